@@ -1,6 +1,7 @@
 //! What several integration tests share. Each uses a part of it.
 #![allow(dead_code)]
 
+pub mod hamlet;
 pub mod quantize;
 pub mod reference_llama;
 pub mod tiny;
