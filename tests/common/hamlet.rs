@@ -1,5 +1,4 @@
-//! The small model that the tests run: the committed file, the same weights in any other type, and
-//! what Hugging Face transformers says about it.
+//! The small model that the tests run: the committed file, and the same weights in any other type.
 
 use super::quantize::quantize_row;
 use super::repository_file;
@@ -7,10 +6,6 @@ use emberlm::format::writer::Writer;
 use emberlm::format::{ModelFile, Tensor};
 use emberlm::quant::{TensorType, dequantize_row};
 use std::path::Path;
-
-fn read(path: &Path) -> Vec<u8> {
-    std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-}
 
 /// Mostly Q4_K, some tensors Q6_K.
 pub fn q4_k_m() -> ModelFile {
@@ -127,7 +122,7 @@ struct Safetensors {
 
 impl Safetensors {
     fn open(path: &Path) -> Safetensors {
-        let file = read(path);
+        let file = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let (len, rest) = file.split_first_chunk().unwrap();
         let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
         Safetensors {
@@ -146,34 +141,5 @@ impl Safetensors {
         let (start, end) = offsets.trim_end_matches(']').split_once(',').unwrap();
         let offset = |text: &str| text.trim().parse::<usize>().unwrap();
         self.data[offset(start)..offset(end)].to_vec()
-    }
-}
-
-/// Logits of transformers, as `data/make_hamlet_logits.py` wrote them.
-pub struct Expected {
-    /// The text.
-    pub tokens: Vec<u32>,
-    /// The logits after each token.
-    pub logits: Vec<Vec<f32>>,
-}
-
-/// Reads `tests/data/hamlet_{name}_logits.bin`.
-pub fn expected(name: &str) -> Expected {
-    let file = read(&repository_file(&format!(
-        "tests/data/hamlet_{name}_logits.bin"
-    )));
-    let words: Vec<u32> = file
-        .as_chunks()
-        .0
-        .iter()
-        .map(|b| u32::from_le_bytes(*b))
-        .collect();
-    let (n_tokens, n_vocab) = (words[0] as usize, words[1] as usize);
-    let (tokens, logits) = words[2..].split_at(n_tokens);
-    assert_eq!(logits.len(), n_tokens * n_vocab);
-    let row = |bits: &[u32]| bits.iter().copied().map(f32::from_bits).collect();
-    Expected {
-        tokens: tokens.to_vec(),
-        logits: logits.chunks(n_vocab).map(row).collect(),
     }
 }

@@ -1,6 +1,8 @@
 //! What several integration tests share. Each uses a part of it.
 #![allow(dead_code)]
 
+pub mod expected;
+pub mod families;
 pub mod hamlet;
 pub mod quantize;
 pub mod reference_llama;
