@@ -86,6 +86,11 @@ impl Writer {
         }
     }
 
+    /// The metadata, in the order in which it will be written.
+    pub fn metadata(&self) -> &[(String, Value)] {
+        &self.metadata
+    }
+
     /// The tensors, in the order in which their data will be written.
     pub fn tensors(&self) -> &[TensorEntry] {
         &self.tensors

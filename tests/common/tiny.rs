@@ -130,10 +130,10 @@ impl Tiny {
     pub fn add_tensors(&self, w: &mut Writer) {
         let (hidden, ff) = (self.hidden, self.ff);
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        let mut vector = |w: &mut Writer, name: String, len| {
+        let vector = |w: &mut Writer, name: String, len| {
             w.tensor(&name, TensorType::F32, &[len]).unwrap();
         };
-        let mut linear = |w: &mut Writer, name: String, inputs, outputs| {
+        let linear = |w: &mut Writer, name: String, inputs, outputs| {
             w.tensor(&format!("{name}.weight"), self.ty, &[inputs, outputs])
                 .unwrap();
             if self.biases {
