@@ -23,13 +23,13 @@ struct Part {
 
 /// See [`ModelFile::open`].
 pub(super) fn open(path: &Path) -> Result<ModelFile> {
+    let in_file = || path.display().to_string();
     let part = open_part(path)?;
-    if split::part_count(&part.metadata)? > 1 {
-        let parts = split::open_others(path, part)?;
-        within(join(parts), || path.display().to_string())
-    } else {
-        within(join(vec![part]), || path.display().to_string())
-    }
+    let parts = match within(split::part_count(&part.metadata), in_file)? {
+        1 => vec![part],
+        _ => split::open_others(path, part)?,
+    };
+    within(join(parts), in_file)
 }
 
 /// A file that is wholly in this map.
