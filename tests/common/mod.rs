@@ -1,6 +1,11 @@
 //! What several integration tests share. Each uses a part of it.
 #![allow(dead_code)]
 
+pub mod expected;
+pub mod families;
+pub mod hamlet;
+pub mod quantize;
+pub mod reference_llama;
 pub mod tiny;
 
 use std::path::{Path, PathBuf};
