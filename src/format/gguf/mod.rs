@@ -55,17 +55,26 @@ fn parse_part(map: Mmap) -> Result<Part> {
     let header = header::parse(&map)?;
     let ranges = layout::place(&header, map.len())?;
     let map = Arc::new(map);
-    let tensors = header.tensors.into_iter().zip(ranges);
-    let tensors = tensors.map(|(info, range)| Tensor {
-        name: info.name.into(),
-        ty: info.ty,
-        dims: info.dims,
-        map: Arc::clone(&map),
-        range,
-    });
+    let mut tensors = Vec::new();
+    if tensors.try_reserve_exact(ranges.len()).is_err() {
+        fail!(
+            OutOfMemory,
+            "{} tensors could not be allocated",
+            ranges.len()
+        );
+    }
+    for (info, range) in header.tensors.into_iter().zip(ranges) {
+        tensors.push(Tensor {
+            name: info.name.into(),
+            ty: info.ty,
+            dims: info.dims,
+            map: Arc::clone(&map),
+            range,
+        });
+    }
     Ok(Part {
         metadata: header.metadata,
-        tensors: tensors.collect(),
+        tensors,
         file_bytes: map.len() as u64,
     })
 }
