@@ -1,0 +1,255 @@
+//! Many tokens: 32 rows at a time are unpacked into a panel in the scratch memory, then multiplied
+//! with blocks of up to six tokens; a lane is a row.
+//!
+//! The groups of a panel are ordered by accumulator, the accumulators in the order in which the
+//! tree joins them, so that a block of tokens reads the panel from front to end.
+
+use super::transpose::transpose;
+use super::unpack::Unpack;
+use crate::backend::cpu::matmul::Job;
+use std::arch::x86_64::*;
+
+/// Rows of a panel.
+const ROWS: usize = 32;
+/// Tokens of a block: with 32 rows, as many as the registers hold.
+const TOKENS: usize = 6;
+
+/// 32 unpacked rows.
+struct Panel {
+    /// Codes: `[group][4 elements][row][element]`.
+    codes: *mut u8,
+    /// `[group][row]`.
+    scales: *mut f32,
+    /// `[group][row]`.
+    minimums: *mut f32,
+    /// Chunks of 256 elements, the last one perhaps not full: groups per accumulator.
+    chunks: usize,
+}
+
+impl Panel {
+    /// Where group `g` of a row is in the panel.
+    #[inline(always)]
+    fn place<F: Unpack>(&self, g: usize) -> usize {
+        visit(g % F::LANES, F::LANES) * self.chunks + g / F::LANES
+    }
+}
+
+/// The accumulator that is the `i`th to be computed (and the other way round): its bits reversed.
+#[inline(always)]
+fn visit(i: usize, lanes: usize) -> usize {
+    i.reverse_bits() >> (usize::BITS - lanes.trailing_zeros())
+}
+
+/// The product.
+///
+/// # Safety
+/// `job` was checked; [`super::available`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn mul<F: Unpack>(job: &Job) {
+    // SAFETY: the scratch memory has 128 bytes per column, rounded up to whole chunks; the codes
+    // of 32 rows take 32, scales and minimums of groups of 16 take 8 each.
+    unsafe {
+        let chunks = job.cols.div_ceil(256);
+        let scales: *mut f32 = job.scratch.add(chunks * 256 * ROWS).cast();
+        let panel = Panel {
+            codes: job.scratch,
+            scales,
+            minimums: scales.add(chunks * F::LANES * ROWS),
+            chunks,
+        };
+        let mut r = job.rows.start;
+        while r < job.rows.end {
+            let rows = ROWS.min(job.rows.end - r);
+            fill::<F>(job, &panel, r, rows);
+            // Blocks of nearly equal size.
+            let mut t = job.tokens.start;
+            while t < job.tokens.end {
+                let left = job.tokens.end - t;
+                let n = left.div_ceil(left.div_ceil(TOKENS));
+                match n {
+                    1 => block::<F, 1>(job, &panel, r, rows, t),
+                    2 => block::<F, 2>(job, &panel, r, rows, t),
+                    3 => block::<F, 3>(job, &panel, r, rows, t),
+                    4 => block::<F, 4>(job, &panel, r, rows, t),
+                    5 => block::<F, 5>(job, &panel, r, rows, t),
+                    _ => block::<F, 6>(job, &panel, r, rows, t),
+                }
+                t += n;
+            }
+            r += ROWS;
+        }
+    }
+}
+
+/// Unpacks `rows` (up to 32) rows from `r` on; those that lack are copies of the last.
+///
+/// # Safety
+/// As of [`mul`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn fill<F: Unpack>(job: &Job, panel: &Panel, r: usize, rows: usize) {
+    let zero = _mm512_setzero_si512();
+    // SAFETY: rows are in range, the panel has room; the last chunk of a row, if shorter than
+    // `CHUNK_BYTES`, is read from a copy of that size.
+    unsafe {
+        for half in 0..2 {
+            for c in 0..panel.chunks {
+                let at = c * F::CHUNK_BYTES;
+                let here = (job.row_bytes - at).min(F::CHUNK_BYTES);
+                let mut codes = [[zero; 16]; 4];
+                let mut scales = [zero; 16];
+                let mut minimums = [zero; 16];
+                for i in 0..16 {
+                    let row = r + (16 * half + i).min(rows - 1);
+                    let mut p = job.weights.add(row * job.row_bytes + at);
+                    let mut buffer = [0u8; 320];
+                    if here < F::CHUNK_BYTES {
+                        buffer[..here].copy_from_slice(std::slice::from_raw_parts(p, here));
+                        p = buffer.as_ptr();
+                    }
+                    let four = F::codes(p);
+                    for n in 0..4 {
+                        codes[n][i] = four[n];
+                    }
+                    scales[i] = _mm512_castps_si512(F::scales(p));
+                    if F::MINIMUM && F::GROUP == 16 {
+                        minimums[i] = _mm512_castps_si512(F::minimums(p));
+                    }
+                }
+                for (n, codes) in codes.iter().enumerate() {
+                    for (i, v) in transpose(codes).into_iter().enumerate() {
+                        let k = 64 * n + 4 * i;
+                        let g = panel.place::<F>(c * F::LANES + k / F::GROUP);
+                        let at = (g * F::GROUP + k % F::GROUP) * ROWS + half * 64;
+                        _mm512_storeu_si512(panel.codes.add(at).cast(), v);
+                    }
+                }
+                for (i, v) in transpose(&scales).into_iter().enumerate() {
+                    let g = panel.place::<F>(c * F::LANES + i % F::LANES);
+                    let at = g * ROWS + half * 16;
+                    if i < F::LANES {
+                        _mm512_storeu_si512(panel.scales.add(at).cast(), v);
+                    } else if F::MINIMUM {
+                        _mm512_storeu_si512(panel.minimums.add(at).cast(), v);
+                    }
+                }
+                if F::MINIMUM && F::GROUP == 16 {
+                    for (i, v) in transpose(&minimums).into_iter().enumerate() {
+                        let at = panel.place::<F>(c * F::LANES + i) * ROWS + half * 16;
+                        _mm512_storeu_si512(panel.minimums.add(at).cast(), v);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Multiplies the panel with `T` tokens from `t` on.
+///
+/// # Safety
+/// As of [`mul`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn block<F: Unpack, const T: usize>(
+    job: &Job,
+    panel: &Panel,
+    r: usize,
+    rows: usize,
+    t: usize,
+) {
+    let zero = _mm512_setzero_ps();
+    // Sums of subtrees that wait for their right neighbour: at most one per level.
+    let mut waiting = [[[zero; 2]; T]; 4];
+    let mut sum = [[zero; 2]; T];
+    // SAFETY: tokens are in range and the panel is filled.
+    unsafe {
+        let x: [*const u8; T] = std::array::from_fn(|i| job.x.byte_row(t + i).cast_const());
+        for i in 0..F::LANES {
+            sum = accumulator::<F, T>(job, panel, &x, visit(i, F::LANES));
+            let mut level = 0;
+            while i >> level & 1 == 1 {
+                for (s, w) in sum.iter_mut().zip(&waiting[level]) {
+                    for (s, w) in s.iter_mut().zip(w) {
+                        *s = _mm512_add_ps(*w, *s);
+                    }
+                }
+                level += 1;
+            }
+            if level < 4 {
+                waiting[level] = sum;
+            }
+        }
+        let out = job.out.add(t * job.out_stride + r);
+        let mask = [rows.min(16), rows.saturating_sub(16)].map(|n| ((1u32 << n) - 1) as u16);
+        for (i, sum) in sum.iter().enumerate() {
+            let out = out.add(i * job.out_stride);
+            _mm512_mask_storeu_ps(out, mask[0], sum[0]);
+            _mm512_mask_storeu_ps(out.wrapping_add(16), mask[1], sum[1]);
+        }
+    }
+}
+
+/// Accumulator `lane` of 32 rows for each token.
+///
+/// # Safety
+/// As of [`mul`].
+#[inline(always)]
+unsafe fn accumulator<F: Unpack, const T: usize>(
+    job: &Job,
+    panel: &Panel,
+    x: &[*const u8; T],
+    lane: usize,
+) -> [[__m512; 2]; T] {
+    // SAFETY: the tokens' records and the panel have the groups; see `unpack` for the features.
+    unsafe {
+        let l = job.x.layout();
+        let (sums, scaled) = if F::GROUP == 32 {
+            (l.sums32, l.scaled32)
+        } else {
+            (l.sums16, l.scaled16)
+        };
+        let mut acc = [[_mm512_setzero_ps(); 2]; T];
+        let mut place = visit(lane, F::LANES) * panel.chunks;
+        let mut g = lane;
+        let groups = job.cols / F::GROUP;
+        while g < groups {
+            let mut n = [[_mm512_setzero_si512(); 2]; T];
+            if let Some(shift) = F::ZERO_LOG2 {
+                let shift = _mm_cvtsi32_si128(shift as i32);
+                for (n, x) in n.iter_mut().zip(x) {
+                    let sum = _mm512_set1_epi32(*x.add(sums + 4 * g).cast::<i32>());
+                    *n = [_mm512_sll_epi32(sum, shift); 2];
+                }
+            }
+            let codes = panel.codes.add(place * F::GROUP * ROWS);
+            for k in 0..F::GROUP / 4 {
+                let w0 = _mm512_load_si512(codes.add(128 * k).cast());
+                let w1 = _mm512_load_si512(codes.add(128 * k + 64).cast());
+                for (n, x) in n.iter_mut().zip(x) {
+                    let at = x.add(g * F::GROUP + 4 * k).cast::<i32>();
+                    let x = _mm512_set1_epi32(*at);
+                    n[0] = _mm512_dpbusd_epi32(n[0], w0, x);
+                    n[1] = _mm512_dpbusd_epi32(n[1], w1, x);
+                }
+            }
+            let s = [0, 16].map(|i| _mm512_load_ps(panel.scales.add(place * ROWS + i)));
+            for ((n, x), acc) in n.iter().zip(x).zip(&mut acc) {
+                let da = _mm512_set1_ps(*x.add(l.scales + g * F::GROUP / 32 * 4).cast());
+                for i in 0..2 {
+                    let f = _mm512_mul_ps(_mm512_cvtepi32_ps(n[i]), da);
+                    acc[i] = _mm512_fmadd_ps(f, s[i], acc[i]);
+                }
+            }
+            if F::MINIMUM {
+                let m = [0, 16].map(|i| _mm512_load_ps(panel.minimums.add(place * ROWS + i)));
+                for (x, acc) in x.iter().zip(&mut acc) {
+                    let sum = _mm512_set1_ps(*x.add(scaled + 4 * g).cast());
+                    for i in 0..2 {
+                        acc[i] = _mm512_fmadd_ps(sum, m[i], acc[i]);
+                    }
+                }
+            }
+            g += F::LANES;
+            place += 1;
+        }
+        acc
+    }
+}
