@@ -163,26 +163,46 @@ unsafe fn blocks<L: Load, const T: usize>(job: &Job, rows: Rows, r: usize, n: us
             let w: [*const u8; ROWS] =
                 std::array::from_fn(|j| rows.at.add((i + j).min(n - 1) * rows.stride));
             let mut acc = [[_mm512_setzero_ps(); ROWS]; T];
-            let mut step = |k: usize, mask: __mmask16| {
-                let w = w.map(|w| L::load(w.add(k * L::BYTES), mask));
-                for (t, acc) in acc.iter_mut().enumerate() {
-                    let x = _mm512_loadu_ps(x.add(t * x_stride + k));
-                    for (w, acc) in w.iter().zip(acc) {
-                        *acc = _mm512_fmadd_ps(*w, x, *acc);
-                    }
-                }
-            };
             for k in (0..whole).step_by(16) {
-                step(k, 0xffff);
+                step::<L, T>(&w, x.add(k), x_stride, k, 0xffff, &mut acc);
             }
             if whole < job.cols {
-                step(whole, mask(job.cols - whole));
+                let mask = mask(job.cols - whole);
+                step::<L, T>(&w, x.add(whole), x_stride, whole, mask, &mut acc);
             }
             for (token, acc) in acc.iter().enumerate() {
                 let out = job.out.add((t + token) * job.out_stride + r + i);
                 for (j, acc) in acc.iter().enumerate().take(n - i) {
                     *out.add(j) = tree16(*acc);
                 }
+            }
+        }
+    }
+}
+
+/// Adds the products of the 16 elements from `k` on.
+///
+/// # Safety
+/// As of [`typed`].
+#[inline(always)]
+unsafe fn step<L: Load, const T: usize>(
+    w: &[*const u8; ROWS],
+    x: *const f32,
+    x_stride: usize,
+    k: usize,
+    mask: __mmask16,
+    acc: &mut [[__m512; ROWS]; T],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut weights = [_mm512_setzero_ps(); ROWS];
+        for (v, w) in weights.iter_mut().zip(w) {
+            *v = L::load(w.add(k * L::BYTES), mask);
+        }
+        for (t, acc) in acc.iter_mut().enumerate() {
+            let x = _mm512_loadu_ps(x.add(t * x_stride));
+            for (w, acc) in weights.iter().zip(acc) {
+                *acc = _mm512_fmadd_ps(*w, x, *acc);
             }
         }
     }

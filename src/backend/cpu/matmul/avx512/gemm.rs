@@ -230,7 +230,7 @@ unsafe fn accumulator<F: Unpack, const T: usize>(
                     n[1] = _mm512_dpbusd_epi32(n[1], w1, x);
                 }
             }
-            let s = [0, 16].map(|i| _mm512_load_ps(panel.scales.add(place * ROWS + i)));
+            let s = pair(panel.scales.add(place * ROWS));
             for ((n, x), acc) in n.iter().zip(x).zip(&mut acc) {
                 let da = _mm512_set1_ps(*x.add(l.scales + g * F::GROUP / 32 * 4).cast());
                 for i in 0..2 {
@@ -239,7 +239,7 @@ unsafe fn accumulator<F: Unpack, const T: usize>(
                 }
             }
             if F::MINIMUM {
-                let m = [0, 16].map(|i| _mm512_load_ps(panel.minimums.add(place * ROWS + i)));
+                let m = pair(panel.minimums.add(place * ROWS));
                 for (x, acc) in x.iter().zip(&mut acc) {
                     let sum = _mm512_set1_ps(*x.add(scaled + 4 * g).cast());
                     for i in 0..2 {
@@ -252,4 +252,14 @@ unsafe fn accumulator<F: Unpack, const T: usize>(
         }
         acc
     }
+}
+
+/// 32 numbers.
+///
+/// # Safety
+/// `p` is aligned and has them; see [`super::unpack`].
+#[inline(always)]
+unsafe fn pair(p: *const f32) -> [__m512; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { [_mm512_load_ps(p), _mm512_load_ps(p.add(16))] }
 }

@@ -1,6 +1,6 @@
 //! Few tokens: rows are read in place, two at a time; a lane is an accumulator of a row.
 
-use super::unpack::Unpack;
+use super::unpack::{Unpack, four};
 use crate::backend::cpu::matmul::Job;
 use std::arch::x86_64::*;
 
@@ -65,7 +65,7 @@ unsafe fn tokens<F: Unpack, const T: usize>(job: &Job) {
                         tree8(_mm512_extractf32x8_ps::<1>(acc[0])),
                     ]
                 } else {
-                    acc.map(|a| tree16(a))
+                    [tree16(acc[0]), tree16(acc[1])]
                 };
                 *out.add(r) = sums[0];
                 *out.add(pair) = sums[1];
@@ -151,7 +151,7 @@ unsafe fn shifted(v: __m512i, by: u32) -> __m512i {
 unsafe fn products(codes: [__m512i; 4], q: *const u8) -> [__m512i; 4] {
     // SAFETY: see `chunk`.
     unsafe {
-        [0, 1, 2, 3].map(|i| {
+        four!(i => {
             let x = _mm512_load_si512(q.add(64 * i).cast());
             _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[i], x)
         })

@@ -35,6 +35,19 @@ pub(super) trait Unpack: Format {
     }
 }
 
+/// An array of four from an expression in `$i`. (Closures would not be compiled with the features of
+/// the caller.)
+macro_rules! four {
+    ($i:ident => $v:expr) => {{
+        let mut out = [_mm512_setzero_si512(); 4];
+        for $i in 0..4 {
+            out[$i] = $v;
+        }
+        out
+    }};
+}
+pub(super) use four;
+
 /// Both halves of the result are the 32 bytes at `p`, the lower one's 64-bit lanes rotated right by
 /// `LOW` bits and the upper one's by `HIGH`.
 ///
@@ -98,12 +111,12 @@ unsafe fn nibbles8<const STRIDE: usize>(p: *const u8) -> [__m512i; 4] {
 unsafe fn fifth_bits<const STRIDE: usize>(p: *const u8, codes: [__m512i; 4]) -> [__m512i; 4] {
     // SAFETY: see the module.
     unsafe {
-        let word = |i: usize| u64::from(p.add(i * STRIDE).cast::<u32>().read_unaligned());
-        let add = |i: usize| {
-            let mask = word(2 * i) | word(2 * i + 1) << 32;
+        four!(i => {
+            let low = p.add(2 * i * STRIDE).cast::<u32>().read_unaligned();
+            let high = p.add((2 * i + 1) * STRIDE).cast::<u32>().read_unaligned();
+            let mask = u64::from(low) | u64::from(high) << 32;
             _mm512_mask_add_epi8(codes[i], mask, codes[i], _mm512_set1_epi8(16))
-        };
-        [add(0), add(1), add(2), add(3)]
+        })
     }
 }
 
@@ -116,7 +129,7 @@ unsafe fn look_up(codes: [__m512i; 4], table: &[u8; 16]) -> [__m512i; 4] {
     // SAFETY: see the module.
     unsafe {
         let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
-        codes.map(|c| _mm512_shuffle_epi8(table, c))
+        four!(i => _mm512_shuffle_epi8(table, codes[i]))
     }
 }
 
@@ -252,13 +265,12 @@ impl Unpack for Q8_0 {
     unsafe fn codes(p: *const u8) -> [__m512i; 4] {
         // SAFETY: see the module.
         unsafe {
-            let pair = |i: usize| {
+            four!(i => {
                 let a = _mm256_loadu_si256(p.add(68 * i + 2).cast());
                 let b = _mm256_loadu_si256(p.add(68 * i + 36).cast());
                 let v = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(a), b);
                 _mm512_xor_si512(v, _mm512_set1_epi8(-128))
-            };
-            [pair(0), pair(1), pair(2), pair(3)]
+            })
         }
     }
 
@@ -277,13 +289,13 @@ impl Unpack for Q8_0 {
 unsafe fn two_bits(p: *const u8) -> [__m512i; 4] {
     // SAFETY: see the module.
     unsafe {
-        [
+        let v = [
             twice::<0, 2>(p),
             twice::<4, 6>(p),
             twice::<0, 2>(p.add(32)),
             twice::<4, 6>(p.add(32)),
-        ]
-        .map(|v| _mm512_and_si512(v, _mm512_set1_epi8(3)))
+        ];
+        four!(i => _mm512_and_si512(v[i], _mm512_set1_epi8(3)))
     }
 }
 
@@ -331,7 +343,7 @@ impl Unpack for Q3K {
                 twice::<4, 5>(p),
             ];
             let four = _mm512_set1_epi8(4);
-            [0, 1, 2, 3].map(|i| and_or(high[i], four, low[i]))
+            four!(i => and_or(high[i], four, low[i]))
         }
     }
 
@@ -361,13 +373,7 @@ impl Unpack for Q3K {
 unsafe fn k4_nibbles(p: *const u8) -> [__m512i; 4] {
     // SAFETY: see the module.
     unsafe {
-        [
-            twice::<0, 4>(p),
-            twice::<0, 4>(p.add(32)),
-            twice::<0, 4>(p.add(64)),
-            twice::<0, 4>(p.add(96)),
-        ]
-        .map(|v| _mm512_and_si512(v, _mm512_set1_epi8(15)))
+        four!(i => _mm512_and_si512(twice::<0, 4>(p.add(32 * i)), _mm512_set1_epi8(15)))
     }
 }
 
@@ -399,7 +405,7 @@ impl Unpack for Q5K {
                 twice::<2, 3>(p.add(16)),
             ];
             let sixteen = _mm512_set1_epi8(16);
-            [0, 1, 2, 3].map(|i| and_or(high[i], sixteen, low[i]))
+            four!(i => and_or(high[i], sixteen, low[i]))
         }
     }
 
@@ -416,19 +422,24 @@ impl Unpack for Q6K {
         // SAFETY: see the module.
         unsafe {
             let (fifteen, upper) = (_mm512_set1_epi8(15), _mm512_set1_epi8(0x30));
-            let run = |low: *const u8, high: *const u8| {
-                let v = _mm512_loadu_si512(low.cast());
-                let first = _mm512_and_si512(v, fifteen);
-                let second = _mm512_and_si512(_mm512_srli_epi16::<4>(v), fifteen);
-                // Upper two bits, turned to their place.
-                [
-                    and_or(twice::<60, 62>(high), upper, first),
-                    and_or(twice::<0, 2>(high), upper, second),
-                ]
-            };
-            let [a, b] = run(p, p.add(128));
-            let [c, d] = run(p.add(64), p.add(160));
-            [a, b, c, d]
+            let runs = [
+                _mm512_loadu_si512(p.cast()),
+                _mm512_loadu_si512(p.add(64).cast()),
+            ];
+            let low = [
+                _mm512_and_si512(runs[0], fifteen),
+                _mm512_and_si512(_mm512_srli_epi16::<4>(runs[0]), fifteen),
+                _mm512_and_si512(runs[1], fifteen),
+                _mm512_and_si512(_mm512_srli_epi16::<4>(runs[1]), fifteen),
+            ];
+            // The upper two bits, turned to their place.
+            let high = [
+                twice::<60, 62>(p.add(128)),
+                twice::<0, 2>(p.add(128)),
+                twice::<60, 62>(p.add(160)),
+                twice::<0, 2>(p.add(160)),
+            ];
+            four!(i => and_or(high[i], upper, low[i]))
         }
     }
 
