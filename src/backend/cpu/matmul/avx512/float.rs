@@ -170,10 +170,12 @@ unsafe fn blocks<L: Load, const T: usize>(job: &Job, rows: Rows, r: usize, n: us
                 let mask = mask(job.cols - whole);
                 step::<L, T>(&w, x.add(whole), x_stride, whole, mask, &mut acc);
             }
-            for (token, acc) in acc.iter().enumerate() {
+            for token in 0..T {
                 let out = job.out.add((t + token) * job.out_stride + r + i);
-                for (j, acc) in acc.iter().enumerate().take(n - i) {
-                    *out.add(j) = tree16(*acc);
+                for j in 0..ROWS {
+                    if i + j < n {
+                        *out.add(j) = tree16(acc[token][j]);
+                    }
                 }
             }
         }
@@ -196,13 +198,13 @@ unsafe fn step<L: Load, const T: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         let mut weights = [_mm512_setzero_ps(); ROWS];
-        for (v, w) in weights.iter_mut().zip(w) {
-            *v = L::load(w.add(k * L::BYTES), mask);
+        for i in 0..ROWS {
+            weights[i] = L::load(w[i].add(k * L::BYTES), mask);
         }
-        for (t, acc) in acc.iter_mut().enumerate() {
+        for t in 0..T {
             let x = _mm512_loadu_ps(x.add(t * x_stride));
-            for (w, acc) in weights.iter().zip(acc) {
-                *acc = _mm512_fmadd_ps(*w, x, *acc);
+            for i in 0..ROWS {
+                acc[t][i] = _mm512_fmadd_ps(weights[i], x, acc[t][i]);
             }
         }
     }

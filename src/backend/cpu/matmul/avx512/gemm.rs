@@ -115,27 +115,30 @@ unsafe fn fill<F: Unpack>(job: &Job, panel: &Panel, r: usize, rows: usize) {
                         minimums[i] = _mm512_castps_si512(F::minimums(p));
                     }
                 }
-                for (n, codes) in codes.iter().enumerate() {
-                    for (i, v) in transpose(codes).into_iter().enumerate() {
+                for n in 0..4 {
+                    let words = transpose(&codes[n]);
+                    for i in 0..16 {
                         let k = 64 * n + 4 * i;
                         let g = panel.place::<F>(c * F::LANES + k / F::GROUP);
                         let at = (g * F::GROUP + k % F::GROUP) * ROWS + half * 64;
-                        _mm512_storeu_si512(panel.codes.add(at).cast(), v);
+                        _mm512_storeu_si512(panel.codes.add(at).cast(), words[i]);
                     }
                 }
-                for (i, v) in transpose(&scales).into_iter().enumerate() {
+                let scales = transpose(&scales);
+                for i in 0..16 {
                     let g = panel.place::<F>(c * F::LANES + i % F::LANES);
                     let at = g * ROWS + half * 16;
                     if i < F::LANES {
-                        _mm512_storeu_si512(panel.scales.add(at).cast(), v);
+                        _mm512_storeu_si512(panel.scales.add(at).cast(), scales[i]);
                     } else if F::MINIMUM {
-                        _mm512_storeu_si512(panel.minimums.add(at).cast(), v);
+                        _mm512_storeu_si512(panel.minimums.add(at).cast(), scales[i]);
                     }
                 }
                 if F::MINIMUM && F::GROUP == 16 {
-                    for (i, v) in transpose(&minimums).into_iter().enumerate() {
+                    let minimums = transpose(&minimums);
+                    for i in 0..16 {
                         let at = panel.place::<F>(c * F::LANES + i) * ROWS + half * 16;
-                        _mm512_storeu_si512(panel.minimums.add(at).cast(), v);
+                        _mm512_storeu_si512(panel.minimums.add(at).cast(), minimums[i]);
                     }
                 }
             }
@@ -166,9 +169,9 @@ unsafe fn block<F: Unpack, const T: usize>(
             sum = accumulator::<F, T>(job, panel, &x, visit(i, F::LANES));
             let mut level = 0;
             while i >> level & 1 == 1 {
-                for (s, w) in sum.iter_mut().zip(&waiting[level]) {
-                    for (s, w) in s.iter_mut().zip(w) {
-                        *s = _mm512_add_ps(*w, *s);
+                for t in 0..T {
+                    for half in 0..2 {
+                        sum[t][half] = _mm512_add_ps(waiting[level][t][half], sum[t][half]);
                     }
                 }
                 level += 1;
@@ -179,10 +182,10 @@ unsafe fn block<F: Unpack, const T: usize>(
         }
         let out = job.out.add(t * job.out_stride + r);
         let mask = [rows.min(16), rows.saturating_sub(16)].map(|n| ((1u32 << n) - 1) as u16);
-        for (i, sum) in sum.iter().enumerate() {
-            let out = out.add(i * job.out_stride);
-            _mm512_mask_storeu_ps(out, mask[0], sum[0]);
-            _mm512_mask_storeu_ps(out.wrapping_add(16), mask[1], sum[1]);
+        for t in 0..T {
+            let out = out.add(t * job.out_stride);
+            _mm512_mask_storeu_ps(out, mask[0], sum[t][0]);
+            _mm512_mask_storeu_ps(out.wrapping_add(16), mask[1], sum[t][1]);
         }
     }
 }
@@ -214,36 +217,36 @@ unsafe fn accumulator<F: Unpack, const T: usize>(
             let mut n = [[_mm512_setzero_si512(); 2]; T];
             if let Some(shift) = F::ZERO_LOG2 {
                 let shift = _mm_cvtsi32_si128(shift as i32);
-                for (n, x) in n.iter_mut().zip(x) {
-                    let sum = _mm512_set1_epi32(*x.add(sums + 4 * g).cast::<i32>());
-                    *n = [_mm512_sll_epi32(sum, shift); 2];
+                for t in 0..T {
+                    let sum = _mm512_set1_epi32(*x[t].add(sums + 4 * g).cast::<i32>());
+                    n[t] = [_mm512_sll_epi32(sum, shift); 2];
                 }
             }
             let codes = panel.codes.add(place * F::GROUP * ROWS);
             for k in 0..F::GROUP / 4 {
                 let w0 = _mm512_load_si512(codes.add(128 * k).cast());
                 let w1 = _mm512_load_si512(codes.add(128 * k + 64).cast());
-                for (n, x) in n.iter_mut().zip(x) {
-                    let at = x.add(g * F::GROUP + 4 * k).cast::<i32>();
+                for t in 0..T {
+                    let at = x[t].add(g * F::GROUP + 4 * k).cast::<i32>();
                     let x = _mm512_set1_epi32(*at);
-                    n[0] = _mm512_dpbusd_epi32(n[0], w0, x);
-                    n[1] = _mm512_dpbusd_epi32(n[1], w1, x);
+                    n[t][0] = _mm512_dpbusd_epi32(n[t][0], w0, x);
+                    n[t][1] = _mm512_dpbusd_epi32(n[t][1], w1, x);
                 }
             }
             let s = pair(panel.scales.add(place * ROWS));
-            for ((n, x), acc) in n.iter().zip(x).zip(&mut acc) {
-                let da = _mm512_set1_ps(*x.add(l.scales + g * F::GROUP / 32 * 4).cast());
-                for i in 0..2 {
-                    let f = _mm512_mul_ps(_mm512_cvtepi32_ps(n[i]), da);
-                    acc[i] = _mm512_fmadd_ps(f, s[i], acc[i]);
+            for t in 0..T {
+                let da = _mm512_set1_ps(*x[t].add(l.scales + g * F::GROUP / 32 * 4).cast());
+                for half in 0..2 {
+                    let f = _mm512_mul_ps(_mm512_cvtepi32_ps(n[t][half]), da);
+                    acc[t][half] = _mm512_fmadd_ps(f, s[half], acc[t][half]);
                 }
             }
             if F::MINIMUM {
                 let m = pair(panel.minimums.add(place * ROWS));
-                for (x, acc) in x.iter().zip(&mut acc) {
-                    let sum = _mm512_set1_ps(*x.add(scaled + 4 * g).cast());
-                    for i in 0..2 {
-                        acc[i] = _mm512_fmadd_ps(sum, m[i], acc[i]);
+                for t in 0..T {
+                    let sum = _mm512_set1_ps(*x[t].add(scaled + 4 * g).cast());
+                    for half in 0..2 {
+                        acc[t][half] = _mm512_fmadd_ps(sum, m[half], acc[t][half]);
                     }
                 }
             }

@@ -40,7 +40,8 @@ unsafe fn tokens<F: Unpack, const T: usize>(job: &Job) {
             let mut acc = [[_mm512_setzero_ps(); 2]; T];
             for c in 0..whole {
                 let p = rows.map(|p| p.add(c * F::CHUNK_BYTES));
-                for p in p {
+                for i in 0..2 {
+                    let p = p[i];
                     for line in 0..F::CHUNK_BYTES.div_ceil(64) {
                         _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(ahead + line * 64).cast());
                     }
@@ -57,7 +58,8 @@ unsafe fn tokens<F: Unpack, const T: usize>(job: &Job) {
                 let p = [buffer[0].as_ptr(), buffer[1].as_ptr()];
                 chunk::<F, T>(job, p, &x, whole, &mut acc);
             }
-            for (t, acc) in acc.iter().enumerate() {
+            for t in 0..T {
+                let acc = acc[t];
                 let out = job.out.add((job.tokens.start + t) * job.out_stride);
                 let sums = if F::GROUP == 32 {
                     [
@@ -96,7 +98,8 @@ unsafe fn chunk<F: Unpack, const T: usize>(
         if F::GROUP == 32 {
             let s = _mm512_shuffle_f32x4::<0x44>(scales[0], scales[1]);
             let m = _mm512_shuffle_f32x4::<0xEE>(scales[0], scales[1]);
-            for (x, acc) in x.iter().zip(acc) {
+            for t in 0..T {
+                let (x, acc) = (x[t], &mut acc[t]);
                 let q = x.add(c * 256);
                 let a = four_lanes(products(codes[0], q));
                 let b = four_lanes(products(codes[1], q));
@@ -117,7 +120,8 @@ unsafe fn chunk<F: Unpack, const T: usize>(
         } else {
             let twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
             let minimums = [F::minimums(p[0]), F::minimums(p[1])];
-            for (x, acc) in x.iter().zip(acc) {
+            for t in 0..T {
+                let (x, acc) = (x[t], &mut acc[t]);
                 let da = _mm256_load_ps(x.add(l.scales + c * 32).cast());
                 let da = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(da));
                 for i in 0..2 {
