@@ -1,6 +1,5 @@
 //! Products of float weights: a vector holds the 16 accumulators of a row and a token.
 
-use super::matvec::tree16;
 use crate::backend::cpu::matmul::Job;
 use crate::quant::TensorType;
 use std::arch::x86_64::*;
@@ -160,8 +159,10 @@ unsafe fn blocks<L: Load, const T: usize>(job: &Job, rows: Rows, r: usize, n: us
         let whole = job.cols / 16 * 16;
         for i in (0..n).step_by(ROWS) {
             // Rows that lack are the last one again.
-            let w: [*const u8; ROWS] =
-                std::array::from_fn(|j| rows.at.add((i + j).min(n - 1) * rows.stride));
+            let mut w = [rows.at.add(i * rows.stride); ROWS];
+            for j in 1..ROWS {
+                w[j] = rows.at.add((i + j).min(n - 1) * rows.stride);
+            }
             let mut acc = [[_mm512_setzero_ps(); ROWS]; T];
             for k in (0..whole).step_by(16) {
                 step::<L, T>(&w, x.add(k), x_stride, k, 0xffff, &mut acc);
@@ -172,11 +173,8 @@ unsafe fn blocks<L: Load, const T: usize>(job: &Job, rows: Rows, r: usize, n: us
             }
             for token in 0..T {
                 let out = job.out.add((t + token) * job.out_stride + r + i);
-                for j in 0..ROWS {
-                    if i + j < n {
-                        *out.add(j) = tree16(acc[token][j]);
-                    }
-                }
+                let mask = if n - i >= ROWS { 15 } else { (1 << (n - i)) - 1 };
+                _mm_mask_storeu_ps(out, mask, trees(acc[token]));
             }
         }
     }
@@ -207,5 +205,35 @@ unsafe fn step<L: Load, const T: usize>(
                 acc[t][i] = _mm512_fmadd_ps(weights[i], x, acc[t][i]);
             }
         }
+    }
+}
+
+/// The trees over the accumulators of four rows.
+///
+/// # Safety
+/// See [`super::unpack`].
+#[inline(always)]
+unsafe fn trees(acc: [__m512; 4]) -> __m128 {
+    // SAFETY: AVX-512F.
+    unsafe {
+        let [a, b, c, d] = acc;
+        // Halves: 8 of `a` and 8 of `b`.
+        let ab = _mm512_add_ps(
+            _mm512_shuffle_f32x4::<0x44>(a, b),
+            _mm512_shuffle_f32x4::<0xEE>(a, b),
+        );
+        let cd = _mm512_add_ps(
+            _mm512_shuffle_f32x4::<0x44>(c, d),
+            _mm512_shuffle_f32x4::<0xEE>(c, d),
+        );
+        // Quarters: 4 of each.
+        let v = _mm512_add_ps(
+            _mm512_shuffle_f32x4::<0x88>(ab, cd),
+            _mm512_shuffle_f32x4::<0xDD>(ab, cd),
+        );
+        let v = _mm512_add_ps(v, _mm512_permute_ps::<0b11_10_11_10>(v));
+        let v = _mm512_add_ps(v, _mm512_movehdup_ps(v));
+        let first = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+        _mm512_castps512_ps128(_mm512_permutexvar_ps(first, v))
     }
 }

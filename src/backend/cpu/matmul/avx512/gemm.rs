@@ -103,7 +103,7 @@ unsafe fn fill<F: Unpack>(job: &Job, panel: &Panel, r: usize, rows: usize) {
                     let mut p = job.weights.add(row * job.row_bytes + at);
                     let mut buffer = [0u8; 320];
                     if here < F::CHUNK_BYTES {
-                        buffer[..here].copy_from_slice(std::slice::from_raw_parts(p, here));
+                        std::ptr::copy_nonoverlapping(p, buffer.as_mut_ptr(), here);
                         p = buffer.as_ptr();
                     }
                     let four = F::codes(p);
@@ -164,7 +164,10 @@ unsafe fn block<F: Unpack, const T: usize>(
     let mut sum = [[zero; 2]; T];
     // SAFETY: tokens are in range and the panel is filled.
     unsafe {
-        let x: [*const u8; T] = std::array::from_fn(|i| job.x.byte_row(t + i).cast_const());
+        let mut x = [job.x.byte_row(t).cast_const(); T];
+        for i in 1..T {
+            x[i] = job.x.byte_row(t + i);
+        }
         for i in 0..F::LANES {
             sum = accumulator::<F, T>(job, panel, &x, visit(i, F::LANES));
             let mut level = 0;
@@ -181,11 +184,11 @@ unsafe fn block<F: Unpack, const T: usize>(
             }
         }
         let out = job.out.add(t * job.out_stride + r);
-        let mask = [rows.min(16), rows.saturating_sub(16)].map(|n| ((1u32 << n) - 1) as u16);
+        let mask = ((1u64 << rows) - 1) as u32;
         for t in 0..T {
             let out = out.add(t * job.out_stride);
-            _mm512_mask_storeu_ps(out, mask[0], sum[t][0]);
-            _mm512_mask_storeu_ps(out.wrapping_add(16), mask[1], sum[t][1]);
+            _mm512_mask_storeu_ps(out, mask as u16, sum[t][0]);
+            _mm512_mask_storeu_ps(out.wrapping_add(16), (mask >> 16) as u16, sum[t][1]);
         }
     }
 }

@@ -27,23 +27,29 @@ unsafe fn tokens<F: Unpack, const T: usize>(job: &Job) {
     // SAFETY: rows and tokens are in range. The last chunk may be shorter than `CHUNK_BYTES`; it
     // is copied to memory of that size, where zeros follow.
     unsafe {
-        let x: [*const u8; T] =
-            std::array::from_fn(|t| job.x.byte_row(job.tokens.start + t).cast_const());
+        let mut x = [job.x.byte_row(job.tokens.start).cast_const(); T];
+        for t in 1..T {
+            x[t] = job.x.byte_row(job.tokens.start + t);
+        }
         let whole = job.cols / 256;
         let rest = job.row_bytes - whole * F::CHUNK_BYTES;
         let mut r = job.rows.start;
         while r < job.rows.end {
             // An odd last row is its own partner.
             let pair = if r + 1 < job.rows.end { r + 1 } else { r };
-            let rows = [r, pair].map(|r| job.weights.add(r * job.row_bytes));
+            let rows = [
+                job.weights.add(r * job.row_bytes),
+                job.weights.add(pair * job.row_bytes),
+            ];
             let ahead = 4 * job.row_bytes;
             let mut acc = [[_mm512_setzero_ps(); 2]; T];
             for c in 0..whole {
-                let p = rows.map(|p| p.add(c * F::CHUNK_BYTES));
+                let at = c * F::CHUNK_BYTES;
+                let p = [rows[0].add(at), rows[1].add(at)];
                 for i in 0..2 {
-                    let p = p[i];
                     for line in 0..F::CHUNK_BYTES.div_ceil(64) {
-                        _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(ahead + line * 64).cast());
+                        let at = p[i].wrapping_add(ahead + line * 64);
+                        _mm_prefetch::<_MM_HINT_T0>(at.cast());
                     }
                 }
                 chunk::<F, T>(job, p, &x, c, &mut acc);
@@ -51,9 +57,9 @@ unsafe fn tokens<F: Unpack, const T: usize>(job: &Job) {
             if rest > 0 {
                 // More than any type's chunk of 32-element blocks.
                 let mut buffer = [[0u8; 320]; 2];
-                for (b, p) in buffer.iter_mut().zip(rows) {
-                    let tail = std::slice::from_raw_parts(p.add(whole * F::CHUNK_BYTES), rest);
-                    b[..rest].copy_from_slice(tail);
+                for i in 0..2 {
+                    let tail = rows[i].add(whole * F::CHUNK_BYTES);
+                    std::ptr::copy_nonoverlapping(tail, buffer[i].as_mut_ptr(), rest);
                 }
                 let p = [buffer[0].as_ptr(), buffer[1].as_ptr()];
                 chunk::<F, T>(job, p, &x, whole, &mut acc);
@@ -62,12 +68,12 @@ unsafe fn tokens<F: Unpack, const T: usize>(job: &Job) {
                 let acc = acc[t];
                 let out = job.out.add((job.tokens.start + t) * job.out_stride);
                 let sums = if F::GROUP == 32 {
-                    [
-                        tree8(_mm512_castps512_ps256(acc[0])),
-                        tree8(_mm512_extractf32x8_ps::<1>(acc[0])),
-                    ]
+                    tree8x2(acc[0])
                 } else {
-                    [tree16(acc[0]), tree16(acc[1])]
+                    // The first level; then both rows are as with groups of 32.
+                    let low = _mm512_shuffle_f32x4::<0x44>(acc[0], acc[1]);
+                    let high = _mm512_shuffle_f32x4::<0xEE>(acc[0], acc[1]);
+                    tree8x2(_mm512_add_ps(low, high))
                 };
                 *out.add(r) = sums[0];
                 *out.add(pair) = sums[1];
@@ -209,23 +215,20 @@ unsafe fn sixteen_lanes(d: [__m512i; 4]) -> __m512i {
     }
 }
 
-/// The tree over 16 accumulators.
+/// The trees over two times 8 accumulators.
 #[inline(always)]
-pub(super) unsafe fn tree16(a: __m512) -> f32 {
+unsafe fn tree8x2(a: __m512) -> [f32; 2] {
     // SAFETY: see `unpack`.
     unsafe {
-        let (low, high) = (_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
-        tree8(_mm256_add_ps(low, high))
-    }
-}
-
-/// The tree over 8 accumulators.
-#[inline(always)]
-pub(super) unsafe fn tree8(a: __m256) -> f32 {
-    // SAFETY: see `unpack`.
-    unsafe {
-        let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
-        let a = _mm_add_ps(a, _mm_movehl_ps(a, a));
-        _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)))
+        // Of each half, the lower 128 bits and the upper.
+        let low = _mm512_castps512_ps256(_mm512_shuffle_f32x4::<0b10_00_10_00>(a, a));
+        let high = _mm512_castps512_ps256(_mm512_shuffle_f32x4::<0b11_01_11_01>(a, a));
+        let a = _mm256_add_ps(low, high);
+        let a = _mm256_add_ps(a, _mm256_permute_ps::<0b11_10_11_10>(a));
+        let a = _mm256_add_ps(a, _mm256_movehdup_ps(a));
+        [
+            _mm256_cvtss_f32(a),
+            _mm_cvtss_f32(_mm256_extractf128_ps::<1>(a)),
+        ]
     }
 }
