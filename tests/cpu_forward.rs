@@ -5,7 +5,7 @@ mod common;
 
 use common::expected::Expected;
 use common::tiny::{Random, Tiny};
-use common::{convert, families, hamlet, reference_llama};
+use common::{families, hamlet, reference_llama};
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::cpu::matmul::Isa;
 use emberlm::backend::{KvType, Runner, RunnerOptions, Step, Weights};
@@ -120,7 +120,7 @@ fn agrees_with_the_oracle_on_quantized_weights() {
     let expected = Expected::read("hamlet_q4_k_m_logits");
     for (file, bound) in [
         (hamlet::q4_k_m(), 1e-3),
-        (convert::converted(&hamlet::q4_k_m(), TensorType::F16), 1e-4),
+        (hamlet::converted(TensorType::F16), 1e-4),
     ] {
         let network = network(&file);
         let reference = reference_llama::logits(&network, &expected.tokens);
