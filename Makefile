@@ -13,7 +13,8 @@ PROMPT     ?=
 ARGS       ?=
 
 # Pinned, because another version words the header differently.
-CBINDGEN_VERSION := 0.29.4
+CBINDGEN_VERSION   := 0.29.4
+CARGO_FUZZ_VERSION := 0.13.2
 
 MODEL      := models/hamlet-7m-Q4_K_M.gguf
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
@@ -21,6 +22,7 @@ LIB_OUT    := $(abspath $(TARGET_DIR))/release
 C_OUT      := $(abspath $(TARGET_DIR))/c
 TOOLS      := $(abspath $(TARGET_DIR))/tools
 CBINDGEN   := $(TOOLS)/cbindgen-$(CBINDGEN_VERSION)/bin/cbindgen
+CARGO_FUZZ := $(TOOLS)/cargo-fuzz-$(CARGO_FUZZ_VERSION)/bin/cargo-fuzz
 VERSION    := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 SO_VERSION := $(shell sed -n 's/^const SO_VERSION: u32 = \([0-9]*\);/\1/p' build.rs)
 
