@@ -7,7 +7,7 @@ if [ $# -lt 2 ]; then
     sed -n '2,4s/^# //p' "$0"
     exit 2
 fi
-llama_bench=$1 model=$2 threads=${3:-$(nproc)} rounds=${4:-3}
+llama_bench=$1 model=$2 threads=${3:-$(getconf _NPROCESSORS_ONLN)} rounds=${4:-3}
 prompt=${PROMPT:-512} gen=${GEN:-64} depths=${DEPTHS:-0 4096}
 root=$(cd "$(dirname "$0")/.." && pwd)
 ember_bench=${EMBER_BENCH:-${CARGO_TARGET_DIR:-$root/target}/release/ember-bench}

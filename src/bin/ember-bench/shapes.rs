@@ -128,6 +128,16 @@ pub enum Mix {
     MoreBits(TensorType),
 }
 
+impl std::fmt::Display for Mix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let base = self.base().name();
+        match self {
+            Mix::MoreBits(_) => write!(f, "{base}_M"),
+            _ => f.write_str(base),
+        }
+    }
+}
+
 impl Mix {
     /// llama.cpp's usual 4-bit mix.
     #[allow(non_upper_case_globals)]
@@ -220,19 +230,54 @@ impl Shape {
                 fill: Fill::Weights,
             });
         };
-        matrix("token_embd.weight".into(), embedding, self.hidden, self.n_vocab);
+        matrix(
+            "token_embd.weight".into(),
+            embedding,
+            self.hidden,
+            self.n_vocab,
+        );
         if !self.tied {
-            matrix("output.weight".into(), mix.output(), self.hidden, self.n_vocab);
+            matrix(
+                "output.weight".into(),
+                mix.output(),
+                self.hidden,
+                self.n_vocab,
+            );
         }
         for i in 0..self.n_layers {
             let (base, sensitive) = (mix.base(), mix.sensitive(i, self.n_layers));
             matrix(format!("blk.{i}.attn_q.weight"), base, self.hidden, q_dim);
             matrix(format!("blk.{i}.attn_k.weight"), base, self.hidden, kv_dim);
-            matrix(format!("blk.{i}.attn_v.weight"), sensitive, self.hidden, kv_dim);
-            matrix(format!("blk.{i}.attn_output.weight"), base, q_dim, self.hidden);
-            matrix(format!("blk.{i}.ffn_gate.weight"), base, self.hidden, self.n_ff);
-            matrix(format!("blk.{i}.ffn_up.weight"), base, self.hidden, self.n_ff);
-            matrix(format!("blk.{i}.ffn_down.weight"), sensitive, self.n_ff, self.hidden);
+            matrix(
+                format!("blk.{i}.attn_v.weight"),
+                sensitive,
+                self.hidden,
+                kv_dim,
+            );
+            matrix(
+                format!("blk.{i}.attn_output.weight"),
+                base,
+                q_dim,
+                self.hidden,
+            );
+            matrix(
+                format!("blk.{i}.ffn_gate.weight"),
+                base,
+                self.hidden,
+                self.n_ff,
+            );
+            matrix(
+                format!("blk.{i}.ffn_up.weight"),
+                base,
+                self.hidden,
+                self.n_ff,
+            );
+            matrix(
+                format!("blk.{i}.ffn_down.weight"),
+                sensitive,
+                self.n_ff,
+                self.hidden,
+            );
         }
         let mut vector = |name: String, len: usize, fill: Fill| {
             plans.push(Plan {
@@ -263,7 +308,10 @@ mod tests {
     fn parameters(name: &str) -> usize {
         let shape = find(name).expect(name);
         let tensors = shape.tensors(Mix::Q4_K_M);
-        tensors.iter().map(|t| t.dims.iter().product::<usize>()).sum()
+        tensors
+            .iter()
+            .map(|t| t.dims.iter().product::<usize>())
+            .sum()
     }
 
     /// The published counts (qwen3-4b's without the 2 * 36 * 128 weights of its q and k norms).
@@ -295,7 +343,10 @@ mod tests {
     fn mixes_by_name() {
         assert_eq!(Mix::parse("Q4_K_M"), Some(Mix::Q4_K_M));
         assert_eq!(Mix::parse("q8_0"), Some(Mix::Throughout(TensorType::Q8_0)));
-        assert_eq!(Mix::parse("q4_0"), Some(Mix::WithOutputQ6K(TensorType::Q4_0)));
+        assert_eq!(
+            Mix::parse("q4_0"),
+            Some(Mix::WithOutputQ6K(TensorType::Q4_0))
+        );
         assert_eq!(Mix::parse("q4"), None);
     }
 }
