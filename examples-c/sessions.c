@@ -1,5 +1,5 @@
 /* Threads with a session each on one model: the same prompt, seeds 1, 2, 1, 2. Equal seeds must
- * tell equal stories, whatever else runs.
+ * tell equal stories, whatever else runs, and these two seeds are known to tell different ones.
  * usage: sessions model.gguf */
 #include <pthread.h>
 #include <stdio.h>
@@ -91,5 +91,9 @@ int main(int argc, char **argv)
     }
     i = equal(&stories[0], &stories[2]) && equal(&stories[1], &stories[3]);
     printf("equal seeds told %s stories\n", i ? "equal" : "DIFFERENT");
+    if (equal(&stories[0], &stories[1])) {
+        printf("different seeds told THE SAME story\n");
+        i = 0;
+    }
     return i ? EXIT_SUCCESS : EXIT_FAILURE;
 }
