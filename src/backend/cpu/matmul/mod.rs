@@ -28,6 +28,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod buffer;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod panel;
 mod scalar;
 mod types;
@@ -49,7 +51,7 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 (F, BW, DQ, VL) and VNNI.
     Avx512Vnni,
-    /// AArch64 with the dot product extension.
+    /// AArch64; the dot product extension is used where it is.
     Neon,
 }
 
@@ -71,6 +73,7 @@ impl Isa {
 
     /// All that this processor runs, the fastest last.
     pub fn available() -> Vec<Isa> {
+        #[allow(unused_mut)]
         let mut isas = vec![Isa::Scalar];
         #[cfg(target_arch = "x86_64")]
         {
@@ -81,6 +84,8 @@ impl Isa {
                 isas.push(Isa::Avx512Vnni);
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        isas.push(Isa::Neon);
         isas
     }
 }
@@ -277,6 +282,8 @@ impl<'a> View<'a> {
                 Isa::Avx2 => avx2::mul(&job),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512Vnni => avx512::mul(&job),
+                #[cfg(target_arch = "aarch64")]
+                Isa::Neon => neon::mul(&job),
                 _ => scalar::mul(&job),
             }
         }

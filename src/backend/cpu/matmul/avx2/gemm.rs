@@ -20,8 +20,9 @@ pub(super) unsafe fn mul<F: Unpack>(job: &Job) {
         let mut r = job.rows.start;
         while r < job.rows.end {
             let rows = ROWS.min(job.rows.end - r);
-            for i in 0..rows {
-                for c in 0..panel.chunks {
+            // A chunk of all rows stays in the first cache while its words are scattered.
+            for c in 0..panel.chunks {
+                for i in 0..rows {
                     fill::<F>(job, &panel, r + i, i, c);
                 }
             }
