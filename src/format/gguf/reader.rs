@@ -1,8 +1,9 @@
 //! A cursor over untrusted little-endian bytes. Nothing is allocated before it is known that the
 //! bytes for it are there.
 
-use crate::error::{Error, Result, fail};
-use crate::format::{Array, Value};
+use crate::error::{Error, Result, Status, fail};
+use crate::format::{Array, Strings, Value};
+use std::str::Utf8Error;
 
 /// Depth to which arrays may nest.
 const MAX_NESTING: u32 = 4;
@@ -116,12 +117,57 @@ impl<'a> Reader<'a> {
         // The copy is checked, not the file, which somebody may be changing.
         match String::from_utf8(owned) {
             Ok(text) => Ok(text),
-            Err(e) => fail!(
-                FileCorrupt,
-                "the text at byte {at} is not valid UTF-8 from byte {} on",
-                at + e.utf8_error().valid_up_to()
-            ),
+            Err(e) => Err(not_utf8(at, e.utf8_error())),
         }
+    }
+
+    /// A count and that many strings.
+    fn strings(&mut self) -> Result<Strings> {
+        let count = self.count(8, "strings")?;
+        let mut ends = self.reserve::<u32>(count)?;
+        let mut text = self.reserve::<u8>(self.total_length(count))?;
+        for i in 0..count {
+            let element = || format!("element {i}");
+            let len = within(self.count(1, "bytes of text"), element)?;
+            let at = self.position;
+            let bytes = within(self.take(len), element)?;
+            let start = text.len();
+            if text.capacity() - start < len {
+                fail!(
+                    FileCorrupt,
+                    "element {i}: the file changed while it was read"
+                );
+            }
+            text.extend_from_slice(bytes);
+            if let Err(e) = std::str::from_utf8(&text[start..]) {
+                return within(Err(not_utf8(at, e)), element);
+            }
+            // Below the memory limit, which is less than 4 GiB.
+            ends.push(text.len() as u32);
+        }
+        let strings = String::from_utf8(text)
+            .ok()
+            .and_then(|text| Strings::from_parts(text, ends));
+        Ok(strings.expect("each text was checked by itself"))
+    }
+
+    /// Bytes of the `count` strings that follow, without their lengths; what comes after the first
+    /// that is too long does not count.
+    fn total_length(&self, count: usize) -> usize {
+        let mut ahead = Reader {
+            bytes: self.bytes,
+            position: self.position,
+            memory_left: 0,
+        };
+        let mut total = 0;
+        for _ in 0..count {
+            let skipped = ahead.u64().ok().and_then(|len| usize::try_from(len).ok());
+            match skipped.map(|len| (len, ahead.take(len))) {
+                Some((len, Ok(_))) => total += len,
+                _ => break,
+            }
+        }
+        total
     }
 
     /// A string that is usable as a name in messages: not empty, at most `max` bytes, without
@@ -189,7 +235,7 @@ impl<'a> Reader<'a> {
             5 => Array::I64(self.numbers(i32::from_le_bytes)?),
             6 => Array::F32(self.numbers(f32::from_le_bytes)?),
             7 => Array::Bool(self.elements(1, Self::bool)?),
-            8 => Array::String(self.elements(8, Self::string)?),
+            8 => Array::String(self.strings()?),
             9 if depth == MAX_NESTING => fail!(
                 Unsupported,
                 "arrays nest deeper than {MAX_NESTING} at byte {at}"
@@ -229,6 +275,13 @@ impl<'a> Reader<'a> {
         }
         Ok(v)
     }
+}
+
+/// The error of a text that starts at byte `at`.
+fn not_utf8(at: usize, e: Utf8Error) -> Error {
+    let wrong = at + e.valid_up_to();
+    let message = format!("the text at byte {at} is not valid UTF-8 from byte {wrong} on");
+    Error::new(Status::FileCorrupt, message)
 }
 
 /// Puts the thing that was being read in front of an error's message.
