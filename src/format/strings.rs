@@ -21,13 +21,30 @@ impl Strings {
         }
     }
 
-    /// The texts that lie end to end in `text`; `None` if one of `ends` is before its predecessor,
-    /// within a character or beyond the text, or the last one is not its end.
-    pub(super) fn from_parts(text: String, ends: Vec<u32>) -> Option<Strings> {
-        let in_order = ends.is_sorted();
-        let on_borders = ends.iter().all(|&end| text.is_char_boundary(end as usize));
-        let complete = ends.last().map_or(0, |&end| end as usize) == text.len();
-        (in_order && on_borders && complete).then_some(Strings { text, ends })
+    /// The texts that lie end to end in `bytes`. `ends` must not decrease, and end at its end.
+    pub(super) fn from_parts(bytes: Vec<u8>, ends: Vec<u32>) -> Result<Strings, NotUtf8> {
+        debug_assert!(ends.is_sorted());
+        debug_assert_eq!(ends.last().map_or(0, |&end| end as usize), bytes.len());
+        let bytes = match String::from_utf8(bytes) {
+            Ok(text) if ends.iter().all(|&end| text.is_char_boundary(end as usize)) => {
+                return Ok(Strings { text, ends });
+            }
+            Ok(text) => text.into_bytes(),
+            Err(e) => e.into_bytes(),
+        };
+        let mut start = 0;
+        for (index, &end) in ends.iter().enumerate() {
+            if let Err(e) = std::str::from_utf8(&bytes[start..end as usize]) {
+                let valid = e.valid_up_to();
+                return Err(NotUtf8 {
+                    index,
+                    start,
+                    valid,
+                });
+            }
+            start = end as usize;
+        }
+        unreachable!("texts that are all valid are valid together")
     }
 
     /// Number of texts.
@@ -59,6 +76,15 @@ impl Strings {
     pub fn text_bytes(&self) -> usize {
         self.text.len()
     }
+}
+
+/// The first text of several that is not UTF-8.
+pub(super) struct NotUtf8 {
+    pub index: usize,
+    /// Where it starts among all.
+    pub start: usize,
+    /// How many of its bytes are UTF-8.
+    pub valid: usize,
 }
 
 impl Index<usize> for Strings {
