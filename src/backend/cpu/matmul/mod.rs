@@ -24,8 +24,11 @@
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod buffer;
+mod panel;
 mod scalar;
 mod types;
 
@@ -60,8 +63,13 @@ impl Isa {
     pub fn available() -> Vec<Isa> {
         let mut isas = vec![Isa::Scalar];
         #[cfg(target_arch = "x86_64")]
-        if avx512::available() {
-            isas.push(Isa::Avx512Vnni);
+        {
+            if avx2::available() {
+                isas.push(Isa::Avx2);
+            }
+            if avx512::available() {
+                isas.push(Isa::Avx512Vnni);
+            }
         }
         isas
     }
@@ -255,6 +263,8 @@ impl<'a> View<'a> {
         // instruction set was checked when the matrix was made.
         unsafe {
             match self.isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => avx2::mul(&job),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512Vnni => avx512::mul(&job),
                 _ => scalar::mul(&job),
