@@ -156,10 +156,7 @@ fn a_started_decode_keeps_other_calls_out() {
     assert_eq!(status(s.decode_start()), Status::DecodePending);
     assert_eq!(status(s.prefill(&[1])), Status::DecodePending);
     assert_eq!(status(s.rewind(0)), Status::DecodePending);
-    assert_eq!(
-        status(s.logits(&mut vec![0.0; N_VOCAB])),
-        Status::DecodePending
-    );
+    assert_eq!(status(s.logits(&mut [0.0; N_VOCAB])), Status::DecodePending);
     assert_eq!(s.position(), 3);
     knobs.hold.store(false, Ordering::Relaxed);
     wait(&mut s).unwrap();
@@ -211,7 +208,7 @@ fn a_full_context_is_told_before_anything_is_done() {
     assert_eq!(status(s.decode_start()), Status::ContextFull);
     assert_eq!(status(s.prefill(&[1])), Status::ContextFull);
     assert_eq!(s.position(), CONTEXT);
-    s.logits(&mut vec![0.0; N_VOCAB]).unwrap();
+    s.logits(&mut [0.0; N_VOCAB]).unwrap();
     s.rewind(CONTEXT - 2).unwrap();
     assert_eq!(decode_all(&mut s, 2), tokens);
 }
