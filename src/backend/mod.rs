@@ -4,6 +4,9 @@
 //! is written against these traits alone.
 
 pub mod cpu;
+mod device;
+
+pub use device::{Backend, DeviceInfo, DeviceKind, LoadOptions, Progress};
 
 use crate::engine::sampling::Sampling;
 use crate::error::Result;
@@ -59,6 +62,11 @@ pub struct Step {
 pub trait Runner: Send {
     /// Number of positions in the KV cache.
     fn len(&self) -> usize;
+
+    /// Whether the KV cache is empty.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 
     /// Appends `tokens` (checked by the caller: at least one, in the vocabulary, fitting) and
     /// leaves the logits of the last one. Looks at `interrupt` at least once a layer and, if it is

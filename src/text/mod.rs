@@ -1,1 +1,17 @@
+//! Text in and out of token ids. Needs no backend.
 
+mod bpe;
+mod byte_level;
+mod hash;
+#[cfg(test)]
+mod hostile_tests;
+mod pretokenizer;
+mod specials;
+mod splitter;
+mod stream;
+mod tokenizer;
+mod vocabulary;
+
+pub use stream::TextStream;
+pub use tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
+pub use vocabulary::{Metadata, TokenKind};

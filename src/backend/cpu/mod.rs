@@ -1,3 +1,32 @@
-//! The CPU backend.
+//! The CPU backend: where there is no GPU, and the oracle of the tests.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `weights` | a network made ready, with its threads and scratch memory |
+//! | `runner` | a session: its cache, logits, asynchronous steps |
+//! | `forward`, `prefill` | the forward pass of one token, of many |
+//! | `matmul` | products of weights and activations |
+//! | `attention`, `kv` | attention, and the cache that it reads |
+//! | `elementwise`, `simd` | norms and the like, over lanes that exist on every processor |
+//! | `device`, `host` | the CPU in the list of devices, what the system says about it |
+//! | `pool`, `turn`, `pages` | threads, whose turn it is, memory |
 
+mod attention;
+mod device;
+mod elementwise;
+mod forward;
+pub mod host;
+mod kv;
 pub mod matmul;
+mod pages;
+mod pool;
+mod prefill;
+mod runner;
+mod simd;
+mod turn;
+mod weights;
+
+pub use device::{BACKEND, CpuBackend};
+pub use pool::MAX_THREADS;
+pub use runner::CpuRunner;
+pub use weights::CpuWeights;

@@ -56,6 +56,16 @@ pub enum Isa {
 }
 
 impl Isa {
+    /// A short name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512Vnni => "avx512-vnni",
+            Isa::Neon => "neon",
+        }
+    }
+
     /// The fastest that this processor runs.
     pub fn detect() -> Isa {
         *Isa::available().last().unwrap_or(&Isa::Scalar)
