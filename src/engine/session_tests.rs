@@ -112,7 +112,7 @@ fn rewind_and_repeat_gives_the_same() {
 #[test]
 fn logits_are_those_of_the_next_choice() {
     let mut s = session();
-    let mut logits = vec![0.0; N_VOCAB];
+    let mut logits = [0.0; N_VOCAB];
     assert_eq!(status(s.logits(&mut logits)), Status::NoTokens);
     s.prefill(&[1]).unwrap();
     for _ in 0..5 {
@@ -120,7 +120,7 @@ fn logits_are_those_of_the_next_choice() {
         let best = (0..N_VOCAB).max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a)));
         assert_eq!(s.decode().unwrap() as usize, best.unwrap());
     }
-    let mut before = vec![0.0; N_VOCAB];
+    let mut before = [0.0; N_VOCAB];
     s.logits(&mut before).unwrap();
     s.decode().unwrap();
     s.rewind(6).unwrap();
@@ -156,10 +156,7 @@ fn a_started_decode_keeps_other_calls_out() {
     assert_eq!(status(s.decode_start()), Status::DecodePending);
     assert_eq!(status(s.prefill(&[1])), Status::DecodePending);
     assert_eq!(status(s.rewind(0)), Status::DecodePending);
-    assert_eq!(
-        status(s.logits(&mut vec![0.0; N_VOCAB])),
-        Status::DecodePending
-    );
+    assert_eq!(status(s.logits(&mut [0.0; N_VOCAB])), Status::DecodePending);
     assert_eq!(s.position(), 3);
     knobs.hold.store(false, Ordering::Relaxed);
     wait(&mut s).unwrap();
@@ -211,7 +208,7 @@ fn a_full_context_is_told_before_anything_is_done() {
     assert_eq!(status(s.decode_start()), Status::ContextFull);
     assert_eq!(status(s.prefill(&[1])), Status::ContextFull);
     assert_eq!(s.position(), CONTEXT);
-    s.logits(&mut vec![0.0; N_VOCAB]).unwrap();
+    s.logits(&mut [0.0; N_VOCAB]).unwrap();
     s.rewind(CONTEXT - 2).unwrap();
     assert_eq!(decode_all(&mut s, 2), tokens);
 }
