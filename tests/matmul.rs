@@ -142,7 +142,12 @@ impl Case {
     }
 
     fn whole(&self, isa: Isa) -> Vec<f32> {
-        self.product(isa, &[0..self.tokens], &[0..self.rows])
+        let (tokens, rows) = (0..self.tokens, 0..self.rows);
+        self.product(
+            isa,
+            std::slice::from_ref(&tokens),
+            std::slice::from_ref(&rows),
+        )
     }
 
     fn name(&self) -> String {
