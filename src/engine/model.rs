@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// The most threads that a pool can be asked for.
-pub const MAX_THREADS: usize = 1024;
+const MAX_THREADS: usize = 1024;
 
 /// Context of a session that names none, if the model was trained for more.
 pub const DEFAULT_CONTEXT: usize = 4096;

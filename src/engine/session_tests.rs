@@ -112,7 +112,7 @@ fn rewind_and_repeat_gives_the_same() {
 #[test]
 fn logits_are_those_of_the_next_choice() {
     let mut s = session();
-    let mut logits = vec![0.0; N_VOCAB];
+    let mut logits = [0.0; N_VOCAB];
     assert_eq!(status(s.logits(&mut logits)), Status::NoTokens);
     s.prefill(&[1]).unwrap();
     for _ in 0..5 {
@@ -120,7 +120,7 @@ fn logits_are_those_of_the_next_choice() {
         let best = (0..N_VOCAB).max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a)));
         assert_eq!(s.decode().unwrap() as usize, best.unwrap());
     }
-    let mut before = vec![0.0; N_VOCAB];
+    let mut before = [0.0; N_VOCAB];
     s.logits(&mut before).unwrap();
     s.decode().unwrap();
     s.rewind(6).unwrap();
