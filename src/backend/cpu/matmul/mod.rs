@@ -66,9 +66,19 @@ impl Isa {
         }
     }
 
-    /// The fastest that this processor runs.
+    /// The fastest that this processor runs. Allocates nothing.
     pub fn detect() -> Isa {
-        *Isa::available().last().unwrap_or(&Isa::Scalar)
+        #[cfg(target_arch = "x86_64")]
+        if avx512::available() {
+            return Isa::Avx512Vnni;
+        } else if avx2::available() {
+            return Isa::Avx2;
+        }
+        if cfg!(target_arch = "aarch64") {
+            Isa::Neon
+        } else {
+            Isa::Scalar
+        }
     }
 
     /// All that this processor runs, the fastest last.
