@@ -84,11 +84,7 @@ impl Layout {
         let scaled16 = sums16 + chunks * 64;
         let end = (scaled16 + chunks * 64).next_multiple_of(64);
         Layout {
-<<<<<<< HEAD
-            stride: end + 64 * (end / 64).is_multiple_of(2) as usize,
-=======
             stride: end + 64 * usize::from((end / 64).is_multiple_of(2)),
->>>>>>> refs/heads/kernels
             scales,
             sums32,
             scaled32,
