@@ -58,6 +58,7 @@ impl Session {
         let runner = model.weights().clone().create_runner(&RunnerOptions {
             context,
             kv_type: options.kv_type,
+            stream_priority: 0,
         })?;
         let mut tokens = crate::error::try_vec(context, 0u32, "token history")?;
         tokens.clear();

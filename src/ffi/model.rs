@@ -152,6 +152,7 @@ pub unsafe extern "C" fn ember_model_load(
             options.device as usize,
             &LoadOptions {
                 threads: options.threads as usize,
+                cuda_context: 0,
             },
             &mut progress,
         )?;
