@@ -2,7 +2,6 @@
 
 /// A kind of work in a decode step. A device that does two of them at once counts both as the one
 /// that reads more.
-#[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
     /// Looking up the token's embedding, and rope tables.
