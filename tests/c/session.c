@@ -100,12 +100,17 @@ static void async(const ember_model *model, const ember_session_options *o) {
     STATUS(ember_decode_start(session, &err), EMBER_DECODE_PENDING);
     STATUS(ember_decode(session, &token, &err), EMBER_DECODE_PENDING);
     STATUS(ember_prefill(session, PROMPT, 1, &err), EMBER_DECODE_PENDING);
-    STATUS(ember_session_rewind(session, 0, &err), EMBER_DECODE_PENDING);
+    STATUS(ember_session_rewind(session, position_of(session) + 1, &err), EMBER_INVALID_ARGUMENT);
     STATUS(ember_session_logits(session, values, N_VOCAB, &err), EMBER_DECODE_PENDING);
     CHECK(token == 77 && position_of(session) == position_of(sync));
     CHECK(poll_until_there(session) == decode(sync));
     STATUS(ember_decode_poll(session, &token, &err), EMBER_NOTHING_PENDING);
     CHECK(token == 77);
+    /* Dropped. */
+    OK(ember_decode_start(session, &err));
+    OK(ember_session_rewind(session, position_of(session), &err));
+    STATUS(ember_decode_poll(session, &token, &err), EMBER_NOTHING_PENDING);
+    CHECK(decode(session) == decode(sync));
     /* Freed while a decode is running. */
     OK(ember_decode_start(session, &err));
     CHECK(ember_session_free(session) == EMBER_OK);

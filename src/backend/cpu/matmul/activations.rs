@@ -123,6 +123,14 @@ impl Activations {
         })
     }
 
+    /// Bytes of [`Activations::new`].
+    pub fn bytes_for(max_tokens: usize, max_cols: usize, enc: Encodings) -> usize {
+        let floats = (max_cols.next_multiple_of(16) + 16) * size_of::<f32>();
+        let per_token =
+            usize::from(enc.float) * floats + usize::from(enc.q8) * Layout::new(max_cols).stride;
+        max_tokens * per_token
+    }
+
     /// Number of rows.
     pub fn max_tokens(&self) -> usize {
         self.max_tokens
