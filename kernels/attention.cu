@@ -1,0 +1,267 @@
+// Attention of the decode step, and the rotary embedding and KV append that go before it.
+//
+// A row of input belongs to a session and a position. In a decode step row i is session i at its
+// current position; in a prefill all rows are of one session, at consecutive positions.
+#include "common.cuh"
+
+struct RopeArgs {
+    const Session* const* sessions;
+    const float* qkv;       // [rows][qkv_stride]: query heads, key heads, value heads
+    float* q_f32;           // [rows][n_heads * head_dim] or NULL
+    __half* q_f16;          // the same, times q_scale, or NULL
+    const float* inv_freq;  // [n_pairs]
+    KvLayout layout;
+    float magnitude;
+    float q_scale;
+    uint32_t qkv_stride;
+    uint32_t n_heads;
+    uint32_t n_pairs;
+    uint32_t interleaved;   // pairs are (2i, 2i + 1), else (i, i + n_pairs)
+    uint32_t layer;
+    uint32_t prefill;       // rows are positions of session 0
+};
+
+// Grid (n_heads + 2 * n_kv_heads, rows), 128 threads.
+extern "C" __global__ void __launch_bounds__(128) rope_append(const __grid_constant__ RopeArgs a) {
+    __shared__ float line[512];
+    release_dependents();
+    wait_for_producers();
+    const uint32_t row = blockIdx.y, hd = a.layout.head_dim;
+    const Session* s = a.sessions[a.prefill ? 0 : row];
+    const uint32_t position = s->position + (a.prefill ? row : 0);
+    const uint32_t part = blockIdx.x;  // queries, then keys, then values
+    const bool is_q = part < a.n_heads, is_v = part >= a.n_heads + a.layout.n_kv_heads;
+    const float* from = a.qkv + (uint64_t)row * a.qkv_stride + (uint64_t)part * hd;
+    for (uint32_t i = threadIdx.x; i < hd; i += blockDim.x) line[i] = from[i];
+    __syncthreads();
+    if (!is_v) {
+        for (uint32_t i = threadIdx.x; i < a.n_pairs; i += blockDim.x) {
+            uint32_t x = a.interleaved ? 2 * i : i, y = a.interleaved ? 2 * i + 1 : i + a.n_pairs;
+            float sine, cosine;
+            sincosf(__fmul_rn((float)position, a.inv_freq[i]), &sine, &cosine);
+            float u = line[x], v = line[y];
+            line[x] = __fmul_rn(__fmaf_rn(u, cosine, -__fmul_rn(v, sine)), a.magnitude);
+            line[y] = __fmul_rn(__fmaf_rn(v, cosine, __fmul_rn(u, sine)), a.magnitude);
+        }
+        __syncthreads();
+    }
+    if (is_q) {
+        uint64_t at = ((uint64_t)row * a.n_heads + part) * hd;
+        for (uint32_t i = threadIdx.x; i < hd; i += blockDim.x) {
+            if (a.q_f32) a.q_f32[at + i] = line[i];
+            if (a.q_f16) a.q_f16[at + i] = __float2half_rn(__fmul_rn(line[i], a.q_scale));
+        }
+        return;
+    }
+    const uint32_t head = (part - a.n_heads) % a.layout.n_kv_heads;
+    uint8_t* to = kv_row(a.layout, s->kv, a.layer, is_v, head, position);
+    if (!a.layout.q8) {
+        for (uint32_t i = threadIdx.x; i < a.layout.row_bytes / 2; i += blockDim.x)
+            ((__half*)to)[i] = __float2half_rn(i < hd ? line[i] : 0.0f);
+        return;
+    }
+    const uint32_t groups = (hd + 31) / 32;
+    for (uint32_t g = threadIdx.x / 32; g < groups; g += blockDim.x / 32) {
+        uint32_t i = g * 32 + (threadIdx.x & 31);
+        float v = i < hd ? line[i] : 0.0f;
+        // The stored scale is rounded up, so that quotients stay within -127..127.
+        __half d = __float2half_ru(warp_max(fabsf(v)) / 127.0f);
+        float f = __half2float(d);
+        bool bad = __any_sync(~0u, !(v == v));
+        ((int8_t*)to)[i] = (int8_t)(f > 0.0f ? __float2int_rn(v / f) : 0);
+        if ((threadIdx.x & 31) == 0) ((__half*)(to + groups * 32))[g] = bad ? __ushort_as_half(0x7fff) : d;
+    }
+}
+
+struct AttendArgs {
+    const Session* const* sessions;
+    const float* q;        // [batch][n_heads * head_dim]
+    float* parts;          // [batch][n_heads][n_chunks][head_dim + 2]: sum of values, largest score, weight
+    int8_t* q8;            // combine: [batch][n_heads * head_dim] padded to groups of 32, or NULL
+    float* q8_scale;
+    float* f32;            // combine: the same in f32, or NULL
+    KvLayout layout;
+    float scale;           // of scores, times log2(e)
+    uint32_t n_heads;
+    uint32_t layer;
+    uint32_t n_chunks;     // parts that a context is cut into at most
+    uint32_t head_parts;   // attend: blocks that share a KV head's queries
+};
+
+// A context of `length` positions is cut into chunks of this many, which depends on nothing else, so
+// that the order of additions does not depend on who shares the batch.
+__device__ __forceinline__ uint32_t chunk_positions(uint32_t length, uint32_t n_chunks) {
+    return max(64u, ((length + n_chunks - 1) / n_chunks + 31) / 32 * 32);
+}
+
+// Grid (n_chunks, n_kv_heads * head_parts, batch), 128 threads. A run of lanes holds a position, 8
+// elements a lane; each run goes through its positions with a softmax of its own; all runs of the
+// block are merged at the end in a fixed order.
+template <int G, bool Q8> __device__ __forceinline__ void attend_body(const AttendArgs& a) {
+    extern __shared__ float merge[];  // [runs][G][lanes * 8 + 2]
+    release_dependents();
+    wait_for_producers();
+    const uint32_t hd = a.layout.head_dim, group = a.n_heads / a.layout.n_kv_heads;
+    const uint32_t kv_head = blockIdx.y / a.head_parts, first_head = blockIdx.y % a.head_parts * G;
+    const uint32_t n_q = min((uint32_t)G, group - first_head);
+    const Session* s = a.sessions[blockIdx.z];
+    const uint32_t length = s->position + 1, per = chunk_positions(length, a.n_chunks);
+    const uint32_t start = blockIdx.x * per, end = min(length, start + per);
+    if (start >= length) return;
+    uint32_t lanes = 1;
+    while (lanes * 8 < hd) lanes *= 2;
+    const uint32_t runs = blockDim.x / lanes, run = threadIdx.x / lanes, lane = threadIdx.x % lanes, dim = lane * 8;
+    const bool active = dim < hd;
+    float q[G][8], acc[G][8], m[G], l[G];
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+        m[g] = -INFINITY;
+        l[g] = 0.0f;
+        const float* from = a.q + ((uint64_t)blockIdx.z * a.n_heads + kv_head * group + first_head + min((uint32_t)g, n_q - 1)) * hd;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            q[g][i] = dim + i < hd ? __fmul_rn(from[dim + i], a.scale) : 0.0f;
+            acc[g][i] = 0.0f;
+        }
+    }
+    constexpr int U = 4;
+    const uint32_t groups = (hd + 31) / 32;
+    auto load = [&](const uint8_t* row, float* v) {
+        if (Q8) {
+            uint2 u = *(const uint2*)(row + dim);
+            float d = __half2float(((const __half*)(row + groups * 32))[dim / 32]);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                v[i] = __fmul_rn(d, (float)(int8_t)(u.x >> 8 * i & 0xff));
+                v[4 + i] = __fmul_rn(d, (float)(int8_t)(u.y >> 8 * i & 0xff));
+            }
+        } else {
+            uint4 u = *(const uint4*)(row + dim * 2);
+            uint32_t w[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float2 f = __half22float2(*(__half2*)&w[i]);
+                v[2 * i] = f.x;
+                v[2 * i + 1] = f.y;
+            }
+        }
+    };
+    for (uint32_t base = start; base < end; base += runs * U) {
+        float k[U][8], v[U][8], score[U][G];
+        bool valid[U];
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            uint32_t p = base + u * runs + run;
+            valid[u] = p < end;
+            if (valid[u] && active) {
+                load(kv_row(a.layout, s->kv, a.layer, false, kv_head, p), k[u]);
+                load(kv_row(a.layout, s->kv, a.layer, true, kv_head, p), v[u]);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 8; i++) k[u][i] = v[u][i] = 0.0f;
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < U; u++)
+#pragma unroll
+            for (int g = 0; g < G; g++) {
+                float t = 0.0f;
+#pragma unroll
+                for (int i = 0; i < 8; i++) t = __fmaf_rn(q[g][i], k[u][i], t);
+                for (uint32_t o = lanes / 2; o; o >>= 1) t = __fadd_rn(t, __shfl_xor_sync(~0u, t, o));
+                score[u][g] = valid[u] ? t : -INFINITY;
+            }
+#pragma unroll
+        for (int g = 0; g < G; g++) {
+            float top = m[g];
+#pragma unroll
+            for (int u = 0; u < U; u++) top = fmaxf(top, score[u][g]);
+            if (top == -INFINITY) top = 0.0f;  // nothing seen yet, or nothing finite
+            float keep = exp2f(m[g] - top);
+            m[g] = top;
+            l[g] = __fmul_rn(l[g], keep);
+#pragma unroll
+            for (int i = 0; i < 8; i++) acc[g][i] = __fmul_rn(acc[g][i], keep);
+#pragma unroll
+            for (int u = 0; u < U; u++) {
+                float w = exp2f(score[u][g] - top);
+                l[g] = __fadd_rn(l[g], w);
+#pragma unroll
+                for (int i = 0; i < 8; i++) acc[g][i] = __fmaf_rn(w, v[u][i], acc[g][i]);
+            }
+        }
+    }
+    const uint32_t width = lanes * 8 + 2;
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+        float* to = merge + (run * G + g) * width;
+#pragma unroll
+        for (int i = 0; i < 8; i++) to[dim + i] = acc[g][i];
+        if (lane == 0) { to[lanes * 8] = m[g]; to[lanes * 8 + 1] = l[g]; }
+    }
+    __syncthreads();
+    // A run that saw no position has weight 0 and a largest score of 0 that must not count.
+    for (uint32_t i = threadIdx.x; i < n_q * hd; i += blockDim.x) {
+        uint32_t g = i / hd, d = i % hd;
+        float top = -INFINITY;
+        for (uint32_t r = 0; r < runs; r++) {
+            const float* from = merge + (r * G + g) * width + lanes * 8;
+            if (from[1] != 0.0f) top = fmaxf(top, from[0]);
+        }
+        float sum = 0.0f, weight = 0.0f;
+        for (uint32_t r = 0; r < runs; r++) {
+            const float* from = merge + (r * G + g) * width;
+            float w = from[lanes * 8 + 1] != 0.0f ? exp2f(from[lanes * 8] - top) : 0.0f;
+            sum = __fmaf_rn(w, from[d], sum);
+            weight = __fmaf_rn(w, from[lanes * 8 + 1], weight);
+        }
+        float* to = a.parts + (((uint64_t)blockIdx.z * a.n_heads + kv_head * group + first_head + g) * a.n_chunks + blockIdx.x) * (hd + 2);
+        to[d] = sum;
+        if (d == 0) { to[hd] = top; to[hd + 1] = weight; }
+    }
+}
+#define ATTEND(g)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(128) attend_##g(const __grid_constant__ AttendArgs a) { \
+        attend_body<g, false>(a);                                                                    \
+    }                                                                                                \
+    extern "C" __global__ void __launch_bounds__(128) attend_q8_##g(const __grid_constant__ AttendArgs a) { \
+        attend_body<g, true>(a);                                                                     \
+    }
+ATTEND(1)
+ATTEND(2)
+ATTEND(4)
+ATTEND(8)
+
+// Joins the chunks and writes the product's input. Grid (n_heads * head_dim / 128 rounded up, batch),
+// 128 threads, one element each: a warp is one group of 32.
+extern "C" __global__ void __launch_bounds__(128) attend_combine(const __grid_constant__ AttendArgs a) {
+    release_dependents();
+    wait_for_producers();
+    const uint32_t hd = a.layout.head_dim, e = blockIdx.x * 128 + threadIdx.x, len = a.n_heads * hd;
+    const uint32_t groups = (len + 31) / 32, length = a.sessions[blockIdx.y]->position + 1;
+    const uint32_t per = chunk_positions(length, a.n_chunks), used = (length + per - 1) / per;
+    float v = 0.0f;
+    if (e < len) {
+        const uint32_t head = e / hd, d = e % hd;
+        const float* from = a.parts + ((uint64_t)blockIdx.y * a.n_heads + head) * a.n_chunks * (hd + 2);
+        float top = -INFINITY;
+        for (uint32_t c = 0; c < used; c++) top = fmaxf(top, from[c * (hd + 2) + hd]);
+        float sum = 0.0f, weight = 0.0f;
+        for (uint32_t c = 0; c < used; c++) {
+            const float* p = from + c * (hd + 2);
+            float w = exp2f(p[hd] - top);
+            sum = __fmaf_rn(w, p[d], sum);
+            weight = __fmaf_rn(w, p[hd + 1], weight);
+        }
+        v = sum / weight;
+    }
+    if (e >= groups * 32) return;
+    uint64_t at = (uint64_t)blockIdx.y * groups * 32 + e;
+    if (a.f32) a.f32[at] = v;
+    if (a.q8) {
+        float largest = warp_max(fabsf(v)), id = largest > 0.0f ? 127.0f / largest : 0.0f;
+        bool bad = __any_sync(~0u, !(v == v)) || largest > 3.4e38f;
+        a.q8[at] = bad ? 1 : (int8_t)max(-127, min(127, __float2int_rn(__fmul_rn(v, id))));
+        if ((threadIdx.x & 31) == 0) a.q8_scale[at / 32] = bad ? NAN : __fmul_rn(largest, 1.0f / 127.0f);
+    }
+}
