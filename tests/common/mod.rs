@@ -1,5 +1,44 @@
-//! What several tests share. Each test binary uses only part of it.
+//! What several integration tests share. Each uses a part of it.
 #![allow(dead_code)]
 
+pub mod expected;
+pub mod families;
+pub mod hamlet;
 pub mod quantize;
 pub mod reference_llama;
+pub mod tiny;
+
+use std::path::{Path, PathBuf};
+
+/// A file of the repository.
+pub fn repository_file(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// A new directory for files of this test, removed when the value is dropped.
+pub struct TempDir(PathBuf);
+
+impl TempDir {
+    pub fn new(test: &str) -> TempDir {
+        let dir = std::env::temp_dir().join(format!("emberlm-{test}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        TempDir(dir)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Writes a file and returns its path.
+    pub fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

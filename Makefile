@@ -1,0 +1,179 @@
+# EmberLM for people who do not live in cargo: `make help` lists the targets.
+# Needs cargo, make and a C compiler. GNU make and BSD-like systems with gmake; Linux and macOS
+# (Windows: see README.md).
+
+PREFIX     ?= /usr/local
+LIBDIR     ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+DESTDIR    ?=
+CARGO      ?= cargo
+CFLAGS     ?= -O2
+VALGRIND   ?= valgrind
+PROMPT     ?=
+ARGS       ?=
+
+# Pinned, because another version words the header differently.
+CBINDGEN_VERSION := 0.29.4
+
+MODEL      := models/hamlet-7m-Q4_K_M.gguf
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+LIB_OUT    := $(abspath $(TARGET_DIR))/release
+C_OUT      := $(abspath $(TARGET_DIR))/c
+TOOLS      := $(abspath $(TARGET_DIR))/tools
+CBINDGEN   := $(TOOLS)/cbindgen-$(CBINDGEN_VERSION)/bin/cbindgen
+VERSION    := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+SO_VERSION := $(shell sed -n 's/^const SO_VERSION: u32 = \([0-9]*\);/\1/p' build.rs)
+
+ifeq ($(shell uname -s),Darwin)
+  SHARED       := libemberlm.dylib
+  SHARED_ABI   := libemberlm.$(SO_VERSION).dylib
+  SHARED_FULL  := libemberlm.$(VERSION).dylib
+  LIBS_PRIVATE := -framework CoreFoundation -liconv -lm
+  NM_DEFINED   := nm -gU
+  SYMBOL_MARK  := _
+else
+  SHARED       := libemberlm.so
+  SHARED_ABI   := libemberlm.so.$(SO_VERSION)
+  SHARED_FULL  := libemberlm.so.$(VERSION)
+  LIBS_PRIVATE := -lgcc_s -lutil -lrt -lpthread -lm -ldl
+  NM_DEFINED   := nm -D --defined-only
+  SYMBOL_MARK  :=
+endif
+
+# The C of this repository is held to this, whatever CFLAGS says. Threads need the POSIX names.
+C_STRICT := -std=c99 -Wall -Wextra -Wpedantic -Werror -D_POSIX_C_SOURCE=200809L -Iinclude
+C_LINK    = -L$(LIB_OUT) -Wl,-rpath,$(LIB_OUT) -lemberlm -lpthread -lm
+
+EXAMPLES := $(patsubst examples-c/%.c,$(C_OUT)/examples/%,$(wildcard examples-c/*.c))
+C_TESTS  := $(patsubst tests/c/%.c,$(C_OUT)/tests/%,$(wildcard tests/c/*.c))
+
+.PHONY: all lib demo test test-rust test-c test-examples valgrind install uninstall header check-header \
+        check-symbols bench fuzz fmt lint clean help
+
+all: lib
+
+help:
+	@echo "make                 the release library in $(TARGET_DIR)/release"
+	@echo "make demo            compile examples-c/hello.c and let it tell a story (PROMPT='Once upon ...')"
+	@echo "make test            Rust tests, C tests, C examples, C tests under valgrind where there is one"
+	@echo "make install         header, libraries, emberlm.pc (PREFIX, LIBDIR, INCLUDEDIR, DESTDIR); make uninstall"
+	@echo "make header          generate include/emberlm.h anew; make check-header compares only"
+	@echo "make check-symbols   the shared library exports what the header declares and nothing else"
+	@echo "make bench           ember-bench on $(MODEL) (ARGS='--shape llama-3.2-1b --quant q4_k_m')"
+	@echo "make fuzz            fuzz the GGUF reader (ARGS='-max_total_time=60')"
+	@echo "make fmt lint        rustfmt; clippy with warnings as errors"
+
+lib:
+	$(CARGO) build --release --lib
+	@ln -sf $(SHARED) $(LIB_OUT)/$(SHARED_ABI)
+
+demo: lib $(C_OUT)/examples/hello
+	$(C_OUT)/examples/hello $(MODEL) $(if $(PROMPT),"$(PROMPT)")
+
+$(C_OUT)/examples/%: examples-c/%.c include/emberlm.h | lib
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(C_STRICT) $< -o $@ $(C_LINK)
+
+$(C_OUT)/tests/%: tests/c/%.c $(wildcard tests/c/*.h) include/emberlm.h | lib
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -g $(C_STRICT) -UNDEBUG $< -o $@ $(C_LINK)
+
+test: test-rust test-c test-examples valgrind
+
+test-rust:
+	$(CARGO) test
+
+test-c: lib $(C_TESTS)
+	@set -e; for t in $(C_TESTS); do echo "C test $${t##*/}"; $$t $(MODEL); done
+
+test-examples: lib $(EXAMPLES)
+	@set -e; for t in $(EXAMPLES); do echo "C example $${t##*/}"; $$t $(MODEL); done
+
+# First the proof that valgrind sees a bad read, a branch on garbage and a leak in a program built
+# and run in this way; then the tests.
+VALGRIND_RUN := $(VALGRIND) --quiet --error-exitcode=99 --leak-check=full \
+                --errors-for-leak-kinds=definite,indirect
+
+valgrind: lib $(C_TESTS) $(C_OUT)/defects
+	@if ! command -v $(VALGRIND) >/dev/null 2>&1; then \
+	    echo "SKIPPED valgrind: $(VALGRIND) is not installed; not run under it:" \
+	        $(notdir $(C_TESTS)); exit 0; \
+	fi; set -e; \
+	for defect in none read branch leak; do \
+	    want=99; if [ $$defect = none ]; then want=0; fi; got=0; \
+	    $(VALGRIND_RUN) $(C_OUT)/defects $$defect >/dev/null 2>&1 || got=$$?; \
+	    if [ $$got != $$want ]; then \
+	        echo "valgrind on defect '$$defect': exit $$got, expected $$want"; exit 1; fi; \
+	    echo "valgrind on defect '$$defect': exit $$got, as it should"; \
+	done; \
+	for t in $(C_TESTS); do echo "C test $${t##*/} under valgrind"; \
+	    $(VALGRIND_RUN) $$t $(MODEL); done
+
+$(C_OUT)/defects: tests/valgrind/defects.c
+	@mkdir -p $(@D)
+	$(CC) -O0 -g -std=c99 -Wall -Wextra -Wpedantic $< -o $@
+
+install: lib $(C_OUT)/emberlm.pc
+	install -d "$(DESTDIR)$(INCLUDEDIR)" "$(DESTDIR)$(LIBDIR)/pkgconfig"
+	install -m 644 include/emberlm.h "$(DESTDIR)$(INCLUDEDIR)/emberlm.h"
+	install -m 644 $(LIB_OUT)/libemberlm.a "$(DESTDIR)$(LIBDIR)/libemberlm.a"
+	install -m 755 $(LIB_OUT)/$(SHARED) "$(DESTDIR)$(LIBDIR)/$(SHARED_FULL)"
+	ln -sf $(SHARED_FULL) "$(DESTDIR)$(LIBDIR)/$(SHARED_ABI)"
+	ln -sf $(SHARED_ABI) "$(DESTDIR)$(LIBDIR)/$(SHARED)"
+	install -m 644 $(C_OUT)/emberlm.pc "$(DESTDIR)$(LIBDIR)/pkgconfig/emberlm.pc"
+
+uninstall:
+	rm -f "$(DESTDIR)$(INCLUDEDIR)/emberlm.h" "$(DESTDIR)$(LIBDIR)/libemberlm.a" \
+	    "$(DESTDIR)$(LIBDIR)/$(SHARED_FULL)" "$(DESTDIR)$(LIBDIR)/$(SHARED_ABI)" \
+	    "$(DESTDIR)$(LIBDIR)/$(SHARED)" "$(DESTDIR)$(LIBDIR)/pkgconfig/emberlm.pc"
+
+# Always made anew: it depends on the directories of this call.
+.PHONY: $(C_OUT)/emberlm.pc
+$(C_OUT)/emberlm.pc: emberlm.pc.in
+	@mkdir -p $(@D)
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
+	    -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBS_PRIVATE@|$(LIBS_PRIVATE)|' emberlm.pc.in > $@
+
+$(CBINDGEN):
+	$(CARGO) install cbindgen --version =$(CBINDGEN_VERSION) --locked \
+	    --root $(TOOLS)/cbindgen-$(CBINDGEN_VERSION)
+
+header: $(CBINDGEN)
+	$(CBINDGEN) --quiet --config cbindgen.toml --crate emberlm --output include/emberlm.h
+
+check-header: $(CBINDGEN)
+	@mkdir -p $(C_OUT)
+	$(CBINDGEN) --quiet --config cbindgen.toml --crate emberlm --output $(C_OUT)/emberlm.h
+	diff -u include/emberlm.h $(C_OUT)/emberlm.h
+	@echo "include/emberlm.h is up to date"
+
+# Declared functions are the words ember_* followed by a parenthesis; the ones that follow
+# "typedef" or a star are types of callbacks.
+check-symbols: lib
+	@mkdir -p $(C_OUT)
+	@$(NM_DEFINED) $(LIB_OUT)/$(SHARED) | awk 'NF == 3 && $$2 != "A" {print $$3}' \
+	    | sed 's/^$(SYMBOL_MARK)//' | sort -u > $(C_OUT)/exported
+	@sed -e 's|/\*.*\*/||g' -e '/\/\*/,/\*\//d' -e 's|//.*||' include/emberlm.h \
+	    | grep -o 'ember_[a-z0-9_]*(' | tr -d '(' | sort -u > $(C_OUT)/declared
+	@test -s $(C_OUT)/exported
+	diff -u $(C_OUT)/declared $(C_OUT)/exported
+	@abi=$$(sed -n 's/^#define EMBER_ABI_VERSION \([0-9]*\).*/\1/p' include/emberlm.h); \
+	    if [ "$$abi" != "$(SO_VERSION)" ]; then \
+	        echo "EMBER_ABI_VERSION is '$$abi', but build.rs says $(SO_VERSION)"; exit 1; fi
+	@echo "$$(wc -l < $(C_OUT)/exported) symbols exported, all declared in include/emberlm.h; ABI $(SO_VERSION)"
+
+bench:
+	$(CARGO) build --release --features bench --bin ember-bench
+	$(LIB_OUT)/ember-bench $(or $(ARGS),$(MODEL))
+
+fuzz:
+	$(CARGO) fuzz run gguf -- $(ARGS)
+
+fmt:
+	$(CARGO) fmt
+
+lint:
+	$(CARGO) clippy --all-targets --all-features -- -D warnings
+
+clean:
+	$(CARGO) clean

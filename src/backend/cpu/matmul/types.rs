@@ -1,0 +1,243 @@
+//! What the products know of each quantized type: codes, scales and minimums of a block, in plain
+//! Rust. The element is `scale * (code - ZERO) + minimum`.
+
+use crate::quant::{
+    E2M1_DOUBLED, IQ4_VALUES, e8m0_half, iq4_xs_scales, k4_scales_and_minimums, q3k_scales,
+};
+use half::f16;
+
+/// A quantized type.
+pub(super) trait Format {
+    /// Elements of a block: 32 or 256.
+    const BLOCK_LEN: usize;
+    /// Bytes of a block.
+    const BLOCK_BYTES: usize;
+    /// Elements that share a scale: 16 or 32.
+    const GROUP: usize;
+    /// Binary logarithm of the code that means zero; `None` if that is 0.
+    const ZERO_LOG2: Option<u32>;
+    /// Whether groups have a minimum.
+    const MINIMUM: bool;
+    /// The largest code.
+    const MAX: u8;
+
+    /// Accumulators of a row.
+    const LANES: usize = 256 / Self::GROUP;
+
+    /// Decodes a block: `BLOCK_LEN` codes, and a scale and (if there are any) a minimum per group.
+    fn decode(block: &[u8], codes: &mut [u8], scales: &mut [f32], minimums: &mut [f32]);
+}
+
+/// The f16 at byte `at`.
+pub(super) fn f16_at(b: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([b[at], b[at + 1]]).to_f32()
+}
+
+/// The low halves of the bytes, then the high halves.
+fn halves(bytes: &[u8], codes: &mut [u8]) {
+    let n = bytes.len();
+    for (j, b) in bytes.iter().enumerate() {
+        codes[j] = b & 15;
+        codes[j + n] = b >> 4;
+    }
+}
+
+macro_rules! formats {
+    ($($name:ident: $len:literal in $bytes:literal, group $group:literal, zero $zero:expr,
+       minimum $min:literal, max $max:literal,
+       |$b:ident, $codes:ident, $scales:ident, $minimums:ident| $decode:block)*) => {$(
+        #[doc = concat!("See `TensorType::", stringify!($name), "`.")]
+        pub(super) struct $name;
+
+        impl Format for $name {
+            const BLOCK_LEN: usize = $len;
+            const BLOCK_BYTES: usize = $bytes;
+            const GROUP: usize = $group;
+            const ZERO_LOG2: Option<u32> = $zero;
+            const MINIMUM: bool = $min;
+            const MAX: u8 = $max;
+
+            fn decode($b: &[u8], $codes: &mut [u8], $scales: &mut [f32], $minimums: &mut [f32])
+                $decode
+        }
+    )*};
+}
+
+formats! {
+    Q4_0: 32 in 18, group 32, zero Some(3), minimum false, max 15, |b, codes, scales, _m| {
+        scales[0] = f16_at(b, 0);
+        halves(&b[2..18], codes);
+    }
+    Q4_1: 32 in 20, group 32, zero None, minimum true, max 15, |b, codes, scales, minimums| {
+        scales[0] = f16_at(b, 0);
+        minimums[0] = f16_at(b, 2);
+        halves(&b[4..20], codes);
+    }
+    Q5_0: 32 in 22, group 32, zero Some(4), minimum false, max 31, |b, codes, scales, _m| {
+        scales[0] = f16_at(b, 0);
+        halves(&b[6..22], codes);
+        fifth_bits(&b[2..6], codes);
+    }
+    Q5_1: 32 in 24, group 32, zero None, minimum true, max 31, |b, codes, scales, minimums| {
+        scales[0] = f16_at(b, 0);
+        minimums[0] = f16_at(b, 2);
+        halves(&b[8..24], codes);
+        fifth_bits(&b[4..8], codes);
+    }
+    Q8_0: 32 in 34, group 32, zero Some(7), minimum false, max 255, |b, codes, scales, _m| {
+        scales[0] = f16_at(b, 0);
+        for (code, q) in codes.iter_mut().zip(&b[2..34]) {
+            *code = q ^ 128;
+        }
+    }
+    Q2K: 256 in 84, group 16, zero None, minimum true, max 3, |b, codes, scales, minimums| {
+        let (d, m) = (f16_at(b, 80), f16_at(b, 82));
+        for g in 0..16 {
+            scales[g] = d * f32::from(b[g] & 15);
+            minimums[g] = -(m * f32::from(b[g] >> 4));
+        }
+        two_bits(&b[16..80], codes);
+    }
+    Q3K: 256 in 110, group 16, zero Some(2), minimum false, max 7, |b, codes, scales, _m| {
+        let d = f16_at(b, 108);
+        if let Some(packed) = b[96..].first_chunk() {
+            for (scale, s) in scales.iter_mut().zip(q3k_scales(packed)) {
+                *scale = d * f32::from(s);
+            }
+        }
+        two_bits(&b[32..96], codes);
+        for (e, code) in codes.iter_mut().enumerate() {
+            *code |= (b[e % 32] >> (e / 32) & 1) << 2;
+        }
+    }
+    Q4K: 256 in 144, group 32, zero None, minimum true, max 15, |b, codes, scales, minimums| {
+        k4_groups(b, scales, minimums);
+        for run in 0..4 {
+            halves(&b[16 + 32 * run..][..32], &mut codes[64 * run..][..64]);
+        }
+    }
+    Q5K: 256 in 176, group 32, zero None, minimum true, max 31, |b, codes, scales, minimums| {
+        k4_groups(b, scales, minimums);
+        for run in 0..4 {
+            halves(&b[48 + 32 * run..][..32], &mut codes[64 * run..][..64]);
+        }
+        for (e, code) in codes.iter_mut().enumerate() {
+            *code |= (b[16 + e % 32] >> (e / 32) & 1) << 4;
+        }
+    }
+    Q6K: 256 in 210, group 16, zero Some(5), minimum false, max 63, |b, codes, scales, _m| {
+        let d = f16_at(b, 208);
+        for g in 0..16 {
+            scales[g] = d * f32::from(b[192 + g] as i8);
+        }
+        for run in 0..2 {
+            let codes = &mut codes[128 * run..][..128];
+            halves(&b[64 * run..][..64], codes);
+            let high = &b[128 + 32 * run..][..32];
+            for (e, code) in codes.iter_mut().enumerate() {
+                *code |= (high[e % 32] >> (2 * (e / 32)) & 3) << 4;
+            }
+        }
+    }
+    IQ4NL: 32 in 18, group 32, zero Some(7), minimum false, max 241, |b, codes, scales, _m| {
+        scales[0] = f16_at(b, 0);
+        halves(&b[2..18], codes);
+        look_up(codes, &IQ4_CODES);
+    }
+    IQ4XS: 256 in 136, group 32, zero Some(7), minimum false, max 241, |b, codes, scales, _m| {
+        let d = f16_at(b, 0);
+        if let Some(block) = b.first_chunk() {
+            for (scale, s) in scales.iter_mut().zip(iq4_xs_scales(block)) {
+                *scale = d * f32::from(s);
+            }
+        }
+        for g in 0..8 {
+            halves(&b[8 + 16 * g..][..16], &mut codes[32 * g..][..32]);
+        }
+        look_up(codes, &IQ4_CODES);
+    }
+    MXFP4: 32 in 17, group 32, zero Some(4), minimum false, max 28, |b, codes, scales, _m| {
+        scales[0] = e8m0_half(b[0]);
+        halves(&b[1..17], codes);
+        look_up(codes, &MXFP4_CODES);
+    }
+}
+
+/// Bit `j` of the four bytes is the fifth bit of code `j`.
+fn fifth_bits(bits: &[u8], codes: &mut [u8]) {
+    for (j, code) in codes.iter_mut().enumerate() {
+        *code |= (bits[j / 8] >> (j % 8) & 1) << 4;
+    }
+}
+
+/// 256 codes of two bits in 64 bytes, in runs of 128.
+fn two_bits(bytes: &[u8], codes: &mut [u8]) {
+    for (e, code) in codes.iter_mut().enumerate() {
+        *code = bytes[32 * (e / 128) + e % 32] >> (2 * (e / 32 % 4)) & 3;
+    }
+}
+
+/// Scales and minimums of a Q4_K or Q5_K block.
+fn k4_groups(b: &[u8], scales: &mut [f32], minimums: &mut [f32]) {
+    let (d, m) = (f16_at(b, 0), f16_at(b, 2));
+    if let Some(packed) = b[4..].first_chunk() {
+        let (s, t) = k4_scales_and_minimums(packed);
+        for g in 0..8 {
+            scales[g] = d * f32::from(s[g]);
+            minimums[g] = -(m * f32::from(t[g]));
+        }
+    }
+}
+
+/// Replaces each index by its code.
+fn look_up(codes: &mut [u8], table: &[u8; 16]) {
+    for code in codes {
+        *code = table[usize::from(*code & 15)];
+    }
+}
+
+/// [`IQ4_VALUES`] plus 128.
+pub(super) const IQ4_CODES: [u8; 16] = codes_of(IQ4_VALUES, 128);
+/// [`E2M1_DOUBLED`] plus 16.
+pub(super) const MXFP4_CODES: [u8; 16] = codes_of(E2M1_DOUBLED, 16);
+
+const fn codes_of(values: [i8; 16], zero: i16) -> [u8; 16] {
+    let mut codes = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        codes[i] = (values[i] as i16 + zero) as u8;
+        i += 1;
+    }
+    codes
+}
+
+/// Evaluates an expression with `$F` naming the format of a quantized type.
+macro_rules! with_format {
+    ($ty:expr, $F:ident => $quantized:expr, _ => $float:expr) => {{
+        use crate::backend::cpu::matmul::types;
+        use crate::quant::TensorType;
+        macro_rules! arm {
+            ($name:ident) => {{
+                type $F = types::$name;
+                $quantized
+            }};
+        }
+        match $ty {
+            TensorType::F32 | TensorType::F16 | TensorType::BF16 => $float,
+            TensorType::Q4_0 => arm!(Q4_0),
+            TensorType::Q4_1 => arm!(Q4_1),
+            TensorType::Q5_0 => arm!(Q5_0),
+            TensorType::Q5_1 => arm!(Q5_1),
+            TensorType::Q8_0 => arm!(Q8_0),
+            TensorType::Q2K => arm!(Q2K),
+            TensorType::Q3K => arm!(Q3K),
+            TensorType::Q4K => arm!(Q4K),
+            TensorType::Q5K => arm!(Q5K),
+            TensorType::Q6K => arm!(Q6K),
+            TensorType::IQ4NL => arm!(IQ4NL),
+            TensorType::IQ4XS => arm!(IQ4XS),
+            TensorType::MXFP4 => arm!(MXFP4),
+        }
+    }};
+}
+pub(super) use with_format;

@@ -1,0 +1,297 @@
+//! The command line.
+
+use crate::shapes::{self, Mix, Shape};
+use lexopt::prelude::*;
+use std::path::PathBuf;
+
+/// What `--help` prints.
+pub const HELP: &str = "\
+Measures how fast a model loads, reads a prompt and writes on this machine.
+
+Usage: ember-bench [options] MODEL.gguf
+       ember-bench [options] --shape NAME [--quant MIX]
+
+Model:
+  --shape NAME       random weights of a known shape instead of a file: llama-3.2-1b,
+                     llama-3.1-8b, qwen2.5-1.5b, qwen3-4b, hamlet
+  --quant MIX        how they are quantized (default q4_k_m): q4_k_m and q5_k_m are llama.cpp's
+                     mixes (half of attn_v and ffn_down, and the output, in Q6_K); f32, f16, bf16
+                     and q8_0 are that type throughout; q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k,
+                     q5_k, q6_k, iq4_nl, iq4_xs and mxfp4 are that type with the output in Q6_K
+  --keep-model PATH  write the random weights to PATH and keep them (default: a temporary file)
+  --write-only       write the file named by --keep-model and stop
+
+Measurement:
+  --threads N        threads of the model (default: the library's choice, all physical cores)
+  --prompt LIST      prompt lengths in tokens, e.g. 128,512,2048 (the default), or none
+  --depth LIST       tokens in the context before decoding, e.g. 0,512,4096 (the default), or none
+  --gen N            tokens decoded per measurement (default 64)
+  --reps N           repetitions; median, least and greatest are shown (default 3)
+  --kv f16|f32       type of the KV cache (default f16)
+  --bandwidth-mib N  size of the buffer with which this machine's memory bandwidth is measured
+                     (default 1024; it must be far larger than the caches)
+
+Output:
+  --json PATH        write the figures as JSON to PATH (- for standard output, without the table)
+  -h, --help         this text
+  -V, --version      the version
+
+Default lengths that the model's context cannot hold are left out; lengths named on the command
+line must fit. GB are 10^9 bytes. A decode at depth d starts with d tokens in the context (at least
+one) and times N forward passes; a prompt of n tokens times one call with n tokens.
+
+Approximations of the shapes: all are written as architecture llama, without rope scaling and
+without a tokenizer. qwen2.5-1.5b has its biases; qwen3-4b lacks the norms of q and k, a few
+microseconds per token. The weights are random, which changes no operation but the text.
+
+Exit status: 0 measured; 1 the library or the machine refused something; 2 wrong command line.
+";
+
+/// Where the weights come from.
+#[derive(Debug)]
+pub enum Source {
+    /// A GGUF file of the caller.
+    File(PathBuf),
+    /// Random weights of a known shape.
+    Shape {
+        /// The network's dimensions.
+        shape: &'static Shape,
+        /// Types of its tensors.
+        mix: Mix,
+        /// Where to write it for good; otherwise a temporary file.
+        keep: Option<PathBuf>,
+    },
+}
+
+/// A list of lengths and whether the caller named it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lengths {
+    /// In tokens.
+    pub list: Vec<usize>,
+    /// Named on the command line: each must fit.
+    pub explicit: bool,
+}
+
+/// Type of the KV cache.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kv {
+    /// Half precision.
+    F16,
+    /// Single precision.
+    F32,
+}
+
+/// All options.
+#[derive(Debug)]
+pub struct Args {
+    /// The weights.
+    pub source: Source,
+    /// Stop after writing.
+    pub write_only: bool,
+    /// 0: the library's default.
+    pub threads: u32,
+    /// Prompt lengths.
+    pub prompt: Lengths,
+    /// Decode depths.
+    pub depth: Lengths,
+    /// Tokens per decode measurement.
+    pub generate: usize,
+    /// Repetitions.
+    pub reps: usize,
+    /// KV cache.
+    pub kv: Kv,
+    /// Buffer of the bandwidth measurement.
+    pub bandwidth_bytes: usize,
+    /// JSON target, `-` for standard output.
+    pub json: Option<PathBuf>,
+}
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub enum Command {
+    /// Print the help.
+    Help,
+    /// Print the version.
+    Version,
+    /// Measure.
+    Run(Box<Args>),
+}
+
+/// Reads the command line without the program's name; the error is a sentence.
+pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Command, String> {
+    parse_inner(lexopt::Parser::from_args(args)).map_err(|e| e.to_string())
+}
+
+fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
+    let mut file: Option<PathBuf> = None;
+    let mut shape = None;
+    let mut mix = None;
+    let mut keep = None;
+    let mut write_only = false;
+    let mut threads = 0;
+    let mut prompt = Lengths {
+        list: vec![128, 512, 2048],
+        explicit: false,
+    };
+    let mut depth = Lengths {
+        list: vec![0, 512, 4096],
+        explicit: false,
+    };
+    let mut generate = 64;
+    let mut reps = 3;
+    let mut kv = Kv::F16;
+    let mut bandwidth_mib = 1024;
+    let mut json = None;
+    while let Some(arg) = parser.next()? {
+        match arg {
+            Short('h') | Long("help") => return Ok(Command::Help),
+            Short('V') | Long("version") => return Ok(Command::Version),
+            Long("shape") => {
+                let name = parser.value()?.string()?;
+                shape =
+                    Some(shapes::find(&name).ok_or_else(|| format!("there is no shape {name:?}"))?);
+            }
+            Long("quant") => {
+                let name = parser.value()?.string()?;
+                mix = Some(Mix::parse(&name).ok_or_else(|| format!("there is no mix {name:?}"))?);
+            }
+            Long("keep-model") => keep = Some(PathBuf::from(parser.value()?)),
+            Long("write-only") => write_only = true,
+            Long("threads") => threads = number(&mut parser, "--threads", 1, 1024)? as u32,
+            Long("prompt") => prompt = lengths(&mut parser, "--prompt", 1)?,
+            Long("depth") => depth = lengths(&mut parser, "--depth", 0)?,
+            Long("gen") => generate = number(&mut parser, "--gen", 1, 1 << 20)?,
+            Long("reps") => reps = number(&mut parser, "--reps", 1, 10_000)?,
+            Long("kv") => {
+                kv = match parser.value()?.string()?.as_str() {
+                    "f16" => Kv::F16,
+                    "f32" => Kv::F32,
+                    other => return Err(format!("--kv is f16 or f32, not {other:?}").into()),
+                }
+            }
+            Long("bandwidth-mib") => {
+                bandwidth_mib = number(&mut parser, "--bandwidth-mib", 1, 1 << 20)?;
+            }
+            Long("json") => json = Some(PathBuf::from(parser.value()?)),
+            Value(path) if file.is_none() => file = Some(PathBuf::from(path)),
+            other => return Err(other.unexpected()),
+        }
+    }
+    let source = match (file, shape) {
+        (Some(_), Some(_)) => return Err("give a file or --shape, not both".into()),
+        (None, None) => return Err("give a model file or --shape (see --help)".into()),
+        (Some(file), None) => {
+            for (given, name) in [
+                (mix.is_some(), "--quant"),
+                (keep.is_some(), "--keep-model"),
+                (write_only, "--write-only"),
+            ] {
+                if given {
+                    return Err(format!("{name} goes with --shape, not with a file").into());
+                }
+            }
+            Source::File(file)
+        }
+        (None, Some(shape)) => Source::Shape {
+            shape,
+            mix: mix.unwrap_or(Mix::Q4_K_M),
+            keep: keep.clone(),
+        },
+    };
+    if write_only && keep.is_none() {
+        return Err("--write-only needs --keep-model PATH".into());
+    }
+    Ok(Command::Run(Box::new(Args {
+        source,
+        write_only,
+        threads,
+        prompt,
+        depth,
+        generate,
+        reps,
+        kv,
+        bandwidth_bytes: bandwidth_mib << 20,
+        json,
+    })))
+}
+
+fn number(
+    parser: &mut lexopt::Parser,
+    name: &str,
+    least: usize,
+    most: usize,
+) -> Result<usize, lexopt::Error> {
+    let text = parser.value()?.string()?;
+    match text.parse::<usize>() {
+        Ok(n) if (least..=most).contains(&n) => Ok(n),
+        _ => Err(format!("{name} is a number from {least} to {most}, not {text:?}").into()),
+    }
+}
+
+fn lengths(
+    parser: &mut lexopt::Parser,
+    name: &str,
+    least: usize,
+) -> Result<Lengths, lexopt::Error> {
+    let text = parser.value()?.string()?;
+    let mut list = Vec::new();
+    if text != "none" {
+        for part in text.split(',') {
+            match part.trim().parse::<usize>() {
+                Ok(n) if (least..=1 << 24).contains(&n) => list.push(n),
+                _ => {
+                    let wanted = format!("{name} is a list of numbers from {least} on, or none");
+                    return Err(format!("{wanted}, not {text:?}").into());
+                }
+            }
+        }
+    }
+    Ok(Lengths {
+        list,
+        explicit: true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(line: &str) -> Result<Command, String> {
+        parse(line.split_whitespace().map(std::ffi::OsString::from))
+    }
+
+    #[test]
+    fn a_full_line() {
+        let Ok(Command::Run(args)) =
+            run("--shape hamlet --quant q8_0 --prompt 1,20 --depth none --kv f32 --threads 2")
+        else {
+            panic!("refused");
+        };
+        assert_eq!(args.prompt.list, [1, 20]);
+        assert!(args.depth.list.is_empty() && args.depth.explicit);
+        assert_eq!((args.kv, args.threads, args.reps), (Kv::F32, 2, 3));
+        assert!(matches!(args.source, Source::Shape { shape, mix: Mix::Throughout(_), .. }
+            if shape.name == "hamlet"));
+    }
+
+    #[test]
+    fn wrong_lines_are_refused_by_name() {
+        for (line, culprit) in [
+            ("", "model file"),
+            ("a.gguf b.gguf", "b.gguf"),
+            ("a.gguf --shape hamlet", "not both"),
+            ("--shape giant", "giant"),
+            ("--shape hamlet --quant q9", "q9"),
+            ("a.gguf --quant q8_0", "--quant"),
+            ("--shape hamlet --write-only", "--keep-model"),
+            ("a.gguf --reps 0", "--reps"),
+            ("a.gguf --prompt 5,x", "--prompt"),
+            ("a.gguf --kv q8", "--kv"),
+            ("a.gguf --speed", "--speed"),
+            ("a.gguf --threads", "--threads"),
+        ] {
+            let error = run(line).expect_err(line);
+            assert!(error.contains(culprit), "{line}: {error}");
+        }
+    }
+}
