@@ -4,6 +4,18 @@
 //! bytes. One file per family of types defines the layout and the reference dequantization, which
 //! equals the `gguf` Python package's bit for bit.
 
+mod float;
+mod iq4;
+mod k;
+mod legacy;
+mod mxfp4;
+
+pub use iq4::{IQ4_VALUES, iq4_xs_scales};
+pub use k::{k4_scales_and_minimums, q3k_scales};
+pub use mxfp4::{E2M1_DOUBLED, e8m0_half};
+
+use half::f16;
+
 /// The types of tensors that the library reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorType {
@@ -112,9 +124,60 @@ impl TensorType {
     /// Bytes of a row of `len` elements; `None` if `len` is no whole number of blocks or the
     /// product overflows.
     pub const fn row_bytes(self, len: usize) -> Option<usize> {
-        if len % self.block_len() != 0 {
+        if !len.is_multiple_of(self.block_len()) {
             return None;
         }
         (len / self.block_len()).checked_mul(self.block_bytes())
     }
+}
+
+/// Writes the exact values of the elements in `bytes`, whole blocks of type `ty`, to `out`.
+///
+/// Every value is computed in single precision in the order that the type's formula states, each
+/// step rounded: equal bit for bit to the `gguf` Python package.
+///
+/// Panics unless `bytes` is exactly as long as `out.len()` elements of this type need
+/// ([`TensorType::row_bytes`]).
+pub fn dequantize_row(ty: TensorType, bytes: &[u8], out: &mut [f32]) {
+    assert_eq!(
+        Some(bytes.len()),
+        ty.row_bytes(out.len()),
+        "{}: bytes of {} elements",
+        ty.name(),
+        out.len()
+    );
+    match ty {
+        TensorType::F32 => float::f32_row(bytes, out),
+        TensorType::F16 => float::f16_row(bytes, out),
+        TensorType::BF16 => float::bf16_row(bytes, out),
+        TensorType::Q4_0 => blocks(bytes, out, legacy::q4_0),
+        TensorType::Q4_1 => blocks(bytes, out, legacy::q4_1),
+        TensorType::Q5_0 => blocks(bytes, out, legacy::q5_0),
+        TensorType::Q5_1 => blocks(bytes, out, legacy::q5_1),
+        TensorType::Q8_0 => blocks(bytes, out, legacy::q8_0),
+        TensorType::Q2K => blocks(bytes, out, k::q2_k),
+        TensorType::Q3K => blocks(bytes, out, k::q3_k),
+        TensorType::Q4K => blocks(bytes, out, k::q4_k),
+        TensorType::Q5K => blocks(bytes, out, k::q5_k),
+        TensorType::Q6K => blocks(bytes, out, k::q6_k),
+        TensorType::IQ4NL => blocks(bytes, out, iq4::iq4_nl),
+        TensorType::IQ4XS => blocks(bytes, out, iq4::iq4_xs),
+        TensorType::MXFP4 => blocks(bytes, out, mxfp4::mxfp4),
+    }
+}
+
+/// Runs `decode` on every block of `B` bytes and its `N` elements.
+fn blocks<const B: usize, const N: usize>(
+    bytes: &[u8],
+    out: &mut [f32],
+    decode: impl Fn(&[u8; B], &mut [f32; N]),
+) {
+    for (b, y) in bytes.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
+        decode(b, y);
+    }
+}
+
+/// The little-endian f16 at byte `at` of a block, widened (exact).
+fn f16_at(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
