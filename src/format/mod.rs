@@ -1,59 +1,121 @@
 //! Model files: bytes to checked tensors and metadata. The only code that reads untrusted bytes.
+//!
+//! [`ModelFile::open`] maps a GGUF file and reads its header alone; a tensor's bytes are first
+//! touched by whoever uses them. Every number in the header is distrusted: counts and sizes are
+//! checked against the file before anything is allocated, and the tensors must tile the file.
 
+mod gguf;
+mod map;
+mod tensor;
 mod value;
+pub mod writer;
 
-pub use value::{Array, Value};
+pub use tensor::Tensor;
+pub use value::{Array, FromValue, Value};
 
-use crate::quant::TensorType;
-use memmap2::Mmap;
+use crate::error::{Error, Result, Status, fail};
 use std::collections::HashMap;
-use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
-/// A tensor of a model file: its description and its bytes, which stay mapped as long as any clone
-/// lives. The range was checked against the file when the tensor was made.
-#[derive(Clone)]
-pub struct Tensor {
-    /// The name in the file.
-    pub name: Arc<str>,
-    /// Element type.
-    pub ty: TensorType,
-    /// Number of elements per dimension, the fastest-varying (row length) first; 1 to 4 of them.
-    pub dims: Vec<usize>,
-    map: Arc<Mmap>,
-    range: Range<usize>,
-}
-
-impl Tensor {
-    /// The raw blocks, `rows() * row_bytes()` of them.
-    pub fn bytes(&self) -> &[u8] {
-        &self.map[self.range.clone()]
-    }
-
-    /// Elements per row (the contiguous dimension).
-    pub fn row_len(&self) -> usize {
-        self.dims[0]
-    }
-
-    /// Product of all dimensions but the first.
-    pub fn rows(&self) -> usize {
-        self.dims[1..].iter().product()
-    }
-
-    /// Bytes per row.
-    pub fn row_bytes(&self) -> usize {
-        self.ty
-            .row_bytes(self.dims[0])
-            .expect("checked when the tensor was made")
-    }
-}
-
 /// A model file (or all files of a split one), opened and checked.
+#[derive(Debug)]
 pub struct ModelFile {
-    /// Metadata by key.
+    /// Metadata by key. Of a split file, those of the first part.
     pub metadata: HashMap<String, Value>,
     /// Tensors by name.
     pub tensors: HashMap<Arc<str>, Tensor>,
     /// Bytes of all files together.
     pub file_bytes: u64,
+}
+
+impl ModelFile {
+    /// Maps and checks a GGUF file of version 2 or 3. Of a file split by the usual naming
+    /// (`name-00001-of-00003.gguf`), any part may be named, and the others are opened, too.
+    ///
+    /// The file must not be changed or truncated while it is open: the operating system would show
+    /// other bytes, or stop the process for reading beyond the end.
+    ///
+    /// Errors: `FileNotFound` (also for a missing part), `NotAFile`, `FileEmpty` and `Io`;
+    /// `NotGguf` for other formats and versions; `FileTruncated` if the file ends early;
+    /// `FileCorrupt` if it contradicts itself; `Unsupported` for big-endian files and for tensor
+    /// types that the library does not know; `OutOfMemory`. Messages name the path and the key,
+    /// tensor or byte offset.
+    pub fn open(path: &Path) -> Result<ModelFile> {
+        gguf::open(path)
+    }
+
+    /// The same for the content of one file in memory, which is copied.
+    pub fn from_bytes(bytes: &[u8]) -> Result<ModelFile> {
+        gguf::from_map(map::copy(bytes)?)
+    }
+
+    /// The metadata value of this key, or `MissingKey` naming it if it is absent, of another type
+    /// or out of the type's range.
+    pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<T> {
+        match self.find(key)? {
+            Some(value) => Ok(value),
+            None => fail!(MissingKey, "metadata key {key} is missing"),
+        }
+    }
+
+    /// The metadata value of this key, or `None` if there is none. Errors: `MissingKey` naming the
+    /// key if it is of another type or out of the type's range.
+    pub fn find<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<Option<T>> {
+        let Some(value) = self.metadata.get(key) else {
+            return Ok(None);
+        };
+        match T::from_value(value) {
+            Some(value) => Ok(Some(value)),
+            None => Err(wrong_type(key, value, T::EXPECTED)),
+        }
+    }
+
+    /// [`get`](Self::get) of an unsigned integer below 2^32.
+    pub fn u32(&self, key: &str) -> Result<u32> {
+        self.get(key)
+    }
+
+    /// [`get`](Self::get) of a floating-point number.
+    pub fn f32(&self, key: &str) -> Result<f32> {
+        self.get(key)
+    }
+
+    /// [`get`](Self::get) of a boolean.
+    pub fn bool(&self, key: &str) -> Result<bool> {
+        self.get(key)
+    }
+
+    /// [`get`](Self::get) of a string.
+    pub fn str(&self, key: &str) -> Result<&str> {
+        self.get(key)
+    }
+
+    /// [`get`](Self::get) of an array of strings.
+    pub fn strings(&self, key: &str) -> Result<&[String]> {
+        self.get(key)
+    }
+
+    /// The tensor of this name, or `MissingTensor`.
+    pub fn tensor(&self, name: &str) -> Result<&Tensor> {
+        match self.tensors.get(name) {
+            Some(tensor) => Ok(tensor),
+            None => fail!(MissingTensor, "tensor {name} is missing"),
+        }
+    }
+}
+
+fn wrong_type(key: &str, value: &Value, expected: &str) -> Error {
+    let number = match value {
+        Value::U64(v) => format!(" ({v})"),
+        Value::I64(v) => format!(" ({v})"),
+        _ => String::new(),
+    };
+    Error::new(
+        Status::MissingKey,
+        format!(
+            "metadata key {key} is {}{number}; it must be {expected}",
+            value.type_name()
+        ),
+    )
 }

@@ -4,12 +4,20 @@
 //! never ask for a family's name. All shapes are checked here, so a backend may rely on them.
 
 mod llama;
+mod rope;
+mod source;
 
-use crate::error::Result;
+use crate::error::{Result, fail};
 use crate::format::{ModelFile, Tensor};
 
+/// Describes the network in a file, checking every key, shape and type that it uses.
+type Describe = fn(&ModelFile) -> Result<Network>;
+
+/// The families, by `general.architecture`. A new one is a file here and a line in this table.
+const ARCHITECTURES: &[(&str, Describe)] = &[("llama", llama::describe)];
+
 /// A whole decoder-only network.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Network {
     /// `general.architecture` of the file, for information only.
     pub architecture: String,
@@ -30,7 +38,7 @@ pub struct Network {
 }
 
 /// One layer: `x += attention(norm(x)); x += feed_forward(norm(x))`.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Block {
     /// Norm before attention.
     pub attention_norm: Norm,
@@ -43,31 +51,31 @@ pub struct Block {
 }
 
 /// Root-mean-square norm: `x / sqrt(mean(x^2) + eps) * weight`.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Norm {
-    /// F32 or F16, `hidden` elements.
+    /// F32, F16 or BF16; `hidden` elements.
     pub weight: Tensor,
     /// Added to the mean square.
     pub eps: f32,
 }
 
 /// `y = W x + b`; `weight` has one row per output.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Linear {
-    /// `[out][in]`.
+    /// `[out][in]`, of any type.
     pub weight: Tensor,
-    /// `out` elements, F32 or F16.
+    /// F32, F16 or BF16; `out` elements.
     pub bias: Option<Tensor>,
 }
 
 /// Grouped-query self-attention. Query head `h` reads KV head `h / (n_heads / n_kv_heads)`.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Attention {
     /// Query heads.
     pub n_heads: usize,
     /// Key and value heads; divides `n_heads`.
     pub n_kv_heads: usize,
-    /// Elements per head of q, k and v.
+    /// Elements per head of q, k and v. `n_heads * head_dim` need not be `hidden`.
     pub head_dim: usize,
     /// `n_heads * head_dim` x `hidden`.
     pub q: Linear,
@@ -79,7 +87,7 @@ pub struct Attention {
     pub output: Linear,
     /// Rotary embedding of q and k.
     pub rope: Rope,
-    /// Factor on q.k before softmax, normally `1 / sqrt(head_dim)`.
+    /// Factor on q.k before softmax, normally `1 / sqrt(head_dim)`. Finite and positive.
     pub scale: f32,
 }
 
@@ -88,7 +96,7 @@ pub struct Attention {
 /// on are left alone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Radians per position of each pair.
+    /// Radians per position of each pair; 1 to `head_dim / 2` of them, finite.
     pub inv_freq: std::sync::Arc<[f32]>,
     /// Factor on the rotated elements (YaRN's attention factor, else 1).
     pub magnitude: f32,
@@ -106,7 +114,7 @@ pub enum RopePairing {
 }
 
 /// `down(activation(gate(x)) * up(x))`.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct FeedForward {
     /// `n_ff` x `hidden`.
     pub gate: Linear,
@@ -126,12 +134,23 @@ pub enum Activation {
 }
 
 impl Network {
-    /// Describes the network in `file`, checking every key, shape and type that it uses.
+    /// Describes the network in `file`, checking every key, shape and type that it uses. Reads no
+    /// tensor but the small `rope_freqs.weight`.
     ///
-    /// Errors: `Unsupported` names an unknown architecture or feature, `MissingKey`,
+    /// Errors: `Unsupported` names an unknown architecture or feature; `MissingKey`,
     /// `MissingTensor`, `ShapeMismatch` and `InvalidModel` name the key or tensor.
     pub fn from_file(file: &ModelFile) -> Result<Network> {
-        let _ = file;
-        todo!()
+        let architecture = file.str("general.architecture")?;
+        match ARCHITECTURES.iter().find(|(name, _)| *name == architecture) {
+            Some((_, describe)) => describe(file),
+            None => {
+                let known: Vec<_> = ARCHITECTURES.iter().map(|(name, _)| *name).collect();
+                fail!(
+                    Unsupported,
+                    "general.architecture is {architecture:?}; supported: {}",
+                    known.join(", ")
+                )
+            }
+        }
     }
 }

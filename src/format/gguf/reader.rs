@@ -1,0 +1,240 @@
+//! A cursor over untrusted little-endian bytes. Nothing is allocated before it is known that the
+//! bytes for it are there.
+
+use crate::error::{Error, Result, Status, fail};
+use crate::format::{Array, Value};
+
+/// Depth to which arrays may nest.
+const MAX_NESTING: u32 = 4;
+
+/// Memory that the metadata of one file may take. The vocabularies of published models stay two
+/// orders of magnitude below.
+const MEMORY_LIMIT: usize = 1 << 30;
+
+/// Reads from the front of `bytes`.
+pub(super) struct Reader<'a> {
+    bytes: &'a [u8],
+    position: usize,
+    memory_left: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Reader {
+            bytes,
+            position: 0,
+            memory_left: MEMORY_LIMIT,
+        }
+    }
+
+    /// Offset of the next byte.
+    pub(super) fn position(&self) -> usize {
+        self.position
+    }
+
+    /// The next `len` bytes.
+    fn take(&mut self, len: usize) -> Result<&'a [u8]> {
+        let rest = &self.bytes[self.position..];
+        let Some(taken) = rest.get(..len) else {
+            fail!(
+                FileTruncated,
+                "{len} bytes should follow at byte {}, but the file ends at byte {}",
+                self.position,
+                self.bytes.len()
+            );
+        };
+        self.position += len;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    pub(super) fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    /// A 64-bit count of things that take at least `bytes_each` bytes of the file.
+    pub(super) fn count(&mut self, bytes_each: usize, things: &str) -> Result<usize> {
+        let at = self.position;
+        let count = self.u64()?;
+        let rest = self.bytes.len() - self.position;
+        match usize::try_from(count) {
+            Ok(n) if n <= rest / bytes_each => Ok(n),
+            _ => fail!(
+                FileTruncated,
+                "{count} {things} are announced at byte {at}, but only {rest} bytes follow"
+            ),
+        }
+    }
+
+    /// Accounts for memory about to be allocated.
+    pub(super) fn charge(&mut self, count: usize, bytes_each: usize) -> Result<()> {
+        match count
+            .checked_mul(bytes_each)
+            .and_then(|bytes| self.memory_left.checked_sub(bytes))
+        {
+            Some(left) => {
+                self.memory_left = left;
+                Ok(())
+            }
+            None => fail!(
+                Unsupported,
+                "the metadata up to byte {} takes more than {MEMORY_LIMIT} bytes of memory",
+                self.position
+            ),
+        }
+    }
+
+    /// An empty vector with room for `count` elements.
+    fn reserve<T>(&mut self, count: usize) -> Result<Vec<T>> {
+        self.charge(count, size_of::<T>())?;
+        let mut v = Vec::new();
+        if v.try_reserve_exact(count).is_err() {
+            fail!(
+                OutOfMemory,
+                "metadata: {} bytes could not be allocated",
+                count * size_of::<T>()
+            );
+        }
+        Ok(v)
+    }
+
+    /// A length and that many bytes of UTF-8.
+    pub(super) fn string(&mut self) -> Result<String> {
+        let len = self.count(1, "bytes of text")?;
+        let at = self.position;
+        let bytes = self.take(len)?;
+        if let Err(e) = std::str::from_utf8(bytes) {
+            fail!(
+                FileCorrupt,
+                "the text at byte {at} is not valid UTF-8 from byte {} on",
+                at + e.valid_up_to()
+            );
+        }
+        let mut owned = self.reserve::<u8>(len)?;
+        owned.extend_from_slice(bytes);
+        Ok(String::from_utf8(owned).expect("checked above"))
+    }
+
+    /// A string that is usable as a name in messages: not empty, at most `max` bytes, without
+    /// control characters.
+    pub(super) fn name(&mut self, what: &str, max: usize) -> Result<String> {
+        let at = self.position;
+        let name = self
+            .string()
+            .map_err(|e| Error::new(e.status, format!("{what}: {}", e.message)))?;
+        if name.is_empty() {
+            fail!(FileCorrupt, "{what} at byte {at} is empty");
+        }
+        if name.len() > max {
+            fail!(
+                FileCorrupt,
+                "{what} at byte {at} has {} bytes; at most {max} are allowed",
+                name.len()
+            );
+        }
+        if name.chars().any(char::is_control) {
+            fail!(FileCorrupt, "{what} at byte {at} has a control character");
+        }
+        Ok(name)
+    }
+
+    fn bool(&mut self) -> Result<bool> {
+        let at = self.position;
+        match self.array()? {
+            [0] => Ok(false),
+            [1] => Ok(true),
+            [other] => fail!(FileCorrupt, "the boolean at byte {at} is {other}"),
+        }
+    }
+
+    /// A type id and a value of that type.
+    pub(super) fn value(&mut self) -> Result<Value> {
+        let at = self.position;
+        Ok(match self.u32()? {
+            0 => Value::U64(u8::from_le_bytes(self.array()?).into()),
+            1 => Value::I64(i8::from_le_bytes(self.array()?).into()),
+            2 => Value::U64(u16::from_le_bytes(self.array()?).into()),
+            3 => Value::I64(i16::from_le_bytes(self.array()?).into()),
+            4 => Value::U64(self.u32()?.into()),
+            5 => Value::I64(i32::from_le_bytes(self.array()?).into()),
+            6 => Value::F32(f32::from_le_bytes(self.array()?)),
+            7 => Value::Bool(self.bool()?),
+            8 => Value::String(self.string()?),
+            9 => Value::Array(self.value_array(1)?),
+            10 => Value::U64(self.u64()?),
+            11 => Value::I64(i64::from_le_bytes(self.array()?)),
+            12 => Value::F64(f64::from_le_bytes(self.array()?)),
+            id => fail!(FileCorrupt, "unknown value type {id} at byte {at}"),
+        })
+    }
+
+    /// Element type, count and elements.
+    fn value_array(&mut self, depth: u32) -> Result<Array> {
+        let at = self.position;
+        Ok(match self.u32()? {
+            0 => Array::U64(self.numbers(u8::from_le_bytes)?),
+            1 => Array::I64(self.numbers(i8::from_le_bytes)?),
+            2 => Array::U64(self.numbers(u16::from_le_bytes)?),
+            3 => Array::I64(self.numbers(i16::from_le_bytes)?),
+            4 => Array::U64(self.numbers(u32::from_le_bytes)?),
+            5 => Array::I64(self.numbers(i32::from_le_bytes)?),
+            6 => Array::F32(self.numbers(f32::from_le_bytes)?),
+            7 => Array::Bool(self.elements(1, Self::bool)?),
+            8 => Array::String(self.elements(8, Self::string)?),
+            9 if depth == MAX_NESTING => fail!(
+                Unsupported,
+                "arrays nest deeper than {MAX_NESTING} at byte {at}"
+            ),
+            9 => Array::Array(self.elements(12, |r| r.value_array(depth + 1))?),
+            10 => Array::U64(self.numbers(u64::from_le_bytes)?),
+            11 => Array::I64(self.numbers(i64::from_le_bytes)?),
+            12 => Array::F64(self.numbers(f64::from_le_bytes)?),
+            id => fail!(FileCorrupt, "unknown element type {id} at byte {at}"),
+        })
+    }
+
+    /// A count and that many numbers of `N` bytes.
+    fn numbers<const N: usize, A, B: From<A>>(
+        &mut self,
+        decode: fn([u8; N]) -> A,
+    ) -> Result<Vec<B>> {
+        let count = self.count(N, "numbers")?;
+        let mut v = self.reserve(count)?;
+        let (numbers, _) = self.take(count * N)?.as_chunks::<N>();
+        v.extend(numbers.iter().map(|&bytes| B::from(decode(bytes))));
+        Ok(v)
+    }
+
+    /// A count and that many elements of at least `bytes_each` bytes.
+    fn elements<T>(
+        &mut self,
+        bytes_each: usize,
+        mut read: impl FnMut(&mut Self) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let count = self.count(bytes_each, "elements")?;
+        let mut v = self.reserve(count)?;
+        for i in 0..count {
+            let element = read(self)
+                .map_err(|e| Error::new(e.status, format!("element {i}: {}", e.message)))?;
+            v.push(element);
+        }
+        Ok(v)
+    }
+}
+
+/// Puts the thing that was being read in front of an error's message.
+pub(super) fn within<T>(result: Result<T>, what: impl FnOnce() -> String) -> Result<T> {
+    result.map_err(|Error { status, message }: Error| {
+        let status: Status = status;
+        Error::new(status, format!("{}: {message}", what()))
+    })
+}

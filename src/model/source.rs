@@ -1,0 +1,186 @@
+//! Checked access to a model file for the family files: hyperparameters by the part of their key
+//! after the architecture's name, tensors by name and the shape that they must have.
+
+use super::{Linear, Norm};
+use crate::error::{Error, Result, Status, fail};
+use crate::format::{FromValue, ModelFile, Tensor, Value};
+use crate::quant::TensorType;
+
+/// Largest size of anything that a hyperparameter counts.
+const MAX_SIZE: usize = i32::MAX as usize;
+
+/// A model file, read as one architecture.
+pub(super) struct Source<'a> {
+    pub file: &'a ModelFile,
+    architecture: &'static str,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn new(file: &'a ModelFile, architecture: &'static str) -> Self {
+        Source { file, architecture }
+    }
+
+    /// The full key, for example `llama.block_count`.
+    pub(super) fn key(&self, suffix: &str) -> String {
+        format!("{}.{suffix}", self.architecture)
+    }
+
+    /// The value of a key, if it is there.
+    pub(super) fn find<T: FromValue<'a>>(&self, suffix: &str) -> Result<Option<T>> {
+        self.file.find(&self.key(suffix))
+    }
+
+    /// An `InvalidModel` error that starts with the full key.
+    pub(super) fn invalid(&self, suffix: &str, problem: &str) -> Error {
+        Error::new(
+            Status::InvalidModel,
+            format!("{} {problem}", self.key(suffix)),
+        )
+    }
+
+    /// An integer from 1 to 2^31-1, if it is there.
+    pub(super) fn find_size(&self, suffix: &str) -> Result<Option<usize>> {
+        match self.find::<u64>(suffix)? {
+            Some(v) => self.check_size(suffix, v).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// An integer from 1 to 2^31-1.
+    pub(super) fn size(&self, suffix: &str) -> Result<usize> {
+        let v = self.file.get(&self.key(suffix))?;
+        self.check_size(suffix, v)
+    }
+
+    /// A size that may be given once or for each layer, if it is there. Layers that differ are
+    /// `Unsupported`.
+    pub(super) fn find_uniform_size(&self, suffix: &str, n_layers: usize) -> Result<Option<usize>> {
+        let key = self.key(suffix);
+        if !matches!(self.file.metadata.get(&key), Some(Value::Array(_))) {
+            return self.find_size(suffix);
+        }
+        let per_layer: Vec<u64> = self.file.get(&key)?;
+        if per_layer.len() != n_layers {
+            let found = per_layer.len();
+            return Err(self.invalid(
+                suffix,
+                &format!("has {found} values, but there are {n_layers} layers"),
+            ));
+        }
+        if let Some(layer) = per_layer.iter().position(|v| *v != per_layer[0]) {
+            fail!(
+                Unsupported,
+                "{key} differs between layers: {} in layer 0, {} in layer {layer}",
+                per_layer[0],
+                per_layer[layer]
+            );
+        }
+        self.check_size(suffix, per_layer[0]).map(Some)
+    }
+
+    /// The same for a size that must be there.
+    pub(super) fn uniform_size(&self, suffix: &str, n_layers: usize) -> Result<usize> {
+        match self.find_uniform_size(suffix, n_layers)? {
+            Some(v) => Ok(v),
+            None => self.size(suffix),
+        }
+    }
+
+    fn check_size(&self, suffix: &str, v: u64) -> Result<usize> {
+        match usize::try_from(v) {
+            Ok(v) if (1..=MAX_SIZE).contains(&v) => Ok(v),
+            _ => Err(self.invalid(suffix, &format!("is {v}; it must be from 1 to {MAX_SIZE}"))),
+        }
+    }
+
+    /// A finite number above 0, if it is there.
+    pub(super) fn find_positive(&self, suffix: &str) -> Result<Option<f32>> {
+        match self.find::<f32>(suffix)? {
+            Some(v) if !(v.is_finite() && v > 0.0) => Err(self.invalid(
+                suffix,
+                &format!("is {v}; it must be a finite number above 0"),
+            )),
+            found => Ok(found),
+        }
+    }
+
+    /// A finite number above 0.
+    pub(super) fn positive(&self, suffix: &str) -> Result<f32> {
+        match self.find_positive(suffix)? {
+            Some(v) => Ok(v),
+            None => self.file.f32(&self.key(suffix)),
+        }
+    }
+
+    /// The product of two sizes, or `InvalidModel` naming the key.
+    pub(super) fn product(&self, suffix: &str, a: usize, b: usize) -> Result<usize> {
+        match a.checked_mul(b) {
+            Some(product) if product <= MAX_SIZE => Ok(product),
+            _ => Err(self.invalid(suffix, &format!("is too large: {a} times {b}"))),
+        }
+    }
+
+    /// The matrix `{name}.weight` of `outputs` rows of `inputs`, and `{name}.bias` if there is one.
+    pub(super) fn linear(&self, name: &str, inputs: usize, outputs: usize) -> Result<Linear> {
+        Ok(Linear {
+            weight: self.matrix(&format!("{name}.weight"), inputs, outputs)?,
+            bias: self.find_vector(&format!("{name}.bias"), outputs)?,
+        })
+    }
+
+    /// The vector `{name}.weight` as the weight of a norm.
+    pub(super) fn norm(&self, name: &str, len: usize, eps: f32) -> Result<Norm> {
+        Ok(Norm {
+            weight: self.vector(&format!("{name}.weight"), len)?,
+            eps,
+        })
+    }
+
+    /// A tensor of `rows` rows of `row_len` elements, of any type.
+    pub(super) fn matrix(&self, name: &str, row_len: usize, rows: usize) -> Result<Tensor> {
+        let tensor = self.file.tensor(name)?;
+        check_shape(tensor, &[row_len, rows])?;
+        Ok(tensor.clone())
+    }
+
+    /// A tensor of `len` elements that are not quantized.
+    pub(super) fn vector(&self, name: &str, len: usize) -> Result<Tensor> {
+        let tensor = self.file.tensor(name)?;
+        check_shape(tensor, &[len])?;
+        if !matches!(
+            tensor.ty,
+            TensorType::F32 | TensorType::F16 | TensorType::BF16
+        ) {
+            fail!(
+                ShapeMismatch,
+                "tensor {name} has type {}; it must be F32, F16 or BF16",
+                tensor.ty.name()
+            );
+        }
+        Ok(tensor.clone())
+    }
+
+    /// The same, if the tensor is there.
+    pub(super) fn find_vector(&self, name: &str, len: usize) -> Result<Option<Tensor>> {
+        if self.file.tensors.contains_key(name) {
+            self.vector(name, len).map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+}
+
+/// Dimensions of 1 at the end make no difference.
+fn check_shape(tensor: &Tensor, expected: &[usize]) -> Result<()> {
+    let trimmed = |dims: &[usize]| dims.iter().rposition(|&d| d != 1).map_or(0, |i| i + 1);
+    let found = &tensor.dims[..trimmed(&tensor.dims)];
+    if found != &expected[..trimmed(expected)] {
+        fail!(
+            ShapeMismatch,
+            "tensor {} has shape {:?}; the model needs {expected:?}",
+            tensor.name,
+            tensor.dims
+        );
+    }
+    Ok(())
+}
