@@ -104,7 +104,11 @@ mod tests {
             return;
         }
         let out = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "panics::tests::nothing_is_printed", "--nocapture"])
+            .args([
+                "--exact",
+                "panics::tests::nothing_is_printed",
+                "--nocapture",
+            ])
             .env(MARK, "1")
             .output()
             .unwrap();

@@ -94,7 +94,11 @@ impl Model {
             .backend
             .load(device.index, &network, options, &mut |done| {
                 reached = reached.max(done.clamp(0.0, 1.0));
-                if reached < 1.0 { progress(reached) } else { Ok(()) }
+                if reached < 1.0 {
+                    progress(reached)
+                } else {
+                    Ok(())
+                }
             })?;
         progress(1.0)?;
         let details = Details::new(&file, &network, weights.as_ref(), device_index);

@@ -68,7 +68,10 @@ mod tests {
             bins[(u * 16.0) as usize] += 1;
         }
         // 15 degrees of freedom: 45 is beyond the 1 in 10,000 of a fair generator.
-        let chi2: f64 = bins.iter().map(|&n| (f64::from(n) - 1000.0).powi(2) / 1000.0).sum();
+        let chi2: f64 = bins
+            .iter()
+            .map(|&n| (f64::from(n) - 1000.0).powi(2) / 1000.0)
+            .sum();
         assert!(chi2 < 45.0, "chi-square {chi2}");
     }
 }

@@ -72,8 +72,7 @@ fn agrees_with_the_plain_definition() {
                         for position in 0..4 {
                             let got = choose(&logits, &mut scratch, &s, position).unwrap();
                             compared += 1;
-                            differing +=
-                                u32::from(got != reference(&logits, &s, position));
+                            differing += u32::from(got != reference(&logits, &s, position));
                         }
                     }
                 }
@@ -90,7 +89,10 @@ fn agrees_with_the_plain_definition() {
 fn draws_follow_the_softmax() {
     let logits = [1.0f32, 0.0, -1.0, 2.0, 0.5, f32::NEG_INFINITY];
     let s = sampling(0.7, 0, 1.0, 0.0);
-    let weights: Vec<f64> = logits.iter().map(|&l| (f64::from(l) / f64::from(0.7f32)).exp()).collect();
+    let weights: Vec<f64> = logits
+        .iter()
+        .map(|&l| (f64::from(l) / f64::from(0.7f32)).exp())
+        .collect();
     let total: f64 = weights.iter().sum();
     let mut scratch = Scratch::new(logits.len()).unwrap();
     let mut counts = [0u32; 6];
@@ -113,7 +115,10 @@ fn draws_follow_the_softmax() {
 fn equal_logits_rank_by_id() {
     let logits = [0.0f32, 3.0, -0.0, 3.0, 3.0];
     let mut scratch = Scratch::new(5).unwrap();
-    assert_eq!(choose(&logits, &mut scratch, &Sampling::default(), 0).unwrap(), 1);
+    assert_eq!(
+        choose(&logits, &mut scratch, &Sampling::default(), 0).unwrap(),
+        1
+    );
     let mut seen = [false; 5];
     for position in 0..200 {
         let s = sampling(1.0, 2, 1.0, 0.0);
@@ -121,7 +126,10 @@ fn equal_logits_rank_by_id() {
     }
     assert_eq!(seen, [false, true, false, true, false]);
     let zeros = [-0.0f32, 0.0];
-    assert_eq!(choose(&zeros, &mut scratch, &Sampling::default(), 0).unwrap(), 0);
+    assert_eq!(
+        choose(&zeros, &mut scratch, &Sampling::default(), 0).unwrap(),
+        0
+    );
 }
 
 #[test]
@@ -136,11 +144,23 @@ fn top_p_alone_is_normalized_over_what_top_k_left() {
         }
         seen
     };
-    assert_eq!(drawn(sampling(1.0, 0, 0.6, 0.0)), [true, true, false, false]);
-    assert_eq!(drawn(sampling(1.0, 2, 0.6, 0.0)), [true, false, false, false]);
-    assert_eq!(drawn(sampling(1.0, 0, 1.0, 0.4)), [true, true, false, false]);
+    assert_eq!(
+        drawn(sampling(1.0, 0, 0.6, 0.0)),
+        [true, true, false, false]
+    );
+    assert_eq!(
+        drawn(sampling(1.0, 2, 0.6, 0.0)),
+        [true, false, false, false]
+    );
+    assert_eq!(
+        drawn(sampling(1.0, 0, 1.0, 0.4)),
+        [true, true, false, false]
+    );
     // Temperature comes last: it changes no set.
-    assert_eq!(drawn(sampling(50.0, 0, 0.6, 0.0)), [true, true, false, false]);
+    assert_eq!(
+        drawn(sampling(50.0, 0, 0.6, 0.0)),
+        [true, true, false, false]
+    );
 }
 
 #[test]
@@ -149,7 +169,12 @@ fn extreme_temperatures_are_harmless() {
     let mut scratch = Scratch::new(4).unwrap();
     for temperature in [f32::from_bits(1), 1e-30, 1e30, f32::MAX] {
         for position in 0..50 {
-            let id = choose(&logits, &mut scratch, &sampling(temperature, 0, 1.0, 0.0), position);
+            let id = choose(
+                &logits,
+                &mut scratch,
+                &sampling(temperature, 0, 1.0, 0.0),
+                position,
+            );
             assert!(id.unwrap() < 4);
         }
     }
@@ -187,7 +212,13 @@ fn settings_out_of_range_are_named() {
         assert!(e.message.starts_with(field), "{}", e.message);
     };
     for temperature in [f32::NAN, -1.0, f32::INFINITY] {
-        bad(Sampling { temperature, ..good }, "temperature");
+        bad(
+            Sampling {
+                temperature,
+                ..good
+            },
+            "temperature",
+        );
     }
     for top_p in [f32::NAN, -0.1, 0.0, 1.1] {
         bad(Sampling { top_p, ..good }, "top_p");

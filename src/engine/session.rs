@@ -61,7 +61,11 @@ impl Session {
         })?;
         let mut tokens = crate::error::try_vec(context, 0u32, "token history")?;
         tokens.clear();
-        log!(Debug, "session created: context {context}, KV {:?}", options.kv_type);
+        log!(
+            Debug,
+            "session created: context {context}, KV {:?}",
+            options.kv_type
+        );
         Ok(Session {
             model,
             runner,
@@ -123,7 +127,9 @@ impl Session {
         // Within the capacity, so nothing is allocated.
         self.tokens.extend_from_slice(tokens);
         let evaluated = self.runner.len();
-        let result = self.runner.extend(&self.tokens[evaluated..], &self.interrupt);
+        let result = self
+            .runner
+            .extend(&self.tokens[evaluated..], &self.interrupt);
         if result.is_err() {
             self.tokens.truncate(before);
         }

@@ -127,7 +127,10 @@ pub(super) unsafe trait Sized32: Copy {
         let mut zeroed = MaybeUninit::<Self>::zeroed();
         // SAFETY: all zero is a value, and the first field is the size (contract of the trait).
         unsafe {
-            zeroed.as_mut_ptr().cast::<u32>().write(size_of::<Self>() as u32);
+            zeroed
+                .as_mut_ptr()
+                .cast::<u32>()
+                .write(size_of::<Self>() as u32);
             zeroed.assume_init()
         }
     }

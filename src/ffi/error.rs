@@ -128,7 +128,8 @@ pub(super) unsafe fn store(err: *mut ember_error, result: Result<()>) -> ember_s
             (&raw mut (*err).code).write(status as i32);
             let text = (&raw mut (*err).message).cast::<c_char>();
             for (i, byte) in message[..end].bytes().enumerate() {
-                text.add(i).write(if byte == 0 { b'?' } else { byte } as c_char);
+                text.add(i)
+                    .write(if byte == 0 { b'?' } else { byte } as c_char);
             }
             text.add(end).write(0);
         }

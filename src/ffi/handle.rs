@@ -142,7 +142,11 @@ mod tests {
         assert_eq!(*table.remove(a).unwrap(), 1);
         for bad in [a, 0, 1, 3, a ^ 2, b ^ 1 << 30, usize::MAX, b + 1] {
             for result in [table.get(bad), table.remove(bad)] {
-                assert_eq!(result.unwrap_err().status, Status::InvalidHandle, "{bad:#x}");
+                assert_eq!(
+                    result.unwrap_err().status,
+                    Status::InvalidHandle,
+                    "{bad:#x}"
+                );
             }
         }
         assert_eq!(*table.get(b).unwrap(), 2);

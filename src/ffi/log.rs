@@ -25,9 +25,8 @@ pub enum ember_log_level {
 /// threads, also from several at once. It must return normally: no `longjmp`, no exception. It may
 /// call the library, whose messages are then dropped, but not `ember_set_log_callback`
 /// (`EMBER_BUSY`).
-pub type ember_log_fn = Option<
-    unsafe extern "C" fn(user: *mut c_void, level: i32, message: *const c_char, len: usize),
->;
+pub type ember_log_fn =
+    Option<unsafe extern "C" fn(user: *mut c_void, level: i32, message: *const c_char, len: usize)>;
 
 struct User(*mut c_void);
 // SAFETY: the library only hands the pointer back; the header says that the callback must be able

@@ -7,15 +7,24 @@
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
 
 mod boundary;
-mod decode;
-mod device;
-mod error;
 mod handle;
-mod log;
-mod model;
-mod session;
-mod text;
+
+// The header has the items in the order of these lines; the empty ones keep rustfmt from sorting.
 mod version;
+
+mod error;
+
+mod log;
+
+mod device;
+
+mod model;
+
+mod session;
+
+mod decode;
+
+mod text;
 
 pub use decode::*;
 pub use device::*;
@@ -25,3 +34,9 @@ pub use model::*;
 pub use session::*;
 pub use text::*;
 pub use version::*;
+
+#[cfg(test)]
+use crate::Status;
+
+#[cfg(test)]
+mod lifecycle_tests;

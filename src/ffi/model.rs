@@ -28,8 +28,7 @@ pub(super) fn model(handle: *const ember_model) -> Result<Arc<Model>> {
 /// 0 stops the load with `EMBER_CANCELLED`. Called on the thread that called `ember_model_load`,
 /// which holds no lock meanwhile: the callback may call every function of the library. It must
 /// return normally: no `longjmp`, no exception.
-pub type ember_progress_fn =
-    Option<unsafe extern "C" fn(user: *mut c_void, fraction: f32) -> i32>;
+pub type ember_progress_fn = Option<unsafe extern "C" fn(user: *mut c_void, fraction: f32) -> i32>;
 
 /// How to load a model. Zero in every field but `struct_size` means the default.
 #[repr(C)]

@@ -164,7 +164,10 @@ pub unsafe extern "C" fn ember_session_create(
 
 fn engine_options(options: &ember_session_options) -> Result<SessionOptions> {
     if options.reserved != 0 {
-        fail!(InvalidArgument, "reserved is not 0 in ember_session_options");
+        fail!(
+            InvalidArgument,
+            "reserved is not 0 in ember_session_options"
+        );
     }
     let kv_type = match options.kv_type {
         0 | 1 => KvType::F16,
