@@ -48,7 +48,7 @@ EXAMPLES := $(patsubst examples-c/%.c,$(C_OUT)/examples/%,$(wildcard examples-c/
 C_TESTS  := $(patsubst tests/c/%.c,$(C_OUT)/tests/%,$(wildcard tests/c/*.c))
 
 .PHONY: all lib demo test test-rust test-c test-examples valgrind install uninstall header check-header \
-        check-symbols bench fuzz fmt lint clean help
+        check-symbols bench nvcc fuzz fmt lint clean help
 
 all: lib
 
@@ -60,6 +60,7 @@ help:
 	@echo "make header          generate include/emberlm.h anew; make check-header compares only"
 	@echo "make check-symbols   the shared library exports what the header declares and nothing else"
 	@echo "make bench           ember-bench on $(MODEL) (ARGS='--shape llama-3.2-1b --quant q4_k_m')"
+	@echo "make nvcc            fetch the compiler of the GPU kernels into target/nvcc (else: a CUDA toolkit)"
 	@echo "make fuzz            fuzz the GGUF reader (ARGS='-max_total_time=60')"
 	@echo "make fmt lint        rustfmt; clippy with warnings as errors"
 
@@ -165,6 +166,14 @@ check-symbols: lib
 bench:
 	$(CARGO) build --release --features bench --bin ember-bench
 	$(LIB_OUT)/ember-bench $(or $(ARGS),$(MODEL))
+
+# The compiler of the GPU kernels, from PyPI, where no CUDA toolkit is installed.
+NVCC_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 \
+               nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85
+
+nvcc:
+	python3 -m pip install --quiet --no-deps --target target/nvcc $(NVCC_WHEELS)
+	chmod +x target/nvcc/nvidia/cu13/bin/* target/nvcc/nvidia/cu13/nvvm/bin/*
 
 fuzz:
 	$(CARGO) fuzz run gguf -- $(ARGS)

@@ -11,7 +11,9 @@ pub mod engine;
 pub mod error;
 pub mod ffi;
 pub mod format;
+pub mod log;
 pub mod model;
+pub mod panics;
 pub mod quant;
 pub mod text;
 

@@ -4,6 +4,9 @@
 //! is written against these traits alone.
 
 pub mod cpu;
+mod device;
+
+pub use device::{Backend, DeviceInfo, DeviceKind, LoadOptions, Progress};
 
 use crate::engine::sampling::Sampling;
 use crate::error::Result;

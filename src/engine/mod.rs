@@ -1,3 +1,12 @@
 //! The life of a session: tokens seen, what is cached, what is pending. Knows no backend.
 
+pub mod device;
+#[cfg(test)]
+pub(crate) mod fake;
+pub mod model;
+mod random;
 pub mod sampling;
+pub mod session;
+
+pub use model::{Details, Model};
+pub use session::{Session, SessionOptions};

@@ -1,1 +1,42 @@
+//! The C ABI. Each function checks its arguments, calls one function of the engine and translates
+//! the result; the documentation here becomes `include/emberlm.h`.
+//!
+//! One file per noun, around `boundary` (panics, pointers, option structs), `error` and `handle`.
 
+// The names are C's, and the header's text states what callers owe every function.
+#![allow(non_camel_case_types, clippy::missing_safety_doc)]
+
+mod boundary;
+mod handle;
+
+// The header has the items in the order of these lines; the empty ones keep rustfmt from sorting.
+mod version;
+
+mod error;
+
+mod log;
+
+mod device;
+
+mod model;
+
+mod session;
+
+mod decode;
+
+mod text;
+
+pub use decode::*;
+pub use device::*;
+pub use error::*;
+pub use log::*;
+pub use model::*;
+pub use session::*;
+pub use text::*;
+pub use version::*;
+
+#[cfg(test)]
+use crate::Status;
+
+#[cfg(test)]
+mod lifecycle_tests;

@@ -1,1 +1,15 @@
+//! Text in and out of token ids. Needs no backend.
 
+mod bpe;
+mod byte_level;
+mod hash;
+mod pretokenizer;
+mod specials;
+mod splitter;
+mod stream;
+mod tokenizer;
+mod vocabulary;
+
+pub use stream::TextStream;
+pub use tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
+pub use vocabulary::{Metadata, TokenKind};

@@ -1,0 +1,914 @@
+/*
+ * EmberLM runs quantized language models (GGUF files) inside your process.
+ *
+ *     #include <emberlm.h>
+ *     #include <stdio.h>
+ *     #include <string.h>
+ *
+ *     int main(void) {
+ *         const char *path = "model.gguf", *prompt = "Once upon a time";
+ *         ember_model *model = NULL;
+ *         ember_session *session = NULL;
+ *         ember_error err;
+ *         uint32_t tokens[256], token, end = 0;
+ *         size_t count, len;
+ *         char text[256];
+ *         ember_status status = ember_model_load(path, strlen(path), NULL, &model, &err);
+ *         if (!status) status = ember_session_create(model, NULL, &session, &err);
+ *         if (!status) status = ember_tokenize(model, prompt, strlen(prompt), 0, tokens, 256, &count, &err);
+ *         if (!status) status = ember_prefill(session, tokens, count, &err);
+ *         for (int i = 0; i < 100 && !status; i++) {
+ *             status = ember_decode(session, &token, &err);
+ *             if (!status) status = ember_token_is_end(model, token, &end, &err);
+ *             if (status || end) break;
+ *             status = ember_token_text(model, token, text, sizeof text, &len, &err);
+ *             if (!status) fwrite(text, 1, len, stdout);
+ *         }
+ *         if (status) fprintf(stderr, "%s: %s\n", ember_status_name(status), err.message);
+ *         ember_session_free(session);
+ *         ember_model_free(model);
+ *         return status != 0;
+ *     }
+ *
+ * Errors. Functions return EMBER_OK (0) or another value of enum ember_status_code; most take, last,
+ *   an ember_error of the caller, or NULL, and write code and message to it, also on success. There
+ *   is no partial success: a call that fails leaves everything as it was and writes no output but
+ *   the error, except that EMBER_BUFFER_TOO_SMALL also writes the needed count. EMBER_INVALID_HANDLE,
+ *   EMBER_NULL_POINTER, EMBER_INVALID_ARGUMENT and EMBER_INTERNAL can come from every function and
+ *   are not repeated below. The library never exits, aborts, prints or handles signals.
+ *
+ * Handles. ember_model and ember_session pointers are numbers that the library looks up, not
+ *   addresses: NULL, a freed or a made-up handle is an error and not a crash. What a function named
+ *   ..._load or ..._create gives belongs to the caller until ..._free. A handle is not given out
+ *   again after it was freed.
+ *
+ * Threads. A function that takes a const handle may run on any number of threads at once. One that
+ *   takes a handle that is not const needs the object for itself: a second call with the same object
+ *   meanwhile returns EMBER_BUSY at once and does nothing. Two functions are free of that:
+ *   ember_session_interrupt may be called at any time, and ember_model_free waits for nobody.
+ *   Different sessions run side by side, also those of one model. An object may move between threads.
+ *
+ * Pointers. Every pointer is used during the call only, except for those of callbacks. A pointer to
+ *   an array may be NULL if its length is 0; any other may be NULL only where the text says so.
+ *
+ * Structs. Set struct_size to sizeof the struct, and the rest of an option struct to zero or to what
+ *   you want: zero is the default of every option, so that {0} plus the size is valid, and new
+ *   versions add fields at the end only. A program made with an older header gets the default of
+ *   options that it does not know; one made with a newer header gets EMBER_INVALID_ARGUMENT if it
+ *   sets options that the library does not know, and reads zero where the library knows no details.
+ *
+ * Text. UTF-8 with a length in bytes. Input needs no NUL at its end, and buffers get none. Only the
+ *   character arrays in structs and the strings of ember_version and ember_status_name are ended by
+ *   a NUL.
+ *
+ * Versions. Functions, fields and numbers of a status or option keep their meaning as long as
+ *   EMBER_ABI_VERSION stays the same; new ones may come. The shared library's name carries this
+ *   number. ember_abi_version() tells the number of the library that is really loaded.
+ */
+
+
+#ifndef EMBERLM_H
+#define EMBERLM_H
+
+/* Generated from src/ffi by `make header`. Do not edit. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+/** The ABI that this header describes; compare it with ember_abi_version(). */
+#define EMBER_ABI_VERSION 0
+
+/**
+ * The values of `ember_status`. A number never changes its meaning.
+ */
+enum ember_status_code
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Success.
+     */
+    EMBER_OK = 0,
+    /**
+     * Not an error: the started decode is not finished yet.
+     */
+    EMBER_PENDING = 1,
+    /**
+     * An argument has a value that is not allowed; the message names it.
+     */
+    EMBER_INVALID_ARGUMENT = 2,
+    /**
+     * A required pointer was NULL; the message names it.
+     */
+    EMBER_NULL_POINTER = 3,
+    /**
+     * A handle is NULL, was freed, or never came from this library.
+     */
+    EMBER_INVALID_HANDLE = 4,
+    /**
+     * A string is not valid UTF-8.
+     */
+    EMBER_INVALID_UTF8 = 5,
+    /**
+     * Another thread is inside a call with this session.
+     */
+    EMBER_BUSY = 6,
+    /**
+     * The progress callback asked to stop loading.
+     */
+    EMBER_CANCELLED = 7,
+    /**
+     * `ember_session_interrupt` ended the call; the session is as it was before it.
+     */
+    EMBER_INTERRUPTED = 8,
+    /**
+     * The file does not exist.
+     */
+    EMBER_FILE_NOT_FOUND = 9,
+    /**
+     * The path names a directory or something else that is no regular file.
+     */
+    EMBER_NOT_A_FILE = 10,
+    /**
+     * The file has no bytes.
+     */
+    EMBER_FILE_EMPTY = 11,
+    /**
+     * The operating system could not open, read or map the file.
+     */
+    EMBER_IO = 12,
+    /**
+     * The file is not a GGUF file of a known version.
+     */
+    EMBER_NOT_GGUF = 13,
+    /**
+     * The file ends before something that it announces.
+     */
+    EMBER_FILE_TRUNCATED = 14,
+    /**
+     * The file contradicts itself or the format.
+     */
+    EMBER_FILE_CORRUPT = 15,
+    /**
+     * A valid file or request that this version does not support.
+     */
+    EMBER_UNSUPPORTED = 16,
+    /**
+     * The file lacks a metadata key that the model needs, or the key has another type.
+     */
+    EMBER_MISSING_KEY = 17,
+    /**
+     * The file lacks a tensor that the model needs.
+     */
+    EMBER_MISSING_TENSOR = 18,
+    /**
+     * A tensor has another shape or type than the model needs.
+     */
+    EMBER_SHAPE_MISMATCH = 19,
+    /**
+     * The model's hyperparameters contradict each other or are out of range.
+     */
+    EMBER_INVALID_MODEL = 20,
+    /**
+     * Memory ran out; the message says how much was wanted. Nothing was changed.
+     */
+    EMBER_OUT_OF_MEMORY = 21,
+    /**
+     * The tokens do not fit into the session's context. Nothing was changed.
+     */
+    EMBER_CONTEXT_FULL = 22,
+    /**
+     * A token id is not in the model's vocabulary. Nothing was changed.
+     */
+    EMBER_INVALID_TOKEN = 23,
+    /**
+     * The call needs at least one token, or a session that has seen one.
+     */
+    EMBER_NO_TOKENS = 24,
+    /**
+     * The buffer is too small; the needed size was written to the count.
+     */
+    EMBER_BUFFER_TOO_SMALL = 25,
+    /**
+     * `ember_decode_poll` without a started decode.
+     */
+    EMBER_NOTHING_PENDING = 26,
+    /**
+     * A decode was started and not collected by `ember_decode_poll` yet.
+     */
+    EMBER_DECODE_PENDING = 27,
+    /**
+     * There is no such device, or it cannot be used; the message says why.
+     */
+    EMBER_NO_DEVICE = 28,
+    /**
+     * The device failed for good; every later call on it fails in the same way.
+     */
+    EMBER_DEVICE_LOST = 29,
+    /**
+     * The model produced a value that is not a number.
+     */
+    EMBER_NUMERIC = 30,
+    /**
+     * The device or its driver refused an operation.
+     */
+    EMBER_DEVICE_ERROR = 31,
+    /**
+     * A bug in the library was caught at its border; the message says where. A session that this
+     * happened to answers every later call in the same way and can only be freed.
+     */
+    EMBER_INTERNAL = 32,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_status_code ember_status_code;
+#else
+typedef int32_t ember_status_code;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Levels of log messages.
+ */
+enum ember_log_level
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * A failure that is not the caller's fault: a caught bug, a lost device.
+     */
+    EMBER_LOG_ERROR = 1,
+    /**
+     * Something works less well than it could.
+     */
+    EMBER_LOG_WARN = 2,
+    /**
+     * Models and sessions come and go.
+     */
+    EMBER_LOG_INFO = 3,
+    /**
+     * Details for a bug report.
+     */
+    EMBER_LOG_DEBUG = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_log_level ember_log_level;
+#else
+typedef int32_t ember_log_level;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Values of `ember_device.kind`.
+ */
+enum ember_device_kind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * The processor that the program runs on.
+     */
+    EMBER_DEVICE_CPU = 1,
+    /**
+     * An NVIDIA GPU.
+     */
+    EMBER_DEVICE_CUDA = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_device_kind ember_device_kind;
+#else
+typedef uint32_t ember_device_kind;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Values of `ember_session_options.kv_type`.
+ */
+enum ember_kv_type
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Half precision.
+     */
+    EMBER_KV_DEFAULT = 0,
+    /**
+     * Half precision.
+     */
+    EMBER_KV_F16 = 1,
+    /**
+     * Single precision.
+     */
+    EMBER_KV_F32 = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_kv_type ember_kv_type;
+#else
+typedef uint32_t ember_kv_type;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Flags of `ember_tokenize`, to be or-ed. With none of them, the text is the start of a context,
+ * and nothing in it has a special meaning.
+ */
+enum ember_tokenize_flags
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * The text goes on where other tokens end: add none of the tokens that the model wants at the
+     * beginning (BOS) or end of a text.
+     */
+    EMBER_TOKENIZE_CONTINUE = 1,
+    /**
+     * Recognize control tokens spelled out in the text, like `<|im_end|>`. Leave it off for text
+     * from outside, which could forge roles with them.
+     */
+    EMBER_TOKENIZE_SPECIAL = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_tokenize_flags ember_tokenize_flags;
+#else
+typedef uint32_t ember_tokenize_flags;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Flags of `ember_detokenize`, to be or-ed.
+ */
+enum ember_detokenize_flags
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Leave out control tokens instead of spelling their names.
+     */
+    EMBER_DETOKENIZE_SKIP_SPECIAL = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_detokenize_flags ember_detokenize_flags;
+#else
+typedef uint32_t ember_detokenize_flags;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * A loaded model: weights and vocabulary. Immutable, so any number of threads may use it at once.
+ * It stays in memory until `ember_model_free` and until its last session is freed, in any order.
+ */
+typedef struct ember_model ember_model;
+
+/**
+ * One conversation: a context of tokens with its KV cache. One thread at a time may use it; a call
+ * from a second thread meanwhile returns `EMBER_BUSY` and changes nothing. It keeps its model
+ * alive.
+ */
+typedef struct ember_session ember_session;
+
+/**
+ * Result of a function: 0 is success, anything else a value of `enum ember_status_code`. Later
+ * versions may return numbers that this header does not know; `ember_status_name` does.
+ */
+typedef int32_t ember_status;
+
+/**
+ * Receives one message: `len` bytes of UTF-8 without a line end and without a NUL, valid during
+ * the call. Called from any thread that is inside a function of the library and from its worker
+ * threads, also from several at once. It must return normally: no `longjmp`, no exception. It may
+ * call the library, whose messages are then dropped, but not `ember_set_log_callback`
+ * (`EMBER_BUSY`).
+ */
+typedef void (*ember_log_fn)(void *user, int32_t level, const char *message, size_t len);
+
+/**
+ * What went wrong, in words. The caller owns it, on the stack for instance; it needs no
+ * initialization and no cleanup. Every function that gets one writes it before it returns: on
+ * success `code` is 0 and `message` is empty. Its size and layout never change.
+ */
+typedef struct ember_error {
+    /**
+     * The status that the function returned.
+     */
+    ember_status code;
+    /**
+     * A sentence that names the thing at fault: UTF-8, always ended by a NUL, shortened to fit.
+     */
+    char message[1020];
+} ember_error;
+
+/**
+ * A device. The caller sets `struct_size`, `ember_device_info` the rest. Text is UTF-8, ended by
+ * a NUL, shortened to fit.
+ */
+typedef struct ember_device {
+    /**
+     * `sizeof(ember_device)`, set by the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * A value of `enum ember_device_kind`.
+     */
+    uint32_t kind;
+    /**
+     * 1 if models can be loaded onto it, else 0.
+     */
+    uint32_t usable;
+    /**
+     * Physical cores of a CPU, multiprocessors of a GPU.
+     */
+    uint32_t cores;
+    /**
+     * Bytes of memory; 0 if unknown.
+     */
+    uint64_t memory_total;
+    /**
+     * Bytes of memory that are free now; 0 if unknown.
+     */
+    uint64_t memory_free;
+    /**
+     * The name that its maker gave it.
+     */
+    char name[128];
+    /**
+     * Version of the driver; empty for a CPU.
+     */
+    char driver[32];
+    /**
+     * Instruction set or architecture that will be used, for example `avx2` or `sm_90`.
+     */
+    char isa[32];
+    /**
+     * Why the device is not usable, or what limits it; else empty.
+     */
+    char reason[256];
+} ember_device;
+
+/**
+ * Hears how far a load is: `fraction` runs from 0 to 1 and never goes back. Returning anything but
+ * 0 stops the load with `EMBER_CANCELLED`. Called on the thread that called `ember_model_load`,
+ * which holds no lock meanwhile: the callback may call every function of the library. It must
+ * return normally: no `longjmp`, no exception.
+ */
+typedef int32_t (*ember_progress_fn)(void *user, float fraction);
+
+/**
+ * How to load a model. Zero in every field but `struct_size` means the default.
+ */
+typedef struct ember_model_options {
+    /**
+     * `sizeof(ember_model_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * Index of the device, as `ember_device_info` counts them; 0 is the best one.
+     */
+    uint32_t device;
+    /**
+     * Threads that work on the CPU, at most 1024; 0 means one per physical core. All sessions of
+     * the model share them. They sleep when there is nothing to do and end with the model.
+     */
+    uint32_t threads;
+    /**
+     * Must be 0.
+     */
+    uint32_t reserved;
+    /**
+     * Called while loading; may be NULL.
+     */
+    ember_progress_fn progress;
+    /**
+     * Handed to `progress`; may be NULL.
+     */
+    void *user;
+} ember_model_options;
+
+/**
+ * Facts about a model. The caller sets `struct_size`, `ember_model_info` the rest. Text is UTF-8,
+ * ended by a NUL, shortened to fit.
+ */
+typedef struct ember_model_details {
+    /**
+     * `sizeof(ember_model_details)`, set by the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * Index of the device that holds the weights.
+     */
+    uint32_t device;
+    /**
+     * Number of token ids: 0 to `n_vocab - 1`. Also the number of logits.
+     */
+    uint32_t n_vocab;
+    /**
+     * Tokens that the model was trained to keep in context; the most that a session can have.
+     */
+    uint32_t context_length;
+    /**
+     * Number of layers.
+     */
+    uint32_t n_layers;
+    /**
+     * Width of the residual stream.
+     */
+    uint32_t hidden;
+    /**
+     * 1 if the text functions work with this model, 0 if its tokenizer is not supported.
+     */
+    uint32_t has_tokenizer;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * Number of weights.
+     */
+    uint64_t n_parameters;
+    /**
+     * Bytes of the file, or of all files of a split model. The file is mapped, not copied.
+     */
+    uint64_t file_bytes;
+    /**
+     * Bytes of memory that the weights take beyond the mapped file.
+     */
+    uint64_t resident_bytes;
+    /**
+     * Bytes of KV cache per token of context with `EMBER_KV_F16`.
+     */
+    uint64_t kv_bytes_per_token;
+    /**
+     * Architecture as the file names it, for example `llama`.
+     */
+    char architecture[32];
+    /**
+     * Type of most of the weights, for example `Q4_K`.
+     */
+    char quantization[32];
+    /**
+     * Name as the file gives it; may be empty.
+     */
+    char name[128];
+} ember_model_details;
+
+/**
+ * How to make a session. Zero in every field but `struct_size` means the default.
+ *
+ * Sampling ranks the tokens by logit, keeps the first `top_k`, of these the shortest start whose
+ * probabilities (temperature 1) reach `top_p`, of these the ones with at least `min_p` times the
+ * probability of the first, and draws from what is left at `temperature`. The draw depends on
+ * nothing but the logits, these settings and the position, so rewinding and decoding again gives
+ * the same tokens.
+ */
+typedef struct ember_session_options {
+    /**
+     * `sizeof(ember_session_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * The most tokens that the session can hold, up to the model's `context_length`; 0 means
+     * `context_length`, but at most 4096. Memory for all of them is reserved at once.
+     */
+    uint32_t context;
+    /**
+     * A value of `enum ember_kv_type`.
+     */
+    uint32_t kv_type;
+    /**
+     * Keep only this many of the best tokens; 0 keeps all.
+     */
+    uint32_t top_k;
+    /**
+     * 0 always takes the best token (greedy); 1 follows the model's probabilities.
+     */
+    float temperature;
+    /**
+     * Keep the best tokens that reach this probability together; 0 and 1 keep all.
+     */
+    float top_p;
+    /**
+     * Keep tokens of at least this share of the best token's probability; 0 keeps all.
+     */
+    float min_p;
+    /**
+     * Must be 0.
+     */
+    uint32_t reserved;
+    /**
+     * Seed of the draws. 0 is a seed like any other.
+     */
+    uint64_t seed;
+} ember_session_options;
+
+/**
+ * The state of a session. The caller sets `struct_size`, `ember_session_info` the rest.
+ */
+typedef struct ember_session_details {
+    /**
+     * `sizeof(ember_session_details)`, set by the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * The most tokens that the context can hold.
+     */
+    uint64_t context;
+    /**
+     * Tokens in the context, the one that the last decode returned included.
+     */
+    uint64_t position;
+    /**
+     * Bytes of KV cache for the whole context.
+     */
+    uint64_t kv_bytes;
+} ember_session_details;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/**
+ * `EMBER_ABI_VERSION` of the library that is really loaded. A program that finds another number
+ * than the one it was compiled with must not call anything else. Any thread may call it.
+ */
+uint32_t ember_abi_version(void);
+
+/**
+ * The version of the library, for example `"0.1.0"`: NUL-ended, never freed. Any thread may call
+ * it.
+ */
+const char *ember_version(void);
+
+/**
+ * The name of a status, for example `"EMBER_BUSY"`, as a NUL-ended string that is never freed;
+ * `"EMBER_UNKNOWN"` for a number that is no status. Any thread may call it at any time.
+ */
+const char *ember_status_name(ember_status status);
+
+/**
+ * Sets the function that receives log messages up to `level` (`EMBER_LOG_ERROR` the fewest), for
+ * the whole process; NULL turns the log off, which is the state at start. The library writes
+ * nothing anywhere else. `user` is handed to the callback and may be NULL. When this function
+ * returns, the callback before is not running and will not run again; so do not hold a lock that
+ * the callback takes. Any thread may call it.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` for a level that is none; `EMBER_BUSY` from within the callback.
+ */
+ember_status ember_set_log_callback(ember_log_fn callback,
+                                    void *user,
+                                    int32_t level,
+                                    struct ember_error *err);
+
+/**
+ * Writes the number of devices, which is at least 1: the CPU is one of them. The best usable
+ * device has index 0; devices that cannot be used come last. Number and order stay the same for
+ * the life of the process. The first call looks for GPUs and may take a moment. Any thread may
+ * call it.
+ */
+ember_status ember_device_count(uint32_t *count, struct ember_error *err);
+
+/**
+ * Describes device `index`, counted from 0. A device that cannot be used is described as well;
+ * `reason` says why. Any thread may call it.
+ *
+ * Errors: `EMBER_NO_DEVICE` if there is no such index.
+ */
+ember_status ember_device_info(uint32_t index, struct ember_device *out, struct ember_error *err);
+
+/**
+ * Loads a GGUF file. For a split model, `path` names its first file. `path` is UTF-8 of `path_len`
+ * bytes and needs no NUL at its end. `options` may be NULL for the defaults. The new handle is
+ * written to `out` and has to be freed with `ember_model_free`. The file must stay unchanged while
+ * the model lives, because it is mapped and not copied. Any thread may call it; loads run side by
+ * side.
+ *
+ * A model whose tokenizer is not supported is loaded; the text functions return the error.
+ *
+ * Errors: `EMBER_INVALID_UTF8`, `EMBER_INVALID_ARGUMENT` (empty path, NUL inside it, an option's
+ * value); `EMBER_NO_DEVICE`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`,
+ * `EMBER_IO`; `EMBER_NOT_GGUF`, `EMBER_FILE_TRUNCATED`, `EMBER_FILE_CORRUPT`; `EMBER_UNSUPPORTED`,
+ * `EMBER_MISSING_KEY`, `EMBER_MISSING_TENSOR`, `EMBER_SHAPE_MISMATCH`, `EMBER_INVALID_MODEL`;
+ * `EMBER_OUT_OF_MEMORY`; `EMBER_CANCELLED`. The message names the key, tensor or byte offset.
+ */
+ember_status ember_model_load(const char *path,
+                              size_t path_len,
+                              const struct ember_model_options *options,
+                              struct ember_model **out,
+                              struct ember_error *err);
+
+/**
+ * Writes facts about a model to `out`, whose `struct_size` the caller has set. Any thread may call
+ * it.
+ */
+ember_status ember_model_info(const struct ember_model *model,
+                              struct ember_model_details *out,
+                              struct ember_error *err);
+
+/**
+ * Makes the handle invalid. The memory goes when the last session of the model is freed, too.
+ * NULL is allowed and does nothing. Calls with this model that are running on other threads end
+ * normally.
+ *
+ * Errors: `EMBER_INVALID_HANDLE`.
+ */
+ember_status ember_model_free(struct ember_model *model);
+
+/**
+ * Makes a session with an empty context. `options` may be NULL for the defaults. All memory that
+ * it will ever need is reserved here. The new handle is written to `out` and has to be freed with
+ * `ember_session_free`. Any thread may call it.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_OUT_OF_MEMORY`.
+ */
+ember_status ember_session_create(const struct ember_model *model,
+                                  const struct ember_session_options *options,
+                                  struct ember_session **out,
+                                  struct ember_error *err);
+
+/**
+ * Writes the state of a session to `out`, whose `struct_size` the caller has set. Any thread may
+ * call it at any time; while a call with the session is running, it shows the state before it.
+ */
+ember_status ember_session_info(const struct ember_session *session,
+                                struct ember_session_details *out,
+                                struct ember_error *err);
+
+/**
+ * Writes the number of tokens in the context, the one that the last decode returned included. Any
+ * thread may call it at any time; while a call with the session is running, it shows the number
+ * before it.
+ */
+ember_status ember_session_position(const struct ember_session *session,
+                                    size_t *position,
+                                    struct ember_error *err);
+
+/**
+ * Keeps the first `position` tokens of the context and forgets the rest. Takes no time to speak
+ * of; a decode that follows evaluates the last kept token again. 0 empties the context.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` if the context has fewer tokens; `EMBER_BUSY`;
+ * `EMBER_DECODE_PENDING`.
+ */
+ember_status ember_session_rewind(struct ember_session *session,
+                                  size_t position,
+                                  struct ember_error *err);
+
+/**
+ * Writes the logits that the next decode will choose by: one per token id, `n_vocab` of them
+ * (`ember_model_details`), natural logarithms up to a constant. `count` is the room in `out`. If
+ * the last token was not evaluated yet, this does it.
+ *
+ * Errors: `EMBER_BUFFER_TOO_SMALL` if `count` is less than `n_vocab`; `EMBER_NO_TOKENS` for an
+ * empty context; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. On error, `out` is
+ * unchanged.
+ */
+ember_status ember_session_logits(struct ember_session *session,
+                                  float *out,
+                                  size_t count,
+                                  struct ember_error *err);
+
+/**
+ * Makes the call that is running with this session on another thread return `EMBER_INTERRUPTED`
+ * soon, with the session as it was before; likewise a decode that was started, which
+ * `ember_decode_poll` then reports. A call that is about to end may still succeed. Without one
+ * this does nothing: it does not reach into later calls. Any thread may call it at any time.
+ *
+ * Errors: `EMBER_INVALID_HANDLE`.
+ */
+ember_status ember_session_interrupt(struct ember_session *session);
+
+/**
+ * Frees a session. A decode that was started is interrupted and waited for. NULL is allowed and
+ * does nothing.
+ *
+ * Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY` if another thread is inside a call with it, which
+ * leaves it alive: interrupt that call first.
+ */
+ember_status ember_session_free(struct ember_session *session);
+
+/**
+ * Appends `count` tokens to the context and evaluates them, all or none. May be called again and
+ * again; the result does not depend on how the tokens are divided among calls.
+ *
+ * Errors: `EMBER_NO_TOKENS` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` names the
+ * token; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of them the context
+ * is as it was before.
+ */
+ember_status ember_prefill(struct ember_session *session,
+                           const uint32_t *tokens,
+                           size_t count,
+                           struct ember_error *err);
+
+/**
+ * Chooses the next token by the logits of the whole context, appends it to the context and writes
+ * its id to `token`. The token is evaluated when the next call needs it, so a caller that stops
+ * here has wasted nothing. Whether it ends the text is for the caller to ask
+ * (`ember_token_is_end`); the session goes on as long as there is room.
+ *
+ * Errors: `EMBER_NO_TOKENS` for an empty context; `EMBER_CONTEXT_FULL`; `EMBER_BUSY`;
+ * `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_NUMERIC`. After each of them the context is
+ * as it was before.
+ */
+ember_status ember_decode(struct ember_session *session, uint32_t *token, struct ember_error *err);
+
+/**
+ * Starts what `ember_decode` does and returns at once; `ember_decode_poll` collects the token,
+ * which is the same that `ember_decode` would have returned. Until then every other function that
+ * changes the session returns `EMBER_DECODE_PENDING`, except for `ember_session_interrupt` and
+ * `ember_session_free`.
+ *
+ * Errors: those of `ember_decode` that are known before any work is done.
+ */
+ember_status ember_decode_start(struct ember_session *session, struct ember_error *err);
+
+/**
+ * Asks for the token of a started decode. Never blocks: `EMBER_PENDING` means that it is not there
+ * yet and `token` was not written. May be called from another thread than the start.
+ *
+ * Errors: `EMBER_NOTHING_PENDING` if none was started; `EMBER_BUSY`; else those of `ember_decode`,
+ * after which the started decode is over and the context is as it was before it.
+ */
+ember_status ember_decode_poll(struct ember_session *session,
+                               uint32_t *token,
+                               struct ember_error *err);
+
+/**
+ * Turns `len` bytes of UTF-8 into token ids. `count` receives their number, also when `capacity`,
+ * the room in `tokens`, is too small for them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to
+ * `tokens`). `tokens` may be NULL if `capacity` is 0. Any thread may call it.
+ *
+ * Errors: `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` for unknown flags; `EMBER_UNSUPPORTED` if
+ * the model's tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
+ */
+ember_status ember_tokenize(const struct ember_model *model,
+                            const char *text,
+                            size_t len,
+                            uint32_t flags,
+                            uint32_t *tokens,
+                            size_t capacity,
+                            size_t *count,
+                            struct ember_error *err);
+
+/**
+ * Turns `count` token ids into bytes. `len` receives their number, also when `capacity`, the room
+ * in `text`, is too small for them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `text`).
+ * `text` may be NULL if `capacity` is 0. No NUL is added. The bytes are UTF-8 if the tokens end at
+ * the end of a character; a character may be spread over several tokens. Any thread may call it.
+ *
+ * Errors: `EMBER_INVALID_TOKEN`; `EMBER_INVALID_ARGUMENT` for unknown flags; `EMBER_UNSUPPORTED`
+ * if the model's tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
+ */
+ember_status ember_detokenize(const struct ember_model *model,
+                              const uint32_t *tokens,
+                              size_t count,
+                              uint32_t flags,
+                              char *text,
+                              size_t capacity,
+                              size_t *len,
+                              struct ember_error *err);
+
+/**
+ * Writes the bytes of one token, a control token's name included: what `ember_detokenize` does for
+ * one token without flags, and under the same rules. Most tokens have less than 32 bytes, and some
+ * have a part of a character. To show text while it is made, write the bytes as they come. Any
+ * thread may call it.
+ *
+ * Errors: `EMBER_INVALID_TOKEN`; `EMBER_BUFFER_TOO_SMALL`; `EMBER_UNSUPPORTED` if the model's
+ * tokenizer is not supported.
+ */
+ember_status ember_token_text(const struct ember_model *model,
+                              uint32_t token,
+                              char *text,
+                              size_t capacity,
+                              size_t *len,
+                              struct ember_error *err);
+
+/**
+ * Writes 1 to `is_end` if the token ends an answer (end of text, turn or message), else 0. Any
+ * thread may call it.
+ *
+ * Errors: `EMBER_INVALID_TOKEN`; `EMBER_UNSUPPORTED` if the model's tokenizer is not supported.
+ */
+ember_status ember_token_is_end(const struct ember_model *model,
+                                uint32_t token,
+                                uint32_t *is_end,
+                                struct ember_error *err);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* EMBERLM_H */

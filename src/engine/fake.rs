@@ -1,0 +1,176 @@
+//! A small backend for tests of the layers above: logits are a hash of the context, and the switches
+//! in `Knobs` make it slow, or fail.
+
+use super::random::philox4x32;
+use super::sampling::{Scratch, choose};
+use crate::backend::{KvType, Runner, RunnerOptions, Step, Weights};
+use crate::error::{Result, fail};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+/// Number of token ids.
+pub(crate) const N_VOCAB: usize = 50;
+
+/// What a test can switch on.
+#[derive(Default)]
+pub(crate) struct Knobs {
+    /// Positions wait here until it is released.
+    pub(crate) hold: AtomicBool,
+    /// The next evaluation panics.
+    pub(crate) panic: AtomicBool,
+    /// Logits are NaN.
+    pub(crate) nan: AtomicBool,
+    /// Positions evaluated so far, by all runners.
+    pub(crate) evaluated: AtomicU64,
+    /// Threads of started steps that have not ended.
+    pub(crate) running: AtomicU64,
+}
+
+/// The fake weights.
+pub(crate) struct FakeWeights(pub(crate) Arc<Knobs>);
+
+impl Weights for FakeWeights {
+    fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>> {
+        if options.context > 1 << 20 {
+            fail!(OutOfMemory, "KV cache");
+        }
+        Ok(Box::new(FakeRunner {
+            state: Arc::new(Mutex::new(State {
+                tokens: Vec::new(),
+                has_logits: false,
+                knobs: self.0.clone(),
+            })),
+            started: None,
+        }))
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        0
+    }
+
+    fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
+        match kv_type {
+            KvType::F16 => 2,
+            KvType::F32 => 4,
+        }
+    }
+}
+
+struct State {
+    tokens: Vec<u32>,
+    has_logits: bool,
+    knobs: Arc<Knobs>,
+}
+
+impl State {
+    fn extend(&mut self, tokens: &[u32], interrupt: &AtomicBool) -> Result<()> {
+        let before = self.tokens.len();
+        for token in tokens {
+            loop {
+                if interrupt.load(Ordering::Relaxed) {
+                    self.tokens.truncate(before);
+                    self.has_logits = false;
+                    fail!(Interrupted, "interrupted");
+                }
+                if !self.knobs.hold.load(Ordering::Relaxed) {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+            assert!(!self.knobs.panic.swap(false, Ordering::Relaxed), "a bug");
+            self.knobs.evaluated.fetch_add(1, Ordering::Relaxed);
+            self.tokens.push(*token);
+        }
+        self.has_logits = true;
+        Ok(())
+    }
+
+    fn logits(&self) -> Vec<f32> {
+        assert!(self.has_logits);
+        let hash = self.tokens.iter().fold([1u32; 4], |hash, &token| {
+            philox4x32([hash[0], hash[1], hash[2], token], [3, 4])
+        });
+        let nan = self.knobs.nan.load(Ordering::Relaxed);
+        (0..N_VOCAB as u32)
+            .map(|id| match nan {
+                true => f32::NAN,
+                false => (philox4x32(hash, [id, 0])[0] % 1000) as f32 / 100.0,
+            })
+            .collect()
+    }
+
+    fn step(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<u32> {
+        if let Some(token) = step.token {
+            self.extend(&[token], interrupt)?;
+        }
+        let mut scratch = Scratch::new(N_VOCAB)?;
+        choose(&self.logits(), &mut scratch, &step.sampling, step.position)
+    }
+}
+
+struct FakeRunner {
+    state: Arc<Mutex<State>>,
+    started: Option<JoinHandle<Result<u32>>>,
+}
+
+impl FakeRunner {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        assert!(self.started.is_none(), "called while a step is started");
+        self.state.lock().unwrap()
+    }
+}
+
+impl Runner for FakeRunner {
+    fn len(&self) -> usize {
+        self.state().tokens.len()
+    }
+
+    fn extend(&mut self, tokens: &[u32], interrupt: &AtomicBool) -> Result<()> {
+        assert!(!tokens.is_empty());
+        self.state().extend(tokens, interrupt)
+    }
+
+    fn truncate(&mut self, len: usize) {
+        let mut state = self.state();
+        assert!(len <= state.tokens.len());
+        state.tokens.truncate(len);
+        state.has_logits = false;
+    }
+
+    fn has_logits(&self) -> bool {
+        self.state().has_logits
+    }
+
+    fn logits(&mut self, out: &mut [f32]) -> Result<()> {
+        out.copy_from_slice(&self.state().logits());
+        Ok(())
+    }
+
+    fn step(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<u32> {
+        self.state().step(step, interrupt)
+    }
+
+    fn step_start(&mut self, step: &Step, interrupt: &Arc<AtomicBool>) -> Result<()> {
+        assert!(self.started.is_none());
+        let (state, step, interrupt) = (self.state.clone(), *step, interrupt.clone());
+        let knobs = state.lock().unwrap().knobs.clone();
+        knobs.running.fetch_add(1, Ordering::SeqCst);
+        self.started = Some(std::thread::spawn(move || {
+            let result = state.lock().unwrap().step(&step, &interrupt);
+            knobs.running.fetch_sub(1, Ordering::SeqCst);
+            result
+        }));
+        Ok(())
+    }
+
+    fn step_poll(&mut self, wait: bool) -> Result<Option<u32>> {
+        match self.started.take() {
+            Some(thread) if wait || thread.is_finished() => thread.join().unwrap().map(Some),
+            running => {
+                self.started = running;
+                Ok(None)
+            }
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! A model: a file's network resident on a device, and its text layer.
+
+use super::device;
+use crate::backend::{KvType, LoadOptions, Progress, Weights};
+use crate::error::{Error, Result, fail};
+use crate::format::{ModelFile, Value};
+use crate::log::log;
+use crate::model::{Block, Linear, Network, Norm};
+use crate::text::Tokenizer;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The most threads that a pool can be asked for.
+pub const MAX_THREADS: usize = 1024;
+
+/// Context of a session that names none, if the model was trained for more.
+pub const DEFAULT_CONTEXT: usize = 4096;
+
+/// Facts about a loaded model.
+#[derive(Clone, Debug)]
+pub struct Details {
+    /// `general.architecture` of the file.
+    pub architecture: String,
+    /// `general.name` of the file; may be empty.
+    pub name: String,
+    /// The most frequent tensor type by bytes, for example `Q4_K`.
+    pub quantization: String,
+    /// Index of the device that holds the weights.
+    pub device: usize,
+    /// Number of token ids.
+    pub n_vocab: usize,
+    /// Positions that the model was trained for.
+    pub context_length: usize,
+    /// Number of layers.
+    pub n_layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Number of weights; shared ones count once.
+    pub n_parameters: u64,
+    /// Bytes of the file, or of all files of a split one.
+    pub file_bytes: u64,
+    /// Bytes of memory that the weights take beyond the mapped file.
+    pub resident_bytes: u64,
+    /// Bytes of KV cache per position in half precision.
+    pub kv_bytes_per_token: u64,
+}
+
+/// A loaded model. Shared by its sessions; immutable.
+pub struct Model {
+    weights: Arc<dyn Weights>,
+    tokenizer: Result<Tokenizer>,
+    details: Details,
+}
+
+impl Model {
+    /// Loads a model file onto a device.
+    ///
+    /// Errors: those of [`ModelFile::open`], [`Network::from_file`] and the backend; `NoDevice`;
+    /// `InvalidArgument` for too many threads; whatever `progress` fails with. A tokenizer that is
+    /// not supported is no error here but one of [`Model::tokenizer`].
+    pub fn load(
+        path: &Path,
+        device_index: usize,
+        options: &LoadOptions,
+        progress: &mut Progress<'_>,
+    ) -> Result<Model> {
+        if options.threads > MAX_THREADS {
+            fail!(
+                InvalidArgument,
+                "threads is {}, but must be at most {MAX_THREADS}",
+                options.threads
+            );
+        }
+        let device = device::get(device_index)?;
+        let device_info = device.backend.device_info(device.index);
+        if !device_info.usable {
+            fail!(
+                NoDevice,
+                "device {device_index} ({}) cannot be used: {}",
+                device_info.name,
+                device_info.reason
+            );
+        }
+        progress(0.0)?;
+        let file = ModelFile::open(path)?;
+        let network = Network::from_file(&file)?;
+        let tokenizer = Tokenizer::from_file(&file);
+        if let Err(e) = &tokenizer {
+            log!(Warn, "{}: no text calls: {}", path.display(), e.message);
+        }
+        // Kept in order whatever the backend reports; the end is reported here alone.
+        let mut reached = 0.0f32;
+        let weights = device
+            .backend
+            .load(device.index, &network, options, &mut |done| {
+                reached = reached.max(done.clamp(0.0, 1.0));
+                if reached < 1.0 {
+                    progress(reached)
+                } else {
+                    Ok(())
+                }
+            })?;
+        progress(1.0)?;
+        let details = Details::new(&file, &network, weights.as_ref(), device_index);
+        log!(
+            Info,
+            "loaded {}: {} {}, {} parameters, on {}",
+            path.display(),
+            details.architecture,
+            details.quantization,
+            details.n_parameters,
+            device_info.name
+        );
+        Ok(Model {
+            weights,
+            tokenizer,
+            details,
+        })
+    }
+
+    /// A model of any weights, for tests of what lies above.
+    #[cfg(test)]
+    pub(crate) fn from_weights(weights: Arc<dyn Weights>, n_vocab: usize, context: usize) -> Model {
+        let details = Details {
+            architecture: "test".into(),
+            name: String::new(),
+            quantization: "F32".into(),
+            device: 0,
+            n_vocab,
+            context_length: context,
+            n_layers: 1,
+            hidden: 1,
+            n_parameters: 0,
+            file_bytes: 0,
+            resident_bytes: 0,
+            kv_bytes_per_token: weights.kv_bytes_per_token(KvType::F16),
+        };
+        Model {
+            weights,
+            tokenizer: Err(Error::new(crate::Status::Unsupported, "no tokenizer")),
+            details,
+        }
+    }
+
+    /// Facts about the model.
+    pub fn details(&self) -> &Details {
+        &self.details
+    }
+
+    /// The weights on their device.
+    pub fn weights(&self) -> &Arc<dyn Weights> {
+        &self.weights
+    }
+
+    /// The tokenizer, or the error that its loading ended with.
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_ref().map_err(Error::clone)
+    }
+
+    /// `InvalidToken`, naming the first id that is not in the vocabulary and its index.
+    pub fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
+        let n_vocab = self.details.n_vocab;
+        for (i, &token) in tokens.iter().enumerate() {
+            if token as usize >= n_vocab {
+                fail!(
+                    InvalidToken,
+                    "token {token} at index {i} is not in the vocabulary of {n_vocab}"
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Details {
+    fn new(file: &ModelFile, network: &Network, weights: &dyn Weights, device: usize) -> Details {
+        let name = match file.metadata.get("general.name") {
+            Some(Value::String(name)) => name.clone(),
+            _ => String::new(),
+        };
+        Details {
+            architecture: network.architecture.clone(),
+            name,
+            quantization: main_type(file),
+            device,
+            n_vocab: network.n_vocab,
+            context_length: network.context_length,
+            n_layers: network.blocks.len(),
+            hidden: network.hidden,
+            n_parameters: parameters(network),
+            file_bytes: file.file_bytes,
+            resident_bytes: weights.resident_bytes(),
+            kv_bytes_per_token: weights.kv_bytes_per_token(KvType::F16),
+        }
+    }
+}
+
+/// The tensor type with the most bytes.
+fn main_type(file: &ModelFile) -> String {
+    let bytes_of = |ty| -> usize {
+        let of_type = file.tensors.values().filter(|t| t.ty == ty);
+        of_type.map(|t| t.bytes().len()).sum()
+    };
+    crate::quant::TensorType::ALL
+        .into_iter()
+        .max_by_key(|&ty| bytes_of(ty))
+        .map_or(String::new(), |ty| ty.name().to_owned())
+}
+
+/// Number of weights that the network uses.
+fn parameters(network: &Network) -> u64 {
+    let norm = |n: &Norm| n.weight.row_len() as u64;
+    let matrix = |l: &Linear| {
+        let weights = l.weight.row_len() as u64 * l.weight.rows() as u64;
+        weights + l.bias.as_ref().map_or(0, |b| b.row_len() as u64)
+    };
+    let block = |b: &Block| {
+        let a = &b.attention;
+        let f = &b.feed_forward;
+        let matrices = [&a.q, &a.k, &a.v, &a.output, &f.gate, &f.up, &f.down];
+        norm(&b.attention_norm)
+            + norm(&b.feed_forward_norm)
+            + matrices.into_iter().map(matrix).sum::<u64>()
+    };
+    let embedding = &network.embedding;
+    let head = if network.head.weight.name == embedding.name {
+        0
+    } else {
+        matrix(&network.head)
+    };
+    embedding.row_len() as u64 * embedding.rows() as u64
+        + network.blocks.iter().map(block).sum::<u64>()
+        + norm(&network.final_norm)
+        + head
+}

@@ -1,0 +1,286 @@
+use super::*;
+use crate::engine::fake::{FakeWeights, Knobs, N_VOCAB};
+
+const CONTEXT: usize = 32;
+
+fn model(knobs: &Arc<Knobs>) -> Arc<Model> {
+    let weights = Arc::new(FakeWeights(knobs.clone()));
+    Arc::new(Model::from_weights(weights, N_VOCAB, CONTEXT))
+}
+
+fn session_with(knobs: &Arc<Knobs>, sampling: Sampling) -> Session {
+    let options = SessionOptions {
+        sampling,
+        ..Default::default()
+    };
+    Session::create(model(knobs), &options).unwrap()
+}
+
+fn session() -> Session {
+    session_with(&Arc::default(), Sampling::default())
+}
+
+fn drawing() -> Sampling {
+    Sampling {
+        temperature: 0.9,
+        top_p: 0.9,
+        seed: 5,
+        ..Default::default()
+    }
+}
+
+fn decode_all(session: &mut Session, n: usize) -> Vec<u32> {
+    (0..n).map(|_| session.decode().unwrap()).collect()
+}
+
+fn wait(session: &mut Session) -> Result<u32> {
+    loop {
+        if let Some(token) = session.decode_poll()? {
+            return Ok(token);
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn status<T: std::fmt::Debug>(result: Result<T>) -> Status {
+    result.unwrap_err().status
+}
+
+#[test]
+fn prefill_may_be_divided() {
+    let prompt = [3, 1, 4, 1, 5, 9];
+    let mut whole = session();
+    whole.prefill(&prompt).unwrap();
+    let tokens = decode_all(&mut whole, 8);
+    for size in 1..prompt.len() {
+        let mut divided = session();
+        for part in prompt.chunks(size) {
+            divided.prefill(part).unwrap();
+        }
+        assert_eq!(decode_all(&mut divided, 8), tokens);
+    }
+}
+
+#[test]
+fn a_stop_wastes_no_evaluation() {
+    let knobs = Arc::<Knobs>::default();
+    let mut s = session_with(&knobs, Sampling::default());
+    s.prefill(&[1, 2, 3]).unwrap();
+    let tokens = decode_all(&mut s, 4);
+    // n + k - 1.
+    assert_eq!(knobs.evaluated.load(Ordering::Relaxed), 6);
+    assert_eq!(s.position(), 7);
+    s.prefill(&[8]).unwrap();
+    assert_eq!(knobs.evaluated.load(Ordering::Relaxed), 8);
+    let mut other = session();
+    other
+        .prefill(&[&[1, 2, 3], &tokens[..], &[8]].concat())
+        .unwrap();
+    assert_eq!(other.decode().unwrap(), s.decode().unwrap());
+}
+
+#[test]
+fn rewind_and_repeat_gives_the_same() {
+    for sampling in [Sampling::default(), drawing()] {
+        let mut s = session_with(&Arc::default(), sampling);
+        s.prefill(&[7, 7, 7]).unwrap();
+        let tokens = decode_all(&mut s, 10);
+        for position in 1..=13 {
+            s.rewind(position.min(s.position())).unwrap();
+            if position < 3 {
+                s.prefill(&[7; 3][position..]).unwrap();
+            }
+            let n = 13 - s.position();
+            let again = decode_all(&mut s, n);
+            assert_eq!(again, tokens[10 - again.len()..], "from {position}");
+        }
+        // Rewinding to where the context ends, with and without a pending token.
+        s.rewind(13).unwrap();
+        let next = s.decode().unwrap();
+        s.rewind(13).unwrap();
+        assert_eq!(s.decode().unwrap(), next);
+        s.rewind(0).unwrap();
+        assert_eq!(s.position(), 0);
+        assert_eq!(status(s.decode()), Status::NoTokens);
+        s.prefill(&[7, 7, 7]).unwrap();
+        assert_eq!(decode_all(&mut s, 10), tokens);
+        assert_eq!(status(s.rewind(14)), Status::InvalidArgument);
+        assert_eq!(s.position(), 13);
+    }
+}
+
+#[test]
+fn logits_are_those_of_the_next_choice() {
+    let mut s = session();
+    let mut logits = vec![0.0; N_VOCAB];
+    assert_eq!(status(s.logits(&mut logits)), Status::NoTokens);
+    s.prefill(&[1]).unwrap();
+    for _ in 0..5 {
+        s.logits(&mut logits).unwrap();
+        let best = (0..N_VOCAB).max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a)));
+        assert_eq!(s.decode().unwrap() as usize, best.unwrap());
+    }
+    let mut before = vec![0.0; N_VOCAB];
+    s.logits(&mut before).unwrap();
+    s.decode().unwrap();
+    s.rewind(6).unwrap();
+    s.logits(&mut logits).unwrap();
+    assert_eq!(logits, before);
+}
+
+#[test]
+fn started_decodes_give_the_same_tokens() {
+    for sampling in [Sampling::default(), drawing()] {
+        let mut sync = session_with(&Arc::default(), sampling);
+        let mut other = session_with(&Arc::default(), sampling);
+        sync.prefill(&[1, 2]).unwrap();
+        other.prefill(&[1, 2]).unwrap();
+        for _ in 0..10 {
+            other.decode_start().unwrap();
+            assert_eq!(wait(&mut other).unwrap(), sync.decode().unwrap());
+        }
+        assert_eq!(status(other.decode_poll()), Status::NothingPending);
+    }
+}
+
+#[test]
+fn a_started_decode_keeps_other_calls_out() {
+    let knobs = Arc::<Knobs>::default();
+    let mut s = session_with(&knobs, Sampling::default());
+    s.prefill(&[1, 2]).unwrap();
+    s.decode().unwrap();
+    knobs.hold.store(true, Ordering::Relaxed);
+    s.decode_start().unwrap();
+    assert_eq!(s.decode_poll(), Ok(None));
+    assert_eq!(status(s.decode()), Status::DecodePending);
+    assert_eq!(status(s.decode_start()), Status::DecodePending);
+    assert_eq!(status(s.prefill(&[1])), Status::DecodePending);
+    assert_eq!(status(s.rewind(0)), Status::DecodePending);
+    assert_eq!(
+        status(s.logits(&mut vec![0.0; N_VOCAB])),
+        Status::DecodePending
+    );
+    assert_eq!(s.position(), 3);
+    knobs.hold.store(false, Ordering::Relaxed);
+    wait(&mut s).unwrap();
+    assert_eq!(s.position(), 4);
+}
+
+#[test]
+fn interrupts_leave_the_context_as_it_was() {
+    let knobs = Arc::<Knobs>::default();
+    let mut s = session_with(&knobs, Sampling::default());
+    let mut expected = session();
+    for s in [&mut s, &mut expected] {
+        s.prefill(&[1, 2]).unwrap();
+        s.decode().unwrap();
+    }
+    knobs.hold.store(true, Ordering::Relaxed);
+    let flag = s.interrupt_flag().clone();
+    s.decode_start().unwrap();
+    flag.store(true, Ordering::Relaxed);
+    assert_eq!(status(wait(&mut s)), Status::Interrupted);
+    assert_eq!(s.position(), 3);
+
+    let done = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while !done.load(Ordering::Relaxed) {
+                flag.store(true, Ordering::Relaxed);
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(status(s.prefill(&[4, 5, 6])), Status::Interrupted);
+        assert_eq!(status(s.decode()), Status::Interrupted);
+        done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(s.position(), 3);
+    knobs.hold.store(false, Ordering::Relaxed);
+    // The interrupt does not reach into later calls.
+    assert_eq!(decode_all(&mut s, 5), decode_all(&mut expected, 5));
+}
+
+#[test]
+fn a_full_context_is_told_before_anything_is_done() {
+    let mut s = session();
+    s.prefill(&[1; CONTEXT - 2]).unwrap();
+    assert_eq!(status(s.prefill(&[1; 3])), Status::ContextFull);
+    assert_eq!(s.position(), CONTEXT - 2);
+    let tokens = decode_all(&mut s, 2);
+    assert_eq!(status(s.decode()), Status::ContextFull);
+    assert_eq!(status(s.decode_start()), Status::ContextFull);
+    assert_eq!(status(s.prefill(&[1])), Status::ContextFull);
+    assert_eq!(s.position(), CONTEXT);
+    s.logits(&mut vec![0.0; N_VOCAB]).unwrap();
+    s.rewind(CONTEXT - 2).unwrap();
+    assert_eq!(decode_all(&mut s, 2), tokens);
+}
+
+#[test]
+fn bad_tokens_change_nothing() {
+    let mut s = session();
+    assert_eq!(status(s.prefill(&[])), Status::NoTokens);
+    let e = s.prefill(&[1, N_VOCAB as u32, 2]).unwrap_err();
+    assert_eq!(e.status, Status::InvalidToken);
+    assert!(e.message.contains("token 50 at index 1"), "{}", e.message);
+    assert_eq!(status(s.prefill(&[u32::MAX])), Status::InvalidToken);
+    assert_eq!(s.position(), 0);
+}
+
+#[test]
+fn a_failed_choice_can_be_repeated() {
+    let knobs = Arc::<Knobs>::default();
+    let mut s = session_with(&knobs, Sampling::default());
+    let mut expected = session();
+    s.prefill(&[1, 2]).unwrap();
+    expected.prefill(&[1, 2]).unwrap();
+    for _ in 0..3 {
+        knobs.nan.store(true, Ordering::Relaxed);
+        assert_eq!(status(s.decode()), Status::Numeric);
+        s.decode_start().unwrap();
+        assert_eq!(status(wait(&mut s)), Status::Numeric);
+        knobs.nan.store(false, Ordering::Relaxed);
+        assert_eq!(s.decode().unwrap(), expected.decode().unwrap());
+    }
+}
+
+#[test]
+fn dropping_ends_a_started_decode() {
+    let knobs = Arc::<Knobs>::default();
+    let mut s = session_with(&knobs, Sampling::default());
+    s.prefill(&[1]).unwrap();
+    s.decode().unwrap();
+    knobs.hold.store(true, Ordering::Relaxed);
+    s.decode_start().unwrap();
+    assert_eq!(knobs.running.load(Ordering::SeqCst), 1);
+    drop(s);
+    assert_eq!(knobs.running.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn options_are_checked() {
+    let m = model(&Arc::default());
+    let create = |options: &SessionOptions| Session::create(m.clone(), options);
+    let e = create(&SessionOptions {
+        context: CONTEXT + 1,
+        ..Default::default()
+    });
+    let e = e.err().unwrap();
+    assert_eq!(e.status, Status::InvalidArgument);
+    assert!(e.message.contains("context is 33"), "{}", e.message);
+    let sampling = Sampling {
+        temperature: f32::NAN,
+        ..Default::default()
+    };
+    let e = create(&SessionOptions {
+        sampling,
+        ..Default::default()
+    });
+    assert_eq!(e.err().unwrap().status, Status::InvalidArgument);
+    let s = create(&SessionOptions {
+        kv_type: KvType::F32,
+        ..Default::default()
+    });
+    let s = s.unwrap();
+    assert_eq!((s.context(), s.kv_bytes()), (CONTEXT, 4 * CONTEXT as u64));
+}

@@ -1,0 +1,248 @@
+//! What every exported function does with its arguments and its result.
+
+use super::error::{ember_error, ember_status, store};
+use crate::error::{Result, fail};
+use crate::panics;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+
+/// The body of an exported function: runs `work`, turns a panic into an error, reports to `err`.
+///
+/// # Safety
+/// `err` is NULL or points to an `ember_error` that nobody else uses now.
+pub(super) unsafe fn call(
+    err: *mut ember_error,
+    work: impl FnOnce() -> Result<()>,
+) -> ember_status {
+    let result = panics::catch(work);
+    // SAFETY: the caller's promise.
+    unsafe { store(err, result) }
+}
+
+/// A place for a result, checked before the work and written after it.
+pub(super) struct Out<T>(NonNull<T>);
+
+impl<T> Out<T> {
+    /// `NullPointer` or `InvalidArgument`, naming the argument.
+    ///
+    /// # Safety
+    /// `pointer` is NULL or valid for a write of `T` for the rest of the exported function.
+    pub(super) unsafe fn new(pointer: *mut T, name: &str) -> Result<Out<T>> {
+        Ok(Out(non_null(pointer, name)?))
+    }
+
+    pub(super) fn set(&self, value: T) {
+        // SAFETY: valid for writes by `new`'s contract; not NULL and aligned, as checked there.
+        unsafe { self.0.as_ptr().write(value) }
+    }
+}
+
+fn non_null<T>(pointer: *const T, name: &str) -> Result<NonNull<T>> {
+    match NonNull::new(pointer.cast_mut()) {
+        None => fail!(NullPointer, "{name} is NULL"),
+        Some(p) if !p.is_aligned() => fail!(
+            InvalidArgument,
+            "{name} is not aligned to {} bytes",
+            align_of::<T>()
+        ),
+        Some(p) => Ok(p),
+    }
+}
+
+/// The caller's array. NULL is allowed with a length of 0.
+///
+/// # Safety
+/// `pointer` is NULL or valid for reads of `len` elements, which nobody changes, for the rest of
+/// the exported function.
+pub(super) unsafe fn slice<'a, T>(pointer: *const T, len: usize, name: &str) -> Result<&'a [T]> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    let pointer = array(pointer, len, name)?;
+    // SAFETY: valid by the contract; not NULL, aligned and of a possible size by `array`.
+    Ok(unsafe { std::slice::from_raw_parts(pointer.as_ptr(), len) })
+}
+
+/// The caller's buffer. NULL is allowed with a length of 0.
+///
+/// # Safety
+/// `pointer` is NULL or valid for reads and writes of `len` elements, which nobody else uses, for
+/// the rest of the exported function. `T` is a number type, so that any bytes are a value.
+pub(super) unsafe fn slice_mut<'a, T: Copy>(
+    pointer: *mut T,
+    len: usize,
+    name: &str,
+) -> Result<&'a mut [T]> {
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    let pointer = array(pointer, len, name)?;
+    // SAFETY: valid by the contract; not NULL, aligned and of a possible size by `array`.
+    Ok(unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), len) })
+}
+
+fn array<T>(pointer: *const T, len: usize, name: &str) -> Result<NonNull<T>> {
+    let pointer = non_null(pointer, name)?;
+    if len > isize::MAX as usize / size_of::<T>() {
+        fail!(
+            InvalidArgument,
+            "{name} has {len} elements, more than memory can hold"
+        );
+    }
+    Ok(pointer)
+}
+
+/// The caller's text.
+///
+/// # Safety
+/// As [`slice`] with bytes.
+pub(super) unsafe fn text<'a>(
+    pointer: *const std::ffi::c_char,
+    len: usize,
+    name: &str,
+) -> Result<&'a str> {
+    // SAFETY: the caller's promise; a `c_char` is a byte.
+    let bytes = unsafe { slice(pointer.cast::<u8>(), len, name) }?;
+    match std::str::from_utf8(bytes) {
+        Ok(text) => Ok(text),
+        Err(e) => fail!(
+            InvalidUtf8,
+            "{name} is not valid UTF-8 at byte {}",
+            e.valid_up_to()
+        ),
+    }
+}
+
+/// A struct that crosses the border and may grow: options and details.
+///
+/// # Safety
+/// `repr(C)` without padding, all bytes zero is a value, any bytes in a number are a value, and the
+/// first field is `struct_size: u32`.
+pub(super) unsafe trait Sized32: Copy {
+    /// The C name, for messages.
+    const NAME: &'static str;
+
+    /// All zero but for the size.
+    fn zeroed() -> Self {
+        let mut zeroed = MaybeUninit::<Self>::zeroed();
+        // SAFETY: all zero is a value, and the first field is the size (contract of the trait).
+        unsafe {
+            zeroed
+                .as_mut_ptr()
+                .cast::<u32>()
+                .write(size_of::<Self>() as u32);
+            zeroed.assume_init()
+        }
+    }
+}
+
+/// No struct of this library will ever be this large, so a larger size is garbage.
+const SIZE_LIMIT: usize = 1 << 16;
+
+/// Reads the size that the caller wrote into the struct, and checks that it can be one.
+///
+/// # Safety
+/// `pointer` is valid for reads of a `u32`.
+unsafe fn struct_size<T: Sized32>(pointer: NonNull<T>) -> Result<usize> {
+    // SAFETY: the caller's promise; aligned, because `T` starts with a `u32`.
+    let size = unsafe { pointer.cast::<u32>().read() } as usize;
+    // A size in C is a multiple of the alignment, so no field is ever cut in two.
+    if size < align_of::<T>() || size % align_of::<T>() != 0 || size > SIZE_LIMIT {
+        fail!(
+            InvalidArgument,
+            "struct_size is {size}; set it to sizeof({})",
+            T::NAME
+        );
+    }
+    Ok(size)
+}
+
+/// Reads an option struct of any version. Fields that an older caller does not know are zero;
+/// fields that only a newer caller knows must be.
+///
+/// # Safety
+/// `pointer` is NULL (all defaults) or valid for reads of as many bytes as its first field says.
+pub(super) unsafe fn read_struct<T: Sized32>(pointer: *const T) -> Result<T> {
+    if pointer.is_null() {
+        return Ok(T::zeroed());
+    }
+    let pointer = non_null(pointer, T::NAME)?;
+    // SAFETY: the caller's promise.
+    let size = unsafe { struct_size(pointer) }?;
+    // SAFETY: `size` bytes are readable by the caller's promise, padding included.
+    let bytes = unsafe { std::slice::from_raw_parts(pointer.as_ptr().cast::<u8>(), size) };
+    let known = size.min(size_of::<T>());
+    if let Some(i) = bytes[known..].iter().position(|&b| b != 0) {
+        fail!(
+            InvalidArgument,
+            "{} sets an option at byte {} that this version of the library does not have",
+            T::NAME,
+            known + i
+        );
+    }
+    let mut value = T::zeroed();
+    // SAFETY: `known` bytes fit into `value`; any bytes are a value of its number fields, and the
+    // pointers among them are the caller's own.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), (&raw mut value).cast::<u8>(), known);
+    }
+    Ok(value)
+}
+
+/// A details struct of any version, to be filled.
+pub(super) struct OutStruct<T> {
+    pointer: NonNull<T>,
+    size: usize,
+}
+
+impl<T: Sized32> OutStruct<T> {
+    /// # Safety
+    /// `pointer` is NULL or valid for reads and writes of as many bytes as its first field says,
+    /// for the rest of the exported function.
+    pub(super) unsafe fn new(pointer: *mut T) -> Result<OutStruct<T>> {
+        let pointer = non_null(pointer, T::NAME)?;
+        // SAFETY: the caller's promise.
+        let size = unsafe { struct_size(pointer) }?;
+        Ok(OutStruct { pointer, size })
+    }
+
+    /// Writes the fields that the caller knows, and zeros where it knows more. The caller's
+    /// `struct_size` stays.
+    pub(super) fn set(&self, value: &T) {
+        let skip = size_of::<u32>();
+        let known = self.size.min(size_of::<T>());
+        let to = self.pointer.as_ptr().cast::<u8>();
+        // SAFETY: `size` bytes are writable by `new`'s contract, and `known` are readable from
+        // `value`, which has no padding.
+        unsafe {
+            let from = std::ptr::from_ref(value).cast::<u8>();
+            std::ptr::copy_nonoverlapping(from.add(skip), to.add(skip), known - skip);
+            std::ptr::write_bytes(to.add(known), 0, self.size - known);
+        }
+    }
+}
+
+/// Copies a result into a caller's buffer. The number of elements is written in any case but an
+/// error of the pointers; `BufferTooSmall` if they do not fit, with nothing else written.
+pub(super) fn fill<T: Copy>(
+    values: &[T],
+    buffer: &mut [T],
+    count: &Out<usize>,
+    name: &str,
+) -> Result<()> {
+    count.set(values.len());
+    match buffer.get_mut(..values.len()) {
+        Some(part) => part.copy_from_slice(values),
+        None => fail!(
+            BufferTooSmall,
+            "{name} has room for {}, but {} are needed",
+            buffer.len(),
+            values.len()
+        ),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "boundary_tests.rs"]
+mod tests;

@@ -1,0 +1,94 @@
+//! Running a session: prefill and decode.
+
+use super::boundary::{Out, call, slice};
+use super::error::{ember_error, ember_status};
+use super::session::{ember_session, with_session};
+use crate::error::{Error, Status};
+
+/// Appends `count` tokens to the context and evaluates them, all or none. May be called again and
+/// again; the result does not depend on how the tokens are divided among calls.
+///
+/// Errors: `EMBER_NO_TOKENS` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` names the
+/// token; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of them the context
+/// is as it was before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_prefill(
+    session: *mut ember_session,
+    tokens: *const u32,
+    count: usize,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        // SAFETY: `tokens` is as the header demands.
+        let tokens = unsafe { slice(tokens, count, "tokens") }?;
+        with_session(session, |session| session.prefill(tokens))
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Chooses the next token by the logits of the whole context, appends it to the context and writes
+/// its id to `token`. The token is evaluated when the next call needs it, so a caller that stops
+/// here has wasted nothing. Whether it ends the text is for the caller to ask
+/// (`ember_token_is_end`); the session goes on as long as there is room.
+///
+/// Errors: `EMBER_NO_TOKENS` for an empty context; `EMBER_CONTEXT_FULL`; `EMBER_BUSY`;
+/// `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_NUMERIC`. After each of them the context is
+/// as it was before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_decode(
+    session: *mut ember_session,
+    token: *mut u32,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        // SAFETY: `token` is as the header demands.
+        let token = unsafe { Out::new(token, "token") }?;
+        token.set(with_session(session, |session| session.decode())?);
+        Ok(())
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Starts what `ember_decode` does and returns at once; `ember_decode_poll` collects the token,
+/// which is the same that `ember_decode` would have returned. Until then every other function that
+/// changes the session returns `EMBER_DECODE_PENDING`, except for `ember_session_interrupt` and
+/// `ember_session_free`.
+///
+/// Errors: those of `ember_decode` that are known before any work is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_decode_start(
+    session: *mut ember_session,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || with_session(session, |session| session.decode_start());
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Asks for the token of a started decode. Never blocks: `EMBER_PENDING` means that it is not there
+/// yet and `token` was not written. May be called from another thread than the start.
+///
+/// Errors: `EMBER_NOTHING_PENDING` if none was started; `EMBER_BUSY`; else those of `ember_decode`,
+/// after which the started decode is over and the context is as it was before it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_decode_poll(
+    session: *mut ember_session,
+    token: *mut u32,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        // SAFETY: `token` is as the header demands.
+        let token = unsafe { Out::new(token, "token") }?;
+        match with_session(session, |session| session.decode_poll())? {
+            Some(id) => {
+                token.set(id);
+                Ok(())
+            }
+            None => Err(Error::new(Status::Pending, "")),
+        }
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}

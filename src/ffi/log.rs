@@ -1,0 +1,79 @@
+//! The log callback.
+
+use super::boundary::call;
+use super::error::{ember_error, ember_status};
+use crate::error::fail;
+use crate::log::{self, Level};
+use std::ffi::{c_char, c_void};
+
+/// Levels of log messages.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ember_log_level {
+    /// A failure that is not the caller's fault: a caught bug, a lost device.
+    EMBER_LOG_ERROR = 1,
+    /// Something works less well than it could.
+    EMBER_LOG_WARN = 2,
+    /// Models and sessions come and go.
+    EMBER_LOG_INFO = 3,
+    /// Details for a bug report.
+    EMBER_LOG_DEBUG = 4,
+}
+
+/// Receives one message: `len` bytes of UTF-8 without a line end and without a NUL, valid during
+/// the call. Called from any thread that is inside a function of the library and from its worker
+/// threads, also from several at once. It must return normally: no `longjmp`, no exception. It may
+/// call the library, whose messages are then dropped, but not `ember_set_log_callback`
+/// (`EMBER_BUSY`).
+pub type ember_log_fn =
+    Option<unsafe extern "C" fn(user: *mut c_void, level: i32, message: *const c_char, len: usize)>;
+
+struct User(*mut c_void);
+// SAFETY: the library only hands the pointer back; the header says that the callback must be able
+// to run on any thread and on several at once.
+unsafe impl Send for User {}
+// SAFETY: as above.
+unsafe impl Sync for User {}
+
+/// Sets the function that receives log messages up to `level` (`EMBER_LOG_ERROR` the fewest), for
+/// the whole process; NULL turns the log off, which is the state at start. The library writes
+/// nothing anywhere else. `user` is handed to the callback and may be NULL. When this function
+/// returns, the callback before is not running and will not run again; so do not hold a lock that
+/// the callback takes. Any thread may call it.
+///
+/// Errors: `EMBER_INVALID_ARGUMENT` for a level that is none; `EMBER_BUSY` from within the callback.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_set_log_callback(
+    callback: ember_log_fn,
+    user: *mut c_void,
+    level: i32,
+    err: *mut ember_error,
+) -> ember_status {
+    let user = User(user);
+    let work = || {
+        let level = match level {
+            1 => Level::Error,
+            2 => Level::Warn,
+            3 => Level::Info,
+            4 => Level::Debug,
+            _ if callback.is_none() => Level::Error,
+            n => fail!(InvalidArgument, "level is {n}, but must be from 1 to 4"),
+        };
+        let sink: Option<log::Sink> = callback.map(|callback| {
+            Box::new(move |level: Level, message: &str| {
+                let user = &user;
+                // SAFETY: the caller of `ember_set_log_callback` promises that the callback can be
+                // called with `user` until it is replaced.
+                unsafe {
+                    callback(user.0, level as i32, message.as_ptr().cast(), message.len());
+                }
+            }) as log::Sink
+        });
+        if !log::set_sink(level, sink) {
+            fail!(Busy, "the log callback cannot replace itself");
+        }
+        Ok(())
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}

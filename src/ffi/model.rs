@@ -1,0 +1,225 @@
+//! Models.
+
+use super::boundary::{Out, OutStruct, Sized32, call, read_struct, text};
+use super::error::{copy_text, ember_error, ember_status};
+use super::handle::{Kind, Table};
+use crate::backend::LoadOptions;
+use crate::engine::Model;
+use crate::error::{Result, fail};
+use std::ffi::{c_char, c_void};
+use std::path::Path;
+use std::ptr::without_provenance_mut;
+use std::sync::Arc;
+
+/// A loaded model: weights and vocabulary. Immutable, so any number of threads may use it at once.
+/// It stays in memory until `ember_model_free` and until its last session is freed, in any order.
+pub struct ember_model {
+    _opaque: [u8; 0],
+}
+
+static MODELS: Table<Model> = Table::new(Kind::Model);
+
+/// The model of a handle.
+pub(super) fn model(handle: *const ember_model) -> Result<Arc<Model>> {
+    MODELS.get(handle.addr())
+}
+
+/// Hears how far a load is: `fraction` runs from 0 to 1 and never goes back. Returning anything but
+/// 0 stops the load with `EMBER_CANCELLED`. Called on the thread that called `ember_model_load`,
+/// which holds no lock meanwhile: the callback may call every function of the library. It must
+/// return normally: no `longjmp`, no exception.
+pub type ember_progress_fn = Option<unsafe extern "C" fn(user: *mut c_void, fraction: f32) -> i32>;
+
+/// How to load a model. Zero in every field but `struct_size` means the default.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ember_model_options {
+    /// `sizeof(ember_model_options)`.
+    pub struct_size: u32,
+    /// Index of the device, as `ember_device_info` counts them; 0 is the best one.
+    pub device: u32,
+    /// Threads that work on the CPU, at most 1024; 0 means one per physical core. All sessions of
+    /// the model share them. They sleep when there is nothing to do and end with the model.
+    pub threads: u32,
+    /// Must be 0.
+    pub reserved: u32,
+    /// Called while loading; may be NULL.
+    pub progress: ember_progress_fn,
+    /// Handed to `progress`; may be NULL.
+    pub user: *mut c_void,
+}
+
+// SAFETY: `repr(C)`; four u32 and two pointers have no padding; zero is a value of each (no
+// function, a NULL pointer); the size comes first. `progress` is the caller's own pointer.
+unsafe impl Sized32 for ember_model_options {
+    const NAME: &'static str = "ember_model_options";
+}
+
+/// Facts about a model. The caller sets `struct_size`, `ember_model_info` the rest. Text is UTF-8,
+/// ended by a NUL, shortened to fit.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ember_model_details {
+    /// `sizeof(ember_model_details)`, set by the caller.
+    pub struct_size: u32,
+    /// Index of the device that holds the weights.
+    pub device: u32,
+    /// Number of token ids: 0 to `n_vocab - 1`. Also the number of logits.
+    pub n_vocab: u32,
+    /// Tokens that the model was trained to keep in context; the most that a session can have.
+    pub context_length: u32,
+    /// Number of layers.
+    pub n_layers: u32,
+    /// Width of the residual stream.
+    pub hidden: u32,
+    /// 1 if the text functions work with this model, 0 if its tokenizer is not supported.
+    pub has_tokenizer: u32,
+    /// 0.
+    pub reserved: u32,
+    /// Number of weights.
+    pub n_parameters: u64,
+    /// Bytes of the file, or of all files of a split model. The file is mapped, not copied.
+    pub file_bytes: u64,
+    /// Bytes of memory that the weights take beyond the mapped file.
+    pub resident_bytes: u64,
+    /// Bytes of KV cache per token of context with `EMBER_KV_F16`.
+    pub kv_bytes_per_token: u64,
+    /// Architecture as the file names it, for example `llama`.
+    pub architecture: [c_char; 32],
+    /// Type of most of the weights, for example `Q4_K`.
+    pub quantization: [c_char; 32],
+    /// Name as the file gives it; may be empty.
+    pub name: [c_char; 128],
+}
+
+// SAFETY: `repr(C)`; 8 * 4 + 4 * 8 + 192 bytes without padding; numbers only; the size comes first.
+unsafe impl Sized32 for ember_model_details {
+    const NAME: &'static str = "ember_model_details";
+}
+
+/// Loads a GGUF file. For a split model, `path` names its first file. `path` is UTF-8 of `path_len`
+/// bytes and needs no NUL at its end. `options` may be NULL for the defaults. The new handle is
+/// written to `out` and has to be freed with `ember_model_free`. The file must stay unchanged while
+/// the model lives, because it is mapped and not copied. Any thread may call it; loads run side by
+/// side.
+///
+/// A model whose tokenizer is not supported is loaded; the text functions return the error.
+///
+/// Errors: `EMBER_INVALID_UTF8`, `EMBER_INVALID_ARGUMENT` (empty path, NUL inside it, an option's
+/// value); `EMBER_NO_DEVICE`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`,
+/// `EMBER_IO`; `EMBER_NOT_GGUF`, `EMBER_FILE_TRUNCATED`, `EMBER_FILE_CORRUPT`; `EMBER_UNSUPPORTED`,
+/// `EMBER_MISSING_KEY`, `EMBER_MISSING_TENSOR`, `EMBER_SHAPE_MISMATCH`, `EMBER_INVALID_MODEL`;
+/// `EMBER_OUT_OF_MEMORY`; `EMBER_CANCELLED`. The message names the key, tensor or byte offset.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_model_load(
+    path: *const c_char,
+    path_len: usize,
+    options: *const ember_model_options,
+    out: *mut *mut ember_model,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        // SAFETY: `out`, `path` and `options` are as the header demands.
+        let (out, path, options) = unsafe {
+            (
+                Out::new(out, "out")?,
+                text(path, path_len, "path")?,
+                read_struct(options)?,
+            )
+        };
+        if path.is_empty() {
+            fail!(InvalidArgument, "path is empty");
+        }
+        if path.contains('\0') {
+            fail!(InvalidArgument, "path contains a NUL");
+        }
+        if options.reserved != 0 {
+            fail!(InvalidArgument, "reserved is not 0 in ember_model_options");
+        }
+        let mut progress = |fraction: f32| {
+            let Some(callback) = options.progress else {
+                return Ok(());
+            };
+            // SAFETY: the caller promises that `progress` can be called with `user` until
+            // `ember_model_load` returns.
+            if unsafe { callback(options.user, fraction) } != 0 {
+                fail!(Cancelled, "the progress callback stopped the load");
+            }
+            Ok(())
+        };
+        let model = Model::load(
+            Path::new(path),
+            options.device as usize,
+            &LoadOptions {
+                threads: options.threads as usize,
+            },
+            &mut progress,
+        )?;
+        out.set(without_provenance_mut(MODELS.insert(Arc::new(model))?));
+        Ok(())
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Writes facts about a model to `out`, whose `struct_size` the caller has set. Any thread may call
+/// it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_model_info(
+    model: *const ember_model,
+    out: *mut ember_model_details,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        let model = self::model(model)?;
+        // SAFETY: `out` is as the header demands.
+        let out = unsafe { OutStruct::new(out) }?;
+        out.set(&describe(&model));
+        Ok(())
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+fn describe(model: &Model) -> ember_model_details {
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let from = model.details();
+    let mut d = ember_model_details::zeroed();
+    d.device = count(from.device);
+    d.n_vocab = count(from.n_vocab);
+    d.context_length = count(from.context_length);
+    d.n_layers = count(from.n_layers);
+    d.hidden = count(from.hidden);
+    d.has_tokenizer = u32::from(model.tokenizer().is_ok());
+    d.n_parameters = from.n_parameters;
+    d.file_bytes = from.file_bytes;
+    d.resident_bytes = from.resident_bytes;
+    d.kv_bytes_per_token = from.kv_bytes_per_token;
+    copy_text(&from.architecture, &mut d.architecture);
+    copy_text(&from.quantization, &mut d.quantization);
+    copy_text(&from.name, &mut d.name);
+    d
+}
+
+/// Makes the handle invalid. The memory goes when the last session of the model is freed, too.
+/// NULL is allowed and does nothing. Calls with this model that are running on other threads end
+/// normally.
+///
+/// Errors: `EMBER_INVALID_HANDLE`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_model_free(model: *mut ember_model) -> ember_status {
+    let work = || {
+        if !model.is_null() {
+            drop(MODELS.remove(model.addr())?);
+        }
+        Ok(())
+    };
+    // SAFETY: no error struct.
+    unsafe { call(std::ptr::null_mut(), work) }
+}
+
+/// Gives a model that was not loaded from a file a handle, for tests.
+#[cfg(test)]
+pub(super) fn insert(model: Model) -> *mut ember_model {
+    without_provenance_mut(MODELS.insert(Arc::new(model)).unwrap())
+}

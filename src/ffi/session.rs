@@ -1,0 +1,331 @@
+//! Sessions: making, inspecting, rewinding and freeing them.
+
+use super::boundary::{Out, OutStruct, Sized32, call, read_struct, slice_mut};
+use super::error::{ember_error, ember_status};
+use super::handle::{Kind, Table};
+use super::model::{ember_model, model};
+use crate::backend::KvType;
+use crate::engine::sampling::Sampling;
+use crate::engine::{Session, SessionOptions};
+use crate::error::{Error, Result, Status, fail};
+use std::ptr::{null_mut, without_provenance_mut};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+
+/// One conversation: a context of tokens with its KV cache. One thread at a time may use it; a call
+/// from a second thread meanwhile returns `EMBER_BUSY` and changes nothing. It keeps its model
+/// alive.
+pub struct ember_session {
+    _opaque: [u8; 0],
+}
+
+/// Values of `ember_session_options.kv_type`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ember_kv_type {
+    /// Half precision.
+    EMBER_KV_DEFAULT = 0,
+    /// Half precision.
+    EMBER_KV_F16 = 1,
+    /// Single precision.
+    EMBER_KV_F32 = 2,
+}
+
+/// How to make a session. Zero in every field but `struct_size` means the default.
+///
+/// Sampling ranks the tokens by logit, keeps the first `top_k`, of these the shortest start whose
+/// probabilities (temperature 1) reach `top_p`, of these the ones with at least `min_p` times the
+/// probability of the first, and draws from what is left at `temperature`. The draw depends on
+/// nothing but the logits, these settings and the position, so rewinding and decoding again gives
+/// the same tokens.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ember_session_options {
+    /// `sizeof(ember_session_options)`.
+    pub struct_size: u32,
+    /// The most tokens that the session can hold, up to the model's `context_length`; 0 means
+    /// `context_length`, but at most 4096. Memory for all of them is reserved at once.
+    pub context: u32,
+    /// A value of `enum ember_kv_type`.
+    pub kv_type: u32,
+    /// Keep only this many of the best tokens; 0 keeps all.
+    pub top_k: u32,
+    /// 0 always takes the best token (greedy); 1 follows the model's probabilities.
+    pub temperature: f32,
+    /// Keep the best tokens that reach this probability together; 0 and 1 keep all.
+    pub top_p: f32,
+    /// Keep tokens of at least this share of the best token's probability; 0 keeps all.
+    pub min_p: f32,
+    /// Must be 0.
+    pub reserved: u32,
+    /// Seed of the draws. 0 is a seed like any other.
+    pub seed: u64,
+}
+
+// SAFETY: `repr(C)`; 8 * 4 + 8 bytes without padding; numbers only; the size comes first.
+unsafe impl Sized32 for ember_session_options {
+    const NAME: &'static str = "ember_session_options";
+}
+
+/// The state of a session. The caller sets `struct_size`, `ember_session_info` the rest.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ember_session_details {
+    /// `sizeof(ember_session_details)`, set by the caller.
+    pub struct_size: u32,
+    /// 0.
+    pub reserved: u32,
+    /// The most tokens that the context can hold.
+    pub context: u64,
+    /// Tokens in the context, the one that the last decode returned included.
+    pub position: u64,
+    /// Bytes of KV cache for the whole context.
+    pub kv_bytes: u64,
+}
+
+// SAFETY: `repr(C)`; 2 * 4 + 3 * 8 bytes without padding; numbers only; the size comes first.
+unsafe impl Sized32 for ember_session_details {
+    const NAME: &'static str = "ember_session_details";
+}
+
+/// What a session's handle stands for.
+pub(super) struct Cell {
+    /// `None` once freed: a thread that got hold of the cell before finds nothing.
+    session: Mutex<Option<Session>>,
+    interrupt: Arc<AtomicBool>,
+    /// Copies that can be read while a call is running.
+    context: usize,
+    kv_bytes: u64,
+    position: AtomicUsize,
+}
+
+static SESSIONS: Table<Cell> = Table::new(Kind::Session);
+
+impl Cell {
+    fn lock(&self) -> Result<MutexGuard<'_, Option<Session>>> {
+        match self.session.try_lock() {
+            Ok(guard) => Ok(guard),
+            Err(TryLockError::WouldBlock) => {
+                fail!(Busy, "another thread is inside a call with this session")
+            }
+            Err(TryLockError::Poisoned(_)) => fail!(
+                Internal,
+                "a bug in the library ended an earlier call with this session; free it"
+            ),
+        }
+    }
+}
+
+/// Runs a function of the engine on the session of a handle.
+pub(super) fn with_session<R>(
+    handle: *mut ember_session,
+    work: impl FnOnce(&mut Session) -> Result<R>,
+) -> Result<R> {
+    let cell = SESSIONS.get(handle.addr())?;
+    let mut guard = cell.lock()?;
+    let Some(session) = guard.as_mut() else {
+        fail!(InvalidHandle, "the session was freed by another thread");
+    };
+    let result = work(session);
+    cell.position.store(session.position(), Ordering::Release);
+    result
+}
+
+/// Makes a session with an empty context. `options` may be NULL for the defaults. All memory that
+/// it will ever need is reserved here. The new handle is written to `out` and has to be freed with
+/// `ember_session_free`. Any thread may call it.
+///
+/// Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_OUT_OF_MEMORY`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_session_create(
+    model: *const ember_model,
+    options: *const ember_session_options,
+    out: *mut *mut ember_session,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        let model = self::model(model)?;
+        // SAFETY: `out` and `options` are as the header demands.
+        let (out, options) = unsafe { (Out::new(out, "out")?, read_struct(options)?) };
+        let session = Session::create(model, &engine_options(&options)?)?;
+        let cell = Cell {
+            interrupt: session.interrupt_flag().clone(),
+            context: session.context(),
+            kv_bytes: session.kv_bytes(),
+            position: AtomicUsize::new(session.position()),
+            session: Mutex::new(Some(session)),
+        };
+        out.set(without_provenance_mut(SESSIONS.insert(Arc::new(cell))?));
+        Ok(())
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+fn engine_options(options: &ember_session_options) -> Result<SessionOptions> {
+    if options.reserved != 0 {
+        fail!(
+            InvalidArgument,
+            "reserved is not 0 in ember_session_options"
+        );
+    }
+    let kv_type = match options.kv_type {
+        0 | 1 => KvType::F16,
+        2 => KvType::F32,
+        n => fail!(InvalidArgument, "kv_type is {n}, which is no ember_kv_type"),
+    };
+    Ok(SessionOptions {
+        context: options.context as usize,
+        kv_type,
+        sampling: Sampling {
+            temperature: options.temperature,
+            top_k: options.top_k,
+            top_p: if options.top_p == 0.0 {
+                1.0
+            } else {
+                options.top_p
+            },
+            min_p: options.min_p,
+            seed: options.seed,
+        },
+    })
+}
+
+/// Writes the state of a session to `out`, whose `struct_size` the caller has set. Any thread may
+/// call it at any time; while a call with the session is running, it shows the state before it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_session_info(
+    session: *const ember_session,
+    out: *mut ember_session_details,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        let cell = SESSIONS.get(session.addr())?;
+        // SAFETY: `out` is as the header demands.
+        let out = unsafe { OutStruct::new(out) }?;
+        let mut d = ember_session_details::zeroed();
+        d.context = cell.context as u64;
+        d.position = cell.position.load(Ordering::Acquire) as u64;
+        d.kv_bytes = cell.kv_bytes;
+        out.set(&d);
+        Ok(())
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Writes the number of tokens in the context, the one that the last decode returned included. Any
+/// thread may call it at any time; while a call with the session is running, it shows the number
+/// before it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_session_position(
+    session: *const ember_session,
+    position: *mut usize,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        let cell = SESSIONS.get(session.addr())?;
+        // SAFETY: `position` is as the header demands.
+        let position = unsafe { Out::new(position, "position") }?;
+        position.set(cell.position.load(Ordering::Acquire));
+        Ok(())
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Keeps the first `position` tokens of the context and forgets the rest. Takes no time to speak
+/// of; a decode that follows evaluates the last kept token again. 0 empties the context.
+///
+/// Errors: `EMBER_INVALID_ARGUMENT` if the context has fewer tokens; `EMBER_BUSY`;
+/// `EMBER_DECODE_PENDING`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_session_rewind(
+    session: *mut ember_session,
+    position: usize,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || with_session(session, |session| session.rewind(position));
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Writes the logits that the next decode will choose by: one per token id, `n_vocab` of them
+/// (`ember_model_details`), natural logarithms up to a constant. `count` is the room in `out`. If
+/// the last token was not evaluated yet, this does it.
+///
+/// Errors: `EMBER_BUFFER_TOO_SMALL` if `count` is less than `n_vocab`; `EMBER_NO_TOKENS` for an
+/// empty context; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. On error, `out` is
+/// unchanged.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_session_logits(
+    session: *mut ember_session,
+    out: *mut f32,
+    count: usize,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        // SAFETY: `out` is as the header demands.
+        let out = unsafe { slice_mut(out, count, "out") }?;
+        with_session(session, |session| {
+            let n_vocab = session.model().details().n_vocab;
+            let Some(out) = out.get_mut(..n_vocab) else {
+                fail!(
+                    BufferTooSmall,
+                    "out has room for {count} logits, but {n_vocab} are needed"
+                );
+            };
+            session.logits(out)
+        })
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Makes the call that is running with this session on another thread return `EMBER_INTERRUPTED`
+/// soon, with the session as it was before; likewise a decode that was started, which
+/// `ember_decode_poll` then reports. A call that is about to end may still succeed. Without one
+/// this does nothing: it does not reach into later calls. Any thread may call it at any time.
+///
+/// Errors: `EMBER_INVALID_HANDLE`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_session_interrupt(session: *mut ember_session) -> ember_status {
+    let work = || {
+        let cell = SESSIONS.get(session.addr())?;
+        cell.interrupt.store(true, Ordering::Release);
+        Ok(())
+    };
+    // SAFETY: no error struct.
+    unsafe { call(null_mut(), work) }
+}
+
+/// Frees a session. A decode that was started is interrupted and waited for. NULL is allowed and
+/// does nothing.
+///
+/// Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY` if another thread is inside a call with it, which
+/// leaves it alive: interrupt that call first.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_session_free(session: *mut ember_session) -> ember_status {
+    let work = || {
+        if session.is_null() {
+            return Ok(());
+        }
+        let cell = SESSIONS.get(session.addr())?;
+        let mut guard = match cell.session.try_lock() {
+            // After a caught bug, a session can still be freed.
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::new(Status::Busy, ""));
+            }
+            Ok(guard) => guard,
+        };
+        // Under the lock, so that of two threads that free at once only one gets here.
+        SESSIONS.remove(session.addr())?;
+        let session = guard.take();
+        drop(guard);
+        drop(session);
+        Ok(())
+    };
+    // SAFETY: no error struct.
+    unsafe { call(null_mut(), work) }
+}

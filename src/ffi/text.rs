@@ -1,0 +1,180 @@
+//! Text to tokens and back.
+
+use super::boundary::{Out, call, fill, slice, slice_mut, text};
+use super::error::{ember_error, ember_status};
+use super::model::{ember_model, model};
+use crate::error::fail;
+use crate::text::{DecodeOptions, EncodeOptions};
+use std::ffi::c_char;
+
+/// Flags of `ember_tokenize`, to be or-ed. With none of them, the text is the start of a context,
+/// and nothing in it has a special meaning.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ember_tokenize_flags {
+    /// The text goes on where other tokens end: add none of the tokens that the model wants at the
+    /// beginning (BOS) or end of a text.
+    EMBER_TOKENIZE_CONTINUE = 1,
+    /// Recognize control tokens spelled out in the text, like `<|im_end|>`. Leave it off for text
+    /// from outside, which could forge roles with them.
+    EMBER_TOKENIZE_SPECIAL = 2,
+}
+
+/// Flags of `ember_detokenize`, to be or-ed.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ember_detokenize_flags {
+    /// Leave out control tokens instead of spelling their names.
+    EMBER_DETOKENIZE_SKIP_SPECIAL = 1,
+}
+
+/// Refuses bits that no version so far has given a meaning.
+fn check_flags(flags: u32, known: u32) -> crate::Result<()> {
+    if flags & !known != 0 {
+        fail!(
+            InvalidArgument,
+            "flags has unknown bits {:#x}",
+            flags & !known
+        );
+    }
+    Ok(())
+}
+
+/// Turns `len` bytes of UTF-8 into token ids. `count` receives their number, also when `capacity`,
+/// the room in `tokens`, is too small for them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to
+/// `tokens`). `tokens` may be NULL if `capacity` is 0. Any thread may call it.
+///
+/// Errors: `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` for unknown flags; `EMBER_UNSUPPORTED` if
+/// the model's tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_tokenize(
+    model: *const ember_model,
+    text: *const c_char,
+    len: usize,
+    flags: u32,
+    tokens: *mut u32,
+    capacity: usize,
+    count: *mut usize,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        let model = self::model(model)?;
+        // SAFETY: `text`, `tokens` and `count` are as the header demands.
+        let (text, tokens, count) = unsafe {
+            (
+                self::text(text, len, "text")?,
+                slice_mut(tokens, capacity, "tokens")?,
+                Out::new(count, "count")?,
+            )
+        };
+        let going_on = ember_tokenize_flags::EMBER_TOKENIZE_CONTINUE as u32;
+        let special = ember_tokenize_flags::EMBER_TOKENIZE_SPECIAL as u32;
+        check_flags(flags, going_on | special)?;
+        let options = EncodeOptions {
+            add_special: flags & going_on == 0,
+            parse_special: flags & special != 0,
+        };
+        let mut ids = Vec::new();
+        model.tokenizer()?.encode(text, options, &mut ids)?;
+        fill(&ids, tokens, &count, "tokens")
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Turns `count` token ids into bytes. `len` receives their number, also when `capacity`, the room
+/// in `text`, is too small for them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `text`).
+/// `text` may be NULL if `capacity` is 0. No NUL is added. The bytes are UTF-8 if the tokens end at
+/// the end of a character; a character may be spread over several tokens. Any thread may call it.
+///
+/// Errors: `EMBER_INVALID_TOKEN`; `EMBER_INVALID_ARGUMENT` for unknown flags; `EMBER_UNSUPPORTED`
+/// if the model's tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_detokenize(
+    model: *const ember_model,
+    tokens: *const u32,
+    count: usize,
+    flags: u32,
+    text: *mut c_char,
+    capacity: usize,
+    len: *mut usize,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        let model = self::model(model)?;
+        // SAFETY: `tokens`, `text` and `len` are as the header demands.
+        let (tokens, text, len) = unsafe {
+            (
+                slice(tokens, count, "tokens")?,
+                slice_mut(text.cast::<u8>(), capacity, "text")?,
+                Out::new(len, "len")?,
+            )
+        };
+        let skip = ember_detokenize_flags::EMBER_DETOKENIZE_SKIP_SPECIAL as u32;
+        check_flags(flags, skip)?;
+        let options = DecodeOptions {
+            skip_special: flags & skip != 0,
+        };
+        let mut bytes = Vec::new();
+        model.tokenizer()?.decode(tokens, options, &mut bytes)?;
+        fill(&bytes, text, &len, "text")
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Writes the bytes of one token, a control token's name included: what `ember_detokenize` does for
+/// one token without flags, and under the same rules. Most tokens have less than 32 bytes, and some
+/// have a part of a character. To show text while it is made, write the bytes as they come. Any
+/// thread may call it.
+///
+/// Errors: `EMBER_INVALID_TOKEN`; `EMBER_BUFFER_TOO_SMALL`; `EMBER_UNSUPPORTED` if the model's
+/// tokenizer is not supported.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_token_text(
+    model: *const ember_model,
+    token: u32,
+    text: *mut c_char,
+    capacity: usize,
+    len: *mut usize,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        let model = self::model(model)?;
+        // SAFETY: `text` and `len` are as the header demands.
+        let (text, len) = unsafe {
+            (
+                slice_mut(text.cast::<u8>(), capacity, "text")?,
+                Out::new(len, "len")?,
+            )
+        };
+        fill(model.tokenizer()?.token_bytes(token)?, text, &len, "text")
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Writes 1 to `is_end` if the token ends an answer (end of text, turn or message), else 0. Any
+/// thread may call it.
+///
+/// Errors: `EMBER_INVALID_TOKEN`; `EMBER_UNSUPPORTED` if the model's tokenizer is not supported.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_token_is_end(
+    model: *const ember_model,
+    token: u32,
+    is_end: *mut u32,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        let model = self::model(model)?;
+        // SAFETY: `is_end` is as the header demands.
+        let is_end = unsafe { Out::new(is_end, "is_end") }?;
+        let tokenizer = model.tokenizer()?;
+        // Fails for a token that does not exist, which `is_end` does not.
+        tokenizer.kind(token)?;
+        is_end.set(u32::from(tokenizer.is_end(token)));
+        Ok(())
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}

@@ -1,0 +1,327 @@
+//! How text is cut into pieces before byte-pair merging: one entry per name that
+//! `tokenizer.ggml.pre` may have.
+//!
+//! The patterns are those of the models' published `tokenizer.json` or tiktoken definitions.
+
+use super::splitter::Splitter;
+use crate::error::{Result, fail};
+use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
+
+/// One step of cutting; each works on the pieces of the step before it, and sees nothing else.
+enum Step {
+    /// Matches of the pattern and the texts between them become pieces.
+    Pattern(&'static str),
+    /// The white space that a piece ends with becomes a piece (`\s+$`, in linear time).
+    TrailingSpace,
+    /// Runs of the bytes whose spelling is numeric become pieces, and their triples of ASCII digits
+    /// again. Falcon looks for numbers after bytes have been spelled as characters, where the
+    /// superscripts and fractions of Latin-1 stand for bytes of multi-byte characters.
+    SpelledNumbers,
+}
+
+use Step::{Pattern, SpelledNumbers, TrailingSpace};
+
+macro_rules! contraction {
+    () => {
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+    };
+}
+/// Line ends and other white space, the same at the end of most patterns.
+macro_rules! spaces {
+    () => {
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    };
+}
+macro_rules! upper {
+    () => {
+        r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+    };
+}
+macro_rules! lower {
+    () => {
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    };
+}
+/// Words of o200k: capitals then small letters, with this after each.
+macro_rules! cased_words {
+    ($suffix:expr) => {
+        concat!(
+            r"[^\r\n\p{L}\p{N}]?",
+            upper!(),
+            "*",
+            lower!(),
+            "+",
+            $suffix,
+            r"|[^\r\n\p{L}\p{N}]?",
+            upper!(),
+            "+",
+            lower!(),
+            "*",
+            $suffix
+        )
+    };
+}
+
+const GPT2: &str =
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const DIGIT: &str = r"\p{N}";
+const LLAMA3: &str = concat!(
+    contraction!(),
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
+    spaces!()
+);
+const QWEN2: &str = concat!(
+    contraction!(),
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
+    spaces!()
+);
+const QWEN35: &str = concat!(
+    contraction!(),
+    r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
+    spaces!()
+);
+const JAIS2: &str = concat!(
+    contraction!(),
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",
+    r"|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)",
+    r"|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s"
+);
+const O200K: &str = concat!(
+    cased_words!(concat!(contraction!(), "?")),
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*",
+    spaces!()
+);
+const TEKKEN: &str = concat!(
+    cased_words!(""),
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*",
+    spaces!()
+);
+const KIMI_K2: &str = concat!(
+    r"\p{Han}+",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*",
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+",
+    contraction!(),
+    r"?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+",
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*",
+    contraction!(),
+    r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
+    spaces!()
+);
+const BAILING: &str = concat!(
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+);
+const SEED: &str = concat!(
+    contraction!(),
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+",
+    spaces!()
+);
+const EXAONE_MOE: &str = concat!(
+    contraction!(),
+    r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+);
+const BLOOM: &str = " ?[^(\\s|.,!?…。，、।۔،)]+";
+const CJK_WORDS: &str = "[一-龥ࠀ-一가-퟿]+";
+const DEEPSEEK_V3_WORDS: &str = concat!(
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"##,
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*",
+    spaces!()
+);
+/// Letters of the scripts with case, then the punctuation, that DeepSeek LLM lists one by one.
+const DEEPSEEK_LETTERS: &str = "\\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
+const DEEPSEEK_PUNCTUATION: &str = "\\s?[!-/:-~！-／：-～‘-‟　-。]+";
+
+/// A name's rule.
+struct Rule {
+    steps: &'static [Step],
+    /// Text is brought to Unicode normalization form C first.
+    nfc: bool,
+    /// A piece that is a token is not merged from its bytes.
+    whole_pieces: bool,
+    /// A BOS token goes first where the file does not say.
+    add_bos: bool,
+}
+
+const fn rule(steps: &'static [Step]) -> Rule {
+    Rule {
+        steps,
+        nfc: false,
+        whole_pieces: false,
+        add_bos: false,
+    }
+}
+
+fn rule_of(name: &str) -> Option<Rule> {
+    let nfc = |rule| Rule { nfc: true, ..rule };
+    let whole = |rule| Rule {
+        whole_pieces: true,
+        ..rule
+    };
+    let bos = |rule| Rule {
+        add_bos: true,
+        ..rule
+    };
+    Some(match name {
+        // What files from before the key existed were made for.
+        "default" => rule(&[
+            Pattern(r"[\p{P}\$\+<=>\^~\|]+"),
+            Pattern(GPT2),
+            Pattern(r"\p{N}+"),
+            Pattern("[0-9]{3}"),
+        ]),
+        "gpt-2" | "gpt2" | "phi-2" | "gigachat" | "a.x-4.0" | "mellum" | "exaone4" | "jais"
+        | "trillion" | "granite-docling" => rule(&[Pattern(GPT2)]),
+        "mpt" | "olmo" => nfc(rule(&[Pattern(GPT2)])),
+        "smollm" | "starcoder" | "refact" | "codeshell" | "exaone" | "minerva-7b" | "mellum2" => {
+            rule(&[Pattern(DIGIT), Pattern(GPT2)])
+        }
+        "command-r" => nfc(rule(&[Pattern(DIGIT), Pattern(GPT2)])),
+        "falcon" => rule(&[
+            Pattern(r"[\p{P}\$\+<=>\^~\|`]+"),
+            Pattern(GPT2),
+            SpelledNumbers,
+        ]),
+        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0"
+        | "lfm2" => bos(whole(rule(&[Pattern(LLAMA3)]))),
+        "dbrx" | "smaug-bpe" | "chatglm-bpe" => rule(&[Pattern(LLAMA3)]),
+        "glm4" | "glm5" => whole(rule(&[Pattern(LLAMA3)])),
+        "jais-2" => rule(&[Pattern(JAIS2)]),
+        "minicpm5" => whole(rule(&[Pattern(r"\p{N}{1,3}"), Pattern(LLAMA3)])),
+        "qwen2" | "deepseek-r1-qwen" | "megrez" | "stablelm2" => nfc(rule(&[Pattern(QWEN2)])),
+        "hunyuan" | "solar-open" | "grok-2" | "kormo" => rule(&[Pattern(QWEN2)]),
+        "qwen35" => nfc(rule(&[Pattern(QWEN35)])),
+        "gpt-4o" | "o200k" | "llama4" | "kanana2" | "minimax-m2" => rule(&[Pattern(O200K)]),
+        "tekken" => bos(whole(rule(&[Pattern(TEKKEN)]))),
+        "kimi-k2" => rule(&[Pattern(KIMI_K2)]),
+        "deepseek-llm" => rule(&[
+            Pattern(r"[\r\n]"),
+            Pattern(DEEPSEEK_LETTERS),
+            Pattern(DEEPSEEK_PUNCTUATION),
+            TrailingSpace,
+            Pattern(CJK_WORDS),
+            Pattern(DIGIT),
+        ]),
+        "deepseek-coder" => rule(&[
+            Pattern(r"[\r\n]"),
+            Pattern(r"\s?\p{L}+"),
+            Pattern(r"\s?\p{P}+"),
+            Pattern(CJK_WORDS),
+            Pattern(DIGIT),
+        ]),
+        "deepseek-v3" | "hunyuan-dense" | "joyai-llm" => rule(&[
+            Pattern(r"\p{N}{1,3}"),
+            Pattern("[一-龥぀-ゟ゠-ヿ]+"),
+            Pattern(DEEPSEEK_V3_WORDS),
+        ]),
+        "bloom" | "poro-chat" | "gpt3-finnish" => rule(&[Pattern(BLOOM)]),
+        "viking" => rule(&[Pattern(BLOOM), Pattern(DIGIT)]),
+        "bailingmoe" | "bailingmoe2" | "llada-moe" => rule(&[Pattern(BAILING)]),
+        "seed-coder" => rule(&[Pattern(SEED)]),
+        "exaone-moe" => rule(&[Pattern(EXAONE_MOE)]),
+        _ => return None,
+    })
+}
+
+enum Cutter {
+    Pattern(Splitter),
+    TrailingSpace,
+    SpelledNumbers,
+}
+
+/// The compiled rule of one name.
+pub(super) struct PreTokenizer {
+    cutters: Vec<Cutter>,
+    nfc: bool,
+    /// A piece that is a token is not merged from its bytes.
+    pub whole_pieces: bool,
+    /// A BOS token goes first where the file does not say.
+    pub add_bos: bool,
+}
+
+impl PreTokenizer {
+    /// The rule of this name; `Unsupported` naming it if it is unknown.
+    pub fn new(name: &str) -> Result<Self> {
+        let Some(rule) = rule_of(name) else {
+            let name: String = name.chars().take(100).collect();
+            fail!(
+                Unsupported,
+                "tokenizer.ggml.pre: unknown pre-tokenizer {name:?}"
+            );
+        };
+        let mut cutters = Vec::new();
+        for step in rule.steps {
+            cutters.push(match step {
+                Step::Pattern(pattern) => Cutter::Pattern(Splitter::new(pattern)?),
+                Step::TrailingSpace => Cutter::TrailingSpace,
+                Step::SpelledNumbers => Cutter::SpelledNumbers,
+            });
+        }
+        Ok(PreTokenizer {
+            cutters,
+            nfc: rule.nfc,
+            whole_pieces: rule.whole_pieces,
+            add_bos: rule.add_bos,
+        })
+    }
+
+    /// Gives the pieces of `text` to `each`, in order. A piece may end inside a character.
+    pub fn split(&self, text: &str, each: &mut dyn FnMut(&[u8])) {
+        if self.nfc && is_nfc_quick(text.chars()) != IsNormalized::Yes {
+            let normal: String = text.nfc().collect();
+            cut(&self.cutters, &normal, each);
+        } else {
+            cut(&self.cutters, text, each);
+        }
+    }
+}
+
+fn cut(cutters: &[Cutter], text: &str, each: &mut dyn FnMut(&[u8])) {
+    let Some((cutter, rest)) = cutters.split_first() else {
+        if !text.is_empty() {
+            each(text.as_bytes());
+        }
+        return;
+    };
+    match cutter {
+        Cutter::Pattern(splitter) => splitter.split(text, &mut |piece| cut(rest, piece, each)),
+        Cutter::TrailingSpace => {
+            let (head, tail) = text.split_at(text.trim_end().len());
+            for piece in [head, tail] {
+                cut(rest, piece, each);
+            }
+        }
+        Cutter::SpelledNumbers => {
+            let same = |a: &u8, b: &u8| is_spelled_numeric(*a) == is_spelled_numeric(*b);
+            for run in text.as_bytes().chunk_by(same) {
+                cut_digit_triples(run, each);
+            }
+        }
+    }
+}
+
+/// Whether the character that spells this byte is numeric: ASCII digits and `²³¹¼½¾`.
+fn is_spelled_numeric(byte: u8) -> bool {
+    matches!(byte, b'0'..=b'9' | 0xB2 | 0xB3 | 0xB9 | 0xBC..=0xBE)
+}
+
+fn cut_digit_triples(run: &[u8], each: &mut dyn FnMut(&[u8])) {
+    let mut gap = 0;
+    let mut at = 0;
+    while at < run.len() {
+        let triple = run[at..].first_chunk::<3>();
+        if triple.is_some_and(|three| three.iter().all(u8::is_ascii_digit)) {
+            if gap < at {
+                each(&run[gap..at]);
+            }
+            each(&run[at..at + 3]);
+            at += 3;
+            gap = at;
+        } else {
+            at += 1;
+        }
+    }
+    if gap < run.len() {
+        each(&run[gap..]);
+    }
+}
