@@ -4,6 +4,8 @@
 //! is written against these traits alone.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod device;
 
 pub use device::{Backend, DeviceInfo, DeviceKind, LoadOptions, Progress};
@@ -19,8 +21,10 @@ pub enum KvType {
     /// Half precision.
     #[default]
     F16,
-    /// Single precision.
+    /// Single precision. CPU only.
     F32,
+    /// 8-bit values with a half-precision scale per 32. GPU only.
+    Q8_0,
 }
 
 /// What a runner is made with.

@@ -1,0 +1,377 @@
+//! The kernels, loaded into a context, and their launches.
+//!
+//! A launch fills the kernel's structure, chooses its grid, and enqueues it. Shapes were checked when
+//! the network was described; these functions only turn them into arguments.
+
+use super::args;
+use super::driver::{Context, Kernel, Launch, Module, Stream};
+use super::matrix::{Inputs, Matrix};
+use crate::error::{Result, fail};
+use crate::quant::TensorType;
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::Arc;
+
+include!(concat!(env!("OUT_DIR"), "/cuda_modules.rs"));
+
+/// Warps of a matvec block.
+const WARPS: usize = 16;
+/// Most rows of input of one matvec launch.
+const MATVEC_ROWS: usize = 4;
+/// Positions per tile of the KV cache.
+pub const KV_TILE: usize = 64;
+/// Largest head that the attention kernels take.
+pub const MAX_HEAD_DIM: usize = 256;
+/// Threads of the `produce` kernel for rows that one block handles.
+const PRODUCE_THREADS: u32 = 1024;
+
+/// All kernels of a device.
+pub struct Kernels {
+    context: Arc<Context>,
+    modules: HashMap<&'static str, Module>,
+    by_name: HashMap<String, Kernel>,
+    /// Weights come by bulk copies (Hopper and later).
+    ring_bytes: usize,
+    multiprocessors: u32,
+}
+
+impl Kernels {
+    /// Loads everything that a network of any types may need.
+    pub fn load(context: &Arc<Context>) -> Result<Kernels> {
+        let mut modules = HashMap::new();
+        for (name, image) in MODULES {
+            modules.insert(*name, Module::load(context, image)?);
+        }
+        let properties = context.properties();
+        // `EMBERLM_CUDA_NO_RING` forces the path of older cards, for tests.
+        let ring = properties.capability.0 >= 9 && std::env::var_os("EMBERLM_CUDA_NO_RING").is_none();
+        // Up to three records of four rows a warp; at least 16 KiB are left for the partial sums.
+        let fitting = properties.shared_bytes.saturating_sub(20 * 1024) / WARPS / 128 * 128;
+        let ring_bytes = if ring { fitting.min(6912) } else { 0 };
+        let mut kernels = Kernels {
+            context: context.clone(),
+            modules,
+            by_name: HashMap::new(),
+            ring_bytes,
+            multiprocessors: properties.multiprocessors,
+        };
+        kernels.find_all()?;
+        Ok(kernels)
+    }
+
+    fn find_all(&mut self) -> Result<()> {
+        let shared = self.context.properties().shared_bytes;
+        let plain = [
+            ("repack", "repack", 0),
+            ("repack", "unpack", 0),
+            ("embed", "embed", 0),
+            ("norm", "produce", 0),
+            ("matmul", "matmul", MATMUL_SHARED),
+            ("attention", "rope_append", 0),
+            ("attention", "attend_combine", 0),
+            ("sample", "best", 0),
+            ("sample", "finish", 0),
+        ];
+        for (module, name, bytes) in plain {
+            self.find(module, name, bytes)?;
+        }
+        for q8 in ["", "q8_"] {
+            for heads in [1, 2, 4, 8] {
+                self.find("attention", &format!("attend_{q8}{heads}"), 0)?;
+            }
+            for dim in [64, 128, 256] {
+                let bytes = flash_shared(dim);
+                if bytes <= shared {
+                    self.find("attention_prefill", &format!("flash_{q8}{dim}"), bytes)?;
+                }
+            }
+        }
+        let ring = self.ring_prefix();
+        for ty in TensorType::ALL {
+            for rows in if is_float(ty) { &[1][..] } else { &[1, MATVEC_ROWS] } {
+                let name = format!("matvec_{ring}{}_{rows}", ty.name());
+                self.find(matvec_module(ty), &name, shared)?;
+            }
+        }
+        for rows in [1, MATVEC_ROWS] {
+            self.find("matvec_k", &format!("matvec_{ring}{PAIR}_{rows}"), shared)?;
+        }
+        Ok(())
+    }
+
+    fn find(&mut self, module: &str, name: &str, shared: usize) -> Result<()> {
+        let c_name = CString::new(name).expect("names have no NUL");
+        let Some(module) = self.modules.get(module) else {
+            fail!(Internal, "no kernel file {module:?} in this build");
+        };
+        let kernel = module.kernel(&c_name, shared)?;
+        self.by_name.insert(name.to_owned(), kernel);
+        Ok(())
+    }
+
+    fn ring_prefix(&self) -> &'static str {
+        if self.ring_bytes > 0 { "ring_" } else { "" }
+    }
+
+    fn get(&self, name: &str) -> Result<Kernel> {
+        match self.by_name.get(name) {
+            Some(kernel) => Ok(*kernel),
+            None => fail!(Unsupported, "this device cannot run the kernel {name}"),
+        }
+    }
+
+    /// The context that the kernels are loaded into.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Multiprocessors of the device.
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    /// # Safety
+    /// As [`Stream::launch`].
+    unsafe fn launch<T: Copy>(&self, stream: &Stream, name: &str, grid: (u32, u32, u32), block: u32, shared: usize, args: &T) -> Result<()> {
+        let launch = Launch {
+            grid,
+            block,
+            shared: shared as u32,
+            programmatic: self.context.programmatic(),
+        };
+        // SAFETY: the caller's word.
+        unsafe { stream.launch(self.get(name)?, &launch, args) }
+    }
+
+    /// Brings rows from the layout of a file into records.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`]; `raw` must hold `args.rows` rows.
+    pub unsafe fn repack(&self, stream: &Stream, args: &args::Repack) -> Result<()> {
+        let threads = u64::from(args.rows) * u64::from(args.groups);
+        let grid = (threads.div_ceil(128) as u32, 1, 1);
+        // SAFETY: the caller's word. Not programmatic: the kernel does not wait.
+        unsafe {
+            let launch = Launch { grid, block: 128, shared: 0, programmatic: false };
+            stream.launch(self.get("repack")?, &launch, args)
+        }
+    }
+
+    /// Plain values of rows of a matrix.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn unpack(&self, stream: &Stream, args: &args::Unpack) -> Result<()> {
+        let threads = u64::from(args.rows) * u64::from(args.groups);
+        let grid = (threads.div_ceil(256) as u32, 1, 1);
+        // SAFETY: the caller's word. Not programmatic: the kernel does not wait.
+        unsafe {
+            let launch = Launch { grid, block: 256, shared: 0, programmatic: false };
+            stream.launch(self.get("unpack")?, &launch, args)
+        }
+    }
+
+    /// Embedding rows of `args.count` tokens.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn embed(&self, stream: &Stream, args: &args::Embed) -> Result<()> {
+        let grid = (args.groups.div_ceil(128), args.count, 1);
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "embed", grid, 128, 0, args) }
+    }
+
+    /// Writes `rows` rows of a product's input.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn produce(&self, stream: &Stream, args: &args::Produce, rows: u32) -> Result<()> {
+        let whole_row = args.source == args::Source::RmsNorm as u32 || args.f16 != 0;
+        let width = args.groups * 32;
+        let threads = width.div_ceil(4).next_multiple_of(32);
+        let (parts, threads) = if whole_row {
+            (1, threads.min(PRODUCE_THREADS))
+        } else {
+            (width.div_ceil(1024), threads.min(256))
+        };
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "produce", (parts, rows, 1), threads, 0, args) }
+    }
+
+    /// `out = matrix * input (+ bias) (+ residual)` for `batch` rows of input.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`]; `input` must hold the forms that the matrix's types need.
+    pub unsafe fn matvec(&self, stream: &Stream, matrix: &Matrix, input: &Inputs, out: u64, out_stride: u32, residual: bool, batch: u32) -> Result<()> {
+        // Segments that one kernel can do together: all of one type, or the one pair it knows.
+        let mut left: Vec<usize> = (0..matrix.segments.len()).collect();
+        while let Some(&first) = left.first() {
+            let ty = matrix.segments[first].ty;
+            let in_pair = |t: TensorType| matches!(t, TensorType::Q4K | TensorType::Q6K);
+            let (mine, rest): (Vec<usize>, Vec<usize>) = left.iter().partition(|&&i| {
+                let other = matrix.segments[i].ty;
+                other == ty || (in_pair(ty) && in_pair(other))
+            });
+            let mixed = mine.iter().any(|&i: &usize| matrix.segments[i].ty != ty);
+            let name = if mixed { PAIR } else { ty.name() };
+            let most = if is_float(ty) { 1 } else { MATVEC_ROWS as u32 };
+            let mut done = 0;
+            while done < batch {
+                let n = (batch - done).min(most);
+                let kernel_rows = if n == 1 { 1 } else { MATVEC_ROWS };
+                let name = format!("matvec_{}{name}_{kernel_rows}", self.ring_prefix());
+                let (args, grid, shared) = self.plan_matvec(matrix, &mine, kernel_rows);
+                let row = u64::from(done);
+                let width = u64::from(matrix.groups) * 32;
+                let args = args::Matvec {
+                    q8: input.q8 + row * width,
+                    q8_scale: input.q8_scale + row * u64::from(matrix.groups) * 4,
+                    f32: input.f32 + row * width * 4,
+                    out: out + row * u64::from(out_stride) * 4,
+                    residual: if residual { out + row * u64::from(out_stride) * 4 } else { 0 },
+                    out_stride,
+                    batch: n,
+                    ..args
+                };
+                // SAFETY: the caller's word.
+                unsafe { self.launch(stream, &name, (grid, 1, 1), (WARPS * 32) as u32, shared, &args)? };
+                done += n;
+            }
+            left = rest;
+        }
+        Ok(())
+    }
+
+    /// Arguments, blocks and shared memory of a launch over some segments of a matrix.
+    fn plan_matvec(&self, matrix: &Matrix, which: &[usize], kernel_rows: usize) -> (args::Matvec, u32, usize) {
+        let ring = WARPS * self.ring_bytes;
+        let bytes: f64 = which.iter().map(|&i| matrix.segments[i].bytes as f64).sum();
+        let slices = which.iter().map(|&i| matrix.segments[i].slices(matrix.groups)).max().unwrap_or(1);
+        // Partial sums: 4 bytes for each slice, row and input row.
+        let per_row = slices as usize * kernel_rows * 4;
+        let limit = self.context.properties().shared_bytes - ring - 2048;
+        let base_blocks = self.multiprocessors * if self.ring_bytes > 0 { 1 } else { 2 };
+        let mut args = args::Matvec {
+            n_segments: which.len() as u32,
+            groups: matrix.groups,
+            ring_bytes: self.ring_bytes as u32,
+            ..Default::default()
+        };
+        let mut first_block = 0;
+        let mut most_rows = 1;
+        for (to, &i) in args.segments.iter_mut().zip(which) {
+            let s = &matrix.segments[i];
+            let share = (f64::from(base_blocks) * s.bytes as f64 / bytes).round() as u32;
+            let blocks = share.clamp(1, s.rows);
+            *to = args::Segment {
+                matrix: s.address,
+                bias: if matrix.bias == 0 { 0 } else { matrix.bias + u64::from(s.out_offset) * 4 },
+                ty: args::type_number(s.ty),
+                rows: s.rows,
+                first_block,
+                blocks,
+                out_offset: s.out_offset,
+                padding: 0,
+            };
+            first_block += blocks;
+            most_rows = most_rows.max(s.rows.div_ceil(blocks));
+        }
+        let chunk = (most_rows as usize).min((limit.min(96 * 1024) / per_row).max(1));
+        args.chunk_rows = chunk as u32;
+        (args, first_block, ring + chunk * per_row)
+    }
+
+    /// `out = x * w (+ bias) (+ residual)` for many rows.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn matmul(&self, stream: &Stream, args: &args::Matmul) -> Result<()> {
+        let grid = (args.m.div_ceil(128), args.n.div_ceil(128), 1);
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "matmul", grid, 256, MATMUL_SHARED, args) }
+    }
+
+    /// Rotates queries and keys of `rows` rows, and appends keys and values to the cache.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`]; the cache must be backed up to the rows' positions.
+    pub unsafe fn rope_append(&self, stream: &Stream, args: &args::Rope, rows: u32) -> Result<()> {
+        let grid = (args.n_heads + 2 * args.layout.n_kv_heads, rows, 1);
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "rope_append", grid, 128, 0, args) }
+    }
+
+    /// Attention of one position per session, for `batch` sessions.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn attend(&self, stream: &Stream, args: &args::Attend, batch: u32) -> Result<()> {
+        let group = args.n_heads / args.layout.n_kv_heads;
+        let at_once = group.next_power_of_two().min(8);
+        let args = args::Attend {
+            head_parts: group.div_ceil(at_once),
+            ..*args
+        };
+        let q8 = if args.layout.q8 != 0 { "q8_" } else { "" };
+        let lanes = (args.layout.head_dim.div_ceil(8)).next_power_of_two();
+        let shared = (128 / lanes * at_once * (lanes * 8 + 2) * 4) as usize;
+        let grid = (args.n_chunks, args.layout.n_kv_heads * args.head_parts, batch);
+        let width = args.n_heads * args.layout.head_dim;
+        // SAFETY: the caller's word.
+        unsafe {
+            self.launch(stream, &format!("attend_{q8}{at_once}"), grid, 128, shared, &args)?;
+            let grid = (width.next_multiple_of(32).div_ceil(128), batch, 1);
+            self.launch(stream, "attend_combine", grid, 128, 0, &args)
+        }
+    }
+
+    /// Attention of consecutive positions of one session.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn flash(&self, stream: &Stream, args: &args::Flash) -> Result<()> {
+        let dim = (args.layout.head_dim as usize).next_power_of_two().clamp(64, MAX_HEAD_DIM);
+        let q8 = if args.layout.q8 != 0 { "q8_" } else { "" };
+        let grid = (args.rows.div_ceil(64), args.n_heads, 1);
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, &format!("flash_{q8}{dim}"), grid, 128, flash_shared(dim), args) }
+    }
+
+    /// Chooses tokens and ends the step of `batch` sessions.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn sample(&self, stream: &Stream, args: &args::Sample, batch: u32) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe {
+            if args.choose != 0 {
+                self.launch(stream, "best", (args.n_best, batch, 1), 256, 0, args)?;
+            }
+            self.launch(stream, "finish", (batch, 1, 1), 1024, 0, args)
+        }
+    }
+}
+
+/// The two types that one matvec kernel takes together.
+const PAIR: &str = "Q4_K_Q6_K";
+
+/// Shared memory of the matmul kernel: three stages of two tiles.
+const MATMUL_SHARED: usize = 3 * (128 + 128) * 64 * 2;
+
+/// Shared memory of the prefill's attention: two stages of keys and values.
+fn flash_shared(dim: usize) -> usize {
+    4 * 64 * dim * 2
+}
+
+fn is_float(ty: TensorType) -> bool {
+    matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16)
+}
+
+fn matvec_module(ty: TensorType) -> &'static str {
+    use TensorType as T;
+    match ty {
+        T::F32 | T::F16 | T::BF16 => "matvec_float",
+        T::Q8_0 | T::Q2K | T::Q3K | T::Q4K | T::Q5K | T::Q6K => "matvec_k",
+        _ => "matvec_32",
+    }
+}

@@ -1,0 +1,15 @@
+//! The CUDA backend: everything of a step runs on an NVIDIA GPU, through the driver alone.
+
+pub mod args;
+pub mod driver;
+pub mod kernels;
+pub mod matrix;
+mod device;
+pub mod plan;
+pub mod prefill;
+pub mod runner;
+pub mod step;
+mod upload;
+pub mod weights;
+
+pub use device::{BACKEND, CudaBackend};
