@@ -81,8 +81,9 @@ $(C_OUT)/tests/%: tests/c/%.c $(wildcard tests/c/*.h) include/emberlm.h | lib
 
 test: test-rust test-c test-examples valgrind
 
+# Tests that are marked `ignore` need the original models, which lie beside a developer's checkout.
 test-rust:
-	$(CARGO) test
+	$(CARGO) test $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
 
 test-c: lib $(C_TESTS)
 	@set -e; for t in $(C_TESTS); do echo "C test $${t##*/}"; $$t $(MODEL); done

@@ -1,25 +1,14 @@
-//! The small model that the tests run: the committed file, and the same weights in any other type.
+//! The small model that the tests run.
 
-use super::quantize::quantize_row;
+use super::convert::rewritten;
 use super::repository_file;
-use emberlm::format::writer::Writer;
-use emberlm::format::{ModelFile, Tensor};
-use emberlm::quant::{TensorType, dequantize_row};
+use emberlm::format::ModelFile;
+use emberlm::quant::TensorType;
 use std::path::Path;
 
-/// Mostly Q4_K, some tensors Q6_K.
+/// The committed file: mostly Q4_K, some tensors Q6_K.
 pub fn q4_k_m() -> ModelFile {
     ModelFile::open(&repository_file("models/hamlet-7m-Q4_K_M.gguf")).unwrap()
-}
-
-/// The model with every matrix in type `ty`, each element the nearest to that of [`q4_k_m`] that
-/// the tests' simple quantizer finds (the same in F32; F32 norms stay).
-pub fn converted(ty: TensorType) -> ModelFile {
-    let source = q4_k_m();
-    rewritten(&source, |tensor| match tensor.dims.len() {
-        1 => (tensor.ty, tensor.bytes().to_vec()),
-        _ => (ty, quantize_rows(ty, tensor.row_len(), &elements(tensor))),
-    })
 }
 
 /// The original float16 weights, from the folder `hf` of the model, which is not in the
@@ -42,38 +31,6 @@ pub fn f16() -> ModelFile {
         }
         (TensorType::F16, bytes)
     })
-}
-
-/// A file of the same metadata whose tensors `convert` makes from those of `source`.
-fn rewritten(source: &ModelFile, convert: impl Fn(&Tensor) -> (TensorType, Vec<u8>)) -> ModelFile {
-    let mut writer = Writer::new();
-    for (key, value) in &source.metadata {
-        writer.set(key, value.clone());
-    }
-    let mut contents = Vec::new();
-    for tensor in source.tensors.values() {
-        let (ty, bytes) = convert(tensor);
-        writer.tensor(&tensor.name, ty, &tensor.dims).unwrap();
-        contents.push(bytes);
-    }
-    let mut file = Vec::new();
-    let mut contents = contents.iter();
-    writer
-        .write(&mut file, |_, out| out.write_all(contents.next().unwrap()))
-        .unwrap();
-    ModelFile::from_bytes(&file).unwrap()
-}
-
-/// All elements of a tensor, row after row.
-pub fn elements(tensor: &Tensor) -> Vec<f32> {
-    let mut out = vec![0.0; tensor.row_len() * tensor.rows()];
-    dequantize_row(tensor.ty, tensor.bytes(), &mut out);
-    out
-}
-
-fn quantize_rows(ty: TensorType, row_len: usize, elements: &[f32]) -> Vec<u8> {
-    let rows = elements.chunks(row_len);
-    rows.flat_map(|row| quantize_row(ty, row)).collect()
 }
 
 fn hugging_face_name(name: &str) -> String {

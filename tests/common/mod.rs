@@ -1,6 +1,7 @@
 //! What several integration tests share. Each uses a part of it.
 #![allow(dead_code)]
 
+pub mod convert;
 pub mod expected;
 pub mod families;
 pub mod hamlet;

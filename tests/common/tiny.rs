@@ -61,6 +61,13 @@ impl Tiny {
         self.write(&self.writer())
     }
 
+    /// Bytes of the file after its header, without the padding between the two.
+    pub fn data_bytes(&self) -> usize {
+        let sizes = self.writer();
+        let sizes = sizes.tensors().iter().map(|t| t.size as usize);
+        sizes.map(|size| size.next_multiple_of(32)).sum()
+    }
+
     /// The metadata and the tensor list, for a test to change before [`Tiny::write`].
     pub fn writer(&self) -> Writer {
         let mut w = Writer::new();

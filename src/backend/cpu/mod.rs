@@ -1,7 +1,32 @@
-//! The CPU backend.
+//! The CPU backend: where there is no GPU, and the oracle of the tests.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `weights` | a network made ready, with its threads and scratch memory |
+//! | `runner` | a session: its cache, logits, asynchronous steps |
+//! | `forward`, `prefill` | the forward pass of one token, of many |
+//! | `matmul` | products of weights and activations |
+//! | `attention`, `kv` | attention, and the cache that it reads |
+//! | `elementwise`, `simd` | norms and the like, over lanes that exist on every processor |
+//! | `pool`, `turn`, `pages` | threads, whose turn it is, memory |
 
+mod attention;
+mod elementwise;
+mod forward;
+mod kv;
 pub mod matmul;
 mod device;
 pub mod host;
 
 pub use device::{BACKEND, CpuBackend};
+mod pages;
+mod pool;
+mod prefill;
+mod runner;
+mod simd;
+mod turn;
+mod weights;
+
+pub use pool::MAX_THREADS;
+pub use runner::CpuRunner;
+pub use weights::CpuWeights;

@@ -270,8 +270,10 @@ mod tests {
         assert_eq!(args.prompt.list, [1, 20]);
         assert!(args.depth.list.is_empty() && args.depth.explicit);
         assert_eq!((args.kv, args.threads, args.reps), (Kv::F32, 2, 3));
-        assert!(matches!(args.source, Source::Shape { shape, mix: Mix::Throughout(_), .. }
-            if shape.name == "hamlet"));
+        assert!(
+            matches!(args.source, Source::Shape { shape, mix: Mix::Throughout(_), .. }
+            if shape.name == "hamlet")
+        );
     }
 
     #[test]

@@ -16,7 +16,11 @@ pub fn peak_resident_bytes() -> Option<u64> {
     use nix::sys::resource::{UsageWho, getrusage};
     let peak = u64::try_from(getrusage(UsageWho::RUSAGE_SELF).ok()?.max_rss()).ok()?;
     // macOS counts bytes, the BSDs kibibytes.
-    let unit = if cfg!(target_vendor = "apple") { 1 } else { 1024 };
+    let unit = if cfg!(target_vendor = "apple") {
+        1
+    } else {
+        1024
+    };
     Some(peak * unit)
 }
 

@@ -220,19 +220,54 @@ impl Shape {
                 fill: Fill::Weights,
             });
         };
-        matrix("token_embd.weight".into(), embedding, self.hidden, self.n_vocab);
+        matrix(
+            "token_embd.weight".into(),
+            embedding,
+            self.hidden,
+            self.n_vocab,
+        );
         if !self.tied {
-            matrix("output.weight".into(), mix.output(), self.hidden, self.n_vocab);
+            matrix(
+                "output.weight".into(),
+                mix.output(),
+                self.hidden,
+                self.n_vocab,
+            );
         }
         for i in 0..self.n_layers {
             let (base, sensitive) = (mix.base(), mix.sensitive(i, self.n_layers));
             matrix(format!("blk.{i}.attn_q.weight"), base, self.hidden, q_dim);
             matrix(format!("blk.{i}.attn_k.weight"), base, self.hidden, kv_dim);
-            matrix(format!("blk.{i}.attn_v.weight"), sensitive, self.hidden, kv_dim);
-            matrix(format!("blk.{i}.attn_output.weight"), base, q_dim, self.hidden);
-            matrix(format!("blk.{i}.ffn_gate.weight"), base, self.hidden, self.n_ff);
-            matrix(format!("blk.{i}.ffn_up.weight"), base, self.hidden, self.n_ff);
-            matrix(format!("blk.{i}.ffn_down.weight"), sensitive, self.n_ff, self.hidden);
+            matrix(
+                format!("blk.{i}.attn_v.weight"),
+                sensitive,
+                self.hidden,
+                kv_dim,
+            );
+            matrix(
+                format!("blk.{i}.attn_output.weight"),
+                base,
+                q_dim,
+                self.hidden,
+            );
+            matrix(
+                format!("blk.{i}.ffn_gate.weight"),
+                base,
+                self.hidden,
+                self.n_ff,
+            );
+            matrix(
+                format!("blk.{i}.ffn_up.weight"),
+                base,
+                self.hidden,
+                self.n_ff,
+            );
+            matrix(
+                format!("blk.{i}.ffn_down.weight"),
+                sensitive,
+                self.n_ff,
+                self.hidden,
+            );
         }
         let mut vector = |name: String, len: usize, fill: Fill| {
             plans.push(Plan {
@@ -263,7 +298,10 @@ mod tests {
     fn parameters(name: &str) -> usize {
         let shape = find(name).expect(name);
         let tensors = shape.tensors(Mix::Q4_K_M);
-        tensors.iter().map(|t| t.dims.iter().product::<usize>()).sum()
+        tensors
+            .iter()
+            .map(|t| t.dims.iter().product::<usize>())
+            .sum()
     }
 
     /// The published counts (qwen3-4b's without the 2 * 36 * 128 weights of its q and k norms).
@@ -295,7 +333,10 @@ mod tests {
     fn mixes_by_name() {
         assert_eq!(Mix::parse("Q4_K_M"), Some(Mix::Q4_K_M));
         assert_eq!(Mix::parse("q8_0"), Some(Mix::Throughout(TensorType::Q8_0)));
-        assert_eq!(Mix::parse("q4_0"), Some(Mix::WithOutputQ6K(TensorType::Q4_0)));
+        assert_eq!(
+            Mix::parse("q4_0"),
+            Some(Mix::WithOutputQ6K(TensorType::Q4_0))
+        );
         assert_eq!(Mix::parse("q4"), None);
     }
 }

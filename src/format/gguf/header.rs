@@ -49,7 +49,7 @@ pub(super) struct Header {
 /// Reads the header at the start of `bytes`.
 pub(super) fn parse(bytes: &[u8]) -> Result<Header> {
     check_magic(bytes)?;
-    let mut reader = Reader::new(&bytes[..]);
+    let mut reader = Reader::new(bytes);
     reader.u32()?;
     match reader.u32()? {
         2 | 3 => {}

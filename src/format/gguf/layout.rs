@@ -1,7 +1,7 @@
 //! Where the tensors lie in the file: aligned, inside it, without overlaps and holes.
 
 use super::header::{Header, TensorInfo};
-use crate::error::{Result, fail};
+use crate::error::{Result, fail, try_vec};
 use std::ops::Range;
 
 /// The byte range of each tensor in a file of `file_len` bytes.
@@ -18,9 +18,11 @@ pub(super) fn place(header: &Header, file_len: usize) -> Result<Vec<Range<usize>
         fail!(FileCorrupt, "{}", too_large("the header"));
     };
 
-    let mut order: Vec<usize> = (0..tensors.len()).collect();
-    order.sort_by_key(|&i| tensors[i].offset);
-    let mut ranges = vec![0..0; tensors.len()];
+    let mut order = try_vec(tensors.len(), 0, "tensor order")?;
+    order.iter_mut().enumerate().for_each(|(i, slot)| *slot = i);
+    // Not the stable sort, which allocates. Equal offsets overlap in any order.
+    order.sort_unstable_by_key(|&i| tensors[i].offset);
+    let mut ranges = try_vec(tensors.len(), 0..0, "tensor ranges")?;
     let mut next = data;
     let mut end = header.end;
     let mut previous: Option<&TensorInfo> = None;

@@ -23,13 +23,13 @@ struct Part {
 
 /// See [`ModelFile::open`].
 pub(super) fn open(path: &Path) -> Result<ModelFile> {
+    let in_file = || path.display().to_string();
     let part = open_part(path)?;
-    if split::part_count(&part.metadata)? > 1 {
-        let parts = split::open_others(path, part)?;
-        within(join(parts), || path.display().to_string())
-    } else {
-        within(join(vec![part]), || path.display().to_string())
-    }
+    let parts = match within(split::part_count(&part.metadata), in_file)? {
+        1 => vec![part],
+        _ => split::open_others(path, part)?,
+    };
+    within(join(parts), in_file)
 }
 
 /// A file that is wholly in this map.
@@ -55,17 +55,26 @@ fn parse_part(map: Mmap) -> Result<Part> {
     let header = header::parse(&map)?;
     let ranges = layout::place(&header, map.len())?;
     let map = Arc::new(map);
-    let tensors = header.tensors.into_iter().zip(ranges);
-    let tensors = tensors.map(|(info, range)| Tensor {
-        name: info.name.into(),
-        ty: info.ty,
-        dims: info.dims,
-        map: Arc::clone(&map),
-        range,
-    });
+    let mut tensors = Vec::new();
+    if tensors.try_reserve_exact(ranges.len()).is_err() {
+        fail!(
+            OutOfMemory,
+            "{} tensors could not be allocated",
+            ranges.len()
+        );
+    }
+    for (info, range) in header.tensors.into_iter().zip(ranges) {
+        tensors.push(Tensor {
+            name: info.name.into(),
+            ty: info.ty,
+            dims: info.dims,
+            map: Arc::clone(&map),
+            range,
+        });
+    }
     Ok(Part {
         metadata: header.metadata,
-        tensors: tensors.collect(),
+        tensors,
         file_bytes: map.len() as u64,
     })
 }

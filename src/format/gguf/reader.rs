@@ -1,7 +1,7 @@
 //! A cursor over untrusted little-endian bytes. Nothing is allocated before it is known that the
 //! bytes for it are there.
 
-use crate::error::{Error, Result, Status, fail};
+use crate::error::{Error, Result, fail};
 use crate::format::{Array, Value};
 
 /// Depth to which arrays may nest.
@@ -111,17 +111,17 @@ impl<'a> Reader<'a> {
     pub(super) fn string(&mut self) -> Result<String> {
         let len = self.count(1, "bytes of text")?;
         let at = self.position;
-        let bytes = self.take(len)?;
-        if let Err(e) = std::str::from_utf8(bytes) {
-            fail!(
+        let mut owned = self.reserve::<u8>(len)?;
+        owned.extend_from_slice(self.take(len)?);
+        // The copy is checked, not the file, which somebody may be changing.
+        match String::from_utf8(owned) {
+            Ok(text) => Ok(text),
+            Err(e) => fail!(
                 FileCorrupt,
                 "the text at byte {at} is not valid UTF-8 from byte {} on",
-                at + e.valid_up_to()
-            );
+                at + e.utf8_error().valid_up_to()
+            ),
         }
-        let mut owned = self.reserve::<u8>(len)?;
-        owned.extend_from_slice(bytes);
-        Ok(String::from_utf8(owned).expect("checked above"))
     }
 
     /// A string that is usable as a name in messages: not empty, at most `max` bytes, without
@@ -233,8 +233,5 @@ impl<'a> Reader<'a> {
 
 /// Puts the thing that was being read in front of an error's message.
 pub(super) fn within<T>(result: Result<T>, what: impl FnOnce() -> String) -> Result<T> {
-    result.map_err(|Error { status, message }: Error| {
-        let status: Status = status;
-        Error::new(status, format!("{}: {message}", what()))
-    })
+    result.map_err(|e| Error::new(e.status, format!("{}: {}", what(), e.message)))
 }

@@ -23,6 +23,8 @@
 //! leaves every accumulator as it is, a -0 included.
 
 mod activations;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod buffer;
 mod scalar;
 mod types;
@@ -42,7 +44,7 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// x86-64 with AVX-512 (F, BW, DQ, VL, VBMI) and VNNI.
+    /// x86-64 with AVX-512 (F, BW, DQ, VL) and VNNI.
     Avx512Vnni,
     /// AArch64 with the dot product extension.
     Neon,
@@ -56,7 +58,12 @@ impl Isa {
 
     /// All that this processor runs, the fastest last.
     pub fn available() -> Vec<Isa> {
-        vec![Isa::Scalar]
+        let mut isas = vec![Isa::Scalar];
+        #[cfg(target_arch = "x86_64")]
+        if avx512::available() {
+            isas.push(Isa::Avx512Vnni);
+        }
+        isas
     }
 }
 
@@ -248,6 +255,8 @@ impl<'a> View<'a> {
         // instruction set was checked when the matrix was made.
         unsafe {
             match self.isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512Vnni => avx512::mul(&job),
                 _ => scalar::mul(&job),
             }
         }

@@ -1,0 +1,338 @@
+//! The keys and values of a session.
+//!
+//! Positions are kept in segments of [`SEGMENT`]. A segment holds, for each layer and KV head, a
+//! block of keys `[tile][head_dim][16]` (tiles of 16 positions, so that a vector holds one element
+//! of 16 positions' keys) and a block of values `[position][padded head_dim]`. So a head's part of
+//! a segment is contiguous, and memory becomes resident segment by segment as the context grows:
+//! the whole range is reserved at once but not touched.
+
+use super::pages::Pages;
+use super::simd::{LANES, Lanes, simd_kernel};
+use crate::backend::KvType;
+use crate::error::{Result, fail};
+use std::marker::PhantomData;
+
+/// Positions per segment. Attention sums up whole segments, so this is part of the definition of
+/// the results.
+pub const SEGMENT: usize = 256;
+
+/// An element type of the cache.
+///
+/// # Safety
+/// All bits zero is the number 0.
+pub unsafe trait Element: Copy + Send + Sync + 'static {
+    /// 0
+    const ZERO: Self;
+    /// Lanes from memory.
+    ///
+    /// # Safety
+    /// `p` has `LANES` elements; otherwise as [`Lanes`].
+    unsafe fn load<L: Lanes>(p: *const Self) -> L;
+    /// The elements nearest to the lanes, to memory.
+    ///
+    /// # Safety
+    /// `p` has `LANES` elements; otherwise as [`Lanes`].
+    unsafe fn store<L: Lanes>(x: L, p: *mut Self);
+}
+
+/// Half precision, as its bits.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Half(pub u16);
+
+// SAFETY: zero bits are zero.
+unsafe impl Element for Half {
+    const ZERO: Self = Half(0);
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const Self) -> L {
+        // SAFETY: the caller's promise; `Half` is transparent.
+        unsafe { L::load_f16(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store<L: Lanes>(x: L, p: *mut Self) {
+        // SAFETY: the caller's promise; `Half` is transparent.
+        unsafe { x.store_f16(p.cast()) }
+    }
+}
+
+// SAFETY: zero bits are zero.
+unsafe impl Element for f32 {
+    const ZERO: Self = 0.0;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const Self) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { L::load(p) }
+    }
+    #[inline(always)]
+    unsafe fn store<L: Lanes>(x: L, p: *mut Self) {
+        // SAFETY: the caller's promise.
+        unsafe { x.store(p) }
+    }
+}
+
+/// KV heads and head size of one layer, and where its part of a segment begins.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    n_kv_heads: usize,
+    head_dim: usize,
+    /// Bytes into the segment.
+    offset: usize,
+    /// Bytes of one head's keys, and of its values.
+    keys_bytes: usize,
+    values_bytes: usize,
+}
+
+/// Where everything is in a cache.
+pub struct Shape {
+    parts: Vec<Part>,
+    segment_bytes: usize,
+    kv_type: KvType,
+}
+
+impl Shape {
+    /// The shape for layers given as `(n_kv_heads, head_dim)`. Errors: `OutOfMemory` where the
+    /// numbers are beyond all memory.
+    pub fn new(layers: impl Iterator<Item = (usize, usize)>, kv_type: KvType) -> Result<Shape> {
+        let size = element_bytes(kv_type);
+        let mut parts = Vec::new();
+        let mut offset = 0usize;
+        for (n_kv_heads, head_dim) in layers {
+            let bytes = |dim: usize| dim.checked_mul(SEGMENT * size);
+            let ends = (|| {
+                let (keys, values) = (bytes(head_dim)?, bytes(head_dim.next_multiple_of(LANES))?);
+                let end = keys
+                    .checked_add(values)?
+                    .checked_mul(n_kv_heads)?
+                    .checked_add(offset)?;
+                Some((keys, values, end))
+            })();
+            let Some((keys_bytes, values_bytes, end)) = ends else {
+                fail!(
+                    OutOfMemory,
+                    "KV cache: {n_kv_heads} heads of {head_dim} are beyond all memory"
+                );
+            };
+            parts.push(Part {
+                n_kv_heads,
+                head_dim,
+                offset,
+                keys_bytes,
+                values_bytes,
+            });
+            offset = end;
+        }
+        Ok(Shape {
+            parts,
+            segment_bytes: offset,
+            kv_type,
+        })
+    }
+
+    /// Bytes per position.
+    pub fn bytes_per_token(&self) -> u64 {
+        (self.segment_bytes / SEGMENT) as u64
+    }
+}
+
+fn element_bytes(kv_type: KvType) -> usize {
+    match kv_type {
+        KvType::F16 => 2,
+        KvType::F32 => 4,
+    }
+}
+
+/// A cache with room for a number of positions. Which of them hold something is the caller's to
+/// know.
+pub struct KvCache {
+    shape: Shape,
+    context: usize,
+    pages: Pages,
+}
+
+impl KvCache {
+    /// Reserves a cache for `context` positions. Errors: `OutOfMemory`.
+    pub fn new(shape: Shape, context: usize) -> Result<KvCache> {
+        let segments = context.div_ceil(SEGMENT);
+        let bytes = segments.checked_mul(shape.segment_bytes).filter(|b| *b > 0);
+        let Some(bytes) = bytes else {
+            fail!(
+                OutOfMemory,
+                "KV cache: {context} positions are beyond all memory (or none)"
+            );
+        };
+        let pages = Pages::new(bytes, &format!("KV cache for {context} positions"))?;
+        Ok(KvCache {
+            shape,
+            context,
+            pages,
+        })
+    }
+
+    /// Positions that fit.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Element type.
+    pub fn kv_type(&self) -> KvType {
+        self.shape.kv_type
+    }
+
+    /// One KV head of one layer, with elements of type `E`.
+    pub fn head<E: Element>(&self, layer: usize, head: usize) -> Head<'_, E> {
+        let part = &self.shape.parts[layer];
+        assert!(head < part.n_kv_heads && size_of::<E>() == element_bytes(self.shape.kv_type));
+        let offset = part.offset + head * (part.keys_bytes + part.values_bytes);
+        Head {
+            base: self.pages.base().wrapping_add(offset),
+            segment_bytes: self.shape.segment_bytes,
+            keys_bytes: part.keys_bytes,
+            head_dim: part.head_dim,
+            context: self.context,
+            cache: PhantomData,
+        }
+    }
+}
+
+/// The keys and values of one KV head of one layer.
+#[derive(Clone, Copy)]
+pub struct Head<'a, E> {
+    base: *mut u8,
+    segment_bytes: usize,
+    keys_bytes: usize,
+    /// Elements of a key and of a value.
+    pub head_dim: usize,
+    context: usize,
+    cache: PhantomData<(&'a KvCache, E)>,
+}
+
+impl<E: Element> Head<'_, E> {
+    /// Elements from one value to the next.
+    pub fn value_stride(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
+    /// The keys of a segment, `[SEGMENT / 16][head_dim][16]`.
+    #[inline(always)]
+    pub fn keys(&self, segment: usize) -> *mut E {
+        debug_assert!(segment * SEGMENT < self.context);
+        self.base.wrapping_add(segment * self.segment_bytes).cast()
+    }
+
+    /// The values of a segment, `[SEGMENT][value_stride]`; elements from `head_dim` on are zero.
+    #[inline(always)]
+    pub fn values(&self, segment: usize) -> *mut E {
+        debug_assert!(segment * SEGMENT < self.context);
+        self.base
+            .wrapping_add(segment * self.segment_bytes + self.keys_bytes)
+            .cast()
+    }
+
+    /// Writes the key and value of a position.
+    ///
+    /// # Safety
+    /// Nobody reads or writes this position of this head at the same time. Otherwise as [`Lanes`].
+    #[inline(always)]
+    pub unsafe fn put<L: Lanes>(&self, position: usize, key: &[f32], value: &[f32]) {
+        assert!(position < self.context);
+        assert!(key.len() == self.head_dim && value.len() == self.head_dim);
+        let (segment, at) = (position / SEGMENT, position % SEGMENT);
+        let tile = (at / LANES) * self.head_dim * LANES + at % LANES;
+        let row = at * self.value_stride();
+        for d in (0..self.head_dim).step_by(LANES) {
+            let n = (self.head_dim - d).min(LANES);
+            let mut rounded = [E::ZERO; LANES];
+            // SAFETY: inside the rows and the blocks of an existing segment, exclusive by the
+            // caller's promise.
+            unsafe {
+                let (k, v) = (key.as_ptr().add(d), value.as_ptr().add(d));
+                E::store(L::load_first(k, n), rounded.as_mut_ptr());
+                let keys = self.keys(segment).add(tile + d * LANES);
+                for (i, k) in rounded[..n].iter().enumerate() {
+                    keys.add(i * LANES).write(*k);
+                }
+                // The padding becomes zero.
+                E::store(L::load_first(v, n), self.values(segment).add(row + d));
+            }
+        }
+    }
+}
+
+unsafe fn put_generic<L: Lanes, E: Element>(
+    head: Head<'_, E>,
+    position: usize,
+    key: &[f32],
+    value: &[f32],
+) {
+    // SAFETY: the caller's promise.
+    unsafe { head.put::<L>(position, key, value) }
+}
+simd_kernel! {
+    /// Writes the key and value of a position, rounded to nearest.
+    ///
+    /// # Safety
+    /// The processor has `isa`. Nobody reads or writes this position of this head meanwhile.
+    pub fn put[E: Element](head: Head<'_, E>, position: usize, key: &[f32], value: &[f32]) = put_generic
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::matmul::Isa;
+    use crate::error::Status;
+
+    #[test]
+    fn positions_are_where_they_belong_and_do_not_overlap() {
+        let shape = Shape::new([(2, 20), (1, 32), (3, 16)].into_iter(), KvType::F32).unwrap();
+        assert_eq!(
+            shape.bytes_per_token(),
+            4 * (2 * (20 + 32) + (32 + 32) + 3 * (16 + 16))
+        );
+        let cache = KvCache::new(shape, 300).unwrap();
+        let layers = [(2, 20), (1, 32), (3, 16)];
+        let number =
+            |l: usize, h: usize, p: usize, d: usize| (((l * 8 + h) * 512 + p) * 64 + d) as f32;
+        for (l, (heads, dim)) in layers.into_iter().enumerate() {
+            for h in 0..heads {
+                for p in 0..300 {
+                    let key: Vec<f32> = (0..dim).map(|d| number(l, h, p, d)).collect();
+                    let value: Vec<f32> = key.iter().map(|k| -k).collect();
+                    // SAFETY: one thread.
+                    unsafe { put(Isa::detect(), cache.head::<f32>(l, h), p, &key, &value) };
+                }
+            }
+        }
+        for (l, (heads, dim)) in layers.into_iter().enumerate() {
+            for h in 0..heads {
+                let head = cache.head::<f32>(l, h);
+                for p in 0..300 {
+                    for d in 0..head.value_stride() {
+                        let at = p % SEGMENT;
+                        // SAFETY: inside the blocks.
+                        unsafe {
+                            let v = *head.values(p / SEGMENT).add(at * head.value_stride() + d);
+                            assert_eq!(v, if d < dim { -number(l, h, p, d) } else { 0.0 });
+                            if d < dim {
+                                let k = *head
+                                    .keys(p / SEGMENT)
+                                    .add((at / 16 * dim + d) * 16 + at % 16);
+                                assert_eq!(k, number(l, h, p, d));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_sizes_are_out_of_memory() {
+        let huge = Shape::new([(usize::MAX / 4, 128)].into_iter(), KvType::F16);
+        assert_eq!(huge.err().unwrap().status, Status::OutOfMemory);
+        for context in [usize::MAX, usize::MAX / 100_000, 1 << 45] {
+            let shape = Shape::new([(8, 128)].into_iter(), KvType::F16).unwrap();
+            let error = KvCache::new(shape, context).err().unwrap();
+            assert_eq!(error.status, Status::OutOfMemory, "{error}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Memory that becomes resident as it is used.
+
+use crate::error::{Result, fail};
+use memmap2::{MmapMut, MmapOptions};
+use std::marker::PhantomData;
+
+/// Zeroed pages straight from the system, reserved but not touched. (The allocator does the same
+/// for big blocks, unless it reuses one that it kept: then it touches all of it.)
+pub struct Pages {
+    base: *mut u8,
+    bytes: usize,
+    /// What `base` points to; an empty range cannot be mapped.
+    _memory: Option<MmapMut>,
+}
+
+// SAFETY: the memory is owned, and `Pages` itself never accesses it.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Reserves `bytes`. Errors: `OutOfMemory`, naming `what`.
+    pub fn new(bytes: usize, what: &str) -> Result<Pages> {
+        if bytes == 0 {
+            let base = std::ptr::without_provenance_mut(64);
+            return Ok(Pages {
+                base,
+                bytes,
+                _memory: None,
+            });
+        }
+        if bytes > isize::MAX as usize {
+            fail!(OutOfMemory, "{what}: {bytes} bytes are beyond all memory");
+        }
+        match MmapOptions::new().len(bytes).no_reserve_swap().map_anon() {
+            Ok(mut memory) => Ok(Pages {
+                base: memory.as_mut_ptr(),
+                bytes,
+                _memory: Some(memory),
+            }),
+            Err(e) => fail!(
+                OutOfMemory,
+                "{what}: {bytes} bytes could not be reserved: {e}"
+            ),
+        }
+    }
+
+    /// Reserves `len` floats.
+    pub fn floats(len: usize, what: &str) -> Result<Pages> {
+        Pages::new(len.saturating_mul(size_of::<f32>()), what)
+    }
+
+    /// The first byte, on a page's border.
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Bytes reserved.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// All of it as floats that several threads share.
+    pub fn span(&mut self) -> Span<'_> {
+        Span {
+            base: self.base.cast(),
+            len: self.bytes / size_of::<f32>(),
+            owner: PhantomData,
+        }
+    }
+}
+
+/// Floats of which several threads use different parts at the same time.
+#[derive(Clone, Copy)]
+pub struct Span<'a> {
+    base: *mut f32,
+    len: usize,
+    owner: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: access is by `part`, whose caller vouches for exclusion.
+unsafe impl Send for Span<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Span<'_> {}
+
+impl<'a> Span<'a> {
+    /// All of a slice.
+    pub fn new(slice: &'a mut [f32]) -> Span<'a> {
+        Span {
+            base: slice.as_mut_ptr(),
+            len: slice.len(),
+            owner: PhantomData,
+        }
+    }
+
+    /// The first element.
+    pub fn base(&self) -> *mut f32 {
+        self.base
+    }
+
+    /// `len` floats from `start` on.
+    ///
+    /// # Safety
+    /// Until the next barrier (or as long as the reference lives), no other thread writes them,
+    /// and if anything is written through it, none reads them either.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn part(&self, start: usize, len: usize) -> &'a mut [f32] {
+        assert!(start <= self.len && len <= self.len - start);
+        // SAFETY: in range; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(start), len) }
+    }
+}

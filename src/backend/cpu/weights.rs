@@ -1,0 +1,366 @@
+//! A network as the CPU runs it: matrices in the bytes of the file, small vectors as `f32`.
+
+use super::attention::AttentionScratch;
+use super::forward::DecodeSpace;
+use super::kv::{KvCache, Shape};
+use super::matmul::{Activations, Encodings, Isa, Matrix, Scratch};
+use super::pool::Pool;
+use super::prefill::PrefillSpace;
+use super::runner::CpuRunner;
+use super::turn::Turns;
+use crate::backend::{KvType, Runner, RunnerOptions, Weights};
+use crate::error::{Result, fail, try_vec};
+use crate::format::Tensor;
+use crate::model::{Activation, Block, Linear, Network, Norm, Rope};
+use crate::quant::{TensorType, dequantize_row};
+use std::cell::UnsafeCell;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+/// A network on the CPU, with the threads that run it.
+pub struct CpuWeights {
+    pub(super) isa: Isa,
+    pub(super) hidden: usize,
+    pub(super) n_vocab: usize,
+    pub(super) embedding: Matrix,
+    pub(super) layers: Vec<Layer>,
+    pub(super) final_norm: NormWeights,
+    pub(super) head: Product,
+    /// The different rotary embeddings of the layers, mostly one.
+    pub(super) ropes: Vec<Rope>,
+    pub(super) sizes: Sizes,
+    pub(super) pool: Pool,
+    /// Memory of a decode step. Used by the holder of the pool's turn.
+    pub(super) decode: Mutex<DecodeSpace>,
+    /// One prefill at a time has the memory for chunks, also while it lets others use the pool.
+    pub(super) prefill_turns: Turns,
+    pub(super) prefill: Mutex<Option<PrefillSpace>>,
+    pub(super) threads: ThreadSpaces,
+}
+
+/// A norm's weights.
+pub(super) struct NormWeights {
+    pub weight: Vec<f32>,
+    pub eps: f32,
+}
+
+/// A matrix and its bias.
+pub(super) struct Product {
+    pub tensor: Tensor,
+    pub matrix: Matrix,
+    pub bias: Option<Vec<f32>>,
+}
+
+/// A block of the network.
+pub(super) struct Layer {
+    pub attention_norm: NormWeights,
+    pub n_heads: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+    pub q: Product,
+    pub k: Product,
+    pub v: Product,
+    pub output: Product,
+    /// Index into the network's ropes, and where its table is in a position's tables.
+    pub rope: usize,
+    pub rope_at: Range<usize>,
+    pub scale: f32,
+    pub feed_forward_norm: NormWeights,
+    pub gate: Product,
+    pub up: Product,
+    pub down: Product,
+    pub activation: Activation,
+}
+
+impl Layer {
+    /// Query heads per KV head.
+    pub fn group(&self) -> usize {
+        self.n_heads / self.n_kv_heads
+    }
+
+    /// What q, k and v read.
+    pub fn qkv_encodings(&self) -> Encodings {
+        union([&self.q, &self.k, &self.v])
+    }
+
+    /// What gate and up read.
+    pub fn gate_up_encodings(&self) -> Encodings {
+        union([&self.gate, &self.up])
+    }
+}
+
+fn union<const N: usize>(products: [&Product; N]) -> Encodings {
+    let none = Encodings::default();
+    products
+        .iter()
+        .fold(none, |e, p| e.union(p.matrix.encodings()))
+}
+
+/// Largest extents over all layers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sizes {
+    pub hidden: usize,
+    /// Elements of all queries, and of the keys, of a token.
+    pub q: usize,
+    pub kv: usize,
+    pub n_ff: usize,
+    pub head_dim: usize,
+    pub group: usize,
+    /// Floats of attention's partial results per segment.
+    pub partial: usize,
+    /// Floats of all rope tables of a position.
+    pub rope: usize,
+    pub encodings: Encodings,
+}
+
+impl Sizes {
+    /// Longest row that a product reads.
+    pub fn cols(&self) -> usize {
+        self.hidden.max(self.q).max(self.n_ff)
+    }
+}
+
+/// What each thread has for itself in a region.
+pub(super) struct ThreadSpace {
+    /// One token's encoded input of a product, the same on all threads of a decode step.
+    pub input: Activations,
+    pub unpacked: Scratch,
+    pub attention: AttentionScratch,
+    /// `hidden` floats.
+    pub row: Vec<f32>,
+}
+
+/// One [`ThreadSpace`] per thread of the pool.
+pub(super) struct ThreadSpaces(Vec<Padded>);
+
+#[repr(align(128))]
+struct Padded(UnsafeCell<ThreadSpace>);
+
+// SAFETY: only `get` gives access, and its caller vouches for exclusion.
+unsafe impl Sync for ThreadSpaces {}
+
+impl ThreadSpaces {
+    /// The space of one thread.
+    ///
+    /// # Safety
+    /// Nobody else uses this one as long as the reference lives: the caller runs in a region as
+    /// this thread, or has the pool's turn while no region runs.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn get(&self, index: usize) -> &mut ThreadSpace {
+        // SAFETY: the caller's promise.
+        unsafe { &mut *self.0[index].0.get() }
+    }
+}
+
+/// The elements of a small tensor.
+fn floats(tensor: &Tensor, what: &str) -> Result<Vec<f32>> {
+    let (TensorType::F32 | TensorType::F16 | TensorType::BF16) = tensor.ty else {
+        fail!(
+            Unsupported,
+            "tensor {}: {what} of type {}",
+            tensor.name,
+            tensor.ty.name()
+        );
+    };
+    let mut out = try_vec(tensor.row_len() * tensor.rows(), 0.0, what)?;
+    dequantize_row(tensor.ty, tensor.bytes(), &mut out);
+    Ok(out)
+}
+
+fn norm(norm: &Norm) -> Result<NormWeights> {
+    Ok(NormWeights {
+        weight: floats(&norm.weight, "norm weights")?,
+        eps: norm.eps,
+    })
+}
+
+fn product(linear: &Linear, isa: Isa) -> Result<Product> {
+    Ok(Product {
+        tensor: linear.weight.clone(),
+        matrix: Matrix::new(linear.weight.clone(), isa),
+        bias: linear
+            .bias
+            .as_ref()
+            .map(|b| floats(b, "a bias"))
+            .transpose()?,
+    })
+}
+
+fn layer(block: &Block, ropes: &mut Vec<Rope>, isa: Isa) -> Result<Layer> {
+    let a = &block.attention;
+    let rope = ropes.iter().position(|r| *r == a.rope).unwrap_or_else(|| {
+        ropes.push(a.rope.clone());
+        ropes.len() - 1
+    });
+    let table = |r: &Rope| 2 * r.inv_freq.len();
+    let rope_at = ropes[..rope].iter().map(table).sum::<usize>();
+    let rope_at = rope_at..rope_at + table(&a.rope);
+    let f = &block.feed_forward;
+    Ok(Layer {
+        attention_norm: norm(&block.attention_norm)?,
+        n_heads: a.n_heads,
+        n_kv_heads: a.n_kv_heads,
+        head_dim: a.head_dim,
+        q: product(&a.q, isa)?,
+        k: product(&a.k, isa)?,
+        v: product(&a.v, isa)?,
+        output: product(&a.output, isa)?,
+        rope,
+        rope_at,
+        scale: a.scale,
+        feed_forward_norm: norm(&block.feed_forward_norm)?,
+        gate: product(&f.gate, isa)?,
+        up: product(&f.up, isa)?,
+        down: product(&f.down, isa)?,
+        activation: f.activation,
+    })
+}
+
+fn sizes(hidden: usize, layers: &[Layer], ropes: &[Rope], head: &Product) -> Sizes {
+    let mut s = Sizes {
+        hidden,
+        encodings: head.matrix.encodings(),
+        ..Sizes::default()
+    };
+    for layer in layers {
+        s.q = s.q.max(layer.n_heads * layer.head_dim);
+        s.kv = s.kv.max(layer.n_kv_heads * layer.head_dim);
+        s.n_ff = s.n_ff.max(layer.gate.matrix.rows());
+        s.head_dim = s.head_dim.max(layer.head_dim);
+        s.group = s.group.max(layer.group());
+        let partial = super::attention::partial_len(layer.n_heads, layer.head_dim);
+        s.partial = s.partial.max(partial);
+        let products = [
+            &layer.q,
+            &layer.k,
+            &layer.v,
+            &layer.output,
+            &layer.gate,
+            &layer.up,
+            &layer.down,
+        ];
+        s.encodings = s.encodings.union(union(products));
+    }
+    s.rope = ropes.iter().map(|r| 2 * r.inv_freq.len()).sum();
+    s
+}
+
+impl CpuWeights {
+    /// Makes a network ready to run on `threads` threads, the caller of a step being one of them.
+    /// Reads only the small tensors. `progress` is told the done share, and its error is passed on.
+    ///
+    /// Errors: `InvalidArgument` for a bad number of threads, `OutOfMemory`, `DeviceError` if a
+    /// thread cannot be started, `Unsupported` for a norm or bias of a quantized type.
+    pub fn load(
+        network: &Network,
+        threads: usize,
+        progress: &mut dyn FnMut(f32) -> Result<()>,
+    ) -> Result<Arc<CpuWeights>> {
+        CpuWeights::load_for(Isa::detect(), network, threads, progress)
+    }
+
+    /// [`load`](Self::load) for a given instruction set, which must be one of
+    /// [`Isa::available`]; if not, the plain one takes its place.
+    pub fn load_for(
+        isa: Isa,
+        network: &Network,
+        threads: usize,
+        progress: &mut dyn FnMut(f32) -> Result<()>,
+    ) -> Result<Arc<CpuWeights>> {
+        let isa = if Isa::available().contains(&isa) {
+            isa
+        } else {
+            Isa::Scalar
+        };
+        progress(0.0)?;
+        let (mut layers, mut ropes) = (Vec::new(), Vec::new());
+        for (i, block) in network.blocks.iter().enumerate() {
+            layers.push(layer(block, &mut ropes, isa)?);
+            progress((i + 1) as f32 / (network.blocks.len() + 1) as f32)?;
+        }
+        let head = product(&network.head, isa)?;
+        let sizes = sizes(network.hidden, &layers, &ropes, &head);
+        let pool = Pool::new(threads)?;
+        let mut spaces = Vec::new();
+        for _ in 0..threads {
+            spaces.push(Padded(UnsafeCell::new(ThreadSpace {
+                input: Activations::new(1, sizes.cols(), sizes.encodings)?,
+                unpacked: Scratch::new(sizes.cols())?,
+                attention: AttentionScratch::new(sizes.group, sizes.head_dim)?,
+                row: try_vec(sizes.hidden, 0.0, "scratch")?,
+            })));
+        }
+        let weights = Arc::new(CpuWeights {
+            isa,
+            hidden: network.hidden,
+            n_vocab: network.n_vocab,
+            embedding: Matrix::new(network.embedding.clone(), isa),
+            layers,
+            final_norm: norm(&network.final_norm)?,
+            head,
+            ropes,
+            sizes,
+            pool,
+            decode: Mutex::new(DecodeSpace::new(&sizes)?),
+            prefill_turns: Turns::new(),
+            prefill: Mutex::new(None),
+            threads: ThreadSpaces(spaces),
+        });
+        progress(1.0)?;
+        Ok(weights)
+    }
+
+    /// Bytes of the matrices that every prompt streams, and the head.
+    pub(super) fn matrix_bytes(&self) -> usize {
+        let mut bytes = self.head.tensor.bytes().len();
+        for l in &self.layers {
+            for p in [&l.q, &l.k, &l.v, &l.output, &l.gate, &l.up, &l.down] {
+                bytes += p.tensor.bytes().len();
+            }
+        }
+        bytes
+    }
+
+    fn kv_shape(&self, kv_type: KvType) -> Result<Shape> {
+        Shape::new(
+            self.layers.iter().map(|l| (l.n_kv_heads, l.head_dim)),
+            kv_type,
+        )
+    }
+}
+
+impl Weights for CpuWeights {
+    fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>> {
+        let kv = KvCache::new(self.kv_shape(options.kv_type)?, options.context)?;
+        let mut decode = self.decode.lock().unwrap_or_else(|e| e.into_inner());
+        decode.reserve(&self, options.context)?;
+        drop(decode);
+        Ok(Box::new(CpuRunner::new(self, kv)?))
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        let vectors: usize = self
+            .layers
+            .iter()
+            .map(|l| {
+                let biases = [&l.q, &l.k, &l.v, &l.output, &l.gate, &l.up, &l.down];
+                let biases: usize = biases
+                    .iter()
+                    .filter_map(|p| p.bias.as_ref())
+                    .map(Vec::len)
+                    .sum();
+                l.attention_norm.weight.len() + l.feed_forward_norm.weight.len() + biases
+            })
+            .sum();
+        let prefill = self
+            .prefill
+            .try_lock()
+            .ok()
+            .and_then(|p| p.as_ref().map(PrefillSpace::bytes));
+        ((vectors + self.final_norm.weight.len()) * size_of::<f32>() + prefill.unwrap_or(0)) as u64
+    }
+
+    fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
+        self.kv_shape(kv_type).map_or(0, |s| s.bytes_per_token())
+    }
+}
