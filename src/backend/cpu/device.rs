@@ -39,7 +39,10 @@ impl Backend for CpuBackend {
         options: &LoadOptions,
         progress: &mut Progress<'_>,
     ) -> Result<Arc<dyn Weights>> {
-        let _ = (network, options, progress);
-        crate::error::fail!(Unsupported, "the CPU backend is not merged")
+        let threads = match options.threads {
+            0 => host::physical_cores(),
+            n => n,
+        };
+        Ok(super::CpuWeights::load(network, threads, progress)?)
     }
 }

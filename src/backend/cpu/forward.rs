@@ -392,7 +392,8 @@ pub(super) fn decode(
         for index in 0..weights.layers.len() {
             match kv.kv_type() {
                 KvType::F16 => step.layer::<Half>(worker, me, index),
-                KvType::F32 => step.layer::<f32>(worker, me, index),
+                // q8_0 was refused when the session was made.
+                KvType::F32 | KvType::Q8_0 => step.layer::<f32>(worker, me, index),
             }
             // One thread decides for all; the next decision is several barriers away.
             if worker.index == 0 && interrupt.load(Relaxed) {

@@ -137,7 +137,8 @@ impl Shape {
 fn element_bytes(kv_type: KvType) -> usize {
     match kv_type {
         KvType::F16 => 2,
-        KvType::F32 => 4,
+        // q8_0 is refused when a session is made.
+        KvType::F32 | KvType::Q8_0 => 4,
     }
 }
 

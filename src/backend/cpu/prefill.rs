@@ -397,7 +397,8 @@ fn run_chunk(
             let me = unsafe { weights.threads.get(worker.index) };
             match kv.kv_type() {
                 KvType::F16 => chunk.layer::<Half>(worker, me, index),
-                KvType::F32 => chunk.layer::<f32>(worker, me, index),
+                // q8_0 was refused when the session was made.
+                KvType::F32 | KvType::Q8_0 => chunk.layer::<f32>(worker, me, index),
             }
         })?;
     }
