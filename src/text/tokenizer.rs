@@ -327,7 +327,7 @@ impl Tokenizer {
 
 /// Marks control tokens whose text is known to end answers.
 fn mark_ends(vocabulary: &Vocabulary, ends: &mut [bool]) {
-    let controls = |text: &str| {
+    let controls = |text: &'static str| {
         (0..vocabulary.len() as u32).filter(move |id| {
             vocabulary.kind(*id) == TokenKind::Control && vocabulary.token(*id) == text.as_bytes()
         })

@@ -18,6 +18,8 @@ include!(concat!(env!("OUT_DIR"), "/cuda_modules.rs"));
 const WARPS: usize = 16;
 /// Most rows of input of one matvec launch.
 const MATVEC_ROWS: usize = 4;
+/// At least the static shared memory of a matvec block.
+const STATIC_SHARED: usize = 2048;
 /// Positions per tile of the KV cache.
 pub const KV_TILE: usize = 64;
 /// Largest head that the attention kernels take.
@@ -61,6 +63,8 @@ impl Kernels {
 
     fn find_all(&mut self) -> Result<()> {
         let shared = self.context.properties().shared_bytes;
+        // What a matvec's dynamic memory may take beside its barriers.
+        let beside_barriers = shared - STATIC_SHARED;
         let plain = [
             ("repack", "repack", 0),
             ("repack", "unpack", 0),
@@ -90,11 +94,11 @@ impl Kernels {
         for ty in TensorType::ALL {
             for rows in if is_float(ty) { &[1][..] } else { &[1, MATVEC_ROWS] } {
                 let name = format!("matvec_{ring}{}_{rows}", ty.name());
-                self.find(matvec_module(ty), &name, shared)?;
+                self.find(matvec_module(ty), &name, beside_barriers)?;
             }
         }
         for rows in [1, MATVEC_ROWS] {
-            self.find("matvec_k", &format!("matvec_{ring}{PAIR}_{rows}"), shared)?;
+            self.find("matvec_k", &format!("matvec_{ring}{PAIR}_{rows}"), beside_barriers)?;
         }
         Ok(())
     }
@@ -249,7 +253,7 @@ impl Kernels {
         let slices = which.iter().map(|&i| matrix.segments[i].slices(matrix.groups)).max().unwrap_or(1);
         // Partial sums: 4 bytes for each slice, row and input row.
         let per_row = slices as usize * kernel_rows * 4;
-        let limit = self.context.properties().shared_bytes - ring - 2048;
+        let limit = self.context.properties().shared_bytes - ring - STATIC_SHARED;
         let base_blocks = self.multiprocessors * if self.ring_bytes > 0 { 1 } else { 2 };
         let mut args = args::Matvec {
             n_segments: which.len() as u32,
