@@ -365,6 +365,10 @@ impl Buffer {
         assert!(at + size_of_val(data) <= self.bytes, "write within the buffer");
         // SAFETY: the range lies within the allocation, as just checked, and `data` is readable.
         let code = unsafe { sys::cuMemcpyHtoD_v2(self.address + at as u64, data.as_ptr().cast(), size_of_val(data)) };
+        self.context.check(code, "copy to the device")?;
+        // The call returns when `data` is read; streams of ours would not wait for the rest.
+        // SAFETY: NULL is the default stream, where the copy is.
+        let code = unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) };
         self.context.check(code, "copy to the device")
     }
 
