@@ -11,9 +11,11 @@ CFLAGS     ?= -O2
 VALGRIND   ?= valgrind
 PROMPT     ?=
 ARGS       ?=
+FUZZ       ?= gguf
 
 # Pinned, because another version words the header differently.
-CBINDGEN_VERSION := 0.29.4
+CBINDGEN_VERSION   := 0.29.4
+CARGO_FUZZ_VERSION := 0.13.2
 
 MODEL      := models/hamlet-7m-Q4_K_M.gguf
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
@@ -21,6 +23,7 @@ LIB_OUT    := $(abspath $(TARGET_DIR))/release
 C_OUT      := $(abspath $(TARGET_DIR))/c
 TOOLS      := $(abspath $(TARGET_DIR))/tools
 CBINDGEN   := $(TOOLS)/cbindgen-$(CBINDGEN_VERSION)/bin/cbindgen
+CARGO_FUZZ := $(TOOLS)/cargo-fuzz-$(CARGO_FUZZ_VERSION)/bin/cargo-fuzz
 VERSION    := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 SO_VERSION := $(shell sed -n 's/^const SO_VERSION: u32 = \([0-9]*\);/\1/p' build.rs)
 
@@ -28,7 +31,7 @@ ifeq ($(shell uname -s),Darwin)
   SHARED       := libemberlm.dylib
   SHARED_ABI   := libemberlm.$(SO_VERSION).dylib
   SHARED_FULL  := libemberlm.$(VERSION).dylib
-  LIBS_PRIVATE := -framework CoreFoundation -liconv -lm
+  LIBS_PRIVATE := -lSystem -lc -lm
   NM_DEFINED   := nm -gU
   SYMBOL_MARK  := _
 else
@@ -61,7 +64,7 @@ help:
 	@echo "make check-symbols   the shared library exports what the header declares and nothing else"
 	@echo "make bench           ember-bench on $(MODEL) (ARGS='--shape llama-3.2-1b --quant q4_k_m')"
 	@echo "make nvcc            fetch the compiler of the GPU kernels into target/nvcc (else: a CUDA toolkit)"
-	@echo "make fuzz            fuzz the GGUF reader (ARGS='-max_total_time=60')"
+	@echo "make fuzz            fuzz the GGUF reader, or FUZZ=model (ARGS='-max_total_time=60')"
 	@echo "make fmt lint        rustfmt; clippy with warnings as errors"
 
 lib:
@@ -136,6 +139,10 @@ $(C_OUT)/emberlm.pc: emberlm.pc.in
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
 	    -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBS_PRIVATE@|$(LIBS_PRIVATE)|' emberlm.pc.in > $@
 
+$(CARGO_FUZZ):
+	$(CARGO) install cargo-fuzz --version =$(CARGO_FUZZ_VERSION) --locked \
+	    --root $(TOOLS)/cargo-fuzz-$(CARGO_FUZZ_VERSION)
+
 $(CBINDGEN):
 	$(CARGO) install cbindgen --version =$(CBINDGEN_VERSION) --locked \
 	    --root $(TOOLS)/cbindgen-$(CBINDGEN_VERSION)
@@ -168,6 +175,7 @@ bench:
 	$(CARGO) build --release --features bench --bin ember-bench
 	$(LIB_OUT)/ember-bench $(or $(ARGS),$(MODEL))
 
+# The sanitizers are in every compiler, but behind a switch that only nightly ones have by default.
 # The compiler of the GPU kernels, from PyPI, where no CUDA toolkit is installed.
 NVCC_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 \
                nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85
@@ -176,8 +184,12 @@ nvcc:
 	python3 -m pip install --quiet --no-deps --target target/nvcc $(NVCC_WHEELS)
 	chmod +x target/nvcc/nvidia/cu13/bin/* target/nvcc/nvidia/cu13/nvvm/bin/*
 
-fuzz:
-	$(CARGO) fuzz run gguf -- $(ARGS)
+fuzz: $(CARGO_FUZZ)
+	@mkdir -p fuzz/corpus/seeds fuzz/corpus/$(FUZZ)
+	$(CARGO) run --quiet --manifest-path fuzz/Cargo.toml --target-dir $(TARGET_DIR)/fuzz --example seeds fuzz/corpus/seeds
+	RUSTC_BOOTSTRAP=1 $(CARGO_FUZZ) run $(FUZZ) --target-dir $(TARGET_DIR)/fuzz \
+	    fuzz/corpus/$(FUZZ) $(if $(filter gguf,$(FUZZ)),fuzz/corpus/seeds) \
+	    -- -rss_limit_mb=2048 $(if $(filter gguf,$(FUZZ)),-dict=fuzz/gguf.dict -max_len=8192) $(ARGS)
 
 fmt:
 	$(CARGO) fmt

@@ -50,7 +50,7 @@ fn read_back(values: &[(&str, Value)]) -> ModelFile {
 fn every_kind_of_metadata_is_read_back() {
     let nested = Array::Array(vec![
         Array::Array(vec![Array::U64(vec![1, 2]), Array::U64(vec![])]),
-        Array::String(vec!["deep".into()]),
+        Array::String(["deep"].into_iter().collect()),
     ]);
     let values: Vec<(&str, Value)> = vec![
         ("small", 7u32.into()),

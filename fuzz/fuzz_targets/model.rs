@@ -65,6 +65,9 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
+/// Bytes of the largest tensor that is worth writing.
+const MAX_TENSOR_BYTES: usize = 1 << 16;
+
 fn changed_model(u: &mut Unstructured) -> Result<Vec<u8>> {
     let options = u.arbitrary::<u8>()?;
     let base = Tiny {
@@ -111,8 +114,12 @@ fn changed_model(u: &mut Unstructured) -> Result<Vec<u8>> {
         changed.set(key, value.clone());
     }
     for tensor in &tensors {
+        let rows: usize = tensor.dims[1..].iter().product();
+        let row_bytes = tensor.ty.row_bytes(tensor.dims[0]).unwrap_or(0);
         // Impossible shapes are the writer's to refuse.
-        let _ = changed.tensor(&tensor.name, tensor.ty, &tensor.dims);
+        if row_bytes * rows <= MAX_TENSOR_BYTES {
+            let _ = changed.tensor(&tensor.name, tensor.ty, &tensor.dims);
+        }
     }
     let mut file = Vec::new();
     let zeros = [0; 4096];

@@ -67,6 +67,11 @@ pub trait Runner: Send {
     /// Number of positions in the KV cache.
     fn len(&self) -> usize;
 
+    /// Whether the KV cache is empty.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Appends `tokens` (checked by the caller: at least one, in the vocabulary, fitting) and
     /// leaves the logits of the last one. Looks at `interrupt` at least once a layer and, if it is
     /// set, returns `Interrupted` with nothing appended.

@@ -147,7 +147,7 @@ unsafe fn struct_size<T: Sized32>(pointer: NonNull<T>) -> Result<usize> {
     // SAFETY: the caller's promise; aligned, because `T` starts with a `u32`.
     let size = unsafe { pointer.cast::<u32>().read() } as usize;
     // A size in C is a multiple of the alignment, so no field is ever cut in two.
-    if size < align_of::<T>() || size % align_of::<T>() != 0 || size > SIZE_LIMIT {
+    if size < align_of::<T>() || !size.is_multiple_of(align_of::<T>()) || size > SIZE_LIMIT {
         fail!(
             InvalidArgument,
             "struct_size is {size}; set it to sizeof({})",

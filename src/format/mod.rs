@@ -6,10 +6,12 @@
 
 mod gguf;
 mod map;
+mod strings;
 mod tensor;
 mod value;
 pub mod writer;
 
+pub use strings::Strings;
 pub use tensor::Tensor;
 pub use value::{Array, FromValue, Value};
 
@@ -92,7 +94,7 @@ impl ModelFile {
     }
 
     /// [`get`](Self::get) of an array of strings.
-    pub fn strings(&self, key: &str) -> Result<&[String]> {
+    pub fn strings(&self, key: &str) -> Result<&Strings> {
         self.get(key)
     }
 

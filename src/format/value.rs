@@ -1,5 +1,10 @@
 //! Metadata values of a model file, and their conversion to the types that callers want.
 
+use super::Strings;
+
+/// What an empty array of any type is as an array of texts.
+static NO_STRINGS: Strings = Strings::new();
+
 /// One metadata value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
@@ -33,7 +38,7 @@ pub enum Array {
     /// Booleans.
     Bool(Vec<bool>),
     /// Text.
-    String(Vec<String>),
+    String(Strings),
     /// Arrays of arrays.
     Array(Vec<Array>),
 }
@@ -192,13 +197,13 @@ impl<'a> FromValue<'a> for &'a str {
     }
 }
 
-impl<'a> FromValue<'a> for &'a [String] {
+impl<'a> FromValue<'a> for &'a Strings {
     const EXPECTED: &'static str = "an array of strings";
 
     fn from_value(value: &'a Value) -> Option<Self> {
         match value {
             Value::Array(Array::String(v)) => Some(v),
-            Value::Array(a) if a.is_empty() => Some(&[]),
+            Value::Array(a) if a.is_empty() => Some(&NO_STRINGS),
             _ => None,
         }
     }
@@ -252,5 +257,6 @@ value_from! {
     Vec<u64> => |v| Value::Array(Array::U64(v));
     Vec<i64> => |v| Value::Array(Array::I64(v));
     Vec<f32> => |v| Value::Array(Array::F32(v));
-    Vec<String> => |v| Value::Array(Array::String(v));
+    Strings => |v| Value::Array(Array::String(v));
+    Vec<String> => |v| Value::Array(Array::String(v.into_iter().collect()));
 }

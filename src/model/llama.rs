@@ -6,7 +6,7 @@
 use super::source::Source;
 use super::{Activation, Attention, Block, FeedForward, Linear, Network, Rope, RopePairing, rope};
 use crate::error::{Result, fail};
-use crate::format::ModelFile;
+use crate::format::{ModelFile, Strings};
 
 /// Largest head size that is taken seriously.
 const MAX_HEAD_DIM: usize = 1 << 16;
@@ -47,7 +47,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     let embedding = file.tensor("token_embd.weight")?;
     let n_vocab = source.find_size("vocab_size")?.unwrap_or(embedding.rows());
     let embedding = source.matrix("token_embd.weight", shape.hidden, n_vocab)?;
-    if let Some(tokens) = file.find::<&[String]>("tokenizer.ggml.tokens")?
+    if let Some(tokens) = file.find::<&Strings>("tokenizer.ggml.tokens")?
         && tokens.len() != n_vocab
     {
         fail!(

@@ -105,7 +105,11 @@ impl Merger {
         let key = |rank: u32, at: usize| Reverse(u64::from(rank) << 32 | at as u64);
         for at in 0..length as u32 {
             self.previous.push(at.wrapping_sub(1));
-            self.next.push(if at as usize + 1 < length { at + 1 } else { NONE });
+            self.next.push(if at as usize + 1 < length {
+                at + 1
+            } else {
+                NONE
+            });
         }
         for (at, merge) in self.with_next.iter().enumerate() {
             if merge.rank != NO_MERGE.rank {
@@ -157,5 +161,8 @@ impl Merger {
 }
 
 fn no_memory(bytes: usize) -> Result<&'static [u32]> {
-    fail!(OutOfMemory, "no memory to tokenize a piece of {bytes} bytes")
+    fail!(
+        OutOfMemory,
+        "no memory to tokenize a piece of {bytes} bytes"
+    )
 }

@@ -3,6 +3,8 @@
 mod bpe;
 mod byte_level;
 mod hash;
+#[cfg(test)]
+mod hostile_tests;
 mod pretokenizer;
 mod specials;
 mod splitter;

@@ -62,8 +62,7 @@ macro_rules! cased_words {
     };
 }
 
-const GPT2: &str =
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const DIGIT: &str = r"\p{N}";
 const LLAMA3: &str = concat!(
     contraction!(),
@@ -121,16 +120,36 @@ const EXAONE_MOE: &str = concat!(
     r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 );
-const BLOOM: &str = " ?[^(\\s|.,!?…。，、।۔،)]+";
-const CJK_WORDS: &str = "[一-龥ࠀ-一가-퟿]+";
+const BLOOM: &str = r" ?[^(\s|.,!?\u{2026}\u{3002}\u{FF0C}\u{3001}\u{964}\u{6D4}\u{60C})]+";
+const CJK_WORDS: &str = r"[\u{4E00}-\u{9FA5}\u{800}-\u{4E00}\u{AC00}-\u{D7FF}]+";
 const DEEPSEEK_V3_WORDS: &str = concat!(
     r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"##,
     r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*",
     spaces!()
 );
 /// Letters of the scripts with case, then the punctuation, that DeepSeek LLM lists one by one.
-const DEEPSEEK_LETTERS: &str = "\\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
-const DEEPSEEK_PUNCTUATION: &str = "\\s?[!-/:-~！-／：-～‘-‟　-。]+";
+const DEEPSEEK_LETTERS: &str = concat!(
+    r"\s?[A-Za-z",
+    r"\u{B5}\u{C0}-\u{D6}\u{D8}-\u{F6}\u{F8}-\u{1BA}\u{1BC}-\u{1BF}\u{1C4}-\u{293}",
+    r"\u{295}-\u{2AF}\u{370}-\u{373}\u{376}\u{377}\u{37B}-\u{37D}\u{37F}\u{386}",
+    r"\u{388}-\u{38A}\u{38C}\u{38E}-\u{3A1}\u{3A3}-\u{3F5}\u{3F7}-\u{481}\u{48A}-\u{52F}",
+    r"\u{531}-\u{556}\u{10A0}-\u{10C5}\u{13A0}-\u{13F5}\u{13F8}-\u{13FD}\u{1C90}-\u{1CBA}",
+    r"\u{1CBD}-\u{1CBF}\u{1D00}-\u{1D2B}\u{1D6B}-\u{1D77}\u{1D79}-\u{1D9A}",
+    r"\u{1E00}-\u{1F15}\u{1F18}-\u{1F1D}\u{1F20}-\u{1F45}\u{1F48}-\u{1F4D}",
+    r"\u{1F50}-\u{1F57}\u{1F59}\u{1F5B}\u{1F5D}\u{1F5F}-\u{1F7D}\u{1F80}-\u{1FB4}",
+    r"\u{1FB6}-\u{1FBC}\u{1FBE}\u{1FC2}-\u{1FC4}\u{1FC6}-\u{1FCC}\u{1FD0}-\u{1FD3}",
+    r"\u{1FD6}-\u{1FDB}\u{1FE0}-\u{1FEC}\u{1FF2}-\u{1FF4}\u{1FF6}-\u{1FFC}\u{2102}\u{2107}",
+    r"\u{210A}-\u{2113}\u{2115}\u{2119}-\u{211D}\u{2124}\u{2126}\u{2128}\u{212A}-\u{212D}",
+    r"\u{212F}-\u{2134}\u{2139}\u{213C}-\u{213F}\u{2145}-\u{2149}\u{214E}\u{2183}\u{2184}",
+    r"\u{2C00}-\u{2C7B}\u{2C7E}-\u{2CE4}\u{2CEB}-\u{2CEE}\u{2CF2}\u{2CF3}\u{A640}-\u{A66D}",
+    r"\u{A680}-\u{A69B}\u{A722}-\u{A76F}\u{A771}-\u{A787}\u{A78B}-\u{A78E}",
+    r"\u{AB70}-\u{ABBF}\u{FB00}-\u{FB06}\u{FB13}-\u{FB17}\u{FF21}-\u{FF3A}",
+    r"\u{FF41}-\u{FF5A}\u{10400}-\u{1044F}\u{104B0}-\u{104D3}\u{104D8}-\u{104FB}",
+    r"\u{10C80}-\u{10CB2}\u{10CC0}-\u{10CF2}\u{118A0}-\u{118DF}\u{1E900}-\u{1E943}",
+    r"]+"
+);
+const DEEPSEEK_PUNCTUATION: &str =
+    r"\s?[!-/:-~\u{FF01}-\u{FF0F}\u{FF1A}-\u{FF5E}\u{2018}-\u{201F}\u{3000}-\u{3002}]+";
 
 /// A name's rule.
 struct Rule {
@@ -211,7 +230,7 @@ fn rule_of(name: &str) -> Option<Rule> {
         ]),
         "deepseek-v3" | "hunyuan-dense" | "joyai-llm" => rule(&[
             Pattern(r"\p{N}{1,3}"),
-            Pattern("[一-龥぀-ゟ゠-ヿ]+"),
+            Pattern(r"[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+"),
             Pattern(DEEPSEEK_V3_WORDS),
         ]),
         "bloom" | "poro-chat" | "gpt3-finnish" => rule(&[Pattern(BLOOM)]),
@@ -224,7 +243,7 @@ fn rule_of(name: &str) -> Option<Rule> {
 }
 
 enum Cutter {
-    Pattern(Splitter),
+    Pattern(Box<Splitter>),
     TrailingSpace,
     SpelledNumbers,
 }
@@ -252,7 +271,7 @@ impl PreTokenizer {
         let mut cutters = Vec::new();
         for step in rule.steps {
             cutters.push(match step {
-                Step::Pattern(pattern) => Cutter::Pattern(Splitter::new(pattern)?),
+                Step::Pattern(pattern) => Cutter::Pattern(Box::new(Splitter::new(pattern)?)),
                 Step::TrailingSpace => Cutter::TrailingSpace,
                 Step::SpelledNumbers => Cutter::SpelledNumbers,
             });
@@ -266,13 +285,21 @@ impl PreTokenizer {
     }
 
     /// Gives the pieces of `text` to `each`, in order. A piece may end inside a character.
-    pub fn split(&self, text: &str, each: &mut dyn FnMut(&[u8])) {
-        if self.nfc && is_nfc_quick(text.chars()) != IsNormalized::Yes {
-            let normal: String = text.nfc().collect();
-            cut(&self.cutters, &normal, each);
-        } else {
+    /// Errors: `OutOfMemory` if there is none for the normalized text.
+    pub fn split(&self, text: &str, each: &mut dyn FnMut(&[u8])) -> Result<()> {
+        if !self.nfc || is_nfc_quick(text.chars()) == IsNormalized::Yes {
             cut(&self.cutters, text, each);
+            return Ok(());
         }
+        let mut normal = String::new();
+        // Composed text is at most three times as long in UTF-8.
+        let most = text.len().saturating_mul(3);
+        if normal.try_reserve_exact(most).is_err() {
+            fail!(OutOfMemory, "no memory to normalize text: {most} bytes");
+        }
+        normal.extend(text.nfc());
+        cut(&self.cutters, &normal, each);
+        Ok(())
     }
 }
 

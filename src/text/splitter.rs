@@ -403,13 +403,19 @@ mod tests {
     fn lookahead_gives_the_last_space_to_the_word() {
         let pattern = r" ?\p{L}+|\s+(?!\S)|\s+";
         assert_eq!(pieces(pattern, "a   b  "), ["a", "  ", " b", "  "]);
-        assert_eq!(pieces(pattern, "a \u{3000}\u{85}b"), ["a", " \u{3000}", "\u{85}", "b"]);
+        assert_eq!(
+            pieces(pattern, "a \u{3000}\u{85}b"),
+            ["a", " \u{3000}", "\u{85}", "b"]
+        );
         assert_eq!(pieces(pattern, "\u{200b}"), ["\u{200b}"]);
     }
 
     #[test]
     fn unmatched_text_is_kept_together() {
-        assert_eq!(pieces(r"\p{N}{1,3}", "ab12345é6"), ["ab", "123", "45", "é", "6"]);
+        assert_eq!(
+            pieces(r"\p{N}{1,3}", "ab12345é6"),
+            ["ab", "123", "45", "é", "6"]
+        );
     }
 
     #[test]

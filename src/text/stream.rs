@@ -76,7 +76,9 @@ mod tests {
     #[test]
     fn cut_anywhere_it_is_the_lossy_text() {
         let sample: Vec<u8> = (0..60_000u32)
-            .map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8 | if i % 3 == 0 { 0x80 } else { 0 })
+            .map(|i| {
+                (i.wrapping_mul(2_654_435_761) >> 13) as u8 | if i % 3 == 0 { 0x80 } else { 0 }
+            })
             .chain("äöü€🦙x".bytes().cycle().take(9_001))
             .collect();
         for step in [1, 2, 3, 7, 70_000] {

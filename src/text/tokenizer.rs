@@ -4,9 +4,7 @@ use super::bpe::{Merger, NONE};
 use super::byte_level::Alphabet;
 use super::pretokenizer::PreTokenizer;
 use super::specials::Specials;
-use super::vocabulary::{
-    Merges, Metadata, TokenKind, Vocabulary, boolean, string, token_id,
-};
+use super::vocabulary::{Merges, Metadata, TokenKind, Vocabulary, boolean, string, token_id};
 use crate::error::{Error, Result, fail, try_vec};
 use crate::format::ModelFile;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -103,7 +101,13 @@ impl Tokenizer {
         let vocabulary = Vocabulary::new(metadata, &alphabet)?;
         let merges = Merges::new(metadata, &alphabet, &vocabulary)?;
         let n_vocab = vocabulary.len();
-        let id = |name: &str| token_id(metadata, &format!("tokenizer.ggml.{name}_token_id"), n_vocab);
+        let id = |name: &str| {
+            token_id(
+                metadata,
+                &format!("tokenizer.ggml.{name}_token_id"),
+                n_vocab,
+            )
+        };
         let (bos, eos) = (id("bos")?, id("eos")?);
 
         let asked_bos = boolean(metadata, "tokenizer.ggml.add_bos_token")?;
@@ -124,7 +128,10 @@ impl Tokenizer {
         mark_ends(&vocabulary, &mut ends);
 
         let special = |kind| {
-            matches!(kind, TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined)
+            matches!(
+                kind,
+                TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined
+            )
         };
         let specials = Specials::new(
             (0..n_vocab as u32)
@@ -140,7 +147,10 @@ impl Tokenizer {
         }
         let mut whole = Vec::new();
         if whole.try_reserve_exact(n_vocab).is_err() {
-            fail!(OutOfMemory, "tokenizer: {n_vocab} bytes could not be allocated");
+            fail!(
+                OutOfMemory,
+                "tokenizer: {n_vocab} bytes could not be allocated"
+            );
         }
         whole.resize_with(n_vocab, || AtomicU8::new(UNTRIED));
         Ok(Tokenizer {
@@ -200,7 +210,7 @@ impl Tokenizer {
             if error.is_none() {
                 error = self.encode_piece(piece, merger, out).err();
             }
-        });
+        })?;
         error.map_or(Ok(()), Err)
     }
 
@@ -327,18 +337,22 @@ impl Tokenizer {
 
 /// Marks control tokens whose text is known to end answers.
 fn mark_ends(vocabulary: &Vocabulary, ends: &mut [bool]) {
-    let controls = |text: &'static str| {
-        (0..vocabulary.len() as u32).filter(move |id| {
-            vocabulary.kind(*id) == TokenKind::Control && vocabulary.token(*id) == text.as_bytes()
-        })
+    let is_control = |id: &u32| vocabulary.kind(*id) == TokenKind::Control;
+    let controls: Vec<u32> = (0..ends.len() as u32).filter(is_control).collect();
+    let has = |text: &str| {
+        controls
+            .iter()
+            .any(|id| vocabulary.token(*id) == text.as_bytes())
     };
     // Where answers end with these two, "<|end|>" only separates the messages of one answer.
-    let harmony = ["<|return|>", "<|call|>"]
-        .iter()
-        .all(|text| controls(text).next().is_some());
-    for text in END_MARKERS {
-        if !(harmony && text == "<|end|>") {
-            controls(text).for_each(|id| ends[id as usize] = true);
+    let harmony = has("<|return|>") && has("<|call|>");
+    for id in &controls {
+        let text = vocabulary.token(*id);
+        if harmony && text == b"<|end|>" {
+            continue;
+        }
+        if END_MARKERS.iter().any(|end| end.as_bytes() == text) {
+            ends[*id as usize] = true;
         }
     }
 }

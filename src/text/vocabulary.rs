@@ -3,7 +3,7 @@
 use super::byte_level::Alphabet;
 use super::hash::Keyed;
 use crate::error::{Result, fail, try_vec};
-use crate::format::{Array, Value};
+use crate::format::{Array, Strings, Value};
 use std::collections::HashMap;
 
 /// The metadata of a model file, by key.
@@ -85,25 +85,14 @@ pub(super) fn token_id(metadata: &Metadata, key: &str, n_vocab: usize) -> Result
     }
 }
 
-fn strings<'a>(metadata: &'a Metadata, key: &str) -> Result<&'a [String]> {
+fn strings<'a>(metadata: &'a Metadata, key: &str) -> Result<&'a Strings> {
+    static NONE: Strings = Strings::new();
     match metadata.get(key) {
         None => fail!(MissingKey, "metadata key {key} is missing"),
         Some(Value::Array(Array::String(list))) => Ok(list),
         // An empty array may have lost the type of its elements.
-        Some(Value::Array(list)) if array_len(list) == 0 => Ok(&[]),
+        Some(Value::Array(list)) if list.is_empty() => Ok(&NONE),
         Some(_) => fail!(MissingKey, "metadata key {key} is not an array of strings"),
-    }
-}
-
-fn array_len(array: &Array) -> usize {
-    match array {
-        Array::U64(list) => list.len(),
-        Array::I64(list) => list.len(),
-        Array::F32(list) => list.len(),
-        Array::F64(list) => list.len(),
-        Array::Bool(list) => list.len(),
-        Array::String(list) => list.len(),
-        Array::Array(list) => list.len(),
     }
 }
 
@@ -113,13 +102,16 @@ fn kinds(metadata: &Metadata, n_vocab: usize) -> Result<Vec<TokenKind>> {
     let array = match metadata.get(TYPES) {
         None => return Ok(kinds),
         Some(Value::Array(array @ (Array::I64(_) | Array::U64(_)))) => array,
-        Some(_) => fail!(MissingKey, "metadata key {TYPES} is not an array of integers"),
+        Some(_) => fail!(
+            MissingKey,
+            "metadata key {TYPES} is not an array of integers"
+        ),
     };
-    if array_len(array) != n_vocab {
+    if array.len() != n_vocab {
         fail!(
             FileCorrupt,
             "metadata key {TYPES} has {} entries for {n_vocab} tokens",
-            array_len(array)
+            array.len()
         );
     }
     for (index, kind) in kinds.iter_mut().enumerate() {
@@ -158,7 +150,7 @@ impl Vocabulary {
         if tokens.is_empty() {
             fail!(FileCorrupt, "metadata key {TOKENS} has no tokens");
         }
-        let total: usize = tokens.iter().map(String::len).sum();
+        let total = tokens.text_bytes();
         if tokens.len() >= (1 << 30) || u32::try_from(total).is_err() {
             fail!(
                 Unsupported,

@@ -11,6 +11,11 @@ pub fn q4_k_m() -> ModelFile {
     ModelFile::open(&repository_file("models/hamlet-7m-Q4_K_M.gguf")).unwrap()
 }
 
+/// The committed file with every matrix in type `ty`.
+pub fn converted(ty: TensorType) -> ModelFile {
+    super::convert::converted(&q4_k_m(), ty)
+}
+
 /// The original float16 weights, from the folder `hf` of the model, which is not in the
 /// repository but beside it.
 pub fn f16() -> ModelFile {

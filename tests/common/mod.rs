@@ -7,6 +7,7 @@ pub mod families;
 pub mod hamlet;
 pub mod quantize;
 pub mod reference_llama;
+pub mod runs;
 pub mod tiny;
 
 use std::path::{Path, PathBuf};

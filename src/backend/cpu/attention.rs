@@ -302,11 +302,19 @@ unsafe fn segment_generic<L: Lanes, E: Element>(
             r += 4;
         }
         while count - r >= 2 {
-            score_rows::<L, E, 2, 2>(rows, r, keys, dim, tiles, score);
+            if L::MANY {
+                score_rows::<L, E, 2, 4>(rows, r, keys, dim, tiles, score);
+            } else {
+                score_rows::<L, E, 2, 2>(rows, r, keys, dim, tiles, score);
+            }
             r += 2;
         }
         if r < count {
-            score_rows::<L, E, 1, 4>(rows, r, keys, dim, tiles, score);
+            if L::MANY {
+                score_rows::<L, E, 1, 8>(rows, r, keys, dim, tiles, score);
+            } else {
+                score_rows::<L, E, 1, 4>(rows, r, keys, dim, tiles, score);
+            }
         }
 
         for r in 0..count {

@@ -1,6 +1,7 @@
 //! The CPU as a device.
 
-use super::host;
+use super::matmul::Isa;
+use super::{CpuWeights, host};
 use crate::backend::{Backend, DeviceInfo, DeviceKind, LoadOptions, Progress, Weights};
 use crate::error::Result;
 use crate::model::Network;
@@ -25,7 +26,7 @@ impl Backend for CpuBackend {
             reason: String::new(),
             name: host::name(),
             driver: String::new(),
-            isa: host::isa(),
+            isa: Isa::detect().name().to_owned(),
             cores: u32::try_from(host::physical_cores()).unwrap_or(u32::MAX),
             memory_total: memory.total,
             memory_free: memory.free,
@@ -43,6 +44,6 @@ impl Backend for CpuBackend {
             0 => host::physical_cores(),
             n => n,
         };
-        Ok(super::CpuWeights::load(network, threads, progress)?)
+        Ok(CpuWeights::load(network, threads, progress)?)
     }
 }

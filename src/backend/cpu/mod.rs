@@ -8,17 +8,16 @@
 //! | `matmul` | products of weights and activations |
 //! | `attention`, `kv` | attention, and the cache that it reads |
 //! | `elementwise`, `simd` | norms and the like, over lanes that exist on every processor |
+//! | `device`, `host` | the CPU in the list of devices, what the system says about it |
 //! | `pool`, `turn`, `pages` | threads, whose turn it is, memory |
 
 mod attention;
+mod device;
 mod elementwise;
 mod forward;
+pub mod host;
 mod kv;
 pub mod matmul;
-mod device;
-pub mod host;
-
-pub use device::{BACKEND, CpuBackend};
 mod pages;
 mod pool;
 mod prefill;
@@ -27,6 +26,7 @@ mod simd;
 mod turn;
 mod weights;
 
+pub use device::{BACKEND, CpuBackend};
 pub use pool::MAX_THREADS;
 pub use runner::CpuRunner;
 pub use weights::CpuWeights;

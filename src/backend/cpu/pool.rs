@@ -5,7 +5,8 @@
 //! that wait spin for some microseconds, then yield, then sleep; between regions they sleep soon.
 
 use super::turn::{Turn, Turns};
-use crate::error::{Error, Result, Status, fail};
+use crate::error::{Result, fail};
+use crate::panics;
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
@@ -197,7 +198,13 @@ impl Pool {
             let shared = pool.shared.clone();
             let thread = std::thread::Builder::new()
                 .name(format!("ember-cpu-{index}"))
-                .spawn(move || serve(index, &shared));
+                .spawn(move || {
+                    // Silent, whatever happens; a region reports its panics itself.
+                    let _ = panics::catch(|| {
+                        serve(index, &shared);
+                        Ok(())
+                    });
+                });
             match thread {
                 Ok(thread) => pool.threads.push(thread),
                 Err(e) => fail!(
@@ -327,16 +334,6 @@ fn panic_text(payload: &(dyn Any + Send)) -> String {
         .downcast_ref::<String>()
         .cloned()
         .unwrap_or_else(|| "(no text)".to_owned())
-}
-
-/// `f`, with a panic as an `Internal` error.
-pub fn catch<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| {
-        Err(Error::new(
-            Status::Internal,
-            format!("panic: {}", panic_text(&*payload)),
-        ))
-    })
 }
 
 /// The life of a pool's thread.

@@ -1,6 +1,7 @@
 //! The pool under many sizes, and under panics.
 
 use super::*;
+use crate::Status;
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 

@@ -2,11 +2,12 @@
 
 use super::forward::decode;
 use super::kv::KvCache;
-use super::pool::catch;
 use super::prefill::prefill;
 use super::weights::CpuWeights;
 use crate::backend::{Runner, Step};
+use crate::engine::sampling::{Scratch, choose};
 use crate::error::{Result, fail, try_vec};
+use crate::panics::catch;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
@@ -27,6 +28,7 @@ struct Core {
     /// Of the last position, if `has_logits`.
     logits: Vec<f32>,
     has_logits: bool,
+    scratch: Scratch,
 }
 
 impl Core {
@@ -66,7 +68,12 @@ impl Core {
         if !self.has_logits {
             fail!(Internal, "a step without logits to sample from");
         }
-        let chosen = choose(&self.logits);
+        let chosen = choose(
+            &self.logits,
+            &mut self.scratch,
+            &step.sampling,
+            step.position,
+        );
         if chosen.is_err() && self.len > before {
             self.len = before;
             self.has_logits = false;
@@ -84,12 +91,14 @@ impl CpuRunner {
     /// A session with an empty cache. Errors: `OutOfMemory`.
     pub(super) fn new(weights: Arc<CpuWeights>, kv: KvCache) -> Result<CpuRunner> {
         let logits = try_vec(weights.n_vocab, 0.0, "logits")?;
+        let scratch = Scratch::new(weights.n_vocab)?;
         let core = Core {
             weights,
             kv,
             len: 0,
             logits,
             has_logits: false,
+            scratch,
         };
         Ok(CpuRunner {
             core: Arc::new(Mutex::new(core)),
@@ -281,17 +290,4 @@ impl Drop for Driver {
             let _ = thread.join();
         }
     }
-}
-
-fn choose(logits: &[f32]) -> Result<u32> {
-    let mut best = 0;
-    for (i, x) in logits.iter().enumerate() {
-        if !x.is_finite() {
-            fail!(Numeric, "logit {i} is {x}");
-        }
-        if *x > logits[best] {
-            best = i;
-        }
-    }
-    Ok(best as u32)
 }

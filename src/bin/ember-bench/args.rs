@@ -22,6 +22,7 @@ Model:
   --write-only       write the file named by --keep-model and stop
 
 Measurement:
+  --device N         index of the device (default 0, the best one)
   --threads N        threads of the model (default: the library's choice, all physical cores)
   --prompt LIST      prompt lengths in tokens, e.g. 128,512,2048 (the default), or none
   --depth LIST       tokens in the context before decoding, e.g. 0,512,4096 (the default), or none
@@ -88,6 +89,8 @@ pub struct Args {
     pub source: Source,
     /// Stop after writing.
     pub write_only: bool,
+    /// Index in the library's list of devices.
+    pub device: usize,
     /// 0: the library's default.
     pub threads: u32,
     /// Prompt lengths.
@@ -128,6 +131,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut mix = None;
     let mut keep = None;
     let mut write_only = false;
+    let mut device = 0;
     let mut threads = 0;
     let mut prompt = Lengths {
         list: vec![128, 512, 2048],
@@ -157,6 +161,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
             }
             Long("keep-model") => keep = Some(PathBuf::from(parser.value()?)),
             Long("write-only") => write_only = true,
+            Long("device") => device = number(&mut parser, "--device", 0, 1 << 16)?,
             Long("threads") => threads = number(&mut parser, "--threads", 1, 1024)? as u32,
             Long("prompt") => prompt = lengths(&mut parser, "--prompt", 1)?,
             Long("depth") => depth = lengths(&mut parser, "--depth", 0)?,
@@ -204,6 +209,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     Ok(Command::Run(Box::new(Args {
         source,
         write_only,
+        device,
         threads,
         prompt,
         depth,

@@ -128,6 +128,16 @@ pub enum Mix {
     MoreBits(TensorType),
 }
 
+impl std::fmt::Display for Mix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let base = self.base().name();
+        match self {
+            Mix::MoreBits(_) => write!(f, "{base}_M"),
+            _ => f.write_str(base),
+        }
+    }
+}
+
 impl Mix {
     /// llama.cpp's usual 4-bit mix.
     #[allow(non_upper_case_globals)]

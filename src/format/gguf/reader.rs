@@ -1,8 +1,8 @@
 //! A cursor over untrusted little-endian bytes. Nothing is allocated before it is known that the
 //! bytes for it are there.
 
-use crate::error::{Error, Result, fail};
-use crate::format::{Array, Value};
+use crate::error::{Error, Result, Status, fail};
+use crate::format::{Array, Strings, Value};
 
 /// Depth to which arrays may nest.
 const MAX_NESTING: u32 = 4;
@@ -116,12 +116,55 @@ impl<'a> Reader<'a> {
         // The copy is checked, not the file, which somebody may be changing.
         match String::from_utf8(owned) {
             Ok(text) => Ok(text),
-            Err(e) => fail!(
-                FileCorrupt,
-                "the text at byte {at} is not valid UTF-8 from byte {} on",
-                at + e.utf8_error().valid_up_to()
-            ),
+            Err(e) => Err(not_utf8(at, e.utf8_error().valid_up_to())),
         }
+    }
+
+    /// A count and that many strings.
+    fn strings(&mut self) -> Result<Strings> {
+        let count = self.count(8, "strings")?;
+        let start = self.position;
+        let mut ends = self.reserve::<u32>(count)?;
+        let mut text = self.reserve::<u8>(self.total_length(count))?;
+        for i in 0..count {
+            let element = || format!("element {i}");
+            let len = within(self.count(1, "bytes of text"), element)?;
+            let bytes = within(self.take(len), element)?;
+            if text.capacity() - text.len() < len {
+                fail!(
+                    FileCorrupt,
+                    "element {i}: the file changed while it was read"
+                );
+            }
+            text.extend_from_slice(bytes);
+            // Below the memory limit, which is less than 4 GiB.
+            ends.push(text.len() as u32);
+        }
+        // Checking all at once is much faster than one by one.
+        Strings::from_parts(text, ends).map_err(|e| {
+            let at = start + 8 * (e.index + 1) + e.start;
+            let Error { status, message } = not_utf8(at, e.valid);
+            Error::new(status, format!("element {}: {message}", e.index))
+        })
+    }
+
+    /// Bytes of the `count` strings that follow, without their lengths; what comes after the first
+    /// that is too long does not count.
+    fn total_length(&self, count: usize) -> usize {
+        let mut ahead = Reader {
+            bytes: self.bytes,
+            position: self.position,
+            memory_left: 0,
+        };
+        let mut total = 0;
+        for _ in 0..count {
+            let skipped = ahead.u64().ok().and_then(|len| usize::try_from(len).ok());
+            match skipped.map(|len| (len, ahead.take(len))) {
+                Some((len, Ok(_))) => total += len,
+                _ => break,
+            }
+        }
+        total
     }
 
     /// A string that is usable as a name in messages: not empty, at most `max` bytes, without
@@ -189,7 +232,7 @@ impl<'a> Reader<'a> {
             5 => Array::I64(self.numbers(i32::from_le_bytes)?),
             6 => Array::F32(self.numbers(f32::from_le_bytes)?),
             7 => Array::Bool(self.elements(1, Self::bool)?),
-            8 => Array::String(self.elements(8, Self::string)?),
+            8 => Array::String(self.strings()?),
             9 if depth == MAX_NESTING => fail!(
                 Unsupported,
                 "arrays nest deeper than {MAX_NESTING} at byte {at}"
@@ -229,6 +272,13 @@ impl<'a> Reader<'a> {
         }
         Ok(v)
     }
+}
+
+/// The error of a text that starts at byte `at` and is UTF-8 for `valid` bytes.
+fn not_utf8(at: usize, valid: usize) -> Error {
+    let wrong = at + valid;
+    let message = format!("the text at byte {at} is not valid UTF-8 from byte {wrong} on");
+    Error::new(Status::FileCorrupt, message)
 }
 
 /// Puts the thing that was being read in front of an error's message.

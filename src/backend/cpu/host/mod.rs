@@ -44,29 +44,6 @@ pub fn name() -> String {
         .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
-/// The widest instruction set that this processor has and the backend knows.
-pub fn isa() -> String {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::is_x86_feature_detected as has;
-        let avx2 = has!("avx2") && has!("fma") && has!("f16c");
-        let avx512 = has!("avx512f") && has!("avx512bw") && has!("avx512vl");
-        return match (avx2, avx512, has!("avx512vnni")) {
-            (true, true, true) => "avx512-vnni",
-            (true, true, false) => "avx512",
-            (true, false, _) => "avx2",
-            _ => "scalar",
-        }
-        .to_owned();
-    }
-    #[allow(unreachable_code)]
-    if cfg!(target_arch = "aarch64") {
-        "neon".to_owned()
-    } else {
-        "scalar".to_owned()
-    }
-}
-
 /// The brand string of an x86 processor.
 #[cfg(target_arch = "x86_64")]
 fn brand() -> Option<String> {

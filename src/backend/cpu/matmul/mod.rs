@@ -24,8 +24,13 @@
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod buffer;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod panel;
 mod scalar;
 mod types;
 
@@ -46,11 +51,21 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 (F, BW, DQ, VL) and VNNI.
     Avx512Vnni,
-    /// AArch64 with the dot product extension.
+    /// AArch64; the dot product extension is used where it is.
     Neon,
 }
 
 impl Isa {
+    /// A short name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512Vnni => "avx512-vnni",
+            Isa::Neon => "neon",
+        }
+    }
+
     /// The fastest that this processor runs.
     pub fn detect() -> Isa {
         *Isa::available().last().unwrap_or(&Isa::Scalar)
@@ -58,11 +73,19 @@ impl Isa {
 
     /// All that this processor runs, the fastest last.
     pub fn available() -> Vec<Isa> {
+        #[allow(unused_mut)]
         let mut isas = vec![Isa::Scalar];
         #[cfg(target_arch = "x86_64")]
-        if avx512::available() {
-            isas.push(Isa::Avx512Vnni);
+        {
+            if avx2::available() {
+                isas.push(Isa::Avx2);
+            }
+            if avx512::available() {
+                isas.push(Isa::Avx512Vnni);
+            }
         }
+        #[cfg(target_arch = "aarch64")]
+        isas.push(Isa::Neon);
         isas
     }
 }
@@ -256,7 +279,11 @@ impl<'a> View<'a> {
         unsafe {
             match self.isa {
                 #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => avx2::mul(&job),
+                #[cfg(target_arch = "x86_64")]
                 Isa::Avx512Vnni => avx512::mul(&job),
+                #[cfg(target_arch = "aarch64")]
+                Isa::Neon => neon::mul(&job),
                 _ => scalar::mul(&job),
             }
         }

@@ -35,9 +35,9 @@ unsafe fn quantized<F: Format>(job: &Job) {
         // SAFETY: the row is in the matrix.
         let row = unsafe { from_raw_parts(job.weights.add(r * job.row_bytes), job.row_bytes) };
         for (i, block) in row.chunks_exact(F::BLOCK_BYTES).enumerate() {
-            F::decode(
+            F::decode_codes(block, &mut codes[i * F::BLOCK_LEN..][..F::BLOCK_LEN]);
+            F::decode_scales(
                 block,
-                &mut codes[i * F::BLOCK_LEN..][..F::BLOCK_LEN],
                 &mut scales[i * block_groups..][..block_groups],
                 &mut minimums[i * block_groups..][..block_groups],
             );

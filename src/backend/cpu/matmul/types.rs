@@ -24,8 +24,11 @@ pub(super) trait Format {
     /// Accumulators of a row.
     const LANES: usize = 256 / Self::GROUP;
 
-    /// Decodes a block: `BLOCK_LEN` codes, and a scale and (if there are any) a minimum per group.
-    fn decode(block: &[u8], codes: &mut [u8], scales: &mut [f32], minimums: &mut [f32]);
+    /// The `BLOCK_LEN` codes of a block.
+    fn decode_codes(block: &[u8], codes: &mut [u8]);
+
+    /// A scale and (if there are any) a minimum per group of a block.
+    fn decode_scales(block: &[u8], scales: &mut [f32], minimums: &mut [f32]);
 }
 
 /// The f16 at byte `at`.
@@ -45,7 +48,8 @@ fn halves(bytes: &[u8], codes: &mut [u8]) {
 macro_rules! formats {
     ($($name:ident: $len:literal in $bytes:literal, group $group:literal, zero $zero:expr,
        minimum $min:literal, max $max:literal,
-       |$b:ident, $codes:ident, $scales:ident, $minimums:ident| $decode:block)*) => {$(
+       codes |$b:ident, $codes:ident| $code:block
+       scales |$sb:ident, $scales:ident, $minimums:ident| $scale:block)*) => {$(
         #[doc = concat!("See `TensorType::", stringify!($name), "`.")]
         pub(super) struct $name;
 
@@ -57,67 +61,87 @@ macro_rules! formats {
             const MINIMUM: bool = $min;
             const MAX: u8 = $max;
 
-            fn decode($b: &[u8], $codes: &mut [u8], $scales: &mut [f32], $minimums: &mut [f32])
-                $decode
+            fn decode_codes($b: &[u8], $codes: &mut [u8]) $code
+
+            #[inline]
+            fn decode_scales($sb: &[u8], $scales: &mut [f32], $minimums: &mut [f32]) $scale
         }
     )*};
 }
 
 formats! {
-    Q4_0: 32 in 18, group 32, zero Some(3), minimum false, max 15, |b, codes, scales, _m| {
-        scales[0] = f16_at(b, 0);
-        halves(&b[2..18], codes);
-    }
-    Q4_1: 32 in 20, group 32, zero None, minimum true, max 15, |b, codes, scales, minimums| {
+    Q4_0: 32 in 18, group 32, zero Some(3), minimum false, max 15,
+    codes |b, codes| { halves(&b[2..18], codes); }
+    scales |b, scales, _m| { scales[0] = f16_at(b, 0); }
+
+    Q4_1: 32 in 20, group 32, zero None, minimum true, max 15,
+    codes |b, codes| { halves(&b[4..20], codes); }
+    scales |b, scales, minimums| {
         scales[0] = f16_at(b, 0);
         minimums[0] = f16_at(b, 2);
-        halves(&b[4..20], codes);
     }
-    Q5_0: 32 in 22, group 32, zero Some(4), minimum false, max 31, |b, codes, scales, _m| {
-        scales[0] = f16_at(b, 0);
+
+    Q5_0: 32 in 22, group 32, zero Some(4), minimum false, max 31,
+    codes |b, codes| {
         halves(&b[6..22], codes);
         fifth_bits(&b[2..6], codes);
     }
-    Q5_1: 32 in 24, group 32, zero None, minimum true, max 31, |b, codes, scales, minimums| {
-        scales[0] = f16_at(b, 0);
-        minimums[0] = f16_at(b, 2);
+    scales |b, scales, _m| { scales[0] = f16_at(b, 0); }
+
+    Q5_1: 32 in 24, group 32, zero None, minimum true, max 31,
+    codes |b, codes| {
         halves(&b[8..24], codes);
         fifth_bits(&b[4..8], codes);
     }
-    Q8_0: 32 in 34, group 32, zero Some(7), minimum false, max 255, |b, codes, scales, _m| {
+    scales |b, scales, minimums| {
         scales[0] = f16_at(b, 0);
+        minimums[0] = f16_at(b, 2);
+    }
+
+    Q8_0: 32 in 34, group 32, zero Some(7), minimum false, max 255,
+    codes |b, codes| {
         for (code, q) in codes.iter_mut().zip(&b[2..34]) {
             *code = q ^ 128;
         }
     }
-    Q2K: 256 in 84, group 16, zero None, minimum true, max 3, |b, codes, scales, minimums| {
+    scales |b, scales, _m| { scales[0] = f16_at(b, 0); }
+
+    Q2K: 256 in 84, group 16, zero None, minimum true, max 3,
+    codes |b, codes| { two_bits(&b[16..80], codes); }
+    scales |b, scales, minimums| {
         let (d, m) = (f16_at(b, 80), f16_at(b, 82));
         for g in 0..16 {
             scales[g] = d * f32::from(b[g] & 15);
             minimums[g] = -(m * f32::from(b[g] >> 4));
         }
-        two_bits(&b[16..80], codes);
     }
-    Q3K: 256 in 110, group 16, zero Some(2), minimum false, max 7, |b, codes, scales, _m| {
+
+    Q3K: 256 in 110, group 16, zero Some(2), minimum false, max 7,
+    codes |b, codes| {
+        two_bits(&b[32..96], codes);
+        for (e, code) in codes.iter_mut().enumerate() {
+            *code |= (b[e % 32] >> (e / 32) & 1) << 2;
+        }
+    }
+    scales |b, scales, _m| {
         let d = f16_at(b, 108);
         if let Some(packed) = b[96..].first_chunk() {
             for (scale, s) in scales.iter_mut().zip(q3k_scales(packed)) {
                 *scale = d * f32::from(s);
             }
         }
-        two_bits(&b[32..96], codes);
-        for (e, code) in codes.iter_mut().enumerate() {
-            *code |= (b[e % 32] >> (e / 32) & 1) << 2;
-        }
     }
-    Q4K: 256 in 144, group 32, zero None, minimum true, max 15, |b, codes, scales, minimums| {
-        k4_groups(b, scales, minimums);
+
+    Q4K: 256 in 144, group 32, zero None, minimum true, max 15,
+    codes |b, codes| {
         for run in 0..4 {
             halves(&b[16 + 32 * run..][..32], &mut codes[64 * run..][..64]);
         }
     }
-    Q5K: 256 in 176, group 32, zero None, minimum true, max 31, |b, codes, scales, minimums| {
-        k4_groups(b, scales, minimums);
+    scales |b, scales, minimums| { k4_groups(b, scales, minimums); }
+
+    Q5K: 256 in 176, group 32, zero None, minimum true, max 31,
+    codes |b, codes| {
         for run in 0..4 {
             halves(&b[48 + 32 * run..][..32], &mut codes[64 * run..][..64]);
         }
@@ -125,11 +149,10 @@ formats! {
             *code |= (b[16 + e % 32] >> (e / 32) & 1) << 4;
         }
     }
-    Q6K: 256 in 210, group 16, zero Some(5), minimum false, max 63, |b, codes, scales, _m| {
-        let d = f16_at(b, 208);
-        for g in 0..16 {
-            scales[g] = d * f32::from(b[192 + g] as i8);
-        }
+    scales |b, scales, minimums| { k4_groups(b, scales, minimums); }
+
+    Q6K: 256 in 210, group 16, zero Some(5), minimum false, max 63,
+    codes |b, codes| {
         for run in 0..2 {
             let codes = &mut codes[128 * run..][..128];
             halves(&b[64 * run..][..64], codes);
@@ -139,28 +162,42 @@ formats! {
             }
         }
     }
-    IQ4NL: 32 in 18, group 32, zero Some(7), minimum false, max 241, |b, codes, scales, _m| {
-        scales[0] = f16_at(b, 0);
+    scales |b, scales, _m| {
+        let d = f16_at(b, 208);
+        for g in 0..16 {
+            scales[g] = d * f32::from(b[192 + g] as i8);
+        }
+    }
+
+    IQ4NL: 32 in 18, group 32, zero Some(7), minimum false, max 241,
+    codes |b, codes| {
         halves(&b[2..18], codes);
         look_up(codes, &IQ4_CODES);
     }
-    IQ4XS: 256 in 136, group 32, zero Some(7), minimum false, max 241, |b, codes, scales, _m| {
+    scales |b, scales, _m| { scales[0] = f16_at(b, 0); }
+
+    IQ4XS: 256 in 136, group 32, zero Some(7), minimum false, max 241,
+    codes |b, codes| {
+        for g in 0..8 {
+            halves(&b[8 + 16 * g..][..16], &mut codes[32 * g..][..32]);
+        }
+        look_up(codes, &IQ4_CODES);
+    }
+    scales |b, scales, _m| {
         let d = f16_at(b, 0);
         if let Some(block) = b.first_chunk() {
             for (scale, s) in scales.iter_mut().zip(iq4_xs_scales(block)) {
                 *scale = d * f32::from(s);
             }
         }
-        for g in 0..8 {
-            halves(&b[8 + 16 * g..][..16], &mut codes[32 * g..][..32]);
-        }
-        look_up(codes, &IQ4_CODES);
     }
-    MXFP4: 32 in 17, group 32, zero Some(4), minimum false, max 28, |b, codes, scales, _m| {
-        scales[0] = e8m0_half(b[0]);
+
+    MXFP4: 32 in 17, group 32, zero Some(4), minimum false, max 28,
+    codes |b, codes| {
         halves(&b[1..17], codes);
         look_up(codes, &MXFP4_CODES);
     }
+    scales |b, scales, _m| { scales[0] = e8m0_half(b[0]); }
 }
 
 /// Bit `j` of the four bytes is the fifth bit of code `j`.

@@ -173,7 +173,11 @@ unsafe fn blocks<L: Load, const T: usize>(job: &Job, rows: Rows, r: usize, n: us
             }
             for token in 0..T {
                 let out = job.out.add((t + token) * job.out_stride + r + i);
-                let mask = if n - i >= ROWS { 15 } else { (1 << (n - i)) - 1 };
+                let mask = if n - i >= ROWS {
+                    15
+                } else {
+                    (1 << (n - i)) - 1
+                };
                 _mm_mask_storeu_ps(out, mask, trees(acc[token]));
             }
         }

@@ -1,44 +1,14 @@
 //! Many tokens: 32 rows at a time are unpacked into a panel in the scratch memory, then multiplied
 //! with blocks of up to six tokens; a lane is a row.
-//!
-//! The groups of a panel are ordered by accumulator, the accumulators in the order in which the
-//! tree joins them, so that a block of tokens reads the panel from front to end.
 
 use super::transpose::transpose;
 use super::unpack::Unpack;
 use crate::backend::cpu::matmul::Job;
+use crate::backend::cpu::matmul::panel::{Panel, ROWS, visit};
 use std::arch::x86_64::*;
 
-/// Rows of a panel.
-const ROWS: usize = 32;
 /// Tokens of a block: with 32 rows, as many as the registers hold.
 const TOKENS: usize = 6;
-
-/// 32 unpacked rows.
-struct Panel {
-    /// Codes: `[group][4 elements][row][element]`.
-    codes: *mut u8,
-    /// `[group][row]`.
-    scales: *mut f32,
-    /// `[group][row]`.
-    minimums: *mut f32,
-    /// Chunks of 256 elements, the last one perhaps not full: groups per accumulator.
-    chunks: usize,
-}
-
-impl Panel {
-    /// Where group `g` of a row is in the panel.
-    #[inline(always)]
-    fn place<F: Unpack>(&self, g: usize) -> usize {
-        visit(g % F::LANES, F::LANES) * self.chunks + g / F::LANES
-    }
-}
-
-/// The accumulator that is the `i`th to be computed (and the other way round): its bits reversed.
-#[inline(always)]
-fn visit(i: usize, lanes: usize) -> usize {
-    i.reverse_bits() >> (usize::BITS - lanes.trailing_zeros())
-}
 
 /// The product.
 ///
@@ -46,17 +16,9 @@ fn visit(i: usize, lanes: usize) -> usize {
 /// `job` was checked; [`super::available`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn mul<F: Unpack>(job: &Job) {
-    // SAFETY: the scratch memory has 128 bytes per column, rounded up to whole chunks; the codes
-    // of 32 rows take 32, scales and minimums of groups of 16 take 8 each.
+    // SAFETY: rows and tokens are in range, the scratch memory is large enough for a panel.
     unsafe {
-        let chunks = job.cols.div_ceil(256);
-        let scales: *mut f32 = job.scratch.add(chunks * 256 * ROWS).cast();
-        let panel = Panel {
-            codes: job.scratch,
-            scales,
-            minimums: scales.add(chunks * F::LANES * ROWS),
-            chunks,
-        };
+        let panel = Panel::new::<F>(job);
         let mut r = job.rows.start;
         while r < job.rows.end {
             let rows = ROWS.min(job.rows.end - r);

@@ -372,9 +372,7 @@ impl Unpack for Q3K {
 #[inline(always)]
 unsafe fn k4_nibbles(p: *const u8) -> [__m512i; 4] {
     // SAFETY: see the module.
-    unsafe {
-        four!(i => _mm512_and_si512(twice::<0, 4>(p.add(32 * i)), _mm512_set1_epi8(15)))
-    }
+    unsafe { four!(i => _mm512_and_si512(twice::<0, 4>(p.add(32 * i)), _mm512_set1_epi8(15))) }
 }
 
 impl Unpack for Q4K {

@@ -1,0 +1,256 @@
+//! Runs a model and takes times.
+
+use crate::args::{Args, Kv, Lengths};
+use crate::random::Random;
+use crate::stats::Samples;
+use emberlm::backend::{DeviceInfo, KvType, LoadOptions};
+use emberlm::engine::{Model, Session, SessionOptions, device};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// All times of one model.
+pub struct Measured {
+    /// The device that ran it.
+    pub device: DeviceInfo,
+    /// Threads of the model.
+    pub threads: usize,
+    /// Positions of the measured session.
+    pub context: usize,
+    /// From the path to a model that can make sessions, in milliseconds.
+    pub load_ms: Samples,
+    /// From the path to the first token after a prompt of one, in milliseconds.
+    pub first_token_ms: Samples,
+    /// Prompt lengths.
+    pub prefill: Vec<Prefill>,
+    /// Decode depths.
+    pub decode: Vec<Decode>,
+    /// Lengths that the context does not hold.
+    pub left_out: Vec<String>,
+    /// Bytes of KV cache per position.
+    pub kv_bytes_per_token: u64,
+    /// Bytes that the weights take besides the mapped file.
+    pub resident_bytes: u64,
+}
+
+/// One prompt length.
+pub struct Prefill {
+    /// Tokens of the prompt.
+    pub tokens: usize,
+    /// Rate.
+    pub tokens_per_s: Samples,
+}
+
+/// One depth.
+pub struct Decode {
+    /// Tokens in the context before the first one decoded.
+    pub depth: usize,
+    /// Tokens decoded per sample.
+    pub generated: usize,
+    /// Rate.
+    pub tokens_per_s: Samples,
+}
+
+/// Measures everything that `args` asks for. `say` is told what is going on.
+pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Measured> {
+    let device = device::info(args.device)?;
+    let kv_type = match args.kv {
+        Kv::F16 => KvType::F16,
+        Kv::F32 => KvType::F32,
+    };
+    let load = |context: usize| -> emberlm::Result<(Arc<Model>, f64, f64)> {
+        let start = Instant::now();
+        let model = Arc::new(Model::load(
+            path,
+            args.device,
+            &LoadOptions {
+                threads: args.threads as usize,
+            },
+            &mut |_| Ok(()),
+        )?);
+        let loaded = start.elapsed();
+        let mut session = session(&model, context, kv_type)?;
+        session.prefill(&[0])?;
+        session.decode()?;
+        let first = start.elapsed();
+        Ok((model, loaded.as_secs_f64() * 1e3, first.as_secs_f64() * 1e3))
+    };
+    say("loading");
+    let mut load_ms = Vec::new();
+    let mut first_token_ms = Vec::new();
+    let mut model = None;
+    for _ in 0..args.reps {
+        // The one before is freed first, or two would be resident.
+        drop(model.take());
+        let (loaded, ms, first) = load(256)?;
+        load_ms.push(ms);
+        first_token_ms.push(first);
+        model = Some(loaded);
+    }
+    let model = model.expect("at least one repetition");
+
+    let trained = model.details().context_length;
+    let mut left_out = Vec::new();
+    let prompts = fitting(&args.prompt, 0, trained, "prompt of", &mut left_out)?;
+    let extra = args.generate + 2;
+    let depths = fitting(
+        &args.depth,
+        extra,
+        trained,
+        "decode at depth",
+        &mut left_out,
+    )?;
+    let context = prompts
+        .iter()
+        .copied()
+        .chain(depths.iter().map(|d| d + extra))
+        .max()
+        .unwrap_or(0)
+        .clamp(1, trained);
+    let mut session = session(&model, context, kv_type)?;
+    let tokens = random_tokens(context, model.details().n_vocab);
+
+    let mut prefill = Vec::new();
+    for tokens_in_prompt in prompts {
+        say(&format!("prompt of {tokens_in_prompt} tokens"));
+        prefill.push(Prefill {
+            tokens: tokens_in_prompt,
+            tokens_per_s: prefill_rate(&mut session, &tokens[..tokens_in_prompt], args.reps)?,
+        });
+    }
+    let mut decode = Vec::new();
+    for depth in depths {
+        say(&format!("decode at depth {depth}"));
+        decode.push(Decode {
+            depth,
+            generated: args.generate,
+            tokens_per_s: decode_rate(&mut session, &tokens[..depth.max(1)], args)?,
+        });
+    }
+    let threads = match args.threads {
+        0 => device.cores as usize,
+        n => n as usize,
+    };
+    Ok(Measured {
+        threads,
+        context,
+        load_ms: Samples::new(load_ms),
+        first_token_ms: Samples::new(first_token_ms),
+        prefill,
+        decode,
+        left_out,
+        kv_bytes_per_token: model.weights().kv_bytes_per_token(kv_type),
+        resident_bytes: model.details().resident_bytes,
+        device,
+    })
+}
+
+fn session(model: &Arc<Model>, context: usize, kv_type: KvType) -> emberlm::Result<Session> {
+    Session::create(
+        model.clone(),
+        &SessionOptions {
+            context: context.min(model.details().context_length),
+            kv_type,
+            ..SessionOptions::default()
+        },
+    )
+}
+
+/// The lengths that leave `extra` positions of the context. One that the caller named and that
+/// does not is an error; a default one is noted in `left_out`.
+fn fitting(
+    lengths: &Lengths,
+    extra: usize,
+    context: usize,
+    what: &str,
+    left_out: &mut Vec<String>,
+) -> emberlm::Result<Vec<usize>> {
+    let mut fit = Vec::new();
+    for &n in &lengths.list {
+        if n + extra <= context {
+            fit.push(n);
+        } else if lengths.explicit {
+            return Err(emberlm::Error::new(
+                emberlm::Status::ContextFull,
+                format!("{what} {n}: needs {} of {context} positions", n + extra),
+            ));
+        } else {
+            left_out.push(format!("{what} {n}"));
+        }
+    }
+    Ok(fit)
+}
+
+fn random_tokens(count: usize, n_vocab: usize) -> Vec<u32> {
+    let mut random = Random::new(1);
+    let mut token = || (random.bits() % n_vocab as u64) as u32;
+    (0..count).map(|_| token()).collect()
+}
+
+/// Tokens per second of one call with the whole prompt, after one that warms up.
+fn prefill_rate(session: &mut Session, prompt: &[u32], reps: usize) -> emberlm::Result<Samples> {
+    let mut rates = Vec::new();
+    for rep in 0..=reps {
+        session.rewind(0)?;
+        let start = Instant::now();
+        session.prefill(prompt)?;
+        let seconds = start.elapsed().as_secs_f64();
+        if rep > 0 {
+            rates.push(prompt.len() as f64 / seconds);
+        }
+    }
+    Ok(Samples::new(rates))
+}
+
+/// Tokens per second of single decodes after `prompt`. The first decode is not timed: its logits
+/// are there already, so it is no forward pass.
+fn decode_rate(session: &mut Session, prompt: &[u32], args: &Args) -> emberlm::Result<Samples> {
+    session.rewind(0)?;
+    session.prefill(prompt)?;
+    let mut rates = Vec::new();
+    for _ in 0..args.reps {
+        session.rewind(prompt.len())?;
+        session.decode()?;
+        let start = Instant::now();
+        for _ in 0..args.generate {
+            session.decode()?;
+        }
+        rates.push(args.generate as f64 / start.elapsed().as_secs_f64());
+    }
+    Ok(Samples::new(rates))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lengths(list: &[usize], explicit: bool) -> Lengths {
+        Lengths {
+            list: list.to_vec(),
+            explicit,
+        }
+    }
+
+    #[test]
+    fn default_lengths_are_left_out_and_named_ones_are_errors() {
+        let mut left_out = Vec::new();
+        let fit = fitting(
+            &lengths(&[5, 90, 95], false),
+            10,
+            100,
+            "depth",
+            &mut left_out,
+        );
+        assert_eq!(fit.as_deref(), Ok(&[5, 90][..]));
+        assert_eq!(left_out, ["depth 95"]);
+        let error = fitting(&lengths(&[95], true), 10, 100, "depth", &mut left_out).unwrap_err();
+        assert!(error.message.contains("95") && error.message.contains("105"));
+    }
+
+    #[test]
+    fn tokens_are_in_the_vocabulary_and_repeatable() {
+        let tokens = random_tokens(1000, 7);
+        assert!(tokens.iter().all(|t| *t < 7) && tokens.contains(&6) && tokens.contains(&0));
+        assert_eq!(tokens, random_tokens(1000, 7));
+    }
+}

@@ -1,0 +1,206 @@
+//! The figures as a table for people and as JSON for programs.
+
+use crate::args::{Args, Kv};
+use crate::bandwidth::Bandwidth;
+use crate::measure::{Decode, Measured};
+use crate::stats::Samples;
+use crate::traffic::Traffic;
+use emberlm::backend::DeviceKind;
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// Everything known after a run.
+pub struct Report<'a> {
+    /// The command line.
+    pub args: &'a Args,
+    /// What was run: a path, or a shape and its mix.
+    pub model: &'a str,
+    /// The times.
+    pub measured: &'a Measured,
+    /// What a token reads.
+    pub traffic: &'a Traffic,
+    /// This machine's memory; `None` if there was too little for the buffer.
+    pub bandwidth: Option<&'a Bandwidth>,
+    /// The most memory that the process had resident before the bandwidth was measured.
+    pub peak_bytes: Option<u64>,
+}
+
+impl Report<'_> {
+    /// 10^9 bytes per second that a decode streamed, by its median rate.
+    fn gb_per_s(&self, decode: &Decode) -> f64 {
+        let kv = self.measured.kv_bytes_per_token;
+        let bytes = self.traffic.per_token(kv, decode.depth, decode.generated);
+        bytes * decode.tokens_per_s.median() / 1e9
+    }
+
+    /// Share of the memory bandwidth. Only for a CPU: a GPU does not read this memory.
+    fn share(&self, decode: &Decode) -> Option<f64> {
+        if self.measured.device.kind != DeviceKind::Cpu {
+            return None;
+        }
+        let wall = self.bandwidth?.gb_per_s.greatest();
+        Some(self.gb_per_s(decode) / wall)
+    }
+
+    /// Bytes of KV cache of the measured session.
+    fn kv_bytes(&self) -> u64 {
+        self.measured.kv_bytes_per_token * self.measured.context as u64
+    }
+
+    fn kv_name(&self) -> &'static str {
+        match self.args.kv {
+            Kv::F16 => "f16",
+            Kv::F32 => "f32",
+        }
+    }
+
+    /// For people.
+    pub fn table(&self) -> String {
+        let m = self.measured;
+        let mut out = String::new();
+        let mut line = |text: String| {
+            // Writing to a String cannot fail.
+            let _ = writeln!(out, "{text}");
+        };
+        line(format!("model      {}", self.model));
+        line(format!(
+            "           {} in the file, {} read per token",
+            bytes(self.traffic.file_bytes),
+            bytes(self.traffic.weight_bytes)
+        ));
+        line(format!(
+            "device     {} ({}), {} threads, KV {}",
+            m.device.name,
+            m.device.isa,
+            m.threads,
+            self.kv_name()
+        ));
+        line(format!("load       {} ms", spread(&m.load_ms, 1)));
+        line(format!(
+            "           {} ms to the first token (first load {:.1} ms)",
+            spread(&m.first_token_ms, 1),
+            m.first_token_ms.values()[0]
+        ));
+        let kv = self.kv_bytes();
+        let weights = self.traffic.file_bytes + m.resident_bytes;
+        line(match self.peak_bytes {
+            Some(peak) => format!(
+                "memory     {} resident at most; weights {} and KV {} are {} ({:+.1} %)",
+                bytes(peak),
+                bytes(weights),
+                bytes(kv),
+                bytes(weights + kv),
+                (peak as f64 / (weights + kv) as f64 - 1.0) * 100.0
+            ),
+            None => format!(
+                "memory     not told by this system; weights {} and KV {} are {}",
+                bytes(weights),
+                bytes(kv),
+                bytes(weights + kv)
+            ),
+        });
+        line(match self.bandwidth {
+            Some(b) => format!(
+                "bandwidth  {} GB/s, {} threads reading {}",
+                spread(&b.gb_per_s, 1),
+                b.threads,
+                bytes(b.bytes as u64)
+            ),
+            None => "bandwidth  not measured: too little memory (--bandwidth-mib)".to_owned(),
+        });
+        for p in &m.prefill {
+            line(format!(
+                "prefill    {:>6} tokens  {:>34} tokens/s",
+                p.tokens,
+                spread(&p.tokens_per_s, 1)
+            ));
+        }
+        for d in &m.decode {
+            let share = match self.share(d) {
+                Some(share) => format!(", {:.0} % of the bandwidth", share * 100.0),
+                None => String::new(),
+            };
+            line(format!(
+                "decode     {:>6} deep    {:>34} tokens/s {:>8.2} GB/s{share}",
+                d.depth,
+                spread(&d.tokens_per_s, 1),
+                self.gb_per_s(d),
+            ));
+        }
+        for what in &m.left_out {
+            line(format!(
+                "left out   {what}: the model's context is too short"
+            ));
+        }
+        out
+    }
+
+    /// For programs.
+    pub fn json(&self) -> Value {
+        let m = self.measured;
+        let prefill = m
+            .prefill
+            .iter()
+            .map(|p| json!({ "tokens": p.tokens, "tokens_per_s": samples(&p.tokens_per_s) }));
+        let decode = m.decode.iter().map(|d| {
+            json!({
+                "depth": d.depth,
+                "generated": d.generated,
+                "tokens_per_s": samples(&d.tokens_per_s),
+                "gb_per_s": self.gb_per_s(d),
+                "bandwidth_share": self.share(d),
+            })
+        });
+        let bandwidth = self.bandwidth.map(|b| {
+            json!({
+                "gb_per_s": samples(&b.gb_per_s),
+                "threads": b.threads,
+                "bytes": b.bytes,
+            })
+        });
+        json!({
+            "ember_bench": env!("CARGO_PKG_VERSION"),
+            "model": self.model,
+            "file_bytes": self.traffic.file_bytes,
+            "weight_bytes_per_token": self.traffic.weight_bytes,
+            "device": { "name": m.device.name, "isa": m.device.isa, "threads": m.threads },
+            "kv": {
+                "type": self.kv_name(),
+                "bytes_per_token": m.kv_bytes_per_token,
+                "bytes": self.kv_bytes(),
+            },
+            "load_ms": samples(&m.load_ms),
+            "first_token_ms": samples(&m.first_token_ms),
+            "memory": { "peak_bytes": self.peak_bytes, "weights_beyond_file_bytes": m.resident_bytes },
+            "bandwidth": bandwidth,
+            "prefill": prefill.collect::<Vec<_>>(),
+            "decode": decode.collect::<Vec<_>>(),
+            "left_out": m.left_out,
+        })
+    }
+}
+
+fn samples(s: &Samples) -> Value {
+    json!({ "median": s.median(), "min": s.least(), "max": s.greatest(), "samples": s.values() })
+}
+
+/// The median, and the range if there is one.
+fn spread(s: &Samples, digits: usize) -> String {
+    match s.values().len() {
+        1 => format!("{:.digits$}", s.median()),
+        _ => format!(
+            "{:.digits$} ({:.digits$} to {:.digits$})",
+            s.median(),
+            s.least(),
+            s.greatest()
+        ),
+    }
+}
+
+/// 10^6 or 10^9 bytes.
+fn bytes(n: u64) -> String {
+    match n {
+        0..1_000_000_000 => format!("{:.1} MB", n as f64 / 1e6),
+        _ => format!("{:.2} GB", n as f64 / 1e9),
+    }
+}

@@ -1,0 +1,192 @@
+//! Writes a model file of a known shape with random weights.
+
+use crate::random::{self, Random};
+use crate::shapes::{Fill, Mix, Plan, Shape};
+use emberlm::format::Value;
+use emberlm::format::writer::Writer;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+/// Rows are made in pieces of about this many bytes.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Writes the file; the error is a sentence that names the path.
+pub fn write(path: &Path, shape: &Shape, mix: Mix) -> Result<(), String> {
+    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+    let plans = shape.tensors(mix);
+    let mut writer = Writer::new();
+    for (key, value) in metadata(shape) {
+        writer.set(key, value);
+    }
+    for plan in &plans {
+        writer
+            .tensor(&plan.name, plan.ty, &plan.dims)
+            .map_err(|e| named(&e))?;
+    }
+    let file = File::create(path).map_err(|e| named(&e))?;
+    let mut file = BufWriter::with_capacity(PIECE_BYTES, file);
+    let mut random = Random::new(0x0065_6d62_6572);
+    let mut plans = plans.iter();
+    writer
+        .write(&mut file, |entry, out| {
+            // The writer asks for the tensors in the order in which they were added.
+            let plan = plans.next().filter(|plan| plan.name == entry.name);
+            let plan = plan.ok_or_else(|| io::Error::other("tensors out of order"))?;
+            write_tensor(plan, &mut random, out)
+        })
+        .map_err(|e| named(&e))
+}
+
+/// What describes the shape as architecture llama. The tokenizer `none` lets other programs load
+/// the file, too.
+fn metadata(shape: &Shape) -> Vec<(&'static str, Value)> {
+    let number = |n: usize| Value::U64(n as u64);
+    let text = |s: &str| Value::String(s.to_owned());
+    vec![
+        ("general.architecture", text("llama")),
+        (
+            "general.name",
+            text(&format!("{} with random weights", shape.name)),
+        ),
+        ("llama.vocab_size", number(shape.n_vocab)),
+        ("llama.context_length", number(shape.context)),
+        ("llama.embedding_length", number(shape.hidden)),
+        ("llama.block_count", number(shape.n_layers)),
+        ("llama.feed_forward_length", number(shape.n_ff)),
+        ("llama.attention.head_count", number(shape.n_heads)),
+        ("llama.attention.head_count_kv", number(shape.n_kv_heads)),
+        ("llama.attention.key_length", number(shape.head_dim)),
+        ("llama.attention.value_length", number(shape.head_dim)),
+        (
+            "llama.attention.layer_norm_rms_epsilon",
+            Value::F32(shape.norm_eps),
+        ),
+        ("llama.rope.dimension_count", number(shape.head_dim)),
+        ("llama.rope.freq_base", Value::F32(shape.rope_theta)),
+        ("tokenizer.ggml.model", text("none")),
+    ]
+}
+
+fn write_tensor(plan: &Plan, random: &mut Random, out: &mut dyn Write) -> io::Result<()> {
+    let row_len = plan.dims[0];
+    let rows: usize = plan.dims[1..].iter().product();
+    let row_bytes = plan
+        .ty
+        .row_bytes(row_len)
+        .ok_or_else(|| io::Error::other(format!("tensor {}: row of {row_len}", plan.name)))?;
+    let sigma = match plan.fill {
+        Fill::Ones => {
+            // Vectors alone, which are F32.
+            for _ in 0..row_len * rows {
+                out.write_all(&1f32.to_le_bytes())?;
+            }
+            return Ok(());
+        }
+        Fill::Weights => 1.0 / (row_len as f32).sqrt(),
+        Fill::Bias => 0.1,
+    };
+    let rows_per_piece = (PIECE_BYTES / row_bytes).max(1);
+    let mut piece = vec![0u8; rows_per_piece.min(rows) * row_bytes];
+    let mut left = rows;
+    while left > 0 {
+        let now = rows_per_piece.min(left);
+        let bytes = &mut piece[..now * row_bytes];
+        random::fill(plan.ty, sigma, random, bytes);
+        out.write_all(bytes)?;
+        left -= now;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shapes;
+    use emberlm::format::ModelFile;
+    use emberlm::model::Network;
+    use emberlm::quant::{TensorType, dequantize_row};
+
+    /// Elements of every type have the deviation that was asked for, and a mean near 0 (4-bit values
+    /// from -8 to 7 have theirs at -0.5, a tenth of their deviation).
+    #[test]
+    fn random_blocks_have_the_wanted_deviation() {
+        for ty in TensorType::ALL {
+            let sigma = 0.02;
+            let mut bytes = vec![0u8; ty.row_bytes(256 * 256).expect("whole blocks")];
+            random::fill(ty, sigma, &mut Random::new(7), &mut bytes);
+            let mut values = vec![0f32; 256 * 256];
+            dequantize_row(ty, &bytes, &mut values);
+            let n = values.len() as f64;
+            let mean = values.iter().map(|v| f64::from(*v)).sum::<f64>() / n;
+            let square = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / n;
+            let deviation = (square - mean * mean).sqrt() / f64::from(sigma);
+            // MXFP4 has powers of two alone; the others follow from uniform bits.
+            let (low, high) = match ty {
+                TensorType::MXFP4 => (0.7, 1.42),
+                _ => (0.95, 1.05),
+            };
+            assert!(
+                (low..high).contains(&deviation),
+                "{}: {deviation}",
+                ty.name()
+            );
+            assert!(
+                mean.abs() < 0.15 * f64::from(sigma),
+                "{}: mean {mean}",
+                ty.name()
+            );
+        }
+    }
+
+    /// The shape called hamlet is that of the committed model: the same tensors, types and keys.
+    #[test]
+    fn the_shape_of_hamlet_equals_the_file() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let real = ModelFile::open(&root.join("models/hamlet-7m-Q4_K_M.gguf")).expect("committed");
+        let shape = shapes::find("hamlet").expect("known");
+        let plans = shape.tensors(Mix::Q4_K_M);
+        assert_eq!(plans.len(), real.tensors.len());
+        for plan in plans {
+            let tensor = real.tensor(&plan.name).expect("in the file");
+            assert_eq!(
+                (tensor.ty, &tensor.dims),
+                (plan.ty, &plan.dims),
+                "{}",
+                plan.name
+            );
+        }
+    }
+
+    /// A written file opens as the network that was asked for, in every mix.
+    #[test]
+    fn written_files_open() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("model.gguf");
+        let small = Shape {
+            name: "small",
+            hidden: 256,
+            n_layers: 2,
+            n_heads: 3,
+            n_kv_heads: 1,
+            head_dim: 64,
+            n_ff: 512,
+            n_vocab: 300,
+            tied: false,
+            qkv_bias: true,
+            rope_theta: 1e4,
+            norm_eps: 1e-5,
+            context: 64,
+        };
+        for ty in TensorType::ALL {
+            let mix = Mix::parse(ty.name()).expect("every type is a mix");
+            write(&path, &small, mix).expect("written");
+            let file = ModelFile::open(&path).expect("opens");
+            let network = Network::from_file(&file).expect("is a network");
+            assert_eq!((network.hidden, network.n_vocab), (256, 300), "{mix}");
+            assert_eq!(network.blocks.len(), 2);
+            assert!(network.blocks[1].attention.q.bias.is_some());
+            assert_eq!(network.blocks[0].attention.head_dim, 64);
+        }
+    }
+}

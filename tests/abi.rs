@@ -1,0 +1,175 @@
+//! The C ABI as compilers see it: layouts, the header as C and as C++, its example.
+//!
+//! What the functions do is tested in C (tests/c) and, with backends that misbehave, in src/ffi.
+
+use emberlm::ffi::*;
+use std::mem::offset_of;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Sizes and offsets of programs that are compiled already. A field may be added at an end, with a
+/// new size here; nothing else may change while `EMBER_ABI_VERSION` stays.
+#[test]
+fn layouts_stay() {
+    assert_eq!(size_of::<ember_error>(), 1024);
+    assert_eq!(
+        (
+            offset_of!(ember_error, code),
+            offset_of!(ember_error, message)
+        ),
+        (0, 4)
+    );
+
+    assert_eq!(size_of::<ember_device>(), 480);
+    assert_eq!(offset_of!(ember_device, kind), 4);
+    assert_eq!(offset_of!(ember_device, usable), 8);
+    assert_eq!(offset_of!(ember_device, cores), 12);
+    assert_eq!(offset_of!(ember_device, memory_total), 16);
+    assert_eq!(offset_of!(ember_device, memory_free), 24);
+    assert_eq!(offset_of!(ember_device, name), 32);
+    assert_eq!(offset_of!(ember_device, driver), 160);
+    assert_eq!(offset_of!(ember_device, isa), 192);
+    assert_eq!(offset_of!(ember_device, reason), 224);
+
+    let pointer = size_of::<usize>();
+    assert_eq!(size_of::<ember_model_options>(), 16 + 2 * pointer);
+    assert_eq!(offset_of!(ember_model_options, device), 4);
+    assert_eq!(offset_of!(ember_model_options, threads), 8);
+    assert_eq!(offset_of!(ember_model_options, progress), 16);
+    assert_eq!(offset_of!(ember_model_options, user), 16 + pointer);
+
+    assert_eq!(size_of::<ember_model_details>(), 256);
+    assert_eq!(offset_of!(ember_model_details, device), 4);
+    assert_eq!(offset_of!(ember_model_details, n_vocab), 8);
+    assert_eq!(offset_of!(ember_model_details, context_length), 12);
+    assert_eq!(offset_of!(ember_model_details, n_layers), 16);
+    assert_eq!(offset_of!(ember_model_details, hidden), 20);
+    assert_eq!(offset_of!(ember_model_details, has_tokenizer), 24);
+    assert_eq!(offset_of!(ember_model_details, n_parameters), 32);
+    assert_eq!(offset_of!(ember_model_details, file_bytes), 40);
+    assert_eq!(offset_of!(ember_model_details, resident_bytes), 48);
+    assert_eq!(offset_of!(ember_model_details, kv_bytes_per_token), 56);
+    assert_eq!(offset_of!(ember_model_details, architecture), 64);
+    assert_eq!(offset_of!(ember_model_details, quantization), 96);
+    assert_eq!(offset_of!(ember_model_details, name), 128);
+
+    assert_eq!(size_of::<ember_session_options>(), 40);
+    assert_eq!(offset_of!(ember_session_options, context), 4);
+    assert_eq!(offset_of!(ember_session_options, kv_type), 8);
+    assert_eq!(offset_of!(ember_session_options, top_k), 12);
+    assert_eq!(offset_of!(ember_session_options, temperature), 16);
+    assert_eq!(offset_of!(ember_session_options, top_p), 20);
+    assert_eq!(offset_of!(ember_session_options, min_p), 24);
+    assert_eq!(offset_of!(ember_session_options, seed), 32);
+
+    assert_eq!(size_of::<ember_session_details>(), 32);
+    assert_eq!(offset_of!(ember_session_details, context), 8);
+    assert_eq!(offset_of!(ember_session_details, position), 16);
+    assert_eq!(offset_of!(ember_session_details, kv_bytes), 24);
+}
+
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn header() -> String {
+    std::fs::read_to_string(repository().join("include/emberlm.h")).unwrap()
+}
+
+#[test]
+fn header_has_the_librarys_abi_version() {
+    let header = header();
+    let line = "#define EMBER_ABI_VERSION ";
+    let version = header.lines().find_map(|l| l.strip_prefix(line)).unwrap();
+    assert_eq!(version.parse::<u32>().unwrap(), ember_abi_version());
+}
+
+/// Every status of the header has its name and its number in the library.
+#[test]
+fn header_has_the_librarys_statuses() {
+    let header = header();
+    let (_, rest) = header.split_once("enum ember_status_code").unwrap();
+    let (body, _) = rest.split_once("};").unwrap();
+    let mut count = 0;
+    for line in body
+        .lines()
+        .map(str::trim)
+        .filter(|l| l.starts_with("EMBER_"))
+    {
+        let (name, number) = line.trim_end_matches(',').split_once(" = ").unwrap();
+        let number: i32 = number.parse().unwrap();
+        // SAFETY: the function returns a NUL-ended string that lives forever.
+        let known = unsafe { std::ffi::CStr::from_ptr(ember_status_name(number)) };
+        assert_eq!(known.to_str().unwrap(), name);
+        assert_eq!(number, count);
+        count += 1;
+    }
+    assert_eq!(count, 33);
+}
+
+/// Compiles `source`, without linking, and expects no warning.
+fn compile(compiler_variable: &str, default: &str, language: &[&str], source: &Path) {
+    let compiler = std::env::var(compiler_variable).unwrap_or_else(|_| default.into());
+    let output = Command::new(&compiler)
+        .args(language)
+        .args(["-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Werror"])
+        .arg("-D_POSIX_C_SOURCE=200809L")
+        .arg(format!("-I{}", repository().join("include").display()))
+        .arg(source)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|e| {
+            panic!("{compiler}: {e}; this test needs a compiler, see {compiler_variable}")
+        });
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {text}", source.display());
+}
+
+fn as_c(source: &Path) {
+    compile("CC", "cc", &["-xc", "-std=c99"], source);
+}
+
+fn as_cpp(source: &Path) {
+    compile("CXX", "c++", &["-xc++", "-std=c++11"], source);
+}
+
+/// All C sources of a folder of the repository.
+fn sources(folder: &str) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(repository().join(folder)).unwrap();
+    let mut files: Vec<_> = files.map(|f| f.unwrap().path()).collect();
+    files.retain(|f| f.extension().is_some_and(|e| e == "c"));
+    files.sort();
+    files
+}
+
+#[cfg(unix)]
+#[test]
+fn tests_and_header_are_c99_and_cpp() {
+    let tests = sources("tests/c");
+    assert!(tests.len() >= 5);
+    for source in &tests {
+        as_c(source);
+        as_cpp(source);
+    }
+}
+
+/// The program in the header's first comment compiles as it stands there.
+#[cfg(unix)]
+#[test]
+fn example_in_the_header_compiles() {
+    let header = header();
+    let (comment, _) = header.split_once("*/").unwrap();
+    let program: Vec<&str> = comment
+        .lines()
+        .skip_while(|l| !l.contains("#include <emberlm.h>"))
+        .take_while(|l| !l.contains(" * Errors."))
+        .map(|l| l.trim_start_matches(" *"))
+        .collect();
+    let program = program.join("\n") + "\n";
+    assert!(program.contains("int main(void)"));
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let file = dir.join("header_example.c");
+    std::fs::write(&file, program).unwrap();
+    as_c(&file);
+    as_cpp(&file);
+}

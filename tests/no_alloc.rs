@@ -1,0 +1,92 @@
+//! A decoded token touches no allocator, on no thread.
+
+mod common;
+
+use common::hamlet;
+use emberlm::backend::cpu::CpuWeights;
+use emberlm::backend::{KvType, RunnerOptions, Step, Weights};
+use emberlm::engine::sampling::Sampling;
+use emberlm::model::Network;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Counts what all threads ask for.
+struct Counting;
+
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: everything is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        CALLS.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(p, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn decoding_allocates_nothing() {
+    let network = Network::from_file(&hamlet::q4_k_m()).unwrap();
+    // Three threads and two KV heads, so that attention is split by segments, too.
+    for threads in [1, 2, 3] {
+        let weights = CpuWeights::load(&network, threads, &mut |_| Ok(())).unwrap();
+        let options = RunnerOptions {
+            context: 600,
+            kv_type: KvType::F16,
+        };
+        let mut runner = weights.create_runner(&options).unwrap();
+        let interrupt = Arc::new(AtomicBool::new(false));
+        let prompt: Vec<u32> = (0..250).collect();
+        for sampling in [
+            Sampling {
+                temperature: 0.0,
+                top_k: 0,
+                top_p: 1.0,
+                min_p: 0.0,
+                seed: 1,
+            },
+            Sampling {
+                temperature: 1.0,
+                top_k: 40,
+                top_p: 0.9,
+                min_p: 0.05,
+                seed: 1,
+            },
+        ] {
+            runner.truncate(0);
+            runner.extend(&prompt, &interrupt).unwrap();
+            let mut token = None;
+            let mut step = |start: bool, position| {
+                let step = Step {
+                    token,
+                    sampling,
+                    position,
+                };
+                token = Some(if start {
+                    runner.step_start(&step, &interrupt).unwrap();
+                    runner.step_poll(true).unwrap().unwrap()
+                } else {
+                    runner.step(&step, &interrupt).unwrap()
+                });
+            };
+            // The first started step makes its thread; and locks may initialize themselves.
+            step(false, 0);
+            step(true, 1);
+            let before = CALLS.load(Ordering::SeqCst);
+            for position in 2..20 {
+                step(position % 2 == 0, position);
+            }
+            let calls = CALLS.load(Ordering::SeqCst) - before;
+            assert_eq!(calls, 0, "{threads} threads");
+        }
+    }
+}

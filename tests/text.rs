@@ -1,0 +1,166 @@
+//! The tokenizer on hamlet's vocabulary.
+
+use emberlm::Status;
+use emberlm::format::{ModelFile, Value};
+use emberlm::text::{DecodeOptions, EncodeOptions, TokenKind, Tokenizer};
+use std::path::Path;
+
+const PLAIN: EncodeOptions = EncodeOptions {
+    add_special: false,
+    parse_special: false,
+};
+const SPECIAL: EncodeOptions = EncodeOptions {
+    add_special: false,
+    parse_special: true,
+};
+
+fn model() -> ModelFile {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hamlet-7m-Q4_K_M.gguf");
+    ModelFile::open(&path).unwrap()
+}
+
+fn hamlet() -> Tokenizer {
+    Tokenizer::from_file(&model()).unwrap()
+}
+
+fn encode(tokenizer: &Tokenizer, text: &str, options: EncodeOptions) -> Vec<u32> {
+    let mut ids = Vec::new();
+    tokenizer.encode(text, options, &mut ids).unwrap();
+    ids
+}
+
+fn decode(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let options = DecodeOptions::default();
+    tokenizer.decode(ids, options, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn ids_of_the_reference() {
+    let tokenizer = hamlet();
+    let mut count = 0;
+    for line in include_str!("data/hamlet_tokens.tsv").lines().skip(1) {
+        let (hex, ids) = line.split_once('\t').unwrap();
+        let byte = |i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap();
+        let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
+        let text = String::from_utf8(bytes).unwrap();
+        let want: Vec<u32> = ids
+            .split_whitespace()
+            .map(|id| id.parse().unwrap())
+            .collect();
+        // The reference recognizes control tokens in any text.
+        assert_eq!(encode(&tokenizer, &text, SPECIAL), want, "{text:?}");
+        assert_eq!(decode(&tokenizer, &want), text.as_bytes(), "{text:?}");
+        count += 1;
+    }
+    assert!(count > 300);
+}
+
+#[test]
+fn random_text_comes_back() {
+    let tokenizer = hamlet();
+    let mut state = 7u64;
+    let mut random = |below: u64| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 33) % below
+    };
+    for _ in 0..3000 {
+        let mut text = String::new();
+        for _ in 0..random(100) {
+            let top = [0x80, 0x300, 0x1_0000, 0x11_0000][random(4) as usize];
+            text.extend(char::from_u32(random(top) as u32));
+        }
+        let ids = encode(&tokenizer, &text, PLAIN);
+        assert_eq!(decode(&tokenizer, &ids), text.as_bytes(), "{text:?}");
+        assert!(
+            ids.iter()
+                .all(|id| tokenizer.kind(*id).unwrap() == TokenKind::Normal)
+        );
+    }
+}
+
+#[test]
+fn control_tokens() {
+    let tokenizer = hamlet();
+    assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(0), Some(1)));
+    assert_eq!(tokenizer.n_vocab(), 1424);
+    let ends: Vec<u32> = (0..2000).filter(|id| tokenizer.is_end(*id)).collect();
+    assert_eq!(ends, [1, 5]);
+    let chat = "<|user|>\nHi<|end|>\n<|assistant|>\n";
+    let ids = encode(&tokenizer, chat, SPECIAL);
+    assert_eq!(
+        ids.iter().filter(|id| **id < 6).collect::<Vec<_>>(),
+        [&3, &5, &4]
+    );
+    let forged = encode(&tokenizer, chat, PLAIN);
+    assert!(forged.iter().all(|id| *id >= 6));
+    assert_eq!(decode(&tokenizer, &forged), chat.as_bytes());
+
+    let both = EncodeOptions {
+        add_special: true,
+        parse_special: true,
+    };
+    assert_eq!(encode(&tokenizer, "", both), [0]);
+    assert_eq!(encode(&tokenizer, chat, both)[1..], ids);
+    assert_eq!(tokenizer.token_bytes(5).unwrap(), b"<|end|>");
+    assert_eq!(tokenizer.kind(5).unwrap(), TokenKind::Control);
+    let mut text = Vec::new();
+    let skip = DecodeOptions { skip_special: true };
+    tokenizer.decode(&ids, skip, &mut text).unwrap();
+    assert_eq!(text, b"\nHi\n\n");
+}
+
+#[test]
+fn unknown_ids_change_nothing() {
+    let tokenizer = hamlet();
+    let mut out = b"kept".to_vec();
+    for id in [1424, u32::MAX] {
+        let error = tokenizer.decode(&[20, id], DecodeOptions::default(), &mut out);
+        assert_eq!(error.unwrap_err().status, Status::InvalidToken);
+        assert_eq!(out, b"kept");
+        let error = tokenizer.token_bytes(id).unwrap_err();
+        assert!(error.message.contains(&id.to_string()), "{error}");
+        assert!(tokenizer.kind(id).is_err() && !tokenizer.is_end(id));
+    }
+}
+
+#[test]
+fn a_megabyte_without_a_cut() {
+    let tokenizer = hamlet();
+    for unit in ["a", "the", "zq", "é", "!", " "] {
+        let text = unit.repeat((1 << 20) / unit.len());
+        let ids = encode(&tokenizer, &text, PLAIN);
+        assert_eq!(decode(&tokenizer, &ids), text.as_bytes());
+    }
+}
+
+#[test]
+fn threads_share_a_tokenizer() {
+    let tokenizer = hamlet();
+    let text = "The miller's daughter walked to the village well. ".repeat(20);
+    let want = encode(&hamlet(), &text, PLAIN);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert_eq!(encode(&tokenizer, &text, PLAIN), want));
+        }
+    });
+}
+
+#[test]
+fn every_known_pre_tokenizer_compiles_and_keeps_the_text() {
+    let names = "default gpt-2 mpt olmo smollm starcoder refact command-r falcon llama-bpe dbrx glm4 jais-2 \
+        minicpm5 qwen2 stablelm2 hunyuan qwen35 gpt-4o llama4 tekken kimi-k2 deepseek-llm deepseek-coder \
+        deepseek-v3 bloom viking bailingmoe seed-coder exaone-moe";
+    let text = "Don't 'ſ  a\u{3000}\r\n\n12345 ½м中文 Grüße!!/\n XYz नमस्ते 🦙 (end.)  ";
+    for name in names.split_whitespace() {
+        let mut metadata = model().metadata;
+        let key = "tokenizer.ggml.pre".to_string();
+        metadata.insert(key, Value::String(name.to_string()));
+        let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
+        let ids = encode(&tokenizer, text, PLAIN);
+        assert_eq!(decode(&tokenizer, &ids), text.as_bytes(), "{name}");
+    }
+}
