@@ -27,8 +27,10 @@ pub enum ember_kv_type {
     EMBER_KV_DEFAULT = 0,
     /// Half precision.
     EMBER_KV_F16 = 1,
-    /// Single precision.
+    /// Single precision. CPU only.
     EMBER_KV_F32 = 2,
+    /// 8-bit values with a half-precision scale per 32. GPU only.
+    EMBER_KV_Q8_0 = 3,
 }
 
 /// How to make a session. Zero in every field but `struct_size` means the default.
@@ -172,6 +174,7 @@ fn engine_options(options: &ember_session_options) -> Result<SessionOptions> {
     let kv_type = match options.kv_type {
         0 | 1 => KvType::F16,
         2 => KvType::F32,
+        3 => KvType::Q8_0,
         n => fail!(InvalidArgument, "kv_type is {n}, which is no ember_kv_type"),
     };
     Ok(SessionOptions {

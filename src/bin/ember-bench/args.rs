@@ -28,7 +28,7 @@ Measurement:
   --depth LIST       tokens in the context before decoding, e.g. 0,512,4096 (the default), or none
   --gen N            tokens decoded per measurement (default 64)
   --reps N           repetitions; median, least and greatest are shown (default 3)
-  --kv f16|f32       type of the KV cache (default f16)
+  --kv f16|f32|q8_0  type of the KV cache (default f16; f32 is for CPUs, q8_0 for GPUs)
   --bandwidth-mib N  size of the buffer with which this machine's memory bandwidth is measured
                      (default 1024; it must be far larger than the caches)
 
@@ -80,6 +80,8 @@ pub enum Kv {
     F16,
     /// Single precision.
     F32,
+    /// 8-bit values with a half-precision scale per 32.
+    Q8_0,
 }
 
 /// All options.
@@ -171,7 +173,8 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
                 kv = match parser.value()?.string()?.as_str() {
                     "f16" => Kv::F16,
                     "f32" => Kv::F32,
-                    other => return Err(format!("--kv is f16 or f32, not {other:?}").into()),
+                    "q8_0" => Kv::Q8_0,
+                    other => return Err(format!("--kv is f16, f32 or q8_0, not {other:?}").into()),
                 }
             }
             Long("bandwidth-mib") => {

@@ -57,6 +57,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
     let kv_type = match args.kv {
         Kv::F16 => KvType::F16,
         Kv::F32 => KvType::F32,
+        Kv::Q8_0 => KvType::Q8_0,
     };
     let load = |context: usize| -> emberlm::Result<(Arc<Model>, f64, f64)> {
         let start = Instant::now();

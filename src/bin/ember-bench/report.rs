@@ -51,6 +51,7 @@ impl Report<'_> {
         match self.args.kv {
             Kv::F16 => "f16",
             Kv::F32 => "f32",
+            Kv::Q8_0 => "q8_0",
         }
     }
 
