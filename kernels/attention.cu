@@ -2,7 +2,7 @@
 //
 // A row of input belongs to a session and a position. In a decode step row i is session i at its
 // current position; in a prefill all rows are of one session, at consecutive positions.
-#include "common.cuh"
+#include "mma.cuh"
 
 struct RopeArgs {
     const Session* const* sessions;
@@ -91,13 +91,13 @@ struct AttendArgs {
 // A context of `length` positions is cut into chunks of this many, which depends on nothing else, so
 // that the order of additions does not depend on who shares the batch.
 __device__ __forceinline__ uint32_t chunk_positions(uint32_t length, uint32_t n_chunks) {
-    return max(64u, ((length + n_chunks - 1) / n_chunks + 31) / 32 * 32);
+    return ((length + n_chunks - 1) / n_chunks + 63) / 64 * 64;
 }
 
-// Grid (n_chunks, n_kv_heads * head_parts, batch), 128 threads. A run of lanes holds a position, 8
+// Attention over a q8_0 cache. Grid (n_chunks, n_kv_heads * head_parts, batch), 128 threads. A run of lanes holds a position, 8
 // elements a lane; each run goes through its positions with a softmax of its own; all runs of the
 // block are merged at the end in a fixed order.
-template <int G, bool Q8> __device__ __forceinline__ void attend_body(const AttendArgs& a) {
+template <int G> __device__ __forceinline__ void attend_body(const AttendArgs& a) {
     extern __shared__ float merge[];  // [runs][G][lanes * 8 + 2]
     release_dependents();
     wait_for_producers();
@@ -127,23 +127,12 @@ template <int G, bool Q8> __device__ __forceinline__ void attend_body(const Atte
     constexpr int U = 4;
     const uint32_t groups = (hd + 31) / 32;
     auto load = [&](const uint8_t* row, float* v) {
-        if (Q8) {
-            uint2 u = *(const uint2*)(row + dim);
-            float d = __half2float(((const __half*)(row + groups * 32))[dim / 32]);
+        uint2 u = *(const uint2*)(row + dim);
+        float d = __half2float(((const __half*)(row + groups * 32))[dim / 32]);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                v[i] = __fmul_rn(d, (float)(int8_t)(u.x >> 8 * i & 0xff));
-                v[4 + i] = __fmul_rn(d, (float)(int8_t)(u.y >> 8 * i & 0xff));
-            }
-        } else {
-            uint4 u = *(const uint4*)(row + dim * 2);
-            uint32_t w[4] = {u.x, u.y, u.z, u.w};
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float2 f = __half22float2(*(__half2*)&w[i]);
-                v[2 * i] = f.x;
-                v[2 * i + 1] = f.y;
-            }
+        for (int i = 0; i < 4; i++) {
+            v[i] = __fmul_rn(d, (float)(int8_t)(u.x >> 8 * i & 0xff));
+            v[4 + i] = __fmul_rn(d, (float)(int8_t)(u.y >> 8 * i & 0xff));
         }
     };
     for (uint32_t base = start; base < end; base += runs * U) {
@@ -221,16 +210,169 @@ template <int G, bool Q8> __device__ __forceinline__ void attend_body(const Atte
     }
 }
 #define ATTEND(g)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(128) attend_##g(const __grid_constant__ AttendArgs a) { \
-        attend_body<g, false>(a);                                                                    \
-    }                                                                                                \
     extern "C" __global__ void __launch_bounds__(128) attend_q8_##g(const __grid_constant__ AttendArgs a) { \
-        attend_body<g, true>(a);                                                                     \
+        attend_body<g>(a);                                                                     \
     }
 ATTEND(1)
 ATTEND(2)
 ATTEND(4)
 ATTEND(8)
+
+// The same for f16 caches on tensor cores, for up to 8 queries of a KV head. Tiles of 64 positions come
+// through a ring in shared memory; a warp takes 16 positions of each, with a softmax of its own.
+// Scores are K (16 positions x dims) times q (dims x 8 heads); sums are V transposed (16 dims x 16
+// positions) times weights (positions x 8 heads). Queries and weights are rounded to f16.
+constexpr int attend_stages(int dim) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+    return 2;
+#else
+    return dim <= 128 ? 3 : 2;
+#endif
+}
+template <int HD> __device__ __forceinline__ void attend_tiles_body(const AttendArgs& a) {
+    extern __shared__ __align__(128) uint8_t tiles[];
+    constexpr int PIECES = HD / 8, PLANE = 64 * HD * 2, STAGES = attend_stages(HD);
+    release_dependents();
+    wait_for_producers();
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const uint32_t hd = a.layout.head_dim, group = a.n_heads / a.layout.n_kv_heads;
+    const uint32_t kv_head = blockIdx.y / a.head_parts, first_head = blockIdx.y % a.head_parts * 8;
+    const uint32_t n_q = min(8u, group - first_head);
+    const Session* s = a.sessions[blockIdx.z];
+    const uint32_t length = s->position + 1, per = chunk_positions(length, a.n_chunks);
+    const uint32_t start = blockIdx.x * per, end = min(length, start + per);
+    if (start >= length) return;
+    const uint32_t base = shared_address(tiles), row_bytes = a.layout.row_bytes;
+    const uint8_t* cache = (const uint8_t*)s->kv + a.layer * a.layout.layer_bytes + (uint64_t)kv_head * 64 * row_bytes;
+    const uint64_t plane = (uint64_t)a.layout.n_kv_heads * 64 * row_bytes;
+    const uint32_t first_tile = start / 64, n_tiles = (end - start + 63) / 64;
+    auto load = [&](uint32_t t) {
+        if (t < n_tiles) {
+            const uint8_t* from = cache + (first_tile + t) * a.layout.tile_bytes;
+            const uint32_t to = base + t % STAGES * 2 * PLANE, rows = min(64u, end - start - t * 64);
+#pragma unroll
+            for (int part = 0; part < 2; part++)
+#pragma unroll
+                for (int i = threadIdx.x; i < 64 * PIECES; i += 128) {
+                    uint32_t r = i / PIECES, c = i % PIECES;
+                    bool valid = r < rows && c * 16 < row_bytes;
+                    copy16(to + part * PLANE + swizzled<PIECES>(r, c), from + part * plane + (valid ? r * row_bytes + c * 16 : 0), valid);
+                }
+        }
+        copies_commit();
+    };
+    for (int t = 0; t < STAGES - 1; t++) load(t);
+    // Queries, by way of the last stage, which is not in use yet.
+    uint32_t q[HD / 16][2];
+    {
+        const uint32_t at = (STAGES - 1) * 2 * PLANE;
+        const float* from = a.q + ((uint64_t)blockIdx.z * a.n_heads + kv_head * group + first_head) * hd;
+        for (int i = threadIdx.x; i < 8 * HD; i += 128) {
+            uint32_t h = i / HD, d = i % HD;
+            float v = h < n_q && d < hd ? __fmul_rn(from[h * hd + d], a.scale) : 0.0f;
+            *(__half*)(tiles + at + swizzled<PIECES>(h, d / 8) + d % 8 * 2) = __float2half_rn(v);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int kk = 0; kk < HD / 16; kk += 2) {
+            uint32_t r[4];
+            load_matrices(r, base + at + swizzled<PIECES>(lane & 7, kk * 2 + (lane >> 3)));
+            q[kk][0] = r[0]; q[kk][1] = r[1]; q[kk + 1][0] = r[2]; q[kk + 1][1] = r[3];
+        }
+        __syncthreads();
+    }
+    // Columns 2 * (lane & 3) and the next are this thread's heads.
+    float acc[HD / 16][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
+    for (uint32_t t = 0; t < n_tiles; t++) {
+        load(t + STAGES - 1);
+        copies_wait<STAGES - 1>();
+        __syncthreads();
+        const uint32_t keys = base + t % STAGES * 2 * PLANE, values = keys + PLANE;
+        float c[4] = {};
+#pragma unroll
+        for (int kk = 0; kk < HD / 16; kk++) {
+            uint32_t k[4];
+            load_matrices(k, keys + swizzled<PIECES>(warp * 16 + (lane & 15), kk * 2 + (lane >> 4)));
+            mma(c, k, q[kk][0], q[kk][1]);
+        }
+        const uint32_t p = start + t * 64 + warp * 16 + (lane >> 2);
+        if (p >= end) c[0] = c[1] = -INFINITY;
+        if (p + 8 >= end) c[2] = c[3] = -INFINITY;
+        uint32_t w[2];
+        float keep[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float largest = fmaxf(c[e], c[e + 2]);
+#pragma unroll
+            for (int o = 4; o < 32; o <<= 1) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
+            largest = fmaxf(largest, top[e]);
+            if (largest == -INFINITY) largest = 0.0f;
+            keep[e] = exp2f(top[e] - largest);
+            top[e] = largest;
+            c[e] = exp2f(c[e] - largest);
+            c[e + 2] = exp2f(c[e + 2] - largest);
+            sum[e] = __fmaf_rn(sum[e], keep[e], __fadd_rn(c[e], c[e + 2]));
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            __half2 pair = __floats2half2_rn(c[2 * h], c[2 * h + 1]);
+            asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0,%1;" : "=r"(w[h]) : "r"(*(uint32_t*)&pair));
+        }
+#pragma unroll
+        for (int j = 0; j < HD / 16; j++) {
+            acc[j][0] *= keep[0]; acc[j][1] *= keep[1]; acc[j][2] *= keep[0]; acc[j][3] *= keep[1];
+            uint32_t v[4];
+            uint32_t r = warp * 16 + (lane >> 4) * 8 + (lane & 7);
+            load_matrices_transposed(v, values + swizzled<PIECES>(r, j * 2 + (lane >> 3 & 1)));
+            mma(acc[j], v, w[0], w[1]);
+        }
+        __syncthreads();
+    }
+    copies_wait<0>();
+    __syncthreads();
+    // [warp][head][HD + 2]: the four warps are merged in a fixed order.
+    float* merge = (float*)tiles;
+    constexpr int WIDTH = HD + 2;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+#pragma unroll
+        for (int o = 4; o < 32; o <<= 1) sum[e] = __fadd_rn(sum[e], __shfl_xor_sync(~0u, sum[e], o));
+        float* to = merge + (warp * 8 + (lane & 3) * 2 + e) * WIDTH;
+#pragma unroll
+        for (int j = 0; j < HD / 16; j++) {
+            to[j * 16 + (lane >> 2)] = acc[j][e];
+            to[j * 16 + 8 + (lane >> 2)] = acc[j][e + 2];
+        }
+        if (lane < 4) { to[HD] = top[e]; to[HD + 1] = sum[e]; }
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < n_q * hd; i += 128) {
+        uint32_t g = i / hd, d = i % hd;
+        float largest = -INFINITY, total = 0.0f, weight = 0.0f;
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const float* from = merge + (r * 8 + g) * WIDTH;
+            if (from[HD + 1] != 0.0f) largest = fmaxf(largest, from[HD]);
+        }
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const float* from = merge + (r * 8 + g) * WIDTH;
+            float f = from[HD + 1] != 0.0f ? exp2f(from[HD] - largest) : 0.0f;
+            total = __fmaf_rn(f, from[d], total);
+            weight = __fmaf_rn(f, from[HD + 1], weight);
+        }
+        float* to = a.parts + (((uint64_t)blockIdx.z * a.n_heads + kv_head * group + first_head + g) * a.n_chunks + blockIdx.x) * (hd + 2);
+        to[d] = total;
+        if (d == 0) { to[hd] = largest; to[hd + 1] = weight; }
+    }
+}
+#define ATTEND_TILES(hd)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(128) attend_tiles_##hd(const __grid_constant__ AttendArgs a) { \
+        attend_tiles_body<hd>(a);                                                                             \
+    }
+ATTEND_TILES(64)
+ATTEND_TILES(128)
+ATTEND_TILES(256)
 
 // Joins the chunks and writes the product's input. Grid (n_heads * head_dim / 128 rounded up, batch),
 // 128 threads, one element each: a warp is one group of 32.

@@ -234,6 +234,15 @@ __device__ __forceinline__ void stream(const MatvecArgs& a, const Segment& s, ui
         }
         const uint8_t* r = RING ? ring + stage * CR * full : source(k);
         const uint32_t record = k.slice + 1 == c.count ? last : full;
+        if (n == CR && n_groups == 32) {
+            // Whole records: offsets are constants.
+            constexpr uint32_t whole = record_bytes(T, 32);
+#pragma unroll
+            for (int u = 0; u < CR; u++) {
+                if constexpr (RING) in.template dot<FromShared>(r + u * whole, lane, 32, &acc[0][u], CR);
+                else in.template dot<FromGlobal>(r + u * whole, lane, 32, &acc[0][u], CR);
+            }
+        } else
 #pragma unroll
         for (int u = 0; u < CR; u++) {
             if (u < n && lane < n_groups) {
@@ -253,7 +262,7 @@ __device__ __forceinline__ void stream(const MatvecArgs& a, const Segment& s, ui
 #pragma unroll
         for (int b = 0; b < NB; b++) {
             float t = butterfly<CR>(acc[b], lane);
-            if ((lane & (32 / CR - 1)) == 0 && u < n) part[((uint64_t)k.slice * rows + k.row + u) * NB + b] = t;
+            if ((lane & (32 / CR - 1)) == 0 && u < n) part[(k.slice * rows + k.row + u) * NB + b] = t;
         }
         k.advance(n, rows);
     }

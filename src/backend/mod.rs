@@ -46,6 +46,14 @@ pub trait Weights: Send + Sync {
 
     /// Bytes of KV cache per position.
     fn kv_bytes_per_token(&self, kv_type: KvType) -> u64;
+
+    /// Steps several different runners of these weights, `steps[i]` being that of `runners[i]`, and
+    /// returns their tokens. An error leaves all of them as they were, unless it is an error of one
+    /// runner's own logits. What a runner answers does not depend on the others.
+    fn step_batch(&self, runners: &mut [&mut dyn Runner], steps: &[Step], interrupt: &AtomicBool) -> Result<Vec<Result<u32>>> {
+        let pairs = runners.iter_mut().zip(steps);
+        Ok(pairs.map(|(r, s)| r.step(s, interrupt)).collect())
+    }
 }
 
 /// One decode step to do.
@@ -64,6 +72,11 @@ pub struct Step {
 /// A call that fails leaves the runner as it was before. Between `step_start` and the `Some` or
 /// error of `step_poll`, only `step_poll` may be called.
 pub trait Runner: Send {
+    /// The runner itself, for a backend that looks for its own.
+    fn as_any(&mut self) -> Option<&mut dyn std::any::Any> {
+        None
+    }
+
     /// Number of positions in the KV cache.
     fn len(&self) -> usize;
 

@@ -53,6 +53,7 @@ impl Weights for FakeWeights {
         match kv_type {
             KvType::F16 => 2,
             KvType::F32 => 4,
+            KvType::Q8_0 => 1,
         }
     }
 }

@@ -146,6 +146,34 @@ impl Session {
         self.append(token)
     }
 
+    /// Does what `decode` does for several sessions of one model, in one pass over the weights where
+    /// the device can, and returns a token for each. What a session answers does not depend on the
+    /// others.
+    ///
+    /// Errors: those of `decode`, of any of the sessions, after which all contexts are as they were;
+    /// `InvalidArgument` for no session, too many for the device, or sessions of different models.
+    pub fn decode_batch(sessions: &mut [&mut Session]) -> Result<Vec<u32>> {
+        let Some(first) = sessions.first() else {
+            fail!(InvalidArgument, "a batch of no sessions");
+        };
+        let model = first.model.clone();
+        let interrupt = first.interrupt.clone();
+        if sessions.iter().any(|s| !Arc::ptr_eq(&s.model, &model)) {
+            fail!(InvalidArgument, "sessions of different models in one batch");
+        }
+        let mut steps = Vec::with_capacity(sessions.len());
+        for session in sessions.iter_mut() {
+            steps.push(session.prepare_step()?);
+        }
+        let mut runners: Vec<&mut dyn Runner> = sessions.iter_mut().map(|s| &mut *s.runner as &mut dyn Runner).collect();
+        let tokens = model.weights().step_batch(&mut runners, &steps, &interrupt)?;
+        let tokens = tokens.into_iter().collect::<Result<Vec<u32>>>()?;
+        for (session, &token) in sessions.iter_mut().zip(&tokens) {
+            session.append(token)?;
+        }
+        Ok(tokens)
+    }
+
     /// Starts what `decode` does and returns at once. [`Session::decode_poll`] has the result;
     /// until then other calls fail with `DecodePending`.
     ///

@@ -211,8 +211,8 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
         let want = want(p);
         let plain: Vec<f32> = download(&f32_out, groups * 32);
         let error = relative_error(&plain[..width], &want);
-        // A rounding of the cache may go the other way than the reference's.
-        assert!(error < 2e-4 || (q8 && error < 2e-3), "decode, position {p}: error {error}");
+        // Queries and weights are rounded to f16 on tensor cores.
+        assert!(error < 2e-3, "decode, position {p}: error {error}");
         let q: Vec<i8> = download(&q8_out, groups * 32);
         let d: Vec<f32> = download(&scale_out, groups);
         let rounded: Vec<f32> = (0..width).map(|i| f32::from(q[i]) * d[i / 32]).collect();

@@ -21,7 +21,6 @@ pub fn tests(tests: &mut Tests) {
 pub struct TestMatrix {
     pub matrix: Matrix,
     pub values: Vec<f32>,
-    pub row_len: usize,
     _memory: Vec<Buffer>,
 }
 
@@ -35,7 +34,6 @@ pub fn test_matrix(parts: &[(TensorType, usize)], row_len: usize, bias: bool, se
             ..Matrix::default()
         },
         values: Vec::new(),
-        row_len,
         _memory: Vec::new(),
     };
     for &(ty, rows) in parts {

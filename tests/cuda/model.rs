@@ -18,6 +18,8 @@ pub fn tests(tests: &mut Tests) {
     tests.push(("model::hamlet_q4_k_m".into(), Box::new(hamlet_matches)));
     tests.push(("model::tiny_shapes".into(), Box::new(tiny_shapes_match)));
     tests.push(("model::rewind_repeats".into(), Box::new(rewind_repeats)));
+    tests.push(("model::batches_change_nothing".into(), Box::new(batches_change_nothing)));
+    tests.push(("model::out_of_memory_rolls_back".into(), Box::new(out_of_memory_rolls_back)));
     tests.push(("model::memory_returns".into(), Box::new(memory_returns)));
 }
 
@@ -230,4 +232,122 @@ fn memory_returns() {
         cycle();
     }
     assert_eq!(context.memory().unwrap().0, before);
+}
+
+fn batches_change_nothing() {
+    let file = hamlet::q4_k_m();
+    let network = Network::from_file(&file).unwrap();
+    let weights = gpu(&network);
+    let go = AtomicBool::new(false);
+    let sampling = |i: usize| Sampling {
+        temperature: [0.0, 0.8, 1.2][i % 3],
+        top_k: 40,
+        seed: i as u64,
+        ..Sampling::default()
+    };
+    let prompt = |i: usize| -> Vec<u32> { (0..3 + 17 * i as u32).map(|t| (t * 31 + i as u32) % 500).collect() };
+    let count = 40;
+    let start = |i: usize| {
+        let mut r = runner(&weights, 1024, KvType::F16);
+        r.extend(&prompt(i), &go).unwrap();
+        let step = Step { token: None, sampling: sampling(i), position: r.len() as u64 };
+        let t = r.step(&step, &go).unwrap();
+        (r, t)
+    };
+    let alone: Vec<(Vec<u32>, Vec<f32>)> = (0..32)
+        .map(|i| {
+            let (mut r, mut token) = start(i);
+            let mut out = vec![token];
+            for _ in 0..count {
+                let step = Step { token: Some(token), sampling: sampling(i), position: r.len() as u64 + 1 };
+                token = r.step(&step, &go).unwrap();
+                out.push(token);
+            }
+            let mut logits = vec![0.0; network.n_vocab];
+            r.logits(&mut logits).unwrap();
+            (out, logits)
+        })
+        .collect();
+    for n in [1, 2, 3, 5, 8, 17, 32] {
+        let mut runners: Vec<_> = (0..n).map(start).collect();
+        let mut out: Vec<Vec<u32>> = runners.iter().map(|(_, t)| vec![*t]).collect();
+        for _ in 0..count {
+            let steps: Vec<Step> = runners
+                .iter()
+                .enumerate()
+                .map(|(i, (r, t))| Step { token: Some(*t), sampling: sampling(i), position: r.len() as u64 + 1 })
+                .collect();
+            let mut refs: Vec<_> = runners.iter_mut().map(|(r, _)| &mut **r as &mut dyn Runner).collect();
+            let tokens = weights.step_batch(&mut refs, &steps, &go).unwrap();
+            for (i, t) in tokens.into_iter().enumerate() {
+                let t = t.unwrap();
+                runners[i].1 = t;
+                out[i].push(t);
+            }
+        }
+        for i in 0..n {
+            assert_eq!(out[i], alone[i].0, "session {i} of {n}");
+            // The logits come from evaluating the last token again, alone.
+            let r = &mut runners[i].0;
+            assert!(!r.has_logits());
+            let len = r.len();
+            r.truncate(len - 1);
+            r.extend(&[out[i][count - 1]], &go).unwrap();
+            let mut logits = vec![0.0; network.n_vocab];
+            r.logits(&mut logits).unwrap();
+            assert_eq!(logits, alone[i].1, "logits of session {i} of {n}");
+        }
+    }
+}
+
+fn out_of_memory_rolls_back() {
+    use emberlm::Status;
+    let file = hamlet::q4_k_m();
+    let network = Network::from_file(&file).unwrap();
+    let context = context();
+    let go = AtomicBool::new(false);
+    let weights = gpu(&network);
+    let before = context.memory().unwrap().0;
+    // Every allocation of a load fails once.
+    let mut n = 0;
+    loop {
+        context.fail_allocation(n);
+        let result = CudaWeights::load_into(&context, &network, &mut |_| Ok(()));
+        context.fail_allocation(-1);
+        match result {
+            Ok(_) => break,
+            Err(e) => {
+                assert_eq!(e.status, Status::OutOfMemory, "{e}");
+                assert!(e.message.contains("wanted") && e.message.contains("free"), "{e}");
+            }
+        }
+        assert_eq!(context.memory().unwrap().0, before, "allocation {n} of a load");
+        n += 1;
+    }
+    assert!(n >= 3, "a load makes {n} allocations");
+    // Every allocation of a session.
+    let mut m = 0;
+    loop {
+        context.fail_allocation(m);
+        let result = weights.clone().create_runner(&options(4096, KvType::F16));
+        context.fail_allocation(-1);
+        match result {
+            Ok(_) => break,
+            Err(e) => assert_eq!(e.status, Status::OutOfMemory, "{e}"),
+        }
+        assert_eq!(context.memory().unwrap().0, before, "allocation {m} of a session");
+        m += 1;
+    }
+    assert!(m >= 3, "a session makes {m} allocations");
+    // The growth of the cache: the session stays as it was, and goes on when there is memory.
+    let tokens: Vec<u32> = (0..2000).map(|i| i % 300).collect();
+    let mut r = runner(&weights, 4096, KvType::F16);
+    r.extend(&tokens[..10], &go).unwrap();
+    context.fail_allocation(0);
+    let e = r.extend(&tokens[10..], &go).unwrap_err();
+    context.fail_allocation(-1);
+    assert_eq!(e.status, Status::OutOfMemory);
+    assert_eq!(r.len(), 10);
+    r.extend(&tokens[10..], &go).unwrap();
+    assert_eq!(r.len(), 2000);
 }

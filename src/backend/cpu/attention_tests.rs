@@ -35,6 +35,7 @@ fn case<E: Element>(kv_type: KvType, dim: usize, len: usize) -> Case {
     }
     let stored = |x: Vec<f32>| match kv_type {
         KvType::F32 => x,
+        KvType::Q8_0 => unreachable!("not on a CPU"),
         KvType::F16 => x.iter().map(|x| half::f16::from_f32(*x).to_f32()).collect(),
     };
     Case {

@@ -162,6 +162,7 @@ pub struct Context {
     lost: OnceLock<String>,
     /// Allocations until one fails on purpose; negative: none does. For tests.
     failing: AtomicI64,
+    programmatic: bool,
 }
 
 // SAFETY: a CUcontext may be used from any thread that makes it current.
@@ -197,10 +198,14 @@ impl Context {
         Ok(Arc::new(Context {
             raw,
             device,
-            properties,
             pid: std::process::id(),
             lost: OnceLock::new(),
             failing: AtomicI64::new(-1),
+            // `EMBERLM_CUDA_NO_PDL` forces the launches of older cards, for tests.
+            programmatic: properties.capability.0 >= 9
+                && properties.driver >= PROGRAMMATIC_GRAPHS
+                && std::env::var_os("EMBERLM_CUDA_NO_PDL").is_none(),
+            properties,
         }))
     }
 
@@ -226,7 +231,7 @@ impl Context {
 
     /// Whether captured graphs may hold programmatic dependent launches.
     pub fn programmatic(&self) -> bool {
-        self.properties.capability.0 >= 9 && self.properties.driver >= PROGRAMMATIC_GRAPHS
+        self.programmatic
     }
 
     /// Makes the context current in this thread. `DeviceLost` after a sticky error, and in a forked

@@ -79,10 +79,16 @@ impl Kernels {
         for (module, name, bytes) in plain {
             self.find(module, name, bytes)?;
         }
-        for q8 in ["", "q8_"] {
-            for heads in [1, 2, 4, 8] {
-                self.find("attention", &format!("attend_{q8}{heads}"), 0)?;
+        for heads in [1, 2, 4, 8] {
+            self.find("attention", &format!("attend_q8_{heads}"), 0)?;
+        }
+        for dim in [64, 128, 256] {
+            let bytes = self.attend_shared(dim);
+            if bytes <= shared {
+                self.find("attention", &format!("attend_tiles_{dim}"), bytes)?;
             }
+        }
+        for q8 in ["", "q8_"] {
             for dim in [64, 128, 256] {
                 let bytes = flash_shared(dim);
                 if bytes <= shared {
@@ -111,6 +117,12 @@ impl Kernels {
         let kernel = module.kernel(&c_name, shared)?;
         self.by_name.insert(name.to_owned(), kernel);
         Ok(())
+    }
+
+    /// Shared memory of attention in tiles: stages of keys and values.
+    fn attend_shared(&self, dim: usize) -> usize {
+        let stages = if dim <= 128 && self.context.properties().capability.0 >= 8 { 3 } else { 2 };
+        stages * 2 * KV_TILE * dim * 2
     }
 
     fn ring_prefix(&self) -> &'static str {
@@ -194,7 +206,9 @@ impl Kernels {
         let width = args.groups * 32;
         let threads = width.div_ceil(4).next_multiple_of(32);
         let (parts, threads) = if whole_row {
-            (1, threads.min(PRODUCE_THREADS))
+            // Rows of a decode step fit half a block's registers, which leaves room beside it.
+            let most = if args.f16 == 0 && width <= 16 * 512 { 512 } else { PRODUCE_THREADS };
+            (1, threads.min(most))
         } else {
             (width.div_ceil(1024), threads.min(256))
         };
@@ -311,19 +325,25 @@ impl Kernels {
     /// As [`Stream::launch`].
     pub unsafe fn attend(&self, stream: &Stream, args: &args::Attend, batch: u32) -> Result<()> {
         let group = args.n_heads / args.layout.n_kv_heads;
-        let at_once = group.next_power_of_two().min(8);
+        let dim = args.layout.head_dim;
+        let (at_once, name, shared) = if args.layout.q8 != 0 {
+            let at_once = group.next_power_of_two().min(8);
+            let lanes = dim.div_ceil(8).next_power_of_two();
+            let shared = (128 / lanes * at_once * (lanes * 8 + 2) * 4) as usize;
+            (at_once, format!("attend_q8_{at_once}"), shared)
+        } else {
+            let dim = padded_head(dim);
+            (8, format!("attend_tiles_{dim}"), self.attend_shared(dim))
+        };
         let args = args::Attend {
             head_parts: group.div_ceil(at_once),
             ..*args
         };
-        let q8 = if args.layout.q8 != 0 { "q8_" } else { "" };
-        let lanes = (args.layout.head_dim.div_ceil(8)).next_power_of_two();
-        let shared = (128 / lanes * at_once * (lanes * 8 + 2) * 4) as usize;
         let grid = (args.n_chunks, args.layout.n_kv_heads * args.head_parts, batch);
         let width = args.n_heads * args.layout.head_dim;
         // SAFETY: the caller's word.
         unsafe {
-            self.launch(stream, &format!("attend_{q8}{at_once}"), grid, 128, shared, &args)?;
+            self.launch(stream, &name, grid, 128, shared, &args)?;
             let grid = (width.next_multiple_of(32).div_ceil(128), batch, 1);
             self.launch(stream, "attend_combine", grid, 128, 0, &args)
         }
@@ -334,7 +354,7 @@ impl Kernels {
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn flash(&self, stream: &Stream, args: &args::Flash) -> Result<()> {
-        let dim = (args.layout.head_dim as usize).next_power_of_two().clamp(64, MAX_HEAD_DIM);
+        let dim = padded_head(args.layout.head_dim);
         let q8 = if args.layout.q8 != 0 { "q8_" } else { "" };
         let grid = (args.rows.div_ceil(64), args.n_heads, 1);
         // SAFETY: the caller's word.
@@ -361,6 +381,11 @@ const PAIR: &str = "Q4_K_Q6_K";
 
 /// Shared memory of the matmul kernel: three stages of two tiles.
 const MATMUL_SHARED: usize = 3 * (128 + 128) * 64 * 2;
+
+/// Size of heads that a kernel's tiles are made for.
+fn padded_head(dim: u32) -> usize {
+    (dim as usize).next_power_of_two().clamp(64, MAX_HEAD_DIM)
+}
 
 /// Shared memory of the prefill's attention: two stages of keys and values.
 fn flash_shared(dim: usize) -> usize {

@@ -1,6 +1,7 @@
 //! The CUDA backend: everything of a step runs on an NVIDIA GPU, through the driver alone.
 
 pub mod args;
+pub mod batch;
 pub mod driver;
 pub mod kernels;
 pub mod matrix;

@@ -1,5 +1,7 @@
 //! What is uploaded and where: a network turned into matrices and vectors in one allocation.
 
+#![expect(missing_docs, reason = "fields are named as those of the network")]
+
 use super::args::KvLayout;
 use super::kernels::{KV_TILE, MAX_HEAD_DIM};
 use super::matrix::{self, Matrix, MatrixSegment};

@@ -32,7 +32,7 @@ pub struct CudaRunner {
     table: Buffer,
     results: Pinned,
     kv: Range,
-    stream: Stream,
+    stream: Arc<Stream>,
     layout: KvLayout,
     context: usize,
     /// Positions in the cache.
@@ -80,7 +80,7 @@ impl CudaRunner {
         let table = Buffer::from_slice(&context, &[session.address()], "session")?;
         let mut runner = CudaRunner {
             graphs: [const { None }; 3],
-            stream: Stream::new(&context, 0)?,
+            stream: Arc::new(Stream::new(&context, 0)?),
             weights,
             buffers,
             session,
@@ -125,49 +125,49 @@ impl CudaRunner {
         unsafe { self.stream.launch_graph(graph) }
     }
 
-    fn set32(&self, offset: usize, value: u32) -> Result<()> {
+    fn set32(&self, stream: &Stream, offset: usize, value: u32) -> Result<()> {
         // SAFETY: a field of the device-side state; stream order keeps it from running steps.
-        unsafe { self.stream.fill32(self.session.address() + offset as u64, value, 1) }
+        unsafe { stream.fill32(self.session.address() + offset as u64, value, 1) }
     }
 
-    fn set64(&self, offset: usize, value: u64) -> Result<()> {
-        self.set32(offset, value as u32)?;
-        self.set32(offset + 4, (value >> 32) as u32)
+    fn set64(&self, stream: &Stream, offset: usize, value: u64) -> Result<()> {
+        self.set32(stream, offset, value as u32)?;
+        self.set32(stream, offset + 4, (value >> 32) as u32)
     }
 
     /// Brings the device's position to the host's.
-    fn set_position(&mut self, position: usize) -> Result<()> {
+    fn set_position(&mut self, stream: &Stream, position: usize) -> Result<()> {
         let position = position as u32;
         if self.mirror.position != Some(position) {
             self.mirror.position = None;
-            self.set32(offset_of!(args::Session, position), position)?;
+            self.set32(stream, offset_of!(args::Session, position), position)?;
             self.mirror.position = Some(position);
         }
         Ok(())
     }
 
-    fn set_token(&mut self, token: u32) -> Result<()> {
+    fn set_token(&mut self, stream: &Stream, token: u32) -> Result<()> {
         if self.mirror.token != Some(token) {
             self.mirror.token = None;
-            self.set32(offset_of!(args::Session, token), token)?;
+            self.set32(stream, offset_of!(args::Session, token), token)?;
             self.mirror.token = Some(token);
         }
         Ok(())
     }
 
-    fn set_sampling(&mut self, sampling: &Sampling, draw_offset: u64) -> Result<()> {
+    fn set_sampling(&mut self, stream: &Stream, sampling: &Sampling, draw_offset: u64) -> Result<()> {
         if self.mirror.sampling != Some(*sampling) {
             self.mirror.sampling = None;
-            self.set32(offset_of!(args::Session, temperature), sampling.temperature.to_bits())?;
-            self.set32(offset_of!(args::Session, top_k), sampling.top_k)?;
-            self.set32(offset_of!(args::Session, top_p), sampling.top_p.to_bits())?;
-            self.set32(offset_of!(args::Session, min_p), sampling.min_p.to_bits())?;
-            self.set64(offset_of!(args::Session, seed), sampling.seed)?;
+            self.set32(stream, offset_of!(args::Session, temperature), sampling.temperature.to_bits())?;
+            self.set32(stream, offset_of!(args::Session, top_k), sampling.top_k)?;
+            self.set32(stream, offset_of!(args::Session, top_p), sampling.top_p.to_bits())?;
+            self.set32(stream, offset_of!(args::Session, min_p), sampling.min_p.to_bits())?;
+            self.set64(stream, offset_of!(args::Session, seed), sampling.seed)?;
             self.mirror.sampling = Some(*sampling);
         }
         if self.mirror.draw_offset != Some(draw_offset) {
             self.mirror.draw_offset = None;
-            self.set64(offset_of!(args::Session, draw_offset), draw_offset)?;
+            self.set64(stream, offset_of!(args::Session, draw_offset), draw_offset)?;
             self.mirror.draw_offset = Some(draw_offset);
         }
         Ok(())
@@ -189,6 +189,7 @@ impl CudaRunner {
             fail!(NoTokens, "nothing to evaluate");
         };
         let start = self.len;
+        let stream = self.stream.clone();
         self.grow(start + tokens.len())?;
         if !first.is_empty() {
             let weights = self.weights.clone();
@@ -196,7 +197,7 @@ impl CudaRunner {
             let mut at = start;
             let mut result = Ok(());
             for chunk in first.chunks(CHUNK) {
-                result = self.set_position(at).and_then(|()| {
+                result = self.set_position(&stream, at).and_then(|()| {
                     // SAFETY: the cache is grown; the workspace is locked until the stream is idle.
                     unsafe {
                         workspace.enqueue(
@@ -225,8 +226,8 @@ impl CudaRunner {
         if interrupt.load(Ordering::Relaxed) {
             fail!(Interrupted, "interrupted while evaluating {} tokens", tokens.len());
         }
-        self.set_position(start + first.len())?;
-        self.set_token(last)?;
+        self.set_position(&stream, start + first.len())?;
+        self.set_token(&stream, last)?;
         self.mirror.position = None;
         self.launch(Ending { advance: true, choose: false })?;
         self.stream.synchronize()?;
@@ -301,6 +302,18 @@ impl Runner for CudaRunner {
     }
 
     fn step_poll(&mut self, wait: bool) -> Result<Option<u32>> {
+        let stream = self.stream.clone();
+        self.poll_on(&stream, wait)
+    }
+
+    fn as_any(&mut self) -> Option<&mut dyn std::any::Any> {
+        Some(self)
+    }
+}
+
+impl CudaRunner {
+    /// The result of the started step, which runs on `stream`.
+    pub(super) fn poll_on(&mut self, stream: &Stream, wait: bool) -> Result<Option<u32>> {
         let Some(appends) = self.pending else {
             fail!(NothingPending, "no step was started");
         };
@@ -313,7 +326,7 @@ impl Runner for CudaRunner {
             }
             // Errors show in the stream only; asking it costs more than a look at the ring.
             if turns.is_multiple_of(256) {
-                let idle = self.stream.is_idle().inspect_err(|_| self.abandon())?;
+                let idle = stream.is_idle().inspect_err(|_| self.abandon())?;
                 if idle && self.result().is_none() {
                     self.abandon();
                     fail!(Internal, "a step ended without a result");
@@ -348,36 +361,70 @@ impl Runner for CudaRunner {
 }
 
 impl CudaRunner {
+    /// Launches a step on its own.
     fn begin(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<()> {
         let context = self.weights.context().clone();
         let _current = context.enter()?;
+        let stream = self.stream.clone();
+        self.prepare(&stream, step, interrupt)?;
+        self.launch(Ending {
+            advance: step.token.is_some(),
+            choose: true,
+        })?;
+        self.launched(step);
+        self.has_logits &= step.token.is_none();
+        Ok(())
+    }
+
+    /// Brings the device-side state to where `step` begins, on `stream`.
+    pub(super) fn prepare(&mut self, stream: &Stream, step: &Step, interrupt: &AtomicBool) -> Result<()> {
         if self.pending.is_some() {
             fail!(DecodePending, "a step is under way");
         }
         if interrupt.load(Ordering::Relaxed) {
             fail!(Interrupted, "interrupted before the step");
         }
-        let appends = step.token.is_some();
-        let after = self.len + usize::from(appends);
+        let after = self.len + usize::from(step.token.is_some());
         if let Some(token) = step.token {
             self.grow(after)?;
-            self.set_token(token)?;
+            self.set_token(stream, token)?;
         } else if !self.has_logits {
             fail!(Internal, "there are no logits to choose from");
         }
-        self.set_position(self.len)?;
-        self.set_sampling(&step.sampling, step.position.wrapping_sub(after as u64))?;
-        self.launch(Ending { advance: appends, choose: true })?;
+        self.set_position(stream, self.len)?;
+        self.set_sampling(stream, &step.sampling, step.position.wrapping_sub(after as u64))
+    }
+
+    /// Notes that a prepared step is under way.
+    pub(super) fn launched(&mut self, step: &Step) {
         self.started = self.started.wrapping_add(1);
-        self.pending = Some(appends);
+        self.pending = Some(step.token.is_some());
         self.mirror.position = None;
         self.mirror.token = None;
-        self.has_logits &= !appends;
-        Ok(())
+    }
+
+    /// Notes that the logits of the last position are not in this runner's memory.
+    pub(super) fn lose_logits(&mut self) {
+        self.has_logits = false;
+    }
+
+    /// The address of the device-side state.
+    pub(super) fn session_address(&self) -> u64 {
+        self.session.address()
+    }
+
+    /// The layout of the cache.
+    pub(super) fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// The weights that it runs.
+    pub(super) fn weights(&self) -> &Arc<CudaWeights> {
+        &self.weights
     }
 
     /// Forgets a started step that failed.
-    fn abandon(&mut self) {
+    pub(super) fn abandon(&mut self) {
         self.pending = None;
         self.has_logits = false;
     }

@@ -1,14 +1,16 @@
 //! A network resident on a GPU.
 
+use super::batch::Batch;
 use super::driver::{Buffer, Context};
 use super::kernels::Kernels;
 use super::plan::Plan;
 use super::prefill::PrefillBuffers;
 use super::runner::CudaRunner;
 use super::upload::upload;
-use crate::backend::{KvType, Progress, Runner, RunnerOptions, Weights};
-use crate::error::Result;
+use crate::backend::{KvType, Progress, Runner, RunnerOptions, Step, Weights};
+use crate::error::{Result, fail};
 use crate::model::Network;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Weights, kernels and the shared workspace of a model on one device.
@@ -17,6 +19,8 @@ pub struct CudaWeights {
     plan: Plan,
     _memory: Buffer,
     prefill: Mutex<PrefillBuffers>,
+    /// One per layout of the KV cache, made when first needed.
+    batches: Mutex<Vec<Batch>>,
 }
 
 impl CudaWeights {
@@ -43,6 +47,7 @@ impl CudaWeights {
             plan,
             _memory: memory,
             prefill: Mutex::new(prefill),
+            batches: Mutex::new(Vec::new()),
         }))
     }
 
@@ -71,6 +76,38 @@ impl CudaWeights {
 impl Weights for CudaWeights {
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>> {
         Ok(Box::new(CudaRunner::new(self, options)?))
+    }
+
+    fn step_batch(&self, runners: &mut [&mut dyn Runner], steps: &[Step], interrupt: &AtomicBool) -> Result<Vec<Result<u32>>> {
+        // A step without a token only chooses again, which is nothing to share.
+        if steps.iter().any(|s| s.token.is_none()) {
+            let pairs = runners.iter_mut().zip(steps);
+            return Ok(pairs.map(|(r, s)| r.step(s, interrupt)).collect());
+        }
+        let mut mine = Vec::with_capacity(runners.len());
+        for runner in runners.iter_mut() {
+            let runner = runner.as_any().and_then(|r| r.downcast_mut::<CudaRunner>());
+            match runner {
+                Some(r) if std::ptr::eq(Arc::as_ptr(r.weights()), self) => mine.push(r),
+                _ => fail!(InvalidArgument, "a session of another model in the batch"),
+            }
+        }
+        let Some(first) = mine.first() else {
+            fail!(InvalidArgument, "an empty batch");
+        };
+        let layout = *first.layout();
+        if mine.iter().any(|r| *r.layout() != layout) {
+            fail!(InvalidArgument, "sessions with KV caches of different types in one batch");
+        }
+        let mut batches = self.batches.lock().unwrap_or_else(|e| e.into_inner());
+        let at = match batches.iter().position(|b| b.serves(&layout)) {
+            Some(at) => at,
+            None => {
+                batches.push(Batch::new(self, &layout)?);
+                batches.len() - 1
+            }
+        };
+        batches[at].step(self, &mut mine, steps, interrupt)
     }
 
     fn resident_bytes(&self) -> u64 {
