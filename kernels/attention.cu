@@ -75,18 +75,38 @@ extern "C" __global__ void __launch_bounds__(128) rope_append(const __grid_const
 
 struct AttendArgs {
     const Session* const* sessions;
-    const float* q;        // [batch][n_heads * head_dim]
+    const float* q;        // q8_0 caches: [batch][n_heads * head_dim], rotated
     float* parts;          // [batch][n_heads][n_chunks][head_dim + 2]: sum of values, largest score, weight
-    int8_t* q8;            // combine: [batch][n_heads * head_dim] padded to groups of 32, or NULL
+    int8_t* q8;            // result: [batch][n_heads * head_dim] padded to groups of 32, or NULL
     float* q8_scale;
-    float* f32;            // combine: the same in f32, or NULL
+    float* f32;            // result: the same in f32, or NULL
+    // f16 caches: rotation and append are done here.
+    const float* qkv;      // [batch][qkv_stride]
+    const float* inv_freq; // [n_pairs]
+    uint32_t* tickets;     // [batch][n_kv_heads * head_parts] zeros: chunks done, of heads of whole groups
     KvLayout layout;
     float scale;           // of scores, times log2(e)
+    float magnitude;
+    uint32_t qkv_stride;
+    uint32_t n_pairs;
+    uint32_t interleaved;
     uint32_t n_heads;
     uint32_t layer;
-    uint32_t n_chunks;     // parts that a context is cut into at most
+    uint32_t n_chunks;     // parts that a context is cut into at most, up to 128
     uint32_t head_parts;   // attend: blocks that share a KV head's queries
+    uint32_t join;         // the last block of a KV head joins the chunks (heads of whole groups of 32)
 };
+
+// An element of the result, with the warp's 32 being a group; `at` is the element's place.
+__device__ __forceinline__ void store_result(const AttendArgs& a, uint64_t at, float v) {
+    if (a.f32) a.f32[at] = v;
+    if (a.q8) {
+        float largest = warp_max(fabsf(v)), id = largest > 0.0f ? 127.0f / largest : 0.0f;
+        bool bad = __any_sync(~0u, !(v == v)) || largest > 3.4e38f;
+        a.q8[at] = bad ? 1 : (int8_t)max(-127, min(127, __float2int_rn(__fmul_rn(v, id))));
+        if ((threadIdx.x & 31) == 0) a.q8_scale[at / 32] = bad ? NAN : __fmul_rn(largest, 1.0f / 127.0f);
+    }
+}
 
 // A context of `length` positions is cut into chunks of this many, which depends on nothing else, so
 // that the order of additions does not depend on who shares the batch.
@@ -218,7 +238,8 @@ ATTEND(2)
 ATTEND(4)
 ATTEND(8)
 
-// The same for f16 caches on tensor cores, for up to 8 queries of a KV head. Tiles of 64 positions come
+// The same for f16 caches on tensor cores, for up to 8 queries of a KV head, with the rotation of its
+// input, the append to the cache, and the joining of the chunks by the block that ends last. Tiles of 64 positions come
 // through a ring in shared memory; a warp takes 16 positions of each, with a softmax of its own.
 // Scores are K (16 positions x dims) times q (dims x 8 heads); sums are V transposed (16 dims x 16
 // positions) times weights (positions x 8 heads). Queries and weights are rounded to f16.
@@ -232,8 +253,11 @@ constexpr int attend_stages(int dim) {
 template <int HD> __device__ __forceinline__ void attend_tiles_body(const AttendArgs& a) {
     extern __shared__ __align__(128) uint8_t tiles[];
     constexpr int PIECES = HD / 8, PLANE = 64 * HD * 2, STAGES = attend_stages(HD);
+    __shared__ float turn[2][HD / 2];  // cosine and sine of each pair
+    __shared__ __half fresh[2][HD];    // key and value of the current position
+    __shared__ float factor[8][129];   // join: weight of each chunk, and the sum
+    __shared__ uint32_t is_last;
     release_dependents();
-    wait_for_producers();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const uint32_t hd = a.layout.head_dim, group = a.n_heads / a.layout.n_kv_heads;
     const uint32_t kv_head = blockIdx.y / a.head_parts, first_head = blockIdx.y % a.head_parts * 8;
@@ -241,7 +265,10 @@ template <int HD> __device__ __forceinline__ void attend_tiles_body(const Attend
     const Session* s = a.sessions[blockIdx.z];
     const uint32_t length = s->position + 1, per = chunk_positions(length, a.n_chunks);
     const uint32_t start = blockIdx.x * per, end = min(length, start + per);
-    if (start >= length) return;
+    if (start >= length) {
+        wait_for_producers();
+        return;
+    }
     const uint32_t base = shared_address(tiles), row_bytes = a.layout.row_bytes;
     const uint8_t* cache = (const uint8_t*)s->kv + a.layer * a.layout.layer_bytes + (uint64_t)kv_head * 64 * row_bytes;
     const uint64_t plane = (uint64_t)a.layout.n_kv_heads * 64 * row_bytes;
@@ -249,7 +276,7 @@ template <int HD> __device__ __forceinline__ void attend_tiles_body(const Attend
     auto load = [&](uint32_t t) {
         if (t < n_tiles) {
             const uint8_t* from = cache + (first_tile + t) * a.layout.tile_bytes;
-            const uint32_t to = base + t % STAGES * 2 * PLANE, rows = min(64u, end - start - t * 64);
+            const uint32_t to = base + t % STAGES * 2 * PLANE, rows = min(64u, min(end, length - 1) - min(length - 1, start + t * 64));
 #pragma unroll
             for (int part = 0; part < 2; part++)
 #pragma unroll
@@ -261,16 +288,47 @@ template <int HD> __device__ __forceinline__ void attend_tiles_body(const Attend
         }
         copies_commit();
     };
+    // What the cache holds from the steps before is there already; only the input must be awaited.
     for (int t = 0; t < STAGES - 1; t++) load(t);
+    for (uint32_t i = threadIdx.x; i < a.n_pairs; i += 128)
+        sincosf(__fmul_rn((float)(length - 1), a.inv_freq[i]), &turn[1][i], &turn[0][i]);
+    wait_for_producers();
+    __syncthreads();
+    const float* input = a.qkv + (uint64_t)blockIdx.z * a.qkv_stride;
+    auto rotated = [&](const float* line, uint32_t d) -> float {
+        uint32_t i, other;
+        bool first;
+        if (a.interleaved) { i = d / 2; other = d ^ 1; first = !(d & 1); }
+        else { first = d < a.n_pairs; i = first ? d : d - a.n_pairs; other = first ? d + a.n_pairs : d - a.n_pairs; }
+        float v = line[d];
+        if (d >= 2 * a.n_pairs) return v;
+        float o = line[other], cosine = turn[0][i], sine = turn[1][i];
+        float r = first ? __fmaf_rn(v, cosine, -__fmul_rn(o, sine)) : __fmaf_rn(v, cosine, __fmul_rn(o, sine));
+        return __fmul_rn(r, a.magnitude);
+    };
     // Queries, by way of the last stage, which is not in use yet.
     uint32_t q[HD / 16][2];
     {
         const uint32_t at = (STAGES - 1) * 2 * PLANE;
-        const float* from = a.q + ((uint64_t)blockIdx.z * a.n_heads + kv_head * group + first_head) * hd;
+        const float* from = input + (uint64_t)(kv_head * group + first_head) * hd;
         for (int i = threadIdx.x; i < 8 * HD; i += 128) {
             uint32_t h = i / HD, d = i % HD;
-            float v = h < n_q && d < hd ? __fmul_rn(from[h * hd + d], a.scale) : 0.0f;
+            float v = h < n_q && d < hd ? __fmul_rn(rotated(from + h * hd, d), a.scale) : 0.0f;
             *(__half*)(tiles + at + swizzled<PIECES>(h, d / 8) + d % 8 * 2) = __float2half_rn(v);
+        }
+        if (end == length) {
+            const float* k = input + (uint64_t)(a.n_heads + kv_head) * hd;
+            const float* v = k + (uint64_t)a.layout.n_kv_heads * hd;
+            __half* to = (__half*)(cache + (length - 1) / 64 * a.layout.tile_bytes + (uint64_t)((length - 1) % 64) * row_bytes);
+            for (uint32_t d = threadIdx.x; d < HD; d += 128) {
+                __half x = __float2half_rn(d < hd ? rotated(k, d) : 0.0f), y = __float2half_rn(d < hd ? v[d] : 0.0f);
+                fresh[0][d] = x;
+                fresh[1][d] = y;
+                if (first_head == 0 && d * 2 < row_bytes) {
+                    to[d] = x;
+                    to[plane / 2 + d] = y;
+                }
+            }
         }
         __syncthreads();
 #pragma unroll
@@ -287,6 +345,14 @@ template <int HD> __device__ __forceinline__ void attend_tiles_body(const Attend
         load(t + STAGES - 1);
         copies_wait<STAGES - 1>();
         __syncthreads();
+        if (t + 1 == n_tiles && end == length) {
+            const uint32_t r = (length - 1) % 64;
+            for (uint32_t i = threadIdx.x; i < 2 * HD; i += 128) {
+                uint32_t part = i / HD, d = i % HD;
+                *(__half*)(tiles + (t % STAGES * 2 + part) * PLANE + swizzled<PIECES>(r, d / 8) + d % 8 * 2) = fresh[part][d];
+            }
+            __syncthreads();
+        }
         const uint32_t keys = base + t % STAGES * 2 * PLANE, values = keys + PLANE;
         float c[4] = {};
 #pragma unroll
@@ -361,9 +427,49 @@ template <int HD> __device__ __forceinline__ void attend_tiles_body(const Attend
             total = __fmaf_rn(f, from[d], total);
             weight = __fmaf_rn(f, from[HD + 1], weight);
         }
-        float* to = a.parts + (((uint64_t)blockIdx.z * a.n_heads + kv_head * group + first_head + g) * a.n_chunks + blockIdx.x) * (hd + 2);
+        const uint32_t head = kv_head * group + first_head + g;
+        if (a.join && per >= length) {
+            // One chunk is all there is.
+            store_result(a, ((uint64_t)blockIdx.z * a.n_heads + head) * hd + d, total / weight);
+            continue;
+        }
+        float* to = a.parts + (((uint64_t)blockIdx.z * a.n_heads + head) * a.n_chunks + blockIdx.x) * (hd + 2);
         to[d] = total;
         if (d == 0) { to[hd] = largest; to[hd + 1] = weight; }
+    }
+    if (!a.join || per >= length) return;
+    const uint32_t used = (length + per - 1) / per;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        uint32_t* ticket = a.tickets + blockIdx.z * gridDim.y + blockIdx.y;
+        is_last = atomicAdd(ticket, 1) == used - 1;
+        if (is_last) *ticket = 0;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    const float* parts = a.parts + ((uint64_t)blockIdx.z * a.n_heads + kv_head * group + first_head) * a.n_chunks * (hd + 2);
+    for (uint32_t g = warp; g < n_q; g += 4) {
+        const float* from = parts + (uint64_t)g * a.n_chunks * (hd + 2) + hd;
+        float largest = -INFINITY;
+        for (uint32_t c = lane; c < used; c += 32) largest = fmaxf(largest, __ldcg(from + c * (hd + 2)));
+        largest = warp_max(largest);
+        for (uint32_t c = lane; c < used; c += 32) factor[g][c] = exp2f(__ldcg(from + c * (hd + 2)) - largest);
+        __syncwarp();
+        if (lane == 0) {
+            float weight = 0.0f;
+            for (uint32_t c = 0; c < used; c++) weight = __fmaf_rn(factor[g][c], __ldcg(from + c * (hd + 2) + 1), weight);
+            factor[g][128] = weight;
+        }
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < n_q * hd; i += 128) {
+        uint32_t g = i / hd, d = i % hd;
+        const float* from = parts + (uint64_t)g * a.n_chunks * (hd + 2) + d;
+        float total = 0.0f;
+        for (uint32_t c = 0; c < used; c++) total = __fmaf_rn(factor[g][c], __ldcg(from + c * (hd + 2)), total);
+        store_result(a, ((uint64_t)blockIdx.z * a.n_heads + kv_head * group + first_head + g) * hd + d, total / factor[g][128]);
     }
 }
 #define ATTEND_TILES(hd)                                                                                      \
@@ -398,12 +504,5 @@ extern "C" __global__ void __launch_bounds__(128) attend_combine(const __grid_co
         v = sum / weight;
     }
     if (e >= groups * 32) return;
-    uint64_t at = (uint64_t)blockIdx.y * groups * 32 + e;
-    if (a.f32) a.f32[at] = v;
-    if (a.q8) {
-        float largest = warp_max(fabsf(v)), id = largest > 0.0f ? 127.0f / largest : 0.0f;
-        bool bad = __any_sync(~0u, !(v == v)) || largest > 3.4e38f;
-        a.q8[at] = bad ? 1 : (int8_t)max(-127, min(127, __float2int_rn(__fmul_rn(v, id))));
-        if ((threadIdx.x & 31) == 0) a.q8_scale[at / 32] = bad ? NAN : __fmul_rn(largest, 1.0f / 127.0f);
-    }
+    store_result(a, (uint64_t)blockIdx.y * groups * 32 + e, v);
 }

@@ -38,13 +38,16 @@ struct MatvecArgs {
     uint32_t batch;         // input rows, at most the kernel's NB
     uint32_t ring_bytes;    // per warp
     uint32_t chunk_rows;    // rows that a block sums at a time: bounds its shared memory
+    uint32_t prefetch_bytes;  // per block
+    uint32_t padding;
 };
 
 constexpr int WARPS = 16;
 constexpr int MAX_STAGES = 8;
 
-template <uint32_t T> constexpr int rows_at_once() {
-    return is_float(T) ? 1 : T == Q8_0 || T == Q6_K ? 2 : 4;
+// Rows of a ring stage, whose sums go over the lanes together: bounded by registers and ring.
+template <uint32_t T, int NB> constexpr int rows_at_once() {
+    return is_float(T) ? 1 : NB > 4 || T == Q8_0 || T == Q6_K ? 2 : 4;
 }
 
 // Position in a warp's part of the (slice, row) list.
@@ -176,11 +179,27 @@ template <uint32_t T, int NB> struct FloatPart {
     }
 };
 
+// Asks for the first of a block's records to be brought into the L2 cache: while the predecessors of a
+// kernel are at work, the memory is idle.
+__device__ __forceinline__ void prefetch(const MatvecArgs& a, const Segment& s, Slices c, uint32_t row0, uint32_t rows, uint32_t full, uint32_t last) {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x != 0) return;
+    uint32_t left = a.prefetch_bytes;
+    for (uint32_t i = 0; i < c.count && left > 0; i++) {
+        const uint32_t record = i + 1 == c.count ? last : full, bytes = min(left, rows * record) & ~15u;
+        const uint8_t* from = s.matrix + slice_offset(s.type, c, i, s.rows) + (uint64_t)row0 * record;
+        if (bytes > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(from), "r"(bytes) : "memory");
+        left -= bytes;
+        if (bytes == 0) break;
+    }
+#endif
+}
+
 // Rows [row0, row0 + rows) of a segment: partial sums into part[slice][row][NB].
 template <uint32_t T, int NB, bool RING, class Part>
 __device__ __forceinline__ void stream(const MatvecArgs& a, const Segment& s, uint32_t row0, uint32_t rows,
                                        bool& awaited, uint8_t* ring, uint64_t* bars, uint32_t& phases, float* part) {
-    constexpr int CR = rows_at_once<T>();
+    constexpr int CR = rows_at_once<T, NB>();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const Slices c = slices_of(T, a.groups);
     const uint32_t items = c.count * rows, full = record_bytes(T, c.full), last = record_bytes(T, c.last);
@@ -210,6 +229,7 @@ __device__ __forceinline__ void stream(const MatvecArgs& a, const Segment& s, ui
         __syncwarp();
     }
     if (!awaited) {
+        if (!RING) prefetch(a, s, c, row0, rows, full, last);
         wait_for_producers();
         awaited = true;
     }

@@ -181,15 +181,11 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
     // Decode at several depths; appending again must change nothing.
     let groups = width.div_ceil(32);
     let (q8_out, scale_out, f32_out) = (poisoned(groups * 32), poisoned(groups * 4), poisoned(groups * 32 * 4));
+    let tickets = upload(&vec![0u32; heads]);
     let n_chunks = 7;
     let parts = poisoned(heads * n_chunks * (dim + 2) * 4);
     for p in [0, 1, 31, 32, 63, 64, 65, 127, 300, 460, 699] {
         s.set_position(p);
-        let rope = args::Rope {
-            qkv: input.address() + (p * stride * 4) as u64,
-            q_f32: q32.address(),
-            ..rope
-        };
         let attend = args::Attend {
             sessions: s.table.address(),
             q: q32.address(),
@@ -197,17 +193,22 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
             q8: q8_out.address(),
             q8_scale: scale_out.address(),
             f32: f32_out.address(),
+            qkv: input.address() + (p * stride * 4) as u64,
+            inv_freq: freqs.address(),
+            tickets: tickets.address(),
             layout: s.layout,
             scale: scale * std::f32::consts::LOG2_E,
+            magnitude,
+            qkv_stride: stride as u32,
+            n_pairs: n_pairs as u32,
+            interleaved: u32::from(interleaved),
             n_heads: heads as u32,
             layer: 1,
             n_chunks: n_chunks as u32,
             ..Default::default()
         };
-        with_stream(|stream| unsafe {
-            kernels().rope_append(stream, &rope, 1).unwrap();
-            kernels().attend(stream, &attend, 1).unwrap();
-        });
+        with_stream(|stream| unsafe { kernels().attend(stream, &attend, 1).unwrap() });
+        assert!(download::<u32>(&tickets, heads).iter().all(|t| *t == 0), "tickets");
         let want = want(p);
         let plain: Vec<f32> = download(&f32_out, groups * 32);
         let error = relative_error(&plain[..width], &want);

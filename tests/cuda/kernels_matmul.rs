@@ -48,7 +48,8 @@ fn matmul_is_right() {
             let got: Vec<f32> = download(&out, m * stride);
             let kept: Vec<f32> = got.chunks(stride).flat_map(|r| r[..n].to_vec()).collect();
             let error = relative_error(&kept, &want);
-            assert!(error < 3e-6, "{m} x {n} x {k}: error {error}");
+            // Tensor cores cut off, not round, when they add products of different size.
+            assert!(error < 1e-5, "{m} x {n} x {k}: error {error}");
             if !full {
                 assert!(got.chunks(stride).all(|r| r[n..].iter().all(|v| v.is_nan())), "written beyond the row");
                 // The last rows alone give the same bits.

@@ -150,6 +150,8 @@ pub struct Matvec {
     pub batch: u32,
     pub ring_bytes: u32,
     pub chunk_rows: u32,
+    pub prefetch_bytes: u32,
+    pub padding: u32,
 }
 
 /// `MatmulArgs`.
@@ -198,13 +200,20 @@ pub struct Attend {
     pub q8: u64,
     pub q8_scale: u64,
     pub f32: u64,
+    pub qkv: u64,
+    pub inv_freq: u64,
+    pub tickets: u64,
     pub layout: KvLayout,
     pub scale: f32,
+    pub magnitude: f32,
+    pub qkv_stride: u32,
+    pub n_pairs: u32,
+    pub interleaved: u32,
     pub n_heads: u32,
     pub layer: u32,
     pub n_chunks: u32,
     pub head_parts: u32,
-    pub padding: u32,
+    pub join: u32,
 }
 
 /// `FlashArgs`.

@@ -16,8 +16,10 @@ include!(concat!(env!("OUT_DIR"), "/cuda_modules.rs"));
 
 /// Warps of a matvec block.
 const WARPS: usize = 16;
-/// Most rows of input of one matvec launch.
-const MATVEC_ROWS: usize = 4;
+/// Rows of input that the matvec kernels are made for.
+const MATVEC_ROWS: [usize; 3] = [1, 4, 8];
+/// Bytes of weights that a matvec launch asks for ahead of its input: a part of the L2 cache.
+const PREFETCH_BYTES: u64 = 24 << 20;
 /// At least the static shared memory of a matvec block.
 const STATIC_SHARED: usize = 2048;
 /// Positions per tile of the KV cache.
@@ -45,8 +47,9 @@ impl Kernels {
             modules.insert(*name, Module::load(context, image)?);
         }
         let properties = context.properties();
-        // `EMBERLM_CUDA_NO_RING` forces the path of older cards, for tests.
-        let ring = properties.capability.0 >= 9 && std::env::var_os("EMBERLM_CUDA_NO_RING").is_none();
+        // Measured on an H200, loads straight to registers by twice the warps are faster than the ring,
+        // which `EMBERLM_CUDA_RING` asks for.
+        let ring = properties.capability.0 >= 9 && std::env::var_os("EMBERLM_CUDA_RING").is_some();
         // Up to three records of four rows a warp; at least 16 KiB are left for the partial sums.
         let fitting = properties.shared_bytes.saturating_sub(20 * 1024) / WARPS / 128 * 128;
         let ring_bytes = if ring { fitting.min(6912) } else { 0 };
@@ -98,12 +101,12 @@ impl Kernels {
         }
         let ring = self.ring_prefix();
         for ty in TensorType::ALL {
-            for rows in if is_float(ty) { &[1][..] } else { &[1, MATVEC_ROWS] } {
+            for rows in if is_float(ty) { &[1][..] } else { &MATVEC_ROWS } {
                 let name = format!("matvec_{ring}{}_{rows}", ty.name());
                 self.find(matvec_module(ty), &name, beside_barriers)?;
             }
         }
-        for rows in [1, MATVEC_ROWS] {
+        for rows in [1, 4] {
             self.find("matvec_k", &format!("matvec_{ring}{PAIR}_{rows}"), beside_barriers)?;
         }
         Ok(())
@@ -226,17 +229,18 @@ impl Kernels {
         while let Some(&first) = left.first() {
             let ty = matrix.segments[first].ty;
             let in_pair = |t: TensorType| matches!(t, TensorType::Q4K | TensorType::Q6K);
+            let pair = batch <= PAIR_ROWS;
             let (mine, rest): (Vec<usize>, Vec<usize>) = left.iter().partition(|&&i| {
                 let other = matrix.segments[i].ty;
-                other == ty || (in_pair(ty) && in_pair(other))
+                other == ty || (pair && in_pair(ty) && in_pair(other))
             });
             let mixed = mine.iter().any(|&i: &usize| matrix.segments[i].ty != ty);
             let name = if mixed { PAIR } else { ty.name() };
-            let most = if is_float(ty) { 1 } else { MATVEC_ROWS as u32 };
+            let most = if is_float(ty) { 1 } else { 8 };
             let mut done = 0;
             while done < batch {
                 let n = (batch - done).min(most);
-                let kernel_rows = if n == 1 { 1 } else { MATVEC_ROWS };
+                let kernel_rows = MATVEC_ROWS.into_iter().find(|r| *r >= n as usize).unwrap_or(8);
                 let name = format!("matvec_{}{name}_{kernel_rows}", self.ring_prefix());
                 let (args, grid, shared) = self.plan_matvec(matrix, &mine, kernel_rows);
                 let row = u64::from(done);
@@ -296,6 +300,7 @@ impl Kernels {
         }
         let chunk = (most_rows as usize).min((limit.min(96 * 1024) / per_row).max(1));
         args.chunk_rows = chunk as u32;
+        args.prefetch_bytes = (PREFETCH_BYTES / u64::from(first_block)) as u32 / 16 * 16;
         (args, first_block, ring + chunk * per_row)
     }
 
@@ -319,7 +324,8 @@ impl Kernels {
         unsafe { self.launch(stream, "rope_append", grid, 128, 0, args) }
     }
 
-    /// Attention of one position per session, for `batch` sessions.
+    /// Rotates queries and keys, appends keys and values to the cache, and attends, for one position
+    /// of each of `batch` sessions. The tickets must be zeros, and are left so.
     ///
     /// # Safety
     /// As [`Stream::launch`].
@@ -335,15 +341,39 @@ impl Kernels {
             let dim = padded_head(dim);
             (8, format!("attend_tiles_{dim}"), self.attend_shared(dim))
         };
+        let tiles = args.layout.q8 == 0;
+        let join = tiles && dim.is_multiple_of(32);
         let args = args::Attend {
             head_parts: group.div_ceil(at_once),
+            join: u32::from(join),
             ..*args
         };
+        if !tiles {
+            let rope = args::Rope {
+                sessions: args.sessions,
+                qkv: args.qkv,
+                q_f32: args.q,
+                inv_freq: args.inv_freq,
+                layout: args.layout,
+                magnitude: args.magnitude,
+                qkv_stride: args.qkv_stride,
+                n_heads: args.n_heads,
+                n_pairs: args.n_pairs,
+                interleaved: args.interleaved,
+                layer: args.layer,
+                ..Default::default()
+            };
+            // SAFETY: the caller's word.
+            unsafe { self.rope_append(stream, &rope, batch)? };
+        }
         let grid = (args.n_chunks, args.layout.n_kv_heads * args.head_parts, batch);
         let width = args.n_heads * args.layout.head_dim;
         // SAFETY: the caller's word.
         unsafe {
             self.launch(stream, &name, grid, 128, shared, &args)?;
+            if join {
+                return Ok(());
+            }
             let grid = (width.next_multiple_of(32).div_ceil(128), batch, 1);
             self.launch(stream, "attend_combine", grid, 128, 0, &args)
         }
@@ -376,6 +406,8 @@ impl Kernels {
     }
 }
 
+/// Most rows of input that the kernel of two types takes.
+const PAIR_ROWS: u32 = 4;
 /// The two types that one matvec kernel takes together.
 const PAIR: &str = "Q4_K_Q6_K";
 

@@ -71,6 +71,8 @@ pub struct StepBuffers {
     wide_stride: u32,
     n_chunks: u32,
     n_vocab: u32,
+    /// Zeros between any two kernels.
+    tickets: Buffer,
 }
 
 /// What a step does besides evaluating.
@@ -113,7 +115,7 @@ fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
 impl StepBuffers {
     /// Bytes for `rows` sessions at a time.
     pub fn bytes(plan: &Plan, rows: u32, multiprocessors: u32) -> u64 {
-        places(plan, rows, multiprocessors).1
+        places(plan, rows, multiprocessors).1 + u64::from(rows * plan.n_heads_max()) * 4
     }
 
     /// Memory for `rows` sessions at a time.
@@ -121,6 +123,7 @@ impl StepBuffers {
         let multiprocessors = context.properties().multiprocessors;
         let (mut at, bytes) = places(plan, rows, multiprocessors);
         let memory = Buffer::new(context, bytes as usize, "memory of a decode step")?;
+        let heads = plan.n_heads_max() as usize;
         at.all().into_iter().for_each(|place| *place += memory.address());
         Ok(StepBuffers {
             at,
@@ -128,6 +131,7 @@ impl StepBuffers {
             wide_stride: plan.widest_row(),
             n_chunks: chunks(plan, multiprocessors),
             n_vocab: plan.n_vocab,
+            tickets: Buffer::from_slice(context, &vec![0u32; rows as usize * heads], "memory of a decode step")?,
             _memory: memory,
         })
     }
@@ -302,20 +306,6 @@ impl Enqueue<'_> {
     unsafe fn attention(&self, layer_index: u32) -> Result<()> {
         let (b, at) = (self.buffers, self.buffers.at);
         let layer = &self.plan.layers[layer_index as usize];
-        let rope = args::Rope {
-            sessions: self.sessions,
-            qkv: at.wide,
-            q_f32: at.q,
-            inv_freq: layer.inv_freq,
-            layout: *self.layout,
-            magnitude: layer.magnitude,
-            qkv_stride: b.wide_stride,
-            n_heads: layer.n_heads,
-            n_pairs: layer.n_pairs,
-            interleaved: u32::from(layer.interleaved),
-            layer: layer_index,
-            ..Default::default()
-        };
         let (q8, q8_scale, f32) = self.forms(&layer.output);
         let attend = args::Attend {
             sessions: self.sessions,
@@ -324,17 +314,21 @@ impl Enqueue<'_> {
             q8,
             q8_scale,
             f32,
+            qkv: at.wide,
+            inv_freq: layer.inv_freq,
+            tickets: b.tickets.address(),
             layout: *self.layout,
             scale: layer.scale * std::f32::consts::LOG2_E,
+            magnitude: layer.magnitude,
+            qkv_stride: b.wide_stride,
+            n_pairs: layer.n_pairs,
+            interleaved: u32::from(layer.interleaved),
             n_heads: layer.n_heads,
             layer: layer_index,
             n_chunks: b.n_chunks,
             ..Default::default()
         };
         // SAFETY: the caller's word.
-        unsafe {
-            self.kernels.rope_append(self.stream, &rope, self.batch)?;
-            self.kernels.attend(self.stream, &attend, self.batch)
-        }
+        unsafe { self.kernels.attend(self.stream, &attend, self.batch) }
     }
 }
