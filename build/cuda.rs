@@ -53,12 +53,17 @@ pub fn compile() {
             format!("    (\"{name}\", include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}.fatbin\"))),\n")
         })
         .collect();
-    let text = format!("/// Kernel files by name: machine code for several architectures.\npub const MODULES: &[(&str, &[u8])] = &[\n{list}];\n");
+    let text = format!(
+        "/// Kernel files by name: machine code for several architectures.\npub const MODULES: &[(&str, &[u8])] = &[\n{list}];\n"
+    );
     std::fs::write(out.join("cuda_modules.rs"), text).expect("OUT_DIR is writable");
 }
 
 fn stem(path: &Path) -> String {
-    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+    path.file_stem()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
 }
 
 fn compile_file(nvcc: &Path, archs: &str, file: &Path, out: &Path) {
@@ -72,7 +77,10 @@ fn compile_file(nvcc: &Path, archs: &str, file: &Path, out: &Path) {
         };
         command.arg(format!("-gencode=arch=compute_{arch},code={code}"));
     }
-    command.arg("-o").arg(out.join(format!("{}.fatbin", stem(file)))).arg(file);
+    command
+        .arg("-o")
+        .arg(out.join(format!("{}.fatbin", stem(file))))
+        .arg(file);
     let result = command.output();
     let result = result.unwrap_or_else(|e| panic!("{} did not start: {e}", nvcc.display()));
     assert!(
@@ -91,7 +99,8 @@ fn find_nvcc() -> PathBuf {
         return path.into();
     }
     let in_folder = |folder: PathBuf| Some(folder.join(exe)).filter(|path| path.is_file());
-    let home = std::env::var_os("CUDA_HOME").and_then(|home| in_folder(PathBuf::from(home).join("bin")));
+    let home =
+        std::env::var_os("CUDA_HOME").and_then(|home| in_folder(PathBuf::from(home).join("bin")));
     let on_path = || std::env::split_paths(&std::env::var_os("PATH")?).find_map(in_folder);
     let fetched = || {
         let root = std::env::var_os("CARGO_MANIFEST_DIR")?;

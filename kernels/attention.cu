@@ -20,6 +20,7 @@ struct RopeArgs {
     uint32_t layer;
     uint32_t prefill;       // rows are positions of session 0
 };
+static_assert(sizeof(RopeArgs) == 112, "as in args.rs");
 
 // Grid (n_heads + 2 * n_kv_heads, rows), 128 threads.
 extern "C" __global__ void __launch_bounds__(128) rope_append(const __grid_constant__ RopeArgs a) {
@@ -96,6 +97,7 @@ struct AttendArgs {
     uint32_t head_parts;   // attend: blocks that share a KV head's queries
     uint32_t join;         // the last block of a KV head joins the chunks (heads of whole groups of 32)
 };
+static_assert(sizeof(AttendArgs) == 152, "as in args.rs");
 
 // An element of the result, with the warp's 32 being a group; `at` is the element's place.
 __device__ __forceinline__ void store_result(const AttendArgs& a, uint64_t at, float v) {
@@ -111,7 +113,7 @@ __device__ __forceinline__ void store_result(const AttendArgs& a, uint64_t at, f
 // A context of `length` positions is cut into chunks of this many, which depends on nothing else, so
 // that the order of additions does not depend on who shares the batch.
 __device__ __forceinline__ uint32_t chunk_positions(uint32_t length, uint32_t n_chunks) {
-    return ((length + n_chunks - 1) / n_chunks + 63) / 64 * 64;
+    return max(128u, ((length + n_chunks - 1) / n_chunks + 63) / 64 * 64);
 }
 
 // Attention over a q8_0 cache. Grid (n_chunks, n_kv_heads * head_parts, batch), 128 threads. A run of lanes holds a position, 8
@@ -310,15 +312,22 @@ template <int HD> __device__ __forceinline__ void attend_tiles_body(const Attend
     uint32_t q[HD / 16][2];
     {
         const uint32_t at = (STAGES - 1) * 2 * PLANE;
-        const float* from = input + (uint64_t)(kv_head * group + first_head) * hd;
+        float* raw = (float*)(tiles + at + PLANE);  // 8 queries, key, value
+        const float* from = raw;
+#pragma unroll
+        for (int i = threadIdx.x; i < 10 * HD; i += 128) {
+            const uint32_t h = i / HD, d = i % HD;
+            const uint32_t head = h < 8 ? kv_head * group + first_head + h : a.n_heads + kv_head + (h - 8) * a.layout.n_kv_heads;
+            if (d < hd && (h < n_q || h >= 8)) raw[h * hd + d] = __ldcg(input + (uint64_t)head * hd + d);
+        }
+        __syncthreads();
         for (int i = threadIdx.x; i < 8 * HD; i += 128) {
             uint32_t h = i / HD, d = i % HD;
             float v = h < n_q && d < hd ? __fmul_rn(rotated(from + h * hd, d), a.scale) : 0.0f;
             *(__half*)(tiles + at + swizzled<PIECES>(h, d / 8) + d % 8 * 2) = __float2half_rn(v);
         }
         if (end == length) {
-            const float* k = input + (uint64_t)(a.n_heads + kv_head) * hd;
-            const float* v = k + (uint64_t)a.layout.n_kv_heads * hd;
+            const float *k = raw + 8 * hd, *v = raw + 9 * hd;
             __half* to = (__half*)(cache + (length - 1) / 64 * a.layout.tile_bytes + (uint64_t)((length - 1) % 64) * row_bytes);
             for (uint32_t d = threadIdx.x; d < HD; d += 128) {
                 __half x = __float2half_rn(d < hd ? rotated(k, d) : 0.0f), y = __float2half_rn(d < hd ? v[d] : 0.0f);
@@ -455,20 +464,28 @@ template <int HD> __device__ __forceinline__ void attend_tiles_body(const Attend
         float largest = -INFINITY;
         for (uint32_t c = lane; c < used; c += 32) largest = fmaxf(largest, __ldcg(from + c * (hd + 2)));
         largest = warp_max(largest);
-        for (uint32_t c = lane; c < used; c += 32) factor[g][c] = exp2f(__ldcg(from + c * (hd + 2)) - largest);
-        __syncwarp();
-        if (lane == 0) {
-            float weight = 0.0f;
-            for (uint32_t c = 0; c < used; c++) weight = __fmaf_rn(factor[g][c], __ldcg(from + c * (hd + 2) + 1), weight);
-            factor[g][128] = weight;
+        float weight = 0.0f;
+        for (uint32_t c = lane; c < used; c += 32) {
+            float f = exp2f(__ldcg(from + c * (hd + 2)) - largest);
+            factor[g][c] = f;
+            weight = __fmaf_rn(f, __ldcg(from + c * (hd + 2) + 1), weight);
         }
+        weight = warp_sum(weight);
+        if (lane == 0) factor[g][128] = weight;
     }
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < n_q * hd; i += 128) {
         uint32_t g = i / hd, d = i % hd;
         const float* from = parts + (uint64_t)g * a.n_chunks * (hd + 2) + d;
         float total = 0.0f;
-        for (uint32_t c = 0; c < used; c++) total = __fmaf_rn(factor[g][c], __ldcg(from + c * (hd + 2)), total);
+        for (uint32_t c = 0; c < used; c += 8) {
+            float p[8];
+#pragma unroll
+            for (int k = 0; k < 8; k++) p[k] = c + k < used ? __ldcg(from + (c + k) * (hd + 2)) : 0.0f;
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                if (c + k < used) total = __fmaf_rn(factor[g][c + k], p[k], total);
+        }
         store_result(a, ((uint64_t)blockIdx.z * a.n_heads + kv_head * group + first_head + g) * hd + d, total / factor[g][128]);
     }
 }

@@ -11,6 +11,7 @@ struct FlashArgs {
     uint32_t n_heads;
     uint32_t layer;
 };
+static_assert(sizeof(FlashArgs) == 80, "as in args.rs");
 
 // Grid (query tiles, n_heads), 128 threads: a warp has 16 queries. HD is head_dim rounded up.
 template <int HD, bool Q8> __device__ __forceinline__ void flash_body(const FlashArgs& a) {

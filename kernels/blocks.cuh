@@ -225,6 +225,36 @@ template <> struct Codec<MXFP4> {
     }
 };
 
+// Words t and 4 + t (elements 4t.. and 16 + 4t..) of a decoded group, for tensor cores, where four
+// lanes share a group.
+template <uint32_t T> __device__ __forceinline__ void two_words(const uint8_t* r, uint32_t g, uint32_t n, uint32_t t, uint32_t& lo, uint32_t& hi) {
+    using L = FromShared;
+    if constexpr (T == Q8_0) {
+        lo = L::u32(r + g * 16 + 4 * t);
+        hi = L::u32(r + (n + g) * 16 + 4 * t);
+    } else if constexpr (T == Q2_K || T == Q3_K) {
+        uint2 h = L::v2(r + g * 8);
+        lo = h.x >> 2 * t & 0x03030303;
+        hi = h.y >> 2 * t & 0x03030303;
+    } else {
+        uint32_t q = L::u32(r + g * 16 + 4 * t);
+        if constexpr (T == IQ4_NL || T == IQ4_XS) { lo = TableNl::get(q); hi = TableNl::get(q >> 16); }
+        else if constexpr (T == MXFP4) { lo = TableFp4::get(q); hi = TableFp4::get(q >> 16); }
+        else { lo = q & 0x0f0f0f0f; hi = q >> 4 & 0x0f0f0f0f; }
+    }
+    if constexpr (T == Q6_K) {
+        uint2 h = L::v2(r + n * 16 + g * 8);
+        lo |= (h.x >> 2 * t & 0x03030303) << 4;
+        hi |= (h.y >> 2 * t & 0x03030303) << 4;
+    }
+    if constexpr (T == Q5_0 || T == Q5_1 || T == Q5_K || T == Q3_K) {
+        constexpr int at = T == Q3_K ? 2 : 4;
+        uint32_t h = L::u32(r + (T == Q5_K ? n * 18 : T == Q3_K ? n * 8 : n * 16) + g * 4);
+        lo |= (h >> t & 0x01010101) << at;
+        hi |= (h >> (4 + t) & 0x01010101) << at;
+    }
+}
+
 // Element i (0..31) of a decoded group, rounded as the reference does: product, then difference.
 template <uint32_t T> __device__ __forceinline__ float element(const Group& g, int i) {
     uint32_t byte = g.w[i >> 2] >> 8 * (i & 3) & 0xff;

@@ -1,5 +1,5 @@
 // What every kernel file shares: the structures that the host fills (src/backend/cuda/args.rs holds
-// their Rust twins, checked for size and offsets by a test), warp helpers, and wrappers of the few
+// their Rust twins), warp helpers, and wrappers of the few
 // instructions that need assembly.
 #pragma once
 #include <cuda_fp16.h>
@@ -21,6 +21,7 @@ struct Session {
     float top_p;
     float min_p;
 };
+static_assert(sizeof(Session) == 64, "as in args.rs");
 
 // Where a KV row lies. The cache is a sequence of tiles of `tile` positions; a tile holds, for every
 // layer, first keys then values, `[kv head][position in the tile][row_bytes]`, so that growing the
@@ -34,6 +35,7 @@ struct KvLayout {
     uint32_t head_dim;
     uint32_t q8;           // 0: f16; 1: int8 with an f16 scale per 32 elements after the row's values
 };
+static_assert(sizeof(KvLayout) == 40, "as in args.rs");
 
 __device__ __forceinline__ uint8_t* kv_row(const KvLayout& l, uint64_t kv, uint32_t layer, bool value,
                                            uint32_t head, uint32_t position) {

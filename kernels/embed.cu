@@ -8,6 +8,7 @@ struct EmbedArgs {
     float* out;                      // [count][groups * 32]
     uint32_t type, groups, matrix_rows, count;
 };
+static_assert(sizeof(EmbedArgs) == 48, "as in args.rs");
 
 // Grid (groups / 128 rounded up, count); one thread a group.
 extern "C" __global__ void __launch_bounds__(128) embed(const __grid_constant__ EmbedArgs a) {

@@ -14,6 +14,7 @@ struct MatmulArgs {
     uint32_t m, n, k;       // k a multiple of 32
     uint32_t out_stride;
 };
+static_assert(sizeof(MatmulArgs) == 64, "as in args.rs");
 
 struct Tile {
     static constexpr int M = 128, N = 128, K = 64, STAGES = 3, THREADS = 256;

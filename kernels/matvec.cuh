@@ -22,6 +22,7 @@ struct Segment {
     uint32_t out_offset;   // where its first row lies in an output row
     uint32_t padding;
 };
+static_assert(sizeof(Segment) == 40, "as in args.rs");
 
 constexpr int MAX_SEGMENTS = 4;
 
@@ -41,6 +42,7 @@ struct MatvecArgs {
     uint32_t prefetch_bytes;  // per block
     uint32_t padding;
 };
+static_assert(sizeof(MatvecArgs) == 232, "as in args.rs");
 
 constexpr int WARPS = 16;
 constexpr int MAX_STAGES = 8;

@@ -1,4 +1,4 @@
-// Instances of the product of up to eight input rows with types of 32-element blocks and tables.
+// Instances of the product of up to four input rows with types of 32-element blocks and tables.
 #include "matvec.cuh"
 #include "matvec_instances.cuh"
 

@@ -13,4 +13,4 @@
 #else
 #define MATVEC(name, nb, blocks, types) MATVEC_ONE(matvec_##name##_##nb, nb, false, blocks, types)
 #endif
-#define MATVEC_TYPE(t) MATVEC(t, 1, 2, 1u << t) MATVEC(t, 4, 1, 1u << t) MATVEC(t, 8, 1, 1u << t)
+#define MATVEC_TYPE(t) MATVEC(t, 1, 2, 1u << t) MATVEC(t, 4, 1, 1u << t)

@@ -1,4 +1,4 @@
-// Instances of the product of up to eight input rows with K-quants and Q8_0, and with the mix of two
+// Instances of the product of up to four input rows with K-quants and Q8_0, and with the mix of two
 // types that one fused matrix of a Q4_K_M file holds.
 #include "matvec.cuh"
 #include "matvec_instances.cuh"

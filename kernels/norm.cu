@@ -23,6 +23,7 @@ struct ProduceArgs {
     float eps;
     float inverse_len;
 };
+static_assert(sizeof(ProduceArgs) == 80, "as in args.rs");
 
 __device__ __forceinline__ float activate(const ProduceArgs& a, const float* x, uint32_t i, float rms) {
     if (i >= a.len) return 0.0f;

@@ -12,6 +12,7 @@ struct RepackArgs {
     uint32_t first_row;  // of the matrix
     uint32_t rows;
 };
+static_assert(sizeof(RepackArgs) == 48, "as in args.rs");
 
 // Element e (0..255) of a block of 256, as the unsigned number of the file's low bits.
 __device__ __forceinline__ uint32_t low2(const uint8_t* qs, uint32_t e) {
@@ -170,6 +171,7 @@ struct UnpackArgs {
     uint32_t type, groups, matrix_rows, first_row, rows;
     uint32_t to_f32;
 };
+static_assert(sizeof(UnpackArgs) == 40, "as in args.rs");
 
 // Plain values of rows of a matrix; one thread a group. Values beyond f16's range are clamped to it.
 extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__ UnpackArgs a) {

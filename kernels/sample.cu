@@ -13,6 +13,7 @@ struct SampleArgs {
     uint32_t advance;     // the step appended a token
     uint32_t choose;      // a token is to be chosen
 };
+static_assert(sizeof(SampleArgs) == 48, "as in args.rs");
 
 // What a result's second word says besides the number of the step.
 enum Outcome : uint32_t { CHOSEN = 0, NOT_A_NUMBER = 1, INFINITE = 2, ALL_MINUS_INFINITY = 3 };

@@ -50,7 +50,12 @@ pub trait Weights: Send + Sync {
     /// Steps several different runners of these weights, `steps[i]` being that of `runners[i]`, and
     /// returns their tokens. An error leaves all of them as they were, unless it is an error of one
     /// runner's own logits. What a runner answers does not depend on the others.
-    fn step_batch(&self, runners: &mut [&mut dyn Runner], steps: &[Step], interrupt: &AtomicBool) -> Result<Vec<Result<u32>>> {
+    fn step_batch(
+        &self,
+        runners: &mut [&mut dyn Runner],
+        steps: &[Step],
+        interrupt: &AtomicBool,
+    ) -> Result<Vec<Result<u32>>> {
         let pairs = runners.iter_mut().zip(steps);
         Ok(pairs.map(|(r, s)| r.step(s, interrupt)).collect())
     }

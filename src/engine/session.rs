@@ -165,8 +165,13 @@ impl Session {
         for session in sessions.iter_mut() {
             steps.push(session.prepare_step()?);
         }
-        let mut runners: Vec<&mut dyn Runner> = sessions.iter_mut().map(|s| &mut *s.runner as &mut dyn Runner).collect();
-        let tokens = model.weights().step_batch(&mut runners, &steps, &interrupt)?;
+        let mut runners: Vec<&mut dyn Runner> = sessions
+            .iter_mut()
+            .map(|s| &mut *s.runner as &mut dyn Runner)
+            .collect();
+        let tokens = model
+            .weights()
+            .step_batch(&mut runners, &steps, &interrupt)?;
         let tokens = tokens.into_iter().collect::<Result<Vec<u32>>>()?;
         for (session, &token) in sessions.iter_mut().zip(&tokens) {
             session.append(token)?;

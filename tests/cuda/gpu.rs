@@ -63,7 +63,9 @@ pub fn random_floats(random: &mut Random, n: usize) -> Vec<f32> {
 /// Random blocks of a type: any bytes, but scales of moderate size.
 pub fn random_blocks(random: &mut Random, ty: TensorType, rows: usize, row_len: usize) -> Vec<u8> {
     let row_bytes = ty.row_bytes(row_len).unwrap();
-    let mut bytes: Vec<u8> = (0..rows * row_bytes).map(|_| (random.bits() >> 32) as u8).collect();
+    let mut bytes: Vec<u8> = (0..rows * row_bytes)
+        .map(|_| (random.bits() >> 32) as u8)
+        .collect();
     let half = |random: &mut Random| half::f16::from_f32(random.signed_unit() * 0.1).to_le_bytes();
     use TensorType as T;
     // Where the f16 numbers of a block are.
@@ -108,5 +110,9 @@ pub fn relative_error(a: &[f32], b: &[f64]) -> f64 {
         num += (f64::from(a) - b).powi(2);
         den += b * b;
     }
-    if den == 0.0 { num.sqrt() } else { (num / den).sqrt() }
+    if den == 0.0 {
+        num.sqrt()
+    } else {
+        (num / den).sqrt()
+    }
 }

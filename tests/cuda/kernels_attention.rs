@@ -8,9 +8,21 @@ use emberlm::backend::cuda::driver::Buffer;
 pub fn tests(tests: &mut Tests) {
     for q8 in [false, true] {
         let kv = if q8 { "q8_0" } else { "f16" };
-        for (heads, kv_heads, dim) in [(4, 2, 64), (8, 1, 128), (12, 2, 128), (3, 3, 80), (16, 1, 32), (4, 4, 256), (14, 2, 64), (2, 1, 20)] {
+        for (heads, kv_heads, dim) in [
+            (4, 2, 64),
+            (8, 1, 128),
+            (12, 2, 128),
+            (3, 3, 80),
+            (16, 1, 32),
+            (4, 4, 256),
+            (14, 2, 64),
+            (2, 1, 20),
+        ] {
             let name = format!("attention::{kv}::{heads}_heads_{kv_heads}_kv_{dim}");
-            tests.push((name, Box::new(move || attention_is_right(heads, kv_heads, dim, q8))));
+            tests.push((
+                name,
+                Box::new(move || attention_is_right(heads, kv_heads, dim, q8)),
+            ));
         }
     }
 }
@@ -24,7 +36,11 @@ struct TestSession {
 }
 
 fn test_session(kv_heads: usize, dim: usize, q8: bool, positions: usize) -> TestSession {
-    let row = if q8 { dim.next_multiple_of(32) + dim.div_ceil(32) * 2 } else { dim * 2 };
+    let row = if q8 {
+        dim.next_multiple_of(32) + dim.div_ceil(32) * 2
+    } else {
+        dim * 2
+    };
     let row_bytes = row.next_multiple_of(16) as u64;
     let layer_bytes = 2 * kv_heads as u64 * 64 * row_bytes;
     let layout = KvLayout {
@@ -61,7 +77,10 @@ impl TestSession {
 /// Rounds as the cache does.
 fn stored(row: &[f64], q8: bool) -> Vec<f64> {
     if !q8 {
-        return row.iter().map(|v| f64::from(half::f16::from_f32(*v as f32).to_f32())).collect();
+        return row
+            .iter()
+            .map(|v| f64::from(half::f16::from_f32(*v as f32).to_f32()))
+            .collect();
     }
     row.chunks(32)
         .flat_map(|g| {
@@ -71,7 +90,13 @@ fn stored(row: &[f64], q8: bool) -> Vec<f64> {
                 d = half::f16::from_bits(d.to_bits() + 1);
             }
             let d = f64::from(d.to_f32());
-            g.iter().map(move |v| if d > 0.0 { (v / d).round_ties_even() * d } else { 0.0 })
+            g.iter().map(move |v| {
+                if d > 0.0 {
+                    (v / d).round_ties_even() * d
+                } else {
+                    0.0
+                }
+            })
         })
         .collect()
 }
@@ -82,7 +107,9 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
     let mut random = Random::new(dim as u64, "attention");
     let qkv = random_floats(&mut random, positions * stride);
     let n_pairs = dim / 2 - usize::from(dim > 40);
-    let inv_freq: Vec<f32> = (0..n_pairs).map(|i| 10_000f32.powf(-(i as f32) / n_pairs as f32)).collect();
+    let inv_freq: Vec<f32> = (0..n_pairs)
+        .map(|i| 10_000f32.powf(-(i as f32) / n_pairs as f32))
+        .collect();
     let interleaved = heads % 2 == 0;
     let magnitude = 1.1f32;
     // Large enough for a softmax that is not flat.
@@ -96,7 +123,11 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
             let mut row: Vec<f64> = row.iter().map(|v| f64::from(*v)).collect();
             for head in row[..(heads + kv_heads) * dim].chunks_mut(dim) {
                 for (i, f) in inv_freq.iter().enumerate() {
-                    let (a, b) = if interleaved { (2 * i, 2 * i + 1) } else { (i, i + n_pairs) };
+                    let (a, b) = if interleaved {
+                        (2 * i, 2 * i + 1)
+                    } else {
+                        (i, i + n_pairs)
+                    };
                     let (sin, cos) = f64::from(p as f32 * f).sin_cos();
                     let (x, y) = (head[a], head[b]);
                     head[a] = (x * cos - y * sin) * f64::from(magnitude);
@@ -107,21 +138,38 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
         })
         .collect();
     let kept = |p: usize, part: usize| stored(&rotated[p][part * dim..(part + 1) * dim], q8);
-    let keys: Vec<Vec<Vec<f64>>> = (0..kv_heads).map(|h| (0..positions).map(|p| kept(p, heads + h)).collect()).collect();
-    let values: Vec<Vec<Vec<f64>>> = (0..kv_heads).map(|h| (0..positions).map(|p| kept(p, heads + kv_heads + h)).collect()).collect();
+    let keys: Vec<Vec<Vec<f64>>> = (0..kv_heads)
+        .map(|h| (0..positions).map(|p| kept(p, heads + h)).collect())
+        .collect();
+    let values: Vec<Vec<Vec<f64>>> = (0..kv_heads)
+        .map(|h| {
+            (0..positions)
+                .map(|p| kept(p, heads + kv_heads + h))
+                .collect()
+        })
+        .collect();
     let want = |p: usize| -> Vec<f64> {
         let mut out = Vec::new();
         for h in 0..heads {
             let kv = h / (heads / kv_heads);
             let q = &rotated[p][h * dim..(h + 1) * dim];
             let scores: Vec<f64> = (0..=p)
-                .map(|t| q.iter().zip(&keys[kv][t]).map(|(q, k)| q * k).sum::<f64>() * f64::from(scale))
+                .map(|t| {
+                    q.iter().zip(&keys[kv][t]).map(|(q, k)| q * k).sum::<f64>() * f64::from(scale)
+                })
                 .collect();
             let top = scores.iter().copied().fold(f64::MIN, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
             let total: f64 = weights.iter().sum();
             for d in 0..dim {
-                out.push(weights.iter().enumerate().map(|(t, w)| w * values[kv][t][d]).sum::<f64>() / total);
+                out.push(
+                    weights
+                        .iter()
+                        .enumerate()
+                        .map(|(t, w)| w * values[kv][t][d])
+                        .sum::<f64>()
+                        / total,
+                );
             }
         }
         out
@@ -180,7 +228,11 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
 
     // Decode at several depths; appending again must change nothing.
     let groups = width.div_ceil(32);
-    let (q8_out, scale_out, f32_out) = (poisoned(groups * 32), poisoned(groups * 4), poisoned(groups * 32 * 4));
+    let (q8_out, scale_out, f32_out) = (
+        poisoned(groups * 32),
+        poisoned(groups * 4),
+        poisoned(groups * 32 * 4),
+    );
     let tickets = upload(&vec![0u32; heads]);
     let n_chunks = 7;
     let parts = poisoned(heads * n_chunks * (dim + 2) * 4);
@@ -208,7 +260,10 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
             ..Default::default()
         };
         with_stream(|stream| unsafe { kernels().attend(stream, &attend, 1).unwrap() });
-        assert!(download::<u32>(&tickets, heads).iter().all(|t| *t == 0), "tickets");
+        assert!(
+            download::<u32>(&tickets, heads).iter().all(|t| *t == 0),
+            "tickets"
+        );
         let want = want(p);
         let plain: Vec<f32> = download(&f32_out, groups * 32);
         let error = relative_error(&plain[..width], &want);
@@ -217,7 +272,10 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
         let q: Vec<i8> = download(&q8_out, groups * 32);
         let d: Vec<f32> = download(&scale_out, groups);
         let rounded: Vec<f32> = (0..width).map(|i| f32::from(q[i]) * d[i / 32]).collect();
-        assert!(relative_error(&rounded, &want) < 0.01, "decode, position {p}: int8");
+        assert!(
+            relative_error(&rounded, &want) < 0.01,
+            "decode, position {p}: int8"
+        );
         assert!(plain[width..].iter().all(|v| *v == 0.0) && q[width..].iter().all(|v| *v == 0));
     }
 }

@@ -9,11 +9,24 @@ pub fn tests(tests: &mut Tests) {
 }
 
 fn matmul_is_right() {
-    for (m, n, k) in [(1, 1, 32), (3, 65, 96), (64, 128, 64), (129, 200, 288), (200, 333, 1056), (300, 512, 4096)] {
+    for (m, n, k) in [
+        (1, 1, 32),
+        (3, 65, 96),
+        (64, 128, 64),
+        (129, 200, 288),
+        (200, 333, 1056),
+        (300, 512, 4096),
+    ] {
         for full in [false, true] {
             let mut random = Random::new((m * n) as u64, "matmul");
-            let x: Vec<u16> = random_floats(&mut random, m * k).iter().map(|v| half::f16::from_f32(*v).to_bits()).collect();
-            let w: Vec<u16> = random_floats(&mut random, n * k).iter().map(|v| half::f16::from_f32(*v).to_bits()).collect();
+            let x: Vec<u16> = random_floats(&mut random, m * k)
+                .iter()
+                .map(|v| half::f16::from_f32(*v).to_bits())
+                .collect();
+            let w: Vec<u16> = random_floats(&mut random, n * k)
+                .iter()
+                .map(|v| half::f16::from_f32(*v).to_bits())
+                .collect();
             let scale: Vec<f32> = (0..m).map(|i| [0.25, 1.0, 8.0][i % 3]).collect();
             let bias = random_floats(&mut random, n);
             let stride = n + 5;
@@ -22,20 +35,34 @@ fn matmul_is_right() {
             let mut want = Vec::new();
             for i in 0..m {
                 for j in 0..n {
-                    let sum: f64 = (0..k).map(|t| value(x[i * k + t]) * value(w[j * k + t])).sum();
-                    let more = if full { f64::from(bias[j]) + f64::from(residual[i * stride + j]) } else { 0.0 };
+                    let sum: f64 = (0..k)
+                        .map(|t| value(x[i * k + t]) * value(w[j * k + t]))
+                        .sum();
+                    let more = if full {
+                        f64::from(bias[j]) + f64::from(residual[i * stride + j])
+                    } else {
+                        0.0
+                    };
                     want.push(sum * f64::from(scale[i]) + more);
                 }
             }
             let (dx, dw, ds, db) = (upload(&x), upload(&w), upload(&scale), upload(&bias));
-            let out = if full { upload(&residual) } else { poisoned(m * stride * 4) };
+            let out = if full {
+                upload(&residual)
+            } else {
+                poisoned(m * stride * 4)
+            };
             let run = |m: usize, skip: usize| {
                 let args = args::Matmul {
                     x: dx.address() + (skip * k * 2) as u64,
                     x_scale: ds.address() + (skip * 4) as u64,
                     w: dw.address(),
                     bias: if full { db.address() } else { 0 },
-                    residual: if full { out.address() + (skip * stride * 4) as u64 } else { 0 },
+                    residual: if full {
+                        out.address() + (skip * stride * 4) as u64
+                    } else {
+                        0
+                    },
                     out: out.address() + (skip * stride * 4) as u64,
                     m: m as u32,
                     n: n as u32,
@@ -51,14 +78,22 @@ fn matmul_is_right() {
             // Tensor cores cut off, not round, when they add products of different size.
             assert!(error < 1e-5, "{m} x {n} x {k}: error {error}");
             if !full {
-                assert!(got.chunks(stride).all(|r| r[n..].iter().all(|v| v.is_nan())), "written beyond the row");
+                assert!(
+                    got.chunks(stride)
+                        .all(|r| r[n..].iter().all(|v| v.is_nan())),
+                    "written beyond the row"
+                );
                 // The last rows alone give the same bits.
                 let skip = m / 2;
                 out.write(0, &vec![f32::NAN; m * stride]).unwrap();
                 run(m - skip, skip);
                 let again: Vec<f32> = download(&out, m * stride);
                 for i in skip..m {
-                    assert_eq!(again[i * stride..i * stride + n], got[i * stride..i * stride + n], "row {i}");
+                    assert_eq!(
+                        again[i * stride..i * stride + n],
+                        got[i * stride..i * stride + n],
+                        "row {i}"
+                    );
                 }
             }
         }

@@ -36,7 +36,10 @@ fn sample(logits: &[Vec<f32>], sampling: &Sampling, position: u64) -> Vec<(u32, 
     let table = upload(&states.iter().map(|s| s.address()).collect::<Vec<_>>());
     let flat = upload(&logits.concat());
     let best = 5;
-    let (values, ids) = (poisoned(logits.len() * best * 4), poisoned(logits.len() * best * 4));
+    let (values, ids) = (
+        poisoned(logits.len() * best * 4),
+        poisoned(logits.len() * best * 4),
+    );
     let args = args::Sample {
         sessions: table.address(),
         logits: flat.address(),
@@ -47,10 +50,20 @@ fn sample(logits: &[Vec<f32>], sampling: &Sampling, position: u64) -> Vec<(u32, 
         advance: 1,
         choose: 1,
     };
-    with_stream(|stream| unsafe { kernels().sample(stream, &args, logits.len() as u32).unwrap() });
+    with_stream(|stream| unsafe {
+        kernels()
+            .sample(stream, &args, logits.len() as u32)
+            .unwrap()
+    });
     (0..logits.len())
         .map(|i| {
-            let entry = unsafe { results.pointer().cast::<u64>().add(i * slots + 2).read_volatile() };
+            let entry = unsafe {
+                results
+                    .pointer()
+                    .cast::<u64>()
+                    .add(i * slots + 2)
+                    .read_volatile()
+            };
             assert_eq!(entry >> 40, 7, "number of the step");
             let mut state = [args::Session::default()];
             states[i].read(0, &mut state).unwrap();
@@ -64,7 +77,11 @@ fn choices_match() {
     let mut random = Random::new(1, "logits");
     for n_vocab in [1usize, 2, 500, 4096, 128_256] {
         let rows: Vec<Vec<f32>> = (0..3)
-            .map(|i| (0..n_vocab).map(|_| (random.signed_unit() * [1.0, 8.0, 20.0][i]).max(-19.0)).collect())
+            .map(|i| {
+                (0..n_vocab)
+                    .map(|_| (random.signed_unit() * [1.0, 8.0, 20.0][i]).max(-19.0))
+                    .collect()
+            })
             .collect();
         let mut scratch = Scratch::new(n_vocab).unwrap();
         for (temperature, top_k, top_p, min_p) in [
@@ -121,7 +138,11 @@ fn bad_logits_are_told() {
                 temperature,
                 ..Sampling::default()
             };
-            let got = sample(&[nan.clone(), infinite.clone(), nothing.clone()], &sampling, 11);
+            let got = sample(
+                &[nan.clone(), infinite.clone(), nothing.clone()],
+                &sampling,
+                11,
+            );
             assert_eq!(got[0], (n_vocab as u32 / 2, 1));
             assert_eq!(got[1], (n_vocab as u32 - 1, 2));
             assert_eq!(got[2].1, 3);

@@ -4,14 +4,22 @@ use crate::common::tiny::Random;
 use crate::gpu::*;
 use emberlm::backend::cuda::args;
 use emberlm::backend::cuda::driver::Buffer;
-use emberlm::backend::cuda::matrix::{Inputs, Matrix, MatrixSegment, groups, matrix_bytes, repack_args};
+use emberlm::backend::cuda::matrix::{
+    Inputs, Matrix, MatrixSegment, groups, matrix_bytes, repack_args,
+};
 use emberlm::quant::{TensorType, dequantize_row};
 
 pub fn tests(tests: &mut Tests) {
     for ty in TensorType::ALL {
         let name = ty.name();
-        tests.push((format!("repack::{name}"), Box::new(move || repack_is_exact(ty))));
-        tests.push((format!("matvec::{name}"), Box::new(move || matvec_is_right(ty))));
+        tests.push((
+            format!("repack::{name}"),
+            Box::new(move || repack_is_exact(ty)),
+        ));
+        tests.push((
+            format!("matvec::{name}"),
+            Box::new(move || matvec_is_right(ty)),
+        ));
     }
     tests.push(("matvec::fused".into(), Box::new(fused_types)));
     tests.push(("produce".into(), Box::new(produce_is_right)));
@@ -25,7 +33,12 @@ pub struct TestMatrix {
 }
 
 /// Matrices above each other: (type, rows) of each; with a bias if asked for.
-pub fn test_matrix(parts: &[(TensorType, usize)], row_len: usize, bias: bool, seed: u64) -> (TestMatrix, Vec<f32>) {
+pub fn test_matrix(
+    parts: &[(TensorType, usize)],
+    row_len: usize,
+    bias: bool,
+    seed: u64,
+) -> (TestMatrix, Vec<f32>) {
     let mut random = Random::new(seed, "matrix");
     let n_groups = groups(row_len);
     let mut t = TestMatrix {
@@ -98,7 +111,12 @@ fn repack_is_exact(ty: TensorType) {
                     let got = &got[i * width..(i + 1) * width];
                     let want = &t.values[row * row_len..(row + 1) * row_len];
                     for (j, (g, w)) in got.iter().zip(want).enumerate() {
-                        assert_eq!(g.to_bits(), w.to_bits(), "{what} {} {row_len}: row {row} element {j}: {g} {w}", ty.name());
+                        assert_eq!(
+                            g.to_bits(),
+                            w.to_bits(),
+                            "{what} {} {row_len}: row {row} element {j}: {g} {w}",
+                            ty.name()
+                        );
                     }
                     assert!(got[row_len..].iter().all(|v| *v == 0.0), "{what}: padding");
                 }
@@ -115,7 +133,11 @@ fn repack_is_exact(ty: TensorType) {
                 to_f32: 1,
             };
             with_stream(|stream| unsafe { kernels().unpack(stream, &unpack).unwrap() });
-            check(&download(&out, rows * width), &(0..rows).collect::<Vec<_>>(), "unpack");
+            check(
+                &download(&out, rows * width),
+                &(0..rows).collect::<Vec<_>>(),
+                "unpack",
+            );
 
             let half = poisoned(rows * width * 2);
             let unpack = args::Unpack {
@@ -127,8 +149,14 @@ fn repack_is_exact(ty: TensorType) {
             let got: Vec<u16> = download(&half, rows * width);
             for r in 0..rows {
                 for i in 0..row_len {
-                    let want = half::f16::from_f32(t.values[r * row_len + i].clamp(-65504.0, 65504.0));
-                    assert_eq!(got[r * width + i], want.to_bits(), "f16 {} row {r} element {i}", ty.name());
+                    let want =
+                        half::f16::from_f32(t.values[r * row_len + i].clamp(-65504.0, 65504.0));
+                    assert_eq!(
+                        got[r * width + i],
+                        want.to_bits(),
+                        "f16 {} row {r} element {i}",
+                        ty.name()
+                    );
                 }
             }
 
@@ -146,7 +174,11 @@ fn repack_is_exact(ty: TensorType) {
                 count: 3,
             };
             with_stream(|stream| unsafe { kernels().embed(stream, &embed).unwrap() });
-            check(&download(&out, 3 * width), &tokens.map(|t| t as usize), "embed");
+            check(
+                &download(&out, 3 * width),
+                &tokens.map(|t| t as usize),
+                "embed",
+            );
         }
     }
 }
@@ -189,8 +221,15 @@ pub fn test_input(rows: usize, row_len: usize, seed: u64) -> TestInput {
         for i in 0..width {
             let value = f32::from(q[r * width + i]) * d[(r * width + i) / 32];
             let exact = if i < row_len { x[r * row_len + i] } else { 0.0 };
-            assert_eq!(plain[r * width + i], exact, "f32 form of row {r} element {i}");
-            assert!((value - exact).abs() <= d[(r * width + i) / 32] * 0.501, "int8 form of row {r} element {i}");
+            assert_eq!(
+                plain[r * width + i],
+                exact,
+                "f32 form of row {r} element {i}"
+            );
+            assert!(
+                (value - exact).abs() <= d[(r * width + i) / 32] * 0.501,
+                "int8 form of row {r} element {i}"
+            );
             if i < row_len {
                 rounded.push(value);
             }
@@ -213,14 +252,23 @@ pub fn product(values: &[f32], x: &[f32], row_len: usize, bias: &[f32]) -> Vec<f
     x.chunks(row_len)
         .flat_map(|x| {
             values.chunks(row_len).enumerate().map(move |(r, w)| {
-                let sum: f64 = w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+                let sum: f64 = w
+                    .iter()
+                    .zip(x)
+                    .map(|(w, x)| f64::from(*w) * f64::from(*x))
+                    .sum();
                 sum + bias.get(r).map_or(0.0, |b| f64::from(*b))
             })
         })
         .collect()
 }
 
-fn run_matvec(t: &TestMatrix, input: &TestInput, batch: usize, residual: Option<&[f32]>) -> Vec<f32> {
+fn run_matvec(
+    t: &TestMatrix,
+    input: &TestInput,
+    batch: usize,
+    residual: Option<&[f32]>,
+) -> Vec<f32> {
     let rows = t.matrix.rows as usize;
     // A stride of its own; what is between the rows must stay untouched.
     let stride = rows + 3;
@@ -236,13 +284,24 @@ fn run_matvec(t: &TestMatrix, input: &TestInput, batch: usize, residual: Option<
     };
     with_stream(|stream| unsafe {
         kernels()
-            .matvec(stream, &t.matrix, &input.inputs, out.address(), stride as u32, residual.is_some(), batch as u32)
+            .matvec(
+                stream,
+                &t.matrix,
+                &input.inputs,
+                out.address(),
+                stride as u32,
+                residual.is_some(),
+                batch as u32,
+            )
             .unwrap()
     });
     let got: Vec<f32> = download(&out, batch * stride);
     let mut result = Vec::new();
     for row in got.chunks(stride) {
-        assert!(row[rows..].iter().all(|v| v.is_nan()), "written beyond the row");
+        assert!(
+            row[rows..].iter().all(|v| v.is_nan()),
+            "written beyond the row"
+        );
         result.extend(&row[..rows]);
     }
     result
@@ -253,7 +312,10 @@ fn check_matvec(parts: &[(TensorType, usize)], row_len: usize, batches: &[usize]
     let most = batches.iter().copied().max().unwrap();
     let input = test_input(most, row_len, 4);
     let rows = t.matrix.rows as usize;
-    let names: Vec<_> = parts.iter().map(|(t, n)| format!("{} x {n}", t.name())).collect();
+    let names: Vec<_> = parts
+        .iter()
+        .map(|(t, n)| format!("{} x {n}", t.name()))
+        .collect();
     // What each segment reads: int8 for quantized types.
     let mut want = vec![0.0; most * rows];
     let mut first = 0;
@@ -261,7 +323,12 @@ fn check_matvec(parts: &[(TensorType, usize)], row_len: usize, batches: &[usize]
         let float = matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
         let x = if float { &input.x } else { &input.rounded };
         let bias = biases.get(first..first + n).unwrap_or(&[]);
-        let part = product(&t.values[first * row_len..(first + n) * row_len], x, row_len, bias);
+        let part = product(
+            &t.values[first * row_len..(first + n) * row_len],
+            x,
+            row_len,
+            bias,
+        );
         for b in 0..most {
             want[b * rows + first..b * rows + first + n].copy_from_slice(&part[b * n..(b + 1) * n]);
         }
@@ -271,10 +338,16 @@ fn check_matvec(parts: &[(TensorType, usize)], row_len: usize, batches: &[usize]
     for &batch in batches {
         let got = run_matvec(&t, &input, batch, None);
         let error = relative_error(&got, &want[..batch * rows]);
-        assert!(error < 2e-6, "{names:?} row_len {row_len} batch {batch}: error {error}");
+        assert!(
+            error < 2e-6,
+            "{names:?} row_len {row_len} batch {batch}: error {error}"
+        );
         let first: Vec<f32> = got[..rows].to_vec();
         let alone = alone.get_or_insert(first.clone());
-        assert_eq!(*alone, first, "{names:?} row_len {row_len} batch {batch}: bits depend on the batch");
+        assert_eq!(
+            *alone, first,
+            "{names:?} row_len {row_len} batch {batch}: bits depend on the batch"
+        );
     }
     let residual = random_floats(&mut Random::new(5, "residual"), rows);
     let got = run_matvec(&t, &input, 1, Some(&residual));
@@ -287,7 +360,12 @@ fn matvec_is_right(ty: TensorType) {
     let lengths = row_lengths(ty);
     for (i, &row_len) in lengths.iter().enumerate() {
         let rows = [1, 3, 127, 300, 1029][i % 5];
-        check_matvec(&[(ty, rows)], row_len, &[1, 2, 3, 4, 5, 8, 17, 32], i % 2 == 1);
+        check_matvec(
+            &[(ty, rows)],
+            row_len,
+            &[1, 2, 3, 4, 5, 8, 17, 32],
+            i % 2 == 1,
+        );
     }
     // More rows than one round of shared memory holds.
     check_matvec(&[(ty, 40_003)], 256, &[1, 4], true);
@@ -297,14 +375,28 @@ fn fused_types() {
     use TensorType as T;
     check_matvec(&[(T::Q4K, 96), (T::Q6K, 33)], 1024, &[1, 4, 6], true);
     check_matvec(&[(T::Q4K, 4096), (T::Q6K, 1024)], 4096, &[1, 4], false);
-    check_matvec(&[(T::Q8_0, 64), (T::F16, 5), (T::Q4_0, 31)], 96, &[1, 3], true);
-    check_matvec(&[(T::Q6K, 64), (T::Q4K, 100), (T::F32, 1)], 512, &[1, 2], true);
+    check_matvec(
+        &[(T::Q8_0, 64), (T::F16, 5), (T::Q4_0, 31)],
+        96,
+        &[1, 3],
+        true,
+    );
+    check_matvec(
+        &[(T::Q6K, 64), (T::Q4K, 100), (T::F32, 1)],
+        512,
+        &[1, 2],
+        true,
+    );
 }
 
 fn produce_is_right() {
     let mut random = Random::new(9, "produce");
     for len in [1usize, 31, 32, 100, 896, 4096, 14336] {
-        for source in [args::Source::Copy, args::Source::RmsNorm, args::Source::SiluMul] {
+        for source in [
+            args::Source::Copy,
+            args::Source::RmsNorm,
+            args::Source::SiluMul,
+        ] {
             let rows = 3;
             let stride = 2 * len + 1;
             let x = random_floats(&mut random, rows * stride);
@@ -313,7 +405,8 @@ fn produce_is_right() {
             let want: Vec<f64> = x
                 .chunks(stride)
                 .flat_map(|x| {
-                    let square: f64 = x[..len].iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / len as f64;
+                    let square: f64 =
+                        x[..len].iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / len as f64;
                     let rms = 1.0 / (square + f64::from(eps)).sqrt();
                     let weight = &weight;
                     (0..len).map(move |i| {
@@ -349,22 +442,37 @@ fn produce_is_right() {
                 eps,
                 inverse_len: 1.0 / len as f32,
             };
-            with_stream(|stream| unsafe { kernels().produce(stream, &produce, rows as u32).unwrap() });
+            with_stream(|stream| unsafe {
+                kernels().produce(stream, &produce, rows as u32).unwrap()
+            });
             let q: Vec<i8> = download(&q8, rows * width);
             let d: Vec<f32> = download(&scale, rows * n_groups);
             let plain: Vec<f32> = download(&f32, rows * width);
             let halves: Vec<u16> = download(&f16, rows * width);
             let half_scale: Vec<f32> = download(&f16_scale, rows);
             let take = |form: &dyn Fn(usize) -> f32| -> Vec<f32> {
-                (0..rows * width).filter(|i| i % width < len).map(form).collect()
+                (0..rows * width)
+                    .filter(|i| i % width < len)
+                    .map(form)
+                    .collect()
             };
             let what = format!("{source:?} {len}");
-            assert!(relative_error(&take(&|i| plain[i]), &want) < 1e-6, "{what}: f32");
-            assert!(relative_error(&take(&|i| f32::from(q[i]) * d[i / 32]), &want) < 0.01, "{what}: int8");
+            assert!(
+                relative_error(&take(&|i| plain[i]), &want) < 1e-6,
+                "{what}: f32"
+            );
+            assert!(
+                relative_error(&take(&|i| f32::from(q[i]) * d[i / 32]), &want) < 0.01,
+                "{what}: int8"
+            );
             let half = |i: usize| half::f16::from_bits(halves[i]).to_f32() * half_scale[i / width];
             assert!(relative_error(&take(&half), &want) < 4e-4, "{what}: f16");
             for i in (0..rows * width).filter(|i| i % width >= len) {
-                assert_eq!((plain[i], q[i], halves[i]), (0.0, 0, 0), "{what}: padding at {i}");
+                assert_eq!(
+                    (plain[i], q[i], halves[i]),
+                    (0.0, 0, 0),
+                    "{what}: padding at {i}"
+                );
             }
             // The same without the whole-row f16, which is cut into more blocks.
             let again = poisoned(rows * width);
@@ -373,7 +481,9 @@ fn produce_is_right() {
                 f16: 0,
                 ..produce
             };
-            with_stream(|stream| unsafe { kernels().produce(stream, &produce, rows as u32).unwrap() });
+            with_stream(|stream| unsafe {
+                kernels().produce(stream, &produce, rows as u32).unwrap()
+            });
             assert_eq!(download::<i8>(&again, rows * width), q, "{what}");
         }
     }

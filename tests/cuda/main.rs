@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod faults;
 mod gpu;
 mod kernels_attention;
 mod kernels_matmul;
@@ -14,7 +15,12 @@ mod model;
 use libtest_mimic::{Arguments, Trial};
 
 fn main() {
-    let arguments = Arguments::from_args();
+    if faults::child() {
+        return;
+    }
+    let mut arguments = Arguments::from_args();
+    // One at a time: some measure the device's free memory.
+    arguments.test_threads = Some(1);
     let missing = gpu::missing();
     if let Some(reason) = &missing {
         eprintln!("ignored, as there is no GPU to test: {reason}");
@@ -25,6 +31,7 @@ fn main() {
     kernels_attention::tests(&mut tests);
     kernels_sample::tests(&mut tests);
     model::tests(&mut tests);
+    faults::tests(&mut tests);
     let trials = tests
         .into_iter()
         .map(|(name, run)| {

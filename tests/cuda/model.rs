@@ -18,8 +18,14 @@ pub fn tests(tests: &mut Tests) {
     tests.push(("model::hamlet_q4_k_m".into(), Box::new(hamlet_matches)));
     tests.push(("model::tiny_shapes".into(), Box::new(tiny_shapes_match)));
     tests.push(("model::rewind_repeats".into(), Box::new(rewind_repeats)));
-    tests.push(("model::batches_change_nothing".into(), Box::new(batches_change_nothing)));
-    tests.push(("model::out_of_memory_rolls_back".into(), Box::new(out_of_memory_rolls_back)));
+    tests.push((
+        "model::batches_change_nothing".into(),
+        Box::new(batches_change_nothing),
+    ));
+    tests.push((
+        "model::out_of_memory_rolls_back".into(),
+        Box::new(out_of_memory_rolls_back),
+    ));
     tests.push(("model::memory_returns".into(), Box::new(memory_returns)));
 }
 
@@ -32,7 +38,10 @@ fn gpu(network: &Network) -> Arc<CudaWeights> {
 }
 
 fn runner(weights: &Arc<CudaWeights>, context: usize, kv_type: KvType) -> Box<dyn Runner> {
-    weights.clone().create_runner(&options(context, kv_type)).unwrap()
+    weights
+        .clone()
+        .create_runner(&options(context, kv_type))
+        .unwrap()
 }
 
 /// Logits after each token, taken in one at a time.
@@ -50,7 +59,12 @@ fn one_by_one(runner: &mut dyn Runner, tokens: &[u32], n_vocab: usize) -> Vec<Ve
 }
 
 /// Logits after each prefix whose length is in `ends`, taken in from an empty cache.
-fn after_prefixes(runner: &mut dyn Runner, tokens: &[u32], ends: &[usize], n_vocab: usize) -> Vec<Vec<f32>> {
+fn after_prefixes(
+    runner: &mut dyn Runner,
+    tokens: &[u32],
+    ends: &[usize],
+    n_vocab: usize,
+) -> Vec<Vec<f32>> {
     let go = AtomicBool::new(false);
     ends.iter()
         .map(|&end| {
@@ -64,7 +78,9 @@ fn after_prefixes(runner: &mut dyn Runner, tokens: &[u32], ends: &[usize], n_voc
 }
 
 fn best(logits: &[f32]) -> usize {
-    (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap()
+    (0..logits.len())
+        .max_by(|&a, &b| logits[a].total_cmp(&logits[b]))
+        .unwrap()
 }
 
 /// The same token first, where the first two of the reference differ by more than `gap`.
@@ -97,7 +113,10 @@ fn hamlet_matches() {
         let prefilled = after_prefixes(&mut *r, tokens, &ends, n);
         let divergence = mean_divergence(&reference, &prefilled);
         println!("hamlet {kv:?}: prefill, divergence {divergence:.2e}");
-        assert!(divergence < 1e-3, "{kv:?}: prefill: divergence {divergence}");
+        assert!(
+            divergence < 1e-3,
+            "{kv:?}: prefill: divergence {divergence}"
+        );
         same_choice(&reference, &prefilled, 0.3, "prefill");
     }
     let cpu = CpuWeights::load(&network, 2, &mut |_| Ok(())).unwrap();
@@ -105,7 +124,10 @@ fn hamlet_matches() {
     let on_cpu = one_by_one(&mut *c, tokens, n);
     let mut r = runner(&weights, 512, KvType::F16);
     let on_gpu = one_by_one(&mut *r, tokens, n);
-    let wide: Vec<Vec<f64>> = on_cpu.iter().map(|r| r.iter().map(|v| f64::from(*v)).collect()).collect();
+    let wide: Vec<Vec<f64>> = on_cpu
+        .iter()
+        .map(|r| r.iter().map(|v| f64::from(*v)).collect())
+        .collect();
     let divergence = mean_divergence(&wide, &on_gpu);
     println!("hamlet: GPU against CPU, divergence {divergence:.2e}");
     assert!(divergence < 1e-3);
@@ -142,10 +164,37 @@ fn hamlet_matches() {
 fn tiny_shapes_match() {
     let variants = [
         Tiny::default(),
-        Tiny { biases: true, tied: true, ..Tiny::default() },
-        Tiny { heads: 6, kv_heads: 3, head_dim: 10, hidden: 44, ff: 52, vocab: 91, ..Tiny::default() },
-        Tiny { heads: 7, kv_heads: 1, head_dim: 64, hidden: 128, ff: 100, biases: true, ..Tiny::default() },
-        Tiny { heads: 4, kv_heads: 4, head_dim: 128, rotated: Some(64), hidden: 96, ..Tiny::default() },
+        Tiny {
+            biases: true,
+            tied: true,
+            ..Tiny::default()
+        },
+        Tiny {
+            heads: 6,
+            kv_heads: 3,
+            head_dim: 10,
+            hidden: 44,
+            ff: 52,
+            vocab: 91,
+            ..Tiny::default()
+        },
+        Tiny {
+            heads: 7,
+            kv_heads: 1,
+            head_dim: 64,
+            hidden: 128,
+            ff: 100,
+            biases: true,
+            ..Tiny::default()
+        },
+        Tiny {
+            heads: 4,
+            kv_heads: 4,
+            head_dim: 128,
+            rotated: Some(64),
+            hidden: 96,
+            ..Tiny::default()
+        },
     ];
     for (i, tiny) in variants.iter().enumerate() {
         let file = ModelFile::from_bytes(&tiny.bytes()).unwrap();
@@ -186,7 +235,11 @@ fn rewind_repeats() {
         let mut token = first;
         (0..n)
             .map(|i| {
-                let step = Step { token, sampling, position: (from + i) as u64 };
+                let step = Step {
+                    token,
+                    sampling,
+                    position: (from + i) as u64,
+                };
                 let t = r.step(&step, &go).unwrap();
                 token = Some(t);
                 t
@@ -222,7 +275,8 @@ fn memory_returns() {
         let weights = gpu(&network);
         let go = AtomicBool::new(false);
         let mut r = runner(&weights, 2048, KvType::F16);
-        r.extend(&(0..1500).map(|i| i % 400).collect::<Vec<u32>>(), &go).unwrap();
+        r.extend(&(0..1500).map(|i| i % 400).collect::<Vec<u32>>(), &go)
+            .unwrap();
         r.truncate(100);
         r.extend(&[1, 2, 3], &go).unwrap();
     };
@@ -245,12 +299,20 @@ fn batches_change_nothing() {
         seed: i as u64,
         ..Sampling::default()
     };
-    let prompt = |i: usize| -> Vec<u32> { (0..3 + 17 * i as u32).map(|t| (t * 31 + i as u32) % 500).collect() };
+    let prompt = |i: usize| -> Vec<u32> {
+        (0..3 + 17 * i as u32)
+            .map(|t| (t * 31 + i as u32) % 500)
+            .collect()
+    };
     let count = 40;
     let start = |i: usize| {
         let mut r = runner(&weights, 1024, KvType::F16);
         r.extend(&prompt(i), &go).unwrap();
-        let step = Step { token: None, sampling: sampling(i), position: r.len() as u64 };
+        let step = Step {
+            token: None,
+            sampling: sampling(i),
+            position: r.len() as u64,
+        };
         let t = r.step(&step, &go).unwrap();
         (r, t)
     };
@@ -259,7 +321,11 @@ fn batches_change_nothing() {
             let (mut r, mut token) = start(i);
             let mut out = vec![token];
             for _ in 0..count {
-                let step = Step { token: Some(token), sampling: sampling(i), position: r.len() as u64 + 1 };
+                let step = Step {
+                    token: Some(token),
+                    sampling: sampling(i),
+                    position: r.len() as u64 + 1,
+                };
                 token = r.step(&step, &go).unwrap();
                 out.push(token);
             }
@@ -275,9 +341,16 @@ fn batches_change_nothing() {
             let steps: Vec<Step> = runners
                 .iter()
                 .enumerate()
-                .map(|(i, (r, t))| Step { token: Some(*t), sampling: sampling(i), position: r.len() as u64 + 1 })
+                .map(|(i, (r, t))| Step {
+                    token: Some(*t),
+                    sampling: sampling(i),
+                    position: r.len() as u64 + 1,
+                })
                 .collect();
-            let mut refs: Vec<_> = runners.iter_mut().map(|(r, _)| &mut **r as &mut dyn Runner).collect();
+            let mut refs: Vec<_> = runners
+                .iter_mut()
+                .map(|(r, _)| &mut **r as &mut dyn Runner)
+                .collect();
             let tokens = weights.step_batch(&mut refs, &steps, &go).unwrap();
             for (i, t) in tokens.into_iter().enumerate() {
                 let t = t.unwrap();
@@ -318,10 +391,17 @@ fn out_of_memory_rolls_back() {
             Ok(_) => break,
             Err(e) => {
                 assert_eq!(e.status, Status::OutOfMemory, "{e}");
-                assert!(e.message.contains("wanted") && e.message.contains("free"), "{e}");
+                assert!(
+                    e.message.contains("wanted") && e.message.contains("free"),
+                    "{e}"
+                );
             }
         }
-        assert_eq!(context.memory().unwrap().0, before, "allocation {n} of a load");
+        assert_eq!(
+            context.memory().unwrap().0,
+            before,
+            "allocation {n} of a load"
+        );
         n += 1;
     }
     assert!(n >= 3, "a load makes {n} allocations");
@@ -335,7 +415,11 @@ fn out_of_memory_rolls_back() {
             Ok(_) => break,
             Err(e) => assert_eq!(e.status, Status::OutOfMemory, "{e}"),
         }
-        assert_eq!(context.memory().unwrap().0, before, "allocation {m} of a session");
+        assert_eq!(
+            context.memory().unwrap().0,
+            before,
+            "allocation {m} of a session"
+        );
         m += 1;
     }
     assert!(m >= 3, "a session makes {m} allocations");

@@ -332,7 +332,10 @@ impl CpuWeights {
 impl Weights for CpuWeights {
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>> {
         if options.kv_type == KvType::Q8_0 {
-            fail!(Unsupported, "a KV cache in q8_0 is not supported on a CPU; f16 and f32 are");
+            fail!(
+                Unsupported,
+                "a KV cache in q8_0 is not supported on a CPU; f16 and f32 are"
+            );
         }
         let kv = KvCache::new(self.kv_shape(options.kv_type)?, options.context)?;
         let mut decode = self.decode.lock().unwrap_or_else(|e| e.into_inner());

@@ -1,7 +1,10 @@
 //! The structures that kernels take, as `kernels/*.cuh` declare them. Each is the only parameter of
 //! its kernels. Addresses are on the device; 0 stands for NULL.
 
-#![expect(missing_docs, reason = "fields are described where the kernels declare them")]
+#![expect(
+    missing_docs,
+    reason = "fields are described where the kernels declare them"
+)]
 
 use super::driver::Pod;
 use crate::quant::TensorType;
@@ -243,3 +246,20 @@ pub struct Sample {
     pub advance: u32,
     pub choose: u32,
 }
+
+// The kernels assert the same sizes of their twins.
+const _: () = {
+    assert!(size_of::<Session>() == 64);
+    assert!(size_of::<KvLayout>() == 40);
+    assert!(size_of::<Repack>() == 48);
+    assert!(size_of::<Unpack>() == 40);
+    assert!(size_of::<Embed>() == 48);
+    assert!(size_of::<Produce>() == 80);
+    assert!(size_of::<Segment>() == 40);
+    assert!(size_of::<Matvec>() == 232);
+    assert!(size_of::<Matmul>() == 64);
+    assert!(size_of::<Rope>() == 112);
+    assert!(size_of::<Attend>() == 152);
+    assert!(size_of::<Flash>() == 80);
+    assert!(size_of::<Sample>() == 48);
+};

@@ -16,7 +16,10 @@ use std::sync::atomic::AtomicBool;
 /// Most sessions of one pass.
 pub const MAX_BATCH: usize = 32;
 
-const STEP: Ending = Ending { advance: true, choose: true };
+const STEP: Ending = Ending {
+    advance: true,
+    choose: true,
+};
 
 /// What batches of one layout of the KV cache need.
 pub struct Batch {
@@ -48,10 +51,19 @@ impl Batch {
     }
 
     /// Steps all runners, each of which appends a token. On an error none has moved.
-    pub fn step(&mut self, weights: &CudaWeights, runners: &mut [&mut CudaRunner], steps: &[Step], interrupt: &AtomicBool) -> Result<Vec<Result<u32>>> {
+    pub fn step(
+        &mut self,
+        weights: &CudaWeights,
+        runners: &mut [&mut CudaRunner],
+        steps: &[Step],
+        interrupt: &AtomicBool,
+    ) -> Result<Vec<Result<u32>>> {
         let n = runners.len();
         if n == 0 || n > MAX_BATCH || n != steps.len() {
-            fail!(InvalidArgument, "{n} sessions in a batch, which takes 1 to {MAX_BATCH}");
+            fail!(
+                InvalidArgument,
+                "{n} sessions in a batch, which takes 1 to {MAX_BATCH}"
+            );
         }
         let _current = weights.context().enter()?;
         for (runner, step) in runners.iter_mut().zip(steps) {
@@ -60,8 +72,11 @@ impl Batch {
         let addresses: Vec<u64> = runners.iter().map(|r| r.session_address()).collect();
         // SAFETY: read before the call returns; stream order keeps it from the batch before.
         unsafe {
-            self.stream
-                .copy_in(self.table.address(), addresses.as_ptr().cast(), size_of_val(&addresses[..]))?
+            self.stream.copy_in(
+                self.table.address(),
+                addresses.as_ptr().cast(),
+                size_of_val(&addresses[..]),
+            )?
         };
         if self.graphs[n - 1].is_none() {
             let graph = self.stream.capture(|| {

@@ -77,7 +77,13 @@ impl Backend for CudaBackend {
         describe(index).unwrap_or_else(|e| unusable(e.message))
     }
 
-    fn load(&self, index: usize, network: &Network, _options: &LoadOptions, progress: &mut Progress<'_>) -> Result<Arc<dyn Weights>> {
+    fn load(
+        &self,
+        index: usize,
+        network: &Network,
+        _options: &LoadOptions,
+        progress: &mut Progress<'_>,
+    ) -> Result<Arc<dyn Weights>> {
         Ok(CudaWeights::load(index, network, progress)?)
     }
 }

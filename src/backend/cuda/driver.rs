@@ -22,7 +22,10 @@ pub fn init() -> Result<i32> {
     static STATE: OnceLock<(u32, Result<i32>)> = OnceLock::new();
     let (pid, state) = STATE.get_or_init(|| (std::process::id(), start()));
     if *pid != std::process::id() {
-        fail!(DeviceLost, "the driver does not work in a forked child of the process that started it");
+        fail!(
+            DeviceLost,
+            "the driver does not work in a forked child of the process that started it"
+        );
     }
     state.clone()
 }
@@ -30,7 +33,10 @@ pub fn init() -> Result<i32> {
 fn start() -> Result<i32> {
     // SAFETY: loads the driver's library, whose initializers are the vendor's.
     if !unsafe { sys::is_culib_present() } {
-        fail!(NoDevice, "there is no NVIDIA driver (libcuda was not found)");
+        fail!(
+            NoDevice,
+            "there is no NVIDIA driver (libcuda was not found)"
+        );
     }
     let mut version = 0;
     // SAFETY: both functions exist in every driver; `version` is a valid place for an int.
@@ -38,7 +44,10 @@ fn start() -> Result<i32> {
     check(code, "cuDriverGetVersion").map_err(no_device)?;
     if version < OLDEST_DRIVER {
         let (major, minor) = (version / 1000, version % 1000 / 10);
-        fail!(NoDevice, "the NVIDIA driver is too old: it supports CUDA {major}.{minor}, 12.0 is needed");
+        fail!(
+            NoDevice,
+            "the NVIDIA driver is too old: it supports CUDA {major}.{minor}, 12.0 is needed"
+        );
     }
     check(init, "cuInit").map_err(no_device)?;
     Ok(version)
@@ -85,8 +94,11 @@ fn code_text(code: sys::CUresult) -> String {
     let mut text: *const std::ffi::c_char = std::ptr::null();
     // SAFETY: the driver sets `text` to a static string, or leaves NULL for an unknown code.
     unsafe {
-        if sys::cuGetErrorString(code, &mut text) == sys::CUresult::CUDA_SUCCESS && !text.is_null() {
-            return std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned();
+        if sys::cuGetErrorString(code, &mut text) == sys::CUresult::CUDA_SUCCESS && !text.is_null()
+        {
+            return std::ffi::CStr::from_ptr(text)
+                .to_string_lossy()
+                .into_owned();
         }
     }
     format!("error {code:?}")
@@ -127,14 +139,25 @@ pub fn properties(index: usize) -> Result<Properties> {
     // SAFETY: the driver is initialized and all places are valid; the name is NUL-terminated.
     let name = unsafe {
         check(sys::cuDeviceGet(&mut device, index as i32), "cuDeviceGet")?;
-        check(sys::cuDeviceGetName(name.as_mut_ptr(), 255, device), "cuDeviceGetName")?;
-        check(sys::cuDeviceTotalMem_v2(&mut memory, device), "cuDeviceTotalMem")?;
-        std::ffi::CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+        check(
+            sys::cuDeviceGetName(name.as_mut_ptr(), 255, device),
+            "cuDeviceGetName",
+        )?;
+        check(
+            sys::cuDeviceTotalMem_v2(&mut memory, device),
+            "cuDeviceTotalMem",
+        )?;
+        std::ffi::CStr::from_ptr(name.as_ptr())
+            .to_string_lossy()
+            .into_owned()
     };
     let get = |attribute| {
         let mut value = 0;
         // SAFETY: `device` is valid and so is the place.
-        check(unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) }, "cuDeviceGetAttribute")?;
+        check(
+            unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) },
+            "cuDeviceGetAttribute",
+        )?;
         Ok::<i32, Error>(value)
     };
     use sys::CUdevice_attribute as A;
@@ -193,7 +216,10 @@ impl Context {
         // SAFETY: the driver is initialized; places are valid; `Drop` releases what is retained.
         unsafe {
             check(sys::cuDeviceGet(&mut device, index as i32), "cuDeviceGet")?;
-            check(sys::cuDevicePrimaryCtxRetain(&mut raw, device), "opening the device")?;
+            check(
+                sys::cuDevicePrimaryCtxRetain(&mut raw, device),
+                "opening the device",
+            )?;
         }
         Ok(Arc::new(Context {
             raw,
@@ -216,7 +242,11 @@ impl Context {
         // SAFETY: the driver is initialized by the caller's earlier calls; places are valid.
         unsafe {
             check(sys::cuDeviceGet(&mut device, index as i32), "").ok()?;
-            check(sys::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active), "").ok()?;
+            check(
+                sys::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active),
+                "",
+            )
+            .ok()?;
         }
         if active == 0 {
             return None;
@@ -241,7 +271,10 @@ impl Context {
             fail!(DeviceLost, "{message}");
         }
         if !self.is_alive() {
-            fail!(DeviceLost, "the device does not work in a forked child of the process that opened it");
+            fail!(
+                DeviceLost,
+                "the device does not work in a forked child of the process that opened it"
+            );
         }
         // SAFETY: `raw` is retained as long as `self` lives.
         let code = unsafe { sys::cuCtxPushCurrent_v2(self.raw) };
@@ -284,7 +317,10 @@ impl Context {
         let _current = self.enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the context is current; places are valid.
-        self.check(unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) }, "cuMemGetInfo")?;
+        self.check(
+            unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) },
+            "cuMemGetInfo",
+        )?;
         Ok((free as u64, total as u64))
     }
 
@@ -295,7 +331,8 @@ impl Context {
 
     /// Counts an allocation; true if it is the one to fail.
     fn fails_now(&self) -> bool {
-        self.failing.load(Ordering::Relaxed) >= 0 && self.failing.fetch_sub(1, Ordering::Relaxed) == 0
+        self.failing.load(Ordering::Relaxed) >= 0
+            && self.failing.fetch_sub(1, Ordering::Relaxed) == 0
     }
 
     fn out_of_memory(&self, bytes: usize, what: &str) -> Error {
@@ -367,9 +404,18 @@ impl Buffer {
     /// Copies `data` to byte `at` and waits for it.
     pub fn write<T: Copy>(&self, at: usize, data: &[T]) -> Result<()> {
         let _current = self.context.enter()?;
-        assert!(at + size_of_val(data) <= self.bytes, "write within the buffer");
+        assert!(
+            at + size_of_val(data) <= self.bytes,
+            "write within the buffer"
+        );
         // SAFETY: the range lies within the allocation, as just checked, and `data` is readable.
-        let code = unsafe { sys::cuMemcpyHtoD_v2(self.address + at as u64, data.as_ptr().cast(), size_of_val(data)) };
+        let code = unsafe {
+            sys::cuMemcpyHtoD_v2(
+                self.address + at as u64,
+                data.as_ptr().cast(),
+                size_of_val(data),
+            )
+        };
         self.context.check(code, "copy to the device")?;
         // The call returns when `data` is read; streams of ours would not wait for the rest.
         // SAFETY: NULL is the default stream, where the copy is.
@@ -380,9 +426,18 @@ impl Buffer {
     /// Copies from byte `at` to `out` and waits for it.
     pub fn read<T: Pod>(&self, at: usize, out: &mut [T]) -> Result<()> {
         let _current = self.context.enter()?;
-        assert!(at + size_of_val(out) <= self.bytes, "read within the buffer");
+        assert!(
+            at + size_of_val(out) <= self.bytes,
+            "read within the buffer"
+        );
         // SAFETY: the range lies within the allocation; `out` is writable and any bytes are a `T`.
-        let code = unsafe { sys::cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), self.address + at as u64, size_of_val(out)) };
+        let code = unsafe {
+            sys::cuMemcpyDtoH_v2(
+                out.as_mut_ptr().cast(),
+                self.address + at as u64,
+                size_of_val(out),
+            )
+        };
         self.context.check(code, "copy from the device")
     }
 }
@@ -439,7 +494,11 @@ impl Pinned {
         // SAFETY: the context is current and places are valid; the memory is `bytes` long.
         unsafe {
             let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
-            context.allocated(sys::cuMemHostAlloc(&mut pointer, bytes.max(1), flags), bytes, what)?;
+            context.allocated(
+                sys::cuMemHostAlloc(&mut pointer, bytes.max(1), flags),
+                bytes,
+                what,
+            )?;
             std::ptr::write_bytes(pointer.cast::<u8>(), 0, bytes.max(1));
             let code = sys::cuMemHostGetDevicePointer_v2(&mut address, pointer, 0);
             if let Err(e) = context.check(code, what) {

@@ -5,7 +5,7 @@
 
 use super::args;
 use super::driver::{Context, Kernel, Launch, Module, Stream};
-use super::matrix::{Inputs, Matrix};
+use super::matrix::{self, Inputs, Matrix};
 use crate::error::{Result, fail};
 use crate::quant::TensorType;
 use std::collections::HashMap;
@@ -17,7 +17,14 @@ include!(concat!(env!("OUT_DIR"), "/cuda_modules.rs"));
 /// Warps of a matvec block.
 const WARPS: usize = 16;
 /// Rows of input that the matvec kernels are made for.
-const MATVEC_ROWS: [usize; 3] = [1, 4, 8];
+const MATVEC_ROWS: [usize; 2] = [1, 4];
+/// From so many rows on, tensor cores take them all, where there are int8 ones with bulk copies.
+const BATCH_FROM: u32 = 5;
+/// Rows of input that the kernels for batches are made for.
+const BATCH_ROWS: [usize; 2] = [8, 32];
+/// Warps of a block of these, and rows that a warp takes at a time.
+const BATCH_WARPS: usize = 8;
+const BATCH_TILE: usize = 16;
 /// Bytes of weights that a matvec launch asks for ahead of its input: a part of the L2 cache.
 const PREFETCH_BYTES: u64 = 24 << 20;
 /// At least the static shared memory of a matvec block.
@@ -106,8 +113,24 @@ impl Kernels {
                 self.find(matvec_module(ty), &name, beside_barriers)?;
             }
         }
-        for rows in [1, 4] {
-            self.find("matvec_k", &format!("matvec_{ring}{PAIR}_{rows}"), beside_barriers)?;
+        if self.context.properties().capability.0 >= 9 {
+            for ty in TensorType::ALL.into_iter().filter(|ty| !is_float(*ty)) {
+                let module = matvec_module(ty).replace("matvec", "matvec_batch");
+                for rows in BATCH_ROWS {
+                    self.find(
+                        &module,
+                        &format!("matvec_batch_{}_{rows}", ty.name()),
+                        beside_barriers,
+                    )?;
+                }
+            }
+        }
+        for rows in MATVEC_ROWS {
+            self.find(
+                "matvec_k",
+                &format!("matvec_{ring}{PAIR}_{rows}"),
+                beside_barriers,
+            )?;
         }
         Ok(())
     }
@@ -124,7 +147,11 @@ impl Kernels {
 
     /// Shared memory of attention in tiles: stages of keys and values.
     fn attend_shared(&self, dim: usize) -> usize {
-        let stages = if dim <= 128 && self.context.properties().capability.0 >= 8 { 3 } else { 2 };
+        let stages = if dim <= 128 && self.context.properties().capability.0 >= 8 {
+            3
+        } else {
+            2
+        };
         stages * 2 * KV_TILE * dim * 2
     }
 
@@ -151,7 +178,15 @@ impl Kernels {
 
     /// # Safety
     /// As [`Stream::launch`].
-    unsafe fn launch<T: Copy>(&self, stream: &Stream, name: &str, grid: (u32, u32, u32), block: u32, shared: usize, args: &T) -> Result<()> {
+    unsafe fn launch<T: Copy>(
+        &self,
+        stream: &Stream,
+        name: &str,
+        grid: (u32, u32, u32),
+        block: u32,
+        shared: usize,
+        args: &T,
+    ) -> Result<()> {
         let launch = Launch {
             grid,
             block,
@@ -171,7 +206,12 @@ impl Kernels {
         let grid = (threads.div_ceil(128) as u32, 1, 1);
         // SAFETY: the caller's word. Not programmatic: the kernel does not wait.
         unsafe {
-            let launch = Launch { grid, block: 128, shared: 0, programmatic: false };
+            let launch = Launch {
+                grid,
+                block: 128,
+                shared: 0,
+                programmatic: false,
+            };
             stream.launch(self.get("repack")?, &launch, args)
         }
     }
@@ -185,7 +225,12 @@ impl Kernels {
         let grid = (threads.div_ceil(256) as u32, 1, 1);
         // SAFETY: the caller's word. Not programmatic: the kernel does not wait.
         unsafe {
-            let launch = Launch { grid, block: 256, shared: 0, programmatic: false };
+            let launch = Launch {
+                grid,
+                block: 256,
+                shared: 0,
+                programmatic: false,
+            };
             stream.launch(self.get("unpack")?, &launch, args)
         }
     }
@@ -210,7 +255,11 @@ impl Kernels {
         let threads = width.div_ceil(4).next_multiple_of(32);
         let (parts, threads) = if whole_row {
             // Rows of a decode step fit half a block's registers, which leaves room beside it.
-            let most = if args.f16 == 0 && width <= 16 * 512 { 512 } else { PRODUCE_THREADS };
+            let most = if args.f16 == 0 && width <= 16 * 512 {
+                512
+            } else {
+                PRODUCE_THREADS
+            };
             (1, threads.min(most))
         } else {
             (width.div_ceil(1024), threads.min(256))
@@ -223,26 +272,49 @@ impl Kernels {
     ///
     /// # Safety
     /// As [`Stream::launch`]; `input` must hold the forms that the matrix's types need.
-    pub unsafe fn matvec(&self, stream: &Stream, matrix: &Matrix, input: &Inputs, out: u64, out_stride: u32, residual: bool, batch: u32) -> Result<()> {
+    pub unsafe fn matvec(
+        &self,
+        stream: &Stream,
+        matrix: &Matrix,
+        input: &Inputs,
+        out: u64,
+        out_stride: u32,
+        residual: bool,
+        batch: u32,
+    ) -> Result<()> {
+        let wide = batch >= BATCH_FROM && self.context.properties().capability.0 >= 9;
         // Segments that one kernel can do together: all of one type, or the one pair it knows.
         let mut left: Vec<usize> = (0..matrix.segments.len()).collect();
         while let Some(&first) = left.first() {
             let ty = matrix.segments[first].ty;
-            let in_pair = |t: TensorType| matches!(t, TensorType::Q4K | TensorType::Q6K);
-            let pair = batch <= PAIR_ROWS;
+            let in_pair = |t: TensorType| !wide && matches!(t, TensorType::Q4K | TensorType::Q6K);
             let (mine, rest): (Vec<usize>, Vec<usize>) = left.iter().partition(|&&i| {
                 let other = matrix.segments[i].ty;
-                other == ty || (pair && in_pair(ty) && in_pair(other))
+                other == ty || (in_pair(ty) && in_pair(other))
             });
             let mixed = mine.iter().any(|&i: &usize| matrix.segments[i].ty != ty);
-            let name = if mixed { PAIR } else { ty.name() };
-            let most = if is_float(ty) { 1 } else { 8 };
+            let types = if mixed { PAIR } else { ty.name() };
             let mut done = 0;
             while done < batch {
-                let n = (batch - done).min(most);
-                let kernel_rows = MATVEC_ROWS.into_iter().find(|r| *r >= n as usize).unwrap_or(8);
-                let name = format!("matvec_{}{name}_{kernel_rows}", self.ring_prefix());
-                let (args, grid, shared) = self.plan_matvec(matrix, &mine, kernel_rows);
+                let (name, plan, n) = if wide && !is_float(ty) {
+                    let n = (batch - done).min(32);
+                    let rows = if n <= 8 { 8 } else { 32 };
+                    (
+                        format!("matvec_batch_{types}_{rows}"),
+                        self.batch_plan(matrix, ty, rows),
+                        n,
+                    )
+                } else {
+                    let n = (batch - done).min(if is_float(ty) { 1 } else { 4 });
+                    let rows = if n == 1 { 1 } else { 4 };
+                    let ring = self.ring_prefix();
+                    (
+                        format!("matvec_{ring}{types}_{rows}"),
+                        self.row_plan(rows),
+                        n,
+                    )
+                };
+                let (args, grid, shared) = self.plan_matvec(matrix, &mine, &plan);
                 let row = u64::from(done);
                 let width = u64::from(matrix.groups) * 32;
                 let args = args::Matvec {
@@ -250,13 +322,26 @@ impl Kernels {
                     q8_scale: input.q8_scale + row * u64::from(matrix.groups) * 4,
                     f32: input.f32 + row * width * 4,
                     out: out + row * u64::from(out_stride) * 4,
-                    residual: if residual { out + row * u64::from(out_stride) * 4 } else { 0 },
+                    residual: if residual {
+                        out + row * u64::from(out_stride) * 4
+                    } else {
+                        0
+                    },
                     out_stride,
                     batch: n,
                     ..args
                 };
                 // SAFETY: the caller's word.
-                unsafe { self.launch(stream, &name, (grid, 1, 1), (WARPS * 32) as u32, shared, &args)? };
+                unsafe {
+                    self.launch(
+                        stream,
+                        &name,
+                        (grid, 1, 1),
+                        (plan.warps * 32) as u32,
+                        shared,
+                        &args,
+                    )?
+                };
                 done += n;
             }
             left = rest;
@@ -264,30 +349,75 @@ impl Kernels {
         Ok(())
     }
 
+    fn row_plan(&self, rows: usize) -> MatvecPlan {
+        MatvecPlan {
+            rows,
+            warps: WARPS,
+            ring_bytes: self.ring_bytes,
+            blocks: self.multiprocessors
+                * if self.ring_bytes > 0 || rows > 1 {
+                    1
+                } else {
+                    2
+                },
+        }
+    }
+
+    fn batch_plan(&self, matrix: &Matrix, ty: TensorType, rows: usize) -> MatvecPlan {
+        let record = matrix::record_bytes(ty, matrix::slices(ty, matrix.groups).1) as usize;
+        // As `stage_stride` of matvec_batch.cuh.
+        let stage = BATCH_TILE
+            * if record % 32 == 16 {
+                record
+            } else {
+                record + 16
+            };
+        // Two stages where a third of the memory is left for partial sums.
+        let two = BATCH_WARPS * 2 * stage <= self.context.properties().shared_bytes * 2 / 3;
+        MatvecPlan {
+            rows,
+            warps: BATCH_WARPS,
+            ring_bytes: if two { 2 * stage } else { stage },
+            blocks: self.multiprocessors,
+        }
+    }
+
     /// Arguments, blocks and shared memory of a launch over some segments of a matrix.
-    fn plan_matvec(&self, matrix: &Matrix, which: &[usize], kernel_rows: usize) -> (args::Matvec, u32, usize) {
-        let ring = WARPS * self.ring_bytes;
+    fn plan_matvec(
+        &self,
+        matrix: &Matrix,
+        which: &[usize],
+        plan: &MatvecPlan,
+    ) -> (args::Matvec, u32, usize) {
+        let ring = plan.warps * plan.ring_bytes;
         let bytes: f64 = which.iter().map(|&i| matrix.segments[i].bytes as f64).sum();
-        let slices = which.iter().map(|&i| matrix.segments[i].slices(matrix.groups)).max().unwrap_or(1);
+        let slices = which
+            .iter()
+            .map(|&i| matrix.segments[i].slices(matrix.groups))
+            .max()
+            .unwrap_or(1);
         // Partial sums: 4 bytes for each slice, row and input row.
-        let per_row = slices as usize * kernel_rows * 4;
+        let per_row = slices as usize * plan.rows * 4;
         let limit = self.context.properties().shared_bytes - ring - STATIC_SHARED;
-        let base_blocks = self.multiprocessors * if self.ring_bytes > 0 { 1 } else { 2 };
         let mut args = args::Matvec {
             n_segments: which.len() as u32,
             groups: matrix.groups,
-            ring_bytes: self.ring_bytes as u32,
+            ring_bytes: plan.ring_bytes as u32,
             ..Default::default()
         };
         let mut first_block = 0;
         let mut most_rows = 1;
         for (to, &i) in args.segments.iter_mut().zip(which) {
             let s = &matrix.segments[i];
-            let share = (f64::from(base_blocks) * s.bytes as f64 / bytes).round() as u32;
+            let share = (f64::from(plan.blocks) * s.bytes as f64 / bytes).round() as u32;
             let blocks = share.clamp(1, s.rows);
             *to = args::Segment {
                 matrix: s.address,
-                bias: if matrix.bias == 0 { 0 } else { matrix.bias + u64::from(s.out_offset) * 4 },
+                bias: if matrix.bias == 0 {
+                    0
+                } else {
+                    matrix.bias + u64::from(s.out_offset) * 4
+                },
                 ty: args::type_number(s.ty),
                 rows: s.rows,
                 first_block,
@@ -298,7 +428,10 @@ impl Kernels {
             first_block += blocks;
             most_rows = most_rows.max(s.rows.div_ceil(blocks));
         }
-        let chunk = (most_rows as usize).min((limit.min(96 * 1024) / per_row).max(1));
+        let mut chunk = (most_rows as usize).min((limit.min(96 * 1024) / per_row).max(1));
+        if plan.warps == BATCH_WARPS && chunk < most_rows as usize && chunk > BATCH_TILE {
+            chunk = chunk / BATCH_TILE * BATCH_TILE;
+        }
         args.chunk_rows = chunk as u32;
         args.prefetch_bytes = (PREFETCH_BYTES / u64::from(first_block)) as u32 / 16 * 16;
         (args, first_block, ring + chunk * per_row)
@@ -366,7 +499,11 @@ impl Kernels {
             // SAFETY: the caller's word.
             unsafe { self.rope_append(stream, &rope, batch)? };
         }
-        let grid = (args.n_chunks, args.layout.n_kv_heads * args.head_parts, batch);
+        let grid = (
+            args.n_chunks,
+            args.layout.n_kv_heads * args.head_parts,
+            batch,
+        );
         let width = args.n_heads * args.layout.head_dim;
         // SAFETY: the caller's word.
         unsafe {
@@ -388,7 +525,16 @@ impl Kernels {
         let q8 = if args.layout.q8 != 0 { "q8_" } else { "" };
         let grid = (args.rows.div_ceil(64), args.n_heads, 1);
         // SAFETY: the caller's word.
-        unsafe { self.launch(stream, &format!("flash_{q8}{dim}"), grid, 128, flash_shared(dim), args) }
+        unsafe {
+            self.launch(
+                stream,
+                &format!("flash_{q8}{dim}"),
+                grid,
+                128,
+                flash_shared(dim),
+                args,
+            )
+        }
     }
 
     /// Chooses tokens and ends the step of `batch` sessions.
@@ -406,8 +552,17 @@ impl Kernels {
     }
 }
 
-/// Most rows of input that the kernel of two types takes.
-const PAIR_ROWS: u32 = 4;
+/// How a matvec kernel is launched.
+struct MatvecPlan {
+    /// Rows of input that the kernel is made for.
+    rows: usize,
+    warps: usize,
+    /// Of each warp.
+    ring_bytes: usize,
+    /// To share among the segments.
+    blocks: u32,
+}
+
 /// The two types that one matvec kernel takes together.
 const PAIR: &str = "Q4_K_Q6_K";
 
@@ -428,6 +583,7 @@ fn is_float(ty: TensorType) -> bool {
     matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16)
 }
 
+/// The kernel file of a type's products.
 fn matvec_module(ty: TensorType) -> &'static str {
     use TensorType as T;
     match ty {

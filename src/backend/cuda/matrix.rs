@@ -100,7 +100,14 @@ pub fn matrix_bytes(ty: TensorType, groups: u32, rows: u32) -> u64 {
 }
 
 /// The arguments that repack `rows` rows of a tensor into `segment` from row `first_row` on.
-pub fn repack_args(segment: &MatrixSegment, groups: u32, raw: u64, row_len: usize, first_row: u32, rows: u32) -> super::args::Repack {
+pub fn repack_args(
+    segment: &MatrixSegment,
+    groups: u32,
+    raw: u64,
+    row_len: usize,
+    first_row: u32,
+    rows: u32,
+) -> super::args::Repack {
     super::args::Repack {
         raw,
         matrix: segment.address,

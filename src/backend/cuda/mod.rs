@@ -2,10 +2,10 @@
 
 pub mod args;
 pub mod batch;
+mod device;
 pub mod driver;
 pub mod kernels;
 pub mod matrix;
-mod device;
 pub mod plan;
 pub mod prefill;
 pub mod runner;

@@ -99,7 +99,10 @@ impl Jobs {
 
     fn norm(&mut self, norm: &Norm) -> Result<NormPlan> {
         let weight = self.vector(floats(&norm.weight)?);
-        Ok(NormPlan { weight, eps: norm.eps })
+        Ok(NormPlan {
+            weight,
+            eps: norm.eps,
+        })
     }
 
     /// Matrices with the same input, one above the other; neighbours of one type share a segment.
@@ -157,7 +160,12 @@ impl Jobs {
 fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
     match tensor.to_f32() {
         Some(values) => Ok(values),
-        None => fail!(Unsupported, "tensor {}: type {} for a vector", tensor.name, tensor.ty.name()),
+        None => fail!(
+            Unsupported,
+            "tensor {}: type {} for a vector",
+            tensor.name,
+            tensor.ty.name()
+        ),
     }
 }
 
@@ -172,7 +180,10 @@ impl Plan {
         };
         let (n_kv_heads, head_dim) = (first.attention.n_kv_heads, first.attention.head_dim);
         if head_dim > MAX_HEAD_DIM {
-            fail!(Unsupported, "heads of {head_dim} elements; the GPU's attention takes {MAX_HEAD_DIM}");
+            fail!(
+                Unsupported,
+                "heads of {head_dim} elements; the GPU's attention takes {MAX_HEAD_DIM}"
+            );
         }
         let embedding = Linear {
             weight: network.embedding.clone(),
@@ -184,7 +195,10 @@ impl Plan {
             let a = &block.attention;
             let f = &block.feed_forward;
             if (a.n_kv_heads, a.head_dim) != (n_kv_heads, head_dim) {
-                fail!(Unsupported, "layer {i} has KV heads of another shape than layer 0");
+                fail!(
+                    Unsupported,
+                    "layer {i} has KV heads of another shape than layer 0"
+                );
             }
             let crate::model::Activation::Silu = f.activation;
             layers.push(LayerPlan {
@@ -204,11 +218,12 @@ impl Plan {
             });
         }
         let final_norm = jobs.norm(&network.final_norm)?;
-        let head = if network.head.weight.same_data(&network.embedding) && network.head.bias.is_none() {
-            embedding_matrix.clone()
-        } else {
-            jobs.fuse(&[&network.head])?
-        };
+        let head =
+            if network.head.weight.same_data(&network.embedding) && network.head.bias.is_none() {
+                embedding_matrix.clone()
+            } else {
+                jobs.fuse(&[&network.head])?
+            };
         let plan = Plan {
             hidden: network.hidden as u32,
             n_vocab: network.n_vocab as u32,
@@ -235,24 +250,37 @@ impl Plan {
         matrix(&mut self.head);
         self.final_norm.weight += base;
         for layer in &mut self.layers {
-            for m in [&mut layer.qkv, &mut layer.output, &mut layer.gate_up, &mut layer.down] {
+            for m in [
+                &mut layer.qkv,
+                &mut layer.output,
+                &mut layer.gate_up,
+                &mut layer.down,
+            ] {
                 matrix(m);
             }
             layer.attention_norm.weight += base;
             layer.feed_forward_norm.weight += base;
             layer.inv_freq += base;
         }
-        jobs.matrices.iter_mut().for_each(|j| j.segment.address += base);
+        jobs.matrices
+            .iter_mut()
+            .for_each(|j| j.segment.address += base);
     }
 
     /// Every matrix of the layers.
     pub fn layer_matrices(&self) -> impl Iterator<Item = &Matrix> {
-        self.layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down])
+        self.layers
+            .iter()
+            .flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down])
     }
 
     /// Most groups of 32 that an input row of a product has.
     pub fn widest_input(&self) -> u32 {
-        self.layer_matrices().chain([&self.head]).map(|m| m.groups).max().unwrap_or(1)
+        self.layer_matrices()
+            .chain([&self.head])
+            .map(|m| m.groups)
+            .max()
+            .unwrap_or(1)
     }
 
     /// Elements of the widest f32 row between two kernels.

@@ -41,7 +41,10 @@ fn places(plan: &Plan) -> (Places, u64) {
     let mut arena = Arena::default();
     let rows = CHUNK as u64;
     let heads = u64::from(plan.n_heads_max()) * u64::from(plan.head_dim);
-    let weights = plan.layer_matrices().map(|m| u64::from(m.rows) * u64::from(m.groups) * 64).max();
+    let weights = plan
+        .layer_matrices()
+        .map(|m| u64::from(m.rows) * u64::from(m.groups) * 64)
+        .max();
     let places = Places {
         tokens: arena.take(rows * 4),
         h: arena.take(rows * u64::from(plan.embedding.groups) * 128),
@@ -93,8 +96,20 @@ impl PrefillBuffers {
     /// The session (whose address is at `sessions`), its cache up to the new positions, the plan's
     /// memory and this memory must be valid until the work is done, and nothing else may use this
     /// memory meanwhile.
-    #[expect(clippy::too_many_arguments, reason = "the same things that a step takes")]
-    pub unsafe fn enqueue(&self, kernels: &Kernels, plan: &Plan, layout: &KvLayout, stream: &Stream, sessions: u64, tokens: &[u32], interrupt: &AtomicBool) -> Result<()> {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the same things that a step takes"
+    )]
+    pub unsafe fn enqueue(
+        &self,
+        kernels: &Kernels,
+        plan: &Plan,
+        layout: &KvLayout,
+        stream: &Stream,
+        sessions: u64,
+        tokens: &[u32],
+        interrupt: &AtomicBool,
+    ) -> Result<()> {
         let work = Enqueue {
             buffers: self,
             kernels,
@@ -123,7 +138,11 @@ impl PrefillBuffers {
         }
         for (i, layer) in plan.layers.iter().enumerate() {
             if interrupt.load(Ordering::Relaxed) {
-                fail!(Interrupted, "interrupted while evaluating {} tokens", tokens.len());
+                fail!(
+                    Interrupted,
+                    "interrupted while evaluating {} tokens",
+                    tokens.len()
+                );
             }
             // SAFETY: the caller's word.
             unsafe { work.layer(i as u32, layer)? };
@@ -180,11 +199,23 @@ impl Enqueue<'_> {
             self.matmul(&layer.qkv, at.wide, b.wide_stride, false)?;
             self.kernels.rope_append(self.stream, &rope, self.rows)?;
             self.kernels.flash(self.stream, &flash)?;
-            self.produce(args::Source::Copy, at.attended, heads, heads, layer.output.groups)?;
+            self.produce(
+                args::Source::Copy,
+                at.attended,
+                heads,
+                heads,
+                layer.output.groups,
+            )?;
             self.matmul(&layer.output, at.h, b.h_stride, true)?;
             self.norm(layer.feed_forward_norm, layer.gate_up.groups)?;
             self.matmul(&layer.gate_up, at.wide, b.wide_stride, false)?;
-            self.produce(args::Source::SiluMul, at.wide, b.wide_stride, layer.n_ff, layer.down.groups)?;
+            self.produce(
+                args::Source::SiluMul,
+                at.wide,
+                b.wide_stride,
+                layer.n_ff,
+                layer.down.groups,
+            )?;
             self.matmul(&layer.down, at.h, b.h_stride, true)
         }
     }
@@ -211,7 +242,14 @@ impl Enqueue<'_> {
 
     /// # Safety
     /// As [`PrefillBuffers::enqueue`].
-    unsafe fn produce(&self, source: args::Source, x: u64, x_stride: u32, len: u32, groups: u32) -> Result<()> {
+    unsafe fn produce(
+        &self,
+        source: args::Source,
+        x: u64,
+        x_stride: u32,
+        len: u32,
+        groups: u32,
+    ) -> Result<()> {
         let produce = args::Produce {
             x,
             f16: self.buffers.at.x,
@@ -228,7 +266,13 @@ impl Enqueue<'_> {
 
     /// # Safety
     /// As [`PrefillBuffers::enqueue`].
-    unsafe fn matmul(&self, matrix: &Matrix, out: u64, out_stride: u32, residual: bool) -> Result<()> {
+    unsafe fn matmul(
+        &self,
+        matrix: &Matrix,
+        out: u64,
+        out_stride: u32,
+        residual: bool,
+    ) -> Result<()> {
         let at = self.buffers.at;
         for s in &matrix.segments {
             let unpack = args::Unpack {

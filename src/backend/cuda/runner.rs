@@ -17,9 +17,18 @@ const RESULT_SLOTS: u32 = 64;
 
 /// The kinds of step, each captured once.
 const KINDS: [Ending; 3] = [
-    Ending { advance: true, choose: true },
-    Ending { advance: true, choose: false },
-    Ending { advance: false, choose: true },
+    Ending {
+        advance: true,
+        choose: true,
+    },
+    Ending {
+        advance: true,
+        choose: false,
+    },
+    Ending {
+        advance: false,
+        choose: true,
+    },
 ];
 
 /// The state of one session.
@@ -63,7 +72,11 @@ impl CudaRunner {
         let layout = weights.plan().kv_layout(options.kv_type)?;
         let tiles = options.context.div_ceil(layout.tile as usize) as u64;
         let Some(kv_bytes) = tiles.checked_mul(layout.tile_bytes) else {
-            fail!(OutOfMemory, "a context of {} positions does not fit the address space", options.context);
+            fail!(
+                OutOfMemory,
+                "a context of {} positions does not fit the address space",
+                options.context
+            );
         };
         let mut kv = Range::reserve(&context, kv_bytes as usize)?;
         kv.grow(layout.tile_bytes.min(kv_bytes) as usize, "KV cache")?;
@@ -112,14 +125,24 @@ impl CudaRunner {
             // SAFETY: the graph lives in this structure beside all memory that it names but the
             // weights, which it holds an `Arc` of. The cache is grown before each launch.
             unsafe {
-                self.buffers
-                    .enqueue(w.kernels(), w.plan(), &self.layout, &self.stream, self.table.address(), 1, kind)
+                self.buffers.enqueue(
+                    w.kernels(),
+                    w.plan(),
+                    &self.layout,
+                    &self.stream,
+                    self.table.address(),
+                    1,
+                    kind,
+                )
             }
         })
     }
 
     fn launch(&self, kind: Ending) -> Result<()> {
-        let i = KINDS.iter().position(|k| *k == kind).expect("a kind of step");
+        let i = KINDS
+            .iter()
+            .position(|k| *k == kind)
+            .expect("a kind of step");
         let graph = self.graphs[i].as_ref().expect("captured in `new`");
         // SAFETY: as in `capture`; `Drop` waits for the stream.
         unsafe { self.stream.launch_graph(graph) }
@@ -155,13 +178,30 @@ impl CudaRunner {
         Ok(())
     }
 
-    fn set_sampling(&mut self, stream: &Stream, sampling: &Sampling, draw_offset: u64) -> Result<()> {
+    fn set_sampling(
+        &mut self,
+        stream: &Stream,
+        sampling: &Sampling,
+        draw_offset: u64,
+    ) -> Result<()> {
         if self.mirror.sampling != Some(*sampling) {
             self.mirror.sampling = None;
-            self.set32(stream, offset_of!(args::Session, temperature), sampling.temperature.to_bits())?;
+            self.set32(
+                stream,
+                offset_of!(args::Session, temperature),
+                sampling.temperature.to_bits(),
+            )?;
             self.set32(stream, offset_of!(args::Session, top_k), sampling.top_k)?;
-            self.set32(stream, offset_of!(args::Session, top_p), sampling.top_p.to_bits())?;
-            self.set32(stream, offset_of!(args::Session, min_p), sampling.min_p.to_bits())?;
+            self.set32(
+                stream,
+                offset_of!(args::Session, top_p),
+                sampling.top_p.to_bits(),
+            )?;
+            self.set32(
+                stream,
+                offset_of!(args::Session, min_p),
+                sampling.min_p.to_bits(),
+            )?;
             self.set64(stream, offset_of!(args::Session, seed), sampling.seed)?;
             self.mirror.sampling = Some(*sampling);
         }
@@ -176,10 +216,15 @@ impl CudaRunner {
     /// Backs the cache for `positions` positions.
     fn grow(&mut self, positions: usize) -> Result<()> {
         if positions > self.context {
-            fail!(ContextFull, "{positions} positions do not fit a context of {}", self.context);
+            fail!(
+                ContextFull,
+                "{positions} positions do not fit a context of {}",
+                self.context
+            );
         }
         let tiles = positions.div_ceil(self.layout.tile as usize);
-        self.kv.grow(tiles * self.layout.tile_bytes as usize, "KV cache")
+        self.kv
+            .grow(tiles * self.layout.tile_bytes as usize, "KV cache")
     }
 
     /// Evaluates all tokens but the last as matrix products, and the last as a decode step does, so
@@ -224,12 +269,19 @@ impl CudaRunner {
             result.and(idle)?;
         }
         if interrupt.load(Ordering::Relaxed) {
-            fail!(Interrupted, "interrupted while evaluating {} tokens", tokens.len());
+            fail!(
+                Interrupted,
+                "interrupted while evaluating {} tokens",
+                tokens.len()
+            );
         }
         self.set_position(&stream, start + first.len())?;
         self.set_token(&stream, last)?;
         self.mirror.position = None;
-        self.launch(Ending { advance: true, choose: false })?;
+        self.launch(Ending {
+            advance: true,
+            choose: false,
+        })?;
         self.stream.synchronize()?;
         self.mirror.position = Some((start + tokens.len()) as u32);
         Ok(())
@@ -239,7 +291,8 @@ impl CudaRunner {
     fn result(&self) -> Option<u64> {
         let slot = (self.started - 1) % RESULT_SLOTS;
         // SAFETY: the ring has this entry, 8-byte aligned; the device writes entries as whole words.
-        let entry = unsafe { AtomicU64::from_ptr(self.results.pointer().cast::<u64>().add(slot as usize)) };
+        let entry =
+            unsafe { AtomicU64::from_ptr(self.results.pointer().cast::<u64>().add(slot as usize)) };
         let value = entry.load(Ordering::Acquire);
         ((value >> 40) as u32 == self.started & 0xff_ffff).then_some(value)
     }
@@ -285,7 +338,10 @@ impl Runner for CudaRunner {
         }
         let n = out.len().min(self.weights.plan().n_vocab as usize);
         // SAFETY: `out` is valid until the stream is idle, which is awaited; sizes as allocated.
-        unsafe { self.stream.copy_out(out.as_mut_ptr().cast(), self.buffers.logits(0), n * 4)? };
+        unsafe {
+            self.stream
+                .copy_out(out.as_mut_ptr().cast(), self.buffers.logits(0), n * 4)?
+        };
         self.stream.synchronize()
     }
 
@@ -377,7 +433,12 @@ impl CudaRunner {
     }
 
     /// Brings the device-side state to where `step` begins, on `stream`.
-    pub(super) fn prepare(&mut self, stream: &Stream, step: &Step, interrupt: &AtomicBool) -> Result<()> {
+    pub(super) fn prepare(
+        &mut self,
+        stream: &Stream,
+        step: &Step,
+        interrupt: &AtomicBool,
+    ) -> Result<()> {
         if self.pending.is_some() {
             fail!(DecodePending, "a step is under way");
         }
@@ -392,7 +453,11 @@ impl CudaRunner {
             fail!(Internal, "there are no logits to choose from");
         }
         self.set_position(stream, self.len)?;
-        self.set_sampling(stream, &step.sampling, step.position.wrapping_sub(after as u64))
+        self.set_sampling(
+            stream,
+            &step.sampling,
+            step.position.wrapping_sub(after as u64),
+        )
     }
 
     /// Notes that a prepared step is under way.

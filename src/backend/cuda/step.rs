@@ -86,7 +86,9 @@ pub struct Ending {
 
 /// Parts that a context is cut into at most: enough for two blocks a multiprocessor.
 fn chunks(plan: &Plan, multiprocessors: u32) -> u32 {
-    (2 * multiprocessors).div_ceil(plan.n_kv_heads).clamp(1, 128)
+    (2 * multiprocessors)
+        .div_ceil(plan.n_kv_heads)
+        .clamp(1, 128)
 }
 
 fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
@@ -124,14 +126,20 @@ impl StepBuffers {
         let (mut at, bytes) = places(plan, rows, multiprocessors);
         let memory = Buffer::new(context, bytes as usize, "memory of a decode step")?;
         let heads = plan.n_heads_max() as usize;
-        at.all().into_iter().for_each(|place| *place += memory.address());
+        at.all()
+            .into_iter()
+            .for_each(|place| *place += memory.address());
         Ok(StepBuffers {
             at,
             h_stride: plan.embedding.groups * 32,
             wide_stride: plan.widest_row(),
             n_chunks: chunks(plan, multiprocessors),
             n_vocab: plan.n_vocab,
-            tickets: Buffer::from_slice(context, &vec![0u32; rows as usize * heads], "memory of a decode step")?,
+            tickets: Buffer::from_slice(
+                context,
+                &vec![0u32; rows as usize * heads],
+                "memory of a decode step",
+            )?,
             _memory: memory,
         })
     }
@@ -154,7 +162,16 @@ impl StepBuffers {
     /// # Safety
     /// The sessions, their caches up to their positions, the plan's memory and this memory must be
     /// valid until the work is done, and nothing else may use this memory meanwhile.
-    pub unsafe fn enqueue(&self, kernels: &Kernels, plan: &Plan, layout: &KvLayout, stream: &Stream, sessions: u64, batch: u32, ending: Ending) -> Result<()> {
+    pub unsafe fn enqueue(
+        &self,
+        kernels: &Kernels,
+        plan: &Plan,
+        layout: &KvLayout,
+        stream: &Stream,
+        sessions: u64,
+        batch: u32,
+        ending: Ending,
+    ) -> Result<()> {
         let step = Enqueue {
             buffers: self,
             kernels,
@@ -246,7 +263,11 @@ impl Enqueue<'_> {
         let (q8, f32) = consumer.needs();
         let at = self.buffers.at;
         let or_none = |address, wanted| if wanted { address } else { 0 };
-        (or_none(at.q8, q8), or_none(at.q8_scale, q8), or_none(at.f32, f32))
+        (
+            or_none(at.q8, q8),
+            or_none(at.q8_scale, q8),
+            or_none(at.f32, f32),
+        )
     }
 
     /// # Safety
@@ -292,12 +313,25 @@ impl Enqueue<'_> {
 
     /// # Safety
     /// As [`StepBuffers::enqueue`].
-    unsafe fn matvec(&self, matrix: &Matrix, out: u64, out_stride: u32, residual: bool) -> Result<()> {
+    unsafe fn matvec(
+        &self,
+        matrix: &Matrix,
+        out: u64,
+        out_stride: u32,
+        residual: bool,
+    ) -> Result<()> {
         let inputs = self.buffers.inputs();
         // SAFETY: the caller's word.
         unsafe {
-            self.kernels
-                .matvec(self.stream, matrix, &inputs, out, out_stride, residual, self.batch)
+            self.kernels.matvec(
+                self.stream,
+                matrix,
+                &inputs,
+                out,
+                out_stride,
+                residual,
+                self.batch,
+            )
         }
     }
 

@@ -26,7 +26,12 @@ struct Piece<'a> {
 
 /// Uploads everything; calls `progress` in this thread. An error of `progress` stops the upload and
 /// is returned.
-pub fn upload(kernels: &Kernels, jobs: &Jobs, memory: &Buffer, progress: &mut Progress<'_>) -> Result<()> {
+pub fn upload(
+    kernels: &Kernels,
+    jobs: &Jobs,
+    memory: &Buffer,
+    progress: &mut Progress<'_>,
+) -> Result<()> {
     for vector in &jobs.vectors {
         memory.write(vector.offset as usize, &vector.values)?;
     }
@@ -55,7 +60,10 @@ pub fn upload(kernels: &Kernels, jobs: &Jobs, memory: &Buffer, progress: &mut Pr
         let result = run(kernels, &pieces, slot_bytes, &next, &done, &stop);
         if let Err(e) = result {
             stop.store(true, Ordering::Relaxed);
-            failure.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(e);
+            failure
+                .lock()
+                .unwrap_or_else(|e| e.into_inner())
+                .get_or_insert(e);
         }
         running.fetch_sub(1, Ordering::Release);
     };
@@ -63,7 +71,10 @@ pub fn upload(kernels: &Kernels, jobs: &Jobs, memory: &Buffer, progress: &mut Pr
     std::thread::scope(|scope| {
         let mut spawned = 0;
         for _ in 0..threads {
-            match std::thread::Builder::new().name("ember-upload".into()).spawn_scoped(scope, work) {
+            match std::thread::Builder::new()
+                .name("ember-upload".into())
+                .spawn_scoped(scope, work)
+            {
                 Ok(_) => spawned += 1,
                 Err(_) => _ = running.fetch_sub(1, Ordering::Release),
             }
@@ -91,7 +102,14 @@ pub fn upload(kernels: &Kernels, jobs: &Jobs, memory: &Buffer, progress: &mut Pr
 }
 
 /// One thread's share: takes pieces until none is left.
-fn run(kernels: &Kernels, pieces: &[Piece<'_>], slot_bytes: usize, next: &AtomicUsize, done: &AtomicU64, stop: &AtomicBool) -> Result<()> {
+fn run(
+    kernels: &Kernels,
+    pieces: &[Piece<'_>],
+    slot_bytes: usize,
+    next: &AtomicUsize,
+    done: &AtomicU64,
+    stop: &AtomicBool,
+) -> Result<()> {
     let context = kernels.context();
     let _current = context.enter()?;
     let stream = Stream::new(context, 0)?;

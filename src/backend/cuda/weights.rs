@@ -28,13 +28,21 @@ impl CudaWeights {
     ///
     /// Errors: `Unsupported` for what the kernels cannot do; `OutOfMemory` with the bytes wanted and
     /// free; `NoDevice`; those of the device; whatever `progress` fails with.
-    pub fn load(index: usize, network: &Network, progress: &mut Progress<'_>) -> Result<Arc<CudaWeights>> {
+    pub fn load(
+        index: usize,
+        network: &Network,
+        progress: &mut Progress<'_>,
+    ) -> Result<Arc<CudaWeights>> {
         let context = Context::new(index)?;
         CudaWeights::load_into(&context, network, progress)
     }
 
     /// The same with an opened device.
-    pub fn load_into(context: &Arc<Context>, network: &Network, progress: &mut Progress<'_>) -> Result<Arc<CudaWeights>> {
+    pub fn load_into(
+        context: &Arc<Context>,
+        network: &Network,
+        progress: &mut Progress<'_>,
+    ) -> Result<Arc<CudaWeights>> {
         let (mut plan, mut jobs) = Plan::new(network)?;
         let kernels = Kernels::load(context)?;
         let memory = Buffer::new(context, plan.bytes as usize, "weights")?;
@@ -78,7 +86,12 @@ impl Weights for CudaWeights {
         Ok(Box::new(CudaRunner::new(self, options)?))
     }
 
-    fn step_batch(&self, runners: &mut [&mut dyn Runner], steps: &[Step], interrupt: &AtomicBool) -> Result<Vec<Result<u32>>> {
+    fn step_batch(
+        &self,
+        runners: &mut [&mut dyn Runner],
+        steps: &[Step],
+        interrupt: &AtomicBool,
+    ) -> Result<Vec<Result<u32>>> {
         // A step without a token only chooses again, which is nothing to share.
         if steps.iter().any(|s| s.token.is_none()) {
             let pairs = runners.iter_mut().zip(steps);
@@ -97,7 +110,10 @@ impl Weights for CudaWeights {
         };
         let layout = *first.layout();
         if mine.iter().any(|r| *r.layout() != layout) {
-            fail!(InvalidArgument, "sessions with KV caches of different types in one batch");
+            fail!(
+                InvalidArgument,
+                "sessions with KV caches of different types in one batch"
+            );
         }
         let mut batches = self.batches.lock().unwrap_or_else(|e| e.into_inner());
         let at = match batches.iter().position(|b| b.serves(&layout)) {
@@ -115,6 +131,8 @@ impl Weights for CudaWeights {
     }
 
     fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
-        self.plan.kv_layout(kv_type).map_or(0, |l| l.tile_bytes / u64::from(l.tile))
+        self.plan
+            .kv_layout(kv_type)
+            .map_or(0, |l| l.tile_bytes / u64::from(l.tile))
     }
 }

@@ -241,7 +241,13 @@ fn decode_rate(session: &mut Session, prompt: &[u32], args: &Args) -> emberlm::R
 }
 
 /// Tokens per second of all sessions together, each with another token in its context.
-fn batch_rate(model: &Arc<Model>, count: usize, kv_type: KvType, tokens: &[u32], args: &Args) -> emberlm::Result<Samples> {
+fn batch_rate(
+    model: &Arc<Model>,
+    count: usize,
+    kv_type: KvType,
+    tokens: &[u32],
+    args: &Args,
+) -> emberlm::Result<Samples> {
     let mut sessions = Vec::new();
     for i in 0..count {
         let mut session = session(model, args.generate + 2, kv_type)?;

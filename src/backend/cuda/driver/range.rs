@@ -76,8 +76,13 @@ impl Range {
         // SAFETY: the context is current; the page is mapped once, within the reserved range, and
         // its handle kept until it is unmapped.
         unsafe {
-            context.allocated(sys::cuMemCreate(&mut handle, self.page, &prop, 0), wanted, what)?;
-            let mapped = context.allocated(sys::cuMemMap(at, self.page, 0, handle, 0), wanted, what);
+            context.allocated(
+                sys::cuMemCreate(&mut handle, self.page, &prop, 0),
+                wanted,
+                what,
+            )?;
+            let mapped =
+                context.allocated(sys::cuMemMap(at, self.page, 0, handle, 0), wanted, what);
             if let Err(e) = mapped {
                 sys::cuMemRelease(handle);
                 return Err(e);

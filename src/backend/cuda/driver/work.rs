@@ -49,8 +49,10 @@ impl Module {
         // SAFETY: the module is loaded, the name NUL-terminated, the place valid.
         let code = unsafe { sys::cuModuleGetFunction(&mut raw, self.raw, name.as_ptr()) };
         self.context.check(code, &what)?;
-        if shared_bytes > 48 * 1024 {
-            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // 48 KiB need no leave, but static shared memory counts as well.
+        if shared_bytes > 32 * 1024 {
+            let attribute =
+                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: `raw` is a function of the loaded module.
             let code = unsafe { sys::cuFuncSetAttribute(raw, attribute, shared_bytes as i32) };
             self.context.check(code, &what)?;
@@ -128,7 +130,8 @@ impl Stream {
     pub unsafe fn launch<T: Copy>(&self, kernel: Kernel, launch: &Launch, args: &T) -> Result<()> {
         // SAFETY: plain data of which all zeros is a value; the union's field is set with its id.
         let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.id =
+            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         attribute.value.programmaticStreamSerializationAllowed = 1;
         let config = sys::CUlaunchConfig {
             gridDimX: launch.grid.0,
@@ -144,7 +147,9 @@ impl Stream {
         };
         let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
         // SAFETY: the driver copies the parameters before it returns; the rest is the caller's word.
-        let code = unsafe { sys::cuLaunchKernelEx(&config, kernel.0, params.as_mut_ptr(), std::ptr::null_mut()) };
+        let code = unsafe {
+            sys::cuLaunchKernelEx(&config, kernel.0, params.as_mut_ptr(), std::ptr::null_mut())
+        };
         self.context.check(code, "kernel launch")
     }
 
@@ -215,16 +220,18 @@ impl Stream {
         let mut graph = std::ptr::null_mut();
         // SAFETY: the capture began above.
         let ended = unsafe { sys::cuStreamEndCapture(self.raw, &mut graph) };
-        let result = enqueued.and_then(|()| self.context.check(ended, "ending a capture")).and_then(|()| {
-            let mut raw = std::ptr::null_mut();
-            // SAFETY: `graph` is the captured graph; places are valid.
-            let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, graph, 0) };
-            self.context.allocated(code, 0, "making a graph")?;
-            Ok(Graph {
-                context: self.context.clone(),
-                raw,
-            })
-        });
+        let result = enqueued
+            .and_then(|()| self.context.check(ended, "ending a capture"))
+            .and_then(|()| {
+                let mut raw = std::ptr::null_mut();
+                // SAFETY: `graph` is the captured graph; places are valid.
+                let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, graph, 0) };
+                self.context.allocated(code, 0, "making a graph")?;
+                Ok(Graph {
+                    context: self.context.clone(),
+                    raw,
+                })
+            });
         if !graph.is_null() {
             // SAFETY: made by the capture; the executable graph does not need it.
             unsafe { sys::cuGraphDestroy(graph) };
@@ -333,4 +340,3 @@ impl Drop for Event {
         }
     }
 }
-
