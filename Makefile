@@ -51,7 +51,7 @@ EXAMPLES := $(patsubst examples-c/%.c,$(C_OUT)/examples/%,$(wildcard examples-c/
 C_TESTS  := $(patsubst tests/c/%.c,$(C_OUT)/tests/%,$(wildcard tests/c/*.c))
 
 .PHONY: all lib demo test test-rust test-c test-examples valgrind install uninstall header check-header \
-        check-symbols bench fuzz fmt lint clean help
+        check-symbols bench nvcc gpu-bundle fuzz fmt lint clean help
 
 all: lib
 
@@ -63,6 +63,8 @@ help:
 	@echo "make header          generate include/emberlm.h anew; make check-header compares only"
 	@echo "make check-symbols   the shared library exports what the header declares and nothing else"
 	@echo "make bench           ember-bench on $(MODEL) (ARGS='--shape llama-3.2-1b --quant q4_k_m')"
+	@echo "make gpu-bundle      GPU tests, library and ember-bench in $(TARGET_DIR)/gpu-bundle, for a machine with a GPU"
+	@echo "make nvcc            fetch the compiler of the GPU kernels into target/nvcc (else: a CUDA toolkit)"
 	@echo "make fuzz            fuzz the GGUF reader, or FUZZ=model (ARGS='-max_total_time=60')"
 	@echo "make fmt lint        rustfmt; clippy with warnings as errors"
 
@@ -175,6 +177,28 @@ bench:
 	$(LIB_OUT)/ember-bench $(or $(ARGS),$(MODEL))
 
 # The sanitizers are in every compiler, but behind a switch that only nightly ones have by default.
+# Everything to test and measure on a machine with a GPU and without Rust: copy the folder there and
+# run run.sh (tests, then the tests under compute-sanitizer with "run.sh sanitize").
+GPU_BUNDLE := $(TARGET_DIR)/gpu-bundle
+
+gpu-bundle:
+	$(CARGO) build --release --features bench --lib --bin ember-bench
+	rm -rf $(GPU_BUNDLE) && mkdir -p $(GPU_BUNDLE)/tests/data $(GPU_BUNDLE)/models $(GPU_BUNDLE)/include
+	cp $$($(CARGO) test --no-run --test cuda --message-format=json \
+	    | sed -n 's/.*"executable":"\([^"]*\/cuda-[^"]*\)".*/\1/p') $(GPU_BUNDLE)/test-cuda
+	cp $(LIB_OUT)/ember-bench $(LIB_OUT)/$(SHARED) $(GPU_BUNDLE)
+	cp models/*.gguf $(GPU_BUNDLE)/models && cp tests/data/hamlet_q4_k_m_logits.bin $(GPU_BUNDLE)/tests/data
+	cp include/emberlm.h $(GPU_BUNDLE)/include && cp tests/cuda/run.sh $(GPU_BUNDLE)
+	@echo "$(GPU_BUNDLE) is ready: $$(du -sh $(GPU_BUNDLE) | cut -f1)"
+
+# The compiler of the GPU kernels, from PyPI, where no CUDA toolkit is installed.
+NVCC_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 \
+               nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85
+
+nvcc:
+	python3 -m pip install --quiet --no-deps --target target/nvcc $(NVCC_WHEELS)
+	chmod +x target/nvcc/nvidia/cu13/bin/* target/nvcc/nvidia/cu13/nvvm/bin/*
+
 fuzz: $(CARGO_FUZZ)
 	@mkdir -p fuzz/corpus/seeds fuzz/corpus/$(FUZZ)
 	$(CARGO) run --quiet --manifest-path fuzz/Cargo.toml --target-dir $(TARGET_DIR)/fuzz --example seeds fuzz/corpus/seeds

@@ -12,8 +12,12 @@ pub(crate) struct Device {
 }
 
 /// Every backend of this build.
-fn backends() -> [&'static dyn Backend; 1] {
-    [&cpu::BACKEND]
+fn backends() -> Vec<&'static dyn Backend> {
+    vec![
+        #[cfg(feature = "cuda")]
+        &crate::backend::cuda::BACKEND,
+        &cpu::BACKEND,
+    ]
 }
 
 /// All devices. Made once, so that an index keeps its meaning for the life of the process.

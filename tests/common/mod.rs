@@ -12,9 +12,12 @@ pub mod tiny;
 
 use std::path::{Path, PathBuf};
 
-/// A file of the repository.
+/// A file of the repository, or of the copy that `EMBERLM_REPOSITORY` names where the tests run on
+/// another machine.
 pub fn repository_file(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+    let root = std::env::var_os("EMBERLM_REPOSITORY");
+    let root = root.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    root.join(path)
 }
 
 /// A new directory for files of this test, removed when the value is dropped.

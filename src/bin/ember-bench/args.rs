@@ -26,6 +26,7 @@ Measurement:
   --threads N        threads of the model (default: the library's choice, all physical cores)
   --prompt LIST      prompt lengths in tokens, e.g. 128,512,2048 (the default), or none
   --depth LIST       tokens in the context before decoding, e.g. 0,512,4096 (the default), or none
+  --batch LIST       sessions that decode together, e.g. 8,32 (default none)
   --gen N            tokens decoded per measurement (default 64)
   --reps N           repetitions; median, least and greatest are shown (default 3)
   --kv f16|f32|q8_0  type of the KV cache (default f16; f32 is for CPUs, q8_0 for GPUs)
@@ -99,6 +100,8 @@ pub struct Args {
     pub prompt: Lengths,
     /// Decode depths.
     pub depth: Lengths,
+    /// Numbers of sessions that decode together.
+    pub batch: Vec<usize>,
     /// Tokens per decode measurement.
     pub generate: usize,
     /// Repetitions.
@@ -139,6 +142,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         list: vec![128, 512, 2048],
         explicit: false,
     };
+    let mut batch = Vec::new();
     let mut depth = Lengths {
         list: vec![0, 512, 4096],
         explicit: false,
@@ -166,6 +170,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
             Long("device") => device = number(&mut parser, "--device", 0, 1 << 16)?,
             Long("threads") => threads = number(&mut parser, "--threads", 1, 1024)? as u32,
             Long("prompt") => prompt = lengths(&mut parser, "--prompt", 1)?,
+            Long("batch") => batch = lengths(&mut parser, "--batch", 1)?.list,
             Long("depth") => depth = lengths(&mut parser, "--depth", 0)?,
             Long("gen") => generate = number(&mut parser, "--gen", 1, 1 << 20)?,
             Long("reps") => reps = number(&mut parser, "--reps", 1, 10_000)?,
@@ -216,6 +221,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         threads,
         prompt,
         depth,
+        batch,
         generate,
         reps,
         kv,

@@ -25,6 +25,8 @@ pub struct Measured {
     pub prefill: Vec<Prefill>,
     /// Decode depths.
     pub decode: Vec<Decode>,
+    /// Sessions that decode together.
+    pub batch: Vec<Batch>,
     /// Lengths that the context does not hold.
     pub left_out: Vec<String>,
     /// Bytes of KV cache per position.
@@ -38,6 +40,14 @@ pub struct Prefill {
     /// Tokens of the prompt.
     pub tokens: usize,
     /// Rate.
+    pub tokens_per_s: Samples,
+}
+
+/// Several sessions in one pass over the weights.
+pub struct Batch {
+    /// Sessions.
+    pub sessions: usize,
+    /// Tokens of all sessions together.
     pub tokens_per_s: Samples,
 }
 
@@ -129,6 +139,14 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             tokens_per_s: decode_rate(&mut session, &tokens[..depth.max(1)], args)?,
         });
     }
+    let mut batch = Vec::new();
+    for &sessions in &args.batch {
+        say(&format!("decode of {sessions} sessions"));
+        batch.push(Batch {
+            sessions,
+            tokens_per_s: batch_rate(&model, sessions, kv_type, &tokens, args)?,
+        });
+    }
     let threads = match args.threads {
         0 => device.cores as usize,
         n => n as usize,
@@ -140,6 +158,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
         first_token_ms: Samples::new(first_token_ms),
         prefill,
         decode,
+        batch,
         left_out,
         kv_bytes_per_token: model.weights().kv_bytes_per_token(kv_type),
         resident_bytes: model.details().resident_bytes,
@@ -218,6 +237,37 @@ fn decode_rate(session: &mut Session, prompt: &[u32], args: &Args) -> emberlm::R
             session.decode()?;
         }
         rates.push(args.generate as f64 / start.elapsed().as_secs_f64());
+    }
+    Ok(Samples::new(rates))
+}
+
+/// Tokens per second of all sessions together, each with another token in its context.
+fn batch_rate(
+    model: &Arc<Model>,
+    count: usize,
+    kv_type: KvType,
+    tokens: &[u32],
+    args: &Args,
+) -> emberlm::Result<Samples> {
+    let mut sessions = Vec::new();
+    for i in 0..count {
+        let mut session = session(model, args.generate + 2, kv_type)?;
+        session.prefill(&[tokens[i % tokens.len()]])?;
+        sessions.push(session);
+    }
+    let mut rates = Vec::new();
+    for _ in 0..args.reps {
+        for session in &mut sessions {
+            session.rewind(1)?;
+        }
+        let mut together: Vec<&mut Session> = sessions.iter_mut().collect();
+        let mut tokens = vec![0; count];
+        Session::decode_batch(&mut together, &mut tokens)?;
+        let start = Instant::now();
+        for _ in 0..args.generate {
+            Session::decode_batch(&mut together, &mut tokens)?;
+        }
+        rates.push((count * args.generate) as f64 / start.elapsed().as_secs_f64());
     }
     Ok(Samples::new(rates))
 }

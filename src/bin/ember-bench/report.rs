@@ -128,6 +128,13 @@ impl Report<'_> {
                 self.gb_per_s(d),
             ));
         }
+        for b in &m.batch {
+            line(format!(
+                "decode     {:>6} together {:>32} tokens/s",
+                b.sessions,
+                spread(&b.tokens_per_s, 1)
+            ));
+        }
         for what in &m.left_out {
             line(format!(
                 "left out   {what}: the model's context is too short"

@@ -1,0 +1,116 @@
+//! Compiles `kernels/*.cu` with nvcc, one compressed fat binary a file, for the feature `cuda`.
+//!
+//! `EMBERLM_CUDA_ARCHS` names the architectures, separated by commas: a number with an optional
+//! letter (`90a`) for machine code, `ptx80` for code that the driver compiles. The default is what
+//! a developer needs; release builds say `all`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const DEFAULT: &str = "90a";
+const ALL: &str = "75,80,86,89,90a,100,120,ptx120";
+
+/// Writes `<name>.fatbin` for every kernel file and `cuda_modules.rs`, the list of them, to `OUT_DIR`.
+pub fn compile() {
+    println!("cargo::rerun-if-changed=kernels");
+    println!("cargo::rerun-if-changed=build");
+    for name in ["NVCC", "CUDA_HOME", "EMBERLM_CUDA_ARCHS"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("set by cargo"));
+    let nvcc = find_nvcc();
+    let archs = std::env::var("EMBERLM_CUDA_ARCHS").unwrap_or_default();
+    let archs = match archs.as_str() {
+        "" => DEFAULT,
+        "all" => ALL,
+        other => other,
+    };
+    let mut files: Vec<PathBuf> = std::fs::read_dir("kernels")
+        .expect("the folder kernels/")
+        .map(|entry| entry.expect("an entry of kernels/").path())
+        .filter(|path| path.extension().is_some_and(|e| e == "cu"))
+        .collect();
+    // The largest first, so that the last ones to finish are short.
+    files.sort_by_key(|path| (!stem(path).starts_with("matvec_"), stem(path)));
+    let jobs = std::env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok());
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.unwrap_or(1usize).clamp(1, files.len()) {
+            scope.spawn(|| {
+                loop {
+                    let i = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    let Some(file) = files.get(i) else { return };
+                    compile_file(&nvcc, archs, file, &out);
+                }
+            });
+        }
+    });
+    files.sort();
+    let list: String = files
+        .iter()
+        .map(|file| {
+            let name = stem(file);
+            format!("    (\"{name}\", include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}.fatbin\"))),\n")
+        })
+        .collect();
+    let text = format!(
+        "/// Kernel files by name: machine code for several architectures.\npub const MODULES: &[(&str, &[u8])] = &[\n{list}];\n"
+    );
+    std::fs::write(out.join("cuda_modules.rs"), text).expect("OUT_DIR is writable");
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
+}
+
+fn compile_file(nvcc: &Path, archs: &str, file: &Path, out: &Path) {
+    let mut command = Command::new(nvcc);
+    command.args(["-O3", "-std=c++20", "--expt-relaxed-constexpr", "-fatbin"]);
+    command.args(["-Xfatbin", "-compress-all", "-Werror", "all-warnings"]);
+    for arch in archs.split(',') {
+        let (arch, code) = match arch.strip_prefix("ptx") {
+            Some(number) => (number, format!("compute_{number}")),
+            None => (arch, format!("sm_{arch}")),
+        };
+        command.arg(format!("-gencode=arch=compute_{arch},code={code}"));
+    }
+    command
+        .arg("-o")
+        .arg(out.join(format!("{}.fatbin", stem(file))))
+        .arg(file);
+    let result = command.output();
+    let result = result.unwrap_or_else(|e| panic!("{} did not start: {e}", nvcc.display()));
+    assert!(
+        result.status.success(),
+        "{} failed on {}:\n{}{}",
+        nvcc.display(),
+        file.display(),
+        String::from_utf8_lossy(&result.stdout),
+        String::from_utf8_lossy(&result.stderr)
+    );
+}
+
+fn find_nvcc() -> PathBuf {
+    let exe = if cfg!(windows) { "nvcc.exe" } else { "nvcc" };
+    if let Some(path) = std::env::var_os("NVCC").filter(|v| !v.is_empty()) {
+        return path.into();
+    }
+    let in_folder = |folder: PathBuf| Some(folder.join(exe)).filter(|path| path.is_file());
+    let home =
+        std::env::var_os("CUDA_HOME").and_then(|home| in_folder(PathBuf::from(home).join("bin")));
+    let on_path = || std::env::split_paths(&std::env::var_os("PATH")?).find_map(in_folder);
+    let fetched = || {
+        let root = std::env::var_os("CARGO_MANIFEST_DIR")?;
+        in_folder(Path::new(&root).join("target/nvcc/nvidia/cu13/bin"))
+    };
+    home.or_else(on_path).or_else(fetched).unwrap_or_else(|| {
+        panic!(
+            "the CUDA kernels need nvcc, which is not in NVCC, CUDA_HOME, PATH or target/nvcc.\n\
+             Either run `make nvcc`, which fetches it from PyPI into target/nvcc,\n\
+             or build for the CPU alone: cargo build --no-default-features"
+        )
+    })
+}

@@ -1,0 +1,317 @@
+// The sixteen element types on the GPU: the record layout of repacked weights and the decoders.
+//
+// Elements come in groups of 32 along a row (a short last group is filled with zeros). A row is cut
+// into slices of at most 32 groups, one group per lane of a warp; the slices of a matrix lie one
+// after the other, and within a slice one record per row, so that a warp streams one slice of many
+// rows from consecutive addresses while its share of the input stays in registers.
+//
+// A record of `n` groups is a few planes, each with one item per group (or per 8 groups, for types
+// with blocks of 256), and is a multiple of 16 bytes long. Low bits of 4-bit and wider types: byte i
+// of a group's 16 holds element i in its low and element i + 16 in its high nibble.
+#pragma once
+#include "common.cuh"
+
+enum Type : uint32_t {
+    F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,
+    TYPE_COUNT
+};
+
+__host__ __device__ constexpr bool is_float(uint32_t t) { return t <= BF16; }
+// Groups that share a block, so that a slice boundary must not fall between them.
+__host__ __device__ constexpr uint32_t groups_per_block(uint32_t t) {
+    return (t >= Q2_K && t <= Q6_K) || t == IQ4_XS ? 8 : 1;
+}
+// Bytes of a block in the file (of 32 elements for the float types).
+__host__ __device__ constexpr uint32_t file_bytes(uint32_t t) {
+    return t == F32 ? 128 : t == F16 || t == BF16 ? 64 : t == Q4_0 ? 18 : t == Q4_1 ? 20 : t == Q5_0 ? 22
+         : t == Q5_1 ? 24 : t == Q8_0 ? 34 : t == Q2_K ? 84 : t == Q3_K ? 110 : t == Q4_K ? 144
+         : t == Q5_K ? 176 : t == Q6_K ? 210 : t == IQ4_NL ? 18 : t == IQ4_XS ? 136 : 17;
+}
+// Bytes of a record of n groups.
+__host__ __device__ constexpr uint32_t record_bytes(uint32_t t, uint32_t n) {
+    uint32_t b = t == F32 ? n * 128 : t == F16 || t == BF16 ? n * 64
+         : t == Q4_0 || t == IQ4_NL ? n * 18 : t == Q4_1 ? n * 20 : t == Q5_0 ? n * 22 : t == Q5_1 ? n * 24
+         : t == Q8_0 ? n * 34 : t == Q2_K ? n * 10 + n / 8 * 4 : t == Q3_K ? n * 14 + n / 8 * 2
+         : t == Q4_K ? n * 18 : t == Q5_K ? n * 22 : t == Q6_K ? n * 26 + n / 8 * 2
+         : t == IQ4_XS ? n * 17 + n / 8 * 2 : n * 17;
+    return (b + 15) / 16 * 16;
+}
+
+// How the rows of a matrix are cut.
+struct Slices {
+    uint32_t count;  // slices
+    uint32_t full;   // groups of every slice but the last
+    uint32_t last;   // groups of the last
+};
+__host__ __device__ constexpr Slices slices_of(uint32_t t, uint32_t groups) {
+    uint32_t unit = groups_per_block(t), units = groups / unit;
+    uint32_t want = (groups + 31) / 32, per = (units + want - 1) / want;
+    uint32_t count = (units + per - 1) / per;
+    return Slices{count, per * unit, (units - per * (count - 1)) * unit};
+}
+// Offset of slice s of a matrix.
+__host__ __device__ constexpr uint64_t slice_offset(uint32_t t, Slices c, uint32_t s, uint32_t rows) {
+    return (uint64_t)s * rows * record_bytes(t, c.full);
+}
+__host__ __device__ constexpr uint64_t matrix_bytes(uint32_t t, uint32_t groups, uint32_t rows) {
+    Slices c = slices_of(t, groups);
+    return slice_offset(t, c, c.count - 1, rows) + (uint64_t)rows * record_bytes(t, c.last);
+}
+
+// Loads from a record, which lies in shared memory or (read once) in global memory.
+struct FromShared {
+    static __device__ __forceinline__ uint4 v4(const void* p) { return *(const uint4*)p; }
+    static __device__ __forceinline__ uint2 v2(const void* p) { return *(const uint2*)p; }
+    static __device__ __forceinline__ uint32_t u32(const void* p) { return *(const uint32_t*)p; }
+    static __device__ __forceinline__ uint32_t u16(const void* p) { return *(const uint16_t*)p; }
+    static __device__ __forceinline__ uint32_t u8(const void* p) { return *(const uint8_t*)p; }
+};
+struct FromGlobal {
+    static __device__ __forceinline__ uint4 v4(const void* p) {
+        uint4 v;
+        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+        return v;
+    }
+    static __device__ __forceinline__ uint2 v2(const void* p) { return __ldg((const uint2*)p); }
+    static __device__ __forceinline__ uint32_t u32(const void* p) { return __ldg((const uint32_t*)p); }
+    static __device__ __forceinline__ uint32_t u16(const void* p) { return __ldg((const uint16_t*)p); }
+    static __device__ __forceinline__ uint32_t u8(const void* p) { return __ldg((const uint8_t*)p); }
+};
+
+// A decoded group: bytes w (element 4t + b is byte b of w[t]), and per half of 16 elements a scale
+// and, where MINS, a subtrahend: value = d * (byte - OFFSET) - m. Bytes are signed where OFFSET is 0.
+struct Group {
+    uint32_t w[8];
+    float d[2], m[2];
+};
+
+__device__ __forceinline__ void nibbles(uint4 q, uint32_t* w) {
+    w[0] = q.x & 0x0f0f0f0f; w[1] = q.y & 0x0f0f0f0f; w[2] = q.z & 0x0f0f0f0f; w[3] = q.w & 0x0f0f0f0f;
+    w[4] = q.x >> 4 & 0x0f0f0f0f; w[5] = q.y >> 4 & 0x0f0f0f0f; w[6] = q.z >> 4 & 0x0f0f0f0f; w[7] = q.w >> 4 & 0x0f0f0f0f;
+}
+// Bit plane: bit 8b + t of h belongs to element 4t + b, bit 8b + 4 + t to element 16 + 4t + b.
+__device__ __forceinline__ void add_bits(uint32_t h, int at, uint32_t* w) {
+#pragma unroll
+    for (int t = 0; t < 8; t++) w[t] |= (h >> t & 0x01010101) << at;
+}
+// Two-bit plane: bits 8b + 2t of h[0] belong to element 4t + b, of h[1] to element 16 + 4t + b.
+__device__ __forceinline__ uint32_t two_bits(uint2 h, int t) {
+    return (t < 4 ? h.x >> 2 * t : h.y >> 2 * (t - 4)) & 0x03030303;
+}
+// Sixteen signed bytes indexed by four nibbles of `sel`'s low 16 bits.
+template <uint32_t A, uint32_t B, uint32_t C, uint32_t D>
+__device__ __forceinline__ uint32_t lookup(uint32_t sel) {
+    uint32_t low = __byte_perm(A, B, sel & 0x7777), high = __byte_perm(C, D, sel & 0x7777);
+    // Bytes of `low` where bit 3 of the nibble is clear, else of `high`.
+    return __byte_perm(low, high, 0x3210 + ((sel & 0x8888) >> 1));
+}
+
+template <uint32_t T> struct Codec;
+
+template <> struct Codec<Q8_0> {
+    static constexpr bool HALVES = false, MINS = false; static constexpr int OFFSET = 0;
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
+        uint4 a = L::v4(r + g * 16), b = L::v4(r + n * 16 + g * 16);
+        o.w[0] = a.x; o.w[1] = a.y; o.w[2] = a.z; o.w[3] = a.w; o.w[4] = b.x; o.w[5] = b.y; o.w[6] = b.z; o.w[7] = b.w;
+        o.d[0] = o.d[1] = half_bits(L::u16(r + n * 32 + g * 2));
+    }
+};
+template <uint32_t T> struct CodecLegacy {  // Q4_0, Q4_1, Q5_0, Q5_1: nibbles, [bits], scale, [minimum]
+    static constexpr bool HALVES = false, MINS = T == Q4_1 || T == Q5_1, BITS = T == Q5_0 || T == Q5_1;
+    static constexpr int OFFSET = T == Q4_0 ? 8 : T == Q5_0 ? 16 : 0;
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
+        nibbles(L::v4(r + g * 16), o.w);
+        const uint8_t* s = r + n * 16;
+        if (BITS) { add_bits(L::u32(s + g * 4), 4, o.w); s += n * 4; }
+        if (MINS) {
+            uint32_t dm = L::u32(s + g * 4);
+            o.d[0] = o.d[1] = half_bits(dm & 0xffff);
+            o.m[0] = o.m[1] = -half_bits(dm >> 16);
+        } else {
+            o.d[0] = o.d[1] = half_bits(L::u16(s + g * 2));
+        }
+    }
+};
+template <> struct Codec<Q4_0> : CodecLegacy<Q4_0> {};
+template <> struct Codec<Q4_1> : CodecLegacy<Q4_1> {};
+template <> struct Codec<Q5_0> : CodecLegacy<Q5_0> {};
+template <> struct Codec<Q5_1> : CodecLegacy<Q5_1> {};
+
+// Q4_K, Q5_K: per 256 elements 16 bytes: d, dmin (f16), then 12 bits a group, scale | minimum << 6.
+template <uint32_t T> struct CodecK45 {
+    static constexpr bool HALVES = false, MINS = true; static constexpr int OFFSET = 0;
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
+        nibbles(L::v4(r + g * 16), o.w);
+        uint4 m = L::v4(r + n * 16 + (g >> 3) * 16);
+        if (T == Q5_K) add_bits(L::u32(r + n * 18 + g * 4), 4, o.w);
+        uint32_t bit = (g & 7) * 12, word = bit >> 5;
+        uint32_t lo = word == 0 ? m.y : word == 1 ? m.z : m.w, hi = word == 0 ? m.z : m.w;
+        uint32_t sm = __funnelshift_r(lo, hi, bit & 31);
+        o.d[0] = o.d[1] = __fmul_rn(half_bits(m.x & 0xffff), (float)(sm & 63));
+        o.m[0] = o.m[1] = __fmul_rn(half_bits(m.x >> 16), (float)(sm >> 6 & 63));
+    }
+};
+template <> struct Codec<Q4_K> : CodecK45<Q4_K> {};
+template <> struct Codec<Q5_K> : CodecK45<Q5_K> {};
+
+template <> struct Codec<Q6_K> {
+    static constexpr bool HALVES = true, MINS = false; static constexpr int OFFSET = 32;
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
+        nibbles(L::v4(r + g * 16), o.w);
+        uint2 h = L::v2(r + n * 16 + g * 8);
+#pragma unroll
+        for (int t = 0; t < 8; t++) o.w[t] |= two_bits(h, t) << 4;
+        uint32_t s = L::u16(r + n * 24 + g * 2);
+        float d = half_bits(L::u16(r + n * 26 + (g >> 3) * 2));
+        o.d[0] = __fmul_rn(d, (float)(int8_t)(s & 0xff));
+        o.d[1] = __fmul_rn(d, (float)(int8_t)(s >> 8));
+    }
+};
+template <> struct Codec<Q2_K> {
+    static constexpr bool HALVES = true, MINS = true; static constexpr int OFFSET = 0;
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
+        uint2 q = L::v2(r + g * 8);
+#pragma unroll
+        for (int t = 0; t < 8; t++) o.w[t] = two_bits(q, t);
+        uint32_t s = L::u16(r + n * 8 + g * 2), dm = L::u32(r + n * 10 + (g >> 3) * 4);
+        float d = half_bits(dm & 0xffff), m = half_bits(dm >> 16);
+        o.d[0] = __fmul_rn(d, (float)(s & 15)); o.m[0] = __fmul_rn(m, (float)(s >> 4 & 15));
+        o.d[1] = __fmul_rn(d, (float)(s >> 8 & 15)); o.m[1] = __fmul_rn(m, (float)(s >> 12));
+    }
+};
+template <> struct Codec<Q3_K> {
+    static constexpr bool HALVES = true, MINS = false; static constexpr int OFFSET = 4;
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
+        uint2 q = L::v2(r + g * 8);
+#pragma unroll
+        for (int t = 0; t < 8; t++) o.w[t] = two_bits(q, t);
+        add_bits(L::u32(r + n * 8 + g * 4), 2, o.w);
+        uint32_t s = L::u16(r + n * 12 + g * 2);
+        float d = half_bits(L::u16(r + n * 14 + (g >> 3) * 2));
+        o.d[0] = __fmul_rn(d, (float)(int8_t)(s & 0xff));
+        o.d[1] = __fmul_rn(d, (float)(int8_t)(s >> 8));
+    }
+};
+// Types whose 4-bit values index a table. Word t of a group: elements 4t.. in the low 16 bits, lowest
+// nibble first, elements 16 + 4t.. in the high 16.
+struct TableNl { static __device__ __forceinline__ uint32_t get(uint32_t s) { return lookup<0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u>(s); } };
+struct TableFp4 { static __device__ __forceinline__ uint32_t get(uint32_t s) { return lookup<0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu>(s); } };
+template <class Table> __device__ __forceinline__ void table_values(uint4 q, uint32_t* w) {
+    w[0] = Table::get(q.x); w[1] = Table::get(q.y); w[2] = Table::get(q.z); w[3] = Table::get(q.w);
+    w[4] = Table::get(q.x >> 16); w[5] = Table::get(q.y >> 16); w[6] = Table::get(q.z >> 16); w[7] = Table::get(q.w >> 16);
+}
+template <> struct Codec<IQ4_NL> {
+    static constexpr bool HALVES = false, MINS = false; static constexpr int OFFSET = 0;
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
+        table_values<TableNl>(L::v4(r + g * 16), o.w);
+        o.d[0] = o.d[1] = half_bits(L::u16(r + n * 16 + g * 2));
+    }
+};
+template <> struct Codec<IQ4_XS> {
+    static constexpr bool HALVES = false, MINS = false; static constexpr int OFFSET = 0;
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
+        table_values<TableNl>(L::v4(r + g * 16), o.w);
+        float d = half_bits(L::u16(r + n * 16 + (g >> 3) * 2));
+        o.d[0] = o.d[1] = __fmul_rn(d, (float)(int8_t)L::u8(r + n * 16 + n / 8 * 2 + g));
+    }
+};
+template <> struct Codec<MXFP4> {
+    static constexpr bool HALVES = false, MINS = false; static constexpr int OFFSET = 0;
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
+        table_values<TableFp4>(L::v4(r + g * 16), o.w);
+        uint32_t e = L::u8(r + n * 16 + g);  // half of 2^(e - 127): the table holds doubled values
+        o.d[0] = o.d[1] = __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+    }
+};
+
+// Words t and 4 + t (elements 4t.. and 16 + 4t..) of a decoded group, for tensor cores, where four
+// lanes share a group.
+template <uint32_t T> __device__ __forceinline__ void two_words(const uint8_t* r, uint32_t g, uint32_t n, uint32_t t, uint32_t& lo, uint32_t& hi) {
+    using L = FromShared;
+    if constexpr (T == Q8_0) {
+        lo = L::u32(r + g * 16 + 4 * t);
+        hi = L::u32(r + (n + g) * 16 + 4 * t);
+    } else if constexpr (T == Q2_K || T == Q3_K) {
+        uint2 h = L::v2(r + g * 8);
+        lo = h.x >> 2 * t & 0x03030303;
+        hi = h.y >> 2 * t & 0x03030303;
+    } else {
+        uint32_t q = L::u32(r + g * 16 + 4 * t);
+        if constexpr (T == IQ4_NL || T == IQ4_XS) { lo = TableNl::get(q); hi = TableNl::get(q >> 16); }
+        else if constexpr (T == MXFP4) { lo = TableFp4::get(q); hi = TableFp4::get(q >> 16); }
+        else { lo = q & 0x0f0f0f0f; hi = q >> 4 & 0x0f0f0f0f; }
+    }
+    if constexpr (T == Q6_K) {
+        uint2 h = L::v2(r + n * 16 + g * 8);
+        lo |= (h.x >> 2 * t & 0x03030303) << 4;
+        hi |= (h.y >> 2 * t & 0x03030303) << 4;
+    }
+    if constexpr (T == Q5_0 || T == Q5_1 || T == Q5_K || T == Q3_K) {
+        constexpr int at = T == Q3_K ? 2 : 4;
+        uint32_t h = L::u32(r + (T == Q5_K ? n * 18 : T == Q3_K ? n * 8 : n * 16) + g * 4);
+        lo |= (h >> t & 0x01010101) << at;
+        hi |= (h >> (4 + t) & 0x01010101) << at;
+    }
+}
+
+// Element i (0..31) of a decoded group, rounded as the reference does: product, then difference.
+template <uint32_t T> __device__ __forceinline__ float element(const Group& g, int i) {
+    uint32_t byte = g.w[i >> 2] >> 8 * (i & 3) & 0xff;
+    int q = Codec<T>::OFFSET ? (int)byte - Codec<T>::OFFSET : (int)(int8_t)byte;
+    float v = __fmul_rn(g.d[i >> 4], (float)q);
+    return Codec<T>::MINS ? __fsub_rn(v, g.m[i >> 4]) : v;
+}
+
+// Float types: plane j of a record holds, 16 bytes a group, elements j * E .. of each group, E = 8
+// for the 16-bit types and 4 for F32. Element values of 8 consecutive elements, j8 = 0..3.
+template <uint32_t T, class L> __device__ __forceinline__ void floats8(const uint8_t* r, uint32_t g, uint32_t n, int j8, float* v) {
+    if (T == F32) {
+        uint4 a = L::v4(r + ((2 * j8) * n + g) * 16), b = L::v4(r + ((2 * j8 + 1) * n + g) * 16);
+        v[0] = __uint_as_float(a.x); v[1] = __uint_as_float(a.y); v[2] = __uint_as_float(a.z); v[3] = __uint_as_float(a.w);
+        v[4] = __uint_as_float(b.x); v[5] = __uint_as_float(b.y); v[6] = __uint_as_float(b.z); v[7] = __uint_as_float(b.w);
+    } else {
+        uint4 a = L::v4(r + (j8 * n + g) * 16);
+        uint32_t u[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[2 * i] = T == F16 ? half_bits(u[i] & 0xffff) : __uint_as_float(u[i] << 16);
+            v[2 * i + 1] = T == F16 ? half_bits(u[i] >> 16) : __uint_as_float(u[i] & 0xffff0000u);
+        }
+    }
+}
+
+// The 32 element values of group g of a record, whatever the type.
+template <uint32_t T> __device__ __forceinline__ void group_values(const uint8_t* r, uint32_t g, uint32_t n, float* v) {
+    if constexpr (is_float(T)) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) floats8<T, FromGlobal>(r, g, n, j, v + 8 * j);
+    } else {
+        Group o;
+        Codec<T>::template decode<FromGlobal>(r, g, n, o);
+#pragma unroll
+        for (int i = 0; i < 32; i++) v[i] = element<T>(o, i);
+    }
+}
+
+// f.template operator()<T>() for the run-time type t.
+template <class F> __device__ __forceinline__ void for_type(uint32_t t, F f) {
+    switch (t) {
+        case F32: f.template operator()<F32>(); break;
+        case F16: f.template operator()<F16>(); break;
+        case BF16: f.template operator()<BF16>(); break;
+        case Q4_0: f.template operator()<Q4_0>(); break;
+        case Q4_1: f.template operator()<Q4_1>(); break;
+        case Q5_0: f.template operator()<Q5_0>(); break;
+        case Q5_1: f.template operator()<Q5_1>(); break;
+        case Q8_0: f.template operator()<Q8_0>(); break;
+        case Q2_K: f.template operator()<Q2_K>(); break;
+        case Q3_K: f.template operator()<Q3_K>(); break;
+        case Q4_K: f.template operator()<Q4_K>(); break;
+        case Q5_K: f.template operator()<Q5_K>(); break;
+        case Q6_K: f.template operator()<Q6_K>(); break;
+        case IQ4_NL: f.template operator()<IQ4_NL>(); break;
+        case IQ4_XS: f.template operator()<IQ4_XS>(); break;
+        case MXFP4: f.template operator()<MXFP4>(); break;
+    }
+}

@@ -1,0 +1,149 @@
+// Producers of a matrix product's input: norm, activation or a plain copy, written in the forms that
+// the products read: int8 with a scale per 32 elements, f32, or f16 with one power-of-two scale per row.
+#include "common.cuh"
+
+enum Source : uint32_t {
+    COPY = 0,      // x[i]
+    RMS_NORM = 1,  // x[i] / sqrt(mean(x^2) + eps) * weight[i]
+    SILU_MUL = 2,  // silu(x[i]) * x[len + i]
+};
+
+struct ProduceArgs {
+    const float* x;        // [rows][x_stride]
+    const float* weight;   // RMS_NORM: [len]
+    int8_t* q8;            // [rows][groups * 32], or NULL
+    float* q8_scale;       // [rows][groups]
+    float* f32;            // [rows][groups * 32], or NULL
+    __half* f16;           // [rows][groups * 32], or NULL
+    float* f16_scale;      // [rows]: value = f16 * scale
+    uint32_t x_stride;
+    uint32_t len;          // elements; the rest up to groups * 32 is written as zeros
+    uint32_t groups;
+    uint32_t source;
+    float eps;
+    float inverse_len;
+};
+static_assert(sizeof(ProduceArgs) == 80, "as in args.rs");
+
+__device__ __forceinline__ float activate(const ProduceArgs& a, const float* x, uint32_t i, float rms) {
+    if (i >= a.len) return 0.0f;
+    float v = x[i];
+    if (a.source == RMS_NORM) return __fmul_rn(__fmul_rn(v, rms), a.weight[i]);
+    if (a.source == SILU_MUL) return __fmul_rn(v / (1.0f + __expf(-v)), x[a.len + i]);
+    return v;
+}
+
+// Four values as int8 with one scale for the 8 lanes of a group.
+__device__ __forceinline__ void store_q8(const ProduceArgs& a, const float* v, uint64_t at, uint64_t group, bool inside) {
+    float largest = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
+#pragma unroll
+    for (int o = 1; o < 8; o <<= 1) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
+    // A value that is not a number must reach the logits, so it must reach the scale.
+    bool bad = !(v[0] == v[0] && v[1] == v[1] && v[2] == v[2] && v[3] == v[3]) || largest > 3.4e38f;
+    bad = __ballot_sync(~0u, bad) >> (threadIdx.x & 24) & 0xff;
+    float d = __fmul_rn(largest, 1.0f / 127.0f), id = largest > 0.0f ? 127.0f / largest : 0.0f;
+    if (!inside) return;
+    uint32_t packed = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int q = bad ? 1 : max(-127, min(127, __float2int_rn(__fmul_rn(v[j], id))));
+        packed |= (uint32_t)(q & 0xff) << 8 * j;
+    }
+    *(uint32_t*)(a.q8 + at) = packed;
+    if ((threadIdx.x & 7) == 0) a.q8_scale[group] = bad ? NAN : d;
+}
+
+// A norm whose row fits the block's registers: weights are loaded before the row is there.
+__device__ __forceinline__ void norm_row(const ProduceArgs& a, uint32_t row, uint32_t width, float* scratch) {
+    const float* x = a.x + (uint64_t)row * a.x_stride;
+    const uint32_t step = blockDim.x * 4;
+    float4 w[4], v[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t at = i * step + threadIdx.x * 4;
+        w[i] = at < width ? *(const float4*)(a.weight + at) : make_float4(0, 0, 0, 0);
+    }
+    wait_for_producers();
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t at = i * step + threadIdx.x * 4;
+        v[i] = at < width ? *(const float4*)(x + at) : make_float4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum = __fmaf_rn(v[i].x, v[i].x, sum);
+        sum = __fmaf_rn(v[i].y, v[i].y, sum);
+        sum = __fmaf_rn(v[i].z, v[i].z, sum);
+        sum = __fmaf_rn(v[i].w, v[i].w, sum);
+    }
+    sum = block_sum(sum, scratch);
+    const float rms = 1.0f / sqrtf(__fmaf_rn(sum, a.inverse_len, a.eps));
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t at = i * step + threadIdx.x * 4;
+        if (at - (threadIdx.x & 31) * 4 >= width) break;
+        float r[4] = {__fmul_rn(__fmul_rn(v[i].x, rms), w[i].x), __fmul_rn(__fmul_rn(v[i].y, rms), w[i].y),
+                      __fmul_rn(__fmul_rn(v[i].z, rms), w[i].z), __fmul_rn(__fmul_rn(v[i].w, rms), w[i].w)};
+        uint64_t to = (uint64_t)row * width + at;
+        if (a.q8) store_q8(a, r, to, (uint64_t)row * a.groups + at / 32, at < width);
+        if (a.f32 && at < width) *(float4*)(a.f32 + to) = make_float4(r[0], r[1], r[2], r[3]);
+    }
+}
+
+// Grid (parts, rows): part p of a row handles elements from p * 4 * blockDim.x on in steps of
+// gridDim.x * 4 * blockDim.x. Norms and f16 outputs look at the whole row and need gridDim.x = 1.
+// Four elements a thread, so 8 lanes share a group. blockDim.x is a multiple of 32.
+extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant__ ProduceArgs a) {
+    __shared__ float scratch[32];
+    release_dependents();
+    const uint32_t row = blockIdx.y, width = a.groups * 32, step = gridDim.x * blockDim.x * 4;
+    const uint32_t first = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    const float* x = a.x + (uint64_t)row * a.x_stride;
+    if (a.source == RMS_NORM && !a.f16 && a.len == width && width <= blockDim.x * 16 && a.x_stride % 4 == 0) {
+        norm_row(a, row, width, scratch);
+        return;
+    }
+    wait_for_producers();
+    float rms = 1.0f;
+    if (a.source == RMS_NORM) {
+        float sum = 0.0f;
+        for (uint32_t i = first; i < a.len; i += step)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float v = i + j < a.len ? x[i + j] : 0.0f;
+                sum = __fmaf_rn(v, v, sum);
+            }
+        sum = block_sum(sum, scratch);
+        rms = 1.0f / sqrtf(__fmaf_rn(sum, a.inverse_len, a.eps));
+    }
+    float inverse = 1.0f;
+    if (a.f16) {
+        float largest = 0.0f;
+        for (uint32_t i = first; i < width; i += step)
+#pragma unroll
+            for (int j = 0; j < 4; j++) largest = fmaxf(largest, fabsf(activate(a, x, i + j, rms)));
+        largest = block_max(largest, scratch);
+        // The power of two that brings the largest value to 2^10..2^11, far from both ends of f16.
+        int e = (int)(__float_as_uint(largest) >> 23) - 127 - 10;
+        e = largest > 0.0f && e < 100 ? max(e, -100) : 0;
+        inverse = __uint_as_float((uint32_t)(127 - e) << 23);
+        if (threadIdx.x == 0) a.f16_scale[row] = __uint_as_float((uint32_t)(127 + e) << 23);
+    }
+    // Whole warps stay in the loop together: width is a multiple of 32, a warp covers 128.
+    for (uint32_t base = first - (threadIdx.x & 31) * 4; base < width; base += step) {
+        uint32_t i = base + (threadIdx.x & 31) * 4;
+        float v[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) v[j] = i < width ? activate(a, x, i + j, rms) : 0.0f;
+        uint64_t at = (uint64_t)row * width + i;
+        if (a.q8) store_q8(a, v, at, (uint64_t)row * a.groups + i / 32, i < width);
+        if (i < width) {
+            if (a.f32) *(float4*)(a.f32 + at) = make_float4(v[0], v[1], v[2], v[3]);
+            if (a.f16) {
+                __half2 lo = __floats2half2_rn(v[0] * inverse, v[1] * inverse), hi = __floats2half2_rn(v[2] * inverse, v[3] * inverse);
+                *(uint2*)(a.f16 + at) = make_uint2(*(uint32_t*)&lo, *(uint32_t*)&hi);
+            }
+        }
+    }
+}

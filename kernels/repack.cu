@@ -1,0 +1,207 @@
+// Weights: from the blocks of a file to records (blocks.cuh), and from records to plain f16.
+#include "blocks.cuh"
+
+struct RepackArgs {
+    const uint8_t* raw;  // rows [first_row, first_row + rows) as in the file
+    uint8_t* matrix;     // the whole matrix's records
+    uint64_t raw_stride; // bytes per row in `raw`
+    uint32_t type;
+    uint32_t row_len;    // elements per row in the file; less than groups * 32 for float types only
+    uint32_t groups;
+    uint32_t matrix_rows;
+    uint32_t first_row;  // of the matrix
+    uint32_t rows;
+};
+static_assert(sizeof(RepackArgs) == 48, "as in args.rs");
+
+// Element e (0..255) of a block of 256, as the unsigned number of the file's low bits.
+__device__ __forceinline__ uint32_t low2(const uint8_t* qs, uint32_t e) {
+    return qs[e / 128 * 32 + e % 32] >> e / 32 % 4 * 2 & 3;
+}
+__device__ __forceinline__ uint32_t nibble45(const uint8_t* qs, uint32_t e) {  // Q4_K, Q5_K
+    return qs[e / 64 * 32 + e % 32] >> e / 32 % 2 * 4 & 15;
+}
+__device__ __forceinline__ uint32_t nibble6(const uint8_t* ql, uint32_t e) {  // Q6_K
+    return ql[e / 128 * 64 + e % 64] >> e / 64 % 2 * 4 & 15;
+}
+__device__ __forceinline__ uint32_t load16(const uint8_t* p) { return p[0] | p[1] << 8; }
+__device__ __forceinline__ void store16(uint8_t* p, uint32_t v) { *(uint16_t*)p = (uint16_t)v; }
+__device__ __forceinline__ void store32(uint8_t* p, uint32_t v) { *(uint32_t*)p = v; }
+
+// Planes of one group from a function of its 32 elements.
+template <class F> __device__ __forceinline__ void store_nibbles(uint8_t* to, F q) {
+    for (int i = 0; i < 16; i++) to[i] = q(i) | q(i + 16) << 4;
+}
+template <class F> __device__ __forceinline__ void store_table(uint8_t* to, F q) {
+    for (int t = 0; t < 4; t++) {
+        uint32_t v = 0;
+        for (int b = 0; b < 4; b++) v |= q(4 * t + b) << 4 * b | q(16 + 4 * t + b) << (16 + 4 * b);
+        store32(to + 4 * t, v);
+    }
+}
+template <class F> __device__ __forceinline__ void store_bits(uint8_t* to, F q) {
+    uint32_t v = 0;
+    for (int t = 0; t < 4; t++)
+        for (int b = 0; b < 4; b++) v |= q(4 * t + b) << (8 * b + t) | q(16 + 4 * t + b) << (8 * b + 4 + t);
+    store32(to, v);
+}
+template <class F> __device__ __forceinline__ void store_two_bits(uint8_t* to, F q) {
+    uint32_t v[2] = {0, 0};
+    for (int i = 0; i < 32; i++) v[i / 16] |= q(i) << (8 * (i % 4) + 2 * (i / 4 % 4));
+    store32(to, v[0]);
+    store32(to + 4, v[1]);
+}
+// Scale and minimum (6 bits each) of group g of a Q4_K or Q5_K block, as scale | minimum << 6.
+__device__ __forceinline__ uint32_t scale45(const uint8_t* s, uint32_t g) {
+    uint32_t sc = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | s[g - 4] >> 6 << 4;
+    uint32_t mn = g < 4 ? s[g + 4] & 63 : s[g + 4] >> 4 | s[g] >> 6 << 4;
+    return sc | mn << 6;
+}
+
+// One thread a group.
+extern "C" __global__ void repack(const __grid_constant__ RepackArgs a) {
+    uint64_t index = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
+    if (index >= (uint64_t)a.rows * a.groups) return;
+    uint32_t row = index / a.groups, group = index % a.groups;
+    Slices c = slices_of(a.type, a.groups);
+    uint32_t s = group / c.full, g = group % c.full, n = s + 1 == c.count ? c.last : c.full;
+    uint8_t* r = a.matrix + slice_offset(a.type, c, s, a.matrix_rows) +
+                 (uint64_t)(a.first_row + row) * record_bytes(a.type, n);
+    const uint8_t* line = a.raw + row * a.raw_stride;
+    if (is_float(a.type)) {
+        uint32_t size = a.type == F32 ? 4 : 2, per = 16 / size;
+        for (uint32_t i = 0; i < 32; i++) {
+            uint32_t e = group * 32 + i;
+            uint8_t* to = r + ((i / per) * n + g) * 16 + i % per * size;
+            for (uint32_t b = 0; b < size; b++) to[b] = e < a.row_len ? line[(uint64_t)e * size + b] : 0;
+        }
+        return;
+    }
+    const uint8_t* b = line + (uint64_t)(group / groups_per_block(a.type)) * file_bytes(a.type);
+    uint32_t j = group % groups_per_block(a.type), e0 = j * 32;  // within the block
+    switch (a.type) {
+        case Q4_0:
+        case Q4_1:
+            for (int i = 0; i < 16; i++) r[g * 16 + i] = b[(a.type == Q4_0 ? 2 : 4) + i];
+            if (a.type == Q4_0) store16(r + n * 16 + g * 2, load16(b));
+            else store32(r + n * 16 + g * 4, load16(b) | load16(b + 2) << 16);
+            break;
+        case Q5_0:
+        case Q5_1: {
+            const uint8_t* h = b + (a.type == Q5_0 ? 2 : 4);
+            uint32_t bits = load16(h) | load16(h + 2) << 16;
+            for (int i = 0; i < 16; i++) r[g * 16 + i] = h[4 + i];
+            store_bits(r + n * 16 + g * 4, [&](int i) { return bits >> i & 1; });
+            if (a.type == Q5_0) store16(r + n * 20 + g * 2, load16(b));
+            else store32(r + n * 20 + g * 4, load16(b) | load16(b + 2) << 16);
+            break;
+        }
+        case Q8_0:
+            for (int i = 0; i < 32; i++) r[(i / 16 * n + g) * 16 + i % 16] = b[2 + i];
+            store16(r + n * 32 + g * 2, load16(b));
+            break;
+        case Q2_K:
+            store_two_bits(r + g * 8, [&](int i) { return low2(b + 16, e0 + i); });
+            store16(r + n * 8 + g * 2, load16(b + j * 2));
+            if (j == 0) store32(r + n * 10 + (g >> 3) * 4, load16(b + 80) | load16(b + 82) << 16);
+            break;
+        case Q3_K: {
+            store_two_bits(r + g * 8, [&](int i) { return low2(b + 32, e0 + i); });
+            store_bits(r + n * 8 + g * 4, [&](int i) { return (uint32_t)b[i] >> j & 1; });
+            uint32_t scales = 0;
+            for (int half = 0; half < 2; half++) {
+                uint32_t i = 2 * j + half;
+                uint32_t low = i < 8 ? b[96 + i] & 15 : b[96 + i - 8] >> 4, high = b[96 + 8 + i % 4] >> 2 * (i / 4) & 3;
+                scales |= ((low | high << 4) - 32 & 0xff) << 8 * half;
+            }
+            store16(r + n * 12 + g * 2, scales);
+            if (j == 0) store16(r + n * 14 + (g >> 3) * 2, load16(b + 108));
+            break;
+        }
+        case Q4_K:
+        case Q5_K:
+            store_nibbles(r + g * 16, [&](int i) { return nibble45(b + (a.type == Q4_K ? 16 : 48), e0 + i); });
+            if (a.type == Q5_K) store_bits(r + n * 18 + g * 4, [&](int i) { return (uint32_t)b[16 + i] >> j & 1; });
+            if (j == 0) {
+                uint8_t* m = r + n * 16 + (g >> 3) * 16;
+                store32(m, load16(b) | load16(b + 2) << 16);
+                uint64_t bits = 0;  // 12 bits a group, the low 64 first
+                uint32_t top = 0;
+                for (uint32_t i = 0; i < 8; i++) {
+                    uint64_t v = scale45(b + 4, i);
+                    if (i < 5) bits |= v << 12 * i;
+                    if (i == 5) { bits |= v << 60; top |= (uint32_t)(v >> 4); }
+                    if (i > 5) top |= (uint32_t)v << (12 * i - 64);
+                }
+                store32(m + 4, (uint32_t)bits);
+                store32(m + 8, (uint32_t)(bits >> 32));
+                store32(m + 12, top);
+            }
+            break;
+        case Q6_K:
+            store_nibbles(r + g * 16, [&](int i) { return nibble6(b, e0 + i); });
+            store_two_bits(r + n * 16 + g * 8, [&](int i) {
+                uint32_t e = e0 + i;
+                return (uint32_t)b[128 + e / 128 * 32 + e % 32] >> e / 32 % 4 * 2 & 3;
+            });
+            store16(r + n * 24 + g * 2, load16(b + 192 + j * 2));
+            if (j == 0) store16(r + n * 26 + (g >> 3) * 2, load16(b + 208));
+            break;
+        case IQ4_NL:
+            store_table(r + g * 16, [&](int i) { return (uint32_t)b[2 + i % 16] >> i / 16 * 4 & 15; });
+            store16(r + n * 16 + g * 2, load16(b));
+            break;
+        case IQ4_XS: {
+            store_table(r + g * 16, [&](int i) { return (uint32_t)b[8 + j * 16 + i % 16] >> i / 16 * 4 & 15; });
+            uint32_t ls = (b[4 + j / 2] >> j % 2 * 4 & 15) | (load16(b + 2) >> 2 * j & 3) << 4;
+            if (j == 0) store16(r + n * 16 + (g >> 3) * 2, load16(b));
+            r[n * 16 + n / 8 * 2 + g] = (uint8_t)(ls - 32);
+            break;
+        }
+        case MXFP4:
+            store_table(r + g * 16, [&](int i) { return (uint32_t)b[1 + i % 16] >> i / 16 * 4 & 15; });
+            r[n * 16 + g] = b[0];
+            break;
+    }
+}
+
+struct UnpackArgs {
+    const uint8_t* matrix;
+    void* out;  // [rows][groups * 32], f16 or f32
+    uint32_t type, groups, matrix_rows, first_row, rows;
+    uint32_t to_f32;
+};
+static_assert(sizeof(UnpackArgs) == 40, "as in args.rs");
+
+// Plain values of rows of a matrix; one thread a group. Values beyond f16's range are clamped to it.
+extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__ UnpackArgs a) {
+    uint64_t index = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
+    if (index >= (uint64_t)a.rows * a.groups) return;
+    uint32_t row = index / a.groups, group = index % a.groups;
+    for_type(a.type, [&]<uint32_t T>() {
+        Slices c = slices_of(T, a.groups);
+        uint32_t s = group / c.full, g = group % c.full, n = s + 1 == c.count ? c.last : c.full;
+        const uint8_t* r = a.matrix + slice_offset(T, c, s, a.matrix_rows) + (uint64_t)(a.first_row + row) * record_bytes(T, n);
+        float v[32];
+        group_values<T>(r, g, n, v);
+        if (a.to_f32) {
+            float4* to = (float4*)a.out + index * 8;
+#pragma unroll
+            for (int i = 0; i < 8; i++) to[i] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
+        } else {
+            uint4* to = (uint4*)a.out + index * 4;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                uint32_t u[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    float lo = fminf(fmaxf(v[8 * i + 2 * j], -65504.0f), 65504.0f);
+                    float hi = fminf(fmaxf(v[8 * i + 2 * j + 1], -65504.0f), 65504.0f);
+                    __half2 h = __floats2half2_rn(lo, hi);
+                    u[j] = *(uint32_t*)&h;
+                }
+                to[i] = make_uint4(u[0], u[1], u[2], u[3]);
+            }
+        }
+    });
+}

@@ -1,0 +1,265 @@
+//! The structures that kernels take, as `kernels/*.cuh` declare them. Each is the only parameter of
+//! its kernels. Addresses are on the device; 0 stands for NULL.
+
+#![expect(
+    missing_docs,
+    reason = "fields are described where the kernels declare them"
+)]
+
+use super::driver::Pod;
+use crate::quant::TensorType;
+
+/// Number of an element type in the kernels: its place in [`TensorType::ALL`].
+pub fn type_number(ty: TensorType) -> u32 {
+    TensorType::ALL.iter().position(|t| *t == ty).unwrap_or(0) as u32
+}
+
+/// `Session`: the device-side state of a session.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Session {
+    pub kv: u64,
+    pub results: u64,
+    pub draw_offset: u64,
+    pub seed: u64,
+    pub position: u32,
+    pub token: u32,
+    pub sequence: u32,
+    pub result_slots: u32,
+    pub temperature: f32,
+    pub top_k: u32,
+    pub top_p: f32,
+    pub min_p: f32,
+}
+
+// SAFETY: numbers without padding: 4 * 8 + 8 * 4 bytes.
+unsafe impl Pod for Session {}
+
+/// `KvLayout`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvLayout {
+    pub tile_bytes: u64,
+    pub layer_bytes: u64,
+    pub tile: u32,
+    pub row_bytes: u32,
+    pub n_kv_heads: u32,
+    pub head_dim: u32,
+    pub q8: u32,
+    pub padding: u32,
+}
+
+/// `RepackArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Repack {
+    pub raw: u64,
+    pub matrix: u64,
+    pub raw_stride: u64,
+    pub ty: u32,
+    pub row_len: u32,
+    pub groups: u32,
+    pub matrix_rows: u32,
+    pub first_row: u32,
+    pub rows: u32,
+}
+
+/// `UnpackArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unpack {
+    pub matrix: u64,
+    pub out: u64,
+    pub ty: u32,
+    pub groups: u32,
+    pub matrix_rows: u32,
+    pub first_row: u32,
+    pub rows: u32,
+    pub to_f32: u32,
+}
+
+/// `EmbedArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Embed {
+    pub matrix: u64,
+    pub sessions: u64,
+    pub tokens: u64,
+    pub out: u64,
+    pub ty: u32,
+    pub groups: u32,
+    pub matrix_rows: u32,
+    pub count: u32,
+}
+
+/// `Source` of `ProduceArgs`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    Copy = 0,
+    RmsNorm = 1,
+    SiluMul = 2,
+}
+
+/// `ProduceArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Produce {
+    pub x: u64,
+    pub weight: u64,
+    pub q8: u64,
+    pub q8_scale: u64,
+    pub f32: u64,
+    pub f16: u64,
+    pub f16_scale: u64,
+    pub x_stride: u32,
+    pub len: u32,
+    pub groups: u32,
+    pub source: u32,
+    pub eps: f32,
+    pub inverse_len: f32,
+}
+
+/// `Segment` of `MatvecArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Segment {
+    pub matrix: u64,
+    pub bias: u64,
+    pub ty: u32,
+    pub rows: u32,
+    pub first_block: u32,
+    pub blocks: u32,
+    pub out_offset: u32,
+    pub padding: u32,
+}
+
+/// Most segments of a fused matrix.
+pub const MAX_SEGMENTS: usize = 4;
+
+/// `MatvecArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Matvec {
+    pub segments: [Segment; MAX_SEGMENTS],
+    pub q8: u64,
+    pub q8_scale: u64,
+    pub f32: u64,
+    pub out: u64,
+    pub residual: u64,
+    pub n_segments: u32,
+    pub groups: u32,
+    pub out_stride: u32,
+    pub batch: u32,
+    pub ring_bytes: u32,
+    pub chunk_rows: u32,
+    pub prefetch_bytes: u32,
+    pub padding: u32,
+}
+
+/// `MatmulArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Matmul {
+    pub x: u64,
+    pub x_scale: u64,
+    pub w: u64,
+    pub bias: u64,
+    pub residual: u64,
+    pub out: u64,
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+    pub out_stride: u32,
+}
+
+/// `RopeArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rope {
+    pub sessions: u64,
+    pub qkv: u64,
+    pub q_f32: u64,
+    pub q_f16: u64,
+    pub inv_freq: u64,
+    pub layout: KvLayout,
+    pub magnitude: f32,
+    pub q_scale: f32,
+    pub qkv_stride: u32,
+    pub n_heads: u32,
+    pub n_pairs: u32,
+    pub interleaved: u32,
+    pub layer: u32,
+    pub prefill: u32,
+}
+
+/// `AttendArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Attend {
+    pub sessions: u64,
+    pub q: u64,
+    pub parts: u64,
+    pub q8: u64,
+    pub q8_scale: u64,
+    pub f32: u64,
+    pub qkv: u64,
+    pub inv_freq: u64,
+    pub tickets: u64,
+    pub layout: KvLayout,
+    pub scale: f32,
+    pub magnitude: f32,
+    pub qkv_stride: u32,
+    pub n_pairs: u32,
+    pub interleaved: u32,
+    pub n_heads: u32,
+    pub layer: u32,
+    pub n_chunks: u32,
+    pub head_parts: u32,
+    pub join: u32,
+}
+
+/// `FlashArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Flash {
+    pub sessions: u64,
+    pub q: u64,
+    pub out: u64,
+    pub layout: KvLayout,
+    pub rows: u32,
+    pub n_heads: u32,
+    pub layer: u32,
+    pub padding: u32,
+}
+
+/// `SampleArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sample {
+    pub sessions: u64,
+    pub logits: u64,
+    pub best_value: u64,
+    pub best_id: u64,
+    pub n_vocab: u32,
+    pub n_best: u32,
+    pub advance: u32,
+    pub choose: u32,
+}
+
+// The kernels assert the same sizes of their twins.
+const _: () = {
+    assert!(size_of::<Session>() == 64);
+    assert!(size_of::<KvLayout>() == 40);
+    assert!(size_of::<Repack>() == 48);
+    assert!(size_of::<Unpack>() == 40);
+    assert!(size_of::<Embed>() == 48);
+    assert!(size_of::<Produce>() == 80);
+    assert!(size_of::<Segment>() == 40);
+    assert!(size_of::<Matvec>() == 232);
+    assert!(size_of::<Matmul>() == 64);
+    assert!(size_of::<Rope>() == 112);
+    assert!(size_of::<Attend>() == 152);
+    assert!(size_of::<Flash>() == 80);
+    assert!(size_of::<Sample>() == 48);
+};

@@ -1,0 +1,138 @@
+//! Steps of several sessions in one pass over the weights.
+//!
+//! The graph of a number of sessions is captured once; it reads the sessions' addresses from a table
+//! that is written before each launch. Sums run in the same order as for one session (matvec.cuh), so
+//! nobody's tokens depend on who else is there.
+
+use super::args::KvLayout;
+use super::driver::{Buffer, Graph, Stream};
+use super::runner::CudaRunner;
+use super::step::{Ending, StepBuffers};
+use super::weights::CudaWeights;
+use crate::backend::{MAX_BATCH, Runner, Step, at_index};
+use crate::error::{Result, fail};
+use std::sync::atomic::AtomicBool;
+
+const STEP: Ending = Ending {
+    advance: true,
+    choose: true,
+};
+
+/// What batches of one layout of the KV cache need.
+pub struct Batch {
+    /// By number of sessions, from 1.
+    graphs: [Option<Graph>; MAX_BATCH],
+    buffers: StepBuffers,
+    table: Buffer,
+    stream: Stream,
+    layout: KvLayout,
+}
+
+impl Batch {
+    /// Memory for the largest batch.
+    pub fn new(weights: &CudaWeights, layout: &KvLayout) -> Result<Batch> {
+        let context = weights.context();
+        let _current = context.enter()?;
+        Ok(Batch {
+            graphs: [const { None }; MAX_BATCH],
+            buffers: StepBuffers::new(context, weights.plan(), MAX_BATCH as u32)?,
+            table: Buffer::new(context, MAX_BATCH * 8, "batch")?,
+            stream: Stream::new(context, 0)?,
+            layout: *layout,
+        })
+    }
+
+    /// Whether it serves caches of this layout.
+    pub fn serves(&self, layout: &KvLayout) -> bool {
+        self.layout == *layout
+    }
+
+    /// Steps all runners, each of which appends a token, and writes what they chose. On an error
+    /// none has moved.
+    pub fn step(
+        &mut self,
+        weights: &CudaWeights,
+        runners: &mut [&mut CudaRunner],
+        steps: &[Step],
+        interrupts: &[&AtomicBool],
+        tokens: &mut [u32],
+    ) -> Result<()> {
+        let n = runners.len();
+        if n == 0 || n > MAX_BATCH || n != steps.len() {
+            fail!(
+                InvalidArgument,
+                "{n} sessions in a batch, which takes 1 to {MAX_BATCH}"
+            );
+        }
+        let _current = weights.context().enter()?;
+        for (i, (runner, step)) in runners.iter_mut().zip(steps).enumerate() {
+            runner
+                .prepare(&self.stream, step, interrupts[i])
+                .map_err(|e| at_index(i, e))?;
+        }
+        let addresses: Vec<u64> = runners.iter().map(|r| r.session_address()).collect();
+        // SAFETY: read before the call returns; stream order keeps it from the batch before.
+        unsafe {
+            self.stream.copy_in(
+                self.table.address(),
+                addresses.as_ptr().cast(),
+                size_of_val(&addresses[..]),
+            )?
+        };
+        if self.graphs[n - 1].is_none() {
+            let graph = self.stream.capture(|| {
+                // SAFETY: the graph lives beside the memory that it names; the sessions of the table
+                // are borrowed until their results are there.
+                unsafe {
+                    self.buffers.enqueue(
+                        weights.kernels(),
+                        weights.plan(),
+                        &self.layout,
+                        &self.stream,
+                        self.table.address(),
+                        n as u32,
+                        STEP,
+                    )
+                }
+            })?;
+            self.graphs[n - 1] = Some(graph);
+        }
+        let graph = self.graphs[n - 1].as_ref().expect("just captured");
+        // SAFETY: as above; the results are awaited below.
+        unsafe { self.stream.launch_graph(graph)? };
+        for (runner, step) in runners.iter_mut().zip(steps) {
+            runner.launched(step);
+            runner.lose_logits();
+        }
+        let mut chosen = [0u32; MAX_BATCH];
+        let mut failed = [false; MAX_BATCH];
+        let mut error = None;
+        for (i, runner) in runners.iter_mut().enumerate() {
+            let result = runner.poll_on(&self.stream, true);
+            runner.lose_logits();
+            match result {
+                Ok(Some(token)) => chosen[i] = token,
+                Ok(None) => fail!(Internal, "a step that was waited for has no result"),
+                Err(e) => {
+                    failed[i] = true;
+                    error.get_or_insert(at_index(i, e));
+                }
+            }
+        }
+        if let Some(error) = error {
+            for (runner, _) in runners.iter_mut().zip(failed).filter(|(_, failed)| !failed) {
+                runner.truncate(runner.len() - 1);
+            }
+            return Err(error);
+        }
+        tokens.copy_from_slice(&chosen[..n]);
+        Ok(())
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        // The memory goes when the device is done with it.
+        let _ = self.stream.synchronize();
+    }
+}

@@ -1,0 +1,89 @@
+//! The GPUs of this machine as the engine's device list shows them.
+
+use super::driver::{self, Context};
+use super::weights::CudaWeights;
+use crate::backend::{Backend, DeviceInfo, DeviceKind, LoadOptions, Progress, Weights};
+use crate::error::Result;
+use crate::model::Network;
+use std::sync::{Arc, OnceLock};
+
+/// Oldest architecture that the kernels are compiled for.
+const OLDEST: (i32, i32) = (7, 5);
+
+/// NVIDIA GPUs. Where there is no driver, one device that is not usable tells why.
+pub struct CudaBackend;
+
+/// The one value of [`CudaBackend`].
+pub static BACKEND: CudaBackend = CudaBackend;
+
+fn count() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| driver::device_count().unwrap_or(0))
+}
+
+fn unusable(reason: String) -> DeviceInfo {
+    DeviceInfo {
+        kind: DeviceKind::Cuda,
+        usable: false,
+        reason,
+        name: "NVIDIA GPU".into(),
+        driver: String::new(),
+        isa: String::new(),
+        cores: 0,
+        memory_total: 0,
+        memory_free: 0,
+    }
+}
+
+fn describe(index: usize) -> Result<DeviceInfo> {
+    driver::init()?;
+    let p = driver::properties(index)?;
+    let (major, minor) = p.capability;
+    let usable = p.capability >= OLDEST;
+    let reason = if usable {
+        String::new()
+    } else {
+        format!("its compute capability is {major}.{minor}; 7.5 is needed")
+    };
+    // Opening the device only to ask for its free memory would cost hundreds of megabytes, so this is
+    // known only where it is open already.
+    let memory_free = Context::free_if_open(index).unwrap_or(0);
+    Ok(DeviceInfo {
+        kind: DeviceKind::Cuda,
+        usable,
+        reason,
+        name: p.name,
+        driver: format!("CUDA {}.{}", p.driver / 1000, p.driver % 1000 / 10),
+        isa: format!("sm_{major}{minor}"),
+        cores: p.multiprocessors,
+        memory_total: p.memory,
+        memory_free,
+    })
+}
+
+impl Backend for CudaBackend {
+    fn device_count(&self) -> usize {
+        // Without a device, one entry that says why.
+        count().max(1)
+    }
+
+    fn device_info(&self, index: usize) -> DeviceInfo {
+        if count() == 0 {
+            return unusable(match driver::device_count() {
+                Ok(_) => "the NVIDIA driver shows no GPU".into(),
+                Err(e) => e.message,
+            });
+        }
+        describe(index).unwrap_or_else(|e| unusable(e.message))
+    }
+
+    fn load(
+        &self,
+        index: usize,
+        network: &Network,
+        _options: &LoadOptions,
+        progress: &mut Progress<'_>,
+    ) -> Result<Arc<dyn Weights>> {
+        Ok(CudaWeights::load(index, network, progress)?)
+    }
+}

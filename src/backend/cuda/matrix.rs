@@ -1,0 +1,142 @@
+//! Matrices on the device: records of repacked weights (`kernels/blocks.cuh` has the layout).
+
+use super::args::type_number;
+use crate::quant::TensorType;
+
+/// Rows of one type, in records.
+#[derive(Clone, Debug)]
+pub struct MatrixSegment {
+    /// Where the records begin.
+    pub address: u64,
+    /// Element type.
+    pub ty: TensorType,
+    /// Rows.
+    pub rows: u32,
+    /// Where the first row's result lies in an output row.
+    pub out_offset: u32,
+    /// Bytes of all records.
+    pub bytes: u64,
+}
+
+impl MatrixSegment {
+    /// Slices that a row of `groups` groups is cut into.
+    pub fn slices(&self, groups: u32) -> u32 {
+        slices(self.ty, groups).0
+    }
+}
+
+/// One or several matrices with the same input, one above the other.
+#[derive(Clone, Debug, Default)]
+pub struct Matrix {
+    /// Groups of 32 elements per row.
+    pub groups: u32,
+    /// All rows.
+    pub rows: u32,
+    /// Runs of rows of one type.
+    pub segments: Vec<MatrixSegment>,
+    /// f32, one per row; 0 if there is none.
+    pub bias: u64,
+}
+
+impl Matrix {
+    /// Whether a product needs its input as int8, and as f32.
+    pub fn needs(&self) -> (bool, bool) {
+        let float = |ty| matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
+        let floats = self.segments.iter().filter(|s| float(s.ty)).count();
+        (floats < self.segments.len(), floats > 0)
+    }
+}
+
+/// Addresses of a product's input rows, in the forms that were written.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Inputs {
+    /// int8, `[rows][groups * 32]`.
+    pub q8: u64,
+    /// f32, `[rows][groups]`.
+    pub q8_scale: u64,
+    /// f32, `[rows][groups * 32]`.
+    pub f32: u64,
+}
+
+/// Groups of 32 elements that a row of `row_len` elements takes.
+pub fn groups(row_len: usize) -> u32 {
+    row_len.div_ceil(32) as u32
+}
+
+/// (slices, groups of all but the last slice, groups of the last), as `slices_of` of blocks.cuh.
+pub fn slices(ty: TensorType, groups: u32) -> (u32, u32, u32) {
+    let unit = (ty.block_len() as u32 / 32).max(1);
+    let units = groups / unit;
+    let per = units.div_ceil(groups.div_ceil(32));
+    let count = units.div_ceil(per);
+    (count, per * unit, (units - per * (count - 1)) * unit)
+}
+
+/// Bytes of a record of `n` groups, as `record_bytes` of blocks.cuh.
+pub fn record_bytes(ty: TensorType, n: u32) -> u64 {
+    use TensorType as T;
+    let n = u64::from(n);
+    let bytes = match ty {
+        T::F32 => n * 128,
+        T::F16 | T::BF16 => n * 64,
+        T::Q4_0 | T::IQ4NL | T::Q4K => n * 18,
+        T::Q4_1 => n * 20,
+        T::Q5_0 | T::Q5K => n * 22,
+        T::Q5_1 => n * 24,
+        T::Q8_0 => n * 34,
+        T::Q2K => n * 10 + n / 8 * 4,
+        T::Q3K => n * 14 + n / 8 * 2,
+        T::Q6K => n * 26 + n / 8 * 2,
+        T::IQ4XS => n * 17 + n / 8 * 2,
+        T::MXFP4 => n * 17,
+    };
+    bytes.next_multiple_of(16)
+}
+
+/// Bytes of the records of `rows` rows.
+pub fn matrix_bytes(ty: TensorType, groups: u32, rows: u32) -> u64 {
+    let (count, full, last) = slices(ty, groups);
+    u64::from(rows) * (u64::from(count - 1) * record_bytes(ty, full) + record_bytes(ty, last))
+}
+
+/// The arguments that repack `rows` rows of a tensor into `segment` from row `first_row` on.
+pub fn repack_args(
+    segment: &MatrixSegment,
+    groups: u32,
+    raw: u64,
+    row_len: usize,
+    first_row: u32,
+    rows: u32,
+) -> super::args::Repack {
+    super::args::Repack {
+        raw,
+        matrix: segment.address,
+        raw_stride: segment.ty.row_bytes(row_len).expect("whole blocks") as u64,
+        ty: type_number(segment.ty),
+        row_len: row_len as u32,
+        groups,
+        matrix_rows: segment.rows,
+        first_row,
+        rows,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_cover_a_row_and_keep_blocks_whole() {
+        for ty in TensorType::ALL {
+            let unit = (ty.block_len() as u32 / 32).max(1);
+            for units in 1..200 {
+                let groups = units * unit;
+                let (count, full, last) = slices(ty, groups);
+                assert_eq!((count - 1) * full + last, groups, "{} {groups}", ty.name());
+                assert!(full <= 32 && last <= full && last > 0);
+                assert!(full % unit == 0 && last % unit == 0);
+                assert!(record_bytes(ty, full) >= ty.row_bytes(full as usize * 32).unwrap() as u64);
+            }
+        }
+    }
+}

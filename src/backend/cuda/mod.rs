@@ -1,0 +1,16 @@
+//! The CUDA backend: everything of a step runs on an NVIDIA GPU, through the driver alone.
+
+pub mod args;
+pub mod batch;
+mod device;
+pub mod driver;
+pub mod kernels;
+pub mod matrix;
+pub mod plan;
+pub mod prefill;
+pub mod runner;
+pub mod step;
+mod upload;
+pub mod weights;
+
+pub use device::{BACKEND, CudaBackend};

@@ -1,0 +1,505 @@
+//! One session on a GPU: KV cache, device-side state, and a graph per kind of step.
+
+use super::args::{self, KvLayout};
+use super::driver::{Buffer, Graph, Pinned, Range, Stream};
+use super::prefill::CHUNK;
+use super::step::{Ending, StepBuffers};
+use super::weights::CudaWeights;
+use crate::backend::{Runner, RunnerOptions, Step};
+use crate::engine::sampling::Sampling;
+use crate::error::{Result, fail};
+use std::mem::offset_of;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Entries of the ring of chosen tokens: steps that can be under way.
+const RESULT_SLOTS: u32 = 64;
+
+/// The kinds of step, each captured once.
+const KINDS: [Ending; 3] = [
+    Ending {
+        advance: true,
+        choose: true,
+    },
+    Ending {
+        advance: true,
+        choose: false,
+    },
+    Ending {
+        advance: false,
+        choose: true,
+    },
+];
+
+/// The state of one session.
+pub struct CudaRunner {
+    // Dropped in this order: what the device may still use goes last.
+    graphs: [Option<Graph>; 3],
+    weights: Arc<CudaWeights>,
+    buffers: StepBuffers,
+    session: Buffer,
+    table: Buffer,
+    results: Pinned,
+    kv: Range,
+    stream: Arc<Stream>,
+    layout: KvLayout,
+    context: usize,
+    /// Positions in the cache.
+    len: usize,
+    has_logits: bool,
+    /// What the device-side state holds.
+    mirror: Mirror,
+    /// Steps started so far; their results carry this number.
+    started: u32,
+    /// The started step: whether it appends a token.
+    pending: Option<bool>,
+}
+
+/// What the host last wrote to, or knows of, the device-side state.
+struct Mirror {
+    /// `None` where it is not known.
+    position: Option<u32>,
+    token: Option<u32>,
+    draw_offset: Option<u64>,
+    sampling: Option<Sampling>,
+}
+
+impl CudaRunner {
+    /// An empty session with everything reserved that a step needs.
+    pub fn new(weights: Arc<CudaWeights>, options: &RunnerOptions) -> Result<CudaRunner> {
+        let context = weights.context().clone();
+        let _current = context.enter()?;
+        let layout = weights.plan().kv_layout(options.kv_type)?;
+        let tiles = options.context.div_ceil(layout.tile as usize) as u64;
+        let Some(kv_bytes) = tiles.checked_mul(layout.tile_bytes) else {
+            fail!(
+                OutOfMemory,
+                "a context of {} positions does not fit the address space",
+                options.context
+            );
+        };
+        let mut kv = Range::reserve(&context, kv_bytes as usize)?;
+        kv.grow(layout.tile_bytes.min(kv_bytes) as usize, "KV cache")?;
+        let buffers = StepBuffers::new(&context, weights.plan(), 1)?;
+        let results = Pinned::new(&context, RESULT_SLOTS as usize * 8, "results")?;
+        let state = args::Session {
+            kv: kv.address(),
+            results: results.address(),
+            result_slots: RESULT_SLOTS,
+            top_p: 1.0,
+            ..Default::default()
+        };
+        let session = Buffer::from_slice(&context, &[state], "session")?;
+        let table = Buffer::from_slice(&context, &[session.address()], "session")?;
+        let mut runner = CudaRunner {
+            graphs: [const { None }; 3],
+            stream: Arc::new(Stream::new(&context, 0)?),
+            weights,
+            buffers,
+            session,
+            table,
+            results,
+            kv,
+            layout,
+            context: options.context,
+            len: 0,
+            has_logits: false,
+            mirror: Mirror {
+                position: Some(0),
+                token: None,
+                draw_offset: Some(0),
+                sampling: None,
+            },
+            started: 0,
+            pending: None,
+        };
+        for (i, kind) in KINDS.into_iter().enumerate() {
+            runner.graphs[i] = Some(runner.capture(kind)?);
+        }
+        Ok(runner)
+    }
+
+    fn capture(&self, kind: Ending) -> Result<Graph> {
+        let w = &self.weights;
+        self.stream.capture(|| {
+            // SAFETY: the graph lives in this structure beside all memory that it names but the
+            // weights, which it holds an `Arc` of. The cache is grown before each launch.
+            unsafe {
+                self.buffers.enqueue(
+                    w.kernels(),
+                    w.plan(),
+                    &self.layout,
+                    &self.stream,
+                    self.table.address(),
+                    1,
+                    kind,
+                )
+            }
+        })
+    }
+
+    fn launch(&self, kind: Ending) -> Result<()> {
+        let i = KINDS
+            .iter()
+            .position(|k| *k == kind)
+            .expect("a kind of step");
+        let graph = self.graphs[i].as_ref().expect("captured in `new`");
+        // SAFETY: as in `capture`; `Drop` waits for the stream.
+        unsafe { self.stream.launch_graph(graph) }
+    }
+
+    fn set32(&self, stream: &Stream, offset: usize, value: u32) -> Result<()> {
+        // SAFETY: a field of the device-side state; stream order keeps it from running steps.
+        unsafe { stream.fill32(self.session.address() + offset as u64, value, 1) }
+    }
+
+    fn set64(&self, stream: &Stream, offset: usize, value: u64) -> Result<()> {
+        self.set32(stream, offset, value as u32)?;
+        self.set32(stream, offset + 4, (value >> 32) as u32)
+    }
+
+    /// Brings the device's position to the host's.
+    fn set_position(&mut self, stream: &Stream, position: usize) -> Result<()> {
+        let position = position as u32;
+        if self.mirror.position != Some(position) {
+            self.mirror.position = None;
+            self.set32(stream, offset_of!(args::Session, position), position)?;
+            self.mirror.position = Some(position);
+        }
+        Ok(())
+    }
+
+    fn set_token(&mut self, stream: &Stream, token: u32) -> Result<()> {
+        if self.mirror.token != Some(token) {
+            self.mirror.token = None;
+            self.set32(stream, offset_of!(args::Session, token), token)?;
+            self.mirror.token = Some(token);
+        }
+        Ok(())
+    }
+
+    fn set_sampling(
+        &mut self,
+        stream: &Stream,
+        sampling: &Sampling,
+        draw_offset: u64,
+    ) -> Result<()> {
+        if self.mirror.sampling != Some(*sampling) {
+            self.mirror.sampling = None;
+            self.set32(
+                stream,
+                offset_of!(args::Session, temperature),
+                sampling.temperature.to_bits(),
+            )?;
+            self.set32(stream, offset_of!(args::Session, top_k), sampling.top_k)?;
+            self.set32(
+                stream,
+                offset_of!(args::Session, top_p),
+                sampling.top_p.to_bits(),
+            )?;
+            self.set32(
+                stream,
+                offset_of!(args::Session, min_p),
+                sampling.min_p.to_bits(),
+            )?;
+            self.set64(stream, offset_of!(args::Session, seed), sampling.seed)?;
+            self.mirror.sampling = Some(*sampling);
+        }
+        if self.mirror.draw_offset != Some(draw_offset) {
+            self.mirror.draw_offset = None;
+            self.set64(stream, offset_of!(args::Session, draw_offset), draw_offset)?;
+            self.mirror.draw_offset = Some(draw_offset);
+        }
+        Ok(())
+    }
+
+    /// Backs the cache for `positions` positions.
+    fn grow(&mut self, positions: usize) -> Result<()> {
+        if positions > self.context {
+            fail!(
+                ContextFull,
+                "{positions} positions do not fit a context of {}",
+                self.context
+            );
+        }
+        let tiles = positions.div_ceil(self.layout.tile as usize);
+        self.kv
+            .grow(tiles * self.layout.tile_bytes as usize, "KV cache")
+    }
+
+    /// Evaluates all tokens but the last as matrix products, and the last as a decode step does, so
+    /// that its logits do not depend on how it came in.
+    fn evaluate(&mut self, tokens: &[u32], interrupt: &AtomicBool) -> Result<()> {
+        let Some((&last, first)) = tokens.split_last() else {
+            fail!(NoTokens, "nothing to evaluate");
+        };
+        let start = self.len;
+        let stream = self.stream.clone();
+        self.grow(start + tokens.len())?;
+        if !first.is_empty() {
+            let weights = self.weights.clone();
+            let workspace = weights.prefill();
+            let mut at = start;
+            let mut result = Ok(());
+            for chunk in first.chunks(CHUNK) {
+                result = self.set_position(&stream, at).and_then(|()| {
+                    // SAFETY: the cache is grown; the workspace is locked until the stream is idle.
+                    unsafe {
+                        workspace.enqueue(
+                            weights.kernels(),
+                            weights.plan(),
+                            &self.layout,
+                            &self.stream,
+                            self.table.address(),
+                            chunk,
+                            interrupt,
+                        )
+                    }
+                });
+                // One chunk at a time, so that an interrupt is noticed soon.
+                result = result.and(self.stream.synchronize());
+                if result.is_err() {
+                    break;
+                }
+                at += chunk.len();
+            }
+            // The workspace is free for others only when the device is done with it.
+            let idle = self.stream.synchronize();
+            drop(workspace);
+            result.and(idle)?;
+        }
+        if interrupt.load(Ordering::Relaxed) {
+            fail!(
+                Interrupted,
+                "interrupted while evaluating {} tokens",
+                tokens.len()
+            );
+        }
+        self.set_position(&stream, start + first.len())?;
+        self.set_token(&stream, last)?;
+        self.mirror.position = None;
+        self.launch(Ending {
+            advance: true,
+            choose: false,
+        })?;
+        self.stream.synchronize()?;
+        self.mirror.position = Some((start + tokens.len()) as u32);
+        Ok(())
+    }
+
+    /// The result of the oldest step under way, if it is there.
+    fn result(&self) -> Option<u64> {
+        let slot = (self.started - 1) % RESULT_SLOTS;
+        // SAFETY: the ring has this entry, 8-byte aligned; the device writes entries as whole words.
+        let entry =
+            unsafe { AtomicU64::from_ptr(self.results.pointer().cast::<u64>().add(slot as usize)) };
+        let value = entry.load(Ordering::Acquire);
+        ((value >> 40) as u32 == self.started & 0xff_ffff).then_some(value)
+    }
+}
+
+impl Runner for CudaRunner {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn extend(&mut self, tokens: &[u32], interrupt: &AtomicBool) -> Result<()> {
+        let context = self.weights.context().clone();
+        let _current = context.enter()?;
+        let had_logits = std::mem::replace(&mut self.has_logits, false);
+        match self.evaluate(tokens, interrupt) {
+            Ok(()) => {
+                self.len += tokens.len();
+                self.has_logits = true;
+                Ok(())
+            }
+            Err(e) => {
+                // The logits are still those of the last position unless the last launch ran.
+                self.has_logits = had_logits && self.mirror.position.is_some();
+                Err(e)
+            }
+        }
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+        self.has_logits = false;
+    }
+
+    fn has_logits(&self) -> bool {
+        self.has_logits
+    }
+
+    fn logits(&mut self, out: &mut [f32]) -> Result<()> {
+        let context = self.weights.context().clone();
+        let _current = context.enter()?;
+        if !self.has_logits {
+            fail!(Internal, "there are no logits");
+        }
+        let n = out.len().min(self.weights.plan().n_vocab as usize);
+        // SAFETY: `out` is valid until the stream is idle, which is awaited; sizes as allocated.
+        unsafe {
+            self.stream
+                .copy_out(out.as_mut_ptr().cast(), self.buffers.logits(0), n * 4)?
+        };
+        self.stream.synchronize()
+    }
+
+    fn step(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<u32> {
+        self.begin(step, interrupt)?;
+        match self.step_poll(true)? {
+            Some(token) => Ok(token),
+            None => fail!(Internal, "a step that was waited for has no result"),
+        }
+    }
+
+    fn step_start(&mut self, step: &Step, interrupt: &Arc<AtomicBool>) -> Result<()> {
+        self.begin(step, interrupt)
+    }
+
+    fn step_poll(&mut self, wait: bool) -> Result<Option<u32>> {
+        let stream = self.stream.clone();
+        self.poll_on(&stream, wait)
+    }
+
+    fn as_any(&mut self) -> Option<&mut dyn std::any::Any> {
+        Some(self)
+    }
+}
+
+impl CudaRunner {
+    /// The result of the started step, which runs on `stream`.
+    pub(super) fn poll_on(&mut self, stream: &Stream, wait: bool) -> Result<Option<u32>> {
+        let Some(appends) = self.pending else {
+            fail!(NothingPending, "no step was started");
+        };
+        let context = self.weights.context().clone();
+        let _current = context.enter()?;
+        let mut turns = 0u32;
+        let value = loop {
+            if let Some(value) = self.result() {
+                break value;
+            }
+            // Errors show in the stream only; asking it costs more than a look at the ring.
+            if turns.is_multiple_of(256) {
+                let idle = stream.is_idle().inspect_err(|_| self.abandon())?;
+                if idle && self.result().is_none() {
+                    self.abandon();
+                    fail!(Internal, "a step ended without a result");
+                }
+            }
+            if !wait {
+                return Ok(None);
+            }
+            turns = turns.wrapping_add(1);
+            if turns > 4096 {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        };
+        self.pending = None;
+        let token = value as u32;
+        let outcome = (value >> 32) as u8;
+        // The device has gone on, also where no token could be chosen.
+        self.mirror.position = Some((self.len + usize::from(appends)) as u32);
+        self.mirror.token = (outcome == 0).then_some(token);
+        match outcome {
+            0 => {}
+            1 => fail!(Numeric, "the logit of token {token} is not a number"),
+            2 => fail!(Numeric, "the logit of token {token} is infinite"),
+            _ => fail!(Numeric, "every logit is minus infinity"),
+        }
+        self.len += usize::from(appends);
+        self.has_logits = true;
+        Ok(Some(token))
+    }
+}
+
+impl CudaRunner {
+    /// Launches a step on its own.
+    fn begin(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<()> {
+        let context = self.weights.context().clone();
+        let _current = context.enter()?;
+        let stream = self.stream.clone();
+        self.prepare(&stream, step, interrupt)?;
+        self.launch(Ending {
+            advance: step.token.is_some(),
+            choose: true,
+        })?;
+        self.launched(step);
+        self.has_logits &= step.token.is_none();
+        Ok(())
+    }
+
+    /// Brings the device-side state to where `step` begins, on `stream`.
+    pub(super) fn prepare(
+        &mut self,
+        stream: &Stream,
+        step: &Step,
+        interrupt: &AtomicBool,
+    ) -> Result<()> {
+        if self.pending.is_some() {
+            fail!(DecodePending, "a step is under way");
+        }
+        if interrupt.load(Ordering::Relaxed) {
+            fail!(Interrupted, "interrupted before the step");
+        }
+        let after = self.len + usize::from(step.token.is_some());
+        if let Some(token) = step.token {
+            self.grow(after)?;
+            self.set_token(stream, token)?;
+        } else if !self.has_logits {
+            fail!(Internal, "there are no logits to choose from");
+        }
+        self.set_position(stream, self.len)?;
+        self.set_sampling(
+            stream,
+            &step.sampling,
+            step.position.wrapping_sub(after as u64),
+        )
+    }
+
+    /// Notes that a prepared step is under way.
+    pub(super) fn launched(&mut self, step: &Step) {
+        self.started = self.started.wrapping_add(1);
+        self.pending = Some(step.token.is_some());
+        self.mirror.position = None;
+        self.mirror.token = None;
+    }
+
+    /// Notes that the logits of the last position are not in this runner's memory.
+    pub(super) fn lose_logits(&mut self) {
+        self.has_logits = false;
+    }
+
+    /// The address of the device-side state.
+    pub(super) fn session_address(&self) -> u64 {
+        self.session.address()
+    }
+
+    /// The layout of the cache.
+    pub(super) fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// The weights that it runs.
+    pub(super) fn weights(&self) -> &Arc<CudaWeights> {
+        &self.weights
+    }
+
+    /// Forgets a started step that failed.
+    pub(super) fn abandon(&mut self) {
+        self.pending = None;
+        self.has_logits = false;
+    }
+}
+
+impl Drop for CudaRunner {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.weights.context().enter() {
+            // The memory goes when the device is done with it; errors are reported elsewhere.
+            let _ = self.stream.synchronize();
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! The kernels of a step, in order: for one position of each of a few sessions.
+
+use super::args::{self, KvLayout};
+use super::driver::{Buffer, Context, Stream};
+use super::kernels::Kernels;
+use super::matrix::{Inputs, Matrix};
+use super::plan::{NormPlan, Plan};
+use crate::error::Result;
+use std::sync::Arc;
+
+/// Blocks per session that look for the largest logit.
+const BEST_BLOCKS: u32 = 64;
+
+/// Offsets within one allocation, handed out one after the other.
+#[derive(Default)]
+pub struct Arena {
+    bytes: u64,
+}
+
+impl Arena {
+    /// An offset for `n` bytes.
+    pub fn take(&mut self, n: u64) -> u64 {
+        let at = self.bytes.next_multiple_of(256);
+        self.bytes = at + n;
+        at
+    }
+
+    /// Bytes handed out.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// Where things are in the memory of a step: offsets, then addresses.
+#[derive(Clone, Copy, Debug, Default)]
+struct Places {
+    h: u64,
+    q8: u64,
+    q8_scale: u64,
+    f32: u64,
+    wide: u64,
+    q: u64,
+    parts: u64,
+    logits: u64,
+    best_value: u64,
+    best_id: u64,
+}
+
+impl Places {
+    fn all(&mut self) -> [&mut u64; 10] {
+        [
+            &mut self.h,
+            &mut self.q8,
+            &mut self.q8_scale,
+            &mut self.f32,
+            &mut self.wide,
+            &mut self.q,
+            &mut self.parts,
+            &mut self.logits,
+            &mut self.best_value,
+            &mut self.best_id,
+        ]
+    }
+}
+
+/// Memory between the kernels of a step.
+pub struct StepBuffers {
+    _memory: Buffer,
+    at: Places,
+    h_stride: u32,
+    wide_stride: u32,
+    n_chunks: u32,
+    n_vocab: u32,
+    /// Zeros between any two kernels.
+    tickets: Buffer,
+}
+
+/// What a step does besides evaluating.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// A token was appended.
+    pub advance: bool,
+    /// A token is chosen.
+    pub choose: bool,
+}
+
+/// Parts that a context is cut into at most: enough for two blocks a multiprocessor.
+fn chunks(plan: &Plan, multiprocessors: u32) -> u32 {
+    (2 * multiprocessors)
+        .div_ceil(plan.n_kv_heads)
+        .clamp(1, 128)
+}
+
+fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
+    let mut arena = Arena::default();
+    let rows = u64::from(rows);
+    let input = u64::from(plan.widest_input());
+    let heads = u64::from(plan.n_heads_max());
+    let dim = u64::from(plan.head_dim);
+    let n_chunks = u64::from(chunks(plan, multiprocessors));
+    let best = rows * u64::from(BEST_BLOCKS) * 4;
+    let places = Places {
+        h: arena.take(rows * u64::from(plan.embedding.groups) * 128),
+        q8: arena.take(rows * input * 32),
+        q8_scale: arena.take(rows * input * 4),
+        f32: arena.take(rows * input * 128),
+        wide: arena.take(rows * u64::from(plan.widest_row()) * 4),
+        q: arena.take(rows * heads * dim * 4),
+        parts: arena.take(rows * heads * n_chunks * (dim + 2) * 4),
+        logits: arena.take(rows * u64::from(plan.n_vocab) * 4),
+        best_value: arena.take(best),
+        best_id: arena.take(best),
+    };
+    (places, arena.bytes())
+}
+
+impl StepBuffers {
+    /// Bytes for `rows` sessions at a time.
+    pub fn bytes(plan: &Plan, rows: u32, multiprocessors: u32) -> u64 {
+        places(plan, rows, multiprocessors).1 + u64::from(rows * plan.n_heads_max()) * 4
+    }
+
+    /// Memory for `rows` sessions at a time.
+    pub fn new(context: &Arc<Context>, plan: &Plan, rows: u32) -> Result<StepBuffers> {
+        let multiprocessors = context.properties().multiprocessors;
+        let (mut at, bytes) = places(plan, rows, multiprocessors);
+        let memory = Buffer::new(context, bytes as usize, "memory of a decode step")?;
+        let heads = plan.n_heads_max() as usize;
+        at.all()
+            .into_iter()
+            .for_each(|place| *place += memory.address());
+        Ok(StepBuffers {
+            at,
+            h_stride: plan.embedding.groups * 32,
+            wide_stride: plan.widest_row(),
+            n_chunks: chunks(plan, multiprocessors),
+            n_vocab: plan.n_vocab,
+            tickets: Buffer::from_slice(
+                context,
+                &vec![0u32; rows as usize * heads],
+                "memory of a decode step",
+            )?,
+            _memory: memory,
+        })
+    }
+
+    /// Where the logits of input row `row` are, `n_vocab` floats.
+    pub fn logits(&self, row: u32) -> u64 {
+        self.at.logits + u64::from(row) * u64::from(self.n_vocab) * 4
+    }
+
+    fn inputs(&self) -> Inputs {
+        Inputs {
+            q8: self.at.q8,
+            q8_scale: self.at.q8_scale,
+            f32: self.at.f32,
+        }
+    }
+
+    /// Enqueues a whole step of `batch` sessions, whose addresses are at `sessions`.
+    ///
+    /// # Safety
+    /// The sessions, their caches up to their positions, the plan's memory and this memory must be
+    /// valid until the work is done, and nothing else may use this memory meanwhile.
+    pub unsafe fn enqueue(
+        &self,
+        kernels: &Kernels,
+        plan: &Plan,
+        layout: &KvLayout,
+        stream: &Stream,
+        sessions: u64,
+        batch: u32,
+        ending: Ending,
+    ) -> Result<()> {
+        let step = Enqueue {
+            buffers: self,
+            kernels,
+            plan,
+            layout,
+            stream,
+            sessions,
+            batch,
+        };
+        // SAFETY: the caller's word.
+        unsafe {
+            if ending.advance {
+                step.evaluate()?;
+            }
+            step.end(ending)
+        }
+    }
+}
+
+/// What all kernels of a step have in common.
+struct Enqueue<'a> {
+    buffers: &'a StepBuffers,
+    kernels: &'a Kernels,
+    plan: &'a Plan,
+    layout: &'a KvLayout,
+    stream: &'a Stream,
+    sessions: u64,
+    batch: u32,
+}
+
+impl Enqueue<'_> {
+    /// # Safety
+    /// As [`StepBuffers::enqueue`].
+    unsafe fn evaluate(&self) -> Result<()> {
+        let (b, at, plan) = (self.buffers, self.buffers.at, self.plan);
+        let embedding = &plan.embedding;
+        let embed = args::Embed {
+            matrix: embedding.segments[0].address,
+            sessions: self.sessions,
+            out: at.h,
+            ty: args::type_number(embedding.segments[0].ty),
+            groups: embedding.groups,
+            matrix_rows: plan.n_vocab,
+            count: self.batch,
+            ..Default::default()
+        };
+        // SAFETY: the caller's word, here and below.
+        unsafe { self.kernels.embed(self.stream, &embed)? };
+        for (i, layer) in plan.layers.iter().enumerate() {
+            // SAFETY: as above.
+            unsafe {
+                self.norm(layer.attention_norm, &layer.qkv)?;
+                self.matvec(&layer.qkv, at.wide, b.wide_stride, false)?;
+                self.attention(i as u32)?;
+                self.matvec(&layer.output, at.h, b.h_stride, true)?;
+                self.norm(layer.feed_forward_norm, &layer.gate_up)?;
+                self.matvec(&layer.gate_up, at.wide, b.wide_stride, false)?;
+                self.activate(layer.n_ff, &layer.down)?;
+                self.matvec(&layer.down, at.h, b.h_stride, true)?;
+            }
+        }
+        // SAFETY: as above.
+        unsafe {
+            self.norm(plan.final_norm, &plan.head)?;
+            self.matvec(&plan.head, at.logits, plan.n_vocab, false)
+        }
+    }
+
+    /// # Safety
+    /// As [`StepBuffers::enqueue`].
+    unsafe fn end(&self, ending: Ending) -> Result<()> {
+        let at = self.buffers.at;
+        let sample = args::Sample {
+            sessions: self.sessions,
+            logits: at.logits,
+            best_value: at.best_value,
+            best_id: at.best_id,
+            n_vocab: self.plan.n_vocab,
+            n_best: BEST_BLOCKS,
+            advance: u32::from(ending.advance),
+            choose: u32::from(ending.choose),
+        };
+        // SAFETY: the caller's word.
+        unsafe { self.kernels.sample(self.stream, &sample, self.batch) }
+    }
+
+    /// The outputs of a producer in the forms that `consumer` reads.
+    fn forms(&self, consumer: &Matrix) -> (u64, u64, u64) {
+        let (q8, f32) = consumer.needs();
+        let at = self.buffers.at;
+        let or_none = |address, wanted| if wanted { address } else { 0 };
+        (
+            or_none(at.q8, q8),
+            or_none(at.q8_scale, q8),
+            or_none(at.f32, f32),
+        )
+    }
+
+    /// # Safety
+    /// As [`StepBuffers::enqueue`].
+    unsafe fn norm(&self, norm: NormPlan, consumer: &Matrix) -> Result<()> {
+        let (q8, q8_scale, f32) = self.forms(consumer);
+        let produce = args::Produce {
+            x: self.buffers.at.h,
+            weight: norm.weight,
+            q8,
+            q8_scale,
+            f32,
+            x_stride: self.buffers.h_stride,
+            len: self.plan.hidden,
+            groups: consumer.groups,
+            source: args::Source::RmsNorm as u32,
+            eps: norm.eps,
+            inverse_len: 1.0 / self.plan.hidden as f32,
+            ..Default::default()
+        };
+        // SAFETY: the caller's word.
+        unsafe { self.kernels.produce(self.stream, &produce, self.batch) }
+    }
+
+    /// # Safety
+    /// As [`StepBuffers::enqueue`].
+    unsafe fn activate(&self, n_ff: u32, consumer: &Matrix) -> Result<()> {
+        let (q8, q8_scale, f32) = self.forms(consumer);
+        let produce = args::Produce {
+            x: self.buffers.at.wide,
+            q8,
+            q8_scale,
+            f32,
+            x_stride: self.buffers.wide_stride,
+            len: n_ff,
+            groups: consumer.groups,
+            source: args::Source::SiluMul as u32,
+            ..Default::default()
+        };
+        // SAFETY: the caller's word.
+        unsafe { self.kernels.produce(self.stream, &produce, self.batch) }
+    }
+
+    /// # Safety
+    /// As [`StepBuffers::enqueue`].
+    unsafe fn matvec(
+        &self,
+        matrix: &Matrix,
+        out: u64,
+        out_stride: u32,
+        residual: bool,
+    ) -> Result<()> {
+        let inputs = self.buffers.inputs();
+        // SAFETY: the caller's word.
+        unsafe {
+            self.kernels.matvec(
+                self.stream,
+                matrix,
+                &inputs,
+                out,
+                out_stride,
+                residual,
+                self.batch,
+            )
+        }
+    }
+
+    /// # Safety
+    /// As [`StepBuffers::enqueue`].
+    unsafe fn attention(&self, layer_index: u32) -> Result<()> {
+        let (b, at) = (self.buffers, self.buffers.at);
+        let layer = &self.plan.layers[layer_index as usize];
+        let (q8, q8_scale, f32) = self.forms(&layer.output);
+        let attend = args::Attend {
+            sessions: self.sessions,
+            q: at.q,
+            parts: at.parts,
+            q8,
+            q8_scale,
+            f32,
+            qkv: at.wide,
+            inv_freq: layer.inv_freq,
+            tickets: b.tickets.address(),
+            layout: *self.layout,
+            scale: layer.scale * std::f32::consts::LOG2_E,
+            magnitude: layer.magnitude,
+            qkv_stride: b.wide_stride,
+            n_pairs: layer.n_pairs,
+            interleaved: u32::from(layer.interleaved),
+            n_heads: layer.n_heads,
+            layer: layer_index,
+            n_chunks: b.n_chunks,
+            ..Default::default()
+        };
+        // SAFETY: the caller's word.
+        unsafe { self.kernels.attend(self.stream, &attend, self.batch) }
+    }
+}

@@ -1,0 +1,162 @@
+//! Weights from the mapped file to the device: several threads copy pieces into pinned memory, from
+//! where the device fetches them and repacks them, all at the same time.
+
+use super::driver::{Buffer, Event, Pinned, Stream};
+use super::kernels::Kernels;
+use super::matrix::repack_args;
+use super::plan::{Jobs, MatrixJob};
+use crate::backend::Progress;
+use crate::error::{Error, Result};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+/// Bytes of one piece.
+const PIECE: usize = 4 << 20;
+/// Pieces of a thread that are under way.
+const SLOTS: usize = 2;
+/// Most threads.
+const THREADS: usize = 8;
+
+/// A piece of work: some rows of a job.
+struct Piece<'a> {
+    job: &'a MatrixJob,
+    row: usize,
+    rows: usize,
+}
+
+/// Uploads everything; calls `progress` in this thread. An error of `progress` stops the upload and
+/// is returned.
+pub fn upload(
+    kernels: &Kernels,
+    jobs: &Jobs,
+    memory: &Buffer,
+    progress: &mut Progress<'_>,
+) -> Result<()> {
+    for vector in &jobs.vectors {
+        memory.write(vector.offset as usize, &vector.values)?;
+    }
+    let mut pieces = Vec::new();
+    let mut total = 0u64;
+    let mut longest_row = 0;
+    for job in &jobs.matrices {
+        let row_bytes = job.tensor.row_bytes();
+        longest_row = longest_row.max(row_bytes);
+        total += job.tensor.bytes().len() as u64;
+        let step = (PIECE / row_bytes.max(1)).max(1);
+        for row in (0..job.tensor.rows()).step_by(step) {
+            let rows = step.min(job.tensor.rows() - row);
+            pieces.push(Piece { job, row, rows });
+        }
+    }
+    let slot_bytes = PIECE.max(longest_row);
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = cores.min(THREADS).min((total >> 24) as usize + 1);
+    let next = AtomicUsize::new(0);
+    let done = AtomicU64::new(0);
+    let stop = AtomicBool::new(false);
+    let failure: Mutex<Option<Error>> = Mutex::new(None);
+    let running = AtomicUsize::new(threads);
+    let work = || {
+        let result = run(kernels, &pieces, slot_bytes, &next, &done, &stop);
+        if let Err(e) = result {
+            stop.store(true, Ordering::Relaxed);
+            failure
+                .lock()
+                .unwrap_or_else(|e| e.into_inner())
+                .get_or_insert(e);
+        }
+        running.fetch_sub(1, Ordering::Release);
+    };
+    let mut cancelled = Ok(());
+    std::thread::scope(|scope| {
+        let mut spawned = 0;
+        for _ in 0..threads {
+            match std::thread::Builder::new()
+                .name("ember-upload".into())
+                .spawn_scoped(scope, work)
+            {
+                Ok(_) => spawned += 1,
+                Err(_) => _ = running.fetch_sub(1, Ordering::Release),
+            }
+        }
+        if spawned == 0 {
+            running.store(1, Ordering::Release);
+            work();
+        }
+        while running.load(Ordering::Acquire) > 0 {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            if cancelled.is_ok() {
+                let share = done.load(Ordering::Relaxed) as f64 / total.max(1) as f64;
+                cancelled = progress(share as f32);
+                if cancelled.is_err() {
+                    stop.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+    });
+    cancelled?;
+    match failure.into_inner().unwrap_or_else(|e| e.into_inner()) {
+        Some(e) => Err(e),
+        None => Ok(()),
+    }
+}
+
+/// One thread's share: takes pieces until none is left.
+fn run(
+    kernels: &Kernels,
+    pieces: &[Piece<'_>],
+    slot_bytes: usize,
+    next: &AtomicUsize,
+    done: &AtomicU64,
+    stop: &AtomicBool,
+) -> Result<()> {
+    let context = kernels.context();
+    let _current = context.enter()?;
+    let stream = Stream::new(context, 0)?;
+    let mut slots = Vec::new();
+    for _ in 0..SLOTS {
+        slots.push((
+            Pinned::new(context, slot_bytes, "staging memory")?,
+            Buffer::new(context, slot_bytes, "staging memory")?,
+            Event::new(context, false)?,
+        ));
+    }
+    // Whatever happens, the device must be done with the slots before they are freed.
+    let result = (|| {
+        for turn in 0.. {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            let Some(piece) = pieces.get(i) else { break };
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let (host, device, event) = &slots[turn % SLOTS];
+            if turn >= SLOTS {
+                event.synchronize()?;
+            }
+            let tensor = &piece.job.tensor;
+            let row_bytes = tensor.row_bytes();
+            let from = &tensor.bytes()[piece.row * row_bytes..(piece.row + piece.rows) * row_bytes];
+            let first_row = piece.job.first_row + piece.row as u32;
+            let args = repack_args(
+                &piece.job.segment,
+                piece.job.groups,
+                device.address(),
+                tensor.row_len(),
+                first_row,
+                piece.rows as u32,
+            );
+            // SAFETY: the piece fits the slot, which nothing uses before the event; the segment lies
+            // within the weights' memory, and both outlive the synchronization below.
+            unsafe {
+                std::ptr::copy_nonoverlapping(from.as_ptr(), host.pointer(), from.len());
+                stream.copy_in(device.address(), host.pointer(), from.len())?;
+                kernels.repack(&stream, &args)?;
+            }
+            event.record(&stream)?;
+            done.fetch_add(from.len() as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    })();
+    let finished = stream.synchronize();
+    result.and(finished)
+}

@@ -1,0 +1,490 @@
+//! Weights: repacking, decoding, embedding, and the products of a few rows.
+
+use crate::common::tiny::Random;
+use crate::gpu::*;
+use emberlm::backend::cuda::args;
+use emberlm::backend::cuda::driver::Buffer;
+use emberlm::backend::cuda::matrix::{
+    Inputs, Matrix, MatrixSegment, groups, matrix_bytes, repack_args,
+};
+use emberlm::quant::{TensorType, dequantize_row};
+
+pub fn tests(tests: &mut Tests) {
+    for ty in TensorType::ALL {
+        let name = ty.name();
+        tests.push((
+            format!("repack::{name}"),
+            Box::new(move || repack_is_exact(ty)),
+        ));
+        tests.push((
+            format!("matvec::{name}"),
+            Box::new(move || matvec_is_right(ty)),
+        ));
+    }
+    tests.push(("matvec::fused".into(), Box::new(fused_types)));
+    tests.push(("produce".into(), Box::new(produce_is_right)));
+}
+
+/// A matrix of random blocks on the device, and its exact values.
+pub struct TestMatrix {
+    pub matrix: Matrix,
+    pub values: Vec<f32>,
+    _memory: Vec<Buffer>,
+}
+
+/// Matrices above each other: (type, rows) of each; with a bias if asked for.
+pub fn test_matrix(
+    parts: &[(TensorType, usize)],
+    row_len: usize,
+    bias: bool,
+    seed: u64,
+) -> (TestMatrix, Vec<f32>) {
+    let mut random = Random::new(seed, "matrix");
+    let n_groups = groups(row_len);
+    let mut t = TestMatrix {
+        matrix: Matrix {
+            groups: n_groups,
+            ..Matrix::default()
+        },
+        values: Vec::new(),
+        _memory: Vec::new(),
+    };
+    for &(ty, rows) in parts {
+        let raw = random_blocks(&mut random, ty, rows, row_len);
+        let mut row = vec![0.0; row_len];
+        for r in raw.chunks(ty.row_bytes(row_len).unwrap()) {
+            dequantize_row(ty, r, &mut row);
+            t.values.extend(&row);
+        }
+        let bytes = matrix_bytes(ty, n_groups, rows as u32);
+        let memory = poisoned(bytes as usize);
+        let segment = MatrixSegment {
+            address: memory.address(),
+            ty,
+            rows: rows as u32,
+            out_offset: t.matrix.rows,
+            bytes,
+        };
+        let device_raw = upload(&raw);
+        // In two pieces, as an upload does it.
+        let cut = rows / 3;
+        with_stream(|stream| {
+            for (first, n) in [(0, cut), (cut, rows - cut)] {
+                if n > 0 {
+                    let at = device_raw.address() + (first * ty.row_bytes(row_len).unwrap()) as u64;
+                    let args = repack_args(&segment, n_groups, at, row_len, first as u32, n as u32);
+                    unsafe { kernels().repack(stream, &args).unwrap() };
+                }
+            }
+        });
+        t.matrix.rows += rows as u32;
+        t.matrix.segments.push(segment);
+        t._memory.push(memory);
+    }
+    let mut biases = Vec::new();
+    if bias {
+        biases = random_floats(&mut random, t.matrix.rows as usize);
+        let memory = upload(&biases);
+        t.matrix.bias = memory.address();
+        t._memory.push(memory);
+    }
+    (t, biases)
+}
+
+/// Row lengths that a type allows, nice and odd.
+pub fn row_lengths(ty: TensorType) -> Vec<usize> {
+    match ty.block_len() {
+        256 => vec![256, 512, 1280, 1536, 2048, 4096, 8960],
+        32 => vec![32, 96, 896, 1024, 1056, 2048, 4864],
+        _ => vec![1, 7, 33, 100, 512, 896, 2048, 3001],
+    }
+}
+
+fn repack_is_exact(ty: TensorType) {
+    for row_len in row_lengths(ty) {
+        for rows in [1, 5, 67] {
+            let (t, _) = test_matrix(&[(ty, rows)], row_len, false, 1);
+            let width = t.matrix.groups as usize * 32;
+            let segment = &t.matrix.segments[0];
+            let check = |got: &[f32], rows: &[usize], what: &str| {
+                for (i, &row) in rows.iter().enumerate() {
+                    let got = &got[i * width..(i + 1) * width];
+                    let want = &t.values[row * row_len..(row + 1) * row_len];
+                    for (j, (g, w)) in got.iter().zip(want).enumerate() {
+                        assert_eq!(
+                            g.to_bits(),
+                            w.to_bits(),
+                            "{what} {} {row_len}: row {row} element {j}: {g} {w}",
+                            ty.name()
+                        );
+                    }
+                    assert!(got[row_len..].iter().all(|v| *v == 0.0), "{what}: padding");
+                }
+            };
+            let out = poisoned(rows * width * 4);
+            let unpack = args::Unpack {
+                matrix: segment.address,
+                out: out.address(),
+                ty: args::type_number(ty),
+                groups: t.matrix.groups,
+                matrix_rows: rows as u32,
+                first_row: 0,
+                rows: rows as u32,
+                to_f32: 1,
+            };
+            with_stream(|stream| unsafe { kernels().unpack(stream, &unpack).unwrap() });
+            check(
+                &download(&out, rows * width),
+                &(0..rows).collect::<Vec<_>>(),
+                "unpack",
+            );
+
+            let half = poisoned(rows * width * 2);
+            let unpack = args::Unpack {
+                out: half.address(),
+                to_f32: 0,
+                ..unpack
+            };
+            with_stream(|stream| unsafe { kernels().unpack(stream, &unpack).unwrap() });
+            let got: Vec<u16> = download(&half, rows * width);
+            for r in 0..rows {
+                for i in 0..row_len {
+                    let want =
+                        half::f16::from_f32(t.values[r * row_len + i].clamp(-65504.0, 65504.0));
+                    assert_eq!(
+                        got[r * width + i],
+                        want.to_bits(),
+                        "f16 {} row {r} element {i}",
+                        ty.name()
+                    );
+                }
+            }
+
+            let tokens = [rows as u32 - 1, 0, rows as u32 / 2];
+            let device_tokens = upload(&tokens);
+            let out = poisoned(3 * width * 4);
+            let embed = args::Embed {
+                matrix: segment.address,
+                sessions: 0,
+                tokens: device_tokens.address(),
+                out: out.address(),
+                ty: args::type_number(ty),
+                groups: t.matrix.groups,
+                matrix_rows: rows as u32,
+                count: 3,
+            };
+            with_stream(|stream| unsafe { kernels().embed(stream, &embed).unwrap() });
+            check(
+                &download(&out, 3 * width),
+                &tokens.map(|t| t as usize),
+                "embed",
+            );
+        }
+    }
+}
+
+/// Input rows on the device in the forms that products read, made by the kernel under test
+/// elsewhere, and the values that the int8 form stands for.
+pub struct TestInput {
+    pub inputs: Inputs,
+    pub x: Vec<f32>,
+    pub rounded: Vec<f32>,
+    _memory: [Buffer; 4],
+}
+
+pub fn test_input(rows: usize, row_len: usize, seed: u64) -> TestInput {
+    let mut random = Random::new(seed, "input");
+    let n_groups = groups(row_len) as usize;
+    let width = n_groups * 32;
+    let x = random_floats(&mut random, rows * row_len);
+    let device = upload(&x);
+    let q8 = poisoned(rows * width);
+    let scale = poisoned(rows * n_groups * 4);
+    let f32 = poisoned(rows * width * 4);
+    let produce = args::Produce {
+        x: device.address(),
+        q8: q8.address(),
+        q8_scale: scale.address(),
+        f32: f32.address(),
+        x_stride: row_len as u32,
+        len: row_len as u32,
+        groups: n_groups as u32,
+        source: args::Source::Copy as u32,
+        ..Default::default()
+    };
+    with_stream(|stream| unsafe { kernels().produce(stream, &produce, rows as u32).unwrap() });
+    let q: Vec<i8> = download(&q8, rows * width);
+    let d: Vec<f32> = download(&scale, rows * n_groups);
+    let plain: Vec<f32> = download(&f32, rows * width);
+    let mut rounded = Vec::new();
+    for r in 0..rows {
+        for i in 0..width {
+            let value = f32::from(q[r * width + i]) * d[(r * width + i) / 32];
+            let exact = if i < row_len { x[r * row_len + i] } else { 0.0 };
+            assert_eq!(
+                plain[r * width + i],
+                exact,
+                "f32 form of row {r} element {i}"
+            );
+            assert!(
+                (value - exact).abs() <= d[(r * width + i) / 32] * 0.501,
+                "int8 form of row {r} element {i}"
+            );
+            if i < row_len {
+                rounded.push(value);
+            }
+        }
+    }
+    TestInput {
+        inputs: Inputs {
+            q8: q8.address(),
+            q8_scale: scale.address(),
+            f32: f32.address(),
+        },
+        x,
+        rounded,
+        _memory: [device, q8, scale, f32],
+    }
+}
+
+/// The product in f64 of each input row.
+pub fn product(values: &[f32], x: &[f32], row_len: usize, bias: &[f32]) -> Vec<f64> {
+    x.chunks(row_len)
+        .flat_map(|x| {
+            values.chunks(row_len).enumerate().map(move |(r, w)| {
+                let sum: f64 = w
+                    .iter()
+                    .zip(x)
+                    .map(|(w, x)| f64::from(*w) * f64::from(*x))
+                    .sum();
+                sum + bias.get(r).map_or(0.0, |b| f64::from(*b))
+            })
+        })
+        .collect()
+}
+
+fn run_matvec(
+    t: &TestMatrix,
+    input: &TestInput,
+    batch: usize,
+    residual: Option<&[f32]>,
+) -> Vec<f32> {
+    let rows = t.matrix.rows as usize;
+    // A stride of its own; what is between the rows must stay untouched.
+    let stride = rows + 3;
+    let out = match residual {
+        None => poisoned(batch * stride * 4),
+        Some(r) => {
+            let mut padded = vec![f32::NAN; batch * stride];
+            for b in 0..batch {
+                padded[b * stride..b * stride + rows].copy_from_slice(&r[b * rows..(b + 1) * rows]);
+            }
+            upload(&padded)
+        }
+    };
+    with_stream(|stream| unsafe {
+        kernels()
+            .matvec(
+                stream,
+                &t.matrix,
+                &input.inputs,
+                out.address(),
+                stride as u32,
+                residual.is_some(),
+                batch as u32,
+            )
+            .unwrap()
+    });
+    let got: Vec<f32> = download(&out, batch * stride);
+    let mut result = Vec::new();
+    for row in got.chunks(stride) {
+        assert!(
+            row[rows..].iter().all(|v| v.is_nan()),
+            "written beyond the row"
+        );
+        result.extend(&row[..rows]);
+    }
+    result
+}
+
+fn check_matvec(parts: &[(TensorType, usize)], row_len: usize, batches: &[usize], bias: bool) {
+    let (t, biases) = test_matrix(parts, row_len, bias, 3);
+    let most = batches.iter().copied().max().unwrap();
+    let input = test_input(most, row_len, 4);
+    let rows = t.matrix.rows as usize;
+    let names: Vec<_> = parts
+        .iter()
+        .map(|(t, n)| format!("{} x {n}", t.name()))
+        .collect();
+    // What each segment reads: int8 for quantized types.
+    let mut want = vec![0.0; most * rows];
+    let mut first = 0;
+    for &(ty, n) in parts {
+        let float = matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
+        let x = if float { &input.x } else { &input.rounded };
+        let bias = biases.get(first..first + n).unwrap_or(&[]);
+        let part = product(
+            &t.values[first * row_len..(first + n) * row_len],
+            x,
+            row_len,
+            bias,
+        );
+        for b in 0..most {
+            want[b * rows + first..b * rows + first + n].copy_from_slice(&part[b * n..(b + 1) * n]);
+        }
+        first += n;
+    }
+    let mut alone: Option<Vec<f32>> = None;
+    for &batch in batches {
+        let got = run_matvec(&t, &input, batch, None);
+        let error = relative_error(&got, &want[..batch * rows]);
+        assert!(
+            error < 2e-6,
+            "{names:?} row_len {row_len} batch {batch}: error {error}"
+        );
+        let first: Vec<f32> = got[..rows].to_vec();
+        let alone = alone.get_or_insert(first.clone());
+        assert_eq!(
+            *alone, first,
+            "{names:?} row_len {row_len} batch {batch}: bits depend on the batch"
+        );
+    }
+    let residual = random_floats(&mut Random::new(5, "residual"), rows);
+    let got = run_matvec(&t, &input, 1, Some(&residual));
+    for (r, (g, a)) in got.iter().zip(alone.unwrap()).enumerate() {
+        assert_eq!(*g, a + residual[r], "residual of row {r}");
+    }
+}
+
+fn matvec_is_right(ty: TensorType) {
+    let lengths = row_lengths(ty);
+    for (i, &row_len) in lengths.iter().enumerate() {
+        let rows = [1, 3, 127, 300, 1029][i % 5];
+        check_matvec(
+            &[(ty, rows)],
+            row_len,
+            &[1, 2, 3, 4, 5, 8, 17, 32],
+            i % 2 == 1,
+        );
+    }
+    // More rows than one round of shared memory holds.
+    check_matvec(&[(ty, 40_003)], 256, &[1, 4], true);
+}
+
+fn fused_types() {
+    use TensorType as T;
+    check_matvec(&[(T::Q4K, 96), (T::Q6K, 33)], 1024, &[1, 4, 6], true);
+    check_matvec(&[(T::Q4K, 4096), (T::Q6K, 1024)], 4096, &[1, 4], false);
+    check_matvec(
+        &[(T::Q8_0, 64), (T::F16, 5), (T::Q4_0, 31)],
+        96,
+        &[1, 3],
+        true,
+    );
+    check_matvec(
+        &[(T::Q6K, 64), (T::Q4K, 100), (T::F32, 1)],
+        512,
+        &[1, 2],
+        true,
+    );
+}
+
+fn produce_is_right() {
+    let mut random = Random::new(9, "produce");
+    for len in [1usize, 31, 32, 100, 896, 4096, 14336] {
+        for source in [
+            args::Source::Copy,
+            args::Source::RmsNorm,
+            args::Source::SiluMul,
+        ] {
+            let rows = 3;
+            let stride = 2 * len + 1;
+            let x = random_floats(&mut random, rows * stride);
+            let weight = random_floats(&mut random, len);
+            let eps = 1e-5f32;
+            let want: Vec<f64> = x
+                .chunks(stride)
+                .flat_map(|x| {
+                    let square: f64 =
+                        x[..len].iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / len as f64;
+                    let rms = 1.0 / (square + f64::from(eps)).sqrt();
+                    let weight = &weight;
+                    (0..len).map(move |i| {
+                        let v = f64::from(x[i]);
+                        match source {
+                            args::Source::Copy => v,
+                            args::Source::RmsNorm => v * rms * f64::from(weight[i]),
+                            args::Source::SiluMul => v / (1.0 + (-v).exp()) * f64::from(x[len + i]),
+                        }
+                    })
+                })
+                .collect();
+            let n_groups = groups(len) as usize;
+            let width = n_groups * 32;
+            let (dx, dw) = (upload(&x), upload(&weight));
+            let q8 = poisoned(rows * width);
+            let scale = poisoned(rows * n_groups * 4);
+            let f32 = poisoned(rows * width * 4);
+            let f16 = poisoned(rows * width * 2);
+            let f16_scale = poisoned(rows * 4);
+            let produce = args::Produce {
+                x: dx.address(),
+                weight: dw.address(),
+                q8: q8.address(),
+                q8_scale: scale.address(),
+                f32: f32.address(),
+                f16: f16.address(),
+                f16_scale: f16_scale.address(),
+                x_stride: stride as u32,
+                len: len as u32,
+                groups: n_groups as u32,
+                source: source as u32,
+                eps,
+                inverse_len: 1.0 / len as f32,
+            };
+            with_stream(|stream| unsafe {
+                kernels().produce(stream, &produce, rows as u32).unwrap()
+            });
+            let q: Vec<i8> = download(&q8, rows * width);
+            let d: Vec<f32> = download(&scale, rows * n_groups);
+            let plain: Vec<f32> = download(&f32, rows * width);
+            let halves: Vec<u16> = download(&f16, rows * width);
+            let half_scale: Vec<f32> = download(&f16_scale, rows);
+            let take = |form: &dyn Fn(usize) -> f32| -> Vec<f32> {
+                (0..rows * width)
+                    .filter(|i| i % width < len)
+                    .map(form)
+                    .collect()
+            };
+            let what = format!("{source:?} {len}");
+            assert!(
+                relative_error(&take(&|i| plain[i]), &want) < 1e-6,
+                "{what}: f32"
+            );
+            assert!(
+                relative_error(&take(&|i| f32::from(q[i]) * d[i / 32]), &want) < 0.01,
+                "{what}: int8"
+            );
+            let half = |i: usize| half::f16::from_bits(halves[i]).to_f32() * half_scale[i / width];
+            assert!(relative_error(&take(&half), &want) < 4e-4, "{what}: f16");
+            for i in (0..rows * width).filter(|i| i % width >= len) {
+                assert_eq!(
+                    (plain[i], q[i], halves[i]),
+                    (0.0, 0, 0),
+                    "{what}: padding at {i}"
+                );
+            }
+            // The same without the whole-row f16, which is cut into more blocks.
+            let again = poisoned(rows * width);
+            let produce = args::Produce {
+                q8: again.address(),
+                f16: 0,
+                ..produce
+            };
+            with_stream(|stream| unsafe {
+                kernels().produce(stream, &produce, rows as u32).unwrap()
+            });
+            assert_eq!(download::<i8>(&again, rows * width), q, "{what}");
+        }
+    }
+}

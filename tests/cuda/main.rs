@@ -1,0 +1,46 @@
+//! Tests of the CUDA backend. Where there is no usable GPU they report themselves as ignored; `make
+//! gpu-bundle` packs them for a machine that has one.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod faults;
+mod gpu;
+mod kernels_attention;
+mod kernels_matmul;
+mod kernels_sample;
+mod kernels_weights;
+mod model;
+
+use libtest_mimic::{Arguments, Trial};
+
+fn main() {
+    if faults::child() {
+        return;
+    }
+    let mut arguments = Arguments::from_args();
+    // One at a time: some measure the device's free memory.
+    arguments.test_threads = Some(1);
+    let missing = gpu::missing();
+    if let Some(reason) = &missing {
+        eprintln!("ignored, as there is no GPU to test: {reason}");
+    }
+    let mut tests: Vec<(String, Box<dyn FnOnce() + Send>)> = Vec::new();
+    kernels_weights::tests(&mut tests);
+    kernels_matmul::tests(&mut tests);
+    kernels_attention::tests(&mut tests);
+    kernels_sample::tests(&mut tests);
+    model::tests(&mut tests);
+    faults::tests(&mut tests);
+    let trials = tests
+        .into_iter()
+        .map(|(name, run)| {
+            Trial::test(name, move || {
+                run();
+                Ok(())
+            })
+            .with_ignored_flag(missing.is_some())
+        })
+        .collect();
+    libtest_mimic::run(&arguments, trials).exit();
+}

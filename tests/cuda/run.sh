@@ -1,0 +1,16 @@
+#!/bin/sh
+# Runs the bundled GPU tests; "run.sh sanitize" runs a part of them under compute-sanitizer.
+cd "$(dirname "$0")" || exit 1
+export EMBERLM_REPOSITORY="$PWD"
+if [ "$1" != sanitize ]; then
+    exec ./test-cuda "$@"
+fi
+status=0
+for tool in memcheck racecheck initcheck; do
+    for test in matvec::fused attention::f16::4_heads_2_kv_64 attention::q8_0::4_heads_2_kv_64 \
+        sample::errors model::tiny_shapes; do
+        echo "$tool: $test"
+        compute-sanitizer --tool "$tool" --error-exitcode 99 ./test-cuda --exact "$test" || status=1
+    done
+done
+exit $status
