@@ -91,7 +91,7 @@ template <int NT> __device__ __forceinline__ void add(float (*to)[4], float (*v)
 template <uint32_t T, int NT> __device__ __forceinline__ void matvec_batch_body(const MatvecArgs& a) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ __align__(8) uint64_t bars[BATCH_WARPS * 2];
-    constexpr int NB = NT * 8;
+    constexpr int NB = NT * 8 + 1;  // distance of rows in the partial sums, odd for the banks' sake
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     release_dependents();
     const Slices c = slices_of(T, a.groups);
@@ -180,17 +180,15 @@ template <uint32_t T, int NT> __device__ __forceinline__ void matvec_batch_body(
             }
         }
         __syncthreads();
-        for (uint32_t j = threadIdx.x; j < rows * NB; j += blockDim.x) {
+        for (uint32_t j = threadIdx.x; j < rows * a.batch; j += blockDim.x) {
             // Neighbours write neighbouring rows.
             const uint32_t b = j / rows, row = j % rows;
-            if (b < a.batch) {
-                float v = part[row * NB + b];
-                for (uint32_t t = 1; t < c.count; t++) v = __fadd_rn(v, part[(t * rows + row) * NB + b]);
-                if (s.bias) v = __fadd_rn(v, s.bias[row0 + row]);
-                uint64_t at = (uint64_t)b * a.out_stride + s.out_offset + row0 + row;
-                if (a.residual) v = __fadd_rn(v, a.residual[at]);
-                a.out[at] = v;
-            }
+            float v = part[row * NB + b];
+            for (uint32_t t = 1; t < c.count; t++) v = __fadd_rn(v, part[(t * rows + row) * NB + b]);
+            if (s.bias) v = __fadd_rn(v, s.bias[row0 + row]);
+            uint64_t at = (uint64_t)b * a.out_stride + s.out_offset + row0 + row;
+            if (a.residual) v = __fadd_rn(v, a.residual[at]);
+            a.out[at] = v;
         }
         __syncthreads();
     }

@@ -351,7 +351,7 @@ impl Kernels {
 
     fn row_plan(&self, rows: usize) -> MatvecPlan {
         MatvecPlan {
-            rows,
+            sum_stride: rows,
             warps: WARPS,
             ring_bytes: self.ring_bytes,
             blocks: self.multiprocessors
@@ -375,7 +375,7 @@ impl Kernels {
         // Two stages where a third of the memory is left for partial sums.
         let two = BATCH_WARPS * 2 * stage <= self.context.properties().shared_bytes * 2 / 3;
         MatvecPlan {
-            rows,
+            sum_stride: rows + 1,
             warps: BATCH_WARPS,
             ring_bytes: if two { 2 * stage } else { stage },
             blocks: self.multiprocessors,
@@ -397,7 +397,7 @@ impl Kernels {
             .max()
             .unwrap_or(1);
         // Partial sums: 4 bytes for each slice, row and input row.
-        let per_row = slices as usize * plan.rows * 4;
+        let per_row = slices as usize * plan.sum_stride * 4;
         let limit = self.context.properties().shared_bytes - ring - STATIC_SHARED;
         let mut args = args::Matvec {
             n_segments: which.len() as u32,
@@ -554,8 +554,8 @@ impl Kernels {
 
 /// How a matvec kernel is launched.
 struct MatvecPlan {
-    /// Rows of input that the kernel is made for.
-    rows: usize,
+    /// Distance of rows in the partial sums.
+    sum_stride: usize,
     warps: usize,
     /// Of each warp.
     ring_bytes: usize,

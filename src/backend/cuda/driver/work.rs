@@ -57,6 +57,13 @@ impl Module {
             let code = unsafe { sys::cuFuncSetAttribute(raw, attribute, shared_bytes as i32) };
             self.context.check(code, &what)?;
         }
+        // One division of the multiprocessors' memory for all kernels: they could not overlap while it
+        // is changed, which costs 6 % of a decode step on an H200.
+        let attribute =
+            sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: `raw` is a function of the loaded module.
+        let code = unsafe { sys::cuFuncSetAttribute(raw, attribute, 100) };
+        self.context.check(code, &what)?;
         Ok(Kernel(raw))
     }
 }
