@@ -3,7 +3,7 @@
 use crate::args::{Args, Kv, Lengths};
 use crate::random::Random;
 use crate::stats::Samples;
-use emberlm::backend::{DeviceInfo, KvType, LoadOptions};
+use emberlm::backend::{DeviceInfo, KvType, LoadOptions, Profile};
 use emberlm::engine::{Model, Session, SessionOptions, device};
 use std::path::Path;
 use std::sync::Arc;
@@ -49,6 +49,8 @@ pub struct Decode {
     pub generated: usize,
     /// Rate.
     pub tokens_per_s: Samples,
+    /// Where the time of one token goes, if that was asked for.
+    pub profile: Option<Profile>,
 }
 
 /// Measures everything that `args` asks for. `say` is told what is going on.
@@ -127,6 +129,10 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             depth,
             generated: args.generate,
             tokens_per_s: decode_rate(&mut session, &tokens[..depth.max(1)], args)?,
+            profile: match args.profile {
+                true => Some(fastest_profile(&mut session, depth.max(1), args.reps)?),
+                false => None,
+            },
         });
     }
     let threads = match args.threads {
@@ -220,6 +226,20 @@ fn decode_rate(session: &mut Session, prompt: &[u32], args: &Args) -> emberlm::R
         rates.push(args.generate as f64 / start.elapsed().as_secs_f64());
     }
     Ok(Samples::new(rates))
+}
+
+/// Of several profiles of the token at `depth` the one that took the least time.
+fn fastest_profile(session: &mut Session, depth: usize, reps: usize) -> emberlm::Result<Profile> {
+    session.rewind(depth)?;
+    let total = |p: &Profile| -> f64 { p.done().map(|(_, e)| e.microseconds).sum() };
+    let mut fastest = session.profile()?;
+    for _ in 0..reps {
+        let profile = session.profile()?;
+        if total(&profile) < total(&fastest) {
+            fastest = profile;
+        }
+    }
+    Ok(fastest)
 }
 
 #[cfg(test)]
