@@ -131,13 +131,12 @@ fn same_in_every_company(network: &Network, lengths: &[usize], kv: &[KvType], th
         let of = |(i, len): (usize, &usize)| Talk::new(&weights, vocab, i, *len, kv[i % kv.len()]);
         lengths.iter().enumerate().map(of).collect()
     };
-    let rounds = 5;
     let mut alone = talks();
-    let answers = |_| -> Vec<(u32, Vec<u32>)> {
+    let mut all = || -> Vec<(u32, Vec<u32>)> {
         let of = |talk: &mut Talk| (talk.step(), talk.logits(vocab));
         alone.iter_mut().map(of).collect()
     };
-    let expected: Vec<_> = (0..rounds).map(answers).collect();
+    let expected: Vec<_> = (0..5).map(|_| all()).collect();
     for company in [lengths.len(), 1, 2, 3, 8] {
         let mut together = talks();
         for (round, expected) in expected.iter().enumerate() {

@@ -17,7 +17,7 @@ mod system {
     }
 
     /// `Forked` in a child of the process that has loaded a model. Takes no lock, because a thread
-    /// that the child does not have may hold it. Costs a system call of some 50 ns.
+    /// that the child does not have may hold it. Costs a system call, some 100 ns.
     pub(crate) fn check() -> Result<()> {
         let owner = OWNER.load(Ordering::Relaxed);
         if owner != 0 && owner != std::process::id() {
