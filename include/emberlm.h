@@ -34,7 +34,7 @@
  *   an ember_error of the caller, or NULL, and write code and message to it, also on success. There
  *   is no partial success: a call that fails leaves everything as it was and writes no output but
  *   the error, except that EMBER_BUFFER_TOO_SMALL also writes the needed count. EMBER_INVALID_HANDLE,
- *   EMBER_NULL_POINTER, EMBER_INVALID_ARGUMENT and EMBER_INTERNAL can come from every function and
+ *   EMBER_NULL_POINTER, EMBER_INVALID_ARGUMENT, EMBER_INTERNAL and EMBER_FORKED can come from every function and
  *   are not repeated below. The library never exits, aborts, prints or handles signals.
  *
  * Handles. ember_model and ember_session pointers are numbers that the library looks up, not
@@ -47,6 +47,10 @@
  *   meanwhile returns EMBER_BUSY at once and does nothing. Two functions are free of that:
  *   ember_session_interrupt may be called at any time, and ember_model_free waits for nobody.
  *   Different sessions run side by side, also those of one model. An object may move between threads.
+ *
+ * Processes. A child that was forked from a process that has loaded a model has none of its threads
+ *   and no GPU: there, every function that returns a status returns EMBER_FORKED, at once, also
+ *   those that free. A process that forks before it loads its first model is not affected.
  *
  * Pointers. Every pointer is used during the call only, except for those of callbacks. A pointer to
  *   an array may be NULL if its length is 0; any other may be NULL only where the text says so.
@@ -219,6 +223,10 @@ enum ember_status_code
      * happened to answers every later call in the same way and can only be freed.
      */
     EMBER_INTERNAL = 32,
+    /**
+     * The process was forked from one that has loaded a model; the library works only there.
+     */
+    EMBER_FORKED = 33,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -303,15 +311,72 @@ enum ember_kv_type
      */
     EMBER_KV_F16 = 1,
     /**
-     * Single precision.
+     * Single precision. CPU only.
      */
     EMBER_KV_F32 = 2,
+    /**
+     * 8-bit values with a half-precision scale per 32. GPU only.
+     */
+    EMBER_KV_Q8_0 = 3,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
 typedef enum ember_kv_type ember_kv_type;
 #else
 typedef uint32_t ember_kv_type;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Kinds of work in a decode. Later versions may have more.
+ */
+enum ember_work
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Looking up the token's embedding.
+     */
+    EMBER_WORK_EMBED = 0,
+    /**
+     * Norms, and encoding of what the products read.
+     */
+    EMBER_WORK_NORM = 1,
+    /**
+     * Queries, keys and values.
+     */
+    EMBER_WORK_QKV = 2,
+    /**
+     * Rope, appending to the KV cache, attention.
+     */
+    EMBER_WORK_ATTENTION = 3,
+    /**
+     * Output projection of attention.
+     */
+    EMBER_WORK_OUTPUT = 4,
+    /**
+     * The first products of the feed-forward, and the activation.
+     */
+    EMBER_WORK_GATE_UP = 5,
+    /**
+     * The last product of the feed-forward.
+     */
+    EMBER_WORK_DOWN = 6,
+    /**
+     * Final norm and logits.
+     */
+    EMBER_WORK_HEAD = 7,
+    /**
+     * Choosing the token.
+     */
+    EMBER_WORK_SAMPLE = 8,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_work ember_work;
+#else
+typedef uint32_t ember_work;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -363,6 +428,12 @@ typedef enum ember_detokenize_flags ember_detokenize_flags;
 typedef uint32_t ember_detokenize_flags;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
+
+/**
+ * A kind of work in a decode step. A device that does two of them at once counts both as the one
+ * that reads more.
+ */
+typedef struct Work Work;
 
 /**
  * A loaded model: weights and vocabulary. Immutable, so any number of threads may use it at once.
@@ -492,6 +563,12 @@ typedef struct ember_model_options {
      * Handed to `progress`; may be NULL.
      */
     void *user;
+    /**
+     * A `CUcontext` of yours on the device, which the library then shares instead of using the
+     * device's primary one; it must outlive the model and its sessions. NULL means the primary
+     * one. Only for GPUs: a CPU refuses it.
+     */
+    void *cuda_context;
 } ember_model_options;
 
 /**
@@ -608,6 +685,15 @@ typedef struct ember_session_options {
      * Seed of the draws. 0 is a seed like any other.
      */
     uint64_t seed;
+    /**
+     * Whose work a GPU prefers when several sessions wait for it: positive goes first, negative
+     * last. GPUs have few levels and take the nearest one. Nothing to a CPU.
+     */
+    int32_t stream_priority;
+    /**
+     * Must be 0.
+     */
+    uint32_t reserved2;
 } ember_session_options;
 
 /**
@@ -635,6 +721,77 @@ typedef struct ember_session_details {
      */
     uint64_t kv_bytes;
 } ember_session_details;
+
+/**
+ * Memory that a model and a session of it would take on the device. The caller sets `struct_size`,
+ * `ember_model_estimate` the rest.
+ */
+typedef struct ember_estimate {
+    /**
+     * `sizeof(ember_estimate)`, set by the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * Index of the device that the figures are for.
+     */
+    uint32_t device;
+    /**
+     * The most tokens that the session could hold.
+     */
+    uint32_t context;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * Weights. On a CPU almost all of it is the mapped file, whose pages the system can drop and
+     * read again.
+     */
+    uint64_t weights_bytes;
+    /**
+     * KV cache per token of context.
+     */
+    uint64_t kv_bytes_per_token;
+    /**
+     * KV cache of the whole context. Memory that no token has touched may not be resident.
+     */
+    uint64_t kv_bytes;
+    /**
+     * What the sessions of a model share: memory of prefill and of batches, at most.
+     */
+    uint64_t model_workspace_bytes;
+    /**
+     * What each session has beside its KV cache.
+     */
+    uint64_t session_workspace_bytes;
+} ember_estimate;
+
+/**
+ * What one kind of work took in a decode. Its size and layout never change.
+ */
+typedef struct ember_profile_entry {
+    /**
+     * A value of `enum ember_work`.
+     */
+    uint32_t work;
+    /**
+     * How often it was done, over all layers.
+     */
+    uint32_t calls;
+    /**
+     * Time of all calls together, in microseconds.
+     */
+    double microseconds;
+    /**
+     * Bytes of weights and KV cache that they read together; by `microseconds`, 1000 of them are
+     * a GB/s.
+     */
+    uint64_t bytes;
+    /**
+     * A short name, for example `gate_up`, ended by a NUL.
+     */
+    char name[16];
+} ember_profile_entry;
 
 #ifdef __cplusplus
 extern "C" {
@@ -757,14 +914,29 @@ ember_status ember_session_position(const struct ember_session *session,
 
 /**
  * Keeps the first `position` tokens of the context and forgets the rest. Takes no time to speak
- * of; a decode that follows evaluates the last kept token again. 0 empties the context.
+ * of; a decode that follows evaluates the last kept token again. 0 empties the context. Decodes
+ * that were started are interrupted and waited for, and their tokens that were not collected are
+ * lost: this is how to drop what was queued behind a token that ends the text.
  *
- * Errors: `EMBER_INVALID_ARGUMENT` if the context has fewer tokens; `EMBER_BUSY`;
- * `EMBER_DECODE_PENDING`.
+ * Errors: `EMBER_INVALID_ARGUMENT` if the context has fewer tokens, of which those that were not
+ * collected are none; `EMBER_BUSY`.
  */
 ember_status ember_session_rewind(struct ember_session *session,
                                   size_t position,
                                   struct ember_error *err);
+
+/**
+ * Makes a session with the same context, options and model, which goes its own way from there: it
+ * answers as the first one would, to the bit. The keys and values are copied or shared, not
+ * computed again. The new handle is written to `out` and has to be freed with
+ * `ember_session_free`.
+ *
+ * Errors: `EMBER_OUT_OF_MEMORY`; `EMBER_UNSUPPORTED` by devices that cannot; `EMBER_BUSY`;
+ * `EMBER_DECODE_PENDING`.
+ */
+ember_status ember_session_fork(struct ember_session *session,
+                                struct ember_session **out,
+                                struct ember_error *err);
 
 /**
  * Writes the logits that the next decode will choose by: one per token id, `n_vocab` of them
@@ -782,16 +954,16 @@ ember_status ember_session_logits(struct ember_session *session,
 
 /**
  * Makes the call that is running with this session on another thread return `EMBER_INTERRUPTED`
- * soon, with the session as it was before; likewise a decode that was started, which
- * `ember_decode_poll` then reports. A call that is about to end may still succeed. Without one
- * this does nothing: it does not reach into later calls. Any thread may call it at any time.
+ * soon, with the session as it was before; likewise decodes that were started, which
+ * `ember_decode_poll` then reports, after the tokens that had been chosen by then. A batch ends for
+ * all its sessions. A call that is about to end may still succeed. Without one this does nothing: it does not reach into later calls. Any thread may call it at any time.
  *
  * Errors: `EMBER_INVALID_HANDLE`.
  */
 ember_status ember_session_interrupt(struct ember_session *session);
 
 /**
- * Frees a session. A decode that was started is interrupted and waited for. NULL is allowed and
+ * Frees a session. Decodes that were started are interrupted and waited for. NULL is allowed and
  * does nothing.
  *
  * Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY` if another thread is inside a call with it, which
@@ -827,23 +999,90 @@ ember_status ember_decode(struct ember_session *session, uint32_t *token, struct
 /**
  * Starts what `ember_decode` does and returns at once; `ember_decode_poll` collects the token,
  * which is the same that `ember_decode` would have returned. Until then every other function that
- * changes the session returns `EMBER_DECODE_PENDING`, except for `ember_session_interrupt` and
- * `ember_session_free`.
+ * changes the session returns `EMBER_DECODE_PENDING`, except for `ember_session_interrupt`,
+ * `ember_session_rewind` and `ember_session_free`.
  *
  * Errors: those of `ember_decode` that are known before any work is done.
  */
 ember_status ember_decode_start(struct ember_session *session, struct ember_error *err);
 
 /**
- * Asks for the token of a started decode. Never blocks: `EMBER_PENDING` means that it is not there
- * yet and `token` was not written. May be called from another thread than the start.
+ * Starts what `count` calls of `ember_decode` do, one after another, and returns at once: the
+ * device goes on by itself while the caller collects the tokens one by one with
+ * `ember_decode_poll`. The context grows as they are collected. No token stops it, not one that
+ * ends the text either: `ember_session_rewind` drops the rest. `ember_session_interrupt` stops it,
+ * too; the tokens that had been chosen by then are still collected, then comes
+ * `EMBER_INTERRUPTED`, once, unless all had been chosen.
  *
- * Errors: `EMBER_NOTHING_PENDING` if none was started; `EMBER_BUSY`; else those of `ember_decode`,
- * after which the started decode is over and the context is as it was before it.
+ * Errors: `EMBER_INVALID_ARGUMENT` if `count` is 0; `EMBER_CONTEXT_FULL` if there is no room for
+ * all of them, with nothing started; else as `ember_decode_start`.
+ */
+ember_status ember_decode_start_n(struct ember_session *session,
+                                  size_t count,
+                                  struct ember_error *err);
+
+/**
+ * Asks for the next token of the started decodes. Never blocks: `EMBER_PENDING` means that it is
+ * not there yet and `token` was not written. May be called from another thread than the start.
+ *
+ * Errors: `EMBER_NOTHING_PENDING` if none was started, or all were collected; `EMBER_BUSY`; else
+ * those of `ember_decode`, after which all started decodes are over and the context has the tokens
+ * that were collected.
  */
 ember_status ember_decode_poll(struct ember_session *session,
                                uint32_t *token,
                                struct ember_error *err);
+
+/**
+ * Does what `ember_decode` does for each of `count` sessions, 1 to 32 different ones of the same
+ * model, in one pass over the weights: far faster than one after another. Their contexts may have
+ * any lengths, and each its own sampling. The token of `sessions[i]` is written to `tokens[i]`.
+ * What a session answers does not depend on the others, to the bit.
+ *
+ * All or nothing: after an error every session is as it was before, `tokens` is unchanged, and the
+ * message names the index of the session that it is about.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` for a wrong `count`, a session that is there twice, sessions of
+ * different models; `EMBER_BUSY`, `EMBER_DECODE_PENDING`, `EMBER_NO_TOKENS`, `EMBER_CONTEXT_FULL`,
+ * `EMBER_INTERRUPTED`, `EMBER_NUMERIC` if it is so for one of them; `EMBER_OUT_OF_MEMORY` for the
+ * memory of a model's first batch.
+ */
+ember_status ember_decode_batch(struct ember_session *const *sessions,
+                                size_t count,
+                                uint32_t *tokens,
+                                struct ember_error *err);
+
+/**
+ * Writes what loading this file and making one session would take to `out`, whose `struct_size` the
+ * caller has set, before anything is allocated: only the file's header is read, and the device need
+ * not be usable. Both options may be NULL for the defaults; no callback is called. The tables of
+ * the text functions, a few dozen bytes per token id, are not counted. Any thread may call it.
+ *
+ * Errors: those of `ember_model_load` and `ember_session_create` that the header shows.
+ */
+ember_status ember_model_estimate(const char *path,
+                                  size_t path_len,
+                                  const struct ember_model_options *model_options,
+                                  const struct ember_session_options *session_options,
+                                  struct ember_estimate *out,
+                                  struct ember_error *err);
+
+/**
+ * Evaluates the last token of the context once more, slower than a decode does, and writes where
+ * its time went: an entry per kind of work, in their order, `*count` of them. `capacity` is the
+ * room in `entries`; 16 are enough for this version. A device that does two kinds of work at once
+ * counts them as the one that reads more. The session is as before, and a decode that was never
+ * profiled costs nothing for it.
+ *
+ * Errors: `EMBER_BUFFER_TOO_SMALL` if there may be more kinds than `capacity`, with nothing done;
+ * `EMBER_NO_TOKENS` for an empty context; `EMBER_UNSUPPORTED` by devices that cannot; `EMBER_BUSY`;
+ * `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`.
+ */
+ember_status ember_session_profile(struct ember_session *session,
+                                   struct ember_profile_entry *entries,
+                                   size_t capacity,
+                                   size_t *count,
+                                   struct ember_error *err);
 
 /**
  * Turns `len` bytes of UTF-8 into token ids. `count` receives their number, also when `capacity`,

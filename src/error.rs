@@ -76,6 +76,8 @@ pub enum Status {
     DeviceError = 31,
     /// A bug in the library was caught at its border; the message says where.
     Internal = 32,
+    /// The process is a fork of one that has loaded a model, and cannot use the library.
+    Forked = 33,
 }
 
 impl Status {
@@ -115,6 +117,7 @@ impl Status {
             Status::Numeric => "EMBER_NUMERIC",
             Status::DeviceError => "EMBER_DEVICE_ERROR",
             Status::Internal => "EMBER_INTERNAL",
+            Status::Forked => "EMBER_FORKED",
         }
     }
 }

@@ -42,7 +42,11 @@ fn load(network: &Network, threads: usize) -> Arc<CpuWeights> {
 fn runner(weights: &Arc<CpuWeights>, context: usize, kv_type: KvType) -> Box<dyn Runner> {
     weights
         .clone()
-        .create_runner(&RunnerOptions { context, kv_type })
+        .create_runner(&RunnerOptions {
+            context,
+            kv_type,
+            ..Default::default()
+        })
         .unwrap()
 }
 
@@ -390,7 +394,7 @@ fn what_does_not_fit_is_refused() {
     );
     let options = RunnerOptions {
         context: usize::MAX,
-        kv_type: KvType::F16,
+        ..Default::default()
     };
     let error = weights.clone().create_runner(&options).err().unwrap();
     assert_eq!(error.status, Status::OutOfMemory);

@@ -105,6 +105,17 @@ fn keys_and_values_that_break_the_format_are_refused() {
     raw()
         .key(b"k", 9, &strings.concat())
         .check(FileCorrupt, "key k: element 1: the text at byte");
+    // Valid together, but not each by itself.
+    let halves = [
+        8u32.to_le_bytes().to_vec(),
+        2u64.to_le_bytes().to_vec(),
+        text(b"a\xc3"),
+        text(b"\xa9"),
+    ];
+    raw().key(b"k", 9, &halves.concat()).check(
+        FileCorrupt,
+        "key k: element 0: the text at byte 57 is not valid UTF-8 from byte 58 on",
+    );
     let unknown = [13u32.to_le_bytes().to_vec(), 0u64.to_le_bytes().to_vec()].concat();
     raw()
         .key(b"k", 9, &unknown)

@@ -4,6 +4,7 @@
 use emberlm::backend::cpu::matmul::{Activations, Encodings, Isa, Matrix, Scratch, View};
 use emberlm::quant::{TensorType, dequantize_row};
 use std::ops::Range;
+use std::slice::from_ref;
 
 /// Xorshift; the tests need no better.
 struct Random(u64);
@@ -142,7 +143,8 @@ impl Case {
     }
 
     fn whole(&self, isa: Isa) -> Vec<f32> {
-        self.product(isa, &[0..self.tokens], &[0..self.rows])
+        let (tokens, rows) = (0..self.tokens, 0..self.rows);
+        self.product(isa, from_ref(&tokens), from_ref(&rows))
     }
 
     fn name(&self) -> String {

@@ -4,7 +4,7 @@ mod common;
 
 use common::hamlet;
 use emberlm::backend::cpu::CpuWeights;
-use emberlm::backend::{KvType, RunnerOptions, Step, Weights};
+use emberlm::backend::{RunnerOptions, Step, Weights};
 use emberlm::engine::sampling::Sampling;
 use emberlm::model::Network;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -41,7 +41,7 @@ fn decoding_allocates_nothing() {
         let weights = CpuWeights::load(&network, threads, &mut |_| Ok(())).unwrap();
         let options = RunnerOptions {
             context: 600,
-            kv_type: KvType::F16,
+            ..Default::default()
         };
         let mut runner = weights.create_runner(&options).unwrap();
         let interrupt = Arc::new(AtomicBool::new(false));

@@ -14,9 +14,9 @@ use emberlm::format::ModelFile;
 use emberlm::model::Network;
 use emberlm::quant::TensorType;
 
-/// Logits after every token.
+/// Logits after every token, on one thread.
 fn token_by_token(network: &Network, tokens: &[u32], kv_type: KvType) -> Vec<Vec<f32>> {
-    let weights = on_cpu(network, 2);
+    let weights = on_cpu(network, 1);
     Run::new(&weights, network.n_vocab, kv_type).extend(tokens, 1)
 }
 

@@ -1,7 +1,7 @@
 //! What the engine knows of a device: a description, and how to bring a network onto it.
 
-use super::Weights;
-use crate::error::Result;
+use super::{RunnerOptions, Weights};
+use crate::error::{Result, fail};
 use crate::model::Network;
 use std::sync::Arc;
 
@@ -42,6 +42,25 @@ pub struct DeviceInfo {
 pub struct LoadOptions {
     /// Threads of the pool; 0 means one per physical core. Ignored by GPUs.
     pub threads: usize,
+    /// Address of a context that the host has made on the GPU (a `CUcontext`) and wants shared;
+    /// 0 for none. CPUs refuse any other value.
+    pub cuda_context: usize,
+}
+
+/// What a model and one session of it would take, in bytes of the device's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Estimate {
+    /// The weights. On a CPU, these are pages of the mapped file, resident as they are read, and
+    /// the few tensors that are copied.
+    pub weights_bytes: u64,
+    /// KV cache per position.
+    pub kv_bytes_per_token: u64,
+    /// KV cache of the whole context.
+    pub kv_bytes: u64,
+    /// What all sessions of a model use together: memory of prefill and of batches at most.
+    pub model_workspace_bytes: u64,
+    /// What each session has beside its KV cache.
+    pub session_workspace_bytes: u64,
 }
 
 /// Told the done share of a load, 0 to 1. An error (`Cancelled`) stops the load and is passed on.
@@ -55,6 +74,25 @@ pub trait Backend: Sync {
 
     /// Describes a device; `index` is below `device_count`.
     fn device_info(&self, index: usize) -> DeviceInfo;
+
+    /// What [`Backend::load`] and then [`Weights::create_runner`] with these options would take,
+    /// from the network's shapes and types alone: no data is read, nothing is reserved. The device
+    /// need not be usable.
+    ///
+    /// Errors: `Unsupported` for what they would refuse, too.
+    fn estimate(
+        &self,
+        index: usize,
+        network: &Network,
+        load: &LoadOptions,
+        runner: &RunnerOptions,
+    ) -> Result<Estimate> {
+        let _ = (index, network, load, runner);
+        fail!(
+            Unsupported,
+            "this device cannot estimate what a model takes"
+        )
+    }
 
     /// Brings a network onto a device that said it is usable.
     fn load(

@@ -3,15 +3,20 @@
 //! `Weights` is a network resident on a device, `Runner` the state of one session there. The engine
 //! is written against these traits alone.
 
+mod batch;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
+mod profile;
 
-pub use device::{Backend, DeviceInfo, DeviceKind, LoadOptions, Progress};
+pub use batch::{MAX_BATCH, at_index};
+pub use device::{Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, Progress};
+pub use profile::{Profile, ProfileEntry, Work};
 
 use crate::engine::sampling::Sampling;
-use crate::error::Result;
+use crate::error::{Result, fail};
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -28,12 +33,15 @@ pub enum KvType {
 }
 
 /// What a runner is made with.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct RunnerOptions {
     /// Positions that the KV cache must be able to hold.
     pub context: usize,
     /// Element type of the KV cache.
     pub kv_type: KvType,
+    /// Priority among the sessions of a GPU: positive goes first, negative last. Devices have few
+    /// levels and take the nearest. Ignored by CPUs.
+    pub stream_priority: i32,
 }
 
 /// A network's weights on a device. Shared by all its runners.
@@ -47,17 +55,23 @@ pub trait Weights: Send + Sync {
     /// Bytes of KV cache per position.
     fn kv_bytes_per_token(&self, kv_type: KvType) -> u64;
 
-    /// Steps several different runners of these weights, `steps[i]` being that of `runners[i]`, and
-    /// returns their tokens. An error leaves all of them as they were, unless it is an error of one
-    /// runner's own logits. What a runner answers does not depend on the others.
+    /// Does one step of each of several different runners of these weights, as [`Runner::step`]
+    /// does it: `steps[i]` is that of `runners[i]`, which `interrupts[i]` stops, and its token goes
+    /// to `tokens[i]`. At most [`MAX_BATCH`]. The bits of what a runner answers do not depend on
+    /// the others.
+    ///
+    /// An error is one for all: every runner is as it was before, but may have lost its logits, and
+    /// no token was written. One that concerns a runner names its index, see [`at_index`].
+    ///
+    /// Unless a device has a better way, the steps are done one after another.
     fn step_batch(
         &self,
         runners: &mut [&mut dyn Runner],
         steps: &[Step],
-        interrupt: &AtomicBool,
-    ) -> Result<Vec<Result<u32>>> {
-        let pairs = runners.iter_mut().zip(steps);
-        Ok(pairs.map(|(r, s)| r.step(s, interrupt)).collect())
+        interrupts: &[&AtomicBool],
+        tokens: &mut [u32],
+    ) -> Result<()> {
+        batch::one_by_one(runners, steps, interrupts, tokens)
     }
 }
 
@@ -74,11 +88,11 @@ pub struct Step {
 
 /// The state of one session on a device: KV cache, scratch memory, logits.
 ///
-/// A call that fails leaves the runner as it was before. Between `step_start` and the `Some` or
+/// A call that fails leaves the runner as it was before. Between a start and the last `Some` or the
 /// error of `step_poll`, only `step_poll` may be called.
 pub trait Runner: Send {
     /// The runner itself, for a backend that looks for its own.
-    fn as_any(&mut self) -> Option<&mut dyn std::any::Any> {
+    fn as_any(&mut self) -> Option<&mut dyn Any> {
         None
     }
 
@@ -111,6 +125,44 @@ pub trait Runner: Send {
     /// Starts the same step and returns at once.
     fn step_start(&mut self, step: &Step, interrupt: &Arc<AtomicBool>) -> Result<()>;
 
-    /// The started step's token, or `None` while it runs. Never blocks unless `wait`.
+    /// How many steps [`Runner::steps_start`] takes at a time, at least 1. More are given to it
+    /// when these were collected.
+    fn queue_limit(&self) -> usize {
+        1
+    }
+
+    /// Starts `count` steps, 1 to `queue_limit`, and returns at once. The first is `step`; each
+    /// later one appends the token that the one before it chose, and draws for the next position.
+    /// They fit into the context (checked by the caller). `step_poll` returns their tokens one by
+    /// one, whenever one is there. An error of a step ends those after it as well, and leaves the
+    /// runner as it was before that step; so does `interrupt`, after the tokens that were chosen
+    /// already.
+    fn steps_start(
+        &mut self,
+        step: &Step,
+        count: usize,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<()> {
+        if count != 1 {
+            fail!(Internal, "{count} steps started where one is the limit");
+        }
+        self.step_start(step, interrupt)
+    }
+
+    /// The next started step's token, or `None` while it runs. Never blocks unless `wait`.
     fn step_poll(&mut self, wait: bool) -> Result<Option<u32>>;
+
+    /// A runner with the same context, cache and logits, which goes its own way from here. Called
+    /// while no step is started.
+    fn fork(&mut self) -> Result<Box<dyn Runner>> {
+        fail!(Unsupported, "this device cannot fork a session")
+    }
+
+    /// Does `step`, which has a token, and adds up the time that each kind of work took in it. The
+    /// chosen token is not wanted; a choice that fails is no error. Slower than `step`, and with
+    /// the same result.
+    fn profile(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<Profile> {
+        let _ = (step, interrupt);
+        fail!(Unsupported, "this device cannot profile a session")
+    }
 }

@@ -3,7 +3,7 @@
 
 use super::random::philox4x32;
 use super::sampling::{Scratch, choose};
-use crate::backend::{KvType, Runner, RunnerOptions, Step, Weights};
+use crate::backend::{KvType, Profile, Runner, RunnerOptions, Step, Weights, Work};
 use crate::error::{Result, fail};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,6 +19,12 @@ pub(crate) struct Knobs {
     pub(crate) hold: AtomicBool,
     /// The next evaluation panics.
     pub(crate) panic: AtomicBool,
+    /// If not 0, `hold` is switched on after so many more positions.
+    pub(crate) hold_after: AtomicU64,
+    /// A position has come to wait.
+    pub(crate) waiting: AtomicBool,
+    /// Runners and forks are refused.
+    pub(crate) refuse: AtomicBool,
     /// Logits are NaN.
     pub(crate) nan: AtomicBool,
     /// Positions evaluated so far, by all runners.
@@ -34,6 +40,9 @@ impl Weights for FakeWeights {
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>> {
         if options.context > 1 << 20 {
             fail!(OutOfMemory, "KV cache");
+        }
+        if self.0.refuse.load(Ordering::Relaxed) {
+            fail!(OutOfMemory, "no more runners");
         }
         Ok(Box::new(FakeRunner {
             state: Arc::new(Mutex::new(State {
@@ -58,6 +67,7 @@ impl Weights for FakeWeights {
     }
 }
 
+#[derive(Clone)]
 struct State {
     tokens: Vec<u32>,
     has_logits: bool,
@@ -77,7 +87,13 @@ impl State {
                 if !self.knobs.hold.load(Ordering::Relaxed) {
                     break;
                 }
+                self.knobs.waiting.store(true, Ordering::Relaxed);
                 std::thread::yield_now();
+            }
+            if self.knobs.hold_after.load(Ordering::Relaxed) > 0
+                && self.knobs.hold_after.fetch_sub(1, Ordering::Relaxed) == 1
+            {
+                self.knobs.hold.store(true, Ordering::Relaxed);
             }
             assert!(!self.knobs.panic.swap(false, Ordering::Relaxed), "a bug");
             self.knobs.evaluated.fetch_add(1, Ordering::Relaxed);
@@ -173,5 +189,24 @@ impl Runner for FakeRunner {
                 Ok(None)
             }
         }
+    }
+
+    fn fork(&mut self) -> Result<Box<dyn Runner>> {
+        let state = self.state().clone();
+        if state.knobs.refuse.load(Ordering::Relaxed) {
+            fail!(OutOfMemory, "no more runners");
+        }
+        Ok(Box::new(FakeRunner {
+            state: Arc::new(Mutex::new(state)),
+            started: None,
+        }))
+    }
+
+    fn profile(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<Profile> {
+        let token = step.token.expect("a profile of a step with a token");
+        self.state().extend(&[token], interrupt)?;
+        let mut profile = Profile::default();
+        profile.add(Work::Head, 1.0, 4);
+        Ok(profile)
     }
 }

@@ -1,9 +1,11 @@
 //! The life of a session: tokens seen, what is cached, what is pending. Knows no backend.
 
+pub(crate) mod batch;
 pub mod device;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod model;
+mod queue;
 mod random;
 pub mod sampling;
 pub mod session;

@@ -1,7 +1,7 @@
 //! A model: a file's network resident on a device, and its text layer.
 
-use super::device;
-use crate::backend::{KvType, LoadOptions, Progress, Weights};
+use super::{SessionOptions, device};
+use crate::backend::{Estimate, KvType, LoadOptions, Progress, Weights};
 use crate::error::{Error, Result, fail};
 use crate::format::{ModelFile, Value};
 use crate::log::log;
@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// The most threads that a pool can be asked for.
-pub const MAX_THREADS: usize = 1024;
+const MAX_THREADS: usize = 1024;
 
 /// Context of a session that names none, if the model was trained for more.
 pub const DEFAULT_CONTEXT: usize = 4096;
@@ -64,13 +64,7 @@ impl Model {
         options: &LoadOptions,
         progress: &mut Progress<'_>,
     ) -> Result<Model> {
-        if options.threads > MAX_THREADS {
-            fail!(
-                InvalidArgument,
-                "threads is {}, but must be at most {MAX_THREADS}",
-                options.threads
-            );
-        }
+        check_options(options)?;
         let device = device::get(device_index)?;
         let device_info = device.backend.device_info(device.index);
         if !device_info.usable {
@@ -116,6 +110,28 @@ impl Model {
             tokenizer,
             details,
         })
+    }
+
+    /// What loading a model file onto a device and making one session of it would take: the
+    /// estimate and the session's context. Reads the file's header only and reserves nothing; the
+    /// device need not be usable.
+    ///
+    /// Errors: those of [`Model::load`] and [`super::Session::create`] that the header shows.
+    pub fn estimate(
+        path: &Path,
+        device_index: usize,
+        options: &LoadOptions,
+        session: &SessionOptions,
+    ) -> Result<(Estimate, usize)> {
+        check_options(options)?;
+        session.sampling.check()?;
+        let device = device::get(device_index)?;
+        let network = Network::from_file(&ModelFile::open(path)?)?;
+        let runner = session.for_runner(network.context_length)?;
+        let estimate = device
+            .backend
+            .estimate(device.index, &network, options, &runner)?;
+        Ok((estimate, runner.context))
     }
 
     /// A model of any weights, for tests of what lies above.
@@ -170,6 +186,18 @@ impl Model {
         }
         Ok(())
     }
+}
+
+/// `InvalidArgument` for values that no device takes.
+fn check_options(options: &LoadOptions) -> Result<()> {
+    if options.threads > MAX_THREADS {
+        fail!(
+            InvalidArgument,
+            "threads is {}, but must be at most {MAX_THREADS}",
+            options.threads
+        );
+    }
+    Ok(())
 }
 
 impl Details {

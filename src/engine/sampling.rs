@@ -99,6 +99,11 @@ impl Scratch {
         candidates.clear();
         Ok(Scratch { candidates })
     }
+
+    /// Bytes of [`Scratch::new`].
+    pub fn bytes_for(n_vocab: usize) -> usize {
+        n_vocab * size_of::<Candidate>()
+    }
 }
 
 /// The token that follows `logits` (one per token id) as draw number `position`.

@@ -5,8 +5,9 @@
 //! call that needs it. A call that fails leaves the context as it was.
 
 use super::Model;
+use super::queue::Queue;
 use super::sampling::Sampling;
-use crate::backend::{KvType, Runner, RunnerOptions, Step};
+use crate::backend::{KvType, Profile, Runner, RunnerOptions, Step};
 use crate::error::{Error, Result, Status, fail};
 use crate::log::log;
 use std::sync::Arc;
@@ -22,30 +23,16 @@ pub struct SessionOptions {
     pub kv_type: KvType,
     /// How tokens are chosen.
     pub sampling: Sampling,
+    /// Priority among the sessions of a GPU: positive goes first, negative last.
+    pub stream_priority: i32,
 }
 
-/// The state of one conversation. Used by one thread at a time.
-pub struct Session {
-    model: Arc<Model>,
-    runner: Box<dyn Runner>,
-    /// The context, never longer than `context`, which is also its capacity.
-    tokens: Vec<u32>,
-    context: usize,
-    kv_type: KvType,
-    sampling: Sampling,
-    /// Whether a started decode was not collected yet.
-    started: bool,
-    interrupt: Arc<AtomicBool>,
-}
-
-impl Session {
-    /// A session with an empty context. Reserves all memory that it will need.
+impl SessionOptions {
+    /// What the backend has to know, for a model that was trained for that many positions.
     ///
-    /// Errors: `InvalidArgument` names the option; `OutOfMemory`; those of the backend.
-    pub fn create(model: Arc<Model>, options: &SessionOptions) -> Result<Session> {
-        options.sampling.check()?;
-        let trained = model.details().context_length;
-        let context = match options.context {
+    /// Errors: `InvalidArgument` for a context beyond that.
+    pub(super) fn for_runner(&self, trained: usize) -> Result<RunnerOptions> {
+        let context = match self.context {
             0 => trained.min(super::model::DEFAULT_CONTEXT),
             n => n,
         };
@@ -55,12 +42,37 @@ impl Session {
                 "context is {context}, but the model was trained for {trained} positions"
             );
         }
-        let runner = model.weights().clone().create_runner(&RunnerOptions {
+        Ok(RunnerOptions {
             context,
-            kv_type: options.kv_type,
-        })?;
-        let mut tokens = crate::error::try_vec(context, 0u32, "token history")?;
-        tokens.clear();
+            kv_type: self.kv_type,
+            stream_priority: self.stream_priority,
+        })
+    }
+}
+
+/// The state of one conversation. Used by one thread at a time.
+pub struct Session {
+    pub(super) model: Arc<Model>,
+    pub(super) runner: Box<dyn Runner>,
+    /// The context, never longer than `context`, which is also its capacity.
+    pub(super) tokens: Vec<u32>,
+    context: usize,
+    kv_type: KvType,
+    sampling: Sampling,
+    /// Started decodes that were not collected yet.
+    pub(super) queue: Queue,
+    pub(super) interrupt: Arc<AtomicBool>,
+}
+
+impl Session {
+    /// A session with an empty context. Reserves all memory that it will need.
+    ///
+    /// Errors: `InvalidArgument` names the option; `OutOfMemory`; those of the backend.
+    pub fn create(model: Arc<Model>, options: &SessionOptions) -> Result<Session> {
+        options.sampling.check()?;
+        let runner_options = options.for_runner(model.details().context_length)?;
+        let context = runner_options.context;
+        let runner = model.weights().clone().create_runner(&runner_options)?;
         log!(
             Debug,
             "session created: context {context}, KV {:?}",
@@ -69,11 +81,11 @@ impl Session {
         Ok(Session {
             model,
             runner,
-            tokens,
+            tokens: token_history(context)?,
             context,
             kv_type: options.kv_type,
             sampling: options.sampling,
-            started: false,
+            queue: Queue::default(),
             interrupt: Arc::new(AtomicBool::new(false)),
         })
     }
@@ -141,74 +153,9 @@ impl Session {
     /// Errors: `NoTokens` on an empty context, `ContextFull`, `DecodePending`, `Interrupted`,
     /// `Numeric`; those of the backend.
     pub fn decode(&mut self) -> Result<u32> {
-        let step = self.prepare_step()?;
+        let step = self.prepare_steps(1)?;
         let token = self.runner.step(&step, &self.interrupt)?;
         self.append(token)
-    }
-
-    /// Does what `decode` does for several sessions of one model, in one pass over the weights where
-    /// the device can, and returns a token for each. What a session answers does not depend on the
-    /// others.
-    ///
-    /// Errors: those of `decode`, of any of the sessions, after which all contexts are as they were;
-    /// `InvalidArgument` for no session, too many for the device, or sessions of different models.
-    pub fn decode_batch(sessions: &mut [&mut Session]) -> Result<Vec<u32>> {
-        let Some(first) = sessions.first() else {
-            fail!(InvalidArgument, "a batch of no sessions");
-        };
-        let model = first.model.clone();
-        let interrupt = first.interrupt.clone();
-        if sessions.iter().any(|s| !Arc::ptr_eq(&s.model, &model)) {
-            fail!(InvalidArgument, "sessions of different models in one batch");
-        }
-        let mut steps = Vec::with_capacity(sessions.len());
-        for session in sessions.iter_mut() {
-            steps.push(session.prepare_step()?);
-        }
-        let mut runners: Vec<&mut dyn Runner> = sessions
-            .iter_mut()
-            .map(|s| &mut *s.runner as &mut dyn Runner)
-            .collect();
-        let tokens = model
-            .weights()
-            .step_batch(&mut runners, &steps, &interrupt)?;
-        let tokens = tokens.into_iter().collect::<Result<Vec<u32>>>()?;
-        for (session, &token) in sessions.iter_mut().zip(&tokens) {
-            session.append(token)?;
-        }
-        Ok(tokens)
-    }
-
-    /// Starts what `decode` does and returns at once. [`Session::decode_poll`] has the result;
-    /// until then other calls fail with `DecodePending`.
-    ///
-    /// Errors: those of `decode` that are known before any work.
-    pub fn decode_start(&mut self) -> Result<()> {
-        let step = self.prepare_step()?;
-        self.runner.step_start(&step, &self.interrupt)?;
-        self.started = true;
-        Ok(())
-    }
-
-    /// The token of the started decode, or `None` while it is not there. Never blocks.
-    ///
-    /// Errors: `NothingPending` if none was started; those of `decode`, after which the decode is
-    /// over and the context is as it was before it.
-    pub fn decode_poll(&mut self) -> Result<Option<u32>> {
-        if !self.started {
-            fail!(NothingPending, "no decode was started");
-        }
-        match self.runner.step_poll(false) {
-            Ok(None) => Ok(None),
-            Ok(Some(token)) => {
-                self.started = false;
-                self.append(token).map(Some)
-            }
-            Err(e) => {
-                self.started = false;
-                Err(e)
-            }
-        }
     }
 
     /// Writes the logits that the next decode chooses by; `out` has one element per token id.
@@ -227,11 +174,11 @@ impl Session {
         self.runner.logits(out)
     }
 
-    /// Keeps the first `position` tokens of the context.
+    /// Keeps the first `position` tokens of the context. Ends started decodes, whose tokens are
+    /// lost as far as they were not collected.
     ///
-    /// Errors: `InvalidArgument` if there are fewer; `DecodePending`.
+    /// Errors: `InvalidArgument` if there are fewer tokens.
     pub fn rewind(&mut self, position: usize) -> Result<()> {
-        self.begin()?;
         if position > self.tokens.len() {
             fail!(
                 InvalidArgument,
@@ -239,6 +186,8 @@ impl Session {
                 self.tokens.len()
             );
         }
+        self.stop();
+        self.begin()?;
         self.tokens.truncate(position);
         if self.runner.len() > position {
             self.runner.truncate(position);
@@ -246,9 +195,44 @@ impl Session {
         Ok(())
     }
 
+    /// A session with the same context, options and model, which answers as this one would.
+    ///
+    /// Errors: `DecodePending`; `OutOfMemory`; those of the backend.
+    pub fn fork(&mut self) -> Result<Session> {
+        self.begin()?;
+        let runner = self.runner.fork()?;
+        let mut tokens = token_history(self.context)?;
+        tokens.extend_from_slice(&self.tokens);
+        Ok(Session {
+            model: self.model.clone(),
+            runner,
+            tokens,
+            context: self.context,
+            kv_type: self.kv_type,
+            sampling: self.sampling,
+            queue: Queue::default(),
+            interrupt: Arc::new(AtomicBool::new(false)),
+        })
+    }
+
+    /// Evaluates the last token of the context (again) and chooses one, which is forgotten, to see
+    /// where the time of a decode goes. The session is as before.
+    ///
+    /// Errors: `NoTokens` on an empty context; `DecodePending`; `Interrupted`; those of the backend.
+    pub fn profile(&mut self) -> Result<Profile> {
+        self.begin()?;
+        self.need_tokens()?;
+        let last = self.tokens.len() - 1;
+        if self.runner.len() > last {
+            self.runner.truncate(last);
+        }
+        let step = self.next_step()?;
+        self.runner.profile(&step, &self.interrupt)
+    }
+
     /// The start of every call: refuses while a decode is started, forgets old interrupts.
     fn begin(&mut self) -> Result<()> {
-        if self.started {
+        if !self.queue.is_empty() {
             fail!(
                 DecodePending,
                 "a decode was started and not collected by ember_decode_poll"
@@ -274,17 +258,23 @@ impl Session {
         }
     }
 
-    /// Checks that a token can be chosen, and brings the runner to at most one token behind.
-    fn prepare_step(&mut self) -> Result<Step> {
+    /// Checks that `count` tokens can be chosen, and returns the first step.
+    pub(super) fn prepare_steps(&mut self, count: usize) -> Result<Step> {
         self.begin()?;
         self.need_tokens()?;
-        if self.tokens.len() == self.context {
+        if count > self.context - self.tokens.len() {
             fail!(
                 ContextFull,
-                "no place for another token: all {} positions are taken",
+                "no place for {count} more: {} of the context's {} positions are taken",
+                self.tokens.len(),
                 self.context
             );
         }
+        self.next_step()
+    }
+
+    /// Brings the runner to at most one token behind.
+    pub(super) fn next_step(&mut self) -> Result<Step> {
         self.drop_stale_position();
         let evaluated = self.runner.len();
         let last = self.tokens.len() - 1;
@@ -299,26 +289,31 @@ impl Session {
         })
     }
 
-    fn append(&mut self, token: u32) -> Result<u32> {
+    pub(super) fn append(&mut self, token: u32) -> Result<u32> {
         if token as usize >= self.model.details().n_vocab {
             return Err(Error::new(
                 Status::Internal,
                 format!("the backend chose token {token}, which is not in the vocabulary"),
             ));
         }
+        // Within the capacity, so nothing is allocated.
         self.tokens.push(token);
         Ok(token)
     }
 }
 
 impl Drop for Session {
-    /// Waits for a started decode, which is interrupted.
+    /// Waits for started decodes, which are interrupted.
     fn drop(&mut self) {
-        if self.started {
-            self.interrupt.store(true, Ordering::Relaxed);
-            let _ = self.runner.step_poll(true);
-        }
+        self.stop();
     }
+}
+
+/// No tokens, with room for all that a session can have.
+fn token_history(context: usize) -> Result<Vec<u32>> {
+    let mut tokens = crate::error::try_vec(context, 0u32, "token history")?;
+    tokens.clear();
+    Ok(tokens)
 }
 
 #[cfg(test)]

@@ -1,3 +1,6 @@
+#[path = "queue_tests.rs"]
+mod queue;
+
 use super::*;
 use crate::engine::fake::{FakeWeights, Knobs, N_VOCAB};
 
@@ -112,7 +115,7 @@ fn rewind_and_repeat_gives_the_same() {
 #[test]
 fn logits_are_those_of_the_next_choice() {
     let mut s = session();
-    let mut logits = vec![0.0; N_VOCAB];
+    let mut logits = [0.0; N_VOCAB];
     assert_eq!(status(s.logits(&mut logits)), Status::NoTokens);
     s.prefill(&[1]).unwrap();
     for _ in 0..5 {
@@ -120,7 +123,7 @@ fn logits_are_those_of_the_next_choice() {
         let best = (0..N_VOCAB).max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a)));
         assert_eq!(s.decode().unwrap() as usize, best.unwrap());
     }
-    let mut before = vec![0.0; N_VOCAB];
+    let mut before = [0.0; N_VOCAB];
     s.logits(&mut before).unwrap();
     s.decode().unwrap();
     s.rewind(6).unwrap();
@@ -136,7 +139,7 @@ fn started_decodes_give_the_same_tokens() {
         sync.prefill(&[1, 2]).unwrap();
         other.prefill(&[1, 2]).unwrap();
         for _ in 0..10 {
-            other.decode_start().unwrap();
+            other.decode_start(1).unwrap();
             assert_eq!(wait(&mut other).unwrap(), sync.decode().unwrap());
         }
         assert_eq!(status(other.decode_poll()), Status::NothingPending);
@@ -150,16 +153,15 @@ fn a_started_decode_keeps_other_calls_out() {
     s.prefill(&[1, 2]).unwrap();
     s.decode().unwrap();
     knobs.hold.store(true, Ordering::Relaxed);
-    s.decode_start().unwrap();
+    s.decode_start(1).unwrap();
     assert_eq!(s.decode_poll(), Ok(None));
     assert_eq!(status(s.decode()), Status::DecodePending);
-    assert_eq!(status(s.decode_start()), Status::DecodePending);
+    assert_eq!(status(s.decode_start(1)), Status::DecodePending);
     assert_eq!(status(s.prefill(&[1])), Status::DecodePending);
-    assert_eq!(status(s.rewind(0)), Status::DecodePending);
-    assert_eq!(
-        status(s.logits(&mut vec![0.0; N_VOCAB])),
-        Status::DecodePending
-    );
+    assert_eq!(status(s.rewind(4)), Status::InvalidArgument);
+    assert_eq!(status(s.fork().map(|_| ())), Status::DecodePending);
+    assert_eq!(status(s.profile()), Status::DecodePending);
+    assert_eq!(status(s.logits(&mut [0.0; N_VOCAB])), Status::DecodePending);
     assert_eq!(s.position(), 3);
     knobs.hold.store(false, Ordering::Relaxed);
     wait(&mut s).unwrap();
@@ -177,7 +179,7 @@ fn interrupts_leave_the_context_as_it_was() {
     }
     knobs.hold.store(true, Ordering::Relaxed);
     let flag = s.interrupt_flag().clone();
-    s.decode_start().unwrap();
+    s.decode_start(1).unwrap();
     flag.store(true, Ordering::Relaxed);
     assert_eq!(status(wait(&mut s)), Status::Interrupted);
     assert_eq!(s.position(), 3);
@@ -208,10 +210,10 @@ fn a_full_context_is_told_before_anything_is_done() {
     assert_eq!(s.position(), CONTEXT - 2);
     let tokens = decode_all(&mut s, 2);
     assert_eq!(status(s.decode()), Status::ContextFull);
-    assert_eq!(status(s.decode_start()), Status::ContextFull);
+    assert_eq!(status(s.decode_start(1)), Status::ContextFull);
     assert_eq!(status(s.prefill(&[1])), Status::ContextFull);
     assert_eq!(s.position(), CONTEXT);
-    s.logits(&mut vec![0.0; N_VOCAB]).unwrap();
+    s.logits(&mut [0.0; N_VOCAB]).unwrap();
     s.rewind(CONTEXT - 2).unwrap();
     assert_eq!(decode_all(&mut s, 2), tokens);
 }
@@ -237,7 +239,7 @@ fn a_failed_choice_can_be_repeated() {
     for _ in 0..3 {
         knobs.nan.store(true, Ordering::Relaxed);
         assert_eq!(status(s.decode()), Status::Numeric);
-        s.decode_start().unwrap();
+        s.decode_start(1).unwrap();
         assert_eq!(status(wait(&mut s)), Status::Numeric);
         knobs.nan.store(false, Ordering::Relaxed);
         assert_eq!(s.decode().unwrap(), expected.decode().unwrap());
@@ -251,7 +253,7 @@ fn dropping_ends_a_started_decode() {
     s.prefill(&[1]).unwrap();
     s.decode().unwrap();
     knobs.hold.store(true, Ordering::Relaxed);
-    s.decode_start().unwrap();
+    s.decode_start(1).unwrap();
     assert_eq!(knobs.running.load(Ordering::SeqCst), 1);
     drop(s);
     assert_eq!(knobs.running.load(Ordering::SeqCst), 0);

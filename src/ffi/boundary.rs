@@ -1,12 +1,13 @@
 //! What every exported function does with its arguments and its result.
 
 use super::error::{ember_error, ember_status, store};
+use super::forked;
 use crate::error::{Result, fail};
 use crate::panics;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-/// The body of an exported function: runs `work`, turns a panic into an error, reports to `err`.
+/// The body of an exported function: runs `work` unless this is a forked process, turns a panic into an error, reports to `err`.
 ///
 /// # Safety
 /// `err` is NULL or points to an `ember_error` that nobody else uses now.
@@ -14,7 +15,7 @@ pub(super) unsafe fn call(
     err: *mut ember_error,
     work: impl FnOnce() -> Result<()>,
 ) -> ember_status {
-    let result = panics::catch(work);
+    let result = forked::check().and_then(|()| panics::catch(work));
     // SAFETY: the caller's promise.
     unsafe { store(err, result) }
 }

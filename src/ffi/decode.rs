@@ -53,8 +53,8 @@ pub unsafe extern "C" fn ember_decode(
 
 /// Starts what `ember_decode` does and returns at once; `ember_decode_poll` collects the token,
 /// which is the same that `ember_decode` would have returned. Until then every other function that
-/// changes the session returns `EMBER_DECODE_PENDING`, except for `ember_session_interrupt` and
-/// `ember_session_free`.
+/// changes the session returns `EMBER_DECODE_PENDING`, except for `ember_session_interrupt`,
+/// `ember_session_rewind` and `ember_session_free`.
 ///
 /// Errors: those of `ember_decode` that are known before any work is done.
 #[unsafe(no_mangle)]
@@ -62,16 +62,37 @@ pub unsafe extern "C" fn ember_decode_start(
     session: *mut ember_session,
     err: *mut ember_error,
 ) -> ember_status {
-    let work = || with_session(session, |session| session.decode_start());
+    let work = || with_session(session, |session| session.decode_start(1));
     // SAFETY: `err` is as the header demands.
     unsafe { call(err, work) }
 }
 
-/// Asks for the token of a started decode. Never blocks: `EMBER_PENDING` means that it is not there
-/// yet and `token` was not written. May be called from another thread than the start.
+/// Starts what `count` calls of `ember_decode` do, one after another, and returns at once: the
+/// device goes on by itself while the caller collects the tokens one by one with
+/// `ember_decode_poll`. The context grows as they are collected. No token stops it, not one that
+/// ends the text either: `ember_session_rewind` drops the rest. `ember_session_interrupt` stops it,
+/// too; the tokens that had been chosen by then are still collected, then comes
+/// `EMBER_INTERRUPTED`, once, unless all had been chosen.
 ///
-/// Errors: `EMBER_NOTHING_PENDING` if none was started; `EMBER_BUSY`; else those of `ember_decode`,
-/// after which the started decode is over and the context is as it was before it.
+/// Errors: `EMBER_INVALID_ARGUMENT` if `count` is 0; `EMBER_CONTEXT_FULL` if there is no room for
+/// all of them, with nothing started; else as `ember_decode_start`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_decode_start_n(
+    session: *mut ember_session,
+    count: usize,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || with_session(session, |session| session.decode_start(count));
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Asks for the next token of the started decodes. Never blocks: `EMBER_PENDING` means that it is
+/// not there yet and `token` was not written. May be called from another thread than the start.
+///
+/// Errors: `EMBER_NOTHING_PENDING` if none was started, or all were collected; `EMBER_BUSY`; else
+/// those of `ember_decode`, after which all started decodes are over and the context has the tokens
+/// that were collected.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_decode_poll(
     session: *mut ember_session,

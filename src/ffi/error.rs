@@ -79,6 +79,8 @@ pub enum ember_status_code {
     /// A bug in the library was caught at its border; the message says where. A session that this
     /// happened to answers every later call in the same way and can only be freed.
     EMBER_INTERNAL = 32,
+    /// The process was forked from one that has loaded a model; the library works only there.
+    EMBER_FORKED = 33,
 }
 
 /// What went wrong, in words. The caller owns it, on the stack for instance; it needs no
@@ -203,6 +205,7 @@ names! {
     EMBER_NUMERIC = Numeric,
     EMBER_DEVICE_ERROR = DeviceError,
     EMBER_INTERNAL = Internal,
+    EMBER_FORKED = Forked,
 }
 
 #[cfg(test)]
@@ -237,7 +240,7 @@ mod tests {
             let status: Status = unsafe { std::mem::transmute(code as i32) };
             assert_eq!(status.name(), name.to_str().unwrap());
         }
-        for unknown in [-1, 33, i32::MAX, i32::MIN] {
+        for unknown in [-1, 34, i32::MAX, i32::MIN] {
             // SAFETY: the function returns NUL-ended literals.
             let name = unsafe { CStr::from_ptr(ember_status_name(unknown)) };
             assert_eq!(name, c"EMBER_UNKNOWN");

@@ -7,6 +7,7 @@
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
 
 mod boundary;
+mod forked;
 mod handle;
 
 // The header has the items in the order of these lines; the empty ones keep rustfmt from sorting.
@@ -24,13 +25,22 @@ mod session;
 
 mod decode;
 
+mod batch;
+
+mod estimate;
+
+mod profile;
+
 mod text;
 
+pub use batch::*;
 pub use decode::*;
 pub use device::*;
 pub use error::*;
+pub use estimate::*;
 pub use log::*;
 pub use model::*;
+pub use profile::*;
 pub use session::*;
 pub use text::*;
 pub use version::*;

@@ -2,6 +2,7 @@
 
 use super::boundary::{Out, OutStruct, Sized32, call, read_struct, text};
 use super::error::{copy_text, ember_error, ember_status};
+use super::forked;
 use super::handle::{Kind, Table};
 use crate::backend::LoadOptions;
 use crate::engine::Model;
@@ -47,12 +48,40 @@ pub struct ember_model_options {
     pub progress: ember_progress_fn,
     /// Handed to `progress`; may be NULL.
     pub user: *mut c_void,
+    /// A `CUcontext` of yours on the device, which the library then shares instead of using the
+    /// device's primary one; it must outlive the model and its sessions. NULL means the primary
+    /// one. Only for GPUs: a CPU refuses it.
+    pub cuda_context: *mut c_void,
 }
 
-// SAFETY: `repr(C)`; four u32 and two pointers have no padding; zero is a value of each (no
+// SAFETY: `repr(C)`; four u32 and three pointers have no padding; zero is a value of each (no
 // function, a NULL pointer); the size comes first. `progress` is the caller's own pointer.
 unsafe impl Sized32 for ember_model_options {
     const NAME: &'static str = "ember_model_options";
+}
+
+impl ember_model_options {
+    /// What the engine has to know. `InvalidArgument` for values that mean nothing.
+    pub(super) fn for_engine(&self) -> Result<LoadOptions> {
+        if self.reserved != 0 {
+            fail!(InvalidArgument, "reserved is not 0 in ember_model_options");
+        }
+        Ok(LoadOptions {
+            threads: self.threads as usize,
+            cuda_context: self.cuda_context.addr(),
+        })
+    }
+}
+
+/// `InvalidArgument` for what cannot be a path.
+pub(super) fn checked_path(path: &str) -> Result<&Path> {
+    if path.is_empty() {
+        fail!(InvalidArgument, "path is empty");
+    }
+    if path.contains('\0') {
+        fail!(InvalidArgument, "path contains a NUL");
+    }
+    Ok(Path::new(path))
 }
 
 /// Facts about a model. The caller sets `struct_size`, `ember_model_info` the rest. Text is UTF-8,
@@ -127,15 +156,8 @@ pub unsafe extern "C" fn ember_model_load(
                 read_struct(options)?,
             )
         };
-        if path.is_empty() {
-            fail!(InvalidArgument, "path is empty");
-        }
-        if path.contains('\0') {
-            fail!(InvalidArgument, "path contains a NUL");
-        }
-        if options.reserved != 0 {
-            fail!(InvalidArgument, "reserved is not 0 in ember_model_options");
-        }
+        let path = checked_path(path)?;
+        let load_options = options.for_engine()?;
         let mut progress = |fraction: f32| {
             let Some(callback) = options.progress else {
                 return Ok(());
@@ -147,14 +169,9 @@ pub unsafe extern "C" fn ember_model_load(
             }
             Ok(())
         };
-        let model = Model::load(
-            Path::new(path),
-            options.device as usize,
-            &LoadOptions {
-                threads: options.threads as usize,
-            },
-            &mut progress,
-        )?;
+        forked::remember();
+        let device = options.device as usize;
+        let model = Model::load(path, device, &load_options, &mut progress)?;
         out.set(without_provenance_mut(MODELS.insert(Arc::new(model))?));
         Ok(())
     };

@@ -4,10 +4,12 @@ use super::boundary::{Out, OutStruct, Sized32, call, read_struct, slice_mut};
 use super::error::{ember_error, ember_status};
 use super::handle::{Kind, Table};
 use super::model::{ember_model, model};
-use crate::backend::KvType;
+use crate::backend::{KvType, MAX_BATCH, at_index};
+use crate::engine::batch::check_count;
 use crate::engine::sampling::Sampling;
 use crate::engine::{Session, SessionOptions};
 use crate::error::{Error, Result, Status, fail};
+use arrayvec::ArrayVec;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -62,9 +64,14 @@ pub struct ember_session_options {
     pub reserved: u32,
     /// Seed of the draws. 0 is a seed like any other.
     pub seed: u64,
+    /// Whose work a GPU prefers when several sessions wait for it: positive goes first, negative
+    /// last. GPUs have few levels and take the nearest one. Nothing to a CPU.
+    pub stream_priority: i32,
+    /// Must be 0.
+    pub reserved2: u32,
 }
 
-// SAFETY: `repr(C)`; 8 * 4 + 8 bytes without padding; numbers only; the size comes first.
+// SAFETY: `repr(C)`; 8 * 4 + 8 + 2 * 4 bytes without padding; numbers only; the size comes first.
 unsafe impl Sized32 for ember_session_options {
     const NAME: &'static str = "ember_session_options";
 }
@@ -133,6 +140,55 @@ pub(super) fn with_session<R>(
     result
 }
 
+/// Runs a function of the engine on several sessions. Errors name the index of the session.
+pub(super) fn with_sessions<R>(
+    handles: &[*mut ember_session],
+    work: impl FnOnce(&mut [&mut Session]) -> Result<R>,
+) -> Result<R> {
+    let mut cells = ArrayVec::<Arc<Cell>, MAX_BATCH>::new();
+    check_count(handles.len())?;
+    for (i, handle) in handles.iter().enumerate() {
+        if let Some(first) = handles[..i].iter().position(|h| h == handle) {
+            fail!(
+                InvalidArgument,
+                "session at index {i}: it is at index {first}, too"
+            );
+        }
+        cells.push(SESSIONS.get(handle.addr()).map_err(|e| at_index(i, e))?);
+    }
+    let mut guards = ArrayVec::<MutexGuard<Option<Session>>, MAX_BATCH>::new();
+    for (i, cell) in cells.iter().enumerate() {
+        guards.push(cell.lock().map_err(|e| at_index(i, e))?);
+    }
+    let mut sessions = ArrayVec::<&mut Session, MAX_BATCH>::new();
+    for (i, guard) in guards.iter_mut().enumerate() {
+        match guard.as_mut() {
+            Some(session) => sessions.push(session),
+            None => fail!(
+                InvalidHandle,
+                "session at index {i}: it was freed by another thread"
+            ),
+        }
+    }
+    let result = work(&mut sessions);
+    for (cell, session) in cells.iter().zip(&sessions) {
+        cell.position.store(session.position(), Ordering::Release);
+    }
+    result
+}
+
+/// Gives a session a handle.
+fn insert(session: Session) -> Result<*mut ember_session> {
+    let cell = Cell {
+        interrupt: session.interrupt_flag().clone(),
+        context: session.context(),
+        kv_bytes: session.kv_bytes(),
+        position: AtomicUsize::new(session.position()),
+        session: Mutex::new(Some(session)),
+    };
+    Ok(without_provenance_mut(SESSIONS.insert(Arc::new(cell))?))
+}
+
 /// Makes a session with an empty context. `options` may be NULL for the defaults. All memory that
 /// it will ever need is reserved here. The new handle is written to `out` and has to be freed with
 /// `ember_session_free`. Any thread may call it.
@@ -150,26 +206,21 @@ pub unsafe extern "C" fn ember_session_create(
         // SAFETY: `out` and `options` are as the header demands.
         let (out, options) = unsafe { (Out::new(out, "out")?, read_struct(options)?) };
         let session = Session::create(model, &engine_options(&options)?)?;
-        let cell = Cell {
-            interrupt: session.interrupt_flag().clone(),
-            context: session.context(),
-            kv_bytes: session.kv_bytes(),
-            position: AtomicUsize::new(session.position()),
-            session: Mutex::new(Some(session)),
-        };
-        out.set(without_provenance_mut(SESSIONS.insert(Arc::new(cell))?));
+        out.set(insert(session)?);
         Ok(())
     };
     // SAFETY: `err` is as the header demands.
     unsafe { call(err, work) }
 }
 
-fn engine_options(options: &ember_session_options) -> Result<SessionOptions> {
-    if options.reserved != 0 {
-        fail!(
-            InvalidArgument,
-            "reserved is not 0 in ember_session_options"
-        );
+pub(super) fn engine_options(options: &ember_session_options) -> Result<SessionOptions> {
+    for (name, value) in [
+        ("reserved", options.reserved),
+        ("reserved2", options.reserved2),
+    ] {
+        if value != 0 {
+            fail!(InvalidArgument, "{name} is not 0 in ember_session_options");
+        }
     }
     let kv_type = match options.kv_type {
         0 | 1 => KvType::F16,
@@ -180,6 +231,7 @@ fn engine_options(options: &ember_session_options) -> Result<SessionOptions> {
     Ok(SessionOptions {
         context: options.context as usize,
         kv_type,
+        stream_priority: options.stream_priority,
         sampling: Sampling {
             temperature: options.temperature,
             top_k: options.top_k,
@@ -238,10 +290,12 @@ pub unsafe extern "C" fn ember_session_position(
 }
 
 /// Keeps the first `position` tokens of the context and forgets the rest. Takes no time to speak
-/// of; a decode that follows evaluates the last kept token again. 0 empties the context.
+/// of; a decode that follows evaluates the last kept token again. 0 empties the context. Decodes
+/// that were started are interrupted and waited for, and their tokens that were not collected are
+/// lost: this is how to drop what was queued behind a token that ends the text.
 ///
-/// Errors: `EMBER_INVALID_ARGUMENT` if the context has fewer tokens; `EMBER_BUSY`;
-/// `EMBER_DECODE_PENDING`.
+/// Errors: `EMBER_INVALID_ARGUMENT` if the context has fewer tokens, of which those that were not
+/// collected are none; `EMBER_BUSY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_session_rewind(
     session: *mut ember_session,
@@ -249,6 +303,30 @@ pub unsafe extern "C" fn ember_session_rewind(
     err: *mut ember_error,
 ) -> ember_status {
     let work = || with_session(session, |session| session.rewind(position));
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Makes a session with the same context, options and model, which goes its own way from there: it
+/// answers as the first one would, to the bit. The keys and values are copied or shared, not
+/// computed again. The new handle is written to `out` and has to be freed with
+/// `ember_session_free`.
+///
+/// Errors: `EMBER_OUT_OF_MEMORY`; `EMBER_UNSUPPORTED` by devices that cannot; `EMBER_BUSY`;
+/// `EMBER_DECODE_PENDING`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_session_fork(
+    session: *mut ember_session,
+    out: *mut *mut ember_session,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        // SAFETY: `out` is as the header demands.
+        let out = unsafe { Out::new(out, "out") }?;
+        let other = with_session(session, |session| session.fork())?;
+        out.set(insert(other)?);
+        Ok(())
+    };
     // SAFETY: `err` is as the header demands.
     unsafe { call(err, work) }
 }
@@ -286,9 +364,9 @@ pub unsafe extern "C" fn ember_session_logits(
 }
 
 /// Makes the call that is running with this session on another thread return `EMBER_INTERRUPTED`
-/// soon, with the session as it was before; likewise a decode that was started, which
-/// `ember_decode_poll` then reports. A call that is about to end may still succeed. Without one
-/// this does nothing: it does not reach into later calls. Any thread may call it at any time.
+/// soon, with the session as it was before; likewise decodes that were started, which
+/// `ember_decode_poll` then reports, after the tokens that had been chosen by then. A batch ends for
+/// all its sessions. A call that is about to end may still succeed. Without one this does nothing: it does not reach into later calls. Any thread may call it at any time.
 ///
 /// Errors: `EMBER_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
@@ -302,7 +380,7 @@ pub unsafe extern "C" fn ember_session_interrupt(session: *mut ember_session) ->
     unsafe { call(null_mut(), work) }
 }
 
-/// Frees a session. A decode that was started is interrupted and waited for. NULL is allowed and
+/// Frees a session. Decodes that were started are interrupted and waited for. NULL is allowed and
 /// does nothing.
 ///
 /// Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY` if another thread is inside a call with it, which

@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 
-#define LONG_PROMPT 128
+#define LONG_PROMPT 64
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 

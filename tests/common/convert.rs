@@ -19,6 +19,14 @@ pub fn rewritten(
     source: &ModelFile,
     convert: impl Fn(&Tensor) -> (TensorType, Vec<u8>),
 ) -> ModelFile {
+    ModelFile::from_bytes(&rewritten_bytes(source, convert)).unwrap()
+}
+
+/// The same as the bytes of the file.
+pub fn rewritten_bytes(
+    source: &ModelFile,
+    convert: impl Fn(&Tensor) -> (TensorType, Vec<u8>),
+) -> Vec<u8> {
     let mut writer = Writer::new();
     for (key, value) in &source.metadata {
         writer.set(key, value.clone());
@@ -34,7 +42,7 @@ pub fn rewritten(
     writer
         .write(&mut file, |_, out| out.write_all(contents.next().unwrap()))
         .unwrap();
-    ModelFile::from_bytes(&file).unwrap()
+    file
 }
 
 fn quantized(tensor: &Tensor, ty: TensorType) -> Vec<u8> {

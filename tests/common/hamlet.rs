@@ -1,6 +1,6 @@
 //! The small model that the tests run.
 
-use super::convert::rewritten;
+use super::convert::rewritten_bytes;
 use super::repository_file;
 use emberlm::format::ModelFile;
 use emberlm::quant::TensorType;
@@ -19,6 +19,11 @@ pub fn converted(ty: TensorType) -> ModelFile {
 /// The original float16 weights, from the folder `hf` of the model, which is not in the
 /// repository but beside it.
 pub fn f16() -> ModelFile {
+    ModelFile::from_bytes(&f16_bytes()).unwrap()
+}
+
+/// The same as the bytes of a GGUF file.
+pub fn f16_bytes() -> Vec<u8> {
     let safetensors = Safetensors::open(&repository_file(
         "../shared/models/hamlet/hf/model.safetensors",
     ));
@@ -26,7 +31,7 @@ pub fn f16() -> ModelFile {
     let heads = |key| source.u32(key).unwrap() as usize;
     let n_heads = heads("llama.attention.head_count");
     let n_kv_heads = heads("llama.attention.head_count_kv");
-    rewritten(&source, |tensor| {
+    rewritten_bytes(&source, |tensor| {
         let mut bytes = safetensors.f16(&hugging_face_name(&tensor.name));
         assert_eq!(bytes.len(), 2 * tensor.row_len() * tensor.rows());
         match tensor.name.split('.').nth(2) {

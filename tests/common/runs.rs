@@ -29,6 +29,7 @@ impl Run {
         let options = RunnerOptions {
             context: 128,
             kv_type,
+            ..Default::default()
         };
         let runner = weights.clone().create_runner(&options).unwrap();
         Run { runner, n_vocab }

@@ -70,6 +70,12 @@ impl AttentionScratch {
             total: Partial::new(rows, stride)?,
         })
     }
+
+    /// Bytes of [`AttentionScratch::new`].
+    pub fn bytes_for(group: usize, head_dim: usize) -> usize {
+        let partial = 2 + head_dim.next_multiple_of(LANES);
+        group.max(ROWS) * (SEGMENT + 2 * partial) * size_of::<f32>()
+    }
 }
 
 /// The rows of one KV head for consecutive tokens.

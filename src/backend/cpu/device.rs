@@ -1,9 +1,13 @@
 //! The CPU as a device.
 
+use super::estimate::estimate;
 use super::matmul::Isa;
+use super::weights::check_kv_type;
 use super::{CpuWeights, host};
-use crate::backend::{Backend, DeviceInfo, DeviceKind, LoadOptions, Progress, Weights};
-use crate::error::Result;
+use crate::backend::{
+    Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, Progress, RunnerOptions, Weights,
+};
+use crate::error::{Result, fail};
 use crate::model::Network;
 use std::sync::Arc;
 
@@ -33,6 +37,17 @@ impl Backend for CpuBackend {
         }
     }
 
+    fn estimate(
+        &self,
+        _index: usize,
+        network: &Network,
+        load: &LoadOptions,
+        runner: &RunnerOptions,
+    ) -> Result<Estimate> {
+        check_kv_type(runner.kv_type)?;
+        estimate(network, threads(load)?, runner)
+    }
+
     fn load(
         &self,
         _index: usize,
@@ -40,10 +55,20 @@ impl Backend for CpuBackend {
         options: &LoadOptions,
         progress: &mut Progress<'_>,
     ) -> Result<Arc<dyn Weights>> {
-        let threads = match options.threads {
-            0 => host::physical_cores(),
-            n => n,
-        };
-        Ok(CpuWeights::load(network, threads, progress)?)
+        Ok(CpuWeights::load(network, threads(options)?, progress)?)
     }
+}
+
+/// Threads of the pool. Errors: `InvalidArgument` for options that are nothing to a CPU.
+fn threads(options: &LoadOptions) -> Result<usize> {
+    if options.cuda_context != 0 {
+        fail!(
+            InvalidArgument,
+            "cuda_context is set, but the device is a CPU"
+        );
+    }
+    Ok(match options.threads {
+        0 => host::physical_cores(),
+        n => n,
+    })
 }

@@ -2,7 +2,7 @@
 //!
 //! A decode step is one region of the pool with five barriers a layer. What is cheap and needed by
 //! all threads (norms, encoding of a product's input) each thread does for itself: that costs less
-//! than a barrier. The functions that handle one token are shared with [`super::prefill`], so both
+//! than a barrier. The functions that handle one token are shared with [`super::chunk`], so both
 //! give the same bits.
 
 use super::attention::{Rows, attend, attend_segment, join_segments, partial_len};
@@ -11,8 +11,9 @@ use super::kv::{Element, Half, KvCache, SEGMENT, put};
 use super::matmul::{Encodings, Isa, Matrix};
 use super::pages::{Pages, Span};
 use super::pool::{PoolTurn, Worker};
+use super::profile::{Clock, Marks, attention_bytes, embedding_bytes, norm_bytes, product_bytes};
 use super::weights::{CpuWeights, Layer, NormWeights, Product, Sizes, ThreadSpace};
-use crate::backend::KvType;
+use crate::backend::{KvType, Work};
 use crate::error::{Result, fail, try_vec};
 use crate::model::Activation;
 use std::ops::Range;
@@ -55,13 +56,16 @@ impl DecodeSpace {
         })
     }
 
+    /// Bytes of [`DecodeSpace::new`].
+    pub fn bytes_for(s: &Sizes) -> usize {
+        (2 * s.hidden + s.q + 2 * s.kv + 2 * s.n_ff + s.rope) * size_of::<f32>()
+    }
+
     /// Provides for sessions of up to `context` positions.
     pub fn reserve(&mut self, weights: &CpuWeights, context: usize) -> Result<()> {
         let threads = weights.pool.threads();
-        if weights.layers.iter().any(|l| splits(l, threads)) {
-            let len = context
-                .div_ceil(SEGMENT)
-                .saturating_mul(weights.sizes.partial);
+        if weights.layers.iter().any(|l| splits(l.n_kv_heads, threads)) {
+            let len = partials_len(&weights.sizes, context);
             if len.saturating_mul(size_of::<f32>()) > self.partials.bytes() {
                 self.partials = Pages::floats(len, "attention scratch")?;
             }
@@ -70,10 +74,15 @@ impl DecodeSpace {
     }
 }
 
+/// Floats of attention's results per segment in a session of `context` positions.
+pub(super) fn partials_len(sizes: &Sizes, context: usize) -> usize {
+    context.div_ceil(SEGMENT).saturating_mul(sizes.partial)
+}
+
 /// Whether a decode step splits attention by segments, too, because there are fewer heads than
 /// threads or they would leave many idle.
-fn splits(layer: &Layer, threads: usize) -> bool {
-    let heads = layer.n_kv_heads;
+pub(super) fn splits(n_kv_heads: usize, threads: usize) -> bool {
+    let heads = n_kv_heads;
     heads * 10 < heads.div_ceil(threads) * threads * 9
 }
 
@@ -187,6 +196,7 @@ struct DecodeStep<'a> {
     up: Span<'a>,
     partials: Span<'a>,
     position: usize,
+    marks: Marks<'a>,
 }
 
 impl DecodeStep<'_> {
@@ -230,6 +240,8 @@ impl DecodeStep<'_> {
         // heads, and what others wrote before the barrier is only read.
         unsafe {
             self.norm_input(me, &layer.attention_norm, layer.qkv_encodings());
+            let norm = || norm_bytes(&layer.attention_norm);
+            self.marks.end(worker, Work::Norm, norm);
             let products = [&layer.q, &layer.k, &layer.v];
             let outs = [b.q, b.k, b.v];
             deal_rows(worker, &products, GRAIN_BYTES, |i, rows| {
@@ -239,14 +251,22 @@ impl DecodeStep<'_> {
                     .mul(&me.input, 0..1, rows, out, 0, &mut me.unpacked);
             });
             worker.barrier();
+            self.marks
+                .end(worker, Work::Qkv, || product_bytes(products));
             self.attention::<E>(worker, me, index);
             worker.barrier();
+            let cache = || attention_bytes(self.kv, index, self.position);
+            self.marks.end(worker, Work::Attention, cache);
             let width = layer.n_heads * layer.head_dim;
             let enc = layer.output.matrix.encodings();
             me.input.set_row(isa, 0, b.q.part(0, width), enc);
             self.add_product(worker, me, &layer.output);
             worker.barrier();
+            let output = || product_bytes([&layer.output]);
+            self.marks.end(worker, Work::Output, output);
             self.norm_input(me, &layer.feed_forward_norm, layer.gate_up_encodings());
+            let norm = || norm_bytes(&layer.feed_forward_norm);
+            self.marks.end(worker, Work::Norm, norm);
             deal_rows(worker, &[&layer.gate], GRAIN_BYTES / 2, |_, rows| {
                 let (gate, up) = (b.gate, self.up);
                 let input = &me.input;
@@ -268,6 +288,8 @@ impl DecodeStep<'_> {
                 );
             });
             worker.barrier();
+            let gate_up = || product_bytes([&layer.gate, &layer.up]);
+            self.marks.end(worker, Work::GateUp, gate_up);
             let width = layer.gate.matrix.rows();
             let enc = layer.down.matrix.encodings();
             me.input.set_row(isa, 0, b.gate.part(0, width), enc);
@@ -292,7 +314,7 @@ impl DecodeStep<'_> {
             tokens: 1,
             position: self.position,
         };
-        let split = segments > 1 && splits(layer, worker.count);
+        let split = segments > 1 && splits(layer.n_kv_heads, worker.count);
         worker.ranges(layer.n_kv_heads, 1, |heads| {
             for h in heads {
                 // SAFETY: each head is one thread's. A group's output replaces its queries after
@@ -345,7 +367,8 @@ impl DecodeStep<'_> {
     }
 }
 
-/// Appends `token` at `position` and writes the logits that follow it.
+/// Appends `token` at `position` and writes the logits that follow it. `clock` hears how long each
+/// kind of work took, but for the choice of a token.
 ///
 /// Errors: `Interrupted` (the flag is looked at in every layer), `Internal`. Then the logits are
 /// as they were.
@@ -355,6 +378,7 @@ pub(super) fn decode(
     position: usize,
     token: u32,
     logits: &mut [f32],
+    clock: Option<&Clock>,
     interrupt: &AtomicBool,
 ) -> Result<()> {
     let turn = weights.pool.turn(interrupt)?;
@@ -366,6 +390,9 @@ pub(super) fn decode(
         let len = 2 * rope.inv_freq.len();
         rope_table(rope, position, &mut space.rope[at..at + len]);
         at += len;
+    }
+    if let Some(clock) = clock {
+        clock.end(Work::Embed, embedding_bytes(weights));
     }
     let stop = AtomicBool::new(false);
     let step = DecodeStep {
@@ -384,6 +411,7 @@ pub(super) fn decode(
         up: Span::new(&mut space.up),
         partials: space.partials.span(),
         position,
+        marks: Marks(clock),
     };
     let logits = Span::new(logits);
     turn.run(|worker| {
@@ -400,6 +428,8 @@ pub(super) fn decode(
                 stop.store(true, Relaxed);
             }
             worker.barrier();
+            let down = || product_bytes([&weights.layers[index].down]);
+            step.marks.end(worker, Work::Down, down);
             if stop.load(Relaxed) {
                 return;
             }
@@ -409,6 +439,10 @@ pub(super) fn decode(
     })?;
     if stop.into_inner() {
         fail!(Interrupted, "interrupted at position {position}");
+    }
+    if let Some(clock) = clock {
+        let bytes = product_bytes([&weights.head]) + norm_bytes(&weights.final_norm);
+        clock.end(Work::Head, bytes);
     }
     Ok(())
 }

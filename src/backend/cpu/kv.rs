@@ -83,6 +83,7 @@ struct Part {
 }
 
 /// Where everything is in a cache.
+#[derive(Clone)]
 pub struct Shape {
     parts: Vec<Part>,
     segment_bytes: usize,
@@ -132,6 +133,11 @@ impl Shape {
     pub fn bytes_per_token(&self) -> u64 {
         (self.segment_bytes / SEGMENT) as u64
     }
+
+    /// Bytes of a cache for `context` positions, which are whole segments.
+    pub fn bytes(&self, context: usize) -> u64 {
+        (context.div_ceil(SEGMENT) as u64).saturating_mul(self.segment_bytes as u64)
+    }
 }
 
 fn element_bytes(kv_type: KvType) -> usize {
@@ -167,6 +173,26 @@ impl KvCache {
             context,
             pages,
         })
+    }
+
+    /// A cache of the same size with the same content in the first `len` positions.
+    ///
+    /// Nobody may write these positions meanwhile. Errors: `OutOfMemory`.
+    pub fn fork(&self, len: usize) -> Result<KvCache> {
+        assert!(len <= self.context);
+        let other = KvCache::new(self.shape.clone(), self.context)?;
+        let bytes = len.div_ceil(SEGMENT) * self.shape.segment_bytes;
+        assert!(bytes <= self.pages.bytes() && bytes <= other.pages.bytes());
+        // SAFETY: both ranges have as many bytes, and they are different mappings. All positions
+        // are written by the session that owns the cache, which is the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(self.pages.base(), other.pages.base(), bytes) };
+        Ok(other)
+    }
+
+    /// Bytes of a position in a layer.
+    pub fn layer_bytes_per_token(&self, layer: usize) -> u64 {
+        let part = &self.shape.parts[layer];
+        (part.n_kv_heads * (part.keys_bytes + part.values_bytes) / SEGMENT) as u64
     }
 
     /// Positions that fit.

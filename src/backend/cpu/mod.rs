@@ -3,8 +3,10 @@
 //! | file | holds |
 //! |---|---|
 //! | `weights` | a network made ready, with its threads and scratch memory |
-//! | `runner` | a session: its cache, logits, asynchronous steps |
-//! | `forward`, `prefill` | the forward pass of one token, of many |
+//! | `runner`, `driver` | a session: its cache and logits; the thread of its started steps |
+//! | `forward`, `profile` | the forward pass of one token, and its time by kind of work |
+//! | `chunk`, `prefill`, `batch` | the forward pass of many tokens, of one session or several |
+//! | `estimate` | what a network would take |
 //! | `matmul` | products of weights and activations |
 //! | `attention`, `kv` | attention, and the cache that it reads |
 //! | `elementwise`, `simd` | norms and the like, over lanes that exist on every processor |
@@ -12,8 +14,12 @@
 //! | `pool`, `turn`, `pages` | threads, whose turn it is, memory |
 
 mod attention;
+mod batch;
+mod chunk;
 mod device;
+mod driver;
 mod elementwise;
+mod estimate;
 mod forward;
 pub mod host;
 mod kv;
@@ -21,6 +27,7 @@ pub mod matmul;
 mod pages;
 mod pool;
 mod prefill;
+mod profile;
 mod runner;
 mod simd;
 mod turn;

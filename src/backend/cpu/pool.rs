@@ -223,7 +223,12 @@ impl Pool {
 
     /// Waits for the turn to run regions. Errors: `Interrupted`.
     pub fn turn(&self, interrupt: &AtomicBool) -> Result<PoolTurn<'_>> {
-        let turn = self.turns.take(interrupt)?;
+        self.turn_unless(|| interrupt.load(Relaxed))
+    }
+
+    /// Waits for the turn to run regions. Errors: `Interrupted` if `stop` says so while waiting.
+    pub fn turn_unless(&self, stop: impl Fn() -> bool) -> Result<PoolTurn<'_>> {
+        let turn = self.turns.take_unless(stop)?;
         // SAFETY: this thread has the turn, and no region runs between regions.
         let phase = unsafe { *self.shared.job.get() }.map_or(0, |(_, phase)| phase);
         Ok(PoolTurn {

@@ -1,16 +1,17 @@
-//! A session's state on the CPU, and the thread that runs its asynchronous steps.
+//! A session's state on the CPU.
 
+use super::driver::Driver;
 use super::forward::decode;
 use super::kv::KvCache;
 use super::prefill::prefill;
+use super::profile::Clock;
 use super::weights::CpuWeights;
-use crate::backend::{Runner, Step};
+use crate::backend::{Profile, Runner, Step, Work};
 use crate::engine::sampling::{Scratch, choose};
 use crate::error::{Result, fail, try_vec};
-use crate::panics::catch;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::thread::JoinHandle;
+use std::any::Any;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The state of one session.
 pub struct CpuRunner {
@@ -20,15 +21,15 @@ pub struct CpuRunner {
 }
 
 /// What a step works on.
-struct Core {
+pub(super) struct Core {
     weights: Arc<CpuWeights>,
-    kv: KvCache,
+    pub kv: KvCache,
     /// Positions in the cache.
-    len: usize,
+    pub len: usize,
     /// Of the last position, if `has_logits`.
-    logits: Vec<f32>,
-    has_logits: bool,
-    scratch: Scratch,
+    pub logits: Vec<f32>,
+    pub has_logits: bool,
+    pub scratch: Scratch,
 }
 
 impl Core {
@@ -52,7 +53,7 @@ impl Core {
         let (weights, kv, logits) = (&*self.weights, &self.kv, &mut self.logits);
         match tokens {
             [] => fail!(NoTokens, "no tokens to append"),
-            [token] => decode(weights, kv, self.len, *token, logits, interrupt)?,
+            [token] => decode(weights, kv, self.len, *token, logits, None, interrupt)?,
             _ => prefill(weights, kv, self.len, tokens, logits, interrupt)?,
         }
         self.len += tokens.len();
@@ -60,7 +61,30 @@ impl Core {
         Ok(())
     }
 
-    fn step(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<u32> {
+    /// Whether `step` can be done; what `step` itself would find out, before anything is done.
+    pub fn check_step(&self, step: &Step, weights: &CpuWeights) -> Result<()> {
+        if !std::ptr::eq(&*self.weights, weights) {
+            fail!(Internal, "it has other weights");
+        }
+        match step.token {
+            None if !self.has_logits => fail!(Internal, "a step without logits to sample from"),
+            Some(_) if self.len == self.kv.context() => fail!(
+                ContextFull,
+                "all {} positions of the context are taken",
+                self.len
+            ),
+            Some(token) if token as usize >= weights.n_vocab => {
+                fail!(
+                    InvalidToken,
+                    "token {token} is not below {}",
+                    weights.n_vocab
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub fn step(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<u32> {
         let before = self.len;
         if let Some(token) = step.token {
             self.extend(&[token], interrupt)?;
@@ -82,7 +106,7 @@ impl Core {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic on the way is an `Internal` error of that step; the state is as valid as before it.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -107,8 +131,8 @@ impl CpuRunner {
     }
 
     /// The core, if no step is in flight.
-    fn idle_core(&self) -> Result<MutexGuard<'_, Core>> {
-        if self.driver.as_ref().is_some_and(|d| d.in_flight.is_some()) {
+    pub(super) fn idle_core(&self) -> Result<MutexGuard<'_, Core>> {
+        if self.driver.as_ref().is_some_and(Driver::is_busy) {
             fail!(DecodePending, "a started step was not collected");
         }
         Ok(lock(&self.core))
@@ -116,6 +140,10 @@ impl CpuRunner {
 }
 
 impl Runner for CpuRunner {
+    fn as_any(&mut self) -> Option<&mut dyn Any> {
+        Some(self)
+    }
+
     fn len(&self) -> usize {
         lock(&self.core).len
     }
@@ -151,143 +179,68 @@ impl Runner for CpuRunner {
     }
 
     fn step_start(&mut self, step: &Step, interrupt: &Arc<AtomicBool>) -> Result<()> {
+        self.steps_start(step, 1, interrupt)
+    }
+
+    fn queue_limit(&self) -> usize {
+        usize::MAX
+    }
+
+    fn steps_start(
+        &mut self,
+        step: &Step,
+        count: usize,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<()> {
         drop(self.idle_core()?);
-        if self.driver.is_none() {
-            self.driver = Some(Driver::new(self.core.clone())?);
-        }
-        if let Some(driver) = &mut self.driver {
-            driver.start(step, interrupt);
-        }
-        Ok(())
+        let driver = match &mut self.driver {
+            Some(driver) => driver,
+            none => none.insert(Driver::new(self.core.clone())?),
+        };
+        driver.start(step, count, interrupt)
     }
 
     fn step_poll(&mut self, wait: bool) -> Result<Option<u32>> {
         match &mut self.driver {
-            Some(driver) if driver.in_flight.is_some() => driver.poll(wait),
+            Some(driver) if driver.is_busy() => driver.poll(wait),
             _ => fail!(NothingPending, "no step was started"),
         }
     }
-}
 
-/// A thread that runs one step at a time, and sleeps in between.
-struct Driver {
-    mail: Arc<Mail>,
-    thread: Option<JoinHandle<()>>,
-    /// The interrupt flag of the step that was not collected yet.
-    in_flight: Option<Arc<AtomicBool>>,
-}
-
-/// What goes to and from the thread.
-struct Mail {
-    slot: Mutex<Slot>,
-    changed: Condvar,
-    /// Set with the result.
-    done: AtomicBool,
-}
-
-struct Slot {
-    request: Option<(Step, Arc<AtomicBool>)>,
-    result: Option<Result<u32>>,
-    quit: bool,
-}
-
-impl Driver {
-    fn new(core: Arc<Mutex<Core>>) -> Result<Driver> {
-        let mail = Arc::new(Mail {
-            slot: Mutex::new(Slot {
-                request: None,
-                result: None,
-                quit: false,
-            }),
-            changed: Condvar::new(),
-            done: AtomicBool::new(false),
-        });
-        let theirs = mail.clone();
-        let thread = std::thread::Builder::new()
-            .name("ember-cpu-async".to_owned())
-            .spawn(move || theirs.serve(&core));
-        match thread {
-            Ok(thread) => Ok(Driver {
-                mail,
-                thread: Some(thread),
-                in_flight: None,
-            }),
-            Err(e) => fail!(
-                DeviceError,
-                "a thread for started steps could not be started: {e}"
-            ),
-        }
+    fn fork(&mut self) -> Result<Box<dyn Runner>> {
+        let core = self.idle_core()?;
+        let other = CpuRunner::new(core.weights.clone(), core.kv.fork(core.len)?)?;
+        let mut theirs = lock(&other.core);
+        theirs.len = core.len;
+        theirs.has_logits = core.has_logits;
+        theirs.logits.copy_from_slice(&core.logits);
+        drop(theirs);
+        Ok(Box::new(other))
     }
 
-    fn start(&mut self, step: &Step, interrupt: &Arc<AtomicBool>) {
-        self.mail.done.store(false, Ordering::SeqCst);
-        lock(&self.mail.slot).request = Some((*step, interrupt.clone()));
-        self.mail.changed.notify_all();
-        self.in_flight = Some(interrupt.clone());
-    }
-
-    fn poll(&mut self, wait: bool) -> Result<Option<u32>> {
-        let mut slot = if wait {
-            lock(&self.mail.slot)
-        } else if !self.mail.done.load(Ordering::SeqCst) {
-            return Ok(None);
-        } else {
-            match self.mail.slot.try_lock() {
-                Ok(slot) => slot,
-                Err(TryLockError::Poisoned(slot)) => slot.into_inner(),
-                // The thread is about to let go of it.
-                Err(TryLockError::WouldBlock) => return Ok(None),
-            }
+    fn profile(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<Profile> {
+        let mut core = self.idle_core()?;
+        let Some(token) = step.token else {
+            fail!(Internal, "a profile of a step without a token");
         };
-        loop {
-            if let Some(result) = slot.result.take() {
-                self.in_flight = None;
-                return result.map(Some);
-            }
-            if !wait {
-                return Ok(None);
-            }
-            slot = self
-                .mail
-                .changed
-                .wait(slot)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
-impl Mail {
-    fn serve(&self, core: &Mutex<Core>) {
-        let mut slot = lock(&self.slot);
-        while !slot.quit {
-            if let Some((step, interrupt)) = slot.request.take() {
-                drop(slot);
-                let result = catch(|| lock(core).step(&step, &interrupt));
-                drop(interrupt);
-                slot = lock(&self.slot);
-                slot.result = Some(result);
-                self.done.store(true, Ordering::SeqCst);
-                self.changed.notify_all();
-            } else {
-                slot = self
-                    .changed
-                    .wait(slot)
-                    .unwrap_or_else(PoisonError::into_inner);
-            }
-        }
-    }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        if let Some(interrupt) = &self.in_flight {
-            interrupt.store(true, Ordering::Relaxed);
-        }
-        lock(&self.mail.slot).quit = true;
-        self.mail.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
-            // It catches all panics of steps, so there is nothing to learn here.
-            let _ = thread.join();
-        }
+        core.check_step(step, &core.weights)?;
+        let core = &mut *core;
+        let clock = Clock::start();
+        let logits = &mut core.logits;
+        decode(
+            &core.weights,
+            &core.kv,
+            core.len,
+            token,
+            logits,
+            Some(&clock),
+            interrupt,
+        )?;
+        core.len += 1;
+        core.has_logits = true;
+        // The time counts, not the token; what there is to say about its failure, a decode says.
+        let _ = choose(logits, &mut core.scratch, &step.sampling, step.position);
+        clock.end(Work::Sample, size_of_val(logits.as_slice()) as u64);
+        Ok(clock.profile())
     }
 }

@@ -45,13 +45,18 @@ impl Turns {
 
     /// Waits for the turn. Errors: `Interrupted` if the flag is set while waiting.
     pub fn take(&self, interrupt: &AtomicBool) -> Result<Turn<'_>> {
+        self.take_unless(|| interrupt.load(Ordering::Relaxed))
+    }
+
+    /// Waits for the turn. Errors: `Interrupted` if `stop` says so while waiting.
+    pub fn take_unless(&self, stop: impl Fn() -> bool) -> Result<Turn<'_>> {
         let mut state = self.state();
         if state.taken || !state.waiting.is_empty() {
             let ticket = state.next_ticket;
             state.next_ticket += 1;
             state.waiting.push_back(ticket);
             while state.taken || state.waiting.front() != Some(&ticket) {
-                if interrupt.load(Ordering::Relaxed) {
+                if stop() {
                     state.waiting.retain(|&t| t != ticket);
                     drop(state);
                     self.changed.notify_all();

@@ -1,20 +1,22 @@
 //! A network as the CPU runs it: matrices in the bytes of the file, small vectors as `f32`.
 
 use super::attention::AttentionScratch;
+use super::batch::{BatchSpace, step_batch};
+use super::chunk::ChunkSpace;
 use super::forward::DecodeSpace;
 use super::kv::{KvCache, Shape};
 use super::matmul::{Activations, Encodings, Isa, Matrix, Scratch};
 use super::pool::Pool;
-use super::prefill::PrefillSpace;
 use super::runner::CpuRunner;
 use super::turn::Turns;
-use crate::backend::{KvType, Runner, RunnerOptions, Weights};
+use crate::backend::{KvType, Runner, RunnerOptions, Step, Weights};
 use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
 use crate::model::{Activation, Block, Linear, Network, Norm, Rope};
 use crate::quant::{TensorType, dequantize_row};
 use std::cell::UnsafeCell;
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 /// A network on the CPU, with the threads that run it.
@@ -34,7 +36,11 @@ pub struct CpuWeights {
     pub(super) decode: Mutex<DecodeSpace>,
     /// One prefill at a time has the memory for chunks, also while it lets others use the pool.
     pub(super) prefill_turns: Turns,
-    pub(super) prefill: Mutex<Option<PrefillSpace>>,
+    pub(super) prefill: Mutex<Option<ChunkSpace>>,
+    /// Bytes of the matrices that every prompt streams, and the head.
+    pub(super) matrix_bytes: usize,
+    /// Memory of a batch. Used by the holder of the pool's turn.
+    pub(super) batch: Mutex<Option<BatchSpace>>,
     pub(super) threads: ThreadSpaces,
 }
 
@@ -216,33 +222,56 @@ fn layer(block: &Block, ropes: &mut Vec<Rope>, isa: Isa) -> Result<Layer> {
     })
 }
 
-fn sizes(hidden: usize, layers: &[Layer], ropes: &[Rope], head: &Product) -> Sizes {
-    let mut s = Sizes {
-        hidden,
-        encodings: head.matrix.encodings(),
-        ..Sizes::default()
-    };
-    for layer in layers {
-        s.q = s.q.max(layer.n_heads * layer.head_dim);
-        s.kv = s.kv.max(layer.n_kv_heads * layer.head_dim);
-        s.n_ff = s.n_ff.max(layer.gate.matrix.rows());
-        s.head_dim = s.head_dim.max(layer.head_dim);
-        s.group = s.group.max(layer.group());
-        let partial = super::attention::partial_len(layer.n_heads, layer.head_dim);
-        s.partial = s.partial.max(partial);
-        let products = [
-            &layer.q,
-            &layer.k,
-            &layer.v,
-            &layer.output,
-            &layer.gate,
-            &layer.up,
-            &layer.down,
-        ];
-        s.encodings = s.encodings.union(union(products));
+/// The network's different ropes.
+fn ropes(network: &Network) -> Vec<&Rope> {
+    let mut ropes: Vec<&Rope> = Vec::new();
+    for block in &network.blocks {
+        if !ropes.contains(&&block.attention.rope) {
+            ropes.push(&block.attention.rope);
+        }
     }
-    s.rope = ropes.iter().map(|r| 2 * r.inv_freq.len()).sum();
-    s
+    ropes
+}
+
+/// The matrices of a block.
+pub(super) fn matrices(block: &Block) -> [&Linear; 7] {
+    let (a, f) = (&block.attention, &block.feed_forward);
+    [&a.q, &a.k, &a.v, &a.output, &f.gate, &f.up, &f.down]
+}
+
+impl Sizes {
+    /// Of a network.
+    pub fn of(network: &Network) -> Sizes {
+        let mut s = Sizes {
+            hidden: network.hidden,
+            encodings: Encodings::for_type(network.head.weight.ty),
+            ..Sizes::default()
+        };
+        for block in &network.blocks {
+            let a = &block.attention;
+            s.q = s.q.max(a.n_heads * a.head_dim);
+            s.kv = s.kv.max(a.n_kv_heads * a.head_dim);
+            s.n_ff = s.n_ff.max(block.feed_forward.gate.weight.rows());
+            s.head_dim = s.head_dim.max(a.head_dim);
+            s.group = s.group.max(a.n_heads / a.n_kv_heads);
+            let partial = super::attention::partial_len(a.n_heads, a.head_dim);
+            s.partial = s.partial.max(partial);
+            for matrix in matrices(block) {
+                s.encodings = s.encodings.union(Encodings::for_type(matrix.weight.ty));
+            }
+        }
+        s.rope = ropes(network).iter().map(|r| 2 * r.inv_freq.len()).sum();
+        s
+    }
+}
+
+/// Bytes of the matrices that every prompt streams, and the head.
+pub(super) fn matrix_bytes(network: &Network) -> usize {
+    let blocks = network.blocks.iter().flat_map(matrices);
+    blocks
+        .chain([&network.head])
+        .map(|m| m.weight.bytes().len())
+        .sum()
 }
 
 impl CpuWeights {
@@ -279,7 +308,7 @@ impl CpuWeights {
             progress((i + 1) as f32 / (network.blocks.len() + 1) as f32)?;
         }
         let head = product(&network.head, isa)?;
-        let sizes = sizes(network.hidden, &layers, &ropes, &head);
+        let sizes = Sizes::of(network);
         let pool = Pool::new(threads)?;
         let mut spaces = Vec::new();
         for _ in 0..threads {
@@ -304,24 +333,15 @@ impl CpuWeights {
             decode: Mutex::new(DecodeSpace::new(&sizes)?),
             prefill_turns: Turns::new(),
             prefill: Mutex::new(None),
+            matrix_bytes: matrix_bytes(network),
+            batch: Mutex::new(None),
             threads: ThreadSpaces(spaces),
         });
         progress(1.0)?;
         Ok(weights)
     }
 
-    /// Bytes of the matrices that every prompt streams, and the head.
-    pub(super) fn matrix_bytes(&self) -> usize {
-        let mut bytes = self.head.tensor.bytes().len();
-        for l in &self.layers {
-            for p in [&l.q, &l.k, &l.v, &l.output, &l.gate, &l.up, &l.down] {
-                bytes += p.tensor.bytes().len();
-            }
-        }
-        bytes
-    }
-
-    fn kv_shape(&self, kv_type: KvType) -> Result<Shape> {
+    pub(super) fn kv_shape(&self, kv_type: KvType) -> Result<Shape> {
         Shape::new(
             self.layers.iter().map(|l| (l.n_kv_heads, l.head_dim)),
             kv_type,
@@ -329,14 +349,20 @@ impl CpuWeights {
     }
 }
 
+/// `Unsupported` for what a cache cannot have here.
+pub(super) fn check_kv_type(kv_type: KvType) -> Result<()> {
+    if kv_type == KvType::Q8_0 {
+        fail!(
+            Unsupported,
+            "a KV cache in q8_0 is not supported on a CPU; f16 and f32 are"
+        );
+    }
+    Ok(())
+}
+
 impl Weights for CpuWeights {
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>> {
-        if options.kv_type == KvType::Q8_0 {
-            fail!(
-                Unsupported,
-                "a KV cache in q8_0 is not supported on a CPU; f16 and f32 are"
-            );
-        }
+        check_kv_type(options.kv_type)?;
         let kv = KvCache::new(self.kv_shape(options.kv_type)?, options.context)?;
         let mut decode = self.decode.lock().unwrap_or_else(|e| e.into_inner());
         decode.reserve(&self, options.context)?;
@@ -358,15 +384,20 @@ impl Weights for CpuWeights {
                 l.attention_norm.weight.len() + l.feed_forward_norm.weight.len() + biases
             })
             .sum();
-        let prefill = self
-            .prefill
-            .try_lock()
-            .ok()
-            .and_then(|p| p.as_ref().map(PrefillSpace::bytes));
-        ((vectors + self.final_norm.weight.len()) * size_of::<f32>() + prefill.unwrap_or(0)) as u64
+        ((vectors + self.final_norm.weight.len()) * size_of::<f32>()) as u64
     }
 
     fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
         self.kv_shape(kv_type).map_or(0, |s| s.bytes_per_token())
+    }
+
+    fn step_batch(
+        &self,
+        runners: &mut [&mut dyn Runner],
+        steps: &[Step],
+        interrupts: &[&AtomicBool],
+        tokens: &mut [u32],
+    ) -> Result<()> {
+        step_batch(self, runners, steps, interrupts, tokens)
     }
 }

@@ -76,6 +76,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             args.device,
             &LoadOptions {
                 threads: args.threads as usize,
+                ..Default::default()
             },
             &mut |_| Ok(()),
         )?);
@@ -260,10 +261,11 @@ fn batch_rate(
             session.rewind(1)?;
         }
         let mut together: Vec<&mut Session> = sessions.iter_mut().collect();
-        Session::decode_batch(&mut together)?;
+        let mut chosen = vec![0; count];
+        Session::decode_batch(&mut together, &mut chosen)?;
         let start = Instant::now();
         for _ in 0..args.generate {
-            Session::decode_batch(&mut together)?;
+            Session::decode_batch(&mut together, &mut chosen)?;
         }
         rates.push((count * args.generate) as f64 / start.elapsed().as_secs_f64());
     }

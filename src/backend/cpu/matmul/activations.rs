@@ -84,7 +84,7 @@ impl Layout {
         let scaled16 = sums16 + chunks * 64;
         let end = (scaled16 + chunks * 64).next_multiple_of(64);
         Layout {
-            stride: end + 64 * (end / 64 % 2 == 0) as usize,
+            stride: end + 64 * usize::from((end / 64).is_multiple_of(2)),
             scales,
             sums32,
             scaled32,
@@ -121,6 +121,14 @@ impl Activations {
             bytes: bytes(enc.q8, layout.stride)?,
             layout,
         })
+    }
+
+    /// Bytes of [`Activations::new`].
+    pub fn bytes_for(max_tokens: usize, max_cols: usize, enc: Encodings) -> usize {
+        let floats = (max_cols.next_multiple_of(16) + 16) * size_of::<f32>();
+        let per_token =
+            usize::from(enc.float) * floats + usize::from(enc.q8) * Layout::new(max_cols).stride;
+        max_tokens * per_token
     }
 
     /// Number of rows.

@@ -66,9 +66,19 @@ impl Isa {
         }
     }
 
-    /// The fastest that this processor runs.
+    /// The fastest that this processor runs. Allocates nothing.
     pub fn detect() -> Isa {
-        *Isa::available().last().unwrap_or(&Isa::Scalar)
+        #[cfg(target_arch = "x86_64")]
+        if avx512::available() {
+            return Isa::Avx512Vnni;
+        } else if avx2::available() {
+            return Isa::Avx2;
+        }
+        if cfg!(target_arch = "aarch64") {
+            Isa::Neon
+        } else {
+            Isa::Scalar
+        }
     }
 
     /// All that this processor runs, the fastest last.
@@ -99,16 +109,18 @@ pub struct Scratch {
 impl Scratch {
     /// Enough for matrices of up to `max_cols` columns. The memory becomes resident as it is used.
     pub fn new(max_cols: usize) -> Result<Scratch> {
-        let cols = max_cols.next_multiple_of(256);
+        Ok(Scratch {
+            buffer: Buffer::new(Scratch::bytes_for(max_cols), "unpacked weights")?,
+            max_cols: max_cols.next_multiple_of(256),
+        })
+    }
+
+    /// Bytes of [`Scratch::new`].
+    pub fn bytes_for(max_cols: usize) -> usize {
         // The largest user: a panel of rows as f32. Codes, scales and minimums need at most
         // 1 + 4 / 16 + 4 / 16 bytes per element.
-        Ok(Scratch {
-            buffer: Buffer::new(
-                cols.saturating_mul(Matrix::ROW_QUANTUM * size_of::<f32>()),
-                "unpacked weights",
-            )?,
-            max_cols: cols,
-        })
+        let panel = Matrix::ROW_QUANTUM * size_of::<f32>();
+        max_cols.next_multiple_of(256).saturating_mul(panel)
     }
 }
 

@@ -4,32 +4,40 @@ use super::unpack::Unpack;
 use crate::backend::cpu::matmul::Job;
 use std::arch::x86_64::*;
 
-/// The product for 1 to 4 tokens.
+/// The product, up to four tokens at a time.
 ///
 /// # Safety
 /// `job` was checked; [`super::available`].
 pub(super) unsafe fn mul<F: Unpack>(job: &Job) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match job.tokens.len() {
-            1 => tokens::<F, 1>(job),
-            2 => tokens::<F, 2>(job),
-            3 => tokens::<F, 3>(job),
-            _ => tokens::<F, 4>(job),
+    let mut t = job.tokens.start;
+    while t < job.tokens.end {
+        let left = job.tokens.end - t;
+        let n = left.div_ceil(left.div_ceil(4));
+        // SAFETY: the tokens are in range.
+        unsafe {
+            match n {
+                1 => tokens::<F, 1>(job, t),
+                2 => tokens::<F, 2>(job, t),
+                3 => tokens::<F, 3>(job, t),
+                _ => tokens::<F, 4>(job, t),
+            }
         }
+        t += n;
     }
 }
 
+/// The product for `T` tokens from `first` on.
+///
 /// # Safety
-/// As of [`mul`], with `T` tokens.
+/// As of [`mul`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tokens<F: Unpack, const T: usize>(job: &Job) {
+unsafe fn tokens<F: Unpack, const T: usize>(job: &Job, first: usize) {
     // SAFETY: rows and tokens are in range. The last chunk may be shorter than `CHUNK_BYTES`; it
     // is copied to memory of that size, where zeros follow.
     unsafe {
-        let mut x = [job.x.byte_row(job.tokens.start).cast_const(); T];
+        let mut x = [job.x.byte_row(first).cast_const(); T];
         for t in 1..T {
-            x[t] = job.x.byte_row(job.tokens.start + t);
+            x[t] = job.x.byte_row(first + t);
         }
         let whole = job.cols / 256;
         let rest = job.row_bytes - whole * F::CHUNK_BYTES;
@@ -57,7 +65,7 @@ unsafe fn tokens<F: Unpack, const T: usize>(job: &Job) {
                 } else {
                     _mm256_add_ps(acc[t][0], acc[t][1])
                 };
-                *job.out.add((job.tokens.start + t) * job.out_stride + r) = tree8(sum);
+                *job.out.add((first + t) * job.out_stride + r) = tree8(sum);
             }
         }
     }

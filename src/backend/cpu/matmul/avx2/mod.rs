@@ -15,9 +15,10 @@ mod unpack;
 
 use super::Job;
 use super::types::with_format;
+use unpack::Unpack;
 
 /// Up to this many tokens, rows are read in place; above, they are unpacked first.
-const MATVEC_TOKENS: usize = 4;
+const MATVEC_TOKENS: usize = 8;
 
 /// Whether this processor runs them.
 pub(super) fn available() -> bool {
@@ -34,7 +35,8 @@ pub(super) unsafe fn mul(job: &Job) {
     // SAFETY: the caller's promise.
     unsafe {
         with_format!(job.ty, F => {
-            if job.tokens.len() <= MATVEC_TOKENS {
+            // Moving signs costs a panel what it gains.
+            if job.tokens.len() <= MATVEC_TOKENS || <F as Unpack>::SIGNED {
                 matvec::mul::<F>(job)
             } else {
                 gemm::mul::<F>(job)

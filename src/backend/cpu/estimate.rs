@@ -1,0 +1,69 @@
+//! What a network would take, by its shapes and types alone.
+
+use super::attention::AttentionScratch;
+use super::batch::batch_bytes;
+use super::forward::{DecodeSpace, partials_len, splits};
+use super::kv::Shape;
+use super::matmul::{Activations, Scratch};
+use super::prefill::prefill_bytes;
+use super::weights::{Sizes, matrices, matrix_bytes};
+use crate::backend::{Estimate, RunnerOptions};
+use crate::engine::sampling;
+use crate::error::Result;
+use crate::model::Network;
+
+/// What loading `network` on `threads` threads and making a session would take.
+///
+/// Errors: `OutOfMemory` for a KV cache beyond all memory.
+pub(super) fn estimate(
+    network: &Network,
+    threads: usize,
+    options: &RunnerOptions,
+) -> Result<Estimate> {
+    let s = Sizes::of(network);
+    let layers = network.blocks.iter().map(|b| &b.attention);
+    let kv = Shape::new(
+        layers.clone().map(|a| (a.n_kv_heads, a.head_dim)),
+        options.kv_type,
+    )?;
+    let thread = Activations::bytes_for(1, s.cols(), s.encodings)
+        + Scratch::bytes_for(s.cols())
+        + AttentionScratch::bytes_for(s.group, s.head_dim)
+        + s.hidden * size_of::<f32>();
+    let partials = if layers.clone().any(|a| splits(a.n_kv_heads, threads)) {
+        partials_len(&s, options.context).saturating_mul(size_of::<f32>())
+    } else {
+        0
+    };
+    let model = DecodeSpace::bytes_for(&s)
+        .saturating_add(partials)
+        .saturating_add(threads * thread)
+        .saturating_add(prefill_bytes(&s, threads, matrix_bytes(network)))
+        .saturating_add(batch_bytes(&s, threads, network.n_vocab));
+    let session = network.n_vocab * size_of::<f32>()
+        + sampling::Scratch::bytes_for(network.n_vocab)
+        + options.context.saturating_mul(size_of::<u32>());
+    Ok(Estimate {
+        weights_bytes: weights_bytes(network),
+        kv_bytes_per_token: kv.bytes_per_token(),
+        kv_bytes: kv.bytes(options.context),
+        model_workspace_bytes: model as u64,
+        session_workspace_bytes: session as u64,
+    })
+}
+
+/// Matrices as they lie in the file, small vectors as `f32`.
+fn weights_bytes(network: &Network) -> u64 {
+    let mut mapped = matrix_bytes(network);
+    if network.embedding.name != network.head.weight.name {
+        mapped += network.embedding.bytes().len();
+    }
+    let mut floats = network.final_norm.weight.row_len();
+    floats += network.head.bias.as_ref().map_or(0, |b| b.row_len());
+    for block in &network.blocks {
+        floats += block.attention_norm.weight.row_len() + block.feed_forward_norm.weight.row_len();
+        let biases = matrices(block).into_iter().filter_map(|m| m.bias.as_ref());
+        floats += biases.map(|b| b.row_len()).sum::<usize>();
+    }
+    (mapped + floats * size_of::<f32>()) as u64
+}

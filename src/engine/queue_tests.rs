@@ -1,0 +1,244 @@
+//! Queues, batches, forks and profiles of a backend that does one step at a time.
+
+use super::*;
+use crate::engine::fake::{Knobs, N_VOCAB};
+use std::sync::Arc;
+
+fn prompted(knobs: &Arc<Knobs>, sampling: Sampling, prompt: &[u32]) -> Session {
+    let mut s = session_with(knobs, sampling);
+    s.prefill(prompt).unwrap();
+    s
+}
+
+#[test]
+fn queued_decodes_give_the_same_tokens() {
+    for sampling in [Sampling::default(), drawing()] {
+        let mut plain = prompted(&Arc::default(), sampling, &[1, 2]);
+        let mut queued = prompted(&Arc::default(), sampling, &[1, 2]);
+        for count in [1, 2, 5, 9] {
+            queued.decode_start(count).unwrap();
+            for _ in 0..count {
+                assert_eq!(status(queued.decode()), Status::DecodePending);
+                assert_eq!(wait(&mut queued).unwrap(), plain.decode().unwrap());
+                assert_eq!(queued.position(), plain.position());
+            }
+            assert_eq!(status(queued.decode_poll()), Status::NothingPending);
+        }
+    }
+}
+
+#[test]
+fn queues_that_cannot_be_are_refused_before_anything_is_done() {
+    let mut s = prompted(&Arc::default(), Sampling::default(), &[1; CONTEXT - 3]);
+    assert_eq!(status(s.decode_start(0)), Status::InvalidArgument);
+    assert_eq!(status(s.decode_start(4)), Status::ContextFull);
+    assert_eq!(status(s.decode_start(usize::MAX)), Status::ContextFull);
+    assert_eq!(status(s.decode_poll()), Status::NothingPending);
+    s.decode_start(3).unwrap();
+    for _ in 0..3 {
+        wait(&mut s).unwrap();
+    }
+    assert_eq!(status(s.decode_start(1)), Status::ContextFull);
+}
+
+#[test]
+fn rewinding_drops_what_was_not_collected() {
+    let mut expected = prompted(&Arc::default(), drawing(), &[1, 2]);
+    let tokens = decode_all(&mut expected, 8);
+    for collected in 0..4 {
+        for back in 0..collected + 2 {
+            let mut s = prompted(&Arc::default(), drawing(), &[1, 2]);
+            s.decode_start(4).unwrap();
+            for _ in 0..collected {
+                wait(&mut s).unwrap();
+            }
+            assert_eq!(status(s.rewind(collected + 3)), Status::InvalidArgument);
+            s.rewind(collected + 2 - back).unwrap();
+            assert_eq!(status(s.decode_poll()), Status::NothingPending);
+            if back > collected {
+                s.prefill(&[1, 2][2 - (back - collected)..]).unwrap();
+            }
+            let kept = s.position() - 2;
+            assert_eq!(decode_all(&mut s, 8 - kept), tokens[kept..]);
+        }
+    }
+}
+
+#[test]
+fn interrupts_and_failures_end_a_queue() {
+    let knobs = Arc::<Knobs>::default();
+    let mut s = prompted(&knobs, drawing(), &[1, 2]);
+    let mut expected = prompted(&Arc::default(), drawing(), &[1, 2]);
+    s.decode_start(4).unwrap();
+    assert_eq!(wait(&mut s).unwrap(), expected.decode().unwrap());
+    s.interrupt_flag().store(true, Ordering::Relaxed);
+    assert_eq!(status(wait(&mut s)), Status::Interrupted);
+    assert_eq!(status(s.decode_poll()), Status::NothingPending);
+    assert_eq!(s.position(), 3);
+    s.decode_start(4).unwrap();
+    assert_eq!(wait(&mut s).unwrap(), expected.decode().unwrap());
+    knobs.nan.store(true, Ordering::Relaxed);
+    assert_eq!(status(wait(&mut s)), Status::Numeric);
+    assert_eq!(status(s.decode_poll()), Status::NothingPending);
+    knobs.nan.store(false, Ordering::Relaxed);
+    assert_eq!(decode_all(&mut s, 5), decode_all(&mut expected, 5));
+}
+
+/// Sessions of one model with different lengths and samplings.
+fn several(knobs: &Arc<Knobs>, n: usize) -> Vec<Session> {
+    let m = model(knobs);
+    let create = |i: usize| {
+        let sampling = if i.is_multiple_of(3) {
+            Sampling::default()
+        } else {
+            Sampling {
+                seed: i as u64,
+                ..drawing()
+            }
+        };
+        let options = SessionOptions {
+            sampling,
+            ..Default::default()
+        };
+        let mut s = Session::create(m.clone(), &options).unwrap();
+        s.prefill(&vec![i as u32; 1 + i % 5]).unwrap();
+        s
+    };
+    (0..n).map(create).collect()
+}
+
+fn batch(sessions: &mut [Session]) -> Result<Vec<u32>> {
+    let mut tokens = vec![99; sessions.len()];
+    let mut sessions: Vec<&mut Session> = sessions.iter_mut().collect();
+    let result = Session::decode_batch(&mut sessions, &mut tokens);
+    if result.is_err() {
+        assert!(tokens.iter().all(|t| *t == 99));
+    }
+    result.map(|()| tokens)
+}
+
+#[test]
+fn a_batch_gives_what_each_session_gives_alone() {
+    for n in [1, 2, 32] {
+        let mut alone = several(&Arc::default(), n);
+        let mut together = several(&Arc::default(), n);
+        for _ in 0..6 {
+            let expected: Vec<u32> = alone.iter_mut().map(|s| s.decode().unwrap()).collect();
+            assert_eq!(batch(&mut together).unwrap(), expected);
+        }
+    }
+}
+
+#[test]
+fn a_batch_fails_as_a_whole_and_names_the_session() {
+    let knobs = Arc::<Knobs>::default();
+    let mut s = several(&knobs, 4);
+    let mut expected = several(&Arc::default(), 4);
+    batch(&mut s).unwrap();
+    batch(&mut expected).unwrap();
+    let says = |result: Result<Vec<u32>>, status, index: usize| {
+        let e = result.unwrap_err();
+        assert_eq!(e.status, status, "{e}");
+        assert!(e.message.contains(&format!("index {index}:")), "{e}");
+    };
+    s[2].decode_start(1).unwrap();
+    says(batch(&mut s), Status::DecodePending, 2);
+    let len = s[2].position();
+    s[2].rewind(len).unwrap();
+
+    knobs.nan.store(true, Ordering::Relaxed);
+    says(batch(&mut s), Status::Numeric, 0);
+    knobs.nan.store(false, Ordering::Relaxed);
+
+    let mut stranger = several(&Arc::default(), 1);
+    stranger.insert(0, s.remove(3));
+    says(batch(&mut stranger), Status::InvalidArgument, 1);
+    s.push(stranger.remove(0));
+
+    let mut empty = Session::create(s[0].model().clone(), &SessionOptions::default()).unwrap();
+    let mut mixed: Vec<&mut Session> = s.iter_mut().collect();
+    mixed.push(&mut empty);
+    let e = Session::decode_batch(&mut mixed, &mut [0; 5]).unwrap_err();
+    assert_eq!(e.status, Status::NoTokens);
+    assert!(e.message.contains("index 4:"), "{e}");
+    for n in [0, 33] {
+        let mut many = several(&Arc::default(), n);
+        assert_eq!(status(batch(&mut many)), Status::InvalidArgument);
+    }
+    for _ in 0..4 {
+        assert_eq!(batch(&mut s).unwrap(), batch(&mut expected).unwrap());
+    }
+}
+
+#[test]
+fn a_late_failure_takes_back_the_steps_before_it() {
+    let knobs = Arc::<Knobs>::default();
+    let mut s = several(&knobs, 3);
+    let mut expected = several(&Arc::default(), 3);
+    batch(&mut s).unwrap();
+    batch(&mut expected).unwrap();
+    // The first two are evaluated, the third is interrupted while it waits.
+    knobs.hold_after.store(2, Ordering::Relaxed);
+    let flag = s[2].interrupt_flag().clone();
+    let waiter = knobs.clone();
+    let interrupter = std::thread::spawn(move || {
+        while !waiter.waiting.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        flag.store(true, Ordering::Relaxed);
+    });
+    let e = batch(&mut s).unwrap_err();
+    interrupter.join().unwrap();
+    assert_eq!(e.status, Status::Interrupted);
+    assert!(e.message.contains("index 2:"), "{e}");
+    knobs.hold_after.store(0, Ordering::Relaxed);
+    knobs.hold.store(false, Ordering::Relaxed);
+    for _ in 0..4 {
+        assert_eq!(batch(&mut s).unwrap(), batch(&mut expected).unwrap());
+    }
+}
+
+#[test]
+fn a_fork_goes_its_own_way_from_the_same_place() {
+    for decoded in [0, 1, 5] {
+        let knobs = Arc::<Knobs>::default();
+        let mut s = prompted(&knobs, drawing(), &[3, 4]);
+        decode_all(&mut s, decoded);
+        let mut fork = s.fork().unwrap();
+        let mut rewound = s.fork().unwrap();
+        assert_eq!((fork.position(), fork.context()), (2 + decoded, CONTEXT));
+        let tokens = decode_all(&mut s, 6);
+        assert_eq!(decode_all(&mut fork, 6), tokens);
+        rewound.rewind(1).unwrap();
+        rewound.prefill(&[9]).unwrap();
+        rewound.decode().unwrap();
+        let next = fork.decode().unwrap();
+        assert_eq!(s.decode().unwrap(), next);
+        knobs.refuse.store(true, Ordering::Relaxed);
+        assert_eq!(status(s.fork().map(|_| ())), Status::OutOfMemory);
+        assert_eq!(s.decode().unwrap(), fork.decode().unwrap());
+    }
+    let mut empty = session().fork().unwrap();
+    assert_eq!(status(empty.decode()), Status::NoTokens);
+}
+
+#[test]
+fn a_profile_changes_nothing() {
+    let mut s = session_with(&Arc::default(), drawing());
+    let mut expected = session_with(&Arc::default(), drawing());
+    assert_eq!(status(s.profile()), Status::NoTokens);
+    for s in [&mut s, &mut expected] {
+        s.prefill(&[1, 2]).unwrap();
+    }
+    for _ in 0..4 {
+        let profile = s.profile().unwrap();
+        assert_eq!(profile.done().count(), 1);
+        assert_eq!(s.position(), expected.position());
+        assert_eq!(s.decode().unwrap(), expected.decode().unwrap());
+        let (mut a, mut b) = ([0.0; N_VOCAB], [0.0; N_VOCAB]);
+        s.profile().unwrap();
+        s.logits(&mut a).unwrap();
+        expected.logits(&mut b).unwrap();
+        assert_eq!(a, b);
+    }
+}
