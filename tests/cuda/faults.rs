@@ -52,7 +52,7 @@ fn session() -> Box<dyn Runner> {
     let options = RunnerOptions {
         context: 128,
         kv_type: KvType::F16,
-        stream_priority: 0,
+        ..RunnerOptions::default()
     };
     let mut runner = weights.create_runner(&options).unwrap();
     runner.extend(&[1, 2, 3], &AtomicBool::new(false)).unwrap();

@@ -26,6 +26,10 @@ pub fn tests(tests: &mut Tests) {
         "model::out_of_memory_rolls_back".into(),
         Box::new(out_of_memory_rolls_back),
     ));
+    tests.push((
+        "model::queued_steps".into(),
+        Box::new(queued_steps_are_the_same),
+    ));
     tests.push(("model::memory_returns".into(), Box::new(memory_returns)));
 }
 
@@ -33,7 +37,7 @@ fn options(context: usize, kv_type: KvType) -> RunnerOptions {
     RunnerOptions {
         context,
         kv_type,
-        stream_priority: 0,
+        ..RunnerOptions::default()
     }
 }
 
@@ -440,4 +444,78 @@ fn out_of_memory_rolls_back() {
     assert_eq!(r.len(), 10);
     r.extend(&tokens[10..], &go).unwrap();
     assert_eq!(r.len(), 2000);
+}
+
+fn queued_steps_are_the_same() {
+    let file = hamlet::q4_k_m();
+    let network = Network::from_file(&file).unwrap();
+    let weights = gpu(&network);
+    let go = Arc::new(AtomicBool::new(false));
+    let sampling = Sampling {
+        temperature: 0.9,
+        top_k: 60,
+        seed: 3,
+        ..Sampling::default()
+    };
+    let prompt = [9u32, 8, 7, 6];
+    let total = 150;
+    let first = Step {
+        token: None,
+        sampling,
+        position: prompt.len() as u64,
+    };
+    let mut a = runner(&weights, 512, KvType::F16);
+    a.extend(&prompt, &go).unwrap();
+    let mut one_by_one = vec![a.step(&first, &go).unwrap()];
+    while one_by_one.len() < total {
+        let step = Step {
+            token: one_by_one.last().copied(),
+            sampling,
+            position: a.len() as u64 + 1,
+        };
+        one_by_one.push(a.step(&step, &go).unwrap());
+    }
+    let mut b = runner(&weights, 512, KvType::F16);
+    b.extend(&prompt, &go).unwrap();
+    let mut queued: Vec<u32> = Vec::new();
+    for count in [1, 2, 40, 64, 43] {
+        assert!(count <= b.queue_limit());
+        let step = match queued.last() {
+            None => first,
+            Some(&token) => Step {
+                token: Some(token),
+                sampling,
+                position: b.len() as u64 + 1,
+            },
+        };
+        b.steps_start(&step, count, &go).unwrap();
+        for _ in 0..count {
+            queued.push(b.step_poll(true).unwrap().unwrap());
+        }
+    }
+    assert_eq!(queued, one_by_one);
+    let (mut x, mut y) = (vec![0.0; network.n_vocab], vec![1.0; network.n_vocab]);
+    a.logits(&mut x).unwrap();
+    b.logits(&mut y).unwrap();
+    assert_eq!(x, y);
+    // An interrupt ends the queue; the session goes on from the tokens that were collected.
+    let step = Step {
+        token: queued.last().copied(),
+        sampling,
+        position: b.len() as u64 + 1,
+    };
+    b.steps_start(&step, 60, &go).unwrap();
+    let next = b.step_poll(true).unwrap().unwrap();
+    go.store(true, std::sync::atomic::Ordering::Relaxed);
+    while let Ok(Some(_)) = b.step_poll(true) {}
+    go.store(false, std::sync::atomic::Ordering::Relaxed);
+    let again = a.step(&step, &go).unwrap();
+    assert_eq!(again, next);
+    b.truncate(a.len() - 1);
+    b.extend(&[step.token.unwrap()], &go).unwrap();
+    let choose_again = Step {
+        token: None,
+        ..step
+    };
+    assert_eq!(b.step(&choose_again, &go).unwrap(), next);
 }

@@ -9,8 +9,8 @@ use super::driver::{Buffer, Graph, Stream};
 use super::runner::CudaRunner;
 use super::step::{Ending, StepBuffers};
 use super::weights::CudaWeights;
-use crate::backend::{MAX_BATCH, Runner, Step, at_index};
-use crate::error::{Result, fail};
+use crate::backend::{MAX_BATCH, Step, at_index};
+use crate::error::{Error, Result, Status, fail};
 use std::sync::atomic::AtomicBool;
 
 const STEP: Ending = Ending {
@@ -47,30 +47,31 @@ impl Batch {
         self.layout == *layout
     }
 
-    /// Steps all runners, each of which appends a token, and writes what they chose. On an error
-    /// none has moved.
+    /// Steps the runners whose indices are `members`, each of which appends a token; their tokens go
+    /// to `chosen`. After an error some may have moved.
     pub fn step(
         &mut self,
         weights: &CudaWeights,
         runners: &mut [&mut CudaRunner],
+        members: &[usize],
         steps: &[Step],
         interrupts: &[&AtomicBool],
-        tokens: &mut [u32],
+        chosen: &mut [u32],
     ) -> Result<()> {
-        let n = runners.len();
-        if n == 0 || n > MAX_BATCH || n != steps.len() {
-            fail!(
-                InvalidArgument,
-                "{n} sessions in a batch, which takes 1 to {MAX_BATCH}"
-            );
+        let n = members.len();
+        if n == 0 || n > MAX_BATCH {
+            fail!(Internal, "{n} sessions in a batch");
         }
         let _current = weights.context().enter()?;
-        for (i, (runner, step)) in runners.iter_mut().zip(steps).enumerate() {
-            runner
-                .prepare(&self.stream, step, interrupts[i])
+        for &i in members {
+            runners[i]
+                .prepare(&self.stream, &steps[i], 1, interrupts[i])
                 .map_err(|e| at_index(i, e))?;
         }
-        let addresses: Vec<u64> = runners.iter().map(|r| r.session_address()).collect();
+        let addresses: Vec<u64> = members
+            .iter()
+            .map(|&i| runners[i].session_address())
+            .collect();
         // SAFETY: read before the call returns; stream order keeps it from the batch before.
         unsafe {
             self.stream.copy_in(
@@ -100,33 +101,21 @@ impl Batch {
         let graph = self.graphs[n - 1].as_ref().expect("just captured");
         // SAFETY: as above; the results are awaited below.
         unsafe { self.stream.launch_graph(graph)? };
-        for (runner, step) in runners.iter_mut().zip(steps) {
-            runner.launched(step);
-            runner.lose_logits();
+        for &i in members {
+            runners[i].launched(&steps[i]);
         }
-        let mut chosen = [0u32; MAX_BATCH];
-        let mut failed = [false; MAX_BATCH];
-        let mut error = None;
-        for (i, runner) in runners.iter_mut().enumerate() {
-            let result = runner.poll_on(&self.stream, true);
-            runner.lose_logits();
-            match result {
+        let mut result = Ok(());
+        for &i in members {
+            let token = runners[i].poll_on(&self.stream, true);
+            // They are in the batch's memory, which the next batch overwrites.
+            runners[i].lose_logits();
+            match token {
                 Ok(Some(token)) => chosen[i] = token,
-                Ok(None) => fail!(Internal, "a step that was waited for has no result"),
-                Err(e) => {
-                    failed[i] = true;
-                    error.get_or_insert(at_index(i, e));
-                }
+                Ok(None) => result = Err(Error::new(Status::Internal, "a step without a result")),
+                Err(e) => result = result.and(Err(at_index(i, e))),
             }
         }
-        if let Some(error) = error {
-            for (runner, _) in runners.iter_mut().zip(failed).filter(|(_, failed)| !failed) {
-                runner.truncate(runner.len() - 1);
-            }
-            return Err(error);
-        }
-        tokens.copy_from_slice(&chosen[..n]);
-        Ok(())
+        result
     }
 }
 

@@ -1,8 +1,14 @@
 //! The GPUs of this machine as the engine's device list shows them.
 
 use super::driver::{self, Context};
+use super::plan::Plan;
+use super::prefill::PrefillBuffers;
+use super::step::StepBuffers;
 use super::weights::CudaWeights;
-use crate::backend::{Backend, DeviceInfo, DeviceKind, LoadOptions, Progress, Weights};
+use crate::backend::{
+    Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, MAX_BATCH, Progress, RunnerOptions,
+    Weights,
+};
 use crate::error::Result;
 use crate::model::Network;
 use std::sync::{Arc, OnceLock};
@@ -77,13 +83,35 @@ impl Backend for CudaBackend {
         describe(index).unwrap_or_else(|e| unusable(e.message))
     }
 
+    fn estimate(
+        &self,
+        index: usize,
+        network: &Network,
+        _load: &LoadOptions,
+        runner: &RunnerOptions,
+    ) -> Result<Estimate> {
+        let (plan, _) = Plan::new(network)?;
+        let layout = plan.kv_layout(runner.kv_type)?;
+        // Where there is no GPU to ask, that of an H200.
+        let multiprocessors = driver::properties(index).map_or(132, |p| p.multiprocessors);
+        let tiles = runner.context.div_ceil(layout.tile as usize) as u64;
+        Ok(Estimate {
+            weights_bytes: plan.bytes,
+            kv_bytes_per_token: layout.tile_bytes / u64::from(layout.tile),
+            kv_bytes: tiles.saturating_mul(layout.tile_bytes),
+            model_workspace_bytes: PrefillBuffers::bytes(&plan)
+                + StepBuffers::bytes(&plan, MAX_BATCH as u32, multiprocessors),
+            session_workspace_bytes: StepBuffers::bytes(&plan, 1, multiprocessors),
+        })
+    }
+
     fn load(
         &self,
         index: usize,
         network: &Network,
-        _options: &LoadOptions,
+        options: &LoadOptions,
         progress: &mut Progress<'_>,
     ) -> Result<Arc<dyn Weights>> {
-        Ok(CudaWeights::load(index, network, progress)?)
+        Ok(CudaWeights::load(index, network, options, progress)?)
     }
 }

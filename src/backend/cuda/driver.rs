@@ -235,6 +235,32 @@ impl Context {
         }))
     }
 
+    /// A context that the host made on device `index`; `raw` is its `CUcontext`, which must stay
+    /// valid as long as anything made here lives.
+    pub fn shared(index: usize, raw: usize) -> Result<Arc<Context>> {
+        let mut context = Context::new(index)?;
+        let mut device = 0;
+        let mut popped = std::ptr::null_mut();
+        let raw = raw as sys::CUcontext;
+        // SAFETY: the caller of the library vouches for `raw`; what is pushed is popped.
+        unsafe {
+            check(sys::cuCtxPushCurrent_v2(raw), "the host's CUcontext")?;
+            let asked = check(sys::cuCtxGetDevice(&mut device), "the host's CUcontext");
+            sys::cuCtxPopCurrent_v2(&mut popped);
+            asked?;
+        }
+        let own = Arc::get_mut(&mut context).expect("just made");
+        if device != own.device {
+            fail!(
+                InvalidArgument,
+                "the host's CUcontext is of another device than {index}"
+            );
+        }
+        // The primary context stays retained, so that dropping is the same for both.
+        own.raw = raw;
+        Ok(context)
+    }
+
     /// Free bytes of device `index` if its primary context is open in this process.
     pub fn free_if_open(index: usize) -> Option<u64> {
         let mut device = 0;

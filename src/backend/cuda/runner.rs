@@ -51,8 +51,12 @@ pub struct CudaRunner {
     mirror: Mirror,
     /// Steps started so far; their results carry this number.
     started: u32,
-    /// The started step: whether it appends a token.
-    pending: Option<bool>,
+    /// Steps that are under way and not collected.
+    in_flight: u32,
+    /// Whether the oldest of them appends a token; all others do.
+    appends: bool,
+    /// The started steps' interrupt.
+    interrupt: Option<Arc<AtomicBool>>,
 }
 
 /// What the host last wrote to, or knows of, the device-side state.
@@ -93,7 +97,10 @@ impl CudaRunner {
         let table = Buffer::from_slice(&context, &[session.address()], "session")?;
         let mut runner = CudaRunner {
             graphs: [const { None }; 3],
-            stream: Arc::new(Stream::new(&context, 0)?),
+            stream: Arc::new(Stream::new(
+                &context,
+                options.stream_priority.saturating_neg(),
+            )?),
             weights,
             buffers,
             session,
@@ -111,7 +118,9 @@ impl CudaRunner {
                 sampling: None,
             },
             started: 0,
-            pending: None,
+            in_flight: 0,
+            appends: false,
+            interrupt: None,
         };
         for (i, kind) in KINDS.into_iter().enumerate() {
             runner.graphs[i] = Some(runner.capture(kind)?);
@@ -289,12 +298,13 @@ impl CudaRunner {
 
     /// The result of the oldest step under way, if it is there.
     fn result(&self) -> Option<u64> {
-        let slot = (self.started - 1) % RESULT_SLOTS;
+        let number = self.started.wrapping_sub(self.in_flight - 1);
+        let slot = number.wrapping_sub(1) % RESULT_SLOTS;
+        let ring = self.results.pointer().cast::<u64>();
         // SAFETY: the ring has this entry, 8-byte aligned; the device writes entries as whole words.
-        let entry =
-            unsafe { AtomicU64::from_ptr(self.results.pointer().cast::<u64>().add(slot as usize)) };
+        let entry = unsafe { AtomicU64::from_ptr(ring.add(slot as usize)) };
         let value = entry.load(Ordering::Acquire);
-        ((value >> 40) as u32 == self.started & 0xff_ffff).then_some(value)
+        ((value >> 40) as u32 == number & 0xff_ffff).then_some(value)
     }
 }
 
@@ -346,7 +356,7 @@ impl Runner for CudaRunner {
     }
 
     fn step(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<u32> {
-        self.begin(step, interrupt)?;
+        self.begin(step, 1, interrupt)?;
         match self.step_poll(true)? {
             Some(token) => Ok(token),
             None => fail!(Internal, "a step that was waited for has no result"),
@@ -354,7 +364,22 @@ impl Runner for CudaRunner {
     }
 
     fn step_start(&mut self, step: &Step, interrupt: &Arc<AtomicBool>) -> Result<()> {
-        self.begin(step, interrupt)
+        self.steps_start(step, 1, interrupt)
+    }
+
+    fn queue_limit(&self) -> usize {
+        RESULT_SLOTS as usize
+    }
+
+    fn steps_start(
+        &mut self,
+        step: &Step,
+        count: usize,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<()> {
+        self.begin(step, count, interrupt)?;
+        self.interrupt = Some(interrupt.clone());
+        Ok(())
     }
 
     fn step_poll(&mut self, wait: bool) -> Result<Option<u32>> {
@@ -370,15 +395,23 @@ impl Runner for CudaRunner {
 impl CudaRunner {
     /// The result of the started step, which runs on `stream`.
     pub(super) fn poll_on(&mut self, stream: &Stream, wait: bool) -> Result<Option<u32>> {
-        let Some(appends) = self.pending else {
+        if self.in_flight == 0 {
             fail!(NothingPending, "no step was started");
-        };
+        }
         let context = self.weights.context().clone();
-        let _current = context.enter()?;
+        let _current = context.enter().inspect_err(|_| self.abandon())?;
         let mut turns = 0u32;
         let value = loop {
             if let Some(value) = self.result() {
                 break value;
+            }
+            if let Some(interrupt) = &self.interrupt
+                && interrupt.load(Ordering::Relaxed)
+            {
+                let idle = stream.synchronize();
+                self.abandon();
+                idle?;
+                fail!(Interrupted, "interrupted while deciding on a token");
             }
             // Errors show in the stream only; asking it costs more than a look at the ring.
             if turns.is_multiple_of(256) {
@@ -398,37 +431,62 @@ impl CudaRunner {
                 std::hint::spin_loop();
             }
         };
-        self.pending = None;
         let token = value as u32;
         let outcome = (value >> 32) as u8;
-        // The device has gone on, also where no token could be chosen.
-        self.mirror.position = Some((self.len + usize::from(appends)) as u32);
-        self.mirror.token = (outcome == 0).then_some(token);
+        if outcome != 0 {
+            // The device has gone on, and so have the steps behind this one.
+            let idle = stream.synchronize();
+            self.abandon();
+            idle?;
+        }
         match outcome {
             0 => {}
             1 => fail!(Numeric, "the logit of token {token} is not a number"),
             2 => fail!(Numeric, "the logit of token {token} is infinite"),
             _ => fail!(Numeric, "every logit is minus infinity"),
         }
-        self.len += usize::from(appends);
-        self.has_logits = true;
+        self.in_flight -= 1;
+        self.len += usize::from(self.appends);
+        self.appends = true;
+        if self.in_flight == 0 {
+            self.interrupt = None;
+            self.mirror.position = Some(self.len as u32);
+            self.mirror.token = Some(token);
+            self.has_logits = true;
+        }
         Ok(Some(token))
     }
 }
 
 impl CudaRunner {
-    /// Launches a step on its own.
-    fn begin(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<()> {
+    /// Launches a step, and more that go on from it.
+    fn begin(&mut self, step: &Step, count: usize, interrupt: &AtomicBool) -> Result<()> {
         let context = self.weights.context().clone();
         let _current = context.enter()?;
         let stream = self.stream.clone();
-        self.prepare(&stream, step, interrupt)?;
+        if count == 0 || count > RESULT_SLOTS as usize {
+            fail!(Internal, "{count} steps started at once");
+        }
+        self.prepare(&stream, step, count, interrupt)?;
         self.launch(Ending {
             advance: step.token.is_some(),
             choose: true,
         })?;
         self.launched(step);
         self.has_logits &= step.token.is_none();
+        for _ in 1..count {
+            self.has_logits = false;
+            if let Err(e) = self.launch(Ending {
+                advance: true,
+                choose: true,
+            }) {
+                let _ = stream.synchronize();
+                self.abandon();
+                return Err(e);
+            }
+            self.started = self.started.wrapping_add(1);
+            self.in_flight += 1;
+        }
         Ok(())
     }
 
@@ -437,17 +495,18 @@ impl CudaRunner {
         &mut self,
         stream: &Stream,
         step: &Step,
+        count: usize,
         interrupt: &AtomicBool,
     ) -> Result<()> {
-        if self.pending.is_some() {
+        if self.in_flight > 0 {
             fail!(DecodePending, "a step is under way");
         }
         if interrupt.load(Ordering::Relaxed) {
             fail!(Interrupted, "interrupted before the step");
         }
         let after = self.len + usize::from(step.token.is_some());
+        self.grow(after + count - 1)?;
         if let Some(token) = step.token {
-            self.grow(after)?;
             self.set_token(stream, token)?;
         } else if !self.has_logits {
             fail!(Internal, "there are no logits to choose from");
@@ -463,7 +522,9 @@ impl CudaRunner {
     /// Notes that a prepared step is under way.
     pub(super) fn launched(&mut self, step: &Step) {
         self.started = self.started.wrapping_add(1);
-        self.pending = Some(step.token.is_some());
+        self.in_flight = 1;
+        self.appends = step.token.is_some();
+        self.interrupt = None;
         self.mirror.position = None;
         self.mirror.token = None;
     }
@@ -488,10 +549,13 @@ impl CudaRunner {
         &self.weights
     }
 
-    /// Forgets a started step that failed.
+    /// Forgets started steps, after a failure. What the device holds is not known any more.
     pub(super) fn abandon(&mut self) {
-        self.pending = None;
+        self.in_flight = 0;
+        self.interrupt = None;
         self.has_logits = false;
+        self.mirror.position = None;
+        self.mirror.token = None;
     }
 }
 

@@ -1,5 +1,6 @@
 //! A network resident on a GPU.
 
+use super::args::KvLayout;
 use super::batch::Batch;
 use super::driver::{Buffer, Context};
 use super::kernels::Kernels;
@@ -7,7 +8,9 @@ use super::plan::Plan;
 use super::prefill::PrefillBuffers;
 use super::runner::CudaRunner;
 use super::upload::upload;
-use crate::backend::{KvType, Progress, Runner, RunnerOptions, Step, Weights, one_by_one};
+use crate::backend::{
+    KvType, LoadOptions, Progress, Runner, RunnerOptions, Step, Weights, at_index,
+};
 use crate::error::{Result, fail};
 use crate::model::Network;
 use std::sync::atomic::AtomicBool;
@@ -31,9 +34,13 @@ impl CudaWeights {
     pub fn load(
         index: usize,
         network: &Network,
+        options: &LoadOptions,
         progress: &mut Progress<'_>,
     ) -> Result<Arc<CudaWeights>> {
-        let context = Context::new(index)?;
+        let context = match options.cuda_context {
+            0 => Context::new(index)?,
+            raw => Context::shared(index, raw)?,
+        };
         CudaWeights::load_into(&context, network, progress)
     }
 
@@ -93,37 +100,55 @@ impl Weights for CudaWeights {
         interrupts: &[&AtomicBool],
         tokens: &mut [u32],
     ) -> Result<()> {
-        // A step without a token only chooses again, which is nothing to share.
-        if steps.iter().any(|s| s.token.is_none()) {
-            return one_by_one(runners, steps, interrupts, tokens);
-        }
         let mut mine = Vec::with_capacity(runners.len());
-        for runner in runners.iter_mut() {
+        for (i, runner) in runners.iter_mut().enumerate() {
             let runner = runner.as_any().and_then(|r| r.downcast_mut::<CudaRunner>());
             match runner {
                 Some(r) if std::ptr::eq(Arc::as_ptr(r.weights()), self) => mine.push(r),
-                _ => fail!(InvalidArgument, "a session of another model in the batch"),
+                _ => fail!(InvalidArgument, "session at index {i}: of another model"),
             }
         }
-        let Some(first) = mine.first() else {
-            fail!(InvalidArgument, "an empty batch");
-        };
-        let layout = *first.layout();
-        if mine.iter().any(|r| *r.layout() != layout) {
-            fail!(
-                InvalidArgument,
-                "sessions with KV caches of different types in one batch"
-            );
-        }
-        let mut batches = self.batches.lock().unwrap_or_else(|e| e.into_inner());
-        let at = match batches.iter().position(|b| b.serves(&layout)) {
-            Some(at) => at,
-            None => {
-                batches.push(Batch::new(self, &layout)?);
-                batches.len() - 1
+        let mut chosen = vec![0u32; mine.len()];
+        // Sessions with caches of one type go together; those that only choose again go alone.
+        let mut groups: Vec<(Option<KvLayout>, Vec<usize>)> = Vec::new();
+        for (i, runner) in mine.iter().enumerate() {
+            let layout = steps[i].token.map(|_| *runner.layout());
+            match groups.iter_mut().find(|(l, _)| *l == layout) {
+                Some((_, members)) => members.push(i),
+                None => groups.push((layout, vec![i])),
             }
-        };
-        batches[at].step(self, &mut mine, steps, interrupts, tokens)
+        }
+        let lengths: Vec<usize> = mine.iter().map(|r| r.len()).collect();
+        let result = groups.iter().try_for_each(|(layout, members)| {
+            let Some(layout) = layout else {
+                for &i in members {
+                    chosen[i] = mine[i]
+                        .step(&steps[i], interrupts[i])
+                        .map_err(|e| at_index(i, e))?;
+                }
+                return Ok(());
+            };
+            let mut batches = self.batches.lock().unwrap_or_else(|e| e.into_inner());
+            let at = match batches.iter().position(|b| b.serves(layout)) {
+                Some(at) => at,
+                None => {
+                    batches.push(Batch::new(self, layout)?);
+                    batches.len() - 1
+                }
+            };
+            batches[at].step(self, &mut mine, members, steps, interrupts, &mut chosen)
+        });
+        if let Err(e) = result {
+            // Those that had moved go back.
+            for (runner, len) in mine.iter_mut().zip(lengths) {
+                if runner.len() > len {
+                    runner.truncate(len);
+                }
+            }
+            return Err(e);
+        }
+        tokens.copy_from_slice(&chosen);
+        Ok(())
     }
 
     fn resident_bytes(&self) -> u64 {
