@@ -11,7 +11,7 @@ mod system {
     /// The process that loaded a model first; 0 before.
     static OWNER: AtomicU32 = AtomicU32::new(0);
 
-    /// Called before a model is loaded.
+    /// Called when a model has been loaded, before it gets its handle.
     pub(crate) fn remember() {
         let _ = OWNER.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
     }

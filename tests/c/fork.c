@@ -58,7 +58,9 @@ static void forked_before(const char *path) {
     pid_t pid;
     uint32_t count = 0;
     ember_error err;
+    ember_model *none = NULL;
     OK(ember_device_count(&count, &err));
+    STATUS(ember_model_load("no such file", 12, NULL, &none, &err), EMBER_FILE_NOT_FOUND);
     pid = fork();
     if (pid == 0) {
         ember_model *model;
