@@ -110,7 +110,7 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
     let inv_freq: Vec<f32> = (0..n_pairs)
         .map(|i| 10_000f32.powf(-(i as f32) / n_pairs as f32))
         .collect();
-    let interleaved = heads % 2 == 0;
+    let interleaved = heads.is_multiple_of(2);
     let magnitude = 1.1f32;
     // Large enough for a softmax that is not flat.
     let scale = 3.0 / (dim as f32).sqrt();
@@ -161,16 +161,13 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
             let top = scores.iter().copied().fold(f64::MIN, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
             let total: f64 = weights.iter().sum();
-            for d in 0..dim {
-                out.push(
-                    weights
-                        .iter()
-                        .enumerate()
-                        .map(|(t, w)| w * values[kv][t][d])
-                        .sum::<f64>()
-                        / total,
-                );
+            let mut sums = vec![0.0; dim];
+            for (w, row) in weights.iter().zip(&values[kv]) {
+                for (sum, v) in sums.iter_mut().zip(row) {
+                    *sum += w / total * v;
+                }
             }
+            out.extend(sums);
         }
         out
     };
