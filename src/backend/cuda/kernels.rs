@@ -272,7 +272,7 @@ impl Kernels {
     ///
     /// # Safety
     /// As [`Stream::launch`]; `input` must hold the forms that the matrix's types need.
-    #[allow(clippy::too_many_arguments)]
+    #[expect(clippy::too_many_arguments, reason = "a product has that many parts")]
     pub unsafe fn matvec(
         &self,
         stream: &Stream,

@@ -39,6 +39,11 @@ pub struct Matrix {
 }
 
 impl Matrix {
+    /// Bytes of all records.
+    pub fn bytes(&self) -> u64 {
+        self.segments.iter().map(|s| s.bytes).sum()
+    }
+
     /// Whether a product needs its input as int8, and as f32.
     pub fn needs(&self) -> (bool, bool) {
         let float = |ty| matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);

@@ -3,11 +3,11 @@
 use super::args::{self, KvLayout};
 use super::driver::{Buffer, Graph, Pinned, Range, Stream};
 use super::prefill::CHUNK;
-use super::step::{Ending, StepBuffers};
+use super::step::{Ending, StepBuffers, Timeline};
 use super::weights::CudaWeights;
-use crate::backend::{Runner, RunnerOptions, Step};
+use crate::backend::{Profile, Runner, RunnerOptions, Step};
 use crate::engine::sampling::Sampling;
-use crate::error::{Result, fail};
+use crate::error::{Result, Status, fail};
 use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -385,6 +385,48 @@ impl Runner for CudaRunner {
     fn step_poll(&mut self, wait: bool) -> Result<Option<u32>> {
         let stream = self.stream.clone();
         self.poll_on(&stream, wait)
+    }
+
+    fn profile(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<Profile> {
+        if step.token.is_none() {
+            fail!(Internal, "a profile of a step without a token");
+        }
+        let context = self.weights.context().clone();
+        let _current = context.enter()?;
+        let stream = self.stream.clone();
+        self.prepare(&stream, step, 1, interrupt)?;
+        stream.synchronize()?;
+        let timeline = Timeline::start(&stream, self.len + 1)?;
+        let w = &self.weights;
+        // SAFETY: as in `capture`; the results are awaited below.
+        let enqueued = unsafe {
+            self.buffers.enqueue_profiled(
+                w.kernels(),
+                w.plan(),
+                &self.layout,
+                &stream,
+                self.table.address(),
+                &timeline,
+            )
+        };
+        if let Err(e) = enqueued {
+            // Some of the kernels may have run.
+            let _ = stream.synchronize();
+            self.abandon();
+            return Err(e);
+        }
+        self.launched(step);
+        // The time counts, not the token; what there is to say about its failure, a decode says.
+        match self.step_poll(true) {
+            Ok(_) => {}
+            Err(e) if e.status == Status::Numeric => {
+                self.len += 1;
+                self.has_logits = true;
+            }
+            Err(e) => return Err(e),
+        }
+        stream.synchronize()?;
+        timeline.profile()
     }
 
     fn as_any(&mut self) -> Option<&mut dyn std::any::Any> {

@@ -1,11 +1,13 @@
 //! The kernels of a step, in order: for one position of each of a few sessions.
 
 use super::args::{self, KvLayout};
-use super::driver::{Buffer, Context, Stream};
+use super::driver::{Buffer, Context, Event, Stream};
 use super::kernels::Kernels;
 use super::matrix::{Inputs, Matrix};
 use super::plan::{NormPlan, Plan};
+use crate::backend::{Profile, Work};
 use crate::error::Result;
+use std::cell::RefCell;
 use std::sync::Arc;
 
 /// Blocks per session that look for the largest logit.
@@ -82,6 +84,49 @@ pub struct Ending {
     pub advance: bool,
     /// A token is chosen.
     pub choose: bool,
+}
+
+/// Marks between the kernels of a step that is profiled.
+pub struct Timeline {
+    context: Arc<Context>,
+    start: Event,
+    marks: RefCell<Vec<(Work, u64, Event)>>,
+    /// Positions that attention reads.
+    positions: u64,
+}
+
+impl Timeline {
+    /// A timeline of a step that makes the context `positions` long, which begins here.
+    pub fn start(stream: &Stream, positions: usize) -> Result<Timeline> {
+        let context = stream.context().clone();
+        let start = Event::new(&context, true)?;
+        start.record(stream)?;
+        Ok(Timeline {
+            context,
+            start,
+            marks: RefCell::new(Vec::new()),
+            positions: positions as u64,
+        })
+    }
+
+    fn mark(&self, stream: &Stream, work: Work, bytes: u64) -> Result<()> {
+        let event = Event::new(&self.context, true)?;
+        event.record(stream)?;
+        self.marks.borrow_mut().push((work, bytes, event));
+        Ok(())
+    }
+
+    /// The times between the marks, all of which must be reached.
+    pub fn profile(&self) -> Result<Profile> {
+        let mut profile = Profile::default();
+        let marks = self.marks.borrow();
+        let mut before = &self.start;
+        for (work, bytes, event) in marks.iter() {
+            profile.add(*work, f64::from(event.since(before)?) * 1e3, *bytes);
+            before = event;
+        }
+        Ok(profile)
+    }
 }
 
 /// Parts that a context is cut into at most: enough for two blocks a multiprocessor.
@@ -162,7 +207,7 @@ impl StepBuffers {
     /// # Safety
     /// The sessions, their caches up to their positions, the plan's memory and this memory must be
     /// valid until the work is done, and nothing else may use this memory meanwhile.
-    #[allow(clippy::too_many_arguments)]
+    #[expect(clippy::too_many_arguments, reason = "they outlive the call apart")]
     pub unsafe fn enqueue(
         &self,
         kernels: &Kernels,
@@ -181,6 +226,7 @@ impl StepBuffers {
             stream,
             sessions,
             batch,
+            timeline: None,
         };
         // SAFETY: the caller's word.
         unsafe {
@@ -188,6 +234,39 @@ impl StepBuffers {
                 step.evaluate()?;
             }
             step.end(ending)
+        }
+    }
+
+    /// Enqueues a whole step of one session, with marks on `timeline` between its kernels.
+    ///
+    /// # Safety
+    /// As [`StepBuffers::enqueue`].
+    pub unsafe fn enqueue_profiled(
+        &self,
+        kernels: &Kernels,
+        plan: &Plan,
+        layout: &KvLayout,
+        stream: &Stream,
+        sessions: u64,
+        timeline: &Timeline,
+    ) -> Result<()> {
+        let step = Enqueue {
+            buffers: self,
+            kernels,
+            plan,
+            layout,
+            stream,
+            sessions,
+            batch: 1,
+            timeline: Some(timeline),
+        };
+        // SAFETY: the caller's word.
+        unsafe {
+            step.evaluate()?;
+            step.end(Ending {
+                advance: true,
+                choose: true,
+            })
         }
     }
 }
@@ -201,9 +280,24 @@ struct Enqueue<'a> {
     stream: &'a Stream,
     sessions: u64,
     batch: u32,
+    timeline: Option<&'a Timeline>,
 }
 
 impl Enqueue<'_> {
+    /// Notes the end of a kernel that does `work` and reads `bytes`, where that is wanted.
+    fn mark(&self, work: Work, bytes: u64) -> Result<()> {
+        match self.timeline {
+            Some(timeline) => timeline.mark(self.stream, work, bytes),
+            None => Ok(()),
+        }
+    }
+
+    /// Bytes that attention of one layer reads of the KV cache.
+    fn kv_bytes(&self) -> u64 {
+        let positions = self.timeline.map_or(0, |t| t.positions);
+        positions * self.layout.layer_bytes / u64::from(self.layout.tile)
+    }
+
     /// # Safety
     /// As [`StepBuffers::enqueue`].
     unsafe fn evaluate(&self) -> Result<()> {
@@ -221,24 +315,35 @@ impl Enqueue<'_> {
         };
         // SAFETY: the caller's word, here and below.
         unsafe { self.kernels.embed(self.stream, &embed)? };
+        self.mark(Work::Embed, embedding.bytes() / u64::from(plan.n_vocab))?;
         for (i, layer) in plan.layers.iter().enumerate() {
             // SAFETY: as above.
             unsafe {
                 self.norm(layer.attention_norm, &layer.qkv)?;
+                self.mark(Work::Norm, 0)?;
                 self.matvec(&layer.qkv, at.wide, b.wide_stride, false)?;
+                self.mark(Work::Qkv, layer.qkv.bytes())?;
                 self.attention(i as u32)?;
+                self.mark(Work::Attention, self.kv_bytes())?;
                 self.matvec(&layer.output, at.h, b.h_stride, true)?;
+                self.mark(Work::Output, layer.output.bytes())?;
                 self.norm(layer.feed_forward_norm, &layer.gate_up)?;
+                self.mark(Work::Norm, 0)?;
                 self.matvec(&layer.gate_up, at.wide, b.wide_stride, false)?;
+                self.mark(Work::GateUp, layer.gate_up.bytes())?;
                 self.activate(layer.n_ff, &layer.down)?;
+                self.mark(Work::Norm, 0)?;
                 self.matvec(&layer.down, at.h, b.h_stride, true)?;
+                self.mark(Work::Down, layer.down.bytes())?;
             }
         }
         // SAFETY: as above.
         unsafe {
             self.norm(plan.final_norm, &plan.head)?;
-            self.matvec(&plan.head, at.logits, plan.n_vocab, false)
+            self.mark(Work::Norm, 0)?;
+            self.matvec(&plan.head, at.logits, plan.n_vocab, false)?;
         }
+        self.mark(Work::Head, plan.head.bytes())
     }
 
     /// # Safety
@@ -256,7 +361,8 @@ impl Enqueue<'_> {
             choose: u32::from(ending.choose),
         };
         // SAFETY: the caller's word.
-        unsafe { self.kernels.sample(self.stream, &sample, self.batch) }
+        unsafe { self.kernels.sample(self.stream, &sample, self.batch)? };
+        self.mark(Work::Sample, u64::from(self.plan.n_vocab) * 4)
     }
 
     /// The outputs of a producer in the forms that `consumer` reads.
