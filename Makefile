@@ -50,6 +50,18 @@ C_LINK    = -L$(LIB_OUT) -Wl,-rpath,$(LIB_OUT) -lemberlm -lpthread -lm
 EXAMPLES := $(patsubst examples-c/%.c,$(C_OUT)/examples/%,$(wildcard examples-c/*.c))
 C_TESTS  := $(patsubst tests/c/%.c,$(C_OUT)/tests/%,$(wildcard tests/c/*.c))
 
+# The GPU kernels need nvcc, which is fetched where it lacks. CPU_ONLY=1 leaves them out.
+ifeq ($(shell uname -s),Darwin)
+  CPU_ONLY := 1
+endif
+ifdef CPU_ONLY
+  FEATURES := --no-default-features
+else
+  FEATURES :=
+  NVCC_FOUND := $(or $(NVCC),$(wildcard $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc)),$(shell command -v nvcc 2>/dev/null),$(wildcard target/nvcc/nvidia/cu13/bin/nvcc))
+  KERNELS := $(if $(NVCC_FOUND),,nvcc)
+endif
+
 .PHONY: all lib demo test test-rust test-c test-examples valgrind install uninstall header check-header \
         check-symbols bench nvcc gpu-bundle fuzz fmt lint clean help
 
@@ -64,12 +76,13 @@ help:
 	@echo "make check-symbols   the shared library exports what the header declares and nothing else"
 	@echo "make bench           ember-bench on $(MODEL) (ARGS='--shape llama-3.2-1b --quant q4_k_m')"
 	@echo "make gpu-bundle      GPU tests, library and ember-bench in $(TARGET_DIR)/gpu-bundle, for a machine with a GPU"
-	@echo "make nvcc            fetch the compiler of the GPU kernels into target/nvcc (else: a CUDA toolkit)"
+	@echo "make nvcc            fetch the compiler of the GPU kernels into target/nvcc; done by itself where there is none"
+	@echo "                     (CPU_ONLY=1 with any target leaves the GPU kernels out)"
 	@echo "make fuzz            fuzz the GGUF reader, or FUZZ=model (ARGS='-max_total_time=60')"
 	@echo "make fmt lint        rustfmt; clippy with warnings as errors"
 
-lib:
-	$(CARGO) build --release --lib
+lib: $(KERNELS)
+	$(CARGO) build --release --lib $(FEATURES)
 	@ln -sf $(SHARED) $(LIB_OUT)/$(SHARED_ABI)
 
 demo: lib $(C_OUT)/examples/hello
@@ -86,8 +99,8 @@ $(C_OUT)/tests/%: tests/c/%.c $(wildcard tests/c/*.h) include/emberlm.h | lib
 test: test-rust test-c test-examples valgrind
 
 # Tests that are marked `ignore` need the original models, which lie beside a developer's checkout.
-test-rust:
-	$(CARGO) test $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
+test-rust: $(KERNELS)
+	$(CARGO) test $(FEATURES) $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
 
 test-c: lib $(C_TESTS)
 	@set -e; for t in $(C_TESTS); do echo "C test $${t##*/}"; $$t $(MODEL); done
@@ -172,16 +185,15 @@ check-symbols: lib
 	        echo "EMBER_ABI_VERSION is '$$abi', but build.rs says $(SO_VERSION)"; exit 1; fi
 	@echo "$$(wc -l < $(C_OUT)/exported) symbols exported, all declared in include/emberlm.h; ABI $(SO_VERSION)"
 
-bench:
-	$(CARGO) build --release --features bench --bin ember-bench
+bench: $(KERNELS)
+	$(CARGO) build --release $(FEATURES) --features bench --bin ember-bench
 	$(LIB_OUT)/ember-bench $(or $(ARGS),$(MODEL))
 
-# The sanitizers are in every compiler, but behind a switch that only nightly ones have by default.
 # Everything to test and measure on a machine with a GPU and without Rust: copy the folder there and
 # run run.sh (tests, then the tests under compute-sanitizer with "run.sh sanitize").
 GPU_BUNDLE := $(TARGET_DIR)/gpu-bundle
 
-gpu-bundle:
+gpu-bundle: $(KERNELS)
 	$(CARGO) build --release --features bench --lib --bin ember-bench
 	rm -rf $(GPU_BUNDLE) && mkdir -p $(GPU_BUNDLE)/tests/data $(GPU_BUNDLE)/models $(GPU_BUNDLE)/include
 	cp $$($(CARGO) test --no-run --test cuda --message-format=json \
@@ -199,6 +211,7 @@ nvcc:
 	python3 -m pip install --quiet --no-deps --target target/nvcc $(NVCC_WHEELS)
 	chmod +x target/nvcc/nvidia/cu13/bin/* target/nvcc/nvidia/cu13/nvvm/bin/*
 
+# The sanitizers are in every compiler, but behind a switch that only nightly ones have by default.
 fuzz: $(CARGO_FUZZ)
 	@mkdir -p fuzz/corpus/seeds fuzz/corpus/$(FUZZ)
 	$(CARGO) run --quiet --manifest-path fuzz/Cargo.toml --target-dir $(TARGET_DIR)/fuzz --example seeds fuzz/corpus/seeds
@@ -209,7 +222,7 @@ fuzz: $(CARGO_FUZZ)
 fmt:
 	$(CARGO) fmt
 
-lint:
+lint: $(KERNELS)
 	$(CARGO) clippy --all-targets --all-features -- -D warnings
 
 clean:

@@ -211,7 +211,7 @@ __device__ __forceinline__ void stream(const MatvecArgs& a, const Segment& s, ui
     };
     Cursor issue = {};
     const uint32_t stages = RING ? min(a.ring_bytes / (CR * full), (uint32_t)MAX_STAGES) : 1;
-    uint32_t issue_stage = 0, stage = 0;
+    [[maybe_unused]] uint32_t issue_stage = 0, stage = 0;
     auto copy_next = [&] {
 #if __CUDA_ARCH__ >= 900
         if (issue.item >= issue.end) return;
@@ -293,7 +293,7 @@ __device__ __forceinline__ void stream(const MatvecArgs& a, const Segment& s, ui
 template <int NB, bool RING, uint32_t TYPES> __device__ __forceinline__ void matvec_body(const MatvecArgs& a) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ __align__(8) uint64_t bars[WARPS * MAX_STAGES];
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    [[maybe_unused]] const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     release_dependents();
     if (RING) {
 #if __CUDA_ARCH__ >= 900

@@ -131,16 +131,15 @@ fn same_in_every_company(network: &Network, lengths: &[usize], kv: &[KvType], th
         let of = |(i, len): (usize, &usize)| Talk::new(&weights, vocab, i, *len, kv[i % kv.len()]);
         lengths.iter().enumerate().map(of).collect()
     };
-    let rounds = 5;
     let mut alone = talks();
-    let mut expected: Vec<Vec<(u32, Vec<u32>)>> = Vec::new();
-    for talk in &mut alone {
-        let of = |_| (talk.step(), talk.logits(vocab));
-        expected.push((0..rounds).map(of).collect());
-    }
+    let mut all = || -> Vec<(u32, Vec<u32>)> {
+        let of = |talk: &mut Talk| (talk.step(), talk.logits(vocab));
+        alone.iter_mut().map(of).collect()
+    };
+    let expected: Vec<_> = (0..5).map(|_| all()).collect();
     for company in [lengths.len(), 1, 2, 3, 8] {
         let mut together = talks();
-        for round in 0..rounds {
+        for (round, expected) in expected.iter().enumerate() {
             // Other neighbours every round, and another order.
             let mut order: Vec<usize> = (0..together.len()).collect();
             order.rotate_left(round);
@@ -155,7 +154,7 @@ fn same_in_every_company(network: &Network, lengths: &[usize], kv: &[KvType], th
                 let mut group = group.to_vec();
                 group.sort_unstable();
                 for ((i, talk), token) in group.iter().zip(members).zip(tokens) {
-                    let (wanted, logits) = &expected[*i][round];
+                    let (wanted, logits) = &expected[*i];
                     assert_eq!(token, *wanted, "session {i} among {company}, round {round}");
                     assert!(talk.logits(vocab) == *logits, "session {i} among {company}");
                 }

@@ -4,7 +4,7 @@ mod common;
 
 use common::hamlet;
 use emberlm::backend::cpu::CpuWeights;
-use emberlm::backend::{RunnerOptions, Step, Weights};
+use emberlm::backend::{Runner, RunnerOptions, Step, Weights};
 use emberlm::engine::sampling::Sampling;
 use emberlm::model::Network;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -33,8 +33,62 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+/// Batched steps, after the first one of a model.
+fn batches_allocate_nothing(network: &Network) {
+    for threads in [1, 3] {
+        let weights = CpuWeights::load(network, threads, &mut |_| Ok(())).unwrap();
+        let options = RunnerOptions {
+            context: 600,
+            ..Default::default()
+        };
+        let mut runners: Vec<_> = (0..32)
+            .map(|i| {
+                let mut runner = weights.clone().create_runner(&options).unwrap();
+                let prompt: Vec<u32> = (0..1 + 9 * i).collect();
+                runner.extend(&prompt, &AtomicBool::new(false)).unwrap();
+                runner
+            })
+            .collect();
+        let never = AtomicBool::new(false);
+        let interrupts = [&never; 32];
+        let mut tokens = [0; 32];
+        for n in [2, 7, 32] {
+            let steps: Vec<Step> = (0..n)
+                .map(|i| Step {
+                    token: Some(5),
+                    sampling: Sampling {
+                        temperature: (i % 2) as f32,
+                        top_k: 40,
+                        top_p: 0.9,
+                        min_p: 0.0,
+                        seed: 3,
+                    },
+                    position: 9,
+                })
+                .collect();
+            let mut several: Vec<&mut dyn Runner> = Vec::new();
+            for runner in &mut runners[..n] {
+                several.push(&mut **runner);
+            }
+            let mut step = || {
+                weights
+                    .step_batch(&mut several, &steps, &interrupts[..n], &mut tokens[..n])
+                    .unwrap();
+            };
+            step();
+            let before = CALLS.load(Ordering::SeqCst);
+            step();
+            step();
+            let calls = CALLS.load(Ordering::SeqCst) - before;
+            assert_eq!(calls, 0, "{threads} threads, {n} sessions");
+        }
+    }
+}
+
+/// One test, because the count is the process's.
 #[test]
 fn decoding_allocates_nothing() {
+    batches_allocate_nothing(&Network::from_file(&hamlet::q4_k_m()).unwrap());
     let network = Network::from_file(&hamlet::q4_k_m()).unwrap();
     // Three threads and two KV heads, so that attention is split by segments, too.
     for threads in [1, 2, 3] {

@@ -144,6 +144,43 @@ fn decoding_allocates_nothing_and_freeing_leaves_nothing() {
         assert_eq!(count, 0, "allocations in 20 decodes");
         let count = allocations(|| (0..20).for_each(|_| decode_by_poll(session)));
         assert_eq!(count, 0, "allocations in 20 started decodes");
+        let others = [
+            self::session(model, temperature),
+            self::session(model, 1.0),
+            session,
+        ];
+        let batch = || {
+            let mut tokens = [0; 3];
+            // SAFETY: all pointers are to locals.
+            let status =
+                unsafe { ember_decode_batch(others.as_ptr(), 3, tokens.as_mut_ptr(), null_mut()) };
+            assert_eq!(status, 0);
+        };
+        batch();
+        let count = allocations(|| (0..10).for_each(|_| batch()));
+        assert_eq!(count, 0, "allocations in 10 batches");
+        let queue = || {
+            let mut token = 0;
+            // SAFETY: `token` is a local.
+            unsafe {
+                assert_eq!(ember_decode_start_n(session, 5, null_mut()), 0);
+                for _ in 0..5 {
+                    while ember_decode_poll(session, &mut token, null_mut()) == 1 {
+                        std::thread::yield_now();
+                    }
+                }
+                assert_eq!(ember_decode_poll(session, &mut token, null_mut()), 26);
+            }
+        };
+        queue();
+        let count = allocations(|| (0..3).for_each(|_| queue()));
+        // The message of the last poll.
+        assert_eq!(count, 3, "allocations in 3 queues of 5");
+        // SAFETY: handles may be freed at any time, the model's first.
+        unsafe {
+            assert_eq!(ember_session_free(others[0]), 0);
+            assert_eq!(ember_session_free(others[1]), 0);
+        }
         // SAFETY: handles may be freed at any time, the model's first.
         unsafe {
             assert_eq!(ember_model_free(model), 0);

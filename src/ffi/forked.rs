@@ -11,13 +11,13 @@ mod system {
     /// The process that loaded a model first; 0 before.
     static OWNER: AtomicU32 = AtomicU32::new(0);
 
-    /// Called before a model is loaded.
+    /// Called when a model has been loaded, before it gets its handle.
     pub(crate) fn remember() {
         let _ = OWNER.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// `Forked` in a child of the process that has loaded a model. Takes no lock, because a thread
-    /// that the child does not have may hold it. Costs a system call of some 50 ns.
+    /// that the child does not have may hold it. Costs a system call, some 100 ns.
     pub(crate) fn check() -> Result<()> {
         let owner = OWNER.load(Ordering::Relaxed);
         if owner != 0 && owner != std::process::id() {

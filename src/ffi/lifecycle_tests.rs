@@ -120,6 +120,21 @@ fn a_session_in_use_is_busy_everywhere_else() {
         assert_eq!(ember_decode_start(session(), &mut f.err), busy);
         assert_eq!(ember_decode_poll(session(), &mut token, &mut f.err), busy);
         assert_eq!(ember_session_rewind(session(), 0, &mut f.err), busy);
+        assert_eq!(ember_decode_start_n(session(), 3, &mut f.err), busy);
+        let mut fork = null_mut();
+        assert_eq!(ember_session_fork(session(), &mut fork, &mut f.err), busy);
+        assert!(fork.is_null());
+        // One of a batch.
+        let mut other = null_mut();
+        let status = ember_session_create(f.model, null(), &mut other, &mut f.err);
+        assert_eq!(status, 0);
+        let batch = [other, session()];
+        let mut tokens = [77u32; 2];
+        let status = ember_decode_batch(batch.as_ptr(), 2, tokens.as_mut_ptr(), &mut f.err);
+        assert_eq!(status, busy);
+        assert_eq!(tokens, [77; 2]);
+        assert!(f.message().contains("index 1"), "{}", f.message());
+        assert_eq!(ember_session_free(other), 0);
         let status = ember_session_logits(session(), logits.as_mut_ptr(), N_VOCAB, &mut f.err);
         assert_eq!(status, busy);
         assert_eq!(ember_session_free(session()), busy);

@@ -169,9 +169,10 @@ pub unsafe extern "C" fn ember_model_load(
             }
             Ok(())
         };
-        forked::remember();
         let device = options.device as usize;
         let model = Model::load(path, device, &load_options, &mut progress)?;
+        // Before there is a handle that a child could have.
+        forked::remember();
         out.set(without_provenance_mut(MODELS.insert(Arc::new(model))?));
         Ok(())
     };

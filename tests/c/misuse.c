@@ -215,7 +215,7 @@ static void option_values(const char *path, ember_model *model) {
 
     BAD_OPTION(context, details.context_length + 1);
     BAD_OPTION(context, UINT32_MAX);
-    BAD_OPTION(kv_type, 3);
+    BAD_OPTION(kv_type, 4);
     BAD_OPTION(temperature, -0.5f);
     BAD_OPTION(temperature, zero / zero);
     BAD_OPTION(temperature, 1 / zero);

@@ -162,12 +162,12 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
             let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
             let total: f64 = weights.iter().sum();
             let mut sums = vec![0.0; dim];
-            for (w, row) in weights.iter().zip(&values[kv]) {
-                for (sum, v) in sums.iter_mut().zip(row) {
-                    *sum += w / total * v;
+            for (w, value) in weights.iter().zip(&values[kv]) {
+                for (sum, v) in sums.iter_mut().zip(value) {
+                    *sum += w * v;
                 }
             }
-            out.extend(sums);
+            out.extend(sums.iter().map(|sum| sum / total));
         }
         out
     };

@@ -272,7 +272,7 @@ impl Kernels {
     ///
     /// # Safety
     /// As [`Stream::launch`]; `input` must hold the forms that the matrix's types need.
-    #[expect(clippy::too_many_arguments, reason = "a product has that many parts")]
+    #[allow(clippy::too_many_arguments)]
     pub unsafe fn matvec(
         &self,
         stream: &Stream,

@@ -162,7 +162,7 @@ impl StepBuffers {
     /// # Safety
     /// The sessions, their caches up to their positions, the plan's memory and this memory must be
     /// valid until the work is done, and nothing else may use this memory meanwhile.
-    #[expect(clippy::too_many_arguments, reason = "they outlive the call apart")]
+    #[allow(clippy::too_many_arguments)]
     pub unsafe fn enqueue(
         &self,
         kernels: &Kernels,

@@ -30,6 +30,7 @@ Measurement:
   --gen N            tokens decoded per measurement (default 64)
   --reps N           repetitions; median, least and greatest are shown (default 3)
   --kv f16|f32|q8_0  type of the KV cache (default f16; f32 is for CPUs, q8_0 for GPUs)
+  --profile          show where the time of a token goes, at every depth
   --bandwidth-mib N  size of the buffer with which this machine's memory bandwidth is measured
                      (default 1024; it must be far larger than the caches)
 
@@ -108,6 +109,8 @@ pub struct Args {
     pub reps: usize,
     /// KV cache.
     pub kv: Kv,
+    /// Profile the decodes.
+    pub profile: bool,
     /// Buffer of the bandwidth measurement.
     pub bandwidth_bytes: usize,
     /// JSON target, `-` for standard output.
@@ -150,6 +153,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut generate = 64;
     let mut reps = 3;
     let mut kv = Kv::F16;
+    let mut profile = false;
     let mut bandwidth_mib = 1024;
     let mut json = None;
     while let Some(arg) = parser.next()? {
@@ -182,6 +186,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
                     other => return Err(format!("--kv is f16, f32 or q8_0, not {other:?}").into()),
                 }
             }
+            Long("profile") => profile = true,
             Long("bandwidth-mib") => {
                 bandwidth_mib = number(&mut parser, "--bandwidth-mib", 1, 1 << 20)?;
             }
@@ -225,6 +230,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         generate,
         reps,
         kv,
+        profile,
         bandwidth_bytes: bandwidth_mib << 20,
         json,
     })))

@@ -3,7 +3,7 @@
 use crate::args::{Args, Kv, Lengths};
 use crate::random::Random;
 use crate::stats::Samples;
-use emberlm::backend::{DeviceInfo, KvType, LoadOptions};
+use emberlm::backend::{DeviceInfo, KvType, LoadOptions, Profile};
 use emberlm::engine::{Model, Session, SessionOptions, device};
 use std::path::Path;
 use std::sync::Arc;
@@ -59,6 +59,8 @@ pub struct Decode {
     pub generated: usize,
     /// Rate.
     pub tokens_per_s: Samples,
+    /// Where the time of one token goes, if that was asked for.
+    pub profile: Option<Profile>,
 }
 
 /// Measures everything that `args` asks for. `say` is told what is going on.
@@ -137,6 +139,10 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             depth,
             generated: args.generate,
             tokens_per_s: decode_rate(&mut session, &tokens[..depth.max(1)], args)?,
+            profile: match args.profile {
+                true => Some(fastest_profile(&mut session, depth.max(1), args.reps)?),
+                false => None,
+            },
         });
     }
     let mut batch = Vec::new();
@@ -261,15 +267,29 @@ fn batch_rate(
             session.rewind(1)?;
         }
         let mut together: Vec<&mut Session> = sessions.iter_mut().collect();
-        let mut chosen = vec![0; count];
-        Session::decode_batch(&mut together, &mut chosen)?;
+        let mut tokens = vec![0; count];
+        Session::decode_batch(&mut together, &mut tokens)?;
         let start = Instant::now();
         for _ in 0..args.generate {
-            Session::decode_batch(&mut together, &mut chosen)?;
+            Session::decode_batch(&mut together, &mut tokens)?;
         }
         rates.push((count * args.generate) as f64 / start.elapsed().as_secs_f64());
     }
     Ok(Samples::new(rates))
+}
+
+/// Of several profiles of the token at `depth` the one that took the least time.
+fn fastest_profile(session: &mut Session, depth: usize, reps: usize) -> emberlm::Result<Profile> {
+    session.rewind(depth)?;
+    let total = |p: &Profile| -> f64 { p.done().map(|(_, e)| e.microseconds).sum() };
+    let mut fastest = session.profile()?;
+    for _ in 0..reps {
+        let profile = session.profile()?;
+        if total(&profile) < total(&fastest) {
+            fastest = profile;
+        }
+    }
+    Ok(fastest)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use crate::bandwidth::Bandwidth;
 use crate::measure::{Decode, Measured};
 use crate::stats::Samples;
 use crate::traffic::Traffic;
-use emberlm::backend::DeviceKind;
+use emberlm::backend::{DeviceKind, Profile, ProfileEntry};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -127,6 +127,19 @@ impl Report<'_> {
                 spread(&d.tokens_per_s, 1),
                 self.gb_per_s(d),
             ));
+            let Some(profile) = &d.profile else { continue };
+            let total: f64 = profile.done().map(|(_, e)| e.microseconds).sum();
+            for (work, e) in profile.done() {
+                line(format!(
+                    "  {:<10} {:>4} calls {:>10.1} us {:>5.1} % {:>9.2} MB {:>8.2} GB/s",
+                    work.name(),
+                    e.calls,
+                    e.microseconds,
+                    e.microseconds / total * 100.0,
+                    e.bytes as f64 / 1e6,
+                    profile_gb_per_s(&e),
+                ));
+            }
         }
         for b in &m.batch {
             line(format!(
@@ -157,6 +170,7 @@ impl Report<'_> {
                 "tokens_per_s": samples(&d.tokens_per_s),
                 "gb_per_s": self.gb_per_s(d),
                 "bandwidth_share": self.share(d),
+                "profile": d.profile.as_ref().map(profile),
             })
         });
         let bandwidth = self.bandwidth.map(|b| {
@@ -186,6 +200,27 @@ impl Report<'_> {
             "left_out": m.left_out,
         })
     }
+}
+
+/// 10^9 bytes per second of a kind of work; 0 where it took no time.
+fn profile_gb_per_s(entry: &ProfileEntry) -> f64 {
+    match entry.microseconds > 0.0 {
+        true => entry.bytes as f64 / entry.microseconds / 1e3,
+        false => 0.0,
+    }
+}
+
+fn profile(profile: &Profile) -> Value {
+    let entries = profile.done().map(|(work, e)| {
+        json!({
+            "work": work.name(),
+            "calls": e.calls,
+            "microseconds": e.microseconds,
+            "bytes": e.bytes,
+            "gb_per_s": profile_gb_per_s(&e),
+        })
+    });
+    entries.collect()
 }
 
 fn samples(s: &Samples) -> Value {

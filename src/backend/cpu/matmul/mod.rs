@@ -215,13 +215,17 @@ impl Matrix {
     }
 }
 
-/// `isa` if this processor has it.
+/// `isa` if this processor has it. Allocates nothing.
 fn checked(isa: Isa) -> Isa {
-    if Isa::available().contains(&isa) {
-        isa
-    } else {
-        Isa::Scalar
-    }
+    let has = match isa {
+        Isa::Scalar => true,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => avx2::available(),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Vnni => avx512::available(),
+        _ => cfg!(target_arch = "aarch64") && isa == Isa::Neon,
+    };
+    if has { isa } else { Isa::Scalar }
 }
 
 /// A matrix over borrowed bytes.
