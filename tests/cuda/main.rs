@@ -11,6 +11,7 @@ mod kernels_matmul;
 mod kernels_sample;
 mod kernels_weights;
 mod model;
+mod networks;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -33,6 +34,7 @@ fn main() {
     kernels_attention::tests(&mut tests);
     kernels_sample::tests(&mut tests);
     model::tests(&mut tests);
+    networks::tests(&mut tests);
     faults::tests(&mut tests);
     let trials = tests
         .into_iter()

@@ -33,7 +33,7 @@ pub fn tests(tests: &mut Tests) {
     tests.push(("model::memory_returns".into(), Box::new(memory_returns)));
 }
 
-fn options(context: usize, kv_type: KvType) -> RunnerOptions {
+pub fn options(context: usize, kv_type: KvType) -> RunnerOptions {
     RunnerOptions {
         context,
         kv_type,
@@ -41,11 +41,11 @@ fn options(context: usize, kv_type: KvType) -> RunnerOptions {
     }
 }
 
-fn gpu(network: &Network) -> Arc<CudaWeights> {
+pub fn gpu(network: &Network) -> Arc<CudaWeights> {
     CudaWeights::load_into(&context(), network, &mut |_| Ok(())).unwrap()
 }
 
-fn runner(weights: &Arc<CudaWeights>, context: usize, kv_type: KvType) -> Box<dyn Runner> {
+pub fn runner(weights: &Arc<CudaWeights>, context: usize, kv_type: KvType) -> Box<dyn Runner> {
     weights
         .clone()
         .create_runner(&options(context, kv_type))
@@ -53,7 +53,7 @@ fn runner(weights: &Arc<CudaWeights>, context: usize, kv_type: KvType) -> Box<dy
 }
 
 /// Logits after each token, taken in one at a time.
-fn one_by_one(runner: &mut dyn Runner, tokens: &[u32], n_vocab: usize) -> Vec<Vec<f32>> {
+pub fn one_by_one(runner: &mut dyn Runner, tokens: &[u32], n_vocab: usize) -> Vec<Vec<f32>> {
     let go = AtomicBool::new(false);
     tokens
         .iter()
@@ -67,7 +67,7 @@ fn one_by_one(runner: &mut dyn Runner, tokens: &[u32], n_vocab: usize) -> Vec<Ve
 }
 
 /// Logits after each prefix whose length is in `ends`, taken in from an empty cache.
-fn after_prefixes(
+pub fn after_prefixes(
     runner: &mut dyn Runner,
     tokens: &[u32],
     ends: &[usize],
@@ -92,7 +92,7 @@ fn best(logits: &[f32]) -> usize {
 }
 
 /// The same token first, where the first two of the reference differ by more than `gap`.
-fn same_choice(reference: &[Vec<f64>], logits: &[Vec<f32>], gap: f64, what: &str) {
+pub fn same_choice(reference: &[Vec<f64>], logits: &[Vec<f32>], gap: f64, what: &str) {
     for (i, (r, l)) in reference.iter().zip(logits).enumerate() {
         let mut order: Vec<usize> = (0..r.len()).collect();
         order.sort_by(|&a, &b| r[b].total_cmp(&r[a]));
