@@ -132,6 +132,8 @@ $(C_OUT)/defects: tests/valgrind/defects.c
 	@mkdir -p $(@D)
 	$(CC) -O0 -g -std=c99 -Wall -Wextra -Wpedantic $< -o $@
 
+# What is installed runs on every GPU; other builds have kernels for one (build/cuda.rs).
+install: export EMBERLM_CUDA_ARCHS := $(or $(EMBERLM_CUDA_ARCHS),all)
 install: lib $(C_OUT)/emberlm.pc
 	install -d "$(DESTDIR)$(INCLUDEDIR)" "$(DESTDIR)$(LIBDIR)/pkgconfig"
 	install -m 644 include/emberlm.h "$(DESTDIR)$(INCLUDEDIR)/emberlm.h"
