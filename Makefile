@@ -198,10 +198,13 @@ GPU_BUNDLE := $(TARGET_DIR)/gpu-bundle
 gpu-bundle: $(KERNELS)
 	$(CARGO) build --release --features bench --lib --bin ember-bench
 	rm -rf $(GPU_BUNDLE) && mkdir -p $(GPU_BUNDLE)/tests/data $(GPU_BUNDLE)/models $(GPU_BUNDLE)/include
-	cp $$($(CARGO) test --no-run --test cuda --message-format=json \
-	    | sed -n 's/.*"executable":"\([^"]*\/cuda-[^"]*\)".*/\1/p') $(GPU_BUNDLE)/test-cuda
+	for test in cuda tasks; do \
+	    cp $$($(CARGO) test --no-run --test $$test --message-format=json \
+	        | sed -n "s/.*\"executable\":\"\([^\"]*\/$$test-[^\"]*\)\".*/\1/p") $(GPU_BUNDLE)/test-$$test || exit 1; \
+	done
+	strip -g $(GPU_BUNDLE)/test-*
 	cp $(LIB_OUT)/ember-bench $(LIB_OUT)/$(SHARED) $(GPU_BUNDLE)
-	cp models/*.gguf $(GPU_BUNDLE)/models && cp tests/data/hamlet_q4_k_m_logits.bin $(GPU_BUNDLE)/tests/data
+	cp models/*.gguf $(GPU_BUNDLE)/models && cp tests/data/hamlet_* $(GPU_BUNDLE)/tests/data
 	cp include/emberlm.h $(GPU_BUNDLE)/include && cp tests/cuda/run.sh $(GPU_BUNDLE)
 	@echo "$(GPU_BUNDLE) is ready: $$(du -sh $(GPU_BUNDLE) | cut -f1)"
 

@@ -1,9 +1,11 @@
 #!/bin/sh
-# Runs the bundled GPU tests; "run.sh sanitize" runs a part of them under compute-sanitizer.
+# Runs the bundled GPU tests, then hamlet's tasks through the C ABI on the default device;
+# "run.sh sanitize" runs a part of the tests under compute-sanitizer.
 cd "$(dirname "$0")" || exit 1
 export EMBERLM_REPOSITORY="$PWD"
 if [ "$1" != sanitize ]; then
-    exec ./test-cuda "$@"
+    ./test-cuda "$@" && ./test-tasks --nocapture
+    exit
 fi
 status=0
 for tool in memcheck racecheck initcheck; do
