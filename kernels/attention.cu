@@ -252,7 +252,7 @@ constexpr int attend_stages(int dim) {
     return dim <= 128 ? 3 : 2;
 #endif
 }
-template <int HD> __device__ __forceinline__ void attend_tiles_body(const AttendArgs& a) {
+template <int HD> __device__ __forceinline__ bool attend_tiles_body(const AttendArgs& a, uint32_t chunk) {
     extern __shared__ __align__(128) uint8_t tiles[];
     constexpr int PIECES = HD / 8, PLANE = 64 * HD * 2, STAGES = attend_stages(HD);
     __shared__ float turn[2][HD / 2];  // cosine and sine of each pair
@@ -262,15 +262,12 @@ template <int HD> __device__ __forceinline__ void attend_tiles_body(const Attend
     release_dependents();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const uint32_t hd = a.layout.head_dim, group = a.n_heads / a.layout.n_kv_heads;
-    const uint32_t kv_head = blockIdx.y / a.head_parts, first_head = blockIdx.y % a.head_parts * 8;
+    const uint32_t kv_head = blockIdx.x / a.head_parts, first_head = blockIdx.x % a.head_parts * 8;
     const uint32_t n_q = min(8u, group - first_head);
-    const Session* s = a.sessions[blockIdx.z];
+    const Session* s = a.sessions[blockIdx.y];
     const uint32_t length = s->position + 1, per = chunk_positions(length, a.n_chunks);
-    const uint32_t start = blockIdx.x * per, end = min(length, start + per);
-    if (start >= length) {
-        wait_for_producers();
-        return;
-    }
+    const uint32_t start = chunk * per, end = min(length, start + per);
+    if (start >= length) return false;
     const uint32_t base = shared_address(tiles), row_bytes = a.layout.row_bytes;
     const uint8_t* cache = (const uint8_t*)s->kv + a.layer * a.layout.layer_bytes + (uint64_t)kv_head * 64 * row_bytes;
     const uint64_t plane = (uint64_t)a.layout.n_kv_heads * 64 * row_bytes;
@@ -296,7 +293,7 @@ template <int HD> __device__ __forceinline__ void attend_tiles_body(const Attend
         sincosf(__fmul_rn((float)(length - 1), a.inv_freq[i]), &turn[1][i], &turn[0][i]);
     wait_for_producers();
     __syncthreads();
-    const float* input = a.qkv + (uint64_t)blockIdx.z * a.qkv_stride;
+    const float* input = a.qkv + (uint64_t)blockIdx.y * a.qkv_stride;
     auto rotated = [&](const float* line, uint32_t d) -> float {
         uint32_t i, other;
         bool first;
@@ -439,26 +436,26 @@ template <int HD> __device__ __forceinline__ void attend_tiles_body(const Attend
         const uint32_t head = kv_head * group + first_head + g;
         if (a.join && per >= length) {
             // One chunk is all there is.
-            store_result(a, ((uint64_t)blockIdx.z * a.n_heads + head) * hd + d, total / weight);
+            store_result(a, ((uint64_t)blockIdx.y * a.n_heads + head) * hd + d, total / weight);
             continue;
         }
-        float* to = a.parts + (((uint64_t)blockIdx.z * a.n_heads + head) * a.n_chunks + blockIdx.x) * (hd + 2);
+        float* to = a.parts + (((uint64_t)blockIdx.y * a.n_heads + head) * a.n_chunks + chunk) * (hd + 2);
         to[d] = total;
         if (d == 0) { to[hd] = largest; to[hd + 1] = weight; }
     }
-    if (!a.join || per >= length) return;
+    if (!a.join || per >= length) return true;
     const uint32_t used = (length + per - 1) / per;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        uint32_t* ticket = a.tickets + blockIdx.z * gridDim.y + blockIdx.y;
+        uint32_t* ticket = a.tickets + blockIdx.y * gridDim.x + blockIdx.x;
         is_last = atomicAdd(ticket, 1) == used - 1;
         if (is_last) *ticket = 0;
     }
     __syncthreads();
-    if (!is_last) return;
+    if (!is_last) return true;
     __threadfence();
-    const float* parts = a.parts + ((uint64_t)blockIdx.z * a.n_heads + kv_head * group + first_head) * a.n_chunks * (hd + 2);
+    const float* parts = a.parts + ((uint64_t)blockIdx.y * a.n_heads + kv_head * group + first_head) * a.n_chunks * (hd + 2);
     for (uint32_t g = warp; g < n_q; g += 4) {
         const float* from = parts + (uint64_t)g * a.n_chunks * (hd + 2) + hd;
         float largest = -INFINITY;
@@ -486,12 +483,15 @@ template <int HD> __device__ __forceinline__ void attend_tiles_body(const Attend
             for (int k = 0; k < 8; k++)
                 if (c + k < used) total = __fmaf_rn(factor[g][c + k], p[k], total);
         }
-        store_result(a, ((uint64_t)blockIdx.z * a.n_heads + kv_head * group + first_head + g) * hd + d, total / factor[g][128]);
+        store_result(a, ((uint64_t)blockIdx.y * a.n_heads + kv_head * group + first_head + g) * hd + d, total / factor[g][128]);
     }
+    return true;
 }
+// Grid (n_kv_heads * head_parts, batch, blocks that share the chunks of a context), 128 threads. A block
+// without a chunk ends at once: the grid is not done before those with the first chunks, which wait.
 #define ATTEND_TILES(hd)                                                                                      \
     extern "C" __global__ void __launch_bounds__(128) attend_tiles_##hd(const __grid_constant__ AttendArgs a) { \
-        attend_tiles_body<hd>(a);                                                                             \
+        for (uint32_t c = blockIdx.z; c < a.n_chunks && attend_tiles_body<hd>(a, c); c += gridDim.z) __syncthreads(); \
     }
 ATTEND_TILES(64)
 ATTEND_TILES(128)

@@ -25,15 +25,41 @@ __device__ __forceinline__ void mma_s8_half(int* c, uint32_t a0, uint32_t a1, ui
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(b0));
 }
 
+// What the lanes of a warp need of one group of 8 * NT input rows, in their order: fragments of the
+// products [lane][tile][2], then, for the four planes scale, sum, sum of the first half, sum of the
+// second half, [plane][lane % 4][tile][2]. Written by fragments.cu; sums are exact in f32.
+__host__ __device__ constexpr uint32_t fragment_words(uint32_t tiles) { return tiles * 96; }
+
+// N words from consecutive lanes, by the widest loads.
+template <int N> __device__ __forceinline__ void load_words(const uint32_t* from, uint32_t* to) {
+    if constexpr (N == 2) {
+        const uint2 v = __ldg((const uint2*)from);
+        to[0] = v.x; to[1] = v.y;
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            const uint4 v = __ldg((const uint4*)(from + i));
+            to[i] = v.x; to[i + 1] = v.y; to[i + 2] = v.z; to[i + 3] = v.w;
+        }
+    }
+}
+template <int N> __device__ __forceinline__ void load_plane(const uint32_t* from, float* to) {
+    uint32_t words[N];
+    load_words<N>(from, words);
+#pragma unroll
+    for (int i = 0; i < N; i++) to[i] = __uint_as_float(words[i]);
+}
+
 // v[tile][4]: products of group g of 16 rows with 8 * NT input rows; zeros for a group that is not there.
 // Of the four, 0 and 1 belong to row lane / 4 and input rows 2 * (lane % 4) and the next, 2 and 3 to row
-// lane / 4 + 8.
-template <uint32_t T, int NT>
-__device__ __forceinline__ void group_products(const MatvecArgs& a, const uint8_t* stage, uint32_t stride, uint32_t g, uint32_t n,
-                                               uint32_t first_group, int lane, float (*v)[4]) {
+// lane / 4 + 8. WHOLE: all 32 groups are there.
+template <uint32_t T, int NT, bool WHOLE>
+__device__ __forceinline__ void group_products(const uint32_t* x, const uint8_t* stage, uint32_t stride, uint32_t g, uint32_t n,
+                                               int lane, float (*v)[4]) {
     using C = Codec<T>;
     // No branch, so that the loads of several groups are under way at a time.
-    const bool there = g < n;
+    const bool there = WHOLE || g < n;
+    if (WHOLE) n = 32;
     g = there ? g : n - 1;
     const uint32_t t = lane & 3, r = lane >> 2;
     const uint8_t *upper = stage + r * stride, *lower = upper + 8 * stride;
@@ -43,39 +69,48 @@ __device__ __forceinline__ void group_products(const MatvecArgs& a, const uint8_
     Group s[2];
     C::template decode<FromShared>(upper, g, n, s[0]);
     C::template decode<FromShared>(lower, g, n, s[1]);
-    constexpr uint32_t ones = 0x01010101;
+    x += g * fragment_words(NT);
+    const uint32_t* planes = x + NT * 64 + t * NT * 2;
+    uint32_t b[NT * 2];
+    float d[NT * 2];
+    load_words<NT * 2>(x + lane * NT * 2, b);
+    load_plane<NT * 2>(planes, d);
+    if constexpr (C::HALVES) {
+        float s0[NT * 2], s1[NT * 2];
+        load_plane<NT * 2>(planes + NT * 16, s0);
+        load_plane<NT * 2>(planes + NT * 24, s1);
 #pragma unroll
-    for (int j = 0; j < NT; j++) {
-        const uint32_t column = min(j * 8 + r, a.batch - 1), group = first_group + g;
-        const uint32_t* x = (const uint32_t*)(a.q8 + ((uint64_t)column * a.groups + group) * 32);
-        const uint32_t b0 = __ldg(x + t), b1 = __ldg(x + 4 + t);
-        float d[2];
-#pragma unroll
-        for (int e = 0; e < 2; e++) d[e] = __ldg(a.q8_scale + (uint64_t)min(j * 8 + 2 * t + e, a.batch - 1) * a.groups + group);
-        if constexpr (C::HALVES) {
-            int i0[4] = {}, i1[4] = {}, s0[4] = {}, s1[4] = {};
-            mma_s8_half(i0, lo[0], lo[1], b0);
-            mma_s8_half(i1, hi[0], hi[1], b1);
-            mma_s8_half(s0, ones, ones, b0);
-            mma_s8_half(s1, ones, ones, b1);
+        for (int j = 0; j < NT; j++) {
+            int i0[4] = {}, i1[4] = {};
+            mma_s8_half(i0, lo[0], lo[1], b[2 * j]);
+            mma_s8_half(i1, hi[0], hi[1], b[2 * j + 1]);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const Group& w = s[e >> 1];
-                int p = C::OFFSET ? i0[e] - C::OFFSET * s0[e] : i0[e], q = C::OFFSET ? i1[e] - C::OFFSET * s1[e] : i1[e];
-                float f = __fmaf_rn(w.d[1], (float)q, __fmul_rn(w.d[0], (float)p));
-                if (C::MINS) f = __fmaf_rn(-w.m[1], (float)s1[e], __fmaf_rn(-w.m[0], (float)s0[e], f));
-                v[j][e] = there ? __fmul_rn(d[e & 1], f) : 0.0f;
+                const int c = 2 * j + (e & 1);
+                // Integers below 2^24 all along, so these are exact.
+                const float p = C::OFFSET ? __fmaf_rn(-(float)C::OFFSET, s0[c], (float)i0[e]) : (float)i0[e];
+                const float q = C::OFFSET ? __fmaf_rn(-(float)C::OFFSET, s1[c], (float)i1[e]) : (float)i1[e];
+                float f = __fmaf_rn(w.d[1], q, __fmul_rn(w.d[0], p));
+                if (C::MINS) f = __fmaf_rn(-w.m[1], s1[c], __fmaf_rn(-w.m[0], s0[c], f));
+                v[j][e] = there ? __fmul_rn(d[c], f) : 0.0f;
             }
-        } else {
-            int i[4] = {}, sum[4] = {};
-            mma_s8(i, lo[0], lo[1], hi[0], hi[1], b0, b1);
-            if (C::OFFSET || C::MINS) mma_s8(sum, ones, ones, ones, ones, b0, b1);
+        }
+    } else {
+        float sum[NT * 2];
+        if (C::OFFSET || C::MINS) load_plane<NT * 2>(planes + NT * 8, sum);
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+            int i[4] = {};
+            mma_s8(i, lo[0], lo[1], hi[0], hi[1], b[2 * j], b[2 * j + 1]);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const Group& w = s[e >> 1];
-                float f = __fmul_rn(w.d[0], (float)(C::OFFSET ? i[e] - C::OFFSET * sum[e] : i[e]));
-                if (C::MINS) f = __fmaf_rn(-w.m[0], (float)sum[e], f);
-                v[j][e] = there ? __fmul_rn(d[e & 1], f) : 0.0f;
+                const int c = 2 * j + (e & 1);
+                const float p = C::OFFSET ? __fmaf_rn(-(float)C::OFFSET, sum[c], (float)i[e]) : (float)i[e];
+                float f = __fmul_rn(w.d[0], p);
+                if (C::MINS) f = __fmaf_rn(-w.m[0], sum[c], f);
+                v[j][e] = there ? __fmul_rn(d[c], f) : 0.0f;
             }
         }
     }
@@ -86,6 +121,40 @@ template <int NT> __device__ __forceinline__ void add(float (*to)[4], float (*v)
     for (int j = 0; j < NT; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) to[j][e] = __fadd_rn(to[j][e], v[j][e]);
+}
+
+// total[tile][4]: sums of the products of n groups of 16 rows, over the tree of the butterfly.
+template <uint32_t T, int NT, bool WHOLE>
+__device__ __forceinline__ void tile_products(const uint32_t* input, const uint8_t* from, uint32_t stride, uint32_t n, int lane, float (*total)[4]) {
+    float outer[NT][4];
+#pragma unroll 1
+    for (uint32_t x = 0; x < 2; x++) {
+#pragma unroll 1
+        for (uint32_t y = 0; y < 4; y += 2) {
+            float p[2][NT][4];
+#pragma unroll
+            for (int z = 0; z < 2; z++) {
+                const uint32_t g = x + y + 4 * z;
+                float v[NT][4], w[NT][4];
+                group_products<T, NT, WHOLE>(input, from, stride, g, n, lane, p[z]);
+                group_products<T, NT, WHOLE>(input, from, stride, g + 16, n, lane, v);
+                add<NT>(p[z], v);
+                group_products<T, NT, WHOLE>(input, from, stride, g + 8, n, lane, w);
+                group_products<T, NT, WHOLE>(input, from, stride, g + 24, n, lane, v);
+                add<NT>(w, v);
+                add<NT>(p[z], w);
+            }
+            add<NT>(p[0], p[1]);
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) outer[j][e] = y == 0 ? p[0][j][e] : __fadd_rn(outer[j][e], p[0][j][e]);
+        }
+#pragma unroll
+        for (int j = 0; j < NT; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) total[j][e] = x == 0 ? outer[j][e] : __fadd_rn(total[j][e], outer[j][e]);
+    }
 }
 
 template <uint32_t T, int NT> __device__ __forceinline__ void matvec_batch_body(const MatvecArgs& a) {
@@ -136,35 +205,10 @@ template <uint32_t T, int NT> __device__ __forceinline__ void matvec_batch_body(
             phases ^= 1u << stage;
             const uint32_t slice = item / tiles, r = item % tiles * TILE_ROWS, n = slice + 1 == c.count ? c.last : c.full;
             const uint8_t* from = ring + stage * TILE_ROWS * stride;
-            float total[NT][4], outer[NT][4];
-#pragma unroll 1
-            for (uint32_t x = 0; x < 2; x++) {
-#pragma unroll 1
-                for (uint32_t y = 0; y < 4; y += 2) {
-                    float p[2][NT][4];
-#pragma unroll
-                    for (int z = 0; z < 2; z++) {
-                        const uint32_t g = x + y + 4 * z;
-                        float v[NT][4], w[NT][4];
-                        group_products<T, NT>(a, from, stride, g, n, slice * c.full, lane, p[z]);
-                        group_products<T, NT>(a, from, stride, g + 16, n, slice * c.full, lane, v);
-                        add<NT>(p[z], v);
-                        group_products<T, NT>(a, from, stride, g + 8, n, slice * c.full, lane, w);
-                        group_products<T, NT>(a, from, stride, g + 24, n, slice * c.full, lane, v);
-                        add<NT>(w, v);
-                        add<NT>(p[z], w);
-                    }
-                    add<NT>(p[0], p[1]);
-#pragma unroll
-                    for (int j = 0; j < NT; j++)
-#pragma unroll
-                        for (int e = 0; e < 4; e++) outer[j][e] = y == 0 ? p[0][j][e] : __fadd_rn(outer[j][e], p[0][j][e]);
-                }
-#pragma unroll
-                for (int j = 0; j < NT; j++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) total[j][e] = x == 0 ? outer[j][e] : __fadd_rn(total[j][e], outer[j][e]);
-            }
+            const uint32_t* x = (const uint32_t*)a.q8 + (uint64_t)slice * c.full * fragment_words(NT);
+            float total[NT][4];
+            if (n == 32) tile_products<T, NT, true>(x, from, stride, n, lane, total);
+            else tile_products<T, NT, false>(x, from, stride, n, lane, total);
             __syncwarp();
             copy(item + stages * BATCH_WARPS, stage);
             stage = stage + 1 == stages ? 0 : stage + 1;

@@ -157,6 +157,19 @@ pub struct Matvec {
     pub padding: u32,
 }
 
+/// `FragmentsArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fragments {
+    pub q8: u64,
+    pub q8_scale: u64,
+    pub out: u64,
+    pub groups: u32,
+    pub batch: u32,
+    pub tiles: u32,
+    pub padding: u32,
+}
+
 /// `MatmulArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -257,6 +270,7 @@ const _: () = {
     assert!(size_of::<Produce>() == 80);
     assert!(size_of::<Segment>() == 40);
     assert!(size_of::<Matvec>() == 232);
+    assert!(size_of::<Fragments>() == 40);
     assert!(size_of::<Matmul>() == 64);
     assert!(size_of::<Rope>() == 112);
     assert!(size_of::<Attend>() == 152);

@@ -5,7 +5,7 @@
 
 use super::args;
 use super::driver::{Context, Kernel, Launch, Module, Stream};
-use super::matrix::{self, Inputs, Matrix};
+use super::matrix::{self, BATCH_FROM, BATCH_ROWS, Inputs, Matrix};
 use crate::error::{Result, fail};
 use crate::quant::TensorType;
 use std::collections::HashMap;
@@ -18,10 +18,6 @@ include!(concat!(env!("OUT_DIR"), "/cuda_modules.rs"));
 const WARPS: usize = 16;
 /// Rows of input that the matvec kernels are made for.
 const MATVEC_ROWS: [usize; 2] = [1, 4];
-/// From so many rows on, tensor cores take them all, where there are int8 ones with bulk copies.
-const BATCH_FROM: u32 = 5;
-/// Rows of input that the kernels for batches are made for.
-const BATCH_ROWS: [usize; 2] = [8, 32];
 /// Warps of a block of these, and rows that a warp takes at a time.
 const BATCH_WARPS: usize = 8;
 const BATCH_TILE: usize = 16;
@@ -80,6 +76,7 @@ impl Kernels {
             ("repack", "unpack", 0),
             ("embed", "embed", 0),
             ("norm", "produce", 0),
+            ("fragments", "fragments", 0),
             ("matmul", "matmul", MATMUL_SHARED),
             ("attention", "rope_append", 0),
             ("attention", "attend_combine", 0),
@@ -285,6 +282,7 @@ impl Kernels {
     ) -> Result<()> {
         let wide = batch >= BATCH_FROM && self.context.properties().capability.0 >= 9;
         // Segments that one kernel can do together: all of one type, or the one pair it knows.
+        let mut ordered = None;
         let mut left: Vec<usize> = (0..matrix.segments.len()).collect();
         while let Some(&first) = left.first() {
             let ty = matrix.segments[first].ty;
@@ -299,7 +297,12 @@ impl Kernels {
             while done < batch {
                 let (name, plan, n) = if wide && !is_float(ty) {
                     let n = (batch - done).min(32);
-                    let rows = if n <= 8 { 8 } else { 32 };
+                    let rows = matrix::batch_rows(n);
+                    if ordered != Some(done) {
+                        // SAFETY: the caller's word.
+                        unsafe { self.fragments(stream, matrix, input, done, n)? };
+                        ordered = Some(done);
+                    }
                     (
                         format!("matvec_batch_{types}_{rows}"),
                         self.batch_plan(matrix, ty, rows),
@@ -319,7 +322,11 @@ impl Kernels {
                 let row = u64::from(done);
                 let width = u64::from(matrix.groups) * 32;
                 let args = args::Matvec {
-                    q8: input.q8 + row * width,
+                    q8: if plan.warps == BATCH_WARPS {
+                        input.fragments
+                    } else {
+                        input.q8 + row * width
+                    },
                     q8_scale: input.q8_scale + row * u64::from(matrix.groups) * 4,
                     f32: input.f32 + row * width * 4,
                     out: out + row * u64::from(out_stride) * 4,
@@ -348,6 +355,33 @@ impl Kernels {
             left = rest;
         }
         Ok(())
+    }
+
+    /// Reorders `n` input rows from `first` on for the kernels for batches.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    unsafe fn fragments(
+        &self,
+        stream: &Stream,
+        matrix: &Matrix,
+        input: &Inputs,
+        first: u32,
+        n: u32,
+    ) -> Result<()> {
+        let at = u64::from(first) * u64::from(matrix.groups);
+        let args = args::Fragments {
+            q8: input.q8 + at * 32,
+            q8_scale: input.q8_scale + at * 4,
+            out: input.fragments,
+            groups: matrix.groups,
+            batch: n,
+            tiles: matrix::batch_rows(n) as u32 / 8,
+            padding: 0,
+        };
+        let grid = (matrix.groups.div_ceil(4), 1, 1);
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "fragments", grid, 128, 0, &args) }
     }
 
     fn row_plan(&self, rows: usize) -> MatvecPlan {
@@ -500,11 +534,14 @@ impl Kernels {
             // SAFETY: the caller's word.
             unsafe { self.rope_append(stream, &rope, batch)? };
         }
-        let grid = (
-            args.n_chunks,
-            args.layout.n_kv_heads * args.head_parts,
-            batch,
-        );
+        let heads = args.layout.n_kv_heads * args.head_parts;
+        let grid = if tiles {
+            // Two blocks a multiprocessor, which share the chunks of long contexts.
+            let sharing = (2 * self.multiprocessors).div_ceil(heads * batch);
+            (heads, batch, sharing.clamp(1, args.n_chunks))
+        } else {
+            (args.n_chunks, heads, batch)
+        };
         let width = args.n_heads * args.layout.head_dim;
         // SAFETY: the caller's word.
         unsafe {

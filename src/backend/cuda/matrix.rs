@@ -61,6 +61,31 @@ pub struct Inputs {
     pub q8_scale: u64,
     /// f32, `[rows][groups * 32]`.
     pub f32: u64,
+    /// Memory where the kernels for batches reorder `q8` and `q8_scale`: [`fragment_bytes`].
+    pub fragments: u64,
+}
+
+/// Rows of input that the kernels for batches are made for.
+pub const BATCH_ROWS: [usize; 2] = [8, 32];
+/// From so many rows on, tensor cores take them all, where there are int8 ones with bulk copies.
+pub const BATCH_FROM: u32 = 5;
+
+/// Rows that the kernel for a batch of `rows` takes.
+pub fn batch_rows(rows: u32) -> usize {
+    if rows as usize <= BATCH_ROWS[0] {
+        BATCH_ROWS[0]
+    } else {
+        BATCH_ROWS[1]
+    }
+}
+
+/// Bytes of reordered inputs of `rows` rows of `groups` groups, as `fragment_words` of
+/// matvec_batch.cuh; none where the kernels for batches do not take them.
+pub fn fragment_bytes(rows: u32, groups: u32) -> u64 {
+    if rows < BATCH_FROM {
+        return 0;
+    }
+    u64::from(groups) * batch_rows(rows) as u64 / 8 * 96 * 4
 }
 
 /// Groups of 32 elements that a row of `row_len` elements takes.

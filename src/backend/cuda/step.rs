@@ -3,7 +3,7 @@
 use super::args::{self, KvLayout};
 use super::driver::{Buffer, Context, Event, Stream};
 use super::kernels::Kernels;
-use super::matrix::{Inputs, Matrix};
+use super::matrix::{Inputs, Matrix, fragment_bytes};
 use super::plan::{NormPlan, Plan};
 use crate::backend::{Profile, Work};
 use crate::error::Result;
@@ -40,6 +40,7 @@ struct Places {
     q8: u64,
     q8_scale: u64,
     f32: u64,
+    fragments: u64,
     wide: u64,
     q: u64,
     parts: u64,
@@ -49,12 +50,13 @@ struct Places {
 }
 
 impl Places {
-    fn all(&mut self) -> [&mut u64; 10] {
+    fn all(&mut self) -> [&mut u64; 11] {
         [
             &mut self.h,
             &mut self.q8,
             &mut self.q8_scale,
             &mut self.f32,
+            &mut self.fragments,
             &mut self.wide,
             &mut self.q,
             &mut self.parts,
@@ -138,6 +140,7 @@ fn chunks(plan: &Plan, multiprocessors: u32) -> u32 {
 
 fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
     let mut arena = Arena::default();
+    let fragments = fragment_bytes(rows, plan.widest_input());
     let rows = u64::from(rows);
     let input = u64::from(plan.widest_input());
     let heads = u64::from(plan.n_heads_max());
@@ -149,6 +152,7 @@ fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
         q8: arena.take(rows * input * 32),
         q8_scale: arena.take(rows * input * 4),
         f32: arena.take(rows * input * 128),
+        fragments: arena.take(fragments),
         wide: arena.take(rows * u64::from(plan.widest_row()) * 4),
         q: arena.take(rows * heads * dim * 4),
         parts: arena.take(rows * heads * n_chunks * (dim + 2) * 4),
@@ -199,6 +203,7 @@ impl StepBuffers {
             q8: self.at.q8,
             q8_scale: self.at.q8_scale,
             f32: self.at.f32,
+            fragments: self.at.fragments,
         }
     }
 
