@@ -66,16 +66,17 @@ pub struct Inputs {
 }
 
 /// Rows of input that the kernels for batches are made for.
-pub const BATCH_ROWS: [usize; 2] = [8, 32];
+pub const BATCH_ROWS: [usize; 3] = [8, 16, 32];
 /// From so many rows on, tensor cores take them all, where there are int8 ones with bulk copies.
 pub const BATCH_FROM: u32 = 5;
 
-/// Rows that the kernel for a batch of `rows` takes.
+/// Rows that the kernel for a batch of `rows` takes at a time.
 pub fn batch_rows(rows: u32) -> usize {
-    if rows as usize <= BATCH_ROWS[0] {
-        BATCH_ROWS[0]
-    } else {
-        BATCH_ROWS[1]
+    let [small, middle, most] = BATCH_ROWS;
+    match rows as usize {
+        n if n <= small => small,
+        n if n <= middle => middle,
+        _ => most,
     }
 }
 
