@@ -16,7 +16,7 @@ pub fn at_index(index: usize, error: Error) -> Error {
 }
 
 /// Does the steps one after another; after an error, takes back those that were done.
-pub fn one_by_one(
+pub(super) fn one_by_one(
     runners: &mut [&mut dyn Runner],
     steps: &[Step],
     interrupts: &[&AtomicBool],

@@ -10,7 +10,7 @@ pub mod cuda;
 mod device;
 mod profile;
 
-pub use batch::{MAX_BATCH, at_index, one_by_one};
+pub use batch::{MAX_BATCH, at_index};
 pub use device::{Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, Progress};
 pub use profile::{Profile, ProfileEntry, Work};
 
@@ -71,7 +71,7 @@ pub trait Weights: Send + Sync {
         interrupts: &[&AtomicBool],
         tokens: &mut [u32],
     ) -> Result<()> {
-        one_by_one(runners, steps, interrupts, tokens)
+        batch::one_by_one(runners, steps, interrupts, tokens)
     }
 }
 

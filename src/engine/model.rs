@@ -1,6 +1,7 @@
 //! A model: a file's network resident on a device, and its text layer.
 
 use super::{SessionOptions, device};
+use crate::backend::cpu::MAX_THREADS;
 use crate::backend::{Estimate, KvType, LoadOptions, Progress, Weights};
 use crate::error::{Error, Result, fail};
 use crate::format::{ModelFile, Value};
@@ -9,9 +10,6 @@ use crate::model::{Block, Linear, Network, Norm};
 use crate::text::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
-
-/// The most threads that a pool can be asked for.
-const MAX_THREADS: usize = 1024;
 
 /// Context of a session that names none, if the model was trained for more.
 pub const DEFAULT_CONTEXT: usize = 4096;
