@@ -241,12 +241,7 @@ fn parameters(network: &Network) -> u64 {
         weights + l.bias.as_ref().map_or(0, |b| b.row_len() as u64)
     };
     let block = |b: &Block| {
-        let a = &b.attention;
-        let f = &b.feed_forward;
-        let matrices = [&a.q, &a.k, &a.v, &a.output, &f.gate, &f.up, &f.down];
-        norm(&b.attention_norm)
-            + norm(&b.feed_forward_norm)
-            + matrices.into_iter().map(matrix).sum::<u64>()
+        b.norms().map(norm).sum::<u64>() + b.linears().into_iter().map(matrix).sum::<u64>()
     };
     let embedding = &network.embedding;
     let head = if network.head.weight.name == embedding.name {

@@ -4,7 +4,9 @@
 //! in other GGUF engines. Up to the window's length that is the same.
 
 use super::source::Source;
-use super::{Activation, Attention, Block, FeedForward, Linear, Network, Rope, RopePairing, rope};
+use super::{
+    Activation, Attention, Block, FeedForward, Linear, Mlp, Network, Rope, RopePairing, rope,
+};
 use crate::error::{Result, fail};
 use crate::format::{ModelFile, Strings};
 
@@ -78,9 +80,13 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
         n_vocab,
         context_length,
         embedding,
+        embedding_scale: 1.0,
+        positions: None,
         blocks,
         final_norm: source.norm("output_norm", shape.hidden, shape.eps)?,
         head,
+        logit_scale: 1.0,
+        logit_cap: None,
     })
 }
 
@@ -167,7 +173,7 @@ fn block(source: &Source, layer: usize, shape: &Shape, rope: &Rope) -> Result<Bl
     let q_len = n_heads * head_dim;
     let kv_len = n_kv_heads * head_dim;
     Ok(Block {
-        attention_norm: source.norm(&name("attn_norm"), hidden, eps)?,
+        attention_norm: Some(source.norm(&name("attn_norm"), hidden, eps)?),
         attention: Attention {
             n_heads,
             n_kv_heads,
@@ -176,15 +182,24 @@ fn block(source: &Source, layer: usize, shape: &Shape, rope: &Rope) -> Result<Bl
             k: source.linear(&name("attn_k"), hidden, kv_len)?,
             v: source.linear(&name("attn_v"), hidden, kv_len)?,
             output: source.linear(&name("attn_output"), q_len, hidden)?,
-            rope: rope.clone(),
+            q_norm: None,
+            k_norm: None,
+            rope: Some(rope.clone()),
             scale: attention_scale,
+            window: None,
+            score_cap: None,
+            sinks: None,
         },
-        feed_forward_norm: source.norm(&name("ffn_norm"), hidden, eps)?,
-        feed_forward: FeedForward {
-            gate: source.linear(&name("ffn_gate"), hidden, n_ff)?,
+        attention_post_norm: None,
+        feed_forward_norm: Some(source.norm(&name("ffn_norm"), hidden, eps)?),
+        feed_forward: FeedForward::Dense(Mlp {
+            gate: Some(source.linear(&name("ffn_gate"), hidden, n_ff)?),
             up: source.linear(&name("ffn_up"), hidden, n_ff)?,
             down: source.linear(&name("ffn_down"), n_ff, hidden)?,
             activation: Activation::Silu,
-        },
+        }),
+        feed_forward_post_norm: None,
+        parallel: false,
+        residual_scale: 1.0,
     })
 }

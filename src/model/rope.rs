@@ -70,6 +70,7 @@ pub(super) fn from_source(
         inv_freq,
         magnitude: magnitude as f32,
         pairing,
+        long: None,
     };
     if !rope.magnitude.is_finite() || rope.inv_freq.iter().any(|f| !f.is_finite()) {
         let problem = format!("and its scaling give no finite frequencies: {scaling:?}");

@@ -1,7 +1,7 @@
 //! Checked access to a model file for the family files: hyperparameters by the part of their key
 //! after the architecture's name, tensors by name and the shape that they must have.
 
-use super::{Linear, Norm};
+use super::{Linear, Norm, NormKind};
 use crate::error::{Error, Result, Status, fail};
 use crate::format::{FromValue, ModelFile, Tensor, Value};
 use crate::quant::TensorType;
@@ -131,7 +131,9 @@ impl<'a> Source<'a> {
     /// The vector `{name}.weight` as the weight of a norm.
     pub(super) fn norm(&self, name: &str, len: usize, eps: f32) -> Result<Norm> {
         Ok(Norm {
+            kind: NormKind::Rms,
             weight: self.vector(&format!("{name}.weight"), len)?,
+            bias: self.find_vector(&format!("{name}.bias"), len)?,
             eps,
         })
     }

@@ -235,6 +235,7 @@ mod tests {
                 inv_freq: vec![1.0, 0.1, 0.01].into(),
                 magnitude: 1.5,
                 pairing,
+                long: None,
             };
             let mut table = [0.0; 6];
             rope_table(&rope, 1000, &mut table);

@@ -6,7 +6,7 @@ use super::forward::{DecodeSpace, partials_len, splits};
 use super::kv::Shape;
 use super::matmul::{Activations, Scratch};
 use super::prefill::prefill_bytes;
-use super::weights::{Sizes, matrices, matrix_bytes};
+use super::weights::{Sizes, matrix_bytes};
 use crate::backend::{Estimate, RunnerOptions};
 use crate::engine::sampling;
 use crate::error::Result;
@@ -61,8 +61,8 @@ fn weights_bytes(network: &Network) -> u64 {
     let mut floats = network.final_norm.weight.row_len();
     floats += network.head.bias.as_ref().map_or(0, |b| b.row_len());
     for block in &network.blocks {
-        floats += block.attention_norm.weight.row_len() + block.feed_forward_norm.weight.row_len();
-        let biases = matrices(block).into_iter().filter_map(|m| m.bias.as_ref());
+        floats += block.norms().map(|n| n.weight.row_len()).sum::<usize>();
+        let biases = block.linears().into_iter().filter_map(|m| m.bias.as_ref());
         floats += biases.map(|b| b.row_len()).sum::<usize>();
     }
     (mapped + floats * size_of::<f32>()) as u64

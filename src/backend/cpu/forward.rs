@@ -180,6 +180,7 @@ pub(super) unsafe fn activate(
     match layer.activation {
         // SAFETY: the caller's promise.
         Activation::Silu => unsafe { silu_mul(isa, gate, up) },
+        other => unreachable!("{other:?} is refused at load"),
     }
 }
 

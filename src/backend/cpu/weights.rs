@@ -12,7 +12,7 @@ use super::turn::Turns;
 use crate::backend::{KvType, Runner, RunnerOptions, Step, Weights};
 use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
-use crate::model::{Activation, Block, Linear, Network, Norm, Rope};
+use crate::model::{Activation, Block, FeedForward, Linear, Network, Norm, Rope};
 use crate::quant::{TensorType, dequantize_row};
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -194,16 +194,19 @@ fn product(linear: &Linear, isa: Isa) -> Result<Product> {
 
 fn layer(block: &Block, ropes: &mut Vec<Rope>, isa: Isa) -> Result<Layer> {
     let a = &block.attention;
-    let rope = ropes.iter().position(|r| *r == a.rope).unwrap_or_else(|| {
-        ropes.push(a.rope.clone());
-        ropes.len() - 1
-    });
+    let plain = block.plain()?;
+    let rope = ropes
+        .iter()
+        .position(|r| r == plain.rope)
+        .unwrap_or_else(|| {
+            ropes.push(plain.rope.clone());
+            ropes.len() - 1
+        });
     let table = |r: &Rope| 2 * r.inv_freq.len();
     let rope_at = ropes[..rope].iter().map(table).sum::<usize>();
-    let rope_at = rope_at..rope_at + table(&a.rope);
-    let f = &block.feed_forward;
+    let rope_at = rope_at..rope_at + table(plain.rope);
     Ok(Layer {
-        attention_norm: norm(&block.attention_norm)?,
+        attention_norm: norm(plain.attention_norm)?,
         n_heads: a.n_heads,
         n_kv_heads: a.n_kv_heads,
         head_dim: a.head_dim,
@@ -214,11 +217,11 @@ fn layer(block: &Block, ropes: &mut Vec<Rope>, isa: Isa) -> Result<Layer> {
         rope,
         rope_at,
         scale: a.scale,
-        feed_forward_norm: norm(&block.feed_forward_norm)?,
-        gate: product(&f.gate, isa)?,
-        up: product(&f.up, isa)?,
-        down: product(&f.down, isa)?,
-        activation: f.activation,
+        feed_forward_norm: norm(plain.feed_forward_norm)?,
+        gate: product(plain.gate, isa)?,
+        up: product(plain.up, isa)?,
+        down: product(plain.down, isa)?,
+        activation: Activation::Silu,
     })
 }
 
@@ -226,17 +229,13 @@ fn layer(block: &Block, ropes: &mut Vec<Rope>, isa: Isa) -> Result<Layer> {
 fn ropes(network: &Network) -> Vec<&Rope> {
     let mut ropes: Vec<&Rope> = Vec::new();
     for block in &network.blocks {
-        if !ropes.contains(&&block.attention.rope) {
-            ropes.push(&block.attention.rope);
+        if let Some(rope) = &block.attention.rope
+            && !ropes.contains(&rope)
+        {
+            ropes.push(rope);
         }
     }
     ropes
-}
-
-/// The matrices of a block.
-pub(super) fn matrices(block: &Block) -> [&Linear; 7] {
-    let (a, f) = (&block.attention, &block.feed_forward);
-    [&a.q, &a.k, &a.v, &a.output, &f.gate, &f.up, &f.down]
 }
 
 impl Sizes {
@@ -251,12 +250,14 @@ impl Sizes {
             let a = &block.attention;
             s.q = s.q.max(a.n_heads * a.head_dim);
             s.kv = s.kv.max(a.n_kv_heads * a.head_dim);
-            s.n_ff = s.n_ff.max(block.feed_forward.gate.weight.rows());
+            if let FeedForward::Dense(mlp) = &block.feed_forward {
+                s.n_ff = s.n_ff.max(mlp.up.weight.rows());
+            }
             s.head_dim = s.head_dim.max(a.head_dim);
             s.group = s.group.max(a.n_heads / a.n_kv_heads);
             let partial = super::attention::partial_len(a.n_heads, a.head_dim);
             s.partial = s.partial.max(partial);
-            for matrix in matrices(block) {
+            for matrix in block.linears() {
                 s.encodings = s.encodings.union(Encodings::for_type(matrix.weight.ty));
             }
         }
@@ -267,7 +268,7 @@ impl Sizes {
 
 /// Bytes of the matrices that every prompt streams, and the head.
 pub(super) fn matrix_bytes(network: &Network) -> usize {
-    let blocks = network.blocks.iter().flat_map(matrices);
+    let blocks = network.blocks.iter().flat_map(Block::linears);
     blocks
         .chain([&network.head])
         .map(|m| m.weight.bytes().len())

@@ -193,28 +193,27 @@ impl Plan {
         let mut layers = Vec::new();
         for (i, block) in network.blocks.iter().enumerate() {
             let a = &block.attention;
-            let f = &block.feed_forward;
+            let plain = block.plain()?;
             if (a.n_kv_heads, a.head_dim) != (n_kv_heads, head_dim) {
                 fail!(
                     Unsupported,
                     "layer {i} has KV heads of another shape than layer 0"
                 );
             }
-            let crate::model::Activation::Silu = f.activation;
             layers.push(LayerPlan {
-                attention_norm: jobs.norm(&block.attention_norm)?,
+                attention_norm: jobs.norm(plain.attention_norm)?,
                 qkv: jobs.fuse(&[&a.q, &a.k, &a.v])?,
                 n_heads: a.n_heads as u32,
-                inv_freq: jobs.vector(a.rope.inv_freq.to_vec()),
-                n_pairs: a.rope.inv_freq.len() as u32,
-                interleaved: a.rope.pairing == RopePairing::Interleaved,
-                magnitude: a.rope.magnitude,
+                inv_freq: jobs.vector(plain.rope.inv_freq.to_vec()),
+                n_pairs: plain.rope.inv_freq.len() as u32,
+                interleaved: plain.rope.pairing == RopePairing::Interleaved,
+                magnitude: plain.rope.magnitude,
                 scale: a.scale,
                 output: jobs.fuse(&[&a.output])?,
-                feed_forward_norm: jobs.norm(&block.feed_forward_norm)?,
-                gate_up: jobs.fuse(&[&f.gate, &f.up])?,
-                n_ff: f.gate.weight.rows() as u32,
-                down: jobs.fuse(&[&f.down])?,
+                feed_forward_norm: jobs.norm(plain.feed_forward_norm)?,
+                gate_up: jobs.fuse(&[plain.gate, plain.up])?,
+                n_ff: plain.gate.weight.rows() as u32,
+                down: jobs.fuse(&[plain.down])?,
             });
         }
         let final_norm = jobs.norm(&network.final_norm)?;

@@ -42,11 +42,8 @@ fn weight_bytes(network: &Network) -> u64 {
         .blocks
         .iter()
         .map(|block| {
-            let (a, f) = (&block.attention, &block.feed_forward);
-            let norms = block.attention_norm.weight.bytes().len()
-                + block.feed_forward_norm.weight.bytes().len();
-            let linears = [&a.q, &a.k, &a.v, &a.output, &f.gate, &f.up, &f.down];
-            linears.into_iter().map(linear).sum::<u64>() + norms as u64
+            let norms: usize = block.norms().map(|n| n.weight.bytes().len()).sum();
+            block.linears().into_iter().map(linear).sum::<u64>() + norms as u64
         })
         .sum();
     let last = network.final_norm.weight.bytes().len() as u64;

@@ -1,0 +1,344 @@
+//! A network as data: what a backend needs to run it, whatever the family's name.
+
+use crate::error::{Result, fail};
+use crate::format::Tensor;
+use std::sync::Arc;
+
+/// A whole decoder-only network.
+#[derive(Clone, Debug)]
+pub struct Network {
+    /// `general.architecture` of the file, for information only.
+    pub architecture: String,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Number of token ids; rows of `embedding` and of `head.weight`.
+    pub n_vocab: usize,
+    /// Positions that the model was trained for (after rope scaling).
+    pub context_length: usize,
+    /// Token embedding, `n_vocab` rows of `hidden`.
+    pub embedding: Tensor,
+    /// Factor on the rows of `embedding`, finite and positive.
+    pub embedding_scale: f32,
+    /// Learned position embedding, added to the scaled token embedding: at least `context_length`
+    /// rows of `hidden`.
+    pub positions: Option<Tensor>,
+    /// The layers, first to last.
+    pub blocks: Vec<Block>,
+    /// Norm before the head.
+    pub final_norm: Norm,
+    /// Output head, `n_vocab` x `hidden`; shares the embedding's tensor if the model ties them.
+    pub head: Linear,
+    /// Factor on the head's outputs, before the soft cap. Finite and positive.
+    pub logit_scale: f32,
+    /// Soft cap `c` of the logits: `c * tanh(logit / c)`. Finite and positive.
+    pub logit_cap: Option<f32>,
+}
+
+/// One layer.
+///
+/// With `a(y) = post(attention(y))`, `f(y) = post(feed_forward(y))` and `r` the residual scale, a
+/// sequential block does `x += r * a(norm(x)); x += r * f(norm(x))`, a parallel one
+/// `x += r * (a(norm(x)) + f(norm(x)))`. A norm that is `None` changes nothing, except that a
+/// parallel block without a `feed_forward_norm` feeds the attention's normed input to both.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// Norm before attention.
+    pub attention_norm: Option<Norm>,
+    /// Self-attention.
+    pub attention: Attention,
+    /// Norm of the attention's output, before it is added.
+    pub attention_post_norm: Option<Norm>,
+    /// Norm before the feed-forward part.
+    pub feed_forward_norm: Option<Norm>,
+    /// Feed-forward part.
+    pub feed_forward: FeedForward,
+    /// Norm of the feed-forward's output, before it is added.
+    pub feed_forward_post_norm: Option<Norm>,
+    /// Whether attention and feed-forward read the same residual stream.
+    pub parallel: bool,
+    /// Factor on what is added to the residual stream. Finite and positive.
+    pub residual_scale: f32,
+}
+
+/// Which norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// `x / sqrt(mean(x^2) + eps) * weight + bias`.
+    Rms,
+    /// `(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`.
+    Layer,
+}
+
+/// A norm over rows of `weight`'s length.
+#[derive(Clone, Debug)]
+pub struct Norm {
+    /// The formula.
+    pub kind: NormKind,
+    /// F32, F16 or BF16.
+    pub weight: Tensor,
+    /// F32, F16 or BF16, as long as `weight`.
+    pub bias: Option<Tensor>,
+    /// Added to the mean square or variance.
+    pub eps: f32,
+}
+
+/// `y = W x + b`; `weight` has one row per output.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    /// `[out][in]`, of any type. May be some rows of a tensor of the file that fuses several.
+    pub weight: Tensor,
+    /// F32, F16 or BF16; `out` elements.
+    pub bias: Option<Tensor>,
+}
+
+/// Grouped-query self-attention. Query head `h` reads KV head `h / (n_heads / n_kv_heads)`.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads; divides `n_heads`.
+    pub n_kv_heads: usize,
+    /// Elements per head of q, k and v. `n_heads * head_dim` need not be `hidden`.
+    pub head_dim: usize,
+    /// `n_heads * head_dim` x `hidden`.
+    pub q: Linear,
+    /// `n_kv_heads * head_dim` x `hidden`.
+    pub k: Linear,
+    /// `n_kv_heads * head_dim` x `hidden`.
+    pub v: Linear,
+    /// `hidden` x `n_heads * head_dim`.
+    pub output: Linear,
+    /// Norm of the queries before rope: over each head if its weight has `head_dim` elements, over
+    /// all heads together if it has `n_heads * head_dim`.
+    pub q_norm: Option<Norm>,
+    /// Norm of the keys before rope, likewise.
+    pub k_norm: Option<Norm>,
+    /// Rotary embedding of q and k, if this layer has one.
+    pub rope: Option<Rope>,
+    /// Factor on q.k before softmax, normally `1 / sqrt(head_dim)`. Finite and positive.
+    pub scale: f32,
+    /// Position p sees positions `p - window + 1` to p. At least 1.
+    pub window: Option<usize>,
+    /// Soft cap `c` of the scaled scores: `c * tanh(score / c)`. Finite and positive.
+    pub score_cap: Option<f32>,
+    /// A logit per query head that joins its softmax and takes its share without a value.
+    pub sinks: Option<Tensor>,
+}
+
+/// Rotary position embedding with all scaling folded in: at position `p`, pair `i` of a head is
+/// rotated by `p * inv_freq[i]` and multiplied by `magnitude`. Elements from `2 * inv_freq.len()`
+/// on are left alone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Radians per position of each pair; 1 to `head_dim / 2` of them, finite.
+    pub inv_freq: Arc<[f32]>,
+    /// Factor on the rotated elements (YaRN's attention factor, else 1).
+    pub magnitude: f32,
+    /// Which elements form a pair.
+    pub pairing: RopePairing,
+    /// Other frequencies for sessions with a long context.
+    pub long: Option<LongRope>,
+}
+
+/// Frequencies of sessions whose context is longer than `above` (LongRoPE).
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRope {
+    /// The longest context that does with the others.
+    pub above: usize,
+    /// As many as the others.
+    pub inv_freq: Arc<[f32]>,
+}
+
+/// Which elements of a head form pair `i`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopePairing {
+    /// `2i` and `2i + 1` (GGUF's llama layout).
+    Interleaved,
+    /// `i` and `i + n/2`, n the number of rotated elements (GPT-NeoX).
+    Halves,
+}
+
+/// The part of a block after attention.
+#[derive(Clone, Debug)]
+pub enum FeedForward {
+    /// One for all tokens.
+    Dense(Mlp),
+    /// A mixture of experts.
+    Experts(Box<Experts>),
+}
+
+/// `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate.
+#[derive(Clone, Debug)]
+pub struct Mlp {
+    /// `n_ff` x `hidden`.
+    pub gate: Option<Linear>,
+    /// `n_ff` x `hidden`.
+    pub up: Linear,
+    /// `hidden` x `n_ff`.
+    pub down: Linear,
+    /// Applied to the gate, or to `up` where there is none.
+    pub activation: Activation,
+}
+
+/// A mixture of experts: each token goes through `n_used` of `n_experts` gated feed-forwards,
+/// whose outputs are summed by weight.
+#[derive(Clone, Debug)]
+pub struct Experts {
+    /// Number of experts, at least `n_used`.
+    pub n_experts: usize,
+    /// Experts that each token goes through, at least 1.
+    pub n_used: usize,
+    /// `n_experts` x `hidden`; scores of the experts.
+    pub router: Linear,
+    /// How scores become weights.
+    pub scoring: Scoring,
+    /// Added to the weights while choosing the experts only; `n_experts` elements.
+    pub selection_bias: Option<Tensor>,
+    /// Divides the weights of the chosen experts by their sum.
+    pub normalize: bool,
+    /// Factor on the weights. Finite and positive.
+    pub weight_scale: f32,
+    /// `[n_experts][n_ff][hidden]`: the experts' rows one below the other (a matrix of
+    /// `n_experts * n_ff` rows); the bias, if there is one, likewise.
+    pub gate: Linear,
+    /// As `gate`.
+    pub up: Linear,
+    /// `[n_experts][hidden][n_ff]`, likewise.
+    pub down: Linear,
+    /// Applied to the gate.
+    pub activation: Activation,
+    /// An expert that every token goes through as well.
+    pub shared: Option<SharedExpert>,
+}
+
+/// How an expert's weight comes from the router's scores. Of equal weights, the smaller index wins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scoring {
+    /// Softmax over all experts, then the best are chosen.
+    Softmax,
+    /// Sigmoid of each score, then the best are chosen.
+    Sigmoid,
+    /// The best are chosen by score; softmax over those.
+    SoftmaxOfChosen,
+}
+
+/// An expert for all tokens.
+#[derive(Clone, Debug)]
+pub struct SharedExpert {
+    /// Its products.
+    pub mlp: Mlp,
+    /// `1` x `hidden`; the sigmoid of it weighs the expert's output. 1 without.
+    pub gate: Option<Linear>,
+}
+
+/// Activation functions of a feed-forward part.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// `x / (1 + exp(-x))`.
+    Silu,
+    /// `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2`.
+    GeluTanh,
+    /// `x * (1 + erf(x / sqrt(2))) / 2`.
+    Gelu,
+    /// With a gate g and an up value u, both capped: `min(g, limit) / (1 + exp(-alpha * g)) *
+    /// (clamp(u, -limit, limit) + 1)` in place of the product.
+    ClampedSwiglu {
+        /// Steepness of the sigmoid.
+        alpha: f32,
+        /// Cap of both.
+        limit: f32,
+    },
+}
+
+/// The parts of a block that has no other than those of llama.
+pub struct PlainBlock<'a> {
+    /// Norm before attention.
+    pub attention_norm: &'a Norm,
+    /// Rotary embedding.
+    pub rope: &'a Rope,
+    /// Norm before the feed-forward part.
+    pub feed_forward_norm: &'a Norm,
+    /// `n_ff` x `hidden`.
+    pub gate: &'a Linear,
+    /// `n_ff` x `hidden`.
+    pub up: &'a Linear,
+    /// `hidden` x `n_ff`.
+    pub down: &'a Linear,
+}
+
+impl Block {
+    /// The parts of a block like llama's; `Unsupported` for any other.
+    pub fn plain(&self) -> Result<PlainBlock<'_>> {
+        let a = &self.attention;
+        if let (Some(attention_norm), Some(feed_forward_norm), Some(rope), FeedForward::Dense(mlp)) = (
+            &self.attention_norm,
+            &self.feed_forward_norm,
+            &a.rope,
+            &self.feed_forward,
+        ) && let Some(gate) = &mlp.gate
+            && mlp.activation == Activation::Silu
+            && [attention_norm, feed_forward_norm]
+                .iter()
+                .all(|n| n.kind == NormKind::Rms && n.bias.is_none())
+            && rope.long.is_none()
+            && a.q_norm.is_none()
+            && a.k_norm.is_none()
+            && a.window.is_none()
+            && a.score_cap.is_none()
+            && a.sinks.is_none()
+            && self.attention_post_norm.is_none()
+            && self.feed_forward_post_norm.is_none()
+            && !self.parallel
+            && self.residual_scale == 1.0
+        {
+            return Ok(PlainBlock {
+                attention_norm,
+                rope,
+                feed_forward_norm,
+                gate,
+                up: &mlp.up,
+                down: &mlp.down,
+            });
+        }
+        fail!(Unsupported, "a block of this kind is not supported yet")
+    }
+
+    /// Every matrix of the block.
+    pub fn linears(&self) -> Vec<&Linear> {
+        let a = &self.attention;
+        let mut all = vec![&a.q, &a.k, &a.v, &a.output];
+        match &self.feed_forward {
+            FeedForward::Dense(m) => all.extend(m.linears()),
+            FeedForward::Experts(e) => {
+                all.extend([&e.router, &e.gate, &e.up, &e.down]);
+                if let Some(shared) = &e.shared {
+                    all.extend(shared.mlp.linears());
+                    all.extend(&shared.gate);
+                }
+            }
+        }
+        all
+    }
+
+    /// Every norm of the block.
+    pub fn norms(&self) -> impl Iterator<Item = &Norm> {
+        let a = &self.attention;
+        [
+            &self.attention_norm,
+            &a.q_norm,
+            &a.k_norm,
+            &self.attention_post_norm,
+            &self.feed_forward_norm,
+            &self.feed_forward_post_norm,
+        ]
+        .into_iter()
+        .flatten()
+    }
+}
+
+impl Mlp {
+    /// Its matrices.
+    pub fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.gate.iter().chain([&self.up, &self.down])
+    }
+}
