@@ -192,12 +192,12 @@ fn block(source: &Source, layer: usize, shape: &Shape, rope: &Rope) -> Result<Bl
         },
         attention_post_norm: None,
         feed_forward_norm: Some(source.norm(&name("ffn_norm"), hidden, eps)?),
-        feed_forward: FeedForward::Dense(Mlp {
+        feed_forward: FeedForward::Dense(Box::new(Mlp {
             gate: Some(source.linear(&name("ffn_gate"), hidden, n_ff)?),
             up: source.linear(&name("ffn_up"), hidden, n_ff)?,
             down: source.linear(&name("ffn_down"), n_ff, hidden)?,
             activation: Activation::Silu,
-        }),
+        })),
         feed_forward_post_norm: None,
         parallel: false,
         residual_scale: 1.0,

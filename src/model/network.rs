@@ -162,7 +162,7 @@ pub enum RopePairing {
 #[derive(Clone, Debug)]
 pub enum FeedForward {
     /// One for all tokens.
-    Dense(Mlp),
+    Dense(Box<Mlp>),
     /// A mixture of experts.
     Experts(Box<Experts>),
 }
