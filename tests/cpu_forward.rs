@@ -162,7 +162,7 @@ fn agrees_with_the_oracle_on_every_shape() {
             let mut network = tiny(&shape);
             if heads == kv_heads {
                 for block in &mut network.blocks {
-                    block.attention.rope.pairing = RopePairing::Halves;
+                    block.attention.rope.as_mut().unwrap().pairing = RopePairing::Halves;
                 }
             }
             let tokens = tokens(40, network.n_vocab);

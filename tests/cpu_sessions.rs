@@ -413,7 +413,7 @@ fn a_profile_is_a_step_with_every_kind_of_work() {
         let attention = profile.entry(Work::Attention).bytes;
         assert_eq!(attention, 301 * weights.kv_bytes_per_token(KvType::F16));
         let tensors = |block: &emberlm::model::Block| {
-            let f = &block.feed_forward;
+            let f = block.plain().unwrap();
             (f.gate.weight.bytes().len() + f.up.weight.bytes().len()) as u64
         };
         let gate_up: u64 = network.blocks.iter().map(tensors).sum();
