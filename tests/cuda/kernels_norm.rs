@@ -2,7 +2,7 @@
 
 use crate::common::tiny::Random;
 use crate::gpu::*;
-use emberlm::backend::cuda::matrix::groups;
+use emberlm::backend::cuda::matrix::{self, groups};
 use emberlm::backend::cuda::{args, plan};
 use emberlm::model::Activation;
 
@@ -129,7 +129,8 @@ fn produce_is_right() {
             let q8 = poisoned(rows * width);
             let scale = poisoned(rows * n_groups * 4);
             let f32 = poisoned(rows * width * 4);
-            let f16 = poisoned(rows * width * 2);
+            let tile_bytes = matrix::tiled_bytes(rows as u32, n_groups as u32) as usize;
+            let f16 = poisoned(tile_bytes);
             let f16_scale = poisoned(rows * 4);
             let produce = args::Produce {
                 x: dx.address(),
@@ -168,7 +169,7 @@ fn produce_is_right() {
             let q: Vec<i8> = download(&q8, rows * width);
             let d: Vec<f32> = download(&scale, rows * n_groups);
             let plain: Vec<f32> = download(&f32, rows * width);
-            let halves: Vec<u16> = download(&f16, rows * width);
+            let halves = from_tiles(&download::<u16>(&f16, tile_bytes / 2), rows, width);
             let half_scale: Vec<f32> = download(&f16_scale, rows);
             let take = |form: &dyn Fn(usize) -> f32| -> Vec<f32> {
                 (0..rows * width)

@@ -5,7 +5,7 @@ use crate::gpu::*;
 use emberlm::backend::cuda::args;
 use emberlm::backend::cuda::driver::Buffer;
 use emberlm::backend::cuda::matrix::{
-    Inputs, Matrix, MatrixSegment, fragment_bytes, groups, matrix_bytes, repack_args,
+    self, Inputs, Matrix, MatrixSegment, fragment_bytes, groups, matrix_bytes, repack_args,
 };
 use emberlm::quant::{TensorType, dequantize_row};
 
@@ -130,6 +130,7 @@ fn repack_is_exact(ty: TensorType) {
                 first_row: 0,
                 rows: rows as u32,
                 to_f32: 1,
+                ..Default::default()
             };
             with_stream(|stream| unsafe { kernels().unpack(stream, &unpack).unwrap() });
             check(
@@ -138,14 +139,15 @@ fn repack_is_exact(ty: TensorType) {
                 "unpack",
             );
 
-            let half = poisoned(rows * width * 2);
+            let tile_bytes = matrix::tiled_bytes(rows as u32, t.matrix.groups) as usize;
+            let half = poisoned(tile_bytes);
             let unpack = args::Unpack {
                 out: half.address(),
                 to_f32: 0,
                 ..unpack
             };
             with_stream(|stream| unsafe { kernels().unpack(stream, &unpack).unwrap() });
-            let got: Vec<u16> = download(&half, rows * width);
+            let got = from_tiles(&download::<u16>(&half, tile_bytes / 2), rows, width);
             for r in 0..rows {
                 for i in 0..row_len {
                     let want =

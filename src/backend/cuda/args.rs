@@ -82,6 +82,8 @@ pub struct Unpack {
     pub first_row: u32,
     pub rows: u32,
     pub to_f32: u32,
+    pub out_row: u32,
+    pub padding: u32,
 }
 
 /// `Table` of `EmbedArgs`.
@@ -353,7 +355,7 @@ const _: () = {
     assert!(size_of::<Session>() == 80);
     assert!(size_of::<KvLayout>() == 40);
     assert!(size_of::<Repack>() == 48);
-    assert!(size_of::<Unpack>() == 40);
+    assert!(size_of::<Unpack>() == 48);
     assert!(size_of::<Embed>() == 64);
     assert!(size_of::<Norm>() == 24);
     assert!(size_of::<Produce>() == 104);
