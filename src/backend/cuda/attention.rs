@@ -35,6 +35,12 @@ impl Kernels {
                 }
             }
         }
+        if self.has_wgmma() {
+            for dim in [64, 128] {
+                let bytes = flash_wgmma_shared(dim);
+                self.find("attention_wgmma", &format!("flash_wgmma_{dim}"), bytes)?;
+            }
+        }
         Ok(())
     }
 
@@ -53,9 +59,10 @@ impl Kernels {
     /// # Safety
     /// As [`Stream::launch`]; the cache must be backed up to the rows' positions.
     pub unsafe fn rope_append(&self, stream: &Stream, args: &args::Rope, rows: u32) -> Result<()> {
-        let grid = (args.n_heads + 2 * args.layout.n_kv_heads, rows, 1);
+        let heads = args.n_heads + 2 * args.layout.n_kv_heads;
+        let grid = (heads.div_ceil(8), rows, 1);
         // SAFETY: the caller's word.
-        unsafe { self.launch(stream, "rope_append", grid, 128, 0, args) }
+        unsafe { self.launch(stream, "rope_append", grid, 256, 0, args) }
     }
 
     /// Norms and rotates queries and keys, appends keys and values to the cache, and attends, for one
@@ -125,6 +132,14 @@ impl Kernels {
     /// As [`Stream::launch`].
     pub unsafe fn flash(&self, stream: &Stream, args: &args::Flash) -> Result<()> {
         let dim = padded_head(args.layout.head_dim);
+        let wgmma = format!("flash_wgmma_{dim}");
+        if self.has(&wgmma) && args.layout.q8 == 0 && args.layout.head_dim.is_multiple_of(8) {
+            let grid = (args.n_heads, args.rows.div_ceil(128), 1);
+            // SAFETY: the caller's word.
+            return unsafe {
+                self.launch(stream, &wgmma, grid, 384, flash_wgmma_shared(dim), args)
+            };
+        }
         let q8 = if args.layout.q8 != 0 { "q8_" } else { "" };
         let grid = (args.rows.div_ceil(64), args.n_heads, 1);
         // SAFETY: the caller's word.
@@ -144,6 +159,11 @@ impl Kernels {
 /// Size of heads that a kernel's tiles are made for.
 fn padded_head(dim: u32) -> usize {
     (dim as usize).next_power_of_two().clamp(64, MAX_HEAD_DIM)
+}
+
+/// Shared memory of the same for sm_90a: 128 queries, two stages of 128 keys and values, room to align.
+fn flash_wgmma_shared(dim: usize) -> usize {
+    5 * 128 * dim * 2 + 1024
 }
 
 /// Shared memory of the prefill's attention: two stages of keys and values.
