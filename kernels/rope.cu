@@ -18,15 +18,17 @@ struct RopeArgs {
     uint32_t qkv_stride;
     uint32_t n_heads;
     uint32_t prefill;       // rows are positions of session 0
+    uint32_t first_row;
+    uint32_t padding;
 };
-static_assert(sizeof(RopeArgs) == 168, "as in args.rs");
+static_assert(sizeof(RopeArgs) == 176, "as in args.rs");
 
-// Grid (n_heads + 2 * n_kv_heads, rows), 128 threads.
+// Grid (n_heads + 2 * n_kv_heads, rows from the first one on), 128 threads.
 extern "C" __global__ void __launch_bounds__(128) rope_append(const __grid_constant__ RopeArgs a) {
     __shared__ float line[512];
     release_dependents();
     wait_for_producers();
-    const uint32_t row = blockIdx.y, hd = a.layout.head_dim;
+    const uint32_t row = a.first_row + blockIdx.y, hd = a.layout.head_dim;
     const Session* s = a.sessions[a.prefill ? 0 : row];
     const uint32_t position = s->position + (a.prefill ? row : 0);
     const uint32_t part = blockIdx.x;  // queries, then keys, then values

@@ -332,15 +332,16 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
         n_heads: heads as u32,
         ..Default::default()
     };
-    // Prefill in two chunks, the second from the middle of a tile on.
+    // Prefill in two chunks, the second from the middle of a tile on and in two parts.
     let cut = 403;
     let out = poisoned(positions * width * 4);
-    for (first, n) in [(0, cut), (cut, positions - cut)] {
+    for (first, first_row, rows) in [(0, 0, cut), (cut, 0, 99), (cut, 99, positions - cut)] {
         s.set_position(first);
         let rope = args::Rope {
             qkv: input.address() + (first * stride * 4) as u64,
             q_f16: q16.address(),
             prefill: 1,
+            first_row: first_row as u32,
             ..rope
         };
         let flash = args::Flash {
@@ -349,11 +350,14 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
             out: out.address() + (first * width * 4) as u64,
             layout: s.layout,
             scores,
-            rows: n as u32,
+            first_row: first_row as u32,
+            rows: rows as u32,
             n_heads: heads as u32,
+            padding: 0,
         };
         with_stream(|stream| unsafe {
-            kernels().rope_append(stream, &rope, n as u32).unwrap();
+            let count = (rows - first_row) as u32;
+            kernels().rope_append(stream, &rope, count).unwrap();
             kernels().flash(stream, &flash).unwrap();
         });
     }

@@ -48,7 +48,8 @@ impl Kernels {
         stages * 2 * KV_TILE * dim * 2
     }
 
-    /// Norms and rotates queries and keys of `rows` rows, and appends keys and values to the cache.
+    /// Norms and rotates queries and keys of `rows` rows from the first one on, and appends keys and
+    /// values to the cache.
     ///
     /// # Safety
     /// As [`Stream::launch`]; the cache must be backed up to the rows' positions.
@@ -119,14 +120,14 @@ impl Kernels {
         }
     }
 
-    /// Attention of consecutive positions of one session.
+    /// Attention of consecutive positions of one session, from the first row on.
     ///
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn flash(&self, stream: &Stream, args: &args::Flash) -> Result<()> {
         let dim = padded_head(args.layout.head_dim);
         let q8 = if args.layout.q8 != 0 { "q8_" } else { "" };
-        let grid = (args.rows.div_ceil(64), args.n_heads, 1);
+        let grid = ((args.rows - args.first_row).div_ceil(64), args.n_heads, 1);
         // SAFETY: the caller's word.
         unsafe {
             self.launch(
