@@ -13,7 +13,7 @@ template <int HD, bool Q8> __device__ __forceinline__ void flash_body(const Flas
     const Session* s = a.sessions[0];
     const uint32_t hd = a.layout.head_dim, head = blockIdx.y, kv_head = head / (a.n_heads / a.layout.n_kv_heads);
     // The last tiles have the most work, so they start first.
-    const uint32_t q0 = (gridDim.x - 1 - blockIdx.x) * 64, before = s->position;
+    const uint32_t q0 = a.first_row + (gridDim.x - 1 - blockIdx.x) * 64, before = s->position;
     const uint32_t last = min(a.rows, q0 + 64) - 1, tiles = (before + last) / ROWS + 1;
     const uint32_t first_tile = first_seen(a.layout, before + q0 + 1) / ROWS;
     const uint32_t base = shared_address(shared);

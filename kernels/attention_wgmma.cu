@@ -48,7 +48,7 @@ template <int HD> __device__ __forceinline__ void flash_body(const FlashArgs& a)
     const Session* session = a.sessions[0];
     const uint32_t hd = a.layout.head_dim, head = blockIdx.x, kv_head = head / (a.n_heads / a.layout.n_kv_heads);
     // The last tiles have the most work, so they start first.
-    const uint32_t q0 = (gridDim.y - 1 - blockIdx.y) * QUERIES, before = session->position;
+    const uint32_t q0 = a.first_row + (gridDim.y - 1 - blockIdx.y) * QUERIES, before = session->position;
     const uint32_t length = before + min(a.rows, q0 + QUERIES);
     const uint32_t first = first_seen(a.layout, before + q0 + 1) / POSITIONS, tiles = (length + POSITIONS - 1) / POSITIONS;
     if (group == 2) {

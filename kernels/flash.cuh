@@ -9,10 +9,12 @@ struct FlashArgs {
     float* out;                      // [rows][n_heads * head_dim]
     KvLayout layout;
     Scores scores;
+    uint32_t first_row;              // rows from here on are evaluated
     uint32_t rows;
     uint32_t n_heads;
+    uint32_t padding;
 };
-static_assert(sizeof(FlashArgs) == 88, "as in args.rs");
+static_assert(sizeof(FlashArgs) == 96, "as in args.rs");
 
 // Whether position `p` is hidden from position `mine`: outside its window, or later, where the
 // difference wraps around.

@@ -18,17 +18,19 @@ struct RopeArgs {
     uint32_t qkv_stride;
     uint32_t n_heads;
     uint32_t prefill;       // rows are positions of session 0
+    uint32_t first_row;
+    uint32_t padding;
 };
-static_assert(sizeof(RopeArgs) == 168, "as in args.rs");
+static_assert(sizeof(RopeArgs) == 176, "as in args.rs");
 
 constexpr uint32_t HEADS = 8;  // of a block, one a warp
 
-// Grid (heads of all three kinds, in parts of HEADS, rows), 32 * HEADS threads.
+// Grid (heads of all three kinds, in parts of HEADS, rows from the first one on), 32 * HEADS threads.
 extern "C" __global__ void __launch_bounds__(32 * HEADS) rope_append(const __grid_constant__ RopeArgs a) {
     __shared__ float lines[HEADS][256], sines[128], cosines[128];
     release_dependents();
     wait_for_producers();
-    const uint32_t row = blockIdx.y, hd = a.layout.head_dim, lane = threadIdx.x & 31;
+    const uint32_t row = a.first_row + blockIdx.y, hd = a.layout.head_dim, lane = threadIdx.x & 31;
     const Session* s = a.sessions[a.prefill ? 0 : row];
     const uint32_t position = s->position + (a.prefill ? row : 0);
     const Rotation& r = a.rotation;
