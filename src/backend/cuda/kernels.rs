@@ -84,8 +84,11 @@ impl Kernels {
             ("matmul", "matmul", MATMUL_SHARED),
             ("attention", "rope_append", 0),
             ("attention", "attend_combine", 0),
+            ("sample", "penalize", 0),
             ("sample", "best", 0),
             ("sample", "finish", 0),
+            ("draw", "draw", 0),
+            ("draw", "logprobs", 0),
         ];
         for (module, name, bytes) in plain {
             self.find(module, name, bytes)?;
@@ -186,9 +189,16 @@ impl Kernels {
         self.multiprocessors
     }
 
+    /// Whether blocks can form clusters, and the kernels use them.
+    pub(super) fn has_clusters(&self) -> bool {
+        self.context.properties().capability.0 >= 9
+    }
+
+    /// Enqueues a kernel.
+    ///
     /// # Safety
     /// As [`Stream::launch`].
-    unsafe fn launch<T: Copy>(
+    pub(super) unsafe fn launch<T: Copy>(
         &self,
         stream: &Stream,
         name: &str,
@@ -605,20 +615,6 @@ impl Kernels {
                 flash_shared(dim),
                 args,
             )
-        }
-    }
-
-    /// Chooses tokens and ends the step of `batch` sessions.
-    ///
-    /// # Safety
-    /// As [`Stream::launch`].
-    pub unsafe fn sample(&self, stream: &Stream, args: &args::Sample, batch: u32) -> Result<()> {
-        // SAFETY: the caller's word.
-        unsafe {
-            if args.choose != 0 {
-                self.launch(stream, "best", (args.n_best, batch, 1), 256, 0, args)?;
-            }
-            self.launch(stream, "finish", (batch, 1, 1), 1024, 0, args)
         }
     }
 }
