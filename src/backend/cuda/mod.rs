@@ -12,6 +12,7 @@ pub mod matrix;
 pub mod plan;
 pub mod prefill;
 pub mod runner;
+pub mod sampling;
 pub mod step;
 mod upload;
 pub mod weights;
