@@ -1,11 +1,13 @@
-//! `llama`: Llama 2 to 3.2, Mistral, TinyLlama, SmolLM2 and others of their shape.
+//! `llama`: Llama 2 to 3.2, Mistral, Mixtral, TinyLlama, SmolLM2 and others of their shape.
 //!
 //! Mistral's `llama.attention.sliding_window` is not used: attention sees the whole context, as
 //! in other GGUF engines. Up to the window's length that is the same.
 
+use super::experts::{Defaults, Mixture};
 use super::source::Source;
 use super::{
-    Activation, Attention, Block, FeedForward, Linear, Mlp, Network, Rope, RopePairing, rope,
+    Activation, Attention, Block, FeedForward, Linear, Mlp, Network, Rope, RopePairing, Scoring,
+    rope,
 };
 use crate::error::{Result, fail};
 use crate::format::{ModelFile, Strings};
@@ -22,6 +24,7 @@ struct Shape {
     head_dim: usize,
     eps: f32,
     attention_scale: f32,
+    experts: Option<Mixture>,
 }
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
@@ -92,15 +95,6 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
 
 /// Refuses models of this architecture whose blocks are of another kind.
 fn refuse_variants(source: &Source) -> Result<()> {
-    if let Some(experts) = source.find::<u64>("expert_count")?
-        && experts > 0
-    {
-        fail!(
-            Unsupported,
-            "{} is {experts}; mixtures of experts are not supported",
-            source.key("expert_count")
-        );
-    }
     if source.find::<bool>("attention.causal")? == Some(false) {
         fail!(
             Unsupported,
@@ -148,14 +142,23 @@ fn shape(source: &Source, n_layers: usize) -> Result<Shape> {
     }
     source.product(HEADS, n_heads, head_dim)?;
     let scale = source.find_positive("attention.scale")?;
+    let n_ff = source.uniform_size("feed_forward_length", n_layers)?;
+    let experts = Defaults {
+        scoring: Scoring::Softmax,
+        normalize: true,
+        activation: Activation::Silu,
+        n_ff: Some(n_ff),
+        shared: None,
+    };
     Ok(Shape {
         hidden,
-        n_ff: source.uniform_size("feed_forward_length", n_layers)?,
+        n_ff,
         n_heads,
         n_kv_heads,
         head_dim,
         eps: source.positive("attention.layer_norm_rms_epsilon")?,
         attention_scale: scale.unwrap_or((1.0 / (head_dim as f64).sqrt()) as f32),
+        experts: Mixture::find(source, &experts)?,
     })
 }
 
@@ -168,6 +171,7 @@ fn block(source: &Source, layer: usize, shape: &Shape, rope: &Rope) -> Result<Bl
         head_dim,
         eps,
         attention_scale,
+        ref experts,
     } = shape;
     let name = |part: &str| format!("blk.{layer}.{part}");
     let q_len = n_heads * head_dim;
@@ -192,12 +196,15 @@ fn block(source: &Source, layer: usize, shape: &Shape, rope: &Rope) -> Result<Bl
         },
         attention_post_norm: None,
         feed_forward_norm: Some(source.norm(&name("ffn_norm"), hidden, eps)?),
-        feed_forward: FeedForward::Dense(Box::new(Mlp {
-            gate: Some(source.linear(&name("ffn_gate"), hidden, n_ff)?),
-            up: source.linear(&name("ffn_up"), hidden, n_ff)?,
-            down: source.linear(&name("ffn_down"), n_ff, hidden)?,
-            activation: Activation::Silu,
-        })),
+        feed_forward: match experts {
+            Some(experts) => experts.layer(source, layer, hidden)?,
+            None => FeedForward::Dense(Box::new(Mlp {
+                gate: Some(source.linear(&name("ffn_gate"), hidden, n_ff)?),
+                up: source.linear(&name("ffn_up"), hidden, n_ff)?,
+                down: source.linear(&name("ffn_down"), n_ff, hidden)?,
+                activation: Activation::Silu,
+            })),
+        },
         feed_forward_post_norm: None,
         parallel: false,
         residual_scale: 1.0,

@@ -3,6 +3,7 @@
 //! One small file per family maps the names in a file to this description. Backends read it and
 //! never ask for a family's name. All shapes are checked here, so a backend may rely on them.
 
+mod experts;
 mod llama;
 mod network;
 mod rope;
