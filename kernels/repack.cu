@@ -170,14 +170,21 @@ struct UnpackArgs {
     void* out;  // [rows][groups * 32], f16 or f32
     uint32_t type, groups, matrix_rows, first_row, rows;
     uint32_t to_f32;
+    const uint32_t* starts;  // NULL, or first slot of each expert (experts.cu), and the end
+    uint32_t expert_rows;    // rows of an expert; those of experts without slots are left out
+    uint32_t padding;
 };
-static_assert(sizeof(UnpackArgs) == 40, "as in args.rs");
+static_assert(sizeof(UnpackArgs) == 56, "as in args.rs");
 
 // Plain values of rows of a matrix; one thread a group. Values beyond f16's range are clamped to it.
 extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__ UnpackArgs a) {
     uint64_t index = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
     if (index >= (uint64_t)a.rows * a.groups) return;
     uint32_t row = index / a.groups, group = index % a.groups;
+    if (a.starts) {
+        const uint32_t expert = (a.first_row + row) / a.expert_rows;
+        if (a.starts[expert] == a.starts[expert + 1]) return;
+    }
     for_type(a.type, [&]<uint32_t T>() {
         Slices c = slices_of(T, a.groups);
         uint32_t s = group / c.full, g = group % c.full, n = s + 1 == c.count ? c.last : c.full;

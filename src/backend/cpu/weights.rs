@@ -212,19 +212,19 @@ pub(super) fn product(linear: &Linear, isa: Isa) -> Result<Product> {
 
 fn layer(block: &Block, ropes: &mut Vec<Rope>, isa: Isa) -> Result<Layer> {
     let a = &block.attention;
-    let plain = block.plain()?;
+    let (attention_norm, rope_plan, feed_forward_norm) = block.plain_frame()?;
     let rope = ropes
         .iter()
-        .position(|r| r == plain.rope)
+        .position(|r| r == rope_plan)
         .unwrap_or_else(|| {
-            ropes.push(plain.rope.clone());
+            ropes.push(rope_plan.clone());
             ropes.len() - 1
         });
     let table = |r: &Rope| 2 * r.inv_freq.len();
     let rope_at = ropes[..rope].iter().map(table).sum::<usize>();
-    let rope_at = rope_at..rope_at + table(plain.rope);
+    let rope_at = rope_at..rope_at + table(rope_plan);
     Ok(Layer {
-        attention_norm: norm(plain.attention_norm)?,
+        attention_norm: norm(attention_norm)?,
         n_heads: a.n_heads,
         n_kv_heads: a.n_kv_heads,
         head_dim: a.head_dim,
@@ -235,7 +235,7 @@ fn layer(block: &Block, ropes: &mut Vec<Rope>, isa: Isa) -> Result<Layer> {
         rope,
         rope_at,
         scale: a.scale,
-        feed_forward_norm: norm(plain.feed_forward_norm)?,
+        feed_forward_norm: norm(feed_forward_norm)?,
         feed_forward: match &block.feed_forward {
             FeedForward::Experts(experts) => {
                 FeedForwardLayer::Experts(Box::new(ExpertLayer::new(experts, isa)?))

@@ -194,7 +194,6 @@ impl Plan {
         for (i, block) in network.blocks.iter().enumerate() {
             let a = &block.attention;
             let plain = block.plain()?;
-            let [gate, up, down] = block.feed_forward.plain()?;
             if (a.n_kv_heads, a.head_dim) != (n_kv_heads, head_dim) {
                 fail!(
                     Unsupported,
@@ -212,9 +211,9 @@ impl Plan {
                 scale: a.scale,
                 output: jobs.fuse(&[&a.output])?,
                 feed_forward_norm: jobs.norm(plain.feed_forward_norm)?,
-                gate_up: jobs.fuse(&[gate, up])?,
-                n_ff: gate.weight.rows() as u32,
-                down: jobs.fuse(&[down])?,
+                gate_up: jobs.fuse(&[plain.gate, plain.up])?,
+                n_ff: plain.gate.weight.rows() as u32,
+                down: jobs.fuse(&[plain.down])?,
             });
         }
         let final_norm = jobs.norm(&network.final_norm)?;
