@@ -1,37 +1,79 @@
 // Products of many input rows with a matrix, for prefill: f16 times f16, sums in f32.
+//
+// An output element is the sum over k in ascending order in steps of the tensor core's 16, whatever
+// the number of rows, so chunking a prompt does not change it.
 #include "matmul.cuh"
+#include "mma.cuh"
 
-struct MatmulArgs {
-    const __half* x;        // [m][k]
-    const float* x_scale;   // [m]: a row's values are x * x_scale
-    const __half* w;        // [n][k]
-    const float* bias;      // [n] or NULL
-    const float* residual;  // [m][out_stride], added, or NULL; may be `out`
-    float* out;             // [m][out_stride]
-    uint32_t m, n, k;       // k a multiple of 32
-    uint32_t out_stride;
+struct Tile {
+    static constexpr int M = TILE_ROWS, N = TILE_ROWS, K = TILE_K, STAGES = 3, THREADS = 256;
+    static constexpr int WARP_M = 64, WARP_N = 32;  // 2 x 4 warps
+    static constexpr int STAGE_BYTES = (M + N) * K * 2;
+    static_assert(M / WARP_M * (N / WARP_N) * 32 == THREADS);
 };
-static_assert(sizeof(MatmulArgs) == 64, "as in args.rs");
 
 // Grid (m tiles, n tiles): neighbours share the weights' tile. 256 threads.
 extern "C" __global__ void __launch_bounds__(Tile::THREADS, 2) matmul(const __grid_constant__ MatmulArgs a) {
     extern __shared__ __align__(128) uint8_t shared[];
     release_dependents();
     wait_for_producers();
-    const uint32_t m0 = blockIdx.x * Tile::M, n0 = blockIdx.y * Tile::N, r = threadIdx.x / Tile::PIECES;
-    auto row_of = [&](uint32_t first, int i, uint32_t rows) {
-        const uint32_t row = first + i * Tile::ROW_STEP + r;
-        return row < rows ? row : NO_ROW;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp & 1, wn = warp >> 1;
+    const uint32_t m0 = blockIdx.x * Tile::M, n0 = blockIdx.y * Tile::N;
+    constexpr int PIECES = Tile::K / 8;
+    const uint32_t base = shared_address(shared);
+    const uint32_t tiles = tiles_of(a.k, Tile::K);
+    const uint8_t* x = (const uint8_t*)a.x + (uint64_t)blockIdx.x * tiles * TILE_BYTES;
+    const uint8_t* w = (const uint8_t*)a.w + (uint64_t)blockIdx.y * tiles * TILE_BYTES;
+    auto load = [&](uint32_t kt, int stage) {
+        uint32_t to = base + stage * Tile::STAGE_BYTES;
+#pragma unroll
+        for (uint32_t i = threadIdx.x * 16; i < TILE_BYTES; i += Tile::THREADS * 16) {
+            copy16(to + i, x + (uint64_t)kt * TILE_BYTES + i, true);
+            copy16(to + TILE_BYTES + i, w + (uint64_t)kt * TILE_BYTES + i, true);
+        }
+        copies_commit();
     };
     float acc[4][4][4] = {};
-    tile_products(shared, a.x, a.w, a.k, [&](int i) { return row_of(m0, i, a.m); }, [&](int i) { return row_of(n0, i, a.n); }, acc);
-    for_each_product(acc, [&](uint32_t row, uint32_t column, float v) {
-        const uint32_t m = m0 + row, n = n0 + column;
-        if (m >= a.m || n >= a.n) return;
-        v = __fmul_rn(v, __ldg(a.x_scale + m));
-        if (a.bias) v = __fadd_rn(v, __ldg(a.bias + n));
-        const uint64_t to = (uint64_t)m * a.out_stride + n;
-        if (a.residual) v = __fadd_rn(v, a.residual[to]);
-        a.out[to] = v;
-    });
+#pragma unroll
+    for (int s = 0; s < Tile::STAGES - 1; s++) {
+        if (s < tiles) load(s, s);
+        else copies_commit();
+    }
+    for (uint32_t kt = 0; kt < tiles; kt++) {
+        copies_wait<Tile::STAGES - 2>();
+        __syncthreads();
+        if (kt + Tile::STAGES - 1 < tiles) load(kt + Tile::STAGES - 1, (kt + Tile::STAGES - 1) % Tile::STAGES);
+        else copies_commit();
+        const uint32_t at = base + kt % Tile::STAGES * Tile::STAGE_BYTES;
+#pragma unroll
+        for (int kk = 0; kk < Tile::K / 16; kk++) {
+            uint32_t x[4][4], w[2][4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                uint32_t r = wm * Tile::WARP_M + i * 16 + (lane & 15);
+                load_matrices(x[i], at + swizzled<PIECES>(r, kk * 2 + (lane >> 4)));
+            }
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                uint32_t r = Tile::M + wn * Tile::WARP_N + j * 16 + (lane & 7) + (lane >> 4) * 8;
+                load_matrices(w[j], at + swizzled<PIECES>(r, kk * 2 + (lane >> 3 & 1)));
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) mma(acc[i][j], x[i], w[j >> 1][(j & 1) * 2], w[j >> 1][(j & 1) * 2 + 1]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t m = m0 + wm * Tile::WARP_M + i * 16 + h * 8 + (lane >> 2);
+            if (m >= a.m) continue;
+            const float scale = a.x_scale[m];
+            float2 v[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) v[j] = make_float2(__fmul_rn(acc[i][j][h * 2], scale), __fmul_rn(acc[i][j][h * 2 + 1], scale));
+            store_pairs(a, m, n0 + wn * Tile::WARP_N + (lane & 3) * 2, v);
+        }
 }

@@ -1,6 +1,6 @@
 // Producers of a matrix product's input: norm, activation or a plain copy, written in the forms that
 // the products read: int8 with a scale per 32 elements, f32, or f16 with one power-of-two scale per row.
-#include "common.cuh"
+#include "matmul.cuh"
 
 enum Source : uint32_t {
     COPY = 0,      // x[i]
@@ -14,7 +14,7 @@ struct ProduceArgs {
     int8_t* q8;            // [rows][groups * 32], or NULL
     float* q8_scale;       // [rows][groups]
     float* f32;            // [rows][groups * 32], or NULL
-    __half* f16;           // [rows][groups * 32], or NULL
+    __half* f16;           // [rows][groups * 32], tiled, or NULL
     float* f16_scale;      // [rows]: value = f16 * scale
     uint32_t x_stride;
     uint32_t len;          // elements; the rest up to groups * 32 is written as zeros
@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant
     float inverse = 1.0f;
     if (a.f16) {
         float largest = 0.0f;
-        for (uint32_t i = first; i < width; i += step)
+        for (uint32_t i = first; i < a.len; i += step)
 #pragma unroll
             for (int j = 0; j < 4; j++) largest = fmaxf(largest, fabsf(activate(a, x, i + j, rms)));
         largest = block_max(largest, scratch);
@@ -130,20 +130,19 @@ extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant
         inverse = __uint_as_float((uint32_t)(127 - e) << 23);
         if (threadIdx.x == 0) a.f16_scale[row] = __uint_as_float((uint32_t)(127 + e) << 23);
     }
-    // Whole warps stay in the loop together: width is a multiple of 32, a warp covers 128.
-    for (uint32_t base = first - (threadIdx.x & 31) * 4; base < width; base += step) {
+    // Whole warps stay in the loop together: a warp covers 128. Tiles are filled up with zeros.
+    const uint32_t k_tiles = tiles_of(width, TILE_K), end = a.f16 ? k_tiles * TILE_K : width;
+    for (uint32_t base = first - (threadIdx.x & 31) * 4; base < end; base += step) {
         uint32_t i = base + (threadIdx.x & 31) * 4;
         float v[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) v[j] = i < width ? activate(a, x, i + j, rms) : 0.0f;
         uint64_t at = (uint64_t)row * width + i;
         if (a.q8) store_q8(a, v, at, (uint64_t)row * a.groups + i / 32, i < width);
-        if (i < width) {
-            if (a.f32) *(float4*)(a.f32 + at) = make_float4(v[0], v[1], v[2], v[3]);
-            if (a.f16) {
-                __half2 lo = __floats2half2_rn(v[0] * inverse, v[1] * inverse), hi = __floats2half2_rn(v[2] * inverse, v[3] * inverse);
-                *(uint2*)(a.f16 + at) = make_uint2(*(uint32_t*)&lo, *(uint32_t*)&hi);
-            }
+        if (a.f32 && i < width) *(float4*)(a.f32 + at) = make_float4(v[0], v[1], v[2], v[3]);
+        if (a.f16 && i < end) {
+            __half2 lo = __floats2half2_rn(v[0] * inverse, v[1] * inverse), hi = __floats2half2_rn(v[2] * inverse, v[3] * inverse);
+            *(uint2*)((uint8_t*)a.f16 + tiled(row, i & ~7u, k_tiles) + (i & 4) * 2) = make_uint2(*(uint32_t*)&lo, *(uint32_t*)&hi);
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::gpu::*;
 use emberlm::backend::cuda::args;
 use emberlm::backend::cuda::driver::Buffer;
 use emberlm::backend::cuda::matrix::{
-    Inputs, Matrix, MatrixSegment, fragment_bytes, groups, matrix_bytes, repack_args,
+    self, Inputs, Matrix, MatrixSegment, fragment_bytes, groups, matrix_bytes, repack_args,
 };
 use emberlm::quant::{TensorType, dequantize_row};
 
@@ -131,6 +131,7 @@ fn repack_is_exact(ty: TensorType) {
                 first_row: 0,
                 rows: rows as u32,
                 to_f32: 1,
+                ..Default::default()
             };
             with_stream(|stream| unsafe { kernels().unpack(stream, &unpack).unwrap() });
             check(
@@ -139,14 +140,15 @@ fn repack_is_exact(ty: TensorType) {
                 "unpack",
             );
 
-            let half = poisoned(rows * width * 2);
+            let tile_bytes = matrix::tiled_bytes(rows as u32, t.matrix.groups) as usize;
+            let half = poisoned(tile_bytes);
             let unpack = args::Unpack {
                 out: half.address(),
                 to_f32: 0,
                 ..unpack
             };
             with_stream(|stream| unsafe { kernels().unpack(stream, &unpack).unwrap() });
-            let got: Vec<u16> = download(&half, rows * width);
+            let got = from_tiles(&download::<u16>(&half, tile_bytes / 2), rows, width);
             for r in 0..rows {
                 for i in 0..row_len {
                     let want =
@@ -427,7 +429,8 @@ fn produce_is_right() {
             let q8 = poisoned(rows * width);
             let scale = poisoned(rows * n_groups * 4);
             let f32 = poisoned(rows * width * 4);
-            let f16 = poisoned(rows * width * 2);
+            let tile_bytes = matrix::tiled_bytes(rows as u32, n_groups as u32) as usize;
+            let f16 = poisoned(tile_bytes);
             let f16_scale = poisoned(rows * 4);
             let produce = args::Produce {
                 x: dx.address(),
@@ -450,7 +453,7 @@ fn produce_is_right() {
             let q: Vec<i8> = download(&q8, rows * width);
             let d: Vec<f32> = download(&scale, rows * n_groups);
             let plain: Vec<f32> = download(&f32, rows * width);
-            let halves: Vec<u16> = download(&f16, rows * width);
+            let halves = from_tiles(&download::<u16>(&f16, tile_bytes / 2), rows, width);
             let half_scale: Vec<f32> = download(&f16_scale, rows);
             let take = |form: &dyn Fn(usize) -> f32| -> Vec<f32> {
                 (0..rows * width)

@@ -76,6 +76,8 @@ pub struct Unpack {
     pub first_row: u32,
     pub rows: u32,
     pub to_f32: u32,
+    pub out_row: u32,
+    pub padding: u32,
 }
 
 /// `EmbedArgs`.
@@ -265,7 +267,7 @@ const _: () = {
     assert!(size_of::<Session>() == 64);
     assert!(size_of::<KvLayout>() == 40);
     assert!(size_of::<Repack>() == 48);
-    assert!(size_of::<Unpack>() == 40);
+    assert!(size_of::<Unpack>() == 48);
     assert!(size_of::<Embed>() == 48);
     assert!(size_of::<Produce>() == 80);
     assert!(size_of::<Segment>() == 40);

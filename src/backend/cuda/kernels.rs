@@ -39,6 +39,8 @@ pub struct Kernels {
     by_name: HashMap<String, Kernel>,
     /// Weights come by bulk copies (Hopper and later).
     ring_bytes: usize,
+    /// Warpgroup products, which only compute capability 9.0 has.
+    wgmma: bool,
     multiprocessors: u32,
 }
 
@@ -61,6 +63,8 @@ impl Kernels {
             modules,
             by_name: HashMap::new(),
             ring_bytes,
+            wgmma: properties.capability == (9, 0)
+                && std::env::var_os("EMBERLM_CUDA_MMA").is_none(),
             multiprocessors: properties.multiprocessors,
         };
         kernels.find_all()?;
@@ -85,6 +89,15 @@ impl Kernels {
         ];
         for (module, name, bytes) in plain {
             self.find(module, name, bytes)?;
+        }
+        if self.wgmma {
+            for width in [128, 256] {
+                self.find(
+                    "matmul_wgmma",
+                    &format!("matmul_wgmma_{width}"),
+                    WGMMA_SHARED,
+                )?;
+            }
         }
         for heads in [1, 2, 4, 8] {
             self.find("attention", &format!("attend_q8_{heads}"), 0)?;
@@ -218,7 +231,12 @@ impl Kernels {
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn unpack(&self, stream: &Stream, args: &args::Unpack) -> Result<()> {
-        let threads = u64::from(args.rows) * u64::from(args.groups);
+        let groups = if args.to_f32 != 0 {
+            args.groups
+        } else {
+            args.groups.next_multiple_of(2)
+        };
+        let threads = u64::from(args.rows) * u64::from(groups);
         let grid = (threads.div_ceil(256) as u32, 1, 1);
         // SAFETY: the caller's word. Not programmatic: the kernel does not wait.
         unsafe {
@@ -477,6 +495,21 @@ impl Kernels {
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn matmul(&self, stream: &Stream, args: &args::Matmul) -> Result<()> {
+        if self.wgmma {
+            let pairs = self.multiprocessors / 2;
+            let tiles = |width: u32| args.m.div_ceil(256) * args.n.div_ceil(width);
+            // Tiles of half the width take more than half the time, by what was measured.
+            let time = |width: u32, speed: u32| tiles(width).div_ceil(pairs) * width * 100 / speed;
+            let width = if time(128, 58) < time(256, 100) {
+                128
+            } else {
+                256
+            };
+            let grid = (2 * tiles(width).min(pairs), 1, 1);
+            let name = format!("matmul_wgmma_{width}");
+            // SAFETY: the caller's word.
+            return unsafe { self.launch(stream, &name, grid, 384, WGMMA_SHARED, args) };
+        }
         let grid = (args.m.div_ceil(128), args.n.div_ceil(128), 1);
         // SAFETY: the caller's word.
         unsafe { self.launch(stream, "matmul", grid, 256, MATMUL_SHARED, args) }
@@ -606,6 +639,9 @@ const PAIR: &str = "Q4_K_Q6_K";
 
 /// Shared memory of the matmul kernel: three stages of two tiles.
 const MATMUL_SHARED: usize = 3 * (128 + 128) * 64 * 2;
+
+/// Shared memory of the matmul kernels for sm_90a: a ring of tiles, and room to align it.
+const WGMMA_SHARED: usize = 4 * (128 + 256) * 64 * 2 + 1024;
 
 /// Size of heads that a kernel's tiles are made for.
 fn padded_head(dim: u32) -> usize {

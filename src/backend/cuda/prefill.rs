@@ -7,7 +7,7 @@
 use super::args::{self, KvLayout};
 use super::driver::{Buffer, Context, Stream};
 use super::kernels::Kernels;
-use super::matrix::Matrix;
+use super::matrix::{Matrix, tiled_bytes};
 use super::plan::{LayerPlan, NormPlan, Plan};
 use super::step::Arena;
 use crate::error::{Result, fail};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Most positions evaluated at a time.
-pub const CHUNK: usize = 1024;
+pub const CHUNK: usize = 2048;
 
 /// Memory of a prefill.
 pub struct PrefillBuffers {
@@ -43,12 +43,12 @@ fn places(plan: &Plan) -> (Places, u64) {
     let heads = u64::from(plan.n_heads_max()) * u64::from(plan.head_dim);
     let weights = plan
         .layer_matrices()
-        .map(|m| u64::from(m.rows) * u64::from(m.groups) * 64)
+        .map(|m| tiled_bytes(m.rows, m.groups))
         .max();
     let places = Places {
         tokens: arena.take(rows * 4),
         h: arena.take(rows * u64::from(plan.embedding.groups) * 128),
-        x: arena.take(rows * u64::from(plan.widest_input()) * 64),
+        x: arena.take(tiled_bytes(CHUNK as u32, plan.widest_input())),
         x_scale: arena.take(rows * 4),
         wide: arena.take(rows * u64::from(plan.widest_row()) * 4),
         q: arena.take(rows * heads * 2),
@@ -277,13 +277,15 @@ impl Enqueue<'_> {
         for s in &matrix.segments {
             let unpack = args::Unpack {
                 matrix: s.address,
-                out: at.weights + u64::from(s.out_offset) * u64::from(matrix.groups) * 64,
+                out: at.weights,
                 ty: args::type_number(s.ty),
                 groups: matrix.groups,
                 matrix_rows: s.rows,
                 first_row: 0,
                 rows: s.rows,
                 to_f32: 0,
+                out_row: s.out_offset,
+                padding: 0,
             };
             // SAFETY: the caller's word.
             unsafe { self.kernels.unpack(self.stream, &unpack)? };
