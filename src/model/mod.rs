@@ -5,6 +5,7 @@
 
 mod cohere2;
 mod decoder;
+mod experts;
 mod gemma;
 mod glm4;
 mod gpt2;

@@ -258,25 +258,30 @@ pub struct PlainBlock<'a> {
     pub rope: &'a Rope,
     /// Norm before the feed-forward part.
     pub feed_forward_norm: &'a Norm,
-    /// `n_ff` x `hidden`.
-    pub gate: &'a Linear,
-    /// `n_ff` x `hidden`.
-    pub up: &'a Linear,
-    /// `hidden` x `n_ff`.
-    pub down: &'a Linear,
+}
+
+impl FeedForward {
+    /// Gate, up and down of a feed-forward part like llama's; `Unsupported` for any other.
+    pub fn plain(&self) -> Result<[&Linear; 3]> {
+        match self {
+            FeedForward::Dense(mlp) if mlp.activation == Activation::Silu => match &mlp.gate {
+                Some(gate) => Ok([gate, &mlp.up, &mlp.down]),
+                None => fail!(Unsupported, "a feed-forward part without a gate"),
+            },
+            _ => fail!(
+                Unsupported,
+                "a feed-forward part of this kind is not supported yet"
+            ),
+        }
+    }
 }
 
 impl Block {
-    /// The parts of a block like llama's; `Unsupported` for any other.
+    /// The parts of a block like llama's, whatever its feed-forward part; `Unsupported` for any other.
     pub fn plain(&self) -> Result<PlainBlock<'_>> {
         let a = &self.attention;
-        if let (Some(attention_norm), Some(feed_forward_norm), Some(rope), FeedForward::Dense(mlp)) = (
-            &self.attention_norm,
-            &self.feed_forward_norm,
-            &a.rope,
-            &self.feed_forward,
-        ) && let Some(gate) = &mlp.gate
-            && mlp.activation == Activation::Silu
+        if let (Some(attention_norm), Some(feed_forward_norm), Some(rope)) =
+            (&self.attention_norm, &self.feed_forward_norm, &a.rope)
             && [attention_norm, feed_forward_norm]
                 .iter()
                 .all(|n| n.kind == NormKind::Rms && n.bias.is_none())
@@ -295,9 +300,6 @@ impl Block {
                 attention_norm,
                 rope,
                 feed_forward_norm,
-                gate,
-                up: &mlp.up,
-                down: &mlp.down,
             });
         }
         fail!(Unsupported, "a block of this kind is not supported yet")

@@ -3,13 +3,16 @@
 //! one each of several sessions' (see [`super::batch`]).
 
 use super::attention::{Rows, attend, tokens_per_block};
-use super::elementwise::{add_bias, rms_norm, rope_table};
+use super::elementwise::{add, add_bias, rms_norm, rope_table};
+use super::experts::{ExpertChunk, ExpertChunkSpace};
 use super::forward::{Buffers, activate, add_rows, deal_rows, logits, place};
 use super::kv::{Half, KvCache};
-use super::matmul::{Activations, Encodings, Matrix, View};
+use super::matmul::{Activations, Encodings, Isa, Matrix, View};
 use super::pages::{Pages, Span};
 use super::pool::{PoolTurn, Worker};
-use super::weights::{CpuWeights, Layer, NormWeights, Product, Sizes, ThreadSpace};
+use super::weights::{
+    CpuWeights, DenseLayer, FeedForwardLayer, Layer, NormWeights, Product, Sizes, ThreadSpace,
+};
 use crate::backend::KvType;
 use crate::error::Result;
 use std::ops::Range;
@@ -27,6 +30,7 @@ pub(super) struct ChunkSpace {
     up: Pages,
     rope: Pages,
     input: Activations,
+    experts: ExpertChunkSpace,
 }
 
 impl ChunkSpace {
@@ -43,6 +47,7 @@ impl ChunkSpace {
             up: pages(Matrix::ROW_QUANTUM * weights.pool.threads())?,
             rope: pages(s.rope)?,
             input: Activations::new(tokens, s.cols(), s.encodings)?,
+            experts: ExpertChunkSpace::new(&s.experts, weights.pool.threads(), tokens)?,
         })
     }
 
@@ -52,7 +57,7 @@ impl ChunkSpace {
     }
 
     /// The parts of a chunk's memory.
-    fn buffers<'a>(&'a mut self, sizes: &'a Sizes) -> (Buffers<'a>, Span<'a>, &'a Activations) {
+    fn parts<'a>(&'a mut self, isa: Isa, sizes: &'a Sizes) -> Parts<'a> {
         let q = self.q.span();
         let buffers = Buffers {
             x: self.x.span(),
@@ -64,8 +69,22 @@ impl ChunkSpace {
             rope: self.rope.span(),
             sizes,
         };
-        (buffers, self.up.span(), &self.input)
+        let up = self.up.span();
+        Parts {
+            buffers,
+            up,
+            input: &self.input,
+            experts: self.experts.chunk(isa, up),
+        }
     }
+}
+
+/// What of a chunk's memory the threads use.
+struct Parts<'a> {
+    buffers: Buffers<'a>,
+    up: Span<'a>,
+    input: &'a Activations,
+    experts: ExpertChunk<'a>,
 }
 
 /// Bytes of a [`ChunkSpace`].
@@ -73,7 +92,8 @@ pub(super) fn chunk_bytes(s: &Sizes, threads: usize, tokens: usize) -> usize {
     let floats = s.hidden + s.q.max(s.hidden) + 2 * s.kv + s.n_ff + s.rope;
     let up = Matrix::ROW_QUANTUM * threads;
     let input = Activations::bytes_for(tokens, s.cols(), s.encodings);
-    tokens * (floats + up) * size_of::<f32>() + input
+    let experts = ExpertChunkSpace::bytes_for(&s.experts, threads, tokens);
+    tokens * (floats + up) * size_of::<f32>() + input + experts
 }
 
 /// Where the tokens of a chunk have their place.
@@ -101,6 +121,7 @@ pub(super) struct Chunk<'a> {
     input: &'a Activations,
     buffers: Buffers<'a>,
     up: Span<'a>,
+    experts: ExpertChunk<'a>,
     tokens: &'a [u32],
     places: Places<'a>,
 }
@@ -114,12 +135,13 @@ impl<'a> Chunk<'a> {
         places: Places<'a>,
     ) -> Chunk<'a> {
         assert!(!tokens.is_empty() && tokens.len() <= space.tokens());
-        let (buffers, up, input) = space.buffers(&weights.sizes);
+        let parts = space.parts(weights.isa, &weights.sizes);
         Chunk {
             weights,
-            input,
-            buffers,
-            up,
+            input: parts.input,
+            buffers: parts.buffers,
+            up: parts.up,
+            experts: parts.experts,
             tokens,
             places,
         }
@@ -285,14 +307,25 @@ impl<'a> Chunk<'a> {
             self.add_product(worker, me, &layer.output);
             worker.barrier();
             let norm = Some(&layer.feed_forward_norm);
-            self.encode(worker, me, norm, x, layer.gate_up_encodings());
+            self.encode(worker, me, norm, x, layer.feed_forward_encodings());
             worker.barrier();
-            self.gate_up(worker, me, layer);
-            worker.barrier();
-            let gate = (b.gate, layer.gate.matrix.rows(), s.n_ff);
-            self.encode(worker, me, None, gate, layer.down.matrix.encodings());
-            worker.barrier();
-            self.add_product(worker, me, &layer.down);
+            match &layer.feed_forward {
+                FeedForwardLayer::Dense(dense) => {
+                    self.gate_up(worker, me, dense);
+                    worker.barrier();
+                    let gate = (b.gate, dense.gate.matrix.rows(), s.n_ff);
+                    self.encode(worker, me, None, gate, dense.down.matrix.encodings());
+                    worker.barrier();
+                    self.add_product(worker, me, &dense.down);
+                }
+                FeedForwardLayer::Experts(experts) => {
+                    self.experts.run(worker, me, experts, self.input, n, b.y);
+                    worker.ranges(n, 8, |tokens| {
+                        let (at, len) = (tokens.start * s.hidden, tokens.len() * s.hidden);
+                        add(b.x.part(at, len), b.y.part(at, len), None);
+                    });
+                }
+            }
         }
     }
 
@@ -395,7 +428,7 @@ impl<'a> Chunk<'a> {
     ///
     /// # Safety
     /// A phase of its own, in which all threads call it.
-    unsafe fn gate_up(&self, worker: &Worker, me: &mut ThreadSpace, layer: &Layer) {
+    unsafe fn gate_up(&self, worker: &Worker, me: &mut ThreadSpace, layer: &DenseLayer) {
         const BLOCK: usize = Matrix::ROW_QUANTUM;
         let (n, b, isa) = (self.tokens.len(), &self.buffers, self.weights.isa);
         let stride = b.sizes.n_ff;

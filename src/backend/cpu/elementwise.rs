@@ -94,6 +94,40 @@ simd_kernel! {
     pub fn silu_mul(gate: &mut [f32], up: &[f32]) = silu_mul_generic
 }
 
+/// `gate = min(gate, limit) / (1 + exp(-alpha * min(gate, limit))) * (clamp(up, -limit, limit) + 1)`
+#[inline(always)]
+unsafe fn swiglu_clamped_generic<L: Lanes>(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+    assert!(gate.len() == up.len());
+    // A comparison with NaN is false, so NaN stays.
+    let below = |x: f32| if x > limit { limit } else { x };
+    let above = |x: f32| if x < -limit { -limit } else { x };
+    let mut i = 0;
+    while i < gate.len() {
+        let n = (gate.len() - i).min(LANES);
+        let (mut g, mut e, mut u) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+        for k in 0..n {
+            g[k] = below(gate[i + k]);
+            e[k] = -alpha * g[k];
+            u[k] = above(below(up[i + k])) + 1.0;
+        }
+        // SAFETY: arrays of whole vectors; the features are the caller's promise.
+        unsafe {
+            let e = L::load(e.as_ptr()).exp();
+            let y = L::load(g.as_ptr()).div(L::splat(1.0).add(e));
+            y.mul(L::load(u.as_ptr())).store(g.as_mut_ptr());
+        }
+        gate[i..i + n].copy_from_slice(&g[..n]);
+        i += LANES;
+    }
+}
+simd_kernel! {
+    /// Gated SiLU with limits, of one row (or part of one), in place.
+    ///
+    /// # Safety
+    /// The processor has `isa`.
+    pub fn swiglu_clamped(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) = swiglu_clamped_generic
+}
+
 /// `x += y`, where `y` may come with a bias: `x + (y + bias)`.
 pub fn add(x: &mut [f32], y: &[f32], bias: Option<&[f32]>) {
     match bias {

@@ -2,6 +2,7 @@
 
 use super::attention::AttentionScratch;
 use super::batch::batch_bytes;
+use super::experts::ExpertThread;
 use super::forward::{DecodeSpace, partials_len, splits};
 use super::kv::Shape;
 use super::matmul::{Activations, Scratch};
@@ -29,7 +30,8 @@ pub(super) fn estimate(
     let thread = Activations::bytes_for(1, s.cols(), s.encodings)
         + Scratch::bytes_for(s.cols())
         + AttentionScratch::bytes_for(s.group, s.head_dim)
-        + s.hidden * size_of::<f32>();
+        + s.hidden * size_of::<f32>()
+        + ExpertThread::bytes_for(&s.experts);
     let partials = if layers.clone().any(|a| splits(a.n_kv_heads, threads)) {
         partials_len(&s, options.context).saturating_mul(size_of::<f32>())
     } else {

@@ -7,12 +7,15 @@
 
 use super::attention::{Rows, attend, attend_segment, join_segments, partial_len};
 use super::elementwise::{add, add_bias, rms_norm, rope_table, rotate, silu_mul};
+use super::experts::{ExpertBuffers, ExpertLayer, ExpertSpace, ExpertStep};
 use super::kv::{Element, Half, KvCache, SEGMENT, put};
 use super::matmul::{Encodings, Isa, Matrix};
 use super::pages::{Pages, Span};
 use super::pool::{PoolTurn, Worker};
 use super::profile::{Clock, Marks, attention_bytes, embedding_bytes, norm_bytes, product_bytes};
-use super::weights::{CpuWeights, Layer, NormWeights, Product, Sizes, ThreadSpace};
+use super::weights::{
+    CpuWeights, DenseLayer, FeedForwardLayer, Layer, NormWeights, Product, Sizes, ThreadSpace,
+};
 use crate::backend::{KvType, Work};
 use crate::error::{Result, fail, try_vec};
 use crate::model::Activation;
@@ -36,6 +39,7 @@ pub(super) struct DecodeSpace {
     gate: Vec<f32>,
     up: Vec<f32>,
     rope: Vec<f32>,
+    experts: ExpertSpace,
     /// Attention's results per segment, where the heads do not divide evenly among the threads.
     partials: Pages,
 }
@@ -52,13 +56,15 @@ impl DecodeSpace {
             gate: floats(sizes.n_ff)?,
             up: floats(sizes.n_ff)?,
             rope: floats(sizes.rope)?,
+            experts: ExpertSpace::new(&sizes.experts)?,
             partials: Pages::new(0, "")?,
         })
     }
 
     /// Bytes of [`DecodeSpace::new`].
     pub fn bytes_for(s: &Sizes) -> usize {
-        (2 * s.hidden + s.q + 2 * s.kv + 2 * s.n_ff + s.rope) * size_of::<f32>()
+        let floats = 2 * s.hidden + s.q + 2 * s.kv + 2 * s.n_ff + s.rope;
+        floats * size_of::<f32>() + ExpertSpace::bytes_for(&s.experts)
     }
 
     /// Provides for sessions of up to `context` positions.
@@ -170,7 +176,7 @@ pub(super) unsafe fn place<E: Element>(
 /// The processor has `isa`.
 pub(super) unsafe fn activate(
     isa: Isa,
-    layer: &Layer,
+    layer: &DenseLayer,
     rows: Range<usize>,
     gate: &mut [f32],
     up: &mut [f32],
@@ -195,6 +201,7 @@ struct DecodeStep<'a> {
     kv: &'a KvCache,
     buffers: Buffers<'a>,
     up: Span<'a>,
+    experts: ExpertBuffers<'a>,
     partials: Span<'a>,
     position: usize,
     marks: Marks<'a>,
@@ -265,36 +272,77 @@ impl DecodeStep<'_> {
             worker.barrier();
             let output = || product_bytes([&layer.output]);
             self.marks.end(worker, Work::Output, output);
-            self.norm_input(me, &layer.feed_forward_norm, layer.gate_up_encodings());
+            self.norm_input(me, &layer.feed_forward_norm, layer.feed_forward_encodings());
             let norm = || norm_bytes(&layer.feed_forward_norm);
             self.marks.end(worker, Work::Norm, norm);
-            deal_rows(worker, &[&layer.gate], GRAIN_BYTES / 2, |_, rows| {
+            match &layer.feed_forward {
+                FeedForwardLayer::Dense(dense) => self.dense(worker, me, dense),
+                FeedForwardLayer::Experts(experts) => self.experts(worker, me, experts),
+            }
+        }
+    }
+
+    /// A feed-forward for all tokens, added to the residual stream.
+    ///
+    /// # Safety
+    /// Between barriers; all threads call it.
+    unsafe fn dense(&self, worker: &Worker, me: &mut ThreadSpace, dense: &DenseLayer) {
+        let (b, isa) = (&self.buffers, self.weights.isa);
+        // SAFETY: a barrier separates the phases; in each, a thread writes only its own rows.
+        unsafe {
+            deal_rows(worker, &[&dense.gate], GRAIN_BYTES / 2, |_, rows| {
                 let (gate, up) = (b.gate, self.up);
                 let input = &me.input;
-                layer
+                dense
                     .gate
                     .matrix
                     .mul(input, 0..1, rows.clone(), gate.base(), 0, &mut me.unpacked);
-                layer
+                dense
                     .up
                     .matrix
                     .mul(input, 0..1, rows.clone(), up.base(), 0, &mut me.unpacked);
                 let gate = gate.part(rows.start, rows.len());
                 activate(
                     isa,
-                    layer,
+                    dense,
                     rows.clone(),
                     gate,
                     up.part(rows.start, rows.len()),
                 );
             });
             worker.barrier();
-            let gate_up = || product_bytes([&layer.gate, &layer.up]);
+            let gate_up = || product_bytes([&dense.gate, &dense.up]);
             self.marks.end(worker, Work::GateUp, gate_up);
-            let width = layer.gate.matrix.rows();
-            let enc = layer.down.matrix.encodings();
+            let width = dense.gate.matrix.rows();
+            let enc = dense.down.matrix.encodings();
             me.input.set_row(isa, 0, b.gate.part(0, width), enc);
-            self.add_product(worker, me, &layer.down);
+            self.add_product(worker, me, &dense.down);
+        }
+    }
+
+    /// A mixture of experts, added to the residual stream.
+    ///
+    /// # Safety
+    /// Between barriers; all threads call it.
+    unsafe fn experts(&self, worker: &Worker, me: &mut ThreadSpace, experts: &ExpertLayer) {
+        let (x, y) = (self.buffers.x, self.buffers.y);
+        let mut step = ExpertStep {
+            isa: self.weights.isa,
+            worker,
+            buffers: self.experts,
+            me: &mut me.experts,
+            unpacked: &mut me.unpacked,
+        };
+        let half = || {
+            let gate_up = || experts.bytes_per_token().0;
+            self.marks.end(worker, Work::GateUp, gate_up);
+        };
+        // SAFETY: the caller's promise; the rows of a call of `finish` are this thread's.
+        unsafe {
+            step.run(experts, &me.input, y, half, |rows| {
+                let y = y.part(rows.start, rows.len());
+                add(x.part(rows.start, rows.len()), y, None);
+            });
         }
     }
 
@@ -410,6 +458,7 @@ pub(super) fn decode(
             sizes: &weights.sizes,
         },
         up: Span::new(&mut space.up),
+        experts: space.experts.buffers(),
         partials: space.partials.span(),
         position,
         marks: Marks(clock),
@@ -429,7 +478,10 @@ pub(super) fn decode(
                 stop.store(true, Relaxed);
             }
             worker.barrier();
-            let down = || product_bytes([&weights.layers[index].down]);
+            let down = || match &weights.layers[index].feed_forward {
+                FeedForwardLayer::Dense(dense) => product_bytes([&dense.down]),
+                FeedForwardLayer::Experts(experts) => experts.bytes_per_token().1,
+            };
             step.marks.end(worker, Work::Down, down);
             if stop.load(Relaxed) {
                 return;

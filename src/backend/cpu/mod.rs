@@ -20,6 +20,7 @@ mod device;
 mod driver;
 mod elementwise;
 mod estimate;
+mod experts;
 mod forward;
 pub mod host;
 mod kv;

@@ -2,6 +2,7 @@
 //! layers if others wait for it.
 
 use super::chunk::{Chunk, ChunkSpace, Places, chunk_bytes};
+use super::experts::ExpertChunkSpace;
 use super::kv::KvCache;
 use super::weights::{CpuWeights, Sizes};
 use crate::error::{Result, fail};
@@ -20,7 +21,8 @@ const WEIGHTS_SHARE: usize = 40;
 fn chunk_tokens(s: &Sizes, matrix_bytes: usize) -> usize {
     let encoded = s.cols() * (4 * usize::from(s.encodings.float) + 2 * usize::from(s.encodings.q8));
     let floats = s.hidden + s.q.max(s.hidden) + 2 * s.kv + s.n_ff + s.rope;
-    let per_token = 4 * floats + encoded;
+    let experts = ExpertChunkSpace::bytes_for(&s.experts, 1, 1);
+    let per_token = 4 * floats + encoded + experts;
     let budget = SMALL_BYTES.max(matrix_bytes / WEIGHTS_SHARE);
     (budget / per_token / 16 * 16).clamp(MIN_CHUNK, MAX_CHUNK)
 }

@@ -3,6 +3,7 @@
 use super::attention::AttentionScratch;
 use super::batch::{BatchSpace, step_batch};
 use super::chunk::ChunkSpace;
+use super::experts::{ExpertLayer, ExpertSizes, ExpertThread};
 use super::forward::DecodeSpace;
 use super::kv::{KvCache, Shape};
 use super::matmul::{Activations, Encodings, Isa, Matrix, Scratch};
@@ -72,6 +73,17 @@ pub(super) struct Layer {
     pub rope_at: Range<usize>,
     pub scale: f32,
     pub feed_forward_norm: NormWeights,
+    pub feed_forward: FeedForwardLayer,
+}
+
+/// The part after attention.
+pub(super) enum FeedForwardLayer {
+    Dense(Box<DenseLayer>),
+    Experts(Box<ExpertLayer>),
+}
+
+/// One feed-forward for all tokens.
+pub(super) struct DenseLayer {
     pub gate: Product,
     pub up: Product,
     pub down: Product,
@@ -89,9 +101,12 @@ impl Layer {
         union([&self.q, &self.k, &self.v])
     }
 
-    /// What gate and up read.
-    pub fn gate_up_encodings(&self) -> Encodings {
-        union([&self.gate, &self.up])
+    /// What the feed-forward's first products read.
+    pub fn feed_forward_encodings(&self) -> Encodings {
+        match &self.feed_forward {
+            FeedForwardLayer::Dense(dense) => union([&dense.gate, &dense.up]),
+            FeedForwardLayer::Experts(experts) => experts.input_encodings(),
+        }
     }
 }
 
@@ -117,12 +132,14 @@ pub(super) struct Sizes {
     /// Floats of all rope tables of a position.
     pub rope: usize,
     pub encodings: Encodings,
+    pub experts: ExpertSizes,
 }
 
 impl Sizes {
     /// Longest row that a product reads.
     pub fn cols(&self) -> usize {
-        self.hidden.max(self.q).max(self.n_ff)
+        let n_ff = self.n_ff.max(self.experts.n_ff);
+        self.hidden.max(self.q).max(n_ff)
     }
 }
 
@@ -134,6 +151,7 @@ pub(super) struct ThreadSpace {
     pub attention: AttentionScratch,
     /// `hidden` floats.
     pub row: Vec<f32>,
+    pub experts: ExpertThread,
 }
 
 /// One [`ThreadSpace`] per thread of the pool.
@@ -159,7 +177,7 @@ impl ThreadSpaces {
 }
 
 /// The elements of a small tensor.
-fn floats(tensor: &Tensor, what: &str) -> Result<Vec<f32>> {
+pub(super) fn floats(tensor: &Tensor, what: &str) -> Result<Vec<f32>> {
     let (TensorType::F32 | TensorType::F16 | TensorType::BF16) = tensor.ty else {
         fail!(
             Unsupported,
@@ -180,7 +198,7 @@ fn norm(norm: &Norm) -> Result<NormWeights> {
     })
 }
 
-fn product(linear: &Linear, isa: Isa) -> Result<Product> {
+pub(super) fn product(linear: &Linear, isa: Isa) -> Result<Product> {
     Ok(Product {
         tensor: linear.weight.clone(),
         matrix: Matrix::new(linear.weight.clone(), isa),
@@ -218,10 +236,20 @@ fn layer(block: &Block, ropes: &mut Vec<Rope>, isa: Isa) -> Result<Layer> {
         rope_at,
         scale: a.scale,
         feed_forward_norm: norm(plain.feed_forward_norm)?,
-        gate: product(plain.gate, isa)?,
-        up: product(plain.up, isa)?,
-        down: product(plain.down, isa)?,
-        activation: Activation::Silu,
+        feed_forward: match &block.feed_forward {
+            FeedForward::Experts(experts) => {
+                FeedForwardLayer::Experts(Box::new(ExpertLayer::new(experts, isa)?))
+            }
+            dense => {
+                let [gate, up, down] = dense.plain()?;
+                FeedForwardLayer::Dense(Box::new(DenseLayer {
+                    gate: product(gate, isa)?,
+                    up: product(up, isa)?,
+                    down: product(down, isa)?,
+                    activation: Activation::Silu,
+                }))
+            }
+        },
     })
 }
 
@@ -253,6 +281,7 @@ impl Sizes {
             if let FeedForward::Dense(mlp) = &block.feed_forward {
                 s.n_ff = s.n_ff.max(mlp.up.weight.rows());
             }
+            s.experts.include(block);
             s.head_dim = s.head_dim.max(a.head_dim);
             s.group = s.group.max(a.n_heads / a.n_kv_heads);
             let partial = super::attention::partial_len(a.n_heads, a.head_dim);
@@ -318,6 +347,7 @@ impl CpuWeights {
                 unpacked: Scratch::new(sizes.cols())?,
                 attention: AttentionScratch::new(sizes.group, sizes.head_dim)?,
                 row: try_vec(sizes.hidden, 0.0, "scratch")?,
+                experts: ExpertThread::new(&sizes.experts)?,
             })));
         }
         let weights = Arc::new(CpuWeights {
@@ -376,13 +406,14 @@ impl Weights for CpuWeights {
             .layers
             .iter()
             .map(|l| {
-                let biases = [&l.q, &l.k, &l.v, &l.output, &l.gate, &l.up, &l.down];
-                let biases: usize = biases
-                    .iter()
-                    .filter_map(|p| p.bias.as_ref())
-                    .map(Vec::len)
-                    .sum();
-                l.attention_norm.weight.len() + l.feed_forward_norm.weight.len() + biases
+                let mut products = vec![&l.q, &l.k, &l.v, &l.output];
+                let mut vectors = l.attention_norm.weight.len() + l.feed_forward_norm.weight.len();
+                match &l.feed_forward {
+                    FeedForwardLayer::Dense(d) => products.extend([&d.gate, &d.up, &d.down]),
+                    FeedForwardLayer::Experts(experts) => vectors += experts.vector_len(),
+                }
+                let biases = products.iter().filter_map(|p| p.bias.as_ref());
+                vectors + biases.map(Vec::len).sum::<usize>()
             })
             .sum();
         ((vectors + self.final_norm.weight.len()) * size_of::<f32>()) as u64

@@ -194,6 +194,7 @@ impl Plan {
         for (i, block) in network.blocks.iter().enumerate() {
             let a = &block.attention;
             let plain = block.plain()?;
+            let [gate, up, down] = block.feed_forward.plain()?;
             if (a.n_kv_heads, a.head_dim) != (n_kv_heads, head_dim) {
                 fail!(
                     Unsupported,
@@ -211,9 +212,9 @@ impl Plan {
                 scale: a.scale,
                 output: jobs.fuse(&[&a.output])?,
                 feed_forward_norm: jobs.norm(plain.feed_forward_norm)?,
-                gate_up: jobs.fuse(&[plain.gate, plain.up])?,
-                n_ff: plain.gate.weight.rows() as u32,
-                down: jobs.fuse(&[plain.down])?,
+                gate_up: jobs.fuse(&[gate, up])?,
+                n_ff: gate.weight.rows() as u32,
+                down: jobs.fuse(&[down])?,
             });
         }
         let final_norm = jobs.norm(&network.final_norm)?;
