@@ -140,6 +140,16 @@ pub struct Rope {
     pub long: Option<LongRope>,
 }
 
+impl Rope {
+    /// The frequencies of sessions with that context.
+    pub fn frequencies(&self, context: usize) -> &[f32] {
+        match &self.long {
+            Some(long) if context > long.above => &long.inv_freq,
+            _ => &self.inv_freq,
+        }
+    }
+}
+
 /// Frequencies of sessions whose context is longer than `above` (LongRoPE).
 #[derive(Clone, Debug, PartialEq)]
 pub struct LongRope {

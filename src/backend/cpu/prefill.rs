@@ -3,13 +3,11 @@
 
 use super::chunk::{Chunk, ChunkSpace, Places, chunk_bytes};
 use super::experts::ExpertChunkSpace;
-use super::kv::KvCache;
+use super::kv::{KvCache, MAX_CHUNK};
 use super::weights::{CpuWeights, Sizes};
 use crate::error::{Result, fail};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Most tokens in a chunk.
-const MAX_CHUNK: usize = 512;
 /// Fewest, whatever their memory.
 const MIN_CHUNK: usize = 16;
 /// Memory for a chunk that is fine for every model.

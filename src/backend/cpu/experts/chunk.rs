@@ -1,10 +1,11 @@
 //! Experts for many tokens: sorted by expert, and each expert's tokens multiplied together.
 
 use super::super::forward::deal_rows;
+use super::super::layer::Product;
 use super::super::matmul::{Activations, Encodings, Isa, Matrix};
 use super::super::pages::{Pages, Span};
 use super::super::pool::Worker;
-use super::super::weights::{Product, ThreadSpace};
+use super::super::weights::ThreadSpace;
 use super::{Expert, ExpertLayer, ExpertSizes, Which, add_bias};
 use crate::error::{Result, try_vec};
 use std::ops::Range;

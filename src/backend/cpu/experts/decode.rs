@@ -1,10 +1,10 @@
 //! Experts in a decode step: one token, and no weights but those of its experts.
 
 use super::super::forward::deal_rows;
+use super::super::layer::Product;
 use super::super::matmul::{Activations, Isa, Matrix, Scratch};
 use super::super::pages::Span;
 use super::super::pool::Worker;
-use super::super::weights::Product;
 use super::{Expert, ExpertLayer, ExpertSizes, Which};
 use crate::error::{Result, try_vec};
 use std::ops::Range;

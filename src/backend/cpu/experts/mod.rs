@@ -14,8 +14,8 @@ pub(super) use chunk::{ExpertChunk, ExpertChunkSpace};
 pub(super) use decode::{ExpertBuffers, ExpertSpace, ExpertStep, ExpertThread};
 
 use super::elementwise::{add_bias, silu_mul, swiglu_clamped};
+use super::layer::{Product, floats, product};
 use super::matmul::{Encodings, Isa, View};
-use super::weights::{Product, floats, product};
 use crate::error::{Result, fail};
 use crate::model::{Activation, Block, Experts, FeedForward, Mlp, SharedExpert};
 use std::ops::Range;
