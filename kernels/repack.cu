@@ -172,8 +172,10 @@ struct UnpackArgs {
     uint32_t type, groups, matrix_rows, first_row, rows;
     uint32_t to_f32;
     uint32_t out_row;  // row of `out` that takes the first row
+    uint32_t expert_rows;    // rows of an expert, where
+    const uint32_t* starts;  // these are each expert's first slot, and the end: rows of experts without slots are left out
 };
-static_assert(sizeof(UnpackArgs) == 48, "as in args.rs");
+static_assert(sizeof(UnpackArgs) == 56, "as in args.rs");
 
 // Plain values of rows of a matrix; one thread a group, and one for the half of a tile that a row
 // of an odd number of groups leaves. Values beyond f16's range are clamped to it.
@@ -182,6 +184,10 @@ extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__
     const uint32_t k_tiles = tiles_of(a.groups, 2), per_row = a.to_f32 ? a.groups : 2 * k_tiles;
     if (index >= (uint64_t)a.rows * per_row) return;
     uint32_t row = index / per_row, group = index % per_row;
+    if (a.starts) {
+        const uint32_t expert = (a.first_row + row) / a.expert_rows;
+        if (a.starts[expert] == a.starts[expert + 1]) return;
+    }
     uint8_t* const tile = (uint8_t*)a.out + tiled(a.out_row + row, group / 2 * TILE_K, k_tiles) / 128 * 128;
     auto piece = [&](int i) { return (uint4*)(tile + ((group % 2 * 4 + i) ^ ((a.out_row + row) & 7)) * 16); };
     if (group >= a.groups) {

@@ -93,7 +93,7 @@ fn every_kind_of_mixture_is_the_oracles() {
 #[test]
 fn one_expert_may_take_all_tokens() {
     for expert in [0, 3] {
-        let network = one_for_all(&PLAIN, expert);
+        let network = one_for_all(&PLAIN, expert, 2);
         let error = error(&network, &tokens(network.n_vocab));
         assert!(error < 1e-5, "{expert}: {error}");
     }
@@ -105,7 +105,7 @@ fn one_expert_may_take_all_tokens() {
 fn the_cut_makes_no_difference() {
     let mut networks: Vec<_> = variants().iter().map(|v| (*v, network(v))).collect();
     let wide = Variant { ff: 100, ..PLAIN };
-    networks.push((wide, one_for_all(&wide, 2)));
+    networks.push((wide, one_for_all(&wide, 2, 2)));
     for (v, network) in networks {
         let tokens = tokens(network.n_vocab);
         let alone = on_cpu_with(Isa::Scalar, &network, 1);

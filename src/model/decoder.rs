@@ -268,7 +268,7 @@ impl<'a> Decoder<'a> {
         })
     }
 
-    /// Inner width of the feed-forward parts.
+    /// Inner width of a feed-forward part.
     pub(super) fn n_ff(&self) -> Result<usize> {
         self.source
             .uniform_size("feed_forward_length", self.n_layers)

@@ -1,7 +1,7 @@
 //! Mixtures of experts: their hyperparameters and tensors, whose names all families share.
 
-use super::source::Source;
-use super::{Activation, Experts, FeedForward, Linear, Mlp, Scoring, SharedExpert};
+use super::decoder::Decoder;
+use super::{Activation, Experts, FeedForward, Mlp, Scoring, SharedExpert};
 use crate::error::{Result, fail};
 
 /// What a family's experts are unless the file says otherwise.
@@ -9,10 +9,32 @@ pub(super) struct Defaults {
     pub scoring: Scoring,
     pub normalize: bool,
     pub activation: Activation,
-    /// Inner width of an expert where the file has none.
-    pub n_ff: Option<usize>,
-    /// Whether there is a shared expert, and its inner width where the file has none.
-    pub shared: Option<Option<usize>>,
+    /// Inner width of an expert.
+    pub n_ff: usize,
+    /// Inner width of the shared expert, if there is one.
+    pub shared_ff: Option<usize>,
+}
+
+/// Experts whose weights are shares of 1, as most have.
+pub(super) fn softmax(d: &Decoder) -> Result<Defaults> {
+    Ok(Defaults {
+        scoring: Scoring::Softmax,
+        normalize: true,
+        activation: Activation::Silu,
+        n_ff: match d.source.find_size(WIDTH)? {
+            Some(n_ff) => n_ff,
+            None => d.n_ff()?,
+        },
+        shared_ff: None,
+    })
+}
+
+/// Inner width of the shared expert, if the file says that there is one.
+pub(super) fn shared_ff(d: &Decoder) -> Result<Option<usize>> {
+    match d.source.find::<u64>(SHARED_WIDTH)? {
+        None | Some(0) => Ok(None),
+        Some(_) => d.source.find_size(SHARED_WIDTH),
+    }
 }
 
 /// Sizes and constants of the experts of all layers.
@@ -24,8 +46,7 @@ pub(super) struct Mixture {
     normalize: bool,
     weight_scale: f32,
     activation: Activation,
-    /// Inner width of the shared expert.
-    shared: Option<usize>,
+    shared_ff: Option<usize>,
 }
 
 const COUNT: &str = "expert_count";
@@ -38,15 +59,16 @@ const GROUPS: &str = "expert_group_count";
 
 impl Mixture {
     /// What the keys `expert_*` say; `None` if there are no experts.
-    pub(super) fn find(source: &Source, defaults: &Defaults) -> Result<Option<Mixture>> {
-        match source.find::<u64>(COUNT)? {
+    pub(super) fn find(d: &Decoder, defaults: Defaults) -> Result<Option<Mixture>> {
+        match d.source.find::<u64>(COUNT)? {
             None | Some(0) => Ok(None),
-            Some(_) => Mixture::new(source, defaults).map(Some),
+            Some(_) => Mixture::new(d, defaults).map(Some),
         }
     }
 
     /// The same where there must be experts.
-    pub(super) fn new(source: &Source, defaults: &Defaults) -> Result<Mixture> {
+    pub(super) fn new(d: &Decoder, defaults: Defaults) -> Result<Mixture> {
+        let source = &d.source;
         let n_experts = source.size(COUNT)?;
         let n_used = source.size(USED)?;
         if n_used > n_experts {
@@ -62,17 +84,6 @@ impl Mixture {
                 source.key(GROUPS)
             );
         }
-        let n_ff = match (source.find_size(WIDTH)?, defaults.n_ff) {
-            (Some(n_ff), _) | (None, Some(n_ff)) => n_ff,
-            (None, None) => source.size(WIDTH)?,
-        };
-        let shared = match defaults.shared {
-            None => None,
-            Some(default) => match (source.find_size(SHARED_WIDTH)?, default) {
-                (Some(n_ff), _) | (None, Some(n_ff)) => Some(n_ff),
-                (None, None) => Some(source.size(SHARED_WIDTH)?),
-            },
-        };
         let scoring = match source.find::<u64>(SCORING)? {
             None | Some(0) => defaults.scoring,
             Some(1) => Scoring::Softmax,
@@ -90,41 +101,36 @@ impl Mixture {
             Some(_) => source.positive(SCALE)?,
         };
         let normalize = source.find("expert_weights_norm")?;
-        source.product(COUNT, n_experts, n_ff)?;
+        source.product(COUNT, n_experts, defaults.n_ff)?;
         Ok(Mixture {
             n_experts,
             n_used,
-            n_ff,
+            n_ff: defaults.n_ff,
             scoring,
             normalize: normalize.unwrap_or(defaults.normalize),
             weight_scale,
             activation: defaults.activation,
-            shared,
+            shared_ff: defaults.shared_ff,
         })
     }
 
     /// The experts of a layer.
-    pub(super) fn layer(
-        &self,
-        source: &Source,
-        layer: usize,
-        hidden: usize,
-    ) -> Result<FeedForward> {
+    pub(super) fn layer(&self, d: &Decoder, layer: usize) -> Result<FeedForward> {
+        let (source, hidden) = (&d.source, d.hidden);
         let (n_experts, n_ff) = (self.n_experts, self.n_ff);
         let name = |part: &str| format!("blk.{layer}.{part}");
-        let apart = name("ffn_gate.0.weight");
-        if source.file.tensors.contains_key(&*apart) {
+        let apart = name("ffn_gate.0");
+        if source.has(&apart) {
             fail!(
                 Unsupported,
-                "tensor {apart}: experts in tensors of their own; files made since 2024 have them in \
-                 one, {}",
+                "tensor {apart}.weight: each expert has tensors of its own; supported is one for all, {}",
                 name("ffn_gate_exps.weight")
             );
         }
         let stack = |part: &str, inputs, outputs| {
             source.stacked_linear(&name(part), inputs, outputs, n_experts)
         };
-        let shared = match self.shared {
+        let shared = match self.shared_ff {
             None => None,
             Some(shared_ff) => Some(SharedExpert {
                 mlp: Mlp {
@@ -133,7 +139,10 @@ impl Mixture {
                     down: source.linear(&name("ffn_down_shexp"), shared_ff, hidden)?,
                     activation: self.activation,
                 },
-                gate: find_linear(source, &name("ffn_gate_inp_shexp"), hidden, 1)?,
+                gate: match name("ffn_gate_inp_shexp") {
+                    gate if source.has(&gate) => Some(source.linear(&gate, hidden, 1)?),
+                    _ => None,
+                },
             }),
         };
         Ok(FeedForward::Experts(Box::new(Experts {
@@ -150,18 +159,5 @@ impl Mixture {
             activation: self.activation,
             shared,
         })))
-    }
-}
-
-fn find_linear(
-    source: &Source,
-    name: &str,
-    inputs: usize,
-    outputs: usize,
-) -> Result<Option<Linear>> {
-    if source.file.tensors.contains_key(&*format!("{name}.weight")) {
-        source.linear(name, inputs, outputs).map(Some)
-    } else {
-        Ok(None)
     }
 }

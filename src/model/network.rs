@@ -268,6 +268,12 @@ pub struct PlainBlock<'a> {
     pub rope: &'a Rope,
     /// Norm before the feed-forward part.
     pub feed_forward_norm: &'a Norm,
+    /// `n_ff` x `hidden`.
+    pub gate: &'a Linear,
+    /// `n_ff` x `hidden`.
+    pub up: &'a Linear,
+    /// `hidden` x `n_ff`.
+    pub down: &'a Linear,
 }
 
 impl FeedForward {
@@ -287,8 +293,23 @@ impl FeedForward {
 }
 
 impl Block {
-    /// The parts of a block like llama's, whatever its feed-forward part; `Unsupported` for any other.
+    /// The parts of a block like llama's; `Unsupported` for any other.
     pub fn plain(&self) -> Result<PlainBlock<'_>> {
+        let (attention_norm, rope, feed_forward_norm) = self.plain_frame()?;
+        let [gate, up, down] = self.feed_forward.plain()?;
+        Ok(PlainBlock {
+            attention_norm,
+            rope,
+            feed_forward_norm,
+            gate,
+            up,
+            down,
+        })
+    }
+
+    /// The norm before attention, the rotary embedding and the norm before the feed-forward part of
+    /// a block like llama's, whatever its feed-forward part; `Unsupported` for any other.
+    pub fn plain_frame(&self) -> Result<(&Norm, &Rope, &Norm)> {
         let a = &self.attention;
         if let (Some(attention_norm), Some(feed_forward_norm), Some(rope)) =
             (&self.attention_norm, &self.feed_forward_norm, &a.rope)
@@ -306,11 +327,7 @@ impl Block {
             && !self.parallel
             && self.residual_scale == 1.0
         {
-            return Ok(PlainBlock {
-                attention_norm,
-                rope,
-                feed_forward_norm,
-            });
+            return Ok((attention_norm, rope, feed_forward_norm));
         }
         fail!(Unsupported, "a block of this kind is not supported yet")
     }

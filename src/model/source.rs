@@ -133,6 +133,27 @@ impl<'a> Source<'a> {
         })
     }
 
+    /// `count` matrices of `outputs` rows of `inputs`, one below the other: `{name}.weight`, and
+    /// `{name}.bias` if there is one.
+    pub(super) fn stacked_linear(
+        &self,
+        name: &str,
+        inputs: usize,
+        outputs: usize,
+        count: usize,
+    ) -> Result<Linear> {
+        let weight = self.file.tensor(&format!("{name}.weight"))?;
+        check_shape(weight, &[inputs, outputs, count])?;
+        let bias = format!("{name}.bias");
+        Ok(Linear {
+            weight: weight.clone(),
+            bias: match self.file.tensors.contains_key(&*bias) {
+                true => Some(self.numbers(&bias, &[outputs, count])?),
+                false => None,
+            },
+        })
+    }
+
     /// Whether there is a matrix `{name}.weight`.
     pub(super) fn has(&self, name: &str) -> bool {
         let name = format!("{name}.weight");
@@ -166,27 +187,6 @@ impl<'a> Source<'a> {
             }
         }
         Ok(linears)
-    }
-
-    /// `count` matrices of `outputs` rows of `inputs`, one below the other: `{name}.weight`, and
-    /// `{name}.bias` if there is one.
-    pub(super) fn stacked_linear(
-        &self,
-        name: &str,
-        inputs: usize,
-        outputs: usize,
-        count: usize,
-    ) -> Result<Linear> {
-        let weight = self.file.tensor(&format!("{name}.weight"))?;
-        check_shape(weight, &[inputs, outputs, count])?;
-        let bias = format!("{name}.bias");
-        Ok(Linear {
-            weight: weight.clone(),
-            bias: match self.file.tensors.contains_key(&*bias) {
-                true => Some(self.numbers(&bias, &[outputs, count])?),
-                false => None,
-            },
-        })
     }
 
     /// The vector `{name}.weight` as the weight of a norm.

@@ -20,14 +20,10 @@ pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
         })
         .collect();
     for block in &network.blocks {
-        let plain = block.plain().unwrap();
-        let y = attention(
-            &block.attention,
-            plain.rope,
-            &norm(plain.attention_norm, &x),
-        );
+        let (attention_norm, rope, feed_forward_norm) = block.plain_frame().unwrap();
+        let y = attention(&block.attention, rope, &norm(attention_norm, &x));
         add(&mut x, &y);
-        let input = norm(plain.feed_forward_norm, &x);
+        let input = norm(feed_forward_norm, &x);
         let y = match &block.feed_forward {
             FeedForward::Dense(_) => feed_forward(block.feed_forward.plain().unwrap(), &input),
             FeedForward::Experts(e) => experts(e, &input),

@@ -130,9 +130,23 @@ pub fn variants() -> Vec<Variant> {
     ]
 }
 
-/// The network of a variant.
+/// The network of a variant, of two layers.
 pub fn network(v: &Variant) -> Network {
+    network_of(v, 2)
+}
+
+/// The network of a variant, of so many layers.
+pub fn network_of(v: &Variant, layers: usize) -> Network {
+    network_with(v, layers, Tiny::default().hidden)
+}
+
+/// The same, so wide.
+pub fn network_with(v: &Variant, layers: usize, hidden: usize) -> Network {
     let tiny = Tiny {
+        layers,
+        hidden,
+        // Whole blocks of all types.
+        head_dim: if hidden.is_multiple_of(256) { 64 } else { 8 },
         experts: Some((v.n_experts, v.n_used)),
         ff: v.ff,
         biases: v.biases,
@@ -180,8 +194,8 @@ pub fn network(v: &Variant) -> Network {
 }
 
 /// The same with a router that sends every token to one expert first.
-pub fn one_for_all(v: &Variant, expert: usize) -> Network {
-    let mut network = network(v);
+pub fn one_for_all(v: &Variant, expert: usize, layers: usize) -> Network {
+    let mut network = network_of(v, layers);
     for block in &mut network.blocks {
         let FeedForward::Experts(e) = &mut block.feed_forward else {
             panic!("no experts")
