@@ -21,12 +21,13 @@ pub fn open(name: &str) -> ModelFile {
 }
 
 /// The families of `data/families/make.py`: folders `tests/data/families/{name}`.
-pub const FAMILIES: [&str; 17] = [
+pub const FAMILIES: [&str; 19] = [
     "cohere2",
     "gemma2",
     "gemma3",
     "glm4",
     "gpt2",
+    "gpt_oss",
     "granite",
     "mistral",
     "mixtral",
@@ -37,16 +38,18 @@ pub const FAMILIES: [&str; 17] = [
     "phi4",
     "qwen2",
     "qwen3",
+    "qwen3moe",
     "smollm3",
     "starcoder2",
 ];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context.
-pub const WINDOWED: [&str; 6] = [
+pub const WINDOWED: [&str; 7] = [
     "cohere2",
     "gemma2",
     "gemma3",
+    "gpt_oss",
     "mistral",
     "olmo3",
     "starcoder2",
