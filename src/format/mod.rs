@@ -4,13 +4,16 @@
 //! touched by whoever uses them. Every number in the header is distrusted: counts and sizes are
 //! checked against the file before anything is allocated, and the tensors must tile the file.
 
+mod convert;
 mod gguf;
+mod made;
 mod map;
 mod strings;
 mod tensor;
 mod value;
 pub mod writer;
 
+pub use convert::WeightType;
 pub use strings::Strings;
 pub use tensor::Tensor;
 pub use value::{Array, FromValue, Value};

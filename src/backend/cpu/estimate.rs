@@ -56,7 +56,7 @@ pub(super) fn estimate(
 fn weights_bytes(network: &Network) -> u64 {
     let mut mapped = matrix_bytes(network);
     if network.embedding.name != network.head.weight.name {
-        mapped += network.embedding.bytes().len();
+        mapped += network.embedding.byte_len();
     }
     let mut floats = network.final_norm.weight.row_len();
     floats += network.head.bias.as_ref().map_or(0, |b| b.row_len());

@@ -6,6 +6,7 @@ mod reader;
 mod split;
 mod types;
 
+use super::tensor::Data;
 use super::{ModelFile, Tensor, Value, map};
 use crate::error::{Result, fail};
 use memmap2::Mmap;
@@ -68,7 +69,7 @@ fn parse_part(map: Mmap) -> Result<Part> {
             name: info.name.into(),
             ty: info.ty,
             dims: info.dims,
-            map: Arc::clone(&map),
+            data: Data::Mapped(Arc::clone(&map)),
             range,
         });
     }
