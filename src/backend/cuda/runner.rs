@@ -331,9 +331,10 @@ impl Runner for CudaRunner {
         }
     }
 
-    fn truncate(&mut self, len: usize) {
+    fn truncate(&mut self, len: usize) -> usize {
         self.len = self.len.min(len);
         self.has_logits = false;
+        self.len
     }
 
     fn has_logits(&self) -> bool {
