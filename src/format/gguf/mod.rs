@@ -86,6 +86,7 @@ fn join(parts: Vec<Part>) -> Result<ModelFile> {
         metadata: HashMap::new(),
         tensors: HashMap::new(),
         file_bytes: 0,
+        text_files: None,
     };
     let n_tensors = parts.iter().map(|part| part.tensors.len()).sum();
     if file.tensors.try_reserve(n_tensors).is_err() {
