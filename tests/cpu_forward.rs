@@ -19,13 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-const GREEDY: Sampling = Sampling {
-    temperature: 0.0,
-    top_k: 0,
-    top_p: 1.0,
-    min_p: 0.0,
-    seed: 0,
-};
+const GREEDY: Sampling = Sampling::GREEDY;
 
 fn network(file: &ModelFile) -> Network {
     Network::from_file(file).unwrap()
