@@ -2,7 +2,7 @@
 //! spread over several. They are described when the file is opened and made when it is loaded.
 
 use super::tensor::Data;
-use super::{ModelFile, map};
+use super::{ModelFile, Tensor, map};
 use crate::error::{Error, Result, Status};
 use memmap2::{Mmap, MmapMut};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,7 +55,7 @@ impl ModelFile {
 
     /// Bytes of memory, beyond the mapped file, of the tensors that are made.
     pub fn made_bytes(&self) -> u64 {
-        let made = |tensor: &super::Tensor| match &tensor.data {
+        let made = |tensor: &Tensor| match &tensor.data {
             Data::Made(made) => made.len as u64,
             Data::Mapped(_) => 0,
         };
@@ -95,6 +95,36 @@ impl ModelFile {
             Some((Arc::clone(made), tensor.row_bytes()))
         })
     }
+}
+
+/// Writes whole rows of a tensor to `out`, from row `first` on, on `threads` threads.
+///
+/// Panics unless `out` is a whole number of rows that the tensor has.
+pub fn read_rows(tensor: &Tensor, first: usize, out: &mut [u8], threads: usize) -> Result<()> {
+    let row_bytes = tensor.row_bytes();
+    let rows = (out.len() / row_bytes).div_ceil(threads.max(1)).max(1);
+    thread::scope(|scope| {
+        let chunks = out.chunks_mut(rows * row_bytes).enumerate();
+        let started: Vec<_> = chunks
+            .map(|(i, out)| {
+                let work = move || tensor.read_rows(first + i * rows, out);
+                thread::Builder::new()
+                    .name("emberlm-make".into())
+                    .spawn_scoped(scope, work)
+            })
+            .collect();
+        for thread in started {
+            let thread = thread.map_err(|e| {
+                let problem = format!("no thread could be started to convert weights: {e}");
+                Error::new(Status::OutOfMemory, problem)
+            })?;
+            match thread.join() {
+                Ok(result) => result?,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        Ok(())
+    })
 }
 
 fn make_all(

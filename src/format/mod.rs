@@ -17,6 +17,7 @@ pub mod writer;
 
 pub use convert::WeightType;
 pub use huggingface::TextFiles;
+pub use made::read_rows;
 pub use strings::Strings;
 pub use tensor::Tensor;
 pub use value::{Array, FromValue, Value};

@@ -17,11 +17,13 @@ mod fp8;
 mod json;
 mod keys;
 mod mxfp4;
+mod presplit;
 mod rope;
 mod rows;
 mod stored;
 mod template;
 mod tensors;
+mod vocabulary;
 
 pub(super) use files::Folder;
 
