@@ -70,6 +70,12 @@ impl ModelFile {
         gguf::from_map(map::copy(bytes)?)
     }
 
+    /// The same for a folder in memory: the content of its `config.json` and `model.safetensors`,
+    /// which is copied.
+    pub fn from_folder(config: &[u8], weights: &[u8]) -> Result<ModelFile> {
+        huggingface::from_parts(config, map::copy(weights)?)
+    }
+
     /// The metadata value of this key, or `MissingKey` naming it if it is absent, of another type
     /// or out of the type's range.
     pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<T> {

@@ -147,7 +147,7 @@ fn entry(name: &str, info: &Info, data: usize, file_len: usize) -> Result<Entry>
     let size = shape
         .iter()
         .try_fold(bits, |bits, dim| bits.checked_mul(*dim))
-        .filter(|bits| bits % 8 == 0)
+        .filter(|bits| bits.is_multiple_of(8))
         .map(|bits| bits / 8);
     let [start, end] = info.data_offsets;
     if size.is_none() || end.checked_sub(start) != size {

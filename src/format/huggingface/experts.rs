@@ -134,7 +134,7 @@ fn halves(folder: &Folder, stored: &Stored, dims: &[usize]) -> Result<[(Order, V
             stored.shape
         );
     };
-    if of % 2 != 0 {
+    if !of.is_multiple_of(2) {
         fail!(
             ShapeMismatch,
             "tensor {} has shape {:?}, which is not two matrices of the same size",

@@ -3,6 +3,7 @@
 use super::stored::Stored;
 use crate::error::{Error, Result, Status, fail};
 use crate::format::{map, safetensors};
+use memmap2::Mmap;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -12,7 +13,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 pub(super) const CONFIG: &str = "config.json";
-const WEIGHTS: &str = "model.safetensors";
+pub(super) const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// The longest JSON file that is read whole, in bytes.
 const MAX_JSON: u64 = 100_000_000;
@@ -176,7 +177,7 @@ fn check_name(shard: &str) -> Result<()> {
     Ok(())
 }
 
-/// The tensors of all files.
+/// The tensors of all files, and the bytes of these.
 fn open_all(paths: impl IntoIterator<Item = PathBuf>) -> Result<(HashMap<String, Stored>, u64)> {
     let mut tensors = HashMap::<String, Stored>::new();
     let mut bytes = 0;
@@ -184,18 +185,27 @@ fn open_all(paths: impl IntoIterator<Item = PathBuf>) -> Result<(HashMap<String,
         let in_file = |e| within(&path.display().to_string(), e);
         let map = Arc::new(map::open(&path).map_err(in_file)?);
         bytes += map.len() as u64;
-        let file: Arc<Path> = path.as_path().into();
-        for entry in safetensors::parse(&map).map_err(in_file)? {
-            let stored = Stored::new(&entry, &map, &file);
-            if let Some(other) = tensors.insert(entry.name.clone(), stored) {
+        for (name, stored) in open_map(map, &path).map_err(in_file)? {
+            if let Some(other) = tensors.insert(name, stored) {
                 return Err(in_file(Error::new(
                     Status::FileCorrupt,
-                    format!("tensor {} is in {}, too", entry.name, other.file.display()),
+                    format!("tensor {} is in {}, too", other.name, other.file.display()),
                 )));
             }
         }
     }
     Ok((tensors, bytes))
+}
+
+/// The tensors of one file.
+pub(super) fn open_map(map: Arc<Mmap>, path: &Path) -> Result<HashMap<String, Stored>> {
+    let file: Arc<Path> = path.into();
+    let entries = safetensors::parse(&map)?;
+    let stored = entries.iter().map(|entry| {
+        let stored = Stored::new(entry, &map, &file);
+        (entry.name.clone(), stored)
+    });
+    Ok(stored.collect())
 }
 
 /// A whole file, unless it is unreasonably long.

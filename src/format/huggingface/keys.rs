@@ -21,7 +21,7 @@ impl<'a> Keys<'a> {
         let hidden = config.size(&["hidden_size", "n_embd"])?;
         let n_heads = config.size(&["num_attention_heads", "n_head"])?;
         let head_dim = config.find_size("head_dim")?;
-        if head_dim.is_none() && hidden % n_heads != 0 {
+        if head_dim.is_none() && !hidden.is_multiple_of(n_heads) {
             return Err(Error::new(
                 Status::InvalidModel,
                 format!(
@@ -46,7 +46,7 @@ impl<'a> Keys<'a> {
         keys.set("vocab_size", config.size(&["vocab_size"])?);
         keys.set("attention.head_count", n_heads);
         if let Some(n_kv_heads) = config.find_size("num_key_value_heads")? {
-            if n_heads % n_kv_heads != 0 {
+            if !n_heads.is_multiple_of(n_kv_heads) {
                 return Err(Error::new(
                     Status::InvalidModel,
                     format!(
@@ -231,7 +231,7 @@ pub(super) fn gemma2(k: &mut Keys) -> Result<()> {
     k.copy("attn_logit_softcapping", "attn_logit_softcapping")?;
     k.copy("final_logit_softcapping", "final_logit_softcapping")?;
     k.attention_scale()?;
-    k.windows(|layer| layer % 2 == 0)
+    k.windows(|layer| layer.is_multiple_of(2))
 }
 
 pub(super) fn gemma3(k: &mut Keys) -> Result<()> {
@@ -246,14 +246,16 @@ pub(super) fn gemma3(k: &mut Keys) -> Result<()> {
         && k.config.find("layer_types").is_none()
     {
         // The usual pattern is every sixth.
-        let windowed = (1..=k.n_layers).map(|layer| layer % every != 0).collect();
+        let windowed = (1..=k.n_layers)
+            .map(|layer| !layer.is_multiple_of(every))
+            .collect();
         let window = k.config.size(&["sliding_window"])?;
         k.set("attention.sliding_window", window);
         let pattern = Value::Array(Array::Bool(windowed));
         k.set("attention.sliding_window_pattern", pattern);
         return Ok(());
     }
-    k.windows(|layer| (layer + 1) % 6 != 0)
+    k.windows(|layer| !(layer + 1).is_multiple_of(6))
 }
 
 pub(super) fn phi3(k: &mut Keys) -> Result<()> {
@@ -276,7 +278,7 @@ pub(super) fn gpt2(k: &mut Keys) -> Result<()> {
 }
 
 pub(super) fn olmo3(k: &mut Keys) -> Result<()> {
-    let every_fourth = |layer: u64| (layer + 1) % 4 != 0;
+    let every_fourth = |layer: u64| !(layer + 1).is_multiple_of(4);
     let Some(window) = k.config.find_size("sliding_window")? else {
         return Ok(());
     };
@@ -300,11 +302,11 @@ pub(super) fn granite(k: &mut Keys) -> Result<()> {
 
 pub(super) fn smollm3(k: &mut Keys) -> Result<()> {
     const LAYERS: &str = "no_rope_layers";
-    let usual = |layer: u64| layer % 4 != 0;
+    let usual = |layer: u64| !layer.is_multiple_of(4);
     let interval = k.config.find_size("no_rope_layer_interval")?.unwrap_or(4);
     let rotated: Vec<bool> = match k.config.find_array(LAYERS)? {
         None => (1..=k.n_layers)
-            .map(|layer| layer % interval != 0)
+            .map(|layer| !layer.is_multiple_of(interval))
             .collect(),
         // An entry is 1 where there is rope, whatever the key says.
         Some(flags) => flags
@@ -344,7 +346,7 @@ pub(super) fn gpt_oss(k: &mut Keys) -> Result<()> {
     }
     let width = k.config.size(&["intermediate_size"])?;
     k.set("expert_feed_forward_length", width);
-    k.windows(|layer| layer % 2 == 0)
+    k.windows(|layer| layer.is_multiple_of(2))
 }
 
 pub(super) fn cohere2(k: &mut Keys) -> Result<()> {
@@ -357,5 +359,5 @@ pub(super) fn cohere2(k: &mut Keys) -> Result<()> {
             "config.json: sliding_window_pattern is {every}; only 4 is supported"
         );
     }
-    k.windows(|layer| (layer + 1) % 4 != 0)
+    k.windows(|layer| !(layer + 1).is_multiple_of(4))
 }

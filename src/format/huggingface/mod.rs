@@ -33,7 +33,11 @@ use families::Family;
 use files::{CONFIG, within};
 use json::Config;
 use keys::Keys;
+use memmap2::Mmap;
+use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
+use stored::Stored;
 
 /// The files of a folder that describe its text layer, as they are.
 #[derive(Clone, Debug)]
@@ -78,10 +82,21 @@ pub(super) fn open(folder: &Folder) -> Result<ModelFile> {
     Ok(file)
 }
 
+/// See [`ModelFile::from_folder`].
+pub(super) fn from_parts(config: &[u8], weights: Mmap) -> Result<ModelFile> {
+    let mut config = Config::parse(config).map_err(|e| within(CONFIG, e))?;
+    let family = Family::of(&mut config)?;
+    let file_bytes = weights.len() as u64;
+    let tensors = files::open_map(Arc::new(weights), Path::new(files::WEIGHTS));
+    let stored = tensors.map_err(|e| within(files::WEIGHTS, e))?;
+    let file = describe(family, &config, &stored)?;
+    Ok(ModelFile { file_bytes, ..file })
+}
+
 fn describe(
     family: &'static Family,
     config: &Config,
-    stored: &std::collections::HashMap<String, stored::Stored>,
+    stored: &HashMap<String, Stored>,
 ) -> Result<ModelFile> {
     let n_layers = config.size(&["num_hidden_layers", "n_layer"])?;
     if n_layers > stored.len() as u64 {

@@ -100,7 +100,7 @@ impl Rope<'_> {
         };
         let share = share.unwrap_or(1.0);
         let rotated = (head_dim as f64 * share) as u64;
-        if share > 1.0 || rotated == 0 || rotated % 2 != 0 {
+        if share > 1.0 || rotated == 0 || !rotated.is_multiple_of(2) {
             fail!(
                 InvalidModel,
                 "config.json: {KEY} is {share}, which gives {rotated} of {head_dim} elements; it must be an even number of them"

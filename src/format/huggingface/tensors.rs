@@ -159,7 +159,7 @@ impl<'a> Folder<'a> {
             .then_some(Order::Interleaved(self.head_dim));
         if let Some(Order::Interleaved(head)) = order {
             let rows = stored.shape.first().copied().unwrap_or(1);
-            if head % 2 != 0 || rows % head != 0 {
+            if !head.is_multiple_of(2) || !rows.is_multiple_of(head) {
                 fail!(
                     ShapeMismatch,
                     "tensor {} has shape {:?}; the model needs heads of {head} rows, an even number",
