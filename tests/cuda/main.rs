@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod families;
 mod faults;
 mod gpu;
 mod kernels_attention;
@@ -37,6 +38,7 @@ fn main() {
     kernels_sample::tests(&mut tests);
     model::tests(&mut tests);
     networks::tests(&mut tests);
+    families::tests(&mut tests);
     faults::tests(&mut tests);
     let trials = tests
         .into_iter()
