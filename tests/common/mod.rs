@@ -4,6 +4,7 @@
 pub mod convert;
 pub mod expected;
 pub mod families;
+pub mod folder;
 pub mod hamlet;
 pub mod quantize;
 pub mod reference_llama;

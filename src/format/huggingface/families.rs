@@ -239,7 +239,6 @@ const FAMILIES: &[Family] = &[
         defaults: || json!({"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}),
         tied: true,
         keys: keys::gpt2,
-        ..LLAMA
     },
     Family {
         model_types: &["olmo2"],

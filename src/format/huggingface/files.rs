@@ -121,7 +121,7 @@ impl Folder {
         if shards.is_empty() {
             fail!(FileCorrupt, "weight_map names no tensor");
         }
-        for shard in shards.keys().filter(|shard| !self.has(shard)) {
+        if let Some(shard) = shards.keys().find(|shard| !self.has(shard)) {
             fail!(FileNotFound, "shard {shard} is missing from the folder");
         }
         Ok(shards)
