@@ -111,7 +111,7 @@ fn header_has_the_librarys_statuses() {
     let header = header();
     let (_, rest) = header.split_once("enum ember_status_code").unwrap();
     let (body, _) = rest.split_once("};").unwrap();
-    let mut count = 0;
+    let (mut count, mut last) = (0, -1);
     for line in body
         .lines()
         .map(str::trim)
@@ -122,10 +122,10 @@ fn header_has_the_librarys_statuses() {
         // SAFETY: the function returns a NUL-ended string that lives forever.
         let known = unsafe { std::ffi::CStr::from_ptr(ember_status_name(number)) };
         assert_eq!(known.to_str().unwrap(), name);
-        assert_eq!(number, count);
-        count += 1;
+        assert!(number > last, "{name} = {number}");
+        (count, last) = (count + 1, number);
     }
-    assert_eq!(count, 34);
+    assert!(count >= 35, "only {count} statuses");
 }
 
 /// Compiles `source` as C99, without linking, and expects no warning. (C++ is a matter of `.ci/run`:

@@ -7,7 +7,7 @@ use crate::error::{Error, Result, fail};
 use crate::format::{ModelFile, Value};
 use crate::log::log;
 use crate::model::{Block, Linear, Network, Norm};
-use crate::text::Tokenizer;
+use crate::text::{ChatTemplates, Tokenizer};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -47,6 +47,7 @@ pub struct Details {
 pub struct Model {
     weights: Arc<dyn Weights>,
     tokenizer: Result<Tokenizer>,
+    chat_templates: Result<ChatTemplates>,
     details: Details,
 }
 
@@ -77,6 +78,7 @@ impl Model {
         let file = ModelFile::open(path)?;
         let network = Network::from_file(&file)?;
         let tokenizer = Tokenizer::from_file(&file);
+        let chat_templates = ChatTemplates::from_metadata(&file.metadata);
         if let Err(e) = &tokenizer {
             log!(Warn, "{}: no text calls: {}", path.display(), e.message);
         }
@@ -106,6 +108,7 @@ impl Model {
         Ok(Model {
             weights,
             tokenizer,
+            chat_templates,
             details,
         })
     }
@@ -152,6 +155,7 @@ impl Model {
         Model {
             weights,
             tokenizer: Err(Error::new(crate::Status::Unsupported, "no tokenizer")),
+            chat_templates: Ok(ChatTemplates::default()),
             details,
         }
     }
@@ -164,6 +168,12 @@ impl Model {
     /// The weights on their device.
     pub fn weights(&self) -> &Arc<dyn Weights> {
         &self.weights
+    }
+
+    /// The chat templates of the file, of which there may be none, or the error that reading them
+    /// ended with.
+    pub fn chat_templates(&self) -> Result<&ChatTemplates> {
+        self.chat_templates.as_ref().map_err(Error::clone)
     }
 
     /// The tokenizer, or the error that its loading ended with.

@@ -2,9 +2,11 @@
 
 mod bpe;
 mod byte_level;
+mod chat;
 mod hash;
 #[cfg(test)]
 mod hostile_tests;
+mod jinja;
 mod pretokenizer;
 mod specials;
 mod splitter;
@@ -12,6 +14,8 @@ mod stream;
 mod tokenizer;
 mod vocabulary;
 
+pub use chat::{ChatOptions, ChatTemplates};
+pub use jinja::{Environment, Origin, Rendered, render};
 pub use stream::TextStream;
 pub use tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
 pub use vocabulary::{Metadata, TokenKind};
