@@ -81,7 +81,25 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_estimate, model_workspace_bytes), 40);
     assert_eq!(offset_of!(ember_estimate, session_workspace_bytes), 48);
 
-    // Elements of an array: this one may not grow.
+    assert_eq!(size_of::<ember_text_stream_options>(), 8 + 2 * pointer);
+    assert_eq!(offset_of!(ember_text_stream_options, flags), 4);
+    assert_eq!(offset_of!(ember_text_stream_options, stops), 8);
+    assert_eq!(offset_of!(ember_text_stream_options, n_stops), 8 + pointer);
+
+    assert_eq!(size_of::<ember_text_stream_details>(), 24);
+    assert_eq!(offset_of!(ember_text_stream_details, stopped), 4);
+    assert_eq!(offset_of!(ember_text_stream_details, stop), 8);
+    assert_eq!(offset_of!(ember_text_stream_details, tokens), 16);
+
+    assert_eq!(size_of::<ember_chat_options>(), 16 + 4 * pointer);
+    assert_eq!(offset_of!(ember_chat_options, source), 8);
+    assert_eq!(offset_of!(ember_chat_options, source_len), 8 + pointer);
+    assert_eq!(offset_of!(ember_chat_options, name), 8 + 2 * pointer);
+    assert_eq!(offset_of!(ember_chat_options, name_len), 8 + 3 * pointer);
+    assert_eq!(offset_of!(ember_chat_options, now), 8 + 4 * pointer);
+
+    // Elements of an array: these may not grow.
+    assert_eq!(size_of::<ember_stop>(), 2 * pointer);
     assert_eq!(size_of::<ember_profile_entry>(), 40);
     assert_eq!(offset_of!(ember_profile_entry, calls), 4);
     assert_eq!(offset_of!(ember_profile_entry, microseconds), 8);
