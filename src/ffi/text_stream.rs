@@ -87,7 +87,7 @@ static STREAMS: Table<Cell> = Table::new(Kind::TextStream);
 
 /// Runs `work` on a copy of a stream, which takes its place if all went well.
 fn change<R>(
-    handle: *const ember_text_stream,
+    handle: *mut ember_text_stream,
     work: impl FnOnce(&mut TokenStream, &Model) -> Result<R>,
 ) -> Result<R> {
     let cell = STREAMS.get(handle.addr())?;
@@ -225,9 +225,7 @@ pub unsafe extern "C" fn ember_text_stream_finish(
 }
 
 /// Writes to `out`, whose `struct_size` the caller has set, how far a stream is since its start or
-/// the last `ember_text_stream_finish`.
-///
-/// Errors: `EMBER_BUSY`.
+/// the last `ember_text_stream_finish`. Any thread may call it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_text_stream_info(
     stream: *const ember_text_stream,
@@ -237,14 +235,14 @@ pub unsafe extern "C" fn ember_text_stream_info(
     let work = || {
         // SAFETY: `out` is as the header demands.
         let out = unsafe { OutStruct::new(out) }?;
-        change(stream, |stream, _| {
-            let mut details = ember_text_stream_details::zeroed();
-            details.stopped = u32::from(stream.stopped().is_some());
-            details.stop = stream.stopped().unwrap_or(0) as u32;
-            details.tokens = stream.n_tokens();
-            out.set(&details);
-            Ok(())
-        })
+        let cell = STREAMS.get(stream.addr())?;
+        let stream = cell.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut details = ember_text_stream_details::zeroed();
+        details.stopped = u32::from(stream.stopped().is_some());
+        details.stop = stream.stopped().unwrap_or(0) as u32;
+        details.tokens = stream.n_tokens();
+        out.set(&details);
+        Ok(())
     };
     // SAFETY: `err` is as the header demands.
     unsafe { call(err, work) }
