@@ -36,7 +36,57 @@ pub(super) fn prepare(source: &str) -> Result<Cow<'_, str>> {
             prepared = Cow::Owned(replace_tag(&prepared, tag, call));
         }
     }
+    if ESCAPES.iter().any(|escape| prepared.contains(escape)) {
+        prepared = Cow::Owned(respell_escapes(&prepared));
+    }
     Ok(prepared)
+}
+
+/// Escapes of Python's strings that the parser reads in another way or not at all.
+const ESCAPES: [&str; 4] = ["\\/", "\\a", "\\v", "\\U"];
+
+/// Writes those escapes in strings of the template as ones that the parser knows. Text outside of
+/// tags has no escapes, and comments do not matter.
+fn respell_escapes(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    let mut inside = false;
+    let mut quote = None;
+    while let Some(c) = rest.chars().next() {
+        let mut length = c.len_utf8();
+        let mut spelled = None;
+        if !inside {
+            inside = rest.starts_with("{{") || rest.starts_with("{%");
+        } else if let Some(open) = quote {
+            if c == '\\' {
+                length += rest[1..].chars().next().map_or(0, char::len_utf8);
+                spelled = match rest.as_bytes().get(1) {
+                    Some(b'/') => Some("\\\\/".to_owned()),
+                    Some(b'a') => Some("\\x07".to_owned()),
+                    Some(b'v') => Some("\\x0b".to_owned()),
+                    Some(b'U') => {
+                        let code = rest.get(2..10).and_then(|code| u32::from_str_radix(code, 16).ok());
+                        let named = code.and_then(char::from_u32);
+                        length += if named.is_some() { 8 } else { 0 };
+                        named.map(String::from)
+                    }
+                    _ => None,
+                };
+            } else if c == open {
+                quote = None;
+            }
+        } else if c == '\'' || c == '"' {
+            quote = Some(c);
+        } else if rest.starts_with("}}") || rest.starts_with("%}") {
+            inside = false;
+        }
+        match spelled {
+            Some(spelled) => out.push_str(&spelled),
+            None => out.push_str(&rest[..length]),
+        }
+        rest = &rest[length..];
+    }
+    out
 }
 
 /// Replaces the statement `tag` without arguments, whatever space and marks are around it.
