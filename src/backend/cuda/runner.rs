@@ -1,12 +1,13 @@
 //! One session on a GPU: KV cache, device-side state, and a graph per kind of step.
 
-use super::args::{self, KvLayout};
+use super::args;
 use super::driver::{Buffer, Graph, Pinned, Range, Stream};
+use super::kv::KvPlan;
 use super::prefill::CHUNK;
 use super::step::{Ending, StepBuffers, Timeline};
 use super::weights::CudaWeights;
-use crate::backend::{Profile, Runner, RunnerOptions, Step};
-use crate::engine::sampling::Sampling;
+use crate::backend::{KvType, MaskSource, Profile, Runner, RunnerOptions, Step};
+use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
 use crate::error::{Result, Status, fail};
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -35,24 +36,28 @@ const KINDS: [Ending; 3] = [
 pub struct CudaRunner {
     // Dropped in this order: what the device may still use goes last.
     graphs: [Option<Graph>; 3],
-    weights: Arc<CudaWeights>,
-    buffers: StepBuffers,
+    pub(super) weights: Arc<CudaWeights>,
+    pub(super) buffers: StepBuffers,
     session: Buffer,
     table: Buffer,
     results: Pinned,
-    kv: Range,
-    stream: Arc<Stream>,
-    layout: KvLayout,
-    context: usize,
+    /// The cache that grows with the context, and the ring.
+    pub(super) caches: [Range; 2],
+    pub(super) stream: Arc<Stream>,
+    pub(super) kv: KvPlan,
+    pub(super) context: usize,
+    pub(super) stream_priority: i32,
     /// Positions in the cache.
-    len: usize,
-    has_logits: bool,
+    pub(super) len: usize,
+    /// Positions that were ever written, as far as the ring is concerned.
+    pub(super) written: usize,
+    pub(super) has_logits: bool,
     /// What the device-side state holds.
     mirror: Mirror,
     /// Steps started so far; their results carry this number.
     started: u32,
     /// Steps that are under way and not collected.
-    in_flight: u32,
+    pub(super) in_flight: u32,
     /// Whether the oldest of them appends a token; all others do.
     appends: bool,
     /// The started steps' interrupt.
@@ -73,21 +78,21 @@ impl CudaRunner {
     pub fn new(weights: Arc<CudaWeights>, options: &RunnerOptions) -> Result<CudaRunner> {
         let context = weights.context().clone();
         let _current = context.enter()?;
-        let layout = weights.plan().kv_layout(options.kv_type)?;
-        let tiles = options.context.div_ceil(layout.tile as usize) as u64;
-        let Some(kv_bytes) = tiles.checked_mul(layout.tile_bytes) else {
-            fail!(
-                OutOfMemory,
-                "a context of {} positions does not fit the address space",
-                options.context
-            );
-        };
-        let mut kv = Range::reserve(&context, kv_bytes as usize)?;
-        kv.grow(layout.tile_bytes.min(kv_bytes) as usize, "KV cache")?;
+        let kv = weights.plan().kv(options.kv_type)?;
+        let [all, ring] = kv.bytes(options.context)?;
+        let mut caches = [
+            Range::reserve(&context, all)?,
+            Range::reserve(&context, ring)?,
+        ];
+        for (cache, bytes) in caches.iter_mut().zip(kv.bytes(options.context.min(1))?) {
+            cache.grow(bytes, "KV cache")?;
+        }
         let buffers = StepBuffers::new(&context, weights.plan(), 1)?;
         let results = Pinned::new(&context, RESULT_SLOTS as usize * 8, "results")?;
         let state = args::Session {
-            kv: kv.address(),
+            kv: caches[0].address(),
+            kv_ring: caches[1].address(),
+            context: options.context as u32,
             results: results.address(),
             result_slots: RESULT_SLOTS,
             top_p: 1.0,
@@ -106,10 +111,12 @@ impl CudaRunner {
             session,
             table,
             results,
+            caches,
             kv,
-            layout,
             context: options.context,
+            stream_priority: options.stream_priority,
             len: 0,
+            written: 0,
             has_logits: false,
             mirror: Mirror {
                 position: Some(0),
@@ -137,7 +144,7 @@ impl CudaRunner {
                 self.buffers.enqueue(
                     w.kernels(),
                     w.plan(),
-                    &self.layout,
+                    &self.kv,
                     &self.stream,
                     self.table.address(),
                     1,
@@ -231,9 +238,15 @@ impl CudaRunner {
                 self.context
             );
         }
-        let tiles = positions.div_ceil(self.layout.tile as usize);
-        self.kv
-            .grow(tiles * self.layout.tile_bytes as usize, "KV cache")
+        self.back(self.kv.bytes(positions)?)
+    }
+
+    /// Backs that many bytes of each cache.
+    pub(super) fn back(&mut self, bytes: [usize; 2]) -> Result<()> {
+        for (cache, bytes) in self.caches.iter_mut().zip(bytes) {
+            cache.grow(bytes, "KV cache")?;
+        }
+        Ok(())
     }
 
     /// Evaluates all tokens but the last as matrix products, and the last as a decode step does, so
@@ -251,13 +264,14 @@ impl CudaRunner {
             let mut at = start;
             let mut result = Ok(());
             for chunk in first.chunks(CHUNK) {
+                self.written = self.written.max(at + chunk.len());
                 result = self.set_position(&stream, at).and_then(|()| {
                     // SAFETY: the cache is grown; the workspace is locked until the stream is idle.
                     unsafe {
                         workspace.enqueue(
                             weights.kernels(),
                             weights.plan(),
-                            &self.layout,
+                            &self.kv,
                             &self.stream,
                             self.table.address(),
                             chunk,
@@ -286,6 +300,7 @@ impl CudaRunner {
         }
         self.set_position(&stream, start + first.len())?;
         self.set_token(&stream, last)?;
+        self.written = self.written.max(start + tokens.len());
         self.mirror.position = None;
         self.launch(Ending {
             advance: true,
@@ -326,14 +341,16 @@ impl Runner for CudaRunner {
             Err(e) => {
                 // The logits are still those of the last position unless the last launch ran.
                 self.has_logits = had_logits && self.mirror.position.is_some();
+                self.forget(self.len);
                 Err(e)
             }
         }
     }
 
-    fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
+    fn truncate(&mut self, len: usize) -> usize {
+        self.forget(self.len.min(len));
         self.has_logits = false;
+        self.len
     }
 
     fn has_logits(&self) -> bool {
@@ -355,7 +372,35 @@ impl Runner for CudaRunner {
         self.stream.synchronize()
     }
 
-    fn step(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<u32> {
+    fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()> {
+        if rules.is_some() {
+            fail!(Unsupported, "rules for tokens on a GPU");
+        }
+        Ok(())
+    }
+
+    fn step_start_masked(
+        &mut self,
+        _step: &Step,
+        _mask: &mut MaskSource<'_>,
+        _interrupt: &Arc<AtomicBool>,
+    ) -> Result<()> {
+        fail!(Unsupported, "a mask on a GPU")
+    }
+
+    fn logprobs(&self) -> Option<&Logprobs> {
+        None
+    }
+
+    fn step_masked(
+        &mut self,
+        step: &Step,
+        mask: Option<&mut MaskSource<'_>>,
+        interrupt: &AtomicBool,
+    ) -> Result<u32> {
+        if mask.is_some() {
+            fail!(Unsupported, "a mask on a GPU");
+        }
         self.begin(step, 1, interrupt)?;
         match self.step_poll(true)? {
             Some(token) => Ok(token),
@@ -387,6 +432,10 @@ impl Runner for CudaRunner {
         self.poll_on(&stream, wait)
     }
 
+    fn fork(&mut self) -> Result<Box<dyn Runner>> {
+        Ok(Box::new(self.forked()?))
+    }
+
     fn profile(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<Profile> {
         if step.token.is_none() {
             fail!(Internal, "a profile of a step without a token");
@@ -403,7 +452,7 @@ impl Runner for CudaRunner {
             self.buffers.enqueue_profiled(
                 w.kernels(),
                 w.plan(),
-                &self.layout,
+                &self.kv,
                 &stream,
                 self.table.address(),
                 &timeline,
@@ -548,6 +597,7 @@ impl CudaRunner {
         }
         let after = self.len + usize::from(step.token.is_some());
         self.grow(after + count - 1)?;
+        self.written = self.written.max(after + count - 1);
         if let Some(token) = step.token {
             self.set_token(stream, token)?;
         } else if !self.has_logits {
@@ -581,9 +631,21 @@ impl CudaRunner {
         self.session.address()
     }
 
-    /// The layout of the cache.
-    pub(super) fn layout(&self) -> &KvLayout {
-        &self.layout
+    /// Element type of the caches.
+    pub(super) fn kv_type(&self) -> KvType {
+        self.kv.kv_type
+    }
+
+    /// Keeps `len` positions, or none if the ring has lost what the next one sees.
+    fn forget(&mut self, len: usize) {
+        self.len = if self.kv.keeps(len, self.written) {
+            len
+        } else {
+            0
+        };
+        if self.len == 0 {
+            self.written = 0;
+        }
     }
 
     /// The weights that it runs.
