@@ -105,8 +105,9 @@ test-rust: $(KERNELS)
 test-c: lib $(C_TESTS)
 	@set -e; for t in $(C_TESTS); do echo "C test $${t##*/}"; $$t $(MODEL); done
 
+# A terminal program reads its input from a file here.
 test-examples: lib $(EXAMPLES)
-	@set -e; for t in $(EXAMPLES); do echo "C example $${t##*/}"; $$t $(MODEL); done
+	@set -e; for t in $(EXAMPLES); do echo "C example $${t##*/}"; $$t $(MODEL) < examples-c/questions.txt; done
 
 # First the proof that valgrind sees a bad read, a branch on garbage and a leak in a program built
 # and run in this way; then the tests.

@@ -7,7 +7,7 @@ use crate::error::{Error, Result, fail};
 use crate::format::{ModelFile, Value};
 use crate::log::log;
 use crate::model::{Block, Linear, Network, Norm};
-use crate::text::Tokenizer;
+use crate::text::{ChatTemplates, Tokenizer};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -50,6 +50,7 @@ pub struct Details {
 pub struct Model {
     weights: Arc<dyn Weights>,
     tokenizer: Result<Tokenizer>,
+    chat_templates: Result<ChatTemplates>,
     details: Details,
 }
 
@@ -80,6 +81,7 @@ impl Model {
         let file = ModelFile::open(path)?.with_weights(options.weights)?;
         let network = Network::from_file(&file)?;
         let tokenizer = Tokenizer::from_file(&file);
+        let chat_templates = ChatTemplates::from_metadata(&file.metadata);
         if let Err(e) = &tokenizer {
             log!(Warn, "{}: no text calls: {}", path.display(), e.message);
         }
@@ -123,6 +125,7 @@ impl Model {
         Ok(Model {
             weights,
             tokenizer,
+            chat_templates,
             details,
         })
     }
@@ -170,6 +173,7 @@ impl Model {
         Model {
             weights,
             tokenizer: Err(Error::new(crate::Status::Unsupported, "no tokenizer")),
+            chat_templates: Ok(ChatTemplates::default()),
             details,
         }
     }
@@ -182,6 +186,12 @@ impl Model {
     /// The weights on their device.
     pub fn weights(&self) -> &Arc<dyn Weights> {
         &self.weights
+    }
+
+    /// The chat templates of the file, of which there may be none, or the error that reading them
+    /// ended with.
+    pub fn chat_templates(&self) -> Result<&ChatTemplates> {
+        self.chat_templates.as_ref().map_err(Error::clone)
     }
 
     /// The tokenizer, or the error that its loading ended with.
