@@ -37,7 +37,9 @@ pub struct CudaRunner {
     pub(super) weights: Arc<CudaWeights>,
     pub(super) buffers: StepBuffers,
     session: Buffer,
-    sampling: SamplingState,
+    pub(super) sampling: SamplingState,
+    /// What `sampling` holds on the device.
+    pub(super) rules: Option<Arc<TokenRules>>,
     table: Buffer,
     results: Pinned,
     /// The cache that grows with the context, and the ring.
@@ -114,6 +116,7 @@ impl CudaRunner {
             buffers,
             session,
             sampling,
+            rules: None,
             table,
             results,
             caches,
@@ -397,7 +400,9 @@ impl Runner for CudaRunner {
         }
         // The last step is collected, but its kernels may not have ended.
         self.stream.synchronize()?;
-        self.sampling.set_rules(&context, rules.as_deref())
+        self.sampling.set_rules(&context, rules.as_deref())?;
+        self.rules = rules;
+        Ok(())
     }
 
     fn logprobs(&self) -> Option<&Logprobs> {

@@ -171,6 +171,21 @@ impl SamplingState {
         unsafe { stream.copy_in(to, tokens.as_ptr().cast(), size_of_val(tokens)) }
     }
 
+    /// Enqueues the copy of what another session remembers of its first `len` positions.
+    ///
+    /// # Safety
+    /// Both must have room for so many positions, and live until the work is done.
+    pub unsafe fn remember_as(
+        &self,
+        stream: &Stream,
+        other: &SamplingState,
+        len: usize,
+    ) -> Result<()> {
+        let (to, from) = (self.history.address(), other.history.address());
+        // SAFETY: the caller's word.
+        unsafe { stream.copy(to, from, len * 4) }
+    }
+
     /// Asks for a mask and enqueues its copy. No earlier copy may be under way.
     ///
     /// # Safety
