@@ -1,11 +1,11 @@
 //! A second session that goes on from where a first one is: everything is copied on the device.
 
 use super::runner::CudaRunner;
-use crate::backend::{Runner, RunnerOptions};
+use crate::backend::RunnerOptions;
 use crate::error::{Result, fail};
 
 impl CudaRunner {
-    /// A runner with the same cache, logits and rules.
+    /// A runner with the same cache and logits.
     pub(super) fn forked(&mut self) -> Result<CudaRunner> {
         if self.in_flight > 0 {
             fail!(DecodePending, "a step is under way");
@@ -18,7 +18,6 @@ impl CudaRunner {
             stream_priority: self.stream_priority,
         };
         let mut other = CudaRunner::new(self.weights.clone(), &options)?;
-        other.set_rules(self.rules.clone())?;
         // The ring may hold positions from behind the last one that a rewind has left.
         let [all, _] = self.kv.bytes(self.len)?;
         let [_, ring] = self.kv.bytes(self.written.min(self.context))?;
@@ -39,8 +38,9 @@ impl CudaRunner {
                     self.stream.copy(to, from, logits)
                 })
                 .and_then(|()| {
-                    let (to, from) = (&other.sampling, &self.sampling);
-                    to.remember_as(&self.stream, from, self.len)
+                    other
+                        .sampling
+                        .follow(&self.stream, &self.sampling, self.len)
                 })
         };
         let idle = self.stream.synchronize();

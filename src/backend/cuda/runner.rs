@@ -38,8 +38,6 @@ pub struct CudaRunner {
     pub(super) buffers: StepBuffers,
     session: Buffer,
     pub(super) sampling: SamplingState,
-    /// What `sampling` holds on the device.
-    pub(super) rules: Option<Arc<TokenRules>>,
     table: Buffer,
     results: Pinned,
     /// The cache that grows with the context, and the ring.
@@ -116,7 +114,6 @@ impl CudaRunner {
             buffers,
             session,
             sampling,
-            rules: None,
             table,
             results,
             caches,
@@ -400,9 +397,7 @@ impl Runner for CudaRunner {
         }
         // The last step is collected, but its kernels may not have ended.
         self.stream.synchronize()?;
-        self.sampling.set_rules(&context, rules.as_deref())?;
-        self.rules = rules;
-        Ok(())
+        self.sampling.set_rules(&context, rules.as_deref())
     }
 
     fn logprobs(&self) -> Option<&Logprobs> {
