@@ -5,7 +5,7 @@ mod common;
 
 use common::TempDir;
 use common::expected::Expected;
-use common::families::{FAMILIES, WINDOWED, open_family, with_context};
+use common::families::{FAMILIES, WINDOWED, open_exact, open_family, with_context};
 use common::tiny::Random;
 use emberlm::Status;
 use emberlm::backend::cpu::CpuWeights;
@@ -67,7 +67,7 @@ fn tokens(n: usize, n_vocab: usize) -> Vec<u32> {
 
 /// Compares the logits after each token, given one by one to a session of that context.
 fn compare(name: &str, file: &str, context: usize) {
-    let network = describe(name);
+    let network = Network::from_file(&open_exact(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
     let expected = Expected::read(&format!("families/{name}/{file}"));
     let weights = load(&network, 2);
     let mut runner = runner(&weights, context, KvType::F32);
