@@ -6,7 +6,7 @@ mod common;
 use common::tiny::Tiny;
 use emberlm::format::writer::Writer;
 use emberlm::format::{ModelFile, Value};
-use emberlm::model::Network;
+use emberlm::model::{FeedForward, Network};
 use emberlm::quant::TensorType;
 use emberlm::{Error, Status};
 
@@ -49,26 +49,32 @@ fn shapes_of_all_parts_are_as_described() {
         assert_eq!(a.k.weight.dims, [32, 30]);
         assert_eq!(a.v.weight.dims, [32, 30]);
         assert_eq!(a.output.weight.dims, [60, 32]);
-        let f = &block.feed_forward;
-        assert_eq!(f.gate.weight.dims, [32, 40]);
+        let FeedForward::Dense(f) = &block.feed_forward else {
+            panic!("experts")
+        };
+        let gate = f.gate.as_ref().unwrap();
+        assert_eq!(gate.weight.dims, [32, 40]);
         assert_eq!(f.up.weight.dims, [32, 40]);
         assert_eq!(f.down.weight.dims, [40, 32]);
         // Each part has the tensor of its own name and layer.
         let parts = [
-            (&block.attention_norm.weight, "attn_norm"),
+            (&block.attention_norm.as_ref().unwrap().weight, "attn_norm"),
             (&a.q.weight, "attn_q"),
             (&a.k.weight, "attn_k"),
             (&a.v.weight, "attn_v"),
             (&a.output.weight, "attn_output"),
-            (&block.feed_forward_norm.weight, "ffn_norm"),
-            (&f.gate.weight, "ffn_gate"),
+            (
+                &block.feed_forward_norm.as_ref().unwrap().weight,
+                "ffn_norm",
+            ),
+            (&gate.weight, "ffn_gate"),
             (&f.up.weight, "ffn_up"),
             (&f.down.weight, "ffn_down"),
         ];
         for (tensor, name) in parts {
             assert_eq!(*tensor.name, format!("blk.{i}.{name}.weight"));
         }
-        for linear in [&a.q, &a.k, &a.v, &a.output, &f.gate, &f.up, &f.down] {
+        for linear in block.linears() {
             assert!(linear.bias.is_none());
         }
     }
@@ -86,8 +92,7 @@ fn tied_heads_share_the_embedding_and_biases_are_found() {
     assert!(n.head.weight.same_data(&n.embedding));
     assert!(n.head.bias.is_none());
     let block = &n.blocks[1];
-    let (a, f) = (&block.attention, &block.feed_forward);
-    for linear in [&a.q, &a.k, &a.v, &a.output, &f.gate, &f.up, &f.down] {
+    for linear in block.linears() {
         let bias = linear.bias.as_ref().unwrap();
         assert_eq!(*bias.name, linear.weight.name.replace("weight", "bias"));
         assert_eq!(bias.dims, [linear.weight.rows()]);
@@ -321,7 +326,7 @@ fn impossible_hyperparameters_are_refused_by_key() {
         ),
         ("attention.scale", f32::INFINITY.into(), InvalidModel),
         ("attention.causal", false.into(), Unsupported),
-        ("expert_count", 8u32.into(), Unsupported),
+        ("expert_count", (1u64 << 40).into(), InvalidModel),
         ("rope.dimension_count", 0u32.into(), InvalidModel),
         ("rope.dimension_count", 7u32.into(), InvalidModel),
         ("rope.dimension_count", 10u32.into(), InvalidModel),
@@ -333,7 +338,13 @@ fn impossible_hyperparameters_are_refused_by_key() {
         ("rope.scaling.factor", f32::NAN.into(), InvalidModel),
         ("rope.scale_linear", f32::INFINITY.into(), InvalidModel),
         ("rope.scaling.attn_factor", 0f32.into(), InvalidModel),
-        ("rope.scaling.type", "longrope".into(), Unsupported),
+        ("rope.scaling.type", "dynamic".into(), Unsupported),
+        ("attention.sliding_window", 0u32.into(), InvalidModel),
+        (
+            "attention.sliding_window",
+            (1u64 << 31).into(),
+            InvalidModel,
+        ),
         ("rope.scaling.type", "yarn".into(), MissingKey),
         ("rope.scaling.type", 1u32.into(), MissingKey),
     ];
@@ -377,7 +388,6 @@ fn harmless_keys_change_nothing() {
     let n = with(&Tiny::default(), |w| {
         w.set("llama.expert_count", 0u32)
             .set("llama.attention.causal", true)
-            .set("llama.attention.sliding_window", 16u32)
             .set("llama.rope.scaling.finetuned", true);
     });
     assert_eq!(n.unwrap().context_length, 128);

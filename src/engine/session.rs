@@ -6,7 +6,7 @@
 
 use super::Model;
 use super::queue::Queue;
-use super::sampling::Sampling;
+use super::sampling::{Logprobs, Sampling, TokenRules};
 use crate::backend::{KvType, Profile, Runner, RunnerOptions, Step};
 use crate::error::{Error, Result, Status, fail};
 use crate::log::log;
@@ -107,14 +107,35 @@ impl Session {
 
     /// Bytes of KV cache for the whole context.
     pub fn kv_bytes(&self) -> u64 {
-        let per_token = self.model.weights().kv_bytes_per_token(self.kv_type);
-        per_token.saturating_mul(self.context as u64)
+        self.model.weights().kv_bytes(self.kv_type, self.context)
     }
 
     /// The flag that makes the running call, or the started decode, end with `Interrupted`. Every
     /// call begins by clearing it.
     pub fn interrupt_flag(&self) -> &Arc<AtomicBool> {
         &self.interrupt
+    }
+
+    /// How tokens are chosen from the next decode on.
+    ///
+    /// Errors: `InvalidArgument` names the setting; `DecodePending`; those of the backend. The
+    /// settings are as before then.
+    pub fn set_sampling(
+        &mut self,
+        sampling: Sampling,
+        rules: Option<Arc<TokenRules>>,
+    ) -> Result<()> {
+        self.begin()?;
+        sampling.check()?;
+        self.runner.set_rules(rules)?;
+        self.sampling = sampling;
+        Ok(())
+    }
+
+    /// The log-probabilities of the token that the last decode returned, if the settings asked for
+    /// them.
+    pub fn logprobs(&self) -> Option<&Logprobs> {
+        self.runner.logprobs()
     }
 
     /// Appends `tokens` to the context and evaluates them.
@@ -190,6 +211,7 @@ impl Session {
         self.begin()?;
         self.tokens.truncate(position);
         if self.runner.len() > position {
+            // What it has to forget beyond that, the next call evaluates again.
             self.runner.truncate(position);
         }
         Ok(())

@@ -20,7 +20,8 @@ impl Charsmap {
     pub fn new(bytes: &[u8], name: &str) -> Result<Self> {
         let parts = bytes.split_first_chunk::<4>().and_then(|(size, rest)| {
             let size = u32::from_le_bytes(*size) as usize;
-            size.is_multiple_of(4).then(|| rest.split_at_checked(size))?
+            size.is_multiple_of(4)
+                .then(|| rest.split_at_checked(size))?
         });
         let Some((array, replacements)) = parts else {
             fail!(

@@ -65,12 +65,13 @@ impl Specials {
         self.entries.is_empty()
     }
 
-    /// Gives the parts of `text` to `each`, in order. Of the special tokens that overlap, the first
-    /// counts, the longest of those that start at one place. Control tokens only if `control`.
+    /// Gives the parts of `text` to `each`, in order. Special tokens count only where
+    /// `may(start, end, special)` allows them; of those that overlap, the first, the longest of those that
+    /// start at one place.
     pub fn split<'a>(
         &self,
         text: &'a str,
-        control: bool,
+        may: &dyn Fn(usize, usize, &Special) -> bool,
         each: &mut dyn FnMut(Part<'a>) -> Result<()>,
     ) -> Result<()> {
         let mut done = 0;
@@ -79,7 +80,7 @@ impl Specials {
             mut start,
             mut end,
             special,
-        }) = self.find(text.as_bytes(), from, control)
+        }) = self.find(text.as_bytes(), from, may)
         {
             from = end;
             if special.single_word && self.touches_word(text, start, end) {
@@ -114,9 +115,14 @@ impl Specials {
         before.is_some_and(word) || behind.is_some_and(word)
     }
 
-    /// The first special token at or behind `from`, the longest of those that start there. Control
-    /// tokens only if `control`.
-    fn find(&self, text: &[u8], from: usize, control: bool) -> Option<Found<'_>> {
+    /// The first special token at or behind `from` that `may(start, end, special)` allows, the longest of
+    /// those that start there.
+    fn find(
+        &self,
+        text: &[u8],
+        from: usize,
+        may: &dyn Fn(usize, usize, &Special) -> bool,
+    ) -> Option<Found<'_>> {
         if self.entries.is_empty() {
             return None;
         }
@@ -126,7 +132,9 @@ impl Specials {
             if low == high {
                 return None;
             }
-            let special = self.longest(&text[start..], low, high, control)?;
+            let special = self.longest(&text[start..], low, high, &|special| {
+                may(start, start + special.text.len(), special)
+            })?;
             let end = start + special.text.len();
             Some(Found {
                 start,
@@ -138,13 +146,19 @@ impl Specials {
 
     /// The longest of the entries `low..high`, which share their first byte with `text`, that
     /// `text` starts with.
-    fn longest(&self, text: &[u8], low: usize, high: usize, control: bool) -> Option<&Special> {
+    fn longest(
+        &self,
+        text: &[u8],
+        low: usize,
+        high: usize,
+        may: &dyn Fn(&Special) -> bool,
+    ) -> Option<&Special> {
         let mut range = &self.entries[low..high];
         let mut best = None;
         let mut depth = 1;
         while let Some(shortest) = range.first() {
             if shortest.text.len() == depth {
-                if control || !shortest.control {
+                if may(shortest) {
                     best = Some(shortest);
                 }
                 range = &range[1..];
@@ -183,7 +197,8 @@ mod tests {
             };
             Ok(())
         };
-        specials.split(text, control, &mut each).unwrap();
+        let may = |_, _, special: &Special| control || !special.control;
+        specials.split(text, &may, &mut each).unwrap();
         out
     }
 

@@ -6,7 +6,7 @@ use super::keys::Metadata;
 use super::model::{Model, Scratch, push_all};
 use super::normalizer::Normalizer;
 use super::pretokenizer::PreTokenizer;
-use super::specials::{Part, Specials};
+use super::specials::{Part, Special, Specials};
 use super::vocabulary::{TokenKind, Vocabulary};
 use crate::error::{Result, fail, try_vec};
 use crate::format::ModelFile;
@@ -155,41 +155,83 @@ impl Tokenizer {
         result
     }
 
-    fn encode_all(&self, text: &str, options: EncodeOptions, out: &mut Vec<u32>) -> Result<()> {
-        let parts = &self.parts;
-        let mut scratch = Scratch::default();
-        if options.add_special {
-            push_all(out, &parts.prefix)?;
+    /// Appends the tokens of a whole conversation to `out`; on an error `out` is as it was. Special
+    /// tokens are recognized where `may_parse(start, end, id)` says so. BOS and EOS are added as the
+    /// file asks, unless the text has them already. Errors: as [`encode`](Self::encode).
+    pub(super) fn encode_chat(
+        &self,
+        text: &str,
+        may_parse: &dyn Fn(usize, usize, u32) -> bool,
+        out: &mut Vec<u32>,
+    ) -> Result<()> {
+        let length = out.len();
+        let may = |start: usize, end: usize, special: &Special| may_parse(start, end, special.id);
+        let result = self.encode_where(text, &may, out).and_then(|()| {
+            let (prefix, suffix) = (&self.parts.prefix, &self.parts.suffix);
+            if !out[length..].starts_with(prefix) {
+                push_all(out, prefix)?;
+                out[length..].rotate_right(prefix.len());
+            }
+            if !out[length..].ends_with(suffix) {
+                push_all(out, suffix)?;
+            }
+            Ok(())
+        });
+        if result.is_err() {
+            out.truncate(length);
         }
-        parts
-            .specials
-            .split(text, options.parse_special, &mut |part| match part {
-                Part::Token(id) => push_all(out, &[id]),
-                Part::Text(text, start) => {
-                    let normal = parts.normalizer.apply(text)?;
-                    let mut plain = |text: &str, first: bool, out: &mut Vec<u32>| {
-                        parts.pretokenizer.split(text, first, &mut |piece| {
-                            parts
-                                .model
-                                .encode(&parts.vocabulary, piece, &mut scratch, out)
-                        })
-                    };
-                    if parts.normalized_specials.is_empty() {
-                        return plain(&normal, start == 0, out);
-                    }
-                    let control = options.parse_special;
-                    parts
-                        .normalized_specials
-                        .split(&normal, control, &mut |part| match part {
-                            Part::Token(id) => push_all(out, &[id]),
-                            Part::Text(text, offset) => plain(text, start + offset == 0, out),
-                        })
-                }
-            })?;
+        result
+    }
+
+    fn encode_all(&self, text: &str, options: EncodeOptions, out: &mut Vec<u32>) -> Result<()> {
         if options.add_special {
-            push_all(out, &parts.suffix)?;
+            push_all(out, &self.parts.prefix)?;
+        }
+        let may = |_, _, special: &Special| options.parse_special || !special.control;
+        self.encode_where(text, &may, out)?;
+        if options.add_special {
+            push_all(out, &self.parts.suffix)?;
         }
         Ok(())
+    }
+
+    /// Encodes a text in which `may` says which special tokens count.
+    fn encode_where(
+        &self,
+        text: &str,
+        may: &dyn Fn(usize, usize, &Special) -> bool,
+        out: &mut Vec<u32>,
+    ) -> Result<()> {
+        let parts = &self.parts;
+        let mut scratch = Scratch::default();
+        parts.specials.split(text, may, &mut |part| match part {
+            Part::Token(id) => push_all(out, &[id]),
+            Part::Text(text, start) => {
+                let normal = parts.normalizer.apply(text)?;
+                let mut plain = |text: &str, first: bool, out: &mut Vec<u32>| {
+                    parts.pretokenizer.split(text, first, &mut |piece| {
+                        parts
+                            .model
+                            .encode(&parts.vocabulary, piece, &mut scratch, out)
+                    })
+                };
+                if parts.normalized_specials.is_empty() {
+                    return plain(&normal, start == 0, out);
+                }
+                // Places in the normalized text say nothing unless it is the text itself.
+                let same = *normal == *text;
+                let may_here = |from: usize, to: usize, special: &Special| match same {
+                    true => may(start + from, start + to, special),
+                    false => may(start, start + text.len(), special),
+                };
+                parts
+                    .normalized_specials
+                    .split(&normal, &may_here, &mut |part| match part {
+                        Part::Token(id) => push_all(out, &[id]),
+                        Part::Text(text, offset) => plain(text, start + offset == 0, out),
+                    })
+            }
+        })
     }
 
     /// Appends the bytes of the tokens to `out`; on an error `out` is as it was. The bytes are

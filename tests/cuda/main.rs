@@ -4,10 +4,13 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod experts;
+mod families;
 mod faults;
 mod gpu;
 mod kernels_attention;
 mod kernels_matmul;
+mod kernels_norm;
 mod kernels_sample;
 mod kernels_weights;
 mod model;
@@ -30,11 +33,14 @@ fn main() {
     }
     let mut tests: Vec<(String, Box<dyn FnOnce() + Send>)> = Vec::new();
     kernels_weights::tests(&mut tests);
+    kernels_norm::tests(&mut tests);
     kernels_matmul::tests(&mut tests);
     kernels_attention::tests(&mut tests);
     kernels_sample::tests(&mut tests);
     model::tests(&mut tests);
     networks::tests(&mut tests);
+    experts::tests(&mut tests);
+    families::tests(&mut tests);
     faults::tests(&mut tests);
     let trials = tests
         .into_iter()

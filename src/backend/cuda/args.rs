@@ -6,7 +6,12 @@
     reason = "fields are described where the kernels declare them"
 )]
 
+mod experts;
+
+pub use experts::*;
+
 use super::driver::Pod;
+use crate::engine::sampling::MAX_LOGPROBS;
 use crate::quant::TensorType;
 
 /// Number of an element type in the kernels: its place in [`TensorType::ALL`].
@@ -14,40 +19,87 @@ pub fn type_number(ty: TensorType) -> u32 {
     TensorType::ALL.iter().position(|t| *t == ty).unwrap_or(0) as u32
 }
 
+/// `Settings`: how a session's tokens are chosen.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Settings {
+    pub seed: u64,
+    pub bias: u64,
+    pub single_breakers: u64,
+    pub breakers: u64,
+    pub temperature: f32,
+    pub top_k: u32,
+    pub top_p: f32,
+    pub min_p: f32,
+    pub typical_p: f32,
+    pub penalty_window: u32,
+    pub repeat_penalty: f32,
+    pub presence_penalty: f32,
+    pub frequency_penalty: f32,
+    pub dry_multiplier: f32,
+    pub dry_base: f32,
+    pub dry_allowed_length: u32,
+    pub dry_window: u32,
+    pub dry_longest: u32,
+    pub logprobs: u32,
+    pub masked: u32,
+}
+
 /// `Session`: the device-side state of a session.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Session {
     pub kv: u64,
+    pub kv_ring: u64,
     pub results: u64,
+    pub logprobs: u64,
     pub draw_offset: u64,
-    pub seed: u64,
+    pub history: u64,
+    pub adjusted: u64,
+    pub counts: u64,
+    pub lengths: u64,
+    pub mask: u64,
     pub position: u32,
     pub token: u32,
     pub sequence: u32,
     pub result_slots: u32,
-    pub temperature: f32,
-    pub top_k: u32,
-    pub top_p: f32,
-    pub min_p: f32,
+    pub context: u32,
+    pub padding: u32,
+    pub settings: Settings,
 }
 
-// SAFETY: numbers without padding: 4 * 8 + 8 * 4 bytes.
+// SAFETY: numbers without padding: 10 * 8 + 6 * 4 bytes, and settings of 4 * 8 + 16 * 4.
 unsafe impl Pod for Session {}
+
+/// `LogprobEntry`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LogprobEntry {
+    pub sum: u64,
+    pub best: f32,
+    pub chosen: f32,
+    pub count: u32,
+    pub padding: u32,
+    pub ids: [u32; MAX_LOGPROBS],
+    pub logits: [f32; MAX_LOGPROBS],
+}
 
 /// `KvLayout`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvLayout {
     pub tile_bytes: u64,
-    pub layer_bytes: u64,
-    pub tile: u32,
+    pub layer_offset: u64,
     pub row_bytes: u32,
     pub n_kv_heads: u32,
     pub head_dim: u32,
     pub q8: u32,
-    pub padding: u32,
+    pub ring: u32,
+    pub window: u32,
 }
+
+/// What stands for no window in [`KvLayout`].
+pub const NO_WINDOW: u32 = i32::MAX as u32;
 
 /// `RepackArgs`.
 #[repr(C)]
@@ -76,20 +128,31 @@ pub struct Unpack {
     pub first_row: u32,
     pub rows: u32,
     pub to_f32: u32,
+    pub out_row: u32,
+    pub expert_rows: u32,
+    pub starts: u64,
+}
+
+/// `Table` of `EmbedArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Table {
+    pub matrix: u64,
+    pub ty: u32,
+    pub rows: u32,
 }
 
 /// `EmbedArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Embed {
-    pub matrix: u64,
+    pub embedding: Table,
+    pub positions: Table,
     pub sessions: u64,
     pub tokens: u64,
     pub out: u64,
-    pub ty: u32,
     pub groups: u32,
-    pub matrix_rows: u32,
-    pub count: u32,
+    pub scale: f32,
 }
 
 /// `Source` of `ProduceArgs`.
@@ -97,8 +160,28 @@ pub struct Embed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     Copy = 0,
-    RmsNorm = 1,
-    SiluMul = 2,
+    Norm = 1,
+    Gated = 2,
+    Activated = 3,
+}
+
+/// `NormArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Norm {
+    pub weight: u64,
+    pub bias: u64,
+    pub eps: f32,
+    pub layer: u32,
+}
+
+/// `Activation`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Activation {
+    pub kind: u32,
+    pub alpha: f32,
+    pub limit: f32,
 }
 
 /// `ProduceArgs`.
@@ -106,7 +189,7 @@ pub enum Source {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Produce {
     pub x: u64,
-    pub weight: u64,
+    pub norm: Norm,
     pub q8: u64,
     pub q8_scale: u64,
     pub f32: u64,
@@ -116,8 +199,45 @@ pub struct Produce {
     pub len: u32,
     pub groups: u32,
     pub source: u32,
-    pub eps: f32,
     pub inverse_len: f32,
+    pub activation: Activation,
+}
+
+/// `AddBranchArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AddBranch {
+    pub x: u64,
+    pub base: u64,
+    pub out: u64,
+    pub norm: Norm,
+    pub scale: f32,
+    pub len: u32,
+    pub x_stride: u32,
+    pub stride: u32,
+}
+
+/// `NormPartsArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NormParts {
+    pub x: u64,
+    pub norms: [Norm; 2],
+    pub first: [u32; 2],
+    pub len: [u32; 2],
+    pub stride: u32,
+    pub padding: u32,
+}
+
+/// `LogitsArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Logits {
+    pub logits: u64,
+    pub n_vocab: u32,
+    pub scale: f32,
+    pub cap: f32,
+    pub padding: u32,
 }
 
 /// `Segment` of `MatvecArgs`.
@@ -186,6 +306,27 @@ pub struct Matmul {
     pub out_stride: u32,
 }
 
+/// `Rotation`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rotation {
+    pub inv_freq: u64,
+    pub long_inv_freq: u64,
+    pub magnitude: f32,
+    pub n_pairs: u32,
+    pub interleaved: u32,
+    pub long_above: u32,
+}
+
+/// `Scores`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Scores {
+    pub sinks: u64,
+    pub scale: f32,
+    pub cap: f32,
+}
+
 /// `RopeArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -194,16 +335,16 @@ pub struct Rope {
     pub qkv: u64,
     pub q_f32: u64,
     pub q_f16: u64,
-    pub inv_freq: u64,
+    pub rotation: Rotation,
+    pub q_norm: Norm,
+    pub k_norm: Norm,
     pub layout: KvLayout,
-    pub magnitude: f32,
     pub q_scale: f32,
     pub qkv_stride: u32,
     pub n_heads: u32,
-    pub n_pairs: u32,
-    pub interleaved: u32,
-    pub layer: u32,
     pub prefill: u32,
+    pub first_row: u32,
+    pub padding: u32,
 }
 
 /// `AttendArgs`.
@@ -217,19 +358,18 @@ pub struct Attend {
     pub q8_scale: u64,
     pub f32: u64,
     pub qkv: u64,
-    pub inv_freq: u64,
     pub tickets: u64,
+    pub rotation: Rotation,
+    pub q_norm: Norm,
+    pub k_norm: Norm,
     pub layout: KvLayout,
-    pub scale: f32,
-    pub magnitude: f32,
+    pub scores: Scores,
     pub qkv_stride: u32,
-    pub n_pairs: u32,
-    pub interleaved: u32,
     pub n_heads: u32,
-    pub layer: u32,
     pub n_chunks: u32,
     pub head_parts: u32,
     pub join: u32,
+    pub padding: u32,
 }
 
 /// `FlashArgs`.
@@ -240,9 +380,10 @@ pub struct Flash {
     pub q: u64,
     pub out: u64,
     pub layout: KvLayout,
+    pub scores: Scores,
+    pub first_row: u32,
     pub rows: u32,
     pub n_heads: u32,
-    pub layer: u32,
     pub padding: u32,
 }
 
@@ -252,28 +393,36 @@ pub struct Flash {
 pub struct Sample {
     pub sessions: u64,
     pub logits: u64,
-    pub best_value: u64,
-    pub best_id: u64,
+    pub group_value: u64,
+    pub group_id: u64,
     pub n_vocab: u32,
-    pub n_best: u32,
     pub advance: u32,
     pub choose: u32,
+    pub adjust: u32,
 }
 
 // The kernels assert the same sizes of their twins.
 const _: () = {
-    assert!(size_of::<Session>() == 64);
+    assert!(size_of::<Settings>() == 96);
+    assert!(size_of::<Session>() == 200);
+    assert!(size_of::<LogprobEntry>() == 536);
     assert!(size_of::<KvLayout>() == 40);
     assert!(size_of::<Repack>() == 48);
-    assert!(size_of::<Unpack>() == 40);
-    assert!(size_of::<Embed>() == 48);
-    assert!(size_of::<Produce>() == 80);
+    assert!(size_of::<Unpack>() == 56);
+    assert!(size_of::<Embed>() == 64);
+    assert!(size_of::<Norm>() == 24);
+    assert!(size_of::<Produce>() == 104);
+    assert!(size_of::<AddBranch>() == 64);
+    assert!(size_of::<NormParts>() == 80);
+    assert!(size_of::<Logits>() == 24);
     assert!(size_of::<Segment>() == 40);
     assert!(size_of::<Matvec>() == 232);
     assert!(size_of::<Fragments>() == 40);
     assert!(size_of::<Matmul>() == 64);
-    assert!(size_of::<Rope>() == 112);
-    assert!(size_of::<Attend>() == 152);
-    assert!(size_of::<Flash>() == 80);
+    assert!(size_of::<Rotation>() == 32);
+    assert!(size_of::<Scores>() == 16);
+    assert!(size_of::<Rope>() == 176);
+    assert!(size_of::<Attend>() == 224);
+    assert!(size_of::<Flash>() == 96);
     assert!(size_of::<Sample>() == 48);
 };

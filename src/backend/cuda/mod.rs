@@ -1,14 +1,19 @@
 //! The CUDA backend: everything of a step runs on an NVIDIA GPU, through the driver alone.
 
 pub mod args;
+pub mod attention;
 pub mod batch;
 mod device;
 pub mod driver;
+pub mod experts;
+mod fork;
 pub mod kernels;
+pub mod kv;
 pub mod matrix;
 pub mod plan;
 pub mod prefill;
 pub mod runner;
+pub mod sampling;
 pub mod step;
 mod upload;
 pub mod weights;
