@@ -2,17 +2,19 @@
 
 mod common;
 
-use common::TempDir;
 use common::expected::Expected;
 use common::folder::{Folder, Stored, families, family_path};
+use common::{TempDir, repository_file};
 use emberlm::backend::{KvType, LoadOptions};
 use emberlm::engine::{Model, Session, SessionOptions, device};
 use emberlm::format::{ModelFile, Tensor, Value, WeightType};
 use emberlm::model::Network;
 use emberlm::quant::{TensorType, dequantize_row};
+use emberlm::text::{EncodeOptions, Tokenizer};
 use half::f16;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 fn elements(tensor: &Tensor) -> Vec<f32> {
@@ -135,6 +137,60 @@ fn quantized_while_loading_they_stay_close() {
             "{name}: {most}, not quantized"
         );
     }
+}
+
+#[test]
+#[ignore = "needs ../shared/models/hamlet"]
+fn hamlets_folder_is_its_gguf_file() {
+    let folder = repository_file("../shared/models/hamlet/hf");
+    let load = |path: &Path, weights| {
+        let cpu = (0..device::count()).find(|&i| !device::info(i).unwrap().isa.is_empty());
+        let options = LoadOptions {
+            weights,
+            ..Default::default()
+        };
+        Model::load(path, cpu.unwrap(), &options, &mut |_| Ok(())).unwrap()
+    };
+    let expected = Expected::read("hamlet_f16_logits");
+    let logits = |model: Model| {
+        let mut session = Session::create(Arc::new(model), &Default::default()).unwrap();
+        session.prefill(&expected.tokens).unwrap();
+        let mut logits = vec![0.0; 1424];
+        session.logits(&mut logits).unwrap();
+        logits
+    };
+    let model = load(&folder, WeightType::Keep);
+    let gguf = load(
+        &repository_file("models/hamlet-7m-Q4_K_M.gguf"),
+        WeightType::Keep,
+    );
+    let (found, known) = (model.tokenizer().unwrap(), gguf.tokenizer().unwrap());
+    let heldout = repository_file("../shared/models/hamlet/heldout.txt");
+    let text = std::fs::read_to_string(heldout).unwrap();
+    let encode = |tokenizer: &Tokenizer| {
+        let options = EncodeOptions {
+            parse_special: true,
+            ..Default::default()
+        };
+        let mut tokens = Vec::new();
+        tokenizer.encode(&text, options, &mut tokens).unwrap();
+        tokens
+    };
+    assert!(encode(found) == encode(known));
+    assert_eq!((found.bos(), found.eos()), (known.bos(), known.eos()));
+
+    let last = expected.logits.last().unwrap();
+    let most = |found: &[f32]| {
+        let pairs = found.iter().zip(last);
+        pairs.fold(0.0f32, |most, (a, b)| most.max((a - b).abs()))
+    };
+    let keep = most(&logits(model));
+    let q8 = most(&logits(load(&folder, WeightType::Q8_0)));
+    let q4 = most(&logits(load(&folder, WeightType::Q4KM)));
+    println!("largest difference: F16 {keep}, Q8_0 {q8}, Q4_K_M {q4}");
+    assert!(keep < 0.02 && q8 < 0.5 && q4 < 5.0);
+    // The same weights as those that llama.cpp's quantizer made, to a few roundings.
+    assert!((q4 - most(&logits(gguf))).abs() < 0.5);
 }
 
 #[test]

@@ -118,9 +118,24 @@ impl Parts {
 }
 
 impl Tokenizer {
-    /// The tokenizer of a model file; see [`from_metadata`](Self::from_metadata).
+    /// The tokenizer of a model file; see [`from_metadata`](Self::from_metadata), and
+    /// [`from_json`](Self::from_json) for a folder. `InvalidModel` if the folder's has more tokens
+    /// than the model.
     pub fn from_file(file: &ModelFile) -> Result<Self> {
-        Self::from_metadata(&file.metadata)
+        let Some(files) = &file.text_files else {
+            return Self::from_metadata(&file.metadata);
+        };
+        let config = files.special_tokens()?;
+        let tokenizer = Self::from_json(&files.tokenizer, config.as_deref())?;
+        let n_vocab = file.u32(&format!("{}.vocab_size", file.str("general.architecture")?))?;
+        if tokenizer.n_vocab() > n_vocab as usize {
+            fail!(
+                InvalidModel,
+                "tokenizer.json has {} tokens, but vocab_size in config.json is {n_vocab}",
+                tokenizer.n_vocab()
+            );
+        }
+        Ok(tokenizer)
     }
 
     /// The tokenizer that the `tokenizer.ggml.*` keys describe: byte-level BPE (`gpt2`), SentencePiece

@@ -8,6 +8,8 @@
 //! | `families` | the families: names, layout, defaults |
 //! | `json`, `keys`, `rope` | `config.json`, and the metadata that it becomes |
 //! | `tensors`, `experts` | the tensors by their new names |
+//! | `vocabulary`, `presplit` | `tokenizer.json` as metadata, for files that are written |
+//! | `specials`, `template` | special tokens and chat templates |
 //! | `stored`, `rows`, `fp8`, `mxfp4` | their bytes: mapped, in another order, from other types |
 
 mod experts;
@@ -20,6 +22,7 @@ mod mxfp4;
 mod presplit;
 mod rope;
 mod rows;
+mod specials;
 mod stored;
 mod template;
 mod tensors;

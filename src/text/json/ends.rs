@@ -122,6 +122,17 @@ pub(super) fn configure(config: Option<&Value>, parts: &mut Parts) -> Result<()>
     parts
         .ends
         .extend([parts.eos, special("eot_token")?].into_iter().flatten());
+    // Folders have more than one end in this key of another file.
+    let ends = match config.get("eos_token_id") {
+        Some(Value::Array(several)) => several.as_slice(),
+        Some(one) => std::slice::from_ref(one),
+        None => &[],
+    };
+    let n_vocab = parts.vocabulary.len() as u64;
+    let ends = ends.iter().filter_map(Value::as_u64);
+    parts
+        .ends
+        .extend(ends.filter(|id| *id < n_vocab).map(|id| id as u32));
     let flag = |name: &str| match config.get(name) {
         Some(Value::Bool(value)) => Some(*value),
         _ => None,
