@@ -401,8 +401,8 @@ fn configs_that_cannot_be() {
             "mixtral",
             "num_local_experts",
             json!(1_000_000_000),
-            ShapeMismatch,
-            vec!["experts"],
+            InvalidModel,
+            vec!["expert_count"],
         ),
         (
             "mixtral",
