@@ -204,7 +204,7 @@ gpu-bundle: $(KERNELS)
 	done
 	strip -g $(GPU_BUNDLE)/test-*
 	cp $(LIB_OUT)/ember-bench $(LIB_OUT)/$(SHARED) $(GPU_BUNDLE)
-	cp models/*.gguf $(GPU_BUNDLE)/models && cp tests/data/hamlet_* $(GPU_BUNDLE)/tests/data
+	cp models/*.gguf $(GPU_BUNDLE)/models && cp -r tests/data/hamlet_* tests/data/families $(GPU_BUNDLE)/tests/data
 	cp include/emberlm.h $(GPU_BUNDLE)/include && cp tests/cuda/run.sh $(GPU_BUNDLE)
 	@echo "$(GPU_BUNDLE) is ready: $$(du -sh $(GPU_BUNDLE) | cut -f1)"
 

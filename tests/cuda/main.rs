@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod families;
 mod faults;
 mod gpu;
 mod kernels_attention;
@@ -13,6 +14,7 @@ mod kernels_sample;
 mod kernels_weights;
 mod model;
 mod networks;
+mod sampling;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -37,6 +39,8 @@ fn main() {
     kernels_sample::tests(&mut tests);
     model::tests(&mut tests);
     networks::tests(&mut tests);
+    sampling::tests(&mut tests);
+    families::tests(&mut tests);
     faults::tests(&mut tests);
     let trials = tests
         .into_iter()

@@ -338,6 +338,8 @@ pub struct Rope {
     pub qkv_stride: u32,
     pub n_heads: u32,
     pub prefill: u32,
+    pub first_row: u32,
+    pub padding: u32,
 }
 
 /// `AttendArgs`.
@@ -374,8 +376,10 @@ pub struct Flash {
     pub out: u64,
     pub layout: KvLayout,
     pub scores: Scores,
+    pub first_row: u32,
     pub rows: u32,
     pub n_heads: u32,
+    pub padding: u32,
 }
 
 /// `SampleArgs`.
@@ -412,8 +416,8 @@ const _: () = {
     assert!(size_of::<Matmul>() == 64);
     assert!(size_of::<Rotation>() == 32);
     assert!(size_of::<Scores>() == 16);
-    assert!(size_of::<Rope>() == 168);
+    assert!(size_of::<Rope>() == 176);
     assert!(size_of::<Attend>() == 224);
-    assert!(size_of::<Flash>() == 88);
+    assert!(size_of::<Flash>() == 96);
     assert!(size_of::<Sample>() == 48);
 };

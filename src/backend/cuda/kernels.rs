@@ -147,6 +147,10 @@ impl Kernels {
     }
 
     /// Whether the device can run a kernel.
+    pub(super) fn has_wgmma(&self) -> bool {
+        self.wgmma
+    }
+
     pub(super) fn has(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
     }

@@ -5,6 +5,7 @@ pub mod attention;
 pub mod batch;
 mod device;
 pub mod driver;
+mod fork;
 pub mod kernels;
 pub mod kv;
 pub mod matrix;

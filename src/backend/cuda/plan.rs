@@ -4,7 +4,7 @@
 
 use super::args;
 use super::attention::MAX_HEAD_DIM;
-use super::kv::KvPlan;
+use super::kv::{KvPlan, KvShape};
 use super::matrix::{self, Matrix, MatrixSegment};
 use crate::backend::KvType;
 use crate::error::{Result, fail};
@@ -426,7 +426,13 @@ impl Plan {
 
     /// The KV caches with elements of this type.
     pub fn kv(&self, kv_type: KvType) -> Result<KvPlan> {
-        KvPlan::new(&self.layers, kv_type)
+        let shape = |l: &LayerPlan| KvShape {
+            n_kv_heads: l.attention.n_kv_heads,
+            head_dim: l.attention.head_dim,
+            window: l.attention.window,
+        };
+        let layers: Vec<KvShape> = self.layers.iter().map(shape).collect();
+        KvPlan::new(&layers, kv_type)
     }
 
     /// The arguments that embed tokens, but for those of the rows.

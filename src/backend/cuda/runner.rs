@@ -34,28 +34,29 @@ pub struct CudaRunner {
     // Dropped in this order: what the device may still use goes last.
     /// One per kind of step, captured when it is first needed.
     graphs: Vec<(Ending, Graph)>,
-    weights: Arc<CudaWeights>,
-    buffers: StepBuffers,
+    pub(super) weights: Arc<CudaWeights>,
+    pub(super) buffers: StepBuffers,
     session: Buffer,
-    sampling: SamplingState,
+    pub(super) sampling: SamplingState,
     table: Buffer,
     results: Pinned,
     /// The cache that grows with the context, and the ring.
-    caches: [Range; 2],
-    stream: Arc<Stream>,
-    kv: KvPlan,
-    context: usize,
+    pub(super) caches: [Range; 2],
+    pub(super) stream: Arc<Stream>,
+    pub(super) kv: KvPlan,
+    pub(super) context: usize,
+    pub(super) stream_priority: i32,
     /// Positions in the cache.
-    len: usize,
+    pub(super) len: usize,
     /// Positions that were ever written, as far as the ring is concerned.
-    written: usize,
-    has_logits: bool,
+    pub(super) written: usize,
+    pub(super) has_logits: bool,
     /// What the device-side state holds.
     mirror: Mirror,
     /// Steps started so far; their results carry this number.
     started: u32,
     /// Steps that are under way and not collected.
-    in_flight: u32,
+    pub(super) in_flight: u32,
     /// Whether the oldest of them appends a token; all others do.
     appends: bool,
     /// The started steps' interrupt.
@@ -118,6 +119,7 @@ impl CudaRunner {
             caches,
             kv,
             context: options.context,
+            stream_priority: options.stream_priority,
             len: 0,
             written: 0,
             has_logits: false,
@@ -245,7 +247,11 @@ impl CudaRunner {
                 self.context
             );
         }
-        let bytes = self.kv.bytes(positions)?;
+        self.back(self.kv.bytes(positions)?)
+    }
+
+    /// Backs that many bytes of each cache.
+    pub(super) fn back(&mut self, bytes: [usize; 2]) -> Result<()> {
         for (cache, bytes) in self.caches.iter_mut().zip(bytes) {
             cache.grow(bytes, "KV cache")?;
         }
@@ -447,6 +453,10 @@ impl Runner for CudaRunner {
     fn step_poll(&mut self, wait: bool) -> Result<Option<u32>> {
         let stream = self.stream.clone();
         self.poll_on(&stream, wait)
+    }
+
+    fn fork(&mut self) -> Result<Box<dyn Runner>> {
+        Ok(Box::new(self.forked()?))
     }
 
     fn profile(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<Profile> {

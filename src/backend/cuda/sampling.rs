@@ -66,7 +66,7 @@ pub struct SamplingState {
     mask_host: Pinned,
     /// A ring of [`LogprobEntry`].
     logprobs: Pinned,
-    rules: Option<Rules>,
+    rules: Option<Arc<Rules>>,
     n_vocab: usize,
 }
 
@@ -119,11 +119,11 @@ impl SamplingState {
     /// Takes over rules. The old ones' memory goes, so no step may be under way.
     pub fn set_rules(&mut self, context: &Arc<Context>, rules: Option<&TokenRules>) -> Result<()> {
         self.rules = match rules {
-            Some(rules) => Some(Rules {
+            Some(rules) => Some(Arc::new(Rules {
                 bias: buffer(context, rules.bias())?,
                 single_breakers: buffer(context, rules.breakers().single())?,
                 breakers: buffer(context, &packed(rules.breakers())?)?,
-            }),
+            })),
             None => None,
         };
         Ok(())
@@ -158,6 +158,17 @@ impl SamplingState {
             logprobs: s.logprobs,
             masked: u32::from(masked),
         }
+    }
+
+    /// Takes over the rules, and enqueues the copy of the tokens, of a session that is forked.
+    ///
+    /// # Safety
+    /// Both must live until the work is done; the contexts are of one length.
+    pub unsafe fn fork(&mut self, stream: &Stream, from: &SamplingState) -> Result<()> {
+        self.rules = from.rules.clone();
+        let bytes = from.history.bytes();
+        // SAFETY: the caller's word.
+        unsafe { stream.copy(self.history.address(), from.history.address(), bytes) }
     }
 
     /// Enqueues the copy of tokens that are evaluated from position `at` on.
