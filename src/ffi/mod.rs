@@ -21,6 +21,8 @@ mod device;
 
 mod model;
 
+mod sampling;
+
 mod session;
 
 mod decode;
@@ -46,6 +48,7 @@ pub use estimate::*;
 pub use log::*;
 pub use model::*;
 pub use profile::*;
+pub use sampling::*;
 pub use session::*;
 pub use text::*;
 pub use text_stream::*;

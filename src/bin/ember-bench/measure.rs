@@ -83,7 +83,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             &mut |_| Ok(()),
         )?);
         let loaded = start.elapsed();
-        let mut session = session(&model, context, kv_type)?;
+        let mut session = session(&model, context, kv_type, args)?;
         session.prefill(&[0])?;
         session.decode()?;
         let first = start.elapsed();
@@ -121,7 +121,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
         .max()
         .unwrap_or(0)
         .clamp(1, trained);
-    let mut session = session(&model, context, kv_type)?;
+    let mut session = session(&model, context, kv_type, args)?;
     let tokens = random_tokens(context, model.details().n_vocab);
 
     let mut prefill = Vec::new();
@@ -172,12 +172,18 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
     })
 }
 
-fn session(model: &Arc<Model>, context: usize, kv_type: KvType) -> emberlm::Result<Session> {
+fn session(
+    model: &Arc<Model>,
+    context: usize,
+    kv_type: KvType,
+    args: &Args,
+) -> emberlm::Result<Session> {
     Session::create(
         model.clone(),
         &SessionOptions {
             context: context.min(model.details().context_length),
             kv_type,
+            sampling: args.sampling.1,
             ..SessionOptions::default()
         },
     )
@@ -257,7 +263,7 @@ fn batch_rate(
 ) -> emberlm::Result<Samples> {
     let mut sessions = Vec::new();
     for i in 0..count {
-        let mut session = session(model, args.generate + 2, kv_type)?;
+        let mut session = session(model, args.generate + 2, kv_type, args)?;
         session.prefill(&[tokens[i % tokens.len()]])?;
         sessions.push(session);
     }
