@@ -63,6 +63,10 @@ pub fn tests(tests: &mut Tests) {
             format!("families::{name}_batch"),
             Box::new(move || batches_change_nothing(name)),
         ));
+        tests.push((
+            format!("families::{name}_fork"),
+            Box::new(move || forks_go_their_own_way(name)),
+        ));
     }
     for name in WINDOWED {
         tests.push((
@@ -235,6 +239,35 @@ fn batches_change_nothing(name: &str) {
     }
 }
 
+/// A fork goes on as the first session does, to the bit, and neither sees what the other writes.
+fn forks_go_their_own_way(name: &str) {
+    let network = network(name);
+    let weights = gpu(&network);
+    let n = network.n_vocab;
+    let tokens = Expected::read(&format!("families/{name}/logits")).tokens;
+    let go = AtomicBool::new(false);
+    for kv in [KvType::F16, KvType::Q8_0] {
+        let mut first = runner(&weights, 64, kv);
+        assert!(first.fork().unwrap().is_empty());
+        for cut in [1, tokens.len() / 2, tokens.len() - 1] {
+            first.truncate(0);
+            first.extend(&tokens[..cut], &go).unwrap();
+            let mut fork = first.fork().unwrap();
+            assert!(fork.len() == cut && fork.has_logits());
+            let mut stray = first.fork().unwrap();
+            stray.truncate(cut / 2);
+            stray.extend(&[5; 20], &go).unwrap();
+            let mut logits = [vec![f32::NAN; n], vec![f32::NAN; n]];
+            first.logits(&mut logits[0]).unwrap();
+            fork.logits(&mut logits[1]).unwrap();
+            assert!(logits[0] == logits[1], "{name}: at {cut}");
+            let want = one_by_one(&mut *first, &tokens[cut..], n);
+            let got = one_by_one(&mut *fork, &tokens[cut..], n);
+            assert!(got == want, "{name}: {kv:?} after {cut}");
+        }
+    }
+}
+
 /// Contexts that go round the ring of the layers with a window: against the CPU, rewound to what the
 /// ring still has, and to what it has no more.
 fn beyond_the_ring(name: &str) {
@@ -270,6 +303,7 @@ fn beyond_the_ring(name: &str) {
     assert_eq!(r.truncate(4950), 4950);
     let again = one_by_one(&mut *r, &tokens[4950..], n);
     assert!(again == stepped[50..], "{name}: after a rewind");
+    let mut fork = r.fork().unwrap();
     // Too far for the ring: all is to be evaluated again.
     assert_eq!(r.truncate(300), 0);
     assert_eq!(r.len(), 0);
@@ -277,4 +311,7 @@ fn beyond_the_ring(name: &str) {
     r.extend(&tokens[2100..4700], &go).unwrap();
     r.extend(&tokens[4700..], &go).unwrap();
     check(name, "evaluated again", &[logits(&mut *r)], &want, bound);
+    assert_eq!(fork.truncate(4950), 4950);
+    let forked = one_by_one(&mut *fork, &tokens[4950..], n);
+    assert!(forked == stepped[50..], "{name}: a fork after a rewind");
 }

@@ -3,9 +3,11 @@
 
 use super::args::{KvLayout, NO_WINDOW};
 use super::attention::KV_TILE;
-use super::prefill::CHUNK;
 use crate::backend::KvType;
 use crate::error::{Result, fail};
+
+/// Positions that a prefill appends to a ring at a time, which has room for them beside the window.
+pub const RING_CHUNK: usize = 512;
 
 /// What a layer keeps of a position.
 #[derive(Clone, Copy, Debug)]
@@ -46,10 +48,10 @@ impl KvPlan {
         }
         let windows = layers.iter().filter_map(|l| l.window);
         let window = windows.max().unwrap_or(0) as usize;
-        // A prefill appends a whole chunk before its first position has looked back.
+        // All of a chunk are appended before the first of them looks back.
         let ring = match window {
             0 => 0,
-            _ => (window + CHUNK).div_ceil(KV_TILE),
+            _ => (window + RING_CHUNK).div_ceil(KV_TILE),
         };
         let (mut tile_bytes, mut ring_tile_bytes) = (0, 0);
         let mut layouts = Vec::new();
@@ -152,7 +154,7 @@ mod tests {
         assert_eq!(kv.bytes(1).unwrap(), [of_two_layers(64); 2]);
         let [all, ring] = kv.bytes(1 << 20).unwrap();
         assert_eq!(all, of_two_layers(1 << 20));
-        assert_eq!(ring, of_two_layers(512 + CHUNK as u64));
+        assert_eq!(ring, of_two_layers(512 + RING_CHUNK as u64));
         assert_eq!(kv.layers[3].layer_offset, kv.layers[2].layer_offset);
         assert_eq!(kv.layers[3].tile_bytes, 64 * 2 * 2 * 2 * row);
         assert!(kv.bytes(usize::MAX).is_err());
@@ -161,7 +163,7 @@ mod tests {
     #[test]
     fn a_ring_keeps_what_the_next_position_sees() {
         let kv = plan(&[Some(512), None]);
-        let ring = 512 + CHUNK;
+        let ring = 512 + RING_CHUNK;
         assert!(kv.keeps(ring, ring) && kv.keeps(1, ring) && kv.keeps(0, 10 * ring));
         // Position `len` sees from `len - 511` on; `ring` positions before `written` are there.
         let written = 3 * ring;

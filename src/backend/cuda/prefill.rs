@@ -10,7 +10,7 @@ use super::args;
 use super::driver::{Buffer, Context, Stream};
 use super::experts::{ExpertPlaces, ExpertsPlan};
 use super::kernels::Kernels;
-use super::kv::KvPlan;
+use super::kv::{KvPlan, RING_CHUNK};
 use super::matrix::{Matrix, tiled_bytes};
 use super::plan::{AttentionPlan, FeedForwardPlan, LayerPlan, Plan};
 use super::step::Arena;
@@ -233,8 +233,15 @@ impl Enqueue<'_> {
             out: at.attended,
             layout,
             scores: attention.scores,
+            first_row: 0,
             rows: self.rows,
             n_heads: attention.n_heads,
+            padding: 0,
+        };
+        // A ring has no room for more at a time.
+        let at_once = match attention.window {
+            Some(_) => RING_CHUNK as u32,
+            None => self.rows,
         };
         let heads = attention.n_heads * attention.head_dim;
         // SAFETY: the caller's word.
@@ -242,8 +249,18 @@ impl Enqueue<'_> {
             if let Some(norms) = attention.row_norms(at.wide, b.wide_stride) {
                 self.kernels.norm_parts(self.stream, &norms, self.rows)?;
             }
-            self.kernels.rope_append(self.stream, &rope, self.rows)?;
-            self.kernels.flash(self.stream, &flash)?;
+            for first_row in (0..self.rows).step_by(at_once as usize) {
+                let rows = self.rows.min(first_row + at_once);
+                let rope = args::Rope { first_row, ..rope };
+                self.kernels
+                    .rope_append(self.stream, &rope, rows - first_row)?;
+                let flash = args::Flash {
+                    first_row,
+                    rows,
+                    ..flash
+                };
+                self.kernels.flash(self.stream, &flash)?;
+            }
             self.produce(args::Produce {
                 x: at.attended,
                 x_stride: heads,

@@ -9,13 +9,11 @@ use super::kernels::Kernels;
 use super::kv::KvPlan;
 use super::matrix::{Inputs, Matrix, fragment_bytes};
 use super::plan::{FeedForwardPlan, LayerPlan, MlpPlan, Plan};
+use super::sampling::{GROUPS, Stages};
 use crate::backend::{Profile, Work};
 use crate::error::Result;
 use std::cell::RefCell;
 use std::sync::Arc;
-
-/// Blocks per session that look for the largest logit.
-const BEST_BLOCKS: u32 = 64;
 
 /// Offsets within one allocation, handed out one after the other.
 #[derive(Default)]
@@ -50,8 +48,8 @@ struct Places {
     q: u64,
     parts: u64,
     logits: u64,
-    best_value: u64,
-    best_id: u64,
+    group_value: u64,
+    group_id: u64,
     experts: ExpertPlaces,
 }
 
@@ -68,8 +66,8 @@ impl Places {
             &mut self.q,
             &mut self.parts,
             &mut self.logits,
-            &mut self.best_value,
-            &mut self.best_id,
+            &mut self.group_value,
+            &mut self.group_id,
         ]
     }
 }
@@ -93,6 +91,8 @@ pub struct Ending {
     pub advance: bool,
     /// A token is chosen.
     pub choose: bool,
+    /// How.
+    pub stages: Stages,
 }
 
 /// Marks between the kernels of a step that is profiled.
@@ -155,7 +155,7 @@ fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
     let queries = u64::from(plan.most(|a| a.n_heads * a.head_dim));
     let parts = u64::from(plan.most(|a| a.n_heads * (a.head_dim + 2)));
     let n_chunks = u64::from(chunks(plan, multiprocessors));
-    let best = rows * u64::from(BEST_BLOCKS) * 4;
+    let groups = rows * u64::from(GROUPS) * 4;
     let places = Places {
         h: arena.take(h),
         branch: arena.take(if plan.is_parallel() { h } else { 0 }),
@@ -167,8 +167,8 @@ fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
         q: arena.take(rows * queries * 4),
         parts: arena.take(rows * parts * n_chunks * 4),
         logits: arena.take(rows * u64::from(plan.n_vocab) * 4),
-        best_value: arena.take(best),
-        best_id: arena.take(best),
+        group_value: arena.take(groups),
+        group_id: arena.take(groups),
         experts: ExpertPlaces::step(&mut arena, plan, rows as u32),
     };
     (places, arena.bytes())
@@ -264,7 +264,7 @@ impl StepBuffers {
         }
     }
 
-    /// Enqueues a whole step of one session, with marks on `timeline` between its kernels.
+    /// Enqueues a whole step of one session, which chooses so, with marks on `timeline` between its kernels.
     ///
     /// # Safety
     /// As [`StepBuffers::enqueue`].
@@ -275,6 +275,7 @@ impl StepBuffers {
         kv: &KvPlan,
         stream: &Stream,
         sessions: u64,
+        stages: Stages,
         timeline: &Timeline,
     ) -> Result<()> {
         let step = Enqueue {
@@ -293,6 +294,7 @@ impl StepBuffers {
             step.end(Ending {
                 advance: true,
                 choose: true,
+                stages,
             })
         }
     }
@@ -455,15 +457,18 @@ impl Enqueue<'_> {
         let sample = args::Sample {
             sessions: self.sessions,
             logits: at.logits,
-            best_value: at.best_value,
-            best_id: at.best_id,
+            group_value: at.group_value,
+            group_id: at.group_id,
             n_vocab: self.plan.n_vocab,
-            n_best: BEST_BLOCKS,
             advance: u32::from(ending.advance),
             choose: u32::from(ending.choose),
+            ..Default::default()
         };
         // SAFETY: the caller's word.
-        unsafe { self.kernels.sample(self.stream, &sample, self.batch)? };
+        unsafe {
+            self.kernels
+                .sample(self.stream, &sample, ending.stages, self.batch)?
+        };
         self.mark(Work::Sample, u64::from(self.plan.n_vocab) * 4)
     }
 
