@@ -14,8 +14,13 @@ pub type Rows = Vec<Vec<f64>>;
 
 /// The logits after each of `tokens`, `n_vocab` per position, in a session of just that context.
 pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
-    let mut x: Rows = tokens.iter().map(|&t| row(&network.embedding, t as usize)).collect();
-    x.iter_mut().flatten().for_each(|v| *v *= f64::from(network.embedding_scale));
+    let mut x: Rows = tokens
+        .iter()
+        .map(|&t| row(&network.embedding, t as usize))
+        .collect();
+    x.iter_mut()
+        .flatten()
+        .for_each(|v| *v *= f64::from(network.embedding_scale));
     if let Some(positions) = &network.positions {
         let positions = (0..x.len()).map(|p| row(positions, p)).collect();
         add(&mut x, &positions, 1.0);
