@@ -333,6 +333,46 @@ typedef uint32_t ember_kv_type;
 #endif // __cplusplus
 
 /**
+ * Values of `ember_model_options.weights`: the type that matrices which take more bytes are
+ * converted to. Rows that are no whole blocks of a type get the next larger one that fits; norms,
+ * biases, routers and learned positions stay as they are.
+ */
+enum ember_weights
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * As they are in the file.
+     */
+    EMBER_WEIGHTS_KEEP = 0,
+    /**
+     * Q8_0: 8.5 bits per weight.
+     */
+    EMBER_WEIGHTS_Q8_0 = 1,
+    /**
+     * Q4_K, and Q6_K for the head: a little over 4.5 bits per weight.
+     */
+    EMBER_WEIGHTS_Q4_K = 2,
+    /**
+     * Q6_K: 6.6 bits per weight.
+     */
+    EMBER_WEIGHTS_Q6_K = 3,
+    /**
+     * As `EMBER_WEIGHTS_Q4_K`, but with Q6_K also for half of the matrices of values and of the
+     * feed-forward's outputs: about 4.9 bits per weight.
+     */
+    EMBER_WEIGHTS_Q4_K_M = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_weights ember_weights;
+#else
+typedef uint32_t ember_weights;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Kinds of work in a decode. Later versions may have more.
  */
 enum ember_work
@@ -600,9 +640,9 @@ typedef struct ember_model_options {
      */
     uint32_t threads;
     /**
-     * Must be 0.
+     * A value of `enum ember_weights`.
      */
-    uint32_t reserved;
+    uint32_t weights;
     /**
      * Called while loading; may be NULL.
      */

@@ -1,8 +1,8 @@
 //! A model: a file's network resident on a device, and its text layer.
 
 use super::{SessionOptions, device};
-use crate::backend::cpu::MAX_THREADS;
-use crate::backend::{Estimate, KvType, LoadOptions, Progress, Weights};
+use crate::backend::cpu::{self, MAX_THREADS};
+use crate::backend::{DeviceKind, Estimate, KvType, LoadOptions, Progress, Weights};
 use crate::error::{Error, Result, fail};
 use crate::format::{ModelFile, Value};
 use crate::log::log;
@@ -13,6 +13,9 @@ use std::sync::Arc;
 
 /// Context of a session that names none, if the model was trained for more.
 pub const DEFAULT_CONTEXT: usize = 4096;
+
+/// The share of a load that converting the weights takes, if any are converted.
+const MAKING_SHARE: f32 = 0.8;
 
 /// Facts about a loaded model.
 #[derive(Clone, Debug)]
@@ -75,19 +78,30 @@ impl Model {
             );
         }
         progress(0.0)?;
-        let file = ModelFile::open(path)?;
+        let file = ModelFile::open(path)?.with_weights(options.weights)?;
         let network = Network::from_file(&file)?;
         let tokenizer = Tokenizer::from_file(&file);
         let chat_templates = ChatTemplates::from_metadata(&file.metadata);
         if let Err(e) = &tokenizer {
             log!(Warn, "{}: no text calls: {}", path.display(), e.message);
         }
-        // Kept in order whatever the backend reports; the end is reported here alone.
+        // Kept in order whatever is reported; the end is reported here alone.
         let mut reached = 0.0f32;
+        if !file.is_ready() {
+            let threads = match options.threads {
+                0 => cpu::host::physical_cores(),
+                threads => threads,
+            };
+            file.make(threads, &mut |done| {
+                reached = reached.max(MAKING_SHARE * done.clamp(0.0, 1.0));
+                progress(reached)
+            })?;
+        }
+        let made = reached;
         let weights = device
             .backend
             .load(device.index, &network, options, &mut |done| {
-                reached = reached.max(done.clamp(0.0, 1.0));
+                reached = reached.max(made + (1.0 - made) * done.clamp(0.0, 1.0));
                 if reached < 1.0 {
                     progress(reached)
                 } else {
@@ -95,7 +109,10 @@ impl Model {
                 }
             })?;
         progress(1.0)?;
-        let details = Details::new(&file, &network, weights.as_ref(), device_index);
+        let mut details = Details::new(&file, &network, weights.as_ref(), device_index);
+        if device_info.kind == DeviceKind::Cpu {
+            details.resident_bytes += file.made_bytes();
+        }
         log!(
             Info,
             "loaded {}: {} {}, {} parameters, on {}",
@@ -127,7 +144,8 @@ impl Model {
         check_options(options)?;
         session.sampling.check()?;
         let device = device::get(device_index)?;
-        let network = Network::from_file(&ModelFile::open(path)?)?;
+        let file = ModelFile::open(path)?.with_weights(options.weights)?;
+        let network = Network::from_file(&file)?;
         let runner = session.for_runner(network.context_length)?;
         let estimate = device
             .backend
@@ -235,7 +253,7 @@ impl Details {
 fn main_type(file: &ModelFile) -> String {
     let bytes_of = |ty| -> usize {
         let of_type = file.tensors.values().filter(|t| t.ty == ty);
-        of_type.map(|t| t.bytes().len()).sum()
+        of_type.map(|t| t.byte_len()).sum()
     };
     crate::quant::TensorType::ALL
         .into_iter()

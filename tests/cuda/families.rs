@@ -4,6 +4,7 @@
 //! rounded to f16 are the KV cache, queries and weights of the softmax, and in a prefill every input
 //! of a product. So logits are off by some 2^-11 of their size.
 
+use crate::common::convert::converted;
 use crate::common::expected::Expected;
 use crate::common::repository_file;
 use crate::gpu::Tests;
@@ -14,18 +15,21 @@ use emberlm::backend::{KvType, Runner, Step, Weights};
 use emberlm::engine::sampling::Sampling;
 use emberlm::format::ModelFile;
 use emberlm::model::Network;
+use emberlm::quant::TensorType;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// Folders of `tests/data/families`.
-const FAMILIES: [&str; 16] = [
+const FAMILIES: [&str; 19] = [
     "cohere2",
     "gemma2",
     "gemma3",
     "glm4",
     "gpt2",
+    "gpt_oss",
     "granite",
     "mistral",
+    "mixtral",
     "olmo2",
     "olmo3",
     "phi2",
@@ -33,6 +37,7 @@ const FAMILIES: [&str; 16] = [
     "phi4",
     "qwen2",
     "qwen3",
+    "qwen3moe",
     "smollm3",
     "starcoder2",
 ];
@@ -73,7 +78,12 @@ pub fn tests(tests: &mut Tests) {
 
 fn network(name: &str) -> Network {
     let path = repository_file(&format!("tests/data/families/{name}/model.gguf"));
-    Network::from_file(&ModelFile::open(&path).unwrap()).unwrap()
+    let mut file = ModelFile::open(&path).unwrap();
+    if file.tensors.values().any(|t| t.ty == TensorType::MXFP4) {
+        // The same values, for products with quantized matrices round their inputs to bytes.
+        file = converted(&file, TensorType::F16);
+    }
+    Network::from_file(&file).unwrap()
 }
 
 /// Logits after all of `tokens`, taken in by pieces of `piece`.

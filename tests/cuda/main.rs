@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod experts;
 mod families;
 mod faults;
 mod gpu;
@@ -38,6 +39,7 @@ fn main() {
     kernels_sample::tests(&mut tests);
     model::tests(&mut tests);
     networks::tests(&mut tests);
+    experts::tests(&mut tests);
     families::tests(&mut tests);
     faults::tests(&mut tests);
     let trials = tests
