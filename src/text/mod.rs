@@ -1,8 +1,8 @@
 //! Text in and out of token ids. Needs no backend.
 //!
-//! A [`Tokenizer`] recognizes special tokens ([`specials`]), changes the text between them
-//! ([`normalizer`]), cuts it into pieces ([`pretokenizer`]), and gives each to a [`model`]. It is built
-//! from the metadata of a model file ([`gguf`]) or from a `tokenizer.json` ([`json`]).
+//! A `Tokenizer` recognizes special tokens (`specials`), changes the text between them
+//! (`normalizer`), cuts it into pieces (`pretokenizer`), and gives each to a `model`. It is built
+//! from the metadata of a model file (`gguf`) or from a `tokenizer.json` (`json`).
 
 mod bpe;
 mod byte_level;

@@ -65,13 +65,13 @@ impl Specials {
         self.entries.is_empty()
     }
 
-    /// Gives the parts of `text` to `each`, in order. Of the special tokens that overlap, the first
-    /// counts, the longest of those that start at one place; only those that `may(start, special)`
-    /// allows.
+    /// Gives the parts of `text` to `each`, in order. Special tokens count only where
+    /// `may(start, end, special)` allows them; of those that overlap, the first, the longest of those that
+    /// start at one place.
     pub fn split<'a>(
         &self,
         text: &'a str,
-        may: &dyn Fn(usize, &Special) -> bool,
+        may: &dyn Fn(usize, usize, &Special) -> bool,
         each: &mut dyn FnMut(Part<'a>) -> Result<()>,
     ) -> Result<()> {
         let mut done = 0;
@@ -115,13 +115,13 @@ impl Specials {
         before.is_some_and(word) || behind.is_some_and(word)
     }
 
-    /// The first special token at or behind `from` that `may` allows, the longest of those that
-    /// start there.
+    /// The first special token at or behind `from` that `may(start, end, special)` allows, the longest of
+    /// those that start there.
     fn find(
         &self,
         text: &[u8],
         from: usize,
-        may: &dyn Fn(usize, &Special) -> bool,
+        may: &dyn Fn(usize, usize, &Special) -> bool,
     ) -> Option<Found<'_>> {
         if self.entries.is_empty() {
             return None;
@@ -132,8 +132,9 @@ impl Specials {
             if low == high {
                 return None;
             }
-            let special =
-                self.longest(&text[start..], low, high, &|special| may(start, special))?;
+            let special = self.longest(&text[start..], low, high, &|special| {
+                may(start, start + special.text.len(), special)
+            })?;
             let end = start + special.text.len();
             Some(Found {
                 start,
@@ -196,7 +197,7 @@ mod tests {
             };
             Ok(())
         };
-        let may = |_, special: &Special| control || !special.control;
+        let may = |_, _, special: &Special| control || !special.control;
         specials.split(text, &may, &mut each).unwrap();
         out
     }

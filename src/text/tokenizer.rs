@@ -156,9 +156,8 @@ impl Tokenizer {
     }
 
     /// Appends the tokens of a whole conversation to `out`; on an error `out` is as it was. Special
-    /// tokens are recognized where `may_parse(start, end, id)` says so; those that are looked for in
-    /// normalized text, whose places are others, are so only if it allows the whole part. BOS and EOS are added as the file asks, unless the text has them already.
-    /// Errors: as [`encode`](Self::encode).
+    /// tokens are recognized where `may_parse(start, end, id)` says so. BOS and EOS are added as the
+    /// file asks, unless the text has them already. Errors: as [`encode`](Self::encode).
     pub(super) fn encode_chat(
         &self,
         text: &str,
@@ -166,22 +165,17 @@ impl Tokenizer {
         out: &mut Vec<u32>,
     ) -> Result<()> {
         let length = out.len();
-        let may = |start: usize, special: &Special| {
-            may_parse(start, start + special.text.len(), special.id)
-        };
-        let may_in = |start: usize, end: usize, special: &Special| {
-            !special.control || may_parse(start, end, special.id)
-        };
-        let result = self.encode_where(text, &may, &may_in, out).and_then(|()| {
+        let may = |start: usize, end: usize, special: &Special| may_parse(start, end, special.id);
+        let result = self.encode_where(text, &may, out).and_then(|()| {
             let (prefix, suffix) = (&self.parts.prefix, &self.parts.suffix);
             if !out[length..].starts_with(prefix) {
                 push_all(out, prefix)?;
                 out[length..].rotate_right(prefix.len());
             }
-            match out[length..].ends_with(suffix) {
-                true => Ok(()),
-                false => push_all(out, suffix),
+            if !out[length..].ends_with(suffix) {
+                push_all(out, suffix)?;
             }
+            Ok(())
         });
         if result.is_err() {
             out.truncate(length);
@@ -193,21 +187,19 @@ impl Tokenizer {
         if options.add_special {
             push_all(out, &self.parts.prefix)?;
         }
-        let may = |special: &Special| options.parse_special || !special.control;
-        self.encode_where(text, &|_, s| may(s), &|_, _, s| may(s), out)?;
+        let may = |_, _, special: &Special| options.parse_special || !special.control;
+        self.encode_where(text, &may, out)?;
         if options.add_special {
             push_all(out, &self.parts.suffix)?;
         }
         Ok(())
     }
 
-    /// Encodes a text in which `may` says which special tokens count, and `may_in` which of those
-    /// that are looked for in a normalized part of it.
+    /// Encodes a text in which `may` says which special tokens count.
     fn encode_where(
         &self,
         text: &str,
-        may: &dyn Fn(usize, &Special) -> bool,
-        may_in: &dyn Fn(usize, usize, &Special) -> bool,
+        may: &dyn Fn(usize, usize, &Special) -> bool,
         out: &mut Vec<u32>,
     ) -> Result<()> {
         let parts = &self.parts;
@@ -226,11 +218,15 @@ impl Tokenizer {
                 if parts.normalized_specials.is_empty() {
                     return plain(&normal, start == 0, out);
                 }
-                let end = start + text.len();
-                let may = |_, special: &Special| may_in(start, end, special);
+                // Places in the normalized text say nothing unless it is the text itself.
+                let same = *normal == *text;
+                let may_here = |from: usize, to: usize, special: &Special| match same {
+                    true => may(start + from, start + to, special),
+                    false => may(start, start + text.len(), special),
+                };
                 parts
                     .normalized_specials
-                    .split(&normal, &may, &mut |part| match part {
+                    .split(&normal, &may_here, &mut |part| match part {
                         Part::Token(id) => push_all(out, &[id]),
                         Part::Text(text, offset) => plain(text, start + offset == 0, out),
                     })
@@ -290,11 +286,6 @@ impl Tokenizer {
     /// Number of tokens.
     pub fn n_vocab(&self) -> usize {
         self.parts.vocabulary.len()
-    }
-
-    /// Whether a space at the start of decoded text comes from the tokenizer.
-    pub(super) fn strips_space(&self) -> bool {
-        self.parts.strips_space
     }
 
     /// The token that begins a text.
