@@ -206,6 +206,7 @@ names! {
     EMBER_DEVICE_ERROR = DeviceError,
     EMBER_INTERNAL = Internal,
     EMBER_FORKED = Forked,
+    EMBER_GRAMMAR = Grammar,
 }
 
 #[cfg(test)]
