@@ -19,13 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-const GREEDY: Sampling = Sampling {
-    temperature: 0.0,
-    top_k: 0,
-    top_p: 1.0,
-    min_p: 0.0,
-    seed: 0,
-};
+const GREEDY: Sampling = Sampling::GREEDY;
 
 fn network(file: &ModelFile) -> Network {
     Network::from_file(file).unwrap()
@@ -162,7 +156,7 @@ fn agrees_with_the_oracle_on_every_shape() {
             let mut network = tiny(&shape);
             if heads == kv_heads {
                 for block in &mut network.blocks {
-                    block.attention.rope.pairing = RopePairing::Halves;
+                    block.attention.rope.as_mut().unwrap().pairing = RopePairing::Halves;
                 }
             }
             let tokens = tokens(40, network.n_vocab);

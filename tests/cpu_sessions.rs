@@ -6,7 +6,7 @@ use common::hamlet;
 use common::tiny::{Random, Tiny};
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::{KvType, MAX_BATCH, Runner, RunnerOptions, Step, Weights, Work};
-use emberlm::engine::sampling::Sampling;
+use emberlm::engine::sampling::{Dry, Sampling};
 use emberlm::format::ModelFile;
 use emberlm::model::Network;
 use emberlm::quant::TensorType;
@@ -27,13 +27,10 @@ fn load(network: &Network, threads: usize) -> Arc<CpuWeights> {
 /// Greedy, and draws of several kinds.
 fn sampling(i: usize) -> Sampling {
     let plain = Sampling {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
         seed: i as u64,
+        ..Sampling::GREEDY
     };
-    match i % 4 {
+    match i % 6 {
         0 => plain,
         1 => Sampling {
             temperature: 1.0,
@@ -45,9 +42,28 @@ fn sampling(i: usize) -> Sampling {
             top_p: 0.9,
             ..plain
         },
-        _ => Sampling {
+        3 => Sampling {
             temperature: 2.0,
             min_p: 0.05,
+            ..plain
+        },
+        // These look at the tokens of the context.
+        4 => Sampling {
+            repeat_penalty: 1.3,
+            frequency_penalty: 0.5,
+            penalty_window: 9,
+            logprobs: 3,
+            ..plain
+        },
+        _ => Sampling {
+            temperature: 0.9,
+            typical_p: 0.8,
+            presence_penalty: 0.7,
+            dry: Dry {
+                multiplier: 2.0,
+                allowed_length: 1,
+                ..Dry::OFF
+            },
             ..plain
         },
     }
@@ -413,7 +429,7 @@ fn a_profile_is_a_step_with_every_kind_of_work() {
         let attention = profile.entry(Work::Attention).bytes;
         assert_eq!(attention, 301 * weights.kv_bytes_per_token(KvType::F16));
         let tensors = |block: &emberlm::model::Block| {
-            let f = &block.feed_forward;
+            let f = block.plain().unwrap();
             (f.gate.weight.bytes().len() + f.up.weight.bytes().len()) as u64
         };
         let gate_up: u64 = network.blocks.iter().map(tensors).sum();

@@ -26,12 +26,13 @@ fn hamlet_is_a_llama_of_the_known_shape() {
         assert_eq!((a.n_heads, a.n_kv_heads, a.head_dim), (4, 2, 64));
         assert_eq!(a.q.weight.ty, TensorType::Q4K);
         assert_eq!(a.scale, 0.125);
-        assert_eq!(a.rope.pairing, RopePairing::Interleaved);
-        assert_eq!(a.rope.inv_freq.len(), 32);
-        assert_eq!((a.rope.inv_freq[0], a.rope.inv_freq[16]), (1.0, 0.01));
-        assert_eq!(a.rope.magnitude, 1.0);
-        assert_eq!(block.attention_norm.eps, 1e-5);
-        assert_eq!(block.feed_forward.down.weight.dims, [768, 256]);
+        let rope = a.rope.as_ref().unwrap();
+        assert_eq!(rope.pairing, RopePairing::Interleaved);
+        assert_eq!(rope.inv_freq.len(), 32);
+        assert_eq!((rope.inv_freq[0], rope.inv_freq[16]), (1.0, 0.01));
+        assert_eq!(rope.magnitude, 1.0);
+        assert_eq!(block.attention_norm.as_ref().unwrap().eps, 1e-5);
+        assert_eq!(block.plain().unwrap().down.weight.dims, [768, 256]);
     }
 }
 

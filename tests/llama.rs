@@ -49,18 +49,18 @@ fn shapes_of_all_parts_are_as_described() {
         assert_eq!(a.k.weight.dims, [32, 30]);
         assert_eq!(a.v.weight.dims, [32, 30]);
         assert_eq!(a.output.weight.dims, [60, 32]);
-        let f = &block.feed_forward;
+        let f = block.plain().unwrap();
         assert_eq!(f.gate.weight.dims, [32, 40]);
         assert_eq!(f.up.weight.dims, [32, 40]);
         assert_eq!(f.down.weight.dims, [40, 32]);
         // Each part has the tensor of its own name and layer.
         let parts = [
-            (&block.attention_norm.weight, "attn_norm"),
+            (&f.attention_norm.weight, "attn_norm"),
             (&a.q.weight, "attn_q"),
             (&a.k.weight, "attn_k"),
             (&a.v.weight, "attn_v"),
             (&a.output.weight, "attn_output"),
-            (&block.feed_forward_norm.weight, "ffn_norm"),
+            (&f.feed_forward_norm.weight, "ffn_norm"),
             (&f.gate.weight, "ffn_gate"),
             (&f.up.weight, "ffn_up"),
             (&f.down.weight, "ffn_down"),
@@ -68,7 +68,7 @@ fn shapes_of_all_parts_are_as_described() {
         for (tensor, name) in parts {
             assert_eq!(*tensor.name, format!("blk.{i}.{name}.weight"));
         }
-        for linear in [&a.q, &a.k, &a.v, &a.output, &f.gate, &f.up, &f.down] {
+        for linear in block.linears() {
             assert!(linear.bias.is_none());
         }
     }
@@ -86,8 +86,7 @@ fn tied_heads_share_the_embedding_and_biases_are_found() {
     assert!(n.head.weight.same_data(&n.embedding));
     assert!(n.head.bias.is_none());
     let block = &n.blocks[1];
-    let (a, f) = (&block.attention, &block.feed_forward);
-    for linear in [&a.q, &a.k, &a.v, &a.output, &f.gate, &f.up, &f.down] {
+    for linear in block.linears() {
         let bias = linear.bias.as_ref().unwrap();
         assert_eq!(*bias.name, linear.weight.name.replace("weight", "bias"));
         assert_eq!(bias.dims, [linear.weight.rows()]);

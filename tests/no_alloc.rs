@@ -5,7 +5,7 @@ mod common;
 use common::hamlet;
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::{Runner, RunnerOptions, Step, Weights};
-use emberlm::engine::sampling::Sampling;
+use emberlm::engine::sampling::{Dry, Sampling};
 use emberlm::model::Network;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
@@ -60,8 +60,8 @@ fn batches_allocate_nothing(network: &Network) {
                         temperature: (i % 2) as f32,
                         top_k: 40,
                         top_p: 0.9,
-                        min_p: 0.0,
                         seed: 3,
+                        ..Sampling::GREEDY
                     },
                     position: 9,
                 })
@@ -101,19 +101,25 @@ fn decoding_allocates_nothing() {
         let interrupt = Arc::new(AtomicBool::new(false));
         let prompt: Vec<u32> = (0..250).collect();
         for sampling in [
-            Sampling {
-                temperature: 0.0,
-                top_k: 0,
-                top_p: 1.0,
-                min_p: 0.0,
-                seed: 1,
-            },
+            Sampling::GREEDY,
             Sampling {
                 temperature: 1.0,
                 top_k: 40,
                 top_p: 0.9,
                 min_p: 0.05,
                 seed: 1,
+                ..Sampling::GREEDY
+            },
+            Sampling {
+                temperature: 1.0,
+                top_k: 0,
+                typical_p: 0.9,
+                repeat_penalty: 1.1,
+                dry: Dry {
+                    multiplier: 0.8,
+                    ..Dry::OFF
+                },
+                ..Sampling::GREEDY
             },
         ] {
             runner.truncate(0);

@@ -1,6 +1,6 @@
 //! Steps of several sessions together.
 
-use super::{Runner, Step};
+use super::{MaskSource, Runner, Step};
 use crate::error::{Error, Result};
 use std::sync::atomic::AtomicBool;
 
@@ -19,6 +19,7 @@ pub fn at_index(index: usize, error: Error) -> Error {
 pub(super) fn one_by_one(
     runners: &mut [&mut dyn Runner],
     steps: &[Step],
+    masks: &mut [Option<&mut MaskSource<'_>>],
     interrupts: &[&AtomicBool],
     tokens: &mut [u32],
 ) -> Result<()> {
@@ -26,7 +27,8 @@ pub(super) fn one_by_one(
     assert!(n <= MAX_BATCH && steps.len() == n && interrupts.len() == n && tokens.len() == n);
     let mut chosen = [0u32; MAX_BATCH];
     for i in 0..n {
-        match runners[i].step(&steps[i], interrupts[i]) {
+        let mask = masks.get_mut(i).and_then(|m| m.as_deref_mut());
+        match runners[i].step_masked(&steps[i], mask, interrupts[i]) {
             Ok(token) => chosen[i] = token,
             Err(e) => {
                 let done = runners[..i].iter_mut().zip(steps);

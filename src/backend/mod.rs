@@ -14,7 +14,7 @@ pub use batch::{MAX_BATCH, at_index};
 pub use device::{Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, Progress};
 pub use profile::{Profile, ProfileEntry, Work};
 
-use crate::engine::sampling::Sampling;
+use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
 use crate::error::{Result, fail};
 use std::any::Any;
 use std::sync::Arc;
@@ -63,7 +63,22 @@ pub trait Weights: Send + Sync {
     /// An error is one for all: every runner is as it was before, but may have lost its logits, and
     /// no token was written. One that concerns a runner names its index, see [`at_index`].
     ///
+    /// Where `masks[i]` is there, it masks the choice of `runners[i]`, as in
+    /// [`Runner::step_masked`]; `masks` may be shorter than the others.
+    ///
     /// Unless a device has a better way, the steps are done one after another.
+    fn step_batch_masked(
+        &self,
+        runners: &mut [&mut dyn Runner],
+        steps: &[Step],
+        masks: &mut [Option<&mut MaskSource<'_>>],
+        interrupts: &[&AtomicBool],
+        tokens: &mut [u32],
+    ) -> Result<()> {
+        batch::one_by_one(runners, steps, masks, interrupts, tokens)
+    }
+
+    /// The same without masks.
     fn step_batch(
         &self,
         runners: &mut [&mut dyn Runner],
@@ -71,8 +86,25 @@ pub trait Weights: Send + Sync {
         interrupts: &[&AtomicBool],
         tokens: &mut [u32],
     ) -> Result<()> {
-        batch::one_by_one(runners, steps, interrupts, tokens)
+        self.step_batch_masked(runners, steps, &mut [], interrupts, tokens)
     }
+}
+
+/// Fills the mask of a choice, of `n_vocab / 32` words, rounded up: bit `id % 32` of word `id / 32`
+/// says that token `id` may be chosen. Bits beyond the vocabulary do not matter, and the words hold
+/// anything before. An error ends the step.
+pub type MaskSource<'a> = dyn FnMut(&mut [u32]) -> Result<()> + 'a;
+
+/// Calls a source and checks that its mask allows one of `n_vocab` tokens.
+///
+/// Errors: those of the source; `InvalidArgument` if nothing is allowed.
+pub fn fill_mask(source: &mut MaskSource, n_vocab: usize, words: &mut [u32]) -> Result<()> {
+    source(words)?;
+    let (whole, rest) = (n_vocab / 32, n_vocab % 32);
+    if words[..whole].iter().any(|w| *w != 0) || rest > 0 && words[whole] << (32 - rest) != 0 {
+        return Ok(());
+    }
+    fail!(InvalidArgument, "the mask allows no token");
 }
 
 /// One decode step to do.
@@ -118,12 +150,39 @@ pub trait Runner: Send {
     /// Writes the logits of the last position, `n_vocab` of them.
     fn logits(&mut self, out: &mut [f32]) -> Result<()>;
 
+    /// What is said about single tokens, from the next step on. Not called while steps are under
+    /// way. Errors: `OutOfMemory`, with the rules as before.
+    fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()>;
+
     /// Appends `step.token`, if there is one, chooses the next token and returns it. The same as
     /// `step_start` and waiting for it.
-    fn step(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<u32>;
+    fn step(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<u32> {
+        self.step_masked(step, None, interrupt)
+    }
+
+    /// The same; the choice is among the tokens of a mask. It is asked for while the device evaluates
+    /// the token, as far as the device can do both at once.
+    fn step_masked(
+        &mut self,
+        step: &Step,
+        mask: Option<&mut MaskSource<'_>>,
+        interrupt: &AtomicBool,
+    ) -> Result<u32>;
 
     /// Starts the same step and returns at once.
     fn step_start(&mut self, step: &Step, interrupt: &Arc<AtomicBool>) -> Result<()>;
+
+    /// Starts the same masked step and returns when it has the mask.
+    fn step_start_masked(
+        &mut self,
+        step: &Step,
+        mask: &mut MaskSource<'_>,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<()>;
+
+    /// The log-probabilities of the choice that `step` or `step_poll` returned last, if its settings
+    /// asked for them.
+    fn logprobs(&self) -> Option<&Logprobs>;
 
     /// How many steps [`Runner::steps_start`] takes at a time, at least 1. More are given to it
     /// when these were collected.

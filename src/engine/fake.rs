@@ -1,9 +1,10 @@
 //! A small backend for tests of the layers above: logits are a hash of the context, and the switches
 //! in `Knobs` make it slow, or fail.
 
-use super::random::philox4x32;
-use super::sampling::{Scratch, choose};
-use crate::backend::{KvType, Profile, Runner, RunnerOptions, Step, Weights, Work};
+use super::sampling::{Input, Logprobs, Scratch, TokenRules, choose, philox4x32};
+use crate::backend::{
+    KvType, MaskSource, Profile, Runner, RunnerOptions, Step, Weights, Work, fill_mask,
+};
 use crate::error::{Result, fail};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -48,9 +49,12 @@ impl Weights for FakeWeights {
             state: Arc::new(Mutex::new(State {
                 tokens: Vec::new(),
                 has_logits: false,
+                rules: None,
+                logprobs: None,
                 knobs: self.0.clone(),
             })),
             started: None,
+            logprobs: None,
         }))
     }
 
@@ -71,6 +75,9 @@ impl Weights for FakeWeights {
 struct State {
     tokens: Vec<u32>,
     has_logits: bool,
+    rules: Option<Arc<TokenRules>>,
+    /// Of the last step.
+    logprobs: Option<Logprobs>,
     knobs: Arc<Knobs>,
 }
 
@@ -117,18 +124,33 @@ impl State {
             .collect()
     }
 
-    fn step(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<u32> {
+    fn step(&mut self, step: &Step, mask: Option<&[u32]>, interrupt: &AtomicBool) -> Result<u32> {
         if let Some(token) = step.token {
             self.extend(&[token], interrupt)?;
         }
         let mut scratch = Scratch::new(N_VOCAB)?;
-        choose(&self.logits(), &mut scratch, &step.sampling, step.position)
+        let logits = self.logits();
+        let input = Input {
+            logits: &logits,
+            history: &self.tokens,
+            rules: self.rules.as_deref(),
+            mask,
+            position: step.position,
+        };
+        let token = choose(&input, &mut scratch, &step.sampling)?;
+        self.logprobs = match step.sampling.logprobs {
+            0 => None,
+            n => Some(Logprobs::of(&logits, token, n, &mut scratch)?),
+        };
+        Ok(token)
     }
 }
 
 struct FakeRunner {
     state: Arc<Mutex<State>>,
     started: Option<JoinHandle<Result<u32>>>,
+    /// Of the token that was returned last.
+    logprobs: Option<Logprobs>,
 }
 
 impl FakeRunner {
@@ -136,6 +158,25 @@ impl FakeRunner {
         assert!(self.started.is_none(), "called while a step is started");
         self.state.lock().unwrap()
     }
+
+    fn start(&mut self, step: &Step, mask: Option<Vec<u32>>, interrupt: &Arc<AtomicBool>) {
+        assert!(self.started.is_none());
+        let (state, step, interrupt) = (self.state.clone(), *step, interrupt.clone());
+        let knobs = state.lock().unwrap().knobs.clone();
+        knobs.running.fetch_add(1, Ordering::SeqCst);
+        self.started = Some(std::thread::spawn(move || {
+            let mut state = state.lock().unwrap();
+            let result = state.step(&step, mask.as_deref(), &interrupt);
+            knobs.running.fetch_sub(1, Ordering::SeqCst);
+            result
+        }));
+    }
+}
+
+fn masked(source: &mut MaskSource<'_>) -> Result<Vec<u32>> {
+    let mut words = vec![0; N_VOCAB.div_ceil(32)];
+    fill_mask(source, N_VOCAB, &mut words)?;
+    Ok(words)
 }
 
 impl Runner for FakeRunner {
@@ -164,26 +205,53 @@ impl Runner for FakeRunner {
         Ok(())
     }
 
-    fn step(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<u32> {
-        self.state().step(step, interrupt)
+    fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()> {
+        self.state().rules = rules;
+        Ok(())
+    }
+
+    fn step_masked(
+        &mut self,
+        step: &Step,
+        mask: Option<&mut MaskSource<'_>>,
+        interrupt: &AtomicBool,
+    ) -> Result<u32> {
+        let mask = mask.map(masked).transpose()?;
+        let mut state = self.state();
+        let token = state.step(step, mask.as_deref(), interrupt)?;
+        let logprobs = state.logprobs.clone();
+        drop(state);
+        self.logprobs = logprobs;
+        Ok(token)
     }
 
     fn step_start(&mut self, step: &Step, interrupt: &Arc<AtomicBool>) -> Result<()> {
-        assert!(self.started.is_none());
-        let (state, step, interrupt) = (self.state.clone(), *step, interrupt.clone());
-        let knobs = state.lock().unwrap().knobs.clone();
-        knobs.running.fetch_add(1, Ordering::SeqCst);
-        self.started = Some(std::thread::spawn(move || {
-            let result = state.lock().unwrap().step(&step, &interrupt);
-            knobs.running.fetch_sub(1, Ordering::SeqCst);
-            result
-        }));
+        self.start(step, None, interrupt);
         Ok(())
+    }
+
+    fn step_start_masked(
+        &mut self,
+        step: &Step,
+        mask: &mut MaskSource<'_>,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<()> {
+        let mask = masked(mask)?;
+        self.start(step, Some(mask), interrupt);
+        Ok(())
+    }
+
+    fn logprobs(&self) -> Option<&Logprobs> {
+        self.logprobs.as_ref()
     }
 
     fn step_poll(&mut self, wait: bool) -> Result<Option<u32>> {
         match self.started.take() {
-            Some(thread) if wait || thread.is_finished() => thread.join().unwrap().map(Some),
+            Some(thread) if wait || thread.is_finished() => {
+                let token = thread.join().unwrap()?;
+                self.logprobs = self.state.lock().unwrap().logprobs.clone();
+                Ok(Some(token))
+            }
             running => {
                 self.started = running;
                 Ok(None)
@@ -199,6 +267,7 @@ impl Runner for FakeRunner {
         Ok(Box::new(FakeRunner {
             state: Arc::new(Mutex::new(state)),
             started: None,
+            logprobs: None,
         }))
     }
 

@@ -6,7 +6,6 @@ pub mod device;
 pub(crate) mod fake;
 pub mod model;
 mod queue;
-mod random;
 pub mod sampling;
 pub mod session;
 

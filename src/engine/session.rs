@@ -6,7 +6,7 @@
 
 use super::Model;
 use super::queue::Queue;
-use super::sampling::Sampling;
+use super::sampling::{Logprobs, Sampling, TokenRules};
 use crate::backend::{KvType, Profile, Runner, RunnerOptions, Step};
 use crate::error::{Error, Result, Status, fail};
 use crate::log::log;
@@ -115,6 +115,28 @@ impl Session {
     /// call begins by clearing it.
     pub fn interrupt_flag(&self) -> &Arc<AtomicBool> {
         &self.interrupt
+    }
+
+    /// How tokens are chosen from the next decode on.
+    ///
+    /// Errors: `InvalidArgument` names the setting; `DecodePending`; those of the backend. The
+    /// settings are as before then.
+    pub fn set_sampling(
+        &mut self,
+        sampling: Sampling,
+        rules: Option<Arc<TokenRules>>,
+    ) -> Result<()> {
+        self.begin()?;
+        sampling.check()?;
+        self.runner.set_rules(rules)?;
+        self.sampling = sampling;
+        Ok(())
+    }
+
+    /// The log-probabilities of the token that the last decode returned, if the settings asked for
+    /// them.
+    pub fn logprobs(&self) -> Option<&Logprobs> {
+        self.runner.logprobs()
     }
 
     /// Appends `tokens` to the context and evaluates them.

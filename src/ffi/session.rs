@@ -242,6 +242,7 @@ pub(super) fn engine_options(options: &ember_session_options) -> Result<SessionO
             },
             min_p: options.min_p,
             seed: options.seed,
+            ..Sampling::default()
         },
     })
 }

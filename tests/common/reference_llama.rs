@@ -2,9 +2,7 @@
 //! of its weights, all arithmetic in double precision, the KV cache unrounded.
 
 use emberlm::format::Tensor;
-use emberlm::model::{
-    Activation, Attention, FeedForward, Linear, Network, Norm, Rope, RopePairing,
-};
+use emberlm::model::{Attention, Linear, Network, Norm, PlainBlock, Rope, RopePairing};
 use emberlm::quant::dequantize_row;
 
 /// One vector per position.
@@ -21,9 +19,14 @@ pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
         })
         .collect();
     for block in &network.blocks {
-        let y = attention(&block.attention, &norm(&block.attention_norm, &x));
+        let plain = block.plain().unwrap();
+        let y = attention(
+            &block.attention,
+            plain.rope,
+            &norm(plain.attention_norm, &x),
+        );
         add(&mut x, &y);
-        let y = feed_forward(&block.feed_forward, &norm(&block.feed_forward_norm, &x));
+        let y = feed_forward(&plain, &norm(plain.feed_forward_norm, &x));
         add(&mut x, &y);
     }
     linear(&network.head, &norm(&network.final_norm, &x))
@@ -115,13 +118,13 @@ fn dot(w: &[f32], x: &[f64]) -> f64 {
     sums.iter().sum::<f64>() + rest
 }
 
-fn attention(a: &Attention, x: &Rows) -> Rows {
+fn attention(a: &Attention, rope: &Rope, x: &Rows) -> Rows {
     let mut q = linear(&a.q, x);
     let mut k = linear(&a.k, x);
     let v = linear(&a.v, x);
     for (position, (q, k)) in q.iter_mut().zip(&mut k).enumerate() {
         for head in q.chunks_mut(a.head_dim).chain(k.chunks_mut(a.head_dim)) {
-            rotate(&a.rope, position, head);
+            rotate(rope, position, head);
         }
     }
     let group = a.n_heads / a.n_kv_heads;
@@ -167,14 +170,11 @@ fn rotate(rope: &Rope, position: usize, head: &mut [f64]) {
     }
 }
 
-fn feed_forward(f: &FeedForward, x: &Rows) -> Rows {
-    let mut gate = linear(&f.gate, x);
-    let up = linear(&f.up, x);
+fn feed_forward(f: &PlainBlock, x: &Rows) -> Rows {
+    let mut gate = linear(f.gate, x);
+    let up = linear(f.up, x);
     for (g, u) in gate.iter_mut().flatten().zip(up.iter().flatten()) {
-        let activated = match f.activation {
-            Activation::Silu => *g / (1.0 + (-*g).exp()),
-        };
-        *g = activated * u;
+        *g = *g / (1.0 + (-*g).exp()) * u;
     }
-    linear(&f.down, &gate)
+    linear(f.down, &gate)
 }

@@ -4,10 +4,9 @@ use super::chunk::{Chunk, ChunkSpace, Places, chunk_bytes};
 use super::kv::KvCache;
 use super::pages::Pages;
 use super::pool::PoolTurn;
-use super::runner::{Core, CpuRunner};
+use super::runner::{Chosen, Core, CpuRunner};
 use super::weights::{CpuWeights, Sizes};
-use crate::backend::{MAX_BATCH, Runner, Step, at_index};
-use crate::engine::sampling::choose;
+use crate::backend::{MAX_BATCH, MaskSource, Runner, Step, at_index};
 use crate::error::{Error, Result, Status, fail};
 use arrayvec::ArrayVec;
 use std::cell::UnsafeCell;
@@ -42,7 +41,8 @@ struct Choice<'a> {
     step: &'a Step,
     /// Where its new logits are, if it has evaluated a token.
     row: Option<usize>,
-    token: Result<u32>,
+    masked: bool,
+    chosen: Option<Result<Chosen>>,
 }
 
 impl Choice<'_> {
@@ -53,8 +53,7 @@ impl Choice<'_> {
             core.logits
                 .copy_from_slice(&logits[row * n_vocab..(row + 1) * n_vocab]);
         }
-        let (sampling, position) = (&self.step.sampling, self.step.position);
-        self.token = choose(&core.logits, &mut core.scratch, sampling, position);
+        self.chosen = Some(core.choose(self.step, self.step.token, self.masked));
     }
 }
 
@@ -76,32 +75,56 @@ impl<T> Dealt<'_, T> {
     }
 }
 
-/// See [`crate::backend::Weights::step_batch`].
+/// See [`crate::backend::Weights::step_batch_masked`].
 pub(super) fn step_batch(
     weights: &CpuWeights,
     runners: &mut [&mut dyn Runner],
     steps: &[Step],
+    masks: &mut [Option<&mut MaskSource<'_>>],
     interrupts: &[&AtomicBool],
     tokens: &mut [u32],
 ) -> Result<()> {
     let n = runners.len();
     assert!(n <= MAX_BATCH && steps.len() == n && interrupts.len() == n && tokens.len() == n);
-    let mut cores = ArrayVec::<MutexGuard<Core>, MAX_BATCH>::new();
+    let mut mine = ArrayVec::<&mut CpuRunner, MAX_BATCH>::new();
     for (i, runner) in runners.iter_mut().enumerate() {
         let runner = runner.as_any().and_then(|r| r.downcast_mut::<CpuRunner>());
         let Some(runner) = runner else {
             fail!(Internal, "session at index {i} is not on the CPU");
         };
-        let core = runner.idle_core().map_err(|e| at_index(i, e))?;
-        core.check_step(&steps[i], weights)
+        mine.push(runner);
+    }
+    let mut cores = ArrayVec::<MutexGuard<Core>, MAX_BATCH>::new();
+    let mut masked = [false; MAX_BATCH];
+    for (i, runner) in mine.iter().enumerate() {
+        let mut core = runner.idle_core().map_err(|e| at_index(i, e))?;
+        let mask = masks.get_mut(i).and_then(|m| m.as_deref_mut());
+        masked[i] = core
+            .check_step(&steps[i], weights)
+            .and_then(|()| core.prepare_mask(mask))
             .map_err(|e| at_index(i, e))?;
         cores.push(core);
     }
-    if let [core] = &mut *cores {
+    let chosen = choose_each(weights, &mut cores, steps, &masked, interrupts)?;
+    drop(cores);
+    for ((chosen, runner), token) in chosen.into_iter().zip(mine).zip(tokens) {
+        *token = runner.returned(chosen);
+    }
+    Ok(())
+}
+
+/// The choices of all, none of which has failed.
+fn choose_each(
+    weights: &CpuWeights,
+    cores: &mut [MutexGuard<Core>],
+    steps: &[Step],
+    masked: &[bool],
+    interrupts: &[&AtomicBool],
+) -> Result<ArrayVec<Chosen, MAX_BATCH>> {
+    if let [core] = cores {
         // A pass over the weights for one token has its own, shorter way.
-        let token = core.step(&steps[0], interrupts[0]);
-        tokens[0] = token.map_err(|e| at_index(0, e))?;
-        return Ok(());
+        let chosen = core.step_prepared(&steps[0], masked[0], interrupts[0]);
+        return Ok([chosen.map_err(|e| at_index(0, e))?].into_iter().collect());
     }
     let turn = weights
         .pool
@@ -112,8 +135,8 @@ pub(super) fn step_batch(
         Some(space) => space,
         none => none.insert(BatchSpace::new(weights)?),
     };
-    evaluate(weights, &turn, space, &cores, steps, interrupts)?;
-    choose_all(&turn, space, &mut cores, steps, tokens)
+    evaluate(weights, &turn, space, cores, steps, interrupts)?;
+    choose_all(&turn, space, cores, steps, masked)
 }
 
 /// The first session that is to stop.
@@ -160,13 +183,13 @@ fn choose_all(
     space: &mut BatchSpace,
     cores: &mut [MutexGuard<Core>],
     steps: &[Step],
-    tokens: &mut [u32],
-) -> Result<()> {
+    masked: &[bool],
+) -> Result<ArrayVec<Chosen, MAX_BATCH>> {
     let n_vocab = cores[0].logits.len();
     let logits = space.logits.span();
     let mut rows = 0..;
     let mut choices = ArrayVec::<UnsafeCell<Choice>, MAX_BATCH>::new();
-    for (core, step) in cores.iter_mut().zip(steps) {
+    for ((core, step), &masked) in cores.iter_mut().zip(steps).zip(masked) {
         let row = step.token.and_then(|_| rows.next());
         if row.is_some() {
             core.has_logits = false;
@@ -175,7 +198,8 @@ fn choose_all(
             core,
             step,
             row,
-            token: Ok(0),
+            masked,
+            chosen: None,
         }));
     }
     let dealt = Dealt(&choices);
@@ -189,18 +213,20 @@ fn choose_all(
             }
         });
     })?;
-    let mut chosen = [0; MAX_BATCH];
+    let mut all = ArrayVec::new();
     for (i, choice) in choices.iter_mut().enumerate() {
-        let token = &mut choice.get_mut().token;
-        chosen[i] = std::mem::replace(token, Ok(0)).map_err(|e| at_index(i, e))?;
+        match choice.get_mut().chosen.take() {
+            Some(chosen) => all.push(chosen.map_err(|e| at_index(i, e))?),
+            None => fail!(Internal, "session at index {i} has not chosen"),
+        }
     }
     for choice in choices {
         let Choice { core, row, .. } = choice.into_inner();
         if row.is_some() {
+            // Its token is in the history already.
             core.len += 1;
             core.has_logits = true;
         }
     }
-    tokens.copy_from_slice(&chosen[..tokens.len()]);
-    Ok(())
+    Ok(all)
 }

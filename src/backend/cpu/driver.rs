@@ -1,6 +1,6 @@
 //! The thread that runs a session's started steps.
 
-use super::runner::{Core, lock};
+use super::runner::{Chosen, Core, lock};
 use crate::backend::Step;
 use crate::error::{Result, fail};
 use crate::panics::catch;
@@ -28,13 +28,15 @@ struct Mail {
 struct Slot {
     request: Option<Request>,
     /// With room for those of the running start.
-    results: VecDeque<Result<u32>>,
+    results: VecDeque<Result<Chosen>>,
     quit: bool,
 }
 
 struct Request {
     step: Step,
     count: usize,
+    /// The core has a mask for the first of them.
+    masked: bool,
     interrupt: Arc<AtomicBool>,
 }
 
@@ -71,8 +73,15 @@ impl Driver {
         self.in_flight.is_some()
     }
 
-    /// Starts `count` steps. Errors: `OutOfMemory`.
-    pub fn start(&mut self, step: &Step, count: usize, interrupt: &Arc<AtomicBool>) -> Result<()> {
+    /// Starts `count` steps, the first of them with the core's mask if it is `masked`. Errors:
+    /// `OutOfMemory`.
+    pub fn start(
+        &mut self,
+        step: &Step,
+        count: usize,
+        masked: bool,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<()> {
         let mut slot = lock(&self.mail.slot);
         slot.results.clear();
         if slot.results.try_reserve(count).is_err() {
@@ -82,6 +91,7 @@ impl Driver {
         slot.request = Some(Request {
             step: *step,
             count,
+            masked,
             interrupt: interrupt.clone(),
         });
         drop(slot);
@@ -91,7 +101,7 @@ impl Driver {
     }
 
     /// The next result. Called while there are steps that were not collected.
-    pub fn poll(&mut self, wait: bool) -> Result<Option<u32>> {
+    pub fn poll(&mut self, wait: bool) -> Result<Option<Chosen>> {
         let mut slot = if wait {
             lock(&self.mail.slot)
         } else if self.mail.made.load(Ordering::SeqCst) == 0 {
@@ -151,16 +161,17 @@ impl Mail {
         let Request {
             mut step,
             count,
+            masked,
             interrupt,
         } = request;
         for i in 0..count {
             let result = if i > 0 && interrupt.load(Ordering::Relaxed) {
                 interrupted(i, count)
             } else {
-                catch(|| lock(core).step(&step, &interrupt))
+                catch(|| lock(core).step_prepared(&step, masked && i == 0, &interrupt))
             };
-            if let Ok(token) = result {
-                step.token = Some(token);
+            if let Ok(chosen) = &result {
+                step.token = Some(chosen.token);
                 step.position += 1;
             }
             let failed = result.is_err();
@@ -176,7 +187,7 @@ impl Mail {
     }
 }
 
-fn interrupted(done: usize, count: usize) -> Result<u32> {
+fn interrupted(done: usize, count: usize) -> Result<Chosen> {
     fail!(Interrupted, "interrupted after {done} of {count} steps")
 }
 

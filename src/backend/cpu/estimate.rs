@@ -42,7 +42,9 @@ pub(super) fn estimate(
         .saturating_add(batch_bytes(&s, threads, network.n_vocab));
     let session = network.n_vocab * size_of::<f32>()
         + sampling::Scratch::bytes_for(network.n_vocab)
-        + options.context.saturating_mul(size_of::<u32>());
+        + network.n_vocab.div_ceil(32) * size_of::<u32>()
+        // The tokens of the context, which session and runner both hold.
+        + options.context.saturating_mul(2 * size_of::<u32>());
     Ok(Estimate {
         weights_bytes: weights_bytes(network),
         kv_bytes_per_token: kv.bytes_per_token(),

@@ -6,8 +6,8 @@ use super::kv::KvCache;
 use super::prefill::prefill;
 use super::profile::Clock;
 use super::weights::CpuWeights;
-use crate::backend::{Profile, Runner, Step, Work};
-use crate::engine::sampling::{Scratch, choose};
+use crate::backend::{MaskSource, Profile, Runner, Step, Work, fill_mask};
+use crate::engine::sampling::{Input, Logprobs, Scratch, TokenRules, choose};
 use crate::error::{Result, fail, try_vec};
 use std::any::Any;
 use std::sync::atomic::AtomicBool;
@@ -18,6 +18,8 @@ pub struct CpuRunner {
     core: Arc<Mutex<Core>>,
     /// Made by the first `step_start`.
     driver: Option<Driver>,
+    /// Of the step that was returned last.
+    logprobs: Option<Box<Logprobs>>,
 }
 
 /// What a step works on.
@@ -29,7 +31,12 @@ pub(super) struct Core {
     /// Of the last position, if `has_logits`.
     pub logits: Vec<f32>,
     pub has_logits: bool,
-    pub scratch: Scratch,
+    /// The tokens in the cache.
+    history: Vec<u32>,
+    rules: Option<Arc<TokenRules>>,
+    /// The tokens that the next choice may take, a bit each, if it is masked.
+    mask: Vec<u32>,
+    scratch: Scratch,
 }
 
 impl Core {
@@ -56,9 +63,17 @@ impl Core {
             [token] => decode(weights, kv, self.len, *token, logits, None, interrupt)?,
             _ => prefill(weights, kv, self.len, tokens, logits, interrupt)?,
         }
+        self.append(tokens);
+        Ok(())
+    }
+
+    /// Notes that `tokens` were evaluated, and that the logits are those of the last one.
+    pub fn append(&mut self, tokens: &[u32]) {
+        self.history.truncate(self.len);
+        // Within the capacity, so nothing is allocated.
+        self.history.extend_from_slice(tokens);
         self.len += tokens.len();
         self.has_logits = true;
-        Ok(())
     }
 
     /// Whether `step` can be done; what `step` itself would find out, before anything is done.
@@ -84,7 +99,32 @@ impl Core {
         }
     }
 
-    pub fn step(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<u32> {
+    /// The whole of a step.
+    pub fn step(
+        &mut self,
+        step: &Step,
+        mask: Option<&mut MaskSource<'_>>,
+        interrupt: &AtomicBool,
+    ) -> Result<Chosen> {
+        self.step_with(step, interrupt, |core| core.prepare_mask(mask))
+    }
+
+    /// A step whose mask, if it is `masked`, was made by [`Core::prepare_mask`].
+    pub fn step_prepared(
+        &mut self,
+        step: &Step,
+        masked: bool,
+        interrupt: &AtomicBool,
+    ) -> Result<Chosen> {
+        self.step_with(step, interrupt, |_| Ok(masked))
+    }
+
+    fn step_with(
+        &mut self,
+        step: &Step,
+        interrupt: &AtomicBool,
+        prepare: impl FnOnce(&mut Core) -> Result<bool>,
+    ) -> Result<Chosen> {
         let before = self.len;
         if let Some(token) = step.token {
             self.extend(&[token], interrupt)?;
@@ -92,18 +132,53 @@ impl Core {
         if !self.has_logits {
             fail!(Internal, "a step without logits to sample from");
         }
-        let chosen = choose(
-            &self.logits,
-            &mut self.scratch,
-            &step.sampling,
-            step.position,
-        );
+        let chosen = prepare(self).and_then(|masked| self.choose(step, None, masked));
         if chosen.is_err() && self.len > before {
             self.len = before;
             self.has_logits = false;
         }
         chosen
     }
+
+    /// Asks for the mask of a step, if it has one.
+    pub fn prepare_mask(&mut self, mask: Option<&mut MaskSource<'_>>) -> Result<bool> {
+        match mask {
+            Some(source) => {
+                fill_mask(source, self.weights.n_vocab, &mut self.mask)?;
+                Ok(true)
+            }
+            None => Ok(false),
+        }
+    }
+
+    /// Chooses by the logits at hand. `token` was evaluated, but not appended yet.
+    pub fn choose(&mut self, step: &Step, token: Option<u32>, masked: bool) -> Result<Chosen> {
+        let settings = &step.sampling;
+        self.history.truncate(self.len);
+        self.history.extend(token);
+        let input = Input {
+            logits: &self.logits,
+            history: &self.history,
+            rules: self.rules.as_deref(),
+            mask: masked.then_some(&self.mask),
+            position: step.position,
+        };
+        let token = choose(&input, &mut self.scratch, settings)?;
+        let logprobs = match settings.logprobs {
+            0 => None,
+            n => {
+                let of_choice = Logprobs::of(&self.logits, token, n, &mut self.scratch)?;
+                Some(Box::new(of_choice))
+            }
+        };
+        Ok(Chosen { token, logprobs })
+    }
+}
+
+/// What a step gives.
+pub(super) struct Chosen {
+    pub token: u32,
+    pub logprobs: Option<Box<Logprobs>>,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -116,18 +191,45 @@ impl CpuRunner {
     pub(super) fn new(weights: Arc<CpuWeights>, kv: KvCache) -> Result<CpuRunner> {
         let logits = try_vec(weights.n_vocab, 0.0, "logits")?;
         let scratch = Scratch::new(weights.n_vocab)?;
+        let mask = try_vec(weights.n_vocab.div_ceil(32), 0u32, "mask of a choice")?;
+        let mut history = try_vec(kv.context(), 0u32, "token history")?;
+        history.clear();
         let core = Core {
             weights,
             kv,
             len: 0,
             logits,
             has_logits: false,
+            history,
+            rules: None,
+            mask,
             scratch,
         };
         Ok(CpuRunner {
             core: Arc::new(Mutex::new(core)),
             driver: None,
+            logprobs: None,
         })
+    }
+
+    /// Notes what came with the token that is returned.
+    pub(super) fn returned(&mut self, chosen: Chosen) -> u32 {
+        self.logprobs = chosen.logprobs;
+        chosen.token
+    }
+
+    fn start(
+        &mut self,
+        step: &Step,
+        count: usize,
+        masked: bool,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<()> {
+        let driver = match &mut self.driver {
+            Some(driver) => driver,
+            none => none.insert(Driver::new(self.core.clone())?),
+        };
+        driver.start(step, count, masked, interrupt)
     }
 
     /// The core, if no step is in flight.
@@ -174,8 +276,23 @@ impl Runner for CpuRunner {
         Ok(())
     }
 
-    fn step(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<u32> {
-        self.idle_core()?.step(step, interrupt)
+    fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()> {
+        self.idle_core()?.rules = rules;
+        Ok(())
+    }
+
+    fn step_masked(
+        &mut self,
+        step: &Step,
+        mask: Option<&mut MaskSource<'_>>,
+        interrupt: &AtomicBool,
+    ) -> Result<u32> {
+        let chosen = self.idle_core()?.step(step, mask, interrupt)?;
+        Ok(self.returned(chosen))
+    }
+
+    fn logprobs(&self) -> Option<&Logprobs> {
+        self.logprobs.as_deref()
     }
 
     fn step_start(&mut self, step: &Step, interrupt: &Arc<AtomicBool>) -> Result<()> {
@@ -193,18 +310,25 @@ impl Runner for CpuRunner {
         interrupt: &Arc<AtomicBool>,
     ) -> Result<()> {
         drop(self.idle_core()?);
-        let driver = match &mut self.driver {
-            Some(driver) => driver,
-            none => none.insert(Driver::new(self.core.clone())?),
-        };
-        driver.start(step, count, interrupt)
+        self.start(step, count, false, interrupt)
+    }
+
+    fn step_start_masked(
+        &mut self,
+        step: &Step,
+        mask: &mut MaskSource<'_>,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<()> {
+        let masked = self.idle_core()?.prepare_mask(Some(mask))?;
+        self.start(step, 1, masked, interrupt)
     }
 
     fn step_poll(&mut self, wait: bool) -> Result<Option<u32>> {
-        match &mut self.driver {
-            Some(driver) if driver.is_busy() => driver.poll(wait),
+        let chosen = match &mut self.driver {
+            Some(driver) if driver.is_busy() => driver.poll(wait)?,
             _ => fail!(NothingPending, "no step was started"),
-        }
+        };
+        Ok(chosen.map(|chosen| self.returned(chosen)))
     }
 
     fn fork(&mut self) -> Result<Box<dyn Runner>> {
@@ -214,6 +338,8 @@ impl Runner for CpuRunner {
         theirs.len = core.len;
         theirs.has_logits = core.has_logits;
         theirs.logits.copy_from_slice(&core.logits);
+        theirs.history.extend_from_slice(&core.history[..core.len]);
+        theirs.rules = core.rules.clone();
         drop(theirs);
         Ok(Box::new(other))
     }
@@ -236,11 +362,10 @@ impl Runner for CpuRunner {
             Some(&clock),
             interrupt,
         )?;
-        core.len += 1;
-        core.has_logits = true;
+        core.append(&[token]);
         // The time counts, not the token; what there is to say about its failure, a decode says.
-        let _ = choose(logits, &mut core.scratch, &step.sampling, step.position);
-        clock.end(Work::Sample, size_of_val(logits.as_slice()) as u64);
+        let _ = core.choose(step, None, false);
+        clock.end(Work::Sample, size_of_val(core.logits.as_slice()) as u64);
         Ok(clock.profile())
     }
 }

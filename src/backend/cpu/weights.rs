@@ -9,7 +9,7 @@ use super::matmul::{Activations, Encodings, Isa, Matrix, Scratch};
 use super::pool::Pool;
 use super::runner::CpuRunner;
 use super::turn::Turns;
-use crate::backend::{KvType, Runner, RunnerOptions, Step, Weights};
+use crate::backend::{KvType, MaskSource, Runner, RunnerOptions, Step, Weights};
 use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
 use crate::model::{Activation, Block, FeedForward, Linear, Network, Norm, Rope};
@@ -392,13 +392,14 @@ impl Weights for CpuWeights {
         self.kv_shape(kv_type).map_or(0, |s| s.bytes_per_token())
     }
 
-    fn step_batch(
+    fn step_batch_masked(
         &self,
         runners: &mut [&mut dyn Runner],
         steps: &[Step],
+        masks: &mut [Option<&mut MaskSource<'_>>],
         interrupts: &[&AtomicBool],
         tokens: &mut [u32],
     ) -> Result<()> {
-        step_batch(self, runners, steps, interrupts, tokens)
+        step_batch(self, runners, steps, masks, interrupts, tokens)
     }
 }

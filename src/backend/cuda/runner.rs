@@ -5,8 +5,8 @@ use super::driver::{Buffer, Graph, Pinned, Range, Stream};
 use super::prefill::CHUNK;
 use super::step::{Ending, StepBuffers, Timeline};
 use super::weights::CudaWeights;
-use crate::backend::{Profile, Runner, RunnerOptions, Step};
-use crate::engine::sampling::Sampling;
+use crate::backend::{MaskSource, Profile, Runner, RunnerOptions, Step};
+use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
 use crate::error::{Result, Status, fail};
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -355,7 +355,35 @@ impl Runner for CudaRunner {
         self.stream.synchronize()
     }
 
-    fn step(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<u32> {
+    fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()> {
+        if rules.is_some() {
+            fail!(Unsupported, "rules for tokens on a GPU");
+        }
+        Ok(())
+    }
+
+    fn step_start_masked(
+        &mut self,
+        _step: &Step,
+        _mask: &mut MaskSource<'_>,
+        _interrupt: &Arc<AtomicBool>,
+    ) -> Result<()> {
+        fail!(Unsupported, "a mask on a GPU")
+    }
+
+    fn logprobs(&self) -> Option<&Logprobs> {
+        None
+    }
+
+    fn step_masked(
+        &mut self,
+        step: &Step,
+        mask: Option<&mut MaskSource<'_>>,
+        interrupt: &AtomicBool,
+    ) -> Result<u32> {
+        if mask.is_some() {
+            fail!(Unsupported, "a mask on a GPU");
+        }
         self.begin(step, 1, interrupt)?;
         match self.step_poll(true)? {
             Some(token) => Ok(token),

@@ -9,7 +9,7 @@ use super::prefill::PrefillBuffers;
 use super::runner::CudaRunner;
 use super::upload::upload;
 use crate::backend::{
-    KvType, LoadOptions, Progress, Runner, RunnerOptions, Step, Weights, at_index,
+    KvType, LoadOptions, MaskSource, Progress, Runner, RunnerOptions, Step, Weights, at_index,
 };
 use crate::error::{Result, fail};
 use crate::model::Network;
@@ -93,13 +93,17 @@ impl Weights for CudaWeights {
         Ok(Box::new(CudaRunner::new(self, options)?))
     }
 
-    fn step_batch(
+    fn step_batch_masked(
         &self,
         runners: &mut [&mut dyn Runner],
         steps: &[Step],
+        masks: &mut [Option<&mut MaskSource<'_>>],
         interrupts: &[&AtomicBool],
         tokens: &mut [u32],
     ) -> Result<()> {
+        if masks.iter().any(Option::is_some) {
+            fail!(Unsupported, "a mask on a GPU");
+        }
         let mut mine = Vec::with_capacity(runners.len());
         for (i, runner) in runners.iter_mut().enumerate() {
             let runner = runner.as_any().and_then(|r| r.downcast_mut::<CudaRunner>());

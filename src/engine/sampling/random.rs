@@ -25,14 +25,22 @@ pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// The uniform number in [0, 1) that belongs to this seed and position, a multiple of 2^-53:
-/// key = (low, high half of the seed), counter = (low, high half of the position, 0, 0), the first
-/// output word above the second.
-pub fn uniform(seed: u64, position: u64) -> f64 {
+/// Bits of a draw.
+pub const BITS: u32 = 53;
+
+/// The number below 2^[`BITS`] that belongs to this seed and position: key = (low, high half of the
+/// seed), counter = (low, high half of the position, 0, 0); the upper bits of the first output word
+/// above the second.
+pub fn bits(seed: u64, position: u64) -> u64 {
     let counter = [position as u32, (position >> 32) as u32, 0, 0];
     let out = philox4x32(counter, [seed as u32, (seed >> 32) as u32]);
-    let bits = u64::from(out[0]) << 32 | u64::from(out[1]);
-    (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+    (u64::from(out[0]) << 32 | u64::from(out[1])) >> (64 - BITS)
+}
+
+/// The same as a number in [0, 1).
+#[cfg(test)]
+pub fn uniform(seed: u64, position: u64) -> f64 {
+    bits(seed, position) as f64 * (1.0 / (1u64 << BITS) as f64)
 }
 
 #[cfg(test)]
