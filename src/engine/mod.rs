@@ -4,6 +4,7 @@ pub(crate) mod batch;
 pub mod device;
 #[cfg(test)]
 pub(crate) mod fake;
+mod grammar;
 pub mod model;
 mod queue;
 pub mod sampling;

@@ -81,6 +81,8 @@ pub enum ember_status_code {
     EMBER_INTERNAL = 32,
     /// The process was forked from one that has loaded a model; the library works only there.
     EMBER_FORKED = 33,
+    /// A schema or grammar is invalid, cannot be met or is too large; the message says where.
+    EMBER_GRAMMAR = 34,
 }
 
 /// What went wrong, in words. The caller owns it, on the stack for instance; it needs no

@@ -16,13 +16,6 @@ mod matcher;
 mod schema;
 mod vocabulary;
 
-#[cfg(test)]
-mod hostile_tests;
-#[cfg(test)]
-mod matcher_tests;
-#[cfg(test)]
-mod test_vocabulary;
-
 pub use compile::Grammar;
 pub use matcher::Matcher;
 pub use vocabulary::GrammarVocabulary;
