@@ -20,6 +20,8 @@ pub struct Grammar {
     vocabulary: Arc<GrammarVocabulary>,
     /// At the beginning of an answer.
     start: Parser,
+    /// Whether answers are JSON values.
+    is_json: bool,
 }
 
 impl Grammar {
@@ -69,7 +71,7 @@ impl Grammar {
     /// A matcher at the beginning of an answer. The matchers of a grammar share its caches, so one
     /// thread uses them, one at a time.
     pub fn matcher(&self) -> Matcher {
-        Matcher::new(self.vocabulary.clone(), self.start.clone())
+        Matcher::new(self.vocabulary.clone(), self.start.clone(), self.is_json)
     }
 
     /// The same grammar for another session, with caches of its own.
@@ -77,6 +79,7 @@ impl Grammar {
         Grammar {
             vocabulary: self.vocabulary.clone(),
             start: self.start.deep_clone(),
+            is_json: self.is_json,
         }
     }
 
@@ -123,6 +126,7 @@ fn compile(
     let grammar = Grammar {
         vocabulary: vocabulary.clone(),
         start,
+        is_json: kind == GrammarKind::JsonSchema,
     };
     // Also switches on the limits of the lexer, which all matchers share.
     let mut mask = vec![0; vocabulary.mask_words()];

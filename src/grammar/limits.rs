@@ -43,7 +43,6 @@ pub(super) fn parser_limits() -> ParserLimits {
 
 /// The tags of llguidance's expressions that matter here; a test compares them.
 pub(super) mod tag {
-    pub const NO_MATCH: u8 = 2;
     pub const BYTE_CONCAT: u8 = 5;
     pub const CONCAT: u8 = 10;
     pub const OR: u8 = 11;
@@ -196,5 +195,26 @@ impl Reachable {
             .iter()
             .filter(|s| !self.productive[s.as_index()]);
         unproductive.next_back().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use llguidance::derivre::{RegexAst, RegexBuilder};
+
+    #[test]
+    fn tags_are_those_of_the_expressions() {
+        let mut builder = RegexBuilder::new();
+        let mut tag_of = |ast: RegexAst| {
+            let e = builder.mk(&ast).unwrap();
+            builder.exprset().get_tag(e) as u8
+        };
+        let regex = |text: &str| RegexAst::Regex(text.to_owned());
+        assert_eq!(tag_of(regex("abc")), tag::BYTE_CONCAT);
+        assert_eq!(tag_of(regex("[ab]?[cd]")), tag::CONCAT);
+        assert_eq!(tag_of(regex("abc|cde*")), tag::OR);
+        let both = RegexAst::And(vec![regex("a*b"), regex("(ab)*")]);
+        assert_eq!(tag_of(both), tag::AND);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::GrammarVocabulary;
 use super::limits::MAX_LEXER_BYTES;
+use super::numbers::Numbers;
 use crate::error::{Error, Result, Status, fail};
 use crate::text::{EncodeOptions, Tokenizer};
 use llguidance::derivre::NextByte;
@@ -28,10 +29,16 @@ pub struct Matcher {
     ended: bool,
     /// Whether the answer may end here, if known.
     accepting: Option<bool>,
+    /// Of an answer in JSON.
+    numbers: Option<Numbers>,
 }
 
 impl Matcher {
-    pub(super) fn new(vocabulary: Arc<GrammarVocabulary>, parser: Parser) -> Matcher {
+    pub(super) fn new(
+        vocabulary: Arc<GrammarVocabulary>,
+        parser: Parser,
+        is_json: bool,
+    ) -> Matcher {
         Matcher {
             vocabulary,
             parser,
@@ -40,6 +47,7 @@ impl Matcher {
             previous: None,
             ended: false,
             accepting: None,
+            numbers: is_json.then(Numbers::default),
         }
     }
 
@@ -104,6 +112,9 @@ impl Matcher {
                 "grammar: no token of the vocabulary goes on from here, and the answer may not end"
             );
         }
+        if let Some(numbers) = &self.numbers {
+            numbers.restrict(&self.vocabulary, words);
+        }
         Ok(())
     }
 
@@ -113,7 +124,7 @@ impl Matcher {
     pub fn accept(&mut self, token: u32) -> Result<()> {
         if self.forced.front() == Some(&token) {
             self.forced.pop_front();
-            self.previous = Some(token);
+            self.took(token);
             return Ok(());
         }
         let is_end = self.vocabulary.ends().contains(&token);
@@ -130,7 +141,7 @@ impl Matcher {
             .apply_token(bytes, token)
             .map_err(|e| Error::new(Status::Grammar, format!("grammar: {e}")))?;
         self.check_limits()?;
-        self.previous = Some(token);
+        self.took(token);
         self.moved();
         Ok(())
     }
@@ -147,6 +158,14 @@ impl Matcher {
         self.forced.clear();
         self.forced.extend(tokens);
         Ok(())
+    }
+
+    /// The answer has one more token of text.
+    fn took(&mut self, token: u32) {
+        self.previous = Some(token);
+        if let Some(numbers) = &mut self.numbers {
+            numbers.follow(self.vocabulary.trie().token(token));
+        }
     }
 
     /// The parser stands elsewhere.

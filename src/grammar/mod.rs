@@ -11,8 +11,10 @@
 
 mod compile;
 mod gbnf;
+mod gbnf_parser;
 mod limits;
 mod matcher;
+mod numbers;
 mod schema;
 mod vocabulary;
 

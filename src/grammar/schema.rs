@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 /// llguidance's options, which a schema may bring along itself.
 const OPTIONS: &str = "x-guidance";
+/// Bound of multiples without one.
+const LARGEST_MULTIPLE: i64 = 999_999_999_999;
 /// How long the search for the place of a fault may take.
 const SEARCH: Duration = Duration::from_millis(200);
 
@@ -25,7 +27,33 @@ pub(super) fn parse(text: &str) -> Result<Value> {
         fail!(Grammar, "the schema is neither an object nor a boolean");
     }
     check(&schema)?;
+    let mut schema = schema;
+    bound_multiples(&mut schema);
     Ok(schema)
+}
+
+/// Gives bounds to multiples that have none: each digit changes whether a number is one, so its end
+/// cannot be left to the matcher, which ends long numbers.
+fn bound_multiples(schema: &mut Value) {
+    match schema {
+        Value::Object(map) => {
+            if map.get("multipleOf").is_some_and(Value::is_number) {
+                for (bound, exclusive, value) in [
+                    ("minimum", "exclusiveMinimum", -LARGEST_MULTIPLE),
+                    ("maximum", "exclusiveMaximum", LARGEST_MULTIPLE),
+                ] {
+                    if !map.contains_key(bound) && !map.contains_key(exclusive) {
+                        map.insert(bound.to_owned(), value.into());
+                    }
+                }
+            }
+            let values = ["const", "enum", "default", "examples"];
+            let parts = map.iter_mut().filter(|(key, _)| !values.contains(&key.as_str()));
+            parts.for_each(|(_, part)| bound_multiples(part));
+        }
+        Value::Array(list) => list.iter_mut().for_each(bound_multiples),
+        _ => {}
+    }
 }
 
 /// Refuses what would take the compiler too much stack or time.

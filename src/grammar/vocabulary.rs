@@ -20,6 +20,8 @@ pub struct GrammarVocabulary {
     /// Knows which tokens fit into any JSON string, so that most masks are not made token by token.
     pub(super) slicer: SlicedBiasComputer,
     ends: Vec<TokenId>,
+    /// Tokens that can go on a number.
+    number_parts: Vec<TokenId>,
 }
 
 /// What llguidance asks for. It never gets to tokenize with it.
@@ -69,11 +71,7 @@ impl GrammarVocabulary {
     }
 
     /// The bytes of each token (none if it is no text), and the tokens that end an answer.
-    pub(super) fn from_words(
-        words: &[Vec<u8>],
-        ends: Vec<TokenId>,
-        total: usize,
-    ) -> Result<GrammarVocabulary> {
+    fn from_words(words: &[Vec<u8>], ends: Vec<TokenId>, total: usize) -> Result<GrammarVocabulary> {
         if ends.is_empty() {
             fail!(
                 Unsupported,
@@ -92,7 +90,19 @@ impl GrammarVocabulary {
         let env: TokEnv = Arc::new(Env(TokTrie::from(&info, words)));
         let slicer = SlicedBiasComputer::new(&env, &SlicedBiasComputer::json_slices())
             .map_err(|e| Error::new(Status::Internal, format!("grammars: {e}")))?;
-        Ok(GrammarVocabulary { env, slicer, ends })
+        let goes_on = |word: &Vec<u8>| word.first().is_some_and(|b| b"0123456789.eE+-".contains(b));
+        let number_parts = (0..).zip(words).filter(|(_, word)| goes_on(word));
+        Ok(GrammarVocabulary {
+            env,
+            slicer,
+            ends,
+            number_parts: number_parts.map(|(id, _)| id).collect(),
+        })
+    }
+
+    /// Tokens that can go on a number.
+    pub(super) fn number_parts(&self) -> &[u32] {
+        &self.number_parts
     }
 
     pub(super) fn trie(&self) -> &TokTrie {

@@ -3,7 +3,7 @@
 use crate::common::hamlet;
 use emberlm::Result;
 use emberlm::grammar::{Grammar, GrammarKind, GrammarOptions, GrammarVocabulary};
-use emberlm::text::{DecodeOptions, Tokenizer};
+use emberlm::text::{DecodeOptions, EncodeOptions, Tokenizer};
 use std::sync::{Arc, LazyLock};
 
 /// A tokenizer and what grammars make of it.
@@ -118,4 +118,36 @@ fn choose(vocabulary: &Vocabulary, choices: &[u32], random: &mut Random) -> u32 
         }
     }
     choices[random.below(choices.len())]
+}
+
+/// Whether a grammar lets a text through to its end, by the tokenizer's tokens and byte for byte.
+pub fn accepts(kind: GrammarKind, grammar: &str, text: &str) -> bool {
+    let compiled = HAMLET.grammar(kind, grammar).unwrap();
+    let mut tokens = Vec::new();
+    HAMLET
+        .tokenizer
+        .encode(text, EncodeOptions::default(), &mut tokens)
+        .unwrap();
+    let mut bytes = Vec::new();
+    for byte in text.bytes() {
+        let is_byte = |id: &u32| HAMLET.tokenizer.token_bytes(*id).unwrap() == [byte];
+        bytes.push((0..HAMLET.tokenizer.n_vocab() as u32).find(is_byte).unwrap());
+    }
+    let mut mask = vec![0; HAMLET.tokens.mask_words()];
+    let mut run = |tokens: &[u32]| {
+        let mut matcher = compiled.matcher();
+        for token in tokens {
+            matcher.mask(&mut mask).unwrap();
+            if !allowed(&mask).contains(token) {
+                return false;
+            }
+            matcher.accept(*token).unwrap();
+        }
+        matcher.mask(&mut mask).unwrap();
+        let end = HAMLET.tokens.ends()[0];
+        allowed(&mask).contains(&end)
+    };
+    let by_bytes = run(&bytes);
+    assert_eq!(run(&tokens), by_bytes, "{grammar}: {text}");
+    by_bytes
 }
