@@ -3,7 +3,12 @@
 //! `EMBERLM_CUDA_ARCHS` names the architectures, separated by commas: a number with an optional
 //! letter (`90a`) for machine code, `ptx80` for code that the driver compiles. The default is what
 //! a developer needs; release builds say `all`.
+//!
+//! What was compiled is kept in `target/kernels` (or `EMBERLM_KERNEL_CACHE`) under a hash of everything
+//! that went into it, so that other profiles and features of this crate need not compile it again.
 
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -14,11 +19,19 @@ const ALL: &str = "75,80,86,89,90a,100,120,ptx120";
 pub fn compile() {
     println!("cargo::rerun-if-changed=kernels");
     println!("cargo::rerun-if-changed=build");
-    for name in ["NVCC", "CUDA_HOME", "EMBERLM_CUDA_ARCHS"] {
+    for name in [
+        "NVCC",
+        "CUDA_HOME",
+        "EMBERLM_CUDA_ARCHS",
+        "EMBERLM_KERNEL_CACHE",
+    ] {
         println!("cargo::rerun-if-env-changed={name}");
     }
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("set by cargo"));
     let nvcc = find_nvcc();
+    let version = Command::new(&nvcc).arg("--version").output();
+    let version = version.map_or(Vec::new(), |output| output.stdout);
+    let cache = cache_folder(&out);
     let archs = std::env::var("EMBERLM_CUDA_ARCHS").unwrap_or_default();
     let archs = match archs.as_str() {
         "" => DEFAULT,
@@ -40,7 +53,16 @@ pub fn compile() {
                 loop {
                     let i = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                     let Some(file) = files.get(i) else { return };
-                    compile_file(&nvcc, archs, file, &out);
+                    let mut key = DefaultHasher::new();
+                    (&version, archs, FLAGS).hash(&mut key);
+                    hash_sources(file, &mut BTreeSet::new(), &mut key);
+                    let name = stem(file);
+                    let kept = cache.join(format!("{name}-{:016x}.fatbin", key.finish()));
+                    if !kept.is_file() {
+                        compile_file(&nvcc, archs, file, &kept);
+                    }
+                    std::fs::copy(&kept, out.join(format!("{name}.fatbin")))
+                        .expect("OUT_DIR is writable");
                 }
             });
         }
@@ -66,10 +88,47 @@ fn stem(path: &Path) -> String {
         .into_owned()
 }
 
-fn compile_file(nvcc: &Path, archs: &str, file: &Path, out: &Path) {
+const FLAGS: [&str; 7] = [
+    "-O3",
+    "-std=c++20",
+    "--expt-relaxed-constexpr",
+    "-fatbin",
+    "-Xfatbin=-compress-all",
+    "-Werror",
+    "all-warnings",
+];
+
+/// `target/kernels`, found from `target/<profile>/build/<package>/out`.
+fn cache_folder(out: &Path) -> PathBuf {
+    let folder = match std::env::var_os("EMBERLM_KERNEL_CACHE").filter(|v| !v.is_empty()) {
+        Some(folder) => folder.into(),
+        None => out.ancestors().nth(4).unwrap_or(out).join("kernels"),
+    };
+    std::fs::create_dir_all(&folder)
+        .unwrap_or_else(|e| panic!("{} cannot be made: {e}", folder.display()));
+    folder
+}
+
+/// Hashes a kernel file and the files of this folder that it includes.
+fn hash_sources(file: &Path, seen: &mut BTreeSet<PathBuf>, key: &mut DefaultHasher) {
+    if !seen.insert(file.to_owned()) {
+        return;
+    }
+    let text = std::fs::read_to_string(file)
+        .unwrap_or_else(|e| panic!("{} cannot be read: {e}", file.display()));
+    text.hash(key);
+    for line in text.lines() {
+        if let Some(name) = line.trim().strip_prefix("#include \"")
+            && let Some(name) = name.strip_suffix('"')
+        {
+            hash_sources(&file.with_file_name(name), seen, key);
+        }
+    }
+}
+
+fn compile_file(nvcc: &Path, archs: &str, file: &Path, to: &Path) {
     let mut command = Command::new(nvcc);
-    command.args(["-O3", "-std=c++20", "--expt-relaxed-constexpr", "-fatbin"]);
-    command.args(["-Xfatbin", "-compress-all", "-Werror", "all-warnings"]);
+    command.args(FLAGS);
     for arch in archs.split(',') {
         let (arch, code) = match arch.strip_prefix("ptx") {
             Some(number) => (number, format!("compute_{number}")),
@@ -77,11 +136,9 @@ fn compile_file(nvcc: &Path, archs: &str, file: &Path, out: &Path) {
         };
         command.arg(format!("-gencode=arch=compute_{arch},code={code}"));
     }
-    command
-        .arg("-o")
-        .arg(out.join(format!("{}.fatbin", stem(file))))
-        .arg(file);
-    let result = command.output();
+    // Another build may be making the same file.
+    let unfinished = to.with_extension(format!("{}.tmp", std::process::id()));
+    let result = command.arg("-o").arg(&unfinished).arg(file).output();
     let result = result.unwrap_or_else(|e| panic!("{} did not start: {e}", nvcc.display()));
     assert!(
         result.status.success(),
@@ -91,6 +148,7 @@ fn compile_file(nvcc: &Path, archs: &str, file: &Path, out: &Path) {
         String::from_utf8_lossy(&result.stdout),
         String::from_utf8_lossy(&result.stderr)
     );
+    std::fs::rename(&unfinished, to).expect("the folder of kernels is writable");
 }
 
 fn find_nvcc() -> PathBuf {

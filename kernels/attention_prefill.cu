@@ -1,22 +1,24 @@
-// Attention of a prefill: tiles of 64 queries against tiles of 64 positions, softmax on the fly.
-// Position tiles lie at absolute multiples of 64, so chunking a prompt does not change the result.
+// Attention of a prefill: tiles of 64 queries against tiles of 64 or 32 positions, softmax on the fly.
+// Position tiles lie at absolute multiples of that, so chunking a prompt does not change the result.
 #include "mma.cuh"
+#include "scores.cuh"
 
 struct FlashArgs {
     const Session* const* sessions;  // one
-    const __half* q;                 // [rows][n_heads * head_dim], times scale * log2(e)
+    const __half* q;                 // [rows][n_heads * head_dim], times scores.scale
     float* out;                      // [rows][n_heads * head_dim]
     KvLayout layout;
+    Scores scores;
     uint32_t rows;
     uint32_t n_heads;
-    uint32_t layer;
 };
-static_assert(sizeof(FlashArgs) == 80, "as in args.rs");
+static_assert(sizeof(FlashArgs) == 88, "as in args.rs");
 
-// Grid (query tiles, n_heads), 128 threads: a warp has 16 queries. HD is head_dim rounded up.
+// Grid (query tiles, n_heads), 128 threads: a warp has 16 queries. HD is head_dim rounded up. Two stages
+// of keys and values must fit the shared memory of consumer cards.
 template <int HD, bool Q8> __device__ __forceinline__ void flash_body(const FlashArgs& a) {
     extern __shared__ __align__(128) uint8_t shared[];
-    constexpr int PIECES = HD / 8, BUFFER = 64 * HD * 2;
+    constexpr int ROWS = HD <= 128 ? 64 : 32, PIECES = HD / 8, BUFFER = ROWS * HD * 2;
     release_dependents();
     wait_for_producers();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -24,7 +26,8 @@ template <int HD, bool Q8> __device__ __forceinline__ void flash_body(const Flas
     const uint32_t hd = a.layout.head_dim, head = blockIdx.y, kv_head = head / (a.n_heads / a.layout.n_kv_heads);
     // The last tiles have the most work, so they start first.
     const uint32_t q0 = (gridDim.x - 1 - blockIdx.x) * 64, before = s->position;
-    const uint32_t last = min(a.rows, q0 + 64) - 1, tiles = (before + last) / 64 + 1;
+    const uint32_t last = min(a.rows, q0 + 64) - 1, tiles = (before + last) / ROWS + 1;
+    const uint32_t first_tile = first_seen(a.layout, before + q0 + 1) / ROWS;
     const uint32_t base = shared_address(shared);
     for (int i = threadIdx.x; i < 64 * PIECES; i += 128) {
         uint32_t r = i / PIECES, c = i % PIECES;
@@ -46,14 +49,18 @@ template <int HD, bool Q8> __device__ __forceinline__ void flash_body(const Flas
     __syncthreads();
     // Buffers: keys at 2 * (t & 1), values at 2 * (t & 1) + 1.
     const uint32_t groups = (hd + 31) / 32, stored = a.layout.row_bytes;
+    const uint64_t plane = kv_plane(a.layout);
+    const uint8_t* cache = kv_base(a.layout, s) + (uint64_t)kv_head * 64 * stored;
     auto load = [&](uint32_t t) {
+        const uint32_t stored_tile = t * ROWS / 64;
+        const uint8_t* tile = cache + (a.layout.ring ? stored_tile % a.layout.ring : stored_tile) * a.layout.tile_bytes + t * ROWS % 64 * stored;
 #pragma unroll
         for (int part = 0; part < 2; part++) {
             uint32_t to = base + (2 * (t & 1) + part) * BUFFER;
-            for (int i = threadIdx.x; i < 64 * PIECES; i += 128) {
-                uint32_t r = i / PIECES, c = i % PIECES, p = t * 64 + r;
+            for (int i = threadIdx.x; i < ROWS * PIECES; i += 128) {
+                uint32_t r = i / PIECES, c = i % PIECES, p = t * ROWS + r;
                 bool valid = p <= before + last && c * 8 < hd;
-                const uint8_t* row = valid ? kv_row(a.layout, s->kv, a.layer, part, kv_head, p) : (const uint8_t*)s->kv;
+                const uint8_t* row = tile + (valid ? part * plane + r * stored : 0);
                 if (!Q8) {
                     copy16(to + swizzled<PIECES>(r, c), valid ? row + c * 16 : row, valid && c * 16 < stored);
                 } else {
@@ -76,45 +83,52 @@ template <int HD, bool Q8> __device__ __forceinline__ void flash_body(const Flas
         copies_commit();
     };
     float acc[HD / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
-    load(0);
-    for (uint32_t t = 0; t < tiles; t++) {
+    load(first_tile);
+    for (uint32_t t = first_tile; t < tiles; t++) {
         copies_wait<0>();
         __syncthreads();
         if (t + 1 < tiles) load(t + 1);
         const uint32_t keys = base + 2 * (t & 1) * BUFFER, values = keys + BUFFER;
-        float score[8][4] = {};
+        float score[ROWS / 8][4] = {};
 #pragma unroll
         for (int kk = 0; kk < HD / 16; kk++)
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
+            for (int j = 0; j < ROWS / 16; j++) {
                 uint32_t w[4];
                 load_matrices(w, keys + swizzled<PIECES>(j * 16 + (lane & 7) + (lane >> 4) * 8, kk * 2 + (lane >> 3 & 1)));
                 mma(score[2 * j], q[kk], w[0], w[1]);
                 mma(score[2 * j + 1], q[kk], w[2], w[3]);
             }
 #pragma unroll
+        for (int j = 0; j < ROWS / 8; j++)
+            if (a.scores.cap != 0.0f)
+#pragma unroll
+                for (int e = 0; e < 4; e++) score[j][e] = capped(a.scores.cap, score[j][e]);
+#pragma unroll
         for (int h = 0; h < 2; h++) {
             const uint32_t mine = before + q0 + warp * 16 + h * 8 + (lane >> 2);
             float largest = top[h];
 #pragma unroll
-            for (int j = 0; j < 8; j++)
+            for (int j = 0; j < ROWS / 8; j++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    uint32_t p = t * 64 + j * 8 + (lane & 3) * 2 + e;
+                    uint32_t p = t * ROWS + j * 8 + (lane & 3) * 2 + e;
                     float& v = score[j][h * 2 + e];
-                    if (p > mine) v = -INFINITY;
+                    // Also where p > mine: the difference wraps around.
+                    if (mine - p >= a.layout.window) v = -INFINITY;
                     largest = fmaxf(largest, v);
                 }
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-            if (largest == -INFINITY) largest = 0.0f;
-            float keep = exp2f(top[h] - largest);
+            // A row with nothing in sight yet keeps what it has, which is nothing.
+            float keep = largest == -INFINITY ? 1.0f : exp2f(top[h] - largest);
             top[h] = largest;
+            if (largest == -INFINITY) largest = 0.0f;
             sum[h] *= keep;
 #pragma unroll
             for (int j = 0; j < HD / 8; j++) { acc[j][h * 2] *= keep; acc[j][h * 2 + 1] *= keep; }
 #pragma unroll
-            for (int j = 0; j < 8; j++)
+            for (int j = 0; j < ROWS / 8; j++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     float w = exp2f(score[j][h * 2 + e] - largest);
@@ -123,7 +137,7 @@ template <int HD, bool Q8> __device__ __forceinline__ void flash_body(const Flas
                 }
         }
 #pragma unroll
-        for (int kk = 0; kk < 4; kk++) {
+        for (int kk = 0; kk < ROWS / 16; kk++) {
             uint32_t w[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -147,6 +161,7 @@ template <int HD, bool Q8> __device__ __forceinline__ void flash_body(const Flas
         total += __shfl_xor_sync(~0u, total, 2);
         uint32_t row = q0 + warp * 16 + h * 8 + (lane >> 2);
         if (row >= a.rows) continue;
+        total = with_sink(a.scores, head, top[h], total);
         float* to = a.out + ((uint64_t)row * a.n_heads + head) * hd;
 #pragma unroll
         for (int j = 0; j < HD / 8; j++)
@@ -157,13 +172,14 @@ template <int HD, bool Q8> __device__ __forceinline__ void flash_body(const Flas
             }
     }
 }
-#define FLASH(hd)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(128) flash_##hd(const __grid_constant__ FlashArgs a) { \
-        flash_body<hd, false>(a);                                                                       \
-    }                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(128) flash_q8_##hd(const __grid_constant__ FlashArgs a) { \
-        flash_body<hd, true>(a);                                                                        \
+// Registers for so many blocks a multiprocessor.
+#define FLASH(hd, blocks)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(128, blocks) flash_##hd(const __grid_constant__ FlashArgs a) { \
+        flash_body<hd, false>(a);                                                                               \
+    }                                                                                                           \
+    extern "C" __global__ void __launch_bounds__(128, blocks) flash_q8_##hd(const __grid_constant__ FlashArgs a) { \
+        flash_body<hd, true>(a);                                                                                \
     }
-FLASH(64)
-FLASH(128)
-FLASH(256)
+FLASH(64, 3)
+FLASH(128, 3)
+FLASH(256, 1)

@@ -20,29 +20,46 @@ struct Session {
     uint32_t top_k;
     float top_p;
     float min_p;
+    uint64_t kv_ring;      // address of the cache of layers with a window
+    uint32_t context;      // positions that the session may hold
+    uint32_t padding;
 };
-static_assert(sizeof(Session) == 64, "as in args.rs");
+static_assert(sizeof(Session) == 80, "as in args.rs");
 
-// Where a KV row lies. The cache is a sequence of tiles of `tile` positions; a tile holds, for every
-// layer, first keys then values, `[kv head][position in the tile][row_bytes]`, so that growing the
-// cache by a tile grows all layers.
+// Positions of a tile of the KV cache.
+constexpr uint32_t KV_TILE = 64;
+
+// Where the KV rows of a layer lie. A cache is a sequence of tiles; a tile holds, for every layer of
+// the cache, first keys then values, `[kv head][position in the tile][row_bytes]`, so that growing the
+// cache by a tile grows all layers. Layers with a window have a cache of their own, a ring of tiles.
 struct KvLayout {
     uint64_t tile_bytes;
-    uint64_t layer_bytes;  // within a tile: keys and values of one layer
-    uint32_t tile;         // positions per tile
-    uint32_t row_bytes;    // one head's row, a multiple of 16
+    uint64_t layer_offset;  // of the layer's keys within a tile
+    uint32_t row_bytes;     // one head's row, a multiple of 16
     uint32_t n_kv_heads;
     uint32_t head_dim;
-    uint32_t q8;           // 0: f16; 1: int8 with an f16 scale per 32 elements after the row's values
+    uint32_t q8;            // 0: f16; 1: int8 with an f16 scale per 32 elements after the row's values
+    uint32_t ring;          // tiles of the ring; 0: the layer's cache holds the whole context
+    uint32_t window;        // position p sees p - window + 1 to p; 2^31 - 1 where there is no window
 };
 static_assert(sizeof(KvLayout) == 40, "as in args.rs");
 
-__device__ __forceinline__ uint8_t* kv_row(const KvLayout& l, uint64_t kv, uint32_t layer, bool value,
-                                           uint32_t head, uint32_t position) {
-    uint32_t t = position / l.tile, p = position % l.tile;
-    uint64_t plane = (uint64_t)l.n_kv_heads * l.tile * l.row_bytes;
-    return (uint8_t*)kv + t * l.tile_bytes + layer * l.layer_bytes + (value ? plane : 0) +
-           ((uint64_t)head * l.tile + p) * l.row_bytes;
+// Bytes from a layer's keys to its values.
+__device__ __forceinline__ uint64_t kv_plane(const KvLayout& l) {
+    return (uint64_t)l.n_kv_heads * KV_TILE * l.row_bytes;
+}
+// The keys of tile 0.
+__device__ __forceinline__ uint8_t* kv_base(const KvLayout& l, const Session* s) {
+    return (uint8_t*)(l.ring ? s->kv_ring : s->kv) + l.layer_offset;
+}
+__device__ __forceinline__ uint8_t* kv_row(const KvLayout& l, const Session* s, bool value, uint32_t head, uint32_t position) {
+    uint32_t t = position / KV_TILE, p = position % KV_TILE;
+    if (l.ring) t %= l.ring;
+    return kv_base(l, s) + t * l.tile_bytes + (value ? kv_plane(l) : 0) + ((uint64_t)head * KV_TILE + p) * l.row_bytes;
+}
+// The first position that the last of `length` positions sees.
+__device__ __forceinline__ uint32_t first_seen(const KvLayout& l, uint32_t length) {
+    return length > l.window ? length - l.window : 0;
 }
 
 // Programmatic dependent launch (no-ops before Hopper): let the next node start its prologue, and

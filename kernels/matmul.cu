@@ -2,22 +2,11 @@
 //
 // An output element is the sum over k in ascending order in steps of the tensor core's 16, whatever
 // the number of rows, so chunking a prompt does not change it.
+#include "matmul.cuh"
 #include "mma.cuh"
 
-struct MatmulArgs {
-    const __half* x;        // [m][k]
-    const float* x_scale;   // [m]: a row's values are x * x_scale
-    const __half* w;        // [n][k]
-    const float* bias;      // [n] or NULL
-    const float* residual;  // [m][out_stride], added, or NULL; may be `out`
-    float* out;             // [m][out_stride]
-    uint32_t m, n, k;       // k a multiple of 32
-    uint32_t out_stride;
-};
-static_assert(sizeof(MatmulArgs) == 64, "as in args.rs");
-
 struct Tile {
-    static constexpr int M = 128, N = 128, K = 64, STAGES = 3, THREADS = 256;
+    static constexpr int M = TILE_ROWS, N = TILE_ROWS, K = TILE_K, STAGES = 3, THREADS = 256;
     static constexpr int WARP_M = 64, WARP_N = 32;  // 2 x 4 warps
     static constexpr int STAGE_BYTES = (M + N) * K * 2;
     static_assert(M / WARP_M * (N / WARP_N) * 32 == THREADS);
@@ -32,21 +21,19 @@ extern "C" __global__ void __launch_bounds__(Tile::THREADS, 2) matmul(const __gr
     const uint32_t m0 = blockIdx.x * Tile::M, n0 = blockIdx.y * Tile::N;
     constexpr int PIECES = Tile::K / 8;
     const uint32_t base = shared_address(shared);
+    const uint32_t tiles = tiles_of(a.k, Tile::K);
+    const uint8_t* x = (const uint8_t*)a.x + (uint64_t)blockIdx.x * tiles * TILE_BYTES;
+    const uint8_t* w = (const uint8_t*)a.w + (uint64_t)blockIdx.y * tiles * TILE_BYTES;
     auto load = [&](uint32_t kt, int stage) {
         uint32_t to = base + stage * Tile::STAGE_BYTES;
 #pragma unroll
-        for (int i = threadIdx.x; i < (Tile::M + Tile::N) * PIECES; i += Tile::THREADS) {
-            uint32_t r = i / PIECES, c = i % PIECES, k = kt * Tile::K + c * 8;
-            bool is_w = r >= Tile::M;
-            uint32_t row = is_w ? n0 + r - Tile::M : m0 + r;
-            bool valid = k < a.k && row < (is_w ? a.n : a.m);
-            const __half* from = (is_w ? a.w : a.x) + (valid ? (uint64_t)row * a.k + k : 0);
-            copy16(to + swizzled<PIECES>(r, c), from, valid);
+        for (uint32_t i = threadIdx.x * 16; i < TILE_BYTES; i += Tile::THREADS * 16) {
+            copy16(to + i, x + (uint64_t)kt * TILE_BYTES + i, true);
+            copy16(to + TILE_BYTES + i, w + (uint64_t)kt * TILE_BYTES + i, true);
         }
         copies_commit();
     };
     float acc[4][4][4] = {};
-    const uint32_t tiles = (a.k + Tile::K - 1) / Tile::K;
 #pragma unroll
     for (int s = 0; s < Tile::STAGES - 1; s++) {
         if (s < tiles) load(s, s);
@@ -83,18 +70,10 @@ extern "C" __global__ void __launch_bounds__(Tile::THREADS, 2) matmul(const __gr
         for (int h = 0; h < 2; h++) {
             uint32_t m = m0 + wm * Tile::WARP_M + i * 16 + h * 8 + (lane >> 2);
             if (m >= a.m) continue;
-            float scale = a.x_scale[m];
+            const float scale = a.x_scale[m];
+            float2 v[4];
 #pragma unroll
-            for (int j = 0; j < 4; j++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    uint32_t n = n0 + wn * Tile::WARP_N + j * 8 + (lane & 3) * 2 + e;
-                    if (n >= a.n) continue;
-                    float v = __fmul_rn(acc[i][j][h * 2 + e], scale);
-                    if (a.bias) v = __fadd_rn(v, a.bias[n]);
-                    uint64_t to = (uint64_t)m * a.out_stride + n;
-                    if (a.residual) v = __fadd_rn(v, a.residual[to]);
-                    a.out[to] = v;
-                }
+            for (int j = 0; j < 4; j++) v[j] = make_float2(__fmul_rn(acc[i][j][h * 2], scale), __fmul_rn(acc[i][j][h * 2 + 1], scale));
+            store_pairs(a, m, n0 + wn * Tile::WARP_N + (lane & 3) * 2, v);
         }
 }

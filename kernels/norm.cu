@@ -1,35 +1,40 @@
 // Producers of a matrix product's input: norm, activation or a plain copy, written in the forms that
 // the products read: int8 with a scale per 32 elements, f32, or f16 with one power-of-two scale per row.
-#include "common.cuh"
+// And what some networks do with a product's output.
+#include "activation.cuh"
+#include "matmul.cuh"
+#include "norm.cuh"
 
 enum Source : uint32_t {
-    COPY = 0,      // x[i]
-    RMS_NORM = 1,  // x[i] / sqrt(mean(x^2) + eps) * weight[i]
-    SILU_MUL = 2,  // silu(x[i]) * x[len + i]
+    COPY = 0,       // x[i]
+    NORM = 1,       // the norm of x
+    GATED = 2,      // activation(x[i]) * x[len + i]
+    ACTIVATED = 3,  // activation(x[i])
 };
 
 struct ProduceArgs {
     const float* x;        // [rows][x_stride]
-    const float* weight;   // RMS_NORM: [len]
+    NormArgs norm;         // NORM
     int8_t* q8;            // [rows][groups * 32], or NULL
     float* q8_scale;       // [rows][groups]
     float* f32;            // [rows][groups * 32], or NULL
-    __half* f16;           // [rows][groups * 32], or NULL
+    __half* f16;           // [rows][groups * 32], tiled, or NULL
     float* f16_scale;      // [rows]: value = f16 * scale
     uint32_t x_stride;
     uint32_t len;          // elements; the rest up to groups * 32 is written as zeros
     uint32_t groups;
     uint32_t source;
-    float eps;
     float inverse_len;
+    Activation activation; // GATED, ACTIVATED
 };
-static_assert(sizeof(ProduceArgs) == 80, "as in args.rs");
+static_assert(sizeof(ProduceArgs) == 104, "as in args.rs");
 
-__device__ __forceinline__ float activate(const ProduceArgs& a, const float* x, uint32_t i, float rms) {
+__device__ __forceinline__ float value(const ProduceArgs& a, const float* x, uint32_t i, NormSums sums) {
     if (i >= a.len) return 0.0f;
     float v = x[i];
-    if (a.source == RMS_NORM) return __fmul_rn(__fmul_rn(v, rms), a.weight[i]);
-    if (a.source == SILU_MUL) return __fmul_rn(v / (1.0f + __expf(-v)), x[a.len + i]);
+    if (a.source == NORM) return normed(a.norm, i, v, sums);
+    if (a.source == GATED) return gated(a.activation, v, x[a.len + i]);
+    if (a.source == ACTIVATED) return activated(a.activation, v);
     return v;
 }
 
@@ -61,15 +66,26 @@ __device__ __forceinline__ void norm_row(const ProduceArgs& a, uint32_t row, uin
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         uint32_t at = i * step + threadIdx.x * 4;
-        w[i] = at < width ? *(const float4*)(a.weight + at) : make_float4(0, 0, 0, 0);
+        w[i] = at < width ? *(const float4*)(a.norm.weight + at) : make_float4(0, 0, 0, 0);
     }
     wait_for_producers();
-    float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         uint32_t at = i * step + threadIdx.x * 4;
         v[i] = at < width ? *(const float4*)(x + at) : make_float4(0, 0, 0, 0);
     }
+    if (a.norm.layer) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum += (v[i].x + v[i].y) + (v[i].z + v[i].w);
+        const float mean = __fmul_rn(block_sum(sum, scratch), a.inverse_len);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t at = i * step + threadIdx.x * 4;
+            if (at < width) v[i] = make_float4(v[i].x - mean, v[i].y - mean, v[i].z - mean, v[i].w - mean);
+        }
+    }
+    float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         sum = __fmaf_rn(v[i].x, v[i].x, sum);
@@ -78,13 +94,16 @@ __device__ __forceinline__ void norm_row(const ProduceArgs& a, uint32_t row, uin
         sum = __fmaf_rn(v[i].w, v[i].w, sum);
     }
     sum = block_sum(sum, scratch);
-    const float rms = 1.0f / sqrtf(__fmaf_rn(sum, a.inverse_len, a.eps));
+    const float scale = 1.0f / sqrtf(__fmaf_rn(sum, a.inverse_len, a.norm.eps));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         uint32_t at = i * step + threadIdx.x * 4;
         if (at - (threadIdx.x & 31) * 4 >= width) break;
-        float r[4] = {__fmul_rn(__fmul_rn(v[i].x, rms), w[i].x), __fmul_rn(__fmul_rn(v[i].y, rms), w[i].y),
-                      __fmul_rn(__fmul_rn(v[i].z, rms), w[i].z), __fmul_rn(__fmul_rn(v[i].w, rms), w[i].w)};
+        float r[4] = {__fmul_rn(__fmul_rn(v[i].x, scale), w[i].x), __fmul_rn(__fmul_rn(v[i].y, scale), w[i].y),
+                      __fmul_rn(__fmul_rn(v[i].z, scale), w[i].z), __fmul_rn(__fmul_rn(v[i].w, scale), w[i].w)};
+        if (a.norm.bias && at < width)
+#pragma unroll
+            for (int j = 0; j < 4; j++) r[j] = __fadd_rn(r[j], a.norm.bias[at + j]);
         uint64_t to = (uint64_t)row * width + at;
         if (a.q8) store_q8(a, r, to, (uint64_t)row * a.groups + at / 32, at < width);
         if (a.f32 && at < width) *(float4*)(a.f32 + to) = make_float4(r[0], r[1], r[2], r[3]);
@@ -100,29 +119,19 @@ extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant
     const uint32_t row = blockIdx.y, width = a.groups * 32, step = gridDim.x * blockDim.x * 4;
     const uint32_t first = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
     const float* x = a.x + (uint64_t)row * a.x_stride;
-    if (a.source == RMS_NORM && !a.f16 && a.len == width && width <= blockDim.x * 16 && a.x_stride % 4 == 0) {
+    if (a.source == NORM && !a.f16 && a.len == width && width <= blockDim.x * 16 && a.x_stride % 4 == 0) {
         norm_row(a, row, width, scratch);
         return;
     }
     wait_for_producers();
-    float rms = 1.0f;
-    if (a.source == RMS_NORM) {
-        float sum = 0.0f;
-        for (uint32_t i = first; i < a.len; i += step)
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                float v = i + j < a.len ? x[i + j] : 0.0f;
-                sum = __fmaf_rn(v, v, sum);
-            }
-        sum = block_sum(sum, scratch);
-        rms = 1.0f / sqrtf(__fmaf_rn(sum, a.inverse_len, a.eps));
-    }
+    NormSums sums = {0.0f, 1.0f};
+    if (a.source == NORM) sums = norm_sums(a.norm, x, a.len, scratch);
     float inverse = 1.0f;
     if (a.f16) {
         float largest = 0.0f;
-        for (uint32_t i = first; i < width; i += step)
+        for (uint32_t i = first; i < a.len; i += step)
 #pragma unroll
-            for (int j = 0; j < 4; j++) largest = fmaxf(largest, fabsf(activate(a, x, i + j, rms)));
+            for (int j = 0; j < 4; j++) largest = fmaxf(largest, fabsf(value(a, x, i + j, sums)));
         largest = block_max(largest, scratch);
         // The power of two that brings the largest value to 2^10..2^11, far from both ends of f16.
         int e = (int)(__float_as_uint(largest) >> 23) - 127 - 10;
@@ -130,20 +139,93 @@ extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant
         inverse = __uint_as_float((uint32_t)(127 - e) << 23);
         if (threadIdx.x == 0) a.f16_scale[row] = __uint_as_float((uint32_t)(127 + e) << 23);
     }
-    // Whole warps stay in the loop together: width is a multiple of 32, a warp covers 128.
-    for (uint32_t base = first - (threadIdx.x & 31) * 4; base < width; base += step) {
+    // Whole warps stay in the loop together: a warp covers 128. Tiles are filled up with zeros.
+    const uint32_t k_tiles = tiles_of(width, TILE_K), end = a.f16 ? k_tiles * TILE_K : width;
+    for (uint32_t base = first - (threadIdx.x & 31) * 4; base < end; base += step) {
         uint32_t i = base + (threadIdx.x & 31) * 4;
         float v[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) v[j] = i < width ? activate(a, x, i + j, rms) : 0.0f;
+        for (int j = 0; j < 4; j++) v[j] = i < width ? value(a, x, i + j, sums) : 0.0f;
         uint64_t at = (uint64_t)row * width + i;
         if (a.q8) store_q8(a, v, at, (uint64_t)row * a.groups + i / 32, i < width);
-        if (i < width) {
-            if (a.f32) *(float4*)(a.f32 + at) = make_float4(v[0], v[1], v[2], v[3]);
-            if (a.f16) {
-                __half2 lo = __floats2half2_rn(v[0] * inverse, v[1] * inverse), hi = __floats2half2_rn(v[2] * inverse, v[3] * inverse);
-                *(uint2*)(a.f16 + at) = make_uint2(*(uint32_t*)&lo, *(uint32_t*)&hi);
-            }
+        if (a.f32 && i < width) *(float4*)(a.f32 + at) = make_float4(v[0], v[1], v[2], v[3]);
+        if (a.f16 && i < end) {
+            __half2 lo = __floats2half2_rn(v[0] * inverse, v[1] * inverse), hi = __floats2half2_rn(v[2] * inverse, v[3] * inverse);
+            *(uint2*)((uint8_t*)a.f16 + tiled(row, i & ~7u, k_tiles) + (i & 4) * 2) = make_uint2(*(uint32_t*)&lo, *(uint32_t*)&hi);
         }
+    }
+}
+
+// What a block adds to the residual stream where that is more than a product's output: its norm, or
+// its multiple. out = base + scale * norm(x).
+struct AddBranchArgs {
+    const float* x;     // [rows][x_stride]
+    const float* base;  // [rows][stride]
+    float* out;         // [rows][stride]; may be `base`
+    NormArgs norm;      // weight NULL: none
+    float scale;
+    uint32_t len;
+    uint32_t x_stride;
+    uint32_t stride;
+};
+static_assert(sizeof(AddBranchArgs) == 64, "as in args.rs");
+
+// Grid (rows), up to 1024 threads.
+extern "C" __global__ void __launch_bounds__(1024) add_branch(const __grid_constant__ AddBranchArgs a) {
+    __shared__ float scratch[32];
+    release_dependents();
+    wait_for_producers();
+    const float* x = a.x + (uint64_t)blockIdx.x * a.x_stride;
+    const uint64_t at = (uint64_t)blockIdx.x * a.stride;
+    NormSums sums = {0.0f, 1.0f};
+    if (a.norm.weight) sums = norm_sums(a.norm, x, a.len, scratch);
+    for (uint32_t i = threadIdx.x; i < a.len; i += blockDim.x) {
+        float v = a.norm.weight ? normed(a.norm, i, x[i], sums) : x[i];
+        a.out[at + i] = __fmaf_rn(a.scale, v, a.base[at + i]);
+    }
+}
+
+// Norms of parts of rows, in place: of all queries and of all keys of a position.
+struct NormPartsArgs {
+    float* x;  // [rows][stride]
+    NormArgs norms[2];
+    uint32_t first[2];  // where a part begins
+    uint32_t len[2];    // 0: none
+    uint32_t stride;
+    uint32_t padding;
+};
+static_assert(sizeof(NormPartsArgs) == 80, "as in args.rs");
+
+// Grid (2, rows), up to 1024 threads.
+extern "C" __global__ void __launch_bounds__(1024) norm_parts(const __grid_constant__ NormPartsArgs a) {
+    __shared__ float scratch[32];
+    release_dependents();
+    wait_for_producers();
+    const uint32_t part = blockIdx.x, len = a.len[part];
+    if (len == 0) return;
+    const NormArgs& norm = a.norms[part];
+    float* x = a.x + (uint64_t)blockIdx.y * a.stride + a.first[part];
+    const NormSums sums = norm_sums(norm, x, len, scratch);
+    for (uint32_t i = threadIdx.x; i < len; i += blockDim.x) x[i] = normed(norm, i, x[i], sums);
+}
+
+// The network's last touch on the logits: out = cap * tanh(scale * x / cap), in place.
+struct LogitsArgs {
+    float* logits;  // [rows][n_vocab]
+    uint32_t n_vocab;
+    float scale;
+    float cap;      // 0: none
+    uint32_t padding;
+};
+static_assert(sizeof(LogitsArgs) == 24, "as in args.rs");
+
+// Grid (parts, rows), 256 threads.
+extern "C" __global__ void __launch_bounds__(256) finish_logits(const __grid_constant__ LogitsArgs a) {
+    release_dependents();
+    wait_for_producers();
+    float* x = a.logits + (uint64_t)blockIdx.y * a.n_vocab;
+    for (uint32_t i = blockIdx.x * 256 + threadIdx.x; i < a.n_vocab; i += gridDim.x * 256) {
+        float v = __fmul_rn(x[i], a.scale);
+        x[i] = a.cap != 0.0f ? __fmul_rn(a.cap, tanhf(v / a.cap)) : v;
     }
 }

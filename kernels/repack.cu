@@ -1,5 +1,6 @@
 // Weights: from the blocks of a file to records (blocks.cuh), and from records to plain f16.
 #include "blocks.cuh"
+#include "matmul.cuh"
 
 struct RepackArgs {
     const uint8_t* raw;  // rows [first_row, first_row + rows) as in the file
@@ -167,17 +168,26 @@ extern "C" __global__ void repack(const __grid_constant__ RepackArgs a) {
 
 struct UnpackArgs {
     const uint8_t* matrix;
-    void* out;  // [rows][groups * 32], f16 or f32
+    void* out;         // f32 `[rows][groups * 32]`, or f16, tiled
     uint32_t type, groups, matrix_rows, first_row, rows;
     uint32_t to_f32;
+    uint32_t out_row;  // row of `out` that takes the first row
 };
-static_assert(sizeof(UnpackArgs) == 40, "as in args.rs");
+static_assert(sizeof(UnpackArgs) == 48, "as in args.rs");
 
-// Plain values of rows of a matrix; one thread a group. Values beyond f16's range are clamped to it.
+// Plain values of rows of a matrix; one thread a group, and one for the half of a tile that a row
+// of an odd number of groups leaves. Values beyond f16's range are clamped to it.
 extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__ UnpackArgs a) {
     uint64_t index = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
-    if (index >= (uint64_t)a.rows * a.groups) return;
-    uint32_t row = index / a.groups, group = index % a.groups;
+    const uint32_t k_tiles = tiles_of(a.groups, 2), per_row = a.to_f32 ? a.groups : 2 * k_tiles;
+    if (index >= (uint64_t)a.rows * per_row) return;
+    uint32_t row = index / per_row, group = index % per_row;
+    uint8_t* const tile = (uint8_t*)a.out + tiled(a.out_row + row, group / 2 * TILE_K, k_tiles) / 128 * 128;
+    auto piece = [&](int i) { return (uint4*)(tile + ((group % 2 * 4 + i) ^ ((a.out_row + row) & 7)) * 16); };
+    if (group >= a.groups) {
+        for (int i = 0; i < 4; i++) *piece(i) = make_uint4(0, 0, 0, 0);
+        return;
+    }
     for_type(a.type, [&]<uint32_t T>() {
         Slices c = slices_of(T, a.groups);
         uint32_t s = group / c.full, g = group % c.full, n = s + 1 == c.count ? c.last : c.full;
@@ -185,11 +195,10 @@ extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__
         float v[32];
         group_values<T>(r, g, n, v);
         if (a.to_f32) {
-            float4* to = (float4*)a.out + index * 8;
+            float4* to = (float4*)a.out + ((uint64_t)(a.out_row + row) * a.groups + group) * 8;
 #pragma unroll
             for (int i = 0; i < 8; i++) to[i] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
         } else {
-            uint4* to = (uint4*)a.out + index * 4;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 uint32_t u[4];
@@ -200,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__
                     __half2 h = __floats2half2_rn(lo, hi);
                     u[j] = *(uint32_t*)&h;
                 }
-                to[i] = make_uint4(u[0], u[1], u[2], u[3]);
+                *piece(i) = make_uint4(u[0], u[1], u[2], u[3]);
             }
         }
     });

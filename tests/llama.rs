@@ -332,7 +332,13 @@ fn impossible_hyperparameters_are_refused_by_key() {
         ("rope.scaling.factor", f32::NAN.into(), InvalidModel),
         ("rope.scale_linear", f32::INFINITY.into(), InvalidModel),
         ("rope.scaling.attn_factor", 0f32.into(), InvalidModel),
-        ("rope.scaling.type", "longrope".into(), Unsupported),
+        ("rope.scaling.type", "dynamic".into(), Unsupported),
+        ("attention.sliding_window", 0u32.into(), InvalidModel),
+        (
+            "attention.sliding_window",
+            (1u64 << 31).into(),
+            InvalidModel,
+        ),
         ("rope.scaling.type", "yarn".into(), MissingKey),
         ("rope.scaling.type", 1u32.into(), MissingKey),
     ];
@@ -376,7 +382,6 @@ fn harmless_keys_change_nothing() {
     let n = with(&Tiny::default(), |w| {
         w.set("llama.expert_count", 0u32)
             .set("llama.attention.causal", true)
-            .set("llama.attention.sliding_window", 16u32)
             .set("llama.rope.scaling.finetuned", true);
     });
     assert_eq!(n.unwrap().context_length, 128);

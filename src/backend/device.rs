@@ -53,7 +53,7 @@ pub struct Estimate {
     /// The weights. On a CPU, these are pages of the mapped file, resident as they are read, and
     /// the few tensors that are copied.
     pub weights_bytes: u64,
-    /// KV cache per position.
+    /// KV cache that a further position takes: that of the layers without a sliding window.
     pub kv_bytes_per_token: u64,
     /// KV cache of the whole context.
     pub kv_bytes: u64,

@@ -52,8 +52,15 @@ pub trait Weights: Send + Sync {
     /// Bytes of memory that the weights hold beyond the mapped file (on a GPU, device memory).
     fn resident_bytes(&self) -> u64;
 
-    /// Bytes of KV cache per position.
+    /// Bytes of KV cache that a further position takes: those of the layers without a sliding
+    /// window.
     fn kv_bytes_per_token(&self, kv_type: KvType) -> u64;
+
+    /// Bytes of KV cache of a session of so many positions.
+    fn kv_bytes(&self, kv_type: KvType, context: usize) -> u64 {
+        self.kv_bytes_per_token(kv_type)
+            .saturating_mul(context as u64)
+    }
 
     /// Does one step of each of several different runners of these weights, as [`Runner::step`]
     /// does it: `steps[i]` is that of `runners[i]`, which `interrupts[i]` stops, and its token goes
@@ -120,7 +127,8 @@ pub struct Step {
 
 /// The state of one session on a device: KV cache, scratch memory, logits.
 ///
-/// A call that fails leaves the runner as it was before. Between a start and the last `Some` or the
+/// A call that fails leaves the runner as it was before, or, after many positions of layers with a
+/// sliding window, empty. Between a start and the last `Some` or the
 /// error of `step_poll`, only `step_poll` may be called.
 pub trait Runner: Send {
     /// The runner itself, for a backend that looks for its own.
@@ -141,8 +149,10 @@ pub trait Runner: Send {
     /// set, returns `Interrupted` with nothing appended.
     fn extend(&mut self, tokens: &[u32], interrupt: &AtomicBool) -> Result<()>;
 
-    /// Forgets all positions from `len` on. The logits are lost, too.
-    fn truncate(&mut self, len: usize);
+    /// Forgets all positions from `len` on, and the logits. Returns how many positions are left:
+    /// `len`, or none where layers with a sliding window have forgotten what position `len` would
+    /// see. One step back is always free.
+    fn truncate(&mut self, len: usize) -> usize;
 
     /// Whether logits of the last position are at hand.
     fn has_logits(&self) -> bool;

@@ -189,11 +189,12 @@ impl Runner for FakeRunner {
         self.state().extend(tokens, interrupt)
     }
 
-    fn truncate(&mut self, len: usize) {
+    fn truncate(&mut self, len: usize) -> usize {
         let mut state = self.state();
         assert!(len <= state.tokens.len());
         state.tokens.truncate(len);
         state.has_logits = false;
+        len
     }
 
     fn has_logits(&self) -> bool {

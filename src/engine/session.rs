@@ -113,8 +113,7 @@ impl Session {
 
     /// Bytes of KV cache for the whole context.
     pub fn kv_bytes(&self) -> u64 {
-        let per_token = self.model.weights().kv_bytes_per_token(self.kv_type);
-        per_token.saturating_mul(self.context as u64)
+        self.model.weights().kv_bytes(self.kv_type, self.context)
     }
 
     /// The flag that makes the running call, or the started decode, end with `Interrupted`. Every
@@ -231,6 +230,7 @@ impl Session {
         }
         self.tokens.truncate(position);
         if self.runner.len() > position {
+            // What it has to forget beyond that, the next call evaluates again.
             self.runner.truncate(position);
         }
         Ok(())

@@ -23,7 +23,7 @@ pub struct ember_estimate {
     /// Weights. On a CPU almost all of it is the mapped file, whose pages the system can drop and
     /// read again.
     pub weights_bytes: u64,
-    /// KV cache per token of context.
+    /// KV cache per token of context, in layers without a sliding window.
     pub kv_bytes_per_token: u64,
     /// KV cache of the whole context. Memory that no token has touched may not be resident.
     pub kv_bytes: u64,

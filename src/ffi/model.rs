@@ -111,7 +111,8 @@ pub struct ember_model_details {
     pub file_bytes: u64,
     /// Bytes of memory that the weights take beyond the mapped file.
     pub resident_bytes: u64,
-    /// Bytes of KV cache per token of context with `EMBER_KV_F16`.
+    /// Bytes of KV cache per token of context with `EMBER_KV_F16`, in layers without a sliding
+    /// window.
     pub kv_bytes_per_token: u64,
     /// Architecture as the file names it, for example `llama`.
     pub architecture: [c_char; 32],

@@ -291,7 +291,9 @@ pub unsafe extern "C" fn ember_session_position(
 }
 
 /// Keeps the first `position` tokens of the context and forgets the rest. Takes no time to speak
-/// of; a decode that follows evaluates the last kept token again. 0 empties the context. Decodes
+/// of; a decode that follows evaluates the last kept token again. If the model has layers with a
+/// sliding window, these keep the window and some hundred positions; after a rewind further back
+/// than that, the next call evaluates all kept tokens again, like a prefill of them. 0 empties the context. Decodes
 /// that were started are interrupted and waited for, and their tokens that were not collected are
 /// lost: this is how to drop what was queued behind a token that ends the text.
 ///

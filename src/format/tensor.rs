@@ -47,6 +47,30 @@ impl Tensor {
             .expect("checked when the tensor was made")
     }
 
+    /// Some rows, as a tensor of the same name. Panics if they are none or not all there.
+    pub fn row_range(&self, rows: Range<usize>) -> Tensor {
+        assert!(rows.start < rows.end && rows.end <= self.rows());
+        let start = self.range.start + rows.start * self.row_bytes();
+        Tensor {
+            dims: vec![self.dims[0], rows.len()],
+            range: start..start + rows.len() * self.row_bytes(),
+            ..self.clone()
+        }
+    }
+
+    /// Some elements of a tensor of one row that is not quantized, likewise.
+    pub fn elements(&self, elements: Range<usize>) -> Tensor {
+        assert!(elements.start < elements.end && elements.end <= self.row_len());
+        assert!(self.rows() == 1 && self.ty.block_len() == 1);
+        let size = self.row_bytes() / self.row_len();
+        let start = self.range.start + elements.start * size;
+        Tensor {
+            dims: vec![elements.len()],
+            range: start..start + elements.len() * size,
+            ..self.clone()
+        }
+    }
+
     /// The elements of a tensor that is not quantized (a norm's weight, a bias), or `None`.
     pub fn to_f32(&self) -> Option<Vec<f32>> {
         let bytes = self.bytes();

@@ -197,6 +197,17 @@ impl<'a> FromValue<'a> for &'a str {
     }
 }
 
+impl FromValue<'_> for Vec<bool> {
+    const EXPECTED: &'static str = "an array of booleans";
+
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::Array(Array::Bool(v)) => Some(v.clone()),
+            _ => None,
+        }
+    }
+}
+
 impl<'a> FromValue<'a> for &'a Strings {
     const EXPECTED: &'static str = "an array of strings";
 

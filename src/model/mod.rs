@@ -3,10 +3,23 @@
 //! One small file per family maps the names in a file to this description. Backends read it and
 //! never ask for a family's name. All shapes are checked here, so a backend may rely on them.
 
+mod cohere2;
+mod decoder;
+mod gemma;
+mod glm4;
+mod gpt2;
+mod granite;
 mod llama;
 mod network;
+mod olmo2;
+mod phi2;
+mod phi3;
+mod qwen2;
+mod qwen3;
 mod rope;
+mod smollm3;
 mod source;
+mod starcoder2;
 
 pub use network::{
     Activation, Attention, Block, Experts, FeedForward, Linear, LongRope, Mlp, Network, Norm,
@@ -20,7 +33,22 @@ use crate::format::ModelFile;
 type Describe = fn(&ModelFile) -> Result<Network>;
 
 /// The families, by `general.architecture`. A new one is a file here and a line in this table.
-const ARCHITECTURES: &[(&str, Describe)] = &[("llama", llama::describe)];
+const ARCHITECTURES: &[(&str, Describe)] = &[
+    ("cohere2", cohere2::describe),
+    ("gemma2", gemma::gemma2),
+    ("gemma3", gemma::gemma3),
+    ("glm4", glm4::describe),
+    ("gpt2", gpt2::describe),
+    ("granite", granite::describe),
+    ("llama", llama::describe),
+    ("olmo2", olmo2::describe),
+    ("phi2", phi2::describe),
+    ("phi3", phi3::describe),
+    ("qwen2", qwen2::describe),
+    ("qwen3", qwen3::describe),
+    ("smollm3", smollm3::describe),
+    ("starcoder2", starcoder2::describe),
+];
 
 impl Network {
     /// Describes the network in `file`, checking every key, shape and type that it uses. Reads no

@@ -7,10 +7,22 @@
 //! that turn more than `beta_fast` times, and blends between.
 
 use super::source::Source;
-use super::{Rope, RopePairing};
+use super::{LongRope, Rope, RopePairing};
 use crate::error::{Error, Result, Status, fail, try_vec};
 use crate::format::Tensor;
 use std::f64::consts::PI;
+use std::sync::Arc;
+
+const BASE: &str = "rope.freq_base";
+
+/// Where YaRN's blend begins and ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ramp {
+    /// At whole pairs, the blend made longer.
+    Rounded,
+    /// Between pairs.
+    Exact,
+}
 
 /// How positions beyond the original context are reached.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,58 +41,124 @@ enum Scaling {
     },
 }
 
+/// The base of the frequencies.
+pub(super) fn base(source: &Source) -> Result<f32> {
+    checked_base(source, BASE, 10_000.0)
+}
+
+fn checked_base(source: &Source, key: &str, default: f32) -> Result<f32> {
+    let base = source.find_positive(key)?.unwrap_or(default);
+    if base <= 1.0 {
+        return Err(source.invalid(key, &format!("is {base}; it must be above 1")));
+    }
+    Ok(base)
+}
+
 /// The rotary embedding that the keys `rope.*` describe, for heads of `head_dim` elements.
 pub(super) fn from_source(
     source: &Source,
     head_dim: usize,
     context_length: usize,
     pairing: RopePairing,
+    ramp: Ramp,
 ) -> Result<Rope> {
-    const DIMENSIONS: &str = "rope.dimension_count";
-    const BASE: &str = "rope.freq_base";
-    let n_rotated = source.find_size(DIMENSIONS)?.unwrap_or(head_dim);
-    if n_rotated % 2 != 0 || n_rotated > head_dim {
-        return Err(source.invalid(
-            DIMENSIONS,
-            &format!("is {n_rotated}; it must be even and at most the head size {head_dim}"),
-        ));
-    }
-    let base = f64::from(source.find_positive(BASE)?.unwrap_or(10_000.0));
-    if base <= 1.0 {
-        return Err(source.invalid(BASE, &format!("is {base}; it must be above 1")));
-    }
-
-    let mut frequencies = try_vec(n_rotated / 2, 0.0, "rope frequencies")?;
-    for (i, frequency) in frequencies.iter_mut().enumerate() {
-        *frequency = base.powf(-((2 * i) as f64) / n_rotated as f64);
-    }
-    if let Some(factors) = source.find_vector("rope_freqs.weight", n_rotated / 2)? {
+    let base = f64::from(base(source)?);
+    let mut frequencies = plain(source, head_dim, base)?;
+    let pairs = frequencies.len();
+    if let Some(factors) = source.find_vector("rope_freqs.weight", pairs)? {
         divide(&mut frequencies, &factors)?;
     }
     let scaling = scaling(source, context_length)?;
-    scale(&mut frequencies, base, &scaling);
+    scale(&mut frequencies, base, &scaling, ramp);
+    let long = long_rope(source, &mut frequencies, context_length)?;
 
-    let attention_factor = |key: &str| Ok(f64::from(source.find_positive(key)?.unwrap_or(1.0)));
-    let mut magnitude = magnitude(&scaling) * attention_factor("rope.scaling.attn_factor")?;
-    if matches!(scaling, Scaling::Yarn { .. }) {
-        magnitude *= attention_factor("rope.scaling.yarn_attn_factor")?;
-    }
-    let inv_freq = frequencies.iter().map(|&f| f as f32).collect();
+    let attention_factor = |key: &str| Ok(source.find_positive(key)?.map(f64::from));
+    let yarn = match scaling {
+        Scaling::Yarn { .. } => attention_factor("rope.scaling.yarn_attn_factor")?,
+        _ => None,
+    };
+    let factor = attention_factor("rope.scaling.attn_factor")?.unwrap_or(1.0);
+    let magnitude = yarn.unwrap_or(magnitude(&scaling)) * factor;
     let rope = Rope {
-        inv_freq,
+        inv_freq: singles(&frequencies),
         magnitude: magnitude as f32,
         pairing,
-        long: None,
+        long,
     };
-    if !rope.magnitude.is_finite() || rope.inv_freq.iter().any(|f| !f.is_finite()) {
+    let long = rope.long.iter().flat_map(|long| long.inv_freq.iter());
+    let mut all = rope.inv_freq.iter().chain(long);
+    if !rope.magnitude.is_finite() || all.any(|f| !f.is_finite()) {
         let problem = format!("and its scaling give no finite frequencies: {scaling:?}");
         return Err(source.invalid(BASE, &problem));
     }
     Ok(rope)
 }
 
+/// The rotary embedding of layers with a window, by the base `rope.freq_base_swa`. No scaling.
+pub(super) fn local(
+    source: &Source,
+    head_dim: usize,
+    pairing: RopePairing,
+    default_base: f32,
+) -> Result<Rope> {
+    let base = checked_base(source, "rope.freq_base_swa", default_base)?;
+    Ok(Rope {
+        inv_freq: singles(&plain(source, head_dim, f64::from(base))?),
+        magnitude: 1.0,
+        pairing,
+        long: None,
+    })
+}
+
+/// Frequencies without scaling.
+fn plain(source: &Source, head_dim: usize, base: f64) -> Result<Vec<f64>> {
+    const DIMENSIONS: &str = "rope.dimension_count";
+    let n_rotated = source.find_size(DIMENSIONS)?.unwrap_or(head_dim);
+    if !n_rotated.is_multiple_of(2) || n_rotated > head_dim {
+        return Err(source.invalid(
+            DIMENSIONS,
+            &format!("is {n_rotated}; it must be even and at most the head size {head_dim}"),
+        ));
+    }
+    let mut frequencies = try_vec(n_rotated / 2, 0.0, "rope frequencies")?;
+    for (i, frequency) in frequencies.iter_mut().enumerate() {
+        *frequency = base.powf(-((2 * i) as f64) / n_rotated as f64);
+    }
+    Ok(frequencies)
+}
+
+fn singles(frequencies: &[f64]) -> Arc<[f32]> {
+    frequencies.iter().map(|&f| f as f32).collect()
+}
+
+/// Divides the frequencies by the factors for short contexts, and gives those for long ones, if
+/// the file has both.
+fn long_rope(
+    source: &Source,
+    frequencies: &mut [f64],
+    context_length: usize,
+) -> Result<Option<LongRope>> {
+    const ORIGINAL: &str = "rope.scaling.original_context_length";
+    const LONG: &str = "rope_factors_long.weight";
+    const SHORT: &str = "rope_factors_short.weight";
+    let wanted = source.find("rope.scaling.type")? == Some("longrope");
+    let there = |name: &str| source.file.tensors.contains_key(name);
+    if !wanted && !there(LONG) && !there(SHORT) {
+        return Ok(None);
+    }
+    let pairs = frequencies.len();
+    let mut long = try_vec(pairs, 0.0, "rope frequencies")?;
+    long.copy_from_slice(frequencies);
+    divide(&mut long, &source.vector(LONG, pairs)?)?;
+    divide(frequencies, &source.vector(SHORT, pairs)?)?;
+    Ok(Some(LongRope {
+        above: source.find_size(ORIGINAL)?.unwrap_or(context_length),
+        inv_freq: singles(&long),
+    }))
+}
+
 fn divide(frequencies: &mut [f64], factors: &Tensor) -> Result<()> {
-    let Some(factors) = factors.to_f32() else {
+    let Some(values) = factors.to_f32() else {
         fail!(
             ShapeMismatch,
             "tensor {} has type {}; it must be F32, F16 or BF16",
@@ -88,11 +166,12 @@ fn divide(frequencies: &mut [f64], factors: &Tensor) -> Result<()> {
             factors.ty.name()
         );
     };
-    for (i, (frequency, factor)) in frequencies.iter_mut().zip(factors).enumerate() {
+    for (i, (frequency, factor)) in frequencies.iter_mut().zip(values).enumerate() {
         if !(factor.is_finite() && factor > 0.0) {
             fail!(
                 InvalidModel,
-                "element {i} of tensor rope_freqs.weight is {factor}; it must be finite and above 0"
+                "element {i} of tensor {} is {factor}; it must be finite and above 0",
+                factors.name
             );
         }
         *frequency /= f64::from(factor);
@@ -118,7 +197,8 @@ fn scaling(source: &Source, context_length: usize) -> Result<Scaling> {
     };
     // Files older than the type's key scale linearly, if at all.
     match (source.find(TYPE)?.unwrap_or("linear"), factor) {
-        ("none", _) => Ok(Scaling::None),
+        // The factors of LongRoPE are tensors.
+        ("none" | "longrope", _) => Ok(Scaling::None),
         ("linear", Some(factor)) => Ok(Scaling::Linear { factor }),
         ("linear", None) => Ok(Scaling::None),
         ("yarn", Some(factor)) => {
@@ -154,13 +234,13 @@ fn scaling(source: &Source, context_length: usize) -> Result<Scaling> {
         )),
         (other, _) => fail!(
             Unsupported,
-            "{} is {other:?}; supported: none, linear, yarn",
+            "{} is {other:?}; supported: none, linear, yarn, longrope",
             source.key(TYPE)
         ),
     }
 }
 
-fn scale(frequencies: &mut [f64], base: f64, scaling: &Scaling) {
+fn scale(frequencies: &mut [f64], base: f64, scaling: &Scaling, ramp: Ramp) {
     match *scaling {
         Scaling::None => {}
         Scaling::Linear { factor } => {
@@ -180,8 +260,11 @@ fn scale(frequencies: &mut [f64], base: f64, scaling: &Scaling) {
             let pair = |turns: f64| {
                 n_rotated * (original_context / (turns * 2.0 * PI)).ln() / (2.0 * base.ln())
             };
-            let low = pair(beta_fast).floor().max(0.0);
-            let high = pair(beta_slow).ceil().min(n_rotated - 1.0);
+            let (low, high) = match ramp {
+                Ramp::Rounded => (pair(beta_fast).floor(), pair(beta_slow).ceil()),
+                Ramp::Exact => (pair(beta_fast), pair(beta_slow)),
+            };
+            let (low, high) = (low.max(0.0), high.min(n_rotated - 1.0));
             for (i, frequency) in frequencies.iter_mut().enumerate() {
                 let ramp = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                 let unscaled = (1.0 - ramp) * extrapolation;

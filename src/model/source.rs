@@ -20,6 +20,11 @@ impl<'a> Source<'a> {
         Source { file, architecture }
     }
 
+    /// `general.architecture`.
+    pub(super) fn architecture(&self) -> &'static str {
+        self.architecture
+    }
+
     /// The full key, for example `llama.block_count`.
     pub(super) fn key(&self, suffix: &str) -> String {
         format!("{}.{suffix}", self.architecture)
@@ -128,10 +133,45 @@ impl<'a> Source<'a> {
         })
     }
 
+    /// Whether there is a matrix `{name}.weight`.
+    pub(super) fn has(&self, name: &str) -> bool {
+        let name = format!("{name}.weight");
+        self.file.tensors.contains_key(name.as_str())
+    }
+
+    /// Matrices of `lens` rows that lie one below the other in `{name}.weight`. Their biases lie
+    /// likewise in `{name}.bias`, or apart in the `{name}.bias` of `parts`, if there are any.
+    pub(super) fn fused<const N: usize>(
+        &self,
+        name: &str,
+        inputs: usize,
+        lens: [usize; N],
+        parts: Option<&[String; N]>,
+    ) -> Result<[Linear; N]> {
+        let rows = lens.iter().sum();
+        let all = self.linear(name, inputs, rows)?;
+        let mut first = 0;
+        let mut linears = lens.map(|len| {
+            let range = first..first + len;
+            first += len;
+            let bias = all.bias.as_ref().map(|b| b.elements(range.clone()));
+            Linear {
+                weight: all.weight.row_range(range),
+                bias,
+            }
+        });
+        if let (None, Some(parts)) = (&all.bias, parts) {
+            for ((linear, part), len) in linears.iter_mut().zip(parts).zip(lens) {
+                linear.bias = self.find_vector(&format!("{part}.bias"), len)?;
+            }
+        }
+        Ok(linears)
+    }
+
     /// The vector `{name}.weight` as the weight of a norm.
-    pub(super) fn norm(&self, name: &str, len: usize, eps: f32) -> Result<Norm> {
+    pub(super) fn norm(&self, name: &str, len: usize, kind: NormKind, eps: f32) -> Result<Norm> {
         Ok(Norm {
-            kind: NormKind::Rms,
+            kind,
             weight: self.vector(&format!("{name}.weight"), len)?,
             bias: self.find_vector(&format!("{name}.bias"), len)?,
             eps,

@@ -3,6 +3,7 @@
 use crate::common::tiny::Random;
 use emberlm::backend::cuda::driver::{self, Buffer, Context, Pod, Stream};
 use emberlm::backend::cuda::kernels::Kernels;
+use emberlm::backend::cuda::matrix;
 use emberlm::quant::TensorType;
 use std::sync::{Arc, OnceLock};
 
@@ -115,4 +116,38 @@ pub fn relative_error(a: &[f32], b: &[f64]) -> f64 {
     } else {
         (num / den).sqrt()
     }
+}
+
+/// Where element `i` of row `row` lies in the tiles that products of many rows read, `width`
+/// elements a row.
+fn tiled(row: usize, i: usize, width: usize) -> usize {
+    let tile = row / 128 * width.div_ceil(64) + i / 64;
+    let piece = (i / 8 % 8) ^ (row % 8);
+    tile * 128 * 64 + row % 128 * 64 + piece * 8 + i % 8
+}
+
+/// Rows of `width` elements as tiles. What is in no row is not a number.
+pub fn to_tiles(rows: &[u16], width: usize) -> Vec<u16> {
+    let count = rows.len() / width;
+    let bytes = matrix::tiled_bytes(count as u32, width.div_ceil(32) as u32);
+    let mut tiles = vec![0x7e00; bytes as usize / 2];
+    for row in 0..count {
+        for i in 0..width.next_multiple_of(64) {
+            let value = if i < width { rows[row * width + i] } else { 0 };
+            tiles[tiled(row, i, width)] = value;
+        }
+    }
+    tiles
+}
+
+/// `count` rows of `width` elements from tiles; the rest of each row's last tile must be zeros.
+pub fn from_tiles(tiles: &[u16], count: usize, width: usize) -> Vec<u16> {
+    let mut rows = Vec::new();
+    for row in 0..count {
+        rows.extend((0..width).map(|i| tiles[tiled(row, i, width)]));
+        for i in width..width.next_multiple_of(64) {
+            assert_eq!(tiles[tiled(row, i, width)], 0, "row {row} element {i}");
+        }
+    }
+    rows
 }

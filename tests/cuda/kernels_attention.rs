@@ -2,27 +2,96 @@
 
 use crate::common::tiny::Random;
 use crate::gpu::*;
+use crate::kernels_norm::norm;
 use emberlm::backend::cuda::args::{self, KvLayout};
+use emberlm::backend::cuda::attention::KV_TILE;
 use emberlm::backend::cuda::driver::Buffer;
 
+/// What is unlike llama.
+#[derive(Clone, Copy, Default)]
+struct Variant {
+    /// Positions seen, with a ring of so many tiles.
+    window: Option<(usize, usize)>,
+    cap: Option<f32>,
+    sinks: bool,
+    /// Norms of heads: `Some(true)` with mean and bias.
+    norms: Option<bool>,
+    no_rope: bool,
+    /// The session's context is long, and has frequencies of its own.
+    long: bool,
+}
+
 pub fn tests(tests: &mut Tests) {
+    let plain = Variant::default();
+    let window = Variant {
+        window: Some((100, 8)),
+        ..plain
+    };
+    let everything = Variant {
+        cap: Some(5.0),
+        sinks: true,
+        norms: Some(true),
+        long: true,
+        ..window
+    };
+    let variants = [
+        ("", plain),
+        ("_window", window),
+        (
+            "_capped",
+            Variant {
+                cap: Some(1.5),
+                ..plain
+            },
+        ),
+        (
+            "_sinks",
+            Variant {
+                sinks: true,
+                ..plain
+            },
+        ),
+        (
+            "_norms",
+            Variant {
+                norms: Some(false),
+                ..plain
+            },
+        ),
+        (
+            "_no_rope",
+            Variant {
+                no_rope: true,
+                ..plain
+            },
+        ),
+        ("_everything", everything),
+    ];
     for q8 in [false, true] {
         let kv = if q8 { "q8_0" } else { "f16" };
-        for (heads, kv_heads, dim) in [
-            (4, 2, 64),
-            (8, 1, 128),
-            (12, 2, 128),
-            (3, 3, 80),
-            (16, 1, 32),
-            (4, 4, 256),
-            (14, 2, 64),
-            (2, 1, 20),
-        ] {
-            let name = format!("attention::{kv}::{heads}_heads_{kv_heads}_kv_{dim}");
-            tests.push((
-                name,
-                Box::new(move || attention_is_right(heads, kv_heads, dim, q8)),
-            ));
+        for (what, variant) in variants {
+            let all = [
+                (4, 2, 64),
+                (8, 1, 128),
+                (12, 2, 128),
+                (3, 3, 80),
+                (16, 1, 32),
+                (4, 4, 256),
+                (14, 2, 64),
+                (2, 1, 20),
+                (6, 2, 96),
+                (3, 1, 15),
+                (9, 3, 112),
+            ];
+            let few = [(4, 2, 64), (10, 1, 256), (6, 3, 36)];
+            let shapes = if what.is_empty() { &all[..] } else { &few };
+            for &(heads, kv_heads, dim) in shapes {
+                let name = format!("attention::{kv}::{heads}_heads_{kv_heads}_kv_{dim}{what}");
+                tests.push((
+                    name,
+                    Box::new(move || attention_is_right(heads, kv_heads, dim, q8, variant)),
+                ));
+            }
         }
     }
 }
@@ -35,27 +104,41 @@ struct TestSession {
     _cache: Buffer,
 }
 
-fn test_session(kv_heads: usize, dim: usize, q8: bool, positions: usize) -> TestSession {
+fn test_session(
+    kv_heads: usize,
+    dim: usize,
+    q8: bool,
+    positions: usize,
+    window: Option<(usize, usize)>,
+) -> TestSession {
     let row = if q8 {
         dim.next_multiple_of(32) + dim.div_ceil(32) * 2
     } else {
         dim * 2
     };
     let row_bytes = row.next_multiple_of(16) as u64;
-    let layer_bytes = 2 * kv_heads as u64 * 64 * row_bytes;
+    let layer_bytes = 2 * kv_heads as u64 * KV_TILE as u64 * row_bytes;
     let layout = KvLayout {
         tile_bytes: 2 * layer_bytes,
-        layer_bytes,
-        tile: 64,
+        layer_offset: layer_bytes,
         row_bytes: row_bytes as u32,
         n_kv_heads: kv_heads as u32,
         head_dim: dim as u32,
         q8: u32::from(q8),
-        padding: 0,
+        ring: window.map_or(0, |(_, tiles)| tiles as u32),
+        window: window.map_or(args::NO_WINDOW, |(window, _)| window as u32),
     };
-    let cache = poisoned(positions.div_ceil(64) * layout.tile_bytes as usize);
+    let tiles = window.map_or(positions.div_ceil(KV_TILE), |(_, tiles)| tiles);
+    let cache = poisoned(tiles * layout.tile_bytes as usize);
+    // An address that is not to be used is a bad one.
+    let (kv, kv_ring) = match window {
+        None => (cache.address(), 16),
+        Some(_) => (16, cache.address()),
+    };
     let session = upload(&[args::Session {
-        kv: cache.address(),
+        kv,
+        kv_ring,
+        context: 4097,
         ..Default::default()
     }]);
     let table = upload(&[session.address()]);
@@ -101,19 +184,34 @@ fn stored(row: &[f64], q8: bool) -> Vec<f64> {
         .collect()
 }
 
-fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
+fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, variant: Variant) {
     let positions = 700;
     let stride = (heads + 2 * kv_heads) * dim;
     let mut random = Random::new(dim as u64, "attention");
     let qkv = random_floats(&mut random, positions * stride);
-    let n_pairs = dim / 2 - usize::from(dim > 40);
+    let n_pairs = if variant.no_rope {
+        0
+    } else {
+        dim / 2 - usize::from(dim > 40)
+    };
     let inv_freq: Vec<f32> = (0..n_pairs)
         .map(|i| 10_000f32.powf(-(i as f32) / n_pairs as f32))
         .collect();
     let interleaved = heads.is_multiple_of(2);
     let magnitude = 1.1f32;
     // Large enough for a softmax that is not flat.
-    let scale = 3.0 / (dim as f32).sqrt();
+    let scale = if variant.norms.is_some() { 1.0 } else { 3.0 } / (dim as f32).sqrt();
+    let sinks = random_floats(&mut random, heads);
+    let norm_weights: Vec<Vec<f32>> = (0..2)
+        .map(|_| {
+            random_floats(&mut random, dim)
+                .iter()
+                .map(|w| 1.0 + w / 2.0)
+                .collect()
+        })
+        .collect();
+    let norm_bias = random_floats(&mut random, dim);
+    let eps = 1e-5;
 
     // Reference: rotate, store, attend.
     let rotated: Vec<Vec<f64>> = qkv
@@ -121,7 +219,12 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
         .enumerate()
         .map(|(p, row)| {
             let mut row: Vec<f64> = row.iter().map(|v| f64::from(*v)).collect();
-            for head in row[..(heads + kv_heads) * dim].chunks_mut(dim) {
+            for (h, head) in row[..(heads + kv_heads) * dim].chunks_mut(dim).enumerate() {
+                if let Some(layer) = variant.norms {
+                    let weight = &norm_weights[usize::from(h >= heads)];
+                    let bias = layer.then_some(&norm_bias[..]);
+                    head.copy_from_slice(&norm(head, weight, bias, layer, eps));
+                }
                 for (i, f) in inv_freq.iter().enumerate() {
                     let (a, b) = if interleaved {
                         (2 * i, 2 * i + 1)
@@ -153,16 +256,25 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
         for h in 0..heads {
             let kv = h / (heads / kv_heads);
             let q = &rotated[p][h * dim..(h + 1) * dim];
-            let scores: Vec<f64> = (0..=p)
+            let first = variant.window.map_or(0, |(w, _)| (p + 1).saturating_sub(w));
+            let scores: Vec<f64> = (first..=p)
                 .map(|t| {
-                    q.iter().zip(&keys[kv][t]).map(|(q, k)| q * k).sum::<f64>() * f64::from(scale)
+                    let score = q.iter().zip(&keys[kv][t]).map(|(q, k)| q * k).sum::<f64>()
+                        * f64::from(scale);
+                    match variant.cap.map(f64::from) {
+                        Some(cap) => cap * (score / cap).tanh(),
+                        None => score,
+                    }
                 })
                 .collect();
             let top = scores.iter().copied().fold(f64::MIN, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
-            let total: f64 = weights.iter().sum();
+            let mut total: f64 = weights.iter().sum();
+            if variant.sinks {
+                total += (f64::from(sinks[h]) - top).exp();
+            }
             let mut sums = vec![0.0; dim];
-            for (w, row) in weights.iter().zip(&values[kv]) {
+            for (w, row) in weights.iter().zip(&values[kv][first..]) {
                 for (sum, v) in sums.iter_mut().zip(row) {
                     *sum += w / total * v;
                 }
@@ -172,23 +284,52 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
         out
     };
 
-    let s = test_session(kv_heads, dim, q8, positions);
+    let s = test_session(kv_heads, dim, q8, positions, variant.window);
     let (input, freqs) = (upload(&qkv), upload(&inv_freq));
+    let wrong_freqs = upload(&vec![f32::NAN; n_pairs.max(1)]);
+    let (sinks, norm_bias) = (upload(&sinks), upload(&norm_bias));
+    let norm_weights: Vec<Buffer> = norm_weights.iter().map(|w| upload(w)).collect();
+    let head_norm = |i: usize| args::Norm {
+        weight: match variant.norms {
+            Some(_) => norm_weights[i].address(),
+            None => 0,
+        },
+        bias: match variant.norms {
+            Some(true) => norm_bias.address(),
+            _ => 0,
+        },
+        eps,
+        layer: u32::from(variant.norms == Some(true)),
+    };
+    let (q_norm, k_norm) = (head_norm(0), head_norm(1));
+    // The session's context is 4097.
+    let rotation = args::Rotation {
+        inv_freq: if variant.long { &wrong_freqs } else { &freqs }.address(),
+        long_inv_freq: if variant.long { &freqs } else { &wrong_freqs }.address(),
+        magnitude,
+        n_pairs: n_pairs as u32,
+        interleaved: u32::from(interleaved),
+        long_above: if variant.long { 4096 } else { 4097 },
+    };
+    let log2_e = std::f32::consts::LOG2_E;
+    let scores = args::Scores {
+        sinks: if variant.sinks { sinks.address() } else { 0 },
+        scale: variant.cap.map_or(scale * log2_e, |cap| scale / cap),
+        cap: variant.cap.map_or(0.0, |cap| cap * log2_e),
+    };
     let width = heads * dim;
     let q16 = poisoned(positions * width * 2);
     let q32 = poisoned(width * 4);
     let rope = args::Rope {
         sessions: s.table.address(),
         qkv: input.address(),
-        inv_freq: freqs.address(),
+        rotation,
+        q_norm,
+        k_norm,
         layout: s.layout,
-        magnitude,
-        q_scale: scale * std::f32::consts::LOG2_E,
+        q_scale: scores.scale,
         qkv_stride: stride as u32,
         n_heads: heads as u32,
-        n_pairs: n_pairs as u32,
-        interleaved: u32::from(interleaved),
-        layer: 1,
         ..Default::default()
     };
     // Prefill in two chunks, the second from the middle of a tile on.
@@ -207,10 +348,9 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
             q: q16.address(),
             out: out.address() + (first * width * 4) as u64,
             layout: s.layout,
+            scores,
             rows: n as u32,
             n_heads: heads as u32,
-            layer: 1,
-            padding: 0,
         };
         with_stream(|stream| unsafe {
             kernels().rope_append(stream, &rope, n as u32).unwrap();
@@ -234,6 +374,13 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
     let n_chunks = 7;
     let parts = poisoned(heads * n_chunks * (dim + 2) * 4);
     for p in [0, 1, 31, 32, 63, 64, 65, 127, 300, 460, 699] {
+        // What a ring still holds.
+        if variant
+            .window
+            .is_some_and(|(w, tiles)| p + tiles * KV_TILE < positions + w)
+        {
+            continue;
+        }
         s.set_position(p);
         let attend = args::Attend {
             sessions: s.table.address(),
@@ -243,16 +390,14 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool) {
             q8_scale: scale_out.address(),
             f32: f32_out.address(),
             qkv: input.address() + (p * stride * 4) as u64,
-            inv_freq: freqs.address(),
             tickets: tickets.address(),
+            rotation,
+            q_norm,
+            k_norm,
             layout: s.layout,
-            scale: scale * std::f32::consts::LOG2_E,
-            magnitude,
+            scores,
             qkv_stride: stride as u32,
-            n_pairs: n_pairs as u32,
-            interleaved: u32::from(interleaved),
             n_heads: heads as u32,
-            layer: 1,
             n_chunks: n_chunks as u32,
             ..Default::default()
         };

@@ -16,6 +16,7 @@ fn matmul_is_right() {
         (129, 200, 288),
         (200, 333, 1056),
         (300, 512, 4096),
+        (513, 300, 160),
     ] {
         for full in [false, true] {
             let mut random = Random::new((m * n) as u64, "matmul");
@@ -46,15 +47,16 @@ fn matmul_is_right() {
                     want.push(sum * f64::from(scale[i]) + more);
                 }
             }
-            let (dx, dw, ds, db) = (upload(&x), upload(&w), upload(&scale), upload(&bias));
+            let (dw, ds, db) = (upload(&to_tiles(&w, k)), upload(&scale), upload(&bias));
             let out = if full {
                 upload(&residual)
             } else {
                 poisoned(m * stride * 4)
             };
             let run = |m: usize, skip: usize| {
+                let dx = upload(&to_tiles(&x[skip * k..], k));
                 let args = args::Matmul {
-                    x: dx.address() + (skip * k * 2) as u64,
+                    x: dx.address(),
                     x_scale: ds.address() + (skip * 4) as u64,
                     w: dw.address(),
                     bias: if full { db.address() } else { 0 },

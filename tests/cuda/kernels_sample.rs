@@ -4,7 +4,7 @@ use crate::common::tiny::Random;
 use crate::gpu::*;
 use emberlm::backend::cuda::args;
 use emberlm::backend::cuda::driver::Pinned;
-use emberlm::engine::sampling::{Sampling, Scratch, choose};
+use emberlm::engine::sampling::{Input, Sampling, Scratch, choose};
 
 pub fn tests(tests: &mut Tests) {
     tests.push(("sample::choices".into(), Box::new(choices_match)));
@@ -103,10 +103,11 @@ fn choices_match() {
                     top_p,
                     min_p,
                     seed: seed * 0x1234_5678_9abc_def1,
+                    ..Sampling::default()
                 };
                 let position = 12 + seed;
                 for (row, got) in rows.iter().zip(sample(&rows, &sampling, position)) {
-                    let want = choose(row, &mut scratch, &sampling, position).unwrap();
+                    let want = wanted(row, &mut scratch, &sampling, position);
                     assert_eq!(got, (want, 0), "{n_vocab} logits, {sampling:?}");
                 }
             }
@@ -120,7 +121,7 @@ fn choices_match() {
                 seed: 5,
                 ..Sampling::default()
             };
-            let want = choose(&equal[0], &mut scratch, &sampling, 3).unwrap();
+            let want = wanted(&equal[0], &mut scratch, &sampling, 3);
             assert_eq!(sample(&equal, &sampling, 3), [(want, 0)]);
         }
     }
@@ -148,4 +149,16 @@ fn bad_logits_are_told() {
             assert_eq!(got[2].1, 3);
         }
     }
+}
+
+/// What the CPU chooses from the same logits.
+fn wanted(logits: &[f32], scratch: &mut Scratch, sampling: &Sampling, position: u64) -> u32 {
+    let input = Input {
+        logits,
+        history: &[],
+        rules: None,
+        mask: None,
+        position,
+    };
+    choose(&input, scratch, sampling).unwrap()
 }

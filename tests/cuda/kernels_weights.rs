@@ -5,7 +5,7 @@ use crate::gpu::*;
 use emberlm::backend::cuda::args;
 use emberlm::backend::cuda::driver::Buffer;
 use emberlm::backend::cuda::matrix::{
-    Inputs, Matrix, MatrixSegment, fragment_bytes, groups, matrix_bytes, repack_args,
+    self, Inputs, Matrix, MatrixSegment, fragment_bytes, groups, matrix_bytes, repack_args,
 };
 use emberlm::quant::{TensorType, dequantize_row};
 
@@ -22,7 +22,6 @@ pub fn tests(tests: &mut Tests) {
         ));
     }
     tests.push(("matvec::fused".into(), Box::new(fused_types)));
-    tests.push(("produce".into(), Box::new(produce_is_right)));
 }
 
 /// A matrix of random blocks on the device, and its exact values.
@@ -131,6 +130,7 @@ fn repack_is_exact(ty: TensorType) {
                 first_row: 0,
                 rows: rows as u32,
                 to_f32: 1,
+                ..Default::default()
             };
             with_stream(|stream| unsafe { kernels().unpack(stream, &unpack).unwrap() });
             check(
@@ -139,14 +139,15 @@ fn repack_is_exact(ty: TensorType) {
                 "unpack",
             );
 
-            let half = poisoned(rows * width * 2);
+            let tile_bytes = matrix::tiled_bytes(rows as u32, t.matrix.groups) as usize;
+            let half = poisoned(tile_bytes);
             let unpack = args::Unpack {
                 out: half.address(),
                 to_f32: 0,
                 ..unpack
             };
             with_stream(|stream| unsafe { kernels().unpack(stream, &unpack).unwrap() });
-            let got: Vec<u16> = download(&half, rows * width);
+            let got = from_tiles(&download::<u16>(&half, tile_bytes / 2), rows, width);
             for r in 0..rows {
                 for i in 0..row_len {
                     let want =
@@ -163,22 +164,70 @@ fn repack_is_exact(ty: TensorType) {
             let tokens = [rows as u32 - 1, 0, rows as u32 / 2];
             let device_tokens = upload(&tokens);
             let out = poisoned(3 * width * 4);
+            let session = upload(&[args::Session {
+                position: rows as u32 - 3,
+                token: 1,
+                ..Default::default()
+            }]);
+            let table = upload(&[session.address()]);
             let embed = args::Embed {
-                matrix: segment.address,
-                sessions: 0,
+                embedding: args::Table {
+                    matrix: segment.address,
+                    ty: args::type_number(ty),
+                    rows: rows as u32,
+                },
+                positions: args::Table::default(),
+                sessions: table.address(),
                 tokens: device_tokens.address(),
                 out: out.address(),
-                ty: args::type_number(ty),
                 groups: t.matrix.groups,
-                matrix_rows: rows as u32,
-                count: 3,
+                scale: 1.0,
             };
-            with_stream(|stream| unsafe { kernels().embed(stream, &embed).unwrap() });
-            check(
-                &download(&out, 3 * width),
-                &tokens.map(|t| t as usize),
-                "embed",
-            );
+            with_stream(|stream| unsafe { kernels().embed(stream, &embed, 3).unwrap() });
+            let plain: Vec<f32> = download(&out, 3 * width);
+            check(&plain, &tokens.map(|t| t as usize), "embed");
+            // Scaled, with the rows of positions added: of the session's and those that follow, or
+            // of the session's alone.
+            let with_positions = args::Embed {
+                positions: embed.embedding,
+                scale: 0.5,
+                ..embed
+            };
+            let of_sessions = args::Embed {
+                tokens: 0,
+                ..with_positions
+            };
+            let value = |row: usize, i: usize| {
+                if i < row_len {
+                    t.values[row * row_len + i]
+                } else {
+                    0.0
+                }
+            };
+            for (embed, rows_of) in [
+                (
+                    with_positions,
+                    vec![(tokens[0], 0), (tokens[1], 1), (tokens[2], 2)],
+                ),
+                (of_sessions, vec![(1, 0)]),
+            ] {
+                let count = rows_of.len();
+                with_stream(|stream| unsafe {
+                    kernels().embed(stream, &embed, count as u32).unwrap()
+                });
+                let got: Vec<f32> = download(&out, count * width);
+                for (n, (token, at)) in rows_of.into_iter().enumerate() {
+                    for i in 0..width {
+                        let want = 0.5 * value(token as usize, i) + value(rows - 3 + at, i);
+                        assert_eq!(
+                            got[n * width + i],
+                            want,
+                            "{} row {n} element {i}",
+                            ty.name()
+                        );
+                    }
+                }
+            }
         }
     }
 }
@@ -274,16 +323,19 @@ fn run_matvec(
     let rows = t.matrix.rows as usize;
     // A stride of its own; what is between the rows must stay untouched.
     let stride = rows + 3;
-    let out = match residual {
-        None => poisoned(batch * stride * 4),
-        Some(r) => {
-            let mut padded = vec![f32::NAN; batch * stride];
-            for b in 0..batch {
-                padded[b * stride..b * stride + rows].copy_from_slice(&r[b * rows..(b + 1) * rows]);
-            }
-            upload(&padded)
+    let padded = residual.map(|r| {
+        let mut padded = vec![f32::NAN; batch * stride];
+        for b in 0..batch {
+            padded[b * stride..b * stride + rows].copy_from_slice(&r[b * rows..(b + 1) * rows]);
         }
-    };
+        upload(&padded)
+    });
+    // The residual may be the output or not.
+    let other = poisoned(batch * stride * 4);
+    let out = padded
+        .as_ref()
+        .filter(|_| batch.is_multiple_of(2))
+        .unwrap_or(&other);
     with_stream(|stream| unsafe {
         kernels()
             .matvec(
@@ -292,12 +344,12 @@ fn run_matvec(
                 &input.inputs,
                 out.address(),
                 stride as u32,
-                residual.is_some(),
+                padded.as_ref().map_or(0, |p| p.address()),
                 batch as u32,
             )
             .unwrap()
     });
-    let got: Vec<f32> = download(&out, batch * stride);
+    let got: Vec<f32> = download(out, batch * stride);
     let mut result = Vec::new();
     for row in got.chunks(stride) {
         assert!(
@@ -389,104 +441,4 @@ fn fused_types() {
         &[1, 2],
         true,
     );
-}
-
-fn produce_is_right() {
-    let mut random = Random::new(9, "produce");
-    for len in [1usize, 31, 32, 100, 896, 4096, 14336] {
-        for source in [
-            args::Source::Copy,
-            args::Source::RmsNorm,
-            args::Source::SiluMul,
-        ] {
-            let rows = 3;
-            let stride = 2 * len + 1;
-            let x = random_floats(&mut random, rows * stride);
-            let weight = random_floats(&mut random, len);
-            let eps = 1e-5f32;
-            let want: Vec<f64> = x
-                .chunks(stride)
-                .flat_map(|x| {
-                    let square: f64 =
-                        x[..len].iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / len as f64;
-                    let rms = 1.0 / (square + f64::from(eps)).sqrt();
-                    let weight = &weight;
-                    (0..len).map(move |i| {
-                        let v = f64::from(x[i]);
-                        match source {
-                            args::Source::Copy => v,
-                            args::Source::RmsNorm => v * rms * f64::from(weight[i]),
-                            args::Source::SiluMul => v / (1.0 + (-v).exp()) * f64::from(x[len + i]),
-                        }
-                    })
-                })
-                .collect();
-            let n_groups = groups(len) as usize;
-            let width = n_groups * 32;
-            let (dx, dw) = (upload(&x), upload(&weight));
-            let q8 = poisoned(rows * width);
-            let scale = poisoned(rows * n_groups * 4);
-            let f32 = poisoned(rows * width * 4);
-            let f16 = poisoned(rows * width * 2);
-            let f16_scale = poisoned(rows * 4);
-            let produce = args::Produce {
-                x: dx.address(),
-                weight: dw.address(),
-                q8: q8.address(),
-                q8_scale: scale.address(),
-                f32: f32.address(),
-                f16: f16.address(),
-                f16_scale: f16_scale.address(),
-                x_stride: stride as u32,
-                len: len as u32,
-                groups: n_groups as u32,
-                source: source as u32,
-                eps,
-                inverse_len: 1.0 / len as f32,
-            };
-            with_stream(|stream| unsafe {
-                kernels().produce(stream, &produce, rows as u32).unwrap()
-            });
-            let q: Vec<i8> = download(&q8, rows * width);
-            let d: Vec<f32> = download(&scale, rows * n_groups);
-            let plain: Vec<f32> = download(&f32, rows * width);
-            let halves: Vec<u16> = download(&f16, rows * width);
-            let half_scale: Vec<f32> = download(&f16_scale, rows);
-            let take = |form: &dyn Fn(usize) -> f32| -> Vec<f32> {
-                (0..rows * width)
-                    .filter(|i| i % width < len)
-                    .map(form)
-                    .collect()
-            };
-            let what = format!("{source:?} {len}");
-            assert!(
-                relative_error(&take(&|i| plain[i]), &want) < 1e-6,
-                "{what}: f32"
-            );
-            assert!(
-                relative_error(&take(&|i| f32::from(q[i]) * d[i / 32]), &want) < 0.01,
-                "{what}: int8"
-            );
-            let half = |i: usize| half::f16::from_bits(halves[i]).to_f32() * half_scale[i / width];
-            assert!(relative_error(&take(&half), &want) < 4e-4, "{what}: f16");
-            for i in (0..rows * width).filter(|i| i % width >= len) {
-                assert_eq!(
-                    (plain[i], q[i], halves[i]),
-                    (0.0, 0, 0),
-                    "{what}: padding at {i}"
-                );
-            }
-            // The same without the whole-row f16, which is cut into more blocks.
-            let again = poisoned(rows * width);
-            let produce = args::Produce {
-                q8: again.address(),
-                f16: 0,
-                ..produce
-            };
-            with_stream(|stream| unsafe {
-                kernels().produce(stream, &produce, rows as u32).unwrap()
-            });
-            assert_eq!(download::<i8>(&again, rows * width), q, "{what}");
-        }
-    }
 }

@@ -8,6 +8,7 @@ mod faults;
 mod gpu;
 mod kernels_attention;
 mod kernels_matmul;
+mod kernels_norm;
 mod kernels_sample;
 mod kernels_weights;
 mod model;
@@ -30,6 +31,7 @@ fn main() {
     }
     let mut tests: Vec<(String, Box<dyn FnOnce() + Send>)> = Vec::new();
     kernels_weights::tests(&mut tests);
+    kernels_norm::tests(&mut tests);
     kernels_matmul::tests(&mut tests);
     kernels_attention::tests(&mut tests);
     kernels_sample::tests(&mut tests);

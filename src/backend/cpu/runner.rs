@@ -254,10 +254,11 @@ impl Runner for CpuRunner {
         self.idle_core()?.extend(tokens, interrupt)
     }
 
-    fn truncate(&mut self, len: usize) {
+    fn truncate(&mut self, len: usize) -> usize {
         let mut core = lock(&self.core);
         core.len = core.len.min(len);
         core.has_logits = false;
+        core.len
     }
 
     fn has_logits(&self) -> bool {

@@ -30,9 +30,12 @@ pub struct Session {
     pub top_k: u32,
     pub top_p: f32,
     pub min_p: f32,
+    pub kv_ring: u64,
+    pub context: u32,
+    pub padding: u32,
 }
 
-// SAFETY: numbers without padding: 4 * 8 + 8 * 4 bytes.
+// SAFETY: numbers without padding: 5 * 8 + 10 * 4 bytes.
 unsafe impl Pod for Session {}
 
 /// `KvLayout`.
@@ -40,14 +43,17 @@ unsafe impl Pod for Session {}
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvLayout {
     pub tile_bytes: u64,
-    pub layer_bytes: u64,
-    pub tile: u32,
+    pub layer_offset: u64,
     pub row_bytes: u32,
     pub n_kv_heads: u32,
     pub head_dim: u32,
     pub q8: u32,
-    pub padding: u32,
+    pub ring: u32,
+    pub window: u32,
 }
+
+/// What stands for no window in [`KvLayout`].
+pub const NO_WINDOW: u32 = i32::MAX as u32;
 
 /// `RepackArgs`.
 #[repr(C)]
@@ -76,20 +82,30 @@ pub struct Unpack {
     pub first_row: u32,
     pub rows: u32,
     pub to_f32: u32,
+    pub out_row: u32,
+    pub padding: u32,
+}
+
+/// `Table` of `EmbedArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Table {
+    pub matrix: u64,
+    pub ty: u32,
+    pub rows: u32,
 }
 
 /// `EmbedArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Embed {
-    pub matrix: u64,
+    pub embedding: Table,
+    pub positions: Table,
     pub sessions: u64,
     pub tokens: u64,
     pub out: u64,
-    pub ty: u32,
     pub groups: u32,
-    pub matrix_rows: u32,
-    pub count: u32,
+    pub scale: f32,
 }
 
 /// `Source` of `ProduceArgs`.
@@ -97,8 +113,28 @@ pub struct Embed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     Copy = 0,
-    RmsNorm = 1,
-    SiluMul = 2,
+    Norm = 1,
+    Gated = 2,
+    Activated = 3,
+}
+
+/// `NormArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Norm {
+    pub weight: u64,
+    pub bias: u64,
+    pub eps: f32,
+    pub layer: u32,
+}
+
+/// `Activation`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Activation {
+    pub kind: u32,
+    pub alpha: f32,
+    pub limit: f32,
 }
 
 /// `ProduceArgs`.
@@ -106,7 +142,7 @@ pub enum Source {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Produce {
     pub x: u64,
-    pub weight: u64,
+    pub norm: Norm,
     pub q8: u64,
     pub q8_scale: u64,
     pub f32: u64,
@@ -116,8 +152,45 @@ pub struct Produce {
     pub len: u32,
     pub groups: u32,
     pub source: u32,
-    pub eps: f32,
     pub inverse_len: f32,
+    pub activation: Activation,
+}
+
+/// `AddBranchArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AddBranch {
+    pub x: u64,
+    pub base: u64,
+    pub out: u64,
+    pub norm: Norm,
+    pub scale: f32,
+    pub len: u32,
+    pub x_stride: u32,
+    pub stride: u32,
+}
+
+/// `NormPartsArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NormParts {
+    pub x: u64,
+    pub norms: [Norm; 2],
+    pub first: [u32; 2],
+    pub len: [u32; 2],
+    pub stride: u32,
+    pub padding: u32,
+}
+
+/// `LogitsArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Logits {
+    pub logits: u64,
+    pub n_vocab: u32,
+    pub scale: f32,
+    pub cap: f32,
+    pub padding: u32,
 }
 
 /// `Segment` of `MatvecArgs`.
@@ -186,6 +259,27 @@ pub struct Matmul {
     pub out_stride: u32,
 }
 
+/// `Rotation`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rotation {
+    pub inv_freq: u64,
+    pub long_inv_freq: u64,
+    pub magnitude: f32,
+    pub n_pairs: u32,
+    pub interleaved: u32,
+    pub long_above: u32,
+}
+
+/// `Scores`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Scores {
+    pub sinks: u64,
+    pub scale: f32,
+    pub cap: f32,
+}
+
 /// `RopeArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -194,15 +288,13 @@ pub struct Rope {
     pub qkv: u64,
     pub q_f32: u64,
     pub q_f16: u64,
-    pub inv_freq: u64,
+    pub rotation: Rotation,
+    pub q_norm: Norm,
+    pub k_norm: Norm,
     pub layout: KvLayout,
-    pub magnitude: f32,
     pub q_scale: f32,
     pub qkv_stride: u32,
     pub n_heads: u32,
-    pub n_pairs: u32,
-    pub interleaved: u32,
-    pub layer: u32,
     pub prefill: u32,
 }
 
@@ -217,19 +309,18 @@ pub struct Attend {
     pub q8_scale: u64,
     pub f32: u64,
     pub qkv: u64,
-    pub inv_freq: u64,
     pub tickets: u64,
+    pub rotation: Rotation,
+    pub q_norm: Norm,
+    pub k_norm: Norm,
     pub layout: KvLayout,
-    pub scale: f32,
-    pub magnitude: f32,
+    pub scores: Scores,
     pub qkv_stride: u32,
-    pub n_pairs: u32,
-    pub interleaved: u32,
     pub n_heads: u32,
-    pub layer: u32,
     pub n_chunks: u32,
     pub head_parts: u32,
     pub join: u32,
+    pub padding: u32,
 }
 
 /// `FlashArgs`.
@@ -240,10 +331,9 @@ pub struct Flash {
     pub q: u64,
     pub out: u64,
     pub layout: KvLayout,
+    pub scores: Scores,
     pub rows: u32,
     pub n_heads: u32,
-    pub layer: u32,
-    pub padding: u32,
 }
 
 /// `SampleArgs`.
@@ -262,18 +352,24 @@ pub struct Sample {
 
 // The kernels assert the same sizes of their twins.
 const _: () = {
-    assert!(size_of::<Session>() == 64);
+    assert!(size_of::<Session>() == 80);
     assert!(size_of::<KvLayout>() == 40);
     assert!(size_of::<Repack>() == 48);
-    assert!(size_of::<Unpack>() == 40);
-    assert!(size_of::<Embed>() == 48);
-    assert!(size_of::<Produce>() == 80);
+    assert!(size_of::<Unpack>() == 48);
+    assert!(size_of::<Embed>() == 64);
+    assert!(size_of::<Norm>() == 24);
+    assert!(size_of::<Produce>() == 104);
+    assert!(size_of::<AddBranch>() == 64);
+    assert!(size_of::<NormParts>() == 80);
+    assert!(size_of::<Logits>() == 24);
     assert!(size_of::<Segment>() == 40);
     assert!(size_of::<Matvec>() == 232);
     assert!(size_of::<Fragments>() == 40);
     assert!(size_of::<Matmul>() == 64);
-    assert!(size_of::<Rope>() == 112);
-    assert!(size_of::<Attend>() == 152);
-    assert!(size_of::<Flash>() == 80);
+    assert!(size_of::<Rotation>() == 32);
+    assert!(size_of::<Scores>() == 16);
+    assert!(size_of::<Rope>() == 168);
+    assert!(size_of::<Attend>() == 224);
+    assert!(size_of::<Flash>() == 88);
     assert!(size_of::<Sample>() == 48);
 };

@@ -4,12 +4,12 @@
 //! that is written before each launch. Sums run in the same order as for one session (matvec.cuh), so
 //! nobody's tokens depend on who else is there.
 
-use super::args::KvLayout;
 use super::driver::{Buffer, Graph, Stream};
+use super::kv::KvPlan;
 use super::runner::CudaRunner;
 use super::step::{Ending, StepBuffers};
 use super::weights::CudaWeights;
-use crate::backend::{MAX_BATCH, Step, at_index};
+use crate::backend::{KvType, MAX_BATCH, Step, at_index};
 use crate::error::{Error, Result, Status, fail};
 use std::sync::atomic::AtomicBool;
 
@@ -18,19 +18,19 @@ const STEP: Ending = Ending {
     choose: true,
 };
 
-/// What batches of one layout of the KV cache need.
+/// What batches with one type of KV cache need.
 pub struct Batch {
     /// By number of sessions, from 1.
     graphs: [Option<Graph>; MAX_BATCH],
     buffers: StepBuffers,
     table: Buffer,
     stream: Stream,
-    layout: KvLayout,
+    kv: KvPlan,
 }
 
 impl Batch {
     /// Memory for the largest batch.
-    pub fn new(weights: &CudaWeights, layout: &KvLayout) -> Result<Batch> {
+    pub fn new(weights: &CudaWeights, kv_type: KvType) -> Result<Batch> {
         let context = weights.context();
         let _current = context.enter()?;
         Ok(Batch {
@@ -38,13 +38,13 @@ impl Batch {
             buffers: StepBuffers::new(context, weights.plan(), MAX_BATCH as u32)?,
             table: Buffer::new(context, MAX_BATCH * 8, "batch")?,
             stream: Stream::new(context, 0)?,
-            layout: *layout,
+            kv: weights.plan().kv(kv_type)?,
         })
     }
 
-    /// Whether it serves caches of this layout.
-    pub fn serves(&self, layout: &KvLayout) -> bool {
-        self.layout == *layout
+    /// Whether it serves caches of this type.
+    pub fn serves(&self, kv_type: KvType) -> bool {
+        self.kv.kv_type == kv_type
     }
 
     /// Steps the runners whose indices are `members`, each of which appends a token; their tokens go
@@ -88,7 +88,7 @@ impl Batch {
                     self.buffers.enqueue(
                         weights.kernels(),
                         weights.plan(),
-                        &self.layout,
+                        &self.kv,
                         &self.stream,
                         self.table.address(),
                         n as u32,

@@ -90,15 +90,14 @@ impl Backend for CudaBackend {
         _load: &LoadOptions,
         runner: &RunnerOptions,
     ) -> Result<Estimate> {
-        let (plan, _) = Plan::new(network)?;
-        let layout = plan.kv_layout(runner.kv_type)?;
+        let (plan, _) = Plan::new(network, 0)?;
+        let kv = plan.kv(runner.kv_type)?;
         // Where there is no GPU to ask, that of an H200.
         let multiprocessors = driver::properties(index).map_or(132, |p| p.multiprocessors);
-        let tiles = runner.context.div_ceil(layout.tile as usize) as u64;
         Ok(Estimate {
             weights_bytes: plan.bytes,
-            kv_bytes_per_token: layout.tile_bytes / u64::from(layout.tile),
-            kv_bytes: tiles.saturating_mul(layout.tile_bytes),
+            kv_bytes_per_token: kv.bytes_per_token(),
+            kv_bytes: kv.bytes(runner.context)?.iter().map(|b| *b as u64).sum(),
             model_workspace_bytes: PrefillBuffers::bytes(&plan)
                 + StepBuffers::bytes(&plan, MAX_BATCH as u32, multiprocessors),
             session_workspace_bytes: StepBuffers::bytes(&plan, 1, multiprocessors),

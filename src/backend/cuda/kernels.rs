@@ -25,10 +25,6 @@ const BATCH_TILE: usize = 16;
 const PREFETCH_BYTES: u64 = 24 << 20;
 /// At least the static shared memory of a matvec block.
 const STATIC_SHARED: usize = 2048;
-/// Positions per tile of the KV cache.
-pub const KV_TILE: usize = 64;
-/// Largest head that the attention kernels take.
-pub const MAX_HEAD_DIM: usize = 256;
 /// Threads of the `produce` kernel for rows that one block handles.
 const PRODUCE_THREADS: u32 = 1024;
 
@@ -39,6 +35,8 @@ pub struct Kernels {
     by_name: HashMap<String, Kernel>,
     /// Weights come by bulk copies (Hopper and later).
     ring_bytes: usize,
+    /// Warpgroup products, which only compute capability 9.0 has.
+    wgmma: bool,
     multiprocessors: u32,
 }
 
@@ -61,6 +59,8 @@ impl Kernels {
             modules,
             by_name: HashMap::new(),
             ring_bytes,
+            wgmma: properties.capability == (9, 0)
+                && std::env::var_os("EMBERLM_CUDA_MMA").is_none(),
             multiprocessors: properties.multiprocessors,
         };
         kernels.find_all()?;
@@ -76,9 +76,12 @@ impl Kernels {
             ("repack", "unpack", 0),
             ("embed", "embed", 0),
             ("norm", "produce", 0),
+            ("norm", "add_branch", 0),
+            ("norm", "norm_parts", 0),
+            ("norm", "finish_logits", 0),
             ("fragments", "fragments", 0),
             ("matmul", "matmul", MATMUL_SHARED),
-            ("attention", "rope_append", 0),
+            ("rope", "rope_append", 0),
             ("attention", "attend_combine", 0),
             ("sample", "best", 0),
             ("sample", "finish", 0),
@@ -86,21 +89,14 @@ impl Kernels {
         for (module, name, bytes) in plain {
             self.find(module, name, bytes)?;
         }
-        for heads in [1, 2, 4, 8] {
-            self.find("attention", &format!("attend_q8_{heads}"), 0)?;
-        }
-        for dim in [64, 128, 256] {
-            let bytes = self.attend_shared(dim);
-            if bytes <= shared {
-                self.find("attention", &format!("attend_tiles_{dim}"), bytes)?;
-            }
-        }
-        for q8 in ["", "q8_"] {
-            for dim in [64, 128, 256] {
-                let bytes = flash_shared(dim);
-                if bytes <= shared {
-                    self.find("attention_prefill", &format!("flash_{q8}{dim}"), bytes)?;
-                }
+        self.find_attention()?;
+        if self.wgmma {
+            for width in [128, 256] {
+                self.find(
+                    "matmul_wgmma",
+                    &format!("matmul_wgmma_{width}"),
+                    WGMMA_SHARED,
+                )?;
             }
         }
         let ring = self.ring_prefix();
@@ -132,7 +128,8 @@ impl Kernels {
         Ok(())
     }
 
-    fn find(&mut self, module: &str, name: &str, shared: usize) -> Result<()> {
+    /// Makes a kernel of a file known, with the dynamic shared memory that it may take.
+    pub(super) fn find(&mut self, module: &str, name: &str, shared: usize) -> Result<()> {
         let c_name = CString::new(name).expect("names have no NUL");
         let Some(module) = self.modules.get(module) else {
             fail!(Internal, "no kernel file {module:?} in this build");
@@ -142,18 +139,13 @@ impl Kernels {
         Ok(())
     }
 
-    /// Shared memory of attention in tiles: stages of keys and values.
-    fn attend_shared(&self, dim: usize) -> usize {
-        let stages = if dim <= 128 && self.context.properties().capability.0 >= 8 {
-            3
-        } else {
-            2
-        };
-        stages * 2 * KV_TILE * dim * 2
-    }
-
     fn ring_prefix(&self) -> &'static str {
         if self.ring_bytes > 0 { "ring_" } else { "" }
+    }
+
+    /// Whether the device can run a kernel.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
     }
 
     fn get(&self, name: &str) -> Result<Kernel> {
@@ -173,9 +165,11 @@ impl Kernels {
         self.multiprocessors
     }
 
+    /// Launches a kernel by its name.
+    ///
     /// # Safety
     /// As [`Stream::launch`].
-    unsafe fn launch<T: Copy>(
+    pub(super) unsafe fn launch<T: Copy>(
         &self,
         stream: &Stream,
         name: &str,
@@ -218,7 +212,12 @@ impl Kernels {
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn unpack(&self, stream: &Stream, args: &args::Unpack) -> Result<()> {
-        let threads = u64::from(args.rows) * u64::from(args.groups);
+        let groups = if args.to_f32 != 0 {
+            args.groups
+        } else {
+            args.groups.next_multiple_of(2)
+        };
+        let threads = u64::from(args.rows) * u64::from(groups);
         let grid = (threads.div_ceil(256) as u32, 1, 1);
         // SAFETY: the caller's word. Not programmatic: the kernel does not wait.
         unsafe {
@@ -232,12 +231,12 @@ impl Kernels {
         }
     }
 
-    /// Embedding rows of `args.count` tokens.
+    /// Embedding rows of `count` tokens.
     ///
     /// # Safety
     /// As [`Stream::launch`].
-    pub unsafe fn embed(&self, stream: &Stream, args: &args::Embed) -> Result<()> {
-        let grid = (args.groups.div_ceil(128), args.count, 1);
+    pub unsafe fn embed(&self, stream: &Stream, args: &args::Embed, count: u32) -> Result<()> {
+        let grid = (args.groups.div_ceil(128), count, 1);
         // SAFETY: the caller's word.
         unsafe { self.launch(stream, "embed", grid, 128, 0, args) }
     }
@@ -247,7 +246,7 @@ impl Kernels {
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn produce(&self, stream: &Stream, args: &args::Produce, rows: u32) -> Result<()> {
-        let whole_row = args.source == args::Source::RmsNorm as u32 || args.f16 != 0;
+        let whole_row = args.source == args::Source::Norm as u32 || args.f16 != 0;
         let width = args.groups * 32;
         let threads = width.div_ceil(4).next_multiple_of(32);
         let (parts, threads) = if whole_row {
@@ -265,7 +264,8 @@ impl Kernels {
         unsafe { self.launch(stream, "produce", (parts, rows, 1), threads, 0, args) }
     }
 
-    /// `out = matrix * input (+ bias) (+ residual)` for `batch` rows of input.
+    /// `out = matrix * input (+ bias) (+ residual)` for `batch` rows of input; `residual` is 0 or the
+    /// address of rows like those of `out`, which they may be.
     ///
     /// # Safety
     /// As [`Stream::launch`]; `input` must hold the forms that the matrix's types need.
@@ -277,7 +277,7 @@ impl Kernels {
         input: &Inputs,
         out: u64,
         out_stride: u32,
-        residual: bool,
+        residual: u64,
         batch: u32,
     ) -> Result<()> {
         let wide = batch >= BATCH_FROM && self.context.properties().capability.0 >= 9;
@@ -330,10 +330,9 @@ impl Kernels {
                     q8_scale: input.q8_scale + row * u64::from(matrix.groups) * 4,
                     f32: input.f32 + row * width * 4,
                     out: out + row * u64::from(out_stride) * 4,
-                    residual: if residual {
-                        out + row * u64::from(out_stride) * 4
-                    } else {
-                        0
+                    residual: match residual {
+                        0 => 0,
+                        first => first + row * u64::from(out_stride) * 4,
                     },
                     out_stride,
                     batch: n,
@@ -477,102 +476,70 @@ impl Kernels {
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn matmul(&self, stream: &Stream, args: &args::Matmul) -> Result<()> {
+        if self.wgmma {
+            let pairs = self.multiprocessors / 2;
+            let tiles = |width: u32| args.m.div_ceil(256) * args.n.div_ceil(width);
+            // Tiles of half the width take more than half the time, by what was measured.
+            let time = |width: u32, speed: u32| tiles(width).div_ceil(pairs) * width * 100 / speed;
+            let width = if time(128, 58) < time(256, 100) {
+                128
+            } else {
+                256
+            };
+            let grid = (2 * tiles(width).min(pairs), 1, 1);
+            let name = format!("matmul_wgmma_{width}");
+            // SAFETY: the caller's word.
+            return unsafe { self.launch(stream, &name, grid, 384, WGMMA_SHARED, args) };
+        }
         let grid = (args.m.div_ceil(128), args.n.div_ceil(128), 1);
         // SAFETY: the caller's word.
         unsafe { self.launch(stream, "matmul", grid, 256, MATMUL_SHARED, args) }
     }
 
-    /// Rotates queries and keys of `rows` rows, and appends keys and values to the cache.
-    ///
-    /// # Safety
-    /// As [`Stream::launch`]; the cache must be backed up to the rows' positions.
-    pub unsafe fn rope_append(&self, stream: &Stream, args: &args::Rope, rows: u32) -> Result<()> {
-        let grid = (args.n_heads + 2 * args.layout.n_kv_heads, rows, 1);
-        // SAFETY: the caller's word.
-        unsafe { self.launch(stream, "rope_append", grid, 128, 0, args) }
-    }
-
-    /// Rotates queries and keys, appends keys and values to the cache, and attends, for one position
-    /// of each of `batch` sessions. The tickets must be zeros, and are left so.
+    /// Adds branches' outputs to `rows` rows of the residual stream.
     ///
     /// # Safety
     /// As [`Stream::launch`].
-    pub unsafe fn attend(&self, stream: &Stream, args: &args::Attend, batch: u32) -> Result<()> {
-        let group = args.n_heads / args.layout.n_kv_heads;
-        let dim = args.layout.head_dim;
-        let (at_once, name, shared) = if args.layout.q8 != 0 {
-            let at_once = group.next_power_of_two().min(8);
-            let lanes = dim.div_ceil(8).next_power_of_two();
-            let shared = (128 / lanes * at_once * (lanes * 8 + 2) * 4) as usize;
-            (at_once, format!("attend_q8_{at_once}"), shared)
-        } else {
-            let dim = padded_head(dim);
-            (8, format!("attend_tiles_{dim}"), self.attend_shared(dim))
-        };
-        let tiles = args.layout.q8 == 0;
-        let join = tiles && dim.is_multiple_of(32);
-        let args = args::Attend {
-            head_parts: group.div_ceil(at_once),
-            join: u32::from(join),
-            ..*args
-        };
-        if !tiles {
-            let rope = args::Rope {
-                sessions: args.sessions,
-                qkv: args.qkv,
-                q_f32: args.q,
-                inv_freq: args.inv_freq,
-                layout: args.layout,
-                magnitude: args.magnitude,
-                qkv_stride: args.qkv_stride,
-                n_heads: args.n_heads,
-                n_pairs: args.n_pairs,
-                interleaved: args.interleaved,
-                layer: args.layer,
-                ..Default::default()
-            };
-            // SAFETY: the caller's word.
-            unsafe { self.rope_append(stream, &rope, batch)? };
-        }
-        let heads = args.layout.n_kv_heads * args.head_parts;
-        let grid = if tiles {
-            // Two blocks a multiprocessor, which share the chunks of long contexts.
-            let sharing = (2 * self.multiprocessors).div_ceil(heads * batch);
-            (heads, batch, sharing.clamp(1, args.n_chunks))
-        } else {
-            (args.n_chunks, heads, batch)
-        };
-        let width = args.n_heads * args.layout.head_dim;
+    pub unsafe fn add_branch(
+        &self,
+        stream: &Stream,
+        args: &args::AddBranch,
+        rows: u32,
+    ) -> Result<()> {
+        let threads = args.len.next_multiple_of(32).min(1024);
         // SAFETY: the caller's word.
-        unsafe {
-            self.launch(stream, &name, grid, 128, shared, &args)?;
-            if join {
-                return Ok(());
-            }
-            let grid = (width.next_multiple_of(32).div_ceil(128), batch, 1);
-            self.launch(stream, "attend_combine", grid, 128, 0, &args)
-        }
+        unsafe { self.launch(stream, "add_branch", (rows, 1, 1), threads, 0, args) }
     }
 
-    /// Attention of consecutive positions of one session.
+    /// Norms of parts of `rows` rows, in place.
     ///
     /// # Safety
     /// As [`Stream::launch`].
-    pub unsafe fn flash(&self, stream: &Stream, args: &args::Flash) -> Result<()> {
-        let dim = padded_head(args.layout.head_dim);
-        let q8 = if args.layout.q8 != 0 { "q8_" } else { "" };
-        let grid = (args.rows.div_ceil(64), args.n_heads, 1);
+    pub unsafe fn norm_parts(
+        &self,
+        stream: &Stream,
+        args: &args::NormParts,
+        rows: u32,
+    ) -> Result<()> {
+        let longest = args.len[0].max(args.len[1]);
+        let threads = longest.next_multiple_of(32).min(1024);
         // SAFETY: the caller's word.
-        unsafe {
-            self.launch(
-                stream,
-                &format!("flash_{q8}{dim}"),
-                grid,
-                128,
-                flash_shared(dim),
-                args,
-            )
-        }
+        unsafe { self.launch(stream, "norm_parts", (2, rows, 1), threads, 0, args) }
+    }
+
+    /// Scales and caps `rows` rows of logits.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn finish_logits(
+        &self,
+        stream: &Stream,
+        args: &args::Logits,
+        rows: u32,
+    ) -> Result<()> {
+        let parts = args.n_vocab.div_ceil(256).min(4 * self.multiprocessors);
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "finish_logits", (parts, rows, 1), 256, 0, args) }
     }
 
     /// Chooses tokens and ends the step of `batch` sessions.
@@ -607,15 +574,8 @@ const PAIR: &str = "Q4_K_Q6_K";
 /// Shared memory of the matmul kernel: three stages of two tiles.
 const MATMUL_SHARED: usize = 3 * (128 + 128) * 64 * 2;
 
-/// Size of heads that a kernel's tiles are made for.
-fn padded_head(dim: u32) -> usize {
-    (dim as usize).next_power_of_two().clamp(64, MAX_HEAD_DIM)
-}
-
-/// Shared memory of the prefill's attention: two stages of keys and values.
-fn flash_shared(dim: usize) -> usize {
-    4 * 64 * dim * 2
-}
+/// Shared memory of the matmul kernels for sm_90a: a ring of tiles, and room to align it.
+const WGMMA_SHARED: usize = 4 * (128 + 256) * 64 * 2 + 1024;
 
 fn is_float(ty: TensorType) -> bool {
     matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16)

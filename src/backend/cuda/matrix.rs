@@ -89,6 +89,12 @@ pub fn fragment_bytes(rows: u32, groups: u32) -> u64 {
     u64::from(groups) * batch_rows(rows) as u64 / 8 * 96 * 4
 }
 
+/// Bytes of `rows` rows of `groups` groups in f16 as the products of many rows read them: tiles of
+/// 128 rows x 64 elements (`kernels/matmul.cuh`), in pairs of tile rows.
+pub fn tiled_bytes(rows: u32, groups: u32) -> u64 {
+    u64::from(rows.div_ceil(256)) * u64::from(groups.div_ceil(2)) * 2 * 128 * 64 * 2
+}
+
 /// Groups of 32 elements that a row of `row_len` elements takes.
 pub fn groups(row_len: usize) -> u32 {
     row_len.div_ceil(32) as u32

@@ -1,10 +1,12 @@
 //! The CUDA backend: everything of a step runs on an NVIDIA GPU, through the driver alone.
 
 pub mod args;
+pub mod attention;
 pub mod batch;
 mod device;
 pub mod driver;
 pub mod kernels;
+pub mod kv;
 pub mod matrix;
 pub mod plan;
 pub mod prefill;

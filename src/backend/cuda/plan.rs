@@ -2,60 +2,86 @@
 
 #![expect(missing_docs, reason = "fields are named as those of the network")]
 
-use super::args::KvLayout;
-use super::kernels::{KV_TILE, MAX_HEAD_DIM};
+use super::args;
+use super::attention::MAX_HEAD_DIM;
+use super::kv::KvPlan;
 use super::matrix::{self, Matrix, MatrixSegment};
 use crate::backend::KvType;
-use crate::error::{Result, Status, fail};
+use crate::error::{Result, fail};
 use crate::format::Tensor;
-use crate::model::{Linear, Network, Norm, RopePairing};
+use crate::model::{
+    Activation, Attention, Block, FeedForward, Linear, Mlp, Network, Norm, NormKind, Rope,
+    RopePairing,
+};
+use std::f32::consts::LOG2_E;
 
 /// Where things begin in the allocation, in bytes. 16-byte loads and bulk copies need 16; whole
 /// lines are kinder to the cache.
 const ALIGNMENT: u64 = 256;
 
-/// A norm's weight on the device.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NormPlan {
-    /// f32.
-    pub weight: u64,
-    /// Added to the mean square.
-    pub eps: f32,
-}
-
 /// A layer on the device.
 #[derive(Clone, Debug)]
 pub struct LayerPlan {
-    pub attention_norm: NormPlan,
+    pub attention_norm: Option<args::Norm>,
+    pub attention: AttentionPlan,
+    pub attention_post_norm: Option<args::Norm>,
+    /// In a parallel block without one of its own, that of attention.
+    pub feed_forward_norm: Option<args::Norm>,
+    pub feed_forward: FeedForwardPlan,
+    pub feed_forward_post_norm: Option<args::Norm>,
+    pub parallel: bool,
+    pub residual_scale: f32,
+}
+
+/// Attention of a layer on the device.
+#[derive(Clone, Debug)]
+pub struct AttentionPlan {
     /// Queries, keys, values.
     pub qkv: Matrix,
     pub n_heads: u32,
-    /// f32, one per pair.
-    pub inv_freq: u64,
-    pub n_pairs: u32,
-    pub interleaved: bool,
-    pub magnitude: f32,
-    /// Factor on q.k.
-    pub scale: f32,
+    pub n_kv_heads: u32,
+    pub head_dim: u32,
+    /// Norms of queries and keys over each head; weight 0: none.
+    pub head_norms: [args::Norm; 2],
+    /// Norms of queries and keys over all heads; weight 0: none.
+    pub row_norms: [args::Norm; 2],
+    pub rotation: args::Rotation,
+    pub scores: args::Scores,
+    pub window: Option<u32>,
     pub output: Matrix,
-    pub feed_forward_norm: NormPlan,
-    /// Gate, then up.
-    pub gate_up: Matrix,
+}
+
+/// The part of a layer after attention.
+#[derive(Clone, Debug)]
+pub enum FeedForwardPlan {
+    /// One for all tokens.
+    Dense(MlpPlan),
+}
+
+/// A feed-forward part on the device.
+#[derive(Clone, Debug)]
+pub struct MlpPlan {
+    /// Gate, then up; or up alone.
+    pub up: Matrix,
+    pub gated: bool,
     pub n_ff: u32,
+    pub activation: args::Activation,
     pub down: Matrix,
 }
 
-/// A network on the device. Addresses are offsets until [`Plan::place`].
+/// A network on the device, whose allocation begins at the address that the plan was made for.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub hidden: u32,
     pub n_vocab: u32,
-    pub n_kv_heads: u32,
-    pub head_dim: u32,
     pub embedding: Matrix,
+    pub embedding_scale: f32,
+    pub positions: Option<Matrix>,
     pub layers: Vec<LayerPlan>,
-    pub final_norm: NormPlan,
+    pub final_norm: args::Norm,
     pub head: Matrix,
+    pub logit_scale: f32,
+    pub logit_cap: Option<f32>,
     /// Bytes of the whole allocation.
     pub bytes: u64,
 }
@@ -63,14 +89,13 @@ pub struct Plan {
 /// Rows of a tensor that go to a segment.
 pub struct MatrixJob {
     pub tensor: Tensor,
-    /// The segment, its address being an offset until placed.
     pub segment: MatrixSegment,
     pub groups: u32,
     /// Row of the segment that takes the tensor's first row.
     pub first_row: u32,
 }
 
-/// Numbers that go to an offset.
+/// Numbers that go to an offset of the allocation.
 pub struct VectorJob {
     pub offset: u64,
     pub values: Vec<f32>,
@@ -81,27 +106,131 @@ pub struct VectorJob {
 pub struct Jobs {
     pub matrices: Vec<MatrixJob>,
     pub vectors: Vec<VectorJob>,
+    base: u64,
     bytes: u64,
 }
 
 impl Jobs {
+    /// An offset for `bytes` bytes. Never 0, so that address 0 can stand for "none".
     fn reserve(&mut self, bytes: u64) -> u64 {
-        let at = self.bytes.next_multiple_of(ALIGNMENT);
+        let at = self.bytes.next_multiple_of(ALIGNMENT).max(ALIGNMENT);
         self.bytes = at + bytes;
         at
     }
 
-    fn vector(&mut self, values: Vec<f32>) -> u64 {
+    /// The address of a copy of `values`.
+    pub fn vector(&mut self, values: Vec<f32>) -> u64 {
         let offset = self.reserve(values.len() as u64 * 4);
         self.vectors.push(VectorJob { offset, values });
-        offset
+        self.base + offset
     }
 
-    fn norm(&mut self, norm: &Norm) -> Result<NormPlan> {
-        let weight = self.vector(floats(&norm.weight)?);
-        Ok(NormPlan {
-            weight,
+    /// The address of a copy of a vector; 0 if there is none.
+    pub fn tensor(&mut self, tensor: Option<&Tensor>) -> Result<u64> {
+        match tensor {
+            Some(tensor) => Ok(self.vector(floats(tensor)?)),
+            None => Ok(0),
+        }
+    }
+
+    fn norm(&mut self, norm: &Norm) -> Result<args::Norm> {
+        Ok(args::Norm {
+            weight: self.tensor(Some(&norm.weight))?,
+            bias: self.tensor(norm.bias.as_ref())?,
             eps: norm.eps,
+            layer: u32::from(norm.kind == NormKind::Layer),
+        })
+    }
+
+    fn find_norm(&mut self, norm: &Option<Norm>) -> Result<Option<args::Norm>> {
+        norm.as_ref().map(|norm| self.norm(norm)).transpose()
+    }
+
+    fn rotation(&mut self, rope: Option<&Rope>) -> args::Rotation {
+        let Some(rope) = rope else {
+            return args::Rotation::default();
+        };
+        let long = rope.long.as_ref();
+        args::Rotation {
+            inv_freq: self.vector(rope.inv_freq.to_vec()),
+            long_inv_freq: long.map_or(0, |long| self.vector(long.inv_freq.to_vec())),
+            magnitude: rope.magnitude,
+            n_pairs: rope.inv_freq.len() as u32,
+            interleaved: u32::from(rope.pairing == RopePairing::Interleaved),
+            long_above: long.map_or(0, |long| u32::try_from(long.above).unwrap_or(u32::MAX)),
+        }
+    }
+
+    fn attention(&mut self, a: &Attention, context_length: usize) -> Result<AttentionPlan> {
+        let mut head_norms = [args::Norm::default(); 2];
+        let mut row_norms = head_norms;
+        for (i, norm) in [&a.q_norm, &a.k_norm].into_iter().enumerate() {
+            if let Some(norm) = norm {
+                let of_a_head = norm.weight.row_len() == a.head_dim;
+                let to = if of_a_head {
+                    &mut head_norms
+                } else {
+                    &mut row_norms
+                };
+                to[i] = self.norm(norm)?;
+            }
+        }
+        // The kernels' softmax works in powers of two.
+        let (scale, cap) = match a.score_cap {
+            Some(cap) => (a.scale / cap, cap * LOG2_E),
+            None => (a.scale * LOG2_E, 0.0),
+        };
+        Ok(AttentionPlan {
+            qkv: self.fuse(&[&a.q, &a.k, &a.v])?,
+            n_heads: a.n_heads as u32,
+            n_kv_heads: a.n_kv_heads as u32,
+            head_dim: a.head_dim as u32,
+            head_norms,
+            row_norms,
+            rotation: self.rotation(a.rope.as_ref()),
+            scores: args::Scores {
+                sinks: self.tensor(a.sinks.as_ref())?,
+                scale,
+                cap,
+            },
+            // A window that no context reaches is none.
+            window: a.window.filter(|w| *w < context_length).map(|w| w as u32),
+            output: self.fuse(&[&a.output])?,
+        })
+    }
+
+    /// A dense feed-forward part.
+    pub fn mlp(&mut self, mlp: &Mlp) -> Result<MlpPlan> {
+        let parts: Vec<&Linear> = mlp.gate.iter().chain([&mlp.up]).collect();
+        Ok(MlpPlan {
+            up: self.fuse(&parts)?,
+            gated: mlp.gate.is_some(),
+            n_ff: mlp.up.weight.rows() as u32,
+            activation: activation(mlp.activation),
+            down: self.fuse(&[&mlp.down])?,
+        })
+    }
+
+    fn layer(&mut self, block: &Block, context_length: usize) -> Result<LayerPlan> {
+        let attention_norm = self.find_norm(&block.attention_norm)?;
+        let feed_forward_norm = match &block.feed_forward_norm {
+            None if block.parallel => attention_norm,
+            norm => self.find_norm(norm)?,
+        };
+        Ok(LayerPlan {
+            attention_norm,
+            attention: self.attention(&block.attention, context_length)?,
+            attention_post_norm: self.find_norm(&block.attention_post_norm)?,
+            feed_forward_norm,
+            feed_forward: match &block.feed_forward {
+                FeedForward::Dense(mlp) => FeedForwardPlan::Dense(self.mlp(mlp)?),
+                FeedForward::Experts(_) => {
+                    fail!(Unsupported, "mixtures of experts on a GPU")
+                }
+            },
+            feed_forward_post_norm: self.find_norm(&block.feed_forward_post_norm)?,
+            parallel: block.parallel,
+            residual_scale: block.residual_scale,
         })
     }
 
@@ -123,7 +252,7 @@ impl Jobs {
             };
             let bytes = matrix::matrix_bytes(ty, fused.groups, rows);
             let segment = MatrixSegment {
-                address: self.reserve(bytes),
+                address: self.base + self.reserve(bytes),
                 ty,
                 rows,
                 out_offset: fused.rows,
@@ -169,108 +298,105 @@ fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
     }
 }
 
-impl Plan {
-    /// Lays a network out. `Unsupported` names what the kernels cannot do.
-    pub fn new(network: &Network) -> Result<(Plan, Jobs)> {
-        let mut jobs = Jobs::default();
-        // Offset 0 is never used, so that 0 can stand for "none".
-        jobs.reserve(ALIGNMENT);
-        let Some(first) = network.blocks.first() else {
-            fail!(InvalidModel, "the network has no layers");
-        };
-        let (n_kv_heads, head_dim) = (first.attention.n_kv_heads, first.attention.head_dim);
-        if head_dim > MAX_HEAD_DIM {
-            fail!(
-                Unsupported,
-                "heads of {head_dim} elements; the GPU's attention takes {MAX_HEAD_DIM}"
-            );
+impl AttentionPlan {
+    /// The norms of whole rows of queries and keys at `x`, if there are any.
+    pub fn row_norms(&self, x: u64, stride: u32) -> Option<args::NormParts> {
+        let len = [self.n_heads, self.n_kv_heads].map(|n| n * self.head_dim);
+        let is_there = self.row_norms.map(|n| n.weight != 0);
+        is_there.contains(&true).then(|| args::NormParts {
+            x,
+            norms: self.row_norms,
+            first: [0, len[0]],
+            len: [0, 1].map(|i| if is_there[i] { len[i] } else { 0 }),
+            stride,
+            padding: 0,
+        })
+    }
+}
+
+impl MlpPlan {
+    /// How the input of `down` comes from the output of `up`.
+    pub fn source(&self) -> args::Source {
+        if self.gated {
+            args::Source::Gated
+        } else {
+            args::Source::Activated
         }
-        let embedding = Linear {
-            weight: network.embedding.clone(),
+    }
+}
+
+/// The kernels' number and constants of an activation.
+pub fn activation(activation: Activation) -> args::Activation {
+    let (kind, alpha, limit) = match activation {
+        Activation::Silu => (0, 0.0, 0.0),
+        Activation::GeluTanh => (1, 0.0, 0.0),
+        Activation::Gelu => (2, 0.0, 0.0),
+        Activation::ClampedSwiglu { alpha, limit } => (3, alpha, limit),
+    };
+    args::Activation { kind, alpha, limit }
+}
+
+impl Plan {
+    /// Lays a network out in an allocation at `base`; what it takes does not depend on where.
+    ///
+    /// Errors: `Unsupported` names what the kernels cannot do.
+    pub fn new(network: &Network, base: u64) -> Result<(Plan, Jobs)> {
+        let mut jobs = Jobs {
+            base,
+            ..Jobs::default()
+        };
+        if network.blocks.is_empty() {
+            fail!(InvalidModel, "the network has no layers");
+        }
+        let table = |weight: &Tensor| Linear {
+            weight: weight.clone(),
             bias: None,
         };
-        let embedding_matrix = jobs.fuse(&[&embedding])?;
+        let embedding = jobs.fuse(&[&table(&network.embedding)])?;
+        let positions = match &network.positions {
+            Some(positions) => Some(jobs.fuse(&[&table(positions)])?),
+            None => None,
+        };
         let mut layers = Vec::new();
         for (i, block) in network.blocks.iter().enumerate() {
-            let a = &block.attention;
-            let plain = block.plain()?;
-            if (a.n_kv_heads, a.head_dim) != (n_kv_heads, head_dim) {
+            let head_dim = block.attention.head_dim;
+            if head_dim > MAX_HEAD_DIM {
                 fail!(
                     Unsupported,
-                    "layer {i} has KV heads of another shape than layer 0"
+                    "layer {i}: heads of {head_dim} elements; the GPU's attention takes {MAX_HEAD_DIM}"
                 );
             }
-            layers.push(LayerPlan {
-                attention_norm: jobs.norm(plain.attention_norm)?,
-                qkv: jobs.fuse(&[&a.q, &a.k, &a.v])?,
-                n_heads: a.n_heads as u32,
-                inv_freq: jobs.vector(plain.rope.inv_freq.to_vec()),
-                n_pairs: plain.rope.inv_freq.len() as u32,
-                interleaved: plain.rope.pairing == RopePairing::Interleaved,
-                magnitude: plain.rope.magnitude,
-                scale: a.scale,
-                output: jobs.fuse(&[&a.output])?,
-                feed_forward_norm: jobs.norm(plain.feed_forward_norm)?,
-                gate_up: jobs.fuse(&[plain.gate, plain.up])?,
-                n_ff: plain.gate.weight.rows() as u32,
-                down: jobs.fuse(&[plain.down])?,
-            });
+            layers.push(jobs.layer(block, network.context_length)?);
         }
         let final_norm = jobs.norm(&network.final_norm)?;
         let head =
             if network.head.weight.same_data(&network.embedding) && network.head.bias.is_none() {
-                embedding_matrix.clone()
+                embedding.clone()
             } else {
                 jobs.fuse(&[&network.head])?
             };
         let plan = Plan {
             hidden: network.hidden as u32,
             n_vocab: network.n_vocab as u32,
-            n_kv_heads: n_kv_heads as u32,
-            head_dim: head_dim as u32,
-            embedding: embedding_matrix,
+            embedding,
+            embedding_scale: network.embedding_scale,
+            positions,
             layers,
             final_norm,
             head,
+            logit_scale: network.logit_scale,
+            logit_cap: network.logit_cap,
             bytes: jobs.bytes,
         };
         Ok((plan, jobs))
     }
 
-    /// Turns offsets into addresses.
-    pub fn place(&mut self, jobs: &mut Jobs, base: u64) {
-        let matrix = |m: &mut Matrix| {
-            m.segments.iter_mut().for_each(|s| s.address += base);
-            if m.bias != 0 {
-                m.bias += base;
-            }
-        };
-        matrix(&mut self.embedding);
-        matrix(&mut self.head);
-        self.final_norm.weight += base;
-        for layer in &mut self.layers {
-            for m in [
-                &mut layer.qkv,
-                &mut layer.output,
-                &mut layer.gate_up,
-                &mut layer.down,
-            ] {
-                matrix(m);
-            }
-            layer.attention_norm.weight += base;
-            layer.feed_forward_norm.weight += base;
-            layer.inv_freq += base;
-        }
-        jobs.matrices
-            .iter_mut()
-            .for_each(|j| j.segment.address += base);
-    }
-
     /// Every matrix of the layers.
     pub fn layer_matrices(&self) -> impl Iterator<Item = &Matrix> {
-        self.layers
-            .iter()
-            .flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down])
+        self.layers.iter().flat_map(|l| {
+            let FeedForwardPlan::Dense(mlp) = &l.feed_forward;
+            [&l.attention.qkv, &l.attention.output, &mlp.up, &mlp.down]
+        })
     }
 
     /// Most groups of 32 that an input row of a product has.
@@ -284,39 +410,38 @@ impl Plan {
 
     /// Elements of the widest f32 row between two kernels.
     pub fn widest_row(&self) -> u32 {
-        let rows = self.layer_matrices().map(|m| m.rows).max().unwrap_or(1);
-        rows.max(self.n_heads_max() * self.head_dim)
+        self.layer_matrices().map(|m| m.rows).max().unwrap_or(1)
     }
 
-    /// Most query heads of a layer.
-    pub fn n_heads_max(&self) -> u32 {
-        self.layers.iter().map(|l| l.n_heads).max().unwrap_or(1)
+    /// Most of a number that attention has of its own in each layer.
+    pub fn most(&self, number: impl Fn(&AttentionPlan) -> u32) -> u32 {
+        let numbers = self.layers.iter().map(|l| number(&l.attention));
+        numbers.max().unwrap_or(1)
     }
 
-    /// The KV cache's layout for this element type.
-    pub fn kv_layout(&self, kv_type: KvType) -> Result<KvLayout> {
-        let dim = u64::from(self.head_dim);
-        let (row, q8) = match kv_type {
-            KvType::F16 => (dim * 2, 0),
-            KvType::Q8_0 => (dim.next_multiple_of(32) + dim.div_ceil(32) * 2, 1),
-            KvType::F32 => {
-                return Err(crate::Error::new(
-                    Status::Unsupported,
-                    "a KV cache in f32 is not supported on a GPU; f16 and q8_0 are",
-                ));
-            }
+    /// Whether a layer's attention and feed-forward read the same residual stream.
+    pub fn is_parallel(&self) -> bool {
+        self.layers.iter().any(|l| l.parallel)
+    }
+
+    /// The KV caches with elements of this type.
+    pub fn kv(&self, kv_type: KvType) -> Result<KvPlan> {
+        KvPlan::new(&self.layers, kv_type)
+    }
+
+    /// The arguments that embed tokens, but for those of the rows.
+    pub fn embed(&self) -> args::Embed {
+        let table = |m: &Matrix| args::Table {
+            matrix: m.segments[0].address,
+            ty: args::type_number(m.segments[0].ty),
+            rows: m.rows,
         };
-        let row_bytes = row.next_multiple_of(16);
-        let layer_bytes = 2 * u64::from(self.n_kv_heads) * KV_TILE as u64 * row_bytes;
-        Ok(KvLayout {
-            tile_bytes: layer_bytes * self.layers.len() as u64,
-            layer_bytes,
-            tile: KV_TILE as u32,
-            row_bytes: row_bytes as u32,
-            n_kv_heads: self.n_kv_heads,
-            head_dim: self.head_dim,
-            q8,
-            padding: 0,
-        })
+        args::Embed {
+            embedding: table(&self.embedding),
+            positions: self.positions.as_ref().map(table).unwrap_or_default(),
+            groups: self.embedding.groups,
+            scale: self.embedding_scale,
+            ..Default::default()
+        }
     }
 }

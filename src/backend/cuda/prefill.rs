@@ -4,18 +4,19 @@
 //! with f16 inputs that carry one power-of-two scale per row; sums are f32. The workspace belongs to
 //! the model and serves one prefill at a time.
 
-use super::args::{self, KvLayout};
+use super::args;
 use super::driver::{Buffer, Context, Stream};
 use super::kernels::Kernels;
-use super::matrix::Matrix;
-use super::plan::{LayerPlan, NormPlan, Plan};
+use super::kv::KvPlan;
+use super::matrix::{Matrix, tiled_bytes};
+use super::plan::{AttentionPlan, FeedForwardPlan, LayerPlan, Plan};
 use super::step::Arena;
 use crate::error::{Result, fail};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Most positions evaluated at a time.
-pub const CHUNK: usize = 1024;
+pub const CHUNK: usize = 2048;
 
 /// Memory of a prefill.
 pub struct PrefillBuffers {
@@ -29,6 +30,7 @@ pub struct PrefillBuffers {
 struct Places {
     tokens: u64,
     h: u64,
+    branch: u64,
     x: u64,
     x_scale: u64,
     wide: u64,
@@ -40,15 +42,17 @@ struct Places {
 fn places(plan: &Plan) -> (Places, u64) {
     let mut arena = Arena::default();
     let rows = CHUNK as u64;
-    let heads = u64::from(plan.n_heads_max()) * u64::from(plan.head_dim);
+    let heads = u64::from(plan.most(|a| a.n_heads * a.head_dim));
+    let h = rows * u64::from(plan.embedding.groups) * 128;
     let weights = plan
         .layer_matrices()
-        .map(|m| u64::from(m.rows) * u64::from(m.groups) * 64)
+        .map(|m| tiled_bytes(m.rows, m.groups))
         .max();
     let places = Places {
         tokens: arena.take(rows * 4),
-        h: arena.take(rows * u64::from(plan.embedding.groups) * 128),
-        x: arena.take(rows * u64::from(plan.widest_input()) * 64),
+        h: arena.take(h),
+        branch: arena.take(if plan.is_parallel() { h } else { 0 }),
+        x: arena.take(tiled_bytes(CHUNK as u32, plan.widest_input())),
         x_scale: arena.take(rows * 4),
         wide: arena.take(rows * u64::from(plan.widest_row()) * 4),
         q: arena.take(rows * heads * 2),
@@ -72,6 +76,7 @@ impl PrefillBuffers {
         for place in [
             &mut at.tokens,
             &mut at.h,
+            &mut at.branch,
             &mut at.x,
             &mut at.x_scale,
             &mut at.wide,
@@ -104,7 +109,7 @@ impl PrefillBuffers {
         &self,
         kernels: &Kernels,
         plan: &Plan,
-        layout: &KvLayout,
+        kv: &KvPlan,
         stream: &Stream,
         sessions: u64,
         tokens: &[u32],
@@ -114,27 +119,22 @@ impl PrefillBuffers {
             buffers: self,
             kernels,
             plan,
-            layout,
+            kv,
             stream,
             sessions,
             rows: tokens.len() as u32,
         };
         let at = self.at;
-        let embedding = &plan.embedding;
         let embed = args::Embed {
-            matrix: embedding.segments[0].address,
+            sessions,
             tokens: at.tokens,
             out: at.h,
-            ty: args::type_number(embedding.segments[0].ty),
-            groups: embedding.groups,
-            matrix_rows: plan.n_vocab,
-            count: tokens.len() as u32,
-            ..Default::default()
+            ..plan.embed()
         };
         // SAFETY: the tokens are read before the call returns; the rest is the caller's word.
         unsafe {
             stream.copy_in(at.tokens, tokens.as_ptr().cast(), size_of_val(tokens))?;
-            kernels.embed(stream, &embed)?;
+            kernels.embed(stream, &embed, work.rows)?;
         }
         for (i, layer) in plan.layers.iter().enumerate() {
             if interrupt.load(Ordering::Relaxed) {
@@ -145,7 +145,7 @@ impl PrefillBuffers {
                 );
             }
             // SAFETY: the caller's word.
-            unsafe { work.layer(i as u32, layer)? };
+            unsafe { work.layer(i, layer)? };
         }
         Ok(())
     }
@@ -155,7 +155,7 @@ struct Enqueue<'a> {
     buffers: &'a PrefillBuffers,
     kernels: &'a Kernels,
     plan: &'a Plan,
-    layout: &'a KvLayout,
+    kv: &'a KvPlan,
     stream: &'a Stream,
     sessions: u64,
     rows: u32,
@@ -164,22 +164,58 @@ struct Enqueue<'a> {
 impl Enqueue<'_> {
     /// # Safety
     /// As [`PrefillBuffers::enqueue`].
-    unsafe fn layer(&self, index: u32, layer: &LayerPlan) -> Result<()> {
+    unsafe fn layer(&self, index: usize, layer: &LayerPlan) -> Result<()> {
         let (b, at) = (self.buffers, self.buffers.at);
-        let heads = layer.n_heads * self.plan.head_dim;
+        // As in a step.
+        let between = if layer.parallel { at.branch } else { at.h };
+        let scale = layer.residual_scale;
+        let attention = &layer.attention;
+        // SAFETY: the caller's word.
+        unsafe {
+            self.input(layer.attention_norm, attention.qkv.groups)?;
+            self.matmul(&attention.qkv, at.wide, b.wide_stride, 0)?;
+            self.attention(index, attention)?;
+            let post_norm = layer.attention_post_norm;
+            self.branch(&attention.output, post_norm, scale, at.h, between)?;
+            match &layer.feed_forward {
+                FeedForwardPlan::Dense(mlp) => {
+                    self.input(layer.feed_forward_norm, mlp.up.groups)?;
+                    self.matmul(&mlp.up, at.wide, b.wide_stride, 0)?;
+                    self.produce(args::Produce {
+                        x: at.wide,
+                        x_stride: b.wide_stride,
+                        len: mlp.n_ff,
+                        groups: mlp.down.groups,
+                        source: mlp.source() as u32,
+                        activation: mlp.activation,
+                        ..Default::default()
+                    })?;
+                    let post_norm = layer.feed_forward_post_norm;
+                    self.branch(&mlp.down, post_norm, scale, between, at.h)
+                }
+            }
+        }
+    }
+
+    /// Attention up to the input of its last product.
+    ///
+    /// # Safety
+    /// As [`PrefillBuffers::enqueue`].
+    unsafe fn attention(&self, layer: usize, attention: &AttentionPlan) -> Result<()> {
+        let (b, at) = (self.buffers, self.buffers.at);
+        let layout = self.kv.layers[layer];
+        let [q_norm, k_norm] = attention.head_norms;
         let rope = args::Rope {
             sessions: self.sessions,
             qkv: at.wide,
             q_f16: at.q,
-            inv_freq: layer.inv_freq,
-            layout: *self.layout,
-            magnitude: layer.magnitude,
-            q_scale: layer.scale * std::f32::consts::LOG2_E,
+            rotation: attention.rotation,
+            q_norm,
+            k_norm,
+            layout,
+            q_scale: attention.scores.scale,
             qkv_stride: b.wide_stride,
-            n_heads: layer.n_heads,
-            n_pairs: layer.n_pairs,
-            interleaved: u32::from(layer.interleaved),
-            layer: index,
+            n_heads: attention.n_heads,
             prefill: 1,
             ..Default::default()
         };
@@ -187,78 +223,96 @@ impl Enqueue<'_> {
             sessions: self.sessions,
             q: at.q,
             out: at.attended,
-            layout: *self.layout,
+            layout,
+            scores: attention.scores,
             rows: self.rows,
-            n_heads: layer.n_heads,
-            layer: index,
-            padding: 0,
+            n_heads: attention.n_heads,
         };
+        let heads = attention.n_heads * attention.head_dim;
         // SAFETY: the caller's word.
         unsafe {
-            self.norm(layer.attention_norm, layer.qkv.groups)?;
-            self.matmul(&layer.qkv, at.wide, b.wide_stride, false)?;
+            if let Some(norms) = attention.row_norms(at.wide, b.wide_stride) {
+                self.kernels.norm_parts(self.stream, &norms, self.rows)?;
+            }
             self.kernels.rope_append(self.stream, &rope, self.rows)?;
             self.kernels.flash(self.stream, &flash)?;
-            self.produce(
-                args::Source::Copy,
-                at.attended,
-                heads,
-                heads,
-                layer.output.groups,
-            )?;
-            self.matmul(&layer.output, at.h, b.h_stride, true)?;
-            self.norm(layer.feed_forward_norm, layer.gate_up.groups)?;
-            self.matmul(&layer.gate_up, at.wide, b.wide_stride, false)?;
-            self.produce(
-                args::Source::SiluMul,
-                at.wide,
-                b.wide_stride,
-                layer.n_ff,
-                layer.down.groups,
-            )?;
-            self.matmul(&layer.down, at.h, b.h_stride, true)
+            self.produce(args::Produce {
+                x: at.attended,
+                x_stride: heads,
+                len: heads,
+                groups: attention.output.groups,
+                source: args::Source::Copy as u32,
+                ..Default::default()
+            })
         }
     }
 
+    /// `to = base + scale * norm(matrix * input)`.
+    ///
     /// # Safety
     /// As [`PrefillBuffers::enqueue`].
-    unsafe fn norm(&self, norm: NormPlan, groups: u32) -> Result<()> {
+    unsafe fn branch(
+        &self,
+        matrix: &Matrix,
+        norm: Option<args::Norm>,
+        scale: f32,
+        base: u64,
+        to: u64,
+    ) -> Result<()> {
+        let (b, at) = (self.buffers, self.buffers.at);
+        if norm.is_none() && scale == 1.0 {
+            // SAFETY: the caller's word.
+            return unsafe { self.matmul(matrix, to, b.h_stride, base) };
+        }
+        let add = args::AddBranch {
+            x: at.wide,
+            base,
+            out: to,
+            norm: norm.unwrap_or_default(),
+            scale,
+            len: self.plan.hidden,
+            x_stride: b.wide_stride,
+            stride: b.h_stride,
+        };
+        // SAFETY: the caller's word.
+        unsafe {
+            self.matmul(matrix, at.wide, b.wide_stride, 0)?;
+            self.kernels.add_branch(self.stream, &add, self.rows)
+        }
+    }
+
+    /// The input of a product: the residual stream or its norm.
+    ///
+    /// # Safety
+    /// As [`PrefillBuffers::enqueue`].
+    unsafe fn input(&self, norm: Option<args::Norm>, groups: u32) -> Result<()> {
+        let source = match norm {
+            Some(_) => args::Source::Norm,
+            None => args::Source::Copy,
+        };
         let produce = args::Produce {
             x: self.buffers.at.h,
-            weight: norm.weight,
-            f16: self.buffers.at.x,
-            f16_scale: self.buffers.at.x_scale,
+            norm: norm.unwrap_or_default(),
             x_stride: self.buffers.h_stride,
             len: self.plan.hidden,
             groups,
-            source: args::Source::RmsNorm as u32,
-            eps: norm.eps,
+            source: source as u32,
             inverse_len: 1.0 / self.plan.hidden as f32,
             ..Default::default()
         };
         // SAFETY: the caller's word.
-        unsafe { self.kernels.produce(self.stream, &produce, self.rows) }
+        unsafe { self.produce(produce) }
     }
 
+    /// Writes the input of a product, in the form that it reads.
+    ///
     /// # Safety
     /// As [`PrefillBuffers::enqueue`].
-    unsafe fn produce(
-        &self,
-        source: args::Source,
-        x: u64,
-        x_stride: u32,
-        len: u32,
-        groups: u32,
-    ) -> Result<()> {
+    unsafe fn produce(&self, args: args::Produce) -> Result<()> {
         let produce = args::Produce {
-            x,
             f16: self.buffers.at.x,
             f16_scale: self.buffers.at.x_scale,
-            x_stride,
-            len,
-            groups,
-            source: source as u32,
-            ..Default::default()
+            ..args
         };
         // SAFETY: the caller's word.
         unsafe { self.kernels.produce(self.stream, &produce, self.rows) }
@@ -271,19 +325,21 @@ impl Enqueue<'_> {
         matrix: &Matrix,
         out: u64,
         out_stride: u32,
-        residual: bool,
+        residual: u64,
     ) -> Result<()> {
         let at = self.buffers.at;
         for s in &matrix.segments {
             let unpack = args::Unpack {
                 matrix: s.address,
-                out: at.weights + u64::from(s.out_offset) * u64::from(matrix.groups) * 64,
+                out: at.weights,
                 ty: args::type_number(s.ty),
                 groups: matrix.groups,
                 matrix_rows: s.rows,
                 first_row: 0,
                 rows: s.rows,
                 to_f32: 0,
+                out_row: s.out_offset,
+                padding: 0,
             };
             // SAFETY: the caller's word.
             unsafe { self.kernels.unpack(self.stream, &unpack)? };
@@ -293,7 +349,7 @@ impl Enqueue<'_> {
             x_scale: at.x_scale,
             w: at.weights,
             bias: matrix.bias,
-            residual: if residual { out } else { 0 },
+            residual,
             out,
             m: self.rows,
             n: matrix.rows,

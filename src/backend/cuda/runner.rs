@@ -1,11 +1,12 @@
 //! One session on a GPU: KV cache, device-side state, and a graph per kind of step.
 
-use super::args::{self, KvLayout};
+use super::args;
 use super::driver::{Buffer, Graph, Pinned, Range, Stream};
+use super::kv::KvPlan;
 use super::prefill::CHUNK;
 use super::step::{Ending, StepBuffers, Timeline};
 use super::weights::CudaWeights;
-use crate::backend::{MaskSource, Profile, Runner, RunnerOptions, Step};
+use crate::backend::{KvType, MaskSource, Profile, Runner, RunnerOptions, Step};
 use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
 use crate::error::{Result, Status, fail};
 use std::mem::offset_of;
@@ -40,12 +41,15 @@ pub struct CudaRunner {
     session: Buffer,
     table: Buffer,
     results: Pinned,
-    kv: Range,
+    /// The cache that grows with the context, and the ring.
+    caches: [Range; 2],
     stream: Arc<Stream>,
-    layout: KvLayout,
+    kv: KvPlan,
     context: usize,
     /// Positions in the cache.
     len: usize,
+    /// Positions that were ever written, as far as the ring is concerned.
+    written: usize,
     has_logits: bool,
     /// What the device-side state holds.
     mirror: Mirror,
@@ -73,21 +77,21 @@ impl CudaRunner {
     pub fn new(weights: Arc<CudaWeights>, options: &RunnerOptions) -> Result<CudaRunner> {
         let context = weights.context().clone();
         let _current = context.enter()?;
-        let layout = weights.plan().kv_layout(options.kv_type)?;
-        let tiles = options.context.div_ceil(layout.tile as usize) as u64;
-        let Some(kv_bytes) = tiles.checked_mul(layout.tile_bytes) else {
-            fail!(
-                OutOfMemory,
-                "a context of {} positions does not fit the address space",
-                options.context
-            );
-        };
-        let mut kv = Range::reserve(&context, kv_bytes as usize)?;
-        kv.grow(layout.tile_bytes.min(kv_bytes) as usize, "KV cache")?;
+        let kv = weights.plan().kv(options.kv_type)?;
+        let [all, ring] = kv.bytes(options.context)?;
+        let mut caches = [
+            Range::reserve(&context, all)?,
+            Range::reserve(&context, ring)?,
+        ];
+        for (cache, bytes) in caches.iter_mut().zip(kv.bytes(options.context.min(1))?) {
+            cache.grow(bytes, "KV cache")?;
+        }
         let buffers = StepBuffers::new(&context, weights.plan(), 1)?;
         let results = Pinned::new(&context, RESULT_SLOTS as usize * 8, "results")?;
         let state = args::Session {
-            kv: kv.address(),
+            kv: caches[0].address(),
+            kv_ring: caches[1].address(),
+            context: options.context as u32,
             results: results.address(),
             result_slots: RESULT_SLOTS,
             top_p: 1.0,
@@ -106,10 +110,11 @@ impl CudaRunner {
             session,
             table,
             results,
+            caches,
             kv,
-            layout,
             context: options.context,
             len: 0,
+            written: 0,
             has_logits: false,
             mirror: Mirror {
                 position: Some(0),
@@ -137,7 +142,7 @@ impl CudaRunner {
                 self.buffers.enqueue(
                     w.kernels(),
                     w.plan(),
-                    &self.layout,
+                    &self.kv,
                     &self.stream,
                     self.table.address(),
                     1,
@@ -231,9 +236,11 @@ impl CudaRunner {
                 self.context
             );
         }
-        let tiles = positions.div_ceil(self.layout.tile as usize);
-        self.kv
-            .grow(tiles * self.layout.tile_bytes as usize, "KV cache")
+        let bytes = self.kv.bytes(positions)?;
+        for (cache, bytes) in self.caches.iter_mut().zip(bytes) {
+            cache.grow(bytes, "KV cache")?;
+        }
+        Ok(())
     }
 
     /// Evaluates all tokens but the last as matrix products, and the last as a decode step does, so
@@ -251,13 +258,14 @@ impl CudaRunner {
             let mut at = start;
             let mut result = Ok(());
             for chunk in first.chunks(CHUNK) {
+                self.written = self.written.max(at + chunk.len());
                 result = self.set_position(&stream, at).and_then(|()| {
                     // SAFETY: the cache is grown; the workspace is locked until the stream is idle.
                     unsafe {
                         workspace.enqueue(
                             weights.kernels(),
                             weights.plan(),
-                            &self.layout,
+                            &self.kv,
                             &self.stream,
                             self.table.address(),
                             chunk,
@@ -286,6 +294,7 @@ impl CudaRunner {
         }
         self.set_position(&stream, start + first.len())?;
         self.set_token(&stream, last)?;
+        self.written = self.written.max(start + tokens.len());
         self.mirror.position = None;
         self.launch(Ending {
             advance: true,
@@ -326,14 +335,16 @@ impl Runner for CudaRunner {
             Err(e) => {
                 // The logits are still those of the last position unless the last launch ran.
                 self.has_logits = had_logits && self.mirror.position.is_some();
+                self.forget(self.len);
                 Err(e)
             }
         }
     }
 
-    fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
+    fn truncate(&mut self, len: usize) -> usize {
+        self.forget(self.len.min(len));
         self.has_logits = false;
+        self.len
     }
 
     fn has_logits(&self) -> bool {
@@ -431,7 +442,7 @@ impl Runner for CudaRunner {
             self.buffers.enqueue_profiled(
                 w.kernels(),
                 w.plan(),
-                &self.layout,
+                &self.kv,
                 &stream,
                 self.table.address(),
                 &timeline,
@@ -576,6 +587,7 @@ impl CudaRunner {
         }
         let after = self.len + usize::from(step.token.is_some());
         self.grow(after + count - 1)?;
+        self.written = self.written.max(after + count - 1);
         if let Some(token) = step.token {
             self.set_token(stream, token)?;
         } else if !self.has_logits {
@@ -609,9 +621,21 @@ impl CudaRunner {
         self.session.address()
     }
 
-    /// The layout of the cache.
-    pub(super) fn layout(&self) -> &KvLayout {
-        &self.layout
+    /// Element type of the caches.
+    pub(super) fn kv_type(&self) -> KvType {
+        self.kv.kv_type
+    }
+
+    /// Keeps `len` positions, or none if the ring has lost what the next one sees.
+    fn forget(&mut self, len: usize) {
+        self.len = if self.kv.keeps(len, self.written) {
+            len
+        } else {
+            0
+        };
+        if self.len == 0 {
+            self.written = 0;
+        }
     }
 
     /// The weights that it runs.

@@ -1,10 +1,11 @@
 //! The kernels of a step, in order: for one position of each of a few sessions.
 
-use super::args::{self, KvLayout};
+use super::args;
 use super::driver::{Buffer, Context, Event, Stream};
 use super::kernels::Kernels;
+use super::kv::KvPlan;
 use super::matrix::{Inputs, Matrix, fragment_bytes};
-use super::plan::{NormPlan, Plan};
+use super::plan::{FeedForwardPlan, LayerPlan, MlpPlan, Plan};
 use crate::backend::{Profile, Work};
 use crate::error::Result;
 use std::cell::RefCell;
@@ -37,6 +38,7 @@ impl Arena {
 #[derive(Clone, Copy, Debug, Default)]
 struct Places {
     h: u64,
+    branch: u64,
     q8: u64,
     q8_scale: u64,
     f32: u64,
@@ -50,9 +52,10 @@ struct Places {
 }
 
 impl Places {
-    fn all(&mut self) -> [&mut u64; 11] {
+    fn all(&mut self) -> [&mut u64; 12] {
         [
             &mut self.h,
+            &mut self.branch,
             &mut self.q8,
             &mut self.q8_scale,
             &mut self.f32,
@@ -133,8 +136,9 @@ impl Timeline {
 
 /// Parts that a context is cut into at most: enough for two blocks a multiprocessor.
 fn chunks(plan: &Plan, multiprocessors: u32) -> u32 {
+    let heads = plan.layers.iter().map(|l| l.attention.n_kv_heads).min();
     (2 * multiprocessors)
-        .div_ceil(plan.n_kv_heads)
+        .div_ceil(heads.unwrap_or(1))
         .clamp(1, 128)
 }
 
@@ -143,19 +147,21 @@ fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
     let fragments = fragment_bytes(rows, plan.widest_input());
     let rows = u64::from(rows);
     let input = u64::from(plan.widest_input());
-    let heads = u64::from(plan.n_heads_max());
-    let dim = u64::from(plan.head_dim);
+    let h = rows * u64::from(plan.embedding.groups) * 128;
+    let queries = u64::from(plan.most(|a| a.n_heads * a.head_dim));
+    let parts = u64::from(plan.most(|a| a.n_heads * (a.head_dim + 2)));
     let n_chunks = u64::from(chunks(plan, multiprocessors));
     let best = rows * u64::from(BEST_BLOCKS) * 4;
     let places = Places {
-        h: arena.take(rows * u64::from(plan.embedding.groups) * 128),
+        h: arena.take(h),
+        branch: arena.take(if plan.is_parallel() { h } else { 0 }),
         q8: arena.take(rows * input * 32),
         q8_scale: arena.take(rows * input * 4),
         f32: arena.take(rows * input * 128),
         fragments: arena.take(fragments),
         wide: arena.take(rows * u64::from(plan.widest_row()) * 4),
-        q: arena.take(rows * heads * dim * 4),
-        parts: arena.take(rows * heads * n_chunks * (dim + 2) * 4),
+        q: arena.take(rows * queries * 4),
+        parts: arena.take(rows * parts * n_chunks * 4),
         logits: arena.take(rows * u64::from(plan.n_vocab) * 4),
         best_value: arena.take(best),
         best_id: arena.take(best),
@@ -166,7 +172,7 @@ fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
 impl StepBuffers {
     /// Bytes for `rows` sessions at a time.
     pub fn bytes(plan: &Plan, rows: u32, multiprocessors: u32) -> u64 {
-        places(plan, rows, multiprocessors).1 + u64::from(rows * plan.n_heads_max()) * 4
+        places(plan, rows, multiprocessors).1 + u64::from(rows * plan.most(|a| a.n_heads)) * 4
     }
 
     /// Memory for `rows` sessions at a time.
@@ -174,7 +180,7 @@ impl StepBuffers {
         let multiprocessors = context.properties().multiprocessors;
         let (mut at, bytes) = places(plan, rows, multiprocessors);
         let memory = Buffer::new(context, bytes as usize, "memory of a decode step")?;
-        let heads = plan.n_heads_max() as usize;
+        let heads = plan.most(|a| a.n_heads) as usize;
         at.all()
             .into_iter()
             .for_each(|place| *place += memory.address());
@@ -217,7 +223,7 @@ impl StepBuffers {
         &self,
         kernels: &Kernels,
         plan: &Plan,
-        layout: &KvLayout,
+        kv: &KvPlan,
         stream: &Stream,
         sessions: u64,
         batch: u32,
@@ -227,7 +233,7 @@ impl StepBuffers {
             buffers: self,
             kernels,
             plan,
-            layout,
+            kv,
             stream,
             sessions,
             batch,
@@ -250,7 +256,7 @@ impl StepBuffers {
         &self,
         kernels: &Kernels,
         plan: &Plan,
-        layout: &KvLayout,
+        kv: &KvPlan,
         stream: &Stream,
         sessions: u64,
         timeline: &Timeline,
@@ -259,7 +265,7 @@ impl StepBuffers {
             buffers: self,
             kernels,
             plan,
-            layout,
+            kv,
             stream,
             sessions,
             batch: 1,
@@ -281,7 +287,7 @@ struct Enqueue<'a> {
     buffers: &'a StepBuffers,
     kernels: &'a Kernels,
     plan: &'a Plan,
-    layout: &'a KvLayout,
+    kv: &'a KvPlan,
     stream: &'a Stream,
     sessions: u64,
     batch: u32,
@@ -297,58 +303,132 @@ impl Enqueue<'_> {
         }
     }
 
-    /// Bytes that attention of one layer reads of the KV cache.
-    fn kv_bytes(&self) -> u64 {
-        let positions = self.timeline.map_or(0, |t| t.positions);
-        positions * self.layout.layer_bytes / u64::from(self.layout.tile)
+    /// Bytes that attention of a layer reads of the KV cache.
+    fn kv_bytes(&self, layer: usize) -> u64 {
+        let layout = &self.kv.layers[layer];
+        let seen = self.timeline.map_or(0, |t| t.positions);
+        let row = 2 * u64::from(layout.n_kv_heads) * u64::from(layout.row_bytes);
+        seen.min(u64::from(layout.window)) * row
     }
 
     /// # Safety
     /// As [`StepBuffers::enqueue`].
     unsafe fn evaluate(&self) -> Result<()> {
-        let (b, at, plan) = (self.buffers, self.buffers.at, self.plan);
-        let embedding = &plan.embedding;
+        let (at, plan) = (self.buffers.at, self.plan);
         let embed = args::Embed {
-            matrix: embedding.segments[0].address,
             sessions: self.sessions,
             out: at.h,
-            ty: args::type_number(embedding.segments[0].ty),
-            groups: embedding.groups,
-            matrix_rows: plan.n_vocab,
-            count: self.batch,
-            ..Default::default()
+            ..plan.embed()
         };
+        let row_bytes = |m: &Matrix| m.bytes() / u64::from(m.rows);
+        let bytes = row_bytes(&plan.embedding) + plan.positions.as_ref().map_or(0, row_bytes);
         // SAFETY: the caller's word, here and below.
-        unsafe { self.kernels.embed(self.stream, &embed)? };
-        self.mark(Work::Embed, embedding.bytes() / u64::from(plan.n_vocab))?;
+        unsafe { self.kernels.embed(self.stream, &embed, self.batch)? };
+        self.mark(Work::Embed, bytes)?;
         for (i, layer) in plan.layers.iter().enumerate() {
             // SAFETY: as above.
-            unsafe {
-                self.norm(layer.attention_norm, &layer.qkv)?;
-                self.mark(Work::Norm, 0)?;
-                self.matvec(&layer.qkv, at.wide, b.wide_stride, false)?;
-                self.mark(Work::Qkv, layer.qkv.bytes())?;
-                self.attention(i as u32)?;
-                self.mark(Work::Attention, self.kv_bytes())?;
-                self.matvec(&layer.output, at.h, b.h_stride, true)?;
-                self.mark(Work::Output, layer.output.bytes())?;
-                self.norm(layer.feed_forward_norm, &layer.gate_up)?;
-                self.mark(Work::Norm, 0)?;
-                self.matvec(&layer.gate_up, at.wide, b.wide_stride, false)?;
-                self.mark(Work::GateUp, layer.gate_up.bytes())?;
-                self.activate(layer.n_ff, &layer.down)?;
-                self.mark(Work::Norm, 0)?;
-                self.matvec(&layer.down, at.h, b.h_stride, true)?;
-                self.mark(Work::Down, layer.down.bytes())?;
-            }
+            unsafe { self.layer(i, layer)? };
         }
         // SAFETY: as above.
         unsafe {
-            self.norm(plan.final_norm, &plan.head)?;
+            self.input(Some(plan.final_norm), &plan.head)?;
             self.mark(Work::Norm, 0)?;
-            self.matvec(&plan.head, at.logits, plan.n_vocab, false)?;
+            self.matvec(&plan.head, at.logits, plan.n_vocab, 0)?;
+            if plan.logit_scale != 1.0 || plan.logit_cap.is_some() {
+                let finish = args::Logits {
+                    logits: at.logits,
+                    n_vocab: plan.n_vocab,
+                    scale: plan.logit_scale,
+                    cap: plan.logit_cap.unwrap_or(0.0),
+                    padding: 0,
+                };
+                self.kernels
+                    .finish_logits(self.stream, &finish, self.batch)?;
+            }
         }
         self.mark(Work::Head, plan.head.bytes())
+    }
+
+    /// # Safety
+    /// As [`StepBuffers::enqueue`].
+    unsafe fn layer(&self, index: usize, layer: &LayerPlan) -> Result<()> {
+        let (b, at) = (self.buffers, self.buffers.at);
+        // The residual stream is in `h`; in a parallel block, what attention adds to it is kept
+        // apart until the feed-forward part has read it, too.
+        let between = if layer.parallel { at.branch } else { at.h };
+        let scale = layer.residual_scale;
+        let attention = &layer.attention;
+        // SAFETY: the caller's word.
+        unsafe {
+            self.input(layer.attention_norm, &attention.qkv)?;
+            self.mark(Work::Norm, 0)?;
+            self.matvec(&attention.qkv, at.wide, b.wide_stride, 0)?;
+            self.mark(Work::Qkv, attention.qkv.bytes())?;
+            self.attention(index)?;
+            self.mark(Work::Attention, self.kv_bytes(index))?;
+            let post_norm = layer.attention_post_norm;
+            self.branch(&attention.output, post_norm, scale, at.h, between)?;
+            self.mark(Work::Output, attention.output.bytes())?;
+            match &layer.feed_forward {
+                FeedForwardPlan::Dense(mlp) => {
+                    self.mlp(layer.feed_forward_norm, mlp)?;
+                    let post_norm = layer.feed_forward_post_norm;
+                    self.branch(&mlp.down, post_norm, scale, between, at.h)?;
+                    self.mark(Work::Down, mlp.down.bytes())
+                }
+            }
+        }
+    }
+
+    /// A dense feed-forward part up to the input of its last product.
+    ///
+    /// # Safety
+    /// As [`StepBuffers::enqueue`].
+    unsafe fn mlp(&self, norm: Option<args::Norm>, mlp: &MlpPlan) -> Result<()> {
+        let (b, at) = (self.buffers, self.buffers.at);
+        // SAFETY: the caller's word.
+        unsafe {
+            self.input(norm, &mlp.up)?;
+            self.mark(Work::Norm, 0)?;
+            self.matvec(&mlp.up, at.wide, b.wide_stride, 0)?;
+            self.mark(Work::GateUp, mlp.up.bytes())?;
+            self.activate(mlp)?;
+        }
+        self.mark(Work::Norm, 0)
+    }
+
+    /// `to = base + scale * norm(matrix * input)`.
+    ///
+    /// # Safety
+    /// As [`StepBuffers::enqueue`].
+    unsafe fn branch(
+        &self,
+        matrix: &Matrix,
+        norm: Option<args::Norm>,
+        scale: f32,
+        base: u64,
+        to: u64,
+    ) -> Result<()> {
+        let (b, at) = (self.buffers, self.buffers.at);
+        if norm.is_none() && scale == 1.0 {
+            // SAFETY: the caller's word.
+            return unsafe { self.matvec(matrix, to, b.h_stride, base) };
+        }
+        let add = args::AddBranch {
+            x: at.wide,
+            base,
+            out: to,
+            norm: norm.unwrap_or_default(),
+            scale,
+            len: self.plan.hidden,
+            x_stride: b.wide_stride,
+            stride: b.h_stride,
+        };
+        // SAFETY: the caller's word.
+        unsafe {
+            self.matvec(matrix, at.wide, b.wide_stride, 0)?;
+            self.kernels.add_branch(self.stream, &add, self.batch)
+        }
     }
 
     /// # Safety
@@ -382,21 +462,26 @@ impl Enqueue<'_> {
         )
     }
 
+    /// The input of `consumer`: the residual stream or its norm.
+    ///
     /// # Safety
     /// As [`StepBuffers::enqueue`].
-    unsafe fn norm(&self, norm: NormPlan, consumer: &Matrix) -> Result<()> {
+    unsafe fn input(&self, norm: Option<args::Norm>, consumer: &Matrix) -> Result<()> {
         let (q8, q8_scale, f32) = self.forms(consumer);
+        let source = match norm {
+            Some(_) => args::Source::Norm,
+            None => args::Source::Copy,
+        };
         let produce = args::Produce {
             x: self.buffers.at.h,
-            weight: norm.weight,
+            norm: norm.unwrap_or_default(),
             q8,
             q8_scale,
             f32,
             x_stride: self.buffers.h_stride,
             len: self.plan.hidden,
             groups: consumer.groups,
-            source: args::Source::RmsNorm as u32,
-            eps: norm.eps,
+            source: source as u32,
             inverse_len: 1.0 / self.plan.hidden as f32,
             ..Default::default()
         };
@@ -406,23 +491,26 @@ impl Enqueue<'_> {
 
     /// # Safety
     /// As [`StepBuffers::enqueue`].
-    unsafe fn activate(&self, n_ff: u32, consumer: &Matrix) -> Result<()> {
-        let (q8, q8_scale, f32) = self.forms(consumer);
+    unsafe fn activate(&self, mlp: &MlpPlan) -> Result<()> {
+        let (q8, q8_scale, f32) = self.forms(&mlp.down);
         let produce = args::Produce {
             x: self.buffers.at.wide,
             q8,
             q8_scale,
             f32,
             x_stride: self.buffers.wide_stride,
-            len: n_ff,
-            groups: consumer.groups,
-            source: args::Source::SiluMul as u32,
+            len: mlp.n_ff,
+            groups: mlp.down.groups,
+            source: mlp.source() as u32,
+            activation: mlp.activation,
             ..Default::default()
         };
         // SAFETY: the caller's word.
         unsafe { self.kernels.produce(self.stream, &produce, self.batch) }
     }
 
+    /// `out = matrix * input + residual`; without it where that is 0.
+    ///
     /// # Safety
     /// As [`StepBuffers::enqueue`].
     unsafe fn matvec(
@@ -430,7 +518,7 @@ impl Enqueue<'_> {
         matrix: &Matrix,
         out: u64,
         out_stride: u32,
-        residual: bool,
+        residual: u64,
     ) -> Result<()> {
         let inputs = self.buffers.inputs();
         // SAFETY: the caller's word.
@@ -449,10 +537,15 @@ impl Enqueue<'_> {
 
     /// # Safety
     /// As [`StepBuffers::enqueue`].
-    unsafe fn attention(&self, layer_index: u32) -> Result<()> {
+    unsafe fn attention(&self, layer: usize) -> Result<()> {
         let (b, at) = (self.buffers, self.buffers.at);
-        let layer = &self.plan.layers[layer_index as usize];
-        let (q8, q8_scale, f32) = self.forms(&layer.output);
+        let attention = &self.plan.layers[layer].attention;
+        if let Some(norms) = attention.row_norms(at.wide, b.wide_stride) {
+            // SAFETY: the caller's word.
+            unsafe { self.kernels.norm_parts(self.stream, &norms, self.batch)? };
+        }
+        let (q8, q8_scale, f32) = self.forms(&attention.output);
+        let [q_norm, k_norm] = attention.head_norms;
         let attend = args::Attend {
             sessions: self.sessions,
             q: at.q,
@@ -461,16 +554,14 @@ impl Enqueue<'_> {
             q8_scale,
             f32,
             qkv: at.wide,
-            inv_freq: layer.inv_freq,
             tickets: b.tickets.address(),
-            layout: *self.layout,
-            scale: layer.scale * std::f32::consts::LOG2_E,
-            magnitude: layer.magnitude,
+            rotation: attention.rotation,
+            q_norm,
+            k_norm,
+            layout: self.kv.layers[layer],
+            scores: attention.scores,
             qkv_stride: b.wide_stride,
-            n_pairs: layer.n_pairs,
-            interleaved: u32::from(layer.interleaved),
-            n_heads: layer.n_heads,
-            layer: layer_index,
+            n_heads: attention.n_heads,
             n_chunks: b.n_chunks,
             ..Default::default()
         };

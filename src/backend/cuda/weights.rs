@@ -1,6 +1,5 @@
 //! A network resident on a GPU.
 
-use super::args::KvLayout;
 use super::batch::Batch;
 use super::driver::{Buffer, Context};
 use super::kernels::Kernels;
@@ -22,7 +21,7 @@ pub struct CudaWeights {
     plan: Plan,
     _memory: Buffer,
     prefill: Mutex<PrefillBuffers>,
-    /// One per layout of the KV cache, made when first needed.
+    /// One per type of KV cache, made when first needed.
     batches: Mutex<Vec<Batch>>,
 }
 
@@ -50,12 +49,11 @@ impl CudaWeights {
         network: &Network,
         progress: &mut Progress<'_>,
     ) -> Result<Arc<CudaWeights>> {
-        let (mut plan, mut jobs) = Plan::new(network)?;
+        let bytes = Plan::new(network, 0)?.0.bytes;
         let kernels = Kernels::load(context)?;
-        let memory = Buffer::new(context, plan.bytes as usize, "weights")?;
+        let memory = Buffer::new(context, bytes as usize, "weights")?;
+        let (plan, jobs) = Plan::new(network, memory.address())?;
         let prefill = PrefillBuffers::new(context, &plan)?;
-        plan.place(&mut jobs, memory.address());
-        // Vectors keep their offsets.
         upload(&kernels, &jobs, &memory, progress)?;
         Ok(Arc::new(CudaWeights {
             kernels,
@@ -114,17 +112,17 @@ impl Weights for CudaWeights {
         }
         let mut chosen = vec![0u32; mine.len()];
         // Sessions with caches of one type go together; those that only choose again go alone.
-        let mut groups: Vec<(Option<KvLayout>, Vec<usize>)> = Vec::new();
+        let mut groups: Vec<(Option<KvType>, Vec<usize>)> = Vec::new();
         for (i, runner) in mine.iter().enumerate() {
-            let layout = steps[i].token.map(|_| *runner.layout());
-            match groups.iter_mut().find(|(l, _)| *l == layout) {
+            let kv_type = steps[i].token.map(|_| runner.kv_type());
+            match groups.iter_mut().find(|(t, _)| *t == kv_type) {
                 Some((_, members)) => members.push(i),
-                None => groups.push((layout, vec![i])),
+                None => groups.push((kv_type, vec![i])),
             }
         }
         let lengths: Vec<usize> = mine.iter().map(|r| r.len()).collect();
-        let result = groups.iter().try_for_each(|(layout, members)| {
-            let Some(layout) = layout else {
+        let result = groups.iter().try_for_each(|(kv_type, members)| {
+            let Some(kv_type) = *kv_type else {
                 for &i in members {
                     chosen[i] = mine[i]
                         .step(&steps[i], interrupts[i])
@@ -133,10 +131,10 @@ impl Weights for CudaWeights {
                 return Ok(());
             };
             let mut batches = self.batches.lock().unwrap_or_else(|e| e.into_inner());
-            let at = match batches.iter().position(|b| b.serves(layout)) {
+            let at = match batches.iter().position(|b| b.serves(kv_type)) {
                 Some(at) => at,
                 None => {
-                    batches.push(Batch::new(self, layout)?);
+                    batches.push(Batch::new(self, kv_type)?);
                     batches.len() - 1
                 }
             };
@@ -160,8 +158,6 @@ impl Weights for CudaWeights {
     }
 
     fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
-        self.plan
-            .kv_layout(kv_type)
-            .map_or(0, |l| l.tile_bytes / u64::from(l.tile))
+        self.plan.kv(kv_type).map_or(0, |kv| kv.bytes_per_token())
     }
 }

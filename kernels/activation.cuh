@@ -1,0 +1,32 @@
+// Activation functions of feed-forward parts, as src/model/network.rs defines them.
+#pragma once
+#include "common.cuh"
+
+enum ActivationKind : uint32_t { SILU = 0, GELU_TANH = 1, GELU = 2, CLAMPED_SWIGLU = 3 };
+
+struct Activation {
+    uint32_t kind;
+    float alpha;  // CLAMPED_SWIGLU: steepness of the sigmoid
+    float limit;  // and cap of both inputs
+};
+
+// Comparisons that let a NaN through.
+__device__ __forceinline__ float at_most(float x, float limit) { return x > limit ? limit : x; }
+__device__ __forceinline__ float at_least(float x, float limit) { return x < limit ? limit : x; }
+
+__device__ __forceinline__ float activated(const Activation& a, float x) {
+    if (a.kind == SILU) return x / (1.0f + __expf(-x));
+    if (a.kind == GELU) return __fmul_rn(__fmul_rn(0.5f, x), __fadd_rn(1.0f, erff(__fmul_rn(x, 0.70710678f))));
+    if (a.kind == CLAMPED_SWIGLU) {
+        x = at_most(x, a.limit);
+        return x / (1.0f + __expf(-a.alpha * x));
+    }
+    // (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u))
+    const float u = __fmul_rn(0.79788456f, __fmaf_rn(__fmul_rn(0.044715f, __fmul_rn(x, x)), x, x));
+    return x / (1.0f + expf(-2.0f * u));
+}
+// Of a gate and the value that it lets through.
+__device__ __forceinline__ float gated(const Activation& a, float gate, float up) {
+    if (a.kind == CLAMPED_SWIGLU) up = __fadd_rn(at_most(at_least(up, -a.limit), a.limit), 1.0f);
+    return __fmul_rn(activated(a, gate), up);
+}

@@ -1,0 +1,64 @@
+// What the attention kernels of the decode step have in common.
+#pragma once
+#include "mma.cuh"
+#include "rope.cuh"
+#include "scores.cuh"
+
+struct AttendArgs {
+    const Session* const* sessions;
+    const float* q;        // fma kernels: [batch][n_heads * head_dim], rotated
+    float* parts;          // [batch][n_heads][n_chunks][head_dim + 2]: sum of values, largest score, weight
+    int8_t* q8;            // result: [batch][n_heads * head_dim] padded to groups of 32, or NULL
+    float* q8_scale;
+    float* f32;            // result: the same in f32, or NULL
+    // Tiles: norm, rotation and append are done here.
+    const float* qkv;      // [batch][qkv_stride]
+    uint32_t* tickets;     // [batch][n_kv_heads * head_parts] zeros: chunks done, of heads of whole groups
+    Rotation rotation;
+    NormArgs q_norm;       // of each head, before the rotation; weight NULL: none
+    NormArgs k_norm;
+    KvLayout layout;
+    Scores scores;
+    uint32_t qkv_stride;
+    uint32_t n_heads;
+    uint32_t n_chunks;     // parts that a context is cut into at most, up to 128
+    uint32_t head_parts;   // blocks that share a KV head's queries
+    uint32_t join;         // the last block of a KV head joins the chunks (heads of whole groups of 32)
+    uint32_t padding;
+};
+static_assert(sizeof(AttendArgs) == 224, "as in args.rs");
+
+// An element of the result, with the warp's 32 being a group; `at` is the element's place.
+__device__ __forceinline__ void store_result(const AttendArgs& a, uint64_t at, float v) {
+    if (a.f32) a.f32[at] = v;
+    if (a.q8) {
+        float largest = warp_max(fabsf(v)), id = largest > 0.0f ? 127.0f / largest : 0.0f;
+        bool bad = __any_sync(~0u, !(v == v)) || largest > 3.4e38f;
+        a.q8[at] = bad ? 1 : (int8_t)max(-127, min(127, __float2int_rn(__fmul_rn(v, id))));
+        if ((threadIdx.x & 31) == 0) a.q8_scale[at / 32] = bad ? NAN : __fmul_rn(largest, 1.0f / 127.0f);
+    }
+}
+
+// The positions that a step attends to are cut into chunks of this many, which depends on nothing but
+// their number, so that the order of additions does not depend on who shares the batch.
+__device__ __forceinline__ uint32_t chunk_positions(uint32_t length, uint32_t n_chunks) {
+    return max(128u, ((length + n_chunks - 1) / n_chunks + 63) / 64 * 64);
+}
+
+// What a step's position sees, cut into chunks.
+struct Chunks {
+    uint32_t length;  // positions of the context, the current one included
+    uint32_t first;   // the first that is seen
+    uint32_t begin;   // and where its tile begins, which is where the first chunk does
+    uint32_t per;     // positions of a chunk
+    uint32_t used;    // chunks
+};
+__device__ __forceinline__ Chunks chunks_of(const AttendArgs& a, const Session* s) {
+    Chunks c;
+    c.length = s->position + 1;
+    c.first = first_seen(a.layout, c.length);
+    c.begin = c.first / KV_TILE * KV_TILE;
+    c.per = chunk_positions(c.length - c.begin, a.n_chunks);
+    c.used = (c.length - c.begin + c.per - 1) / c.per;
+    return c;
+}

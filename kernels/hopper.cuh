@@ -1,0 +1,85 @@
+// Instructions of sm_90a: barriers in shared memory, bulk copies, clusters, warpgroup products.
+#pragma once
+#include "common.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// One arrival, which also announces bytes that copies will bring.
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+// One arrival at the barrier at the same place in block `rank` of the cluster.
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier, uint32_t rank) {
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there,%0,%1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _,[there];\n}" ::"r"(barrier), "r"(rank) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile("{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done,[%0],%1;\n"
+                 "@!done bra wait;\n}" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// `bytes` (a multiple of 16) from global to shared memory; `barrier` counts them.
+__device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+// The same into every block of the cluster that `blocks` has a bit for, at the same place.
+__device__ __forceinline__ void bulk_copy_all(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, uint16_t blocks) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0],[%1],%2,[%3],%4;"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"(blocks) : "memory");
+}
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0,%%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+template <int REGISTERS> __device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS> __device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+// Of a tile in shared memory whose rows are 128 bytes, in groups of 8 rows with their 16-byte pieces
+// permuted as `swizzled<8>` does it; groups begin at multiples of 1024.
+__device__ __forceinline__ uint64_t tile_descriptor(uint32_t address) {
+    return (uint64_t)((address & 0x3ffff) >> 4) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+__device__ __forceinline__ void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+#define F8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define F32(d, i) F8(d, i), F8(d, i + 8), F8(d, i + 16), F8(d, i + 24)
+#define R8(i) "%" #i "0,%" #i "1,%" #i "2,%" #i "3,%" #i "4,%" #i "5,%" #i "6,%" #i "7,%" #i "8,%" #i "9,"
+#define R60 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9," R8(1) R8(2) R8(3) R8(4) R8(5)
+
+// d[64 x 2 * DN] (+)= a[64 x 16] * b[2 * DN x 16]: f16 tiles in shared memory, f32 sums. The sums
+// start at zero unless `add`.
+__device__ __forceinline__ void product(float (&d)[64], uint64_t a, uint64_t b, bool add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%66,0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" R60 "%60,%61,%62,%63},%64,%65,p,1,1,0,0;\n}"
+                 : F32(d, 0), F32(d, 32) : "l"(a), "l"(b), "r"((uint32_t)add));
+}
+__device__ __forceinline__ void product(float (&d)[128], uint64_t a, uint64_t b, bool add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%130,0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" R60 R8(6) R8(7) R8(8) R8(9) R8(10) R8(11)
+                 "%120,%121,%122,%123,%124,%125,%126,%127},%128,%129,p,1,1,0,0;\n}"
+                 : F32(d, 0), F32(d, 32), F32(d, 64), F32(d, 96) : "l"(a), "l"(b), "r"((uint32_t)add));
+}
+#undef F8
+#undef F32
+#undef R8
+#undef R60
+#endif

@@ -1,0 +1,19 @@
+// Scores on their way into the softmax, which works in powers of two: factor, soft cap, sinks.
+#pragma once
+#include "common.cuh"
+
+struct Scores {
+    const float* sinks;  // [n_heads] logits without a value, or NULL
+    float scale;         // of queries: log2(e) times the attention's factor; without log2(e), over the cap, where there is one
+    float cap;           // soft cap, times log2(e), or 0
+};
+static_assert(sizeof(Scores) == 16, "as in args.rs");
+
+// cap * tanh(x), to an error of about cap * 2^-23.
+__device__ __forceinline__ float capped(float cap, float x) {
+    return __fmul_rn(cap, 1.0f - __fdividef(2.0f, 1.0f + __expf(2.0f * x)));
+}
+// The weight of a head's softmax with its sink, for the largest score that the weight goes by.
+__device__ __forceinline__ float with_sink(const Scores& s, uint32_t head, float largest, float weight) {
+    return s.sinks ? __fadd_rn(weight, exp2f(__fmaf_rn(s.sinks[head], 1.44269504f, -largest))) : weight;
+}

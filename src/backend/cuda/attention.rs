@@ -1,0 +1,153 @@
+//! Launches of the attention kernels.
+
+use super::args;
+use super::driver::Stream;
+use super::kernels::Kernels;
+use crate::error::Result;
+
+/// Positions per tile of the KV cache, as `KV_TILE` of common.cuh.
+pub const KV_TILE: usize = 64;
+/// Largest head that the attention kernels take.
+pub const MAX_HEAD_DIM: usize = 256;
+/// Sizes of heads that tiles are made for; others take the next larger.
+const HEAD_SIZES: [usize; 3] = [64, 128, 256];
+/// At least the static shared memory of an `attend_tiles` block.
+const STATIC_SHARED: usize = 8192;
+/// Queries of a KV head that a block of the `attend_fma` kernels takes.
+const FMA_QUERIES: [u32; 4] = [1, 2, 4, 8];
+
+impl Kernels {
+    /// Makes the attention kernels known that the device has the shared memory for.
+    pub(super) fn find_attention(&mut self) -> Result<()> {
+        let shared = self.context().properties().shared_bytes;
+        for queries in FMA_QUERIES {
+            self.find("attention_fma", &format!("attend_fma_{queries}"), 0)?;
+        }
+        for dim in HEAD_SIZES {
+            let bytes = self.tiles_shared(dim);
+            if bytes + STATIC_SHARED <= shared {
+                self.find("attention", &format!("attend_tiles_{dim}"), bytes)?;
+            }
+            let bytes = flash_shared(dim);
+            for q8 in ["", "q8_"] {
+                if bytes <= shared {
+                    self.find("attention_prefill", &format!("flash_{q8}{dim}"), bytes)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Shared memory of attention in tiles: stages of keys and values.
+    fn tiles_shared(&self, dim: usize) -> usize {
+        let stages = if dim <= 128 && self.context().properties().capability.0 >= 8 {
+            3
+        } else {
+            2
+        };
+        stages * 2 * KV_TILE * dim * 2
+    }
+
+    /// Norms and rotates queries and keys of `rows` rows, and appends keys and values to the cache.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`]; the cache must be backed up to the rows' positions.
+    pub unsafe fn rope_append(&self, stream: &Stream, args: &args::Rope, rows: u32) -> Result<()> {
+        let grid = (args.n_heads + 2 * args.layout.n_kv_heads, rows, 1);
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "rope_append", grid, 128, 0, args) }
+    }
+
+    /// Norms and rotates queries and keys, appends keys and values to the cache, and attends, for one
+    /// position of each of `batch` sessions. The tickets must be zeros, and are left so.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn attend(&self, stream: &Stream, args: &args::Attend, batch: u32) -> Result<()> {
+        let group = args.n_heads / args.layout.n_kv_heads;
+        let dim = args.layout.head_dim;
+        let padded = padded_head(dim);
+        let tiles_name = format!("attend_tiles_{padded}");
+        let tiles = args.layout.q8 == 0 && self.has(&tiles_name);
+        let (at_once, name, shared) = if tiles {
+            (8, tiles_name, self.tiles_shared(padded))
+        } else {
+            let at_once = group.next_power_of_two().min(8);
+            let lanes = dim.div_ceil(8).next_power_of_two();
+            let shared = (128 / lanes * at_once * (lanes * 8 + 2) * 4) as usize;
+            (at_once, format!("attend_fma_{at_once}"), shared)
+        };
+        let join = tiles && dim.is_multiple_of(32);
+        let args = args::Attend {
+            head_parts: group.div_ceil(at_once),
+            join: u32::from(join),
+            ..*args
+        };
+        if !tiles {
+            let rope = args::Rope {
+                sessions: args.sessions,
+                qkv: args.qkv,
+                q_f32: args.q,
+                rotation: args.rotation,
+                q_norm: args.q_norm,
+                k_norm: args.k_norm,
+                layout: args.layout,
+                qkv_stride: args.qkv_stride,
+                n_heads: args.n_heads,
+                ..Default::default()
+            };
+            // SAFETY: the caller's word.
+            unsafe { self.rope_append(stream, &rope, batch)? };
+        }
+        let heads = args.layout.n_kv_heads * args.head_parts;
+        let grid = if tiles {
+            // Two blocks a multiprocessor, which share the chunks of long contexts.
+            let sharing = (2 * self.multiprocessors()).div_ceil(heads * batch);
+            (heads, batch, sharing.clamp(1, args.n_chunks))
+        } else {
+            (args.n_chunks, heads, batch)
+        };
+        let width = args.n_heads * args.layout.head_dim;
+        // SAFETY: the caller's word.
+        unsafe {
+            self.launch(stream, &name, grid, 128, shared, &args)?;
+            if join {
+                return Ok(());
+            }
+            let grid = (width.next_multiple_of(32).div_ceil(128), batch, 1);
+            self.launch(stream, "attend_combine", grid, 128, 0, &args)
+        }
+    }
+
+    /// Attention of consecutive positions of one session.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn flash(&self, stream: &Stream, args: &args::Flash) -> Result<()> {
+        let dim = padded_head(args.layout.head_dim);
+        let q8 = if args.layout.q8 != 0 { "q8_" } else { "" };
+        let grid = (args.rows.div_ceil(64), args.n_heads, 1);
+        // SAFETY: the caller's word.
+        unsafe {
+            self.launch(
+                stream,
+                &format!("flash_{q8}{dim}"),
+                grid,
+                128,
+                flash_shared(dim),
+                args,
+            )
+        }
+    }
+}
+
+/// Size of heads that a kernel's tiles are made for.
+fn padded_head(dim: u32) -> usize {
+    (dim as usize).next_power_of_two().clamp(64, MAX_HEAD_DIM)
+}
+
+/// Shared memory of the prefill's attention: two stages of keys and values.
+fn flash_shared(dim: usize) -> usize {
+    let rows = if dim <= 128 { 64 } else { 32 };
+    4 * rows * dim * 2
+}

@@ -1,0 +1,369 @@
+//! What the families have in common: the hyperparameters and tensors that have the same names in
+//! all of them, and how the parts of a network are put together from those.
+
+use super::rope::Ramp;
+use super::source::Source;
+use super::{
+    Activation, Attention, Block, FeedForward, Linear, Mlp, Network, Norm, NormKind, Rope,
+    RopePairing, rope,
+};
+use crate::error::{Result, fail};
+use crate::format::{ModelFile, Strings, Value};
+
+/// Largest head size that is taken seriously.
+const MAX_HEAD_DIM: usize = 1 << 16;
+
+/// A model file, read as one family.
+pub(super) struct Decoder<'a> {
+    pub source: Source<'a>,
+    /// Layers that run, first to last.
+    pub n_layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    pub n_heads: usize,
+    pub n_kv_heads: usize,
+    /// Elements per head.
+    pub head_dim: usize,
+    /// Positions that the model was trained for.
+    pub context_length: usize,
+    /// Factor on attention's scores.
+    pub scale: f32,
+    norm: NormKind,
+    eps: f32,
+}
+
+/// Which layers see a window only, where a file does not say so.
+#[derive(Clone, Copy)]
+pub(super) enum Windows {
+    /// All of them.
+    Everywhere,
+    /// Every n-th layer sees the whole context, the others a window.
+    ButEvery(usize),
+}
+
+impl<'a> Decoder<'a> {
+    /// Reads the sizes. `norm` is the kind of all norms, which decides whose epsilon is meant.
+    pub(super) fn read(
+        file: &'a ModelFile,
+        architecture: &'static str,
+        norm: NormKind,
+    ) -> Result<Decoder<'a>> {
+        const N_LAYERS: &str = "block_count";
+        const HEADS: &str = "attention.head_count";
+        const KV_HEADS: &str = "attention.head_count_kv";
+        let source = Source::new(file, architecture);
+        if source.find::<bool>("attention.causal")? == Some(false) {
+            fail!(
+                Unsupported,
+                "{} is false; only causal attention is supported",
+                source.key("attention.causal")
+            );
+        }
+        let n_layers = source.size(N_LAYERS)?;
+        if n_layers > file.tensors.len() {
+            let problem = format!(
+                "is {n_layers}, but the file has only {} tensors",
+                file.tensors.len()
+            );
+            return Err(source.invalid(N_LAYERS, &problem));
+        }
+        let hidden = source.size("embedding_length")?;
+        let n_heads = source.uniform_size(HEADS, n_layers)?;
+        let n_kv_heads = source
+            .find_uniform_size(KV_HEADS, n_layers)?
+            .unwrap_or(n_heads);
+        if !n_heads.is_multiple_of(n_kv_heads) {
+            let problem = format!("is {n_kv_heads}, which does not divide the {n_heads} heads");
+            return Err(source.invalid(KV_HEADS, &problem));
+        }
+        let head_dim = head_dim(&source, hidden, n_heads)?;
+        source.product(HEADS, n_heads, head_dim)?;
+        let scale = source.find_positive("attention.scale")?;
+        let eps = source.positive(match norm {
+            NormKind::Rms => "attention.layer_norm_rms_epsilon",
+            NormKind::Layer => "attention.layer_norm_epsilon",
+        })?;
+        Ok(Decoder {
+            n_layers,
+            hidden,
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            context_length: source.size("context_length")?,
+            scale: scale.unwrap_or((1.0 / (head_dim as f64).sqrt()) as f32),
+            norm,
+            eps,
+            source,
+        })
+    }
+
+    /// Refuses a mixture of experts.
+    pub(super) fn refuse_experts(&self) -> Result<()> {
+        if let Some(experts) = self.source.find::<u64>("expert_count")?
+            && experts > 0
+        {
+            fail!(
+                Unsupported,
+                "{} is {experts}; experts are not supported in this architecture",
+                self.source.key("expert_count")
+            );
+        }
+        Ok(())
+    }
+
+    /// The network of these blocks: embedding, final norm and head by their usual names, the head
+    /// tied to the embedding where there is none.
+    pub(super) fn network(&self, mut block: impl FnMut(usize) -> Result<Block>) -> Result<Network> {
+        let (source, hidden) = (&self.source, self.hidden);
+        let embedding = source.file.tensor("token_embd.weight")?;
+        let n_vocab = source.find_size("vocab_size")?.unwrap_or(embedding.rows());
+        let embedding = source.matrix("token_embd.weight", hidden, n_vocab)?;
+        if let Some(tokens) = source.file.find::<&Strings>("tokenizer.ggml.tokens")?
+            && tokens.len() != n_vocab
+        {
+            fail!(
+                InvalidModel,
+                "tokenizer.ggml.tokens has {} tokens, but tensor token_embd.weight has {n_vocab} rows",
+                tokens.len()
+            );
+        }
+        let head = if source.file.tensors.contains_key("output.weight") {
+            source.linear("output", hidden, n_vocab)?
+        } else {
+            Linear {
+                weight: embedding.clone(),
+                bias: source.find_vector("output.bias", n_vocab)?,
+            }
+        };
+        let mut blocks = Vec::new();
+        if blocks.try_reserve_exact(self.n_layers).is_err() {
+            fail!(
+                OutOfMemory,
+                "{} layers could not be allocated",
+                self.n_layers
+            );
+        }
+        for layer in 0..self.n_layers {
+            blocks.push(block(layer)?);
+        }
+        Ok(Network {
+            architecture: source.architecture().to_owned(),
+            hidden,
+            n_vocab,
+            context_length: self.context_length,
+            embedding,
+            embedding_scale: 1.0,
+            positions: None,
+            blocks,
+            final_norm: source.norm("output_norm", hidden, self.norm, self.eps)?,
+            head,
+            logit_scale: 1.0,
+            logit_cap: source.find_positive("final_logit_softcapping")?,
+        })
+    }
+
+    /// A norm of the residual stream's width.
+    pub(super) fn norm(&self, layer: usize, part: &str) -> Result<Option<Norm>> {
+        self.norm_of(layer, part, self.hidden)
+    }
+
+    /// A norm over `len` elements.
+    pub(super) fn norm_of(&self, layer: usize, part: &str, len: usize) -> Result<Option<Norm>> {
+        let name = format!("blk.{layer}.{part}");
+        self.source.norm(&name, len, self.norm, self.eps).map(Some)
+    }
+
+    /// The rotary embedding by the usual keys.
+    pub(super) fn rope(&self, pairing: RopePairing) -> Result<Rope> {
+        // No key says it.
+        let ramp = match self.source.architecture() {
+            "gpt-oss" => Ramp::Exact,
+            _ => Ramp::Rounded,
+        };
+        let (head_dim, context) = (self.head_dim, self.context_length);
+        rope::from_source(&self.source, head_dim, context, pairing, ramp)
+    }
+
+    /// The rotary embedding of layers with a window, whose frequencies are not scaled.
+    pub(super) fn local_rope(&self, pairing: RopePairing, base: f32) -> Result<Rope> {
+        rope::local(&self.source, self.head_dim, pairing, base)
+    }
+
+    /// The base of the rotary embedding by its usual key.
+    pub(super) fn rope_base(&self) -> Result<f32> {
+        rope::base(&self.source)
+    }
+
+    /// The window of each layer, if the file has one: `attention.sliding_window` long, in the
+    /// layers that `attention.sliding_window_pattern` (a boolean per layer, or the n of
+    /// [`Windows::ButEvery`]) or else the family says.
+    pub(super) fn windows(&self, family: Windows) -> Result<Vec<Option<usize>>> {
+        const PATTERN: &str = "attention.sliding_window_pattern";
+        let Some(window) = self.source.find_size("attention.sliding_window")? else {
+            return Ok(vec![None; self.n_layers]);
+        };
+        let key = self.source.key(PATTERN);
+        let but_every = |n: usize| move |layer: usize| n == 0 || !(layer + 1).is_multiple_of(n);
+        let local: Vec<bool> = match self.source.file.metadata.get(&key) {
+            Some(Value::Array(_)) => {
+                let local: Vec<bool> = self.source.file.get(&key)?;
+                if local.len() < self.n_layers {
+                    let problem = format!(
+                        "has {} values, but there are {} layers",
+                        local.len(),
+                        self.n_layers
+                    );
+                    return Err(self.source.invalid(PATTERN, &problem));
+                }
+                local
+            }
+            Some(_) => {
+                let n = self.source.file.u32(&key)? as usize;
+                (0..self.n_layers).map(but_every(n)).collect()
+            }
+            None => match family {
+                Windows::Everywhere => vec![true; self.n_layers],
+                Windows::ButEvery(n) => (0..self.n_layers).map(but_every(n)).collect(),
+            },
+        };
+        let windows = local[..self.n_layers].iter();
+        Ok(windows.map(|local| local.then_some(window)).collect())
+    }
+
+    /// Attention whose matrices are apart, or one below the other in `attn_qkv`.
+    pub(super) fn attention(&self, layer: usize, rope: Option<&Rope>) -> Result<Attention> {
+        let (source, hidden) = (&self.source, self.hidden);
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let (q_len, kv_len) = (
+            self.n_heads * self.head_dim,
+            self.n_kv_heads * self.head_dim,
+        );
+        let lens = [q_len, kv_len, kv_len];
+        let fused = name("attn_qkv");
+        let parts = [name("attn_q"), name("attn_k"), name("attn_v")];
+        let [q, k, v] = if source.has(&fused) {
+            source.fused(&fused, hidden, lens, Some(&parts))?
+        } else {
+            [
+                source.linear(&parts[0], hidden, q_len)?,
+                source.linear(&parts[1], hidden, kv_len)?,
+                source.linear(&parts[2], hidden, kv_len)?,
+            ]
+        };
+        Ok(Attention {
+            n_heads: self.n_heads,
+            n_kv_heads: self.n_kv_heads,
+            head_dim: self.head_dim,
+            q,
+            k,
+            v,
+            output: source.linear(&name("attn_output"), q_len, hidden)?,
+            q_norm: None,
+            k_norm: None,
+            rope: rope.cloned(),
+            scale: self.scale,
+            window: None,
+            score_cap: source.find_positive("attn_logit_softcapping")?,
+            sinks: None,
+        })
+    }
+
+    fn n_ff(&self) -> Result<usize> {
+        self.source
+            .uniform_size("feed_forward_length", self.n_layers)
+    }
+
+    /// Gate, up and down.
+    pub(super) fn gated(&self, layer: usize, activation: Activation) -> Result<FeedForward> {
+        let (source, hidden, n_ff) = (&self.source, self.hidden, self.n_ff()?);
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        Ok(FeedForward::Dense(Box::new(Mlp {
+            gate: Some(source.linear(&name("ffn_gate"), hidden, n_ff)?),
+            up: source.linear(&name("ffn_up"), hidden, n_ff)?,
+            down: source.linear(&name("ffn_down"), n_ff, hidden)?,
+            activation,
+        })))
+    }
+
+    /// Gate and up one below the other in `ffn_up`, and down.
+    pub(super) fn gated_fused(&self, layer: usize, activation: Activation) -> Result<FeedForward> {
+        let (source, hidden, n_ff) = (&self.source, self.hidden, self.n_ff()?);
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        source.product("feed_forward_length", n_ff, 2)?;
+        let [gate, up] = source.fused(&name("ffn_up"), hidden, [n_ff; 2], None)?;
+        Ok(FeedForward::Dense(Box::new(Mlp {
+            gate: Some(gate),
+            up,
+            down: source.linear(&name("ffn_down"), n_ff, hidden)?,
+            activation,
+        })))
+    }
+
+    /// Up and down.
+    pub(super) fn plain(&self, layer: usize, activation: Activation) -> Result<FeedForward> {
+        let (source, hidden, n_ff) = (&self.source, self.hidden, self.n_ff()?);
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        Ok(FeedForward::Dense(Box::new(Mlp {
+            gate: None,
+            up: source.linear(&name("ffn_up"), hidden, n_ff)?,
+            down: source.linear(&name("ffn_down"), n_ff, hidden)?,
+            activation,
+        })))
+    }
+
+    /// A block with a norm before attention and another before the feed-forward part.
+    pub(super) fn pre_norm_block(
+        &self,
+        layer: usize,
+        attention: Attention,
+        feed_forward: FeedForward,
+    ) -> Result<Block> {
+        Ok(Block {
+            attention_norm: self.norm(layer, "attn_norm")?,
+            feed_forward_norm: self.norm(layer, "ffn_norm")?,
+            ..bare_block(attention, feed_forward)
+        })
+    }
+}
+
+/// A sequential block without norms.
+pub(super) fn bare_block(attention: Attention, feed_forward: FeedForward) -> Block {
+    Block {
+        attention_norm: None,
+        attention,
+        attention_post_norm: None,
+        feed_forward_norm: None,
+        feed_forward,
+        feed_forward_post_norm: None,
+        parallel: false,
+        residual_scale: 1.0,
+    }
+}
+
+fn head_dim(source: &Source, hidden: usize, n_heads: usize) -> Result<usize> {
+    const HEADS: &str = "attention.head_count";
+    const KEY_LENGTH: &str = "attention.key_length";
+    const VALUE_LENGTH: &str = "attention.value_length";
+    let head_dim = match source.find_size(KEY_LENGTH)? {
+        Some(head_dim) => head_dim,
+        None if hidden.is_multiple_of(n_heads) => hidden / n_heads,
+        None => {
+            let problem = format!("is {n_heads}, which does not divide the width {hidden}");
+            return Err(source.invalid(HEADS, &problem));
+        }
+    };
+    if head_dim > MAX_HEAD_DIM {
+        let problem = format!("gives heads of {head_dim} elements; at most {MAX_HEAD_DIM} work");
+        return Err(source.invalid(KEY_LENGTH, &problem));
+    }
+    if let Some(value_dim) = source.find_size(VALUE_LENGTH)?
+        && value_dim != head_dim
+    {
+        fail!(
+            Unsupported,
+            "{} is {value_dim}, but keys have {head_dim} elements; they must be the same",
+            source.key(VALUE_LENGTH)
+        );
+    }
+    Ok(head_dim)
+}

@@ -1,0 +1,38 @@
+//! `glm4`: GLM 4 (0414), with norms before and after both parts, rope on a part of each head, and
+//! gate and up in one matrix.
+
+use super::decoder::{Decoder, bare_block};
+use super::{Activation, Block, Network, NormKind, RopePairing};
+use crate::error::{Result, fail};
+use crate::format::{ModelFile, Value};
+
+pub(super) fn describe(file: &ModelFile) -> Result<Network> {
+    const SECTIONS: &str = "rope.dimension_sections";
+    const PREDICTORS: &str = "nextn_predict_layers";
+    let mut d = Decoder::read(file, "glm4", NormKind::Rms)?;
+    if let Some(Value::Array(_)) = file.metadata.get(&d.source.key(SECTIONS)) {
+        fail!(
+            Unsupported,
+            "{} is there; positions of more than one dimension are not supported",
+            d.source.key(SECTIONS)
+        );
+    }
+    // Layers at the end that guess further tokens ahead are left out.
+    let predictors = d.source.find::<u64>(PREDICTORS)?.unwrap_or(0);
+    if predictors >= d.n_layers as u64 {
+        let problem = format!("is {predictors}, but there are {} layers", d.n_layers);
+        return Err(d.source.invalid(PREDICTORS, &problem));
+    }
+    d.n_layers -= predictors as usize;
+    let rope = d.rope(RopePairing::Interleaved)?;
+    d.network(|i| {
+        let attention = d.attention(i, Some(&rope))?;
+        Ok(Block {
+            attention_norm: d.norm(i, "attn_norm")?,
+            attention_post_norm: d.norm(i, "post_attention_norm")?,
+            feed_forward_norm: d.norm(i, "ffn_norm")?,
+            feed_forward_post_norm: d.norm(i, "post_ffw_norm")?,
+            ..bare_block(attention, d.gated_fused(i, Activation::Silu)?)
+        })
+    })
+}

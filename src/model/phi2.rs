@@ -1,0 +1,21 @@
+//! `phi2`: Phi 1, 1.5 and 2. Attention and a feed-forward part without a gate read the same normed
+//! input; biases everywhere, on the head, too; rope on a part of each head.
+
+use super::decoder::{Decoder, bare_block};
+use super::{Activation, Block, Network, NormKind, RopePairing};
+use crate::error::Result;
+use crate::format::ModelFile;
+
+pub(super) fn describe(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read(file, "phi2", NormKind::Layer)?;
+    let rope = d.rope(RopePairing::Halves)?;
+    d.network(|i| {
+        let attention = d.attention(i, Some(&rope))?;
+        let feed_forward = d.plain(i, Activation::GeluTanh)?;
+        Ok(Block {
+            attention_norm: d.norm(i, "attn_norm")?,
+            parallel: true,
+            ..bare_block(attention, feed_forward)
+        })
+    })
+}

@@ -1,0 +1,17 @@
+//! `qwen2`: Qwen 2 and 2.5, with biases on q, k and v.
+
+use super::decoder::{Decoder, Windows};
+use super::{Activation, Network, NormKind, RopePairing};
+use crate::error::Result;
+use crate::format::ModelFile;
+
+pub(super) fn describe(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read(file, "qwen2", NormKind::Rms)?;
+    let rope = d.rope(RopePairing::Halves)?;
+    let windows = d.windows(Windows::Everywhere)?;
+    d.network(|i| {
+        let mut attention = d.attention(i, Some(&rope))?;
+        attention.window = windows[i];
+        d.pre_norm_block(i, attention, d.gated(i, Activation::Silu)?)
+    })
+}

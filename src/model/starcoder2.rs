@@ -1,0 +1,17 @@
+//! `starcoder2`: StarCoder 2 and Granite Code, with Layer norms, biases and no gate.
+
+use super::decoder::{Decoder, Windows};
+use super::{Activation, Network, NormKind, RopePairing};
+use crate::error::Result;
+use crate::format::ModelFile;
+
+pub(super) fn describe(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read(file, "starcoder2", NormKind::Layer)?;
+    let rope = d.rope(RopePairing::Halves)?;
+    let windows = d.windows(Windows::Everywhere)?;
+    d.network(|i| {
+        let mut attention = d.attention(i, Some(&rope))?;
+        attention.window = windows[i];
+        d.pre_norm_block(i, attention, d.plain(i, Activation::GeluTanh)?)
+    })
+}

@@ -1,0 +1,333 @@
+//! Norms, activations, and what some networks do with a product's output.
+
+use crate::common::tiny::Random;
+use crate::gpu::*;
+use emberlm::backend::cuda::matrix::{self, groups};
+use emberlm::backend::cuda::{args, plan};
+use emberlm::model::Activation;
+
+pub fn tests(tests: &mut Tests) {
+    tests.push(("produce".into(), Box::new(produce_is_right)));
+    tests.push(("add_branch".into(), Box::new(add_branch_is_right)));
+    tests.push(("norm_parts".into(), Box::new(norm_parts_are_right)));
+    tests.push(("finish_logits".into(), Box::new(finish_logits_is_right)));
+}
+
+/// The norm of a row as network.rs defines it.
+pub fn norm(x: &[f64], weight: &[f32], bias: Option<&[f32]>, layer: bool, eps: f32) -> Vec<f64> {
+    let n = x.len() as f64;
+    let mean = if layer {
+        x.iter().sum::<f64>() / n
+    } else {
+        0.0
+    };
+    let square = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
+    let scale = 1.0 / (square + f64::from(eps)).sqrt();
+    (0..x.len())
+        .map(|i| {
+            (x[i] - mean) * scale * f64::from(weight[i]) + bias.map_or(0.0, |b| f64::from(b[i]))
+        })
+        .collect()
+}
+
+fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|v| f64::from(*v)).collect()
+}
+
+/// An activation as network.rs defines it; `up` is the value that a gate lets through.
+fn activated(activation: Activation, x: f64, up: Option<f64>) -> f64 {
+    let swish = |x: f64, steepness: f64| x / (1.0 + (-steepness * x).exp());
+    let y = match activation {
+        Activation::Silu => swish(x, 1.0),
+        Activation::GeluTanh => {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            x * (1.0 + u.tanh()) / 2.0
+        }
+        // Gauss' integral by Simpson's rule.
+        Activation::Gelu => {
+            let n = 2000;
+            let step = x / f64::from(n);
+            let density = |t: f64| (-t * t / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
+            let sum: f64 = (0..=n)
+                .map(|i| {
+                    let weight = match i {
+                        _ if i == 0 || i == n => 1.0,
+                        _ if i % 2 == 1 => 4.0,
+                        _ => 2.0,
+                    };
+                    weight * density(f64::from(i) * step)
+                })
+                .sum();
+            x * (0.5 + sum * step / 3.0)
+        }
+        Activation::ClampedSwiglu { alpha, limit } => {
+            let limit = f64::from(limit);
+            let up = up.map(|u| u.clamp(-limit, limit) + 1.0);
+            return swish(x.min(limit), f64::from(alpha)) * up.unwrap_or(1.0);
+        }
+    };
+    y * up.unwrap_or(1.0)
+}
+
+/// What a row of input is made by.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Copy,
+    Norm { layer: bool, bias: bool },
+    Activation { activation: Activation, gated: bool },
+}
+
+fn produce_is_right() {
+    let mut random = Random::new(9, "produce");
+    let mut ways = vec![Way::Copy];
+    for (layer, bias) in [(false, false), (false, true), (true, false), (true, true)] {
+        ways.push(Way::Norm { layer, bias });
+    }
+    let clamped = Activation::ClampedSwiglu {
+        alpha: 1.702,
+        limit: 0.7,
+    };
+    for activation in [
+        Activation::Silu,
+        Activation::GeluTanh,
+        Activation::Gelu,
+        clamped,
+    ] {
+        for gated in [false, true] {
+            ways.push(Way::Activation { activation, gated });
+        }
+    }
+    for len in [1usize, 31, 32, 100, 896, 4096, 14336] {
+        for way in ways.iter().copied() {
+            let rows = 3;
+            let stride = 2 * len + 1;
+            let x: Vec<f32> = random_floats(&mut random, rows * stride)
+                .iter()
+                .map(|x| 3.0 * x + 0.5)
+                .collect();
+            let weight = random_floats(&mut random, len);
+            let bias = random_floats(&mut random, len);
+            let eps = 1e-5f32;
+            let want: Vec<f64> = x
+                .chunks(stride)
+                .flat_map(|x| {
+                    let x = wide(x);
+                    match way {
+                        Way::Copy => x[..len].to_vec(),
+                        Way::Norm { layer, bias: on } => {
+                            norm(&x[..len], &weight, on.then_some(&bias[..]), layer, eps)
+                        }
+                        Way::Activation { activation, gated } => (0..len)
+                            .map(|i| activated(activation, x[i], gated.then(|| x[len + i])))
+                            .collect(),
+                    }
+                })
+                .collect();
+            let n_groups = groups(len) as usize;
+            let width = n_groups * 32;
+            let (dx, dw, db) = (upload(&x), upload(&weight), upload(&bias));
+            let q8 = poisoned(rows * width);
+            let scale = poisoned(rows * n_groups * 4);
+            let f32 = poisoned(rows * width * 4);
+            let tile_bytes = matrix::tiled_bytes(rows as u32, n_groups as u32) as usize;
+            let f16 = poisoned(tile_bytes);
+            let f16_scale = poisoned(rows * 4);
+            let produce = args::Produce {
+                x: dx.address(),
+                norm: match way {
+                    Way::Norm { layer, bias } => args::Norm {
+                        weight: dw.address(),
+                        bias: if bias { db.address() } else { 0 },
+                        eps,
+                        layer: u32::from(layer),
+                    },
+                    _ => args::Norm::default(),
+                },
+                q8: q8.address(),
+                q8_scale: scale.address(),
+                f32: f32.address(),
+                f16: f16.address(),
+                f16_scale: f16_scale.address(),
+                x_stride: stride as u32,
+                len: len as u32,
+                groups: n_groups as u32,
+                source: match way {
+                    Way::Copy => args::Source::Copy,
+                    Way::Norm { .. } => args::Source::Norm,
+                    Way::Activation { gated: true, .. } => args::Source::Gated,
+                    Way::Activation { .. } => args::Source::Activated,
+                } as u32,
+                inverse_len: 1.0 / len as f32,
+                activation: match way {
+                    Way::Activation { activation, .. } => plan::activation(activation),
+                    _ => args::Activation::default(),
+                },
+            };
+            with_stream(|stream| unsafe {
+                kernels().produce(stream, &produce, rows as u32).unwrap()
+            });
+            let q: Vec<i8> = download(&q8, rows * width);
+            let d: Vec<f32> = download(&scale, rows * n_groups);
+            let plain: Vec<f32> = download(&f32, rows * width);
+            let halves = from_tiles(&download::<u16>(&f16, tile_bytes / 2), rows, width);
+            let half_scale: Vec<f32> = download(&f16_scale, rows);
+            let take = |form: &dyn Fn(usize) -> f32| -> Vec<f32> {
+                (0..rows * width)
+                    .filter(|i| i % width < len)
+                    .map(form)
+                    .collect()
+            };
+            let what = format!("{way:?} {len}");
+            assert!(
+                relative_error(&take(&|i| plain[i]), &want) < 1e-6,
+                "{what}: f32"
+            );
+            assert!(
+                relative_error(&take(&|i| f32::from(q[i]) * d[i / 32]), &want) < 0.01,
+                "{what}: int8"
+            );
+            let half = |i: usize| half::f16::from_bits(halves[i]).to_f32() * half_scale[i / width];
+            assert!(relative_error(&take(&half), &want) < 4e-4, "{what}: f16");
+            for i in (0..rows * width).filter(|i| i % width >= len) {
+                assert_eq!(
+                    (plain[i], q[i], halves[i]),
+                    (0.0, 0, 0),
+                    "{what}: padding at {i}"
+                );
+            }
+            // The same without the whole-row f16, which is cut into more blocks.
+            let again = poisoned(rows * width);
+            let produce = args::Produce {
+                q8: again.address(),
+                f16: 0,
+                ..produce
+            };
+            with_stream(|stream| unsafe {
+                kernels().produce(stream, &produce, rows as u32).unwrap()
+            });
+            assert_eq!(download::<i8>(&again, rows * width), q, "{what}");
+        }
+    }
+}
+
+fn add_branch_is_right() {
+    let mut random = Random::new(10, "branch");
+    for len in [1usize, 33, 896, 5000] {
+        for (with_norm, layer) in [(false, false), (true, false), (true, true)] {
+            let (rows, x_stride, stride) = (3, len + 5, len + 2);
+            let x = random_floats(&mut random, rows * x_stride);
+            let base = random_floats(&mut random, rows * stride);
+            let weight = random_floats(&mut random, len);
+            let (eps, scale) = (1e-6, 0.22);
+            let (dx, dw, out) = (upload(&x), upload(&weight), upload(&base));
+            let add = args::AddBranch {
+                x: dx.address(),
+                base: out.address(),
+                out: out.address(),
+                norm: args::Norm {
+                    weight: if with_norm { dw.address() } else { 0 },
+                    bias: 0,
+                    eps,
+                    layer: u32::from(layer),
+                },
+                scale,
+                len: len as u32,
+                x_stride: x_stride as u32,
+                stride: stride as u32,
+            };
+            with_stream(|stream| unsafe {
+                kernels().add_branch(stream, &add, rows as u32).unwrap()
+            });
+            let got: Vec<f32> = download(&out, rows * stride);
+            for row in 0..rows {
+                let x = wide(&x[row * x_stride..][..len]);
+                let y = match with_norm {
+                    true => norm(&x, &weight, None, layer, eps),
+                    false => x,
+                };
+                let base = &base[row * stride..][..stride];
+                let want: Vec<f64> = y
+                    .iter()
+                    .zip(base)
+                    .map(|(y, b)| f64::from(*b) + f64::from(scale) * y)
+                    .collect();
+                let got = &got[row * stride..][..stride];
+                let error = relative_error(&got[..len], &want);
+                assert!(error < 1e-6, "{len}, norm {with_norm}: error {error}");
+                assert_eq!(got[len..], base[len..], "{len}: beyond the row");
+            }
+        }
+    }
+}
+
+fn norm_parts_are_right() {
+    let mut random = Random::new(11, "parts");
+    for lens in [[64usize, 32], [4096, 1024], [36, 0]] {
+        let (rows, eps) = (4, 1e-5);
+        let stride = lens[0] + 2 * lens[1] + 3;
+        let x = random_floats(&mut random, rows * stride);
+        let weights = lens.map(|len| random_floats(&mut random, len.max(1)));
+        let device_weights = [upload(&weights[0]), upload(&weights[1])];
+        let out = upload(&x);
+        let parts = args::NormParts {
+            x: out.address(),
+            norms: [0, 1].map(|i| args::Norm {
+                weight: device_weights[i].address(),
+                bias: 0,
+                eps,
+                layer: 0,
+            }),
+            first: [0, lens[0] as u32],
+            len: lens.map(|len| len as u32),
+            stride: stride as u32,
+            padding: 0,
+        };
+        with_stream(|stream| unsafe { kernels().norm_parts(stream, &parts, rows as u32).unwrap() });
+        let got: Vec<f32> = download(&out, rows * stride);
+        for (got, x) in got.chunks(stride).zip(x.chunks(stride)) {
+            let (q, rest) = x.split_at(lens[0]);
+            let (k, rest) = rest.split_at(lens[1]);
+            let mut want = norm(&wide(q), &weights[0], None, false, eps);
+            if !k.is_empty() {
+                want.extend(norm(&wide(k), &weights[1], None, false, eps));
+            }
+            let error = relative_error(&got[..want.len()], &want);
+            assert!(error < 1e-6, "{lens:?}: error {error}");
+            assert_eq!(&got[want.len()..], rest, "{lens:?}: values");
+        }
+    }
+}
+
+fn finish_logits_is_right() {
+    let mut random = Random::new(12, "logits");
+    let (rows, n_vocab) = (3, 1001);
+    let x: Vec<f32> = random_floats(&mut random, rows * n_vocab)
+        .iter()
+        .map(|x| 90.0 * x)
+        .collect();
+    for (scale, cap) in [(0.0625, 0.0), (1.0, 30.0), (2.0, 5.0)] {
+        let out = upload(&x);
+        let logits = args::Logits {
+            logits: out.address(),
+            n_vocab: n_vocab as u32,
+            scale,
+            cap,
+            padding: 0,
+        };
+        with_stream(|stream| unsafe {
+            kernels()
+                .finish_logits(stream, &logits, rows as u32)
+                .unwrap()
+        });
+        let got: Vec<f32> = download(&out, rows * n_vocab);
+        let want: Vec<f64> = wide(&x)
+            .iter()
+            .map(|x| match f64::from(cap) {
+                0.0 => x * f64::from(scale),
+                cap => cap * (x * f64::from(scale) / cap).tanh(),
+            })
+            .collect();
+        let error = relative_error(&got, &want);
+        assert!(error < 1e-6, "scale {scale}, cap {cap}: error {error}");
+    }
+}

@@ -1,0 +1,287 @@
+"""Writes one folder per entry of FAMILIES beside this file: a tiny model with random weights as Hugging Face transformers
+saves it (config.json, model.safetensors with float16 elements), the same model as model.gguf (as llama.cpp's converter
+would write it, without a tokenizer), and logits.bin, what transformers computes in float32 at every position of random
+tokens. Usage: make.py [name...]. Needs gguf, safetensors, torch, transformers. To add a family, add to FAMILIES.
+
+Every number that has an influence is set so that it has one: windows are shorter than the text, soft caps bite, norms and
+biases are random, heads are odd in number or together wider than the model, contexts are beyond those before scaling.
+
+logits.bin, little endian: u32 n_tokens, u32 n_vocab, n_tokens x u32 token ids, n_tokens x n_vocab x f32 logits (row p: after
+token p). Where a model has other frequencies for short contexts, short.bin has fewer tokens."""
+import copy
+import math
+import re
+import shutil
+import struct
+import sys
+import zlib
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from safetensors.numpy import load_file
+
+N_TOKENS = 40
+FLOAT = dict(rope_type="default", rope_theta=10000.0)
+BASE = dict(vocab_size=96, hidden_size=48, intermediate_size=40, num_hidden_layers=2, num_attention_heads=3,
+            num_key_value_heads=1, max_position_embeddings=64, rope_parameters=FLOAT, pad_token_id=0, bos_token_id=1,
+            eos_token_id=2)
+LONG = dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.1, 1.2, 1.3, 1.5, 1.8],
+            long_factor=[1.0, 1.5, 2.5, 4.0, 6.0, 9.0], original_max_position_embeddings=32, partial_rotary_factor=0.75)
+YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=2.0, original_max_position_embeddings=32, beta_fast=2.0, beta_slow=1.0)
+
+# name: (model_type of transformers, architecture in GGUF, changes of BASE)
+FAMILIES = {
+    "qwen2": ("qwen2", "qwen2", dict(num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True)),
+    "qwen3": ("qwen3", "qwen3", dict(head_dim=20, hidden_size=40, tie_word_embeddings=False)),
+    "mistral": ("mistral", "llama", dict(head_dim=24, hidden_size=40, sliding_window=7, tie_word_embeddings=False)),
+    "mixtral": ("mixtral", "llama", dict(hidden_size=40, head_dim=16, intermediate_size=32, num_local_experts=5,
+                                         num_experts_per_tok=2, sliding_window=None)),
+    "qwen3moe": ("qwen3_moe", "qwen3moe", dict(hidden_size=40, head_dim=16, moe_intermediate_size=24, num_experts=7,
+                                               num_experts_per_tok=3, norm_topk_prob=True)),
+    "gemma2": ("gemma2", "gemma2", dict(num_hidden_layers=3, head_dim=20, query_pre_attn_scalar=20,
+                                        attn_logit_softcapping=2.0, final_logit_softcapping=3.0, sliding_window=8)),
+    "gemma3": ("gemma3_text", "gemma3", dict(num_hidden_layers=7, head_dim=20, intermediate_size=32,
+                                             query_pre_attn_scalar=20, sliding_window=6,
+                                             rope_parameters=dict(
+                                                 full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0),
+                                                 sliding_attention=dict(rope_type="default", rope_theta=10000.0)))),
+    "phi2": ("phi", "phi2", dict(num_key_value_heads=3, intermediate_size=80, hidden_act="gelu_new",
+                                 rope_parameters=dict(**FLOAT, partial_rotary_factor=0.5))),
+    "phi3": ("phi3", "phi3", dict(rope_parameters=LONG,
+                                  original_max_position_embeddings=32, sliding_window=21)),
+    "phi4": ("phi3", "phi3", dict(rope_parameters=dict(**FLOAT, partial_rotary_factor=1.0),
+                                  original_max_position_embeddings=64, sliding_window=None, tie_word_embeddings=True)),
+    "gpt2": ("gpt2", "gpt2", dict(vocab_size=96, n_embd=48, n_layer=2, n_head=3, n_positions=64, bos_token_id=1, eos_token_id=2)),
+    "olmo2": ("olmo2", "olmo2", dict(num_attention_heads=6, num_key_value_heads=3)),
+    "olmo3": ("olmo3", "olmo2", dict(num_hidden_layers=5, num_key_value_heads=3, sliding_window=9)),
+    "granite": ("granite", "granite", dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.1,
+                                           logits_scaling=2.0, tie_word_embeddings=True)),
+    "smollm3": ("smollm3", "smollm3", dict(num_hidden_layers=5, tie_word_embeddings=True)),
+    "starcoder2": ("starcoder2", "starcoder2", dict(sliding_window=10, use_bias=True, hidden_act="gelu_pytorch_tanh",
+                                                    tie_word_embeddings=True)),
+    "gpt_oss": ("gpt_oss", "gpt-oss", dict(hidden_size=64, head_dim=16, num_attention_heads=6, num_key_value_heads=3,
+                                           intermediate_size=32, num_local_experts=4, num_experts_per_tok=2,
+                                           sliding_window=9, rope_parameters=dict(**YARN, truncate=False))),
+    "glm4": ("glm4", "glm4", dict(head_dim=20, hidden_size=40, attention_bias=True,
+                                  rope_parameters=dict(**FLOAT, partial_rotary_factor=0.6))),
+    "cohere2": ("cohere2", "cohere2", dict(num_hidden_layers=5, sliding_window=8, logit_scale=0.25)),
+}
+# Architectures in whose files rope rotates neighbours, though the saved model rotates halves.
+INTERLEAVED = ("llama", "granite", "smollm3")
+
+
+def random_model(config):
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            norm = re.search(r"norm|ln_", name) and name.endswith("weight")
+            shifted = config.model_type.startswith("gemma")
+            p.normal_(1.0 if norm and not shifted else 0.0, 0.2)
+            if name.endswith("sinks"):
+                p.normal_(0.0, 2.0)
+            if name.endswith("gate_up_proj_bias"):
+                p.normal_(0.0, 6.0)  # beyond the activation's limit, which is 7 in all files
+            if config.model_type == "gpt_oss" and name.endswith("_proj") and "experts" in name:
+                p.copy_(torch.tensor(mxfp4_values(p.shape)).swapaxes(1, 2))
+            p.copy_(p.half().float())
+    return model
+
+
+# MXFP4: 32 numbers of a row are multiples of one power of two, a half of its exponent's.
+MXFP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+
+def mxfp4_values(shape):
+    """Random values, [experts][rows][cols] for a tensor of the shape [experts][cols][rows]."""
+    experts, cols, rows = shape
+    random = np.random.default_rng(cols * rows)
+    values = MXFP4[random.integers(0, 8, (experts, rows, cols // 32, 32))] * random.choice([-1.0, 1.0], (experts, rows, cols // 32, 32))
+    return (values * 2.0 ** random.integers(-5, -2, (experts, rows, cols // 32, 1))).astype(np.float32).reshape(experts, rows, cols)
+
+
+def mxfp4_blocks(x):
+    """Rows of values of the type as blocks: the exponent, then 16 bytes with element i and, above it, i + 16."""
+    blocks = x.reshape(-1, 32)
+    for exponent in range(127 - 10, 127 + 4):
+        scaled = np.abs(blocks) / 2.0 ** (exponent - 127)
+        fits = np.isin(scaled, MXFP4).all(1)
+        codes = np.where(np.signbit(blocks), 8, 0) + np.abs(scaled[..., None] - MXFP4).argmin(-1)
+        bytes_ = np.concatenate([np.full((len(blocks), 1), exponent), codes[:, :16] | codes[:, 16:] << 4], 1).astype(np.uint8)
+        out = np.where(fits[:, None], bytes_, out) if exponent > 117 else bytes_
+    return out.reshape(*x.shape[:-1], -1)
+
+
+def interleaved(x, heads):
+    """Rows of q or k in another order: the two elements of a pair that rope rotates are neighbours."""
+    return x.reshape(heads, 2, -1, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def gguf_tensors(config, architecture, saved):
+    """The saved tensors as (name, array) of a GGUF file, experts still apart."""
+    names = gguf.get_tensor_name_map(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture),
+                                     config.num_hidden_layers)
+    for name, x in saved.items():
+        x = x.astype(np.float32)
+        stem, end = name.rsplit(".", 1)
+        if architecture.startswith("gemma") and stem.endswith("norm"):
+            x = x + 1
+        if architecture in INTERLEAVED and ".q_proj." in name:
+            x = interleaved(x, config.num_attention_heads)
+        if architecture in INTERLEAVED and ".k_proj." in name:
+            x = interleaved(x, config.num_key_value_heads)
+        if architecture == "gpt2" and re.search(r"c_attn.weight|c_proj.weight|c_fc.weight", name):
+            x = x.T
+        if end == "sinks":
+            stem, end = name, "weight"
+        part = re.match(r"(.*mlp\.experts)\.(gate_up|down)_proj(_bias)?$", name)
+        if part:
+            end = "bias" if part[3] else "weight"
+            x = x if part[3] else x.swapaxes(1, 2)
+            pieces = dict(gate=x[:, 0::2], up=x[:, 1::2]) if part[2] == "gate_up" else dict(down=x)
+            for piece, x in pieces.items():
+                yield f"{names.get_name(f'{part[1]}.{piece}_proj')}.{end}", x
+            continue
+        expert = re.match(r"(.*)\.experts\.(\d+)\.(\w+)$", stem)
+        if expert:
+            stem = f"{expert[1]}.experts.{expert[3]}".replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward") \
+                if "block_sparse_moe" in stem else f"{expert[1]}.experts.{expert[3]}"
+            yield f"{names.get_name(stem)}.{end}:{int(expert[2]):03}", x
+            continue
+        mapped = names.get_name(stem)
+        if mapped is None:
+            raise ValueError(f"no GGUF name for {name}")
+        yield f"{mapped}.{end}", x
+
+
+def merged(tensors):
+    """Experts' matrices one below the other."""
+    experts = {}
+    for name, x in tensors:
+        if ":" in name:
+            experts.setdefault(name.split(":")[0], {})[name] = x
+        else:
+            yield name, x
+    for name, parts in experts.items():
+        yield name, np.stack([parts[k] for k in sorted(parts)])
+
+
+def write_metadata(w, architecture, config):
+    c = config.to_dict()
+    ropes = c.get("rope_parameters") or {}
+    rope = ropes.get("full_attention", ropes)
+    heads = c.get("num_attention_heads") or c["n_head"]
+    hidden = c.get("hidden_size") or c["n_embd"]
+    layers = c.get("num_hidden_layers") or c["n_layer"]
+    w.add_tokenizer_model("no_vocab")
+    w.add_vocab_size(c["vocab_size"])
+    w.add_context_length(c.get("max_position_embeddings") or c["n_positions"])
+    w.add_embedding_length(hidden)
+    w.add_block_count(layers)
+    w.add_feed_forward_length(c.get("intermediate_size") or 4 * hidden)
+    w.add_head_count(heads)
+    if "num_key_value_heads" in c:
+        w.add_head_count_kv(c["num_key_value_heads"])
+    if "rms_norm_eps" in c:
+        w.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    for key in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"):
+        if key in c:
+            w.add_layer_norm_eps(c[key])
+    head_dim = c.get("head_dim") or hidden // heads
+    if c.get("head_dim"):
+        w.add_key_length(head_dim)
+        w.add_value_length(head_dim)
+    if rope:
+        w.add_rope_freq_base(rope["rope_theta"])
+        w.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if "sliding_attention" in ropes:
+        w.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    if rope.get("rope_type") in ("linear", "yarn"):
+        w.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        w.add_rope_scaling_factor(rope["factor"])
+    if rope.get("rope_type") == "yarn":
+        w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        w.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        w.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+    if rope.get("rope_type") == "longrope":
+        original = rope["original_max_position_embeddings"]
+        scale = c["max_position_embeddings"] / original
+        w.add_rope_scaling_orig_ctx_len(original)
+        w.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0)
+        for which in ("long", "short"):
+            w.add_tensor(f"rope_factors_{which}.weight", np.array(rope[f"{which}_factor"], np.float32))
+    if architecture == "phi3":
+        if rope["rope_type"] != "longrope":
+            w.add_rope_scaling_orig_ctx_len(c["original_max_position_embeddings"])
+        w.add_sliding_window(c["sliding_window"] or 0)
+    elif c.get("sliding_window"):
+        w.add_sliding_window(c["sliding_window"])
+    if architecture == "olmo2" and c.get("layer_types"):
+        w.add_sliding_window_pattern([t == "sliding_attention" for t in c["layer_types"]])
+    if architecture == "gemma2":
+        w.add_attn_logit_softcapping(c["attn_logit_softcapping"])
+        w.add_final_logit_softcapping(c["final_logit_softcapping"])
+    if architecture == "granite":
+        w.add_attention_scale(c["attention_multiplier"])
+        w.add_embedding_scale(c["embedding_multiplier"])
+        w.add_residual_scale(c["residual_multiplier"])
+        w.add_logit_scale(c["logits_scaling"])
+    if architecture == "cohere2":
+        w.add_logit_scale(c["logit_scale"])
+        w.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    experts = c.get("num_local_experts") or c.get("num_experts")
+    if experts:
+        w.add_expert_count(experts)
+        w.add_expert_used_count(c["num_experts_per_tok"])
+    if architecture in ("qwen3moe", "gpt-oss"):
+        w.add_expert_feed_forward_length(c.get("moe_intermediate_size") or c["intermediate_size"])
+
+
+def write_gguf(path, architecture, config, saved):
+    w = gguf.GGUFWriter(path, architecture)
+    write_metadata(w, architecture, config)
+    for name, x in merged(gguf_tensors(config, architecture, saved)):
+        if architecture == "gpt-oss" and "_exps.weight" in name:
+            w.add_tensor(name, mxfp4_blocks(x), raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+        elif x.ndim == 1 or name.endswith(".bias") or "ffn_gate_inp" in name or "position_embd" in name:
+            w.add_tensor(name, x)
+        else:
+            w.add_tensor(name, np.ascontiguousarray(x, np.float16))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def write_logits(path, model, seed, n_tokens):
+    tokens = np.random.default_rng(seed).integers(0, model.config.vocab_size, n_tokens).tolist()
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0].numpy()
+    path.write_bytes(struct.pack(f"<II{n_tokens}I", *logits.shape, *tokens) + logits.astype("<f4").tobytes())
+    return logits
+
+
+def make(out, name, model_type, architecture, changes):
+    seed = zlib.crc32(name.encode())
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.for_model(model_type, **copy.deepcopy(changes if model_type == "gpt2" else BASE | changes))
+    model = random_model(config)
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    logits = write_logits(out / "logits.bin", model, seed, N_TOKENS)
+    if config.to_dict().get("rope_parameters", {}) and config.rope_parameters.get("rope_type") == "longrope":
+        write_logits(out / "short.bin", model, seed, 24)
+    model.half().save_pretrained(out)
+    (out / "generation_config.json").unlink(missing_ok=True)
+    write_gguf(out / "model.gguf", architecture, config, load_file(out / "model.safetensors"))
+    size = sum(f.stat().st_size for f in out.iterdir()) // 1024
+    print(f"{name}: {size} KiB, logits from {logits.min():.2f} to {logits.max():.2f}")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for family in sys.argv[1:] or FAMILIES:
+        make(Path(__file__).parent / family, family, *FAMILIES[family])
+    print(f"transformers {transformers.__version__}, torch {torch.__version__}")
