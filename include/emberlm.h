@@ -227,6 +227,10 @@ enum ember_status_code
      * The process was forked from one that has loaded a model; the library works only there.
      */
     EMBER_FORKED = 33,
+    /**
+     * A schema or grammar is invalid, cannot be met or is too large; the message says where.
+     */
+    EMBER_GRAMMAR = 34,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -430,6 +434,21 @@ typedef uint32_t ember_detokenize_flags;
 #endif // __cplusplus
 
 /**
+ * The penalty on tokens that would lengthen a repetition ("don't repeat yourself").
+ *
+ * If the last n tokens of the context occur earlier in the window, n being the largest such number,
+ * then the token that followed them there gets minus `multiplier * base^(n - allowed_length)`, if n
+ * is at least `allowed_length`. The n tokens hold no sequence breaker, and a token that is one by
+ * itself gets no penalty. The penalty is computed in double precision and at most the largest `f32`.
+ */
+typedef struct Dry Dry;
+
+/**
+ * How a token is chosen, as far as numbers say it; [`TokenRules`] has the rest.
+ */
+typedef struct Sampling Sampling;
+
+/**
  * A kind of work in a decode step. A device that does two of them at once counts both as the one
  * that reads more.
  */
@@ -621,7 +640,8 @@ typedef struct ember_model_details {
      */
     uint64_t resident_bytes;
     /**
-     * Bytes of KV cache per token of context with `EMBER_KV_F16`.
+     * Bytes of KV cache per token of context with `EMBER_KV_F16`, in layers without a sliding
+     * window.
      */
     uint64_t kv_bytes_per_token;
     /**
@@ -723,6 +743,20 @@ typedef struct ember_session_details {
 } ember_session_details;
 
 /**
+ * How to make a grammar. Zero in every field but `struct_size` means the default.
+ */
+typedef struct ember_grammar_options {
+    /**
+     * `sizeof(ember_grammar_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * A value of `enum ember_json_spacing`, for answers by a JSON schema.
+     */
+    uint32_t json_spacing;
+} ember_grammar_options;
+
+/**
  * Memory that a model and a session of it would take on the device. The caller sets `struct_size`,
  * `ember_model_estimate` the rest.
  */
@@ -749,7 +783,7 @@ typedef struct ember_estimate {
      */
     uint64_t weights_bytes;
     /**
-     * KV cache per token of context.
+     * KV cache per token of context, in layers without a sliding window.
      */
     uint64_t kv_bytes_per_token;
     /**
@@ -914,7 +948,9 @@ ember_status ember_session_position(const struct ember_session *session,
 
 /**
  * Keeps the first `position` tokens of the context and forgets the rest. Takes no time to speak
- * of; a decode that follows evaluates the last kept token again. 0 empties the context. Decodes
+ * of; a decode that follows evaluates the last kept token again. If the model has layers with a
+ * sliding window, these keep the window and some hundred positions; after a rewind further back
+ * than that, the next call evaluates all kept tokens again, like a prefill of them. 0 empties the context. Decodes
  * that were started are interrupted and waited for, and their tokens that were not collected are
  * lost: this is how to drop what was queued behind a token that ends the text.
  *
@@ -1051,6 +1087,41 @@ ember_status ember_decode_batch(struct ember_session *const *sessions,
                                 size_t count,
                                 uint32_t *tokens,
                                 struct ember_error *err);
+
+/**
+ * Holds a session's answers to a grammar, in place of the one before: from the next decode on,
+ * tokens are chosen among those that the grammar allows, by the same settings as before. `kind` is
+ * a value of `enum ember_grammar_kind`, `text` the grammar, `len` bytes of UTF-8; `options` may be
+ * NULL for the defaults. `EMBER_GRAMMAR_NONE`, with no text, takes the grammar away.
+ *
+ * The answer begins behind the present end of the context, or behind a later prefill: prompts are
+ * not constrained, and each answer of a conversation begins the grammar anew (setting it again does
+ * so, too). When the answer is complete and may go on, tokens that end a text
+ * (`ember_token_is_end`) are among the allowed ones; when it cannot go on, and behind such a token,
+ * they are the only ones. So decoding until the first end token gives a complete answer, and no
+ * token before it is a control token.
+ *
+ * Text that the grammar leaves no choice about is not left to the model: its tokens come from the
+ * following decodes at once, as the tokenizer would make them, and are evaluated together when
+ * logits are needed (log-probabilities that were asked for are made one by one, however). All of
+ * this holds for started decodes and batches; `ember_session_rewind` takes the grammar back with
+ * the tokens, `ember_session_fork` copies it, and `ember_session_logits` shows the logits without
+ * it. A session keeps up to 64 MB for its grammar, a model about 300 bytes a token for all of them,
+ * made at the first one.
+ *
+ * Errors: `EMBER_GRAMMAR` if the text is not valid, with the place; if no text can meet it; or if it
+ * is too large: more than 1 MiB (64 KiB for an expression), or too expensive. It is told within about a second.
+ * Later decodes may still fail with it if the grammar becomes too complex for a step.
+ * `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` names the argument; `EMBER_UNSUPPORTED` if the
+ * model's tokenizer is not supported or has no end token; `EMBER_BUSY`; `EMBER_DECODE_PENDING`;
+ * `EMBER_OUT_OF_MEMORY`. After each of them the session keeps the grammar that it had.
+ */
+ember_status ember_session_set_grammar(struct ember_session *session,
+                                       uint32_t kind,
+                                       const char *text,
+                                       size_t len,
+                                       const struct ember_grammar_options *options,
+                                       struct ember_error *err);
 
 /**
  * Writes what loading this file and making one session would take to `out`, whose `struct_size` the

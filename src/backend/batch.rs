@@ -12,10 +12,7 @@ const INDEX: &str = "session at index ";
 
 /// The error of one session of a batch, which names it.
 pub fn at_index(index: usize, error: Error) -> Error {
-    Error::new(
-        error.status,
-        format!("{INDEX}{index}: {}", error.message),
-    )
+    Error::new(error.status, format!("{INDEX}{index}: {}", error.message))
 }
 
 /// The error of a batch of some of the sessions as one of all: the session that it names at index

@@ -205,7 +205,10 @@ impl Session {
     }
 
     fn is_banned(&self, token: u32) -> bool {
-        let bias = self.rules.as_ref().and_then(|r| r.bias().get(token as usize));
+        let bias = self
+            .rules
+            .as_ref()
+            .and_then(|r| r.bias().get(token as usize));
         bias == Some(&f32::NEG_INFINITY)
     }
 }

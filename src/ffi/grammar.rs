@@ -93,13 +93,18 @@ pub unsafe extern "C" fn ember_session_set_grammar(
         let (text, options) = unsafe { (self::text(text, len, "text")?, read_struct(options)?) };
         let options = engine_options(&options)?;
         let kind = match kind {
-            0 if !text.is_empty() => fail!(InvalidArgument, "len is {len}, but there is no grammar"),
+            0 if !text.is_empty() => {
+                fail!(InvalidArgument, "len is {len}, but there is no grammar")
+            }
             0 => return with_session(session, |session| session.clear_grammar()),
             1 => GrammarKind::JsonSchema,
             2 => GrammarKind::Regex,
             3 => GrammarKind::Lark,
             4 => GrammarKind::Gbnf,
-            n => fail!(InvalidArgument, "kind is {n}, which is no ember_grammar_kind"),
+            n => fail!(
+                InvalidArgument,
+                "kind is {n}, which is no ember_grammar_kind"
+            ),
         };
         with_session(session, |session| session.set_grammar(kind, text, &options))
     };

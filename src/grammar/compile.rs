@@ -55,9 +55,9 @@ impl Grammar {
                     panics::catch(|| compile(vocabulary, kind, text, options))
                 });
             match thread {
-                Ok(thread) => thread.join().unwrap_or_else(|_| {
-                    fail!(Internal, "a panic left the thread that compiles")
-                }),
+                Ok(thread) => thread
+                    .join()
+                    .unwrap_or_else(|_| fail!(Internal, "a panic left the thread that compiles")),
                 Err(e) => fail!(OutOfMemory, "no thread to compile: {e}"),
             }
         });

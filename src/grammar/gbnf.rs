@@ -119,11 +119,7 @@ fn write_string(text: &str, out: &mut String) {
 fn write_class(ranges: &[(char, char)], negated: bool, out: &mut String) {
     let _ = write!(out, "/[{}", if negated { "^" } else { "" });
     for (first, last) in ranges {
-        let _ = write!(
-            out,
-            "\\x{{{:x}}}-\\x{{{:x}}}",
-            *first as u32, *last as u32
-        );
+        let _ = write!(out, "\\x{{{:x}}}-\\x{{{:x}}}", *first as u32, *last as u32);
     }
     out.push_str("]/");
 }

@@ -65,7 +65,8 @@ pub(super) fn parse(text: &str) -> Result<(Vec<Rule>, usize)> {
             return parser.fail("what is here belongs to no rule");
         }
     }
-    let mut names: Vec<(&str, (usize, usize))> = parser.names.iter().map(|(n, p)| (*n, *p)).collect();
+    let mut names: Vec<(&str, (usize, usize))> =
+        parser.names.iter().map(|(n, p)| (*n, *p)).collect();
     names.sort_by_key(|(_, (index, _))| *index);
     let mut rules = Vec::new();
     for (body, (name, (_, place))) in bodies.into_iter().zip(&names) {
@@ -120,8 +121,18 @@ impl<'a> Parser<'a> {
         let before = &self.text[..self.at.min(self.text.len())];
         let line = before.matches('\n').count() + 1;
         let column = before.rsplit('\n').next().map_or(0, |l| l.chars().count()) + 1;
-        let here: String = self.rest().lines().next().unwrap_or("").chars().take(20).collect();
-        fail!(Grammar, "line {line}, column {column} ({here:?}): {message}")
+        let here: String = self
+            .rest()
+            .lines()
+            .next()
+            .unwrap_or("")
+            .chars()
+            .take(20)
+            .collect();
+        fail!(
+            Grammar,
+            "line {line}, column {column} ({here:?}): {message}"
+        )
     }
 
     /// Skips white space and comments; line ends only if they mean nothing here.
@@ -241,8 +252,16 @@ impl<'a> Parser<'a> {
         let bounds = inner.and_then(|inner| match inner.split_once(',') {
             None => number(inner).map(|n| (n, Some(n))),
             Some((min, max)) => {
-                let min = if min.trim().is_empty() { 0 } else { number(min)? };
-                let max = if max.trim().is_empty() { None } else { Some(number(max)?) };
+                let min = if min.trim().is_empty() {
+                    0
+                } else {
+                    number(min)?
+                };
+                let max = if max.trim().is_empty() {
+                    None
+                } else {
+                    Some(number(max)?)
+                };
                 (max.is_none_or(|max| max >= min)).then_some((min, max))
             }
         });

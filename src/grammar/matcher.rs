@@ -210,7 +210,10 @@ impl Matcher {
                 break;
             };
             if self.parser.apply_token(&[byte], INVALID_TOKEN).is_err() {
-                fail!(Grammar, "grammar: too complex: too many ways to read the answer");
+                fail!(
+                    Grammar,
+                    "grammar: too complex: too many ways to read the answer"
+                );
             }
             text.push(byte);
         }

@@ -48,7 +48,9 @@ fn bound_multiples(schema: &mut Value) {
                 }
             }
             let values = ["const", "enum", "default", "examples"];
-            let parts = map.iter_mut().filter(|(key, _)| !values.contains(&key.as_str()));
+            let parts = map
+                .iter_mut()
+                .filter(|(key, _)| !values.contains(&key.as_str()));
             parts.for_each(|(_, part)| bound_multiples(part));
         }
         Value::Array(list) => list.iter_mut().for_each(bound_multiples),
@@ -295,7 +297,9 @@ fn parts(schema: &Value) -> Vec<(Vec<String>, &Value)> {
     let mut parts = Vec::new();
     for key in ["properties", "patternProperties", "$defs", "definitions"] {
         if let Some(Value::Object(map)) = schema.get(key) {
-            let named = map.iter().map(|(name, part)| (vec![key.to_owned(), name.clone()], part));
+            let named = map
+                .iter()
+                .map(|(name, part)| (vec![key.to_owned(), name.clone()], part));
             parts.extend(named);
         }
     }

@@ -71,7 +71,11 @@ impl GrammarVocabulary {
     }
 
     /// The bytes of each token (none if it is no text), and the tokens that end an answer.
-    fn from_words(words: &[Vec<u8>], ends: Vec<TokenId>, total: usize) -> Result<GrammarVocabulary> {
+    fn from_words(
+        words: &[Vec<u8>],
+        ends: Vec<TokenId>,
+        total: usize,
+    ) -> Result<GrammarVocabulary> {
         if ends.is_empty() {
             fail!(
                 Unsupported,

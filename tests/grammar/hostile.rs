@@ -174,7 +174,12 @@ fn each_ends_in_an_error_or_an_answer() {
 #[test]
 fn what_is_wrong_is_named_with_its_place() {
     for (kind, text, place, word) in [
-        (JsonSchema, "{\n \"type\": }", "line 2 column 10", "expected value"),
+        (
+            JsonSchema,
+            "{\n \"type\": }",
+            "line 2 column 10",
+            "expected value",
+        ),
         (JsonSchema, "17", "", "neither an object nor a boolean"),
         (JsonSchema, "false", "in the schema", "schema is false"),
         (
@@ -219,7 +224,10 @@ fn what_is_wrong_is_named_with_its_place() {
             panic!("{text}: accepted")
         };
         assert_eq!(e.status, Status::Grammar, "{text}: {e}");
-        assert!(e.message.contains(place) && e.message.contains(word), "{text}: {e}");
+        assert!(
+            e.message.contains(place) && e.message.contains(word),
+            "{text}: {e}"
+        );
         assert!(e.message.starts_with("grammar: "), "{text}: {e}");
     }
 }
@@ -236,7 +244,10 @@ fn nothing_is_left_in_the_host() {
         }));
         let before = std::fs::read_dir("/proc/self/task").map(Iterator::count);
         for (kind, text) in [
-            (JsonSchema, r#"{"type":"object","additionalProperties":{"type":"integer"}}"#),
+            (
+                JsonSchema,
+                r#"{"type":"object","additionalProperties":{"type":"integer"}}"#,
+            ),
             (JsonSchema, r#"{"not":{}}"#),
             (Lark, "start: foo"),
             (Gbnf, "root ::= [a-z]+"),
@@ -255,7 +266,12 @@ fn nothing_is_left_in_the_host() {
         return;
     }
     let out = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "hostile::nothing_is_left_in_the_host", "--nocapture", "--test-threads=1"])
+        .args([
+            "--exact",
+            "hostile::nothing_is_left_in_the_host",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env(MARK, "1")
         .output()
         .unwrap();

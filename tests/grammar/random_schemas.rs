@@ -5,7 +5,14 @@ use emberlm::grammar::{Grammar, GrammarKind, GrammarOptions, JsonSpacing};
 use serde_json::{Map, Value, json};
 
 const NAMES: [&str; 8] = [
-    "name", "role", "place", "item", "hit points", "größe", "a\"b", "x",
+    "name",
+    "role",
+    "place",
+    "item",
+    "hit points",
+    "größe",
+    "a\"b",
+    "x",
 ];
 
 /// A random schema. `refs` allows references to `#/$defs/...`.
@@ -38,7 +45,12 @@ fn string(random: &mut Random) -> Value {
         }
         2 => schema["maxLength"] = json!(random.below(12)),
         3 => {
-            let patterns = ["^[a-z]{2,6}$", "^(red|green|blue)$", "^\\d{3}-\\d{2}$", "^A.*z$"];
+            let patterns = [
+                "^[a-z]{2,6}$",
+                "^(red|green|blue)$",
+                "^\\d{3}-\\d{2}$",
+                "^A.*z$",
+            ];
             schema["pattern"] = json!(patterns[random.below(4)]);
         }
         4 => schema["format"] = json!(["date", "time", "ipv4", "uuid"][random.below(4)]),
@@ -98,7 +110,8 @@ fn object(random: &mut Random, depth: usize, refs: bool) -> Value {
 
 fn array(random: &mut Random, depth: usize, refs: bool) -> Value {
     let low = random.below(3);
-    let mut schema = json!({"type": "array", "items": schema(random, depth - 1, refs), "minItems": low});
+    let mut schema =
+        json!({"type": "array", "items": schema(random, depth - 1, refs), "minItems": low});
     if random.chance(70) {
         schema["maxItems"] = json!(low + random.below(4));
     }
@@ -109,7 +122,7 @@ fn array(random: &mut Random, depth: usize, refs: bool) -> Value {
 }
 
 /// A random schema with definitions that it may lead to, which lead to themselves.
-fn whole(random: &mut Random) -> Value {
+pub fn whole(random: &mut Random) -> Value {
     let mut schema = schema(random, 3, true);
     schema["$defs"] = json!({
         "node": {

@@ -7,20 +7,38 @@ use emberlm::text::EncodeOptions;
 #[test]
 fn expressions_match_whole_answers() {
     for (grammar, good, bad) in [
-        ("[0-9]{2,4}", &["12", "1234"][..], &["", "1", "12345", "1a"][..]),
+        (
+            "[0-9]{2,4}",
+            &["12", "1234"][..],
+            &["", "1", "12345", "1a"][..],
+        ),
         ("", &[""], &["a"]),
         ("a*", &["", "aaa"], &["b", "aab"]),
         ("(?i)yes|no", &["yes", "YeS", "no"], &["y", "nope"]),
-        ("^(red|green) (apple|pear)$", &["red apple", "green pear"], &["red", "blue pear"]),
+        (
+            "^(red|green) (apple|pear)$",
+            &["red apple", "green pear"],
+            &["red", "blue pear"],
+        ),
         (r"\d+\.\d{2} €", &["3.50 €"], &["3.5 €", "3.50 $"]),
         ("a/b\\/c", &["a/b/c"], &["a/b"]),
-        ("héllo|日本(語)?", &["héllo", "日本", "日本語"], &["hello", "日"]),
+        (
+            "héllo|日本(語)?",
+            &["héllo", "日本", "日本語"],
+            &["hello", "日"],
+        ),
     ] {
         for text in good {
-            assert!(accepts(Regex, grammar, text), "/{grammar}/ refuses {text:?}");
+            assert!(
+                accepts(Regex, grammar, text),
+                "/{grammar}/ refuses {text:?}"
+            );
         }
         for text in bad {
-            assert!(!accepts(Regex, grammar, text), "/{grammar}/ lets {text:?} through");
+            assert!(
+                !accepts(Regex, grammar, text),
+                "/{grammar}/ lets {text:?} through"
+            );
         }
     }
 }
@@ -136,7 +154,10 @@ fn behind_the_end_there_is_only_the_end() {
     for token in tokens {
         matcher.accept(token).unwrap();
     }
-    for end in [HAMLET.tokens.ends()[0], *HAMLET.tokens.ends().last().unwrap()] {
+    for end in [
+        HAMLET.tokens.ends()[0],
+        *HAMLET.tokens.ends().last().unwrap(),
+    ] {
         matcher.mask(&mut mask).unwrap();
         assert_eq!(allowed(&mask), HAMLET.tokens.ends());
         matcher.accept(end).unwrap();

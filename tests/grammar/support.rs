@@ -131,7 +131,11 @@ pub fn accepts(kind: GrammarKind, grammar: &str, text: &str) -> bool {
     let mut bytes = Vec::new();
     for byte in text.bytes() {
         let is_byte = |id: &u32| HAMLET.tokenizer.token_bytes(*id).unwrap() == [byte];
-        bytes.push((0..HAMLET.tokenizer.n_vocab() as u32).find(is_byte).unwrap());
+        bytes.push(
+            (0..HAMLET.tokenizer.n_vocab() as u32)
+                .find(is_byte)
+                .unwrap(),
+        );
     }
     let mut mask = vec![0; HAMLET.tokens.mask_words()];
     let mut run = |tokens: &[u32]| {
