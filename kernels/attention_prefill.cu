@@ -1,18 +1,6 @@
 // Attention of a prefill: tiles of 64 queries against tiles of 64 or 32 positions, softmax on the fly.
 // Position tiles lie at absolute multiples of that, so chunking a prompt does not change the result.
-#include "mma.cuh"
-#include "scores.cuh"
-
-struct FlashArgs {
-    const Session* const* sessions;  // one
-    const __half* q;                 // [rows][n_heads * head_dim], times scores.scale
-    float* out;                      // [rows][n_heads * head_dim]
-    KvLayout layout;
-    Scores scores;
-    uint32_t rows;
-    uint32_t n_heads;
-};
-static_assert(sizeof(FlashArgs) == 88, "as in args.rs");
+#include "flash.cuh"
 
 // Grid (query tiles, n_heads), 128 threads: a warp has 16 queries. HD is head_dim rounded up. Two stages
 // of keys and values must fit the shared memory of consumer cards.
@@ -25,7 +13,7 @@ template <int HD, bool Q8> __device__ __forceinline__ void flash_body(const Flas
     const Session* s = a.sessions[0];
     const uint32_t hd = a.layout.head_dim, head = blockIdx.y, kv_head = head / (a.n_heads / a.layout.n_kv_heads);
     // The last tiles have the most work, so they start first.
-    const uint32_t q0 = (gridDim.x - 1 - blockIdx.x) * 64, before = s->position;
+    const uint32_t q0 = a.first_row + (gridDim.x - 1 - blockIdx.x) * 64, before = s->position;
     const uint32_t last = min(a.rows, q0 + 64) - 1, tiles = (before + last) / ROWS + 1;
     const uint32_t first_tile = first_seen(a.layout, before + q0 + 1) / ROWS;
     const uint32_t base = shared_address(shared);
@@ -114,8 +102,7 @@ template <int HD, bool Q8> __device__ __forceinline__ void flash_body(const Flas
                 for (int e = 0; e < 2; e++) {
                     uint32_t p = t * ROWS + j * 8 + (lane & 3) * 2 + e;
                     float& v = score[j][h * 2 + e];
-                    // Also where p > mine: the difference wraps around.
-                    if (mine - p >= a.layout.window) v = -INFINITY;
+                    if (hidden(a.layout, mine, p)) v = -INFINITY;
                     largest = fmaxf(largest, v);
                 }
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));

@@ -5,26 +5,53 @@
 #include <cuda_fp16.h>
 #include <cstdint>
 
-// The device-side state of one session. A step reads and writes it, so that a captured graph never
-// changes.
-struct Session {
-    uint64_t kv;           // address of the KV cache
-    uint64_t results;      // address (pinned host memory) of the ring of chosen tokens
-    uint64_t draw_offset;  // index of a draw = positions in the cache + this
+// How a session's tokens are chosen; src/engine/sampling/mod.rs defines what the numbers do.
+struct Settings {
     uint64_t seed;
-    uint32_t position;     // positions in the cache
-    uint32_t token;        // the token that the next step appends
-    uint32_t sequence;     // steps finished; entry sequence % result_slots of the ring comes next
-    uint32_t result_slots;
+    uint64_t bias;              // address of a float per token, or NULL
+    uint64_t single_breakers;   // address of a bit per token, or NULL
+    uint64_t breakers;          // address of longer sequences, each its length and its tokens, then 0; or NULL
     float temperature;
     uint32_t top_k;
     float top_p;
     float min_p;
+    float typical_p;
+    uint32_t penalty_window;    // 0 if no penalty looks at it
+    float repeat_penalty;
+    float presence_penalty;
+    float frequency_penalty;
+    float dry_multiplier;       // 0 if there is no DRY penalty
+    float dry_base;
+    uint32_t dry_allowed_length;
+    uint32_t dry_window;
+    uint32_t dry_longest;       // longer repetitions cost no more
+    uint32_t logprobs;          // how many to report
+    uint32_t masked;            // the mask counts
+};
+static_assert(sizeof(Settings) == 96, "as in args.rs");
+
+// The device-side state of one session. A step reads and writes it, so that a captured graph never
+// changes.
+struct Session {
+    uint64_t kv;           // address of the KV cache
     uint64_t kv_ring;      // address of the cache of layers with a window
+    uint64_t results;      // address (pinned host memory) of the ring of chosen tokens
+    uint64_t logprobs;     // the same of their log-probabilities, as many entries
+    uint64_t draw_offset;  // index of a draw = positions in the cache + this
+    uint64_t history;      // address of the tokens in the cache
+    uint64_t adjusted;     // address of the logits that are chosen by, if they are not the model's
+    uint64_t counts;       // address of a number per token: how often it is in the window; zeros between steps
+    uint64_t lengths;      // the same of the length of a repetition that it would go on with
+    uint64_t mask;         // address of a bit per token
+    uint32_t position;     // positions in the cache
+    uint32_t token;        // the token that the next step appends
+    uint32_t sequence;     // steps finished; entry sequence % result_slots of the rings comes next
+    uint32_t result_slots;
     uint32_t context;      // positions that the session may hold
     uint32_t padding;
+    Settings settings;
 };
-static_assert(sizeof(Session) == 80, "as in args.rs");
+static_assert(sizeof(Session) == 200, "as in args.rs");
 
 // Positions of a tile of the KV cache.
 constexpr uint32_t KV_TILE = 64;

@@ -11,6 +11,9 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals
 __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _,[%0];" ::"r"(barrier) : "memory");
+}
 // One arrival at the barrier at the same place in block `rank` of the cluster.
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier, uint32_t rank) {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there,%0,%1;\n"
@@ -54,6 +57,13 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address) {
     return (uint64_t)((address & 0x3ffff) >> 4) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
 
+// The same for a tile whose rows run along the summands: `columns` bytes from 64 columns to the next 64.
+__device__ __forceinline__ uint64_t transposed_descriptor(uint32_t address, uint32_t columns) {
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(columns >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+}
+// Ordinary writes to shared memory, which a barrier has shown, become visible to tensor cores.
+__device__ __forceinline__ void fence_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 __device__ __forceinline__ void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT> __device__ __forceinline__ void products_wait() {
@@ -77,6 +87,17 @@ __device__ __forceinline__ void product(float (&d)[128], uint64_t a, uint64_t b,
                  "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" R60 R8(6) R8(7) R8(8) R8(9) R8(10) R8(11)
                  "%120,%121,%122,%123,%124,%125,%126,%127},%128,%129,p,1,1,0,0;\n}"
                  : F32(d, 0), F32(d, 32), F32(d, 64), F32(d, 96) : "l"(a), "l"(b), "r"((uint32_t)add));
+}
+// d[64 x 64 or 128] += a[64 x 16] * b[16 x 64 or 128]: `a` in registers as the tensor cores' fragments,
+// `b` a tile in shared memory with one row per summand, `transposed_descriptor`.
+__device__ __forceinline__ void add_product(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9," R8(1) R8(2)
+                 "%30,%31},{%32,%33,%34,%35},%36,1,1,1,1;"
+                 : F32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ __forceinline__ void add_product(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" R60 "%60,%61,%62,%63},{%64,%65,%66,%67},%68,1,1,1,1;"
+                 : F32(d, 0), F32(d, 32) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 #undef F8
 #undef F32

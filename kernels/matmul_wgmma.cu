@@ -46,8 +46,9 @@ template <int BN> __device__ __forceinline__ void matmul_body(const MatmulArgs& 
                     const uint32_t to = ring + stage * Ring<BN>::BYTES, bar = shared_address(full + stage);
                     barrier_wait(shared_address(empty + stage), phase ^ 1);
                     barrier_expect(bar, Ring<BN>::BYTES);
-                    bulk_copy(to, x + (uint64_t)kt * TILE_BYTES, X_BYTES, bar);
+                    // The neighbour waits for this one, too, so it goes first.
                     bulk_copy_all(to + X_BYTES + rank * HALF, w + (uint64_t)kt * TILE_BYTES, HALF, bar, 3);
+                    bulk_copy(to, x + (uint64_t)kt * TILE_BYTES, X_BYTES, bar);
                 }
             }
         }

@@ -172,45 +172,60 @@ struct UnpackArgs {
     uint32_t type, groups, matrix_rows, first_row, rows;
     uint32_t to_f32;
     uint32_t out_row;  // row of `out` that takes the first row
+    uint32_t expert_rows;    // rows of an expert, where
+    const uint32_t* starts;  // these are each expert's first slot, and the end: rows of experts without slots are left out
 };
-static_assert(sizeof(UnpackArgs) == 48, "as in args.rs");
+static_assert(sizeof(UnpackArgs) == 56, "as in args.rs");
 
 // Plain values of rows of a matrix; one thread a group, and one for the half of a tile that a row
 // of an odd number of groups leaves. Values beyond f16's range are clamped to it.
 extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__ UnpackArgs a) {
-    uint64_t index = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
+    __shared__ uint4 staged[256 * 4];
+    const uint64_t index = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
     const uint32_t k_tiles = tiles_of(a.groups, 2), per_row = a.to_f32 ? a.groups : 2 * k_tiles;
-    if (index >= (uint64_t)a.rows * per_row) return;
-    uint32_t row = index / per_row, group = index % per_row;
-    uint8_t* const tile = (uint8_t*)a.out + tiled(a.out_row + row, group / 2 * TILE_K, k_tiles) / 128 * 128;
-    auto piece = [&](int i) { return (uint4*)(tile + ((group % 2 * 4 + i) ^ ((a.out_row + row) & 7)) * 16); };
-    if (group >= a.groups) {
-        for (int i = 0; i < 4; i++) *piece(i) = make_uint4(0, 0, 0, 0);
-        return;
+    bool inside = index < (uint64_t)a.rows * per_row;
+    const uint32_t row = inside ? index / per_row : 0, group = inside ? index % per_row : 0;
+    if (a.starts) {
+        const uint32_t expert = (a.first_row + row) / a.expert_rows;
+        inside = inside && a.starts[expert] != a.starts[expert + 1];
     }
-    for_type(a.type, [&]<uint32_t T>() {
-        Slices c = slices_of(T, a.groups);
-        uint32_t s = group / c.full, g = group % c.full, n = s + 1 == c.count ? c.last : c.full;
-        const uint8_t* r = a.matrix + slice_offset(T, c, s, a.matrix_rows) + (uint64_t)(a.first_row + row) * record_bytes(T, n);
-        float v[32];
-        group_values<T>(r, g, n, v);
-        if (a.to_f32) {
-            float4* to = (float4*)a.out + ((uint64_t)(a.out_row + row) * a.groups + group) * 8;
+    uint4 halves[4] = {};
+    if (inside && group < a.groups)
+        for_type(a.type, [&]<uint32_t T>() {
+            Slices c = slices_of(T, a.groups);
+            uint32_t s = group / c.full, g = group % c.full, n = s + 1 == c.count ? c.last : c.full;
+            const uint8_t* r = a.matrix + slice_offset(T, c, s, a.matrix_rows) + (uint64_t)(a.first_row + row) * record_bytes(T, n);
+            float v[32];
+            group_values<T>(r, g, n, v);
+            if (a.to_f32) {
+                float4* to = (float4*)a.out + ((uint64_t)(a.out_row + row) * a.groups + group) * 8;
 #pragma unroll
-            for (int i = 0; i < 8; i++) to[i] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
-        } else {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                uint32_t u[4];
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    float lo = fminf(fmaxf(v[8 * i + 2 * j], -65504.0f), 65504.0f);
-                    float hi = fminf(fmaxf(v[8 * i + 2 * j + 1], -65504.0f), 65504.0f);
-                    __half2 h = __floats2half2_rn(lo, hi);
-                    u[j] = *(uint32_t*)&h;
-                }
-                *piece(i) = make_uint4(u[0], u[1], u[2], u[3]);
+                for (int i = 0; i < 8; i++) to[i] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
             }
-        }
-    });
+            uint32_t u[16];
+#pragma unroll
+            for (int j = 0; j < 16; j++) {
+                __half2 h = __floats2half2_rn(fminf(fmaxf(v[2 * j], -65504.0f), 65504.0f), fminf(fmaxf(v[2 * j + 1], -65504.0f), 65504.0f));
+                u[j] = *(uint32_t*)&h;
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) halves[i] = make_uint4(u[4 * i], u[4 * i + 1], u[4 * i + 2], u[4 * i + 3]);
+        });
+    if (a.to_f32) return;
+    // Through shared memory, so that 8 lanes write the 128 bytes of a tile's row.
+    const uint32_t lane = threadIdx.x & 31;
+    uint4* const mine = staged + (threadIdx.x & ~31u) * 4;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) mine[lane * 4 + (i ^ (lane >> 1 & 3))] = halves[i];
+    __syncwarp();
+    uint8_t* const line = inside ? (uint8_t*)a.out + tiled(a.out_row + row, group / 2 * TILE_K, k_tiles) / 128 * 128 : nullptr;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        // Piece `lane % 8` of the row whose two halves lanes `pair` and `pair + 1` have.
+        const uint32_t pair = i * 8 + lane / 8 * 2, from = pair + (lane & 7) / 4;
+        uint4 piece = mine[from * 4 + ((lane & 3) ^ (from >> 1 & 3))];
+        const uint64_t to = __shfl_sync(~0u, (uint64_t)line, pair);
+        const uint32_t r = __shfl_sync(~0u, a.out_row + row, pair);
+        if (to) *(uint4*)(to + ((lane & 7) ^ (r & 7)) * 16) = piece;
+    }
 }

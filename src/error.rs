@@ -80,6 +80,9 @@ pub enum Status {
     Forked = 33,
     /// A schema or grammar is invalid, cannot be met or is too large; the message says where.
     Grammar = 34,
+    /// The chat template is missing or wrong, refuses the messages, or goes beyond its limits; the
+    /// message says which and where.
+    TemplateFailed = 35,
 }
 
 impl Status {
@@ -121,6 +124,7 @@ impl Status {
             Status::Internal => "EMBER_INTERNAL",
             Status::Forked => "EMBER_FORKED",
             Status::Grammar => "EMBER_GRAMMAR",
+            Status::TemplateFailed => "EMBER_TEMPLATE_FAILED",
         }
     }
 }

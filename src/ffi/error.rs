@@ -83,6 +83,9 @@ pub enum ember_status_code {
     EMBER_FORKED = 33,
     /// A schema or grammar is invalid, cannot be met or is too large; the message says where.
     EMBER_GRAMMAR = 34,
+    /// The chat template is missing or wrong, refuses the messages, or goes beyond its limits; the
+    /// message says which and where.
+    EMBER_TEMPLATE_FAILED = 35,
 }
 
 /// What went wrong, in words. The caller owns it, on the stack for instance; it needs no
@@ -209,6 +212,7 @@ names! {
     EMBER_INTERNAL = Internal,
     EMBER_FORKED = Forked,
     EMBER_GRAMMAR = Grammar,
+    EMBER_TEMPLATE_FAILED = TemplateFailed,
 }
 
 #[cfg(test)]

@@ -332,15 +332,16 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
         n_heads: heads as u32,
         ..Default::default()
     };
-    // Prefill in two chunks, the second from the middle of a tile on.
+    // Prefill in two chunks, the second from the middle of a tile on and in two parts.
     let cut = 403;
     let out = poisoned(positions * width * 4);
-    for (first, n) in [(0, cut), (cut, positions - cut)] {
+    for (first, first_row, rows) in [(0, 0, cut), (cut, 0, 99), (cut, 99, positions - cut)] {
         s.set_position(first);
         let rope = args::Rope {
             qkv: input.address() + (first * stride * 4) as u64,
             q_f16: q16.address(),
             prefill: 1,
+            first_row: first_row as u32,
             ..rope
         };
         let flash = args::Flash {
@@ -349,11 +350,14 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
             out: out.address() + (first * width * 4) as u64,
             layout: s.layout,
             scores,
-            rows: n as u32,
+            first_row: first_row as u32,
+            rows: rows as u32,
             n_heads: heads as u32,
+            padding: 0,
         };
         with_stream(|stream| unsafe {
-            kernels().rope_append(stream, &rope, n as u32).unwrap();
+            let count = (rows - first_row) as u32;
+            kernels().rope_append(stream, &rope, count).unwrap();
             kernels().flash(stream, &flash).unwrap();
         });
     }
@@ -401,23 +405,29 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
             n_chunks: n_chunks as u32,
             ..Default::default()
         };
-        with_stream(|stream| unsafe { kernels().attend(stream, &attend, 1).unwrap() });
-        assert!(
-            download::<u32>(&tickets, heads).iter().all(|t| *t == 0),
-            "tickets"
-        );
         let want = want(p);
-        let plain: Vec<f32> = download(&f32_out, groups * 32);
-        let error = relative_error(&plain[..width], &want);
-        // Queries and weights are rounded to f16 on tensor cores.
-        assert!(error < 2e-3, "decode, position {p}: error {error}");
-        let q: Vec<i8> = download(&q8_out, groups * 32);
-        let d: Vec<f32> = download(&scale_out, groups);
-        let rounded: Vec<f32> = (0..width).map(|i| f32::from(q[i]) * d[i / 32]).collect();
-        assert!(
-            relative_error(&rounded, &want) < 0.01,
-            "decode, position {p}: int8"
-        );
-        assert!(plain[width..].iter().all(|v| *v == 0.0) && q[width..].iter().all(|v| *v == 0));
+        // As devices do it that have the shared memory for tiles, and as the others do.
+        for fma in [false, true] {
+            with_stream(|stream| unsafe {
+                match fma {
+                    false => kernels().attend(stream, &attend, 1).unwrap(),
+                    true => kernels().attend_fma(stream, &attend, 1).unwrap(),
+                }
+            });
+            let what = format!("decode, position {p}, fma {fma}");
+            let tickets: Vec<u32> = download(&tickets, heads);
+            assert!(tickets.iter().all(|t| *t == 0), "{what}: tickets");
+            let plain: Vec<f32> = download(&f32_out, groups * 32);
+            let error = relative_error(&plain[..width], &want);
+            // Queries and weights are rounded to f16 on tensor cores.
+            assert!(error < 2e-3, "{what}: error {error}");
+            let q: Vec<i8> = download(&q8_out, groups * 32);
+            let d: Vec<f32> = download(&scale_out, groups);
+            let rounded: Vec<f32> = (0..width).map(|i| f32::from(q[i]) * d[i / 32]).collect();
+            let error = relative_error(&rounded, &want);
+            assert!(error < 0.01, "{what}: int8: error {error}");
+            let padding = width..groups * 32;
+            assert!(padding.into_iter().all(|i| plain[i] == 0.0 && q[i] == 0));
+        }
     }
 }

@@ -4,6 +4,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod experts;
+mod families;
 mod faults;
 mod gpu;
 mod kernels_attention;
@@ -37,6 +39,8 @@ fn main() {
     kernels_sample::tests(&mut tests);
     model::tests(&mut tests);
     networks::tests(&mut tests);
+    experts::tests(&mut tests);
+    families::tests(&mut tests);
     faults::tests(&mut tests);
     let trials = tests
         .into_iter()

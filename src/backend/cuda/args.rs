@@ -6,7 +6,12 @@
     reason = "fields are described where the kernels declare them"
 )]
 
+mod experts;
+
+pub use experts::*;
+
 use super::driver::Pod;
+use crate::engine::sampling::MAX_LOGPROBS;
 use crate::quant::TensorType;
 
 /// Number of an element type in the kernels: its place in [`TensorType::ALL`].
@@ -14,29 +19,70 @@ pub fn type_number(ty: TensorType) -> u32 {
     TensorType::ALL.iter().position(|t| *t == ty).unwrap_or(0) as u32
 }
 
+/// `Settings`: how a session's tokens are chosen.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Settings {
+    pub seed: u64,
+    pub bias: u64,
+    pub single_breakers: u64,
+    pub breakers: u64,
+    pub temperature: f32,
+    pub top_k: u32,
+    pub top_p: f32,
+    pub min_p: f32,
+    pub typical_p: f32,
+    pub penalty_window: u32,
+    pub repeat_penalty: f32,
+    pub presence_penalty: f32,
+    pub frequency_penalty: f32,
+    pub dry_multiplier: f32,
+    pub dry_base: f32,
+    pub dry_allowed_length: u32,
+    pub dry_window: u32,
+    pub dry_longest: u32,
+    pub logprobs: u32,
+    pub masked: u32,
+}
+
 /// `Session`: the device-side state of a session.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Session {
     pub kv: u64,
+    pub kv_ring: u64,
     pub results: u64,
+    pub logprobs: u64,
     pub draw_offset: u64,
-    pub seed: u64,
+    pub history: u64,
+    pub adjusted: u64,
+    pub counts: u64,
+    pub lengths: u64,
+    pub mask: u64,
     pub position: u32,
     pub token: u32,
     pub sequence: u32,
     pub result_slots: u32,
-    pub temperature: f32,
-    pub top_k: u32,
-    pub top_p: f32,
-    pub min_p: f32,
-    pub kv_ring: u64,
     pub context: u32,
     pub padding: u32,
+    pub settings: Settings,
 }
 
-// SAFETY: numbers without padding: 5 * 8 + 10 * 4 bytes.
+// SAFETY: numbers without padding: 10 * 8 + 6 * 4 bytes, and settings of 4 * 8 + 16 * 4.
 unsafe impl Pod for Session {}
+
+/// `LogprobEntry`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LogprobEntry {
+    pub sum: u64,
+    pub best: f32,
+    pub chosen: f32,
+    pub count: u32,
+    pub padding: u32,
+    pub ids: [u32; MAX_LOGPROBS],
+    pub logits: [f32; MAX_LOGPROBS],
+}
 
 /// `KvLayout`.
 #[repr(C)]
@@ -83,7 +129,8 @@ pub struct Unpack {
     pub rows: u32,
     pub to_f32: u32,
     pub out_row: u32,
-    pub padding: u32,
+    pub expert_rows: u32,
+    pub starts: u64,
 }
 
 /// `Table` of `EmbedArgs`.
@@ -296,6 +343,8 @@ pub struct Rope {
     pub qkv_stride: u32,
     pub n_heads: u32,
     pub prefill: u32,
+    pub first_row: u32,
+    pub padding: u32,
 }
 
 /// `AttendArgs`.
@@ -332,8 +381,10 @@ pub struct Flash {
     pub out: u64,
     pub layout: KvLayout,
     pub scores: Scores,
+    pub first_row: u32,
     pub rows: u32,
     pub n_heads: u32,
+    pub padding: u32,
 }
 
 /// `SampleArgs`.
@@ -342,20 +393,22 @@ pub struct Flash {
 pub struct Sample {
     pub sessions: u64,
     pub logits: u64,
-    pub best_value: u64,
-    pub best_id: u64,
+    pub group_value: u64,
+    pub group_id: u64,
     pub n_vocab: u32,
-    pub n_best: u32,
     pub advance: u32,
     pub choose: u32,
+    pub adjust: u32,
 }
 
 // The kernels assert the same sizes of their twins.
 const _: () = {
-    assert!(size_of::<Session>() == 80);
+    assert!(size_of::<Settings>() == 96);
+    assert!(size_of::<Session>() == 200);
+    assert!(size_of::<LogprobEntry>() == 536);
     assert!(size_of::<KvLayout>() == 40);
     assert!(size_of::<Repack>() == 48);
-    assert!(size_of::<Unpack>() == 48);
+    assert!(size_of::<Unpack>() == 56);
     assert!(size_of::<Embed>() == 64);
     assert!(size_of::<Norm>() == 24);
     assert!(size_of::<Produce>() == 104);
@@ -368,8 +421,8 @@ const _: () = {
     assert!(size_of::<Matmul>() == 64);
     assert!(size_of::<Rotation>() == 32);
     assert!(size_of::<Scores>() == 16);
-    assert!(size_of::<Rope>() == 168);
+    assert!(size_of::<Rope>() == 176);
     assert!(size_of::<Attend>() == 224);
-    assert!(size_of::<Flash>() == 88);
+    assert!(size_of::<Flash>() == 96);
     assert!(size_of::<Sample>() == 48);
 };

@@ -35,6 +35,12 @@ impl Kernels {
                 }
             }
         }
+        if self.has_wgmma() {
+            for dim in [64, 128] {
+                let bytes = flash_wgmma_shared(dim);
+                self.find("attention_wgmma", &format!("flash_wgmma_{dim}"), bytes)?;
+            }
+        }
         Ok(())
     }
 
@@ -48,14 +54,16 @@ impl Kernels {
         stages * 2 * KV_TILE * dim * 2
     }
 
-    /// Norms and rotates queries and keys of `rows` rows, and appends keys and values to the cache.
+    /// Norms and rotates queries and keys of `rows` rows from the first one on, and appends keys and
+    /// values to the cache.
     ///
     /// # Safety
     /// As [`Stream::launch`]; the cache must be backed up to the rows' positions.
     pub unsafe fn rope_append(&self, stream: &Stream, args: &args::Rope, rows: u32) -> Result<()> {
-        let grid = (args.n_heads + 2 * args.layout.n_kv_heads, rows, 1);
+        let heads = args.n_heads + 2 * args.layout.n_kv_heads;
+        let grid = (heads.div_ceil(8), rows, 1);
         // SAFETY: the caller's word.
-        unsafe { self.launch(stream, "rope_append", grid, 128, 0, args) }
+        unsafe { self.launch(stream, "rope_append", grid, 256, 0, args) }
     }
 
     /// Norms and rotates queries and keys, appends keys and values to the cache, and attends, for one
@@ -64,69 +72,102 @@ impl Kernels {
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn attend(&self, stream: &Stream, args: &args::Attend, batch: u32) -> Result<()> {
-        let group = args.n_heads / args.layout.n_kv_heads;
         let dim = args.layout.head_dim;
         let padded = padded_head(dim);
-        let tiles_name = format!("attend_tiles_{padded}");
-        let tiles = args.layout.q8 == 0 && self.has(&tiles_name);
-        let (at_once, name, shared) = if tiles {
-            (8, tiles_name, self.tiles_shared(padded))
-        } else {
-            let at_once = group.next_power_of_two().min(8);
-            let lanes = dim.div_ceil(8).next_power_of_two();
-            let shared = (128 / lanes * at_once * (lanes * 8 + 2) * 4) as usize;
-            (at_once, format!("attend_fma_{at_once}"), shared)
-        };
-        let join = tiles && dim.is_multiple_of(32);
+        let name = format!("attend_tiles_{padded}");
+        if args.layout.q8 != 0 || !self.has(&name) {
+            // SAFETY: the caller's word.
+            return unsafe { self.attend_fma(stream, args, batch) };
+        }
+        let group = args.n_heads / args.layout.n_kv_heads;
         let args = args::Attend {
-            head_parts: group.div_ceil(at_once),
-            join: u32::from(join),
+            head_parts: group.div_ceil(8),
+            join: u32::from(dim.is_multiple_of(32)),
             ..*args
         };
-        if !tiles {
-            let rope = args::Rope {
-                sessions: args.sessions,
-                qkv: args.qkv,
-                q_f32: args.q,
-                rotation: args.rotation,
-                q_norm: args.q_norm,
-                k_norm: args.k_norm,
-                layout: args.layout,
-                qkv_stride: args.qkv_stride,
-                n_heads: args.n_heads,
-                ..Default::default()
-            };
-            // SAFETY: the caller's word.
-            unsafe { self.rope_append(stream, &rope, batch)? };
-        }
         let heads = args.layout.n_kv_heads * args.head_parts;
-        let grid = if tiles {
-            // Two blocks a multiprocessor, which share the chunks of long contexts.
-            let sharing = (2 * self.multiprocessors()).div_ceil(heads * batch);
-            (heads, batch, sharing.clamp(1, args.n_chunks))
-        } else {
-            (args.n_chunks, heads, batch)
-        };
-        let width = args.n_heads * args.layout.head_dim;
+        // Two blocks a multiprocessor, which share the chunks of long contexts.
+        let sharing = (2 * self.multiprocessors()).div_ceil(heads * batch);
+        let grid = (heads, batch, sharing.clamp(1, args.n_chunks));
+        let shared = self.tiles_shared(padded);
         // SAFETY: the caller's word.
         unsafe {
             self.launch(stream, &name, grid, 128, shared, &args)?;
-            if join {
-                return Ok(());
+            if args.join == 0 {
+                self.combine(stream, &args, batch)?;
             }
-            let grid = (width.next_multiple_of(32).div_ceil(128), batch, 1);
-            self.launch(stream, "attend_combine", grid, 128, 0, &args)
+        }
+        Ok(())
+    }
+
+    /// The same without tensor cores, for any cache.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn attend_fma(
+        &self,
+        stream: &Stream,
+        args: &args::Attend,
+        batch: u32,
+    ) -> Result<()> {
+        let group = args.n_heads / args.layout.n_kv_heads;
+        let at_once = group.next_power_of_two().min(8);
+        let lanes = args.layout.head_dim.div_ceil(8).next_power_of_two();
+        let shared = (128 / lanes * at_once * (lanes * 8 + 2) * 4) as usize;
+        let rope = args::Rope {
+            sessions: args.sessions,
+            qkv: args.qkv,
+            q_f32: args.q,
+            rotation: args.rotation,
+            q_norm: args.q_norm,
+            k_norm: args.k_norm,
+            layout: args.layout,
+            qkv_stride: args.qkv_stride,
+            n_heads: args.n_heads,
+            ..Default::default()
+        };
+        let args = args::Attend {
+            head_parts: group.div_ceil(at_once),
+            ..*args
+        };
+        let heads = args.layout.n_kv_heads * args.head_parts;
+        let grid = (args.n_chunks, heads, batch);
+        // SAFETY: the caller's word.
+        unsafe {
+            self.rope_append(stream, &rope, batch)?;
+            let name = format!("attend_fma_{at_once}");
+            self.launch(stream, &name, grid, 128, shared, &args)?;
+            self.combine(stream, &args, batch)
         }
     }
 
-    /// Attention of consecutive positions of one session.
+    /// Joins the chunks of a context.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    unsafe fn combine(&self, stream: &Stream, args: &args::Attend, batch: u32) -> Result<()> {
+        let width = args.n_heads * args.layout.head_dim;
+        let grid = (width.next_multiple_of(32).div_ceil(128), batch, 1);
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "attend_combine", grid, 128, 0, args) }
+    }
+
+    /// Attention of consecutive positions of one session, from the first row on.
     ///
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn flash(&self, stream: &Stream, args: &args::Flash) -> Result<()> {
         let dim = padded_head(args.layout.head_dim);
+        let wgmma = format!("flash_wgmma_{dim}");
+        if self.has(&wgmma) && args.layout.q8 == 0 && args.layout.head_dim.is_multiple_of(8) {
+            let grid = (args.n_heads, (args.rows - args.first_row).div_ceil(128), 1);
+            // SAFETY: the caller's word.
+            return unsafe {
+                self.launch(stream, &wgmma, grid, 384, flash_wgmma_shared(dim), args)
+            };
+        }
         let q8 = if args.layout.q8 != 0 { "q8_" } else { "" };
-        let grid = (args.rows.div_ceil(64), args.n_heads, 1);
+        let grid = ((args.rows - args.first_row).div_ceil(64), args.n_heads, 1);
         // SAFETY: the caller's word.
         unsafe {
             self.launch(
@@ -144,6 +185,11 @@ impl Kernels {
 /// Size of heads that a kernel's tiles are made for.
 fn padded_head(dim: u32) -> usize {
     (dim as usize).next_power_of_two().clamp(64, MAX_HEAD_DIM)
+}
+
+/// Shared memory of the same for sm_90a: 128 queries, two stages of 128 keys and values, room to align.
+fn flash_wgmma_shared(dim: usize) -> usize {
+    5 * 128 * dim * 2 + 1024
 }
 
 /// Shared memory of the prefill's attention: two stages of keys and values.

@@ -6,22 +6,18 @@
 
 use super::driver::{Buffer, Graph, Stream};
 use super::kv::KvPlan;
-use super::runner::CudaRunner;
+use super::runner::{CudaRunner, EVALUATE};
+use super::sampling::Stages;
 use super::step::{Ending, StepBuffers};
 use super::weights::CudaWeights;
-use crate::backend::{KvType, MAX_BATCH, Step, at_index};
+use crate::backend::{KvType, MAX_BATCH, MaskSource, Step, at_index};
 use crate::error::{Error, Result, Status, fail};
 use std::sync::atomic::AtomicBool;
 
-const STEP: Ending = Ending {
-    advance: true,
-    choose: true,
-};
-
 /// What batches with one type of KV cache need.
 pub struct Batch {
-    /// By number of sessions, from 1.
-    graphs: [Option<Graph>; MAX_BATCH],
+    /// By number of sessions and kind of step, captured when they are first needed.
+    graphs: Vec<(usize, Ending, Graph)>,
     buffers: StepBuffers,
     table: Buffer,
     stream: Stream,
@@ -34,7 +30,7 @@ impl Batch {
         let context = weights.context();
         let _current = context.enter()?;
         Ok(Batch {
-            graphs: [const { None }; MAX_BATCH],
+            graphs: Vec::new(),
             buffers: StepBuffers::new(context, weights.plan(), MAX_BATCH as u32)?,
             table: Buffer::new(context, MAX_BATCH * 8, "batch")?,
             stream: Stream::new(context, 0)?,
@@ -49,12 +45,17 @@ impl Batch {
 
     /// Steps the runners whose indices are `members`, each of which appends a token; their tokens go
     /// to `chosen`. After an error some may have moved.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "those of a step, and who takes part"
+    )]
     pub fn step(
         &mut self,
         weights: &CudaWeights,
         runners: &mut [&mut CudaRunner],
         members: &[usize],
         steps: &[Step],
+        masks: &mut [Option<&mut MaskSource<'_>>],
         interrupts: &[&AtomicBool],
         chosen: &mut [u32],
     ) -> Result<()> {
@@ -63,10 +64,15 @@ impl Batch {
             fail!(Internal, "{n} sessions in a batch");
         }
         let _current = weights.context().enter()?;
+        let mut stages = Stages::default();
+        let mut masked = false;
         for &i in members {
-            runners[i]
-                .prepare(&self.stream, &steps[i], 1, interrupts[i])
+            let mask = masks.get(i).is_some_and(Option::is_some);
+            let needed = runners[i]
+                .prepare(&self.stream, &steps[i], 1, mask, interrupts[i])
                 .map_err(|e| at_index(i, e))?;
+            stages = stages.or(needed);
+            masked |= mask;
         }
         let addresses: Vec<u64> = members
             .iter()
@@ -80,27 +86,30 @@ impl Batch {
                 size_of_val(&addresses[..]),
             )?
         };
-        if self.graphs[n - 1].is_none() {
-            let graph = self.stream.capture(|| {
-                // SAFETY: the graph lives beside the memory that it names; the sessions of the table
-                // are borrowed until their results are there.
-                unsafe {
-                    self.buffers.enqueue(
-                        weights.kernels(),
-                        weights.plan(),
-                        &self.kv,
-                        &self.stream,
-                        self.table.address(),
-                        n as u32,
-                        STEP,
-                    )
-                }
-            })?;
-            self.graphs[n - 1] = Some(graph);
+        if masked {
+            self.launch(weights, n, EVALUATE)?;
+            // Whatever the sources do, the device has gone on.
+            for &i in members {
+                runners[i].abandon();
+            }
+            let taken = members.iter().try_for_each(|&i| match masks.get_mut(i) {
+                Some(Some(mask)) => runners[i]
+                    .take_mask(&self.stream, mask)
+                    .map_err(|e| at_index(i, e)),
+                _ => Ok(()),
+            });
+            if taken.is_err() {
+                // The sessions' next work is on their own streams.
+                self.stream.synchronize()?;
+            }
+            taken?;
         }
-        let graph = self.graphs[n - 1].as_ref().expect("just captured");
-        // SAFETY: as above; the results are awaited below.
-        unsafe { self.stream.launch_graph(graph)? };
+        let ending = Ending {
+            advance: !masked,
+            choose: true,
+            stages,
+        };
+        self.launch(weights, n, ending)?;
         for &i in members {
             runners[i].launched(&steps[i]);
         }
@@ -116,6 +125,35 @@ impl Batch {
             }
         }
         result
+    }
+
+    /// Launches a step of the `n` sessions in the table.
+    fn launch(&mut self, weights: &CudaWeights, n: usize, ending: Ending) -> Result<()> {
+        let same = |(m, kind, _): &(usize, Ending, Graph)| (*m, *kind) == (n, ending);
+        let at = match self.graphs.iter().position(same) {
+            Some(at) => at,
+            None => {
+                let graph = self.stream.capture(|| {
+                    // SAFETY: the graph lives beside the memory that it names; the sessions of the
+                    // table are borrowed until their results are there.
+                    unsafe {
+                        self.buffers.enqueue(
+                            weights.kernels(),
+                            weights.plan(),
+                            &self.kv,
+                            &self.stream,
+                            self.table.address(),
+                            n as u32,
+                            ending,
+                        )
+                    }
+                })?;
+                self.graphs.push((n, ending, graph));
+                self.graphs.len() - 1
+            }
+        };
+        // SAFETY: as above; the results are awaited by the caller.
+        unsafe { self.stream.launch_graph(&self.graphs[at].2) }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::driver::{self, Context};
 use super::plan::Plan;
 use super::prefill::PrefillBuffers;
+use super::sampling::SamplingState;
 use super::step::StepBuffers;
 use super::weights::CudaWeights;
 use crate::backend::{
@@ -100,7 +101,8 @@ impl Backend for CudaBackend {
             kv_bytes: kv.bytes(runner.context)?.iter().map(|b| *b as u64).sum(),
             model_workspace_bytes: PrefillBuffers::bytes(&plan)
                 + StepBuffers::bytes(&plan, MAX_BATCH as u32, multiprocessors),
-            session_workspace_bytes: StepBuffers::bytes(&plan, 1, multiprocessors),
+            session_workspace_bytes: StepBuffers::bytes(&plan, 1, multiprocessors)
+                + SamplingState::bytes(plan.n_vocab as usize, runner.context),
         })
     }
 

@@ -83,13 +83,17 @@ impl Kernels {
             ("matmul", "matmul", MATMUL_SHARED),
             ("rope", "rope_append", 0),
             ("attention", "attend_combine", 0),
+            ("sample", "penalize", 0),
             ("sample", "best", 0),
             ("sample", "finish", 0),
+            ("draw", "draw", 0),
+            ("draw", "logprobs", 0),
         ];
         for (module, name, bytes) in plain {
             self.find(module, name, bytes)?;
         }
         self.find_attention()?;
+        self.find_experts()?;
         if self.wgmma {
             for width in [128, 256] {
                 self.find(
@@ -144,6 +148,10 @@ impl Kernels {
     }
 
     /// Whether the device can run a kernel.
+    pub(super) fn has_wgmma(&self) -> bool {
+        self.wgmma
+    }
+
     pub(super) fn has(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
     }
@@ -165,7 +173,12 @@ impl Kernels {
         self.multiprocessors
     }
 
-    /// Launches a kernel by its name.
+    /// Whether blocks can form clusters, and the kernels use them.
+    pub(super) fn has_clusters(&self) -> bool {
+        self.context.properties().capability.0 >= 9
+    }
+
+    /// Enqueues a kernel.
     ///
     /// # Safety
     /// As [`Stream::launch`].
@@ -540,20 +553,6 @@ impl Kernels {
         let parts = args.n_vocab.div_ceil(256).min(4 * self.multiprocessors);
         // SAFETY: the caller's word.
         unsafe { self.launch(stream, "finish_logits", (parts, rows, 1), 256, 0, args) }
-    }
-
-    /// Chooses tokens and ends the step of `batch` sessions.
-    ///
-    /// # Safety
-    /// As [`Stream::launch`].
-    pub unsafe fn sample(&self, stream: &Stream, args: &args::Sample, batch: u32) -> Result<()> {
-        // SAFETY: the caller's word.
-        unsafe {
-            if args.choose != 0 {
-                self.launch(stream, "best", (args.n_best, batch, 1), 256, 0, args)?;
-            }
-            self.launch(stream, "finish", (batch, 1, 1), 1024, 0, args)
-        }
     }
 }
 

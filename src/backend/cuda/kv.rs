@@ -3,10 +3,22 @@
 
 use super::args::{KvLayout, NO_WINDOW};
 use super::attention::KV_TILE;
-use super::plan::LayerPlan;
-use super::prefill::CHUNK;
 use crate::backend::KvType;
 use crate::error::{Result, fail};
+
+/// Positions that a prefill appends to a ring at a time, which has room for them beside the window.
+pub const RING_CHUNK: usize = 512;
+
+/// What a layer keeps of a position.
+#[derive(Clone, Copy, Debug)]
+pub struct KvShape {
+    /// Key and value heads.
+    pub n_kv_heads: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// Positions that are seen, if not all.
+    pub window: Option<u32>,
+}
 
 /// Where everything is in the caches of an element type.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,31 +39,30 @@ pub struct KvPlan {
 
 impl KvPlan {
     /// The caches of these layers. `Unsupported` for an element type that the kernels do not have.
-    pub fn new(layers: &[LayerPlan], kv_type: KvType) -> Result<KvPlan> {
+    pub fn new(layers: &[KvShape], kv_type: KvType) -> Result<KvPlan> {
         if kv_type == KvType::F32 {
             fail!(
                 Unsupported,
                 "a KV cache in f32 is not supported on a GPU; f16 and q8_0 are"
             );
         }
-        let windows = layers.iter().filter_map(|l| l.attention.window);
+        let windows = layers.iter().filter_map(|l| l.window);
         let window = windows.max().unwrap_or(0) as usize;
-        // A prefill appends a whole chunk before its first position has looked back.
+        // All of a chunk are appended before the first of them looks back.
         let ring = match window {
             0 => 0,
-            _ => (window + CHUNK).div_ceil(KV_TILE),
+            _ => (window + RING_CHUNK).div_ceil(KV_TILE),
         };
         let (mut tile_bytes, mut ring_tile_bytes) = (0, 0);
         let mut layouts = Vec::new();
         for layer in layers {
-            let a = &layer.attention;
-            let dim = u64::from(a.head_dim);
+            let dim = u64::from(layer.head_dim);
             let row = match kv_type {
                 KvType::Q8_0 => dim.next_multiple_of(32) + dim.div_ceil(32) * 2,
                 _ => dim * 2,
             };
             let row_bytes = row.next_multiple_of(16);
-            let tile = match a.window {
+            let tile = match layer.window {
                 Some(_) => &mut ring_tile_bytes,
                 None => &mut tile_bytes,
             };
@@ -59,13 +70,17 @@ impl KvPlan {
                 tile_bytes: 0,
                 layer_offset: *tile,
                 row_bytes: row_bytes as u32,
-                n_kv_heads: a.n_kv_heads,
-                head_dim: a.head_dim,
+                n_kv_heads: layer.n_kv_heads,
+                head_dim: layer.head_dim,
                 q8: u32::from(kv_type == KvType::Q8_0),
-                ring: if a.window.is_some() { ring as u32 } else { 0 },
-                window: a.window.unwrap_or(NO_WINDOW),
+                ring: if layer.window.is_some() {
+                    ring as u32
+                } else {
+                    0
+                },
+                window: layer.window.unwrap_or(NO_WINDOW),
             });
-            *tile += 2 * u64::from(a.n_kv_heads) * KV_TILE as u64 * row_bytes;
+            *tile += 2 * u64::from(layer.n_kv_heads) * KV_TILE as u64 * row_bytes;
         }
         for layout in &mut layouts {
             layout.tile_bytes = if layout.ring > 0 {
@@ -113,5 +128,47 @@ impl KvPlan {
     pub fn keeps(&self, len: usize, written: usize) -> bool {
         let first = (len + 1).saturating_sub(self.window);
         len == 0 || self.ring == 0 || first + self.ring * KV_TILE >= written
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(windows: &[Option<u32>]) -> KvPlan {
+        let shape = |window: &Option<u32>| KvShape {
+            n_kv_heads: 2,
+            head_dim: 20,
+            window: *window,
+        };
+        let layers: Vec<KvShape> = windows.iter().map(shape).collect();
+        KvPlan::new(&layers, KvType::F16).unwrap()
+    }
+
+    #[test]
+    fn layers_with_a_window_hold_no_more_than_that_and_a_chunk() {
+        let kv = plan(&[None, Some(512), None, Some(100)]);
+        let row = 48;
+        assert_eq!(kv.bytes_per_token(), 4 * 2 * 2 * row);
+        let of_two_layers = |positions: u64| (positions * 2 * 2 * 2 * row) as usize;
+        assert_eq!(kv.bytes(1).unwrap(), [of_two_layers(64); 2]);
+        let [all, ring] = kv.bytes(1 << 20).unwrap();
+        assert_eq!(all, of_two_layers(1 << 20));
+        assert_eq!(ring, of_two_layers(512 + RING_CHUNK as u64));
+        assert_eq!(kv.layers[3].layer_offset, kv.layers[2].layer_offset);
+        assert_eq!(kv.layers[3].tile_bytes, 64 * 2 * 2 * 2 * row);
+        assert!(kv.bytes(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn a_ring_keeps_what_the_next_position_sees() {
+        let kv = plan(&[Some(512), None]);
+        let ring = 512 + RING_CHUNK;
+        assert!(kv.keeps(ring, ring) && kv.keeps(1, ring) && kv.keeps(0, 10 * ring));
+        // Position `len` sees from `len - 511` on; `ring` positions before `written` are there.
+        let written = 3 * ring;
+        let least = written - ring + 511;
+        assert!(kv.keeps(least, written) && !kv.keeps(least - 1, written));
+        assert!(plan(&[None]).keeps(5, 1 << 30));
     }
 }

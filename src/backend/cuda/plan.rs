@@ -4,7 +4,8 @@
 
 use super::args;
 use super::attention::MAX_HEAD_DIM;
-use super::kv::KvPlan;
+use super::experts::ExpertsPlan;
+use super::kv::{KvPlan, KvShape};
 use super::matrix::{self, Matrix, MatrixSegment};
 use crate::backend::KvType;
 use crate::error::{Result, fail};
@@ -56,6 +57,8 @@ pub struct AttentionPlan {
 pub enum FeedForwardPlan {
     /// One for all tokens.
     Dense(MlpPlan),
+    /// A mixture of experts.
+    Experts(ExpertsPlan),
 }
 
 /// A feed-forward part on the device.
@@ -224,9 +227,7 @@ impl Jobs {
             feed_forward_norm,
             feed_forward: match &block.feed_forward {
                 FeedForward::Dense(mlp) => FeedForwardPlan::Dense(self.mlp(mlp)?),
-                FeedForward::Experts(_) => {
-                    fail!(Unsupported, "mixtures of experts on a GPU")
-                }
+                FeedForward::Experts(experts) => FeedForwardPlan::Experts(self.experts(experts)?),
             },
             feed_forward_post_norm: self.find_norm(&block.feed_forward_post_norm)?,
             parallel: block.parallel,
@@ -235,7 +236,7 @@ impl Jobs {
     }
 
     /// Matrices with the same input, one above the other; neighbours of one type share a segment.
-    fn fuse(&mut self, parts: &[&Linear]) -> Result<Matrix> {
+    pub fn fuse(&mut self, parts: &[&Linear]) -> Result<Matrix> {
         let row_len = parts[0].weight.row_len();
         let mut fused = Matrix {
             groups: matrix::groups(row_len),
@@ -391,11 +392,23 @@ impl Plan {
         Ok((plan, jobs))
     }
 
-    /// Every matrix of the layers.
+    /// Every matrix of the layers but those of experts.
     pub fn layer_matrices(&self) -> impl Iterator<Item = &Matrix> {
         self.layers.iter().flat_map(|l| {
-            let FeedForwardPlan::Dense(mlp) = &l.feed_forward;
-            [&l.attention.qkv, &l.attention.output, &mlp.up, &mlp.down]
+            let mut matrices = vec![&l.attention.qkv, &l.attention.output];
+            match &l.feed_forward {
+                FeedForwardPlan::Dense(mlp) => matrices.extend([&mlp.up, &mlp.down]),
+                FeedForwardPlan::Experts(experts) => matrices.extend(experts.common_matrices()),
+            }
+            matrices
+        })
+    }
+
+    /// The layers' mixtures of experts.
+    pub fn experts(&self) -> impl Iterator<Item = &ExpertsPlan> {
+        self.layers.iter().filter_map(|l| match &l.feed_forward {
+            FeedForwardPlan::Dense(_) => None,
+            FeedForwardPlan::Experts(experts) => Some(experts),
         })
     }
 
@@ -426,7 +439,13 @@ impl Plan {
 
     /// The KV caches with elements of this type.
     pub fn kv(&self, kv_type: KvType) -> Result<KvPlan> {
-        KvPlan::new(&self.layers, kv_type)
+        let shape = |l: &LayerPlan| KvShape {
+            n_kv_heads: l.attention.n_kv_heads,
+            head_dim: l.attention.head_dim,
+            window: l.attention.window,
+        };
+        let layers: Vec<KvShape> = self.layers.iter().map(shape).collect();
+        KvPlan::new(&layers, kv_type)
     }
 
     /// The arguments that embed tokens, but for those of the rows.

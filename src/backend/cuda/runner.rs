@@ -4,10 +4,11 @@ use super::args;
 use super::driver::{Buffer, Graph, Pinned, Range, Stream};
 use super::kv::KvPlan;
 use super::prefill::CHUNK;
+use super::sampling::{SamplingState, Stages};
 use super::step::{Ending, StepBuffers, Timeline};
 use super::weights::CudaWeights;
 use crate::backend::{KvType, MaskSource, Profile, Runner, RunnerOptions, Step};
-use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
+use crate::engine::sampling::{Logprobs, TokenRules};
 use crate::error::{Result, Status, fail};
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -16,51 +17,52 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Entries of the ring of chosen tokens: steps that can be under way.
 const RESULT_SLOTS: u32 = 64;
 
-/// The kinds of step, each captured once.
-const KINDS: [Ending; 3] = [
-    Ending {
-        advance: true,
-        choose: true,
+/// A step that chooses nothing.
+pub(super) const EVALUATE: Ending = Ending {
+    advance: true,
+    choose: false,
+    stages: Stages {
+        adjust: false,
+        penalize: false,
+        draw: false,
+        logprobs: false,
     },
-    Ending {
-        advance: true,
-        choose: false,
-    },
-    Ending {
-        advance: false,
-        choose: true,
-    },
-];
+};
 
 /// The state of one session.
 pub struct CudaRunner {
     // Dropped in this order: what the device may still use goes last.
-    graphs: [Option<Graph>; 3],
-    weights: Arc<CudaWeights>,
-    buffers: StepBuffers,
+    /// One per kind of step, captured when it is first needed.
+    graphs: Vec<(Ending, Graph)>,
+    pub(super) weights: Arc<CudaWeights>,
+    pub(super) buffers: StepBuffers,
     session: Buffer,
+    pub(super) sampling: SamplingState,
     table: Buffer,
     results: Pinned,
     /// The cache that grows with the context, and the ring.
-    caches: [Range; 2],
-    stream: Arc<Stream>,
-    kv: KvPlan,
-    context: usize,
+    pub(super) caches: [Range; 2],
+    pub(super) stream: Arc<Stream>,
+    pub(super) kv: KvPlan,
+    pub(super) context: usize,
+    pub(super) stream_priority: i32,
     /// Positions in the cache.
-    len: usize,
+    pub(super) len: usize,
     /// Positions that were ever written, as far as the ring is concerned.
-    written: usize,
-    has_logits: bool,
+    pub(super) written: usize,
+    pub(super) has_logits: bool,
     /// What the device-side state holds.
     mirror: Mirror,
     /// Steps started so far; their results carry this number.
     started: u32,
     /// Steps that are under way and not collected.
-    in_flight: u32,
+    pub(super) in_flight: u32,
     /// Whether the oldest of them appends a token; all others do.
     appends: bool,
     /// The started steps' interrupt.
     interrupt: Option<Arc<AtomicBool>>,
+    /// Of the choice that was returned last.
+    logprobs: Option<Box<Logprobs>>,
 }
 
 /// What the host last wrote to, or knows of, the device-side state.
@@ -69,7 +71,7 @@ struct Mirror {
     position: Option<u32>,
     token: Option<u32>,
     draw_offset: Option<u64>,
-    sampling: Option<Sampling>,
+    settings: Option<args::Settings>,
 }
 
 impl CudaRunner {
@@ -88,19 +90,22 @@ impl CudaRunner {
         }
         let buffers = StepBuffers::new(&context, weights.plan(), 1)?;
         let results = Pinned::new(&context, RESULT_SLOTS as usize * 8, "results")?;
-        let state = args::Session {
+        let n_vocab = weights.plan().n_vocab as usize;
+        let slots = RESULT_SLOTS as usize;
+        let sampling = SamplingState::new(&context, n_vocab, options.context, slots)?;
+        let mut state = args::Session {
             kv: caches[0].address(),
             kv_ring: caches[1].address(),
             context: options.context as u32,
             results: results.address(),
             result_slots: RESULT_SLOTS,
-            top_p: 1.0,
             ..Default::default()
         };
+        sampling.enter(&mut state);
         let session = Buffer::from_slice(&context, &[state], "session")?;
         let table = Buffer::from_slice(&context, &[session.address()], "session")?;
         let mut runner = CudaRunner {
-            graphs: [const { None }; 3],
+            graphs: Vec::new(),
             stream: Arc::new(Stream::new(
                 &context,
                 options.stream_priority.saturating_neg(),
@@ -108,11 +113,13 @@ impl CudaRunner {
             weights,
             buffers,
             session,
+            sampling,
             table,
             results,
             caches,
             kv,
             context: options.context,
+            stream_priority: options.stream_priority,
             len: 0,
             written: 0,
             has_logits: false,
@@ -120,15 +127,21 @@ impl CudaRunner {
                 position: Some(0),
                 token: None,
                 draw_offset: Some(0),
-                sampling: None,
+                settings: None,
             },
             started: 0,
             in_flight: 0,
             appends: false,
             interrupt: None,
+            logprobs: None,
         };
-        for (i, kind) in KINDS.into_iter().enumerate() {
-            runner.graphs[i] = Some(runner.capture(kind)?);
+        let greedy = Stages::default();
+        for (advance, choose) in [(true, true), (true, false), (false, true)] {
+            runner.graph(Ending {
+                advance,
+                choose,
+                stages: greedy,
+            })?;
         }
         Ok(runner)
     }
@@ -152,14 +165,24 @@ impl CudaRunner {
         })
     }
 
-    fn launch(&self, kind: Ending) -> Result<()> {
-        let i = KINDS
-            .iter()
-            .position(|k| *k == kind)
-            .expect("a kind of step");
-        let graph = self.graphs[i].as_ref().expect("captured in `new`");
+    /// The graph of a kind of step.
+    fn graph(&mut self, kind: Ending) -> Result<&Graph> {
+        let at = match self.graphs.iter().position(|(k, _)| *k == kind) {
+            Some(at) => at,
+            None => {
+                let graph = self.capture(kind)?;
+                self.graphs.push((kind, graph));
+                self.graphs.len() - 1
+            }
+        };
+        Ok(&self.graphs[at].1)
+    }
+
+    fn launch(&mut self, kind: Ending) -> Result<()> {
+        let stream = self.stream.clone();
+        let graph = self.graph(kind)?;
         // SAFETY: as in `capture`; `Drop` waits for the stream.
-        unsafe { self.stream.launch_graph(graph) }
+        unsafe { stream.launch_graph(graph) }
     }
 
     fn set32(&self, stream: &Stream, offset: usize, value: u32) -> Result<()> {
@@ -195,29 +218,17 @@ impl CudaRunner {
     fn set_sampling(
         &mut self,
         stream: &Stream,
-        sampling: &Sampling,
+        settings: args::Settings,
         draw_offset: u64,
     ) -> Result<()> {
-        if self.mirror.sampling != Some(*sampling) {
-            self.mirror.sampling = None;
-            self.set32(
-                stream,
-                offset_of!(args::Session, temperature),
-                sampling.temperature.to_bits(),
-            )?;
-            self.set32(stream, offset_of!(args::Session, top_k), sampling.top_k)?;
-            self.set32(
-                stream,
-                offset_of!(args::Session, top_p),
-                sampling.top_p.to_bits(),
-            )?;
-            self.set32(
-                stream,
-                offset_of!(args::Session, min_p),
-                sampling.min_p.to_bits(),
-            )?;
-            self.set64(stream, offset_of!(args::Session, seed), sampling.seed)?;
-            self.mirror.sampling = Some(*sampling);
+        if self.mirror.settings != Some(settings) {
+            self.mirror.settings = None;
+            let at = self.session.address() + offset_of!(args::Session, settings) as u64;
+            let from = std::ptr::from_ref(&settings).cast();
+            // SAFETY: a field of the device-side state; the source is read before this returns, as
+            // it is not pinned; stream order keeps it from running steps.
+            unsafe { stream.copy_in(at, from, size_of::<args::Settings>())? };
+            self.mirror.settings = Some(settings);
         }
         if self.mirror.draw_offset != Some(draw_offset) {
             self.mirror.draw_offset = None;
@@ -236,7 +247,11 @@ impl CudaRunner {
                 self.context
             );
         }
-        let bytes = self.kv.bytes(positions)?;
+        self.back(self.kv.bytes(positions)?)
+    }
+
+    /// Backs that many bytes of each cache.
+    pub(super) fn back(&mut self, bytes: [usize; 2]) -> Result<()> {
         for (cache, bytes) in self.caches.iter_mut().zip(bytes) {
             cache.grow(bytes, "KV cache")?;
         }
@@ -252,6 +267,8 @@ impl CudaRunner {
         let start = self.len;
         let stream = self.stream.clone();
         self.grow(start + tokens.len())?;
+        // SAFETY: `Drop` waits for the stream.
+        unsafe { self.sampling.remember(&stream, start, tokens)? };
         if !first.is_empty() {
             let weights = self.weights.clone();
             let workspace = weights.prefill();
@@ -296,22 +313,28 @@ impl CudaRunner {
         self.set_token(&stream, last)?;
         self.written = self.written.max(start + tokens.len());
         self.mirror.position = None;
-        self.launch(Ending {
-            advance: true,
-            choose: false,
-        })?;
+        self.launch(EVALUATE)?;
         self.stream.synchronize()?;
         self.mirror.position = Some((start + tokens.len()) as u32);
         Ok(())
     }
 
+    /// The number of the oldest step under way.
+    fn oldest(&self) -> u32 {
+        self.started.wrapping_sub(self.in_flight - 1)
+    }
+
+    /// Where it leaves its result.
+    fn oldest_slot(&self) -> usize {
+        (self.oldest().wrapping_sub(1) % RESULT_SLOTS) as usize
+    }
+
     /// The result of the oldest step under way, if it is there.
     fn result(&self) -> Option<u64> {
-        let number = self.started.wrapping_sub(self.in_flight - 1);
-        let slot = number.wrapping_sub(1) % RESULT_SLOTS;
+        let number = self.oldest();
         let ring = self.results.pointer().cast::<u64>();
         // SAFETY: the ring has this entry, 8-byte aligned; the device writes entries as whole words.
-        let entry = unsafe { AtomicU64::from_ptr(ring.add(slot as usize)) };
+        let entry = unsafe { AtomicU64::from_ptr(ring.add(self.oldest_slot())) };
         let value = entry.load(Ordering::Acquire);
         ((value >> 40) as u32 == number & 0xff_ffff).then_some(value)
     }
@@ -367,23 +390,18 @@ impl Runner for CudaRunner {
     }
 
     fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()> {
-        if rules.is_some() {
-            fail!(Unsupported, "rules for tokens on a GPU");
+        let context = self.weights.context().clone();
+        let _current = context.enter()?;
+        if self.in_flight > 0 {
+            fail!(DecodePending, "a step is under way");
         }
-        Ok(())
-    }
-
-    fn step_start_masked(
-        &mut self,
-        _step: &Step,
-        _mask: &mut MaskSource<'_>,
-        _interrupt: &Arc<AtomicBool>,
-    ) -> Result<()> {
-        fail!(Unsupported, "a mask on a GPU")
+        // The last step is collected, but its kernels may not have ended.
+        self.stream.synchronize()?;
+        self.sampling.set_rules(&context, rules.as_deref())
     }
 
     fn logprobs(&self) -> Option<&Logprobs> {
-        None
+        self.logprobs.as_deref()
     }
 
     fn step_masked(
@@ -392,14 +410,25 @@ impl Runner for CudaRunner {
         mask: Option<&mut MaskSource<'_>>,
         interrupt: &AtomicBool,
     ) -> Result<u32> {
-        if mask.is_some() {
-            fail!(Unsupported, "a mask on a GPU");
+        match mask {
+            Some(mask) => self.begin_masked(step, mask, interrupt)?,
+            None => self.begin(step, 1, interrupt)?,
         }
-        self.begin(step, 1, interrupt)?;
         match self.step_poll(true)? {
             Some(token) => Ok(token),
             None => fail!(Internal, "a step that was waited for has no result"),
         }
+    }
+
+    fn step_start_masked(
+        &mut self,
+        step: &Step,
+        mask: &mut MaskSource<'_>,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<()> {
+        self.begin_masked(step, mask, interrupt)?;
+        self.interrupt = Some(interrupt.clone());
+        Ok(())
     }
 
     fn step_start(&mut self, step: &Step, interrupt: &Arc<AtomicBool>) -> Result<()> {
@@ -426,6 +455,10 @@ impl Runner for CudaRunner {
         self.poll_on(&stream, wait)
     }
 
+    fn fork(&mut self) -> Result<Box<dyn Runner>> {
+        Ok(Box::new(self.forked()?))
+    }
+
     fn profile(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<Profile> {
         if step.token.is_none() {
             fail!(Internal, "a profile of a step without a token");
@@ -433,7 +466,7 @@ impl Runner for CudaRunner {
         let context = self.weights.context().clone();
         let _current = context.enter()?;
         let stream = self.stream.clone();
-        self.prepare(&stream, step, 1, interrupt)?;
+        let stages = self.prepare(&stream, step, 1, false, interrupt)?;
         stream.synchronize()?;
         let timeline = Timeline::start(&stream, self.len + 1)?;
         let w = &self.weights;
@@ -445,6 +478,7 @@ impl Runner for CudaRunner {
                 &self.kv,
                 &stream,
                 self.table.address(),
+                stages,
                 &timeline,
             )
         };
@@ -524,8 +558,17 @@ impl CudaRunner {
             0 => {}
             1 => fail!(Numeric, "the logit of token {token} is not a number"),
             2 => fail!(Numeric, "the logit of token {token} is infinite"),
+            _ if self
+                .mirror
+                .settings
+                .is_some_and(|s| s.masked != 0 || s.bias != 0) =>
+            {
+                fail!(Numeric, "every logit that may be chosen is minus infinity")
+            }
             _ => fail!(Numeric, "every logit is minus infinity"),
         }
+        let reported = self.mirror.settings.is_some_and(|s| s.logprobs > 0);
+        self.logprobs = reported.then(|| Box::new(self.sampling.logprobs(self.oldest_slot())));
         self.in_flight -= 1;
         self.len += usize::from(self.appends);
         self.appends = true;
@@ -548,19 +591,18 @@ impl CudaRunner {
         if count == 0 || count > RESULT_SLOTS as usize {
             fail!(Internal, "{count} steps started at once");
         }
-        self.prepare(&stream, step, count, interrupt)?;
-        self.launch(Ending {
-            advance: step.token.is_some(),
+        let stages = self.prepare(&stream, step, count, false, interrupt)?;
+        let kind = |advance| Ending {
+            advance,
             choose: true,
-        })?;
+            stages,
+        };
+        self.launch(kind(step.token.is_some()))?;
         self.launched(step);
         self.has_logits &= step.token.is_none();
         for _ in 1..count {
             self.has_logits = false;
-            if let Err(e) = self.launch(Ending {
-                advance: true,
-                choose: true,
-            }) {
+            if let Err(e) = self.launch(kind(true)) {
                 let _ = stream.synchronize();
                 self.abandon();
                 return Err(e);
@@ -571,14 +613,55 @@ impl CudaRunner {
         Ok(())
     }
 
-    /// Brings the device-side state to where `step` begins, on `stream`.
+    /// Launches a step whose mask is made while the device evaluates the token.
+    fn begin_masked(
+        &mut self,
+        step: &Step,
+        mask: &mut MaskSource<'_>,
+        interrupt: &AtomicBool,
+    ) -> Result<()> {
+        let context = self.weights.context().clone();
+        let _current = context.enter()?;
+        let stream = self.stream.clone();
+        let stages = self.prepare(&stream, step, 1, true, interrupt)?;
+        if step.token.is_some() {
+            self.launch(EVALUATE)?;
+            // Whatever the source does, the device has gone on.
+            self.has_logits = false;
+            self.mirror.position = None;
+        }
+        let launched = self.take_mask(&stream, mask).and_then(|()| {
+            self.launch(Ending {
+                advance: false,
+                choose: true,
+                stages,
+            })
+        });
+        if let Err(e) = launched {
+            // What comes next may be on another stream.
+            let _ = stream.synchronize();
+            return Err(e);
+        }
+        self.launched(step);
+        Ok(())
+    }
+
+    /// Asks for the mask of a prepared step.
+    pub(super) fn take_mask(&mut self, stream: &Stream, mask: &mut MaskSource<'_>) -> Result<()> {
+        // SAFETY: `Drop` waits for the runner's stream, and a batch for its results. The last masked
+        // step has ended, and its copy with it.
+        unsafe { self.sampling.mask(stream, mask) }
+    }
+
+    /// Brings the device-side state to where `step` begins, on `stream`, and says how it chooses.
     pub(super) fn prepare(
         &mut self,
         stream: &Stream,
         step: &Step,
         count: usize,
+        masked: bool,
         interrupt: &AtomicBool,
-    ) -> Result<()> {
+    ) -> Result<Stages> {
         if self.in_flight > 0 {
             fail!(DecodePending, "a step is under way");
         }
@@ -594,11 +677,9 @@ impl CudaRunner {
             fail!(Internal, "there are no logits to choose from");
         }
         self.set_position(stream, self.len)?;
-        self.set_sampling(
-            stream,
-            &step.sampling,
-            step.position.wrapping_sub(after as u64),
-        )
+        let settings = self.sampling.settings(&step.sampling, masked);
+        self.set_sampling(stream, settings, step.position.wrapping_sub(after as u64))?;
+        Ok(Stages::of(&settings))
     }
 
     /// Notes that a prepared step is under way.

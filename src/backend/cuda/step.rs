@@ -1,18 +1,19 @@
 //! The kernels of a step, in order: for one position of each of a few sessions.
 
+mod experts;
+
 use super::args;
 use super::driver::{Buffer, Context, Event, Stream};
+use super::experts::ExpertPlaces;
 use super::kernels::Kernels;
 use super::kv::KvPlan;
 use super::matrix::{Inputs, Matrix, fragment_bytes};
 use super::plan::{FeedForwardPlan, LayerPlan, MlpPlan, Plan};
+use super::sampling::{GROUPS, Stages};
 use crate::backend::{Profile, Work};
 use crate::error::Result;
 use std::cell::RefCell;
 use std::sync::Arc;
-
-/// Blocks per session that look for the largest logit.
-const BEST_BLOCKS: u32 = 64;
 
 /// Offsets within one allocation, handed out one after the other.
 #[derive(Default)]
@@ -47,8 +48,9 @@ struct Places {
     q: u64,
     parts: u64,
     logits: u64,
-    best_value: u64,
-    best_id: u64,
+    group_value: u64,
+    group_id: u64,
+    experts: ExpertPlaces,
 }
 
 impl Places {
@@ -64,8 +66,8 @@ impl Places {
             &mut self.q,
             &mut self.parts,
             &mut self.logits,
-            &mut self.best_value,
-            &mut self.best_id,
+            &mut self.group_value,
+            &mut self.group_id,
         ]
     }
 }
@@ -89,6 +91,8 @@ pub struct Ending {
     pub advance: bool,
     /// A token is chosen.
     pub choose: bool,
+    /// How.
+    pub stages: Stages,
 }
 
 /// Marks between the kernels of a step that is profiled.
@@ -151,7 +155,7 @@ fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
     let queries = u64::from(plan.most(|a| a.n_heads * a.head_dim));
     let parts = u64::from(plan.most(|a| a.n_heads * (a.head_dim + 2)));
     let n_chunks = u64::from(chunks(plan, multiprocessors));
-    let best = rows * u64::from(BEST_BLOCKS) * 4;
+    let groups = rows * u64::from(GROUPS) * 4;
     let places = Places {
         h: arena.take(h),
         branch: arena.take(if plan.is_parallel() { h } else { 0 }),
@@ -163,8 +167,9 @@ fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
         q: arena.take(rows * queries * 4),
         parts: arena.take(rows * parts * n_chunks * 4),
         logits: arena.take(rows * u64::from(plan.n_vocab) * 4),
-        best_value: arena.take(best),
-        best_id: arena.take(best),
+        group_value: arena.take(groups),
+        group_id: arena.take(groups),
+        experts: ExpertPlaces::step(&mut arena, plan, rows as u32),
     };
     (places, arena.bytes())
 }
@@ -184,6 +189,7 @@ impl StepBuffers {
         at.all()
             .into_iter()
             .for_each(|place| *place += memory.address());
+        at.experts.place(memory.address());
         Ok(StepBuffers {
             at,
             h_stride: plan.embedding.groups * 32,
@@ -202,6 +208,16 @@ impl StepBuffers {
     /// Where the logits of input row `row` are, `n_vocab` floats.
     pub fn logits(&self, row: u32) -> u64 {
         self.at.logits + u64::from(row) * u64::from(self.n_vocab) * 4
+    }
+
+    /// Where a producer writes int8, its scales and f32, of those that are wanted.
+    fn forms(&self, q8: bool, f32: bool) -> (u64, u64, u64) {
+        let or_none = |address, wanted| if wanted { address } else { 0 };
+        (
+            or_none(self.at.q8, q8),
+            or_none(self.at.q8_scale, q8),
+            or_none(self.at.f32, f32),
+        )
     }
 
     fn inputs(&self) -> Inputs {
@@ -248,7 +264,7 @@ impl StepBuffers {
         }
     }
 
-    /// Enqueues a whole step of one session, with marks on `timeline` between its kernels.
+    /// Enqueues a whole step of one session, which chooses so, with marks on `timeline` between its kernels.
     ///
     /// # Safety
     /// As [`StepBuffers::enqueue`].
@@ -259,6 +275,7 @@ impl StepBuffers {
         kv: &KvPlan,
         stream: &Stream,
         sessions: u64,
+        stages: Stages,
         timeline: &Timeline,
     ) -> Result<()> {
         let step = Enqueue {
@@ -277,6 +294,7 @@ impl StepBuffers {
             step.end(Ending {
                 advance: true,
                 choose: true,
+                stages,
             })
         }
     }
@@ -376,6 +394,7 @@ impl Enqueue<'_> {
                     self.branch(&mlp.down, post_norm, scale, between, at.h)?;
                     self.mark(Work::Down, mlp.down.bytes())
                 }
+                FeedForwardPlan::Experts(experts) => self.experts(layer, experts, between),
             }
         }
     }
@@ -438,28 +457,25 @@ impl Enqueue<'_> {
         let sample = args::Sample {
             sessions: self.sessions,
             logits: at.logits,
-            best_value: at.best_value,
-            best_id: at.best_id,
+            group_value: at.group_value,
+            group_id: at.group_id,
             n_vocab: self.plan.n_vocab,
-            n_best: BEST_BLOCKS,
             advance: u32::from(ending.advance),
             choose: u32::from(ending.choose),
+            ..Default::default()
         };
         // SAFETY: the caller's word.
-        unsafe { self.kernels.sample(self.stream, &sample, self.batch)? };
+        unsafe {
+            self.kernels
+                .sample(self.stream, &sample, ending.stages, self.batch)?
+        };
         self.mark(Work::Sample, u64::from(self.plan.n_vocab) * 4)
     }
 
     /// The outputs of a producer in the forms that `consumer` reads.
     fn forms(&self, consumer: &Matrix) -> (u64, u64, u64) {
         let (q8, f32) = consumer.needs();
-        let at = self.buffers.at;
-        let or_none = |address, wanted| if wanted { address } else { 0 };
-        (
-            or_none(at.q8, q8),
-            or_none(at.q8_scale, q8),
-            or_none(at.f32, f32),
-        )
+        self.buffers.forms(q8, f32)
     }
 
     /// The input of `consumer`: the residual stream or its norm.
@@ -467,7 +483,23 @@ impl Enqueue<'_> {
     /// # Safety
     /// As [`StepBuffers::enqueue`].
     unsafe fn input(&self, norm: Option<args::Norm>, consumer: &Matrix) -> Result<()> {
-        let (q8, q8_scale, f32) = self.forms(consumer);
+        let (q8, f32) = consumer.needs();
+        // SAFETY: the caller's word.
+        unsafe { self.input_in(norm, consumer.groups, q8, f32) }
+    }
+
+    /// The same as rows of `groups` groups, as int8, as f32 or both.
+    ///
+    /// # Safety
+    /// As [`StepBuffers::enqueue`].
+    unsafe fn input_in(
+        &self,
+        norm: Option<args::Norm>,
+        groups: u32,
+        q8: bool,
+        f32: bool,
+    ) -> Result<()> {
+        let (q8, q8_scale, f32) = self.buffers.forms(q8, f32);
         let source = match norm {
             Some(_) => args::Source::Norm,
             None => args::Source::Copy,
@@ -480,7 +512,7 @@ impl Enqueue<'_> {
             f32,
             x_stride: self.buffers.h_stride,
             len: self.plan.hidden,
-            groups: consumer.groups,
+            groups,
             source: source as u32,
             inverse_len: 1.0 / self.plan.hidden as f32,
             ..Default::default()

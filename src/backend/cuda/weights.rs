@@ -99,9 +99,6 @@ impl Weights for CudaWeights {
         interrupts: &[&AtomicBool],
         tokens: &mut [u32],
     ) -> Result<()> {
-        if masks.iter().any(Option::is_some) {
-            fail!(Unsupported, "a mask on a GPU");
-        }
         let mut mine = Vec::with_capacity(runners.len());
         for (i, runner) in runners.iter_mut().enumerate() {
             let runner = runner.as_any().and_then(|r| r.downcast_mut::<CudaRunner>());
@@ -124,8 +121,9 @@ impl Weights for CudaWeights {
         let result = groups.iter().try_for_each(|(kv_type, members)| {
             let Some(kv_type) = *kv_type else {
                 for &i in members {
+                    let mask = masks.get_mut(i).and_then(|m| m.as_deref_mut());
                     chosen[i] = mine[i]
-                        .step(&steps[i], interrupts[i])
+                        .step_masked(&steps[i], mask, interrupts[i])
                         .map_err(|e| at_index(i, e))?;
                 }
                 return Ok(());
@@ -138,7 +136,15 @@ impl Weights for CudaWeights {
                     batches.len() - 1
                 }
             };
-            batches[at].step(self, &mut mine, members, steps, interrupts, &mut chosen)
+            batches[at].step(
+                self,
+                &mut mine,
+                members,
+                steps,
+                masks,
+                interrupts,
+                &mut chosen,
+            )
         });
         if let Err(e) = result {
             // Those that had moved go back.

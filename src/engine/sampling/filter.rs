@@ -80,7 +80,7 @@ pub fn keep<'a>(
         let mean = ratio(surprises, sum);
         let distance = |c: &Candidate| (mean + below(c, top)).abs() as f32;
         let order = |a: &Candidate, b: &Candidate| {
-            distance(a).total_cmp(&distance(b)).then_with(|| rank(a, b))
+            distance(a).total_cmp(&distance(b)).then(a.id.cmp(&b.id))
         };
         truncate(kept, top, share(sum, settings.typical_p), order);
         top = kept

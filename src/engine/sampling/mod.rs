@@ -16,8 +16,7 @@
 //! 5. `typical_p` orders what is left by how far the surprise of a token, `-ln p` (temperature 1), is
 //!    from its mean, the entropy, the nearest first, and keeps the shortest start of that order whose
 //!    probabilities sum to at least `typical_p` (Meister et al., Locally Typical Sampling, 2022). The
-//!    distance is rounded to single precision; of equal ones the larger logit comes first, then the
-//!    smaller id.
+//!    distance is rounded to single precision; of equal ones the smaller id comes first.
 //! 6. `top_p` looks at the softmax of what is left (temperature 1) and keeps the shortest start of
 //!    the ranking whose probabilities sum to at least p.
 //! 7. `min_p` keeps the tokens whose probability is at least that share of the largest one left.

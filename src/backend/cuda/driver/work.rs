@@ -191,6 +191,16 @@ impl Stream {
         self.context.check(code, "copy from the device")
     }
 
+    /// Enqueues a copy from device memory to device memory.
+    ///
+    /// # Safety
+    /// Both ranges must be valid until the work is done, and must not overlap.
+    pub unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's word.
+        let code = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw) };
+        self.context.check(code, "copy on the device")
+    }
+
     /// Later work waits for what `event` has recorded.
     pub fn wait(&self, event: &Event) -> Result<()> {
         // SAFETY: both handles are alive.

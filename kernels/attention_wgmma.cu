@@ -1,0 +1,176 @@
+// Attention of a prefill, as attention_prefill.cu does it, by the warpgroup products of sm_90a: tiles of
+// 128 queries against tiles of 128 positions of an f16 cache. Other devices have empty kernels.
+//
+// Two warpgroups have 64 queries each, one fetches keys and values; while one of the two works on
+// its softmax, the other one's products run. Position tiles lie at absolute multiples of 128, and a
+// tile that a query does not see changes nothing of it, so chunking a prompt makes no difference.
+#include "flash.cuh"
+#include "hopper.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr uint32_t QUERIES = 128, POSITIONS = 128, STAGES = 2;
+
+// Rows of HD elements are cut into parts of 64, each a tile of rows of 128 bytes.
+template <int HD> struct Shared {
+    static constexpr uint32_t QUERY = 64 * HD * 2, KEYS = POSITIONS * HD * 2, PART = POSITIONS * 128;
+    static constexpr uint32_t QUERIES_AT = 0, STAGES_AT = 2 * QUERY;
+};
+
+// Copies rows of `hd` elements at `row(r)`, or zeros where that is NULL, to parts of `rows` rows, in steps of
+// 16 bytes, by 128 threads. `any` is an address that may be read.
+template <int HD, typename Row>
+__device__ __forceinline__ void fetch(uint32_t to, uint32_t rows, uint32_t hd, const void* any, Row row) {
+    constexpr uint32_t PIECES = HD / 8;
+    for (uint32_t i = threadIdx.x & 127; i < rows * PIECES; i += 128) {
+        const uint32_t r = i / PIECES, c = i % PIECES;
+        const __half* from = row(r);
+        const bool valid = from && c * 8 < hd;
+        copy16(to + c / 8 * rows * 128 + swizzled<8>(r, c % 8), valid ? from + c * 8 : any, valid);
+    }
+    copies_commit();
+}
+
+template <int HD> __device__ __forceinline__ void flash_body(const FlashArgs& a) {
+    using S = Shared<HD>;
+    extern __shared__ uint8_t shared[];
+    __shared__ __align__(8) uint64_t keys_full[STAGES], values_full[STAGES], empty[STAGES];
+    const uint32_t base = (shared_address(shared) + 1023) & ~1023u, group = threadIdx.x / 128;
+    if (threadIdx.x == 0) {
+        for (uint32_t s = 0; s < STAGES; s++) {
+            barrier_init(shared_address(keys_full + s), 128);
+            barrier_init(shared_address(values_full + s), 128);
+            barrier_init(shared_address(empty + s), 2);
+        }
+    }
+    __syncthreads();
+    release_dependents();
+    wait_for_producers();
+    const Session* session = a.sessions[0];
+    const uint32_t hd = a.layout.head_dim, head = blockIdx.x, kv_head = head / (a.n_heads / a.layout.n_kv_heads);
+    // The last tiles have the most work, so they start first.
+    const uint32_t q0 = a.first_row + (gridDim.y - 1 - blockIdx.y) * QUERIES, before = session->position;
+    const uint32_t length = before + min(a.rows, q0 + QUERIES);
+    const uint32_t first = first_seen(a.layout, before + q0 + 1) / POSITIONS, tiles = (length + POSITIONS - 1) / POSITIONS;
+    if (group == 2) {
+        give_registers<40>();
+        const uint32_t stored = a.layout.row_bytes;
+        const uint8_t* cache = kv_base(a.layout, session) + (uint64_t)kv_head * KV_TILE * stored;
+        for (uint32_t t = first; t < tiles; t++) {
+            const uint32_t n = t - first, stage = n % STAGES, to = base + S::STAGES_AT + stage * 2 * S::KEYS;
+            barrier_wait(shared_address(empty + stage), n / STAGES & 1 ^ 1);
+            auto row = [&](uint64_t plane) {
+                return [=](uint32_t r) -> const __half* {
+                    const uint32_t p = t * POSITIONS + r, tile = p / KV_TILE;
+                    if (p >= length) return nullptr;
+                    return (const __half*)(cache + (a.layout.ring ? tile % a.layout.ring : tile) * a.layout.tile_bytes + plane + p % KV_TILE * stored);
+                };
+            };
+            fetch<HD>(to, POSITIONS, hd, cache, row(0));
+            fetch<HD>(to + S::KEYS, POSITIONS, hd, cache, row(kv_plane(a.layout)));
+            copies_wait<1>();
+            fence_for_products();
+            barrier_arrive(shared_address(keys_full + stage));
+            copies_wait<0>();
+            fence_for_products();
+            barrier_arrive(shared_address(values_full + stage));
+        }
+        return;
+    }
+    take_registers<232>();
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3, row0 = q0 + group * 64;
+    const uint32_t queries = base + S::QUERIES_AT + group * S::QUERY;
+    fetch<HD>(queries, 64, hd, a.q, [&](uint32_t r) { return row0 + r < a.rows ? a.q + ((uint64_t)(row0 + r) * a.n_heads + head) * hd : nullptr; });
+    copies_wait<0>();
+    fence_for_products();
+    asm volatile("bar.sync %0,128;" ::"r"(group + 1) : "memory");
+    float acc[HD / 2], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < HD / 2; i++) acc[i] = 0.0f;
+    const uint32_t mine = before + row0 + warp * 16 + lane / 4;
+    for (uint32_t t = first; t < tiles; t++) {
+        const uint32_t n = t - first, stage = n % STAGES, parity = n / STAGES & 1;
+        const uint32_t keys = base + S::STAGES_AT + stage * 2 * S::KEYS, values = keys + S::KEYS;
+        float score[64];
+        barrier_wait(shared_address(keys_full + stage), parity);
+        products_fence();
+#pragma unroll
+        for (int kk = 0; kk < HD / 16; kk++)
+            product(score, tile_descriptor(queries + kk / 4 * 64 * 128 + kk % 4 * 32),
+                    tile_descriptor(keys + kk / 4 * S::PART + kk % 4 * 32), kk != 0);
+        products_commit();
+        products_wait<0>();
+        if (a.scores.cap != 0.0f) {
+#pragma unroll
+            for (int i = 0; i < 64; i++) score[i] = capped(a.scores.cap, score[i]);
+        }
+        // Whether some row of the warpgroup does not see all of the tile.
+        if (t * POSITIONS + POSITIONS - 1 > before + row0 || before + row0 + 63 - t * POSITIONS >= a.layout.window) {
+#pragma unroll
+            for (int i = 0; i < 64; i++) {
+                const uint32_t p = t * POSITIONS + i / 4 * 8 + (lane & 3) * 2 + (i & 1);
+                if (hidden(a.layout, mine + (i & 2) * 4, p)) score[i] = -INFINITY;
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float largest = top[h];
+#pragma unroll
+            for (int j = 0; j < 16; j++) largest = fmaxf(largest, fmaxf(score[j * 4 + h * 2], score[j * 4 + h * 2 + 1]));
+            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+            // A row with nothing in sight yet keeps what it has, which is nothing.
+            const float keep = largest == -INFINITY ? 1.0f : exp2f(top[h] - largest);
+            top[h] = largest;
+            if (largest == -INFINITY) largest = 0.0f;
+            sum[h] *= keep;
+#pragma unroll
+            for (int j = 0; j < HD / 8; j++) { acc[j * 4 + h * 2] *= keep; acc[j * 4 + h * 2 + 1] *= keep; }
+#pragma unroll
+            for (int j = 0; j < 16; j++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float w = exp2f(score[j * 4 + h * 2 + e] - largest);
+                    score[j * 4 + h * 2 + e] = w;
+                    sum[h] += w;
+                }
+        }
+        uint32_t weights[POSITIONS / 16][4];
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            __half2 w = __floats2half2_rn(score[2 * i], score[2 * i + 1]);
+            weights[i / 4][i % 4] = *(uint32_t*)&w;
+        }
+        barrier_wait(shared_address(values_full + stage), parity);
+        products_fence();
+#pragma unroll
+        for (int kk = 0; kk < POSITIONS / 16; kk++)
+            add_product(acc, weights[kk], transposed_descriptor(values + kk * 16 * 128, S::PART));
+        products_commit();
+        products_wait<0>();
+        if ((threadIdx.x & 127) == 0) barrier_arrive(shared_address(empty + stage));
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float total = sum[h] + __shfl_xor_sync(~0u, sum[h], 1);
+        total += __shfl_xor_sync(~0u, total, 2);
+        const uint32_t row = row0 + warp * 16 + h * 8 + lane / 4;
+        if (row >= a.rows) continue;
+        total = with_sink(a.scores, head, top[h], total);
+        float* to = a.out + ((uint64_t)row * a.n_heads + head) * hd;
+#pragma unroll
+        for (int j = 0; j < HD / 8; j++) {
+            const uint32_t d = j * 8 + (lane & 3) * 2;
+            if (d < hd) *(float2*)(to + d) = make_float2(acc[j * 4 + h * 2] / total, acc[j * 4 + h * 2 + 1] / total);
+        }
+    }
+}
+#define FLASH(hd)                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(384, 1) flash_wgmma_##hd(const __grid_constant__ FlashArgs a) {    \
+        flash_body<hd>(a);                                                                                          \
+    }
+#else
+#define FLASH(hd) extern "C" __global__ void flash_wgmma_##hd(const __grid_constant__ FlashArgs) {}
+#endif
+// Grid (n_heads, query tiles), 384 threads. For heads of up to so many elements, a multiple of 8.
+FLASH(64)
+FLASH(128)

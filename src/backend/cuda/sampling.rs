@@ -1,0 +1,278 @@
+//! Choosing tokens on the device: what a session keeps there for it, and the kernels in their order.
+
+use super::args::{self, LogprobEntry};
+use super::driver::{Buffer, Context, Pinned, Stream};
+use super::kernels::Kernels;
+use crate::backend::{MaskSource, fill_mask};
+use crate::engine::sampling::{Breakers, Logprobs, Sampling, TokenRules, dry_longest};
+use crate::error::{Result, try_vec};
+use crate::panics::catch;
+use std::sync::Arc;
+
+/// Groups of tokens whose best the kernels find first.
+pub const GROUPS: u32 = 256;
+/// Blocks of `best` per session: four groups each.
+const BEST_BLOCKS: u32 = GROUPS / 4;
+/// Blocks of `penalize` per session.
+const PENALIZE_BLOCKS: u32 = 4;
+/// Blocks that share a vocabulary where there are clusters (Hopper and later).
+const CLUSTER: u32 = 8;
+
+/// What a choice does besides taking the best token, for one session at least.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stages {
+    /// Logits are adjusted.
+    pub adjust: bool,
+    /// The tokens of the context matter for that.
+    pub penalize: bool,
+    /// A token is drawn.
+    pub draw: bool,
+    /// Log-probabilities are reported.
+    pub logprobs: bool,
+}
+
+impl Stages {
+    /// What these settings need.
+    pub fn of(s: &args::Settings) -> Stages {
+        let penalize = s.penalty_window > 0 || s.dry_multiplier > 0.0;
+        Stages {
+            adjust: penalize || s.bias != 0 || s.masked != 0,
+            penalize,
+            draw: s.temperature != 0.0 && s.top_k != 1,
+            logprobs: s.logprobs > 0,
+        }
+    }
+
+    /// What either needs.
+    pub fn or(self, other: Stages) -> Stages {
+        Stages {
+            adjust: self.adjust | other.adjust,
+            penalize: self.penalize | other.penalize,
+            draw: self.draw | other.draw,
+            logprobs: self.logprobs | other.logprobs,
+        }
+    }
+}
+
+/// A session's memory for its choices.
+pub struct SamplingState {
+    /// The tokens in the cache.
+    history: Buffer,
+    adjusted: Buffer,
+    counts: Buffer,
+    lengths: Buffer,
+    mask: Buffer,
+    /// Where the host writes a mask that is copied to `mask`.
+    mask_host: Pinned,
+    /// A ring of [`LogprobEntry`].
+    logprobs: Pinned,
+    /// Shared with forks.
+    rules: Option<Arc<Rules>>,
+    n_vocab: usize,
+}
+
+/// Rules on the device; no buffer for what they do not say.
+struct Rules {
+    bias: Option<Buffer>,
+    single_breakers: Option<Buffer>,
+    breakers: Option<Buffer>,
+}
+
+impl SamplingState {
+    /// Bytes of device memory for a session.
+    pub fn bytes(n_vocab: usize, context: usize) -> u64 {
+        (context * 4 + n_vocab * 12 + n_vocab.div_ceil(32) * 4) as u64
+    }
+
+    /// Memory for a context of so many positions and a ring of so many results.
+    pub fn new(
+        context: &Arc<Context>,
+        n_vocab: usize,
+        positions: usize,
+        slots: usize,
+    ) -> Result<SamplingState> {
+        let what = "memory of sampling";
+        let zeros = try_vec(n_vocab, 0u32, what)?;
+        let mask_bytes = n_vocab.div_ceil(32) * 4;
+        Ok(SamplingState {
+            history: Buffer::new(context, positions * 4, what)?,
+            adjusted: Buffer::new(context, n_vocab * 4, what)?,
+            counts: Buffer::from_slice(context, &zeros, what)?,
+            lengths: Buffer::from_slice(context, &zeros, what)?,
+            mask: Buffer::new(context, mask_bytes, what)?,
+            mask_host: Pinned::new(context, mask_bytes, what)?,
+            logprobs: Pinned::new(context, slots * size_of::<LogprobEntry>(), what)?,
+            rules: None,
+            n_vocab,
+        })
+    }
+
+    /// Writes the addresses into the device-side state.
+    pub fn enter(&self, state: &mut args::Session) {
+        state.history = self.history.address();
+        state.adjusted = self.adjusted.address();
+        state.counts = self.counts.address();
+        state.lengths = self.lengths.address();
+        state.mask = self.mask.address();
+        state.logprobs = self.logprobs.address();
+    }
+
+    /// Takes over the rules of another session and its first `len` tokens.
+    ///
+    /// # Safety
+    /// Both sessions' memory must be valid until the work is done.
+    pub unsafe fn follow(
+        &mut self,
+        stream: &Stream,
+        other: &SamplingState,
+        len: usize,
+    ) -> Result<()> {
+        self.rules.clone_from(&other.rules);
+        // SAFETY: the caller's word.
+        unsafe { stream.copy(self.history.address(), other.history.address(), len * 4) }
+    }
+
+    /// Takes over rules. The old ones' memory goes, so no step may be under way.
+    pub fn set_rules(&mut self, context: &Arc<Context>, rules: Option<&TokenRules>) -> Result<()> {
+        self.rules = match rules {
+            Some(rules) => Some(Arc::new(Rules {
+                bias: buffer(context, rules.bias())?,
+                single_breakers: buffer(context, rules.breakers().single())?,
+                breakers: buffer(context, &packed(rules.breakers())?)?,
+            })),
+            None => None,
+        };
+        Ok(())
+    }
+
+    /// The device's form of settings that have passed [`Sampling::check`].
+    pub fn settings(&self, s: &Sampling, masked: bool) -> args::Settings {
+        let address = |of: fn(&Rules) -> &Option<Buffer>| {
+            let buffer = self.rules.as_ref().and_then(|rules| of(rules).as_ref());
+            buffer.map_or(0, Buffer::address)
+        };
+        let dries = s.dries();
+        args::Settings {
+            seed: s.seed,
+            bias: address(|r| &r.bias),
+            single_breakers: address(|r| &r.single_breakers),
+            breakers: address(|r| &r.breakers),
+            temperature: s.temperature,
+            top_k: s.top_k,
+            top_p: s.top_p,
+            min_p: s.min_p,
+            typical_p: s.typical_p,
+            penalty_window: if s.penalizes() { s.penalty_window } else { 0 },
+            repeat_penalty: s.repeat_penalty,
+            presence_penalty: s.presence_penalty,
+            frequency_penalty: s.frequency_penalty,
+            dry_multiplier: if dries { s.dry.multiplier } else { 0.0 },
+            dry_base: s.dry.base,
+            dry_allowed_length: s.dry.allowed_length,
+            dry_window: s.dry.window,
+            dry_longest: if dries { dry_longest(&s.dry) } else { 0 },
+            logprobs: s.logprobs,
+            masked: u32::from(masked),
+        }
+    }
+
+    /// Enqueues the copy of tokens that are evaluated from position `at` on.
+    ///
+    /// # Safety
+    /// The memory must live until the work is done.
+    pub unsafe fn remember(&self, stream: &Stream, at: usize, tokens: &[u32]) -> Result<()> {
+        let to = self.history.address() + at as u64 * 4;
+        // SAFETY: the caller has checked that they fit the context; the source is read before this
+        // returns, as it is not pinned.
+        unsafe { stream.copy_in(to, tokens.as_ptr().cast(), size_of_val(tokens)) }
+    }
+
+    /// Asks for a mask and enqueues its copy. No earlier copy may be under way.
+    ///
+    /// # Safety
+    /// The memory must live until the work is done.
+    pub unsafe fn mask(&mut self, stream: &Stream, source: &mut MaskSource<'_>) -> Result<()> {
+        let (words, pointer) = (self.n_vocab.div_ceil(32), self.mask_host.pointer());
+        // SAFETY: pinned memory of so many words, which only this function and the copies that it
+        // enqueues use.
+        let host = unsafe { std::slice::from_raw_parts_mut(pointer.cast::<u32>(), words) };
+        // A panic would leave the device at work on what the caller holds to be idle.
+        catch(|| fill_mask(source, self.n_vocab, host))?;
+        // SAFETY: both ranges are of this size, and the caller's word.
+        unsafe { stream.copy_in(self.mask.address(), pointer, words * 4) }
+    }
+
+    /// What the device reported in this entry of the ring.
+    pub fn logprobs(&self, slot: usize) -> Logprobs {
+        let ring = self.logprobs.pointer().cast::<LogprobEntry>();
+        // SAFETY: the ring has this entry, which the device has written before the result that came
+        // with it; any bytes are a value.
+        let entry = unsafe { ring.add(slot).read_volatile() };
+        let n = (entry.count as usize).min(entry.ids.len());
+        let top = entry.ids.into_iter().zip(entry.logits).take(n);
+        Logprobs::from_parts(entry.best, entry.sum, entry.chosen, top)
+    }
+}
+
+fn buffer<T: Copy>(context: &Arc<Context>, data: &[T]) -> Result<Option<Buffer>> {
+    match data {
+        [] => Ok(None),
+        data => Buffer::from_slice(context, data, "rules of sampling").map(Some),
+    }
+}
+
+/// Sequences as the kernels read them: each its length and its tokens, then 0. Empty for none.
+fn packed(breakers: &Breakers) -> Result<Vec<u32>> {
+    let sequences = breakers.sequences();
+    if sequences.is_empty() {
+        return Ok(Vec::new());
+    }
+    let words = sequences.iter().map(|s| 1 + s.len()).sum::<usize>() + 1;
+    let mut packed = try_vec(words, 0u32, "sequence breakers")?;
+    packed.clear();
+    for sequence in sequences {
+        packed.push(sequence.len() as u32);
+        packed.extend_from_slice(sequence);
+    }
+    packed.push(0);
+    Ok(packed)
+}
+
+impl Kernels {
+    /// Ends a step of `batch` sessions: chooses their tokens, if that is wanted.
+    ///
+    /// # Safety
+    /// As [`Kernels::launch`].
+    pub unsafe fn sample(
+        &self,
+        stream: &Stream,
+        args: &args::Sample,
+        stages: Stages,
+        batch: u32,
+    ) -> Result<()> {
+        let args = &args::Sample {
+            adjust: u32::from(stages.adjust),
+            ..*args
+        };
+        let cluster = if self.has_clusters() { CLUSTER } else { 1 };
+        // SAFETY: the caller's word.
+        unsafe {
+            if args.choose == 0 {
+                return self.launch(stream, "finish", (batch, 1, 1), GROUPS, 0, args);
+            }
+            if stages.logprobs {
+                self.launch(stream, "logprobs", (cluster, batch, 1), 1024, 0, args)?;
+            }
+            if stages.penalize {
+                let grid = (PENALIZE_BLOCKS, batch, 1);
+                self.launch(stream, "penalize", grid, 1024, 0, args)?;
+            }
+            self.launch(stream, "best", (BEST_BLOCKS, batch, 1), 256, 0, args)?;
+            if stages.draw {
+                self.launch(stream, "draw", (cluster, batch, 1), 1024, 0, args)
+            } else {
+                self.launch(stream, "finish", (batch, 1, 1), GROUPS, 0, args)
+            }
+        }
+    }
+}
