@@ -337,6 +337,75 @@ typedef uint32_t ember_kv_type;
 #endif // __cplusplus
 
 /**
+ * Languages that a grammar is written in, for `ember_session_set_grammar`.
+ */
+enum ember_grammar_kind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * No grammar: takes the session's away.
+     */
+    EMBER_GRAMMAR_NONE = 0,
+    /**
+     * A JSON schema. The answer is a JSON value that it accepts; with `{}` any JSON value. Its
+     * references must lie within it (`#/$defs/...`). A keyword that cannot be held to is an error.
+     */
+    EMBER_GRAMMAR_JSON_SCHEMA = 1,
+    /**
+     * A regular expression that the whole answer matches, in the syntax of Rust's `regex` crate,
+     * without look-around.
+     */
+    EMBER_GRAMMAR_REGEX = 2,
+    /**
+     * A grammar in llguidance's variant of Lark, which starts with the rule `start`. As in Lark,
+     * text is first divided into the longest possible terminals.
+     */
+    EMBER_GRAMMAR_LARK = 3,
+    /**
+     * A grammar in GBNF, which starts with the rule `root`.
+     */
+    EMBER_GRAMMAR_GBNF = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_grammar_kind ember_grammar_kind;
+#else
+typedef uint32_t ember_grammar_kind;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Values of `ember_grammar_options.json_spacing`.
+ */
+enum ember_json_spacing
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * One space behind each comma and colon between values, none elsewhere.
+     */
+    EMBER_JSON_SPACED = 0,
+    /**
+     * No space between values.
+     */
+    EMBER_JSON_COMPACT = 1,
+    /**
+     * As the model likes, up to 40 characters of white space at a place.
+     */
+    EMBER_JSON_FREE = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_json_spacing ember_json_spacing;
+#else
+typedef uint32_t ember_json_spacing;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Values of `ember_model_options.weights`: the type that matrices which take more bytes are
  * converted to. Rows that are no whole blocks of a type get the next larger one that fits; norms,
  * biases, routers and learned positions stay as they are.
