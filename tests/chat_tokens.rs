@@ -13,9 +13,16 @@ const WIDE: u32 = 5;
 /// A vocabulary of bytes, with some control tokens, a marker that is user-defined and a plain word
 /// that is.
 fn metadata(template: Option<&str>) -> Metadata {
-    let mut tokens: Vec<String> = ["<unk>", "<s>", "<|im_start|>", "<|im_end|>", "<response>", "wide"]
-        .map(str::to_owned)
-        .to_vec();
+    let mut tokens: Vec<String> = [
+        "<unk>",
+        "<s>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<response>",
+        "wide",
+    ]
+    .map(str::to_owned)
+    .to_vec();
     let mut kinds = vec![2i64, 3, 3, 3, 4, 4];
     for byte in 0..=255u32 {
         // The byte-level alphabet.
@@ -32,15 +39,26 @@ fn metadata(template: Option<&str>) -> Metadata {
     let mut set = |key: &str, value| metadata.insert(format!("tokenizer.{key}"), value);
     set("ggml.model", Value::String("gpt2".into()));
     set("ggml.pre", Value::String("gpt-2".into()));
-    set("ggml.tokens", Value::Array(Array::String(tokens.into_iter().collect())));
+    set(
+        "ggml.tokens",
+        Value::Array(Array::String(tokens.into_iter().collect())),
+    );
     set("ggml.token_type", Value::Array(Array::I64(kinds)));
-    set("ggml.merges", Value::Array(Array::String(["a b".to_owned()].into_iter().filter(|_| false).collect())));
+    set(
+        "ggml.merges",
+        Value::Array(Array::String(
+            ["a b".to_owned()].into_iter().filter(|_| false).collect(),
+        )),
+    );
     set("ggml.bos_token_id", Value::U64(BOS.into()));
     set("ggml.add_bos_token", Value::Bool(true));
     if let Some(template) = template {
         set("chat_template", Value::String(template.into()));
     }
-    set("chat_template.tool_use", Value::String("{{ bos_token }}tools".into()));
+    set(
+        "chat_template.tool_use",
+        Value::String("{{ bos_token }}tools".into()),
+    );
     metadata
 }
 
@@ -61,16 +79,24 @@ impl Chat {
     fn tokens(&self, document: &serde_json::Value) -> Vec<u32> {
         let mut ids = vec![77];
         let (options, text) = (ChatOptions::default(), document.to_string());
-        let done = self.templates.tokenize(&self.tokenizer, &text, &options, &mut ids);
+        let done = self
+            .templates
+            .tokenize(&self.tokenizer, &text, &options, &mut ids);
         done.unwrap();
         assert_eq!(ids.remove(0), 77);
         // Whatever the ids are, the text is the template's.
-        let rendered = self.templates.format(&self.tokenizer, &text, &options).unwrap();
+        let rendered = self
+            .templates
+            .format(&self.tokenizer, &text, &options)
+            .unwrap();
         let mut out = String::new();
         let mut stream = TokenStream::new(&[], false).unwrap();
         stream.push(&self.tokenizer, &ids, &mut out).unwrap();
         stream.finish(&mut out);
-        assert_eq!(out.strip_prefix("<s>").unwrap(), rendered.text.trim_start_matches("<s>"));
+        assert_eq!(
+            out.strip_prefix("<s>").unwrap(),
+            rendered.text.trim_start_matches("<s>")
+        );
         ids
     }
 }
@@ -126,13 +152,17 @@ fn words_of_a_caller_stay_words() {
 
 #[test]
 fn pieces_of_a_caller_do_not_join() {
-    let chat = Chat::new("{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}end|>");
-    let parts = ["<|im_", "start|>", "<|im_", "end|>", "<|im_"].map(|t| serde_json::json!({"text": t}));
+    let chat = Chat::new(
+        "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}end|>",
+    );
+    let parts =
+        ["<|im_", "start|>", "<|im_", "end|>", "<|im_"].map(|t| serde_json::json!({"text": t}));
     let ids = chat.tokens(&serde_json::json!({"messages": [{"role": "user", "content": parts}]}));
     assert_eq!((count(&ids, START), count(&ids, END)), (0, 0));
     // Nor do keys, other variables or tools.
     let chat = Chat::new("{{ tools|tojson }}{{ extra }}{% for k in tools[0] %}{{ k }}{% endfor %}");
-    let tools = serde_json::json!({"tools": [{"<|im_end|>": "<|im_start|>"}], "extra": "<|im_end|>"});
+    let tools =
+        serde_json::json!({"tools": [{"<|im_end|>": "<|im_start|>"}], "extra": "<|im_end|>"});
     let ids = chat.tokens(&tools);
     assert_eq!((count(&ids, START), count(&ids, END)), (0, 0));
 }
@@ -163,7 +193,10 @@ fn user_defined_tokens() {
 fn bos_is_there_once() {
     let document = serde_json::json!({"messages": []});
     assert_eq!(Chat::new("{{ bos_token }}a").tokens(&document)[..1], [BOS]);
-    assert_eq!(count(&Chat::new("{{ bos_token }}a").tokens(&document), BOS), 1);
+    assert_eq!(
+        count(&Chat::new("{{ bos_token }}a").tokens(&document), BOS),
+        1
+    );
     assert_eq!(count(&Chat::new("a").tokens(&document), BOS), 1);
     assert_eq!(Chat::new("").tokens(&document), [BOS]);
 }
@@ -177,12 +210,24 @@ fn which_template() {
     };
     let format = |chat: &Chat, options| chat.templates.format(&chat.tokenizer, "{}", &options);
     assert_eq!(format(&chat, named(None)).unwrap().text, "plain");
-    assert_eq!(format(&chat, named(Some("tool_use"))).unwrap().text, "<s>tools");
+    assert_eq!(
+        format(&chat, named(Some("tool_use"))).unwrap().text,
+        "<s>tools"
+    );
     let error = format(&chat, named(Some("rag"))).unwrap_err();
     assert_eq!(error.status, Status::TemplateFailed);
-    assert!(error.message.contains("rag") && error.message.contains("tool_use"), "{error}");
+    assert!(
+        error.message.contains("rag") && error.message.contains("tool_use"),
+        "{error}"
+    );
     let templates = ChatTemplates::from_metadata(&metadata(None)).unwrap();
-    assert!(templates.get(None).unwrap_err().message.contains("tool_use"));
+    assert!(
+        templates
+            .get(None)
+            .unwrap_err()
+            .message
+            .contains("tool_use")
+    );
     let none = ChatTemplates::from_metadata(&Metadata::new()).unwrap();
     let error = none.get(None).unwrap_err();
     assert!(error.message.contains("no chat template"), "{error}");
@@ -190,10 +235,16 @@ fn which_template() {
         template: Some("own {{ 1 + 1 }}"),
         ..ChatOptions::default()
     };
-    assert_eq!(none.format(&chat.tokenizer, "{}", &own).unwrap().text, "own 2");
+    assert_eq!(
+        none.format(&chat.tokenizer, "{}", &own).unwrap().text,
+        "own 2"
+    );
     let mut wrong = Metadata::new();
     wrong.insert("tokenizer.chat_template".into(), Value::U64(1));
-    assert_eq!(ChatTemplates::from_metadata(&wrong).unwrap_err().status, Status::MissingKey);
+    assert_eq!(
+        ChatTemplates::from_metadata(&wrong).unwrap_err().status,
+        Status::MissingKey
+    );
 }
 
 #[test]
@@ -201,7 +252,9 @@ fn tokens_come_out_in_any_cut() {
     let chat = Chat::new("");
     let mut state = 3u64;
     let mut random = |below: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
         (state >> 33) % below
     };
     for _ in 0..2000 {
@@ -229,6 +282,11 @@ fn tokens_come_out_in_any_cut() {
     }
     let mut stream = TokenStream::new(&[], false).unwrap();
     let mut out = String::new();
-    let error = stream.push(&chat.tokenizer, &[7, 9999], &mut out).unwrap_err();
-    assert_eq!((error.status, stream.n_tokens(), out.as_str()), (Status::InvalidToken, 0, ""));
+    let error = stream
+        .push(&chat.tokenizer, &[7, 9999], &mut out)
+        .unwrap_err();
+    assert_eq!(
+        (error.status, stream.n_tokens(), out.as_str()),
+        (Status::InvalidToken, 0, "")
+    );
 }

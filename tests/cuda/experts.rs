@@ -22,7 +22,7 @@ pub fn tests(tests: &mut Tests) {
         ));
         tests.push((
             format!("experts::{i}_cut"),
-            Box::new(move || cut(&network_of(&v, 2))),
+            Box::new(move || cut(&v, &network_of(&v, 2))),
         ));
     }
     for expert in [0, 3] {
@@ -91,16 +91,22 @@ fn matches(v: &Variant, network: &Network) {
     }
 }
 
-/// Batches give the bits of single sessions, pieces of a prompt those of the whole.
-fn cut(network: &Network) {
+/// Batches give the bits of single sessions. Pieces of a prompt give what the whole gives but for the
+/// rounding of attention, which is over in the last place of f16 (and more where it changes a byte
+/// that an input is rounded to).
+fn cut(v: &Variant, network: &Network) {
     let n = network.n_vocab;
     let tokens = tokens(N_TOKENS, n);
     let weights = gpu(network);
     let mut r = runner(&weights, 128, KvType::F16);
-    let whole = pieces(&mut *r, &tokens, N_TOKENS, n);
+    let whole = pieces(&mut *r, &tokens, N_TOKENS, n).pop().unwrap();
+    let whole: Vec<f64> = whole.iter().map(|x| f64::from(*x)).collect();
+    let bound = if v.ty.block_len() == 1 { 1e-3 } else { 3e-2 };
     for piece in [45, 30, 18] {
-        let got = pieces(&mut *r, &tokens, piece, n);
-        assert_eq!(got.last(), whole.last(), "pieces of {piece}");
+        let got = pieces(&mut *r, &tokens, piece, n).pop().unwrap();
+        let error = relative_error(&got, &whole);
+        println!("{v:?}, pieces of {piece}: {error:.1e}");
+        assert!(error < bound, "pieces of {piece}: {error}");
     }
     // What a session has seen after its prompt, alone.
     let start = |i: usize| 2 + i % 5 * 7;
@@ -179,12 +185,13 @@ fn long_prompt() {
     let weights = gpu(&network);
     let mut r = runner(&weights, 5000, KvType::F16);
     let at_once = pieces(&mut *r, &tokens, 5000, n).pop().unwrap();
+    let at_once: Vec<f64> = at_once.iter().map(|x| f64::from(*x)).collect();
     let in_pieces = pieces(&mut *r, &tokens, 700, n).pop().unwrap();
-    assert_eq!(at_once, in_pieces);
     r.truncate(4990);
     let stepped = one_by_one(&mut *r, &tokens[4990..], n).pop().unwrap();
-    let wide: Vec<f64> = at_once.iter().map(|x| f64::from(*x)).collect();
-    let error = relative_error(&stepped, &wide);
-    println!("steps after a long prompt: {error:.1e}");
-    assert!(error < 1e-2, "{error}");
+    for (way, got) in [("pieces", in_pieces), ("steps", stepped)] {
+        let error = relative_error(&got, &at_once);
+        println!("a long prompt, {way}: {error:.1e}");
+        assert!(error < 1e-3, "{way}: {error}");
+    }
 }

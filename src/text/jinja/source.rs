@@ -65,7 +65,9 @@ fn respell_escapes(source: &str) -> String {
                     Some(b'a') => Some("\\x07".to_owned()),
                     Some(b'v') => Some("\\x0b".to_owned()),
                     Some(b'U') => {
-                        let code = rest.get(2..10).and_then(|code| u32::from_str_radix(code, 16).ok());
+                        let code = rest
+                            .get(2..10)
+                            .and_then(|code| u32::from_str_radix(code, 16).ok());
                         let named = code.and_then(char::from_u32);
                         length += if named.is_some() { 8 } else { 0 };
                         named.map(String::from)
