@@ -122,6 +122,35 @@ static void progress(const char *path) {
     }
 }
 
+/* Converted while loading: in order, cancelled like any load, and in memory of its own. */
+static void converted(const char *path) {
+    struct progress p = {path, 0, 0, 0};
+    ember_model_options o = model_options();
+    ember_model_details kept, d;
+    ember_model *model = NULL;
+    kept.struct_size = d.struct_size = sizeof d;
+    o.device = cpu_device();
+    OK(ember_model_load(path, strlen(path), &o, &model, &err));
+    OK(ember_model_info(model, &kept, &err));
+    CHECK(ember_model_free(model) == EMBER_OK);
+    o.weights = EMBER_WEIGHTS_Q4_K;
+    o.progress = on_progress;
+    o.user = &p;
+    OK(ember_model_load(path, strlen(path), &o, &model, &err));
+    CHECK(p.last == 1 && p.calls > 2);
+    OK(ember_model_info(model, &d, &err));
+    CHECK(strcmp(d.quantization, "Q4_K") == 0);
+    CHECK(d.resident_bytes > kept.resident_bytes && d.file_bytes == kept.file_bytes);
+    works(model);
+    CHECK(ember_model_free(model) == EMBER_OK);
+    model = NULL;
+    p.last = 0;
+    p.calls = 0;
+    p.stop_at = 2;
+    STATUS(ember_model_load(path, strlen(path), &o, &model, &err), EMBER_CANCELLED);
+    CHECK(model == NULL && p.calls == 2);
+}
+
 static void details(const ember_model *model) {
     ember_model_details d;
     memset(&d, 0x55, sizeof d);
@@ -176,6 +205,7 @@ int main(int argc, char **argv) {
     devices();
     paths(argv[1]);
     progress(argv[1]);
+    converted(argv[1]);
     logging(argv[1]);
     model = load(argv[1]);
     details(model);
