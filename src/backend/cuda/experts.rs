@@ -17,8 +17,6 @@ const MAX_EXPERTS: usize = 1024;
 const MAX_USED: usize = 31;
 /// Rows of a tile of the products of many rows, as `Tile` of matmul_experts.cu.
 const TILE_ROWS: u32 = 128;
-/// Shared memory of those: three stages of two tiles.
-const MATMUL_SHARED: usize = 3 * (128 + 128) * 64 * 2;
 /// Input rows that a block of the router's product takes, as `SCORE_ROWS` of experts.cu.
 const SCORE_ROWS: u32 = 4;
 /// Bytes of weights in f16 that are there at a time while a prompt is evaluated, if an expert is no
@@ -313,7 +311,7 @@ impl Kernels {
         }
         let beside_rows = SCORE_ROWS as usize * 32 * 36 * 4;
         self.find("experts", "expert_scores", shared - beside_rows)?;
-        self.find("matmul_experts", "matmul_experts", MATMUL_SHARED)?;
+        self.find("matmul_experts", "matmul_experts", self.matmul_shared())?;
         for ty in TensorType::ALL {
             let name = format!("matvec_experts_{}", ty.name());
             self.find(matvec_module(ty), &name, shared)?;
@@ -467,7 +465,16 @@ impl Kernels {
     ) -> Result<()> {
         let grid = (tiles, args.n.div_ceil(128), 1);
         // SAFETY: the caller's word.
-        unsafe { self.launch(stream, "matmul_experts", grid, 256, MATMUL_SHARED, args) }
+        unsafe {
+            self.launch(
+                stream,
+                "matmul_experts",
+                grid,
+                256,
+                self.matmul_shared(),
+                args,
+            )
+        }
     }
 
     /// Sums of what the experts of `rows` rows gave.
