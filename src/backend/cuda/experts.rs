@@ -4,7 +4,7 @@
 use super::args;
 use super::driver::Stream;
 use super::kernels::Kernels;
-use super::matrix::{Matrix, tiled_bytes};
+use super::matrix::{Inputs, Matrix, MatrixSegment, tiled_bytes};
 use super::plan::{Jobs, MlpPlan, Plan, activation};
 use super::step::Arena;
 use crate::error::{Result, fail};
@@ -21,6 +21,10 @@ const TILE_ROWS: u32 = 128;
 const MATMUL_SHARED: usize = 3 * (128 + 128) * 64 * 2;
 /// Input rows that a block of the router's product takes, as `SCORE_ROWS` of experts.cu.
 const SCORE_ROWS: u32 = 4;
+/// Warps of a block that scores a step's rows, as `ROUTE_WARPS` of experts.cu.
+const ROUTE_WARPS: u32 = 8;
+/// Longest input that every block of a step's last product makes for itself.
+const OWN_INPUT_BYTES: usize = 16 * 1024;
 /// Bytes of weights in f16 that are there at a time while a prompt is evaluated, if an expert is no
 /// larger.
 const WEIGHT_BYTES: u64 = 256 << 20;
@@ -127,6 +131,13 @@ impl ExpertsPlan {
             tiled_bytes(rows, m.groups)
         };
         self.expert_matrices().iter().map(bytes).max().unwrap_or(0)
+    }
+
+    /// Whether the blocks of a step's last product make its input for themselves: where it is short.
+    pub fn own_inputs(&self) -> bool {
+        let segments = self.down.segments.iter();
+        let bytes = segments.map(|s| own_input_bytes(s.ty, self.down.groups));
+        bytes.max().unwrap_or(0) <= OWN_INPUT_BYTES
     }
 
     /// Tiles that so many pairs take at most, in a part of the experts.
@@ -288,12 +299,20 @@ impl Extents {
     }
 }
 
-/// Input rows of a step's products with experts, and where the result goes.
-pub struct ExpertInputs {
-    /// Forms of the input; `fragments` is not used.
-    pub inputs: super::matrix::Inputs,
-    /// Consecutive pairs that read the same row of it.
-    pub pairs_per_input: u32,
+/// What a step's product with experts reads.
+#[derive(Clone, Copy)]
+pub enum ExpertInput {
+    /// Rows of input in the forms that the matrices need (`fragments` is not used), each for so many
+    /// consecutive pairs.
+    Rows(Inputs, u32),
+    /// f32, `[pairs][2 * n_ff]`: the activation of gates and ups at this address.
+    Inner(u64, args::Activation, u32),
+}
+
+/// The pairs of a step's product with experts.
+pub struct ExpertPairs {
+    /// The input.
+    pub input: ExpertInput,
     /// u32, `[pairs]`.
     pub chosen: u64,
     /// Pairs.
@@ -308,7 +327,13 @@ impl Kernels {
     /// Makes the kernels for experts known.
     pub(super) fn find_experts(&mut self) -> Result<()> {
         let shared = self.context().properties().shared_bytes;
-        for name in ["route", "expert_sort", "expert_tiles", "expert_combine"] {
+        for name in [
+            "route",
+            "step_route",
+            "expert_sort",
+            "expert_tiles",
+            "expert_combine",
+        ] {
             self.find("experts", name, 0)?;
         }
         let beside_rows = SCORE_ROWS as usize * 32 * 36 * 4;
@@ -330,6 +355,41 @@ impl Kernels {
         unsafe { self.launch(stream, "route", (rows, 1, 1), 32, 0, args) }
     }
 
+    /// Scores and experts of a step's `rows` rows of f32 input at `x`. The tickets, one a row, are
+    /// zeros, and left so.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn step_route(
+        &self,
+        stream: &Stream,
+        router: &Matrix,
+        route: &args::Route,
+        x: u64,
+        tickets: u64,
+        rows: u32,
+    ) -> Result<()> {
+        let mut args = args::StepRoute {
+            route: *route,
+            x,
+            tickets,
+            groups: router.groups,
+            n_parts: router.segments.len() as u32,
+            ..Default::default()
+        };
+        for (part, s) in args.parts.iter_mut().zip(&router.segments) {
+            *part = args::RouterPart {
+                matrix: s.address,
+                bias: bias_of(router, s),
+                ty: args::type_number(s.ty),
+                rows: s.rows,
+            };
+        }
+        let grid = (router.rows.div_ceil(ROUTE_WARPS), rows, 1);
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "step_route", grid, ROUTE_WARPS * 32, 0, &args) }
+    }
+
     /// Scores of `rows` rows of f32 input at `x`, `[rows][router.rows]`.
     ///
     /// # Safety
@@ -346,11 +406,7 @@ impl Kernels {
             let at = u64::from(s.out_offset) * 4;
             let args = args::Score {
                 matrix: s.address,
-                bias: if router.bias == 0 {
-                    0
-                } else {
-                    router.bias + at
-                },
+                bias: bias_of(router, s),
                 x,
                 out: out + at,
                 ty: args::type_number(s.ty),
@@ -394,7 +450,7 @@ impl Kernels {
         stream: &Stream,
         n_experts: u32,
         matrices: &[&Matrix],
-        to: &ExpertInputs,
+        to: &ExpertPairs,
     ) -> Result<()> {
         // Parts that one kernel can do together: of one type.
         let mut offset = 0;
@@ -413,17 +469,29 @@ impl Kernels {
             let slices = first.slices(groups);
             let mut args = args::ExpertMatvec {
                 chosen: to.chosen,
-                q8: to.inputs.q8,
-                q8_scale: to.inputs.q8_scale,
-                f32: to.inputs.f32,
                 out: to.out,
                 n_segments: mine.len() as u32,
                 groups,
                 out_stride: to.out_stride,
-                pairs_per_input: to.pairs_per_input,
+                pairs_per_input: 1,
                 n_experts,
                 ..Default::default()
             };
+            let mut own_input = 0;
+            match to.input {
+                ExpertInput::Rows(inputs, pairs_per_input) => {
+                    args.q8 = inputs.q8;
+                    args.q8_scale = inputs.q8_scale;
+                    args.f32 = inputs.f32;
+                    args.pairs_per_input = pairs_per_input;
+                }
+                ExpertInput::Inner(inner, activation, n_ff) => {
+                    args.inner = inner;
+                    args.activation = activation;
+                    args.len = n_ff;
+                    own_input = own_input_bytes(ty, groups);
+                }
+            }
             // Two blocks a multiprocessor, shared by the pairs and segments.
             let blocks = (2 * self.multiprocessors()).div_ceil(to.pairs * mine.len() as u32);
             let (mut first_block, mut most_rows) = (0, 1);
@@ -443,10 +511,10 @@ impl Kernels {
                 first_block += blocks;
                 most_rows = most_rows.max(each.div_ceil(blocks));
             }
-            let limit = self.context().properties().shared_bytes.min(96 * 1024);
+            let limit = self.context().properties().shared_bytes.min(96 * 1024) - own_input;
             let per_row = slices as usize * 4;
             args.chunk_rows = most_rows.min((limit / per_row).max(1) as u32);
-            let shared = args.chunk_rows as usize * per_row;
+            let shared = own_input + args.chunk_rows as usize * per_row;
             let name = format!("matvec_experts_{}", ty.name());
             let grid = (first_block, to.pairs, 1);
             // SAFETY: the caller's word.
@@ -505,6 +573,23 @@ pub fn route_args(e: &ExpertsPlan, at: &ExpertPlaces) -> args::Route {
         normalize: u32::from(e.normalize),
         weight_scale: e.weight_scale,
         padding: 0,
+    }
+}
+
+/// Bytes of an input that a block makes for itself, as `input_bytes` of matvec_experts.cuh.
+fn own_input_bytes(ty: TensorType, groups: u32) -> usize {
+    let group = match ty {
+        TensorType::F32 | TensorType::F16 | TensorType::BF16 => 128,
+        _ => 36,
+    };
+    (groups as usize * group).next_multiple_of(128)
+}
+
+/// The address of the bias of some rows; 0 if there is none.
+fn bias_of(matrix: &Matrix, segment: &MatrixSegment) -> u64 {
+    match matrix.bias {
+        0 => 0,
+        bias => bias + u64::from(segment.out_offset) * 4,
     }
 }
 
