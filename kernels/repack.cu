@@ -221,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__
     uint8_t* const line = inside ? (uint8_t*)a.out + tiled(a.out_row + row, group / 2 * TILE_K, k_tiles) / 128 * 128 : nullptr;
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
-        // Piece `lane % 8` of the row whose two halves lanes `2 * pair` and the next have.
+        // Piece `lane % 8` of the row whose two halves lanes `pair` and `pair + 1` have.
         const uint32_t pair = i * 8 + lane / 8 * 2, from = pair + (lane & 7) / 4;
         uint4 piece = mine[from * 4 + ((lane & 3) ^ (from >> 1 & 3))];
         const uint64_t to = __shfl_sync(~0u, (uint64_t)line, pair);

@@ -33,7 +33,12 @@ mod profile;
 
 mod text;
 
+mod text_stream;
+
+mod chat;
+
 pub use batch::*;
+pub use chat::*;
 pub use decode::*;
 pub use device::*;
 pub use error::*;
@@ -43,6 +48,7 @@ pub use model::*;
 pub use profile::*;
 pub use session::*;
 pub use text::*;
+pub use text_stream::*;
 pub use version::*;
 
 #[cfg(test)]

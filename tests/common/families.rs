@@ -47,10 +47,11 @@ pub const FAMILIES: [&str; 19] = [
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context.
-pub const WINDOWED: [&str; 6] = [
+pub const WINDOWED: [&str; 7] = [
     "cohere2",
     "gemma2",
     "gemma3",
+    "gpt_oss",
     "mistral",
     "olmo3",
     "starcoder2",

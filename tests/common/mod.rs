@@ -5,6 +5,7 @@ pub mod convert;
 pub mod edit;
 pub mod expected;
 pub mod families;
+pub mod folder;
 pub mod hamlet;
 pub mod quantize;
 pub mod reference_experts;

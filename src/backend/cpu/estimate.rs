@@ -56,9 +56,9 @@ pub(super) fn estimate(
 fn weights_bytes(network: &Network) -> u64 {
     let mut mapped = matrix_bytes(network);
     if !network.embedding.same_data(&network.head.weight) {
-        mapped += network.embedding.bytes().len();
+        mapped += network.embedding.byte_len();
     }
-    mapped += network.positions.as_ref().map_or(0, |p| p.bytes().len());
+    mapped += network.positions.as_ref().map_or(0, |p| p.byte_len());
     let norm = |norm: &Norm| {
         let bias = norm.bias.as_ref().map_or(0, |b| b.row_len());
         norm.weight.row_len() + bias

@@ -159,7 +159,7 @@ pub(super) fn matrix_bytes(network: &Network) -> usize {
     let blocks = network.blocks.iter().flat_map(Block::linears);
     blocks
         .chain([&network.head])
-        .map(|m| m.weight.bytes().len())
+        .map(|m| m.weight.byte_len())
         .sum()
 }
 

@@ -37,7 +37,7 @@ pub struct CudaRunner {
     pub(super) weights: Arc<CudaWeights>,
     pub(super) buffers: StepBuffers,
     session: Buffer,
-    sampling: SamplingState,
+    pub(super) sampling: SamplingState,
     table: Buffer,
     results: Pinned,
     /// The cache that grows with the context, and the ring.

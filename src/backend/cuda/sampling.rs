@@ -66,7 +66,8 @@ pub struct SamplingState {
     mask_host: Pinned,
     /// A ring of [`LogprobEntry`].
     logprobs: Pinned,
-    rules: Option<Rules>,
+    /// Shared with forks.
+    rules: Option<Arc<Rules>>,
     n_vocab: usize,
 }
 
@@ -116,14 +117,29 @@ impl SamplingState {
         state.logprobs = self.logprobs.address();
     }
 
+    /// Takes over the rules of another session and its first `len` tokens.
+    ///
+    /// # Safety
+    /// Both sessions' memory must be valid until the work is done.
+    pub unsafe fn follow(
+        &mut self,
+        stream: &Stream,
+        other: &SamplingState,
+        len: usize,
+    ) -> Result<()> {
+        self.rules.clone_from(&other.rules);
+        // SAFETY: the caller's word.
+        unsafe { stream.copy(self.history.address(), other.history.address(), len * 4) }
+    }
+
     /// Takes over rules. The old ones' memory goes, so no step may be under way.
     pub fn set_rules(&mut self, context: &Arc<Context>, rules: Option<&TokenRules>) -> Result<()> {
         self.rules = match rules {
-            Some(rules) => Some(Rules {
+            Some(rules) => Some(Arc::new(Rules {
                 bias: buffer(context, rules.bias())?,
                 single_breakers: buffer(context, rules.breakers().single())?,
                 breakers: buffer(context, &packed(rules.breakers())?)?,
-            }),
+            })),
             None => None,
         };
         Ok(())
