@@ -9,6 +9,7 @@
 struct ExpertMatvecArgs {
     Segment segments[2];     // of all experts; blocks: that share one expert's rows
     const uint32_t* chosen;  // [pairs]
+    const uint32_t* order;   // [pairs], or NULL: pairs sorted by expert, so that those of one meet in the cache
     const int8_t* q8;        // [inputs][groups * 32]
     const float* q8_scale;   // [inputs][groups]
     const float* f32;        // [inputs][groups * 32], for segments of float types
@@ -23,7 +24,7 @@ struct ExpertMatvecArgs {
     uint32_t len;
     Activation activation;
 };
-static_assert(sizeof(ExpertMatvecArgs) == 168, "as in args.rs");
+static_assert(sizeof(ExpertMatvecArgs) == 176, "as in args.rs");
 
 // Bytes of a block's own input.
 __host__ __device__ constexpr uint32_t input_bytes(uint32_t type, uint32_t groups) {
@@ -59,11 +60,13 @@ template <uint32_t T> __device__ __forceinline__ void own_input(const ExpertMatv
 template <uint32_t T> __device__ __forceinline__ void matvec_experts_body(const ExpertMatvecArgs& a) {
     extern __shared__ __align__(128) uint8_t shared[];
     release_dependents();
-    const uint32_t i = a.n_segments > 1 && blockIdx.x >= a.segments[1].first_block, pair = blockIdx.y;
+    const uint32_t i = a.n_segments > 1 && blockIdx.x >= a.segments[1].first_block;
     const Segment& s = a.segments[i];
     const uint32_t block = blockIdx.x - s.first_block, each = s.rows / a.n_experts;
     const uint32_t begin = each * (uint64_t)block / s.blocks, end = each * (uint64_t)(block + 1) / s.blocks;
     const uint32_t n_slices = slices_of(T, a.groups).count;
+    wait_for_producers();
+    const uint32_t pair = a.order ? a.order[blockIdx.y] : blockIdx.y;
     MatvecArgs m;
     const uint64_t input = pair / a.pairs_per_input;
     m.q8 = a.q8 + input * a.groups * 32;
@@ -71,7 +74,6 @@ template <uint32_t T> __device__ __forceinline__ void matvec_experts_body(const 
     m.f32 = a.f32 + input * a.groups * 32;
     m.groups = a.groups;
     m.batch = 1;
-    wait_for_producers();
     float* part = (float*)shared;
     if (a.inner) {
         own_input<T>(a, pair, shared, m);

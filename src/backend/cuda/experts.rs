@@ -1,12 +1,14 @@
-//! Mixtures of experts: their place in the plan, the memory that they work in, and the launches of
-//! their kernels.
+//! Mixtures of experts: their place in the plan, and the launches of their kernels.
+
+mod places;
+
+pub use places::ExpertPlaces;
 
 use super::args;
 use super::driver::Stream;
 use super::kernels::Kernels;
 use super::matrix::{Inputs, Matrix, MatrixSegment, tiled_bytes};
-use super::plan::{Jobs, MlpPlan, Plan, activation};
-use super::step::Arena;
+use super::plan::{Jobs, MlpPlan, activation};
 use crate::error::{Result, fail};
 use crate::model::{Experts, Scoring};
 use crate::quant::TensorType;
@@ -146,159 +148,6 @@ impl ExpertsPlan {
     }
 }
 
-/// Where the experts of a step or a chunk have their memory: offsets, then addresses.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ExpertPlaces {
-    /// f32, `[rows][router rows]`.
-    pub scores: u64,
-    /// u32, `[pairs]`.
-    pub chosen: u64,
-    /// f32, `[rows][n_used + 1]`.
-    pub weights: u64,
-    /// f32, `[pairs][2 * n_ff]`: gates and ups.
-    pub inner: u64,
-    /// f32, `[pairs][hidden]`: outputs. In a chunk they take the place of `inner`.
-    pub out: u64,
-    /// f32, `[rows][hidden]`: outputs of the shared expert.
-    pub shared: u64,
-    /// A step's inputs of the last products: int8, their scales, f32.
-    pub q8: u64,
-    /// f32, `[pairs][groups]`.
-    pub q8_scale: u64,
-    /// f32, `[pairs][groups * 32]`.
-    pub f32: u64,
-    /// A chunk's: f32 `[rows][hidden]` for the router, f16 (tiled) and its scales for the rest.
-    pub input: u64,
-    /// f16, tiled.
-    pub f16: u64,
-    /// f32, `[pairs]`.
-    pub f16_scale: u64,
-    /// The lists of `SortArgs`.
-    pub starts: u64,
-    /// u32, `[pairs]`.
-    pub slots: u64,
-    /// u32, `[pairs]`.
-    pub pairs: u64,
-    /// u32, `[n_experts + 1]`.
-    pub tiles: u64,
-    /// u32, one per tile.
-    pub tile_experts: u64,
-}
-
-impl ExpertPlaces {
-    /// For steps of `rows` sessions.
-    pub fn step(arena: &mut Arena, plan: &Plan, rows: u32) -> ExpertPlaces {
-        let s = Extents::of(plan, rows);
-        ExpertPlaces {
-            q8: arena.take(s.pairs_groups * 32),
-            q8_scale: arena.take(s.pairs_groups * 4),
-            f32: arena.take(s.pairs_groups * 128),
-            inner: arena.take(s.inner),
-            out: arena.take(s.out),
-            ..ExpertPlaces::common(arena, &s)
-        }
-    }
-
-    /// For chunks of `rows` tokens.
-    pub fn chunk(arena: &mut Arena, plan: &Plan, rows: u32) -> ExpertPlaces {
-        let s = Extents::of(plan, rows);
-        let inner = arena.take(s.inner.max(s.out));
-        ExpertPlaces {
-            inner,
-            out: inner,
-            input: arena.take(s.input),
-            f16: arena.take(s.f16),
-            f16_scale: arena.take(s.pairs * 4),
-            starts: arena.take(s.experts * 4),
-            slots: arena.take(s.pairs * 4),
-            pairs: arena.take(s.pairs * 4),
-            tiles: arena.take(s.experts * 4),
-            tile_experts: arena.take(s.tiles * 4),
-            ..ExpertPlaces::common(arena, &s)
-        }
-    }
-
-    fn common(arena: &mut Arena, s: &Extents) -> ExpertPlaces {
-        ExpertPlaces {
-            scores: arena.take(s.scores),
-            chosen: arena.take(s.pairs * 4),
-            weights: arena.take(s.weights),
-            shared: arena.take(s.shared),
-            ..ExpertPlaces::default()
-        }
-    }
-
-    /// Turns offsets into addresses.
-    pub fn place(&mut self, base: u64) {
-        for place in [
-            &mut self.scores,
-            &mut self.chosen,
-            &mut self.weights,
-            &mut self.inner,
-            &mut self.out,
-            &mut self.shared,
-            &mut self.q8,
-            &mut self.q8_scale,
-            &mut self.f32,
-            &mut self.input,
-            &mut self.f16,
-            &mut self.f16_scale,
-            &mut self.starts,
-            &mut self.slots,
-            &mut self.pairs,
-            &mut self.tiles,
-            &mut self.tile_experts,
-        ] {
-            *place += base;
-        }
-    }
-}
-
-/// Largest extents over all layers' mixtures, most of them in bytes; zeros if there are none.
-#[derive(Default)]
-struct Extents {
-    scores: u64,
-    weights: u64,
-    inner: u64,
-    out: u64,
-    shared: u64,
-    input: u64,
-    f16: u64,
-    pairs: u64,
-    pairs_groups: u64,
-    /// One more than there are experts.
-    experts: u64,
-    tiles: u64,
-}
-
-impl Extents {
-    fn of(plan: &Plan, rows: u32) -> Extents {
-        let mut s = Extents::default();
-        let n = u64::from(rows);
-        for e in plan.experts() {
-            let pairs = n * u64::from(e.n_used);
-            let most = |to: &mut u64, v: u64| *to = v.max(*to);
-            most(&mut s.scores, n * u64::from(e.router.rows) * 4);
-            most(&mut s.weights, n * u64::from(e.n_used + 1) * 4);
-            most(&mut s.inner, pairs * u64::from(e.n_ff) * 8);
-            most(&mut s.out, pairs * u64::from(plan.hidden) * 4);
-            if e.shared.is_some() {
-                most(&mut s.shared, n * u64::from(plan.hidden) * 4);
-            }
-            most(&mut s.input, n * u64::from(e.router.groups) * 128);
-            most(&mut s.f16, tiled_bytes(pairs as u32, e.down.groups));
-            most(&mut s.pairs, pairs);
-            most(&mut s.pairs_groups, pairs * u64::from(e.down.groups));
-            most(&mut s.experts, u64::from(e.n_experts) + 1);
-            most(
-                &mut s.tiles,
-                u64::from(e.most_tiles(pairs as u32, e.n_experts)),
-            );
-        }
-        s
-    }
-}
-
 /// What a step's product with experts reads.
 #[derive(Clone, Copy)]
 pub enum ExpertInput {
@@ -315,6 +164,8 @@ pub struct ExpertPairs {
     pub input: ExpertInput,
     /// u32, `[pairs]`.
     pub chosen: u64,
+    /// u32, `[pairs]`: the pairs sorted by expert, or 0.
+    pub order: u64,
     /// Pairs.
     pub pairs: u32,
     /// f32, `[pairs][out_stride]`.
@@ -424,20 +275,23 @@ impl Kernels {
         Ok(())
     }
 
-    /// Sorts pairs by expert and deals tiles out to them.
+    /// Sorts pairs by expert.
     ///
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn expert_sort(&self, stream: &Stream, args: &args::Sort) -> Result<()> {
-        let args = args::Sort {
-            tile_rows: TILE_ROWS,
-            ..*args
-        };
+        let grid = (args.n_experts, 1, 1);
         // SAFETY: the caller's word.
-        unsafe {
-            self.launch(stream, "expert_sort", (args.n_experts, 1, 1), 256, 0, &args)?;
-            self.launch(stream, "expert_tiles", (1, 1, 1), 1024, 0, &args)
-        }
+        unsafe { self.launch(stream, "expert_sort", grid, 256, 0, args) }
+    }
+
+    /// Deals tiles out to sorted pairs.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn expert_tiles(&self, stream: &Stream, args: &args::Sort) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "expert_tiles", (1, 1, 1), 1024, 0, args) }
     }
 
     /// Products of pairs with one or two matrices of the experts that they chose. The second one's
@@ -469,6 +323,7 @@ impl Kernels {
             let slices = first.slices(groups);
             let mut args = args::ExpertMatvec {
                 chosen: to.chosen,
+                order: to.order,
                 out: to.out,
                 n_segments: mine.len() as u32,
                 groups,
@@ -551,6 +406,22 @@ impl Kernels {
         let grid = (args.len.div_ceil(128), rows, 1);
         // SAFETY: the caller's word.
         unsafe { self.launch(stream, "expert_combine", grid, 128, 0, args) }
+    }
+}
+
+/// The arguments that sort pairs and deal tiles out.
+pub fn sort_args(e: &ExpertsPlan, at: &ExpertPlaces, pairs: u32) -> args::Sort {
+    args::Sort {
+        chosen: at.chosen,
+        starts: at.starts,
+        slots: at.slots,
+        pairs: at.pairs,
+        tiles: at.tiles,
+        tile_experts: at.tile_experts,
+        n_pairs: pairs,
+        n_experts: e.n_experts,
+        tile_rows: TILE_ROWS,
+        padding: 0,
     }
 }
 

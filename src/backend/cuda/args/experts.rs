@@ -80,6 +80,7 @@ pub struct Sort {
 pub struct ExpertMatvec {
     pub segments: [Segment; 2],
     pub chosen: u64,
+    pub order: u64,
     pub q8: u64,
     pub q8_scale: u64,
     pub f32: u64,
@@ -140,7 +141,7 @@ const _: () = {
     assert!(size_of::<StepRoute>() == 136);
     assert!(size_of::<Score>() == 56);
     assert!(size_of::<Sort>() == 64);
-    assert!(size_of::<ExpertMatvec>() == 168);
+    assert!(size_of::<ExpertMatvec>() == 176);
     assert!(size_of::<ExpertMatmul>() == 96);
     assert!(size_of::<Combine>() == 72);
 };

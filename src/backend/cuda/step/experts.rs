@@ -1,12 +1,16 @@
 //! The experts of a step: each session's token goes its own ways, all in one graph.
 
 use super::super::args;
-use super::super::experts::{ExpertInput, ExpertPairs, ExpertsPlan, route_args};
+use super::super::experts::{ExpertInput, ExpertPairs, ExpertsPlan, route_args, sort_args};
 use super::super::matrix::Inputs;
 use super::super::plan::{LayerPlan, MlpPlan};
 use super::Enqueue;
 use crate::backend::Work;
 use crate::error::Result;
+
+/// From so many sessions on, their pairs are sorted, so that weights which several of them need come
+/// from memory once.
+const SORT_FROM: u32 = 4;
 
 impl Enqueue<'_> {
     /// A mixture of experts, whose output is added to `base` and goes to the residual stream.
@@ -22,10 +26,12 @@ impl Enqueue<'_> {
         let (b, at, hidden) = (self.buffers, self.buffers.at, self.plan.hidden);
         let mine = &at.experts;
         let pairs = self.batch * e.n_used;
+        let sorted = self.batch >= SORT_FROM;
         let experts = [&e.gate, &e.up];
         let first = ExpertPairs {
             input: ExpertInput::Rows(b.inputs(), e.n_used),
             chosen: mine.chosen,
+            order: if sorted { mine.pairs } else { 0 },
             pairs,
             out: mine.inner,
             out_stride: 2 * e.n_ff,
@@ -48,6 +54,9 @@ impl Enqueue<'_> {
             self.mark(Work::Norm, 0)?;
             let route = route_args(e, mine);
             kernels.step_route(stream, &e.router, &route, at.f32, tickets, self.batch)?;
+            if sorted {
+                kernels.expert_sort(stream, &sort_args(e, mine, pairs))?;
+            }
             kernels.expert_matvec(stream, e.n_experts, &experts, &first)?;
             self.mark(Work::GateUp, e.router.bytes() + e.used_bytes(&experts))?;
             if let ExpertInput::Rows(..) = last.input {
