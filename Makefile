@@ -78,7 +78,7 @@ help:
 	@echo "make gpu-bundle      GPU tests, library and ember-bench in $(TARGET_DIR)/gpu-bundle, for a machine with a GPU"
 	@echo "make nvcc            fetch the compiler of the GPU kernels into target/nvcc; done by itself where there is none"
 	@echo "                     (CPU_ONLY=1 with any target leaves the GPU kernels out)"
-	@echo "make fuzz            fuzz the GGUF reader, or FUZZ=model (ARGS='-max_total_time=60')"
+	@echo "make fuzz            fuzz the GGUF reader, or FUZZ=safetensors, FUZZ=model (ARGS='-max_total_time=60')"
 	@echo "make fmt lint        rustfmt; clippy with warnings as errors"
 
 lib: $(KERNELS)
@@ -105,8 +105,9 @@ test-rust: $(KERNELS)
 test-c: lib $(C_TESTS)
 	@set -e; for t in $(C_TESTS); do echo "C test $${t##*/}"; $$t $(MODEL); done
 
+# A terminal program reads its input from a file here.
 test-examples: lib $(EXAMPLES)
-	@set -e; for t in $(EXAMPLES); do echo "C example $${t##*/}"; $$t $(MODEL); done
+	@set -e; for t in $(EXAMPLES); do echo "C example $${t##*/}"; $$t $(MODEL) < examples-c/questions.txt; done
 
 # First the proof that valgrind sees a bad read, a branch on garbage and a leak in a program built
 # and run in this way; then the tests.
@@ -220,9 +221,11 @@ nvcc:
 fuzz: $(CARGO_FUZZ)
 	@mkdir -p fuzz/corpus/seeds fuzz/corpus/$(FUZZ)
 	$(CARGO) run --quiet --manifest-path fuzz/Cargo.toml --target-dir $(TARGET_DIR)/fuzz --example seeds fuzz/corpus/seeds
+	$(CARGO) run --quiet --manifest-path fuzz/Cargo.toml --target-dir $(TARGET_DIR)/fuzz --example folders fuzz/corpus/folders
 	RUSTC_BOOTSTRAP=1 $(CARGO_FUZZ) run $(FUZZ) --target-dir $(TARGET_DIR)/fuzz \
-	    fuzz/corpus/$(FUZZ) $(if $(filter gguf,$(FUZZ)),fuzz/corpus/seeds) \
-	    -- -rss_limit_mb=2048 $(if $(filter gguf,$(FUZZ)),-dict=fuzz/gguf.dict -max_len=8192) $(ARGS)
+	    fuzz/corpus/$(FUZZ) $(if $(filter gguf,$(FUZZ)),fuzz/corpus/seeds) $(if $(filter safetensors,$(FUZZ)),fuzz/corpus/folders) \
+	    -- -rss_limit_mb=2048 $(if $(filter gguf,$(FUZZ)),-dict=fuzz/gguf.dict -max_len=8192) \
+	    $(if $(filter safetensors,$(FUZZ)),-dict=fuzz/safetensors.dict -max_len=262144) $(ARGS)
 
 fmt:
 	$(CARGO) fmt

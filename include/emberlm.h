@@ -37,7 +37,7 @@
  *   EMBER_NULL_POINTER, EMBER_INVALID_ARGUMENT, EMBER_INTERNAL and EMBER_FORKED can come from every function and
  *   are not repeated below. The library never exits, aborts, prints or handles signals.
  *
- * Handles. ember_model and ember_session pointers are numbers that the library looks up, not
+ * Handles. ember_model, ember_session and ember_text_stream pointers are numbers that the library looks up, not
  *   addresses: NULL, a freed or a made-up handle is an error and not a crash. What a function named
  *   ..._load or ..._create gives belongs to the caller until ..._free. A handle is not given out
  *   again after it was freed.
@@ -227,6 +227,11 @@ enum ember_status_code
      * The process was forked from one that has loaded a model; the library works only there.
      */
     EMBER_FORKED = 33,
+    /**
+     * The chat template is missing or wrong, refuses the messages, or goes beyond its limits; the
+     * message says which and where.
+     */
+    EMBER_TEMPLATE_FAILED = 35,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -324,6 +329,46 @@ enum ember_kv_type
 typedef enum ember_kv_type ember_kv_type;
 #else
 typedef uint32_t ember_kv_type;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Values of `ember_model_options.weights`: the type that matrices which take more bytes are
+ * converted to. Rows that are no whole blocks of a type get the next larger one that fits; norms,
+ * biases, routers and learned positions stay as they are.
+ */
+enum ember_weights
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * As they are in the file.
+     */
+    EMBER_WEIGHTS_KEEP = 0,
+    /**
+     * Q8_0: 8.5 bits per weight.
+     */
+    EMBER_WEIGHTS_Q8_0 = 1,
+    /**
+     * Q4_K, and Q6_K for the head: a little over 4.5 bits per weight.
+     */
+    EMBER_WEIGHTS_Q4_K = 2,
+    /**
+     * Q6_K: 6.6 bits per weight.
+     */
+    EMBER_WEIGHTS_Q6_K = 3,
+    /**
+     * As `EMBER_WEIGHTS_Q4_K`, but with Q6_K also for half of the matrices of values and of the
+     * feed-forward's outputs: about 4.9 bits per weight.
+     */
+    EMBER_WEIGHTS_Q4_K_M = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_weights ember_weights;
+#else
+typedef uint32_t ember_weights;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -430,12 +475,34 @@ typedef uint32_t ember_detokenize_flags;
 #endif // __cplusplus
 
 /**
+ * Flags of `ember_text_stream_options`, to be or-ed.
+ */
+enum ember_text_stream_flags
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Leave out control tokens instead of spelling their names.
+     */
+    EMBER_TEXT_STREAM_SKIP_SPECIAL = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_text_stream_flags ember_text_stream_flags;
+#else
+typedef uint32_t ember_text_stream_flags;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * The penalty on tokens that would lengthen a repetition ("don't repeat yourself").
  *
  * If the last n tokens of the context occur earlier in the window, n being the largest such number,
  * then the token that followed them there gets minus `multiplier * base^(n - allowed_length)`, if n
- * is at least `allowed_length`. The n tokens hold no sequence breaker, and a token that is one by
- * itself gets no penalty. The penalty is computed in double precision and at most the largest `f32`.
+ * is at least `allowed_length`. Only tokens behind the last sequence breaker of the window count
+ * among the n, and a token that is a breaker by itself gets no penalty. The penalty is computed in
+ * double precision and at most the largest `f32`.
  */
 typedef struct Dry Dry;
 
@@ -462,6 +529,13 @@ typedef struct ember_model ember_model;
  * alive.
  */
 typedef struct ember_session ember_session;
+
+/**
+ * Turns tokens into text while they are made: gives back whole characters only, and ends at a stop
+ * string. One thread at a time may use it; a call from a second thread meanwhile returns
+ * `EMBER_BUSY` and changes nothing. It keeps its model alive.
+ */
+typedef struct ember_text_stream ember_text_stream;
 
 /**
  * Result of a function: 0 is success, anything else a value of `enum ember_status_code`. Later
@@ -567,9 +641,9 @@ typedef struct ember_model_options {
      */
     uint32_t threads;
     /**
-     * Must be 0.
+     * A value of `enum ember_weights`.
      */
-    uint32_t reserved;
+    uint32_t weights;
     /**
      * Called while loading; may be NULL.
      */
@@ -983,6 +1057,105 @@ typedef struct ember_profile_entry {
     char name[16];
 } ember_profile_entry;
 
+/**
+ * A string at which a text stream ends.
+ */
+typedef struct ember_stop {
+    /**
+     * UTF-8 of 1 to 4096 bytes.
+     */
+    const char *text;
+    /**
+     * Bytes of `text`.
+     */
+    size_t len;
+} ember_stop;
+
+/**
+ * How to make a text stream. Zero in every field but `struct_size` means the default.
+ */
+typedef struct ember_text_stream_options {
+    /**
+     * `sizeof(ember_text_stream_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * Values of `enum ember_text_stream_flags`.
+     */
+    uint32_t flags;
+    /**
+     * Stop strings, at most 256; they are copied.
+     */
+    const struct ember_stop *stops;
+    /**
+     * Number of `stops`.
+     */
+    size_t n_stops;
+} ember_text_stream_options;
+
+/**
+ * How far a text stream is. The caller sets `struct_size`, `ember_text_stream_info` the rest.
+ */
+typedef struct ember_text_stream_details {
+    /**
+     * `sizeof(ember_text_stream_details)`, set by the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * 1 if a stop string was met, after which tokens are ignored; else 0.
+     */
+    uint32_t stopped;
+    /**
+     * Index of that string in `stops`; 0 if there is none.
+     */
+    uint32_t stop;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * Tokens taken: all that were pushed, or those up to the one that completed the stop string.
+     */
+    uint64_t tokens;
+} ember_text_stream_details;
+
+/**
+ * Which chat template to use, and what for. Zero in every field but `struct_size` means the
+ * default.
+ */
+typedef struct ember_chat_options {
+    /**
+     * `sizeof(ember_chat_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * Must be 0.
+     */
+    uint32_t reserved;
+    /**
+     * A Jinja template of yours to use instead of the model's; NULL means the model's.
+     */
+    const char *source;
+    /**
+     * Bytes of `source`.
+     */
+    size_t source_len;
+    /**
+     * The name of one of the further templates that some models have, for example `tool_use`; NULL
+     * means the one for all purposes. Must be NULL where `source` is not.
+     */
+    const char *name;
+    /**
+     * Bytes of `name`.
+     */
+    size_t name_len;
+    /**
+     * What templates that write today's date take for now, in seconds since 1970 (UTC); 0 means the
+     * clock of this machine, in UTC.
+     */
+    int64_t now;
+} ember_chat_options;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -1368,6 +1541,126 @@ ember_status ember_token_is_end(const struct ember_model *model,
                                 uint32_t token,
                                 uint32_t *is_end,
                                 struct ember_error *err);
+
+/**
+ * Makes a text stream for a model's tokens. `options` may be NULL for the defaults. The new handle
+ * is written to `out` and has to be freed with `ember_text_stream_free`. Any thread may call it.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` for unknown flags, an empty stop string, one that is too long,
+ * too many; `EMBER_INVALID_UTF8` in one of them; `EMBER_UNSUPPORTED` if the model's tokenizer is
+ * not supported; `EMBER_OUT_OF_MEMORY`.
+ */
+ember_status ember_text_stream_create(const struct ember_model *model,
+                                      const struct ember_text_stream_options *options,
+                                      struct ember_text_stream **out,
+                                      struct ember_error *err);
+
+/**
+ * Takes the next `count` tokens and writes the text that is certain now: whole characters that no
+ * stop string begins with. The rest comes with later tokens or with `ember_text_stream_finish`.
+ * Whatever way the tokens are cut into calls, the text is the same. When a stop string is complete
+ * (of several, the first to be), everything before it is written, nothing of it or behind it, and
+ * `ember_text_stream_info` tells of it. Bytes that are not UTF-8 become U+FFFD.
+ *
+ * `len` receives the number of bytes, also when `capacity`, the room in `text`, is too small for
+ * them: `EMBER_BUFFER_TOO_SMALL`, with nothing written to `text` and no token taken. `text` may be
+ * NULL if `capacity` is 0.
+ *
+ * Errors: `EMBER_INVALID_TOKEN`, and no token was taken; `EMBER_BUFFER_TOO_SMALL`; `EMBER_BUSY`.
+ */
+ember_status ember_text_stream_push(struct ember_text_stream *stream,
+                                    const uint32_t *tokens,
+                                    size_t count,
+                                    char *text,
+                                    size_t capacity,
+                                    size_t *len,
+                                    struct ember_error *err);
+
+/**
+ * Ends the text: writes what was held back, with U+FFFD for a character that stayed incomplete.
+ * The stream is as new then and may be used for another text. `text`, `capacity` and `len` are
+ * those of `ember_text_stream_push`.
+ *
+ * Errors: `EMBER_BUFFER_TOO_SMALL`, and the text was not ended; `EMBER_BUSY`.
+ */
+ember_status ember_text_stream_finish(struct ember_text_stream *stream,
+                                      char *text,
+                                      size_t capacity,
+                                      size_t *len,
+                                      struct ember_error *err);
+
+/**
+ * Writes to `out`, whose `struct_size` the caller has set, how far a stream is since its start or
+ * the last `ember_text_stream_finish`. Any thread may call it.
+ */
+ember_status ember_text_stream_info(const struct ember_text_stream *stream,
+                                    struct ember_text_stream_details *out,
+                                    struct ember_error *err);
+
+/**
+ * Makes the handle invalid and frees the stream. NULL is allowed and does nothing.
+ *
+ * Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY`, and the stream lives on.
+ */
+ember_status ember_text_stream_free(struct ember_text_stream *stream);
+
+/**
+ * Writes a conversation as the text that the model was trained on, by its chat template. `json`
+ * has `json_len` bytes: one JSON object, whose keys are the template's variables. Templates know
+ *
+ * - `messages`: objects with `role` and `content`, and further keys such as `tool_calls`;
+ * - `tools`: function descriptions, and `documents`;
+ * - `add_generation_prompt`: true to end with the start of the answer; false if it is not there;
+ * - keys of their own, for example `enable_thinking`.
+ *
+ * The tokens of the vocabulary (`bos_token`, ...) are there without being passed. The text is
+ * what Jinja2 in Python makes with the settings of the transformers library. Its tokens are those
+ * of `ember_tokenize` with `EMBER_TOKENIZE_SPECIAL`, but then a user's words can forge a role: use
+ * `ember_chat_tokenize`.
+ *
+ * `len` receives the number of bytes, also when `capacity`, the room in `text`, is too small for
+ * them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `text`). `text` may be NULL if `capacity`
+ * is 0; `options` may be NULL. Any thread may call it. A template is a program from the model's
+ * file: it can neither see nor change anything, and is stopped when it takes too many steps (some
+ * tenths of a second) or too much memory (40 MB, and more for a long conversation).
+ *
+ * Errors: `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` if `json` is not a JSON object;
+ * `EMBER_TEMPLATE_FAILED` for a model without a template, for a template that is wrong, refuses the
+ * messages (the message has its words) or was stopped; `EMBER_UNSUPPORTED` if the model's tokenizer
+ * is not supported; `EMBER_OUT_OF_MEMORY`.
+ */
+ember_status ember_chat_format(const struct ember_model *model,
+                               const char *json,
+                               size_t json_len,
+                               const struct ember_chat_options *options,
+                               char *text,
+                               size_t capacity,
+                               size_t *len,
+                               struct ember_error *err);
+
+/**
+ * Turns a conversation into tokens, ready for `ember_prefill` at the start of a context. The
+ * arguments are those of `ember_chat_format`, and `tokens`, `capacity` and `count` those of
+ * `ember_tokenize`.
+ *
+ * What the caller passed is text and can forge nothing: control tokens such as `<|im_end|>` are
+ * recognized only where the template itself wrote every character of them, whatever it did to the
+ * caller's strings before it wrote them; a `role` counts as the template's if it is a plain word.
+ * Ordinary added tokens in angle or square brackets that the template itself uses, such as
+ * `<tool_response>`, are text as well, except in messages of the role `assistant`, where the model's
+ * own answers come back. BOS and EOS are added where the model wants them and the template has not
+ * written them.
+ *
+ * Errors: those of `ember_chat_format`.
+ */
+ember_status ember_chat_tokenize(const struct ember_model *model,
+                                 const char *json,
+                                 size_t json_len,
+                                 const struct ember_chat_options *options,
+                                 uint32_t *tokens,
+                                 size_t capacity,
+                                 size_t *count,
+                                 struct ember_error *err);
 
 #ifdef __cplusplus
 }  // extern "C"

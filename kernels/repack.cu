@@ -172,8 +172,10 @@ struct UnpackArgs {
     uint32_t type, groups, matrix_rows, first_row, rows;
     uint32_t to_f32;
     uint32_t out_row;  // row of `out` that takes the first row
+    uint32_t expert_rows;    // rows of an expert, where
+    const uint32_t* starts;  // these are each expert's first slot, and the end: rows of experts without slots are left out
 };
-static_assert(sizeof(UnpackArgs) == 48, "as in args.rs");
+static_assert(sizeof(UnpackArgs) == 56, "as in args.rs");
 
 // Plain values of rows of a matrix; one thread a group, and one for the half of a tile that a row
 // of an odd number of groups leaves. Values beyond f16's range are clamped to it.
@@ -181,8 +183,12 @@ extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__
     __shared__ uint4 staged[256 * 4];
     const uint64_t index = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
     const uint32_t k_tiles = tiles_of(a.groups, 2), per_row = a.to_f32 ? a.groups : 2 * k_tiles;
-    const bool inside = index < (uint64_t)a.rows * per_row;
+    bool inside = index < (uint64_t)a.rows * per_row;
     const uint32_t row = inside ? index / per_row : 0, group = inside ? index % per_row : 0;
+    if (a.starts) {
+        const uint32_t expert = (a.first_row + row) / a.expert_rows;
+        inside = inside && a.starts[expert] != a.starts[expert + 1];
+    }
     uint4 halves[4] = {};
     if (inside && group < a.groups)
         for_type(a.type, [&]<uint32_t T>() {
@@ -215,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__
     uint8_t* const line = inside ? (uint8_t*)a.out + tiled(a.out_row + row, group / 2 * TILE_K, k_tiles) / 128 * 128 : nullptr;
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
-        // Piece `lane % 8` of the row whose two halves lanes `2 * pair` and the next have.
+        // Piece `lane % 8` of the row whose two halves lanes `pair` and `pair + 1` have.
         const uint32_t pair = i * 8 + lane / 8 * 2, from = pair + (lane & 7) / 4;
         uint4 piece = mine[from * 4 + ((lane & 3) ^ (from >> 1 & 3))];
         const uint64_t to = __shfl_sync(~0u, (uint64_t)line, pair);

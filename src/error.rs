@@ -78,6 +78,9 @@ pub enum Status {
     Internal = 32,
     /// The process is a fork of one that has loaded a model, and cannot use the library.
     Forked = 33,
+    /// The chat template is missing or wrong, refuses the messages, or goes beyond its limits; the
+    /// message says which and where.
+    TemplateFailed = 35,
 }
 
 impl Status {
@@ -118,6 +121,7 @@ impl Status {
             Status::DeviceError => "EMBER_DEVICE_ERROR",
             Status::Internal => "EMBER_INTERNAL",
             Status::Forked => "EMBER_FORKED",
+            Status::TemplateFailed => "EMBER_TEMPLATE_FAILED",
         }
     }
 }

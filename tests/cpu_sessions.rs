@@ -8,7 +8,7 @@ use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::{KvType, MAX_BATCH, Runner, RunnerOptions, Step, Weights, Work};
 use emberlm::engine::sampling::{Dry, Sampling};
 use emberlm::format::ModelFile;
-use emberlm::model::Network;
+use emberlm::model::{FeedForward, Network};
 use emberlm::quant::TensorType;
 use emberlm::{Result, Status};
 use std::sync::Arc;
@@ -429,8 +429,11 @@ fn a_profile_is_a_step_with_every_kind_of_work() {
         let attention = profile.entry(Work::Attention).bytes;
         assert_eq!(attention, 301 * weights.kv_bytes_per_token(KvType::F16));
         let tensors = |block: &emberlm::model::Block| {
-            let f = block.plain().unwrap();
-            (f.gate.weight.bytes().len() + f.up.weight.bytes().len()) as u64
+            let FeedForward::Dense(mlp) = &block.feed_forward else {
+                panic!("experts")
+            };
+            let gate = mlp.gate.as_ref().unwrap();
+            (gate.weight.bytes().len() + mlp.up.weight.bytes().len()) as u64
         };
         let gate_up: u64 = network.blocks.iter().map(tensors).sum();
         assert_eq!(profile.entry(Work::GateUp).bytes, gate_up);

@@ -6,7 +6,7 @@ mod common;
 use common::tiny::Tiny;
 use emberlm::format::writer::Writer;
 use emberlm::format::{ModelFile, Value};
-use emberlm::model::Network;
+use emberlm::model::{FeedForward, Network};
 use emberlm::quant::TensorType;
 use emberlm::{Error, Status};
 
@@ -49,19 +49,25 @@ fn shapes_of_all_parts_are_as_described() {
         assert_eq!(a.k.weight.dims, [32, 30]);
         assert_eq!(a.v.weight.dims, [32, 30]);
         assert_eq!(a.output.weight.dims, [60, 32]);
-        let f = block.plain().unwrap();
-        assert_eq!(f.gate.weight.dims, [32, 40]);
+        let FeedForward::Dense(f) = &block.feed_forward else {
+            panic!("experts")
+        };
+        let gate = f.gate.as_ref().unwrap();
+        assert_eq!(gate.weight.dims, [32, 40]);
         assert_eq!(f.up.weight.dims, [32, 40]);
         assert_eq!(f.down.weight.dims, [40, 32]);
         // Each part has the tensor of its own name and layer.
         let parts = [
-            (&f.attention_norm.weight, "attn_norm"),
+            (&block.attention_norm.as_ref().unwrap().weight, "attn_norm"),
             (&a.q.weight, "attn_q"),
             (&a.k.weight, "attn_k"),
             (&a.v.weight, "attn_v"),
             (&a.output.weight, "attn_output"),
-            (&f.feed_forward_norm.weight, "ffn_norm"),
-            (&f.gate.weight, "ffn_gate"),
+            (
+                &block.feed_forward_norm.as_ref().unwrap().weight,
+                "ffn_norm",
+            ),
+            (&gate.weight, "ffn_gate"),
             (&f.up.weight, "ffn_up"),
             (&f.down.weight, "ffn_down"),
         ];
@@ -320,7 +326,7 @@ fn impossible_hyperparameters_are_refused_by_key() {
         ),
         ("attention.scale", f32::INFINITY.into(), InvalidModel),
         ("attention.causal", false.into(), Unsupported),
-        ("expert_count", 8u32.into(), Unsupported),
+        ("expert_count", (1u64 << 40).into(), InvalidModel),
         ("rope.dimension_count", 0u32.into(), InvalidModel),
         ("rope.dimension_count", 7u32.into(), InvalidModel),
         ("rope.dimension_count", 10u32.into(), InvalidModel),

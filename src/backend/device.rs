@@ -2,6 +2,7 @@
 
 use super::{RunnerOptions, Weights};
 use crate::error::{Result, fail};
+use crate::format::WeightType;
 use crate::model::Network;
 use std::sync::Arc;
 
@@ -37,7 +38,7 @@ pub struct DeviceInfo {
     pub memory_free: u64,
 }
 
-/// Settings of a load that concern the backend.
+/// Settings of a load.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LoadOptions {
     /// Threads of the pool; 0 means one per physical core. Ignored by GPUs.
@@ -45,6 +46,8 @@ pub struct LoadOptions {
     /// Address of a context that the host has made on the GPU (a `CUcontext`) and wants shared;
     /// 0 for none. CPUs refuse any other value.
     pub cuda_context: usize,
+    /// Types that the matrices are converted to before the backend gets them.
+    pub weights: WeightType,
 }
 
 /// What a model and one session of it would take, in bytes of the device's memory.

@@ -1,18 +1,21 @@
 //! A model: a file's network resident on a device, and its text layer.
 
 use super::{SessionOptions, device};
-use crate::backend::cpu::MAX_THREADS;
-use crate::backend::{Estimate, KvType, LoadOptions, Progress, Weights};
+use crate::backend::cpu::{self, MAX_THREADS};
+use crate::backend::{DeviceKind, Estimate, KvType, LoadOptions, Progress, Weights};
 use crate::error::{Error, Result, fail};
 use crate::format::{ModelFile, Value};
 use crate::log::log;
 use crate::model::{Block, Linear, Network, Norm};
-use crate::text::Tokenizer;
+use crate::text::{ChatTemplates, Tokenizer};
 use std::path::Path;
 use std::sync::Arc;
 
 /// Context of a session that names none, if the model was trained for more.
 pub const DEFAULT_CONTEXT: usize = 4096;
+
+/// The share of a load that converting the weights takes, if any are converted.
+const MAKING_SHARE: f32 = 0.8;
 
 /// Facts about a loaded model.
 #[derive(Clone, Debug)]
@@ -47,6 +50,7 @@ pub struct Details {
 pub struct Model {
     weights: Arc<dyn Weights>,
     tokenizer: Result<Tokenizer>,
+    chat_templates: Result<ChatTemplates>,
     details: Details,
 }
 
@@ -74,18 +78,30 @@ impl Model {
             );
         }
         progress(0.0)?;
-        let file = ModelFile::open(path)?;
+        let file = ModelFile::open(path)?.with_weights(options.weights)?;
         let network = Network::from_file(&file)?;
         let tokenizer = Tokenizer::from_file(&file);
+        let chat_templates = ChatTemplates::from_metadata(&file.metadata);
         if let Err(e) = &tokenizer {
             log!(Warn, "{}: no text calls: {}", path.display(), e.message);
         }
-        // Kept in order whatever the backend reports; the end is reported here alone.
+        // Kept in order whatever is reported; the end is reported here alone.
         let mut reached = 0.0f32;
+        if !file.is_ready() {
+            let threads = match options.threads {
+                0 => cpu::host::physical_cores(),
+                threads => threads,
+            };
+            file.make(threads, &mut |done| {
+                reached = reached.max(MAKING_SHARE * done.clamp(0.0, 1.0));
+                progress(reached)
+            })?;
+        }
+        let made = reached;
         let weights = device
             .backend
             .load(device.index, &network, options, &mut |done| {
-                reached = reached.max(done.clamp(0.0, 1.0));
+                reached = reached.max(made + (1.0 - made) * done.clamp(0.0, 1.0));
                 if reached < 1.0 {
                     progress(reached)
                 } else {
@@ -93,7 +109,10 @@ impl Model {
                 }
             })?;
         progress(1.0)?;
-        let details = Details::new(&file, &network, weights.as_ref(), device_index);
+        let mut details = Details::new(&file, &network, weights.as_ref(), device_index);
+        if device_info.kind == DeviceKind::Cpu {
+            details.resident_bytes += file.made_bytes();
+        }
         log!(
             Info,
             "loaded {}: {} {}, {} parameters, on {}",
@@ -106,6 +125,7 @@ impl Model {
         Ok(Model {
             weights,
             tokenizer,
+            chat_templates,
             details,
         })
     }
@@ -124,7 +144,8 @@ impl Model {
         check_options(options)?;
         session.sampling.check()?;
         let device = device::get(device_index)?;
-        let network = Network::from_file(&ModelFile::open(path)?)?;
+        let file = ModelFile::open(path)?.with_weights(options.weights)?;
+        let network = Network::from_file(&file)?;
         let runner = session.for_runner(network.context_length)?;
         let estimate = device
             .backend
@@ -152,6 +173,7 @@ impl Model {
         Model {
             weights,
             tokenizer: Err(Error::new(crate::Status::Unsupported, "no tokenizer")),
+            chat_templates: Ok(ChatTemplates::default()),
             details,
         }
     }
@@ -164,6 +186,12 @@ impl Model {
     /// The weights on their device.
     pub fn weights(&self) -> &Arc<dyn Weights> {
         &self.weights
+    }
+
+    /// The chat templates of the file, of which there may be none, or the error that reading them
+    /// ended with.
+    pub fn chat_templates(&self) -> Result<&ChatTemplates> {
+        self.chat_templates.as_ref().map_err(Error::clone)
     }
 
     /// The tokenizer, or the error that its loading ended with.
@@ -225,7 +253,7 @@ impl Details {
 fn main_type(file: &ModelFile) -> String {
     let bytes_of = |ty| -> usize {
         let of_type = file.tensors.values().filter(|t| t.ty == ty);
-        of_type.map(|t| t.bytes().len()).sum()
+        of_type.map(|t| t.byte_len()).sum()
     };
     crate::quant::TensorType::ALL
         .into_iter()

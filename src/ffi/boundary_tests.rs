@@ -121,7 +121,7 @@ fn bad_pointers_are_named() {
         assert_eq!(e.status, Status::InvalidArgument);
         let e = slice::<u32>(words.as_ptr(), usize::MAX / 2, "tokens").unwrap_err();
         assert_eq!(e.status, Status::InvalidArgument);
-        assert_eq!(slice::<u32>(null(), 0, "tokens").unwrap(), &[]);
+        assert!(slice::<u32>(null(), 0, "tokens").unwrap().is_empty());
         let e = slice_mut::<u32>(std::ptr::null_mut(), 1, "out").unwrap_err();
         assert_eq!(e.status, Status::NullPointer);
         let e = Out::<u64>::new(std::ptr::null_mut(), "count")

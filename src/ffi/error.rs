@@ -81,6 +81,9 @@ pub enum ember_status_code {
     EMBER_INTERNAL = 32,
     /// The process was forked from one that has loaded a model; the library works only there.
     EMBER_FORKED = 33,
+    /// The chat template is missing or wrong, refuses the messages, or goes beyond its limits; the
+    /// message says which and where.
+    EMBER_TEMPLATE_FAILED = 35,
 }
 
 /// What went wrong, in words. The caller owns it, on the stack for instance; it needs no
@@ -206,6 +209,7 @@ names! {
     EMBER_DEVICE_ERROR = DeviceError,
     EMBER_INTERNAL = Internal,
     EMBER_FORKED = Forked,
+    EMBER_TEMPLATE_FAILED = TemplateFailed,
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ const MAX_GENERATION: usize = (1 << GENERATION_BITS) - 1;
 pub(super) enum Kind {
     Model = 1,
     Session = 3,
+    TextStream = 7,
 }
 
 impl Kind {
@@ -26,6 +27,7 @@ impl Kind {
         match self {
             Kind::Model => "model",
             Kind::Session => "session",
+            Kind::TextStream => "text stream",
         }
     }
 }

@@ -35,7 +35,12 @@ mod profile;
 
 mod text;
 
+mod text_stream;
+
+mod chat;
+
 pub use batch::*;
+pub use chat::*;
 pub use decode::*;
 pub use device::*;
 pub use error::*;
@@ -46,6 +51,7 @@ pub use profile::*;
 pub use sampling::*;
 pub use session::*;
 pub use text::*;
+pub use text_stream::*;
 pub use version::*;
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use super::handle::{Kind, Table};
 use crate::backend::LoadOptions;
 use crate::engine::Model;
 use crate::error::{Result, fail};
+use crate::format::WeightType;
 use std::ffi::{c_char, c_void};
 use std::path::Path;
 use std::ptr::without_provenance_mut;
@@ -31,6 +32,25 @@ pub(super) fn model(handle: *const ember_model) -> Result<Arc<Model>> {
 /// return normally: no `longjmp`, no exception.
 pub type ember_progress_fn = Option<unsafe extern "C" fn(user: *mut c_void, fraction: f32) -> i32>;
 
+/// Values of `ember_model_options.weights`: the type that matrices which take more bytes are
+/// converted to. Rows that are no whole blocks of a type get the next larger one that fits; norms,
+/// biases, routers and learned positions stay as they are.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ember_weights {
+    /// As they are in the file.
+    EMBER_WEIGHTS_KEEP = 0,
+    /// Q8_0: 8.5 bits per weight.
+    EMBER_WEIGHTS_Q8_0 = 1,
+    /// Q4_K, and Q6_K for the head: a little over 4.5 bits per weight.
+    EMBER_WEIGHTS_Q4_K = 2,
+    /// Q6_K: 6.6 bits per weight.
+    EMBER_WEIGHTS_Q6_K = 3,
+    /// As `EMBER_WEIGHTS_Q4_K`, but with Q6_K also for half of the matrices of values and of the
+    /// feed-forward's outputs: about 4.9 bits per weight.
+    EMBER_WEIGHTS_Q4_K_M = 4,
+}
+
 /// How to load a model. Zero in every field but `struct_size` means the default.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -42,8 +62,8 @@ pub struct ember_model_options {
     /// Threads that work on the CPU, at most 1024; 0 means one per physical core. All sessions of
     /// the model share them. They sleep when there is nothing to do and end with the model.
     pub threads: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// A value of `enum ember_weights`.
+    pub weights: u32,
     /// Called while loading; may be NULL.
     pub progress: ember_progress_fn,
     /// Handed to `progress`; may be NULL.
@@ -63,10 +83,16 @@ unsafe impl Sized32 for ember_model_options {
 impl ember_model_options {
     /// What the engine has to know. `InvalidArgument` for values that mean nothing.
     pub(super) fn for_engine(&self) -> Result<LoadOptions> {
-        if self.reserved != 0 {
-            fail!(InvalidArgument, "reserved is not 0 in ember_model_options");
-        }
+        let weights = match self.weights {
+            0 => WeightType::Keep,
+            1 => WeightType::Q8_0,
+            2 => WeightType::Q4K,
+            3 => WeightType::Q6K,
+            4 => WeightType::Q4KM,
+            n => fail!(InvalidArgument, "weights is {n}, which is no ember_weights"),
+        };
         Ok(LoadOptions {
+            weights,
             threads: self.threads as usize,
             cuda_context: self.cuda_context.addr(),
         })

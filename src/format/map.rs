@@ -44,15 +44,27 @@ pub(super) fn copy(bytes: &[u8]) -> Result<Mmap> {
     if bytes.is_empty() {
         fail!(FileEmpty, "the file has no bytes");
     }
-    let out_of_memory = |e: io::Error| {
-        Error::new(
-            Status::OutOfMemory,
-            format!("model file: {} bytes: {e}", bytes.len()),
-        )
-    };
-    let mut map = MmapMut::map_anon(bytes.len()).map_err(out_of_memory)?;
+    let mut map = anonymous(bytes.len())?;
     map.copy_from_slice(bytes);
-    map.make_read_only().map_err(out_of_memory)
+    read_only(map)
+}
+
+/// Memory of `len` bytes, at least 1, all 0. No page of it is taken before it is written.
+pub(super) fn anonymous(len: usize) -> Result<MmapMut> {
+    MmapMut::map_anon(len).map_err(|e| out_of_memory(len, &e))
+}
+
+/// The same memory, for reading only.
+pub(super) fn read_only(map: MmapMut) -> Result<Mmap> {
+    let len = map.len();
+    map.make_read_only().map_err(|e| out_of_memory(len, &e))
+}
+
+fn out_of_memory(len: usize, error: &io::Error) -> Error {
+    Error::new(
+        Status::OutOfMemory,
+        format!("model: {len} bytes could not be allocated: {error}"),
+    )
 }
 
 fn io_error(what: &str, error: &io::Error) -> Error {

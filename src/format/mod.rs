@@ -1,16 +1,23 @@
 //! Model files: bytes to checked tensors and metadata. The only code that reads untrusted bytes.
 //!
-//! [`ModelFile::open`] maps a GGUF file and reads its header alone; a tensor's bytes are first
-//! touched by whoever uses them. Every number in the header is distrusted: counts and sizes are
+//! [`ModelFile::open`] maps a GGUF file, or the safetensors files of a Hugging Face folder, and
+//! reads the headers alone; a tensor's bytes are first touched by whoever uses them. Every number in the header is distrusted: counts and sizes are
 //! checked against the file before anything is allocated, and the tensors must tile the file.
 
+mod convert;
 mod gguf;
+mod huggingface;
+mod made;
 mod map;
+mod safetensors;
 mod strings;
 mod tensor;
 mod value;
 pub mod writer;
 
+pub use convert::WeightType;
+pub use huggingface::TextFiles;
+pub use made::read_rows;
 pub use strings::Strings;
 pub use tensor::Tensor;
 pub use value::{Array, FromValue, Value};
@@ -20,7 +27,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A model file (or all files of a split one), opened and checked.
+/// A model file (or all files of a split one, or a folder), opened and checked.
 #[derive(Debug)]
 pub struct ModelFile {
     /// Metadata by key. Of a split file, those of the first part.
@@ -29,11 +36,19 @@ pub struct ModelFile {
     pub tensors: HashMap<Arc<str>, Tensor>,
     /// Bytes of all files together.
     pub file_bytes: u64,
+    /// The files that describe the text layer of a Hugging Face folder.
+    pub text_files: Option<TextFiles>,
 }
 
 impl ModelFile {
-    /// Maps and checks a GGUF file of version 2 or 3. Of a file split by the usual naming
-    /// (`name-00001-of-00003.gguf`), any part may be named, and the others are opened, too.
+    /// Maps and checks a GGUF file of version 2 or 3, or a Hugging Face folder. Of a file split by
+    /// the usual naming (`name-00001-of-00003.gguf`), any part may be named, and the others are
+    /// opened, too.
+    ///
+    /// A folder is given by its own path, its `config.json` or a safetensors file in it. It becomes
+    /// what a GGUF file of the same model would be: the metadata have the names of GGUF, and so have
+    /// the tensors as keys of [`tensors`](Self::tensors), while each tensor's own name is that in
+    /// the folder. Those that GGUF has in another order or type are yet to be [made](Self::make).
     ///
     /// The file must not be changed or truncated while it is open: the operating system would show
     /// other bytes, or stop the process for reading beyond the end.
@@ -44,12 +59,21 @@ impl ModelFile {
     /// types that the library does not know; `OutOfMemory`. Messages name the path and the key,
     /// tensor or byte offset.
     pub fn open(path: &Path) -> Result<ModelFile> {
-        gguf::open(path)
+        match huggingface::Folder::of(path) {
+            Some(folder) => huggingface::open(&folder),
+            None => gguf::open(path),
+        }
     }
 
     /// The same for the content of one file in memory, which is copied.
     pub fn from_bytes(bytes: &[u8]) -> Result<ModelFile> {
         gguf::from_map(map::copy(bytes)?)
+    }
+
+    /// The same for a folder in memory: the content of its `config.json` and `model.safetensors`,
+    /// which is copied.
+    pub fn from_folder(config: &[u8], weights: &[u8]) -> Result<ModelFile> {
+        huggingface::from_parts(config, map::copy(weights)?)
     }
 
     /// The metadata value of this key, or `MissingKey` naming it if it is absent, of another type

@@ -268,7 +268,8 @@ impl<'a> Decoder<'a> {
         })
     }
 
-    fn n_ff(&self) -> Result<usize> {
+    /// Inner width of a feed-forward part.
+    pub(super) fn n_ff(&self) -> Result<usize> {
         self.source
             .uniform_size("feed_forward_length", self.n_layers)
     }

@@ -5,9 +5,11 @@
 
 mod cohere2;
 mod decoder;
+mod experts;
 mod gemma;
 mod glm4;
 mod gpt2;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod network;
@@ -15,7 +17,9 @@ mod olmo2;
 mod phi2;
 mod phi3;
 mod qwen2;
+mod qwen2moe;
 mod qwen3;
+mod qwen3moe;
 mod rope;
 mod smollm3;
 mod source;
@@ -39,13 +43,17 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("gemma3", gemma::gemma3),
     ("glm4", glm4::describe),
     ("gpt2", gpt2::describe),
+    ("gpt-oss", gpt_oss::describe),
     ("granite", granite::describe),
+    ("granitemoe", granite::experts),
     ("llama", llama::describe),
     ("olmo2", olmo2::describe),
     ("phi2", phi2::describe),
     ("phi3", phi3::describe),
     ("qwen2", qwen2::describe),
+    ("qwen2moe", qwen2moe::describe),
     ("qwen3", qwen3::describe),
+    ("qwen3moe", qwen3moe::describe),
     ("smollm3", smollm3::describe),
     ("starcoder2", starcoder2::describe),
 ];

@@ -140,6 +140,16 @@ pub struct Rope {
     pub long: Option<LongRope>,
 }
 
+impl Rope {
+    /// The frequencies of sessions with that context.
+    pub fn frequencies(&self, context: usize) -> &[f32] {
+        match &self.long {
+            Some(long) if context > long.above => &long.inv_freq,
+            _ => &self.inv_freq,
+        }
+    }
+}
+
 /// Frequencies of sessions whose context is longer than `above` (LongRoPE).
 #[derive(Clone, Debug, PartialEq)]
 pub struct LongRope {
@@ -266,17 +276,43 @@ pub struct PlainBlock<'a> {
     pub down: &'a Linear,
 }
 
+impl FeedForward {
+    /// Gate, up and down of a feed-forward part like llama's; `Unsupported` for any other.
+    pub fn plain(&self) -> Result<[&Linear; 3]> {
+        match self {
+            FeedForward::Dense(mlp) if mlp.activation == Activation::Silu => match &mlp.gate {
+                Some(gate) => Ok([gate, &mlp.up, &mlp.down]),
+                None => fail!(Unsupported, "a feed-forward part without a gate"),
+            },
+            _ => fail!(
+                Unsupported,
+                "a feed-forward part of this kind is not supported yet"
+            ),
+        }
+    }
+}
+
 impl Block {
     /// The parts of a block like llama's; `Unsupported` for any other.
     pub fn plain(&self) -> Result<PlainBlock<'_>> {
+        let (attention_norm, rope, feed_forward_norm) = self.plain_frame()?;
+        let [gate, up, down] = self.feed_forward.plain()?;
+        Ok(PlainBlock {
+            attention_norm,
+            rope,
+            feed_forward_norm,
+            gate,
+            up,
+            down,
+        })
+    }
+
+    /// The norm before attention, the rotary embedding and the norm before the feed-forward part of
+    /// a block like llama's, whatever its feed-forward part; `Unsupported` for any other.
+    pub fn plain_frame(&self) -> Result<(&Norm, &Rope, &Norm)> {
         let a = &self.attention;
-        if let (Some(attention_norm), Some(feed_forward_norm), Some(rope), FeedForward::Dense(mlp)) = (
-            &self.attention_norm,
-            &self.feed_forward_norm,
-            &a.rope,
-            &self.feed_forward,
-        ) && let Some(gate) = &mlp.gate
-            && mlp.activation == Activation::Silu
+        if let (Some(attention_norm), Some(feed_forward_norm), Some(rope)) =
+            (&self.attention_norm, &self.feed_forward_norm, &a.rope)
             && [attention_norm, feed_forward_norm]
                 .iter()
                 .all(|n| n.kind == NormKind::Rms && n.bias.is_none())
@@ -291,14 +327,7 @@ impl Block {
             && !self.parallel
             && self.residual_scale == 1.0
         {
-            return Ok(PlainBlock {
-                attention_norm,
-                rope,
-                feed_forward_norm,
-                gate,
-                up: &mlp.up,
-                down: &mlp.down,
-            });
+            return Ok((attention_norm, rope, feed_forward_norm));
         }
         fail!(Unsupported, "a block of this kind is not supported yet")
     }

@@ -133,6 +133,27 @@ impl<'a> Source<'a> {
         })
     }
 
+    /// `count` matrices of `outputs` rows of `inputs`, one below the other: `{name}.weight`, and
+    /// `{name}.bias` if there is one.
+    pub(super) fn stacked_linear(
+        &self,
+        name: &str,
+        inputs: usize,
+        outputs: usize,
+        count: usize,
+    ) -> Result<Linear> {
+        let weight = self.file.tensor(&format!("{name}.weight"))?;
+        check_shape(weight, &[inputs, outputs, count])?;
+        let bias = format!("{name}.bias");
+        Ok(Linear {
+            weight: weight.clone(),
+            bias: match self.file.tensors.contains_key(&*bias) {
+                true => Some(self.numbers(&bias, &[outputs, count])?),
+                false => None,
+            },
+        })
+    }
+
     /// Whether there is a matrix `{name}.weight`.
     pub(super) fn has(&self, name: &str) -> bool {
         let name = format!("{name}.weight");
@@ -187,8 +208,13 @@ impl<'a> Source<'a> {
 
     /// A tensor of `len` elements that are not quantized.
     pub(super) fn vector(&self, name: &str, len: usize) -> Result<Tensor> {
+        self.numbers(name, &[len])
+    }
+
+    /// A tensor of this shape whose elements are not quantized.
+    fn numbers(&self, name: &str, dims: &[usize]) -> Result<Tensor> {
         let tensor = self.file.tensor(name)?;
-        check_shape(tensor, &[len])?;
+        check_shape(tensor, dims)?;
         if !matches!(
             tensor.ty,
             TensorType::F32 | TensorType::F16 | TensorType::BF16

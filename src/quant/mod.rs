@@ -4,12 +4,14 @@
 //! bytes. One file per family of types defines the layout and the reference dequantization, which
 //! equals the `gguf` Python package's bit for bit.
 
+mod encode;
 mod float;
 mod iq4;
 mod k;
 mod legacy;
 mod mxfp4;
 
+pub use encode::{Encode, encoder};
 pub use iq4::{IQ4_VALUES, iq4_xs_scales};
 pub use k::{k4_scales_and_minimums, q3k_scales};
 pub use mxfp4::{E2M1_DOUBLED, e8m0_half};

@@ -8,10 +8,11 @@ pub(super) struct Specials {
     first: [u32; 257],
 }
 
-struct Special {
-    text: Box<[u8]>,
-    id: u32,
-    control: bool,
+/// One of them.
+pub(super) struct Special {
+    pub text: Box<[u8]>,
+    pub id: u32,
+    pub control: bool,
 }
 
 /// Where a special token was found.
@@ -42,9 +43,14 @@ impl Specials {
         Specials { entries, first }
     }
 
-    /// The first special token at or behind `from`, the longest of those that start there. Control
-    /// tokens only if `control`.
-    pub fn find(&self, text: &[u8], from: usize, control: bool) -> Option<Found> {
+    /// The first special token at or behind `from` that `may(start, special)` allows, the longest of
+    /// those that start there.
+    pub fn find(
+        &self,
+        text: &[u8],
+        from: usize,
+        may: &dyn Fn(usize, &Special) -> bool,
+    ) -> Option<Found> {
         if self.entries.is_empty() {
             return None;
         }
@@ -54,7 +60,7 @@ impl Specials {
             if low == high {
                 return None;
             }
-            self.longest(&text[start..], low, high, control)
+            self.longest(&text[start..], low, high, &|special| may(start, special))
                 .map(|special| Found {
                     start,
                     end: start + special.text.len(),
@@ -65,13 +71,19 @@ impl Specials {
 
     /// The longest of the entries `low..high`, which share their first byte with `text`, that
     /// `text` starts with.
-    fn longest(&self, text: &[u8], low: usize, high: usize, control: bool) -> Option<&Special> {
+    fn longest(
+        &self,
+        text: &[u8],
+        low: usize,
+        high: usize,
+        may: &dyn Fn(&Special) -> bool,
+    ) -> Option<&Special> {
         let mut range = &self.entries[low..high];
         let mut best = None;
         let mut depth = 1;
         while let Some(shortest) = range.first() {
             if shortest.text.len() == depth {
-                if control || !shortest.control {
+                if may(shortest) {
                     best = Some(shortest);
                 }
                 range = &range[1..];
@@ -105,12 +117,15 @@ mod tests {
             (b"<a>", 6, false),
         ];
         let specials = Specials::new(list.into_iter());
-        assert_eq!(specials.find(b"x<a>bc", 0, true), found(1, 5, 2));
-        assert_eq!(specials.find(b"x<a>bcd", 0, true), found(1, 7, 4));
-        assert_eq!(specials.find(b"x<a>bcd", 0, false), found(1, 5, 2));
-        assert_eq!(specials.find(b"x<a>", 0, true), found(1, 4, 1));
-        assert_eq!(specials.find(b"x<a>", 0, false), found(1, 2, 3));
-        assert_eq!(specials.find(b"x<a>", 2, true), None);
-        assert_eq!(specials.find(b"", 0, true), None);
+        let find = |text: &[u8], from, control| {
+            specials.find(text, from, &|_, special| control || !special.control)
+        };
+        assert_eq!(find(b"x<a>bc", 0, true), found(1, 5, 2));
+        assert_eq!(find(b"x<a>bcd", 0, true), found(1, 7, 4));
+        assert_eq!(find(b"x<a>bcd", 0, false), found(1, 5, 2));
+        assert_eq!(find(b"x<a>", 0, true), found(1, 4, 1));
+        assert_eq!(find(b"x<a>", 0, false), found(1, 2, 3));
+        assert_eq!(find(b"x<a>", 2, true), None);
+        assert_eq!(find(b"", 0, true), None);
     }
 }

@@ -3,7 +3,7 @@
 use super::bpe::{Merger, NONE};
 use super::byte_level::Alphabet;
 use super::pretokenizer::PreTokenizer;
-use super::specials::Specials;
+use super::specials::{Special, Specials};
 use super::vocabulary::{Merges, Metadata, TokenKind, Vocabulary, boolean, string, token_id};
 use crate::error::{Error, Result, fail, try_vec};
 use crate::format::ModelFile;
@@ -182,25 +182,62 @@ impl Tokenizer {
         result
     }
 
+    /// Appends the tokens of a whole conversation to `out`; on an error `out` is as it was. Special
+    /// tokens are recognized where `may_parse(start, end, id)` says so. BOS and EOS are added as the
+    /// file asks, unless the text has them already. Errors: as [`encode`](Self::encode).
+    pub(super) fn encode_chat(
+        &self,
+        text: &str,
+        may_parse: &dyn Fn(usize, usize, u32) -> bool,
+        out: &mut Vec<u32>,
+    ) -> Result<()> {
+        let length = out.len();
+        let may = |start: usize, special: &Special| {
+            may_parse(start, start + special.text.len(), special.id)
+        };
+        let result = self.encode_where(text, &may, out).and_then(|()| {
+            if self.add_bos && self.bos.is_some() && out.get(length) != self.bos.as_ref() {
+                push_all(out, self.bos.as_slice())?;
+                out[length..].rotate_right(1);
+            }
+            if self.add_eos && out[length..].last() != self.eos.as_ref() {
+                push_all(out, self.eos.as_slice())?;
+            }
+            Ok(())
+        });
+        if result.is_err() {
+            out.truncate(length);
+        }
+        result
+    }
+
     fn encode_all(&self, text: &str, options: EncodeOptions, out: &mut Vec<u32>) -> Result<()> {
         if options.add_special && self.add_bos {
             push_all(out, self.bos.as_slice())?;
         }
-        let mut merger = Merger::default();
-        let mut from = 0;
-        while let Some(found) = self
-            .specials
-            .find(text.as_bytes(), from, options.parse_special)
-        {
-            self.encode_plain(&text[from..found.start], &mut merger, out)?;
-            push_all(out, &[found.id])?;
-            from = found.end;
-        }
-        self.encode_plain(&text[from..], &mut merger, out)?;
+        let may = |_, special: &Special| options.parse_special || !special.control;
+        self.encode_where(text, &may, out)?;
         if options.add_special && self.add_eos {
             push_all(out, self.eos.as_slice())?;
         }
         Ok(())
+    }
+
+    /// Encodes a text in which `may` says which special tokens count.
+    fn encode_where(
+        &self,
+        text: &str,
+        may: &dyn Fn(usize, &Special) -> bool,
+        out: &mut Vec<u32>,
+    ) -> Result<()> {
+        let mut merger = Merger::default();
+        let mut from = 0;
+        while let Some(found) = self.specials.find(text.as_bytes(), from, may) {
+            self.encode_plain(&text[from..found.start], &mut merger, out)?;
+            push_all(out, &[found.id])?;
+            from = found.end;
+        }
+        self.encode_plain(&text[from..], &mut merger, out)
     }
 
     /// Encodes text in which no special token is left.

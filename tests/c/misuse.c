@@ -232,9 +232,9 @@ static void option_values(const char *path, ember_model *model) {
     STATUS(ember_model_load(path, strlen(path), &m, &other, &err), EMBER_INVALID_ARGUMENT);
     SAYS("threads");
     m = model_options();
-    m.reserved = 1;
+    m.weights = 5;
     STATUS(ember_model_load(path, strlen(path), &m, &other, &err), EMBER_INVALID_ARGUMENT);
-    SAYS("reserved");
+    SAYS("weights");
     m = model_options();
     m.device = 1000;
     STATUS(ember_model_load(path, strlen(path), &m, &other, &err), EMBER_NO_DEVICE);

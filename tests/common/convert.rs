@@ -8,9 +8,12 @@ use emberlm::quant::{TensorType, dequantize_row};
 /// The model with every matrix in type `ty`, each element the nearest to that of `source` that
 /// the tests' simple quantizer finds (the same in F32). Norms and biases stay.
 pub fn converted(source: &ModelFile, ty: TensorType) -> ModelFile {
-    rewritten(source, |tensor| match tensor.dims.len() {
-        1 => (tensor.ty, tensor.bytes().to_vec()),
-        _ => (ty, quantized(tensor, ty)),
+    rewritten(source, |tensor| {
+        if tensor.dims.len() == 1 || tensor.name.ends_with(".bias") {
+            (tensor.ty, tensor.bytes().to_vec())
+        } else {
+            (ty, quantized(tensor, ty))
+        }
     })
 }
 

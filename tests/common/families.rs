@@ -1,7 +1,10 @@
 //! The tiny models of `data/make_families.py`: one per variant of a family.
 
+use super::convert::converted;
+use super::edit::Edited;
 use super::repository_file;
-use emberlm::format::ModelFile;
+use emberlm::format::{ModelFile, Tensor, Value};
+use emberlm::quant::TensorType;
 
 /// Every variant: files `tests/data/families/{name}.gguf` and `{name}.bin`.
 pub const NAMES: [&str; 4] = [
@@ -17,4 +20,67 @@ pub fn open(name: &str) -> ModelFile {
         "tests/data/families/{name}.gguf"
     )))
     .unwrap()
+}
+
+/// The families of `data/families/make.py`: folders `tests/data/families/{name}`.
+pub const FAMILIES: [&str; 19] = [
+    "cohere2",
+    "gemma2",
+    "gemma3",
+    "glm4",
+    "gpt2",
+    "gpt_oss",
+    "granite",
+    "mistral",
+    "mixtral",
+    "olmo2",
+    "olmo3",
+    "phi2",
+    "phi3",
+    "phi4",
+    "qwen2",
+    "qwen3",
+    "qwen3moe",
+    "smollm3",
+    "starcoder2",
+];
+
+/// Those of them that have layers with a sliding window, and what else they have is no limit to
+/// the context.
+pub const WINDOWED: [&str; 7] = [
+    "cohere2",
+    "gemma2",
+    "gemma3",
+    "gpt_oss",
+    "mistral",
+    "olmo3",
+    "starcoder2",
+];
+
+/// Opens the GGUF file of a family.
+pub fn open_family(name: &str) -> ModelFile {
+    let path = repository_file(&format!("tests/data/families/{name}/model.gguf"));
+    ModelFile::open(&path).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// The same with the values of quantized matrices in F32, for products with the others round their
+/// inputs to bytes.
+pub fn open_exact(name: &str) -> ModelFile {
+    let file = open_family(name);
+    let is_quantized = |t: &Tensor| t.ty.block_len() > 1;
+    match file.tensors.values().any(is_quantized) {
+        true => converted(&file, TensorType::F32),
+        false => file,
+    }
+}
+
+/// The same with another context length.
+pub fn with_context(name: &str, context: usize) -> Edited {
+    let mut edited = Edited::of(&open_family(name));
+    let architecture = match &edited.metadata["general.architecture"] {
+        Value::String(architecture) => architecture.to_string(),
+        other => panic!("{other:?}"),
+    };
+    edited.set(&format!("{architecture}.context_length"), context);
+    edited
 }

@@ -2,13 +2,17 @@
 #![allow(dead_code)]
 
 pub mod convert;
+pub mod edit;
 pub mod expected;
 pub mod families;
+pub mod folder;
 pub mod hamlet;
 pub mod quantize;
+pub mod reference_experts;
 pub mod reference_llama;
 pub mod runs;
 pub mod tiny;
+pub mod tiny_experts;
 
 use std::path::{Path, PathBuf};
 

@@ -1,12 +1,13 @@
 //! The oracle of the numeric tests: a network evaluated the plain, slow way, from the exact values
 //! of its weights, all arithmetic in double precision, the KV cache unrounded.
 
+use super::reference_experts::experts;
 use emberlm::format::Tensor;
-use emberlm::model::{Attention, Linear, Network, Norm, PlainBlock, Rope, RopePairing};
+use emberlm::model::{Attention, FeedForward, Linear, Network, Norm, Rope, RopePairing};
 use emberlm::quant::dequantize_row;
 
 /// One vector per position.
-type Rows = Vec<Vec<f64>>;
+pub type Rows = Vec<Vec<f64>>;
 
 /// The logits after each of `tokens`, `n_vocab` per position.
 pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
@@ -19,14 +20,14 @@ pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
         })
         .collect();
     for block in &network.blocks {
-        let plain = block.plain().unwrap();
-        let y = attention(
-            &block.attention,
-            plain.rope,
-            &norm(plain.attention_norm, &x),
-        );
+        let (attention_norm, rope, feed_forward_norm) = block.plain_frame().unwrap();
+        let y = attention(&block.attention, rope, &norm(attention_norm, &x));
         add(&mut x, &y);
-        let y = feed_forward(&plain, &norm(plain.feed_forward_norm, &x));
+        let input = norm(feed_forward_norm, &x);
+        let y = match &block.feed_forward {
+            FeedForward::Dense(_) => feed_forward(block.feed_forward.plain().unwrap(), &input),
+            FeedForward::Experts(e) => experts(e, &input),
+        };
         add(&mut x, &y);
     }
     linear(&network.head, &norm(&network.final_norm, &x))
@@ -62,10 +63,10 @@ fn dequantize(tensor: &Tensor, row: usize, out: &mut [f32]) {
     dequantize_row(tensor.ty, &tensor.bytes()[row * bytes..][..bytes], out);
 }
 
-/// A tensor of one row.
-fn vector(tensor: &Tensor) -> Vec<f64> {
-    let mut out = vec![0.0; tensor.row_len()];
-    dequantize(tensor, 0, &mut out);
+/// A tensor's elements, row by row.
+pub fn vector(tensor: &Tensor) -> Vec<f64> {
+    let mut out = vec![0.0; tensor.row_len() * tensor.rows()];
+    dequantize_row(tensor.ty, tensor.bytes(), &mut out);
     out.into_iter().map(f64::from).collect()
 }
 
@@ -86,7 +87,7 @@ fn norm(norm: &Norm, x: &Rows) -> Rows {
 }
 
 /// Each row of the weight is dequantized once, for all positions.
-fn linear(linear: &Linear, x: &Rows) -> Rows {
+pub fn linear(linear: &Linear, x: &Rows) -> Rows {
     let weight = &linear.weight;
     let bias = linear.bias.as_ref().map(vector);
     let mut row = vec![0.0; weight.row_len()];
@@ -170,11 +171,11 @@ fn rotate(rope: &Rope, position: usize, head: &mut [f64]) {
     }
 }
 
-fn feed_forward(f: &PlainBlock, x: &Rows) -> Rows {
-    let mut gate = linear(f.gate, x);
-    let up = linear(f.up, x);
+fn feed_forward([gate, up, down]: [&Linear; 3], x: &Rows) -> Rows {
+    let mut gate = linear(gate, x);
+    let up = linear(up, x);
     for (g, u) in gate.iter_mut().flatten().zip(up.iter().flatten()) {
         *g = *g / (1.0 + (-*g).exp()) * u;
     }
-    linear(f.down, &gate)
+    linear(down, &gate)
 }

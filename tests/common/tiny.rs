@@ -28,6 +28,10 @@ pub struct Tiny {
     pub rope_factors: Option<Vec<f32>>,
     /// Type and factor of the rope scaling.
     pub rope_scaling: Option<(&'static str, f32)>,
+    /// Number of experts of width `ff`, and how many a token goes through, in place of one
+    /// feed-forward for all. The file has the tensors of a shared expert, too, which the
+    /// architecture does not use.
+    pub experts: Option<(usize, usize)>,
     pub seed: u64,
 }
 
@@ -50,6 +54,7 @@ impl Default for Tiny {
             rotated: None,
             rope_factors: None,
             rope_scaling: None,
+            experts: None,
             seed: 1,
         }
     }
@@ -108,6 +113,10 @@ impl Tiny {
             w.set("llama.rope.scaling.type", ty)
                 .set("llama.rope.scaling.factor", factor);
         }
+        if let Some((count, used)) = self.experts {
+            w.set("llama.expert_count", count)
+                .set("llama.expert_used_count", used);
+        }
         // Byte-level BPE: single characters, then pairs, and an end-of-text token at last.
         let letters: Vec<char> = ('!'..='~').take(self.vocab.saturating_sub(1)).collect();
         let mut tokens: Vec<String> = letters.iter().map(|c| c.to_string()).collect();
@@ -161,6 +170,21 @@ impl Tiny {
             linear(w, name("attn_v"), hidden, kv);
             linear(w, name("attn_output"), q, hidden);
             vector(w, name("ffn_norm.weight"), hidden);
+            if let Some((count, _)) = self.experts {
+                linear(w, name("ffn_gate_inp"), hidden, count);
+                self.add_stack(w, name("ffn_gate_exps"), [hidden, ff, count]);
+                self.add_stack(w, name("ffn_up_exps"), [hidden, ff, count]);
+                self.add_stack(w, name("ffn_down_exps"), [ff, hidden, count]);
+                // Another width, whole blocks where the others have them.
+                let shared_ff =
+                    ff + [256, 32, 7][[256, 32, 1].iter().position(|n| ff % n == 0).unwrap()];
+                linear(w, name("ffn_gate_inp_shexp"), hidden, 1);
+                linear(w, name("ffn_gate_shexp"), hidden, shared_ff);
+                linear(w, name("ffn_up_shexp"), hidden, shared_ff);
+                linear(w, name("ffn_down_shexp"), shared_ff, hidden);
+                vector(w, name("exp_probs_b.bias"), count);
+                continue;
+            }
             linear(w, name("ffn_gate"), hidden, ff);
             linear(w, name("ffn_up"), hidden, ff);
             linear(w, name("ffn_down"), ff, hidden);
@@ -168,6 +192,14 @@ impl Tiny {
         vector(w, "output_norm.weight".into(), hidden);
         if !self.tied {
             linear(w, "output".into(), hidden, self.vocab);
+        }
+    }
+
+    fn add_stack(&self, w: &mut Writer, name: String, dims: [usize; 3]) {
+        w.tensor(&format!("{name}.weight"), self.ty, &dims).unwrap();
+        if self.biases {
+            w.tensor(&format!("{name}.bias"), TensorType::F32, &dims[1..])
+                .unwrap();
         }
     }
 

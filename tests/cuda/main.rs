@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod experts;
 mod families;
 mod faults;
 mod gpu;
@@ -40,6 +41,7 @@ fn main() {
     model::tests(&mut tests);
     networks::tests(&mut tests);
     sampling::tests(&mut tests);
+    experts::tests(&mut tests);
     families::tests(&mut tests);
     faults::tests(&mut tests);
     let trials = tests

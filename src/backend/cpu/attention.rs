@@ -7,13 +7,14 @@
 //! # Canonical arithmetic
 //! For a row, and each segment of [`SEGMENT`] positions that it sees some of:
 //! - score of a position: `fma` over the elements in ascending order, from 0, of the query (already
-//!   times the scale);
+//!   times the scale); with a cap `c`, `c * tanh(score * (1 / c))`;
 //! - `m`: the largest score; `p = exp(score - m)`, 0 for positions that the row does not see;
 //! - `l`: the sum of `p` in 16 lanes (position modulo 16, ascending), then [`Lanes::sum`];
 //! - `o`: for each element, `fma(p, value, o)` over the positions in ascending order, from 0.
 //!
-//! Then segments are joined in ascending order ([`join`]), and the result is `o * (1 / l)`. None
-//! of this depends on which rows or segments are computed together, or by which thread.
+//! Then segments are joined in ascending order ([`join`]), and the result is `o * (1 / l)`, or what
+//! a sink leaves of it ([`finish`]). None of this depends on which rows or segments are computed
+//! together, or by which thread.
 
 // Tiles of registers read best with plain indices.
 #![allow(clippy::needless_range_loop)]
@@ -21,6 +22,7 @@
 use super::kv::{Element, Head, SEGMENT};
 use super::simd::{LANES, Lanes, simd_kernel};
 use crate::error::{Result, try_vec};
+use std::ops::{Range, RangeInclusive};
 
 /// Rows that are computed together, unless a group alone has more.
 const ROWS: usize = 16;
@@ -80,7 +82,7 @@ impl AttentionScratch {
 
 /// The rows of one KV head for consecutive tokens.
 #[derive(Clone, Copy)]
-pub struct Rows {
+pub struct Rows<'a> {
     /// Queries of the first token's group: `[group][head_dim]`, already times the scale. A pointer
     /// because other threads use what is between the groups of two tokens.
     pub queries: *const f32,
@@ -92,9 +94,29 @@ pub struct Rows {
     pub tokens: usize,
     /// Position of the first token, which is in the cache like all before it.
     pub position: usize,
+    /// What else the layer says of its scores.
+    pub scores: Scores<'a>,
 }
 
-impl Rows {
+/// Which scores count, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Scores<'a> {
+    /// Positions that a position sees, itself included: at least 1.
+    pub window: usize,
+    /// Soft cap.
+    pub cap: Option<f32>,
+    /// A logit per query head of the group that takes its share of the softmax without a value.
+    pub sinks: Option<&'a [f32]>,
+}
+
+impl Scores<'_> {
+    /// The first position that `position` sees.
+    pub fn first(&self, position: usize) -> usize {
+        (position + 1).saturating_sub(self.window)
+    }
+}
+
+impl Rows<'_> {
     fn count(&self) -> usize {
         self.group * self.tokens
     }
@@ -106,10 +128,32 @@ impl Rows {
         self.queries.wrapping_add(at)
     }
 
-    /// Positions of `segment` that a row sees.
+    /// Positions that a row sees, counted from the start of `segment`: some of its positions, or an
+    /// empty range.
     #[inline(always)]
-    fn seen(&self, row: usize, segment: usize) -> usize {
-        (self.position + row / self.group + 1 - segment * SEGMENT).min(SEGMENT)
+    fn seen(&self, row: usize, segment: usize) -> Range<usize> {
+        let position = self.position + row / self.group;
+        let start = segment * SEGMENT;
+        let first = self.scores.first(position).saturating_sub(start);
+        let end = (position + 1).saturating_sub(start).min(SEGMENT);
+        first.min(end)..end
+    }
+
+    /// The first segment that a row sees some of.
+    #[inline(always)]
+    fn first_segment(&self, row: usize) -> usize {
+        self.scores.first(self.position + row / self.group) / SEGMENT
+    }
+
+    /// Segments that some row sees.
+    pub fn segments(&self) -> RangeInclusive<usize> {
+        self.first_segment(0)..=(self.position + self.tokens - 1) / SEGMENT
+    }
+
+    /// The sink of a row.
+    #[inline(always)]
+    fn sink(&self, row: usize) -> Option<f32> {
+        self.scores.sinks.map(|sinks| sinks[row % self.group])
     }
 }
 
@@ -144,14 +188,14 @@ unsafe fn scores<L: Lanes, E: Element, const R: usize, const T: usize>(
     }
 }
 
-/// Scores of `R` rows from `first` on for `tiles` tiles, `T` of them at a time.
+/// Scores of `R` rows from `first` on for some tiles, `T` of them at a time.
 #[inline(always)]
 unsafe fn score_rows<L: Lanes, E: Element, const R: usize, const T: usize>(
-    rows: &Rows,
+    rows: &Rows<'_>,
     first: usize,
     keys: *const E,
     head_dim: usize,
-    tiles: usize,
+    tiles: Range<usize>,
     out: *mut f32,
 ) {
     // SAFETY: tiles and rows are in range by the caller's promise.
@@ -162,13 +206,13 @@ unsafe fn score_rows<L: Lanes, E: Element, const R: usize, const T: usize>(
             queries[r] = rows.query(first + r, head_dim);
             outs[r] = out.add((first + r) * SEGMENT);
         }
-        let mut t = 0;
-        while t + T <= tiles {
+        let mut t = tiles.start;
+        while t + T <= tiles.end {
             let k = keys.add(t * head_dim * LANES);
             scores::<L, E, R, T>(queries, k, head_dim, outs.map(|o| o.add(t * LANES)));
             t += T;
         }
-        while t < tiles {
+        while t < tiles.end {
             let k = keys.add(t * head_dim * LANES);
             scores::<L, E, R, 1>(queries, k, head_dim, outs.map(|o| o.add(t * LANES)));
             t += 1;
@@ -176,15 +220,36 @@ unsafe fn score_rows<L: Lanes, E: Element, const R: usize, const T: usize>(
     }
 }
 
+/// Caps the scores of some tiles.
+#[inline(always)]
+unsafe fn cap_scores<L: Lanes>(scores: *mut f32, tiles: Range<usize>, cap: f32) {
+    // SAFETY: `scores` holds the tiles.
+    unsafe {
+        let (cap, inverse) = (L::splat(cap), L::splat(1.0 / cap));
+        for t in tiles {
+            let at = scores.add(t * LANES);
+            L::load(at).mul(inverse).tanh().mul(cap).store(at);
+        }
+    }
+}
+
 /// Turns the scores of a row into weights; gives `m` and `l`.
 #[inline(always)]
-unsafe fn softmax<L: Lanes>(scores: *mut f32, seen: usize) -> (f32, f32) {
-    let (whole, rest) = (seen / LANES, seen % LANES);
+unsafe fn softmax<L: Lanes>(scores: *mut f32, seen: Range<usize>) -> (f32, f32) {
+    if seen.is_empty() {
+        return (f32::NEG_INFINITY, 0.0);
+    }
+    let (first, skipped) = (seen.start / LANES, seen.start % LANES);
+    let (whole, rest) = (seen.end / LANES, seen.end % LANES);
     // SAFETY: `scores` holds all tiles that the row sees some of.
     unsafe {
         let lowest = L::splat(f32::NEG_INFINITY);
+        if skipped > 0 {
+            let at = scores.add(first * LANES);
+            lowest.first(skipped, L::load(at)).store(at);
+        }
         let mut largest = lowest;
-        for t in 0..whole {
+        for t in first..whole {
             largest = largest.max(L::load(scores.add(t * LANES)));
         }
         let last = scores.add(whole * LANES);
@@ -194,13 +259,19 @@ unsafe fn softmax<L: Lanes>(scores: *mut f32, seen: usize) -> (f32, f32) {
         let max = largest.largest();
         let m = L::splat(max);
         let mut sum = L::splat(0.0);
-        for t in 0..whole {
-            let p = L::load(scores.add(t * LANES)).sub(m).exp();
+        for t in first..whole {
+            let mut p = L::load(scores.add(t * LANES)).sub(m).exp();
+            if t == first && skipped > 0 {
+                p = L::splat(0.0).first(skipped, p);
+            }
             p.store(scores.add(t * LANES));
             sum = sum.add(p);
         }
         if rest > 0 {
-            let p = L::load(last).sub(m).exp().first(rest, L::splat(0.0));
+            let mut p = L::load(last).sub(m).exp().first(rest, L::splat(0.0));
+            if first == whole && skipped > 0 {
+                p = L::splat(0.0).first(skipped, p);
+            }
             p.store(last);
             sum = sum.add(p);
         }
@@ -214,7 +285,7 @@ unsafe fn weigh<L: Lanes, E: Element, const R: usize, const C: usize>(
     weights: *const f32,
     values: *const E,
     stride: usize,
-    range: std::ops::Range<usize>,
+    range: Range<usize>,
     out: *mut f32,
 ) {
     // SAFETY: the caller's pointers hold R rows of weights and of output, and the positions.
@@ -251,7 +322,7 @@ unsafe fn weigh_rows<L: Lanes, E: Element, const R: usize, const C: usize>(
     weights: *const f32,
     values: *const E,
     stride: usize,
-    range: std::ops::Range<usize>,
+    range: Range<usize>,
     out: *mut f32,
 ) {
     let columns = stride / LANES;
@@ -274,7 +345,7 @@ unsafe fn weigh_rows<L: Lanes, E: Element, const R: usize, const C: usize>(
 /// `m`, `l` and `o` of all rows for one segment.
 #[inline(always)]
 unsafe fn segment_generic<L: Lanes, E: Element>(
-    rows: &Rows,
+    rows: &Rows<'_>,
     head: Head<'_, E>,
     segment: usize,
     score: &mut [f32],
@@ -286,8 +357,9 @@ unsafe fn segment_generic<L: Lanes, E: Element>(
         head.keys(segment).cast_const(),
         head.values(segment).cast_const(),
     );
-    let longest = rows.seen(count - 1, segment);
-    let tiles = longest.div_ceil(LANES);
+    // Later rows see later positions.
+    let (first, last) = (rows.seen(0, segment), rows.seen(count - 1, segment));
+    let tiles = first.start / LANES..last.end.div_ceil(LANES);
     assert!(score.len() >= count * SEGMENT && partial.out.len() >= count * stride);
     let score = score.as_mut_ptr();
     // SAFETY: the segment's blocks hold all positions that are seen, the scratch all rows.
@@ -296,41 +368,45 @@ unsafe fn segment_generic<L: Lanes, E: Element>(
         // the latency of a sum.
         let mut r = 0;
         while L::MANY && count - r >= 8 {
-            score_rows::<L, E, 8, 1>(rows, r, keys, dim, tiles, score);
+            score_rows::<L, E, 8, 1>(rows, r, keys, dim, tiles.clone(), score);
             r += 8;
         }
         while count - r >= 4 {
             if L::MANY {
-                score_rows::<L, E, 4, 4>(rows, r, keys, dim, tiles, score);
+                score_rows::<L, E, 4, 4>(rows, r, keys, dim, tiles.clone(), score);
             } else {
-                score_rows::<L, E, 4, 1>(rows, r, keys, dim, tiles, score);
+                score_rows::<L, E, 4, 1>(rows, r, keys, dim, tiles.clone(), score);
             }
             r += 4;
         }
         while count - r >= 2 {
             if L::MANY {
-                score_rows::<L, E, 2, 4>(rows, r, keys, dim, tiles, score);
+                score_rows::<L, E, 2, 4>(rows, r, keys, dim, tiles.clone(), score);
             } else {
-                score_rows::<L, E, 2, 2>(rows, r, keys, dim, tiles, score);
+                score_rows::<L, E, 2, 2>(rows, r, keys, dim, tiles.clone(), score);
             }
             r += 2;
         }
         if r < count {
             if L::MANY {
-                score_rows::<L, E, 1, 8>(rows, r, keys, dim, tiles, score);
+                score_rows::<L, E, 1, 8>(rows, r, keys, dim, tiles.clone(), score);
             } else {
-                score_rows::<L, E, 1, 4>(rows, r, keys, dim, tiles, score);
+                score_rows::<L, E, 1, 4>(rows, r, keys, dim, tiles.clone(), score);
             }
         }
 
         for r in 0..count {
             let seen = rows.seen(r, segment);
+            if let Some(cap) = rows.scores.cap {
+                cap_scores::<L>(score.add(r * SEGMENT), tiles.clone(), cap);
+            }
             (partial.max[r], partial.sum[r]) = softmax::<L>(score.add(r * SEGMENT), seen);
         }
 
         partial.out[..count * stride].fill(0.0);
         let out = partial.out.as_mut_ptr();
-        // Positions that all rows of a block see are summed up together, the rest row by row.
+        // Positions that all rows of a block see are summed up together, those before and after
+        // them row by row.
         let mut r = 0;
         while r < count {
             let n = match count - r {
@@ -339,7 +415,15 @@ unsafe fn segment_generic<L: Lanes, E: Element>(
                 _ => 4,
             };
             let (w, o) = (score.add(r * SEGMENT).cast_const(), out.add(r * stride));
-            let common = 0..rows.seen(r, segment);
+            let end = rows.seen(r, segment).end;
+            let common = rows.seen(r + n - 1, segment).start.min(end)..end;
+            for i in 0..n - 1 {
+                let before = rows.seen(r + i, segment).start..common.start;
+                if !before.is_empty() {
+                    let (w, o) = (w.add(i * SEGMENT), o.add(i * stride));
+                    weigh_rows::<L, E, 1, 4>(w, values, stride, before, o);
+                }
+            }
             match (n, L::MANY) {
                 (4, true) => weigh_rows::<L, E, 4, 4>(w, values, stride, common.clone(), o),
                 (4, false) => weigh_rows::<L, E, 4, 1>(w, values, stride, common.clone(), o),
@@ -348,7 +432,8 @@ unsafe fn segment_generic<L: Lanes, E: Element>(
                 _ => weigh_rows::<L, E, 1, 4>(w, values, stride, common.clone(), o),
             }
             for i in 1..n {
-                let more = common.end..rows.seen(r + i, segment);
+                let seen = rows.seen(r + i, segment);
+                let more = common.end.max(seen.start)..seen.end;
                 if !more.is_empty() {
                     let (w, o) = (w.add(i * SEGMENT), o.add(i * stride));
                     weigh_rows::<L, E, 1, 4>(w, values, stride, more, o);
@@ -385,10 +470,26 @@ unsafe fn join<L: Lanes>(
     }
 }
 
-/// Writes `o * (1 / l)`.
+/// Writes `o * (1 / l)`; with a sink `s` and the larger `m'` of `m` and `s`, `o * (a / l')` with
+/// `a = exp(m - m')` and `l' = fma(l, a, exp(s - m'))`.
 #[inline(always)]
-unsafe fn finish<L: Lanes>(sum: f32, from: *const f32, head_dim: usize, out: *mut f32) {
-    let factor = 1.0 / sum;
+unsafe fn finish<L: Lanes>(
+    (max, sum, from): (f32, f32, *const f32),
+    sink: Option<f32>,
+    head_dim: usize,
+    out: *mut f32,
+) {
+    let factor = match sink {
+        None => 1.0 / sum,
+        Some(sink) => {
+            let m = if max > sink { max } else { sink };
+            let mut shares = [0f32; LANES];
+            (shares[0], shares[1]) = (max - m, sink - m);
+            // SAFETY: an array of whole vectors.
+            unsafe { L::load(shares.as_ptr()).exp().store(shares.as_mut_ptr()) };
+            shares[0] / sum.mul_add(shares[0], shares[1])
+        }
+    };
     // SAFETY: both hold `head_dim` elements.
     unsafe {
         let mut i = 0;
@@ -405,7 +506,7 @@ unsafe fn finish<L: Lanes>(sum: f32, from: *const f32, head_dim: usize, out: *mu
 
 #[inline(always)]
 unsafe fn attend_generic<L: Lanes, E: Element>(
-    rows: &Rows,
+    rows: &Rows<'_>,
     head: Head<'_, E>,
     out: *mut f32,
     scratch: &mut AttentionScratch,
@@ -416,32 +517,36 @@ unsafe fn attend_generic<L: Lanes, E: Element>(
         segment,
         total,
     } = scratch;
-    let last = (rows.position + rows.tokens - 1) / SEGMENT;
-    debug_assert_eq!(rows.position / SEGMENT, last);
+    let segments = rows.segments();
+    let first = *segments.start();
+    debug_assert_eq!(rows.position / SEGMENT, *segments.end());
     // SAFETY: `segment_generic` has checked the sizes of the scratch; the rest is the caller's
     // promise.
     unsafe {
-        segment_generic::<L, E>(rows, head, 0, scores, total);
-        for s in 1..=last {
+        segment_generic::<L, E>(rows, head, first, scores, total);
+        for s in first + 1..=*segments.end() {
             segment_generic::<L, E>(rows, head, s, scores, segment);
             for r in 0..count {
-                let at = r * stride;
+                let out = total.out.as_mut_ptr().add(r * stride);
+                let later = segment.out.as_ptr().add(r * stride);
+                if rows.first_segment(r) == s {
+                    (total.max[r], total.sum[r]) = (segment.max[r], segment.sum[r]);
+                    std::ptr::copy_nonoverlapping(later, out, stride);
+                    continue;
+                }
                 join::<L>(
-                    (
-                        &mut total.max[r],
-                        &mut total.sum[r],
-                        total.out.as_mut_ptr().add(at),
-                    ),
-                    (segment.max[r], segment.sum[r], segment.out.as_ptr().add(at)),
+                    (&mut total.max[r], &mut total.sum[r], out),
+                    (segment.max[r], segment.sum[r], later),
                     stride,
                 );
             }
         }
         for r in 0..count {
             let to = r / rows.group * rows.stride + r % rows.group * head.head_dim;
+            let from = total.out.as_ptr().add(r * stride);
             finish::<L>(
-                total.sum[r],
-                total.out.as_ptr().add(r * stride),
+                (total.max[r], total.sum[r], from),
+                rows.sink(r),
                 head.head_dim,
                 out.add(to),
             );
@@ -454,7 +559,7 @@ simd_kernel! {
     /// # Safety
     /// The processor has `isa`. Queries and `out` (which may be the same) are valid for all rows,
     /// and nobody else uses `out` there. Nobody writes positions that the rows see.
-    pub fn attend[E: Element](rows: &Rows, head: Head<'_, E>, out: *mut f32, scratch: &mut AttentionScratch) = attend_generic
+    pub fn attend[E: Element](rows: &Rows<'_>, head: Head<'_, E>, out: *mut f32, scratch: &mut AttentionScratch) = attend_generic
 }
 
 /// Floats that [`attend_segment`] writes for `group` rows.
@@ -464,7 +569,7 @@ pub fn partial_len(group: usize, head_dim: usize) -> usize {
 
 #[inline(always)]
 unsafe fn attend_segment_generic<L: Lanes, E: Element>(
-    rows: &Rows,
+    rows: &Rows<'_>,
     head: Head<'_, E>,
     segment: usize,
     out: *mut f32,
@@ -494,7 +599,7 @@ simd_kernel! {
     ///
     /// # Safety
     /// As of [`attend`]; `out` is valid for [`partial_len`] elements.
-    pub fn attend_segment[E: Element](rows: &Rows, head: Head<'_, E>, segment: usize, out: *mut f32, scratch: &mut AttentionScratch) = attend_segment_generic
+    pub fn attend_segment[E: Element](rows: &Rows<'_>, head: Head<'_, E>, segment: usize, out: *mut f32, scratch: &mut AttentionScratch) = attend_segment_generic
 }
 
 #[inline(always)]
@@ -503,6 +608,7 @@ unsafe fn join_segments_generic<L: Lanes>(
     stride: usize,
     segments: usize,
     head_dim: usize,
+    sink: Option<f32>,
     out: *mut f32,
 ) {
     let width = head_dim.next_multiple_of(LANES);
@@ -518,7 +624,7 @@ unsafe fn join_segments_generic<L: Lanes>(
                 width,
             );
         }
-        finish::<L>(sum, total, head_dim, out);
+        finish::<L>((max, sum, total), sink, head_dim, out);
     }
 }
 simd_kernel! {
@@ -528,7 +634,7 @@ simd_kernel! {
     /// # Safety
     /// The processor has `isa`; the parts are there, `out` has `head_dim` elements, and both are
     /// exclusive.
-    pub fn join_segments(partials: *mut f32, stride: usize, segments: usize, head_dim: usize, out: *mut f32) = join_segments_generic
+    pub fn join_segments(partials: *mut f32, stride: usize, segments: usize, head_dim: usize, sink: Option<f32>, out: *mut f32) = join_segments_generic
 }
 
 #[cfg(test)]

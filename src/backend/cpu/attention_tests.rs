@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::backend::KvType;
-use crate::backend::cpu::kv::{Half, KvCache, Shape, put};
+use crate::backend::cpu::kv::{Half, KvCache, LayerShape, Shape, put};
 use crate::backend::cpu::matmul::Isa;
 
 fn numbers(n: usize, seed: u32) -> Vec<f32> {
@@ -26,7 +26,12 @@ struct Case {
 }
 
 fn case<E: Element>(kv_type: KvType, dim: usize, len: usize) -> Case {
-    let cache = KvCache::new(Shape::new([(1, dim)].into_iter(), kv_type).unwrap(), len).unwrap();
+    let layer = LayerShape {
+        n_kv_heads: 1,
+        head_dim: dim,
+        window: None,
+    };
+    let cache = KvCache::new(Shape::new([layer].into_iter(), kv_type).unwrap(), len).unwrap();
     let (keys, values) = (numbers(len * dim, 7), numbers(len * dim, 8));
     for p in 0..len {
         let (k, v) = (&keys[p * dim..][..dim], &values[p * dim..][..dim]);
@@ -45,8 +50,14 @@ fn case<E: Element>(kv_type: KvType, dim: usize, len: usize) -> Case {
     }
 }
 
-/// One row in double precision.
-fn exact(case: &Case, query: &[f32], position: usize) -> Vec<f64> {
+const PLAIN: Scores = Scores {
+    window: usize::MAX,
+    cap: None,
+    sinks: None,
+};
+
+/// One row in double precision: query head `h` of its group.
+fn exact(case: &Case, query: &[f32], position: usize, scores: &Scores, h: usize) -> Vec<f64> {
     let dot = |p: usize| {
         let key = &case.keys[p * case.dim..][..case.dim];
         key.iter()
@@ -54,14 +65,20 @@ fn exact(case: &Case, query: &[f32], position: usize) -> Vec<f64> {
             .map(|(k, q)| f64::from(*k) * f64::from(*q))
             .sum::<f64>()
     };
-    let scores: Vec<f64> = (0..=position).map(dot).collect();
-    let max = scores.iter().copied().fold(f64::MIN, f64::max);
+    let capped = |score: f64| match scores.cap.map(f64::from) {
+        Some(cap) => cap * (score / cap).tanh(),
+        None => score,
+    };
+    let first = (position + 1).saturating_sub(scores.window);
+    let sink = scores.sinks.map(|sinks| f64::from(sinks[h]));
+    let scores: Vec<f64> = (first..=position).map(|p| capped(dot(p))).collect();
+    let max = scores.iter().copied().chain(sink).fold(f64::MIN, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-    let sum: f64 = weights.iter().sum();
+    let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - max).exp());
     (0..case.dim)
         .map(|d| {
-            (0..=position)
-                .map(|p| weights[p] * f64::from(case.values[p * case.dim + d]))
+            (first..=position)
+                .map(|p| weights[p - first] * f64::from(case.values[p * case.dim + d]))
                 .sum::<f64>()
                 / sum
         })
@@ -89,6 +106,16 @@ fn bits(x: &[f32]) -> Vec<u32> {
 }
 
 fn check<E: Element>(kv_type: KvType, dim: usize, group: usize, len: usize) {
+    check_scores::<E>(kv_type, dim, group, len, PLAIN);
+}
+
+fn check_scores<E: Element>(
+    kv_type: KvType,
+    dim: usize,
+    group: usize,
+    len: usize,
+    scores: Scores<'_>,
+) {
     let case = case::<E>(kv_type, dim, len);
     let stride = group * dim;
     let queries: Vec<f32> = numbers(len * stride, 9)
@@ -106,6 +133,7 @@ fn check<E: Element>(kv_type: KvType, dim: usize, group: usize, len: usize) {
             group,
             tokens,
             position: start,
+            scores,
         };
         let together = run::<E>(Isa::detect(), &case, &rows(start, tokens));
         for isa in Isa::available() {
@@ -130,7 +158,10 @@ fn check<E: Element>(kv_type: KvType, dim: usize, group: usize, len: usize) {
             );
             for h in 0..group {
                 let query = &queries[(start + t) * stride + h * dim..][..dim];
-                for (a, b) in exact(&case, query, start + t).iter().zip(&mine[h * dim..]) {
+                for (a, b) in exact(&case, query, start + t, &scores, h)
+                    .iter()
+                    .zip(&mine[h * dim..])
+                {
                     assert!((a - f64::from(*b)).abs() < 3e-6, "{a} {b}");
                 }
             }
@@ -140,7 +171,8 @@ fn check<E: Element>(kv_type: KvType, dim: usize, group: usize, len: usize) {
 }
 
 fn by_segments<E: Element>(case: &Case, rows: &Rows) -> Vec<f32> {
-    let segments = rows.position / SEGMENT + 1;
+    let first = *rows.segments().start();
+    let segments = rows.segments().count();
     let stride = partial_len(rows.group, case.dim);
     let mut scratch = AttentionScratch::new(rows.group, case.dim).unwrap();
     let mut partials = vec![0.0; segments * stride];
@@ -153,7 +185,7 @@ fn by_segments<E: Element>(case: &Case, rows: &Rows) -> Vec<f32> {
                 Isa::detect(),
                 rows,
                 case.cache.head::<E>(0, 0),
-                s,
+                first + s,
                 to,
                 &mut scratch,
             );
@@ -169,6 +201,7 @@ fn by_segments<E: Element>(case: &Case, rows: &Rows) -> Vec<f32> {
                 stride,
                 segments,
                 case.dim,
+                rows.sink(h),
                 out.as_mut_ptr().add(h * case.dim),
             );
         }
@@ -200,6 +233,30 @@ fn contexts_around_segments() {
 }
 
 #[test]
+fn windows_of_every_length() {
+    for window in [1, 2, 7, 15, 16, 17, 40, 255, 256, 257, 500] {
+        let scores = Scores { window, ..PLAIN };
+        for len in [40, 300, 520, 790] {
+            check_scores::<Half>(KvType::F16, 16, 3, len, scores);
+            check_scores::<f32>(KvType::F32, 20, 1, len, scores);
+        }
+    }
+}
+
+#[test]
+fn caps_and_sinks() {
+    let sinks = [2.0, -3.0, 0.0, 6.0];
+    for window in [9, usize::MAX] {
+        for cap in [Some(0.7), None] {
+            for sinks in [Some(&sinks[..]), None] {
+                let scores = Scores { window, cap, sinks };
+                check_scores::<f32>(KvType::F32, 32, 4, 280, scores);
+            }
+        }
+    }
+}
+
+#[test]
 fn large_scores_do_not_overflow() {
     let case = case::<f32>(KvType::F32, 16, 600);
     let queries: Vec<f32> = numbers(16, 3).iter().map(|q| q * 300.0).collect();
@@ -209,9 +266,10 @@ fn large_scores_do_not_overflow() {
         group: 1,
         tokens: 1,
         position: 599,
+        scores: PLAIN,
     };
     let out = run::<f32>(Isa::detect(), &case, &rows);
-    for (a, b) in exact(&case, &queries, 599).iter().zip(&out) {
+    for (a, b) in exact(&case, &queries, 599, &PLAIN, 0).iter().zip(&out) {
         assert!((a - f64::from(*b)).abs() < 1e-3, "{a} {b}");
     }
 }

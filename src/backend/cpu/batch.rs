@@ -135,6 +135,10 @@ fn choose_each(
         Some(space) => space,
         none => none.insert(BatchSpace::new(weights)?),
     };
+    for (core, step) in cores.iter_mut().zip(steps) {
+        let end = core.len + usize::from(step.token.is_some());
+        core.kv.touch(end);
+    }
     evaluate(weights, &turn, space, cores, steps, interrupts)?;
     choose_all(&turn, space, cores, steps, masked)
 }

@@ -3,13 +3,16 @@
 //! one each of several sessions' (see [`super::batch`]).
 
 use super::attention::{Rows, attend, tokens_per_block};
-use super::elementwise::{add_bias, rms_norm, rope_table};
-use super::forward::{Buffers, activate, add_rows, deal_rows, logits, place};
+use super::elementwise::{add_bias, add_scaled};
+use super::experts::{ExpertChunk, ExpertChunkSpace};
+use super::forward::{deal_rows, logits};
 use super::kv::{Half, KvCache};
-use super::matmul::{Activations, Encodings, Matrix, View};
+use super::layer::{DenseLayer, FeedForwardLayer, Layer, NormWeights, Product};
+use super::matmul::{Activations, Encodings, Isa, Matrix, View};
 use super::pages::{Pages, Span};
 use super::pool::{PoolTurn, Worker};
-use super::weights::{CpuWeights, Layer, NormWeights, Product, Sizes, ThreadSpace};
+use super::token::{Buffers, embed, finish_logits, norm_all_heads, place, rope_tables};
+use super::weights::{CpuWeights, Sizes, ThreadSpace};
 use crate::backend::KvType;
 use crate::error::Result;
 use std::ops::Range;
@@ -27,6 +30,7 @@ pub(super) struct ChunkSpace {
     up: Pages,
     rope: Pages,
     input: Activations,
+    experts: ExpertChunkSpace,
 }
 
 impl ChunkSpace {
@@ -43,6 +47,7 @@ impl ChunkSpace {
             up: pages(Matrix::ROW_QUANTUM * weights.pool.threads())?,
             rope: pages(s.rope)?,
             input: Activations::new(tokens, s.cols(), s.encodings)?,
+            experts: ExpertChunkSpace::new(&s.experts, weights.pool.threads(), tokens)?,
         })
     }
 
@@ -52,7 +57,7 @@ impl ChunkSpace {
     }
 
     /// The parts of a chunk's memory.
-    fn buffers<'a>(&'a mut self, sizes: &'a Sizes) -> (Buffers<'a>, Span<'a>, &'a Activations) {
+    fn parts<'a>(&'a mut self, isa: Isa, sizes: &'a Sizes) -> Parts<'a> {
         let q = self.q.span();
         let buffers = Buffers {
             x: self.x.span(),
@@ -64,8 +69,22 @@ impl ChunkSpace {
             rope: self.rope.span(),
             sizes,
         };
-        (buffers, self.up.span(), &self.input)
+        let up = self.up.span();
+        Parts {
+            buffers,
+            up,
+            input: &self.input,
+            experts: self.experts.chunk(isa, up),
+        }
     }
+}
+
+/// What of a chunk's memory the threads use.
+struct Parts<'a> {
+    buffers: Buffers<'a>,
+    up: Span<'a>,
+    input: &'a Activations,
+    experts: ExpertChunk<'a>,
 }
 
 /// Bytes of a [`ChunkSpace`].
@@ -73,7 +92,8 @@ pub(super) fn chunk_bytes(s: &Sizes, threads: usize, tokens: usize) -> usize {
     let floats = s.hidden + s.q.max(s.hidden) + 2 * s.kv + s.n_ff + s.rope;
     let up = Matrix::ROW_QUANTUM * threads;
     let input = Activations::bytes_for(tokens, s.cols(), s.encodings);
-    tokens * (floats + up) * size_of::<f32>() + input
+    let experts = ExpertChunkSpace::bytes_for(&s.experts, threads, tokens);
+    tokens * (floats + up) * size_of::<f32>() + input + experts
 }
 
 /// Where the tokens of a chunk have their place.
@@ -101,6 +121,7 @@ pub(super) struct Chunk<'a> {
     input: &'a Activations,
     buffers: Buffers<'a>,
     up: Span<'a>,
+    experts: ExpertChunk<'a>,
     tokens: &'a [u32],
     places: Places<'a>,
 }
@@ -114,12 +135,13 @@ impl<'a> Chunk<'a> {
         places: Places<'a>,
     ) -> Chunk<'a> {
         assert!(!tokens.is_empty() && tokens.len() <= space.tokens());
-        let (buffers, up, input) = space.buffers(&weights.sizes);
+        let parts = space.parts(weights.isa, &weights.sizes);
         Chunk {
             weights,
-            input,
-            buffers,
-            up,
+            input: parts.input,
+            buffers: parts.buffers,
+            up: parts.up,
+            experts: parts.experts,
             tokens,
             places,
         }
@@ -127,8 +149,8 @@ impl<'a> Chunk<'a> {
 
     /// Runs the embeddings, a region of its own.
     pub fn embed(&self, turn: &PoolTurn) -> Result<()> {
-        // SAFETY: the only phase of its region.
-        turn.run(|worker| unsafe { self.begin(worker) })
+        // SAFETY: the only phase of its region, and this thread's space.
+        turn.run(|worker| unsafe { self.begin(worker, self.weights.threads.get(worker.index)) })
     }
 
     /// Runs a layer, a region of its own.
@@ -168,8 +190,8 @@ impl<'a> Chunk<'a> {
                     head.matrix
                         .mul(self.input, 0..n, rows.clone(), base, n_vocab, unpacked);
                     for t in 0..n {
-                        let bias = head.bias.as_ref().map(|b| &b[rows.clone()]);
-                        add_bias(out.part(t * n_vocab + rows.start, rows.len()), bias);
+                        let part = out.part(t * n_vocab + rows.start, rows.len());
+                        finish_logits(weights, rows.clone(), part);
                     }
                 });
             }
@@ -180,20 +202,17 @@ impl<'a> Chunk<'a> {
     ///
     /// # Safety
     /// A phase of its own, in which all threads call it.
-    unsafe fn begin(&self, worker: &Worker) {
+    unsafe fn begin(&self, worker: &Worker, me: &mut ThreadSpace) {
         let (weights, b) = (self.weights, &self.buffers);
         worker.ranges(self.tokens.len(), 8, |tokens| {
             for t in tokens {
+                let (kv, position) = self.places.at(t);
                 // SAFETY: each token is one thread's.
                 unsafe {
                     let x = b.x.part(t * weights.hidden, weights.hidden);
-                    weights.embedding.row(self.tokens[t] as usize, x);
-                    let mut at = t * b.sizes.rope;
-                    for rope in &weights.ropes {
-                        let len = 2 * rope.inv_freq.len();
-                        rope_table(rope, self.places.at(t).1, b.rope.part(at, len));
-                        at += len;
-                    }
+                    embed(weights, (self.tokens[t], position), x, &mut me.row);
+                    let tables = b.rope.part(t * b.sizes.rope, b.sizes.rope);
+                    rope_tables(weights, kv.context(), position, tables);
                 }
             }
         });
@@ -218,8 +237,7 @@ impl<'a> Chunk<'a> {
                 unsafe {
                     let mut row = &*from.part(t * stride, width);
                     if let Some(norm) = norm {
-                        rms_norm(isa, row, &norm.weight, norm.eps, &mut me.row);
-                        row = &me.row;
+                        row = norm.apply(isa, row, &mut me.row);
                     }
                     self.input.set_row(isa, t, row, enc);
                 }
@@ -232,11 +250,17 @@ impl<'a> Chunk<'a> {
         (128 << 10) / self.tokens.len()
     }
 
-    /// A product, added to the residual stream.
+    /// A product, added to the residual stream after its norm and times the scale, if there are any.
     ///
     /// # Safety
     /// A phase of its own, in which all threads call it.
-    unsafe fn add_product(&self, worker: &Worker, me: &mut ThreadSpace, product: &Product) {
+    unsafe fn add_product(
+        &self,
+        worker: &Worker,
+        me: &mut ThreadSpace,
+        product: &Product,
+        (norm, scale): (&Option<NormWeights>, f32),
+    ) {
         let (n, hidden, b) = (self.tokens.len(), self.weights.hidden, &self.buffers);
         deal_rows(worker, &[product], self.grain_bytes(), |_, rows| {
             // SAFETY: each thread has rows of its own, of all tokens.
@@ -245,10 +269,45 @@ impl<'a> Chunk<'a> {
                 product
                     .matrix
                     .mul(self.input, 0..n, rows.clone(), y, hidden, unpacked);
+                let bias = product.bias.as_ref().map(|b| &b[rows.clone()]);
                 for t in 0..n {
                     let at = t * hidden + rows.start;
                     let (x, y) = (b.x.part(at, rows.len()), b.y.part(at, rows.len()));
-                    add_rows(x, y, product, rows.clone());
+                    match norm {
+                        None => add_scaled(x, y, bias, scale),
+                        Some(_) => add_bias(y, bias),
+                    }
+                }
+            }
+        });
+        if norm.is_some() {
+            worker.barrier();
+            // SAFETY: `y` is complete and only read now.
+            unsafe { self.add_outputs(worker, me, (norm, scale)) };
+        }
+    }
+
+    /// The rows of `y`, added to the residual stream after their norm and times the scale, if there
+    /// are any.
+    ///
+    /// # Safety
+    /// A phase of its own, in which all threads call it.
+    unsafe fn add_outputs(
+        &self,
+        worker: &Worker,
+        me: &mut ThreadSpace,
+        (norm, scale): (&Option<NormWeights>, f32),
+    ) {
+        let (hidden, isa, b) = (self.weights.hidden, self.weights.isa, &self.buffers);
+        worker.ranges(self.tokens.len(), 8, |tokens| {
+            for t in tokens {
+                // SAFETY: each token is one thread's.
+                unsafe {
+                    let mut y = &*b.y.part(t * hidden, hidden);
+                    if let Some(norm) = norm {
+                        y = norm.apply(isa, y, &mut me.row);
+                    }
+                    add_scaled(b.x.part(t * hidden, hidden), y, None, scale);
                 }
             }
         });
@@ -258,11 +317,21 @@ impl<'a> Chunk<'a> {
     fn layer(&self, worker: &Worker, me: &mut ThreadSpace, index: usize) {
         let (weights, b, n) = (self.weights, &self.buffers, self.tokens.len());
         let (layer, s) = (&weights.layers[index], b.sizes);
+        let x = (b.x, s.hidden, s.hidden);
+        let scale = layer.residual_scale;
         // SAFETY: barriers separate the phases. In each, a thread writes only its own tokens,
         // rows or heads, and what others wrote before the barrier is only read.
         unsafe {
-            let x = (b.x, s.hidden, s.hidden);
-            let norm = Some(&layer.attention_norm);
+            if let (true, FeedForwardLayer::Dense(dense)) = (layer.parallel, &layer.feed_forward) {
+                // Before anything is added to what both parts read.
+                let norm = layer.feed_forward_norm.as_ref();
+                let norm = norm.or(layer.attention_norm.as_ref());
+                self.encode(worker, me, norm, x, layer.feed_forward_encodings());
+                worker.barrier();
+                self.inner(worker, me, dense);
+                worker.barrier();
+            }
+            let norm = layer.attention_norm.as_ref();
             self.encode(worker, me, norm, x, layer.qkv_encodings());
             worker.barrier();
             let products = [&layer.q, &layer.k, &layer.v];
@@ -275,24 +344,38 @@ impl<'a> Chunk<'a> {
                     .mul(self.input, 0..n, rows, out.base(), stride, unpacked);
             });
             worker.barrier();
-            self.place(worker, index, layer);
+            self.place(worker, me, layer);
             worker.barrier();
-            self.attention(worker, me, index, layer);
+            self.attention(worker, me, layer);
             worker.barrier();
             let q = (b.q, layer.n_heads * layer.head_dim, s.q);
             self.encode(worker, me, None, q, layer.output.matrix.encodings());
             worker.barrier();
-            self.add_product(worker, me, &layer.output);
+            let post = (&layer.attention_post_norm, scale);
+            self.add_product(worker, me, &layer.output, post);
             worker.barrier();
-            let norm = Some(&layer.feed_forward_norm);
-            self.encode(worker, me, norm, x, layer.gate_up_encodings());
-            worker.barrier();
-            self.gate_up(worker, me, layer);
-            worker.barrier();
-            let gate = (b.gate, layer.gate.matrix.rows(), s.n_ff);
-            self.encode(worker, me, None, gate, layer.down.matrix.encodings());
-            worker.barrier();
-            self.add_product(worker, me, &layer.down);
+            if !layer.parallel {
+                let norm = layer.feed_forward_norm.as_ref();
+                self.encode(worker, me, norm, x, layer.feed_forward_encodings());
+                worker.barrier();
+            }
+            let post = (&layer.feed_forward_post_norm, scale);
+            match &layer.feed_forward {
+                FeedForwardLayer::Dense(dense) => {
+                    if !layer.parallel {
+                        self.inner(worker, me, dense);
+                        worker.barrier();
+                    }
+                    let inner = (b.gate, dense.up.matrix.rows(), s.n_ff);
+                    self.encode(worker, me, None, inner, dense.down.matrix.encodings());
+                    worker.barrier();
+                    self.add_product(worker, me, &dense.down, post);
+                }
+                FeedForwardLayer::Experts(experts) => {
+                    self.experts.run(worker, me, experts, self.input, n, b.y);
+                    self.add_outputs(worker, me, post);
+                }
+            }
         }
     }
 
@@ -300,21 +383,22 @@ impl<'a> Chunk<'a> {
     ///
     /// # Safety
     /// A phase of its own, in which all threads call it.
-    unsafe fn place(&self, worker: &Worker, index: usize, layer: &Layer) {
-        let (weights, b) = (self.weights, &self.buffers);
-        let (isa, pairing) = (weights.isa, weights.ropes[layer.rope].pairing);
+    unsafe fn place(&self, worker: &Worker, me: &mut ThreadSpace, layer: &Layer) {
+        let (isa, b, row) = (self.weights.isa, &self.buffers, &mut me.row);
         worker.ranges(self.tokens.len(), 4, |tokens| {
             for t in tokens {
                 let (kv, position) = self.places.at(t);
-                let (layer, at) = ((index, layer), (t, position));
-                for h in 0..layer.1.n_kv_heads {
-                    // SAFETY: each token is one thread's.
-                    unsafe {
+                // SAFETY: each token is one thread's.
+                unsafe {
+                    norm_all_heads(isa, layer, b, t, 0, row);
+                    norm_all_heads(isa, layer, b, t, 1, row);
+                    for h in 0..layer.n_kv_heads {
+                        let at = (t, position);
                         match kv.kv_type() {
-                            KvType::F16 => place::<Half>(isa, layer, pairing, kv, b, at, h),
+                            KvType::F16 => place::<Half>(isa, layer, kv, b, at, h, row),
                             // q8_0 was refused when the session was made.
                             KvType::F32 | KvType::Q8_0 => {
-                                place::<f32>(isa, layer, pairing, kv, b, at, h)
+                                place::<f32>(isa, layer, kv, b, at, h, row)
                             }
                         }
                     }
@@ -327,7 +411,7 @@ impl<'a> Chunk<'a> {
     ///
     /// # Safety
     /// A phase of its own, in which all threads call it.
-    unsafe fn attention(&self, worker: &Worker, me: &mut ThreadSpace, index: usize, layer: &Layer) {
+    unsafe fn attention(&self, worker: &Worker, me: &mut ThreadSpace, layer: &Layer) {
         let (n, heads) = (self.tokens.len(), layer.n_kv_heads);
         match self.places {
             Places::Run(_, position) => {
@@ -340,7 +424,7 @@ impl<'a> Chunk<'a> {
                         let from = (i * block).max(position) - position;
                         let to = ((i + 1) * block).min(position + n) - position;
                         // SAFETY: each group of a token is one thread's.
-                        unsafe { self.attend(me, (index, layer), h, from..to) };
+                        unsafe { self.attend(me, layer, h, from..to) };
                     }
                 });
             }
@@ -348,7 +432,7 @@ impl<'a> Chunk<'a> {
                 for task in tasks {
                     let (t, h) = (task / heads, task % heads);
                     // SAFETY: as above.
-                    unsafe { self.attend(me, (index, layer), h, t..t + 1) };
+                    unsafe { self.attend(me, layer, h, t..t + 1) };
                 }
             }),
         }
@@ -361,7 +445,7 @@ impl<'a> Chunk<'a> {
     unsafe fn attend(
         &self,
         me: &mut ThreadSpace,
-        (index, layer): (usize, &Layer),
+        layer: &Layer,
         head: usize,
         tokens: Range<usize>,
     ) {
@@ -380,50 +464,47 @@ impl<'a> Chunk<'a> {
                 group,
                 tokens: tokens.len(),
                 position,
+                scores: layer.scores(head),
             };
             match kv.kv_type() {
-                KvType::F16 => attend(isa, &rows, kv.head::<Half>(index, head), out, scratch),
+                KvType::F16 => attend(isa, &rows, kv.head::<Half>(layer.index, head), out, scratch),
                 // q8_0 was refused when the session was made.
                 KvType::F32 | KvType::Q8_0 => {
-                    attend(isa, &rows, kv.head::<f32>(index, head), out, scratch)
+                    attend(isa, &rows, kv.head::<f32>(layer.index, head), out, scratch)
                 }
             }
         }
     }
 
-    /// Gate and up, activated, in `gate`.
+    /// The first products of a feed-forward, activated, in `gate`.
     ///
     /// # Safety
     /// A phase of its own, in which all threads call it.
-    unsafe fn gate_up(&self, worker: &Worker, me: &mut ThreadSpace, layer: &Layer) {
+    unsafe fn inner(&self, worker: &Worker, me: &mut ThreadSpace, dense: &DenseLayer) {
         const BLOCK: usize = Matrix::ROW_QUANTUM;
         let (n, b, isa) = (self.tokens.len(), &self.buffers, self.weights.isa);
-        let stride = b.sizes.n_ff;
-        let tensor = &layer.up.tensor;
-        let row_bytes = tensor.row_bytes();
-        let mine = worker.index * (self.up_len() * BLOCK);
-        deal_rows(worker, &[&layer.gate], self.grain_bytes(), |_, range| {
+        let (stride, mine) = (b.sizes.n_ff, worker.index * (self.up_len() * BLOCK));
+        let (first, grain) = (dense.first(), self.grain_bytes());
+        deal_rows(worker, &[first], grain, |_, range| {
             for start in range.clone().step_by(BLOCK) {
                 let rows = start..(start + BLOCK).min(range.end);
-                let bytes = &tensor.bytes()[rows.start * row_bytes..rows.end * row_bytes];
-                let Some(up) = View::new(tensor.ty, rows.len(), tensor.row_len(), bytes, isa)
-                else {
-                    unreachable!("whole rows of a tensor")
-                };
+                let unpacked = &mut me.unpacked;
                 // SAFETY: each thread has rows of its own of all tokens, and its own block of up.
                 unsafe {
-                    let block = self.up.part(mine, n * BLOCK).as_mut_ptr();
-                    let gate = b.gate.base();
-                    let unpacked = &mut me.unpacked;
-                    layer
-                        .gate
+                    let out = b.gate.base();
+                    first
                         .matrix
-                        .mul(self.input, 0..n, rows.clone(), gate, stride, unpacked);
-                    up.mul(self.input, 0..n, 0..rows.len(), block, BLOCK, unpacked);
+                        .mul(self.input, 0..n, rows.clone(), out, stride, unpacked);
+                    if dense.gate.is_some() {
+                        let block = self.up.part(mine, n * BLOCK).as_mut_ptr();
+                        let up = row_view(&dense.up, rows.clone(), isa);
+                        up.mul(self.input, 0..n, 0..rows.len(), block, BLOCK, unpacked);
+                    }
                     for t in 0..n {
-                        let gate = b.gate.part(t * stride + rows.start, rows.len());
-                        let up = self.up.part(mine + t * BLOCK, rows.len());
-                        activate(isa, layer, rows.clone(), gate, up);
+                        let out = b.gate.part(t * stride + rows.start, rows.len());
+                        let up = || self.up.part(mine + t * BLOCK, rows.len());
+                        let up = dense.gate.is_some().then(up);
+                        dense.activate(isa, rows.clone(), out, up);
                     }
                 }
             }
@@ -433,5 +514,16 @@ impl<'a> Chunk<'a> {
     /// Tokens in a thread's block of `up`.
     fn up_len(&self) -> usize {
         self.input.max_tokens()
+    }
+}
+
+/// Some rows of a product.
+fn row_view(product: &Product, rows: Range<usize>, isa: Isa) -> View<'_> {
+    let tensor = &product.tensor;
+    let row_bytes = tensor.row_bytes();
+    let bytes = &tensor.bytes()[rows.start * row_bytes..rows.end * row_bytes];
+    match View::new(tensor.ty, rows.len(), tensor.row_len(), bytes, isa) {
+        Some(view) => view,
+        None => unreachable!("whole rows of a tensor"),
     }
 }

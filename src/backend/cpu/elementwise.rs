@@ -5,38 +5,47 @@
 use super::simd::{LANES, Lanes, simd_kernel};
 use crate::model::{Rope, RopePairing};
 
-/// `out = x / sqrt(mean(x^2) + eps) * weight`, all of `weight.len()` elements.
-///
-/// The squares are summed in 64 partial sums, `i` taking the elements `k` with `k % 64 == i` in
-/// ascending order: four vectors of lanes, added as `(0 + 1) + (2 + 3)`, then [`Lanes::sum`].
+/// The sum of `f(element, sum so far)` over all elements, in 64 partial sums, `i` taking the elements
+/// `k` with `k % 64 == i` in ascending order: four vectors of lanes, added as `(0 + 1) + (2 + 3)`,
+/// then [`Lanes::sum`]. The last vector is filled with `padding`.
 #[inline(always)]
-unsafe fn rms_norm_generic<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    let n = weight.len();
-    assert!(x.len() == n && out.len() == n);
-    let whole = n / LANES;
-    let rest = n % LANES;
-    // SAFETY: all offsets are below n; the features are the caller's promise.
+unsafe fn sum_of<L: Lanes>(x: &[f32], padding: f32, f: impl Fn(L, L) -> L) -> f32 {
+    let whole = x.len() / LANES;
+    let rest = x.len() % LANES;
+    // SAFETY: all offsets are below the length; the features are the caller's promise.
     unsafe {
         let at = |i: usize| x.as_ptr().add(i * LANES);
         let mut sums = [L::splat(0.0); 4];
         let mut i = 0;
         while i + 4 <= whole {
             for (k, sum) in sums.iter_mut().enumerate() {
-                let v = L::load(at(i + k));
-                *sum = v.fma(v, *sum);
+                *sum = f(L::load(at(i + k)), *sum);
             }
             i += 4;
         }
         while i < whole {
-            let v = L::load(at(i));
-            sums[i % 4] = v.fma(v, sums[i % 4]);
+            sums[i % 4] = f(L::load(at(i)), sums[i % 4]);
             i += 1;
         }
         if rest > 0 {
-            let v = L::load_first(at(whole), rest);
-            sums[whole % 4] = v.fma(v, sums[whole % 4]);
+            let v = L::load_first(at(whole), rest).first(rest, L::splat(padding));
+            sums[whole % 4] = f(v, sums[whole % 4]);
         }
-        let square = sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum();
+        sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum()
+    }
+}
+
+/// `out = x / sqrt(mean(x^2) + eps) * weight`, all of `weight.len()` elements; the mean by
+/// [`sum_of`].
+#[inline(always)]
+unsafe fn rms_norm_generic<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let n = weight.len();
+    assert!(x.len() == n && out.len() == n);
+    let whole = n / LANES;
+    // SAFETY: all offsets are below n; the features are the caller's promise.
+    unsafe {
+        let at = |i: usize| x.as_ptr().add(i * LANES);
+        let square = sum_of::<L>(x, 0.0, |v, sum| v.fma(v, sum));
         let scale = 1.0 / (square / n as f32 + eps).sqrt();
         let factor = L::splat(scale);
         for i in 0..whole {
@@ -59,6 +68,156 @@ simd_kernel! {
     pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) = rms_norm_generic
 }
 
+/// `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight`, all of `weight.len()` elements; mean and
+/// variance by [`sum_of`].
+#[inline(always)]
+unsafe fn layer_norm_generic<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let n = weight.len();
+    assert!(x.len() == n && out.len() == n);
+    // SAFETY: the features are the caller's promise.
+    let (mean, variance) = unsafe {
+        let mean = sum_of::<L>(x, 0.0, |v, sum| sum.add(v)) / n as f32;
+        let square = |v: L, sum: L| {
+            let d = v.sub(L::splat(mean));
+            d.fma(d, sum)
+        };
+        (mean, sum_of::<L>(x, mean, square) / n as f32)
+    };
+    let scale = 1.0 / (variance + eps).sqrt();
+    for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
+        *out = (x - mean) * scale * w;
+    }
+}
+simd_kernel! {
+    /// Layer norm of one row, without its bias.
+    ///
+    /// # Safety
+    /// The processor has `isa`.
+    pub fn layer_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) = layer_norm_generic
+}
+
+/// `x / (1 + exp(-x))`
+#[inline(always)]
+unsafe fn silu<L: Lanes>(x: L) -> L {
+    // SAFETY: the features are the caller's promise.
+    unsafe {
+        let e = L::splat(0.0).sub(x).exp();
+        x.div(L::splat(1.0).add(e))
+    }
+}
+
+/// `x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u))` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`
+#[inline(always)]
+unsafe fn gelu_tanh<L: Lanes>(x: L) -> L {
+    // SAFETY: the features are the caller's promise.
+    unsafe {
+        // -2 sqrt(2 / pi)
+        let cubic = x.mul(x).fma(L::splat(0.044_715), L::splat(1.0)).mul(x);
+        let e = cubic.mul(L::splat(-1.595_769)).exp();
+        x.div(L::splat(1.0).add(e))
+    }
+}
+
+/// `x (1 + erf(x / sqrt(2))) / 2 = max(x, 0) - |x| erfc(|x| / sqrt(2)) / 2`, within `1e-7 |x|`: erfc by
+/// formula 7.1.26 of Abramowitz and Stegun.
+#[inline(always)]
+unsafe fn gelu<L: Lanes>(x: L) -> L {
+    // SAFETY: the features are the caller's promise.
+    unsafe {
+        let zero = L::splat(0.0);
+        // A NaN in the second operand survives.
+        let size = zero.sub(x).max(x);
+        let z = size.mul(L::splat(std::f32::consts::FRAC_1_SQRT_2));
+        let t = L::splat(1.0).div(z.fma(L::splat(0.327_591_1), L::splat(1.0)));
+        let mut p = L::splat(1.061_405_4);
+        for c in [-1.453_152_1, 1.421_413_7, -0.284_496_74, 0.254_829_6] {
+            p = p.fma(t, L::splat(c));
+        }
+        let tail = p.mul(t).mul(zero.sub(z.mul(z)).exp());
+        zero.max(x).sub(size.mul(L::splat(0.5)).mul(tail))
+    }
+}
+
+/// `x = f(x) * y` over a row, or `f(x)` without `y`.
+#[inline(always)]
+unsafe fn map<L: Lanes>(x: &mut [f32], y: Option<&[f32]>, f: impl Fn(L) -> L) {
+    assert!(y.is_none_or(|y| y.len() == x.len()));
+    for i in (0..x.len()).step_by(LANES) {
+        let n = (x.len() - i).min(LANES);
+        // SAFETY: all offsets are below the length; the features are the caller's promise.
+        unsafe {
+            let at = x.as_mut_ptr().add(i);
+            let load = |p: *const f32| match n {
+                LANES => L::load(p),
+                n => L::load_first(p, n),
+            };
+            let mut out = f(load(at));
+            if let Some(y) = y {
+                out = out.mul(load(y.as_ptr().add(i)));
+            }
+            match n {
+                LANES => out.store(at),
+                n => out.store_first(at, n),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn gelu_tanh_generic<L: Lanes>(x: &mut [f32], y: Option<&[f32]>) {
+    // SAFETY: the caller's promise.
+    unsafe { map::<L>(x, y, |x| gelu_tanh(x)) }
+}
+simd_kernel! {
+    /// GELU by tanh of one row (or part of one), in place, times `y` if there is one.
+    ///
+    /// # Safety
+    /// The processor has `isa`.
+    pub fn gelu_tanh_mul(x: &mut [f32], y: Option<&[f32]>) = gelu_tanh_generic
+}
+
+#[inline(always)]
+unsafe fn gelu_generic<L: Lanes>(x: &mut [f32], y: Option<&[f32]>) {
+    // SAFETY: the caller's promise.
+    unsafe { map::<L>(x, y, |x| gelu(x)) }
+}
+simd_kernel! {
+    /// GELU by erf of one row (or part of one), in place, times `y` if there is one.
+    ///
+    /// # Safety
+    /// The processor has `isa`.
+    pub fn gelu_mul(x: &mut [f32], y: Option<&[f32]>) = gelu_generic
+}
+
+#[inline(always)]
+unsafe fn silu_generic<L: Lanes>(x: &mut [f32]) {
+    // SAFETY: the caller's promise.
+    unsafe { map::<L>(x, None, |x| silu(x)) }
+}
+simd_kernel! {
+    /// SiLU of one row (or part of one), in place.
+    ///
+    /// # Safety
+    /// The processor has `isa`.
+    pub fn silu_alone(x: &mut [f32]) = silu_generic
+}
+
+#[inline(always)]
+unsafe fn cap_generic<L: Lanes>(x: &mut [f32], cap: f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (cap, inverse) = (L::splat(cap), L::splat(1.0 / cap));
+        map::<L>(x, None, |x| x.mul(inverse).tanh().mul(cap));
+    }
+}
+simd_kernel! {
+    /// Soft cap of a row, in place: `cap * tanh(x * (1 / cap))`.
+    ///
+    /// # Safety
+    /// The processor has `isa`.
+    pub fn soft_cap(x: &mut [f32], cap: f32) = cap_generic
+}
+
 /// `gate = gate / (1 + exp(-gate)) * up`
 #[inline(always)]
 unsafe fn silu_mul_generic<L: Lanes>(gate: &mut [f32], up: &[f32]) {
@@ -75,8 +234,7 @@ unsafe fn silu_mul_generic<L: Lanes>(gate: &mut [f32], up: &[f32]) {
             } else {
                 (L::load_first(g, n), L::load_first(u, n))
             };
-            let e = L::splat(0.0).sub(x).exp();
-            let y = x.div(L::splat(1.0).add(e)).mul(up);
+            let y = silu(x).mul(up);
             if n == LANES {
                 y.store(g)
             } else {
@@ -94,6 +252,40 @@ simd_kernel! {
     pub fn silu_mul(gate: &mut [f32], up: &[f32]) = silu_mul_generic
 }
 
+/// `gate = min(gate, limit) / (1 + exp(-alpha * min(gate, limit))) * (clamp(up, -limit, limit) + 1)`
+#[inline(always)]
+unsafe fn swiglu_clamped_generic<L: Lanes>(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+    assert!(gate.len() == up.len());
+    // A comparison with NaN is false, so NaN stays.
+    let below = |x: f32| if x > limit { limit } else { x };
+    let above = |x: f32| if x < -limit { -limit } else { x };
+    let mut i = 0;
+    while i < gate.len() {
+        let n = (gate.len() - i).min(LANES);
+        let (mut g, mut e, mut u) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+        for k in 0..n {
+            g[k] = below(gate[i + k]);
+            e[k] = -alpha * g[k];
+            u[k] = above(below(up[i + k])) + 1.0;
+        }
+        // SAFETY: arrays of whole vectors; the features are the caller's promise.
+        unsafe {
+            let e = L::load(e.as_ptr()).exp();
+            let y = L::load(g.as_ptr()).div(L::splat(1.0).add(e));
+            y.mul(L::load(u.as_ptr())).store(g.as_mut_ptr());
+        }
+        gate[i..i + n].copy_from_slice(&g[..n]);
+        i += LANES;
+    }
+}
+simd_kernel! {
+    /// Gated SiLU with limits, of one row (or part of one), in place.
+    ///
+    /// # Safety
+    /// The processor has `isa`.
+    pub fn swiglu_clamped(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) = swiglu_clamped_generic
+}
+
 /// `x += y`, where `y` may come with a bias: `x + (y + bias)`.
 pub fn add(x: &mut [f32], y: &[f32], bias: Option<&[f32]>) {
     match bias {
@@ -106,6 +298,28 @@ pub fn add(x: &mut [f32], y: &[f32], bias: Option<&[f32]>) {
     }
 }
 
+/// `x += scale * y`, where `y` may come with a bias: `x + scale * (y + bias)`.
+pub fn add_scaled(x: &mut [f32], y: &[f32], bias: Option<&[f32]>, scale: f32) {
+    if scale == 1.0 {
+        return add(x, y, bias);
+    }
+    match bias {
+        None => x.iter_mut().zip(y).for_each(|(x, y)| *x += scale * y),
+        Some(bias) => {
+            for ((x, y), b) in x.iter_mut().zip(y).zip(bias) {
+                *x += scale * (y + b);
+            }
+        }
+    }
+}
+
+/// `x *= scale`
+pub fn scale_by(x: &mut [f32], scale: f32) {
+    if scale != 1.0 {
+        x.iter_mut().for_each(|x| *x *= scale);
+    }
+}
+
 /// `x += bias`, if there is one.
 pub fn add_bias(x: &mut [f32], bias: Option<&[f32]>) {
     if let Some(bias) = bias {
@@ -113,11 +327,12 @@ pub fn add_bias(x: &mut [f32], bias: Option<&[f32]>) {
     }
 }
 
-/// Cosines, then sines, of one position, each times the magnitude: `2 * inv_freq.len()` elements.
-/// Angles are computed in double precision.
-pub fn rope_table(rope: &Rope, position: usize, out: &mut [f32]) {
-    let (cos, sin) = out.split_at_mut(rope.inv_freq.len());
-    for ((f, c), s) in rope.inv_freq.iter().zip(cos).zip(sin) {
+/// Cosines, then sines, of one position of a session with that context, each times the magnitude:
+/// `2 * inv_freq.len()` elements. Angles are computed in double precision.
+pub fn rope_table(rope: &Rope, context: usize, position: usize, out: &mut [f32]) {
+    let frequencies = rope.frequencies(context);
+    let (cos, sin) = out.split_at_mut(frequencies.len());
+    for ((f, c), s) in frequencies.iter().zip(cos).zip(sin) {
         let (sine, cosine) = (position as f64 * f64::from(*f)).sin_cos();
         *c = cosine as f32 * rope.magnitude;
         *s = sine as f32 * rope.magnitude;
@@ -199,6 +414,99 @@ mod tests {
     }
 
     #[test]
+    fn layer_norm_matches_double_precision_on_every_length() {
+        for n in [1, 15, 16, 17, 63, 64, 80, 96, 256, 1000] {
+            let (mut x, w) = (numbers(n, 1), numbers(n, 2));
+            // Far from 0, as in real residual streams.
+            x.iter_mut().for_each(|x| *x += 20.0);
+            let mean = x.iter().map(|x| f64::from(*x)).sum::<f64>() / n as f64;
+            let square = |x: &f32| (f64::from(*x) - mean).powi(2);
+            let variance = x.iter().map(square).sum::<f64>() / n as f64;
+            let mut reference = vec![0.0; n];
+            // SAFETY: the scalar set is everywhere.
+            unsafe { layer_norm(Isa::Scalar, &x, &w, 1e-5, &mut reference) };
+            for i in 0..n {
+                let centred = f64::from(x[i]) - mean;
+                let exact = centred / (variance + 1e-5).sqrt() * f64::from(w[i]);
+                assert!((exact - f64::from(reference[i])).abs() <= 1e-5, "{n}");
+            }
+            for isa in Isa::available() {
+                let mut out = vec![0.0; n];
+                // SAFETY: this processor has it.
+                unsafe { layer_norm(isa, &x, &w, 1e-5, &mut out) };
+                assert_eq!(bits(&out), bits(&reference), "{isa:?} {n}");
+            }
+        }
+    }
+
+    /// erf by its series.
+    fn erf(x: f64) -> f64 {
+        let (mut term, mut sum) = (x, x);
+        for n in 1..200 {
+            term *= -x * x / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * std::f64::consts::FRAC_2_SQRT_PI
+    }
+
+    #[test]
+    fn gelus_and_caps_match_double_precision_on_every_length() {
+        type Kernel = unsafe fn(Isa, &mut [f32], Option<&[f32]>);
+        type Case<'f> = (Kernel, &'f dyn Fn(f64) -> f64, bool);
+        let by_tanh = |x: f64| {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            x * (1.0 + u.tanh()) / 2.0
+        };
+        let by_erf = |x: f64| x * (1.0 + erf(x / 2f64.sqrt())) / 2.0;
+        let silu = |x: f64| x / (1.0 + (-x).exp());
+        let cap = |x: f64| 1.5 * (x / 1.5).tanh();
+        unsafe fn capped(isa: Isa, x: &mut [f32], _: Option<&[f32]>) {
+            // SAFETY: the caller's promise.
+            unsafe { soft_cap(isa, x, 1.5) }
+        }
+        unsafe fn ungated(isa: Isa, x: &mut [f32], _: Option<&[f32]>) {
+            // SAFETY: the caller's promise.
+            unsafe { silu_alone(isa, x) }
+        }
+        let kernels: [Case; 4] = [
+            (gelu_tanh_mul, &by_tanh, true),
+            (gelu_mul, &by_erf, true),
+            (ungated, &silu, false),
+            (capped, &cap, false),
+        ];
+        for (k, (kernel, exact, gated)) in kernels.into_iter().enumerate() {
+            for n in [1, 15, 16, 33, 768] {
+                let (x, y) = (numbers(n, 3), numbers(n, 4));
+                for y in [Some(y.as_slice()), None] {
+                    let mut reference = x.clone();
+                    // SAFETY: the scalar set is everywhere.
+                    unsafe { kernel(Isa::Scalar, &mut reference, y) };
+                    for isa in Isa::available() {
+                        let mut out = x.clone();
+                        // SAFETY: this processor has it.
+                        unsafe { kernel(isa, &mut out, y) };
+                        assert_eq!(bits(&out), bits(&reference), "{k} {isa:?}");
+                    }
+                    for i in 0..n {
+                        let factor = y.filter(|_| gated).map_or(1.0, |y| f64::from(y[i]));
+                        let exact = exact(f64::from(x[i])) * factor;
+                        let error = (exact - f64::from(reference[i])).abs();
+                        assert!(error <= 2e-6, "{k}: {} gives {}", x[i], reference[i]);
+                    }
+                }
+            }
+            let mut extreme = [1e30, -1e30, f32::NAN, 0.0];
+            // SAFETY: this processor has it.
+            unsafe { kernel(Isa::detect(), &mut extreme, None) };
+            assert!(
+                extreme[0] > 1.0 && extreme[1].abs() < 2.0,
+                "{k}: {extreme:?}"
+            );
+            assert!(extreme[2].is_nan() && extreme[3] == 0.0, "{k}: {extreme:?}");
+        }
+    }
+
+    #[test]
     fn silu_matches_double_precision_on_every_length() {
         for n in [1, 15, 16, 33, 768] {
             let (gate, up) = (numbers(n, 3), numbers(n, 4));
@@ -238,7 +546,7 @@ mod tests {
                 long: None,
             };
             let mut table = [0.0; 6];
-            rope_table(&rope, 1000, &mut table);
+            rope_table(&rope, 2000, 1000, &mut table);
             let head = numbers(8, 5);
             for isa in Isa::available() {
                 let mut out = head.clone();

@@ -2,15 +2,16 @@
 
 use super::attention::AttentionScratch;
 use super::batch::batch_bytes;
+use super::experts::ExpertThread;
 use super::forward::{DecodeSpace, partials_len, splits};
 use super::kv::Shape;
 use super::matmul::{Activations, Scratch};
 use super::prefill::prefill_bytes;
-use super::weights::{Sizes, matrix_bytes};
+use super::weights::{Sizes, kv_layers, matrix_bytes};
 use crate::backend::{Estimate, RunnerOptions};
 use crate::engine::sampling;
 use crate::error::Result;
-use crate::model::Network;
+use crate::model::{Network, Norm};
 
 /// What loading `network` on `threads` threads and making a session would take.
 ///
@@ -21,16 +22,13 @@ pub(super) fn estimate(
     options: &RunnerOptions,
 ) -> Result<Estimate> {
     let s = Sizes::of(network);
-    let layers = network.blocks.iter().map(|b| &b.attention);
-    let kv = Shape::new(
-        layers.clone().map(|a| (a.n_kv_heads, a.head_dim)),
-        options.kv_type,
-    )?;
+    let kv = Shape::new(kv_layers(network), options.kv_type)?;
     let thread = Activations::bytes_for(1, s.cols(), s.encodings)
         + Scratch::bytes_for(s.cols())
         + AttentionScratch::bytes_for(s.group, s.head_dim)
-        + s.hidden * size_of::<f32>();
-    let partials = if layers.clone().any(|a| splits(a.n_kv_heads, threads)) {
+        + s.normed() * size_of::<f32>()
+        + ExpertThread::bytes_for(&s.experts);
+    let partials = if kv_layers(network).any(|l| splits(l.n_kv_heads, threads)) {
         partials_len(&s, options.context).saturating_mul(size_of::<f32>())
     } else {
         0
@@ -57,15 +55,21 @@ pub(super) fn estimate(
 /// Matrices as they lie in the file, small vectors as `f32`.
 fn weights_bytes(network: &Network) -> u64 {
     let mut mapped = matrix_bytes(network);
-    if network.embedding.name != network.head.weight.name {
-        mapped += network.embedding.bytes().len();
+    if !network.embedding.same_data(&network.head.weight) {
+        mapped += network.embedding.byte_len();
     }
-    let mut floats = network.final_norm.weight.row_len();
+    mapped += network.positions.as_ref().map_or(0, |p| p.byte_len());
+    let norm = |norm: &Norm| {
+        let bias = norm.bias.as_ref().map_or(0, |b| b.row_len());
+        norm.weight.row_len() + bias
+    };
+    let mut floats = norm(&network.final_norm);
     floats += network.head.bias.as_ref().map_or(0, |b| b.row_len());
     for block in &network.blocks {
-        floats += block.norms().map(|n| n.weight.row_len()).sum::<usize>();
+        floats += block.norms().map(norm).sum::<usize>();
         let biases = block.linears().into_iter().filter_map(|m| m.bias.as_ref());
-        floats += biases.map(|b| b.row_len()).sum::<usize>();
+        let vectors = biases.chain(&block.attention.sinks);
+        floats += vectors.map(|b| b.row_len() * b.rows()).sum::<usize>();
     }
     (mapped + floats * size_of::<f32>()) as u64
 }

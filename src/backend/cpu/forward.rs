@@ -2,20 +2,22 @@
 //!
 //! A decode step is one region of the pool with five barriers a layer. What is cheap and needed by
 //! all threads (norms, encoding of a product's input) each thread does for itself: that costs less
-//! than a barrier. The functions that handle one token are shared with [`super::chunk`], so both
-//! give the same bits.
+//! than a barrier. The functions that handle one token ([`super::token`]) are shared with
+//! [`super::chunk`], so both give the same bits.
 
 use super::attention::{Rows, attend, attend_segment, join_segments, partial_len};
-use super::elementwise::{add, add_bias, rms_norm, rope_table, rotate, silu_mul};
-use super::kv::{Element, Half, KvCache, SEGMENT, put};
-use super::matmul::{Encodings, Isa, Matrix};
+use super::elementwise::{add_bias, add_scaled};
+use super::experts::{ExpertBuffers, ExpertLayer, ExpertSpace, ExpertStep};
+use super::kv::{Element, Half, KvCache, SEGMENT};
+use super::layer::{DenseLayer, FeedForwardLayer, Layer, NormWeights, Product};
+use super::matmul::{Encodings, Matrix};
 use super::pages::{Pages, Span};
 use super::pool::{PoolTurn, Worker};
 use super::profile::{Clock, Marks, attention_bytes, embedding_bytes, norm_bytes, product_bytes};
-use super::weights::{CpuWeights, Layer, NormWeights, Product, Sizes, ThreadSpace};
+use super::token::{Buffers, embed, finish_logits, norm_all_heads, place, rope_tables};
+use super::weights::{CpuWeights, Sizes, ThreadSpace};
 use crate::backend::{KvType, Work};
 use crate::error::{Result, fail, try_vec};
-use crate::model::Activation;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -36,6 +38,7 @@ pub(super) struct DecodeSpace {
     gate: Vec<f32>,
     up: Vec<f32>,
     rope: Vec<f32>,
+    experts: ExpertSpace,
     /// Attention's results per segment, where the heads do not divide evenly among the threads.
     partials: Pages,
 }
@@ -52,13 +55,15 @@ impl DecodeSpace {
             gate: floats(sizes.n_ff)?,
             up: floats(sizes.n_ff)?,
             rope: floats(sizes.rope)?,
+            experts: ExpertSpace::new(&sizes.experts)?,
             partials: Pages::new(0, "")?,
         })
     }
 
     /// Bytes of [`DecodeSpace::new`].
     pub fn bytes_for(s: &Sizes) -> usize {
-        (2 * s.hidden + s.q + 2 * s.kv + 2 * s.n_ff + s.rope) * size_of::<f32>()
+        let floats = 2 * s.hidden + s.q + 2 * s.kv + 2 * s.n_ff + s.rope;
+        floats * size_of::<f32>() + ExpertSpace::bytes_for(&s.experts)
     }
 
     /// Provides for sessions of up to `context` positions.
@@ -84,19 +89,6 @@ pub(super) fn partials_len(sizes: &Sizes, context: usize) -> usize {
 pub(super) fn splits(n_kv_heads: usize, threads: usize) -> bool {
     let heads = n_kv_heads;
     heads * 10 < heads.div_ceil(threads) * threads * 9
-}
-
-/// The buffers of a step or chunk: rows of tokens, a stride apart.
-#[derive(Clone, Copy)]
-pub(super) struct Buffers<'a> {
-    pub x: Span<'a>,
-    pub q: Span<'a>,
-    pub k: Span<'a>,
-    pub v: Span<'a>,
-    pub y: Span<'a>,
-    pub gate: Span<'a>,
-    pub rope: Span<'a>,
-    pub sizes: &'a Sizes,
 }
 
 /// Deals the rows of matrices with equal inputs to the threads: `f(matrix, rows)`.
@@ -125,76 +117,13 @@ pub(super) fn deal_rows(
     });
 }
 
-/// Puts one token's new key and value of a KV head into the cache and readies the queries of its
-/// group: biases, rotation, scale.
-///
-/// # Safety
-/// The processor has `isa`. Nobody else uses this token's q, k and v of the group, nor this
-/// position of the KV head.
-pub(super) unsafe fn place<E: Element>(
-    isa: Isa,
-    (index, layer): (usize, &Layer),
-    pairing: crate::model::RopePairing,
-    kv: &KvCache,
-    buffers: &Buffers,
-    (token, position): (usize, usize),
-    kv_head: usize,
-) {
-    let dim = layer.head_dim;
-    let s = buffers.sizes;
-    let bias = |p: &'_ Product, at: usize| p.bias.as_ref().map(|b| b[at..at + dim].as_ptr());
-    // SAFETY: exclusive by the caller's promise, but for the table, which nobody writes.
-    unsafe {
-        let slice = |p: Option<*const f32>| p.map(|p| std::slice::from_raw_parts(p, dim));
-        let table = buffers
-            .rope
-            .part(token * s.rope + layer.rope_at.start, layer.rope_at.len());
-        for h in kv_head * layer.group()..(kv_head + 1) * layer.group() {
-            let q = buffers.q.part(token * s.q + h * dim, dim);
-            add_bias(q, slice(bias(&layer.q, h * dim)));
-            rotate(isa, pairing, table, q);
-            q.iter_mut().for_each(|q| *q *= layer.scale);
-        }
-        let at = token * s.kv + kv_head * dim;
-        let (k, v) = (buffers.k.part(at, dim), buffers.v.part(at, dim));
-        add_bias(k, slice(bias(&layer.k, kv_head * dim)));
-        add_bias(v, slice(bias(&layer.v, kv_head * dim)));
-        rotate(isa, pairing, table, k);
-        put(isa, kv.head::<E>(index, kv_head), position, k, v);
-    }
-}
-
-/// `gate = activation(gate + bias) * (up + bias)` for the rows `rows` of a layer.
-///
-/// # Safety
-/// The processor has `isa`.
-pub(super) unsafe fn activate(
-    isa: Isa,
-    layer: &Layer,
-    rows: Range<usize>,
-    gate: &mut [f32],
-    up: &mut [f32],
-) {
-    add_bias(gate, layer.gate.bias.as_ref().map(|b| &b[rows.clone()]));
-    add_bias(up, layer.up.bias.as_ref().map(|b| &b[rows]));
-    match layer.activation {
-        // SAFETY: the caller's promise.
-        Activation::Silu => unsafe { silu_mul(isa, gate, up) },
-        other => unreachable!("{other:?} is refused at load"),
-    }
-}
-
-/// Adds rows of a product, and their biases, to the residual stream.
-pub(super) fn add_rows(x: &mut [f32], y: &[f32], product: &Product, rows: Range<usize>) {
-    add(x, y, product.bias.as_ref().map(|b| &b[rows]));
-}
-
 /// A decode step in the making, as each thread sees it.
 struct DecodeStep<'a> {
     weights: &'a CpuWeights,
     kv: &'a KvCache,
     buffers: Buffers<'a>,
     up: Span<'a>,
+    experts: ExpertBuffers<'a>,
     partials: Span<'a>,
     position: usize,
     marks: Marks<'a>,
@@ -205,44 +134,98 @@ impl DecodeStep<'_> {
     ///
     /// # Safety
     /// Nobody writes the residual stream until the next barrier.
-    unsafe fn norm_input(&self, me: &mut ThreadSpace, norm: &NormWeights, enc: Encodings) {
+    unsafe fn norm_input(
+        &self,
+        worker: &Worker,
+        me: &mut ThreadSpace,
+        norm: &Option<NormWeights>,
+        enc: Encodings,
+    ) {
         let isa = self.weights.isa;
         // SAFETY: the caller's promise; the row and the input are this thread's.
         unsafe {
-            let x = self.buffers.x.part(0, norm.weight.len());
-            rms_norm(isa, x, &norm.weight, norm.eps, &mut me.row);
-            me.input.set_row(isa, 0, &me.row, enc);
+            let mut x = &*self.buffers.x.part(0, self.weights.hidden);
+            if let Some(norm) = norm {
+                x = norm.apply(isa, x, &mut me.row);
+            }
+            me.input.set_row(isa, 0, x, enc);
         }
+        self.marks.end(worker, Work::Norm, || norm_bytes(norm));
     }
 
-    /// This thread's share of a product, added to the residual stream. Between barriers.
+    /// This thread's share of a product, added to the residual stream after its norm and times the
+    /// scale, if there are any. Between barriers.
     ///
     /// # Safety
-    /// Nobody else uses `y` (which takes the product) or the residual stream.
-    unsafe fn add_product(&self, worker: &Worker, me: &mut ThreadSpace, product: &Product) {
+    /// All threads call it. Nobody else uses `y` (which takes the product) or the residual stream.
+    unsafe fn add_product(
+        &self,
+        worker: &Worker,
+        me: &mut ThreadSpace,
+        product: &Product,
+        (norm, scale): (&Option<NormWeights>, f32),
+    ) {
+        let (y, x) = (self.buffers.y, self.buffers.x);
         deal_rows(worker, &[product], GRAIN_BYTES, |_, rows| {
-            let (y, x) = (self.buffers.y, self.buffers.x);
             // SAFETY: each thread has rows of its own.
             unsafe {
                 product
                     .matrix
                     .mul(&me.input, 0..1, rows.clone(), y.base(), 0, &mut me.unpacked);
                 let y = y.part(rows.start, rows.len());
-                add_rows(x.part(rows.start, rows.len()), y, product, rows);
+                let bias = product.bias.as_ref().map(|b| &b[rows.clone()]);
+                match norm {
+                    None => add_scaled(x.part(rows.start, rows.len()), y, bias, scale),
+                    Some(_) => add_bias(y, bias),
+                }
             }
         });
+        if let Some(norm) = norm {
+            worker.barrier();
+            // SAFETY: `y` is complete and only read now.
+            unsafe { self.add_normed(worker, me, norm, scale) };
+        }
+    }
+
+    /// This thread's share of the norm of `y`, added to the residual stream.
+    ///
+    /// # Safety
+    /// All threads call it. Nobody writes `y` or else uses the residual stream.
+    unsafe fn add_normed(
+        &self,
+        worker: &Worker,
+        me: &mut ThreadSpace,
+        norm: &NormWeights,
+        scale: f32,
+    ) {
+        let (hidden, isa) = (self.weights.hidden, self.weights.isa);
+        // SAFETY: the caller's promise; each thread has elements of its own.
+        unsafe {
+            let row = norm.apply(isa, self.buffers.y.part(0, hidden), &mut me.row);
+            let share = worker.share(hidden);
+            let x = self.buffers.x.part(share.start, share.len());
+            add_scaled(x, &row[share], None, scale);
+        }
     }
 
     /// One layer. Ends before the barrier that completes the residual stream.
     fn layer<E: Element>(&self, worker: &Worker, me: &mut ThreadSpace, index: usize) {
         let (weights, b) = (self.weights, &self.buffers);
         let (isa, layer) = (weights.isa, &weights.layers[index]);
+        let scale = layer.residual_scale;
         // SAFETY: barriers separate the phases. In each, a thread writes only its own rows or
         // heads, and what others wrote before the barrier is only read.
         unsafe {
-            self.norm_input(me, &layer.attention_norm, layer.qkv_encodings());
-            let norm = || norm_bytes(&layer.attention_norm);
-            self.marks.end(worker, Work::Norm, norm);
+            if let (true, FeedForwardLayer::Dense(dense)) = (layer.parallel, &layer.feed_forward) {
+                // Before anything is added to what both parts read.
+                let norm = match &layer.feed_forward_norm {
+                    None => &layer.attention_norm,
+                    norm => norm,
+                };
+                self.norm_input(worker, me, norm, layer.feed_forward_encodings());
+                self.inner(worker, me, dense);
+            }
+            self.norm_input(worker, me, &layer.attention_norm, layer.qkv_encodings());
             let products = [&layer.q, &layer.k, &layer.v];
             let outs = [b.q, b.k, b.v];
             deal_rows(worker, &products, GRAIN_BYTES, |i, rows| {
@@ -254,47 +237,107 @@ impl DecodeStep<'_> {
             worker.barrier();
             self.marks
                 .end(worker, Work::Qkv, || product_bytes(products));
-            self.attention::<E>(worker, me, index);
+            if layer.norms_all_heads() {
+                worker.ranges(2, 1, |parts| {
+                    for part in parts {
+                        norm_all_heads(isa, layer, b, 0, part, &mut me.row);
+                    }
+                });
+                worker.barrier();
+            }
+            self.attention::<E>(worker, me, layer);
             worker.barrier();
             let cache = || attention_bytes(self.kv, index, self.position);
             self.marks.end(worker, Work::Attention, cache);
             let width = layer.n_heads * layer.head_dim;
             let enc = layer.output.matrix.encodings();
             me.input.set_row(isa, 0, b.q.part(0, width), enc);
-            self.add_product(worker, me, &layer.output);
+            let post = (&layer.attention_post_norm, scale);
+            self.add_product(worker, me, &layer.output, post);
             worker.barrier();
             let output = || product_bytes([&layer.output]);
             self.marks.end(worker, Work::Output, output);
-            self.norm_input(me, &layer.feed_forward_norm, layer.gate_up_encodings());
-            let norm = || norm_bytes(&layer.feed_forward_norm);
-            self.marks.end(worker, Work::Norm, norm);
-            deal_rows(worker, &[&layer.gate], GRAIN_BYTES / 2, |_, rows| {
-                let (gate, up) = (b.gate, self.up);
-                let input = &me.input;
-                layer
-                    .gate
-                    .matrix
-                    .mul(input, 0..1, rows.clone(), gate.base(), 0, &mut me.unpacked);
-                layer
-                    .up
-                    .matrix
-                    .mul(input, 0..1, rows.clone(), up.base(), 0, &mut me.unpacked);
-                let gate = gate.part(rows.start, rows.len());
-                activate(
-                    isa,
-                    layer,
-                    rows.clone(),
-                    gate,
-                    up.part(rows.start, rows.len()),
-                );
-            });
-            worker.barrier();
-            let gate_up = || product_bytes([&layer.gate, &layer.up]);
+            let post = (&layer.feed_forward_post_norm, scale);
+            match &layer.feed_forward {
+                FeedForwardLayer::Dense(dense) => {
+                    if !layer.parallel {
+                        let enc = layer.feed_forward_encodings();
+                        self.norm_input(worker, me, &layer.feed_forward_norm, enc);
+                        self.inner(worker, me, dense);
+                        worker.barrier();
+                        let inner = || product_bytes(dense.inner());
+                        self.marks.end(worker, Work::GateUp, inner);
+                    }
+                    let width = dense.up.matrix.rows();
+                    let enc = dense.down.matrix.encodings();
+                    me.input.set_row(isa, 0, b.gate.part(0, width), enc);
+                    self.add_product(worker, me, &dense.down, post);
+                }
+                FeedForwardLayer::Experts(experts) => {
+                    let enc = layer.feed_forward_encodings();
+                    self.norm_input(worker, me, &layer.feed_forward_norm, enc);
+                    self.experts(worker, me, experts, post);
+                }
+            }
+        }
+    }
+
+    /// The first products of a feed-forward for all tokens, activated, in `gate`.
+    ///
+    /// # Safety
+    /// Between barriers; all threads call it. Nobody else uses `gate` and `up`.
+    unsafe fn inner(&self, worker: &Worker, me: &mut ThreadSpace, dense: &DenseLayer) {
+        let (isa, input) = (self.weights.isa, &me.input);
+        deal_rows(worker, &[dense.first()], GRAIN_BYTES / 2, |_, rows| {
+            let outs = [self.buffers.gate, self.up];
+            // SAFETY: each thread has rows of its own.
+            unsafe {
+                for (product, out) in dense.inner().zip(outs) {
+                    let (matrix, base) = (&product.matrix, out.base());
+                    matrix.mul(input, 0..1, rows.clone(), base, 0, &mut me.unpacked);
+                }
+                let [first, up] = outs.map(|out| out.part(rows.start, rows.len()));
+                let up = dense.gate.is_some().then_some(up);
+                dense.activate(isa, rows, first, up);
+            }
+        });
+    }
+
+    /// A mixture of experts, added to the residual stream.
+    ///
+    /// # Safety
+    /// Between barriers; all threads call it.
+    unsafe fn experts(
+        &self,
+        worker: &Worker,
+        me: &mut ThreadSpace,
+        experts: &ExpertLayer,
+        (norm, scale): (&Option<NormWeights>, f32),
+    ) {
+        let (x, y) = (self.buffers.x, self.buffers.y);
+        let mut step = ExpertStep {
+            isa: self.weights.isa,
+            worker,
+            buffers: self.experts,
+            me: &mut me.experts,
+            unpacked: &mut me.unpacked,
+        };
+        let half = || {
+            let gate_up = || experts.bytes_per_token().0;
             self.marks.end(worker, Work::GateUp, gate_up);
-            let width = layer.gate.matrix.rows();
-            let enc = layer.down.matrix.encodings();
-            me.input.set_row(isa, 0, b.gate.part(0, width), enc);
-            self.add_product(worker, me, &layer.down);
+        };
+        // SAFETY: the caller's promise; the rows of a call of `finish` are this thread's.
+        unsafe {
+            step.run(experts, &me.input, y, half, |rows| {
+                if norm.is_none() {
+                    let y = y.part(rows.start, rows.len());
+                    add_scaled(x.part(rows.start, rows.len()), y, None, scale);
+                }
+            });
+            if let Some(norm) = norm {
+                worker.barrier();
+                self.add_normed(worker, me, norm, scale);
+            }
         }
     }
 
@@ -302,32 +345,33 @@ impl DecodeStep<'_> {
     ///
     /// # Safety
     /// Between barriers; all threads call it.
-    unsafe fn attention<E: Element>(&self, worker: &Worker, me: &mut ThreadSpace, index: usize) {
-        let (weights, b, kv) = (self.weights, &self.buffers, self.kv);
-        let (isa, layer) = (weights.isa, &weights.layers[index]);
+    unsafe fn attention<E: Element>(&self, worker: &Worker, me: &mut ThreadSpace, layer: &Layer) {
+        let (b, kv, isa) = (&self.buffers, self.kv, self.weights.isa);
         let (dim, group) = (layer.head_dim, layer.group());
-        let segments = self.position / SEGMENT + 1;
-        let pairing = weights.ropes[layer.rope].pairing;
         let rows = |kv_head: usize| Rows {
             queries: b.q.base().wrapping_add(kv_head * group * dim),
             stride: group * dim,
             group,
             tokens: 1,
             position: self.position,
+            scores: layer.scores(kv_head),
         };
+        let all = rows(0).segments();
+        let (first, segments) = (*all.start(), all.count());
         let split = segments > 1 && splits(layer.n_kv_heads, worker.count);
         worker.ranges(layer.n_kv_heads, 1, |heads| {
             for h in heads {
                 // SAFETY: each head is one thread's. A group's output replaces its queries after
                 // the last of them was read.
                 unsafe {
-                    place::<E>(isa, (index, layer), pairing, kv, b, (0, self.position), h);
+                    let at = (0, self.position);
+                    place::<E>(isa, layer, kv, b, at, h, &mut me.row);
                     if !split {
                         let out = b.q.base().add(h * group * dim);
                         attend(
                             isa,
                             &rows(h),
-                            kv.head::<E>(index, h),
+                            kv.head::<E>(layer.index, h),
                             out,
                             &mut me.attention,
                         );
@@ -349,8 +393,8 @@ impl DecodeStep<'_> {
                     let out = self
                         .partials
                         .part(s * stride + h * group * width, group * width);
-                    let (out, head) = (out.as_mut_ptr(), kv.head::<E>(index, h));
-                    attend_segment(isa, &rows(h), head, s, out, &mut me.attention);
+                    let (out, head) = (out.as_mut_ptr(), kv.head::<E>(layer.index, h));
+                    attend_segment(isa, &rows(h), head, first + s, out, &mut me.attention);
                 }
             }
         });
@@ -361,7 +405,8 @@ impl DecodeStep<'_> {
                 unsafe {
                     let partials = self.partials.base().add(h * width);
                     let out = b.q.base().add(h * dim);
-                    join_segments(isa, partials, stride, segments, dim, out);
+                    let sink = layer.scores(h / group).sinks.map(|s| s[h % group]);
+                    join_segments(isa, partials, stride, segments, dim, sink, out);
                 }
             }
         });
@@ -385,13 +430,8 @@ pub(super) fn decode(
     let turn = weights.pool.turn(interrupt)?;
     let mut space = weights.decode.lock().unwrap_or_else(|e| e.into_inner());
     let space = &mut *space;
-    weights.embedding.row(token as usize, &mut space.x);
-    let mut at = 0;
-    for rope in &weights.ropes {
-        let len = 2 * rope.inv_freq.len();
-        rope_table(rope, position, &mut space.rope[at..at + len]);
-        at += len;
-    }
+    embed(weights, (token, position), &mut space.x, &mut space.y);
+    rope_tables(weights, kv.context(), position, &mut space.rope);
     if let Some(clock) = clock {
         clock.end(Work::Embed, embedding_bytes(weights));
     }
@@ -410,6 +450,7 @@ pub(super) fn decode(
             sizes: &weights.sizes,
         },
         up: Span::new(&mut space.up),
+        experts: space.experts.buffers(),
         partials: space.partials.span(),
         position,
         marks: Marks(clock),
@@ -429,7 +470,10 @@ pub(super) fn decode(
                 stop.store(true, Relaxed);
             }
             worker.barrier();
-            let down = || product_bytes([&weights.layers[index].down]);
+            let down = || match &weights.layers[index].feed_forward {
+                FeedForwardLayer::Dense(dense) => product_bytes([&dense.down]),
+                FeedForwardLayer::Experts(experts) => experts.bytes_per_token().1,
+            };
             step.marks.end(worker, Work::Down, down);
             if stop.load(Relaxed) {
                 return;
@@ -442,7 +486,7 @@ pub(super) fn decode(
         fail!(Interrupted, "interrupted at position {position}");
     }
     if let Some(clock) = clock {
-        let bytes = product_bytes([&weights.head]) + norm_bytes(&weights.final_norm);
+        let bytes = product_bytes([&weights.head]) + norm_bytes([&weights.final_norm]);
         clock.end(Work::Head, bytes);
     }
     Ok(())
@@ -456,20 +500,14 @@ unsafe fn head(weights: &CpuWeights, worker: &Worker, me: &mut ThreadSpace, x: S
     let (isa, norm, head) = (weights.isa, &weights.final_norm, &weights.head);
     // SAFETY: the caller's promise; each thread has rows of its own.
     unsafe {
-        rms_norm(
-            isa,
-            x.part(0, weights.hidden),
-            &norm.weight,
-            norm.eps,
-            &mut me.row,
-        );
-        me.input.set_row(isa, 0, &me.row, head.matrix.encodings());
+        let x = norm.apply(isa, x.part(0, weights.hidden), &mut me.row);
+        me.input.set_row(isa, 0, x, head.matrix.encodings());
         deal_rows(worker, &[head], GRAIN_BYTES, |_, rows| {
             let out = logits.base();
             head.matrix
                 .mul(&me.input, 0..1, rows.clone(), out, 0, &mut me.unpacked);
-            let bias = head.bias.as_ref().map(|b| &b[rows.clone()]);
-            add_bias(logits.part(rows.start, rows.len()), bias);
+            let part = logits.part(rows.start, rows.len());
+            finish_logits(weights, rows, part);
         });
     }
 }

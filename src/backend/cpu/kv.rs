@@ -5,6 +5,9 @@
 //! of 16 positions' keys) and a block of values `[position][padded head_dim]`. So a head's part of
 //! a segment is contiguous, and memory becomes resident segment by segment as the context grows:
 //! the whole range is reserved at once but not touched.
+//!
+//! Layers with a sliding window have a ring of few segments, which later ones overwrite. Layers
+//! with the same ring lie together, so a segment holds the blocks of the layers of one [`Group`].
 
 use super::pages::Pages;
 use super::simd::{LANES, Lanes, simd_kernel};
@@ -70,11 +73,27 @@ unsafe impl Element for f32 {
     }
 }
 
+/// Positions that a chunk writes at most before attention reads them.
+pub const MAX_CHUNK: usize = 512;
+
+/// What one layer has in a cache.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerShape {
+    /// KV heads.
+    pub n_kv_heads: usize,
+    /// Elements of a key and of a value.
+    pub head_dim: usize,
+    /// Positions that a position sees, itself included, if not all.
+    pub window: Option<usize>,
+}
+
 /// KV heads and head size of one layer, and where its part of a segment begins.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     n_kv_heads: usize,
     head_dim: usize,
+    /// Index of its group.
+    group: usize,
     /// Bytes into the segment.
     offset: usize,
     /// Bytes of one head's keys, and of its values.
@@ -82,22 +101,62 @@ struct Part {
     values_bytes: usize,
 }
 
+/// Layers whose segments lie together.
+#[derive(Clone, Copy, Debug)]
+struct Group {
+    window: Option<usize>,
+    segment_bytes: usize,
+}
+
+impl Group {
+    /// Segments for `context` positions: all, or as many as a window and a chunk can touch, and one
+    /// more for short rewinds.
+    fn segments(&self, context: usize) -> usize {
+        let all = context.div_ceil(SEGMENT);
+        match self.window {
+            Some(window) => {
+                let touched = (window.saturating_add(MAX_CHUNK)).div_ceil(SEGMENT) + 1;
+                all.min(touched + 1)
+            }
+            None => all,
+        }
+    }
+
+    /// Bytes for `context` positions, if that is a number.
+    fn bytes(&self, context: usize) -> Option<usize> {
+        self.segments(context).checked_mul(self.segment_bytes)
+    }
+}
+
 /// Where everything is in a cache.
 #[derive(Clone)]
 pub struct Shape {
     parts: Vec<Part>,
-    segment_bytes: usize,
+    groups: Vec<Group>,
     kv_type: KvType,
 }
 
 impl Shape {
-    /// The shape for layers given as `(n_kv_heads, head_dim)`. Errors: `OutOfMemory` where the
-    /// numbers are beyond all memory.
-    pub fn new(layers: impl Iterator<Item = (usize, usize)>, kv_type: KvType) -> Result<Shape> {
+    /// The shape for these layers. Errors: `OutOfMemory` where the numbers are beyond all memory.
+    pub fn new(layers: impl Iterator<Item = LayerShape>, kv_type: KvType) -> Result<Shape> {
         let size = element_bytes(kv_type);
         let mut parts = Vec::new();
-        let mut offset = 0usize;
-        for (n_kv_heads, head_dim) in layers {
+        let mut groups: Vec<Group> = Vec::new();
+        for layer in layers {
+            let LayerShape {
+                n_kv_heads,
+                head_dim,
+                window,
+            } = layer;
+            let group = groups.iter().position(|g| g.window == window);
+            let group = group.unwrap_or_else(|| {
+                groups.push(Group {
+                    window,
+                    segment_bytes: 0,
+                });
+                groups.len() - 1
+            });
+            let offset = groups[group].segment_bytes;
             let bytes = |dim: usize| dim.checked_mul(SEGMENT * size);
             let ends = (|| {
                 let (keys, values) = (bytes(head_dim)?, bytes(head_dim.next_multiple_of(LANES))?);
@@ -116,27 +175,30 @@ impl Shape {
             parts.push(Part {
                 n_kv_heads,
                 head_dim,
+                group,
                 offset,
                 keys_bytes,
                 values_bytes,
             });
-            offset = end;
+            groups[group].segment_bytes = end;
         }
         Ok(Shape {
             parts,
-            segment_bytes: offset,
+            groups,
             kv_type,
         })
     }
 
-    /// Bytes per position.
+    /// Bytes of a further position, in layers without a window.
     pub fn bytes_per_token(&self) -> u64 {
-        (self.segment_bytes / SEGMENT) as u64
+        let growing = self.groups.iter().filter(|g| g.window.is_none());
+        growing.map(|g| (g.segment_bytes / SEGMENT) as u64).sum()
     }
 
     /// Bytes of a cache for `context` positions, which are whole segments.
     pub fn bytes(&self, context: usize) -> u64 {
-        (context.div_ceil(SEGMENT) as u64).saturating_mul(self.segment_bytes as u64)
+        let bytes = |g: &Group| g.bytes(context).map_or(u64::MAX, |b| b as u64);
+        self.groups.iter().map(bytes).fold(0, u64::saturating_add)
     }
 }
 
@@ -153,46 +215,90 @@ fn element_bytes(kv_type: KvType) -> usize {
 pub struct KvCache {
     shape: Shape,
     context: usize,
-    pages: Pages,
+    /// Of each group, its memory and the segments in it.
+    memory: Vec<(Pages, usize)>,
+    /// Positions below this one may have been written since the cache was empty.
+    touched: usize,
 }
 
 impl KvCache {
     /// Reserves a cache for `context` positions. Errors: `OutOfMemory`.
     pub fn new(shape: Shape, context: usize) -> Result<KvCache> {
-        let segments = context.div_ceil(SEGMENT);
-        let bytes = segments.checked_mul(shape.segment_bytes).filter(|b| *b > 0);
-        let Some(bytes) = bytes else {
-            fail!(
-                OutOfMemory,
-                "KV cache: {context} positions are beyond all memory (or none)"
-            );
-        };
-        let pages = Pages::new(bytes, &format!("KV cache for {context} positions"))?;
+        let mut memory = Vec::new();
+        for group in &shape.groups {
+            let Some(bytes) = group.bytes(context).filter(|b| *b > 0) else {
+                fail!(
+                    OutOfMemory,
+                    "KV cache: {context} positions are beyond all memory (or none)"
+                );
+            };
+            let pages = Pages::new(bytes, &format!("KV cache for {context} positions"))?;
+            memory.push((pages, group.segments(context)));
+        }
         Ok(KvCache {
             shape,
             context,
-            pages,
+            memory,
+            touched: 0,
         })
     }
 
-    /// A cache of the same size with the same content in the first `len` positions.
+    /// A cache of the same size with the same content in the first `len` positions, as far as
+    /// windows still reach them.
     ///
     /// Nobody may write these positions meanwhile. Errors: `OutOfMemory`.
     pub fn fork(&self, len: usize) -> Result<KvCache> {
         assert!(len <= self.context);
-        let other = KvCache::new(self.shape.clone(), self.context)?;
-        let bytes = len.div_ceil(SEGMENT) * self.shape.segment_bytes;
-        assert!(bytes <= self.pages.bytes() && bytes <= other.pages.bytes());
-        // SAFETY: both ranges have as many bytes, and they are different mappings. All positions
-        // are written by the session that owns the cache, which is the caller's.
-        unsafe { std::ptr::copy_nonoverlapping(self.pages.base(), other.pages.base(), bytes) };
+        let mut other = KvCache::new(self.shape.clone(), self.context)?;
+        other.touched = self.touched;
+        let mine = self.memory.iter().zip(&self.shape.groups);
+        for (((from, segments), group), (to, _)) in mine.zip(&other.memory) {
+            // In a ring any segment may be one of them.
+            let used = match group.window {
+                Some(_) => self.touched.div_ceil(SEGMENT).min(*segments),
+                None => len.div_ceil(SEGMENT),
+            };
+            let bytes = used * group.segment_bytes;
+            assert!(bytes <= from.bytes() && bytes <= to.bytes());
+            // SAFETY: both ranges have as many bytes, and they are different mappings. All
+            // positions are written by the session that owns the cache, which is the caller's.
+            unsafe { std::ptr::copy_nonoverlapping(from.base(), to.base(), bytes) };
+        }
         Ok(other)
     }
 
-    /// Bytes of a position in a layer.
-    pub fn layer_bytes_per_token(&self, layer: usize) -> u64 {
+    /// Notes that positions below `end` are about to be written.
+    pub fn touch(&mut self, end: usize) {
+        self.touched = self.touched.max(end);
+    }
+
+    /// How many of the first `len` positions are of use for what comes after them: all, or none if
+    /// a ring has lost some that position `len` would see.
+    pub fn kept(&mut self, len: usize) -> usize {
+        let last = self.touched.saturating_sub(1) / SEGMENT;
+        let groups = self.shape.groups.iter().zip(&self.memory);
+        let lost = groups.filter_map(|(group, (_, segments))| {
+            let first = (len + 1).saturating_sub(group.window?);
+            let oldest = (last + 1).saturating_sub(*segments) * SEGMENT;
+            Some(first < len && first < oldest)
+        });
+        let kept = if lost.into_iter().any(|lost| lost) {
+            0
+        } else {
+            len
+        };
+        if kept == 0 {
+            self.touched = 0;
+        }
+        kept
+    }
+
+    /// Bytes of what a position in a layer sees of the cache.
+    pub fn seen_bytes(&self, layer: usize, position: usize) -> u64 {
         let part = &self.shape.parts[layer];
-        (part.n_kv_heads * (part.keys_bytes + part.values_bytes) / SEGMENT) as u64
+        let window = self.shape.groups[part.group].window.unwrap_or(usize::MAX);
+        let per_token = part.n_kv_heads * (part.keys_bytes + part.values_bytes) / SEGMENT;
+        per_token as u64 * (position + 1).min(window) as u64
     }
 
     /// Positions that fit.
@@ -210,9 +316,11 @@ impl KvCache {
         let part = &self.shape.parts[layer];
         assert!(head < part.n_kv_heads && size_of::<E>() == element_bytes(self.shape.kv_type));
         let offset = part.offset + head * (part.keys_bytes + part.values_bytes);
+        let (pages, segments) = &self.memory[part.group];
         Head {
-            base: self.pages.base().wrapping_add(offset),
-            segment_bytes: self.shape.segment_bytes,
+            base: pages.base().wrapping_add(offset),
+            segment_bytes: self.shape.groups[part.group].segment_bytes,
+            segments: *segments,
             keys_bytes: part.keys_bytes,
             head_dim: part.head_dim,
             context: self.context,
@@ -226,6 +334,8 @@ impl KvCache {
 pub struct Head<'a, E> {
     base: *mut u8,
     segment_bytes: usize,
+    /// Segments that there is room for; the others take their places in turn.
+    segments: usize,
     keys_bytes: usize,
     /// Elements of a key and of a value.
     pub head_dim: usize,
@@ -239,20 +349,27 @@ impl<E: Element> Head<'_, E> {
         self.head_dim.next_multiple_of(LANES)
     }
 
+    #[inline(always)]
+    fn segment(&self, segment: usize) -> *mut u8 {
+        debug_assert!(segment * SEGMENT < self.context);
+        let place = if segment < self.segments {
+            segment
+        } else {
+            segment % self.segments
+        };
+        self.base.wrapping_add(place * self.segment_bytes)
+    }
+
     /// The keys of a segment, `[SEGMENT / 16][head_dim][16]`.
     #[inline(always)]
     pub fn keys(&self, segment: usize) -> *mut E {
-        debug_assert!(segment * SEGMENT < self.context);
-        self.base.wrapping_add(segment * self.segment_bytes).cast()
+        self.segment(segment).cast()
     }
 
     /// The values of a segment, `[SEGMENT][value_stride]`; elements from `head_dim` on are zero.
     #[inline(always)]
     pub fn values(&self, segment: usize) -> *mut E {
-        debug_assert!(segment * SEGMENT < self.context);
-        self.base
-            .wrapping_add(segment * self.segment_bytes + self.keys_bytes)
-            .cast()
+        self.segment(segment).wrapping_add(self.keys_bytes).cast()
     }
 
     /// Writes the key and value of a position.
@@ -308,9 +425,47 @@ mod tests {
     use crate::backend::cpu::matmul::Isa;
     use crate::error::Status;
 
+    fn whole((n_kv_heads, head_dim): (usize, usize)) -> LayerShape {
+        LayerShape {
+            n_kv_heads,
+            head_dim,
+            window: None,
+        }
+    }
+
+    #[test]
+    fn a_ring_holds_a_window_and_a_chunk_before_it_forgets() {
+        let layers = [None, Some(300)].map(|window| LayerShape {
+            n_kv_heads: 1,
+            head_dim: 16,
+            window,
+        });
+        let shape = Shape::new(layers.into_iter(), KvType::F16).unwrap();
+        let bytes = 2 * 2 * 16;
+        assert_eq!(shape.bytes_per_token(), bytes);
+        // 812 positions touch at most 5 segments.
+        assert_eq!(shape.bytes(100), 2 * 256 * bytes);
+        assert_eq!(shape.bytes(100_000), (391 + 6) * 256 * bytes);
+        let mut cache = KvCache::new(shape, 10_000).unwrap();
+        assert_eq!(cache.kept(0), 0);
+        cache.touch(6 * 256);
+        assert_eq!(cache.kept(10), 10);
+        cache.touch(9 * 256);
+        // Segments 3 to 8 are there, and position p sees from p - 299 on.
+        assert_eq!(cache.kept(3 * 256 + 299), 3 * 256 + 299);
+        assert_eq!(cache.fork(5 * 256).unwrap().kept(4 * 256), 0);
+        assert_eq!(cache.kept(3 * 256 + 298), 0);
+        // Nothing is left that could be lost.
+        assert_eq!(cache.kept(100), 100);
+    }
+
     #[test]
     fn positions_are_where_they_belong_and_do_not_overlap() {
-        let shape = Shape::new([(2, 20), (1, 32), (3, 16)].into_iter(), KvType::F32).unwrap();
+        let shape = Shape::new(
+            [(2, 20), (1, 32), (3, 16)].into_iter().map(whole),
+            KvType::F32,
+        )
+        .unwrap();
         assert_eq!(
             shape.bytes_per_token(),
             4 * (2 * (20 + 32) + (32 + 32) + 3 * (16 + 16))
@@ -354,10 +509,10 @@ mod tests {
 
     #[test]
     fn impossible_sizes_are_out_of_memory() {
-        let huge = Shape::new([(usize::MAX / 4, 128)].into_iter(), KvType::F16);
+        let huge = Shape::new([(usize::MAX / 4, 128)].into_iter().map(whole), KvType::F16);
         assert_eq!(huge.err().unwrap().status, Status::OutOfMemory);
         for context in [usize::MAX, usize::MAX / 100_000, 1 << 45] {
-            let shape = Shape::new([(8, 128)].into_iter(), KvType::F16).unwrap();
+            let shape = Shape::new([(8, 128)].into_iter().map(whole), KvType::F16).unwrap();
             let error = KvCache::new(shape, context).err().unwrap();
             assert_eq!(error.status, Status::OutOfMemory, "{error}");
         }

@@ -2,9 +2,10 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `weights` | a network made ready, with its threads and scratch memory |
+//! | `weights`, `layer` | a network made ready, with its threads and scratch memory; its blocks |
 //! | `runner`, `driver` | a session: its cache and logits; the thread of its started steps |
 //! | `forward`, `profile` | the forward pass of one token, and its time by kind of work |
+//! | `token` | what is done to single tokens in all forward passes |
 //! | `chunk`, `prefill`, `batch` | the forward pass of many tokens, of one session or several |
 //! | `estimate` | what a network would take |
 //! | `matmul` | products of weights and activations |
@@ -20,9 +21,11 @@ mod device;
 mod driver;
 mod elementwise;
 mod estimate;
+mod experts;
 mod forward;
 pub mod host;
 mod kv;
+mod layer;
 pub mod matmul;
 mod pages;
 mod pool;
@@ -30,6 +33,7 @@ mod prefill;
 mod profile;
 mod runner;
 mod simd;
+mod token;
 mod turn;
 mod weights;
 

@@ -70,22 +70,29 @@ impl Pages {
     }
 }
 
-/// Floats of which several threads use different parts at the same time.
-#[derive(Clone, Copy)]
-pub struct Span<'a> {
-    base: *mut f32,
+/// Elements, mostly floats, of which several threads use different parts at the same time.
+pub struct Span<'a, T = f32> {
+    base: *mut T,
     len: usize,
-    owner: PhantomData<&'a mut [f32]>,
+    owner: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: access is by `part`, whose caller vouches for exclusion.
-unsafe impl Send for Span<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for Span<'_> {}
+impl<T> Clone for Span<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
 
-impl<'a> Span<'a> {
+impl<T> Copy for Span<'_, T> {}
+
+// SAFETY: access is by `part`, whose caller vouches for exclusion.
+unsafe impl<T: Send> Send for Span<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Span<'_, T> {}
+
+impl<'a, T> Span<'a, T> {
     /// All of a slice.
-    pub fn new(slice: &'a mut [f32]) -> Span<'a> {
+    pub fn new(slice: &'a mut [T]) -> Span<'a, T> {
         Span {
             base: slice.as_mut_ptr(),
             len: slice.len(),
@@ -94,17 +101,17 @@ impl<'a> Span<'a> {
     }
 
     /// The first element.
-    pub fn base(&self) -> *mut f32 {
+    pub fn base(&self) -> *mut T {
         self.base
     }
 
-    /// `len` floats from `start` on.
+    /// `len` elements from `start` on.
     ///
     /// # Safety
     /// Until the next barrier (or as long as the reference lives), no other thread writes them,
     /// and if anything is written through it, none reads them either.
     #[allow(clippy::mut_from_ref)]
-    pub unsafe fn part(&self, start: usize, len: usize) -> &'a mut [f32] {
+    pub unsafe fn part(&self, start: usize, len: usize) -> &'a mut [T] {
         assert!(start <= self.len && len <= self.len - start);
         // SAFETY: in range; exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(start), len) }

@@ -2,13 +2,12 @@
 //! layers if others wait for it.
 
 use super::chunk::{Chunk, ChunkSpace, Places, chunk_bytes};
-use super::kv::KvCache;
+use super::experts::ExpertChunkSpace;
+use super::kv::{KvCache, MAX_CHUNK};
 use super::weights::{CpuWeights, Sizes};
 use crate::error::{Result, fail};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Most tokens in a chunk.
-const MAX_CHUNK: usize = 512;
 /// Fewest, whatever their memory.
 const MIN_CHUNK: usize = 16;
 /// Memory for a chunk that is fine for every model.
@@ -20,7 +19,8 @@ const WEIGHTS_SHARE: usize = 40;
 fn chunk_tokens(s: &Sizes, matrix_bytes: usize) -> usize {
     let encoded = s.cols() * (4 * usize::from(s.encodings.float) + 2 * usize::from(s.encodings.q8));
     let floats = s.hidden + s.q.max(s.hidden) + 2 * s.kv + s.n_ff + s.rope;
-    let per_token = 4 * floats + encoded;
+    let experts = ExpertChunkSpace::bytes_for(&s.experts, 1, 1);
+    let per_token = 4 * floats + encoded + experts;
     let budget = SMALL_BYTES.max(matrix_bytes / WEIGHTS_SHARE);
     (budget / per_token / 16 * 16).clamp(MIN_CHUNK, MAX_CHUNK)
 }

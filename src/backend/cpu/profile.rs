@@ -1,8 +1,9 @@
 //! Where the time of a decode step goes.
 
 use super::kv::KvCache;
+use super::layer::{NormWeights, Product};
 use super::pool::Worker;
-use super::weights::{CpuWeights, NormWeights, Product};
+use super::weights::CpuWeights;
 use crate::backend::{Profile, Work};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -52,7 +53,7 @@ impl Marks<'_> {
 }
 
 /// Bytes that products read of their weights.
-pub(super) fn product_bytes<const N: usize>(products: [&Product; N]) -> u64 {
+pub(super) fn product_bytes<'p>(products: impl IntoIterator<Item = &'p Product>) -> u64 {
     let bytes = |p: &Product| {
         let bias = p.bias.as_ref().map_or(0, |b| size_of_val(b.as_slice()));
         (p.tensor.bytes().len() + bias) as u64
@@ -61,13 +62,14 @@ pub(super) fn product_bytes<const N: usize>(products: [&Product; N]) -> u64 {
 }
 
 /// Bytes that a norm reads of its weights.
-pub(super) fn norm_bytes(norm: &NormWeights) -> u64 {
-    size_of_val(norm.weight.as_slice()) as u64
+pub(super) fn norm_bytes<'n>(norms: impl IntoIterator<Item = &'n NormWeights>) -> u64 {
+    let bytes = |norm: &NormWeights| (norm.floats() * size_of::<f32>()) as u64;
+    norms.into_iter().map(bytes).sum()
 }
 
 /// Bytes of keys and values that attention at `position` reads in a layer.
 pub(super) fn attention_bytes(kv: &KvCache, layer: usize, position: usize) -> u64 {
-    kv.layer_bytes_per_token(layer) * (position as u64 + 1)
+    kv.seen_bytes(layer, position)
 }
 
 /// Bytes of a token's embedding.

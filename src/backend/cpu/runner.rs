@@ -57,14 +57,28 @@ impl Core {
                 self.weights.n_vocab
             );
         }
+        self.kv.touch(self.len + tokens.len());
         let (weights, kv, logits) = (&*self.weights, &self.kv, &mut self.logits);
-        match tokens {
+        let done = match tokens {
             [] => fail!(NoTokens, "no tokens to append"),
-            [token] => decode(weights, kv, self.len, *token, logits, None, interrupt)?,
-            _ => prefill(weights, kv, self.len, tokens, logits, interrupt)?,
+            [token] => decode(weights, kv, self.len, *token, logits, None, interrupt),
+            _ => prefill(weights, kv, self.len, tokens, logits, interrupt),
+        };
+        if done.is_err() {
+            self.keep(self.len);
         }
+        done?;
         self.append(tokens);
         Ok(())
+    }
+
+    /// Forgets the positions from `len` on, and all if windows do not reach back to it any more.
+    fn keep(&mut self, len: usize) {
+        let kept = self.kv.kept(len);
+        if kept < self.len {
+            self.len = kept;
+            self.has_logits = false;
+        }
     }
 
     /// Notes that `tokens` were evaluated, and that the logits are those of the last one.
@@ -256,7 +270,8 @@ impl Runner for CpuRunner {
 
     fn truncate(&mut self, len: usize) -> usize {
         let mut core = lock(&self.core);
-        core.len = core.len.min(len);
+        let len = core.len.min(len);
+        core.keep(len);
         core.has_logits = false;
         core.len
     }
@@ -352,6 +367,7 @@ impl Runner for CpuRunner {
         };
         core.check_step(step, &core.weights)?;
         let core = &mut *core;
+        core.kv.touch(core.len + 1);
         let clock = Clock::start();
         let logits = &mut core.logits;
         decode(

@@ -1,21 +1,20 @@
-//! A network as the CPU runs it: matrices in the bytes of the file, small vectors as `f32`.
+//! A network as the CPU runs it, with its threads and their memory.
 
 use super::attention::AttentionScratch;
 use super::batch::{BatchSpace, step_batch};
 use super::chunk::ChunkSpace;
+use super::experts::{ExpertSizes, ExpertThread};
 use super::forward::DecodeSpace;
-use super::kv::{KvCache, Shape};
+use super::kv::{KvCache, LayerShape, Shape};
+use super::layer::{Layer, NormWeights, Product, product, table_len, window};
 use super::matmul::{Activations, Encodings, Isa, Matrix, Scratch};
 use super::pool::Pool;
 use super::runner::CpuRunner;
 use super::turn::Turns;
 use crate::backend::{KvType, MaskSource, Runner, RunnerOptions, Step, Weights};
 use crate::error::{Result, fail, try_vec};
-use crate::format::Tensor;
-use crate::model::{Activation, Block, FeedForward, Linear, Network, Norm, Rope};
-use crate::quant::{TensorType, dequantize_row};
+use crate::model::{Block, FeedForward, Network, Rope};
 use std::cell::UnsafeCell;
-use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
@@ -25,9 +24,14 @@ pub struct CpuWeights {
     pub(super) hidden: usize,
     pub(super) n_vocab: usize,
     pub(super) embedding: Matrix,
+    pub(super) embedding_scale: f32,
+    /// Learned positions.
+    pub(super) positions: Option<Matrix>,
     pub(super) layers: Vec<Layer>,
     pub(super) final_norm: NormWeights,
     pub(super) head: Product,
+    pub(super) logit_scale: f32,
+    pub(super) logit_cap: Option<f32>,
     /// The different rotary embeddings of the layers, mostly one.
     pub(super) ropes: Vec<Rope>,
     pub(super) sizes: Sizes,
@@ -42,64 +46,6 @@ pub struct CpuWeights {
     /// Memory of a batch. Used by the holder of the pool's turn.
     pub(super) batch: Mutex<Option<BatchSpace>>,
     pub(super) threads: ThreadSpaces,
-}
-
-/// A norm's weights.
-pub(super) struct NormWeights {
-    pub weight: Vec<f32>,
-    pub eps: f32,
-}
-
-/// A matrix and its bias.
-pub(super) struct Product {
-    pub tensor: Tensor,
-    pub matrix: Matrix,
-    pub bias: Option<Vec<f32>>,
-}
-
-/// A block of the network.
-pub(super) struct Layer {
-    pub attention_norm: NormWeights,
-    pub n_heads: usize,
-    pub n_kv_heads: usize,
-    pub head_dim: usize,
-    pub q: Product,
-    pub k: Product,
-    pub v: Product,
-    pub output: Product,
-    /// Index into the network's ropes, and where its table is in a position's tables.
-    pub rope: usize,
-    pub rope_at: Range<usize>,
-    pub scale: f32,
-    pub feed_forward_norm: NormWeights,
-    pub gate: Product,
-    pub up: Product,
-    pub down: Product,
-    pub activation: Activation,
-}
-
-impl Layer {
-    /// Query heads per KV head.
-    pub fn group(&self) -> usize {
-        self.n_heads / self.n_kv_heads
-    }
-
-    /// What q, k and v read.
-    pub fn qkv_encodings(&self) -> Encodings {
-        union([&self.q, &self.k, &self.v])
-    }
-
-    /// What gate and up read.
-    pub fn gate_up_encodings(&self) -> Encodings {
-        union([&self.gate, &self.up])
-    }
-}
-
-fn union<const N: usize>(products: [&Product; N]) -> Encodings {
-    let none = Encodings::default();
-    products
-        .iter()
-        .fold(none, |e, p| e.union(p.matrix.encodings()))
 }
 
 /// Largest extents over all layers.
@@ -117,12 +63,19 @@ pub(super) struct Sizes {
     /// Floats of all rope tables of a position.
     pub rope: usize,
     pub encodings: Encodings,
+    pub experts: ExpertSizes,
 }
 
 impl Sizes {
     /// Longest row that a product reads.
     pub fn cols(&self) -> usize {
-        self.hidden.max(self.q).max(self.n_ff)
+        let n_ff = self.n_ff.max(self.experts.n_ff);
+        self.hidden.max(self.q).max(n_ff)
+    }
+
+    /// Longest row that a norm takes.
+    pub fn normed(&self) -> usize {
+        self.hidden.max(self.q).max(self.kv)
     }
 }
 
@@ -132,8 +85,9 @@ pub(super) struct ThreadSpace {
     pub input: Activations,
     pub unpacked: Scratch,
     pub attention: AttentionScratch,
-    /// `hidden` floats.
+    /// As many floats as the longest row that a norm takes.
     pub row: Vec<f32>,
+    pub experts: ExpertThread,
 }
 
 /// One [`ThreadSpace`] per thread of the pool.
@@ -156,73 +110,6 @@ impl ThreadSpaces {
         // SAFETY: the caller's promise.
         unsafe { &mut *self.0[index].0.get() }
     }
-}
-
-/// The elements of a small tensor.
-fn floats(tensor: &Tensor, what: &str) -> Result<Vec<f32>> {
-    let (TensorType::F32 | TensorType::F16 | TensorType::BF16) = tensor.ty else {
-        fail!(
-            Unsupported,
-            "tensor {}: {what} of type {}",
-            tensor.name,
-            tensor.ty.name()
-        );
-    };
-    let mut out = try_vec(tensor.row_len() * tensor.rows(), 0.0, what)?;
-    dequantize_row(tensor.ty, tensor.bytes(), &mut out);
-    Ok(out)
-}
-
-fn norm(norm: &Norm) -> Result<NormWeights> {
-    Ok(NormWeights {
-        weight: floats(&norm.weight, "norm weights")?,
-        eps: norm.eps,
-    })
-}
-
-fn product(linear: &Linear, isa: Isa) -> Result<Product> {
-    Ok(Product {
-        tensor: linear.weight.clone(),
-        matrix: Matrix::new(linear.weight.clone(), isa),
-        bias: linear
-            .bias
-            .as_ref()
-            .map(|b| floats(b, "a bias"))
-            .transpose()?,
-    })
-}
-
-fn layer(block: &Block, ropes: &mut Vec<Rope>, isa: Isa) -> Result<Layer> {
-    let a = &block.attention;
-    let plain = block.plain()?;
-    let rope = ropes
-        .iter()
-        .position(|r| r == plain.rope)
-        .unwrap_or_else(|| {
-            ropes.push(plain.rope.clone());
-            ropes.len() - 1
-        });
-    let table = |r: &Rope| 2 * r.inv_freq.len();
-    let rope_at = ropes[..rope].iter().map(table).sum::<usize>();
-    let rope_at = rope_at..rope_at + table(plain.rope);
-    Ok(Layer {
-        attention_norm: norm(plain.attention_norm)?,
-        n_heads: a.n_heads,
-        n_kv_heads: a.n_kv_heads,
-        head_dim: a.head_dim,
-        q: product(&a.q, isa)?,
-        k: product(&a.k, isa)?,
-        v: product(&a.v, isa)?,
-        output: product(&a.output, isa)?,
-        rope,
-        rope_at,
-        scale: a.scale,
-        feed_forward_norm: norm(plain.feed_forward_norm)?,
-        gate: product(plain.gate, isa)?,
-        up: product(plain.up, isa)?,
-        down: product(plain.down, isa)?,
-        activation: Activation::Silu,
-    })
 }
 
 /// The network's different ropes.
@@ -253,6 +140,7 @@ impl Sizes {
             if let FeedForward::Dense(mlp) = &block.feed_forward {
                 s.n_ff = s.n_ff.max(mlp.up.weight.rows());
             }
+            s.experts.include(block);
             s.head_dim = s.head_dim.max(a.head_dim);
             s.group = s.group.max(a.n_heads / a.n_kv_heads);
             let partial = super::attention::partial_len(a.n_heads, a.head_dim);
@@ -261,7 +149,7 @@ impl Sizes {
                 s.encodings = s.encodings.union(Encodings::for_type(matrix.weight.ty));
             }
         }
-        s.rope = ropes(network).iter().map(|r| 2 * r.inv_freq.len()).sum();
+        s.rope = ropes(network).into_iter().map(table_len).sum();
         s
     }
 }
@@ -271,7 +159,7 @@ pub(super) fn matrix_bytes(network: &Network) -> usize {
     let blocks = network.blocks.iter().flat_map(Block::linears);
     blocks
         .chain([&network.head])
-        .map(|m| m.weight.bytes().len())
+        .map(|m| m.weight.byte_len())
         .sum()
 }
 
@@ -305,11 +193,13 @@ impl CpuWeights {
         progress(0.0)?;
         let (mut layers, mut ropes) = (Vec::new(), Vec::new());
         for (i, block) in network.blocks.iter().enumerate() {
-            layers.push(layer(block, &mut ropes, isa)?);
+            let context = network.context_length;
+            layers.push(Layer::new((i, block), context, &mut ropes, isa)?);
             progress((i + 1) as f32 / (network.blocks.len() + 1) as f32)?;
         }
         let head = product(&network.head, isa)?;
         let sizes = Sizes::of(network);
+        let positions = network.positions.as_ref();
         let pool = Pool::new(threads)?;
         let mut spaces = Vec::new();
         for _ in 0..threads {
@@ -317,7 +207,8 @@ impl CpuWeights {
                 input: Activations::new(1, sizes.cols(), sizes.encodings)?,
                 unpacked: Scratch::new(sizes.cols())?,
                 attention: AttentionScratch::new(sizes.group, sizes.head_dim)?,
-                row: try_vec(sizes.hidden, 0.0, "scratch")?,
+                row: try_vec(sizes.normed(), 0.0, "scratch")?,
+                experts: ExpertThread::new(&sizes.experts)?,
             })));
         }
         let weights = Arc::new(CpuWeights {
@@ -325,9 +216,13 @@ impl CpuWeights {
             hidden: network.hidden,
             n_vocab: network.n_vocab,
             embedding: Matrix::new(network.embedding.clone(), isa),
+            embedding_scale: network.embedding_scale,
+            positions: positions.map(|p| Matrix::new(p.clone(), isa)),
             layers,
-            final_norm: norm(&network.final_norm)?,
+            final_norm: NormWeights::new(&network.final_norm)?,
             head,
+            logit_scale: network.logit_scale,
+            logit_cap: network.logit_cap,
             ropes,
             sizes,
             pool,
@@ -343,11 +238,25 @@ impl CpuWeights {
     }
 
     pub(super) fn kv_shape(&self, kv_type: KvType) -> Result<Shape> {
-        Shape::new(
-            self.layers.iter().map(|l| (l.n_kv_heads, l.head_dim)),
-            kv_type,
-        )
+        let shape = |l: &Layer| LayerShape {
+            n_kv_heads: l.n_kv_heads,
+            head_dim: l.head_dim,
+            window: l.window,
+        };
+        Shape::new(self.layers.iter().map(shape), kv_type)
     }
+}
+
+/// What the layers of a network have in a cache.
+pub(super) fn kv_layers(network: &Network) -> impl Iterator<Item = LayerShape> {
+    network.blocks.iter().map(|block| {
+        let a = &block.attention;
+        LayerShape {
+            n_kv_heads: a.n_kv_heads,
+            head_dim: a.head_dim,
+            window: window(a, network.context_length),
+        }
+    })
 }
 
 /// `Unsupported` for what a cache cannot have here.
@@ -372,24 +281,16 @@ impl Weights for CpuWeights {
     }
 
     fn resident_bytes(&self) -> u64 {
-        let vectors: usize = self
-            .layers
-            .iter()
-            .map(|l| {
-                let biases = [&l.q, &l.k, &l.v, &l.output, &l.gate, &l.up, &l.down];
-                let biases: usize = biases
-                    .iter()
-                    .filter_map(|p| p.bias.as_ref())
-                    .map(Vec::len)
-                    .sum();
-                l.attention_norm.weight.len() + l.feed_forward_norm.weight.len() + biases
-            })
-            .sum();
-        ((vectors + self.final_norm.weight.len()) * size_of::<f32>()) as u64
+        let layers = self.layers.iter().map(Layer::floats).sum::<usize>();
+        ((layers + self.final_norm.floats()) * size_of::<f32>()) as u64
     }
 
     fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
         self.kv_shape(kv_type).map_or(0, |s| s.bytes_per_token())
+    }
+
+    fn kv_bytes(&self, kv_type: KvType, context: usize) -> u64 {
+        self.kv_shape(kv_type).map_or(0, |s| s.bytes(context))
     }
 
     fn step_batch_masked(

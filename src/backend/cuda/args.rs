@@ -6,6 +6,10 @@
     reason = "fields are described where the kernels declare them"
 )]
 
+mod experts;
+
+pub use experts::*;
+
 use super::driver::Pod;
 use crate::engine::sampling::MAX_LOGPROBS;
 use crate::quant::TensorType;
@@ -125,7 +129,8 @@ pub struct Unpack {
     pub rows: u32,
     pub to_f32: u32,
     pub out_row: u32,
-    pub padding: u32,
+    pub expert_rows: u32,
+    pub starts: u64,
 }
 
 /// `Table` of `EmbedArgs`.
@@ -403,7 +408,7 @@ const _: () = {
     assert!(size_of::<LogprobEntry>() == 536);
     assert!(size_of::<KvLayout>() == 40);
     assert!(size_of::<Repack>() == 48);
-    assert!(size_of::<Unpack>() == 48);
+    assert!(size_of::<Unpack>() == 56);
     assert!(size_of::<Embed>() == 64);
     assert!(size_of::<Norm>() == 24);
     assert!(size_of::<Produce>() == 104);

@@ -93,6 +93,7 @@ impl Kernels {
             self.find(module, name, bytes)?;
         }
         self.find_attention()?;
+        self.find_experts()?;
         if self.wgmma {
             for width in [128, 256] {
                 self.find(

@@ -5,6 +5,7 @@ pub mod attention;
 pub mod batch;
 mod device;
 pub mod driver;
+pub mod experts;
 mod fork;
 pub mod kernels;
 pub mod kv;

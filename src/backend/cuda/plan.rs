@@ -4,6 +4,7 @@
 
 use super::args;
 use super::attention::MAX_HEAD_DIM;
+use super::experts::ExpertsPlan;
 use super::kv::{KvPlan, KvShape};
 use super::matrix::{self, Matrix, MatrixSegment};
 use crate::backend::KvType;
@@ -56,6 +57,8 @@ pub struct AttentionPlan {
 pub enum FeedForwardPlan {
     /// One for all tokens.
     Dense(MlpPlan),
+    /// A mixture of experts.
+    Experts(ExpertsPlan),
 }
 
 /// A feed-forward part on the device.
@@ -224,9 +227,7 @@ impl Jobs {
             feed_forward_norm,
             feed_forward: match &block.feed_forward {
                 FeedForward::Dense(mlp) => FeedForwardPlan::Dense(self.mlp(mlp)?),
-                FeedForward::Experts(_) => {
-                    fail!(Unsupported, "mixtures of experts on a GPU")
-                }
+                FeedForward::Experts(experts) => FeedForwardPlan::Experts(self.experts(experts)?),
             },
             feed_forward_post_norm: self.find_norm(&block.feed_forward_post_norm)?,
             parallel: block.parallel,
@@ -235,7 +236,7 @@ impl Jobs {
     }
 
     /// Matrices with the same input, one above the other; neighbours of one type share a segment.
-    fn fuse(&mut self, parts: &[&Linear]) -> Result<Matrix> {
+    pub fn fuse(&mut self, parts: &[&Linear]) -> Result<Matrix> {
         let row_len = parts[0].weight.row_len();
         let mut fused = Matrix {
             groups: matrix::groups(row_len),
@@ -391,11 +392,23 @@ impl Plan {
         Ok((plan, jobs))
     }
 
-    /// Every matrix of the layers.
+    /// Every matrix of the layers but those of experts.
     pub fn layer_matrices(&self) -> impl Iterator<Item = &Matrix> {
         self.layers.iter().flat_map(|l| {
-            let FeedForwardPlan::Dense(mlp) = &l.feed_forward;
-            [&l.attention.qkv, &l.attention.output, &mlp.up, &mlp.down]
+            let mut matrices = vec![&l.attention.qkv, &l.attention.output];
+            match &l.feed_forward {
+                FeedForwardPlan::Dense(mlp) => matrices.extend([&mlp.up, &mlp.down]),
+                FeedForwardPlan::Experts(experts) => matrices.extend(experts.common_matrices()),
+            }
+            matrices
+        })
+    }
+
+    /// The layers' mixtures of experts.
+    pub fn experts(&self) -> impl Iterator<Item = &ExpertsPlan> {
+        self.layers.iter().filter_map(|l| match &l.feed_forward {
+            FeedForwardPlan::Dense(_) => None,
+            FeedForwardPlan::Experts(experts) => Some(experts),
         })
     }
 

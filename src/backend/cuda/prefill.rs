@@ -4,8 +4,11 @@
 //! with f16 inputs that carry one power-of-two scale per row; sums are f32. The workspace belongs to
 //! the model and serves one prefill at a time.
 
+mod experts;
+
 use super::args;
 use super::driver::{Buffer, Context, Stream};
+use super::experts::{ExpertPlaces, ExpertsPlan};
 use super::kernels::Kernels;
 use super::kv::{KvPlan, RING_CHUNK};
 use super::matrix::{Matrix, tiled_bytes};
@@ -37,6 +40,7 @@ struct Places {
     q: u64,
     attended: u64,
     weights: u64,
+    experts: ExpertPlaces,
 }
 
 fn places(plan: &Plan) -> (Places, u64) {
@@ -47,6 +51,7 @@ fn places(plan: &Plan) -> (Places, u64) {
     let weights = plan
         .layer_matrices()
         .map(|m| tiled_bytes(m.rows, m.groups))
+        .chain(plan.experts().map(ExpertsPlan::unpacked_bytes))
         .max();
     let places = Places {
         tokens: arena.take(rows * 4),
@@ -58,6 +63,7 @@ fn places(plan: &Plan) -> (Places, u64) {
         q: arena.take(rows * heads * 2),
         attended: arena.take(rows * heads * 4),
         weights: arena.take(weights.unwrap_or(0)),
+        experts: ExpertPlaces::chunk(&mut arena, plan, CHUNK as u32),
     };
     (places, arena.bytes())
 }
@@ -86,6 +92,7 @@ impl PrefillBuffers {
         ] {
             *place += base;
         }
+        at.experts.place(base);
         Ok(PrefillBuffers {
             _memory: memory,
             at,
@@ -193,6 +200,7 @@ impl Enqueue<'_> {
                     let post_norm = layer.feed_forward_post_norm;
                     self.branch(&mlp.down, post_norm, scale, between, at.h)
                 }
+                FeedForwardPlan::Experts(experts) => self.experts(layer, experts, between),
             }
         }
     }
@@ -303,6 +311,15 @@ impl Enqueue<'_> {
     /// # Safety
     /// As [`PrefillBuffers::enqueue`].
     unsafe fn input(&self, norm: Option<args::Norm>, groups: u32) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.input_with(norm, groups, 0) }
+    }
+
+    /// The same, and as f32 at `f32` if that is not 0.
+    ///
+    /// # Safety
+    /// As [`PrefillBuffers::enqueue`].
+    unsafe fn input_with(&self, norm: Option<args::Norm>, groups: u32, f32: u64) -> Result<()> {
         let source = match norm {
             Some(_) => args::Source::Norm,
             None => args::Source::Copy,
@@ -313,6 +330,7 @@ impl Enqueue<'_> {
             x_stride: self.buffers.h_stride,
             len: self.plan.hidden,
             groups,
+            f32,
             source: source as u32,
             inverse_len: 1.0 / self.plan.hidden as f32,
             ..Default::default()
@@ -356,7 +374,7 @@ impl Enqueue<'_> {
                 rows: s.rows,
                 to_f32: 0,
                 out_row: s.out_offset,
-                padding: 0,
+                ..Default::default()
             };
             // SAFETY: the caller's word.
             unsafe { self.kernels.unpack(self.stream, &unpack)? };

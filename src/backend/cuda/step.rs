@@ -1,7 +1,10 @@
 //! The kernels of a step, in order: for one position of each of a few sessions.
 
+mod experts;
+
 use super::args;
 use super::driver::{Buffer, Context, Event, Stream};
+use super::experts::ExpertPlaces;
 use super::kernels::Kernels;
 use super::kv::KvPlan;
 use super::matrix::{Inputs, Matrix, fragment_bytes};
@@ -47,6 +50,7 @@ struct Places {
     logits: u64,
     group_value: u64,
     group_id: u64,
+    experts: ExpertPlaces,
 }
 
 impl Places {
@@ -165,6 +169,7 @@ fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
         logits: arena.take(rows * u64::from(plan.n_vocab) * 4),
         group_value: arena.take(groups),
         group_id: arena.take(groups),
+        experts: ExpertPlaces::step(&mut arena, plan, rows as u32),
     };
     (places, arena.bytes())
 }
@@ -184,6 +189,7 @@ impl StepBuffers {
         at.all()
             .into_iter()
             .for_each(|place| *place += memory.address());
+        at.experts.place(memory.address());
         Ok(StepBuffers {
             at,
             h_stride: plan.embedding.groups * 32,
@@ -202,6 +208,16 @@ impl StepBuffers {
     /// Where the logits of input row `row` are, `n_vocab` floats.
     pub fn logits(&self, row: u32) -> u64 {
         self.at.logits + u64::from(row) * u64::from(self.n_vocab) * 4
+    }
+
+    /// Where a producer writes int8, its scales and f32, of those that are wanted.
+    fn forms(&self, q8: bool, f32: bool) -> (u64, u64, u64) {
+        let or_none = |address, wanted| if wanted { address } else { 0 };
+        (
+            or_none(self.at.q8, q8),
+            or_none(self.at.q8_scale, q8),
+            or_none(self.at.f32, f32),
+        )
     }
 
     fn inputs(&self) -> Inputs {
@@ -252,6 +268,7 @@ impl StepBuffers {
     ///
     /// # Safety
     /// As [`StepBuffers::enqueue`].
+    #[expect(clippy::too_many_arguments, reason = "they outlive the call apart")]
     pub unsafe fn enqueue_profiled(
         &self,
         kernels: &Kernels,
@@ -378,6 +395,7 @@ impl Enqueue<'_> {
                     self.branch(&mlp.down, post_norm, scale, between, at.h)?;
                     self.mark(Work::Down, mlp.down.bytes())
                 }
+                FeedForwardPlan::Experts(experts) => self.experts(layer, experts, between),
             }
         }
     }
@@ -458,13 +476,7 @@ impl Enqueue<'_> {
     /// The outputs of a producer in the forms that `consumer` reads.
     fn forms(&self, consumer: &Matrix) -> (u64, u64, u64) {
         let (q8, f32) = consumer.needs();
-        let at = self.buffers.at;
-        let or_none = |address, wanted| if wanted { address } else { 0 };
-        (
-            or_none(at.q8, q8),
-            or_none(at.q8_scale, q8),
-            or_none(at.f32, f32),
-        )
+        self.buffers.forms(q8, f32)
     }
 
     /// The input of `consumer`: the residual stream or its norm.
@@ -472,7 +484,23 @@ impl Enqueue<'_> {
     /// # Safety
     /// As [`StepBuffers::enqueue`].
     unsafe fn input(&self, norm: Option<args::Norm>, consumer: &Matrix) -> Result<()> {
-        let (q8, q8_scale, f32) = self.forms(consumer);
+        let (q8, f32) = consumer.needs();
+        // SAFETY: the caller's word.
+        unsafe { self.input_in(norm, consumer.groups, q8, f32) }
+    }
+
+    /// The same as rows of `groups` groups, as int8, as f32 or both.
+    ///
+    /// # Safety
+    /// As [`StepBuffers::enqueue`].
+    unsafe fn input_in(
+        &self,
+        norm: Option<args::Norm>,
+        groups: u32,
+        q8: bool,
+        f32: bool,
+    ) -> Result<()> {
+        let (q8, q8_scale, f32) = self.buffers.forms(q8, f32);
         let source = match norm {
             Some(_) => args::Source::Norm,
             None => args::Source::Copy,
@@ -485,7 +513,7 @@ impl Enqueue<'_> {
             f32,
             x_stride: self.buffers.h_stride,
             len: self.plan.hidden,
-            groups: consumer.groups,
+            groups,
             source: source as u32,
             inverse_len: 1.0 / self.plan.hidden as f32,
             ..Default::default()

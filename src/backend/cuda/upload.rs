@@ -41,7 +41,7 @@ pub fn upload(
     for job in &jobs.matrices {
         let row_bytes = job.tensor.row_bytes();
         longest_row = longest_row.max(row_bytes);
-        total += job.tensor.bytes().len() as u64;
+        total += job.tensor.byte_len() as u64;
         let step = (PIECE / row_bytes.max(1)).max(1);
         for row in (0..job.tensor.rows()).step_by(step) {
             let rows = step.min(job.tensor.rows() - row);

@@ -14,7 +14,7 @@ Usage: ember-bench [options] MODEL.gguf
 
 Model:
   --shape NAME       random weights of a known shape instead of a file: llama-3.2-1b,
-                     llama-3.1-8b, qwen2.5-1.5b, qwen3-4b, hamlet
+                     llama-3.1-8b, qwen2.5-1.5b, qwen3-4b, qwen3-30b-a3b, gpt-oss-20b, hamlet
   --quant MIX        how they are quantized (default q4_k_m): q4_k_m and q5_k_m are llama.cpp's
                      mixes (half of attn_v and ffn_down, and the output, in Q6_K); f32, f16, bf16
                      and q8_0 are that type throughout; q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k,
@@ -47,9 +47,10 @@ Default lengths that the model's context cannot hold are left out; lengths named
 line must fit. GB are 10^9 bytes. A decode at depth d starts with d tokens in the context (at least
 one) and times N forward passes; a prompt of n tokens times one call with n tokens.
 
-Approximations of the shapes: all are written as architecture llama, without rope scaling and
-without a tokenizer. qwen2.5-1.5b has its biases; qwen3-4b lacks the norms of q and k, a few
-microseconds per token. The weights are random, which changes no operation but the text.
+Approximations of the shapes: those without experts are written as architecture llama, without rope
+scaling, and all without a tokenizer. qwen2.5-1.5b has its biases; qwen3-4b lacks the norms of q and
+k, a few microseconds per token. With mxfp4, only experts have that type; the rest is Q8_0. The
+weights are random, which changes no operation but the text. Of experts, GB/s counts those in use.
 
 Exit status: 0 measured; 1 the library or the machine refused something; 2 wrong command line.
 ";

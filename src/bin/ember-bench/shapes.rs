@@ -31,10 +31,25 @@ pub struct Shape {
     pub norm_eps: f32,
     /// Positions of the context.
     pub context: usize,
+    /// Experts in place of one feed-forward part for all tokens.
+    pub experts: Option<Experts>,
+}
+
+/// A mixture of experts, and what else its family has that others don't.
+#[derive(Debug)]
+pub struct Experts {
+    /// `general.architecture`: `qwen3moe` or `gpt-oss`.
+    pub architecture: &'static str,
+    /// Number of experts.
+    pub count: usize,
+    /// Experts that a token goes through.
+    pub used: usize,
+    /// Inner width of one.
+    pub n_ff: usize,
 }
 
 /// The shapes that `--shape` knows.
-pub const SHAPES: [Shape; 5] = [
+pub const SHAPES: [Shape; 7] = [
     Shape {
         name: "hamlet",
         hidden: 256,
@@ -49,6 +64,7 @@ pub const SHAPES: [Shape; 5] = [
         rope_theta: 1e4,
         norm_eps: 1e-5,
         context: 2048,
+        experts: None,
     },
     Shape {
         name: "llama-3.2-1b",
@@ -64,6 +80,7 @@ pub const SHAPES: [Shape; 5] = [
         rope_theta: 5e5,
         norm_eps: 1e-5,
         context: 131_072,
+        experts: None,
     },
     Shape {
         name: "llama-3.1-8b",
@@ -79,6 +96,7 @@ pub const SHAPES: [Shape; 5] = [
         rope_theta: 5e5,
         norm_eps: 1e-5,
         context: 131_072,
+        experts: None,
     },
     Shape {
         name: "qwen2.5-1.5b",
@@ -94,6 +112,7 @@ pub const SHAPES: [Shape; 5] = [
         rope_theta: 1e6,
         norm_eps: 1e-6,
         context: 32_768,
+        experts: None,
     },
     Shape {
         name: "qwen3-4b",
@@ -109,6 +128,49 @@ pub const SHAPES: [Shape; 5] = [
         rope_theta: 1e6,
         norm_eps: 1e-6,
         context: 40_960,
+        experts: None,
+    },
+    Shape {
+        name: "qwen3-30b-a3b",
+        hidden: 2048,
+        n_layers: 48,
+        n_heads: 32,
+        n_kv_heads: 4,
+        head_dim: 128,
+        n_ff: 6144,
+        n_vocab: 151_936,
+        tied: false,
+        qkv_bias: false,
+        rope_theta: 1e6,
+        norm_eps: 1e-6,
+        context: 40_960,
+        experts: Some(Experts {
+            architecture: "qwen3moe",
+            count: 128,
+            used: 8,
+            n_ff: 768,
+        }),
+    },
+    Shape {
+        name: "gpt-oss-20b",
+        hidden: 2880,
+        n_layers: 24,
+        n_heads: 64,
+        n_kv_heads: 8,
+        head_dim: 64,
+        n_ff: 2880,
+        n_vocab: 201_088,
+        tied: false,
+        qkv_bias: true,
+        rope_theta: 1.5e5,
+        norm_eps: 1e-5,
+        context: 131_072,
+        experts: Some(Experts {
+            architecture: "gpt-oss",
+            count: 32,
+            used: 4,
+            n_ff: 2880,
+        }),
     },
 ];
 
@@ -211,86 +273,172 @@ pub struct Plan {
 }
 
 impl Shape {
+    /// `general.architecture` of the file.
+    pub fn architecture(&self) -> &'static str {
+        self.experts.as_ref().map_or("llama", |e| e.architecture)
+    }
+
     /// All tensors of this shape, in the order in which they are written.
     pub fn tensors(&self, mix: Mix) -> Vec<Plan> {
         let mut plans = Vec::new();
         let q_dim = self.n_heads * self.head_dim;
         let kv_dim = self.n_kv_heads * self.head_dim;
         let embedding = if self.tied { mix.output() } else { mix.base() };
-        let mut matrix = |name: String, ty: TensorType, row: usize, rows: usize| {
+        // MXFP4 is for experts; the rest of such files has eight bits.
+        let common = |ty| match (ty, &self.experts) {
+            (TensorType::MXFP4, Some(_)) => TensorType::Q8_0,
+            _ => ty,
+        };
+        let embedding = common(embedding);
+        let mut matrix = |name: String, ty: TensorType, dims: Vec<usize>| {
             // The types of 256 elements per block need rows of whole blocks, as in llama.cpp.
-            let ty = match ty.row_bytes(row) {
+            let ty = match ty.row_bytes(dims[0]) {
                 Some(_) => ty,
                 None => TensorType::Q8_0,
             };
             plans.push(Plan {
                 name,
                 ty,
-                dims: vec![row, rows],
+                dims,
                 fill: Fill::Weights,
             });
         };
         matrix(
             "token_embd.weight".into(),
             embedding,
-            self.hidden,
-            self.n_vocab,
+            vec![self.hidden, self.n_vocab],
         );
         if !self.tied {
             matrix(
                 "output.weight".into(),
                 mix.output(),
-                self.hidden,
-                self.n_vocab,
+                vec![self.hidden, self.n_vocab],
             );
         }
         for i in 0..self.n_layers {
-            let (base, sensitive) = (mix.base(), mix.sensitive(i, self.n_layers));
-            matrix(format!("blk.{i}.attn_q.weight"), base, self.hidden, q_dim);
-            matrix(format!("blk.{i}.attn_k.weight"), base, self.hidden, kv_dim);
+            let sensitive = mix.sensitive(i, self.n_layers);
+            let (base, sensitive) = (common(mix.base()), common(sensitive));
+            matrix(
+                format!("blk.{i}.attn_q.weight"),
+                base,
+                vec![self.hidden, q_dim],
+            );
+            matrix(
+                format!("blk.{i}.attn_k.weight"),
+                base,
+                vec![self.hidden, kv_dim],
+            );
             matrix(
                 format!("blk.{i}.attn_v.weight"),
                 sensitive,
-                self.hidden,
-                kv_dim,
+                vec![self.hidden, kv_dim],
             );
             matrix(
                 format!("blk.{i}.attn_output.weight"),
                 base,
-                q_dim,
-                self.hidden,
+                vec![q_dim, self.hidden],
             );
+            if let Some(e) = &self.experts {
+                let (name, sensitive) = (
+                    |part| format!("blk.{i}.{part}"),
+                    mix.sensitive(i, self.n_layers),
+                );
+                let (hidden, n_ff, count) = (self.hidden, e.n_ff, e.count);
+                matrix(
+                    name("ffn_gate_exps.weight"),
+                    mix.base(),
+                    vec![hidden, n_ff, count],
+                );
+                matrix(
+                    name("ffn_up_exps.weight"),
+                    mix.base(),
+                    vec![hidden, n_ff, count],
+                );
+                matrix(
+                    name("ffn_down_exps.weight"),
+                    sensitive,
+                    vec![n_ff, hidden, count],
+                );
+                matrix(
+                    name("ffn_gate_inp.weight"),
+                    TensorType::F32,
+                    vec![hidden, count],
+                );
+                continue;
+            }
             matrix(
                 format!("blk.{i}.ffn_gate.weight"),
                 base,
-                self.hidden,
-                self.n_ff,
+                vec![self.hidden, self.n_ff],
             );
             matrix(
                 format!("blk.{i}.ffn_up.weight"),
                 base,
-                self.hidden,
-                self.n_ff,
+                vec![self.hidden, self.n_ff],
             );
             matrix(
                 format!("blk.{i}.ffn_down.weight"),
                 sensitive,
-                self.n_ff,
-                self.hidden,
+                vec![self.n_ff, self.hidden],
             );
         }
-        let mut vector = |name: String, len: usize, fill: Fill| {
+        let mut numbers = |name: String, dims: Vec<usize>, fill: Fill| {
             plans.push(Plan {
                 name,
                 ty: TensorType::F32,
-                dims: vec![len],
+                dims,
                 fill,
             });
         };
+        let gpt_oss = self
+            .experts
+            .as_ref()
+            .filter(|e| e.architecture == "gpt-oss");
+        let qk_norms = matches!(&self.experts, Some(e) if e.architecture == "qwen3moe");
+        let ffn_norm = match gpt_oss {
+            Some(_) => "post_attention_norm",
+            None => "ffn_norm",
+        };
+        if let Some(e) = gpt_oss {
+            for i in 0..self.n_layers {
+                let name = |part: &str| format!("blk.{i}.{part}");
+                numbers(name("attn_sinks.weight"), vec![self.n_heads], Fill::Bias);
+                numbers(name("attn_output.bias"), vec![self.hidden], Fill::Bias);
+                numbers(name("ffn_gate_inp.bias"), vec![e.count], Fill::Bias);
+                numbers(
+                    name("ffn_gate_exps.bias"),
+                    vec![e.n_ff, e.count],
+                    Fill::Bias,
+                );
+                numbers(name("ffn_up_exps.bias"), vec![e.n_ff, e.count], Fill::Bias);
+                numbers(
+                    name("ffn_down_exps.bias"),
+                    vec![self.hidden, e.count],
+                    Fill::Bias,
+                );
+            }
+        }
+        let mut vector = |name: String, len: usize, fill: Fill| numbers(name, vec![len], fill);
         vector("output_norm.weight".into(), self.hidden, Fill::Ones);
         for i in 0..self.n_layers {
             vector(format!("blk.{i}.attn_norm.weight"), self.hidden, Fill::Ones);
-            vector(format!("blk.{i}.ffn_norm.weight"), self.hidden, Fill::Ones);
+            vector(
+                format!("blk.{i}.{ffn_norm}.weight"),
+                self.hidden,
+                Fill::Ones,
+            );
+            if qk_norms {
+                vector(
+                    format!("blk.{i}.attn_q_norm.weight"),
+                    self.head_dim,
+                    Fill::Ones,
+                );
+                vector(
+                    format!("blk.{i}.attn_k_norm.weight"),
+                    self.head_dim,
+                    Fill::Ones,
+                );
+            }
             if self.qkv_bias {
                 vector(format!("blk.{i}.attn_q.bias"), q_dim, Fill::Bias);
                 vector(format!("blk.{i}.attn_k.bias"), kv_dim, Fill::Bias);
@@ -322,6 +470,8 @@ mod tests {
         assert_eq!(parameters("qwen2.5-1.5b"), 1_543_714_304);
         assert_eq!(parameters("qwen3-4b"), 4_022_468_096 - 2 * 36 * 128);
         assert_eq!(parameters("hamlet"), 6_660_352);
+        assert_eq!(parameters("qwen3-30b-a3b"), 30_532_122_624);
+        assert_eq!(parameters("gpt-oss-20b"), 20_914_757_184);
     }
 
     #[test]

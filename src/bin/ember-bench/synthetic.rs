@@ -17,7 +17,7 @@ pub fn write(path: &Path, shape: &Shape, mix: Mix) -> Result<(), String> {
     let plans = shape.tensors(mix);
     let mut writer = Writer::new();
     for (key, value) in metadata(shape) {
-        writer.set(key, value);
+        writer.set(&key, value);
     }
     for plan in &plans {
         writer
@@ -38,34 +38,48 @@ pub fn write(path: &Path, shape: &Shape, mix: Mix) -> Result<(), String> {
         .map_err(|e| named(&e))
 }
 
-/// What describes the shape as architecture llama. The tokenizer `none` lets other programs load
-/// the file, too.
-fn metadata(shape: &Shape) -> Vec<(&'static str, Value)> {
+/// What describes the shape. The tokenizer `none` lets other programs load the file, too.
+fn metadata(shape: &Shape) -> Vec<(String, Value)> {
     let number = |n: usize| Value::U64(n as u64);
     let text = |s: &str| Value::String(s.to_owned());
-    vec![
-        ("general.architecture", text("llama")),
+    let architecture = shape.architecture();
+    let mut keys = vec![
+        ("vocab_size", number(shape.n_vocab)),
+        ("context_length", number(shape.context)),
+        ("embedding_length", number(shape.hidden)),
+        ("block_count", number(shape.n_layers)),
+        ("feed_forward_length", number(shape.n_ff)),
+        ("attention.head_count", number(shape.n_heads)),
+        ("attention.head_count_kv", number(shape.n_kv_heads)),
+        ("attention.key_length", number(shape.head_dim)),
+        ("attention.value_length", number(shape.head_dim)),
         (
-            "general.name",
-            text(&format!("{} with random weights", shape.name)),
-        ),
-        ("llama.vocab_size", number(shape.n_vocab)),
-        ("llama.context_length", number(shape.context)),
-        ("llama.embedding_length", number(shape.hidden)),
-        ("llama.block_count", number(shape.n_layers)),
-        ("llama.feed_forward_length", number(shape.n_ff)),
-        ("llama.attention.head_count", number(shape.n_heads)),
-        ("llama.attention.head_count_kv", number(shape.n_kv_heads)),
-        ("llama.attention.key_length", number(shape.head_dim)),
-        ("llama.attention.value_length", number(shape.head_dim)),
-        (
-            "llama.attention.layer_norm_rms_epsilon",
+            "attention.layer_norm_rms_epsilon",
             Value::F32(shape.norm_eps),
         ),
-        ("llama.rope.dimension_count", number(shape.head_dim)),
-        ("llama.rope.freq_base", Value::F32(shape.rope_theta)),
-        ("tokenizer.ggml.model", text("none")),
-    ]
+        ("rope.dimension_count", number(shape.head_dim)),
+        ("rope.freq_base", Value::F32(shape.rope_theta)),
+    ];
+    if let Some(e) = &shape.experts {
+        keys.push(("expert_count", number(e.count)));
+        keys.push(("expert_used_count", number(e.used)));
+        keys.push(("expert_feed_forward_length", number(e.n_ff)));
+    }
+    if architecture == "gpt-oss" {
+        keys.push(("attention.sliding_window", number(128)));
+        keys.push(("rope.scaling.type", text("yarn")));
+        keys.push(("rope.scaling.factor", Value::F32(32.0)));
+        keys.push(("rope.scaling.original_context_length", number(4096)));
+    }
+    let keys = keys.into_iter();
+    let mut all: Vec<_> = keys
+        .map(|(key, value)| (format!("{architecture}.{key}"), value))
+        .collect();
+    let name = format!("{} with random weights", shape.name);
+    all.push(("general.architecture".into(), text(architecture)));
+    all.push(("general.name".into(), text(&name)));
+    all.push(("tokenizer.ggml.model".into(), text("none")));
+    all
 }
 
 fn write_tensor(plan: &Plan, random: &mut Random, out: &mut dyn Write) -> io::Result<()> {
@@ -102,9 +116,9 @@ fn write_tensor(plan: &Plan, random: &mut Random, out: &mut dyn Write) -> io::Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shapes;
+    use crate::shapes::{self, Experts};
     use emberlm::format::ModelFile;
-    use emberlm::model::Network;
+    use emberlm::model::{FeedForward, Network};
     use emberlm::quant::{TensorType, dequantize_row};
 
     /// Elements of every type have the deviation that was asked for, and a mean near 0 (4-bit values
@@ -177,6 +191,7 @@ mod tests {
             rope_theta: 1e4,
             norm_eps: 1e-5,
             context: 64,
+            experts: None,
         };
         for ty in TensorType::ALL {
             let mix = Mix::parse(ty.name()).expect("every type is a mix");
@@ -187,6 +202,27 @@ mod tests {
             assert_eq!(network.blocks.len(), 2);
             assert!(network.blocks[1].attention.q.bias.is_some());
             assert_eq!(network.blocks[0].attention.head_dim, 64);
+        }
+        for architecture in ["qwen3moe", "gpt-oss"] {
+            let experts = Shape {
+                experts: Some(Experts {
+                    architecture,
+                    count: 5,
+                    used: 2,
+                    n_ff: 96,
+                }),
+                ..small
+            };
+            let mix = Mix::parse("mxfp4").expect("a mix");
+            write(&path, &experts, mix).expect("written");
+            let network = Network::from_file(&ModelFile::open(&path).expect("opens"));
+            let network = network.expect("is a network");
+            let FeedForward::Experts(e) = &network.blocks[1].feed_forward else {
+                panic!("no experts");
+            };
+            assert_eq!((e.n_experts, e.n_used), (5, 2));
+            assert_eq!(e.gate.weight.ty, TensorType::MXFP4);
+            assert_eq!(network.blocks[1].attention.q.weight.ty, TensorType::Q8_0);
         }
     }
 }

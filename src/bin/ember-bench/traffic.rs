@@ -1,7 +1,7 @@
 //! What one decoded token reads from memory.
 
 use emberlm::format::ModelFile;
-use emberlm::model::{Linear, Network};
+use emberlm::model::{FeedForward, Linear, Network};
 use std::path::Path;
 
 /// Facts about a model file that rates are computed with.
@@ -9,7 +9,8 @@ pub struct Traffic {
     /// Bytes of the file, or of all files of a split one.
     pub file_bytes: u64,
     /// Bytes of weights that a forward pass of one token reads: everything but the embedding, of
-    /// which it reads one row, and the embedding too if it is the output head.
+    /// which it reads one row, and the embedding too if it is the output head. Of experts, as many as
+    /// a token goes through.
     pub weight_bytes: u64,
 }
 
@@ -43,7 +44,15 @@ fn weight_bytes(network: &Network) -> u64 {
         .iter()
         .map(|block| {
             let norms: usize = block.norms().map(|n| n.weight.bytes().len()).sum();
-            block.linears().into_iter().map(linear).sum::<u64>() + norms as u64
+            let all: u64 = block.linears().into_iter().map(linear).sum();
+            let idle = match &block.feed_forward {
+                FeedForward::Dense(_) => 0,
+                FeedForward::Experts(e) => {
+                    let experts: u64 = [&e.gate, &e.up, &e.down].map(linear).iter().sum();
+                    experts / e.n_experts as u64 * (e.n_experts - e.n_used) as u64
+                }
+            };
+            all - idle + norms as u64
         })
         .sum();
     let last = network.final_norm.weight.bytes().len() as u64;

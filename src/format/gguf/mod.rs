@@ -6,6 +6,7 @@ mod reader;
 mod split;
 mod types;
 
+use super::tensor::Data;
 use super::{ModelFile, Tensor, Value, map};
 use crate::error::{Result, fail};
 use memmap2::Mmap;
@@ -68,7 +69,7 @@ fn parse_part(map: Mmap) -> Result<Part> {
             name: info.name.into(),
             ty: info.ty,
             dims: info.dims,
-            map: Arc::clone(&map),
+            data: Data::Mapped(Arc::clone(&map)),
             range,
         });
     }
@@ -85,6 +86,7 @@ fn join(parts: Vec<Part>) -> Result<ModelFile> {
         metadata: HashMap::new(),
         tensors: HashMap::new(),
         file_bytes: 0,
+        text_files: None,
     };
     let n_tensors = parts.iter().map(|part| part.tensors.len()).sum();
     if file.tensors.try_reserve(n_tensors).is_err() {

@@ -171,6 +171,47 @@ impl Activations {
         }
     }
 
+    /// Makes `token` the same as a token of `from`, which was set with a row of `len` elements in the
+    /// encodings `enc`.
+    ///
+    /// Panics if a token or `len` is out of range, or either lacks memory for the encodings.
+    ///
+    /// # Safety
+    /// No other thread reads or writes this token during the call, or writes the other.
+    pub unsafe fn copy_row(
+        &self,
+        token: usize,
+        from: &Activations,
+        from_token: usize,
+        len: usize,
+        enc: Encodings,
+    ) {
+        assert!(token < self.max_tokens && from_token < from.max_tokens);
+        assert!(len <= self.max_cols && len <= from.max_cols);
+        assert!(self.encodings.covers(enc) && from.encodings.covers(enc));
+        if enc.float {
+            // SAFETY: both rows have room for the padded elements; they do not overlap, as no thread
+            // writes the other.
+            unsafe {
+                let to = self.float_row(token);
+                to.copy_from_nonoverlapping(from.float_row(from_token), len.next_multiple_of(16));
+            }
+        }
+        if enc.q8 {
+            // SAFETY: as above.
+            unsafe {
+                let to = self.parts(token, len);
+                let from = from.parts(from_token, len);
+                to.q.copy_from_slice(from.q);
+                to.scales.copy_from_slice(from.scales);
+                to.sums32.copy_from_slice(from.sums32);
+                to.scaled32.copy_from_slice(from.scaled32);
+                to.sums16.copy_from_slice(from.sums16);
+                to.scaled16.copy_from_slice(from.scaled16);
+            }
+        }
+    }
+
     /// First element of a token's floats.
     pub(super) fn float_row(&self, token: usize) -> *mut f32 {
         debug_assert!(token < self.max_tokens);

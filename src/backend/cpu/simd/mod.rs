@@ -139,6 +139,16 @@ pub unsafe trait Lanes: Copy {
             p.mul(t.exponent(127))
         }
     }
+
+    /// Hyperbolic tangent of each lane, within 2e-7: `1 - 2 / (1 + exp(2 x))`.
+    #[inline(always)]
+    unsafe fn tanh(self) -> Self {
+        // SAFETY: same features as the caller's.
+        unsafe {
+            let (one, two) = (Self::splat(1.0), Self::splat(2.0));
+            one.sub(two.div(one.add(self.add(self).exp())))
+        }
+    }
 }
 
 /// Defines `unsafe fn name(isa: Isa, ...)` that runs `generic::<L>(...)` with the lanes of `isa`,

@@ -1,0 +1,185 @@
+//! Which experts a token goes through, and how much each counts.
+
+use crate::model::Scoring;
+
+/// How scores become chosen experts and their weights.
+pub(in super::super) struct Routing {
+    pub n_experts: usize,
+    pub n_used: usize,
+    pub scoring: Scoring,
+    /// Added while choosing only.
+    pub selection_bias: Option<Vec<f32>>,
+    pub normalize: bool,
+    pub weight_scale: f32,
+}
+
+fn sigmoid(score: f32) -> f64 {
+    1.0 / (1.0 + (-f64::from(score)).exp())
+}
+
+impl Routing {
+    /// Writes the `n_used` experts chosen by `scores`, in ascending order, and their weights.
+    /// `keys` is scratch memory as long as the scores.
+    ///
+    /// Plain code in double precision, so that the bits are the same on every instruction set. A
+    /// score that is not a number makes all weights so.
+    pub fn choose(&self, scores: &[f32], keys: &mut [f32], ids: &mut [u32], weights: &mut [f32]) {
+        let n = self.n_experts;
+        assert!(scores.len() == n && keys.len() == n);
+        assert!(ids.len() == self.n_used && weights.len() == self.n_used && self.n_used <= n);
+        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        // A share of all, where one expert's score is so large that the others have none.
+        let exp = |score: f32| {
+            if score == largest {
+                1.0
+            } else {
+                (f64::from(score) - f64::from(largest)).exp()
+            }
+        };
+        let sum: f64 = match self.scoring {
+            Scoring::Softmax => scores.iter().map(|s| exp(*s)).sum(),
+            Scoring::Sigmoid | Scoring::SoftmaxOfChosen => 1.0,
+        };
+        let weight = |score: f32| match self.scoring {
+            Scoring::Softmax => exp(score) / sum,
+            Scoring::Sigmoid => sigmoid(score),
+            Scoring::SoftmaxOfChosen => f64::from(score),
+        };
+        // The weights rise with the scores, so without a bias the scores do for choosing.
+        match &self.selection_bias {
+            None => keys.copy_from_slice(scores),
+            Some(bias) => {
+                for ((key, score), bias) in keys.iter_mut().zip(scores).zip(bias) {
+                    *key = weight(*score) as f32 + bias;
+                }
+            }
+        }
+        best(keys, ids);
+        ids.sort_unstable();
+        let score = |id: u32| scores[id as usize];
+        // Before the factor: of softmax over the chosen, or the weights as they are.
+        let chosen = |id: u32| match self.scoring {
+            Scoring::SoftmaxOfChosen => exp(score(id)),
+            _ => weight(score(id)),
+        };
+        let total: f64 = match (self.scoring, self.normalize) {
+            (Scoring::SoftmaxOfChosen, _) | (_, true) => ids.iter().map(|id| chosen(*id)).sum(),
+            _ => 1.0,
+        };
+        // Weights that are all zero stay so.
+        let total = if total == 0.0 { 1.0 } else { total };
+        let factor = f64::from(self.weight_scale) / total;
+        let broken = scores.iter().any(|s| s.is_nan());
+        for (to, id) in weights.iter_mut().zip(ids) {
+            *to = if broken {
+                f32::NAN
+            } else {
+                (chosen(*id) * factor) as f32
+            };
+        }
+    }
+}
+
+/// Indices of the largest keys, of equal ones the smaller first. Takes the keys apart.
+fn best(keys: &mut [f32], ids: &mut [u32]) {
+    for key in keys.iter_mut().filter(|k| k.is_nan()) {
+        *key = f32::NEG_INFINITY;
+    }
+    for id in ids {
+        let mut at: Option<usize> = None;
+        for (i, key) in keys.iter().enumerate() {
+            // Those taken are no numbers any more.
+            if !key.is_nan() && at.is_none_or(|at| *key > keys[at]) {
+                at = Some(i);
+            }
+        }
+        let at = at.unwrap_or(0);
+        keys[at] = f32::NAN;
+        *id = at as u32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn routing(scoring: Scoring, n_experts: usize, n_used: usize) -> Routing {
+        Routing {
+            n_experts,
+            n_used,
+            scoring,
+            selection_bias: None,
+            normalize: false,
+            weight_scale: 1.0,
+        }
+    }
+
+    fn choose(routing: &Routing, scores: &[f32]) -> (Vec<u32>, Vec<f32>) {
+        let mut keys = vec![0.0; scores.len()];
+        let mut ids = vec![u32::MAX; routing.n_used];
+        let mut weights = vec![0.0; routing.n_used];
+        routing.choose(scores, &mut keys, &mut ids, &mut weights);
+        (ids, weights)
+    }
+
+    #[test]
+    fn softmax_is_over_all_or_over_the_chosen() {
+        let scores = [0.0, 3f32.ln(), 2f32.ln(), 4f32.ln()];
+        let (ids, weights) = choose(&routing(Scoring::Softmax, 4, 2), &scores);
+        assert_eq!(ids, [1, 3]);
+        assert!((weights[0] - 0.3).abs() < 1e-6 && (weights[1] - 0.4).abs() < 1e-6);
+        let normalized = Routing {
+            normalize: true,
+            weight_scale: 2.0,
+            ..routing(Scoring::Softmax, 4, 2)
+        };
+        let (_, weights) = choose(&normalized, &scores);
+        assert!((weights[0] - 6.0 / 7.0).abs() < 1e-6 && (weights[1] - 8.0 / 7.0).abs() < 1e-6);
+        let (ids, weights) = choose(&routing(Scoring::SoftmaxOfChosen, 4, 3), &scores);
+        assert_eq!(ids, [1, 2, 3]);
+        assert!((weights[1] - 2.0 / 9.0).abs() < 1e-6);
+        assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn of_equal_scores_the_smaller_index_wins() {
+        let (ids, weights) = choose(&routing(Scoring::Sigmoid, 5, 3), &[0.0; 5]);
+        assert_eq!((ids, weights), (vec![0, 1, 2], vec![0.5; 3]));
+        let (ids, _) = choose(&routing(Scoring::Softmax, 4, 2), &[1.0, 2.0, 1.0, 1.0]);
+        assert_eq!(ids, [0, 1]);
+        let (ids, _) = choose(&routing(Scoring::Softmax, 1, 1), &[-7.0]);
+        assert_eq!(ids, [0]);
+    }
+
+    #[test]
+    fn a_selection_bias_changes_the_choice_and_not_the_weights() {
+        let biased = Routing {
+            selection_bias: Some(vec![0.0, 0.0, 0.9]),
+            ..routing(Scoring::Sigmoid, 3, 1)
+        };
+        let (ids, weights) = choose(&biased, &[1.0, 0.5, -1.0]);
+        assert_eq!(ids, [2]);
+        assert!((weights[0] - (1.0 / (1.0 + 1f32.exp()))).abs() < 1e-6);
+    }
+
+    #[test]
+    fn scores_beyond_all_bounds_give_valid_experts() {
+        for scoring in [Scoring::Softmax, Scoring::Sigmoid, Scoring::SoftmaxOfChosen] {
+            for normalize in [false, true] {
+                let routing = Routing {
+                    normalize,
+                    ..routing(scoring, 4, 2)
+                };
+                let (ids, weights) = choose(&routing, &[f32::INFINITY, 1e30, -1e30, 0.0]);
+                assert_eq!(ids, [0, 1], "{scoring:?}");
+                assert!(weights.iter().all(|w| w.is_finite()), "{weights:?}");
+                let (ids, weights) = choose(&routing, &[f32::NEG_INFINITY; 4]);
+                assert_eq!(ids, [0, 1]);
+                assert!(weights.iter().all(|w| w.is_finite()), "{weights:?}");
+                let (ids, weights) = choose(&routing, &[f32::NAN, 1.0, 2.0, f32::NAN]);
+                assert!(ids.iter().all(|id| *id < 4) && ids[0] < ids[1]);
+                assert!(weights.iter().all(|w| w.is_nan()));
+            }
+        }
+    }
+}

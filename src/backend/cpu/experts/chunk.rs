@@ -1,0 +1,514 @@
+//! Experts for many tokens: sorted by expert, and each expert's tokens multiplied together.
+
+use super::super::forward::deal_rows;
+use super::super::layer::Product;
+use super::super::matmul::{Activations, Encodings, Isa, Matrix};
+use super::super::pages::{Pages, Span};
+use super::super::pool::Worker;
+use super::super::weights::ThreadSpace;
+use super::{Expert, ExpertLayer, ExpertSizes, Which, add_bias};
+use crate::error::{Result, try_vec};
+use std::ops::Range;
+
+const BLOCK: usize = Matrix::ROW_QUANTUM;
+/// Bytes of weights that a thread takes at a time, at least, for a single token.
+const GRAIN_BYTES: usize = 128 << 10;
+
+/// Memory of a chunk's experts. A pair is a token and one of its experts; pairs sorted by expert,
+/// those of an expert by token, are slots. The work on slots is done in windows of as many slots as
+/// the chunk may have tokens.
+pub(in super::super) struct ExpertChunkSpace {
+    scores: Pages,
+    weights: Pages,
+    keys: Vec<f32>,
+    /// Expert of each pair.
+    ids: Vec<u32>,
+    /// First slot of each expert, and the end.
+    starts: Vec<u32>,
+    /// Experts that have slots.
+    active: Vec<u32>,
+    /// Slot of each pair.
+    slots: Vec<u32>,
+    /// Token of each slot.
+    tokens: Vec<u32>,
+    /// Of a window's slots: inputs, activations, outputs.
+    input: Activations,
+    inner: Pages,
+    out: Pages,
+    max_tokens: usize,
+}
+
+impl ExpertChunkSpace {
+    /// For chunks of up to `tokens` on so many threads. Errors: `OutOfMemory`.
+    pub fn new(s: &ExpertSizes, threads: usize, tokens: usize) -> Result<ExpertChunkSpace> {
+        let pages = |width: usize| Pages::floats(tokens.saturating_mul(width), "experts' scratch");
+        let pairs = tokens.saturating_mul(s.n_used);
+        let list = |len| try_vec(len, 0u32, "experts' scratch");
+        Ok(ExpertChunkSpace {
+            scores: pages(s.scores)?,
+            weights: pages(s.parts)?,
+            keys: try_vec(s.n_experts * threads, 0.0, "experts' scratch")?,
+            ids: list(pairs)?,
+            starts: list(s.n_experts + 1)?,
+            active: list(s.n_experts)?,
+            slots: list(pairs)?,
+            tokens: list(pairs)?,
+            input: Activations::new(tokens, s.n_ff.max(s.hidden), s.encodings)?,
+            inner: pages(s.n_ff)?,
+            out: pages(s.hidden)?,
+            max_tokens: tokens,
+        })
+    }
+
+    /// Bytes of [`ExpertChunkSpace::new`].
+    pub fn bytes_for(s: &ExpertSizes, threads: usize, tokens: usize) -> usize {
+        let once = s.n_experts * (threads + 2);
+        let floats = s.scores + s.parts + 3 * s.n_used + s.n_ff + s.hidden;
+        let input = Activations::bytes_for(tokens, s.n_ff.max(s.hidden), s.encodings);
+        (once + tokens * floats) * size_of::<f32>() + input
+    }
+
+    /// For the threads of a region. `up` has a block of [`Matrix::ROW_QUANTUM`] rows for each thread
+    /// and token.
+    pub fn chunk<'a>(&'a mut self, isa: Isa, up: Span<'a>) -> ExpertChunk<'a> {
+        ExpertChunk {
+            isa,
+            scores: self.scores.span(),
+            weights: self.weights.span(),
+            keys: Span::new(&mut self.keys),
+            ids: Span::new(&mut self.ids),
+            starts: Span::new(&mut self.starts),
+            active: Span::new(&mut self.active),
+            slots: Span::new(&mut self.slots),
+            tokens: Span::new(&mut self.tokens),
+            input: &self.input,
+            inner: self.inner.span(),
+            out: self.out.span(),
+            up,
+            max_tokens: self.max_tokens,
+        }
+    }
+}
+
+/// A chunk's experts, as each thread sees them.
+pub(in super::super) struct ExpertChunk<'a> {
+    isa: Isa,
+    scores: Span<'a>,
+    weights: Span<'a>,
+    keys: Span<'a>,
+    ids: Span<'a, u32>,
+    starts: Span<'a, u32>,
+    active: Span<'a, u32>,
+    slots: Span<'a, u32>,
+    tokens: Span<'a, u32>,
+    input: &'a Activations,
+    inner: Span<'a>,
+    out: Span<'a>,
+    up: Span<'a>,
+    max_tokens: usize,
+}
+
+/// Tokens of a chunk that one expert multiplies: rows `tokens` of its input.
+struct Run<'l> {
+    expert: Expert<'l>,
+    tokens: Range<usize>,
+}
+
+impl ExpertChunk<'_> {
+    /// Writes the layer's output for `n` tokens to `y`, rows of `layer.hidden`. `input` is the normed
+    /// input, in the layer's encodings. Begins and ends with phases of its own.
+    ///
+    /// # Safety
+    /// All threads of a region call it, and nobody else uses these buffers or `y`.
+    pub unsafe fn run(
+        &self,
+        worker: &Worker,
+        me: &mut ThreadSpace,
+        layer: &ExpertLayer,
+        input: &Activations,
+        n: usize,
+        y: Span,
+    ) {
+        assert!(n <= self.max_tokens);
+        let pairs = n * layer.routing.n_used;
+        // SAFETY: the caller's promise; barriers separate the phases, and in each a thread writes
+        // only its own rows or tokens.
+        unsafe {
+            self.score(worker, me, layer, input, n);
+            worker.barrier();
+            self.choose(worker, layer, n);
+            worker.barrier();
+            if worker.index == 0 {
+                self.sort(layer, n);
+            }
+            worker.barrier();
+            let mut next_run = 0;
+            for from in (0..pairs).step_by(self.max_tokens) {
+                let window = from..(from + self.max_tokens).min(pairs);
+                self.gather(worker, layer, input, &window);
+                worker.barrier();
+                let runs = self.runs(layer, &window, &mut next_run);
+                let run = |i: usize| self.run_at(layer, &window, runs.start + i);
+                self.gate_up(worker, me, runs.len(), run, self.input);
+                worker.barrier();
+                let enc = layer.experts.down.matrix.encodings();
+                self.encode(worker, window.len(), layer.experts.n_ff, enc);
+                worker.barrier();
+                self.down(worker, me, layer.hidden, runs.len(), run);
+                worker.barrier();
+                self.add_window(worker, layer, n, &window, y);
+                worker.barrier();
+            }
+            if let Some(shared) = &layer.shared {
+                let expert = shared.products.expert(0, self.isa);
+                let run = |_| Run {
+                    expert,
+                    tokens: 0..n,
+                };
+                self.gate_up(worker, me, 1, run, input);
+                worker.barrier();
+                let enc = shared.products.down.matrix.encodings();
+                self.encode(worker, n, shared.products.n_ff, enc);
+                worker.barrier();
+                self.down(worker, me, layer.hidden, 1, run);
+                worker.barrier();
+                self.add_shared(worker, layer, expert, n, y);
+                worker.barrier();
+            }
+        }
+    }
+
+    /// Scores of all tokens.
+    ///
+    /// # Safety
+    /// A phase of its own, in which all threads call it; so below.
+    unsafe fn score(
+        &self,
+        worker: &Worker,
+        me: &mut ThreadSpace,
+        layer: &ExpertLayer,
+        input: &Activations,
+        n: usize,
+    ) {
+        let stride = layer.n_scores();
+        let mut products = arrayvec::ArrayVec::<&Product, 2>::new();
+        products.extend(layer.scorers());
+        deal_rows(worker, &products, GRAIN_BYTES / n, |i, rows| {
+            let at = if i == 0 { 0 } else { layer.routing.n_experts };
+            let product = products[i];
+            // SAFETY: each thread has rows of its own, of all tokens.
+            unsafe {
+                let out = self.scores.base().add(at);
+                let unpacked = &mut me.unpacked;
+                product
+                    .matrix
+                    .mul(input, 0..n, rows.clone(), out, stride, unpacked);
+                for t in 0..n {
+                    let out = self.scores.part(t * stride + at + rows.start, rows.len());
+                    add_bias(out, product.bias.as_ref().map(|b| &b[rows.clone()]));
+                }
+            }
+        });
+    }
+
+    /// Experts and weights of all tokens.
+    ///
+    /// # Safety
+    /// As above.
+    unsafe fn choose(&self, worker: &Worker, layer: &ExpertLayer, n: usize) {
+        let (routing, stride) = (&layer.routing, layer.n_scores());
+        let (n_experts, used) = (routing.n_experts, routing.n_used);
+        let parts = used + usize::from(layer.shared.is_some());
+        worker.ranges(n, 4, |tokens| {
+            for t in tokens {
+                // SAFETY: each token is one thread's, and so is a share of the keys.
+                unsafe {
+                    let scores = &*self.scores.part(t * stride, stride);
+                    let keys = self.keys.part(worker.index * n_experts, n_experts);
+                    let ids = self.ids.part(t * used, used);
+                    let weights = self.weights.part(t * parts, parts);
+                    routing.choose(&scores[..n_experts], keys, ids, &mut weights[..used]);
+                    if parts > used {
+                        weights[used] = layer.shared_weight(scores);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Sorts the pairs by expert.
+    ///
+    /// # Safety
+    /// Nobody else uses the lists.
+    unsafe fn sort(&self, layer: &ExpertLayer, n: usize) {
+        let used = layer.routing.n_used;
+        let (n_experts, pairs) = (layer.routing.n_experts, n * used);
+        // SAFETY: the caller's promise.
+        let (ids, starts, active, slots, tokens) = unsafe {
+            (
+                &*self.ids.part(0, pairs),
+                self.starts.part(0, n_experts + 1),
+                self.active.part(0, n_experts),
+                self.slots.part(0, pairs),
+                self.tokens.part(0, pairs),
+            )
+        };
+        starts.fill(0);
+        for id in ids {
+            starts[*id as usize + 1] += 1;
+        }
+        let mut n_active = 0;
+        for e in 0..n_experts {
+            if starts[e + 1] > 0 {
+                active[n_active] = e as u32;
+                n_active += 1;
+            }
+            starts[e + 1] += starts[e];
+        }
+        // While placing, the start of an expert is its next free slot; in the end that is the start
+        // of the one after it.
+        for (pair, id) in ids.iter().enumerate() {
+            let next = &mut starts[*id as usize];
+            slots[pair] = *next;
+            tokens[*next as usize] = (pair / used) as u32;
+            *next += 1;
+        }
+        starts.copy_within(0..n_experts, 1);
+        starts[0] = 0;
+    }
+
+    /// Indices into the active experts of those with slots in a window. `next` is the first that may
+    /// be, and becomes that for the next window.
+    ///
+    /// # Safety
+    /// Nobody writes the lists.
+    unsafe fn runs(
+        &self,
+        layer: &ExpertLayer,
+        window: &Range<usize>,
+        next: &mut usize,
+    ) -> Range<usize> {
+        let n_experts = layer.routing.n_experts;
+        // SAFETY: the caller's promise.
+        let (starts, active) = unsafe {
+            (
+                &*self.starts.part(0, n_experts + 1),
+                &*self.active.part(0, n_experts),
+            )
+        };
+        let first = *next;
+        let mut i = first;
+        loop {
+            let end = starts[active[i] as usize + 1] as usize;
+            i += 1;
+            if end >= window.end {
+                // One that goes on beyond the window is the next one's first.
+                *next = if end == window.end { i } else { i - 1 };
+                return first..i;
+            }
+        }
+    }
+
+    /// The slots of an active expert in a window, counted from the window's start.
+    ///
+    /// # Safety
+    /// Nobody writes the lists.
+    unsafe fn run_at<'l>(
+        &self,
+        layer: &'l ExpertLayer,
+        window: &Range<usize>,
+        i: usize,
+    ) -> Run<'l> {
+        // SAFETY: the caller's promise.
+        let (e, starts) = unsafe {
+            let e = self.active.part(i, 1)[0] as usize;
+            (e, &*self.starts.part(e, 2))
+        };
+        let from = (starts[0] as usize).max(window.start) - window.start;
+        let to = (starts[1] as usize).min(window.end) - window.start;
+        Run {
+            expert: layer.experts.expert(e, self.isa),
+            tokens: from..to,
+        }
+    }
+
+    /// Brings the inputs of a window's slots together.
+    ///
+    /// # Safety
+    /// As above.
+    unsafe fn gather(
+        &self,
+        worker: &Worker,
+        layer: &ExpertLayer,
+        input: &Activations,
+        window: &Range<usize>,
+    ) {
+        let p = &layer.experts;
+        let enc = p.gate.matrix.encodings().union(p.up.matrix.encodings());
+        worker.ranges(window.len(), 8, |slots| {
+            for slot in slots {
+                // SAFETY: each slot is one thread's; the input is only read.
+                unsafe {
+                    let token = self.tokens.part(window.start + slot, 1)[0] as usize;
+                    self.input.copy_row(slot, input, token, layer.hidden, enc);
+                }
+            }
+        });
+    }
+
+    /// Gate and up of the runs, activated, in `inner`.
+    ///
+    /// # Safety
+    /// As above.
+    unsafe fn gate_up<'l>(
+        &self,
+        worker: &Worker,
+        me: &mut ThreadSpace,
+        n_runs: usize,
+        run: impl Fn(usize) -> Run<'l>,
+        input: &Activations,
+    ) {
+        let p = run(0).expert.products;
+        let (n_ff, blocks) = (p.n_ff, p.n_ff.div_ceil(BLOCK));
+        let mine = worker.index * self.max_tokens * BLOCK;
+        let grain = grain(&p.gate, n_runs, blocks);
+        worker.ranges(n_runs * blocks, grain, |tasks| {
+            for task in tasks {
+                let Run { expert, tokens } = run(task / blocks);
+                let rows = task % blocks * BLOCK..(task % blocks * BLOCK + BLOCK).min(n_ff);
+                let n = rows.len();
+                // SAFETY: each thread has rows of its own of a run's tokens, and its own block of up.
+                unsafe {
+                    let unpacked = &mut me.unpacked;
+                    let out = self.inner.base().add(rows.start);
+                    let view = expert.rows(Which::Gate, rows.clone());
+                    view.mul(input, tokens.clone(), 0..n, out, n_ff, unpacked);
+                    let up = self.up.base().add(mine);
+                    let view = expert.rows(Which::Up, rows.clone());
+                    view.mul(input, tokens.clone(), 0..n, up, BLOCK, unpacked);
+                    for t in tokens {
+                        let gate = self.inner.part(t * n_ff + rows.start, n);
+                        let up = self.up.part(mine + t * BLOCK, n);
+                        expert.activate(rows.clone(), gate, up);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Encodes `n` rows of activations as inputs of the last products.
+    ///
+    /// # Safety
+    /// As above.
+    unsafe fn encode(&self, worker: &Worker, n: usize, n_ff: usize, enc: Encodings) {
+        worker.ranges(n, 4, |rows| {
+            for row in rows {
+                // SAFETY: each row is one thread's.
+                unsafe {
+                    let inner = self.inner.part(row * n_ff, n_ff);
+                    self.input.set_row(self.isa, row, inner, enc);
+                }
+            }
+        });
+    }
+
+    /// Outputs of the runs, without bias.
+    ///
+    /// # Safety
+    /// As above.
+    unsafe fn down<'l>(
+        &self,
+        worker: &Worker,
+        me: &mut ThreadSpace,
+        hidden: usize,
+        n_runs: usize,
+        run: impl Fn(usize) -> Run<'l>,
+    ) {
+        let blocks = hidden.div_ceil(BLOCK);
+        let grain = grain(&run(0).expert.products.down, n_runs, blocks);
+        worker.ranges(n_runs * blocks, grain, |tasks| {
+            for task in tasks {
+                let Run { expert, tokens } = run(task / blocks);
+                let rows = task % blocks * BLOCK..(task % blocks * BLOCK + BLOCK).min(hidden);
+                let n = rows.len();
+                // SAFETY: each thread has rows of its own of a run's tokens.
+                unsafe {
+                    let out = self.out.base().add(rows.start);
+                    let view = expert.rows(Which::Down, rows);
+                    view.mul(self.input, tokens, 0..n, out, hidden, &mut me.unpacked);
+                }
+            }
+        });
+    }
+
+    /// Adds the outputs of a window to those of the windows before.
+    ///
+    /// # Safety
+    /// As above.
+    unsafe fn add_window(
+        &self,
+        worker: &Worker,
+        layer: &ExpertLayer,
+        n: usize,
+        window: &Range<usize>,
+        y: Span,
+    ) {
+        let (used, hidden) = (layer.routing.n_used, layer.hidden);
+        let parts = used + usize::from(layer.shared.is_some());
+        worker.ranges(n, 4, |tokens| {
+            for t in tokens {
+                // SAFETY: each token is one thread's; all else is only read.
+                unsafe {
+                    let y = y.part(t * hidden, hidden);
+                    if window.start == 0 {
+                        y.fill(0.0);
+                    }
+                    let ids = &*self.ids.part(t * used, used);
+                    let slots = &*self.slots.part(t * used, used);
+                    let weights = &*self.weights.part(t * parts, used);
+                    for ((id, slot), weight) in ids.iter().zip(slots).zip(weights) {
+                        let slot = *slot as usize;
+                        if window.contains(&slot) {
+                            let out = &*self.out.part((slot - window.start) * hidden, hidden);
+                            let expert = layer.experts.expert(*id as usize, self.isa);
+                            expert.add_output(0..hidden, *weight, out, y);
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    /// Adds the outputs of the shared expert.
+    ///
+    /// # Safety
+    /// As above.
+    unsafe fn add_shared(
+        &self,
+        worker: &Worker,
+        layer: &ExpertLayer,
+        shared: Expert,
+        n: usize,
+        y: Span,
+    ) {
+        let (used, hidden) = (layer.routing.n_used, layer.hidden);
+        worker.ranges(n, 4, |tokens| {
+            for t in tokens {
+                // SAFETY: each token is one thread's; all else is only read.
+                unsafe {
+                    let y = y.part(t * hidden, hidden);
+                    let out = &*self.out.part(t * hidden, hidden);
+                    let weight = self.weights.part(t * (used + 1) + used, 1)[0];
+                    shared.add_output(0..hidden, weight, out, y);
+                }
+            }
+        });
+    }
+}
+
+/// Blocks of rows that a thread takes at a time.
+fn grain(product: &Product, n_runs: usize, blocks: usize) -> usize {
+    let block_bytes = (BLOCK * product.tensor.row_bytes()).max(1);
+    // Enough for all threads to have several turns.
+    (GRAIN_BYTES / block_bytes).clamp(1, (n_runs * blocks / 256).max(1))
+}

@@ -1,0 +1,519 @@
+//! Mixtures of experts: their place in the plan, the memory that they work in, and the launches of
+//! their kernels.
+
+use super::args;
+use super::driver::Stream;
+use super::kernels::Kernels;
+use super::matrix::{Matrix, tiled_bytes};
+use super::plan::{Jobs, MlpPlan, Plan, activation};
+use super::step::Arena;
+use crate::error::{Result, fail};
+use crate::model::{Experts, Scoring};
+use crate::quant::TensorType;
+
+/// Most experts of a layer, as `MAX_EXPERTS` of experts.cu.
+const MAX_EXPERTS: usize = 1024;
+/// Most experts that a token goes through: a chunk's pairs must fit a grid.
+const MAX_USED: usize = 31;
+/// Rows of a tile of the products of many rows, as `Tile` of matmul_experts.cu.
+const TILE_ROWS: u32 = 128;
+/// Shared memory of those: three stages of two tiles.
+const MATMUL_SHARED: usize = 3 * (128 + 128) * 64 * 2;
+/// Input rows that a block of the router's product takes, as `SCORE_ROWS` of experts.cu.
+const SCORE_ROWS: u32 = 4;
+/// Bytes of weights in f16 that are there at a time while a prompt is evaluated, if an expert is no
+/// larger.
+const WEIGHT_BYTES: u64 = 256 << 20;
+
+/// A mixture of experts on the device.
+#[derive(Clone, Debug)]
+pub struct ExpertsPlan {
+    /// Number of experts.
+    pub n_experts: u32,
+    /// Experts that each token goes through.
+    pub n_used: u32,
+    /// Rows of scores: of the experts, then of the shared one if it has any.
+    pub router: Matrix,
+    /// f32, one per expert; 0 if there is none.
+    pub selection_bias: u64,
+    /// `Scoring` of experts.cu.
+    pub scoring: u32,
+    /// Whether the weights of the chosen are divided by their sum.
+    pub normalize: bool,
+    /// Factor on the weights.
+    pub weight_scale: f32,
+    /// Of all experts, one below the other: `n_experts * n_ff` rows.
+    pub gate: Matrix,
+    /// As `gate`.
+    pub up: Matrix,
+    /// Of all experts: `n_experts * hidden` rows.
+    pub down: Matrix,
+    /// Inner width of an expert.
+    pub n_ff: u32,
+    /// Of gate and up.
+    pub activation: args::Activation,
+    /// The expert for all tokens.
+    pub shared: Option<MlpPlan>,
+}
+
+impl Jobs {
+    /// Lays a mixture out. `Unsupported` names what the kernels cannot do.
+    pub fn experts(&mut self, e: &Experts) -> Result<ExpertsPlan> {
+        if e.n_experts > MAX_EXPERTS || e.n_used > MAX_USED {
+            fail!(
+                Unsupported,
+                "tensor {}: {} of {} experts; the GPU takes {MAX_USED} of {MAX_EXPERTS} at most",
+                e.router.weight.name,
+                e.n_used,
+                e.n_experts
+            );
+        }
+        let mut scores = vec![&e.router];
+        scores.extend(e.shared.as_ref().and_then(|s| s.gate.as_ref()));
+        Ok(ExpertsPlan {
+            n_experts: e.n_experts as u32,
+            n_used: e.n_used as u32,
+            router: self.fuse(&scores)?,
+            selection_bias: self.tensor(e.selection_bias.as_ref())?,
+            scoring: match e.scoring {
+                Scoring::Softmax => 0,
+                Scoring::Sigmoid => 1,
+                Scoring::SoftmaxOfChosen => 2,
+            },
+            normalize: e.normalize,
+            weight_scale: e.weight_scale,
+            gate: self.fuse(&[&e.gate])?,
+            up: self.fuse(&[&e.up])?,
+            down: self.fuse(&[&e.down])?,
+            n_ff: (e.gate.weight.rows() / e.n_experts) as u32,
+            activation: activation(e.activation),
+            shared: match &e.shared {
+                Some(shared) => Some(self.mlp(&shared.mlp)?),
+                None => None,
+            },
+        })
+    }
+}
+
+impl ExpertsPlan {
+    /// The matrices that every token is multiplied with.
+    pub fn common_matrices(&self) -> impl Iterator<Item = &Matrix> {
+        let shared = self.shared.iter().flat_map(|s| [&s.up, &s.down]);
+        std::iter::once(&self.router).chain(shared)
+    }
+
+    /// The matrices of the experts.
+    pub fn expert_matrices(&self) -> [&Matrix; 3] {
+        [&self.gate, &self.up, &self.down]
+    }
+
+    /// Bytes of the experts' matrices that a token needs.
+    pub fn used_bytes(&self, matrices: &[&Matrix]) -> u64 {
+        let bytes: u64 = matrices.iter().map(|m| m.bytes()).sum();
+        bytes / u64::from(self.n_experts) * u64::from(self.n_used)
+    }
+
+    /// How many experts' weights in f16 are there at a time while a prompt is evaluated.
+    pub fn experts_at_once(&self, matrix: &Matrix) -> u32 {
+        let rows = matrix.rows / self.n_experts;
+        let one = u64::from(rows) * u64::from(matrix.groups) * 64;
+        (WEIGHT_BYTES / one.max(1)).clamp(1, u64::from(self.n_experts)) as u32
+    }
+
+    /// Bytes of those.
+    pub fn unpacked_bytes(&self) -> u64 {
+        let bytes = |m: &&Matrix| {
+            let rows = m.rows / self.n_experts * self.experts_at_once(m);
+            tiled_bytes(rows, m.groups)
+        };
+        self.expert_matrices().iter().map(bytes).max().unwrap_or(0)
+    }
+
+    /// Tiles that so many pairs take at most, in a part of the experts.
+    pub fn most_tiles(&self, pairs: u32, experts: u32) -> u32 {
+        pairs / TILE_ROWS + experts.min(pairs)
+    }
+}
+
+/// Where the experts of a step or a chunk have their memory: offsets, then addresses.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExpertPlaces {
+    /// f32, `[rows][router rows]`.
+    pub scores: u64,
+    /// u32, `[pairs]`.
+    pub chosen: u64,
+    /// f32, `[rows][n_used + 1]`.
+    pub weights: u64,
+    /// f32, `[pairs][2 * n_ff]`: gates and ups.
+    pub inner: u64,
+    /// f32, `[pairs][hidden]`: outputs. In a chunk they take the place of `inner`.
+    pub out: u64,
+    /// f32, `[rows][hidden]`: outputs of the shared expert.
+    pub shared: u64,
+    /// A step's inputs of the last products: int8, their scales, f32.
+    pub q8: u64,
+    /// f32, `[pairs][groups]`.
+    pub q8_scale: u64,
+    /// f32, `[pairs][groups * 32]`.
+    pub f32: u64,
+    /// A chunk's: f32 `[rows][hidden]` for the router, f16 (tiled) and its scales for the rest.
+    pub input: u64,
+    /// f16, tiled.
+    pub f16: u64,
+    /// f32, `[pairs]`.
+    pub f16_scale: u64,
+    /// The lists of `SortArgs`.
+    pub starts: u64,
+    /// u32, `[pairs]`.
+    pub slots: u64,
+    /// u32, `[pairs]`.
+    pub pairs: u64,
+    /// u32, `[n_experts + 1]`.
+    pub tiles: u64,
+    /// u32, one per tile.
+    pub tile_experts: u64,
+}
+
+impl ExpertPlaces {
+    /// For steps of `rows` sessions.
+    pub fn step(arena: &mut Arena, plan: &Plan, rows: u32) -> ExpertPlaces {
+        let s = Extents::of(plan, rows);
+        ExpertPlaces {
+            q8: arena.take(s.pairs_groups * 32),
+            q8_scale: arena.take(s.pairs_groups * 4),
+            f32: arena.take(s.pairs_groups * 128),
+            inner: arena.take(s.inner),
+            out: arena.take(s.out),
+            ..ExpertPlaces::common(arena, &s)
+        }
+    }
+
+    /// For chunks of `rows` tokens.
+    pub fn chunk(arena: &mut Arena, plan: &Plan, rows: u32) -> ExpertPlaces {
+        let s = Extents::of(plan, rows);
+        let inner = arena.take(s.inner.max(s.out));
+        ExpertPlaces {
+            inner,
+            out: inner,
+            input: arena.take(s.input),
+            f16: arena.take(s.f16),
+            f16_scale: arena.take(s.pairs * 4),
+            starts: arena.take(s.experts * 4),
+            slots: arena.take(s.pairs * 4),
+            pairs: arena.take(s.pairs * 4),
+            tiles: arena.take(s.experts * 4),
+            tile_experts: arena.take(s.tiles * 4),
+            ..ExpertPlaces::common(arena, &s)
+        }
+    }
+
+    fn common(arena: &mut Arena, s: &Extents) -> ExpertPlaces {
+        ExpertPlaces {
+            scores: arena.take(s.scores),
+            chosen: arena.take(s.pairs * 4),
+            weights: arena.take(s.weights),
+            shared: arena.take(s.shared),
+            ..ExpertPlaces::default()
+        }
+    }
+
+    /// Turns offsets into addresses.
+    pub fn place(&mut self, base: u64) {
+        for place in [
+            &mut self.scores,
+            &mut self.chosen,
+            &mut self.weights,
+            &mut self.inner,
+            &mut self.out,
+            &mut self.shared,
+            &mut self.q8,
+            &mut self.q8_scale,
+            &mut self.f32,
+            &mut self.input,
+            &mut self.f16,
+            &mut self.f16_scale,
+            &mut self.starts,
+            &mut self.slots,
+            &mut self.pairs,
+            &mut self.tiles,
+            &mut self.tile_experts,
+        ] {
+            *place += base;
+        }
+    }
+}
+
+/// Largest extents over all layers' mixtures, most of them in bytes; zeros if there are none.
+#[derive(Default)]
+struct Extents {
+    scores: u64,
+    weights: u64,
+    inner: u64,
+    out: u64,
+    shared: u64,
+    input: u64,
+    f16: u64,
+    pairs: u64,
+    pairs_groups: u64,
+    /// One more than there are experts.
+    experts: u64,
+    tiles: u64,
+}
+
+impl Extents {
+    fn of(plan: &Plan, rows: u32) -> Extents {
+        let mut s = Extents::default();
+        let n = u64::from(rows);
+        for e in plan.experts() {
+            let pairs = n * u64::from(e.n_used);
+            let most = |to: &mut u64, v: u64| *to = v.max(*to);
+            most(&mut s.scores, n * u64::from(e.router.rows) * 4);
+            most(&mut s.weights, n * u64::from(e.n_used + 1) * 4);
+            most(&mut s.inner, pairs * u64::from(e.n_ff) * 8);
+            most(&mut s.out, pairs * u64::from(plan.hidden) * 4);
+            if e.shared.is_some() {
+                most(&mut s.shared, n * u64::from(plan.hidden) * 4);
+            }
+            most(&mut s.input, n * u64::from(e.router.groups) * 128);
+            most(&mut s.f16, tiled_bytes(pairs as u32, e.down.groups));
+            most(&mut s.pairs, pairs);
+            most(&mut s.pairs_groups, pairs * u64::from(e.down.groups));
+            most(&mut s.experts, u64::from(e.n_experts) + 1);
+            most(
+                &mut s.tiles,
+                u64::from(e.most_tiles(pairs as u32, e.n_experts)),
+            );
+        }
+        s
+    }
+}
+
+/// Input rows of a step's products with experts, and where the result goes.
+pub struct ExpertInputs {
+    /// Forms of the input; `fragments` is not used.
+    pub inputs: super::matrix::Inputs,
+    /// Consecutive pairs that read the same row of it.
+    pub pairs_per_input: u32,
+    /// u32, `[pairs]`.
+    pub chosen: u64,
+    /// Pairs.
+    pub pairs: u32,
+    /// f32, `[pairs][out_stride]`.
+    pub out: u64,
+    /// Floats from one pair's output to the next.
+    pub out_stride: u32,
+}
+
+impl Kernels {
+    /// Makes the kernels for experts known.
+    pub(super) fn find_experts(&mut self) -> Result<()> {
+        let shared = self.context().properties().shared_bytes;
+        for name in ["route", "expert_sort", "expert_tiles", "expert_combine"] {
+            self.find("experts", name, 0)?;
+        }
+        let beside_rows = SCORE_ROWS as usize * 32 * 36 * 4;
+        self.find("experts", "expert_scores", shared - beside_rows)?;
+        self.find("matmul_experts", "matmul_experts", MATMUL_SHARED)?;
+        for ty in TensorType::ALL {
+            let name = format!("matvec_experts_{}", ty.name());
+            self.find(matvec_module(ty), &name, shared)?;
+        }
+        Ok(())
+    }
+
+    /// Chooses the experts of `rows` rows by their scores.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn route(&self, stream: &Stream, args: &args::Route, rows: u32) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "route", (rows, 1, 1), 32, 0, args) }
+    }
+
+    /// Scores of `rows` rows of f32 input at `x`, `[rows][router.rows]`.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn expert_scores(
+        &self,
+        stream: &Stream,
+        router: &Matrix,
+        x: u64,
+        out: u64,
+        rows: u32,
+    ) -> Result<()> {
+        for s in &router.segments {
+            let at = u64::from(s.out_offset) * 4;
+            let args = args::Score {
+                matrix: s.address,
+                bias: if router.bias == 0 {
+                    0
+                } else {
+                    router.bias + at
+                },
+                x,
+                out: out + at,
+                ty: args::type_number(s.ty),
+                matrix_rows: s.rows,
+                groups: router.groups,
+                rows,
+                out_stride: router.rows,
+                padding: 0,
+            };
+            let shared = (SCORE_ROWS * s.rows * 4) as usize;
+            let grid = (rows.div_ceil(SCORE_ROWS), 1, 1);
+            // SAFETY: the caller's word.
+            unsafe { self.launch(stream, "expert_scores", grid, 256, shared, &args)? };
+        }
+        Ok(())
+    }
+
+    /// Sorts pairs by expert and deals tiles out to them.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn expert_sort(&self, stream: &Stream, args: &args::Sort) -> Result<()> {
+        let args = args::Sort {
+            tile_rows: TILE_ROWS,
+            ..*args
+        };
+        // SAFETY: the caller's word.
+        unsafe {
+            self.launch(stream, "expert_sort", (args.n_experts, 1, 1), 256, 0, &args)?;
+            self.launch(stream, "expert_tiles", (1, 1, 1), 1024, 0, &args)
+        }
+    }
+
+    /// Products of pairs with one or two matrices of the experts that they chose. The second one's
+    /// outputs are behind the first one's.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`]; the inputs must be in the forms that the matrices' types need.
+    pub unsafe fn expert_matvec(
+        &self,
+        stream: &Stream,
+        n_experts: u32,
+        matrices: &[&Matrix],
+        to: &ExpertInputs,
+    ) -> Result<()> {
+        // Parts that one kernel can do together: of one type.
+        let mut offset = 0;
+        let mut parts = Vec::new();
+        for m in matrices {
+            for s in &m.segments {
+                parts.push((s, m.bias, offset));
+            }
+            offset += m.rows / n_experts;
+        }
+        while let Some(&(first, ..)) = parts.first() {
+            let ty = first.ty;
+            let (mine, rest): (Vec<_>, Vec<_>) = parts.into_iter().partition(|(s, ..)| s.ty == ty);
+            parts = rest;
+            let groups = matrices[0].groups;
+            let slices = first.slices(groups);
+            let mut args = args::ExpertMatvec {
+                chosen: to.chosen,
+                q8: to.inputs.q8,
+                q8_scale: to.inputs.q8_scale,
+                f32: to.inputs.f32,
+                out: to.out,
+                n_segments: mine.len() as u32,
+                groups,
+                out_stride: to.out_stride,
+                pairs_per_input: to.pairs_per_input,
+                n_experts,
+                ..Default::default()
+            };
+            // Two blocks a multiprocessor, shared by the pairs and segments.
+            let blocks = (2 * self.multiprocessors()).div_ceil(to.pairs * mine.len() as u32);
+            let (mut first_block, mut most_rows) = (0, 1);
+            for (segment, (s, bias, out_offset)) in args.segments.iter_mut().zip(&mine) {
+                let each = s.rows / n_experts;
+                let blocks = blocks.clamp(1, each);
+                *segment = args::Segment {
+                    matrix: s.address,
+                    bias: *bias,
+                    ty: args::type_number(s.ty),
+                    rows: s.rows,
+                    first_block,
+                    blocks,
+                    out_offset: *out_offset,
+                    padding: 0,
+                };
+                first_block += blocks;
+                most_rows = most_rows.max(each.div_ceil(blocks));
+            }
+            let limit = self.context().properties().shared_bytes.min(96 * 1024);
+            let per_row = slices as usize * 4;
+            args.chunk_rows = most_rows.min((limit / per_row).max(1) as u32);
+            let shared = args.chunk_rows as usize * per_row;
+            let name = format!("matvec_experts_{}", ty.name());
+            let grid = (first_block, to.pairs, 1);
+            // SAFETY: the caller's word.
+            unsafe { self.launch(stream, &name, grid, 512, shared, &args)? };
+        }
+        Ok(())
+    }
+
+    /// Products of the slots of some experts; `tiles` is how many they have at most.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn expert_matmul(
+        &self,
+        stream: &Stream,
+        args: &args::ExpertMatmul,
+        tiles: u32,
+    ) -> Result<()> {
+        let grid = (tiles, args.n.div_ceil(128), 1);
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "matmul_experts", grid, 256, MATMUL_SHARED, args) }
+    }
+
+    /// Sums of what the experts of `rows` rows gave.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn expert_combine(
+        &self,
+        stream: &Stream,
+        args: &args::Combine,
+        rows: u32,
+    ) -> Result<()> {
+        let grid = (args.len.div_ceil(128), rows, 1);
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "expert_combine", grid, 128, 0, args) }
+    }
+}
+
+/// The arguments that choose experts by the scores at `at`.
+pub fn route_args(e: &ExpertsPlan, at: &ExpertPlaces) -> args::Route {
+    args::Route {
+        scores: at.scores,
+        selection_bias: e.selection_bias,
+        chosen: at.chosen,
+        weights: at.weights,
+        score_stride: e.router.rows,
+        n_experts: e.n_experts,
+        n_used: e.n_used,
+        scoring: e.scoring,
+        shared: match e.shared {
+            None => 0,
+            Some(_) if e.router.rows == e.n_experts => 1,
+            Some(_) => 2,
+        },
+        normalize: u32::from(e.normalize),
+        weight_scale: e.weight_scale,
+        padding: 0,
+    }
+}
+
+/// The kernel file of a type's products.
+fn matvec_module(ty: TensorType) -> &'static str {
+    use TensorType as T;
+    match ty {
+        T::F32 | T::F16 | T::BF16 => "matvec_experts_k",
+        T::Q8_0 | T::Q2K | T::Q3K | T::Q4K | T::Q5K | T::Q6K => "matvec_experts_k",
+        _ => "matvec_experts_32",
+    }
+}

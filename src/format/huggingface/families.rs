@@ -1,0 +1,440 @@
+//! The families: which class of the transformers library is which architecture in GGUF, what their
+//! tensors are called in both, and what their configs leave out.
+
+use super::json::Config;
+use super::keys::{self, Keys};
+use crate::error::{Error, Result, Status, fail};
+use serde_json::{Value, json};
+
+/// Names of a layer's parts: those of the folder, and those of GGUF.
+type Parts = &'static [(&'static str, &'static str)];
+
+/// A family of models.
+pub(super) struct Family {
+    /// `model_type` in the config; of a model with several parts, that of the text part last.
+    pub model_types: &'static [&'static str],
+    /// `architectures` in the config.
+    pub classes: &'static [&'static str],
+    /// `general.architecture` in GGUF.
+    pub architecture: &'static str,
+    /// Activations that the family runs with.
+    activations: &'static [&'static str],
+    /// Parts of a layer.
+    parts: &'static [Parts],
+    pub layout: Layout,
+    /// Whether positions are rotations.
+    pub rope: bool,
+    /// Values that a config may leave out.
+    defaults: fn() -> Value,
+    /// Whether the head is the embedding where the config does not say so.
+    pub tied: bool,
+    /// Sets the keys that are this family's own.
+    pub keys: fn(&mut Keys) -> Result<()>,
+}
+
+/// How the tensors of a family differ from GGUF's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// Not at all.
+    Same,
+    /// Rope rotates halves of q and k, in GGUF neighbours.
+    Halves,
+    /// Norms lack the 1 that the model adds to them.
+    ShiftedNorms,
+    /// Matrices have a row per input.
+    Transposed,
+}
+
+const SILU: &[&str] = &["silu", "swish"];
+const GELU_TANH: &[&str] = &["gelu_pytorch_tanh", "gelu_new"];
+
+const ATTENTION: Parts = &[
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+];
+const HEAD_NORMS: Parts = &[
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+];
+const PRE_NORMS: Parts = &[
+    ("input_layernorm", "attn_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+];
+const GATED: Parts = &[
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+const GATED_FUSED: Parts = &[
+    ("mlp.gate_up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+const GEMMA_NORMS: Parts = &[
+    ("input_layernorm", "attn_norm"),
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
+/// What most families are.
+const LLAMA: Family = Family {
+    model_types: &["llama"],
+    classes: &["LlamaForCausalLM"],
+    architecture: "llama",
+    activations: SILU,
+    parts: &[ATTENTION, PRE_NORMS, GATED],
+    layout: Layout::Halves,
+    rope: true,
+    defaults: || json!({"rms_norm_eps": 1e-6}),
+    tied: false,
+    keys: |_| Ok(()),
+};
+
+const FAMILIES: &[Family] = &[
+    LLAMA,
+    Family {
+        model_types: &["mistral"],
+        classes: &["MistralForCausalLM"],
+        keys: keys::window_everywhere,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["mixtral"],
+        classes: &["MixtralForCausalLM"],
+        parts: &[
+            ATTENTION,
+            PRE_NORMS,
+            &[
+                ("block_sparse_moe.gate", "ffn_gate_inp"),
+                ("mlp.gate", "ffn_gate_inp"),
+            ],
+        ],
+        defaults: || json!({"rms_norm_eps": 1e-5, "default_rope_theta": 1e6}),
+        keys: |k| {
+            keys::experts(k)?;
+            keys::window_everywhere(k)
+        },
+        ..LLAMA
+    },
+    Family {
+        model_types: &["qwen2"],
+        classes: &["Qwen2ForCausalLM"],
+        architecture: "qwen2",
+        layout: Layout::Same,
+        keys: keys::window_where_asked,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["qwen3"],
+        classes: &["Qwen3ForCausalLM"],
+        architecture: "qwen3",
+        parts: &[ATTENTION, HEAD_NORMS, PRE_NORMS, GATED],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-6, "head_dim": 128}),
+        keys: keys::window_where_asked,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["qwen3_moe"],
+        classes: &["Qwen3MoeForCausalLM"],
+        architecture: "qwen3moe",
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            PRE_NORMS,
+            &[("mlp.gate", "ffn_gate_inp")],
+        ],
+        layout: Layout::Same,
+        keys: keys::qwen3moe,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["gemma2"],
+        classes: &["Gemma2ForCausalLM"],
+        architecture: "gemma2",
+        activations: GELU_TANH,
+        parts: &[ATTENTION, GEMMA_NORMS, GATED],
+        layout: Layout::ShiftedNorms,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-6, "head_dim": 256, "query_pre_attn_scalar": 256,
+                "hidden_activation": "gelu_pytorch_tanh"})
+        },
+        tied: true,
+        keys: keys::gemma2,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["gemma3_text", "gemma3"],
+        classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
+        architecture: "gemma3",
+        activations: GELU_TANH,
+        parts: &[ATTENTION, HEAD_NORMS, GEMMA_NORMS, GATED],
+        layout: Layout::ShiftedNorms,
+        // Published configs name little more than the sizes.
+        defaults: || {
+            json!({"rms_norm_eps": 1e-6, "head_dim": 256, "query_pre_attn_scalar": 256,
+                "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208,
+                "max_position_embeddings": 131_072, "default_rope_theta": 1e6,
+                "rope_local_base_freq": 1e4, "sliding_window": 4096,
+                "hidden_activation": "gelu_pytorch_tanh"})
+        },
+        tied: true,
+        keys: keys::gemma3,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["phi"],
+        classes: &["PhiForCausalLM"],
+        architecture: "phi2",
+        activations: GELU_TANH,
+        parts: &[
+            &[
+                ("self_attn.q_proj", "attn_q"),
+                ("self_attn.k_proj", "attn_k"),
+                ("self_attn.v_proj", "attn_v"),
+                ("self_attn.dense", "attn_output"),
+            ],
+            &[("input_layernorm", "attn_norm")],
+            &[("mlp.fc1", "ffn_up"), ("mlp.fc2", "ffn_down")],
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}),
+        keys: |k| k.refuse("qk_layernorm"),
+        ..LLAMA
+    },
+    Family {
+        model_types: &["phi3"],
+        classes: &["Phi3ForCausalLM"],
+        architecture: "phi3",
+        parts: &[
+            &[
+                ("self_attn.qkv_proj", "attn_qkv"),
+                ("self_attn.o_proj", "attn_output"),
+            ],
+            PRE_NORMS,
+            GATED_FUSED,
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-5}),
+        keys: keys::phi3,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["gpt2"],
+        classes: &["GPT2LMHeadModel"],
+        architecture: "gpt2",
+        activations: GELU_TANH,
+        parts: &[&[
+            ("ln_1", "attn_norm"),
+            ("attn.c_attn", "attn_qkv"),
+            ("attn.c_proj", "attn_output"),
+            ("ln_2", "ffn_norm"),
+            ("mlp.c_fc", "ffn_up"),
+            ("mlp.c_proj", "ffn_down"),
+        ]],
+        layout: Layout::Transposed,
+        rope: false,
+        defaults: || json!({"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}),
+        tied: true,
+        keys: keys::gpt2,
+    },
+    Family {
+        model_types: &["olmo2"],
+        classes: &["Olmo2ForCausalLM"],
+        architecture: "olmo2",
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            &[
+                ("post_attention_layernorm", "post_attention_norm"),
+                ("post_feedforward_layernorm", "post_ffw_norm"),
+            ],
+            GATED,
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-5}),
+        ..LLAMA
+    },
+    Family {
+        model_types: &["olmo3"],
+        classes: &["Olmo3ForCausalLM"],
+        architecture: "olmo2",
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            &[
+                ("post_attention_layernorm", "post_attention_norm"),
+                ("post_feedforward_layernorm", "post_ffw_norm"),
+            ],
+            GATED,
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-5, "default_rope_theta": 500_000.0}),
+        keys: keys::olmo3,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["granite"],
+        classes: &["GraniteForCausalLM"],
+        architecture: "granite",
+        keys: keys::granite,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["smollm3"],
+        classes: &["SmolLM3ForCausalLM"],
+        architecture: "smollm3",
+        defaults: || json!({"rms_norm_eps": 1e-6, "default_rope_theta": 2e6}),
+        tied: true,
+        keys: keys::smollm3,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["starcoder2"],
+        classes: &["Starcoder2ForCausalLM"],
+        architecture: "starcoder2",
+        activations: GELU_TANH,
+        parts: &[
+            ATTENTION,
+            PRE_NORMS,
+            &[("mlp.c_fc", "ffn_up"), ("mlp.c_proj", "ffn_down")],
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh"}),
+        tied: true,
+        keys: keys::window_everywhere,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["gpt_oss"],
+        classes: &["GptOssForCausalLM"],
+        architecture: "gpt-oss",
+        parts: &[
+            ATTENTION,
+            &[
+                ("self_attn.sinks", "attn_sinks.weight"),
+                ("input_layernorm", "attn_norm"),
+                ("post_attention_layernorm", "post_attention_norm"),
+                ("mlp.router", "ffn_gate_inp"),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-5, "head_dim": 64, "default_rope_theta": 150_000.0}),
+        keys: keys::gpt_oss,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["glm4"],
+        classes: &["Glm4ForCausalLM"],
+        architecture: "glm4",
+        parts: &[
+            ATTENTION,
+            PRE_NORMS,
+            &[
+                ("post_self_attn_layernorm", "post_attention_norm"),
+                ("post_mlp_layernorm", "post_ffw_norm"),
+            ],
+            GATED_FUSED,
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5, "head_dim": 128}),
+        ..LLAMA
+    },
+    Family {
+        model_types: &["cohere2"],
+        classes: &["Cohere2ForCausalLM"],
+        architecture: "cohere2",
+        parts: &[ATTENTION, &[("input_layernorm", "attn_norm")], GATED],
+        layout: Layout::Same,
+        defaults: || json!({"layer_norm_eps": 1e-5, "logit_scale": 0.0625}),
+        tied: true,
+        keys: keys::cohere2,
+        ..LLAMA
+    },
+];
+
+impl Family {
+    /// The family of a config, which gets the values that it leaves out. `Unsupported` names a class
+    /// that is not known and lists those that are.
+    pub(super) fn of(config: &mut Config) -> Result<&'static Family> {
+        let class = match config.find_array("architectures")?.map(|c| &c[..]) {
+            None | Some([]) => None,
+            Some([Value::String(class), ..]) => Some(class.as_str()),
+            Some([other, ..]) => {
+                return Err(super::json::wrong(
+                    "architectures",
+                    other,
+                    "a list of names",
+                ));
+            }
+        };
+        let model_type = config.find_str("model_type")?;
+        let family = FAMILIES.iter().find(|family| match (class, model_type) {
+            (Some(class), _) => family.classes.contains(&class),
+            (None, Some(model_type)) => family.model_types.contains(&model_type),
+            (None, None) => false,
+        });
+        let Some(family) = family else {
+            let (key, value) = match (class, model_type) {
+                (Some(class), _) => ("architectures", class),
+                (None, Some(model_type)) => ("model_type", model_type),
+                (None, None) => fail!(
+                    MissingKey,
+                    "config.json: keys architectures and model_type are missing"
+                ),
+            };
+            let known: Vec<_> = FAMILIES.iter().flat_map(|f| f.classes).copied().collect();
+            let value: String = value.chars().take(100).collect();
+            fail!(
+                Unsupported,
+                "config.json: {key} is {value:?}; supported: {}",
+                known.join(", ")
+            );
+        };
+        if let Some(model_type) = model_type
+            && !family.model_types.contains(&model_type)
+        {
+            return Err(Error::new(
+                Status::InvalidModel,
+                format!(
+                    "config.json: model_type is {model_type:?}, but architectures is {:?}, which is of {:?}",
+                    class.unwrap_or_default(),
+                    family.model_types[0]
+                ),
+            ));
+        }
+        family.check_activation(config)?;
+        if let Value::Object(defaults) = (family.defaults)() {
+            for (key, value) in defaults {
+                config.set_default(&key, value);
+            }
+        }
+        Ok(family)
+    }
+
+    fn check_activation(&self, config: &Config) -> Result<()> {
+        for key in ["hidden_activation", "activation_function", "hidden_act"] {
+            if let Some(activation) = config.find_str(key)? {
+                // An older key beside the newer one says what once was.
+                return match self.activations.contains(&activation) {
+                    true => Ok(()),
+                    false => fail!(
+                        Unsupported,
+                        "config.json: {key} is {activation:?}; models of this family run with {}",
+                        self.activations.join(", ")
+                    ),
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// The name in GGUF of a part of a layer, without `.weight` or `.bias` at its end. The part may
+    /// come with these.
+    pub(super) fn part(&self, stem: &str) -> Option<&'static str> {
+        let mut all = self.parts.iter().copied().flatten();
+        all.find(|(name, _)| *name == stem).map(|(_, part)| *part)
+    }
+}

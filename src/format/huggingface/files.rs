@@ -1,0 +1,238 @@
+//! Which files of a folder make up a model.
+
+use super::stored::Stored;
+use crate::error::{Error, Result, Status, fail};
+use crate::format::{map, safetensors};
+use memmap2::Mmap;
+use serde::Deserialize;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+pub(super) const CONFIG: &str = "config.json";
+pub(super) const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// The longest JSON file that is read whole, in bytes.
+const MAX_JSON: u64 = 100_000_000;
+
+/// The folder and, where the caller has named one, the file with the weights in it.
+pub(in crate::format) struct Folder {
+    path: PathBuf,
+    weights: Option<PathBuf>,
+}
+
+impl Folder {
+    /// The folder that a path means: itself, or that of its `config.json` or safetensors file.
+    /// `None` for any other file.
+    pub(in crate::format) fn of(path: &Path) -> Option<Folder> {
+        let parent = || match path.parent() {
+            Some(parent) if parent != Path::new("") => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        let name = path.file_name().and_then(OsStr::to_str).unwrap_or("");
+        if path.is_dir() {
+            Some(Folder {
+                path: path.to_owned(),
+                weights: None,
+            })
+        } else if name == CONFIG || name == INDEX {
+            Some(Folder {
+                path: parent(),
+                weights: None,
+            })
+        } else if name.ends_with(".safetensors") {
+            Some(Folder {
+                path: parent(),
+                weights: Some(path.to_owned()),
+            })
+        } else {
+            None
+        }
+    }
+
+    /// The name of the folder, for models that have no other.
+    pub(super) fn name(&self) -> String {
+        let full = self.path.canonicalize().ok();
+        let name = full.as_deref().unwrap_or(&self.path).file_name();
+        name.map_or(String::new(), |name| name.to_string_lossy().into_owned())
+    }
+
+    pub(super) fn display(&self, file: &str) -> String {
+        self.path.join(file).display().to_string()
+    }
+
+    /// Whether the folder has a file of this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.path.join(name).is_file()
+    }
+
+    /// The content of a file of this folder. Errors name it.
+    pub(super) fn read(&self, name: &str) -> Result<Vec<u8>> {
+        read(&self.path.join(name)).map_err(|e| within(&self.display(name), e))
+    }
+
+    /// The content of a file of this folder, if it is there.
+    pub(super) fn find(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        match self.has(name) {
+            true => self.read(name).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// All tensors by name, and the bytes of their files together.
+    pub(super) fn tensors(&self) -> Result<(HashMap<String, Stored>, u64)> {
+        let shards = match &self.weights {
+            // One of several, or a file of another name.
+            Some(path) if !self.has(INDEX) || path.file_name() == Some(OsStr::new(WEIGHTS)) => {
+                return open_all([path.clone()]);
+            }
+            _ if self.has(WEIGHTS) => return open_all([self.path.join(WEIGHTS)]),
+            _ if self.has(INDEX) => self.shards().map_err(|e| within(&self.display(INDEX), e))?,
+            _ => fail!(
+                FileNotFound,
+                "{}: neither {WEIGHTS} nor {INDEX} is there",
+                self.path.display()
+            ),
+        };
+        let paths = shards.keys().map(|name| self.path.join(name));
+        let (tensors, bytes) = open_all(paths)?;
+        self.compare(&tensors, &shards)
+            .map_err(|e| within(&self.display(INDEX), e))?;
+        Ok((tensors, bytes))
+    }
+
+    /// The tensors of each shard, as the index has them.
+    fn shards(&self) -> Result<BTreeMap<String, Vec<String>>> {
+        #[derive(Deserialize)]
+        struct Index {
+            weight_map: HashMap<String, String>,
+        }
+        let text = read(&self.path.join(INDEX))?;
+        let index: Index = serde_json::from_slice(&text)
+            .map_err(|e| Error::new(Status::FileCorrupt, format!("is no valid index: {e}")))?;
+        let mut shards = BTreeMap::<_, Vec<String>>::new();
+        for (tensor, shard) in index.weight_map {
+            check_name(&shard)?;
+            shards.entry(shard).or_default().push(tensor);
+        }
+        if shards.is_empty() {
+            fail!(FileCorrupt, "weight_map names no tensor");
+        }
+        if let Some(shard) = shards.keys().find(|shard| !self.has(shard)) {
+            fail!(FileNotFound, "shard {shard} is missing from the folder");
+        }
+        Ok(shards)
+    }
+
+    /// The index must say what the shards have.
+    fn compare(
+        &self,
+        tensors: &HashMap<String, Stored>,
+        shards: &BTreeMap<String, Vec<String>>,
+    ) -> Result<()> {
+        let mut listed = 0;
+        for (shard, names) in shards {
+            listed += names.len();
+            for name in names {
+                match tensors.get(name) {
+                    None => fail!(MissingTensor, "tensor {name} is not in shard {shard}"),
+                    Some(tensor) if *tensor.file != *self.path.join(shard) => fail!(
+                        FileCorrupt,
+                        "tensor {name} is in {}, not in shard {shard}",
+                        tensor.file.display()
+                    ),
+                    Some(_) => {}
+                }
+            }
+        }
+        if listed < tensors.len() {
+            let is_listed = |name: &&String| shards.values().any(|names| names.contains(name));
+            let extra = tensors.keys().find(|name| !is_listed(name));
+            fail!(
+                FileCorrupt,
+                "tensor {} is in a shard, but not in the index",
+                extra.map_or("", |name| name)
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A shard must lie in the folder itself: its name is a file name and nothing else.
+fn check_name(shard: &str) -> Result<()> {
+    let mut parts = Path::new(shard).components();
+    let plain = matches!(parts.next(), Some(Component::Normal(name)) if name == shard)
+        && parts.next().is_none()
+        && !shard.contains(['/', '\\', ':', '\0']);
+    if !plain {
+        let shown: String = shard.chars().take(200).collect();
+        fail!(
+            FileCorrupt,
+            "shard {shown:?} is not the name of a file in the folder"
+        );
+    }
+    Ok(())
+}
+
+/// The tensors of all files, and the bytes of these.
+fn open_all(paths: impl IntoIterator<Item = PathBuf>) -> Result<(HashMap<String, Stored>, u64)> {
+    let mut tensors = HashMap::<String, Stored>::new();
+    let mut bytes = 0;
+    for path in paths {
+        let in_file = |e| within(&path.display().to_string(), e);
+        let map = Arc::new(map::open(&path).map_err(in_file)?);
+        bytes += map.len() as u64;
+        for (name, stored) in open_map(map, &path).map_err(in_file)? {
+            if let Some(other) = tensors.insert(name, stored) {
+                return Err(in_file(Error::new(
+                    Status::FileCorrupt,
+                    format!("tensor {} is in {}, too", other.name, other.file.display()),
+                )));
+            }
+        }
+    }
+    Ok((tensors, bytes))
+}
+
+/// The tensors of one file.
+pub(super) fn open_map(map: Arc<Mmap>, path: &Path) -> Result<HashMap<String, Stored>> {
+    let file: Arc<Path> = path.into();
+    let entries = safetensors::parse(&map)?;
+    let stored = entries.iter().map(|entry| {
+        let stored = Stored::new(entry, &map, &file);
+        (entry.name.clone(), stored)
+    });
+    Ok(stored.collect())
+}
+
+/// A whole file, unless it is unreasonably long.
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let failed = |e: io::Error| {
+        let status = match e.kind() {
+            io::ErrorKind::NotFound => Status::FileNotFound,
+            _ => Status::Io,
+        };
+        Error::new(status, format!("cannot read: {e}"))
+    };
+    // Asked before opening, because opening a pipe would wait for a writer.
+    if !fs::metadata(path).map_err(failed)?.is_file() {
+        fail!(NotAFile, "is not a regular file");
+    }
+    let mut text = Vec::new();
+    let file = File::open(path).map_err(failed)?;
+    file.take(MAX_JSON + 1)
+        .read_to_end(&mut text)
+        .map_err(failed)?;
+    if text.len() as u64 > MAX_JSON {
+        fail!(FileCorrupt, "has more than {MAX_JSON} bytes");
+    }
+    Ok(text)
+}
+
+/// The error with the file's name before its message.
+pub(super) fn within(file: &str, e: Error) -> Error {
+    Error::new(e.status, format!("{file}: {}", e.message))
+}

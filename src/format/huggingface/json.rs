@@ -1,0 +1,138 @@
+//! JSON files of a folder, and checked access to the values of `config.json`.
+
+use crate::error::{Error, Result, Status, fail};
+use serde_json::{Map, Value};
+
+/// Largest number that any size may be.
+const MAX_SIZE: u64 = i32::MAX as u64;
+
+/// An object whose values are read by key. `null` is as good as no value.
+pub(super) struct Config {
+    values: Map<String, Value>,
+}
+
+impl Config {
+    /// The object in `text`. Of a model with several parts (`text_config`), that of the text part,
+    /// with what it lacks taken from the whole.
+    pub(super) fn parse(text: &[u8]) -> Result<Config> {
+        let mut values = object(text)?;
+        if let Some(Value::Object(part)) = values.remove("text_config") {
+            for (key, value) in part {
+                // The whole names the class that both are loaded as.
+                let inner = matches!(key.as_str(), "architectures" | "model_type");
+                if !(inner && values.contains_key(&key)) {
+                    values.insert(key, value);
+                }
+            }
+        }
+        Ok(Config { values })
+    }
+
+    /// A value, if it is there.
+    pub(super) fn find(&self, key: &str) -> Option<&Value> {
+        self.values.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Sets a value that is not there.
+    pub(super) fn set_default(&mut self, key: &str, value: Value) {
+        if self.find(key).is_none() {
+            self.values.insert(key.to_owned(), value);
+        }
+    }
+
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        match self.find(key) {
+            None => Ok(None),
+            Some(value) => match read(value) {
+                Some(value) => Ok(Some(value)),
+                None => Err(wrong(key, value, expected)),
+            },
+        }
+    }
+
+    /// An integer from 1 to 2^31-1, if it is there.
+    pub(super) fn find_size(&self, key: &str) -> Result<Option<u64>> {
+        self.typed(key, "an integer from 1 to 2^31-1", |v| {
+            v.as_u64().filter(|v| (1..=MAX_SIZE).contains(v))
+        })
+    }
+
+    /// The first of several names of a size that is there. `MissingKey` if none is.
+    pub(super) fn size(&self, keys: &[&str]) -> Result<u64> {
+        for key in keys {
+            if let Some(size) = self.find_size(key)? {
+                return Ok(size);
+            }
+        }
+        fail!(MissingKey, "config.json: key {} is missing", keys[0])
+    }
+
+    /// A number, if it is there.
+    pub(super) fn find_f32(&self, key: &str) -> Result<Option<f32>> {
+        self.typed(key, "a number", |v| v.as_f64().map(|v| v as f32))
+    }
+
+    /// A number that must be there.
+    pub(super) fn f32(&self, key: &str) -> Result<f32> {
+        match self.find_f32(key)? {
+            Some(number) => Ok(number),
+            None => fail!(MissingKey, "config.json: key {key} is missing"),
+        }
+    }
+
+    /// A boolean; false if it is not there.
+    pub(super) fn flag(&self, key: &str) -> Result<bool> {
+        Ok(self
+            .typed(key, "a boolean", Value::as_bool)?
+            .unwrap_or(false))
+    }
+
+    /// A string, if it is there.
+    pub(super) fn find_str(&self, key: &str) -> Result<Option<&str>> {
+        self.typed(key, "a string", Value::as_str)
+    }
+
+    /// An object, if it is there.
+    pub(super) fn find_object(&self, key: &str) -> Result<Option<&Map<String, Value>>> {
+        self.typed(key, "an object", Value::as_object)
+    }
+
+    /// An array, if it is there.
+    pub(super) fn find_array(&self, key: &str) -> Result<Option<&Vec<Value>>> {
+        self.typed(key, "an array", Value::as_array)
+    }
+
+    /// An object as a config of its own.
+    pub(super) fn nested(&self, key: &str) -> Result<Option<Config>> {
+        let values = self.find_object(key)?;
+        Ok(values.map(|values| Config {
+            values: values.clone(),
+        }))
+    }
+}
+
+/// An `InvalidModel` error that names the key, its value and what it must be.
+pub(super) fn wrong(key: &str, value: &Value, expected: &str) -> Error {
+    let shown: String = value.to_string().chars().take(60).collect();
+    Error::new(
+        Status::InvalidModel,
+        format!("config.json: key {key} is {shown}; it must be {expected}"),
+    )
+}
+
+/// The object that a JSON text is.
+pub(super) fn object(text: &[u8]) -> Result<Map<String, Value>> {
+    serde_json::from_slice(text)
+        .map_err(|e| Error::new(Status::FileCorrupt, format!("is no valid JSON object: {e}")))
+}
+
+impl From<Map<String, Value>> for Config {
+    fn from(values: Map<String, Value>) -> Config {
+        Config { values }
+    }
+}

@@ -1,0 +1,363 @@
+//! `config.json` as GGUF metadata.
+
+use super::json::{Config, wrong};
+use crate::error::{Error, Result, Status, fail};
+use crate::format::{Array, Value};
+use std::collections::HashMap;
+
+/// The metadata of one model, as it is put together.
+pub(super) struct Keys<'a> {
+    pub config: &'a Config,
+    pub architecture: &'static str,
+    pub n_layers: u64,
+    /// Elements per head.
+    pub head_dim: u64,
+    pub values: HashMap<String, Value>,
+}
+
+impl<'a> Keys<'a> {
+    /// What most families have.
+    pub(super) fn common(config: &'a Config, architecture: &'static str) -> Result<Keys<'a>> {
+        let hidden = config.size(&["hidden_size", "n_embd"])?;
+        let n_heads = config.size(&["num_attention_heads", "n_head"])?;
+        let head_dim = config.find_size("head_dim")?;
+        if head_dim.is_none() && !hidden.is_multiple_of(n_heads) {
+            return Err(Error::new(
+                Status::InvalidModel,
+                format!(
+                    "config.json: num_attention_heads is {n_heads}, which does not divide the width {hidden}"
+                ),
+            ));
+        }
+        let mut keys = Keys {
+            config,
+            architecture,
+            n_layers: config.size(&["num_hidden_layers", "n_layer"])?,
+            head_dim: head_dim.unwrap_or(hidden / n_heads),
+            values: HashMap::new(),
+        };
+        let name = |key: &str, value: &str| (key.to_owned(), Value::from(value));
+        keys.values
+            .extend([name("general.architecture", architecture)]);
+        keys.set("block_count", keys.n_layers);
+        let context = config.size(&["max_position_embeddings", "n_positions", "n_ctx"])?;
+        keys.set("context_length", context);
+        keys.set("embedding_length", hidden);
+        keys.set("vocab_size", config.size(&["vocab_size"])?);
+        keys.set("attention.head_count", n_heads);
+        if let Some(n_kv_heads) = config.find_size("num_key_value_heads")? {
+            if !n_heads.is_multiple_of(n_kv_heads) {
+                return Err(Error::new(
+                    Status::InvalidModel,
+                    format!(
+                        "config.json: num_key_value_heads is {n_kv_heads}, which does not divide the {n_heads} heads"
+                    ),
+                ));
+            }
+            keys.set("attention.head_count_kv", n_kv_heads);
+        }
+        if let Some(head_dim) = head_dim {
+            keys.set("attention.key_length", head_dim);
+            keys.set("attention.value_length", head_dim);
+        }
+        let n_ff = match config.find_size("intermediate_size")? {
+            None => config.find_size("n_inner")?,
+            found => found,
+        };
+        keys.set("feed_forward_length", n_ff.unwrap_or(4 * hidden));
+        if let Some(eps) = config.find_f32("rms_norm_eps")? {
+            keys.set("attention.layer_norm_rms_epsilon", eps);
+        }
+        for key in ["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"] {
+            if let Some(eps) = config.find_f32(key)? {
+                keys.set("attention.layer_norm_epsilon", eps);
+            }
+        }
+        if config.find("is_causal") == Some(&false.into()) {
+            fail!(
+                Unsupported,
+                "config.json: is_causal is false; only causal attention is supported"
+            );
+        }
+        Ok(keys)
+    }
+
+    /// Sets a key of the architecture.
+    pub(super) fn set(&mut self, key: &str, value: impl Into<Value>) {
+        let key = format!("{}.{key}", self.architecture);
+        self.values.insert(key, value.into());
+    }
+
+    /// `Unsupported` if a flag is set.
+    pub(super) fn refuse(&self, key: &str) -> Result<()> {
+        if self.config.flag(key)? {
+            fail!(
+                Unsupported,
+                "config.json: {key} is true, which is not supported"
+            );
+        }
+        Ok(())
+    }
+
+    /// Sets a key to a number of the config, if that is there.
+    fn copy(&mut self, from: &str, to: &str) -> Result<()> {
+        if let Some(number) = self.config.find_f32(from)? {
+            self.set(to, number);
+        }
+        Ok(())
+    }
+
+    /// Sets the factor on the scores, if it is not the usual one.
+    fn attention_scale(&mut self) -> Result<()> {
+        let scalar = self.config.f32("query_pre_attn_scalar")?;
+        if scalar != self.head_dim as f32 {
+            self.set("attention.scale", 1.0 / scalar.sqrt());
+        }
+        Ok(())
+    }
+
+    /// Which layers have a window by `layer_types`, or by `default` if the config does not say.
+    fn windowed(&self, default: impl Fn(u64) -> bool) -> Result<Vec<bool>> {
+        const KEY: &str = "layer_types";
+        let Some(types) = self.config.find_array(KEY)? else {
+            return Ok((0..self.n_layers).map(default).collect());
+        };
+        if types.len() as u64 != self.n_layers {
+            let problem = format!(
+                "config.json: {KEY} has {} values, but num_hidden_layers is {}",
+                types.len(),
+                self.n_layers
+            );
+            return Err(Error::new(Status::InvalidModel, problem));
+        }
+        let windowed = types.iter().map(|ty| match ty.as_str() {
+            Some("sliding_attention") => Ok(true),
+            Some("full_attention") => Ok(false),
+            _ => Err(wrong(KEY, ty, "sliding_attention or full_attention")),
+        });
+        windowed.collect()
+    }
+
+    /// Sets the window, and which layers have it if that is not what the family has anyway.
+    fn windows(&mut self, default: impl Fn(u64) -> bool) -> Result<()> {
+        let Some(window) = self.config.find_size("sliding_window")? else {
+            return Ok(());
+        };
+        let windowed = self.windowed(&default)?;
+        self.set("attention.sliding_window", window);
+        if !(0..self.n_layers).map(default).eq(windowed.iter().copied()) {
+            let pattern = Value::Array(Array::Bool(windowed));
+            self.set("attention.sliding_window_pattern", pattern);
+        }
+        Ok(())
+    }
+}
+
+/// Windows in all layers.
+pub(super) fn window_everywhere(k: &mut Keys) -> Result<()> {
+    k.windows(|_| true)
+}
+
+/// Windows in the upper layers, where `use_sliding_window` asks for them.
+pub(super) fn window_where_asked(k: &mut Keys) -> Result<()> {
+    if !k.config.flag("use_sliding_window")? {
+        return Ok(());
+    }
+    let first = match k.config.find("max_window_layers") {
+        None => 28,
+        Some(value) => match value.as_u64() {
+            Some(first) => first,
+            None => return Err(wrong("max_window_layers", value, "a number of layers")),
+        },
+    };
+    let Some(window) = k.config.find_size("sliding_window")? else {
+        return Ok(());
+    };
+    let windowed = k.windowed(|layer| layer >= first)?;
+    if windowed.contains(&true) {
+        k.set("attention.sliding_window", window);
+        let pattern = Value::Array(Array::Bool(windowed));
+        k.set("attention.sliding_window_pattern", pattern);
+    }
+    Ok(())
+}
+
+/// How many experts there are, and how many each token uses.
+pub(super) fn experts(k: &mut Keys) -> Result<()> {
+    let (local, all) = (
+        k.config.find_size("num_local_experts")?,
+        k.config.find_size("num_experts")?,
+    );
+    if let (Some(local), Some(all)) = (local, all)
+        && local != all
+    {
+        let problem =
+            format!("config.json: num_experts is {all}, but num_local_experts is {local}");
+        return Err(Error::new(Status::InvalidModel, problem));
+    }
+    let n_experts = k.config.size(&["num_local_experts", "num_experts"])?;
+    let used = k
+        .config
+        .size(&["num_experts_per_tok", "experts_per_token"])?;
+    if used > n_experts {
+        let problem = format!(
+            "config.json: num_experts_per_tok is {used}, but there are {n_experts} experts"
+        );
+        return Err(Error::new(Status::InvalidModel, problem));
+    }
+    k.set("expert_count", n_experts);
+    k.set("expert_used_count", used);
+    Ok(())
+}
+
+pub(super) fn qwen3moe(k: &mut Keys) -> Result<()> {
+    experts(k)?;
+    let dense = k.config.find_array("mlp_only_layers")?;
+    let step = k.config.find_size("decoder_sparse_step")?;
+    if dense.is_some_and(|layers| !layers.is_empty()) || step.is_some_and(|step| step != 1) {
+        fail!(
+            Unsupported,
+            "config.json: mlp_only_layers or decoder_sparse_step asks for layers without experts, which are not supported"
+        );
+    }
+    let width = k.config.size(&["moe_intermediate_size"])?;
+    k.set("expert_feed_forward_length", width);
+    k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
+    window_where_asked(k)
+}
+
+pub(super) fn gemma2(k: &mut Keys) -> Result<()> {
+    k.refuse("use_bidirectional_attention")?;
+    k.copy("attn_logit_softcapping", "attn_logit_softcapping")?;
+    k.copy("final_logit_softcapping", "final_logit_softcapping")?;
+    k.attention_scale()?;
+    k.windows(|layer| layer.is_multiple_of(2))
+}
+
+pub(super) fn gemma3(k: &mut Keys) -> Result<()> {
+    k.refuse("use_bidirectional_attention")?;
+    k.copy("final_logit_softcapping", "final_logit_softcapping")?;
+    k.attention_scale()?;
+    let every = match k.config.find_size("sliding_window_pattern")? {
+        None => k.config.find_size("_sliding_window_pattern")?,
+        found => found,
+    };
+    if let Some(every) = every.filter(|every| *every != 6)
+        && k.config.find("layer_types").is_none()
+    {
+        // The usual pattern is every sixth.
+        let windowed = (1..=k.n_layers)
+            .map(|layer| !layer.is_multiple_of(every))
+            .collect();
+        let window = k.config.size(&["sliding_window"])?;
+        k.set("attention.sliding_window", window);
+        let pattern = Value::Array(Array::Bool(windowed));
+        k.set("attention.sliding_window_pattern", pattern);
+        return Ok(());
+    }
+    k.windows(|layer| !(layer + 1).is_multiple_of(6))
+}
+
+pub(super) fn phi3(k: &mut Keys) -> Result<()> {
+    // 0 tells models without a window from those whose files are older than the key.
+    let window = k.config.find_size("sliding_window")?.unwrap_or(0);
+    k.set("attention.sliding_window", window);
+    Ok(())
+}
+
+pub(super) fn gpt2(k: &mut Keys) -> Result<()> {
+    k.refuse("scale_attn_by_inverse_layer_idx")?;
+    k.refuse("add_cross_attention")?;
+    if k.config.find("scale_attn_weights") == Some(&false.into()) {
+        fail!(
+            Unsupported,
+            "config.json: scale_attn_weights is false, which is not supported"
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn olmo3(k: &mut Keys) -> Result<()> {
+    let every_fourth = |layer: u64| !(layer + 1).is_multiple_of(4);
+    let Some(window) = k.config.find_size("sliding_window")? else {
+        return Ok(());
+    };
+    let windowed = k.windowed(every_fourth)?;
+    k.set("attention.sliding_window", window);
+    let pattern = Value::Array(Array::Bool(windowed));
+    k.set("attention.sliding_window_pattern", pattern);
+    Ok(())
+}
+
+pub(super) fn granite(k: &mut Keys) -> Result<()> {
+    k.copy("attention_multiplier", "attention.scale")?;
+    k.copy("embedding_multiplier", "embedding_scale")?;
+    k.copy("residual_multiplier", "residual_scale")?;
+    k.set(
+        "logit_scale",
+        k.config.find_f32("logits_scaling")?.unwrap_or(1.0),
+    );
+    Ok(())
+}
+
+pub(super) fn smollm3(k: &mut Keys) -> Result<()> {
+    const LAYERS: &str = "no_rope_layers";
+    let usual = |layer: u64| !layer.is_multiple_of(4);
+    let interval = k.config.find_size("no_rope_layer_interval")?.unwrap_or(4);
+    let rotated: Vec<bool> = match k.config.find_array(LAYERS)? {
+        None => (1..=k.n_layers)
+            .map(|layer| !layer.is_multiple_of(interval))
+            .collect(),
+        // An entry is 1 where there is rope, whatever the key says.
+        Some(flags) => flags
+            .iter()
+            .map(|flag| match flag.as_u64() {
+                Some(flag) if flag < 2 => Ok(flag == 1),
+                _ => Err(wrong(LAYERS, flag, "a list of 0 and 1")),
+            })
+            .collect::<Result<_>>()?,
+    };
+    if rotated.len() as u64 != k.n_layers {
+        let problem = format!(
+            "config.json: {LAYERS} has {} values, but num_hidden_layers is {}",
+            rotated.len(),
+            k.n_layers
+        );
+        return Err(Error::new(Status::InvalidModel, problem));
+    }
+    if !(1..=k.n_layers).map(usual).eq(rotated.iter().copied()) {
+        let pattern = Value::Array(Array::Bool(rotated));
+        k.set("attention.rope_pattern", pattern);
+    }
+    window_where_asked(k)
+}
+
+pub(super) fn gpt_oss(k: &mut Keys) -> Result<()> {
+    experts(k)?;
+    for (key, only) in [("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)] {
+        if let Some(number) = k.config.find_f32(key)?
+            && number != only
+        {
+            fail!(
+                Unsupported,
+                "config.json: {key} is {number}; only {only} is supported"
+            );
+        }
+    }
+    let width = k.config.size(&["intermediate_size"])?;
+    k.set("expert_feed_forward_length", width);
+    k.windows(|layer| layer.is_multiple_of(2))
+}
+
+pub(super) fn cohere2(k: &mut Keys) -> Result<()> {
+    k.set("logit_scale", k.config.f32("logit_scale")?);
+    k.set("rope.scaling.type", "none");
+    let every = k.config.find_size("sliding_window_pattern")?.unwrap_or(4);
+    if every != 4 && k.config.find("layer_types").is_none() {
+        fail!(
+            Unsupported,
+            "config.json: sliding_window_pattern is {every}; only 4 is supported"
+        );
+    }
+    k.windows(|layer| !(layer + 1).is_multiple_of(4))
+}

@@ -1,0 +1,125 @@
+//! Folders as Hugging Face has them, in the terms of GGUF: `config.json`, safetensors files,
+//! `tokenizer.json` and the chat template become metadata and tensors by the names that a converter
+//! would give them, so that nothing behind this module knows of folders.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `files` | which files there are, and what may be read |
+//! | `families` | the families: names, layout, defaults |
+//! | `json`, `keys`, `rope` | `config.json`, and the metadata that it becomes |
+//! | `tensors`, `experts` | the tensors by their new names |
+//! | `stored`, `rows`, `fp8`, `mxfp4` | their bytes: mapped, in another order, from other types |
+
+mod experts;
+mod families;
+mod files;
+mod fp8;
+mod json;
+mod keys;
+mod mxfp4;
+mod presplit;
+mod rope;
+mod rows;
+mod stored;
+mod template;
+mod tensors;
+mod vocabulary;
+
+pub(super) use files::Folder;
+
+use super::{ModelFile, Value};
+use crate::error::{Result, fail};
+use families::Family;
+use files::{CONFIG, within};
+use json::Config;
+use keys::Keys;
+use memmap2::Mmap;
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use stored::Stored;
+
+/// The files of a folder that describe its text layer, as they are.
+#[derive(Clone, Debug)]
+pub struct TextFiles {
+    /// `tokenizer.json`.
+    pub tokenizer: Vec<u8>,
+    /// `tokenizer_config.json`.
+    pub tokenizer_config: Option<Vec<u8>>,
+    /// `generation_config.json`.
+    pub generation_config: Option<Vec<u8>>,
+    /// `config.json`.
+    pub config: Vec<u8>,
+}
+
+/// See [`ModelFile::open`].
+pub(super) fn open(folder: &Folder) -> Result<ModelFile> {
+    if !folder.has(CONFIG) {
+        fail!(
+            NotAFile,
+            "{}: is a directory without {CONFIG}, or a file beside none",
+            folder.display("")
+        );
+    }
+    let text = folder.read(CONFIG)?;
+    let mut config = Config::parse(&text).map_err(|e| within(&folder.display(CONFIG), e))?;
+    let in_folder = |e| within(&folder.display(""), e);
+    let family = Family::of(&mut config).map_err(in_folder)?;
+    let (stored, file_bytes) = folder.tensors()?;
+    let mut file = describe(family, &config, &stored).map_err(in_folder)?;
+    file.file_bytes = file_bytes;
+    let name = Value::String(folder.name());
+    file.metadata.insert("general.name".to_owned(), name);
+    file.metadata.extend(template::find(folder)?);
+    if let Some(tokenizer) = folder.find("tokenizer.json")? {
+        file.text_files = Some(TextFiles {
+            tokenizer,
+            tokenizer_config: folder.find("tokenizer_config.json")?,
+            generation_config: folder.find("generation_config.json")?,
+            config: text,
+        });
+    }
+    Ok(file)
+}
+
+/// See [`ModelFile::from_folder`].
+pub(super) fn from_parts(config: &[u8], weights: Mmap) -> Result<ModelFile> {
+    let mut config = Config::parse(config).map_err(|e| within(CONFIG, e))?;
+    let family = Family::of(&mut config)?;
+    let file_bytes = weights.len() as u64;
+    let tensors = files::open_map(Arc::new(weights), Path::new(files::WEIGHTS));
+    let stored = tensors.map_err(|e| within(files::WEIGHTS, e))?;
+    let file = describe(family, &config, &stored)?;
+    Ok(ModelFile { file_bytes, ..file })
+}
+
+fn describe(
+    family: &'static Family,
+    config: &Config,
+    stored: &HashMap<String, Stored>,
+) -> Result<ModelFile> {
+    let n_layers = config.size(&["num_hidden_layers", "n_layer"])?;
+    if n_layers > stored.len() as u64 {
+        fail!(
+            InvalidModel,
+            "config.json: num_hidden_layers is {n_layers}, but there are only {} tensors",
+            stored.len()
+        );
+    }
+    let mut keys = Keys::common(config, family.architecture)?;
+    let rope = match family.rope {
+        true => rope::describe(&mut keys)?,
+        false => Vec::new(),
+    };
+    (family.keys)(&mut keys)?;
+    let mut tensors = tensors::Folder::new(family, &keys, stored)?.tensors()?;
+    for tensor in rope {
+        tensors.insert(Arc::clone(&tensor.name), tensor);
+    }
+    Ok(ModelFile {
+        metadata: keys.values,
+        tensors,
+        file_bytes: 0,
+        text_files: None,
+    })
+}

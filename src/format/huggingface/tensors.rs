@@ -1,0 +1,344 @@
+//! The tensors of a folder as those of a GGUF file: by their names there, in its order of rows.
+
+use super::experts::Experts;
+use super::families::{Family, Layout};
+use super::json::Config;
+use super::rows::{Order, Reordered, transposed};
+use super::stored::{Stored, small};
+use super::{fp8, keys::Keys};
+use crate::error::{Result, fail};
+use crate::format::Tensor;
+use crate::quant::TensorType;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Names outside of layers: those of the folder without what may stand before them, and GGUF's.
+const TOP: [(&str, &str); 7] = [
+    ("embed_tokens", "token_embd"),
+    ("wte", "token_embd"),
+    ("wpe", "position_embd"),
+    ("norm", "output_norm"),
+    ("final_layernorm", "output_norm"),
+    ("ln_f", "output_norm"),
+    ("lm_head", "output"),
+];
+/// What may stand before a name.
+const PREFIXES: [&str; 3] = ["model.", "language_model.", "transformer."];
+/// Parts of a model that sees, which is more than the text part.
+const OTHER_PARTS: [&str; 3] = ["vision_tower.", "vision_model.", "multi_modal_projector."];
+/// Constants that old files have stored, and scales of what is not quantized here.
+const UNUSED: [&str; 7] = [
+    "rotary_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".input_scale",
+    ".activation_scale",
+    ".k_scale",
+    ".v_scale",
+];
+/// What the name of a scale has at the end instead of `.weight`, or behind a name without that.
+const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
+
+/// The tensors of a folder.
+pub(super) struct Folder<'a> {
+    family: &'static Family,
+    stored: &'a HashMap<String, Stored>,
+    n_layers: u64,
+    head_dim: usize,
+    /// Whether the head is the embedding.
+    tied: bool,
+    /// Rows and columns of a block of 8-bit floats that share a scale.
+    block: [usize; 2],
+    /// Whether 8-bit floats must have scales.
+    needs_scales: bool,
+    /// What 8-bit floats become.
+    wide: TensorType,
+}
+
+impl<'a> Folder<'a> {
+    pub(super) fn new(
+        family: &'static Family,
+        keys: &Keys,
+        stored: &'a HashMap<String, Stored>,
+    ) -> Result<Folder<'a>> {
+        let config = keys.config;
+        let has_head = stored.keys().any(|name| name.ends_with("lm_head.weight"));
+        let tied = match config.find("tie_word_embeddings") {
+            Some(_) => config.flag("tie_word_embeddings")?,
+            None => family.tied || !has_head,
+        };
+        let quantization = config.nested("quantization_config")?;
+        let scales = stored.values().filter(|s| is_scale(&s.name));
+        Ok(Folder {
+            family,
+            stored,
+            n_layers: keys.n_layers,
+            head_dim: keys.head_dim as usize,
+            tied,
+            block: block_size(quantization.as_ref())?,
+            needs_scales: quantization.is_some(),
+            wide: fp8::wide_type(scales.filter(|s| s.plain_type().is_some()))?,
+        })
+    }
+
+    /// All tensors by their names in GGUF.
+    pub(super) fn tensors(&self) -> Result<HashMap<Arc<str>, Tensor>> {
+        let mut tensors = HashMap::new();
+        let mut experts = Experts::default();
+        let mut names: Vec<&String> = self.stored.keys().collect();
+        names.sort_unstable();
+        for full in names {
+            let stored = &self.stored[full];
+            let name = without_prefixes(full);
+            let other = OTHER_PARTS.iter().any(|part| name.starts_with(part));
+            if other || UNUSED.iter().any(|end| full.ends_with(end)) || self.scales(full) {
+                continue;
+            }
+            let (stem, end) = match name.rsplit_once('.') {
+                Some((stem, end @ ("weight" | "bias"))) => (stem, end),
+                _ => (name, ""),
+            };
+            if let Some((_, top)) = TOP.iter().find(|(known, _)| *known == stem) {
+                if !(self.tied && stem == "lm_head") {
+                    let name = format!("{top}.{end}");
+                    let tensor = self.tensor(stored, &name)?;
+                    insert(&mut tensors, name, tensor)?;
+                }
+                continue;
+            }
+            let Some((layer, part)) = layer_and_part(stem) else {
+                return Err(self.unknown(full));
+            };
+            if layer >= self.n_layers {
+                fail!(
+                    InvalidModel,
+                    "tensor {full} is of layer {layer}, but num_hidden_layers is {}",
+                    self.n_layers
+                );
+            }
+            if let Some((_, part)) = part.split_once(".experts.") {
+                if !experts.add(self, layer, part, end, stored, &mut tensors)? {
+                    return Err(self.unknown(full));
+                }
+            } else if let Some(part) = self.family.part(part) {
+                let name = match end {
+                    "" => format!("blk.{layer}.{part}"),
+                    end => format!("blk.{layer}.{part}.{end}"),
+                };
+                let tensor = self.tensor(stored, &name)?;
+                insert(&mut tensors, name, tensor)?;
+            } else {
+                return Err(self.unknown(full));
+            }
+        }
+        experts.stack(&mut tensors)?;
+        self.check_complete(&tensors)?;
+        Ok(tensors)
+    }
+
+    fn unknown(&self, name: &str) -> crate::Error {
+        crate::Error::new(
+            crate::Status::Unsupported,
+            format!(
+                "tensor {name} is not known in models of {}",
+                self.family.model_types[0]
+            ),
+        )
+    }
+
+    /// Whether a tensor is the scale of another one.
+    fn scales(&self, name: &str) -> bool {
+        let mut ends = SCALES.iter().filter_map(|end| name.strip_suffix(end));
+        ends.any(|of| self.stored.contains_key(of))
+    }
+
+    /// A tensor that is called `name` in GGUF.
+    fn tensor(&self, stored: &Stored, name: &str) -> Result<Tensor> {
+        let q_or_k = [".attn_q.", ".attn_k."].iter().any(|n| name.contains(n));
+        let order = (q_or_k && self.family.layout == Layout::Halves)
+            .then_some(Order::Interleaved(self.head_dim));
+        if let Some(Order::Interleaved(head)) = order {
+            let rows = stored.shape.first().copied().unwrap_or(1);
+            if !head.is_multiple_of(2) || !rows.is_multiple_of(head) {
+                fail!(
+                    ShapeMismatch,
+                    "tensor {} has shape {:?}; the model needs heads of {head} rows, an even number",
+                    stored.name,
+                    stored.shape
+                );
+            }
+        }
+        let dims = stored.dims()?;
+        let precise = ["ffn_gate_inp.", "position_embd."].iter();
+        if dims.len() == 1 || precise.clone().any(|part| name.contains(part)) {
+            let mut values = stored.values()?;
+            if let Some(order) = order {
+                values = (0..values.len()).map(|i| values[order.source(i)]).collect();
+            }
+            if self.family.layout == Layout::ShiftedNorms && name.ends_with("norm.weight") {
+                values.iter_mut().for_each(|v| *v += 1.0);
+            }
+            return small(&stored.name, dims, &values);
+        }
+        let embedding = name.starts_with("token_embd.");
+        let tensor = match self.family.layout {
+            Layout::Transposed if !embedding => transposed(stored)?,
+            _ => self.matrix(stored)?,
+        };
+        match order {
+            None => Ok(tensor),
+            Some(order) => reordered(tensor, order, None),
+        }
+    }
+
+    /// A matrix or several, as they are stored.
+    pub(super) fn matrix(&self, stored: &Stored) -> Result<Tensor> {
+        if stored.ty != fp8::TYPE {
+            return stored.tensor();
+        }
+        let mut names = SCALES.iter().map(|end| format!("{}{end}", stored.name));
+        let scale = names.find_map(|name| self.stored.get(&name));
+        if scale.is_none() && self.needs_scales {
+            fail!(
+                MissingTensor,
+                "tensor {}_scale_inv is missing, the scale of {}",
+                stored.name,
+                stored.name
+            );
+        }
+        fp8::scaled(stored, scale, self.block, self.wide)
+    }
+
+    /// Another tensor of the folder, for one that it belongs to.
+    pub(super) fn partner(&self, of: &Stored, name: &str) -> Result<&Stored> {
+        match self.stored.get(name) {
+            Some(stored) => Ok(stored),
+            None => fail!(
+                MissingTensor,
+                "tensor {name} is missing, which belongs to {}",
+                of.name
+            ),
+        }
+    }
+
+    /// Whether experts' matrices have a row per input, and those of gate and up take turns.
+    pub(super) fn experts_take_turns(&self) -> bool {
+        self.family.architecture == "gpt-oss"
+    }
+
+    /// All layers must have what the first one has, and a model what all models have.
+    fn check_complete(&self, tensors: &HashMap<Arc<str>, Tensor>) -> Result<()> {
+        let mut top = vec!["token_embd.weight", "output_norm.weight"];
+        if !self.tied {
+            top.push("output.weight");
+        }
+        for name in top {
+            if !tensors.contains_key(name) {
+                let stem = name.strip_suffix(".weight");
+                let known = TOP.iter().find(|(_, top)| Some(*top) == stem);
+                fail!(
+                    MissingTensor,
+                    "tensor {}.weight is missing",
+                    known.map_or(name, |(name, _)| name)
+                );
+            }
+        }
+        let of_first = tensors.iter().filter_map(|(name, tensor)| {
+            let part = name.strip_prefix("blk.0.")?;
+            Some((part, tensor))
+        });
+        let mut of_first: Vec<_> = of_first.collect();
+        of_first.sort_unstable_by_key(|(part, _)| *part);
+        for layer in 1..self.n_layers {
+            for (part, first) in &of_first {
+                if !tensors.contains_key(format!("blk.{layer}.{part}").as_str()) {
+                    let name = first.name.replacen(".0.", &format!(".{layer}."), 1);
+                    fail!(MissingTensor, "tensor {name} is missing");
+                }
+            }
+        }
+        if of_first.is_empty() {
+            fail!(MissingTensor, "no tensor of the first layer is there");
+        }
+        Ok(())
+    }
+}
+
+/// Rows of a tensor in another order; of `dims`, if they are not those of the tensor.
+pub(super) fn reordered(source: Tensor, order: Order, dims: Option<Vec<usize>>) -> Result<Tensor> {
+    let dims = dims.unwrap_or_else(|| source.dims.clone());
+    let name = Arc::clone(&source.name);
+    Tensor::made(name, source.ty, dims, Reordered { source, order })
+}
+
+/// Adds a tensor. `FileCorrupt` if the folder has it under two names.
+pub(super) fn insert(
+    tensors: &mut HashMap<Arc<str>, Tensor>,
+    name: String,
+    tensor: Tensor,
+) -> Result<()> {
+    let this = Arc::clone(&tensor.name);
+    match tensors.insert(name.into(), tensor) {
+        None => Ok(()),
+        Some(other) => fail!(
+            FileCorrupt,
+            "tensors {} and {this} are the same part of the model",
+            other.name
+        ),
+    }
+}
+
+fn is_scale(name: &str) -> bool {
+    SCALES.iter().any(|end| name.ends_with(end))
+}
+
+/// Rows and columns of a block, by the `quantization_config`. `Unsupported` for other kinds.
+fn block_size(quantization: Option<&Config>) -> Result<[usize; 2]> {
+    const USUAL: [usize; 2] = [128, 128];
+    const KEY: &str = "weight_block_size";
+    let Some(quantization) = quantization else {
+        return Ok(USUAL);
+    };
+    let method = quantization.find_str("quant_method")?.unwrap_or("none");
+    let known = ["fp8", "fbgemm_fp8", "compressed-tensors", "mxfp4"];
+    if !known.contains(&method) {
+        fail!(
+            Unsupported,
+            "config.json: quant_method is {method:?}; supported: {}",
+            known.join(", ")
+        );
+    }
+    let Some(size) = quantization.find_array(KEY)? else {
+        return Ok(USUAL);
+    };
+    let number = |i: usize| size.get(i)?.as_u64().filter(|n| (1..1 << 20).contains(n));
+    match (size.len(), number(0), number(1)) {
+        (2, Some(rows), Some(columns)) => Ok([rows as usize, columns as usize]),
+        _ => Err(super::json::wrong(
+            KEY,
+            &size.clone().into(),
+            "a list of two sizes",
+        )),
+    }
+}
+
+fn without_prefixes(mut name: &str) -> &str {
+    while let Some(rest) = PREFIXES.iter().find_map(|p| name.strip_prefix(p)) {
+        name = rest;
+    }
+    name
+}
+
+/// `layers.{layer}.{part}` taken apart.
+fn layer_and_part(name: &str) -> Option<(u64, &str)> {
+    let rest = name
+        .strip_prefix("layers.")
+        .or_else(|| name.strip_prefix("h."))?;
+    let (layer, part) = rest.split_once('.')?;
+    // The one spelling of a number.
+    let layer = layer
+        .parse()
+        .ok()
+        .filter(|n: &u64| n.to_string() == layer)?;
+    Some((layer, part))
+}

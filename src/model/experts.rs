@@ -1,0 +1,163 @@
+//! Mixtures of experts: their hyperparameters and tensors, whose names all families share.
+
+use super::decoder::Decoder;
+use super::{Activation, Experts, FeedForward, Mlp, Scoring, SharedExpert};
+use crate::error::{Result, fail};
+
+/// What a family's experts are unless the file says otherwise.
+pub(super) struct Defaults {
+    pub scoring: Scoring,
+    pub normalize: bool,
+    pub activation: Activation,
+    /// Inner width of an expert.
+    pub n_ff: usize,
+    /// Inner width of the shared expert, if there is one.
+    pub shared_ff: Option<usize>,
+}
+
+/// Experts whose weights are shares of 1, as most have.
+pub(super) fn softmax(d: &Decoder) -> Result<Defaults> {
+    Ok(Defaults {
+        scoring: Scoring::Softmax,
+        normalize: true,
+        activation: Activation::Silu,
+        n_ff: match d.source.find_size(WIDTH)? {
+            Some(n_ff) => n_ff,
+            None => d.n_ff()?,
+        },
+        shared_ff: None,
+    })
+}
+
+/// Inner width of the shared expert, if the file says that there is one.
+pub(super) fn shared_ff(d: &Decoder) -> Result<Option<usize>> {
+    match d.source.find::<u64>(SHARED_WIDTH)? {
+        None | Some(0) => Ok(None),
+        Some(_) => d.source.find_size(SHARED_WIDTH),
+    }
+}
+
+/// Sizes and constants of the experts of all layers.
+pub(super) struct Mixture {
+    n_experts: usize,
+    n_used: usize,
+    n_ff: usize,
+    scoring: Scoring,
+    normalize: bool,
+    weight_scale: f32,
+    activation: Activation,
+    shared_ff: Option<usize>,
+}
+
+const COUNT: &str = "expert_count";
+const USED: &str = "expert_used_count";
+const WIDTH: &str = "expert_feed_forward_length";
+const SHARED_WIDTH: &str = "expert_shared_feed_forward_length";
+const SCORING: &str = "expert_gating_func";
+const SCALE: &str = "expert_weights_scale";
+const GROUPS: &str = "expert_group_count";
+
+impl Mixture {
+    /// What the keys `expert_*` say; `None` if there are no experts.
+    pub(super) fn find(d: &Decoder, defaults: Defaults) -> Result<Option<Mixture>> {
+        match d.source.find::<u64>(COUNT)? {
+            None | Some(0) => Ok(None),
+            Some(_) => Mixture::new(d, defaults).map(Some),
+        }
+    }
+
+    /// The same where there must be experts.
+    pub(super) fn new(d: &Decoder, defaults: Defaults) -> Result<Mixture> {
+        let source = &d.source;
+        let n_experts = source.size(COUNT)?;
+        let n_used = source.size(USED)?;
+        if n_used > n_experts {
+            let problem = format!("is {n_used}, but there are only {n_experts} experts");
+            return Err(source.invalid(USED, &problem));
+        }
+        if let Some(groups) = source.find::<u64>(GROUPS)?
+            && groups > 1
+        {
+            fail!(
+                Unsupported,
+                "{} is {groups}; experts in groups are not supported",
+                source.key(GROUPS)
+            );
+        }
+        let scoring = match source.find::<u64>(SCORING)? {
+            None | Some(0) => defaults.scoring,
+            Some(1) => Scoring::Softmax,
+            Some(2) => Scoring::Sigmoid,
+            Some(3) => Scoring::SoftmaxOfChosen,
+            Some(other) => fail!(
+                Unsupported,
+                "{} is {other}; supported: 1 (softmax), 2 (sigmoid), 3 (softmax of the chosen)",
+                source.key(SCORING)
+            ),
+        };
+        // A factor of 0 stands for none.
+        let weight_scale = match source.find::<f32>(SCALE)? {
+            None | Some(0.0) => 1.0,
+            Some(_) => source.positive(SCALE)?,
+        };
+        let normalize = source.find("expert_weights_norm")?;
+        source.product(COUNT, n_experts, defaults.n_ff)?;
+        Ok(Mixture {
+            n_experts,
+            n_used,
+            n_ff: defaults.n_ff,
+            scoring,
+            normalize: normalize.unwrap_or(defaults.normalize),
+            weight_scale,
+            activation: defaults.activation,
+            shared_ff: defaults.shared_ff,
+        })
+    }
+
+    /// The experts of a layer.
+    pub(super) fn layer(&self, d: &Decoder, layer: usize) -> Result<FeedForward> {
+        let (source, hidden) = (&d.source, d.hidden);
+        let (n_experts, n_ff) = (self.n_experts, self.n_ff);
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let apart = name("ffn_gate.0");
+        if source.has(&apart) {
+            fail!(
+                Unsupported,
+                "tensor {apart}.weight: each expert has tensors of its own; supported is one for all, {}",
+                name("ffn_gate_exps.weight")
+            );
+        }
+        let stack = |part: &str, inputs, outputs| {
+            source.stacked_linear(&name(part), inputs, outputs, n_experts)
+        };
+        let shared = match self.shared_ff {
+            None => None,
+            Some(shared_ff) => Some(SharedExpert {
+                mlp: Mlp {
+                    gate: Some(source.linear(&name("ffn_gate_shexp"), hidden, shared_ff)?),
+                    up: source.linear(&name("ffn_up_shexp"), hidden, shared_ff)?,
+                    down: source.linear(&name("ffn_down_shexp"), shared_ff, hidden)?,
+                    activation: self.activation,
+                },
+                gate: match name("ffn_gate_inp_shexp") {
+                    gate if source.has(&gate) => Some(source.linear(&gate, hidden, 1)?),
+                    _ => None,
+                },
+            }),
+        };
+        Ok(FeedForward::Experts(Box::new(Experts {
+            n_experts,
+            n_used: self.n_used,
+            router: source.linear(&name("ffn_gate_inp"), hidden, n_experts)?,
+            scoring: self.scoring,
+            selection_bias: source.find_vector(&name("exp_probs_b.bias"), n_experts)?,
+            normalize: self.normalize,
+            weight_scale: self.weight_scale,
+            gate: stack("ffn_gate_exps", hidden, n_ff)?,
+            up: stack("ffn_up_exps", hidden, n_ff)?,
+            down: stack("ffn_down_exps", n_ff, hidden)?,
+            activation: self.activation,
+            shared,
+        })))
+    }
+}

@@ -1,0 +1,72 @@
+//! Text from token ids as they come, up to a stop string.
+
+use super::stops::StopFilter;
+use super::stream::TextStream;
+use super::tokenizer::Tokenizer;
+use super::vocabulary::TokenKind;
+use crate::error::Result;
+
+/// Turns token ids into whole characters, and ends at a stop string.
+#[derive(Clone, Debug, Default)]
+pub struct TokenStream {
+    characters: TextStream,
+    stops: StopFilter,
+    skip_special: bool,
+    n_tokens: u64,
+}
+
+impl TokenStream {
+    /// A stream that ends at one of these strings and, if told so, leaves out control and unknown
+    /// tokens. Errors: those of [`StopFilter::new`].
+    pub fn new(stops: &[&str], skip_special: bool) -> Result<Self> {
+        Ok(TokenStream {
+            stops: StopFilter::new(stops)?,
+            skip_special,
+            ..TokenStream::default()
+        })
+    }
+
+    /// Takes the next tokens and appends to `out` the text that is certain now. After a stop string
+    /// tokens are not even looked at. Errors: `InvalidToken`; the stream is as it was then.
+    pub fn push(&mut self, tokenizer: &Tokenizer, ids: &[u32], out: &mut String) -> Result<()> {
+        for id in ids {
+            tokenizer.kind(*id)?;
+        }
+        let mut text = String::new();
+        for id in ids {
+            if self.stopped().is_some() {
+                break;
+            }
+            self.n_tokens += 1;
+            let kind = tokenizer.kind(*id)?;
+            let special = matches!(kind, TokenKind::Control | TokenKind::Unknown);
+            if special && self.skip_special {
+                continue;
+            }
+            text.clear();
+            self.characters.push(tokenizer.token_bytes(*id)?, &mut text);
+            self.stops.push(&text, out);
+        }
+        Ok(())
+    }
+
+    /// Ends the text: appends what was held back. An incomplete character becomes U+FFFD. The stream
+    /// is as new then.
+    pub fn finish(&mut self, out: &mut String) {
+        let mut text = String::new();
+        self.characters.finish(&mut text);
+        self.stops.push(&text, out);
+        self.stops.finish(out);
+        self.n_tokens = 0;
+    }
+
+    /// The stop string that ended the text.
+    pub fn stopped(&self) -> Option<usize> {
+        self.stops.stopped()
+    }
+
+    /// Tokens taken so far: all, or those up to the one that completed the stop string.
+    pub fn n_tokens(&self) -> u64 {
+        self.n_tokens
+    }
+}

@@ -1,0 +1,73 @@
+//! Model files with a few things changed.
+
+use emberlm::format::writer::Writer;
+use emberlm::format::{ModelFile, Value};
+use emberlm::quant::TensorType;
+use std::collections::BTreeMap;
+
+/// A tensor to be written.
+#[derive(Clone)]
+pub struct EditedTensor {
+    pub ty: TensorType,
+    pub dims: Vec<usize>,
+    pub bytes: Vec<u8>,
+}
+
+/// The parts of a file, in the order of their names.
+#[derive(Clone)]
+pub struct Edited {
+    pub metadata: BTreeMap<String, Value>,
+    pub tensors: BTreeMap<String, EditedTensor>,
+}
+
+impl Edited {
+    /// The parts of this file.
+    pub fn of(file: &ModelFile) -> Edited {
+        let tensors = file.tensors.values().map(|t| {
+            let tensor = EditedTensor {
+                ty: t.ty,
+                dims: t.dims.clone(),
+                bytes: t.bytes().to_vec(),
+            };
+            (t.name.to_string(), tensor)
+        });
+        Edited {
+            metadata: file
+                .metadata
+                .iter()
+                .map(|(k, v)| (k.clone(), v.clone()))
+                .collect(),
+            tensors: tensors.collect(),
+        }
+    }
+
+    /// Sets a value of the metadata.
+    pub fn set(&mut self, key: &str, value: impl Into<Value>) -> &mut Edited {
+        self.metadata.insert(key.to_owned(), value.into());
+        self
+    }
+
+    /// The file.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut writer = Writer::new();
+        for (key, value) in &self.metadata {
+            writer.set(key, value.clone());
+        }
+        for (name, t) in &self.tensors {
+            writer.tensor(name, t.ty, &t.dims).unwrap();
+        }
+        let mut file = Vec::new();
+        let mut contents = self.tensors.values();
+        writer
+            .write(&mut file, |_, out| {
+                out.write_all(&contents.next().unwrap().bytes)
+            })
+            .unwrap();
+        file
+    }
+
+    /// The file, opened.
+    pub fn open(&self) -> ModelFile {
+        ModelFile::from_bytes(&self.bytes()).unwrap()
+    }
+}

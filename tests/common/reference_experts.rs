@@ -1,0 +1,97 @@
+//! The oracle's mixture of experts: every expert evaluated for every token, in double precision, and
+//! then those counted that the token chose.
+
+use super::reference_llama::{Rows, linear, vector};
+use emberlm::model::{Activation, Experts, Linear, Scoring};
+
+/// What a mixture makes of its inputs.
+pub fn experts(e: &Experts, x: &Rows) -> Rows {
+    let scores = linear(&e.router, x);
+    let gate = linear(&e.gate, x);
+    let up = linear(&e.up, x);
+    let inner = activated(e.activation, &gate, &up);
+    let n_ff = e.gate.weight.rows() / e.n_experts;
+    let hidden = e.router.weight.row_len();
+    let mut out = vec![vec![0.0; hidden]; x.len()];
+    let shares: Vec<_> = scores.iter().map(|s| weights(e, s)).collect();
+    for expert in 0..e.n_experts {
+        // All experts' outputs for this expert's inner values; only its own rows are meant.
+        let mine: Rows = inner
+            .iter()
+            .map(|row| row[expert * n_ff..(expert + 1) * n_ff].to_vec())
+            .collect();
+        let y = linear(&e.down, &mine);
+        for ((out, y), share) in out.iter_mut().zip(&y).zip(&shares) {
+            for (out, y) in out.iter_mut().zip(&y[expert * hidden..]) {
+                *out += share[expert] * y;
+            }
+        }
+    }
+    if let Some(shared) = &e.shared {
+        let gate: &Linear = shared.mlp.gate.as_ref().unwrap();
+        let inner = activated(
+            shared.mlp.activation,
+            &linear(gate, x),
+            &linear(&shared.mlp.up, x),
+        );
+        let y = linear(&shared.mlp.down, &inner);
+        let share: Rows = match &shared.gate {
+            Some(gate) => linear(gate, x),
+            None => vec![vec![f64::INFINITY]; x.len()],
+        };
+        for ((out, y), share) in out.iter_mut().zip(&y).zip(&share) {
+            for (out, y) in out.iter_mut().zip(y) {
+                *out += y / (1.0 + (-share[0]).exp());
+            }
+        }
+    }
+    out
+}
+
+/// The weight of every expert, zero for those that are not chosen.
+pub fn weights(e: &Experts, scores: &[f64]) -> Vec<f64> {
+    let softmax = |scores: &[f64]| -> Vec<f64> {
+        let sum: f64 = scores.iter().map(|s| s.exp()).sum();
+        scores.iter().map(|s| s.exp() / sum).collect()
+    };
+    let all: Vec<f64> = match e.scoring {
+        Scoring::Softmax => softmax(scores),
+        Scoring::Sigmoid => scores.iter().map(|s| 1.0 / (1.0 + (-s).exp())).collect(),
+        Scoring::SoftmaxOfChosen => scores.to_vec(),
+    };
+    let bias = e.selection_bias.as_ref().map(vector);
+    let keys: Vec<f64> = (0..all.len())
+        .map(|i| all[i] + bias.as_ref().map_or(0.0, |b| b[i]))
+        .collect();
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    order.sort_by(|&a, &b| keys[b].total_cmp(&keys[a]).then(a.cmp(&b)));
+    let chosen = &order[..e.n_used];
+    let mut values: Vec<f64> = chosen.iter().map(|&i| all[i]).collect();
+    if e.scoring == Scoring::SoftmaxOfChosen {
+        values = softmax(&values);
+    }
+    let sum: f64 = if e.normalize {
+        values.iter().sum()
+    } else {
+        1.0
+    };
+    let mut out = vec![0.0; all.len()];
+    for (&i, value) in chosen.iter().zip(values) {
+        out[i] = value / sum * f64::from(e.weight_scale);
+    }
+    out
+}
+
+fn activated(activation: Activation, gate: &Rows, up: &Rows) -> Rows {
+    let one = |g: f64, u: f64| match activation {
+        Activation::Silu => g / (1.0 + (-g).exp()) * u,
+        Activation::ClampedSwiglu { alpha, limit } => {
+            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+            let g = g.min(limit);
+            g / (1.0 + (-alpha * g).exp()) * (u.clamp(-limit, limit) + 1.0)
+        }
+        other => panic!("{other:?} is not what experts have here"),
+    };
+    let row = |(g, u): (&Vec<f64>, &Vec<f64>)| g.iter().zip(u).map(|(g, u)| one(*g, *u)).collect();
+    gate.iter().zip(up).map(row).collect()
+}

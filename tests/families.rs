@@ -1,0 +1,350 @@
+//! Every family on the CPU: against Hugging Face transformers, by the tiny models of
+//! `data/families/make.py`, and against itself however the work is cut.
+
+mod common;
+
+use common::TempDir;
+use common::convert::converted;
+use common::expected::Expected;
+use common::families::{FAMILIES, WINDOWED, open_exact, open_family, with_context};
+use common::tiny::Random;
+use emberlm::Status;
+use emberlm::backend::cpu::CpuWeights;
+use emberlm::backend::cpu::matmul::Isa;
+use emberlm::backend::{DeviceKind, KvType, LoadOptions, Runner, RunnerOptions, Step, Weights};
+use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::model::Network;
+use emberlm::quant::TensorType;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+/// Transformers computes in single precision, too.
+const TOLERANCE: f32 = 1e-3;
+/// Of files with quantized weights, whose products are of 8-bit integers.
+const QUANTIZED: f32 = 0.1;
+
+fn describe(name: &str) -> Network {
+    Network::from_file(&open_family(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+fn load(network: &Network, threads: usize) -> Arc<CpuWeights> {
+    CpuWeights::load(network, threads, &mut |_| Ok(())).unwrap()
+}
+
+fn runner(weights: &Arc<CpuWeights>, context: usize, kv_type: KvType) -> Box<dyn Runner> {
+    let options = RunnerOptions {
+        context,
+        kv_type,
+        ..Default::default()
+    };
+    weights.clone().create_runner(&options).unwrap()
+}
+
+fn logits(runner: &mut dyn Runner, n_vocab: usize) -> Vec<f32> {
+    let mut out = vec![0.0; n_vocab];
+    runner.logits(&mut out).unwrap();
+    out
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+fn best(row: &[f32]) -> usize {
+    let better = |best: usize, i: usize| if row[i] > row[best] { i } else { best };
+    (0..row.len()).fold(0, better)
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
+    differences.fold(0.0, f32::max)
+}
+
+fn tokens(n: usize, n_vocab: usize) -> Vec<u32> {
+    let mut random = Random::new(5, "tokens");
+    let token = |_| (random.bits() % n_vocab as u64) as u32;
+    (0..n).map(token).collect()
+}
+
+/// Compares the logits after each token, given one by one to a session of that context.
+fn compare(name: &str, file: &str, context: usize) {
+    // Products with quantized weights quantize what they multiply, too.
+    let exact = converted(&open_family(name), TensorType::F32);
+    for file_network in [Network::from_file(&exact).unwrap(), describe(name)] {
+        compare_network(name, &file_network, file, context);
+    }
+}
+
+fn compare_network(name: &str, network: &Network, file: &str, context: usize) {
+    let mut matrices = network.blocks.iter().flat_map(|b| b.linears());
+    let quantized = matrices.any(|m| m.weight.ty.block_len() > 1);
+    let tolerance = if quantized { QUANTIZED } else { TOLERANCE };
+    let expected = Expected::read(&format!("families/{name}/{file}"));
+    let weights = load(network, 2);
+    let mut runner = runner(&weights, context, KvType::F32);
+    let mut largest = 0f32;
+    for (p, (token, theirs)) in expected.tokens.iter().zip(&expected.logits).enumerate() {
+        runner.extend(&[*token], &NEVER).unwrap();
+        let ours = logits(&mut *runner, network.n_vocab);
+        largest = largest.max(largest_difference(&ours, theirs));
+        assert!(largest < tolerance, "{name}, position {p}: {largest}");
+        assert!(
+            quantized || best(&ours) == best(theirs),
+            "{name}, position {p}"
+        );
+    }
+    println!("{name}: largest difference {largest:.2e}");
+}
+
+#[test]
+fn every_family_agrees_with_transformers() {
+    for name in FAMILIES {
+        compare(name, "logits", 64);
+    }
+}
+
+#[test]
+fn short_contexts_have_their_own_frequencies() {
+    compare("phi3", "short", 24);
+    compare("phi3", "short", 32);
+}
+
+/// Logits of the last token, `tokens` given in chunks.
+fn last(weights: &Arc<CpuWeights>, tokens: &[u32], chunk: usize, kv_type: KvType) -> Vec<u32> {
+    let mut runner = runner(weights, 64, kv_type);
+    for chunk in tokens.chunks(chunk) {
+        runner.extend(chunk, &NEVER).unwrap();
+    }
+    bits(&logits(&mut *runner, 96))
+}
+
+#[test]
+fn chunks_threads_and_instruction_sets_do_not_change_a_bit() {
+    for name in FAMILIES {
+        let network = describe(name);
+        let tokens = tokens(45, network.n_vocab);
+        for kv_type in [KvType::F32, KvType::F16] {
+            let reference = last(&load(&network, 1), &tokens, 1, kv_type);
+            for (threads, chunks) in [(1, [2, 45]), (2, [1, 44]), (3, [7, 45])] {
+                let weights = load(&network, threads);
+                for chunk in chunks {
+                    let ours = last(&weights, &tokens, chunk, kv_type);
+                    assert_eq!(
+                        ours, reference,
+                        "{name}: {threads} threads, chunks of {chunk}"
+                    );
+                }
+            }
+            for isa in Isa::available() {
+                let weights = CpuWeights::load_for(isa, &network, 2, &mut |_| Ok(())).unwrap();
+                for chunk in [1, 45] {
+                    let ours = last(&weights, &tokens, chunk, kv_type);
+                    assert_eq!(ours, reference, "{name}: {isa:?}, chunks of {chunk}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn batches_and_forks_do_not_change_a_bit() {
+    for name in FAMILIES {
+        let network = describe(name);
+        let weights = load(&network, 2);
+        let tokens = tokens(40, network.n_vocab);
+        let mut whole = runner(&weights, 64, KvType::F32);
+        whole.extend(&tokens[..30], &NEVER).unwrap();
+        let mut forked = whole.fork().unwrap();
+        let mut short = runner(&weights, 64, KvType::F32);
+        short.extend(&tokens[..3], &NEVER).unwrap();
+        // The fork goes on with the text, beside two others.
+        whole.extend(&[7, 8, 9], &NEVER).unwrap();
+        for (i, token) in tokens[30..].iter().enumerate() {
+            let step = |token: u32| Step {
+                token: Some(token),
+                sampling: Default::default(),
+                position: i as u64,
+            };
+            let steps = [step(5), step(*token), step(tokens[3 + i])];
+            let mut chosen = [0; 3];
+            let mut runners: [&mut dyn Runner; 3] = [&mut *whole, &mut *forked, &mut *short];
+            weights
+                .step_batch(&mut runners, &steps, &[&NEVER; 3], &mut chosen)
+                .unwrap();
+        }
+        for (runner, text) in [(forked, &tokens[..]), (short, &tokens[..13])] {
+            let mut runner = runner;
+            assert_eq!(
+                bits(&logits(&mut *runner, network.n_vocab)),
+                last(&weights, text, 64, KvType::F32),
+                "{name}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_long_text_goes_round_the_rings() {
+    for name in WINDOWED {
+        let network = Network::from_file(&with_context(name, 4096).open()).unwrap();
+        let (weights, n_vocab) = (load(&network, 2), network.n_vocab);
+        let text = tokens(2500, n_vocab);
+        let mut one = runner(&weights, 3000, KvType::F32);
+        for chunk in text.chunks(911) {
+            one.extend(chunk, &NEVER).unwrap();
+        }
+        let expected = bits(&logits(&mut *one, n_vocab));
+        let mut other = runner(&weights, 3000, KvType::F32);
+        other.extend(&text[..2300], &NEVER).unwrap();
+        for token in &text[2300..2400] {
+            other.extend(&[*token], &NEVER).unwrap();
+        }
+        let mut forked = other.fork().unwrap();
+        // A short step back is free; the text in between leaves no trace.
+        assert_eq!(other.truncate(2390), 2390);
+        other.extend(&text[..60], &NEVER).unwrap();
+        assert_eq!(other.truncate(2390), 2390);
+        other.extend(&text[2390..], &NEVER).unwrap();
+        assert_eq!(bits(&logits(&mut *other, n_vocab)), expected, "{name}");
+        forked.extend(&text[2400..], &NEVER).unwrap();
+        assert_eq!(bits(&logits(&mut *forked, n_vocab)), expected, "{name}");
+        // One beyond the ring leaves nothing, and then everything starts anew.
+        assert_eq!(other.truncate(700), 0);
+        assert!(other.is_empty() && !other.has_logits());
+        other.extend(&text, &NEVER).unwrap();
+        assert_eq!(bits(&logits(&mut *other, n_vocab)), expected, "{name}");
+    }
+}
+
+/// Where all layers have windows, only the last tokens count, and rope knows only distances: what
+/// is in a ring that went round many times is what a short text would have left there.
+#[test]
+fn only_the_last_tokens_count_where_all_layers_have_windows() {
+    let network = Network::from_file(&with_context("mistral", 4096).open()).unwrap();
+    let weights = load(&network, 2);
+    let text = tokens(3000, network.n_vocab);
+    let mut long = runner(&weights, 3000, KvType::F32);
+    long.extend(&text, &NEVER).unwrap();
+    // Two layers see 6 tokens back each.
+    let mut short = runner(&weights, 64, KvType::F32);
+    short.extend(&text[3000 - 13..], &NEVER).unwrap();
+    let (long, short) = (logits(&mut *long, 96), logits(&mut *short, 96));
+    assert!(largest_difference(&long, &short) < 2e-4);
+    let mut shorter = runner(&weights, 64, KvType::F32);
+    shorter.extend(&text[3000 - 12..], &NEVER).unwrap();
+    assert!(largest_difference(&long, &logits(&mut *shorter, 96)) > 1e-2);
+}
+
+#[test]
+fn an_interrupted_text_leaves_a_session_that_goes_on() {
+    let network = Network::from_file(&with_context("gemma2", 4096).open()).unwrap();
+    let weights = load(&network, 2);
+    let text = tokens(2600, network.n_vocab);
+    let mut runner = runner(&weights, 3000, KvType::F32);
+    runner.extend(&text[..300], &NEVER).unwrap();
+    let set = AtomicBool::new(true);
+    let error = runner.extend(&text[300..], &set).unwrap_err();
+    assert_eq!(error.status, Status::Interrupted);
+    // What a ring holds may have been overwritten, so there is nothing to go on with.
+    let left = runner.len();
+    assert!(left == 0 || left == 300);
+    runner.extend(&text[left..500], &NEVER).unwrap();
+    let mut fresh = self::runner(&weights, 3000, KvType::F32);
+    fresh.extend(&text[..500], &NEVER).unwrap();
+    let n = network.n_vocab;
+    assert_eq!(
+        bits(&logits(&mut *runner, n)),
+        bits(&logits(&mut *fresh, n))
+    );
+}
+
+#[test]
+fn caches_hold_windows_and_estimates_know_it() {
+    for name in WINDOWED {
+        let network = Network::from_file(&with_context(name, 100_000).open()).unwrap();
+        let weights = load(&network, 1);
+        let bytes = |context| weights.kv_bytes(KvType::F16, context);
+        let windows = network
+            .blocks
+            .iter()
+            .filter(|b| b.attention.window.is_some());
+        let (n, windows) = (network.blocks.len() as u64, windows.count() as u64);
+        let per_token = weights.kv_bytes_per_token(KvType::F16);
+        if windows == n {
+            assert_eq!((per_token, bytes(90_000)), (0, bytes(4096)), "{name}");
+        }
+        let growth = bytes(90_112) - bytes(4096);
+        assert_eq!(growth, (90_112 - 4096) * per_token, "{name}");
+        // Layers are alike: those with a window take no more than some chunks of 256 positions.
+        let layer = bytes(256) / n / 256;
+        assert_eq!(per_token, (n - windows) * layer, "{name}");
+        assert!(
+            bytes(90_112) < 90_112 * per_token + windows * 1300 * layer,
+            "{name}"
+        );
+
+        let dir = TempDir::new("windows");
+        let path = dir.file("model.gguf", &with_context(name, 100_000).bytes());
+        let session = SessionOptions {
+            context: 90_000,
+            ..Default::default()
+        };
+        let (estimate, _) =
+            Model::estimate(&path, cpu(), &LoadOptions::default(), &session).unwrap();
+        assert_eq!(estimate.kv_bytes, bytes(90_000), "{name}");
+        assert_eq!(estimate.kv_bytes_per_token, per_token, "{name}");
+    }
+}
+
+fn cpu() -> usize {
+    let is_cpu = |i: &usize| device::info(*i).unwrap().kind == DeviceKind::Cpu;
+    (0..device::count()).find(is_cpu).unwrap()
+}
+
+#[test]
+fn sessions_rewind_as_far_as_they_like() {
+    for name in ["cohere2", "gemma3", "mistral"] {
+        let dir = TempDir::new("rewind");
+        let path = dir.file("model.gguf", &with_context(name, 4096).bytes());
+        let options = LoadOptions {
+            threads: 2,
+            ..Default::default()
+        };
+        let model = Arc::new(Model::load(&path, cpu(), &options, &mut |_| Ok(())).unwrap());
+        let session = SessionOptions {
+            context: 3000,
+            kv_type: KvType::F32,
+            ..Default::default()
+        };
+        let text = tokens(2400, model.details().n_vocab);
+        let mut one = Session::create(model.clone(), &session).unwrap();
+        assert_eq!(one.kv_bytes(), model.weights().kv_bytes(KvType::F32, 3000));
+        one.prefill(&text).unwrap();
+        let mut expected = vec![0.0; model.details().n_vocab];
+        let mut found = expected.clone();
+        for keep in [2399, 2350, 1000, 700, 5, 1] {
+            one.rewind(keep).unwrap();
+            assert_eq!(one.position(), keep);
+            let token = one.decode().unwrap();
+            let mut fresh = Session::create(model.clone(), &session).unwrap();
+            fresh.prefill(&text[..keep]).unwrap();
+            assert_eq!(fresh.decode().unwrap(), token, "{name}, kept {keep}");
+            one.logits(&mut found).unwrap();
+            fresh.logits(&mut expected).unwrap();
+            assert_eq!(bits(&found), bits(&expected), "{name}, kept {keep}");
+            let mut forked = one.fork().unwrap();
+            forked.rewind(keep / 2).unwrap();
+            one.rewind(keep).unwrap();
+            one.prefill(&text[keep..]).unwrap();
+            if keep > 1 {
+                forked.logits(&mut found).unwrap();
+                fresh.rewind(keep / 2).unwrap();
+                fresh.logits(&mut expected).unwrap();
+                assert_eq!(bits(&found), bits(&expected), "{name}, forked at {keep}");
+            }
+        }
+    }
+}

@@ -1,0 +1,533 @@
+//! Hugging Face folders are read as the GGUF files that a converter would make of them.
+
+mod common;
+
+use common::TempDir;
+use common::expected::Expected;
+use common::folder::{Folder, Stored, families, family_path};
+use emberlm::backend::{KvType, LoadOptions};
+use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::format::{ModelFile, Tensor, Value, WeightType};
+use emberlm::model::Network;
+use emberlm::quant::{TensorType, dequantize_row};
+use half::f16;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+fn elements(tensor: &Tensor) -> Vec<f32> {
+    let mut elements = vec![0.0; tensor.row_len() * tensor.rows()];
+    dequantize_row(tensor.ty, tensor.bytes(), &mut elements);
+    elements
+}
+
+/// The keys of a file's architecture.
+fn own_keys(file: &ModelFile) -> BTreeMap<String, Value> {
+    let architecture = file.str("general.architecture").unwrap();
+    let metadata = file.metadata.iter();
+    let own = metadata.filter(|(key, _)| key.starts_with(architecture));
+    own.map(|(k, v)| (k.clone(), v.clone())).collect()
+}
+
+/// Both files have the same tensors, bit for bit after widening; all but those named are as wide.
+fn assert_same_tensors(name: &str, found: &ModelFile, expected: &ModelFile) {
+    let keys = |file: &ModelFile| -> Vec<Arc<str>> {
+        let mut keys: Vec<_> = file.tensors.keys().cloned().collect();
+        keys.sort();
+        keys
+    };
+    assert_eq!(keys(found), keys(expected), "{name}");
+    for (key, tensor) in &found.tensors {
+        let expected = expected.tensor(key).unwrap();
+        assert_eq!(tensor.dims, expected.dims, "{name} {key}");
+        let same = elements(tensor) == elements(expected);
+        assert!(same, "{name} {key}: {tensor:?} and {expected:?}");
+    }
+}
+
+#[test]
+fn folders_have_the_tensors_and_keys_of_their_gguf_files() {
+    for name in families() {
+        let folder = family_path(&name);
+        let gguf = ModelFile::open(&folder.join("model.gguf")).unwrap();
+        let file = ModelFile::open(&folder).unwrap_or_else(|e| panic!("{name}: {e}"));
+        file.make(2, &mut |_| Ok(())).unwrap();
+        assert_same_tensors(&name, &file, &gguf);
+        let found = own_keys(&file);
+        for (key, value) in own_keys(&gguf) {
+            assert_eq!(found.get(&key), Some(&value), "{name}: {key}");
+        }
+        let size = |file: &str| std::fs::metadata(folder.join(file)).unwrap().len();
+        assert_eq!(file.file_bytes, size("model.safetensors"));
+    }
+}
+
+#[test]
+fn a_folder_is_found_by_any_of_its_files() {
+    let folder = family_path("qwen2");
+    for file in ["", "config.json", "model.safetensors"] {
+        let opened = ModelFile::open(&folder.join(file)).unwrap();
+        assert_eq!(opened.str("general.architecture").unwrap(), "qwen2");
+        assert_eq!(opened.str("general.name").unwrap(), "qwen2");
+    }
+}
+
+/// The logits that a model gives to the tokens of a test file: largest difference, and how often
+/// the best token is another.
+fn difference(folder: &str, weights: WeightType) -> emberlm::Result<(f32, usize)> {
+    let cpu = (0..device::count()).find(|&i| !device::info(i).unwrap().isa.is_empty());
+    let options = LoadOptions {
+        threads: 2,
+        weights,
+        ..Default::default()
+    };
+    let mut reached = 0.0;
+    let model = Model::load(
+        &family_path(folder),
+        cpu.unwrap_or(device::count() - 1),
+        &options,
+        &mut |done| {
+            assert!(done >= reached && done <= 1.0);
+            reached = done;
+            Ok(())
+        },
+    )?;
+    let expected = Expected::read(&format!("families/{folder}/logits"));
+    let options = SessionOptions {
+        kv_type: KvType::F32,
+        ..Default::default()
+    };
+    let mut session = Session::create(Arc::new(model), &options)?;
+    let mut logits = vec![0.0; expected.logits[0].len()];
+    let (mut most, mut wrong) = (0.0f32, 0);
+    let best = |x: &[f32]| (0..x.len()).max_by(|&a, &b| x[a].total_cmp(&x[b]));
+    for (token, expected) in expected.tokens.iter().zip(&expected.logits) {
+        session.prefill(&[*token])?;
+        session.logits(&mut logits)?;
+        let pairs = logits.iter().zip(expected);
+        most = pairs.fold(most, |most, (a, b)| most.max((a - b).abs()));
+        wrong += usize::from(best(&logits) != best(expected));
+    }
+    Ok((most, wrong))
+}
+
+#[test]
+fn folders_give_the_logits_of_transformers() {
+    for name in families() {
+        let (most, wrong) =
+            difference(&name, WeightType::Keep).unwrap_or_else(|e| panic!("{name}: {e}"));
+        println!("{name}: {most}");
+        assert!(most < 1e-3 && wrong == 0, "{name}: {most}, {wrong} other");
+    }
+}
+
+#[test]
+fn quantized_while_loading_they_stay_close() {
+    // Rows of 40 and 48 elements are no blocks of any type: all fall back to F16. Those of 64 fit.
+    for (name, weights, bound) in [
+        ("qwen2", WeightType::Q4K, 1e-3),
+        ("gpt_oss", WeightType::Q8_0, 0.5),
+    ] {
+        let (most, _) = difference(name, weights).unwrap();
+        assert!(most < bound, "{name}: {most}");
+        assert!(
+            name != "gpt_oss" || most > 1e-3,
+            "{name}: {most}, not quantized"
+        );
+    }
+}
+
+#[test]
+fn shards_are_put_together() {
+    let folder = Folder::family("qwen3");
+    let dir = TempDir::new("shards");
+    let names = folder.write_shards(&dir, 3);
+    let whole = folder.ready();
+    for path in [dir.path().to_owned(), dir.path().join(&names[1])] {
+        let file = ModelFile::open(&path).unwrap();
+        file.make(1, &mut |_| Ok(())).unwrap();
+        assert_same_tensors("shards", &file, &whole);
+    }
+}
+
+#[test]
+fn configs_of_older_versions_mean_the_same() {
+    for name in families() {
+        let mut folder = Folder::family(&name);
+        let expected = own_keys(&folder.open().unwrap());
+        let Some(rope) = folder.config.remove("rope_parameters") else {
+            continue;
+        };
+        let full = rope.get("full_attention").unwrap_or(&rope).clone();
+        if let Some(theta) = rope["sliding_attention"].get("rope_theta") {
+            if name == "olmo3" {
+                continue;
+            }
+            folder.set("rope_local_base_freq", theta.clone());
+        }
+        let mut scaling = full.as_object().unwrap().clone();
+        for key in ["rope_theta", "partial_rotary_factor"] {
+            if let Some(value) = scaling.remove(key) {
+                folder.set(key, value);
+            }
+        }
+        let kind = scaling.remove("rope_type").unwrap();
+        let scaling = match kind.as_str().unwrap() {
+            "default" => json!(null),
+            _ => {
+                scaling.insert("type".into(), kind);
+                scaling.into()
+            }
+        };
+        folder.set("rope_scaling", scaling);
+        folder.config.remove("layer_types");
+        assert_eq!(own_keys(&folder.open().unwrap()), expected, "{name}");
+    }
+}
+
+#[test]
+fn the_text_part_of_a_larger_model_is_found() {
+    let plain = Folder::family("gemma3");
+    let mut folder = plain.clone();
+    let mut text = std::mem::take(&mut folder.config);
+    text.remove("architectures");
+    folder.set("architectures", json!(["Gemma3ForConditionalGeneration"]));
+    folder.set("model_type", json!("gemma3"));
+    folder.set("vision_config", json!({"hidden_size": 9}));
+    folder.set("text_config", text.into());
+    let tensors = std::mem::take(&mut folder.tensors);
+    for (name, tensor) in tensors {
+        folder
+            .tensors
+            .insert(format!("language_model.{name}"), tensor);
+    }
+    let other = Stored::f32(&[1], &[0.0]);
+    folder.tensors.insert("vision_tower.x.weight".into(), other);
+    assert_same_tensors("gemma3", &folder.ready(), &plain.ready());
+    assert_eq!(
+        own_keys(&folder.open().unwrap()),
+        own_keys(&plain.open().unwrap())
+    );
+}
+
+#[test]
+fn a_single_file_may_have_names_without_the_models_prefix() {
+    let plain = Folder::family("gpt2");
+    let mut folder = plain.clone();
+    let tensors = std::mem::take(&mut folder.tensors);
+    for (name, tensor) in tensors {
+        let name = name.strip_prefix("transformer.").unwrap().to_owned();
+        folder.tensors.insert(name, tensor);
+    }
+    // Constants that old files have.
+    let mask = Stored::f32(&[1, 1, 2, 2], &[1.0, 0.0, 1.0, 1.0]);
+    folder.tensors.insert("h.0.attn.bias".into(), mask);
+    assert_same_tensors("gpt2", &folder.ready(), &plain.ready());
+}
+
+/// The values of a tensor of F16.
+fn values(stored: &Stored) -> Vec<f32> {
+    let (halves, _) = stored.bytes.as_chunks();
+    halves
+        .iter()
+        .map(|b| f16::from_le_bytes(*b).to_f32())
+        .collect()
+}
+
+#[test]
+fn bf16_and_f32_are_kept() {
+    let plain = Folder::family("qwen3");
+    let mut folder = plain.clone();
+    for stored in folder.tensors.values_mut() {
+        let rounded = values(stored)
+            .iter()
+            .map(|v| half::bf16::from_f32(*v))
+            .collect::<Vec<_>>();
+        stored.ty = "BF16".into();
+        stored.bytes = rounded.iter().flat_map(|v| v.to_le_bytes()).collect();
+    }
+    let file = folder.ready();
+    assert_eq!(
+        file.tensor("blk.0.attn_q.weight").unwrap().ty,
+        TensorType::BF16
+    );
+    assert_eq!(
+        file.tensor("blk.0.attn_norm.weight").unwrap().ty,
+        TensorType::F32
+    );
+    let mut folder = plain.clone();
+    for stored in folder.tensors.values_mut() {
+        *stored = Stored::f32(&stored.shape, &values(stored));
+    }
+    let file = folder.ready();
+    assert_eq!(
+        file.tensor("blk.0.attn_q.weight").unwrap().ty,
+        TensorType::F32
+    );
+    assert_same_tensors("qwen3", &file, &plain.ready());
+}
+
+/// The value of an E4M3 code, by the formula.
+fn e4m3(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    let magnitude = match exponent {
+        0 => mantissa / 8.0 * 2f32.powi(-6),
+        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
+    };
+    if code < 128 { magnitude } else { -magnitude }
+}
+
+#[test]
+fn eight_bit_floats_are_multiplied_with_their_scales() {
+    let plain = Folder::family("qwen3");
+    // Per tensor, per row, and per block of 16 x 32.
+    for (suffix, method, of) in [
+        (
+            "weight_scale",
+            "compressed-tensors",
+            [usize::MAX, usize::MAX],
+        ),
+        ("weight_scale", "fbgemm_fp8", [1, usize::MAX]),
+        ("weight_scale_inv", "fp8", [16, 32]),
+    ] {
+        let mut folder = plain.clone();
+        folder.set(
+            "quantization_config",
+            json!({"quant_method": method, "weight_block_size": if of[0] == 16 { json!([16, 32]) } else { json!(null) }}),
+        );
+        let mut expected = BTreeMap::new();
+        for (name, stored) in plain.tensors.iter().filter(|(n, _)| n.contains("_proj.")) {
+            let (rows, columns) = (stored.shape[0], stored.shape[1]);
+            let of = [of[0].min(rows), of[1].min(columns)];
+            let codes: Vec<u8> = (0..rows * columns)
+                .map(|i| (i * 37 % 127 + i % 2 * 128) as u8)
+                .collect();
+            let blocks = [rows.div_ceil(of[0]), columns.div_ceil(of[1])];
+            let scales: Vec<f32> = (0..blocks[0] * blocks[1])
+                .map(|i| 0.001 * (i + 1) as f32)
+                .collect();
+            let value = |i: usize| {
+                let block = i / columns / of[0] * blocks[1] + i % columns / of[1];
+                f16::from_f32(e4m3(codes[i]) * scales[block]).to_f32()
+            };
+            expected.insert(
+                name.clone(),
+                (0..rows * columns).map(value).collect::<Vec<_>>(),
+            );
+            let fp8 = Stored {
+                ty: "F8_E4M3".into(),
+                shape: stored.shape.clone(),
+                bytes: codes,
+            };
+            folder.tensors.insert(name.clone(), fp8);
+            let scale = name.replace("weight", suffix);
+            folder.tensors.insert(scale, Stored::f32(&blocks, &scales));
+            let input = name.replace("weight", "input_scale");
+            folder.tensors.insert(input, Stored::f32(&[], &[1.0]));
+        }
+        let file = folder.ready();
+        for tensor in file.tensors.values() {
+            if let Some(expected) = expected.get(&*tensor.name) {
+                assert_eq!(tensor.ty, TensorType::F16);
+                assert!(elements(tensor) == *expected, "{method} {}", tensor.name);
+            }
+        }
+        // Scales beyond what half precision holds.
+        let scale = folder
+            .tensors
+            .iter()
+            .find(|(n, _)| n.ends_with(suffix))
+            .unwrap()
+            .0
+            .clone();
+        let count = folder.tensors[&scale].shape.iter().product::<usize>();
+        let shape = folder.tensors[&scale].shape.clone();
+        folder
+            .tensors
+            .insert(scale, Stored::f32(&shape, &vec![300.0; count]));
+        let file = folder.ready();
+        assert_eq!(
+            file.tensor("blk.0.attn_q.weight").unwrap().ty,
+            TensorType::F32
+        );
+    }
+}
+
+#[test]
+fn four_bit_experts_are_repacked() {
+    let plain = Folder::family("gpt_oss");
+    let gguf = ModelFile::open(&family_path("gpt_oss").join("model.gguf")).unwrap();
+    let mut folder = plain.clone();
+    folder.set("quantization_config", json!({"quant_method": "mxfp4"}));
+    let layers = 2;
+    for layer in 0..layers {
+        let stem = format!("model.layers.{layer}.mlp.experts");
+        let blocks = |part: &str| {
+            gguf.tensor(&format!("blk.{layer}.{part}_exps.weight"))
+                .unwrap()
+                .clone()
+        };
+        let (gate, up, down) = (blocks("ffn_gate"), blocks("ffn_up"), blocks("ffn_down"));
+        // Rows of gate and up take turns.
+        let both: Vec<&[u8]> = gate
+            .bytes()
+            .chunks(gate.row_bytes())
+            .zip(up.bytes().chunks(up.row_bytes()))
+            .flat_map(|(gate, up)| [gate, up])
+            .collect();
+        for (name, tensor, rows, bytes) in [
+            ("gate_up_proj", &gate, 2 * gate.dims[1], both.concat()),
+            ("down_proj", &down, down.dims[1], down.bytes().to_vec()),
+        ] {
+            let shape = vec![tensor.dims[2], rows, tensor.dims[0] / 32];
+            let scales = bytes.chunks(17).map(|b| b[0]).collect();
+            let code = |b: &[u8], i: usize| b[1 + i % 16] >> (4 * (i / 16)) & 15;
+            let codes = bytes.chunks(17).flat_map(|b| {
+                (0..16)
+                    .map(|i| code(b, 2 * i) | code(b, 2 * i + 1) << 4)
+                    .collect::<Vec<_>>()
+            });
+            let blocks = Stored {
+                ty: "U8".into(),
+                shape: [&shape[..], &[16]].concat(),
+                bytes: codes.collect(),
+            };
+            folder
+                .tensors
+                .insert(format!("{stem}.{name}_blocks"), blocks);
+            folder.tensors.insert(
+                format!("{stem}.{name}_scales"),
+                Stored {
+                    ty: "U8".into(),
+                    shape,
+                    bytes: scales,
+                },
+            );
+            folder.tensors.remove(&format!("{stem}.{name}")).unwrap();
+        }
+    }
+    let file = folder.ready();
+    assert_same_tensors("gpt_oss", &file, &gguf);
+    let gate = file.tensor("blk.0.ffn_gate_exps.weight").unwrap();
+    assert_eq!(gate.ty, TensorType::MXFP4);
+    assert_eq!(
+        gate.bytes(),
+        gguf.tensor("blk.0.ffn_gate_exps.weight").unwrap().bytes()
+    );
+}
+
+#[test]
+fn fused_experts_are_taken_apart() {
+    let plain = Folder::family("qwen3moe");
+    let mut folder = plain.clone();
+    let n_experts = folder.config["num_local_experts"].as_u64().unwrap();
+    for layer in 0..2 {
+        let stem = format!("model.layers.{layer}.mlp.experts");
+        let mut take = |e: u64, part: &str| {
+            folder
+                .tensors
+                .remove(&format!("{stem}.{e}.{part}.weight"))
+                .unwrap()
+        };
+        let (mut gate_up, mut down, mut shapes) = (Vec::new(), Vec::new(), Vec::new());
+        for e in 0..n_experts {
+            let (gate, up, d) = (
+                take(e, "gate_proj"),
+                take(e, "up_proj"),
+                take(e, "down_proj"),
+            );
+            gate_up.extend([gate.bytes, up.bytes].concat());
+            down.extend(d.bytes);
+            shapes = vec![
+                vec![n_experts as usize, 2 * gate.shape[0], gate.shape[1]],
+                vec![n_experts as usize, d.shape[0], d.shape[1]],
+            ];
+        }
+        for (name, shape, bytes) in [
+            ("gate_up_proj", &shapes[0], gate_up),
+            ("down_proj", &shapes[1], down),
+        ] {
+            let fused = Stored {
+                ty: "F16".into(),
+                shape: shape.clone(),
+                bytes,
+            };
+            folder.tensors.insert(format!("{stem}.{name}"), fused);
+        }
+    }
+    assert_same_tensors("qwen3moe", &folder.ready(), &plain.ready());
+}
+
+#[test]
+fn weights_are_converted_only_where_that_saves_bytes() {
+    let folder = Folder::family("gpt_oss");
+    let types = |weights: WeightType| {
+        let file = folder.open().unwrap().with_weights(weights).unwrap();
+        file.make(2, &mut |_| Ok(())).unwrap();
+        let ty = |name: &str| file.tensor(name).unwrap().ty;
+        (
+            ty("blk.0.attn_q.weight"),
+            ty("blk.0.ffn_gate_inp.weight"),
+            ty("token_embd.weight"),
+            ty("blk.0.attn_norm.weight"),
+        )
+    };
+    use TensorType::{F16, F32, Q5_0, Q8_0};
+    assert_eq!(types(WeightType::Keep), (F16, F32, F16, F32));
+    assert_eq!(types(WeightType::Q8_0), (Q8_0, F32, Q8_0, F32));
+    assert_eq!(types(WeightType::Q4K), (Q5_0, F32, Q5_0, F32));
+    assert_eq!(types(WeightType::Q6K), (Q8_0, F32, Q8_0, F32));
+    assert_eq!(types(WeightType::F32), (F32, F32, F32, F32));
+    // A file that is smaller already.
+    let q8 = folder
+        .open()
+        .unwrap()
+        .with_weights(WeightType::Q4K)
+        .unwrap();
+    let again = q8.with_weights(WeightType::Q8_0).unwrap();
+    assert_eq!(again.tensor("blk.0.attn_q.weight").unwrap().ty, Q5_0);
+}
+
+#[test]
+fn a_value_that_no_type_holds_is_named() {
+    let mut folder = Folder::family("gpt_oss");
+    let name = "model.layers.1.self_attn.o_proj.weight";
+    let stored = folder.tensors.get_mut(name).unwrap();
+    stored.bytes[1000..1002].copy_from_slice(&f16::INFINITY.to_le_bytes());
+    let columns = stored.shape[1];
+    let file = folder
+        .open()
+        .unwrap()
+        .with_weights(WeightType::Q8_0)
+        .unwrap();
+    let error = file.make(2, &mut |_| Ok(())).unwrap_err();
+    assert_eq!(error.status, emberlm::Status::InvalidModel);
+    let place = format!("element {} of row {}", 500 % columns, 500 / columns);
+    assert!(
+        error.message.contains(name) && error.message.contains(&place),
+        "{error}"
+    );
+    assert!(!file.is_ready());
+}
+
+#[test]
+fn making_stops_when_it_is_told_to() {
+    let folder = Folder::family("gemma2");
+    let file = folder
+        .open()
+        .unwrap()
+        .with_weights(WeightType::F32)
+        .unwrap();
+    let mut calls = 0;
+    let error = file
+        .make(2, &mut |_| {
+            calls += 1;
+            Err(emberlm::Error::new(emberlm::Status::Cancelled, "enough"))
+        })
+        .unwrap_err();
+    assert_eq!((error.status, calls), (emberlm::Status::Cancelled, 1));
+    assert!(!file.is_ready());
+    file.make(1, &mut |_| Ok(())).unwrap();
+    assert!(file.is_ready());
+    Network::from_file(&file).unwrap();
+}
