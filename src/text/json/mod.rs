@@ -35,6 +35,7 @@ pub(super) fn tokenizer(tokenizer: &[u8], config: Option<&[u8]>) -> Result<Token
     }
     let parts = &mut parts.parts;
     parts.strips_space = rule.strips_space;
+    parts.spaces_specials = rule.spaces_specials;
     parts.strips_end_space = rule.strips_end_space;
     parts.pretokenizer.cutters = cut.cutters;
     parts.normalizer.steps = std::mem::take(&mut normal.steps);
@@ -182,11 +183,34 @@ fn pattern(object: &Value, place: &str) -> Result<super::pattern::Pattern> {
     match pattern.map(|pattern| (pattern.get("String"), pattern.get("Regex"))) {
         Some((Some(Value::String(text)), None)) => Ok(Pattern::Text(text.clone())),
         Some((None, Some(Value::String(regex)))) => {
-            Pattern::regex(regex, &format!("tokenizer.json: {place}"))
+            Pattern::regex(&word_characters(regex), &format!("tokenizer.json: {place}"))
         }
         _ => fail!(
             FileCorrupt,
             "tokenizer.json: {place} is neither a String nor a Regex"
         ),
     }
+}
+
+/// The pattern with `\w` as the library's regular expressions (Oniguruma) understand it, which know
+/// nothing of join controls but take some superscripts and fractions along.
+fn word_characters(pattern: &str) -> String {
+    const WORD: &str = r"\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\u{B2}\u{B3}\u{B9}\u{BC}-\u{BE}]";
+    let mut out = String::new();
+    let mut chars = pattern.chars();
+    while let Some(c) = chars.next() {
+        match (c, chars.clone().next()) {
+            ('\\', Some(kind @ ('w' | 'W'))) => {
+                out.push_str(if kind == 'w' { "[" } else { "[^" });
+                out.push_str(WORD);
+                chars.next();
+            }
+            ('\\', Some(escaped)) => {
+                out.extend([c, escaped]);
+                chars.next();
+            }
+            _ => out.push(c),
+        }
+    }
+    out
 }
