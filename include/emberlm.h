@@ -501,21 +501,6 @@ typedef uint32_t ember_text_stream_flags;
 #endif // __cplusplus
 
 /**
- * The penalty on tokens that would lengthen a repetition ("don't repeat yourself").
- *
- * If the last n tokens of the context occur earlier in the window, n being the largest such number,
- * then the token that followed them there gets minus `multiplier * base^(n - allowed_length)`, if n
- * is at least `allowed_length`. The n tokens hold no sequence breaker, and a token that is one by
- * itself gets no penalty. The penalty is computed in double precision and at most the largest `f32`.
- */
-typedef struct Dry Dry;
-
-/**
- * How a token is chosen, as far as numbers say it; [`TokenRules`] has the rest.
- */
-typedef struct Sampling Sampling;
-
-/**
  * A kind of work in a decode step. A device that does two of them at once counts both as the one
  * that reads more.
  */
@@ -714,8 +699,7 @@ typedef struct ember_model_details {
      */
     uint64_t resident_bytes;
     /**
-     * Bytes of KV cache per token of context with `EMBER_KV_F16`, in layers without a sliding
-     * window.
+     * Bytes of KV cache per token of context with `EMBER_KV_F16`.
      */
     uint64_t kv_bytes_per_token;
     /**
@@ -843,7 +827,7 @@ typedef struct ember_estimate {
      */
     uint64_t weights_bytes;
     /**
-     * KV cache per token of context, in layers without a sliding window.
+     * KV cache per token of context.
      */
     uint64_t kv_bytes_per_token;
     /**
@@ -1107,9 +1091,7 @@ ember_status ember_session_position(const struct ember_session *session,
 
 /**
  * Keeps the first `position` tokens of the context and forgets the rest. Takes no time to speak
- * of; a decode that follows evaluates the last kept token again. If the model has layers with a
- * sliding window, these keep the window and some hundred positions; after a rewind further back
- * than that, the next call evaluates all kept tokens again, like a prefill of them. 0 empties the context. Decodes
+ * of; a decode that follows evaluates the last kept token again. 0 empties the context. Decodes
  * that were started are interrupted and waited for, and their tokens that were not collected are
  * lost: this is how to drop what was queued behind a token that ends the text.
  *
@@ -1390,7 +1372,9 @@ ember_status ember_text_stream_finish(struct ember_text_stream *stream,
 
 /**
  * Writes to `out`, whose `struct_size` the caller has set, how far a stream is since its start or
- * the last `ember_text_stream_finish`. Any thread may call it.
+ * the last `ember_text_stream_finish`.
+ *
+ * Errors: `EMBER_BUSY`.
  */
 ember_status ember_text_stream_info(const struct ember_text_stream *stream,
                                     struct ember_text_stream_details *out,
