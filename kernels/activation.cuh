@@ -14,16 +14,20 @@ struct Activation {
 __device__ __forceinline__ float at_most(float x, float limit) { return x > limit ? limit : x; }
 __device__ __forceinline__ float at_least(float x, float limit) { return x < limit ? limit : x; }
 
-__device__ __forceinline__ float activated(const Activation& a, float x) {
-    if (a.kind == SILU) return x / (1.0f + __expf(-x));
-    if (a.kind == GELU) return __fmul_rn(__fmul_rn(0.5f, x), __fadd_rn(1.0f, erff(__fmul_rn(x, 0.70710678f))));
-    if (a.kind == CLAMPED_SWIGLU) {
-        x = at_most(x, a.limit);
-        return x / (1.0f + __expf(-a.alpha * x));
+// Not inlined: the code of the usual one stays short.
+static __device__ __noinline__ float activated_otherwise(uint32_t kind, float alpha, float limit, float x) {
+    if (kind == GELU) return __fmul_rn(__fmul_rn(0.5f, x), __fadd_rn(1.0f, erff(__fmul_rn(x, 0.70710678f))));
+    if (kind == CLAMPED_SWIGLU) {
+        x = at_most(x, limit);
+        return x / (1.0f + __expf(-alpha * x));
     }
     // (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u))
     const float u = __fmul_rn(0.79788456f, __fmaf_rn(__fmul_rn(0.044715f, __fmul_rn(x, x)), x, x));
     return x / (1.0f + expf(-2.0f * u));
+}
+__device__ __forceinline__ float activated(const Activation& a, float x) {
+    if (a.kind == SILU) return x / (1.0f + __expf(-x));
+    return activated_otherwise(a.kind, a.alpha, a.limit, x);
 }
 // Of a gate and the value that it lets through.
 __device__ __forceinline__ float gated(const Activation& a, float gate, float up) {

@@ -86,8 +86,10 @@ template <int HD> __device__ __forceinline__ bool attend_tiles_body(const Attend
         }
         __syncthreads();
         if (a.q_norm.weight || a.k_norm.weight) {
-            for (uint32_t h = warp; h < 9; h += 4)
-                if (h == 8 ? a.k_norm.weight != nullptr : h < n_q && a.q_norm.weight) norm_head(h == 8 ? a.k_norm : a.q_norm, raw + h * hd, hd);
+            for (uint32_t h = warp; h < 9; h += 4) {
+                const NormArgs& norm = h == 8 ? a.k_norm : a.q_norm;
+                if (norm.weight && (h == 8 || h < n_q)) norm_head(norm, raw + h * hd, hd);
+            }
             __syncthreads();
         }
         for (int i = threadIdx.x; i < 8 * HD; i += 128) {

@@ -36,24 +36,24 @@ template <int BN> __device__ __forceinline__ void matmul_body(const MatmulArgs& 
         if (++stage == STAGES) { stage = 0; phase ^= 1; }
     };
     if (group == 2) {
-        give_registers<24>();
+        give_registers<40>();
         if (threadIdx.x == 256) {
             for (uint32_t t = blockIdx.x / 2; t < tiles; t += gridDim.x / 2) {
                 const uint32_t m_tile = t % pairs * 2 + rank, n0 = t / pairs * BN + rank * (BN / 2);
                 const uint8_t* x = (const uint8_t*)a.x + (uint64_t)m_tile * k_tiles * TILE_BYTES;
                 const uint8_t* w = (const uint8_t*)a.w + (uint64_t)(n0 / TILE_ROWS) * k_tiles * TILE_BYTES + n0 % TILE_ROWS * TILE_K * 2;
-                for (uint32_t kt = 0; kt < k_tiles; kt++, next()) {
+                for (uint32_t kt = 0; kt < k_tiles; kt++, next(), x += TILE_BYTES, w += TILE_BYTES) {
                     const uint32_t to = ring + stage * Ring<BN>::BYTES, bar = shared_address(full + stage);
                     barrier_wait(shared_address(empty + stage), phase ^ 1);
                     barrier_expect(bar, Ring<BN>::BYTES);
                     // The neighbour waits for this one, too, so it goes first.
-                    bulk_copy_all(to + X_BYTES + rank * HALF, w + (uint64_t)kt * TILE_BYTES, HALF, bar, 3);
-                    bulk_copy(to, x + (uint64_t)kt * TILE_BYTES, X_BYTES, bar);
+                    bulk_copy_all(to + X_BYTES + rank * HALF, w, HALF, bar, 3);
+                    bulk_copy(to, x, X_BYTES, bar);
                 }
             }
         }
     } else {
-        take_registers<240>();
+        take_registers<232>();
         const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3;
         auto release = [&](uint32_t s) {
             if ((threadIdx.x & 127) < 2) barrier_arrive(shared_address(empty + s), threadIdx.x & 127);

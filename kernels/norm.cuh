@@ -37,21 +37,24 @@ __device__ __forceinline__ NormSums norm_sums(const NormArgs& a, const float* x,
     return s;
 }
 
-// The norm of a head, in place, by one warp.
+// The norm of a head, in place, by one warp. Short code, for most networks pass it by.
 __device__ __forceinline__ void norm_head(const NormArgs& a, float* x, uint32_t len) {
     const uint32_t lane = threadIdx.x & 31;
     const float inverse = 1.0f / (float)len;
     NormSums s = {0.0f, 0.0f};
     if (a.layer) {
         float sum = 0.0f;
+#pragma unroll 1
         for (uint32_t i = lane; i < len; i += 32) sum += x[i];
         s.mean = __fmul_rn(warp_sum(sum), inverse);
     }
     float sum = 0.0f;
+#pragma unroll 1
     for (uint32_t i = lane; i < len; i += 32) {
         float v = __fsub_rn(x[i], s.mean);
         sum = __fmaf_rn(v, v, sum);
     }
     s.scale = 1.0f / sqrtf(__fmaf_rn(warp_sum(sum), inverse, a.eps));
+#pragma unroll 1
     for (uint32_t i = lane; i < len; i += 32) x[i] = normed(a, i, x[i], s);
 }

@@ -184,7 +184,7 @@ fn tensors_of_every_type_and_alignment_are_where_they_should_be() {
             let tensor = file.tensor(ty.name()).unwrap();
             assert_eq!((tensor.ty, tensor.dims.len()), (ty, 1 + i % 4));
             assert_eq!(tensor.row_len(), 256);
-            assert_eq!(tensor.rows(), tensor.dims[1..].iter().product());
+            assert_eq!(tensor.rows(), tensor.dims[1..].iter().product::<usize>());
             assert_eq!(tensor.row_bytes(), 256 / ty.block_len() * ty.block_bytes());
             assert_eq!(tensor.bytes().len(), tensor.rows() * tensor.row_bytes());
             assert!(tensor.bytes().iter().all(|&b| b == byte(ty.name())));

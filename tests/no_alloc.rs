@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::hamlet;
+use common::tiny_experts::{PLAIN, Variant};
+use common::{hamlet, tiny_experts};
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::{Runner, RunnerOptions, Step, Weights};
 use emberlm::engine::sampling::{Dry, Sampling};
@@ -33,6 +34,10 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+fn prompt(len: usize, network: &Network) -> Vec<u32> {
+    (0..len).map(|i| (i % network.n_vocab) as u32).collect()
+}
+
 /// Batched steps, after the first one of a model.
 fn batches_allocate_nothing(network: &Network) {
     for threads in [1, 3] {
@@ -44,7 +49,7 @@ fn batches_allocate_nothing(network: &Network) {
         let mut runners: Vec<_> = (0..32)
             .map(|i| {
                 let mut runner = weights.clone().create_runner(&options).unwrap();
-                let prompt: Vec<u32> = (0..1 + 9 * i).collect();
+                let prompt = prompt(1 + 9 * i, network);
                 runner.extend(&prompt, &AtomicBool::new(false)).unwrap();
                 runner
             })
@@ -88,18 +93,30 @@ fn batches_allocate_nothing(network: &Network) {
 /// One test, because the count is the process's.
 #[test]
 fn decoding_allocates_nothing() {
-    batches_allocate_nothing(&Network::from_file(&hamlet::q4_k_m()).unwrap());
-    let network = Network::from_file(&hamlet::q4_k_m()).unwrap();
+    let experts = Variant {
+        shared: Some(true),
+        ..PLAIN
+    };
+    for network in [
+        Network::from_file(&hamlet::q4_k_m()).unwrap(),
+        tiny_experts::network(&experts),
+    ] {
+        batches_allocate_nothing(&network);
+        steps_allocate_nothing(&network);
+    }
+}
+
+fn steps_allocate_nothing(network: &Network) {
     // Three threads and two KV heads, so that attention is split by segments, too.
     for threads in [1, 2, 3] {
-        let weights = CpuWeights::load(&network, threads, &mut |_| Ok(())).unwrap();
+        let weights = CpuWeights::load(network, threads, &mut |_| Ok(())).unwrap();
         let options = RunnerOptions {
             context: 600,
             ..Default::default()
         };
         let mut runner = weights.create_runner(&options).unwrap();
         let interrupt = Arc::new(AtomicBool::new(false));
-        let prompt: Vec<u32> = (0..250).collect();
+        let prompt = prompt(250, network);
         for sampling in [
             Sampling::GREEDY,
             Sampling {

@@ -296,6 +296,11 @@ impl Tokenizer {
         self.parts.vocabulary.len()
     }
 
+    /// Whether a space at the start of decoded text comes from the tokenizer.
+    pub(super) fn strips_space(&self) -> bool {
+        self.parts.strips_space
+    }
+
     /// The token that begins a text.
     pub fn bos(&self) -> Option<u32> {
         self.parts.bos

@@ -176,7 +176,8 @@ impl Tiny {
                 self.add_stack(w, name("ffn_up_exps"), [hidden, ff, count]);
                 self.add_stack(w, name("ffn_down_exps"), [ff, hidden, count]);
                 // Another width, whole blocks where the others have them.
-                let shared_ff = if ff % 32 == 0 { ff + 32 } else { ff + 7 };
+                let shared_ff =
+                    ff + [256, 32, 7][[256, 32, 1].iter().position(|n| ff % n == 0).unwrap()];
                 linear(w, name("ffn_gate_inp_shexp"), hidden, 1);
                 linear(w, name("ffn_gate_shexp"), hidden, shared_ff);
                 linear(w, name("ffn_up_shexp"), hidden, shared_ff);

@@ -18,17 +18,17 @@ pub fn tests(tests: &mut Tests) {
     for (i, v) in variants().into_iter().enumerate() {
         tests.push((
             format!("experts::{i}_of_the_oracle"),
-            Box::new(move || matches(&v, &network_of(&v, 1))),
+            Box::new(move || matches(&v, &network_of(&v, 1), N_TOKENS)),
         ));
         tests.push((
             format!("experts::{i}_cut"),
-            Box::new(move || cut(&network_of(&v, 2))),
+            Box::new(move || cut(&v, &network_of(&v, 2))),
         ));
     }
     for expert in [0, 3] {
         tests.push((
             format!("experts::all_to_{expert}"),
-            Box::new(move || matches(&PLAIN, &one_for_all(&PLAIN, expert, 1))),
+            Box::new(move || matches(&PLAIN, &one_for_all(&PLAIN, expert, 1), N_TOKENS)),
         ));
     }
     tests.push(("experts::wide".into(), Box::new(wide)));
@@ -57,9 +57,9 @@ fn pieces(r: &mut dyn Runner, tokens: &[u32], piece: usize, n: usize) -> Vec<Vec
 
 /// With a single layer a token is on its own but for attention, so one whose scores are so close that
 /// rounding sends it to another expert leaves the others alone. There may be few of those.
-fn matches(v: &Variant, network: &Network) {
+fn matches(v: &Variant, network: &Network, n_tokens: usize) {
     let n = network.n_vocab;
-    let tokens = tokens(N_TOKENS, n);
+    let tokens = tokens(n_tokens, n);
     let oracle = reference_llama::logits(network, &tokens);
     let weights = gpu(network);
     let mut r = runner(&weights, 128, KvType::F16);
@@ -84,23 +84,29 @@ fn matches(v: &Variant, network: &Network) {
         sorted.sort_by(f64::total_cmp);
         println!(
             "{v:?}, {way}: median {:.1e}, largest {:.1e}, {astray} astray",
-            sorted[N_TOKENS / 2],
-            sorted[N_TOKENS - 1]
+            sorted[n_tokens / 2],
+            sorted[n_tokens - 1]
         );
-        assert!(astray <= N_TOKENS / 20, "{v:?}, {way}: {errors:?}");
+        assert!(astray <= n_tokens.div_ceil(20), "{v:?}, {way}: {errors:?}");
     }
 }
 
-/// Batches give the bits of single sessions, pieces of a prompt those of the whole.
-fn cut(network: &Network) {
+/// Batches give the bits of single sessions. Pieces of a prompt give what the whole gives but for the
+/// rounding of attention, which is over in the last place of f16 (and more where it changes a byte
+/// that an input is rounded to).
+fn cut(v: &Variant, network: &Network) {
     let n = network.n_vocab;
     let tokens = tokens(N_TOKENS, n);
     let weights = gpu(network);
     let mut r = runner(&weights, 128, KvType::F16);
-    let whole = pieces(&mut *r, &tokens, N_TOKENS, n);
+    let whole = pieces(&mut *r, &tokens, N_TOKENS, n).pop().unwrap();
+    let whole: Vec<f64> = whole.iter().map(|x| f64::from(*x)).collect();
+    let bound = if v.ty.block_len() == 1 { 1e-3 } else { 3e-2 };
     for piece in [45, 30, 18] {
-        let got = pieces(&mut *r, &tokens, piece, n);
-        assert_eq!(got.last(), whole.last(), "pieces of {piece}");
+        let got = pieces(&mut *r, &tokens, piece, n).pop().unwrap();
+        let error = relative_error(&got, &whole);
+        println!("{v:?}, pieces of {piece}: {error:.1e}");
+        assert!(error < bound, "pieces of {piece}: {error}");
     }
     // What a session has seen after its prompt, alone.
     let start = |i: usize| 2 + i % 5 * 7;
@@ -161,7 +167,7 @@ fn wide() {
             ..PLAIN
         };
         let network = crate::common::tiny_experts::network_with(&v, 1, 1536);
-        matches(&v, &network);
+        matches(&v, &network, 20);
     }
 }
 
@@ -179,12 +185,13 @@ fn long_prompt() {
     let weights = gpu(&network);
     let mut r = runner(&weights, 5000, KvType::F16);
     let at_once = pieces(&mut *r, &tokens, 5000, n).pop().unwrap();
+    let at_once: Vec<f64> = at_once.iter().map(|x| f64::from(*x)).collect();
     let in_pieces = pieces(&mut *r, &tokens, 700, n).pop().unwrap();
-    assert_eq!(at_once, in_pieces);
     r.truncate(4990);
     let stepped = one_by_one(&mut *r, &tokens[4990..], n).pop().unwrap();
-    let wide: Vec<f64> = at_once.iter().map(|x| f64::from(*x)).collect();
-    let error = relative_error(&stepped, &wide);
-    println!("steps after a long prompt: {error:.1e}");
-    assert!(error < 1e-2, "{error}");
+    for (way, got) in [("pieces", in_pieces), ("steps", stepped)] {
+        let error = relative_error(&got, &at_once);
+        println!("a long prompt, {way}: {error:.1e}");
+        assert!(error < 1e-3, "{way}: {error}");
+    }
 }

@@ -237,7 +237,7 @@ impl Layer {
     pub fn feed_forward_encodings(&self) -> Encodings {
         match &self.feed_forward {
             FeedForwardLayer::Dense(dense) => union(dense.inner()),
-            FeedForwardLayer::Experts(experts) => experts.input_encodings(),
+            FeedForwardLayer::Experts(experts) => experts.input_encodings,
         }
     }
 

@@ -268,6 +268,7 @@ impl StepBuffers {
     ///
     /// # Safety
     /// As [`StepBuffers::enqueue`].
+    #[expect(clippy::too_many_arguments, reason = "they outlive the call apart")]
     pub unsafe fn enqueue_profiled(
         &self,
         kernels: &Kernels,

@@ -28,6 +28,8 @@ pub(super) struct ExpertLayer {
     pub experts: Products,
     pub shared: Option<Shared>,
     pub hidden: usize,
+    /// What the products of the layer's input read.
+    pub input_encodings: Encodings,
 }
 
 /// An expert for all tokens.
@@ -60,6 +62,13 @@ impl ExpertLayer {
     pub fn new(experts: &Experts, isa: Isa) -> Result<ExpertLayer> {
         let bias = experts.selection_bias.as_ref();
         let hidden = experts.router.weight.row_len();
+        let mut inputs = vec![&experts.router, &experts.gate, &experts.up];
+        if let Some(shared) = &experts.shared {
+            inputs.extend(shared.mlp.gate.iter().chain([&shared.mlp.up]));
+            inputs.extend(&shared.gate);
+        }
+        let encodings = inputs.iter().map(|l| Encodings::for_type(l.weight.ty));
+        let input_encodings = encodings.fold(Encodings::default(), Encodings::union);
         Ok(ExpertLayer {
             routing: Routing {
                 n_experts: experts.n_experts,
@@ -83,20 +92,8 @@ impl ExpertLayer {
                 .map(|s| Shared::new(s, isa))
                 .transpose()?,
             hidden,
+            input_encodings,
         })
-    }
-
-    /// What the products of the layer's input read.
-    pub fn input_encodings(&self) -> Encodings {
-        let mut inputs = vec![&self.router, &self.experts.gate, &self.experts.up];
-        if let Some(shared) = &self.shared {
-            inputs.extend([&shared.products.gate, &shared.products.up]);
-            inputs.extend(&shared.gate);
-        }
-        let none = Encodings::default();
-        inputs
-            .iter()
-            .fold(none, |e, p| e.union(p.matrix.encodings()))
     }
 
     /// The products whose rows are a token's scores, one below the other.
