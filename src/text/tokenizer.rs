@@ -121,9 +121,13 @@ impl Parts {
 }
 
 impl Tokenizer {
-    /// The tokenizer of a model file; see [`from_metadata`](Self::from_metadata).
+    /// The tokenizer of a model file; see [`from_metadata`](Self::from_metadata), and for a folder
+    /// [`from_json`](Self::from_json).
     pub fn from_file(file: &ModelFile) -> Result<Self> {
-        Self::from_metadata(&file.metadata)
+        match &file.text_files {
+            Some(files) => json::folder(files),
+            None => Self::from_metadata(&file.metadata),
+        }
     }
 
     /// The tokenizer that the `tokenizer.ggml.*` keys describe: byte-level BPE (`gpt2`), SentencePiece

@@ -10,6 +10,7 @@ mod pretokenizer;
 use super::specials::{Special, Specials};
 use super::tokenizer::Tokenizer;
 use crate::error::{Result, fail};
+use crate::format::TextFiles;
 use document::Document;
 use serde_json::Value;
 
@@ -20,8 +21,24 @@ const MAX_ID: u64 = 1 << 24;
 
 /// The tokenizer of the two files; see [`Tokenizer::from_json`].
 pub(super) fn tokenizer(tokenizer: &[u8], config: Option<&[u8]>) -> Result<Tokenizer> {
+    build(tokenizer, config, &[])
+}
+
+/// The tokenizer of a folder: its `generation_config.json` and `config.json` name more tokens.
+pub(super) fn folder(files: &TextFiles) -> Result<Tokenizer> {
+    let mut others = Vec::new();
+    if let Some(bytes) = &files.generation_config {
+        others.push(parse(bytes, "generation_config.json")?);
+    }
+    others.push(parse(&files.config, "config.json")?);
+    build(&files.tokenizer, files.tokenizer_config.as_deref(), &others)
+}
+
+fn build(tokenizer: &[u8], config: Option<&[u8]>, others: &[Value]) -> Result<Tokenizer> {
     let document = Document::parse(tokenizer)?;
-    let config = config.map(parse_config).transpose()?;
+    let config = config
+        .map(|bytes| parse(bytes, "tokenizer_config.json"))
+        .transpose()?;
     let added = added_tokens(&document.added_tokens)?;
     let mut normal = normalizer::compile(&document.normalizer, "normalizer")?;
     let mut cut = pretokenizer::compile(&document.pre_tokenizer, "pre_tokenizer")?;
@@ -42,13 +59,16 @@ pub(super) fn tokenizer(tokenizer: &[u8], config: Option<&[u8]>) -> Result<Token
     set_specials(parts, added)?;
     ends::post_process(&document.post_processor, "post_processor", parts)?;
     ends::configure(config.as_ref(), parts)?;
+    for other in others {
+        ends::name_ids(other, parts);
+    }
     std::mem::replace(parts, model::nothing()?).build()
 }
 
-fn parse_config(bytes: &[u8]) -> Result<Value> {
+fn parse(bytes: &[u8], name: &str) -> Result<Value> {
     match serde_json::from_slice(bytes) {
         Ok(value) => Ok(value),
-        Err(error) => fail!(FileCorrupt, "tokenizer_config.json: {error}"),
+        Err(error) => fail!(FileCorrupt, "{name}: {error}"),
     }
 }
 
