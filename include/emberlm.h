@@ -538,6 +538,11 @@ enum ember_detokenize_flags
      * Leave out control tokens instead of spelling their names.
      */
     EMBER_DETOKENIZE_SKIP_SPECIAL = 1,
+    /**
+     * The tokens go on where other text ends. Without it they are the start of a text, where the
+     * space is left out that tokenizers of the SentencePiece kind put before every text.
+     */
+    EMBER_DETOKENIZE_CONTINUE = 2,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -1642,7 +1647,7 @@ ember_status ember_detokenize(const struct ember_model *model,
 
 /**
  * Writes the bytes of one token, a control token's name included: what `ember_detokenize` does for
- * one token without flags, and under the same rules. Most tokens have less than 32 bytes, and some
+ * one token with `EMBER_DETOKENIZE_CONTINUE`, and under the same rules. Most tokens have less than 32 bytes, and some
  * have a part of a character. To show text while it is made, write the bytes as they come. Any
  * thread may call it.
  *

@@ -26,6 +26,9 @@ pub enum ember_tokenize_flags {
 pub enum ember_detokenize_flags {
     /// Leave out control tokens instead of spelling their names.
     EMBER_DETOKENIZE_SKIP_SPECIAL = 1,
+    /// The tokens go on where other text ends. Without it they are the start of a text, where the
+    /// space is left out that tokenizers of the SentencePiece kind put before every text.
+    EMBER_DETOKENIZE_CONTINUE = 2,
 }
 
 /// Refuses bits that no version so far has given a meaning.
@@ -111,10 +114,11 @@ pub unsafe extern "C" fn ember_detokenize(
             )
         };
         let skip = ember_detokenize_flags::EMBER_DETOKENIZE_SKIP_SPECIAL as u32;
-        check_flags(flags, skip)?;
+        let going_on = ember_detokenize_flags::EMBER_DETOKENIZE_CONTINUE as u32;
+        check_flags(flags, skip | going_on)?;
         let options = DecodeOptions {
             skip_special: flags & skip != 0,
-            continued: false,
+            continued: flags & going_on != 0,
         };
         let mut bytes = Vec::new();
         model.tokenizer()?.decode(tokens, options, &mut bytes)?;
@@ -125,7 +129,7 @@ pub unsafe extern "C" fn ember_detokenize(
 }
 
 /// Writes the bytes of one token, a control token's name included: what `ember_detokenize` does for
-/// one token without flags, and under the same rules. Most tokens have less than 32 bytes, and some
+/// one token with `EMBER_DETOKENIZE_CONTINUE`, and under the same rules. Most tokens have less than 32 bytes, and some
 /// have a part of a character. To show text while it is made, write the bytes as they come. Any
 /// thread may call it.
 ///

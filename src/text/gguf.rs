@@ -200,6 +200,7 @@ fn finish(
         eos: eos.id,
         ..Parts::new(vocabulary, model)
     };
+    parts.spaces_specials = matches!(parts.model, Model::WordPiece(_));
     parts.strips_space = matches!(parts.model, Model::WordPiece(_))
         || matches!(normalizer.steps.first(), Some(Step::SentencePiece(s)) if s.add_space_prefix);
     parts.normalizer = normalizer;

@@ -192,3 +192,222 @@ fn errors_name_the_culprit() {
         assert!(error.message.contains(key), "{error}");
     }
 }
+
+/// A SentencePiece vocabulary: unknown, BOS, EOS, the bytes of `é`, and a few pieces.
+fn pieces(model: &str) -> Metadata {
+    let mut metadata = Metadata::new();
+    set(&mut metadata, "model", Value::String(model.into()));
+    let tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        "<0xC3>",
+        "<0xA9>",
+        "\u{2581}",
+        "a",
+        "b",
+        "ab",
+        "\u{2581}ab",
+        "<x>",
+    ];
+    set(&mut metadata, "tokens", strings(&tokens));
+    let kinds = Array::I64(vec![2, 3, 3, 6, 6, 1, 1, 1, 1, 1, 4]);
+    set(&mut metadata, "token_type", Value::Array(kinds));
+    let scores = vec![0.0, 0.0, 0.0, 0.0, 0.0, -9.0, -8.0, -7.0, -2.0, -1.0, 0.0];
+    set(&mut metadata, "scores", Value::Array(Array::F32(scores)));
+    metadata
+}
+
+fn decode(metadata: &Metadata, ids: &[u32]) -> String {
+    let tokenizer = Tokenizer::from_metadata(metadata).unwrap();
+    let mut bytes = Vec::new();
+    let options = super::DecodeOptions::default();
+    tokenizer.decode(ids, options, &mut bytes).unwrap();
+    String::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn sentencepiece_spaces_bytes_and_tokens() {
+    let metadata = pieces("llama");
+    assert_eq!(encode(&metadata, "ab ab"), [9, 9]);
+    assert_eq!(encode(&metadata, "aé  b"), [5, 6, 3, 4, 5, 5, 7]);
+    assert_eq!(encode(&metadata, "a<x>b</s>")[..5], [5, 6, 10, 5, 7]);
+    assert!(!encode(&metadata, "</s><s>").contains(&2));
+    assert_eq!(decode(&metadata, &[9, 9, 3, 4]), "ab abé");
+    let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
+    assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(1), Some(2)));
+    assert!(tokenizer.adds_bos() && !tokenizer.adds_eos());
+    assert_eq!(tokenizer.token_bytes(9).unwrap(), b" ab");
+    assert_eq!(tokenizer.token_bytes(4).unwrap(), [0xA9]);
+}
+
+#[test]
+fn a_piece_may_have_characters_that_are_none() {
+    let mut metadata = pieces("llama");
+    let tokens = ["<unk>", "<s>", "</s>", "xy", "xyz", "\u{2581}"];
+    set(&mut metadata, "tokens", strings(&tokens));
+    let kinds = Array::I64(vec![2, 3, 3, 5, 1, 1]);
+    set(&mut metadata, "token_type", Value::Array(kinds));
+    let scores = vec![0.0, 0.0, 0.0, -1.0, -2.0, -3.0];
+    set(&mut metadata, "scores", Value::Array(Array::F32(scores)));
+    // An unused token serves for merging, and is taken apart if nothing comes of it.
+    assert_eq!(encode(&metadata, "xyz"), [5, 4]);
+    assert_eq!(encode(&metadata, "xy"), [5, 0]);
+}
+
+#[test]
+fn unigram_takes_the_likeliest_way() {
+    let mut metadata = pieces("t5");
+    set(&mut metadata, "remove_extra_whitespaces", Value::Bool(true));
+    set(&mut metadata, "eos_token_id", Value::U64(2));
+    let mut kinds = vec![1; 11];
+    kinds[..3].copy_from_slice(&[2, 3, 3]);
+    set(&mut metadata, "token_type", Value::Array(Array::I64(kinds)));
+    assert_eq!(encode(&metadata, "  ab   abb "), [9, 9, 7]);
+    assert_eq!(encode(&metadata, "ab\u{3b1}\u{3b2}b"), [9, 0, 7]);
+    assert_eq!(decode(&metadata, &[9, 9, 7]), "ab abb");
+    assert!(Tokenizer::from_metadata(&metadata).unwrap().adds_eos());
+}
+
+#[test]
+fn wordpiece_takes_the_longest() {
+    let mut metadata = Metadata::new();
+    set(&mut metadata, "model", Value::String("bert".into()));
+    let tokens = [
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "\u{2581}un",
+        "able",
+        "\u{2581}una",
+        "\u{2581}!",
+    ];
+    set(&mut metadata, "tokens", strings(&tokens));
+    let kinds = Array::I64(vec![2, 3, 3, 1, 1, 1, 1]);
+    set(&mut metadata, "token_type", Value::Array(kinds));
+    for (name, id) in [("unknown", 0), ("cls", 1), ("seperator", 2)] {
+        set(&mut metadata, &format!("{name}_token_id"), Value::U64(id));
+    }
+    assert_eq!(encode(&metadata, "UNable! un [SEP]"), [0, 6, 3, 0, 0, 0]);
+    assert_eq!(encode(&metadata, "\u{fc}n"), [3]);
+    assert_eq!(decode(&metadata, &[1, 3, 4, 6]), "[CLS] unable!");
+    let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
+    let mut ids = Vec::new();
+    let options = EncodeOptions {
+        add_special: true,
+        parse_special: true,
+    };
+    tokenizer.encode("un[SEP]", options, &mut ids).unwrap();
+    assert_eq!(ids, [1, 3, 2, 2]);
+}
+
+#[test]
+fn gemma4_merges_characters() {
+    let mut metadata = pieces("gemma4");
+    set(&mut metadata, "merges", strings(&["a b", "\u{2581} ab"]));
+    set(&mut metadata, "bos_token_id", Value::U64(1));
+    assert_eq!(encode(&metadata, "ab ab"), [8, 9]);
+    assert_eq!(encode(&metadata, "é<x>"), [3, 4, 10]);
+    assert_eq!(decode(&metadata, &[9, 8]), " abab");
+    assert!(Tokenizer::from_metadata(&metadata).unwrap().adds_bos());
+}
+
+#[test]
+fn errors_in_the_other_kinds() {
+    let numbers = |list: Vec<f32>| Value::Array(Array::F32(list));
+    let bytes = |list: Vec<u64>| Value::Array(Array::U64(list));
+    let mut nan = vec![0.0; 11];
+    nan[3] = f32::NAN;
+    let charsmap = "precompiled_charsmap";
+    let cases = vec![
+        (
+            "llama",
+            "scores",
+            numbers(vec![0.0; 10]),
+            Status::FileCorrupt,
+            "10 entries",
+        ),
+        (
+            "llama",
+            "scores",
+            numbers(nan),
+            Status::FileCorrupt,
+            "entry 3",
+        ),
+        (
+            "llama",
+            "scores",
+            Value::U64(1),
+            Status::MissingKey,
+            "ggml.scores",
+        ),
+        (
+            "t5",
+            "scores",
+            strings(&["x"; 11]),
+            Status::MissingKey,
+            "ggml.scores",
+        ),
+        ("t5", charsmap, Value::U64(1), Status::MissingKey, charsmap),
+        (
+            "t5",
+            charsmap,
+            bytes(vec![256; 9]),
+            Status::FileCorrupt,
+            charsmap,
+        ),
+        (
+            "t5",
+            charsmap,
+            bytes(vec![255; 9]),
+            Status::FileCorrupt,
+            "cut off",
+        ),
+        (
+            "t5",
+            charsmap,
+            bytes(vec![0, 0, 0, 0, 65]),
+            Status::FileCorrupt,
+            "cut off",
+        ),
+        (
+            "t5",
+            "add_space_prefix",
+            Value::U64(1),
+            Status::MissingKey,
+            "add_space_prefix",
+        ),
+        (
+            "gemma4",
+            "merges",
+            strings(&["a c"]),
+            Status::FileCorrupt,
+            "right part",
+        ),
+        (
+            "bert",
+            "model",
+            Value::String("bert".into()),
+            Status::MissingKey,
+            "unknown_token_id",
+        ),
+    ];
+    for (model, key, value, status, part) in cases {
+        let mut metadata = pieces(model);
+        set(&mut metadata, key, value);
+        let error = Tokenizer::from_metadata(&metadata).err().expect(key);
+        assert_eq!(error.status, status, "{key}: {error}");
+        assert!(error.message.contains(part), "{key}: {error}");
+    }
+    // A double array that leads nowhere is followed nowhere.
+    let mut metadata = pieces("t5");
+    set(
+        &mut metadata,
+        "token_type",
+        Value::Array(Array::I64(vec![1; 11])),
+    );
+    set(&mut metadata, "unknown_token_id", Value::U64(0));
+    let map = [8, 0, 0, 0].into_iter().chain([255; 8]).chain([65, 0]);
+    set(&mut metadata, charsmap, bytes(map.collect()));
+    assert_eq!(encode(&metadata, "ab"), [9]);
+}

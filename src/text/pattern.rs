@@ -4,6 +4,9 @@ use super::charset::CharSet;
 use super::splitter::Splitter;
 use crate::error::{Result, fail};
 
+/// Steps after which a search gives up; a text of a megabyte without a match takes a few millions.
+const MAX_STEPS: usize = 50_000_000;
+
 /// Something to search for.
 pub(super) enum Pattern {
     /// This text.
@@ -33,6 +36,7 @@ impl Pattern {
         }
         let parsed = fancy_regex::RegexBuilder::new(pattern)
             .multi_line(true)
+            .backtrack_limit(MAX_STEPS)
             .delegate_size_limit(4 << 20)
             .delegate_dfa_size_limit(4 << 20)
             .build();

@@ -74,7 +74,9 @@ pub(super) struct Parts {
     pub suffix: Vec<u32>,
     /// A space at the start of decoded text comes from the tokenizer.
     pub strips_space: bool,
-    /// So does one at its end.
+    /// A space goes before special tokens, as before words.
+    pub spaces_specials: bool,
+    /// A space at the end of decoded text comes from the tokenizer.
     pub strips_end_space: bool,
     pub bos: Option<u32>,
     pub eos: Option<u32>,
@@ -97,6 +99,7 @@ impl Parts {
             prefix: Vec::new(),
             suffix: Vec::new(),
             strips_space: false,
+            spaces_specials: false,
             strips_end_space: false,
             bos: None,
             eos: None,
@@ -125,8 +128,7 @@ impl Tokenizer {
         let Some(files) = &file.text_files else {
             return Self::from_metadata(&file.metadata);
         };
-        let config = files.special_tokens()?;
-        let tokenizer = Self::from_json(&files.tokenizer, config.as_deref())?;
+        let tokenizer = json::folder(files)?;
         let n_vocab = file.u32(&format!("{}.vocab_size", file.str("general.architecture")?))?;
         if tokenizer.n_vocab() > n_vocab as usize {
             fail!(
@@ -255,7 +257,7 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32], options: DecodeOptions, out: &mut Vec<u8>) -> Result<()> {
         let mut total = 0usize;
         for id in ids {
-            total = total.saturating_add(self.token_bytes(*id)?.len());
+            total = total.saturating_add(self.token_bytes(*id)?.len() + 1);
         }
         if out.try_reserve(total).is_err() {
             fail!(OutOfMemory, "text of {total} bytes could not be allocated");
@@ -267,6 +269,11 @@ impl Tokenizer {
                 continue;
             }
             let mut bytes = vocabulary.token(*id);
+            let special =
+                vocabulary.kind(*id).is_control() || vocabulary.kind(*id) == TokenKind::UserDefined;
+            if special && self.parts.spaces_specials && (!strips || options.continued) {
+                out.push(b' ');
+            }
             if strips && !bytes.is_empty() {
                 bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
                 strips = false;

@@ -22,7 +22,6 @@ mod mxfp4;
 mod presplit;
 mod rope;
 mod rows;
-mod specials;
 mod stored;
 mod template;
 mod tensors;

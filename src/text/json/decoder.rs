@@ -39,6 +39,8 @@ pub(super) struct Rule {
     fused: bool,
     /// A space at the start of the text goes.
     pub strips_space: bool,
+    /// A space goes before special tokens.
+    pub spaces_specials: bool,
     /// A space at the end of the text goes.
     pub strips_end_space: bool,
 }
@@ -102,6 +104,7 @@ pub(super) fn compile(component: &Value, place: &str) -> Result<Rule> {
             clean: false,
         });
         rule.strips_space = true;
+        rule.spaces_specials = true;
         return Ok(rule);
     }
     add(component, place, &mut rule)?;
@@ -148,6 +151,7 @@ fn add(component: &Value, place: &str, rule: &mut Rule) -> Result<()> {
             let prefix = string(component, "prefix", place)?.to_string();
             rule.ops.push(Op::Words { prefix, clean });
             rule.strips_space = true;
+            rule.spaces_specials = true;
         }
         "BPEDecoder" => {
             let suffix = string(component, "suffix", place)?.to_string();

@@ -151,3 +151,24 @@ pub(super) fn configure(config: Option<&Value>, parts: &mut Parts) -> Result<()>
     }
     Ok(())
 }
+
+/// Takes the ids that a model's own configuration names: the tokens that end an answer, and BOS and
+/// EOS where nothing else has named them. Ids that are not in the vocabulary are left out.
+pub(super) fn name_ids(config: &Value, parts: &mut Parts) {
+    let ids = |name: &str| -> Vec<u32> {
+        let list = match config.get(name) {
+            Some(Value::Array(list)) => list.as_slice(),
+            Some(id) => std::slice::from_ref(id),
+            None => &[],
+        };
+        let known = |id: &u32| (*id as usize) < parts.vocabulary.len();
+        let ids = list.iter().filter_map(Value::as_u64);
+        ids.filter_map(|id| u32::try_from(id).ok())
+            .filter(known)
+            .collect()
+    };
+    let (bos, eos) = (ids("bos_token_id"), ids("eos_token_id"));
+    parts.bos = parts.bos.or(bos.first().copied());
+    parts.eos = parts.eos.or(eos.first().copied());
+    parts.ends.extend(eos);
+}

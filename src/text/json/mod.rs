@@ -10,6 +10,7 @@ mod pretokenizer;
 use super::specials::{Special, Specials};
 use super::tokenizer::Tokenizer;
 use crate::error::{Result, fail};
+use crate::format::TextFiles;
 use document::Document;
 use serde_json::Value;
 
@@ -20,8 +21,24 @@ const MAX_ID: u64 = 1 << 24;
 
 /// The tokenizer of the two files; see [`Tokenizer::from_json`].
 pub(super) fn tokenizer(tokenizer: &[u8], config: Option<&[u8]>) -> Result<Tokenizer> {
+    build(tokenizer, config, &[])
+}
+
+/// The tokenizer of a folder: its `generation_config.json` and `config.json` name more tokens.
+pub(super) fn folder(files: &TextFiles) -> Result<Tokenizer> {
+    let mut others = Vec::new();
+    if let Some(bytes) = &files.generation_config {
+        others.push(parse(bytes, "generation_config.json")?);
+    }
+    others.push(parse(&files.config, "config.json")?);
+    build(&files.tokenizer, files.tokenizer_config.as_deref(), &others)
+}
+
+fn build(tokenizer: &[u8], config: Option<&[u8]>, others: &[Value]) -> Result<Tokenizer> {
     let document = Document::parse(tokenizer)?;
-    let config = config.map(parse_config).transpose()?;
+    let config = config
+        .map(|bytes| parse(bytes, "tokenizer_config.json"))
+        .transpose()?;
     let added = added_tokens(&document.added_tokens)?;
     let mut normal = normalizer::compile(&document.normalizer, "normalizer")?;
     let mut cut = pretokenizer::compile(&document.pre_tokenizer, "pre_tokenizer")?;
@@ -35,19 +52,23 @@ pub(super) fn tokenizer(tokenizer: &[u8], config: Option<&[u8]>) -> Result<Token
     }
     let parts = &mut parts.parts;
     parts.strips_space = rule.strips_space;
+    parts.spaces_specials = rule.spaces_specials;
     parts.strips_end_space = rule.strips_end_space;
     parts.pretokenizer.cutters = cut.cutters;
     parts.normalizer.steps = std::mem::take(&mut normal.steps);
     set_specials(parts, added)?;
     ends::post_process(&document.post_processor, "post_processor", parts)?;
     ends::configure(config.as_ref(), parts)?;
+    for other in others {
+        ends::name_ids(other, parts);
+    }
     std::mem::replace(parts, model::nothing()?).build()
 }
 
-fn parse_config(bytes: &[u8]) -> Result<Value> {
+fn parse(bytes: &[u8], name: &str) -> Result<Value> {
     match serde_json::from_slice(bytes) {
         Ok(value) => Ok(value),
-        Err(error) => fail!(FileCorrupt, "tokenizer_config.json: {error}"),
+        Err(error) => fail!(FileCorrupt, "{name}: {error}"),
     }
 }
 
@@ -182,11 +203,34 @@ fn pattern(object: &Value, place: &str) -> Result<super::pattern::Pattern> {
     match pattern.map(|pattern| (pattern.get("String"), pattern.get("Regex"))) {
         Some((Some(Value::String(text)), None)) => Ok(Pattern::Text(text.clone())),
         Some((None, Some(Value::String(regex)))) => {
-            Pattern::regex(regex, &format!("tokenizer.json: {place}"))
+            Pattern::regex(&word_characters(regex), &format!("tokenizer.json: {place}"))
         }
         _ => fail!(
             FileCorrupt,
             "tokenizer.json: {place} is neither a String nor a Regex"
         ),
     }
+}
+
+/// The pattern with `\w` as the library's regular expressions (Oniguruma) understand it, which know
+/// nothing of join controls but take some superscripts and fractions along.
+fn word_characters(pattern: &str) -> String {
+    const WORD: &str = r"\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\u{B2}\u{B3}\u{B9}\u{BC}-\u{BE}]";
+    let mut out = String::new();
+    let mut chars = pattern.chars();
+    while let Some(c) = chars.next() {
+        match (c, chars.clone().next()) {
+            ('\\', Some(kind @ ('w' | 'W'))) => {
+                out.push_str(if kind == 'w' { "[" } else { "[^" });
+                out.push_str(WORD);
+                chars.next();
+            }
+            ('\\', Some(escaped)) => {
+                out.extend([c, escaped]);
+                chars.next();
+            }
+            _ => out.push(c),
+        }
+    }
+    out
 }

@@ -210,25 +210,27 @@ fn vocabulary(
         extra[token.id as usize] = Some(token);
     }
     let fallback = model.flag("byte_fallback")?;
-    let unknown = model.text("unk_token")?;
+    let unknown = (
+        model.text("unk_token")?,
+        model.fields.get("unk_id").and_then(Value::as_u64),
+    );
+    let is_unknown = |text, id| unknown.0 == Some(text) || unknown.1 == Some(id);
     let mut builder = Builder::new(count, model.vocabulary.bytes() / 2, alphabet.is_none())?;
     let mut bytes = Vec::new();
-    for (place, token) in places.iter().zip(extra) {
+    for ((id, place), token) in (0u64..).zip(&places).zip(extra) {
         let spelled = place.map(|place| model.vocabulary.get(place));
         let (kind, text) = match (token, spelled) {
+            (_, Some(text)) if fallback && spelled_byte(text).is_some() => (TokenKind::Byte, text),
+            (_, Some(text)) if is_unknown(text, id) => (TokenKind::Unknown, text),
             (Some(token), _) if token.special => (TokenKind::Control, token.content.as_str()),
             (Some(token), _) => (TokenKind::UserDefined, token.content.as_str()),
-            (None, Some(text)) if Some(text) == unknown => (TokenKind::Unknown, text),
-            (None, Some(text)) if fallback && spelled_byte(text).is_some() => {
-                (TokenKind::Byte, text)
-            }
             (None, Some(text)) => (TokenKind::Normal, text),
             (None, None) => (TokenKind::Unused, ""),
         };
         let mut reachable = spelled.is_some();
         bytes.clear();
         match alphabet {
-            _ if token.is_some() || kind.is_control() => {
+            _ if kind != TokenKind::Byte && (token.is_some() || kind.is_control()) => {
                 // Its bytes may be spelled and merged as those of any other token.
                 reachable &= alphabet.is_none() || text.bytes().all(|byte| byte.is_ascii_graphic());
                 bytes.extend_from_slice(text.as_bytes());
