@@ -5,11 +5,12 @@ use crate::backend::cpu::{self, MAX_THREADS};
 use crate::backend::{DeviceKind, Estimate, KvType, LoadOptions, Progress, Weights};
 use crate::error::{Error, Result, fail};
 use crate::format::{ModelFile, Tensor, Value};
+use crate::grammar::GrammarVocabulary;
 use crate::log::log;
 use crate::model::{Block, Linear, Network, Norm};
 use crate::text::{ChatTemplates, Tokenizer};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Context of a session that names none, if the model was trained for more.
 pub const DEFAULT_CONTEXT: usize = 4096;
@@ -50,6 +51,8 @@ pub struct Details {
 pub struct Model {
     weights: Arc<dyn Weights>,
     tokenizer: Result<Tokenizer>,
+    /// Made by the first grammar.
+    grammar_vocabulary: Mutex<Option<Arc<GrammarVocabulary>>>,
     chat_templates: Result<ChatTemplates>,
     details: Details,
 }
@@ -125,6 +128,7 @@ impl Model {
         Ok(Model {
             weights,
             tokenizer,
+            grammar_vocabulary: Mutex::default(),
             chat_templates,
             details,
         })
@@ -173,6 +177,7 @@ impl Model {
         Model {
             weights,
             tokenizer: Err(Error::new(crate::Status::Unsupported, "no tokenizer")),
+            grammar_vocabulary: Mutex::default(),
             chat_templates: Ok(ChatTemplates::default()),
             details,
         }
@@ -197,6 +202,29 @@ impl Model {
     /// The tokenizer, or the error that its loading ended with.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         self.tokenizer.as_ref().map_err(Error::clone)
+    }
+
+    /// The tokens as grammars see them. Made by the first call, which takes a fraction of a second for
+    /// a large vocabulary, and about 300 bytes a token.
+    ///
+    /// Errors: those of [`Model::tokenizer`] and [`GrammarVocabulary::new`].
+    pub fn grammar_vocabulary(&self) -> Result<Arc<GrammarVocabulary>> {
+        let tokenizer = self.tokenizer()?;
+        let n_vocab = self.details.n_vocab;
+        if tokenizer.n_vocab() > n_vocab {
+            fail!(
+                Unsupported,
+                "grammars: the tokenizer has {} tokens, but the network {n_vocab}",
+                tokenizer.n_vocab()
+            );
+        }
+        let place = &self.grammar_vocabulary;
+        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(vocabulary) = &*place {
+            return Ok(vocabulary.clone());
+        }
+        let vocabulary = Arc::new(GrammarVocabulary::new(tokenizer)?);
+        Ok(place.insert(vocabulary).clone())
     }
 
     /// `InvalidToken`, naming the first id that is not in the vocabulary and its index.

@@ -168,7 +168,6 @@ impl Weights for CudaWeights {
     }
 
     fn kv_bytes(&self, kv_type: KvType, context: usize) -> u64 {
-        let bytes = self.plan.kv(kv_type).and_then(|kv| kv.bytes(context));
-        bytes.map_or(u64::MAX, |bytes| bytes.iter().map(|b| *b as u64).sum())
+        self.plan.kv(kv_type).map_or(0, |kv| kv.all_bytes(context))
     }
 }

@@ -85,7 +85,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             &mut |_| Ok(()),
         )?);
         let loaded = start.elapsed();
-        let mut session = session(&model, context, kv_type)?;
+        let mut session = session(&model, context, kv_type, args)?;
         session.prefill(&[0])?;
         session.decode()?;
         let first = start.elapsed();
@@ -123,7 +123,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
         .max()
         .unwrap_or(0)
         .clamp(1, trained);
-    let mut session = session(&model, context, kv_type)?;
+    let mut session = session(&model, context, kv_type, args)?;
     let tokens = random_tokens(context, model.details().n_vocab);
 
     let mut prefill = Vec::new();
@@ -175,12 +175,18 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
     })
 }
 
-fn session(model: &Arc<Model>, context: usize, kv_type: KvType) -> emberlm::Result<Session> {
+fn session(
+    model: &Arc<Model>,
+    context: usize,
+    kv_type: KvType,
+    args: &Args,
+) -> emberlm::Result<Session> {
     Session::create(
         model.clone(),
         &SessionOptions {
             context: context.min(model.details().context_length),
             kv_type,
+            sampling: args.sampling.1,
             ..SessionOptions::default()
         },
     )
@@ -260,7 +266,7 @@ fn batch_rate(
 ) -> emberlm::Result<Samples> {
     let mut sessions = Vec::new();
     for i in 0..count {
-        let mut session = session(model, args.generate + 2, kv_type)?;
+        let mut session = session(model, args.generate + 2, kv_type, args)?;
         session.prefill(&[tokens[i % tokens.len()]])?;
         sessions.push(session);
     }

@@ -65,11 +65,12 @@ impl Report<'_> {
             bytes(self.traffic.weight_bytes)
         ));
         line(format!(
-            "device     {} ({}), {} threads, KV {}",
+            "device     {} ({}), {} threads, KV {}, sampling {}",
             m.device.name,
             m.device.isa,
             m.threads,
-            self.kv_name()
+            self.kv_name(),
+            self.args.sampling.0
         ));
         line(format!("load       {} ms", spread(&m.load_ms, 1)));
         line(format!(
@@ -181,6 +182,7 @@ impl Report<'_> {
             "file_bytes": self.traffic.file_bytes,
             "weight_bytes_per_token": self.traffic.weight_bytes,
             "device": { "name": m.device.name, "isa": m.device.isa, "threads": m.threads },
+            "sampling": self.args.sampling.0,
             "kv": {
                 "type": self.kv_name(),
                 "bytes_per_token": m.kv_bytes_per_token,
