@@ -20,18 +20,10 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::kv::{Element, Head, SEGMENT};
+use super::rows::{ROWS, Rows};
 use super::simd::{LANES, Lanes, simd_kernel};
 use crate::error::{Result, try_vec};
-use std::ops::{Range, RangeInclusive};
-
-/// Rows that are computed together, unless a group alone has more.
-const ROWS: usize = 16;
-
-/// Consecutive tokens whose rows for a KV head are computed together: a power of two. Blocks begin
-/// at multiples of it, so none of them straddles two segments.
-pub fn tokens_per_block(group: usize) -> usize {
-    1 << (ROWS / group.max(1)).max(1).ilog2()
-}
+use std::ops::Range;
 
 /// One thread's memory for attention.
 pub struct AttentionScratch {
@@ -77,83 +69,6 @@ impl AttentionScratch {
     pub fn bytes_for(group: usize, head_dim: usize) -> usize {
         let partial = 2 + head_dim.next_multiple_of(LANES);
         group.max(ROWS) * (SEGMENT + 2 * partial) * size_of::<f32>()
-    }
-}
-
-/// The rows of one KV head for consecutive tokens.
-#[derive(Clone, Copy)]
-pub struct Rows<'a> {
-    /// Queries of the first token's group: `[group][head_dim]`, already times the scale. A pointer
-    /// because other threads use what is between the groups of two tokens.
-    pub queries: *const f32,
-    /// Elements from a token's queries to the next token's.
-    pub stride: usize,
-    /// Query heads per KV head.
-    pub group: usize,
-    /// Number of tokens; their positions lie in one segment.
-    pub tokens: usize,
-    /// Position of the first token, which is in the cache like all before it.
-    pub position: usize,
-    /// What else the layer says of its scores.
-    pub scores: Scores<'a>,
-}
-
-/// Which scores count, and how.
-#[derive(Clone, Copy, Debug)]
-pub struct Scores<'a> {
-    /// Positions that a position sees, itself included: at least 1.
-    pub window: usize,
-    /// Soft cap.
-    pub cap: Option<f32>,
-    /// A logit per query head of the group that takes its share of the softmax without a value.
-    pub sinks: Option<&'a [f32]>,
-}
-
-impl Scores<'_> {
-    /// The first position that `position` sees.
-    pub fn first(&self, position: usize) -> usize {
-        (position + 1).saturating_sub(self.window)
-    }
-}
-
-impl Rows<'_> {
-    fn count(&self) -> usize {
-        self.group * self.tokens
-    }
-
-    /// The query of a row: heads of a token are neighbours.
-    #[inline(always)]
-    fn query(&self, row: usize, head_dim: usize) -> *const f32 {
-        let at = row / self.group * self.stride + row % self.group * head_dim;
-        self.queries.wrapping_add(at)
-    }
-
-    /// Positions that a row sees, counted from the start of `segment`: some of its positions, or an
-    /// empty range.
-    #[inline(always)]
-    fn seen(&self, row: usize, segment: usize) -> Range<usize> {
-        let position = self.position + row / self.group;
-        let start = segment * SEGMENT;
-        let first = self.scores.first(position).saturating_sub(start);
-        let end = (position + 1).saturating_sub(start).min(SEGMENT);
-        first.min(end)..end
-    }
-
-    /// The first segment that a row sees some of.
-    #[inline(always)]
-    fn first_segment(&self, row: usize) -> usize {
-        self.scores.first(self.position + row / self.group) / SEGMENT
-    }
-
-    /// Segments that some row sees.
-    pub fn segments(&self) -> RangeInclusive<usize> {
-        self.first_segment(0)..=(self.position + self.tokens - 1) / SEGMENT
-    }
-
-    /// The sink of a row.
-    #[inline(always)]
-    fn sink(&self, row: usize) -> Option<f32> {
-        self.scores.sinks.map(|sinks| sinks[row % self.group])
     }
 }
 

@@ -4,6 +4,7 @@ use super::*;
 use crate::backend::KvType;
 use crate::backend::cpu::kv::{Half, KvCache, LayerShape, Shape, put};
 use crate::backend::cpu::matmul::Isa;
+use crate::backend::cpu::rows::{Rows, Scores, tokens_per_block};
 
 fn numbers(n: usize, seed: u32) -> Vec<f32> {
     let mut s = seed.wrapping_mul(2654435761).wrapping_add(12345);

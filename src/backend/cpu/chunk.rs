@@ -2,7 +2,7 @@
 //! unpacked once for all its tokens. They are a run of one session's (see [`super::prefill`]) or
 //! one each of several sessions' (see [`super::batch`]).
 
-use super::attention::{Rows, attend, tokens_per_block};
+use super::attention::attend;
 use super::elementwise::{add_bias, add_scaled};
 use super::experts::{ExpertChunk, ExpertChunkSpace};
 use super::forward::{deal_rows, logits};
@@ -11,6 +11,7 @@ use super::layer::{DenseLayer, FeedForwardLayer, Layer, NormWeights, Product};
 use super::matmul::{Activations, Encodings, Isa, Matrix, View};
 use super::pages::{Pages, Span};
 use super::pool::{PoolTurn, Worker};
+use super::rows::{Rows, tokens_per_block};
 use super::token::{Buffers, embed, finish_logits, norm_all_heads, place, rope_tables};
 use super::weights::{CpuWeights, Sizes, ThreadSpace};
 use crate::backend::KvType;

@@ -5,7 +5,7 @@
 //! than a barrier. The functions that handle one token ([`super::token`]) are shared with
 //! [`super::chunk`], so both give the same bits.
 
-use super::attention::{Rows, attend, attend_segment, join_segments, partial_len};
+use super::attention::{attend, attend_segment, join_segments, partial_len};
 use super::elementwise::{add_bias, add_scaled};
 use super::experts::{ExpertBuffers, ExpertLayer, ExpertSpace, ExpertStep};
 use super::kv::{Element, Half, KvCache, SEGMENT};
@@ -14,6 +14,7 @@ use super::matmul::{Encodings, Matrix};
 use super::pages::{Pages, Span};
 use super::pool::{PoolTurn, Worker};
 use super::profile::{Clock, Marks, attention_bytes, embedding_bytes, norm_bytes, product_bytes};
+use super::rows::Rows;
 use super::token::{Buffers, embed, finish_logits, norm_all_heads, place, rope_tables};
 use super::weights::{CpuWeights, Sizes, ThreadSpace};
 use crate::backend::{KvType, Work};

@@ -1,11 +1,11 @@
 //! A block of a network as the CPU runs it: matrices in the bytes of the file, small vectors as
 //! `f32`.
 
-use super::attention::Scores;
 use super::elementwise::{add_bias, gelu_mul, gelu_tanh_mul, layer_norm, rms_norm};
 use super::elementwise::{silu_alone, silu_mul, swiglu_clamped};
 use super::experts::ExpertLayer;
 use super::matmul::{Encodings, Isa, Matrix};
+use super::rows::Scores;
 use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
 use crate::model::{

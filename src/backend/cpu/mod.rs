@@ -9,7 +9,7 @@
 //! | `chunk`, `prefill`, `batch` | the forward pass of many tokens, of one session or several |
 //! | `estimate` | what a network would take |
 //! | `matmul` | products of weights and activations |
-//! | `attention`, `kv` | attention, and the cache that it reads |
+//! | `attention`, `rows`, `kv` | attention, what it computes together, and the cache that it reads |
 //! | `elementwise`, `simd` | norms and the like, over lanes that exist on every processor |
 //! | `device`, `host` | the CPU in the list of devices, what the system says about it |
 //! | `pool`, `turn`, `pages` | threads, whose turn it is, memory |
@@ -31,6 +31,7 @@ mod pages;
 mod pool;
 mod prefill;
 mod profile;
+mod rows;
 mod runner;
 mod simd;
 mod token;
