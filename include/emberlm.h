@@ -228,6 +228,10 @@ enum ember_status_code
      */
     EMBER_FORKED = 33,
     /**
+     * A schema or grammar is invalid, cannot be met or is too large; the message says where.
+     */
+    EMBER_GRAMMAR = 34,
+    /**
      * The chat template is missing or wrong, refuses the messages, or goes beyond its limits; the
      * message says which and where.
      */
@@ -329,6 +333,75 @@ enum ember_kv_type
 typedef enum ember_kv_type ember_kv_type;
 #else
 typedef uint32_t ember_kv_type;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Languages that a grammar is written in, for `ember_session_set_grammar`.
+ */
+enum ember_grammar_kind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * No grammar: takes the session's away.
+     */
+    EMBER_GRAMMAR_NONE = 0,
+    /**
+     * A JSON schema. The answer is a JSON value that it accepts; with `{}` any JSON value. Its
+     * references must lie within it (`#/$defs/...`). A keyword that cannot be held to is an error.
+     */
+    EMBER_GRAMMAR_JSON_SCHEMA = 1,
+    /**
+     * A regular expression that the whole answer matches, in the syntax of Rust's `regex` crate,
+     * without look-around.
+     */
+    EMBER_GRAMMAR_REGEX = 2,
+    /**
+     * A grammar in llguidance's variant of Lark, which starts with the rule `start`. As in Lark,
+     * text is first divided into the longest possible terminals.
+     */
+    EMBER_GRAMMAR_LARK = 3,
+    /**
+     * A grammar in GBNF, which starts with the rule `root`.
+     */
+    EMBER_GRAMMAR_GBNF = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_grammar_kind ember_grammar_kind;
+#else
+typedef uint32_t ember_grammar_kind;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Values of `ember_grammar_options.json_spacing`.
+ */
+enum ember_json_spacing
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * One space behind each comma and colon between values, none elsewhere.
+     */
+    EMBER_JSON_SPACED = 0,
+    /**
+     * No space between values.
+     */
+    EMBER_JSON_COMPACT = 1,
+    /**
+     * As the model likes, up to 40 characters of white space at a place.
+     */
+    EMBER_JSON_FREE = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_json_spacing ember_json_spacing;
+#else
+typedef uint32_t ember_json_spacing;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -494,6 +567,21 @@ typedef enum ember_text_stream_flags ember_text_stream_flags;
 typedef uint32_t ember_text_stream_flags;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
+
+/**
+ * The penalty on tokens that would lengthen a repetition ("don't repeat yourself").
+ *
+ * If the last n tokens of the context occur earlier in the window, n being the largest such number,
+ * then the token that followed them there gets minus `multiplier * base^(n - allowed_length)`, if n
+ * is at least `allowed_length`. The n tokens hold no sequence breaker, and a token that is one by
+ * itself gets no penalty. The penalty is computed in double precision and at most the largest `f32`.
+ */
+typedef struct Dry Dry;
+
+/**
+ * How a token is chosen, as far as numbers say it; [`TokenRules`] has the rest.
+ */
+typedef struct Sampling Sampling;
 
 /**
  * A kind of work in a decode step. A device that does two of them at once counts both as the one
@@ -694,7 +782,8 @@ typedef struct ember_model_details {
      */
     uint64_t resident_bytes;
     /**
-     * Bytes of KV cache per token of context with `EMBER_KV_F16`.
+     * Bytes of KV cache per token of context with `EMBER_KV_F16`, in layers without a sliding
+     * window.
      */
     uint64_t kv_bytes_per_token;
     /**
@@ -712,13 +801,183 @@ typedef struct ember_model_details {
 } ember_model_details;
 
 /**
+ * What is added to the logit of a token. A C array of these is `ember_sampling_options.logit_bias`.
+ */
+typedef struct ember_logit_bias {
+    /**
+     * The token's id.
+     */
+    uint32_t token;
+    /**
+     * Any number but NaN and plus infinity; minus infinity bans the token.
+     */
+    float bias;
+} ember_logit_bias;
+
+/**
+ * Something that ends repetitions, for `ember_sampling_options.dry_breakers`: a text, or a sequence
+ * of tokens, the other being NULL.
+ */
+typedef struct ember_dry_breaker {
+    /**
+     * UTF-8 of 1 to 64 bytes, or NULL. Stands for every token that contains it, and for every
+     * sequence of a token that ends with its beginning and the tokens of the rest.
+     */
+    const char *text;
+    /**
+     * Length of `text` in bytes.
+     */
+    size_t text_len;
+    /**
+     * Token ids, or NULL.
+     */
+    const uint32_t *tokens;
+    /**
+     * Number of `tokens`.
+     */
+    size_t token_count;
+} ember_dry_breaker;
+
+/**
+ * How the next token is chosen. Zero in every field but `struct_size` means the default, which is
+ * to take the most probable token.
+ *
+ * The stages, in this order:
+ *
+ * 1. `logit_bias` is added to the model's logits.
+ * 2. Tokens among the last `penalty_window` tokens of the context, prompt and output, are penalized:
+ *    a positive logit is divided by `repeat_penalty`, another one multiplied by it; then
+ *    `frequency_penalty` times the number of occurrences is taken from it, then `presence_penalty`.
+ * 3. DRY: tokens that would lengthen a repetition are penalized, see `dry_multiplier`.
+ * 4. Tokens that are banned, or not among the forced ones, cannot be chosen.
+ * 5. A `temperature` of 0 takes the largest logit (of equal ones the smaller id) and ends here.
+ * 6. `top_k` keeps the tokens of the k largest logits.
+ * 7. `typical_p` keeps those whose surprise, minus the logarithm of their probability, is closest
+ *    to the entropy, until their probabilities sum to it.
+ * 8. `top_p` keeps the most probable ones, until their probabilities sum to it.
+ * 9. `min_p` keeps those with at least that share of the largest probability that is left.
+ * 10. One of what is left is drawn, in proportion to `exp(logit / temperature)`.
+ *
+ * Each of stages 6 to 9 looks at the probabilities of what the one before left (softmax at
+ * temperature 1), and leaves one token at least. The choice depends on nothing but the logits, these
+ * settings, the tokens of the context and the position, so rewinding and decoding again gives the
+ * same tokens. Sums are exact, so that every device makes the same choice from the same logits.
+ */
+typedef struct ember_sampling_options {
+    /**
+     * `sizeof(ember_sampling_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * Keep only this many of the best tokens; 0 keeps all.
+     */
+    uint32_t top_k;
+    /**
+     * 0 always takes the best token (greedy); 1 follows the model's probabilities.
+     */
+    float temperature;
+    /**
+     * Keep the best tokens that reach this probability together; 0 and 1 keep all.
+     */
+    float top_p;
+    /**
+     * Keep tokens of at least this share of the best token's probability; 0 keeps all.
+     */
+    float min_p;
+    /**
+     * Keep the most typical tokens that reach this probability together; 0 and 1 keep all.
+     */
+    float typical_p;
+    /**
+     * How many of the last tokens the three penalties look at; 0 means 64, `UINT32_MAX` the whole
+     * context.
+     */
+    uint32_t penalty_window;
+    /**
+     * More than 1 makes repetitions less probable; 0 and 1 are off.
+     */
+    float repeat_penalty;
+    /**
+     * Taken once from tokens that occur; 0 is off; less than 0 favours them.
+     */
+    float presence_penalty;
+    /**
+     * Taken from tokens as often as they occur; 0 is off; less than 0 favours them.
+     */
+    float frequency_penalty;
+    /**
+     * DRY ("don't repeat yourself"): if the last n tokens occur earlier in the window, n being the
+     * largest such number and at least `dry_allowed_length`, then
+     * `dry_multiplier * dry_base^(n - dry_allowed_length)` is taken from the token that followed them
+     * there. 0 is off.
+     */
+    float dry_multiplier;
+    /**
+     * 1 or more; 0 means 1.75.
+     */
+    float dry_base;
+    /**
+     * 0 means 2.
+     */
+    uint32_t dry_allowed_length;
+    /**
+     * How many of the last tokens DRY looks at; 0 means the whole context.
+     */
+    uint32_t dry_window;
+    /**
+     * Without `dry_breakers`, a line end, a colon, a double quote and an asterisk are breakers; 1
+     * means that there are none then. Models without a tokenizer have none of their own.
+     */
+    uint32_t dry_no_breakers;
+    /**
+     * How many of the most probable tokens `ember_session_logprobs` is to tell after each decode, up
+     * to 64, besides the chosen one; 0 tells nothing.
+     */
+    uint32_t logprobs;
+    /**
+     * Seed of the draws. 0 is a seed like any other.
+     */
+    uint64_t seed;
+    /**
+     * What to add to the logits of single tokens; a token that is there twice gets the sum.
+     */
+    const struct ember_logit_bias *logit_bias;
+    /**
+     * Number of elements.
+     */
+    size_t logit_bias_count;
+    /**
+     * Ids of tokens that are never chosen.
+     */
+    const uint32_t *banned;
+    /**
+     * Number of ids.
+     */
+    size_t banned_count;
+    /**
+     * If there are any, only these tokens are chosen (unless they are banned): one alone is forced.
+     */
+    const uint32_t *forced;
+    /**
+     * Number of ids.
+     */
+    size_t forced_count;
+    /**
+     * Sequences that no repetition goes beyond. A token that is a breaker by itself is not
+     * penalized.
+     */
+    const struct ember_dry_breaker *dry_breakers;
+    /**
+     * Number of elements.
+     */
+    size_t dry_breaker_count;
+} ember_sampling_options;
+
+/**
  * How to make a session. Zero in every field but `struct_size` means the default.
  *
- * Sampling ranks the tokens by logit, keeps the first `top_k`, of these the shortest start whose
- * probabilities (temperature 1) reach `top_p`, of these the ones with at least `min_p` times the
- * probability of the first, and draws from what is left at `temperature`. The draw depends on
- * nothing but the logits, these settings and the position, so rewinding and decoding again gives
- * the same tokens.
+ * `top_k`, `temperature`, `top_p`, `min_p` and `seed` are those of `ember_sampling_options`, which has
+ * more of them and says in which order they work.
  */
 typedef struct ember_session_options {
     /**
@@ -767,6 +1026,10 @@ typedef struct ember_session_options {
      * Must be 0.
      */
     uint32_t reserved2;
+    /**
+     * How tokens are chosen, or NULL: then the five fields above say it. With it, they must be 0.
+     */
+    const struct ember_sampling_options *sampling;
 } ember_session_options;
 
 /**
@@ -796,6 +1059,20 @@ typedef struct ember_session_details {
 } ember_session_details;
 
 /**
+ * How to make a grammar. Zero in every field but `struct_size` means the default.
+ */
+typedef struct ember_grammar_options {
+    /**
+     * `sizeof(ember_grammar_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * A value of `enum ember_json_spacing`, for answers by a JSON schema.
+     */
+    uint32_t json_spacing;
+} ember_grammar_options;
+
+/**
  * Memory that a model and a session of it would take on the device. The caller sets `struct_size`,
  * `ember_model_estimate` the rest.
  */
@@ -822,7 +1099,7 @@ typedef struct ember_estimate {
      */
     uint64_t weights_bytes;
     /**
-     * KV cache per token of context.
+     * KV cache per token of context, in layers without a sliding window.
      */
     uint64_t kv_bytes_per_token;
     /**
@@ -1018,7 +1295,10 @@ ember_status ember_device_count(uint32_t *count, struct ember_error *err);
 ember_status ember_device_info(uint32_t index, struct ember_device *out, struct ember_error *err);
 
 /**
- * Loads a GGUF file. For a split model, `path` names its first file. `path` is UTF-8 of `path_len`
+ * Loads a GGUF file or a Hugging Face folder. For a split model, `path` names its first file. A
+ * folder (`config.json`, `model.safetensors` or its index with shards, `tokenizer.json`, the chat
+ * template) is named itself, or by its `config.json` or a safetensors file in it; its weights are
+ * F32, F16, BF16, MXFP4 or 8-bit floats (E4M3) with scales, which become F16. `path` is UTF-8 of `path_len`
  * bytes and needs no NUL at its end. `options` may be NULL for the defaults. The new handle is
  * written to `out` and has to be freed with `ember_model_free`. The file must stay unchanged while
  * the model lives, because it is mapped and not copied. Any thread may call it; loads run side by
@@ -1056,6 +1336,37 @@ ember_status ember_model_info(const struct ember_model *model,
 ember_status ember_model_free(struct ember_model *model);
 
 /**
+ * Changes how the session's next tokens are chosen; everything else stays. NULL means the defaults.
+ * The arrays are copied.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_INVALID_TOKEN` names the list and the
+ * token; `EMBER_UNSUPPORTED` for a breaker of text if the model has no tokenizer; `EMBER_BUSY`;
+ * `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the settings are as before.
+ */
+ember_status ember_session_set_sampling(struct ember_session *session,
+                                        const struct ember_sampling_options *options,
+                                        struct ember_error *err);
+
+/**
+ * Tells how probable the model held the token that the last decode returned (`ember_decode`,
+ * `ember_decode_poll`, `ember_decode_batch`), and the most probable ones, as many as
+ * `ember_sampling_options.logprobs` says, the most probable first. All are natural logarithms of
+ * probabilities by the model's own logits at temperature 1, before any option changes or filters
+ * them. `chosen` gets that of the token; the ids go to `tokens` and theirs to `logprobs`, both with
+ * room for `capacity`, and their number to `count`.
+ *
+ * Errors: `EMBER_NOTHING_PENDING` if no token was decoded yet, or the options of the last one did
+ * not ask for it; `EMBER_BUFFER_TOO_SMALL`; `EMBER_BUSY`.
+ */
+ember_status ember_session_logprobs(struct ember_session *session,
+                                    float *chosen,
+                                    uint32_t *tokens,
+                                    float *logprobs,
+                                    size_t capacity,
+                                    size_t *count,
+                                    struct ember_error *err);
+
+/**
  * Makes a session with an empty context. `options` may be NULL for the defaults. All memory that
  * it will ever need is reserved here. The new handle is written to `out` and has to be freed with
  * `ember_session_free`. Any thread may call it.
@@ -1086,7 +1397,9 @@ ember_status ember_session_position(const struct ember_session *session,
 
 /**
  * Keeps the first `position` tokens of the context and forgets the rest. Takes no time to speak
- * of; a decode that follows evaluates the last kept token again. 0 empties the context. Decodes
+ * of; a decode that follows evaluates the last kept token again. If the model has layers with a
+ * sliding window, these keep the window and some hundred positions; after a rewind further back
+ * than that, the next call evaluates all kept tokens again, like a prefill of them. 0 empties the context. Decodes
  * that were started are interrupted and waited for, and their tokens that were not collected are
  * lost: this is how to drop what was queued behind a token that ends the text.
  *
@@ -1223,6 +1536,41 @@ ember_status ember_decode_batch(struct ember_session *const *sessions,
                                 size_t count,
                                 uint32_t *tokens,
                                 struct ember_error *err);
+
+/**
+ * Holds a session's answers to a grammar, in place of the one before: from the next decode on,
+ * tokens are chosen among those that the grammar allows, by the same settings as before. `kind` is
+ * a value of `enum ember_grammar_kind`, `text` the grammar, `len` bytes of UTF-8; `options` may be
+ * NULL for the defaults. `EMBER_GRAMMAR_NONE`, with no text, takes the grammar away.
+ *
+ * The answer begins behind the present end of the context, or behind a later prefill: prompts are
+ * not constrained, and each answer of a conversation begins the grammar anew (setting it again does
+ * so, too). When the answer is complete and may go on, tokens that end a text
+ * (`ember_token_is_end`) are among the allowed ones; when it cannot go on, and behind such a token,
+ * they are the only ones. So decoding until the first end token gives a complete answer, and no
+ * token before it is a control token.
+ *
+ * Text that the grammar leaves no choice about is not left to the model: its tokens come from the
+ * following decodes at once, as the tokenizer would make them, and are evaluated together when
+ * logits are needed (log-probabilities that were asked for are made one by one, however). All of
+ * this holds for started decodes and batches; `ember_session_rewind` takes the grammar back with
+ * the tokens, `ember_session_fork` copies it, and `ember_session_logits` shows the logits without
+ * it. A session keeps up to 64 MB for its grammar, a model about 300 bytes a token for all of them,
+ * made at the first one.
+ *
+ * Errors: `EMBER_GRAMMAR` if the text is not valid, with the place; if no text can meet it; or if it
+ * is too large: more than 1 MiB (64 KiB for an expression), or too expensive. It is told within about a second.
+ * Later decodes may still fail with it if the grammar becomes too complex for a step.
+ * `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` names the argument; `EMBER_UNSUPPORTED` if the
+ * model's tokenizer is not supported or has no end token; `EMBER_BUSY`; `EMBER_DECODE_PENDING`;
+ * `EMBER_OUT_OF_MEMORY`. After each of them the session keeps the grammar that it had.
+ */
+ember_status ember_session_set_grammar(struct ember_session *session,
+                                       uint32_t kind,
+                                       const char *text,
+                                       size_t len,
+                                       const struct ember_grammar_options *options,
+                                       struct ember_error *err);
 
 /**
  * Writes what loading this file and making one session would take to `out`, whose `struct_size` the
@@ -1367,9 +1715,7 @@ ember_status ember_text_stream_finish(struct ember_text_stream *stream,
 
 /**
  * Writes to `out`, whose `struct_size` the caller has set, how far a stream is since its start or
- * the last `ember_text_stream_finish`.
- *
- * Errors: `EMBER_BUSY`.
+ * the last `ember_text_stream_finish`. Any thread may call it.
  */
 ember_status ember_text_stream_info(const struct ember_text_stream *stream,
                                     struct ember_text_stream_details *out,

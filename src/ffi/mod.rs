@@ -21,11 +21,15 @@ mod device;
 
 mod model;
 
+mod sampling;
+
 mod session;
 
 mod decode;
 
 mod batch;
+
+mod grammar;
 
 mod estimate;
 
@@ -43,9 +47,11 @@ pub use decode::*;
 pub use device::*;
 pub use error::*;
 pub use estimate::*;
+pub use grammar::*;
 pub use log::*;
 pub use model::*;
 pub use profile::*;
+pub use sampling::*;
 pub use session::*;
 pub use text::*;
 pub use text_stream::*;

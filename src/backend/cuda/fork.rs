@@ -37,11 +37,7 @@ impl CudaRunner {
                     let (to, from) = (other.buffers.logits(0), self.buffers.logits(0));
                     self.stream.copy(to, from, logits)
                 })
-                .and_then(|()| {
-                    other
-                        .sampling
-                        .follow(&self.stream, &self.sampling, self.len)
-                })
+                .and_then(|()| other.sampling.fork(&self.stream, &self.sampling))
         };
         let idle = self.stream.synchronize();
         copied.and(idle)?;

@@ -117,21 +117,6 @@ impl SamplingState {
         state.logprobs = self.logprobs.address();
     }
 
-    /// Takes over the rules of another session and its first `len` tokens.
-    ///
-    /// # Safety
-    /// Both sessions' memory must be valid until the work is done.
-    pub unsafe fn follow(
-        &mut self,
-        stream: &Stream,
-        other: &SamplingState,
-        len: usize,
-    ) -> Result<()> {
-        self.rules.clone_from(&other.rules);
-        // SAFETY: the caller's word.
-        unsafe { stream.copy(self.history.address(), other.history.address(), len * 4) }
-    }
-
     /// Takes over rules. The old ones' memory goes, so no step may be under way.
     pub fn set_rules(&mut self, context: &Arc<Context>, rules: Option<&TokenRules>) -> Result<()> {
         self.rules = match rules {
@@ -174,6 +159,17 @@ impl SamplingState {
             logprobs: s.logprobs,
             masked: u32::from(masked),
         }
+    }
+
+    /// Takes over the rules, and enqueues the copy of the tokens, of a session that is forked.
+    ///
+    /// # Safety
+    /// Both must live until the work is done; the contexts are of one length.
+    pub unsafe fn fork(&mut self, stream: &Stream, from: &SamplingState) -> Result<()> {
+        self.rules = from.rules.clone();
+        let bytes = from.history.bytes();
+        // SAFETY: the caller's word.
+        unsafe { stream.copy(self.history.address(), from.history.address(), bytes) }
     }
 
     /// Enqueues the copy of tokens that are evaluated from position `at` on.
@@ -221,15 +217,18 @@ fn buffer<T: Copy>(context: &Arc<Context>, data: &[T]) -> Result<Option<Buffer>>
     }
 }
 
-/// Sequences as the kernels read them: each its length and its tokens, then 0. Empty for none.
+/// Sequences as the kernels read them: the length of the longest, a bit per token that one of them
+/// starts with, then each as its length and its tokens, then 0. Empty for none.
 fn packed(breakers: &Breakers) -> Result<Vec<u32>> {
-    let sequences = breakers.sequences();
-    if sequences.is_empty() {
+    let (heads, sequences) = (breakers.heads(), breakers.sequences());
+    let Some(longest) = sequences.iter().map(|s| s.len()).max() else {
         return Ok(Vec::new());
-    }
-    let words = sequences.iter().map(|s| 1 + s.len()).sum::<usize>() + 1;
+    };
+    let words = 2 + heads.len() + sequences.iter().map(|s| 1 + s.len()).sum::<usize>();
     let mut packed = try_vec(words, 0u32, "sequence breakers")?;
     packed.clear();
+    packed.push(longest as u32);
+    packed.extend_from_slice(heads);
     for sequence in sequences {
         packed.push(sequence.len() as u32);
         packed.extend_from_slice(sequence);
