@@ -573,8 +573,9 @@ typedef uint32_t ember_text_stream_flags;
  *
  * If the last n tokens of the context occur earlier in the window, n being the largest such number,
  * then the token that followed them there gets minus `multiplier * base^(n - allowed_length)`, if n
- * is at least `allowed_length`. The n tokens hold no sequence breaker, and a token that is one by
- * itself gets no penalty. The penalty is computed in double precision and at most the largest `f32`.
+ * is at least `allowed_length`. Only tokens behind the last sequence breaker of the window count
+ * among the n, and a token that is a breaker by itself gets no penalty. The penalty is computed in
+ * double precision and at most the largest `f32`.
  */
 typedef struct Dry Dry;
 
@@ -907,7 +908,7 @@ typedef struct ember_sampling_options {
     float frequency_penalty;
     /**
      * DRY ("don't repeat yourself"): if the last n tokens occur earlier in the window, n being the
-     * largest such number and at least `dry_allowed_length`, then
+     * largest such number, not beyond a breaker, and at least `dry_allowed_length`, then
      * `dry_multiplier * dry_base^(n - dry_allowed_length)` is taken from the token that followed them
      * there. 0 is off.
      */

@@ -84,7 +84,7 @@ pub struct ember_sampling_options {
     /// Taken from tokens as often as they occur; 0 is off; less than 0 favours them.
     pub frequency_penalty: f32,
     /// DRY ("don't repeat yourself"): if the last n tokens occur earlier in the window, n being the
-    /// largest such number and at least `dry_allowed_length`, then
+    /// largest such number, not beyond a breaker, and at least `dry_allowed_length`, then
     /// `dry_multiplier * dry_base^(n - dry_allowed_length)` is taken from the token that followed them
     /// there. 0 is off.
     pub dry_multiplier: f32,

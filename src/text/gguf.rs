@@ -23,6 +23,9 @@ use super::vocabulary::{
 use super::wordpiece::{WordPiece, clean_up};
 use crate::error::{Result, fail};
 
+/// Punctuation marks and accents of Unicode 8, whose tables the tokenizers library has.
+pub(super) const PUNCTUATION: &str = r"[[\p{P}&&\p{Age=8.0}]!-/:-@\[-`{-~]";
+pub(super) const ACCENT: &str = r"[\p{Mn}&&\p{Age=8.0}]";
 /// Longest word that WordPiece cuts.
 const MAX_WORD: usize = 100;
 
@@ -455,7 +458,7 @@ fn wordpiece(metadata: &Metadata) -> Result<Tokenizer> {
     let lowercase = flag("lowercase")?.unwrap_or(true);
     let mut steps = vec![Step::Bert(Bert::new(true, true))];
     if flag("strip_accents")?.unwrap_or(lowercase) {
-        steps.extend([Step::Nfd, Step::Remove(CharSet::new(r"\p{Mn}"))]);
+        steps.extend([Step::Nfd, Step::Remove(CharSet::new(ACCENT))]);
     }
     if lowercase {
         steps.push(Step::Lowercase);
@@ -496,6 +499,6 @@ pub(super) fn bert_words() -> Vec<Cutter> {
     };
     vec![
         at(r"\s", Behavior::Removed),
-        at(r"[\p{P}!-/:-@\[-`{-~]", Behavior::Isolated),
+        at(PUNCTUATION, Behavior::Isolated),
     ]
 }

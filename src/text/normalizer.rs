@@ -49,7 +49,7 @@ pub(super) enum Step {
 pub(super) struct Bert {
     pub clean: bool,
     pub chinese: bool,
-    /// `\p{C}` without unassigned characters.
+    /// `\p{C}` of Unicode 8, whose tables the tokenizers library has, without unassigned characters.
     pub control: CharSet,
 }
 
@@ -238,7 +238,7 @@ impl Bert {
         Bert {
             clean,
             chinese,
-            control: CharSet::new(r"[\p{Cc}\p{Cf}\p{Co}]"),
+            control: CharSet::new(r"[\p{Cc}\p{Co}[\p{Cf}&&\p{Age=8.0}]]"),
         }
     }
 
@@ -247,11 +247,12 @@ impl Bert {
         let mut buffer = [0; 4];
         for c in text.chars() {
             if self.clean {
-                if matches!(c, '\t' | '\n' | '\r') || c.is_whitespace() {
-                    push(&mut out, " ")?;
+                let space = matches!(c, '\t' | '\n' | '\r');
+                if !space && (matches!(c, '\0' | '\u{FFFD}') || self.control.contains(c)) {
                     continue;
                 }
-                if matches!(c, '\0' | '\u{FFFD}') || self.control.contains(c) {
+                if space || c.is_whitespace() {
+                    push(&mut out, " ")?;
                     continue;
                 }
             }

@@ -194,7 +194,8 @@ fn rule_of(name: &str) -> Option<Rule> {
         }
         "command-r" => nfc(rule(&[Pattern(DIGIT), Pattern(GPT2)])),
         "falcon" => rule(&[
-            Pattern(r"[\p{P}\$\+<=>\^~\|`]+"),
+            // Its own tokenizer has the tables of Unicode 8.
+            Pattern(r"[[\p{P}&&\p{Age=8.0}]\$\+<=>\^~\|`]+"),
             Pattern(GPT2),
             SpelledNumbers,
         ]),

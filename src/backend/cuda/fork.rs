@@ -37,7 +37,11 @@ impl CudaRunner {
                     let (to, from) = (other.buffers.logits(0), self.buffers.logits(0));
                     self.stream.copy(to, from, logits)
                 })
-                .and_then(|()| other.sampling.fork(&self.stream, &self.sampling))
+                .and_then(|()| {
+                    other
+                        .sampling
+                        .follow(&self.stream, &self.sampling, self.len)
+                })
         };
         let idle = self.stream.synchronize();
         copied.and(idle)?;

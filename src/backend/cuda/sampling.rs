@@ -117,6 +117,21 @@ impl SamplingState {
         state.logprobs = self.logprobs.address();
     }
 
+    /// Takes over the rules of another session and its first `len` tokens.
+    ///
+    /// # Safety
+    /// Both sessions' memory must be valid until the work is done.
+    pub unsafe fn follow(
+        &mut self,
+        stream: &Stream,
+        other: &SamplingState,
+        len: usize,
+    ) -> Result<()> {
+        self.rules.clone_from(&other.rules);
+        // SAFETY: the caller's word.
+        unsafe { stream.copy(self.history.address(), other.history.address(), len * 4) }
+    }
+
     /// Takes over rules. The old ones' memory goes, so no step may be under way.
     pub fn set_rules(&mut self, context: &Arc<Context>, rules: Option<&TokenRules>) -> Result<()> {
         self.rules = match rules {
@@ -159,17 +174,6 @@ impl SamplingState {
             logprobs: s.logprobs,
             masked: u32::from(masked),
         }
-    }
-
-    /// Takes over the rules, and enqueues the copy of the tokens, of a session that is forked.
-    ///
-    /// # Safety
-    /// Both must live until the work is done; the contexts are of one length.
-    pub unsafe fn fork(&mut self, stream: &Stream, from: &SamplingState) -> Result<()> {
-        self.rules = from.rules.clone();
-        let bytes = from.history.bytes();
-        // SAFETY: the caller's word.
-        unsafe { stream.copy(self.history.address(), from.history.address(), bytes) }
     }
 
     /// Enqueues the copy of tokens that are evaluated from position `at` on.

@@ -4,6 +4,7 @@ use super::{boolean, kind, list, pattern, string, unknown};
 use crate::error::{Result, fail};
 use crate::text::charset::CharSet;
 use crate::text::charsmap::Charsmap;
+use crate::text::gguf::ACCENT;
 use crate::text::normalizer::{Bert, Step};
 use serde_json::Value;
 
@@ -33,7 +34,7 @@ fn add(component: &Value, place: &str, normal: &mut Normal) -> Result<()> {
         );
     }
     let flag = |name: &str, default| boolean(component, name, default, place);
-    let accents = || [Step::Nfd, Step::Remove(CharSet::new(r"\p{Mn}"))];
+    let accents = || [Step::Nfd, Step::Remove(CharSet::new(ACCENT))];
     let steps = &mut normal.steps;
     match kind {
         "Sequence" => {

@@ -3,7 +3,7 @@
 use super::{boolean, kind, list, pattern, string, unknown};
 use crate::error::{Result, fail};
 use crate::text::charset::CharSet;
-use crate::text::gguf::bert_words;
+use crate::text::gguf::{PUNCTUATION, bert_words};
 use crate::text::pattern::Pattern;
 use crate::text::pretokenizer::{Behavior, Cutter, Prepend};
 use crate::text::rules::GPT2;
@@ -102,7 +102,7 @@ pub(super) fn compile(component: &Value, place: &str) -> Result<Cuts> {
                 None => Behavior::Isolated,
                 Some(_) => behavior(component, place)?,
             };
-            at(class(r"[\p{P}!-/:-@\[-`{-~]"), behavior, false)
+            at(class(PUNCTUATION), behavior, false)
         }
         "CharDelimiterSplit" => {
             let delimiter = character(component, "delimiter", place)?.to_string();
