@@ -9,7 +9,7 @@
 //! | `json`, `keys`, `rope` | `config.json`, and the metadata that it becomes |
 //! | `tensors`, `experts` | the tensors by their new names |
 //! | `vocabulary`, `presplit` | `tokenizer.json` as metadata, for files that are written |
-//! | `specials`, `template` | special tokens and chat templates |
+//! | `template` | chat templates |
 //! | `stored`, `rows`, `fp8`, `mxfp4` | their bytes: mapped, in another order, from other types |
 
 mod experts;
