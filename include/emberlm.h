@@ -228,6 +228,10 @@ enum ember_status_code
      */
     EMBER_FORKED = 33,
     /**
+     * A schema or grammar is invalid, cannot be met or is too large; the message says where.
+     */
+    EMBER_GRAMMAR = 34,
+    /**
      * The chat template is missing or wrong, refuses the messages, or goes beyond its limits; the
      * message says which and where.
      */
@@ -329,6 +333,75 @@ enum ember_kv_type
 typedef enum ember_kv_type ember_kv_type;
 #else
 typedef uint32_t ember_kv_type;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Languages that a grammar is written in, for `ember_session_set_grammar`.
+ */
+enum ember_grammar_kind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * No grammar: takes the session's away.
+     */
+    EMBER_GRAMMAR_NONE = 0,
+    /**
+     * A JSON schema. The answer is a JSON value that it accepts; with `{}` any JSON value. Its
+     * references must lie within it (`#/$defs/...`). A keyword that cannot be held to is an error.
+     */
+    EMBER_GRAMMAR_JSON_SCHEMA = 1,
+    /**
+     * A regular expression that the whole answer matches, in the syntax of Rust's `regex` crate,
+     * without look-around.
+     */
+    EMBER_GRAMMAR_REGEX = 2,
+    /**
+     * A grammar in llguidance's variant of Lark, which starts with the rule `start`. As in Lark,
+     * text is first divided into the longest possible terminals.
+     */
+    EMBER_GRAMMAR_LARK = 3,
+    /**
+     * A grammar in GBNF, which starts with the rule `root`.
+     */
+    EMBER_GRAMMAR_GBNF = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_grammar_kind ember_grammar_kind;
+#else
+typedef uint32_t ember_grammar_kind;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Values of `ember_grammar_options.json_spacing`.
+ */
+enum ember_json_spacing
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * One space behind each comma and colon between values, none elsewhere.
+     */
+    EMBER_JSON_SPACED = 0,
+    /**
+     * No space between values.
+     */
+    EMBER_JSON_COMPACT = 1,
+    /**
+     * As the model likes, up to 40 characters of white space at a place.
+     */
+    EMBER_JSON_FREE = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_json_spacing ember_json_spacing;
+#else
+typedef uint32_t ember_json_spacing;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -835,7 +908,7 @@ typedef struct ember_sampling_options {
     float frequency_penalty;
     /**
      * DRY ("don't repeat yourself"): if the last n tokens occur earlier in the window, n being the
-     * largest such number and at least `dry_allowed_length`, then
+     * largest such number, not beyond a breaker, and at least `dry_allowed_length`, then
      * `dry_multiplier * dry_base^(n - dry_allowed_length)` is taken from the token that followed them
      * there. 0 is off.
      */
@@ -985,6 +1058,20 @@ typedef struct ember_session_details {
      */
     uint64_t kv_bytes;
 } ember_session_details;
+
+/**
+ * How to make a grammar. Zero in every field but `struct_size` means the default.
+ */
+typedef struct ember_grammar_options {
+    /**
+     * `sizeof(ember_grammar_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * A value of `enum ember_json_spacing`, for answers by a JSON schema.
+     */
+    uint32_t json_spacing;
+} ember_grammar_options;
 
 /**
  * Memory that a model and a session of it would take on the device. The caller sets `struct_size`,
@@ -1209,7 +1296,10 @@ ember_status ember_device_count(uint32_t *count, struct ember_error *err);
 ember_status ember_device_info(uint32_t index, struct ember_device *out, struct ember_error *err);
 
 /**
- * Loads a GGUF file. For a split model, `path` names its first file. `path` is UTF-8 of `path_len`
+ * Loads a GGUF file or a Hugging Face folder. For a split model, `path` names its first file. A
+ * folder (`config.json`, `model.safetensors` or its index with shards, `tokenizer.json`, the chat
+ * template) is named itself, or by its `config.json` or a safetensors file in it; its weights are
+ * F32, F16, BF16, MXFP4 or 8-bit floats (E4M3) with scales, which become F16. `path` is UTF-8 of `path_len`
  * bytes and needs no NUL at its end. `options` may be NULL for the defaults. The new handle is
  * written to `out` and has to be freed with `ember_model_free`. The file must stay unchanged while
  * the model lives, because it is mapped and not copied. Any thread may call it; loads run side by
@@ -1447,6 +1537,41 @@ ember_status ember_decode_batch(struct ember_session *const *sessions,
                                 size_t count,
                                 uint32_t *tokens,
                                 struct ember_error *err);
+
+/**
+ * Holds a session's answers to a grammar, in place of the one before: from the next decode on,
+ * tokens are chosen among those that the grammar allows, by the same settings as before. `kind` is
+ * a value of `enum ember_grammar_kind`, `text` the grammar, `len` bytes of UTF-8; `options` may be
+ * NULL for the defaults. `EMBER_GRAMMAR_NONE`, with no text, takes the grammar away.
+ *
+ * The answer begins behind the present end of the context, or behind a later prefill: prompts are
+ * not constrained, and each answer of a conversation begins the grammar anew (setting it again does
+ * so, too). When the answer is complete and may go on, tokens that end a text
+ * (`ember_token_is_end`) are among the allowed ones; when it cannot go on, and behind such a token,
+ * they are the only ones. So decoding until the first end token gives a complete answer, and no
+ * token before it is a control token.
+ *
+ * Text that the grammar leaves no choice about is not left to the model: its tokens come from the
+ * following decodes at once, as the tokenizer would make them, and are evaluated together when
+ * logits are needed (log-probabilities that were asked for are made one by one, however). All of
+ * this holds for started decodes and batches; `ember_session_rewind` takes the grammar back with
+ * the tokens, `ember_session_fork` copies it, and `ember_session_logits` shows the logits without
+ * it. A session keeps up to 64 MB for its grammar, a model about 300 bytes a token for all of them,
+ * made at the first one.
+ *
+ * Errors: `EMBER_GRAMMAR` if the text is not valid, with the place; if no text can meet it; or if it
+ * is too large: more than 1 MiB (64 KiB for an expression), or too expensive. It is told within about a second.
+ * Later decodes may still fail with it if the grammar becomes too complex for a step.
+ * `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` names the argument; `EMBER_UNSUPPORTED` if the
+ * model's tokenizer is not supported or has no end token; `EMBER_BUSY`; `EMBER_DECODE_PENDING`;
+ * `EMBER_OUT_OF_MEMORY`. After each of them the session keeps the grammar that it had.
+ */
+ember_status ember_session_set_grammar(struct ember_session *session,
+                                       uint32_t kind,
+                                       const char *text,
+                                       size_t len,
+                                       const struct ember_grammar_options *options,
+                                       struct ember_error *err);
 
 /**
  * Writes what loading this file and making one session would take to `out`, whose `struct_size` the

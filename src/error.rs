@@ -78,6 +78,8 @@ pub enum Status {
     Internal = 32,
     /// The process is a fork of one that has loaded a model, and cannot use the library.
     Forked = 33,
+    /// A schema or grammar is invalid, cannot be met or is too large; the message says where.
+    Grammar = 34,
     /// The chat template is missing or wrong, refuses the messages, or goes beyond its limits; the
     /// message says which and where.
     TemplateFailed = 35,
@@ -121,6 +123,7 @@ impl Status {
             Status::DeviceError => "EMBER_DEVICE_ERROR",
             Status::Internal => "EMBER_INTERNAL",
             Status::Forked => "EMBER_FORKED",
+            Status::Grammar => "EMBER_GRAMMAR",
             Status::TemplateFailed => "EMBER_TEMPLATE_FAILED",
         }
     }

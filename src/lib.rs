@@ -11,6 +11,7 @@ pub mod engine;
 pub mod error;
 pub mod ffi;
 pub mod format;
+pub mod grammar;
 pub mod log;
 pub mod model;
 pub mod panics;

@@ -68,6 +68,9 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_session_options, seed), 32);
     assert_eq!(offset_of!(ember_session_options, stream_priority), 40);
 
+    assert_eq!(size_of::<ember_grammar_options>(), 8);
+    assert_eq!(offset_of!(ember_grammar_options, json_spacing), 4);
+
     assert_eq!(size_of::<ember_sampling_options>(), 72 + 8 * pointer);
     assert_eq!(offset_of!(ember_sampling_options, top_k), 4);
     assert_eq!(offset_of!(ember_sampling_options, temperature), 8);

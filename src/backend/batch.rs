@@ -7,12 +7,25 @@ use std::sync::atomic::AtomicBool;
 /// The most sessions in a batch.
 pub const MAX_BATCH: usize = 32;
 
+/// How an error begins that concerns one session of a batch.
+const INDEX: &str = "session at index ";
+
 /// The error of one session of a batch, which names it.
 pub fn at_index(index: usize, error: Error) -> Error {
-    Error::new(
-        error.status,
-        format!("session at index {index}: {}", error.message),
-    )
+    Error::new(error.status, format!("{INDEX}{index}: {}", error.message))
+}
+
+/// The error of a batch of some of the sessions as one of all: the session that it names at index
+/// `i` is at `places[i]` there.
+pub fn move_index(error: Error, places: &[usize]) -> Error {
+    let named = error.message.strip_prefix(INDEX).and_then(|rest| {
+        let (index, message) = rest.split_once(": ")?;
+        Some((places.get(index.parse::<usize>().ok()?)?, message))
+    });
+    match named {
+        Some((place, message)) => at_index(*place, Error::new(error.status, message)),
+        None => error,
+    }
 }
 
 /// Does the steps one after another; after an error, takes back those that were done.

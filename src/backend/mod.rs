@@ -10,7 +10,7 @@ pub mod cuda;
 mod device;
 mod profile;
 
-pub use batch::{MAX_BATCH, at_index};
+pub use batch::{MAX_BATCH, at_index, move_index};
 pub use device::{Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, Progress};
 pub use profile::{Profile, ProfileEntry, Work};
 

@@ -1,7 +1,8 @@
 //! Decodes of several sessions in one pass over the weights.
 
 use super::Session;
-use crate::backend::{MAX_BATCH, Runner, Step, at_index};
+use super::session::{Next, mask_source};
+use crate::backend::{MAX_BATCH, MaskSource, Runner, Step, at_index, move_index};
 use crate::error::{Result, fail};
 use arrayvec::ArrayVec;
 use std::sync::Arc;
@@ -21,7 +22,10 @@ impl Session {
             fail!(Internal, "{} places for {n} tokens", tokens.len());
         };
         let model = sessions[0].model.clone();
+        let mut chosen = ArrayVec::<u32, MAX_BATCH>::new();
         let mut steps = ArrayVec::<Step, MAX_BATCH>::new();
+        // The sessions that have a step; the others' tokens are forced by a grammar.
+        let mut places = ArrayVec::<usize, MAX_BATCH>::new();
         for (i, session) in sessions.iter_mut().enumerate() {
             if !Arc::ptr_eq(&session.model, &model) {
                 fail!(
@@ -29,20 +33,21 @@ impl Session {
                     "session at index {i}: it has another model than the first one"
                 );
             }
-            steps.push(session.prepare_steps(1).map_err(|e| at_index(i, e))?);
+            let next = session.prepare_decodes(1);
+            match next.and_then(|()| session.next_decode()) {
+                Ok(Next::Forced(token)) => chosen.push(token),
+                Ok(Next::Step(step)) => {
+                    chosen.push(0);
+                    steps.push(step);
+                    places.push(i);
+                }
+                Err(e) => return Err(at_index(i, e)),
+            }
         }
-        let mut chosen = [0; MAX_BATCH];
-        let mut runners = ArrayVec::<&mut dyn Runner, MAX_BATCH>::new();
-        let mut interrupts = ArrayVec::<&AtomicBool, MAX_BATCH>::new();
-        for session in sessions.iter_mut() {
-            runners.push(&mut *session.runner);
-            interrupts.push(&session.interrupt);
-        }
-        let weights = model.weights();
-        let result = weights.step_batch(&mut runners, &steps, &interrupts, &mut chosen[..n]);
-        drop((runners, interrupts));
-        result?;
-        for (i, &token) in chosen[..n].iter().enumerate() {
+        let mut stepped = [0; MAX_BATCH];
+        let stepped = &mut stepped[..steps.len()];
+        run_steps(sessions, &steps, &places, stepped).map_err(|e| move_index(e, &places))?;
+        for (&i, &token) in places.iter().zip(&*stepped) {
             if token as usize >= model.details().n_vocab {
                 for session in sessions.iter_mut() {
                     let len = session.tokens.len();
@@ -53,13 +58,42 @@ impl Session {
                     "session at index {i}: the backend chose token {token}, which is not in the vocabulary"
                 );
             }
+            chosen[i] = token;
         }
         for (session, token) in sessions.iter_mut().zip(&chosen) {
             session.append(*token)?;
         }
-        tokens.copy_from_slice(&chosen[..n]);
+        tokens.copy_from_slice(&chosen);
         Ok(())
     }
+}
+
+/// Does `steps` of the sessions at `places` on the device.
+fn run_steps(
+    sessions: &mut [&mut Session],
+    steps: &[Step],
+    places: &[usize],
+    tokens: &mut [u32],
+) -> Result<()> {
+    if steps.is_empty() {
+        return Ok(());
+    }
+    let weights = sessions[0].model.weights().clone();
+    let mut runners = ArrayVec::<&mut dyn Runner, MAX_BATCH>::new();
+    let mut interrupts = ArrayVec::<&AtomicBool, MAX_BATCH>::new();
+    let mut sources = ArrayVec::<_, MAX_BATCH>::new();
+    for (i, session) in sessions.iter_mut().enumerate() {
+        if places.contains(&i) {
+            runners.push(&mut *session.runner);
+            interrupts.push(&session.interrupt);
+            sources.push(mask_source(&mut session.constraint));
+        }
+    }
+    let mut masks = ArrayVec::<Option<&mut MaskSource>, MAX_BATCH>::new();
+    for source in &mut sources {
+        masks.push(source.as_mut().map(|s| s as &mut MaskSource));
+    }
+    weights.step_batch_masked(&mut runners, steps, &mut masks, &interrupts, tokens)
 }
 
 /// `InvalidArgument` unless a batch can have that many sessions.

@@ -5,6 +5,7 @@ pub mod breakers;
 pub mod device;
 #[cfg(test)]
 pub(crate) mod fake;
+mod grammar;
 pub mod model;
 mod queue;
 pub mod sampling;

@@ -4,12 +4,13 @@ use super::{SessionOptions, device};
 use crate::backend::cpu::{self, MAX_THREADS};
 use crate::backend::{DeviceKind, Estimate, KvType, LoadOptions, Progress, Weights};
 use crate::error::{Error, Result, fail};
-use crate::format::{ModelFile, Value};
+use crate::format::{ModelFile, Tensor, Value};
+use crate::grammar::GrammarVocabulary;
 use crate::log::log;
 use crate::model::{Block, Linear, Network, Norm};
 use crate::text::{ChatTemplates, Tokenizer};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Context of a session that names none, if the model was trained for more.
 pub const DEFAULT_CONTEXT: usize = 4096;
@@ -50,6 +51,8 @@ pub struct Details {
 pub struct Model {
     weights: Arc<dyn Weights>,
     tokenizer: Result<Tokenizer>,
+    /// Made by the first grammar.
+    grammar_vocabulary: Mutex<Option<Arc<GrammarVocabulary>>>,
     chat_templates: Result<ChatTemplates>,
     details: Details,
 }
@@ -125,6 +128,7 @@ impl Model {
         Ok(Model {
             weights,
             tokenizer,
+            grammar_vocabulary: Mutex::default(),
             chat_templates,
             details,
         })
@@ -173,6 +177,7 @@ impl Model {
         Model {
             weights,
             tokenizer: Err(Error::new(crate::Status::Unsupported, "no tokenizer")),
+            grammar_vocabulary: Mutex::default(),
             chat_templates: Ok(ChatTemplates::default()),
             details,
         }
@@ -197,6 +202,29 @@ impl Model {
     /// The tokenizer, or the error that its loading ended with.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         self.tokenizer.as_ref().map_err(Error::clone)
+    }
+
+    /// The tokens as grammars see them. Made by the first call, which takes a fraction of a second for
+    /// a large vocabulary, and about 300 bytes a token.
+    ///
+    /// Errors: those of [`Model::tokenizer`] and [`GrammarVocabulary::new`].
+    pub fn grammar_vocabulary(&self) -> Result<Arc<GrammarVocabulary>> {
+        let tokenizer = self.tokenizer()?;
+        let n_vocab = self.details.n_vocab;
+        if tokenizer.n_vocab() > n_vocab {
+            fail!(
+                Unsupported,
+                "grammars: the tokenizer has {} tokens, but the network {n_vocab}",
+                tokenizer.n_vocab()
+            );
+        }
+        let place = &self.grammar_vocabulary;
+        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(vocabulary) = &*place {
+            return Ok(vocabulary.clone());
+        }
+        let vocabulary = Arc::new(GrammarVocabulary::new(tokenizer)?);
+        Ok(place.insert(vocabulary).clone())
     }
 
     /// `InvalidToken`, naming the first id that is not in the vocabulary and its index.
@@ -263,21 +291,25 @@ fn main_type(file: &ModelFile) -> String {
 
 /// Number of weights that the network uses.
 fn parameters(network: &Network) -> u64 {
-    let norm = |n: &Norm| n.weight.row_len() as u64;
+    let vector = |t: &Tensor| t.row_len() as u64 * t.rows() as u64;
+    let norm = |n: &Norm| vector(&n.weight) + n.bias.as_ref().map_or(0, vector);
     let matrix = |l: &Linear| {
-        let weights = l.weight.row_len() as u64 * l.weight.rows() as u64;
-        weights + l.bias.as_ref().map_or(0, |b| b.row_len() as u64)
+        let bias = l.bias.as_ref().map_or(0, vector);
+        vector(&l.weight) + bias
     };
     let block = |b: &Block| {
-        b.norms().map(norm).sum::<u64>() + b.linears().into_iter().map(matrix).sum::<u64>()
+        let sinks = b.attention.sinks.as_ref().map_or(0, vector);
+        let matrices = b.linears().into_iter().map(matrix).sum::<u64>();
+        b.norms().map(norm).sum::<u64>() + matrices + sinks
     };
     let embedding = &network.embedding;
-    let head = if network.head.weight.name == embedding.name {
-        0
+    let head = if network.head.weight.same_data(embedding) {
+        network.head.bias.as_ref().map_or(0, vector)
     } else {
         matrix(&network.head)
     };
-    embedding.row_len() as u64 * embedding.rows() as u64
+    vector(embedding)
+        + network.positions.as_ref().map_or(0, vector)
         + network.blocks.iter().map(block).sum::<u64>()
         + norm(&network.final_norm)
         + head

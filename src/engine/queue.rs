@@ -1,6 +1,7 @@
 //! Decodes that run while the caller does something else.
 
 use super::Session;
+use super::session::{Next, mask_source};
 use crate::backend::Step;
 use crate::error::{Result, fail};
 use std::sync::atomic::Ordering;
@@ -32,13 +33,29 @@ impl Session {
         if count == 0 {
             fail!(InvalidArgument, "count is 0");
         }
-        let step = self.prepare_steps(count)?;
-        self.start(&step, count)
+        self.prepare_decodes(count)?;
+        match self.next_decode()? {
+            Next::Step(step) => self.start(&step, count)?,
+            // Collected from the grammar.
+            Next::Forced(_) => self.queue.later = count,
+        }
+        Ok(())
     }
 
     fn start(&mut self, step: &Step, count: usize) -> Result<()> {
-        let now = count.min(self.runner.queue_limit());
-        self.runner.steps_start(step, now, &self.interrupt)?;
+        let now = match mask_source(&mut self.constraint) {
+            // The mask of each depends on the token before it.
+            Some(mut mask) => {
+                self.runner
+                    .step_start_masked(step, &mut mask, &self.interrupt)?;
+                1
+            }
+            None => {
+                let now = count.min(self.runner.queue_limit());
+                self.runner.steps_start(step, now, &self.interrupt)?;
+                now
+            }
+        };
         self.queue = Queue {
             running: now,
             later: count - now,
@@ -64,8 +81,13 @@ impl Session {
 
     fn collect(&mut self) -> Result<Option<u32>> {
         if self.queue.running == 0 {
-            let step = self.next_step()?;
-            self.start(&step, self.queue.later)?;
+            match self.next_decode()? {
+                Next::Step(step) => self.start(&step, self.queue.later)?,
+                Next::Forced(token) => {
+                    self.queue.later -= 1;
+                    return self.append(token).map(Some);
+                }
+            }
         }
         match self.runner.step_poll(false) {
             Ok(None) => Ok(None),

@@ -5,9 +5,10 @@
 //! call that needs it. A call that fails leaves the context as it was.
 
 use super::Model;
+use super::grammar::Constraint;
 use super::queue::Queue;
 use super::sampling::{Logprobs, Sampling, TokenRules};
-use crate::backend::{KvType, Profile, Runner, RunnerOptions, Step};
+use crate::backend::{KvType, MaskSource, Profile, Runner, RunnerOptions, Step};
 use crate::error::{Error, Result, Status, fail};
 use crate::log::log;
 use std::sync::Arc;
@@ -58,7 +59,10 @@ pub struct Session {
     pub(super) tokens: Vec<u32>,
     context: usize,
     kv_type: KvType,
-    sampling: Sampling,
+    pub(super) sampling: Sampling,
+    pub(super) rules: Option<Arc<TokenRules>>,
+    /// The grammar of the answers, if there is one.
+    pub(super) constraint: Option<Box<Constraint>>,
     /// Started decodes that were not collected yet.
     pub(super) queue: Queue,
     pub(super) interrupt: Arc<AtomicBool>,
@@ -85,6 +89,8 @@ impl Session {
             context,
             kv_type: options.kv_type,
             sampling: options.sampling,
+            rules: None,
+            constraint: None,
             queue: Queue::default(),
             interrupt: Arc::new(AtomicBool::new(false)),
         })
@@ -127,8 +133,9 @@ impl Session {
     ) -> Result<()> {
         self.begin()?;
         sampling.check()?;
-        self.runner.set_rules(rules)?;
+        self.runner.set_rules(rules.clone())?;
         self.sampling = sampling;
+        self.rules = rules;
         Ok(())
     }
 
@@ -163,8 +170,10 @@ impl Session {
         let result = self
             .runner
             .extend(&self.tokens[evaluated..], &self.interrupt);
-        if result.is_err() {
-            self.tokens.truncate(before);
+        match (&result, &mut self.constraint) {
+            (Err(_), _) => self.tokens.truncate(before),
+            (Ok(()), Some(constraint)) => constraint.prefilled(tokens.len()),
+            (Ok(()), None) => {}
         }
         result
     }
@@ -172,10 +181,17 @@ impl Session {
     /// Chooses the next token by the logits of the whole context, appends it and returns it.
     ///
     /// Errors: `NoTokens` on an empty context, `ContextFull`, `DecodePending`, `Interrupted`,
-    /// `Numeric`; those of the backend.
+    /// `Numeric`; `Grammar` if a limit of the grammar was reached; those of the backend.
     pub fn decode(&mut self) -> Result<u32> {
-        let step = self.prepare_steps(1)?;
-        let token = self.runner.step(&step, &self.interrupt)?;
+        self.prepare_decodes(1)?;
+        let token = match self.next_decode()? {
+            Next::Forced(token) => token,
+            Next::Step(step) => {
+                let mut source = mask_source(&mut self.constraint);
+                let mask = source.as_mut().map(|s| s as &mut MaskSource);
+                self.runner.step_masked(&step, mask, &self.interrupt)?
+            }
+        };
         self.append(token)
     }
 
@@ -209,6 +225,9 @@ impl Session {
         }
         self.stop();
         self.begin()?;
+        if let Some(constraint) = &mut self.constraint {
+            constraint.rewind(position, &self.tokens);
+        }
         self.tokens.truncate(position);
         if self.runner.len() > position {
             // What it has to forget beyond that, the next call evaluates again.
@@ -225,6 +244,10 @@ impl Session {
         let runner = self.runner.fork()?;
         let mut tokens = token_history(self.context)?;
         tokens.extend_from_slice(&self.tokens);
+        let constraint = match &self.constraint {
+            Some(constraint) => Some(Box::new(constraint.duplicate(self.context)?)),
+            None => None,
+        };
         Ok(Session {
             model: self.model.clone(),
             runner,
@@ -232,6 +255,8 @@ impl Session {
             context: self.context,
             kv_type: self.kv_type,
             sampling: self.sampling,
+            rules: self.rules.clone(),
+            constraint,
             queue: Queue::default(),
             interrupt: Arc::new(AtomicBool::new(false)),
         })
@@ -253,7 +278,7 @@ impl Session {
     }
 
     /// The start of every call: refuses while a decode is started, forgets old interrupts.
-    fn begin(&mut self) -> Result<()> {
+    pub(super) fn begin(&mut self) -> Result<()> {
         if !self.queue.is_empty() {
             fail!(
                 DecodePending,
@@ -280,8 +305,8 @@ impl Session {
         }
     }
 
-    /// Checks that `count` tokens can be chosen, and returns the first step.
-    pub(super) fn prepare_steps(&mut self, count: usize) -> Result<Step> {
+    /// Checks that `count` tokens can be chosen.
+    pub(super) fn prepare_decodes(&mut self, count: usize) -> Result<()> {
         self.begin()?;
         self.need_tokens()?;
         if count > self.context - self.tokens.len() {
@@ -292,17 +317,26 @@ impl Session {
                 self.context
             );
         }
-        self.next_step()
+        Ok(())
     }
 
-    /// Brings the runner to at most one token behind.
+    /// What is to be done for the next token.
+    pub(super) fn next_decode(&mut self) -> Result<Next> {
+        match self.follow_grammar()? {
+            Some(token) => Ok(Next::Forced(token)),
+            None => self.next_step().map(Next::Step),
+        }
+    }
+
+    /// The next choice. The runner evaluates with it what it lacks, if that is one token; more (what
+    /// a grammar has forced) it evaluates here, together.
     pub(super) fn next_step(&mut self) -> Result<Step> {
         self.drop_stale_position();
         let evaluated = self.runner.len();
         let last = self.tokens.len() - 1;
         if evaluated < last {
             self.runner
-                .extend(&self.tokens[evaluated..last], &self.interrupt)?;
+                .extend(&self.tokens[evaluated..], &self.interrupt)?;
         }
         Ok(Step {
             token: (self.runner.len() == last).then(|| self.tokens[last]),
@@ -318,10 +352,29 @@ impl Session {
                 format!("the backend chose token {token}, which is not in the vocabulary"),
             ));
         }
+        if let Some(constraint) = &mut self.constraint {
+            constraint.decoded(token);
+        }
         // Within the capacity, so nothing is allocated.
         self.tokens.push(token);
         Ok(token)
     }
+}
+
+/// What is to be done for the next token.
+pub(super) enum Next {
+    /// Nothing: a grammar leaves no choice.
+    Forced(u32),
+    /// A choice.
+    Step(Step),
+}
+
+/// What a backend asks for the mask of a choice.
+pub(super) fn mask_source(
+    constraint: &mut Option<Box<Constraint>>,
+) -> Option<impl FnMut(&mut [u32]) -> Result<()> + '_> {
+    let constraint = constraint.as_mut()?;
+    Some(|words: &mut [u32]| constraint.mask(words))
 }
 
 impl Drop for Session {

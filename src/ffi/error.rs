@@ -81,6 +81,8 @@ pub enum ember_status_code {
     EMBER_INTERNAL = 32,
     /// The process was forked from one that has loaded a model; the library works only there.
     EMBER_FORKED = 33,
+    /// A schema or grammar is invalid, cannot be met or is too large; the message says where.
+    EMBER_GRAMMAR = 34,
     /// The chat template is missing or wrong, refuses the messages, or goes beyond its limits; the
     /// message says which and where.
     EMBER_TEMPLATE_FAILED = 35,
@@ -209,6 +211,7 @@ names! {
     EMBER_DEVICE_ERROR = DeviceError,
     EMBER_INTERNAL = Internal,
     EMBER_FORKED = Forked,
+    EMBER_GRAMMAR = Grammar,
     EMBER_TEMPLATE_FAILED = TemplateFailed,
 }
 

@@ -29,6 +29,8 @@ mod decode;
 
 mod batch;
 
+mod grammar;
+
 mod estimate;
 
 mod profile;
@@ -45,6 +47,7 @@ pub use decode::*;
 pub use device::*;
 pub use error::*;
 pub use estimate::*;
+pub use grammar::*;
 pub use log::*;
 pub use model::*;
 pub use profile::*;

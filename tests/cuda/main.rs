@@ -40,8 +40,8 @@ fn main() {
     kernels_sample::tests(&mut tests);
     model::tests(&mut tests);
     networks::tests(&mut tests);
-    sampling::tests(&mut tests);
     experts::tests(&mut tests);
+    sampling::tests(&mut tests);
     families::tests(&mut tests);
     faults::tests(&mut tests);
     let trials = tests

@@ -31,6 +31,8 @@ pub struct Measured {
     pub left_out: Vec<String>,
     /// Bytes of KV cache per position.
     pub kv_bytes_per_token: u64,
+    /// Bytes of KV cache of the measured session.
+    pub kv_bytes: u64,
     /// Bytes that the weights take besides the mapped file.
     pub resident_bytes: u64,
 }
@@ -167,6 +169,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
         batch,
         left_out,
         kv_bytes_per_token: model.weights().kv_bytes_per_token(kv_type),
+        kv_bytes: model.weights().kv_bytes(kv_type, context),
         resident_bytes: model.details().resident_bytes,
         device,
     })

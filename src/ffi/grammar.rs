@@ -1,0 +1,126 @@
+//! Structured answers.
+
+use super::boundary::{Sized32, call, read_struct, text};
+use super::error::{ember_error, ember_status};
+use super::session::{ember_session, with_session};
+use crate::error::{Result, fail};
+use crate::grammar::{GrammarKind, GrammarOptions, JsonSpacing};
+use std::ffi::c_char;
+
+/// Languages that a grammar is written in, for `ember_session_set_grammar`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ember_grammar_kind {
+    /// No grammar: takes the session's away.
+    EMBER_GRAMMAR_NONE = 0,
+    /// A JSON schema. The answer is a JSON value that it accepts; with `{}` any JSON value. Its
+    /// references must lie within it (`#/$defs/...`). A keyword that cannot be held to is an error.
+    EMBER_GRAMMAR_JSON_SCHEMA = 1,
+    /// A regular expression that the whole answer matches, in the syntax of Rust's `regex` crate,
+    /// without look-around.
+    EMBER_GRAMMAR_REGEX = 2,
+    /// A grammar in llguidance's variant of Lark, which starts with the rule `start`. As in Lark,
+    /// text is first divided into the longest possible terminals.
+    EMBER_GRAMMAR_LARK = 3,
+    /// A grammar in GBNF, which starts with the rule `root`.
+    EMBER_GRAMMAR_GBNF = 4,
+}
+
+/// Values of `ember_grammar_options.json_spacing`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ember_json_spacing {
+    /// One space behind each comma and colon between values, none elsewhere.
+    EMBER_JSON_SPACED = 0,
+    /// No space between values.
+    EMBER_JSON_COMPACT = 1,
+    /// As the model likes, up to 40 characters of white space at a place.
+    EMBER_JSON_FREE = 2,
+}
+
+/// How to make a grammar. Zero in every field but `struct_size` means the default.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ember_grammar_options {
+    /// `sizeof(ember_grammar_options)`.
+    pub struct_size: u32,
+    /// A value of `enum ember_json_spacing`, for answers by a JSON schema.
+    pub json_spacing: u32,
+}
+
+// SAFETY: `repr(C)`; 2 * 4 bytes without padding; numbers only; the size comes first.
+unsafe impl Sized32 for ember_grammar_options {
+    const NAME: &'static str = "ember_grammar_options";
+}
+
+/// Holds a session's answers to a grammar, in place of the one before: from the next decode on,
+/// tokens are chosen among those that the grammar allows, by the same settings as before. `kind` is
+/// a value of `enum ember_grammar_kind`, `text` the grammar, `len` bytes of UTF-8; `options` may be
+/// NULL for the defaults. `EMBER_GRAMMAR_NONE`, with no text, takes the grammar away.
+///
+/// The answer begins behind the present end of the context, or behind a later prefill: prompts are
+/// not constrained, and each answer of a conversation begins the grammar anew (setting it again does
+/// so, too). When the answer is complete and may go on, tokens that end a text
+/// (`ember_token_is_end`) are among the allowed ones; when it cannot go on, and behind such a token,
+/// they are the only ones. So decoding until the first end token gives a complete answer, and no
+/// token before it is a control token.
+///
+/// Text that the grammar leaves no choice about is not left to the model: its tokens come from the
+/// following decodes at once, as the tokenizer would make them, and are evaluated together when
+/// logits are needed (log-probabilities that were asked for are made one by one, however). All of
+/// this holds for started decodes and batches; `ember_session_rewind` takes the grammar back with
+/// the tokens, `ember_session_fork` copies it, and `ember_session_logits` shows the logits without
+/// it. A session keeps up to 64 MB for its grammar, a model about 300 bytes a token for all of them,
+/// made at the first one.
+///
+/// Errors: `EMBER_GRAMMAR` if the text is not valid, with the place; if no text can meet it; or if it
+/// is too large: more than 1 MiB (64 KiB for an expression), or too expensive. It is told within about a second.
+/// Later decodes may still fail with it if the grammar becomes too complex for a step.
+/// `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` names the argument; `EMBER_UNSUPPORTED` if the
+/// model's tokenizer is not supported or has no end token; `EMBER_BUSY`; `EMBER_DECODE_PENDING`;
+/// `EMBER_OUT_OF_MEMORY`. After each of them the session keeps the grammar that it had.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_session_set_grammar(
+    session: *mut ember_session,
+    kind: u32,
+    text: *const c_char,
+    len: usize,
+    options: *const ember_grammar_options,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        // SAFETY: `text` and `options` are as the header demands.
+        let (text, options) = unsafe { (self::text(text, len, "text")?, read_struct(options)?) };
+        let options = engine_options(&options)?;
+        let kind = match kind {
+            0 if !text.is_empty() => {
+                fail!(InvalidArgument, "len is {len}, but there is no grammar")
+            }
+            0 => return with_session(session, |session| session.clear_grammar()),
+            1 => GrammarKind::JsonSchema,
+            2 => GrammarKind::Regex,
+            3 => GrammarKind::Lark,
+            4 => GrammarKind::Gbnf,
+            n => fail!(
+                InvalidArgument,
+                "kind is {n}, which is no ember_grammar_kind"
+            ),
+        };
+        with_session(session, |session| session.set_grammar(kind, text, &options))
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+fn engine_options(options: &ember_grammar_options) -> Result<GrammarOptions> {
+    let spacing = match options.json_spacing {
+        0 => JsonSpacing::Spaced,
+        1 => JsonSpacing::Compact,
+        2 => JsonSpacing::Free,
+        n => fail!(
+            InvalidArgument,
+            "json_spacing is {n}, which is no ember_json_spacing"
+        ),
+    };
+    Ok(GrammarOptions { spacing })
+}

@@ -1,0 +1,205 @@
+//! Text to a grammar that is ready to follow answers.
+
+use super::{GrammarKind, GrammarOptions, GrammarVocabulary, Matcher};
+use super::{gbnf, limits, schema};
+use crate::error::{Error, Result, Status, fail};
+use crate::panics;
+use llguidance::Logger;
+use llguidance::api::{GrammarInit, TopLevelGrammar};
+use llguidance::earley::Parser;
+use llguidance::earley::perf::ParserPerfCounters;
+use std::fmt::Display;
+use std::sync::Arc;
+
+/// Longest message of llguidance that is passed on, in characters.
+const MAX_MESSAGE: usize = 400;
+
+/// A grammar for the tokens of a model. It belongs to one session: what it learns while it follows
+/// answers (the states of its lexer) is kept for the next ones.
+pub struct Grammar {
+    vocabulary: Arc<GrammarVocabulary>,
+    /// At the beginning of an answer.
+    start: Parser,
+    /// Whether answers are JSON values.
+    is_json: bool,
+}
+
+impl Grammar {
+    /// Makes a grammar. Takes a few milliseconds; hostile texts up to a second and 100 MB.
+    ///
+    /// Errors: `Grammar` if the text is invalid (with the place), if no text can meet it, or if it is
+    /// too large; `OutOfMemory`.
+    pub fn compile(
+        vocabulary: &Arc<GrammarVocabulary>,
+        kind: GrammarKind,
+        text: &str,
+        options: &GrammarOptions,
+    ) -> Result<Grammar> {
+        let limit = match kind {
+            GrammarKind::Regex => limits::MAX_REGEX_BYTES,
+            _ => limits::MAX_TEXT_BYTES,
+        };
+        if text.len() > limit {
+            fail!(
+                Grammar,
+                "grammar: it is too large: {} bytes, {limit} are allowed",
+                text.len()
+            );
+        }
+        // The compiler recurses, and the stack of the caller's thread may be small.
+        let result = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new()
+                .name("ember-grammar".to_owned())
+                .stack_size(limits::STACK_BYTES)
+                .spawn_scoped(scope, || {
+                    panics::catch(|| compile(vocabulary, kind, text, options))
+                });
+            match thread {
+                Ok(thread) => thread
+                    .join()
+                    .unwrap_or_else(|_| fail!(Internal, "a panic left the thread that compiles")),
+                Err(e) => fail!(OutOfMemory, "no thread to compile: {e}"),
+            }
+        });
+        let grammar = result.map_err(|e| match e.status {
+            Status::Grammar => Error::new(e.status, format!("grammar: {}", e.message)),
+            _ => e,
+        })?;
+        Ok(grammar)
+    }
+
+    /// A matcher at the beginning of an answer. The matchers of a grammar share its caches, so one
+    /// thread uses them, one at a time.
+    pub fn matcher(&self) -> Matcher {
+        Matcher::new(self.vocabulary.clone(), self.start.clone(), self.is_json)
+    }
+
+    /// The same grammar for another session, with caches of its own.
+    pub fn duplicate(&self) -> Grammar {
+        Grammar {
+            vocabulary: self.vocabulary.clone(),
+            start: self.start.deep_clone(),
+            is_json: self.is_json,
+        }
+    }
+
+    /// The tokens that it chooses from.
+    pub fn vocabulary(&self) -> &Arc<GrammarVocabulary> {
+        &self.vocabulary
+    }
+}
+
+fn compile(
+    vocabulary: &Arc<GrammarVocabulary>,
+    kind: GrammarKind,
+    text: &str,
+    options: &GrammarOptions,
+) -> Result<Grammar> {
+    let start = match kind {
+        GrammarKind::JsonSchema => {
+            let schema = schema::parse(text)?;
+            let make = |schema| {
+                let schema = schema::with_spacing(schema, options.spacing);
+                parser(vocabulary, TopLevelGrammar::from_json_schema(schema))
+            };
+            match make(schema.clone()) {
+                Ok(parser) => parser,
+                Err(e) => return Err(schema::locate(&schema, e, &|s| make(s).err())),
+            }
+        }
+        GrammarKind::Regex => {
+            check_regex(text)?;
+            // An empty expression would begin a comment.
+            let text = if text.is_empty() { "(?:)" } else { text };
+            parser(vocabulary, TopLevelGrammar::from_regex(text))?
+        }
+        GrammarKind::Lark => {
+            check_lark(text)?;
+            parser(vocabulary, TopLevelGrammar::from_lark(text.to_owned()))?
+        }
+        GrammarKind::Gbnf => {
+            let lark = gbnf::to_lark(text)?;
+            check_lark(&lark)?;
+            parser(vocabulary, TopLevelGrammar::from_lark(lark))?
+        }
+    };
+    let grammar = Grammar {
+        vocabulary: vocabulary.clone(),
+        start,
+        is_json: kind == GrammarKind::JsonSchema,
+    };
+    // Also switches on the limits of the lexer, which all matchers share.
+    let mut mask = vec![0; vocabulary.mask_words()];
+    grammar.matcher().mask(&mut mask)?;
+    Ok(grammar)
+}
+
+/// The parser at the beginning of an answer.
+fn parser(vocabulary: &GrammarVocabulary, grammar: TopLevelGrammar) -> Result<Parser> {
+    let limits = limits::parser_limits();
+    let env = &vocabulary.env;
+    let (rules, spec) = GrammarInit::Serialized(grammar)
+        .to_internal(Some(env.clone()), limits.clone())
+        .map_err(invalid)?;
+    limits::check_expressions(&spec)?;
+    let compiled = GrammarInit::Internal(rules, spec)
+        .to_cgrammar(
+            Some(env.clone()),
+            &mut Logger::new(0, 0),
+            limits.clone(),
+            vocabulary.slicer.extra_lexemes(),
+        )
+        .map_err(invalid)?;
+    let counters = Arc::new(ParserPerfCounters::default());
+    let mut parser = Parser::new(env.clone(), compiled, limits, counters).map_err(invalid)?;
+    limits::check_productive(&mut parser)?;
+    Ok(parser)
+}
+
+/// llguidance's own words, as far as they fit.
+fn invalid(error: impl Display) -> Error {
+    Error::new(Status::Grammar, shorten(error))
+}
+
+fn shorten(message: impl Display) -> String {
+    let message = format!("{message:#}");
+    let mut lines = message.lines().map(str::trim).filter(|l| !l.is_empty());
+    let text = lines.next().unwrap_or("invalid").to_owned();
+    text.chars().take(MAX_MESSAGE).collect()
+}
+
+/// Refuses an invalid regular expression with the place of the fault.
+fn check_regex(text: &str) -> Result<()> {
+    let Err(e) = regex_syntax::Parser::new().parse(text) else {
+        return Ok(());
+    };
+    let (offset, kind) = match &e {
+        regex_syntax::Error::Parse(e) => (e.span().start.offset, e.kind().to_string()),
+        regex_syntax::Error::Translate(e) => (e.span().start.offset, e.kind().to_string()),
+        other => fail!(Grammar, "{}", shorten(other)),
+    };
+    fail!(Grammar, "at byte {offset} of the expression: {kind}")
+}
+
+/// Refuses a Lark grammar that would take the compiler too much stack or time.
+fn check_lark(text: &str) -> Result<()> {
+    // Each level of nesting and each step from rule to rule needs one of these.
+    let levels = text.bytes().filter(|b| b"([{:".contains(b)).count();
+    if levels > limits::MAX_LEVELS {
+        fail!(
+            Grammar,
+            "it is too large: {levels} rules and brackets, {} are allowed",
+            limits::MAX_LEVELS
+        );
+    }
+    const EMBEDDED: &str = "%json";
+    for (at, _) in text.match_indices(EMBEDDED) {
+        let rest = &text[at + EMBEDDED.len()..];
+        let mut values = serde_json::Deserializer::from_str(rest).into_iter();
+        // What is not JSON is an error of the compiler, or in a comment.
+        if let Some(Ok(schema)) = values.next() {
+            schema::check(&schema)?;
+        }
+    }
+    Ok(())
+}
