@@ -164,8 +164,8 @@ fn single_steps() {
         }
         // What the context was before a rewind does not matter.
         let tokens = talk.tokens.clone();
-        talk.runner.truncate(9);
-        talk.runner.extend(&tokens[9..12], &go).unwrap();
+        talk.runner.truncate(11);
+        talk.runner.extend(&tokens[11..12], &go).unwrap();
         talk.tokens.truncate(12);
         talk.pending = false;
         while talk.tokens.len() < tokens.len() {

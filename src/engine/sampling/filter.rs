@@ -28,28 +28,35 @@ pub fn candidate((&value, id): (&f32, u32)) -> Candidate {
 ///
 /// Errors: `Numeric` for NaN and plus infinity; `InvalidArgument` for no logits.
 pub fn largest(logits: &[f32]) -> Result<Candidate> {
-    let mut best = Candidate {
-        value: f32::NEG_INFINITY,
-        id: 0,
-    };
-    let mut nan = false;
-    for (&value, id) in logits.iter().zip(0..) {
-        nan |= value.is_nan();
-        if value > best.value {
-            best = Candidate { value, id };
-        }
-    }
-    if nan {
+    let Some(value) = peak(logits) else {
         let id = logits.iter().position(|v| v.is_nan()).unwrap_or(0);
         fail!(Numeric, "the logit of token {id} is not a number");
-    }
-    if logits.is_empty() {
+    };
+    let Some(id) = logits.iter().position(|v| *v == value) else {
         fail!(InvalidArgument, "no logits to choose from");
+    };
+    if value == f32::INFINITY {
+        fail!(Numeric, "the logit of token {id} is infinite");
     }
-    if best.value == f32::INFINITY {
-        fail!(Numeric, "the logit of token {} is infinite", best.id);
+    let id = id as u32;
+    Ok(Candidate { value, id })
+}
+
+/// The largest of these, `None` if one is NaN.
+fn peak(logits: &[f32]) -> Option<f32> {
+    const LANES: usize = 16;
+    let (mut most, mut nan) = ([f32::NEG_INFINITY; LANES], [false; LANES]);
+    let mut take = |lane: usize, v: f32| {
+        most[lane] = if v > most[lane] { v } else { most[lane] };
+        nan[lane] |= v.is_nan();
+    };
+    let (whole, rest) = logits.as_chunks::<LANES>();
+    for chunk in whole {
+        (0..LANES).for_each(|lane| take(lane, chunk[lane]));
     }
-    Ok(best)
+    rest.iter().enumerate().for_each(|(lane, &v)| take(lane, v));
+    let number = !nan.contains(&true);
+    number.then(|| most.into_iter().fold(f32::NEG_INFINITY, f32::max))
 }
 
 /// How far a logit is below another one, which is finite.
@@ -64,12 +71,9 @@ pub fn keep<'a>(
     settings: &Sampling,
     kept: &'a mut Vec<Candidate>,
 ) -> &'a [Candidate] {
-    kept.clear();
-    kept.extend(logits.iter().zip(0..).map(candidate));
-    let k = settings.top_k as usize;
-    if k > 0 && k < kept.len() {
-        kept.select_nth_unstable_by(k - 1, rank);
-        kept.truncate(k);
+    match settings.top_k as usize {
+        0 => collect(logits, f32::NEG_INFINITY, kept),
+        k => first(logits, k, kept),
     }
     let mut top = best.value;
     if settings.typical_p < 1.0 {
@@ -100,6 +104,36 @@ pub fn keep<'a>(
         kept.sort_unstable_by_key(|c| c.id);
     }
     kept
+}
+
+/// The candidates of all logits that are at least `least`.
+fn collect(logits: &[f32], least: f32, candidates: &mut Vec<Candidate>) {
+    let all = logits.iter().zip(0..);
+    candidates.clear();
+    candidates.extend(all.filter(|(v, _)| **v >= least).map(candidate));
+}
+
+/// The first `k` of the ranking, in no order.
+pub fn first(logits: &[f32], k: usize, candidates: &mut Vec<Candidate>) {
+    const GROUPS: usize = 1024;
+    let mut least = f32::NEG_INFINITY;
+    if k > 0 && k <= GROUPS / 4 && logits.len() >= 8 * GROUPS {
+        // At least k tokens reach the k-th largest of the groups' largest, and not many more.
+        let mut peaks = [f32::NEG_INFINITY; GROUPS];
+        let groups = logits.chunks(logits.len().div_ceil(GROUPS));
+        for (top, group) in peaks.iter_mut().zip(groups) {
+            *top = peak(group).unwrap_or(f32::NEG_INFINITY);
+        }
+        peaks.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+        least = peaks[k - 1];
+    }
+    collect(logits, least, candidates);
+    if k < candidates.len() {
+        if k > 0 {
+            candidates.select_nth_unstable_by(k - 1, rank);
+        }
+        candidates.truncate(k);
+    }
 }
 
 /// Keeps the shortest start in this order whose weights sum to `wanted`.

@@ -1,6 +1,6 @@
 //! Log-probabilities of a choice.
 
-use super::filter::{Candidate, candidate, largest, rank};
+use super::filter::{Candidate, first, largest, rank};
 use super::{Scratch, fixed};
 use crate::error::Result;
 use arrayvec::ArrayVec;
@@ -30,12 +30,7 @@ impl Logprobs {
             .sum();
         let n = (n as usize).min(MAX_LOGPROBS).min(logits.len());
         let candidates = &mut scratch.candidates;
-        candidates.clear();
-        candidates.extend(logits.iter().zip(0..).map(candidate));
-        if n < candidates.len() && n > 0 {
-            candidates.select_nth_unstable_by(n - 1, rank);
-        }
-        candidates.truncate(n);
+        first(logits, n, candidates);
         candidates.sort_unstable_by(rank);
         Ok(Logprobs::from_parts(
             best,
