@@ -30,6 +30,8 @@ Measurement:
   --gen N            tokens decoded per measurement (default 64)
   --reps N           repetitions; median, least and greatest are shown (default 3)
   --kv f16|f32|q8_0  type of the KV cache (default f16; f32 is for CPUs, q8_0 for GPUs)
+  --grammar json     decode under a JSON schema, too: an endless list of texts (needs a model with a
+                     tokenizer)
   --profile          show where the time of a token goes, at every depth
   --bandwidth-mib N  size of the buffer with which this machine's memory bandwidth is measured
                      (default 1024; it must be far larger than the caches)
@@ -110,6 +112,8 @@ pub struct Args {
     pub reps: usize,
     /// KV cache.
     pub kv: Kv,
+    /// Decode under a grammar, too.
+    pub grammar: bool,
     /// Profile the decodes.
     pub profile: bool,
     /// Buffer of the bandwidth measurement.
@@ -154,6 +158,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut generate = 64;
     let mut reps = 3;
     let mut kv = Kv::F16;
+    let mut grammar = false;
     let mut profile = false;
     let mut bandwidth_mib = 1024;
     let mut json = None;
@@ -187,6 +192,10 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
                     other => return Err(format!("--kv is f16, f32 or q8_0, not {other:?}").into()),
                 }
             }
+            Long("grammar") => match parser.value()?.string()?.as_str() {
+                "json" => grammar = true,
+                other => return Err(format!("--grammar is json, not {other:?}").into()),
+            },
             Long("profile") => profile = true,
             Long("bandwidth-mib") => {
                 bandwidth_mib = number(&mut parser, "--bandwidth-mib", 1, 1 << 20)?;
@@ -231,6 +240,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         generate,
         reps,
         kv,
+        grammar,
         profile,
         bandwidth_bytes: bandwidth_mib << 20,
         json,
@@ -311,6 +321,7 @@ mod tests {
             ("a.gguf --reps 0", "--reps"),
             ("a.gguf --prompt 5,x", "--prompt"),
             ("a.gguf --kv q8", "--kv"),
+            ("a.gguf --grammar xml", "--grammar"),
             ("a.gguf --speed", "--speed"),
             ("a.gguf --threads", "--threads"),
         ] {
