@@ -63,7 +63,7 @@ else
 endif
 
 .PHONY: all lib demo test test-rust test-c test-examples valgrind install uninstall header check-header \
-        check-symbols bench nvcc gpu-bundle fuzz fmt lint clean help
+        check-symbols bench convert nvcc gpu-bundle fuzz fmt lint clean help
 
 all: lib
 
@@ -75,6 +75,7 @@ help:
 	@echo "make header          generate include/emberlm.h anew; make check-header compares only"
 	@echo "make check-symbols   the shared library exports what the header declares and nothing else"
 	@echo "make bench           ember-bench on $(MODEL) (ARGS='--shape llama-3.2-1b --quant q4_k_m')"
+	@echo "make convert         ember-convert (ARGS='INPUT OUTPUT.gguf --type q4_k_m')"
 	@echo "make gpu-bundle      GPU tests, library and ember-bench in $(TARGET_DIR)/gpu-bundle, for a machine with a GPU"
 	@echo "make nvcc            fetch the compiler of the GPU kernels into target/nvcc; done by itself where there is none"
 	@echo "                     (CPU_ONLY=1 with any target leaves the GPU kernels out)"
@@ -100,7 +101,7 @@ test: test-rust test-c test-examples valgrind
 
 # Tests that are marked `ignore` need the original models, which lie beside a developer's checkout.
 test-rust: $(KERNELS)
-	$(CARGO) test $(FEATURES) $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
+	$(CARGO) test $(FEATURES) --features tools $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
 
 test-c: lib $(C_TESTS)
 	@set -e; for t in $(C_TESTS); do echo "C test $${t##*/}"; $$t $(MODEL); done
@@ -191,6 +192,10 @@ check-symbols: lib
 bench: $(KERNELS)
 	$(CARGO) build --release $(FEATURES) --features bench --bin ember-bench
 	$(LIB_OUT)/ember-bench $(or $(ARGS),$(MODEL))
+
+convert:
+	$(CARGO) build --release --no-default-features --features tools --bin ember-convert
+	$(LIB_OUT)/ember-convert $(ARGS)
 
 # Everything to test and measure on a machine with a GPU and without Rust: copy the folder there and
 # run run.sh (tests, then the tests under compute-sanitizer with "run.sh sanitize").

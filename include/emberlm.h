@@ -573,8 +573,9 @@ typedef uint32_t ember_text_stream_flags;
  *
  * If the last n tokens of the context occur earlier in the window, n being the largest such number,
  * then the token that followed them there gets minus `multiplier * base^(n - allowed_length)`, if n
- * is at least `allowed_length`. The n tokens hold no sequence breaker, and a token that is one by
- * itself gets no penalty. The penalty is computed in double precision and at most the largest `f32`.
+ * is at least `allowed_length`. Only tokens behind the last sequence breaker of the window count
+ * among the n, and a token that is a breaker by itself gets no penalty. The penalty is computed in
+ * double precision and at most the largest `f32`.
  */
 typedef struct Dry Dry;
 
@@ -801,13 +802,183 @@ typedef struct ember_model_details {
 } ember_model_details;
 
 /**
+ * What is added to the logit of a token. A C array of these is `ember_sampling_options.logit_bias`.
+ */
+typedef struct ember_logit_bias {
+    /**
+     * The token's id.
+     */
+    uint32_t token;
+    /**
+     * Any number but NaN and plus infinity; minus infinity bans the token.
+     */
+    float bias;
+} ember_logit_bias;
+
+/**
+ * Something that ends repetitions, for `ember_sampling_options.dry_breakers`: a text, or a sequence
+ * of tokens, the other being NULL.
+ */
+typedef struct ember_dry_breaker {
+    /**
+     * UTF-8 of 1 to 64 bytes, or NULL. Stands for every token that contains it, and for every
+     * sequence of a token that ends with its beginning and the tokens of the rest.
+     */
+    const char *text;
+    /**
+     * Length of `text` in bytes.
+     */
+    size_t text_len;
+    /**
+     * Token ids, or NULL.
+     */
+    const uint32_t *tokens;
+    /**
+     * Number of `tokens`.
+     */
+    size_t token_count;
+} ember_dry_breaker;
+
+/**
+ * How the next token is chosen. Zero in every field but `struct_size` means the default, which is
+ * to take the most probable token.
+ *
+ * The stages, in this order:
+ *
+ * 1. `logit_bias` is added to the model's logits.
+ * 2. Tokens among the last `penalty_window` tokens of the context, prompt and output, are penalized:
+ *    a positive logit is divided by `repeat_penalty`, another one multiplied by it; then
+ *    `frequency_penalty` times the number of occurrences is taken from it, then `presence_penalty`.
+ * 3. DRY: tokens that would lengthen a repetition are penalized, see `dry_multiplier`.
+ * 4. Tokens that are banned, or not among the forced ones, cannot be chosen.
+ * 5. A `temperature` of 0 takes the largest logit (of equal ones the smaller id) and ends here.
+ * 6. `top_k` keeps the tokens of the k largest logits.
+ * 7. `typical_p` keeps those whose surprise, minus the logarithm of their probability, is closest
+ *    to the entropy, until their probabilities sum to it.
+ * 8. `top_p` keeps the most probable ones, until their probabilities sum to it.
+ * 9. `min_p` keeps those with at least that share of the largest probability that is left.
+ * 10. One of what is left is drawn, in proportion to `exp(logit / temperature)`.
+ *
+ * Each of stages 6 to 9 looks at the probabilities of what the one before left (softmax at
+ * temperature 1), and leaves one token at least. The choice depends on nothing but the logits, these
+ * settings, the tokens of the context and the position, so rewinding and decoding again gives the
+ * same tokens. Sums are exact, so that every device makes the same choice from the same logits.
+ */
+typedef struct ember_sampling_options {
+    /**
+     * `sizeof(ember_sampling_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * Keep only this many of the best tokens; 0 keeps all.
+     */
+    uint32_t top_k;
+    /**
+     * 0 always takes the best token (greedy); 1 follows the model's probabilities.
+     */
+    float temperature;
+    /**
+     * Keep the best tokens that reach this probability together; 0 and 1 keep all.
+     */
+    float top_p;
+    /**
+     * Keep tokens of at least this share of the best token's probability; 0 keeps all.
+     */
+    float min_p;
+    /**
+     * Keep the most typical tokens that reach this probability together; 0 and 1 keep all.
+     */
+    float typical_p;
+    /**
+     * How many of the last tokens the three penalties look at; 0 means 64, `UINT32_MAX` the whole
+     * context.
+     */
+    uint32_t penalty_window;
+    /**
+     * More than 1 makes repetitions less probable; 0 and 1 are off.
+     */
+    float repeat_penalty;
+    /**
+     * Taken once from tokens that occur; 0 is off; less than 0 favours them.
+     */
+    float presence_penalty;
+    /**
+     * Taken from tokens as often as they occur; 0 is off; less than 0 favours them.
+     */
+    float frequency_penalty;
+    /**
+     * DRY ("don't repeat yourself"): if the last n tokens occur earlier in the window, n being the
+     * largest such number, not beyond a breaker, and at least `dry_allowed_length`, then
+     * `dry_multiplier * dry_base^(n - dry_allowed_length)` is taken from the token that followed them
+     * there. 0 is off.
+     */
+    float dry_multiplier;
+    /**
+     * 1 or more; 0 means 1.75.
+     */
+    float dry_base;
+    /**
+     * 0 means 2.
+     */
+    uint32_t dry_allowed_length;
+    /**
+     * How many of the last tokens DRY looks at; 0 means the whole context.
+     */
+    uint32_t dry_window;
+    /**
+     * Without `dry_breakers`, a line end, a colon, a double quote and an asterisk are breakers; 1
+     * means that there are none then. Models without a tokenizer have none of their own.
+     */
+    uint32_t dry_no_breakers;
+    /**
+     * How many of the most probable tokens `ember_session_logprobs` is to tell after each decode, up
+     * to 64, besides the chosen one; 0 tells nothing.
+     */
+    uint32_t logprobs;
+    /**
+     * Seed of the draws. 0 is a seed like any other.
+     */
+    uint64_t seed;
+    /**
+     * What to add to the logits of single tokens; a token that is there twice gets the sum.
+     */
+    const struct ember_logit_bias *logit_bias;
+    /**
+     * Number of elements.
+     */
+    size_t logit_bias_count;
+    /**
+     * Ids of tokens that are never chosen.
+     */
+    const uint32_t *banned;
+    /**
+     * Number of ids.
+     */
+    size_t banned_count;
+    /**
+     * If there are any, only these tokens are chosen (unless they are banned): one alone is forced.
+     */
+    const uint32_t *forced;
+    /**
+     * Number of ids.
+     */
+    size_t forced_count;
+    /**
+     * Sequences that no repetition goes beyond. A token that is a breaker by itself is not
+     * penalized.
+     */
+    const struct ember_dry_breaker *dry_breakers;
+    /**
+     * Number of elements.
+     */
+    size_t dry_breaker_count;
+} ember_sampling_options;
+
+/**
  * How to make a session. Zero in every field but `struct_size` means the default.
  *
- * Sampling ranks the tokens by logit, keeps the first `top_k`, of these the shortest start whose
- * probabilities (temperature 1) reach `top_p`, of these the ones with at least `min_p` times the
- * probability of the first, and draws from what is left at `temperature`. The draw depends on
- * nothing but the logits, these settings and the position, so rewinding and decoding again gives
- * the same tokens.
+ * `top_k`, `temperature`, `top_p`, `min_p` and `seed` are those of `ember_sampling_options`, which has
+ * more of them and says in which order they work.
  */
 typedef struct ember_session_options {
     /**
@@ -856,6 +1027,10 @@ typedef struct ember_session_options {
      * Must be 0.
      */
     uint32_t reserved2;
+    /**
+     * How tokens are chosen, or NULL: then the five fields above say it. With it, they must be 0.
+     */
+    const struct ember_sampling_options *sampling;
 } ember_session_options;
 
 /**
@@ -1121,7 +1296,10 @@ ember_status ember_device_count(uint32_t *count, struct ember_error *err);
 ember_status ember_device_info(uint32_t index, struct ember_device *out, struct ember_error *err);
 
 /**
- * Loads a GGUF file. For a split model, `path` names its first file. `path` is UTF-8 of `path_len`
+ * Loads a GGUF file or a Hugging Face folder. For a split model, `path` names its first file. A
+ * folder (`config.json`, `model.safetensors` or its index with shards, `tokenizer.json`, the chat
+ * template) is named itself, or by its `config.json` or a safetensors file in it; its weights are
+ * F32, F16, BF16, MXFP4 or 8-bit floats (E4M3) with scales, which become F16. `path` is UTF-8 of `path_len`
  * bytes and needs no NUL at its end. `options` may be NULL for the defaults. The new handle is
  * written to `out` and has to be freed with `ember_model_free`. The file must stay unchanged while
  * the model lives, because it is mapped and not copied. Any thread may call it; loads run side by
@@ -1157,6 +1335,37 @@ ember_status ember_model_info(const struct ember_model *model,
  * Errors: `EMBER_INVALID_HANDLE`.
  */
 ember_status ember_model_free(struct ember_model *model);
+
+/**
+ * Changes how the session's next tokens are chosen; everything else stays. NULL means the defaults.
+ * The arrays are copied.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_INVALID_TOKEN` names the list and the
+ * token; `EMBER_UNSUPPORTED` for a breaker of text if the model has no tokenizer; `EMBER_BUSY`;
+ * `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the settings are as before.
+ */
+ember_status ember_session_set_sampling(struct ember_session *session,
+                                        const struct ember_sampling_options *options,
+                                        struct ember_error *err);
+
+/**
+ * Tells how probable the model held the token that the last decode returned (`ember_decode`,
+ * `ember_decode_poll`, `ember_decode_batch`), and the most probable ones, as many as
+ * `ember_sampling_options.logprobs` says, the most probable first. All are natural logarithms of
+ * probabilities by the model's own logits at temperature 1, before any option changes or filters
+ * them. `chosen` gets that of the token; the ids go to `tokens` and theirs to `logprobs`, both with
+ * room for `capacity`, and their number to `count`.
+ *
+ * Errors: `EMBER_NOTHING_PENDING` if no token was decoded yet, or the options of the last one did
+ * not ask for it; `EMBER_BUFFER_TOO_SMALL`; `EMBER_BUSY`.
+ */
+ember_status ember_session_logprobs(struct ember_session *session,
+                                    float *chosen,
+                                    uint32_t *tokens,
+                                    float *logprobs,
+                                    size_t capacity,
+                                    size_t *count,
+                                    struct ember_error *err);
 
 /**
  * Makes a session with an empty context. `options` may be NULL for the defaults. All memory that

@@ -10,7 +10,7 @@ struct Settings {
     uint64_t seed;
     uint64_t bias;              // address of a float per token, or NULL
     uint64_t single_breakers;   // address of a bit per token, or NULL
-    uint64_t breakers;          // address of longer sequences, each its length and its tokens, then 0; or NULL
+    uint64_t breakers;          // address of longer ones, packed as sampling.rs says; or NULL
     float temperature;
     uint32_t top_k;
     float top_p;

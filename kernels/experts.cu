@@ -26,13 +26,20 @@ struct RouteArgs {
 };
 static_assert(sizeof(RouteArgs) == 64, "as in args.rs");
 
-// Grid (rows), a warp each.
-extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ RouteArgs a) {
-    __shared__ float keys[MAX_EXPERTS];
-    const uint32_t lane = threadIdx.x, n = a.n_experts;
-    release_dependents();
-    wait_for_producers();
-    const float* scores = a.scores + (uint64_t)blockIdx.x * a.score_stride;
+// What a warp needs to choose experts.
+struct RouteMemory {
+    float scores[MAX_EXPERTS + 1];
+    float keys[MAX_EXPERTS];
+};
+
+// Chooses the experts of a row, by a warp.
+__device__ __forceinline__ void route_row(const RouteArgs& a, uint32_t row, RouteMemory& memory) {
+    const uint32_t lane = threadIdx.x & 31, n = a.n_experts;
+    float* const scores = memory.scores;
+    float* const keys = memory.keys;
+    // Past the first cache, for other multiprocessors may have written them just now.
+    for (uint32_t i = lane; i < a.score_stride; i += 32) scores[i] = __ldcg(a.scores + (uint64_t)row * a.score_stride + i);
+    __syncwarp();
     float largest = -INFINITY;
     bool broken = false;
     for (uint32_t i = lane; i < n; i += 32) {
@@ -84,8 +91,8 @@ extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ R
         if (sum == 0.0f) sum = 1.0f;  // weights that are all zero stay so
     }
     const float factor = a.weight_scale / sum;
-    uint32_t* chosen = a.chosen + (uint64_t)blockIdx.x * a.n_used;
-    float* weights = a.weights + (uint64_t)blockIdx.x * (a.n_used + 1);
+    uint32_t* chosen = a.chosen + (uint64_t)row * a.n_used;
+    float* weights = a.weights + (uint64_t)row * (a.n_used + 1);
     uint32_t before = 0;
     for (uint32_t first = 0; first < n; first += 32) {
         const uint32_t i = first + lane;
@@ -99,6 +106,89 @@ extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ R
         before += __popc(mask);
     }
     if (lane == 0) weights[a.n_used] = a.shared == SHARED_WITH_SCORE ? 1.0f / (1.0f + expf(-scores[n])) : 1.0f;
+}
+
+// Grid (rows), a warp each.
+extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ RouteArgs a) {
+    __shared__ RouteMemory memory;
+    release_dependents();
+    wait_for_producers();
+    route_row(a, blockIdx.x, memory);
+}
+
+// Rows of one type of a router.
+struct RouterPart {
+    const uint8_t* matrix;  // records
+    const float* bias;      // [rows] or NULL
+    uint32_t type;
+    uint32_t rows;
+};
+
+struct StepRouteArgs {
+    RouteArgs route;
+    RouterPart parts[2];  // one below the other
+    const float* x;       // [rows][groups * 32]
+    uint32_t* tickets;    // [rows], zeros before and after
+    uint32_t groups;
+    uint32_t n_parts;
+};
+static_assert(sizeof(StepRouteArgs) == 136, "as in args.rs");
+
+constexpr int ROUTE_WARPS = 8;
+
+// The product of a router's row with a row of input, by a warp, in the order of additions of matvec.cuh.
+__device__ __forceinline__ float score(const RouterPart& p, uint32_t r, const float* x, uint32_t groups) {
+    const uint32_t lane = threadIdx.x & 31;
+    float total = 0.0f;
+    for_type(p.type, [&]<uint32_t T>() {
+        const Slices c = slices_of(T, groups);
+        for (uint32_t s = 0; s < c.count; s++) {
+            const uint32_t n = s + 1 == c.count ? c.last : c.full;
+            float sum = 0.0f;
+            if (lane < n) {
+                float w[32];
+                group_values<T>(p.matrix + slice_offset(T, c, s, p.rows) + (uint64_t)r * record_bytes(T, n), lane, n, w);
+                const float4* from = (const float4*)x + ((uint64_t)s * c.full + lane) * 8;
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    const float4 v = from[j];
+                    sum = __fmaf_rn(w[4 * j], v.x, sum);
+                    sum = __fmaf_rn(w[4 * j + 1], v.y, sum);
+                    sum = __fmaf_rn(w[4 * j + 2], v.z, sum);
+                    sum = __fmaf_rn(w[4 * j + 3], v.w, sum);
+                }
+            }
+            sum = warp_sum(sum);
+            total = s == 0 ? sum : __fadd_rn(total, sum);
+        }
+    });
+    return p.bias ? __fadd_rn(total, p.bias[r]) : total;
+}
+
+// Scores and experts of a step's few rows. Grid (score_stride / ROUTE_WARPS rounded up, rows): a warp
+// takes a score, and the block that is last chooses.
+extern "C" __global__ void __launch_bounds__(ROUTE_WARPS * 32) step_route(const __grid_constant__ StepRouteArgs a) {
+    __shared__ RouteMemory memory;
+    __shared__ bool is_last;
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.y;
+    release_dependents();
+    wait_for_producers();
+    uint32_t r = blockIdx.x * ROUTE_WARPS + warp;
+    const uint32_t to = r;
+    const bool second = a.n_parts > 1 && r >= a.parts[0].rows;
+    if (second) r -= a.parts[0].rows;
+    if (to < a.route.score_stride) {
+        const float s = score(a.parts[second], r, a.x + (uint64_t)row * a.groups * 32, a.groups);
+        if (lane == 0) ((float*)a.route.scores)[(uint64_t)row * a.route.score_stride + to] = s;
+    }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(a.tickets + row, 1) == gridDim.x - 1;
+    __syncthreads();
+    if (!is_last) return;
+    if (threadIdx.x == 0) a.tickets[row] = 0;
+    __threadfence();
+    if (warp == 0) route_row(a.route, row, memory);
 }
 
 struct ScoreArgs {

@@ -6,7 +6,7 @@
 #include "mma.cuh"
 
 struct Tile {
-    static constexpr int M = TILE_ROWS, N = TILE_ROWS, K = TILE_K, STAGES = 3, THREADS = 256;
+    static constexpr int M = TILE_ROWS, N = TILE_ROWS, K = TILE_K, STAGES = MATMUL_STAGES, THREADS = 256;
     static constexpr int WARP_M = 64, WARP_N = 32;  // 2 x 4 warps
     static constexpr int STAGE_BYTES = (M + N) * K * 2;
     static_assert(M / WARP_M * (N / WARP_N) * 32 == THREADS);

@@ -8,6 +8,13 @@
 #pragma once
 #include "common.cuh"
 
+// Stages of two tiles in shared memory: as many as it holds, up to three.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int MATMUL_STAGES = 2;
+#else
+constexpr int MATMUL_STAGES = 3;
+#endif
+
 constexpr uint32_t TILE_ROWS = 128, TILE_K = 64, TILE_BYTES = TILE_ROWS * TILE_K * 2;
 
 __host__ __device__ constexpr uint32_t tiles_of(uint32_t length, uint32_t tile) { return (length + tile - 1) / tile; }

@@ -25,7 +25,7 @@ struct ExpertMatmulArgs {
 static_assert(sizeof(ExpertMatmulArgs) == 96, "as in args.rs");
 
 struct Tile {
-    static constexpr int M = TILE_ROWS, N = TILE_ROWS, K = TILE_K, STAGES = 3, THREADS = 256;
+    static constexpr int M = TILE_ROWS, N = TILE_ROWS, K = TILE_K, STAGES = MATMUL_STAGES, THREADS = 256;
     static constexpr int WARP_M = 64, WARP_N = 32;     // 2 x 4 warps
     static constexpr int STAGE_BYTES = (M + N) * K * 2;
     static constexpr int PIECES = K / 8;               // of 16 bytes, in a row

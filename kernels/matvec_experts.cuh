@@ -2,11 +2,14 @@
 // all experts lie one below the other as one matrix, of which a block reads rows of the expert that its
 // pair chose. Sums are those of matvec.cuh.
 #pragma once
+#include "activation.cuh"
 #include "matvec.cuh"
+#include "quantize.cuh"
 
 struct ExpertMatvecArgs {
     Segment segments[2];     // of all experts; blocks: that share one expert's rows
     const uint32_t* chosen;  // [pairs]
+    const uint32_t* order;   // [pairs], or NULL: pairs sorted by expert, so that those of one meet in the cache
     const int8_t* q8;        // [inputs][groups * 32]
     const float* q8_scale;   // [inputs][groups]
     const float* f32;        // [inputs][groups * 32], for segments of float types
@@ -17,19 +20,53 @@ struct ExpertMatvecArgs {
     uint32_t pairs_per_input;  // consecutive pairs that read the same input row
     uint32_t n_experts;
     uint32_t chunk_rows;       // rows that a block sums at a time: bounds its shared memory
+    const float* inner;        // NULL, or [pairs][2 * len]: gates, then ups, whose activation is the input
+    uint32_t len;
+    Activation activation;
 };
-static_assert(sizeof(ExpertMatvecArgs) == 144, "as in args.rs");
+static_assert(sizeof(ExpertMatvecArgs) == 176, "as in args.rs");
+
+// Bytes of a block's own input.
+__host__ __device__ constexpr uint32_t input_bytes(uint32_t type, uint32_t groups) {
+    return (groups * (is_float(type) ? 128 : 36) + 127) / 128 * 128;
+}
+
+// The activation of a pair's inner values, in shared memory: every block makes it for itself, which
+// takes less than another kernel. Elements beyond `len` are zeros.
+template <uint32_t T> __device__ __forceinline__ void own_input(const ExpertMatvecArgs& a, uint32_t pair, uint8_t* to, MatvecArgs& m) {
+    const float* gate = a.inner + (uint64_t)pair * 2 * a.len;
+    const float* up = gate + a.len;
+    const uint32_t width = a.groups * 32, lane = threadIdx.x & 31;
+    for (uint32_t base = (threadIdx.x & ~31u) * 4; base < width; base += WARPS * 128) {
+        const uint32_t at = base + lane * 4;
+        float v[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) v[j] = at + j < a.len ? gated(a.activation, gate[at + j], up[at + j]) : 0.0f;
+        if constexpr (is_float(T)) {
+            if (at < width) *(float4*)(to + at * 4) = make_float4(v[0], v[1], v[2], v[3]);
+        } else {
+            const PackedValues p = pack_q8(v);
+            if (at < width) *(uint32_t*)(to + at) = p.q;
+            if (at < width && lane % 8 == 0) *(float*)(to + width + at / 32 * 4) = p.scale;
+        }
+    }
+    __syncthreads();
+    m.f32 = (const float*)to;
+    m.q8 = (const int8_t*)to;
+    m.q8_scale = (const float*)(to + width);
+}
 
 // Grid (blocks of all segments, pairs).
 template <uint32_t T> __device__ __forceinline__ void matvec_experts_body(const ExpertMatvecArgs& a) {
     extern __shared__ __align__(128) uint8_t shared[];
-    float* part = (float*)shared;
     release_dependents();
-    const uint32_t i = a.n_segments > 1 && blockIdx.x >= a.segments[1].first_block, pair = blockIdx.y;
+    const uint32_t i = a.n_segments > 1 && blockIdx.x >= a.segments[1].first_block;
     const Segment& s = a.segments[i];
     const uint32_t block = blockIdx.x - s.first_block, each = s.rows / a.n_experts;
     const uint32_t begin = each * (uint64_t)block / s.blocks, end = each * (uint64_t)(block + 1) / s.blocks;
     const uint32_t n_slices = slices_of(T, a.groups).count;
+    wait_for_producers();
+    const uint32_t pair = a.order ? a.order[blockIdx.y] : blockIdx.y;
     MatvecArgs m;
     const uint64_t input = pair / a.pairs_per_input;
     m.q8 = a.q8 + input * a.groups * 32;
@@ -37,7 +74,11 @@ template <uint32_t T> __device__ __forceinline__ void matvec_experts_body(const 
     m.f32 = a.f32 + input * a.groups * 32;
     m.groups = a.groups;
     m.batch = 1;
-    wait_for_producers();
+    float* part = (float*)shared;
+    if (a.inner) {
+        own_input<T>(a, pair, shared, m);
+        part = (float*)(shared + input_bytes(T, a.groups));
+    }
     // The host's experts are below n_experts; nothing is read out of bounds whatever the memory holds.
     const uint32_t first = min(a.chosen[pair], a.n_experts - 1) * each;
     bool awaited = true;

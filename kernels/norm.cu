@@ -4,6 +4,7 @@
 #include "activation.cuh"
 #include "matmul.cuh"
 #include "norm.cuh"
+#include "quantize.cuh"
 
 enum Source : uint32_t {
     COPY = 0,       // x[i]
@@ -40,22 +41,10 @@ __device__ __forceinline__ float value(const ProduceArgs& a, const float* x, uin
 
 // Four values as int8 with one scale for the 8 lanes of a group.
 __device__ __forceinline__ void store_q8(const ProduceArgs& a, const float* v, uint64_t at, uint64_t group, bool inside) {
-    float largest = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
-#pragma unroll
-    for (int o = 1; o < 8; o <<= 1) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
-    // A value that is not a number must reach the logits, so it must reach the scale.
-    bool bad = !(v[0] == v[0] && v[1] == v[1] && v[2] == v[2] && v[3] == v[3]) || largest > 3.4e38f;
-    bad = __ballot_sync(~0u, bad) >> (threadIdx.x & 24) & 0xff;
-    float d = __fmul_rn(largest, 1.0f / 127.0f), id = largest > 0.0f ? 127.0f / largest : 0.0f;
+    const PackedValues p = pack_q8(v);
     if (!inside) return;
-    uint32_t packed = 0;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        int q = bad ? 1 : max(-127, min(127, __float2int_rn(__fmul_rn(v[j], id))));
-        packed |= (uint32_t)(q & 0xff) << 8 * j;
-    }
-    *(uint32_t*)(a.q8 + at) = packed;
-    if ((threadIdx.x & 7) == 0) a.q8_scale[group] = bad ? NAN : d;
+    *(uint32_t*)(a.q8 + at) = p.q;
+    if ((threadIdx.x & 7) == 0) a.q8_scale[group] = p.scale;
 }
 
 // A norm whose row fits the block's registers: weights are loaded before the row is there.

@@ -2,27 +2,17 @@
 #include "sample.cuh"
 
 // The length of the longest sequence breaker that `tokens` (of `n`) start with, or 0.
-__device__ uint32_t breaker_at(const Settings& s, const uint32_t* tokens, uint32_t n) {
-    uint32_t longest = 0;
-    const uint32_t* single = (const uint32_t*)s.single_breakers;
-    if (single && single[tokens[0] / 32] >> (tokens[0] % 32) & 1) longest = 1;
-    const uint32_t* breaker = (const uint32_t*)s.breakers;
-    if (!breaker) return longest;
-    for (; breaker[0]; breaker += 1 + breaker[0]) {
+__device__ uint32_t breaker_at(const Settings& s, uint32_t n_vocab, const uint32_t* tokens, uint32_t n) {
+    const uint32_t *single = (const uint32_t*)s.single_breakers, *longer = (const uint32_t*)s.breakers;
+    const uint32_t head = tokens[0], word = head / 32, bit = head % 32;
+    uint32_t longest = single && single[word] >> bit & 1;
+    if (!longer || !(longer[1 + word] >> bit & 1)) return longest;
+    for (const uint32_t* breaker = longer + 1 + (n_vocab + 31) / 32; breaker[0]; breaker += 1 + breaker[0]) {
         uint32_t length = breaker[0], same = 0;
         if (length > n) continue;
         while (same < length && breaker[1 + same] == tokens[same]) same++;
         if (same == length) longest = max(longest, length);
     }
-    return longest;
-}
-
-// The length of the longest breaker that there is.
-__device__ uint32_t longest_breaker(const Settings& s) {
-    uint32_t longest = 1;
-    const uint32_t* breaker = (const uint32_t*)s.breakers;
-    if (breaker)
-        for (; breaker[0]; breaker += 1 + breaker[0]) longest = max(longest, breaker[0]);
     return longest;
 }
 
@@ -51,10 +41,10 @@ extern "C" __global__ void __launch_bounds__(1024) penalize(const __grid_constan
     if (!(s.dry_multiplier > 0.0f) || n == 0) return;
     const uint32_t start = n - min(n, s.dry_window);
     // Where the last breaker ends, as far as that can shorten a repetition that counts.
-    const uint64_t reach = (uint64_t)s.dry_longest + longest_breaker(s);
+    const uint64_t reach = (uint64_t)s.dry_longest + (s.breakers ? *(const uint32_t*)s.breakers : 1);
     const uint32_t from = max((uint64_t)start, n > reach ? n - reach : 0);
     for (uint32_t i = from + threadIdx.x; i < n; i += blockDim.x) {
-        uint32_t length = breaker_at(s, history + i, n - i);
+        uint32_t length = breaker_at(s, a.n_vocab, history + i, n - i);
         if (length) atomicMax(&broken, i + length);
     }
     __syncthreads();

@@ -57,7 +57,8 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_model_details, quantization), 96);
     assert_eq!(offset_of!(ember_model_details, name), 128);
 
-    assert_eq!(size_of::<ember_session_options>(), 48);
+    assert_eq!(size_of::<ember_session_options>(), 48 + pointer);
+    assert_eq!(offset_of!(ember_session_options, sampling), 48);
     assert_eq!(offset_of!(ember_session_options, context), 4);
     assert_eq!(offset_of!(ember_session_options, kv_type), 8);
     assert_eq!(offset_of!(ember_session_options, top_k), 12);
@@ -69,6 +70,35 @@ fn layouts_stay() {
 
     assert_eq!(size_of::<ember_grammar_options>(), 8);
     assert_eq!(offset_of!(ember_grammar_options, json_spacing), 4);
+
+    assert_eq!(size_of::<ember_sampling_options>(), 72 + 8 * pointer);
+    assert_eq!(offset_of!(ember_sampling_options, top_k), 4);
+    assert_eq!(offset_of!(ember_sampling_options, temperature), 8);
+    assert_eq!(offset_of!(ember_sampling_options, top_p), 12);
+    assert_eq!(offset_of!(ember_sampling_options, min_p), 16);
+    assert_eq!(offset_of!(ember_sampling_options, typical_p), 20);
+    assert_eq!(offset_of!(ember_sampling_options, penalty_window), 24);
+    assert_eq!(offset_of!(ember_sampling_options, repeat_penalty), 28);
+    assert_eq!(offset_of!(ember_sampling_options, presence_penalty), 32);
+    assert_eq!(offset_of!(ember_sampling_options, frequency_penalty), 36);
+    assert_eq!(offset_of!(ember_sampling_options, dry_multiplier), 40);
+    assert_eq!(offset_of!(ember_sampling_options, dry_base), 44);
+    assert_eq!(offset_of!(ember_sampling_options, dry_allowed_length), 48);
+    assert_eq!(offset_of!(ember_sampling_options, dry_window), 52);
+    assert_eq!(offset_of!(ember_sampling_options, dry_no_breakers), 56);
+    assert_eq!(offset_of!(ember_sampling_options, logprobs), 60);
+    assert_eq!(offset_of!(ember_sampling_options, seed), 64);
+    assert_eq!(offset_of!(ember_sampling_options, logit_bias), 72);
+    assert_eq!(offset_of!(ember_sampling_options, banned), 72 + 2 * pointer);
+    assert_eq!(offset_of!(ember_sampling_options, forced), 72 + 4 * pointer);
+    assert_eq!(
+        offset_of!(ember_sampling_options, dry_breakers),
+        72 + 6 * pointer
+    );
+    assert_eq!(size_of::<ember_logit_bias>(), 8);
+    assert_eq!(offset_of!(ember_logit_bias, bias), 4);
+    assert_eq!(size_of::<ember_dry_breaker>(), 4 * pointer);
+    assert_eq!(offset_of!(ember_dry_breaker, tokens), 2 * pointer);
 
     assert_eq!(size_of::<ember_session_details>(), 32);
     assert_eq!(offset_of!(ember_session_details, context), 8);

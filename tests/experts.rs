@@ -4,6 +4,7 @@
 
 mod common;
 
+use common::convert::rewritten;
 use common::reference_llama;
 use common::runs::{Run, on_cpu, on_cpu_with};
 use common::tiny::{Random, Tiny};
@@ -67,6 +68,45 @@ fn one_expert_may_take_all_tokens() {
         let error = error(&network, &tokens(network.n_vocab));
         assert!(error < 1e-5, "{expert}: {error}");
     }
+}
+
+/// What is in the weights of experts that no token goes through makes no difference.
+#[test]
+fn idle_experts_have_no_part() {
+    let tiny = Tiny {
+        experts: Some((4, 1)),
+        biases: true,
+        ..Tiny::default()
+    };
+    let file = ModelFile::from_bytes(&tiny.bytes()).unwrap();
+    // All tokens go to expert 2; the others' elements become NaN.
+    let poisoned = |poison: bool| {
+        rewritten(&file, |tensor| {
+            let mut bytes = tensor.bytes().to_vec();
+            if tensor.name.ends_with("ffn_gate_inp.bias") {
+                bytes[8..12].copy_from_slice(&50f32.to_le_bytes());
+            }
+            if poison && tensor.name.contains("_exps.") {
+                let each = bytes.len() / 4;
+                for (expert, part) in bytes.chunks_mut(each).enumerate() {
+                    if expert != 2 {
+                        part.fill(0xff);
+                    }
+                }
+            }
+            (tensor.ty, bytes)
+        })
+    };
+    let logits = [false, true].map(|poison| {
+        let network = Network::from_file(&poisoned(poison)).unwrap();
+        let tokens = tokens(network.n_vocab);
+        let weights = on_cpu(&network, 2);
+        let mut run = Run::new(&weights, network.n_vocab, KvType::F16);
+        let mut logits = run.extend(&tokens[..40], 40);
+        logits.extend(run.extend(&tokens[40..], 1));
+        logits
+    });
+    assert_eq!(logits[0], logits[1]);
 }
 
 /// In one piece, in pieces, token by token, on any number of threads, with any instruction set, and

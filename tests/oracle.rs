@@ -42,6 +42,12 @@ fn agrees_with_transformers_on_every_family() {
         let expected = Expected::read(&format!("families/{name}"));
         compare(name, &families::open(name), &expected);
     }
+    for name in families::FAMILIES {
+        let expected = Expected::read(&format!("families/{name}/logits"));
+        compare(name, &families::open_family(name), &expected);
+    }
+    let short = Expected::read("families/phi3/short");
+    compare("phi3", &families::open_family("phi3"), &short);
 }
 
 #[test]

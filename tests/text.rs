@@ -108,7 +108,10 @@ fn control_tokens() {
     assert_eq!(tokenizer.token_bytes(5).unwrap(), b"<|end|>");
     assert_eq!(tokenizer.kind(5).unwrap(), TokenKind::Control);
     let mut text = Vec::new();
-    let skip = DecodeOptions { skip_special: true };
+    let skip = DecodeOptions {
+        skip_special: true,
+        continued: false,
+    };
     tokenizer.decode(&ids, skip, &mut text).unwrap();
     assert_eq!(text, b"\nHi\n\n");
 }

@@ -1,6 +1,7 @@
 //! The life of a session: tokens seen, what is cached, what is pending. Knows no backend.
 
 pub(crate) mod batch;
+pub mod breakers;
 pub mod device;
 #[cfg(test)]
 pub(crate) mod fake;

@@ -4,7 +4,7 @@ use super::{SessionOptions, device};
 use crate::backend::cpu::{self, MAX_THREADS};
 use crate::backend::{DeviceKind, Estimate, KvType, LoadOptions, Progress, Weights};
 use crate::error::{Error, Result, fail};
-use crate::format::{ModelFile, Value};
+use crate::format::{ModelFile, Tensor, Value};
 use crate::grammar::GrammarVocabulary;
 use crate::log::log;
 use crate::model::{Block, Linear, Network, Norm};
@@ -291,21 +291,25 @@ fn main_type(file: &ModelFile) -> String {
 
 /// Number of weights that the network uses.
 fn parameters(network: &Network) -> u64 {
-    let norm = |n: &Norm| n.weight.row_len() as u64;
+    let vector = |t: &Tensor| t.row_len() as u64 * t.rows() as u64;
+    let norm = |n: &Norm| vector(&n.weight) + n.bias.as_ref().map_or(0, vector);
     let matrix = |l: &Linear| {
-        let weights = l.weight.row_len() as u64 * l.weight.rows() as u64;
-        weights + l.bias.as_ref().map_or(0, |b| b.row_len() as u64)
+        let bias = l.bias.as_ref().map_or(0, vector);
+        vector(&l.weight) + bias
     };
     let block = |b: &Block| {
-        b.norms().map(norm).sum::<u64>() + b.linears().into_iter().map(matrix).sum::<u64>()
+        let sinks = b.attention.sinks.as_ref().map_or(0, vector);
+        let matrices = b.linears().into_iter().map(matrix).sum::<u64>();
+        b.norms().map(norm).sum::<u64>() + matrices + sinks
     };
     let embedding = &network.embedding;
-    let head = if network.head.weight.name == embedding.name {
-        0
+    let head = if network.head.weight.same_data(embedding) {
+        network.head.bias.as_ref().map_or(0, vector)
     } else {
         matrix(&network.head)
     };
-    embedding.row_len() as u64 * embedding.rows() as u64
+    vector(embedding)
+        + network.positions.as_ref().map_or(0, vector)
         + network.blocks.iter().map(block).sum::<u64>()
         + norm(&network.final_norm)
         + head

@@ -3,6 +3,7 @@ mod queue;
 
 use super::*;
 use crate::engine::fake::{FakeWeights, Knobs, N_VOCAB};
+use crate::engine::sampling::{Breakers, Dry};
 
 const CONTEXT: usize = 32;
 
@@ -285,4 +286,84 @@ fn options_are_checked() {
     });
     let s = s.unwrap();
     assert_eq!((s.context(), s.kv_bytes()), (CONTEXT, 4 * CONTEXT as u64));
+}
+
+/// Settings that look at the context, and rules that favour and ban tokens.
+fn with_history() -> (Sampling, Option<Arc<TokenRules>>) {
+    let sampling = Sampling {
+        repeat_penalty: 1.2,
+        frequency_penalty: 0.3,
+        dry: Dry {
+            multiplier: 2.0,
+            allowed_length: 1,
+            ..Dry::OFF
+        },
+        logprobs: 2,
+        ..drawing()
+    };
+    let breakers = Breakers::new(N_VOCAB, [&[4u32][..], &[1, 2]]).unwrap();
+    let bias = [(9, 1.5), (10, -1.0)];
+    let rules = TokenRules::new(N_VOCAB, bias.into_iter(), &[3], &[], breakers).unwrap();
+    (sampling, Some(Arc::new(rules)))
+}
+
+#[test]
+fn choices_depend_on_the_context_and_not_on_how_it_came_about() {
+    let (sampling, rules) = with_history();
+    let mut s = session();
+    s.set_sampling(sampling, rules.clone()).unwrap();
+    s.prefill(&[1, 2, 1, 2]).unwrap();
+    let tokens = decode_all(&mut s, 20);
+    assert!(!tokens.contains(&3));
+    // Another way to the same context: through other tokens, a rewind and a fork.
+    let mut other = session();
+    other.prefill(&[1, 2, 7, 7, 7]).unwrap();
+    decode_all(&mut other, 3);
+    other.rewind(2).unwrap();
+    other.set_sampling(sampling, rules).unwrap();
+    other.prefill(&[1, 2]).unwrap();
+    let first = decode_all(&mut other, 6);
+    assert_eq!(first, tokens[..6]);
+    let mut fork = other.fork().unwrap();
+    other.decode_start(14).unwrap();
+    for token in &tokens[6..] {
+        assert_eq!(wait(&mut other).unwrap(), *token);
+        assert_eq!(other.logprobs().unwrap().top.len(), 2);
+        assert_eq!(fork.decode().unwrap(), *token);
+        assert_eq!(fork.logprobs(), other.logprobs());
+    }
+}
+
+#[test]
+fn settings_change_between_decodes() {
+    let (sampling, rules) = with_history();
+    let mut s = session();
+    s.prefill(&[5, 6]).unwrap();
+    assert!(s.logprobs().is_none());
+    let greedy = decode_all(&mut s, 4);
+    s.rewind(2).unwrap();
+    s.set_sampling(sampling, rules).unwrap();
+    let drawn = decode_all(&mut s, 4);
+    assert!(s.logprobs().is_some());
+    let bad = Sampling {
+        typical_p: -1.0,
+        ..sampling
+    };
+    assert_eq!(status(s.set_sampling(bad, None)), Status::InvalidArgument);
+    s.rewind(2).unwrap();
+    assert_eq!(
+        decode_all(&mut s, 4),
+        drawn,
+        "a refused change changes nothing"
+    );
+    s.decode_start(1).unwrap();
+    assert_eq!(
+        status(s.set_sampling(Sampling::default(), None)),
+        Status::DecodePending
+    );
+    wait(&mut s).unwrap();
+    s.rewind(2).unwrap();
+    s.set_sampling(Sampling::default(), None).unwrap();
+    assert_eq!(decode_all(&mut s, 4), greedy);
+    assert!(s.logprobs().is_none());
 }

@@ -65,7 +65,9 @@ pub unsafe extern "C" fn ember_model_estimate(
         };
         let path = checked_path(path)?;
         let (device, load) = (model.device as usize, model.for_engine()?);
-        let (from, context) = Model::estimate(path, device, &load, &engine_options(&session)?)?;
+        // SAFETY: `session_options` is as the header demands.
+        let session = unsafe { engine_options(&session) }?;
+        let (from, context) = Model::estimate(path, device, &load, &session)?;
         let mut e = ember_estimate::zeroed();
         e.device = model.device;
         e.context = u32::try_from(context).unwrap_or(u32::MAX);

@@ -21,6 +21,8 @@ mod device;
 
 mod model;
 
+mod sampling;
+
 mod session;
 
 mod decode;
@@ -49,6 +51,7 @@ pub use grammar::*;
 pub use log::*;
 pub use model::*;
 pub use profile::*;
+pub use sampling::*;
 pub use session::*;
 pub use text::*;
 pub use text_stream::*;

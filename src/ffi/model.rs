@@ -153,7 +153,10 @@ unsafe impl Sized32 for ember_model_details {
     const NAME: &'static str = "ember_model_details";
 }
 
-/// Loads a GGUF file. For a split model, `path` names its first file. `path` is UTF-8 of `path_len`
+/// Loads a GGUF file or a Hugging Face folder. For a split model, `path` names its first file. A
+/// folder (`config.json`, `model.safetensors` or its index with shards, `tokenizer.json`, the chat
+/// template) is named itself, or by its `config.json` or a safetensors file in it; its weights are
+/// F32, F16, BF16, MXFP4 or 8-bit floats (E4M3) with scales, which become F16. `path` is UTF-8 of `path_len`
 /// bytes and needs no NUL at its end. `options` may be NULL for the defaults. The new handle is
 /// written to `out` and has to be freed with `ember_model_free`. The file must stay unchanged while
 /// the model lives, because it is mapped and not copied. Any thread may call it; loads run side by

@@ -4,9 +4,9 @@ use super::boundary::{Out, OutStruct, Sized32, call, read_struct, slice_mut};
 use super::error::{ember_error, ember_status};
 use super::handle::{Kind, Table};
 use super::model::{ember_model, model};
+use super::sampling::ember_sampling_options;
 use crate::backend::{KvType, MAX_BATCH, at_index};
 use crate::engine::batch::check_count;
-use crate::engine::sampling::Sampling;
 use crate::engine::{Session, SessionOptions};
 use crate::error::{Error, Result, Status, fail};
 use arrayvec::ArrayVec;
@@ -37,11 +37,8 @@ pub enum ember_kv_type {
 
 /// How to make a session. Zero in every field but `struct_size` means the default.
 ///
-/// Sampling ranks the tokens by logit, keeps the first `top_k`, of these the shortest start whose
-/// probabilities (temperature 1) reach `top_p`, of these the ones with at least `min_p` times the
-/// probability of the first, and draws from what is left at `temperature`. The draw depends on
-/// nothing but the logits, these settings and the position, so rewinding and decoding again gives
-/// the same tokens.
+/// `top_k`, `temperature`, `top_p`, `min_p` and `seed` are those of `ember_sampling_options`, which has
+/// more of them and says in which order they work.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ember_session_options {
@@ -69,9 +66,12 @@ pub struct ember_session_options {
     pub stream_priority: i32,
     /// Must be 0.
     pub reserved2: u32,
+    /// How tokens are chosen, or NULL: then the five fields above say it. With it, they must be 0.
+    pub sampling: *const ember_sampling_options,
 }
 
-// SAFETY: `repr(C)`; 8 * 4 + 8 + 2 * 4 bytes without padding; numbers only; the size comes first.
+// SAFETY: `repr(C)`; 8 * 4 + 8 + 2 * 4 bytes and a word, without padding but at the end of 32-bit
+// builds' structs, which is never written; numbers and the caller's pointer; the size comes first.
 unsafe impl Sized32 for ember_session_options {
     const NAME: &'static str = "ember_session_options";
 }
@@ -205,7 +205,18 @@ pub unsafe extern "C" fn ember_session_create(
         let model = self::model(model)?;
         // SAFETY: `out` and `options` are as the header demands.
         let (out, options) = unsafe { (Out::new(out, "out")?, read_struct(options)?) };
-        let session = Session::create(model, &engine_options(&options)?)?;
+        // SAFETY: `options.sampling` is as the header demands.
+        let (for_engine, rules) = unsafe {
+            let for_engine = engine_options(&options)?;
+            match read_sampling(&options)? {
+                Some(sampling) => (for_engine, sampling.rules(&model)?),
+                None => (for_engine, None),
+            }
+        };
+        let mut session = Session::create(model, &for_engine)?;
+        if rules.is_some() {
+            session.set_sampling(for_engine.sampling, rules)?;
+        }
         out.set(insert(session)?);
         Ok(())
     };
@@ -213,7 +224,30 @@ pub unsafe extern "C" fn ember_session_create(
     unsafe { call(err, work) }
 }
 
-pub(super) fn engine_options(options: &ember_session_options) -> Result<SessionOptions> {
+/// The sampling options that the session's name.
+///
+/// # Safety
+/// `options.sampling` must be as the header demands.
+unsafe fn read_sampling(options: &ember_session_options) -> Result<Option<ember_sampling_options>> {
+    if options.sampling.is_null() {
+        return Ok(None);
+    }
+    let numbers = [options.temperature, options.top_p, options.min_p];
+    if options.top_k != 0 || options.seed != 0 || numbers.iter().any(|n| *n != 0.0) {
+        fail!(
+            InvalidArgument,
+            "ember_session_options has sampling, so top_k, temperature, top_p, min_p and seed must be 0"
+        );
+    }
+    // SAFETY: the caller's word.
+    unsafe { read_struct(options.sampling) }.map(Some)
+}
+
+/// The engine's form of the options, but for the rules of their sampling.
+///
+/// # Safety
+/// `options.sampling` must be as the header demands.
+pub(super) unsafe fn engine_options(options: &ember_session_options) -> Result<SessionOptions> {
     for (name, value) in [
         ("reserved", options.reserved),
         ("reserved2", options.reserved2),
@@ -228,22 +262,20 @@ pub(super) fn engine_options(options: &ember_session_options) -> Result<SessionO
         3 => KvType::Q8_0,
         n => fail!(InvalidArgument, "kv_type is {n}, which is no ember_kv_type"),
     };
+    // SAFETY: the caller's word.
+    let sampling = unsafe { read_sampling(options) }?.unwrap_or(ember_sampling_options {
+        temperature: options.temperature,
+        top_k: options.top_k,
+        top_p: options.top_p,
+        min_p: options.min_p,
+        seed: options.seed,
+        ..ember_sampling_options::zeroed()
+    });
     Ok(SessionOptions {
         context: options.context as usize,
         kv_type,
         stream_priority: options.stream_priority,
-        sampling: Sampling {
-            temperature: options.temperature,
-            top_k: options.top_k,
-            top_p: if options.top_p == 0.0 {
-                1.0
-            } else {
-                options.top_p
-            },
-            min_p: options.min_p,
-            seed: options.seed,
-            ..Sampling::default()
-        },
+        sampling: sampling.settings(),
     })
 }
 

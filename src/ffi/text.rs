@@ -114,6 +114,7 @@ pub unsafe extern "C" fn ember_detokenize(
         check_flags(flags, skip)?;
         let options = DecodeOptions {
             skip_special: flags & skip != 0,
+            continued: false,
         };
         let mut bytes = Vec::new();
         model.tokenizer()?.decode(tokens, options, &mut bytes)?;

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::error::{Result, fail};
 use crate::format::{ModelFile, Strings, Value};
+use std::collections::BTreeSet;
 
 /// Largest head size that is taken seriously.
 const MAX_HEAD_DIM: usize = 1 << 16;
@@ -135,6 +136,7 @@ impl<'a> Decoder<'a> {
                 bias: source.find_vector("output.bias", n_vocab)?,
             }
         };
+        self.check_biases()?;
         let mut blocks = Vec::new();
         if blocks.try_reserve_exact(self.n_layers).is_err() {
             fail!(
@@ -160,6 +162,40 @@ impl<'a> Decoder<'a> {
             logit_scale: 1.0,
             logit_cap: source.find_positive("final_logit_softcapping")?,
         })
+    }
+
+    /// Checks that every layer has these tensors.
+    pub(super) fn require(&self, parts: &[&str]) -> Result<()> {
+        for layer in 0..self.n_layers {
+            for part in parts {
+                self.source.file.tensor(&format!("blk.{layer}.{part}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a bias that some layers have is in all layers.
+    fn check_biases(&self) -> Result<()> {
+        let tensors = &self.source.file.tensors;
+        let layer_and_part = |name: &str| {
+            let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
+            let part = part.strip_suffix(".bias")?;
+            (layer.parse::<usize>().ok()? < self.n_layers).then(|| part.to_owned())
+        };
+        let parts: BTreeSet<_> = tensors.keys().filter_map(|n| layer_and_part(n)).collect();
+        for part in parts {
+            for layer in 0..self.n_layers {
+                let name = format!("blk.{layer}.{part}.");
+                let has = |end: &str| tensors.contains_key(format!("{name}{end}").as_str());
+                if has("weight") && !has("bias") {
+                    fail!(
+                        MissingTensor,
+                        "tensor {name}bias is missing, but other layers have one"
+                    );
+                }
+            }
+        }
+        Ok(())
     }
 
     /// A norm of the residual stream's width.
@@ -243,6 +279,12 @@ impl<'a> Decoder<'a> {
         let parts = [name("attn_q"), name("attn_k"), name("attn_v")];
         let [q, k, v] = if source.has(&fused) {
             source.fused(&fused, hidden, lens, Some(&parts))?
+        } else if !source.has(&parts[0]) {
+            fail!(
+                MissingTensor,
+                "tensor {}.weight is missing, and there is no {fused}.weight",
+                parts[0]
+            );
         } else {
             [
                 source.linear(&parts[0], hidden, q_len)?,

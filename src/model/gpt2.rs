@@ -7,6 +7,9 @@ use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     let d = Decoder::read(file, "gpt2", NormKind::Layer)?;
+    d.require(&["attn_norm.bias", "attn_output.bias"])?;
+    d.require(&["ffn_norm.bias", "ffn_up.bias", "ffn_down.bias"])?;
+    file.tensor("output_norm.bias")?;
     let positions = d
         .source
         .matrix("position_embd.weight", d.hidden, d.context_length)?;

@@ -27,7 +27,7 @@ mod starcoder2;
 
 pub use network::{
     Activation, Attention, Block, Experts, FeedForward, Linear, LongRope, Mlp, Network, Norm,
-    NormKind, PlainBlock, Rope, RopePairing, Scoring, SharedExpert,
+    NormKind, Rope, RopePairing, Scoring, SharedExpert,
 };
 
 use crate::error::{Result, fail};

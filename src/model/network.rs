@@ -1,6 +1,5 @@
 //! A network as data: what a backend needs to run it, whatever the family's name.
 
-use crate::error::{Result, fail};
 use crate::format::Tensor;
 use std::sync::Arc;
 
@@ -260,78 +259,7 @@ pub enum Activation {
     },
 }
 
-/// The parts of a block that has no other than those of llama.
-pub struct PlainBlock<'a> {
-    /// Norm before attention.
-    pub attention_norm: &'a Norm,
-    /// Rotary embedding.
-    pub rope: &'a Rope,
-    /// Norm before the feed-forward part.
-    pub feed_forward_norm: &'a Norm,
-    /// `n_ff` x `hidden`.
-    pub gate: &'a Linear,
-    /// `n_ff` x `hidden`.
-    pub up: &'a Linear,
-    /// `hidden` x `n_ff`.
-    pub down: &'a Linear,
-}
-
-impl FeedForward {
-    /// Gate, up and down of a feed-forward part like llama's; `Unsupported` for any other.
-    pub fn plain(&self) -> Result<[&Linear; 3]> {
-        match self {
-            FeedForward::Dense(mlp) if mlp.activation == Activation::Silu => match &mlp.gate {
-                Some(gate) => Ok([gate, &mlp.up, &mlp.down]),
-                None => fail!(Unsupported, "a feed-forward part without a gate"),
-            },
-            _ => fail!(
-                Unsupported,
-                "a feed-forward part of this kind is not supported yet"
-            ),
-        }
-    }
-}
-
 impl Block {
-    /// The parts of a block like llama's; `Unsupported` for any other.
-    pub fn plain(&self) -> Result<PlainBlock<'_>> {
-        let (attention_norm, rope, feed_forward_norm) = self.plain_frame()?;
-        let [gate, up, down] = self.feed_forward.plain()?;
-        Ok(PlainBlock {
-            attention_norm,
-            rope,
-            feed_forward_norm,
-            gate,
-            up,
-            down,
-        })
-    }
-
-    /// The norm before attention, the rotary embedding and the norm before the feed-forward part of
-    /// a block like llama's, whatever its feed-forward part; `Unsupported` for any other.
-    pub fn plain_frame(&self) -> Result<(&Norm, &Rope, &Norm)> {
-        let a = &self.attention;
-        if let (Some(attention_norm), Some(feed_forward_norm), Some(rope)) =
-            (&self.attention_norm, &self.feed_forward_norm, &a.rope)
-            && [attention_norm, feed_forward_norm]
-                .iter()
-                .all(|n| n.kind == NormKind::Rms && n.bias.is_none())
-            && rope.long.is_none()
-            && a.q_norm.is_none()
-            && a.k_norm.is_none()
-            && a.window.is_none()
-            && a.score_cap.is_none()
-            && a.sinks.is_none()
-            && self.attention_post_norm.is_none()
-            && self.feed_forward_post_norm.is_none()
-            && !self.parallel
-            && self.residual_scale == 1.0
-        {
-            return Ok((attention_norm, rope, feed_forward_norm));
-        }
-        fail!(Unsupported, "a block of this kind is not supported yet")
-    }
-
     /// Every matrix of the block.
     pub fn linears(&self) -> Vec<&Linear> {
         let a = &self.attention;

@@ -8,6 +8,10 @@ use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     let d = Decoder::read(file, "phi2", NormKind::Layer)?;
+    d.require(&["attn_norm.bias", "attn_output.bias"])?;
+    d.require(&["ffn_up.bias", "ffn_down.bias"])?;
+    file.tensor("output_norm.bias")?;
+    file.tensor("output.bias")?;
     let rope = d.rope(RopePairing::Halves)?;
     d.network(|i| {
         let attention = d.attention(i, Some(&rope))?;

@@ -7,6 +7,8 @@ use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     let d = Decoder::read(file, "starcoder2", NormKind::Layer)?;
+    d.require(&["attn_norm.bias", "ffn_norm.bias"])?;
+    file.tensor("output_norm.bias")?;
     let rope = d.rope(RopePairing::Halves)?;
     let windows = d.windows(Windows::Everywhere)?;
     d.network(|i| {

@@ -1,10 +1,55 @@
 //! Byte-pair merging: of all neighbours that the vocabulary merges, the pair of lowest rank (the
 //! leftmost of equals) becomes one token, until none is left.
 
-use super::vocabulary::{Merge, Merges};
-use crate::error::{Result, fail};
+use super::hash::Keyed;
+use super::model::push_all;
+use super::vocabulary::Vocabulary;
+use crate::error::{Result, fail, try_vec};
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// What a pair of neighbours becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Merge {
+    /// Lower is done first.
+    rank: u32,
+    /// The token of both together.
+    token: u32,
+}
+
+/// Merges by the ids of left and right neighbour.
+pub(super) struct Merges(HashMap<u64, Merge, Keyed>);
+
+impl Merges {
+    /// Room for so many merges.
+    pub fn with_room(count: usize) -> Result<Self> {
+        let mut merges = HashMap::with_hasher(Keyed::new());
+        if u32::try_from(count).is_err() || merges.try_reserve(count).is_err() {
+            fail!(OutOfMemory, "tokenizer: no memory for {count} merges");
+        }
+        Ok(Merges(merges))
+    }
+
+    /// Adds a merge. Of equal pairs the first counts.
+    pub fn add(&mut self, left: u32, right: u32, rank: u32, token: u32) {
+        let merge = Merge { rank, token };
+        self.0.entry(pair(left, right)).or_insert(merge);
+    }
+
+    /// As [`add`](Self::add), but the last of equal pairs counts.
+    pub fn replace(&mut self, left: u32, right: u32, rank: u32, token: u32) {
+        self.0.insert(pair(left, right), Merge { rank, token });
+    }
+
+    fn get(&self, left: u32, right: u32) -> Option<Merge> {
+        self.0.get(&pair(left, right)).copied()
+    }
+}
+
+fn pair(left: u32, right: u32) -> u64 {
+    u64::from(left) << 32 | u64::from(right)
+}
 
 /// A byte without a token, and the end of a chain. No merge has it.
 pub(super) const NONE: u32 = u32::MAX;
@@ -30,30 +75,28 @@ pub(super) struct Merger {
 }
 
 impl Merger {
-    /// Merges a piece given as the token of each byte ([`NONE`] where there is none). The result
-    /// holds [`NONE`] for such bytes. Errors: `OutOfMemory`; `InvalidArgument` for 4 GiB and more.
-    pub fn merge(
-        &mut self,
-        merges: &Merges,
-        piece: &[u8],
-        byte_tokens: &[u32; 256],
-    ) -> Result<&[u32]> {
-        if piece.len() >= NONE as usize {
-            fail!(InvalidArgument, "text: a piece of {} bytes", piece.len());
+    /// Empties the piece and makes room for one of so many bytes. Errors: `OutOfMemory`;
+    /// `InvalidArgument` for 4 GiB and more.
+    fn start(&mut self, bytes: usize) -> Result<()> {
+        if bytes >= NONE as usize {
+            fail!(InvalidArgument, "text: a piece of {bytes} bytes");
         }
         self.tokens.clear();
         self.with_next.clear();
-        let reserved = self.tokens.try_reserve(piece.len()).is_ok()
-            && self.with_next.try_reserve(piece.len()).is_ok();
+        let reserved = self.tokens.try_reserve(bytes + 1).is_ok()
+            && self.with_next.try_reserve(bytes + 1).is_ok();
         if !reserved {
-            return no_memory(piece.len());
+            return no_memory(bytes).map(|_| ());
         }
-        let tokens = piece.iter().map(|byte| byte_tokens[usize::from(*byte)]);
-        self.tokens.extend(tokens);
+        Ok(())
+    }
+
+    /// Merges the tokens of the piece; [`NONE`] stays what it is. Errors: `OutOfMemory`.
+    fn merge(&mut self, merges: &Merges) -> Result<&[u32]> {
         let lookup = |pair: &[u32]| merges.get(pair[0], pair[1]).unwrap_or(NO_MERGE);
         self.with_next.extend(self.tokens.windows(2).map(lookup));
         self.with_next.push(NO_MERGE);
-        if piece.len() <= SCAN_LIMIT {
+        if self.tokens.len() <= SCAN_LIMIT {
             self.scan(merges);
         } else {
             self.chain(merges)?;
@@ -165,4 +208,186 @@ fn no_memory(bytes: usize) -> Result<&'static [u32]> {
         OutOfMemory,
         "no memory to tokenize a piece of {bytes} bytes"
     )
+}
+
+/// What a piece is before any merge.
+pub(super) enum Units {
+    /// The token of each byte, [`NONE`] if there is none.
+    Bytes(Box<[u32; 256]>),
+    /// Characters. Those that are no token become the tokens of their bytes, if all of these exist.
+    Characters(Option<Box<[u32; 256]>>),
+    /// As `Characters` without bytes, spelled with a prefix on all but the first and a suffix on the
+    /// last.
+    Affixed { prefix: String, suffix: String },
+}
+
+/// A model that merges pairs.
+pub(super) struct Bpe {
+    merges: Merges,
+    units: Units,
+    /// What a unit without a token becomes; nothing if there is none.
+    unknown: Option<u32>,
+    /// A run of unknown characters becomes one token.
+    fuse_unknown: bool,
+    /// A piece that is a token is not merged from its units.
+    whole_pieces: bool,
+    /// Per token: whether merging its own units ends with it ([`UNTRIED`], [`WHOLE`], [`PARTS`]).
+    whole: Vec<AtomicU8>,
+}
+
+const UNTRIED: u8 = 0;
+const WHOLE: u8 = 1;
+const PARTS: u8 = 2;
+
+impl Bpe {
+    /// A model for a vocabulary of `n_vocab` tokens. Errors: `OutOfMemory`.
+    pub fn new(merges: Merges, units: Units, whole_pieces: bool, n_vocab: usize) -> Result<Self> {
+        let mut whole = Vec::new();
+        if whole.try_reserve_exact(n_vocab).is_err() {
+            try_vec(n_vocab, 0u8, "tokenizer")?;
+        }
+        whole.resize_with(n_vocab, || AtomicU8::new(UNTRIED));
+        Ok(Bpe {
+            merges,
+            units,
+            unknown: None,
+            fuse_unknown: false,
+            whole_pieces,
+            whole,
+        })
+    }
+
+    /// The same with a token for unknown text, one for a run of it if `fuse`.
+    pub fn with_unknown(self, unknown: Option<u32>, fuse: bool) -> Self {
+        Bpe {
+            unknown,
+            fuse_unknown: fuse,
+            ..self
+        }
+    }
+
+    /// Appends the tokens of a piece to `out`. Errors: `OutOfMemory`; `InvalidArgument` for a piece
+    /// of 4 GiB and more.
+    pub fn encode(
+        &self,
+        vocabulary: &Vocabulary,
+        piece: &[u8],
+        merger: &mut Merger,
+        out: &mut Vec<u32>,
+    ) -> Result<()> {
+        let known = vocabulary.find(piece);
+        if let Some(token) = known {
+            let whole = match self.whole_pieces {
+                true => !vocabulary.kind(token).is_control(),
+                false => self.whole[token as usize].load(Ordering::Relaxed) == WHOLE,
+            };
+            if whole {
+                return push_all(out, &[token]);
+            }
+        }
+        merger.start(piece.len())?;
+        match &self.units {
+            Units::Bytes(tokens) => {
+                let tokens = piece.iter().map(|byte| tokens[usize::from(*byte)]);
+                merger.tokens.extend(tokens);
+            }
+            Units::Characters(bytes) => {
+                self.characters(vocabulary, piece, bytes.as_deref(), &mut merger.tokens);
+            }
+            Units::Affixed { prefix, suffix } => {
+                self.affixed(vocabulary, piece, prefix, suffix, &mut merger.tokens);
+            }
+        }
+        let tokens = merger.merge(&self.merges)?;
+        if let Some(token) = known {
+            // What the units of a token merge to never changes: remember it for the next time.
+            let whole = if tokens == [token] { WHOLE } else { PARTS };
+            self.whole[token as usize].store(whole, Ordering::Relaxed);
+        }
+        if !tokens.contains(&NONE) {
+            return push_all(out, tokens);
+        }
+        for token in tokens {
+            match (*token, self.unknown) {
+                (NONE, Some(unknown)) => push_all(out, &[unknown])?,
+                (NONE, None) => {}
+                (token, _) => push_all(out, &[token])?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The tokens of a piece's characters.
+    fn characters(
+        &self,
+        vocabulary: &Vocabulary,
+        piece: &[u8],
+        bytes: Option<&[u32; 256]>,
+        tokens: &mut Vec<u32>,
+    ) {
+        for character in characters(piece) {
+            let ordinary = |token: &u32| !vocabulary.kind(*token).is_control();
+            if let Some(token) = vocabulary.find(character).filter(ordinary) {
+                tokens.push(token);
+                continue;
+            }
+            let spelled = bytes.map(|bytes| character.iter().map(|b| bytes[usize::from(*b)]));
+            match spelled {
+                Some(spelled) if spelled.clone().all(|token| token != NONE) => {
+                    tokens.extend(spelled);
+                }
+                _ => self.push_unknown(tokens),
+            }
+        }
+    }
+
+    /// The tokens of a piece's characters, spelled with a prefix and a suffix.
+    fn affixed(
+        &self,
+        vocabulary: &Vocabulary,
+        piece: &[u8],
+        prefix: &str,
+        suffix: &str,
+        tokens: &mut Vec<u32>,
+    ) {
+        let mut spelled = Vec::new();
+        let mut from = 0;
+        for character in characters(piece) {
+            spelled.clear();
+            if from > 0 {
+                spelled.extend_from_slice(prefix.as_bytes());
+            }
+            spelled.extend_from_slice(character);
+            from += character.len();
+            if from == piece.len() {
+                spelled.extend_from_slice(suffix.as_bytes());
+            }
+            match vocabulary.find(&spelled) {
+                Some(token) => tokens.push(token),
+                None => self.push_unknown(tokens),
+            }
+        }
+    }
+
+    fn push_unknown(&self, tokens: &mut Vec<u32>) {
+        if !(self.fuse_unknown && tokens.last() == Some(&NONE)) {
+            tokens.push(NONE);
+        }
+    }
+}
+
+/// The characters of UTF-8, each as its bytes. Bytes that are not UTF-8 stand alone.
+pub(super) fn characters(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let length = match rest.first()? {
+            0..0xC0 => 1,
+            0xC0..0xE0 => 2,
+            0xE0..0xF0 => 3,
+            0xF0.. => 4,
+        };
+        let (character, tail) = rest.split_at(length.min(rest.len()));
+        rest = tail;
+        Some(character)
+    })
 }

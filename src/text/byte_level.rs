@@ -14,22 +14,31 @@ fn is_plain(byte: u8) -> bool {
 /// The byte that a character of the alphabet stands for, at `char as usize`.
 pub(super) struct Alphabet {
     bytes: [Option<u8>; 0x144],
+    characters: [char; 256],
 }
 
 impl Alphabet {
     /// The one alphabet that there is.
     pub fn new() -> Self {
         let mut bytes = [None; 0x144];
+        let mut characters = ['\0'; 256];
         let mut next = SHIFTED;
         for byte in 0..=255u8 {
-            if is_plain(byte) {
-                bytes[byte as usize] = Some(byte);
+            let spelled = if is_plain(byte) {
+                u32::from(byte)
             } else {
-                bytes[next as usize] = Some(byte);
-                next += 1;
-            }
+                next
+            };
+            next += u32::from(!is_plain(byte));
+            bytes[spelled as usize] = Some(byte);
+            characters[byte as usize] = char::from_u32(spelled).unwrap_or_default();
         }
-        Alphabet { bytes }
+        Alphabet { bytes, characters }
+    }
+
+    /// The character that stands for a byte.
+    pub fn character(&self, byte: u8) -> char {
+        self.characters[usize::from(byte)]
     }
 
     /// Appends the bytes that `text` spells; false (and nothing appended) if a character of it is

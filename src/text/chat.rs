@@ -1,8 +1,9 @@
 //! Conversations as text and as tokens, by the chat template of the model.
 
 use super::jinja::{self, Environment, Origin, Rendered};
+use super::keys::{Metadata, string};
 use super::tokenizer::Tokenizer;
-use super::vocabulary::{Metadata, TokenKind, string};
+use super::vocabulary::TokenKind;
 use crate::error::{Result, fail};
 use crate::format::{Array, Value};
 

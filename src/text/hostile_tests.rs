@@ -53,9 +53,9 @@ fn errors_name_the_culprit() {
     let cases: Vec<(&str, Value, Status, &str)> = vec![
         (
             "model",
-            Value::String("llama".into()),
+            Value::String("no-such".into()),
             Status::Unsupported,
-            "llama",
+            "no-such",
         ),
         ("model", number.clone(), Status::MissingKey, "ggml.model"),
         (

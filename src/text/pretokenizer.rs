@@ -1,329 +1,279 @@
-//! How text is cut into pieces before byte-pair merging: one entry per name that
-//! `tokenizer.ggml.pre` may have.
-//!
-//! The patterns are those of the models' published `tokenizer.json` or tiktoken definitions.
+//! How text is cut into pieces, which become tokens each for itself.
 
-use super::splitter::Splitter;
-use crate::error::{Result, fail};
-use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
+use super::byte_level::Alphabet;
+use super::normalizer::SPACE;
+use super::pattern::Pattern;
+use crate::error::{Error, Result, fail};
+use std::borrow::Cow;
+
+/// What becomes of the matches of a pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Behavior {
+    /// They are left out.
+    Removed,
+    /// Each is a piece.
+    Isolated,
+    /// Each ends the piece before it.
+    MergedWithPrevious,
+    /// Each begins the piece behind it.
+    MergedWithNext,
+    /// Neighbours are one piece.
+    Contiguous,
+}
+
+/// When a space goes before a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Prepend {
+    Always,
+    /// Only at the start of all text.
+    First,
+    Never,
+}
 
 /// One step of cutting; each works on the pieces of the step before it, and sees nothing else.
-enum Step {
-    /// Matches of the pattern and the texts between them become pieces.
-    Pattern(&'static str),
-    /// The white space that a piece ends with becomes a piece (`\s+$`, in linear time).
-    TrailingSpace,
+pub(super) enum Cutter {
+    /// Cuts at the matches of a pattern, or at what is between them if `invert`.
+    Split {
+        pattern: Pattern,
+        behavior: Behavior,
+        invert: bool,
+    },
+    /// Spaces are spelled otherwise, one goes before, and each begins a piece if `split`.
+    Metaspace {
+        replacement: char,
+        prepend: Prepend,
+        split: bool,
+    },
+    /// A space goes before a piece that does not start with one.
+    PrefixSpace,
+    /// Pieces begin where a space, spelled `\u{2581}`, follows anything else.
+    SpaceStarts,
+    /// Cuts of the text as byte-level vocabularies spell it.
+    Spelled(Vec<Cutter>),
+    /// Pieces of so many characters.
+    FixedLength(usize),
     /// Runs of the bytes whose spelling is numeric become pieces, and their triples of ASCII digits
     /// again. Falcon looks for numbers after bytes have been spelled as characters, where the
     /// superscripts and fractions of Latin-1 stand for bytes of multi-byte characters.
     SpelledNumbers,
 }
 
-use Step::{Pattern, SpelledNumbers, TrailingSpace};
-
-macro_rules! contraction {
-    () => {
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-    };
-}
-/// Line ends and other white space, the same at the end of most patterns.
-macro_rules! spaces {
-    () => {
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-    };
-}
-macro_rules! upper {
-    () => {
-        r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-    };
-}
-macro_rules! lower {
-    () => {
-        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-    };
-}
-/// Words of o200k: capitals then small letters, with this after each.
-macro_rules! cased_words {
-    ($suffix:expr) => {
-        concat!(
-            r"[^\r\n\p{L}\p{N}]?",
-            upper!(),
-            "*",
-            lower!(),
-            "+",
-            $suffix,
-            r"|[^\r\n\p{L}\p{N}]?",
-            upper!(),
-            "+",
-            lower!(),
-            "*",
-            $suffix
-        )
-    };
-}
-
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-const DIGIT: &str = r"\p{N}";
-const LLAMA3: &str = concat!(
-    contraction!(),
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
-    spaces!()
-);
-const QWEN2: &str = concat!(
-    contraction!(),
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
-    spaces!()
-);
-const QWEN35: &str = concat!(
-    contraction!(),
-    r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
-    spaces!()
-);
-const JAIS2: &str = concat!(
-    contraction!(),
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",
-    r"|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)",
-    r"|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s"
-);
-const O200K: &str = concat!(
-    cased_words!(concat!(contraction!(), "?")),
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*",
-    spaces!()
-);
-const TEKKEN: &str = concat!(
-    cased_words!(""),
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*",
-    spaces!()
-);
-const KIMI_K2: &str = concat!(
-    r"\p{Han}+",
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*",
-    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+",
-    contraction!(),
-    r"?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+",
-    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*",
-    contraction!(),
-    r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
-    spaces!()
-);
-const BAILING: &str = concat!(
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
-    r"|\s*[\r\n]|\s+(?!\S)|\s+"
-);
-const SEED: &str = concat!(
-    contraction!(),
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+",
-    spaces!()
-);
-const EXAONE_MOE: &str = concat!(
-    contraction!(),
-    r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}",
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
-);
-const BLOOM: &str = r" ?[^(\s|.,!?\u{2026}\u{3002}\u{FF0C}\u{3001}\u{964}\u{6D4}\u{60C})]+";
-const CJK_WORDS: &str = r"[\u{4E00}-\u{9FA5}\u{800}-\u{4E00}\u{AC00}-\u{D7FF}]+";
-const DEEPSEEK_V3_WORDS: &str = concat!(
-    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"##,
-    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*",
-    spaces!()
-);
-/// Letters of the scripts with case, then the punctuation, that DeepSeek LLM lists one by one.
-const DEEPSEEK_LETTERS: &str = concat!(
-    r"\s?[A-Za-z",
-    r"\u{B5}\u{C0}-\u{D6}\u{D8}-\u{F6}\u{F8}-\u{1BA}\u{1BC}-\u{1BF}\u{1C4}-\u{293}",
-    r"\u{295}-\u{2AF}\u{370}-\u{373}\u{376}\u{377}\u{37B}-\u{37D}\u{37F}\u{386}",
-    r"\u{388}-\u{38A}\u{38C}\u{38E}-\u{3A1}\u{3A3}-\u{3F5}\u{3F7}-\u{481}\u{48A}-\u{52F}",
-    r"\u{531}-\u{556}\u{10A0}-\u{10C5}\u{13A0}-\u{13F5}\u{13F8}-\u{13FD}\u{1C90}-\u{1CBA}",
-    r"\u{1CBD}-\u{1CBF}\u{1D00}-\u{1D2B}\u{1D6B}-\u{1D77}\u{1D79}-\u{1D9A}",
-    r"\u{1E00}-\u{1F15}\u{1F18}-\u{1F1D}\u{1F20}-\u{1F45}\u{1F48}-\u{1F4D}",
-    r"\u{1F50}-\u{1F57}\u{1F59}\u{1F5B}\u{1F5D}\u{1F5F}-\u{1F7D}\u{1F80}-\u{1FB4}",
-    r"\u{1FB6}-\u{1FBC}\u{1FBE}\u{1FC2}-\u{1FC4}\u{1FC6}-\u{1FCC}\u{1FD0}-\u{1FD3}",
-    r"\u{1FD6}-\u{1FDB}\u{1FE0}-\u{1FEC}\u{1FF2}-\u{1FF4}\u{1FF6}-\u{1FFC}\u{2102}\u{2107}",
-    r"\u{210A}-\u{2113}\u{2115}\u{2119}-\u{211D}\u{2124}\u{2126}\u{2128}\u{212A}-\u{212D}",
-    r"\u{212F}-\u{2134}\u{2139}\u{213C}-\u{213F}\u{2145}-\u{2149}\u{214E}\u{2183}\u{2184}",
-    r"\u{2C00}-\u{2C7B}\u{2C7E}-\u{2CE4}\u{2CEB}-\u{2CEE}\u{2CF2}\u{2CF3}\u{A640}-\u{A66D}",
-    r"\u{A680}-\u{A69B}\u{A722}-\u{A76F}\u{A771}-\u{A787}\u{A78B}-\u{A78E}",
-    r"\u{AB70}-\u{ABBF}\u{FB00}-\u{FB06}\u{FB13}-\u{FB17}\u{FF21}-\u{FF3A}",
-    r"\u{FF41}-\u{FF5A}\u{10400}-\u{1044F}\u{104B0}-\u{104D3}\u{104D8}-\u{104FB}",
-    r"\u{10C80}-\u{10CB2}\u{10CC0}-\u{10CF2}\u{118A0}-\u{118DF}\u{1E900}-\u{1E943}",
-    r"]+"
-);
-const DEEPSEEK_PUNCTUATION: &str =
-    r"\s?[!-/:-~\u{FF01}-\u{FF0F}\u{FF1A}-\u{FF5E}\u{2018}-\u{201F}\u{3000}-\u{3002}]+";
-
-/// A name's rule.
-struct Rule {
-    steps: &'static [Step],
-    /// Text is brought to Unicode normalization form C first.
-    nfc: bool,
-    /// A piece that is a token is not merged from its bytes.
-    whole_pieces: bool,
-    /// A BOS token goes first where the file does not say.
-    add_bos: bool,
-}
-
-const fn rule(steps: &'static [Step]) -> Rule {
-    Rule {
-        steps,
-        nfc: false,
-        whole_pieces: false,
-        add_bos: false,
-    }
-}
-
-fn rule_of(name: &str) -> Option<Rule> {
-    let nfc = |rule| Rule { nfc: true, ..rule };
-    let whole = |rule| Rule {
-        whole_pieces: true,
-        ..rule
-    };
-    let bos = |rule| Rule {
-        add_bos: true,
-        ..rule
-    };
-    Some(match name {
-        // What files from before the key existed were made for.
-        "default" => rule(&[
-            Pattern(r"[\p{P}\$\+<=>\^~\|]+"),
-            Pattern(GPT2),
-            Pattern(r"\p{N}+"),
-            Pattern("[0-9]{3}"),
-        ]),
-        "gpt-2" | "gpt2" | "phi-2" | "gigachat" | "a.x-4.0" | "mellum" | "exaone4" | "jais"
-        | "trillion" | "granite-docling" => rule(&[Pattern(GPT2)]),
-        "mpt" | "olmo" => nfc(rule(&[Pattern(GPT2)])),
-        "smollm" | "starcoder" | "refact" | "codeshell" | "exaone" | "minerva-7b" | "mellum2" => {
-            rule(&[Pattern(DIGIT), Pattern(GPT2)])
-        }
-        "command-r" => nfc(rule(&[Pattern(DIGIT), Pattern(GPT2)])),
-        "falcon" => rule(&[
-            Pattern(r"[\p{P}\$\+<=>\^~\|`]+"),
-            Pattern(GPT2),
-            SpelledNumbers,
-        ]),
-        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0"
-        | "lfm2" => bos(whole(rule(&[Pattern(LLAMA3)]))),
-        "dbrx" | "smaug-bpe" | "chatglm-bpe" => rule(&[Pattern(LLAMA3)]),
-        "glm4" | "glm5" => whole(rule(&[Pattern(LLAMA3)])),
-        "jais-2" => rule(&[Pattern(JAIS2)]),
-        "minicpm5" => whole(rule(&[Pattern(r"\p{N}{1,3}"), Pattern(LLAMA3)])),
-        "qwen2" | "deepseek-r1-qwen" | "megrez" | "stablelm2" => nfc(rule(&[Pattern(QWEN2)])),
-        "hunyuan" | "solar-open" | "grok-2" | "kormo" => rule(&[Pattern(QWEN2)]),
-        "qwen35" => nfc(rule(&[Pattern(QWEN35)])),
-        "gpt-4o" | "o200k" | "llama4" | "kanana2" | "minimax-m2" => rule(&[Pattern(O200K)]),
-        "tekken" => bos(whole(rule(&[Pattern(TEKKEN)]))),
-        "kimi-k2" => rule(&[Pattern(KIMI_K2)]),
-        "deepseek-llm" => rule(&[
-            Pattern(r"[\r\n]"),
-            Pattern(DEEPSEEK_LETTERS),
-            Pattern(DEEPSEEK_PUNCTUATION),
-            TrailingSpace,
-            Pattern(CJK_WORDS),
-            Pattern(DIGIT),
-        ]),
-        "deepseek-coder" => rule(&[
-            Pattern(r"[\r\n]"),
-            Pattern(r"\s?\p{L}+"),
-            Pattern(r"\s?\p{P}+"),
-            Pattern(CJK_WORDS),
-            Pattern(DIGIT),
-        ]),
-        "deepseek-v3" | "hunyuan-dense" | "joyai-llm" => rule(&[
-            Pattern(r"\p{N}{1,3}"),
-            Pattern(r"[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+"),
-            Pattern(DEEPSEEK_V3_WORDS),
-        ]),
-        "bloom" | "poro-chat" | "gpt3-finnish" => rule(&[Pattern(BLOOM)]),
-        "viking" => rule(&[Pattern(BLOOM), Pattern(DIGIT)]),
-        "bailingmoe" | "bailingmoe2" | "llada-moe" => rule(&[Pattern(BAILING)]),
-        "seed-coder" => rule(&[Pattern(SEED)]),
-        "exaone-moe" => rule(&[Pattern(EXAONE_MOE)]),
-        _ => return None,
-    })
-}
-
-enum Cutter {
-    Pattern(Box<Splitter>),
-    TrailingSpace,
-    SpelledNumbers,
-}
-
-/// The compiled rule of one name.
+/// Steps in order.
+#[derive(Default)]
 pub(super) struct PreTokenizer {
-    cutters: Vec<Cutter>,
-    nfc: bool,
-    /// A piece that is a token is not merged from its bytes.
-    pub whole_pieces: bool,
-    /// A BOS token goes first where the file does not say.
-    pub add_bos: bool,
+    pub cutters: Vec<Cutter>,
 }
 
 impl PreTokenizer {
-    /// The rule of this name; `Unsupported` naming it if it is unknown.
-    pub fn new(name: &str) -> Result<Self> {
-        let Some(rule) = rule_of(name) else {
-            let name: String = name.chars().take(100).collect();
-            fail!(
-                Unsupported,
-                "tokenizer.ggml.pre: unknown pre-tokenizer {name:?}"
-            );
-        };
-        let mut cutters = Vec::new();
-        for step in rule.steps {
-            cutters.push(match step {
-                Step::Pattern(pattern) => Cutter::Pattern(Box::new(Splitter::new(pattern)?)),
-                Step::TrailingSpace => Cutter::TrailingSpace,
-                Step::SpelledNumbers => Cutter::SpelledNumbers,
-            });
-        }
-        Ok(PreTokenizer {
-            cutters,
-            nfc: rule.nfc,
-            whole_pieces: rule.whole_pieces,
-            add_bos: rule.add_bos,
-        })
-    }
-
-    /// Gives the pieces of `text` to `each`, in order. A piece may end inside a character.
-    /// Errors: `OutOfMemory` if there is none for the normalized text.
-    pub fn split(&self, text: &str, each: &mut dyn FnMut(&[u8])) -> Result<()> {
-        if !self.nfc || is_nfc_quick(text.chars()) == IsNormalized::Yes {
-            cut(&self.cutters, text, each);
-            return Ok(());
-        }
-        let mut normal = String::new();
-        // Composed text is at most three times as long in UTF-8.
-        let most = text.len().saturating_mul(3);
-        if normal.try_reserve_exact(most).is_err() {
-            fail!(OutOfMemory, "no memory to normalize text: {most} bytes");
-        }
-        normal.extend(text.nfc());
-        cut(&self.cutters, &normal, each);
-        Ok(())
+    /// Gives the pieces of `text` to `each`, in order. A piece may end inside a character. `first`
+    /// at the start of all text. Errors: those of `each`; `OutOfMemory`; what a pattern gives.
+    pub fn split(
+        &self,
+        text: &str,
+        first: bool,
+        each: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        cut(&self.cutters, text, first, each)
     }
 }
 
-fn cut(cutters: &[Cutter], text: &str, each: &mut dyn FnMut(&[u8])) {
+/// What takes pieces.
+type Each<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
+
+fn cut(cutters: &[Cutter], text: &str, first: bool, each: &mut Each) -> Result<()> {
     let Some((cutter, rest)) = cutters.split_first() else {
-        if !text.is_empty() {
-            each(text.as_bytes());
-        }
-        return;
+        return match text.is_empty() {
+            true => Ok(()),
+            false => each(text.as_bytes()),
+        };
     };
+    let mut at_start = first;
     match cutter {
-        Cutter::Pattern(splitter) => splitter.split(text, &mut |piece| cut(rest, piece, each)),
-        Cutter::TrailingSpace => {
-            let (head, tail) = text.split_at(text.trim_end().len());
-            for piece in [head, tail] {
-                cut(rest, piece, each);
+        Cutter::Split {
+            pattern,
+            behavior,
+            invert,
+        } => split(text, pattern, *behavior, *invert, &mut |start, end| {
+            cut(rest, &text[start..end], first && start == 0, each)
+        }),
+        Cutter::Metaspace {
+            replacement,
+            prepend,
+            split,
+        } => {
+            let spelled = metaspace(text, *replacement, *prepend, first)?;
+            if !split {
+                return cut(rest, &spelled, first, each);
             }
+            let mut from = 0;
+            for (start, _) in spelled.match_indices(*replacement) {
+                cut(rest, &spelled[from..start], at_start, each)?;
+                at_start &= start == 0;
+                from = start;
+            }
+            cut(rest, &spelled[from..], at_start, each)
+        }
+        Cutter::PrefixSpace if text.is_empty() || text.starts_with(' ') => {
+            cut(rest, text, first, each)
+        }
+        Cutter::PrefixSpace => {
+            let mut spaced = with_room(text.len() + 1)?;
+            spaced.push(' ');
+            spaced.push_str(text);
+            cut(rest, &spaced, first, each)
+        }
+        Cutter::SpaceStarts => {
+            let mut from = 0;
+            let mut space_end = 0;
+            for (start, space) in text.match_indices(SPACE) {
+                if start > space_end {
+                    cut(rest, &text[from..start], at_start, each)?;
+                    at_start = false;
+                    from = start;
+                }
+                space_end = start + space.len();
+            }
+            cut(rest, &text[from..], at_start, each)
+        }
+        Cutter::Spelled(inner) => cut_spelled(inner, text, first, each),
+        Cutter::FixedLength(length) => {
+            let mut uncut = text;
+            while !uncut.is_empty() {
+                let end = uncut.char_indices().nth(*length);
+                let (piece, tail) = uncut.split_at(end.map_or(uncut.len(), |at| at.0));
+                cut(rest, piece, at_start, each)?;
+                at_start = false;
+                uncut = tail;
+            }
+            Ok(())
         }
         Cutter::SpelledNumbers => {
             let same = |a: &u8, b: &u8| is_spelled_numeric(*a) == is_spelled_numeric(*b);
-            for run in text.as_bytes().chunk_by(same) {
-                cut_digit_triples(run, each);
+            text.as_bytes()
+                .chunk_by(same)
+                .try_for_each(|run| cut_digit_triples(run, each))
+        }
+    }
+}
+
+/// Cuts `text` as byte-level vocabularies spell it, and gives the bytes of the pieces to `each`.
+fn cut_spelled(inner: &[Cutter], text: &str, first: bool, each: &mut Each) -> Result<()> {
+    let alphabet = Alphabet::new();
+    let mut spelled = with_room(2 * text.len())?;
+    spelled.extend(text.bytes().map(|byte| alphabet.character(byte)));
+    let mut bytes = Vec::new();
+    cut(inner, &spelled, first, &mut |piece| {
+        bytes.clear();
+        if bytes.try_reserve(piece.len()).is_err() {
+            fail!(
+                OutOfMemory,
+                "no memory for a piece of {} bytes",
+                piece.len()
+            );
+        }
+        let piece = str::from_utf8(piece).unwrap_or_default();
+        alphabet.decode(piece, &mut bytes);
+        each(&bytes)
+    })
+}
+
+fn with_room(bytes: usize) -> Result<String> {
+    let mut text = String::new();
+    if text.try_reserve(bytes).is_err() {
+        fail!(OutOfMemory, "no memory to cut text: {bytes} bytes");
+    }
+    Ok(text)
+}
+
+/// Spells spaces as `replacement`, and adds one at the start if there is none.
+fn metaspace(text: &str, replacement: char, prepend: Prepend, first: bool) -> Result<Cow<'_, str>> {
+    let prefix = match prepend {
+        Prepend::Always => true,
+        Prepend::First => first,
+        Prepend::Never => false,
+    };
+    let prefix = prefix && !text.is_empty() && !text.starts_with([' ', replacement]);
+    if !prefix && !text.contains(' ') {
+        return Ok(Cow::Borrowed(text));
+    }
+    let mut spelled = with_room(4 * text.len() + 4)?;
+    if prefix {
+        spelled.push(replacement);
+    }
+    let spell = |c| if c == ' ' { replacement } else { c };
+    spelled.extend(text.chars().map(spell));
+    Ok(Cow::Owned(spelled))
+}
+
+/// Gives start and end of the pieces to `each`.
+fn split(
+    text: &str,
+    pattern: &Pattern,
+    behavior: Behavior,
+    invert: bool,
+    each: &mut dyn FnMut(usize, usize) -> Result<()>,
+) -> Result<()> {
+    let mut joiner = Joiner {
+        behavior,
+        open: None,
+        each,
+        error: None,
+    };
+    let mut from = 0;
+    pattern.find_all(text, &mut |start, end| {
+        if from < start {
+            joiner.part(from, start, invert);
+        }
+        joiner.part(start, end, !invert);
+        from = end;
+    })?;
+    if from < text.len() {
+        joiner.part(from, text.len(), invert);
+    }
+    joiner.finish()
+}
+
+/// Joins matches and the texts between them to pieces.
+struct Joiner<'a> {
+    behavior: Behavior,
+    /// The piece that may still grow: start, end, whether it ends with a match.
+    open: Option<(usize, usize, bool)>,
+    each: &'a mut dyn FnMut(usize, usize) -> Result<()>,
+    error: Option<Error>,
+}
+
+impl Joiner<'_> {
+    fn part(&mut self, start: usize, end: usize, is_match: bool) {
+        let joined = match (self.behavior, self.open) {
+            (Behavior::Removed, _) if is_match => return,
+            (Behavior::Removed | Behavior::Isolated, _) | (_, None) => false,
+            (Behavior::Contiguous, Some((.., before))) => before == is_match,
+            (Behavior::MergedWithPrevious, Some((.., before))) => is_match && !before,
+            (Behavior::MergedWithNext, Some((.., before))) => before && !is_match,
+        };
+        match &mut self.open {
+            Some((_, open_end, before)) if joined => {
+                *open_end = end;
+                *before = is_match;
+            }
+            _ => {
+                self.flush();
+                self.open = Some((start, end, is_match));
             }
         }
+    }
+
+    fn flush(&mut self) {
+        if let Some((start, end, _)) = self.open.take()
+            && self.error.is_none()
+        {
+            self.error = (self.each)(start, end).err();
+        }
+    }
+
+    fn finish(mut self) -> Result<()> {
+        self.flush();
+        self.error.map_or(Ok(()), Err)
     }
 }
 
@@ -332,16 +282,16 @@ fn is_spelled_numeric(byte: u8) -> bool {
     matches!(byte, b'0'..=b'9' | 0xB2 | 0xB3 | 0xB9 | 0xBC..=0xBE)
 }
 
-fn cut_digit_triples(run: &[u8], each: &mut dyn FnMut(&[u8])) {
+fn cut_digit_triples(run: &[u8], each: &mut Each) -> Result<()> {
     let mut gap = 0;
     let mut at = 0;
     while at < run.len() {
         let triple = run[at..].first_chunk::<3>();
         if triple.is_some_and(|three| three.iter().all(u8::is_ascii_digit)) {
             if gap < at {
-                each(&run[gap..at]);
+                each(&run[gap..at])?;
             }
-            each(&run[at..at + 3]);
+            each(&run[at..at + 3])?;
             at += 3;
             gap = at;
         } else {
@@ -349,6 +299,7 @@ fn cut_digit_triples(run: &[u8], each: &mut dyn FnMut(&[u8])) {
         }
     }
     if gap < run.len() {
-        each(&run[gap..]);
+        each(&run[gap..])?;
     }
+    Ok(())
 }

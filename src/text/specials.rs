@@ -1,56 +1,128 @@
 //! Finds tokens that are recognized in the raw text before anything else happens to it.
 
+use super::charset::CharSet;
+use crate::error::Result;
+
 /// Texts with their ids, sorted for prefix search.
 pub(super) struct Specials {
     /// Sorted by text; one entry per text.
     entries: Vec<Special>,
     /// Entries whose text starts with a byte lower than the index.
     first: [u32; 257],
+    /// The characters of words, if it matters.
+    words: Option<CharSet>,
 }
 
-/// One of them.
+/// A token that is recognized by its text.
 pub(super) struct Special {
     pub text: Box<[u8]>,
     pub id: u32,
+    /// Recognized only where the caller says so.
     pub control: bool,
+    /// White space before it is part of it.
+    pub takes_left: bool,
+    /// White space behind it is part of it.
+    pub takes_right: bool,
+    /// Not recognized inside a word.
+    pub single_word: bool,
+}
+
+/// A part of a text.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Part<'a> {
+    /// Text without special tokens, never empty, and where it starts.
+    Text(&'a str, usize),
+    Token(u32),
 }
 
 /// Where a special token was found.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Found {
-    pub start: usize,
-    pub end: usize,
-    pub id: u32,
+struct Found<'a> {
+    start: usize,
+    end: usize,
+    special: &'a Special,
 }
 
 impl Specials {
-    /// From (text, id, is control). Empty texts are left out; of equal texts the first counts.
-    pub fn new<'a>(tokens: impl Iterator<Item = (&'a [u8], u32, bool)>) -> Self {
-        let mut entries: Vec<Special> = tokens
-            .filter(|(text, ..)| !text.is_empty())
-            .map(|(text, id, control)| Special {
-                text: text.into(),
-                id,
-                control,
-            })
-            .collect();
+    /// Empty texts are left out; of equal texts the first counts.
+    pub fn new(mut entries: Vec<Special>) -> Self {
+        entries.retain(|special| !special.text.is_empty());
         entries.sort_by(|a, b| a.text.cmp(&b.text));
         entries.dedup_by(|later, kept| later.text == kept.text);
         let mut first = [0; 257];
         for (byte, count) in first.iter_mut().enumerate() {
             *count = entries.partition_point(|e| usize::from(e.text[0]) < byte) as u32;
         }
-        Specials { entries, first }
+        let words = entries.iter().any(|special| special.single_word);
+        Specials {
+            words: words.then(|| CharSet::new(r"\w")),
+            entries,
+            first,
+        }
     }
 
-    /// The first special token at or behind `from` that `may(start, special)` allows, the longest of
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Gives the parts of `text` to `each`, in order. Special tokens count only where
+    /// `may(start, end, special)` allows them; of those that overlap, the first, the longest of those that
+    /// start at one place.
+    pub fn split<'a>(
+        &self,
+        text: &'a str,
+        may: &dyn Fn(usize, usize, &Special) -> bool,
+        each: &mut dyn FnMut(Part<'a>) -> Result<()>,
+    ) -> Result<()> {
+        let mut done = 0;
+        let mut from = 0;
+        while let Some(Found {
+            mut start,
+            mut end,
+            special,
+        }) = self.find(text.as_bytes(), from, may)
+        {
+            from = end;
+            if special.single_word && self.touches_word(text, start, end) {
+                continue;
+            }
+            if start < done {
+                continue;
+            }
+            if special.takes_left {
+                start = text[..start].trim_end().len().max(done);
+            }
+            if special.takes_right {
+                end = text.len() - text[end..].trim_start().len();
+            }
+            if done < start {
+                each(Part::Text(&text[done..start], done))?;
+            }
+            each(Part::Token(special.id))?;
+            done = end;
+        }
+        if done < text.len() {
+            each(Part::Text(&text[done..], done))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a character of a word stands before `start` or behind `end`.
+    fn touches_word(&self, text: &str, start: usize, end: usize) -> bool {
+        let before = text[..start].chars().next_back();
+        let behind = text[end..].chars().next();
+        let word = |c: char| self.words.as_ref().is_some_and(|words| words.contains(c));
+        before.is_some_and(word) || behind.is_some_and(word)
+    }
+
+    /// The first special token at or behind `from` that `may(start, end, special)` allows, the longest of
     /// those that start there.
-    pub fn find(
+    fn find(
         &self,
         text: &[u8],
         from: usize,
-        may: &dyn Fn(usize, &Special) -> bool,
-    ) -> Option<Found> {
+        may: &dyn Fn(usize, usize, &Special) -> bool,
+    ) -> Option<Found<'_>> {
         if self.entries.is_empty() {
             return None;
         }
@@ -60,12 +132,15 @@ impl Specials {
             if low == high {
                 return None;
             }
-            self.longest(&text[start..], low, high, &|special| may(start, special))
-                .map(|special| Found {
-                    start,
-                    end: start + special.text.len(),
-                    id: special.id,
-                })
+            let special = self.longest(&text[start..], low, high, &|special| {
+                may(start, start + special.text.len(), special)
+            })?;
+            let end = start + special.text.len();
+            Some(Found {
+                start,
+                end,
+                special,
+            })
         })
     }
 
@@ -102,30 +177,62 @@ impl Specials {
 mod tests {
     use super::*;
 
-    fn found(start: usize, end: usize, id: u32) -> Option<Found> {
-        Some(Found { start, end, id })
+    fn special(text: &str, id: u32, control: bool) -> Special {
+        Special {
+            text: text.as_bytes().into(),
+            id,
+            control,
+            takes_left: false,
+            takes_right: false,
+            single_word: false,
+        }
+    }
+
+    fn parts(specials: &Specials, text: &str, control: bool) -> String {
+        let mut out = String::new();
+        let mut each = |part: Part| {
+            out += &match part {
+                Part::Text(text, _) => format!("{text}|"),
+                Part::Token(id) => format!("{id}|"),
+            };
+            Ok(())
+        };
+        let may = |_, _, special: &Special| control || !special.control;
+        specials.split(text, &may, &mut each).unwrap();
+        out
     }
 
     #[test]
     fn earliest_then_longest() {
-        let list: [(&[u8], u32, bool); 6] = [
-            (b"<a>", 1, true),
-            (b"<a>b", 2, false),
-            (b"<", 3, false),
-            (b"<a>bcd", 4, true),
-            (b"", 5, true),
-            (b"<a>", 6, false),
+        let specials = Specials::new(vec![
+            special("<a>", 1, true),
+            special("<a>b", 2, false),
+            special("<", 3, false),
+            special("<a>bcd", 4, true),
+            special("", 5, true),
+            special("<a>", 6, false),
+        ]);
+        assert_eq!(parts(&specials, "x<a>bc", true), "x|2|c|");
+        assert_eq!(parts(&specials, "x<a>bcd", true), "x|4|");
+        assert_eq!(parts(&specials, "x<a>bcd", false), "x|2|cd|");
+        assert_eq!(parts(&specials, "x<a>", true), "x|1|");
+        assert_eq!(parts(&specials, "x<a>", false), "x|3|a>|");
+        assert_eq!(parts(&specials, "", true), "");
+    }
+
+    #[test]
+    fn space_and_words_around() {
+        let mut list = vec![
+            special("<l>", 1, true),
+            special("<r>", 2, true),
+            special("w", 3, true),
         ];
-        let specials = Specials::new(list.into_iter());
-        let find = |text: &[u8], from, control| {
-            specials.find(text, from, &|_, special| control || !special.control)
-        };
-        assert_eq!(find(b"x<a>bc", 0, true), found(1, 5, 2));
-        assert_eq!(find(b"x<a>bcd", 0, true), found(1, 7, 4));
-        assert_eq!(find(b"x<a>bcd", 0, false), found(1, 5, 2));
-        assert_eq!(find(b"x<a>", 0, true), found(1, 4, 1));
-        assert_eq!(find(b"x<a>", 0, false), found(1, 2, 3));
-        assert_eq!(find(b"x<a>", 2, true), None);
-        assert_eq!(find(b"", 0, true), None);
+        list[0].takes_left = true;
+        list[1].takes_right = true;
+        list[2].single_word = true;
+        let specials = Specials::new(list);
+        assert_eq!(parts(&specials, "a  <l> b<r>\n c", true), "a|1| b|2|c|");
+        assert_eq!(parts(&specials, "<r>  <l>", true), "2|1|");
+        assert_eq!(parts(&specials, "w -w- sw", true), "3| -|3|- sw|");
     }
 }

@@ -76,9 +76,8 @@ impl Splitter {
         })
     }
 
-    /// Cuts `text` into matches and the texts between them, in order.
-    pub fn split<'a>(&self, text: &'a str, each: &mut dyn FnMut(&'a str)) {
-        let mut gap = 0;
+    /// Gives start and end of all matches in `text` to `each`, in order.
+    pub fn find_all(&self, text: &str, each: &mut dyn FnMut(usize, usize)) {
         let mut start = 0;
         while start < text.len() {
             let length = self.match_length(&text[start..]);
@@ -86,15 +85,8 @@ impl Splitter {
                 start += text[start..].chars().next().map_or(1, char::len_utf8);
                 continue;
             }
-            if gap < start {
-                each(&text[gap..start]);
-            }
-            each(&text[start..start + length]);
+            each(start, start + length);
             start += length;
-            gap = start;
-        }
-        if gap < text.len() {
-            each(&text[gap..]);
         }
     }
 
@@ -186,10 +178,6 @@ impl Program {
             HirKind::Class(Class::Bytes(_)) => None,
             HirKind::Look(Look::WordEndHalfUnicode) => {
                 let set = self.set(whitespace());
-                Some(self.push(Node::EndOr { set, next }))
-            }
-            HirKind::Look(Look::End) => {
-                let set = self.set(ClassUnicode::empty());
                 Some(self.push(Node::EndOr { set, next }))
             }
             HirKind::Look(_) => None,
@@ -383,8 +371,13 @@ mod tests {
     fn pieces(pattern: &str, text: &str) -> Vec<String> {
         let mut out = Vec::new();
         let splitter = Splitter::new(pattern).unwrap();
-        splitter.split(text, &mut |piece| out.push(piece.to_string()));
-        assert_eq!(out.concat(), text);
+        let mut gap = 0;
+        splitter.find_all(text, &mut |start, end| {
+            out.extend([&text[gap..start], &text[start..end]].map(str::to_string));
+            gap = end;
+        });
+        out.push(text[gap..].to_string());
+        out.retain(|piece| !piece.is_empty());
         out
     }
 

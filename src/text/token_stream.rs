@@ -13,6 +13,8 @@ pub struct TokenStream {
     stops: StopFilter,
     skip_special: bool,
     n_tokens: u64,
+    /// Whether there has been text.
+    begun: bool,
 }
 
 impl TokenStream {
@@ -43,8 +45,16 @@ impl TokenStream {
             if special && self.skip_special {
                 continue;
             }
+            let mut bytes = tokenizer.token_bytes(*id)?;
+            // As in whole texts, a first space that the tokenizer adds is none of the text.
+            if !self.begun && !bytes.is_empty() {
+                self.begun = true;
+                if tokenizer.strips_space() {
+                    bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
+                }
+            }
             text.clear();
-            self.characters.push(tokenizer.token_bytes(*id)?, &mut text);
+            self.characters.push(bytes, &mut text);
             self.stops.push(&text, out);
         }
         Ok(())
@@ -58,6 +68,7 @@ impl TokenStream {
         self.stops.push(&text, out);
         self.stops.finish(out);
         self.n_tokens = 0;
+        self.begun = false;
     }
 
     /// The stop string that ended the text.

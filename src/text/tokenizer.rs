@@ -1,13 +1,15 @@
 //! Text to token ids and back, as the model file describes it.
 
-use super::bpe::{Merger, NONE};
-use super::byte_level::Alphabet;
+use super::gguf;
+use super::json;
+use super::keys::Metadata;
+use super::model::{Model, Scratch, push_all};
+use super::normalizer::Normalizer;
 use super::pretokenizer::PreTokenizer;
-use super::specials::{Special, Specials};
-use super::vocabulary::{Merges, Metadata, TokenKind, Vocabulary, boolean, string, token_id};
-use crate::error::{Error, Result, fail, try_vec};
+use super::specials::{Part, Special, Specials};
+use super::vocabulary::{TokenKind, Vocabulary};
+use crate::error::{Result, fail, try_vec};
 use crate::format::ModelFile;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Texts of control tokens that end an answer, whatever else the file says.
 const END_MARKERS: [&str; 17] = [
@@ -45,31 +47,75 @@ pub struct EncodeOptions {
 pub struct DecodeOptions {
     /// Leave out control and unknown tokens.
     pub skip_special: bool,
+    /// The tokens go on where other text ends: keep the space that tokenizers of the SentencePiece
+    /// kind put before a text, and that is otherwise taken off its start.
+    pub continued: bool,
 }
 
-/// A byte-level BPE tokenizer. May be used from many threads at once.
+/// A tokenizer. May be used from many threads at once.
 pub struct Tokenizer {
-    vocabulary: Vocabulary,
-    merges: Merges,
-    pretokenizer: PreTokenizer,
-    specials: Specials,
-    /// The token of each byte, [`NONE`] if there is none.
-    byte_tokens: [u32; 256],
-    /// Per token: whether merging its own bytes ends with it ([`UNTRIED`], [`WHOLE`], [`PARTS`]).
-    whole: Vec<AtomicU8>,
+    parts: Parts,
     /// Per token: whether it ends an answer.
     ends: Vec<bool>,
-    bos: Option<u32>,
-    eos: Option<u32>,
-    unknown: Option<u32>,
-    padding: Option<u32>,
-    add_bos: bool,
-    add_eos: bool,
 }
 
-const UNTRIED: u8 = 0;
-const WHOLE: u8 = 1;
-const PARTS: u8 = 2;
+/// What a tokenizer is made of. Text goes through it in this order.
+pub(super) struct Parts {
+    /// Recognized in the text as it is.
+    pub specials: Specials,
+    pub normalizer: Normalizer,
+    /// Recognized in what the normalizer makes of the rest.
+    pub normalized_specials: Specials,
+    pub pretokenizer: PreTokenizer,
+    pub model: Model,
+    pub vocabulary: Vocabulary,
+    /// What `add_special` adds before and behind.
+    pub prefix: Vec<u32>,
+    pub suffix: Vec<u32>,
+    /// A space at the start of decoded text comes from the tokenizer.
+    pub strips_space: bool,
+    /// So does one at its end.
+    pub strips_end_space: bool,
+    pub bos: Option<u32>,
+    pub eos: Option<u32>,
+    pub unknown: Option<u32>,
+    pub padding: Option<u32>,
+    /// Tokens that end an answer, besides those that are known by their texts.
+    pub ends: Vec<u32>,
+}
+
+impl Parts {
+    /// A tokenizer that is nothing but a model.
+    pub fn new(vocabulary: Vocabulary, model: Model) -> Self {
+        Parts {
+            specials: Specials::new(Vec::new()),
+            normalizer: Normalizer::default(),
+            normalized_specials: Specials::new(Vec::new()),
+            pretokenizer: PreTokenizer::default(),
+            model,
+            vocabulary,
+            prefix: Vec::new(),
+            suffix: Vec::new(),
+            strips_space: false,
+            strips_end_space: false,
+            bos: None,
+            eos: None,
+            unknown: None,
+            padding: None,
+            ends: Vec::new(),
+        }
+    }
+
+    /// The tokenizer. Errors: `OutOfMemory`.
+    pub fn build(self) -> Result<Tokenizer> {
+        let mut ends = try_vec(self.vocabulary.len(), false, "end-of-answer flags")?;
+        for end in &self.ends {
+            ends[*end as usize] = true;
+        }
+        mark_ends(&self.vocabulary, &mut ends);
+        Ok(Tokenizer { parts: self, ends })
+    }
+}
 
 impl Tokenizer {
     /// The tokenizer of a model file; see [`from_metadata`](Self::from_metadata).
@@ -77,97 +123,24 @@ impl Tokenizer {
         Self::from_metadata(&file.metadata)
     }
 
-    /// The tokenizer that the `tokenizer.ggml.*` keys describe. `add_space_prefix` does not apply
-    /// to byte-level BPE and is not read.
+    /// The tokenizer that the `tokenizer.ggml.*` keys describe: byte-level BPE (`gpt2`), SentencePiece
+    /// (`llama`), Gemma 4's (`gemma4`), Unigram (`t5`) or WordPiece (`bert`).
     ///
     /// Errors: `MissingKey` for a key that is absent or has another type; `FileCorrupt` for lists
     /// that contradict each other, naming key and entry; `Unsupported` for other kinds of tokenizer
     /// and for a pre-tokenizer that is not known, naming it; `OutOfMemory`.
     pub fn from_metadata(metadata: &Metadata) -> Result<Self> {
-        match string(metadata, "tokenizer.ggml.model")? {
-            Some("gpt2") => {}
-            Some(other) => {
-                let other: String = other.chars().take(100).collect();
-                fail!(
-                    Unsupported,
-                    "tokenizer.ggml.model: tokenizer {other:?} is not supported, only \"gpt2\" (byte-level BPE)"
-                )
-            }
-            None => fail!(MissingKey, "metadata key tokenizer.ggml.model is missing"),
-        }
-        let pre = string(metadata, "tokenizer.ggml.pre")?.unwrap_or("default");
-        let pretokenizer = PreTokenizer::new(pre)?;
-        let alphabet = Alphabet::new();
-        let vocabulary = Vocabulary::new(metadata, &alphabet)?;
-        let merges = Merges::new(metadata, &alphabet, &vocabulary)?;
-        let n_vocab = vocabulary.len();
-        let id = |name: &str| {
-            token_id(
-                metadata,
-                &format!("tokenizer.ggml.{name}_token_id"),
-                n_vocab,
-            )
-        };
-        let (bos, eos) = (id("bos")?, id("eos")?);
+        gguf::tokenizer(metadata)
+    }
 
-        let asked_bos = boolean(metadata, "tokenizer.ggml.add_bos_token")?;
-        let asked_eos = boolean(metadata, "tokenizer.ggml.add_eos_token")?;
-        for (asked, token, name) in [(asked_bos, bos, "bos"), (asked_eos, eos, "eos")] {
-            if asked == Some(true) && token.is_none() {
-                fail!(
-                    MissingKey,
-                    "tokenizer.ggml.add_{name}_token is set, but there is no tokenizer.ggml.{name}_token_id"
-                );
-            }
-        }
-
-        let mut ends = try_vec(n_vocab, false, "end-of-answer flags")?;
-        for end in [eos, id("eot")?, id("eom")?].into_iter().flatten() {
-            ends[end as usize] = true;
-        }
-        mark_ends(&vocabulary, &mut ends);
-
-        let special = |kind| {
-            matches!(
-                kind,
-                TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined
-            )
-        };
-        let specials = Specials::new(
-            (0..n_vocab as u32)
-                .filter(|id| special(vocabulary.kind(*id)))
-                .map(|id| {
-                    let control = vocabulary.kind(id) != TokenKind::UserDefined;
-                    (vocabulary.token(id), id, control)
-                }),
-        );
-        let mut byte_tokens = [NONE; 256];
-        for (byte, token) in byte_tokens.iter_mut().enumerate() {
-            *token = vocabulary.find(&[byte as u8]).unwrap_or(NONE);
-        }
-        let mut whole = Vec::new();
-        if whole.try_reserve_exact(n_vocab).is_err() {
-            fail!(
-                OutOfMemory,
-                "tokenizer: {n_vocab} bytes could not be allocated"
-            );
-        }
-        whole.resize_with(n_vocab, || AtomicU8::new(UNTRIED));
-        Ok(Tokenizer {
-            add_bos: asked_bos.unwrap_or(pretokenizer.add_bos && bos.is_some()),
-            add_eos: asked_eos.unwrap_or(false),
-            unknown: id("unknown")?,
-            padding: id("padding")?,
-            vocabulary,
-            merges,
-            pretokenizer,
-            specials,
-            byte_tokens,
-            whole,
-            ends,
-            bos,
-            eos,
-        })
+    /// The tokenizer that a `tokenizer.json` of Hugging Face's tokenizers library describes, and the
+    /// `tokenizer_config.json` beside it, which names the special tokens and says which of them are
+    /// added.
+    ///
+    /// Errors: `FileCorrupt` for JSON that is malformed or contradicts itself, and `Unsupported` for
+    /// a component that is not known, both naming the place; `OutOfMemory`.
+    pub fn from_json(tokenizer: &[u8], config: Option<&[u8]>) -> Result<Self> {
+        json::tokenizer(tokenizer, config)
     }
 
     /// Appends the tokens of `text` to `out`; on an error `out` is as it was. Bytes that the
@@ -192,16 +165,15 @@ impl Tokenizer {
         out: &mut Vec<u32>,
     ) -> Result<()> {
         let length = out.len();
-        let may = |start: usize, special: &Special| {
-            may_parse(start, start + special.text.len(), special.id)
-        };
+        let may = |start: usize, end: usize, special: &Special| may_parse(start, end, special.id);
         let result = self.encode_where(text, &may, out).and_then(|()| {
-            if self.add_bos && self.bos.is_some() && out.get(length) != self.bos.as_ref() {
-                push_all(out, self.bos.as_slice())?;
-                out[length..].rotate_right(1);
+            let (prefix, suffix) = (&self.parts.prefix, &self.parts.suffix);
+            if !out[length..].starts_with(prefix) {
+                push_all(out, prefix)?;
+                out[length..].rotate_right(prefix.len());
             }
-            if self.add_eos && out[length..].last() != self.eos.as_ref() {
-                push_all(out, self.eos.as_slice())?;
+            if !out[length..].ends_with(suffix) {
+                push_all(out, suffix)?;
             }
             Ok(())
         });
@@ -212,13 +184,13 @@ impl Tokenizer {
     }
 
     fn encode_all(&self, text: &str, options: EncodeOptions, out: &mut Vec<u32>) -> Result<()> {
-        if options.add_special && self.add_bos {
-            push_all(out, self.bos.as_slice())?;
+        if options.add_special {
+            push_all(out, &self.parts.prefix)?;
         }
-        let may = |_, special: &Special| options.parse_special || !special.control;
+        let may = |_, _, special: &Special| options.parse_special || !special.control;
         self.encode_where(text, &may, out)?;
-        if options.add_special && self.add_eos {
-            push_all(out, self.eos.as_slice())?;
+        if options.add_special {
+            push_all(out, &self.parts.suffix)?;
         }
         Ok(())
     }
@@ -227,62 +199,39 @@ impl Tokenizer {
     fn encode_where(
         &self,
         text: &str,
-        may: &dyn Fn(usize, &Special) -> bool,
+        may: &dyn Fn(usize, usize, &Special) -> bool,
         out: &mut Vec<u32>,
     ) -> Result<()> {
-        let mut merger = Merger::default();
-        let mut from = 0;
-        while let Some(found) = self.specials.find(text.as_bytes(), from, may) {
-            self.encode_plain(&text[from..found.start], &mut merger, out)?;
-            push_all(out, &[found.id])?;
-            from = found.end;
-        }
-        self.encode_plain(&text[from..], &mut merger, out)
-    }
-
-    /// Encodes text in which no special token is left.
-    fn encode_plain(&self, text: &str, merger: &mut Merger, out: &mut Vec<u32>) -> Result<()> {
-        let mut error: Option<Error> = None;
-        self.pretokenizer.split(text, &mut |piece| {
-            if error.is_none() {
-                error = self.encode_piece(piece, merger, out).err();
+        let parts = &self.parts;
+        let mut scratch = Scratch::default();
+        parts.specials.split(text, may, &mut |part| match part {
+            Part::Token(id) => push_all(out, &[id]),
+            Part::Text(text, start) => {
+                let normal = parts.normalizer.apply(text)?;
+                let mut plain = |text: &str, first: bool, out: &mut Vec<u32>| {
+                    parts.pretokenizer.split(text, first, &mut |piece| {
+                        parts
+                            .model
+                            .encode(&parts.vocabulary, piece, &mut scratch, out)
+                    })
+                };
+                if parts.normalized_specials.is_empty() {
+                    return plain(&normal, start == 0, out);
+                }
+                // Places in the normalized text say nothing unless it is the text itself.
+                let same = *normal == *text;
+                let may_here = |from: usize, to: usize, special: &Special| match same {
+                    true => may(start + from, start + to, special),
+                    false => may(start, start + text.len(), special),
+                };
+                parts
+                    .normalized_specials
+                    .split(&normal, &may_here, &mut |part| match part {
+                        Part::Token(id) => push_all(out, &[id]),
+                        Part::Text(text, offset) => plain(text, start + offset == 0, out),
+                    })
             }
-        })?;
-        error.map_or(Ok(()), Err)
-    }
-
-    fn encode_piece(&self, piece: &[u8], merger: &mut Merger, out: &mut Vec<u32>) -> Result<()> {
-        let known = self.vocabulary.find(piece);
-        if let Some(token) = known {
-            let ordinary = !matches!(
-                self.vocabulary.kind(token),
-                TokenKind::Control | TokenKind::Unknown
-            );
-            let whole = match self.whole[token as usize].load(Ordering::Relaxed) {
-                _ if self.pretokenizer.whole_pieces => ordinary,
-                tried => tried == WHOLE,
-            };
-            if whole {
-                return push_all(out, &[token]);
-            }
-        }
-        let tokens = merger.merge(&self.merges, piece, &self.byte_tokens)?;
-        if let Some(token) = known {
-            // What the bytes of a token merge to never changes: remember it for the next time.
-            let whole = if tokens == [token] { WHOLE } else { PARTS };
-            self.whole[token as usize].store(whole, Ordering::Relaxed);
-        }
-        if !tokens.contains(&NONE) {
-            return push_all(out, tokens);
-        }
-        for token in tokens {
-            match (*token, self.unknown) {
-                (NONE, Some(unknown)) => push_all(out, &[unknown])?,
-                (NONE, None) => {}
-                (token, _) => push_all(out, &[token])?,
-            }
-        }
-        Ok(())
+        })
     }
 
     /// Appends the bytes of the tokens to `out`; on an error `out` is as it was. The bytes are
@@ -296,27 +245,36 @@ impl Tokenizer {
         if out.try_reserve(total).is_err() {
             fail!(OutOfMemory, "text of {total} bytes could not be allocated");
         }
+        let vocabulary = &self.parts.vocabulary;
+        let mut strips = self.parts.strips_space && !options.continued;
         for id in ids {
-            let kind = self.vocabulary.kind(*id);
-            let special = matches!(kind, TokenKind::Control | TokenKind::Unknown);
-            if !(special && options.skip_special) {
-                out.extend_from_slice(self.vocabulary.token(*id));
+            if vocabulary.kind(*id).is_control() && options.skip_special {
+                continue;
             }
+            let mut bytes = vocabulary.token(*id);
+            if strips && !bytes.is_empty() {
+                bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
+                strips = false;
+            }
+            out.extend_from_slice(bytes);
+        }
+        if self.parts.strips_end_space && out.last() == Some(&b' ') && !ids.is_empty() {
+            out.pop();
         }
         Ok(())
     }
 
-    /// The bytes of one token; control tokens give their names. `InvalidToken` if there is no such
+    /// The bytes of one token, of which text consists that goes on; control tokens give their names. `InvalidToken` if there is no such
     /// token.
     pub fn token_bytes(&self, id: u32) -> Result<&[u8]> {
         self.check(id)?;
-        Ok(self.vocabulary.token(id))
+        Ok(self.parts.vocabulary.token(id))
     }
 
     /// What a token is for; `InvalidToken` if there is no such token.
     pub fn kind(&self, id: u32) -> Result<TokenKind> {
         self.check(id)?;
-        Ok(self.vocabulary.kind(id))
+        Ok(self.parts.vocabulary.kind(id))
     }
 
     /// Whether this token ends an answer (end of text, turn or message). False for ids that are not
@@ -327,37 +285,46 @@ impl Tokenizer {
 
     /// Number of tokens.
     pub fn n_vocab(&self) -> usize {
-        self.vocabulary.len()
+        self.parts.vocabulary.len()
+    }
+
+    /// Whether a space at the start of decoded text comes from the tokenizer.
+    pub(super) fn strips_space(&self) -> bool {
+        self.parts.strips_space
     }
 
     /// The token that begins a text.
     pub fn bos(&self) -> Option<u32> {
-        self.bos
+        self.parts.bos
     }
 
     /// The token that ends a text.
     pub fn eos(&self) -> Option<u32> {
-        self.eos
+        self.parts.eos
     }
 
     /// The token for text that has none.
     pub fn unknown(&self) -> Option<u32> {
-        self.unknown
+        self.parts.unknown
     }
 
     /// The token that fills up batches.
     pub fn padding(&self) -> Option<u32> {
-        self.padding
+        self.parts.padding
     }
 
     /// Whether `add_special` adds a BOS token.
     pub fn adds_bos(&self) -> bool {
-        self.add_bos
+        self.parts
+            .bos
+            .is_some_and(|bos| self.parts.prefix.contains(&bos))
     }
 
     /// Whether `add_special` adds an EOS token.
     pub fn adds_eos(&self) -> bool {
-        self.add_eos
+        self.parts
+            .eos
+            .is_some_and(|eos| self.parts.suffix.contains(&eos))
     }
 
     fn check(&self, id: u32) -> Result<()> {
@@ -392,12 +359,4 @@ fn mark_ends(vocabulary: &Vocabulary, ends: &mut [bool]) {
             ends[*id as usize] = true;
         }
     }
-}
-
-fn push_all(out: &mut Vec<u32>, tokens: &[u32]) -> Result<()> {
-    if out.try_reserve(tokens.len()).is_err() {
-        fail!(OutOfMemory, "no memory for {} more tokens", tokens.len());
-    }
-    out.extend_from_slice(tokens);
-    Ok(())
 }

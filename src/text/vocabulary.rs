@@ -1,19 +1,10 @@
-//! The tokens of a file: metadata to checked tables.
+//! The tokens of a vocabulary: what each stands for, how the model spells it, and the way back.
 
-use super::byte_level::Alphabet;
 use super::hash::Keyed;
 use crate::error::{Result, fail, try_vec};
-use crate::format::{Array, Strings, Value};
-use std::collections::HashMap;
-
-/// The metadata of a model file, by key.
-pub type Metadata = HashMap<String, Value>;
 
 /// Longest text of a token, in bytes. Real ones stay under a thousand or two.
-const MAX_TOKEN_BYTES: usize = 16 << 10;
-const TOKENS: &str = "tokenizer.ggml.tokens";
-const TYPES: &str = "tokenizer.ggml.token_type";
-const MERGES: &str = "tokenizer.ggml.merges";
+pub(super) const MAX_TOKEN_BYTES: usize = 16 << 10;
 
 /// What a token is for; the numbers are those of `tokenizer.ggml.token_type`.
 #[repr(u8)]
@@ -34,7 +25,7 @@ pub enum TokenKind {
 }
 
 impl TokenKind {
-    fn from_number(number: i64) -> Option<Self> {
+    pub(super) fn from_number(number: i64) -> Option<Self> {
         Some(match number {
             // 0 is "undefined", which some converters write for ordinary tokens.
             0 | 1 => TokenKind::Normal,
@@ -46,213 +37,161 @@ impl TokenKind {
             _ => return None,
         })
     }
-}
 
-/// A string; None if the key is absent.
-pub(super) fn string<'a>(metadata: &'a Metadata, key: &str) -> Result<Option<&'a str>> {
-    match metadata.get(key) {
-        None => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text)),
-        Some(_) => fail!(MissingKey, "metadata key {key} is not a string"),
+    /// Whether text from outside must not become such a token.
+    pub(super) fn is_control(self) -> bool {
+        matches!(self, TokenKind::Control | TokenKind::Unknown)
     }
 }
 
-/// A boolean; None if the key is absent.
-pub(super) fn boolean(metadata: &Metadata, key: &str) -> Result<Option<bool>> {
-    match metadata.get(key) {
-        None => Ok(None),
-        Some(Value::Bool(value)) => Ok(Some(*value)),
-        Some(_) => fail!(MissingKey, "metadata key {key} is not a boolean"),
-    }
-}
-
-/// A token id below `n_vocab`; None if the key is absent or says so (-1 as a signed or an unsigned
-/// 32-bit number).
-pub(super) fn token_id(metadata: &Metadata, key: &str, n_vocab: usize) -> Result<Option<u32>> {
-    let id = match metadata.get(key) {
-        None | Some(Value::I64(-1)) => return Ok(None),
-        Some(Value::U64(id)) if *id == u64::from(u32::MAX) => return Ok(None),
-        Some(Value::U64(id)) => i128::from(*id),
-        Some(Value::I64(id)) => i128::from(*id),
-        Some(_) => fail!(MissingKey, "metadata key {key} is not an integer"),
-    };
-    match u32::try_from(id) {
-        Ok(token) if (token as usize) < n_vocab => Ok(Some(token)),
-        _ => fail!(
-            FileCorrupt,
-            "metadata key {key}: token {id} is not in the vocabulary of {n_vocab}"
-        ),
-    }
-}
-
-fn strings<'a>(metadata: &'a Metadata, key: &str) -> Result<&'a Strings> {
-    static NONE: Strings = Strings::new();
-    match metadata.get(key) {
-        None => fail!(MissingKey, "metadata key {key} is missing"),
-        Some(Value::Array(Array::String(list))) => Ok(list),
-        // An empty array may have lost the type of its elements.
-        Some(Value::Array(list)) if list.is_empty() => Ok(&NONE),
-        Some(_) => fail!(MissingKey, "metadata key {key} is not an array of strings"),
-    }
-}
-
-/// The kind of each token; all are normal if the file does not say.
-fn kinds(metadata: &Metadata, n_vocab: usize) -> Result<Vec<TokenKind>> {
-    let mut kinds = try_vec(n_vocab, TokenKind::Normal, TYPES)?;
-    let array = match metadata.get(TYPES) {
-        None => return Ok(kinds),
-        Some(Value::Array(array @ (Array::I64(_) | Array::U64(_)))) => array,
-        Some(_) => fail!(
-            MissingKey,
-            "metadata key {TYPES} is not an array of integers"
-        ),
-    };
-    if array.len() != n_vocab {
-        fail!(
-            FileCorrupt,
-            "metadata key {TYPES} has {} entries for {n_vocab} tokens",
-            array.len()
-        );
-    }
-    for (index, kind) in kinds.iter_mut().enumerate() {
-        let number = match array {
-            Array::I64(list) => list[index],
-            Array::U64(list) => i64::try_from(list[index]).unwrap_or(i64::MAX),
-            _ => 1,
-        };
-        *kind = match TokenKind::from_number(number) {
-            Some(kind) => kind,
-            None => fail!(
-                FileCorrupt,
-                "metadata key {TYPES}, entry {index}: there is no token type {number}"
-            ),
-        };
-    }
-    Ok(kinds)
-}
-
-/// Tokens as bytes, with the way back.
-pub(super) struct Vocabulary {
-    /// The bytes of all tokens, one after the other.
+/// Byte strings, end to end in one allocation.
+struct Pool {
     bytes: Vec<u8>,
-    /// Where each token starts in `bytes`, and the end of the last.
+    /// Where each string starts, and the end of the last.
     starts: Vec<u32>,
-    kinds: Vec<TokenKind>,
-    /// Open addressing over a power of two of slots: id + 1, or 0.
-    slots: Vec<u32>,
-    hasher: Keyed,
 }
 
-impl Vocabulary {
-    /// Reads and checks tokens and their types.
-    pub fn new(metadata: &Metadata, alphabet: &Alphabet) -> Result<Self> {
-        let tokens = strings(metadata, TOKENS)?;
-        if tokens.is_empty() {
-            fail!(FileCorrupt, "metadata key {TOKENS} has no tokens");
-        }
-        let total = tokens.text_bytes();
-        if tokens.len() >= (1 << 30) || u32::try_from(total).is_err() {
-            fail!(
-                Unsupported,
-                "metadata key {TOKENS}: {} tokens of {total} bytes are too many",
-                tokens.len()
-            );
-        }
-        let kinds = kinds(metadata, tokens.len())?;
-        let slots = try_vec((tokens.len() * 2).next_power_of_two(), 0, TOKENS)?;
-        let mut bytes = try_vec(total, 0u8, TOKENS)?;
+impl Pool {
+    fn with_room(count: usize, total: usize) -> Result<Self> {
+        let mut bytes = try_vec(total, 0u8, "texts of tokens")?;
         bytes.clear();
-        let mut starts = try_vec(tokens.len() + 1, 0u32, TOKENS)?;
-        starts.clear();
-        let mut vocabulary = Vocabulary {
-            bytes,
-            starts,
+        let mut starts = try_vec(count + 1, 0u32, "texts of tokens")?;
+        starts.truncate(1);
+        Ok(Pool { bytes, starts })
+    }
+
+    fn push(&mut self, text: &[u8]) -> Result<()> {
+        let room = self.bytes.try_reserve(text.len()).is_ok() && self.starts.try_reserve(1).is_ok();
+        if !room {
+            fail!(OutOfMemory, "tokenizer: no memory for the texts of tokens");
+        }
+        self.bytes.extend_from_slice(text);
+        match u32::try_from(self.bytes.len()) {
+            Ok(end) => self.starts.push(end),
+            Err(_) => fail!(Unsupported, "tokenizer: tokens of 4 GiB and more"),
+        }
+        Ok(())
+    }
+
+    fn get(&self, index: u32) -> &[u8] {
+        let index = index as usize;
+        &self.bytes[self.starts[index] as usize..self.starts[index + 1] as usize]
+    }
+}
+
+/// A token as a file describes it.
+pub(super) struct Entry<'a> {
+    /// The bytes that it stands for.
+    pub text: &'a [u8],
+    /// How the model spells it; not looked at where spelling is the text itself.
+    pub spelled: &'a [u8],
+    pub kind: TokenKind,
+    /// Whether the model may arrive at this token by its spelling.
+    pub reachable: bool,
+}
+
+/// Collects the tokens of a vocabulary.
+pub(super) struct Builder {
+    texts: Pool,
+    spelled: Option<Pool>,
+    kinds: Vec<TokenKind>,
+    reachable: Vec<bool>,
+}
+
+impl Builder {
+    /// Room for `count` tokens of `total` bytes. `spelled` if the model spells tokens otherwise than
+    /// by the bytes that they stand for.
+    pub fn new(count: usize, total: usize, spelled: bool) -> Result<Self> {
+        if count >= 1 << 30 {
+            fail!(Unsupported, "tokenizer: {count} tokens are too many");
+        }
+        let mut kinds = try_vec(count, TokenKind::Normal, "kinds of tokens")?;
+        kinds.clear();
+        let mut reachable = try_vec(count, false, "flags of tokens")?;
+        reachable.clear();
+        Ok(Builder {
+            texts: Pool::with_room(count, total)?,
+            spelled: match spelled {
+                true => Some(Pool::with_room(count, total)?),
+                false => None,
+            },
             kinds,
+            reachable,
+        })
+    }
+
+    /// Adds the token of the next id.
+    pub fn push(&mut self, entry: &Entry) -> Result<()> {
+        self.texts.push(entry.text)?;
+        if let Some(spelled) = &mut self.spelled {
+            spelled.push(entry.spelled)?;
+        }
+        self.kinds.push(entry.kind);
+        self.reachable.push(entry.reachable);
+        Ok(())
+    }
+
+    /// The vocabulary. Of reachable tokens of one spelling the first counts, but ordinary ones
+    /// before control tokens.
+    pub fn finish(self) -> Result<Vocabulary> {
+        let count = self.kinds.len();
+        let slots = try_vec((count * 2).next_power_of_two(), 0, "table of tokens")?;
+        let mut vocabulary = Vocabulary {
+            texts: self.texts,
+            spelled: self.spelled,
+            kinds: self.kinds,
             slots,
             hasher: Keyed::new(),
+            longest: 0,
         };
-        // Whether a piece of text or the result of a merge may be this token.
-        let mut spelled = try_vec(tokens.len(), false, TOKENS)?;
-        for (index, text) in tokens.iter().enumerate() {
-            spelled[index] = vocabulary.push(index, text, alphabet)?;
-        }
-        vocabulary.starts.push(vocabulary.bytes.len() as u32);
-        // Of tokens with the same bytes the first counts, but ordinary ones before control tokens.
         for control in [false, true] {
-            for (id, _) in spelled.iter().enumerate().filter(|(_, spelled)| **spelled) {
-                if vocabulary.is_special(id) == control {
+            for (id, _) in self.reachable.iter().enumerate().filter(|(_, yes)| **yes) {
+                if vocabulary.kinds[id].is_control() == control {
                     vocabulary.insert(id as u32);
                 }
             }
         }
         Ok(vocabulary)
     }
+}
 
-    /// Appends the bytes of token `index`. True if byte-level merging can arrive at it.
-    fn push(&mut self, index: usize, text: &str, alphabet: &Alphabet) -> Result<bool> {
-        if text.len() > MAX_TOKEN_BYTES {
-            fail!(
-                FileCorrupt,
-                "metadata key {TOKENS}, entry {index}: a token of {} bytes, {MAX_TOKEN_BYTES} are allowed",
-                text.len()
-            );
-        }
-        self.starts.push(self.bytes.len() as u32);
-        match self.kinds[index] {
-            // Text in the alphabet stands for bytes. Files whose converter did not mark added tokens
-            // have ordinary ones outside it; they mean their own text, as in the tokenizers library.
-            TokenKind::Normal | TokenKind::Unused => {
-                let spelled = alphabet.decode(text, &mut self.bytes);
-                if !spelled {
-                    self.bytes.extend_from_slice(text.as_bytes());
-                }
-                Ok(spelled && !text.is_empty())
-            }
-            TokenKind::Control | TokenKind::UserDefined | TokenKind::Unknown => {
-                self.bytes.extend_from_slice(text.as_bytes());
-                Ok(text.bytes().all(|byte| byte.is_ascii_graphic()) && !text.is_empty())
-            }
-            TokenKind::Byte => {
-                let digits = text
-                    .strip_prefix("<0x")
-                    .and_then(|rest| rest.strip_suffix('>'))
-                    .filter(|digits| digits.len() == 2 && !digits.starts_with('+'));
-                let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
-                match byte {
-                    Some(byte) => self.bytes.push(byte),
-                    None => fail!(
-                        FileCorrupt,
-                        "metadata key {TOKENS}, entry {index}: {:?} is not a byte token such as \"<0x0A>\"",
-                        shorten(text)
-                    ),
-                }
-                Ok(true)
-            }
-        }
-    }
+/// Tokens by id, and ids by spelling.
+pub(super) struct Vocabulary {
+    texts: Pool,
+    /// Where it is not the texts.
+    spelled: Option<Pool>,
+    kinds: Vec<TokenKind>,
+    /// Open addressing over a power of two of slots: id + 1, or 0.
+    slots: Vec<u32>,
+    hasher: Keyed,
+    /// Bytes of the longest spelling that can be found.
+    longest: usize,
+}
 
-    fn is_special(&self, id: usize) -> bool {
-        matches!(self.kinds[id], TokenKind::Control | TokenKind::Unknown)
-    }
-
+impl Vocabulary {
     fn insert(&mut self, id: u32) {
-        let bytes = self.token(id);
+        let bytes = self.spelling(id);
+        let length = bytes.len();
         let mut slot = self.hasher.bytes(bytes) as usize & (self.slots.len() - 1);
         while self.slots[slot] != 0 {
-            if self.token(self.slots[slot] - 1) == bytes {
+            if self.spelling(self.slots[slot] - 1) == bytes {
                 return;
             }
             slot = (slot + 1) & (self.slots.len() - 1);
         }
         self.slots[slot] = id + 1;
+        self.longest = self.longest.max(length);
     }
 
-    /// The token with these bytes.
-    pub fn find(&self, bytes: &[u8]) -> Option<u32> {
-        let mut slot = self.hasher.bytes(bytes) as usize & (self.slots.len() - 1);
+    /// The token with this spelling.
+    pub fn find(&self, spelling: &[u8]) -> Option<u32> {
+        if spelling.len() > self.longest {
+            return None;
+        }
+        let mut slot = self.hasher.bytes(spelling) as usize & (self.slots.len() - 1);
         loop {
             let id = self.slots[slot].checked_sub(1)?;
-            if self.token(id) == bytes {
+            if self.spelling(id) == spelling {
                 return Some(id);
             }
             slot = (slot + 1) & (self.slots.len() - 1);
@@ -264,99 +203,55 @@ impl Vocabulary {
         self.kinds.len()
     }
 
-    /// The bytes of a token that is known to exist.
+    /// The bytes that a token stands for; it is known to exist.
     pub fn token(&self, id: u32) -> &[u8] {
-        let id = id as usize;
-        &self.bytes[self.starts[id] as usize..self.starts[id + 1] as usize]
+        self.texts.get(id)
+    }
+
+    /// How the model spells a token that is known to exist.
+    pub fn spelling(&self, id: u32) -> &[u8] {
+        self.spelled.as_ref().unwrap_or(&self.texts).get(id)
+    }
+
+    /// Bytes of the longest spelling that [`find`](Self::find) can find.
+    pub fn longest(&self) -> usize {
+        self.longest
     }
 
     /// The kind of a token that is known to exist.
     pub fn kind(&self, id: u32) -> TokenKind {
         self.kinds[id as usize]
     }
-}
 
-/// What a pair of neighbours becomes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Merge {
-    /// Lower is done first.
-    pub rank: u32,
-    /// The token of both together.
-    pub token: u32,
-}
-
-/// Merges by the ids of left and right neighbour.
-pub(super) struct Merges(HashMap<u64, Merge, Keyed>);
-
-fn pair(left: u32, right: u32) -> u64 {
-    u64::from(left) << 32 | u64::from(right)
-}
-
-impl Merges {
-    /// Reads and checks the merges, each two texts of the alphabet with a space between. Of equal
-    /// merges the first counts.
-    pub fn new(metadata: &Metadata, alphabet: &Alphabet, vocabulary: &Vocabulary) -> Result<Self> {
-        let list = strings(metadata, MERGES)?;
-        if u32::try_from(list.len()).is_err() {
-            fail!(Unsupported, "metadata key {MERGES}: {} merges", list.len());
-        }
-        let mut merges = HashMap::with_hasher(Keyed::new());
-        if merges.try_reserve(list.len()).is_err() {
-            fail!(
-                OutOfMemory,
-                "metadata key {MERGES}: no memory for {} merges",
-                list.len()
-            );
-        }
-        let mut bytes = Vec::new();
-        for (index, text) in list.iter().enumerate() {
-            let malformed = || -> Result<()> {
-                fail!(
-                    FileCorrupt,
-                    "metadata key {MERGES}, entry {index}: {:?} is not two spelled tokens",
-                    shorten(text)
-                )
-            };
-            let Some((left, right)) = text.split_once(' ') else {
-                malformed()?;
-                continue;
-            };
-            bytes.clear();
-            if text.len() > 2 * MAX_TOKEN_BYTES + 1 || !alphabet.decode(left, &mut bytes) {
-                malformed()?;
-            }
-            let middle = bytes.len();
-            if !alphabet.decode(right, &mut bytes) || middle == 0 || middle == bytes.len() {
-                malformed()?;
-            }
-            let find = |bytes: &[u8], part: &str| -> Result<u32> {
-                match vocabulary.find(bytes) {
-                    Some(id) => Ok(id),
-                    None => fail!(
-                        FileCorrupt,
-                        "metadata key {MERGES}, entry {index}: {part} of {:?} is not a token",
-                        shorten(text)
-                    ),
-                }
-            };
-            let left = find(&bytes[..middle], "the left part")?;
-            let right = find(&bytes[middle..], "the right part")?;
-            let token = find(&bytes, "the result")?;
-            let rank = index as u32;
-            merges
-                .entry(pair(left, right))
-                .or_insert(Merge { rank, token });
-        }
-        Ok(Merges(merges))
+    /// The kinds of all tokens.
+    pub fn kinds(&self) -> &[TokenKind] {
+        &self.kinds
     }
 
-    /// What this pair becomes, if anything.
-    pub fn get(&self, left: u32, right: u32) -> Option<Merge> {
-        self.0.get(&pair(left, right)).copied()
+    /// The token of each byte, as `<0x00>` to `<0xFF>`, [`NONE`](super::bpe::NONE) if there is none.
+    pub fn byte_tokens(&self) -> Box<[u32; 256]> {
+        let mut tokens = Box::new([super::bpe::NONE; 256]);
+        for (id, _) in self
+            .kinds
+            .iter()
+            .enumerate()
+            .filter(|(_, kind)| **kind == TokenKind::Byte)
+        {
+            let token = &mut tokens[usize::from(self.texts.get(id as u32)[0])];
+            *token = (*token).min(id as u32);
+        }
+        tokens
     }
+}
+
+/// The byte that a text like `<0x0A>` stands for.
+pub(super) fn spelled_byte(text: &str) -> Option<u8> {
+    let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    let hexadecimal = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    u8::from_str_radix(digits, 16).ok().filter(|_| hexadecimal)
 }
 
 /// The beginning of a text, for messages.
-fn shorten(text: &str) -> String {
+pub(super) fn shorten(text: &str) -> String {
     text.chars().take(60).collect()
 }

@@ -1,10 +1,8 @@
 //! The tiny models of `data/make_families.py`: one per variant of a family.
 
-use super::convert::converted;
 use super::edit::Edited;
 use super::repository_file;
-use emberlm::format::{ModelFile, Tensor, Value};
-use emberlm::quant::TensorType;
+use emberlm::format::{ModelFile, Value};
 
 /// Every variant: files `tests/data/families/{name}.gguf` and `{name}.bin`.
 pub const NAMES: [&str; 4] = [
@@ -61,17 +59,6 @@ pub const WINDOWED: [&str; 7] = [
 pub fn open_family(name: &str) -> ModelFile {
     let path = repository_file(&format!("tests/data/families/{name}/model.gguf"));
     ModelFile::open(&path).unwrap_or_else(|e| panic!("{name}: {e}"))
-}
-
-/// The same with the values of quantized matrices in F32, for products with the others round their
-/// inputs to bytes.
-pub fn open_exact(name: &str) -> ModelFile {
-    let file = open_family(name);
-    let is_quantized = |t: &Tensor| t.ty.block_len() > 1;
-    match file.tensors.values().any(is_quantized) {
-        true => converted(&file, TensorType::F32),
-        false => file,
-    }
 }
 
 /// The same with another context length.

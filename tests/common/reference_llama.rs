@@ -3,34 +3,69 @@
 
 use super::reference_experts::experts;
 use emberlm::format::Tensor;
-use emberlm::model::{Attention, FeedForward, Linear, Network, Norm, Rope, RopePairing};
+use emberlm::model::{
+    Activation, Attention, Block, FeedForward, Linear, Mlp, Network, Norm, NormKind, Rope,
+    RopePairing,
+};
 use emberlm::quant::dequantize_row;
 
 /// One vector per position.
 pub type Rows = Vec<Vec<f64>>;
 
-/// The logits after each of `tokens`, `n_vocab` per position.
+/// The logits after each of `tokens`, `n_vocab` per position, in a session of just that context.
 pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
-    let mut row = vec![0.0; network.hidden];
     let mut x: Rows = tokens
         .iter()
-        .map(|&t| {
-            dequantize(&network.embedding, t as usize, &mut row);
-            row.iter().map(|&v| f64::from(v)).collect()
-        })
+        .map(|&t| row(&network.embedding, t as usize))
         .collect();
-    for block in &network.blocks {
-        let (attention_norm, rope, feed_forward_norm) = block.plain_frame().unwrap();
-        let y = attention(&block.attention, rope, &norm(attention_norm, &x));
-        add(&mut x, &y);
-        let input = norm(feed_forward_norm, &x);
-        let y = match &block.feed_forward {
-            FeedForward::Dense(_) => feed_forward(block.feed_forward.plain().unwrap(), &input),
-            FeedForward::Experts(e) => experts(e, &input),
-        };
-        add(&mut x, &y);
+    x.iter_mut()
+        .flatten()
+        .for_each(|v| *v *= f64::from(network.embedding_scale));
+    if let Some(positions) = &network.positions {
+        let positions = (0..x.len()).map(|p| row(positions, p)).collect();
+        add(&mut x, &positions, 1.0);
     }
-    linear(&network.head, &norm(&network.final_norm, &x))
+    for b in &network.blocks {
+        let scale = f64::from(b.residual_scale);
+        if b.parallel {
+            let input = norm(b.attention_norm.as_ref(), &x);
+            let other = b.feed_forward_norm.as_ref().map(|n| norm(Some(n), &x));
+            let y = attention_part(b, &input);
+            let z = feed_forward_part(b, other.as_ref().unwrap_or(&input));
+            add(&mut x, &y, scale);
+            add(&mut x, &z, scale);
+        } else {
+            let y = attention_part(b, &norm(b.attention_norm.as_ref(), &x));
+            add(&mut x, &y, scale);
+            let y = feed_forward_part(b, &norm(b.feed_forward_norm.as_ref(), &x));
+            add(&mut x, &y, scale);
+        }
+    }
+    let mut logits = linear(&network.head, &norm(Some(&network.final_norm), &x));
+    for logit in logits.iter_mut().flatten() {
+        *logit = capped(*logit * f64::from(network.logit_scale), network.logit_cap);
+    }
+    logits
+}
+
+fn attention_part(block: &Block, x: &Rows) -> Rows {
+    let y = attention(&block.attention, x);
+    norm(block.attention_post_norm.as_ref(), &y)
+}
+
+fn feed_forward_part(block: &Block, x: &Rows) -> Rows {
+    let y = match &block.feed_forward {
+        FeedForward::Dense(mlp) => feed_forward(mlp, x),
+        FeedForward::Experts(e) => experts(e, x),
+    };
+    norm(block.feed_forward_post_norm.as_ref(), &y)
+}
+
+fn capped(x: f64, cap: Option<f32>) -> f64 {
+    match cap.map(f64::from) {
+        Some(cap) => cap * (x / cap).tanh(),
+        None => x,
+    }
 }
 
 /// Kullback-Leibler divergence of the distributions that two sets of logits stand for, in nats:
@@ -63,6 +98,12 @@ fn dequantize(tensor: &Tensor, row: usize, out: &mut [f32]) {
     dequantize_row(tensor.ty, &tensor.bytes()[row * bytes..][..bytes], out);
 }
 
+fn row(tensor: &Tensor, index: usize) -> Vec<f64> {
+    let mut out = vec![0.0; tensor.row_len()];
+    dequantize(tensor, index, &mut out);
+    out.into_iter().map(f64::from).collect()
+}
+
 /// A tensor's elements, row by row.
 pub fn vector(tensor: &Tensor) -> Vec<f64> {
     let mut out = vec![0.0; tensor.row_len() * tensor.rows()];
@@ -70,20 +111,31 @@ pub fn vector(tensor: &Tensor) -> Vec<f64> {
     out.into_iter().map(f64::from).collect()
 }
 
-fn add(x: &mut Rows, y: &Rows) {
+fn add(x: &mut Rows, y: &Rows, scale: f64) {
     for (x, y) in x.iter_mut().flatten().zip(y.iter().flatten()) {
-        *x += y;
+        *x += scale * y;
     }
 }
 
-fn norm(norm: &Norm, x: &Rows) -> Rows {
+fn norm(norm: Option<&Norm>, x: &Rows) -> Rows {
+    match norm {
+        Some(norm) => x.iter().map(|x| norm_row(norm, x)).collect(),
+        None => x.clone(),
+    }
+}
+
+fn norm_row(norm: &Norm, x: &[f64]) -> Vec<f64> {
     let weight = vector(&norm.weight);
-    let scaled = |x: &Vec<f64>| {
-        let mean_square = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
-        let scale = 1.0 / (mean_square + f64::from(norm.eps)).sqrt();
-        x.iter().zip(&weight).map(|(v, w)| v * scale * w).collect()
+    let bias = norm.bias.as_ref().map(vector);
+    let mean = match norm.kind {
+        NormKind::Rms => 0.0,
+        NormKind::Layer => x.iter().sum::<f64>() / x.len() as f64,
     };
-    x.iter().map(scaled).collect()
+    let square = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / x.len() as f64;
+    let scale = 1.0 / (square + f64::from(norm.eps)).sqrt();
+    (0..x.len())
+        .map(|i| (x[i] - mean) * scale * weight[i] + bias.as_ref().map_or(0.0, |b| b[i]))
+        .collect()
 }
 
 /// Each row of the weight is dequantized once, for all positions.
@@ -119,22 +171,38 @@ fn dot(w: &[f32], x: &[f64]) -> f64 {
     sums.iter().sum::<f64>() + rest
 }
 
-fn attention(a: &Attention, rope: &Rope, x: &Rows) -> Rows {
+/// Norms of a position's queries or keys, over each head or all of them.
+fn norm_heads(norm: &Option<Norm>, x: &mut [f64]) {
+    if let Some(norm) = norm {
+        for part in x.chunks_mut(norm.weight.row_len()) {
+            let normed = norm_row(norm, part);
+            part.copy_from_slice(&normed);
+        }
+    }
+}
+
+fn attention(a: &Attention, x: &Rows) -> Rows {
     let mut q = linear(&a.q, x);
     let mut k = linear(&a.k, x);
     let v = linear(&a.v, x);
+    let sinks = a.sinks.as_ref().map(vector);
     for (position, (q, k)) in q.iter_mut().zip(&mut k).enumerate() {
-        for head in q.chunks_mut(a.head_dim).chain(k.chunks_mut(a.head_dim)) {
-            rotate(rope, position, head);
+        norm_heads(&a.q_norm, q);
+        norm_heads(&a.k_norm, k);
+        if let Some(rope) = &a.rope {
+            for head in q.chunks_mut(a.head_dim).chain(k.chunks_mut(a.head_dim)) {
+                rotate(rope, x.len(), position, head);
+            }
         }
     }
     let group = a.n_heads / a.n_kv_heads;
     let mixed = (0..x.len()).map(|position| {
         let mut out = vec![0.0; a.n_heads * a.head_dim];
+        let first = a.window.map_or(0, |w| (position + 1).saturating_sub(w));
         for (h, out) in out.chunks_mut(a.head_dim).enumerate() {
             let kv = (h / group) * a.head_dim..(h / group + 1) * a.head_dim;
             let q = &q[position][h * a.head_dim..][..a.head_dim];
-            let scores: Vec<f64> = k[..=position]
+            let mut scores: Vec<f64> = k[first..=position]
                 .iter()
                 .map(|k| {
                     q.iter()
@@ -142,9 +210,12 @@ fn attention(a: &Attention, rope: &Rope, x: &Rows) -> Rows {
                         .map(|(q, k)| q * k)
                         .sum::<f64>()
                 })
-                .map(|s| s * f64::from(a.scale))
+                .map(|s| capped(s * f64::from(a.scale), a.score_cap))
                 .collect();
-            for (p, v) in log_softmax(&scores).into_iter().map(f64::exp).zip(&v) {
+            // A sink has a share, but no value.
+            scores.extend(sinks.as_ref().map(|sinks| sinks[h]));
+            let weights = log_softmax(&scores).into_iter().map(f64::exp);
+            for (p, v) in weights.zip(&v[first..=position]) {
                 for (o, v) in out.iter_mut().zip(&v[kv.clone()]) {
                     *o += p * v;
                 }
@@ -156,9 +227,10 @@ fn attention(a: &Attention, rope: &Rope, x: &Rows) -> Rows {
 }
 
 /// Rotates pair `i` of a head by `position * inv_freq[i]`.
-fn rotate(rope: &Rope, position: usize, head: &mut [f64]) {
-    let n_pairs = rope.inv_freq.len();
-    for (i, &f) in rope.inv_freq.iter().enumerate() {
+fn rotate(rope: &Rope, context: usize, position: usize, head: &mut [f64]) {
+    let frequencies = rope.frequencies(context);
+    let n_pairs = frequencies.len();
+    for (i, &f) in frequencies.iter().enumerate() {
         let (a, b) = match rope.pairing {
             RopePairing::Interleaved => (2 * i, 2 * i + 1),
             RopePairing::Halves => (i, i + n_pairs),
@@ -171,11 +243,31 @@ fn rotate(rope: &Rope, position: usize, head: &mut [f64]) {
     }
 }
 
-fn feed_forward([gate, up, down]: [&Linear; 3], x: &Rows) -> Rows {
-    let mut gate = linear(gate, x);
-    let up = linear(up, x);
-    for (g, u) in gate.iter_mut().flatten().zip(up.iter().flatten()) {
-        *g = *g / (1.0 + (-*g).exp()) * u;
+fn feed_forward(mlp: &Mlp, x: &Rows) -> Rows {
+    let mut up = linear(&mlp.up, x);
+    match &mlp.gate {
+        Some(gate) => {
+            let gate = linear(gate, x);
+            for (u, g) in up.iter_mut().flatten().zip(gate.iter().flatten()) {
+                *u *= activated(mlp.activation, *g);
+            }
+        }
+        None => {
+            for u in up.iter_mut().flatten() {
+                *u = activated(mlp.activation, *u);
+            }
+        }
     }
-    linear(down, &gate)
+    linear(&mlp.down, &up)
+}
+
+fn activated(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            x * (1.0 + u.tanh()) / 2.0
+        }
+        other => unimplemented!("{other:?} without experts"),
+    }
 }

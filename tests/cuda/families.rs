@@ -178,8 +178,8 @@ fn matches_transformers(name: &str) {
             let what = |how: &str| format!("{text} {kv:?} {how}");
             let mut r = runner(&weights, context, kv);
             let stepped = one_by_one(&mut *r, tokens, n);
-            let (stepped, wanted) = without_astray(&network, &stepped, want, bound);
-            check(name, &what("stepped"), &stepped, &wanted, bound);
+            let (near, wanted) = without_astray(&network, &stepped, want, bound);
+            check(name, &what("stepped"), &near, &wanted, bound);
             for piece in [tokens.len(), 7, 3] {
                 r.truncate(0);
                 let got = in_pieces(&mut *r, tokens, piece, n);
@@ -192,8 +192,8 @@ fn matches_transformers(name: &str) {
                     in_pieces(&mut *r, &tokens[..end], end, n)
                 })
                 .collect();
-            let (prefilled, wanted) = without_astray(&network, &prefilled, want, bound);
-            check(name, &what("prefilled"), &prefilled, &wanted, bound);
+            let (near, wanted) = without_astray(&network, &prefilled, want, bound);
+            check(name, &what("prefilled"), &near, &wanted, bound);
             // A rewind repeats to the bit.
             r.truncate(0);
             one_by_one(&mut *r, tokens, n);

@@ -224,7 +224,7 @@ fn mixed_settings_match() {
 fn mixed_row(random: &mut Random, n_vocab: usize) -> Row {
     let r = random;
     let few = pick(r, &[2u64, 7, 60]).min(n_vocab as u64);
-    let len = pick(r, &[0usize, 1, 5, 300, 3000]);
+    let len = pick(r, &[1usize, 2, 5, 300, 3000]);
     let token = |r: &mut Random| ((r.bits() >> 20) % few) as u32;
     let history: Vec<u32> = (0..len).map(|_| token(r)).collect();
     let settings = Sampling {

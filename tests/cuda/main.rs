@@ -15,6 +15,7 @@ mod kernels_sample;
 mod kernels_weights;
 mod model;
 mod networks;
+mod sampling;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -40,6 +41,7 @@ fn main() {
     model::tests(&mut tests);
     networks::tests(&mut tests);
     experts::tests(&mut tests);
+    sampling::tests(&mut tests);
     families::tests(&mut tests);
     faults::tests(&mut tests);
     let trials = tests

@@ -98,7 +98,7 @@ impl Backend for CudaBackend {
         Ok(Estimate {
             weights_bytes: plan.bytes,
             kv_bytes_per_token: kv.bytes_per_token(),
-            kv_bytes: kv.bytes(runner.context)?.iter().map(|b| *b as u64).sum(),
+            kv_bytes: kv.all_bytes(runner.context),
             model_workspace_bytes: PrefillBuffers::bytes(&plan)
                 + StepBuffers::bytes(&plan, MAX_BATCH as u32, multiprocessors),
             session_workspace_bytes: StepBuffers::bytes(&plan, 1, multiprocessors)

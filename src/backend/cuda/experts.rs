@@ -1,12 +1,14 @@
-//! Mixtures of experts: their place in the plan, the memory that they work in, and the launches of
-//! their kernels.
+//! Mixtures of experts: their place in the plan, and the launches of their kernels.
+
+mod places;
+
+pub use places::ExpertPlaces;
 
 use super::args;
 use super::driver::Stream;
 use super::kernels::Kernels;
-use super::matrix::{Matrix, tiled_bytes};
-use super::plan::{Jobs, MlpPlan, Plan, activation};
-use super::step::Arena;
+use super::matrix::{Inputs, Matrix, MatrixSegment, tiled_bytes};
+use super::plan::{Jobs, MlpPlan, activation};
 use crate::error::{Result, fail};
 use crate::model::{Experts, Scoring};
 use crate::quant::TensorType;
@@ -17,10 +19,12 @@ const MAX_EXPERTS: usize = 1024;
 const MAX_USED: usize = 31;
 /// Rows of a tile of the products of many rows, as `Tile` of matmul_experts.cu.
 const TILE_ROWS: u32 = 128;
-/// Shared memory of those: three stages of two tiles.
-const MATMUL_SHARED: usize = 3 * (128 + 128) * 64 * 2;
 /// Input rows that a block of the router's product takes, as `SCORE_ROWS` of experts.cu.
 const SCORE_ROWS: u32 = 4;
+/// Warps of a block that scores a step's rows, as `ROUTE_WARPS` of experts.cu.
+const ROUTE_WARPS: u32 = 8;
+/// Longest input that every block of a step's last product makes for itself.
+const OWN_INPUT_BYTES: usize = 16 * 1024;
 /// Bytes of weights in f16 that are there at a time while a prompt is evaluated, if an expert is no
 /// larger.
 const WEIGHT_BYTES: u64 = 256 << 20;
@@ -129,173 +133,37 @@ impl ExpertsPlan {
         self.expert_matrices().iter().map(bytes).max().unwrap_or(0)
     }
 
+    /// Whether the blocks of a step's last product make its input for themselves: where it is short.
+    pub fn own_inputs(&self) -> bool {
+        let segments = self.down.segments.iter();
+        let bytes = segments.map(|s| own_input_bytes(s.ty, self.down.groups));
+        bytes.max().unwrap_or(0) <= OWN_INPUT_BYTES
+    }
+
     /// Tiles that so many pairs take at most, in a part of the experts.
     pub fn most_tiles(&self, pairs: u32, experts: u32) -> u32 {
         pairs / TILE_ROWS + experts.min(pairs)
     }
 }
 
-/// Where the experts of a step or a chunk have their memory: offsets, then addresses.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ExpertPlaces {
-    /// f32, `[rows][router rows]`.
-    pub scores: u64,
+/// What a step's product with experts reads.
+#[derive(Clone, Copy)]
+pub enum ExpertInput {
+    /// Rows of input in the forms that the matrices need (`fragments` is not used), each for so many
+    /// consecutive pairs.
+    Rows(Inputs, u32),
+    /// f32, `[pairs][2 * n_ff]`: the activation of gates and ups at this address.
+    Inner(u64, args::Activation, u32),
+}
+
+/// The pairs of a step's product with experts.
+pub struct ExpertPairs {
+    /// The input.
+    pub input: ExpertInput,
     /// u32, `[pairs]`.
     pub chosen: u64,
-    /// f32, `[rows][n_used + 1]`.
-    pub weights: u64,
-    /// f32, `[pairs][2 * n_ff]`: gates and ups.
-    pub inner: u64,
-    /// f32, `[pairs][hidden]`: outputs. In a chunk they take the place of `inner`.
-    pub out: u64,
-    /// f32, `[rows][hidden]`: outputs of the shared expert.
-    pub shared: u64,
-    /// A step's inputs of the last products: int8, their scales, f32.
-    pub q8: u64,
-    /// f32, `[pairs][groups]`.
-    pub q8_scale: u64,
-    /// f32, `[pairs][groups * 32]`.
-    pub f32: u64,
-    /// A chunk's: f32 `[rows][hidden]` for the router, f16 (tiled) and its scales for the rest.
-    pub input: u64,
-    /// f16, tiled.
-    pub f16: u64,
-    /// f32, `[pairs]`.
-    pub f16_scale: u64,
-    /// The lists of `SortArgs`.
-    pub starts: u64,
-    /// u32, `[pairs]`.
-    pub slots: u64,
-    /// u32, `[pairs]`.
-    pub pairs: u64,
-    /// u32, `[n_experts + 1]`.
-    pub tiles: u64,
-    /// u32, one per tile.
-    pub tile_experts: u64,
-}
-
-impl ExpertPlaces {
-    /// For steps of `rows` sessions.
-    pub fn step(arena: &mut Arena, plan: &Plan, rows: u32) -> ExpertPlaces {
-        let s = Extents::of(plan, rows);
-        ExpertPlaces {
-            q8: arena.take(s.pairs_groups * 32),
-            q8_scale: arena.take(s.pairs_groups * 4),
-            f32: arena.take(s.pairs_groups * 128),
-            inner: arena.take(s.inner),
-            out: arena.take(s.out),
-            ..ExpertPlaces::common(arena, &s)
-        }
-    }
-
-    /// For chunks of `rows` tokens.
-    pub fn chunk(arena: &mut Arena, plan: &Plan, rows: u32) -> ExpertPlaces {
-        let s = Extents::of(plan, rows);
-        let inner = arena.take(s.inner.max(s.out));
-        ExpertPlaces {
-            inner,
-            out: inner,
-            input: arena.take(s.input),
-            f16: arena.take(s.f16),
-            f16_scale: arena.take(s.pairs * 4),
-            starts: arena.take(s.experts * 4),
-            slots: arena.take(s.pairs * 4),
-            pairs: arena.take(s.pairs * 4),
-            tiles: arena.take(s.experts * 4),
-            tile_experts: arena.take(s.tiles * 4),
-            ..ExpertPlaces::common(arena, &s)
-        }
-    }
-
-    fn common(arena: &mut Arena, s: &Extents) -> ExpertPlaces {
-        ExpertPlaces {
-            scores: arena.take(s.scores),
-            chosen: arena.take(s.pairs * 4),
-            weights: arena.take(s.weights),
-            shared: arena.take(s.shared),
-            ..ExpertPlaces::default()
-        }
-    }
-
-    /// Turns offsets into addresses.
-    pub fn place(&mut self, base: u64) {
-        for place in [
-            &mut self.scores,
-            &mut self.chosen,
-            &mut self.weights,
-            &mut self.inner,
-            &mut self.out,
-            &mut self.shared,
-            &mut self.q8,
-            &mut self.q8_scale,
-            &mut self.f32,
-            &mut self.input,
-            &mut self.f16,
-            &mut self.f16_scale,
-            &mut self.starts,
-            &mut self.slots,
-            &mut self.pairs,
-            &mut self.tiles,
-            &mut self.tile_experts,
-        ] {
-            *place += base;
-        }
-    }
-}
-
-/// Largest extents over all layers' mixtures, most of them in bytes; zeros if there are none.
-#[derive(Default)]
-struct Extents {
-    scores: u64,
-    weights: u64,
-    inner: u64,
-    out: u64,
-    shared: u64,
-    input: u64,
-    f16: u64,
-    pairs: u64,
-    pairs_groups: u64,
-    /// One more than there are experts.
-    experts: u64,
-    tiles: u64,
-}
-
-impl Extents {
-    fn of(plan: &Plan, rows: u32) -> Extents {
-        let mut s = Extents::default();
-        let n = u64::from(rows);
-        for e in plan.experts() {
-            let pairs = n * u64::from(e.n_used);
-            let most = |to: &mut u64, v: u64| *to = v.max(*to);
-            most(&mut s.scores, n * u64::from(e.router.rows) * 4);
-            most(&mut s.weights, n * u64::from(e.n_used + 1) * 4);
-            most(&mut s.inner, pairs * u64::from(e.n_ff) * 8);
-            most(&mut s.out, pairs * u64::from(plan.hidden) * 4);
-            if e.shared.is_some() {
-                most(&mut s.shared, n * u64::from(plan.hidden) * 4);
-            }
-            most(&mut s.input, n * u64::from(e.router.groups) * 128);
-            most(&mut s.f16, tiled_bytes(pairs as u32, e.down.groups));
-            most(&mut s.pairs, pairs);
-            most(&mut s.pairs_groups, pairs * u64::from(e.down.groups));
-            most(&mut s.experts, u64::from(e.n_experts) + 1);
-            most(
-                &mut s.tiles,
-                u64::from(e.most_tiles(pairs as u32, e.n_experts)),
-            );
-        }
-        s
-    }
-}
-
-/// Input rows of a step's products with experts, and where the result goes.
-pub struct ExpertInputs {
-    /// Forms of the input; `fragments` is not used.
-    pub inputs: super::matrix::Inputs,
-    /// Consecutive pairs that read the same row of it.
-    pub pairs_per_input: u32,
-    /// u32, `[pairs]`.
-    pub chosen: u64,
+    /// u32, `[pairs]`: the pairs sorted by expert, or 0.
+    pub order: u64,
     /// Pairs.
     pub pairs: u32,
     /// f32, `[pairs][out_stride]`.
@@ -308,12 +176,18 @@ impl Kernels {
     /// Makes the kernels for experts known.
     pub(super) fn find_experts(&mut self) -> Result<()> {
         let shared = self.context().properties().shared_bytes;
-        for name in ["route", "expert_sort", "expert_tiles", "expert_combine"] {
+        for name in [
+            "route",
+            "step_route",
+            "expert_sort",
+            "expert_tiles",
+            "expert_combine",
+        ] {
             self.find("experts", name, 0)?;
         }
         let beside_rows = SCORE_ROWS as usize * 32 * 36 * 4;
         self.find("experts", "expert_scores", shared - beside_rows)?;
-        self.find("matmul_experts", "matmul_experts", MATMUL_SHARED)?;
+        self.find("matmul_experts", "matmul_experts", self.matmul_shared())?;
         for ty in TensorType::ALL {
             let name = format!("matvec_experts_{}", ty.name());
             self.find(matvec_module(ty), &name, shared)?;
@@ -328,6 +202,41 @@ impl Kernels {
     pub unsafe fn route(&self, stream: &Stream, args: &args::Route, rows: u32) -> Result<()> {
         // SAFETY: the caller's word.
         unsafe { self.launch(stream, "route", (rows, 1, 1), 32, 0, args) }
+    }
+
+    /// Scores and experts of a step's `rows` rows of f32 input at `x`. The tickets, one a row, are
+    /// zeros, and left so.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn step_route(
+        &self,
+        stream: &Stream,
+        router: &Matrix,
+        route: &args::Route,
+        x: u64,
+        tickets: u64,
+        rows: u32,
+    ) -> Result<()> {
+        let mut args = args::StepRoute {
+            route: *route,
+            x,
+            tickets,
+            groups: router.groups,
+            n_parts: router.segments.len() as u32,
+            ..Default::default()
+        };
+        for (part, s) in args.parts.iter_mut().zip(&router.segments) {
+            *part = args::RouterPart {
+                matrix: s.address,
+                bias: bias_of(router, s),
+                ty: args::type_number(s.ty),
+                rows: s.rows,
+            };
+        }
+        let grid = (router.rows.div_ceil(ROUTE_WARPS), rows, 1);
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "step_route", grid, ROUTE_WARPS * 32, 0, &args) }
     }
 
     /// Scores of `rows` rows of f32 input at `x`, `[rows][router.rows]`.
@@ -346,11 +255,7 @@ impl Kernels {
             let at = u64::from(s.out_offset) * 4;
             let args = args::Score {
                 matrix: s.address,
-                bias: if router.bias == 0 {
-                    0
-                } else {
-                    router.bias + at
-                },
+                bias: bias_of(router, s),
                 x,
                 out: out + at,
                 ty: args::type_number(s.ty),
@@ -368,20 +273,23 @@ impl Kernels {
         Ok(())
     }
 
-    /// Sorts pairs by expert and deals tiles out to them.
+    /// Sorts pairs by expert.
     ///
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn expert_sort(&self, stream: &Stream, args: &args::Sort) -> Result<()> {
-        let args = args::Sort {
-            tile_rows: TILE_ROWS,
-            ..*args
-        };
+        let grid = (args.n_experts, 1, 1);
         // SAFETY: the caller's word.
-        unsafe {
-            self.launch(stream, "expert_sort", (args.n_experts, 1, 1), 256, 0, &args)?;
-            self.launch(stream, "expert_tiles", (1, 1, 1), 1024, 0, &args)
-        }
+        unsafe { self.launch(stream, "expert_sort", grid, 256, 0, args) }
+    }
+
+    /// Deals tiles out to sorted pairs.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn expert_tiles(&self, stream: &Stream, args: &args::Sort) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "expert_tiles", (1, 1, 1), 1024, 0, args) }
     }
 
     /// Products of pairs with one or two matrices of the experts that they chose. The second one's
@@ -394,7 +302,7 @@ impl Kernels {
         stream: &Stream,
         n_experts: u32,
         matrices: &[&Matrix],
-        to: &ExpertInputs,
+        to: &ExpertPairs,
     ) -> Result<()> {
         // Parts that one kernel can do together: of one type.
         let mut offset = 0;
@@ -413,17 +321,30 @@ impl Kernels {
             let slices = first.slices(groups);
             let mut args = args::ExpertMatvec {
                 chosen: to.chosen,
-                q8: to.inputs.q8,
-                q8_scale: to.inputs.q8_scale,
-                f32: to.inputs.f32,
+                order: to.order,
                 out: to.out,
                 n_segments: mine.len() as u32,
                 groups,
                 out_stride: to.out_stride,
-                pairs_per_input: to.pairs_per_input,
+                pairs_per_input: 1,
                 n_experts,
                 ..Default::default()
             };
+            let mut own_input = 0;
+            match to.input {
+                ExpertInput::Rows(inputs, pairs_per_input) => {
+                    args.q8 = inputs.q8;
+                    args.q8_scale = inputs.q8_scale;
+                    args.f32 = inputs.f32;
+                    args.pairs_per_input = pairs_per_input;
+                }
+                ExpertInput::Inner(inner, activation, n_ff) => {
+                    args.inner = inner;
+                    args.activation = activation;
+                    args.len = n_ff;
+                    own_input = own_input_bytes(ty, groups);
+                }
+            }
             // Two blocks a multiprocessor, shared by the pairs and segments.
             let blocks = (2 * self.multiprocessors()).div_ceil(to.pairs * mine.len() as u32);
             let (mut first_block, mut most_rows) = (0, 1);
@@ -443,10 +364,10 @@ impl Kernels {
                 first_block += blocks;
                 most_rows = most_rows.max(each.div_ceil(blocks));
             }
-            let limit = self.context().properties().shared_bytes.min(96 * 1024);
+            let limit = self.context().properties().shared_bytes.min(96 * 1024) - own_input;
             let per_row = slices as usize * 4;
             args.chunk_rows = most_rows.min((limit / per_row).max(1) as u32);
-            let shared = args.chunk_rows as usize * per_row;
+            let shared = own_input + args.chunk_rows as usize * per_row;
             let name = format!("matvec_experts_{}", ty.name());
             let grid = (first_block, to.pairs, 1);
             // SAFETY: the caller's word.
@@ -467,7 +388,16 @@ impl Kernels {
     ) -> Result<()> {
         let grid = (tiles, args.n.div_ceil(128), 1);
         // SAFETY: the caller's word.
-        unsafe { self.launch(stream, "matmul_experts", grid, 256, MATMUL_SHARED, args) }
+        unsafe {
+            self.launch(
+                stream,
+                "matmul_experts",
+                grid,
+                256,
+                self.matmul_shared(),
+                args,
+            )
+        }
     }
 
     /// Sums of what the experts of `rows` rows gave.
@@ -483,6 +413,22 @@ impl Kernels {
         let grid = (args.len.div_ceil(128), rows, 1);
         // SAFETY: the caller's word.
         unsafe { self.launch(stream, "expert_combine", grid, 128, 0, args) }
+    }
+}
+
+/// The arguments that sort pairs and deal tiles out.
+pub fn sort_args(e: &ExpertsPlan, at: &ExpertPlaces, pairs: u32) -> args::Sort {
+    args::Sort {
+        chosen: at.chosen,
+        starts: at.starts,
+        slots: at.slots,
+        pairs: at.pairs,
+        tiles: at.tiles,
+        tile_experts: at.tile_experts,
+        n_pairs: pairs,
+        n_experts: e.n_experts,
+        tile_rows: TILE_ROWS,
+        padding: 0,
     }
 }
 
@@ -505,6 +451,23 @@ pub fn route_args(e: &ExpertsPlan, at: &ExpertPlaces) -> args::Route {
         normalize: u32::from(e.normalize),
         weight_scale: e.weight_scale,
         padding: 0,
+    }
+}
+
+/// Bytes of an input that a block makes for itself, as `input_bytes` of matvec_experts.cuh.
+fn own_input_bytes(ty: TensorType, groups: u32) -> usize {
+    let group = match ty {
+        TensorType::F32 | TensorType::F16 | TensorType::BF16 => 128,
+        _ => 36,
+    };
+    (groups as usize * group).next_multiple_of(128)
+}
+
+/// The address of the bias of some rows; 0 if there is none.
+fn bias_of(matrix: &Matrix, segment: &MatrixSegment) -> u64 {
+    match matrix.bias {
+        0 => 0,
+        bias => bias + u64::from(segment.out_offset) * 4,
     }
 }
 

@@ -80,7 +80,7 @@ impl Kernels {
             ("norm", "norm_parts", 0),
             ("norm", "finish_logits", 0),
             ("fragments", "fragments", 0),
-            ("matmul", "matmul", MATMUL_SHARED),
+            ("matmul", "matmul", self.matmul_shared()),
             ("rope", "rope_append", 0),
             ("attention", "attend_combine", 0),
             ("sample", "penalize", 0),
@@ -141,6 +141,16 @@ impl Kernels {
         let kernel = module.kernel(&c_name, shared)?;
         self.by_name.insert(name.to_owned(), kernel);
         Ok(())
+    }
+
+    /// Shared memory of the matmul kernels: stages of two tiles, as `MATMUL_STAGES` of matmul.cuh.
+    pub(super) fn matmul_shared(&self) -> usize {
+        let stages = if self.context.properties().capability.0 >= 8 {
+            3
+        } else {
+            2
+        };
+        stages * (128 + 128) * 64 * 2
     }
 
     fn ring_prefix(&self) -> &'static str {
@@ -506,7 +516,7 @@ impl Kernels {
         }
         let grid = (args.m.div_ceil(128), args.n.div_ceil(128), 1);
         // SAFETY: the caller's word.
-        unsafe { self.launch(stream, "matmul", grid, 256, MATMUL_SHARED, args) }
+        unsafe { self.launch(stream, "matmul", grid, 256, self.matmul_shared(), args) }
     }
 
     /// Adds branches' outputs to `rows` rows of the residual stream.
@@ -569,9 +579,6 @@ struct MatvecPlan {
 
 /// The two types that one matvec kernel takes together.
 const PAIR: &str = "Q4_K_Q6_K";
-
-/// Shared memory of the matmul kernel: three stages of two tiles.
-const MATMUL_SHARED: usize = 3 * (128 + 128) * 64 * 2;
 
 /// Shared memory of the matmul kernels for sm_90a: a ring of tiles, and room to align it.
 const WGMMA_SHARED: usize = 4 * (128 + 256) * 64 * 2 + 1024;

@@ -118,9 +118,15 @@ impl KvPlan {
         }
     }
 
-    /// Bytes that a position takes while it is in every cache.
+    /// Bytes that a further position takes, in layers without a window.
     pub fn bytes_per_token(&self) -> u64 {
-        (self.tile_bytes + self.ring_tile_bytes) / KV_TILE as u64
+        self.tile_bytes / KV_TILE as u64
+    }
+
+    /// Bytes of both caches for that many positions.
+    pub fn all_bytes(&self, positions: usize) -> u64 {
+        let both = self.bytes(positions);
+        both.map_or(u64::MAX, |[all, ring]| all as u64 + ring as u64)
     }
 
     /// Whether a context of `len` positions can be gone on with, if `written` positions have been
@@ -149,7 +155,7 @@ mod tests {
     fn layers_with_a_window_hold_no_more_than_that_and_a_chunk() {
         let kv = plan(&[None, Some(512), None, Some(100)]);
         let row = 48;
-        assert_eq!(kv.bytes_per_token(), 4 * 2 * 2 * row);
+        assert_eq!(kv.bytes_per_token(), 2 * 2 * 2 * row);
         let of_two_layers = |positions: u64| (positions * 2 * 2 * 2 * row) as usize;
         assert_eq!(kv.bytes(1).unwrap(), [of_two_layers(64); 2]);
         let [all, ring] = kv.bytes(1 << 20).unwrap();
@@ -157,6 +163,7 @@ mod tests {
         assert_eq!(ring, of_two_layers(512 + RING_CHUNK as u64));
         assert_eq!(kv.layers[3].layer_offset, kv.layers[2].layer_offset);
         assert_eq!(kv.layers[3].tile_bytes, 64 * 2 * 2 * 2 * row);
+        assert_eq!(kv.all_bytes(1 << 20), (all + ring) as u64);
         assert!(kv.bytes(usize::MAX).is_err());
     }
 

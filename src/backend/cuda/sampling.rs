@@ -221,15 +221,18 @@ fn buffer<T: Copy>(context: &Arc<Context>, data: &[T]) -> Result<Option<Buffer>>
     }
 }
 
-/// Sequences as the kernels read them: each its length and its tokens, then 0. Empty for none.
+/// Sequences as the kernels read them: the length of the longest, a bit per token that one of them
+/// starts with, then each as its length and its tokens, then 0. Empty for none.
 fn packed(breakers: &Breakers) -> Result<Vec<u32>> {
-    let sequences = breakers.sequences();
-    if sequences.is_empty() {
+    let (heads, sequences) = (breakers.heads(), breakers.sequences());
+    let Some(longest) = sequences.iter().map(|s| s.len()).max() else {
         return Ok(Vec::new());
-    }
-    let words = sequences.iter().map(|s| 1 + s.len()).sum::<usize>() + 1;
+    };
+    let words = 2 + heads.len() + sequences.iter().map(|s| 1 + s.len()).sum::<usize>();
     let mut packed = try_vec(words, 0u32, "sequence breakers")?;
     packed.clear();
+    packed.push(longest as u32);
+    packed.extend_from_slice(heads);
     for sequence in sequences {
         packed.push(sequence.len() as u32);
         packed.extend_from_slice(sequence);

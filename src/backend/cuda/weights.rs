@@ -166,4 +166,8 @@ impl Weights for CudaWeights {
     fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
         self.plan.kv(kv_type).map_or(0, |kv| kv.bytes_per_token())
     }
+
+    fn kv_bytes(&self, kv_type: KvType, context: usize) -> u64 {
+        self.plan.kv(kv_type).map_or(0, |kv| kv.all_bytes(context))
+    }
 }

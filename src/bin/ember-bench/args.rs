@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::shapes::{self, Mix, Shape};
+use emberlm::engine::sampling::{Dry, Sampling};
 use lexopt::prelude::*;
 use std::path::PathBuf;
 
@@ -32,6 +33,9 @@ Measurement:
   --kv f16|f32|q8_0  type of the KV cache (default f16; f32 is for CPUs, q8_0 for GPUs)
   --grammar json     decode under a JSON schema, too: an endless list of texts (needs a model with a
                      tokenizer)
+  --sampling NAME    how tokens are chosen: greedy (default); chat: temperature 0.7, top-k 40, top-p
+                     0.95, min-p 0.05, repeat penalty 1.1 over 64 tokens; open: temperature 1,
+                     top-p 0.95; free: temperature 1; dry: chat and DRY over the whole context
   --profile          show where the time of a token goes, at every depth
   --bandwidth-mib N  size of the buffer with which this machine's memory bandwidth is measured
                      (default 1024; it must be far larger than the caches)
@@ -114,6 +118,8 @@ pub struct Args {
     pub kv: Kv,
     /// Decode under a grammar, too.
     pub grammar: bool,
+    /// How tokens are chosen, and its name.
+    pub sampling: (String, Sampling),
     /// Profile the decodes.
     pub profile: bool,
     /// Buffer of the bandwidth measurement.
@@ -159,6 +165,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut reps = 3;
     let mut kv = Kv::F16;
     let mut grammar = false;
+    let mut sampling = ("greedy".to_owned(), Sampling::GREEDY);
     let mut profile = false;
     let mut bandwidth_mib = 1024;
     let mut json = None;
@@ -196,6 +203,16 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
                 "json" => grammar = true,
                 other => return Err(format!("--grammar is json, not {other:?}").into()),
             },
+            Long("sampling") => {
+                let name = parser.value()?.string()?;
+                match preset(&name) {
+                    Some(preset) => sampling = (name, preset),
+                    None => {
+                        let names = "greedy, chat, open, free or dry";
+                        return Err(format!("--sampling is {names}, not {name:?}").into());
+                    }
+                }
+            }
             Long("profile") => profile = true,
             Long("bandwidth-mib") => {
                 bandwidth_mib = number(&mut parser, "--bandwidth-mib", 1, 1 << 20)?;
@@ -241,10 +258,44 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         reps,
         kv,
         grammar,
+        sampling,
         profile,
         bandwidth_bytes: bandwidth_mib << 20,
         json,
     })))
+}
+
+/// Settings by their name.
+fn preset(name: &str) -> Option<Sampling> {
+    let chat = Sampling {
+        temperature: 0.7,
+        top_k: 40,
+        top_p: 0.95,
+        min_p: 0.05,
+        repeat_penalty: 1.1,
+        ..Sampling::GREEDY
+    };
+    let free = Sampling {
+        temperature: 1.0,
+        ..Sampling::GREEDY
+    };
+    Some(match name {
+        "greedy" => Sampling::GREEDY,
+        "chat" => chat,
+        "open" => Sampling {
+            top_p: 0.95,
+            ..free
+        },
+        "free" => free,
+        "dry" => Sampling {
+            dry: Dry {
+                multiplier: 0.8,
+                ..Dry::OFF
+            },
+            ..chat
+        },
+        _ => return None,
+    })
 }
 
 fn number(

@@ -32,6 +32,8 @@ pub struct Measured {
     pub left_out: Vec<String>,
     /// Bytes of KV cache per position.
     pub kv_bytes_per_token: u64,
+    /// Bytes of KV cache of the measured session.
+    pub kv_bytes: u64,
     /// Bytes that the weights take besides the mapped file.
     pub resident_bytes: u64,
 }
@@ -90,7 +92,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             &mut |_| Ok(()),
         )?);
         let loaded = start.elapsed();
-        let mut session = session(&model, context, kv_type)?;
+        let mut session = session(&model, context, kv_type, args)?;
         session.prefill(&[0])?;
         session.decode()?;
         let first = start.elapsed();
@@ -128,7 +130,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
         .max()
         .unwrap_or(0)
         .clamp(1, trained);
-    let mut session = session(&model, context, kv_type)?;
+    let mut session = session(&model, context, kv_type, args)?;
     let tokens = random_tokens(context, model.details().n_vocab);
 
     let mut prefill = Vec::new();
@@ -178,17 +180,24 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
         batch,
         left_out,
         kv_bytes_per_token: model.weights().kv_bytes_per_token(kv_type),
+        kv_bytes: model.weights().kv_bytes(kv_type, context),
         resident_bytes: model.details().resident_bytes,
         device,
     })
 }
 
-fn session(model: &Arc<Model>, context: usize, kv_type: KvType) -> emberlm::Result<Session> {
+fn session(
+    model: &Arc<Model>,
+    context: usize,
+    kv_type: KvType,
+    args: &Args,
+) -> emberlm::Result<Session> {
     Session::create(
         model.clone(),
         &SessionOptions {
             context: context.min(model.details().context_length),
             kv_type,
+            sampling: args.sampling.1,
             ..SessionOptions::default()
         },
     )
@@ -290,7 +299,7 @@ fn batch_rate(
 ) -> emberlm::Result<Samples> {
     let mut sessions = Vec::new();
     for i in 0..count {
-        let mut session = session(model, args.generate + 2, kv_type)?;
+        let mut session = session(model, args.generate + 2, kv_type, args)?;
         session.prefill(&[tokens[i % tokens.len()]])?;
         sessions.push(session);
     }

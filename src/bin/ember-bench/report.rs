@@ -42,11 +42,6 @@ impl Report<'_> {
         Some(self.gb_per_s(decode) / wall)
     }
 
-    /// Bytes of KV cache of the measured session.
-    fn kv_bytes(&self) -> u64 {
-        self.measured.kv_bytes_per_token * self.measured.context as u64
-    }
-
     fn kv_name(&self) -> &'static str {
         match self.args.kv {
             Kv::F16 => "f16",
@@ -70,11 +65,12 @@ impl Report<'_> {
             bytes(self.traffic.weight_bytes)
         ));
         line(format!(
-            "device     {} ({}), {} threads, KV {}",
+            "device     {} ({}), {} threads, KV {}, sampling {}",
             m.device.name,
             m.device.isa,
             m.threads,
-            self.kv_name()
+            self.kv_name(),
+            self.args.sampling.0
         ));
         line(format!("load       {} ms", spread(&m.load_ms, 1)));
         line(format!(
@@ -82,7 +78,7 @@ impl Report<'_> {
             spread(&m.first_token_ms, 1),
             m.first_token_ms.values()[0]
         ));
-        let kv = self.kv_bytes();
+        let kv = self.measured.kv_bytes;
         let weights = self.traffic.file_bytes + m.resident_bytes;
         line(match self.peak_bytes {
             Some(peak) => format!(
@@ -195,10 +191,11 @@ impl Report<'_> {
             "file_bytes": self.traffic.file_bytes,
             "weight_bytes_per_token": self.traffic.weight_bytes,
             "device": { "name": m.device.name, "isa": m.device.isa, "threads": m.threads },
+            "sampling": self.args.sampling.0,
             "kv": {
                 "type": self.kv_name(),
                 "bytes_per_token": m.kv_bytes_per_token,
-                "bytes": self.kv_bytes(),
+                "bytes": m.kv_bytes,
             },
             "load_ms": samples(&m.load_ms),
             "first_token_ms": samples(&m.first_token_ms),

@@ -79,8 +79,9 @@ pub struct Sampling {
 ///
 /// If the last n tokens of the context occur earlier in the window, n being the largest such number,
 /// then the token that followed them there gets minus `multiplier * base^(n - allowed_length)`, if n
-/// is at least `allowed_length`. The n tokens hold no sequence breaker, and a token that is one by
-/// itself gets no penalty. The penalty is computed in double precision and at most the largest `f32`.
+/// is at least `allowed_length`. Only tokens behind the last sequence breaker of the window count
+/// among the n, and a token that is a breaker by itself gets no penalty. The penalty is computed in
+/// double precision and at most the largest `f32`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dry {
     /// 0 is off.
@@ -281,5 +282,7 @@ pub fn choose(input: &Input, scratch: &mut Scratch, settings: &Sampling) -> Resu
     Ok(filter::draw(kept, settings, input.position))
 }
 
+#[cfg(test)]
+mod reference_tests;
 #[cfg(test)]
 mod tests;

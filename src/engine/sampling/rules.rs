@@ -13,9 +13,8 @@ pub struct TokenRules {
 /// Sequences of tokens that end repetitions.
 #[derive(Debug, Default)]
 pub struct Breakers {
-    /// A bit per token that is a breaker by itself. Empty if there is none.
     single: Vec<u32>,
-    /// The longer ones.
+    heads: Vec<u32>,
     sequences: Vec<Box<[u32]>>,
 }
 
@@ -55,10 +54,10 @@ impl TokenRules {
             let mut may = try_vec(n_vocab.div_ceil(32), 0u32, "forced tokens")?;
             for (i, &token) in forced.iter().enumerate() {
                 check("forced", i, token, n_vocab)?;
-                may[token as usize / 32] |= 1 << (token % 32);
+                set(&mut may, token);
             }
             for (id, b) in all.iter_mut().enumerate() {
-                if may[id / 32] >> (id % 32) & 1 == 0 {
+                if !has(&may, id as u32) {
                     *b = f32::NEG_INFINITY;
                 }
             }
@@ -89,52 +88,76 @@ impl TokenRules {
 impl Breakers {
     /// Breakers of a vocabulary of `n_vocab` tokens.
     ///
-    /// Errors: `InvalidToken`; `InvalidArgument` for an empty sequence; `OutOfMemory`.
+    /// Errors: `InvalidToken`; `InvalidArgument` for an empty sequence; `OutOfMemory`. They name the
+    /// index.
     pub fn new<'a>(
         n_vocab: usize,
         sequences: impl IntoIterator<Item = &'a [u32]>,
     ) -> Result<Breakers> {
-        let mut breakers = Breakers::default();
+        let mut breakers = Breakers {
+            single: try_vec(n_vocab.div_ceil(32), 0, "sequence breakers")?,
+            heads: try_vec(n_vocab.div_ceil(32), 0, "sequence breakers")?,
+            sequences: Vec::new(),
+        };
         for (i, sequence) in sequences.into_iter().enumerate() {
             for &token in sequence {
                 check("dry_breakers", i, token, n_vocab)?;
             }
             match *sequence {
                 [] => fail!(InvalidArgument, "dry_breakers of index {i} is empty"),
-                [token] => {
-                    if breakers.single.is_empty() {
-                        breakers.single = try_vec(n_vocab.div_ceil(32), 0, "sequence breakers")?;
-                    }
-                    breakers.single[token as usize / 32] |= 1 << (token % 32);
+                [token] => set(&mut breakers.single, token),
+                [head, ..] => {
+                    set(&mut breakers.heads, head);
+                    breakers.sequences.push(sequence.into());
                 }
-                _ => breakers.sequences.push(sequence.into()),
             }
         }
+        breakers.sequences.sort_unstable();
+        breakers.sequences.dedup();
         Ok(breakers)
     }
 
-    /// A bit per token that is a breaker by itself; empty if there is none.
+    /// A bit per token that is a breaker by itself. Empty if there are no breakers.
     pub fn single(&self) -> &[u32] {
         &self.single
     }
 
-    /// The breakers of more than one token.
+    /// A bit per token that a longer breaker starts with. Empty if there are no breakers.
+    pub fn heads(&self) -> &[u32] {
+        &self.heads
+    }
+
+    /// The breakers of more than one token, sorted.
     pub fn sequences(&self) -> &[Box<[u32]>] {
         &self.sequences
     }
 
     /// Whether a token is a breaker by itself.
     pub fn is_single(&self, token: u32) -> bool {
-        let word = self.single.get(token as usize / 32);
-        word.is_some_and(|w| w >> (token % 32) & 1 == 1)
+        has(&self.single, token)
     }
 
     /// The length of the longest breaker that `tokens` start with.
     pub fn starting(&self, tokens: &[u32]) -> Option<usize> {
-        let single = tokens.first().filter(|t| self.is_single(**t)).map(|_| 1);
-        let longer = self.sequences.iter().filter(|s| tokens.starts_with(s));
-        longer.map(|s| s.len()).max().or(single)
+        let first = *tokens.first()?;
+        let single = self.is_single(first).then_some(1);
+        if !has(&self.heads, first) {
+            return single;
+        }
+        let from = self.sequences.partition_point(|s| s[0] < first);
+        let alike = self.sequences[from..].iter().take_while(|s| s[0] == first);
+        let longer = alike.filter(|s| tokens.starts_with(s)).map(|s| s.len());
+        longer.max().or(single)
     }
+}
+
+fn set(bits: &mut [u32], token: u32) {
+    bits[token as usize / 32] |= 1 << (token % 32);
+}
+
+fn has(bits: &[u32], token: u32) -> bool {
+    let word = bits.get(token as usize / 32);
+    word.is_some_and(|w| w >> (token % 32) & 1 == 1)
 }
 
 fn check(list: &str, index: usize, token: u32, n_vocab: usize) -> Result<()> {

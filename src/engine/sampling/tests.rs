@@ -1,42 +1,6 @@
 use super::*;
 use crate::error::Status;
 
-/// The definition in the module's comment, written down as plainly as possible.
-fn reference(logits: &[f32], s: &Sampling, position: u64) -> u32 {
-    let mut ranking: Vec<usize> = (0..logits.len()).collect();
-    ranking.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).unwrap().then(a.cmp(&b)));
-    if s.temperature == 0.0 {
-        return ranking[0] as u32;
-    }
-    let max = f64::from(logits[ranking[0]]);
-    if s.top_k > 0 {
-        ranking.truncate(s.top_k as usize);
-    }
-    let e = |i: usize| (f64::from(logits[i]) - max).exp();
-    let total: f64 = ranking.iter().map(|&i| e(i)).sum();
-    if s.top_p < 1.0 {
-        let mut sum = 0.0;
-        let n = ranking.iter().position(|&i| {
-            sum += e(i) / total;
-            sum >= f64::from(s.top_p)
-        });
-        ranking.truncate(n.map_or(ranking.len(), |n| n + 1));
-    }
-    ranking.retain(|&i| e(i) >= f64::from(s.min_p));
-    ranking.sort();
-    let weight = |i: usize| ((f64::from(logits[i]) - max) / f64::from(s.temperature)).exp();
-    let total: f64 = ranking.iter().map(|&i| weight(i)).sum();
-    let target = random::uniform(s.seed, position) * total;
-    let mut sum = 0.0;
-    for &i in &ranking {
-        sum += weight(i);
-        if sum > target {
-            return i as u32;
-        }
-    }
-    *ranking.last().unwrap() as u32
-}
-
 fn choose(logits: &[f32], scratch: &mut Scratch, s: &Sampling, position: u64) -> Result<u32> {
     let input = Input {
         logits,
@@ -44,15 +8,6 @@ fn choose(logits: &[f32], scratch: &mut Scratch, s: &Sampling, position: u64) ->
         ..Default::default()
     };
     super::choose(&input, scratch, s)
-}
-
-fn random_logits(n: usize, seed: u64, spread: f64) -> Vec<f32> {
-    (0..n as u64)
-        .map(|i| {
-            let sum: f64 = (0..4).map(|k| random::uniform(seed, i * 4 + k)).sum();
-            ((sum - 2.0) * spread) as f32
-        })
-        .collect()
 }
 
 fn sampling(temperature: f32, top_k: u32, top_p: f32, min_p: f32) -> Sampling {
@@ -64,61 +19,6 @@ fn sampling(temperature: f32, top_k: u32, top_p: f32, min_p: f32) -> Sampling {
         seed: 42,
         ..Sampling::default()
     }
-}
-
-#[test]
-fn agrees_with_the_plain_definition() {
-    let mut compared = 0;
-    let mut differing = 0;
-    for n in [1, 2, 7, 63, 64, 65, 257, 1000, 5003] {
-        let logits = random_logits(n, n as u64, 6.0);
-        let mut scratch = Scratch::new(n).unwrap();
-        for temperature in [0.0, 0.2, 0.8, 1.0, 3.0] {
-            for top_k in [0, 1, 5, 40, 100_000] {
-                for top_p in [1.0, 0.95, 0.5, 0.01] {
-                    for min_p in [0.0, 0.05, 0.9, 1.0] {
-                        let s = sampling(temperature, top_k, top_p, min_p);
-                        s.check().unwrap();
-                        for position in 0..4 {
-                            let got = choose(&logits, &mut scratch, &s, position).unwrap();
-                            compared += 1;
-                            differing += u32::from(got != reference(&logits, &s, position));
-                        }
-                    }
-                }
-            }
-        }
-    }
-    // Weights are rounded to single precision, so a draw within 1e-7 of a border may fall to the
-    // other side of it.
-    assert!(compared > 10_000);
-    assert!(differing <= 2, "{differing} of {compared} differ");
-}
-
-#[test]
-fn draws_follow_the_softmax() {
-    let logits = [1.0f32, 0.0, -1.0, 2.0, 0.5, f32::NEG_INFINITY];
-    let s = sampling(0.7, 0, 1.0, 0.0);
-    let weights: Vec<f64> = logits
-        .iter()
-        .map(|&l| (f64::from(l) / f64::from(0.7f32)).exp())
-        .collect();
-    let total: f64 = weights.iter().sum();
-    let mut scratch = Scratch::new(logits.len()).unwrap();
-    let mut counts = [0u32; 6];
-    let draws = 50_000;
-    for position in 0..draws {
-        counts[choose(&logits, &mut scratch, &s, position).unwrap() as usize] += 1;
-    }
-    assert_eq!(counts[5], 0, "a token without probability was drawn");
-    let chi2: f64 = (0..5)
-        .map(|i| {
-            let expected = weights[i] / total * draws as f64;
-            (f64::from(counts[i]) - expected).powi(2) / expected
-        })
-        .sum();
-    // 4 degrees of freedom: 23.5 is beyond the 1 in 10,000 of a right sampler.
-    assert!(chi2 < 23.5, "chi-square {chi2}, counts {counts:?}");
 }
 
 #[test]
@@ -236,4 +136,217 @@ fn settings_out_of_range_are_named() {
     for min_p in [f32::NAN, -0.1, 1.1] {
         bad(Sampling { min_p, ..good }, "min_p");
     }
+}
+
+#[test]
+fn filters_that_change_nothing_and_filters_that_leave_one() {
+    let logits = [1.0f32, 0.5, 0.0, -0.5, f32::NEG_INFINITY];
+    let mut scratch = Scratch::new(5).unwrap();
+    let mut seen = |s: Sampling| {
+        let mut seen = [false; 5];
+        for position in 0..400 {
+            seen[choose(&logits, &mut scratch, &s, position).unwrap() as usize] = true;
+        }
+        seen
+    };
+    let all = [true, true, true, true, false];
+    let best = [true, false, false, false, false];
+    assert_eq!(seen(sampling(1.0, 0, 1.0, 0.0)), all);
+    assert_eq!(seen(sampling(1.0, 4, 1.0, 0.0)), all);
+    assert_eq!(seen(sampling(1.0, u32::MAX, 1.0, 1e-30)), all);
+    assert_eq!(seen(sampling(1e6, 0, 1.0, 0.0)), all);
+    assert_eq!(seen(sampling(1e-6, 0, 1.0, 0.0)), best);
+    assert_eq!(seen(sampling(1.0, 0, 1e-9, 0.0)), best);
+    assert_eq!(seen(sampling(1.0, 0, 1.0, 1.0)), best);
+    let typical_p = 1e-9;
+    let one = Sampling {
+        typical_p,
+        ..sampling(1.0, 0, 1.0, 0.0)
+    };
+    assert_eq!(seen(one).iter().filter(|s| **s).count(), 1);
+}
+
+/// Masks and rules, in the ways in which they can be too much.
+#[test]
+fn tokens_that_may_not_be_chosen() {
+    let logits = [5.0f32, 4.0, 3.0, f32::NEG_INFINITY];
+    let mut scratch = Scratch::new(4).unwrap();
+    let rules = |bias: &[(u32, f32)], banned: &[u32], forced: &[u32]| {
+        let bias = bias.iter().copied();
+        TokenRules::new(4, bias, banned, forced, Breakers::default())
+    };
+    let mut choose = |rules: Result<TokenRules>, mask: Option<&[u32]>| {
+        let rules = rules.unwrap();
+        let input = Input {
+            logits: &logits,
+            rules: Some(&rules),
+            mask,
+            ..Input::default()
+        };
+        super::choose(&input, &mut scratch, &sampling(0.0, 0, 1.0, 0.0))
+    };
+    assert_eq!(choose(rules(&[], &[0], &[]), None).unwrap(), 1);
+    assert_eq!(choose(rules(&[], &[0, 1, 3], &[]), None).unwrap(), 2);
+    assert_eq!(choose(rules(&[], &[], &[2]), None).unwrap(), 2);
+    assert_eq!(choose(rules(&[], &[0], &[0, 1]), None).unwrap(), 1);
+    assert_eq!(choose(rules(&[(2, 1e38)], &[], &[]), None).unwrap(), 2);
+    assert_eq!(
+        choose(rules(&[(2, 1.5), (2, 1.5)], &[], &[]), None).unwrap(),
+        2
+    );
+    assert_eq!(
+        choose(rules(&[(0, f32::NEG_INFINITY)], &[], &[]), None).unwrap(),
+        1
+    );
+    assert_eq!(
+        choose(rules(&[(1, f32::MAX), (1, f32::MAX)], &[], &[]), None).unwrap(),
+        1
+    );
+    assert_eq!(choose(rules(&[], &[], &[]), Some(&[0b0100])).unwrap(), 2);
+    assert_eq!(choose(rules(&[], &[1], &[]), Some(&[0b1110])).unwrap(), 2);
+    // A bias cannot bring back what the model excludes.
+    for (rules, mask) in [
+        (rules(&[], &[], &[3]), None),
+        (rules(&[(3, 1e38)], &[], &[3]), None),
+        (rules(&[], &[2], &[]), Some(&[0b1100u32][..])),
+    ] {
+        let e = choose(rules, mask).unwrap_err();
+        assert_eq!(e.status, Status::Numeric);
+        assert!(e.message.contains("may be chosen"), "{}", e.message);
+    }
+    let bad = |rules: Result<TokenRules>, status: Status, text: &str| {
+        let e = rules.unwrap_err();
+        assert_eq!(e.status, status);
+        assert!(e.message.contains(text), "{}", e.message);
+    };
+    bad(
+        rules(&[(0, 1.0), (4, 1.0)], &[], &[]),
+        Status::InvalidToken,
+        "logit_bias of index 1",
+    );
+    bad(
+        rules(&[], &[9], &[]),
+        Status::InvalidToken,
+        "banned of index 0",
+    );
+    bad(
+        rules(&[], &[], &[0, u32::MAX]),
+        Status::InvalidToken,
+        "forced of index 1",
+    );
+    bad(
+        rules(&[(2, f32::NAN)], &[], &[]),
+        Status::InvalidArgument,
+        "token 2",
+    );
+    bad(
+        rules(&[(2, f32::INFINITY)], &[], &[]),
+        Status::InvalidArgument,
+        "token 2",
+    );
+    bad(
+        rules(&[], &[0, 1, 2, 3], &[]),
+        Status::InvalidArgument,
+        "no token",
+    );
+    bad(rules(&[], &[1], &[1]), Status::InvalidArgument, "no token");
+    let breakers = Breakers::new(4, [&[1][..], &[4][..]]).err().unwrap();
+    assert_eq!(breakers.status, Status::InvalidToken);
+    let breakers = Breakers::new(4, [&[][..]]).err().unwrap();
+    assert_eq!(breakers.status, Status::InvalidArgument);
+}
+
+/// The penalties of single tokens, read off a bias that makes up for them.
+#[test]
+fn penalties_are_what_the_settings_say() {
+    let history = [3u32, 1, 1, 2, 1];
+    let adjusted = |settings: Sampling, history: &[u32], breakers: &[&[u32]]| {
+        let breakers = Breakers::new(5, breakers.iter().copied()).unwrap();
+        let rules = TokenRules::new(5, [].into_iter(), &[], &[], breakers).unwrap();
+        let logits = [2.0f32, 2.0, -2.0, 2.0, f32::NEG_INFINITY];
+        let input = Input {
+            logits: &logits,
+            history,
+            rules: Some(&rules),
+            ..Input::default()
+        };
+        let (mut values, mut counts) = ([0.0; 5], [0; 5]);
+        adjust::adjust(&input, &settings, &mut values, &mut counts);
+        assert_eq!(counts, [0; 5], "left clean");
+        values
+    };
+    let of = |settings| adjusted(settings, &history, &[]);
+    let low = f32::NEG_INFINITY;
+    let off = Sampling::GREEDY;
+    let repeat = Sampling {
+        repeat_penalty: 2.0,
+        ..off
+    };
+    assert_eq!(of(repeat), [2.0, 1.0, -4.0, 1.0, low]);
+    let counted = Sampling {
+        frequency_penalty: 0.5,
+        presence_penalty: 0.25,
+        ..off
+    };
+    assert_eq!(of(counted), [2.0, 0.25, -2.75, 1.25, low]);
+    let windowed = |penalty_window| {
+        of(Sampling {
+            penalty_window,
+            ..counted
+        })
+    };
+    assert_eq!(windowed(0), [2.0, 2.0, -2.0, 2.0, low]);
+    assert_eq!(windowed(2), [2.0, 1.25, -2.75, 2.0, low]);
+    assert_eq!(windowed(u32::MAX), of(counted));
+    let dry = |allowed_length, window| Sampling {
+        dry: Dry {
+            multiplier: 1.0,
+            base: 2.0,
+            allowed_length,
+            window,
+        },
+        ..off
+    };
+    // 0 1 2 0 1 2 0 1: three tokens later it repeats, and 2 would make it longer; five tokens match.
+    let song = [0u32, 1, 2, 0, 1, 2, 0, 1];
+    let sung = |settings, breakers: &[&[u32]]| adjusted(settings, &song, breakers);
+    assert_eq!(sung(dry(2, 100), &[]), [2.0, 2.0, -10.0, 2.0, low]);
+    assert_eq!(sung(dry(5, 100), &[]), [2.0, 2.0, -3.0, 2.0, low]);
+    assert_eq!(sung(dry(6, 100), &[]), [2.0, 2.0, -2.0, 2.0, low]);
+    // Six tokens: the match begins with the window.
+    assert_eq!(sung(dry(2, 6), &[]), [2.0, 2.0, -4.0, 2.0, low]);
+    assert_eq!(sung(dry(1, 0), &[]), [2.0, 2.0, -2.0, 2.0, low]);
+    // Behind the last breaker there are two tokens; or none; or it is what would come next.
+    assert_eq!(sung(dry(2, 100), &[&[1, 2]]), [2.0, 2.0, -3.0, 2.0, low]);
+    assert_eq!(sung(dry(1, 100), &[&[1]]), [2.0, 2.0, -2.0, 2.0, low]);
+    assert_eq!(sung(dry(1, 100), &[&[2]]), [2.0, 2.0, -2.0, 2.0, low]);
+    assert_eq!(sung(dry(1, 100), &[&[3], &[2, 2]]), sung(dry(1, 100), &[]));
+    // So long that the penalty has no number.
+    let long = [1u32; 4000];
+    let longest = adjusted(dry(2, u32::MAX), &long, &[]);
+    assert_eq!(longest[1], 2.0 - f32::MAX);
+    assert!(dry_longest(&dry(2, 1).dry) < 200);
+    assert_eq!(adjusted(dry(1, 9), &[], &[]), adjusted(off, &[], &[]));
+}
+
+#[test]
+fn log_probabilities_are_the_models_own() {
+    let logits: Vec<f32> = reference_tests::random_logits(300, 8, 5.0);
+    let sum: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
+    let mut order: Vec<usize> = (0..300).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    let mut scratch = Scratch::new(300).unwrap();
+    for n in [0, 1, 20, 64] {
+        let got = Logprobs::of(&logits, 17, n, &mut scratch).unwrap();
+        let of = |id: usize| (f64::from(logits[id]) - sum.ln()) as f32;
+        assert!((got.chosen - of(17)).abs() < 1e-5);
+        assert_eq!(got.top.len(), n as usize);
+        for (&(id, value), &expected) in got.top.iter().zip(&order) {
+            assert_eq!(id as usize, expected);
+            assert!((value - of(expected)).abs() < 1e-5);
+        }
+    }
+    let few = Logprobs::of(&[0.0, f32::NEG_INFINITY], 0, 9, &mut scratch).unwrap();
+    assert_eq!(few.top[..], [(0, 0.0), (1, f32::NEG_INFINITY)]);
+    assert_eq!(few.chosen, 0.0);
 }

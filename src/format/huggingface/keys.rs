@@ -73,6 +73,7 @@ impl<'a> Keys<'a> {
                 keys.set("attention.layer_norm_epsilon", eps);
             }
         }
+        keys.layer_types()?;
         if config.find("is_causal") == Some(&false.into()) {
             fail!(
                 Unsupported,
@@ -116,11 +117,11 @@ impl<'a> Keys<'a> {
         Ok(())
     }
 
-    /// Which layers have a window by `layer_types`, or by `default` if the config does not say.
-    fn windowed(&self, default: impl Fn(u64) -> bool) -> Result<Vec<bool>> {
+    /// Whether each layer has a window, if the config says so.
+    fn layer_types(&self) -> Result<Option<Vec<bool>>> {
         const KEY: &str = "layer_types";
         let Some(types) = self.config.find_array(KEY)? else {
-            return Ok((0..self.n_layers).map(default).collect());
+            return Ok(None);
         };
         if types.len() as u64 != self.n_layers {
             let problem = format!(
@@ -135,7 +136,13 @@ impl<'a> Keys<'a> {
             Some("full_attention") => Ok(false),
             _ => Err(wrong(KEY, ty, "sliding_attention or full_attention")),
         });
-        windowed.collect()
+        windowed.collect::<Result<_>>().map(Some)
+    }
+
+    /// Which layers have a window by `layer_types`, or by `default` if the config does not say.
+    fn windowed(&self, default: impl Fn(u64) -> bool) -> Result<Vec<bool>> {
+        let found = self.layer_types()?;
+        Ok(found.unwrap_or_else(|| (0..self.n_layers).map(default).collect()))
     }
 
     /// Sets the window, and which layers have it if that is not what the family has anyway.

@@ -181,7 +181,7 @@ impl Run<'_> {
                 "arguments" => {
                     let names = callee.parameters.iter().map(|name| self.text(name));
                     let names = names.collect::<Result<_>>()?;
-                    Some(Seq::new(&self.budget, SeqKind::Tuple, names)?)
+                    Some(Seq::value(&self.budget, SeqKind::Tuple, names)?)
                 }
                 "catch_kwargs" => Some(Value::Bool(callee.takes_names)),
                 "catch_varargs" => Some(Value::Bool(callee.takes_more)),
@@ -305,7 +305,7 @@ impl Run<'_> {
                 let _room = self.budget.hold(count * size_of::<Value>())?;
                 let place = |index: usize| (start as i128 + index as i128 * step) as usize;
                 let items = (0..count).map(|index| seq.items[place(index)].clone());
-                Seq::new(&self.budget, seq.kind, items.collect())
+                Seq::value(&self.budget, seq.kind, items.collect())
             }
             _ => Ok(self.no_attribute(of, "slice")),
         }
@@ -322,13 +322,13 @@ impl Run<'_> {
         let one = |(key, value): &(Value, Value)| match kind {
             SeqKind::Keys => Ok(key.clone()),
             SeqKind::Values => Ok(value.clone()),
-            _ => Seq::new(
+            _ => Seq::value(
                 &self.budget,
                 SeqKind::Tuple,
                 vec![key.clone(), value.clone()],
             ),
         };
         let items = map.entries.iter().map(one).collect::<Result<_>>()?;
-        Seq::new(&self.budget, kind, items)
+        Seq::value(&self.budget, kind, items)
     }
 }

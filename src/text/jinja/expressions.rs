@@ -31,7 +31,7 @@ impl<'a> Run<'a> {
 
     /// A list of these values.
     pub fn list(&self, items: Vec<Value>) -> Result<Value> {
-        Seq::new(&self.budget, SeqKind::List, items)
+        Seq::value(&self.budget, SeqKind::List, items)
     }
 
     /// The value of an expression.
@@ -133,14 +133,14 @@ impl<'a> Run<'a> {
             }
             Expr::Tuple(node) => {
                 let items = self.evaluate_all(&node.items)?;
-                Seq::new(&self.budget, SeqKind::Tuple, items)
+                Seq::value(&self.budget, SeqKind::Tuple, items)
             }
             Expr::Map(node) => {
                 let mut entries = Vec::new();
                 for (key, value) in node.keys.iter().zip(&node.values) {
                     entries.push((self.evaluate(key)?, self.evaluate(value)?));
                 }
-                Map::new(&self.budget, entries)
+                Map::value(&self.budget, entries)
             }
         }
     }

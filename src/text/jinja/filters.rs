@@ -108,9 +108,9 @@ impl Run<'_> {
                         let Value::Seq(items) = self.view(map, SeqKind::Items)? else {
                             return Ok(Value::None);
                         };
-                        Seq::new(&self.budget, SeqKind::Generator, items.items.clone())
+                        Seq::value(&self.budget, SeqKind::Generator, items.items.clone())
                     }
-                    Value::Undefined(_) => Seq::new(&self.budget, SeqKind::Generator, Vec::new()),
+                    Value::Undefined(_) => Seq::value(&self.budget, SeqKind::Generator, Vec::new()),
                     _ => fail!(TemplateFailed, "Can only get item pairs from a mapping."),
                 }
             }

@@ -276,7 +276,7 @@ impl Run<'_> {
     }
 
     fn generator(&self, items: Vec<Value>) -> Result<Value> {
-        Seq::new(&self.budget, SeqKind::Generator, items)
+        Seq::value(&self.budget, SeqKind::Generator, items)
     }
 
     fn first_name(&self, arguments: &mut Arguments, missing: &'static str) -> Result<String> {
@@ -353,7 +353,7 @@ impl Run<'_> {
     /// Pairs of a key and the list of its items, in the order of the keys.
     fn groups(&self, items: &[Value], keys: Vec<Value>, case_sensitive: bool) -> Result<Value> {
         let pair = |(key, item): (&Value, &Value)| {
-            Seq::new(
+            Seq::value(
                 &self.budget,
                 SeqKind::Tuple,
                 vec![key.clone(), item.clone()],
@@ -377,7 +377,7 @@ impl Run<'_> {
         }
         let group = |(_, key, items)| {
             let items = self.list(items)?;
-            Seq::new(&self.budget, SeqKind::Tuple, vec![key, items])
+            Seq::value(&self.budget, SeqKind::Tuple, vec![key, items])
         };
         let groups = groups.into_iter().map(group);
         self.list(groups.collect::<Result<_>>()?)

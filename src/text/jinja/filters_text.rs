@@ -82,11 +82,11 @@ impl Run<'_> {
             }
             "format" => {
                 let values = if arguments.named.is_empty() {
-                    Seq::new(&self.budget, SeqKind::Tuple, arguments.positional)?
+                    Seq::value(&self.budget, SeqKind::Tuple, arguments.positional)?
                 } else if arguments.positional.is_empty() {
                     let named = arguments.named.into_iter();
                     let named = named.map(|(name, value)| Ok((self.text(&name)?, value)));
-                    Map::new(&self.budget, named.collect::<Result<_>>()?)?
+                    Map::value(&self.budget, named.collect::<Result<_>>()?)?
                 } else {
                     fail!(
                         TemplateFailed,

@@ -108,7 +108,7 @@ impl Run<'_> {
         }
         self.budget.work(count as u64)?;
         let items = (0..count).map(|index| Value::Int(start + index * step));
-        Seq::new(&self.budget, SeqKind::Range, items.collect())
+        Seq::value(&self.budget, SeqKind::Range, items.collect())
     }
 
     /// `dict(mapping or pairs, names)`.
@@ -133,6 +133,6 @@ impl Run<'_> {
         for (name, value) in arguments.named {
             entries.push((self.text(&name)?, value));
         }
-        Map::new(&self.budget, entries)
+        Map::value(&self.budget, entries)
     }
 }

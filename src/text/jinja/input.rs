@@ -27,7 +27,7 @@ pub(super) fn variables(budget: &Rc<Budget>, document: &str) -> Result<Vec<(Stri
             ("messages", Json::Array(messages)) => {
                 let messages: Result<Vec<_>> =
                     messages.iter().map(|json| message(budget, json)).collect();
-                Seq::new(budget, SeqKind::List, messages?)?
+                Seq::value(budget, SeqKind::List, messages?)?
             }
             _ => value(budget, json, Origin::Caller)?,
         };
@@ -80,7 +80,7 @@ fn value(budget: &Rc<Budget>, json: &Json, origin: Origin) -> Result<Value> {
         Json::String(text) => Value::Str(Text::of(budget, text, origin)?),
         Json::Array(items) => {
             let items = items.iter().map(|json| value(budget, json, origin));
-            Seq::new(budget, SeqKind::List, items.collect::<Result<_>>()?)?
+            Seq::value(budget, SeqKind::List, items.collect::<Result<_>>()?)?
         }
         Json::Object(object) => {
             let entries = object

@@ -81,7 +81,7 @@ impl<'a> Run<'a> {
         }
         let more: Vec<Value> = given.collect();
         if callee.takes_more {
-            scope.set("varargs", Seq::new(&self.budget, SeqKind::Tuple, more)?)?;
+            scope.set("varargs", Seq::value(&self.budget, SeqKind::Tuple, more)?)?;
         } else if !more.is_empty() {
             fail!(
                 TemplateFailed,
@@ -95,7 +95,7 @@ impl<'a> Run<'a> {
                 .into_iter()
                 .map(|(name, value)| Ok((self.text(&name)?, value)));
             let entries = entries.collect::<Result<_>>()?;
-            scope.set("kwargs", Map::new(&self.budget, entries)?)?;
+            scope.set("kwargs", Map::value(&self.budget, entries)?)?;
         } else if let Some((unknown, _)) = arguments.named.first() {
             fail!(
                 TemplateFailed,

@@ -316,7 +316,7 @@ impl Run<'_> {
                     None => [&[], &[], text],
                 };
                 let items = parts.into_iter().map(|part| self.copy(part));
-                Seq::new(&self.budget, SeqKind::Tuple, items.collect::<Result<_>>()?)
+                Seq::value(&self.budget, SeqKind::Tuple, items.collect::<Result<_>>()?)
             }
             "startswith" | "endswith" => {
                 let [what, start, end] = arguments.bind(name, ["prefix", "start", "end"])?;

@@ -142,7 +142,7 @@ impl Run<'_> {
                 let n = a.items.len() + b.items.len();
                 let _room = self.budget.hold(n * size_of::<Value>())?;
                 let items = a.items.iter().chain(&b.items).cloned().collect();
-                return Seq::new(&self.budget, a.kind, items);
+                return Seq::value(&self.budget, a.kind, items);
             }
             _ => {}
         }
@@ -185,7 +185,7 @@ impl Run<'_> {
                 let _room = self.budget.hold(n.saturating_mul(size_of::<Value>()))?;
                 self.budget.work(n as u64)?;
                 let items = seq.items.iter().cycle().take(n).cloned().collect();
-                Seq::new(&self.budget, seq.kind, items)
+                Seq::value(&self.budget, seq.kind, items)
             }
             _ => unsupported("*", left, right),
         }

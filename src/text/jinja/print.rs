@@ -161,7 +161,7 @@ impl Run<'_> {
             }
         });
         let at = ranges.partition_point(|(_, end)| *end < c);
-        !ranges.get(at).is_some_and(|(start, _)| *start <= c)
+        ranges.get(at).is_none_or(|(start, _)| *start > c)
     }
 
     /// A short piece of `str(value)` for messages and names.

@@ -110,7 +110,7 @@ pub(super) enum Function {
 }
 
 impl Seq {
-    pub fn new(budget: &Rc<Budget>, kind: SeqKind, items: Vec<Value>) -> Result<Value> {
+    pub fn value(budget: &Rc<Budget>, kind: SeqKind, items: Vec<Value>) -> Result<Value> {
         Ok(Value::Seq(Seq::shared(budget, kind, items)?))
     }
 
@@ -129,7 +129,7 @@ impl Seq {
 
 impl Map {
     /// Later entries with the same key replace the value of earlier ones.
-    pub fn new(budget: &Rc<Budget>, list: Vec<(Value, Value)>) -> Result<Value> {
+    pub fn value(budget: &Rc<Budget>, list: Vec<(Value, Value)>) -> Result<Value> {
         let hold = budget.hold(80 + list.capacity() * size_of::<(Value, Value)>())?;
         let depth = nested(list.iter().flat_map(|(key, value)| [key, value]))?;
         let mut entries: Vec<(Value, Value)> = Vec::with_capacity(list.len());

@@ -180,7 +180,7 @@ def write_metadata(w, architecture, config):
     w.add_context_length(c.get("max_position_embeddings") or c["n_positions"])
     w.add_embedding_length(hidden)
     w.add_block_count(layers)
-    w.add_feed_forward_length(c.get("intermediate_size") or 4 * hidden)
+    w.add_feed_forward_length(c.get("intermediate_size") or c.get("n_inner") or 4 * hidden)
     w.add_head_count(heads)
     if "num_key_value_heads" in c:
         w.add_head_count_kv(c["num_key_value_heads"])

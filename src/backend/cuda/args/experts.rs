@@ -1,6 +1,6 @@
 //! The structures of the kernels for experts.
 
-use super::Segment;
+use super::{Activation, Segment};
 
 /// `RouteArgs`.
 #[repr(C)]
@@ -18,6 +18,28 @@ pub struct Route {
     pub normalize: u32,
     pub weight_scale: f32,
     pub padding: u32,
+}
+
+/// `RouterPart`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RouterPart {
+    pub matrix: u64,
+    pub bias: u64,
+    pub ty: u32,
+    pub rows: u32,
+}
+
+/// `StepRouteArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StepRoute {
+    pub route: Route,
+    pub parts: [RouterPart; 2],
+    pub x: u64,
+    pub tickets: u64,
+    pub groups: u32,
+    pub n_parts: u32,
 }
 
 /// `ScoreArgs`.
@@ -58,6 +80,7 @@ pub struct Sort {
 pub struct ExpertMatvec {
     pub segments: [Segment; 2],
     pub chosen: u64,
+    pub order: u64,
     pub q8: u64,
     pub q8_scale: u64,
     pub f32: u64,
@@ -68,6 +91,9 @@ pub struct ExpertMatvec {
     pub pairs_per_input: u32,
     pub n_experts: u32,
     pub chunk_rows: u32,
+    pub inner: u64,
+    pub len: u32,
+    pub activation: Activation,
 }
 
 /// `ExpertMatmulArgs`.
@@ -112,9 +138,10 @@ pub struct Combine {
 // The kernels assert the same sizes of their twins.
 const _: () = {
     assert!(size_of::<Route>() == 64);
+    assert!(size_of::<StepRoute>() == 136);
     assert!(size_of::<Score>() == 56);
     assert!(size_of::<Sort>() == 64);
-    assert!(size_of::<ExpertMatvec>() == 144);
+    assert!(size_of::<ExpertMatvec>() == 176);
     assert!(size_of::<ExpertMatmul>() == 96);
     assert!(size_of::<Combine>() == 72);
 };

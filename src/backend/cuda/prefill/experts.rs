@@ -1,7 +1,7 @@
 //! The experts of a chunk: its tokens sorted by expert, and each expert's multiplied together.
 
 use super::super::args;
-use super::super::experts::{ExpertsPlan, route_args};
+use super::super::experts::{ExpertsPlan, route_args, sort_args};
 use super::super::matrix::Matrix;
 use super::super::plan::{LayerPlan, MlpPlan};
 use super::Enqueue;
@@ -22,17 +22,7 @@ impl Enqueue<'_> {
         let mine = &at.experts;
         let pairs = self.rows * e.n_used;
         let (kernels, stream) = (self.kernels, self.stream);
-        let sort = args::Sort {
-            chosen: mine.chosen,
-            starts: mine.starts,
-            slots: mine.slots,
-            pairs: mine.pairs,
-            tiles: mine.tiles,
-            tile_experts: mine.tile_experts,
-            n_pairs: pairs,
-            n_experts: e.n_experts,
-            ..Default::default()
-        };
+        let sort = sort_args(e, mine, pairs);
         let first = args::ExpertMatmul {
             x: at.x,
             x_scale: at.x_scale,
@@ -66,6 +56,7 @@ impl Enqueue<'_> {
             kernels.expert_scores(stream, &e.router, mine.input, mine.scores, self.rows)?;
             kernels.route(stream, &route_args(e, mine), self.rows)?;
             kernels.expert_sort(stream, &sort)?;
+            kernels.expert_tiles(stream, &sort)?;
             self.grouped(e, &e.gate, &first)?;
             let behind = args::ExpertMatmul {
                 out: first.out + u64::from(e.n_ff) * 4,

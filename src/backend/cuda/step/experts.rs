@@ -1,12 +1,16 @@
 //! The experts of a step: each session's token goes its own ways, all in one graph.
 
 use super::super::args;
-use super::super::experts::{ExpertInputs, ExpertsPlan, route_args};
-use super::super::matrix::{Inputs, Matrix};
+use super::super::experts::{ExpertInput, ExpertPairs, ExpertsPlan, route_args, sort_args};
+use super::super::matrix::Inputs;
 use super::super::plan::{LayerPlan, MlpPlan};
 use super::Enqueue;
 use crate::backend::Work;
 use crate::error::Result;
+
+/// From so many sessions on, their pairs are sorted, so that weights which several of them need come
+/// from memory once.
+const SORT_FROM: u32 = 4;
 
 impl Enqueue<'_> {
     /// A mixture of experts, whose output is added to `base` and goes to the residual stream.
@@ -22,16 +26,73 @@ impl Enqueue<'_> {
         let (b, at, hidden) = (self.buffers, self.buffers.at, self.plan.hidden);
         let mine = &at.experts;
         let pairs = self.batch * e.n_used;
-        let mut consumers = vec![&e.router, &e.gate, &e.up];
-        consumers.extend(e.shared.as_ref().map(|s| &s.up));
-        let inputs = ExpertInputs {
-            inputs: b.inputs(),
-            pairs_per_input: e.n_used,
+        let sorted = self.batch >= SORT_FROM;
+        let experts = [&e.gate, &e.up];
+        let first = ExpertPairs {
+            input: ExpertInput::Rows(b.inputs(), e.n_used),
             chosen: mine.chosen,
+            order: if sorted { mine.pairs } else { 0 },
             pairs,
             out: mine.inner,
             out_stride: 2 * e.n_ff,
         };
+        let last = ExpertPairs {
+            input: self.inner_input(e),
+            out: mine.out,
+            out_stride: hidden,
+            ..first
+        };
+        let (kernels, stream) = (self.kernels, self.stream);
+        let mut others = experts.to_vec();
+        others.extend(e.shared.as_ref().map(|s| &s.up));
+        let q8 = others.iter().any(|m| m.needs().0);
+        let tickets = b.tickets.address();
+        // SAFETY: the caller's word.
+        unsafe {
+            // The router reads f32 whatever its type.
+            self.input_in(layer.feed_forward_norm, e.router.groups, q8, true)?;
+            self.mark(Work::Norm, 0)?;
+            let route = route_args(e, mine);
+            kernels.step_route(stream, &e.router, &route, at.f32, tickets, self.batch)?;
+            if sorted {
+                kernels.expert_sort(stream, &sort_args(e, mine, pairs))?;
+            }
+            kernels.expert_matvec(stream, e.n_experts, &experts, &first)?;
+            self.mark(Work::GateUp, e.router.bytes() + e.used_bytes(&experts))?;
+            if let ExpertInput::Rows(..) = last.input {
+                self.activate_inner(e, pairs)?;
+                self.mark(Work::Norm, 0)?;
+            }
+            kernels.expert_matvec(stream, e.n_experts, &[&e.down], &last)?;
+            self.mark(Work::Down, e.used_bytes(&[&e.down]))?;
+            if let Some(shared) = &e.shared {
+                self.shared(shared)?;
+            }
+            self.combine(layer, e, base)
+        }
+    }
+
+    /// What the experts' last product reads.
+    fn inner_input(&self, e: &ExpertsPlan) -> ExpertInput {
+        let mine = &self.buffers.at.experts;
+        if e.own_inputs() {
+            return ExpertInput::Inner(mine.inner, e.activation, e.n_ff);
+        }
+        let rows = Inputs {
+            q8: mine.q8,
+            q8_scale: mine.q8_scale,
+            f32: mine.f32,
+            fragments: 0,
+        };
+        ExpertInput::Rows(rows, 1)
+    }
+
+    /// The rows that the experts' last product reads, where its blocks do not make them.
+    ///
+    /// # Safety
+    /// As `StepBuffers::enqueue`.
+    unsafe fn activate_inner(&self, e: &ExpertsPlan, pairs: u32) -> Result<()> {
+        let mine = &self.buffers.at.experts;
         let (q8, f32) = e.down.needs();
         let inner = args::Produce {
             x: mine.inner,
@@ -45,39 +106,8 @@ impl Enqueue<'_> {
             activation: e.activation,
             ..Default::default()
         };
-        let outputs = ExpertInputs {
-            inputs: Inputs {
-                q8: mine.q8,
-                q8_scale: mine.q8_scale,
-                f32: mine.f32,
-                fragments: 0,
-            },
-            pairs_per_input: 1,
-            out: mine.out,
-            out_stride: hidden,
-            ..inputs
-        };
-        let (kernels, stream) = (self.kernels, self.stream);
         // SAFETY: the caller's word.
-        unsafe {
-            self.expert_input(layer.feed_forward_norm, &consumers)?;
-            self.mark(Work::Norm, 0)?;
-            self.matvec(&e.router, mine.scores, e.router.rows, 0)?;
-            kernels.route(stream, &route_args(e, mine), self.batch)?;
-            kernels.expert_matvec(stream, e.n_experts, &[&e.gate, &e.up], &inputs)?;
-            self.mark(
-                Work::GateUp,
-                e.router.bytes() + e.used_bytes(&[&e.gate, &e.up]),
-            )?;
-            kernels.produce(stream, &inner, pairs)?;
-            self.mark(Work::Norm, 0)?;
-            kernels.expert_matvec(stream, e.n_experts, &[&e.down], &outputs)?;
-            self.mark(Work::Down, e.used_bytes(&[&e.down]))?;
-            if let Some(shared) = &e.shared {
-                self.shared(shared)?;
-            }
-            self.combine(layer, e, base)
-        }
+        unsafe { self.kernels.produce(self.stream, &inner, pairs) }
     }
 
     /// The shared expert, from the input that is there.
@@ -145,17 +175,5 @@ impl Enqueue<'_> {
             }
         }
         self.mark(Work::Norm, 0)
-    }
-
-    /// The input of several matrices: the residual stream or its norm, in all the forms that they
-    /// read.
-    ///
-    /// # Safety
-    /// As `StepBuffers::enqueue`.
-    unsafe fn expert_input(&self, norm: Option<args::Norm>, consumers: &[&Matrix]) -> Result<()> {
-        let needs = consumers.iter().map(|m| m.needs());
-        let (q8, f32) = needs.fold((false, false), |a, b| (a.0 || b.0, a.1 || b.1));
-        // SAFETY: the caller's word.
-        unsafe { self.input_in(norm, consumers[0].groups, q8, f32) }
     }
 }

@@ -1,0 +1,95 @@
+//! The precompiled normalization of SentencePiece: a table of texts and what replaces them.
+//!
+//! The table is a 32-bit little-endian size in bytes, a double array of so many bytes (32-bit units,
+//! little-endian), and the replacements, each ending with a zero byte. A unit of the double array
+//! holds the label of the step that leads to it in bits 0 to 7 and bit 31, whether a text ends there in
+//! bit 8, and the offset to its children in bits 10 to 30, which counts in steps of 256 if bit 9 is
+//! set. The unit of a text's end holds the place of its replacement in bits 0 to 30.
+
+use crate::error::{Result, fail, try_vec};
+
+/// Texts and their replacements.
+pub(super) struct Charsmap {
+    units: Vec<u32>,
+    replacements: String,
+}
+
+impl Charsmap {
+    /// Reads and checks a table; `name` is what holds it, for messages. Errors: `FileCorrupt`,
+    /// `OutOfMemory`.
+    pub fn new(bytes: &[u8], name: &str) -> Result<Self> {
+        let parts = bytes.split_first_chunk::<4>().and_then(|(size, rest)| {
+            let size = u32::from_le_bytes(*size) as usize;
+            size.is_multiple_of(4)
+                .then(|| rest.split_at_checked(size))?
+        });
+        let Some((array, replacements)) = parts else {
+            fail!(
+                FileCorrupt,
+                "{name}: a table of {} bytes is cut off",
+                bytes.len()
+            );
+        };
+        let mut units = try_vec(array.len() / 4, 0u32, name)?;
+        for (unit, bytes) in units.iter_mut().zip(array.chunks_exact(4)) {
+            *unit = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+        let Ok(replacements) = str::from_utf8(replacements) else {
+            fail!(FileCorrupt, "{name}: the replacements are not UTF-8");
+        };
+        if !replacements.is_empty() && !replacements.ends_with('\0') {
+            fail!(FileCorrupt, "{name}: the last replacement is cut off");
+        }
+        Ok(Charsmap {
+            units,
+            replacements: replacements.to_string(),
+        })
+    }
+
+    /// The texts of the table that `text` starts with, shortest first: bytes and replacement.
+    fn prefixes<'a>(&'a self, text: &str, each: &mut dyn FnMut(usize, &'a str)) {
+        let offset = |unit: u32| (unit >> 10) << ((unit & 1 << 9) >> 6);
+        let unit = |at: u32| self.units.get(at as usize).copied();
+        let Some(root) = unit(0) else { return };
+        let mut at = offset(root);
+        for (index, byte) in text.bytes().enumerate() {
+            at ^= u32::from(byte);
+            let Some(here) = unit(at).filter(|unit| unit & 0x8000_00FF == u32::from(byte)) else {
+                return;
+            };
+            if byte == 0 {
+                return;
+            }
+            at ^= offset(here);
+            if here >> 8 & 1 == 1 {
+                let Some(value) = unit(at) else { return };
+                let start = (value & 0x7FFF_FFFF) as usize;
+                // A place inside a character or behind the end is ignored.
+                if let Some(rest) = self.replacements.get(start..) {
+                    let end = rest.find('\0').unwrap_or(rest.len());
+                    each(index + 1, &rest[..end]);
+                }
+            }
+        }
+    }
+
+    /// What replaces the longest text of the table that `text` starts with, and its bytes.
+    pub fn longest(&self, text: &str) -> Option<(usize, &str)> {
+        let mut found = None;
+        self.prefixes(text, &mut |length, with| {
+            if text.is_char_boundary(length) {
+                found = Some((length, with));
+            }
+        });
+        found
+    }
+
+    /// What replaces the shortest text of the table that `text` starts with.
+    pub fn shortest(&self, text: &str) -> Option<&str> {
+        let mut found = None;
+        self.prefixes(text, &mut |_, with| {
+            found.get_or_insert(with);
+        });
+        found
+    }
+}

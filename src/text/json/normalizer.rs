@@ -1,0 +1,128 @@
+//! The `normalizer` of a `tokenizer.json`.
+
+use super::{boolean, kind, list, pattern, string, unknown};
+use crate::error::{Result, fail};
+use crate::text::charset::CharSet;
+use crate::text::charsmap::Charsmap;
+use crate::text::gguf::ACCENT;
+use crate::text::normalizer::{Bert, Step};
+use serde_json::Value;
+
+/// Compiled steps.
+#[derive(Default)]
+pub(super) struct Normal {
+    pub steps: Vec<Step>,
+    /// Bytes are spelled as characters in the end.
+    pub byte_level: bool,
+}
+
+/// Compiles a component and what is in it.
+pub(super) fn compile(component: &Value, place: &str) -> Result<Normal> {
+    let mut normal = Normal::default();
+    add(component, place, &mut normal)?;
+    Ok(normal)
+}
+
+fn add(component: &Value, place: &str, normal: &mut Normal) -> Result<()> {
+    let Some(kind) = kind(component, place)? else {
+        return Ok(());
+    };
+    if normal.byte_level {
+        fail!(
+            Unsupported,
+            "tokenizer.json: {place}: {kind:?} after \"ByteLevel\" is not supported"
+        );
+    }
+    let flag = |name: &str, default| boolean(component, name, default, place);
+    let accents = || [Step::Nfd, Step::Remove(CharSet::new(ACCENT))];
+    let steps = &mut normal.steps;
+    match kind {
+        "Sequence" => {
+            for (index, part) in list(component, "normalizers", place)?.iter().enumerate() {
+                add(part, &format!("{place}.normalizers[{index}]"), normal)?;
+            }
+        }
+        "NFC" => steps.push(Step::Nfc),
+        "NFD" => steps.push(Step::Nfd),
+        "NFKC" => steps.push(Step::Nfkc),
+        "NFKD" => steps.push(Step::Nfkd),
+        "Lowercase" => steps.push(Step::Lowercase),
+        "StripAccents" => steps.push(Step::Remove(CharSet::new(r"\p{M}"))),
+        "Nmt" => steps.push(Step::Nmt),
+        "Strip" => steps.push(Step::Strip {
+            left: flag("strip_left", true)?,
+            right: flag("strip_right", true)?,
+        }),
+        "Prepend" => steps.push(Step::Prepend(
+            string(component, "prepend", place)?.to_string(),
+        )),
+        "Replace" => steps.push(Step::Replace {
+            pattern: pattern(component, place)?,
+            with: string(component, "content", place)?.to_string(),
+        }),
+        "BertNormalizer" => {
+            let lowercase = flag("lowercase", true)?;
+            let (clean, chinese) = (
+                flag("clean_text", true)?,
+                flag("handle_chinese_chars", true)?,
+            );
+            steps.push(Step::Bert(Bert::new(clean, chinese)));
+            if flag("strip_accents", lowercase)? {
+                steps.extend(accents());
+            }
+            if lowercase {
+                steps.push(Step::Lowercase);
+            }
+        }
+        "Precompiled" => {
+            let place = format!("tokenizer.json: {place}.precompiled_charsmap");
+            let Some(text) = component
+                .get("precompiled_charsmap")
+                .and_then(Value::as_str)
+            else {
+                fail!(FileCorrupt, "{place} is not a string");
+            };
+            let Some(bytes) = base64(text) else {
+                fail!(FileCorrupt, "{place} is not base64");
+            };
+            steps.push(Step::Graphemes(Charsmap::new(&bytes, &place)?));
+        }
+        "ByteLevel" => normal.byte_level = true,
+        other => return unknown(other, place),
+    }
+    Ok(())
+}
+
+/// The bytes that a base64 text stands for.
+fn base64(text: &str) -> Option<Vec<u8>> {
+    let text = text.trim_end_matches('=');
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 2);
+    let mut bits = 0u32;
+    for (index, c) in text.bytes().enumerate() {
+        let value = match c {
+            b'A'..=b'Z' => c - b'A',
+            b'a'..=b'z' => c - b'a' + 26,
+            b'0'..=b'9' => c - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = bits << 6 | u32::from(value);
+        // Each character but the first of four completes a byte.
+        if index % 4 > 0 {
+            bytes.push((bits >> (6 - 2 * (index % 4))) as u8);
+        }
+    }
+    (text.len() % 4 != 1).then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn base64() {
+        assert_eq!(super::base64("AQIDBA==").unwrap(), [1, 2, 3, 4]);
+        assert_eq!(super::base64("/+8=").unwrap(), [0xFF, 0xEF]);
+        assert!(super::base64("").unwrap().is_empty());
+        assert!(super::base64("A").is_none() && super::base64("A*==").is_none());
+    }
+}

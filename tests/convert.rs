@@ -1,0 +1,265 @@
+//! `ember-convert`: what it writes is what was loaded, and what it refuses.
+
+mod common;
+
+use common::folder::{Folder, family_path};
+use common::{TempDir, repository_file};
+use emberlm::format::ModelFile;
+use emberlm::model::Network;
+use emberlm::quant::TensorType;
+use serde_json::{Value as Json, json};
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn run(args: &[&Path]) -> Output {
+    let program = env!("CARGO_BIN_EXE_ember-convert");
+    Command::new(program).args(args).output().unwrap()
+}
+
+fn convert(input: &Path, output: &Path, options: &[&str]) {
+    let options: Vec<&Path> = options.iter().map(Path::new).collect();
+    let ran = run(&[&[input, output], &options[..]].concat());
+    assert!(
+        ran.status.success(),
+        "{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+}
+
+/// What it says when it refuses to write.
+fn refused(input: &Path, output: &Path, options: &[&str]) -> String {
+    let options: Vec<&Path> = options.iter().map(Path::new).collect();
+    let ran = run(&[&[input, output], &options[..]].concat());
+    assert_eq!(ran.status.code(), Some(1));
+    String::from_utf8(ran.stderr).unwrap()
+}
+
+fn hamlet() -> std::path::PathBuf {
+    repository_file("models/hamlet-7m-Q4_K_M.gguf")
+}
+
+#[test]
+fn a_file_that_is_kept_is_the_same() {
+    let dir = TempDir::new("convert-keep");
+    let output = dir.path().join("out.gguf");
+    convert(&hamlet(), &output, &[]);
+    let (from, to) = (
+        ModelFile::open(&hamlet()).unwrap(),
+        ModelFile::open(&output).unwrap(),
+    );
+    assert_eq!(from.metadata, to.metadata);
+    assert_eq!(from.tensors.len(), to.tensors.len());
+    for (name, tensor) in &from.tensors {
+        let written = to.tensor(name).unwrap();
+        assert_eq!(
+            (tensor.ty, &tensor.dims),
+            (written.ty, &written.dims),
+            "{name}"
+        );
+        assert!(tensor.bytes() == written.bytes(), "{name}");
+    }
+    // Nothing but the file is left.
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn the_mix_of_q4_k_m_is_that_of_model_cards() {
+    let dir = TempDir::new("convert-mix");
+    let (wide, mixed) = (dir.path().join("wide.gguf"), dir.path().join("mixed.gguf"));
+    convert(&hamlet(), &wide, &["--type", "f16"]);
+    convert(&wide, &mixed, &["--type", "q4_k_m", "--threads", "3"]);
+    let (from, to) = (
+        ModelFile::open(&hamlet()).unwrap(),
+        ModelFile::open(&mixed).unwrap(),
+    );
+    for (name, tensor) in &from.tensors {
+        assert_eq!(tensor.ty, to.tensor(name).unwrap().ty, "{name}");
+    }
+    assert_eq!(to.u32("general.file_type").unwrap(), 15);
+    let wide = ModelFile::open(&wide).unwrap();
+    assert_eq!(wide.u32("general.file_type").unwrap(), 1);
+    assert_eq!(
+        wide.tensor("blk.0.attn_q.weight").unwrap().ty,
+        TensorType::F16
+    );
+    assert_eq!(
+        wide.tensor("blk.0.attn_norm.weight").unwrap().ty,
+        TensorType::F32
+    );
+}
+
+#[test]
+fn folders_become_files() {
+    let dir = TempDir::new("convert-folders");
+    for name in ["gemma3", "gpt_oss", "mixtral", "gpt2", "phi3"] {
+        let output = dir.path().join(format!("{name}.gguf"));
+        convert(&family_path(name), &output, &[]);
+        let expected = ModelFile::open(&family_path(name).join("model.gguf")).unwrap();
+        let written = ModelFile::open(&output).unwrap();
+        Network::from_file(&written).unwrap();
+        assert_eq!(written.str("general.name").unwrap(), name);
+        assert_eq!(written.str("tokenizer.ggml.model").unwrap(), "no_vocab");
+        for (key, tensor) in &expected.tensors {
+            assert_eq!(
+                written.tensor(key).unwrap().dims,
+                tensor.dims,
+                "{name} {key}"
+            );
+        }
+        assert_eq!(written.tensors.len(), expected.tensors.len());
+    }
+}
+
+/// A tokenizer of a byte-level vocabulary, as the tokenizers library saves it.
+fn byte_level(pattern: &str) -> Json {
+    let vocab: serde_json::Map<String, Json> = ["a", "b", "ab", "Ġ", "Ġa"]
+        .iter()
+        .enumerate()
+        .map(|(id, text)| ((*text).to_owned(), id.into()))
+        .collect();
+    json!({
+        "added_tokens": [
+            {"id": 5, "content": "<|end|>", "special": true},
+            {"id": 6, "content": "tool", "special": false},
+        ],
+        "normalizer": null,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false},
+            {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false},
+        ]},
+        "post_processor": {"type": "TemplateProcessing", "single": [
+            {"SpecialToken": {"id": "<|end|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]},
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": vocab, "merges": [["a", "b"], ["Ġ", "a"]], "ignore_merges": true},
+    })
+}
+
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Converts a folder with this tokenizer.
+fn with_tokenizer(dir: &TempDir, tokenizer: &Json) -> std::path::PathBuf {
+    Folder::family("qwen2").write(dir);
+    dir.file("tokenizer.json", tokenizer.to_string().as_bytes());
+    dir.path().join("out.gguf")
+}
+
+#[test]
+fn byte_level_tokenizers_become_metadata() {
+    let dir = TempDir::new("convert-bytes");
+    let output = with_tokenizer(&dir, &byte_level(LLAMA3));
+    let config = json!({"bos_token": "<|end|>", "eos_token": {"content": "<|end|>"}, "chat_template": "hello"});
+    dir.file("tokenizer_config.json", config.to_string().as_bytes());
+    convert(dir.path(), &output, &[]);
+    let file = ModelFile::open(&output).unwrap();
+    assert_eq!(file.str("tokenizer.ggml.model").unwrap(), "gpt2");
+    assert_eq!(file.str("tokenizer.ggml.pre").unwrap(), "llama-bpe");
+    assert_eq!(file.str("tokenizer.chat_template").unwrap(), "hello");
+    let tokens = file.strings("tokenizer.ggml.tokens").unwrap();
+    assert_eq!(tokens.len(), 96);
+    let first: Vec<&str> = tokens.iter().take(8).collect();
+    assert_eq!(
+        first,
+        ["a", "b", "ab", "Ġ", "Ġa", "<|end|>", "tool", "[PAD7]"]
+    );
+    let kinds: Vec<i64> = file.get("tokenizer.ggml.token_type").unwrap();
+    assert_eq!(kinds[..8], [1, 1, 1, 1, 1, 3, 4, 5]);
+    let merges: Vec<&str> = file
+        .strings("tokenizer.ggml.merges")
+        .unwrap()
+        .iter()
+        .collect();
+    assert_eq!(merges, ["a b", "Ġ a"]);
+    for key in ["bos_token_id", "eos_token_id"] {
+        assert_eq!(file.u32(&format!("tokenizer.ggml.{key}")).unwrap(), 5);
+    }
+    assert!(file.bool("tokenizer.ggml.add_bos_token").unwrap());
+    assert!(!file.bool("tokenizer.ggml.add_eos_token").unwrap());
+}
+
+#[test]
+fn tokenizers_with_bytes_to_fall_back_to_become_scores() {
+    let dir = TempDir::new("convert-spm");
+    let tokenizer = json!({
+        "added_tokens": [{"id": 0, "content": "<unk>", "special": true}, {"id": 1, "content": "<s>", "special": true}],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "▁"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+        "pre_tokenizer": null,
+        "model": {"type": "BPE", "unk_token": "<unk>", "byte_fallback": true,
+            "vocab": {"<unk>": 0, "<s>": 1, "<0x41>": 2, "▁a": 3, "▁": 4, "a": 5, "▁aa": 6},
+            "merges": ["▁ a", "▁a a"]},
+    });
+    let output = with_tokenizer(&dir, &tokenizer);
+    convert(dir.path(), &output, &[]);
+    let file = ModelFile::open(&output).unwrap();
+    assert_eq!(file.str("tokenizer.ggml.model").unwrap(), "llama");
+    assert!(file.bool("tokenizer.ggml.add_space_prefix").unwrap());
+    let kinds: Vec<i64> = file.get("tokenizer.ggml.token_type").unwrap();
+    assert_eq!(kinds[..8], [2, 3, 6, 1, 1, 1, 1, 5]);
+    let scores: &[f32] = file.get("tokenizer.ggml.scores").unwrap();
+    assert_eq!((scores[3], scores[6]), (0.0, -1.0));
+    assert!(scores[4] < -1e5 && scores[5] < -1e5);
+}
+
+#[test]
+fn tokenizers_without_a_name_in_gguf_are_refused() {
+    let dir = TempDir::new("convert-unknown");
+    let change = |change: &dyn Fn(&mut Json)| {
+        let mut tokenizer = byte_level(LLAMA3);
+        change(&mut tokenizer);
+        let output = with_tokenizer(&dir, &tokenizer);
+        let said = refused(dir.path(), &output, &[]);
+        assert!(!output.exists());
+        said
+    };
+    let said = change(&|t| {
+        t["pre_tokenizer"]["pretokenizers"][0]["pattern"] = json!({"Regex": "\\p{L}+x"})
+    });
+    assert!(
+        said.contains("tokenizer.json") && said.contains("\\\\p{L}+x"),
+        "{said}"
+    );
+    let said = change(&|t| t["normalizer"] = json!({"type": "Lowercase"}));
+    assert!(said.contains("Lowercase"), "{said}");
+    let said = change(&|t| t["model"]["type"] = json!("WordPiece"));
+    assert!(said.contains("WordPiece"), "{said}");
+    let said = change(&|t| t["model"]["merges"] = json!([["a", "c"]]));
+    assert!(said.contains("merge 0"), "{said}");
+    let said = change(&|t| t["added_tokens"][0]["id"] = json!(96));
+    assert!(said.contains("96"), "{said}");
+}
+
+#[test]
+fn the_input_is_never_written_over() {
+    let dir = TempDir::new("convert-refuse");
+    let input = dir.file("in.gguf", &std::fs::read(hamlet()).unwrap());
+    let other = dir.file("other.gguf", b"precious");
+    assert!(refused(&input, &input, &["--force"]).contains("is the input"));
+    assert!(refused(&input, &other, &[]).contains("--force"));
+    assert_eq!(std::fs::read(&other).unwrap(), b"precious");
+    assert!(refused(&input, &dir.path().join("out.bin"), &[]).contains(".gguf"));
+    let part = dir.path().join("out-00001-of-00002.gguf");
+    assert!(refused(&input, &part, &[]).contains("part"));
+    let nowhere = dir.path().join("none").join("out.gguf");
+    assert!(refused(&input, &nowhere, &[]).contains("cannot write"));
+    assert!(refused(&nowhere, &dir.path().join("out.gguf"), &[]).contains("cannot open"));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    convert(&input, &other, &["--force", "--type", "q8_0"]);
+    assert!(ModelFile::open(&other).is_ok());
+}
+
+#[test]
+fn wrong_command_lines() {
+    for args in [
+        &["a"][..],
+        &["a", "b", "c"],
+        &["--type", "q9", "a", "b.gguf"],
+        &["--threads", "0", "a", "b.gguf"],
+        &["--what"],
+    ] {
+        let args: Vec<&Path> = args.iter().map(Path::new).collect();
+        assert_eq!(run(&args).status.code(), Some(2), "{args:?}");
+    }
+    let help = run(&[Path::new("--help")]);
+    assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("--type"));
+}

@@ -1,0 +1,261 @@
+//! What can be wrong with a file of a family: each thing is an error that names the key or tensor.
+
+mod common;
+
+use common::edit::Edited;
+use common::families::{FAMILIES, open_family};
+use emberlm::format::{Array, ModelFile, Value};
+use emberlm::model::Network;
+use emberlm::{Error, Status};
+
+fn load(edited: &Edited) -> Result<Network, Error> {
+    Network::from_file(&ModelFile::from_bytes(&edited.bytes())?)
+}
+
+fn architecture(edited: &Edited) -> String {
+    match &edited.metadata["general.architecture"] {
+        Value::String(architecture) => architecture.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn each_missing_tensor_is_named() {
+    for name in FAMILIES {
+        let whole = Edited::of(&open_family(name));
+        load(&whole).unwrap();
+        for tensor in whole.tensors.keys() {
+            let mut edited = whole.clone();
+            edited.tensors.remove(tensor);
+            match load(&edited) {
+                // The head is then the embedding's.
+                Ok(_) => assert_eq!(tensor, "output.weight", "{name}"),
+                Err(e) => {
+                    assert_eq!(e.status, Status::MissingTensor, "{name}: {e}");
+                    assert!(e.message.contains(tensor.as_str()), "{name}: {tensor}: {e}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn each_misshapen_tensor_is_named() {
+    for name in FAMILIES {
+        let whole = Edited::of(&open_family(name));
+        for (tensor, t) in &whole.tensors {
+            for dim in 0..t.dims.len() {
+                let mut edited = whole.clone();
+                let wrong = edited.tensors.get_mut(tensor).unwrap();
+                let less = if dim == 0 { t.ty.block_len() } else { 1 };
+                if wrong.dims[dim] <= less {
+                    continue;
+                }
+                wrong.dims[dim] -= less;
+                let rows: usize = wrong.dims[1..].iter().product();
+                let bytes = t.ty.row_bytes(wrong.dims[0]).unwrap() * rows;
+                wrong.bytes.truncate(bytes);
+                let e = load(&edited).unwrap_err();
+                assert_eq!(e.status, Status::ShapeMismatch, "{name}: {e}");
+                assert!(e.message.contains(tensor.as_str()), "{name}: {tensor}: {e}");
+            }
+        }
+    }
+}
+
+/// Every key with values that nobody means: an error that names the key or a tensor that it
+/// contradicts, or a network that is none the worse.
+#[test]
+fn impossible_hyperparameters_are_named() {
+    let values: [Value; 9] = [
+        0u32.into(),
+        1u32.into(),
+        3u32.into(),
+        1_000_000_000u32.into(),
+        u64::MAX.into(),
+        (-1i32).into(),
+        f32::NAN.into(),
+        (-1f32).into(),
+        "many".into(),
+    ];
+    for name in FAMILIES {
+        let whole = Edited::of(&open_family(name));
+        let prefix = format!("{}.", architecture(&whole));
+        let keys = whole.metadata.keys().filter(|k| k.starts_with(&prefix));
+        let keys: Vec<&String> = keys.collect();
+        let check = |edited: &Edited, text: &str| {
+            if let Err(e) = load(edited) {
+                // Some keys stand for each other, as the number of heads and their size.
+                let named = keys.iter().any(|k| e.message.contains(k.as_str()));
+                assert!(named || e.message.contains("tensor "), "{text}: {e}");
+            }
+        };
+        for key in &keys {
+            for value in &values {
+                let mut edited = whole.clone();
+                edited.set(key, value.clone());
+                check(&edited, &format!("{name}: {key} = {value:?}"));
+            }
+            let mut edited = whole.clone();
+            edited.metadata.remove(key.as_str());
+            check(&edited, &format!("{name}: no {key}"));
+        }
+    }
+}
+
+#[test]
+fn contradictions_are_refused_by_key() {
+    use Status::{InvalidModel, MissingKey, Unsupported};
+    let cases: Vec<(&str, &str, Value, Status)> = vec![
+        (
+            "qwen2",
+            "attention.head_count_kv",
+            4u32.into(),
+            InvalidModel,
+        ),
+        ("qwen2", "attention.head_count", 5u32.into(), InvalidModel),
+        (
+            "qwen3",
+            "block_count",
+            1_000_000_000u32.into(),
+            InvalidModel,
+        ),
+        (
+            "qwen3",
+            "attention.layer_norm_rms_epsilon",
+            0f32.into(),
+            InvalidModel,
+        ),
+        (
+            "mistral",
+            "attention.sliding_window",
+            0u32.into(),
+            InvalidModel,
+        ),
+        (
+            "gemma2",
+            "attention.sliding_window",
+            0u32.into(),
+            InvalidModel,
+        ),
+        (
+            "gemma2",
+            "attention.sliding_window_pattern",
+            true.into(),
+            MissingKey,
+        ),
+        (
+            "gemma2",
+            "attn_logit_softcapping",
+            0f32.into(),
+            InvalidModel,
+        ),
+        (
+            "gemma2",
+            "final_logit_softcapping",
+            (-3f32).into(),
+            InvalidModel,
+        ),
+        (
+            "gemma3",
+            "attention.sliding_window",
+            0u32.into(),
+            InvalidModel,
+        ),
+        ("gemma3", "rope.freq_base_swa", 1f32.into(), InvalidModel),
+        (
+            "cohere2",
+            "attention.sliding_window",
+            0u32.into(),
+            InvalidModel,
+        ),
+        ("cohere2", "logit_scale", 0f32.into(), InvalidModel),
+        (
+            "olmo3",
+            "attention.sliding_window_pattern",
+            7f32.into(),
+            MissingKey,
+        ),
+        (
+            "gpt_oss",
+            "attention.sliding_window",
+            0u32.into(),
+            InvalidModel,
+        ),
+        ("gpt_oss", "expert_used_count", 9u32.into(), InvalidModel),
+        ("mixtral", "expert_used_count", 0u32.into(), InvalidModel),
+        ("qwen3moe", "expert_count", 0u32.into(), InvalidModel),
+        ("granite", "residual_scale", 0f32.into(), InvalidModel),
+        (
+            "granite",
+            "embedding_scale",
+            f32::INFINITY.into(),
+            InvalidModel,
+        ),
+        ("granite", "logit_scale", 0f32.into(), InvalidModel),
+        (
+            "phi3",
+            "rope.scaling.original_context_length",
+            0u32.into(),
+            InvalidModel,
+        ),
+        ("phi3", "rope.dimension_count", 11u32.into(), InvalidModel),
+        ("phi2", "rope.dimension_count", 0u32.into(), InvalidModel),
+        (
+            "phi2",
+            "attention.layer_norm_epsilon",
+            f32::NAN.into(),
+            InvalidModel,
+        ),
+        ("glm4", "nextn_predict_layers", 2u32.into(), InvalidModel),
+        ("glm4", "attention.causal", false.into(), Unsupported),
+    ];
+    for (name, key, value, status) in cases {
+        let mut edited = Edited::of(&open_family(name));
+        let key = format!("{}.{key}", architecture(&edited));
+        let text = format!("{key} = {value:?}");
+        let e = load(edited.set(&key, value)).unwrap_err();
+        assert_eq!(e.status, status, "{text}: {e}");
+        assert!(e.message.contains(&key), "{text}: {e}");
+    }
+}
+
+#[test]
+fn patterns_have_a_value_for_each_layer() {
+    for (name, key) in [
+        ("gemma2", "attention.sliding_window_pattern"),
+        ("smollm3", "attention.rope_pattern"),
+    ] {
+        let whole = Edited::of(&open_family(name));
+        let key = format!("{}.{key}", architecture(&whole));
+        let mut edited = whole.clone();
+        let e = load(edited.set(&key, Value::Array(Array::Bool(vec![true])))).unwrap_err();
+        assert_eq!(e.status, Status::InvalidModel, "{e}");
+        assert!(e.message.contains(&key), "{e}");
+    }
+    let mut edited = Edited::of(&open_family("gemma2"));
+    let pattern = Value::Array(Array::Bool(vec![false, true, false]));
+    let network = load(edited.set("gemma2.attention.sliding_window_pattern", pattern)).unwrap();
+    let windows: Vec<_> = network.blocks.iter().map(|b| b.attention.window).collect();
+    assert_eq!(windows, [None, Some(8), None]);
+    let network = load(edited.set("gemma2.attention.sliding_window_pattern", 3u32)).unwrap();
+    let windows: Vec<_> = network.blocks.iter().map(|b| b.attention.window).collect();
+    assert_eq!(windows, [Some(8), Some(8), None]);
+}
+
+#[test]
+fn an_unknown_architecture_is_named_beside_the_known_ones() {
+    let mut edited = Edited::of(&open_family("qwen2"));
+    let e = load(edited.set("general.architecture", "mamba7")).unwrap_err();
+    assert_eq!(e.status, Status::Unsupported);
+    for part in [
+        "mamba7",
+        "llama",
+        "qwen3moe",
+        "gpt-oss",
+        "cohere2",
+        "starcoder2",
+    ] {
+        assert!(e.message.contains(part), "{e}");
+    }
+}
