@@ -19,6 +19,7 @@ Model:
                      mixes (half of attn_v and ffn_down, and the output, in Q6_K); f32, f16, bf16
                      and q8_0 are that type throughout; q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k,
                      q5_k, q6_k, iq4_nl, iq4_xs and mxfp4 are that type with the output in Q6_K
+  --vocab PATH       with the tokenizer of another GGUF file (of up to as many tokens)
   --keep-model PATH  write the random weights to PATH and keep them (default: a temporary file)
   --write-only       write the file named by --keep-model and stop
 
@@ -98,6 +99,8 @@ pub enum Kv {
 pub struct Args {
     /// The weights.
     pub source: Source,
+    /// File with the tokenizer of random weights.
+    pub vocab: Option<PathBuf>,
     /// Stop after writing.
     pub write_only: bool,
     /// Index in the library's list of devices.
@@ -149,6 +152,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut shape = None;
     let mut mix = None;
     let mut keep = None;
+    let mut vocab = None;
     let mut write_only = false;
     let mut device = 0;
     let mut threads = 0;
@@ -182,6 +186,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
                 let name = parser.value()?.string()?;
                 mix = Some(Mix::parse(&name).ok_or_else(|| format!("there is no mix {name:?}"))?);
             }
+            Long("vocab") => vocab = Some(PathBuf::from(parser.value()?)),
             Long("keep-model") => keep = Some(PathBuf::from(parser.value()?)),
             Long("write-only") => write_only = true,
             Long("device") => device = number(&mut parser, "--device", 0, 1 << 16)?,
@@ -228,6 +233,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         (Some(file), None) => {
             for (given, name) in [
                 (mix.is_some(), "--quant"),
+                (vocab.is_some(), "--vocab"),
                 (keep.is_some(), "--keep-model"),
                 (write_only, "--write-only"),
             ] {
@@ -248,6 +254,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     }
     Ok(Command::Run(Box::new(Args {
         source,
+        vocab,
         write_only,
         device,
         threads,
@@ -368,6 +375,7 @@ mod tests {
             ("--shape giant", "giant"),
             ("--shape hamlet --quant q9", "q9"),
             ("a.gguf --quant q8_0", "--quant"),
+            ("a.gguf --vocab b.gguf", "--vocab"),
             ("--shape hamlet --write-only", "--keep-model"),
             ("a.gguf --reps 0", "--reps"),
             ("a.gguf --prompt 5,x", "--prompt"),
