@@ -16,8 +16,6 @@ pub struct Measured {
     pub device: DeviceInfo,
     /// Threads of the model.
     pub threads: usize,
-    /// Positions of the measured session.
-    pub context: usize,
     /// From the path to a model that can make sessions, in milliseconds.
     pub load_ms: Samples,
     /// From the path to the first token after a prompt of one, in milliseconds.
@@ -172,7 +170,6 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
     };
     Ok(Measured {
         threads,
-        context,
         load_ms: Samples::new(load_ms),
         first_token_ms: Samples::new(first_token_ms),
         prefill,
