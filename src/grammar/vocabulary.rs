@@ -92,7 +92,7 @@ impl GrammarVocabulary {
         }
         let info = TokRxInfo::new(words.len() as u32, INVALID_TOKEN);
         let env: TokEnv = Arc::new(Env(TokTrie::from(&info, words)));
-        let slicer = SlicedBiasComputer::new(&env, &SlicedBiasComputer::json_slices())
+        let slicer = SlicedBiasComputer::new(&env, &slices())
             .map_err(|e| Error::new(Status::Internal, format!("grammars: {e}")))?;
         let goes_on = |word: &Vec<u8>| word.first().is_some_and(|b| b"0123456789.eE+-".contains(b));
         let number_parts = (0..).zip(words).filter(|(_, word)| goes_on(word));
@@ -122,6 +122,16 @@ impl GrammarVocabulary {
     pub fn mask_words(&self) -> usize {
         self.trie().vocab_size().div_ceil(32)
     }
+}
+
+/// Sets of tokens that most masks of JSON allow or forbid together: white space, and text of strings
+/// by its length, so that a limit to a string's length costs little before its end. Finer steps
+/// take more memory and gain nothing.
+fn slices() -> Vec<String> {
+    let text = ["{1,5}", "{1,8}", "{1,12}", "{1,20}", "+"]
+        .map(|length| format!(r#"[^"\\\x00-\x1F\x7F]{length}"#));
+    let space = r"[\x20\x0A\x0D\x09]+".to_owned();
+    std::iter::once(space).chain(text).collect()
 }
 
 fn is_text(kind: TokenKind) -> bool {

@@ -19,6 +19,7 @@ Model:
                      mixes (half of attn_v and ffn_down, and the output, in Q6_K); f32, f16, bf16
                      and q8_0 are that type throughout; q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k,
                      q5_k, q6_k, iq4_nl, iq4_xs and mxfp4 are that type with the output in Q6_K
+  --vocab PATH       with the tokenizer of another GGUF file (of up to as many tokens)
   --keep-model PATH  write the random weights to PATH and keep them (default: a temporary file)
   --write-only       write the file named by --keep-model and stop
 
@@ -31,6 +32,8 @@ Measurement:
   --gen N            tokens decoded per measurement (default 64)
   --reps N           repetitions; median, least and greatest are shown (default 3)
   --kv f16|f32|q8_0  type of the KV cache (default f16; f32 is for CPUs, q8_0 for GPUs)
+  --grammar json     decode under a JSON schema, too: an endless list of texts (needs a model with a
+                     tokenizer)
   --sampling NAME    how tokens are chosen: greedy (default); chat: temperature 0.7, top-k 40, top-p
                      0.95, min-p 0.05, repeat penalty 1.1 over 64 tokens; open: temperature 1,
                      top-p 0.95; free: temperature 1; dry: chat and DRY over the whole context
@@ -96,6 +99,8 @@ pub enum Kv {
 pub struct Args {
     /// The weights.
     pub source: Source,
+    /// File with the tokenizer of random weights.
+    pub vocab: Option<PathBuf>,
     /// Stop after writing.
     pub write_only: bool,
     /// Index in the library's list of devices.
@@ -114,6 +119,8 @@ pub struct Args {
     pub reps: usize,
     /// KV cache.
     pub kv: Kv,
+    /// Decode under a grammar, too.
+    pub grammar: bool,
     /// How tokens are chosen, and its name.
     pub sampling: (String, Sampling),
     /// Profile the decodes.
@@ -145,6 +152,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut shape = None;
     let mut mix = None;
     let mut keep = None;
+    let mut vocab = None;
     let mut write_only = false;
     let mut device = 0;
     let mut threads = 0;
@@ -160,6 +168,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut generate = 64;
     let mut reps = 3;
     let mut kv = Kv::F16;
+    let mut grammar = false;
     let mut sampling = ("greedy".to_owned(), Sampling::GREEDY);
     let mut profile = false;
     let mut bandwidth_mib = 1024;
@@ -177,6 +186,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
                 let name = parser.value()?.string()?;
                 mix = Some(Mix::parse(&name).ok_or_else(|| format!("there is no mix {name:?}"))?);
             }
+            Long("vocab") => vocab = Some(PathBuf::from(parser.value()?)),
             Long("keep-model") => keep = Some(PathBuf::from(parser.value()?)),
             Long("write-only") => write_only = true,
             Long("device") => device = number(&mut parser, "--device", 0, 1 << 16)?,
@@ -194,6 +204,10 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
                     other => return Err(format!("--kv is f16, f32 or q8_0, not {other:?}").into()),
                 }
             }
+            Long("grammar") => match parser.value()?.string()?.as_str() {
+                "json" => grammar = true,
+                other => return Err(format!("--grammar is json, not {other:?}").into()),
+            },
             Long("sampling") => {
                 let name = parser.value()?.string()?;
                 match preset(&name) {
@@ -219,6 +233,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         (Some(file), None) => {
             for (given, name) in [
                 (mix.is_some(), "--quant"),
+                (vocab.is_some(), "--vocab"),
                 (keep.is_some(), "--keep-model"),
                 (write_only, "--write-only"),
             ] {
@@ -239,6 +254,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     }
     Ok(Command::Run(Box::new(Args {
         source,
+        vocab,
         write_only,
         device,
         threads,
@@ -248,6 +264,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         generate,
         reps,
         kv,
+        grammar,
         sampling,
         profile,
         bandwidth_bytes: bandwidth_mib << 20,
@@ -358,10 +375,12 @@ mod tests {
             ("--shape giant", "giant"),
             ("--shape hamlet --quant q9", "q9"),
             ("a.gguf --quant q8_0", "--quant"),
+            ("a.gguf --vocab b.gguf", "--vocab"),
             ("--shape hamlet --write-only", "--keep-model"),
             ("a.gguf --reps 0", "--reps"),
             ("a.gguf --prompt 5,x", "--prompt"),
             ("a.gguf --kv q8", "--kv"),
+            ("a.gguf --grammar xml", "--grammar"),
             ("a.gguf --speed", "--speed"),
             ("a.gguf --threads", "--threads"),
         ] {

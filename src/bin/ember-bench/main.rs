@@ -55,7 +55,11 @@ fn run(args: &Args) -> Result<(), String> {
                 }
             };
             say(&format!("writing {}", path.display()));
-            synthetic::write(&path, shape, *mix)?;
+            let vocabulary = match &args.vocab {
+                Some(path) => synthetic::vocabulary(path)?,
+                None => Vec::new(),
+            };
+            synthetic::write(&path, shape, *mix, vocabulary)?;
             (path, name)
         }
     };

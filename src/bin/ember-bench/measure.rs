@@ -5,6 +5,7 @@ use crate::random::Random;
 use crate::stats::Samples;
 use emberlm::backend::{DeviceInfo, KvType, LoadOptions, Profile};
 use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::grammar::{GrammarKind, GrammarOptions};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,8 +16,6 @@ pub struct Measured {
     pub device: DeviceInfo,
     /// Threads of the model.
     pub threads: usize,
-    /// Positions of the measured session.
-    pub context: usize,
     /// From the path to a model that can make sessions, in milliseconds.
     pub load_ms: Samples,
     /// From the path to the first token after a prompt of one, in milliseconds.
@@ -61,9 +60,15 @@ pub struct Decode {
     pub generated: usize,
     /// Rate.
     pub tokens_per_s: Samples,
+    /// Rate under a grammar, if that was asked for.
+    pub grammar: Option<Samples>,
     /// Where the time of one token goes, if that was asked for.
     pub profile: Option<Profile>,
 }
+
+/// Never comes to an end, and leaves the model a choice for nearly every token.
+const SCHEMA: &str =
+    r#"{"type": "array", "minItems": 1000000, "items": {"type": "string", "minLength": 200}}"#;
 
 /// Measures everything that `args` asks for. `say` is told what is going on.
 pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Measured> {
@@ -141,6 +146,10 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             depth,
             generated: args.generate,
             tokens_per_s: decode_rate(&mut session, &tokens[..depth.max(1)], args)?,
+            grammar: match args.grammar {
+                true => Some(grammar_rate(&mut session, depth.max(1), args)?),
+                false => None,
+            },
             profile: match args.profile {
                 true => Some(fastest_profile(&mut session, depth.max(1), args.reps)?),
                 false => None,
@@ -161,7 +170,6 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
     };
     Ok(Measured {
         threads,
-        context,
         load_ms: Samples::new(load_ms),
         first_token_ms: Samples::new(first_token_ms),
         prefill,
@@ -253,6 +261,28 @@ fn decode_rate(session: &mut Session, prompt: &[u32], args: &Args) -> emberlm::R
         }
         rates.push(args.generate as f64 / start.elapsed().as_secs_f64());
     }
+    Ok(Samples::new(rates))
+}
+
+/// The same under a grammar, behind the first `depth` tokens of the context.
+fn grammar_rate(session: &mut Session, depth: usize, args: &Args) -> emberlm::Result<Samples> {
+    session.rewind(depth)?;
+    let options = GrammarOptions::default();
+    session.set_grammar(GrammarKind::JsonSchema, SCHEMA, &options)?;
+    let mut rates = Vec::new();
+    // The first is to warm up: the grammar learns the states of its lexer.
+    for rep in 0..=args.reps {
+        session.rewind(depth)?;
+        session.decode()?;
+        let start = Instant::now();
+        for _ in 0..args.generate {
+            session.decode()?;
+        }
+        if rep > 0 {
+            rates.push(args.generate as f64 / start.elapsed().as_secs_f64());
+        }
+    }
+    session.clear_grammar()?;
     Ok(Samples::new(rates))
 }
 

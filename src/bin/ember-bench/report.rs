@@ -123,6 +123,14 @@ impl Report<'_> {
                 spread(&d.tokens_per_s, 1),
                 self.gb_per_s(d),
             ));
+            if let Some(rate) = &d.grammar {
+                let more = d.tokens_per_s.median() / rate.median() - 1.0;
+                line(format!(
+                    "  with a grammar      {:>34} tokens/s {:>+7.1} % time",
+                    spread(rate, 1),
+                    more * 100.0
+                ));
+            }
             let Some(profile) = &d.profile else { continue };
             let total: f64 = profile.done().map(|(_, e)| e.microseconds).sum();
             for (work, e) in profile.done() {
@@ -166,6 +174,7 @@ impl Report<'_> {
                 "tokens_per_s": samples(&d.tokens_per_s),
                 "gb_per_s": self.gb_per_s(d),
                 "bandwidth_share": self.share(d),
+                "grammar_tokens_per_s": d.grammar.as_ref().map(samples),
                 "profile": d.profile.as_ref().map(profile),
             })
         });

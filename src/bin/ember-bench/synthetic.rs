@@ -2,8 +2,8 @@
 
 use crate::random::{self, Random};
 use crate::shapes::{Fill, Mix, Plan, Shape};
-use emberlm::format::Value;
 use emberlm::format::writer::Writer;
+use emberlm::format::{ModelFile, Value};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -11,12 +11,29 @@ use std::path::Path;
 /// Rows are made in pieces of about this many bytes.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Writes the file; the error is a sentence that names the path.
-pub fn write(path: &Path, shape: &Shape, mix: Mix) -> Result<(), String> {
+/// The tokenizer of a model file; the error is a sentence that names the path.
+pub fn vocabulary(path: &Path) -> Result<Vec<(String, Value)>, String> {
+    let file = ModelFile::open(path).map_err(|e| e.to_string())?;
+    let keys = file.metadata.into_iter();
+    let mut keys: Vec<_> = keys
+        .filter(|(key, _)| key.starts_with("tokenizer."))
+        .collect();
+    keys.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(keys)
+}
+
+/// Writes the file, with the keys of a tokenizer or without one; the error is a sentence that names
+/// the path.
+pub fn write(
+    path: &Path,
+    shape: &Shape,
+    mix: Mix,
+    vocabulary: Vec<(String, Value)>,
+) -> Result<(), String> {
     let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
     let plans = shape.tensors(mix);
     let mut writer = Writer::new();
-    for (key, value) in metadata(shape) {
+    for (key, value) in metadata(shape, vocabulary) {
         writer.set(&key, value);
     }
     for plan in &plans {
@@ -39,7 +56,7 @@ pub fn write(path: &Path, shape: &Shape, mix: Mix) -> Result<(), String> {
 }
 
 /// What describes the shape. The tokenizer `none` lets other programs load the file, too.
-fn metadata(shape: &Shape) -> Vec<(String, Value)> {
+fn metadata(shape: &Shape, vocabulary: Vec<(String, Value)>) -> Vec<(String, Value)> {
     let number = |n: usize| Value::U64(n as u64);
     let text = |s: &str| Value::String(s.to_owned());
     let architecture = shape.architecture();
@@ -78,7 +95,10 @@ fn metadata(shape: &Shape) -> Vec<(String, Value)> {
     let name = format!("{} with random weights", shape.name);
     all.push(("general.architecture".into(), text(architecture)));
     all.push(("general.name".into(), text(&name)));
-    all.push(("tokenizer.ggml.model".into(), text("none")));
+    if vocabulary.is_empty() {
+        all.push(("tokenizer.ggml.model".into(), text("none")));
+    }
+    all.extend(vocabulary);
     all
 }
 
@@ -195,7 +215,7 @@ mod tests {
         };
         for ty in TensorType::ALL {
             let mix = Mix::parse(ty.name()).expect("every type is a mix");
-            write(&path, &small, mix).expect("written");
+            write(&path, &small, mix, Vec::new()).expect("written");
             let file = ModelFile::open(&path).expect("opens");
             let network = Network::from_file(&file).expect("is a network");
             assert_eq!((network.hidden, network.n_vocab), (256, 300), "{mix}");
@@ -214,7 +234,7 @@ mod tests {
                 ..small
             };
             let mix = Mix::parse("mxfp4").expect("a mix");
-            write(&path, &experts, mix).expect("written");
+            write(&path, &experts, mix, Vec::new()).expect("written");
             let network = Network::from_file(&ModelFile::open(&path).expect("opens"));
             let network = network.expect("is a network");
             let FeedForward::Experts(e) = &network.blocks[1].feed_forward else {
