@@ -5,7 +5,7 @@ mod common;
 
 use common::TempDir;
 use common::expected::Expected;
-use common::families::{FAMILIES, WINDOWED, open_family, with_context};
+use common::families::{FAMILIES, WINDOWED, open_exact, open_family, with_context};
 use common::tiny::Random;
 use emberlm::Status;
 use emberlm::backend::cpu::CpuWeights;

@@ -320,7 +320,8 @@ fn masks_that_fail() {
     let mut plain = Talk::new(&weights, n_vocab, 2);
     let token = talk.runner.step(&talk.step(), &go).unwrap();
     assert_eq!(plain.runner.step(&plain.step(), &go).unwrap(), token);
-    (talk.push(token), plain.push(token));
+    talk.push(token);
+    plain.push(token);
     let step = talk.step();
     let len = talk.runner.len();
     let mut nothing = |words: &mut [u32]| {
@@ -362,6 +363,7 @@ fn masks_that_fail() {
     for _ in 0..5 {
         let token = talk.runner.step(&talk.step(), &go).unwrap();
         assert_eq!(plain.runner.step(&plain.step(), &go).unwrap(), token);
-        (talk.push(token), plain.push(token));
+        talk.push(token);
+        plain.push(token);
     }
 }

@@ -58,7 +58,7 @@ pub enum FeedForwardPlan {
     /// One for all tokens.
     Dense(MlpPlan),
     /// A mixture of experts.
-    Experts(ExpertsPlan),
+    Experts(Box<ExpertsPlan>),
 }
 
 /// A feed-forward part on the device.
@@ -227,7 +227,9 @@ impl Jobs {
             feed_forward_norm,
             feed_forward: match &block.feed_forward {
                 FeedForward::Dense(mlp) => FeedForwardPlan::Dense(self.mlp(mlp)?),
-                FeedForward::Experts(experts) => FeedForwardPlan::Experts(self.experts(experts)?),
+                FeedForward::Experts(experts) => {
+                    FeedForwardPlan::Experts(Box::new(self.experts(experts)?))
+                }
             },
             feed_forward_post_norm: self.find_norm(&block.feed_forward_post_norm)?,
             parallel: block.parallel,
@@ -408,7 +410,7 @@ impl Plan {
     pub fn experts(&self) -> impl Iterator<Item = &ExpertsPlan> {
         self.layers.iter().filter_map(|l| match &l.feed_forward {
             FeedForwardPlan::Dense(_) => None,
-            FeedForwardPlan::Experts(experts) => Some(experts),
+            FeedForwardPlan::Experts(experts) => Some(&**experts),
         })
     }
 
