@@ -37,25 +37,31 @@ template <int HD> __device__ __forceinline__ bool attend_tiles_body(const Attend
     const uint32_t first_tile = ring ? start / 64 % ring : start / 64, n_tiles = (end - start + 63) / 64;
     // A chunk is shorter than a ring.
     auto tile = [&](uint32_t t) { return cache + (first_tile + t - (ring && first_tile + t >= ring ? ring : 0)) * a.layout.tile_bytes; };
+    // A thread copies one piece of every STEP-th row.
+    constexpr uint32_t STEP = 128 / PIECES;
+    const uint32_t piece = threadIdx.x % PIECES, row0 = threadIdx.x / PIECES;
+    const bool inside = piece * 16 < row_bytes;
+    const uint32_t offset = row0 * row_bytes + (inside ? piece * 16 : 0);
     auto load = [&](uint32_t t) {
         if (t < n_tiles) {
-            const uint8_t* from = tile(t);
+            const uint8_t* from = tile(t) + offset;
             const uint32_t to = base + t % STAGES * 2 * PLANE, rows = min(64u, min(end, length - 1) - min(length - 1, start + t * 64));
 #pragma unroll
-            for (int part = 0; part < 2; part++)
-#pragma unroll
-                for (int i = threadIdx.x; i < 64 * PIECES; i += 128) {
-                    uint32_t r = i / PIECES, c = i % PIECES;
-                    bool valid = r < rows && c * 16 < row_bytes;
-                    copy16(to + part * PLANE + swizzled<PIECES>(r, c), from + part * plane + (valid ? r * row_bytes + c * 16 : 0), valid);
-                }
+            for (uint32_t k = 0; k < 64 / STEP; k++) {
+                const uint32_t r = row0 + k * STEP, at = to + swizzled<PIECES>(r, piece);
+                const bool valid = r < rows && inside;
+                copy16(at, from + k * STEP * row_bytes, valid);
+                copy16(at + PLANE, from + plane + k * STEP * row_bytes, valid);
+            }
         }
         copies_commit();
     };
     // What the cache holds from the steps before is there already; only the input must be awaited.
+#pragma unroll 1
     for (int t = 0; t < STAGES - 1; t++) load(t);
     const float* inv_freq = frequencies(a.rotation, s);
     const uint32_t n_pairs = a.rotation.n_pairs;
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < n_pairs; i += 128)
         sincosf(__fmul_rn((float)(length - 1), inv_freq[i]), &turn[1][i], &turn[0][i]);
     wait_for_producers();
@@ -92,6 +98,7 @@ template <int HD> __device__ __forceinline__ bool attend_tiles_body(const Attend
             }
             __syncthreads();
         }
+#pragma unroll 2
         for (int i = threadIdx.x; i < 8 * HD; i += 128) {
             uint32_t h = i / HD, d = i % HD;
             float v = h < n_q && d < hd ? __fmul_rn(rotated(from + h * hd, d), a.scores.scale) : 0.0f;
@@ -100,6 +107,7 @@ template <int HD> __device__ __forceinline__ bool attend_tiles_body(const Attend
         if (end == length) {
             const float *k = raw + 8 * hd, *v = raw + 9 * hd;
             __half* to = (__half*)(tile(n_tiles - 1) + (uint64_t)((length - 1) % 64) * row_bytes);
+#pragma unroll 1
             for (uint32_t d = threadIdx.x; d < HD; d += 128) {
                 __half x = __float2half_rn(d < hd ? rotated(k, d) : 0.0f), y = __float2half_rn(d < hd ? v[d] : 0.0f);
                 fresh[0][d] = x;
@@ -127,6 +135,7 @@ template <int HD> __device__ __forceinline__ bool attend_tiles_body(const Attend
         __syncthreads();
         if (t + 1 == n_tiles && end == length) {
             const uint32_t r = (length - 1) % 64;
+#pragma unroll 1
             for (uint32_t i = threadIdx.x; i < 2 * HD; i += 128) {
                 uint32_t part = i / HD, d = i % HD;
                 *(__half*)(tiles + (t % STAGES * 2 + part) * PLANE + swizzled<PIECES>(r, d / 8) + d % 8 * 2) = fresh[part][d];
@@ -197,6 +206,7 @@ template <int HD> __device__ __forceinline__ bool attend_tiles_body(const Attend
         if (lane < 4) { to[HD] = top[e]; to[HD + 1] = sum[e]; }
     }
     __syncthreads();
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < n_q * hd; i += 128) {
         uint32_t g = i / hd, d = i % hd;
         float largest = -INFINITY, total = 0.0f, weight = 0.0f;
@@ -238,9 +248,11 @@ template <int HD> __device__ __forceinline__ bool attend_tiles_body(const Attend
     for (uint32_t g = warp; g < n_q; g += 4) {
         const float* from = parts + (uint64_t)g * a.n_chunks * (hd + 2) + hd;
         float largest = -INFINITY;
+#pragma unroll 1
         for (uint32_t c = lane; c < used; c += 32) largest = fmaxf(largest, __ldcg(from + c * (hd + 2)));
         largest = warp_max(largest);
         float weight = 0.0f;
+#pragma unroll 1
         for (uint32_t c = lane; c < used; c += 32) {
             float f = exp2f(__ldcg(from + c * (hd + 2)) - largest);
             factor[g][c] = f;
@@ -250,6 +262,7 @@ template <int HD> __device__ __forceinline__ bool attend_tiles_body(const Attend
         if (lane == 0) factor[g][128] = with_sink(a.scores, kv_head * group + first_head + g, largest, weight);
     }
     __syncthreads();
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < n_q * hd; i += 128) {
         uint32_t g = i / hd, d = i % hd;
         const float* from = parts + (uint64_t)g * a.n_chunks * (hd + 2) + d;

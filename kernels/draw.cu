@@ -227,11 +227,18 @@ __device__ void clear_list(Shared& d) {
     cluster_sync();
 }
 
-// The sum of the weights of listed keys for which `before` holds.
-template <class Before> __device__ __forceinline__ uint64_t sum_listed(const Shared& d, uint32_t count, Before before) {
+// The sum of the weights of listed keys for which `before` holds, and of all.
+template <class Before>
+__device__ __forceinline__ uint64_t sum_listed(const Shared& d, uint32_t count, uint64_t& all, Before before) {
     uint64_t sum = 0;
-    for (uint32_t j = 0; j < count; j++)
-        if (before(j)) sum += d.weights[j];
+    all = 0;
+    // Without branches, so that the loads go ahead.
+#pragma unroll 8
+    for (uint32_t j = 0; j < count; j++) {
+        uint64_t w = d.weights[j];
+        all += w;
+        sum += before(j) ? w : 0;
+    }
     return sum;
 }
 
@@ -284,7 +291,7 @@ __device__ uint64_t select(Shared& d, const View& x, uint64_t target, Key key, C
             d.weights[threadIdx.x] = w;
             __syncthreads();
             if (mine) {
-                uint64_t before = sum_listed(d, count, [&](uint32_t j) { return d.list[j] > mine; });
+                uint64_t all, before = sum_listed(d, count, all, [&](uint32_t j) { return d.list[j] > mine; });
                 if (before < top.left && before + w >= top.left)
                     for (uint32_t r = 0; r < CLUSTER; r++) *at_rank(&d.answer, r) = mine;
             }
@@ -350,16 +357,20 @@ __device__ void gather_best(Shared& d, const View& x, uint32_t k) {
 
 // Chooses among the first block's list, which has `count` tokens: the best of the vocabulary, whose
 // weights sum to `whole`, or, if that is 0, all that top_k leaves and perhaps more. False if more than
-// these would be left. All threads of the first block call it; `d.id` is the choice.
+// these would be left; `d.done` says the same. All threads of the first block call it; `d.id` is the
+// choice. The warps beyond
+// the list have nothing to do but to meet the others.
 __device__ bool choose_listed(Shared& d, const View& x, const Settings& s, uint32_t count, uint64_t whole, uint64_t draw) {
     const uint32_t t = threadIdx.x;
-    uint64_t key = t < count ? d.list[t] : 0;
-    if (s.top_k > 0 && s.top_k < count) {
+    const bool busy = (t & ~31u) < count;
+    uint64_t key = t < count ? d.list[t] : 0, all = 0;
+    if (s.top_k > 0 && s.top_k < count && busy) {
         uint32_t before = 0;
-        if (key)
-            for (uint32_t j = 0; j < count; j++) before += d.list[j] > key;
+#pragma unroll 8
+        for (uint32_t j = 0; j < count; j++) before += d.list[j] > key;
         if (before >= s.top_k) key = 0;
     }
+    if (t == 0) d.done = 1;
     float v = key ? logit_of(key) : -INFINITY, top = x.best;
     if (s.typical_p < 1.0f) {
         uint64_t w = key ? weight_of(below(v, top)) : 0;
@@ -369,36 +380,46 @@ __device__ bool choose_listed(Shared& d, const View& x, const Settings& s, uint3
         d.order[t] = order;
         d.weights[t] = w;
         __syncthreads();
-        if (key && sum_listed(d, count, [&](uint32_t j) { return d.order[j] > order; }) >= wanted) key = 0;
+        if (key && sum_listed(d, count, all, [&](uint32_t j) { return d.order[j] > order; }) >= wanted) key = 0;
         if (!key) v = -INFINITY;
         top = block_largest(d, v);
     }
+    const double under = key ? below(v, top) : 0.0;
+    const double share = busy && key && (s.top_p < 1.0f || s.min_p > 0.0f) ? exponential(under) : 0.0;
+    __syncthreads();
     if (s.top_p < 1.0f) {
-        uint64_t w = key ? weight_of(below(v, top)) : 0, listed = block_total(d, w);
-        uint64_t wanted = share_of(whole ? whole : listed, s.top_p);
-        // Then all of the list is left, and that is all if min_p would take the rest.
-        if (listed < wanted && !(exponential(below(d.threshold, top)) < (double)s.min_p)) return false;
+        if (busy) {
+            d.list[t] = key;
+            d.weights[t] = under >= -28.0 ? (uint64_t)__dmul_rn(share, ONE) : 0;
+        }
+        __syncthreads();
+        if (busy) {
+            uint64_t before = sum_listed(d, count, all, [&](uint32_t j) { return d.list[j] > key; });
+            uint64_t wanted = share_of(whole ? whole : all, s.top_p);
+            // With too few, all of the list is left, and that is all if min_p would take the rest.
+            if (t == 0 && all < wanted) d.done = exponential(below(d.threshold, top)) < (double)s.min_p;
+            if (before >= wanted) key = 0;
+        }
+    } else if (whole && t == 0) {
+        d.done = exponential(below(d.threshold, top)) < (double)s.min_p;
+    }
+    if (s.min_p > 0.0f && key && share < (double)s.min_p) key = 0;
+    const double per_temperature = __ddiv_rn(1.0, (double)s.temperature);
+    const uint64_t w = busy && key ? weight_of(__dmul_rn(under, per_temperature)) : 0;
+    __syncthreads();
+    if (busy) {
         d.list[t] = key;
         d.weights[t] = w;
-        __syncthreads();
-        if (key && sum_listed(d, count, [&](uint32_t j) { return d.list[j] > key; }) >= wanted) key = 0;
-    } else if (whole && !(exponential(below(d.threshold, top)) < (double)s.min_p)) {
-        return false;
     }
-    if (s.min_p > 0.0f && key && exponential(below(v, top)) < (double)s.min_p) key = 0;
-    const double per_temperature = __ddiv_rn(1.0, (double)s.temperature);
-    uint64_t w = key ? weight_of(__dmul_rn(below(v, top), per_temperature)) : 0;
-    uint64_t target = draw_target(s.seed, draw, block_total(d, w));
-    d.list[t] = key;
-    d.weights[t] = w;
     __syncthreads();
-    if (w) {
+    if (busy) {
         // Smaller ids have larger lower halves.
-        uint64_t before = sum_listed(d, count, [&](uint32_t j) { return (uint32_t)d.list[j] > (uint32_t)key; });
-        if (before <= target && target < before + w) d.id = id_of(key);
+        uint64_t before = sum_listed(d, count, all, [&](uint32_t j) { return (uint32_t)d.list[j] > (uint32_t)key; });
+        uint64_t target = draw_target(s.seed, draw, all);
+        if (w && before <= target && target < before + w) d.id = id_of(key);
     }
     __syncthreads();
-    return true;
+    return d.done;
 }
 
 // The same over the whole vocabulary. True in the one thread, of all, that has the choice in `id`.
@@ -538,7 +559,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) draw(const __gri
             const uint32_t count = d.count;
             done = count <= LIST && choose_listed(d, x, s, count, whole, index);
             if (threadIdx.x == 0) {
-                d.done = done;
+                if (count > LIST) d.done = 0;
                 if (done) {
                     append(session, a.advance);
                     publish(session, logits, a.n_vocab, d.id, CHOSEN);

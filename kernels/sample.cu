@@ -72,30 +72,36 @@ __device__ float dry_penalty(const Settings& s, uint32_t length) {
     return __double2float_rn(fmin(__dmul_rn((double)s.dry_multiplier, power), (double)FLT_MAX));
 }
 
-// A logit as the session's settings change it. Clears the token's count and length.
-__device__ float adjust(const Session& session, float logit, uint32_t id) {
+// A logit as the session's settings change it: what is known of its token is loaded first, so that the
+// loads of several tokens overlap.
+struct Adjustment {
+    float logit, bias;
+    uint32_t count, length, allowed;
+};
+__device__ __forceinline__ Adjustment load_adjustment(const Session& session, float logit, uint32_t id) {
     const Settings& s = session.settings;
-    float v = logit;
-    if (s.bias) v = fminf(__fadd_rn(v, ((const float*)s.bias)[id]), FLT_MAX);
-    if (s.penalty_window) {
-        uint32_t* counts = (uint32_t*)session.counts;
-        if (uint32_t count = counts[id]) {
-            counts[id] = 0;
-            v = v > 0.0f ? fminf(__fdiv_rn(v, s.repeat_penalty), FLT_MAX) : __fmul_rn(v, s.repeat_penalty);
-            float occurrences = fminf(fmaxf(__fmul_rn(__uint2float_rn(count), s.frequency_penalty), -FLT_MAX), FLT_MAX);
-            v = fminf(__fsub_rn(__fsub_rn(v, occurrences), s.presence_penalty), FLT_MAX);
-        }
+    return {logit, s.bias ? ((const float*)s.bias)[id] : 0.0f, s.penalty_window ? ((const uint32_t*)session.counts)[id] : 0,
+            s.dry_multiplier > 0.0f ? ((const uint32_t*)session.lengths)[id] : 0,
+            s.masked ? ((const uint32_t*)session.mask)[id / 32] >> (id % 32) & 1 : 1};
+}
+// The adjusted logit. Clears the token's count and length.
+__device__ float adjusted_logit(const Session& session, const Adjustment& a, uint32_t id) {
+    const Settings& s = session.settings;
+    float v = a.logit;
+    if (s.bias) v = fminf(__fadd_rn(v, a.bias), FLT_MAX);
+    if (a.count) {
+        ((uint32_t*)session.counts)[id] = 0;
+        v = v > 0.0f ? fminf(__fdiv_rn(v, s.repeat_penalty), FLT_MAX) : __fmul_rn(v, s.repeat_penalty);
+        float occurrences = fminf(fmaxf(__fmul_rn(__uint2float_rn(a.count), s.frequency_penalty), -FLT_MAX), FLT_MAX);
+        v = fminf(__fsub_rn(__fsub_rn(v, occurrences), s.presence_penalty), FLT_MAX);
     }
-    if (s.dry_multiplier > 0.0f) {
-        uint32_t* lengths = (uint32_t*)session.lengths;
-        if (uint32_t length = lengths[id]) {
-            lengths[id] = 0;
-            if (length >= s.dry_allowed_length) v = __fsub_rn(v, dry_penalty(s, length));
-        }
+    if (a.length) {
+        ((uint32_t*)session.lengths)[id] = 0;
+        if (a.length >= s.dry_allowed_length) v = __fsub_rn(v, dry_penalty(s, a.length));
     }
-    if (s.masked && !(((const uint32_t*)session.mask)[id / 32] >> (id % 32) & 1)) v = -INFINITY;
+    if (!a.allowed) v = -INFINITY;
     // What is no number stays so, to be told.
-    return isnan(logit) || logit == INFINITY ? logit : v;
+    return isnan(a.logit) || a.logit == INFINITY ? a.logit : v;
 }
 
 // Grid (GROUPS / 4, batch), 256 threads: adjusts the logits, where a session has them adjusted, and
@@ -112,10 +118,22 @@ extern "C" __global__ void __launch_bounds__(256) best(const __grid_constant__ S
     const uint32_t first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
     if (a.adjust && adjusts(session.settings)) {
         float* adjusted = (float*)session.adjusted;
-        for (uint32_t i = first; i < a.n_vocab; i += stride) {
-            float w = adjust(session, logits[i], i);
-            adjusted[i] = w;
-            if (better(w, i, v, id)) { v = w; id = i; }
+        constexpr uint32_t AHEAD = 4;
+        for (uint32_t start = first; start < a.n_vocab; start += AHEAD * stride) {
+            Adjustment of[AHEAD];
+#pragma unroll
+            for (uint32_t j = 0; j < AHEAD; j++) {
+                uint32_t i = start + j * stride;
+                if (i < a.n_vocab) of[j] = load_adjustment(session, logits[i], i);
+            }
+#pragma unroll
+            for (uint32_t j = 0; j < AHEAD; j++) {
+                uint32_t i = start + j * stride;
+                if (i >= a.n_vocab) break;
+                float w = adjusted_logit(session, of[j], i);
+                adjusted[i] = w;
+                if (better(w, i, v, id)) { v = w; id = i; }
+            }
         }
     } else {
         for (uint32_t i = first; i < a.n_vocab; i += stride) {
