@@ -4,8 +4,9 @@
 mod common;
 
 use common::TempDir;
+use common::convert::converted;
 use common::expected::Expected;
-use common::families::{FAMILIES, WINDOWED, open_exact, open_family, with_context};
+use common::families::{FAMILIES, WINDOWED, open_family, with_context};
 use common::tiny::Random;
 use emberlm::Status;
 use emberlm::backend::cpu::CpuWeights;
@@ -13,6 +14,7 @@ use emberlm::backend::cpu::matmul::Isa;
 use emberlm::backend::{DeviceKind, KvType, LoadOptions, Runner, RunnerOptions, Step, Weights};
 use emberlm::engine::{Model, Session, SessionOptions, device};
 use emberlm::model::Network;
+use emberlm::quant::TensorType;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -70,7 +72,10 @@ fn tokens(n: usize, n_vocab: usize) -> Vec<u32> {
 /// Compares the logits after each token, given one by one to a session of that context.
 fn compare(name: &str, file: &str, context: usize) {
     // Products with quantized weights quantize what they multiply, too.
-    for model in [open_exact(name), open_family(name)] {
+    for model in [
+        converted(&open_family(name), TensorType::F32),
+        open_family(name),
+    ] {
         let network = Network::from_file(&model).unwrap();
         compare_network(name, &network, file, context);
     }
