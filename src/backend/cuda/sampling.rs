@@ -113,7 +113,11 @@ impl SamplingState {
         state.adjusted = self.adjusted.address();
         state.counts = self.counts.address();
         state.lengths = self.lengths.address();
-        state.mask = self.mask.address();
+        state.mask = if self.reads_host_mask() {
+            self.mask_host.address()
+        } else {
+            self.mask.address()
+        };
         state.logprobs = self.logprobs.address();
     }
 
@@ -198,8 +202,17 @@ impl SamplingState {
         let host = unsafe { std::slice::from_raw_parts_mut(pointer.cast::<u32>(), words) };
         // A panic would leave the device at work on what the caller holds to be idle.
         catch(|| fill_mask(source, self.n_vocab, host))?;
+        if self.reads_host_mask() {
+            return Ok(());
+        }
         // SAFETY: both ranges are of this size, and the caller's word.
         unsafe { stream.copy_in(self.mask.address(), pointer, words * 4) }
+    }
+
+    /// Whether the kernels read the mask where the host writes it: a copy of its own takes longer than
+    /// what few loads over the bus add.
+    fn reads_host_mask(&self) -> bool {
+        self.n_vocab <= 1 << 15
     }
 
     /// What the device reported in this entry of the ring.
