@@ -247,7 +247,7 @@ mod tests {
             let status: Status = unsafe { std::mem::transmute(code as i32) };
             assert_eq!(status.name(), name.to_str().unwrap());
         }
-        for unknown in [-1, 34, i32::MAX, i32::MIN] {
+        for unknown in [-1, 36, i32::MAX, i32::MIN] {
             // SAFETY: the function returns NUL-ended literals.
             let name = unsafe { CStr::from_ptr(ember_status_name(unknown)) };
             assert_eq!(name, c"EMBER_UNKNOWN");
