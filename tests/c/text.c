@@ -52,7 +52,7 @@ static void flags(const ember_model *model) {
     n = 77;
     STATUS(ember_tokenize(model, "a", 1, 4, &t, 1, &n, &err), EMBER_INVALID_ARGUMENT);
     SAYS("flags");
-    STATUS(ember_detokenize(model, &t, 1, 2, text, 64, &n, &err), EMBER_INVALID_ARGUMENT);
+    STATUS(ember_detokenize(model, &t, 1, 4, text, 64, &n, &err), EMBER_INVALID_ARGUMENT);
     CHECK(n == 77 && t == 77);
 }
 
