@@ -41,6 +41,14 @@ else
   LIBS_PRIVATE := -lgcc_s -lutil -lrt -lpthread -lm -ldl
   NM_DEFINED   := nm -D --defined-only
   SYMBOL_MARK  :=
+# A crate that this library uses has C functions of its own, which the shared library made by rustc
+# would export, too: so it is linked anew, from the static one.
+define LINK_SHARED
+@printf '{ global: ember_*; local: *; };\n' > $(LIB_OUT)/emberlm.map
+$(CC) -shared -o $(LIB_OUT)/$(SHARED) -Wl,--whole-archive $(LIB_OUT)/libemberlm.a -Wl,--no-whole-archive \
+    -Wl,--version-script=$(LIB_OUT)/emberlm.map -Wl,--gc-sections -Wl,--strip-debug -Wl,-z,relro,-z,now \
+    -Wl,-soname,$(SHARED_ABI) $(LIBS_PRIVATE)
+endef
 endif
 
 # The C of this repository is held to this, whatever CFLAGS says. Threads need the POSIX names.
@@ -84,6 +92,7 @@ help:
 
 lib: $(KERNELS)
 	$(CARGO) build --release --lib $(FEATURES)
+	$(LINK_SHARED)
 	@ln -sf $(SHARED) $(LIB_OUT)/$(SHARED_ABI)
 
 demo: lib $(C_OUT)/examples/hello
@@ -203,6 +212,7 @@ GPU_BUNDLE := $(TARGET_DIR)/gpu-bundle
 
 gpu-bundle: $(KERNELS)
 	$(CARGO) build --release --features bench --lib --bin ember-bench
+	$(LINK_SHARED)
 	rm -rf $(GPU_BUNDLE) && mkdir -p $(GPU_BUNDLE)/tests/data $(GPU_BUNDLE)/models $(GPU_BUNDLE)/include
 	for test in cuda tasks; do \
 	    cp $$($(CARGO) test --no-run --test $$test --message-format=json \
