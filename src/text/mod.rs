@@ -20,7 +20,7 @@ mod model;
 mod normalizer;
 mod pattern;
 mod pretokenizer;
-mod rules;
+pub(crate) mod rules;
 mod sentencepiece;
 mod specials;
 mod splitter;

@@ -58,15 +58,15 @@ macro_rules! cased_words {
     };
 }
 
-pub(super) const GPT2: &str =
+pub(crate) const GPT2: &str =
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-const DIGIT: &str = r"\p{N}";
-const LLAMA3: &str = concat!(
+pub(crate) const DIGIT: &str = r"\p{N}";
+pub(crate) const LLAMA3: &str = concat!(
     contraction!(),
     r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
     spaces!()
 );
-const QWEN2: &str = concat!(
+pub(crate) const QWEN2: &str = concat!(
     contraction!(),
     r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
     spaces!()
@@ -82,12 +82,12 @@ const JAIS2: &str = concat!(
     r"|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)",
     r"|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s"
 );
-const O200K: &str = concat!(
+pub(crate) const O200K: &str = concat!(
     cased_words!(concat!(contraction!(), "?")),
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*",
     spaces!()
 );
-const TEKKEN: &str = concat!(
+pub(crate) const TEKKEN: &str = concat!(
     cased_words!(""),
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*",
     spaces!()

@@ -2,54 +2,11 @@
 
 use super::vocabulary::Tokenizer;
 use crate::error::{Result, fail};
+use crate::text::rules::{DIGIT, GPT2, LLAMA3, O200K, QWEN2, TEKKEN};
 use serde_json::Value as Json;
 
-macro_rules! contraction {
-    () => {
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-    };
-}
-macro_rules! spaces {
-    () => {
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-    };
-}
-/// Words of capitals then small letters, with this after each.
-macro_rules! cased_words {
-    ($suffix:expr) => {
-        concat!(
-            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
-            $suffix,
-            r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
-            $suffix
-        )
-    };
-}
-
-/// What the step `ByteLevel` splits by, if it does.
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-const DIGIT: &str = r"\p{N}";
+/// What GGUF has no name for alone.
 const DIGITS: &str = r"\p{N}{1,3}";
-const LLAMA3: &str = concat!(
-    contraction!(),
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
-    spaces!()
-);
-const QWEN2: &str = concat!(
-    contraction!(),
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
-    spaces!()
-);
-const O200K: &str = concat!(
-    cased_words!(concat!(contraction!(), "?")),
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*",
-    spaces!()
-);
-const TEKKEN: &str = concat!(
-    cased_words!(""),
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*",
-    spaces!()
-);
 
 /// Patterns, whether text is normalized to form C, whether pieces that are tokens stay whole; and
 /// the name that means just that.
