@@ -29,6 +29,8 @@ __device__ __forceinline__ float activated(const Activation& a, float x) {
     if (a.kind == SILU) return x / (1.0f + __expf(-x));
     return activated_otherwise(a.kind, a.alpha, a.limit, x);
 }
+// The same of the product that stores it, whose epilogue waits for each division: to 2 units in the last place.
+__device__ __forceinline__ float gated_silu(float gate, float up) { return __fmul_rn(__fdividef(gate, 1.0f + __expf(-gate)), up); }
 // Of a gate and the value that it lets through.
 __device__ __forceinline__ float gated(const Activation& a, float gate, float up) {
     if (a.kind == CLAMPED_SWIGLU) up = __fadd_rn(at_most(at_least(up, -a.limit), a.limit), 1.0f);

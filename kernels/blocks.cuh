@@ -107,6 +107,22 @@ __device__ __forceinline__ uint32_t lookup(uint32_t sel) {
     return __byte_perm(low, high, 0x3210 + ((sel & 0x8888) >> 1));
 }
 
+// Small integers as floats without a conversion, which runs at a quarter of the rate of additions.
+__device__ __forceinline__ float small_float(uint32_t n) {
+    return __fsub_rn(__uint_as_float(0x4b000000 | n), 8388608.0f);
+}
+__device__ __forceinline__ float small_signed(uint32_t byte) {
+    return __fsub_rn(__uint_as_float(0x4b000000 | (byte ^ 0x80)), 8388608.0f + 128.0f);
+}
+
+// Integers below 2^22 in absolute value, added to the bits of this float, make the float MAGIC + i: sums
+// that begin there become floats by one addition, or none.
+constexpr int MAGIC_BITS = 0x4b400000;
+constexpr float MAGIC = 12582912.0f;
+// MAGIC + i, and i, of such a sum.
+__device__ __forceinline__ float raised(int sum) { return __int_as_float(sum); }
+__device__ __forceinline__ float lowered(int sum) { return __fsub_rn(__int_as_float(sum), MAGIC); }
+
 template <uint32_t T> struct Codec;
 
 template <> struct Codec<Q8_0> {
@@ -143,13 +159,18 @@ template <uint32_t T> struct CodecK45 {
     static constexpr bool HALVES = false, MINS = true; static constexpr int OFFSET = 0;
     template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
         nibbles(L::v4(r + g * 16), o.w);
-        uint4 m = L::v4(r + n * 16 + (g >> 3) * 16);
         if (T == Q5_K) add_bits(L::u32(r + n * 18 + g * 4), 4, o.w);
+        scales<L>(r, g, n, o.d[0], o.m[0]);
+        o.d[1] = o.d[0];
+        o.m[1] = o.m[0];
+    }
+    template <class L> static __device__ __forceinline__ void scales(const uint8_t* r, uint32_t g, uint32_t n, float& scale, float& minimum) {
+        uint4 m = L::v4(r + n * 16 + (g >> 3) * 16);
         uint32_t bit = (g & 7) * 12, word = bit >> 5;
         uint32_t lo = word == 0 ? m.y : word == 1 ? m.z : m.w, hi = word == 0 ? m.z : m.w;
         uint32_t sm = __funnelshift_r(lo, hi, bit & 31);
-        o.d[0] = o.d[1] = __fmul_rn(half_bits(m.x & 0xffff), (float)(sm & 63));
-        o.m[0] = o.m[1] = __fmul_rn(half_bits(m.x >> 16), (float)(sm >> 6 & 63));
+        scale = __fmul_rn(half_bits(m.x & 0xffff), small_float(sm & 63));
+        minimum = __fmul_rn(half_bits(m.x >> 16), small_float(sm >> 6 & 63));
     }
 };
 template <> struct Codec<Q4_K> : CodecK45<Q4_K> {};
@@ -164,8 +185,8 @@ template <> struct Codec<Q6_K> {
         for (int t = 0; t < 8; t++) o.w[t] |= two_bits(h, t) << 4;
         uint32_t s = L::u16(r + n * 24 + g * 2);
         float d = half_bits(L::u16(r + n * 26 + (g >> 3) * 2));
-        o.d[0] = __fmul_rn(d, (float)(int8_t)(s & 0xff));
-        o.d[1] = __fmul_rn(d, (float)(int8_t)(s >> 8));
+        o.d[0] = __fmul_rn(d, small_signed(s & 0xff));
+        o.d[1] = __fmul_rn(d, small_signed(s >> 8));
     }
 };
 template <> struct Codec<Q2_K> {

@@ -113,14 +113,61 @@ __device__ __forceinline__ float warp_max(float v) {
     return v;
 }
 
-// Sum (or largest value) over a block of up to 1024 threads, the same in every thread, always added
+// Threads that work together: those of a block, or its first ones, who meet at a barrier of their own.
+struct WholeBlock {
+    static __device__ __forceinline__ uint32_t thread() { return threadIdx.x; }
+    static __device__ __forceinline__ void sync() { __syncthreads(); }
+    static __device__ __forceinline__ uint32_t threads() { return blockDim.x; }
+};
+template <int BARRIER, int THREADS> struct FirstThreads {
+    // Volatile, so that nothing that depends on it is computed ahead of its use and kept in registers,
+    // which a kernel of many parts does not have.
+    static __device__ __forceinline__ uint32_t thread() {
+        uint32_t t;
+        asm volatile("mov.u32 %0,%%tid.x;" : "=r"(t));
+        return t;
+    }
+    static __device__ __forceinline__ void sync() { asm volatile("bar.sync %0,%1;" ::"n"(BARRIER), "n"(THREADS) : "memory"); }
+    static __device__ __forceinline__ uint32_t threads() { return THREADS; }
+};
+
+// How a kernel reads what others have written: Finished, all of it before it began to look, or Awaited,
+// while it looks, where UNWRITTEN means that it is not there yet.
+constexpr uint32_t UNWRITTEN = 0xffffffff;  // a NaN that no arithmetic makes
+struct Finished {
+    static __device__ __forceinline__ float4 first(const float4* p) { return __ldcg(p); }
+    static __device__ __forceinline__ float first(const float* p) { return __ldcg(p); }
+    template <class T> static __device__ __forceinline__ void finish(T&, const T*) {}
+};
+#if __CUDA_ARCH__ >= 700
+struct Awaited {
+    static __device__ __forceinline__ float4 first(const float4* p) {
+        float4 v;
+        asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
+        return v;
+    }
+    static __device__ __forceinline__ float first(const float* p) {
+        float v;
+        asm volatile("ld.relaxed.gpu.global.f32 %0,[%1];" : "=f"(v) : "l"(p) : "memory");
+        return v;
+    }
+    static __device__ __forceinline__ bool missing(float v) { return __float_as_uint(v) == UNWRITTEN; }
+    static __device__ __forceinline__ bool missing(float4 v) { return missing(v.x) || missing(v.y) || missing(v.z) || missing(v.w); }
+    // After as many first looks as can be under way at a time.
+    template <class T> static __device__ __forceinline__ void finish(T& v, const T* p) {
+        while (missing(v)) v = first(p);
+    }
+};
+#endif
+
+// Sum (or largest value) over a crew of up to 1024 threads, the same in every thread, always added
 // in the same order. `scratch` holds 32 floats of shared memory.
-__device__ __forceinline__ float block_sum(float v, float* scratch) {
+template <class Crew = WholeBlock> __device__ __forceinline__ float block_sum(float v, float* scratch) {
+    const uint32_t thread = Crew::thread(), lane = thread & 31, warps = (Crew::threads() + 31) >> 5;
     v = warp_sum(v);
-    __syncthreads();
-    if ((threadIdx.x & 31) == 0) scratch[threadIdx.x >> 5] = v;
-    __syncthreads();
-    int warps = (blockDim.x + 31) >> 5, lane = threadIdx.x & 31;
+    Crew::sync();
+    if (lane == 0) scratch[thread >> 5] = v;
+    Crew::sync();
     return warp_sum(lane < warps ? scratch[lane] : 0.0f);
 }
 __device__ __forceinline__ float block_max(float v, float* scratch) {
@@ -138,4 +185,11 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 
 __device__ __forceinline__ float half_bits(uint32_t bits) {
     return __half2float(__ushort_as_half((unsigned short)bits));
+}
+
+// Rows of shared memory tiles are cut into 16-byte pieces, which are permuted within 8 rows so that
+// neither copies nor ldmatrix meet bank conflicts. Offset in bytes of piece `c` of row `r`.
+template <int PIECES> __device__ __forceinline__ uint32_t swizzled(uint32_t r, uint32_t c) {
+    static_assert(PIECES >= 8, "rows of at least 128 bytes");
+    return r * (PIECES * 16) + ((c ^ (r & 7)) * 16);
 }

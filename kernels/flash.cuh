@@ -19,3 +19,10 @@ static_assert(sizeof(FlashArgs) == 96, "as in args.rs");
 // Whether position `p` is hidden from position `mine`: outside its window, or later, where the
 // difference wraps around.
 __device__ __forceinline__ bool hidden(const KvLayout& l, uint32_t mine, uint32_t p) { return mine - p >= l.window; }
+
+// 2^x; results below the smallest normal number are zeros.
+__device__ __forceinline__ float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+    return y;
+}

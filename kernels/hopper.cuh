@@ -1,47 +1,20 @@
-// Instructions of sm_90a: barriers in shared memory, bulk copies, clusters, warpgroup products.
+// Instructions of sm_90a: what blocks of a cluster send each other, warpgroup products.
 #pragma once
-#include "common.cuh"
+#include "bulk.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-// One arrival, which also announces bytes that copies will bring.
-__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.shared.b64 _,[%0];" ::"r"(barrier) : "memory");
-}
-// One arrival at the barrier at the same place in block `rank` of the cluster.
+// One arrival at the barrier at the same place in block `rank` of the cluster. It orders nothing between
+// blocks but copies: to release ordinary writes to the other block would hold the thread up, for more
+// than a third of a product's time.
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier, uint32_t rank) {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there,%0,%1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _,[there];\n}" ::"r"(barrier), "r"(rank) : "memory");
+                 "mbarrier.arrive.shared::cluster.b64 _,[there];\n}" ::"r"(barrier), "r"(rank) : "memory");
 }
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
-    asm volatile("{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done,[%0],%1;\n"
-                 "@!done bra wait;\n}" ::"r"(barrier), "r"(parity) : "memory");
-}
-
-// `bytes` (a multiple of 16) from global to shared memory; `barrier` counts them.
-__device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];"
-                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-// The same into every block of the cluster that `blocks` has a bit for, at the same place.
+// `bulk_copy` into every block of the cluster that `blocks` has a bit for, at the same place.
 __device__ __forceinline__ void bulk_copy_all(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, uint16_t blocks) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0],[%1],%2,[%3],%4;"
                  ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"(blocks) : "memory");
-}
-
-__device__ __forceinline__ uint32_t cluster_rank() {
-    uint32_t rank;
-    asm volatile("mov.u32 %0,%%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 template <int REGISTERS> __device__ __forceinline__ void take_registers() {

@@ -2,15 +2,7 @@
 //
 // An output element is the sum over k in ascending order in steps of the tensor core's 16, whatever
 // the number of rows, so chunking a prompt does not change it.
-#include "matmul.cuh"
-#include "mma.cuh"
-
-struct Tile {
-    static constexpr int M = TILE_ROWS, N = TILE_ROWS, K = TILE_K, STAGES = MATMUL_STAGES, THREADS = 256;
-    static constexpr int WARP_M = 64, WARP_N = 32;  // 2 x 4 warps
-    static constexpr int STAGE_BYTES = (M + N) * K * 2;
-    static_assert(M / WARP_M * (N / WARP_N) * 32 == THREADS);
-};
+#include "matmul_tile.cuh"
 
 // Grid (m tiles, n tiles): neighbours share the weights' tile. 256 threads.
 extern "C" __global__ void __launch_bounds__(Tile::THREADS, 2) matmul(const __grid_constant__ MatmulArgs a) {
@@ -19,7 +11,6 @@ extern "C" __global__ void __launch_bounds__(Tile::THREADS, 2) matmul(const __gr
     wait_for_producers();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp & 1, wn = warp >> 1;
     const uint32_t m0 = blockIdx.x * Tile::M, n0 = blockIdx.y * Tile::N;
-    constexpr int PIECES = Tile::K / 8;
     const uint32_t base = shared_address(shared);
     const uint32_t tiles = tiles_of(a.k, Tile::K);
     const uint8_t* x = (const uint8_t*)a.x + (uint64_t)blockIdx.x * tiles * TILE_BYTES;
@@ -34,36 +25,7 @@ extern "C" __global__ void __launch_bounds__(Tile::THREADS, 2) matmul(const __gr
         copies_commit();
     };
     float acc[4][4][4] = {};
-#pragma unroll
-    for (int s = 0; s < Tile::STAGES - 1; s++) {
-        if (s < tiles) load(s, s);
-        else copies_commit();
-    }
-    for (uint32_t kt = 0; kt < tiles; kt++) {
-        copies_wait<Tile::STAGES - 2>();
-        __syncthreads();
-        if (kt + Tile::STAGES - 1 < tiles) load(kt + Tile::STAGES - 1, (kt + Tile::STAGES - 1) % Tile::STAGES);
-        else copies_commit();
-        const uint32_t at = base + kt % Tile::STAGES * Tile::STAGE_BYTES;
-#pragma unroll
-        for (int kk = 0; kk < Tile::K / 16; kk++) {
-            uint32_t x[4][4], w[2][4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                uint32_t r = wm * Tile::WARP_M + i * 16 + (lane & 15);
-                load_matrices(x[i], at + swizzled<PIECES>(r, kk * 2 + (lane >> 4)));
-            }
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                uint32_t r = Tile::M + wn * Tile::WARP_N + j * 16 + (lane & 7) + (lane >> 4) * 8;
-                load_matrices(w[j], at + swizzled<PIECES>(r, kk * 2 + (lane >> 3 & 1)));
-            }
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) mma(acc[i][j], x[i], w[j >> 1][(j & 1) * 2], w[j >> 1][(j & 1) * 2 + 1]);
-        }
-    }
+    accumulate(acc, base, tiles, load);
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll

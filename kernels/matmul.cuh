@@ -15,6 +15,8 @@ constexpr int MATMUL_STAGES = 2;
 constexpr int MATMUL_STAGES = 3;
 #endif
 
+// Rows of a gate and of what it lets through that lie in one matrix by turns.
+constexpr uint32_t GATED_ROWS = 64;
 constexpr uint32_t TILE_ROWS = 128, TILE_K = 64, TILE_BYTES = TILE_ROWS * TILE_K * 2;
 
 __host__ __device__ constexpr uint32_t tiles_of(uint32_t length, uint32_t tile) { return (length + tile - 1) / tile; }
@@ -22,8 +24,7 @@ __host__ __device__ constexpr uint32_t tiles_of(uint32_t length, uint32_t tile) 
 // Offset in bytes of 8 elements from `k` (a multiple of 8) on in row `row` of a matrix of rows of
 // `k_tiles` tiles.
 __device__ __forceinline__ uint64_t tiled(uint32_t row, uint32_t k, uint32_t k_tiles) {
-    uint32_t r = row % TILE_ROWS;
-    return ((uint64_t)(row / TILE_ROWS) * k_tiles + k / TILE_K) * TILE_BYTES + r * 128 + ((k / 8 % 8) ^ (r & 7)) * 16;
+    return ((uint64_t)(row / TILE_ROWS) * k_tiles + k / TILE_K) * TILE_BYTES + swizzled<8>(row % TILE_ROWS, k / 8 % 8);
 }
 
 struct MatmulArgs {
@@ -37,6 +38,14 @@ struct MatmulArgs {
     uint32_t out_stride;
 };
 static_assert(sizeof(MatmulArgs) == 64, "as in args.rs");
+
+// A gate and what it lets through, of which GATED_ROWS rows each lie in `w` by turns, so that a thread has
+// both: out = silu(gate) * other.
+struct GatedMatmulArgs {
+    MatmulArgs product;  // n: rows of both; neither bias nor residual
+    float* largest;      // [m] grows to the largest of a row's absolute values
+};
+static_assert(sizeof(GatedMatmulArgs) == 72, "as in args.rs");
 
 // N pairs of neighbouring outputs of row `m`, at columns `n`, `n + 8`, ... (`n` even). All that is
 // added is loaded before the first one is stored, for the compiler cannot know that they differ.

@@ -3,8 +3,7 @@
 //
 // An output element is the sum over k in ascending order in steps of the tensor core's 16, whatever
 // slot its row has, so neither chunks nor other rows change it.
-#include "matmul.cuh"
-#include "mma.cuh"
+#include "matmul_tile.cuh"
 
 struct ExpertMatmulArgs {
     const __half* x;               // [inputs][k], tiled
@@ -24,15 +23,9 @@ struct ExpertMatmulArgs {
 };
 static_assert(sizeof(ExpertMatmulArgs) == 96, "as in args.rs");
 
-struct Tile {
-    static constexpr int M = TILE_ROWS, N = TILE_ROWS, K = TILE_K, STAGES = MATMUL_STAGES, THREADS = 256;
-    static constexpr int WARP_M = 64, WARP_N = 32;     // 2 x 4 warps
-    static constexpr int STAGE_BYTES = (M + N) * K * 2;
-    static constexpr int PIECES = K / 8;               // of 16 bytes, in a row
-    static constexpr int ROW_STEP = THREADS / PIECES;  // rows that the threads load at a time
-    static_assert(M / WARP_M * (N / WARP_N) * 32 == THREADS);
-    static_assert(M % ROW_STEP == 0 && N % ROW_STEP == 0);
-};
+// Rows that the threads load at a time, a piece each.
+constexpr int ROW_STEP = Tile::THREADS / Tile::PIECES;
+static_assert(Tile::M % ROW_STEP == 0 && Tile::N % ROW_STEP == 0);
 constexpr uint32_t NO_ROW = ~0u;
 
 // Grid (as many tiles as there may be, n tiles). 256 threads.
@@ -46,17 +39,17 @@ extern "C" __global__ void __launch_bounds__(Tile::THREADS, 2) matmul_experts(co
     const uint32_t m0 = a.starts[expert] + (tile - a.tiles[expert]) * Tile::M, n0 = blockIdx.y * Tile::N;
     auto input = [&](uint32_t slot) { return a.pairs ? __ldg(a.pairs + slot) / a.pairs_per_input : slot; };
     // The rows of x and w that this thread loads pieces of.
-    constexpr int X_ROWS = Tile::M / Tile::ROW_STEP, W_ROWS = Tile::N / Tile::ROW_STEP, PIECES = Tile::PIECES;
+    constexpr int X_ROWS = Tile::M / ROW_STEP, W_ROWS = Tile::N / ROW_STEP, PIECES = Tile::PIECES;
     const uint32_t r0 = threadIdx.x / PIECES, c = threadIdx.x % PIECES;
     uint32_t rows[X_ROWS + W_ROWS];
 #pragma unroll
     for (int i = 0; i < X_ROWS; i++) {
-        const uint32_t slot = m0 + i * Tile::ROW_STEP + r0;
+        const uint32_t slot = m0 + i * ROW_STEP + r0;
         rows[i] = slot < end ? input(slot) : NO_ROW;
     }
 #pragma unroll
     for (int i = 0; i < W_ROWS; i++) {
-        const uint32_t row = n0 + i * Tile::ROW_STEP + r0;
+        const uint32_t row = n0 + i * ROW_STEP + r0;
         rows[X_ROWS + i] = row < a.n ? (expert - a.first_expert) * a.n + row : NO_ROW;
     }
     const uint32_t base = shared_address(shared), k_tiles = tiles_of(a.k, Tile::K);
@@ -66,42 +59,13 @@ extern "C" __global__ void __launch_bounds__(Tile::THREADS, 2) matmul_experts(co
         for (int i = 0; i < X_ROWS + W_ROWS; i++) {
             const bool valid = rows[i] != NO_ROW;
             const uint8_t* from = (const uint8_t*)(i < X_ROWS ? a.x : a.w) + (valid ? tiled(rows[i], kt * Tile::K + c * 8, k_tiles) : 0);
-            copy16(to + swizzled<PIECES>(i * Tile::ROW_STEP + r0, c), from, valid);
+            copy16(to + swizzled<PIECES>(i * ROW_STEP + r0, c), from, valid);
         }
         copies_commit();
     };
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp & 1, wn = warp >> 1;
     float acc[4][4][4] = {};
-#pragma unroll
-    for (int s = 0; s < Tile::STAGES - 1; s++) {
-        if (s < k_tiles) load(s, s);
-        else copies_commit();
-    }
-    for (uint32_t kt = 0; kt < k_tiles; kt++) {
-        copies_wait<Tile::STAGES - 2>();
-        __syncthreads();
-        if (kt + Tile::STAGES - 1 < k_tiles) load(kt + Tile::STAGES - 1, (kt + Tile::STAGES - 1) % Tile::STAGES);
-        else copies_commit();
-        const uint32_t at = base + kt % Tile::STAGES * Tile::STAGE_BYTES;
-#pragma unroll
-        for (int kk = 0; kk < Tile::K / 16; kk++) {
-            uint32_t x[4][4], w[2][4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                uint32_t r = wm * Tile::WARP_M + i * 16 + (lane & 15);
-                load_matrices(x[i], at + swizzled<PIECES>(r, kk * 2 + (lane >> 4)));
-            }
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                uint32_t r = Tile::M + wn * Tile::WARP_N + j * 16 + (lane & 7) + (lane >> 4) * 8;
-                load_matrices(w[j], at + swizzled<PIECES>(r, kk * 2 + (lane >> 3 & 1)));
-            }
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) mma(acc[i][j], x[i], w[j >> 1][(j & 1) * 2], w[j >> 1][(j & 1) * 2 + 1]);
-        }
-    }
+    accumulate(acc, base, k_tiles, load);
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll

@@ -4,16 +4,67 @@
 // A cluster of two blocks has neighbouring tiles of 128 input rows and the same tile of the matrix,
 // of which each fetches a half for both. In a block, one thread keeps a ring of tiles filled by bulk
 // copies, and two warpgroups multiply 64 rows each. Blocks stay and go on to the next tile, so its
-// copies run during the epilogue. Other devices have an empty kernel.
+// copies run during the epilogue. Other devices have empty kernels.
+#include "activation.cuh"
 #include "hopper.cuh"
 #include "matmul.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 template <int BN> struct Ring {
-    static constexpr int BYTES = (TILE_ROWS + BN) * TILE_K * 2, STAGES = 4 * 48 * 1024 / BYTES;
+    static constexpr int BYTES = (TILE_ROWS + BN) * TILE_K * 2, STAGES = 226 * 1024 / BYTES;
 };
 
-template <int BN> __device__ __forceinline__ void matmul_body(const MatmulArgs& a) {
+// What becomes of a thread's sums: rows `m0` and `m0 + 8`, columns from `n0` on, 8 from pair to pair.
+template <int BN> __device__ __forceinline__ void store_sums(const MatmulArgs& a, const float (&acc)[BN / 2], uint32_t m0, uint32_t n0) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const uint32_t m = m0 + h * 8;
+        if (m >= a.m) continue;
+        const float scale = a.x_scale[m];
+#pragma unroll
+        for (int j = 0; j < BN / 8; j += 8) {
+            float2 v[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const float* f = acc + (j + i) * 4 + h * 2;
+                v[i] = make_float2(__fmul_rn(f[0], scale), __fmul_rn(f[1], scale));
+            }
+            store_pairs(a, m, n0 + j * 8, v);
+        }
+    }
+}
+// The same where, by turns, 64 columns are of the gate and 64 of what it lets through.
+template <int BN> __device__ __forceinline__ void store_gated(const GatedMatmulArgs& g, const float (&acc)[BN / 2], uint32_t m0, uint32_t n0) {
+    MatmulArgs a = g.product;
+    a.n /= 2;
+    a.bias = a.residual = nullptr;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const uint32_t m = m0 + h * 8;
+        const bool inside = m < a.m;
+        const float scale = inside ? a.x_scale[m] : 0.0f;
+        float largest = 0.0f;
+#pragma unroll
+        for (int j = 0; j < BN / 128; j++) {
+            float2 v[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const float *gate = acc + j * 64 + i * 4 + h * 2, *other = gate + 32;
+                v[i] = make_float2(gated_silu(__fmul_rn(gate[0], scale), __fmul_rn(other[0], scale)),
+                                   gated_silu(__fmul_rn(gate[1], scale), __fmul_rn(other[1], scale)));
+                if (n0 + j * 64 + i * 8 < a.n) largest = fmaxf(largest, fmaxf(fabsf(v[i].x), fabsf(v[i].y)));
+            }
+            if (inside) store_pairs(a, m, n0 + j * 64, v);
+        }
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+        // Of numbers that are not negative, integers have the same order.
+        if (inside && (threadIdx.x & 3) == 0) atomicMax((int*)g.largest + m, __float_as_int(largest));
+    }
+}
+
+// `a` are the arguments of the product, `store(sums, m0, n tile, first column of the thread's)`.
+template <int BN, class Store> __device__ __forceinline__ void matmul_body(const MatmulArgs& a, Store store) {
     extern __shared__ uint8_t shared[];
     __shared__ __align__(8) uint64_t full[Ring<BN>::STAGES], empty[Ring<BN>::STAGES];
     constexpr int STAGES = Ring<BN>::STAGES, X_BYTES = TILE_ROWS * TILE_K * 2, HALF = BN / 2 * TILE_K * 2;
@@ -78,24 +129,7 @@ template <int BN> __device__ __forceinline__ void matmul_body(const MatmulArgs& 
             }
             products_wait<0>();
             release(before);
-            const uint32_t m0 = (t % pairs * 2 + rank) * TILE_ROWS + group * 64 + warp * 16 + lane / 4;
-            const uint32_t n0 = t / pairs * BN + (lane & 3) * 2;
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const uint32_t m = m0 + h * 8;
-                if (m >= a.m) continue;
-                const float scale = a.x_scale[m];
-#pragma unroll
-                for (int j = 0; j < BN / 8; j += 8) {
-                    float2 v[8];
-#pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        const float* f = acc + (j + i) * 4 + h * 2;
-                        v[i] = make_float2(__fmul_rn(f[0], scale), __fmul_rn(f[1], scale));
-                    }
-                    store_pairs(a, m, n0 + j * 8, v);
-                }
-            }
+            store(acc, (t % pairs * 2 + rank) * TILE_ROWS + group * 64 + warp * 16 + lane / 4, t / pairs, (lane & 3) * 2);
         }
     }
     // A block must not end while its neighbour still copies into it or arrives at its barriers.
@@ -105,14 +139,22 @@ template <int BN> __device__ __forceinline__ void matmul_body(const MatmulArgs& 
 
 // Grid: pairs of blocks, at most the multiprocessors. 384 threads.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define MATMUL(bn)                                                                          \
-    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)          \
-        matmul_wgmma_##bn(const __grid_constant__ MatmulArgs a) {                           \
-        matmul_body<bn>(a);                                                                 \
+#define KERNEL extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
+#define MATMUL(bn)                                                                                            \
+    KERNEL matmul_wgmma_##bn(const __grid_constant__ MatmulArgs a) {                                          \
+        matmul_body<bn>(a, [&](const float(&acc)[bn / 2], uint32_t m0, uint32_t n_tile, uint32_t n) {         \
+            store_sums<bn>(a, acc, m0, n_tile * bn + n);                                                      \
+        });                                                                                                   \
+    }                                                                                                         \
+    KERNEL matmul_gated_##bn(const __grid_constant__ GatedMatmulArgs a) {                                     \
+        matmul_body<bn>(a.product, [&](const float(&acc)[bn / 2], uint32_t m0, uint32_t n_tile, uint32_t n) { \
+            store_gated<bn>(a, acc, m0, n_tile * (bn / 2) + n);                                               \
+        });                                                                                                   \
     }
 #else
-#define MATMUL(bn) \
-    extern "C" __global__ void matmul_wgmma_##bn(const __grid_constant__ MatmulArgs) {}
+#define MATMUL(bn)                                                                      \
+    extern "C" __global__ void matmul_wgmma_##bn(const __grid_constant__ MatmulArgs) {} \
+    extern "C" __global__ void matmul_gated_##bn(const __grid_constant__ GatedMatmulArgs) {}
 #endif
 MATMUL(128)
 MATMUL(256)

@@ -11,6 +11,7 @@
 // ascending order, then bias, then residual.
 #pragma once
 #include "blocks.cuh"
+#include "bulk.cuh"
 
 struct Segment {
     const uint8_t* matrix;
@@ -217,9 +218,8 @@ __device__ __forceinline__ void stream(const MatvecArgs& a, const Segment& s, ui
         if (issue.item >= issue.end) return;
         uint32_t n = issue.count(CR, rows), bytes = n * (issue.slice + 1 == c.count ? last : full);
         uint32_t bar = shared_address(bars + issue_stage), to = shared_address(ring + issue_stage * CR * full);
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(bar), "r"(bytes) : "memory");
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];"
-                     ::"r"(to), "l"(source(issue)), "r"(bytes), "r"(bar) : "memory");
+        barrier_expect(bar, bytes);
+        bulk_copy(to, source(issue), bytes, bar);
         issue.advance(n, rows);
         issue_stage = issue_stage + 1 == stages ? 0 : issue_stage + 1;
 #endif
@@ -249,8 +249,7 @@ __device__ __forceinline__ void stream(const MatvecArgs& a, const Segment& s, ui
         float acc[NB][CR];
         if (RING) {
 #if __CUDA_ARCH__ >= 900
-            asm volatile("{\n.reg .pred p;\nL:\nmbarrier.try_wait.parity.shared.b64 p,[%0],%1;\n@!p bra L;\n}"
-                         ::"r"(shared_address(bars + stage)), "r"(phases >> stage & 1) : "memory");
+            barrier_wait(shared_address(bars + stage), phases >> stage & 1);
             phases ^= 1u << stage;
 #endif
         }
@@ -299,7 +298,7 @@ template <int NB, bool RING, uint32_t TYPES> __device__ __forceinline__ void mat
 #if __CUDA_ARCH__ >= 900
         if (lane == 0) {
             for (int i = 0; i < MAX_STAGES; i++)
-                asm volatile("mbarrier.init.shared.b64 [%0],1;" ::"r"(shared_address(bars + warp * MAX_STAGES + i)));
+                barrier_init(shared_address(bars + warp * MAX_STAGES + i), 1);
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         }
         __syncwarp();

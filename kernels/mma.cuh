@@ -2,13 +2,6 @@
 #pragma once
 #include "common.cuh"
 
-// Rows of shared memory tiles are cut into 16-byte pieces, which are permuted within 8 rows so that
-// neither copies nor ldmatrix meet bank conflicts. Offset in bytes of piece `c` of row `r`.
-template <int PIECES> __device__ __forceinline__ uint32_t swizzled(uint32_t r, uint32_t c) {
-    static_assert(PIECES >= 8, "rows of at least 128 bytes");
-    return r * (PIECES * 16) + ((c ^ (r & 7)) * 16);
-}
-
 // 16 bytes from global to shared memory, or zeros.
 __device__ __forceinline__ void copy16(uint32_t to, const void* from, bool valid) {
 #if __CUDA_ARCH__ >= 800

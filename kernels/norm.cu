@@ -21,6 +21,8 @@ struct ProduceArgs {
     float* f32;            // [rows][groups * 32], or NULL
     __half* f16;           // [rows][groups * 32], tiled, or NULL
     float* f16_scale;      // [rows]: value = f16 * scale
+    const float* largest;  // [rows] largest of the absolute values, where they are known; or NULL
+    float* clear;          // [rows] becomes zeros, or NULL
     uint32_t x_stride;
     uint32_t len;          // elements; the rest up to groups * 32 is written as zeros
     uint32_t groups;
@@ -28,7 +30,7 @@ struct ProduceArgs {
     float inverse_len;
     Activation activation; // GATED, ACTIVATED
 };
-static_assert(sizeof(ProduceArgs) == 104, "as in args.rs");
+static_assert(sizeof(ProduceArgs) == 120, "as in args.rs");
 
 __device__ __forceinline__ float value(const ProduceArgs& a, const float* x, uint32_t i, NormSums sums) {
     if (i >= a.len) return 0.0f;
@@ -49,53 +51,103 @@ __device__ __forceinline__ void store_q8(const ProduceArgs& a, const float* v, u
 
 // A norm whose row fits the block's registers: weights are loaded before the row is there.
 __device__ __forceinline__ void norm_row(const ProduceArgs& a, uint32_t row, uint32_t width, float* scratch) {
-    const float* x = a.x + (uint64_t)row * a.x_stride;
-    const uint32_t step = blockDim.x * 4;
-    float4 w[4], v[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t at = i * step + threadIdx.x * 4;
-        w[i] = at < width ? *(const float4*)(a.norm.weight + at) : make_float4(0, 0, 0, 0);
-    }
+    NormRow<WholeBlock> norm;
+    norm.load_weights(a.norm, width);
     wait_for_producers();
+    norm.load<Finished>(a.norm, a.x + (uint64_t)row * a.x_stride, width, a.inverse_len, scratch);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint32_t at = i * step + threadIdx.x * 4;
-        v[i] = at < width ? *(const float4*)(x + at) : make_float4(0, 0, 0, 0);
-    }
-    if (a.norm.layer) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 4; i++) sum += (v[i].x + v[i].y) + (v[i].z + v[i].w);
-        const float mean = __fmul_rn(block_sum(sum, scratch), a.inverse_len);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t at = i * step + threadIdx.x * 4;
-            if (at < width) v[i] = make_float4(v[i].x - mean, v[i].y - mean, v[i].z - mean, v[i].w - mean);
-        }
-    }
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        sum = __fmaf_rn(v[i].x, v[i].x, sum);
-        sum = __fmaf_rn(v[i].y, v[i].y, sum);
-        sum = __fmaf_rn(v[i].z, v[i].z, sum);
-        sum = __fmaf_rn(v[i].w, v[i].w, sum);
-    }
-    sum = block_sum(sum, scratch);
-    const float scale = 1.0f / sqrtf(__fmaf_rn(sum, a.inverse_len, a.norm.eps));
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t at = i * step + threadIdx.x * 4;
+        const uint32_t at = norm.place(i);
         if (at - (threadIdx.x & 31) * 4 >= width) break;
-        float r[4] = {__fmul_rn(__fmul_rn(v[i].x, scale), w[i].x), __fmul_rn(__fmul_rn(v[i].y, scale), w[i].y),
-                      __fmul_rn(__fmul_rn(v[i].z, scale), w[i].z), __fmul_rn(__fmul_rn(v[i].w, scale), w[i].w)};
-        if (a.norm.bias && at < width)
-#pragma unroll
-            for (int j = 0; j < 4; j++) r[j] = __fadd_rn(r[j], a.norm.bias[at + j]);
-        uint64_t to = (uint64_t)row * width + at;
+        float r[4];
+        norm.values(a.norm, i, width, r);
+        const uint64_t to = (uint64_t)row * width + at;
         if (a.q8) store_q8(a, r, to, (uint64_t)row * a.groups + at / 32, at < width);
         if (a.f32 && at < width) *(float4*)(a.f32 + to) = make_float4(r[0], r[1], r[2], r[3]);
+    }
+}
+
+// The power of two that brings a row's largest value to 2^10..2^11, far from both ends of f16.
+__device__ __forceinline__ int f16_exponent(float largest) {
+    const int e = (int)(__float_as_uint(largest) >> 23) - 127 - 10;
+    return largest > 0.0f && e < 100 ? max(e, -100) : 0;
+}
+__device__ __forceinline__ float power(int e) { return __uint_as_float((uint32_t)(127 + e) << 23); }
+
+// Four values in f16, from element `i` of a row on.
+__device__ __forceinline__ void store_f16(const ProduceArgs& a, uint32_t row, uint32_t i, uint32_t k_tiles, float4 v, float inverse) {
+    __half2 lo = __floats2half2_rn(v.x * inverse, v.y * inverse), hi = __floats2half2_rn(v.z * inverse, v.w * inverse);
+    *(uint2*)((uint8_t*)a.f16 + tiled(row, i & ~7u, k_tiles) + (i & 4) * 2) = make_uint2(*(uint32_t*)&lo, *(uint32_t*)&hi);
+}
+
+// A row in f16 that fits the block's registers, so that it is read once.
+__device__ __forceinline__ void f16_row(const ProduceArgs& a, uint32_t row, uint32_t k_tiles, float* scratch) {
+    const float* x = a.x + (uint64_t)row * a.x_stride;
+    const uint32_t step = blockDim.x * 4, first = threadIdx.x * 4, end = k_tiles * TILE_K, width = a.groups * 32;
+    wait_for_producers();
+    float4 v[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t at = i * step + first;
+        v[i] = at < a.len ? *(const float4*)(x + at) : make_float4(0, 0, 0, 0);
+    }
+    if (a.source == GATED) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t at = i * step + first;
+            if (at >= a.len) break;
+            const float4 u = *(const float4*)(x + a.len + at);
+            v[i] = make_float4(gated(a.activation, v[i].x, u.x), gated(a.activation, v[i].y, u.y),
+                               gated(a.activation, v[i].z, u.z), gated(a.activation, v[i].w, u.w));
+        }
+    } else if (a.source == ACTIVATED) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[i] = make_float4(activated(a.activation, v[i].x), activated(a.activation, v[i].y),
+                               activated(a.activation, v[i].z), activated(a.activation, v[i].w));
+    } else if (a.source == NORM) {
+        NormSums sums = {0.0f, 1.0f};
+        if (a.norm.layer) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 4; i++) sum += (v[i].x + v[i].y) + (v[i].z + v[i].w);
+            sums.mean = __fmul_rn(block_sum(sum, scratch), a.inverse_len);
+        }
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i * step + first >= a.len) break;
+            const float d[4] = {v[i].x - sums.mean, v[i].y - sums.mean, v[i].z - sums.mean, v[i].w - sums.mean};
+#pragma unroll
+            for (int j = 0; j < 4; j++) sum = __fmaf_rn(d[j], d[j], sum);
+        }
+        sums.scale = 1.0f / sqrtf(__fmaf_rn(block_sum(sum, scratch), a.inverse_len, a.norm.eps));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t at = i * step + first;
+            if (at >= a.len) break;
+            v[i] = make_float4(normed(a.norm, at, v[i].x, sums), normed(a.norm, at + 1, v[i].y, sums),
+                               normed(a.norm, at + 2, v[i].z, sums), normed(a.norm, at + 3, v[i].w, sums));
+        }
+    }
+    float largest = 0.0f;
+    if (a.largest) {
+        largest = a.largest[row];
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v[i].x), fabsf(v[i].y)), fmaxf(fabsf(v[i].z), fabsf(v[i].w))));
+        largest = block_max(largest, scratch);
+    }
+    const int e = f16_exponent(largest);
+    if (threadIdx.x == 0) {
+        a.f16_scale[row] = power(e);
+        if (a.clear) a.clear[row] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t at = i * step + first;
+        if (at < end) store_f16(a, row, at, k_tiles, v[i], power(-e));
+        if (a.f32 && at < width) *(float4*)(a.f32 + (uint64_t)row * width + at) = v[i];
     }
 }
 
@@ -112,6 +164,11 @@ extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant
         norm_row(a, row, width, scratch);
         return;
     }
+    const uint32_t k_tiles = tiles_of(width, TILE_K);
+    if (a.f16 && !a.q8 && k_tiles * TILE_K <= blockDim.x * 16 && a.len % 4 == 0 && a.x_stride % 4 == 0) {
+        f16_row(a, row, k_tiles, scratch);
+        return;
+    }
     wait_for_producers();
     NormSums sums = {0.0f, 1.0f};
     if (a.source == NORM) sums = norm_sums(a.norm, x, a.len, scratch);
@@ -122,14 +179,15 @@ extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant
 #pragma unroll
             for (int j = 0; j < 4; j++) largest = fmaxf(largest, fabsf(value(a, x, i + j, sums)));
         largest = block_max(largest, scratch);
-        // The power of two that brings the largest value to 2^10..2^11, far from both ends of f16.
-        int e = (int)(__float_as_uint(largest) >> 23) - 127 - 10;
-        e = largest > 0.0f && e < 100 ? max(e, -100) : 0;
-        inverse = __uint_as_float((uint32_t)(127 - e) << 23);
-        if (threadIdx.x == 0) a.f16_scale[row] = __uint_as_float((uint32_t)(127 + e) << 23);
+        const int e = f16_exponent(largest);
+        inverse = power(-e);
+        if (threadIdx.x == 0) {
+            a.f16_scale[row] = power(e);
+            if (a.clear) a.clear[row] = 0.0f;
+        }
     }
     // Whole warps stay in the loop together: a warp covers 128. Tiles are filled up with zeros.
-    const uint32_t k_tiles = tiles_of(width, TILE_K), end = a.f16 ? k_tiles * TILE_K : width;
+    const uint32_t end = a.f16 ? k_tiles * TILE_K : width;
     for (uint32_t base = first - (threadIdx.x & 31) * 4; base < end; base += step) {
         uint32_t i = base + (threadIdx.x & 31) * 4;
         float v[4];
@@ -138,10 +196,7 @@ extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant
         uint64_t at = (uint64_t)row * width + i;
         if (a.q8) store_q8(a, v, at, (uint64_t)row * a.groups + i / 32, i < width);
         if (a.f32 && i < width) *(float4*)(a.f32 + at) = make_float4(v[0], v[1], v[2], v[3]);
-        if (a.f16 && i < end) {
-            __half2 lo = __floats2half2_rn(v[0] * inverse, v[1] * inverse), hi = __floats2half2_rn(v[2] * inverse, v[3] * inverse);
-            *(uint2*)((uint8_t*)a.f16 + tiled(row, i & ~7u, k_tiles) + (i & 4) * 2) = make_uint2(*(uint32_t*)&lo, *(uint32_t*)&hi);
-        }
+        if (a.f16 && i < end) store_f16(a, row, i, k_tiles, make_float4(v[0], v[1], v[2], v[3]), inverse);
     }
 }
 

@@ -37,6 +37,57 @@ __device__ __forceinline__ NormSums norm_sums(const NormArgs& a, const float* x,
     return s;
 }
 
+// A norm of a row that fits the registers of a crew, whose thread t holds elements
+// 4 * (i * crew + t) and the next three, i < 4. Widths are multiples of 32.
+template <class Crew> struct NormRow {
+    const uint32_t thread = Crew::thread();
+    float4 w[4], v[4];
+    float scale;
+
+    __device__ __forceinline__ uint32_t place(int i) const { return 4 * (i * Crew::threads() + thread); }
+    // May go before the row is there.
+    __device__ __forceinline__ void load_weights(const NormArgs& a, uint32_t width) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[i] = place(i) < width ? *(const float4*)(a.weight + place(i)) : make_float4(0, 0, 0, 0);
+    }
+    template <class Fetch> __device__ __forceinline__ void load(const NormArgs& a, const float* x, uint32_t width, float inverse_len, float* scratch) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) v[i] = place(i) < width ? Fetch::first((const float4*)(x + place(i))) : make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (place(i) < width) Fetch::finish(v[i], (const float4*)(x + place(i)));
+        if (a.layer) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 4; i++) sum += (v[i].x + v[i].y) + (v[i].z + v[i].w);
+            const float mean = __fmul_rn(block_sum<Crew>(sum, scratch), inverse_len);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (place(i) < width) v[i] = make_float4(v[i].x - mean, v[i].y - mean, v[i].z - mean, v[i].w - mean);
+        }
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sum = __fmaf_rn(v[i].x, v[i].x, sum);
+            sum = __fmaf_rn(v[i].y, v[i].y, sum);
+            sum = __fmaf_rn(v[i].z, v[i].z, sum);
+            sum = __fmaf_rn(v[i].w, v[i].w, sum);
+        }
+        sum = block_sum<Crew>(sum, scratch);
+        scale = 1.0f / sqrtf(__fmaf_rn(sum, inverse_len, a.eps));
+    }
+    // Elements place(i) to place(i) + 3.
+    __device__ __forceinline__ void values(const NormArgs& a, int i, uint32_t width, float* r) const {
+        r[0] = __fmul_rn(__fmul_rn(v[i].x, scale), w[i].x);
+        r[1] = __fmul_rn(__fmul_rn(v[i].y, scale), w[i].y);
+        r[2] = __fmul_rn(__fmul_rn(v[i].z, scale), w[i].z);
+        r[3] = __fmul_rn(__fmul_rn(v[i].w, scale), w[i].w);
+        if (a.bias && place(i) < width)
+#pragma unroll
+            for (int j = 0; j < 4; j++) r[j] = __fadd_rn(r[j], a.bias[place(i) + j]);
+    }
+};
+
 // The norm of a head, in place, by one warp. Short code, for most networks pass it by.
 __device__ __forceinline__ void norm_head(const NormArgs& a, float* x, uint32_t len) {
     const uint32_t lane = threadIdx.x & 31;

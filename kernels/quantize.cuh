@@ -2,6 +2,17 @@
 #pragma once
 #include "common.cuh"
 
+// The larger number; not a number if one of them is not.
+__device__ __forceinline__ float largest_or_nan(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+    float v;
+    asm("max.NaN.f32 %0,%1,%2;" : "=f"(v) : "f"(a), "f"(b));
+    return v;
+#else
+    return a == a && b == b ? fmaxf(a, b) : NAN;
+#endif
+}
+
 // Four values of one of the 8 lanes that share a group, as bytes, and the group's scale. Whole warps
 // call it.
 struct PackedValues {
@@ -9,18 +20,16 @@ struct PackedValues {
     float scale;
 };
 __device__ __forceinline__ PackedValues pack_q8(const float* v) {
-    float largest = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
-#pragma unroll
-    for (int o = 1; o < 8; o <<= 1) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
     // A value that is not a number must reach the logits, so it must reach the scale.
-    bool bad = !(v[0] == v[0] && v[1] == v[1] && v[2] == v[2] && v[3] == v[3]) || largest > 3.4e38f;
-    bad = __ballot_sync(~0u, bad) >> (threadIdx.x & 24) & 0xff;
-    const float d = __fmul_rn(largest, 1.0f / 127.0f), id = largest > 0.0f ? 127.0f / largest : 0.0f;
-    uint32_t packed = 0;
+    float largest = largest_or_nan(largest_or_nan(fabsf(v[0]), fabsf(v[1])), largest_or_nan(fabsf(v[2]), fabsf(v[3])));
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        int q = bad ? 1 : max(-127, min(127, __float2int_rn(__fmul_rn(v[j], id))));
-        packed |= (uint32_t)(q & 0xff) << 8 * j;
-    }
-    return PackedValues{packed, bad ? NAN : d};
+    for (int o = 1; o < 8; o <<= 1) largest = largest_or_nan(largest, __shfl_xor_sync(~0u, largest, o));
+    const bool bad = !(largest <= 3.4e38f);
+    const float d = __fmul_rn(largest, 1.0f / 127.0f), id = largest > 0.0f ? 127.0f / largest : 0.0f;
+    // Rounds to integers: their two's complement is in the low bits of the sums.
+    uint32_t bits[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) bits[j] = __float_as_uint(__fadd_rn(__fmul_rn(v[j], id), 12582912.0f));
+    const uint32_t low = __byte_perm(bits[0], bits[1], 0x0040), high = __byte_perm(bits[2], bits[3], 0x0040);
+    return PackedValues{bad ? 0x01010101 : __byte_perm(low, high, 0x5410), bad ? NAN : d};
 }

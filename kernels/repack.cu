@@ -170,62 +170,136 @@ struct UnpackArgs {
     const uint8_t* matrix;
     void* out;         // f32 `[rows][groups * 32]`, or f16, tiled
     uint32_t type, groups, matrix_rows, first_row, rows;
-    uint32_t to_f32;
+    uint32_t to_f32;   // which of the two kernels is meant
     uint32_t out_row;  // row of `out` that takes the first row
     uint32_t expert_rows;    // rows of an expert, where
     const uint32_t* starts;  // these are each expert's first slot, and the end: rows of experts without slots are left out
+    uint32_t spread;   // 0: rows of `out` follow each other; 1, 2: every other GATED_ROWS rows of `out` take them,
+    uint32_t padding;  // the even or the odd ones
 };
-static_assert(sizeof(UnpackArgs) == 56, "as in args.rs");
+static_assert(sizeof(UnpackArgs) == 64, "as in args.rs");
 
-// Plain values of rows of a matrix; one thread a group, and one for the half of a tile that a row
-// of an odd number of groups leaves. Values beyond f16's range are clamped to it.
+// The elements of a decoded group as f16, values beyond its range clamped to it.
+template <uint32_t T> __device__ __forceinline__ void to_halves(const Group& o, uint32_t (&u)[16]) {
+    constexpr bool SIGNED = Codec<T>::OFFSET == 0;
+    // A byte becomes the low bits of 2^23, which is faster than a conversion, and as exact.
+    constexpr float LESS = 8388608.0f + (SIGNED ? 128 : Codec<T>::OFFSET);
+    float largest = 0.0f;
+#pragma unroll
+    for (int h = 0; h < 2; h++) largest = fmaxf(largest, fabsf(o.d[h]) * 255.0f + (Codec<T>::MINS ? fabsf(o.m[h]) : 0.0f));
+    const bool fits = largest <= 65504.0f && !isnan(o.d[0]) && !isnan(o.d[1]);
+#pragma unroll
+    for (int t = 0; t < 8; t++) {
+        const uint32_t bytes = SIGNED ? o.w[t] ^ 0x80808080 : o.w[t];
+        float v[4];
+#pragma unroll
+        for (int b = 0; b < 4; b++) {
+            const float q = __fsub_rn(__uint_as_float(__byte_perm(bytes, 0x4b000000, 0x7550 + b)), LESS);
+            v[b] = __fmul_rn(o.d[t >> 2], q);
+            if constexpr (Codec<T>::MINS) v[b] = __fsub_rn(v[b], o.m[t >> 2]);
+        }
+        if (!fits)
+#pragma unroll
+            for (int b = 0; b < 4; b++) v[b] = fminf(fmaxf(v[b], -65504.0f), 65504.0f);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            __half2 h = __floats2half2_rn(v[2 * j], v[2 * j + 1]);
+            u[2 * t + j] = *(uint32_t*)&h;
+        }
+    }
+}
+
+// The place in `out` of row `r` of those that are unpacked.
+__device__ __forceinline__ uint32_t unpacked_row(const UnpackArgs& a, uint32_t r) {
+    const uint32_t plain = a.out_row + r;
+    return a.spread ? plain + (plain / GATED_ROWS + a.spread - 1) * GATED_ROWS : plain;
+}
+
+// Where a warp of the kernels below works: 32 groups of a row, one a lane.
+struct UnpackPlace {
+    uint32_t row, first, group;  // first: of the warp
+    __device__ __forceinline__ UnpackPlace(uint32_t per_row) {
+        const uint32_t parts = tiles_of(per_row, 32), warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+        row = warp / parts;
+        first = warp % parts * 32;
+        group = first + (threadIdx.x & 31);
+    }
+};
+// A group of a row of those to unpack: `use(record, group in the record, groups of the record)`.
+template <uint32_t T, class F> __device__ __forceinline__ void with_group(const UnpackArgs& a, UnpackPlace at, F use) {
+    const Slices c = slices_of(T, a.groups);
+    const uint32_t s = at.group / c.full, g = at.group % c.full, n = s + 1 == c.count ? c.last : c.full;
+    use(a.matrix + slice_offset(T, c, s, a.matrix_rows) + (uint64_t)(a.first_row + at.row) * record_bytes(T, n), g, n);
+}
+
+// Plain values of rows of a matrix in f16; those beyond its range are clamped to it. Where a row of an
+// odd number of groups leaves half a tile, a lane fills that with zeros. 256 threads.
 extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__ UnpackArgs a) {
     __shared__ uint4 staged[256 * 4];
-    const uint64_t index = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
-    const uint32_t k_tiles = tiles_of(a.groups, 2), per_row = a.to_f32 ? a.groups : 2 * k_tiles;
-    bool inside = index < (uint64_t)a.rows * per_row;
-    const uint32_t row = inside ? index / per_row : 0, group = inside ? index % per_row : 0;
+    release_dependents();
+    const uint32_t k_tiles = tiles_of(a.groups, 2), per_row = 2 * k_tiles, lane = threadIdx.x & 31;
+    const UnpackPlace at(per_row);
+    // What is there may be in use, until the kernels before have ended.
+    wait_for_producers();
+    if (at.row >= a.rows) return;
     if (a.starts) {
-        const uint32_t expert = (a.first_row + row) / a.expert_rows;
-        inside = inside && a.starts[expert] != a.starts[expert + 1];
+        const uint32_t expert = (a.first_row + at.row) / a.expert_rows;
+        if (a.starts[expert] == a.starts[expert + 1]) return;
     }
     uint4 halves[4] = {};
-    if (inside && group < a.groups)
+    if (at.group < a.groups)
         for_type(a.type, [&]<uint32_t T>() {
-            Slices c = slices_of(T, a.groups);
-            uint32_t s = group / c.full, g = group % c.full, n = s + 1 == c.count ? c.last : c.full;
-            const uint8_t* r = a.matrix + slice_offset(T, c, s, a.matrix_rows) + (uint64_t)(a.first_row + row) * record_bytes(T, n);
-            float v[32];
-            group_values<T>(r, g, n, v);
-            if (a.to_f32) {
-                float4* to = (float4*)a.out + ((uint64_t)(a.out_row + row) * a.groups + group) * 8;
+            with_group<T>(a, at, [&](const uint8_t* r, uint32_t g, uint32_t n) {
+                uint32_t u[16];
+                if constexpr (is_float(T)) {
 #pragma unroll
-                for (int i = 0; i < 8; i++) to[i] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
-            }
-            uint32_t u[16];
+                    for (int j = 0; j < 4; j++) {
+                        float v[8];
+                        floats8<T, FromGlobal>(r, g, n, j, v);
 #pragma unroll
-            for (int j = 0; j < 16; j++) {
-                __half2 h = __floats2half2_rn(fminf(fmaxf(v[2 * j], -65504.0f), 65504.0f), fminf(fmaxf(v[2 * j + 1], -65504.0f), 65504.0f));
-                u[j] = *(uint32_t*)&h;
-            }
+                        for (int i = 0; i < 4; i++) {
+                            __half2 h = __floats2half2_rn(fminf(fmaxf(v[2 * i], -65504.0f), 65504.0f), fminf(fmaxf(v[2 * i + 1], -65504.0f), 65504.0f));
+                            u[4 * j + i] = *(uint32_t*)&h;
+                        }
+                    }
+                } else {
+                    Group o;
+                    Codec<T>::template decode<FromGlobal>(r, g, n, o);
+                    to_halves<T>(o, u);
+                }
 #pragma unroll
-            for (int i = 0; i < 4; i++) halves[i] = make_uint4(u[4 * i], u[4 * i + 1], u[4 * i + 2], u[4 * i + 3]);
+                for (int i = 0; i < 4; i++) halves[i] = make_uint4(u[4 * i], u[4 * i + 1], u[4 * i + 2], u[4 * i + 3]);
+            });
         });
-    if (a.to_f32) return;
     // Through shared memory, so that 8 lanes write the 128 bytes of a tile's row.
-    const uint32_t lane = threadIdx.x & 31;
     uint4* const mine = staged + (threadIdx.x & ~31u) * 4;
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) mine[lane * 4 + (i ^ (lane >> 1 & 3))] = halves[i];
     __syncwarp();
-    uint8_t* const line = inside ? (uint8_t*)a.out + tiled(a.out_row + row, group / 2 * TILE_K, k_tiles) / 128 * 128 : nullptr;
+    const uint32_t to = unpacked_row(a, at.row);
+    uint8_t* const line = (uint8_t*)a.out + tiled(to, at.first / 2 * TILE_K, k_tiles) / 128 * 128;
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
         // Piece `lane % 8` of the row whose two halves lanes `pair` and `pair + 1` have.
         const uint32_t pair = i * 8 + lane / 8 * 2, from = pair + (lane & 7) / 4;
-        uint4 piece = mine[from * 4 + ((lane & 3) ^ (from >> 1 & 3))];
-        const uint64_t to = __shfl_sync(~0u, (uint64_t)line, pair);
-        const uint32_t r = __shfl_sync(~0u, a.out_row + row, pair);
-        if (to) *(uint4*)(to + ((lane & 7) ^ (r & 7)) * 16) = piece;
+        const uint4 piece = mine[from * 4 + ((lane & 3) ^ (from >> 1 & 3))];
+        if (at.first + pair < per_row) *(uint4*)(line + pair / 2 * TILE_BYTES + ((lane & 7) ^ (to & 7)) * 16) = piece;
     }
+}
+
+// The same in f32, without tiles, experts and spreading. 256 threads.
+extern "C" __global__ void __launch_bounds__(256) unpack_f32(const __grid_constant__ UnpackArgs a) {
+    release_dependents();
+    wait_for_producers();
+    const UnpackPlace at(a.groups);
+    if (at.row >= a.rows || at.group >= a.groups) return;
+    float4* const to = (float4*)a.out + ((uint64_t)(a.out_row + at.row) * a.groups + at.group) * 8;
+    for_type(a.type, [&]<uint32_t T>() {
+        with_group<T>(a, at, [&](const uint8_t* r, uint32_t g, uint32_t n) {
+            float v[32];
+            group_values<T>(r, g, n, v);
+#pragma unroll
+            for (int i = 0; i < 8; i++) to[i] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
+        });
+    });
 }

@@ -25,25 +25,27 @@ static_assert(sizeof(RopeArgs) == 176, "as in args.rs");
 
 constexpr uint32_t HEADS = 8;  // of a block, one a warp
 
-// Grid (heads of all three kinds, in parts of HEADS, rows from the first one on), 32 * HEADS threads.
-extern "C" __global__ void __launch_bounds__(32 * HEADS) rope_append(const __grid_constant__ RopeArgs a) {
-    __shared__ float lines[HEADS][256], sines[128], cosines[128];
-    release_dependents();
-    wait_for_producers();
-    const uint32_t row = a.first_row + blockIdx.y, hd = a.layout.head_dim, lane = threadIdx.x & 31;
-    const Session* s = a.sessions[a.prefill ? 0 : row];
-    const uint32_t position = s->position + (a.prefill ? row : 0);
+// Four neighbours of a line, from `i` on, as f16 times a factor.
+__device__ __forceinline__ uint2 four_halves(const float* line, uint32_t i, float factor) {
+    const float4 v = *(const float4*)(line + i);
+    __half2 lo = __floats2half2_rn(__fmul_rn(v.x, factor), __fmul_rn(v.y, factor));
+    __half2 hi = __floats2half2_rn(__fmul_rn(v.z, factor), __fmul_rn(v.w, factor));
+    return make_uint2(*(uint32_t*)&lo, *(uint32_t*)&hi);
+}
+
+// One head of a row, by a warp.
+__device__ __forceinline__ void one_head(const RopeArgs& a, const Session* s, uint32_t row, uint32_t position, uint32_t part,
+                                         float* line, const float* sines, const float* cosines) {
+    const uint32_t hd = a.layout.head_dim, lane = threadIdx.x & 31;
     const Rotation& r = a.rotation;
-    const float* inv_freq = frequencies(r, s);
-    for (uint32_t i = threadIdx.x; i < r.n_pairs; i += blockDim.x)
-        sincosf(__fmul_rn((float)position, inv_freq[i]), sines + i, cosines + i);
-    __syncthreads();
-    const uint32_t part = blockIdx.x * HEADS + threadIdx.x / 32;  // queries, then keys, then values
-    if (part >= a.n_heads + 2 * a.layout.n_kv_heads) return;
     const bool is_q = part < a.n_heads, is_v = part >= a.n_heads + a.layout.n_kv_heads;
-    float* line = lines[threadIdx.x / 32];
     const float* from = a.qkv + (uint64_t)row * a.qkv_stride + (uint64_t)part * hd;
-    for (uint32_t i = lane; i < hd; i += 32) line[i] = from[i];
+    // Whether four elements at a time lie at multiples of their size.
+    const bool fours = hd % 4 == 0 && a.qkv_stride % 4 == 0;
+    if (fours)
+        for (uint32_t i = lane * 4; i < hd; i += 128) *(float4*)(line + i) = *(const float4*)(from + i);
+    else
+        for (uint32_t i = lane; i < hd; i += 32) line[i] = from[i];
     __syncwarp();
     if (!is_v) {
         const NormArgs& norm = is_q ? a.q_norm : a.k_norm;
@@ -61,16 +63,21 @@ extern "C" __global__ void __launch_bounds__(32 * HEADS) rope_append(const __gri
     }
     if (is_q) {
         uint64_t at = ((uint64_t)row * a.n_heads + part) * hd;
-        for (uint32_t i = lane; i < hd; i += 32) {
-            if (a.q_f32) a.q_f32[at + i] = line[i];
-            if (a.q_f16) a.q_f16[at + i] = __float2half_rn(__fmul_rn(line[i], a.q_scale));
-        }
+        if (a.q_f32)
+            for (uint32_t i = lane; i < hd; i += 32) a.q_f32[at + i] = line[i];
+        if (a.q_f16 && fours)
+            for (uint32_t i = lane * 4; i < hd; i += 128) *(uint2*)(a.q_f16 + at + i) = four_halves(line, i, a.q_scale);
+        else if (a.q_f16)
+            for (uint32_t i = lane; i < hd; i += 32) a.q_f16[at + i] = __float2half_rn(__fmul_rn(line[i], a.q_scale));
         return;
     }
     const uint32_t head = (part - a.n_heads) % a.layout.n_kv_heads;
     uint8_t* to = kv_row(a.layout, s, is_v, head, position);
     if (!a.layout.q8) {
-        for (uint32_t i = lane; i < a.layout.row_bytes / 2; i += 32) ((__half*)to)[i] = __float2half_rn(i < hd ? line[i] : 0.0f);
+        if (fours && a.layout.row_bytes == hd * 2)
+            for (uint32_t i = lane * 4; i < hd; i += 128) *(uint2*)(to + i * 2) = four_halves(line, i, 1.0f);
+        else
+            for (uint32_t i = lane; i < a.layout.row_bytes / 2; i += 32) ((__half*)to)[i] = __float2half_rn(i < hd ? line[i] : 0.0f);
         return;
     }
     const uint32_t groups = (hd + 31) / 32;
@@ -83,5 +90,26 @@ extern "C" __global__ void __launch_bounds__(32 * HEADS) rope_append(const __gri
         bool bad = __any_sync(~0u, !(v == v));
         ((int8_t*)to)[i] = (int8_t)(f > 0.0f ? __float2int_rn(v / f) : 0);
         if (lane == 0) ((__half*)(to + groups * 32))[g] = bad ? __ushort_as_half(0x7fff) : d;
+    }
+}
+
+// Grid (parts that share the heads of all three kinds, rows from the first one on), 32 * HEADS threads.
+extern "C" __global__ void __launch_bounds__(32 * HEADS) rope_append(const __grid_constant__ RopeArgs a) {
+    __shared__ __align__(16) float lines[HEADS][256];
+    __shared__ float sines[128], cosines[128];
+    release_dependents();
+    wait_for_producers();
+    const uint32_t row = a.first_row + blockIdx.y;
+    const Session* s = a.sessions[a.prefill ? 0 : row];
+    const uint32_t position = s->position + (a.prefill ? row : 0);
+    const Rotation& r = a.rotation;
+    const float* inv_freq = frequencies(r, s);
+    for (uint32_t i = threadIdx.x; i < r.n_pairs; i += blockDim.x)
+        sincosf(__fmul_rn((float)position, inv_freq[i]), sines + i, cosines + i);
+    __syncthreads();
+    const uint32_t heads = a.n_heads + 2 * a.layout.n_kv_heads;  // queries, then keys, then values
+    for (uint32_t part = blockIdx.x * HEADS + threadIdx.x / 32; part < heads; part += gridDim.x * HEADS) {
+        one_head(a, s, row, position, part, lines[threadIdx.x / 32], sines, cosines);
+        __syncwarp();
     }
 }

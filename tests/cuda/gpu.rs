@@ -120,7 +120,7 @@ pub fn relative_error(a: &[f32], b: &[f64]) -> f64 {
 
 /// Where element `i` of row `row` lies in the tiles that products of many rows read, `width`
 /// elements a row.
-fn tiled(row: usize, i: usize, width: usize) -> usize {
+pub fn tiled(row: usize, i: usize, width: usize) -> usize {
     let tile = row / 128 * width.div_ceil(64) + i / 64;
     let piece = (i / 8 % 8) ^ (row % 8);
     tile * 128 * 64 + row % 128 * 64 + piece * 8 + i % 8

@@ -2,10 +2,132 @@
 
 use crate::common::tiny::Random;
 use crate::gpu::*;
+use crate::kernels_weights::test_matrix;
 use emberlm::backend::cuda::args;
+use emberlm::backend::cuda::matrix;
+use emberlm::quant::TensorType;
 
 pub fn tests(tests: &mut Tests) {
     tests.push(("matmul".into(), Box::new(matmul_is_right)));
+    tests.push(("matmul::gated".into(), Box::new(gated_is_right)));
+    tests.push(("unpack::spread".into(), Box::new(unpack_spreads)));
+}
+
+/// Rows of a gate and of what it lets through, 64 by turns.
+fn by_turns<T: Copy>(gate: &[T], up: &[T], width: usize) -> Vec<T> {
+    gate.chunks(64 * width)
+        .zip(up.chunks(64 * width))
+        .flat_map(|(g, u)| [g, u].concat())
+        .collect()
+}
+
+fn gated_is_right() {
+    if !kernels().has_gated() {
+        return;
+    }
+    for (m, n, k) in [
+        (1, 64, 32),
+        (77, 192, 288),
+        (300, 1024, 512),
+        (513, 320, 1056),
+    ] {
+        let mut random = Random::new((m * n) as u64, "gated");
+        let mut halves = |count: usize| -> Vec<u16> {
+            let values = random_floats(&mut random, count);
+            let bits = |v: &f32| half::f16::from_f32(*v).to_bits();
+            values.iter().map(bits).collect()
+        };
+        let (x, gate, up) = (halves(m * k), halves(n * k), halves(n * k));
+        let scale: Vec<f32> = (0..m).map(|i| [0.25, 0.125][i % 2]).collect();
+        let value = |bits: u16| f64::from(half::f16::from_bits(bits).to_f32());
+        let dot = |w: &[u16], i: usize, j: usize| -> f64 {
+            let products = (0..k).map(|t| value(x[i * k + t]) * value(w[j * k + t]));
+            products.sum::<f64>() * f64::from(scale[i])
+        };
+        let mut want = Vec::new();
+        for i in 0..m {
+            for j in 0..n {
+                let g = dot(&gate, i, j);
+                want.push(g / (1.0 + (-g).exp()) * dot(&up, i, j));
+            }
+        }
+        let stride = n + 6;
+        let (dx, ds) = (upload(&to_tiles(&x, k)), upload(&scale));
+        let dw = upload(&to_tiles(&by_turns(&gate, &up, k), k));
+        let out = poisoned(m * stride * 4);
+        let largest = upload(&vec![0.0f32; m]);
+        let product = args::GatedMatmul {
+            product: args::Matmul {
+                x: dx.address(),
+                x_scale: ds.address(),
+                w: dw.address(),
+                bias: 0,
+                residual: 0,
+                out: out.address(),
+                m: m as u32,
+                n: 2 * n as u32,
+                k: k as u32,
+                out_stride: stride as u32,
+            },
+            largest: largest.address(),
+        };
+        with_stream(|stream| unsafe { kernels().matmul_gated(stream, &product).unwrap() });
+        let got: Vec<f32> = download(&out, m * stride);
+        let kept: Vec<f32> = got.chunks(stride).flat_map(|r| r[..n].to_vec()).collect();
+        let error = relative_error(&kept, &want);
+        assert!(error < 1e-5, "{m} x {n} x {k}: error {error}");
+        let beyond = |r: &[f32]| r[n..].iter().all(|v| v.is_nan());
+        assert!(got.chunks(stride).all(beyond), "written beyond the row");
+        let most: Vec<f32> = kept
+            .chunks(n)
+            .map(|row| row.iter().fold(0.0f32, |a, v| a.max(v.abs())))
+            .collect();
+        assert_eq!(
+            download::<f32>(&largest, m),
+            most,
+            "{m} x {n} x {k}: largest"
+        );
+    }
+}
+
+/// Rows that are spread over the places of a gate's or the other's lie where those do.
+fn unpack_spreads() {
+    for (row_len, rows) in [(256, 203), (1280, 64), (4096, 70)] {
+        let (t, _) = test_matrix(&[(TensorType::Q4K, rows)], row_len, false, 7);
+        let bytes = matrix::tiled_bytes(1024, t.matrix.groups) as usize;
+        let run = |unpack: args::Unpack| {
+            let out = poisoned(bytes);
+            let unpack = args::Unpack {
+                matrix: t.matrix.segments[0].address,
+                out: out.address(),
+                ty: args::type_number(TensorType::Q4K),
+                groups: t.matrix.groups,
+                matrix_rows: rows as u32,
+                rows: rows as u32,
+                ..unpack
+            };
+            with_stream(|stream| unsafe { kernels().unpack(stream, &unpack).unwrap() });
+            download::<u16>(&out, bytes / 2)
+        };
+        let plain = from_tiles(&run(args::Unpack::default()), rows, row_len);
+        let poison = download::<u16>(&poisoned(bytes), bytes / 2);
+        for (spread, out_row) in [(1u32, 0), (2, 0), (1, 5), (2, 130)] {
+            let out = run(args::Unpack {
+                spread,
+                out_row,
+                ..Default::default()
+            });
+            let mut want = poison.clone();
+            for r in 0..rows {
+                let at = out_row as usize + r;
+                let to = at + (at / 64 + spread as usize - 1) * 64;
+                for i in 0..row_len {
+                    want[tiled(to, i, row_len)] = plain[r * row_len + i];
+                }
+            }
+            assert!(out == want, "spread {spread} from {out_row}, {row_len}");
+        }
+    }
 }
 
 fn matmul_is_right() {

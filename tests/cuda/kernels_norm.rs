@@ -148,6 +148,8 @@ fn produce_is_right() {
                 f32: f32.address(),
                 f16: f16.address(),
                 f16_scale: f16_scale.address(),
+                largest: 0,
+                clear: 0,
                 x_stride: stride as u32,
                 len: len as u32,
                 groups: n_groups as u32,
@@ -206,8 +208,87 @@ fn produce_is_right() {
                 kernels().produce(stream, &produce, rows as u32).unwrap()
             });
             assert_eq!(download::<i8>(&again, rows * width), q, "{what}");
+            if len.is_multiple_of(4) {
+                f16_alone(
+                    &args::Produce {
+                        f16: f16.address(),
+                        ..produce
+                    },
+                    rows,
+                    &x,
+                    &want,
+                    &what,
+                );
+            }
         }
     }
+}
+
+/// Rows in f16 and f32 that the block reads once, as a prefill takes them.
+fn f16_alone(produce: &args::Produce, rows: usize, x: &[f32], want: &[f64], what: &str) {
+    let (len, width) = (produce.len as usize, produce.groups as usize * 32);
+    let (from, stride) = (produce.x_stride as usize, 2 * len + 4);
+    let mut spread = vec![f32::NAN; rows * stride];
+    for row in 0..rows {
+        spread[row * stride..][..2 * len].copy_from_slice(&x[row * from..][..2 * len]);
+    }
+    let x = upload(&spread);
+    let tile_bytes = matrix::tiled_bytes(rows as u32, produce.groups) as usize;
+    let (f16, f32) = (poisoned(tile_bytes), poisoned(rows * width * 4));
+    let (scale, clear) = (poisoned(rows * 4), poisoned(rows * 4));
+    let produce = args::Produce {
+        x: x.address(),
+        x_stride: stride as u32,
+        q8: 0,
+        q8_scale: 0,
+        f32: f32.address(),
+        f16: f16.address(),
+        f16_scale: scale.address(),
+        clear: clear.address(),
+        ..*produce
+    };
+    let run = |produce: &args::Produce| {
+        with_stream(|stream| unsafe { kernels().produce(stream, produce, rows as u32).unwrap() });
+        (
+            from_tiles(&download::<u16>(&f16, tile_bytes / 2), rows, width),
+            download::<f32>(&scale, rows),
+        )
+    };
+    let (halves, scales) = run(&produce);
+    let plain: Vec<f32> = download(&f32, rows * width);
+    let inside = |form: &dyn Fn(usize) -> f32| -> Vec<f32> {
+        let all = 0..rows * width;
+        all.filter(|i| i % width < len).map(form).collect()
+    };
+    let half = |i: usize| half::f16::from_bits(halves[i]).to_f32() * scales[i / width];
+    assert!(
+        relative_error(&inside(&|i| plain[i]), want) < 1e-6,
+        "{what}: f32 alone"
+    );
+    assert!(
+        relative_error(&inside(&half), want) < 4e-4,
+        "{what}: f16 alone"
+    );
+    for i in (0..rows * width).filter(|i| i % width >= len) {
+        assert_eq!((plain[i], halves[i]), (0.0, 0), "{what}: padding at {i}");
+    }
+    assert_eq!(
+        download::<f32>(&clear, rows),
+        vec![0.0; rows],
+        "{what}: cleared"
+    );
+    // The same from the largest values, which are then not looked for.
+    let largest: Vec<f32> = plain
+        .chunks(width)
+        .map(|row| row.iter().fold(0.0f32, |a, v| a.max(v.abs())))
+        .collect();
+    let largest = upload(&largest);
+    let known = args::Produce {
+        largest: largest.address(),
+        clear: 0,
+        ..produce
+    };
+    assert_eq!(run(&known), (halves, scales), "{what}: largest known");
 }
 
 fn add_branch_is_right() {

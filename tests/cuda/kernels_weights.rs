@@ -5,7 +5,7 @@ use crate::gpu::*;
 use emberlm::backend::cuda::args;
 use emberlm::backend::cuda::driver::Buffer;
 use emberlm::backend::cuda::matrix::{
-    self, Inputs, Matrix, MatrixSegment, fragment_bytes, groups, matrix_bytes, repack_args,
+    self, Inputs, Matrix, MatrixSegment, groups, matrix_bytes, repack_args,
 };
 use emberlm::quant::{TensorType, dequantize_row};
 
@@ -241,7 +241,7 @@ pub struct TestInput {
     pub inputs: Inputs,
     pub x: Vec<f32>,
     pub rounded: Vec<f32>,
-    _memory: [Buffer; 5],
+    _memory: [Buffer; 4],
 }
 
 pub fn test_input(rows: usize, row_len: usize, seed: u64) -> TestInput {
@@ -253,7 +253,6 @@ pub fn test_input(rows: usize, row_len: usize, seed: u64) -> TestInput {
     let q8 = poisoned(rows * width);
     let scale = poisoned(rows * n_groups * 4);
     let f32 = poisoned(rows * width * 4);
-    let fragments = poisoned(fragment_bytes(rows as u32, n_groups as u32).max(16) as usize);
     let produce = args::Produce {
         x: device.address(),
         q8: q8.address(),
@@ -293,11 +292,10 @@ pub fn test_input(rows: usize, row_len: usize, seed: u64) -> TestInput {
             q8: q8.address(),
             q8_scale: scale.address(),
             f32: f32.address(),
-            fragments: fragments.address(),
         },
         x,
         rounded,
-        _memory: [device, q8, scale, f32, fragments],
+        _memory: [device, q8, scale, f32],
     }
 }
 

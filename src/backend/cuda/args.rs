@@ -131,6 +131,8 @@ pub struct Unpack {
     pub out_row: u32,
     pub expert_rows: u32,
     pub starts: u64,
+    pub spread: u32,
+    pub padding: u32,
 }
 
 /// `Table` of `EmbedArgs`.
@@ -195,6 +197,8 @@ pub struct Produce {
     pub f32: u64,
     pub f16: u64,
     pub f16_scale: u64,
+    pub largest: u64,
+    pub clear: u64,
     pub x_stride: u32,
     pub len: u32,
     pub groups: u32,
@@ -277,16 +281,65 @@ pub struct Matvec {
     pub padding: u32,
 }
 
-/// `FragmentsArgs`.
+/// `Part` of `ProductOp`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Fragments {
-    pub q8: u64,
-    pub q8_scale: u64,
+pub struct Part {
+    pub matrix: u64,
+    pub bias: u64,
+    pub ty: u32,
+    pub rows: u32,
+    pub first_block: u32,
+    pub blocks: u32,
+    pub quads: u32,
+    pub more: u32,
+    pub out_offset: u32,
+    pub n_slices: u32,
+    pub full: u32,
+    pub last: u32,
+    pub full_bytes: u32,
+    pub last_bytes: u32,
+    pub quad_bytes: u32,
+    pub quads_per_slot: u32,
+}
+
+/// `ProductOp`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProductOp {
+    pub parts: [Part; MAX_SEGMENTS],
+    pub x: u64,
+    pub norm: Norm,
     pub out: u64,
+    pub residual: u64,
+    pub n_parts: u32,
     pub groups: u32,
-    pub batch: u32,
-    pub tiles: u32,
+    pub chunk_quads: u32,
+    pub ending: u32,
+    pub inverse_len: f32,
+    pub activation: Activation,
+}
+
+/// `Op`, whose kind says which of the two it is.
+#[repr(C, u32)]
+#[derive(Clone, Copy, Debug)]
+pub enum Op {
+    Product(ProductOp) = 0,
+    Attend(Attend) = 1,
+}
+
+/// `PersistentArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Persistent {
+    pub ops: u64,
+    pub sessions: u64,
+    pub state: u64,
+    pub outputs: u64,
+    pub times: u64,
+    pub output_words: u32,
+    pub n_ops: u32,
+    pub slots: u32,
     pub padding: u32,
 }
 
@@ -304,6 +357,14 @@ pub struct Matmul {
     pub n: u32,
     pub k: u32,
     pub out_stride: u32,
+}
+
+/// `GatedMatmulArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GatedMatmul {
+    pub product: Matmul,
+    pub largest: u64,
 }
 
 /// `Rotation`.
@@ -408,17 +469,21 @@ const _: () = {
     assert!(size_of::<LogprobEntry>() == 536);
     assert!(size_of::<KvLayout>() == 40);
     assert!(size_of::<Repack>() == 48);
-    assert!(size_of::<Unpack>() == 56);
+    assert!(size_of::<Unpack>() == 64);
     assert!(size_of::<Embed>() == 64);
     assert!(size_of::<Norm>() == 24);
-    assert!(size_of::<Produce>() == 104);
+    assert!(size_of::<Produce>() == 120);
     assert!(size_of::<AddBranch>() == 64);
     assert!(size_of::<NormParts>() == 80);
     assert!(size_of::<Logits>() == 24);
     assert!(size_of::<Segment>() == 40);
     assert!(size_of::<Matvec>() == 232);
-    assert!(size_of::<Fragments>() == 40);
+    assert!(size_of::<Part>() == 72);
+    assert!(size_of::<ProductOp>() == 368);
+    assert!(size_of::<Op>() == 376);
+    assert!(size_of::<Persistent>() == 56);
     assert!(size_of::<Matmul>() == 64);
+    assert!(size_of::<GatedMatmul>() == 72);
     assert!(size_of::<Rotation>() == 32);
     assert!(size_of::<Scores>() == 16);
     assert!(size_of::<Rope>() == 176);

@@ -45,7 +45,7 @@ impl Kernels {
     }
 
     /// Shared memory of attention in tiles: stages of keys and values.
-    fn tiles_shared(&self, dim: usize) -> usize {
+    pub(super) fn tiles_shared(&self, dim: usize) -> usize {
         let stages = if dim <= 128 && self.context().properties().capability.0 >= 8 {
             3
         } else {
@@ -61,7 +61,13 @@ impl Kernels {
     /// As [`Stream::launch`]; the cache must be backed up to the rows' positions.
     pub unsafe fn rope_append(&self, stream: &Stream, args: &args::Rope, rows: u32) -> Result<()> {
         let heads = args.n_heads + 2 * args.layout.n_kv_heads;
-        let grid = (heads.div_ceil(8), rows, 1);
+        // Where rows fill the device, a block takes all heads of one, whose angles are the same.
+        let parts = if rows >= 2 * self.multiprocessors() {
+            1
+        } else {
+            heads.div_ceil(8)
+        };
+        let grid = (parts, rows, 1);
         // SAFETY: the caller's word.
         unsafe { self.launch(stream, "rope_append", grid, 256, 0, args) }
     }
@@ -79,12 +85,7 @@ impl Kernels {
             // SAFETY: the caller's word.
             return unsafe { self.attend_fma(stream, args, batch) };
         }
-        let group = args.n_heads / args.layout.n_kv_heads;
-        let args = args::Attend {
-            head_parts: group.div_ceil(8),
-            join: u32::from(dim.is_multiple_of(32)),
-            ..*args
-        };
+        let args = in_tiles(args);
         let heads = args.layout.n_kv_heads * args.head_parts;
         // Two blocks a multiprocessor, which share the chunks of long contexts.
         let sharing = (2 * self.multiprocessors()).div_ceil(heads * batch);
@@ -182,8 +183,18 @@ impl Kernels {
     }
 }
 
+/// The arguments completed for attention in tiles.
+pub(super) fn in_tiles(args: &args::Attend) -> args::Attend {
+    let group = args.n_heads / args.layout.n_kv_heads;
+    args::Attend {
+        head_parts: group.div_ceil(8),
+        join: u32::from(args.layout.head_dim.is_multiple_of(32)),
+        ..*args
+    }
+}
+
 /// Size of heads that a kernel's tiles are made for.
-fn padded_head(dim: u32) -> usize {
+pub(super) fn padded_head(dim: u32) -> usize {
     (dim as usize).next_power_of_two().clamp(64, MAX_HEAD_DIM)
 }
 

@@ -149,7 +149,7 @@ impl ExpertsPlan {
 /// What a step's product with experts reads.
 #[derive(Clone, Copy)]
 pub enum ExpertInput {
-    /// Rows of input in the forms that the matrices need (`fragments` is not used), each for so many
+    /// Rows of input in the forms that the matrices need, each for so many
     /// consecutive pairs.
     Rows(Inputs, u32),
     /// f32, `[pairs][2 * n_ff]`: the activation of gates and ups at this address.

@@ -5,7 +5,10 @@
 
 use super::args;
 use super::driver::{Context, Kernel, Launch, Module, Stream};
-use super::matrix::{self, BATCH_FROM, BATCH_ROWS, Inputs, Matrix};
+use super::matrix::{Inputs, Matrix};
+use super::matvec_batch;
+use super::plan::MlpPlan;
+use super::step::is_wanted;
 use crate::error::{Result, fail};
 use crate::quant::TensorType;
 use std::collections::HashMap;
@@ -18,9 +21,6 @@ include!(concat!(env!("OUT_DIR"), "/cuda_modules.rs"));
 const WARPS: usize = 16;
 /// Rows of input that the matvec kernels are made for.
 const MATVEC_ROWS: [usize; 2] = [1, 4];
-/// Warps of a block of these, and rows that a warp takes at a time.
-const BATCH_WARPS: usize = 8;
-const BATCH_TILE: usize = 16;
 /// Bytes of weights that a matvec launch asks for ahead of its input: a part of the L2 cache.
 const PREFETCH_BYTES: u64 = 24 << 20;
 /// At least the static shared memory of a matvec block.
@@ -45,7 +45,9 @@ impl Kernels {
     pub fn load(context: &Arc<Context>) -> Result<Kernels> {
         let mut modules = HashMap::new();
         for (name, image) in MODULES {
-            modules.insert(*name, Module::load(context, image)?);
+            if is_wanted(name) {
+                modules.insert(*name, Module::load(context, image)?);
+            }
         }
         let properties = context.properties();
         // Measured on an H200, loads straight to registers by twice the warps are faster than the ring,
@@ -74,12 +76,12 @@ impl Kernels {
         let plain = [
             ("repack", "repack", 0),
             ("repack", "unpack", 0),
+            ("repack", "unpack_f32", 0),
             ("embed", "embed", 0),
             ("norm", "produce", 0),
             ("norm", "add_branch", 0),
             ("norm", "norm_parts", 0),
             ("norm", "finish_logits", 0),
-            ("fragments", "fragments", 0),
             ("matmul", "matmul", self.matmul_shared()),
             ("rope", "rope_append", 0),
             ("attention", "attend_combine", 0),
@@ -94,13 +96,13 @@ impl Kernels {
         }
         self.find_attention()?;
         self.find_experts()?;
+        self.find_persistent()?;
         if self.wgmma {
             for width in [128, 256] {
-                self.find(
-                    "matmul_wgmma",
-                    &format!("matmul_wgmma_{width}"),
-                    WGMMA_SHARED,
-                )?;
+                for kind in ["wgmma", "gated"] {
+                    let name = format!("matmul_{kind}_{width}");
+                    self.find("matmul_wgmma", &name, WGMMA_SHARED)?;
+                }
             }
         }
         let ring = self.ring_prefix();
@@ -113,13 +115,14 @@ impl Kernels {
         if self.context.properties().capability.0 >= 9 {
             for ty in TensorType::ALL.into_iter().filter(|ty| !is_float(*ty)) {
                 let module = matvec_module(ty).replace("matvec", "matvec_batch");
-                for rows in BATCH_ROWS {
-                    self.find(
-                        &module,
-                        &format!("matvec_batch_{}_{rows}", ty.name()),
-                        beside_barriers,
-                    )?;
+                for rows in matvec_batch::ROWS {
+                    let name = format!("matvec_batch_{}_{rows}", ty.name());
+                    self.find(&module, &name, beside_barriers)?;
                 }
+            }
+            for rows in matvec_batch::ROWS {
+                let name = format!("matvec_batch_{PAIR}_{rows}");
+                self.find("matvec_batch_k", &name, beside_barriers)?;
             }
         }
         for rows in MATVEC_ROWS {
@@ -166,7 +169,7 @@ impl Kernels {
         self.by_name.contains_key(name)
     }
 
-    fn get(&self, name: &str) -> Result<Kernel> {
+    pub(super) fn get(&self, name: &str) -> Result<Kernel> {
         match self.by_name.get(name) {
             Some(kernel) => Ok(*kernel),
             None => fail!(Unsupported, "this device cannot run the kernel {name}"),
@@ -206,6 +209,7 @@ impl Kernels {
             block,
             shared: shared as u32,
             programmatic: self.context.programmatic(),
+            cooperative: false,
         };
         // SAFETY: the caller's word.
         unsafe { stream.launch(self.get(name)?, &launch, args) }
@@ -225,6 +229,7 @@ impl Kernels {
                 block: 128,
                 shared: 0,
                 programmatic: false,
+                cooperative: false,
             };
             stream.launch(self.get("repack")?, &launch, args)
         }
@@ -240,18 +245,15 @@ impl Kernels {
         } else {
             args.groups.next_multiple_of(2)
         };
-        let threads = u64::from(args.rows) * u64::from(groups);
-        let grid = (threads.div_ceil(256) as u32, 1, 1);
-        // SAFETY: the caller's word. Not programmatic: the kernel does not wait.
-        unsafe {
-            let launch = Launch {
-                grid,
-                block: 256,
-                shared: 0,
-                programmatic: false,
-            };
-            stream.launch(self.get("unpack")?, &launch, args)
-        }
+        // A warp takes 32 groups of a row.
+        let warps = u64::from(args.rows) * u64::from(groups.div_ceil(32));
+        let grid = (warps.div_ceil(8) as u32, 1, 1);
+        let name = match args.to_f32 {
+            0 => "unpack",
+            _ => "unpack_f32",
+        };
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, name, grid, 256, 0, args) }
     }
 
     /// Embedding rows of `count` tokens.
@@ -272,9 +274,13 @@ impl Kernels {
         let whole_row = args.source == args::Source::Norm as u32 || args.f16 != 0;
         let width = args.groups * 32;
         let threads = width.div_ceil(4).next_multiple_of(32);
-        let (parts, threads) = if whole_row {
+        let (parts, threads) = if args.f16 != 0 {
+            // Sixteen elements a thread stay in registers.
+            let threads = width.div_ceil(16).next_multiple_of(32);
+            (1, threads.clamp(256, PRODUCE_THREADS))
+        } else if whole_row {
             // Rows of a decode step fit half a block's registers, which leaves room beside it.
-            let most = if args.f16 == 0 && width <= 16 * 512 {
+            let most = if width <= 16 * 512 {
                 512
             } else {
                 PRODUCE_THREADS
@@ -303,13 +309,12 @@ impl Kernels {
         residual: u64,
         batch: u32,
     ) -> Result<()> {
-        let wide = batch >= BATCH_FROM && self.context.properties().capability.0 >= 9;
+        let wide = self.takes_batch(batch);
         // Segments that one kernel can do together: all of one type, or the one pair it knows.
-        let mut ordered = None;
         let mut left: Vec<usize> = (0..matrix.segments.len()).collect();
         while let Some(&first) = left.first() {
             let ty = matrix.segments[first].ty;
-            let in_pair = |t: TensorType| !wide && matches!(t, TensorType::Q4K | TensorType::Q6K);
+            let in_pair = |t: TensorType| matches!(t, TensorType::Q4K | TensorType::Q6K);
             let (mine, rest): (Vec<usize>, Vec<usize>) = left.iter().partition(|&&i| {
                 let other = matrix.segments[i].ty;
                 other == ty || (in_pair(ty) && in_pair(other))
@@ -318,38 +323,22 @@ impl Kernels {
             let types = if mixed { PAIR } else { ty.name() };
             let mut done = 0;
             while done < batch {
-                let (name, plan, n) = if wide && !is_float(ty) {
-                    let n = (batch - done).min(32);
-                    let rows = matrix::batch_rows(n);
-                    if ordered != Some(done) {
-                        // SAFETY: the caller's word.
-                        unsafe { self.fragments(stream, matrix, input, done, n)? };
-                        ordered = Some(done);
-                    }
-                    (
-                        format!("matvec_batch_{types}_{rows}"),
-                        self.batch_plan(matrix, ty, rows),
-                        n,
-                    )
+                let (name, threads, n, (args, grid, shared)) = if wide && !is_float(ty) {
+                    let (rows, n) = self.rows_at_once(batch - done);
+                    let name = format!("matvec_batch_{types}_{rows}");
+                    let plan = self.plan_batch(matrix, &mine, rows);
+                    (name, matvec_batch::THREADS, n, plan)
                 } else {
                     let n = (batch - done).min(if is_float(ty) { 1 } else { 4 });
                     let rows = if n == 1 { 1 } else { 4 };
-                    let ring = self.ring_prefix();
-                    (
-                        format!("matvec_{ring}{types}_{rows}"),
-                        self.row_plan(rows),
-                        n,
-                    )
+                    let name = format!("matvec_{}{types}_{rows}", self.ring_prefix());
+                    let plan = self.plan_matvec(matrix, &mine, rows);
+                    (name, (WARPS * 32) as u32, n, plan)
                 };
-                let (args, grid, shared) = self.plan_matvec(matrix, &mine, &plan);
                 let row = u64::from(done);
                 let width = u64::from(matrix.groups) * 32;
                 let args = args::Matvec {
-                    q8: if plan.warps == BATCH_WARPS {
-                        input.fragments
-                    } else {
-                        input.q8 + row * width
-                    },
+                    q8: input.q8 + row * width,
                     q8_scale: input.q8_scale + row * u64::from(matrix.groups) * 4,
                     f32: input.f32 + row * width * 4,
                     out: out + row * u64::from(out_stride) * 4,
@@ -362,16 +351,7 @@ impl Kernels {
                     ..args
                 };
                 // SAFETY: the caller's word.
-                unsafe {
-                    self.launch(
-                        stream,
-                        &name,
-                        (grid, 1, 1),
-                        (plan.warps * 32) as u32,
-                        shared,
-                        &args,
-                    )?
-                };
+                unsafe { self.launch(stream, &name, (grid, 1, 1), threads, shared, &args)? };
                 done += n;
             }
             left = rest;
@@ -379,74 +359,20 @@ impl Kernels {
         Ok(())
     }
 
-    /// Reorders `n` input rows from `first` on for the kernels for batches.
-    ///
-    /// # Safety
-    /// As [`Stream::launch`].
-    unsafe fn fragments(
-        &self,
-        stream: &Stream,
-        matrix: &Matrix,
-        input: &Inputs,
-        first: u32,
-        n: u32,
-    ) -> Result<()> {
-        let at = u64::from(first) * u64::from(matrix.groups);
-        let args = args::Fragments {
-            q8: input.q8 + at * 32,
-            q8_scale: input.q8_scale + at * 4,
-            out: input.fragments,
-            groups: matrix.groups,
-            batch: n,
-            tiles: matrix::batch_rows(n) as u32 / 8,
-            padding: 0,
-        };
-        let grid = (matrix.groups.div_ceil(4), 1, 1);
-        // SAFETY: the caller's word.
-        unsafe { self.launch(stream, "fragments", grid, 128, 0, &args) }
-    }
-
-    fn row_plan(&self, rows: usize) -> MatvecPlan {
-        MatvecPlan {
-            sum_stride: rows,
-            warps: WARPS,
-            ring_bytes: self.ring_bytes,
-            blocks: self.multiprocessors
-                * if self.ring_bytes > 0 || rows > 1 {
-                    1
-                } else {
-                    2
-                },
-        }
-    }
-
-    fn batch_plan(&self, matrix: &Matrix, ty: TensorType, rows: usize) -> MatvecPlan {
-        let record = matrix::record_bytes(ty, matrix::slices(ty, matrix.groups).1) as usize;
-        // As `stage_stride` of matvec_batch.cuh.
-        let stage = BATCH_TILE
-            * if record % 32 == 16 {
-                record
-            } else {
-                record + 16
-            };
-        // Two stages where a third of the memory is left for partial sums.
-        let two = BATCH_WARPS * 2 * stage <= self.context.properties().shared_bytes * 2 / 3;
-        MatvecPlan {
-            sum_stride: rows + 1,
-            warps: BATCH_WARPS,
-            ring_bytes: if two { 2 * stage } else { stage },
-            blocks: self.multiprocessors,
-        }
-    }
-
     /// Arguments, blocks and shared memory of a launch over some segments of a matrix.
     fn plan_matvec(
         &self,
         matrix: &Matrix,
         which: &[usize],
-        plan: &MatvecPlan,
+        rows: usize,
     ) -> (args::Matvec, u32, usize) {
-        let ring = plan.warps * plan.ring_bytes;
+        let ring = WARPS * self.ring_bytes;
+        let at_once = if self.ring_bytes > 0 || rows > 1 {
+            1
+        } else {
+            2
+        };
+        let all_blocks = self.multiprocessors * at_once;
         let bytes: f64 = which.iter().map(|&i| matrix.segments[i].bytes as f64).sum();
         let slices = which
             .iter()
@@ -454,41 +380,25 @@ impl Kernels {
             .max()
             .unwrap_or(1);
         // Partial sums: 4 bytes for each slice, row and input row.
-        let per_row = slices as usize * plan.sum_stride * 4;
+        let per_row = slices as usize * rows * 4;
         let limit = self.context.properties().shared_bytes - ring - STATIC_SHARED;
         let mut args = args::Matvec {
             n_segments: which.len() as u32,
             groups: matrix.groups,
-            ring_bytes: plan.ring_bytes as u32,
+            ring_bytes: self.ring_bytes as u32,
             ..Default::default()
         };
         let mut first_block = 0;
         let mut most_rows = 1;
         for (to, &i) in args.segments.iter_mut().zip(which) {
             let s = &matrix.segments[i];
-            let share = (f64::from(plan.blocks) * s.bytes as f64 / bytes).round() as u32;
+            let share = (f64::from(all_blocks) * s.bytes as f64 / bytes).round() as u32;
             let blocks = share.clamp(1, s.rows);
-            *to = args::Segment {
-                matrix: s.address,
-                bias: if matrix.bias == 0 {
-                    0
-                } else {
-                    matrix.bias + u64::from(s.out_offset) * 4
-                },
-                ty: args::type_number(s.ty),
-                rows: s.rows,
-                first_block,
-                blocks,
-                out_offset: s.out_offset,
-                padding: 0,
-            };
+            *to = matrix.segment_args(s, first_block, blocks);
             first_block += blocks;
             most_rows = most_rows.max(s.rows.div_ceil(blocks));
         }
-        let mut chunk = (most_rows as usize).min((limit.min(96 * 1024) / per_row).max(1));
-        if plan.warps == BATCH_WARPS && chunk < most_rows as usize && chunk > BATCH_TILE {
-            chunk = chunk / BATCH_TILE * BATCH_TILE;
-        }
+        let chunk = (most_rows as usize).min((limit.min(96 * 1024) / per_row).max(1));
         args.chunk_rows = chunk as u32;
         args.prefetch_bytes = (PREFETCH_BYTES / u64::from(first_block)) as u32 / 16 * 16;
         (args, first_block, ring + chunk * per_row)
@@ -500,23 +410,61 @@ impl Kernels {
     /// As [`Stream::launch`].
     pub unsafe fn matmul(&self, stream: &Stream, args: &args::Matmul) -> Result<()> {
         if self.wgmma {
-            let pairs = self.multiprocessors / 2;
-            let tiles = |width: u32| args.m.div_ceil(256) * args.n.div_ceil(width);
-            // Tiles of half the width take more than half the time, by what was measured.
-            let time = |width: u32, speed: u32| tiles(width).div_ceil(pairs) * width * 100 / speed;
-            let width = if time(128, 58) < time(256, 100) {
-                128
-            } else {
-                256
-            };
-            let grid = (2 * tiles(width).min(pairs), 1, 1);
-            let name = format!("matmul_wgmma_{width}");
             // SAFETY: the caller's word.
-            return unsafe { self.launch(stream, &name, grid, 384, WGMMA_SHARED, args) };
+            return unsafe { self.launch_wgmma(stream, "wgmma", args, args) };
         }
         let grid = (args.m.div_ceil(128), args.n.div_ceil(128), 1);
         // SAFETY: the caller's word.
         unsafe { self.launch(stream, "matmul", grid, 256, self.matmul_shared(), args) }
+    }
+
+    /// Whether the device has [`Kernels::matmul_gated`].
+    pub fn has_gated(&self) -> bool {
+        self.wgmma
+    }
+
+    /// Whether that does this feed-forward part.
+    pub fn gates(&self, mlp: &MlpPlan) -> bool {
+        self.has_gated()
+            && mlp.gated
+            && mlp.activation.kind == 0
+            && mlp.up.bias == 0
+            && mlp.n_ff.is_multiple_of(64)
+    }
+
+    /// `out = silu(gate) * up` for many rows, with the rows of both matrices by turns.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn matmul_gated(&self, stream: &Stream, args: &args::GatedMatmul) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.launch_wgmma(stream, "gated", &args.product, args) }
+    }
+
+    /// Enqueues a kernel of matmul_wgmma.cu with the tiles that suit the product.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    unsafe fn launch_wgmma<T: Copy>(
+        &self,
+        stream: &Stream,
+        kind: &str,
+        product: &args::Matmul,
+        args: &T,
+    ) -> Result<()> {
+        let pairs = self.multiprocessors / 2;
+        let tiles = |width: u32| product.m.div_ceil(256) * product.n.div_ceil(width);
+        // Tiles of half the width take a little more than half the time, by what was measured.
+        let time = |width: u32, speed: u32| tiles(width).div_ceil(pairs) * width * 100 / speed;
+        let width = if time(128, 92) < time(256, 100) {
+            128
+        } else {
+            256
+        };
+        let grid = (2 * tiles(width).min(pairs), 1, 1);
+        let name = format!("matmul_{kind}_{width}");
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, &name, grid, 384, WGMMA_SHARED, args) }
     }
 
     /// Adds branches' outputs to `rows` rows of the residual stream.
@@ -566,22 +514,12 @@ impl Kernels {
     }
 }
 
-/// How a matvec kernel is launched.
-struct MatvecPlan {
-    /// Distance of rows in the partial sums.
-    sum_stride: usize,
-    warps: usize,
-    /// Of each warp.
-    ring_bytes: usize,
-    /// To share among the segments.
-    blocks: u32,
-}
-
 /// The two types that one matvec kernel takes together.
 const PAIR: &str = "Q4_K_Q6_K";
 
-/// Shared memory of the matmul kernels for sm_90a: a ring of tiles, and room to align it.
-const WGMMA_SHARED: usize = 4 * (128 + 256) * 64 * 2 + 1024;
+/// Shared memory of the matmul kernels for sm_90a: a ring of tiles, up to seven of 128 rows of both
+/// sides, and room to align it.
+const WGMMA_SHARED: usize = 7 * (128 + 128) * 64 * 2 + 1024;
 
 fn is_float(ty: TensorType) -> bool {
     matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16)

@@ -1,6 +1,6 @@
 //! Matrices on the device: records of repacked weights (`kernels/blocks.cuh` has the layout).
 
-use super::args::type_number;
+use super::args::{self, type_number};
 use crate::quant::TensorType;
 
 /// Rows of one type, in records.
@@ -44,6 +44,28 @@ impl Matrix {
         self.segments.iter().map(|s| s.bytes).sum()
     }
 
+    /// The address of a segment's biases; 0 if there are none.
+    pub fn segment_bias(&self, s: &MatrixSegment) -> u64 {
+        match self.bias {
+            0 => 0,
+            bias => bias + u64::from(s.out_offset) * 4,
+        }
+    }
+
+    /// What a kernel is told of a segment that these blocks share.
+    pub fn segment_args(&self, s: &MatrixSegment, first_block: u32, blocks: u32) -> args::Segment {
+        args::Segment {
+            matrix: s.address,
+            bias: self.segment_bias(s),
+            ty: type_number(s.ty),
+            rows: s.rows,
+            first_block,
+            blocks,
+            out_offset: s.out_offset,
+            padding: 0,
+        }
+    }
+
     /// Whether a product needs its input as int8, and as f32.
     pub fn needs(&self) -> (bool, bool) {
         let float = |ty| matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
@@ -61,32 +83,6 @@ pub struct Inputs {
     pub q8_scale: u64,
     /// f32, `[rows][groups * 32]`.
     pub f32: u64,
-    /// Memory where the kernels for batches reorder `q8` and `q8_scale`: [`fragment_bytes`].
-    pub fragments: u64,
-}
-
-/// Rows of input that the kernels for batches are made for.
-pub const BATCH_ROWS: [usize; 3] = [8, 16, 32];
-/// From so many rows on, tensor cores take them all, where there are int8 ones with bulk copies.
-pub const BATCH_FROM: u32 = 5;
-
-/// Rows that the kernel for a batch of `rows` takes at a time.
-pub fn batch_rows(rows: u32) -> usize {
-    let [small, middle, most] = BATCH_ROWS;
-    match rows as usize {
-        n if n <= small => small,
-        n if n <= middle => middle,
-        _ => most,
-    }
-}
-
-/// Bytes of reordered inputs of `rows` rows of `groups` groups, as `fragment_words` of
-/// matvec_batch.cuh; none where the kernels for batches do not take them.
-pub fn fragment_bytes(rows: u32, groups: u32) -> u64 {
-    if rows < BATCH_FROM {
-        return 0;
-    }
-    u64::from(groups) * batch_rows(rows) as u64 / 8 * 96 * 4
 }
 
 /// Bytes of `rows` rows of `groups` groups in f16 as the products of many rows read them: tiles of

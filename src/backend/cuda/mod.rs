@@ -10,6 +10,7 @@ mod fork;
 pub mod kernels;
 pub mod kv;
 pub mod matrix;
+mod matvec_batch;
 pub mod plan;
 pub mod prefill;
 pub mod runner;

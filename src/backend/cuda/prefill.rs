@@ -12,7 +12,7 @@ use super::experts::{ExpertPlaces, ExpertsPlan};
 use super::kernels::Kernels;
 use super::kv::{KvPlan, RING_CHUNK};
 use super::matrix::{Matrix, tiled_bytes};
-use super::plan::{AttentionPlan, FeedForwardPlan, LayerPlan, Plan};
+use super::plan::{AttentionPlan, FeedForwardPlan, LayerPlan, MlpPlan, Plan};
 use super::step::Arena;
 use crate::error::{Result, fail};
 use std::sync::Arc;
@@ -36,6 +36,8 @@ struct Places {
     branch: u64,
     x: u64,
     x_scale: u64,
+    /// Of each row of a feed-forward part's inner values.
+    largest: u64,
     wide: u64,
     q: u64,
     attended: u64,
@@ -59,6 +61,7 @@ fn places(plan: &Plan) -> (Places, u64) {
         branch: arena.take(if plan.is_parallel() { h } else { 0 }),
         x: arena.take(tiled_bytes(CHUNK as u32, plan.widest_input())),
         x_scale: arena.take(rows * 4),
+        largest: arena.take(rows * 4),
         wide: arena.take(rows * u64::from(plan.widest_row()) * 4),
         q: arena.take(rows * heads * 2),
         attended: arena.take(rows * heads * 4),
@@ -85,6 +88,7 @@ impl PrefillBuffers {
             &mut at.branch,
             &mut at.x,
             &mut at.x_scale,
+            &mut at.largest,
             &mut at.wide,
             &mut at.q,
             &mut at.attended,
@@ -187,16 +191,7 @@ impl Enqueue<'_> {
             match &layer.feed_forward {
                 FeedForwardPlan::Dense(mlp) => {
                     self.input(layer.feed_forward_norm, mlp.up.groups)?;
-                    self.matmul(&mlp.up, at.wide, b.wide_stride, 0)?;
-                    self.produce(args::Produce {
-                        x: at.wide,
-                        x_stride: b.wide_stride,
-                        len: mlp.n_ff,
-                        groups: mlp.down.groups,
-                        source: mlp.source() as u32,
-                        activation: mlp.activation,
-                        ..Default::default()
-                    })?;
+                    self.inner(mlp)?;
                     let post_norm = layer.feed_forward_post_norm;
                     self.branch(&mlp.down, post_norm, scale, between, at.h)
                 }
@@ -272,6 +267,39 @@ impl Enqueue<'_> {
         }
     }
 
+    /// The input of the last product of a feed-forward part, from the input that is there.
+    ///
+    /// # Safety
+    /// As [`PrefillBuffers::enqueue`].
+    unsafe fn inner(&self, mlp: &MlpPlan) -> Result<()> {
+        let (b, at) = (self.buffers, self.buffers.at);
+        let mut produce = args::Produce {
+            x: at.wide,
+            x_stride: b.wide_stride,
+            len: mlp.n_ff,
+            groups: mlp.down.groups,
+            source: mlp.source() as u32,
+            activation: mlp.activation,
+            ..Default::default()
+        };
+        // SAFETY: the caller's word.
+        unsafe {
+            if self.kernels.gates(mlp) {
+                self.unpack(&mlp.up, Some(mlp.n_ff))?;
+                let gated = args::GatedMatmul {
+                    product: self.product(&mlp.up, at.wide, b.wide_stride, 0),
+                    largest: at.largest,
+                };
+                self.kernels.matmul_gated(self.stream, &gated)?;
+                produce.source = args::Source::Copy as u32;
+                produce.largest = at.largest;
+            } else {
+                self.matmul(&mlp.up, at.wide, b.wide_stride, 0)?;
+            }
+            self.produce(produce)
+        }
+    }
+
     /// `to = base + scale * norm(matrix * input)`.
     ///
     /// # Safety
@@ -331,6 +359,7 @@ impl Enqueue<'_> {
             len: self.plan.hidden,
             groups,
             f32,
+            clear: self.buffers.at.largest,
             source: source as u32,
             inverse_len: 1.0 / self.plan.hidden as f32,
             ..Default::default()
@@ -362,24 +391,60 @@ impl Enqueue<'_> {
         out_stride: u32,
         residual: u64,
     ) -> Result<()> {
-        let at = self.buffers.at;
+        // SAFETY: the caller's word.
+        unsafe {
+            self.unpack(matrix, None)?;
+            let product = self.product(matrix, out, out_stride, residual);
+            self.kernels.matmul(self.stream, &product)
+        }
+    }
+
+    /// A matrix in f16, at `weights`. With `half` rows in each of two parts, these lie by turns, as
+    /// [`Kernels::matmul_gated`] reads them.
+    ///
+    /// # Safety
+    /// As [`PrefillBuffers::enqueue`].
+    unsafe fn unpack(&self, matrix: &Matrix, half: Option<u32>) -> Result<()> {
         for s in &matrix.segments {
-            let unpack = args::Unpack {
+            let all = args::Unpack {
                 matrix: s.address,
-                out: at.weights,
+                out: self.buffers.at.weights,
                 ty: args::type_number(s.ty),
                 groups: matrix.groups,
                 matrix_rows: s.rows,
-                first_row: 0,
                 rows: s.rows,
-                to_f32: 0,
                 out_row: s.out_offset,
                 ..Default::default()
             };
-            // SAFETY: the caller's word.
-            unsafe { self.kernels.unpack(self.stream, &unpack)? };
+            let Some(half) = half else {
+                // SAFETY: the caller's word.
+                unsafe { self.kernels.unpack(self.stream, &all)? };
+                continue;
+            };
+            for part in 0..2 {
+                let (begin, behind) = (part * half, (part + 1) * half);
+                let first = s.out_offset.clamp(begin, behind);
+                let end = (s.out_offset + s.rows).clamp(begin, behind);
+                let unpack = args::Unpack {
+                    first_row: first.saturating_sub(s.out_offset),
+                    rows: end - first,
+                    out_row: first - begin,
+                    spread: part + 1,
+                    ..all
+                };
+                if unpack.rows > 0 {
+                    // SAFETY: the caller's word.
+                    unsafe { self.kernels.unpack(self.stream, &unpack)? };
+                }
+            }
         }
-        let matmul = args::Matmul {
+        Ok(())
+    }
+
+    /// The arguments of a product with the matrix that was unpacked last.
+    fn product(&self, matrix: &Matrix, out: u64, out_stride: u32, residual: u64) -> args::Matmul {
+        let at = self.buffers.at;
+        args::Matmul {
             x: at.x,
             x_scale: at.x_scale,
             w: at.weights,
@@ -390,8 +455,6 @@ impl Enqueue<'_> {
             n: matrix.rows,
             k: matrix.groups * 32,
             out_stride,
-        };
-        // SAFETY: the caller's word.
-        unsafe { self.kernels.matmul(self.stream, &matmul) }
+        }
     }
 }

@@ -1,19 +1,23 @@
 //! The kernels of a step, in order: for one position of each of a few sessions.
 
 mod experts;
+mod persistent;
+mod timeline;
 
 use super::args;
-use super::driver::{Buffer, Context, Event, Stream};
+use super::driver::{Buffer, Context, Stream};
 use super::experts::ExpertPlaces;
 use super::kernels::Kernels;
 use super::kv::KvPlan;
-use super::matrix::{Inputs, Matrix, fragment_bytes};
+use super::matrix::{Inputs, Matrix};
 use super::plan::{FeedForwardPlan, LayerPlan, MlpPlan, Plan};
 use super::sampling::{GROUPS, Stages};
-use crate::backend::{Profile, Work};
+use crate::backend::Work;
 use crate::error::Result;
-use std::cell::RefCell;
+use persistent::Persistent;
+pub(super) use persistent::is_wanted;
 use std::sync::Arc;
+pub use timeline::Timeline;
 
 /// Offsets within one allocation, handed out one after the other.
 #[derive(Default)]
@@ -43,7 +47,6 @@ struct Places {
     q8: u64,
     q8_scale: u64,
     f32: u64,
-    fragments: u64,
     wide: u64,
     q: u64,
     parts: u64,
@@ -54,14 +57,13 @@ struct Places {
 }
 
 impl Places {
-    fn all(&mut self) -> [&mut u64; 12] {
+    fn all(&mut self) -> [&mut u64; 11] {
         [
             &mut self.h,
             &mut self.branch,
             &mut self.q8,
             &mut self.q8_scale,
             &mut self.f32,
-            &mut self.fragments,
             &mut self.wide,
             &mut self.q,
             &mut self.parts,
@@ -82,6 +84,8 @@ pub struct StepBuffers {
     n_vocab: u32,
     /// Zeros between any two kernels.
     tickets: Buffer,
+    /// A whole step of one session, if a kernel can do it.
+    persistent: Option<Persistent>,
 }
 
 /// What a step does besides evaluating.
@@ -95,49 +99,6 @@ pub struct Ending {
     pub stages: Stages,
 }
 
-/// Marks between the kernels of a step that is profiled.
-pub struct Timeline {
-    context: Arc<Context>,
-    start: Event,
-    marks: RefCell<Vec<(Work, u64, Event)>>,
-    /// Positions that attention reads.
-    positions: u64,
-}
-
-impl Timeline {
-    /// A timeline of a step that makes the context `positions` long, which begins here.
-    pub fn start(stream: &Stream, positions: usize) -> Result<Timeline> {
-        let context = stream.context().clone();
-        let start = Event::new(&context, true)?;
-        start.record(stream)?;
-        Ok(Timeline {
-            context,
-            start,
-            marks: RefCell::new(Vec::new()),
-            positions: positions as u64,
-        })
-    }
-
-    fn mark(&self, stream: &Stream, work: Work, bytes: u64) -> Result<()> {
-        let event = Event::new(&self.context, true)?;
-        event.record(stream)?;
-        self.marks.borrow_mut().push((work, bytes, event));
-        Ok(())
-    }
-
-    /// The times between the marks, all of which must be reached.
-    pub fn profile(&self) -> Result<Profile> {
-        let mut profile = Profile::default();
-        let marks = self.marks.borrow();
-        let mut before = &self.start;
-        for (work, bytes, event) in marks.iter() {
-            profile.add(*work, f64::from(event.since(before)?) * 1e3, *bytes);
-            before = event;
-        }
-        Ok(profile)
-    }
-}
-
 /// Parts that a context is cut into at most: enough for two blocks a multiprocessor.
 fn chunks(plan: &Plan, multiprocessors: u32) -> u32 {
     let heads = plan.layers.iter().map(|l| l.attention.n_kv_heads).min();
@@ -148,7 +109,6 @@ fn chunks(plan: &Plan, multiprocessors: u32) -> u32 {
 
 fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
     let mut arena = Arena::default();
-    let fragments = fragment_bytes(rows, plan.widest_input());
     let rows = u64::from(rows);
     let input = u64::from(plan.widest_input());
     let h = rows * u64::from(plan.embedding.groups) * 128;
@@ -162,7 +122,6 @@ fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
         q8: arena.take(rows * input * 32),
         q8_scale: arena.take(rows * input * 4),
         f32: arena.take(rows * input * 128),
-        fragments: arena.take(fragments),
         wide: arena.take(rows * u64::from(plan.widest_row()) * 4),
         q: arena.take(rows * queries * 4),
         parts: arena.take(rows * parts * n_chunks * 4),
@@ -177,7 +136,12 @@ fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
 impl StepBuffers {
     /// Bytes for `rows` sessions at a time.
     pub fn bytes(plan: &Plan, rows: u32, multiprocessors: u32) -> u64 {
-        places(plan, rows, multiprocessors).1 + u64::from(rows * plan.most(|a| a.n_heads)) * 4
+        let ops = if rows == 1 {
+            Persistent::bytes(plan)
+        } else {
+            0
+        };
+        places(plan, rows, multiprocessors).1 + u64::from(rows * plan.most(|a| a.n_heads)) * 4 + ops
     }
 
     /// Memory for `rows` sessions at a time.
@@ -202,7 +166,20 @@ impl StepBuffers {
                 "memory of a decode step",
             )?,
             _memory: memory,
+            persistent: None,
         })
+    }
+
+    /// Makes steps of the one session at `sessions` one kernel, where there is one for this network.
+    pub fn make_persistent(
+        &mut self,
+        kernels: &Kernels,
+        plan: &Plan,
+        kv: &KvPlan,
+        sessions: u64,
+    ) -> Result<()> {
+        self.persistent = Persistent::new(kernels, self, plan, kv, sessions)?;
+        Ok(())
     }
 
     /// Where the logits of input row `row` are, `n_vocab` floats.
@@ -225,7 +202,39 @@ impl StepBuffers {
             q8: self.at.q8,
             q8_scale: self.at.q8_scale,
             f32: self.at.f32,
-            fragments: self.at.fragments,
+        }
+    }
+
+    /// What attention of a layer reads and writes.
+    pub(super) fn attend(
+        &self,
+        plan: &Plan,
+        kv: &KvPlan,
+        layer: usize,
+        sessions: u64,
+    ) -> args::Attend {
+        let attention = &plan.layers[layer].attention;
+        let (q8, f32) = attention.output.needs();
+        let (q8, q8_scale, f32) = self.forms(q8, f32);
+        let [q_norm, k_norm] = attention.head_norms;
+        args::Attend {
+            sessions,
+            q: self.at.q,
+            parts: self.at.parts,
+            q8,
+            q8_scale,
+            f32,
+            qkv: self.at.wide,
+            tickets: self.tickets.address(),
+            rotation: attention.rotation,
+            q_norm,
+            k_norm,
+            layout: kv.layers[layer],
+            scores: attention.scores,
+            qkv_stride: self.wide_stride,
+            n_heads: attention.n_heads,
+            n_chunks: self.n_chunks,
+            ..Default::default()
         }
     }
 
@@ -344,15 +353,12 @@ impl Enqueue<'_> {
         // SAFETY: the caller's word, here and below.
         unsafe { self.kernels.embed(self.stream, &embed, self.batch)? };
         self.mark(Work::Embed, bytes)?;
-        for (i, layer) in plan.layers.iter().enumerate() {
-            // SAFETY: as above.
-            unsafe { self.layer(i, layer)? };
-        }
         // SAFETY: as above.
         unsafe {
-            self.input(Some(plan.final_norm), &plan.head)?;
-            self.mark(Work::Norm, 0)?;
-            self.matvec(&plan.head, at.logits, plan.n_vocab, 0)?;
+            match &self.buffers.persistent {
+                Some(step) => self.persistent(step)?,
+                None => self.nodes()?,
+            }
             if plan.logit_scale != 1.0 || plan.logit_cap.is_some() {
                 let finish = args::Logits {
                     logits: at.logits,
@@ -363,7 +369,41 @@ impl Enqueue<'_> {
                 };
                 self.kernels
                     .finish_logits(self.stream, &finish, self.batch)?;
+                self.mark(Work::Head, 0)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Layers and head as one kernel.
+    ///
+    /// # Safety
+    /// As [`StepBuffers::enqueue`].
+    unsafe fn persistent(&self, step: &Persistent) -> Result<()> {
+        let kv_bytes = |layer| self.kv_bytes(layer);
+        // SAFETY: the caller's word.
+        unsafe {
+            match self.timeline {
+                Some(t) => step.enqueue_profiled(self.kernels, self.stream, t, kv_bytes),
+                None => step.enqueue(self.kernels, self.stream),
+            }
+        }
+    }
+
+    /// Layers and head as kernels of one operation each.
+    ///
+    /// # Safety
+    /// As [`StepBuffers::enqueue`].
+    unsafe fn nodes(&self) -> Result<()> {
+        let plan = self.plan;
+        // SAFETY: the caller's word.
+        unsafe {
+            for (i, layer) in plan.layers.iter().enumerate() {
+                self.layer(i, layer)?;
+            }
+            self.input(Some(plan.final_norm), &plan.head)?;
+            self.mark(Work::Norm, 0)?;
+            self.matvec(&plan.head, self.buffers.at.logits, plan.n_vocab, 0)?;
         }
         self.mark(Work::Head, plan.head.bytes())
     }
@@ -577,27 +617,7 @@ impl Enqueue<'_> {
             // SAFETY: the caller's word.
             unsafe { self.kernels.norm_parts(self.stream, &norms, self.batch)? };
         }
-        let (q8, q8_scale, f32) = self.forms(&attention.output);
-        let [q_norm, k_norm] = attention.head_norms;
-        let attend = args::Attend {
-            sessions: self.sessions,
-            q: at.q,
-            parts: at.parts,
-            q8,
-            q8_scale,
-            f32,
-            qkv: at.wide,
-            tickets: b.tickets.address(),
-            rotation: attention.rotation,
-            q_norm,
-            k_norm,
-            layout: self.kv.layers[layer],
-            scores: attention.scores,
-            qkv_stride: b.wide_stride,
-            n_heads: attention.n_heads,
-            n_chunks: b.n_chunks,
-            ..Default::default()
-        };
+        let attend = b.attend(self.plan, self.kv, layer, self.sessions);
         // SAFETY: the caller's word.
         unsafe { self.kernels.attend(self.stream, &attend, self.batch) }
     }

@@ -97,6 +97,8 @@ pub struct Launch {
     pub shared: u32,
     /// May start before the kernel in front of it has ended; the kernel waits where it needs to.
     pub programmatic: bool,
+    /// All blocks are there at the same time, or the launch fails.
+    pub cooperative: bool,
 }
 
 /// An ordered queue of work.
@@ -135,11 +137,16 @@ impl Stream {
     /// # Safety
     /// `args` must be what the kernel expects, and every address in it valid until the work is done.
     pub unsafe fn launch<T: Copy>(&self, kernel: Kernel, launch: &Launch, args: &T) -> Result<()> {
+        use sys::CUlaunchAttributeID as Id;
         // SAFETY: plain data of which all zeros is a value; the union's field is set with its id.
         let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        attribute.id =
-            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        attribute.value.programmaticStreamSerializationAllowed = 1;
+        if launch.cooperative {
+            attribute.id = Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+            attribute.value.cooperative = 1;
+        } else {
+            attribute.id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attribute.value.programmaticStreamSerializationAllowed = 1;
+        }
         let config = sys::CUlaunchConfig {
             gridDimX: launch.grid.0,
             gridDimY: launch.grid.1,
@@ -150,7 +157,7 @@ impl Stream {
             sharedMemBytes: launch.shared,
             hStream: self.raw,
             attrs: &mut attribute,
-            numAttrs: u32::from(launch.programmatic),
+            numAttrs: u32::from(launch.programmatic || launch.cooperative),
         };
         let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
         // SAFETY: the driver copies the parameters before it returns; the rest is the caller's word.

@@ -167,19 +167,10 @@ impl Enqueue<'_> {
     /// # Safety
     /// As `PrefillBuffers::enqueue`.
     unsafe fn shared(&self, mlp: &MlpPlan) -> Result<()> {
-        let (b, at) = (self.buffers, self.buffers.at);
+        let at = self.buffers.at;
         // SAFETY: the caller's word.
         unsafe {
-            self.matmul(&mlp.up, at.wide, b.wide_stride, 0)?;
-            self.produce(args::Produce {
-                x: at.wide,
-                x_stride: b.wide_stride,
-                len: mlp.n_ff,
-                groups: mlp.down.groups,
-                source: mlp.source() as u32,
-                activation: mlp.activation,
-                ..Default::default()
-            })?;
+            self.inner(mlp)?;
             self.matmul(&mlp.down, at.experts.shared, self.plan.hidden, 0)
         }
     }

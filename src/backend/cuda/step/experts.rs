@@ -82,7 +82,6 @@ impl Enqueue<'_> {
             q8: mine.q8,
             q8_scale: mine.q8_scale,
             f32: mine.f32,
-            fragments: 0,
         };
         ExpertInput::Rows(rows, 1)
     }

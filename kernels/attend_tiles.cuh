@@ -1,0 +1,329 @@
+// Attention of the decode step over f16 caches, on tensor cores: a chunk of a context at a time.
+#pragma once
+#include "attend.cuh"
+
+// Up to 8 queries of a KV head, with the norm and rotation of its
+// input, the append to the cache, and the joining of the chunks by the block that ends last. Tiles of 64 positions come
+// through a ring in shared memory; a warp takes 16 positions of each, with a softmax of its own.
+// Scores are K (16 positions x dims) times q (dims x 8 heads); sums are V transposed (16 dims x 16
+// positions) times weights (positions x 8 heads). Queries and weights are rounded to f16.
+constexpr int attend_stages(int dim) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+    return 2;
+#else
+    return dim <= 128 ? 3 : 2;
+#endif
+}
+template <int HD> struct AttendShared {
+    float turn[2][HD / 2];  // cosine and sine of each pair
+    const float* turn_of;   // the frequencies that they belong to, at the position of the step; NULL at first
+    __half fresh[2][HD];    // key and value of the current position
+    float factor[8][129];   // join: weight of each chunk, and the sum
+    uint32_t is_last;
+};
+// Bytes of the ring.
+template <int HD> constexpr int attend_tiles_bytes() { return attend_stages(HD) * 2 * 64 * HD * 2; }
+
+// Chunk `chunk` of the queries of part `place` (of `places`) of session `s`, whose input row is `row`, by
+// 128 threads. `wait` is called before the first look at the input.
+template <int HD, class Crew, class Fetch, class Wait>
+__device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session* s, const Chunks& chunks, uint32_t row, uint32_t place,
+                                             uint32_t places, uint32_t chunk, uint8_t* tiles, AttendShared<HD>& m, Wait wait) {
+    constexpr int PIECES = HD / 8, PLANE = 64 * HD * 2, STAGES = attend_stages(HD);
+    auto& turn = m.turn;
+    auto& fresh = m.fresh;
+    auto& factor = m.factor;
+    const uint32_t thread = Crew::thread();
+    const int lane = thread & 31, warp = thread >> 5;
+    const uint32_t hd = a.layout.head_dim, group = a.n_heads / a.layout.n_kv_heads;
+    const uint32_t kv_head = place / a.head_parts, first_head = place % a.head_parts * 8;
+    const uint32_t n_q = min(8u, group - first_head);
+    const uint32_t length = chunks.length, start = chunks.begin + chunk * chunks.per, end = min(length, start + chunks.per);
+    const uint32_t base = shared_address(tiles), row_bytes = a.layout.row_bytes, ring = a.layout.ring;
+    const uint8_t* cache = kv_base(a.layout, s) + (uint64_t)kv_head * 64 * row_bytes;
+    const uint64_t plane = kv_plane(a.layout);
+    const uint32_t first_tile = ring ? start / 64 % ring : start / 64, n_tiles = (end - start + 63) / 64;
+    // A chunk is shorter than a ring.
+    auto tile = [&](uint32_t t) { return cache + (first_tile + t - (ring && first_tile + t >= ring ? ring : 0)) * a.layout.tile_bytes; };
+    // A thread copies one piece of every STEP-th row.
+    constexpr uint32_t STEP = 128 / PIECES;
+    const uint32_t piece = thread % PIECES, row0 = thread / PIECES;
+    const bool inside = piece * 16 < row_bytes;
+    const uint32_t offset = row0 * row_bytes + (inside ? piece * 16 : 0);
+    auto load = [&](uint32_t t) {
+        if (t < n_tiles) {
+            const uint8_t* from = tile(t) + offset;
+            const uint32_t to = base + t % STAGES * 2 * PLANE, rows = min(64u, min(end, length - 1) - min(length - 1, start + t * 64));
+#pragma unroll
+            for (uint32_t k = 0; k < 64 / STEP; k++) {
+                const uint32_t r = row0 + k * STEP, at = to + swizzled<PIECES>(r, piece);
+                const bool valid = r < rows && inside;
+                copy16(at, from + k * STEP * row_bytes, valid);
+                copy16(at + PLANE, from + plane + k * STEP * row_bytes, valid);
+            }
+        }
+        copies_commit();
+    };
+    // What the cache holds from the steps before is there already; only the input must be awaited.
+#pragma unroll 1
+    for (int t = 0; t < STAGES - 1; t++) load(t);
+    const float* inv_freq = frequencies(a.rotation, s);
+    const uint32_t n_pairs = a.rotation.n_pairs;
+    if (m.turn_of != inv_freq) {
+#pragma unroll 1
+        for (uint32_t i = thread; i < n_pairs; i += 128)
+            sincosf(__fmul_rn((float)(length - 1), inv_freq[i]), &turn[1][i], &turn[0][i]);
+        Crew::sync();
+        if (thread == 0) m.turn_of = inv_freq;
+    }
+    wait();
+    Crew::sync();
+    const float* input = a.qkv + (uint64_t)row * a.qkv_stride;
+    auto rotated = [&](const float* line, uint32_t d) -> float {
+        uint32_t i, other;
+        bool first;
+        if (a.rotation.interleaved) { i = d / 2; other = d ^ 1; first = !(d & 1); }
+        else { first = d < n_pairs; i = first ? d : d - n_pairs; other = first ? d + n_pairs : d - n_pairs; }
+        float v = line[d];
+        if (d >= 2 * n_pairs) return v;
+        float o = line[other], cosine = turn[0][i], sine = turn[1][i];
+        float r = first ? __fmaf_rn(v, cosine, -__fmul_rn(o, sine)) : __fmaf_rn(v, cosine, __fmul_rn(o, sine));
+        return __fmul_rn(r, a.rotation.magnitude);
+    };
+    // Queries, by way of the last stage, which is not in use yet.
+    uint32_t q[HD / 16][2];
+    {
+        const uint32_t at = (STAGES - 1) * 2 * PLANE;
+        float* raw = (float*)(tiles + at + PLANE);  // 8 queries, key, value
+        const float* from = raw;
+        constexpr int N = 10 * HD / 128;
+        float v[N];
+        auto place = [&](int k) {
+            const uint32_t h = (thread + k * 128) / HD;
+            return input + (uint64_t)(h < 8 ? kv_head * group + first_head + h : a.n_heads + kv_head + (h - 8) * a.layout.n_kv_heads) * hd +
+                   (thread + k * 128) % HD;
+        };
+        auto wanted = [&](int k) {
+            const uint32_t h = (thread + k * 128) / HD, d = (thread + k * 128) % HD;
+            return d < hd && (h < n_q || h >= 8);
+        };
+#pragma unroll
+        for (int k = 0; k < N; k++) v[k] = wanted(k) ? Fetch::first(place(k)) : 0.0f;
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            const uint32_t h = (thread + k * 128) / HD, d = (thread + k * 128) % HD;
+            if (!wanted(k)) continue;
+            Fetch::finish(v[k], place(k));
+            raw[h * hd + d] = v[k];
+        }
+        Crew::sync();
+        if (a.q_norm.weight || a.k_norm.weight) {
+            for (uint32_t h = warp; h < 9; h += 4) {
+                const NormArgs& norm = h == 8 ? a.k_norm : a.q_norm;
+                if (norm.weight && (h == 8 || h < n_q)) norm_head(norm, raw + h * hd, hd);
+            }
+            Crew::sync();
+        }
+#pragma unroll 4
+        for (int i = thread; i < 8 * HD; i += 128) {
+            uint32_t h = i / HD, d = i % HD;
+            float v = h < n_q && d < hd ? __fmul_rn(rotated(from + h * hd, d), a.scores.scale) : 0.0f;
+            *(__half*)(tiles + at + swizzled<PIECES>(h, d / 8) + d % 8 * 2) = __float2half_rn(v);
+        }
+        if (end == length) {
+            const float *k = raw + 8 * hd, *v = raw + 9 * hd;
+            __half* to = (__half*)(tile(n_tiles - 1) + (uint64_t)((length - 1) % 64) * row_bytes);
+#pragma unroll 1
+            for (uint32_t d = thread; d < HD; d += 128) {
+                __half x = __float2half_rn(d < hd ? rotated(k, d) : 0.0f), y = __float2half_rn(d < hd ? v[d] : 0.0f);
+                fresh[0][d] = x;
+                fresh[1][d] = y;
+                if (first_head == 0 && d * 2 < row_bytes) {
+                    to[d] = x;
+                    to[plane / 2 + d] = y;
+                }
+            }
+        }
+        Crew::sync();
+#pragma unroll
+        for (int kk = 0; kk < HD / 16; kk += 2) {
+            uint32_t r[4];
+            load_matrices(r, base + at + swizzled<PIECES>(lane & 7, kk * 2 + (lane >> 3)));
+            q[kk][0] = r[0]; q[kk][1] = r[1]; q[kk + 1][0] = r[2]; q[kk + 1][1] = r[3];
+        }
+        Crew::sync();
+    }
+    // Columns 2 * (lane & 3) and the next are this thread's heads.
+    float acc[HD / 16][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
+    for (uint32_t t = 0; t < n_tiles; t++) {
+        load(t + STAGES - 1);
+        copies_wait<STAGES - 1>();
+        Crew::sync();
+        if (t + 1 == n_tiles && end == length) {
+            const uint32_t r = (length - 1) % 64;
+#pragma unroll 1
+            for (uint32_t i = thread; i < 2 * HD; i += 128) {
+                uint32_t part = i / HD, d = i % HD;
+                *(__half*)(tiles + (t % STAGES * 2 + part) * PLANE + swizzled<PIECES>(r, d / 8) + d % 8 * 2) = fresh[part][d];
+            }
+            Crew::sync();
+        }
+        const uint32_t keys = base + t % STAGES * 2 * PLANE, values = keys + PLANE;
+        float c[4] = {};
+#pragma unroll
+        for (int kk = 0; kk < HD / 16; kk++) {
+            uint32_t k[4];
+            load_matrices(k, keys + swizzled<PIECES>(warp * 16 + (lane & 15), kk * 2 + (lane >> 4)));
+            mma(c, k, q[kk][0], q[kk][1]);
+        }
+        if (a.scores.cap != 0.0f)
+#pragma unroll
+            for (int e = 0; e < 4; e++) c[e] = capped(a.scores.cap, c[e]);
+        // Positions from `first` to `end`; those before wrap around.
+        const uint32_t p = start + t * 64 + warp * 16 + (lane >> 2) - chunks.first, seen = end - chunks.first;
+        if (p >= seen) c[0] = c[1] = -INFINITY;
+        if (p + 8 >= seen) c[2] = c[3] = -INFINITY;
+        uint32_t w[2];
+        float keep[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float largest = fmaxf(c[e], c[e + 2]);
+#pragma unroll
+            for (int o = 4; o < 32; o <<= 1) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, o));
+            largest = fmaxf(largest, top[e]);
+            // A warp whose positions are all out of sight keeps what it has, which is nothing.
+            keep[e] = largest == -INFINITY ? 1.0f : exp2f(top[e] - largest);
+            top[e] = largest;
+            if (largest == -INFINITY) largest = 0.0f;
+            c[e] = exp2f(c[e] - largest);
+            c[e + 2] = exp2f(c[e + 2] - largest);
+            sum[e] = __fmaf_rn(sum[e], keep[e], __fadd_rn(c[e], c[e + 2]));
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            __half2 pair = __floats2half2_rn(c[2 * h], c[2 * h + 1]);
+            asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0,%1;" : "=r"(w[h]) : "r"(*(uint32_t*)&pair));
+        }
+#pragma unroll
+        for (int j = 0; j < HD / 16; j++) {
+            acc[j][0] *= keep[0]; acc[j][1] *= keep[1]; acc[j][2] *= keep[0]; acc[j][3] *= keep[1];
+            uint32_t v[4];
+            uint32_t r = warp * 16 + (lane >> 4) * 8 + (lane & 7);
+            load_matrices_transposed(v, values + swizzled<PIECES>(r, j * 2 + (lane >> 3 & 1)));
+            mma(acc[j], v, w[0], w[1]);
+        }
+        Crew::sync();
+    }
+    copies_wait<0>();
+    Crew::sync();
+    // [warp][head][HD + 2]: the four warps are merged in a fixed order.
+    float* merge = (float*)tiles;
+    constexpr int WIDTH = HD + 2;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+#pragma unroll
+        for (int o = 4; o < 32; o <<= 1) sum[e] = __fadd_rn(sum[e], __shfl_xor_sync(~0u, sum[e], o));
+        float* to = merge + (warp * 8 + (lane & 3) * 2 + e) * WIDTH;
+#pragma unroll
+        for (int j = 0; j < HD / 16; j++) {
+            to[j * 16 + (lane >> 2)] = acc[j][e];
+            to[j * 16 + 8 + (lane >> 2)] = acc[j][e + 2];
+        }
+        if (lane < 4) { to[HD] = top[e]; to[HD + 1] = sum[e]; }
+    }
+    Crew::sync();
+    // What each warp's sums count for.
+    const bool whole = a.join && chunks.used == 1;
+    if (thread < n_q) {
+        const float* from = merge + thread * WIDTH + HD;
+        float largest = -INFINITY, weight = 0.0f;
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            if (from[r * 8 * WIDTH + 1] != 0.0f) largest = fmaxf(largest, from[r * 8 * WIDTH]);
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const float sum = from[r * 8 * WIDTH + 1], f = sum != 0.0f ? exp2f(from[r * 8 * WIDTH] - largest) : 0.0f;
+            factor[thread][r] = f;
+            weight = __fmaf_rn(f, sum, weight);
+        }
+        factor[thread][4] = whole ? with_sink(a.scores, kv_head * group + first_head + thread, largest, weight) : weight;
+        factor[thread][5] = largest;
+    }
+    Crew::sync();
+#pragma unroll 4
+    for (uint32_t i = thread; i < n_q * hd; i += 128) {
+        const uint32_t g = i / hd, d = i % hd, head = kv_head * group + first_head + g;
+        float total = 0.0f;
+#pragma unroll
+        for (int r = 0; r < 4; r++) total = __fmaf_rn(factor[g][r], merge[(r * 8 + g) * WIDTH + d], total);
+        if (whole) {
+            store_result(a, ((uint64_t)row * a.n_heads + head) * hd + d, total / factor[g][4]);
+            continue;
+        }
+        float* to = a.parts + (((uint64_t)row * a.n_heads + head) * a.n_chunks + chunk) * (hd + 2);
+        to[d] = total;
+        if (d == 0) { to[hd] = factor[g][5]; to[hd + 1] = factor[g][4]; }
+    }
+    if (!a.join || chunks.used == 1) return;
+    const uint32_t used = chunks.used;
+    __threadfence();
+    Crew::sync();
+    if (thread == 0) {
+        uint32_t* ticket = a.tickets + row * places + place;
+        m.is_last = atomicAdd(ticket, 1) == used - 1;
+        if (m.is_last) *ticket = 0;
+    }
+    Crew::sync();
+    if (!m.is_last) return;
+    __threadfence();
+    const float* parts = a.parts + ((uint64_t)row * a.n_heads + kv_head * group + first_head) * a.n_chunks * (hd + 2);
+    for (uint32_t g = warp; g < n_q; g += 4) {
+        const float* from = parts + (uint64_t)g * a.n_chunks * (hd + 2) + hd;
+        float largest = -INFINITY;
+#pragma unroll 1
+        for (uint32_t c = lane; c < used; c += 32) largest = fmaxf(largest, __ldcg(from + c * (hd + 2)));
+        largest = warp_max(largest);
+        float weight = 0.0f;
+#pragma unroll 1
+        for (uint32_t c = lane; c < used; c += 32) {
+            float f = exp2f(__ldcg(from + c * (hd + 2)) - largest);
+            factor[g][c] = f;
+            weight = __fmaf_rn(f, __ldcg(from + c * (hd + 2) + 1), weight);
+        }
+        weight = warp_sum(weight);
+        if (lane == 0) factor[g][128] = with_sink(a.scores, kv_head * group + first_head + g, largest, weight);
+    }
+    Crew::sync();
+    // Four elements a thread at a time, so that enough loads are under way.
+#pragma unroll 1
+    for (uint32_t first = thread; first < n_q * hd; first += 512) {
+        const float* from[4];
+        const float* weights[4];
+        float total[4] = {};
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const uint32_t i = min(first + e * 128, n_q * hd - 1), g = i / hd;
+            from[e] = parts + (uint64_t)g * a.n_chunks * (hd + 2) + i % hd;
+            weights[e] = factor[g];
+        }
+#pragma unroll 1
+        for (uint32_t c = 0; c < used; c += 8) {
+            float p[4][8];
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) p[e][k] = c + k < used ? __ldcg(from[e] + (c + k) * (hd + 2)) : 0.0f;
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    if (c + k < used) total[e] = __fmaf_rn(weights[e][c + k], p[e][k], total[e]);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const uint32_t i = first + e * 128;
+            // Whole warps are inside or outside, for heads are of whole groups.
+            if (i < n_q * hd) store_result(a, ((uint64_t)row * a.n_heads + kv_head * group + first_head) * hd + i, total[e] / weights[e][128]);
+        }
+    }
+}

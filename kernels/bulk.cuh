@@ -1,0 +1,49 @@
+// Barriers in shared memory, the copies that they count, and clusters, from sm_90 on.
+#pragma once
+#include "common.cuh"
+
+#if __CUDA_ARCH__ >= 900
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// One arrival, which also announces bytes that copies will bring.
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _,[%0];" ::"r"(barrier) : "memory");
+}
+// `count` arrivals.
+__device__ __forceinline__ void barrier_arrive_times(uint32_t barrier, uint32_t count) {
+    asm volatile("mbarrier.arrive.shared.b64 _,[%0],%1;" ::"r"(barrier), "r"(count) : "memory");
+}
+// Announces bytes without an arrival.
+__device__ __forceinline__ void barrier_announce(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+// One arrival of each thread, once all that it asked `cp.async` for is there.
+__device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile("{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done,[%0],%1;\n"
+                 "@!done bra wait;\n}" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// `bytes` (a multiple of 16) from global to shared memory; `barrier` counts them.
+__device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0,%%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+#endif
