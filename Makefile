@@ -110,7 +110,7 @@ test: test-rust test-c test-examples valgrind
 
 # Tests that are marked `ignore` need the original models, which lie beside a developer's checkout.
 test-rust: $(KERNELS)
-	$(CARGO) test $(FEATURES) --features tools $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
+	$(CARGO) test $(FEATURES) --features tools,bench $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
 
 test-c: lib $(C_TESTS)
 	@set -e; for t in $(C_TESTS); do echo "C test $${t##*/}"; $$t $(MODEL); done
