@@ -120,8 +120,9 @@ test-examples: lib $(EXAMPLES)
 	@set -e; for t in $(EXAMPLES); do echo "C example $${t##*/}"; $$t $(MODEL) < examples-c/questions.txt; done
 
 # First the proof that valgrind sees a bad read, a branch on garbage and a leak in a program built
-# and run in this way; then the tests.
-VALGRIND_RUN := $(VALGRIND) --quiet --error-exitcode=99 --leak-check=full \
+# and run in this way; then the tests. Only one thread runs at a time there, and one that polls would keep
+# the others from running for as long as it likes if they did not take turns.
+VALGRIND_RUN := $(VALGRIND) --quiet --fair-sched=try --error-exitcode=99 --leak-check=full \
                 --errors-for-leak-kinds=definite,indirect
 
 valgrind: lib $(C_TESTS) $(C_OUT)/defects
