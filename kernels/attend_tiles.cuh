@@ -4,16 +4,9 @@
 
 // Up to 8 queries of a KV head, with the norm and rotation of its
 // input, the append to the cache, and the joining of the chunks by the block that ends last. Tiles of 64 positions come
-// through a ring in shared memory; a warp takes 16 positions of each, with a softmax of its own.
+// through a ring of STAGES in shared memory; a warp takes 16 positions of each, with a softmax of its own.
 // Scores are K (16 positions x dims) times q (dims x 8 heads); sums are V transposed (16 dims x 16
 // positions) times weights (positions x 8 heads). Queries and weights are rounded to f16.
-constexpr int attend_stages(int dim) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-    return 2;
-#else
-    return dim <= 128 ? 3 : 2;
-#endif
-}
 template <int HD> struct AttendShared {
     float turn[2][HD / 2];  // cosine and sine of each pair
     const float* turn_of;   // the frequencies that they belong to, at the position of the step; NULL at first
@@ -21,15 +14,13 @@ template <int HD> struct AttendShared {
     float factor[8][129];   // join: weight of each chunk, and the sum
     uint32_t is_last;
 };
-// Bytes of the ring.
-template <int HD> constexpr int attend_tiles_bytes() { return attend_stages(HD) * 2 * 64 * HD * 2; }
 
 // Chunk `chunk` of the queries of part `place` (of `places`) of session `s`, whose input row is `row`, by
 // 128 threads. `wait` is called before the first look at the input.
-template <int HD, class Crew, class Fetch, class Wait>
+template <int HD, int STAGES, class Crew, class Fetch, class Wait>
 __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session* s, const Chunks& chunks, uint32_t row, uint32_t place,
                                              uint32_t places, uint32_t chunk, uint8_t* tiles, AttendShared<HD>& m, Wait wait) {
-    constexpr int PIECES = HD / 8, PLANE = 64 * HD * 2, STAGES = attend_stages(HD);
+    constexpr int PIECES = HD / 8, PLANE = 64 * HD * 2;
     auto& turn = m.turn;
     auto& fresh = m.fresh;
     auto& factor = m.factor;

@@ -3,6 +3,14 @@
 // Row i of input is session i at its current position.
 #include "attend_tiles.cuh"
 
+constexpr int attend_stages(int dim) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+    return 2;
+#else
+    return dim <= 128 ? 3 : 2;
+#endif
+}
+
 // Grid (n_kv_heads * head_parts, batch, blocks that share the chunks of a context), 128 threads. A block
 // without a chunk ends at once: the grid is not done before those with the first chunks, which wait.
 template <int HD> __device__ __forceinline__ void attend_tiles(const AttendArgs& a) {
@@ -14,7 +22,7 @@ template <int HD> __device__ __forceinline__ void attend_tiles(const AttendArgs&
     const Session* s = a.sessions[blockIdx.y];
     const Chunks chunks = chunks_of(a, s);
     for (uint32_t c = blockIdx.z; c < chunks.used; c += gridDim.z) {
-        attend_chunk<HD, WholeBlock, Finished>(a, s, chunks, blockIdx.y, blockIdx.x, gridDim.x, c, tiles, shared, wait_for_producers);
+        attend_chunk<HD, attend_stages(HD), WholeBlock, Finished>(a, s, chunks, blockIdx.y, blockIdx.x, gridDim.x, c, tiles, shared, wait_for_producers);
         __syncthreads();
     }
 }

@@ -37,6 +37,11 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_
                  ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 
+// Asks for `bytes` (a multiple of 16) to be brought into the L2 cache.
+__device__ __forceinline__ void bulk_prefetch(const void* from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ uint32_t cluster_rank() {
     uint32_t rank;
     asm volatile("mov.u32 %0,%%cluster_ctarank;" : "=r"(rank));

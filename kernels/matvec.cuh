@@ -87,7 +87,7 @@ template <int CR> __device__ __forceinline__ float butterfly(float* acc, int lan
     return t;
 }
 template <int CR> __device__ __forceinline__ uint32_t butterfly_row(int lane) {
-    return CR == 4 ? (lane >> 4 & 1) * 2 + (lane >> 3 & 1) : CR == 2 ? lane >> 4 & 1 : 0;
+    return CR == 8 ? lane >> 4 << 2 & 4 | lane >> 3 << 1 & 2 | lane >> 2 & 1 : CR == 4 ? (lane >> 4 & 1) * 2 + (lane >> 3 & 1) : CR == 2 ? lane >> 4 & 1 : 0;
 }
 
 // The inputs of one lane's group, for NB rows.
@@ -191,7 +191,7 @@ __device__ __forceinline__ void prefetch(const MatvecArgs& a, const Segment& s, 
     for (uint32_t i = 0; i < c.count && left > 0; i++) {
         const uint32_t record = i + 1 == c.count ? last : full, bytes = min(left, rows * record) & ~15u;
         const uint8_t* from = s.matrix + slice_offset(s.type, c, i, s.rows) + (uint64_t)row0 * record;
-        if (bytes > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(from), "r"(bytes) : "memory");
+        if (bytes > 0) bulk_prefetch(from, bytes);
         left -= bytes;
         if (bytes == 0) break;
     }

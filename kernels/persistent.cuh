@@ -3,7 +3,8 @@
 // A step is a list of operations: products with a quantized matrix, and attention. Every block takes a
 // share of each. Of each block one warp does nothing but bring in weights: it walks through all the
 // matrices of the step in order and fills a ring in shared memory, so that weights stream while the others
-// wait for each other, attend or normalize.
+// wait for each other, attend or normalize. Another walks some slots further ahead and asks for what comes
+// then to be brought into the L2 cache, since the ring is full sooner than such a wait is over.
 //
 // Blocks do not meet at barriers: every operation has an output of its own, whose numbers are UNWRITTEN
 // before they are there, and who reads them looks until they are others. There are two sets of outputs;
@@ -41,7 +42,8 @@ static_assert(sizeof(Part) == 72, "as in args.rs");
 struct ProductOp {
     Part parts[MAX_SEGMENTS];
     const float* x;         // input: f32, which becomes int8 here
-    NormArgs norm;          // of x; weight NULL: none
+    uint32_t* encoded;      // where the blocks put the int8 of a group each for all, or NULL: each makes its own
+    NormArgs norm;          // of x; weight NULL: none; not with `encoded`
     float* out;
     const float* residual;  // or NULL
     uint32_t n_parts;
@@ -51,7 +53,7 @@ struct ProductOp {
     float inverse_len;      // of a row of x
     Activation activation;
 };
-static_assert(sizeof(ProductOp) == 368, "as in args.rs");
+static_assert(sizeof(ProductOp) == 376, "as in args.rs");
 
 enum Ending : uint32_t {
     PLAIN = 0,
@@ -69,7 +71,7 @@ struct Op {
         AttendArgs attend;
     };
 };
-static_assert(sizeof(Op) == 376, "as in args.rs");
+static_assert(sizeof(Op) == 384, "as in args.rs");
 
 struct PersistentArgs {
     const Op* ops;       // [2][n_ops]: on the first and on the second set of outputs
@@ -80,15 +82,17 @@ struct PersistentArgs {
     uint32_t output_words;
     uint32_t n_ops;
     uint32_t slots;      // of the ring
-    uint32_t padding;
+    uint32_t ahead;      // how many slots further weights are asked for
 };
 static_assert(sizeof(PersistentArgs) == 56, "as in args.rs");
 
 constexpr int WORKERS = 512;             // threads that compute
-constexpr int THREADS = WORKERS + 128;   // a warp of the others brings in weights
+constexpr int THREADS = WORKERS + 128;   // a warp of the others brings in weights, one goes ahead, one clears outputs
 constexpr uint32_t SLOT_BYTES = 18432;   // 8 quads of Q4_K
 constexpr uint32_t MAX_SLOTS = 16;
 constexpr uint32_t SLOT_ARRIVALS = 16;   // at least the quads of a slot
+constexpr uint32_t SLOT_STEP = 8;        // a divisor of the number of slots
+constexpr int ATTEND_STAGES = 2;         // fewer than in a kernel of its own: the ring of weights needs the room
 constexpr uint32_t OP_WORDS = sizeof(Op) / 4;
 
 #if __CUDA_ARCH__ >= 900
@@ -114,7 +118,7 @@ struct Share {
 
 // Pieces of a slot: of quads of the longest records.
 __host__ __device__ constexpr uint32_t quad_bytes(uint32_t t) { return 4 * record_bytes(t, 32); }
-// How many of them: a power of two, so that a warp comes to every second, or fourth, slot.
+// How many of them: a power of two, so that a warp comes to every fourth, or eighth, slot.
 __host__ __device__ constexpr uint32_t quads_per_slot(uint32_t t) {
     uint32_t n = SLOT_ARRIVALS;
     while (n * quad_bytes(t) > SLOT_BYTES) n /= 2;
@@ -146,10 +150,10 @@ struct Ring {
     uint32_t slots;
 };
 
-// Brings in the quads of a share: list of (slice, quad), slice by slice, for GATE quads of the upper
+// Walks through the quads of a share: list of (slice, quad), slice by slice, for GATE quads of the upper
 // half before those of the lower. A quad that begins a run of consecutive rows, or a slot, lies at its
 // place in the slot; the run's others follow without gaps.
-__device__ __forceinline__ void bring_in(const ProductOp& op, const Ring& ring, RingPlace& at) {
+template <class Slots> __device__ __forceinline__ void bring_in(const ProductOp& op, Slots& slots) {
     const Part* part = part_of(op);
     if (!part) return;
     const Part& p = *part;
@@ -160,14 +164,12 @@ __device__ __forceinline__ void bring_in(const ProductOp& op, const Ring& ring, 
         const uint32_t h = min(op.chunk_quads, share.end - first);
         uint32_t left = h * halves * p.n_slices, slice = 0, half = 0, run = 0;
         while (left > 0) {
-            const uint32_t n = min(left, p.quads_per_slot), bar = ring.full + at.slot * 8, slot = ring.base + at.slot * SLOT_BYTES;
-            barrier_wait(ring.empty + at.slot * 8, at.parity ^ 1);
+            const uint32_t n = min(left, p.quads_per_slot);
+            slots.begin();
             for (uint32_t k = 0; k < n;) {
                 const uint32_t quads = min(n - k, h - run), record = slice + 1 == p.n_slices ? p.last_bytes : p.full_bytes;
                 const uint32_t row = (first + run) * 4, rows = min(quads * 4, p.rows - row);
-                const uint8_t* from = p.matrix + slice * slice_bytes + (uint64_t)(half * p.rows + row) * record;
-                barrier_announce(bar, rows * record);
-                bulk_copy(slot + k * p.quad_bytes, from, rows * record, bar);
+                slots.take(k * p.quad_bytes, p.matrix + slice * slice_bytes + (uint64_t)(half * p.rows + row) * record, rows * record);
                 k += quads;
                 run += quads;
                 if (run == h) {
@@ -175,11 +177,52 @@ __device__ __forceinline__ void bring_in(const ProductOp& op, const Ring& ring, 
                     if (++half == halves) { half = 0; slice++; }
                 }
             }
-            barrier_arrive(bar);
+            slots.end();
             left -= n;
-            at.advance(1, ring.slots);
         }
     }
+}
+// The slots of the ring. `filled` counts them, for the warp that goes ahead.
+struct RingSlots {
+    const Ring& ring;
+    volatile uint32_t& filled;
+    RingPlace at{0, 0};
+    __device__ __forceinline__ void begin() { barrier_wait(ring.empty + at.slot * 8, at.parity ^ 1); }
+    __device__ __forceinline__ void take(uint32_t place, const uint8_t* from, uint32_t bytes) {
+        barrier_announce(ring.full + at.slot * 8, bytes);
+        bulk_copy(ring.base + at.slot * SLOT_BYTES + place, from, bytes, ring.full + at.slot * 8);
+    }
+    __device__ __forceinline__ void end() {
+        barrier_arrive(ring.full + at.slot * 8);
+        at.advance(1, ring.slots);
+        filled = filled + 1;
+    }
+};
+// The same slots `ahead` earlier, in the L2 cache.
+struct SlotsAhead {
+    const volatile uint32_t& filled;
+    uint32_t ahead, asked = 0;
+    bool of_use = false;
+    __device__ __forceinline__ void begin() {
+        uint32_t n;
+        while ((n = filled) + ahead <= asked) __nanosleep(100);
+        of_use = asked >= n;
+    }
+    __device__ __forceinline__ void take(uint32_t, const uint8_t* from, uint32_t bytes) const {
+        if (of_use) bulk_prefetch(from, bytes);
+    }
+    __device__ __forceinline__ void end() { asked++; }
+};
+
+// Sums of the two halves of a group, in its first lane. Whole warps call it.
+struct GroupSums {
+    int first, second;
+};
+__device__ __forceinline__ GroupSums group_sums(const PackedValues& p) {
+    int sum = __dp4a((int)p.q, 0x01010101, 0);
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    return GroupSums{sum, __shfl_xor_sync(~0u, sum, 4)};
 }
 
 // The input of a product in shared memory: per group 16 bytes of its first and, in another plane, of its
@@ -193,20 +236,64 @@ struct Input {
 
     // Four values of one of the 8 lanes that share a group, from element `place` on. Whole warps call it.
     __device__ __forceinline__ void put(uint32_t place, const PackedValues& p, bool inside) const {
+        const GroupSums s = group_sums(p);
         const uint32_t group = place / 32, word = place / 4 & 7;
-        int sum = __dp4a((int)p.q, 0x01010101, 0);
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        const int other = __shfl_xor_sync(~0u, sum, 4);
         if (!inside) return;
         ((uint32_t*)(half(word >> 2) + group))[word & 3] = p.q;
-        if (word == 0) sums()[group] = make_uint4(__float_as_uint(p.scale), (uint32_t)sum, (uint32_t)other, 0);
+        if (word == 0) sums()[group] = make_uint4(__float_as_uint(p.scale), (uint32_t)s.first, (uint32_t)s.second, 0);
     }
 };
+
+// The same in global memory, made by all blocks together, in numbers that are not UNWRITTEN: no byte is
+// -128, so no word of four has only ones after this flip; and sums are raised.
+constexpr uint32_t FLIP = 0x7f7f7f7f, RAISE = 1 << 16;
+
+// This block's share of the groups: the first one of `block`.
+__device__ __forceinline__ uint32_t first_group(uint32_t groups, uint32_t block) { return groups * block / gridDim.x; }
+
+__device__ __forceinline__ void encode_share(const ProductOp& op) {
+    const uint32_t thread = Workers::thread(), word = thread & 7, end = first_group(op.groups, blockIdx.x + 1);
+    for (uint32_t group = first_group(op.groups, blockIdx.x) + thread / 8; group - (thread & 31) / 8 < end; group += WORKERS / 8) {
+        const bool inside = group < end;
+        const float4* from = (const float4*)(op.x + group * 32 + word * 4);
+        float4 v = inside ? Awaited::first(from) : make_float4(0, 0, 0, 0);
+        if (inside) Awaited::finish(v, from);
+        const float r[4] = {v.x, v.y, v.z, v.w};
+        const PackedValues p = pack_q8(r);
+        const GroupSums s = group_sums(p);
+        if (!inside) continue;
+        __stcg(op.encoded + ((word >> 2) * op.groups + group) * 4 + (word & 3), p.q ^ FLIP);
+        if (word == 0)
+            __stcg((uint4*)op.encoded + 2 * op.groups + group, make_uint4(__float_as_uint(p.scale), s.first + RAISE, s.second + RAISE, 0));
+    }
+}
+__device__ __forceinline__ void take_encoded(const ProductOp& op, const Input& input) {
+    constexpr int N = 4;
+    const float4* from = (const float4*)op.encoded;
+    for (uint32_t first = Workers::thread(); first < 3 * op.groups; first += N * WORKERS) {
+        float4 v[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) v[i] = Awaited::first(from + min(first + i * WORKERS, 3 * op.groups - 1));
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const uint32_t at = first + i * WORKERS;
+            if (at >= 3 * op.groups) break;
+            Awaited::finish(v[i], from + at);
+            const bool sums = at >= 2 * op.groups;
+            const uint32_t flip = sums ? 0 : FLIP, raise = sums ? RAISE : 0;
+            ((uint4*)input.at)[at] = make_uint4(__float_as_uint(v[i].x) ^ flip, (__float_as_uint(v[i].y) ^ flip) - raise,
+                                                (__float_as_uint(v[i].z) ^ flip) - raise, __float_as_uint(v[i].w) ^ flip);
+        }
+    }
+}
 
 // Fills it.
 __device__ __forceinline__ void take_input(const ProductOp& op, const Input& input, float* scratch) {
     const uint32_t width = op.groups * 32, thread = Workers::thread(), lane = thread & 31;
+    if (op.encoded) {
+        take_encoded(op, input);
+        return;
+    }
     if (op.norm.weight) {
         NormRow<Workers> norm;
         norm.load_weights(op.norm, width);
@@ -295,56 +382,66 @@ template <uint32_t T> __device__ __forceinline__ float record_dot(const LaneInpu
     }
 }
 
-// Products of the quads of a share, `h` of each half, from the ring into `sums` [slice][quad][4].
+// Products of the quads of a share, `h` of each half, from the ring into `sums` [slice][quad][4]. A warp
+// takes two neighbours at a time, whose loads and then sums wait together.
 template <uint32_t T>
 __device__ __forceinline__ void quads(const Part& p, uint32_t h, uint32_t in_slice, const Ring& ring, RingPlace at, const Input& input, float* sums) {
     constexpr uint32_t QUAD = quad_bytes(T), PER = quads_per_slot(T), N_WARPS = WORKERS / 32;
     const uint32_t thread = Workers::thread(), lane = thread & 31, warp = thread >> 5;
-    const uint32_t total = in_slice * p.n_slices, step_slice = small_quotient(N_WARPS, in_slice);
-    const uint32_t step_quad = N_WARPS - step_slice * in_slice;
-    uint32_t j = warp, slice = small_quotient(warp, in_slice), quad = warp - slice * in_slice;
-    const uint32_t within = warp % PER;
+    const uint32_t total = in_slice * p.n_slices, step_slice = small_quotient(2 * N_WARPS, in_slice);
+    const uint32_t step_quad = 2 * N_WARPS - step_slice * in_slice;
     // A barrier tells only whether the last phase was an odd one, so nobody may wait for a phase while the
     // one before is not over, nor be two behind. A warp comes to the same slots in every round of the ring,
     // whose number of slots is a multiple of STEP, and when an operation begins, all before it are over.
-    constexpr uint32_t STEP = N_WARPS / PER;
-    static_assert(STEP <= 4, "as the host makes the ring");
-    at.advance(warp / PER, ring.slots);
-    uint32_t loaded = ~0u, n = 0, group = 0;
+    constexpr uint32_t STEP = 2 * N_WARPS / PER;
+    static_assert(PER % 2 == 0 && STEP <= SLOT_STEP);
+    const uint32_t within = 2 * warp % PER;
+    at.advance(2 * warp / PER, ring.slots);
+    uint32_t first = 2 * warp, slice = small_quotient(first, in_slice), quad = first - slice * in_slice;
+    uint32_t loaded = ~0u, n = 0;
     LaneInput x;
-    while (j < total) {
-        if (slice != loaded) {
-            loaded = slice;
-            n = slice + 1 == p.n_slices ? p.last : p.full;
-            group = min(lane, n - 1);
-            x.load(input, slice * p.full + group);
-        }
+    auto load = [&](uint32_t slice) {
+        if (slice == loaded) return;
+        loaded = slice;
+        n = slice + 1 == p.n_slices ? p.last : p.full;
+        x.load(input, slice * p.full + min(lane, n - 1));
+    };
+    while (first < total) {
+        load(slice);
         barrier_wait(ring.full + at.slot * 8, at.parity);
         const uint8_t* r = (const uint8_t*)__cvta_shared_to_generic(ring.base + at.slot * SLOT_BYTES + within * QUAD);
-        float acc[4];
-        if (n == 32) {
+        if (n == 32 && quad + 1 < in_slice) {
+            float acc[8];
 #pragma unroll
-            for (int u = 0; u < 4; u++) {
-                acc[u] = record_dot<T>(x, r + u * (QUAD / 4), lane, 32);
-            }
+            for (int u = 0; u < 8; u++) acc[u] = record_dot<T>(x, r + u * (QUAD / 4), lane, 32);
+            const float t = butterfly<8>(acc, lane);
+            if ((lane & 3) == 0) sums[(slice * in_slice + quad) * 4 + butterfly_row<8>(lane)] = t;
         } else {
-            const uint32_t record = slice + 1 == p.n_slices ? p.last_bytes : p.full_bytes;
-            r -= min(within, quad < h ? quad : quad - h) * (QUAD - 4 * record);
+            uint32_t other_slice = slice, other_quad = quad;
+#pragma unroll 1
+            for (uint32_t k = 0; k < 2 && first + k < total; k++) {
+                load(other_slice);
+                const uint32_t record = other_slice + 1 == p.n_slices ? p.last_bytes : p.full_bytes;
+                // The quads of a run follow each other without gaps.
+                const uint32_t before = min(within + k, other_quad < h ? other_quad : other_quad - h);
+                float acc[4];
 #pragma unroll
-            for (int u = 0; u < 4; u++) {
-                const float v = record_dot<T>(x, r + u * record, group, n);
-                acc[u] = lane < n ? v : 0.0f;
+                for (int u = 0; u < 4; u++) {
+                    const float v = record_dot<T>(x, r + k * QUAD - before * (QUAD - 4 * record) + u * record, min(lane, n - 1), n);
+                    acc[u] = lane < n ? v : 0.0f;
+                }
+                const float t = butterfly<4>(acc, lane);
+                if ((lane & 7) == 0) sums[(other_slice * in_slice + other_quad) * 4 + butterfly_row<4>(lane)] = t;
+                if (++other_quad == in_slice) { other_quad = 0; other_slice++; }
             }
         }
         __syncwarp();
         if (lane == 0) {
             // The last quad of a slot arrives for those that are not there, too.
-            const bool closes = within + 1 == PER || j + 1 == total;
-            barrier_arrive_times(ring.empty + at.slot * 8, closes ? SLOT_ARRIVALS - within : 1);
+            const bool closes = within + 2 == PER || first + 2 >= total;
+            barrier_arrive_times(ring.empty + at.slot * 8, closes ? SLOT_ARRIVALS - within : 2);
         }
-        const float t = butterfly<4>(acc, lane);
-        if ((lane & 7) == 0) sums[(slice * in_slice + quad) * 4 + butterfly_row<4>(lane)] = t;
-        j += N_WARPS;
+        first += 2 * N_WARPS;
         slice += step_slice;
         quad += step_quad;
         if (quad >= in_slice) { quad -= in_slice; slice++; }
@@ -361,6 +458,7 @@ __device__ __forceinline__ void publish(float* to, float v) {
 // A block's share of a product. `begun` is called when the input is there.
 template <uint32_t TYPES, class Begun>
 __device__ __forceinline__ void product(const ProductOp& op, const Ring& ring, RingPlace& at, uint8_t* memory, float* scratch, Begun begun) {
+    if (op.encoded) encode_share(op);
     const Part* part = part_of(op);
     if (!part) return;
     const Part& p = *part;
@@ -416,7 +514,8 @@ __device__ __forceinline__ void give_up_registers() {
 
 template <int HD> struct PersistentShared {
     Op ops[2];     // of those who compute
-    Op ahead[2];   // of the warp that brings in weights
+    Op coming[2][2];  // of the warp that brings in weights, and of the one that goes ahead
+    uint32_t filled;  // slots
     uint64_t full[MAX_SLOTS], empty[MAX_SLOTS];
     float scratch[32];
     Session session;
@@ -441,32 +540,40 @@ template <int HD, uint32_t TYPES> __device__ __forceinline__ void persistent(con
     const Op* ops = a.ops + set * a.n_ops;
     auto word_of = [&](uint32_t i, uint32_t w) { return ((const uint32_t*)(ops + i))[w]; };
     if (threadIdx.x < OP_WORDS) ((uint32_t*)&m.ops[0])[threadIdx.x] = word_of(0, threadIdx.x);
-    if (threadIdx.x >= WORKERS)
-        for (uint32_t w = threadIdx.x - WORKERS; w < OP_WORDS; w += 128) ((uint32_t*)&m.ahead[0])[w] = word_of(0, w);
     // The session stays as it is until the step's end.
     if (threadIdx.x < sizeof(Session) / 4) ((uint32_t*)&m.session)[threadIdx.x] = ((const uint32_t*)a.sessions[0])[threadIdx.x];
-    if (threadIdx.x == 0) m.attend.turn_of = NULL;
+    if (threadIdx.x == 0) {
+        m.attend.turn_of = NULL;
+        m.filled = 0;
+    }
     __syncthreads();
-    RingPlace at{0, 0};
     if (threadIdx.x >= WORKERS) {
         give_up_registers();
-        if (threadIdx.x >= WORKERS + 64) return;
-        if (threadIdx.x >= WORKERS + 32) {
+        const uint32_t warp = (threadIdx.x - WORKERS) >> 5;
+        // The weights of all operations, by one thread of the warp.
+        auto walk = [&](Op (&coming)[2], auto slots) {
+            auto take_op = [&](uint32_t i) {
+                for (uint32_t w = lane; w < OP_WORDS; w += 32) ((uint32_t*)&coming[i & 1])[w] = word_of(i, w);
+                __syncwarp();
+            };
+            take_op(0);
+            for (uint32_t i = 0; i < a.n_ops; i++) {
+                if (i + 1 < a.n_ops) take_op(i + 1);
+                if (lane == 0 && coming[i & 1].kind == PRODUCT) bring_in(coming[i & 1].product, slots);
+                __syncwarp();
+            }
+        };
+        if (warp == 0) walk(m.coming[0], RingSlots{ring, m.filled});
+        if (warp == 1 && a.ahead > 0) walk(m.coming[1], SlotsAhead{m.filled, a.ahead});
+        if (warp == 2) {
             // Clears the other set of outputs.
             uint32_t* other = a.outputs + (set ^ 1) * a.output_words;
             for (uint32_t i = (blockIdx.x * 32 + lane) * 4; i < a.output_words; i += gridDim.x * 128)
                 *(uint4*)(other + i) = make_uint4(UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN);
-            return;
-        }
-        for (uint32_t i = 0; i < a.n_ops; i++) {
-            if (i + 1 < a.n_ops)
-                for (uint32_t w = lane; w < OP_WORDS; w += 32) ((uint32_t*)&m.ahead[(i + 1) & 1])[w] = word_of(i + 1, w);
-            const Op& op = m.ahead[i & 1];
-            if (lane == 0 && op.kind == PRODUCT) bring_in(op.product, ring, at);
-            __syncwarp();
         }
     } else {
         take_more_registers();
+        RingPlace at{0, 0};
         for (uint32_t i = 0; i < a.n_ops; i++) {
             const Op& op = m.ops[i & 1];
             uint32_t next = 0;
@@ -482,7 +589,7 @@ template <int HD, uint32_t TYPES> __device__ __forceinline__ void persistent(con
                 const Chunks chunks = chunks_of(attend, s);
                 const uint32_t places = attend.layout.n_kv_heads * attend.head_parts;
                 for (uint32_t unit = blockIdx.x; unit < places * chunks.used; unit += gridDim.x) {
-                    attend_chunk<HD, Attendants, Awaited>(attend, s, chunks, 0, unit % places, places, unit / places, rest, m.attend, [] {});
+                    attend_chunk<HD, ATTEND_STAGES, Attendants, Awaited>(attend, s, chunks, 0, unit % places, places, unit / places, rest, m.attend, [] {});
                     Attendants::sync();
                 }
             }

@@ -309,6 +309,7 @@ pub struct Part {
 pub struct ProductOp {
     pub parts: [Part; MAX_SEGMENTS],
     pub x: u64,
+    pub encoded: u64,
     pub norm: Norm,
     pub out: u64,
     pub residual: u64,
@@ -340,7 +341,7 @@ pub struct Persistent {
     pub output_words: u32,
     pub n_ops: u32,
     pub slots: u32,
-    pub padding: u32,
+    pub ahead: u32,
 }
 
 /// `MatmulArgs`.
@@ -479,8 +480,8 @@ const _: () = {
     assert!(size_of::<Segment>() == 40);
     assert!(size_of::<Matvec>() == 232);
     assert!(size_of::<Part>() == 72);
-    assert!(size_of::<ProductOp>() == 368);
-    assert!(size_of::<Op>() == 376);
+    assert!(size_of::<ProductOp>() == 376);
+    assert!(size_of::<Op>() == 384);
     assert!(size_of::<Persistent>() == 56);
     assert!(size_of::<Matmul>() == 64);
     assert!(size_of::<GatedMatmul>() == 72);

@@ -7,7 +7,7 @@
 use super::{StepBuffers, Timeline};
 use crate::backend::Work;
 use crate::backend::cuda::args;
-use crate::backend::cuda::attention::{in_tiles, padded_head};
+use crate::backend::cuda::attention::{KV_TILE, in_tiles, padded_head};
 use crate::backend::cuda::driver::{Buffer, Context, Launch, Stream};
 use crate::backend::cuda::kernels::Kernels;
 use crate::backend::cuda::kv::KvPlan;
@@ -23,11 +23,17 @@ const THREADS: u32 = 640;
 const SLOT_BYTES: usize = 18432;
 /// Quads that it holds at most.
 const SLOT_QUADS: u32 = 16;
-/// Slots that a ring has at most, and at least.
+/// Slots that a ring has at most.
 const MAX_SLOTS: usize = 16;
-const MIN_SLOTS: usize = 4;
-/// Their number is a multiple of the most slots that the 16 warps' quads fill.
-const SLOT_STEP: usize = 4;
+/// Their number is a multiple of this, the most slots that the pairs of quads of 16 warps fill.
+const SLOT_STEP: usize = 8;
+/// Weights of this many more slots are on their way to the L2 cache: 15 MB with a block on each of 132
+/// multiprocessors.
+const SLOTS_AHEAD: u32 = 6;
+/// Tiles of attention that fit beside the ring.
+const ATTEND_STAGES: usize = 2;
+/// Inputs of this width and more, without a norm, are encoded by all blocks together.
+const WIDE_INPUT: u32 = 8192;
 /// At least the static shared memory of a block.
 const STATIC_SHARED: usize = 8192;
 /// Bytes beside a product's input that its partial sums have at least.
@@ -160,12 +166,13 @@ impl Persistent {
         }
         // Beside the ring: attention's tiles, or a product's input and partial sums.
         let input = plan.widest_input() as usize * 48;
-        let rest = kernels.tiles_shared(dim).max(input + SUMS_BYTES);
+        let tiles = ATTEND_STAGES * 2 * KV_TILE * dim * 2;
+        let rest = tiles.max(input + SUMS_BYTES);
         let available = kernels.context().properties().shared_bytes - STATIC_SHARED;
         // So that a warp comes to the same slots in every round of the ring, whatever the type.
         let slots =
             (available.saturating_sub(rest) / SLOT_BYTES).min(MAX_SLOTS) / SLOT_STEP * SLOT_STEP;
-        if slots < MIN_SLOTS {
+        if slots == 0 {
             return Ok(None);
         }
         let words = output_words(plan);
@@ -205,7 +212,7 @@ impl Persistent {
                 output_words: words,
                 n_ops: work.len() as u32,
                 slots: slots as u32,
-                padding: 0,
+                ahead: SLOTS_AHEAD,
             },
             kernel,
             grid: kernels.multiprocessors(),
@@ -320,6 +327,15 @@ fn words(n: u32) -> u32 {
     n.next_multiple_of(4)
 }
 
+/// Words of an input without a norm, encoded, if all blocks encode it together.
+fn encoded_words(width: u32) -> u32 {
+    if width >= WIDE_INPUT {
+        width / 32 * 12
+    } else {
+        0
+    }
+}
+
 /// Words of all outputs of a step but the logits.
 fn output_words(plan: &Plan) -> u32 {
     plan.layers
@@ -331,7 +347,11 @@ fn output_words(plan: &Plan) -> u32 {
                 FeedForwardPlan::Experts(_) => 0,
             };
             let width = attention.n_heads * attention.head_dim;
-            words(attention.qkv.rows) + words(width) + words(n_ff) + 2 * words(plan.hidden)
+            words(attention.qkv.rows)
+                + words(width)
+                + words(n_ff)
+                + encoded_words(n_ff)
+                + 2 * words(plan.hidden)
         })
         .sum()
 }
@@ -385,9 +405,16 @@ impl Builder<'_> {
         let input = (between, layer.feed_forward_norm);
         self.product(Work::GateUp, &mlp.up, input, active, ending);
 
+        let encoded = match encoded_words(mlp.n_ff) {
+            0 => 0,
+            words => self.output(words),
+        };
         let out = self.output(self.plan.hidden);
         let add = Ending::Plain { residual: between };
         self.product(Work::Down, &mlp.down, (active, None), out, add);
+        if let Some(args::Op::Product(down)) = self.ops.last_mut() {
+            down.encoded = encoded;
+        }
         out
     }
 
