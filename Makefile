@@ -70,7 +70,7 @@ else
   KERNELS := $(if $(NVCC_FOUND),,nvcc)
 endif
 
-.PHONY: all lib demo test test-rust test-c test-examples valgrind install uninstall header check-header \
+.PHONY: all lib demo test test-rust test-emulation test-c test-examples valgrind install uninstall header check-header \
         check-symbols bench convert nvcc gpu-bundle fuzz fmt lint clean help
 
 all: lib
@@ -78,7 +78,7 @@ all: lib
 help:
 	@echo "make                 the release library in $(TARGET_DIR)/release"
 	@echo "make demo            compile examples-c/hello.c and let it tell a story (PROMPT='Once upon ...')"
-	@echo "make test            Rust tests, C tests, C examples, C tests under valgrind where there is one"
+	@echo "make test            Rust tests, GPU kernels on the CPU, C tests, C examples, C tests under valgrind where there is one"
 	@echo "make install         header, libraries, emberlm.pc (PREFIX, LIBDIR, INCLUDEDIR, DESTDIR); make uninstall"
 	@echo "make header          generate include/emberlm.h anew; make check-header compares only"
 	@echo "make check-symbols   the shared library exports what the header declares and nothing else"
@@ -106,11 +106,24 @@ $(C_OUT)/tests/%: tests/c/%.c $(wildcard tests/c/*.h) include/emberlm.h | lib
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -g $(C_STRICT) -UNDEBUG $< -o $@ $(C_LINK)
 
-test: test-rust test-c test-examples valgrind
+test: test-rust test-emulation test-c test-examples valgrind
 
 # Tests that are marked `ignore` need the original models, which lie beside a developer's checkout.
 test-rust: $(KERNELS)
 	$(CARGO) test $(FEATURES) --features tools,bench $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
+
+# A kernel whose blocks wait for each other, run on the CPU under schedules that no GPU would choose.
+EMULATION_FLAGS := -O2 -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -fno-strict-aliasing -ffp-contract=off \
+                   -U_FORTIFY_SOURCE -Itests/emulation -Ikernels
+
+$(C_OUT)/emulation: $(wildcard tests/emulation/* kernels/*.cuh)
+	@mkdir -p $(@D)
+	$(CXX) $(EMULATION_FLAGS) $(filter %.cpp,$^) -o $@
+
+test-emulation:
+	@if ! echo '_Float16 half;' | $(CXX) -std=c++20 -x c++ -fsyntax-only - >/dev/null 2>&1; then \
+	    echo "SKIPPED emulation: $(CXX) is no C++20 compiler with _Float16; not run: tests/emulation/persistent.cpp"; exit 0; \
+	fi; $(MAKE) --no-print-directory $(C_OUT)/emulation && $(C_OUT)/emulation
 
 test-c: lib $(C_TESTS)
 	@set -e; for t in $(C_TESTS); do echo "C test $${t##*/}"; $$t $(MODEL); done

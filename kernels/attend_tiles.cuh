@@ -193,7 +193,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             __half2 pair = __floats2half2_rn(c[2 * h], c[2 * h + 1]);
-            asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0,%1;" : "=r"(w[h]) : "r"(*(uint32_t*)&pair));
+            w[h] = transposed(*(uint32_t*)&pair);
         }
 #pragma unroll
         for (int j = 0; j < HD / 16; j++) {

@@ -1,12 +1,15 @@
-// Barriers in shared memory, the copies that they count, and clusters, from sm_90 on.
+// Barriers in shared memory, the copies that they count, and clusters, from sm_90 on (instructions.cuh says
+// what EMULATED is).
 #pragma once
 #include "common.cuh"
 
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && !defined(EMULATED)
 
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
+// The copies see what barriers begin with.
+__device__ __forceinline__ void barriers_ready() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // One arrival, which also announces bytes that copies will bring.
 __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");

@@ -1,9 +1,8 @@
 // What every kernel file shares: the structures that the host fills (src/backend/cuda/args.rs holds
-// their Rust twins), warp helpers, and wrappers of the few
-// instructions that need assembly.
+// their Rust twins) and warp helpers.
 #pragma once
 #include <cuda_fp16.h>
-#include <cstdint>
+#include "instructions.cuh"
 
 // How a session's tokens are chosen; src/engine/sampling/mod.rs defines what the numbers do.
 struct Settings {
@@ -89,19 +88,6 @@ __device__ __forceinline__ uint32_t first_seen(const KvLayout& l, uint32_t lengt
     return length > l.window ? length - l.window : 0;
 }
 
-// Programmatic dependent launch (no-ops before Hopper): let the next node start its prologue, and
-// wait for the results of the nodes before.
-__device__ __forceinline__ void release_dependents() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-__device__ __forceinline__ void wait_for_producers() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
     for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
@@ -120,14 +106,8 @@ struct WholeBlock {
     static __device__ __forceinline__ uint32_t threads() { return blockDim.x; }
 };
 template <int BARRIER, int THREADS> struct FirstThreads {
-    // Volatile, so that nothing that depends on it is computed ahead of its use and kept in registers,
-    // which a kernel of many parts does not have.
-    static __device__ __forceinline__ uint32_t thread() {
-        uint32_t t;
-        asm volatile("mov.u32 %0,%%tid.x;" : "=r"(t));
-        return t;
-    }
-    static __device__ __forceinline__ void sync() { asm volatile("bar.sync %0,%1;" ::"n"(BARRIER), "n"(THREADS) : "memory"); }
+    static __device__ __forceinline__ uint32_t thread() { return thread_number(); }
+    static __device__ __forceinline__ void sync() { meet<BARRIER, THREADS>(); }
     static __device__ __forceinline__ uint32_t threads() { return THREADS; }
 };
 
@@ -141,16 +121,8 @@ struct Finished {
 };
 #if __CUDA_ARCH__ >= 700
 struct Awaited {
-    static __device__ __forceinline__ float4 first(const float4* p) {
-        float4 v;
-        asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
-        return v;
-    }
-    static __device__ __forceinline__ float first(const float* p) {
-        float v;
-        asm volatile("ld.relaxed.gpu.global.f32 %0,[%1];" : "=f"(v) : "l"(p) : "memory");
-        return v;
-    }
+    static __device__ __forceinline__ float4 first(const float4* p) { return load_relaxed(p); }
+    static __device__ __forceinline__ float first(const float* p) { return load_relaxed(p); }
     static __device__ __forceinline__ bool missing(float v) { return __float_as_uint(v) == UNWRITTEN; }
     static __device__ __forceinline__ bool missing(float4 v) { return missing(v.x) || missing(v.y) || missing(v.z) || missing(v.w); }
     // After as many first looks as can be under way at a time.

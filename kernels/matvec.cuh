@@ -87,7 +87,7 @@ template <int CR> __device__ __forceinline__ float butterfly(float* acc, int lan
     return t;
 }
 template <int CR> __device__ __forceinline__ uint32_t butterfly_row(int lane) {
-    return CR == 8 ? lane >> 4 << 2 & 4 | lane >> 3 << 1 & 2 | lane >> 2 & 1 : CR == 4 ? (lane >> 4 & 1) * 2 + (lane >> 3 & 1) : CR == 2 ? lane >> 4 & 1 : 0;
+    return CR == 8 ? (lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1) : CR == 4 ? (lane >> 4 & 1) * 2 + (lane >> 3 & 1) : CR == 2 ? lane >> 4 & 1 : 0;
 }
 
 // The inputs of one lane's group, for NB rows.
@@ -299,7 +299,7 @@ template <int NB, bool RING, uint32_t TYPES> __device__ __forceinline__ void mat
         if (lane == 0) {
             for (int i = 0; i < MAX_STAGES; i++)
                 barrier_init(shared_address(bars + warp * MAX_STAGES + i), 1);
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            barriers_ready();
         }
         __syncwarp();
 #endif

@@ -1,6 +1,9 @@
-// Tensor-core products of f16 with f32 sums, for every architecture from sm_75 on.
+// Tensor-core products of f16 with f32 sums, for every architecture from sm_75 on (instructions.cuh says what
+// EMULATED is).
 #pragma once
 #include "common.cuh"
+
+#if !defined(EMULATED)
 
 // 16 bytes from global to shared memory, or zeros.
 __device__ __forceinline__ void copy16(uint32_t to, const void* from, bool valid) {
@@ -30,6 +33,12 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t* r, uint32_t f
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
 }
+// A matrix of 8 x 8, of which a lane holds elements 2 * (lane & 3) and the next of row lane / 4.
+__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
+    uint32_t r;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0,%1;" : "=r"(r) : "r"(pair));
+    return r;
+}
 
 // c[16 x 8] += a[16 x 16] * b[16 x 8].
 __device__ __forceinline__ void mma(float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
@@ -44,3 +53,5 @@ __device__ __forceinline__ void mma(float* c, const uint32_t* a, uint32_t b0, ui
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[2]), "r"(a[3]), "r"(b1));
 #endif
 }
+
+#endif

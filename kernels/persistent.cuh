@@ -369,7 +369,7 @@ template <uint32_t T> __device__ __forceinline__ float record_dot(const LaneInpu
 #pragma unroll
         for (int t = 0; t < 4; t++) {
             low = __dp4a((int)(w[t] & 0x0f0f0f0f), x.x[t], low);
-            asm("dp4a.u32.s32 %0,%1,%2,%0;" : "+r"(high) : "r"(w[t] & 0xf0f0f0f0), "r"(x.x[4 + t]));
+            high = dot_unsigned(w[t] & 0xf0f0f0f0, x.x[4 + t], high);
         }
         float scale, minimum;
         Codec<T>::template scales<FromShared>(r, g, n, scale, minimum);
@@ -417,22 +417,27 @@ __device__ __forceinline__ void quads(const Part& p, uint32_t h, uint32_t in_sli
             const float t = butterfly<8>(acc, lane);
             if ((lane & 3) == 0) sums[(slice * in_slice + quad) * 4 + butterfly_row<8>(lane)] = t;
         } else {
-            uint32_t other_slice = slice, other_quad = quad;
+            uint32_t k = 0, end = min(2u, total - first), of_slice = slice, of_quad = quad;
 #pragma unroll 1
-            for (uint32_t k = 0; k < 2 && first + k < total; k++) {
-                load(other_slice);
-                const uint32_t record = other_slice + 1 == p.n_slices ? p.last_bytes : p.full_bytes;
+            while (k < end) {
+                load(of_slice);
+                const uint32_t record = of_slice + 1 == p.n_slices ? p.last_bytes : p.full_bytes;
                 // The quads of a run follow each other without gaps.
-                const uint32_t before = min(within + k, other_quad < h ? other_quad : other_quad - h);
-                float acc[4];
+                const uint32_t before = min(within + k, of_quad < h ? of_quad : of_quad - h);
+                const uint8_t* from = r + k * QUAD - before * (QUAD - 4 * record);
+                // Always eight rows, though only the first four may count.
+                const uint32_t n_quads = end - k == 2 && of_quad + 1 < in_slice && of_quad + 1 != h ? 2 : 1;
+                float acc[8];
 #pragma unroll
-                for (int u = 0; u < 4; u++) {
-                    const float v = record_dot<T>(x, r + k * QUAD - before * (QUAD - 4 * record) + u * record, min(lane, n - 1), n);
+                for (int u = 0; u < 8; u++) {
+                    const float v = record_dot<T>(x, from + u * record, min(lane, n - 1), n);
                     acc[u] = lane < n ? v : 0.0f;
                 }
-                const float t = butterfly<4>(acc, lane);
-                if ((lane & 7) == 0) sums[(other_slice * in_slice + other_quad) * 4 + butterfly_row<4>(lane)] = t;
-                if (++other_quad == in_slice) { other_quad = 0; other_slice++; }
+                const float t = butterfly<8>(acc, lane);
+                if ((lane & 3) == 0 && butterfly_row<8>(lane) < 4 * n_quads) sums[(of_slice * in_slice + of_quad) * 4 + butterfly_row<8>(lane)] = t;
+                k += n_quads;
+                of_quad += n_quads;
+                if (of_quad == in_slice) { of_quad = 0; of_slice++; }
             }
         }
         __syncwarp();
@@ -524,8 +529,8 @@ template <int HD> struct PersistentShared {
 
 // Grid: one block a multiprocessor, all of them there at a time (a cooperative launch).
 template <int HD, uint32_t TYPES> __device__ __forceinline__ void persistent(const PersistentArgs& a) {
-    extern __shared__ __align__(128) uint8_t memory[];
-    __shared__ __align__(16) PersistentShared<HD> m;
+    DYNAMIC_SHARED(memory);
+    STATIC_SHARED(PersistentShared<HD>, m);
     const Ring ring{shared_address(memory), shared_address(m.full), shared_address(m.empty), a.slots};
     uint8_t* rest = memory + a.slots * SLOT_BYTES;
     const uint32_t lane = threadIdx.x & 31;
@@ -534,7 +539,7 @@ template <int HD, uint32_t TYPES> __device__ __forceinline__ void persistent(con
             barrier_init(ring.full + i * 8, 1);
             barrier_init(ring.empty + i * 8, SLOT_ARRIVALS);
         }
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        barriers_ready();
     }
     const uint32_t set = a.state[1];
     const Op* ops = a.ops + set * a.n_ops;

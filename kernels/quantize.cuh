@@ -2,17 +2,6 @@
 #pragma once
 #include "common.cuh"
 
-// The larger number; not a number if one of them is not.
-__device__ __forceinline__ float largest_or_nan(float a, float b) {
-#if __CUDA_ARCH__ >= 800
-    float v;
-    asm("max.NaN.f32 %0,%1,%2;" : "=f"(v) : "f"(a), "f"(b));
-    return v;
-#else
-    return a == a && b == b ? fmaxf(a, b) : NAN;
-#endif
-}
-
 // Four values of one of the 8 lanes that share a group, as bytes, and the group's scale. Whole warps
 // call it.
 struct PackedValues {

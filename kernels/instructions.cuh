@@ -1,0 +1,68 @@
+// Instructions that CUDA has no function for, and how a kernel gets its shared memory. Tests run kernels on
+// the CPU, where EMULATED is defined, this file is empty, and so are the others that say so;
+// tests/emulation/instructions.h has what they have.
+#pragma once
+#include <cstdint>
+
+#if !defined(EMULATED)
+
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(128) uint8_t name[]
+#define STATIC_SHARED(type, name) __shared__ __align__(16) type name
+
+// Programmatic dependent launch (no-ops before Hopper): let the next node start its prologue, and
+// wait for the results of the nodes before.
+__device__ __forceinline__ void release_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_producers() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The thread's number. Volatile, so that nothing that depends on it is computed ahead of its use and kept
+// in registers, which a kernel of many parts does not have.
+__device__ __forceinline__ uint32_t thread_number() {
+    uint32_t t;
+    asm volatile("mov.u32 %0,%%tid.x;" : "=r"(t));
+    return t;
+}
+// The first THREADS of a block meet.
+template <int BARRIER, int THREADS> __device__ __forceinline__ void meet() {
+    asm volatile("bar.sync %0,%1;" ::"n"(BARRIER), "n"(THREADS) : "memory");
+}
+
+#if __CUDA_ARCH__ >= 700
+// What another block may be writing.
+__device__ __forceinline__ float4 load_relaxed(const float4* p) {
+    float4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ float load_relaxed(const float* p) {
+    float v;
+    asm volatile("ld.relaxed.gpu.global.f32 %0,[%1];" : "=f"(v) : "l"(p) : "memory");
+    return v;
+}
+#endif
+
+// c + the sum of the products of four unsigned bytes and four signed ones.
+__device__ __forceinline__ int dot_unsigned(uint32_t a, int b, int c) {
+    asm("dp4a.u32.s32 %0,%1,%2,%0;" : "+r"(c) : "r"(a), "r"(b));
+    return c;
+}
+
+// The larger number; not a number if one of them is not.
+__device__ __forceinline__ float largest_or_nan(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+    float v;
+    asm("max.NaN.f32 %0,%1,%2;" : "=f"(v) : "f"(a), "f"(b));
+    return v;
+#else
+    return a == a && b == b ? fmaxf(a, b) : NAN;
+#endif
+}
+
+#endif

@@ -1,0 +1,88 @@
+// What kernels/instructions.cuh, bulk.cuh and mma.cuh have, for the emulator.
+#pragma once
+
+#define DYNAMIC_SHARED(name) uint8_t* const name = emulator::thread->block->shared + emulator::STATIC_BYTES
+#define STATIC_SHARED(type, name)                          \
+    static_assert(sizeof(type) <= emulator::STATIC_BYTES); \
+    type& name = *(type*)emulator::thread->block->shared
+
+inline void release_dependents() {}
+inline void wait_for_producers() {}
+inline uint32_t thread_number() { return threadIdx.x; }
+template <int BARRIER, int THREADS> inline void meet() { emulator::meet(emulator::thread->block->meetings[BARRIER], THREADS); }
+// Others may write before it looks.
+template <class T> inline T load_relaxed(const T* p) {
+    emulator::yield();
+    return *p;
+}
+inline int dot_unsigned(uint32_t a, int b, int c) {
+    for (int i = 0; i < 32; i += 8) c += (int)(uint8_t)(a >> i) * (int)(int8_t)(b >> i);
+    return c;
+}
+inline float largest_or_nan(float a, float b) { return a == a && b == b ? fmaxf(a, b) : NAN; }
+
+// bulk.cuh
+inline void barrier_init(uint32_t barrier, uint32_t arrivals) { emulator::barrier_init(barrier, arrivals); }
+inline void barriers_ready() {}
+inline void barrier_announce(uint32_t barrier, uint32_t bytes) { emulator::barrier_announce(barrier, bytes); }
+inline void barrier_arrive_times(uint32_t barrier, uint32_t count) { emulator::barrier_arrive(barrier, count); }
+inline void barrier_arrive(uint32_t barrier) { emulator::barrier_arrive(barrier, 1); }
+inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
+    emulator::barrier_announce(barrier, bytes);
+    emulator::barrier_arrive(barrier, 1);
+}
+inline void barrier_wait(uint32_t barrier, uint32_t parity) { emulator::barrier_wait(barrier, parity); }
+inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+    emulator::bulk_copy(to, from, bytes, barrier);
+}
+inline void bulk_prefetch(const void* from, uint32_t bytes) { emulator::bulk_prefetch(from, bytes); }
+
+// mma.cuh. Copies are done at once.
+inline void copy16(uint32_t to, const void* from, bool valid) {
+    uint8_t* p = emulator::thread->block->shared + to;
+    if (valid) memcpy(p, from, 16);
+    else memset(p, 0, 16);
+}
+inline void copies_commit() {}
+template <int LEFT> inline void copies_wait() {}
+// Four matrices of 8 x 8, whose rows' addresses the lanes have.
+template <class Element> inline void load_matrices(uint32_t* r, uint32_t from, Element element) {
+    const emulator::Words* rows = emulator::exchange(&from, 1);
+    const uint32_t lane = emulator::thread->lane;
+    for (uint32_t m = 0; m < 4; m++) {
+        r[m] = 0;
+        for (uint32_t e = 0; e < 2; e++) {
+            const auto [row, column] = element(lane / 4, lane % 4 * 2 + e);
+            uint16_t v;
+            memcpy(&v, emulator::thread->block->shared + rows[m * 8 + row][0] + column * 2, 2);
+            r[m] |= (uint32_t)v << 16 * e;
+        }
+    }
+    __syncwarp();
+}
+struct Place { uint32_t row, column; };
+inline void load_matrices(uint32_t* r, uint32_t from) {
+    load_matrices(r, from, [](uint32_t row, uint32_t column) { return Place{row, column}; });
+}
+inline void load_matrices_transposed(uint32_t* r, uint32_t from) {
+    load_matrices(r, from, [](uint32_t row, uint32_t column) { return Place{column, row}; });
+}
+inline float half_of(uint32_t pair, uint32_t i) { return __half2float(__ushort_as_half((unsigned short)(pair >> 16 * i))); }
+inline uint32_t transposed(uint32_t pair) {
+    const emulator::Words* all = emulator::exchange(&pair, 1);
+    const uint32_t lane = emulator::thread->lane, row = lane / 4;
+    auto element = [&](uint32_t from) { return all[from * 4 + row / 2][0] >> 16 * (row & 1) & 0xffff; };
+    return element(lane % 4 * 2) | element(lane % 4 * 2 + 1) << 16;
+}
+inline void mma(float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
+    const uint32_t fragments[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    const emulator::Words* all = emulator::exchange(fragments, 6);
+    const uint32_t lane = emulator::thread->lane;
+    for (uint32_t e = 0; e < 4; e++) {
+        const uint32_t row = lane / 4, below = e >> 1, column = lane % 4 * 2 + (e & 1);
+        for (uint32_t k = 0; k < 16; k++) {
+            const uint32_t owner = k % 8 / 2, second = k / 8;
+            c[e] += half_of(all[row * 4 + owner][second * 2 + below], k & 1) * half_of(all[column * 4 + owner][4 + second], k & 1);
+        }
+    }
+}
