@@ -113,10 +113,10 @@ test-rust: $(KERNELS)
 	$(CARGO) test $(FEATURES) --features tools,bench $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
 
 # A kernel whose blocks wait for each other, run on the CPU under schedules that no GPU would choose.
-EMULATION_FLAGS := -O2 -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -fno-strict-aliasing -ffp-contract=off \
+EMULATION_FLAGS := -O2 -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-sign-compare -fno-strict-aliasing -ffp-contract=off \
                    -U_FORTIFY_SOURCE -Itests/emulation -Ikernels
 
-$(C_OUT)/emulation: $(wildcard tests/emulation/* kernels/*.cuh)
+$(C_OUT)/emulation: $(wildcard tests/emulation/* kernels/*.cu*)
 	@mkdir -p $(@D)
 	$(CXX) $(EMULATION_FLAGS) $(filter %.cpp,$^) -o $@
 

@@ -14,8 +14,8 @@ constexpr int attend_stages(int dim) {
 // Grid (n_kv_heads * head_parts, batch, blocks that share the chunks of a context), 128 threads. A block
 // without a chunk ends at once: the grid is not done before those with the first chunks, which wait.
 template <int HD> __device__ __forceinline__ void attend_tiles(const AttendArgs& a) {
-    extern __shared__ __align__(128) uint8_t tiles[];
-    __shared__ AttendShared<HD> shared;
+    DYNAMIC_SHARED(tiles);
+    STATIC_SHARED(AttendShared<HD>, shared);
     release_dependents();
     if (threadIdx.x == 0) shared.turn_of = NULL;
     __syncthreads();

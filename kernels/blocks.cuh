@@ -67,12 +67,7 @@ struct FromShared {
     static __device__ __forceinline__ uint32_t u8(const void* p) { return *(const uint8_t*)p; }
 };
 struct FromGlobal {
-    static __device__ __forceinline__ uint4 v4(const void* p) {
-        uint4 v;
-        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];"
-                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-        return v;
-    }
+    static __device__ __forceinline__ uint4 v4(const void* p) { return load_once(p); }
     static __device__ __forceinline__ uint2 v2(const void* p) { return __ldg((const uint2*)p); }
     static __device__ __forceinline__ uint32_t u32(const void* p) { return __ldg((const uint32_t*)p); }
     static __device__ __forceinline__ uint32_t u16(const void* p) { return __ldg((const uint16_t*)p); }

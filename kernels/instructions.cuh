@@ -34,6 +34,14 @@ template <int BARRIER, int THREADS> __device__ __forceinline__ void meet() {
     asm volatile("bar.sync %0,%1;" ::"n"(BARRIER), "n"(THREADS) : "memory");
 }
 
+// 16 bytes that are read once.
+__device__ __forceinline__ uint4 load_once(const void* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
 #if __CUDA_ARCH__ >= 700
 // What another block may be writing.
 __device__ __forceinline__ float4 load_relaxed(const float4* p) {

@@ -290,8 +290,9 @@ __device__ __forceinline__ void stream(const MatvecArgs& a, const Segment& s, ui
 }
 
 template <int NB, bool RING, uint32_t TYPES> __device__ __forceinline__ void matvec_body(const MatvecArgs& a) {
-    extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ __align__(8) uint64_t bars[WARPS * MAX_STAGES];
+    DYNAMIC_SHARED(shared);
+    using Bars = uint64_t[WARPS * MAX_STAGES];
+    STATIC_SHARED(Bars, bars);
     [[maybe_unused]] const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     release_dependents();
     if (RING) {

@@ -6,6 +6,8 @@
 #include "norm.cuh"
 #include "quantize.cuh"
 
+using Scratch = float[32];  // of sums over a block
+
 enum Source : uint32_t {
     COPY = 0,       // x[i]
     NORM = 1,       // the norm of x
@@ -155,7 +157,7 @@ __device__ __forceinline__ void f16_row(const ProduceArgs& a, uint32_t row, uint
 // gridDim.x * 4 * blockDim.x. Norms and f16 outputs look at the whole row and need gridDim.x = 1.
 // Four elements a thread, so 8 lanes share a group. blockDim.x is a multiple of 32.
 extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant__ ProduceArgs a) {
-    __shared__ float scratch[32];
+    STATIC_SHARED(Scratch, scratch);
     release_dependents();
     const uint32_t row = blockIdx.y, width = a.groups * 32, step = gridDim.x * blockDim.x * 4;
     const uint32_t first = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
@@ -216,7 +218,7 @@ static_assert(sizeof(AddBranchArgs) == 64, "as in args.rs");
 
 // Grid (rows), up to 1024 threads.
 extern "C" __global__ void __launch_bounds__(1024) add_branch(const __grid_constant__ AddBranchArgs a) {
-    __shared__ float scratch[32];
+    STATIC_SHARED(Scratch, scratch);
     release_dependents();
     wait_for_producers();
     const float* x = a.x + (uint64_t)blockIdx.x * a.x_stride;
@@ -242,7 +244,7 @@ static_assert(sizeof(NormPartsArgs) == 80, "as in args.rs");
 
 // Grid (2, rows), up to 1024 threads.
 extern "C" __global__ void __launch_bounds__(1024) norm_parts(const __grid_constant__ NormPartsArgs a) {
-    __shared__ float scratch[32];
+    STATIC_SHARED(Scratch, scratch);
     release_dependents();
     wait_for_producers();
     const uint32_t part = blockIdx.x, len = a.len[part];

@@ -10,6 +10,7 @@ inline void release_dependents() {}
 inline void wait_for_producers() {}
 inline uint32_t thread_number() { return threadIdx.x; }
 template <int BARRIER, int THREADS> inline void meet() { emulator::meet(emulator::thread->block->meetings[BARRIER], THREADS); }
+inline uint4 load_once(const void* p) { return *(const uint4*)p; }
 // Others may write before it looks.
 template <class T> inline T load_relaxed(const T* p) {
     emulator::yield();

@@ -1,0 +1,85 @@
+// The operations of a step by the kernels that do one each, as src/backend/cuda/step.rs launches them for one
+// session.
+#pragma once
+#include "attention.cu"
+#include "matvec.cuh"
+#include "model.h"
+#include "norm.cu"
+
+class Nodes {
+    const Model& model;
+    std::vector<int8_t> q8;
+    std::vector<float> q8_scale;
+
+    static void run(uint32_t blocks, uint32_t threads, const std::function<void()>& kernel) {
+        const std::string wrong = emulator::run(blocks, threads, 1, kernel);
+        if (wrong.empty()) return;
+        printf("a kernel of one operation: %s\n", wrong.c_str());
+        exit(1);
+    }
+    // Writes int8 and its scales, and gives the f32.
+    std::vector<float> produce(const float* x, uint32_t len, Source source, const NormArgs& norm) {
+        std::vector<float> out(len);
+        q8.assign(len, 0);
+        q8_scale.assign(len / 32, 0.0f);
+        ProduceArgs a{};
+        a.x = x;
+        a.norm = norm;
+        a.q8 = q8.data();
+        a.q8_scale = q8_scale.data();
+        a.f32 = out.data();
+        a.x_stride = source == GATED ? 2 * len : len;
+        a.len = len;
+        a.groups = len / 32;
+        a.source = source;
+        a.inverse_len = 1.0f / (float)len;
+        a.activation.kind = model.n.gated ? SILU : GELU_TANH;
+        run(1, 512, [&] { ::produce(a); });
+        return out;
+    }
+    std::vector<float> product(const Matrix& m, const float* residual) {
+        std::vector<float> out(m.rows());
+        MatvecArgs a{};
+        a.q8 = q8.data();
+        a.q8_scale = q8_scale.data();
+        a.out = out.data();
+        a.residual = residual;
+        a.n_segments = (uint32_t)m.parts.size();
+        a.groups = m.groups;
+        a.out_stride = m.rows();
+        a.batch = 1;
+        a.chunk_rows = 96;
+        uint32_t row = 0;
+        for (uint32_t i = 0; i < a.n_segments; i++) {
+            a.segments[i] = {m.data[i], m.bias ? m.bias + row : NULL, m.parts[i].type, m.parts[i].n, 2 * i, 2, row, 0};
+            row += m.parts[i].n;
+        }
+        run(2 * a.n_segments, WARPS * 32, [&] { matvec_body<1, false, TYPES>(a); });
+        return out;
+    }
+
+public:
+    explicit Nodes(const Model& m) : model(m) {}
+
+    // A matrix times the norm of a row.
+    std::vector<float> normed(const Matrix& m, const NormArgs& norm, const float* x) {
+        produce(x, model.n.hidden, NORM, norm);
+        return product(m, NULL);
+    }
+    // A matrix times a row, and a residual.
+    std::vector<float> added(const Matrix& m, const float* x, const float* residual) {
+        produce(x, m.groups * 32, COPY, NormArgs{});
+        return product(m, residual);
+    }
+    std::vector<float> activation(const std::vector<float>& up) {
+        return produce(up.data(), model.n.n_ff, model.n.gated ? GATED : ACTIVATED, NormArgs{});
+    }
+    std::vector<float> attention(AttendArgs a, const float* qkv) {
+        std::vector<float> out(model.n.n_heads * model.n.head_dim);
+        a.qkv = qkv;
+        a.f32 = out.data();
+        const bool large = model.n.head_dim > 64;
+        run(a.layout.n_kv_heads * a.head_parts, 128, [&] { large ? attend_tiles<128>(a) : attend_tiles<64>(a); });
+        return out;
+    }
+};
