@@ -112,18 +112,20 @@ test: test-rust test-emulation test-c test-examples valgrind
 test-rust: $(KERNELS)
 	$(CARGO) test $(FEATURES) --features tools,bench $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
 
-# A kernel whose blocks wait for each other, run on the CPU under schedules that no GPU would choose.
-EMULATION_FLAGS := -O2 -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-sign-compare -fno-strict-aliasing -ffp-contract=off \
-                   -U_FORTIFY_SOURCE -Itests/emulation -Ikernels
+# Kernels run on the CPU, under schedules that no GPU would choose.
+EMULATION_FLAGS := -O2 -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-sign-compare -fno-strict-aliasing \
+                   -ffp-contract=off -U_FORTIFY_SOURCE -Itests/emulation -Ikernels
+EMULATIONS := $(addprefix $(C_OUT)/emulation/,persistent batch)
 
-$(C_OUT)/emulation: $(wildcard tests/emulation/* kernels/*.cu*)
+$(C_OUT)/emulation/%: tests/emulation/%.cpp $(wildcard tests/emulation/* kernels/*.cu*)
 	@mkdir -p $(@D)
-	$(CXX) $(EMULATION_FLAGS) $(filter %.cpp,$^) -o $@
+	$(CXX) $(EMULATION_FLAGS) $< tests/emulation/emulator.cpp -o $@
 
 test-emulation:
 	@if ! echo '_Float16 half;' | $(CXX) -std=c++20 -x c++ -fsyntax-only - >/dev/null 2>&1; then \
-	    echo "SKIPPED emulation: $(CXX) is no C++20 compiler with _Float16; not run: tests/emulation/persistent.cpp"; exit 0; \
-	fi; $(MAKE) --no-print-directory $(C_OUT)/emulation && $(C_OUT)/emulation
+	    echo "SKIPPED emulation: $(CXX) is no C++20 compiler with _Float16; not run:" $(notdir $(EMULATIONS)); exit 0; \
+	fi; set -e; $(MAKE) --no-print-directory $(EMULATIONS); \
+	for t in $(EMULATIONS); do echo "emulation $${t##*/}"; $$t; done
 
 test-c: lib $(C_TESTS)
 	@set -e; for t in $(C_TESTS); do echo "C test $${t##*/}"; $$t $(MODEL); done

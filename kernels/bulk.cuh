@@ -25,7 +25,14 @@ __device__ __forceinline__ void barrier_arrive_times(uint32_t barrier, uint32_t 
 __device__ __forceinline__ void barrier_announce(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// One arrival of each thread, once all that it asked `cp.async` for is there.
+// 16 or 4 bytes from global to shared memory.
+__device__ __forceinline__ void copy_piece(uint32_t to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy_word(uint32_t to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0],[%1],4;" ::"r"(to), "l"(from) : "memory");
+}
+// One arrival of each thread, once all its copies are there.
 __device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
@@ -52,6 +59,17 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 }
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// An address of shared memory, in block `rank` of the cluster, and a number there.
+__device__ __forceinline__ uint32_t remote_address(uint32_t address, uint32_t rank) {
+    uint32_t remote;
+    asm volatile("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(remote) : "r"(address), "r"(rank));
+    return remote;
+}
+__device__ __forceinline__ float load_remote(uint32_t remote) {
+    float v;
+    asm volatile("ld.shared::cluster.f32 %0,[%1];" : "=f"(v) : "r"(remote));
+    return v;
 }
 
 #endif

@@ -29,6 +29,12 @@ __device__ __forceinline__ uint32_t thread_number() {
     asm volatile("mov.u32 %0,%%tid.x;" : "=r"(t));
     return t;
 }
+// A number that the compiler must not make anew at every use.
+template <int N> __device__ __forceinline__ int kept() {
+    int v;
+    asm volatile("mov.b32 %0,%1;" : "=r"(v) : "n"(N));
+    return v;
+}
 // The first THREADS of a block meet.
 template <int BARRIER, int THREADS> __device__ __forceinline__ void meet() {
     asm volatile("bar.sync %0,%1;" ::"n"(BARRIER), "n"(THREADS) : "memory");

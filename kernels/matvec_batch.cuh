@@ -12,6 +12,7 @@
 // of a zero).
 #pragma once
 #include "matvec.cuh"
+#include "mma.cuh"
 
 constexpr uint32_t BATCH_WARPS = 8;
 constexpr uint32_t BATCH_THREADS = BATCH_WARPS * 32;
@@ -43,27 +44,14 @@ template <uint32_t T, int NT> struct BatchShape {
     static_assert(FACTORS_AT % 16 == 0 && RING_AT % 16 == 0);
 };
 
-// Four registers of MAGIC_BITS, where the tensor cores begin their sums, and which the compiler must not make anew for every product.
+// Four registers of MAGIC_BITS, where the tensor cores begin their sums.
 struct Origin {
     int v[4];
     __device__ __forceinline__ Origin() {
 #pragma unroll
-        for (int i = 0; i < 4; i++) asm volatile("mov.b32 %0,%1;" : "=r"(v[i]) : "n"(MAGIC_BITS));
+        for (int i = 0; i < 4; i++) v[i] = kept<MAGIC_BITS>();
     }
 };
-__device__ __forceinline__ void mma_s8(int* c, const Origin& o, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%11,%12,%13};"
-        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(o.v[0]), "r"(o.v[1]), "r"(o.v[2]), "r"(o.v[3]));
-}
-__device__ __forceinline__ void mma_s8_half(int* c, const Origin& o, uint32_t a0, uint32_t a1, uint32_t b0) {
-    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%7,%8,%9,%10};"
-        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-        : "r"(a0), "r"(a1), "r"(b0), "r"(o.v[0]), "r"(o.v[1]), "r"(o.v[2]), "r"(o.v[3]));
-}
-__device__ __forceinline__ void copy_piece(uint32_t to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(to), "l"(from) : "memory");
-}
 
 // Decodes the factors of one group at the same place of many records.
 template <uint32_t T> struct FactorReader {
@@ -119,10 +107,10 @@ template <uint32_t T, int NT> struct BatchInputs {
                 for (int m = 0; m < TILES; m++) {
                     constexpr uint32_t ONES = 0x01010101;
                     int s[2][4];
-                    if constexpr (SUMS == 1) mma_s8(s[0], origin, word(j, m, 0, 0), word(j, m, 1, 0), word(j, m, 0, 1), word(j, m, 1, 1), ONES, ONES);
+                    if constexpr (SUMS == 1) mma_s8(s[0], origin.v, word(j, m, 0, 0), word(j, m, 1, 0), word(j, m, 0, 1), word(j, m, 1, 1), ONES, ONES);
                     else {
-                        mma_s8_half(s[0], origin, word(j, m, 0, 0), word(j, m, 1, 0), ONES);
-                        mma_s8_half(s[1], origin, word(j, m, 0, 1), word(j, m, 1, 1), ONES);
+                        mma_s8_half(s[0], origin.v, word(j, m, 0, 0), word(j, m, 1, 0), ONES);
+                        mma_s8_half(s[1], origin.v, word(j, m, 0, 1), word(j, m, 1, 1), ONES);
                     }
 #pragma unroll
                     for (int i = 0; i < (NT == 1 ? 1 : 2); i++)
@@ -161,9 +149,9 @@ template <uint32_t T, int NT> struct BatchInputs {
         for (int m = 0; m < TILES; m++) {
             int c[2][4];
             if constexpr (C::HALVES) {
-                mma_s8_half(c[0], origin, word(j, m, 0, 0), word(j, m, 1, 0), lo);
-                mma_s8_half(c[1], origin, word(j, m, 0, 1), word(j, m, 1, 1), hi);
-            } else mma_s8(c[0], origin, word(j, m, 0, 0), word(j, m, 1, 0), word(j, m, 0, 1), word(j, m, 1, 1), lo, hi);
+                mma_s8_half(c[0], origin.v, word(j, m, 0, 0), word(j, m, 1, 0), lo);
+                mma_s8_half(c[1], origin.v, word(j, m, 0, 1), word(j, m, 1, 1), hi);
+            } else mma_s8(c[0], origin.v, word(j, m, 0, 0), word(j, m, 1, 0), word(j, m, 0, 1), word(j, m, 1, 1), lo, hi);
 #pragma unroll
             for (int i = 0; i < (NT == 1 ? 1 : 2); i++)
 #pragma unroll
@@ -226,7 +214,7 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
             const uint32_t row = i * 8 + warp;
             const float* from = a.q8_scale + (uint64_t)min(row, a.batch - 1) * a.groups + slice * c.full + lane;
             const uint32_t to = shared_address(shared + Shape::SCALES_AT) + (row * Shape::SCALE_STRIDE + lane) * 4;
-            if (lane < n) asm volatile("cp.async.ca.shared.global [%0],[%1],4;" ::"r"(to), "l"(from) : "memory");
+            if (lane < n) copy_word(to, from);
         }
         barrier_arrive_copied(shared_address(input_bar));
         fetched = slice;
@@ -359,11 +347,8 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
 #pragma unroll 4
             for (uint32_t t = 0; t < c.count; t++) {
                 const uint32_t item = t * tiles + tile, owner = item >= middle, local = item - (owner ? middle : 0);
-                uint32_t from;
-                asm volatile("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(from) : "r"(base + local * TILE_SUMS * 4 + offset), "r"(owner));
-                float p[2];
-                asm volatile("ld.shared::cluster.f32 %0,[%1];" : "=f"(p[0]) : "r"(from));
-                asm volatile("ld.shared::cluster.f32 %0,[%1];" : "=f"(p[1]) : "r"(from + 128));
+                const uint32_t from = remote_address(base + local * TILE_SUMS * 4 + offset, owner);
+                const float p[2] = {load_remote(from), load_remote(from + 128)};
 #pragma unroll
                 for (int h = 0; h < 2; h++) v[h] = t == 0 ? p[h] : __fadd_rn(v[h], p[h]);
             }
@@ -386,8 +371,9 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
 // BATCH_CLUSTER blocks share a run of rows: first_block and blocks of the segments are multiples of it,
 // ring_bytes are a block's, and chunk_rows a cluster's.
 template <int NT, uint32_t... TYPES> __device__ __forceinline__ void matvec_batch_body(const MatvecArgs& a) {
-    extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ __align__(8) uint64_t bars[BATCH_MAX_STAGES + 1];
+    DYNAMIC_SHARED(shared);
+    using Bars = uint64_t[BATCH_MAX_STAGES + 1];
+    STATIC_SHARED(Bars, bars);
     release_dependents();
     const uint32_t rank = cluster_rank();
     if (threadIdx.x == 0) {

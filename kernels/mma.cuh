@@ -1,5 +1,5 @@
-// Tensor-core products of f16 with f32 sums, for every architecture from sm_75 on (instructions.cuh says what
-// EMULATED is).
+// Tensor-core products of f16 with f32 sums, for every architecture from sm_75 on, and of int8, from sm_80 on
+// (instructions.cuh says what EMULATED is).
 #pragma once
 #include "common.cuh"
 
@@ -52,6 +52,18 @@ __device__ __forceinline__ void mma(float* c, const uint32_t* a, uint32_t b0, ui
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[2]), "r"(a[3]), "r"(b1));
 #endif
+}
+
+// c[16 x 8] = origin + a[16 x 32] * b[32 x 8] of int8, and of half as many summands.
+__device__ __forceinline__ void mma_s8(int* c, const int* origin, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%11,%12,%13};"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(origin[0]), "r"(origin[1]), "r"(origin[2]), "r"(origin[3]));
+}
+__device__ __forceinline__ void mma_s8_half(int* c, const int* origin, uint32_t a0, uint32_t a1, uint32_t b0) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%7,%8,%9,%10};"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a0), "r"(a1), "r"(b0), "r"(origin[0]), "r"(origin[1]), "r"(origin[2]), "r"(origin[3]));
 }
 
 #endif

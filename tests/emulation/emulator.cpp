@@ -24,7 +24,8 @@ constexpr size_t STACK_BYTES = 64 * 1024;
 // Turns without any progress after which nothing will come any more.
 constexpr uint64_t PATIENCE = 3000000;
 
-struct Copy { uint8_t* to; const void* from; uint32_t bytes; Barrier* barrier; };
+// Pieces that are on their way, and what they count for at a barrier.
+struct Copy { std::vector<Piece> pieces; Barrier* barrier; uint32_t bytes, arrivals; };
 
 std::vector<Copy> copies;
 std::string wrong;
@@ -73,10 +74,18 @@ void complete(size_t i) {
     const Copy c = copies[i];
     copies[i] = copies.back();
     copies.pop_back();
-    memcpy(c.to, c.from, c.bytes);
+    for (const Piece& p : c.pieces) memcpy(p.to, p.from, p.bytes);
     c.barrier->bytes -= c.bytes;
+    c.barrier->missing -= c.arrivals;
     progress++;
     end_phase(*c.barrier);
+}
+
+// Who reads what is on its way reads nonsense.
+Piece on_its_way(uint32_t to, const void* from, uint32_t bytes) {
+    uint8_t* p = thread->block->shared + to;
+    memset(p, 0x5a, bytes);
+    return {p, from, bytes};
 }
 
 void fail(const char* what) {
@@ -130,16 +139,23 @@ void barrier_wait(uint32_t barrier, uint32_t parity) {
 
 void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
     if (bytes == 0 || (to | bytes | (uintptr_t)from) % 16 || to + bytes > SHARED_BYTES) return fail("a copy of wrong size or alignment");
-    uint8_t* p = thread->block->shared + to;
-    // Who reads too early reads this.
-    memset(p, 0x5a, bytes);
-    copies.push_back({p, from, bytes, &at(barrier)});
+    copies.push_back({{on_its_way(to, from, bytes)}, &at(barrier), bytes, 0});
+}
+void copy(uint32_t to, const void* from, uint32_t bytes) {
+    if ((to | (uintptr_t)from) % bytes || to + bytes > SHARED_BYTES) return fail("a copy of wrong alignment");
+    thread->pieces.push_back(on_its_way(to, from, bytes));
+}
+void arrive_copied(uint32_t barrier) {
+    Barrier& b = at(barrier);
+    if (b.missing == 0) return fail("more arrive at a barrier than it has room for");
+    copies.push_back({std::move(thread->pieces), &b, 0, 1});
+    thread->pieces.clear();
 }
 void bulk_prefetch(const void* from, uint32_t bytes) {
     if (bytes == 0 || (bytes | (uintptr_t)from) % 16) fail("a prefetch of wrong size or alignment");
 }
 
-std::string run(uint32_t n_blocks, uint32_t n_threads, uint32_t seed, const std::function<void()>& of_each_thread) {
+std::string run(uint32_t n_blocks, uint32_t n_threads, uint32_t seed, const std::function<void()>& of_each_thread, uint32_t cluster) {
     std::mt19937 random(seed);
     wrong.clear();
     copies.clear();
@@ -151,11 +167,14 @@ std::string run(uint32_t n_blocks, uint32_t n_threads, uint32_t seed, const std:
     if (stacks == MAP_FAILED) return "no memory for stacks";
     std::vector<std::unique_ptr<uint32_t[]>> memory;
     std::vector<Block> blocks(n_blocks);
+    std::vector<Cluster> clusters(n_blocks / cluster);
     struct Turn { Block* block; uint32_t warp; uint8_t* stacks; bool favoured; };
     std::vector<Turn> turns;
     for (uint32_t i = 0; i < n_blocks; i++) {
         Block& b = blocks[i];
         b.index = {i, 0, 0};
+        b.cluster = &clusters[i / cluster];
+        b.cluster->blocks.push_back(&b);
         memory.emplace_back(new uint32_t[SHARED_BYTES / 4 + 256]);
         for (uint32_t w = 0; w < SHARED_BYTES / 4 + 256; w++) memory.back()[w] = 0x7fc5a5a5;  // not a number
         b.shared = (uint8_t*)(((uintptr_t)memory.back().get() + 1023) / 1024 * 1024);

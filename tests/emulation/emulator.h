@@ -23,12 +23,20 @@ struct Barrier {
 };
 // What a lane shows the others of its warp.
 using Words = uint32_t[8];
+// What a copy brings, and counts where it is done.
+struct Piece { uint8_t* to; const void* from; uint32_t bytes; };
 struct Warp {
     Meeting meeting;
     Words words[2][32];
 };
 struct Thread;
+struct Block;
+struct Cluster {
+    Meeting meeting;
+    std::vector<Block*> blocks;
+};
 struct Block {
+    Cluster* cluster;
     Dim index;
     uint8_t* shared;
     std::map<uint32_t, Barrier> barriers;
@@ -55,12 +63,15 @@ void barrier_init(uint32_t barrier, uint32_t arrivals);
 void barrier_announce(uint32_t barrier, uint32_t bytes);
 void barrier_arrive(uint32_t barrier, uint32_t count);
 void barrier_wait(uint32_t barrier, uint32_t parity);
-// Done at some time later.
+// Done at some time later, and counted by the barrier.
 void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier);
+// Done at some time later, before the thread's next `arrive_copied` counts.
+void copy(uint32_t to, const void* from, uint32_t bytes);
+void arrive_copied(uint32_t barrier);
 void bulk_prefetch(const void* from, uint32_t bytes);
 
-// Runs `kernel` in every thread; what was wrong, or nothing.
-std::string run(uint32_t blocks, uint32_t threads, uint32_t seed, const std::function<void()>& kernel);
+// Runs `kernel` in every thread, with clusters of so many blocks; what was wrong, or nothing.
+std::string run(uint32_t blocks, uint32_t threads, uint32_t seed, const std::function<void()>& kernel, uint32_t cluster = 1);
 
 }  // namespace emulator
 
@@ -71,6 +82,7 @@ struct emulator::Thread {
     Block* block;
     Warp* warp;
     jmp_buf place;
+    std::vector<Piece> pieces;  // not yet handed over to `arrive_copied`
     bool begun = false, done = false;
     // What it waits for, so that it need not be asked.
     const Meeting* meeting = nullptr;

@@ -10,6 +10,7 @@ inline void release_dependents() {}
 inline void wait_for_producers() {}
 inline uint32_t thread_number() { return threadIdx.x; }
 template <int BARRIER, int THREADS> inline void meet() { emulator::meet(emulator::thread->block->meetings[BARRIER], THREADS); }
+template <int N> inline int kept() { return N; }
 inline uint4 load_once(const void* p) { return *(const uint4*)p; }
 // Others may write before it looks.
 template <class T> inline T load_relaxed(const T* p) {
@@ -37,6 +38,21 @@ inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t ba
     emulator::bulk_copy(to, from, bytes, barrier);
 }
 inline void bulk_prefetch(const void* from, uint32_t bytes) { emulator::bulk_prefetch(from, bytes); }
+inline void copy_piece(uint32_t to, const void* from) { emulator::copy(to, from, 16); }
+inline void copy_word(uint32_t to, const void* from) { emulator::copy(to, from, 4); }
+inline void barrier_arrive_copied(uint32_t barrier) { emulator::arrive_copied(barrier); }
+inline uint32_t cluster_rank() { return blockIdx.x % (uint32_t)emulator::thread->block->cluster->blocks.size(); }
+inline void cluster_sync() {
+    emulator::Cluster& c = *emulator::thread->block->cluster;
+    emulator::meet(c.meeting, blockDim.x * (uint32_t)c.blocks.size());
+}
+constexpr uint32_t REMOTE = 1 << 24;  // more than the addresses of a block
+inline uint32_t remote_address(uint32_t address, uint32_t rank) { return address + rank * REMOTE; }
+inline float load_remote(uint32_t remote) {
+    float v;
+    memcpy(&v, emulator::thread->block->cluster->blocks[remote / REMOTE]->shared + remote % REMOTE, 4);
+    return v;
+}
 
 // mma.cuh. Copies are done at once.
 inline void copy16(uint32_t to, const void* from, bool valid) {
@@ -74,6 +90,22 @@ inline uint32_t transposed(uint32_t pair) {
     const uint32_t lane = emulator::thread->lane, row = lane / 4;
     auto element = [&](uint32_t from) { return all[from * 4 + row / 2][0] >> 16 * (row & 1) & 0xffff; };
     return element(lane % 4 * 2) | element(lane % 4 * 2 + 1) << 16;
+}
+// A fragment of int8 has four of them a register: a0 those of summands 4 * (lane % 4), a1 of the row 8 below, a2 and
+// a3 of summands 16 further.
+inline void mma_s8(int* c, const int* origin, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    const uint32_t fragments[6] = {a0, a1, a2, a3, b0, b1};
+    const emulator::Words* all = emulator::exchange(fragments, 6);
+    const uint32_t lane = emulator::thread->lane;
+    for (uint32_t e = 0; e < 4; e++) {
+        const uint32_t row = lane / 4, below = e >> 1, column = lane % 4 * 2 + (e & 1);
+        c[e] = origin[e];
+        for (uint32_t k = 0; k < 8; k++)
+            c[e] = __dp4a((int)all[row * 4 + k % 4][k / 4 * 2 + below], (int)all[column * 4 + k % 4][4 + k / 4], c[e]);
+    }
+}
+inline void mma_s8_half(int* c, const int* origin, uint32_t a0, uint32_t a1, uint32_t b0) {
+    mma_s8(c, origin, a0, a1, 0, 0, b0, 0);
 }
 inline void mma(float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
     const uint32_t fragments[6] = {a[0], a[1], a[2], a[3], b0, b1};

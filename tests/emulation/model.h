@@ -5,6 +5,7 @@
 #include "norm.cuh"
 #include <random>
 
+// The types that the networks have.
 constexpr uint32_t TYPES = 1u << Q8_0 | 1u << Q4_K | 1u << Q5_K | 1u << Q6_K;
 constexpr uint32_t NO_WINDOW = 0x7fffffff, MAX_CHUNKS = 4, STEPS = 3;
 
@@ -35,6 +36,15 @@ inline float* random_floats(size_t n, float scale, float mean = 0.0f) {
     return p;
 }
 
+// Records with random weights.
+inline const uint8_t* random_matrix(uint32_t type, uint32_t groups, uint32_t rows) {
+    const size_t words = matrix_bytes(type, groups, rows) / 2;
+    uint16_t* p = allocate<uint16_t>(words);
+    // Wherever a scale lies, it is a small f16, or a power of two.
+    for (size_t i = 0; i < words; i++) p[i] = (uint16_t)(type == MXFP4 ? (numbers() & 0x0f0f) | 0x7070 : (numbers() & 0x83ff) | 0x0400);
+    return (const uint8_t*)p;
+}
+
 // A matrix of one type or several, and its bias.
 struct Matrix {
     std::vector<Rows> parts;
@@ -45,11 +55,7 @@ struct Matrix {
     Matrix(std::vector<Rows> rows, uint32_t width, bool biased) : parts(rows), bias(NULL), groups(width / 32) {
         uint32_t n = 0;
         for (const Rows& r : rows) {
-            const size_t words = matrix_bytes(r.type, groups, r.n) / 2;
-            uint16_t* p = allocate<uint16_t>(words);
-            // Wherever a scale lies, it is a small f16.
-            for (size_t i = 0; i < words; i++) p[i] = (uint16_t)((numbers() & 0x83ff) | 0x0400);
-            data.push_back((const uint8_t*)p);
+            data.push_back(random_matrix(r.type, groups, r.n));
             n += r.n;
         }
         if (biased) bias = random_floats(n, 0.1f);
