@@ -1,5 +1,6 @@
 //! Texts that want to take memory, time, the stack, or the process.
 
+use crate::common::threads::{threads, threads_in_the_end};
 use crate::support::{HAMLET, Random, random_answer};
 use emberlm::Status;
 use emberlm::grammar::GrammarKind::{self, Gbnf, JsonSchema, Lark, Regex};
@@ -242,7 +243,7 @@ fn nothing_is_left_in_the_host() {
         std::panic::set_hook(Box::new(|_| {
             CALLS.fetch_add(1, Ordering::Relaxed);
         }));
-        let before = std::fs::read_dir("/proc/self/task").map(Iterator::count);
+        let before = threads();
         for (kind, text) in [
             (
                 JsonSchema,
@@ -258,8 +259,7 @@ fn nothing_is_left_in_the_host() {
             }
         }
         assert_eq!(CALLS.load(Ordering::Relaxed), 0);
-        let threads = std::fs::read_dir("/proc/self/task").map(Iterator::count);
-        assert_eq!(threads.ok(), before.ok());
+        assert_eq!(threads_in_the_end(before), before);
         let loud = std::thread::spawn(|| panic!("the host's own")).join();
         assert!(loud.is_err());
         assert_eq!(CALLS.load(Ordering::Relaxed), 1);
