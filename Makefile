@@ -87,7 +87,7 @@ help:
 	@echo "make gpu-bundle      GPU tests, library and ember-bench in $(TARGET_DIR)/gpu-bundle, for a machine with a GPU"
 	@echo "make nvcc            fetch the compiler of the GPU kernels into target/nvcc; done by itself where there is none"
 	@echo "                     (CPU_ONLY=1 with any target leaves the GPU kernels out)"
-	@echo "make fuzz            fuzz the GGUF reader, or FUZZ=safetensors, FUZZ=model (ARGS='-max_total_time=60')"
+	@echo "make fuzz            fuzz the GGUF reader, or FUZZ=safetensors, model, template, tokenizer or grammar (ARGS='-max_total_time=60')"
 	@echo "make fmt lint        rustfmt; clippy with warnings as errors"
 
 lib: $(KERNELS)
