@@ -16,7 +16,8 @@ fn main() -> io::Result<()> {
     let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/families");
     for folder in fs::read_dir(families)? {
         let folder = folder?.path();
-        let (Ok(mut input), Some(name)) = (fs::read(folder.join("config.json")), folder.file_name())
+        let (Ok(mut input), Some(name)) =
+            (fs::read(folder.join("config.json")), folder.file_name())
         else {
             continue;
         };

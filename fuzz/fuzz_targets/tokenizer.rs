@@ -17,7 +17,10 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let text = String::from_utf8_lossy(bytes.get(end + 1..).unwrap_or_default());
     let mut ids = Vec::new();
-    if tokenizer.encode(&text, EncodeOptions::default(), &mut ids).is_err() {
+    if tokenizer
+        .encode(&text, EncodeOptions::default(), &mut ids)
+        .is_err()
+    {
         return;
     }
     assert!(ids.iter().all(|id| (*id as usize) < tokenizer.n_vocab()));
