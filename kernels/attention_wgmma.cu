@@ -107,7 +107,7 @@ template <int HD> __device__ __forceinline__ void flash_body(const FlashArgs& a)
     fetch<HD>(queries, 64, hd, a.q, [&](uint32_t r) { return row0 + r < a.rows ? a.q + ((uint64_t)(row0 + r) * a.n_heads + head) * hd : nullptr; });
     copies_commit();
     copies_wait<0>();
-    fence_for_products();
+    fence_shared();
     asm volatile("bar.sync %0,128;" ::"r"(group + 3) : "memory");
     if (group == 1) end_turn(group);
     float acc[HD / 2], score[64], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, keep[2];
@@ -138,7 +138,7 @@ template <int HD> __device__ __forceinline__ void flash_body(const FlashArgs& a)
     };
     auto await = [&](uint64_t* barriers, uint32_t n) {
         barrier_wait(shared_address(barriers + n % STAGES), n / STAGES & 1);
-        fence_for_products();
+        fence_shared();
     };
     // Scores of tile `t` become weights, as f32; `keep` is what is left of those before.
     auto soften = [&](uint32_t t) {

@@ -34,8 +34,6 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address) {
 __device__ __forceinline__ uint64_t transposed_descriptor(uint32_t address, uint32_t columns) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(columns >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
-// Ordinary writes to shared memory, which a barrier has shown, become visible to tensor cores.
-__device__ __forceinline__ void fence_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -1,5 +1,5 @@
 // Instructions that CUDA has no function for, and how a kernel gets its shared memory. Tests run kernels on
-// the CPU, where EMULATED is defined, this file is empty, and so are the others that say so;
+// the CPU, where EMULATED is defined, what follows is left out, and so it is in the files that say so;
 // tests/emulation/instructions.h has what they have.
 #pragma once
 #include <cstdint>
@@ -68,9 +68,11 @@ __device__ __forceinline__ int dot_unsigned(uint32_t a, int b, int c) {
     return c;
 }
 
+#endif
+
 // The larger number; not a number if one of them is not.
 __device__ __forceinline__ float largest_or_nan(float a, float b) {
-#if __CUDA_ARCH__ >= 800
+#if __CUDA_ARCH__ >= 800 && !defined(EMULATED)
     float v;
     asm("max.NaN.f32 %0,%1,%2;" : "=f"(v) : "f"(a), "f"(b));
     return v;
@@ -78,5 +80,3 @@ __device__ __forceinline__ float largest_or_nan(float a, float b) {
     return a == a && b == b ? fmaxf(a, b) : NAN;
 #endif
 }
-
-#endif

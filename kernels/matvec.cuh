@@ -300,7 +300,7 @@ template <int NB, bool RING, uint32_t TYPES> __device__ __forceinline__ void mat
         if (lane == 0) {
             for (int i = 0; i < MAX_STAGES; i++)
                 barrier_init(shared_address(bars + warp * MAX_STAGES + i), 1);
-            barriers_ready();
+            fence_shared();
         }
         __syncwarp();
 #endif

@@ -43,16 +43,24 @@ __device__ __forceinline__ void quads(const Part& p, uint32_t h, uint32_t in_sli
         n = slice + 1 == p.n_slices ? p.last : p.full;
         x.load(input, slice * p.full + min(lane, n - 1));
     };
+    // Eight rows from a record on, of which the first `n_rows` count: their sums go to `to`.
+    auto eight = [&](const uint8_t* from, uint32_t record, uint32_t n, float* to, uint32_t n_rows) {
+        float acc[8];
+#pragma unroll
+        for (int u = 0; u < 8; u++) {
+            const float v = record_dot<T>(x, from + u * record, min(lane, n - 1), n);
+            acc[u] = lane < n ? v : 0.0f;
+        }
+        const float t = butterfly<8>(acc, lane);
+        const uint32_t row = butterfly_row<8>(lane);
+        if ((lane & 3) == 0 && row < n_rows) to[row] = t;
+    };
     while (first < total) {
         load(slice);
         barrier_wait(ring.full + at.slot * 8, at.parity);
         const uint8_t* r = (const uint8_t*)__cvta_shared_to_generic(ring.base + at.slot * SLOT_BYTES + within * QUAD);
         if (n == 32 && quad + 1 < in_slice) {
-            float acc[8];
-#pragma unroll
-            for (int u = 0; u < 8; u++) acc[u] = record_dot<T>(x, r + u * (QUAD / 4), lane, 32);
-            const float t = butterfly<8>(acc, lane);
-            if ((lane & 3) == 0) sums[(slice * in_slice + quad) * 4 + butterfly_row<8>(lane)] = t;
+            eight(r, QUAD / 4, 32, sums + (slice * in_slice + quad) * 4, 8);
         } else {
             uint32_t k = 0, end = min(2u, total - first), of_slice = slice, of_quad = quad;
 #pragma unroll 1
@@ -62,16 +70,8 @@ __device__ __forceinline__ void quads(const Part& p, uint32_t h, uint32_t in_sli
                 // The quads of a run follow each other without gaps.
                 const uint32_t before = min(within + k, of_quad < h ? of_quad : of_quad - h);
                 const uint8_t* from = r + k * QUAD - before * (QUAD - 4 * record);
-                // Always eight rows, though only the first four may count.
                 const uint32_t n_quads = end - k == 2 && of_quad + 1 < in_slice && of_quad + 1 != h ? 2 : 1;
-                float acc[8];
-#pragma unroll
-                for (int u = 0; u < 8; u++) {
-                    const float v = record_dot<T>(x, from + u * record, min(lane, n - 1), n);
-                    acc[u] = lane < n ? v : 0.0f;
-                }
-                const float t = butterfly<8>(acc, lane);
-                if ((lane & 3) == 0 && butterfly_row<8>(lane) < 4 * n_quads) sums[(of_slice * in_slice + of_quad) * 4 + butterfly_row<8>(lane)] = t;
+                eight(from, record, n, sums + (of_slice * in_slice + of_quad) * 4, 4 * n_quads);
                 k += n_quads;
                 of_quad += n_quads;
                 if (of_quad == in_slice) { of_quad = 0; of_slice++; }
@@ -176,7 +176,7 @@ template <int HD, uint32_t TYPES> __device__ __forceinline__ void persistent(con
             barrier_init(ring.full + i * 8, 1);
             barrier_init(ring.empty + i * 8, SLOT_ARRIVALS);
         }
-        barriers_ready();
+        fence_shared();
     }
     const uint32_t set = a.state[1];
     const Op* ops = a.ops + set * a.n_ops;

@@ -21,11 +21,10 @@ inline int dot_unsigned(uint32_t a, int b, int c) {
     for (int i = 0; i < 32; i += 8) c += (int)(uint8_t)(a >> i) * (int)(int8_t)(b >> i);
     return c;
 }
-inline float largest_or_nan(float a, float b) { return a == a && b == b ? fmaxf(a, b) : NAN; }
 
 // bulk.cuh
 inline void barrier_init(uint32_t barrier, uint32_t arrivals) { emulator::barrier_init(barrier, arrivals); }
-inline void barriers_ready() {}
+inline void fence_shared() {}
 inline void barrier_announce(uint32_t barrier, uint32_t bytes) { emulator::barrier_announce(barrier, bytes); }
 inline void barrier_arrive_times(uint32_t barrier, uint32_t count) { emulator::barrier_arrive(barrier, count); }
 inline void barrier_arrive(uint32_t barrier) { emulator::barrier_arrive(barrier, 1); }

@@ -45,7 +45,7 @@ impl Kernels {
     }
 
     /// Shared memory of attention in tiles: stages of keys and values.
-    pub(super) fn tiles_shared(&self, dim: usize) -> usize {
+    fn tiles_shared(&self, dim: usize) -> usize {
         let stages = if dim <= 128 && self.context().properties().capability.0 >= 8 {
             3
         } else {

@@ -59,6 +59,7 @@ pub(super) fn output_words(plan: &Plan) -> u32 {
             let width = attention.n_heads * attention.head_dim;
             words(attention.qkv.rows)
                 + words(width)
+                + encoded_words(width)
                 + words(n_ff)
                 + encoded_words(n_ff)
                 + 2 * words(plan.hidden)
@@ -127,16 +128,9 @@ impl Builder<'_> {
         let input = (between, layer.feed_forward_norm);
         self.product(Work::GateUp, &mlp.up, input, active, ending);
 
-        let encoded = match encoded_words(mlp.n_ff) {
-            0 => 0,
-            words => self.output(words),
-        };
         let out = self.output(self.plan.hidden);
         let add = Ending::Plain { residual: between };
         self.product(Work::Down, &mlp.down, (active, None), out, add);
-        if let Some(args::Op::Product(down)) = self.ops.last_mut() {
-            down.encoded = encoded;
-        }
         out
     }
 
@@ -149,8 +143,13 @@ impl Builder<'_> {
         out: u64,
         ending: Ending,
     ) {
+        let encoded = match (norm, encoded_words(matrix.groups * 32)) {
+            (Some(_), _) | (None, 0) => 0,
+            (None, words) => self.output(words),
+        };
         let mut op = args::ProductOp {
             x,
+            encoded,
             norm: norm.unwrap_or_default(),
             out,
             n_parts: matrix.segments.len() as u32,
