@@ -16,15 +16,15 @@ template <int HD> struct AttendShared {
 };
 
 // Chunk `chunk` of the queries of part `place` (of `places`) of session `s`, whose input row is `row`, by
-// 128 threads. `wait` is called before the first look at the input.
-template <int HD, int STAGES, class Crew, class Fetch, class Wait>
+// 128 threads.
+template <int HD, int STAGES>
 __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session* s, const Chunks& chunks, uint32_t row, uint32_t place,
-                                             uint32_t places, uint32_t chunk, uint8_t* tiles, AttendShared<HD>& m, Wait wait) {
+                                             uint32_t places, uint32_t chunk, uint8_t* tiles, AttendShared<HD>& m) {
     constexpr int PIECES = HD / 8, PLANE = 64 * HD * 2;
     auto& turn = m.turn;
     auto& fresh = m.fresh;
     auto& factor = m.factor;
-    const uint32_t thread = Crew::thread();
+    const uint32_t thread = threadIdx.x;
     const int lane = thread & 31, warp = thread >> 5;
     const uint32_t hd = a.layout.head_dim, group = a.n_heads / a.layout.n_kv_heads;
     const uint32_t kv_head = place / a.head_parts, first_head = place % a.head_parts * 8;
@@ -64,22 +64,28 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
 #pragma unroll 1
         for (uint32_t i = thread; i < n_pairs; i += 128)
             sincosf(__fmul_rn((float)(length - 1), inv_freq[i]), &turn[1][i], &turn[0][i]);
-        Crew::sync();
+        __syncthreads();
         if (thread == 0) m.turn_of = inv_freq;
     }
-    wait();
-    Crew::sync();
+    wait_for_producers();
+    __syncthreads();
     const float* input = a.qkv + (uint64_t)row * a.qkv_stride;
-    auto rotated = [&](const float* line, uint32_t d) -> float {
-        uint32_t i, other;
-        bool first;
-        if (a.rotation.interleaved) { i = d / 2; other = d ^ 1; first = !(d & 1); }
-        else { first = d < n_pairs; i = first ? d : d - n_pairs; other = first ? d + n_pairs : d - n_pairs; }
-        float v = line[d];
-        if (d >= 2 * n_pairs) return v;
-        float o = line[other], cosine = turn[0][i], sine = turn[1][i];
-        float r = first ? __fmaf_rn(v, cosine, -__fmul_rn(o, sine)) : __fmaf_rn(v, cosine, __fmul_rn(o, sine));
-        return __fmul_rn(r, a.rotation.magnitude);
+    // Two elements of a head, rotated if they are a pair: of every i below HD / 2, so that all elements come.
+    struct Two { uint32_t at[2]; float v[2]; };
+    auto two = [&](const float* line, uint32_t i) {
+        const bool apart = i < n_pairs && !a.rotation.interleaved;
+        Two r{{apart ? i : 2 * i, apart ? i + n_pairs : 2 * i + 1}, {0.0f, 0.0f}};
+        if (r.at[1] >= hd) return r;
+        const float v = line[r.at[0]], o = line[r.at[1]];
+        if (i < n_pairs) {
+            const float cosine = turn[0][i], sine = turn[1][i];
+            r.v[0] = __fmul_rn(__fmaf_rn(v, cosine, -__fmul_rn(o, sine)), a.rotation.magnitude);
+            r.v[1] = __fmul_rn(__fmaf_rn(o, cosine, __fmul_rn(v, sine)), a.rotation.magnitude);
+        } else {
+            r.v[0] = v;
+            r.v[1] = o;
+        }
+        return r;
     };
     // Queries, by way of the last stage, which is not in use yet.
     uint32_t q[HD / 16][2];
@@ -99,57 +105,64 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
             return d < hd && (h < n_q || h >= 8);
         };
 #pragma unroll
-        for (int k = 0; k < N; k++) v[k] = wanted(k) ? Fetch::first(place(k)) : 0.0f;
+        for (int k = 0; k < N; k++) v[k] = wanted(k) ? __ldcg(place(k)) : 0.0f;
 #pragma unroll
         for (int k = 0; k < N; k++) {
             const uint32_t h = (thread + k * 128) / HD, d = (thread + k * 128) % HD;
             if (!wanted(k)) continue;
-            Fetch::finish(v[k], place(k));
             raw[h * hd + d] = v[k];
         }
-        Crew::sync();
+        __syncthreads();
+        // The loads that matter most are over: the next kernel's may come.
+        release_dependents();
         if (a.q_norm.weight || a.k_norm.weight) {
             for (uint32_t h = warp; h < 9; h += 4) {
                 const NormArgs& norm = h == 8 ? a.k_norm : a.q_norm;
                 if (norm.weight && (h == 8 || h < n_q)) norm_head(norm, raw + h * hd, hd);
             }
-            Crew::sync();
+            __syncthreads();
         }
-#pragma unroll 4
-        for (int i = thread; i < 8 * HD; i += 128) {
-            uint32_t h = i / HD, d = i % HD;
-            float v = h < n_q && d < hd ? __fmul_rn(rotated(from + h * hd, d), a.scores.scale) : 0.0f;
-            *(__half*)(tiles + at + swizzled<PIECES>(h, d / 8) + d % 8 * 2) = __float2half_rn(v);
+        // Of heads from n_q on, scores are of whatever lies there; nobody looks at them.
+#pragma unroll 2
+        for (uint32_t i = thread; i < n_q * (HD / 2); i += 128) {
+            const uint32_t h = i / (HD / 2);
+            const Two r = two(from + h * hd, i % (HD / 2));
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+                *(__half*)(tiles + at + swizzled<PIECES>(h, r.at[e] / 8) + r.at[e] % 8 * 2) = __float2half_rn(__fmul_rn(r.v[e], a.scores.scale));
         }
         if (end == length) {
-            const float *k = raw + 8 * hd, *v = raw + 9 * hd;
+            const float* value = raw + 9 * hd;
             __half* to = (__half*)(tile(n_tiles - 1) + (uint64_t)((length - 1) % 64) * row_bytes);
 #pragma unroll 1
-            for (uint32_t d = thread; d < HD; d += 128) {
-                __half x = __float2half_rn(d < hd ? rotated(k, d) : 0.0f), y = __float2half_rn(d < hd ? v[d] : 0.0f);
-                fresh[0][d] = x;
-                fresh[1][d] = y;
-                if (first_head == 0 && d * 2 < row_bytes) {
-                    to[d] = x;
-                    to[plane / 2 + d] = y;
+            for (uint32_t i = thread; i < HD / 2; i += 128) {
+                const Two r = two(raw + 8 * hd, i);
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const uint32_t d = r.at[e], j = 2 * i + e;
+                    const __half x = __float2half_rn(r.v[e]), y = __float2half_rn(j < hd ? value[j] : 0.0f);
+                    fresh[0][d] = x;
+                    fresh[1][j] = y;
+                    if (first_head == 0 && d * 2 < row_bytes) to[d] = x;
+                    if (first_head == 0 && j * 2 < row_bytes) to[plane / 2 + j] = y;
                 }
             }
         }
-        Crew::sync();
+        __syncthreads();
 #pragma unroll
         for (int kk = 0; kk < HD / 16; kk += 2) {
             uint32_t r[4];
             load_matrices(r, base + at + swizzled<PIECES>(lane & 7, kk * 2 + (lane >> 3)));
             q[kk][0] = r[0]; q[kk][1] = r[1]; q[kk + 1][0] = r[2]; q[kk + 1][1] = r[3];
         }
-        Crew::sync();
+        __syncthreads();
     }
     // Columns 2 * (lane & 3) and the next are this thread's heads.
     float acc[HD / 16][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
     for (uint32_t t = 0; t < n_tiles; t++) {
         load(t + STAGES - 1);
         copies_wait<STAGES - 1>();
-        Crew::sync();
+        __syncthreads();
         if (t + 1 == n_tiles && end == length) {
             const uint32_t r = (length - 1) % 64;
 #pragma unroll 1
@@ -157,16 +170,19 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
                 uint32_t part = i / HD, d = i % HD;
                 *(__half*)(tiles + (t % STAGES * 2 + part) * PLANE + swizzled<PIECES>(r, d / 8) + d % 8 * 2) = fresh[part][d];
             }
-            Crew::sync();
+            __syncthreads();
         }
         const uint32_t keys = base + t % STAGES * 2 * PLANE, values = keys + PLANE;
-        float c[4] = {};
+        // Two sums, which need not wait for each other.
+        float c[4] = {}, other[4] = {};
 #pragma unroll
         for (int kk = 0; kk < HD / 16; kk++) {
             uint32_t k[4];
             load_matrices(k, keys + swizzled<PIECES>(warp * 16 + (lane & 15), kk * 2 + (lane >> 4)));
-            mma(c, k, q[kk][0], q[kk][1]);
+            mma(kk & 1 ? other : c, k, q[kk][0], q[kk][1]);
         }
+#pragma unroll
+        for (int e = 0; e < 4; e++) c[e] = __fadd_rn(c[e], other[e]);
         if (a.scores.cap != 0.0f)
 #pragma unroll
             for (int e = 0; e < 4; e++) c[e] = capped(a.scores.cap, c[e]);
@@ -203,13 +219,13 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
             load_matrices_transposed(v, values + swizzled<PIECES>(r, j * 2 + (lane >> 3 & 1)));
             mma(acc[j], v, w[0], w[1]);
         }
-        Crew::sync();
+        __syncthreads();
     }
     copies_wait<0>();
-    Crew::sync();
-    // [warp][head][HD + 2]: the four warps are merged in a fixed order.
+    __syncthreads();
+    // [warp][head][HD + 4]: the four warps are merged in a fixed order.
     float* merge = (float*)tiles;
-    constexpr int WIDTH = HD + 2;
+    constexpr int WIDTH = HD + 4;
 #pragma unroll
     for (int e = 0; e < 2; e++) {
 #pragma unroll
@@ -222,7 +238,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         }
         if (lane < 4) { to[HD] = top[e]; to[HD + 1] = sum[e]; }
     }
-    Crew::sync();
+    __syncthreads();
     // What each warp's sums count for.
     const bool whole = a.join && chunks.used == 1;
     if (thread < n_q) {
@@ -237,34 +253,46 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
             factor[thread][r] = f;
             weight = __fmaf_rn(f, sum, weight);
         }
-        factor[thread][4] = whole ? with_sink(a.scores, kv_head * group + first_head + thread, largest, weight) : weight;
+        factor[thread][4] = whole ? 1.0f / with_sink(a.scores, kv_head * group + first_head + thread, largest, weight) : weight;
         factor[thread][5] = largest;
     }
-    Crew::sync();
-#pragma unroll 4
-    for (uint32_t i = thread; i < n_q * hd; i += 128) {
-        const uint32_t g = i / hd, d = i % hd, head = kv_head * group + first_head + g;
-        float total = 0.0f;
+    __syncthreads();
+    // Four elements a thread; sizes of heads are multiples of 4.
+#pragma unroll 1
+    for (uint32_t i = thread * 4; i - lane * 4 < n_q * hd; i += 512) {
+        const bool inside = i < n_q * hd;
+        const uint32_t g = inside ? i / hd : 0, d = inside ? i % hd : 0, head = kv_head * group + first_head + g;
+        float total[4] = {};
 #pragma unroll
-        for (int r = 0; r < 4; r++) total = __fmaf_rn(factor[g][r], merge[(r * 8 + g) * WIDTH + d], total);
-        if (whole) {
-            store_result(a, ((uint64_t)row * a.n_heads + head) * hd + d, total / factor[g][4]);
-            continue;
+        for (int r = 0; r < 4; r++) {
+            const float4 v = *(const float4*)&merge[(r * 8 + g) * WIDTH + d];
+            const float f = factor[g][r];
+            total[0] = __fmaf_rn(f, v.x, total[0]);
+            total[1] = __fmaf_rn(f, v.y, total[1]);
+            total[2] = __fmaf_rn(f, v.z, total[2]);
+            total[3] = __fmaf_rn(f, v.w, total[3]);
         }
-        float* to = a.parts + (((uint64_t)row * a.n_heads + head) * a.n_chunks + chunk) * (hd + 2);
-        to[d] = total;
-        if (d == 0) { to[hd] = factor[g][5]; to[hd + 1] = factor[g][4]; }
+        if (whole) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) total[e] = __fmul_rn(total[e], factor[g][4]);
+            store_four(a, ((uint64_t)row * a.n_heads + head) * hd + d, total, inside);
+        } else if (inside) {
+            float* to = a.parts + (((uint64_t)row * a.n_heads + head) * a.n_chunks + chunk) * (hd + 2);
+            *(float2*)(to + d) = make_float2(total[0], total[1]);
+            *(float2*)(to + d + 2) = make_float2(total[2], total[3]);
+            if (d == 0) { to[hd] = factor[g][5]; to[hd + 1] = factor[g][4]; }
+        }
     }
     if (!a.join || chunks.used == 1) return;
     const uint32_t used = chunks.used;
     __threadfence();
-    Crew::sync();
+    __syncthreads();
     if (thread == 0) {
         uint32_t* ticket = a.tickets + row * places + place;
         m.is_last = atomicAdd(ticket, 1) == used - 1;
         if (m.is_last) *ticket = 0;
     }
-    Crew::sync();
+    __syncthreads();
     if (!m.is_last) return;
     __threadfence();
     const float* parts = a.parts + ((uint64_t)row * a.n_heads + kv_head * group + first_head) * a.n_chunks * (hd + 2);
@@ -282,39 +310,36 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
             weight = __fmaf_rn(f, __ldcg(from + c * (hd + 2) + 1), weight);
         }
         weight = warp_sum(weight);
-        if (lane == 0) factor[g][128] = with_sink(a.scores, kv_head * group + first_head + g, largest, weight);
+        if (lane == 0) factor[g][128] = 1.0f / with_sink(a.scores, kv_head * group + first_head + g, largest, weight);
     }
-    Crew::sync();
-    // Four elements a thread at a time, so that enough loads are under way.
+    __syncthreads();
+    // Four elements a thread, of eight chunks at a time, so that enough loads are under way.
 #pragma unroll 1
-    for (uint32_t first = thread; first < n_q * hd; first += 512) {
-        const float* from[4];
-        const float* weights[4];
+    for (uint32_t i = thread * 4; i - lane * 4 < n_q * hd; i += 512) {
+        const bool inside = i < n_q * hd;
+        const uint32_t g = inside ? i / hd : 0, d = inside ? i % hd : 0;
+        const float* from = parts + (uint64_t)g * a.n_chunks * (hd + 2) + d;
         float total[4] = {};
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const uint32_t i = min(first + e * 128, n_q * hd - 1), g = i / hd;
-            from[e] = parts + (uint64_t)g * a.n_chunks * (hd + 2) + i % hd;
-            weights[e] = factor[g];
-        }
 #pragma unroll 1
         for (uint32_t c = 0; c < used; c += 8) {
-            float p[4][8];
+            float2 p[8][2];
 #pragma unroll
             for (int k = 0; k < 8; k++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) p[e][k] = c + k < used ? __ldcg(from[e] + (c + k) * (hd + 2)) : 0.0f;
+                for (int e = 0; e < 2; e++)
+                    p[k][e] = c + k < used ? __ldcg((const float2*)(from + (uint64_t)(c + k) * (hd + 2) + 2 * e)) : make_float2(0, 0);
 #pragma unroll
-            for (int k = 0; k < 8; k++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    if (c + k < used) total[e] = __fmaf_rn(weights[e][c + k], p[e][k], total[e]);
+            for (int k = 0; k < 8; k++) {
+                if (c + k >= used) break;
+                const float f = factor[g][c + k];
+                total[0] = __fmaf_rn(f, p[k][0].x, total[0]);
+                total[1] = __fmaf_rn(f, p[k][0].y, total[1]);
+                total[2] = __fmaf_rn(f, p[k][1].x, total[2]);
+                total[3] = __fmaf_rn(f, p[k][1].y, total[3]);
+            }
         }
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const uint32_t i = first + e * 128;
-            // Whole warps are inside or outside, for heads are of whole groups.
-            if (i < n_q * hd) store_result(a, ((uint64_t)row * a.n_heads + kv_head * group + first_head) * hd + i, total[e] / weights[e][128]);
-        }
+        for (int e = 0; e < 4; e++) total[e] = __fmul_rn(total[e], factor[g][128]);
+        store_four(a, ((uint64_t)row * a.n_heads + kv_head * group + first_head) * hd + i, total, inside);
     }
 }

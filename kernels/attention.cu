@@ -16,13 +16,12 @@ constexpr int attend_stages(int dim) {
 template <int HD> __device__ __forceinline__ void attend_tiles(const AttendArgs& a) {
     DYNAMIC_SHARED(tiles);
     STATIC_SHARED(AttendShared<HD>, shared);
-    release_dependents();
     if (threadIdx.x == 0) shared.turn_of = NULL;
     __syncthreads();
     const Session* s = a.sessions[blockIdx.y];
     const Chunks chunks = chunks_of(a, s);
     for (uint32_t c = blockIdx.z; c < chunks.used; c += gridDim.z) {
-        attend_chunk<HD, attend_stages(HD), WholeBlock, Finished>(a, s, chunks, blockIdx.y, blockIdx.x, gridDim.x, c, tiles, shared, wait_for_producers);
+        attend_chunk<HD, attend_stages(HD)>(a, s, chunks, blockIdx.y, blockIdx.x, gridDim.x, c, tiles, shared);
         __syncthreads();
     }
 }

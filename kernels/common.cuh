@@ -99,47 +99,14 @@ __device__ __forceinline__ float warp_max(float v) {
     return v;
 }
 
-// Threads that work together: those of a block, or its first ones, who meet at a barrier of their own.
-struct WholeBlock {
-    static __device__ __forceinline__ uint32_t thread() { return threadIdx.x; }
-    static __device__ __forceinline__ void sync() { __syncthreads(); }
-    static __device__ __forceinline__ uint32_t threads() { return blockDim.x; }
-};
-template <int BARRIER, int THREADS> struct FirstThreads {
-    static __device__ __forceinline__ uint32_t thread() { return thread_number(); }
-    static __device__ __forceinline__ void sync() { meet<BARRIER, THREADS>(); }
-    static __device__ __forceinline__ uint32_t threads() { return THREADS; }
-};
-
-// How a kernel reads what others have written: Finished, all of it before it began to look, or Awaited,
-// while it looks, where UNWRITTEN means that it is not there yet.
-constexpr uint32_t UNWRITTEN = 0xffffffff;  // a NaN that no arithmetic makes
-struct Finished {
-    static __device__ __forceinline__ float4 first(const float4* p) { return __ldcg(p); }
-    static __device__ __forceinline__ float first(const float* p) { return __ldcg(p); }
-    template <class T> static __device__ __forceinline__ void finish(T&, const T*) {}
-};
-#if __CUDA_ARCH__ >= 700
-struct Awaited {
-    static __device__ __forceinline__ float4 first(const float4* p) { return load_relaxed(p); }
-    static __device__ __forceinline__ float first(const float* p) { return load_relaxed(p); }
-    static __device__ __forceinline__ bool missing(float v) { return __float_as_uint(v) == UNWRITTEN; }
-    static __device__ __forceinline__ bool missing(float4 v) { return missing(v.x) || missing(v.y) || missing(v.z) || missing(v.w); }
-    // After as many first looks as can be under way at a time.
-    template <class T> static __device__ __forceinline__ void finish(T& v, const T* p) {
-        while (missing(v)) v = first(p);
-    }
-};
-#endif
-
-// Sum (or largest value) over a crew of up to 1024 threads, the same in every thread, always added
+// Sum (or largest value) over a block of up to 1024 threads, the same in every thread, always added
 // in the same order. `scratch` holds 32 floats of shared memory.
-template <class Crew = WholeBlock> __device__ __forceinline__ float block_sum(float v, float* scratch) {
-    const uint32_t thread = Crew::thread(), lane = thread & 31, warps = (Crew::threads() + 31) >> 5;
+__device__ __forceinline__ float block_sum(float v, float* scratch) {
+    const uint32_t lane = threadIdx.x & 31, warps = (blockDim.x + 31) >> 5;
     v = warp_sum(v);
-    Crew::sync();
-    if (lane == 0) scratch[thread >> 5] = v;
-    Crew::sync();
+    __syncthreads();
+    if (lane == 0) scratch[threadIdx.x >> 5] = v;
+    __syncthreads();
     return warp_sum(lane < warps ? scratch[lane] : 0.0f);
 }
 __device__ __forceinline__ float block_max(float v, float* scratch) {

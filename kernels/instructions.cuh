@@ -22,24 +22,18 @@ __device__ __forceinline__ void wait_for_producers() {
 #endif
 }
 
-// The thread's number. Volatile, so that nothing that depends on it is computed ahead of its use and kept
-// in registers, which a kernel of many parts does not have.
-__device__ __forceinline__ uint32_t thread_number() {
-    uint32_t t;
-    asm volatile("mov.u32 %0,%%tid.x;" : "=r"(t));
-    return t;
-}
 // A number that the compiler must not make anew at every use.
 template <int N> __device__ __forceinline__ int kept() {
     int v;
     asm volatile("mov.b32 %0,%1;" : "=r"(v) : "n"(N));
     return v;
 }
-// The first THREADS of a block meet.
-template <int BARRIER, int THREADS> __device__ __forceinline__ void meet() {
-    asm volatile("bar.sync %0,%1;" ::"n"(BARRIER), "n"(THREADS) : "memory");
+// The same of one that it knows how to make.
+__device__ __forceinline__ uint32_t kept(uint32_t n) {
+    uint32_t v;
+    asm volatile("mov.b32 %0,%1;" : "=r"(v) : "r"(n));
+    return v;
 }
-
 // 16 bytes that are read once.
 __device__ __forceinline__ uint4 load_once(const void* p) {
     uint4 v;
@@ -47,20 +41,6 @@ __device__ __forceinline__ uint4 load_once(const void* p) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
     return v;
 }
-
-#if __CUDA_ARCH__ >= 700
-// What another block may be writing.
-__device__ __forceinline__ float4 load_relaxed(const float4* p) {
-    float4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
-    return v;
-}
-__device__ __forceinline__ float load_relaxed(const float* p) {
-    float v;
-    asm volatile("ld.relaxed.gpu.global.f32 %0,[%1];" : "=f"(v) : "l"(p) : "memory");
-    return v;
-}
-#endif
 
 // c + the sum of the products of four unsigned bytes and four signed ones.
 __device__ __forceinline__ int dot_unsigned(uint32_t a, int b, int c) {

@@ -3,8 +3,7 @@
 // A block owns a run of output rows of one segment (matrix). Its work is the list of (slice, row)
 // pairs, slice by slice; each warp takes an equal, contiguous part of that list, keeps the inputs of
 // the current slice in registers (one group of 32 a lane) and streams records of consecutive rows.
-// On Hopper and later, records come through a ring in shared memory filled by bulk copies, which start
-// before the predecessor's results are awaited; elsewhere they are loaded straight into registers.
+// (product.cuh does one row on Hopper and later.)
 //
 // Order of additions, whatever the batch, the grid or the card: a group's integer products are exact,
 // groups of a slice are added over the lanes in a butterfly (distance 16, 8, 4, 2, 1), slices in
@@ -38,7 +37,7 @@ struct MatvecArgs {
     uint32_t groups;
     uint32_t out_stride;
     uint32_t batch;         // input rows, at most the kernel's NB
-    uint32_t ring_bytes;    // per warp
+    uint32_t ring_bytes;    // of matvec_batch.cuh
     uint32_t chunk_rows;    // rows that a block sums at a time: bounds its shared memory
     uint32_t prefetch_bytes;  // per block
     uint32_t padding;
@@ -46,9 +45,8 @@ struct MatvecArgs {
 static_assert(sizeof(MatvecArgs) == 232, "as in args.rs");
 
 constexpr int WARPS = 16;
-constexpr int MAX_STAGES = 8;
 
-// Rows of a ring stage, whose sums go over the lanes together: bounded by registers and ring.
+// Rows whose sums go over the lanes together: bounded by registers.
 template <uint32_t T, int NB> constexpr int rows_at_once() {
     return is_float(T) ? 1 : NB > 4 || T == Q8_0 || T == Q6_K ? 2 : 4;
 }
@@ -199,9 +197,8 @@ __device__ __forceinline__ void prefetch(const MatvecArgs& a, const Segment& s, 
 }
 
 // Rows [row0, row0 + rows) of a segment: partial sums into part[slice][row][NB].
-template <uint32_t T, int NB, bool RING, class Part>
-__device__ __forceinline__ void stream(const MatvecArgs& a, const Segment& s, uint32_t row0, uint32_t rows,
-                                       bool& awaited, uint8_t* ring, uint64_t* bars, uint32_t& phases, float* part) {
+template <uint32_t T, int NB, class Part>
+__device__ __forceinline__ void stream(const MatvecArgs& a, const Segment& s, uint32_t row0, uint32_t rows, bool& awaited, float* part) {
     constexpr int CR = rows_at_once<T, NB>();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const Slices c = slices_of(T, a.groups);
@@ -210,28 +207,8 @@ __device__ __forceinline__ void stream(const MatvecArgs& a, const Segment& s, ui
     auto source = [&](const Cursor& k) {
         return s.matrix + slice_offset(T, c, k.slice, s.rows) + (uint64_t)(row0 + k.row) * (k.slice + 1 == c.count ? last : full);
     };
-    Cursor issue = {};
-    const uint32_t stages = RING ? min(a.ring_bytes / (CR * full), (uint32_t)MAX_STAGES) : 1;
-    [[maybe_unused]] uint32_t issue_stage = 0, stage = 0;
-    auto copy_next = [&] {
-#if __CUDA_ARCH__ >= 900
-        if (issue.item >= issue.end) return;
-        uint32_t n = issue.count(CR, rows), bytes = n * (issue.slice + 1 == c.count ? last : full);
-        uint32_t bar = shared_address(bars + issue_stage), to = shared_address(ring + issue_stage * CR * full);
-        barrier_expect(bar, bytes);
-        bulk_copy(to, source(issue), bytes, bar);
-        issue.advance(n, rows);
-        issue_stage = issue_stage + 1 == stages ? 0 : issue_stage + 1;
-#endif
-    };
-    if (RING) {
-        issue.start(first, end, rows);
-        if (lane == 0)
-            for (uint32_t i = 0; i < stages; i++) copy_next();
-        __syncwarp();
-    }
     if (!awaited) {
-        if (!RING) prefetch(a, s, c, row0, rows, full, last);
+        prefetch(a, s, c, row0, rows, full, last);
         wait_for_producers();
         awaited = true;
     }
@@ -247,37 +224,24 @@ __device__ __forceinline__ void stream(const MatvecArgs& a, const Segment& s, ui
         }
         const uint32_t n = k.count(CR, rows);
         float acc[NB][CR];
-        if (RING) {
-#if __CUDA_ARCH__ >= 900
-            barrier_wait(shared_address(bars + stage), phases >> stage & 1);
-            phases ^= 1u << stage;
-#endif
-        }
-        const uint8_t* r = RING ? ring + stage * CR * full : source(k);
+        const uint8_t* r = source(k);
         const uint32_t record = k.slice + 1 == c.count ? last : full;
         if (n == CR && n_groups == 32) {
             // Whole records: offsets are constants.
             constexpr uint32_t whole = record_bytes(T, 32);
 #pragma unroll
             for (int u = 0; u < CR; u++) {
-                if constexpr (RING) in.template dot<FromShared>(r + u * whole, lane, 32, &acc[0][u], CR);
-                else in.template dot<FromGlobal>(r + u * whole, lane, 32, &acc[0][u], CR);
+                in.template dot<FromGlobal>(r + u * whole, lane, 32, &acc[0][u], CR);
             }
         } else
 #pragma unroll
         for (int u = 0; u < CR; u++) {
             if (u < n && lane < n_groups) {
-                if constexpr (RING) in.template dot<FromShared>(r + u * record, lane, n_groups, &acc[0][u], CR);
-                else in.template dot<FromGlobal>(r + u * record, lane, n_groups, &acc[0][u], CR);
+                in.template dot<FromGlobal>(r + u * record, lane, n_groups, &acc[0][u], CR);
             } else {
 #pragma unroll
                 for (int b = 0; b < NB; b++) acc[b][u] = 0.0f;
             }
-        }
-        if (RING) {
-            __syncwarp();
-            if (lane == 0) copy_next();
-            stage = stage + 1 == stages ? 0 : stage + 1;
         }
         const uint32_t u = butterfly_row<CR>(lane);
 #pragma unroll
@@ -289,39 +253,24 @@ __device__ __forceinline__ void stream(const MatvecArgs& a, const Segment& s, ui
     }
 }
 
-template <int NB, bool RING, uint32_t TYPES> __device__ __forceinline__ void matvec_body(const MatvecArgs& a) {
+template <int NB, uint32_t TYPES> __device__ __forceinline__ void matvec_body(const MatvecArgs& a) {
     DYNAMIC_SHARED(shared);
-    using Bars = uint64_t[WARPS * MAX_STAGES];
-    STATIC_SHARED(Bars, bars);
-    [[maybe_unused]] const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     release_dependents();
-    if (RING) {
-#if __CUDA_ARCH__ >= 900
-        if (lane == 0) {
-            for (int i = 0; i < MAX_STAGES; i++)
-                barrier_init(shared_address(bars + warp * MAX_STAGES + i), 1);
-            fence_shared();
-        }
-        __syncwarp();
-#endif
-    }
     int i = 0;
     while (i + 1 < a.n_segments && blockIdx.x >= a.segments[i + 1].first_block) i++;
     const Segment& s = a.segments[i];
     const uint32_t block = blockIdx.x - s.first_block;
     const uint32_t begin = s.rows * (uint64_t)block / s.blocks, end = s.rows * (uint64_t)(block + 1) / s.blocks;
-    uint8_t* ring = shared + (RING ? warp * a.ring_bytes : 0);
-    float* part = (float*)(shared + (RING ? WARPS * a.ring_bytes : 0));
+    float* part = (float*)shared;
     const uint32_t n_slices = slices_of(s.type, a.groups).count;
     bool awaited = false;
-    uint32_t phases = 0;
     for (uint32_t row0 = begin; row0 < end; row0 += a.chunk_rows) {
         const uint32_t rows = min(a.chunk_rows, end - row0);
         auto run = [&]<uint32_t T>() {
             if constexpr (is_float(T) && (TYPES >> T & 1))
-                stream<T, NB, RING, FloatPart<T, NB>>(a, s, row0, rows, awaited, ring, bars + warp * MAX_STAGES, phases, part);
+                stream<T, NB, FloatPart<T, NB>>(a, s, row0, rows, awaited, part);
             if constexpr (!is_float(T) && (TYPES >> T & 1))
-                stream<T, NB, RING, QuantizedPart<T, NB>>(a, s, row0, rows, awaited, ring, bars + warp * MAX_STAGES, phases, part);
+                stream<T, NB, QuantizedPart<T, NB>>(a, s, row0, rows, awaited, part);
         };
         for_type(s.type, run);
         __syncthreads();

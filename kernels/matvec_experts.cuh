@@ -82,11 +82,10 @@ template <uint32_t T> __device__ __forceinline__ void matvec_experts_body(const 
     // The host's experts are below n_experts; nothing is read out of bounds whatever the memory holds.
     const uint32_t first = min(a.chosen[pair], a.n_experts - 1) * each;
     bool awaited = true;
-    uint32_t phases = 0;
     for (uint32_t row0 = begin; row0 < end; row0 += a.chunk_rows) {
         const uint32_t rows = min(a.chunk_rows, end - row0);
-        if constexpr (is_float(T)) stream<T, 1, false, FloatPart<T, 1>>(m, s, first + row0, rows, awaited, nullptr, nullptr, phases, part);
-        else stream<T, 1, false, QuantizedPart<T, 1>>(m, s, first + row0, rows, awaited, nullptr, nullptr, phases, part);
+        if constexpr (is_float(T)) stream<T, 1, FloatPart<T, 1>>(m, s, first + row0, rows, awaited, part);
+        else stream<T, 1, QuantizedPart<T, 1>>(m, s, first + row0, rows, awaited, part);
         __syncthreads();
         for (uint32_t j = threadIdx.x; j < rows; j += blockDim.x) {
             float v = part[j];

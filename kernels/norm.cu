@@ -53,10 +53,10 @@ __device__ __forceinline__ void store_q8(const ProduceArgs& a, const float* v, u
 
 // A norm whose row fits the block's registers: weights are loaded before the row is there.
 __device__ __forceinline__ void norm_row(const ProduceArgs& a, uint32_t row, uint32_t width, float* scratch) {
-    NormRow<WholeBlock> norm;
+    NormRow norm;
     norm.load_weights(a.norm, width);
     wait_for_producers();
-    norm.load<Finished>(a.norm, a.x + (uint64_t)row * a.x_stride, width, a.inverse_len, scratch);
+    norm.load(a.norm, a.x + (uint64_t)row * a.x_stride, width, a.inverse_len, scratch);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint32_t at = norm.place(i);

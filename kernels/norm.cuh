@@ -37,30 +37,27 @@ __device__ __forceinline__ NormSums norm_sums(const NormArgs& a, const float* x,
     return s;
 }
 
-// A norm of a row that fits the registers of a crew, whose thread t holds elements
-// 4 * (i * crew + t) and the next three, i < 4. Widths are multiples of 32.
-template <class Crew> struct NormRow {
-    const uint32_t thread = Crew::thread();
+// A norm of a row that fits the registers of a block, whose thread t holds elements
+// 4 * (i * threads + t) and the next three, i < 4. Widths are multiples of 32.
+struct NormRow {
+    const uint32_t thread = threadIdx.x;
     float4 w[4], v[4];
     float scale;
 
-    __device__ __forceinline__ uint32_t place(int i) const { return 4 * (i * Crew::threads() + thread); }
+    __device__ __forceinline__ uint32_t place(int i) const { return 4 * (i * blockDim.x + thread); }
     // May go before the row is there.
     __device__ __forceinline__ void load_weights(const NormArgs& a, uint32_t width) {
 #pragma unroll
         for (int i = 0; i < 4; i++) w[i] = place(i) < width ? *(const float4*)(a.weight + place(i)) : make_float4(0, 0, 0, 0);
     }
-    template <class Fetch> __device__ __forceinline__ void load(const NormArgs& a, const float* x, uint32_t width, float inverse_len, float* scratch) {
+    __device__ __forceinline__ void load(const NormArgs& a, const float* x, uint32_t width, float inverse_len, float* scratch) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) v[i] = place(i) < width ? Fetch::first((const float4*)(x + place(i))) : make_float4(0, 0, 0, 0);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (place(i) < width) Fetch::finish(v[i], (const float4*)(x + place(i)));
+        for (int i = 0; i < 4; i++) v[i] = place(i) < width ? __ldcg((const float4*)(x + place(i))) : make_float4(0, 0, 0, 0);
         if (a.layer) {
             float sum = 0.0f;
 #pragma unroll
             for (int i = 0; i < 4; i++) sum += (v[i].x + v[i].y) + (v[i].z + v[i].w);
-            const float mean = __fmul_rn(block_sum<Crew>(sum, scratch), inverse_len);
+            const float mean = __fmul_rn(block_sum(sum, scratch), inverse_len);
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 if (place(i) < width) v[i] = make_float4(v[i].x - mean, v[i].y - mean, v[i].z - mean, v[i].w - mean);
@@ -73,7 +70,7 @@ template <class Crew> struct NormRow {
             sum = __fmaf_rn(v[i].z, v[i].z, sum);
             sum = __fmaf_rn(v[i].w, v[i].w, sum);
         }
-        sum = block_sum<Crew>(sum, scratch);
+        sum = block_sum(sum, scratch);
         scale = 1.0f / sqrtf(__fmaf_rn(sum, inverse_len, a.eps));
     }
     // Elements place(i) to place(i) + 3.

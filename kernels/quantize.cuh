@@ -14,7 +14,7 @@ __device__ __forceinline__ PackedValues pack_q8(const float* v) {
 #pragma unroll
     for (int o = 1; o < 8; o <<= 1) largest = largest_or_nan(largest, __shfl_xor_sync(~0u, largest, o));
     const bool bad = !(largest <= 3.4e38f);
-    const float d = __fmul_rn(largest, 1.0f / 127.0f), id = largest > 0.0f ? 127.0f / largest : 0.0f;
+    const float d = __fmul_rn(largest, 1.0f / 127.0f), id = largest > 0.0f ? __fdividef(127.0f, largest) : 0.0f;
     // Rounds to integers: their two's complement is in the low bits of the sums.
     uint32_t bits[4];
 #pragma unroll

@@ -154,7 +154,7 @@ fn profile_is_a_step() {
 
     let layers = network.blocks.len() as u32;
     let norms = profile.entry(Work::Norm).calls;
-    // A persistent kernel does them with the products.
+    // Products make their own input where they can.
     assert!(norms == 0 || norms == 3 * layers + 1, "{norms} norms");
     for (work, calls) in [
         (Work::Embed, 1),

@@ -1,13 +1,8 @@
 #!/bin/sh
 # Runs the bundled GPU tests, then hamlet's tasks through the C ABI on the default device;
-# "run.sh sanitize" runs a part of the tests under compute-sanitizer, and "persistent" before any of it
-# has steps of one session done by one kernel.
+# "run.sh sanitize" runs a part of the tests under compute-sanitizer.
 cd "$(dirname "$0")" || exit 1
 export EMBERLM_REPOSITORY="$PWD"
-if [ "$1" = persistent ]; then
-    export EMBERLM_CUDA_PERSISTENT=1
-    shift
-fi
 if [ "$1" != sanitize ]; then
     ./test-cuda "$@" && ./test-tasks --nocapture
     exit

@@ -1,11 +1,11 @@
-// Products of many input rows on tensor cores, of a few, and by way of a ring: each row must have the bits that it gets
-// alone, whatever the type, the number of rows and the schedule.
+// Products of many input rows on tensor cores, of a few, and of one by the kernel that makes its own input: each row must
+// have the bits that it gets alone, whatever the type, the number of rows and the schedule.
 #include "matvec_batch.cuh"
+#include "product.cuh"
 #include "model.h"
 #include <cstdio>
 
 constexpr uint32_t N_ROWS = 101, BLOCKS = 4;
-constexpr uint32_t RING_BYTES = 4352;  // of a warp
 
 int failures = 0;
 void check(bool right, const char* what, uint32_t type, uint32_t groups, uint32_t batch) {
@@ -63,20 +63,36 @@ template <uint32_t T, int NT> void compare_batch(Case& c, const std::vector<floa
     check(same(out.data(), alone.data(), out.size()), "other bits than alone", T, c.groups, n);
 }
 
+// The same of one row for the kernel that makes its own input.
+template <uint32_t T> ProductArgs own_input(const MatvecArgs& m) {
+    ProductArgs a{};
+    const Slices c = slices_of(T, m.groups);
+    a.parts[0] = {m.segments[0].matrix, m.segments[0].bias, T, N_ROWS, 0, N_ROWS / BLOCKS, N_ROWS % BLOCKS, 0,
+                  c.count, c.full, c.last, record_bytes(T, c.full), record_bytes(T, c.last), BLOCKS};
+    a.q8 = m.q8;
+    a.q8_scale = m.q8_scale;
+    a.out = m.out;
+    a.residual = m.residual;
+    a.n_parts = 1;
+    a.groups = m.groups;
+    a.ring_bytes = WARPS * stages<T>() * stage_rows<T>() * record_bytes(T, 32);
+    return a;
+}
+
 template <uint32_t T> void compare(uint32_t groups) {
     Case c(T, groups, 32);
     std::vector<float> alone;
     for (uint32_t row = 0; row < c.batch; row++) {
-        const auto out = c.run(row, 1, WARPS * 32, 1, 0, [](const MatvecArgs& a) { matvec_body<1, false, 1u << T>(a); });
+        const auto out = c.run(row, 1, WARPS * 32, 1, 0, [](const MatvecArgs& a) { matvec_body<1, 1u << T>(a); });
         alone.insert(alone.end(), out.begin(), out.end());
     }
     double largest = 0.0;
     for (float v : alone) largest = std::max(largest, fabs((double)v));
     check(largest > 0.0 && largest < 1e6, "no numbers to compare", T, groups, 1);
-    const auto few = c.run(0, 3, WARPS * 32, 1, 0, [](const MatvecArgs& a) { matvec_body<4, false, 1u << T>(a); });
+    const auto few = c.run(0, 3, WARPS * 32, 1, 0, [](const MatvecArgs& a) { matvec_body<4, 1u << T>(a); });
     check(same(few.data(), alone.data(), few.size()), "other bits than alone", T, groups, 3);
-    const auto ring = c.run(0, 1, WARPS * 32, 1, RING_BYTES, [](const MatvecArgs& a) { matvec_body<1, true, 1u << T>(a); });
-    check(same(ring.data(), alone.data(), ring.size()), "other bits by a ring", T, groups, 1);
+    const auto own = c.run(0, 1, WARPS * 32, 1, 0, [](const MatvecArgs& a) { product_body<1u << T>(own_input<T>(a)); });
+    check(same(own.data(), alone.data(), own.size()), "other bits by the kernel of one row", T, groups, 1);
     compare_batch<T, 1>(c, alone, 5);
     compare_batch<T, 2>(c, alone, 13);
     compare_batch<T, 4>(c, alone, 32);

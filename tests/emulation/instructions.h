@@ -8,15 +8,9 @@
 
 inline void release_dependents() {}
 inline void wait_for_producers() {}
-inline uint32_t thread_number() { return threadIdx.x; }
-template <int BARRIER, int THREADS> inline void meet() { emulator::meet(emulator::thread->block->meetings[BARRIER], THREADS); }
 template <int N> inline int kept() { return N; }
+inline uint32_t kept(uint32_t n) { return n; }
 inline uint4 load_once(const void* p) { return *(const uint4*)p; }
-// Others may write before it looks.
-template <class T> inline T load_relaxed(const T* p) {
-    emulator::yield();
-    return *p;
-}
 inline int dot_unsigned(uint32_t a, int b, int c) {
     for (int i = 0; i < 32; i += 8) c += (int)(uint8_t)(a >> i) * (int)(int8_t)(b >> i);
     return c;
@@ -76,12 +70,12 @@ template <class Element> inline void load_matrices(uint32_t* r, uint32_t from, E
     }
     __syncwarp();
 }
-struct Place { uint32_t row, column; };
+struct Cell { uint32_t row, column; };
 inline void load_matrices(uint32_t* r, uint32_t from) {
-    load_matrices(r, from, [](uint32_t row, uint32_t column) { return Place{row, column}; });
+    load_matrices(r, from, [](uint32_t row, uint32_t column) { return Cell{row, column}; });
 }
 inline void load_matrices_transposed(uint32_t* r, uint32_t from) {
-    load_matrices(r, from, [](uint32_t row, uint32_t column) { return Place{column, row}; });
+    load_matrices(r, from, [](uint32_t row, uint32_t column) { return Cell{column, row}; });
 }
 inline float half_of(uint32_t pair, uint32_t i) { return __half2float(__ushort_as_half((unsigned short)(pair >> 16 * i))); }
 inline uint32_t transposed(uint32_t pair) {

@@ -54,11 +54,16 @@ class Nodes {
             a.segments[i] = {m.data[i], m.bias ? m.bias + row : NULL, m.parts[i].type, m.parts[i].n, 2 * i, 2, row, 0};
             row += m.parts[i].n;
         }
-        run(2 * a.n_segments, WARPS * 32, [&] { matvec_body<1, false, TYPES>(a); });
+        run(2 * a.n_segments, WARPS * 32, [&] { matvec_body<1, TYPES>(a); });
         return out;
     }
 
 public:
+    // What the last product had as its input.
+    void rounded(const int8_t*& values, const float*& scales) const {
+        values = q8.data();
+        scales = q8_scale.data();
+    }
     explicit Nodes(const Model& m) : model(m) {}
 
     // A matrix times the norm of a row.
@@ -74,12 +79,25 @@ public:
     std::vector<float> activation(const std::vector<float>& up) {
         return produce(up.data(), model.n.n_ff, model.n.gated ? GATED : ACTIVATED, NormArgs{});
     }
-    std::vector<float> attention(AttendArgs a, const float* qkv) {
-        std::vector<float> out(model.n.n_heads * model.n.head_dim);
-        a.qkv = qkv;
+    std::vector<float> attention(uint32_t layer, const float* qkv) {
+        const Network& n = model.n;
+        std::vector<float> out(n.n_heads * n.head_dim);
+        AttendArgs a{};
+        a.sessions = model.sessions;
+        a.parts = model.parts;
         a.f32 = out.data();
-        const bool large = model.n.head_dim > 64;
-        run(a.layout.n_kv_heads * a.head_parts, 128, [&] { large ? attend_tiles<128>(a) : attend_tiles<64>(a); });
+        a.qkv = qkv;
+        a.tickets = model.tickets;
+        a.rotation = {model.inv_freq, NULL, 1.0f, n.head_dim / 2, 0, 0};
+        a.layout = model.kv;
+        a.layout.layer_offset = layer * 2 * kv_plane(model.kv);
+        a.scores.scale = 1.44269504f / sqrtf((float)n.head_dim);
+        a.qkv_stride = model.layers[layer].qkv.rows();
+        a.n_heads = n.n_heads;
+        a.n_chunks = MAX_CHUNKS;
+        a.head_parts = 1;
+        a.join = 1;
+        run(a.layout.n_kv_heads * a.head_parts, 128, [&] { n.head_dim > 64 ? attend_tiles<128>(a) : attend_tiles<64>(a); });
         return out;
     }
 };

@@ -281,17 +281,16 @@ pub struct Matvec {
     pub padding: u32,
 }
 
-/// `Part` of `ProductOp`.
+/// `Part` of `ProductArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Part {
+pub struct ProductPart {
     pub matrix: u64,
     pub bias: u64,
     pub ty: u32,
     pub rows: u32,
     pub first_block: u32,
-    pub blocks: u32,
-    pub quads: u32,
+    pub each: u32,
     pub more: u32,
     pub out_offset: u32,
     pub n_slices: u32,
@@ -299,49 +298,26 @@ pub struct Part {
     pub last: u32,
     pub full_bytes: u32,
     pub last_bytes: u32,
-    pub quad_bytes: u32,
-    pub quads_per_slot: u32,
+    pub blocks: u32,
 }
 
-/// `ProductOp`.
+/// `ProductArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct ProductOp {
-    pub parts: [Part; MAX_SEGMENTS],
+pub struct Product {
+    pub parts: [ProductPart; MAX_SEGMENTS],
     pub x: u64,
-    pub encoded: u64,
+    pub q8: u64,
+    pub q8_scale: u64,
     pub norm: Norm,
     pub out: u64,
     pub residual: u64,
     pub n_parts: u32,
     pub groups: u32,
-    pub chunk_quads: u32,
-    pub ending: u32,
+    pub ring_bytes: u32,
+    pub finish: u32,
     pub inverse_len: f32,
     pub activation: Activation,
-}
-
-/// `Op`, whose kind says which of the two it is.
-#[repr(C, u32)]
-#[derive(Clone, Copy, Debug)]
-pub enum Op {
-    Product(ProductOp) = 0,
-    Attend(Attend) = 1,
-}
-
-/// `PersistentArgs`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Persistent {
-    pub ops: u64,
-    pub sessions: u64,
-    pub state: u64,
-    pub outputs: u64,
-    pub times: u64,
-    pub output_words: u32,
-    pub n_ops: u32,
-    pub slots: u32,
-    pub ahead: u32,
 }
 
 /// `MatmulArgs`.
@@ -479,10 +455,7 @@ const _: () = {
     assert!(size_of::<Logits>() == 24);
     assert!(size_of::<Segment>() == 40);
     assert!(size_of::<Matvec>() == 232);
-    assert!(size_of::<Part>() == 72);
-    assert!(size_of::<ProductOp>() == 376);
-    assert!(size_of::<Op>() == 384);
-    assert!(size_of::<Persistent>() == 56);
+    assert!(size_of::<Product>() == 352);
     assert!(size_of::<Matmul>() == 64);
     assert!(size_of::<GatedMatmul>() == 72);
     assert!(size_of::<Rotation>() == 32);

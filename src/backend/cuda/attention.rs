@@ -81,7 +81,8 @@ impl Kernels {
         let dim = args.layout.head_dim;
         let padded = padded_head(dim);
         let name = format!("attend_tiles_{padded}");
-        if args.layout.q8 != 0 || !self.has(&name) {
+        // Tiles give four elements to a thread.
+        if args.layout.q8 != 0 || dim % 4 != 0 || !self.has(&name) {
             // SAFETY: the caller's word.
             return unsafe { self.attend_fma(stream, args, batch) };
         }

@@ -117,8 +117,6 @@ pub struct Properties {
     pub memory: u64,
     /// Bytes of shared memory that a block may ask for.
     pub shared_bytes: usize,
-    /// Kernels can be launched with all blocks there at the same time.
-    pub cooperative: bool,
     /// CUDA version that the driver supports, 13000 for 13.0.
     pub driver: i32,
 }
@@ -171,7 +169,6 @@ pub fn properties(index: usize) -> Result<Properties> {
         ),
         multiprocessors: get(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
         memory: memory as u64,
-        cooperative: get(A::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH)? != 0,
         shared_bytes: get(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize,
         driver,
     })

@@ -5,10 +5,10 @@
 
 use super::args;
 use super::driver::{Context, Kernel, Launch, Module, Stream};
-use super::matrix::{Inputs, Matrix};
+use super::matrix::{Inputs, Matrix, PAIR, is_float};
 use super::matvec_batch;
 use super::plan::MlpPlan;
-use super::step::is_wanted;
+use super::product::{Finish, Product, RowInput};
 use crate::error::{Result, fail};
 use crate::quant::TensorType;
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 include!(concat!(env!("OUT_DIR"), "/cuda_modules.rs"));
 
 /// Warps of a matvec block.
-const WARPS: usize = 16;
+pub(super) const WARPS: usize = 16;
 /// Rows of input that the matvec kernels are made for.
 const MATVEC_ROWS: [usize; 2] = [1, 4];
 /// Bytes of weights that a matvec launch asks for ahead of its input: a part of the L2 cache.
@@ -33,8 +33,6 @@ pub struct Kernels {
     context: Arc<Context>,
     modules: HashMap<&'static str, Module>,
     by_name: HashMap<String, Kernel>,
-    /// Weights come by bulk copies (Hopper and later).
-    ring_bytes: usize,
     /// Warpgroup products, which only compute capability 9.0 has.
     wgmma: bool,
     multiprocessors: u32,
@@ -45,22 +43,13 @@ impl Kernels {
     pub fn load(context: &Arc<Context>) -> Result<Kernels> {
         let mut modules = HashMap::new();
         for (name, image) in MODULES {
-            if is_wanted(name) {
-                modules.insert(*name, Module::load(context, image)?);
-            }
+            modules.insert(*name, Module::load(context, image)?);
         }
         let properties = context.properties();
-        // Measured on an H200, loads straight to registers by twice the warps are faster than the ring,
-        // which `EMBERLM_CUDA_RING` asks for.
-        let ring = properties.capability.0 >= 9 && std::env::var_os("EMBERLM_CUDA_RING").is_some();
-        // Up to three records of four rows a warp; at least 16 KiB are left for the partial sums.
-        let fitting = properties.shared_bytes.saturating_sub(20 * 1024) / WARPS / 128 * 128;
-        let ring_bytes = if ring { fitting.min(6912) } else { 0 };
         let mut kernels = Kernels {
             context: context.clone(),
             modules,
             by_name: HashMap::new(),
-            ring_bytes,
             wgmma: properties.capability == (9, 0)
                 && std::env::var_os("EMBERLM_CUDA_MMA").is_none(),
             multiprocessors: properties.multiprocessors,
@@ -96,7 +85,7 @@ impl Kernels {
         }
         self.find_attention()?;
         self.find_experts()?;
-        self.find_persistent()?;
+        self.find_products()?;
         if self.wgmma {
             for width in [128, 256] {
                 for kind in ["wgmma", "gated"] {
@@ -105,16 +94,15 @@ impl Kernels {
                 }
             }
         }
-        let ring = self.ring_prefix();
         for ty in TensorType::ALL {
             for rows in if is_float(ty) { &[1][..] } else { &MATVEC_ROWS } {
-                let name = format!("matvec_{ring}{}_{rows}", ty.name());
-                self.find(matvec_module(ty), &name, beside_barriers)?;
+                let name = format!("matvec_{}_{rows}", ty.name());
+                self.find(&kernel_file("matvec", ty), &name, beside_barriers)?;
             }
         }
         if self.context.properties().capability.0 >= 9 {
             for ty in TensorType::ALL.into_iter().filter(|ty| !is_float(*ty)) {
-                let module = matvec_module(ty).replace("matvec", "matvec_batch");
+                let module = kernel_file("matvec_batch", ty);
                 for rows in matvec_batch::ROWS {
                     let name = format!("matvec_batch_{}_{rows}", ty.name());
                     self.find(&module, &name, beside_barriers)?;
@@ -128,7 +116,7 @@ impl Kernels {
         for rows in MATVEC_ROWS {
             self.find(
                 "matvec_k",
-                &format!("matvec_{ring}{PAIR}_{rows}"),
+                &format!("matvec_{PAIR}_{rows}"),
                 beside_barriers,
             )?;
         }
@@ -154,10 +142,6 @@ impl Kernels {
             2
         };
         stages * (128 + 128) * 64 * 2
-    }
-
-    fn ring_prefix(&self) -> &'static str {
-        if self.ring_bytes > 0 { "ring_" } else { "" }
     }
 
     /// Whether the device can run a kernel.
@@ -209,7 +193,6 @@ impl Kernels {
             block,
             shared: shared as u32,
             programmatic: self.context.programmatic(),
-            cooperative: false,
         };
         // SAFETY: the caller's word.
         unsafe { stream.launch(self.get(name)?, &launch, args) }
@@ -229,7 +212,6 @@ impl Kernels {
                 block: 128,
                 shared: 0,
                 programmatic: false,
-                cooperative: false,
             };
             stream.launch(self.get("repack")?, &launch, args)
         }
@@ -310,17 +292,19 @@ impl Kernels {
         batch: u32,
     ) -> Result<()> {
         let wide = self.takes_batch(batch);
-        // Segments that one kernel can do together: all of one type, or the one pair it knows.
-        let mut left: Vec<usize> = (0..matrix.segments.len()).collect();
-        while let Some(&first) = left.first() {
-            let ty = matrix.segments[first].ty;
-            let in_pair = |t: TensorType| matches!(t, TensorType::Q4K | TensorType::Q6K);
-            let (mine, rest): (Vec<usize>, Vec<usize>) = left.iter().partition(|&&i| {
-                let other = matrix.segments[i].ty;
-                other == ty || (in_pair(ty) && in_pair(other))
-            });
-            let mixed = mine.iter().any(|&i: &usize| matrix.segments[i].ty != ty);
-            let types = if mixed { PAIR } else { ty.name() };
+        for (types, mine) in matrix.kernel_groups() {
+            let ty = matrix.segments[mine[0]].ty;
+            if batch == 1 && self.takes_product(matrix, types, &mine) {
+                let product = Product {
+                    matrix,
+                    input: RowInput::Rounded(*input),
+                    finish: Finish::Plain { residual },
+                    out,
+                };
+                // SAFETY: the caller's word.
+                unsafe { self.product_of(stream, &product, types, &mine)? };
+                continue;
+            }
             let mut done = 0;
             while done < batch {
                 let (name, threads, n, (args, grid, shared)) = if wide && !is_float(ty) {
@@ -331,7 +315,7 @@ impl Kernels {
                 } else {
                     let n = (batch - done).min(if is_float(ty) { 1 } else { 4 });
                     let rows = if n == 1 { 1 } else { 4 };
-                    let name = format!("matvec_{}{types}_{rows}", self.ring_prefix());
+                    let name = format!("matvec_{types}_{rows}");
                     let plan = self.plan_matvec(matrix, &mine, rows);
                     (name, (WARPS * 32) as u32, n, plan)
                 };
@@ -354,7 +338,6 @@ impl Kernels {
                 unsafe { self.launch(stream, &name, (grid, 1, 1), threads, shared, &args)? };
                 done += n;
             }
-            left = rest;
         }
         Ok(())
     }
@@ -366,12 +349,7 @@ impl Kernels {
         which: &[usize],
         rows: usize,
     ) -> (args::Matvec, u32, usize) {
-        let ring = WARPS * self.ring_bytes;
-        let at_once = if self.ring_bytes > 0 || rows > 1 {
-            1
-        } else {
-            2
-        };
+        let at_once = if rows > 1 { 1 } else { 2 };
         let all_blocks = self.multiprocessors * at_once;
         let bytes: f64 = which.iter().map(|&i| matrix.segments[i].bytes as f64).sum();
         let slices = which
@@ -381,11 +359,10 @@ impl Kernels {
             .unwrap_or(1);
         // Partial sums: 4 bytes for each slice, row and input row.
         let per_row = slices as usize * rows * 4;
-        let limit = self.context.properties().shared_bytes - ring - STATIC_SHARED;
+        let limit = self.context.properties().shared_bytes - STATIC_SHARED;
         let mut args = args::Matvec {
             n_segments: which.len() as u32,
             groups: matrix.groups,
-            ring_bytes: self.ring_bytes as u32,
             ..Default::default()
         };
         let mut first_block = 0;
@@ -401,7 +378,7 @@ impl Kernels {
         let chunk = (most_rows as usize).min((limit.min(96 * 1024) / per_row).max(1));
         args.chunk_rows = chunk as u32;
         args.prefetch_bytes = (PREFETCH_BYTES / u64::from(first_block)) as u32 / 16 * 16;
-        (args, first_block, ring + chunk * per_row)
+        (args, first_block, chunk * per_row)
     }
 
     /// `out = x * w (+ bias) (+ residual)` for many rows.
@@ -514,23 +491,17 @@ impl Kernels {
     }
 }
 
-/// The two types that one matvec kernel takes together.
-const PAIR: &str = "Q4_K_Q6_K";
-
 /// Shared memory of the matmul kernels for sm_90a: a ring of tiles, up to seven of 128 rows of both
 /// sides, and room to align it.
 const WGMMA_SHARED: usize = 7 * (128 + 128) * 64 * 2 + 1024;
 
-fn is_float(ty: TensorType) -> bool {
-    matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16)
-}
-
-/// The kernel file of a type's products.
-fn matvec_module(ty: TensorType) -> &'static str {
+/// The kernel file of a type's products of a kind.
+pub(super) fn kernel_file(kind: &str, ty: TensorType) -> String {
     use TensorType as T;
-    match ty {
-        T::F32 | T::F16 | T::BF16 => "matvec_float",
-        T::Q8_0 | T::Q2K | T::Q3K | T::Q4K | T::Q5K | T::Q6K => "matvec_k",
-        _ => "matvec_32",
-    }
+    let types = match ty {
+        T::F32 | T::F16 | T::BF16 => "float",
+        T::Q8_0 | T::Q2K | T::Q3K | T::Q4K | T::Q5K | T::Q6K => "k",
+        _ => "32",
+    };
+    format!("{kind}_{types}")
 }

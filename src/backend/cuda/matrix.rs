@@ -3,6 +3,14 @@
 use super::args::{self, type_number};
 use crate::quant::TensorType;
 
+/// The two types that one kernel takes together.
+pub const PAIR: &str = "Q4_K_Q6_K";
+
+/// Whether products with a type take f32.
+pub fn is_float(ty: TensorType) -> bool {
+    matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16)
+}
+
 /// Rows of one type, in records.
 #[derive(Clone, Debug)]
 pub struct MatrixSegment {
@@ -68,9 +76,26 @@ impl Matrix {
 
     /// Whether a product needs its input as int8, and as f32.
     pub fn needs(&self) -> (bool, bool) {
-        let float = |ty| matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
-        let floats = self.segments.iter().filter(|s| float(s.ty)).count();
+        let floats = self.segments.iter().filter(|s| is_float(s.ty)).count();
         (floats < self.segments.len(), floats > 0)
+    }
+
+    /// Segments that one kernel can do together, all of one type or the one pair it knows, with what it
+    /// calls their types.
+    pub fn kernel_groups(&self) -> Vec<(&'static str, Vec<usize>)> {
+        let in_pair = |t: TensorType| matches!(t, TensorType::Q4K | TensorType::Q6K);
+        let type_of = |i: usize| self.segments[i].ty;
+        let mut left: Vec<usize> = (0..self.segments.len()).collect();
+        let mut groups = Vec::new();
+        while let Some(&first) = left.first() {
+            let ty = type_of(first);
+            let together = |&i: &usize| type_of(i) == ty || (in_pair(ty) && in_pair(type_of(i)));
+            let (mine, rest): (Vec<usize>, Vec<usize>) = left.into_iter().partition(together);
+            let mixed = mine.iter().any(|&i| type_of(i) != ty);
+            groups.push((if mixed { PAIR } else { ty.name() }, mine));
+            left = rest;
+        }
+        groups
     }
 }
 

@@ -13,6 +13,7 @@ pub mod matrix;
 mod matvec_batch;
 pub mod plan;
 pub mod prefill;
+mod product;
 pub mod runner;
 pub mod sampling;
 pub mod step;

@@ -90,7 +90,7 @@ impl CudaRunner {
         for (cache, bytes) in caches.iter_mut().zip(kv.bytes(options.context.min(1))?) {
             cache.grow(bytes, "KV cache")?;
         }
-        let mut buffers = StepBuffers::new(&context, weights.plan(), 1)?;
+        let buffers = StepBuffers::new(&context, weights.plan(), 1)?;
         let results = Pinned::new(&context, RESULT_SLOTS as usize * 8, "results")?;
         let n_vocab = weights.plan().n_vocab as usize;
         let slots = RESULT_SLOTS as usize;
@@ -106,7 +106,6 @@ impl CudaRunner {
         sampling.enter(&mut state);
         let session = Buffer::from_slice(&context, &[state], "session")?;
         let table = Buffer::from_slice(&context, &[session.address()], "session")?;
-        buffers.make_persistent(weights.kernels(), weights.plan(), &kv, table.address())?;
         let mut runner = CudaRunner {
             graphs: Vec::new(),
             stream: Arc::new(Stream::new(

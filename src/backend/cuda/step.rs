@@ -1,7 +1,6 @@
 //! The kernels of a step, in order: for one position of each of a few sessions.
 
 mod experts;
-mod persistent;
 mod timeline;
 
 use super::args;
@@ -11,11 +10,10 @@ use super::kernels::Kernels;
 use super::kv::KvPlan;
 use super::matrix::{Inputs, Matrix};
 use super::plan::{FeedForwardPlan, LayerPlan, MlpPlan, Plan};
+use super::product::{Finish, Product, RowInput};
 use super::sampling::{GROUPS, Stages};
 use crate::backend::Work;
 use crate::error::Result;
-use persistent::Persistent;
-pub(super) use persistent::is_wanted;
 use std::sync::Arc;
 pub use timeline::Timeline;
 
@@ -84,8 +82,6 @@ pub struct StepBuffers {
     n_vocab: u32,
     /// Zeros between any two kernels.
     tickets: Buffer,
-    /// A whole step of one session, if a kernel can do it.
-    persistent: Option<Persistent>,
 }
 
 /// What a step does besides evaluating.
@@ -136,12 +132,7 @@ fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
 impl StepBuffers {
     /// Bytes for `rows` sessions at a time.
     pub fn bytes(plan: &Plan, rows: u32, multiprocessors: u32) -> u64 {
-        let ops = if rows == 1 {
-            Persistent::bytes(plan)
-        } else {
-            0
-        };
-        places(plan, rows, multiprocessors).1 + u64::from(rows * plan.most(|a| a.n_heads)) * 4 + ops
+        places(plan, rows, multiprocessors).1 + u64::from(rows * plan.most(|a| a.n_heads)) * 4
     }
 
     /// Memory for `rows` sessions at a time.
@@ -166,20 +157,7 @@ impl StepBuffers {
                 "memory of a decode step",
             )?,
             _memory: memory,
-            persistent: None,
         })
-    }
-
-    /// Makes steps of the one session at `sessions` one kernel, where there is one for this network.
-    pub fn make_persistent(
-        &mut self,
-        kernels: &Kernels,
-        plan: &Plan,
-        kv: &KvPlan,
-        sessions: u64,
-    ) -> Result<()> {
-        self.persistent = Persistent::new(kernels, self, plan, kv, sessions)?;
-        Ok(())
     }
 
     /// Where the logits of input row `row` are, `n_vocab` floats.
@@ -355,10 +333,7 @@ impl Enqueue<'_> {
         self.mark(Work::Embed, bytes)?;
         // SAFETY: as above.
         unsafe {
-            match &self.buffers.persistent {
-                Some(step) => self.persistent(step)?,
-                None => self.nodes()?,
-            }
+            self.layers()?;
             if plan.logit_scale != 1.0 || plan.logit_cap.is_some() {
                 let finish = args::Logits {
                     logits: at.logits,
@@ -375,35 +350,20 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Layers and head as one kernel.
+    /// Layers and head.
     ///
     /// # Safety
     /// As [`StepBuffers::enqueue`].
-    unsafe fn persistent(&self, step: &Persistent) -> Result<()> {
-        let kv_bytes = |layer| self.kv_bytes(layer);
-        // SAFETY: the caller's word.
-        unsafe {
-            match self.timeline {
-                Some(t) => step.enqueue_profiled(self.kernels, self.stream, t, kv_bytes),
-                None => step.enqueue(self.kernels, self.stream),
-            }
-        }
-    }
-
-    /// Layers and head as kernels of one operation each.
-    ///
-    /// # Safety
-    /// As [`StepBuffers::enqueue`].
-    unsafe fn nodes(&self) -> Result<()> {
+    unsafe fn layers(&self) -> Result<()> {
         let plan = self.plan;
         // SAFETY: the caller's word.
         unsafe {
             for (i, layer) in plan.layers.iter().enumerate() {
                 self.layer(i, layer)?;
             }
-            self.input(Some(plan.final_norm), &plan.head)?;
-            self.mark(Work::Norm, 0)?;
-            self.matvec(&plan.head, self.buffers.at.logits, plan.n_vocab, 0)?;
+            let norm = Some(plan.final_norm);
+            let logits = self.buffers.at.logits;
+            self.normed(norm, &plan.head, logits, plan.n_vocab)?;
         }
         self.mark(Work::Head, plan.head.bytes())
     }
@@ -419,20 +379,21 @@ impl Enqueue<'_> {
         let attention = &layer.attention;
         // SAFETY: the caller's word.
         unsafe {
-            self.input(layer.attention_norm, &attention.qkv)?;
-            self.mark(Work::Norm, 0)?;
-            self.matvec(&attention.qkv, at.wide, b.wide_stride, 0)?;
+            let norm = layer.attention_norm;
+            self.normed(norm, &attention.qkv, at.wide, b.wide_stride)?;
             self.mark(Work::Qkv, attention.qkv.bytes())?;
             self.attention(index)?;
             self.mark(Work::Attention, self.kv_bytes(index))?;
             let post_norm = layer.attention_post_norm;
-            self.branch(&attention.output, post_norm, scale, at.h, between)?;
+            let rounded = RowInput::Rounded(b.inputs());
+            let output = &attention.output;
+            self.branch(output, &rounded, post_norm, scale, at.h, between)?;
             self.mark(Work::Output, attention.output.bytes())?;
             match &layer.feed_forward {
                 FeedForwardPlan::Dense(mlp) => {
-                    self.mlp(layer.feed_forward_norm, mlp)?;
+                    let input = self.mlp(layer.feed_forward_norm, mlp)?;
                     let post_norm = layer.feed_forward_post_norm;
-                    self.branch(&mlp.down, post_norm, scale, between, at.h)?;
+                    self.branch(&mlp.down, &input, post_norm, scale, between, at.h)?;
                     self.mark(Work::Down, mlp.down.bytes())
                 }
                 FeedForwardPlan::Experts(experts) => self.experts(layer, experts, between),
@@ -440,21 +401,80 @@ impl Enqueue<'_> {
         }
     }
 
-    /// A dense feed-forward part up to the input of its last product.
+    /// A dense feed-forward part up to the input of its last product, which is where it says.
     ///
     /// # Safety
     /// As [`StepBuffers::enqueue`].
-    unsafe fn mlp(&self, norm: Option<args::Norm>, mlp: &MlpPlan) -> Result<()> {
+    unsafe fn mlp(&self, norm: Option<args::Norm>, mlp: &MlpPlan) -> Result<RowInput> {
         let (b, at) = (self.buffers, self.buffers.at);
+        let (finish, halves) = match mlp.gated {
+            true => (Finish::Gate(mlp.activation), 2),
+            false => (Finish::Activate(mlp.activation), 1),
+        };
+        let fused = self.fuses(&mlp.up, norm, halves)
+            && self.kernels.makes_input(&mlp.down, false, mlp.n_ff, 1);
         // SAFETY: the caller's word.
         unsafe {
-            self.input(norm, &mlp.up)?;
-            self.mark(Work::Norm, 0)?;
-            self.matvec(&mlp.up, at.wide, b.wide_stride, 0)?;
+            if fused {
+                let product = Product {
+                    matrix: &mlp.up,
+                    input: RowInput::Row { x: at.h, norm },
+                    finish,
+                    out: at.f32,
+                };
+                self.kernels.product(self.stream, &product)?;
+                self.mark(Work::GateUp, mlp.up.bytes())?;
+                return Ok(RowInput::Row {
+                    x: at.f32,
+                    norm: None,
+                });
+            }
+            self.normed(norm, &mlp.up, at.wide, b.wide_stride)?;
             self.mark(Work::GateUp, mlp.up.bytes())?;
             self.activate(mlp)?;
         }
-        self.mark(Work::Norm, 0)
+        self.mark(Work::Norm, 0)?;
+        Ok(RowInput::Rounded(b.inputs()))
+    }
+
+    /// Whether one kernel makes the input of a product from the residual stream, and does the product.
+    fn fuses(&self, matrix: &Matrix, norm: Option<args::Norm>, halves: u32) -> bool {
+        let len = self.plan.hidden;
+        self.batch == 1
+            && self
+                .kernels
+                .makes_input(matrix, norm.is_some(), len, halves)
+    }
+
+    /// `out = matrix * norm(residual stream)`.
+    ///
+    /// # Safety
+    /// As [`StepBuffers::enqueue`].
+    unsafe fn normed(
+        &self,
+        norm: Option<args::Norm>,
+        matrix: &Matrix,
+        out: u64,
+        out_stride: u32,
+    ) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe {
+            if self.fuses(matrix, norm, 1) {
+                let product = Product {
+                    matrix,
+                    input: RowInput::Row {
+                        x: self.buffers.at.h,
+                        norm,
+                    },
+                    finish: Finish::Plain { residual: 0 },
+                    out,
+                };
+                return self.kernels.product(self.stream, &product);
+            }
+            self.input(norm, matrix)?;
+            self.mark(Work::Norm, 0)?;
+            self.matvec(matrix, out, out_stride, 0)
+        }
     }
 
     /// `to = base + scale * norm(matrix * input)`.
@@ -464,29 +484,45 @@ impl Enqueue<'_> {
     unsafe fn branch(
         &self,
         matrix: &Matrix,
+        input: &RowInput,
         norm: Option<args::Norm>,
         scale: f32,
         base: u64,
         to: u64,
     ) -> Result<()> {
         let (b, at) = (self.buffers, self.buffers.at);
-        if norm.is_none() && scale == 1.0 {
-            // SAFETY: the caller's word.
-            return unsafe { self.matvec(matrix, to, b.h_stride, base) };
-        }
-        let add = args::AddBranch {
-            x: at.wide,
-            base,
-            out: to,
-            norm: norm.unwrap_or_default(),
-            scale,
-            len: self.plan.hidden,
-            x_stride: b.wide_stride,
-            stride: b.h_stride,
+        let plain = norm.is_none() && scale == 1.0;
+        let (out, out_stride, residual) = match plain {
+            true => (to, b.h_stride, base),
+            false => (at.wide, b.wide_stride, 0),
         };
         // SAFETY: the caller's word.
         unsafe {
-            self.matvec(matrix, at.wide, b.wide_stride, 0)?;
+            match input {
+                RowInput::Rounded(_) => self.matvec(matrix, out, out_stride, residual)?,
+                RowInput::Row { .. } => {
+                    let product = Product {
+                        matrix,
+                        input: *input,
+                        finish: Finish::Plain { residual },
+                        out,
+                    };
+                    self.kernels.product(self.stream, &product)?;
+                }
+            }
+            if plain {
+                return Ok(());
+            }
+            let add = args::AddBranch {
+                x: at.wide,
+                base,
+                out: to,
+                norm: norm.unwrap_or_default(),
+                scale,
+                len: self.plan.hidden,
+                x_stride: b.wide_stride,
+                stride: b.h_stride,
+            };
             self.kernels.add_branch(self.stream, &add, self.batch)
         }
     }

@@ -97,8 +97,6 @@ pub struct Launch {
     pub shared: u32,
     /// May start before the kernel in front of it has ended; the kernel waits where it needs to.
     pub programmatic: bool,
-    /// All blocks are there at the same time, or the launch fails.
-    pub cooperative: bool,
 }
 
 /// An ordered queue of work.
@@ -140,13 +138,8 @@ impl Stream {
         use sys::CUlaunchAttributeID as Id;
         // SAFETY: plain data of which all zeros is a value; the union's field is set with its id.
         let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        if launch.cooperative {
-            attribute.id = Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
-            attribute.value.cooperative = 1;
-        } else {
-            attribute.id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-            attribute.value.programmaticStreamSerializationAllowed = 1;
-        }
+        attribute.id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
         let config = sys::CUlaunchConfig {
             gridDimX: launch.grid.0,
             gridDimY: launch.grid.1,
@@ -157,7 +150,7 @@ impl Stream {
             sharedMemBytes: launch.shared,
             hStream: self.raw,
             attrs: &mut attribute,
-            numAttrs: u32::from(launch.programmatic || launch.cooperative),
+            numAttrs: u32::from(launch.programmatic),
         };
         let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
         // SAFETY: the driver copies the parameters before it returns; the rest is the caller's word.

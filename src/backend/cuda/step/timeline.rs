@@ -1,6 +1,5 @@
 //! Where the time of a step goes: marks between its kernels.
 
-use super::persistent::Times;
 use crate::backend::cuda::driver::{Context, Event, Stream};
 use crate::backend::{Profile, Work};
 use crate::error::Result;
@@ -10,9 +9,9 @@ use std::sync::Arc;
 /// The end of a kernel.
 struct Mark {
     event: Event,
-    /// What it did, and the bytes that it read: several operations where it has their times.
-    work: Vec<(Work, u64)>,
-    times: Option<Times>,
+    work: Work,
+    /// What it read.
+    bytes: u64,
 }
 
 /// Marks between the kernels of a step that is profiled.
@@ -39,22 +38,9 @@ impl Timeline {
     }
 
     pub(super) fn mark(&self, stream: &Stream, work: Work, bytes: u64) -> Result<()> {
-        self.push(stream, vec![(work, bytes)], None)
-    }
-
-    pub(super) fn mark_phases(
-        &self,
-        stream: &Stream,
-        work: Vec<(Work, u64)>,
-        times: Times,
-    ) -> Result<()> {
-        self.push(stream, work, Some(times))
-    }
-
-    fn push(&self, stream: &Stream, work: Vec<(Work, u64)>, times: Option<Times>) -> Result<()> {
         let event = Event::new(&self.context, true)?;
         event.record(stream)?;
-        self.marks.borrow_mut().push(Mark { event, work, times });
+        self.marks.borrow_mut().push(Mark { event, work, bytes });
         Ok(())
     }
 
@@ -65,13 +51,7 @@ impl Timeline {
         let mut before = &self.start;
         for mark in marks.iter() {
             let microseconds = f64::from(mark.event.since(before)?) * 1e3;
-            let parts = match &mark.times {
-                Some(times) => times.parts()?,
-                None => vec![1.0],
-            };
-            for ((work, bytes), part) in mark.work.iter().zip(parts) {
-                profile.add(*work, part * microseconds, *bytes);
-            }
+            profile.add(mark.work, microseconds, mark.bytes);
             before = &mark.event;
         }
         Ok(profile)

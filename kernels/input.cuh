@@ -1,0 +1,122 @@
+// The input row of a product, as int8 in shared memory, and the product of a lane's group with weights.
+#pragma once
+#include "blocks.cuh"
+#include "norm.cuh"
+#include "quantize.cuh"
+
+// Per group 16 bytes of its first and, in another plane, of its second half, and {scale, sum of the first
+// half, of the second} as {float, int, int}.
+struct Input {
+    uint8_t* at;
+    uint32_t groups;
+    __device__ __forceinline__ uint4* half(uint32_t h) const { return (uint4*)(at + h * groups * 16); }
+    __device__ __forceinline__ uint4* sums() const { return (uint4*)(at + groups * 32); }
+    __device__ __forceinline__ float* after() const { return (float*)(at + groups * INPUT_BYTES); }
+    static constexpr uint32_t INPUT_BYTES = 48;  // of a group
+
+    // Four values of one of the 8 lanes that share a group, from element `place` on. Whole warps call it.
+    __device__ __forceinline__ void put(uint32_t place, const PackedValues& p, bool inside) const {
+        int first = __dp4a((int)p.q, 0x01010101, 0);
+        first += __shfl_xor_sync(~0u, first, 1);
+        first += __shfl_xor_sync(~0u, first, 2);
+        const int second = __shfl_xor_sync(~0u, first, 4);
+        if (!inside) return;
+        const uint32_t group = place / 32, word = place / 4 & 7;
+        ((uint32_t*)(half(word >> 2) + group))[word & 3] = p.q;
+        if (word == 0) sums()[group] = make_uint4(__float_as_uint(p.scale), (uint32_t)first, (uint32_t)second, 0);
+    }
+    // The whole block takes what others have rounded.
+    __device__ __forceinline__ void take_rounded(const int8_t* q8, const float* scale) const {
+        const uint32_t width = groups * 32, lane = threadIdx.x & 31;
+        for (uint32_t place = threadIdx.x * 4; place - lane * 4 < width; place += blockDim.x * 4) {
+            const bool inside = place < width;
+            PackedValues p{0, 0.0f};
+            if (inside) p = PackedValues{__ldcg((const uint32_t*)(q8 + place)), __ldcg(scale + place / 32)};
+            put(place, p, inside);
+        }
+    }
+    // Or rounds a row of f32 itself.
+    __device__ __forceinline__ void take(const float* x) const {
+        constexpr int N = 8;
+        const uint32_t width = groups * 32, lane = threadIdx.x & 31, step = blockDim.x * 4;
+        for (uint32_t base = threadIdx.x * 4; base - lane * 4 < width; base += N * step) {
+            float4 v[N];
+#pragma unroll
+            for (int i = 0; i < N; i++) v[i] = base + i * step < width ? __ldcg((const float4*)(x + base + i * step)) : make_float4(0, 0, 0, 0);
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                const uint32_t place = base + i * step;
+                if (place - lane * 4 >= width) break;
+                const float r[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+                put(place, pack_q8(r), place < width);
+            }
+        }
+    }
+    // Or the norm of a row, which NormRow has loaded.
+    __device__ __forceinline__ void take(const NormRow& norm, const NormArgs& a) const {
+        const uint32_t width = groups * 32, lane = threadIdx.x & 31;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t place = norm.place(i);
+            if (place - lane * 4 >= width) break;
+            float r[4];
+            norm.values(a, i, width, r);
+            put(place, pack_q8(r), place < width);
+        }
+    }
+};
+
+// A lane's group of the input, and its product with a group of weights: the bits of QuantizedInput::dot.
+struct LaneInput {
+    int x[8], s0, s1;
+    float d, sum;
+    __device__ __forceinline__ void load(const Input& input, uint32_t group) {
+        const uint4 p = input.half(0)[group], q = input.half(1)[group], k = input.sums()[group];
+        x[0] = p.x; x[1] = p.y; x[2] = p.z; x[3] = p.w;
+        x[4] = q.x; x[5] = q.y; x[6] = q.z; x[7] = q.w;
+        d = __uint_as_float(k.x);
+        s0 = (int)k.y;
+        s1 = (int)k.z;
+        sum = (float)(s0 + s1);
+    }
+    template <uint32_t T> __device__ __forceinline__ float dot(const Group& g) const {
+        using C = Codec<T>;
+        int i0 = MAGIC_BITS - C::OFFSET * s0, i1 = (C::HALVES ? MAGIC_BITS : 0) - C::OFFSET * s1;
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            i0 = __dp4a((int)g.w[t], x[t], i0);
+            i1 = __dp4a((int)g.w[4 + t], x[4 + t], i1);
+        }
+        float v;
+        if (C::HALVES) v = __fmaf_rn(g.d[1], lowered(i1), __fmul_rn(g.d[0], lowered(i0)));
+        else v = __fmul_rn(g.d[0], lowered(i0 + i1));
+        if (C::MINS) {
+            if (C::HALVES) v = __fmaf_rn(-g.m[1], (float)s1, __fmaf_rn(-g.m[0], (float)s0, v));
+            else v = __fmaf_rn(-g.m[0], sum, v);
+        }
+        return __fmul_rn(d, v);
+    }
+};
+
+// A lane's product with group `g` of a record of n groups.
+template <uint32_t T> __device__ __forceinline__ float record_dot(const LaneInput& x, const uint8_t* r, uint32_t g, uint32_t n) {
+    if constexpr (T == Q4_K) {
+        // The high nibbles stay where they are, for their products are divided by 16 later.
+        const uint4 q = *(const uint4*)(r + g * 16);
+        const uint32_t w[4] = {q.x, q.y, q.z, q.w};
+        int low = MAGIC_BITS, high = 0;
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            low = __dp4a((int)(w[t] & 0x0f0f0f0f), x.x[t], low);
+            high = dot_unsigned(w[t] & 0xf0f0f0f0, x.x[4 + t], high);
+        }
+        float scale, minimum;
+        Codec<T>::template scales<FromShared>(r, g, n, scale, minimum);
+        const float v = __fmul_rn(scale, lowered(low + (high >> 4)));
+        return __fmul_rn(x.d, __fmaf_rn(-minimum, x.sum, v));
+    } else {
+        Group group;
+        Codec<T>::template decode<FromShared>(r, g, n, group);
+        return x.dot<T>(group);
+    }
+}

@@ -1,0 +1,232 @@
+// The product of one row with a quantized matrix, from its input's making to its result's use, from sm_90
+// on: the decode step of one session.
+//
+// As in matvec.cuh, a block owns a run of output rows, and its warps share the list of (slice, row) pairs;
+// with GATE, a slice has the block's rows of the gate, then those of the values. Each warp brings its
+// weights through a ring in shared memory, from before the input is there, and every block makes the input
+// for itself: so a step has few kernels. The bits are those of matvec.cuh and norm.cu.
+#pragma once
+#include "activation.cuh"
+#include "input.cuh"
+#include "matvec.cuh"
+#include "mma.cuh"
+
+// Rows of one type of a product. A block has `each` of them, the first `more` blocks one more; with GATE,
+// all is said of half the rows.
+struct Part {
+    const uint8_t* matrix;
+    const float* bias;    // or NULL
+    uint32_t type;
+    uint32_t rows;
+    uint32_t first_block;
+    uint32_t each, more;
+    uint32_t out_offset;  // where its first row lies in the output
+    uint32_t n_slices;
+    uint32_t full, last;  // groups of a slice
+    uint32_t full_bytes, last_bytes;  // of a record
+    uint32_t blocks;
+};
+static_assert(sizeof(Part) == 64, "as in args.rs");
+
+enum Finish : uint32_t {
+    PLAIN = 0,
+    ACTIVATE = 1,  // out = activation(product)
+    GATE = 2,      // out = activation(rows of the gate) * rows of the values, which follow those: one part
+};
+
+struct ProductArgs {
+    Part parts[MAX_SEGMENTS];
+    const float* x;         // [groups * 32]; or NULL:
+    const int8_t* q8;       // the same as int8
+    const float* q8_scale;  // [groups]
+    NormArgs norm;          // of x; weight NULL: none
+    float* out;
+    const float* residual;  // added to the result, or NULL; may be `out`
+    uint32_t n_parts;
+    uint32_t groups;
+    uint32_t ring_bytes;    // of all warps
+    uint32_t finish;
+    float inverse_len;
+    Activation activation;
+};
+static_assert(sizeof(ProductArgs) == 352, "as in args.rs");
+
+#if __CUDA_ARCH__ >= 900
+
+// Rows of a stage of the ring, and its stages.
+template <uint32_t T> constexpr uint32_t stage_rows() { return record_bytes(T, 32) <= 704 ? 4 : 2; }
+template <uint32_t T> constexpr uint32_t stages() { return stage_rows<T>() == 2 && record_bytes(T, 32) <= 900 ? 3 : 2; }
+
+// a / b for numbers far below 2^20, without the long way of a division of integers.
+__device__ __forceinline__ uint32_t small_quotient(uint32_t a, uint32_t b) {
+    return (uint32_t)__fdividef((float)a + 0.5f, (float)b);
+}
+
+// The part that a block has a share of.
+__device__ __forceinline__ const Part& part_of(const Part* parts, uint32_t n) {
+    uint32_t i = 0;
+    while (i + 1 < n && blockIdx.x >= parts[i + 1].first_block) i++;
+    return parts[i];
+}
+
+// A warp's share: a part of the list of its block's rows, run by run. Runs are slices or, with GATE, their
+// halves.
+struct WarpShare {
+    uint32_t row0, rows;  // of the block
+    uint32_t run, row;    // where the warp begins
+    uint32_t count;
+    __device__ __forceinline__ WarpShare(const Part& p, uint32_t gate) {
+        const uint32_t block = blockIdx.x - p.first_block, warp = threadIdx.x >> 5;
+        row0 = block * p.each + min(block, p.more);
+        rows = p.each + (block < p.more ? 1 : 0);
+        const uint32_t items = (p.n_slices << gate) * rows, first = items * warp / WARPS;
+        count = items * (warp + 1) / WARPS - first;
+        run = small_quotient(first, rows);
+        row = first - run * rows;
+    }
+};
+__device__ __forceinline__ uint32_t record_of(const Part& p, uint32_t slice) { return slice + 1 == p.n_slices ? p.last_bytes : p.full_bytes; }
+// A row of a run.
+__device__ __forceinline__ const uint8_t* row_of(const Part& p, uint32_t gate, uint32_t run, uint32_t row) {
+    const uint32_t slice = run >> gate, half = run & gate;
+    return p.matrix + (uint64_t)((p.rows << gate) * slice) * p.full_bytes + (uint64_t)(half * p.rows + row) * record_of(p, slice);
+}
+
+template <uint32_t T> __device__ __forceinline__ void product_rows(const ProductArgs& a, const Part& part, float* scratch, uint8_t* shared) {
+    constexpr uint32_t CR = stage_rows<T>(), STAGES = stages<T>(), STAGE = CR * record_bytes(T, 32);
+    const Part p = part;
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, gate = a.finish == GATE ? 1 : 0;
+    const WarpShare share(p, gate);
+    const uint32_t row0 = share.row0, rows = share.rows;
+    const Input input{shared + a.ring_bytes, a.groups};
+    float* sums = input.after();  // [run][row]
+    const uint8_t* ring = shared + warp * (STAGES * STAGE);
+    const uint32_t lane_ring = kept(shared_address(ring) + lane * 16);
+
+    // What is to be brought in: rows left of the warp's and of the run, the next one's record from this lane's
+    // first 16 bytes on, its size, and where it goes.
+    uint32_t coming = share.count, coming_run = share.run, of_run = 0, record = 0, slot = 0;
+    const uint8_t* from = NULL;
+    auto turn_to = [&](uint32_t at) {
+        record = record_of(p, coming_run >> gate);
+        of_run = min(coming, rows - at);
+        from = row_of(p, gate, coming_run, row0 + at) + lane * 16;
+    };
+    auto bring_in = [&] {
+        if (coming > 0) {
+            const uint32_t n = min(CR, of_run), bytes = n * record, to = lane_ring + slot;
+#pragma unroll
+            for (uint32_t i = 0; i < (STAGE + 511) / 512; i++)
+                if (i * 512 + lane * 16 < bytes) copy16(to + i * 512, from + i * 512, true);
+            from += bytes;
+            coming -= n;
+            of_run -= n;
+            if (of_run == 0) {
+                coming_run++;
+                turn_to(0);
+            }
+        }
+        slot = slot + STAGE == STAGES * STAGE ? 0 : slot + STAGE;
+        copies_commit();
+    };
+    turn_to(share.row);
+    // Only so much, lest the input wait behind more weights than memory brings until it is there.
+    bring_in();
+    if (!a.x) {
+        wait_for_producers();
+        input.take_rounded(a.q8, a.q8_scale);
+    } else if (a.norm.weight) {
+        NormRow norm;
+        norm.load_weights(a.norm, a.groups * 32);
+        wait_for_producers();
+        norm.load(a.norm, a.x, a.groups * 32, a.inverse_len, scratch);
+        input.take(norm, a.norm);
+    } else {
+        wait_for_producers();
+        input.take(a.x);
+    }
+    // The first rows' residual is asked for before it is needed.
+    const float* residuals = a.residual + p.out_offset + row0;
+    float residual = a.residual && threadIdx.x < rows ? __ldcg(residuals + threadIdx.x) : 0.0f;
+    __syncthreads();
+
+#pragma unroll 1
+    for (uint32_t i = 1; i < STAGES; i++) bring_in();
+    release_dependents();
+    uint32_t left = share.count, run = share.run, row = share.row, loaded = ~0u, n_groups = 0;
+    LaneInput x;
+    const uint32_t u = butterfly_row<CR>(lane);
+#pragma unroll 1
+    for (; left > 0; run++, row = 0) {
+        const uint32_t slice = run >> gate, its = record_of(p, slice);
+        if (slice != loaded) {
+            loaded = slice;
+            n_groups = slice + 1 == p.n_slices ? p.last : p.full;
+            x.load(input, slice * p.full + min(lane, n_groups - 1));
+        }
+        float* to = (lane & (32 / CR - 1)) == 0 ? sums + run * rows + row + u : NULL;
+        uint32_t n = min(left, rows - row);
+        left -= n;
+#pragma unroll 1
+        for (;;) {
+            const uint8_t* r = ring + slot;
+            copies_wait<STAGES - 1>();
+            __syncwarp();
+            float acc[CR];
+            if (n_groups == 32) {
+                // Whole records: offsets are constants. What lies behind the last row is not used.
+#pragma unroll
+                for (uint32_t i = 0; i < CR; i++) acc[i] = record_dot<T>(x, r + i * record_bytes(T, 32), lane, 32);
+            } else {
+#pragma unroll
+                for (uint32_t i = 0; i < CR; i++) {
+                    const float v = record_dot<T>(x, r + i * its, min(lane, n_groups - 1), n_groups);
+                    acc[i] = lane < n_groups ? v : 0.0f;
+                }
+            }
+            __syncwarp();
+            bring_in();
+            const float t = butterfly<CR>(acc, lane);
+            if (to && u < n) *to = t;
+            if (n <= CR) break;
+            n -= CR;
+            if (to) to += CR;
+        }
+    }
+    __syncthreads();
+    auto sum = [&](uint32_t half, uint32_t i) {
+        float v = sums[half * rows + i];
+        for (uint32_t t = 1; t < p.n_slices; t++) v = __fadd_rn(v, sums[((t << gate) + half) * rows + i]);
+        return p.bias ? __fadd_rn(v, p.bias[half * p.rows + row0 + i]) : v;
+    };
+    for (uint32_t i = threadIdx.x; i < rows; i += WARPS * 32) {
+        float v = sum(0, i);
+        if (a.finish == GATE) v = gated(a.activation, v, sum(1, i));
+        else if (a.finish == ACTIVATE) v = activated(a.activation, v);
+        if (a.residual) v = __fadd_rn(v, i < WARPS * 32 ? residual : __ldcg(residuals + i));
+        a.out[p.out_offset + row0 + i] = v;
+    }
+}
+
+// Grid: the blocks of the parts; 512 threads, as many as a norm of its own has.
+template <uint32_t TYPES> __device__ __forceinline__ void product_body(const ProductArgs& a) {
+    DYNAMIC_SHARED(shared);
+    using Scratch = float[32];
+    STATIC_SHARED(Scratch, scratch);
+    const Part& p = part_of(a.parts, a.n_parts);
+    for_type(p.type, [&]<uint32_t T>() {
+        if constexpr (!is_float(T) && (TYPES >> T & 1)) product_rows<T>(a, p, scratch, shared);
+    });
+}
+
+#endif
+
+// Kernel names: product_<types>.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define PRODUCT(name, types)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) product_##name(const __grid_constant__ ProductArgs a) { \
+        product_body<(types)>(a);                                                                                   \
+    }
+#else
+#define PRODUCT(name, types)
+#endif

@@ -1,0 +1,11 @@
+// Instances of the product of one row with K-quants and Q8_0, and with the mix of two types that one fused
+// matrix of a Q4_K_M file holds.
+#include "product.cuh"
+
+PRODUCT(Q8_0, 1u << Q8_0)
+PRODUCT(Q2_K, 1u << Q2_K)
+PRODUCT(Q3_K, 1u << Q3_K)
+PRODUCT(Q4_K, 1u << Q4_K)
+PRODUCT(Q5_K, 1u << Q5_K)
+PRODUCT(Q6_K, 1u << Q6_K)
+PRODUCT(Q4_K_Q6_K, 1u << Q4_K | 1u << Q6_K)

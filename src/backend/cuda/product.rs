@@ -1,0 +1,272 @@
+//! Launches of products of one row (`kernels/product.cuh`): the decode step of one session.
+
+use super::args::{self, type_number};
+use super::driver::Stream;
+use super::kernels::{Kernels, WARPS, kernel_file};
+use super::matrix::{Inputs, Matrix, MatrixSegment, PAIR, is_float, record_bytes, slices};
+use crate::error::{Result, fail};
+use crate::quant::TensorType;
+
+/// At least the static shared memory of a block.
+const STATIC_SHARED: usize = 1024;
+/// Bytes of a group of the input in shared memory.
+const INPUT_BYTES: usize = 48;
+/// Widest row that a norm takes: what the registers of a block hold.
+const WIDEST_NORM: u32 = 16 * 512;
+
+/// Where a product's input is.
+#[derive(Clone, Copy, Debug)]
+pub enum RowInput {
+    /// As int8 already, or as f32 for matrices of float types.
+    Rounded(Inputs),
+    /// f32, or the norm of it.
+    Row {
+        /// The address.
+        x: u64,
+        /// The norm.
+        norm: Option<args::Norm>,
+    },
+}
+
+/// What is written of a product.
+#[derive(Clone, Copy, Debug)]
+pub enum Finish {
+    /// The product and what is at an address, or 0.
+    Plain {
+        /// The address.
+        residual: u64,
+    },
+    /// Its activation.
+    Activate(args::Activation),
+    /// The activation of its first half times the other.
+    Gate(args::Activation),
+}
+
+impl Finish {
+    fn halves(&self) -> u32 {
+        match self {
+            Finish::Gate(_) => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// A product with one row.
+#[derive(Clone, Copy, Debug)]
+pub struct Product<'a> {
+    /// The matrix.
+    pub matrix: &'a Matrix,
+    /// The row.
+    pub input: RowInput,
+    /// What becomes of it.
+    pub finish: Finish,
+    /// Address of the output.
+    pub out: u64,
+}
+
+/// A launch.
+struct ProductPlan {
+    args: args::Product,
+    grid: u32,
+    shared: usize,
+}
+
+/// Bytes of the rings of a block, as `stage_rows` and `stages` of product.cuh say.
+fn ring_bytes(ty: TensorType) -> usize {
+    let record = record_bytes(ty, 32) as usize;
+    let rows = match record {
+        0..=704 => 4 * 2,
+        705..=900 => 2 * 3,
+        _ => 2 * 2,
+    };
+    WARPS * rows * record
+}
+
+impl Kernels {
+    /// Makes the kernels known where the device can run them.
+    pub(super) fn find_products(&mut self) -> Result<()> {
+        let properties = self.context().properties();
+        if properties.capability.0 < 9 {
+            return Ok(());
+        }
+        let most = properties.shared_bytes - STATIC_SHARED;
+        for ty in TensorType::ALL.into_iter().filter(|ty| !is_float(*ty)) {
+            let name = format!("product_{}", ty.name());
+            self.find(&kernel_file("product", ty), &name, most)?;
+        }
+        self.find("product_k", &format!("product_{PAIR}"), most)
+    }
+
+    /// Whether [`Kernels::product`] takes this matrix, with an input of its own making where `len` is its
+    /// length.
+    pub fn makes_input(&self, matrix: &Matrix, norm: bool, len: u32, halves: u32) -> bool {
+        matrix.groups * 32 == len
+            && (!norm || len <= WIDEST_NORM)
+            && (halves == 1 || matrix.segments.len() == 1)
+            && matrix.kernel_groups().iter().all(|(types, which)| {
+                self.has(&format!("product_{types}"))
+                    && self.plan_product(matrix, which, halves).is_some()
+            })
+    }
+
+    /// Whether it takes these segments.
+    pub(super) fn takes_product(&self, matrix: &Matrix, types: &str, which: &[usize]) -> bool {
+        self.has(&format!("product_{types}")) && self.plan_product(matrix, which, 1).is_some()
+    }
+
+    /// Enqueues a product.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`]; the input must be there in the form that the matrix's types need.
+    pub unsafe fn product(&self, stream: &Stream, product: &Product) -> Result<()> {
+        for (types, which) in product.matrix.kernel_groups() {
+            // SAFETY: the caller's word.
+            unsafe { self.product_of(stream, product, types, &which)? };
+        }
+        Ok(())
+    }
+
+    /// The same of some segments.
+    ///
+    /// # Safety
+    /// As [`Kernels::product`].
+    pub(super) unsafe fn product_of(
+        &self,
+        stream: &Stream,
+        product: &Product,
+        types: &str,
+        which: &[usize],
+    ) -> Result<()> {
+        let halves = product.finish.halves();
+        let Some(plan) = self.plan_product(product.matrix, which, halves) else {
+            fail!(Internal, "a product with {types} does not fit");
+        };
+        let mut args = args::Product {
+            out: product.out,
+            inverse_len: 1.0 / (product.matrix.groups * 32) as f32,
+            ..plan.args
+        };
+        match product.input {
+            RowInput::Rounded(inputs) => {
+                (args.q8, args.q8_scale) = (inputs.q8, inputs.q8_scale);
+            }
+            RowInput::Row { x, norm } => {
+                args.x = x;
+                args.norm = norm.unwrap_or_default();
+            }
+        }
+        (args.finish, args.activation) = match product.finish {
+            Finish::Plain { residual } => {
+                args.residual = residual;
+                (0, args::Activation::default())
+            }
+            Finish::Activate(activation) => (1, activation),
+            Finish::Gate(activation) => (2, activation),
+        };
+        let name = format!("product_{types}");
+        // SAFETY: the caller's word.
+        unsafe {
+            self.launch(
+                stream,
+                &name,
+                (plan.grid, 1, 1),
+                (WARPS * 32) as u32,
+                plan.shared,
+                &args,
+            )
+        }
+    }
+
+    /// Blocks and shared memory for some segments of a matrix; `None` if they do not fit.
+    fn plan_product(&self, matrix: &Matrix, which: &[usize], halves: u32) -> Option<ProductPlan> {
+        let segments: Vec<&MatrixSegment> = which.iter().map(|&i| &matrix.segments[i]).collect();
+        let blocks = share_blocks(&segments, halves, self.multiprocessors());
+        let mut args = args::Product {
+            n_parts: which.len() as u32,
+            groups: matrix.groups,
+            ..Default::default()
+        };
+        let (mut grid, mut sums, mut ring) = (0, 0, 0);
+        for ((to, s), blocks) in args.parts.iter_mut().zip(&segments).zip(blocks) {
+            let rows = s.rows / halves;
+            let (n_slices, full, last) = slices(s.ty, matrix.groups);
+            *to = args::ProductPart {
+                matrix: s.address,
+                bias: matrix.segment_bias(s),
+                ty: type_number(s.ty),
+                rows,
+                first_block: grid,
+                each: rows / blocks,
+                more: rows % blocks,
+                out_offset: s.out_offset,
+                n_slices,
+                full,
+                last,
+                full_bytes: record_bytes(s.ty, full) as u32,
+                last_bytes: record_bytes(s.ty, last) as u32,
+                blocks,
+            };
+            grid += blocks;
+            sums = sums.max((n_slices * halves * rows.div_ceil(blocks)) as usize * 4);
+            ring = ring.max(ring_bytes(s.ty));
+        }
+        args.ring_bytes = ring as u32;
+        let most = self.context().properties().shared_bytes - STATIC_SHARED;
+        // More than half of what there is, so that no multiprocessor has two blocks while another has none.
+        let shared = (ring + matrix.groups as usize * INPUT_BYTES + sums).max(most / 2 + 512);
+        (shared <= most).then_some(ProductPlan { args, grid, shared })
+    }
+}
+
+/// Blocks for each segment of a matrix, such that the largest share of a block is as small as can be:
+/// one after the other goes to the segment whose blocks have most to do.
+fn share_blocks(segments: &[&MatrixSegment], halves: u32, multiprocessors: u32) -> Vec<u32> {
+    let mut blocks = vec![1u32; segments.len()];
+    for _ in segments.len()..multiprocessors as usize {
+        let rows = |i: usize| segments[i].rows / halves;
+        let share =
+            |i: usize| u64::from(rows(i).div_ceil(blocks[i])) * record_bytes(segments[i].ty, 32);
+        let most = (0..segments.len()).filter(|&i| blocks[i] < rows(i));
+        let Some(i) = most.max_by_key(|&i| share(i)) else {
+            break;
+        };
+        blocks[i] += 1;
+    }
+    blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_go_where_most_is_to_do() {
+        let segment = |ty, rows| MatrixSegment {
+            address: 0,
+            ty,
+            rows,
+            out_offset: 0,
+            bytes: 0,
+        };
+        let share = |segments: &[MatrixSegment], halves| {
+            share_blocks(&segments.iter().collect::<Vec<_>>(), halves, 132)
+        };
+        assert_eq!(share(&[segment(TensorType::Q4K, 4096)], 1), [132]);
+        assert_eq!(share(&[segment(TensorType::Q4K, 64)], 1), [64]);
+        assert_eq!(share(&[segment(TensorType::Q4K, 64)], 2), [32]);
+        // Queries and keys, then values: no share is larger than that of one block less or more.
+        let blocks = share(
+            &[
+                segment(TensorType::Q4K, 5120),
+                segment(TensorType::Q6K, 1024),
+            ],
+            1,
+        );
+        assert_eq!(blocks.iter().sum::<u32>(), 132);
+        let most = |blocks: &[u32]| {
+            (5120u64.div_ceil(blocks[0].into()) * 576).max(1024u64.div_ceil(blocks[1].into()) * 848)
+        };
+        let best = (1..132).map(|n| most(&[n, 132 - n])).min();
+        assert_eq!(Some(most(&blocks)), best);
+    }
+}

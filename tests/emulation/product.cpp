@@ -1,0 +1,120 @@
+// The operations of a step, with products that make their own input, under schedules that no GPU would choose: they must
+// end, with the bits of the kernels that do one operation each, and close to what f64 makes of the same input.
+#include "product.cuh"
+#include "nodes.h"
+#include <cstdio>
+#include <cstdlib>
+
+int failures = 0;
+void check(bool right, const Network& n, const char* what, const std::string& wrong) {
+    if (right) return;
+    printf("%s, %s: %s\n", n.name, what, wrong.c_str());
+    failures++;
+}
+
+// A product as src/backend/cuda/product.rs launches it.
+struct Launch {
+    const Network& network;
+    const Matrix& matrix;
+    uint32_t blocks;
+    Finish finish = PLAIN;
+    const float* residual = NULL;
+
+    std::vector<float> run(const char* what, const std::function<void(ProductArgs&)>& input) const {
+        const uint32_t halves = finish == GATE ? 2 : 1, n = (uint32_t)matrix.parts.size();
+        std::vector<float> out(matrix.rows() / halves, NAN);
+        ProductArgs a{};
+        input(a);
+        a.out = out.data();
+        a.residual = residual;
+        a.n_parts = n;
+        a.groups = matrix.groups;
+        a.finish = finish;
+        a.inverse_len = 1.0f / (float)(matrix.groups * 32);
+        a.activation.kind = network.gated ? SILU : GELU_TANH;
+        uint32_t row = 0, block = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            // The first part has what the others leave.
+            const uint32_t its = i == 0 ? blocks - n + 1 : 1, type = matrix.parts[i].type, rows = matrix.parts[i].n / halves;
+            const Slices c = slices_of(type, matrix.groups);
+            a.parts[i] = {matrix.data[i], matrix.bias ? matrix.bias + row : NULL, type, rows, block, rows / its, rows % its, row,
+                          c.count, c.full, c.last, record_bytes(type, c.full), record_bytes(type, c.last), its};
+            row += matrix.parts[i].n;
+            block += its;
+            for_type(type, [&]<uint32_t T>() {
+                if constexpr (TYPES >> T & 1) a.ring_bytes = std::max(a.ring_bytes, WARPS * stages<T>() * stage_rows<T>() * record_bytes(T, 32));
+            });
+        }
+        const std::string wrong = emulator::run(blocks, WARPS * 32, (uint32_t)numbers(), [&] { product_body<TYPES>(a); });
+        check(wrong.empty(), network, what, wrong);
+        return out;
+    }
+};
+
+// The operations of a layer and of the head, each with the input that the one before has left.
+void compare(const Network& n, uint32_t blocks, bool with_f64) {
+    numbers.seed(1);
+    Model model(n);
+    Nodes nodes(model);
+    const Layer& l = model.layers[0];
+    double worst = 0.0;
+    const auto same = [&](const char* what, const std::vector<float>& got, const std::vector<float>& wanted, const std::function<std::vector<double>()>& exact) {
+        check(got.size() == wanted.size() && memcmp(got.data(), wanted.data(), got.size() * 4) == 0, n, what, "other bits");
+        if (!with_f64) return;
+        const std::vector<double> right = exact();
+        double difference = 0.0, largest = 0.0;
+        for (size_t i = 0; i < right.size(); i++) {
+            const double d = fabs(right[i] - got[i]);
+            difference = d >= difference || d != d ? d : difference;
+            largest = std::max(largest, fabs(right[i]));
+        }
+        const double error = difference / largest;
+        check(error <= 1e-3, n, what, "too far from f64");
+        worst = error >= worst || error != error ? error : worst;
+    };
+    const auto row = [](const std::vector<float>& v) { return std::vector<double>(v.begin(), v.end()); };
+    const auto normed = [&](const NormArgs& norm, const std::vector<float>& x) {
+        return [&norm, &x](ProductArgs& a) { a.x = x.data(); a.norm = norm; };
+    };
+    const std::vector<float> h(model.h, model.h + n.hidden);
+
+    Launch launch{n, l.qkv, blocks};
+    same("qkv", launch.run("qkv", normed(l.attention_norm, h)), nodes.normed(l.qkv, l.attention_norm, h.data()),
+         [&] { return l.qkv.times(model.norm(l.attention_norm, row(h))); });
+
+    const std::vector<float> qkv = nodes.normed(l.qkv, l.attention_norm, model.h);
+    const std::vector<float> attended = nodes.attention(0, qkv.data());
+    same("attention", attended, attended, [&] { return model.attention(0, row(qkv)); });
+
+    Launch output{n, l.output, blocks, PLAIN, model.h};
+    const std::vector<float> between = nodes.added(l.output, attended.data(), model.h);
+    const auto plus = [&](std::vector<double> v, const std::vector<float>& residual) {
+        for (size_t i = 0; i < v.size(); i++) v[i] += residual[i];
+        return v;
+    };
+    same("output", output.run("output", [&](ProductArgs& a) { nodes.rounded(a.q8, a.q8_scale); }), between,
+         [&] { return plus(l.output.times(row(attended)), h); });
+
+    Launch up{n, l.up, blocks, n.gated ? GATE : ACTIVATE};
+    const std::vector<float> active = nodes.activation(nodes.normed(l.up, l.feed_forward_norm, between.data()));
+    same("up", up.run("up", normed(l.feed_forward_norm, between)), active,
+         [&] { return model.activation(l.up.times(model.norm(l.feed_forward_norm, row(between)))); });
+
+    Launch down{n, l.down, blocks, PLAIN, between.data()};
+    same("down", down.run("down", [&](ProductArgs& a) { a.x = active.data(); }), nodes.added(l.down, active.data(), between.data()),
+         [&] { return plus(l.down.times(row(active)), between); });
+
+    Launch head{n, model.head, blocks};
+    same("head", head.run("head", normed(model.final_norm, between)), nodes.normed(model.head, model.final_norm, between.data()),
+         [&] { return model.head.times(model.norm(model.final_norm, row(between))); });
+    if (with_f64) printf("%s: differs from f64 by %.1e of the largest number at most\n", n.name, worst);
+}
+
+// Schedules of each network; the first argument says how many.
+int main(int argc, char** argv) {
+    const uint32_t schedules = argc > 1 ? (uint32_t)atoi(argv[1]) : 4;
+    for (const Network& n : NETWORKS)
+        for (uint32_t i = 0; i < schedules; i++) compare(n, 3 + i % 3, i == 0);
+    printf("%d failures\n", failures);
+    return failures > 0;
+}
