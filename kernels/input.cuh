@@ -4,36 +4,25 @@
 #include "norm.cuh"
 #include "quantize.cuh"
 
-// Per group 16 bytes of its first and, in another plane, of its second half, and {scale, sum of the first
-// half, of the second} as {float, int, int}.
+// Per group 16 bytes of its first and, in another plane, of its second half, and a scale.
 struct Input {
     uint8_t* at;
     uint32_t groups;
     __device__ __forceinline__ uint4* half(uint32_t h) const { return (uint4*)(at + h * groups * 16); }
-    __device__ __forceinline__ uint4* sums() const { return (uint4*)(at + groups * 32); }
+    __device__ __forceinline__ float* scales() const { return (float*)(at + groups * 32); }
     __device__ __forceinline__ float* after() const { return (float*)(at + groups * INPUT_BYTES); }
-    static constexpr uint32_t INPUT_BYTES = 48;  // of a group
+    static constexpr uint32_t INPUT_BYTES = 36;  // of a group
 
-    // Four values of one of the 8 lanes that share a group, from element `place` on. Whole warps call it.
-    __device__ __forceinline__ void put(uint32_t place, const PackedValues& p, bool inside) const {
-        int first = __dp4a((int)p.q, 0x01010101, 0);
-        first += __shfl_xor_sync(~0u, first, 1);
-        first += __shfl_xor_sync(~0u, first, 2);
-        const int second = __shfl_xor_sync(~0u, first, 4);
-        if (!inside) return;
+    // Four values of one of the 8 lanes that share a group, from element `place` on.
+    __device__ __forceinline__ void put(uint32_t place, const PackedValues& p) const {
         const uint32_t group = place / 32, word = place / 4 & 7;
         ((uint32_t*)(half(word >> 2) + group))[word & 3] = p.q;
-        if (word == 0) sums()[group] = make_uint4(__float_as_uint(p.scale), (uint32_t)first, (uint32_t)second, 0);
+        if (word == 0) scales()[group] = p.scale;
     }
     // The whole block takes what others have rounded.
     __device__ __forceinline__ void take_rounded(const int8_t* q8, const float* scale) const {
-        const uint32_t width = groups * 32, lane = threadIdx.x & 31;
-        for (uint32_t place = threadIdx.x * 4; place - lane * 4 < width; place += blockDim.x * 4) {
-            const bool inside = place < width;
-            PackedValues p{0, 0.0f};
-            if (inside) p = PackedValues{__ldcg((const uint32_t*)(q8 + place)), __ldcg(scale + place / 32)};
-            put(place, p, inside);
-        }
+        for (uint32_t place = threadIdx.x * 4; place < groups * 32; place += blockDim.x * 4)
+            put(place, PackedValues{__ldcg((const uint32_t*)(q8 + place)), __ldcg(scale + place / 32)});
     }
     // Or rounds a row of f32 itself.
     __device__ __forceinline__ void take(const float* x) const {
@@ -48,7 +37,8 @@ struct Input {
                 const uint32_t place = base + i * step;
                 if (place - lane * 4 >= width) break;
                 const float r[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
-                put(place, pack_q8(r), place < width);
+                const PackedValues p = pack_q8(r);
+                if (place < width) put(place, p);
             }
         }
     }
@@ -61,7 +51,8 @@ struct Input {
             if (place - lane * 4 >= width) break;
             float r[4];
             norm.values(a, i, width, r);
-            put(place, pack_q8(r), place < width);
+            const PackedValues p = pack_q8(r);
+            if (place < width) put(place, p);
         }
     }
 };
@@ -71,12 +62,16 @@ struct LaneInput {
     int x[8], s0, s1;
     float d, sum;
     __device__ __forceinline__ void load(const Input& input, uint32_t group) {
-        const uint4 p = input.half(0)[group], q = input.half(1)[group], k = input.sums()[group];
+        const uint4 p = input.half(0)[group], q = input.half(1)[group];
         x[0] = p.x; x[1] = p.y; x[2] = p.z; x[3] = p.w;
         x[4] = q.x; x[5] = q.y; x[6] = q.z; x[7] = q.w;
-        d = __uint_as_float(k.x);
-        s0 = (int)k.y;
-        s1 = (int)k.z;
+        d = input.scales()[group];
+        s0 = s1 = 0;
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            s0 = __dp4a(x[t], 0x01010101, s0);
+            s1 = __dp4a(x[4 + t], 0x01010101, s1);
+        }
         sum = (float)(s0 + s1);
     }
     template <uint32_t T> __device__ __forceinline__ float dot(const Group& g) const {

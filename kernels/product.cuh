@@ -5,6 +5,9 @@
 // with GATE, a slice has the block's rows of the gate, then those of the values. Each warp brings its
 // weights through a ring in shared memory, from before the input is there, and every block makes the input
 // for itself: so a step has few kernels. The bits are those of matvec.cuh and norm.cu.
+//
+// A block takes more than half of a multiprocessor's shared memory, though it needs less: kernels overlap, and
+// where two blocks of one shared a multiprocessor while another had none, it would take twice as long.
 #pragma once
 #include "activation.cuh"
 #include "input.cuh"
@@ -24,7 +27,7 @@ struct Part {
     uint32_t n_slices;
     uint32_t full, last;  // groups of a slice
     uint32_t full_bytes, last_bytes;  // of a record
-    uint32_t blocks;
+    uint32_t padding;
 };
 static_assert(sizeof(Part) == 64, "as in args.rs");
 
@@ -130,8 +133,10 @@ template <uint32_t T> __device__ __forceinline__ void product_rows(const Product
         copies_commit();
     };
     turn_to(share.row);
-    // Only so much, lest the input wait behind more weights than memory brings until it is there.
-    bring_in();
+    // A stage and a half, lest the input wait behind more weights than memory brings until it is there.
+    const uint32_t before = 1 + (warp & 1);
+#pragma unroll 1
+    for (uint32_t i = 0; i < before; i++) bring_in();
     if (!a.x) {
         wait_for_producers();
         input.take_rounded(a.q8, a.q8_scale);
@@ -151,7 +156,7 @@ template <uint32_t T> __device__ __forceinline__ void product_rows(const Product
     __syncthreads();
 
 #pragma unroll 1
-    for (uint32_t i = 1; i < STAGES; i++) bring_in();
+    for (uint32_t i = before; i < STAGES; i++) bring_in();
     release_dependents();
     uint32_t left = share.count, run = share.run, row = share.row, loaded = ~0u, n_groups = 0;
     LaneInput x;
@@ -196,6 +201,7 @@ template <uint32_t T> __device__ __forceinline__ void product_rows(const Product
     __syncthreads();
     auto sum = [&](uint32_t half, uint32_t i) {
         float v = sums[half * rows + i];
+#pragma unroll 4
         for (uint32_t t = 1; t < p.n_slices; t++) v = __fadd_rn(v, sums[((t << gate) + half) * rows + i]);
         return p.bias ? __fadd_rn(v, p.bias[half * p.rows + row0 + i]) : v;
     };
@@ -224,7 +230,7 @@ template <uint32_t TYPES> __device__ __forceinline__ void product_body(const Pro
 // Kernel names: product_<types>.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define PRODUCT(name, types)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) product_##name(const __grid_constant__ ProductArgs a) { \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32) product_##name(const __grid_constant__ ProductArgs a) { \
         product_body<(types)>(a);                                                                                   \
     }
 #else

@@ -68,7 +68,7 @@ template <uint32_t T> ProductArgs own_input(const MatvecArgs& m) {
     ProductArgs a{};
     const Slices c = slices_of(T, m.groups);
     a.parts[0] = {m.segments[0].matrix, m.segments[0].bias, T, N_ROWS, 0, N_ROWS / BLOCKS, N_ROWS % BLOCKS, 0,
-                  c.count, c.full, c.last, record_bytes(T, c.full), record_bytes(T, c.last), BLOCKS};
+                  c.count, c.full, c.last, record_bytes(T, c.full), record_bytes(T, c.last), 0};
     a.q8 = m.q8;
     a.q8_scale = m.q8_scale;
     a.out = m.out;

@@ -38,7 +38,7 @@ struct Launch {
             const uint32_t its = i == 0 ? blocks - n + 1 : 1, type = matrix.parts[i].type, rows = matrix.parts[i].n / halves;
             const Slices c = slices_of(type, matrix.groups);
             a.parts[i] = {matrix.data[i], matrix.bias ? matrix.bias + row : NULL, type, rows, block, rows / its, rows % its, row,
-                          c.count, c.full, c.last, record_bytes(type, c.full), record_bytes(type, c.last), its};
+                          c.count, c.full, c.last, record_bytes(type, c.full), record_bytes(type, c.last), 0};
             row += matrix.parts[i].n;
             block += its;
             for_type(type, [&]<uint32_t T>() {

@@ -82,7 +82,7 @@ impl Kernels {
         let padded = padded_head(dim);
         let name = format!("attend_tiles_{padded}");
         // Tiles give four elements to a thread.
-        if args.layout.q8 != 0 || dim % 4 != 0 || !self.has(&name) {
+        if args.layout.q8 != 0 || !dim.is_multiple_of(4) || !self.has(&name) {
             // SAFETY: the caller's word.
             return unsafe { self.attend_fma(stream, args, batch) };
         }

@@ -10,7 +10,7 @@ use crate::quant::TensorType;
 /// At least the static shared memory of a block.
 const STATIC_SHARED: usize = 1024;
 /// Bytes of a group of the input in shared memory.
-const INPUT_BYTES: usize = 48;
+const INPUT_BYTES: usize = 36;
 /// Widest row that a norm takes: what the registers of a block hold.
 const WIDEST_NORM: u32 = 16 * 512;
 
@@ -204,7 +204,7 @@ impl Kernels {
                 last,
                 full_bytes: record_bytes(s.ty, full) as u32,
                 last_bytes: record_bytes(s.ty, last) as u32,
-                blocks,
+                padding: 0,
             };
             grid += blocks;
             sums = sums.max((n_slices * halves * rows.div_ceil(blocks)) as usize * 4);
