@@ -18,14 +18,6 @@ __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared.b64 _,[%0];" ::"r"(barrier) : "memory");
 }
-// `count` arrivals.
-__device__ __forceinline__ void barrier_arrive_times(uint32_t barrier, uint32_t count) {
-    asm volatile("mbarrier.arrive.shared.b64 _,[%0],%1;" ::"r"(barrier), "r"(count) : "memory");
-}
-// Announces bytes without an arrival.
-__device__ __forceinline__ void barrier_announce(uint32_t barrier, uint32_t bytes) {
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
 // 16 or 4 bytes from global to shared memory.
 __device__ __forceinline__ void copy_piece(uint32_t to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(to), "l"(from) : "memory");

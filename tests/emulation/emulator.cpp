@@ -155,6 +155,19 @@ void bulk_prefetch(const void* from, uint32_t bytes) {
     if (bytes == 0 || (bytes | (uintptr_t)from) % 16) fail("a prefetch of wrong size or alignment");
 }
 
+void copy_in_group(uint32_t to, const void* from, uint32_t bytes) {
+    if ((to | (uintptr_t)from) % bytes || to + bytes > SHARED_BYTES) return fail("a copy of wrong alignment");
+    thread->groups.back().push_back(on_its_way(to, from, bytes));
+}
+void end_group() { thread->groups.emplace_back(); }
+void wait_for_groups(uint32_t left) {
+    for (; thread->groups.size() > left + 1; thread->groups.pop_front())
+        for (const Piece& p : thread->groups.front()) {
+            if (p.from) memcpy(p.to, p.from, p.bytes);
+            else memset(p.to, 0, p.bytes);
+        }
+}
+
 std::string run(uint32_t n_blocks, uint32_t n_threads, uint32_t seed, const std::function<void()>& of_each_thread, uint32_t cluster) {
     std::mt19937 random(seed);
     wrong.clear();

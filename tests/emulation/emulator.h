@@ -5,6 +5,7 @@
 // It knows no weak memory: what is written is seen by all at once.
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <string>
@@ -69,6 +70,10 @@ void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier);
 void copy(uint32_t to, const void* from, uint32_t bytes);
 void arrive_copied(uint32_t barrier);
 void bulk_prefetch(const void* from, uint32_t bytes);
+// Done when the thread waits for its group, and no sooner; nothing to copy from stands for zeros.
+void copy_in_group(uint32_t to, const void* from, uint32_t bytes);
+void end_group();
+void wait_for_groups(uint32_t left);
 
 // Runs `kernel` in every thread, with clusters of so many blocks; what was wrong, or nothing.
 std::string run(uint32_t blocks, uint32_t threads, uint32_t seed, const std::function<void()>& kernel, uint32_t cluster = 1);
@@ -83,6 +88,7 @@ struct emulator::Thread {
     Warp* warp;
     jmp_buf place;
     std::vector<Piece> pieces;  // not yet handed over to `arrive_copied`
+    std::deque<std::vector<Piece>> groups = {{}};  // the last one has no end yet
     bool begun = false, done = false;
     // What it waits for, so that it need not be asked.
     const Meeting* meeting = nullptr;

@@ -19,8 +19,6 @@ inline int dot_unsigned(uint32_t a, int b, int c) {
 // bulk.cuh
 inline void barrier_init(uint32_t barrier, uint32_t arrivals) { emulator::barrier_init(barrier, arrivals); }
 inline void fence_shared() {}
-inline void barrier_announce(uint32_t barrier, uint32_t bytes) { emulator::barrier_announce(barrier, bytes); }
-inline void barrier_arrive_times(uint32_t barrier, uint32_t count) { emulator::barrier_arrive(barrier, count); }
 inline void barrier_arrive(uint32_t barrier) { emulator::barrier_arrive(barrier, 1); }
 inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
     emulator::barrier_announce(barrier, bytes);
@@ -47,14 +45,10 @@ inline float load_remote(uint32_t remote) {
     return v;
 }
 
-// mma.cuh. Copies are done at once.
-inline void copy16(uint32_t to, const void* from, bool valid) {
-    uint8_t* p = emulator::thread->block->shared + to;
-    if (valid) memcpy(p, from, 16);
-    else memset(p, 0, 16);
-}
-inline void copies_commit() {}
-template <int LEFT> inline void copies_wait() {}
+// mma.cuh
+inline void copy16(uint32_t to, const void* from, bool valid) { emulator::copy_in_group(to, valid ? from : nullptr, 16); }
+inline void copies_commit() { emulator::end_group(); }
+template <int LEFT> inline void copies_wait() { emulator::wait_for_groups(LEFT); }
 // Four matrices of 8 x 8, whose rows' addresses the lanes have.
 template <class Element> inline void load_matrices(uint32_t* r, uint32_t from, Element element) {
     const emulator::Words* rows = emulator::exchange(&from, 1);

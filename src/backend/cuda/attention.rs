@@ -185,7 +185,7 @@ impl Kernels {
 }
 
 /// The arguments completed for attention in tiles.
-pub(super) fn in_tiles(args: &args::Attend) -> args::Attend {
+fn in_tiles(args: &args::Attend) -> args::Attend {
     let group = args.n_heads / args.layout.n_kv_heads;
     args::Attend {
         head_parts: group.div_ceil(8),
@@ -195,7 +195,7 @@ pub(super) fn in_tiles(args: &args::Attend) -> args::Attend {
 }
 
 /// Size of heads that a kernel's tiles are made for.
-pub(super) fn padded_head(dim: u32) -> usize {
+fn padded_head(dim: u32) -> usize {
     (dim as usize).next_power_of_two().clamp(64, MAX_HEAD_DIM)
 }
 
