@@ -294,7 +294,7 @@ impl Kernels {
         let wide = self.takes_batch(batch);
         for (types, mine) in matrix.kernel_groups() {
             let ty = matrix.segments[mine[0]].ty;
-            if batch == 1 && self.takes_product(matrix, types, &mine) {
+            if batch == 1 && self.takes_product(matrix, types, &mine, 1) {
                 let product = Product {
                     matrix,
                     input: RowInput::Rounded(*input),

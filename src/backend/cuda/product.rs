@@ -43,7 +43,8 @@ pub enum Finish {
 }
 
 impl Finish {
-    fn halves(&self) -> u32 {
+    /// How many halves of a matrix's rows it takes together.
+    pub fn halves(&self) -> u32 {
         match self {
             Finish::Gate(_) => 2,
             _ => 1,
@@ -103,15 +104,19 @@ impl Kernels {
         matrix.groups * 32 == len
             && (!norm || len <= WIDEST_NORM)
             && (halves == 1 || matrix.segments.len() == 1)
-            && matrix.kernel_groups().iter().all(|(types, which)| {
-                self.has(&format!("product_{types}"))
-                    && self.plan_product(matrix, which, halves).is_some()
-            })
+            && (matrix.kernel_groups().iter())
+                .all(|(types, which)| self.takes_product(matrix, types, which, halves))
     }
 
-    /// Whether it takes these segments.
-    pub(super) fn takes_product(&self, matrix: &Matrix, types: &str, which: &[usize]) -> bool {
-        self.has(&format!("product_{types}")) && self.plan_product(matrix, which, 1).is_some()
+    /// Whether it takes these segments, whose rows have so many halves.
+    pub(super) fn takes_product(
+        &self,
+        matrix: &Matrix,
+        types: &str,
+        which: &[usize],
+        halves: u32,
+    ) -> bool {
+        self.has(&format!("product_{types}")) && self.plan_product(matrix, which, halves).is_some()
     }
 
     /// Enqueues a product.

@@ -15,11 +15,11 @@ impl Enqueue<'_> {
     /// As [`StepBuffers::enqueue`].
     pub(super) unsafe fn mlp(&self, norm: Option<args::Norm>, mlp: &MlpPlan) -> Result<RowInput> {
         let (b, at) = (self.buffers, self.buffers.at);
-        let (finish, halves) = match mlp.gated {
-            true => (Finish::Gate(mlp.activation), 2),
-            false => (Finish::Activate(mlp.activation), 1),
+        let finish = match mlp.gated {
+            true => Finish::Gate(mlp.activation),
+            false => Finish::Activate(mlp.activation),
         };
-        let fused = self.fuses(&mlp.up, norm, halves)
+        let fused = self.fuses(&mlp.up, norm, finish.halves())
             && self.kernels.makes_input(&mlp.down, false, mlp.n_ff, 1);
         // SAFETY: the caller's word.
         unsafe {
