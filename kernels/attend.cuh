@@ -5,10 +5,15 @@
 #include "rope.cuh"
 #include "scores.cuh"
 
+// Parts of a context at most: those of a head fit in a block's tiles.
+constexpr uint32_t MAX_PARTS = 120;
+// Floats from a part to the next, which begin at multiples of 16 bytes.
+__host__ __device__ constexpr uint32_t part_stride(uint32_t hd) { return (hd + 5) / 4 * 4; }
+
 struct AttendArgs {
     const Session* const* sessions;
     const float* q;        // fma kernels: [batch][n_heads * head_dim], rotated
-    float* parts;          // [batch][n_heads][n_chunks][head_dim + 2]: sum of values, largest score, weight
+    float* parts;          // [batch][n_heads][n_chunks][part_stride(head_dim)]: sum of values, largest score, weight
     int8_t* q8;            // result: [batch][n_heads * head_dim] padded to groups of 32, or NULL
     float* q8_scale;
     float* f32;            // result: the same in f32, or NULL
@@ -22,7 +27,7 @@ struct AttendArgs {
     Scores scores;
     uint32_t qkv_stride;
     uint32_t n_heads;
-    uint32_t n_chunks;     // parts that a context is cut into at most, up to 128
+    uint32_t n_chunks;     // parts that a context is cut into at most, up to MAX_PARTS
     uint32_t head_parts;   // blocks that share a KV head's queries
     uint32_t join;         // the last block of a KV head joins the chunks (heads of whole groups of 32)
     uint32_t padding;

@@ -11,7 +11,7 @@ template <int HD> struct AttendShared {
     float turn[2][HD / 2];  // cosine and sine of each pair
     const float* turn_of;   // the frequencies that they belong to, at the position of the step; NULL at first
     __half fresh[2][HD];    // key and value of the current position
-    float factor[8][129];   // join: weight of each chunk, and the sum
+    float factor[8][MAX_PARTS + 1];  // join: weight of each chunk, and what the sum is multiplied by
     uint32_t is_last;
 };
 
@@ -239,48 +239,37 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         if (lane < 4) { to[HD] = top[e]; to[HD + 1] = sum[e]; }
     }
     __syncthreads();
-    // What each warp's sums count for.
     const bool whole = a.join && chunks.used == 1;
-    if (thread < n_q) {
-        const float* from = merge + thread * WIDTH + HD;
-        float largest = -INFINITY, weight = 0.0f;
-#pragma unroll
-        for (int r = 0; r < 4; r++)
-            if (from[r * 8 * WIDTH + 1] != 0.0f) largest = fmaxf(largest, from[r * 8 * WIDTH]);
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            const float sum = from[r * 8 * WIDTH + 1], f = sum != 0.0f ? exp2f(from[r * 8 * WIDTH] - largest) : 0.0f;
-            factor[thread][r] = f;
-            weight = __fmaf_rn(f, sum, weight);
-        }
-        factor[thread][4] = whole ? 1.0f / with_sink(a.scores, kv_head * group + first_head + thread, largest, weight) : weight;
-        factor[thread][5] = largest;
-    }
-    __syncthreads();
     // Four elements a thread; sizes of heads are multiples of 4.
 #pragma unroll 1
     for (uint32_t i = thread * 4; i - lane * 4 < n_q * hd; i += 512) {
         const bool inside = i < n_q * hd;
         const uint32_t g = inside ? i / hd : 0, d = inside ? i % hd : 0, head = kv_head * group + first_head + g;
-        float total[4] = {};
+        // What each warp's sums count for.
+        const float* from = merge + g * WIDTH;
+        float largest = -INFINITY, weight = 0.0f, total[4] = {};
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            if (from[r * 8 * WIDTH + HD + 1] != 0.0f) largest = fmaxf(largest, from[r * 8 * WIDTH + HD]);
 #pragma unroll
         for (int r = 0; r < 4; r++) {
-            const float4 v = *(const float4*)&merge[(r * 8 + g) * WIDTH + d];
-            const float f = factor[g][r];
+            const float4 v = *(const float4*)&from[r * 8 * WIDTH + d];
+            const float sum = from[r * 8 * WIDTH + HD + 1], f = sum != 0.0f ? exp2f(from[r * 8 * WIDTH + HD] - largest) : 0.0f;
+            weight = __fmaf_rn(f, sum, weight);
             total[0] = __fmaf_rn(f, v.x, total[0]);
             total[1] = __fmaf_rn(f, v.y, total[1]);
             total[2] = __fmaf_rn(f, v.z, total[2]);
             total[3] = __fmaf_rn(f, v.w, total[3]);
         }
         if (whole) {
+            const float inverse = 1.0f / with_sink(a.scores, head, largest, weight);
 #pragma unroll
-            for (int e = 0; e < 4; e++) total[e] = __fmul_rn(total[e], factor[g][4]);
+            for (int e = 0; e < 4; e++) total[e] = __fmul_rn(total[e], inverse);
             store_four(a, ((uint64_t)row * a.n_heads + head) * hd + d, total, inside);
         } else if (inside) {
-            float* to = a.parts + (((uint64_t)row * a.n_heads + head) * a.n_chunks + chunk) * (hd + 2);
-            *(float2*)(to + d) = make_float2(total[0], total[1]);
-            *(float2*)(to + d + 2) = make_float2(total[2], total[3]);
-            if (d == 0) { to[hd] = factor[g][5]; to[hd + 1] = factor[g][4]; }
+            float* to = a.parts + (((uint64_t)row * a.n_heads + head) * a.n_chunks + chunk) * part_stride(hd);
+            *(float4*)(to + d) = make_float4(total[0], total[1], total[2], total[3]);
+            if (d == 0) *(float2*)(to + hd) = make_float2(largest, weight);
         }
     }
     if (!a.join || chunks.used == 1) return;
@@ -295,51 +284,56 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     __syncthreads();
     if (!m.is_last) return;
     __threadfence();
-    const float* parts = a.parts + ((uint64_t)row * a.n_heads + kv_head * group + first_head) * a.n_chunks * (hd + 2);
-    for (uint32_t g = warp; g < n_q; g += 4) {
-        const float* from = parts + (uint64_t)g * a.n_chunks * (hd + 2) + hd;
-        float largest = -INFINITY;
+    // All chunks of as many heads as there is room for come at once.
+    const uint32_t stride = part_stride(hd), of_head = used * stride, at_once = min(n_q, STAGES * 2 * PLANE / (of_head * 4));
+    const float* parts = (const float*)tiles;
 #pragma unroll 1
-        for (uint32_t c = lane; c < used; c += 32) largest = fmaxf(largest, __ldcg(from + c * (hd + 2)));
-        largest = warp_max(largest);
-        float weight = 0.0f;
+    for (uint32_t first = 0; first < n_q; first += at_once) {
+        const uint32_t n = min(at_once, n_q - first), first_of_all = kv_head * group + first_head + first;
+        const float* from = a.parts + ((uint64_t)row * a.n_heads + first_of_all) * a.n_chunks * stride;
 #pragma unroll 1
-        for (uint32_t c = lane; c < used; c += 32) {
-            float f = exp2f(__ldcg(from + c * (hd + 2)) - largest);
-            factor[g][c] = f;
-            weight = __fmaf_rn(f, __ldcg(from + c * (hd + 2) + 1), weight);
-        }
-        weight = warp_sum(weight);
-        if (lane == 0) factor[g][128] = 1.0f / with_sink(a.scores, kv_head * group + first_head + g, largest, weight);
-    }
-    __syncthreads();
-    // Four elements a thread, of eight chunks at a time, so that enough loads are under way.
-#pragma unroll 1
-    for (uint32_t i = thread * 4; i - lane * 4 < n_q * hd; i += 512) {
-        const bool inside = i < n_q * hd;
-        const uint32_t g = inside ? i / hd : 0, d = inside ? i % hd : 0;
-        const float* from = parts + (uint64_t)g * a.n_chunks * (hd + 2) + d;
-        float total[4] = {};
-#pragma unroll 1
-        for (uint32_t c = 0; c < used; c += 8) {
-            float2 p[8][2];
-#pragma unroll
-            for (int k = 0; k < 8; k++)
-#pragma unroll
-                for (int e = 0; e < 2; e++)
-                    p[k][e] = c + k < used ? __ldcg((const float2*)(from + (uint64_t)(c + k) * (hd + 2) + 2 * e)) : make_float2(0, 0);
-#pragma unroll
-            for (int k = 0; k < 8; k++) {
-                if (c + k >= used) break;
-                const float f = factor[g][c + k];
-                total[0] = __fmaf_rn(f, p[k][0].x, total[0]);
-                total[1] = __fmaf_rn(f, p[k][0].y, total[1]);
-                total[2] = __fmaf_rn(f, p[k][1].x, total[2]);
-                total[3] = __fmaf_rn(f, p[k][1].y, total[3]);
+        for (uint32_t g = 0; g < n; g++)
+#pragma unroll 4
+            for (uint32_t i = thread * 4; i < of_head; i += 512)
+                copy16(base + (g * of_head + i) * 4, from + (uint64_t)g * a.n_chunks * stride + i, true);
+        copies_commit();
+        copies_wait<0>();
+        __syncthreads();
+        for (uint32_t g = warp; g < n; g += 4) {
+            const float* ends = parts + g * of_head + hd;
+            float largest = -INFINITY;
+            for (uint32_t c = lane; c < used; c += 32) largest = fmaxf(largest, ends[c * stride]);
+            largest = warp_max(largest);
+            float weight = 0.0f;
+            for (uint32_t c = lane; c < used; c += 32) {
+                const float2 end = *(const float2*)(ends + c * stride);
+                const float f = exp2f(end.x - largest);
+                factor[g][c] = f;
+                weight = __fmaf_rn(f, end.y, weight);
             }
+            weight = warp_sum(weight);
+            if (lane == 0) factor[g][MAX_PARTS] = 1.0f / with_sink(a.scores, first_of_all + g, largest, weight);
         }
+        __syncthreads();
+        // Four elements a thread.
+#pragma unroll 1
+        for (uint32_t i = thread * 4; i - lane * 4 < n * hd; i += 512) {
+            const bool inside = i < n * hd;
+            const uint32_t g = inside ? i / hd : 0, d = inside ? i % hd : 0;
+            float total[4] = {};
+#pragma unroll 4
+            for (uint32_t c = 0; c < used; c++) {
+                const float4 v = *(const float4*)(parts + g * of_head + c * stride + d);
+                const float f = factor[g][c];
+                total[0] = __fmaf_rn(f, v.x, total[0]);
+                total[1] = __fmaf_rn(f, v.y, total[1]);
+                total[2] = __fmaf_rn(f, v.z, total[2]);
+                total[3] = __fmaf_rn(f, v.w, total[3]);
+            }
 #pragma unroll
-        for (int e = 0; e < 4; e++) total[e] = __fmul_rn(total[e], factor[g][128]);
-        store_four(a, ((uint64_t)row * a.n_heads + kv_head * group + first_head) * hd + i, total, inside);
+            for (int e = 0; e < 4; e++) total[e] = __fmul_rn(total[e], factor[g][MAX_PARTS]);
+            store_four(a, ((uint64_t)row * a.n_heads + first_of_all) * hd + i, total, inside);
+        }
+        __syncthreads();
     }
 }

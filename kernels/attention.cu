@@ -41,12 +41,12 @@ extern "C" __global__ void __launch_bounds__(128) attend_combine(const __grid_co
     float v = 0.0f;
     if (e < len) {
         const uint32_t head = e / hd, d = e % hd;
-        const float* from = a.parts + ((uint64_t)blockIdx.y * a.n_heads + head) * a.n_chunks * (hd + 2);
+        const float* from = a.parts + ((uint64_t)blockIdx.y * a.n_heads + head) * a.n_chunks * part_stride(hd);
         float top = -INFINITY;
-        for (uint32_t c = 0; c < used; c++) top = fmaxf(top, from[c * (hd + 2) + hd]);
+        for (uint32_t c = 0; c < used; c++) top = fmaxf(top, from[c * part_stride(hd) + hd]);
         float sum = 0.0f, weight = 0.0f;
         for (uint32_t c = 0; c < used; c++) {
-            const float* p = from + c * (hd + 2);
+            const float* p = from + c * part_stride(hd);
             float w = exp2f(p[hd] - top);
             sum = __fmaf_rn(w, p[d], sum);
             weight = __fmaf_rn(w, p[hd + 1], weight);

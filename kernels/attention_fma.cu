@@ -120,7 +120,7 @@ template <int G> __device__ __forceinline__ void attend_body(const AttendArgs& a
             sum = __fmaf_rn(w, from[d], sum);
             weight = __fmaf_rn(w, from[lanes * 8 + 1], weight);
         }
-        float* to = a.parts + (((uint64_t)blockIdx.z * a.n_heads + kv_head * group + first_head + g) * a.n_chunks + blockIdx.x) * (hd + 2);
+        float* to = a.parts + (((uint64_t)blockIdx.z * a.n_heads + kv_head * group + first_head + g) * a.n_chunks + blockIdx.x) * part_stride(hd);
         to[d] = sum;
         if (d == 0) { to[hd] = top; to[hd + 1] = weight; }
     }

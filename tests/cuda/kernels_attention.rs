@@ -4,7 +4,7 @@ use crate::common::tiny::Random;
 use crate::gpu::*;
 use crate::kernels_norm::norm;
 use emberlm::backend::cuda::args::{self, KvLayout};
-use emberlm::backend::cuda::attention::KV_TILE;
+use emberlm::backend::cuda::attention::{KV_TILE, part_stride};
 use emberlm::backend::cuda::driver::Buffer;
 
 /// What is unlike llama.
@@ -376,7 +376,7 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
     );
     let tickets = upload(&vec![0u32; heads]);
     let n_chunks = 7;
-    let parts = poisoned(heads * n_chunks * (dim + 2) * 4);
+    let parts = poisoned(heads * n_chunks * part_stride(dim as u32) as usize * 4);
     for p in [0, 1, 31, 32, 63, 64, 65, 127, 300, 460, 699] {
         // What a ring still holds.
         if variant

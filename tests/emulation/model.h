@@ -130,7 +130,7 @@ struct Model {
         logits = allocate<float>(n.n_vocab);
         inv_freq = allocate<float>(n.head_dim / 2);
         for (uint32_t i = 0; i < n.head_dim / 2; i++) inv_freq[i] = powf(10000.0f, -2.0f * (float)i / (float)n.head_dim);
-        parts = allocate<float>(n.n_heads * MAX_CHUNKS * (n.head_dim + 2));
+        parts = allocate<float>(n.n_heads * MAX_CHUNKS * part_stride(n.head_dim));
         tickets = allocate<uint32_t>(n.n_kv_heads);
         memset(tickets, 0, n.n_kv_heads * 4);
         kv.row_bytes = n.head_dim * 2;

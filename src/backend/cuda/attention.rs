@@ -7,6 +7,8 @@ use crate::error::Result;
 
 /// Positions per tile of the KV cache, as `KV_TILE` of common.cuh.
 pub const KV_TILE: usize = 64;
+/// Parts that a context is cut into at most, as `MAX_PARTS` of attend.cuh.
+pub const MAX_PARTS: u32 = 120;
 /// Largest head that the attention kernels take.
 pub const MAX_HEAD_DIM: usize = 256;
 /// Sizes of heads that tiles are made for; others take the next larger.
@@ -182,6 +184,11 @@ impl Kernels {
             )
         }
     }
+}
+
+/// Floats of a part of a context, as `part_stride` of attend.cuh.
+pub fn part_stride(head_dim: u32) -> u32 {
+    (head_dim + 2).next_multiple_of(4)
 }
 
 /// The arguments completed for attention in tiles.

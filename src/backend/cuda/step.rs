@@ -5,6 +5,7 @@ mod products;
 mod timeline;
 
 use super::args;
+use super::attention::{MAX_PARTS, part_stride};
 use super::driver::{Buffer, Context, Stream};
 use super::experts::ExpertPlaces;
 use super::kernels::Kernels;
@@ -101,7 +102,7 @@ fn chunks(plan: &Plan, multiprocessors: u32) -> u32 {
     let heads = plan.layers.iter().map(|l| l.attention.n_kv_heads).min();
     (2 * multiprocessors)
         .div_ceil(heads.unwrap_or(1))
-        .clamp(1, 128)
+        .clamp(1, MAX_PARTS)
 }
 
 fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
@@ -110,7 +111,7 @@ fn places(plan: &Plan, rows: u32, multiprocessors: u32) -> (Places, u64) {
     let input = u64::from(plan.widest_input());
     let h = rows * u64::from(plan.embedding.groups) * 128;
     let queries = u64::from(plan.most(|a| a.n_heads * a.head_dim));
-    let parts = u64::from(plan.most(|a| a.n_heads * (a.head_dim + 2)));
+    let parts = u64::from(plan.most(|a| a.n_heads * part_stride(a.head_dim)));
     let n_chunks = u64::from(chunks(plan, multiprocessors));
     let groups = rows * u64::from(GROUPS) * 4;
     let places = Places {
