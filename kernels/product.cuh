@@ -16,6 +16,11 @@
 
 // Rows of one type of a product. A block has `each` of them, the first `more` blocks one more; with GATE,
 // all is said of half the rows.
+//
+// Of a large matrix, each block has a run of rows of its own, and so has each warp: memory is read in
+// thousands of places at once, as far from each other as a share is long, and where that distance suits its channels badly,
+// a fifth of its speed is lost. There, `spread` is the number of blocks: they take turns at groups of rows, of which `each` and
+// `more` tell the number, and a block's warps at the stages of a group, so that the grid reads in one place.
 struct Part {
     const uint8_t* matrix;
     const float* bias;    // or NULL
@@ -27,7 +32,7 @@ struct Part {
     uint32_t n_slices;
     uint32_t full, last;  // groups of a slice
     uint32_t full_bytes, last_bytes;  // of a record
-    uint32_t padding;
+    uint32_t spread;
 };
 static_assert(sizeof(Part) == 64, "as in args.rs");
 
@@ -74,19 +79,42 @@ __device__ __forceinline__ const Part& part_of(const Part* parts, uint32_t n) {
 
 // A warp's share: a part of the list of its block's rows, run by run. Runs are slices or, with GATE, their
 // halves.
-struct WarpShare {
-    uint32_t row0, rows;  // of the block
-    uint32_t run, row;    // where the warp begins
+template <uint32_t CR, bool SPREAD> struct WarpShare {
+    static constexpr uint32_t GROUP = WARPS * CR;  // rows that are spread together
+    static constexpr uint32_t STAGE = SPREAD ? GROUP : CR;  // of the block's rows, from a stage to the next
+    uint32_t block, rows;  // of the block
+    uint32_t row0;         // the matrix's row that is its first
+    uint32_t own;          // of the block's rows, the first that the warp may have in a run
+    uint32_t in_run;       // and how many those are
+    uint32_t run, row;     // where the warp begins: of in_run
     uint32_t count;
+    uint32_t far;          // of the matrix's rows, from a stage to the next
+
     __device__ __forceinline__ WarpShare(const Part& p, uint32_t gate) {
-        const uint32_t block = blockIdx.x - p.first_block, warp = threadIdx.x >> 5;
-        row0 = block * p.each + min(block, p.more);
+        const uint32_t warp = threadIdx.x >> 5;
+        block = blockIdx.x - p.first_block;
         rows = p.each + (block < p.more ? 1 : 0);
-        const uint32_t items = (p.n_slices << gate) * rows, first = items * warp / WARPS;
-        count = items * (warp + 1) / WARPS - first;
-        run = small_quotient(first, rows);
-        row = first - run * rows;
+        if constexpr (SPREAD) {
+            in_run = rows * CR;
+            rows *= GROUP;
+            run = row = 0;
+            count = (p.n_slices << gate) * in_run;
+            row0 = block * GROUP;
+            own = warp * CR;
+            far = p.spread * GROUP;
+        } else {
+            const uint32_t items = (p.n_slices << gate) * rows, begin = items * warp / WARPS;
+            in_run = rows;
+            count = items * (warp + 1) / WARPS - begin;
+            run = small_quotient(begin, rows);
+            row = begin - run * rows;
+            row0 = block * p.each + min(block, p.more);
+            own = 0;
+            far = CR;
+        }
     }
+    // The matrix's row that is row i of the block.
+    __device__ __forceinline__ uint32_t place(uint32_t i) const { return row0 + (SPREAD ? i / GROUP * far + i % GROUP : i); }
 };
 __device__ __forceinline__ uint32_t record_of(const Part& p, uint32_t slice) { return slice + 1 == p.n_slices ? p.last_bytes : p.full_bytes; }
 // A row of a run.
@@ -95,12 +123,12 @@ __device__ __forceinline__ const uint8_t* row_of(const Part& p, uint32_t gate, u
     return p.matrix + (uint64_t)((p.rows << gate) * slice) * p.full_bytes + (uint64_t)(half * p.rows + row) * record_of(p, slice);
 }
 
-template <uint32_t T> __device__ __forceinline__ void product_rows(const ProductArgs& a, const Part& part, float* scratch, uint8_t* shared) {
+template <uint32_t T, bool SPREAD> __device__ __forceinline__ void product_rows(const ProductArgs& a, const Part& part, float* scratch, uint8_t* shared) {
     constexpr uint32_t CR = stage_rows<T>(), STAGES = stages<T>(), STAGE = CR * record_bytes(T, 32);
     const Part p = part;
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, gate = a.finish == GATE ? 1 : 0;
-    const WarpShare share(p, gate);
-    const uint32_t row0 = share.row0, rows = share.rows;
+    const WarpShare<CR, SPREAD> share(p, gate);
+    const uint32_t rows = share.rows;
     const Input input{shared + a.ring_bytes, a.groups};
     float* sums = input.after();  // [run][row]
     const uint8_t* ring = shared + warp * (STAGES * STAGE);
@@ -112,8 +140,8 @@ template <uint32_t T> __device__ __forceinline__ void product_rows(const Product
     const uint8_t* from = NULL;
     auto turn_to = [&](uint32_t at) {
         record = record_of(p, coming_run >> gate);
-        of_run = min(coming, rows - at);
-        from = row_of(p, gate, coming_run, row0 + at) + lane * 16;
+        of_run = min(coming, share.in_run - at);
+        from = row_of(p, gate, coming_run, share.row0 + share.own + at) + lane * 16;
     };
     auto bring_in = [&] {
         if (coming > 0) {
@@ -121,7 +149,7 @@ template <uint32_t T> __device__ __forceinline__ void product_rows(const Product
 #pragma unroll
             for (uint32_t i = 0; i < (STAGE + 511) / 512; i++)
                 if (i * 512 + lane * 16 < bytes) copy16(to + i * 512, from + i * 512, true);
-            from += bytes;
+            from += SPREAD ? share.far * record : bytes;
             coming -= n;
             of_run -= n;
             if (of_run == 0) {
@@ -151,8 +179,8 @@ template <uint32_t T> __device__ __forceinline__ void product_rows(const Product
         input.take(a.x);
     }
     // The first rows' residual is asked for before it is needed.
-    const float* residuals = a.residual + p.out_offset + row0;
-    float residual = a.residual && threadIdx.x < rows ? __ldcg(residuals + threadIdx.x) : 0.0f;
+    const float* residuals = a.residual + p.out_offset;
+    float residual = a.residual && threadIdx.x < rows ? __ldcg(residuals + share.place(threadIdx.x)) : 0.0f;
     __syncthreads();
 
 #pragma unroll 1
@@ -169,8 +197,8 @@ template <uint32_t T> __device__ __forceinline__ void product_rows(const Product
             n_groups = slice + 1 == p.n_slices ? p.last : p.full;
             x.load(input, slice * p.full + min(lane, n_groups - 1));
         }
-        float* to = (lane & (32 / CR - 1)) == 0 ? sums + run * rows + row + u : NULL;
-        uint32_t n = min(left, rows - row);
+        float* to = (lane & (32 / CR - 1)) == 0 ? sums + run * rows + share.own + row + u : NULL;
+        uint32_t n = min(left, share.in_run - row);
         left -= n;
 #pragma unroll 1
         for (;;) {
@@ -195,7 +223,7 @@ template <uint32_t T> __device__ __forceinline__ void product_rows(const Product
             if (to && u < n) *to = t;
             if (n <= CR) break;
             n -= CR;
-            if (to) to += CR;
+            if (to) to += share.STAGE;
         }
     }
     __syncthreads();
@@ -203,36 +231,40 @@ template <uint32_t T> __device__ __forceinline__ void product_rows(const Product
         float v = sums[half * rows + i];
 #pragma unroll 4
         for (uint32_t t = 1; t < p.n_slices; t++) v = __fadd_rn(v, sums[((t << gate) + half) * rows + i]);
-        return p.bias ? __fadd_rn(v, p.bias[half * p.rows + row0 + i]) : v;
+        return p.bias ? __fadd_rn(v, p.bias[half * p.rows + share.place(i)]) : v;
     };
     for (uint32_t i = threadIdx.x; i < rows; i += WARPS * 32) {
         float v = sum(0, i);
         if (a.finish == GATE) v = gated(a.activation, v, sum(1, i));
         else if (a.finish == ACTIVATE) v = activated(a.activation, v);
-        if (a.residual) v = __fadd_rn(v, i < WARPS * 32 ? residual : __ldcg(residuals + i));
-        a.out[p.out_offset + row0 + i] = v;
+        const uint32_t row = share.place(i);
+        if (a.residual) v = __fadd_rn(v, i < WARPS * 32 ? residual : __ldcg(residuals + row));
+        a.out[p.out_offset + row] = v;
     }
 }
 
 // Grid: the blocks of the parts; 512 threads, as many as a norm of its own has.
-template <uint32_t TYPES> __device__ __forceinline__ void product_body(const ProductArgs& a) {
+template <uint32_t TYPES, bool SPREAD = false> __device__ __forceinline__ void product_body(const ProductArgs& a) {
     DYNAMIC_SHARED(shared);
     using Scratch = float[32];
     STATIC_SHARED(Scratch, scratch);
     const Part& p = part_of(a.parts, a.n_parts);
     for_type(p.type, [&]<uint32_t T>() {
-        if constexpr (!is_float(T) && (TYPES >> T & 1)) product_rows<T>(a, p, scratch, shared);
+        if constexpr (!is_float(T) && (TYPES >> T & 1)) product_rows<T, SPREAD>(a, p, scratch, shared);
     });
 }
 
 #endif
 
-// Kernel names: product_<types>.
+// Kernel names: product_<types>, and product_spread_<types> for parts that are spread.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define PRODUCT(name, types)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32) product_##name(const __grid_constant__ ProductArgs a) { \
-        product_body<(types)>(a);                                                                                   \
+#define PRODUCT_ONE(name, ...)                                                                            \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32) name(const __grid_constant__ ProductArgs a) { \
+        product_body<__VA_ARGS__>(a);                                                                     \
     }
+#define PRODUCT(name, types)                   \
+    PRODUCT_ONE(product_##name, (types), false) \
+    PRODUCT_ONE(product_spread_##name, (types), true)
 #else
 #define PRODUCT(name, types)
 #endif

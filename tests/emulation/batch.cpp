@@ -98,6 +98,38 @@ template <uint32_t T> void compare(uint32_t groups) {
     compare_batch<T, 4>(c, alone, 32);
 }
 
+// Rows that blocks take turns at, in several slices.
+template <uint32_t T> void compare_spread() {
+    constexpr uint32_t GROUP = WARPS * stage_rows<T>(), ROWS = 5 * GROUP, GROUPS = 40, SHARES = 3;
+    const float* x = random_floats(GROUPS * 32, 1.0f);
+    const float* bias = random_floats(ROWS, 1.0f);
+    const float* residual = random_floats(ROWS, 1.0f);
+    const Slices c = slices_of(T, GROUPS);
+    ProductArgs a{};
+    a.parts[0] = {random_matrix(T, GROUPS, ROWS), bias, T, ROWS, 0, ROWS / SHARES, ROWS % SHARES, 0,
+                  c.count, c.full, c.last, record_bytes(T, c.full), record_bytes(T, c.last), 0};
+    a.x = x;
+    a.residual = residual;
+    a.n_parts = 1;
+    a.groups = GROUPS;
+    a.ring_bytes = WARPS * stages<T>() * stage_rows<T>() * record_bytes(T, 32);
+    std::vector<float> out[2] = {std::vector<float>(ROWS, NAN), std::vector<float>(ROWS, NAN)};
+    for (int spread = 0; spread < 2; spread++) {
+        a.out = out[spread].data();
+        if (spread) {
+            a.parts[0].each = ROWS / GROUP / SHARES;
+            a.parts[0].more = ROWS / GROUP % SHARES;
+            a.parts[0].spread = SHARES;
+        }
+        const std::string wrong = emulator::run(SHARES, WARPS * 32, (uint32_t)numbers(), [&] {
+            if (spread) product_body<1u << T, true>(a);
+            else product_body<1u << T>(a);
+        });
+        check(wrong.empty(), wrong.c_str(), T, GROUPS, 1);
+    }
+    check(same(out[0].data(), out[1].data(), ROWS), "other bits of rows that are spread", T, GROUPS, 1);
+}
+
 int main() {
     numbers.seed(1);
     uint32_t types = 0;
@@ -107,6 +139,7 @@ int main() {
                 // Slices of 24 and 16 groups, and whole ones.
                 compare<T>(40);
                 compare<T>(64);
+                compare_spread<T>();
                 types++;
             }
         });

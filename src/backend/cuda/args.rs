@@ -298,7 +298,7 @@ pub struct ProductPart {
     pub last: u32,
     pub full_bytes: u32,
     pub last_bytes: u32,
-    pub padding: u32,
+    pub spread: u32,
 }
 
 /// `ProductArgs`.

@@ -68,20 +68,33 @@ pub struct Product<'a> {
 /// A launch.
 struct ProductPlan {
     args: args::Product,
+    spread: bool,
     grid: u32,
     shared: usize,
 }
 
-/// Bytes of the rings of a block, as `stage_rows` and `stages` of product.cuh say.
-fn ring_bytes(ty: TensorType) -> usize {
-    let record = record_bytes(ty, 32) as usize;
-    let rows = match record {
-        0..=704 => 4 * 2,
-        705..=900 => 2 * 3,
-        _ => 2 * 2,
-    };
-    WARPS * rows * record
+/// Rows of a stage, and stages of a warp's ring, as `stage_rows` and `stages` of product.cuh.
+fn stages(ty: TensorType) -> (usize, usize) {
+    match record_bytes(ty, 32) {
+        0..=704 => (4, 2),
+        705..=900 => (2, 3),
+        _ => (2, 2),
+    }
 }
+
+/// Bytes of the rings of a block.
+fn ring_bytes(ty: TensorType) -> usize {
+    let (rows, stages) = stages(ty);
+    WARPS * rows * stages * record_bytes(ty, 32) as usize
+}
+
+/// Rows of a group, which blocks take turns at where rows are spread, as `WarpShare::GROUP`.
+fn group_rows(ty: TensorType) -> u32 {
+    (WARPS * stages(ty).0) as u32
+}
+
+/// Groups that each block has at least where rows are spread: one more or less must not count for much.
+const LEAST_GROUPS: u32 = 12;
 
 impl Kernels {
     /// Makes the kernels known where the device can run them.
@@ -92,8 +105,10 @@ impl Kernels {
         }
         let most = properties.shared_bytes - STATIC_SHARED;
         for ty in TensorType::ALL.into_iter().filter(|ty| !is_float(*ty)) {
-            let name = format!("product_{}", ty.name());
-            self.find(&kernel_file("product", ty), &name, most)?;
+            for kind in ["product", "product_spread"] {
+                let name = format!("{kind}_{}", ty.name());
+                self.find(&kernel_file("product", ty), &name, most)?;
+            }
         }
         self.find("product_k", &format!("product_{PAIR}"), most)
     }
@@ -168,7 +183,10 @@ impl Kernels {
             Finish::Activate(activation) => (1, activation),
             Finish::Gate(activation) => (2, activation),
         };
-        let name = format!("product_{types}");
+        let name = match plan.spread {
+            true => format!("product_spread_{types}"),
+            false => format!("product_{types}"),
+        };
         // SAFETY: the caller's word.
         unsafe {
             self.launch(
@@ -192,34 +210,50 @@ impl Kernels {
             ..Default::default()
         };
         let (mut grid, mut sums, mut ring) = (0, 0, 0);
+        let spread = match segments[..] {
+            [s] => {
+                let groups = s.rows / halves / group_rows(s.ty);
+                (s.rows / halves).is_multiple_of(group_rows(s.ty))
+                    && groups >= LEAST_GROUPS * blocks[0]
+            }
+            _ => false,
+        };
         for ((to, s), blocks) in args.parts.iter_mut().zip(&segments).zip(blocks) {
             let rows = s.rows / halves;
             let (n_slices, full, last) = slices(s.ty, matrix.groups);
+            let unit = if spread { group_rows(s.ty) } else { 1 };
+            let units = rows / unit;
             *to = args::ProductPart {
                 matrix: s.address,
                 bias: matrix.segment_bias(s),
                 ty: type_number(s.ty),
                 rows,
                 first_block: grid,
-                each: rows / blocks,
-                more: rows % blocks,
+                each: units / blocks,
+                more: units % blocks,
                 out_offset: s.out_offset,
                 n_slices,
                 full,
                 last,
                 full_bytes: record_bytes(s.ty, full) as u32,
                 last_bytes: record_bytes(s.ty, last) as u32,
-                padding: 0,
+                spread: if spread { blocks } else { 0 },
             };
             grid += blocks;
-            sums = sums.max((n_slices * halves * rows.div_ceil(blocks)) as usize * 4);
+            let most_rows = units.div_ceil(blocks) * unit;
+            sums = sums.max((n_slices * halves * most_rows) as usize * 4);
             ring = ring.max(ring_bytes(s.ty));
         }
         args.ring_bytes = ring as u32;
         let most = self.context().properties().shared_bytes - STATIC_SHARED;
         // More than half of what there is, so that no multiprocessor has two blocks while another has none.
         let shared = (ring + matrix.groups as usize * INPUT_BYTES + sums).max(most / 2 + 512);
-        (shared <= most).then_some(ProductPlan { args, grid, shared })
+        (shared <= most).then_some(ProductPlan {
+            args,
+            spread,
+            grid,
+            shared,
+        })
     }
 }
 
