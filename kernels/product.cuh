@@ -266,5 +266,6 @@ template <uint32_t TYPES, bool SPREAD = false> __device__ __forceinline__ void p
     PRODUCT_ONE(product_##name, (types), false) \
     PRODUCT_ONE(product_spread_##name, (types), true)
 #else
+#define PRODUCT_ONE(name, ...)
 #define PRODUCT(name, types)
 #endif
