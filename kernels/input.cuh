@@ -4,42 +4,42 @@
 #include "norm.cuh"
 #include "quantize.cuh"
 
-// Per group 16 bytes of its first and, in another plane, of its second half, and a scale.
+// As it is in global memory: 32 bytes a group, then a scale a group.
 struct Input {
     uint8_t* at;
     uint32_t groups;
-    __device__ __forceinline__ uint4* half(uint32_t h) const { return (uint4*)(at + h * groups * 16); }
     __device__ __forceinline__ float* scales() const { return (float*)(at + groups * 32); }
     __device__ __forceinline__ float* after() const { return (float*)(at + groups * INPUT_BYTES); }
     static constexpr uint32_t INPUT_BYTES = 36;  // of a group
 
     // Four values of one of the 8 lanes that share a group, from element `place` on.
     __device__ __forceinline__ void put(uint32_t place, const PackedValues& p) const {
-        const uint32_t group = place / 32, word = place / 4 & 7;
-        ((uint32_t*)(half(word >> 2) + group))[word & 3] = p.q;
-        if (word == 0) scales()[group] = p.scale;
+        *(uint32_t*)(at + place) = p.q;
+        if (place % 32 == 0) scales()[place / 32] = p.scale;
     }
-    // The whole block takes what others have rounded.
-    __device__ __forceinline__ void take_rounded(const int8_t* q8, const float* scale) const {
-        for (uint32_t place = threadIdx.x * 4; place < groups * 32; place += blockDim.x * 4)
-            put(place, PackedValues{__ldcg((const uint32_t*)(q8 + place)), __ldcg(scale + place / 32)});
-    }
-    // Or rounds a row of f32 itself.
-    __device__ __forceinline__ void take(const float* x) const {
+    // The whole block rounds a row of f32; `asked` is called when the first of it has been asked for.
+    template <class Asked> __device__ __forceinline__ void take(const float* x, Asked asked) const {
         constexpr int N = 8;
         const uint32_t width = groups * 32, lane = threadIdx.x & 31, step = blockDim.x * 4;
-        for (uint32_t base = threadIdx.x * 4; base - lane * 4 < width; base += N * step) {
-            float4 v[N];
+        uint32_t base = threadIdx.x * 4;
+        float4 v[N];
+        auto ask = [&] {
 #pragma unroll
             for (int i = 0; i < N; i++) v[i] = base + i * step < width ? __ldcg((const float4*)(x + base + i * step)) : make_float4(0, 0, 0, 0);
+        };
+        ask();
+        asked();
+        for (;;) {
 #pragma unroll
             for (int i = 0; i < N; i++) {
                 const uint32_t place = base + i * step;
-                if (place - lane * 4 >= width) break;
+                if (place - lane * 4 >= width) return;
                 const float r[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
                 const PackedValues p = pack_q8(r);
                 if (place < width) put(place, p);
             }
+            base += N * step;
+            ask();
         }
     }
     // Or the norm of a row, which NormRow has loaded.
@@ -62,7 +62,7 @@ struct LaneInput {
     int x[8], s0, s1;
     float d, sum;
     __device__ __forceinline__ void load(const Input& input, uint32_t group) {
-        const uint4 p = input.half(0)[group], q = input.half(1)[group];
+        const uint4 *from = (const uint4*)(input.at + group * 32), p = from[0], q = from[1];
         x[0] = p.x; x[1] = p.y; x[2] = p.z; x[3] = p.w;
         x[4] = q.x; x[5] = q.y; x[6] = q.z; x[7] = q.w;
         d = input.scales()[group];

@@ -56,7 +56,8 @@ __device__ __forceinline__ void norm_row(const ProduceArgs& a, uint32_t row, uin
     NormRow norm;
     norm.load_weights(a.norm, width);
     wait_for_producers();
-    norm.load(a.norm, a.x + (uint64_t)row * a.x_stride, width, a.inverse_len, scratch);
+    norm.load(a.x + (uint64_t)row * a.x_stride, width);
+    norm.sum(a.norm, width, a.inverse_len, scratch);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint32_t at = norm.place(i);

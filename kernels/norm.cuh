@@ -50,9 +50,12 @@ struct NormRow {
 #pragma unroll
         for (int i = 0; i < 4; i++) w[i] = place(i) < width ? *(const float4*)(a.weight + place(i)) : make_float4(0, 0, 0, 0);
     }
-    __device__ __forceinline__ void load(const NormArgs& a, const float* x, uint32_t width, float inverse_len, float* scratch) {
+    // Asks for the row.
+    __device__ __forceinline__ void load(const float* x, uint32_t width) {
 #pragma unroll
         for (int i = 0; i < 4; i++) v[i] = place(i) < width ? __ldcg((const float4*)(x + place(i))) : make_float4(0, 0, 0, 0);
+    }
+    __device__ __forceinline__ void sum(const NormArgs& a, uint32_t width, float inverse_len, float* scratch) {
         if (a.layer) {
             float sum = 0.0f;
 #pragma unroll

@@ -123,7 +123,18 @@ __device__ __forceinline__ const uint8_t* row_of(const Part& p, uint32_t gate, u
     return p.matrix + (uint64_t)((p.rows << gate) * slice) * p.full_bytes + (uint64_t)(half * p.rows + row) * record_of(p, slice);
 }
 
-template <uint32_t T, bool SPREAD> __device__ __forceinline__ void product_rows(const ProductArgs& a, const Part& part, float* scratch, uint8_t* shared) {
+// What others have rounded comes by bulk copies, which `bar` announces.
+__device__ __forceinline__ void bring_rounded(const ProductArgs& a, const Input& input, uint32_t bar) {
+    // Scales by fours; what is left of them another way.
+    const uint32_t fours = a.groups / 4, left = fours * 4 + threadIdx.x;
+    if (left < a.groups) input.scales()[left] = __ldcg(a.q8_scale + left);
+    if (threadIdx.x > 0) return;
+    barrier_expect(bar, a.groups * 32 + fours * 16);
+    bulk_copy(shared_address(input.at), a.q8, a.groups * 32, bar);
+    if (fours > 0) bulk_copy(shared_address(input.scales()), a.q8_scale, fours * 16, bar);
+}
+
+template <uint32_t T, bool SPREAD> __device__ __forceinline__ void product_rows(const ProductArgs& a, const Part& part, float* scratch, uint32_t bar, uint8_t* shared) {
     constexpr uint32_t CR = stage_rows<T>(), STAGES = stages<T>(), STAGE = CR * record_bytes(T, 32);
     const Part p = part;
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, gate = a.finish == GATE ? 1 : 0;
@@ -161,30 +172,37 @@ template <uint32_t T, bool SPREAD> __device__ __forceinline__ void product_rows(
         copies_commit();
     };
     turn_to(share.row);
-    // A stage and a half, lest the input wait behind more weights than memory brings until it is there.
-    const uint32_t before = 1 + (warp & 1);
+    auto fill = [&](uint32_t stages) {
 #pragma unroll 1
-    for (uint32_t i = 0; i < before; i++) bring_in();
-    if (!a.x) {
-        wait_for_producers();
-        input.take_rounded(a.q8, a.q8_scale);
-    } else if (a.norm.weight) {
+        for (uint32_t i = 0; i < stages; i++) bring_in();
+    };
+    // What is asked for first comes first, and the next block of a product begins when the one before has ended: so the input
+    // goes before the weights. Only attention leaves time for some.
+    constexpr uint32_t EARLY = 1;
+    if (a.norm.weight) {
         NormRow norm;
         norm.load_weights(a.norm, a.groups * 32);
         wait_for_producers();
-        norm.load(a.norm, a.x, a.groups * 32, a.inverse_len, scratch);
+        norm.load(a.x, a.groups * 32);
+        fill(STAGES);
+        norm.sum(a.norm, a.groups * 32, a.inverse_len, scratch);
         input.take(norm, a.norm);
-    } else {
+    } else if (a.x) {
         wait_for_producers();
-        input.take(a.x);
+        input.take(a.x, [&] { fill(STAGES); });
+    } else {
+        fill(EARLY);
+        __syncthreads();
+        wait_for_producers();
+        bring_rounded(a, input, bar);
+        barrier_wait(bar, 0);
+        fill(STAGES - EARLY);
     }
     // The first rows' residual is asked for before it is needed.
     const float* residuals = a.residual + p.out_offset;
     float residual = a.residual && threadIdx.x < rows ? __ldcg(residuals + share.place(threadIdx.x)) : 0.0f;
     __syncthreads();
 
-#pragma unroll 1
-    for (uint32_t i = before; i < STAGES; i++) bring_in();
     release_dependents();
     uint32_t left = share.count, run = share.run, row = share.row, loaded = ~0u, n_groups = 0;
     LaneInput x;
@@ -246,11 +264,15 @@ template <uint32_t T, bool SPREAD> __device__ __forceinline__ void product_rows(
 // Grid: the blocks of the parts; 512 threads, as many as a norm of its own has.
 template <uint32_t TYPES, bool SPREAD = false> __device__ __forceinline__ void product_body(const ProductArgs& a) {
     DYNAMIC_SHARED(shared);
-    using Scratch = float[32];
-    STATIC_SHARED(Scratch, scratch);
+    struct Static { float scratch[32]; uint64_t bar; };
+    STATIC_SHARED(Static, m);
+    if (threadIdx.x == 0) {
+        barrier_init(shared_address(&m.bar), 1);
+        fence_shared();
+    }
     const Part& p = part_of(a.parts, a.n_parts);
     for_type(p.type, [&]<uint32_t T>() {
-        if constexpr (!is_float(T) && (TYPES >> T & 1)) product_rows<T, SPREAD>(a, p, scratch, shared);
+        if constexpr (!is_float(T) && (TYPES >> T & 1)) product_rows<T, SPREAD>(a, p, m.scratch, shared_address(&m.bar), shared);
     });
 }
 
