@@ -257,14 +257,22 @@ impl Kernels {
     }
 }
 
+/// How long a row takes beside others that a kernel takes with it: Q6_K has more to unpack for its bytes.
+fn row_cost(ty: TensorType) -> u64 {
+    let per_byte = match ty {
+        TensorType::Q6K => 16,
+        _ => 10,
+    };
+    record_bytes(ty, 32) * per_byte
+}
+
 /// Blocks for each segment of a matrix, such that the largest share of a block is as small as can be:
 /// one after the other goes to the segment whose blocks have most to do.
 fn share_blocks(segments: &[&MatrixSegment], halves: u32, multiprocessors: u32) -> Vec<u32> {
     let mut blocks = vec![1u32; segments.len()];
     for _ in segments.len()..multiprocessors as usize {
         let rows = |i: usize| segments[i].rows / halves;
-        let share =
-            |i: usize| u64::from(rows(i).div_ceil(blocks[i])) * record_bytes(segments[i].ty, 32);
+        let share = |i: usize| u64::from(rows(i).div_ceil(blocks[i])) * row_cost(segments[i].ty);
         let most = (0..segments.len()).filter(|&i| blocks[i] < rows(i));
         let Some(i) = most.max_by_key(|&i| share(i)) else {
             break;
@@ -303,7 +311,8 @@ mod tests {
         );
         assert_eq!(blocks.iter().sum::<u32>(), 132);
         let most = |blocks: &[u32]| {
-            (5120u64.div_ceil(blocks[0].into()) * 576).max(1024u64.div_ceil(blocks[1].into()) * 848)
+            let cost = |rows: u64, blocks: u32, ty| rows.div_ceil(blocks.into()) * row_cost(ty);
+            cost(5120, blocks[0], TensorType::Q4K).max(cost(1024, blocks[1], TensorType::Q6K))
         };
         let best = (1..132).map(|n| most(&[n, 132 - n])).min();
         assert_eq!(Some(most(&blocks)), best);
