@@ -3,8 +3,8 @@
 //
 // As in matvec.cuh, a block owns a run of output rows, and its warps share the list of (slice, row) pairs;
 // with GATE, a slice has the block's rows of the gate, then those of the values. Each warp brings its
-// weights through a ring in shared memory, from before the input is there, and every block makes the input
-// for itself: so a step has few kernels. The bits are those of matvec.cuh and norm.cu.
+// weights through a ring in shared memory, which fills while every block makes the input for itself: so a step has
+// few kernels. The bits are those of matvec.cuh and norm.cu.
 //
 // A block takes more than half of a multiprocessor's shared memory, though it needs less: kernels overlap, and
 // where two blocks of one shared a multiprocessor while another had none, it would take twice as long.
@@ -17,10 +17,10 @@
 // Rows of one type of a product. A block has `each` of them, the first `more` blocks one more; with GATE,
 // all is said of half the rows.
 //
-// Of a large matrix, each block has a run of rows of its own, and so has each warp: memory is read in
-// thousands of places at once, as far from each other as a share is long, and where that distance suits its channels badly,
-// a fifth of its speed is lost. There, `spread` is the number of blocks: they take turns at groups of rows, of which `each` and
-// `more` tell the number, and a block's warps at the stages of a group, so that the grid reads in one place.
+// So memory is read in thousands of places at once, as far from each other as a share is long; where that
+// distance suits its channels badly, a fifth of its speed is lost. Of a large matrix, where that counts, blocks take
+// turns at groups of rows, of which `each` and `more` then tell the number, and a block's warps at the stages of a group,
+// so that the grid reads in one place. `spread` is the number of blocks, or 0.
 struct Part {
     const uint8_t* matrix;
     const float* bias;    // or NULL
