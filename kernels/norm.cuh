@@ -55,6 +55,7 @@ struct NormRow {
 #pragma unroll
         for (int i = 0; i < 4; i++) v[i] = place(i) < width ? __ldcg((const float4*)(x + place(i))) : make_float4(0, 0, 0, 0);
     }
+    // Subtracts the mean where that is due, and finds the factor of all elements.
     __device__ __forceinline__ void sum(const NormArgs& a, uint32_t width, float inverse_len, float* scratch) {
         if (a.layer) {
             float sum = 0.0f;

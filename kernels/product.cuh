@@ -81,8 +81,8 @@ __device__ __forceinline__ const Part& part_of(const Part* parts, uint32_t n) {
 // halves.
 template <uint32_t CR, bool SPREAD> struct WarpShare {
     static constexpr uint32_t GROUP = WARPS * CR;  // rows that are spread together
-    static constexpr uint32_t STAGE = SPREAD ? GROUP : CR;  // of the block's rows, from a stage to the next
-    uint32_t block, rows;  // of the block
+    static constexpr uint32_t STEP = SPREAD ? GROUP : CR;  // of the block's rows, from a stage to the next
+    uint32_t rows;         // of the block
     uint32_t row0;         // the matrix's row that is its first
     uint32_t own;          // of the block's rows, the first that the warp may have in a run
     uint32_t in_run;       // and how many those are
@@ -91,8 +91,7 @@ template <uint32_t CR, bool SPREAD> struct WarpShare {
     uint32_t far;          // of the matrix's rows, from a stage to the next
 
     __device__ __forceinline__ WarpShare(const Part& p, uint32_t gate) {
-        const uint32_t warp = threadIdx.x >> 5;
-        block = blockIdx.x - p.first_block;
+        const uint32_t block = blockIdx.x - p.first_block, warp = threadIdx.x >> 5;
         rows = p.each + (block < p.more ? 1 : 0);
         if constexpr (SPREAD) {
             in_run = rows * CR;
@@ -241,7 +240,7 @@ template <uint32_t T, bool SPREAD> __device__ __forceinline__ void product_rows(
             if (to && u < n) *to = t;
             if (n <= CR) break;
             n -= CR;
-            if (to) to += share.STAGE;
+            if (to) to += share.STEP;
         }
     }
     __syncthreads();

@@ -465,4 +465,21 @@ impl Plan {
             ..Default::default()
         }
     }
+
+    /// The arguments that add rows, so many floats apart, to the residual stream, but for their addresses.
+    pub fn add_branch(
+        &self,
+        x_stride: u32,
+        norm: Option<args::Norm>,
+        scale: f32,
+    ) -> args::AddBranch {
+        args::AddBranch {
+            norm: norm.unwrap_or_default(),
+            scale,
+            len: self.hidden,
+            x_stride,
+            stride: self.embedding.groups * 32,
+            ..Default::default()
+        }
+    }
 }

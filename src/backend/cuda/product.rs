@@ -68,7 +68,6 @@ pub struct Product<'a> {
 /// A launch.
 struct ProductPlan {
     args: args::Product,
-    spread: bool,
     grid: u32,
     shared: usize,
 }
@@ -183,9 +182,9 @@ impl Kernels {
             Finish::Activate(activation) => (1, activation),
             Finish::Gate(activation) => (2, activation),
         };
-        let name = match plan.spread {
-            true => format!("product_spread_{types}"),
-            false => format!("product_{types}"),
+        let name = match plan.args.parts[0].spread {
+            0 => format!("product_{types}"),
+            _ => format!("product_spread_{types}"),
         };
         // SAFETY: the caller's word.
         unsafe {
@@ -210,18 +209,22 @@ impl Kernels {
             ..Default::default()
         };
         let (mut grid, mut sums, mut ring) = (0, 0, 0);
-        let spread = match segments[..] {
+        // What blocks share: rows, or groups of rows that are spread.
+        let unit = match segments[..] {
             [s] => {
-                let groups = s.rows / halves / group_rows(s.ty);
-                (s.rows / halves).is_multiple_of(group_rows(s.ty))
-                    && groups >= LEAST_GROUPS * blocks[0]
+                let (rows, group) = (s.rows / halves, group_rows(s.ty));
+                let enough = rows / group >= LEAST_GROUPS * blocks[0];
+                if enough && rows.is_multiple_of(group) {
+                    group
+                } else {
+                    1
+                }
             }
-            _ => false,
+            _ => 1,
         };
         for ((to, s), blocks) in args.parts.iter_mut().zip(&segments).zip(blocks) {
             let rows = s.rows / halves;
             let (n_slices, full, last) = slices(s.ty, matrix.groups);
-            let unit = if spread { group_rows(s.ty) } else { 1 };
             let units = rows / unit;
             *to = args::ProductPart {
                 matrix: s.address,
@@ -237,7 +240,7 @@ impl Kernels {
                 last,
                 full_bytes: record_bytes(s.ty, full) as u32,
                 last_bytes: record_bytes(s.ty, last) as u32,
-                spread: if spread { blocks } else { 0 },
+                spread: if unit > 1 { blocks } else { 0 },
             };
             grid += blocks;
             let most_rows = units.div_ceil(blocks) * unit;
@@ -248,12 +251,7 @@ impl Kernels {
         let most = self.context().properties().shared_bytes - STATIC_SHARED;
         // More than half of what there is, so that no multiprocessor has two blocks while another has none.
         let shared = (ring + matrix.groups as usize * INPUT_BYTES + sums).max(most / 2 + 512);
-        (shared <= most).then_some(ProductPlan {
-            args,
-            spread,
-            grid,
-            shared,
-        })
+        (shared <= most).then_some(ProductPlan { args, grid, shared })
     }
 }
 

@@ -163,11 +163,9 @@ impl Enqueue<'_> {
                         x: at.wide,
                         base,
                         out: at.h,
-                        norm,
-                        scale: layer.residual_scale,
-                        len: hidden,
-                        x_stride: b.wide_stride,
-                        stride: b.h_stride,
+                        ..self
+                            .plan
+                            .add_branch(b.wide_stride, Some(norm), layer.residual_scale)
                     };
                     self.kernels.add_branch(self.stream, &add, self.batch)?;
                 }

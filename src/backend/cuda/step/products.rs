@@ -125,11 +125,7 @@ impl Enqueue<'_> {
                 x: at.wide,
                 base,
                 out: to,
-                norm: norm.unwrap_or_default(),
-                scale,
-                len: self.plan.hidden,
-                x_stride: b.wide_stride,
-                stride: b.h_stride,
+                ..self.plan.add_branch(b.wide_stride, norm, scale)
             };
             self.kernels.add_branch(self.stream, &add, self.batch)
         }
