@@ -3,8 +3,8 @@
 #include "attend.cuh"
 
 // Up to 8 queries of a KV head, with the norm and rotation of its
-// input, the append to the cache, and the joining of the chunks by the block that ends last. Tiles of 64 positions come
-// through a ring of STAGES in shared memory; a warp takes 16 positions of each, with a softmax of its own.
+// input, the append to the cache, and the joining of the chunks by the block that ends last. Positions come
+// through a ring of STAGES in shared memory, 16 a warp, of which there are W; each has a softmax of its own.
 // Scores are K (16 positions x dims) times q (dims x 8 heads); sums are V transposed (16 dims x 16
 // positions) times weights (positions x 8 heads). Queries and weights are rounded to f16.
 template <int HD> struct AttendShared {
@@ -16,11 +16,12 @@ template <int HD> struct AttendShared {
 };
 
 // Chunk `chunk` of the queries of part `place` (of `places`) of session `s`, whose input row is `row`, by
-// 128 threads.
-template <int HD, int STAGES>
+// W warps.
+template <int HD, int STAGES, int W>
 __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session* s, const Chunks& chunks, uint32_t row, uint32_t place,
                                              uint32_t places, uint32_t chunk, uint8_t* tiles, AttendShared<HD>& m) {
-    constexpr int PIECES = HD / 8, PLANE = 64 * HD * 2;
+    constexpr int PIECES = HD / 8, THREADS = 32 * W, POSITIONS = 16 * W, PLANE = POSITIONS * HD * 2;
+    static_assert(POSITIONS % KV_TILE == 0);
     auto& turn = m.turn;
     auto& fresh = m.fresh;
     auto& factor = m.factor;
@@ -33,24 +34,29 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     const uint32_t base = shared_address(tiles), row_bytes = a.layout.row_bytes, ring = a.layout.ring;
     const uint8_t* cache = kv_base(a.layout, s) + (uint64_t)kv_head * 64 * row_bytes;
     const uint64_t plane = kv_plane(a.layout);
-    const uint32_t first_tile = ring ? start / 64 % ring : start / 64, n_tiles = (end - start + 63) / 64;
+    const uint32_t first_tile = ring ? start / 64 % ring : start / 64, n_steps = (end - start + POSITIONS - 1) / POSITIONS;
     // A chunk is shorter than a ring.
     auto tile = [&](uint32_t t) { return cache + (first_tile + t - (ring && first_tile + t >= ring ? ring : 0)) * a.layout.tile_bytes; };
     // A thread copies one piece of every STEP-th row.
-    constexpr uint32_t STEP = 128 / PIECES;
+    constexpr uint32_t STEP = THREADS / PIECES;
+    static_assert(KV_TILE % STEP == 0);
     const uint32_t piece = thread % PIECES, row0 = thread / PIECES;
     const bool inside = piece * 16 < row_bytes;
     const uint32_t offset = row0 * row_bytes + (inside ? piece * 16 : 0);
     auto load = [&](uint32_t t) {
-        if (t < n_tiles) {
-            const uint8_t* from = tile(t) + offset;
-            const uint32_t to = base + t % STAGES * 2 * PLANE, rows = min(64u, min(end, length - 1) - min(length - 1, start + t * 64));
+        if (t < n_steps) {
+            const uint32_t to = base + t % STAGES * 2 * PLANE;
+            const uint32_t rows = min((uint32_t)POSITIONS, min(end, length - 1) - min(length - 1, start + t * POSITIONS));
 #pragma unroll
-            for (uint32_t k = 0; k < 64 / STEP; k++) {
-                const uint32_t r = row0 + k * STEP, at = to + swizzled<PIECES>(r, piece);
-                const bool valid = r < rows && inside;
-                copy16(at, from + k * STEP * row_bytes, valid);
-                copy16(at + PLANE, from + plane + k * STEP * row_bytes, valid);
+            for (uint32_t half = 0; half < POSITIONS / KV_TILE; half++) {
+                const uint8_t* from = tile(t * (POSITIONS / KV_TILE) + half) + offset;
+#pragma unroll
+                for (uint32_t k = 0; k < KV_TILE / STEP; k++) {
+                    const uint32_t r = half * KV_TILE + row0 + k * STEP, at = to + swizzled<PIECES>(r, piece);
+                    const bool valid = r < rows && inside;
+                    copy16(at, from + k * STEP * row_bytes, valid);
+                    copy16(at + PLANE, from + plane + k * STEP * row_bytes, valid);
+                }
             }
         }
         copies_commit();
@@ -62,7 +68,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     const uint32_t n_pairs = a.rotation.n_pairs;
     if (m.turn_of != inv_freq) {
 #pragma unroll 1
-        for (uint32_t i = thread; i < n_pairs; i += 128)
+        for (uint32_t i = thread; i < n_pairs; i += THREADS)
             sincosf(__fmul_rn((float)(length - 1), inv_freq[i]), &turn[1][i], &turn[0][i]);
         __syncthreads();
         if (thread == 0) m.turn_of = inv_freq;
@@ -93,22 +99,22 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         const uint32_t at = (STAGES - 1) * 2 * PLANE;
         float* raw = (float*)(tiles + at + PLANE);  // 8 queries, key, value
         const float* from = raw;
-        constexpr int N = 10 * HD / 128;
+        constexpr int N = (10 * HD + THREADS - 1) / THREADS;
         float v[N];
         auto place = [&](int k) {
-            const uint32_t h = (thread + k * 128) / HD;
+            const uint32_t h = (thread + k * THREADS) / HD;
             return input + (uint64_t)(h < 8 ? kv_head * group + first_head + h : a.n_heads + kv_head + (h - 8) * a.layout.n_kv_heads) * hd +
-                   (thread + k * 128) % HD;
+                   (thread + k * THREADS) % HD;
         };
         auto wanted = [&](int k) {
-            const uint32_t h = (thread + k * 128) / HD, d = (thread + k * 128) % HD;
-            return d < hd && (h < n_q || h >= 8);
+            const uint32_t h = (thread + k * THREADS) / HD, d = (thread + k * THREADS) % HD;
+            return d < hd && h < 10 && (h < n_q || h >= 8);
         };
 #pragma unroll
         for (int k = 0; k < N; k++) v[k] = wanted(k) ? __ldcg(place(k)) : 0.0f;
 #pragma unroll
         for (int k = 0; k < N; k++) {
-            const uint32_t h = (thread + k * 128) / HD, d = (thread + k * 128) % HD;
+            const uint32_t h = (thread + k * THREADS) / HD, d = (thread + k * THREADS) % HD;
             if (!wanted(k)) continue;
             raw[h * hd + d] = v[k];
         }
@@ -116,7 +122,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         // The loads that matter most are over: the next kernel's may come.
         release_dependents();
         if (a.q_norm.weight || a.k_norm.weight) {
-            for (uint32_t h = warp; h < 9; h += 4) {
+            for (uint32_t h = warp; h < 9; h += W) {
                 const NormArgs& norm = h == 8 ? a.k_norm : a.q_norm;
                 if (norm.weight && (h == 8 || h < n_q)) norm_head(norm, raw + h * hd, hd);
             }
@@ -124,7 +130,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         }
         // Of heads from n_q on, scores are of whatever lies there; nobody looks at them.
 #pragma unroll 2
-        for (uint32_t i = thread; i < n_q * (HD / 2); i += 128) {
+        for (uint32_t i = thread; i < n_q * (HD / 2); i += THREADS) {
             const uint32_t h = i / (HD / 2);
             const Two r = two(from + h * hd, i % (HD / 2));
 #pragma unroll
@@ -133,9 +139,9 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         }
         if (end == length) {
             const float* value = raw + 9 * hd;
-            __half* to = (__half*)(tile(n_tiles - 1) + (uint64_t)((length - 1) % 64) * row_bytes);
+            __half* to = (__half*)(tile((length - 1 - start) / KV_TILE) + (uint64_t)((length - 1) % KV_TILE) * row_bytes);
 #pragma unroll 1
-            for (uint32_t i = thread; i < HD / 2; i += 128) {
+            for (uint32_t i = thread; i < HD / 2; i += THREADS) {
                 const Two r = two(raw + 8 * hd, i);
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
@@ -159,14 +165,14 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     }
     // Columns 2 * (lane & 3) and the next are this thread's heads.
     float acc[HD / 16][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
-    for (uint32_t t = 0; t < n_tiles; t++) {
+    for (uint32_t t = 0; t < n_steps; t++) {
         load(t + STAGES - 1);
         copies_wait<STAGES - 1>();
         __syncthreads();
-        if (t + 1 == n_tiles && end == length) {
-            const uint32_t r = (length - 1) % 64;
+        if (t + 1 == n_steps && end == length) {
+            const uint32_t r = (length - 1 - start) % POSITIONS;
 #pragma unroll 1
-            for (uint32_t i = thread; i < 2 * HD; i += 128) {
+            for (uint32_t i = thread; i < 2 * HD; i += THREADS) {
                 uint32_t part = i / HD, d = i % HD;
                 *(__half*)(tiles + (t % STAGES * 2 + part) * PLANE + swizzled<PIECES>(r, d / 8) + d % 8 * 2) = fresh[part][d];
             }
@@ -187,7 +193,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
 #pragma unroll
             for (int e = 0; e < 4; e++) c[e] = capped(a.scores.cap, c[e]);
         // Positions from `first` to `end`; those before wrap around.
-        const uint32_t p = start + t * 64 + warp * 16 + (lane >> 2) - chunks.first, seen = end - chunks.first;
+        const uint32_t p = start + t * POSITIONS + warp * 16 + (lane >> 2) - chunks.first, seen = end - chunks.first;
         if (p >= seen) c[0] = c[1] = -INFINITY;
         if (p + 8 >= seen) c[2] = c[3] = -INFINITY;
         uint32_t w[2];
@@ -223,7 +229,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     }
     copies_wait<0>();
     __syncthreads();
-    // [warp][head][HD + 4]: the four warps are merged in a fixed order.
+    // [warp][head][HD + 4]: the warps are merged in a fixed order.
     float* merge = (float*)tiles;
     constexpr int WIDTH = HD + 4;
 #pragma unroll
@@ -242,17 +248,17 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     const bool whole = a.join && chunks.used == 1;
     // Four elements a thread; sizes of heads are multiples of 4.
 #pragma unroll 1
-    for (uint32_t i = thread * 4; i - lane * 4 < n_q * hd; i += 512) {
+    for (uint32_t i = thread * 4; i - lane * 4 < n_q * hd; i += THREADS * 4) {
         const bool inside = i < n_q * hd;
         const uint32_t g = inside ? i / hd : 0, d = inside ? i % hd : 0, head = kv_head * group + first_head + g;
         // What each warp's sums count for.
         const float* from = merge + g * WIDTH;
         float largest = -INFINITY, weight = 0.0f, total[4] = {};
 #pragma unroll
-        for (int r = 0; r < 4; r++)
+        for (int r = 0; r < W; r++)
             if (from[r * 8 * WIDTH + HD + 1] != 0.0f) largest = fmaxf(largest, from[r * 8 * WIDTH + HD]);
 #pragma unroll
-        for (int r = 0; r < 4; r++) {
+        for (int r = 0; r < W; r++) {
             const float4 v = *(const float4*)&from[r * 8 * WIDTH + d];
             const float sum = from[r * 8 * WIDTH + HD + 1], f = sum != 0.0f ? exp2f(from[r * 8 * WIDTH + HD] - largest) : 0.0f;
             weight = __fmaf_rn(f, sum, weight);
@@ -294,12 +300,12 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
 #pragma unroll 1
         for (uint32_t g = 0; g < n; g++)
 #pragma unroll 4
-            for (uint32_t i = thread * 4; i < of_head; i += 512)
+            for (uint32_t i = thread * 4; i < of_head; i += THREADS * 4)
                 copy16(base + (g * of_head + i) * 4, from + (uint64_t)g * a.n_chunks * stride + i, true);
         copies_commit();
         copies_wait<0>();
         __syncthreads();
-        for (uint32_t g = warp; g < n; g += 4) {
+        for (uint32_t g = warp; g < n; g += W) {
             const float* ends = parts + g * of_head + hd;
             float largest = -INFINITY;
             for (uint32_t c = lane; c < used; c += 32) largest = fmaxf(largest, ends[c * stride]);
@@ -317,7 +323,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         __syncthreads();
         // Four elements a thread.
 #pragma unroll 1
-        for (uint32_t i = thread * 4; i - lane * 4 < n * hd; i += 512) {
+        for (uint32_t i = thread * 4; i - lane * 4 < n * hd; i += THREADS * 4) {
             const bool inside = i < n * hd;
             const uint32_t g = inside ? i / hd : 0, d = inside ? i % hd : 0;
             float total[4] = {};

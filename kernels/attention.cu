@@ -11,9 +11,9 @@ constexpr int attend_stages(int dim) {
 #endif
 }
 
-// Grid (n_kv_heads * head_parts, batch, blocks that share the chunks of a context), 128 threads. A block
+// Grid (n_kv_heads * head_parts, batch, blocks that share the chunks of a context). A block
 // without a chunk ends at once: the grid is not done before those with the first chunks, which wait.
-template <int HD> __device__ __forceinline__ void attend_tiles(const AttendArgs& a) {
+template <int HD, int W> __device__ __forceinline__ void attend_tiles(const AttendArgs& a) {
     DYNAMIC_SHARED(tiles);
     STATIC_SHARED(AttendShared<HD>, shared);
     if (threadIdx.x == 0) shared.turn_of = NULL;
@@ -21,15 +21,20 @@ template <int HD> __device__ __forceinline__ void attend_tiles(const AttendArgs&
     const Session* s = a.sessions[blockIdx.y];
     const Chunks chunks = chunks_of(a, s);
     for (uint32_t c = blockIdx.z; c < chunks.used; c += gridDim.z) {
-        attend_chunk<HD, attend_stages(HD)>(a, s, chunks, blockIdx.y, blockIdx.x, gridDim.x, c, tiles, shared);
+        attend_chunk<HD, attend_stages(HD), W>(a, s, chunks, blockIdx.y, blockIdx.x, gridDim.x, c, tiles, shared);
         __syncthreads();
     }
 }
-#define ATTEND_TILES(hd) \
-    extern "C" __global__ void __launch_bounds__(128) attend_tiles_##hd(const __grid_constant__ AttendArgs a) { attend_tiles<hd>(a); }
-ATTEND_TILES(64)
-ATTEND_TILES(128)
-ATTEND_TILES(256)
+#define ATTEND_TILES(name, hd, warps) \
+    extern "C" __global__ void __launch_bounds__(32 * warps) attend_##name##_##hd(const __grid_constant__ AttendArgs a) { attend_tiles<hd, warps>(a); }
+ATTEND_TILES(tiles, 64, 4)
+ATTEND_TILES(tiles, 128, 4)
+ATTEND_TILES(tiles, 256, 4)
+// Where few KV heads make few blocks, whose chains of steps and joins are what counts. A block has a multiprocessor for itself.
+#if !defined(__CUDA_ARCH__) || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)
+ATTEND_TILES(wide, 64, 8)
+ATTEND_TILES(wide, 128, 8)
+#endif
 
 // Joins the chunks and writes the product's input. Grid (n_heads * head_dim / 128 rounded up, batch),
 // 128 threads, one element each: a warp is one group of 32.

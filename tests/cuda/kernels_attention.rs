@@ -82,8 +82,12 @@ pub fn tests(tests: &mut Tests) {
                 (6, 2, 96),
                 (3, 1, 15),
                 (9, 3, 112),
+                // More KV heads than `attend_wide` kernels are for.
+                (16, 8, 64),
+                (12, 6, 128),
+                (5, 5, 20),
             ];
-            let few = [(4, 2, 64), (10, 1, 256), (6, 3, 36)];
+            let few = [(4, 2, 64), (10, 1, 256), (6, 3, 36), (12, 6, 80)];
             let shapes = if what.is_empty() { &all[..] } else { &few };
             for &(heads, kv_heads, dim) in shapes {
                 let name = format!("attention::{kv}::{heads}_heads_{kv_heads}_kv_{dim}{what}");

@@ -9,7 +9,7 @@ if [ "$1" != sanitize ]; then
 fi
 status=0
 for tool in memcheck racecheck initcheck; do
-    for test in matvec::fused attention::f16::4_heads_2_kv_64 attention::q8_0::4_heads_2_kv_64 \
+    for test in matvec::fused attention::f16::4_heads_2_kv_64 attention::f16::16_heads_8_kv_64 attention::q8_0::4_heads_2_kv_64 \
         sample::errors model::tiny_shapes; do
         echo "$tool: $test"
         compute-sanitizer --tool "$tool" --error-exitcode 99 ./test-cuda --exact "$test" || status=1

@@ -79,7 +79,8 @@ public:
     std::vector<float> activation(const std::vector<float>& up) {
         return produce(up.data(), model.n.n_ff, model.n.gated ? GATED : ACTIVATED, NormArgs{});
     }
-    std::vector<float> attention(uint32_t layer, const float* qkv) {
+    // By eight warps a block, or four.
+    std::vector<float> attention(uint32_t layer, const float* qkv, bool wide = false) {
         const Network& n = model.n;
         std::vector<float> out(n.n_heads * n.head_dim);
         AttendArgs a{};
@@ -97,7 +98,10 @@ public:
         a.n_chunks = MAX_CHUNKS;
         a.head_parts = 1;
         a.join = 1;
-        run(a.layout.n_kv_heads * a.head_parts, 128, [&] { n.head_dim > 64 ? attend_tiles<128>(a) : attend_tiles<64>(a); });
+        auto by = [&]<int W>() {
+            run(a.layout.n_kv_heads * a.head_parts, 32 * W, [&] { n.head_dim > 64 ? attend_tiles<128, W>(a) : attend_tiles<64, W>(a); });
+        };
+        wide ? by.template operator()<8>() : by.template operator()<4>();
         return out;
     }
 };

@@ -85,6 +85,8 @@ void compare(const Network& n, uint32_t blocks, bool with_f64) {
     const std::vector<float> qkv = nodes.normed(l.qkv, l.attention_norm, model.h);
     const std::vector<float> attended = nodes.attention(0, qkv.data());
     same("attention", attended, attended, [&] { return model.attention(0, row(qkv)); });
+    const std::vector<float> wide = nodes.attention(0, qkv.data(), true);
+    same("attention by more warps", wide, wide, [&] { return model.attention(0, row(qkv)); });
 
     Launch output{n, l.output, blocks, PLAIN, model.h};
     const std::vector<float> between = nodes.added(l.output, attended.data(), model.h);

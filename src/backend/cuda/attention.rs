@@ -13,6 +13,10 @@ pub const MAX_PARTS: u32 = 120;
 pub const MAX_HEAD_DIM: usize = 256;
 /// Sizes of heads that tiles are made for; others take the next larger.
 const HEAD_SIZES: [usize; 3] = [64, 128, 256];
+/// Sizes of those for which `attend_wide` kernels are made.
+const WIDE_HEAD_SIZES: [usize; 2] = [64, 128];
+/// So many blocks of one chunk at most are few: they get eight warps instead of four.
+const FEW_BLOCKS: u32 = 4;
 /// At least the static shared memory of an `attend_tiles` block.
 const STATIC_SHARED: usize = 8192;
 /// Queries of a KV head that a block of the `attend_fma` kernels takes.
@@ -29,6 +33,12 @@ impl Kernels {
             let bytes = self.tiles_shared(dim);
             if bytes + STATIC_SHARED <= shared {
                 self.find("attention", &format!("attend_tiles_{dim}"), bytes)?;
+            }
+            let capability = self.context().properties().capability.0;
+            let bytes = 2 * self.tiles_shared(dim);
+            let wide = WIDE_HEAD_SIZES.contains(&dim) && (9..12).contains(&capability);
+            if wide && bytes + STATIC_SHARED <= shared {
+                self.find("attention", &format!("attend_wide_{dim}"), bytes)?;
             }
             let bytes = flash_shared(dim);
             for q8 in ["", "q8_"] {
@@ -88,15 +98,28 @@ impl Kernels {
             // SAFETY: the caller's word.
             return unsafe { self.attend_fma(stream, args, batch) };
         }
-        let args = in_tiles(args);
+        let mut args = in_tiles(args);
         let heads = args.layout.n_kv_heads * args.head_parts;
-        // Two blocks a multiprocessor, which share the chunks of long contexts.
-        let sharing = (2 * self.multiprocessors()).div_ceil(heads * batch);
+        let wide = format!("attend_wide_{padded}");
+        let wide = (heads <= FEW_BLOCKS && self.has(&wide)).then_some(wide);
+        // Two blocks a multiprocessor, or one of twice as many warps, which share the chunks of long contexts.
+        let (name, factor) = match wide {
+            Some(wide) => (wide, 2),
+            None => (name, 1),
+        };
+        let blocks = 2 * self.multiprocessors() / factor;
+        if factor == 2 {
+            args.n_chunks = args.n_chunks.min(blocks / heads);
+        }
+        let sharing = match factor {
+            1 => blocks.div_ceil(heads * batch),
+            _ => blocks / (heads * batch),
+        };
         let grid = (heads, batch, sharing.clamp(1, args.n_chunks));
-        let shared = self.tiles_shared(padded);
+        let shared = factor as usize * self.tiles_shared(padded);
         // SAFETY: the caller's word.
         unsafe {
-            self.launch(stream, &name, grid, 128, shared, &args)?;
+            self.launch(stream, &name, grid, 128 * factor, shared, &args)?;
             if args.join == 0 {
                 self.combine(stream, &args, batch)?;
             }
