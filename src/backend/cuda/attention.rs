@@ -13,7 +13,7 @@ pub const MAX_PARTS: u32 = 120;
 pub const MAX_HEAD_DIM: usize = 256;
 /// Sizes of heads that tiles are made for; others take the next larger.
 const HEAD_SIZES: [usize; 3] = [64, 128, 256];
-/// Sizes of those for which `attend_wide` kernels are made.
+/// Sizes of those for which `attend_wide` kernels are made; smaller heads are no work for so many warps.
 const WIDE_HEAD_SIZES: [usize; 2] = [64, 128];
 /// So many blocks of one chunk at most are few: they get eight warps instead of four.
 const FEW_BLOCKS: u32 = 4;
@@ -101,25 +101,20 @@ impl Kernels {
         let mut args = in_tiles(args);
         let heads = args.layout.n_kv_heads * args.head_parts;
         let wide = format!("attend_wide_{padded}");
-        let wide = (heads <= FEW_BLOCKS && self.has(&wide)).then_some(wide);
-        // Two blocks a multiprocessor, or one of twice as many warps, which share the chunks of long contexts.
-        let (name, factor) = match wide {
-            Some(wide) => (wide, 2),
-            None => (name, 1),
+        let few = heads <= FEW_BLOCKS && dim as usize >= WIDE_HEAD_SIZES[0];
+        // Blocks share the chunks of long contexts: two a multiprocessor, or one of twice as many warps.
+        let (name, warps, blocks) = if few && self.has(&wide) {
+            args.n_chunks = args.n_chunks.min(self.multiprocessors() / heads);
+            (wide, 8, self.multiprocessors() / (heads * batch))
+        } else {
+            let blocks = (2 * self.multiprocessors()).div_ceil(heads * batch);
+            (name, 4, blocks)
         };
-        let blocks = 2 * self.multiprocessors() / factor;
-        if factor == 2 {
-            args.n_chunks = args.n_chunks.min(blocks / heads);
-        }
-        let sharing = match factor {
-            1 => blocks.div_ceil(heads * batch),
-            _ => blocks / (heads * batch),
-        };
-        let grid = (heads, batch, sharing.clamp(1, args.n_chunks));
-        let shared = factor as usize * self.tiles_shared(padded);
+        let grid = (heads, batch, blocks.clamp(1, args.n_chunks));
+        let shared = warps as usize / 4 * self.tiles_shared(padded);
         // SAFETY: the caller's word.
         unsafe {
-            self.launch(stream, &name, grid, 128 * factor, shared, &args)?;
+            self.launch(stream, &name, grid, warps * 32, shared, &args)?;
             if args.join == 0 {
                 self.combine(stream, &args, batch)?;
             }
