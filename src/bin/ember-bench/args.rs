@@ -32,6 +32,8 @@ Measurement:
   --gen N            tokens decoded per measurement (default 64)
   --reps N           repetitions; median, least and greatest are shown (default 3)
   --kv f16|f32|q8_0  type of the KV cache (default f16; f32 is for CPUs, q8_0 for GPUs)
+  --queue N          decode with N tokens started at a time, too (ember_decode_start_n): what the way
+                     to the program and back costs between two tokens falls away
   --grammar json     decode under a JSON schema, too: an endless list of texts (needs a model with a
                      tokenizer)
   --sampling NAME    how tokens are chosen: greedy (default); chat: temperature 0.7, top-k 40, top-p
@@ -119,6 +121,8 @@ pub struct Args {
     pub reps: usize,
     /// KV cache.
     pub kv: Kv,
+    /// Decodes that are started at a time, where that is measured, too.
+    pub queue: Option<usize>,
     /// Decode under a grammar, too.
     pub grammar: bool,
     /// How tokens are chosen, and its name.
@@ -168,6 +172,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut generate = 64;
     let mut reps = 3;
     let mut kv = Kv::F16;
+    let mut queue = None;
     let mut grammar = false;
     let mut sampling = ("greedy".to_owned(), Sampling::GREEDY);
     let mut profile = false;
@@ -204,6 +209,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
                     other => return Err(format!("--kv is f16, f32 or q8_0, not {other:?}").into()),
                 }
             }
+            Long("queue") => queue = Some(number(&mut parser, "--queue", 1, 1 << 20)?),
             Long("grammar") => match parser.value()?.string()?.as_str() {
                 "json" => grammar = true,
                 other => return Err(format!("--grammar is json, not {other:?}").into()),
@@ -264,6 +270,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         generate,
         reps,
         kv,
+        queue,
         grammar,
         sampling,
         profile,
@@ -381,6 +388,7 @@ mod tests {
             ("a.gguf --prompt 5,x", "--prompt"),
             ("a.gguf --kv q8", "--kv"),
             ("a.gguf --grammar xml", "--grammar"),
+            ("a.gguf --queue 0", "--queue"),
             ("a.gguf --speed", "--speed"),
             ("a.gguf --threads", "--threads"),
         ] {

@@ -60,6 +60,8 @@ pub struct Decode {
     pub generated: usize,
     /// Rate.
     pub tokens_per_s: Samples,
+    /// Rate of decodes that are started so many at a time, if that was asked for.
+    pub queued: Option<(usize, Samples)>,
     /// Rate under a grammar, if that was asked for.
     pub grammar: Option<Samples>,
     /// Where the time of one token goes, if that was asked for.
@@ -146,6 +148,10 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             depth,
             generated: args.generate,
             tokens_per_s: decode_rate(&mut session, &tokens[..depth.max(1)], args)?,
+            queued: match args.queue {
+                Some(n) => Some((n, queued_rate(&mut session, depth.max(1), n, args)?)),
+                None => None,
+            },
             grammar: match args.grammar {
                 true => Some(grammar_rate(&mut session, depth.max(1), args)?),
                 false => None,
@@ -258,6 +264,35 @@ fn decode_rate(session: &mut Session, prompt: &[u32], args: &Args) -> emberlm::R
         let start = Instant::now();
         for _ in 0..args.generate {
             session.decode()?;
+        }
+        rates.push(args.generate as f64 / start.elapsed().as_secs_f64());
+    }
+    Ok(Samples::new(rates))
+}
+
+/// The same of decodes that are started `at_once` at a time, behind the first `depth` tokens of the
+/// context.
+fn queued_rate(
+    session: &mut Session,
+    depth: usize,
+    at_once: usize,
+    args: &Args,
+) -> emberlm::Result<Samples> {
+    let mut rates = Vec::new();
+    for _ in 0..args.reps {
+        session.rewind(depth)?;
+        session.decode()?;
+        let start = Instant::now();
+        let mut left = args.generate;
+        while left > 0 {
+            let count = left.min(at_once);
+            session.decode_start(count)?;
+            for _ in 0..count {
+                while session.decode_poll()?.is_none() {
+                    std::thread::yield_now();
+                }
+            }
+            left -= count;
         }
         rates.push(args.generate as f64 / start.elapsed().as_secs_f64());
     }

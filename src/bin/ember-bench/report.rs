@@ -123,6 +123,12 @@ impl Report<'_> {
                 spread(&d.tokens_per_s, 1),
                 self.gb_per_s(d),
             ));
+            if let Some((at_once, rate)) = &d.queued {
+                line(format!(
+                    "  {at_once:>6} at a time   {:>36} tokens/s",
+                    spread(rate, 1)
+                ));
+            }
             if let Some(rate) = &d.grammar {
                 let more = d.tokens_per_s.median() / rate.median() - 1.0;
                 line(format!(
@@ -174,6 +180,9 @@ impl Report<'_> {
                 "tokens_per_s": samples(&d.tokens_per_s),
                 "gb_per_s": self.gb_per_s(d),
                 "bandwidth_share": self.share(d),
+                "queued": d.queued.as_ref().map(|(at_once, rate)| {
+                    json!({ "at_once": at_once, "tokens_per_s": samples(rate) })
+                }),
                 "grammar_tokens_per_s": d.grammar.as_ref().map(samples),
                 "profile": d.profile.as_ref().map(profile),
             })
