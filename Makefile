@@ -237,7 +237,7 @@ gpu-bundle: $(KERNELS)
 	strip -g $(GPU_BUNDLE)/test-*
 	cp $(LIB_OUT)/ember-bench $(LIB_OUT)/$(SHARED) $(GPU_BUNDLE)
 	cp models/*.gguf $(GPU_BUNDLE)/models && cp -r tests/data/hamlet_* tests/data/families $(GPU_BUNDLE)/tests/data
-	cp include/emberlm.h $(GPU_BUNDLE)/include && cp tests/cuda/run.sh $(GPU_BUNDLE)
+	cp include/emberlm.h $(GPU_BUNDLE)/include && cp tests/cuda/run.sh benches/gpu_table.py $(GPU_BUNDLE)
 	@echo "$(GPU_BUNDLE) is ready: $$(du -sh $(GPU_BUNDLE) | cut -f1)"
 
 # The compiler of the GPU kernels, from PyPI, where no CUDA toolkit is installed.

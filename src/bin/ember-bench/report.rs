@@ -187,6 +187,10 @@ impl Report<'_> {
                 "profile": d.profile.as_ref().map(profile),
             })
         });
+        let batch = m
+            .batch
+            .iter()
+            .map(|b| json!({ "sessions": b.sessions, "tokens_per_s": samples(&b.tokens_per_s) }));
         let bandwidth = self.bandwidth.map(|b| {
             json!({
                 "gb_per_s": samples(&b.gb_per_s),
@@ -212,6 +216,7 @@ impl Report<'_> {
             "bandwidth": bandwidth,
             "prefill": prefill.collect::<Vec<_>>(),
             "decode": decode.collect::<Vec<_>>(),
+            "batch": batch.collect::<Vec<_>>(),
             "left_out": m.left_out,
         })
     }
