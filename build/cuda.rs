@@ -1,8 +1,9 @@
 //! Compiles `kernels/*.cu` with nvcc, one compressed fat binary a file, for the feature `cuda`.
 //!
 //! `EMBERLM_CUDA_ARCHS` names the architectures, separated by commas: a number with an optional
-//! letter (`90a`) for machine code, `ptx80` for code that the driver compiles. The default is what
-//! a developer needs; release builds say `all`.
+//! letter (`90a`) for machine code, `ptx80` for code that the driver compiles, `80:90` for the code of 8.0 as
+//! machine code of 9.0, with which tests run it there. The default is what a developer needs; release
+//! builds say `all`.
 //!
 //! What was compiled is kept in `target/kernels` (or `EMBERLM_KERNEL_CACHE`) under a hash of everything
 //! that went into it, so that other profiles and features of this crate need not compile it again.
@@ -130,9 +131,10 @@ fn compile_file(nvcc: &Path, archs: &str, file: &Path, to: &Path) {
     let mut command = Command::new(nvcc);
     command.args(FLAGS);
     for arch in archs.split(',') {
-        let (arch, code) = match arch.strip_prefix("ptx") {
-            Some(number) => (number, format!("compute_{number}")),
-            None => (arch, format!("sm_{arch}")),
+        let (arch, code) = match (arch.strip_prefix("ptx"), arch.split_once(':')) {
+            (Some(number), _) => (number, format!("compute_{number}")),
+            (None, Some((arch, of))) => (arch, format!("sm_{of}")),
+            (None, None) => (arch, format!("sm_{arch}")),
         };
         command.arg(format!("-gencode=arch=compute_{arch},code={code}"));
     }

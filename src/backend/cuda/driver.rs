@@ -161,17 +161,47 @@ pub fn properties(index: usize) -> Result<Properties> {
         Ok::<i32, Error>(value)
     };
     use sys::CUdevice_attribute as A;
+    let capability = (
+        get(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        get(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
+    let shared_bytes = get(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
+    let pretended = pretended_capability()?.unwrap_or(capability);
     Ok(Properties {
         name,
-        capability: (
-            get(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            get(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        ),
+        capability: capability.min(pretended),
         multiprocessors: get(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
         memory: memory as u64,
-        shared_bytes: get(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize,
+        shared_bytes: shared_bytes.min(most_shared(pretended)),
         driver,
     })
+}
+
+/// An older card, such as `8.0`, that all cards are to be taken for: `EMBERLM_CUDA_CAPABILITY`, for tests. The
+/// kernels must have been compiled for it (`build/cuda.rs`).
+fn pretended_capability() -> Result<Option<(i32, i32)>> {
+    let Some(text) = std::env::var_os("EMBERLM_CUDA_CAPABILITY") else {
+        return Ok(None);
+    };
+    let text = text.to_string_lossy();
+    let numbers = text.split_once('.').map(|(a, b)| (a.parse(), b.parse()));
+    match numbers {
+        Some((Ok(major), Ok(minor))) => Ok(Some((major, minor))),
+        _ => fail!(
+            InvalidArgument,
+            "EMBERLM_CUDA_CAPABILITY is {text:?}, not like 8.0"
+        ),
+    }
+}
+
+/// Shared memory that a block may have on cards of this compute capability at most.
+fn most_shared(capability: (i32, i32)) -> usize {
+    match capability {
+        (..=7, _) => 64 << 10,
+        (8, 0 | 7) => 163 << 10,
+        (8, _) => 99 << 10,
+        _ => usize::MAX,
+    }
 }
 
 /// A device's context. The primary one, which the host program may use as well; every call makes it
