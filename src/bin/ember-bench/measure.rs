@@ -252,73 +252,73 @@ fn prefill_rate(session: &mut Session, prompt: &[u32], reps: usize) -> emberlm::
     Ok(Samples::new(rates))
 }
 
-/// Tokens per second of single decodes after `prompt`. The first decode is not timed: its logits
-/// are there already, so it is no forward pass.
-fn decode_rate(session: &mut Session, prompt: &[u32], args: &Args) -> emberlm::Result<Samples> {
-    session.rewind(0)?;
-    session.prefill(prompt)?;
+/// Tokens per second of what `generate` does, which decodes so many tokens behind the first `depth` of the
+/// context; `warm_ups` go before. The first decode is not timed: its logits are there already, so it
+/// is no forward pass.
+fn rates(
+    session: &mut Session,
+    depth: usize,
+    warm_ups: usize,
+    args: &Args,
+    generate: impl Fn(&mut Session, usize) -> emberlm::Result<()>,
+) -> emberlm::Result<Samples> {
     let mut rates = Vec::new();
-    for _ in 0..args.reps {
-        session.rewind(prompt.len())?;
+    for rep in 0..warm_ups + args.reps {
+        session.rewind(depth)?;
         session.decode()?;
         let start = Instant::now();
-        for _ in 0..args.generate {
-            session.decode()?;
+        generate(session, args.generate)?;
+        if rep >= warm_ups {
+            rates.push(args.generate as f64 / start.elapsed().as_secs_f64());
         }
-        rates.push(args.generate as f64 / start.elapsed().as_secs_f64());
     }
     Ok(Samples::new(rates))
 }
 
-/// The same of decodes that are started `at_once` at a time, behind the first `depth` tokens of the
-/// context.
+fn decode_singly(session: &mut Session, count: usize) -> emberlm::Result<()> {
+    for _ in 0..count {
+        session.decode()?;
+    }
+    Ok(())
+}
+
+/// Of single decodes after `prompt`.
+fn decode_rate(session: &mut Session, prompt: &[u32], args: &Args) -> emberlm::Result<Samples> {
+    session.rewind(0)?;
+    session.prefill(prompt)?;
+    rates(session, prompt.len(), 0, args, decode_singly)
+}
+
+/// Of decodes that are started `at_once` at a time.
 fn queued_rate(
     session: &mut Session,
     depth: usize,
     at_once: usize,
     args: &Args,
 ) -> emberlm::Result<Samples> {
-    let mut rates = Vec::new();
-    for _ in 0..args.reps {
-        session.rewind(depth)?;
-        session.decode()?;
-        let start = Instant::now();
-        let mut left = args.generate;
-        while left > 0 {
-            let count = left.min(at_once);
-            session.decode_start(count)?;
-            for _ in 0..count {
+    rates(session, depth, 0, args, |session, count| {
+        for first in (0..count).step_by(at_once) {
+            let started = at_once.min(count - first);
+            session.decode_start(started)?;
+            for _ in 0..started {
                 while session.decode_poll()?.is_none() {
                     std::thread::yield_now();
                 }
             }
-            left -= count;
         }
-        rates.push(args.generate as f64 / start.elapsed().as_secs_f64());
-    }
-    Ok(Samples::new(rates))
+        Ok(())
+    })
 }
 
-/// The same under a grammar, behind the first `depth` tokens of the context.
+/// Of single decodes under a grammar.
 fn grammar_rate(session: &mut Session, depth: usize, args: &Args) -> emberlm::Result<Samples> {
     session.rewind(depth)?;
     let options = GrammarOptions::default();
     session.set_grammar(GrammarKind::JsonSchema, SCHEMA, &options)?;
-    let mut rates = Vec::new();
-    // The first is to warm up: the grammar learns the states of its lexer.
-    for rep in 0..=args.reps {
-        session.rewind(depth)?;
-        session.decode()?;
-        let start = Instant::now();
-        for _ in 0..args.generate {
-            session.decode()?;
-        }
-        if rep > 0 {
-            rates.push(args.generate as f64 / start.elapsed().as_secs_f64());
-        }
-    }
+    // In the first, the grammar learns the states of its lexer.
+    let rates = rates(session, depth, 1, args, decode_singly)?;
     session.clear_grammar()?;
-    Ok(Samples::new(rates))
+    Ok(rates)
 }
 
 /// Tokens per second of all sessions together, each with another token in its context.
