@@ -166,18 +166,21 @@ pub fn properties(index: usize) -> Result<Properties> {
         get(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
     );
     let shared_bytes = get(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
-    let pretended = pretended_capability()?.unwrap_or(capability);
+    let (capability, shared_bytes) = match pretended_capability()? {
+        Some(older) if older < capability => (older, shared_bytes.min(most_shared(older))),
+        _ => (capability, shared_bytes),
+    };
     Ok(Properties {
         name,
-        capability: capability.min(pretended),
+        capability,
         multiprocessors: get(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
         memory: memory as u64,
-        shared_bytes: shared_bytes.min(most_shared(pretended)),
+        shared_bytes,
         driver,
     })
 }
 
-/// An older card, such as `8.0`, that all cards are to be taken for: `EMBERLM_CUDA_CAPABILITY`, for tests. The
+/// An older card, such as `8.0`, that newer ones are to be taken for: `EMBERLM_CUDA_CAPABILITY`, for tests. The
 /// kernels must have been compiled for it (`build/cuda.rs`).
 fn pretended_capability() -> Result<Option<(i32, i32)>> {
     let Some(text) = std::env::var_os("EMBERLM_CUDA_CAPABILITY") else {
