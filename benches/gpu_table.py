@@ -22,6 +22,8 @@ MODELS = [
     ("hamlet-7m", [], [0], []),
 ]
 GENERATE = 128
+# Of which one the time to the first token is told.
+FIRST_TOKEN_OF = "llama-3.1-8b"
 
 
 def run(*command):
@@ -33,11 +35,9 @@ def listed(numbers):
 
 
 def ember(bench, file, prompts, depths, batches):
-    out = file.with_suffix(".json")
     batch = ["--batch", listed(batches)] if batches else []
-    run(bench, file, "--prompt", listed(prompts) or "none", "--depth", listed(depths), *batch, "--gen", GENERATE,
-        "--bandwidth-mib", 64, "--json", out)
-    report = json.loads(out.read_text())
+    report = json.loads(run(bench, file, "--prompt", listed(prompts) or "none", "--depth", listed(depths), *batch, "--gen",
+                            GENERATE, "--bandwidth-mib", 64, "--json", "-"))
     median = lambda rows: [row["tokens_per_s"]["median"] for row in rows]
     return {
         "prefill": median(report["prefill"]),
@@ -62,9 +62,10 @@ def llama(folder, file, prompts, depths, batches):
                   GENERATE, "-npl", listed(batches))
         rows = [line.split("|")[1:-1] for line in out.splitlines() if line.startswith("|")]
         found["batch"] = [float(row[7]) for row in rows[2:]]
-    start = time.monotonic()
-    run(folder / "llama-bench", "-m", file, "-ngl", 99, "-fa", 1, "-p", 0, "-n", 1, "-r", 1, "--no-warmup")
-    found["first"] = time.monotonic() - start
+    if file.stem == FIRST_TOKEN_OF:
+        start = time.monotonic()
+        bench("-p", 0, "-n", 1, "-r", 1, "--no-warmup")
+        found["first"] = time.monotonic() - start
     return found
 
 
@@ -84,9 +85,6 @@ def main():
             vocab = ["--vocab", vocabularies[shape]] if binaries else []
             if not file.exists():
                 run(bench, "--shape", shape, *vocab, "--keep-model", file, "--write-only")
-        else:
-            file = folder / hamlet.name
-            file.write_bytes(hamlet.read_bytes())
         ours, device = ember(bench, file, prompts, depths, batches)
         sides = [ours] + ([llama(binaries, file, prompts, depths, batches)] if binaries else [])
         for what, key, of in [
@@ -97,14 +95,14 @@ def main():
             if of:
                 cells = [" / ".join(f"{rate:,.0f}" for rate in side[key]) for side in sides]
                 rows.append([f"{shape}, {what} {' / '.join(str(n) for n in of)}", *cells])
-        if shape == "llama-3.1-8b":
+        if shape == FIRST_TOKEN_OF:
             cells = [f"{side['first']:.2f} s" for side in sides]
             rows.append([f"{shape}, first load of a process to its first token (llama.cpp: process)", *cells])
     print(f"{device['name']}\n")
     print("| " + " | ".join(head) + " |")
     print("|" + "---|" * len(head))
     for row in rows:
-        print("| " + " | ".join(row) + " |", flush=True)
+        print("| " + " | ".join(row) + " |")
 
 
 main()
