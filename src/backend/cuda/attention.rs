@@ -15,7 +15,10 @@ pub const MAX_HEAD_DIM: usize = 256;
 const HEAD_SIZES: [usize; 3] = [64, 128, 256];
 /// Sizes of those for which `attend_wide` kernels are made; smaller heads are no work for so many warps.
 const WIDE_HEAD_SIZES: [usize; 2] = [64, 128];
-/// So many blocks of one chunk at most are few: they get eight warps instead of four.
+/// Warps of an `attend_tiles` and of an `attend_wide` block.
+const WARPS: u32 = 4;
+const WIDE_WARPS: u32 = 8;
+/// So many blocks of one chunk at most are few: they are wide.
 const FEW_BLOCKS: u32 = 4;
 /// At least the static shared memory of an `attend_tiles` block.
 const STATIC_SHARED: usize = 8192;
@@ -30,12 +33,12 @@ impl Kernels {
             self.find("attention_fma", &format!("attend_fma_{queries}"), 0)?;
         }
         for dim in HEAD_SIZES {
-            let bytes = self.tiles_shared(dim);
+            let bytes = self.tiles_shared(dim, WARPS);
             if bytes + STATIC_SHARED <= shared {
                 self.find("attention", &format!("attend_tiles_{dim}"), bytes)?;
             }
             let capability = self.context().properties().capability.0;
-            let bytes = 2 * self.tiles_shared(dim);
+            let bytes = self.tiles_shared(dim, WIDE_WARPS);
             let wide = WIDE_HEAD_SIZES.contains(&dim) && (9..12).contains(&capability);
             if wide && bytes + STATIC_SHARED <= shared {
                 self.find("attention", &format!("attend_wide_{dim}"), bytes)?;
@@ -56,14 +59,14 @@ impl Kernels {
         Ok(())
     }
 
-    /// Shared memory of attention in tiles: stages of keys and values.
-    fn tiles_shared(&self, dim: usize) -> usize {
+    /// Shared memory of attention in tiles: stages of keys and values, 16 positions a warp.
+    fn tiles_shared(&self, dim: usize, warps: u32) -> usize {
         let stages = if dim <= 128 && self.context().properties().capability.0 >= 8 {
             3
         } else {
             2
         };
-        stages * 2 * KV_TILE * dim * 2
+        stages * 2 * 16 * warps as usize * dim * 2
     }
 
     /// Norms and rotates queries and keys of `rows` rows from the first one on, and appends keys and
@@ -105,13 +108,13 @@ impl Kernels {
         // Blocks share the chunks of long contexts: two a multiprocessor, or one of twice as many warps.
         let (name, warps, blocks) = if few && self.has(&wide) {
             args.n_chunks = args.n_chunks.min(self.multiprocessors() / heads);
-            (wide, 8, self.multiprocessors() / (heads * batch))
+            (wide, WIDE_WARPS, self.multiprocessors() / (heads * batch))
         } else {
             let blocks = (2 * self.multiprocessors()).div_ceil(heads * batch);
-            (name, 4, blocks)
+            (name, WARPS, blocks)
         };
         let grid = (heads, batch, blocks.clamp(1, args.n_chunks));
-        let shared = warps as usize / 4 * self.tiles_shared(padded);
+        let shared = self.tiles_shared(padded, warps);
         // SAFETY: the caller's word.
         unsafe {
             self.launch(stream, &name, grid, warps * 32, shared, &args)?;
