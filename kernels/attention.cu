@@ -3,17 +3,9 @@
 // Row i of input is session i at its current position.
 #include "attend_tiles.cuh"
 
-constexpr int attend_stages(int dim) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-    return 2;
-#else
-    return dim <= 128 ? 3 : 2;
-#endif
-}
-
 // Grid (n_kv_heads * head_parts, batch, blocks that share the chunks of a context). A block
 // without a chunk ends at once: the grid is not done before those with the first chunks, which wait.
-template <int HD, int W> __device__ __forceinline__ void attend_tiles(const AttendArgs& a) {
+template <int HD, int STAGES, int W> __device__ __forceinline__ void attend_tiles(const AttendArgs& a) {
     DYNAMIC_SHARED(tiles);
     STATIC_SHARED(AttendShared<HD>, shared);
     if (threadIdx.x == 0) shared.turn_of = NULL;
@@ -21,19 +13,25 @@ template <int HD, int W> __device__ __forceinline__ void attend_tiles(const Atte
     const Session* s = a.sessions[blockIdx.y];
     const Chunks chunks = chunks_of(a, s);
     for (uint32_t c = blockIdx.z; c < chunks.used; c += gridDim.z) {
-        attend_chunk<HD, attend_stages(HD), W>(a, s, chunks, blockIdx.y, blockIdx.x, gridDim.x, c, tiles, shared);
+        attend_chunk<HD, STAGES, W>(a, s, chunks, blockIdx.y, blockIdx.x, gridDim.x, c, tiles, shared);
         __syncthreads();
     }
 }
-#define ATTEND_TILES(name, hd, warps) \
-    extern "C" __global__ void __launch_bounds__(32 * warps) attend_##name##_##hd(const __grid_constant__ AttendArgs a) { attend_tiles<hd, warps>(a); }
-ATTEND_TILES(tiles, 64, 4)
-ATTEND_TILES(tiles, 128, 4)
-ATTEND_TILES(tiles, 256, 4)
+#define ATTEND(name, hd, stages, warps) \
+    extern "C" __global__ void __launch_bounds__(32 * warps) attend_##name##_##hd##_##stages(const __grid_constant__ AttendArgs a) { attend_tiles<hd, stages, warps>(a); }
+ATTEND(tiles, 64, 3, 4)
+ATTEND(tiles, 128, 3, 4)
+ATTEND(tiles, 256, 2, 4)
+// Fewer stages where a block has too little shared memory for those: of 64 or 99 KB, as many cards have.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200
+ATTEND(tiles, 128, 2, 4)
+ATTEND(tiles, 128, 1, 4)
+ATTEND(tiles, 256, 1, 4)
+#endif
 // Where few KV heads make few blocks, whose chains of steps and joins are what counts. A block has a multiprocessor for itself.
 #if !defined(__CUDA_ARCH__) || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)
-ATTEND_TILES(wide, 64, 8)
-ATTEND_TILES(wide, 128, 8)
+ATTEND(wide, 64, 3, 8)
+ATTEND(wide, 128, 3, 8)
 #endif
 
 // Joins the chunks and writes the product's input. Grid (n_heads * head_dim / 128 rounded up, batch),

@@ -80,7 +80,7 @@ public:
         return produce(up.data(), model.n.n_ff, model.n.gated ? GATED : ACTIVATED, NormArgs{});
     }
     // By eight warps a block, or four.
-    std::vector<float> attention(uint32_t layer, const float* qkv, bool wide = false) {
+    template <int STAGES = 3, int W = 4> std::vector<float> attention(uint32_t layer, const float* qkv) {
         const Network& n = model.n;
         std::vector<float> out(n.n_heads * n.head_dim);
         AttendArgs a{};
@@ -98,10 +98,7 @@ public:
         a.n_chunks = MAX_CHUNKS;
         a.head_parts = 1;
         a.join = 1;
-        auto by = [&]<int W>() {
-            run(a.layout.n_kv_heads * a.head_parts, 32 * W, [&] { n.head_dim > 64 ? attend_tiles<128, W>(a) : attend_tiles<64, W>(a); });
-        };
-        wide ? by.template operator()<8>() : by.template operator()<4>();
+        run(a.layout.n_kv_heads * a.head_parts, 32 * W, [&] { n.head_dim > 64 ? attend_tiles<128, STAGES, W>(a) : attend_tiles<64, STAGES, W>(a); });
         return out;
     }
 };

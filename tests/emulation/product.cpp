@@ -85,7 +85,9 @@ void compare(const Network& n, uint32_t blocks, bool with_f64) {
     const std::vector<float> qkv = nodes.normed(l.qkv, l.attention_norm, model.h);
     const std::vector<float> attended = nodes.attention(0, qkv.data());
     same("attention", attended, attended, [&] { return model.attention(0, row(qkv)); });
-    const std::vector<float> wide = nodes.attention(0, qkv.data(), true);
+    same("attention in two stages", nodes.attention<2>(0, qkv.data()), attended, [&] { return row(attended); });
+    same("attention in one stage", nodes.attention<1>(0, qkv.data()), attended, [&] { return row(attended); });
+    const std::vector<float> wide = nodes.attention<3, 8>(0, qkv.data());
     same("attention by more warps", wide, wide, [&] { return model.attention(0, row(qkv)); });
 
     Launch output{n, l.output, blocks, PLAIN, model.h};

@@ -11,10 +11,12 @@ pub const KV_TILE: usize = 64;
 pub const MAX_PARTS: u32 = 120;
 /// Largest head that the attention kernels take.
 pub const MAX_HEAD_DIM: usize = 256;
-/// Sizes of heads that tiles are made for; others take the next larger.
-const HEAD_SIZES: [usize; 3] = [64, 128, 256];
-/// Sizes of those for which `attend_wide` kernels are made; smaller heads are no work for so many warps.
+/// Sizes of heads that tiles are made for, others take the next larger; and stages of tiles, the best first,
+/// of which those are taken that a block has the shared memory for.
+const HEAD_SIZES: [(usize, &[usize]); 3] = [(64, &[3]), (128, &[3, 2, 1]), (256, &[2, 1])];
+/// Sizes of those for which `attend_wide` kernels are made, of three stages; smaller heads are no work for so many warps.
 const WIDE_HEAD_SIZES: [usize; 2] = [64, 128];
+const WIDE_STAGES: usize = 3;
 /// Warps of an `attend_tiles` and of an `attend_wide` block.
 const WARPS: u32 = 4;
 const WIDE_WARPS: u32 = 8;
@@ -25,6 +27,13 @@ const STATIC_SHARED: usize = 8192;
 /// Queries of a KV head that a block of the `attend_fma` kernels takes.
 const FMA_QUERIES: [u32; 4] = [1, 2, 4, 8];
 
+/// A kernel that attends in tiles.
+struct Tiles {
+    name: String,
+    warps: u32,
+    shared: usize,
+}
+
 impl Kernels {
     /// Makes the attention kernels known that the device has the shared memory for.
     pub(super) fn find_attention(&mut self) -> Result<()> {
@@ -32,16 +41,12 @@ impl Kernels {
         for queries in FMA_QUERIES {
             self.find("attention_fma", &format!("attend_fma_{queries}"), 0)?;
         }
-        for dim in HEAD_SIZES {
-            let bytes = self.tiles_shared(dim, WARPS);
-            if bytes + STATIC_SHARED <= shared {
-                self.find("attention", &format!("attend_tiles_{dim}"), bytes)?;
-            }
-            let capability = self.context().properties().capability.0;
-            let bytes = self.tiles_shared(dim, WIDE_WARPS);
-            let wide = WIDE_HEAD_SIZES.contains(&dim) && (9..12).contains(&capability);
-            if wide && bytes + STATIC_SHARED <= shared {
-                self.find("attention", &format!("attend_wide_{dim}"), bytes)?;
+        for (dim, _) in HEAD_SIZES {
+            for tiles in [self.tiles(dim), self.wide_tiles(dim)]
+                .into_iter()
+                .flatten()
+            {
+                self.find("attention", &tiles.name, tiles.shared)?;
             }
             let bytes = flash_shared(dim);
             for q8 in ["", "q8_"] {
@@ -59,14 +64,30 @@ impl Kernels {
         Ok(())
     }
 
-    /// Shared memory of attention in tiles: stages of keys and values, 16 positions a warp.
-    fn tiles_shared(&self, dim: usize, warps: u32) -> usize {
-        let stages = if dim <= 128 && self.context().properties().capability.0 >= 8 {
-            3
-        } else {
-            2
-        };
-        stages * 2 * 16 * warps as usize * dim * 2
+    /// The kernel for heads of a size with these stages of keys and values, 16 positions a warp, if there is the
+    /// shared memory for it.
+    fn tiles_of(&self, kind: &str, dim: usize, stages: usize, warps: u32) -> Option<Tiles> {
+        let shared = stages * 2 * 16 * warps as usize * dim * 2;
+        let fits = shared + STATIC_SHARED <= self.context().properties().shared_bytes;
+        fits.then(|| Tiles {
+            name: format!("attend_{kind}_{dim}_{stages}"),
+            warps,
+            shared,
+        })
+    }
+
+    /// That of four warps.
+    fn tiles(&self, dim: usize) -> Option<Tiles> {
+        let (_, stages) = HEAD_SIZES.into_iter().find(|(size, _)| *size == dim)?;
+        let mut all = stages.iter();
+        all.find_map(|&stages| self.tiles_of("tiles", dim, stages, WARPS))
+    }
+
+    /// And that of eight.
+    fn wide_tiles(&self, dim: usize) -> Option<Tiles> {
+        let capability = self.context().properties().capability.0;
+        let made = WIDE_HEAD_SIZES.contains(&dim) && (9..12).contains(&capability);
+        made.then(|| self.tiles_of("wide", dim, WIDE_STAGES, WIDE_WARPS))?
     }
 
     /// Norms and rotates queries and keys of `rows` rows from the first one on, and appends keys and
@@ -95,29 +116,39 @@ impl Kernels {
     pub unsafe fn attend(&self, stream: &Stream, args: &args::Attend, batch: u32) -> Result<()> {
         let dim = args.layout.head_dim;
         let padded = padded_head(dim);
-        let name = format!("attend_tiles_{padded}");
         // Tiles give four elements to a thread.
-        if args.layout.q8 != 0 || !dim.is_multiple_of(4) || !self.has(&name) {
+        let tiles = self.tiles(padded);
+        let tiles = tiles.filter(|_| args.layout.q8 == 0 && dim.is_multiple_of(4));
+        let Some(tiles) = tiles else {
             // SAFETY: the caller's word.
             return unsafe { self.attend_fma(stream, args, batch) };
-        }
+        };
         let mut args = in_tiles(args);
         let heads = args.layout.n_kv_heads * args.head_parts;
-        let wide = format!("attend_wide_{padded}");
         let few = heads <= FEW_BLOCKS && dim as usize >= WIDE_HEAD_SIZES[0];
         // Blocks share the chunks of long contexts: two a multiprocessor, or one of twice as many warps.
-        let (name, warps, blocks) = if few && self.has(&wide) {
+        let wide = self.wide_tiles(padded).filter(|_| few);
+        let (tiles, blocks) = if let Some(wide) = wide {
             args.n_chunks = args.n_chunks.min(self.multiprocessors() / heads);
-            (wide, WIDE_WARPS, self.multiprocessors() / (heads * batch))
+            (wide, self.multiprocessors() / (heads * batch))
         } else {
             let blocks = (2 * self.multiprocessors()).div_ceil(heads * batch);
-            (name, WARPS, blocks)
+            (tiles, blocks)
         };
+        // The chunks of a head are joined where the tiles were.
+        let room = tiles.shared / (4 * part_stride(dim) as usize);
+        args.n_chunks = args.n_chunks.min(room as u32);
         let grid = (heads, batch, blocks.clamp(1, args.n_chunks));
-        let shared = self.tiles_shared(padded, warps);
         // SAFETY: the caller's word.
         unsafe {
-            self.launch(stream, &name, grid, warps * 32, shared, &args)?;
+            self.launch(
+                stream,
+                &tiles.name,
+                grid,
+                tiles.warps * 32,
+                tiles.shared,
+                &args,
+            )?;
             if args.join == 0 {
                 self.combine(stream, &args, batch)?;
             }
