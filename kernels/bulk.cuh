@@ -1,22 +1,12 @@
-// Barriers in shared memory, the copies that they count, and clusters, from sm_90 on (instructions.cuh says
-// what EMULATED is).
+// Barriers in shared memory and the copies that they count, from sm_80 on; bulk copies and clusters, from sm_90 on
+// (instructions.cuh says what EMULATED is).
 #pragma once
 #include "common.cuh"
 
-#if __CUDA_ARCH__ >= 900 && !defined(EMULATED)
+#if __CUDA_ARCH__ >= 800 && !defined(EMULATED)
 
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-// What a thread wrote to shared memory, barriers included, or what a barrier has shown it there, becomes
-// visible to bulk copies and tensor cores.
-__device__ __forceinline__ void fence_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// One arrival, which also announces bytes that copies will bring.
-__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.shared.b64 _,[%0];" ::"r"(barrier) : "memory");
 }
 // 16 or 4 bytes from global to shared memory.
 __device__ __forceinline__ void copy_piece(uint32_t to, const void* from) {
@@ -30,8 +20,27 @@ __device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
-    asm volatile("{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done,[%0],%1;\n"
+#if __CUDA_ARCH__ >= 900
+#define TRY_WAIT "mbarrier.try_wait"
+#else
+#define TRY_WAIT "mbarrier.test_wait"
+#endif
+    asm volatile("{\n.reg .pred done;\nwait:\n" TRY_WAIT ".parity.shared.b64 done,[%0],%1;\n"
                  "@!done bra wait;\n}" ::"r"(barrier), "r"(parity) : "memory");
+#undef TRY_WAIT
+}
+
+#if __CUDA_ARCH__ >= 900
+
+// What a thread wrote to shared memory, barriers included, or what a barrier has shown it there, becomes
+// visible to bulk copies and tensor cores.
+__device__ __forceinline__ void fence_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// One arrival, which also announces bytes that copies will bring.
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _,[%0];" ::"r"(barrier) : "memory");
 }
 
 // `bytes` (a multiple of 16) from global to shared memory; `barrier` counts them.
@@ -65,4 +74,17 @@ __device__ __forceinline__ float load_remote(uint32_t remote) {
     return v;
 }
 
+#else
+
+// A cluster of one block.
+__device__ __forceinline__ uint32_t cluster_rank() { return 0; }
+__device__ __forceinline__ void cluster_sync() { __syncthreads(); }
+__device__ __forceinline__ uint32_t remote_address(uint32_t address, uint32_t rank) { return address; }
+__device__ __forceinline__ float load_remote(uint32_t address) {
+    float v;
+    asm volatile("ld.shared.f32 %0,[%1];" : "=f"(v) : "r"(address));
+    return v;
+}
+
+#endif
 #endif

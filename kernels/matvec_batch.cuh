@@ -1,6 +1,7 @@
-// Products of 5 to 32 input rows with a quantized matrix, on the int8 tensor cores of Hopper and later.
+// Products of 5 to 32 input rows with a quantized matrix, on int8 tensor cores, from sm_80 on.
 //
-// A cluster of blocks owns a run of output rows. Its work is the list of (slice, tile of 8 rows) pairs,
+// A cluster of blocks owns a run of output rows (one block before sm_90, which has no clusters, and from sm_120
+// on, where shared memory is small). Its work is the list of (slice, tile of 8 rows) pairs,
 // slice by slice; each block takes an equal, contiguous part of the list, so that it sees few slices of
 // the input. A block's tiles come through a ring in shared memory. Of the 32 groups of a slice, each of
 // the block's 8 warps takes every eighth, for all tiles: it keeps the inputs of its four groups in
@@ -17,7 +18,13 @@
 constexpr uint32_t BATCH_WARPS = 8;
 constexpr uint32_t BATCH_THREADS = BATCH_WARPS * 32;
 constexpr uint32_t TILE_ROWS = 8;
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
+constexpr uint32_t BATCH_CLUSTER = 1;
+#define IN_CLUSTERS
+#else
 constexpr uint32_t BATCH_CLUSTER = 2;
+#define IN_CLUSTERS __cluster_dims__(BATCH_CLUSTER, 1, 1)
+#endif
 constexpr uint32_t BATCH_MAX_STAGES = 8;
 
 // Distance of rows in a stage: 4 words off a multiple of 8, so that 8 rows x 4 words meet all banks.
@@ -178,7 +185,7 @@ struct TileCursor {
     }
 };
 
-template <uint32_t T, int NT>
+template <uint32_t T, int NT, uint32_t CLUSTER>
 __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment& s, uint32_t cluster_index, uint32_t clusters,
                                               uint32_t rank, uint8_t* shared, uint64_t* bars) {
     using C = Codec<T>;
@@ -193,6 +200,8 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
     float* factors = (float*)(shared + Shape::FACTORS_AT) + warp * ST * 32 * Shape::FACTORS;
     float* sums = (float*)(shared + Shape::SUMS_AT);
     float* results = (float*)(ring + a.ring_bytes);
+    // One block adds the slices as they come; those of a cluster keep them apart, for they may have some of a tile's each.
+    constexpr bool ALONE = CLUSTER == 1;
     const uint32_t all_tiles = (s.rows + TILE_ROWS - 1) / TILE_ROWS;
     const uint32_t begin = all_tiles * cluster_index / clusters * TILE_ROWS;
     const uint32_t end = min(s.rows, all_tiles * (cluster_index + 1) / clusters * TILE_ROWS);
@@ -225,8 +234,8 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
     uint32_t stage = 0, phases = 0, half = 0;  // half: of the warps' sums
     for (uint32_t row0 = begin; row0 < end; row0 += a.chunk_rows) {
         const uint32_t rows = min(a.chunk_rows, end - row0), tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, items = tiles * c.count;
-        static_assert(BATCH_CLUSTER == 2);
-        const uint32_t middle = items / 2, first_item = rank == 0 ? 0 : middle, end_item = rank == 0 ? middle : items;
+        static_assert(CLUSTER == 1 || CLUSTER == 2);
+        const uint32_t middle = items / CLUSTER, first_item = rank == 0 ? 0 : middle, end_item = rank == 0 ? middle : items;
         TileCursor issue(first_item, end_item, tiles), k = issue;
         uint32_t issue_stage = stage;
         // The records of a stage lie one after the other; in shared memory, they lie apart.
@@ -313,7 +322,7 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
             if (fresh && k.slice < (k.end - 1) / tiles) fetch(k.slice + 1);
             // The warps' sums: distance 4, 2, 1.
             constexpr uint32_t N = (ST * TILE_SUMS + BATCH_THREADS - 1) / BATCH_THREADS;
-            float* to = results + (k.item - first_item) * TILE_SUMS;
+            float* to = results + (ALONE ? k.tile : k.item - first_item) * TILE_SUMS;
             const uint32_t at = threadIdx.x * N;
             if (at < n_tiles * TILE_SUMS) {
                 float f[8][N];
@@ -329,7 +338,8 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
                 for (uint32_t i = 0; i < N; i++) {
                     const float even = __fadd_rn(__fadd_rn(f[0][i], f[4][i]), __fadd_rn(f[2][i], f[6][i]));
                     const float odd = __fadd_rn(__fadd_rn(f[1][i], f[5][i]), __fadd_rn(f[3][i], f[7][i]));
-                    to[at + i] = __fadd_rn(even, odd);
+                    const float sum = __fadd_rn(even, odd);
+                    to[at + i] = ALONE && k.slice > 0 ? __fadd_rn(to[at + i], sum) : sum;
                 }
             }
             if constexpr (Shape::SUM_BUFFERS == 1) __syncthreads();
@@ -340,12 +350,12 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
         cluster_sync();
         // The slices' sums, by the warps of the cluster: 8 input rows of a tile each.
         const uint32_t base = shared_address(results);
-        for (uint32_t unit = rank * BATCH_WARPS + warp; unit < tiles * NT; unit += BATCH_CLUSTER * BATCH_WARPS) {
+        for (uint32_t unit = rank * BATCH_WARPS + warp; unit < tiles * NT; unit += CLUSTER * BATCH_WARPS) {
             const uint32_t tile = unit / NT, col = unit % NT * 8 + (lane >> 3), row = tile * TILE_ROWS + (lane & 7);
             const uint32_t offset = (unit % NT * 64 + lane) * 4;
             float v[2];
 #pragma unroll 4
-            for (uint32_t t = 0; t < c.count; t++) {
+            for (uint32_t t = 0; t < (ALONE ? 1 : c.count); t++) {
                 const uint32_t item = t * tiles + tile, owner = item >= middle, local = item - (owner ? middle : 0);
                 const uint32_t from = remote_address(base + local * TILE_SUMS * 4 + offset, owner);
                 const float p[2] = {load_remote(from), load_remote(from + 128)};
@@ -368,9 +378,9 @@ __device__ __forceinline__ void batch_segment(const MatvecArgs& a, const Segment
     if (!awaited) wait_for_producers();
 }
 
-// BATCH_CLUSTER blocks share a run of rows: first_block and blocks of the segments are multiples of it,
+// CLUSTER blocks share a run of rows: first_block and blocks of the segments are multiples of it,
 // ring_bytes are a block's, and chunk_rows a cluster's.
-template <int NT, uint32_t... TYPES> __device__ __forceinline__ void matvec_batch_body(const MatvecArgs& a) {
+template <int NT, uint32_t CLUSTER, uint32_t... TYPES> __device__ __forceinline__ void matvec_batch_body(const MatvecArgs& a) {
     DYNAMIC_SHARED(shared);
     using Bars = uint64_t[BATCH_MAX_STAGES + 1];
     STATIC_SHARED(Bars, bars);
@@ -383,14 +393,14 @@ template <int NT, uint32_t... TYPES> __device__ __forceinline__ void matvec_batc
     int index = 0;
     while (index + 1 < a.n_segments && blockIdx.x >= a.segments[index + 1].first_block) index++;
     const Segment& s = a.segments[index];
-    const uint32_t at = (blockIdx.x - s.first_block) / BATCH_CLUSTER, clusters = s.blocks / BATCH_CLUSTER;
-    ((s.type == TYPES ? batch_segment<TYPES, NT>(a, s, at, clusters, rank, shared, bars) : (void)0), ...);
+    const uint32_t at = (blockIdx.x - s.first_block) / CLUSTER, clusters = s.blocks / CLUSTER;
+    ((s.type == TYPES ? batch_segment<TYPES, NT, CLUSTER>(a, s, at, clusters, rank, shared, bars) : (void)0), ...);
 }
 
 // Kernels of 8, 16 and 32 input rows, in clusters (matvec_batch.rs). Two blocks share a multiprocessor.
 #define MATVEC_BATCH_ONE(name, nt, ...)                                                                       \
-    extern "C" __global__ void __cluster_dims__(BATCH_CLUSTER, 1, 1) __launch_bounds__(BATCH_THREADS, 2) name(const __grid_constant__ MatvecArgs a) { \
-        matvec_batch_body<nt, __VA_ARGS__>(a);                                                                        \
+    extern "C" __global__ void IN_CLUSTERS __launch_bounds__(BATCH_THREADS, 2) name(const __grid_constant__ MatvecArgs a) { \
+        matvec_batch_body<nt, BATCH_CLUSTER, __VA_ARGS__>(a);                                                                        \
     }
 #define MATVEC_BATCH(name, ...)                             \
     MATVEC_BATCH_ONE(matvec_batch_##name##_8, 1, __VA_ARGS__)  \

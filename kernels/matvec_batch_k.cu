@@ -2,7 +2,7 @@
 // matrix of a Q4_K_M file holds.
 #include "matvec_batch.cuh"
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 MATVEC_BATCH(Q8_0, Q8_0)
 MATVEC_BATCH(Q2_K, Q2_K)
 MATVEC_BATCH(Q3_K, Q3_K)

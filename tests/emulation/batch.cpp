@@ -43,7 +43,7 @@ struct Case {
         a.batch = n;
         a.ring_bytes = ring;
         // Several chunks, the last one shorter.
-        a.chunk_rows = cluster > 1 ? 32 : 11;
+        a.chunk_rows = threads == BATCH_THREADS ? 32 : 11;
         const std::string wrong = emulator::run(BLOCKS, threads, (uint32_t)numbers(), [&] { kernel(a); }, cluster);
         check(wrong.empty(), wrong.c_str(), type, groups, n);
         return out;
@@ -59,8 +59,12 @@ bool same(const float* a, const float* b, size_t n) {
 template <uint32_t T, int NT> void compare_batch(Case& c, const std::vector<float>& alone, uint32_t n) {
     const Slices s = slices_of(T, c.groups);
     const uint32_t stage = BatchShape<T, NT>::STAGE_TILES * 8 * stage_stride(record_bytes(T, s.full));
-    const std::vector<float> out = c.run(0, n, BATCH_THREADS, BATCH_CLUSTER, 2 * stage, [](const MatvecArgs& a) { matvec_batch_body<NT, T>(a); });
-    check(same(out.data(), alone.data(), out.size()), "other bits than alone", T, c.groups, n);
+    auto compare = [&]<uint32_t CLUSTER>() {
+        const std::vector<float> out = c.run(0, n, BATCH_THREADS, CLUSTER, 2 * stage, [](const MatvecArgs& a) { matvec_batch_body<NT, CLUSTER, T>(a); });
+        check(same(out.data(), alone.data(), out.size()), CLUSTER == 1 ? "other bits than alone" : "other bits in clusters than alone", T, c.groups, n);
+    };
+    compare.template operator()<1>();
+    compare.template operator()<BATCH_CLUSTER>();
 }
 
 // The same of one row for the kernel that makes its own input.

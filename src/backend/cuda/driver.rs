@@ -260,10 +260,7 @@ impl Context {
             pid: std::process::id(),
             lost: OnceLock::new(),
             failing: AtomicI64::new(-1),
-            // `EMBERLM_CUDA_NO_PDL` forces the launches of older cards, for tests.
-            programmatic: properties.capability.0 >= 9
-                && properties.driver >= PROGRAMMATIC_GRAPHS
-                && std::env::var_os("EMBERLM_CUDA_NO_PDL").is_none(),
+            programmatic: properties.capability.0 >= 9 && properties.driver >= PROGRAMMATIC_GRAPHS,
             properties,
         }))
     }

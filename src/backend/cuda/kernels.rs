@@ -50,8 +50,7 @@ impl Kernels {
             context: context.clone(),
             modules,
             by_name: HashMap::new(),
-            wgmma: properties.capability == (9, 0)
-                && std::env::var_os("EMBERLM_CUDA_MMA").is_none(),
+            wgmma: properties.capability == (9, 0),
             multiprocessors: properties.multiprocessors,
         };
         kernels.find_all()?;
@@ -100,19 +99,7 @@ impl Kernels {
                 self.find(&kernel_file("matvec", ty), &name, beside_barriers)?;
             }
         }
-        if self.context.properties().capability.0 >= 9 {
-            for ty in TensorType::ALL.into_iter().filter(|ty| !is_float(*ty)) {
-                let module = kernel_file("matvec_batch", ty);
-                for rows in matvec_batch::ROWS {
-                    let name = format!("matvec_batch_{}_{rows}", ty.name());
-                    self.find(&module, &name, beside_barriers)?;
-                }
-            }
-            for rows in matvec_batch::ROWS {
-                let name = format!("matvec_batch_{PAIR}_{rows}");
-                self.find("matvec_batch_k", &name, beside_barriers)?;
-            }
-        }
+        self.find_batches()?;
         for rows in MATVEC_ROWS {
             self.find(
                 "matvec_k",
@@ -291,7 +278,6 @@ impl Kernels {
         residual: u64,
         batch: u32,
     ) -> Result<()> {
-        let wide = self.takes_batch(batch);
         for (types, mine) in matrix.kernel_groups() {
             let ty = matrix.segments[mine[0]].ty;
             if batch == 1 && self.takes_product(matrix, types, &mine, 1) {
@@ -307,10 +293,14 @@ impl Kernels {
             }
             let mut done = 0;
             while done < batch {
-                let (name, threads, n, (args, grid, shared)) = if wide && !is_float(ty) {
-                    let (rows, n) = self.rows_at_once(batch - done);
-                    let name = format!("matvec_batch_{types}_{rows}");
-                    let plan = self.plan_batch(matrix, &mine, rows);
+                let launch = match is_float(ty) {
+                    true => None,
+                    false => self.batch_launch(matrix, &mine, batch - done),
+                };
+                let (name, threads, n, (args, grid, shared)) = if let Some(launch) = launch {
+                    let name = format!("matvec_batch_{types}_{}", launch.rows);
+                    let n = (batch - done).min(launch.rows as u32);
+                    let plan = (launch.args, launch.blocks, launch.shared);
                     (name, matvec_batch::THREADS, n, plan)
                 } else {
                     let n = (batch - done).min(if is_float(ty) { 1 } else { 4 });

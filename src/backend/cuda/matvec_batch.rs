@@ -1,19 +1,20 @@
 //! Launches of the kernels for 5 to 32 input rows (`kernels/matvec_batch.cuh`).
 
 use super::args;
-use super::kernels::Kernels;
-use super::matrix::{self, Matrix};
+use super::kernels::{Kernels, kernel_file};
+use super::matrix::{self, Matrix, PAIR, is_float};
+use crate::error::Result;
 use crate::quant::TensorType;
 
-/// From so many rows on, tensor cores take them all, where there are int8 ones and clusters.
+/// From so many rows on, tensor cores take them all, where there are int8 ones.
 const FROM: u32 = 5;
 /// Rows of input that the kernels are made for.
-pub(super) const ROWS: [usize; 3] = [8, 16, 32];
+const ROWS: [usize; 3] = [8, 16, 32];
 /// Warps of a block.
 const WARPS: usize = 8;
 /// Threads of a block.
 pub(super) const THREADS: u32 = 256;
-/// Blocks of a cluster, as `BATCH_CLUSTER`.
+/// Blocks of a cluster, where `BATCH_CLUSTER` is not 1.
 const CLUSTER: usize = 2;
 /// Weight rows of a tile.
 const TILE: usize = 8;
@@ -63,27 +64,58 @@ fn stage_bytes(ty: TensorType, groups: u32, rows: usize) -> usize {
     stage_tiles(ty, rows) * TILE * stride
 }
 
+/// A launch of one of the kernels, but for the addresses of its input and output.
+pub(super) struct BatchLaunch {
+    /// Input rows that the kernel is made for.
+    pub rows: usize,
+    pub args: args::Matvec,
+    pub blocks: u32,
+    pub shared: usize,
+}
+
 impl Kernels {
-    /// Whether the kernels for batches take `batch` input rows.
-    pub(super) fn takes_batch(&self, batch: u32) -> bool {
-        batch >= FROM && self.context().properties().capability.0 >= 9
+    /// Makes the kernels for batches known that the device can run.
+    pub(super) fn find_batches(&mut self) -> Result<()> {
+        let properties = self.context().properties();
+        if properties.capability.0 < 8 {
+            return Ok(());
+        }
+        let shared = properties.shared_bytes - STATIC_SHARED;
+        let types = TensorType::ALL.into_iter().filter(|ty| !is_float(*ty));
+        let types = types.map(|ty| (kernel_file("matvec_batch", ty), ty.name()));
+        for (module, types) in types.chain([("matvec_batch_k".to_owned(), PAIR)]) {
+            for rows in ROWS {
+                let name = format!("matvec_batch_{types}_{rows}");
+                self.find(&module, &name, shared)?;
+            }
+        }
+        Ok(())
     }
 
-    /// Input rows that the kernel for the first of `batch` rows takes, and how many of them there are.
-    pub(super) fn rows_at_once(&self, batch: u32) -> (usize, u32) {
-        let rows = ROWS.into_iter().find(|rows| *rows >= batch as usize);
-        let rows = rows.unwrap_or(ROWS[ROWS.len() - 1]);
-        (rows, batch.min(rows as u32))
-    }
-
-    /// Arguments, blocks and shared memory of a launch over some segments of a matrix, of the kernel for
-    /// `rows` input rows.
-    pub(super) fn plan_batch(
+    /// The launch over some segments of a matrix that takes the first of `batch` input rows, for as many as it can;
+    /// none where there are too few, or no such kernel.
+    pub(super) fn batch_launch(
         &self,
         matrix: &Matrix,
         which: &[usize],
-        rows: usize,
-    ) -> (args::Matvec, u32, usize) {
+        batch: u32,
+    ) -> Option<BatchLaunch> {
+        if batch < FROM || self.context().properties().capability.0 < 8 {
+            return None;
+        }
+        let enough = ROWS.into_iter().position(|rows| rows >= batch as usize);
+        let largest = enough.unwrap_or(ROWS.len() - 1);
+        // Of very long rows, the sums of fewer may be all that a block has room for.
+        let mut fewer = ROWS[..=largest].iter().rev();
+        fewer.find_map(|&rows| self.plan_batch(matrix, which, rows))
+    }
+
+    /// The launch for `rows` input rows, if a block has the shared memory.
+    fn plan_batch(&self, matrix: &Matrix, which: &[usize], rows: usize) -> Option<BatchLaunch> {
+        let cluster = match self.context().properties().capability.0 {
+            9..12 => CLUSTER,
+            _ => 1,
+        };
         let segments = || which.iter().map(|&i| &matrix.segments[i]);
         let bytes: f64 = segments().map(|s| s.bytes as f64).sum();
         let largest =
@@ -91,20 +123,23 @@ impl Kernels {
         let fixed = largest(&|ty| before_ring(ty, rows));
         let stage = largest(&|ty| stage_bytes(ty, matrix.groups, rows));
         let slices = largest(&|ty| matrix::slices(ty, matrix.groups).0 as usize);
-        // A block's part of the sums of so many tiles of a cluster.
-        let sums = |tiles: usize| (tiles * slices).div_ceil(CLUSTER) * rows * TILE * 4;
-        // Two blocks share a multiprocessor where its memory holds what they need.
+        // Sums of so many tiles: a block alone adds up those of the slices, a block of a cluster keeps its part of them.
+        let sums = |tiles: usize| match cluster {
+            1 => tiles * rows * TILE * 4,
+            _ => (tiles * slices).div_ceil(cluster) * rows * TILE * 4,
+        };
+        // Two blocks share a multiprocessor where its memory holds two stages for each, and sums of some tiles.
         let shared = self.context().properties().shared_bytes;
         let of_block = |blocks: usize| {
             (shared + RESERVED_SHARED) / blocks - RESERVED_SHARED - STATIC_SHARED - MARGIN
         };
-        let at_once = if fixed + stage + sums(1) <= of_block(2) {
-            2
-        } else {
-            1
+        let of_two = of_block(2);
+        let at_once = match fixed + 2 * stage + sums(1).max(of_two / 10) <= of_two {
+            true => 2,
+            false => 1,
         };
         let budget = of_block(at_once);
-        let clusters = self.multiprocessors() * at_once as u32 / CLUSTER as u32;
+        let clusters = self.multiprocessors() * at_once as u32 / cluster as u32;
         let mut args = args::Matvec {
             n_segments: which.len() as u32,
             groups: matrix.groups,
@@ -121,8 +156,8 @@ impl Kernels {
             let begin = at(bytes_before);
             bytes_before += s.bytes as f64;
             let share = (at(bytes_before) - begin).clamp(1, tiles);
-            *to = matrix.segment_args(s, first_block, share * CLUSTER as u32);
-            first_block += share * CLUSTER as u32;
+            *to = matrix.segment_args(s, first_block, share * cluster as u32);
+            first_block += share * cluster as u32;
             most_tiles = most_tiles.max(tiles.div_ceil(share) as usize);
         }
         // Tiles whose sums are kept at a time, in equal parts, beside two stages or one.
@@ -130,6 +165,9 @@ impl Kernels {
             fixed + stages * stage + sums(tiles) <= budget && sums(tiles) <= budget / 12 * 5
         };
         let least = if fits(1, 2) { 2 } else { 1 };
+        if !fits(1, least) {
+            return None;
+        }
         let mut parts = 1;
         let mut chunk = most_tiles;
         while chunk > 1 && !fits(chunk, least) {
@@ -140,7 +178,11 @@ impl Kernels {
         let ring = (left / stage).clamp(1, MAX_STAGES) * stage;
         args.chunk_rows = (chunk * TILE) as u32;
         args.ring_bytes = ring as u32;
-        let all = fixed + ring + sums(chunk) + MARGIN;
-        (args, first_block, all)
+        Some(BatchLaunch {
+            rows,
+            args,
+            blocks: first_block,
+            shared: fixed + ring + sums(chunk) + MARGIN,
+        })
     }
 }
