@@ -225,7 +225,7 @@ convert:
 # Everything to test and measure on a machine with a GPU and without Rust: copy the folder there and
 # run run.sh (tests, then the tests under compute-sanitizer with "run.sh sanitize").
 # With EMBERLM_CUDA_ARCHS=80:90 it has the code of older cards, for a Hopper that EMBERLM_CUDA_CAPABILITY=8.0 makes pretend
-# to be one when run.sh runs; so for 89:90 and 8.9.
+# to be one when run.sh runs; so for 75:90 and 7.5, 89:90 and 8.9.
 GPU_BUNDLE := $(TARGET_DIR)/gpu-bundle
 
 gpu-bundle: $(KERNELS)

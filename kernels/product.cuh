@@ -6,7 +6,7 @@
 // weights through a ring in shared memory, which fills while every block makes the input for itself: so a step has
 // few kernels. The bits are those of matvec.cuh and norm.cu.
 //
-// A block takes more than half of a multiprocessor's shared memory, though it needs less: kernels overlap, and
+// Most blocks take more than half of a multiprocessor's shared memory, though they need less: kernels overlap, and
 // where two blocks of one shared a multiprocessor while another had none, it would take twice as long.
 #pragma once
 #include "activation.cuh"

@@ -92,6 +92,10 @@ fn group_rows(ty: TensorType) -> u32 {
     (WARPS * stages(ty).0) as u32
 }
 
+/// Weights of a block of products that others' blocks may share a multiprocessor with: what suited all of
+/// four models (benches/cuda.md).
+const SHARING_BYTES: std::ops::Range<u64> = 120 << 10..400 << 10;
+
 /// Groups that each block has at least where rows are spread: one more or less must not count for much.
 const LEAST_GROUPS: u32 = 12;
 
@@ -249,8 +253,14 @@ impl Kernels {
         }
         args.ring_bytes = ring as u32;
         let most = self.context().properties().shared_bytes - STATIC_SHARED;
-        // More than half of what there is, so that no multiprocessor has two blocks while another has none.
-        let shared = (ring + matrix.groups as usize * INPUT_BYTES + sums).max(most / 2 + 512);
+        // More than half of what there is, so that no multiprocessor has two blocks while another has none;
+        // where that mends, the room for the next product's blocks is worth more.
+        let bytes: u64 = segments.iter().map(|s| s.bytes).sum();
+        let least = match SHARING_BYTES.contains(&(bytes / u64::from(grid))) {
+            true => 0,
+            false => most / 2 + 512,
+        };
+        let shared = (ring + matrix.groups as usize * INPUT_BYTES + sums).max(least);
         (shared <= most).then_some(ProductPlan { args, grid, shared })
     }
 }
