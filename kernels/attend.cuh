@@ -58,7 +58,7 @@ __device__ __forceinline__ void store_four(const AttendArgs& a, uint64_t at, con
 // The positions that a step attends to are cut into chunks of this many, which depends on nothing but
 // their number, so that the order of additions does not depend on who shares the batch.
 __device__ __forceinline__ uint32_t chunk_positions(uint32_t length, uint32_t n_chunks) {
-    return max(128u, ((length + n_chunks - 1) / n_chunks + 63) / 64 * 64);
+    return max(128u, ((length + n_chunks - 1) / n_chunks + KV_TILE - 1) / KV_TILE * KV_TILE);
 }
 
 // What a step's position sees, cut into chunks.

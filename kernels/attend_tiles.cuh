@@ -32,9 +32,9 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     const uint32_t n_q = min(8u, group - first_head);
     const uint32_t length = chunks.length, start = chunks.begin + chunk * chunks.per, end = min(length, start + chunks.per);
     const uint32_t base = shared_address(tiles), row_bytes = a.layout.row_bytes, ring = a.layout.ring;
-    const uint8_t* cache = kv_base(a.layout, s) + (uint64_t)kv_head * 64 * row_bytes;
+    const uint8_t* cache = kv_base(a.layout, s) + (uint64_t)kv_head * KV_TILE * row_bytes;
     const uint64_t plane = kv_plane(a.layout);
-    const uint32_t first_tile = ring ? start / 64 % ring : start / 64, n_steps = (end - start + POSITIONS - 1) / POSITIONS;
+    const uint32_t first_tile = ring ? start / KV_TILE % ring : start / KV_TILE, n_steps = (end - start + POSITIONS - 1) / POSITIONS;
     // A chunk is shorter than a ring.
     auto tile = [&](uint32_t t) { return cache + (first_tile + t - (ring && first_tile + t >= ring ? ring : 0)) * a.layout.tile_bytes; };
     // A thread copies one piece of every STEP-th row.

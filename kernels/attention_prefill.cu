@@ -38,10 +38,10 @@ template <int HD, bool Q8> __device__ __forceinline__ void flash_body(const Flas
     // Buffers: keys at 2 * (t & 1), values at 2 * (t & 1) + 1.
     const uint32_t groups = (hd + 31) / 32, stored = a.layout.row_bytes;
     const uint64_t plane = kv_plane(a.layout);
-    const uint8_t* cache = kv_base(a.layout, s) + (uint64_t)kv_head * 64 * stored;
+    const uint8_t* cache = kv_base(a.layout, s) + (uint64_t)kv_head * KV_TILE * stored;
     auto load = [&](uint32_t t) {
-        const uint32_t stored_tile = t * ROWS / 64;
-        const uint8_t* tile = cache + (a.layout.ring ? stored_tile % a.layout.ring : stored_tile) * a.layout.tile_bytes + t * ROWS % 64 * stored;
+        const uint32_t stored_tile = t * ROWS / KV_TILE;
+        const uint8_t* tile = cache + (a.layout.ring ? stored_tile % a.layout.ring : stored_tile) * a.layout.tile_bytes + t * ROWS % KV_TILE * stored;
 #pragma unroll
         for (int part = 0; part < 2; part++) {
             uint32_t to = base + (2 * (t & 1) + part) * BUFFER;
