@@ -23,13 +23,13 @@ ATTEND(tiles, 64, 3, 4)
 ATTEND(tiles, 128, 3, 4)
 ATTEND(tiles, 256, 2, 4)
 // Fewer stages where a block has too little shared memory for those: of 64 or 99 KB, as many cards have.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200
+#if !defined(__CUDA_ARCH__) || !LARGE_SHARED
 ATTEND(tiles, 128, 2, 4)
 ATTEND(tiles, 128, 1, 4)
 ATTEND(tiles, 256, 1, 4)
 #endif
 // Where few KV heads make few blocks, whose chains of steps and joins are what counts. A block has a multiprocessor for itself.
-#if !defined(__CUDA_ARCH__) || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)
+#if !defined(__CUDA_ARCH__) || LARGE_SHARED
 ATTEND(wide, 64, 3, 8)
 ATTEND(wide, 128, 3, 8)
 #endif

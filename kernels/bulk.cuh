@@ -54,11 +54,6 @@ __device__ __forceinline__ void bulk_prefetch(const void* from, uint32_t bytes) 
     asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ uint32_t cluster_rank() {
-    uint32_t rank;
-    asm volatile("mov.u32 %0,%%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -77,7 +72,6 @@ __device__ __forceinline__ float load_remote(uint32_t remote) {
 #else
 
 // A cluster of one block.
-__device__ __forceinline__ uint32_t cluster_rank() { return 0; }
 __device__ __forceinline__ void cluster_sync() { __syncthreads(); }
 __device__ __forceinline__ uint32_t remote_address(uint32_t address, uint32_t rank) { return address; }
 __device__ __forceinline__ float load_remote(uint32_t address) {

@@ -95,15 +95,6 @@ __device__ __forceinline__ uint32_t typical_bin(uint64_t key) {
 
 // ---- the cluster ----
 
-__device__ __forceinline__ uint32_t cluster_rank() {
-#if __CUDA_ARCH__ >= 900
-    uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-#else
-    return 0;
-#endif
-}
 // The same place in the shared memory of another block.
 template <class T> __device__ __forceinline__ T* at_rank(T* place, uint32_t rank) {
 #if __CUDA_ARCH__ >= 900

@@ -4,6 +4,10 @@
 #pragma once
 #include <cstdint>
 
+// Whether a block may have 227 KB of shared memory, as on the cards from Hopper to sm_11x, or 64 to 163, as on others
+// (`has_large_shared` of kernels.rs).
+#define LARGE_SHARED (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)
+
 #if !defined(EMULATED)
 
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) uint8_t name[]
@@ -19,6 +23,17 @@ __device__ __forceinline__ void release_dependents() {
 __device__ __forceinline__ void wait_for_producers() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The block's number in its cluster; before Hopper, a block is one alone.
+__device__ __forceinline__ uint32_t cluster_rank() {
+#if __CUDA_ARCH__ >= 900
+    uint32_t rank;
+    asm volatile("mov.u32 %0,%%cluster_ctarank;" : "=r"(rank));
+    return rank;
+#else
+    return 0;
 #endif
 }
 

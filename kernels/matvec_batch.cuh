@@ -18,7 +18,7 @@
 constexpr uint32_t BATCH_WARPS = 8;
 constexpr uint32_t BATCH_THREADS = BATCH_WARPS * 32;
 constexpr uint32_t TILE_ROWS = 8;
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
+#if defined(__CUDA_ARCH__) && !LARGE_SHARED
 constexpr uint32_t BATCH_CLUSTER = 1;
 #define IN_CLUSTERS
 #else
@@ -397,7 +397,7 @@ template <int NT, uint32_t CLUSTER, uint32_t... TYPES> __device__ __forceinline_
     ((s.type == TYPES ? batch_segment<TYPES, NT, CLUSTER>(a, s, at, clusters, rank, shared, bars) : (void)0), ...);
 }
 
-// Kernels of 8, 16 and 32 input rows, in clusters (matvec_batch.rs). Two blocks share a multiprocessor.
+// Kernels of 8, 16 and 32 input rows (matvec_batch.rs). Two blocks share a multiprocessor where there is room.
 #define MATVEC_BATCH_ONE(name, nt, ...)                                                                       \
     extern "C" __global__ void IN_CLUSTERS __launch_bounds__(BATCH_THREADS, 2) name(const __grid_constant__ MatvecArgs a) { \
         matvec_batch_body<nt, BATCH_CLUSTER, __VA_ARGS__>(a);                                                                        \

@@ -8,6 +8,7 @@
 
 inline void release_dependents() {}
 inline void wait_for_producers() {}
+inline uint32_t cluster_rank() { return blockIdx.x % (uint32_t)emulator::thread->block->cluster->blocks.size(); }
 template <int N> inline int kept() { return N; }
 inline uint32_t kept(uint32_t n) { return n; }
 inline uint4 load_once(const void* p) { return *(const uint4*)p; }
@@ -32,7 +33,6 @@ inline void bulk_prefetch(const void* from, uint32_t bytes) { emulator::bulk_pre
 inline void copy_piece(uint32_t to, const void* from) { emulator::copy(to, from, 16); }
 inline void copy_word(uint32_t to, const void* from) { emulator::copy(to, from, 4); }
 inline void barrier_arrive_copied(uint32_t barrier) { emulator::arrive_copied(barrier); }
-inline uint32_t cluster_rank() { return blockIdx.x % (uint32_t)emulator::thread->block->cluster->blocks.size(); }
 inline void cluster_sync() {
     emulator::Cluster& c = *emulator::thread->block->cluster;
     emulator::meet(c.meeting, blockDim.x * (uint32_t)c.blocks.size());

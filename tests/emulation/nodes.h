@@ -79,7 +79,7 @@ public:
     std::vector<float> activation(const std::vector<float>& up) {
         return produce(up.data(), model.n.n_ff, model.n.gated ? GATED : ACTIVATED, NormArgs{});
     }
-    // By eight warps a block, or four.
+    // By W warps a block, with tiles in so many stages.
     template <int STAGES = 3, int W = 4> std::vector<float> attention(uint32_t layer, const float* qkv) {
         const Network& n = model.n;
         std::vector<float> out(n.n_heads * n.head_dim);
