@@ -85,8 +85,7 @@ impl Kernels {
 
     /// And that of eight.
     fn wide_tiles(&self, dim: usize) -> Option<Tiles> {
-        let capability = self.context().properties().capability.0;
-        let made = WIDE_HEAD_SIZES.contains(&dim) && (9..12).contains(&capability);
+        let made = WIDE_HEAD_SIZES.contains(&dim) && self.has_large_shared();
         made.then(|| self.tiles_of("wide", dim, WIDE_STAGES, WIDE_WARPS))?
     }
 

@@ -28,6 +28,15 @@ const STATIC_SHARED: usize = 2048;
 /// Threads of the `produce` kernel for rows that one block handles.
 const PRODUCE_THREADS: u32 = 1024;
 
+/// A launch of a matvec kernel, but for the addresses of its input and output.
+pub(super) struct MatvecPlan {
+    /// Input rows that the kernel is made for.
+    pub rows: usize,
+    pub args: args::Matvec,
+    pub grid: u32,
+    pub shared: usize,
+}
+
 /// All kernels of a device.
 pub struct Kernels {
     context: Arc<Context>,
@@ -155,6 +164,11 @@ impl Kernels {
     /// Multiprocessors of the device.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
+    }
+
+    /// Whether a block may have the shared memory that `LARGE_SHARED` of instructions.cuh promises.
+    pub(super) fn has_large_shared(&self) -> bool {
+        (9..12).contains(&self.context.properties().capability.0)
     }
 
     /// Whether blocks can form clusters, and the kernels use them.
@@ -293,22 +307,22 @@ impl Kernels {
             }
             let mut done = 0;
             while done < batch {
-                let launch = match is_float(ty) {
-                    true => None,
-                    false => self.batch_launch(matrix, &mine, batch - done),
-                };
-                let (name, threads, n, (args, grid, shared)) = if let Some(launch) = launch {
-                    let name = format!("matvec_batch_{types}_{}", launch.rows);
-                    let n = (batch - done).min(launch.rows as u32);
-                    let plan = (launch.args, launch.blocks, launch.shared);
-                    (name, matvec_batch::THREADS, n, plan)
+                let left = batch - done;
+                let batched = if is_float(ty) {
+                    None
                 } else {
-                    let n = (batch - done).min(if is_float(ty) { 1 } else { 4 });
-                    let rows = if n == 1 { 1 } else { 4 };
-                    let name = format!("matvec_{types}_{rows}");
-                    let plan = self.plan_matvec(matrix, &mine, rows);
-                    (name, (WARPS * 32) as u32, n, plan)
+                    self.plan_batch(matrix, &mine, left)
                 };
+                let (kind, threads, plan) = match batched {
+                    Some(plan) => ("matvec_batch", matvec_batch::THREADS, plan),
+                    None => {
+                        let rows = if is_float(ty) || left == 1 { 1 } else { 4 };
+                        let plan = self.plan_matvec(matrix, &mine, rows);
+                        ("matvec", (WARPS * 32) as u32, plan)
+                    }
+                };
+                let name = format!("{kind}_{types}_{}", plan.rows);
+                let n = left.min(plan.rows as u32);
                 let row = u64::from(done);
                 let width = u64::from(matrix.groups) * 32;
                 let args = args::Matvec {
@@ -322,23 +336,19 @@ impl Kernels {
                     },
                     out_stride,
                     batch: n,
-                    ..args
+                    ..plan.args
                 };
+                let grid = (plan.grid, 1, 1);
                 // SAFETY: the caller's word.
-                unsafe { self.launch(stream, &name, (grid, 1, 1), threads, shared, &args)? };
+                unsafe { self.launch(stream, &name, grid, threads, plan.shared, &args)? };
                 done += n;
             }
         }
         Ok(())
     }
 
-    /// Arguments, blocks and shared memory of a launch over some segments of a matrix.
-    fn plan_matvec(
-        &self,
-        matrix: &Matrix,
-        which: &[usize],
-        rows: usize,
-    ) -> (args::Matvec, u32, usize) {
+    /// The launch over some segments of a matrix for `rows` input rows.
+    fn plan_matvec(&self, matrix: &Matrix, which: &[usize], rows: usize) -> MatvecPlan {
         let at_once = if rows > 1 { 1 } else { 2 };
         let all_blocks = self.multiprocessors * at_once;
         let bytes: f64 = which.iter().map(|&i| matrix.segments[i].bytes as f64).sum();
@@ -368,7 +378,12 @@ impl Kernels {
         let chunk = (most_rows as usize).min((limit.min(96 * 1024) / per_row).max(1));
         args.chunk_rows = chunk as u32;
         args.prefetch_bytes = (PREFETCH_BYTES / u64::from(first_block)) as u32 / 16 * 16;
-        (args, first_block, chunk * per_row)
+        MatvecPlan {
+            rows,
+            args,
+            grid: first_block,
+            shared: chunk * per_row,
+        }
     }
 
     /// `out = x * w (+ bias) (+ residual)` for many rows.

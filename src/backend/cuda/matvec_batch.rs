@@ -1,7 +1,7 @@
 //! Launches of the kernels for 5 to 32 input rows (`kernels/matvec_batch.cuh`).
 
 use super::args;
-use super::kernels::{Kernels, kernel_file};
+use super::kernels::{Kernels, MatvecPlan, kernel_file};
 use super::matrix::{self, Matrix, PAIR, is_float};
 use crate::error::Result;
 use crate::quant::TensorType;
@@ -64,23 +64,18 @@ fn stage_bytes(ty: TensorType, groups: u32, rows: usize) -> usize {
     stage_tiles(ty, rows) * TILE * stride
 }
 
-/// A launch of one of the kernels, but for the addresses of its input and output.
-pub(super) struct BatchLaunch {
-    /// Input rows that the kernel is made for.
-    pub rows: usize,
-    pub args: args::Matvec,
-    pub blocks: u32,
-    pub shared: usize,
-}
-
 impl Kernels {
-    /// Makes the kernels for batches known that the device can run.
+    /// Whether the device has int8 tensor cores, and the kernels' copies.
+    fn has_batches(&self) -> bool {
+        self.context().properties().capability.0 >= 8
+    }
+
+    /// Makes the kernels for batches known where the device can run them.
     pub(super) fn find_batches(&mut self) -> Result<()> {
-        let properties = self.context().properties();
-        if properties.capability.0 < 8 {
+        if !self.has_batches() {
             return Ok(());
         }
-        let shared = properties.shared_bytes - STATIC_SHARED;
+        let shared = self.context().properties().shared_bytes - STATIC_SHARED;
         let types = TensorType::ALL.into_iter().filter(|ty| !is_float(*ty));
         let types = types.map(|ty| (kernel_file("matvec_batch", ty), ty.name()));
         for (module, types) in types.chain([("matvec_batch_k".to_owned(), PAIR)]) {
@@ -94,28 +89,25 @@ impl Kernels {
 
     /// The launch over some segments of a matrix that takes the first of `batch` input rows, for as many as it can;
     /// none where there are too few, or no such kernel.
-    pub(super) fn batch_launch(
+    pub(super) fn plan_batch(
         &self,
         matrix: &Matrix,
         which: &[usize],
         batch: u32,
-    ) -> Option<BatchLaunch> {
-        if batch < FROM || self.context().properties().capability.0 < 8 {
+    ) -> Option<MatvecPlan> {
+        if batch < FROM || !self.has_batches() {
             return None;
         }
         let enough = ROWS.into_iter().position(|rows| rows >= batch as usize);
         let largest = enough.unwrap_or(ROWS.len() - 1);
         // Of very long rows, the sums of fewer may be all that a block has room for.
         let mut fewer = ROWS[..=largest].iter().rev();
-        fewer.find_map(|&rows| self.plan_batch(matrix, which, rows))
+        fewer.find_map(|&rows| self.plan_rows(matrix, which, rows))
     }
 
     /// The launch for `rows` input rows, if a block has the shared memory.
-    fn plan_batch(&self, matrix: &Matrix, which: &[usize], rows: usize) -> Option<BatchLaunch> {
-        let cluster = match self.context().properties().capability.0 {
-            9..12 => CLUSTER,
-            _ => 1,
-        };
+    fn plan_rows(&self, matrix: &Matrix, which: &[usize], rows: usize) -> Option<MatvecPlan> {
+        let cluster = if self.has_large_shared() { CLUSTER } else { 1 };
         let segments = || which.iter().map(|&i| &matrix.segments[i]);
         let bytes: f64 = segments().map(|s| s.bytes as f64).sum();
         let largest =
@@ -124,19 +116,18 @@ impl Kernels {
         let stage = largest(&|ty| stage_bytes(ty, matrix.groups, rows));
         let slices = largest(&|ty| matrix::slices(ty, matrix.groups).0 as usize);
         // Sums of so many tiles: a block alone adds up those of the slices, a block of a cluster keeps its part of them.
-        let sums = |tiles: usize| match cluster {
-            1 => tiles * rows * TILE * 4,
-            _ => (tiles * slices).div_ceil(cluster) * rows * TILE * 4,
-        };
+        let kept = if cluster == 1 { 1 } else { slices };
+        let sums = |tiles: usize| (tiles * kept).div_ceil(cluster) * rows * TILE * 4;
         // Two blocks share a multiprocessor where its memory holds two stages for each, and sums of some tiles.
         let shared = self.context().properties().shared_bytes;
         let of_block = |blocks: usize| {
             (shared + RESERVED_SHARED) / blocks - RESERVED_SHARED - STATIC_SHARED - MARGIN
         };
         let of_two = of_block(2);
-        let at_once = match fixed + 2 * stage + sums(1).max(of_two / 10) <= of_two {
-            true => 2,
-            false => 1,
+        let at_once = if fixed + 2 * stage + sums(1).max(of_two / 10) <= of_two {
+            2
+        } else {
+            1
         };
         let budget = of_block(at_once);
         let clusters = self.multiprocessors() * at_once as u32 / cluster as u32;
@@ -178,10 +169,10 @@ impl Kernels {
         let ring = (left / stage).clamp(1, MAX_STAGES) * stage;
         args.chunk_rows = (chunk * TILE) as u32;
         args.ring_bytes = ring as u32;
-        Some(BatchLaunch {
+        Some(MatvecPlan {
             rows,
             args,
-            blocks: first_block,
+            grid: first_block,
             shared: fixed + ring + sums(chunk) + MARGIN,
         })
     }

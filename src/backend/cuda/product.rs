@@ -256,10 +256,8 @@ impl Kernels {
         // More than half of what there is, so that no multiprocessor has two blocks while another has none;
         // where that mends, the room for the next product's blocks is worth more.
         let bytes: u64 = segments.iter().map(|s| s.bytes).sum();
-        let least = match SHARING_BYTES.contains(&(bytes / u64::from(grid))) {
-            true => 0,
-            false => most / 2 + 512,
-        };
+        let shares = SHARING_BYTES.contains(&(bytes / u64::from(grid)));
+        let least = if shares { 0 } else { most / 2 + 512 };
         let shared = (ring + matrix.groups as usize * INPUT_BYTES + sums).max(least);
         (shared <= most).then_some(ProductPlan { args, grid, shared })
     }
