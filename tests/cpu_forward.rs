@@ -11,7 +11,7 @@ use emberlm::backend::cpu::matmul::Isa;
 use emberlm::backend::{KvType, Runner, RunnerOptions, Step, Weights};
 use emberlm::engine::sampling::Sampling;
 use emberlm::format::ModelFile;
-use emberlm::model::{Network, RopePairing};
+use emberlm::model::{Mixer, Network, RopePairing};
 use emberlm::quant::TensorType;
 use emberlm::{Result, Status};
 use std::sync::Arc;
@@ -156,7 +156,8 @@ fn agrees_with_the_oracle_on_every_shape() {
             let mut network = tiny(&shape);
             if heads == kv_heads {
                 for block in &mut network.blocks {
-                    block.attention.rope.as_mut().unwrap().pairing = RopePairing::Halves;
+                    let Mixer::Attention(a) = &mut block.mixer;
+                    a.rope.as_mut().unwrap().pairing = RopePairing::Halves;
                 }
             }
             let tokens = tokens(40, network.n_vocab);

@@ -273,7 +273,7 @@ fn caches_hold_windows_and_estimates_know_it() {
         let windows = network
             .blocks
             .iter()
-            .filter(|b| b.attention.window.is_some());
+            .filter(|b| b.mixer.as_attention().unwrap().window.is_some());
         let (n, windows) = (network.blocks.len() as u64, windows.count() as u64);
         let per_token = weights.kv_bytes_per_token(KvType::F16);
         if windows == n {

@@ -236,10 +236,18 @@ fn patterns_have_a_value_for_each_layer() {
     let mut edited = Edited::of(&open_family("gemma2"));
     let pattern = Value::Array(Array::Bool(vec![false, true, false]));
     let network = load(edited.set("gemma2.attention.sliding_window_pattern", pattern)).unwrap();
-    let windows: Vec<_> = network.blocks.iter().map(|b| b.attention.window).collect();
+    let windows: Vec<_> = network
+        .blocks
+        .iter()
+        .map(|b| b.mixer.as_attention().unwrap().window)
+        .collect();
     assert_eq!(windows, [None, Some(8), None]);
     let network = load(edited.set("gemma2.attention.sliding_window_pattern", 3u32)).unwrap();
-    let windows: Vec<_> = network.blocks.iter().map(|b| b.attention.window).collect();
+    let windows: Vec<_> = network
+        .blocks
+        .iter()
+        .map(|b| b.mixer.as_attention().unwrap().window)
+        .collect();
     assert_eq!(windows, [Some(8), Some(8), None]);
 }
 

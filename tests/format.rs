@@ -22,7 +22,7 @@ fn hamlet_is_a_llama_of_the_known_shape() {
     assert_eq!((network.context_length, network.blocks.len()), (2048, 8));
     assert!(network.head.weight.same_data(&network.embedding));
     for block in &network.blocks {
-        let a = &block.attention;
+        let a = block.mixer.as_attention().unwrap();
         assert_eq!((a.n_heads, a.n_kv_heads, a.head_dim), (4, 2, 64));
         assert_eq!(a.q.weight.ty, TensorType::Q4K);
         assert_eq!(a.scale, 0.125);
@@ -31,7 +31,7 @@ fn hamlet_is_a_llama_of_the_known_shape() {
         assert_eq!(rope.inv_freq.len(), 32);
         assert_eq!((rope.inv_freq[0], rope.inv_freq[16]), (1.0, 0.01));
         assert_eq!(rope.magnitude, 1.0);
-        assert_eq!(block.attention_norm.as_ref().unwrap().eps, 1e-5);
+        assert_eq!(block.mixer_norm.as_ref().unwrap().eps, 1e-5);
         let FeedForward::Dense(mlp) = &block.feed_forward else {
             panic!("experts")
         };

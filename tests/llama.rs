@@ -42,7 +42,7 @@ fn shapes_of_all_parts_are_as_described() {
     assert!(!n.head.weight.same_data(&n.embedding));
     assert_eq!(n.final_norm.weight.dims, [32]);
     for (i, block) in n.blocks.iter().enumerate() {
-        let a = &block.attention;
+        let a = block.mixer.as_attention().unwrap();
         assert_eq!((a.n_heads, a.n_kv_heads, a.head_dim), (6, 3, 10));
         assert_eq!(a.scale, (1.0 / 10f64.sqrt()) as f32);
         assert_eq!(a.q.weight.dims, [32, 60]);
@@ -58,7 +58,7 @@ fn shapes_of_all_parts_are_as_described() {
         assert_eq!(f.down.weight.dims, [40, 32]);
         // Each part has the tensor of its own name and layer.
         let parts = [
-            (&block.attention_norm.as_ref().unwrap().weight, "attn_norm"),
+            (&block.mixer_norm.as_ref().unwrap().weight, "attn_norm"),
             (&a.q.weight, "attn_q"),
             (&a.k.weight, "attn_k"),
             (&a.v.weight, "attn_v"),
@@ -132,7 +132,10 @@ fn optional_keys_have_their_defaults() {
         }
     })
     .unwrap();
-    let (a, b) = (&full.blocks[0].attention, &bare.blocks[0].attention);
+    let (a, b) = (
+        full.blocks[0].mixer.as_attention().unwrap(),
+        bare.blocks[0].mixer.as_attention().unwrap(),
+    );
     assert_eq!((b.n_kv_heads, b.head_dim), (4, 8));
     assert_eq!(a.rope, b.rope);
     assert_eq!(bare.n_vocab, 48);
@@ -147,7 +150,7 @@ fn sizes_may_be_given_per_layer_if_they_are_the_same() {
         })
     };
     let n = set("llama.attention.head_count_kv", &[2, 2]).unwrap();
-    assert_eq!(n.blocks[1].attention.n_kv_heads, 2);
+    assert_eq!(n.blocks[1].mixer.as_attention().unwrap().n_kv_heads, 2);
     set("llama.attention.head_count", &[4, 4]).unwrap();
     set("llama.feed_forward_length", &[64, 64]).unwrap();
 

@@ -17,9 +17,9 @@ fn with(tiny: &Tiny, change: impl FnOnce(&mut Writer)) -> Result<Network, Error>
 
 fn rope(tiny: &Tiny, change: impl FnOnce(&mut Writer)) -> Rope {
     let network = with(tiny, change).unwrap();
-    let ropes: Vec<_> = network.blocks.iter().map(|b| &b.attention.rope).collect();
-    assert!(ropes.iter().all(|rope| **rope == *ropes[0]));
-    ropes[0].clone().unwrap()
+    let ropes: Vec<_> = network.blocks.iter().map(|b| b.mixer.rope()).collect();
+    assert!(ropes.iter().all(|rope| *rope == ropes[0]));
+    ropes[0].unwrap().clone()
 }
 
 /// Fails unless each number is within a few units in the last place of single precision.

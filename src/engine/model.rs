@@ -298,9 +298,9 @@ fn parameters(network: &Network) -> u64 {
         vector(&l.weight) + bias
     };
     let block = |b: &Block| {
-        let sinks = b.attention.sinks.as_ref().map_or(0, vector);
+        let others = b.mixer.vectors().map(vector).sum::<u64>();
         let matrices = b.linears().into_iter().map(matrix).sum::<u64>();
-        b.norms().map(norm).sum::<u64>() + matrices + sinks
+        b.norms().map(norm).sum::<u64>() + matrices + others
     };
     let embedding = &network.embedding;
     let head = if network.head.weight.same_data(embedding) {

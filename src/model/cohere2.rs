@@ -15,7 +15,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
         let mut attention = d.attention(i, windows[i].map(|_| &rope))?;
         attention.window = windows[i];
         Ok(Block {
-            attention_norm: d.norm(i, "attn_norm")?,
+            mixer_norm: d.norm(i, "attn_norm")?,
             parallel: true,
             ..bare_block(attention, d.gated(i, Activation::Silu)?)
         })

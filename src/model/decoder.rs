@@ -4,7 +4,7 @@
 use super::rope::Ramp;
 use super::source::Source;
 use super::{
-    Activation, Attention, Block, FeedForward, Linear, Mlp, Network, Norm, NormKind, Rope,
+    Activation, Attention, Block, FeedForward, Linear, Mixer, Mlp, Network, Norm, NormKind, Rope,
     RopePairing, rope,
 };
 use crate::error::{Result, fail};
@@ -362,7 +362,7 @@ impl<'a> Decoder<'a> {
         feed_forward: FeedForward,
     ) -> Result<Block> {
         Ok(Block {
-            attention_norm: self.norm(layer, "attn_norm")?,
+            mixer_norm: self.norm(layer, "attn_norm")?,
             feed_forward_norm: self.norm(layer, "ffn_norm")?,
             ..bare_block(attention, feed_forward)
         })
@@ -372,9 +372,9 @@ impl<'a> Decoder<'a> {
 /// A sequential block without norms.
 pub(super) fn bare_block(attention: Attention, feed_forward: FeedForward) -> Block {
     Block {
-        attention_norm: None,
-        attention,
-        attention_post_norm: None,
+        mixer_norm: None,
+        mixer: Mixer::Attention(Box::new(attention)),
+        mixer_post_norm: None,
         feed_forward_norm: None,
         feed_forward,
         feed_forward_post_norm: None,

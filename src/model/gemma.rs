@@ -51,8 +51,8 @@ fn default_scale(d: &mut Decoder, layers_of_largest: usize) -> Result<()> {
 
 fn block(d: &Decoder, i: usize, attention: Attention) -> Result<Block> {
     Ok(Block {
-        attention_norm: d.norm(i, "attn_norm")?,
-        attention_post_norm: d.norm(i, "post_attention_norm")?,
+        mixer_norm: d.norm(i, "attn_norm")?,
+        mixer_post_norm: d.norm(i, "post_attention_norm")?,
         feed_forward_norm: d.norm(i, "ffn_norm")?,
         feed_forward_post_norm: d.norm(i, "post_ffw_norm")?,
         ..bare_block(attention, d.gated(i, Activation::GeluTanh)?)

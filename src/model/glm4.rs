@@ -28,8 +28,8 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     d.network(|i| {
         let attention = d.attention(i, Some(&rope))?;
         Ok(Block {
-            attention_norm: d.norm(i, "attn_norm")?,
-            attention_post_norm: d.norm(i, "post_attention_norm")?,
+            mixer_norm: d.norm(i, "attn_norm")?,
+            mixer_post_norm: d.norm(i, "post_attention_norm")?,
             feed_forward_norm: d.norm(i, "ffn_norm")?,
             feed_forward_post_norm: d.norm(i, "post_ffw_norm")?,
             ..bare_block(attention, d.gated_fused(i, Activation::Silu)?)

@@ -28,7 +28,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
         let sinks = format!("blk.{i}.attn_sinks.weight");
         attention.sinks = Some(d.source.vector(&sinks, d.n_heads)?);
         Ok(Block {
-            attention_norm: d.norm(i, "attn_norm")?,
+            mixer_norm: d.norm(i, "attn_norm")?,
             feed_forward_norm: d.norm(i, "post_attention_norm")?,
             ..bare_block(attention, experts.layer(&d, i)?)
         })

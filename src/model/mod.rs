@@ -26,8 +26,8 @@ mod source;
 mod starcoder2;
 
 pub use network::{
-    Activation, Attention, Block, Experts, FeedForward, Linear, LongRope, Mlp, Network, Norm,
-    NormKind, Rope, RopePairing, Scoring, SharedExpert,
+    Activation, Attention, Block, Experts, FeedForward, KvShape, Linear, LongRope, Mixer,
+    MixerState, Mlp, Network, Norm, NormKind, Rope, RopePairing, Scoring, SharedExpert,
 };
 
 use crate::error::{Result, fail};

@@ -35,25 +35,25 @@ pub struct Network {
 
 /// One layer.
 ///
-/// With `a(y) = post(attention(y))`, `f(y) = post(feed_forward(y))` and `r` the residual scale, a
-/// sequential block does `x += r * a(norm(x)); x += r * f(norm(x))`, a parallel one
-/// `x += r * (a(norm(x)) + f(norm(x)))`. A norm that is `None` changes nothing, except that a
-/// parallel block without a `feed_forward_norm` feeds the attention's normed input to both.
+/// With `m(y) = post(mixer(y))`, `f(y) = post(feed_forward(y))` and `r` the residual scale, a
+/// sequential block does `x += r * m(norm(x)); x += r * f(norm(x))`, a parallel one
+/// `x += r * (m(norm(x)) + f(norm(x)))`. A norm that is `None` changes nothing, except that a
+/// parallel block without a `feed_forward_norm` feeds the mixer's normed input to both.
 #[derive(Clone, Debug)]
 pub struct Block {
-    /// Norm before attention.
-    pub attention_norm: Option<Norm>,
-    /// Self-attention.
-    pub attention: Attention,
-    /// Norm of the attention's output, before it is added.
-    pub attention_post_norm: Option<Norm>,
+    /// Norm before the mixer.
+    pub mixer_norm: Option<Norm>,
+    /// What mixes positions.
+    pub mixer: Mixer,
+    /// Norm of the mixer's output, before it is added.
+    pub mixer_post_norm: Option<Norm>,
     /// Norm before the feed-forward part.
     pub feed_forward_norm: Option<Norm>,
     /// Feed-forward part.
     pub feed_forward: FeedForward,
     /// Norm of the feed-forward's output, before it is added.
     pub feed_forward_post_norm: Option<Norm>,
-    /// Whether attention and feed-forward read the same residual stream.
+    /// Whether mixer and feed-forward read the same residual stream.
     pub parallel: bool,
     /// Factor on what is added to the residual stream. Finite and positive.
     pub residual_scale: f32,
@@ -88,6 +88,80 @@ pub struct Linear {
     pub weight: Tensor,
     /// F32, F16 or BF16; `out` elements.
     pub bias: Option<Tensor>,
+}
+
+/// The part of a block that mixes positions.
+#[derive(Clone, Debug)]
+pub enum Mixer {
+    /// Self-attention.
+    Attention(Box<Attention>),
+}
+
+/// What a mixer keeps of the positions that it has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MixerState {
+    /// A key and a value per position.
+    Kv(KvShape),
+}
+
+/// Keys and values of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Key and value heads.
+    pub n_kv_heads: usize,
+    /// Elements of a head's key, and of its value.
+    pub head_dim: usize,
+    /// Position `p` needs the positions from `p - window + 1` on; all if `None`.
+    pub window: Option<usize>,
+}
+
+impl Mixer {
+    /// What it keeps in a session of a model that was trained for `context_length` positions. A
+    /// window that no context exceeds counts as none.
+    pub fn state(&self, context_length: usize) -> MixerState {
+        match self {
+            Mixer::Attention(a) => MixerState::Kv(KvShape {
+                n_kv_heads: a.n_kv_heads,
+                head_dim: a.head_dim,
+                window: a.window.filter(|w| *w < context_length),
+            }),
+        }
+    }
+
+    /// Its matrices.
+    pub fn linears(&self) -> Vec<&Linear> {
+        match self {
+            Mixer::Attention(a) => vec![&a.q, &a.k, &a.v, &a.output],
+        }
+    }
+
+    /// Its norms.
+    pub fn norms(&self) -> impl Iterator<Item = &Norm> {
+        match self {
+            Mixer::Attention(a) => [&a.q_norm, &a.k_norm].into_iter().flatten(),
+        }
+    }
+
+    /// Its vectors that are neither norms nor biases.
+    pub fn vectors(&self) -> impl Iterator<Item = &Tensor> {
+        match self {
+            Mixer::Attention(a) => a.sinks.iter(),
+        }
+    }
+
+    /// Its rotary embedding.
+    pub fn rope(&self) -> Option<&Rope> {
+        match self {
+            Mixer::Attention(a) => a.rope.as_ref(),
+        }
+    }
+
+    /// Self-attention, where that is what it is.
+    pub fn as_attention(&self) -> Option<&Attention> {
+        match self {
+            Mixer::Attention(a) => Some(a),
+        }
+    }
 }
 
 /// Grouped-query self-attention. Query head `h` reads KV head `h / (n_heads / n_kv_heads)`.
@@ -167,7 +241,7 @@ pub enum RopePairing {
     Halves,
 }
 
-/// The part of a block after attention.
+/// The part of a block after the mixer.
 #[derive(Clone, Debug)]
 pub enum FeedForward {
     /// One for all tokens.
@@ -262,8 +336,7 @@ pub enum Activation {
 impl Block {
     /// Every matrix of the block.
     pub fn linears(&self) -> Vec<&Linear> {
-        let a = &self.attention;
-        let mut all = vec![&a.q, &a.k, &a.v, &a.output];
+        let mut all = self.mixer.linears();
         match &self.feed_forward {
             FeedForward::Dense(m) => all.extend(m.linears()),
             FeedForward::Experts(e) => {
@@ -279,17 +352,13 @@ impl Block {
 
     /// Every norm of the block.
     pub fn norms(&self) -> impl Iterator<Item = &Norm> {
-        let a = &self.attention;
-        [
-            &self.attention_norm,
-            &a.q_norm,
-            &a.k_norm,
-            &self.attention_post_norm,
+        let own = [
+            &self.mixer_norm,
+            &self.mixer_post_norm,
             &self.feed_forward_norm,
             &self.feed_forward_post_norm,
-        ]
-        .into_iter()
-        .flatten()
+        ];
+        own.into_iter().flatten().chain(self.mixer.norms())
     }
 }
 

@@ -18,7 +18,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
         attention.k_norm = d.norm_of(i, "attn_k_norm", d.n_kv_heads * d.head_dim)?;
         attention.window = windows[i];
         Ok(Block {
-            attention_post_norm: d.norm(i, "post_attention_norm")?,
+            mixer_post_norm: d.norm(i, "post_attention_norm")?,
             feed_forward_post_norm: d.norm(i, "post_ffw_norm")?,
             ..bare_block(attention, d.gated(i, Activation::Silu)?)
         })

@@ -17,7 +17,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
         let attention = d.attention(i, Some(&rope))?;
         let feed_forward = d.plain(i, Activation::GeluTanh)?;
         Ok(Block {
-            attention_norm: d.norm(i, "attn_norm")?,
+            mixer_norm: d.norm(i, "attn_norm")?,
             parallel: true,
             ..bare_block(attention, feed_forward)
         })

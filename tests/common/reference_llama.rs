@@ -28,14 +28,14 @@ pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
     for b in &network.blocks {
         let scale = f64::from(b.residual_scale);
         if b.parallel {
-            let input = norm(b.attention_norm.as_ref(), &x);
+            let input = norm(b.mixer_norm.as_ref(), &x);
             let other = b.feed_forward_norm.as_ref().map(|n| norm(Some(n), &x));
             let y = attention_part(b, &input);
             let z = feed_forward_part(b, other.as_ref().unwrap_or(&input));
             add(&mut x, &y, scale);
             add(&mut x, &z, scale);
         } else {
-            let y = attention_part(b, &norm(b.attention_norm.as_ref(), &x));
+            let y = attention_part(b, &norm(b.mixer_norm.as_ref(), &x));
             add(&mut x, &y, scale);
             let y = feed_forward_part(b, &norm(b.feed_forward_norm.as_ref(), &x));
             add(&mut x, &y, scale);
@@ -49,8 +49,8 @@ pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
 }
 
 fn attention_part(block: &Block, x: &Rows) -> Rows {
-    let y = attention(&block.attention, x);
-    norm(block.attention_post_norm.as_ref(), &y)
+    let y = attention(block.mixer.as_attention().unwrap(), x);
+    norm(block.mixer_post_norm.as_ref(), &y)
 }
 
 fn feed_forward_part(block: &Block, x: &Rows) -> Rows {

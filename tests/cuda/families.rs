@@ -135,7 +135,7 @@ fn matches_transformers(name: &str) {
     if short.exists() {
         // Sessions with a context of this length have frequencies of their own.
         let above = network.blocks.iter().find_map(|b| {
-            let long = b.attention.rope.as_ref()?.long.as_ref()?;
+            let long = b.mixer.rope()?.long.as_ref()?;
             Some(long.above)
         });
         texts.push(("short", above.expect("other frequencies for long contexts")));

@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::backend::KvType;
-use crate::backend::cpu::kv::{Half, KvCache, LayerShape, Shape, put};
+use crate::backend::cpu::kv::{Half, KvCache, Shape, put};
 use crate::backend::cpu::matmul::Isa;
 use crate::backend::cpu::rows::{Rows, Scores, tokens_per_block};
+use crate::model::KvShape;
 
 fn numbers(n: usize, seed: u32) -> Vec<f32> {
     let mut s = seed.wrapping_mul(2654435761).wrapping_add(12345);
@@ -27,7 +28,7 @@ struct Case {
 }
 
 fn case<E: Element>(kv_type: KvType, dim: usize, len: usize) -> Case {
-    let layer = LayerShape {
+    let layer = KvShape {
         n_kv_heads: 1,
         head_dim: dim,
         window: None,

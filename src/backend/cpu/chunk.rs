@@ -326,13 +326,13 @@ impl<'a> Chunk<'a> {
             if let (true, FeedForwardLayer::Dense(dense)) = (layer.parallel, &layer.feed_forward) {
                 // Before anything is added to what both parts read.
                 let norm = layer.feed_forward_norm.as_ref();
-                let norm = norm.or(layer.attention_norm.as_ref());
+                let norm = norm.or(layer.mixer_norm.as_ref());
                 self.encode(worker, me, norm, x, layer.feed_forward_encodings());
                 worker.barrier();
                 self.inner(worker, me, dense);
                 worker.barrier();
             }
-            let norm = layer.attention_norm.as_ref();
+            let norm = layer.mixer_norm.as_ref();
             self.encode(worker, me, norm, x, layer.qkv_encodings());
             worker.barrier();
             let products = [&layer.q, &layer.k, &layer.v];
@@ -352,7 +352,7 @@ impl<'a> Chunk<'a> {
             let q = (b.q, layer.n_heads * layer.head_dim, s.q);
             self.encode(worker, me, None, q, layer.output.matrix.encodings());
             worker.barrier();
-            let post = (&layer.attention_post_norm, scale);
+            let post = (&layer.mixer_post_norm, scale);
             self.add_product(worker, me, &layer.output, post);
             worker.barrier();
             if !layer.parallel {

@@ -68,7 +68,7 @@ fn weights_bytes(network: &Network) -> u64 {
     for block in &network.blocks {
         floats += block.norms().map(norm).sum::<usize>();
         let biases = block.linears().into_iter().filter_map(|m| m.bias.as_ref());
-        let vectors = biases.chain(&block.attention.sinks);
+        let vectors = biases.chain(block.mixer.vectors());
         floats += vectors.map(|b| b.row_len() * b.rows()).sum::<usize>();
     }
     (mapped + floats * size_of::<f32>()) as u64

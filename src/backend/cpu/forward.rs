@@ -220,13 +220,13 @@ impl DecodeStep<'_> {
             if let (true, FeedForwardLayer::Dense(dense)) = (layer.parallel, &layer.feed_forward) {
                 // Before anything is added to what both parts read.
                 let norm = match &layer.feed_forward_norm {
-                    None => &layer.attention_norm,
+                    None => &layer.mixer_norm,
                     norm => norm,
                 };
                 self.norm_input(worker, me, norm, layer.feed_forward_encodings());
                 self.inner(worker, me, dense);
             }
-            self.norm_input(worker, me, &layer.attention_norm, layer.qkv_encodings());
+            self.norm_input(worker, me, &layer.mixer_norm, layer.qkv_encodings());
             let products = [&layer.q, &layer.k, &layer.v];
             let outs = [b.q, b.k, b.v];
             deal_rows(worker, &products, GRAIN_BYTES, |i, rows| {
@@ -253,7 +253,7 @@ impl DecodeStep<'_> {
             let width = layer.n_heads * layer.head_dim;
             let enc = layer.output.matrix.encodings();
             me.input.set_row(isa, 0, b.q.part(0, width), enc);
-            let post = (&layer.attention_post_norm, scale);
+            let post = (&layer.mixer_post_norm, scale);
             self.add_product(worker, me, &layer.output, post);
             worker.barrier();
             let output = || product_bytes([&layer.output]);

@@ -13,6 +13,7 @@ use super::pages::Pages;
 use super::simd::{LANES, Lanes, simd_kernel};
 use crate::backend::KvType;
 use crate::error::{Result, fail};
+use crate::model::KvShape;
 use std::marker::PhantomData;
 
 /// Positions per segment. Attention sums up whole segments, so this is part of the definition of
@@ -76,17 +77,6 @@ unsafe impl Element for f32 {
 /// Positions that a chunk writes at most before attention reads them.
 pub const MAX_CHUNK: usize = 512;
 
-/// What one layer has in a cache.
-#[derive(Clone, Copy, Debug)]
-pub struct LayerShape {
-    /// KV heads.
-    pub n_kv_heads: usize,
-    /// Elements of a key and of a value.
-    pub head_dim: usize,
-    /// Positions that a position sees, itself included, if not all.
-    pub window: Option<usize>,
-}
-
 /// KV heads and head size of one layer, and where its part of a segment begins.
 #[derive(Clone, Copy, Debug)]
 struct Part {
@@ -138,12 +128,12 @@ pub struct Shape {
 
 impl Shape {
     /// The shape for these layers. Errors: `OutOfMemory` where the numbers are beyond all memory.
-    pub fn new(layers: impl Iterator<Item = LayerShape>, kv_type: KvType) -> Result<Shape> {
+    pub fn new(layers: impl Iterator<Item = KvShape>, kv_type: KvType) -> Result<Shape> {
         let size = element_bytes(kv_type);
         let mut parts = Vec::new();
         let mut groups: Vec<Group> = Vec::new();
         for layer in layers {
-            let LayerShape {
+            let KvShape {
                 n_kv_heads,
                 head_dim,
                 window,

@@ -4,8 +4,8 @@ use super::*;
 use crate::backend::cpu::matmul::Isa;
 use crate::error::Status;
 
-fn whole((n_kv_heads, head_dim): (usize, usize)) -> LayerShape {
-    LayerShape {
+fn whole((n_kv_heads, head_dim): (usize, usize)) -> KvShape {
+    KvShape {
         n_kv_heads,
         head_dim,
         window: None,
@@ -14,7 +14,7 @@ fn whole((n_kv_heads, head_dim): (usize, usize)) -> LayerShape {
 
 #[test]
 fn a_ring_holds_a_window_and_a_chunk_before_it_forgets() {
-    let layers = [None, Some(300)].map(|window| LayerShape {
+    let layers = [None, Some(300)].map(|window| KvShape {
         n_kv_heads: 1,
         head_dim: 16,
         window,

@@ -9,7 +9,8 @@ use super::rows::Scores;
 use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
 use crate::model::{
-    Activation, Attention, Block, FeedForward, Linear, Mlp, Norm, NormKind, Rope, RopePairing,
+    Activation, Block, FeedForward, Linear, Mixer, MixerState, Mlp, Norm, NormKind, Rope,
+    RopePairing,
 };
 use crate::quant::{TensorType, dequantize_row};
 use std::ops::Range;
@@ -149,7 +150,7 @@ pub(super) struct LayerRope {
 pub(super) struct Layer {
     /// Its place in the network, and in a cache.
     pub index: usize,
-    pub attention_norm: Option<NormWeights>,
+    pub mixer_norm: Option<NormWeights>,
     pub n_heads: usize,
     pub n_kv_heads: usize,
     pub head_dim: usize,
@@ -165,17 +166,12 @@ pub(super) struct Layer {
     pub window: Option<usize>,
     score_cap: Option<f32>,
     sinks: Option<Vec<f32>>,
-    pub attention_post_norm: Option<NormWeights>,
+    pub mixer_post_norm: Option<NormWeights>,
     pub feed_forward_norm: Option<NormWeights>,
     pub feed_forward: FeedForwardLayer,
     pub feed_forward_post_norm: Option<NormWeights>,
     pub parallel: bool,
     pub residual_scale: f32,
-}
-
-/// The window of a layer, if it is shorter than the context that the model was trained for.
-pub(super) fn window(attention: &Attention, context_length: usize) -> Option<usize> {
-    attention.window.filter(|w| *w < context_length)
 }
 
 impl Layer {
@@ -186,13 +182,14 @@ impl Layer {
         ropes: &mut Vec<Rope>,
         isa: Isa,
     ) -> Result<Layer> {
-        let a = &block.attention;
+        let Mixer::Attention(a) = &block.mixer;
+        let MixerState::Kv(kv) = block.mixer.state(context_length);
         if block.parallel && matches!(block.feed_forward, FeedForward::Experts(_)) {
             fail!(Unsupported, "layer {index}: experts beside attention");
         }
         Ok(Layer {
             index,
-            attention_norm: NormWeights::find(&block.attention_norm)?,
+            mixer_norm: NormWeights::find(&block.mixer_norm)?,
             n_heads: a.n_heads,
             n_kv_heads: a.n_kv_heads,
             head_dim: a.head_dim,
@@ -204,10 +201,10 @@ impl Layer {
             k_norm: HeadNorm::find(&a.k_norm, a.head_dim)?,
             rope: a.rope.as_ref().map(|rope| layer_rope(rope, ropes)),
             scale: a.scale,
-            window: window(a, context_length),
+            window: kv.window,
             score_cap: a.score_cap,
             sinks: find_floats(&a.sinks, "attention sinks")?,
-            attention_post_norm: NormWeights::find(&block.attention_post_norm)?,
+            mixer_post_norm: NormWeights::find(&block.mixer_post_norm)?,
             feed_forward_norm: NormWeights::find(&block.feed_forward_norm)?,
             feed_forward: match &block.feed_forward {
                 FeedForward::Dense(mlp) => {
@@ -260,8 +257,8 @@ impl Layer {
     /// Floats of its small vectors.
     pub fn floats(&self) -> usize {
         let norms = [
-            &self.attention_norm,
-            &self.attention_post_norm,
+            &self.mixer_norm,
+            &self.mixer_post_norm,
             &self.feed_forward_norm,
             &self.feed_forward_post_norm,
         ];

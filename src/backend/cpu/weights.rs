@@ -5,15 +5,15 @@ use super::batch::{BatchSpace, step_batch};
 use super::chunk::ChunkSpace;
 use super::experts::{ExpertSizes, ExpertThread};
 use super::forward::DecodeSpace;
-use super::kv::{KvCache, LayerShape, Shape};
-use super::layer::{Layer, NormWeights, Product, product, table_len, window};
+use super::kv::{KvCache, Shape};
+use super::layer::{Layer, NormWeights, Product, product, table_len};
 use super::matmul::{Activations, Encodings, Isa, Matrix, Scratch};
 use super::pool::Pool;
 use super::runner::CpuRunner;
 use super::turn::Turns;
 use crate::backend::{KvType, MaskSource, Runner, RunnerOptions, Step, Weights};
 use crate::error::{Result, fail, try_vec};
-use crate::model::{Block, FeedForward, Network, Rope};
+use crate::model::{Block, FeedForward, KvShape, Mixer, MixerState, Network, Rope};
 use std::cell::UnsafeCell;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -116,7 +116,7 @@ impl ThreadSpaces {
 fn ropes(network: &Network) -> Vec<&Rope> {
     let mut ropes: Vec<&Rope> = Vec::new();
     for block in &network.blocks {
-        if let Some(rope) = &block.attention.rope
+        if let Some(rope) = block.mixer.rope()
             && !ropes.contains(&rope)
         {
             ropes.push(rope);
@@ -134,7 +134,7 @@ impl Sizes {
             ..Sizes::default()
         };
         for block in &network.blocks {
-            let a = &block.attention;
+            let Mixer::Attention(a) = &block.mixer;
             s.q = s.q.max(a.n_heads * a.head_dim);
             s.kv = s.kv.max(a.n_kv_heads * a.head_dim);
             if let FeedForward::Dense(mlp) = &block.feed_forward {
@@ -238,7 +238,7 @@ impl CpuWeights {
     }
 
     pub(super) fn kv_shape(&self, kv_type: KvType) -> Result<Shape> {
-        let shape = |l: &Layer| LayerShape {
+        let shape = |l: &Layer| KvShape {
             n_kv_heads: l.n_kv_heads,
             head_dim: l.head_dim,
             window: l.window,
@@ -248,14 +248,10 @@ impl CpuWeights {
 }
 
 /// What the layers of a network have in a cache.
-pub(super) fn kv_layers(network: &Network) -> impl Iterator<Item = LayerShape> {
+pub(super) fn kv_layers(network: &Network) -> impl Iterator<Item = KvShape> {
     network.blocks.iter().map(|block| {
-        let a = &block.attention;
-        LayerShape {
-            n_kv_heads: a.n_kv_heads,
-            head_dim: a.head_dim,
-            window: window(a, network.context_length),
-        }
+        let MixerState::Kv(kv) = block.mixer.state(network.context_length);
+        kv
     })
 }
 

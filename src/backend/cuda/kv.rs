@@ -5,20 +5,10 @@ use super::args::{KvLayout, NO_WINDOW};
 use super::attention::KV_TILE;
 use crate::backend::KvType;
 use crate::error::{Result, fail};
+use crate::model::KvShape;
 
 /// Positions that a prefill appends to a ring at a time, which has room for them beside the window.
 pub const RING_CHUNK: usize = 512;
-
-/// What a layer keeps of a position.
-#[derive(Clone, Copy, Debug)]
-pub struct KvShape {
-    /// Key and value heads.
-    pub n_kv_heads: u32,
-    /// Elements of a head.
-    pub head_dim: u32,
-    /// Positions that are seen, if not all.
-    pub window: Option<u32>,
-}
 
 /// Where everything is in the caches of an element type.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +37,7 @@ impl KvPlan {
             );
         }
         let windows = layers.iter().filter_map(|l| l.window);
-        let window = windows.max().unwrap_or(0) as usize;
+        let window = windows.max().unwrap_or(0);
         // All of a chunk are appended before the first of them looks back.
         let ring = match window {
             0 => 0,
@@ -56,7 +46,7 @@ impl KvPlan {
         let (mut tile_bytes, mut ring_tile_bytes) = (0, 0);
         let mut layouts = Vec::new();
         for layer in layers {
-            let dim = u64::from(layer.head_dim);
+            let dim = layer.head_dim as u64;
             let row = match kv_type {
                 KvType::Q8_0 => dim.next_multiple_of(32) + dim.div_ceil(32) * 2,
                 _ => dim * 2,
@@ -70,17 +60,17 @@ impl KvPlan {
                 tile_bytes: 0,
                 layer_offset: *tile,
                 row_bytes: row_bytes as u32,
-                n_kv_heads: layer.n_kv_heads,
-                head_dim: layer.head_dim,
+                n_kv_heads: layer.n_kv_heads as u32,
+                head_dim: layer.head_dim as u32,
                 q8: u32::from(kv_type == KvType::Q8_0),
                 ring: if layer.window.is_some() {
                     ring as u32
                 } else {
                     0
                 },
-                window: layer.window.unwrap_or(NO_WINDOW),
+                window: layer.window.map_or(NO_WINDOW, |w| w as u32),
             });
-            *tile += 2 * u64::from(layer.n_kv_heads) * KV_TILE as u64 * row_bytes;
+            *tile += 2 * layer.n_kv_heads as u64 * KV_TILE as u64 * row_bytes;
         }
         for layout in &mut layouts {
             layout.tile_bytes = if layout.ring > 0 {
@@ -141,8 +131,8 @@ impl KvPlan {
 mod tests {
     use super::*;
 
-    fn plan(windows: &[Option<u32>]) -> KvPlan {
-        let shape = |window: &Option<u32>| KvShape {
+    fn plan(windows: &[Option<usize>]) -> KvPlan {
+        let shape = |window: &Option<usize>| KvShape {
             n_kv_heads: 2,
             head_dim: 20,
             window: *window,

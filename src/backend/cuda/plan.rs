@@ -5,14 +5,14 @@
 use super::args;
 use super::attention::MAX_HEAD_DIM;
 use super::experts::ExpertsPlan;
-use super::kv::{KvPlan, KvShape};
+use super::kv::KvPlan;
 use super::matrix::{self, Matrix, MatrixSegment};
 use crate::backend::KvType;
 use crate::error::{Result, fail};
 use crate::format::Tensor;
 use crate::model::{
-    Activation, Attention, Block, FeedForward, Linear, Mlp, Network, Norm, NormKind, Rope,
-    RopePairing,
+    Activation, Attention, Block, FeedForward, KvShape, Linear, Mixer, MixerState, Mlp, Network,
+    Norm, NormKind, Rope, RopePairing,
 };
 use std::f32::consts::LOG2_E;
 
@@ -23,9 +23,9 @@ const ALIGNMENT: u64 = 256;
 /// A layer on the device.
 #[derive(Clone, Debug)]
 pub struct LayerPlan {
-    pub attention_norm: Option<args::Norm>,
+    pub mixer_norm: Option<args::Norm>,
     pub attention: AttentionPlan,
-    pub attention_post_norm: Option<args::Norm>,
+    pub mixer_post_norm: Option<args::Norm>,
     /// In a parallel block without one of its own, that of attention.
     pub feed_forward_norm: Option<args::Norm>,
     pub feed_forward: FeedForwardPlan,
@@ -48,7 +48,8 @@ pub struct AttentionPlan {
     pub row_norms: [args::Norm; 2],
     pub rotation: args::Rotation,
     pub scores: args::Scores,
-    pub window: Option<u32>,
+    /// What it keeps.
+    pub kv: KvShape,
     pub output: Matrix,
 }
 
@@ -164,7 +165,7 @@ impl Jobs {
         }
     }
 
-    fn attention(&mut self, a: &Attention, context_length: usize) -> Result<AttentionPlan> {
+    fn attention(&mut self, a: &Attention, kv: KvShape) -> Result<AttentionPlan> {
         let mut head_norms = [args::Norm::default(); 2];
         let mut row_norms = head_norms;
         for (i, norm) in [&a.q_norm, &a.k_norm].into_iter().enumerate() {
@@ -196,8 +197,7 @@ impl Jobs {
                 scale,
                 cap,
             },
-            // A window that no context reaches is none.
-            window: a.window.filter(|w| *w < context_length).map(|w| w as u32),
+            kv,
             output: self.fuse(&[&a.output])?,
         })
     }
@@ -215,15 +215,18 @@ impl Jobs {
     }
 
     fn layer(&mut self, block: &Block, context_length: usize) -> Result<LayerPlan> {
-        let attention_norm = self.find_norm(&block.attention_norm)?;
+        let MixerState::Kv(kv) = block.mixer.state(context_length);
+        let mixer_norm = self.find_norm(&block.mixer_norm)?;
         let feed_forward_norm = match &block.feed_forward_norm {
-            None if block.parallel => attention_norm,
+            None if block.parallel => mixer_norm,
             norm => self.find_norm(norm)?,
         };
         Ok(LayerPlan {
-            attention_norm,
-            attention: self.attention(&block.attention, context_length)?,
-            attention_post_norm: self.find_norm(&block.attention_post_norm)?,
+            mixer_norm,
+            attention: match &block.mixer {
+                Mixer::Attention(attention) => self.attention(attention, kv)?,
+            },
+            mixer_post_norm: self.find_norm(&block.mixer_post_norm)?,
             feed_forward_norm,
             feed_forward: match &block.feed_forward {
                 FeedForward::Dense(mlp) => FeedForwardPlan::Dense(self.mlp(mlp)?),
@@ -362,7 +365,8 @@ impl Plan {
         };
         let mut layers = Vec::new();
         for (i, block) in network.blocks.iter().enumerate() {
-            let head_dim = block.attention.head_dim;
+            let MixerState::Kv(KvShape { head_dim, .. }) =
+                block.mixer.state(network.context_length);
             if head_dim > MAX_HEAD_DIM {
                 fail!(
                     Unsupported,
@@ -441,12 +445,7 @@ impl Plan {
 
     /// The KV caches with elements of this type.
     pub fn kv(&self, kv_type: KvType) -> Result<KvPlan> {
-        let shape = |l: &LayerPlan| KvShape {
-            n_kv_heads: l.attention.n_kv_heads,
-            head_dim: l.attention.head_dim,
-            window: l.attention.window,
-        };
-        let layers: Vec<KvShape> = self.layers.iter().map(shape).collect();
+        let layers: Vec<KvShape> = self.layers.iter().map(|l| l.attention.kv).collect();
         KvPlan::new(&layers, kv_type)
     }
 

@@ -183,10 +183,10 @@ impl Enqueue<'_> {
         let attention = &layer.attention;
         // SAFETY: the caller's word.
         unsafe {
-            self.input(layer.attention_norm, attention.qkv.groups)?;
+            self.input(layer.mixer_norm, attention.qkv.groups)?;
             self.matmul(&attention.qkv, at.wide, b.wide_stride, 0)?;
             self.attention(index, attention)?;
-            let post_norm = layer.attention_post_norm;
+            let post_norm = layer.mixer_post_norm;
             self.branch(&attention.output, post_norm, scale, at.h, between)?;
             match &layer.feed_forward {
                 FeedForwardPlan::Dense(mlp) => {
@@ -234,7 +234,7 @@ impl Enqueue<'_> {
             padding: 0,
         };
         // A ring has no room for more at a time.
-        let at_once = match attention.window {
+        let at_once = match attention.kv.window {
             Some(_) => RING_CHUNK as u32,
             None => self.rows,
         };

@@ -381,12 +381,12 @@ impl Enqueue<'_> {
         let attention = &layer.attention;
         // SAFETY: the caller's word.
         unsafe {
-            let norm = layer.attention_norm;
+            let norm = layer.mixer_norm;
             self.normed(norm, &attention.qkv, at.wide, b.wide_stride)?;
             self.mark(Work::Qkv, attention.qkv.bytes())?;
             self.attention(index)?;
             self.mark(Work::Attention, self.kv_bytes(index))?;
-            let post_norm = layer.attention_post_norm;
+            let post_norm = layer.mixer_post_norm;
             let rounded = RowInput::Rounded(b.inputs());
             let output = &attention.output;
             self.branch(output, &rounded, post_norm, scale, at.h, between)?;

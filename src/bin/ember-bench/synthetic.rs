@@ -220,8 +220,23 @@ mod tests {
             let network = Network::from_file(&file).expect("is a network");
             assert_eq!((network.hidden, network.n_vocab), (256, 300), "{mix}");
             assert_eq!(network.blocks.len(), 2);
-            assert!(network.blocks[1].attention.q.bias.is_some());
-            assert_eq!(network.blocks[0].attention.head_dim, 64);
+            assert!(
+                network.blocks[1]
+                    .mixer
+                    .as_attention()
+                    .expect("attends")
+                    .q
+                    .bias
+                    .is_some()
+            );
+            assert_eq!(
+                network.blocks[0]
+                    .mixer
+                    .as_attention()
+                    .expect("attends")
+                    .head_dim,
+                64
+            );
         }
         for architecture in ["qwen3moe", "gpt-oss"] {
             let experts = Shape {
@@ -242,7 +257,16 @@ mod tests {
             };
             assert_eq!((e.n_experts, e.n_used), (5, 2));
             assert_eq!(e.gate.weight.ty, TensorType::MXFP4);
-            assert_eq!(network.blocks[1].attention.q.weight.ty, TensorType::Q8_0);
+            assert_eq!(
+                network.blocks[1]
+                    .mixer
+                    .as_attention()
+                    .expect("attends")
+                    .q
+                    .weight
+                    .ty,
+                TensorType::Q8_0
+            );
         }
     }
 }
