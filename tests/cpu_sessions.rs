@@ -4,17 +4,18 @@ mod common;
 
 use common::hamlet;
 use common::tiny::{Random, Tiny};
+use common::work::{Driven, Step, step_batch};
+use emberlm::Status;
 use emberlm::backend::cpu::CpuWeights;
-use emberlm::backend::{KvType, MAX_BATCH, Runner, RunnerOptions, Step, Weights, Work};
+use emberlm::backend::{KvType, MAX_BATCH, RowError, RunnerOptions, Weights, Work};
 use emberlm::engine::sampling::{Dry, Sampling};
 use emberlm::format::ModelFile;
 use emberlm::model::{FeedForward, Network};
 use emberlm::quant::TensorType;
-use emberlm::{Result, Status};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 
-static NEVER: AtomicBool = AtomicBool::new(false);
+static NEVER: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
 fn network(tiny: &Tiny) -> Network {
     Network::from_file(&ModelFile::from_bytes(&tiny.bytes()).unwrap()).unwrap()
@@ -72,7 +73,7 @@ fn sampling(i: usize) -> Sampling {
 /// A session as the engine sees it: a runner, how it samples, and the token that it did not
 /// evaluate yet.
 struct Talk {
-    runner: Box<dyn Runner>,
+    runner: Driven,
     sampling: Sampling,
     pending: Option<u32>,
 }
@@ -85,7 +86,8 @@ impl Talk {
             kv_type: kv,
             ..Default::default()
         };
-        let mut runner = weights.clone().create_runner(&options).unwrap();
+        let all: Arc<dyn Weights> = weights.clone();
+        let mut runner = Driven::new(&all, &options).unwrap();
         let mut random = Random::new(i as u64, "prompt");
         let prompt: Vec<u32> = (0..len)
             .map(|_| (random.bits() % vocab as u64) as u32)
@@ -99,11 +101,9 @@ impl Talk {
     }
 
     fn next(&self) -> Step {
-        let pending = usize::from(self.pending.is_some());
         Step {
             token: self.pending,
             sampling: self.sampling,
-            position: (self.runner.len() + pending) as u64,
         }
     }
 
@@ -120,14 +120,11 @@ impl Talk {
     }
 }
 
-fn batch(weights: &CpuWeights, talks: &mut [&mut Talk], stop: &[&AtomicBool]) -> Result<Vec<u32>> {
+fn batch(talks: &mut [&mut Talk], stop: &[&Arc<AtomicBool>]) -> Result<Vec<u32>, RowError> {
     let steps: Vec<Step> = talks.iter().map(|t| t.next()).collect();
     let mut tokens = vec![u32::MAX; talks.len()];
-    let mut runners: Vec<&mut dyn Runner> = Vec::new();
-    for talk in talks.iter_mut() {
-        runners.push(&mut *talk.runner);
-    }
-    let result = weights.step_batch(&mut runners, &steps, stop, &mut tokens);
+    let mut runners: Vec<&mut Driven> = talks.iter_mut().map(|t| &mut t.runner).collect();
+    let result = step_batch(&mut runners, &steps, stop, &mut tokens);
     if result.is_err() {
         assert!(tokens.iter().all(|t| *t == u32::MAX));
     }
@@ -166,7 +163,7 @@ fn same_in_every_company(network: &Network, lengths: &[usize], kv: &[KvType], th
                         members.push(talk);
                     }
                 }
-                let tokens = batch(&weights, &mut members, &vec![&NEVER; group.len()]).unwrap();
+                let tokens = batch(&mut members, &vec![&NEVER; group.len()]).unwrap();
                 let mut group = group.to_vec();
                 group.sort_unstable();
                 for ((i, talk), token) in group.iter().zip(members).zip(tokens) {
@@ -225,11 +222,10 @@ fn a_batch_is_all_or_nothing() {
     }
     let lens = |talks: &[Talk]| -> Vec<usize> { talks.iter().map(|t| t.runner.len()).collect() };
     let before = lens(&talks);
-    let set = AtomicBool::new(true);
+    let set = Arc::new(AtomicBool::new(true));
     let mut all: Vec<&mut Talk> = talks.iter_mut().collect();
-    let e = batch(&weights, &mut all, &[&NEVER, &NEVER, &set, &NEVER]).unwrap_err();
-    assert_eq!(e.status, Status::Interrupted);
-    assert!(e.message.contains("index 2:"), "{e}");
+    let e = batch(&mut all, &[&NEVER, &NEVER, &set, &NEVER]).unwrap_err();
+    assert_eq!((e.error.status, e.row), (Status::Interrupted, Some(2)));
     assert_eq!(lens(&talks), before);
 
     // A token that is not in the vocabulary.
@@ -240,18 +236,16 @@ fn a_batch_is_all_or_nothing() {
     };
     let (three, _) = talks.split_at_mut(3);
     let mut mixed: Vec<&mut Talk> = three.iter_mut().chain([&mut other]).collect();
-    let e = batch(&weights, &mut mixed, &never).unwrap_err();
-    assert_eq!(e.status, Status::InvalidToken);
-    assert!(e.message.contains("index 3:"), "{e}");
+    let e = batch(&mut mixed, &never).unwrap_err();
+    assert_eq!((e.error.status, e.row), (Status::InvalidToken, Some(3)));
     assert_eq!(lens(&talks), before);
 
     let stranger = load(&network, 1);
     let mut stranger = Talk::new(&stranger, vocab, 1, 5, KvType::F16);
     let (three, _) = talks.split_at_mut(3);
     let mut mixed: Vec<&mut Talk> = three.iter_mut().chain([&mut stranger]).collect();
-    let e = batch(&weights, &mut mixed, &never).unwrap_err();
-    assert_eq!(e.status, Status::Internal);
-    assert!(e.message.contains("index 3:"), "{e}");
+    let e = batch(&mut mixed, &never).unwrap_err();
+    assert_eq!((e.error.status, e.row), (Status::Internal, Some(3)));
 
     // And then as if nothing had been.
     let mut alone: Vec<Talk> = (0..4)
@@ -263,7 +257,7 @@ fn a_batch_is_all_or_nothing() {
     for _ in 0..4 {
         let expected: Vec<u32> = alone.iter_mut().map(Talk::step).collect();
         let mut all: Vec<&mut Talk> = talks.iter_mut().collect();
-        assert_eq!(batch(&weights, &mut all, &never).unwrap(), expected);
+        assert_eq!(batch(&mut all, &never).unwrap(), expected);
     }
 }
 
@@ -276,7 +270,7 @@ fn logits_that_are_no_numbers_fail_the_batch() {
         .map(|i| Talk::new(&weights, network.n_vocab, i, 4, KvType::F16))
         .collect();
     let mut all: Vec<&mut Talk> = talks.iter_mut().collect();
-    batch(&weights, &mut all, &[&NEVER; 3]).unwrap();
+    batch(&mut all, &[&NEVER; 3]).unwrap();
 
     network.final_norm.eps = f32::NAN;
     let broken = load(&network, 2);
@@ -286,9 +280,8 @@ fn logits_that_are_no_numbers_fail_the_batch() {
     for pending in [None, Some(7)] {
         talks.iter_mut().for_each(|t| t.pending = pending);
         let mut all: Vec<&mut Talk> = talks.iter_mut().collect();
-        let e = batch(&broken, &mut all, &[&NEVER; 3]).unwrap_err();
-        assert_eq!(e.status, Status::Numeric);
-        assert!(e.message.contains("index 0:"), "{e}");
+        let e = batch(&mut all, &[&NEVER; 3]).unwrap_err();
+        assert_eq!((e.error.status, e.row), (Status::Numeric, Some(0)));
         assert!(talks.iter().all(|t| t.runner.len() == 4));
     }
 }
@@ -377,7 +370,8 @@ fn a_fork_continues_with_the_same_bits_and_leaves_the_first_alone() {
             first.step();
             let mut fork = Talk {
                 runner: first.runner.fork().unwrap(),
-                ..first
+                sampling: first.sampling,
+                pending: first.pending,
             };
             assert!(fork.runner.has_logits() && fork.runner.len() == len);
             // What the fork writes does not show in the first one.
@@ -395,7 +389,8 @@ fn a_fork_continues_with_the_same_bits_and_leaves_the_first_alone() {
         context: 4,
         ..Default::default()
     };
-    let mut empty = weights.clone().create_runner(&empty).unwrap();
+    let all: Arc<dyn Weights> = weights.clone();
+    let mut empty = Driven::new(&all, &empty).unwrap();
     let fork = empty.fork().unwrap();
     assert!(fork.is_empty() && !fork.has_logits());
 }

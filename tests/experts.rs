@@ -9,14 +9,16 @@ use common::reference_llama;
 use common::runs::{Run, on_cpu, on_cpu_with};
 use common::tiny::{Random, Tiny};
 use common::tiny_experts::{PLAIN, Variant, network, one_for_all, variants};
+use common::work::{Step, step_batch};
+use emberlm::backend::KvType;
 use emberlm::backend::cpu::matmul::Isa;
-use emberlm::backend::{KvType, Runner, Step};
 use emberlm::engine::sampling::Sampling;
 use emberlm::format::ModelFile;
 use emberlm::format::writer::Writer;
 use emberlm::model::Network;
 use emberlm::quant::TensorType;
 use emberlm::{Error, Status};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 const N_TOKENS: usize = 70;
@@ -139,7 +141,7 @@ fn the_cut_makes_no_difference() {
 
 /// Sessions of one batch that stand at different tokens.
 fn together(v: &Variant, network: &Network, tokens: &[u32], expected: &[Vec<f32>]) {
-    let never = AtomicBool::new(false);
+    let never = Arc::new(AtomicBool::new(false));
     let weights = on_cpu(network, 2);
     let starts = [1, 7, 20, 3, 50];
     let mut runs: Vec<Run> = Vec::new();
@@ -152,16 +154,10 @@ fn together(v: &Variant, network: &Network, tokens: &[u32], expected: &[Vec<f32>
         let steps = starts.map(|start| Step {
             token: Some(tokens[start + i]),
             sampling: Sampling::default(),
-            position: (start + i + 1) as u64,
         });
-        let mut runners: Vec<&mut dyn Runner> = Vec::new();
-        for run in &mut runs {
-            runners.push(&mut *run.runner);
-        }
+        let mut runners: Vec<_> = runs.iter_mut().map(|run| &mut run.runner).collect();
         let mut chosen = [0; 5];
-        weights
-            .step_batch(&mut runners, &steps, &[&never; 5], &mut chosen)
-            .unwrap();
+        step_batch(&mut runners, &steps, &[&never; 5], &mut chosen).unwrap();
         for (run, start) in runs.iter_mut().zip(starts) {
             let mut logits = vec![f32::NAN; network.n_vocab];
             run.runner.logits(&mut logits).unwrap();

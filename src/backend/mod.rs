@@ -3,19 +3,22 @@
 //! `Weights` is a network resident on a device, `Runner` the state of one session there. The engine
 //! is written against these traits alone.
 
-mod batch;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
 mod profile;
+mod row;
+pub mod state;
 
-pub use batch::{MAX_BATCH, at_index, move_index};
 pub use device::{Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, Progress};
 pub use profile::{Profile, ProfileEntry, Work};
+pub use row::{MAX_BATCH, Outcome, Row, RowError, RowResult, Want, When};
+pub use state::{Mark, StateInfo, StateSink, StateSource};
 
 use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
 use crate::error::{Result, fail};
+use crate::model::KvShape;
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -46,11 +49,17 @@ pub struct RunnerOptions {
 
 /// A network's weights on a device. Shared by all its runners.
 pub trait Weights: Send + Sync {
-    /// Makes a runner with an empty KV cache and everything reserved that a step needs.
+    /// Makes a runner with an empty state and everything reserved that a step needs.
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>>;
 
     /// Bytes of memory that the weights hold beyond the mapped file (on a GPU, device memory).
     fn resident_bytes(&self) -> u64;
+
+    /// What each layer keeps of a position.
+    fn kv_layers(&self) -> &[KvShape];
+
+    /// Whether a KV cache can have this element type here.
+    fn takes_kv_type(&self, kv_type: KvType) -> bool;
 
     /// Bytes of KV cache that a further position takes: those of the layers without a sliding
     /// window.
@@ -62,39 +71,17 @@ pub trait Weights: Send + Sync {
             .saturating_mul(context as u64)
     }
 
-    /// Does one step of each of several different runners of these weights, as [`Runner::step`]
-    /// does it: `steps[i]` is that of `runners[i]`, which `interrupts[i]` stops, and its token goes
-    /// to `tokens[i]`. At most [`MAX_BATCH`]. The bits of what a runner answers do not depend on
-    /// the others.
+    /// Starts the work of 1 to [`MAX_BATCH`] rows of different runners of these weights, in as few
+    /// passes over the weights as the device can. [`Runner::poll`] has the results of each row. The
+    /// bits of what a runner answers do not depend on the others.
     ///
-    /// An error is one for all: every runner is as it was before, but may have lost its logits, and
-    /// no token was written. One that concerns a runner names its index, see [`at_index`].
+    /// An error ends the work of all rows, and nothing is to be polled then. Runners whose work had
+    /// been done already stay ahead; those that have failed are as they were, but may have lost
+    /// their logits: mark them before, and roll them back.
     ///
-    /// Where `masks[i]` is there, it masks the choice of `runners[i]`, as in
-    /// [`Runner::step_masked`]; `masks` may be shorter than the others.
-    ///
-    /// Unless a device has a better way, the steps are done one after another.
-    fn step_batch_masked(
-        &self,
-        runners: &mut [&mut dyn Runner],
-        steps: &[Step],
-        masks: &mut [Option<&mut MaskSource<'_>>],
-        interrupts: &[&AtomicBool],
-        tokens: &mut [u32],
-    ) -> Result<()> {
-        batch::one_by_one(runners, steps, masks, interrupts, tokens)
-    }
-
-    /// The same without masks.
-    fn step_batch(
-        &self,
-        runners: &mut [&mut dyn Runner],
-        steps: &[Step],
-        interrupts: &[&AtomicBool],
-        tokens: &mut [u32],
-    ) -> Result<()> {
-        self.step_batch_masked(runners, steps, &mut [], interrupts, tokens)
-    }
+    /// Errors name the row that they are about: `Interrupted`; `OutOfMemory`; `Numeric` where the
+    /// choice fails; those of the mask and of the device.
+    fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()>;
 }
 
 /// Fills the mask of a choice, of `n_vocab / 32` words, rounded up: bit `id % 32` of word `id / 32`
@@ -114,45 +101,40 @@ pub fn fill_mask(source: &mut MaskSource, n_vocab: usize, words: &mut [u32]) -> 
     fail!(InvalidArgument, "the mask allows no token");
 }
 
-/// One decode step to do.
-#[derive(Clone, Copy, Debug)]
-pub struct Step {
-    /// The token to append first, or `None` to sample again from the logits at hand.
-    pub token: Option<u32>,
-    /// How to choose the next token.
-    pub sampling: Sampling,
-    /// Index of the draw: the position that the chosen token will have.
-    pub position: u64,
-}
-
 /// The state of one session on a device: KV cache, scratch memory, logits.
 ///
-/// A call that fails leaves the runner as it was before, or, after many positions of layers with a
-/// sliding window, empty. Between a start and the last `Some` or the
-/// error of `step_poll`, only `step_poll` may be called.
+/// Work that fails leaves the state as it was before, or, after many positions of layers with a
+/// sliding window, empty. While a row of it is under way (from `submit` to the last outcome or the
+/// error of `poll`), only `poll`, `len`, `progress` and `queue_limit` may be called.
 pub trait Runner: Send {
     /// The runner itself, for a backend that looks for its own.
     fn as_any(&mut self) -> Option<&mut dyn Any> {
         None
     }
 
-    /// Number of positions in the KV cache.
+    /// Number of positions in the state.
     fn len(&self) -> usize;
 
-    /// Whether the KV cache is empty.
+    /// Whether the state is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Appends `tokens` (checked by the caller: at least one, in the vocabulary, fitting) and
-    /// leaves the logits of the last one. Looks at `interrupt` at least once a layer and, if it is
-    /// set, returns `Interrupted` with nothing appended.
-    fn extend(&mut self, tokens: &[u32], interrupt: &AtomicBool) -> Result<()>;
+    /// The next outcome of the runner's row, or `None` while it is not there. Never blocks unless
+    /// `wait`. After an error nothing of the row is left: the state is as it was before what
+    /// failed.
+    fn poll(&mut self, wait: bool) -> Result<Option<Outcome>>;
 
-    /// Forgets all positions from `len` on, and the logits. Returns how many positions are left:
-    /// `len`, or none where layers with a sliding window have forgotten what position `len` would
-    /// see. One step back is always free.
-    fn truncate(&mut self, len: usize) -> usize;
+    /// Positions evaluated, those of the row under way included as far as it has come.
+    fn progress(&self) -> usize {
+        self.len()
+    }
+
+    /// The most choices of a row without a mask, at least 1. A caller that wants more submits them
+    /// when these were collected.
+    fn queue_limit(&self) -> usize {
+        1
+    }
 
     /// Whether logits of the last position are at hand.
     fn has_logits(&self) -> bool;
@@ -160,78 +142,59 @@ pub trait Runner: Send {
     /// Writes the logits of the last position, `n_vocab` of them.
     fn logits(&mut self, out: &mut [f32]) -> Result<()>;
 
-    /// What is said about single tokens, from the next step on. Not called while steps are under
-    /// way. Errors: `OutOfMemory`, with the rules as before.
-    fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()>;
-
-    /// Appends `step.token`, if there is one, chooses the next token and returns it. The same as
-    /// `step_start` and waiting for it.
-    fn step(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<u32> {
-        self.step_masked(step, None, interrupt)
-    }
-
-    /// The same; the choice is among the tokens of a mask. It is asked for while the device evaluates
-    /// the token, as far as the device can do both at once.
-    fn step_masked(
-        &mut self,
-        step: &Step,
-        mask: Option<&mut MaskSource<'_>>,
-        interrupt: &AtomicBool,
-    ) -> Result<u32>;
-
-    /// Starts the same step and returns at once.
-    fn step_start(&mut self, step: &Step, interrupt: &Arc<AtomicBool>) -> Result<()>;
-
-    /// Starts the same masked step and returns when it has the mask.
-    fn step_start_masked(
-        &mut self,
-        step: &Step,
-        mask: &mut MaskSource<'_>,
-        interrupt: &Arc<AtomicBool>,
-    ) -> Result<()>;
-
-    /// The log-probabilities of the choice that `step` or `step_poll` returned last, if its settings
-    /// asked for them.
+    /// The log-probabilities of the choice that `poll` returned last, if its settings asked for
+    /// them.
     fn logprobs(&self) -> Option<&Logprobs>;
 
-    /// How many steps [`Runner::steps_start`] takes at a time, at least 1. More are given to it
-    /// when these were collected.
-    fn queue_limit(&self) -> usize {
-        1
+    /// What is said about single tokens, from the next choice on. Errors: `OutOfMemory`, with the
+    /// rules as before.
+    fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()>;
+
+    /// Marks the end of the state, to come back to it.
+    fn mark(&mut self) -> Mark {
+        Mark::at(self.len())
     }
 
-    /// Starts `count` steps, 1 to `queue_limit`, and returns at once. The first is `step`; each
-    /// later one appends the token that the one before it chose, and draws for the next position.
-    /// They fit into the context (checked by the caller). `step_poll` returns their tokens one by
-    /// one, whenever one is there. An error of a step ends those after it as well, and leaves the
-    /// runner as it was before that step; so does `interrupt`, after the tokens that were chosen
-    /// already.
-    fn steps_start(
+    /// The last mark that the state can go back to and that has at most `position` positions. A
+    /// state of keys and values has one at every position that its windows reach back to: the one
+    /// before the last position always.
+    fn mark_before(&self, position: usize) -> Mark;
+
+    /// Goes back to a mark of this state, and forgets what came after it, the logits included.
+    /// Nothing happens where nothing came after it.
+    fn rollback(&mut self, mark: Mark);
+
+    /// Writes the state to a stream (see [`state`]). It stays as it is.
+    fn save(&mut self, sink: &mut dyn StateSink) -> Result<()>;
+
+    /// Takes the state over from a stream, in place of the empty one that it has. `tokens` are
+    /// those of its positions. `info` has the runner's own element type and is in order
+    /// ([`state::StateLayout::new`]), and the positions fit the context.
+    ///
+    /// After an error the state is empty.
+    fn load(
         &mut self,
-        step: &Step,
-        count: usize,
-        interrupt: &Arc<AtomicBool>,
-    ) -> Result<()> {
-        if count != 1 {
-            fail!(Internal, "{count} steps started where one is the limit");
-        }
-        self.step_start(step, interrupt)
-    }
+        info: &StateInfo,
+        tokens: &[u32],
+        source: &mut dyn StateSource,
+    ) -> Result<()>;
 
-    /// The next started step's token, or `None` while it runs. Never blocks unless `wait`.
-    fn step_poll(&mut self, wait: bool) -> Result<Option<u32>>;
-
-    /// A runner with the same context, cache and logits, which goes its own way from here. Called
-    /// while no step is started.
+    /// A runner with the same state and logits, which goes its own way from here: a save into
+    /// another one that shares what both only read.
     fn fork(&mut self) -> Result<Box<dyn Runner>> {
         fail!(Unsupported, "this device cannot fork a session")
     }
 
-    /// Does `step`, which has a token, and adds up the time that each kind of work took in it. The
-    /// chosen token is not wanted; a choice that fails is no error. Slower than `step`, and with
-    /// the same result.
-    fn profile(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<Profile> {
-        let _ = (step, interrupt);
+    /// Appends `token`, chooses the next one, which is not wanted, and adds up the time that each
+    /// kind of work took in it; a choice that fails is no error. Slower than a row of the same
+    /// work, and with the same result.
+    fn profile(
+        &mut self,
+        token: u32,
+        sampling: &Sampling,
+        interrupt: &AtomicBool,
+    ) -> Result<Profile> {
+        let _ = (token, sampling, interrupt);
         fail!(Unsupported, "this device cannot profile a session")
     }
 }

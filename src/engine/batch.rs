@@ -1,12 +1,17 @@
 //! Decodes of several sessions in one pass over the weights.
 
 use super::Session;
-use super::session::{Next, mask_source};
-use crate::backend::{MAX_BATCH, MaskSource, Runner, Step, at_index, move_index};
-use crate::error::{Result, fail};
+use super::session::mask_source;
+use crate::backend::{MAX_BATCH, Mark, MaskSource, Outcome, Row, RowError, RowResult, Want, When};
+use crate::error::{Error, Result, fail};
 use arrayvec::ArrayVec;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+
+/// The error of one session of a batch, which names it.
+pub(crate) fn at_index(index: usize, error: Error) -> Error {
+    let message = format!("session at index {index}: {}", error.message);
+    Error::new(error.status, message)
+}
 
 impl Session {
     /// Does what `decode` does for each of 1 to [`MAX_BATCH`] sessions of one model, and writes
@@ -22,10 +27,9 @@ impl Session {
             fail!(Internal, "{} places for {n} tokens", tokens.len());
         };
         let model = sessions[0].model.clone();
-        let mut chosen = ArrayVec::<u32, MAX_BATCH>::new();
-        let mut steps = ArrayVec::<Step, MAX_BATCH>::new();
-        // The sessions that have a step; the others' tokens are forced by a grammar.
-        let mut places = ArrayVec::<usize, MAX_BATCH>::new();
+        // Tokens that a grammar forces; the other sessions have one to choose.
+        let mut chosen = ArrayVec::<Option<u32>, MAX_BATCH>::new();
+        let mut marks = ArrayVec::<Mark, MAX_BATCH>::new();
         for (i, session) in sessions.iter_mut().enumerate() {
             if !Arc::ptr_eq(&session.model, &model) {
                 fail!(
@@ -33,67 +37,88 @@ impl Session {
                     "session at index {i}: it has another model than the first one"
                 );
             }
-            let next = session.prepare_decodes(1);
-            match next.and_then(|()| session.next_decode()) {
-                Ok(Next::Forced(token)) => chosen.push(token),
-                Ok(Next::Step(step)) => {
-                    chosen.push(0);
-                    steps.push(step);
-                    places.push(i);
-                }
-                Err(e) => return Err(at_index(i, e)),
+            let prepared = session.prepare_choice().map_err(|e| at_index(i, e))?;
+            chosen.push(prepared.0);
+            marks.push(prepared.1);
+        }
+        // The rows are those of the sessions at these indices.
+        let choosing = chosen.iter().enumerate().filter(|(_, c)| c.is_none());
+        let choosing: ArrayVec<usize, MAX_BATCH> = choosing.map(|(i, _)| i).collect();
+        let result = choose(sessions, &choosing, &mut chosen);
+        if let Err(RowError { row, error }) = result {
+            for &i in &choosing {
+                sessions[i].residence.roll_back(marks[i]);
             }
+            return Err(match row.and_then(|row| choosing.get(row)) {
+                Some(&i) => at_index(i, error),
+                None => error,
+            });
         }
-        let mut stepped = [0; MAX_BATCH];
-        let stepped = &mut stepped[..steps.len()];
-        run_steps(sessions, &steps, &places, stepped).map_err(|e| move_index(e, &places))?;
-        for (&i, &token) in places.iter().zip(&*stepped) {
-            if token as usize >= model.details().n_vocab {
-                for session in sessions.iter_mut() {
-                    let len = session.tokens.len();
-                    session.runner.truncate(len.min(session.runner.len()));
-                }
-                fail!(
-                    Internal,
-                    "session at index {i}: the backend chose token {token}, which is not in the vocabulary"
-                );
-            }
-            chosen[i] = token;
+        for ((session, token), chosen) in sessions.iter_mut().zip(tokens).zip(chosen) {
+            *token = session.append(chosen.unwrap_or(u32::MAX))?;
         }
-        for (session, token) in sessions.iter_mut().zip(&chosen) {
-            session.append(*token)?;
-        }
-        tokens.copy_from_slice(&chosen);
         Ok(())
+    }
+
+    /// Readies a session for one decode: the token that a grammar forces, if it does, and a mark to
+    /// come back to.
+    fn prepare_choice(&mut self) -> Result<(Option<u32>, Mark)> {
+        self.prepare_decodes(1)?;
+        let forced = self.follow_grammar()?;
+        self.drop_stale_position()?;
+        Ok((forced, self.residence.runner()?.mark()))
     }
 }
 
-/// Does `steps` of the sessions at `places` on the device.
-fn run_steps(
+/// Lets the sessions at the indices `choosing` choose a token each.
+fn choose(
     sessions: &mut [&mut Session],
-    steps: &[Step],
-    places: &[usize],
-    tokens: &mut [u32],
-) -> Result<()> {
-    if steps.is_empty() {
+    choosing: &[usize],
+    chosen: &mut [Option<u32>],
+) -> RowResult<()> {
+    if choosing.is_empty() {
         return Ok(());
     }
-    let weights = sessions[0].model.weights().clone();
-    let mut runners = ArrayVec::<&mut dyn Runner, MAX_BATCH>::new();
-    let mut interrupts = ArrayVec::<&AtomicBool, MAX_BATCH>::new();
+    let model = sessions[0].model.clone();
     let mut sources = ArrayVec::<_, MAX_BATCH>::new();
+    let mut parts = ArrayVec::<_, MAX_BATCH>::new();
     for (i, session) in sessions.iter_mut().enumerate() {
-        if places.contains(&i) {
-            runners.push(&mut *session.runner);
-            interrupts.push(&session.interrupt);
+        if choosing.contains(&i) {
+            let session = &mut **session;
             sources.push(mask_source(&mut session.constraint));
+            let runner = session.residence.runner()?;
+            let rest = &session.tokens[runner.len()..];
+            parts.push((runner, rest, session.sampling, &session.interrupt));
         }
     }
-    let mut masks = ArrayVec::<Option<&mut MaskSource>, MAX_BATCH>::new();
-    for source in &mut sources {
-        masks.push(source.as_mut().map(|s| s as &mut MaskSource));
+    let mut rows = ArrayVec::<Row, MAX_BATCH>::new();
+    for ((runner, tokens, sampling, interrupt), source) in parts.into_iter().zip(&mut sources) {
+        rows.push(Row {
+            runner,
+            tokens,
+            want: Want::Choices { count: 1, sampling },
+            mask: source.as_mut().map(|s| s as &mut MaskSource),
+            interrupt,
+        });
     }
-    weights.step_batch_masked(&mut runners, steps, &mut masks, &interrupts, tokens)
+    model.weights().submit(&mut rows, When::Now)?;
+    // All are collected, whatever one of them has come to.
+    let mut result = Ok(());
+    for (row, &i) in choosing.iter().enumerate() {
+        let n_vocab = model.details().n_vocab;
+        match rows[row].runner.poll(true) {
+            Ok(Some(Outcome::Token(token))) if (token as usize) < n_vocab => {
+                chosen[i] = Some(token);
+            }
+            Ok(outcome) => {
+                let message = format!("the backend chose {outcome:?}, which is no token");
+                let e = Error::new(crate::Status::Internal, message);
+                result = result.and(Err(RowError::of(row, e)));
+            }
+            Err(e) => result = result.and(Err(RowError::of(row, e))),
+        }
+    }
+    result
 }
 
 /// `InvalidArgument` unless a batch can have that many sessions.

@@ -1,11 +1,14 @@
 //! A small backend for tests of the layers above: logits are a hash of the context, and the switches
 //! in `Knobs` make it slow, or fail.
 
-use super::sampling::{Input, Logprobs, Scratch, TokenRules, choose, philox4x32};
+use super::sampling::{Input, Logprobs, Sampling, Scratch, TokenRules, choose, philox4x32};
 use crate::backend::{
-    KvType, MaskSource, Profile, Runner, RunnerOptions, Step, Weights, Work, fill_mask,
+    KvType, Mark, Outcome, Profile, Row, RowError, RowResult, Runner, RunnerOptions, StateInfo,
+    StateSink, StateSource, Want, Weights, When, Work, fill_mask,
 };
 use crate::error::{Result, fail};
+use crate::model::KvShape;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -54,8 +57,32 @@ impl Weights for FakeWeights {
                 knobs: self.0.clone(),
             })),
             started: None,
+            ready: VecDeque::new(),
             logprobs: None,
         }))
+    }
+
+    fn kv_layers(&self) -> &[KvShape] {
+        &[]
+    }
+
+    fn takes_kv_type(&self, _: KvType) -> bool {
+        true
+    }
+
+    fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
+        for (i, row) in rows.iter_mut().enumerate() {
+            row.check().map_err(|e| RowError::of(i, e))?;
+            let (tokens, want, interrupt) = (row.tokens, row.want, row.interrupt);
+            let mask = row.mask.take().map(masked).transpose();
+            let mask = mask.map_err(|e| RowError::of(i, e))?;
+            let runner = row.runner.as_any().and_then(|r| r.downcast_mut());
+            let runner: &mut FakeRunner = runner.expect("one of ours");
+            assert!(runner.started.is_none() && runner.ready.is_empty());
+            let submitted = runner.submit(tokens, want, mask, interrupt, when);
+            submitted.map_err(|e| RowError::of(i, e))?;
+        }
+        Ok(())
     }
 
     fn resident_bytes(&self) -> u64 {
@@ -124,9 +151,31 @@ impl State {
             .collect()
     }
 
-    fn step(&mut self, step: &Step, mask: Option<&[u32]>, interrupt: &AtomicBool) -> Result<u32> {
-        if let Some(token) = step.token {
-            self.extend(&[token], interrupt)?;
+    fn step(
+        &mut self,
+        tokens: &[u32],
+        sampling: &Sampling,
+        mask: Option<&[u32]>,
+        interrupt: &AtomicBool,
+    ) -> Result<u32> {
+        let before = self.tokens.len();
+        let chosen = self.try_step(tokens, sampling, mask, interrupt);
+        if chosen.is_err() && self.tokens.len() > before {
+            self.tokens.truncate(before);
+            self.has_logits = false;
+        }
+        chosen
+    }
+
+    fn try_step(
+        &mut self,
+        tokens: &[u32],
+        sampling: &Sampling,
+        mask: Option<&[u32]>,
+        interrupt: &AtomicBool,
+    ) -> Result<u32> {
+        if !tokens.is_empty() {
+            self.extend(tokens, interrupt)?;
         }
         let mut scratch = Scratch::new(N_VOCAB)?;
         let logits = self.logits();
@@ -135,10 +184,10 @@ impl State {
             history: &self.tokens,
             rules: self.rules.as_deref(),
             mask,
-            position: step.position,
+            position: self.tokens.len() as u64,
         };
-        let token = choose(&input, &mut scratch, &step.sampling)?;
-        self.logprobs = match step.sampling.logprobs {
+        let token = choose(&input, &mut scratch, sampling)?;
+        self.logprobs = match sampling.logprobs {
             0 => None,
             n => Some(Logprobs::of(&logits, token, n, &mut scratch)?),
         };
@@ -148,7 +197,8 @@ impl State {
 
 struct FakeRunner {
     state: Arc<Mutex<State>>,
-    started: Option<JoinHandle<Result<u32>>>,
+    started: Option<JoinHandle<Result<Outcome>>>,
+    ready: VecDeque<Outcome>,
     /// Of the token that was returned last.
     logprobs: Option<Logprobs>,
 }
@@ -159,42 +209,77 @@ impl FakeRunner {
         self.state.lock().unwrap()
     }
 
-    fn start(&mut self, step: &Step, mask: Option<Vec<u32>>, interrupt: &Arc<AtomicBool>) {
-        assert!(self.started.is_none());
-        let (state, step, interrupt) = (self.state.clone(), *step, interrupt.clone());
+    fn submit(
+        &mut self,
+        tokens: &[u32],
+        want: Want,
+        mask: Option<Vec<u32>>,
+        interrupt: &Arc<AtomicBool>,
+        when: When,
+    ) -> Result<()> {
+        let (state, interrupt, tokens) = (self.state.clone(), interrupt.clone(), tokens.to_vec());
         let knobs = state.lock().unwrap().knobs.clone();
-        knobs.running.fetch_add(1, Ordering::SeqCst);
-        self.started = Some(std::thread::spawn(move || {
+        let work = move || {
             let mut state = state.lock().unwrap();
-            let result = state.step(&step, mask.as_deref(), &interrupt);
-            knobs.running.fetch_sub(1, Ordering::SeqCst);
-            result
-        }));
+            match want {
+                Want::Logits => state.extend(&tokens, &interrupt).map(|()| Outcome::Logits),
+                Want::Choices { sampling, .. } => state
+                    .step(&tokens, &sampling, mask.as_deref(), &interrupt)
+                    .map(Outcome::Token),
+            }
+        };
+        match when {
+            When::Now => {
+                self.ready.push_back(work()?);
+                self.logprobs = self.state.lock().unwrap().logprobs.clone();
+            }
+            When::Background => {
+                knobs.running.fetch_add(1, Ordering::SeqCst);
+                self.started = Some(std::thread::spawn(move || {
+                    let result = work();
+                    knobs.running.fetch_sub(1, Ordering::SeqCst);
+                    result
+                }));
+            }
+        }
+        Ok(())
     }
 }
 
-fn masked(source: &mut MaskSource<'_>) -> Result<Vec<u32>> {
+fn masked(source: &mut crate::backend::MaskSource<'_>) -> Result<Vec<u32>> {
     let mut words = vec![0; N_VOCAB.div_ceil(32)];
     fill_mask(source, N_VOCAB, &mut words)?;
     Ok(words)
 }
 
 impl Runner for FakeRunner {
+    fn as_any(&mut self) -> Option<&mut dyn std::any::Any> {
+        Some(self)
+    }
+
     fn len(&self) -> usize {
         self.state().tokens.len()
     }
 
-    fn extend(&mut self, tokens: &[u32], interrupt: &AtomicBool) -> Result<()> {
-        assert!(!tokens.is_empty());
-        self.state().extend(tokens, interrupt)
+    fn poll(&mut self, wait: bool) -> Result<Option<Outcome>> {
+        if let Some(outcome) = self.ready.pop_front() {
+            return Ok(Some(outcome));
+        }
+        match self.started.take() {
+            Some(thread) if wait || thread.is_finished() => {
+                let outcome = thread.join().unwrap()?;
+                self.logprobs = self.state.lock().unwrap().logprobs.clone();
+                Ok(Some(outcome))
+            }
+            running => {
+                self.started = running;
+                Ok(None)
+            }
+        }
     }
 
-    fn truncate(&mut self, len: usize) -> usize {
-        let mut state = self.state();
-        assert!(len <= state.tokens.len());
-        state.tokens.truncate(len);
-        state.has_logits = false;
-        len
+    fn progress(&self) -> usize {
+        0
     }
 
     fn has_logits(&self) -> bool {
@@ -206,58 +291,40 @@ impl Runner for FakeRunner {
         Ok(())
     }
 
+    fn logprobs(&self) -> Option<&Logprobs> {
+        self.logprobs.as_ref()
+    }
+
     fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()> {
         self.state().rules = rules;
         Ok(())
     }
 
-    fn step_masked(
-        &mut self,
-        step: &Step,
-        mask: Option<&mut MaskSource<'_>>,
-        interrupt: &AtomicBool,
-    ) -> Result<u32> {
-        let mask = mask.map(masked).transpose()?;
+    fn mark_before(&self, position: usize) -> Mark {
+        Mark::for_tests(position.min(self.len()))
+    }
+
+    fn rollback(&mut self, mark: Mark) {
         let mut state = self.state();
-        let token = state.step(step, mask.as_deref(), interrupt)?;
-        let logprobs = state.logprobs.clone();
-        drop(state);
-        self.logprobs = logprobs;
-        Ok(token)
-    }
-
-    fn step_start(&mut self, step: &Step, interrupt: &Arc<AtomicBool>) -> Result<()> {
-        self.start(step, None, interrupt);
-        Ok(())
-    }
-
-    fn step_start_masked(
-        &mut self,
-        step: &Step,
-        mask: &mut MaskSource<'_>,
-        interrupt: &Arc<AtomicBool>,
-    ) -> Result<()> {
-        let mask = masked(mask)?;
-        self.start(step, Some(mask), interrupt);
-        Ok(())
-    }
-
-    fn logprobs(&self) -> Option<&Logprobs> {
-        self.logprobs.as_ref()
-    }
-
-    fn step_poll(&mut self, wait: bool) -> Result<Option<u32>> {
-        match self.started.take() {
-            Some(thread) if wait || thread.is_finished() => {
-                let token = thread.join().unwrap()?;
-                self.logprobs = self.state.lock().unwrap().logprobs.clone();
-                Ok(Some(token))
-            }
-            running => {
-                self.started = running;
-                Ok(None)
-            }
+        if mark.position() < state.tokens.len() {
+            state.tokens.truncate(mark.position());
+            state.has_logits = false;
         }
+    }
+
+    /// Its tokens are its state, so there is nothing to write.
+    fn save(&mut self, sink: &mut dyn StateSink) -> Result<()> {
+        sink.begin(&StateInfo {
+            kv_type: KvType::F16,
+            len: self.len(),
+            has_logits: false,
+            windows: Vec::new(),
+        })
+    }
+
+    fn load(&mut self, _: &StateInfo, tokens: &[u32], _: &mut dyn StateSource) -> Result<()> {
+        self.state().tokens = tokens.to_vec();
+        Ok(())
     }
 
     fn fork(&mut self) -> Result<Box<dyn Runner>> {
@@ -268,12 +335,12 @@ impl Runner for FakeRunner {
         Ok(Box::new(FakeRunner {
             state: Arc::new(Mutex::new(state)),
             started: None,
+            ready: VecDeque::new(),
             logprobs: None,
         }))
     }
 
-    fn profile(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<Profile> {
-        let token = step.token.expect("a profile of a step with a token");
+    fn profile(&mut self, token: u32, _: &Sampling, interrupt: &AtomicBool) -> Result<Profile> {
         self.state().extend(&[token], interrupt)?;
         let mut profile = Profile::default();
         profile.add(Work::Head, 1.0, 4);

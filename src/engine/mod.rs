@@ -8,6 +8,7 @@ pub(crate) mod fake;
 mod grammar;
 pub mod model;
 mod queue;
+mod residence;
 pub mod sampling;
 pub mod session;
 

@@ -1,24 +1,36 @@
-//! Decodes that run while the caller does something else.
+//! Work that runs while the caller does something else: decodes, and prefills.
 
 use super::Session;
-use super::session::{Next, mask_source};
-use crate::backend::Step;
+use crate::backend::{Outcome, When};
 use crate::error::{Result, fail};
 use std::sync::atomic::Ordering;
 
-/// Started decodes that were not collected yet.
-#[derive(Debug, Default)]
-pub(super) struct Queue {
-    /// Steps that the runner has.
-    running: usize,
-    /// Steps that it gets when those were collected, because it takes no more at a time.
-    later: usize,
+/// What was started and not collected yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Started {
+    /// Nothing.
+    Nothing,
+    /// Decodes.
+    Decodes {
+        /// Choices that the runner has.
+        running: usize,
+        /// Choices that it gets when those were collected, because it takes no more at a time.
+        later: usize,
+    },
+    /// A prefill behind the first `before` tokens.
+    Prefill {
+        /// Tokens of the context.
+        before: usize,
+    },
 }
 
-impl Queue {
-    /// Whether all that was started was collected.
-    pub(super) fn is_empty(&self) -> bool {
-        self.running == 0 && self.later == 0
+impl Started {
+    /// Decodes, if there are any.
+    fn decodes(running: usize, later: usize) -> Started {
+        match running + later {
+            0 => Started::Nothing,
+            _ => Started::Decodes { running, later },
+        }
     }
 }
 
@@ -34,32 +46,12 @@ impl Session {
             fail!(InvalidArgument, "count is 0");
         }
         self.prepare_decodes(count)?;
-        match self.next_decode()? {
-            Next::Step(step) => self.start(&step, count)?,
+        let running = match self.follow_grammar()? {
             // Collected from the grammar.
-            Next::Forced(_) => self.queue.later = count,
-        }
-        Ok(())
-    }
-
-    fn start(&mut self, step: &Step, count: usize) -> Result<()> {
-        let now = match mask_source(&mut self.constraint) {
-            // The mask of each depends on the token before it.
-            Some(mut mask) => {
-                self.runner
-                    .step_start_masked(step, &mut mask, &self.interrupt)?;
-                1
-            }
-            None => {
-                let now = count.min(self.runner.queue_limit());
-                self.runner.steps_start(step, now, &self.interrupt)?;
-                now
-            }
+            Some(_) => 0,
+            None => self.choose(count, When::Background)?,
         };
-        self.queue = Queue {
-            running: now,
-            later: count - now,
-        };
+        self.started = Started::decodes(running, count - running);
         Ok(())
     }
 
@@ -69,56 +61,103 @@ impl Session {
     /// that were not collected are over and the context is as it was before them. An interrupt
     /// comes after the tokens that had been chosen by then.
     pub fn decode_poll(&mut self) -> Result<Option<u32>> {
-        if self.queue.is_empty() {
+        let Started::Decodes { running, later } = self.started else {
             fail!(NothingPending, "no decode was started");
-        }
-        let result = self.collect();
+        };
+        let result = self.collect(running, later);
         if result.is_err() {
             self.stop();
         }
         result
     }
 
-    fn collect(&mut self) -> Result<Option<u32>> {
-        if self.queue.running == 0 {
-            match self.next_decode()? {
-                Next::Step(step) => self.start(&step, self.queue.later)?,
-                Next::Forced(token) => {
-                    self.queue.later -= 1;
-                    return self.append(token).map(Some);
-                }
+    fn collect(&mut self, mut running: usize, mut later: usize) -> Result<Option<u32>> {
+        if running == 0 {
+            if let Some(token) = self.follow_grammar()? {
+                self.started = Started::decodes(0, later - 1);
+                return self.append(token).map(Some);
             }
+            running = self.choose(later, When::Background)?;
+            later -= running;
+            self.started = Started::decodes(running, later);
         }
-        match self.runner.step_poll(false) {
+        match self.residence.runner()?.poll(false) {
             Ok(None) => Ok(None),
-            Ok(Some(token)) => {
-                self.queue.running -= 1;
+            Ok(Some(Outcome::Token(token))) => {
+                self.started = Started::decodes(running - 1, later);
                 self.append(token).map(Some)
             }
+            Ok(Some(other)) => fail!(Internal, "{other:?} where a token was wanted"),
             Err(e) => {
-                self.queue.running = 0;
+                self.started = Started::Nothing;
                 Err(e)
             }
         }
     }
 
-    /// Ends the started decodes and waits until they have ended. Tokens that were not collected are
-    /// lost.
-    pub(super) fn stop(&mut self) {
-        self.queue.later = 0;
-        if self.queue.running == 0 {
-            return;
+    /// Starts what `prefill` does and returns at once; [`Session::prefill_poll`] tells when it is
+    /// done. Until then other calls fail with `DecodePending`, except for `rewind`. The context
+    /// grows at its end.
+    ///
+    /// Errors: those of `prefill` that are known before any work.
+    pub fn prefill_start(&mut self, tokens: &[u32]) -> Result<()> {
+        self.take_prompt(tokens)?;
+        let before = self.tokens.len() - tokens.len();
+        let result = self.evaluate(When::Background);
+        if result.is_err() {
+            self.tokens.truncate(before);
+            return result;
         }
-        while self.queue.running > 0 {
+        self.started = Started::Prefill { before };
+        Ok(())
+    }
+
+    /// Whether the started prefill is done, and how many of its tokens are evaluated by now. Never
+    /// blocks.
+    ///
+    /// Errors: `NothingPending` if none was started; those of `prefill`, after which it is over and
+    /// the context is as it was before it.
+    pub fn prefill_poll(&mut self) -> Result<(bool, usize)> {
+        let Started::Prefill { before } = self.started else {
+            fail!(NothingPending, "no prefill was started");
+        };
+        let total = self.tokens.len() - before;
+        let result = match self.residence.runner()?.poll(false) {
+            Ok(None) => {
+                let done = self.residence.runner()?.progress().saturating_sub(before);
+                return Ok((false, done.min(total)));
+            }
+            Ok(Some(Outcome::Logits)) => Ok(()),
+            Ok(Some(other)) => fail!(Internal, "{other:?} where logits were wanted"),
+            Err(e) => Err(e),
+        };
+        self.started = Started::Nothing;
+        self.end_prompt(before, &result);
+        result.map(|()| (true, total))
+    }
+
+    /// Ends what was started and waits until it has ended. Tokens that were not collected are lost.
+    pub(super) fn stop(&mut self) {
+        let mut running = match self.started {
+            Started::Nothing => return,
+            Started::Decodes { running, .. } => running,
+            Started::Prefill { before } => {
+                self.tokens.truncate(before);
+                1
+            }
+        };
+        self.started = Started::Nothing;
+        let Ok(runner) = self.residence.runner() else {
+            return;
+        };
+        while running > 0 {
             self.interrupt.store(true, Ordering::Relaxed);
-            match self.runner.step_poll(true) {
-                Ok(Some(_)) => self.queue.running -= 1,
-                _ => self.queue.running = 0,
+            match runner.poll(true) {
+                Ok(Some(_)) => running -= 1,
+                _ => running = 0,
             }
         }
         // The runner may be ahead of the context now.
-        if self.runner.len() > self.tokens.len() {
-            self.runner.truncate(self.tokens.len());
-        }
+        self.residence.roll_back_to(self.tokens.len());
     }
 }

@@ -6,9 +6,12 @@
 
 use super::Model;
 use super::grammar::Constraint;
-use super::queue::Queue;
+use super::queue::Started;
+use super::residence::Residence;
 use super::sampling::{Logprobs, Sampling, TokenRules};
-use crate::backend::{KvType, MaskSource, Profile, Runner, RunnerOptions, Step};
+use crate::backend::{
+    KvType, MaskSource, Outcome, Profile, Row, Runner, RunnerOptions, Want, Weights, When,
+};
 use crate::error::{Error, Result, Status, fail};
 use crate::log::log;
 use std::sync::Arc;
@@ -54,17 +57,19 @@ impl SessionOptions {
 /// The state of one conversation. Used by one thread at a time.
 pub struct Session {
     pub(super) model: Arc<Model>,
-    pub(super) runner: Box<dyn Runner>,
-    /// The context, never longer than `context`, which is also its capacity.
+    /// Where the state is.
+    pub(super) residence: Residence,
+    /// The context, and behind it the tokens of a started prefill. Never longer than the options'
+    /// `context`, which is also its capacity.
     pub(super) tokens: Vec<u32>,
-    context: usize,
-    kv_type: KvType,
+    /// What its runners are made with.
+    pub(super) options: RunnerOptions,
     pub(super) sampling: Sampling,
     pub(super) rules: Option<Arc<TokenRules>>,
     /// The grammar of the answers, if there is one.
     pub(super) constraint: Option<Box<Constraint>>,
-    /// Started decodes that were not collected yet.
-    pub(super) queue: Queue,
+    /// Work that was started and not collected yet.
+    pub(super) started: Started,
     pub(super) interrupt: Arc<AtomicBool>,
 }
 
@@ -75,23 +80,33 @@ impl Session {
     pub fn create(model: Arc<Model>, options: &SessionOptions) -> Result<Session> {
         options.sampling.check()?;
         let runner_options = options.for_runner(model.details().context_length)?;
-        let context = runner_options.context;
         let runner = model.weights().clone().create_runner(&runner_options)?;
         log!(
             Debug,
-            "session created: context {context}, KV {:?}",
+            "session created: context {}, KV {:?}",
+            runner_options.context,
             options.kv_type
         );
+        let mut session = Session::of(model, runner, runner_options)?;
+        session.sampling = options.sampling;
+        Ok(session)
+    }
+
+    /// A session with an empty context on a runner that was made with these options.
+    pub(super) fn of(
+        model: Arc<Model>,
+        runner: Box<dyn Runner>,
+        options: RunnerOptions,
+    ) -> Result<Session> {
         Ok(Session {
             model,
-            runner,
-            tokens: token_history(context)?,
-            context,
-            kv_type: options.kv_type,
-            sampling: options.sampling,
+            residence: Residence::Device(runner),
+            tokens: token_history(options.context)?,
+            options,
+            sampling: Sampling::default(),
             rules: None,
             constraint: None,
-            queue: Queue::default(),
+            started: Started::Nothing,
             interrupt: Arc::new(AtomicBool::new(false)),
         })
     }
@@ -103,17 +118,28 @@ impl Session {
 
     /// The most tokens that the context can hold.
     pub fn context(&self) -> usize {
-        self.context
+        self.options.context
     }
 
     /// Tokens in the context, the one that the last decode returned included.
     pub fn position(&self) -> usize {
-        self.tokens.len()
+        match self.started {
+            Started::Prefill { before } => before,
+            _ => self.tokens.len(),
+        }
+    }
+
+    /// The tokens in the context.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens[..self.position()]
     }
 
     /// Bytes of KV cache for the whole context.
     pub fn kv_bytes(&self) -> u64 {
-        self.model.weights().kv_bytes(self.kv_type, self.context)
+        let options = &self.options;
+        self.model
+            .weights()
+            .kv_bytes(options.kv_type, options.context)
     }
 
     /// The flag that makes the running call, or the started decode, end with `Interrupted`. Every
@@ -133,7 +159,10 @@ impl Session {
     ) -> Result<()> {
         self.begin()?;
         sampling.check()?;
-        self.runner.set_rules(rules.clone())?;
+        // A state that is not on the device gets them when it comes back.
+        if let Residence::Device(runner) = &mut self.residence {
+            runner.set_rules(rules.clone())?;
+        }
         self.sampling = sampling;
         self.rules = rules;
         Ok(())
@@ -142,7 +171,7 @@ impl Session {
     /// The log-probabilities of the token that the last decode returned, if the settings asked for
     /// them.
     pub fn logprobs(&self) -> Option<&Logprobs> {
-        self.runner.logprobs()
+        self.residence.logprobs()
     }
 
     /// Appends `tokens` to the context and evaluates them.
@@ -150,32 +179,63 @@ impl Session {
     /// Errors: `NoTokens`, `InvalidToken`, `ContextFull`, `DecodePending` before anything is done;
     /// `Interrupted`; those of the backend.
     pub fn prefill(&mut self, tokens: &[u32]) -> Result<()> {
+        self.take_prompt(tokens)?;
+        let result = self.evaluate(When::Now).and_then(|()| self.wait());
+        self.end_prompt(self.tokens.len() - tokens.len(), &result);
+        result
+    }
+
+    /// Checks that `tokens` can be appended, and puts them behind the context.
+    pub(super) fn take_prompt(&mut self, tokens: &[u32]) -> Result<()> {
         self.begin()?;
         if tokens.is_empty() {
             fail!(NoTokens, "prefill of no tokens");
         }
         let before = self.tokens.len();
-        if tokens.len() > self.context - before {
+        if tokens.len() > self.context() - before {
             fail!(
                 ContextFull,
                 "{} tokens do not fit: {before} of the context's {} positions are taken",
                 tokens.len(),
-                self.context
+                self.context()
             );
         }
         self.model.check_tokens(tokens)?;
+        self.resume()?;
         // Within the capacity, so nothing is allocated.
         self.tokens.extend_from_slice(tokens);
-        let evaluated = self.runner.len();
-        let result = self
-            .runner
-            .extend(&self.tokens[evaluated..], &self.interrupt);
-        match (&result, &mut self.constraint) {
+        Ok(())
+    }
+
+    /// Keeps the tokens behind the first `before`, which were evaluated, or drops them.
+    pub(super) fn end_prompt(&mut self, before: usize, result: &Result<()>) {
+        match (result, &mut self.constraint) {
             (Err(_), _) => self.tokens.truncate(before),
-            (Ok(()), Some(constraint)) => constraint.prefilled(tokens.len()),
+            (Ok(()), Some(constraint)) => constraint.prefilled(self.tokens.len() - before),
             (Ok(()), None) => {}
         }
-        result
+    }
+
+    /// Submits the evaluation of the tokens that the runner lacks.
+    pub(super) fn evaluate(&mut self, when: When) -> Result<()> {
+        let runner = self.residence.runner()?;
+        let evaluated = runner.len();
+        let row = Row {
+            runner,
+            tokens: &self.tokens[evaluated..],
+            want: Want::Logits,
+            mask: None,
+            interrupt: &self.interrupt,
+        };
+        submit(&**self.model.weights(), row, when)
+    }
+
+    /// Waits for the logits of a row.
+    pub(super) fn wait(&mut self) -> Result<()> {
+        match self.residence.runner()?.poll(true)? {
+            Some(Outcome::Logits) => Ok(()),
+            other => fail!(Internal, "{other:?} where logits were wanted"),
+        }
     }
 
     /// Chooses the next token by the logits of the whole context, appends it and returns it.
@@ -184,15 +244,43 @@ impl Session {
     /// `Numeric`; `Grammar` if a limit of the grammar was reached; those of the backend.
     pub fn decode(&mut self) -> Result<u32> {
         self.prepare_decodes(1)?;
-        let token = match self.next_decode()? {
-            Next::Forced(token) => token,
-            Next::Step(step) => {
-                let mut source = mask_source(&mut self.constraint);
-                let mask = source.as_mut().map(|s| s as &mut MaskSource);
-                self.runner.step_masked(&step, mask, &self.interrupt)?
+        let token = match self.follow_grammar()? {
+            Some(token) => token,
+            None => {
+                self.choose(1, When::Now)?;
+                match self.residence.runner()?.poll(true)? {
+                    Some(Outcome::Token(token)) => token,
+                    other => fail!(Internal, "{other:?} where a token was wanted"),
+                }
             }
         };
         self.append(token)
+    }
+
+    /// Submits the choice of up to `count` tokens, and returns how many it is. What the runner lacks
+    /// of the context is evaluated with it.
+    pub(super) fn choose(&mut self, count: usize, when: When) -> Result<usize> {
+        self.drop_stale_position()?;
+        let runner = self.residence.runner()?;
+        let mut mask = mask_source(&mut self.constraint);
+        let count = match mask {
+            // The mask of each depends on the token before it.
+            Some(_) => 1,
+            None => count.min(runner.queue_limit()),
+        };
+        let evaluated = runner.len();
+        let row = Row {
+            runner,
+            tokens: &self.tokens[evaluated..],
+            want: Want::Choices {
+                count,
+                sampling: self.sampling,
+            },
+            mask: mask.as_mut().map(|m| m as &mut MaskSource),
+            interrupt: &self.interrupt,
+        };
+        submit(&**self.model.weights(), row, when)?;
+        Ok(count)
     }
 
     /// Writes the logits that the next decode chooses by; `out` has one element per token id.
@@ -202,13 +290,13 @@ impl Session {
     pub fn logits(&mut self, out: &mut [f32]) -> Result<()> {
         self.begin()?;
         self.need_tokens()?;
-        self.drop_stale_position();
-        let evaluated = self.runner.len();
-        if evaluated < self.tokens.len() {
-            self.runner
-                .extend(&self.tokens[evaluated..], &self.interrupt)?;
+        self.resume()?;
+        self.drop_stale_position()?;
+        if self.residence.runner()?.len() < self.tokens.len() {
+            self.evaluate(When::Now)?;
+            self.wait()?;
         }
-        self.runner.logits(out)
+        self.residence.runner()?.logits(out)
     }
 
     /// Keeps the first `position` tokens of the context. Ends started decodes, whose tokens are
@@ -216,11 +304,11 @@ impl Session {
     ///
     /// Errors: `InvalidArgument` if there are fewer tokens.
     pub fn rewind(&mut self, position: usize) -> Result<()> {
-        if position > self.tokens.len() {
+        if position > self.position() {
             fail!(
                 InvalidArgument,
                 "position is {position}, but the context has {} tokens",
-                self.tokens.len()
+                self.position()
             );
         }
         self.stop();
@@ -229,10 +317,8 @@ impl Session {
             constraint.rewind(position, &self.tokens);
         }
         self.tokens.truncate(position);
-        if self.runner.len() > position {
-            // What it has to forget beyond that, the next call evaluates again.
-            self.runner.truncate(position);
-        }
+        // What the state has to forget beyond that, the next call evaluates again.
+        self.residence.roll_back_to(position);
         Ok(())
     }
 
@@ -241,25 +327,16 @@ impl Session {
     /// Errors: `DecodePending`; `OutOfMemory`; those of the backend.
     pub fn fork(&mut self) -> Result<Session> {
         self.begin()?;
-        let runner = self.runner.fork()?;
-        let mut tokens = token_history(self.context)?;
-        tokens.extend_from_slice(&self.tokens);
-        let constraint = match &self.constraint {
-            Some(constraint) => Some(Box::new(constraint.duplicate(self.context)?)),
-            None => None,
-        };
-        Ok(Session {
-            model: self.model.clone(),
-            runner,
-            tokens,
-            context: self.context,
-            kv_type: self.kv_type,
-            sampling: self.sampling,
-            rules: self.rules.clone(),
-            constraint,
-            queue: Queue::default(),
-            interrupt: Arc::new(AtomicBool::new(false)),
-        })
+        self.resume()?;
+        let runner = self.residence.runner()?.fork()?;
+        let mut other = Session::of(self.model.clone(), runner, self.options)?;
+        other.tokens.extend_from_slice(&self.tokens);
+        other.sampling = self.sampling;
+        other.rules = self.rules.clone();
+        if let Some(constraint) = &self.constraint {
+            other.constraint = Some(Box::new(constraint.duplicate(self.context())?));
+        }
+        Ok(other)
     }
 
     /// Evaluates the last token of the context (again) and chooses one, which is forgotten, to see
@@ -269,21 +346,39 @@ impl Session {
     pub fn profile(&mut self) -> Result<Profile> {
         self.begin()?;
         self.need_tokens()?;
+        self.resume()?;
         let last = self.tokens.len() - 1;
-        if self.runner.len() > last {
-            self.runner.truncate(last);
+        self.residence.roll_back_to(last);
+        let runner = self.residence.runner()?;
+        let evaluated = runner.len();
+        if evaluated < last {
+            let row = Row {
+                runner,
+                tokens: &self.tokens[evaluated..last],
+                want: Want::Logits,
+                mask: None,
+                interrupt: &self.interrupt,
+            };
+            submit(&**self.model.weights(), row, When::Now)?;
+            self.wait()?;
         }
-        let step = self.next_step()?;
-        self.runner.profile(&step, &self.interrupt)
+        let (token, sampling) = (self.tokens[last], self.sampling);
+        let runner = self.residence.runner()?;
+        runner.profile(token, &sampling, &self.interrupt)
     }
 
     /// The start of every call: refuses while a decode is started, forgets old interrupts.
     pub(super) fn begin(&mut self) -> Result<()> {
-        if !self.queue.is_empty() {
-            fail!(
+        match self.started {
+            Started::Nothing => {}
+            Started::Decodes { .. } => fail!(
                 DecodePending,
                 "a decode was started and not collected by ember_decode_poll"
-            );
+            ),
+            Started::Prefill { .. } => fail!(
+                DecodePending,
+                "a prefill was started and its end not collected by ember_prefill_poll"
+            ),
         }
         self.interrupt.store(false, Ordering::Relaxed);
         Ok(())
@@ -298,51 +393,28 @@ impl Session {
 
     /// Makes the runner forget the last position if its logits are lost (after a rewind or a
     /// failure), so that it is evaluated again.
-    fn drop_stale_position(&mut self) {
-        let len = self.runner.len();
-        if len == self.tokens.len() && !self.runner.has_logits() {
-            self.runner.truncate(len - 1);
+    pub(super) fn drop_stale_position(&mut self) -> Result<()> {
+        let runner = self.residence.runner()?;
+        let len = runner.len();
+        if len == self.tokens.len() && !runner.has_logits() {
+            self.residence.roll_back_to(len - 1);
         }
+        Ok(())
     }
 
     /// Checks that `count` tokens can be chosen.
     pub(super) fn prepare_decodes(&mut self, count: usize) -> Result<()> {
         self.begin()?;
         self.need_tokens()?;
-        if count > self.context - self.tokens.len() {
+        if count > self.context() - self.tokens.len() {
             fail!(
                 ContextFull,
                 "no place for {count} more: {} of the context's {} positions are taken",
                 self.tokens.len(),
-                self.context
+                self.context()
             );
         }
-        Ok(())
-    }
-
-    /// What is to be done for the next token.
-    pub(super) fn next_decode(&mut self) -> Result<Next> {
-        match self.follow_grammar()? {
-            Some(token) => Ok(Next::Forced(token)),
-            None => self.next_step().map(Next::Step),
-        }
-    }
-
-    /// The next choice. The runner evaluates with it what it lacks, if that is one token; more (what
-    /// a grammar has forced) it evaluates here, together.
-    pub(super) fn next_step(&mut self) -> Result<Step> {
-        self.drop_stale_position();
-        let evaluated = self.runner.len();
-        let last = self.tokens.len() - 1;
-        if evaluated < last {
-            self.runner
-                .extend(&self.tokens[evaluated..], &self.interrupt)?;
-        }
-        Ok(Step {
-            token: (self.runner.len() == last).then(|| self.tokens[last]),
-            sampling: self.sampling,
-            position: self.tokens.len() as u64,
-        })
+        self.resume()
     }
 
     pub(super) fn append(&mut self, token: u32) -> Result<u32> {
@@ -361,12 +433,9 @@ impl Session {
     }
 }
 
-/// What is to be done for the next token.
-pub(super) enum Next {
-    /// Nothing: a grammar leaves no choice.
-    Forced(u32),
-    /// A choice.
-    Step(Step),
+/// Submits a single row.
+fn submit(weights: &dyn Weights, row: Row<'_>, when: When) -> Result<()> {
+    weights.submit(&mut [row], when).map_err(|e| e.error)
 }
 
 /// What a backend asks for the mask of a choice.

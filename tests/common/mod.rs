@@ -14,6 +14,7 @@ pub mod runs;
 pub mod threads;
 pub mod tiny;
 pub mod tiny_experts;
+pub mod work;
 
 use std::path::{Path, PathBuf};
 

@@ -1,8 +1,9 @@
 //! Running a network on a backend, piece by piece.
 
+use super::work::Driven;
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::cpu::matmul::Isa;
-use emberlm::backend::{KvType, Runner, RunnerOptions, Weights};
+use emberlm::backend::{KvType, RunnerOptions, Weights};
 use emberlm::model::Network;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -19,7 +20,7 @@ pub fn on_cpu_with(isa: Isa, network: &Network, threads: usize) -> Arc<dyn Weigh
 
 /// One context of a network.
 pub struct Run {
-    pub runner: Box<dyn Runner>,
+    pub runner: Driven,
     n_vocab: usize,
 }
 
@@ -31,13 +32,13 @@ impl Run {
             kv_type,
             ..Default::default()
         };
-        let runner = weights.clone().create_runner(&options).unwrap();
+        let runner = Driven::new(weights, &options).unwrap();
         Run { runner, n_vocab }
     }
 
     /// Appends `tokens` in pieces of at most `piece` and returns the logits after each piece.
     pub fn extend(&mut self, tokens: &[u32], piece: usize) -> Vec<Vec<f32>> {
-        let never = AtomicBool::new(false);
+        let never = Arc::new(AtomicBool::new(false));
         let mut all = Vec::new();
         for piece in tokens.chunks(piece) {
             self.runner.extend(piece, &never).unwrap();

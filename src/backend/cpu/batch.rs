@@ -1,12 +1,13 @@
-//! A decode step of several sessions in one pass over the weights.
+//! Rows of work: decode steps of several sessions in one pass over the weights, others one by one.
 
 use super::chunk::{Chunk, ChunkSpace, Places, chunk_bytes};
 use super::kv::KvCache;
 use super::pages::Pages;
 use super::pool::PoolTurn;
-use super::runner::{Chosen, Core, CpuRunner};
+use super::runner::{Chosen, Core, CpuRunner, Done, RowWork};
 use super::weights::{CpuWeights, Sizes};
-use crate::backend::{MAX_BATCH, MaskSource, Runner, Step, at_index};
+use crate::backend::{MAX_BATCH, Row, RowError, RowResult, Want, When};
+use crate::engine::sampling::Sampling;
 use crate::error::{Error, Result, Status, fail};
 use arrayvec::ArrayVec;
 use std::cell::UnsafeCell;
@@ -41,7 +42,6 @@ struct Choice<'a> {
     step: &'a Step,
     /// Where its new logits are, if it has evaluated a token.
     row: Option<usize>,
-    masked: bool,
     chosen: Option<Result<Chosen>>,
 }
 
@@ -53,7 +53,7 @@ impl Choice<'_> {
             core.logits
                 .copy_from_slice(&logits[row * n_vocab..(row + 1) * n_vocab]);
         }
-        self.chosen = Some(core.choose(self.step, self.step.token, self.masked));
+        self.chosen = Some(core.choose(&self.step.sampling, self.step.token, self.step.masked));
     }
 }
 
@@ -75,42 +75,100 @@ impl<T> Dealt<'_, T> {
     }
 }
 
-/// See [`crate::backend::Weights::step_batch_masked`].
-pub(super) fn step_batch(
-    weights: &CpuWeights,
-    runners: &mut [&mut dyn Runner],
-    steps: &[Step],
-    masks: &mut [Option<&mut MaskSource<'_>>],
-    interrupts: &[&AtomicBool],
-    tokens: &mut [u32],
-) -> Result<()> {
-    let n = runners.len();
-    assert!(n <= MAX_BATCH && steps.len() == n && interrupts.len() == n && tokens.len() == n);
-    let mut mine = ArrayVec::<&mut CpuRunner, MAX_BATCH>::new();
-    for (i, runner) in runners.iter_mut().enumerate() {
-        let runner = runner.as_any().and_then(|r| r.downcast_mut::<CpuRunner>());
+/// A step of a batch: one token to append at most, and one to choose.
+struct Step {
+    token: Option<u32>,
+    sampling: Sampling,
+    masked: bool,
+}
+
+/// See [`crate::backend::Weights::submit`].
+pub(super) fn submit(weights: &CpuWeights, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
+    if rows.len() > MAX_BATCH {
+        let e = Error::new(Status::Internal, format!("{} rows in a batch", rows.len()));
+        return Err(e.into());
+    }
+    let mut runners = ArrayVec::<&mut CpuRunner, MAX_BATCH>::new();
+    let mut works = ArrayVec::<RowWork, MAX_BATCH>::new();
+    for (i, row) in rows.iter_mut().enumerate() {
+        row.check().map_err(|e| RowError::of(i, e))?;
+        let (runner, work) = RowWork::of(row);
+        let runner = runner
+            .as_any()
+            .and_then(|r| r.downcast_mut::<CpuRunner>())
+            .filter(|r| r.runs(weights));
         let Some(runner) = runner else {
-            fail!(Internal, "session at index {i} is not on the CPU");
+            let e = Error::new(Status::InvalidArgument, "it has other weights");
+            return Err(RowError::of(i, e));
         };
-        mine.push(runner);
+        runners.push(runner);
+        works.push(work);
     }
-    let mut cores = ArrayVec::<MutexGuard<Core>, MAX_BATCH>::new();
-    let mut masked = [false; MAX_BATCH];
-    for (i, runner) in mine.iter().enumerate() {
-        let mut core = runner.idle_core().map_err(|e| at_index(i, e))?;
-        let mask = masks.get_mut(i).and_then(|m| m.as_deref_mut());
-        masked[i] = core
-            .check_step(&steps[i], weights)
-            .and_then(|()| core.prepare_mask(mask))
-            .map_err(|e| at_index(i, e))?;
-        cores.push(core);
+    let is_choice = |w: &RowWork| matches!(w.want, Want::Choices { count: 1, .. });
+    let choices = works.iter().filter(|w| is_choice(w)).count();
+    let mut members = ArrayVec::<usize, MAX_BATCH>::new();
+    for (i, (runner, work)) in runners.iter_mut().zip(&mut works).enumerate() {
+        // A pass over the weights for one token has its own, shorter way.
+        if when == When::Now && choices > 1 && is_choice(work) {
+            members.push(i);
+        } else {
+            runner.submit(work, when).map_err(|e| RowError::of(i, e))?;
+        }
     }
-    let chosen = choose_each(weights, &mut cores, steps, &masked, interrupts)?;
-    drop(cores);
-    for ((chosen, runner), token) in chosen.into_iter().zip(mine).zip(tokens) {
-        *token = runner.returned(chosen);
+    if members.is_empty() {
+        return Ok(());
+    }
+    let chosen = step_together(weights, &mut runners, &mut works, &members)?;
+    for (&i, chosen) in members.iter().zip(chosen) {
+        runners[i].keep(Ok(Done::Token(chosen)));
     }
     Ok(())
+}
+
+/// Does the steps of the rows `members` in one pass over the weights.
+fn step_together(
+    weights: &CpuWeights,
+    runners: &mut [&mut CpuRunner],
+    works: &mut [RowWork],
+    members: &[usize],
+) -> RowResult<ArrayVec<Chosen, MAX_BATCH>> {
+    let mut cores = ArrayVec::<MutexGuard<Core>, MAX_BATCH>::new();
+    let mut steps = ArrayVec::<Step, MAX_BATCH>::new();
+    let mut interrupts = ArrayVec::<&AtomicBool, MAX_BATCH>::new();
+    for &i in members {
+        let work = &mut works[i];
+        let mut prepare = || {
+            let mut core = runners[i].idle_core()?;
+            let Want::Choices { sampling, .. } = work.want else {
+                fail!(Internal, "a step that chooses nothing");
+            };
+            let token = match work.tokens {
+                [] => None,
+                [first @ .., last] => {
+                    if !first.is_empty() {
+                        core.extend(first, work.interrupt)?;
+                    }
+                    Some(*last)
+                }
+            };
+            core.prepare_token(token)?;
+            let masked = core.prepare_mask(work.mask.take())?;
+            Ok((core, token, sampling, masked))
+        };
+        let (core, token, sampling, masked) = prepare().map_err(|e| RowError::of(i, e))?;
+        cores.push(core);
+        steps.push(Step {
+            token,
+            sampling,
+            masked,
+        });
+        interrupts.push(work.interrupt);
+    }
+    let chosen = choose_each(weights, &mut cores, &steps, &interrupts);
+    chosen.map_err(|e| RowError {
+        row: e.row.map(|member| members[member]),
+        error: e.error,
+    })
 }
 
 /// The choices of all, none of which has failed.
@@ -118,29 +176,19 @@ fn choose_each(
     weights: &CpuWeights,
     cores: &mut [MutexGuard<Core>],
     steps: &[Step],
-    masked: &[bool],
     interrupts: &[&AtomicBool],
-) -> Result<ArrayVec<Chosen, MAX_BATCH>> {
-    if let [core] = cores {
-        // A pass over the weights for one token has its own, shorter way.
-        let chosen = core.step_prepared(&steps[0], masked[0], interrupts[0]);
-        return Ok([chosen.map_err(|e| at_index(0, e))?].into_iter().collect());
-    }
+) -> RowResult<ArrayVec<Chosen, MAX_BATCH>> {
     let turn = weights
         .pool
         .turn_unless(|| interrupted(interrupts).is_some())
-        .map_err(|e| at_index(interrupted(interrupts).unwrap_or(0), e))?;
+        .map_err(|e| RowError::of(interrupted(interrupts).unwrap_or(0), e))?;
     let mut space = weights.batch.lock().unwrap_or_else(|e| e.into_inner());
     let space = match &mut *space {
         Some(space) => space,
         none => none.insert(BatchSpace::new(weights)?),
     };
-    for (core, step) in cores.iter_mut().zip(steps) {
-        let end = core.len + usize::from(step.token.is_some());
-        core.kv.touch(end);
-    }
     evaluate(weights, &turn, space, cores, steps, interrupts)?;
-    choose_all(&turn, space, cores, steps, masked)
+    choose_all(&turn, space, cores, steps)
 }
 
 /// The first session that is to stop.
@@ -156,7 +204,7 @@ fn evaluate(
     cores: &[MutexGuard<Core>],
     steps: &[Step],
     interrupts: &[&AtomicBool],
-) -> Result<()> {
+) -> RowResult<()> {
     let mut tokens = ArrayVec::<u32, MAX_BATCH>::new();
     let mut places = ArrayVec::<(&KvCache, usize), MAX_BATCH>::new();
     for (core, step) in cores.iter().zip(steps) {
@@ -173,11 +221,11 @@ fn evaluate(
     for index in 0..weights.layers.len() {
         if let Some(i) = interrupted(interrupts) {
             let e = Error::new(Status::Interrupted, format!("interrupted at layer {index}"));
-            return Err(at_index(i, e));
+            return Err(RowError::of(i, e));
         }
         chunk.run_layer(turn, index)?;
     }
-    chunk.all_logits(turn, space.logits.span())
+    Ok(chunk.all_logits(turn, space.logits.span())?)
 }
 
 /// Gives the sessions their logits and chooses their tokens. After an error, those that have
@@ -187,13 +235,12 @@ fn choose_all(
     space: &mut BatchSpace,
     cores: &mut [MutexGuard<Core>],
     steps: &[Step],
-    masked: &[bool],
-) -> Result<ArrayVec<Chosen, MAX_BATCH>> {
+) -> RowResult<ArrayVec<Chosen, MAX_BATCH>> {
     let n_vocab = cores[0].logits.len();
     let logits = space.logits.span();
     let mut rows = 0..;
     let mut choices = ArrayVec::<UnsafeCell<Choice>, MAX_BATCH>::new();
-    for ((core, step), &masked) in cores.iter_mut().zip(steps).zip(masked) {
+    for (core, step) in cores.iter_mut().zip(steps) {
         let row = step.token.and_then(|_| rows.next());
         if row.is_some() {
             core.has_logits = false;
@@ -202,7 +249,6 @@ fn choose_all(
             core,
             step,
             row,
-            masked,
             chosen: None,
         }));
     }
@@ -220,16 +266,17 @@ fn choose_all(
     let mut all = ArrayVec::new();
     for (i, choice) in choices.iter_mut().enumerate() {
         match choice.get_mut().chosen.take() {
-            Some(chosen) => all.push(chosen.map_err(|e| at_index(i, e))?),
-            None => fail!(Internal, "session at index {i} has not chosen"),
+            Some(chosen) => all.push(chosen.map_err(|e| RowError::of(i, e))?),
+            None => {
+                let e = Error::new(Status::Internal, "it has not chosen");
+                return Err(RowError::of(i, e));
+            }
         }
     }
     for choice in choices {
         let Choice { core, row, .. } = choice.into_inner();
         if row.is_some() {
-            // Its token is in the history already.
-            core.len += 1;
-            core.has_logits = true;
+            core.advance();
         }
     }
     Ok(all)

@@ -1,7 +1,7 @@
-//! The thread that runs a session's started steps.
+//! The thread that does a session's work in the background.
 
-use super::runner::{Chosen, Core, lock};
-use crate::backend::Step;
+use super::runner::{Core, Done, lock};
+use crate::backend::Want;
 use crate::error::{Result, fail};
 use crate::panics::catch;
 use std::collections::VecDeque;
@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
-/// A thread that runs the steps of one start after another, and sleeps in between.
+/// A thread that does one job after another, and sleeps in between.
 pub(super) struct Driver {
     mail: Arc<Mail>,
     thread: Option<JoinHandle<()>>,
-    /// The interrupt flag of the steps that were not all collected yet, and how many those are.
+    /// The interrupt flag of the job whose outcomes were not all collected yet, and how many those are.
     in_flight: Option<(Arc<AtomicBool>, usize)>,
 }
 
@@ -27,16 +27,32 @@ struct Mail {
 
 struct Slot {
     request: Option<Request>,
-    /// With room for those of the running start.
-    results: VecDeque<Result<Chosen>>,
+    /// With room for those of the running job.
+    results: VecDeque<Result<Done>>,
     quit: bool,
 }
 
+/// Work in the background.
+pub(super) struct Job {
+    /// Appended first.
+    pub tokens: Vec<u32>,
+    pub want: Want,
+    /// The core has a mask for the choice.
+    pub masked: bool,
+}
+
+impl Job {
+    /// How many outcomes it has.
+    fn count(&self) -> usize {
+        match self.want {
+            Want::Logits => 1,
+            Want::Choices { count, .. } => count,
+        }
+    }
+}
+
 struct Request {
-    step: Step,
-    count: usize,
-    /// The core has a mask for the first of them.
-    masked: bool,
+    job: Job,
     interrupt: Arc<AtomicBool>,
 }
 
@@ -63,35 +79,27 @@ impl Driver {
             }),
             Err(e) => fail!(
                 DeviceError,
-                "a thread for started steps could not be started: {e}"
+                "a thread for started work could not be started: {e}"
             ),
         }
     }
 
-    /// Whether there are steps that were not collected.
+    /// Whether there are outcomes that were not collected.
     pub fn is_busy(&self) -> bool {
         self.in_flight.is_some()
     }
 
-    /// Starts `count` steps, the first of them with the core's mask if it is `masked`. Errors:
-    /// `OutOfMemory`.
-    pub fn start(
-        &mut self,
-        step: &Step,
-        count: usize,
-        masked: bool,
-        interrupt: &Arc<AtomicBool>,
-    ) -> Result<()> {
+    /// Starts a job. Errors: `OutOfMemory`.
+    pub fn start(&mut self, job: Job, interrupt: &Arc<AtomicBool>) -> Result<()> {
+        let count = job.count();
         let mut slot = lock(&self.mail.slot);
         slot.results.clear();
         if slot.results.try_reserve(count).is_err() {
-            fail!(OutOfMemory, "room for {count} started steps");
+            fail!(OutOfMemory, "room for {count} outcomes");
         }
         self.mail.made.store(0, Ordering::SeqCst);
         slot.request = Some(Request {
-            step: *step,
-            count,
-            masked,
+            job,
             interrupt: interrupt.clone(),
         });
         drop(slot);
@@ -100,8 +108,8 @@ impl Driver {
         Ok(())
     }
 
-    /// The next result. Called while there are steps that were not collected.
-    pub fn poll(&mut self, wait: bool) -> Result<Option<Chosen>> {
+    /// The next outcome. Called while there are some that were not collected.
+    pub fn poll(&mut self, wait: bool) -> Result<Option<Done>> {
         let mut slot = if wait {
             lock(&self.mail.slot)
         } else if self.mail.made.load(Ordering::SeqCst) == 0 {
@@ -156,39 +164,49 @@ impl Mail {
         }
     }
 
-    /// Runs steps until one fails.
+    /// Does a job until part of it fails.
     fn run(&self, core: &Mutex<Core>, request: Request) {
-        let Request {
-            mut step,
-            count,
-            masked,
-            interrupt,
-        } = request;
+        let Request { job, interrupt } = request;
+        let sampling = match job.want {
+            Want::Logits => {
+                let result = catch(|| lock(core).extend(&job.tokens, &interrupt));
+                self.post(result.map(|()| Done::Logits));
+                return;
+            }
+            Want::Choices { sampling, .. } => sampling,
+        };
+        let count = job.count();
+        let mut tokens = job.tokens;
         for i in 0..count {
+            let masked = job.masked && i == 0;
             let result = if i > 0 && interrupt.load(Ordering::Relaxed) {
                 interrupted(i, count)
             } else {
-                catch(|| lock(core).step_prepared(&step, masked && i == 0, &interrupt))
+                catch(|| lock(core).step(&tokens, &sampling, &interrupt, |_| Ok(masked)))
             };
             if let Ok(chosen) = &result {
-                step.token = Some(chosen.token);
-                step.position += 1;
+                tokens.clear();
+                tokens.push(chosen.token);
             }
             let failed = result.is_err();
-            let mut slot = lock(&self.slot);
-            slot.results.push_back(result);
-            self.made.fetch_add(1, Ordering::SeqCst);
-            drop(slot);
-            self.changed.notify_all();
+            self.post(result.map(Done::Token));
             if failed {
                 break;
             }
         }
     }
+
+    fn post(&self, result: Result<Done>) {
+        let mut slot = lock(&self.slot);
+        slot.results.push_back(result);
+        self.made.fetch_add(1, Ordering::SeqCst);
+        drop(slot);
+        self.changed.notify_all();
+    }
 }
 
-fn interrupted(done: usize, count: usize) -> Result<Chosen> {
-    fail!(Interrupted, "interrupted after {done} of {count} steps")
+fn interrupted<T>(done: usize, count: usize) -> Result<T> {
+    fail!(Interrupted, "interrupted after {done} of {count} choices")
 }
 
 impl Drop for Driver {

@@ -9,7 +9,8 @@
 //! | `chunk`, `prefill`, `batch` | the forward pass of many tokens, of one session or several |
 //! | `estimate` | what a network would take |
 //! | `matmul` | products of weights and activations |
-//! | `attention`, `rows`, `kv` | attention, what it computes together, and the cache that it reads |
+//! | `attention`, `rows` | attention, and what it computes together |
+//! | `state` | what a session keeps |
 //! | `elementwise`, `simd` | norms and the like, over lanes that exist on every processor |
 //! | `device`, `host` | the CPU in the list of devices, what the system says about it |
 //! | `pool`, `turn`, `pages` | threads, whose turn it is, memory |
@@ -24,7 +25,6 @@ mod estimate;
 mod experts;
 mod forward;
 pub mod host;
-mod kv;
 mod layer;
 pub mod matmul;
 mod pages;
@@ -34,9 +34,12 @@ mod profile;
 mod rows;
 mod runner;
 mod simd;
+mod state;
 mod token;
 mod turn;
 mod weights;
+
+use state::kv;
 
 pub use device::{BACKEND, CpuBackend};
 pub use pool::MAX_THREADS;

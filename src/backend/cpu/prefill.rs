@@ -30,7 +30,8 @@ pub(super) fn prefill_bytes(s: &Sizes, threads: usize, matrix_bytes: usize) -> u
     chunk_bytes(s, threads, chunk_tokens(s, matrix_bytes))
 }
 
-/// Appends `tokens` from `position` on, and writes the logits that follow the last one.
+/// Appends `tokens` from `position` on, and writes the logits that follow the last one, where that
+/// is wanted.
 ///
 /// Errors: `Interrupted` (the flag is looked at between layers), `OutOfMemory` for the first
 /// chunk's memory, `Internal`. Then the logits are as they were.
@@ -39,7 +40,7 @@ pub(super) fn prefill(
     kv: &KvCache,
     position: usize,
     tokens: &[u32],
-    out: &mut [f32],
+    mut out: Option<&mut [f32]>,
     interrupt: &AtomicBool,
 ) -> Result<()> {
     let mut rest = tokens;
@@ -55,7 +56,10 @@ pub(super) fn prefill(
             }
         };
         let (chunk, later) = rest.split_at(rest.len().min(space.tokens()));
-        let last = later.is_empty().then_some(&mut *out);
+        let last = match later {
+            [] => out.take(),
+            _ => None,
+        };
         run_chunk(weights, kv, position, chunk, space, last, interrupt)?;
         position += chunk.len();
         rest = later;

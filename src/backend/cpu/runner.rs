@@ -1,28 +1,50 @@
-//! A session's state on the CPU.
+//! A session on the CPU: its state, and the work that is done with it.
 
-use super::driver::Driver;
+use super::driver::{Driver, Job};
 use super::forward::decode;
-use super::kv::KvCache;
+use super::kv::{KvCache, MAX_CHUNK};
 use super::prefill::prefill;
 use super::profile::Clock;
 use super::weights::CpuWeights;
-use crate::backend::{MaskSource, Profile, Runner, Step, Work, fill_mask};
-use crate::engine::sampling::{Input, Logprobs, Scratch, TokenRules, choose};
+use crate::backend::state::StateLayout;
+use crate::backend::{
+    Mark, MaskSource, Outcome, Profile, Row, Runner, StateInfo, StateSink, StateSource, Want, When,
+    Work, fill_mask,
+};
+use crate::engine::sampling::{Input, Logprobs, Sampling, Scratch, TokenRules, choose};
 use crate::error::{Result, fail, try_vec};
 use std::any::Any;
-use std::sync::atomic::AtomicBool;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The state of one session.
 pub struct CpuRunner {
+    weights: Arc<CpuWeights>,
     core: Arc<Mutex<Core>>,
-    /// Made by the first `step_start`.
+    /// Positions evaluated by now.
+    progress: Arc<AtomicUsize>,
+    /// Made by the first work in the background.
     driver: Option<Driver>,
-    /// Of the step that was returned last.
+    /// Outcomes of work that the caller waited for, not yet collected.
+    ready: VecDeque<Result<Done>>,
+    /// Of the choice that was returned last.
     logprobs: Option<Box<Logprobs>>,
 }
 
-/// What a step works on.
+/// What work has come to.
+pub(super) enum Done {
+    Logits,
+    Token(Chosen),
+}
+
+/// A chosen token, and what there is to say about it.
+pub(super) struct Chosen {
+    pub token: u32,
+    pub logprobs: Option<Box<Logprobs>>,
+}
+
+/// What a session's work is done with.
 pub(super) struct Core {
     weights: Arc<CpuWeights>,
     pub kv: KvCache,
@@ -37,10 +59,42 @@ pub(super) struct Core {
     /// The tokens that the next choice may take, a bit each, if it is masked.
     mask: Vec<u32>,
     scratch: Scratch,
+    /// Positions evaluated by now, for other threads.
+    progress: Arc<AtomicUsize>,
 }
 
 impl Core {
-    fn extend(&mut self, tokens: &[u32], interrupt: &AtomicBool) -> Result<()> {
+    /// Appends `tokens` and evaluates them, one at least.
+    pub fn extend(&mut self, tokens: &[u32], interrupt: &AtomicBool) -> Result<()> {
+        let end = self.check(tokens)?;
+        self.kv.prepare(self.len, end)?;
+        let (weights, kv, logits) = (&*self.weights, &self.kv, &mut self.logits);
+        let done = match tokens {
+            [] => fail!(NoTokens, "no tokens to append"),
+            [token] => decode(weights, kv, self.len, *token, logits, None, interrupt),
+            _ => {
+                let mut position = self.len;
+                let mut pieces = tokens.chunks(MAX_CHUNK).peekable();
+                let mut result = Ok(());
+                while let (Some(piece), true) = (pieces.next(), result.is_ok()) {
+                    let out = pieces.peek().is_none().then_some(&mut logits[..]);
+                    result = prefill(weights, kv, position, piece, out, interrupt);
+                    position += piece.len();
+                    self.progress.store(position, Ordering::Relaxed);
+                }
+                result
+            }
+        };
+        if done.is_err() {
+            self.keep(self.len);
+        }
+        done?;
+        self.append(tokens);
+        Ok(())
+    }
+
+    /// Checks that `tokens` can be appended; the position behind them.
+    fn check(&self, tokens: &[u32]) -> Result<usize> {
         let context = self.kv.context();
         if tokens.len() > context - self.len {
             fail!(
@@ -57,28 +111,24 @@ impl Core {
                 self.weights.n_vocab
             );
         }
-        self.kv.touch(self.len + tokens.len());
-        let (weights, kv, logits) = (&*self.weights, &self.kv, &mut self.logits);
-        let done = match tokens {
-            [] => fail!(NoTokens, "no tokens to append"),
-            [token] => decode(weights, kv, self.len, *token, logits, None, interrupt),
-            _ => prefill(weights, kv, self.len, tokens, logits, interrupt),
-        };
-        if done.is_err() {
-            self.keep(self.len);
-        }
-        done?;
-        self.append(tokens);
-        Ok(())
+        Ok(self.len + tokens.len())
     }
 
     /// Forgets the positions from `len` on, and all if windows do not reach back to it any more.
     fn keep(&mut self, len: usize) {
-        let kept = self.kv.kept(len);
+        let kept = if self.kv.keeps(len) { len } else { 0 };
         if kept < self.len {
-            self.len = kept;
             self.has_logits = false;
         }
+        if kept == 0 {
+            self.kv.clear();
+        }
+        self.set_len(kept);
+    }
+
+    fn set_len(&mut self, len: usize) {
+        self.len = len;
+        self.progress.store(len, Ordering::Relaxed);
     }
 
     /// Notes that `tokens` were evaluated, and that the logits are those of the last one.
@@ -86,75 +136,54 @@ impl Core {
         self.history.truncate(self.len);
         // Within the capacity, so nothing is allocated.
         self.history.extend_from_slice(tokens);
-        self.len += tokens.len();
+        self.set_len(self.len + tokens.len());
         self.has_logits = true;
     }
 
-    /// Whether `step` can be done; what `step` itself would find out, before anything is done.
-    pub fn check_step(&self, step: &Step, weights: &CpuWeights) -> Result<()> {
-        if !std::ptr::eq(&*self.weights, weights) {
-            fail!(Internal, "it has other weights");
-        }
-        match step.token {
-            None if !self.has_logits => fail!(Internal, "a step without logits to sample from"),
-            Some(_) if self.len == self.kv.context() => fail!(
-                ContextFull,
-                "all {} positions of the context are taken",
-                self.len
-            ),
-            Some(token) if token as usize >= weights.n_vocab => {
-                fail!(
-                    InvalidToken,
-                    "token {token} is not below {}",
-                    weights.n_vocab
-                )
+    /// Notes that the token that was chosen behind is in the cache, and its logits at hand.
+    pub fn advance(&mut self) {
+        // The token is in the history already.
+        self.set_len(self.len + 1);
+        self.has_logits = true;
+    }
+
+    /// Readies the state for `token`, which is evaluated in a batch.
+    pub fn prepare_token(&mut self, token: Option<u32>) -> Result<()> {
+        match token {
+            Some(token) => {
+                let end = self.check(&[token])?;
+                self.kv.prepare(self.len, end)
             }
-            _ => Ok(()),
+            None if !self.has_logits => fail!(Internal, "a choice without logits"),
+            None => Ok(()),
         }
     }
 
-    /// The whole of a step.
+    /// Appends `tokens`, which may be none, and chooses the next one; `prepare` makes the mask and
+    /// says whether there is one.
     pub fn step(
         &mut self,
-        step: &Step,
-        mask: Option<&mut MaskSource<'_>>,
-        interrupt: &AtomicBool,
-    ) -> Result<Chosen> {
-        self.step_with(step, interrupt, |core| core.prepare_mask(mask))
-    }
-
-    /// A step whose mask, if it is `masked`, was made by [`Core::prepare_mask`].
-    pub fn step_prepared(
-        &mut self,
-        step: &Step,
-        masked: bool,
-        interrupt: &AtomicBool,
-    ) -> Result<Chosen> {
-        self.step_with(step, interrupt, |_| Ok(masked))
-    }
-
-    fn step_with(
-        &mut self,
-        step: &Step,
+        tokens: &[u32],
+        sampling: &Sampling,
         interrupt: &AtomicBool,
         prepare: impl FnOnce(&mut Core) -> Result<bool>,
     ) -> Result<Chosen> {
         let before = self.len;
-        if let Some(token) = step.token {
-            self.extend(&[token], interrupt)?;
+        if !tokens.is_empty() {
+            self.extend(tokens, interrupt)?;
         }
         if !self.has_logits {
-            fail!(Internal, "a step without logits to sample from");
+            fail!(Internal, "a choice without logits");
         }
-        let chosen = prepare(self).and_then(|masked| self.choose(step, None, masked));
+        let chosen = prepare(self).and_then(|masked| self.choose(sampling, None, masked));
         if chosen.is_err() && self.len > before {
-            self.len = before;
+            self.keep(before);
             self.has_logits = false;
         }
         chosen
     }
 
-    /// Asks for the mask of a step, if it has one.
+    /// Asks for the mask of a choice, if it has one.
     pub fn prepare_mask(&mut self, mask: Option<&mut MaskSource<'_>>) -> Result<bool> {
         match mask {
             Some(source) => {
@@ -166,8 +195,12 @@ impl Core {
     }
 
     /// Chooses by the logits at hand. `token` was evaluated, but not appended yet.
-    pub fn choose(&mut self, step: &Step, token: Option<u32>, masked: bool) -> Result<Chosen> {
-        let settings = &step.sampling;
+    pub fn choose(
+        &mut self,
+        settings: &Sampling,
+        token: Option<u32>,
+        masked: bool,
+    ) -> Result<Chosen> {
         self.history.truncate(self.len);
         self.history.extend(token);
         let input = Input {
@@ -175,7 +208,7 @@ impl Core {
             history: &self.history,
             rules: self.rules.as_deref(),
             mask: masked.then_some(&self.mask),
-            position: step.position,
+            position: self.history.len() as u64,
         };
         let token = choose(&input, &mut self.scratch, settings)?;
         let logprobs = match settings.logprobs {
@@ -187,12 +220,55 @@ impl Core {
         };
         Ok(Chosen { token, logprobs })
     }
-}
 
-/// What a step gives.
-pub(super) struct Chosen {
-    pub token: u32,
-    pub logprobs: Option<Box<Logprobs>>,
+    /// What of the state goes to a stream.
+    fn info(&self) -> StateInfo {
+        StateInfo {
+            kv_type: self.kv.kv_type(),
+            len: self.len,
+            has_logits: self.has_logits,
+            windows: self.kv.windows().to_vec(),
+        }
+    }
+
+    fn save(&self, sink: &mut dyn StateSink) -> Result<()> {
+        let info = self.info();
+        sink.begin(&info)?;
+        if info.has_logits {
+            let bytes = try_vec(self.logits.len() * 4, 0u8, "logits of a saved state");
+            let mut bytes = bytes?;
+            for (to, x) in bytes.chunks_exact_mut(4).zip(&self.logits) {
+                to.copy_from_slice(&x.to_le_bytes());
+            }
+            sink.write(&bytes)?;
+        }
+        let layers = &self.weights.kv_layers;
+        let layout = StateLayout::new(layers, &info, self.weights.n_vocab)?;
+        self.kv.save(&layout, layers, sink)
+    }
+
+    fn load(
+        &mut self,
+        info: &StateInfo,
+        tokens: &[u32],
+        source: &mut dyn StateSource,
+    ) -> Result<()> {
+        let weights = self.weights.clone();
+        let layout = StateLayout::new(&weights.kv_layers, info, weights.n_vocab)?;
+        if info.has_logits {
+            let mut bytes = try_vec(layout.logits_bytes(), 0u8, "logits of a saved state")?;
+            source.read(&mut bytes)?;
+            for (x, from) in self.logits.iter_mut().zip(bytes.chunks_exact(4)) {
+                *x = f32::from_le_bytes([from[0], from[1], from[2], from[3]]);
+            }
+        }
+        self.kv.prepare(0, info.len)?;
+        self.kv.set_windows(&info.windows);
+        self.kv.load(&layout, &weights.kv_layers, source)?;
+        self.append(tokens);
+        self.has_logits = info.has_logits;
+        Ok(())
+    }
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -208,8 +284,9 @@ impl CpuRunner {
         let mask = try_vec(weights.n_vocab.div_ceil(32), 0u32, "mask of a choice")?;
         let mut history = try_vec(kv.context(), 0u32, "token history")?;
         history.clear();
+        let progress = Arc::new(AtomicUsize::new(0));
         let core = Core {
-            weights,
+            weights: weights.clone(),
             kv,
             len: 0,
             logits,
@@ -218,40 +295,118 @@ impl CpuRunner {
             rules: None,
             mask,
             scratch,
+            progress: progress.clone(),
         };
         Ok(CpuRunner {
+            weights,
             core: Arc::new(Mutex::new(core)),
+            progress,
             driver: None,
+            ready: VecDeque::new(),
             logprobs: None,
         })
     }
 
-    /// Notes what came with the token that is returned.
-    pub(super) fn returned(&mut self, chosen: Chosen) -> u32 {
-        self.logprobs = chosen.logprobs;
-        chosen.token
+    /// Whether these are its weights.
+    pub(super) fn runs(&self, weights: &CpuWeights) -> bool {
+        std::ptr::eq(&*self.weights, weights)
     }
 
-    fn start(
-        &mut self,
-        step: &Step,
-        count: usize,
-        masked: bool,
-        interrupt: &Arc<AtomicBool>,
-    ) -> Result<()> {
+    /// The core, if nothing is under way.
+    pub(super) fn idle_core(&self) -> Result<MutexGuard<'_, Core>> {
+        if self.driver.as_ref().is_some_and(Driver::is_busy) || !self.ready.is_empty() {
+            fail!(DecodePending, "started work was not collected");
+        }
+        Ok(lock(&self.core))
+    }
+
+    /// Keeps an outcome for `poll`.
+    pub(super) fn keep(&mut self, done: Result<Done>) {
+        self.ready.push_back(done);
+    }
+
+    /// Starts the work of a row in the background.
+    fn start(&mut self, row: &mut RowWork<'_>) -> Result<()> {
+        let mut core = self.idle_core()?;
+        let tokens = row.tokens;
+        core.check(tokens)?;
+        let masked = core.prepare_mask(row.mask.take())?;
+        drop(core);
+        let mut copy = try_vec(tokens.len(), 0u32, "tokens of started work")?;
+        copy.copy_from_slice(tokens);
+        let job = Job {
+            tokens: copy,
+            want: row.want,
+            masked,
+        };
         let driver = match &mut self.driver {
             Some(driver) => driver,
             none => none.insert(Driver::new(self.core.clone())?),
         };
-        driver.start(step, count, masked, interrupt)
+        driver.start(job, row.interrupt)
     }
 
-    /// The core, if no step is in flight.
-    pub(super) fn idle_core(&self) -> Result<MutexGuard<'_, Core>> {
-        if self.driver.as_ref().is_some_and(Driver::is_busy) {
-            fail!(DecodePending, "a started step was not collected");
+    /// Does the work of a row in this thread.
+    fn run(&mut self, row: &mut RowWork<'_>) -> Result<()> {
+        let mut core = self.idle_core()?;
+        let (count, sampling) = match row.want {
+            Want::Logits => {
+                core.extend(row.tokens, row.interrupt)?;
+                drop(core);
+                self.keep(Ok(Done::Logits));
+                return Ok(());
+            }
+            Want::Choices { count, sampling } => (count, sampling),
+        };
+        let mut mask = row.mask.take();
+        let first = core.step(row.tokens, &sampling, row.interrupt, |core| {
+            core.prepare_mask(mask.take())
+        })?;
+        let mut last = first.token;
+        let mut all = VecDeque::from([Ok(Done::Token(first))]);
+        for _ in 1..count {
+            let next = core.step(&[last], &sampling, row.interrupt, |_| Ok(false));
+            let failed = next.is_err();
+            if let Ok(chosen) = &next {
+                last = chosen.token;
+            }
+            all.push_back(next.map(Done::Token));
+            if failed {
+                break;
+            }
         }
-        Ok(lock(&self.core))
+        drop(core);
+        self.ready = all;
+        Ok(())
+    }
+
+    /// Does or starts the work of a row by itself.
+    pub(super) fn submit(&mut self, row: &mut RowWork<'_>, when: When) -> Result<()> {
+        match when {
+            When::Now => self.run(row),
+            When::Background => self.start(row),
+        }
+    }
+}
+
+/// A row without its runner.
+pub(super) struct RowWork<'a> {
+    pub tokens: &'a [u32],
+    pub want: Want,
+    pub mask: Option<&'a mut MaskSource<'a>>,
+    pub interrupt: &'a Arc<AtomicBool>,
+}
+
+impl<'a> RowWork<'a> {
+    /// Of a row; its mask goes here.
+    pub fn of<'r: 'a>(row: &'a mut Row<'r>) -> (&'a mut dyn Runner, RowWork<'r>) {
+        let work = RowWork {
+            tokens: row.tokens,
+            want: row.want,
+            mask: row.mask.take(),
+            interrupt: row.interrupt,
+        };
+        (&mut *row.runner, work)
     }
 }
 
@@ -264,16 +419,34 @@ impl Runner for CpuRunner {
         lock(&self.core).len
     }
 
-    fn extend(&mut self, tokens: &[u32], interrupt: &AtomicBool) -> Result<()> {
-        self.idle_core()?.extend(tokens, interrupt)
+    fn poll(&mut self, wait: bool) -> Result<Option<Outcome>> {
+        let done = match self.ready.pop_front() {
+            Some(done) => {
+                if done.is_err() {
+                    self.ready.clear();
+                }
+                Some(done?)
+            }
+            None => match &mut self.driver {
+                Some(driver) if driver.is_busy() => driver.poll(wait)?,
+                _ => fail!(NothingPending, "no work was started"),
+            },
+        };
+        Ok(done.map(|done| match done {
+            Done::Logits => Outcome::Logits,
+            Done::Token(chosen) => {
+                self.logprobs = chosen.logprobs;
+                Outcome::Token(chosen.token)
+            }
+        }))
     }
 
-    fn truncate(&mut self, len: usize) -> usize {
-        let mut core = lock(&self.core);
-        let len = core.len.min(len);
-        core.keep(len);
-        core.has_logits = false;
-        core.len
+    fn progress(&self) -> usize {
+        self.progress.load(Ordering::Relaxed)
+    }
+
+    fn queue_limit(&self) -> usize {
+        usize::MAX
     }
 
     fn has_logits(&self) -> bool {
@@ -292,82 +465,70 @@ impl Runner for CpuRunner {
         Ok(())
     }
 
+    fn logprobs(&self) -> Option<&Logprobs> {
+        self.logprobs.as_deref()
+    }
+
     fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()> {
         self.idle_core()?.rules = rules;
         Ok(())
     }
 
-    fn step_masked(
+    fn mark_before(&self, position: usize) -> Mark {
+        let core = lock(&self.core);
+        let position = position.min(core.len);
+        match core.kv.keeps(position) {
+            true => Mark::at(position),
+            false => Mark::EMPTY,
+        }
+    }
+
+    fn rollback(&mut self, mark: Mark) {
+        let mut core = lock(&self.core);
+        if mark.position() < core.len {
+            core.keep(mark.position());
+        }
+    }
+
+    fn save(&mut self, sink: &mut dyn StateSink) -> Result<()> {
+        self.idle_core()?.save(sink)
+    }
+
+    fn load(
         &mut self,
-        step: &Step,
-        mask: Option<&mut MaskSource<'_>>,
-        interrupt: &AtomicBool,
-    ) -> Result<u32> {
-        let chosen = self.idle_core()?.step(step, mask, interrupt)?;
-        Ok(self.returned(chosen))
-    }
-
-    fn logprobs(&self) -> Option<&Logprobs> {
-        self.logprobs.as_deref()
-    }
-
-    fn step_start(&mut self, step: &Step, interrupt: &Arc<AtomicBool>) -> Result<()> {
-        self.steps_start(step, 1, interrupt)
-    }
-
-    fn queue_limit(&self) -> usize {
-        usize::MAX
-    }
-
-    fn steps_start(
-        &mut self,
-        step: &Step,
-        count: usize,
-        interrupt: &Arc<AtomicBool>,
+        info: &StateInfo,
+        tokens: &[u32],
+        source: &mut dyn StateSource,
     ) -> Result<()> {
-        drop(self.idle_core()?);
-        self.start(step, count, false, interrupt)
-    }
-
-    fn step_start_masked(
-        &mut self,
-        step: &Step,
-        mask: &mut MaskSource<'_>,
-        interrupt: &Arc<AtomicBool>,
-    ) -> Result<()> {
-        let masked = self.idle_core()?.prepare_mask(Some(mask))?;
-        self.start(step, 1, masked, interrupt)
-    }
-
-    fn step_poll(&mut self, wait: bool) -> Result<Option<u32>> {
-        let chosen = match &mut self.driver {
-            Some(driver) if driver.is_busy() => driver.poll(wait)?,
-            _ => fail!(NothingPending, "no step was started"),
-        };
-        Ok(chosen.map(|chosen| self.returned(chosen)))
+        let mut core = self.idle_core()?;
+        let loaded = core.load(info, tokens, source);
+        if loaded.is_err() {
+            core.keep(0);
+        }
+        loaded
     }
 
     fn fork(&mut self) -> Result<Box<dyn Runner>> {
         let core = self.idle_core()?;
         let other = CpuRunner::new(core.weights.clone(), core.kv.fork(core.len)?)?;
         let mut theirs = lock(&other.core);
-        theirs.len = core.len;
+        theirs.append(&core.history[..core.len]);
         theirs.has_logits = core.has_logits;
         theirs.logits.copy_from_slice(&core.logits);
-        theirs.history.extend_from_slice(&core.history[..core.len]);
         theirs.rules = core.rules.clone();
         drop(theirs);
         Ok(Box::new(other))
     }
 
-    fn profile(&mut self, step: &Step, interrupt: &AtomicBool) -> Result<Profile> {
+    fn profile(
+        &mut self,
+        token: u32,
+        sampling: &Sampling,
+        interrupt: &AtomicBool,
+    ) -> Result<Profile> {
         let mut core = self.idle_core()?;
-        let Some(token) = step.token else {
-            fail!(Internal, "a profile of a step without a token");
-        };
-        core.check_step(step, &core.weights)?;
+        core.prepare_token(Some(token))?;
         let core = &mut *core;
-        core.kv.touch(core.len + 1);
         let clock = Clock::start();
         let logits = &mut core.logits;
         decode(
@@ -381,7 +542,7 @@ impl Runner for CpuRunner {
         )?;
         core.append(&[token]);
         // The time counts, not the token; what there is to say about its failure, a decode says.
-        let _ = core.choose(step, None, false);
+        let _ = core.choose(sampling, None, false);
         clock.end(Work::Sample, size_of_val(core.logits.as_slice()) as u64);
         Ok(clock.profile())
     }

@@ -1,7 +1,7 @@
 //! A network as the CPU runs it, with its threads and their memory.
 
 use super::attention::AttentionScratch;
-use super::batch::{BatchSpace, step_batch};
+use super::batch::{BatchSpace, submit};
 use super::chunk::ChunkSpace;
 use super::experts::{ExpertSizes, ExpertThread};
 use super::forward::DecodeSpace;
@@ -11,11 +11,10 @@ use super::matmul::{Activations, Encodings, Isa, Matrix, Scratch};
 use super::pool::Pool;
 use super::runner::CpuRunner;
 use super::turn::Turns;
-use crate::backend::{KvType, MaskSource, Runner, RunnerOptions, Step, Weights};
+use crate::backend::{KvType, Row, RowResult, Runner, RunnerOptions, Weights, When};
 use crate::error::{Result, fail, try_vec};
 use crate::model::{Block, FeedForward, KvShape, Mixer, MixerState, Network, Rope};
 use std::cell::UnsafeCell;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 /// A network on the CPU, with the threads that run it.
@@ -28,6 +27,8 @@ pub struct CpuWeights {
     /// Learned positions.
     pub(super) positions: Option<Matrix>,
     pub(super) layers: Vec<Layer>,
+    /// What each of them keeps of a position.
+    pub(super) kv_layers: Vec<KvShape>,
     pub(super) final_norm: NormWeights,
     pub(super) head: Product,
     pub(super) logit_scale: f32,
@@ -219,6 +220,7 @@ impl CpuWeights {
             embedding_scale: network.embedding_scale,
             positions: positions.map(|p| Matrix::new(p.clone(), isa)),
             layers,
+            kv_layers: kv_layers(network).collect(),
             final_norm: NormWeights::new(&network.final_norm)?,
             head,
             logit_scale: network.logit_scale,
@@ -238,12 +240,7 @@ impl CpuWeights {
     }
 
     pub(super) fn kv_shape(&self, kv_type: KvType) -> Result<Shape> {
-        let shape = |l: &Layer| KvShape {
-            n_kv_heads: l.n_kv_heads,
-            head_dim: l.head_dim,
-            window: l.window,
-        };
-        Shape::new(self.layers.iter().map(shape), kv_type)
+        Shape::new(self.kv_layers.iter().copied(), kv_type)
     }
 }
 
@@ -289,14 +286,15 @@ impl Weights for CpuWeights {
         self.kv_shape(kv_type).map_or(0, |s| s.bytes(context))
     }
 
-    fn step_batch_masked(
-        &self,
-        runners: &mut [&mut dyn Runner],
-        steps: &[Step],
-        masks: &mut [Option<&mut MaskSource<'_>>],
-        interrupts: &[&AtomicBool],
-        tokens: &mut [u32],
-    ) -> Result<()> {
-        step_batch(self, runners, steps, masks, interrupts, tokens)
+    fn kv_layers(&self) -> &[KvShape] {
+        &self.kv_layers
+    }
+
+    fn takes_kv_type(&self, kv_type: KvType) -> bool {
+        check_kv_type(kv_type).is_ok()
+    }
+
+    fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
+        submit(self, rows, when)
     }
 }

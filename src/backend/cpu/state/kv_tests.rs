@@ -3,6 +3,7 @@
 use super::*;
 use crate::backend::cpu::matmul::Isa;
 use crate::error::Status;
+use crate::model::KvShape;
 
 fn whole((n_kv_heads, head_dim): (usize, usize)) -> KvShape {
     KvShape {
@@ -26,16 +27,79 @@ fn a_ring_holds_a_window_and_a_chunk_before_it_forgets() {
     assert_eq!(shape.bytes(100), 2 * 256 * bytes);
     assert_eq!(shape.bytes(100_000), (391 + 6) * 256 * bytes);
     let mut cache = KvCache::new(shape, 10_000).unwrap();
-    assert_eq!(cache.kept(0), 0);
-    cache.touch(6 * 256);
-    assert_eq!(cache.kept(10), 10);
-    cache.touch(9 * 256);
+    assert!(cache.keeps(0));
+    cache.prepare(0, 6 * 256).unwrap();
+    assert!(cache.keeps(10));
+    cache.prepare(6 * 256, 9 * 256).unwrap();
     // Segments 3 to 8 are there, and position p sees from p - 299 on.
-    assert_eq!(cache.kept(3 * 256 + 299), 3 * 256 + 299);
-    assert_eq!(cache.fork(5 * 256).unwrap().kept(4 * 256), 0);
-    assert_eq!(cache.kept(3 * 256 + 298), 0);
+    assert!(cache.keeps(3 * 256 + 299) && !cache.keeps(3 * 256 + 298));
+    assert!(!cache.fork(5 * 256).unwrap().keeps(4 * 256));
     // Nothing is left that could be lost.
-    assert_eq!(cache.kept(100), 100);
+    cache.clear();
+    assert!(cache.keeps(100));
+}
+
+/// Writes position `p` of a cache of one layer and one head.
+fn write(cache: &KvCache, p: usize, value: f32) {
+    // SAFETY: one thread; the position is prepared.
+    unsafe {
+        put(
+            Isa::detect(),
+            cache.head::<f32>(0, 0),
+            p,
+            &[value; 16],
+            &[-value; 16],
+        )
+    };
+}
+
+/// What position `p` holds.
+fn read(cache: &KvCache, p: usize) -> f32 {
+    let head = cache.head::<f32>(0, 0);
+    let at = (p % SEGMENT) * head.value_stride();
+    // SAFETY: inside the blocks.
+    unsafe { -*head.values(p / SEGMENT).add(at) }
+}
+
+#[test]
+fn forks_share_what_they_only_read() {
+    for window in [None, Some(300)] {
+        let layer = KvShape {
+            n_kv_heads: 1,
+            head_dim: 16,
+            window,
+        };
+        let shape = Shape::new([layer].into_iter(), KvType::F32).unwrap();
+        let mut first = KvCache::new(shape, 1500).unwrap();
+        first.prepare(0, 700).unwrap();
+        (0..700).for_each(|p| write(&first, p, p as f32));
+        let mut second = first.fork(700).unwrap();
+        let shared = |a: &KvCache, b: &KvCache| {
+            let pairs = a.segments[0].pages.iter().zip(&b.segments[0].pages);
+            pairs.filter(|(a, b)| Arc::ptr_eq(a, b)).count()
+        };
+        // Two full segments; a ring is written again soon.
+        assert_eq!(
+            shared(&first, &second),
+            if window.is_none() { 2 } else { 0 }
+        );
+        // Both go on, and one goes back into a shared segment.
+        first.prepare(700, 701).unwrap();
+        write(&first, 700, 1e6);
+        second.prepare(500, 501).unwrap();
+        write(&second, 500, 2e6);
+        assert_eq!(shared(&first, &second), usize::from(window.is_none()));
+        assert_eq!((read(&first, 700), read(&second, 700)), (1e6, 0.0));
+        assert_eq!((read(&first, 500), read(&second, 500)), (500.0, 2e6));
+        drop(first);
+        for p in (0..700).filter(|p| *p != 500) {
+            assert_eq!(read(&second, p), p as f32);
+        }
+        // Nobody shares it any more, so nothing is copied.
+        let before = second.segments[0].pages[0].base();
+        second.prepare(0, 1).unwrap();
+        assert_eq!(second.segments[0].pages[0].base(), before);
+    }
 }
 
 #[test]
@@ -49,7 +113,8 @@ fn positions_are_where_they_belong_and_do_not_overlap() {
         shape.bytes_per_token(),
         4 * (2 * (20 + 32) + (32 + 32) + 3 * (16 + 16))
     );
-    let cache = KvCache::new(shape, 300).unwrap();
+    let mut cache = KvCache::new(shape, 300).unwrap();
+    cache.prepare(0, 300).unwrap();
     let layers = [(2, 20), (1, 32), (3, 16)];
     let number = |l: usize, h: usize, p: usize, d: usize| (((l * 8 + h) * 512 + p) * 64 + d) as f32;
     for (l, (heads, dim)) in layers.into_iter().enumerate() {

@@ -1,0 +1,114 @@
+//! Rows of work: what a device is asked to do, for one session or for several together.
+
+use super::{MaskSource, Runner};
+use crate::engine::sampling::Sampling;
+use crate::error::{Error, Result, fail};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// The most rows in a batch.
+pub const MAX_BATCH: usize = 32;
+
+/// Work for one runner: tokens to append, and what is wanted of them.
+pub struct Row<'a> {
+    /// Whose work it is.
+    pub runner: &'a mut dyn Runner,
+    /// Tokens to append first. None at all is allowed where a choice is made from the logits at
+    /// hand.
+    pub tokens: &'a [u32],
+    /// What is wanted.
+    pub want: Want,
+    /// Masks the choice, if there is one. Asked for while the device evaluates the tokens, as far
+    /// as the device can do both at once, and never after `submit` has returned.
+    pub mask: Option<&'a mut MaskSource<'a>>,
+    /// Ends the work with `Interrupted` once it is set.
+    pub interrupt: &'a Arc<AtomicBool>,
+}
+
+/// What is wanted of a row.
+#[derive(Clone, Copy, Debug)]
+pub enum Want {
+    /// The logits of the last token, kept for [`Runner::logits`] and for a later choice.
+    Logits,
+    /// `count` tokens, 1 to [`Runner::queue_limit`], chosen one after another: each but the last is
+    /// appended before the next is chosen. The draw for a token has the position of that token as
+    /// its index. A row with a mask has a count of 1.
+    Choices {
+        /// How many tokens.
+        count: usize,
+        /// How they are chosen.
+        sampling: Sampling,
+    },
+}
+
+/// When the work of a submission is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// As soon as possible: the caller waits for it, and may do part of it in its own thread.
+    Now,
+    /// While the caller does something else.
+    Background,
+}
+
+/// What a row has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The logits are there.
+    Logits,
+    /// The next of the chosen tokens.
+    Token(u32),
+}
+
+/// Result of a submission.
+pub type RowResult<T> = std::result::Result<T, RowError>;
+
+/// The error of a submission.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowError {
+    /// The row that it is about, if it is about one.
+    pub row: Option<usize>,
+    /// What went wrong.
+    pub error: Error,
+}
+
+impl RowError {
+    /// An error of one row.
+    pub fn of(row: usize, error: Error) -> RowError {
+        let row = Some(row);
+        RowError { row, error }
+    }
+}
+
+impl From<Error> for RowError {
+    fn from(error: Error) -> RowError {
+        RowError { row: None, error }
+    }
+}
+
+impl Row<'_> {
+    /// Whether it is one step of a decode: at most one token to append, one to choose.
+    pub fn is_step(&self) -> bool {
+        self.tokens.len() <= 1 && matches!(self.want, Want::Choices { count: 1, .. })
+    }
+
+    /// Checks what every device takes for granted.
+    pub fn check(&self) -> Result<()> {
+        match self.want {
+            Want::Logits if self.tokens.is_empty() => fail!(NoTokens, "no tokens to append"),
+            Want::Choices { count, .. } => {
+                let limit = match self.mask {
+                    Some(_) => 1,
+                    None => self.runner.queue_limit(),
+                };
+                if count == 0 || count > limit {
+                    fail!(Internal, "{count} choices in a row; the limit is {limit}");
+                }
+                if self.tokens.is_empty() && !self.runner.has_logits() {
+                    fail!(Internal, "there are no logits to choose from");
+                }
+            }
+            Want::Logits => {}
+        }
+        Ok(())
+    }
+}

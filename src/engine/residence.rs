@@ -1,0 +1,168 @@
+//! Where the state of a session is: on its device, or moved to host memory.
+
+use super::Session;
+use crate::backend::state::StateLayout;
+use crate::backend::{Mark, Runner, StateInfo, StateSink, StateSource};
+use crate::engine::sampling::Logprobs;
+use crate::error::{Result, fail};
+use crate::model::KvShape;
+
+/// Where a state is.
+pub(super) enum Residence {
+    /// On the device, with everything that evaluates.
+    Device(Box<dyn Runner>),
+    /// In host memory; nothing of it is on the device.
+    Host(Box<Evicted>),
+}
+
+/// A state in host memory.
+pub(super) struct Evicted {
+    info: StateInfo,
+    stream: Vec<u8>,
+    /// The tokens of its positions.
+    tokens: Vec<u32>,
+    /// Positions that are still wanted of it.
+    wanted: usize,
+    /// Of the last choice.
+    logprobs: Option<Logprobs>,
+}
+
+impl Residence {
+    /// The runner, of a state that is on the device.
+    pub fn runner(&mut self) -> Result<&mut dyn Runner> {
+        match self {
+            Residence::Device(runner) => Ok(&mut **runner),
+            Residence::Host(_) => fail!(Internal, "the state is not on the device"),
+        }
+    }
+
+    /// Goes back to the last mark within the first `position` positions, if the state is beyond
+    /// them.
+    pub fn roll_back_to(&mut self, position: usize) {
+        match self {
+            Residence::Device(runner) => {
+                if runner.len() > position {
+                    let mark = runner.mark_before(position);
+                    runner.rollback(mark);
+                }
+            }
+            Residence::Host(evicted) => evicted.wanted = evicted.wanted.min(position),
+        }
+    }
+
+    /// Goes back to a mark of the state.
+    pub fn roll_back(&mut self, mark: Mark) {
+        if let Residence::Device(runner) = self {
+            runner.rollback(mark);
+        }
+    }
+
+    /// The log-probabilities of the last choice.
+    pub fn logprobs(&self) -> Option<&Logprobs> {
+        match self {
+            Residence::Device(runner) => runner.logprobs(),
+            Residence::Host(evicted) => evicted.logprobs.as_ref(),
+        }
+    }
+}
+
+impl Session {
+    /// Moves the state to host memory and gives the device's back. The next call that needs it
+    /// brings it back.
+    ///
+    /// Errors: `DecodePending`; `OutOfMemory`; those of the device. The state is where it was then.
+    pub fn evict(&mut self) -> Result<()> {
+        self.begin()?;
+        let Residence::Device(runner) = &mut self.residence else {
+            return Ok(());
+        };
+        let weights = self.model.weights();
+        let mut memory = Memory::new(weights.kv_layers(), self.model.details().n_vocab);
+        runner.save(&mut memory)?;
+        let Some(info) = memory.info else {
+            fail!(Internal, "a saved state without a beginning");
+        };
+        let evicted = Evicted {
+            tokens: self.tokens[..info.len].to_vec(),
+            wanted: info.len,
+            info,
+            stream: memory.stream,
+            logprobs: runner.logprobs().cloned(),
+        };
+        self.residence = Residence::Host(Box::new(evicted));
+        Ok(())
+    }
+
+    /// Brings an evicted state back to the device. Nothing happens to one that is there.
+    ///
+    /// Errors: `OutOfMemory`; those of the device. The state is still evicted then.
+    pub fn resume(&mut self) -> Result<()> {
+        let Residence::Host(evicted) = &mut self.residence else {
+            return Ok(());
+        };
+        let weights = self.model.weights().clone();
+        let mut runner = weights.create_runner(&self.options)?;
+        runner.set_rules(self.rules.clone())?;
+        let mut stream = &evicted.stream[..];
+        runner.load(&evicted.info, &evicted.tokens, &mut stream)?;
+        let wanted = evicted.wanted;
+        self.residence = Residence::Device(runner);
+        self.residence.roll_back_to(wanted);
+        Ok(())
+    }
+}
+
+/// A stream in memory.
+struct Memory<'a> {
+    layers: &'a [KvShape],
+    n_vocab: usize,
+    info: Option<StateInfo>,
+    stream: Vec<u8>,
+}
+
+impl<'a> Memory<'a> {
+    fn new(layers: &'a [KvShape], n_vocab: usize) -> Memory<'a> {
+        Memory {
+            layers,
+            n_vocab,
+            info: None,
+            stream: Vec::new(),
+        }
+    }
+}
+
+impl StateSink for Memory<'_> {
+    fn begin(&mut self, info: &StateInfo) -> Result<()> {
+        let bytes = StateLayout::new(self.layers, info, self.n_vocab)?.bytes();
+        let room = bytes.and_then(|b| usize::try_from(b).ok());
+        let reserved = room.map(|room| self.stream.try_reserve_exact(room));
+        let Some(Ok(())) = reserved else {
+            fail!(
+                OutOfMemory,
+                "no host memory for {} bytes of state",
+                bytes.unwrap_or(u64::MAX)
+            );
+        };
+        self.info = Some(info.clone());
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        if bytes.len() > self.stream.capacity() - self.stream.len() {
+            fail!(Internal, "a state that is longer than its layout");
+        }
+        self.stream.extend_from_slice(bytes);
+        Ok(())
+    }
+}
+
+impl StateSource for &[u8] {
+    fn read(&mut self, bytes: &mut [u8]) -> Result<()> {
+        let Some((now, later)) = self.split_at_checked(bytes.len()) else {
+            fail!(Internal, "a state that is shorter than its layout");
+        };
+        bytes.copy_from_slice(now);
+        *self = later;
+        Ok(())
+    }
+}
