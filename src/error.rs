@@ -83,6 +83,14 @@ pub enum Status {
     /// The chat template is missing or wrong, refuses the messages, or goes beyond its limits; the
     /// message says which and where.
     TemplateFailed = 35,
+    /// The file is not a saved session.
+    NotState = 36,
+    /// The session was saved by a version of the library whose format this one does not read.
+    StateVersion = 37,
+    /// The session was saved with another model or tokenizer.
+    StateForeign = 38,
+    /// The saved session has changed since it was written: a checksum does not match.
+    StateChecksum = 39,
 }
 
 impl Status {
@@ -125,6 +133,10 @@ impl Status {
             Status::Forked => "EMBER_FORKED",
             Status::Grammar => "EMBER_GRAMMAR",
             Status::TemplateFailed => "EMBER_TEMPLATE_FAILED",
+            Status::NotState => "EMBER_NOT_STATE",
+            Status::StateVersion => "EMBER_STATE_VERSION",
+            Status::StateForeign => "EMBER_STATE_FOREIGN",
+            Status::StateChecksum => "EMBER_STATE_CHECKSUM",
         }
     }
 }

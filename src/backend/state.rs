@@ -170,6 +170,11 @@ impl<'a> StateLayout<'a> {
         })
     }
 
+    /// What a layer keeps of a position.
+    pub fn shape(&self, layer: usize) -> &KvShape {
+        &self.layers[layer]
+    }
+
     /// Blocks that the state reaches into.
     pub fn blocks(&self) -> usize {
         self.info.len.div_ceil(BLOCK)

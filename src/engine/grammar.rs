@@ -4,24 +4,27 @@ use super::Session;
 use crate::error::{Result, fail, try_vec};
 use crate::grammar::{Grammar, GrammarKind, GrammarOptions, Matcher};
 use crate::text::Tokenizer;
+use std::sync::Arc;
 
 /// Where a token of the context comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     /// Was there before the grammar, or came by a prefill.
-    Prompt,
+    Prompt = 0,
     /// Was chosen.
-    Chosen,
+    Chosen = 1,
     /// Was forced, as the first of a run that was found at once.
-    Forced,
+    Forced = 2,
     /// Was forced behind another of its run.
-    ForcedNext,
+    ForcedNext = 3,
 }
 
 /// The grammar of a session. The answer that it follows is the run of decoded tokens at the end of
 /// the context.
 pub(super) struct Constraint {
     grammar: Grammar,
+    /// What it was made of.
+    source: Arc<GrammarSource>,
     /// Stands behind the first `accepted` tokens of the context; none if it has to start again.
     matcher: Option<Matcher>,
     accepted: usize,
@@ -33,12 +36,56 @@ pub(super) struct Constraint {
     pending: Vec<u32>,
 }
 
+/// What a grammar is made of.
+pub(super) struct GrammarSource {
+    pub kind: GrammarKind,
+    pub options: GrammarOptions,
+    pub text: String,
+}
+
+/// A constraint that is saved with its session.
+pub(super) struct SavedGrammar {
+    pub source: Arc<GrammarSource>,
+    /// Runs of tokens of one origin ([`Origin`]), which make up the context.
+    pub origins: Vec<(u32, usize)>,
+    /// The rest of a forced run that was begun.
+    pub pending: Vec<u32>,
+}
+
+impl SavedGrammar {
+    /// As it was read from a file.
+    pub fn new(
+        kind: GrammarKind,
+        options: GrammarOptions,
+        text: String,
+        origins: Vec<(u32, usize)>,
+        pending: Vec<u32>,
+    ) -> SavedGrammar {
+        let source = GrammarSource {
+            kind,
+            options,
+            text,
+        };
+        SavedGrammar {
+            source: Arc::new(source),
+            origins,
+            pending,
+        }
+    }
+}
+
 impl Constraint {
-    fn new(grammar: Grammar, position: usize, context: usize) -> Result<Constraint> {
+    fn new(
+        grammar: Grammar,
+        source: Arc<GrammarSource>,
+        position: usize,
+        context: usize,
+    ) -> Result<Constraint> {
         let mut origins = try_vec(context, Origin::Prompt, "token origins")?;
         origins.truncate(position);
         Ok(Constraint {
             grammar,
+            source,
             matcher: None,
             accepted: 0,
             origins,
@@ -49,10 +96,41 @@ impl Constraint {
 
     /// The same state for a fork of the session.
     pub fn duplicate(&self, context: usize) -> Result<Constraint> {
-        let mut other = Constraint::new(self.grammar.duplicate(), 0, context)?;
+        let grammar = self.grammar.duplicate();
+        let mut other = Constraint::new(grammar, self.source.clone(), 0, context)?;
         other.origins.extend_from_slice(&self.origins);
         other.pending.extend(self.rest_of_run());
         Ok(other)
+    }
+
+    /// What is saved of it.
+    pub fn saved(&self) -> SavedGrammar {
+        let mut origins: Vec<(u32, usize)> = Vec::new();
+        for origin in &self.origins {
+            match origins.last_mut() {
+                Some((number, count)) if *number == *origin as u32 => *count += 1,
+                _ => origins.push((*origin as u32, 1)),
+            }
+        }
+        SavedGrammar {
+            source: self.source.clone(),
+            origins,
+            pending: self.rest_of_run().collect(),
+        }
+    }
+
+    /// Whether some of the `count` tokens from `from` on belong to the answer that is being made.
+    pub fn is_in_answer(&self, from: usize, count: usize) -> bool {
+        let prompt = self.origins.iter().rposition(|o| *o == Origin::Prompt);
+        from + count > prompt.map_or(0, |last| last + 1)
+    }
+
+    /// The `count` tokens from `from` on were taken out of the context.
+    pub fn erased(&mut self, from: usize, count: usize) {
+        let pending = self.rest_of_run().collect();
+        self.restart();
+        self.pending = pending;
+        self.origins.drain(from..from + count);
     }
 
     /// Tokens were prefilled: the next answer begins behind them.
@@ -177,7 +255,35 @@ impl Session {
         self.begin()?;
         let vocabulary = self.model.grammar_vocabulary()?;
         let grammar = Grammar::compile(&vocabulary, kind, text, options)?;
-        let constraint = Constraint::new(grammar, self.position(), self.context())?;
+        let source = Arc::new(GrammarSource {
+            kind,
+            options: *options,
+            text: text.to_owned(),
+        });
+        let constraint = Constraint::new(grammar, source, self.position(), self.context())?;
+        self.constraint = Some(Box::new(constraint));
+        Ok(())
+    }
+
+    /// Takes over a saved grammar. The tokens of the context are there.
+    pub(super) fn restore_grammar(&mut self, saved: SavedGrammar) -> Result<()> {
+        let vocabulary = self.model.grammar_vocabulary()?;
+        let source = saved.source;
+        let grammar = Grammar::compile(&vocabulary, source.kind, &source.text, &source.options)?;
+        let mut constraint = Constraint::new(grammar, source, 0, self.context())?;
+        for (origin, count) in saved.origins {
+            let origin = match origin {
+                0 => Origin::Prompt,
+                1 => Origin::Chosen,
+                2 => Origin::Forced,
+                3 => Origin::ForcedNext,
+                n => fail!(FileCorrupt, "the saved grammar has tokens of origin {n}"),
+            };
+            constraint
+                .origins
+                .extend(std::iter::repeat_n(origin, count));
+        }
+        constraint.pending = saved.pending;
         self.constraint = Some(Box::new(constraint));
         Ok(())
     }

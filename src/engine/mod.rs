@@ -5,12 +5,14 @@ pub mod breakers;
 pub mod device;
 #[cfg(test)]
 pub(crate) mod fake;
+mod fingerprint;
 mod grammar;
 pub mod model;
 mod queue;
 mod residence;
 pub mod sampling;
 pub mod session;
+pub mod state;
 
 pub use model::{Details, Model};
 pub use session::{Session, SessionOptions};

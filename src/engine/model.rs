@@ -1,6 +1,6 @@
 //! A model: a file's network resident on a device, and its text layer.
 
-use super::{SessionOptions, device};
+use super::{SessionOptions, device, fingerprint};
 use crate::backend::cpu::{self, MAX_THREADS};
 use crate::backend::{DeviceKind, Estimate, KvType, LoadOptions, Progress, Weights};
 use crate::error::{Error, Result, fail};
@@ -55,6 +55,8 @@ pub struct Model {
     grammar_vocabulary: Mutex<Option<Arc<GrammarVocabulary>>>,
     chat_templates: Result<ChatTemplates>,
     details: Details,
+    /// Of the network and of the tokenizer.
+    fingerprints: [u64; 2],
 }
 
 impl Model {
@@ -100,6 +102,10 @@ impl Model {
                 progress(reached)
             })?;
         }
+        let fingerprints = [
+            fingerprint::network(&network),
+            fingerprint::tokenizer(tokenizer.as_ref().ok()),
+        ];
         let made = reached;
         let weights = device
             .backend
@@ -131,6 +137,7 @@ impl Model {
             grammar_vocabulary: Mutex::default(),
             chat_templates,
             details,
+            fingerprints,
         })
     }
 
@@ -180,12 +187,35 @@ impl Model {
             grammar_vocabulary: Mutex::default(),
             chat_templates: Ok(ChatTemplates::default()),
             details,
+            fingerprints: [1, 2],
         }
     }
 
     /// Facts about the model.
     pub fn details(&self) -> &Details {
         &self.details
+    }
+
+    /// What tells the network and the tokenizer from others.
+    pub(super) fn fingerprints(&self) -> [u64; 2] {
+        self.fingerprints
+    }
+
+    /// Gives the device's memory of the weights back and keeps them in host memory. The model and its
+    /// sessions stay good; the next call that needs the weights brings them back. Nothing to do where
+    /// they are in host memory anyway.
+    ///
+    /// Errors: `Busy` while work of a session is under way; `OutOfMemory` for host memory; those of
+    /// the device. The weights are where they were then.
+    pub fn evict(&self) -> Result<()> {
+        self.weights.evict()
+    }
+
+    /// Brings evicted weights back to the device.
+    ///
+    /// Errors: `OutOfMemory`; those of the device. The weights are still evicted then.
+    pub fn resume(&self) -> Result<()> {
+        self.weights.resume()
     }
 
     /// The weights on their device.

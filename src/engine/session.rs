@@ -322,6 +322,60 @@ impl Session {
         Ok(())
     }
 
+    /// Takes `count` tokens from position `from` on out of the context, and evaluates what follows
+    /// them again, so that the session is as if they had never been there.
+    ///
+    /// Errors: `InvalidArgument` if the context has no such tokens, or if some belong to the answer
+    /// that a grammar follows; `DecodePending`; `Interrupted`; `OutOfMemory`; those of the backend. The
+    /// session is as it was then.
+    pub fn erase(&mut self, from: usize, count: usize) -> Result<()> {
+        self.begin()?;
+        let len = self.tokens.len();
+        if from > len || count > len - from {
+            fail!(
+                InvalidArgument,
+                "{count} tokens from {from} on, but the context has {len}"
+            );
+        }
+        if let Some(constraint) = &self.constraint
+            && constraint.is_in_answer(from, count)
+        {
+            fail!(
+                InvalidArgument,
+                "{count} tokens from {from} on are in part of the answer that the grammar follows"
+            );
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        self.resume()?;
+        let rest = try_copy(&self.tokens[from + count..])?;
+        // What follows is evaluated by a fork, which takes the state's place if it succeeds.
+        let mut fork = self.residence.runner()?.fork()?;
+        fork.set_rules(self.rules.clone())?;
+        let mark = fork.mark_before(from);
+        fork.rollback(mark);
+        let mut kept = try_copy(&self.tokens[fork.len()..from])?;
+        kept.extend_from_slice(&rest);
+        if !kept.is_empty() {
+            let row = Row {
+                runner: &mut *fork,
+                tokens: &kept,
+                want: Want::Logits,
+                mask: None,
+                interrupt: &self.interrupt,
+            };
+            submit(&**self.model.weights(), row, When::Now)?;
+            fork.poll(true)?;
+        }
+        self.residence = Residence::Device(fork);
+        self.tokens.drain(from..from + count);
+        if let Some(constraint) = &mut self.constraint {
+            constraint.erased(from, count);
+        }
+        Ok(())
+    }
+
     /// A session with the same context, options and model, which answers as this one would.
     ///
     /// Errors: `DecodePending`; `OutOfMemory`; those of the backend.
@@ -451,6 +505,13 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// A copy of tokens.
+fn try_copy(tokens: &[u32]) -> Result<Vec<u32>> {
+    let mut copy = crate::error::try_vec(tokens.len(), 0u32, "tokens of a session")?;
+    copy.copy_from_slice(tokens);
+    Ok(copy)
 }
 
 /// No tokens, with room for all that a session can have.

@@ -27,6 +27,61 @@ pub unsafe extern "C" fn ember_prefill(
     unsafe { call(err, work) }
 }
 
+/// Starts what `ember_prefill` does and returns at once; `ember_prefill_poll` tells when it is done.
+/// `tokens` is used during this call only. The prompt is evaluated in pieces: decodes of other sessions
+/// run between them. Until its end is collected, every other function that changes the session returns
+/// `EMBER_DECODE_PENDING`, except for `ember_session_interrupt`, which stops it,
+/// `ember_session_rewind` and `ember_session_free`.
+///
+/// Errors: those of `ember_prefill` that are known before any work is done; `EMBER_DEVICE_ERROR` if a
+/// thread cannot be started.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_prefill_start(
+    session: *mut ember_session,
+    tokens: *const u32,
+    count: usize,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        // SAFETY: `tokens` is as the header demands.
+        let tokens = unsafe { slice(tokens, count, "tokens") }?;
+        with_session(session, |session| session.prefill_start(tokens))
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Asks whether the started prefill is done. Never blocks: `EMBER_PENDING` means that it is not. With
+/// `EMBER_OK` and `EMBER_PENDING`, the number of its tokens that are evaluated by now is written to
+/// `evaluated`, which may be NULL. May be called from another thread than the start.
+///
+/// Errors: `EMBER_NOTHING_PENDING` if none was started, or its end was collected; `EMBER_BUSY`; else
+/// those of `ember_prefill`, after which it is over and the context is as it was before it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_prefill_poll(
+    session: *mut ember_session,
+    evaluated: *mut usize,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        let evaluated = match evaluated.is_null() {
+            true => None,
+            // SAFETY: `evaluated` is as the header demands.
+            false => Some(unsafe { Out::new(evaluated, "evaluated") }?),
+        };
+        let (done, count) = with_session(session, |session| session.prefill_poll())?;
+        if let Some(evaluated) = evaluated {
+            evaluated.set(count);
+        }
+        match done {
+            true => Ok(()),
+            false => Err(Error::new(Status::Pending, "")),
+        }
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
 /// Chooses the next token by the logits of the whole context, appends it to the context and writes
 /// its id to `token`. The token is evaluated when the next call needs it, so a caller that stops
 /// here has wasted nothing. Whether it ends the text is for the caller to ask

@@ -86,6 +86,14 @@ pub enum ember_status_code {
     /// The chat template is missing or wrong, refuses the messages, or goes beyond its limits; the
     /// message says which and where.
     EMBER_TEMPLATE_FAILED = 35,
+    /// The file is not a saved session.
+    EMBER_NOT_STATE = 36,
+    /// The session was saved by a version of the library whose format this one does not read.
+    EMBER_STATE_VERSION = 37,
+    /// The session was saved with another model or tokenizer.
+    EMBER_STATE_FOREIGN = 38,
+    /// The saved session has changed since it was written: a checksum does not match.
+    EMBER_STATE_CHECKSUM = 39,
 }
 
 /// What went wrong, in words. The caller owns it, on the stack for instance; it needs no
@@ -213,6 +221,10 @@ names! {
     EMBER_FORKED = Forked,
     EMBER_GRAMMAR = Grammar,
     EMBER_TEMPLATE_FAILED = TemplateFailed,
+    EMBER_NOT_STATE = NotState,
+    EMBER_STATE_VERSION = StateVersion,
+    EMBER_STATE_FOREIGN = StateForeign,
+    EMBER_STATE_CHECKSUM = StateChecksum,
 }
 
 #[cfg(test)]
@@ -247,7 +259,7 @@ mod tests {
             let status: Status = unsafe { std::mem::transmute(code as i32) };
             assert_eq!(status.name(), name.to_str().unwrap());
         }
-        for unknown in [-1, 36, i32::MAX, i32::MIN] {
+        for unknown in [-1, 40, i32::MAX, i32::MIN] {
             // SAFETY: the function returns NUL-ended literals.
             let name = unsafe { CStr::from_ptr(ember_status_name(unknown)) };
             assert_eq!(name, c"EMBER_UNKNOWN");

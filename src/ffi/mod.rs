@@ -29,6 +29,8 @@ mod decode;
 
 mod batch;
 
+mod state;
+
 mod grammar;
 
 mod estimate;
@@ -53,6 +55,7 @@ pub use model::*;
 pub use profile::*;
 pub use sampling::*;
 pub use session::*;
+pub use state::*;
 pub use text::*;
 pub use text_stream::*;
 pub use version::*;

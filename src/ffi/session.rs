@@ -178,7 +178,7 @@ pub(super) fn with_sessions<R>(
 }
 
 /// Gives a session a handle.
-fn insert(session: Session) -> Result<*mut ember_session> {
+pub(super) fn insert(session: Session) -> Result<*mut ember_session> {
     let cell = Cell {
         interrupt: session.interrupt_flag().clone(),
         context: session.context(),
@@ -224,6 +224,25 @@ pub unsafe extern "C" fn ember_session_create(
     unsafe { call(err, work) }
 }
 
+/// The element type of a number of the header.
+pub(super) fn kv_type(number: u32) -> Result<KvType> {
+    match number {
+        0 | 1 => Ok(KvType::F16),
+        2 => Ok(KvType::F32),
+        3 => Ok(KvType::Q8_0),
+        n => fail!(InvalidArgument, "kv_type is {n}, which is no ember_kv_type"),
+    }
+}
+
+/// The header's number of an element type.
+pub(super) fn kv_number(kv_type: KvType) -> u32 {
+    match kv_type {
+        KvType::F16 => ember_kv_type::EMBER_KV_F16 as u32,
+        KvType::F32 => ember_kv_type::EMBER_KV_F32 as u32,
+        KvType::Q8_0 => ember_kv_type::EMBER_KV_Q8_0 as u32,
+    }
+}
+
 /// The sampling options that the session's name.
 ///
 /// # Safety
@@ -256,12 +275,6 @@ pub(super) unsafe fn engine_options(options: &ember_session_options) -> Result<S
             fail!(InvalidArgument, "{name} is not 0 in ember_session_options");
         }
     }
-    let kv_type = match options.kv_type {
-        0 | 1 => KvType::F16,
-        2 => KvType::F32,
-        3 => KvType::Q8_0,
-        n => fail!(InvalidArgument, "kv_type is {n}, which is no ember_kv_type"),
-    };
     // SAFETY: the caller's word.
     let sampling = unsafe { read_sampling(options) }?.unwrap_or(ember_sampling_options {
         temperature: options.temperature,
@@ -273,7 +286,7 @@ pub(super) unsafe fn engine_options(options: &ember_session_options) -> Result<S
     });
     Ok(SessionOptions {
         context: options.context as usize,
-        kv_type,
+        kv_type: kv_type(options.kv_type)?,
         stream_priority: options.stream_priority,
         sampling: sampling.settings(),
     })

@@ -521,8 +521,7 @@ fn write<T: Copy>(context: &Context, address: u64, data: &[T]) -> Result<()> {
     let _current = context.enter()?;
     // SAFETY: the callers, `Buffer` and `Range`, have checked that the memory is theirs; `data` is
     // readable.
-    let code =
-        unsafe { sys::cuMemcpyHtoD_v2(address, data.as_ptr().cast(), size_of_val(data)) };
+    let code = unsafe { sys::cuMemcpyHtoD_v2(address, data.as_ptr().cast(), size_of_val(data)) };
     context.check(code, "copy to the device")?;
     // The call returns when `data` is read; streams of ours would not wait for the rest.
     // SAFETY: NULL is the default stream, where the copy is.

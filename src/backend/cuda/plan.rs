@@ -5,8 +5,8 @@
 use super::args;
 use super::attention::MAX_HEAD_DIM;
 use super::experts::ExpertsPlan;
-use super::state::KvPlan;
 use super::matrix::{self, Matrix, MatrixSegment};
+use super::state::KvPlan;
 use crate::backend::KvType;
 use crate::error::{Result, fail};
 use crate::format::Tensor;

@@ -83,10 +83,7 @@ impl HostCopy {
         let bytes = range.backed();
         let memory = match MmapMut::map_anon(bytes.max(1)) {
             Ok(memory) => memory,
-            Err(e) => fail!(
-                OutOfMemory,
-                "host memory for {bytes} bytes of weights: {e}"
-            ),
+            Err(e) => fail!(OutOfMemory, "host memory for {bytes} bytes of weights: {e}"),
         };
         // Fewer and larger pages are written several times as fast for the first time.
         #[cfg(target_os = "linux")]
@@ -106,8 +103,7 @@ impl HostCopy {
         let next = AtomicUsize::new(0);
         let stop = AtomicBool::new(false);
         let failure: Mutex<Option<Error>> = Mutex::new(None);
-        let pieces: Vec<Mutex<&mut [u8]>> =
-            self.memory.chunks_mut(PIECE).map(Mutex::new).collect();
+        let pieces: Vec<Mutex<&mut [u8]>> = self.memory.chunks_mut(PIECE).map(Mutex::new).collect();
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let work = || {
             let result = run(context, address, &pieces, direction, &next, &stop);

@@ -156,18 +156,15 @@ impl CudaRunner {
     /// The outcome of what is under way, and the work that is left behind it.
     fn advance(&mut self, work: Work, wait: bool) -> (Work, Result<Option<Outcome>>) {
         match work {
-            Work::Ready(core, Ready::Logits) => {
-                (Work::Nothing(core), Ok(Some(Outcome::Logits)))
-            }
+            Work::Ready(core, Ready::Logits) => (Work::Nothing(core), Ok(Some(Outcome::Logits))),
             Work::Ready(core, Ready::Token(chosen)) => {
                 let token = self.returned(chosen);
                 (Work::Nothing(core), Ok(Some(Outcome::Token(token))))
             }
             Work::Steps(mut core, mut steps, busy) => {
                 let polled = steps.poll(&mut core, wait);
-                let outcome = polled.map(|chosen| {
-                    chosen.map(|chosen| Outcome::Token(self.returned(chosen)))
-                });
+                let outcome =
+                    polled.map(|chosen| chosen.map(|chosen| Outcome::Token(self.returned(chosen))));
                 let work = match steps.is_empty() {
                     true => Work::Nothing(core),
                     false => Work::Steps(core, steps, busy),
@@ -200,11 +197,7 @@ impl CudaRunner {
 
 impl Core {
     /// Evaluates all tokens but the last, which a step appends.
-    pub fn all_but_last(
-        &mut self,
-        tokens: &[u32],
-        interrupt: &AtomicBool,
-    ) -> Result<Option<u32>> {
+    pub fn all_but_last(&mut self, tokens: &[u32], interrupt: &AtomicBool) -> Result<Option<u32>> {
         let Some((&last, first)) = tokens.split_last() else {
             return Ok(None);
         };

@@ -12,8 +12,8 @@ use super::state::Staging;
 use super::upload::upload;
 use crate::backend::row::RowWork;
 use crate::backend::{
-    KvType, LoadOptions, MAX_BATCH, Progress, Row, RowError, RowResult, Runner, RunnerOptions, Want,
-    Weights, When,
+    KvType, LoadOptions, MAX_BATCH, Progress, Row, RowError, RowResult, Runner, RunnerOptions,
+    Want, Weights, When,
 };
 use crate::error::{Error, Result, Status, fail};
 use crate::model::{KvShape, Network};
@@ -167,7 +167,10 @@ impl CudaWeights {
     /// Holds the weights on the device, where they are brought first if they are not there.
     pub fn resident(&self) -> Result<RwLockReadGuard<'_, Residency>> {
         loop {
-            let residency = self.residency.read().unwrap_or_else(PoisonError::into_inner);
+            let residency = self
+                .residency
+                .read()
+                .unwrap_or_else(PoisonError::into_inner);
             if residency.is_on_device() {
                 return Ok(residency);
             }
@@ -212,10 +215,7 @@ impl CudaWeights {
 }
 
 /// A row of a batch.
-fn member<'c, 'm>(
-    runner: &'c mut CudaRunner,
-    work: &mut RowWork<'m>,
-) -> Result<Member<'c, 'm>> {
+fn member<'c, 'm>(runner: &'c mut CudaRunner, work: &mut RowWork<'m>) -> Result<Member<'c, 'm>> {
     let Want::Choices { sampling, .. } = work.want else {
         fail!(Internal, "a step that chooses nothing");
     };

@@ -86,6 +86,11 @@ impl TokenRules {
 }
 
 impl Breakers {
+    /// The tokens that are breakers by themselves.
+    pub fn single_tokens(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..self.single.len() as u32 * 32).filter(|id| has(&self.single, *id))
+    }
+
     /// Breakers of a vocabulary of `n_vocab` tokens.
     ///
     /// Errors: `InvalidToken`; `InvalidArgument` for an empty sequence; `OutOfMemory`. They name the

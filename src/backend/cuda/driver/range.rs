@@ -195,8 +195,7 @@ impl Range {
         }
         let access = access(&self.context);
         // SAFETY: the caller has made the context current; these pages are mapped.
-        let code =
-            unsafe { sys::cuMemSetAccess(self.address + at as u64, bytes - at, &access, 1) };
+        let code = unsafe { sys::cuMemSetAccess(self.address + at as u64, bytes - at, &access, 1) };
         self.context.allocated(code, wanted, what)
     }
 

@@ -206,7 +206,9 @@ impl Core {
         let (stream, weights) = (self.stream.clone(), self.weights.clone());
         let graph = self.graph(kind)?;
         // SAFETY: as in `capture`; `Drop` waits for the stream.
-        weights.gate().step(&stream, || unsafe { stream.launch_graph(graph) })
+        weights
+            .gate()
+            .step(&stream, || unsafe { stream.launch_graph(graph) })
     }
 
     fn set32(&self, stream: &Stream, offset: usize, value: u32) -> Result<()> {
@@ -476,9 +478,7 @@ impl Core {
         let staging = staging.get()?;
         // SAFETY: `Drop` waits for the stream; the tokens fit the context.
         unsafe { self.sampling.remember(&stream, 0, tokens)? };
-        let loaded = self
-            .state
-            .load(&layout, logits, staging, &stream, source);
+        let loaded = self.state.load(&layout, logits, staging, &stream, source);
         loaded?;
         self.set_len(info.len);
         self.has_logits = info.has_logits;

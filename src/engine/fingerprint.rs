@@ -1,0 +1,117 @@
+//! What tells a model from others, cheap enough for every load: a saved session goes with the model
+//! that it was saved with.
+
+use crate::format::Tensor;
+use crate::model::{FeedForward, Linear, Mixer, Network, Norm};
+use crate::text::Tokenizer;
+use twox_hash::XxHash3_64;
+
+/// Samples of a tensor's bytes, and how long they are.
+const SAMPLES: usize = 4;
+const SAMPLE_BYTES: usize = 64;
+
+/// Adds up what is said about a model.
+struct Fingerprint(XxHash3_64);
+
+impl Fingerprint {
+    fn new() -> Fingerprint {
+        Fingerprint(XxHash3_64::with_seed(0))
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.number(bytes.len() as u64);
+        std::hash::Hasher::write(&mut self.0, bytes);
+    }
+
+    fn number(&mut self, number: u64) {
+        std::hash::Hasher::write(&mut self.0, &number.to_le_bytes());
+    }
+
+    fn float(&mut self, number: f32) {
+        self.number(u64::from(number.to_bits()));
+    }
+
+    fn tensor(&mut self, tensor: &Tensor) {
+        self.bytes(tensor.ty.name().as_bytes());
+        self.number(tensor.row_len() as u64);
+        self.number(tensor.rows() as u64);
+        let bytes = tensor.bytes();
+        let last = bytes.len().saturating_sub(SAMPLE_BYTES);
+        for i in 0..SAMPLES {
+            let at = last / (SAMPLES - 1) * i;
+            let end = bytes.len().min(at + SAMPLE_BYTES);
+            self.bytes(&bytes[at..end]);
+        }
+    }
+
+    fn linear(&mut self, linear: &Linear) {
+        self.tensor(&linear.weight);
+        linear.bias.iter().for_each(|bias| self.tensor(bias));
+    }
+
+    fn norm(&mut self, norm: &Norm) {
+        self.number(norm.kind as u64);
+        self.tensor(&norm.weight);
+        norm.bias.iter().for_each(|bias| self.tensor(bias));
+        self.float(norm.eps);
+    }
+
+    fn mixer(&mut self, mixer: &Mixer) {
+        let Mixer::Attention(a) = mixer;
+        for number in [a.n_heads, a.n_kv_heads, a.head_dim, a.window.unwrap_or(0)] {
+            self.number(number as u64);
+        }
+        self.float(a.scale);
+        self.float(a.score_cap.unwrap_or(0.0));
+        if let Some(rope) = &a.rope {
+            rope.inv_freq.iter().for_each(|f| self.float(*f));
+            self.float(rope.magnitude);
+            self.number(rope.pairing as u64);
+            if let Some(long) = &rope.long {
+                self.number(long.above as u64);
+                long.inv_freq.iter().for_each(|f| self.float(*f));
+            }
+        }
+    }
+}
+
+/// Of a network: its hyperparameters, the types and shapes of its tensors, and samples of their bytes.
+pub(super) fn network(network: &Network) -> u64 {
+    let mut f = Fingerprint::new();
+    f.bytes(network.architecture.as_bytes());
+    for number in [network.hidden, network.n_vocab, network.blocks.len()] {
+        f.number(number as u64);
+    }
+    f.tensor(&network.embedding);
+    f.float(network.embedding_scale);
+    network.positions.iter().for_each(|p| f.tensor(p));
+    for block in &network.blocks {
+        f.mixer(&block.mixer);
+        block.mixer.vectors().for_each(|v| f.tensor(v));
+        block.norms().for_each(|n| f.norm(n));
+        block.linears().into_iter().for_each(|l| f.linear(l));
+        if let FeedForward::Experts(e) = &block.feed_forward {
+            f.number(e.n_used as u64);
+            f.float(e.weight_scale);
+        }
+        f.number(u64::from(block.parallel));
+        f.float(block.residual_scale);
+    }
+    f.norm(&network.final_norm);
+    f.linear(&network.head);
+    f.float(network.logit_scale);
+    f.float(network.logit_cap.unwrap_or(0.0));
+    std::hash::Hasher::finish(&f.0)
+}
+
+/// Of a tokenizer: the bytes of its tokens. 0 where there is none.
+pub(super) fn tokenizer(tokenizer: Option<&Tokenizer>) -> u64 {
+    let Some(tokenizer) = tokenizer else {
+        return 0;
+    };
+    let mut f = Fingerprint::new();
+    for id in 0..tokenizer.n_vocab() as u32 {
+        f.bytes(tokenizer.token_bytes(id).unwrap_or_default());
+    }
+    std::hash::Hasher::finish(&f.0)
+}
