@@ -8,7 +8,7 @@ pub mod cpu;
 pub mod cuda;
 mod device;
 mod profile;
-mod row;
+pub(crate) mod row;
 pub mod state;
 
 pub use device::{Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, Progress};
@@ -69,6 +69,22 @@ pub trait Weights: Send + Sync {
     fn kv_bytes(&self, kv_type: KvType, context: usize) -> u64 {
         self.kv_bytes_per_token(kv_type)
             .saturating_mul(context as u64)
+    }
+
+    /// Gives the device's memory back and keeps the weights in host memory, where they are not
+    /// anyway. Handles and sessions stay good; the next work brings the weights back.
+    ///
+    /// Errors: `Busy` while work is under way; `OutOfMemory` for host memory; those of the device.
+    /// The weights are where they were then.
+    fn evict(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Brings evicted weights back.
+    ///
+    /// Errors: `OutOfMemory`; those of the device. The weights are still evicted then.
+    fn resume(&self) -> Result<()> {
+        Ok(())
     }
 
     /// Starts the work of 1 to [`MAX_BATCH`] rows of different runners of these weights, in as few

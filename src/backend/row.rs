@@ -112,3 +112,24 @@ impl Row<'_> {
         Ok(())
     }
 }
+
+/// A row without its runner, as backends take it apart.
+pub(super) struct RowWork<'a> {
+    pub tokens: &'a [u32],
+    pub want: Want,
+    pub mask: Option<&'a mut MaskSource<'a>>,
+    pub interrupt: &'a Arc<AtomicBool>,
+}
+
+impl<'a> RowWork<'a> {
+    /// Of a row; its mask goes here.
+    pub fn of<'r: 'a>(row: &'a mut Row<'r>) -> (&'a mut dyn Runner, RowWork<'r>) {
+        let work = RowWork {
+            tokens: row.tokens,
+            want: row.want,
+            mask: row.mask.take(),
+            interrupt: row.interrupt,
+        };
+        (&mut *row.runner, work)
+    }
+}

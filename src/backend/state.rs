@@ -208,17 +208,19 @@ impl<'a> StateLayout<'a> {
 
     /// The planes of the stream, in order; `windowed` says which half.
     pub fn planes(&self, windowed: bool) -> impl Iterator<Item = Plane> + '_ {
-        (0..self.blocks()).flat_map(move |block| {
-            let layers = 0..self.layers.len();
-            let here = layers.filter(move |l| {
-                self.layers[*l].window.is_some() == windowed && !self.rows(*l, block).is_empty()
-            });
-            here.flat_map(move |layer| {
-                [false, true].map(|is_value| Plane {
-                    layer,
-                    block,
-                    is_value,
-                })
+        (0..self.blocks()).flat_map(move |block| self.planes_of(windowed, block))
+    }
+
+    /// Those of one block.
+    pub fn planes_of(&self, windowed: bool, block: usize) -> impl Iterator<Item = Plane> + '_ {
+        let here = (0..self.layers.len()).filter(move |layer| {
+            self.layers[*layer].window.is_some() == windowed && !self.rows(*layer, block).is_empty()
+        });
+        here.flat_map(move |layer| {
+            [false, true].map(|is_value| Plane {
+                layer,
+                block,
+                is_value,
             })
         })
     }

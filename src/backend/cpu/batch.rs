@@ -4,8 +4,9 @@ use super::chunk::{Chunk, ChunkSpace, Places, chunk_bytes};
 use super::kv::KvCache;
 use super::pages::Pages;
 use super::pool::PoolTurn;
-use super::runner::{Chosen, Core, CpuRunner, Done, RowWork};
+use super::runner::{Chosen, Core, CpuRunner, Done};
 use super::weights::{CpuWeights, Sizes};
+use crate::backend::row::RowWork;
 use crate::backend::{MAX_BATCH, Row, RowError, RowResult, Want, When};
 use crate::engine::sampling::Sampling;
 use crate::error::{Error, Result, Status, fail};
@@ -98,7 +99,7 @@ pub(super) fn submit(weights: &CpuWeights, rows: &mut [Row<'_>], when: When) -> 
             .and_then(|r| r.downcast_mut::<CpuRunner>())
             .filter(|r| r.runs(weights));
         let Some(runner) = runner else {
-            let e = Error::new(Status::InvalidArgument, "it has other weights");
+            let e = Error::new(Status::Internal, "it has other weights");
             return Err(RowError::of(i, e));
         };
         runners.push(runner);

@@ -6,9 +6,10 @@ use super::kv::{KvCache, MAX_CHUNK};
 use super::prefill::prefill;
 use super::profile::Clock;
 use super::weights::CpuWeights;
+use crate::backend::row::RowWork;
 use crate::backend::state::StateLayout;
 use crate::backend::{
-    Mark, MaskSource, Outcome, Profile, Row, Runner, StateInfo, StateSink, StateSource, Want, When,
+    Mark, MaskSource, Outcome, Profile, Runner, StateInfo, StateSink, StateSource, Want, When,
     Work, fill_mask,
 };
 use crate::engine::sampling::{Input, Logprobs, Sampling, Scratch, TokenRules, choose};
@@ -399,27 +400,6 @@ impl CpuRunner {
             When::Now => self.run(row),
             When::Background => self.start(row),
         }
-    }
-}
-
-/// A row without its runner.
-pub(super) struct RowWork<'a> {
-    pub tokens: &'a [u32],
-    pub want: Want,
-    pub mask: Option<&'a mut MaskSource<'a>>,
-    pub interrupt: &'a Arc<AtomicBool>,
-}
-
-impl<'a> RowWork<'a> {
-    /// Of a row; its mask goes here.
-    pub fn of<'r: 'a>(row: &'a mut Row<'r>) -> (&'a mut dyn Runner, RowWork<'r>) {
-        let work = RowWork {
-            tokens: row.tokens,
-            want: row.want,
-            mask: row.mask.take(),
-            interrupt: row.interrupt,
-        };
-        (&mut *row.runner, work)
     }
 }
 

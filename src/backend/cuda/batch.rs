@@ -5,13 +5,17 @@
 //! nobody's tokens depend on who else is there.
 
 use super::driver::{Buffer, Graph, Stream};
-use super::kv::KvPlan;
-use super::runner::{CudaRunner, EVALUATE};
+use super::runner::core::{Core, EVALUATE};
+use super::runner::{Chosen, Prepared};
 use super::sampling::Stages;
+use super::state::KvPlan;
 use super::step::{Ending, StepBuffers};
 use super::weights::CudaWeights;
-use crate::backend::{KvType, MAX_BATCH, MaskSource, Step, at_index};
-use crate::error::{Error, Result, Status, fail};
+use crate::backend::{KvType, MAX_BATCH, MaskSource, RowError, RowResult};
+use crate::engine::sampling::Sampling;
+use crate::error::{Error, Result, Status};
+use arrayvec::ArrayVec;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// What batches with one type of KV cache need.
@@ -20,8 +24,22 @@ pub struct Batch {
     graphs: Vec<(usize, Ending, Graph)>,
     buffers: StepBuffers,
     table: Buffer,
-    stream: Stream,
+    stream: Arc<Stream>,
     kv: KvPlan,
+}
+
+/// One of the sessions of a step.
+pub struct Member<'c, 'm> {
+    /// What it has on the device.
+    pub core: &'c mut Core,
+    /// The token that it appends.
+    pub token: u32,
+    /// How it chooses.
+    pub sampling: Sampling,
+    /// Masks the choice.
+    pub mask: Option<&'m mut MaskSource<'m>>,
+    /// Ends the step.
+    pub interrupt: &'m AtomicBool,
 }
 
 impl Batch {
@@ -33,7 +51,7 @@ impl Batch {
             graphs: Vec::new(),
             buffers: StepBuffers::new(context, weights.plan(), MAX_BATCH as u32)?,
             table: Buffer::new(context, MAX_BATCH * 8, "batch")?,
-            stream: Stream::new(context, 0)?,
+            stream: Arc::new(Stream::new(context, 0)?),
             kv: weights.plan().kv(kv_type)?,
         })
     }
@@ -43,41 +61,36 @@ impl Batch {
         self.kv.kv_type == kv_type
     }
 
-    /// Steps the runners whose indices are `members`, each of which appends a token; their tokens go
-    /// to `chosen`. After an error some may have moved.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "those of a step, and who takes part"
-    )]
+    /// A step of 1 to [`MAX_BATCH`] sessions with caches of this type, and the tokens that they
+    /// choose. An error names the index of a member; others may have moved.
     pub fn step(
         &mut self,
         weights: &CudaWeights,
-        runners: &mut [&mut CudaRunner],
-        members: &[usize],
-        steps: &[Step],
-        masks: &mut [Option<&mut MaskSource<'_>>],
-        interrupts: &[&AtomicBool],
-        chosen: &mut [u32],
-    ) -> Result<()> {
+        members: &mut [Member<'_, '_>],
+    ) -> RowResult<ArrayVec<Chosen, MAX_BATCH>> {
         let n = members.len();
         if n == 0 || n > MAX_BATCH {
-            fail!(Internal, "{n} sessions in a batch");
+            let message = format!("{n} sessions in a batch");
+            return Err(Error::new(Status::Internal, message).into());
         }
         let _current = weights.context().enter()?;
         let mut stages = Stages::default();
-        let mut masked = false;
-        for &i in members {
-            let mask = masks.get(i).is_some_and(Option::is_some);
-            let needed = runners[i]
-                .prepare(&self.stream, &steps[i], 1, mask, interrupts[i])
-                .map_err(|e| at_index(i, e))?;
-            stages = stages.or(needed);
-            masked |= mask;
+        let mut prepared = ArrayVec::<Prepared, MAX_BATCH>::new();
+        for (i, member) in members.iter_mut().enumerate() {
+            let ready = member.core.prepare(
+                &self.stream,
+                Some(member.token),
+                1,
+                &member.sampling,
+                member.mask.is_some(),
+                member.interrupt,
+            );
+            let ready = ready.map_err(|e| RowError::of(i, e))?;
+            stages = stages.or(ready.stages);
+            prepared.push(ready);
         }
-        let addresses: Vec<u64> = members
-            .iter()
-            .map(|&i| runners[i].session_address())
-            .collect();
+        let addresses: ArrayVec<u64, MAX_BATCH> =
+            members.iter().map(|m| m.core.address()).collect();
         // SAFETY: read before the call returns; stream order keeps it from the batch before.
         unsafe {
             self.stream.copy_in(
@@ -86,18 +99,12 @@ impl Batch {
                 size_of_val(&addresses[..]),
             )?
         };
+        let masked = members.iter().any(|m| m.mask.is_some());
         if masked {
             self.launch(weights, n, EVALUATE)?;
             // Whatever the sources do, the device has gone on.
-            for &i in members {
-                runners[i].abandon();
-            }
-            let taken = members.iter().try_for_each(|&i| match masks.get_mut(i) {
-                Some(Some(mask)) => runners[i]
-                    .take_mask(&self.stream, mask)
-                    .map_err(|e| at_index(i, e)),
-                _ => Ok(()),
-            });
+            members.iter_mut().for_each(|m| m.core.lose_track());
+            let taken = self.take_masks(members);
             if taken.is_err() {
                 // The sessions' next work is on their own streams.
                 self.stream.synchronize()?;
@@ -110,21 +117,45 @@ impl Batch {
             stages,
         };
         self.launch(weights, n, ending)?;
-        for &i in members {
-            runners[i].launched(&steps[i]);
-        }
-        let mut result = Ok(());
-        for &i in members {
-            let token = runners[i].poll_on(&self.stream, true);
-            // They are in the batch's memory, which the next batch overwrites.
-            runners[i].lose_logits();
-            match token {
-                Ok(Some(token)) => chosen[i] = token,
-                Ok(None) => result = Err(Error::new(Status::Internal, "a step without a result")),
-                Err(e) => result = result.and(Err(at_index(i, e))),
+        self.collect(members, prepared)
+    }
+
+    fn take_masks(&self, members: &mut [Member<'_, '_>]) -> RowResult<()> {
+        for (i, member) in members.iter_mut().enumerate() {
+            if let Some(mask) = &mut member.mask {
+                let taken = member.core.take_mask(&self.stream, *mask);
+                taken.map_err(|e| RowError::of(i, e))?;
             }
         }
-        result
+        Ok(())
+    }
+
+    /// Waits for the tokens of all.
+    fn collect(
+        &self,
+        members: &mut [Member<'_, '_>],
+        prepared: ArrayVec<Prepared, MAX_BATCH>,
+    ) -> RowResult<ArrayVec<Chosen, MAX_BATCH>> {
+        let mut steps = ArrayVec::<_, MAX_BATCH>::new();
+        for (member, prepared) in members.iter_mut().zip(prepared) {
+            steps.push(member.core.launched(prepared, &self.stream));
+        }
+        let mut chosen = ArrayVec::new();
+        let mut result = Ok(());
+        for (i, (member, mut steps)) in members.iter_mut().zip(steps).enumerate() {
+            let token = steps.poll(member.core, true);
+            // They are in the batch's memory, which the next batch overwrites.
+            member.core.has_logits = false;
+            match token {
+                Ok(Some(token)) => chosen.push(token),
+                Ok(None) => {
+                    let e = Error::new(Status::Internal, "a step without a result");
+                    result = result.and(Err(RowError::of(i, e)));
+                }
+                Err(e) => result = result.and(Err(RowError::of(i, e))),
+            }
+        }
+        result.map(|()| chosen)
     }
 
     /// Launches a step of the `n` sessions in the table.
@@ -152,8 +183,10 @@ impl Batch {
                 self.graphs.len() - 1
             }
         };
+        let graph = &self.graphs[at].2;
         // SAFETY: as above; the results are awaited by the caller.
-        unsafe { self.stream.launch_graph(&self.graphs[at].2) }
+        let launch = || unsafe { self.stream.launch_graph(graph) };
+        weights.gate().step(&self.stream, launch)
     }
 }
 

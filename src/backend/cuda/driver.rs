@@ -380,6 +380,13 @@ impl Context {
         Ok((free as u64, total as u64))
     }
 
+    /// Blocks until all work of the context is done; reports its errors.
+    pub fn synchronize(&self) -> Result<()> {
+        let _current = self.enter()?;
+        // SAFETY: the context is current.
+        self.check(unsafe { sys::cuCtxSynchronize() }, "waiting for the device")
+    }
+
     /// Lets the n-th allocation from now (0 is the next) fail with `OutOfMemory`; negative: none.
     pub fn fail_allocation(&self, n: i64) {
         self.failing.store(n, Ordering::Relaxed);
@@ -459,24 +466,26 @@ impl Buffer {
 
     /// Copies `data` to byte `at` and waits for it.
     pub fn write<T: Copy>(&self, at: usize, data: &[T]) -> Result<()> {
-        let _current = self.context.enter()?;
         assert!(
             at + size_of_val(data) <= self.bytes,
             "write within the buffer"
         );
-        // SAFETY: the range lies within the allocation, as just checked, and `data` is readable.
+        write(&self.context, self.address + at as u64, data)
+    }
+
+    /// Zeroes `bytes` bytes from byte `at` on, and waits for it.
+    pub fn clear(&self, at: usize, bytes: usize) -> Result<()> {
+        let _current = self.context.enter()?;
+        assert!(at + bytes <= self.bytes, "zeros within the buffer");
+        // SAFETY: the range lies within the allocation. NULL is the default stream, where the
+        // filling is.
         let code = unsafe {
-            sys::cuMemcpyHtoD_v2(
-                self.address + at as u64,
-                data.as_ptr().cast(),
-                size_of_val(data),
-            )
+            match sys::cuMemsetD8_v2(self.address + at as u64, 0, bytes) {
+                sys::CUresult::CUDA_SUCCESS => sys::cuStreamSynchronize(std::ptr::null_mut()),
+                failed => failed,
+            }
         };
-        self.context.check(code, "copy to the device")?;
-        // The call returns when `data` is read; streams of ours would not wait for the rest.
-        // SAFETY: NULL is the default stream, where the copy is.
-        let code = unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) };
-        self.context.check(code, "copy to the device")
+        self.context.check(code, "zeros on the device")
     }
 
     /// Copies from byte `at` to `out` and waits for it.
@@ -505,6 +514,20 @@ impl Drop for Buffer {
             unsafe { sys::cuMemFree_v2(self.address) };
         }
     }
+}
+
+/// Copies `data` to device memory of at least as many bytes, and waits for it.
+fn write<T: Copy>(context: &Context, address: u64, data: &[T]) -> Result<()> {
+    let _current = context.enter()?;
+    // SAFETY: the callers, `Buffer` and `Range`, have checked that the memory is theirs; `data` is
+    // readable.
+    let code =
+        unsafe { sys::cuMemcpyHtoD_v2(address, data.as_ptr().cast(), size_of_val(data)) };
+    context.check(code, "copy to the device")?;
+    // The call returns when `data` is read; streams of ours would not wait for the rest.
+    // SAFETY: NULL is the default stream, where the copy is.
+    let code = unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) };
+    context.check(code, "copy to the device")
 }
 
 /// Types of which any bytes are a value.
@@ -598,5 +621,5 @@ impl Drop for Pinned {
 mod range;
 mod work;
 
-pub use range::Range;
+pub use range::{Range, granularity};
 pub use work::{Event, Graph, Kernel, Launch, Module, Stream};

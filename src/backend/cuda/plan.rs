@@ -5,7 +5,7 @@
 use super::args;
 use super::attention::MAX_HEAD_DIM;
 use super::experts::ExpertsPlan;
-use super::kv::KvPlan;
+use super::state::KvPlan;
 use super::matrix::{self, Matrix, MatrixSegment};
 use crate::backend::KvType;
 use crate::error::{Result, fail};

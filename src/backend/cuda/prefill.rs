@@ -10,13 +10,12 @@ use super::args;
 use super::driver::{Buffer, Context, Stream};
 use super::experts::{ExpertPlaces, ExpertsPlan};
 use super::kernels::Kernels;
-use super::kv::{KvPlan, RING_CHUNK};
+use super::state::{KvPlan, RING_CHUNK};
 use super::matrix::{Matrix, tiled_bytes};
 use super::plan::{AttentionPlan, FeedForwardPlan, LayerPlan, MlpPlan, Plan};
 use super::step::Arena;
-use crate::error::{Result, fail};
+use crate::error::Result;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Most positions evaluated at a time.
 pub const CHUNK: usize = 2048;
@@ -106,7 +105,8 @@ impl PrefillBuffers {
     }
 
     /// Enqueues the evaluation of `tokens` (at most [`CHUNK`]) from the session's position on. The
-    /// position on the device stays as it is.
+    /// position on the device stays as it is. `pause` is called between pieces, and its error ends
+    /// the evaluation.
     ///
     /// # Safety
     /// The session (whose address is at `sessions`), its cache up to the new positions, the plan's
@@ -124,7 +124,7 @@ impl PrefillBuffers {
         stream: &Stream,
         sessions: u64,
         tokens: &[u32],
-        interrupt: &AtomicBool,
+        pause: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
         let work = Enqueue {
             buffers: self,
@@ -148,13 +148,7 @@ impl PrefillBuffers {
             kernels.embed(stream, &embed, work.rows)?;
         }
         for (i, layer) in plan.layers.iter().enumerate() {
-            if interrupt.load(Ordering::Relaxed) {
-                fail!(
-                    Interrupted,
-                    "interrupted while evaluating {} tokens",
-                    tokens.len()
-                );
-            }
+            pause()?;
             // SAFETY: the caller's word.
             unsafe { work.layer(i, layer)? };
         }

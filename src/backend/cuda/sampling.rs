@@ -3,6 +3,7 @@
 use super::args::{self, LogprobEntry};
 use super::driver::{Buffer, Context, Pinned, Stream};
 use super::kernels::Kernels;
+use super::step::Arena;
 use crate::backend::{MaskSource, fill_mask};
 use crate::engine::sampling::{Breakers, Logprobs, Sampling, TokenRules, dry_longest};
 use crate::error::{Result, try_vec};
@@ -56,19 +57,42 @@ impl Stages {
 
 /// A session's memory for its choices.
 pub struct SamplingState {
-    /// The tokens in the cache.
-    history: Buffer,
-    adjusted: Buffer,
-    counts: Buffer,
-    lengths: Buffer,
-    mask: Buffer,
-    /// Where the host writes a mask that is copied to `mask`.
-    mask_host: Pinned,
-    /// A ring of [`LogprobEntry`].
-    logprobs: Pinned,
+    memory: Buffer,
+    pinned: Pinned,
+    /// Where things are in `memory`.
+    at: Places,
+    /// Where a ring of [`LogprobEntry`] is in `pinned`, behind the place where the host writes a mask
+    /// that is copied to the device's.
+    ring: usize,
     /// Shared with forks.
     rules: Option<Arc<Rules>>,
     n_vocab: usize,
+}
+
+/// Offsets in the memory of choices.
+#[derive(Clone, Copy)]
+struct Places {
+    /// The tokens in the cache.
+    history: u64,
+    adjusted: u64,
+    counts: u64,
+    lengths: u64,
+    mask: u64,
+}
+
+impl Places {
+    /// For a vocabulary and a context; and the bytes of all.
+    fn new(n_vocab: usize, positions: usize) -> (Places, u64) {
+        let mut arena = Arena::default();
+        let places = Places {
+            history: arena.take(positions as u64 * 4),
+            adjusted: arena.take(n_vocab as u64 * 4),
+            counts: arena.take(n_vocab as u64 * 4),
+            lengths: arena.take(n_vocab as u64 * 4),
+            mask: arena.take(n_vocab.div_ceil(32) as u64 * 4),
+        };
+        (places, arena.bytes())
+    }
 }
 
 /// Rules on the device; no buffer for what they do not say.
@@ -81,7 +105,7 @@ struct Rules {
 impl SamplingState {
     /// Bytes of device memory for a session.
     pub fn bytes(n_vocab: usize, context: usize) -> u64 {
-        (context * 4 + n_vocab * 12 + n_vocab.div_ceil(32) * 4) as u64
+        Places::new(n_vocab, context).1
     }
 
     /// Memory for a context of so many positions and a ring of so many results.
@@ -92,16 +116,17 @@ impl SamplingState {
         slots: usize,
     ) -> Result<SamplingState> {
         let what = "memory of sampling";
-        let zeros = try_vec(n_vocab, 0u32, what)?;
-        let mask_bytes = n_vocab.div_ceil(32) * 4;
+        let (at, bytes) = Places::new(n_vocab, positions);
+        let memory = Buffer::new(context, bytes as usize, what)?;
+        // Counts and lengths, which lie one behind the other, are zeros between any two steps.
+        memory.clear(at.counts as usize, (at.mask - at.counts) as usize)?;
+        let ring = (n_vocab.div_ceil(32) * 4).next_multiple_of(256);
+        let pinned_bytes = ring + slots * size_of::<LogprobEntry>();
         Ok(SamplingState {
-            history: Buffer::new(context, positions * 4, what)?,
-            adjusted: Buffer::new(context, n_vocab * 4, what)?,
-            counts: Buffer::from_slice(context, &zeros, what)?,
-            lengths: Buffer::from_slice(context, &zeros, what)?,
-            mask: Buffer::new(context, mask_bytes, what)?,
-            mask_host: Pinned::new(context, mask_bytes, what)?,
-            logprobs: Pinned::new(context, slots * size_of::<LogprobEntry>(), what)?,
+            memory,
+            pinned: Pinned::new(context, pinned_bytes, what)?,
+            at,
+            ring,
             rules: None,
             n_vocab,
         })
@@ -109,16 +134,17 @@ impl SamplingState {
 
     /// Writes the addresses into the device-side state.
     pub fn enter(&self, state: &mut args::Session) {
-        state.history = self.history.address();
-        state.adjusted = self.adjusted.address();
-        state.counts = self.counts.address();
-        state.lengths = self.lengths.address();
+        let base = self.memory.address();
+        state.history = base + self.at.history;
+        state.adjusted = base + self.at.adjusted;
+        state.counts = base + self.at.counts;
+        state.lengths = base + self.at.lengths;
         state.mask = if self.reads_host_mask() {
-            self.mask_host.address()
+            self.pinned.address()
         } else {
-            self.mask.address()
+            base + self.at.mask
         };
-        state.logprobs = self.logprobs.address();
+        state.logprobs = self.pinned.address() + self.ring as u64;
     }
 
     /// Takes over the rules of another session and its first `len` tokens.
@@ -133,7 +159,12 @@ impl SamplingState {
     ) -> Result<()> {
         self.rules.clone_from(&other.rules);
         // SAFETY: the caller's word.
-        unsafe { stream.copy(self.history.address(), other.history.address(), len * 4) }
+        unsafe { stream.copy(self.history(), other.history(), len * 4) }
+    }
+
+    /// The address of the tokens in the cache.
+    fn history(&self) -> u64 {
+        self.memory.address() + self.at.history
     }
 
     /// Takes over rules. The old ones' memory goes, so no step may be under way.
@@ -185,7 +216,7 @@ impl SamplingState {
     /// # Safety
     /// The memory must live until the work is done.
     pub unsafe fn remember(&self, stream: &Stream, at: usize, tokens: &[u32]) -> Result<()> {
-        let to = self.history.address() + at as u64 * 4;
+        let to = self.history() + at as u64 * 4;
         // SAFETY: the caller has checked that they fit the context; the source is read before this
         // returns, as it is not pinned.
         unsafe { stream.copy_in(to, tokens.as_ptr().cast(), size_of_val(tokens)) }
@@ -196,7 +227,7 @@ impl SamplingState {
     /// # Safety
     /// The memory must live until the work is done.
     pub unsafe fn mask(&mut self, stream: &Stream, source: &mut MaskSource<'_>) -> Result<()> {
-        let (words, pointer) = (self.n_vocab.div_ceil(32), self.mask_host.pointer());
+        let (words, pointer) = (self.n_vocab.div_ceil(32), self.pinned.pointer());
         // SAFETY: pinned memory of so many words, which only this function and the copies that it
         // enqueues use.
         let host = unsafe { std::slice::from_raw_parts_mut(pointer.cast::<u32>(), words) };
@@ -206,7 +237,9 @@ impl SamplingState {
             return Ok(());
         }
         // SAFETY: both ranges are of this size, and the caller's word.
-        unsafe { stream.copy_in(self.mask.address(), pointer, words * 4) }
+        let mask = self.memory.address() + self.at.mask;
+        // SAFETY: as above.
+        unsafe { stream.copy_in(mask, pointer, words * 4) }
     }
 
     /// Whether the kernels read the mask where the host writes it: a copy of its own takes longer than
@@ -217,7 +250,8 @@ impl SamplingState {
 
     /// What the device reported in this entry of the ring.
     pub fn logprobs(&self, slot: usize) -> Logprobs {
-        let ring = self.logprobs.pointer().cast::<LogprobEntry>();
+        let ring = self.pinned.pointer().wrapping_add(self.ring);
+        let ring = ring.cast::<LogprobEntry>();
         // SAFETY: the ring has this entry, which the device has written before the result that came
         // with it; any bytes are a value.
         let entry = unsafe { ring.add(slot).read_volatile() };

@@ -9,7 +9,7 @@ use super::attention::{MAX_PARTS, part_stride};
 use super::driver::{Buffer, Context, Stream};
 use super::experts::ExpertPlaces;
 use super::kernels::Kernels;
-use super::kv::KvPlan;
+use super::state::KvPlan;
 use super::matrix::{Inputs, Matrix};
 use super::plan::{FeedForwardPlan, LayerPlan, Plan};
 use super::product::RowInput;

@@ -1,7 +1,7 @@
 //! Weights from the mapped file to the device: several threads copy pieces into pinned memory, from
 //! where the device fetches them and repacks them, all at the same time.
 
-use super::driver::{Buffer, Event, Pinned, Stream};
+use super::driver::{Buffer, Event, Pinned, Range, Stream};
 use super::kernels::Kernels;
 use super::matrix::repack_args;
 use super::plan::{Jobs, MatrixJob};
@@ -29,7 +29,7 @@ struct Piece<'a> {
 pub fn upload(
     kernels: &Kernels,
     jobs: &Jobs,
-    memory: &Buffer,
+    memory: &Range,
     progress: &mut Progress<'_>,
 ) -> Result<()> {
     for vector in &jobs.vectors {

@@ -1,28 +1,85 @@
 //! A network resident on a GPU.
 
-use super::batch::Batch;
-use super::driver::{Buffer, Context};
+use super::batch::{Batch, Member};
+use super::driver::{Context, Range};
+use super::gate::Gate;
 use super::kernels::Kernels;
 use super::plan::Plan;
 use super::prefill::PrefillBuffers;
+use super::residency::{HostCopy, Residency};
 use super::runner::CudaRunner;
+use super::state::Staging;
 use super::upload::upload;
+use crate::backend::row::RowWork;
 use crate::backend::{
-    KvType, LoadOptions, MaskSource, Progress, Runner, RunnerOptions, Step, Weights, at_index,
+    KvType, LoadOptions, MAX_BATCH, Progress, Row, RowError, RowResult, Runner, RunnerOptions, Want,
+    Weights, When,
 };
-use crate::error::{Result, fail};
-use crate::model::Network;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard};
+use crate::error::{Error, Result, Status, fail};
+use crate::model::{KvShape, Network};
+use arrayvec::ArrayVec;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 /// Weights, kernels and the shared workspace of a model on one device.
 pub struct CudaWeights {
     kernels: Kernels,
     plan: Plan,
-    _memory: Buffer,
-    prefill: Mutex<PrefillBuffers>,
+    kv_layers: Vec<KvShape>,
+    /// Where the weights are.
+    residency: RwLock<Residency>,
+    /// Rows under way.
+    busy: AtomicUsize,
+    /// Given back while the weights are not on the device.
+    prefill: Mutex<Option<PrefillBuffers>>,
     /// One per type of KV cache, made when first needed.
     batches: Mutex<Vec<Batch>>,
+    /// For states that are saved or loaded, made when first needed.
+    staging: Mutex<Option<Staging>>,
+    gate: Gate,
+}
+
+/// A workspace of the model, locked.
+pub struct Workspace<'a, T>(MutexGuard<'a, Option<T>>);
+
+impl<'a, T> Workspace<'a, T> {
+    /// The one in `place`, made if there is none.
+    fn lock(
+        place: &'a Mutex<Option<T>>,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<Workspace<'a, T>> {
+        // A workspace holds addresses only, so a panic cannot have left it half-changed.
+        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        if place.is_none() {
+            *place = Some(make()?);
+        }
+        Ok(Workspace(place))
+    }
+
+    /// The workspace.
+    pub fn get(&mut self) -> Result<&mut T> {
+        match &mut *self.0 {
+            Some(workspace) => Ok(workspace),
+            None => fail!(Internal, "a workspace that was not made"),
+        }
+    }
+}
+
+/// Keeps the weights on the device while work with them is under way.
+pub struct Busy(Arc<CudaWeights>);
+
+impl Busy {
+    /// Begins work.
+    pub fn new(weights: &Arc<CudaWeights>) -> Busy {
+        weights.busy.fetch_add(1, Ordering::AcqRel);
+        Busy(weights.clone())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.busy.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl CudaWeights {
@@ -49,18 +106,24 @@ impl CudaWeights {
         network: &Network,
         progress: &mut Progress<'_>,
     ) -> Result<Arc<CudaWeights>> {
-        let bytes = Plan::new(network, 0)?.0.bytes;
+        let bytes = Plan::new(network, 0)?.0.bytes as usize;
         let kernels = Kernels::load(context)?;
-        let memory = Buffer::new(context, bytes as usize, "weights")?;
+        // The addresses are in graphs, so they stay when the memory goes for a while.
+        let mut memory = Range::reserve(context, bytes, bytes)?;
+        memory.grow(bytes, "weights")?;
         let (plan, jobs) = Plan::new(network, memory.address())?;
         let prefill = PrefillBuffers::new(context, &plan)?;
         upload(&kernels, &jobs, &memory, progress)?;
         Ok(Arc::new(CudaWeights {
             kernels,
+            kv_layers: plan.kv(KvType::F16)?.shapes().to_vec(),
             plan,
-            _memory: memory,
-            prefill: Mutex::new(prefill),
+            residency: RwLock::new(Residency::new(memory)),
+            busy: AtomicUsize::new(0),
+            prefill: Mutex::new(Some(prefill)),
             batches: Mutex::new(Vec::new()),
+            staging: Mutex::new(None),
+            gate: Gate::new(),
         }))
     }
 
@@ -79,11 +142,94 @@ impl CudaWeights {
         &self.plan
     }
 
-    /// The prefill's workspace, for one prefill at a time.
-    pub fn prefill(&self) -> MutexGuard<'_, PrefillBuffers> {
-        // It holds addresses only, so a panic cannot have left it half-changed.
-        self.prefill.lock().unwrap_or_else(|e| e.into_inner())
+    /// How prompts and decodes share the device.
+    pub fn gate(&self) -> &Gate {
+        &self.gate
     }
+
+    /// The prefill's workspace, for one chunk at a time.
+    pub fn prefill(&self) -> Result<Workspace<'_, PrefillBuffers>> {
+        Workspace::lock(&self.prefill, || {
+            PrefillBuffers::new(self.context(), &self.plan)
+        })
+    }
+
+    /// Pinned memory for states, one session at a time.
+    pub fn staging(&self) -> Result<Workspace<'_, Staging>> {
+        let tiles = [KvType::F16, KvType::Q8_0].map(|kv_type| {
+            let plan = self.plan.kv(kv_type);
+            plan.map_or(0, |plan| plan.tile_bytes()[0])
+        });
+        let largest = tiles.into_iter().max().unwrap_or(0);
+        Workspace::lock(&self.staging, || Staging::new(self.context(), largest))
+    }
+
+    /// Holds the weights on the device, where they are brought first if they are not there.
+    pub fn resident(&self) -> Result<RwLockReadGuard<'_, Residency>> {
+        loop {
+            let residency = self.residency.read().unwrap_or_else(PoisonError::into_inner);
+            if residency.is_on_device() {
+                return Ok(residency);
+            }
+            drop(residency);
+            self.resume()?;
+        }
+    }
+
+    /// Steps of rows that have caches of one type, in one pass.
+    fn step_together(
+        &self,
+        runners: &mut [&mut CudaRunner],
+        works: &mut [RowWork<'_>],
+        rows: &[usize],
+        kv_type: KvType,
+    ) -> RowResult<()> {
+        let mut members = ArrayVec::<Member, MAX_BATCH>::new();
+        let all = runners.iter_mut().zip(works.iter_mut()).enumerate();
+        for (i, (runner, work)) in all.filter(|(i, _)| rows.contains(i)) {
+            let member = member(runner, work).map_err(|e| RowError::of(i, e))?;
+            members.push(member);
+        }
+        let mut batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = match batches.iter().position(|b| b.serves(kv_type)) {
+            Some(at) => at,
+            None => {
+                batches.push(Batch::new(self, kv_type)?);
+                batches.len() - 1
+            }
+        };
+        let chosen = batches[at].step(self, &mut members);
+        drop(members);
+        let chosen = chosen.map_err(|e| RowError {
+            row: e.row.map(|member| rows[member]),
+            error: e.error,
+        })?;
+        for (&i, chosen) in rows.iter().zip(chosen) {
+            runners[i].keep(chosen).map_err(|e| RowError::of(i, e))?;
+        }
+        Ok(())
+    }
+}
+
+/// A row of a batch.
+fn member<'c, 'm>(
+    runner: &'c mut CudaRunner,
+    work: &mut RowWork<'m>,
+) -> Result<Member<'c, 'm>> {
+    let Want::Choices { sampling, .. } = work.want else {
+        fail!(Internal, "a step that chooses nothing");
+    };
+    let core = runner.core()?;
+    let Some(token) = core.all_but_last(work.tokens, work.interrupt)? else {
+        fail!(Internal, "a step of a batch without a token");
+    };
+    Ok(Member {
+        core,
+        token,
+        sampling,
+        mask: work.mask.take(),
+        interrupt: work.interrupt,
+    })
 }
 
 impl Weights for CudaWeights {
@@ -91,76 +237,16 @@ impl Weights for CudaWeights {
         Ok(Box::new(CudaRunner::new(self, options)?))
     }
 
-    fn step_batch_masked(
-        &self,
-        runners: &mut [&mut dyn Runner],
-        steps: &[Step],
-        masks: &mut [Option<&mut MaskSource<'_>>],
-        interrupts: &[&AtomicBool],
-        tokens: &mut [u32],
-    ) -> Result<()> {
-        let mut mine = Vec::with_capacity(runners.len());
-        for (i, runner) in runners.iter_mut().enumerate() {
-            let runner = runner.as_any().and_then(|r| r.downcast_mut::<CudaRunner>());
-            match runner {
-                Some(r) if std::ptr::eq(Arc::as_ptr(r.weights()), self) => mine.push(r),
-                _ => fail!(InvalidArgument, "session at index {i}: of another model"),
-            }
-        }
-        let mut chosen = vec![0u32; mine.len()];
-        // Sessions with caches of one type go together; those that only choose again go alone.
-        let mut groups: Vec<(Option<KvType>, Vec<usize>)> = Vec::new();
-        for (i, runner) in mine.iter().enumerate() {
-            let kv_type = steps[i].token.map(|_| runner.kv_type());
-            match groups.iter_mut().find(|(t, _)| *t == kv_type) {
-                Some((_, members)) => members.push(i),
-                None => groups.push((kv_type, vec![i])),
-            }
-        }
-        let lengths: Vec<usize> = mine.iter().map(|r| r.len()).collect();
-        let result = groups.iter().try_for_each(|(kv_type, members)| {
-            let Some(kv_type) = *kv_type else {
-                for &i in members {
-                    let mask = masks.get_mut(i).and_then(|m| m.as_deref_mut());
-                    chosen[i] = mine[i]
-                        .step_masked(&steps[i], mask, interrupts[i])
-                        .map_err(|e| at_index(i, e))?;
-                }
-                return Ok(());
-            };
-            let mut batches = self.batches.lock().unwrap_or_else(|e| e.into_inner());
-            let at = match batches.iter().position(|b| b.serves(kv_type)) {
-                Some(at) => at,
-                None => {
-                    batches.push(Batch::new(self, kv_type)?);
-                    batches.len() - 1
-                }
-            };
-            batches[at].step(
-                self,
-                &mut mine,
-                members,
-                steps,
-                masks,
-                interrupts,
-                &mut chosen,
-            )
-        });
-        if let Err(e) = result {
-            // Those that had moved go back.
-            for (runner, len) in mine.iter_mut().zip(lengths) {
-                if runner.len() > len {
-                    runner.truncate(len);
-                }
-            }
-            return Err(e);
-        }
-        tokens.copy_from_slice(&chosen);
-        Ok(())
-    }
-
     fn resident_bytes(&self) -> u64 {
         self.plan.bytes
+    }
+
+    fn kv_layers(&self) -> &[KvShape] {
+        &self.kv_layers
+    }
+
+    fn takes_kv_type(&self, kv_type: KvType) -> bool {
+        self.plan.kv(kv_type).is_ok()
     }
 
     fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
@@ -169,5 +255,86 @@ impl Weights for CudaWeights {
 
     fn kv_bytes(&self, kv_type: KvType, context: usize) -> u64 {
         self.plan.kv(kv_type).map_or(0, |kv| kv.all_bytes(context))
+    }
+
+    fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
+        if rows.len() > MAX_BATCH {
+            let message = format!("{} rows in a batch", rows.len());
+            return Err(Error::new(Status::Internal, message).into());
+        }
+        let mut runners = ArrayVec::<&mut CudaRunner, MAX_BATCH>::new();
+        let mut works = ArrayVec::<RowWork, MAX_BATCH>::new();
+        for (i, row) in rows.iter_mut().enumerate() {
+            row.check().map_err(|e| RowError::of(i, e))?;
+            let (runner, work) = RowWork::of(row);
+            let runner = runner
+                .as_any()
+                .and_then(|r| r.downcast_mut::<CudaRunner>())
+                .filter(|r| std::ptr::eq(Arc::as_ptr(r.weights()), self));
+            let Some(runner) = runner else {
+                let e = Error::new(Status::Internal, "it has other weights");
+                return Err(RowError::of(i, e));
+            };
+            runners.push(runner);
+            works.push(work);
+        }
+        let _resident = self.resident()?;
+        // Steps with caches of one type go together; rows that choose again, or have more to do, go
+        // alone.
+        let mut groups = ArrayVec::<(KvType, ArrayVec<usize, MAX_BATCH>), 3>::new();
+        for (i, work) in works.iter().enumerate() {
+            let is_choice = matches!(work.want, Want::Choices { count: 1, .. });
+            if when == When::Now && is_choice && !work.tokens.is_empty() {
+                let kv_type = runners[i].kv_type().map_err(|e| RowError::of(i, e))?;
+                match groups.iter_mut().find(|(t, _)| *t == kv_type) {
+                    Some((_, group)) => group.push(i),
+                    None => groups.push((kv_type, [i].into_iter().collect())),
+                }
+            }
+        }
+        groups.retain(|(_, group)| group.len() > 1);
+        let together = |i: usize| groups.iter().any(|(_, group)| group.contains(&i));
+        for i in (0..works.len()).filter(|i| !together(*i)) {
+            let submitted = runners[i].submit(&mut works[i], when);
+            submitted.map_err(|e| RowError::of(i, e))?;
+        }
+        for (kv_type, group) in &groups {
+            self.step_together(&mut runners, &mut works, group, *kv_type)?;
+        }
+        Ok(())
+    }
+
+    fn evict(&self) -> Result<()> {
+        let mut residency = self
+            .residency
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        if !residency.is_on_device() {
+            return Ok(());
+        }
+        if self.busy.load(Ordering::Acquire) > 0 {
+            fail!(Busy, "work with a session of the model is under way");
+        }
+        self.context().synchronize()?;
+        let copy = HostCopy::of(self.context(), residency.memory())?;
+        residency.leave(copy)?;
+        let workspaces = self.prefill.lock();
+        *workspaces.unwrap_or_else(PoisonError::into_inner) = None;
+        let staging = self.staging.lock();
+        *staging.unwrap_or_else(PoisonError::into_inner) = None;
+        let batches = self.batches.lock();
+        batches.unwrap_or_else(PoisonError::into_inner).clear();
+        Ok(())
+    }
+
+    fn resume(&self) -> Result<()> {
+        let mut residency = self
+            .residency
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        residency.come_back(self.context())?;
+        // What a prompt needs is there again, too, before a call is promised that it can do its work.
+        drop(self.prefill()?);
+        Ok(())
     }
 }

@@ -307,17 +307,28 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
+    /// An event whose waiters sleep.
+    pub fn sleeping(context: &Arc<Context>) -> Result<Event> {
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32
+            | sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
+        Event::with_flags(context, flags)
+    }
+
     /// An event; with `timing` it can be subtracted from others.
     pub fn new(context: &Arc<Context>, timing: bool) -> Result<Event> {
-        let _current = context.enter()?;
-        let mut raw = std::ptr::null_mut();
         let flags = if timing {
             sys::CUevent_flags::CU_EVENT_DEFAULT
         } else {
             sys::CUevent_flags::CU_EVENT_DISABLE_TIMING
         };
+        Event::with_flags(context, flags as u32)
+    }
+
+    fn with_flags(context: &Arc<Context>, flags: u32) -> Result<Event> {
+        let _current = context.enter()?;
+        let mut raw = std::ptr::null_mut();
         // SAFETY: the context is current and the place valid.
-        let code = unsafe { sys::cuEventCreate(&mut raw, flags as u32) };
+        let code = unsafe { sys::cuEventCreate(&mut raw, flags) };
         context.check(code, "creating an event")?;
         Ok(Event {
             context: context.clone(),
@@ -337,6 +348,17 @@ impl Event {
         // SAFETY: the handle is alive.
         let code = unsafe { sys::cuEventSynchronize(self.raw) };
         self.context.check(code, "waiting for the device")
+    }
+
+    /// Whether the mark is reached; reports errors of the work before it.
+    pub fn is_reached(&self) -> Result<bool> {
+        // SAFETY: the handle is alive.
+        let code = unsafe { sys::cuEventQuery(self.raw) };
+        if code == sys::CUresult::CUDA_ERROR_NOT_READY {
+            return Ok(false);
+        }
+        self.context.check(code, "asking the device")?;
+        Ok(true)
     }
 
     /// Milliseconds from `start` to this mark; both must be reached and made with timing.

@@ -1,61 +1,105 @@
 //! Steps of a session: how they are launched, and how their results come back.
 
-use super::{CudaRunner, EVALUATE, RESULT_SLOTS};
+use super::core::{Core, EVALUATE, RESULT_SLOTS};
+use crate::backend::MaskSource;
 use crate::backend::cuda::driver::Stream;
 use crate::backend::cuda::sampling::Stages;
 use crate::backend::cuda::step::Ending;
-use crate::backend::{MaskSource, Step};
+use crate::engine::sampling::{Logprobs, Sampling};
 use crate::error::{Result, fail};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-impl CudaRunner {
-    /// Launches a step, and more that go on from it.
-    pub(super) fn begin(
-        &mut self,
-        step: &Step,
-        count: usize,
-        interrupt: &AtomicBool,
-    ) -> Result<()> {
-        let context = self.weights.context().clone();
-        let _current = context.enter()?;
+/// Steps that the device-side state is ready for.
+pub struct Prepared {
+    /// How they choose.
+    pub stages: Stages,
+    /// Whether the first of them appends a token.
+    pub appends: bool,
+}
+
+/// Steps under way, whose tokens were not collected.
+pub struct Steps {
+    /// Where they run.
+    stream: Arc<Stream>,
+    in_flight: u32,
+    /// Whether the oldest of them appends a token; all others do.
+    appends: bool,
+    /// Ends them early.
+    interrupt: Option<Arc<AtomicBool>>,
+}
+
+/// A chosen token.
+pub struct Chosen {
+    /// Its id.
+    pub token: u32,
+    /// What there is to say about it, if that was asked for.
+    pub logprobs: Option<Box<Logprobs>>,
+}
+
+/// What a row of steps asks for.
+pub struct Request<'a> {
+    pub token: Option<u32>,
+    pub count: usize,
+    pub sampling: &'a Sampling,
+    pub interrupt: &'a AtomicBool,
+}
+
+impl Core {
+    /// Launches steps that go on from each other.
+    pub fn begin(&mut self, request: &Request<'_>) -> Result<Steps> {
+        let device = self.weights.context().clone();
+        let _current = device.enter()?;
         let stream = self.stream.clone();
+        let &Request {
+            token,
+            count,
+            sampling,
+            interrupt,
+        } = request;
         if count == 0 || count > RESULT_SLOTS as usize {
             fail!(Internal, "{count} steps started at once");
         }
-        let stages = self.prepare(&stream, step, count, false, interrupt)?;
+        let prepared = self.prepare(&stream, token, count, sampling, false, interrupt)?;
+        let stages = prepared.stages;
         let kind = |advance| Ending {
             advance,
             choose: true,
             stages,
         };
-        self.launch(kind(step.token.is_some()))?;
-        self.launched(step);
-        self.has_logits &= step.token.is_none();
+        self.launch(kind(prepared.appends))?;
+        self.has_logits &= !prepared.appends;
+        let mut steps = self.launched(prepared, &stream);
         for _ in 1..count {
             self.has_logits = false;
             if let Err(e) = self.launch(kind(true)) {
                 let _ = stream.synchronize();
-                self.abandon();
+                self.lose_track();
                 return Err(e);
             }
             self.started = self.started.wrapping_add(1);
-            self.in_flight += 1;
+            steps.in_flight += 1;
         }
-        Ok(())
+        Ok(steps)
     }
 
     /// Launches a step whose mask is made while the device evaluates the token.
-    pub(super) fn begin_masked(
+    pub fn begin_masked(
         &mut self,
-        step: &Step,
+        request: &Request<'_>,
         mask: &mut MaskSource<'_>,
-        interrupt: &AtomicBool,
-    ) -> Result<()> {
-        let context = self.weights.context().clone();
-        let _current = context.enter()?;
+    ) -> Result<Steps> {
+        let device = self.weights.context().clone();
+        let _current = device.enter()?;
         let stream = self.stream.clone();
-        let stages = self.prepare(&stream, step, 1, true, interrupt)?;
-        if step.token.is_some() {
+        let &Request {
+            token,
+            sampling,
+            interrupt,
+            ..
+        } = request;
+        let prepared = self.prepare(&stream, token, 1, sampling, true, interrupt)?;
+        if prepared.appends {
             self.launch(EVALUATE)?;
             // Whatever the source does, the device has gone on.
             self.has_logits = false;
@@ -65,7 +109,7 @@ impl CudaRunner {
             self.launch(Ending {
                 advance: false,
                 choose: true,
-                stages,
+                stages: prepared.stages,
             })
         });
         if let Err(e) = launched {
@@ -73,91 +117,100 @@ impl CudaRunner {
             let _ = stream.synchronize();
             return Err(e);
         }
-        self.launched(step);
-        Ok(())
+        Ok(self.launched(prepared, &stream))
     }
 
-    /// Asks for the mask of a prepared step.
-    pub(in crate::backend::cuda) fn take_mask(
-        &mut self,
-        stream: &Stream,
-        mask: &mut MaskSource<'_>,
-    ) -> Result<()> {
-        // SAFETY: `Drop` waits for the runner's stream, and a batch for its results. The last masked
-        // step has ended, and its copy with it.
-        unsafe { self.sampling.mask(stream, mask) }
-    }
-
-    /// Brings the device-side state to where `step` begins, on `stream`, and says how it chooses.
-    pub(in crate::backend::cuda) fn prepare(
-        &mut self,
-        stream: &Stream,
-        step: &Step,
-        count: usize,
-        masked: bool,
-        interrupt: &AtomicBool,
-    ) -> Result<Stages> {
-        if self.in_flight > 0 {
-            fail!(DecodePending, "a step is under way");
-        }
-        if interrupt.load(Ordering::Relaxed) {
-            fail!(Interrupted, "interrupted before the step");
-        }
-        let after = self.len + usize::from(step.token.is_some());
-        self.grow(after + count - 1)?;
-        self.written = self.written.max(after + count - 1);
-        if let Some(token) = step.token {
-            self.set_token(stream, token)?;
-        } else if !self.has_logits {
-            fail!(Internal, "there are no logits to choose from");
-        }
-        self.set_position(stream, self.len)?;
-        let settings = self.sampling.settings(&step.sampling, masked);
-        self.set_sampling(stream, settings, step.position.wrapping_sub(after as u64))?;
-        Ok(Stages::of(&settings))
-    }
-
-    /// Notes that a prepared step is under way.
-    pub(in crate::backend::cuda) fn launched(&mut self, step: &Step) {
+    /// Notes that a prepared step was launched on `stream`.
+    pub fn launched(&mut self, prepared: Prepared, stream: &Arc<Stream>) -> Steps {
         self.started = self.started.wrapping_add(1);
-        self.in_flight = 1;
-        self.appends = step.token.is_some();
-        self.interrupt = None;
         self.mirror.position = None;
         self.mirror.token = None;
+        Steps {
+            stream: stream.clone(),
+            in_flight: 1,
+            appends: prepared.appends,
+            interrupt: None,
+        }
+    }
+}
+
+impl Steps {
+    /// The same, ended early by `interrupt`.
+    pub fn until(mut self, interrupt: &Arc<AtomicBool>) -> Steps {
+        self.interrupt = Some(interrupt.clone());
+        self
     }
 
-    /// The result of the started step, which runs on `stream`.
-    pub(in crate::backend::cuda) fn poll_on(
-        &mut self,
-        stream: &Stream,
-        wait: bool,
-    ) -> Result<Option<u32>> {
+    /// Whether all were collected.
+    pub fn is_empty(&self) -> bool {
+        self.in_flight == 0
+    }
+
+    /// The result of the oldest step, or `None` while it is not there. After an error there are no
+    /// steps any more.
+    pub fn poll(&mut self, core: &mut Core, wait: bool) -> Result<Option<Chosen>> {
+        let result = self.try_poll(core, wait);
+        if result.is_err() {
+            self.in_flight = 0;
+            core.lose_track();
+        }
+        result
+    }
+
+    fn try_poll(&mut self, core: &mut Core, wait: bool) -> Result<Option<Chosen>> {
         if self.in_flight == 0 {
             fail!(NothingPending, "no step was started");
         }
-        let context = self.weights.context().clone();
-        let _current = context.enter().inspect_err(|_| self.abandon())?;
+        let device = core.weights.context().clone();
+        let _current = device.enter()?;
+        let Some(value) = self.await_result(core, wait)? else {
+            return Ok(None);
+        };
+        let token = value as u32;
+        let outcome = (value >> 32) as u8;
+        if outcome != 0 {
+            // The device has gone on, and so have the steps behind this one.
+            self.stream.synchronize()?;
+        }
+        let settings = core.mirror.settings;
+        match outcome {
+            0 => {}
+            1 => fail!(Numeric, "the logit of token {token} is not a number"),
+            2 => fail!(Numeric, "the logit of token {token} is infinite"),
+            _ if settings.is_some_and(|s| s.masked != 0 || s.bias != 0) => {
+                fail!(Numeric, "every logit that may be chosen is minus infinity")
+            }
+            _ => fail!(Numeric, "every logit is minus infinity"),
+        }
+        let reported = settings.is_some_and(|s| s.logprobs > 0);
+        let slot = self.oldest_slot(core);
+        let logprobs = reported.then(|| Box::new(core.sampling.logprobs(slot)));
+        self.in_flight -= 1;
+        core.set_len(core.len() + usize::from(self.appends));
+        self.appends = true;
+        if self.in_flight == 0 {
+            core.mirror.position = Some(core.len() as u32);
+            core.mirror.token = Some(token);
+            core.has_logits = true;
+        }
+        Ok(Some(Chosen { token, logprobs }))
+    }
+
+    fn await_result(&self, core: &Core, wait: bool) -> Result<Option<u64>> {
         let mut turns = 0u32;
-        let value = loop {
-            if let Some(value) = self.result() {
-                break value;
+        loop {
+            if let Some(value) = self.result(core) {
+                return Ok(Some(value));
             }
             if let Some(interrupt) = &self.interrupt
                 && interrupt.load(Ordering::Relaxed)
             {
-                let idle = stream.synchronize();
-                self.abandon();
-                idle?;
+                self.stream.synchronize()?;
                 fail!(Interrupted, "interrupted while deciding on a token");
             }
             // Errors show in the stream only; asking it costs more than a look at the ring.
-            if turns.is_multiple_of(256) {
-                let idle = stream.is_idle().inspect_err(|_| self.abandon())?;
-                if idle && self.result().is_none() {
-                    self.abandon();
-                    fail!(Internal, "a step ended without a result");
-                }
+            if turns.is_multiple_of(256) && self.stream.is_idle()? && self.result(core).is_none() {
+                fail!(Internal, "a step ended without a result");
             }
             if !wait {
                 return Ok(None);
@@ -168,68 +221,26 @@ impl CudaRunner {
             } else {
                 std::hint::spin_loop();
             }
-        };
-        let token = value as u32;
-        let outcome = (value >> 32) as u8;
-        if outcome != 0 {
-            // The device has gone on, and so have the steps behind this one.
-            let idle = stream.synchronize();
-            self.abandon();
-            idle?;
         }
-        match outcome {
-            0 => {}
-            1 => fail!(Numeric, "the logit of token {token} is not a number"),
-            2 => fail!(Numeric, "the logit of token {token} is infinite"),
-            _ if self
-                .mirror
-                .settings
-                .is_some_and(|s| s.masked != 0 || s.bias != 0) =>
-            {
-                fail!(Numeric, "every logit that may be chosen is minus infinity")
-            }
-            _ => fail!(Numeric, "every logit is minus infinity"),
-        }
-        let reported = self.mirror.settings.is_some_and(|s| s.logprobs > 0);
-        self.logprobs = reported.then(|| Box::new(self.sampling.logprobs(self.oldest_slot())));
-        self.in_flight -= 1;
-        self.len += usize::from(self.appends);
-        self.appends = true;
-        if self.in_flight == 0 {
-            self.interrupt = None;
-            self.mirror.position = Some(self.len as u32);
-            self.mirror.token = Some(token);
-            self.has_logits = true;
-        }
-        Ok(Some(token))
     }
 
-    /// The number of the oldest step under way.
-    fn oldest(&self) -> u32 {
-        self.started.wrapping_sub(self.in_flight - 1)
+    /// The number of the oldest step.
+    fn oldest(&self, core: &Core) -> u32 {
+        core.started.wrapping_sub(self.in_flight - 1)
     }
 
     /// Where it leaves its result.
-    fn oldest_slot(&self) -> usize {
-        (self.oldest().wrapping_sub(1) % RESULT_SLOTS) as usize
+    fn oldest_slot(&self, core: &Core) -> usize {
+        (self.oldest(core).wrapping_sub(1) % RESULT_SLOTS) as usize
     }
 
-    /// The result of the oldest step under way, if it is there.
-    fn result(&self) -> Option<u64> {
-        let number = self.oldest();
-        let ring = self.results.pointer().cast::<u64>();
+    /// The result of the oldest step, if it is there.
+    fn result(&self, core: &Core) -> Option<u64> {
+        let number = self.oldest(core);
+        let ring = core.results().pointer().cast::<u64>();
         // SAFETY: the ring has this entry, 8-byte aligned; the device writes entries as whole words.
-        let entry = unsafe { AtomicU64::from_ptr(ring.add(self.oldest_slot())) };
+        let entry = unsafe { AtomicU64::from_ptr(ring.add(self.oldest_slot(core))) };
         let value = entry.load(Ordering::Acquire);
         ((value >> 40) as u32 == number & 0xff_ffff).then_some(value)
-    }
-
-    /// Forgets started steps, after a failure. What the device holds is not known any more.
-    pub(in crate::backend::cuda) fn abandon(&mut self) {
-        self.in_flight = 0;
-        self.interrupt = None;
-        self.has_logits = false;
-        self.mirror.position = None;
-        self.mirror.token = None;
     }
 }

@@ -1,9 +1,10 @@
-//! The KV caches of a session: one that grows with the context, of the layers that see all of it, and
+//! The plan of a session's state: the KV caches of its layers, one that grows with the context, of the layers that see all of it, and
 //! a ring, of the layers with a window. Both consist of tiles of a few positions of all their layers.
 
-use super::args::{KvLayout, NO_WINDOW};
-use super::attention::KV_TILE;
 use crate::backend::KvType;
+use crate::backend::cuda::args::{KvLayout, NO_WINDOW};
+use crate::backend::cuda::attention::KV_TILE;
+use crate::backend::state::{WindowState, row_bytes};
 use crate::error::{Result, fail};
 use crate::model::KvShape;
 
@@ -23,8 +24,8 @@ pub struct KvPlan {
     ring_tile_bytes: u64,
     /// Tiles of the ring.
     ring: usize,
-    /// The largest window.
-    window: usize,
+    /// What the layers keep.
+    shapes: Vec<KvShape>,
 }
 
 impl KvPlan {
@@ -46,12 +47,7 @@ impl KvPlan {
         let (mut tile_bytes, mut ring_tile_bytes) = (0, 0);
         let mut layouts = Vec::new();
         for layer in layers {
-            let dim = layer.head_dim as u64;
-            let row = match kv_type {
-                KvType::Q8_0 => dim.next_multiple_of(32) + dim.div_ceil(32) * 2,
-                _ => dim * 2,
-            };
-            let row_bytes = row.next_multiple_of(16);
+            let row_bytes = row_bytes(kv_type, layer.head_dim) as u64;
             let tile = match layer.window {
                 Some(_) => &mut ring_tile_bytes,
                 None => &mut tile_bytes,
@@ -85,7 +81,7 @@ impl KvPlan {
             tile_bytes,
             ring_tile_bytes,
             ring,
-            window,
+            shapes: layers.to_vec(),
         })
     }
 
@@ -119,11 +115,35 @@ impl KvPlan {
         both.map_or(u64::MAX, |[all, ring]| all as u64 + ring as u64)
     }
 
-    /// Whether a context of `len` positions can be gone on with, if `written` positions have been
-    /// written: the ring must still have what the next one sees.
-    pub fn keeps(&self, len: usize, written: usize) -> bool {
-        let first = (len + 1).saturating_sub(self.window);
-        len == 0 || self.ring == 0 || first + self.ring * KV_TILE >= written
+    /// What the layers keep of a position.
+    pub fn shapes(&self) -> &[KvShape] {
+        &self.shapes
+    }
+
+    /// Bytes of a tile of the cache that grows, and of the ring.
+    pub fn tile_bytes(&self) -> [usize; 2] {
+        [self.tile_bytes as usize, self.ring_tile_bytes as usize]
+    }
+
+    /// Where a tile lies in the ring.
+    pub fn ring_place(&self, tile: usize) -> usize {
+        match self.ring {
+            0 => 0,
+            ring => tile % ring,
+        }
+    }
+
+    /// What layers with windows hold of an empty session, ascending by window.
+    pub fn windows(&self) -> Vec<WindowState> {
+        WindowState::of(&self.shapes)
+    }
+
+    /// The first position that the ring holds when those below `end` have been written.
+    pub fn oldest(&self, end: usize) -> usize {
+        match self.ring {
+            0 => 0,
+            ring => end.div_ceil(KV_TILE).saturating_sub(ring) * KV_TILE,
+        }
     }
 }
 
@@ -161,11 +181,20 @@ mod tests {
     fn a_ring_keeps_what_the_next_position_sees() {
         let kv = plan(&[Some(512), None]);
         let ring = 512 + RING_CHUNK;
-        assert!(kv.keeps(ring, ring) && kv.keeps(1, ring) && kv.keeps(0, 10 * ring));
+        let keeps = |len: usize, written: usize| {
+            let [mut state] = kv.windows()[..] else {
+                panic!("one window")
+            };
+            state.from = kv.oldest(written);
+            state.keeps(len)
+        };
+        assert!(keeps(ring, ring) && keeps(1, ring) && keeps(0, 10 * ring));
         // Position `len` sees from `len - 511` on; `ring` positions before `written` are there.
         let written = 3 * ring;
         let least = written - ring + 511;
-        assert!(kv.keeps(least, written) && !kv.keeps(least - 1, written));
-        assert!(plan(&[None]).keeps(5, 1 << 30));
+        assert!(keeps(least, written) && !keeps(least - 1, written));
+        // The tile that is written now counts as a whole.
+        assert!(!keeps(least, written + 1) && keeps(least + 64, written + 1));
+        assert!(plan(&[None]).windows().is_empty());
     }
 }

@@ -1,0 +1,496 @@
+//! What a session has on the device: its state, memory, and a graph per kind of step.
+
+use super::steps::Prepared;
+use crate::backend::cuda::args;
+use crate::backend::cuda::driver::{Buffer, Graph, Pinned, Stream};
+use crate::backend::cuda::prefill::CHUNK;
+use crate::backend::cuda::sampling::{SamplingState, Stages};
+use crate::backend::cuda::state::State;
+use crate::backend::cuda::step::{Ending, StepBuffers};
+use crate::backend::cuda::weights::CudaWeights;
+use crate::backend::state::{StateInfo, StateLayout};
+use crate::backend::{MaskSource, RunnerOptions, StateSink, StateSource};
+use crate::engine::sampling::Sampling;
+use crate::error::{Result, fail};
+use std::mem::offset_of;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Entries of the ring of chosen tokens: steps that can be under way.
+pub const RESULT_SLOTS: u32 = 64;
+
+/// A step that chooses nothing.
+pub const EVALUATE: Ending = Ending {
+    advance: true,
+    choose: false,
+    stages: Stages {
+        adjust: false,
+        penalize: false,
+        draw: false,
+        logprobs: false,
+    },
+};
+
+/// A session on the device. Nothing is under way between two calls of its functions but steps that
+/// [`super::steps::Steps`] stands for.
+pub struct Core {
+    // Dropped in this order: what the device may still use goes last.
+    /// One per kind of step, captured when it is first needed.
+    graphs: Vec<(Ending, Graph)>,
+    /// What it runs.
+    pub weights: Arc<CudaWeights>,
+    /// Memory of a step.
+    pub buffers: StepBuffers,
+    /// The device-side state, and behind it a table with its address.
+    session: Buffer,
+    /// Memory of choices.
+    pub sampling: SamplingState,
+    results: Pinned,
+    /// Keys and values.
+    pub state: State,
+    /// Where its work runs, unless it is part of a batch.
+    pub stream: Arc<Stream>,
+    stream_priority: i32,
+    /// Positions in the state.
+    len: usize,
+    /// Whether the logits of the last position are in `buffers`.
+    pub has_logits: bool,
+    /// What the device-side state holds.
+    pub mirror: Mirror,
+    /// Steps started so far; their results carry this number.
+    pub started: u32,
+    /// Positions evaluated by now, for other threads.
+    progress: Arc<AtomicUsize>,
+}
+
+/// What the host last wrote to, or knows of, the device-side state.
+pub struct Mirror {
+    /// `None` where it is not known.
+    pub position: Option<u32>,
+    /// Likewise.
+    pub token: Option<u32>,
+    /// Likewise.
+    pub settings: Option<args::Settings>,
+}
+
+/// Where the table is behind the device-side state.
+const TABLE: usize = size_of::<args::Session>().next_multiple_of(256);
+
+impl Core {
+    /// An empty session with everything reserved that a step needs.
+    pub fn new(weights: Arc<CudaWeights>, options: &RunnerOptions) -> Result<Core> {
+        let device = weights.context().clone();
+        let _current = device.enter()?;
+        let plan = weights.plan().kv(options.kv_type)?;
+        let state = State::new(&device, plan, options.context)?;
+        let mut core = Core::on(weights, state, options.stream_priority)?;
+        let greedy = Stages::default();
+        for (advance, choose) in [(true, true), (true, false), (false, true)] {
+            core.graph(Ending {
+                advance,
+                choose,
+                stages: greedy,
+            })?;
+        }
+        Ok(core)
+    }
+
+    /// A session on a state, without graphs.
+    fn on(weights: Arc<CudaWeights>, state: State, stream_priority: i32) -> Result<Core> {
+        let device = weights.context().clone();
+        let buffers = StepBuffers::new(&device, weights.plan(), 1)?;
+        let results = Pinned::new(&device, RESULT_SLOTS as usize * 8, "results")?;
+        let n_vocab = weights.plan().n_vocab as usize;
+        let slots = RESULT_SLOTS as usize;
+        let sampling = SamplingState::new(&device, n_vocab, state.context(), slots)?;
+        let [kv, kv_ring] = state.addresses();
+        let mut on_device = args::Session {
+            kv,
+            kv_ring,
+            context: state.context() as u32,
+            results: results.address(),
+            result_slots: RESULT_SLOTS,
+            ..Default::default()
+        };
+        sampling.enter(&mut on_device);
+        let session = Buffer::new(&device, TABLE + size_of::<u64>(), "session")?;
+        session.write(0, &[on_device])?;
+        session.write(TABLE, &[session.address()])?;
+        Ok(Core {
+            graphs: Vec::new(),
+            stream: Arc::new(Stream::new(&device, stream_priority.saturating_neg())?),
+            weights,
+            buffers,
+            session,
+            sampling,
+            results,
+            state,
+            stream_priority,
+            len: 0,
+            has_logits: false,
+            mirror: Mirror {
+                position: Some(0),
+                token: None,
+                settings: None,
+            },
+            started: 0,
+            progress: Arc::default(),
+        })
+    }
+
+    /// Positions in the state.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Notes how many positions are in the state.
+    pub fn set_len(&mut self, len: usize) {
+        self.len = len;
+        self.progress.store(len, Ordering::Relaxed);
+    }
+
+    /// Positions evaluated by now.
+    pub fn progress(&self) -> &Arc<AtomicUsize> {
+        &self.progress
+    }
+
+    /// The address of the device-side state.
+    pub fn address(&self) -> u64 {
+        self.session.address()
+    }
+
+    /// The ring of results.
+    pub fn results(&self) -> &Pinned {
+        &self.results
+    }
+
+    /// The address of a table of sessions with this one alone.
+    pub fn table(&self) -> u64 {
+        self.session.address() + TABLE as u64
+    }
+
+    fn capture(&self, kind: Ending) -> Result<Graph> {
+        let w = &self.weights;
+        self.stream.capture(|| {
+            // SAFETY: the graph lives in this structure beside all memory that it names but the
+            // weights, which it holds an `Arc` of. The cache is prepared before each launch.
+            unsafe {
+                self.buffers.enqueue(
+                    w.kernels(),
+                    w.plan(),
+                    self.state.plan(),
+                    &self.stream,
+                    self.table(),
+                    1,
+                    kind,
+                )
+            }
+        })
+    }
+
+    /// The graph of a kind of step.
+    fn graph(&mut self, kind: Ending) -> Result<&Graph> {
+        let at = match self.graphs.iter().position(|(k, _)| *k == kind) {
+            Some(at) => at,
+            None => {
+                let graph = self.capture(kind)?;
+                self.graphs.push((kind, graph));
+                self.graphs.len() - 1
+            }
+        };
+        Ok(&self.graphs[at].1)
+    }
+
+    /// Launches a step of a kind.
+    pub fn launch(&mut self, kind: Ending) -> Result<()> {
+        let (stream, weights) = (self.stream.clone(), self.weights.clone());
+        let graph = self.graph(kind)?;
+        // SAFETY: as in `capture`; `Drop` waits for the stream.
+        weights.gate().step(&stream, || unsafe { stream.launch_graph(graph) })
+    }
+
+    fn set32(&self, stream: &Stream, offset: usize, value: u32) -> Result<()> {
+        // SAFETY: a field of the device-side state; stream order keeps it from running steps.
+        unsafe { stream.fill32(self.session.address() + offset as u64, value, 1) }
+    }
+
+    /// Brings the device's position to the host's.
+    fn set_position(&mut self, stream: &Stream, position: usize) -> Result<()> {
+        let position = position as u32;
+        if self.mirror.position != Some(position) {
+            self.mirror.position = None;
+            self.set32(stream, offset_of!(args::Session, position), position)?;
+            self.mirror.position = Some(position);
+        }
+        Ok(())
+    }
+
+    fn set_token(&mut self, stream: &Stream, token: u32) -> Result<()> {
+        if self.mirror.token != Some(token) {
+            self.mirror.token = None;
+            self.set32(stream, offset_of!(args::Session, token), token)?;
+            self.mirror.token = Some(token);
+        }
+        Ok(())
+    }
+
+    fn set_sampling(&mut self, stream: &Stream, settings: args::Settings) -> Result<()> {
+        if self.mirror.settings != Some(settings) {
+            self.mirror.settings = None;
+            let at = self.session.address() + offset_of!(args::Session, settings) as u64;
+            let from = std::ptr::from_ref(&settings).cast();
+            // SAFETY: a field of the device-side state; the source is read before this returns, as
+            // it is not pinned; stream order keeps it from running steps.
+            unsafe { stream.copy_in(at, from, size_of::<args::Settings>())? };
+            self.mirror.settings = Some(settings);
+        }
+        Ok(())
+    }
+
+    /// Brings the device-side state to where `count` steps begin, on `stream`, the first of which
+    /// appends `token`, and says how they choose.
+    pub fn prepare(
+        &mut self,
+        stream: &Stream,
+        token: Option<u32>,
+        count: usize,
+        sampling: &Sampling,
+        masked: bool,
+        interrupt: &AtomicBool,
+    ) -> Result<Prepared> {
+        if interrupt.load(Ordering::Relaxed) {
+            fail!(Interrupted, "interrupted before the step");
+        }
+        let after = self.len + usize::from(token.is_some());
+        self.state.prepare(self.len, after + count - 1, stream)?;
+        if let Some(token) = token {
+            self.set_token(stream, token)?;
+        } else if !self.has_logits {
+            fail!(Internal, "there are no logits to choose from");
+        }
+        self.set_position(stream, self.len)?;
+        let settings = self.sampling.settings(sampling, masked);
+        self.set_sampling(stream, settings)?;
+        Ok(Prepared {
+            stages: Stages::of(&settings),
+            appends: token.is_some(),
+        })
+    }
+
+    /// Asks for the mask of a prepared step.
+    pub fn take_mask(&mut self, stream: &Stream, mask: &mut MaskSource<'_>) -> Result<()> {
+        // SAFETY: `Drop` waits for the session's stream, and a batch for its results. The last masked
+        // step has ended, and its copy with it.
+        unsafe { self.sampling.mask(stream, mask) }
+    }
+
+    /// What the device holds is not known any more, after a failure.
+    pub fn lose_track(&mut self) {
+        self.has_logits = false;
+        self.mirror.position = None;
+        self.mirror.token = None;
+    }
+
+    /// Keeps `len` positions, or none if the ring has lost what the next one sees.
+    pub fn forget(&mut self, len: usize) {
+        let kept = if self.state.keeps(len) { len } else { 0 };
+        if kept < self.len {
+            self.has_logits = false;
+        }
+        if kept == 0 {
+            self.state.clear();
+        }
+        self.set_len(kept);
+    }
+
+    /// Appends `tokens`, one at least, and leaves the logits of the last one.
+    pub fn extend(
+        &mut self,
+        tokens: &[u32],
+        interrupt: &AtomicBool,
+        is_background: bool,
+    ) -> Result<()> {
+        let device = self.weights.context().clone();
+        let _current = device.enter()?;
+        let had_logits = std::mem::replace(&mut self.has_logits, false);
+        match self.evaluate(tokens, interrupt, is_background) {
+            Ok(()) => {
+                self.set_len(self.len + tokens.len());
+                self.has_logits = true;
+                Ok(())
+            }
+            Err(e) => {
+                // The logits are still those of the last position unless the last launch ran.
+                self.has_logits = had_logits && self.mirror.position.is_some();
+                self.forget(self.len);
+                Err(e)
+            }
+        }
+    }
+
+    /// Evaluates all tokens but the last as matrix products, and the last as a decode step does, so
+    /// that its logits do not depend on how it came in.
+    fn evaluate(
+        &mut self,
+        tokens: &[u32],
+        interrupt: &AtomicBool,
+        is_background: bool,
+    ) -> Result<()> {
+        let Some((&last, first)) = tokens.split_last() else {
+            fail!(NoTokens, "nothing to evaluate");
+        };
+        let start = self.len;
+        let stream = self.stream.clone();
+        self.state.prepare(start, start + tokens.len(), &stream)?;
+        // SAFETY: `Drop` waits for the stream.
+        unsafe { self.sampling.remember(&stream, start, tokens)? };
+        if !first.is_empty() {
+            let weights = self.weights.clone();
+            let mut prompt = weights.gate().prompt(&stream, interrupt, is_background)?;
+            let mut at = start;
+            for chunk in first.chunks(CHUNK) {
+                self.set_position(&stream, at)?;
+                let mut workspace = weights.prefill()?;
+                // SAFETY: the cache is prepared; the workspace is locked until the stream is idle.
+                let result = unsafe {
+                    workspace.get()?.enqueue(
+                        weights.kernels(),
+                        weights.plan(),
+                        self.state.plan(),
+                        &self.stream,
+                        self.table(),
+                        chunk,
+                        &mut || prompt.pause(),
+                    )
+                };
+                // One chunk at a time, so that an interrupt is noticed soon, and the workspace is free
+                // for others only when the device is done with it.
+                result.and(self.stream.synchronize())?;
+                drop(workspace);
+                at += chunk.len();
+                self.progress.store(at, Ordering::Relaxed);
+            }
+        }
+        if interrupt.load(Ordering::Relaxed) {
+            fail!(
+                Interrupted,
+                "interrupted while evaluating {} tokens",
+                tokens.len()
+            );
+        }
+        self.set_position(&stream, start + first.len())?;
+        self.set_token(&stream, last)?;
+        self.mirror.position = None;
+        self.launch(EVALUATE)?;
+        self.stream.synchronize()?;
+        self.mirror.position = Some((start + tokens.len()) as u32);
+        Ok(())
+    }
+
+    /// The logits of the last position.
+    pub fn logits(&mut self, out: &mut [f32]) -> Result<()> {
+        let device = self.weights.context().clone();
+        let _current = device.enter()?;
+        if !self.has_logits {
+            fail!(Internal, "there are no logits");
+        }
+        let n = out.len().min(self.weights.plan().n_vocab as usize);
+        // SAFETY: `out` is valid until the stream is idle, which is awaited; sizes as allocated.
+        unsafe {
+            self.stream
+                .copy_out(out.as_mut_ptr().cast(), self.buffers.logits(0), n * 4)?
+        };
+        self.stream.synchronize()
+    }
+
+    /// A session with the same state and logits.
+    pub fn fork(&self) -> Result<Core> {
+        let device = self.weights.context().clone();
+        let _current = device.enter()?;
+        let state = self.state.fork(&device, self.len, &self.stream)?;
+        // Its graphs are captured when they are first needed: that takes longer than all the rest.
+        let mut other = Core::on(self.weights.clone(), state, self.stream_priority)?;
+        let logits = self.weights.plan().n_vocab as usize * 4;
+        // SAFETY: both sides are allocated that far; the copies are awaited before anything can free
+        // or change either.
+        let copied = unsafe {
+            let (to, from) = (other.buffers.logits(0), self.buffers.logits(0));
+            let copied = self.stream.copy(to, from, logits);
+            copied.and(
+                other
+                    .sampling
+                    .follow(&self.stream, &self.sampling, self.len),
+            )
+        };
+        let idle = self.stream.synchronize();
+        copied.and(idle)?;
+        other.set_len(self.len);
+        other.has_logits = self.has_logits;
+        Ok(other)
+    }
+
+    fn logits_place(&self, layout: &StateLayout) -> (u64, usize) {
+        (self.buffers.logits(0), layout.logits_bytes())
+    }
+
+    /// Writes the state to a stream.
+    pub fn save(&mut self, sink: &mut dyn StateSink) -> Result<()> {
+        let device = self.weights.context().clone();
+        let _current = device.enter()?;
+        let info = StateInfo {
+            kv_type: self.state.plan().kv_type,
+            len: self.len,
+            has_logits: self.has_logits,
+            windows: self.state.windows().to_vec(),
+        };
+        sink.begin(&info)?;
+        let n_vocab = self.weights.plan().n_vocab as usize;
+        let layout = StateLayout::new(self.state.plan().shapes(), &info, n_vocab)?;
+        let logits = self.logits_place(&layout);
+        let weights = self.weights.clone();
+        let mut staging = weights.staging()?;
+        let staging = staging.get()?;
+        self.state
+            .save(&layout, logits, staging, &self.stream, sink)
+    }
+
+    /// Takes the state over from a stream.
+    pub fn load(
+        &mut self,
+        info: &StateInfo,
+        tokens: &[u32],
+        source: &mut dyn StateSource,
+    ) -> Result<()> {
+        let device = self.weights.context().clone();
+        let _current = device.enter()?;
+        let stream = self.stream.clone();
+        self.has_logits = false;
+        self.state.prepare(0, info.len, &stream)?;
+        self.state.set_windows(&info.windows);
+        let n_vocab = self.weights.plan().n_vocab as usize;
+        let shapes = self.state.plan().shapes().to_vec();
+        let layout = StateLayout::new(&shapes, info, n_vocab)?;
+        let logits = self.logits_place(&layout);
+        let weights = self.weights.clone();
+        let mut staging = weights.staging()?;
+        let staging = staging.get()?;
+        // SAFETY: `Drop` waits for the stream; the tokens fit the context.
+        unsafe { self.sampling.remember(&stream, 0, tokens)? };
+        let loaded = self
+            .state
+            .load(&layout, logits, staging, &stream, source);
+        loaded?;
+        self.set_len(info.len);
+        self.has_logits = info.has_logits;
+        Ok(())
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.weights.context().enter() {
+            // The memory goes when the device is done with it; errors are reported elsewhere.
+            let _ = self.stream.synchronize();
+        }
+    }
+}
