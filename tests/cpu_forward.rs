@@ -5,19 +5,20 @@ mod common;
 
 use common::expected::Expected;
 use common::tiny::{Random, Tiny};
+use common::work::{Driven, Step};
 use common::{families, hamlet, reference_llama};
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::cpu::matmul::Isa;
-use emberlm::backend::{KvType, Runner, RunnerOptions, Step, Weights};
+use emberlm::backend::{KvType, Runner, RunnerOptions, Weights};
 use emberlm::engine::sampling::Sampling;
 use emberlm::format::ModelFile;
 use emberlm::model::{Mixer, Network, RopePairing};
 use emberlm::quant::TensorType;
 use emberlm::{Result, Status};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 
-static NEVER: AtomicBool = AtomicBool::new(false);
+static NEVER: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
 const GREEDY: Sampling = Sampling::GREEDY;
 
@@ -33,15 +34,14 @@ fn load(network: &Network, threads: usize) -> Arc<CpuWeights> {
     CpuWeights::load(network, threads, &mut |_| Ok(())).unwrap()
 }
 
-fn runner(weights: &Arc<CpuWeights>, context: usize, kv_type: KvType) -> Box<dyn Runner> {
-    weights
-        .clone()
-        .create_runner(&RunnerOptions {
-            context,
-            kv_type,
-            ..Default::default()
-        })
-        .unwrap()
+fn runner(weights: &Arc<CpuWeights>, context: usize, kv_type: KvType) -> Driven {
+    let options = RunnerOptions {
+        context,
+        kv_type,
+        ..Default::default()
+    };
+    let all: Arc<dyn Weights> = weights.clone();
+    Driven::new(&all, &options).unwrap()
 }
 
 fn logits(runner: &mut dyn Runner, n_vocab: usize) -> Vec<f32> {
@@ -245,15 +245,13 @@ fn rewind_and_repeat_give_the_same_bits() {
     }
 }
 
-fn generate(runner: &mut dyn Runner, prompt: &[u32], n: usize) -> Vec<u32> {
+fn generate(runner: &mut Driven, prompt: &[u32], n: usize) -> Vec<u32> {
     runner.extend(prompt, &NEVER).unwrap();
     let mut out = Vec::new();
     for _ in 0..n {
-        let position = runner.len() as u64;
         let step = Step {
             token: out.last().copied(),
             sampling: GREEDY,
-            position,
         };
         out.push(runner.step(&step, &NEVER).unwrap());
     }
@@ -269,7 +267,7 @@ fn sessions_on_one_model_do_not_disturb_each_other() {
         .collect();
     let alone: Vec<Vec<u32>> = prompts
         .iter()
-        .map(|p| generate(&mut *runner(&weights, 400, KvType::F16), p, 20))
+        .map(|p| generate(&mut runner(&weights, 400, KvType::F16), p, 20))
         .collect();
     std::thread::scope(|scope| {
         for (prompt, alone) in prompts.iter().zip(&alone) {
@@ -277,7 +275,7 @@ fn sessions_on_one_model_do_not_disturb_each_other() {
             scope.spawn(move || {
                 for _ in 0..3 {
                     let mut runner = runner(weights, 400, KvType::F16);
-                    assert_eq!(&generate(&mut *runner, prompt, 20), alone);
+                    assert_eq!(&generate(&mut runner, prompt, 20), alone);
                 }
             });
         }
@@ -289,7 +287,7 @@ fn started_steps_give_the_same_tokens() {
     let network = network(&hamlet::q4_k_m());
     let weights = load(&network, 2);
     let prompt = tokens(30, network.n_vocab);
-    let expected = generate(&mut *runner(&weights, 64, KvType::F16), &prompt, 10);
+    let expected = generate(&mut runner(&weights, 64, KvType::F16), &prompt, 10);
     let mut runner = runner(&weights, 64, KvType::F16);
     let interrupt = Arc::new(AtomicBool::new(false));
     assert_eq!(
@@ -302,11 +300,10 @@ fn started_steps_give_the_same_tokens() {
         let step = Step {
             token: out.last().copied(),
             sampling: GREEDY,
-            position: runner.len() as u64,
         };
-        runner.step_start(&step, &interrupt).unwrap();
+        runner.steps_start(&step, 1, &interrupt).unwrap();
         assert_eq!(
-            runner.step_start(&step, &interrupt).unwrap_err().status,
+            runner.steps_start(&step, 1, &interrupt).unwrap_err().status,
             Status::DecodePending
         );
         let token = loop {
@@ -322,9 +319,8 @@ fn started_steps_give_the_same_tokens() {
     let step = Step {
         token: out.last().copied(),
         sampling: GREEDY,
-        position: 0,
     };
-    runner.step_start(&step, &interrupt).unwrap();
+    runner.steps_start(&step, 1, &interrupt).unwrap();
     drop(runner);
     assert!(interrupt.load(Ordering::SeqCst));
     assert_eq!(Arc::strong_count(&weights), 1, "no thread holds the model");
@@ -342,9 +338,8 @@ fn an_interrupt_changes_nothing() {
     let step = Step {
         token: Some(7),
         sampling: GREEDY,
-        position: 61,
     };
-    runner.step_start(&step, &set).unwrap();
+    runner.steps_start(&step, 1, &set).unwrap();
     let results: [Result<()>; 4] = [
         runner.step_poll(true).map(|_| ()),
         runner.step(&step, &set).map(|_| ()),

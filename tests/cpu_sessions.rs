@@ -163,7 +163,7 @@ fn same_in_every_company(network: &Network, lengths: &[usize], kv: &[KvType], th
                         members.push(talk);
                     }
                 }
-                let tokens = batch(&mut members, &vec![&NEVER; group.len()]).unwrap();
+                let tokens = batch(&mut members, &vec![&*NEVER; group.len()]).unwrap();
                 let mut group = group.to_vec();
                 group.sort_unstable();
                 for ((i, talk), token) in group.iter().zip(members).zip(tokens) {
@@ -215,7 +215,7 @@ fn a_batch_is_all_or_nothing() {
     let mut talks: Vec<Talk> = (0..4)
         .map(|i| Talk::new(&weights, vocab, i, 5 + i, KvType::F16))
         .collect();
-    let never = [&NEVER; 4];
+    let never = [&*NEVER; 4];
     // One whose logits are at hand among others that evaluate a token.
     for talk in &mut talks[..3] {
         talk.step();
@@ -270,7 +270,7 @@ fn logits_that_are_no_numbers_fail_the_batch() {
         .map(|i| Talk::new(&weights, network.n_vocab, i, 4, KvType::F16))
         .collect();
     let mut all: Vec<&mut Talk> = talks.iter_mut().collect();
-    batch(&mut all, &[&NEVER; 3]).unwrap();
+    batch(&mut all, &[&*NEVER; 3]).unwrap();
 
     network.final_norm.eps = f32::NAN;
     let broken = load(&network, 2);
@@ -280,7 +280,7 @@ fn logits_that_are_no_numbers_fail_the_batch() {
     for pending in [None, Some(7)] {
         talks.iter_mut().for_each(|t| t.pending = pending);
         let mut all: Vec<&mut Talk> = talks.iter_mut().collect();
-        let e = batch(&mut all, &[&NEVER; 3]).unwrap_err();
+        let e = batch(&mut all, &[&*NEVER; 3]).unwrap_err();
         assert_eq!((e.error.status, e.row), (Status::Numeric, Some(0)));
         assert!(talks.iter().all(|t| t.runner.len() == 4));
     }

@@ -8,17 +8,18 @@ use common::convert::converted;
 use common::expected::Expected;
 use common::families::{FAMILIES, WINDOWED, open_family, with_context};
 use common::tiny::Random;
+use common::work::{Driven, Step, step_batch};
 use emberlm::Status;
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::cpu::matmul::Isa;
-use emberlm::backend::{DeviceKind, KvType, LoadOptions, Runner, RunnerOptions, Step, Weights};
+use emberlm::backend::{DeviceKind, KvType, LoadOptions, Runner, RunnerOptions, Weights};
 use emberlm::engine::{Model, Session, SessionOptions, device};
 use emberlm::model::Network;
 use emberlm::quant::TensorType;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, LazyLock};
 
-static NEVER: AtomicBool = AtomicBool::new(false);
+static NEVER: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
 /// Transformers computes in single precision, too.
 const TOLERANCE: f32 = 1e-3;
@@ -33,13 +34,14 @@ fn load(network: &Network, threads: usize) -> Arc<CpuWeights> {
     CpuWeights::load(network, threads, &mut |_| Ok(())).unwrap()
 }
 
-fn runner(weights: &Arc<CpuWeights>, context: usize, kv_type: KvType) -> Box<dyn Runner> {
+fn runner(weights: &Arc<CpuWeights>, context: usize, kv_type: KvType) -> Driven {
     let options = RunnerOptions {
         context,
         kv_type,
         ..Default::default()
     };
-    weights.clone().create_runner(&options).unwrap()
+    let all: Arc<dyn Weights> = weights.clone();
+    Driven::new(&all, &options).unwrap()
 }
 
 fn logits(runner: &mut dyn Runner, n_vocab: usize) -> Vec<f32> {
@@ -169,14 +171,11 @@ fn batches_and_forks_do_not_change_a_bit() {
             let step = |token: u32| Step {
                 token: Some(token),
                 sampling: Default::default(),
-                position: i as u64,
             };
             let steps = [step(5), step(*token), step(tokens[3 + i])];
             let mut chosen = [0; 3];
-            let mut runners: [&mut dyn Runner; 3] = [&mut *whole, &mut *forked, &mut *short];
-            weights
-                .step_batch(&mut runners, &steps, &[&NEVER; 3], &mut chosen)
-                .unwrap();
+            let mut runners = [&mut whole, &mut forked, &mut short];
+            step_batch(&mut runners, &steps, &[&*NEVER; 3], &mut chosen).unwrap();
         }
         for (runner, text) in [(forked, &tokens[..]), (short, &tokens[..13])] {
             let mut runner = runner;
@@ -248,7 +247,7 @@ fn an_interrupted_text_leaves_a_session_that_goes_on() {
     let text = tokens(2600, network.n_vocab);
     let mut runner = runner(&weights, 3000, KvType::F32);
     runner.extend(&text[..300], &NEVER).unwrap();
-    let set = AtomicBool::new(true);
+    let set = Arc::new(AtomicBool::new(true));
     let error = runner.extend(&text[300..], &set).unwrap_err();
     assert_eq!(error.status, Status::Interrupted);
     // What a ring holds may have been overwritten, so there is nothing to go on with.

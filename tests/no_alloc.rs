@@ -3,9 +3,10 @@
 mod common;
 
 use common::tiny_experts::{PLAIN, Variant};
+use common::work::{Driven, Step};
 use common::{hamlet, tiny_experts};
 use emberlm::backend::cpu::CpuWeights;
-use emberlm::backend::{Runner, RunnerOptions, Step, Weights};
+use emberlm::backend::{Outcome, Row, RunnerOptions, Want, Weights, When};
 use emberlm::engine::sampling::{Dry, Sampling};
 use emberlm::model::Network;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -41,44 +42,45 @@ fn prompt(len: usize, network: &Network) -> Vec<u32> {
 /// Batched steps, after the first one of a model.
 fn batches_allocate_nothing(network: &Network) {
     for threads in [1, 3] {
-        let weights = CpuWeights::load(network, threads, &mut |_| Ok(())).unwrap();
+        let weights: Arc<dyn Weights> =
+            CpuWeights::load(network, threads, &mut |_| Ok(())).unwrap();
         let options = RunnerOptions {
             context: 600,
             ..Default::default()
         };
         let mut runners: Vec<_> = (0..32)
             .map(|i| {
-                let mut runner = weights.clone().create_runner(&options).unwrap();
+                let mut runner = Driven::new(&weights, &options).unwrap();
                 let prompt = prompt(1 + 9 * i, network);
-                runner.extend(&prompt, &AtomicBool::new(false)).unwrap();
+                runner.extend(&prompt, &Arc::default()).unwrap();
                 runner
             })
             .collect();
-        let never = AtomicBool::new(false);
-        let interrupts = [&never; 32];
-        let mut tokens = [0; 32];
+        let never = Arc::new(AtomicBool::new(false));
         for n in [2, 7, 32] {
-            let steps: Vec<Step> = (0..n)
-                .map(|i| Step {
-                    token: Some(5),
-                    sampling: Sampling {
-                        temperature: (i % 2) as f32,
-                        top_k: 40,
-                        top_p: 0.9,
-                        seed: 3,
-                        ..Sampling::GREEDY
-                    },
-                    position: 9,
-                })
-                .collect();
-            let mut several: Vec<&mut dyn Runner> = Vec::new();
-            for runner in &mut runners[..n] {
-                several.push(&mut **runner);
+            let mut rows: Vec<Row> = Vec::new();
+            for (i, driven) in runners[..n].iter_mut().enumerate() {
+                let sampling = Sampling {
+                    temperature: (i % 2) as f32,
+                    top_k: 40,
+                    top_p: 0.9,
+                    seed: 3,
+                    ..Sampling::GREEDY
+                };
+                rows.push(Row {
+                    runner: &mut *driven.runner,
+                    tokens: &[5],
+                    want: Want::Choices { count: 1, sampling },
+                    mask: None,
+                    interrupt: &never,
+                });
             }
             let mut step = || {
-                weights
-                    .step_batch(&mut several, &steps, &interrupts[..n], &mut tokens[..n])
-                    .unwrap();
+                weights.submit(&mut rows, When::Now).unwrap();
+                for row in &mut rows {
+                    let outcome = row.runner.poll(true).unwrap();
+                    assert!(matches!(outcome, Some(Outcome::Token(_))));
+                }
             };
             step();
             let before = CALLS.load(Ordering::SeqCst);
@@ -109,12 +111,13 @@ fn decoding_allocates_nothing() {
 fn steps_allocate_nothing(network: &Network) {
     // Three threads and two KV heads, so that attention is split by segments, too.
     for threads in [1, 2, 3] {
-        let weights = CpuWeights::load(network, threads, &mut |_| Ok(())).unwrap();
+        let weights: Arc<dyn Weights> =
+            CpuWeights::load(network, threads, &mut |_| Ok(())).unwrap();
         let options = RunnerOptions {
             context: 600,
             ..Default::default()
         };
-        let mut runner = weights.create_runner(&options).unwrap();
+        let mut runner = Driven::new(&weights, &options).unwrap();
         let interrupt = Arc::new(AtomicBool::new(false));
         let prompt = prompt(250, network);
         for sampling in [
@@ -142,25 +145,21 @@ fn steps_allocate_nothing(network: &Network) {
             runner.truncate(0);
             runner.extend(&prompt, &interrupt).unwrap();
             let mut token = None;
-            let mut step = |start: bool, position| {
-                let step = Step {
-                    token,
-                    sampling,
-                    position,
-                };
+            let mut step = |start: bool| {
+                let step = Step { token, sampling };
                 token = Some(if start {
-                    runner.step_start(&step, &interrupt).unwrap();
+                    runner.steps_start(&step, 1, &interrupt).unwrap();
                     runner.step_poll(true).unwrap().unwrap()
                 } else {
                     runner.step(&step, &interrupt).unwrap()
                 });
             };
             // The first started step makes its thread; and locks may initialize themselves.
-            step(false, 0);
-            step(true, 1);
+            step(false);
+            step(true);
             let before = CALLS.load(Ordering::SeqCst);
-            for position in 2..20 {
-                step(position % 2 == 0, position);
+            for i in 2..20 {
+                step(i % 2 == 0);
             }
             let calls = CALLS.load(Ordering::SeqCst) - before;
             assert_eq!(calls, 0, "{threads} threads");

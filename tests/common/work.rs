@@ -91,6 +91,24 @@ impl Driven {
         Ok(self.step_poll(true)?.expect("waited for"))
     }
 
+    /// Starts a step whose choice is masked.
+    pub fn step_start_masked<'a>(
+        &'a mut self,
+        step: &'a Step,
+        mask: &'a mut MaskSource<'a>,
+        interrupt: &'a Arc<AtomicBool>,
+    ) -> Result<()> {
+        let row = Row {
+            runner: &mut *self.runner,
+            tokens: step.tokens(),
+            want: step.want(1),
+            mask: Some(mask),
+            interrupt,
+        };
+        let submitted = self.weights.submit(&mut [row], When::Background);
+        submitted.map_err(|e| e.error)
+    }
+
     /// Starts a step, and more that go on from it.
     pub fn steps_start(
         &mut self,
@@ -151,15 +169,31 @@ pub fn step_batch(
     interrupts: &[&Arc<AtomicBool>],
     tokens: &mut [u32],
 ) -> RowResult<()> {
+    step_batch_masked(runners, steps, &mut [], interrupts, tokens)
+}
+
+/// The same, the choice of `runners[i]` masked where `masks[i]` is there.
+pub fn step_batch_masked(
+    runners: &mut [&mut Driven],
+    steps: &[Step],
+    masks: &mut [Option<&mut MaskSource<'_>>],
+    interrupts: &[&Arc<AtomicBool>],
+    tokens: &mut [u32],
+) -> RowResult<()> {
     let weights = runners[0].weights.clone();
     let marks: Vec<_> = runners.iter_mut().map(|r| r.runner.mark()).collect();
+    let mut masks = masks.iter_mut();
     let mut rows = Vec::new();
     for ((driven, step), interrupt) in runners.iter_mut().zip(steps).zip(interrupts) {
+        let mask = match masks.next() {
+            Some(Some(mask)) => Some(&mut **mask as &mut MaskSource<'_>),
+            _ => None,
+        };
         rows.push(Row {
             runner: &mut *driven.runner,
             tokens: step.tokens(),
             want: step.want(1),
-            mask: None,
+            mask,
             interrupt,
         });
     }

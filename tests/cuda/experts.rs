@@ -3,15 +3,17 @@
 use crate::common::reference_llama;
 use crate::common::tiny::Random;
 use crate::common::tiny_experts::{PLAIN, Variant, network_of, one_for_all, variants};
+use crate::common::work::{Driven, Step, step_batch};
 use crate::gpu::*;
 use crate::model::{gpu, one_by_one, runner};
-use emberlm::backend::{KvType, MAX_BATCH, Runner, Step, Weights};
+use emberlm::backend::{KvType, MAX_BATCH};
 use emberlm::engine::sampling::Sampling;
 use emberlm::model::Network;
 use emberlm::quant::TensorType;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, LazyLock};
 
-static GO: AtomicBool = AtomicBool::new(false);
+static GO: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 const N_TOKENS: usize = 90;
 
 pub fn tests(tests: &mut Tests) {
@@ -43,7 +45,7 @@ fn tokens(n: usize, n_vocab: usize) -> Vec<u32> {
 }
 
 /// Logits after each of `tokens`, taken in by pieces of `piece`.
-fn pieces(r: &mut dyn Runner, tokens: &[u32], piece: usize, n: usize) -> Vec<Vec<f32>> {
+fn pieces(r: &mut Driven, tokens: &[u32], piece: usize, n: usize) -> Vec<Vec<f32>> {
     r.truncate(0);
     let mut all = Vec::new();
     for piece in tokens.chunks(piece) {
@@ -63,9 +65,9 @@ fn matches(v: &Variant, network: &Network, n_tokens: usize) {
     let oracle = reference_llama::logits(network, &tokens);
     let weights = gpu(network);
     let mut r = runner(&weights, 128, KvType::F16);
-    let stepped = one_by_one(&mut *r, &tokens, n);
+    let stepped = one_by_one(&mut r, &tokens, n);
     let prefilled: Vec<Vec<f32>> = (1..=tokens.len())
-        .map(|end| pieces(&mut *r, &tokens[..end], end, n).pop().unwrap())
+        .map(|end| pieces(&mut r, &tokens[..end], end, n).pop().unwrap())
         .collect();
     // Inputs of products with quantized matrices are rounded to bytes, those of a prompt to f16.
     let exact = v.ty.block_len() == 1;
@@ -99,11 +101,11 @@ fn cut(v: &Variant, network: &Network) {
     let tokens = tokens(N_TOKENS, n);
     let weights = gpu(network);
     let mut r = runner(&weights, 128, KvType::F16);
-    let whole = pieces(&mut *r, &tokens, N_TOKENS, n).pop().unwrap();
+    let whole = pieces(&mut r, &tokens, N_TOKENS, n).pop().unwrap();
     let whole: Vec<f64> = whole.iter().map(|x| f64::from(*x)).collect();
     let bound = if v.ty.block_len() == 1 { 1e-3 } else { 3e-2 };
     for piece in [45, 30, 18] {
-        let got = pieces(&mut *r, &tokens, piece, n).pop().unwrap();
+        let got = pieces(&mut r, &tokens, piece, n).pop().unwrap();
         let error = relative_error(&got, &whole);
         println!("{v:?}, pieces of {piece}: {error:.1e}");
         assert!(error < bound, "pieces of {piece}: {error}");
@@ -114,13 +116,13 @@ fn cut(v: &Variant, network: &Network) {
         .map(|i| {
             let mut r = runner(&weights, 128, KvType::F16);
             r.extend(&tokens[..start(i)], &GO).unwrap();
-            one_by_one(&mut *r, &tokens[start(i)..start(i) + 6], n)
+            one_by_one(&mut r, &tokens[start(i)..start(i) + 6], n)
                 .pop()
                 .unwrap()
         })
         .collect();
     for count in [2, 3, 5, 9, 17, MAX_BATCH] {
-        let mut runners: Vec<Box<dyn Runner>> = (0..count)
+        let mut runners: Vec<Driven> = (0..count)
             .map(|i| {
                 let mut r = runner(&weights, 128, KvType::F16);
                 r.extend(&tokens[..start(i)], &GO).unwrap();
@@ -132,20 +134,14 @@ fn cut(v: &Variant, network: &Network) {
                 .map(|i| Step {
                     token: Some(tokens[start(i) + step]),
                     sampling: Sampling::default(),
-                    position: (start(i) + step + 1) as u64,
                 })
                 .collect();
-            let mut refs: Vec<&mut dyn Runner> = Vec::new();
-            for r in &mut runners {
-                refs.push(&mut **r);
-            }
+            let mut refs: Vec<_> = runners.iter_mut().collect();
             let mut chosen = vec![0; count];
-            weights
-                .step_batch(&mut refs, &steps, &vec![&GO; count], &mut chosen)
-                .unwrap();
+            step_batch(&mut refs, &steps, &vec![&*GO; count], &mut chosen).unwrap();
         }
         for (i, r) in runners.iter_mut().enumerate() {
-            let last = one_by_one(&mut **r, &tokens[start(i) + 5..start(i) + 6], n);
+            let last = one_by_one(r, &tokens[start(i) + 5..start(i) + 6], n);
             assert_eq!(last[0], alone[i], "session {i} of {count}");
         }
     }
@@ -184,11 +180,11 @@ fn long_prompt() {
     let tokens = tokens(5000, n);
     let weights = gpu(&network);
     let mut r = runner(&weights, 5000, KvType::F16);
-    let at_once = pieces(&mut *r, &tokens, 5000, n).pop().unwrap();
+    let at_once = pieces(&mut r, &tokens, 5000, n).pop().unwrap();
     let at_once: Vec<f64> = at_once.iter().map(|x| f64::from(*x)).collect();
-    let in_pieces = pieces(&mut *r, &tokens, 700, n).pop().unwrap();
+    let in_pieces = pieces(&mut r, &tokens, 700, n).pop().unwrap();
     r.truncate(4990);
-    let stepped = one_by_one(&mut *r, &tokens[4990..], n).pop().unwrap();
+    let stepped = one_by_one(&mut r, &tokens[4990..], n).pop().unwrap();
     for (way, got) in [("pieces", in_pieces), ("steps", stepped)] {
         let error = relative_error(&got, &at_once);
         println!("a long prompt, {way}: {error:.1e}");

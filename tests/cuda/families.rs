@@ -9,11 +9,12 @@ use crate::common::convert::converted;
 use crate::common::expected::Expected;
 use crate::common::families::{FAMILIES, WINDOWED};
 use crate::common::repository_file;
+use crate::common::work::{Driven, Step, step_batch};
 use crate::gpu::Tests;
 use crate::model::{gpu, one_by_one, options, runner, same_choice};
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::cuda::weights::CudaWeights;
-use emberlm::backend::{KvType, Runner, Step, Weights};
+use emberlm::backend::{KvType, Runner, Weights};
 use emberlm::engine::sampling::Sampling;
 use emberlm::format::ModelFile;
 use emberlm::model::{Block, FeedForward, Network};
@@ -56,8 +57,8 @@ fn network(name: &str) -> Network {
 }
 
 /// Logits after all of `tokens`, taken in by pieces of `piece`.
-fn in_pieces(r: &mut dyn Runner, tokens: &[u32], piece: usize, n_vocab: usize) -> Vec<f32> {
-    let go = AtomicBool::new(false);
+fn in_pieces(r: &mut Driven, tokens: &[u32], piece: usize, n_vocab: usize) -> Vec<f32> {
+    let go = Arc::new(AtomicBool::new(false));
     for piece in tokens.chunks(piece) {
         r.extend(piece, &go).unwrap();
     }
@@ -146,29 +147,29 @@ fn matches_transformers(name: &str) {
         for (kv, bound) in [(KvType::F16, 1e-2), (KvType::Q8_0, 0.15)] {
             let what = |how: &str| format!("{text} {kv:?} {how}");
             let mut r = runner(&weights, context, kv);
-            let stepped = one_by_one(&mut *r, tokens, n);
+            let stepped = one_by_one(&mut r, tokens, n);
             let (near, wanted) = without_astray(&network, &stepped, want, bound);
             check(name, &what("stepped"), &near, &wanted, bound);
             for piece in [tokens.len(), 7, 3] {
                 r.truncate(0);
-                let got = in_pieces(&mut *r, tokens, piece, n);
+                let got = in_pieces(&mut r, tokens, piece, n);
                 let last = &want[want.len() - 1..];
                 check(name, &what(&format!("by {piece}")), &[got], last, bound);
             }
             let prefilled: Vec<Vec<f32>> = (1..=tokens.len())
                 .map(|end| {
                     r.truncate(0);
-                    in_pieces(&mut *r, &tokens[..end], end, n)
+                    in_pieces(&mut r, &tokens[..end], end, n)
                 })
                 .collect();
             let (near, wanted) = without_astray(&network, &prefilled, want, bound);
             check(name, &what("prefilled"), &near, &wanted, bound);
             // A rewind repeats to the bit.
             r.truncate(0);
-            one_by_one(&mut *r, tokens, n);
+            one_by_one(&mut r, tokens, n);
             let back = tokens.len() / 2;
             assert_eq!(r.truncate(back), back);
-            let again = one_by_one(&mut *r, &tokens[back..], n);
+            let again = one_by_one(&mut r, &tokens[back..], n);
             assert!(again == stepped[back..], "{name}: {kv:?} after a rewind");
         }
     }
@@ -179,7 +180,7 @@ fn batches_change_nothing(name: &str) {
     let network = network(name);
     let weights = gpu(&network);
     let tokens = Expected::read(&format!("families/{name}/logits")).tokens;
-    let go = AtomicBool::new(false);
+    let go = Arc::new(AtomicBool::new(false));
     let steps = 12;
     // Contexts differ as well, to either side of what LongRoPE knows.
     let start = |i: usize| {
@@ -188,17 +189,16 @@ fn batches_change_nothing(name: &str) {
         r.extend(&tokens[..2 + i], &go).unwrap();
         r
     };
-    let step = |r: &dyn Runner, token: u32| Step {
+    let step = |token: u32| Step {
         token: Some(token),
         sampling: Sampling::default(),
-        position: r.len() as u64 + 1,
     };
     let alone: Vec<(Vec<u32>, Vec<f32>)> = (0..6)
         .map(|i| {
             let mut r = start(i);
             let mut chosen = vec![tokens[i]];
             for _ in 0..steps {
-                let step = step(&*r, chosen[chosen.len() - 1]);
+                let step = step(chosen[chosen.len() - 1]);
                 chosen.push(r.step(&step, &go).unwrap());
             }
             let mut logits = vec![f32::NAN; network.n_vocab];
@@ -211,16 +211,11 @@ fn batches_change_nothing(name: &str) {
         let mut chosen: Vec<Vec<u32>> = (0..n).map(|i| vec![tokens[i]]).collect();
         for _ in 0..steps {
             let next: Vec<Step> = (0..n)
-                .map(|i| step(&*runners[i], chosen[i][chosen[i].len() - 1]))
+                .map(|i| step(chosen[i][chosen[i].len() - 1]))
                 .collect();
-            let mut together: Vec<_> = runners
-                .iter_mut()
-                .map(|r| &mut **r as &mut dyn Runner)
-                .collect();
+            let mut together: Vec<_> = runners.iter_mut().collect();
             let mut out = vec![u32::MAX; n];
-            weights
-                .step_batch(&mut together, &next, &vec![&go; n], &mut out)
-                .unwrap();
+            step_batch(&mut together, &next, &vec![&go; n], &mut out).unwrap();
             for (chosen, token) in chosen.iter_mut().zip(out) {
                 chosen.push(token);
             }
@@ -244,7 +239,7 @@ fn forks_go_their_own_way(name: &str) {
     let weights = gpu(&network);
     let n = network.n_vocab;
     let tokens = Expected::read(&format!("families/{name}/logits")).tokens;
-    let go = AtomicBool::new(false);
+    let go = Arc::new(AtomicBool::new(false));
     for kv in [KvType::F16, KvType::Q8_0] {
         let mut first = runner(&weights, 64, kv);
         assert!(first.fork().unwrap().is_empty());
@@ -260,8 +255,8 @@ fn forks_go_their_own_way(name: &str) {
             first.logits(&mut logits[0]).unwrap();
             fork.logits(&mut logits[1]).unwrap();
             assert!(logits[0] == logits[1], "{name}: at {cut}");
-            let want = one_by_one(&mut *first, &tokens[cut..], n);
-            let got = one_by_one(&mut *fork, &tokens[cut..], n);
+            let want = one_by_one(&mut first, &tokens[cut..], n);
+            let got = one_by_one(&mut fork, &tokens[cut..], n);
             assert!(got == want, "{name}: {kv:?} after {cut}");
             // The tokens that penalties look at are known to both.
             let step = Step {
@@ -273,7 +268,6 @@ fn forks_go_their_own_way(name: &str) {
                     seed: cut as u64,
                     ..Sampling::default()
                 },
-                position: tokens.len() as u64,
             };
             let chosen = first.step(&step, &go).unwrap();
             assert_eq!(fork.step(&step, &go).unwrap(), chosen, "{name}: {kv:?}");
@@ -287,12 +281,10 @@ fn beyond_the_ring(name: &str) {
     let mut network = network(name);
     network.context_length = 8192;
     let n = network.n_vocab;
-    let go = AtomicBool::new(false);
+    let go = Arc::new(AtomicBool::new(false));
     let tokens: Vec<u32> = (0..5000).map(|i| (i * i + 3 * i) % n as u32).collect();
-    let mut cpu = CpuWeights::load(&network, 2, &mut |_| Ok(()))
-        .unwrap()
-        .create_runner(&options(6000, KvType::F16))
-        .unwrap();
+    let cpu: Arc<dyn Weights> = CpuWeights::load(&network, 2, &mut |_| Ok(())).unwrap();
+    let mut cpu = Driven::new(&cpu, &options(6000, KvType::F16)).unwrap();
     let weights: Arc<CudaWeights> = gpu(&network);
     let mut r = runner(&weights, 6000, KvType::F16);
     let logits = |r: &mut dyn Runner| {
@@ -310,11 +302,11 @@ fn beyond_the_ring(name: &str) {
     }
     // Step by step, and the same again after going back.
     assert_eq!(r.truncate(4900), 4900);
-    let stepped = one_by_one(&mut *r, &tokens[4900..], n);
+    let stepped = one_by_one(&mut r, &tokens[4900..], n);
     let want = [logits(&mut *cpu)];
     check(name, "stepped", &stepped[99..], &want, bound);
     assert_eq!(r.truncate(4950), 4950);
-    let again = one_by_one(&mut *r, &tokens[4950..], n);
+    let again = one_by_one(&mut r, &tokens[4950..], n);
     assert!(again == stepped[50..], "{name}: after a rewind");
     let mut fork = r.fork().unwrap();
     // Too far for the ring: all is to be evaluated again.
@@ -325,6 +317,6 @@ fn beyond_the_ring(name: &str) {
     r.extend(&tokens[4700..], &go).unwrap();
     check(name, "evaluated again", &[logits(&mut *r)], &want, bound);
     assert_eq!(fork.truncate(4950), 4950);
-    let forked = one_by_one(&mut *fork, &tokens[4950..], n);
+    let forked = one_by_one(&mut fork, &tokens[4950..], n);
     assert!(forked == stepped[50..], "{name}: a fork after a rewind");
 }

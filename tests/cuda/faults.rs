@@ -2,14 +2,15 @@
 //! own: this program again, with the case in `EMBERLM_TEST_FAULT`.
 
 use crate::common::hamlet;
+use crate::common::work::{Driven, Step};
 use crate::gpu::*;
 use emberlm::Status;
 use emberlm::backend::cuda::args;
 use emberlm::backend::cuda::weights::CudaWeights;
-use emberlm::backend::{KvType, Runner, RunnerOptions, Step, Weights};
+use emberlm::backend::{KvType, RunnerOptions, Weights};
 use emberlm::engine::sampling::Sampling;
 use emberlm::model::Network;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 
 const CASE: &str = "EMBERLM_TEST_FAULT";
 
@@ -46,33 +47,33 @@ fn run_in_child(case: &str) {
     );
 }
 
-fn session() -> Box<dyn Runner> {
+fn session() -> Driven {
     let network = Network::from_file(&hamlet::q4_k_m()).unwrap();
-    let weights = CudaWeights::load_into(&context(), &network, &mut |_| Ok(())).unwrap();
+    let weights: Arc<dyn Weights> =
+        CudaWeights::load_into(&context(), &network, &mut |_| Ok(())).unwrap();
     let options = RunnerOptions {
         context: 128,
         kv_type: KvType::F16,
         ..RunnerOptions::default()
     };
-    let mut runner = weights.create_runner(&options).unwrap();
-    runner.extend(&[1, 2, 3], &AtomicBool::new(false)).unwrap();
+    let mut runner = Driven::new(&weights, &options).unwrap();
+    runner.extend(&[1, 2, 3], &Arc::default()).unwrap();
     runner
 }
 
-fn step(runner: &mut dyn Runner) -> emberlm::Result<u32> {
+fn step(runner: &mut Driven) -> emberlm::Result<u32> {
     let step = Step {
         token: None,
         sampling: Sampling::default(),
-        position: 3,
     };
-    runner.step(&step, &AtomicBool::new(false))
+    runner.step(&step, &Arc::default())
 }
 
 /// After an illegal access everything says that the device is lost, and nothing gives a token.
 fn sticky_error() {
     let mut runner = session();
     let mut other = session();
-    step(&mut *runner).unwrap();
+    step(&mut runner).unwrap();
     let bad = args::Unpack {
         matrix: 0x10,
         out: 0x10,
@@ -93,8 +94,8 @@ fn sticky_error() {
     }
     for runner in [&mut runner, &mut other] {
         for _ in 0..2 {
-            assert_eq!(step(&mut **runner).unwrap_err().status, Status::DeviceLost);
-            let e = runner.extend(&[4], &AtomicBool::new(false)).unwrap_err();
+            assert_eq!(step(runner).unwrap_err().status, Status::DeviceLost);
+            let e = runner.extend(&[4], &Arc::default()).unwrap_err();
             assert_eq!(e.status, Status::DeviceLost);
             let mut logits = [0.0; 1];
             assert_eq!(
@@ -115,12 +116,12 @@ fn fork_in_the_host() {
         fn _exit(code: i32) -> !;
     }
     let mut runner = session();
-    let first = step(&mut *runner).unwrap();
+    let first = step(&mut runner).unwrap();
     // SAFETY: the child calls only what is under test, and leaves by `_exit`.
     unsafe {
         let pid = fork();
         if pid == 0 {
-            let lost = matches!(step(&mut *runner), Err(e) if e.status == Status::DeviceLost);
+            let lost = matches!(step(&mut runner), Err(e) if e.status == Status::DeviceLost);
             drop(runner);
             let fresh = emberlm::backend::cuda::driver::Context::new(0);
             let refused = matches!(fresh, Err(e) if e.status == Status::DeviceLost);
@@ -131,5 +132,5 @@ fn fork_in_the_host() {
         assert_eq!(waitpid(pid, &mut status, 0), pid);
         assert_eq!(status, 0, "exit status of the forked child");
     }
-    assert_eq!(step(&mut *runner).unwrap(), first);
+    assert_eq!(step(&mut runner).unwrap(), first);
 }

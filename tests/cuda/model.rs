@@ -4,10 +4,11 @@ use crate::common::expected::Expected;
 use crate::common::hamlet;
 use crate::common::reference_llama::{self, mean_divergence};
 use crate::common::tiny::Tiny;
+use crate::common::work::{Driven, Step, step_batch};
 use crate::gpu::*;
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::cuda::weights::CudaWeights;
-use emberlm::backend::{KvType, Runner, RunnerOptions, Step, Weights};
+use emberlm::backend::{KvType, RunnerOptions, Weights};
 use emberlm::engine::sampling::Sampling;
 use emberlm::format::ModelFile;
 use emberlm::model::Network;
@@ -45,16 +46,14 @@ pub fn gpu(network: &Network) -> Arc<CudaWeights> {
     CudaWeights::load_into(&context(), network, &mut |_| Ok(())).unwrap()
 }
 
-pub fn runner(weights: &Arc<CudaWeights>, context: usize, kv_type: KvType) -> Box<dyn Runner> {
-    weights
-        .clone()
-        .create_runner(&options(context, kv_type))
-        .unwrap()
+pub fn runner(weights: &Arc<CudaWeights>, context: usize, kv_type: KvType) -> Driven {
+    let all: Arc<dyn Weights> = weights.clone();
+    Driven::new(&all, &options(context, kv_type)).unwrap()
 }
 
 /// Logits after each token, taken in one at a time.
-pub fn one_by_one(runner: &mut dyn Runner, tokens: &[u32], n_vocab: usize) -> Vec<Vec<f32>> {
-    let go = AtomicBool::new(false);
+pub fn one_by_one(runner: &mut Driven, tokens: &[u32], n_vocab: usize) -> Vec<Vec<f32>> {
+    let go = Arc::new(AtomicBool::new(false));
     tokens
         .iter()
         .map(|t| {
@@ -68,12 +67,12 @@ pub fn one_by_one(runner: &mut dyn Runner, tokens: &[u32], n_vocab: usize) -> Ve
 
 /// Logits after each prefix whose length is in `ends`, taken in from an empty cache.
 pub fn after_prefixes(
-    runner: &mut dyn Runner,
+    runner: &mut Driven,
     tokens: &[u32],
     ends: &[usize],
     n_vocab: usize,
 ) -> Vec<Vec<f32>> {
-    let go = AtomicBool::new(false);
+    let go = Arc::new(AtomicBool::new(false));
     ends.iter()
         .map(|&end| {
             runner.truncate(0);
@@ -112,13 +111,13 @@ fn hamlet_matches() {
     let weights = gpu(&network);
     for kv in [KvType::F16, KvType::Q8_0] {
         let mut r = runner(&weights, 512, kv);
-        let decoded = one_by_one(&mut *r, tokens, n);
+        let decoded = one_by_one(&mut r, tokens, n);
         let divergence = mean_divergence(&reference, &decoded);
         println!("hamlet {kv:?}: decode, divergence {divergence:.2e}");
         assert!(divergence < 1e-3, "{kv:?}: decode: divergence {divergence}");
         same_choice(&reference, &decoded, 0.3, "decode");
         let ends: Vec<usize> = (1..=tokens.len()).collect();
-        let prefilled = after_prefixes(&mut *r, tokens, &ends, n);
+        let prefilled = after_prefixes(&mut r, tokens, &ends, n);
         let divergence = mean_divergence(&reference, &prefilled);
         println!("hamlet {kv:?}: prefill, divergence {divergence:.2e}");
         assert!(
@@ -127,11 +126,11 @@ fn hamlet_matches() {
         );
         same_choice(&reference, &prefilled, 0.3, "prefill");
     }
-    let cpu = CpuWeights::load(&network, 2, &mut |_| Ok(())).unwrap();
-    let mut c = cpu.create_runner(&options(512, KvType::F16)).unwrap();
-    let on_cpu = one_by_one(&mut *c, tokens, n);
+    let cpu: Arc<dyn Weights> = CpuWeights::load(&network, 2, &mut |_| Ok(())).unwrap();
+    let mut c = Driven::new(&cpu, &options(512, KvType::F16)).unwrap();
+    let on_cpu = one_by_one(&mut c, tokens, n);
     let mut r = runner(&weights, 512, KvType::F16);
-    let on_gpu = one_by_one(&mut *r, tokens, n);
+    let on_gpu = one_by_one(&mut r, tokens, n);
     let wide: Vec<Vec<f64>> = on_cpu
         .iter()
         .map(|r| r.iter().map(|v| f64::from(*v)).collect())
@@ -143,16 +142,15 @@ fn hamlet_matches() {
 
     // Greedy decode: a thousand tokens twice give the same, whatever runs beside.
     let greedy = |count: usize| -> Vec<u32> {
-        let go = AtomicBool::new(false);
+        let go = Arc::new(AtomicBool::new(false));
         let mut r = runner(&weights, 512, KvType::F16);
         r.extend(&tokens[..8], &go).unwrap();
         let mut out = Vec::new();
         let mut token = None;
-        for i in 0..count {
+        for _ in 0..count {
             let step = Step {
                 token,
                 sampling: Sampling::default(),
-                position: (8 + i) as u64,
             };
             let t = r.step(&step, &go).unwrap();
             out.push(t);
@@ -211,13 +209,13 @@ fn tiny_shapes_match() {
         let reference = reference_llama::logits(&network, &tokens);
         let weights = gpu(&network);
         let mut r = runner(&weights, 128, KvType::F16);
-        let got = one_by_one(&mut *r, &tokens, network.n_vocab);
+        let got = one_by_one(&mut r, &tokens, network.n_vocab);
         let flat: Vec<f64> = reference.concat();
         let error = relative_error(&got.concat(), &flat);
         println!("tiny {i}: decode, error {error:.2e}");
         assert!(error < 3e-3, "variant {i}: decode: error {error}");
         let ends = [1, 2, 63, 64, 65, 66, 100, 120];
-        let got = after_prefixes(&mut *r, &tokens, &ends, network.n_vocab);
+        let got = after_prefixes(&mut r, &tokens, &ends, network.n_vocab);
         let flat: Vec<f64> = ends.iter().flat_map(|e| reference[e - 1].clone()).collect();
         let error = relative_error(&got.concat(), &flat);
         println!("tiny {i}: prefill, error {error:.2e}");
@@ -229,7 +227,7 @@ fn rewind_repeats() {
     let file = hamlet::q4_k_m();
     let network = Network::from_file(&file).unwrap();
     let weights = gpu(&network);
-    let go = AtomicBool::new(false);
+    let go = Arc::new(AtomicBool::new(false));
     let sampling = Sampling {
         temperature: 0.9,
         top_k: 50,
@@ -239,15 +237,11 @@ fn rewind_repeats() {
     };
     let mut r = runner(&weights, 256, KvType::F16);
     let prompt = [5u32, 6, 7, 8, 9];
-    let decode = |r: &mut Box<dyn Runner>, first: Option<u32>, from: usize, n: usize| -> Vec<u32> {
+    let decode = |r: &mut Driven, first: Option<u32>, n: usize| -> Vec<u32> {
         let mut token = first;
         (0..n)
-            .map(|i| {
-                let step = Step {
-                    token,
-                    sampling,
-                    position: (from + i) as u64,
-                };
+            .map(|_| {
+                let step = Step { token, sampling };
                 let t = r.step(&step, &go).unwrap();
                 token = Some(t);
                 t
@@ -255,20 +249,20 @@ fn rewind_repeats() {
             .collect()
     };
     r.extend(&prompt, &go).unwrap();
-    let first = decode(&mut r, None, 5, 100);
+    let first = decode(&mut r, None, 100);
     assert_eq!(r.len(), 5 + 99);
     // Back to the middle: the token before it is evaluated again.
     r.truncate(5 + 39);
     assert!(!r.has_logits());
     r.extend(&[first[39]], &go).unwrap();
-    assert_eq!(decode(&mut r, None, 45, 60), first[40..100]);
+    assert_eq!(decode(&mut r, None, 60), first[40..100]);
     r.truncate(0);
     r.extend(&prompt, &go).unwrap();
-    assert_eq!(decode(&mut r, None, 5, 100), first);
+    assert_eq!(decode(&mut r, None, 100), first);
     // Sampling again without a token changes nothing.
     let mut a = vec![0.0; network.n_vocab];
     r.logits(&mut a).unwrap();
-    assert_eq!(decode(&mut r, None, 104, 1), first[99..]);
+    assert_eq!(decode(&mut r, None, 1), first[99..]);
     let mut b = vec![0.0; network.n_vocab];
     r.logits(&mut b).unwrap();
     assert_eq!(a, b);
@@ -281,7 +275,7 @@ fn memory_returns() {
     // Once before counting: modules and the like stay with the context.
     let cycle = || {
         let weights = gpu(&network);
-        let go = AtomicBool::new(false);
+        let go = Arc::new(AtomicBool::new(false));
         let mut r = runner(&weights, 2048, KvType::F16);
         r.extend(&(0..1500).map(|i| i % 400).collect::<Vec<u32>>(), &go)
             .unwrap();
@@ -300,7 +294,7 @@ fn batches_change_nothing() {
     let file = hamlet::q4_k_m();
     let network = Network::from_file(&file).unwrap();
     let weights = gpu(&network);
-    let go = AtomicBool::new(false);
+    let go = Arc::new(AtomicBool::new(false));
     let sampling = |i: usize| Sampling {
         temperature: [0.0, 0.8, 1.2][i % 3],
         top_k: 40,
@@ -319,7 +313,6 @@ fn batches_change_nothing() {
         let step = Step {
             token: None,
             sampling: sampling(i),
-            position: r.len() as u64,
         };
         let t = r.step(&step, &go).unwrap();
         (r, t)
@@ -332,7 +325,6 @@ fn batches_change_nothing() {
                 let step = Step {
                     token: Some(token),
                     sampling: sampling(i),
-                    position: r.len() as u64 + 1,
                 };
                 token = r.step(&step, &go).unwrap();
                 out.push(token);
@@ -349,20 +341,14 @@ fn batches_change_nothing() {
             let steps: Vec<Step> = runners
                 .iter()
                 .enumerate()
-                .map(|(i, (r, t))| Step {
+                .map(|(i, (_, t))| Step {
                     token: Some(*t),
                     sampling: sampling(i),
-                    position: r.len() as u64 + 1,
                 })
                 .collect();
-            let mut refs: Vec<_> = runners
-                .iter_mut()
-                .map(|(r, _)| &mut **r as &mut dyn Runner)
-                .collect();
+            let mut refs: Vec<_> = runners.iter_mut().map(|(r, _)| r).collect();
             let mut tokens = vec![u32::MAX; n];
-            weights
-                .step_batch(&mut refs, &steps, &vec![&go; n], &mut tokens)
-                .unwrap();
+            step_batch(&mut refs, &steps, &vec![&go; n], &mut tokens).unwrap();
             for (i, t) in tokens.into_iter().enumerate() {
                 runners[i].1 = t;
                 out[i].push(t);
@@ -388,7 +374,7 @@ fn out_of_memory_rolls_back() {
     let file = hamlet::q4_k_m();
     let network = Network::from_file(&file).unwrap();
     let context = context();
-    let go = AtomicBool::new(false);
+    let go = Arc::new(AtomicBool::new(false));
     let weights = gpu(&network);
     let before = context.memory().unwrap().0;
     // Every allocation of a load fails once.
@@ -462,7 +448,6 @@ fn queued_steps_are_the_same() {
     let first = Step {
         token: None,
         sampling,
-        position: prompt.len() as u64,
     };
     let mut a = runner(&weights, 512, KvType::F16);
     a.extend(&prompt, &go).unwrap();
@@ -471,7 +456,6 @@ fn queued_steps_are_the_same() {
         let step = Step {
             token: one_by_one.last().copied(),
             sampling,
-            position: a.len() as u64 + 1,
         };
         one_by_one.push(a.step(&step, &go).unwrap());
     }
@@ -485,7 +469,6 @@ fn queued_steps_are_the_same() {
             Some(&token) => Step {
                 token: Some(token),
                 sampling,
-                position: b.len() as u64 + 1,
             },
         };
         b.steps_start(&step, count, &go).unwrap();
@@ -502,7 +485,6 @@ fn queued_steps_are_the_same() {
     let step = Step {
         token: queued.last().copied(),
         sampling,
-        position: b.len() as u64 + 1,
     };
     b.steps_start(&step, 60, &go).unwrap();
     let next = b.step_poll(true).unwrap().unwrap();

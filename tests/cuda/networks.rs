@@ -5,14 +5,16 @@ use crate::common::expected::Expected;
 use crate::common::hamlet;
 use crate::common::reference_llama::{self, mean_divergence};
 use crate::common::tiny::Tiny;
+use crate::common::work::{Driven, Step};
 use crate::gpu::Tests;
 use crate::model::{after_prefixes, gpu, one_by_one, options, runner, same_choice};
 use emberlm::backend::cpu::CpuWeights;
-use emberlm::backend::{KvType, Runner, Step, Weights, Work};
+use emberlm::backend::{KvType, Runner, Weights, Work};
 use emberlm::engine::sampling::Sampling;
 use emberlm::format::ModelFile;
 use emberlm::model::Network;
 use emberlm::quant::TensorType;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 pub fn tests(tests: &mut Tests) {
@@ -34,9 +36,9 @@ pub fn tests(tests: &mut Tests) {
 fn matches(name: &str, network: &Network, tokens: &[u32], gap: f64) {
     let n = network.n_vocab;
     let oracle = reference_llama::logits(network, tokens);
-    let cpu = CpuWeights::load(network, 4, &mut |_| Ok(())).unwrap();
-    let mut cpu = cpu.create_runner(&options(128, KvType::F16)).unwrap();
-    let on_cpu = one_by_one(&mut *cpu, tokens, n);
+    let cpu: Arc<dyn Weights> = CpuWeights::load(network, 4, &mut |_| Ok(())).unwrap();
+    let mut cpu = Driven::new(&cpu, &options(128, KvType::F16)).unwrap();
+    let on_cpu = one_by_one(&mut cpu, tokens, n);
     let on_cpu: Vec<Vec<f64>> = on_cpu
         .iter()
         .map(|row| row.iter().map(|x| f64::from(*x)).collect())
@@ -44,8 +46,8 @@ fn matches(name: &str, network: &Network, tokens: &[u32], gap: f64) {
     let weights = gpu(network);
     let mut gpu = runner(&weights, 128, KvType::F16);
     let ends: Vec<usize> = (1..=tokens.len()).collect();
-    let decoded = one_by_one(&mut *gpu, tokens, n);
-    let prefilled = after_prefixes(&mut *gpu, tokens, &ends, n);
+    let decoded = one_by_one(&mut gpu, tokens, n);
+    let prefilled = after_prefixes(&mut gpu, tokens, &ends, n);
     for (way, logits) in [("decode", &decoded), ("prefill", &prefilled)] {
         for (against, reference) in [("oracle", &oracle), ("CPU", &on_cpu)] {
             let divergence = mean_divergence(reference, logits);
@@ -90,7 +92,7 @@ fn wide() {
 fn ten_thousand_tokens() {
     let network = Network::from_file(&hamlet::q4_k_m()).unwrap();
     let context = crate::gpu::context();
-    let never = AtomicBool::new(false);
+    let never = Arc::new(AtomicBool::new(false));
     let life = || {
         let weights = gpu(&network);
         let mut r = runner(&weights, 2048, KvType::F16);
@@ -103,7 +105,6 @@ fn ten_thousand_tokens() {
                 let step = Step {
                     token,
                     sampling: Sampling::default(),
-                    position: r.len() as u64 + u64::from(token.is_some()),
                 };
                 token = Some(r.step(&step, &never).unwrap());
             }
@@ -122,12 +123,11 @@ fn ten_thousand_tokens() {
 fn profile_is_a_step() {
     let network = Network::from_file(&hamlet::q4_k_m()).unwrap();
     let weights = gpu(&network);
-    let never = AtomicBool::new(false);
+    let never = Arc::new(AtomicBool::new(false));
     let prompt = [5, 6, 7, 8, 9];
     let step = Step {
         token: Some(10),
         sampling: Sampling::default(),
-        position: 6,
     };
     let logits = |r: &mut dyn Runner| {
         let mut out = vec![f32::NAN; network.n_vocab];
@@ -144,7 +144,6 @@ fn profile_is_a_step() {
     assert_eq!(logits(&mut *profiled), logits(&mut *plain));
     let again = Step {
         token: Some(next),
-        position: 7,
         ..step
     };
     assert_eq!(

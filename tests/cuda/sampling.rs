@@ -2,10 +2,11 @@
 //! from the same logits.
 
 use crate::common::hamlet;
+use crate::common::work::{Driven, Step, step_batch_masked};
 use crate::gpu::*;
 use crate::model::{gpu, runner};
 use emberlm::backend::cuda::weights::CudaWeights;
-use emberlm::backend::{KvType, MaskSource, Runner, Step, Weights};
+use emberlm::backend::{KvType, MaskSource};
 use emberlm::engine::sampling::{
     Breakers, Dry, Input, Logprobs, Sampling, Scratch, TokenRules, choose,
 };
@@ -92,7 +93,7 @@ fn mask(position: usize, words: &mut [u32]) {
 
 /// A session that checks each of its choices.
 struct Talk {
-    runner: Box<dyn Runner>,
+    runner: Driven,
     settings: Sampling,
     rules: Option<Arc<TokenRules>>,
     tokens: Vec<u32>,
@@ -104,7 +105,7 @@ struct Talk {
 impl Talk {
     fn new(weights: &Arc<CudaWeights>, n_vocab: usize, i: usize) -> Talk {
         let mut runner = runner(weights, 256, KvType::F16);
-        runner.extend(&PROMPT, &AtomicBool::new(false)).unwrap();
+        runner.extend(&PROMPT, &Arc::default()).unwrap();
         let rules = rules(i, n_vocab);
         runner.set_rules(rules.clone()).unwrap();
         Talk {
@@ -122,7 +123,6 @@ impl Talk {
         Step {
             token: self.pending.then(|| *self.tokens.last().unwrap()),
             sampling: self.settings,
-            position: self.tokens.len() as u64,
         }
     }
 
@@ -154,7 +154,7 @@ impl Talk {
 
 fn single_steps() {
     let (weights, n_vocab) = weights();
-    let go = AtomicBool::new(false);
+    let go = Arc::new(AtomicBool::new(false));
     for i in 0..10 {
         let mut talk = Talk::new(&weights, n_vocab, i);
         for _ in 0..30 {
@@ -209,8 +209,8 @@ fn queued_steps() {
 }
 
 /// Steps all, those of `masked` with a mask, and gives the tokens.
-fn step_all(weights: &CudaWeights, talks: &mut [Talk], masked: &[bool]) -> Vec<u32> {
-    let go = AtomicBool::new(false);
+fn step_all(talks: &mut [Talk], masked: &[bool]) -> Vec<u32> {
+    let go = Arc::new(AtomicBool::new(false));
     let steps: Vec<Step> = talks.iter().map(Talk::step).collect();
     let lengths: Vec<usize> = talks.iter().map(|t| t.tokens.len()).collect();
     let mut sources: Vec<_> = lengths
@@ -227,21 +227,16 @@ fn step_all(weights: &CudaWeights, talks: &mut [Talk], masked: &[bool]) -> Vec<u
         .zip(masked)
         .map(|(source, masked)| masked.then_some(source as &mut MaskSource))
         .collect();
-    let mut runners = Vec::<&mut dyn Runner>::new();
-    for talk in talks {
-        runners.push(&mut *talk.runner);
-    }
+    let mut runners: Vec<_> = talks.iter_mut().map(|t| &mut t.runner).collect();
     let interrupts = vec![&go; steps.len()];
     let mut tokens = vec![0; steps.len()];
-    weights
-        .step_batch_masked(&mut runners, &steps, &mut masks, &interrupts, &mut tokens)
-        .unwrap();
+    step_batch_masked(&mut runners, &steps, &mut masks, &interrupts, &mut tokens).unwrap();
     tokens
 }
 
 fn batched_steps() {
     let (weights, n_vocab) = weights();
-    let go = AtomicBool::new(false);
+    let go = Arc::new(AtomicBool::new(false));
     let mut alone: Vec<Talk> = (0..11).map(|i| Talk::new(&weights, n_vocab, i)).collect();
     for (i, talk) in alone.iter_mut().enumerate() {
         for _ in 0..20 {
@@ -252,7 +247,7 @@ fn batched_steps() {
                     mask(len, words);
                     Ok(())
                 };
-                talk.runner.step_masked(&step, Some(&mut source), &go)
+                talk.runner.step_masked(&step, &mut source, &go)
             } else {
                 talk.runner.step(&step, &go)
             };
@@ -263,7 +258,7 @@ fn batched_steps() {
         let mut talks: Vec<Talk> = (0..11).map(|i| Talk::new(&weights, n_vocab, i)).collect();
         let masked: Vec<bool> = (0..11).map(|i| with_masks && i % 4 == 1).collect();
         for _ in 0..20 {
-            let tokens = step_all(&weights, &mut talks, &masked);
+            let tokens = step_all(&mut talks, &masked);
             for (talk, token) in talks.iter_mut().zip(tokens) {
                 assert_eq!(talk.runner.logprobs().is_some(), talk.settings.logprobs > 0);
                 talk.push(token);
@@ -293,9 +288,7 @@ fn masked_steps() {
             // Started ones and plain ones in between.
             let (token, used) = match n % 3 {
                 0 => (
-                    talk.runner
-                        .step_masked(&step, Some(&mut source), &go)
-                        .unwrap(),
+                    talk.runner.step_masked(&step, &mut source, &go).unwrap(),
                     true,
                 ),
                 1 => {
@@ -315,7 +308,7 @@ fn masked_steps() {
 
 fn masks_that_fail() {
     let (weights, n_vocab) = weights();
-    let go = AtomicBool::new(false);
+    let go = Arc::new(AtomicBool::new(false));
     let mut talk = Talk::new(&weights, n_vocab, 2);
     let mut plain = Talk::new(&weights, n_vocab, 2);
     let token = talk.runner.step(&talk.step(), &go).unwrap();
@@ -330,34 +323,31 @@ fn masks_that_fail() {
     };
     let e = talk
         .runner
-        .step_masked(&step, Some(&mut nothing), &go)
+        .step_masked(&step, &mut nothing, &go)
         .unwrap_err();
     assert_eq!(e.status, Status::InvalidArgument);
     let mut failing = |_: &mut [u32]| Err(Error::new(Status::Interrupted, "stopped"));
     let e = talk
         .runner
-        .step_masked(&step, Some(&mut failing), &go)
+        .step_masked(&step, &mut failing, &go)
         .unwrap_err();
     assert_eq!(e.status, Status::Interrupted);
     let mut panicking = |_: &mut [u32]| -> emberlm::Result<()> { panic!("a bug") };
     let e = talk
         .runner
-        .step_masked(&step, Some(&mut panicking), &go)
+        .step_masked(&step, &mut panicking, &go)
         .unwrap_err();
     assert_eq!(e.status, Status::Internal);
-    let mut steps = [step];
-    steps[0].position = step.position;
     let mut tokens = [0];
-    let e = weights
-        .step_batch_masked(
-            &mut [&mut *talk.runner],
-            &steps,
-            &mut [Some(&mut failing)],
-            &[&go],
-            &mut tokens,
-        )
-        .unwrap_err();
-    assert_eq!(e.status, Status::Interrupted);
+    let e = step_batch_masked(
+        &mut [&mut talk.runner],
+        &[step],
+        &mut [Some(&mut failing)],
+        &[&go],
+        &mut tokens,
+    )
+    .unwrap_err();
+    assert_eq!((e.error.status, e.row), (Status::Interrupted, Some(0)));
     // Nothing has moved.
     assert_eq!(talk.runner.len(), len);
     for _ in 0..5 {

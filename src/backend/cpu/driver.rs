@@ -32,10 +32,8 @@ struct Slot {
     quit: bool,
 }
 
-/// Work in the background.
+/// Work in the background: the tokens that the core has as `started`, and what is wanted of them.
 pub(super) struct Job {
-    /// Appended first.
-    pub tokens: Vec<u32>,
     pub want: Want,
     /// The core has a mask for the choice.
     pub masked: bool,
@@ -169,25 +167,28 @@ impl Mail {
         let Request { job, interrupt } = request;
         let sampling = match job.want {
             Want::Logits => {
-                let result = catch(|| lock(core).extend(&job.tokens, &interrupt));
+                let result = catch(|| with_started(core, |core, t| core.extend(t, &interrupt)));
                 self.post(result.map(|()| Done::Logits));
                 return;
             }
             Want::Choices { sampling, .. } => sampling,
         };
         let count = job.count();
-        let mut tokens = job.tokens;
+        let mut last = None;
         for i in 0..count {
             let masked = job.masked && i == 0;
             let result = if i > 0 && interrupt.load(Ordering::Relaxed) {
                 interrupted(i, count)
             } else {
-                catch(|| lock(core).step(&tokens, &sampling, &interrupt, |_| Ok(masked)))
+                let step = |core: &mut Core, tokens: &[u32]| {
+                    core.step(tokens, &sampling, &interrupt, |_| Ok(masked))
+                };
+                catch(|| match last {
+                    None => with_started(core, step),
+                    Some(token) => step(&mut lock(core), &[token]),
+                })
             };
-            if let Ok(chosen) = &result {
-                tokens.clear();
-                tokens.push(chosen.token);
-            }
+            last = result.as_ref().ok().map(|chosen| chosen.token);
             let failed = result.is_err();
             self.post(result.map(Done::Token));
             if failed {
@@ -203,6 +204,15 @@ impl Mail {
         drop(slot);
         self.changed.notify_all();
     }
+}
+
+/// Does something with the tokens of started work.
+fn with_started<T>(core: &Mutex<Core>, f: impl FnOnce(&mut Core, &[u32]) -> T) -> T {
+    let mut core = lock(core);
+    let tokens = std::mem::take(&mut core.started);
+    let result = f(&mut core, &tokens);
+    core.started = tokens;
+    result
 }
 
 fn interrupted<T>(done: usize, count: usize) -> Result<T> {

@@ -60,6 +60,8 @@ pub(super) struct Core {
     /// The tokens that the next choice may take, a bit each, if it is masked.
     mask: Vec<u32>,
     scratch: Scratch,
+    /// Tokens of started work. Kept for its capacity.
+    pub started: Vec<u32>,
     /// Positions evaluated by now, for other threads.
     progress: Arc<AtomicUsize>,
 }
@@ -296,6 +298,7 @@ impl CpuRunner {
             rules: None,
             mask,
             scratch,
+            started: Vec::new(),
             progress: progress.clone(),
         };
         Ok(CpuRunner {
@@ -313,11 +316,16 @@ impl CpuRunner {
         std::ptr::eq(&*self.weights, weights)
     }
 
-    /// The core, if nothing is under way.
-    pub(super) fn idle_core(&self) -> Result<MutexGuard<'_, Core>> {
+    fn check_idle(&self) -> Result<()> {
         if self.driver.as_ref().is_some_and(Driver::is_busy) || !self.ready.is_empty() {
             fail!(DecodePending, "started work was not collected");
         }
+        Ok(())
+    }
+
+    /// The core, if nothing is under way.
+    pub(super) fn idle_core(&self) -> Result<MutexGuard<'_, Core>> {
+        self.check_idle()?;
         Ok(lock(&self.core))
     }
 
@@ -332,11 +340,13 @@ impl CpuRunner {
         let tokens = row.tokens;
         core.check(tokens)?;
         let masked = core.prepare_mask(row.mask.take())?;
+        core.started.clear();
+        if core.started.try_reserve(tokens.len()).is_err() {
+            fail!(OutOfMemory, "room for {} started tokens", tokens.len());
+        }
+        core.started.extend_from_slice(tokens);
         drop(core);
-        let mut copy = try_vec(tokens.len(), 0u32, "tokens of started work")?;
-        copy.copy_from_slice(tokens);
         let job = Job {
-            tokens: copy,
             want: row.want,
             masked,
         };
@@ -349,7 +359,8 @@ impl CpuRunner {
 
     /// Does the work of a row in this thread.
     fn run(&mut self, row: &mut RowWork<'_>) -> Result<()> {
-        let mut core = self.idle_core()?;
+        self.check_idle()?;
+        let mut core = lock(&self.core);
         let (count, sampling) = match row.want {
             Want::Logits => {
                 core.extend(row.tokens, row.interrupt)?;
@@ -364,7 +375,9 @@ impl CpuRunner {
             core.prepare_mask(mask.take())
         })?;
         let mut last = first.token;
-        let mut all = VecDeque::from([Ok(Done::Token(first))]);
+        // It is empty, but has its capacity.
+        let mut all = std::mem::take(&mut self.ready);
+        all.push_back(Ok(Done::Token(first)));
         for _ in 1..count {
             let next = core.step(&[last], &sampling, row.interrupt, |_| Ok(false));
             let failed = next.is_err();
