@@ -5,6 +5,7 @@
 //! nobody's tokens depend on who else is there.
 
 use super::driver::{Buffer, Graph, Stream};
+use super::evaluation::Evaluation;
 use super::kv::KvPlan;
 use super::runner::{CudaRunner, EVALUATE};
 use super::sampling::Stages;
@@ -133,20 +134,17 @@ impl Batch {
         let at = match self.graphs.iter().position(same) {
             Some(at) => at,
             None => {
+                let eval = Evaluation {
+                    kernels: weights.kernels(),
+                    plan: weights.plan(),
+                    kv: &self.kv,
+                    stream: &self.stream,
+                    sessions: self.table.address(),
+                };
                 let graph = self.stream.capture(|| {
                     // SAFETY: the graph lives beside the memory that it names; the sessions of the
                     // table are borrowed until their results are there.
-                    unsafe {
-                        self.buffers.enqueue(
-                            weights.kernels(),
-                            weights.plan(),
-                            &self.kv,
-                            &self.stream,
-                            self.table.address(),
-                            n as u32,
-                            ending,
-                        )
-                    }
+                    unsafe { self.buffers.enqueue(&eval, n as u32, ending) }
                 })?;
                 self.graphs.push((n, ending, graph));
                 self.graphs.len() - 1

@@ -4,6 +4,7 @@ mod steps;
 
 use super::args;
 use super::driver::{Buffer, Graph, Pinned, Range, Stream};
+use super::evaluation::Evaluation;
 use super::kv::KvPlan;
 use super::prefill::CHUNK;
 use super::sampling::{SamplingState, Stages};
@@ -148,21 +149,24 @@ impl CudaRunner {
         Ok(runner)
     }
 
+    /// What evaluates tokens of this session, on `stream`.
+    fn evaluation<'a>(&'a self, stream: &'a Stream) -> Evaluation<'a> {
+        Evaluation {
+            kernels: self.weights.kernels(),
+            plan: self.weights.plan(),
+            kv: &self.kv,
+            stream,
+            sessions: self.table.address(),
+        }
+    }
+
     fn capture(&self, kind: Ending) -> Result<Graph> {
-        let w = &self.weights;
         self.stream.capture(|| {
             // SAFETY: the graph lives in this structure beside all memory that it names but the
             // weights, which it holds an `Arc` of. The cache is grown before each launch.
             unsafe {
-                self.buffers.enqueue(
-                    w.kernels(),
-                    w.plan(),
-                    &self.kv,
-                    &self.stream,
-                    self.table.address(),
-                    1,
-                    kind,
-                )
+                self.buffers
+                    .enqueue(&self.evaluation(&self.stream), 1, kind)
             }
         })
     }
@@ -280,17 +284,7 @@ impl CudaRunner {
                 self.written = self.written.max(at + chunk.len());
                 result = self.set_position(&stream, at).and_then(|()| {
                     // SAFETY: the cache is grown; the workspace is locked until the stream is idle.
-                    unsafe {
-                        workspace.enqueue(
-                            weights.kernels(),
-                            weights.plan(),
-                            &self.kv,
-                            &self.stream,
-                            self.table.address(),
-                            chunk,
-                            interrupt,
-                        )
-                    }
+                    unsafe { workspace.enqueue(&self.evaluation(&self.stream), chunk, interrupt) }
                 });
                 // One chunk at a time, so that an interrupt is noticed soon.
                 result = result.and(self.stream.synchronize());
@@ -451,18 +445,10 @@ impl Runner for CudaRunner {
         let stages = self.prepare(&stream, step, 1, false, interrupt)?;
         stream.synchronize()?;
         let timeline = Timeline::start(&stream, self.len + 1)?;
-        let w = &self.weights;
         // SAFETY: as in `capture`; the results are awaited below.
         let enqueued = unsafe {
-            self.buffers.enqueue_profiled(
-                w.kernels(),
-                w.plan(),
-                &self.kv,
-                &stream,
-                self.table.address(),
-                stages,
-                &timeline,
-            )
+            self.buffers
+                .enqueue_profiled(&self.evaluation(&stream), stages, &timeline)
         };
         if let Err(e) = enqueued {
             // Some of the kernels may have run.
