@@ -85,6 +85,13 @@ impl From<Error> for RowError {
     }
 }
 
+/// Ends the work of rows of which some were submitted and another has failed.
+pub fn discard(rows: &mut [Row<'_>]) {
+    for row in rows {
+        while let Ok(Some(_)) = row.runner.poll(true) {}
+    }
+}
+
 impl Row<'_> {
     /// Whether it is one step of a decode: at most one token to append, one to choose.
     pub fn is_step(&self) -> bool {

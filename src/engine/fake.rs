@@ -2,6 +2,7 @@
 //! in `Knobs` make it slow, or fail.
 
 use super::sampling::{Input, Logprobs, Sampling, Scratch, TokenRules, choose, philox4x32};
+use crate::backend::row::discard;
 use crate::backend::{
     KvType, Mark, Outcome, Profile, Row, RowError, RowResult, Runner, RunnerOptions, StateInfo,
     StateSink, StateSource, Want, Weights, When, Work, fill_mask,
@@ -62,29 +63,6 @@ impl Weights for FakeWeights {
         }))
     }
 
-    fn kv_layers(&self) -> &[KvShape] {
-        &[]
-    }
-
-    fn takes_kv_type(&self, _: KvType) -> bool {
-        true
-    }
-
-    fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
-        for (i, row) in rows.iter_mut().enumerate() {
-            row.check().map_err(|e| RowError::of(i, e))?;
-            let (tokens, want, interrupt) = (row.tokens, row.want, row.interrupt);
-            let mask = row.mask.take().map(masked).transpose();
-            let mask = mask.map_err(|e| RowError::of(i, e))?;
-            let runner = row.runner.as_any().and_then(|r| r.downcast_mut());
-            let runner: &mut FakeRunner = runner.expect("one of ours");
-            assert!(runner.started.is_none() && runner.ready.is_empty());
-            let submitted = runner.submit(tokens, want, mask, interrupt, when);
-            submitted.map_err(|e| RowError::of(i, e))?;
-        }
-        Ok(())
-    }
-
     fn resident_bytes(&self) -> u64 {
         0
     }
@@ -96,6 +74,33 @@ impl Weights for FakeWeights {
             KvType::Q8_0 => 1,
         }
     }
+
+    fn kv_layers(&self) -> &[KvShape] {
+        &[]
+    }
+
+    fn takes_kv_type(&self, _: KvType) -> bool {
+        true
+    }
+
+    fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
+        submit_all(rows, when).inspect_err(|_| discard(rows))
+    }
+}
+
+fn submit_all(rows: &mut [Row<'_>], when: When) -> RowResult<()> {
+    for (i, row) in rows.iter_mut().enumerate() {
+        row.check().map_err(|e| RowError::of(i, e))?;
+        let (tokens, want, interrupt) = (row.tokens, row.want, row.interrupt);
+        let mask = row.mask.take().map(masked).transpose();
+        let mask = mask.map_err(|e| RowError::of(i, e))?;
+        let runner = row.runner.as_any().and_then(|r| r.downcast_mut());
+        let runner: &mut FakeRunner = runner.expect("one of ours");
+        assert!(runner.started.is_none() && runner.ready.is_empty());
+        let submitted = runner.submit(tokens, want, mask, interrupt, when);
+        submitted.map_err(|e| RowError::of(i, e))?;
+    }
+    Ok(())
 }
 
 #[derive(Clone)]
@@ -264,6 +269,9 @@ impl Runner for FakeRunner {
     fn poll(&mut self, wait: bool) -> Result<Option<Outcome>> {
         if let Some(outcome) = self.ready.pop_front() {
             return Ok(Some(outcome));
+        }
+        if self.started.is_none() {
+            fail!(NothingPending, "no work was started");
         }
         match self.started.take() {
             Some(thread) if wait || thread.is_finished() => {

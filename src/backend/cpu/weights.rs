@@ -11,6 +11,7 @@ use super::matmul::{Activations, Encodings, Isa, Matrix, Scratch};
 use super::pool::Pool;
 use super::runner::CpuRunner;
 use super::turn::Turns;
+use crate::backend::row::discard;
 use crate::backend::{KvType, Row, RowResult, Runner, RunnerOptions, Weights, When};
 use crate::error::{Result, fail, try_vec};
 use crate::model::{Block, FeedForward, KvShape, Mixer, MixerState, Network, Rope};
@@ -295,6 +296,6 @@ impl Weights for CpuWeights {
     }
 
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
-        submit(self, rows, when)
+        submit(self, rows, when).inspect_err(|_| discard(rows))
     }
 }

@@ -5,6 +5,7 @@
 //! nobody's tokens depend on who else is there.
 
 use super::driver::{Buffer, Graph, Stream};
+use super::evaluation::Evaluation;
 use super::runner::core::{Core, EVALUATE};
 use super::runner::{Chosen, Prepared};
 use super::sampling::Stages;
@@ -164,20 +165,18 @@ impl Batch {
         let at = match self.graphs.iter().position(same) {
             Some(at) => at,
             None => {
+                let eval = Evaluation {
+                    kernels: weights.kernels(),
+                    plan: weights.plan(),
+                    kv: &self.kv,
+                    stream: &self.stream,
+                    sessions: self.table.address(),
+                };
                 let graph = self.stream.capture(|| {
-                    // SAFETY: the graph lives beside the memory that it names; the sessions of the
-                    // table are borrowed until their results are there.
-                    unsafe {
-                        self.buffers.enqueue(
-                            weights.kernels(),
-                            weights.plan(),
-                            &self.kv,
-                            &self.stream,
-                            self.table.address(),
-                            n as u32,
-                            ending,
-                        )
-                    }
+                    // SAFETY: *weights*: they outlive the batch, which is theirs. *sessions*: those of
+                    // the table are borrowed until their results are there, and prepared. *workspace*:
+                    // the graph lives beside it, and steps of a batch follow each other on its stream.
+                    unsafe { self.buffers.enqueue(&eval, n as u32, ending) }
                 })?;
                 self.graphs.push((n, ending, graph));
                 self.graphs.len() - 1

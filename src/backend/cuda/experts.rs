@@ -2,12 +2,12 @@
 
 mod places;
 
-pub use places::ExpertPlaces;
+pub use places::{Choice, ChunkExperts, Sorted, StepExperts};
 
 use super::args;
 use super::driver::Stream;
 use super::kernels::Kernels;
-use super::matrix::{Inputs, Matrix, MatrixSegment, tiled_bytes};
+use super::matrix::{Inputs, Matrix, tiled_bytes};
 use super::plan::{Jobs, MlpPlan, activation};
 use crate::error::{Result, fail};
 use crate::model::{Experts, Scoring};
@@ -229,7 +229,7 @@ impl Kernels {
         for (part, s) in args.parts.iter_mut().zip(&router.segments) {
             *part = args::RouterPart {
                 matrix: s.address,
-                bias: bias_of(router, s),
+                bias: router.segment_bias(s),
                 ty: args::type_number(s.ty),
                 rows: s.rows,
             };
@@ -255,7 +255,7 @@ impl Kernels {
             let at = u64::from(s.out_offset) * 4;
             let args = args::Score {
                 matrix: s.address,
-                bias: bias_of(router, s),
+                bias: router.segment_bias(s),
                 x,
                 out: out + at,
                 ty: args::type_number(s.ty),
@@ -416,29 +416,27 @@ impl Kernels {
     }
 }
 
-/// The arguments that sort pairs and deal tiles out.
-pub fn sort_args(e: &ExpertsPlan, at: &ExpertPlaces, pairs: u32) -> args::Sort {
+/// The arguments that sort pairs, but for those that deal tiles out to them.
+pub fn sort_args(e: &ExpertsPlan, choice: &Choice, sorted: &Sorted, pairs: u32) -> args::Sort {
     args::Sort {
-        chosen: at.chosen,
-        starts: at.starts,
-        slots: at.slots,
-        pairs: at.pairs,
-        tiles: at.tiles,
-        tile_experts: at.tile_experts,
+        chosen: choice.chosen,
+        starts: sorted.starts,
+        slots: sorted.slots,
+        pairs: sorted.pairs,
         n_pairs: pairs,
         n_experts: e.n_experts,
         tile_rows: TILE_ROWS,
-        padding: 0,
+        ..Default::default()
     }
 }
 
-/// The arguments that choose experts by the scores at `at`.
-pub fn route_args(e: &ExpertsPlan, at: &ExpertPlaces) -> args::Route {
+/// The arguments that choose experts by their scores.
+pub fn route_args(e: &ExpertsPlan, choice: &Choice) -> args::Route {
     args::Route {
-        scores: at.scores,
+        scores: choice.scores,
         selection_bias: e.selection_bias,
-        chosen: at.chosen,
-        weights: at.weights,
+        chosen: choice.chosen,
+        weights: choice.weights,
         score_stride: e.router.rows,
         n_experts: e.n_experts,
         n_used: e.n_used,
@@ -461,14 +459,6 @@ fn own_input_bytes(ty: TensorType, groups: u32) -> usize {
         _ => 36,
     };
     (groups as usize * group).next_multiple_of(128)
-}
-
-/// The address of the bias of some rows; 0 if there is none.
-fn bias_of(matrix: &Matrix, segment: &MatrixSegment) -> u64 {
-    match matrix.bias {
-        0 => 0,
-        bias => bias + u64::from(segment.out_offset) * 4,
-    }
 }
 
 /// The kernel file of a type's products.

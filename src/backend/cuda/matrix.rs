@@ -1,5 +1,6 @@
 //! Matrices on the device: records of repacked weights (`kernels/blocks.cuh` has the layout).
 
+use super::arena::Arena;
 use super::args::{self, type_number};
 use crate::quant::TensorType;
 
@@ -74,10 +75,12 @@ impl Matrix {
         }
     }
 
-    /// Whether a product needs its input as int8, and as f32.
-    pub fn needs(&self) -> (bool, bool) {
-        let floats = self.segments.iter().filter(|s| is_float(s.ty)).count();
-        (floats < self.segments.len(), floats > 0)
+    /// The forms in which a product reads its input.
+    pub fn forms(&self) -> Forms {
+        Forms {
+            q8: self.segments.iter().any(|s| !is_float(s.ty)),
+            f32: self.segments.iter().any(|s| is_float(s.ty)),
+        }
     }
 
     /// Segments that one kernel can do together, all of one type or the one pair it knows, with what it
@@ -99,6 +102,15 @@ impl Matrix {
     }
 }
 
+/// Forms of a product's input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forms {
+    /// int8 with a scale per group.
+    pub q8: bool,
+    /// f32.
+    pub f32: bool,
+}
+
 /// Addresses of a product's input rows, in the forms that were written.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Inputs {
@@ -108,6 +120,27 @@ pub struct Inputs {
     pub q8_scale: u64,
     /// f32, `[rows][groups * 32]`.
     pub f32: u64,
+}
+
+impl Inputs {
+    /// Room for rows that have so many groups together, in every form.
+    pub fn place(arena: &mut Arena, groups: u64) -> Inputs {
+        Inputs {
+            q8: arena.array::<i8>(groups * 32),
+            q8_scale: arena.array::<f32>(groups),
+            f32: arena.array::<f32>(groups * 32),
+        }
+    }
+
+    /// Of these the forms that are wanted, and 0 for the others.
+    pub fn only(self, wanted: Forms) -> Inputs {
+        let or_none = |address, wanted| if wanted { address } else { 0 };
+        Inputs {
+            q8: or_none(self.q8, wanted.q8),
+            q8_scale: or_none(self.q8_scale, wanted.q8),
+            f32: or_none(self.f32, wanted.f32),
+        }
+    }
 }
 
 /// Bytes of `rows` rows of `groups` groups in f16 as the products of many rows read them: tiles of

@@ -1,15 +1,18 @@
 //! The CUDA backend: everything of a step runs on an NVIDIA GPU, through the driver alone.
 
+pub mod arena;
 pub mod args;
 pub mod attention;
 pub mod batch;
 mod device;
 pub mod driver;
+pub mod evaluation;
 pub mod experts;
 mod gate;
 pub mod kernels;
 pub mod matrix;
 mod matvec_batch;
+pub mod mixer;
 pub mod plan;
 pub mod prefill;
 mod product;
@@ -19,6 +22,7 @@ pub mod sampling;
 pub mod state;
 pub mod step;
 mod upload;
+mod walk;
 pub mod weights;
 
 pub use device::{BACKEND, CudaBackend};

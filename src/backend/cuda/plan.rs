@@ -3,18 +3,17 @@
 #![expect(missing_docs, reason = "fields are named as those of the network")]
 
 use super::args;
-use super::attention::MAX_HEAD_DIM;
 use super::experts::ExpertsPlan;
 use super::matrix::{self, Matrix, MatrixSegment};
+use super::mixer::{AttentionPlan, MixerPlan};
 use super::state::KvPlan;
 use crate::backend::KvType;
 use crate::error::{Result, fail};
 use crate::format::Tensor;
 use crate::model::{
-    Activation, Attention, Block, FeedForward, KvShape, Linear, Mixer, MixerState, Mlp, Network,
-    Norm, NormKind, Rope, RopePairing,
+    Activation, Block, FeedForward, KvShape, Linear, Mlp, Network, Norm, NormKind, Rope,
+    RopePairing,
 };
-use std::f32::consts::LOG2_E;
 
 /// Where things begin in the allocation, in bytes. 16-byte loads and bulk copies need 16; whole
 /// lines are kinder to the cache.
@@ -24,9 +23,9 @@ const ALIGNMENT: u64 = 256;
 #[derive(Clone, Debug)]
 pub struct LayerPlan {
     pub mixer_norm: Option<args::Norm>,
-    pub attention: AttentionPlan,
+    pub mixer: MixerPlan,
     pub mixer_post_norm: Option<args::Norm>,
-    /// In a parallel block without one of its own, that of attention.
+    /// In a parallel block without one of its own, that of the mixer.
     pub feed_forward_norm: Option<args::Norm>,
     pub feed_forward: FeedForwardPlan,
     pub feed_forward_post_norm: Option<args::Norm>,
@@ -34,26 +33,7 @@ pub struct LayerPlan {
     pub residual_scale: f32,
 }
 
-/// Attention of a layer on the device.
-#[derive(Clone, Debug)]
-pub struct AttentionPlan {
-    /// Queries, keys, values.
-    pub qkv: Matrix,
-    pub n_heads: u32,
-    pub n_kv_heads: u32,
-    pub head_dim: u32,
-    /// Norms of queries and keys over each head; weight 0: none.
-    pub head_norms: [args::Norm; 2],
-    /// Norms of queries and keys over all heads; weight 0: none.
-    pub row_norms: [args::Norm; 2],
-    pub rotation: args::Rotation,
-    pub scores: args::Scores,
-    /// What it keeps.
-    pub kv: KvShape,
-    pub output: Matrix,
-}
-
-/// The part of a layer after attention.
+/// The part of a layer after the mixer.
 #[derive(Clone, Debug)]
 pub enum FeedForwardPlan {
     /// One for all tokens.
@@ -137,7 +117,7 @@ impl Jobs {
         }
     }
 
-    fn norm(&mut self, norm: &Norm) -> Result<args::Norm> {
+    pub(super) fn norm(&mut self, norm: &Norm) -> Result<args::Norm> {
         Ok(args::Norm {
             weight: self.tensor(Some(&norm.weight))?,
             bias: self.tensor(norm.bias.as_ref())?,
@@ -150,7 +130,7 @@ impl Jobs {
         norm.as_ref().map(|norm| self.norm(norm)).transpose()
     }
 
-    fn rotation(&mut self, rope: Option<&Rope>) -> args::Rotation {
+    pub(super) fn rotation(&mut self, rope: Option<&Rope>) -> args::Rotation {
         let Some(rope) = rope else {
             return args::Rotation::default();
         };
@@ -165,43 +145,6 @@ impl Jobs {
         }
     }
 
-    fn attention(&mut self, a: &Attention, kv: KvShape) -> Result<AttentionPlan> {
-        let mut head_norms = [args::Norm::default(); 2];
-        let mut row_norms = head_norms;
-        for (i, norm) in [&a.q_norm, &a.k_norm].into_iter().enumerate() {
-            if let Some(norm) = norm {
-                let of_a_head = norm.weight.row_len() == a.head_dim;
-                let to = if of_a_head {
-                    &mut head_norms
-                } else {
-                    &mut row_norms
-                };
-                to[i] = self.norm(norm)?;
-            }
-        }
-        // The kernels' softmax works in powers of two.
-        let (scale, cap) = match a.score_cap {
-            Some(cap) => (a.scale / cap, cap * LOG2_E),
-            None => (a.scale * LOG2_E, 0.0),
-        };
-        Ok(AttentionPlan {
-            qkv: self.fuse(&[&a.q, &a.k, &a.v])?,
-            n_heads: a.n_heads as u32,
-            n_kv_heads: a.n_kv_heads as u32,
-            head_dim: a.head_dim as u32,
-            head_norms,
-            row_norms,
-            rotation: self.rotation(a.rope.as_ref()),
-            scores: args::Scores {
-                sinks: self.tensor(a.sinks.as_ref())?,
-                scale,
-                cap,
-            },
-            kv,
-            output: self.fuse(&[&a.output])?,
-        })
-    }
-
     /// A dense feed-forward part.
     pub fn mlp(&mut self, mlp: &Mlp) -> Result<MlpPlan> {
         let parts: Vec<&Linear> = mlp.gate.iter().chain([&mlp.up]).collect();
@@ -214,8 +157,8 @@ impl Jobs {
         })
     }
 
-    fn layer(&mut self, block: &Block, context_length: usize) -> Result<LayerPlan> {
-        let MixerState::Kv(kv) = block.mixer.state(context_length);
+    fn layer(&mut self, index: usize, block: &Block, context_length: usize) -> Result<LayerPlan> {
+        let state = block.mixer.state(context_length);
         let mixer_norm = self.find_norm(&block.mixer_norm)?;
         let feed_forward_norm = match &block.feed_forward_norm {
             None if block.parallel => mixer_norm,
@@ -223,9 +166,7 @@ impl Jobs {
         };
         Ok(LayerPlan {
             mixer_norm,
-            attention: match &block.mixer {
-                Mixer::Attention(attention) => self.attention(attention, kv)?,
-            },
+            mixer: self.mixer(index, &block.mixer, state)?,
             mixer_post_norm: self.find_norm(&block.mixer_post_norm)?,
             feed_forward_norm,
             feed_forward: match &block.feed_forward {
@@ -304,22 +245,6 @@ fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
     }
 }
 
-impl AttentionPlan {
-    /// The norms of whole rows of queries and keys at `x`, if there are any.
-    pub fn row_norms(&self, x: u64, stride: u32) -> Option<args::NormParts> {
-        let len = [self.n_heads, self.n_kv_heads].map(|n| n * self.head_dim);
-        let is_there = self.row_norms.map(|n| n.weight != 0);
-        is_there.contains(&true).then(|| args::NormParts {
-            x,
-            norms: self.row_norms,
-            first: [0, len[0]],
-            len: [0, 1].map(|i| if is_there[i] { len[i] } else { 0 }),
-            stride,
-            padding: 0,
-        })
-    }
-}
-
 impl MlpPlan {
     /// How the input of `down` comes from the output of `up`.
     pub fn source(&self) -> args::Source {
@@ -365,15 +290,7 @@ impl Plan {
         };
         let mut layers = Vec::new();
         for (i, block) in network.blocks.iter().enumerate() {
-            let MixerState::Kv(KvShape { head_dim, .. }) =
-                block.mixer.state(network.context_length);
-            if head_dim > MAX_HEAD_DIM {
-                fail!(
-                    Unsupported,
-                    "layer {i}: heads of {head_dim} elements; the GPU's attention takes {MAX_HEAD_DIM}"
-                );
-            }
-            layers.push(jobs.layer(block, network.context_length)?);
+            layers.push(jobs.layer(i, block, network.context_length)?);
         }
         let final_norm = jobs.norm(&network.final_norm)?;
         let head =
@@ -401,7 +318,7 @@ impl Plan {
     /// Every matrix of the layers but those of experts.
     pub fn layer_matrices(&self) -> impl Iterator<Item = &Matrix> {
         self.layers.iter().flat_map(|l| {
-            let mut matrices = vec![&l.attention.qkv, &l.attention.output];
+            let mut matrices: Vec<&Matrix> = l.mixer.matrices().collect();
             match &l.feed_forward {
                 FeedForwardPlan::Dense(mlp) => matrices.extend([&mlp.up, &mlp.down]),
                 FeedForwardPlan::Experts(experts) => matrices.extend(experts.common_matrices()),
@@ -432,20 +349,24 @@ impl Plan {
         self.layer_matrices().map(|m| m.rows).max().unwrap_or(1)
     }
 
-    /// Most of a number that attention has of its own in each layer.
-    pub fn most(&self, number: impl Fn(&AttentionPlan) -> u32) -> u32 {
-        let numbers = self.layers.iter().map(|l| number(&l.attention));
-        numbers.max().unwrap_or(1)
+    /// The layers' attentions.
+    pub fn attention(&self) -> impl Iterator<Item = &AttentionPlan> {
+        self.layers.iter().filter_map(|l| l.mixer.as_attention())
     }
 
-    /// Whether a layer's attention and feed-forward read the same residual stream.
+    /// Most of a number that attention has of its own in each layer.
+    pub fn most(&self, number: impl Fn(&AttentionPlan) -> u32) -> u32 {
+        self.attention().map(number).max().unwrap_or(1)
+    }
+
+    /// Whether a layer's mixer and feed-forward part read the same residual stream.
     pub fn is_parallel(&self) -> bool {
         self.layers.iter().any(|l| l.parallel)
     }
 
     /// The KV caches with elements of this type.
     pub fn kv(&self, kv_type: KvType) -> Result<KvPlan> {
-        let layers: Vec<KvShape> = self.layers.iter().map(|l| l.attention.kv).collect();
+        let layers: Vec<KvShape> = self.layers.iter().map(|l| l.mixer.kv()).collect();
         KvPlan::new(&layers, kv_type)
     }
 

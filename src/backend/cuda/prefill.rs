@@ -5,446 +5,277 @@
 //! the model and serves one prefill at a time.
 
 mod experts;
+mod products;
 
+use super::arena::{Arena, Placed};
 use super::args;
-use super::driver::{Buffer, Context, Stream};
-use super::experts::{ExpertPlaces, ExpertsPlan};
-use super::kernels::Kernels;
+use super::driver::{Buffer, Context};
+use super::evaluation::Evaluation;
+use super::experts::{ChunkExperts, ExpertsPlan};
 use super::matrix::{Matrix, tiled_bytes};
-use super::plan::{AttentionPlan, FeedForwardPlan, LayerPlan, MlpPlan, Plan};
-use super::state::{KvPlan, RING_CHUNK};
-use super::step::Arena;
-use crate::error::Result;
+use super::mixer::{AttentionPlan, ChunkAttention};
+use super::plan::{MlpPlan, Plan};
+use super::walk::{Addition, AllRows, ExpertSum, MlpInput, Operations, Rows, Span, walk};
+use crate::error::{Result, fail};
+use std::cell::RefCell;
 use std::sync::Arc;
 
 /// Most positions evaluated at a time.
 pub const CHUNK: usize = 2048;
 
-/// Memory of a prefill.
-pub struct PrefillBuffers {
-    _memory: Buffer,
-    at: Places,
-    h_stride: u32,
-    wide_stride: u32,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Places {
+/// What a chunk has in its memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChunkPlaces {
+    /// u32, `[rows]`.
     tokens: u64,
-    h: u64,
-    branch: u64,
+    pub rows: AllRows,
+    /// The input of a product: f16, tiled, and f32 `[rows]`.
     x: u64,
     x_scale: u64,
-    /// Of each row of a feed-forward part's inner values.
+    /// f32, `[rows]`: of each row of a feed-forward part's inner values.
     largest: u64,
-    wide: u64,
-    q: u64,
-    attended: u64,
+    pub attention: ChunkAttention,
+    /// f16, tiled: the matrix of a product, or that of some experts.
     weights: u64,
-    experts: ExpertPlaces,
+    experts: ChunkExperts,
 }
 
-fn places(plan: &Plan) -> (Places, u64) {
-    let mut arena = Arena::default();
-    let rows = CHUNK as u64;
-    let heads = u64::from(plan.most(|a| a.n_heads * a.head_dim));
-    let h = rows * u64::from(plan.embedding.groups) * 128;
-    let weights = plan
-        .layer_matrices()
-        .map(|m| tiled_bytes(m.rows, m.groups))
-        .chain(plan.experts().map(ExpertsPlan::unpacked_bytes))
-        .max();
-    let places = Places {
-        tokens: arena.take(rows * 4),
-        h: arena.take(h),
-        branch: arena.take(if plan.is_parallel() { h } else { 0 }),
-        x: arena.take(tiled_bytes(CHUNK as u32, plan.widest_input())),
-        x_scale: arena.take(rows * 4),
-        largest: arena.take(rows * 4),
-        wide: arena.take(rows * u64::from(plan.widest_row()) * 4),
-        q: arena.take(rows * heads * 2),
-        attended: arena.take(rows * heads * 4),
-        weights: arena.take(weights.unwrap_or(0)),
-        experts: ExpertPlaces::chunk(&mut arena, plan, CHUNK as u32),
-    };
-    (places, arena.bytes())
+impl ChunkPlaces {
+    fn place(arena: &mut Arena, plan: &Plan) -> ChunkPlaces {
+        let n = CHUNK as u64;
+        let (h_stride, wide_stride) = (plan.embedding.groups * 32, plan.widest_row());
+        let h = n * u64::from(h_stride);
+        let weights = plan
+            .layer_matrices()
+            .map(|m| tiled_bytes(m.rows, m.groups))
+            .chain(plan.experts().map(ExpertsPlan::unpacked_bytes))
+            .max();
+        let tokens = arena.array::<u32>(n);
+        let residual = arena.array::<f32>(h);
+        let branch = arena.array::<f32>(if plan.is_parallel() { h } else { 0 });
+        let x = arena.take(tiled_bytes(CHUNK as u32, plan.widest_input()));
+        let x_scale = arena.array::<f32>(n);
+        let largest = arena.array::<f32>(n);
+        let wide = arena.array::<f32>(n * u64::from(wide_stride));
+        let attention = ChunkAttention::place(arena, plan, CHUNK as u32);
+        let weights = arena.take(weights.unwrap_or(0));
+        let experts = ChunkExperts::place(arena, plan, CHUNK as u32);
+        let span = |address, stride| Span { address, stride };
+        ChunkPlaces {
+            tokens,
+            rows: AllRows {
+                residual: span(residual, h_stride),
+                branch: span(branch, h_stride),
+                wide: span(wide, wide_stride),
+                shared_expert: span(experts.shared, plan.hidden),
+            },
+            x,
+            x_scale,
+            largest,
+            attention,
+            weights,
+            experts,
+        }
+    }
+}
+
+/// Memory of a prefill.
+pub struct PrefillBuffers {
+    memory: Placed<Buffer, ChunkPlaces>,
+}
+
+/// A chunk whose first layers are enqueued. What it has evaluated so far is in the memory of the
+/// [`PrefillBuffers`] that it was begun with, which serve no other chunk meanwhile.
+#[derive(Debug)]
+pub struct Chunk {
+    rows: u32,
+    /// The layer that comes next.
+    next: usize,
+    n_layers: usize,
+}
+
+impl Chunk {
+    /// Layers that are still to be enqueued.
+    pub fn layers_left(&self) -> usize {
+        self.n_layers - self.next
+    }
 }
 
 impl PrefillBuffers {
     /// Bytes that a prefill of this network works in.
     pub fn bytes(plan: &Plan) -> u64 {
-        places(plan).1
+        Arena::count(|arena| ChunkPlaces::place(arena, plan))
     }
 
     /// Memory for prefills.
     pub fn new(context: &Arc<Context>, plan: &Plan) -> Result<PrefillBuffers> {
-        let (mut at, bytes) = places(plan);
-        let memory = Buffer::new(context, bytes as usize, "memory of the prefill")?;
-        let base = memory.address();
-        for place in [
-            &mut at.tokens,
-            &mut at.h,
-            &mut at.branch,
-            &mut at.x,
-            &mut at.x_scale,
-            &mut at.largest,
-            &mut at.wide,
-            &mut at.q,
-            &mut at.attended,
-            &mut at.weights,
-        ] {
-            *place += base;
-        }
-        at.experts.place(base);
-        Ok(PrefillBuffers {
-            _memory: memory,
-            at,
-            h_stride: plan.embedding.groups * 32,
-            wide_stride: plan.widest_row(),
-        })
+        let memory = Placed::new(
+            |arena| ChunkPlaces::place(arena, plan),
+            |bytes| Buffer::new(context, bytes, "memory of the prefill"),
+        )?;
+        Ok(PrefillBuffers { memory })
     }
 
-    /// Enqueues the evaluation of `tokens` (at most [`CHUNK`]) from the session's position on. The
-    /// position on the device stays as it is. `pause` is called between pieces, and its error ends
-    /// the evaluation.
+    /// Enqueues the evaluation of `tokens`, at most [`CHUNK`] and at least one, from the position of
+    /// the first session of the table on. The position on the device stays as it is. `pause` is called
+    /// between pieces of the work, and its error ends the evaluation.
     ///
     /// # Safety
-    /// The session (whose address is at `sessions`), its cache up to the new positions, the plan's
-    /// memory and this memory must be valid until the work is done, and nothing else may use this
-    /// memory meanwhile.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the same things that a step takes"
-    )]
+    /// *weights*, *sessions* and *workspace* of [`Evaluation`]; the workspace is this memory. It must
+    /// be for the plan of `eval`.
     pub unsafe fn enqueue(
         &self,
-        kernels: &Kernels,
-        plan: &Plan,
-        kv: &KvPlan,
-        stream: &Stream,
-        sessions: u64,
+        eval: &Evaluation,
         tokens: &[u32],
         pause: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
-        let work = Enqueue {
-            buffers: self,
-            kernels,
-            plan,
-            kv,
-            stream,
-            sessions,
-            rows: tokens.len() as u32,
-        };
-        let at = self.at;
+        // SAFETY: the promises are the caller's.
+        let mut chunk = unsafe { self.begin(eval, tokens)? };
+        while chunk.layers_left() > 0 {
+            // SAFETY: as above.
+            unsafe { self.layer(eval, &mut chunk, pause)? };
+        }
+        Ok(())
+    }
+
+    /// Enqueues what comes before the first layer of a chunk. Its layers may be enqueued whenever it
+    /// suits, each by [`PrefillBuffers::layer`], with work of other sessions in between.
+    ///
+    /// # Safety
+    /// As [`PrefillBuffers::enqueue`], until the work of the last layer is done.
+    pub unsafe fn begin(&self, eval: &Evaluation, tokens: &[u32]) -> Result<Chunk> {
+        let count = tokens.len();
+        if count == 0 || count > CHUNK {
+            fail!(Internal, "a chunk of {count} tokens");
+        }
+        let rows = count as u32;
+        let at = self.memory.at();
         let embed = args::Embed {
-            sessions,
+            sessions: eval.sessions,
             tokens: at.tokens,
-            out: at.h,
-            ..plan.embed()
+            out: at.rows.residual.address,
+            ..eval.plan.embed()
         };
-        // SAFETY: the tokens are read before the call returns; the rest is the caller's word.
+        // SAFETY: `tokens` is read before the call returns, as it is not pinned, and there is room for a
+        // chunk; the addresses are of the *weights*, the *sessions* and the *workspace*, by the caller's
+        // promise.
         unsafe {
-            stream.copy_in(at.tokens, tokens.as_ptr().cast(), size_of_val(tokens))?;
-            kernels.embed(stream, &embed, work.rows)?;
+            let from = tokens.as_ptr().cast();
+            eval.stream.copy_in(at.tokens, from, size_of_val(tokens))?;
+            eval.kernels.embed(eval.stream, &embed, rows)?;
         }
-        for (i, layer) in plan.layers.iter().enumerate() {
-            pause()?;
-            // SAFETY: the caller's word.
-            unsafe { work.layer(i, layer)? };
-        }
+        Ok(Chunk {
+            rows,
+            next: 0,
+            n_layers: eval.plan.layers.len(),
+        })
+    }
+
+    /// Enqueues the next layer of a chunk.
+    ///
+    /// # Safety
+    /// As [`PrefillBuffers::enqueue`]. The chunk must have been begun with this memory and the network
+    /// and session of `eval`, and no other since; on another stream, what was enqueued of it must be done.
+    pub unsafe fn layer(
+        &self,
+        eval: &Evaluation,
+        chunk: &mut Chunk,
+        pause: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        let Some(layer) = eval.plan.layers.get(chunk.next) else {
+            fail!(Internal, "a chunk has no layer {}", chunk.next);
+        };
+        let ops = ChunkOperations {
+            buffers: self,
+            eval: *eval,
+            rows: chunk.rows,
+            pause: RefCell::new(pause),
+        };
+        walk(&ops, chunk.next, layer)?;
+        chunk.next += 1;
         Ok(())
     }
 }
 
-struct Enqueue<'a> {
+/// The operations of a chunk, one row per token.
+///
+/// They promise what [`Evaluation`] asks for: only [`PrefillBuffers::layer`] makes them, whose callers
+/// promise it.
+pub(super) struct ChunkOperations<'a> {
     buffers: &'a PrefillBuffers,
-    kernels: &'a Kernels,
-    plan: &'a Plan,
-    kv: &'a KvPlan,
-    stream: &'a Stream,
-    sessions: u64,
-    rows: u32,
+    pub eval: Evaluation<'a>,
+    pub rows: u32,
+    /// Called between pieces of the work.
+    pause: RefCell<&'a mut dyn FnMut() -> Result<()>>,
 }
 
-impl Enqueue<'_> {
-    /// # Safety
-    /// As [`PrefillBuffers::enqueue`].
-    unsafe fn layer(&self, index: usize, layer: &LayerPlan) -> Result<()> {
-        let (b, at) = (self.buffers, self.buffers.at);
-        // As in a step.
-        let between = if layer.parallel { at.branch } else { at.h };
-        let scale = layer.residual_scale;
-        let attention = &layer.attention;
-        // SAFETY: the caller's word.
-        unsafe {
-            self.input(layer.mixer_norm, attention.qkv.groups)?;
-            self.matmul(&attention.qkv, at.wide, b.wide_stride, 0)?;
-            self.attention(index, attention)?;
-            let post_norm = layer.mixer_post_norm;
-            self.branch(&attention.output, post_norm, scale, at.h, between)?;
-            match &layer.feed_forward {
-                FeedForwardPlan::Dense(mlp) => {
-                    self.input(layer.feed_forward_norm, mlp.up.groups)?;
-                    self.inner(mlp)?;
-                    let post_norm = layer.feed_forward_post_norm;
-                    self.branch(&mlp.down, post_norm, scale, between, at.h)
-                }
-                FeedForwardPlan::Experts(experts) => self.experts(layer, experts, between),
-            }
-        }
+impl ChunkOperations<'_> {
+    /// Lets other sessions have their turn.
+    fn pause(&self) -> Result<()> {
+        (self.pause.borrow_mut())()
     }
 
-    /// Attention up to the input of its last product.
-    ///
-    /// # Safety
-    /// As [`PrefillBuffers::enqueue`].
-    unsafe fn attention(&self, layer: usize, attention: &AttentionPlan) -> Result<()> {
-        let (b, at) = (self.buffers, self.buffers.at);
-        let layout = self.kv.layers[layer];
-        let [q_norm, k_norm] = attention.head_norms;
-        let rope = args::Rope {
-            sessions: self.sessions,
-            qkv: at.wide,
-            q_f16: at.q,
-            rotation: attention.rotation,
-            q_norm,
-            k_norm,
-            layout,
-            q_scale: attention.scores.scale,
-            qkv_stride: b.wide_stride,
-            n_heads: attention.n_heads,
-            prefill: 1,
-            ..Default::default()
-        };
-        let flash = args::Flash {
-            sessions: self.sessions,
-            q: at.q,
-            out: at.attended,
-            layout,
-            scores: attention.scores,
-            first_row: 0,
-            rows: self.rows,
-            n_heads: attention.n_heads,
-            padding: 0,
-        };
-        // A ring has no room for more at a time.
-        let at_once = match attention.kv.window {
-            Some(_) => RING_CHUNK as u32,
-            None => self.rows,
-        };
-        let heads = attention.n_heads * attention.head_dim;
-        // SAFETY: the caller's word.
-        unsafe {
-            if let Some(norms) = attention.row_norms(at.wide, b.wide_stride) {
-                self.kernels.norm_parts(self.stream, &norms, self.rows)?;
-            }
-            for first_row in (0..self.rows).step_by(at_once as usize) {
-                let rows = self.rows.min(first_row + at_once);
-                let rope = args::Rope { first_row, ..rope };
-                self.kernels
-                    .rope_append(self.stream, &rope, rows - first_row)?;
-                let flash = args::Flash {
-                    first_row,
-                    rows,
-                    ..flash
-                };
-                self.kernels.flash(self.stream, &flash)?;
-            }
-            self.produce(args::Produce {
-                x: at.attended,
-                x_stride: heads,
-                len: heads,
-                groups: attention.output.groups,
-                source: args::Source::Copy as u32,
-                ..Default::default()
-            })
-        }
+    pub fn at(&self) -> &ChunkPlaces {
+        self.buffers.memory.at()
+    }
+}
+
+/// That the input of a part's last product has been written to where all are.
+pub(super) struct Written;
+
+impl Operations for ChunkOperations<'_> {
+    type Input = Written;
+
+    fn project(&self, norm: Option<args::Norm>, matrix: &Matrix) -> Result<()> {
+        self.input(norm, matrix.groups, 0)?;
+        self.product(matrix, &Written, Rows::Wide, None)
     }
 
-    /// The input of the last product of a feed-forward part, from the input that is there.
-    ///
-    /// # Safety
-    /// As [`PrefillBuffers::enqueue`].
-    unsafe fn inner(&self, mlp: &MlpPlan) -> Result<()> {
-        let (b, at) = (self.buffers, self.buffers.at);
-        let mut produce = args::Produce {
-            x: at.wide,
-            x_stride: b.wide_stride,
-            len: mlp.n_ff,
-            groups: mlp.down.groups,
-            source: mlp.source() as u32,
-            activation: mlp.activation,
-            ..Default::default()
-        };
-        // SAFETY: the caller's word.
-        unsafe {
-            if self.kernels.gates(mlp) {
-                self.unpack(&mlp.up, Some(mlp.n_ff))?;
-                let gated = args::GatedMatmul {
-                    product: self.product(&mlp.up, at.wide, b.wide_stride, 0),
-                    largest: at.largest,
-                };
-                self.kernels.matmul_gated(self.stream, &gated)?;
-                produce.source = args::Source::Copy as u32;
-                produce.largest = at.largest;
-            } else {
-                self.matmul(&mlp.up, at.wide, b.wide_stride, 0)?;
-            }
-            self.produce(produce)
-        }
+    fn attend(&self, layer: usize, attention: &AttentionPlan) -> Result<Written> {
+        self.attention(layer, attention)?;
+        Ok(Written)
     }
 
-    /// `to = base + scale * norm(matrix * input)`.
-    ///
-    /// # Safety
-    /// As [`PrefillBuffers::enqueue`].
-    unsafe fn branch(
+    fn inner(&self, input: MlpInput, mlp: &MlpPlan) -> Result<Written> {
+        match input {
+            MlpInput::Residual(norm) => self.input(norm, mlp.up.groups, 0)?,
+            // It is where all are.
+            MlpInput::OfExperts => {}
+        }
+        self.mlp(mlp)?;
+        Ok(Written)
+    }
+
+    fn product(
         &self,
         matrix: &Matrix,
-        norm: Option<args::Norm>,
-        scale: f32,
-        base: u64,
-        to: u64,
+        _input: &Written,
+        to: Rows,
+        residual: Option<Rows>,
     ) -> Result<()> {
-        let (b, at) = (self.buffers, self.buffers.at);
-        if norm.is_none() && scale == 1.0 {
-            // SAFETY: the caller's word.
-            return unsafe { self.matmul(matrix, to, b.h_stride, base) };
-        }
-        let add = args::AddBranch {
-            x: at.wide,
-            base,
-            out: to,
-            ..self.plan.add_branch(b.wide_stride, norm, scale)
-        };
-        // SAFETY: the caller's word.
-        unsafe {
-            self.matmul(matrix, at.wide, b.wide_stride, 0)?;
-            self.kernels.add_branch(self.stream, &add, self.rows)
-        }
+        let rows = &self.at().rows;
+        let residual = residual.map_or(0, |residual| rows.of(residual).address);
+        self.matmul(matrix, rows.of(to), residual)
     }
 
-    /// The input of a product: the residual stream or its norm.
-    ///
-    /// # Safety
-    /// As [`PrefillBuffers::enqueue`].
-    unsafe fn input(&self, norm: Option<args::Norm>, groups: u32) -> Result<()> {
-        // SAFETY: the caller's word.
-        unsafe { self.input_with(norm, groups, 0) }
+    fn add(&self, addition: &Addition) -> Result<()> {
+        // SAFETY: *weights*, *workspace*, which `self` promises.
+        unsafe { self.eval.add(&self.at().rows, addition, self.rows) }
     }
 
-    /// The same, and as f32 at `f32` if that is not 0.
-    ///
-    /// # Safety
-    /// As [`PrefillBuffers::enqueue`].
-    unsafe fn input_with(&self, norm: Option<args::Norm>, groups: u32, f32: u64) -> Result<()> {
-        let source = match norm {
-            Some(_) => args::Source::Norm,
-            None => args::Source::Copy,
-        };
-        let produce = args::Produce {
-            x: self.buffers.at.h,
-            norm: norm.unwrap_or_default(),
-            x_stride: self.buffers.h_stride,
-            len: self.plan.hidden,
-            groups,
-            f32,
-            clear: self.buffers.at.largest,
-            source: source as u32,
-            inverse_len: 1.0 / self.plan.hidden as f32,
-            ..Default::default()
-        };
-        // SAFETY: the caller's word.
-        unsafe { self.produce(produce) }
+    fn route(&self, norm: Option<args::Norm>, experts: &ExpertsPlan) -> Result<()> {
+        self.choose_experts(norm, experts)
     }
 
-    /// Writes the input of a product, in the form that it reads.
-    ///
-    /// # Safety
-    /// As [`PrefillBuffers::enqueue`].
-    unsafe fn produce(&self, args: args::Produce) -> Result<()> {
-        let produce = args::Produce {
-            f16: self.buffers.at.x,
-            f16_scale: self.buffers.at.x_scale,
-            ..args
-        };
-        // SAFETY: the caller's word.
-        unsafe { self.kernels.produce(self.stream, &produce, self.rows) }
+    fn experts_up(&self, experts: &ExpertsPlan) -> Result<()> {
+        self.gates_and_ups(experts)
     }
 
-    /// # Safety
-    /// As [`PrefillBuffers::enqueue`].
-    unsafe fn matmul(
-        &self,
-        matrix: &Matrix,
-        out: u64,
-        out_stride: u32,
-        residual: u64,
-    ) -> Result<()> {
-        // SAFETY: the caller's word.
-        unsafe {
-            self.unpack(matrix, None)?;
-            let product = self.product(matrix, out, out_stride, residual);
-            self.kernels.matmul(self.stream, &product)
-        }
+    fn experts_down(&self, experts: &ExpertsPlan) -> Result<()> {
+        self.expert_outputs(experts)
     }
 
-    /// A matrix in f16, at `weights`. With `half` rows in each of two parts, these lie by turns, as
-    /// [`Kernels::matmul_gated`] reads them.
-    ///
-    /// # Safety
-    /// As [`PrefillBuffers::enqueue`].
-    unsafe fn unpack(&self, matrix: &Matrix, half: Option<u32>) -> Result<()> {
-        for s in &matrix.segments {
-            let all = args::Unpack {
-                matrix: s.address,
-                out: self.buffers.at.weights,
-                ty: args::type_number(s.ty),
-                groups: matrix.groups,
-                matrix_rows: s.rows,
-                rows: s.rows,
-                out_row: s.out_offset,
-                ..Default::default()
-            };
-            let Some(half) = half else {
-                // SAFETY: the caller's word.
-                unsafe { self.kernels.unpack(self.stream, &all)? };
-                continue;
-            };
-            for part in 0..2 {
-                let (begin, behind) = (part * half, (part + 1) * half);
-                let first = s.out_offset.clamp(begin, behind);
-                let end = (s.out_offset + s.rows).clamp(begin, behind);
-                let unpack = args::Unpack {
-                    first_row: first.saturating_sub(s.out_offset),
-                    rows: end - first,
-                    out_row: first - begin,
-                    spread: part + 1,
-                    ..all
-                };
-                if unpack.rows > 0 {
-                    // SAFETY: the caller's word.
-                    unsafe { self.kernels.unpack(self.stream, &unpack)? };
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The arguments of a product with the matrix that was unpacked last.
-    fn product(&self, matrix: &Matrix, out: u64, out_stride: u32, residual: u64) -> args::Matmul {
-        let at = self.buffers.at;
-        args::Matmul {
-            x: at.x,
-            x_scale: at.x_scale,
-            w: at.weights,
-            bias: matrix.bias,
-            residual,
-            out,
-            m: self.rows,
-            n: matrix.rows,
-            k: matrix.groups * 32,
-            out_stride,
-        }
+    fn combine(&self, experts: &ExpertsPlan, sum: &ExpertSum) -> Result<()> {
+        self.sum_experts(experts, sum)
     }
 }

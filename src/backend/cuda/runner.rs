@@ -316,18 +316,11 @@ impl Runner for CudaRunner {
         let prepared = core.prepare(&stream, Some(token), 1, sampling, false, interrupt)?;
         stream.synchronize()?;
         let timeline = Timeline::start(&stream, core.len() + 1)?;
-        // SAFETY: as for a graph: all memory lives as long as the core, and the results are awaited
-        // below.
+        let eval = core.evaluation(&stream);
+        // SAFETY: *weights*, *sessions*, *workspace*: as for a graph; the results are awaited below.
         let enqueued = unsafe {
-            core.buffers.enqueue_profiled(
-                weights.kernels(),
-                weights.plan(),
-                core.state.plan(),
-                &stream,
-                core.table(),
-                prepared.stages,
-                &timeline,
-            )
+            core.buffers
+                .enqueue_profiled(&eval, prepared.stages, &timeline)
         };
         if let Err(e) = enqueued {
             // Some of the kernels may have run.

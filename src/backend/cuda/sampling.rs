@@ -1,9 +1,9 @@
 //! Choosing tokens on the device: what a session keeps there for it, and the kernels in their order.
 
+use super::arena::{Arena, Placed};
 use super::args::{self, LogprobEntry};
 use super::driver::{Buffer, Context, Pinned, Stream};
 use super::kernels::Kernels;
-use super::step::Arena;
 use crate::backend::{MaskSource, fill_mask};
 use crate::engine::sampling::{Breakers, Logprobs, Sampling, TokenRules, dry_longest};
 use crate::error::{Result, try_vec};
@@ -57,10 +57,8 @@ impl Stages {
 
 /// A session's memory for its choices.
 pub struct SamplingState {
-    memory: Buffer,
+    memory: Placed<Buffer, Places>,
     pinned: Pinned,
-    /// Where things are in `memory`.
-    at: Places,
     /// Where a ring of [`LogprobEntry`] is in `pinned`, behind the place where the host writes a mask
     /// that is copied to the device's.
     ring: usize,
@@ -69,7 +67,7 @@ pub struct SamplingState {
     n_vocab: usize,
 }
 
-/// Offsets in the memory of choices.
+/// Addresses of the parts of a session's memory for its choices.
 #[derive(Clone, Copy)]
 struct Places {
     /// The tokens in the cache.
@@ -81,17 +79,16 @@ struct Places {
 }
 
 impl Places {
-    /// For a vocabulary and a context; and the bytes of all.
-    fn new(n_vocab: usize, positions: usize) -> (Places, u64) {
-        let mut arena = Arena::default();
-        let places = Places {
-            history: arena.take(positions as u64 * 4),
-            adjusted: arena.take(n_vocab as u64 * 4),
-            counts: arena.take(n_vocab as u64 * 4),
-            lengths: arena.take(n_vocab as u64 * 4),
-            mask: arena.take(n_vocab.div_ceil(32) as u64 * 4),
-        };
-        (places, arena.bytes())
+    /// For a vocabulary and a context.
+    fn place(arena: &mut Arena, n_vocab: usize, positions: usize) -> Places {
+        let n_vocab = n_vocab as u64;
+        Places {
+            history: arena.array::<u32>(positions as u64),
+            adjusted: arena.array::<f32>(n_vocab),
+            counts: arena.array::<u32>(n_vocab),
+            lengths: arena.array::<u32>(n_vocab),
+            mask: arena.array::<u32>(n_vocab.div_ceil(32)),
+        }
     }
 }
 
@@ -105,7 +102,7 @@ struct Rules {
 impl SamplingState {
     /// Bytes of device memory for a session.
     pub fn bytes(n_vocab: usize, context: usize) -> u64 {
-        Places::new(n_vocab, context).1
+        Arena::count(|arena| Places::place(arena, n_vocab, context))
     }
 
     /// Memory for a context of so many positions and a ring of so many results.
@@ -116,16 +113,20 @@ impl SamplingState {
         slots: usize,
     ) -> Result<SamplingState> {
         let what = "memory of sampling";
-        let (at, bytes) = Places::new(n_vocab, positions);
-        let memory = Buffer::new(context, bytes as usize, what)?;
-        // Counts and lengths, which lie one behind the other, are zeros between any two steps.
-        memory.clear(at.counts as usize, (at.mask - at.counts) as usize)?;
+        let memory = Placed::new(
+            |arena| Places::place(arena, n_vocab, positions),
+            |bytes| Buffer::new(context, bytes, what),
+        )?;
+        // Counts and lengths are zeros between any two steps.
+        for at in [memory.at().counts, memory.at().lengths] {
+            let offset = (at - memory.memory().address()) as usize;
+            memory.memory().clear(offset, n_vocab * 4)?;
+        }
         let ring = (n_vocab.div_ceil(32) * 4).next_multiple_of(256);
         let pinned_bytes = ring + slots * size_of::<LogprobEntry>();
         Ok(SamplingState {
             memory,
             pinned: Pinned::new(context, pinned_bytes, what)?,
-            at,
             ring,
             rules: None,
             n_vocab,
@@ -134,15 +135,15 @@ impl SamplingState {
 
     /// Writes the addresses into the device-side state.
     pub fn enter(&self, state: &mut args::Session) {
-        let base = self.memory.address();
-        state.history = base + self.at.history;
-        state.adjusted = base + self.at.adjusted;
-        state.counts = base + self.at.counts;
-        state.lengths = base + self.at.lengths;
+        let at = self.memory.at();
+        state.history = at.history;
+        state.adjusted = at.adjusted;
+        state.counts = at.counts;
+        state.lengths = at.lengths;
         state.mask = if self.reads_host_mask() {
             self.pinned.address()
         } else {
-            base + self.at.mask
+            at.mask
         };
         state.logprobs = self.pinned.address() + self.ring as u64;
     }
@@ -164,7 +165,7 @@ impl SamplingState {
 
     /// The address of the tokens in the cache.
     fn history(&self) -> u64 {
-        self.memory.address() + self.at.history
+        self.memory.at().history
     }
 
     /// Takes over rules. The old ones' memory goes, so no step may be under way.
@@ -236,10 +237,8 @@ impl SamplingState {
         if self.reads_host_mask() {
             return Ok(());
         }
-        // SAFETY: both ranges are of this size, and the caller's word.
-        let mask = self.memory.address() + self.at.mask;
-        // SAFETY: as above.
-        unsafe { stream.copy_in(mask, pointer, words * 4) }
+        // SAFETY: both ranges are of this size, and live until the work is done, as the caller promises.
+        unsafe { stream.copy_in(self.memory.at().mask, pointer, words * 4) }
     }
 
     /// Whether the kernels read the mask where the host writes it: a copy of its own takes longer than

@@ -1,121 +1,125 @@
 //! The memory that experts work in, in a step and in a chunk of a prompt.
 
-use super::super::matrix::tiled_bytes;
+use super::super::arena::Arena;
+use super::super::matrix::{Inputs, tiled_bytes};
 use super::super::plan::Plan;
-use super::super::step::Arena;
 
-/// Where the experts of a step or a chunk have their memory: offsets, then addresses.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ExpertPlaces {
+/// What the router decides.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice {
     /// f32, `[rows][router rows]`.
     pub scores: u64,
     /// u32, `[pairs]`.
     pub chosen: u64,
     /// f32, `[rows][n_used + 1]`.
     pub weights: u64,
-    /// f32, `[pairs][2 * n_ff]`: gates and ups.
-    pub inner: u64,
-    /// f32, `[pairs][hidden]`: outputs. In a chunk they take the place of `inner`.
-    pub out: u64,
-    /// f32, `[rows][hidden]`: outputs of the shared expert.
-    pub shared: u64,
-    /// A step's inputs of the last products: int8, their scales, f32.
-    pub q8: u64,
-    /// f32, `[pairs][groups]`.
-    pub q8_scale: u64,
-    /// f32, `[pairs][groups * 32]`.
-    pub f32: u64,
-    /// A chunk's: f32 `[rows][hidden]` for the router, f16 (tiled) and its scales for the rest.
-    pub input: u64,
-    /// f16, tiled.
-    pub f16: u64,
-    /// f32, `[pairs]`.
-    pub f16_scale: u64,
-    /// The lists of `SortArgs`.
+}
+
+/// Pairs sorted by expert, as `SortArgs` has them.
+#[derive(Clone, Copy, Debug)]
+pub struct Sorted {
+    /// u32, `[n_experts + 1]`.
     pub starts: u64,
     /// u32, `[pairs]`.
     pub slots: u64,
     /// u32, `[pairs]`.
     pub pairs: u64,
-    /// u32, `[n_experts + 1]`.
+}
+
+/// Where the experts of a step have their memory. All of it is 0 in a network without experts.
+#[derive(Clone, Copy, Debug)]
+pub struct StepExperts {
+    /// The inputs of the last products, a row per pair.
+    pub inputs: Inputs,
+    /// Where there are enough sessions.
+    pub sorted: Sorted,
+    /// f32, `[pairs][2 * n_ff]`: gates and ups.
+    pub inner: u64,
+    /// f32, `[pairs][hidden]`: outputs.
+    pub out: u64,
+    /// The experts of each session.
+    pub choice: Choice,
+    /// f32, `[rows][hidden]`: outputs of the shared expert.
+    pub shared: u64,
+}
+
+/// Where the experts of a chunk have their memory. All of it is 0 in a network without experts.
+#[derive(Clone, Copy, Debug)]
+pub struct ChunkExperts {
+    /// f32, `[pairs][2 * n_ff]`: gates and ups; then `[pairs][hidden]`: outputs, which take their place.
+    pub inner: u64,
+    /// f32, `[rows][router groups * 32]`: the router's input.
+    pub input: u64,
+    /// f16, tiled: the input of the last products.
+    pub f16: u64,
+    /// f32, `[pairs]`.
+    pub f16_scale: u64,
+    /// The pairs of all tokens.
+    pub sorted: Sorted,
+    /// u32, `[n_experts + 1]`: the first tile of each expert, and the end.
     pub tiles: u64,
     /// u32, one per tile.
     pub tile_experts: u64,
+    /// The experts of each token.
+    pub choice: Choice,
+    /// f32, `[rows][hidden]`: outputs of the shared expert.
+    pub shared: u64,
 }
 
-impl ExpertPlaces {
+impl Choice {
+    fn place(arena: &mut Arena, s: &Extents) -> Choice {
+        Choice {
+            scores: arena.array::<f32>(s.scores),
+            chosen: arena.array::<u32>(s.pairs),
+            weights: arena.array::<f32>(s.weights),
+        }
+    }
+}
+
+impl Sorted {
+    fn place(arena: &mut Arena, s: &Extents) -> Sorted {
+        Sorted {
+            starts: arena.array::<u32>(s.experts),
+            slots: arena.array::<u32>(s.pairs),
+            pairs: arena.array::<u32>(s.pairs),
+        }
+    }
+}
+
+impl StepExperts {
     /// For steps of `rows` sessions.
-    pub fn step(arena: &mut Arena, plan: &Plan, rows: u32) -> ExpertPlaces {
+    pub fn place(arena: &mut Arena, plan: &Plan, rows: u32) -> StepExperts {
         let s = Extents::of(plan, rows);
-        ExpertPlaces {
-            q8: arena.take(s.pairs_groups * 32),
-            q8_scale: arena.take(s.pairs_groups * 4),
-            f32: arena.take(s.pairs_groups * 128),
-            starts: arena.take(s.experts * 4),
-            slots: arena.take(s.pairs * 4),
-            pairs: arena.take(s.pairs * 4),
-            inner: arena.take(s.inner),
-            out: arena.take(s.out),
-            ..ExpertPlaces::common(arena, &s)
-        }
-    }
-
-    /// For chunks of `rows` tokens.
-    pub fn chunk(arena: &mut Arena, plan: &Plan, rows: u32) -> ExpertPlaces {
-        let s = Extents::of(plan, rows);
-        let inner = arena.take(s.inner.max(s.out));
-        ExpertPlaces {
-            inner,
-            out: inner,
-            input: arena.take(s.input),
-            f16: arena.take(s.f16),
-            f16_scale: arena.take(s.pairs * 4),
-            starts: arena.take(s.experts * 4),
-            slots: arena.take(s.pairs * 4),
-            pairs: arena.take(s.pairs * 4),
-            tiles: arena.take(s.experts * 4),
-            tile_experts: arena.take(s.tiles * 4),
-            ..ExpertPlaces::common(arena, &s)
-        }
-    }
-
-    fn common(arena: &mut Arena, s: &Extents) -> ExpertPlaces {
-        ExpertPlaces {
-            scores: arena.take(s.scores),
-            chosen: arena.take(s.pairs * 4),
-            weights: arena.take(s.weights),
-            shared: arena.take(s.shared),
-            ..ExpertPlaces::default()
-        }
-    }
-
-    /// Turns offsets into addresses.
-    pub fn place(&mut self, base: u64) {
-        for place in [
-            &mut self.scores,
-            &mut self.chosen,
-            &mut self.weights,
-            &mut self.inner,
-            &mut self.out,
-            &mut self.shared,
-            &mut self.q8,
-            &mut self.q8_scale,
-            &mut self.f32,
-            &mut self.input,
-            &mut self.f16,
-            &mut self.f16_scale,
-            &mut self.starts,
-            &mut self.slots,
-            &mut self.pairs,
-            &mut self.tiles,
-            &mut self.tile_experts,
-        ] {
-            *place += base;
+        StepExperts {
+            inputs: Inputs::place(arena, s.inner_groups),
+            sorted: Sorted::place(arena, &s),
+            inner: arena.array::<f32>(s.inner),
+            out: arena.array::<f32>(s.out),
+            choice: Choice::place(arena, &s),
+            shared: arena.array::<f32>(s.shared),
         }
     }
 }
 
-/// Largest extents over all layers' mixtures, most of them in bytes; zeros if there are none.
+impl ChunkExperts {
+    /// For chunks of `rows` tokens.
+    pub fn place(arena: &mut Arena, plan: &Plan, rows: u32) -> ChunkExperts {
+        let s = Extents::of(plan, rows);
+        ChunkExperts {
+            inner: arena.array::<f32>(s.inner.max(s.out)),
+            input: arena.array::<f32>(s.input),
+            f16: arena.take(s.f16_bytes),
+            f16_scale: arena.array::<f32>(s.pairs),
+            sorted: Sorted::place(arena, &s),
+            tiles: arena.array::<u32>(s.experts),
+            tile_experts: arena.array::<u32>(s.tiles),
+            choice: Choice::place(arena, &s),
+            shared: arena.array::<f32>(s.shared),
+        }
+    }
+}
+
+/// Most elements over all layers' mixtures; zeros if there are none.
 #[derive(Default)]
 struct Extents {
     scores: u64,
@@ -124,9 +128,9 @@ struct Extents {
     out: u64,
     shared: u64,
     input: u64,
-    f16: u64,
+    f16_bytes: u64,
     pairs: u64,
-    pairs_groups: u64,
+    inner_groups: u64,
     /// One more than there are experts.
     experts: u64,
     tiles: u64,
@@ -139,17 +143,17 @@ impl Extents {
         for e in plan.experts() {
             let pairs = n * u64::from(e.n_used);
             let most = |to: &mut u64, v: u64| *to = v.max(*to);
-            most(&mut s.scores, n * u64::from(e.router.rows) * 4);
-            most(&mut s.weights, n * u64::from(e.n_used + 1) * 4);
-            most(&mut s.inner, pairs * u64::from(e.n_ff) * 8);
-            most(&mut s.out, pairs * u64::from(plan.hidden) * 4);
+            most(&mut s.scores, n * u64::from(e.router.rows));
+            most(&mut s.weights, n * u64::from(e.n_used + 1));
+            most(&mut s.inner, pairs * u64::from(e.n_ff) * 2);
+            most(&mut s.out, pairs * u64::from(plan.hidden));
             if e.shared.is_some() {
-                most(&mut s.shared, n * u64::from(plan.hidden) * 4);
+                most(&mut s.shared, n * u64::from(plan.hidden));
             }
-            most(&mut s.input, n * u64::from(e.router.groups) * 128);
-            most(&mut s.f16, tiled_bytes(pairs as u32, e.down.groups));
+            most(&mut s.input, n * u64::from(e.router.groups) * 32);
+            most(&mut s.f16_bytes, tiled_bytes(pairs as u32, e.down.groups));
             most(&mut s.pairs, pairs);
-            most(&mut s.pairs_groups, pairs * u64::from(e.down.groups));
+            most(&mut s.inner_groups, pairs * u64::from(e.down.groups));
             most(&mut s.experts, u64::from(e.n_experts) + 1);
             most(
                 &mut s.tiles,

@@ -3,6 +3,7 @@
 use super::steps::Prepared;
 use crate::backend::cuda::args;
 use crate::backend::cuda::driver::{Buffer, Graph, Pinned, Stream};
+use crate::backend::cuda::evaluation::Evaluation;
 use crate::backend::cuda::prefill::CHUNK;
 use crate::backend::cuda::sampling::{SamplingState, Stages};
 use crate::backend::cuda::state::State;
@@ -170,22 +171,24 @@ impl Core {
     }
 
     fn capture(&self, kind: Ending) -> Result<Graph> {
-        let w = &self.weights;
+        let eval = self.evaluation(&self.stream);
         self.stream.capture(|| {
-            // SAFETY: the graph lives in this structure beside all memory that it names but the
-            // weights, which it holds an `Arc` of. The cache is prepared before each launch.
-            unsafe {
-                self.buffers.enqueue(
-                    w.kernels(),
-                    w.plan(),
-                    self.state.plan(),
-                    &self.stream,
-                    self.table(),
-                    1,
-                    kind,
-                )
-            }
+            // SAFETY: *weights*: this structure holds an `Arc` of them. *sessions* and *workspace*: the
+            // graph lives in this structure beside them, its stream keeps launches apart, and the cache
+            // is prepared before each.
+            unsafe { self.buffers.enqueue(&eval, 1, kind) }
         })
+    }
+
+    /// What evaluates tokens of this session on a stream.
+    pub fn evaluation<'a>(&'a self, stream: &'a Stream) -> Evaluation<'a> {
+        Evaluation {
+            kernels: self.weights.kernels(),
+            plan: self.weights.plan(),
+            kv: self.state.plan(),
+            stream,
+            sessions: self.table(),
+        }
     }
 
     /// The graph of a kind of step.
@@ -353,17 +356,12 @@ impl Core {
             for chunk in first.chunks(CHUNK) {
                 self.set_position(&stream, at)?;
                 let mut workspace = weights.prefill()?;
-                // SAFETY: the cache is prepared; the workspace is locked until the stream is idle.
+                let eval = self.evaluation(&self.stream);
+                // SAFETY: *weights*: held by an `Arc`. *sessions*: the cache is prepared, and this call
+                // has the session for itself. *workspace*: locked until the stream is idle.
                 let result = unsafe {
-                    workspace.get()?.enqueue(
-                        weights.kernels(),
-                        weights.plan(),
-                        self.state.plan(),
-                        &self.stream,
-                        self.table(),
-                        chunk,
-                        &mut || prompt.pause(),
-                    )
+                    let workspace = workspace.get()?;
+                    workspace.enqueue(&eval, chunk, &mut || prompt.pause())
                 };
                 // One chunk at a time, so that an interrupt is noticed soon, and the workspace is free
                 // for others only when the device is done with it.

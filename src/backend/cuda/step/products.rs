@@ -1,225 +1,175 @@
 //! The products of a step, with the making of their inputs: by kernels that do both, where there are such.
 
-use super::Enqueue;
+use super::StepOperations;
 use crate::backend::Work;
 use crate::backend::cuda::args;
-use crate::backend::cuda::matrix::Matrix;
+use crate::backend::cuda::matrix::{Forms, Matrix};
 use crate::backend::cuda::plan::MlpPlan;
 use crate::backend::cuda::product::{Finish, Product, RowInput};
+use crate::backend::cuda::walk::{MlpInput, Operations, Span};
 use crate::error::Result;
 
-impl Enqueue<'_> {
+impl StepOperations<'_> {
     /// A dense feed-forward part up to the input of its last product, which is where it says.
-    ///
-    /// # Safety
-    /// As [`StepBuffers::enqueue`].
-    pub(super) unsafe fn mlp(&self, norm: Option<args::Norm>, mlp: &MlpPlan) -> Result<RowInput> {
-        let (b, at) = (self.buffers, self.buffers.at);
+    pub(super) fn mlp(&self, input: MlpInput, mlp: &MlpPlan) -> Result<RowInput> {
+        let at = self.buffers.at();
+        match input {
+            MlpInput::Residual(norm) => {
+                if let Some(inner) = self.fused_mlp(norm, mlp)? {
+                    return Ok(inner);
+                }
+                self.normed(norm, &mlp.up, at.rows.wide)?;
+            }
+            MlpInput::OfExperts => self.matvec(&mlp.up, at.rows.wide, 0)?,
+        }
+        self.mark(Work::GateUp, mlp.up.bytes())?;
+        self.activate(mlp)?;
+        self.mark(Work::Norm, 0)?;
+        Ok(RowInput::Rounded(at.inputs))
+    }
+
+    /// The same by one kernel, if there is one and another for the last product that reads what it
+    /// writes.
+    fn fused_mlp(&self, norm: Option<args::Norm>, mlp: &MlpPlan) -> Result<Option<RowInput>> {
+        let at = self.buffers.at();
         let finish = match mlp.gated {
             true => Finish::Gate(mlp.activation),
             false => Finish::Activate(mlp.activation),
         };
+        let kernels = self.eval.kernels;
         let fused = self.fuses(&mlp.up, norm, finish.halves())
-            && self.kernels.makes_input(&mlp.down, false, mlp.n_ff, 1);
-        // SAFETY: the caller's word.
-        unsafe {
-            if fused {
-                let product = Product {
-                    matrix: &mlp.up,
-                    input: RowInput::Row { x: at.h, norm },
-                    finish,
-                    out: at.f32,
-                };
-                self.kernels.product(self.stream, &product)?;
-                self.mark(Work::GateUp, mlp.up.bytes())?;
-                return Ok(RowInput::Row {
-                    x: at.f32,
-                    norm: None,
-                });
-            }
-            self.normed(norm, &mlp.up, at.wide, b.wide_stride)?;
-            self.mark(Work::GateUp, mlp.up.bytes())?;
-            self.activate(mlp)?;
+            && kernels.makes_input(&mlp.down, false, mlp.n_ff, 1);
+        if !fused {
+            return Ok(None);
         }
-        self.mark(Work::Norm, 0)?;
-        Ok(RowInput::Rounded(b.inputs()))
+        let product = Product {
+            matrix: &mlp.up,
+            input: RowInput::Row {
+                x: at.rows.residual.address,
+                norm,
+            },
+            finish,
+            out: at.inputs.f32,
+        };
+        // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+        unsafe { kernels.product(self.eval.stream, &product)? };
+        self.mark(Work::GateUp, mlp.up.bytes())?;
+        Ok(Some(RowInput::Row {
+            x: at.inputs.f32,
+            norm: None,
+        }))
     }
 
     /// Whether one kernel makes the input of a product from the residual stream, and does the product.
     fn fuses(&self, matrix: &Matrix, norm: Option<args::Norm>, halves: u32) -> bool {
-        let len = self.plan.hidden;
-        self.batch == 1
-            && self
-                .kernels
-                .makes_input(matrix, norm.is_some(), len, halves)
+        let len = self.eval.plan.hidden;
+        let kernels = self.eval.kernels;
+        self.batch == 1 && kernels.makes_input(matrix, norm.is_some(), len, halves)
     }
 
     /// `out = matrix * norm(residual stream)`.
-    ///
-    /// # Safety
-    /// As [`StepBuffers::enqueue`].
-    pub(super) unsafe fn normed(
+    pub(super) fn normed(
         &self,
         norm: Option<args::Norm>,
         matrix: &Matrix,
-        out: u64,
-        out_stride: u32,
+        out: Span,
     ) -> Result<()> {
-        // SAFETY: the caller's word.
-        unsafe {
-            if self.fuses(matrix, norm, 1) {
-                let product = Product {
-                    matrix,
-                    input: RowInput::Row {
-                        x: self.buffers.at.h,
-                        norm,
-                    },
-                    finish: Finish::Plain { residual: 0 },
-                    out,
-                };
-                return self.kernels.product(self.stream, &product);
-            }
-            self.input(norm, matrix)?;
-            self.mark(Work::Norm, 0)?;
-            self.matvec(matrix, out, out_stride, 0)
+        if self.fuses(matrix, norm, 1) {
+            let input = RowInput::Row {
+                x: self.buffers.at().rows.residual.address,
+                norm,
+            };
+            return self.product_of(matrix, &input, out, 0);
         }
+        self.input(norm, matrix.groups, matrix.forms())?;
+        self.mark(Work::Norm, 0)?;
+        self.matvec(matrix, out, 0)
     }
 
-    /// `to = base + scale * norm(matrix * input)`.
-    ///
-    /// # Safety
-    /// As [`StepBuffers::enqueue`].
-    pub(super) unsafe fn branch(
+    /// `out = matrix * input + residual`; without it where that is 0.
+    pub(super) fn product_of(
         &self,
         matrix: &Matrix,
         input: &RowInput,
-        norm: Option<args::Norm>,
-        scale: f32,
-        base: u64,
-        to: u64,
+        out: Span,
+        residual: u64,
     ) -> Result<()> {
-        let (b, at) = (self.buffers, self.buffers.at);
-        let plain = norm.is_none() && scale == 1.0;
-        let (out, out_stride, residual) = match plain {
-            true => (to, b.h_stride, base),
-            false => (at.wide, b.wide_stride, 0),
-        };
-        // SAFETY: the caller's word.
-        unsafe {
-            match input {
-                RowInput::Rounded(_) => self.matvec(matrix, out, out_stride, residual)?,
-                RowInput::Row { .. } => {
-                    let product = Product {
-                        matrix,
-                        input: *input,
-                        finish: Finish::Plain { residual },
-                        out,
-                    };
-                    self.kernels.product(self.stream, &product)?;
-                }
-            }
-            if plain {
-                return Ok(());
-            }
-            let add = args::AddBranch {
-                x: at.wide,
-                base,
-                out: to,
-                ..self.plan.add_branch(b.wide_stride, norm, scale)
-            };
-            self.kernels.add_branch(self.stream, &add, self.batch)
+        if let RowInput::Rounded(_) = input {
+            return self.matvec(matrix, out, residual);
         }
+        let product = Product {
+            matrix,
+            input: *input,
+            finish: Finish::Plain { residual },
+            out: out.address,
+        };
+        // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises. Only `fuses`
+        // lets an input be a row, so there is one.
+        unsafe { self.eval.kernels.product(self.eval.stream, &product) }
     }
 
-    /// The outputs of a producer in the forms that `consumer` reads.
-    fn forms(&self, consumer: &Matrix) -> (u64, u64, u64) {
-        let (q8, f32) = consumer.needs();
-        self.buffers.forms(q8, f32)
-    }
-
-    /// The input of `consumer`: the residual stream or its norm.
-    ///
-    /// # Safety
-    /// As [`StepBuffers::enqueue`].
-    unsafe fn input(&self, norm: Option<args::Norm>, consumer: &Matrix) -> Result<()> {
-        let (q8, f32) = consumer.needs();
-        // SAFETY: the caller's word.
-        unsafe { self.input_in(norm, consumer.groups, q8, f32) }
-    }
-
-    /// The same as rows of `groups` groups, as int8, as f32 or both.
-    ///
-    /// # Safety
-    /// As [`StepBuffers::enqueue`].
-    pub(super) unsafe fn input_in(
-        &self,
-        norm: Option<args::Norm>,
-        groups: u32,
-        q8: bool,
-        f32: bool,
-    ) -> Result<()> {
-        let (q8, q8_scale, f32) = self.buffers.forms(q8, f32);
+    /// The input of a product, as rows of `groups` groups in these forms: the residual stream or its norm.
+    pub(super) fn input(&self, norm: Option<args::Norm>, groups: u32, forms: Forms) -> Result<()> {
+        let (at, hidden) = (self.buffers.at(), self.eval.plan.hidden);
+        let inputs = at.inputs.only(forms);
         let source = match norm {
             Some(_) => args::Source::Norm,
             None => args::Source::Copy,
         };
         let produce = args::Produce {
-            x: self.buffers.at.h,
+            x: at.rows.residual.address,
             norm: norm.unwrap_or_default(),
-            q8,
-            q8_scale,
-            f32,
-            x_stride: self.buffers.h_stride,
-            len: self.plan.hidden,
+            q8: inputs.q8,
+            q8_scale: inputs.q8_scale,
+            f32: inputs.f32,
+            x_stride: at.rows.residual.stride,
+            len: hidden,
             groups,
             source: source as u32,
-            inverse_len: 1.0 / self.plan.hidden as f32,
+            inverse_len: 1.0 / hidden as f32,
             ..Default::default()
         };
-        // SAFETY: the caller's word.
-        unsafe { self.kernels.produce(self.stream, &produce, self.batch) }
+        // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+        unsafe {
+            let e = &self.eval;
+            e.kernels.produce(e.stream, &produce, self.batch)
+        }
     }
 
-    /// # Safety
-    /// As [`StepBuffers::enqueue`].
-    pub(super) unsafe fn activate(&self, mlp: &MlpPlan) -> Result<()> {
-        let (q8, q8_scale, f32) = self.forms(&mlp.down);
+    /// The input of a feed-forward part's last product, from the outputs of its first.
+    fn activate(&self, mlp: &MlpPlan) -> Result<()> {
+        let at = self.buffers.at();
+        let inputs = at.inputs.only(mlp.down.forms());
         let produce = args::Produce {
-            x: self.buffers.at.wide,
-            q8,
-            q8_scale,
-            f32,
-            x_stride: self.buffers.wide_stride,
+            x: at.rows.wide.address,
+            q8: inputs.q8,
+            q8_scale: inputs.q8_scale,
+            f32: inputs.f32,
+            x_stride: at.rows.wide.stride,
             len: mlp.n_ff,
             groups: mlp.down.groups,
             source: mlp.source() as u32,
             activation: mlp.activation,
             ..Default::default()
         };
-        // SAFETY: the caller's word.
-        unsafe { self.kernels.produce(self.stream, &produce, self.batch) }
+        // SAFETY: addresses of the *workspace*, which `self` promises.
+        unsafe {
+            let e = &self.eval;
+            e.kernels.produce(e.stream, &produce, self.batch)
+        }
     }
 
-    /// `out = matrix * input + residual`; without it where that is 0.
-    ///
-    /// # Safety
-    /// As [`StepBuffers::enqueue`].
-    pub(super) unsafe fn matvec(
-        &self,
-        matrix: &Matrix,
-        out: u64,
-        out_stride: u32,
-        residual: u64,
-    ) -> Result<()> {
-        let inputs = self.buffers.inputs();
-        // SAFETY: the caller's word.
+    /// `out = matrix * input + residual`, of the input that is there; without residual where that is 0.
+    fn matvec(&self, matrix: &Matrix, out: Span, residual: u64) -> Result<()> {
+        let e = &self.eval;
+        // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
         unsafe {
-            self.kernels.matvec(
-                self.stream,
+            e.kernels.matvec(
+                e.stream,
                 matrix,
-                &inputs,
-                out,
-                out_stride,
+                &self.buffers.at().inputs,
+                out.address,
+                out.stride,
                 residual,
                 self.batch,
             )

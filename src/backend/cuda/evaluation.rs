@@ -1,0 +1,97 @@
+//! What it takes to evaluate tokens, but for memory between the kernels.
+
+use super::args;
+use super::driver::Stream;
+use super::experts::ExpertsPlan;
+use super::kernels::Kernels;
+use super::plan::Plan;
+use super::state::KvPlan;
+use super::walk::{Addition, AllRows, ExpertSum};
+use crate::error::Result;
+
+/// A network, the sessions whose tokens it evaluates, and where the work is enqueued.
+///
+/// Whoever enqueues work with it promises, until that work is done:
+///
+/// - *weights*: the allocation that `plan` was made for is valid, and holds what the plan says.
+/// - *sessions*: the table at `sessions` is valid, and has the addresses of as many sessions as take
+///   part. Their states are valid, and their caches are laid out as `kv` says and backed up to the
+///   positions that are evaluated. No other work uses them.
+/// - *workspace*: the memory between the kernels is valid, and no other work uses it.
+#[derive(Clone, Copy)]
+pub struct Evaluation<'a> {
+    /// The kernels of the device that everything is on.
+    pub kernels: &'a Kernels,
+    /// The network.
+    pub plan: &'a Plan,
+    /// The layout of the sessions' caches.
+    pub kv: &'a KvPlan,
+    /// Where the work goes.
+    pub stream: &'a Stream,
+    /// The address of a table of addresses of [`args::Session`]s.
+    pub sessions: u64,
+}
+
+/// The outputs of a layer's experts.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertOutputs {
+    /// f32, `[pairs][hidden]`.
+    pub x: u64,
+    /// u32, `[pairs]`: the row of `x` that a pair has; 0 where that is its number.
+    pub slots: u64,
+    /// f32, `[rows][n_used + 1]`.
+    pub weights: u64,
+}
+
+impl Evaluation<'_> {
+    /// [`Operations::add`](super::walk::Operations::add) for `count` rows.
+    ///
+    /// # Safety
+    /// *weights*, *workspace*, of which `at` and `addition` name parts.
+    pub(super) unsafe fn add(&self, at: &AllRows, addition: &Addition, count: u32) -> Result<()> {
+        let add = args::AddBranch {
+            x: at.wide.address,
+            base: at.of(addition.base).address,
+            out: at.of(addition.to).address,
+            ..self
+                .plan
+                .add_branch(at.wide.stride, addition.norm, addition.scale)
+        };
+        // SAFETY: addresses of the *weights* and the *workspace*, by the caller's promise.
+        unsafe { self.kernels.add_branch(self.stream, &add, count) }
+    }
+
+    /// [`Operations::combine`](super::walk::Operations::combine) for `count` rows.
+    ///
+    /// # Safety
+    /// *workspace*, of which `at` and `outputs` name parts.
+    pub(super) unsafe fn combine(
+        &self,
+        at: &AllRows,
+        outputs: &ExpertOutputs,
+        e: &ExpertsPlan,
+        sum: &ExpertSum,
+        count: u32,
+    ) -> Result<()> {
+        let to = at.of(sum.to);
+        let combine = args::Combine {
+            x: outputs.x,
+            slots: outputs.slots,
+            weights: outputs.weights,
+            shared: match e.shared {
+                Some(_) => at.shared_expert.address,
+                None => 0,
+            },
+            base: sum.base.map_or(0, |base| at.of(base).address),
+            out: to.address,
+            scale: sum.scale,
+            n_used: e.n_used,
+            len: self.plan.hidden,
+            x_stride: self.plan.hidden,
+            out_stride: to.stride,
+            padding: 0,
+        };
+        // SAFETY: addresses of the *workspace*, by the caller's promise.
+        unsafe { self.kernels.expert_combine(self.stream, &combine, count) }
+    }
+}

@@ -1,0 +1,59 @@
+//! The parts of a network that mix positions, on the device: a file for each kind, with what it is, what
+//! memory it needs between its kernels, and how a step and a chunk do it.
+
+mod attention;
+
+pub use attention::AttentionPlan;
+pub(super) use attention::{ChunkAttention, StepAttention};
+
+use super::matrix::Matrix;
+use super::plan::Jobs;
+use crate::error::Result;
+use crate::model::{KvShape, Mixer, MixerState};
+
+/// A mixer on the device.
+#[derive(Clone, Debug)]
+pub enum MixerPlan {
+    /// Self-attention.
+    Attention(AttentionPlan),
+}
+
+impl Jobs {
+    /// Lays out the mixer of layer `layer`, which keeps `state`. `Unsupported` names what the kernels
+    /// cannot do.
+    pub(super) fn mixer(
+        &mut self,
+        layer: usize,
+        mixer: &Mixer,
+        state: MixerState,
+    ) -> Result<MixerPlan> {
+        match (mixer, state) {
+            (Mixer::Attention(attention), MixerState::Kv(kv)) => {
+                Ok(MixerPlan::Attention(self.attention(layer, attention, kv)?))
+            }
+        }
+    }
+}
+
+impl MixerPlan {
+    /// Its matrices.
+    pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        match self {
+            MixerPlan::Attention(attention) => [&attention.qkv, &attention.output].into_iter(),
+        }
+    }
+
+    /// Self-attention, where that is what it is.
+    pub fn as_attention(&self) -> Option<&AttentionPlan> {
+        match self {
+            MixerPlan::Attention(attention) => Some(attention),
+        }
+    }
+
+    /// The keys and values that it keeps.
+    pub fn kv(&self) -> KvShape {
+        match self {
+            MixerPlan::Attention(attention) => attention.kv,
+        }
+    }
+}

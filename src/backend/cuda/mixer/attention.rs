@@ -1,0 +1,274 @@
+//! Self-attention of a layer: its plan, its memory, and its kernels in a step and in a chunk.
+
+use crate::backend::Work;
+use crate::backend::cuda::arena::Arena;
+use crate::backend::cuda::args;
+use crate::backend::cuda::attention::{MAX_HEAD_DIM, MAX_PARTS, part_stride};
+use crate::backend::cuda::matrix::Matrix;
+use crate::backend::cuda::plan::{Jobs, Plan};
+use crate::backend::cuda::prefill::ChunkOperations;
+use crate::backend::cuda::state::RING_CHUNK;
+use crate::backend::cuda::step::StepOperations;
+use crate::backend::cuda::walk::Operations;
+use crate::error::{Result, fail};
+use crate::model::{Attention, KvShape};
+use std::f32::consts::LOG2_E;
+
+/// Attention of a layer on the device.
+#[derive(Clone, Debug)]
+pub struct AttentionPlan {
+    /// Queries, keys, values.
+    pub qkv: Matrix,
+    /// Query heads.
+    pub n_heads: u32,
+    /// Key and value heads.
+    pub n_kv_heads: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// Norms of queries and keys over each head; weight 0: none.
+    pub head_norms: [args::Norm; 2],
+    /// Norms of queries and keys over all heads; weight 0: none.
+    pub row_norms: [args::Norm; 2],
+    /// Of queries and keys.
+    pub rotation: args::Rotation,
+    /// How products of queries and keys become weights.
+    pub scores: args::Scores,
+    /// What it keeps.
+    pub kv: KvShape,
+    /// From the heads' outputs to the residual stream.
+    pub output: Matrix,
+}
+
+impl Jobs {
+    /// Lays out attention of layer `layer`.
+    pub(super) fn attention(
+        &mut self,
+        layer: usize,
+        a: &Attention,
+        kv: KvShape,
+    ) -> Result<AttentionPlan> {
+        if a.head_dim > MAX_HEAD_DIM {
+            fail!(
+                Unsupported,
+                "layer {layer}: heads of {} elements; the GPU's attention takes {MAX_HEAD_DIM}",
+                a.head_dim
+            );
+        }
+        let mut head_norms = [args::Norm::default(); 2];
+        let mut row_norms = head_norms;
+        for (i, norm) in [&a.q_norm, &a.k_norm].into_iter().enumerate() {
+            if let Some(norm) = norm {
+                let of_a_head = norm.weight.row_len() == a.head_dim;
+                let to = if of_a_head {
+                    &mut head_norms
+                } else {
+                    &mut row_norms
+                };
+                to[i] = self.norm(norm)?;
+            }
+        }
+        // The kernels' softmax works in powers of two.
+        let (scale, cap) = match a.score_cap {
+            Some(cap) => (a.scale / cap, cap * LOG2_E),
+            None => (a.scale * LOG2_E, 0.0),
+        };
+        Ok(AttentionPlan {
+            qkv: self.fuse(&[&a.q, &a.k, &a.v])?,
+            n_heads: a.n_heads as u32,
+            n_kv_heads: a.n_kv_heads as u32,
+            head_dim: a.head_dim as u32,
+            head_norms,
+            row_norms,
+            rotation: self.rotation(a.rope.as_ref()),
+            scores: args::Scores {
+                sinks: self.tensor(a.sinks.as_ref())?,
+                scale,
+                cap,
+            },
+            kv,
+            output: self.fuse(&[&a.output])?,
+        })
+    }
+}
+
+impl AttentionPlan {
+    /// The norms of whole rows of queries and keys at `x`, if there are any.
+    pub fn row_norms(&self, x: u64, stride: u32) -> Option<args::NormParts> {
+        let len = [self.n_heads, self.n_kv_heads].map(|n| n * self.head_dim);
+        let is_there = self.row_norms.map(|n| n.weight != 0);
+        is_there.contains(&true).then(|| args::NormParts {
+            x,
+            norms: self.row_norms,
+            first: [0, len[0]],
+            len: [0, 1].map(|i| if is_there[i] { len[i] } else { 0 }),
+            stride,
+            padding: 0,
+        })
+    }
+}
+
+/// Memory of attention in a step.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend::cuda) struct StepAttention {
+    /// f32, `[rows][n_heads * head_dim]`: queries.
+    q: u64,
+    /// f32, `[rows][n_heads][n_chunks][part_stride]`: what parts of a context give.
+    parts: u64,
+    /// Parts that a context is cut into at most.
+    n_chunks: u32,
+}
+
+impl StepAttention {
+    /// For steps of `rows` sessions.
+    pub fn place(arena: &mut Arena, plan: &Plan, rows: u32, multiprocessors: u32) -> Self {
+        // Enough parts for two blocks a multiprocessor.
+        let heads = plan.attention().map(|a| a.n_kv_heads).min();
+        let n_chunks = (2 * multiprocessors)
+            .div_ceil(heads.unwrap_or(1))
+            .clamp(1, MAX_PARTS);
+        let rows = u64::from(rows);
+        let queries = u64::from(plan.most(|a| a.n_heads * a.head_dim));
+        let parts = u64::from(plan.most(|a| a.n_heads * part_stride(a.head_dim)));
+        StepAttention {
+            q: arena.array::<f32>(rows * queries),
+            parts: arena.array::<f32>(rows * parts * u64::from(n_chunks)),
+            n_chunks,
+        }
+    }
+}
+
+impl StepOperations<'_> {
+    /// From queries, keys and values to the input of the output product.
+    pub(in crate::backend::cuda) fn attention(
+        &self,
+        layer: usize,
+        attention: &AttentionPlan,
+    ) -> Result<()> {
+        let (e, b) = (&self.eval, self.buffers);
+        let (at, qkv) = (&b.at().attention, b.at().rows.wide);
+        let inputs = b.at().inputs.only(attention.output.forms());
+        let [q_norm, k_norm] = attention.head_norms;
+        let layout = e.kv.layers[layer];
+        let attend = args::Attend {
+            sessions: e.sessions,
+            q: at.q,
+            parts: at.parts,
+            q8: inputs.q8,
+            q8_scale: inputs.q8_scale,
+            f32: inputs.f32,
+            qkv: qkv.address,
+            tickets: b.tickets(),
+            rotation: attention.rotation,
+            q_norm,
+            k_norm,
+            layout,
+            scores: attention.scores,
+            qkv_stride: qkv.stride,
+            n_heads: attention.n_heads,
+            n_chunks: at.n_chunks,
+            ..Default::default()
+        };
+        if let Some(norms) = attention.row_norms(qkv.address, qkv.stride) {
+            // SAFETY: addresses of the *weights* and the *workspace*, which `StepOperations` promises.
+            unsafe { e.kernels.norm_parts(e.stream, &norms, self.batch)? };
+        }
+        // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, likewise; tickets are
+        // zeros between any two kernels.
+        unsafe { e.kernels.attend(e.stream, &attend, self.batch)? };
+        let row = 2 * u64::from(layout.n_kv_heads) * u64::from(layout.row_bytes);
+        let seen = self.positions().min(u64::from(layout.window));
+        self.mark(Work::Attention, seen * row)
+    }
+}
+
+/// Memory of attention in a chunk.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend::cuda) struct ChunkAttention {
+    /// f16, `[rows][n_heads * head_dim]`: queries.
+    q: u64,
+    /// f32, `[rows][n_heads * head_dim]`: outputs.
+    attended: u64,
+}
+
+impl ChunkAttention {
+    /// For chunks of `rows` tokens.
+    pub fn place(arena: &mut Arena, plan: &Plan, rows: u32) -> Self {
+        let elements = u64::from(rows) * u64::from(plan.most(|a| a.n_heads * a.head_dim));
+        ChunkAttention {
+            q: arena.array::<u16>(elements),
+            attended: arena.array::<f32>(elements),
+        }
+    }
+}
+
+impl ChunkOperations<'_> {
+    /// From queries, keys and values to the input of the output product.
+    pub(in crate::backend::cuda) fn attention(
+        &self,
+        layer: usize,
+        attention: &AttentionPlan,
+    ) -> Result<()> {
+        let e = &self.eval;
+        let (at, qkv) = (&self.at().attention, self.at().rows.wide);
+        let layout = e.kv.layers[layer];
+        let [q_norm, k_norm] = attention.head_norms;
+        let rope = args::Rope {
+            sessions: e.sessions,
+            qkv: qkv.address,
+            q_f16: at.q,
+            rotation: attention.rotation,
+            q_norm,
+            k_norm,
+            layout,
+            q_scale: attention.scores.scale,
+            qkv_stride: qkv.stride,
+            n_heads: attention.n_heads,
+            prefill: 1,
+            ..Default::default()
+        };
+        let flash = args::Flash {
+            sessions: e.sessions,
+            q: at.q,
+            out: at.attended,
+            layout,
+            scores: attention.scores,
+            first_row: 0,
+            rows: self.rows,
+            n_heads: attention.n_heads,
+            padding: 0,
+        };
+        // A ring has no room for more at a time.
+        let at_once = match attention.kv.window {
+            Some(_) => RING_CHUNK as u32,
+            None => self.rows,
+        };
+        if let Some(norms) = attention.row_norms(qkv.address, qkv.stride) {
+            // SAFETY: addresses of the *weights* and the *workspace*, which `ChunkOperations` promises.
+            unsafe { e.kernels.norm_parts(e.stream, &norms, self.rows)? };
+        }
+        for first_row in (0..self.rows).step_by(at_once as usize) {
+            let rows = self.rows.min(first_row + at_once);
+            let rope = args::Rope { first_row, ..rope };
+            let flash = args::Flash {
+                first_row,
+                rows,
+                ..flash
+            };
+            // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, likewise; the cache
+            // is backed up to the rows' positions.
+            unsafe {
+                e.kernels.rope_append(e.stream, &rope, rows - first_row)?;
+                e.kernels.flash(e.stream, &flash)?;
+            }
+        }
+        let heads = attention.n_heads * attention.head_dim;
+        self.produce(args::Produce {
+            x: at.attended,
+            x_stride: heads,
+            len: heads,
+            groups: attention.output.groups,
+            source: args::Source::Copy as u32,
+            ..Default::default()
+        })
+    }
+}

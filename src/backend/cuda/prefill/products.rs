@@ -1,0 +1,142 @@
+//! The products of a chunk, with the making of their inputs.
+
+use super::ChunkOperations;
+use crate::backend::cuda::args;
+use crate::backend::cuda::matrix::Matrix;
+use crate::backend::cuda::plan::MlpPlan;
+use crate::backend::cuda::walk::Span;
+use crate::error::Result;
+
+impl ChunkOperations<'_> {
+    /// The input of the last product of a feed-forward part, from the input that is there.
+    pub(super) fn mlp(&self, mlp: &MlpPlan) -> Result<()> {
+        let (at, e) = (self.at(), &self.eval);
+        let wide = at.rows.wide;
+        let mut produce = args::Produce {
+            x: wide.address,
+            x_stride: wide.stride,
+            len: mlp.n_ff,
+            groups: mlp.down.groups,
+            source: mlp.source() as u32,
+            activation: mlp.activation,
+            ..Default::default()
+        };
+        if e.kernels.gates(mlp) {
+            self.pause()?;
+            self.unpack(&mlp.up, Some(mlp.n_ff))?;
+            let gated = args::GatedMatmul {
+                product: self.unpacked_product(&mlp.up, wide, 0),
+                largest: at.largest,
+            };
+            // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+            unsafe { e.kernels.matmul_gated(e.stream, &gated)? };
+            produce.source = args::Source::Copy as u32;
+            produce.largest = at.largest;
+        } else {
+            self.matmul(&mlp.up, wide, 0)?;
+        }
+        self.produce(produce)
+    }
+
+    /// The input of a product, of rows of `groups` groups: the residual stream or its norm. It is written as
+    /// f32 as well, to `f32` if that is not 0.
+    pub(super) fn input(&self, norm: Option<args::Norm>, groups: u32, f32: u64) -> Result<()> {
+        let (at, hidden) = (self.at(), self.eval.plan.hidden);
+        let source = match norm {
+            Some(_) => args::Source::Norm,
+            None => args::Source::Copy,
+        };
+        self.produce(args::Produce {
+            x: at.rows.residual.address,
+            norm: norm.unwrap_or_default(),
+            x_stride: at.rows.residual.stride,
+            len: hidden,
+            groups,
+            f32,
+            clear: at.largest,
+            source: source as u32,
+            inverse_len: 1.0 / hidden as f32,
+            ..Default::default()
+        })
+    }
+
+    /// Writes the input of a product, in the form that it reads. The addresses in `args` must be of the
+    /// *weights* and the *workspace*.
+    pub fn produce(&self, args: args::Produce) -> Result<()> {
+        let (at, e) = (self.at(), &self.eval);
+        let produce = args::Produce {
+            f16: at.x,
+            f16_scale: at.x_scale,
+            ..args
+        };
+        // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+        unsafe { e.kernels.produce(e.stream, &produce, self.rows) }
+    }
+
+    /// `out = matrix * input + residual`, of the input that is there; without residual where that is 0.
+    pub(super) fn matmul(&self, matrix: &Matrix, out: Span, residual: u64) -> Result<()> {
+        self.pause()?;
+        self.unpack(matrix, None)?;
+        let product = self.unpacked_product(matrix, out, residual);
+        let e = &self.eval;
+        // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+        unsafe { e.kernels.matmul(e.stream, &product) }
+    }
+
+    /// A matrix in f16, at `weights`. With `half` rows in each of two parts, these lie by turns, as
+    /// [`Kernels::matmul_gated`](crate::backend::cuda::kernels::Kernels::matmul_gated) reads them.
+    fn unpack(&self, matrix: &Matrix, half: Option<u32>) -> Result<()> {
+        let e = &self.eval;
+        for s in &matrix.segments {
+            let all = args::Unpack {
+                matrix: s.address,
+                out: self.at().weights,
+                ty: args::type_number(s.ty),
+                groups: matrix.groups,
+                matrix_rows: s.rows,
+                rows: s.rows,
+                out_row: s.out_offset,
+                ..Default::default()
+            };
+            let Some(half) = half else {
+                // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+                unsafe { e.kernels.unpack(e.stream, &all)? };
+                continue;
+            };
+            for part in 0..2 {
+                let (begin, behind) = (part * half, (part + 1) * half);
+                let first = s.out_offset.clamp(begin, behind);
+                let end = (s.out_offset + s.rows).clamp(begin, behind);
+                let unpack = args::Unpack {
+                    first_row: first.saturating_sub(s.out_offset),
+                    rows: end - first,
+                    out_row: first - begin,
+                    spread: part + 1,
+                    ..all
+                };
+                if unpack.rows > 0 {
+                    // SAFETY: as above.
+                    unsafe { e.kernels.unpack(e.stream, &unpack)? };
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The arguments of a product with the matrix that was unpacked last.
+    fn unpacked_product(&self, matrix: &Matrix, out: Span, residual: u64) -> args::Matmul {
+        let at = self.at();
+        args::Matmul {
+            x: at.x,
+            x_scale: at.x_scale,
+            w: at.weights,
+            bias: matrix.bias,
+            residual,
+            out: out.address,
+            m: self.rows,
+            n: matrix.rows,
+            k: matrix.groups * 32,
+            out_stride: out.stride,
+        }
+    }
+}

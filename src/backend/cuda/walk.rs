@@ -1,0 +1,222 @@
+//! The order of a block's parts, for every way to evaluate one.
+//!
+//! [`walk`] knows which part of a block follows which, and where each is added to the residual
+//! stream. How a part is done is left to [`Operations`], of which there are two: those of a step (one
+//! token of each of several sessions) and those of a chunk (many tokens of one session).
+
+use super::args;
+use super::experts::ExpertsPlan;
+use super::matrix::Matrix;
+use super::mixer::{AttentionPlan, MixerPlan};
+use super::plan::{FeedForwardPlan, LayerPlan, MlpPlan};
+use crate::backend::Work;
+use crate::error::Result;
+
+/// Rows of f32 that one operation leaves for another, one row per token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rows {
+    /// The residual stream, as wide as the network.
+    Residual,
+    /// The residual stream with the mixer's part added, which a parallel block keeps apart until its
+    /// feed-forward part has read the stream, too.
+    Branch,
+    /// The outputs of the last product, as wide as the widest.
+    Wide,
+    /// The outputs of a shared expert, as wide as the network.
+    SharedExpert,
+}
+
+/// Where the rows of each kind are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AllRows {
+    pub residual: Span,
+    pub branch: Span,
+    pub wide: Span,
+    pub shared_expert: Span,
+}
+
+/// Where rows are: the first one's address, and floats from one to the next.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    pub address: u64,
+    pub stride: u32,
+}
+
+impl AllRows {
+    /// Those of one kind.
+    pub fn of(&self, rows: Rows) -> Span {
+        match rows {
+            Rows::Residual => self.residual,
+            Rows::Branch => self.branch,
+            Rows::Wide => self.wide,
+            Rows::SharedExpert => self.shared_expert,
+        }
+    }
+}
+
+/// What the first product of a feed-forward part reads.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum MlpInput {
+    /// The residual stream, or the norm of it.
+    Residual(Option<args::Norm>),
+    /// What [`Operations::route`] has left for the experts.
+    OfExperts,
+}
+
+/// How the outputs of a part are added: `to = base + scale * norm(outputs)`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Addition {
+    pub norm: Option<args::Norm>,
+    pub scale: f32,
+    pub base: Rows,
+    pub to: Rows,
+}
+
+/// What becomes of the weighted sum of the experts' outputs: `to = base + scale * sum`, or without a base
+/// the sum alone.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExpertSum {
+    pub scale: f32,
+    pub base: Option<Rows>,
+    pub to: Rows,
+}
+
+/// What a block is made of. Each operation goes on from what those before it have left.
+pub(super) trait Operations {
+    /// Where the input of a part's last product is.
+    type Input;
+
+    /// `Wide = matrix * norm(Residual)`.
+    fn project(&self, norm: Option<args::Norm>, matrix: &Matrix) -> Result<()>;
+
+    /// Appends the keys and values in `Wide` to the cache of layer `layer`, and attends with the
+    /// queries there.
+    fn attend(&self, layer: usize, attention: &AttentionPlan) -> Result<Self::Input>;
+
+    /// The inner values of a feed-forward part: its activation.
+    fn inner(&self, input: MlpInput, mlp: &MlpPlan) -> Result<Self::Input>;
+
+    /// `to = matrix * input`, plus `residual` if there is one.
+    fn product(
+        &self,
+        matrix: &Matrix,
+        input: &Self::Input,
+        to: Rows,
+        residual: Option<Rows>,
+    ) -> Result<()>;
+
+    /// Adds `Wide`.
+    fn add(&self, addition: &Addition) -> Result<()>;
+
+    /// Writes `norm(Residual)` as experts read it, and chooses each token's experts.
+    fn route(&self, norm: Option<args::Norm>, experts: &ExpertsPlan) -> Result<()>;
+
+    /// The gates and ups of the chosen experts.
+    fn experts_up(&self, experts: &ExpertsPlan) -> Result<()>;
+
+    /// From there their activations and outputs.
+    fn experts_down(&self, experts: &ExpertsPlan) -> Result<()>;
+
+    /// Sums the outputs of the chosen experts and those of the shared one by their weights.
+    fn combine(&self, experts: &ExpertsPlan, sum: &ExpertSum) -> Result<()>;
+
+    /// Notes the end of `work`, which has read `bytes` of weights or cache.
+    fn mark(&self, work: Work, bytes: u64) -> Result<()> {
+        let _ = (work, bytes);
+        Ok(())
+    }
+}
+
+/// Evaluates layer `index`, which `block` describes.
+pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> Result<()> {
+    let between = match block.parallel {
+        true => Rows::Branch,
+        false => Rows::Residual,
+    };
+    let mixed = Addition {
+        norm: block.mixer_post_norm,
+        scale: block.residual_scale,
+        base: Rows::Residual,
+        to: between,
+    };
+    let fed = Addition {
+        norm: block.feed_forward_post_norm,
+        scale: block.residual_scale,
+        base: between,
+        to: Rows::Residual,
+    };
+    match &block.mixer {
+        MixerPlan::Attention(attention) => {
+            ops.project(block.mixer_norm, &attention.qkv)?;
+            ops.mark(Work::Qkv, attention.qkv.bytes())?;
+            let input = ops.attend(index, attention)?;
+            output(ops, &attention.output, &input, &mixed)?;
+            ops.mark(Work::Output, attention.output.bytes())?;
+        }
+    }
+    let norm = block.feed_forward_norm;
+    match &block.feed_forward {
+        FeedForwardPlan::Dense(mlp) => {
+            let input = ops.inner(MlpInput::Residual(norm), mlp)?;
+            output(ops, &mlp.down, &input, &fed)?;
+            ops.mark(Work::Down, mlp.down.bytes())
+        }
+        FeedForwardPlan::Experts(experts) => walk_experts(ops, norm, experts, &fed),
+    }
+}
+
+/// The last product of a part, which is added so.
+fn output<O: Operations>(
+    ops: &O,
+    matrix: &Matrix,
+    input: &O::Input,
+    addition: &Addition,
+) -> Result<()> {
+    if addition.norm.is_none() && addition.scale == 1.0 {
+        // The product adds.
+        return ops.product(matrix, input, addition.to, Some(addition.base));
+    }
+    ops.product(matrix, input, Rows::Wide, None)?;
+    ops.add(addition)
+}
+
+fn walk_experts<O: Operations>(
+    ops: &O,
+    norm: Option<args::Norm>,
+    experts: &ExpertsPlan,
+    addition: &Addition,
+) -> Result<()> {
+    let first = [&experts.gate, &experts.up];
+    ops.route(norm, experts)?;
+    ops.experts_up(experts)?;
+    let bytes = experts.router.bytes() + experts.used_bytes(&first);
+    ops.mark(Work::GateUp, bytes)?;
+    ops.experts_down(experts)?;
+    ops.mark(Work::Down, experts.used_bytes(&[&experts.down]))?;
+    if let Some(shared) = &experts.shared {
+        let input = ops.inner(MlpInput::OfExperts, shared)?;
+        ops.product(&shared.down, &input, Rows::SharedExpert, None)?;
+        ops.mark(Work::Down, shared.down.bytes())?;
+    }
+    let sum = ExpertSum {
+        scale: addition.scale,
+        base: Some(addition.base),
+        to: addition.to,
+    };
+    if addition.norm.is_none() {
+        // The sum adds.
+        ops.combine(experts, &sum)?;
+    } else {
+        let alone = ExpertSum {
+            base: None,
+            to: Rows::Wide,
+            ..sum
+        };
+        ops.combine(experts, &alone)?;
+        ops.add(addition)?;
+    }
+    ops.mark(Work::Norm, 0)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,358 @@
+//! The order of operations, written down by operations that do nothing else.
+
+use super::*;
+use crate::backend::cuda::matrix::MatrixSegment;
+use crate::error::Error;
+use crate::model::KvShape;
+use crate::quant::TensorType;
+use std::cell::RefCell;
+
+/// Writes down what is asked for; matrices and norms go by their names.
+#[derive(Default)]
+struct Recorder {
+    lines: RefCell<Vec<String>>,
+    /// The operation that fails, by its number.
+    fails: Option<usize>,
+}
+
+const NAMES: [&str; 8] = [
+    "qkv",
+    "output",
+    "up",
+    "down",
+    "gate",
+    "router",
+    "shared up",
+    "shared down",
+];
+
+/// The matrix of this name, as many bytes as its place in [`NAMES`] says.
+fn matrix(name: &str) -> Matrix {
+    let place = NAMES.iter().position(|n| *n == name).unwrap();
+    Matrix {
+        rows: place as u32,
+        segments: vec![MatrixSegment {
+            address: 0,
+            ty: TensorType::F32,
+            rows: 1,
+            out_offset: 0,
+            bytes: 100 * (place as u64 + 1),
+        }],
+        ..Matrix::default()
+    }
+}
+
+fn name(matrix: &Matrix) -> &'static str {
+    NAMES[matrix.rows as usize]
+}
+
+/// A norm that goes by a number.
+fn norm(number: u64) -> Option<args::Norm> {
+    Some(args::Norm {
+        weight: number,
+        ..args::Norm::default()
+    })
+}
+
+fn normed(norm: Option<args::Norm>, what: &str) -> String {
+    match norm {
+        Some(norm) => format!("norm{}({what})", norm.weight),
+        None => what.into(),
+    }
+}
+
+impl Recorder {
+    fn line(&self, line: String) -> Result<()> {
+        let mut lines = self.lines.borrow_mut();
+        if self.fails == Some(lines.len()) {
+            return Err(Error::new(crate::error::Status::DeviceError, line));
+        }
+        lines.push(line);
+        Ok(())
+    }
+}
+
+impl Operations for Recorder {
+    type Input = &'static str;
+
+    fn project(&self, norm: Option<args::Norm>, matrix: &Matrix) -> Result<()> {
+        let input = normed(norm, "Residual");
+        self.line(format!("Wide = {} * {input}", name(matrix)))
+    }
+
+    fn attend(&self, layer: usize, _: &AttentionPlan) -> Result<&'static str> {
+        self.line(format!("attend in layer {layer}"))?;
+        Ok("attended")
+    }
+
+    fn inner(&self, input: MlpInput, mlp: &MlpPlan) -> Result<&'static str> {
+        let input = match input {
+            MlpInput::Residual(norm) => normed(norm, "Residual"),
+            MlpInput::OfExperts => "routed".into(),
+        };
+        self.line(format!("inner = {} * {input}", name(&mlp.up)))?;
+        Ok("inner")
+    }
+
+    fn product(
+        &self,
+        matrix: &Matrix,
+        input: &&'static str,
+        to: Rows,
+        residual: Option<Rows>,
+    ) -> Result<()> {
+        let residual = residual.map_or(String::new(), |r| format!("{r:?} + "));
+        self.line(format!("{to:?} = {residual}{} * {input}", name(matrix)))
+    }
+
+    fn add(&self, a: &Addition) -> Result<()> {
+        let (to, base, scale) = (a.to, a.base, a.scale);
+        let branch = normed(a.norm, "Wide");
+        self.line(format!("{to:?} = {base:?} + {scale} * {branch}"))
+    }
+
+    fn route(&self, norm: Option<args::Norm>, _: &ExpertsPlan) -> Result<()> {
+        self.line(format!("routed = {}", normed(norm, "Residual")))
+    }
+
+    fn experts_up(&self, e: &ExpertsPlan) -> Result<()> {
+        self.line(format!("experts' {} and {}", name(&e.gate), name(&e.up)))
+    }
+
+    fn experts_down(&self, e: &ExpertsPlan) -> Result<()> {
+        self.line(format!("experts' {}", name(&e.down)))
+    }
+
+    fn combine(&self, _: &ExpertsPlan, sum: &ExpertSum) -> Result<()> {
+        let (to, scale) = (sum.to, sum.scale);
+        self.line(match sum.base {
+            Some(base) => format!("{to:?} = {base:?} + {scale} * sum"),
+            None => format!("{to:?} = sum"),
+        })
+    }
+
+    fn mark(&self, work: Work, bytes: u64) -> Result<()> {
+        self.line(format!("[{} {bytes}]", work.name()))
+    }
+}
+
+fn mlp(up: &str, down: &str) -> MlpPlan {
+    MlpPlan {
+        up: matrix(up),
+        gated: true,
+        n_ff: 1,
+        activation: args::Activation::default(),
+        down: matrix(down),
+    }
+}
+
+/// A plain sequential block: norm 1 before attention, norm 2 before the feed-forward part.
+fn block() -> LayerPlan {
+    LayerPlan {
+        mixer_norm: norm(1),
+        mixer: MixerPlan::Attention(AttentionPlan {
+            qkv: matrix("qkv"),
+            n_heads: 1,
+            n_kv_heads: 1,
+            head_dim: 1,
+            head_norms: Default::default(),
+            row_norms: Default::default(),
+            rotation: Default::default(),
+            scores: Default::default(),
+            kv: KvShape {
+                n_kv_heads: 1,
+                head_dim: 1,
+                window: None,
+            },
+            output: matrix("output"),
+        }),
+        mixer_post_norm: None,
+        feed_forward_norm: norm(2),
+        feed_forward: FeedForwardPlan::Dense(mlp("up", "down")),
+        feed_forward_post_norm: None,
+        parallel: false,
+        residual_scale: 1.0,
+    }
+}
+
+/// Four experts, of which a token goes through two.
+fn experts(shared: bool) -> FeedForwardPlan {
+    FeedForwardPlan::Experts(Box::new(ExpertsPlan {
+        n_experts: 4,
+        n_used: 2,
+        router: matrix("router"),
+        selection_bias: 0,
+        scoring: 0,
+        normalize: false,
+        weight_scale: 1.0,
+        gate: matrix("gate"),
+        up: matrix("up"),
+        down: matrix("down"),
+        n_ff: 1,
+        activation: args::Activation::default(),
+        shared: shared.then(|| mlp("shared up", "shared down")),
+    }))
+}
+
+fn recorded(block: &LayerPlan) -> Vec<String> {
+    let recorder = Recorder::default();
+    walk(&recorder, 3, block).unwrap();
+    recorder.lines.into_inner()
+}
+
+/// The lines that are no marks.
+fn operations(block: &LayerPlan) -> Vec<String> {
+    let mut lines = recorded(block);
+    lines.retain(|line| !line.starts_with('['));
+    lines
+}
+
+#[test]
+fn a_sequential_block_adds_one_part_after_the_other() {
+    let want = [
+        "Wide = qkv * norm1(Residual)",
+        "[qkv 100]",
+        "attend in layer 3",
+        "Residual = Residual + output * attended",
+        "[output 200]",
+        "inner = up * norm2(Residual)",
+        "Residual = Residual + down * inner",
+        "[down 400]",
+    ];
+    assert_eq!(recorded(&block()), want);
+}
+
+#[test]
+fn a_parallel_block_keeps_the_stream_until_both_parts_have_read_it() {
+    let block = LayerPlan {
+        parallel: true,
+        ..block()
+    };
+    let want = [
+        "Wide = qkv * norm1(Residual)",
+        "attend in layer 3",
+        "Branch = Residual + output * attended",
+        "inner = up * norm2(Residual)",
+        "Residual = Branch + down * inner",
+    ];
+    assert_eq!(operations(&block), want);
+}
+
+#[test]
+fn a_block_without_norms_reads_the_stream_as_it_is() {
+    let block = LayerPlan {
+        mixer_norm: None,
+        feed_forward_norm: None,
+        ..block()
+    };
+    let lines = operations(&block);
+    assert_eq!(lines[0], "Wide = qkv * Residual");
+    assert_eq!(lines[3], "inner = up * Residual");
+}
+
+#[test]
+fn post_norms_and_scales_take_a_product_of_its_own() {
+    let normed = LayerPlan {
+        mixer_post_norm: norm(5),
+        feed_forward_post_norm: norm(6),
+        ..block()
+    };
+    let want = [
+        "Wide = qkv * norm1(Residual)",
+        "attend in layer 3",
+        "Wide = output * attended",
+        "Residual = Residual + 1 * norm5(Wide)",
+        "inner = up * norm2(Residual)",
+        "Wide = down * inner",
+        "Residual = Residual + 1 * norm6(Wide)",
+    ];
+    assert_eq!(operations(&normed), want);
+    let scaled = LayerPlan {
+        parallel: true,
+        residual_scale: 0.5,
+        ..block()
+    };
+    let want = [
+        "Wide = qkv * norm1(Residual)",
+        "attend in layer 3",
+        "Wide = output * attended",
+        "Branch = Residual + 0.5 * Wide",
+        "inner = up * norm2(Residual)",
+        "Wide = down * inner",
+        "Residual = Branch + 0.5 * Wide",
+    ];
+    assert_eq!(operations(&scaled), want);
+}
+
+#[test]
+fn experts_are_chosen_multiplied_and_summed() {
+    let block = LayerPlan {
+        feed_forward: experts(false),
+        residual_scale: 0.5,
+        ..block()
+    };
+    let want = [
+        "Residual = Residual + 0.5 * Wide",
+        "[output 200]",
+        "routed = norm2(Residual)",
+        "experts' gate and up",
+        // The router, and half of the experts' gates and ups.
+        "[gate_up 1000]",
+        "experts' down",
+        "[down 200]",
+        "Residual = Residual + 0.5 * sum",
+        "[norm 0]",
+    ];
+    assert_eq!(recorded(&block)[4..], want);
+}
+
+#[test]
+fn a_shared_expert_reads_what_the_others_read() {
+    let block = LayerPlan {
+        feed_forward: experts(true),
+        parallel: true,
+        ..block()
+    };
+    let want = [
+        "routed = norm2(Residual)",
+        "experts' gate and up",
+        "experts' down",
+        "inner = shared up * routed",
+        "SharedExpert = shared down * inner",
+        "Residual = Branch + 1 * sum",
+    ];
+    assert_eq!(operations(&block)[3..], want);
+}
+
+#[test]
+fn a_post_norm_of_experts_is_that_of_their_sum() {
+    let block = LayerPlan {
+        feed_forward: experts(false),
+        feed_forward_post_norm: norm(6),
+        residual_scale: 0.5,
+        ..block()
+    };
+    let lines = operations(&block);
+    let want = ["Wide = sum", "Residual = Residual + 0.5 * norm6(Wide)"];
+    assert_eq!(lines[lines.len() - 2..], want);
+}
+
+#[test]
+fn nothing_follows_an_operation_that_fails() {
+    let block = LayerPlan {
+        feed_forward: experts(true),
+        mixer_post_norm: norm(5),
+        feed_forward_post_norm: norm(6),
+        ..block()
+    };
+    let all = recorded(&block);
+    for fails in 0..all.len() {
+        let recorder = Recorder {
+            fails: Some(fails),
+            ..Recorder::default()
+        };
+        let error = walk(&recorder, 3, &block).unwrap_err();
+        assert_eq!(error.message, all[fails]);
+        assert_eq!(recorder.lines.into_inner(), all[..fails]);
+    }
+}

@@ -1,0 +1,243 @@
+//! Host and device write the structures and constants that they share each in its own language. Here
+//! both texts are read, and must say the same. No GPU and no compiler of its kernels is needed.
+
+use emberlm::quant::TensorType;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The Rust side of the structures.
+const STRUCTURES: [&str; 2] = [
+    "src/backend/cuda/args.rs",
+    "src/backend/cuda/args/experts.rs",
+];
+
+/// Constants of both sides: file and name on the host, file and name on the device.
+const CONSTANTS: [[&str; 4]; 9] = [
+    ["attention.rs", "KV_TILE", "common.cuh", "KV_TILE"],
+    ["attention.rs", "MAX_PARTS", "attend.cuh", "MAX_PARTS"],
+    ["args.rs", "MAX_SEGMENTS", "matvec.cuh", "MAX_SEGMENTS"],
+    ["experts.rs", "MAX_EXPERTS", "experts.cu", "MAX_EXPERTS"],
+    ["experts.rs", "SCORE_ROWS", "experts.cu", "SCORE_ROWS"],
+    ["experts.rs", "ROUTE_WARPS", "experts.cu", "ROUTE_WARPS"],
+    ["experts.rs", "TILE_ROWS", "matmul.cuh", "TILE_ROWS"],
+    ["kernels.rs", "WARPS", "matvec.cuh", "WARPS"],
+    ["sampling.rs", "GROUPS", "sample.cuh", "GROUPS"],
+];
+
+fn root() -> PathBuf {
+    env!("CARGO_MANIFEST_DIR").into()
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The text without `//` comments and without attributes.
+fn code(text: &str) -> String {
+    let line = |line: &str| {
+        line.split("//")
+            .next()
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    };
+    let lines = text.lines().map(line);
+    lines
+        .filter(|l| !l.starts_with("#["))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+/// What a field is for both sides.
+#[derive(Clone, Debug, PartialEq)]
+enum Kind {
+    /// An address, or a number of eight bytes.
+    Wide,
+    /// `uint32_t`.
+    Whole,
+    /// `float`.
+    Float,
+    /// A structure, by its name on the device.
+    Structure(String),
+}
+
+/// A field: its name, what it is, and how many of it there are.
+type Field = (String, Kind, usize);
+
+fn count(text: &str) -> usize {
+    text.trim().parse().unwrap_or_else(|_| match text.trim() {
+        "MAX_SEGMENTS" => constant(&root().join("src/backend/cuda/args.rs"), "MAX_SEGMENTS"),
+        "MAX_LOGPROBS" => constant(&root().join("kernels/sample.cuh"), "MAX_LOGPROBS"),
+        other => panic!("an array of {other}"),
+    })
+}
+
+/// The structures of the host by the names of their twins, which the first word of each one's comment
+/// is.
+fn of_the_host() -> BTreeMap<String, Vec<Field>> {
+    let texts: Vec<String> = STRUCTURES.iter().map(|f| read(&root().join(f))).collect();
+    let all = texts.join("\n");
+    let parts: Vec<&str> = all.split("\npub struct ").collect();
+    let twin = |before: &str| {
+        let comment = before
+            .rfind("\n/// `")
+            .expect("a comment that names the twin");
+        let name = before[comment + 6..].split('`').next();
+        name.expect("a name").to_owned()
+    };
+    let name = |part: &str| part.split(' ').next().unwrap_or_default().to_owned();
+    let twins: BTreeMap<String, String> = parts
+        .windows(2)
+        .map(|pair| (name(pair[1]), twin(pair[0])))
+        .collect();
+    let field = |text: &str| -> Field {
+        let (name, ty) = text.split_once(':').expect("name: type");
+        let ty = ty.trim();
+        let (ty, n) = match ty.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
+            Some(array) => {
+                let (ty, n) = array.split_once(';').expect("[type; count]");
+                (ty.trim(), count(n))
+            }
+            None => (ty, 1),
+        };
+        let kind = match ty {
+            "u64" => Kind::Wide,
+            "u32" => Kind::Whole,
+            "f32" => Kind::Float,
+            other => Kind::Structure(twins[other].clone()),
+        };
+        let name = name.trim().trim_start_matches("pub ");
+        // The one name that is a word of the language.
+        let name = if name == "ty" { "type" } else { name };
+        (name.to_owned(), kind, n)
+    };
+    let mut structures = BTreeMap::new();
+    for part in &parts[1..] {
+        let body = part.split_once('{').expect("fields").1;
+        let body = code(body.split_once('}').expect("their end").0);
+        let fields = body.split(',').map(str::trim).filter(|f| !f.is_empty());
+        let before = structures.insert(twins[&name(part)].clone(), fields.map(field).collect());
+        assert!(before.is_none(), "two twins of {}", twins[&name(part)]);
+    }
+    structures
+}
+
+/// All structures of the kernels that consist of plain fields.
+fn of_the_device() -> BTreeMap<String, Vec<Field>> {
+    let mut structures = BTreeMap::new();
+    for entry in std::fs::read_dir(root().join("kernels")).unwrap() {
+        let text = code(&read(&entry.unwrap().path()));
+        for part in text.split("\nstruct ").skip(1) {
+            let Some((name, body)) = part.split_once(" {") else {
+                continue;
+            };
+            let body = body.split_once("\n};").map_or(body, |(body, _)| body);
+            if let Some(fields) = plain_fields(body) {
+                let before = structures.insert(name.trim().to_owned(), fields);
+                assert!(before.is_none(), "two structures {name}");
+            }
+        }
+    }
+    structures
+}
+
+/// `const float* a; uint32_t b, c; Norm d[2];` as fields; `None` where there is more than that.
+fn plain_fields(body: &str) -> Option<Vec<Field>> {
+    if body.contains(['(', '=']) {
+        return None;
+    }
+    let mut fields = Vec::new();
+    for statement in body.split(';').map(str::trim).filter(|s| !s.is_empty()) {
+        let first = statement.split(',').next()?;
+        let end = first.rfind([' ', '*', '\n'])?;
+        let ty = statement[..=end].trim().trim_start_matches("const ").trim();
+        let kind = match ty {
+            _ if ty.ends_with('*') => Kind::Wide,
+            "uint64_t" => Kind::Wide,
+            "uint32_t" => Kind::Whole,
+            "float" => Kind::Float,
+            other => Kind::Structure(other.to_owned()),
+        };
+        for name in statement[end + 1..].split(',').map(str::trim) {
+            let (name, n) = match name.split_once('[') {
+                Some((name, n)) => (name, count_of(n.trim_end_matches(']'))?),
+                None => (name, 1),
+            };
+            fields.push((name.to_owned(), kind.clone(), n));
+        }
+    }
+    Some(fields)
+}
+
+fn count_of(text: &str) -> Option<usize> {
+    let known = ["MAX_SEGMENTS", "MAX_LOGPROBS"].contains(&text);
+    (known || text.parse::<usize>().is_ok()).then(|| count(text))
+}
+
+/// The number that a name is given in a file of either language.
+fn constant(path: &Path, name: &str) -> usize {
+    let text = code(&read(path));
+    let values = text.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '=' && c != ':');
+    let words: Vec<&str> = values.filter(|w| !w.is_empty()).collect();
+    let at = words.windows(2).position(|w| {
+        // `NAME = 1` and `NAME: u32 = 1`.
+        w[0].trim_end_matches(':') == name && (w[1] == "=" || w[0].ends_with(':'))
+    });
+    let at = at.unwrap_or_else(|| panic!("{}: no {name}", path.display()));
+    let value = words[at..].iter().skip_while(|w| **w != "=").nth(1);
+    let value = value.and_then(|v| v.parse().ok());
+    value.unwrap_or_else(|| panic!("{}: {name} is no number", path.display()))
+}
+
+#[test]
+fn structures_have_the_same_fields() {
+    let (host, device) = (of_the_host(), of_the_device());
+    assert!(host.len() >= 30, "{} structures were found", host.len());
+    for (name, fields) in &host {
+        let twin = device.get(name);
+        let twin = twin.unwrap_or_else(|| panic!("the kernels have no structure {name}"));
+        assert_eq!(fields, twin, "{name}: host and device");
+    }
+    // What a kernel takes by that name comes from the host.
+    for name in device.keys().filter(|name| name.ends_with("Args")) {
+        assert!(host.contains_key(name), "args.rs has no twin of {name}");
+    }
+}
+
+#[test]
+fn constants_have_the_same_values() {
+    for [file, name, kernel_file, kernel_name] in CONSTANTS {
+        let host = constant(&root().join("src/backend/cuda").join(file), name);
+        let device = constant(&root().join("kernels").join(kernel_file), kernel_name);
+        assert_eq!(
+            host, device,
+            "{name} of {file}, {kernel_name} of {kernel_file}"
+        );
+    }
+    let longest = constant(&root().join("kernels/sample.cuh"), "MAX_LOGPROBS");
+    assert_eq!(longest, emberlm::engine::sampling::MAX_LOGPROBS);
+}
+
+#[test]
+fn element_types_have_the_same_numbers() {
+    let text = code(&read(&root().join("kernels/blocks.cuh")));
+    let body = text.split_once("enum Type : uint32_t {").unwrap().1;
+    let names = body.split_once('}').unwrap().0.split(',').map(str::trim);
+    let names: Vec<&str> = names.collect();
+    let host: Vec<&str> = TensorType::ALL.iter().map(|ty| ty.name()).collect();
+    assert_eq!(names, [&host[..], &["TYPE_COUNT"]].concat());
+}
+
+#[test]
+fn differences_are_seen() {
+    let fields = |text: &str| plain_fields(&code(text)).unwrap();
+    let wide = |name: &str| (name.to_owned(), Kind::Wide, 1);
+    let both = [wide("a"), ("b".to_owned(), Kind::Whole, 1)];
+    assert_eq!(fields("const float* a;  // [rows]\nuint32_t b;"), both);
+    assert_ne!(fields("const float* a; float b;"), both);
+    assert_ne!(fields("uint32_t b; const float* a;"), both);
+    assert_ne!(fields("const float* a; uint32_t b[2];"), both);
+    let norms = ("n".to_owned(), Kind::Structure("NormArgs".to_owned()), 2);
+    assert_eq!(fields("NormArgs n[2];"), [norms]);
+    assert_eq!(fields("uint64_t a, b;"), [wide("a"), wide("b")]);
+}
