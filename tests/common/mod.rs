@@ -11,6 +11,7 @@ pub mod quantize;
 pub mod reference_experts;
 pub mod reference_llama;
 pub mod runs;
+pub mod states;
 pub mod threads;
 pub mod tiny;
 pub mod tiny_experts;

@@ -16,6 +16,7 @@ mod kernels_weights;
 mod model;
 mod networks;
 mod sampling;
+mod states;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -42,6 +43,7 @@ fn main() {
     networks::tests(&mut tests);
     experts::tests(&mut tests);
     sampling::tests(&mut tests);
+    states::tests(&mut tests);
     families::tests(&mut tests);
     faults::tests(&mut tests);
     let trials = tests
