@@ -338,18 +338,19 @@ fn masks_that_fail() {
         .step_masked(&step, &mut panicking, &go)
         .unwrap_err();
     assert_eq!(e.status, Status::Internal);
-    let mut tokens = [0];
+    // In a batch, beside one without a mask.
+    let steps = [step, plain.step()];
     let e = step_batch_masked(
-        &mut [&mut talk.runner],
-        &[step],
+        &mut [&mut talk.runner, &mut plain.runner],
+        &steps,
         &mut [Some(&mut failing)],
-        &[&go],
-        &mut tokens,
+        &[&go; 2],
+        &mut [0; 2],
     )
     .unwrap_err();
     assert_eq!((e.error.status, e.row), (Status::Interrupted, Some(0)));
     // Nothing has moved.
-    assert_eq!(talk.runner.len(), len);
+    assert_eq!((talk.runner.len(), plain.runner.len()), (len, len));
     for _ in 0..5 {
         let token = talk.runner.step(&talk.step(), &go).unwrap();
         assert_eq!(plain.runner.step(&plain.step(), &go).unwrap(), token);
