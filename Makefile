@@ -91,7 +91,7 @@ help:
 	@echo "make fmt lint        rustfmt; clippy with warnings as errors"
 
 lib: $(KERNELS)
-	$(CARGO) build --release --lib $(FEATURES)
+	$(CARGO) build --release --lib $(FEATURES) --features c-library
 	$(LINK_SHARED)
 	@ln -sf $(SHARED) $(LIB_OUT)/$(SHARED_ABI)
 
@@ -110,7 +110,7 @@ test: test-rust test-emulation test-c test-examples valgrind
 
 # Tests that are marked `ignore` need the original models, which lie beside a developer's checkout.
 test-rust: $(KERNELS)
-	$(CARGO) test $(FEATURES) --features tools,bench $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
+	$(CARGO) test $(FEATURES) --features tools,bench,test-hooks $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
 
 # Kernels run on the CPU, under schedules that no GPU would choose.
 EMULATION_FLAGS := -O2 -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-sign-compare -Wno-pass-failed \
@@ -225,19 +225,20 @@ convert:
 # Everything to test and measure on a machine with a GPU and without Rust: copy the folder there and
 # run run.sh (tests, then the tests under compute-sanitizer with "run.sh sanitize").
 # With EMBERLM_CUDA_ARCHS=80:90 it has the code of older cards, for a Hopper that EMBERLM_CUDA_CAPABILITY=8.0 makes pretend
-# to be one when run.sh runs; so for 75:90 and 7.5, 89:90 and 8.9.
+# to be one when run.sh or ember-bench runs; so for 75:90 and 7.5, 89:90 and 8.9. The library is as it is shipped and knows nothing of that.
 GPU_BUNDLE := $(TARGET_DIR)/gpu-bundle
+HOOKED     := --features test-hooks
 
-gpu-bundle: $(KERNELS)
-	$(CARGO) build --release --features bench --lib --bin ember-bench
-	$(LINK_SHARED)
+gpu-bundle: lib
 	rm -rf $(GPU_BUNDLE) && mkdir -p $(GPU_BUNDLE)/tests/data $(GPU_BUNDLE)/models $(GPU_BUNDLE)/include
+	cp $(LIB_OUT)/$(SHARED) $(GPU_BUNDLE)
+	$(CARGO) build --release $(HOOKED),bench --bin ember-bench
 	for test in cuda tasks; do \
-	    cp $$($(CARGO) test --no-run --test $$test --message-format=json \
+	    cp $$($(CARGO) test --no-run $(HOOKED) --test $$test --message-format=json \
 	        | sed -n "s/.*\"executable\":\"\([^\"]*\/$$test-[^\"]*\)\".*/\1/p") $(GPU_BUNDLE)/test-$$test || exit 1; \
 	done
 	strip -g $(GPU_BUNDLE)/test-*
-	cp $(LIB_OUT)/ember-bench $(LIB_OUT)/$(SHARED) $(GPU_BUNDLE)
+	cp $(LIB_OUT)/ember-bench $(GPU_BUNDLE)
 	cp models/*.gguf $(GPU_BUNDLE)/models && cp -r tests/data/hamlet_* tests/data/families $(GPU_BUNDLE)/tests/data
 	cp include/emberlm.h $(GPU_BUNDLE)/include && cp tests/cuda/run.sh benches/gpu_table.py $(GPU_BUNDLE)
 	@echo "$(GPU_BUNDLE) is ready: $$(du -sh $(GPU_BUNDLE) | cut -f1)"

@@ -3,6 +3,7 @@
 use super::Session;
 use crate::error::{Result, fail, try_vec};
 use crate::grammar::{Grammar, GrammarKind, GrammarOptions, Matcher};
+use crate::memory;
 use crate::text::Tokenizer;
 
 /// Where a token of the context comes from.
@@ -49,7 +50,7 @@ impl Constraint {
 
     /// The same state for a fork of the session.
     pub fn duplicate(&self, context: usize) -> Result<Constraint> {
-        let mut other = Constraint::new(self.grammar.duplicate(), 0, context)?;
+        let mut other = Constraint::new(self.grammar.duplicate()?, 0, context)?;
         other.origins.extend_from_slice(&self.origins);
         other.pending.extend(self.rest_of_run());
         Ok(other)
@@ -178,7 +179,10 @@ impl Session {
         let vocabulary = self.model.grammar_vocabulary()?;
         let grammar = Grammar::compile(&vocabulary, kind, text, options)?;
         let constraint = Constraint::new(grammar, self.position(), self.context())?;
-        self.constraint = Some(Box::new(constraint));
+        let constraint = Box::new(constraint);
+        // Nothing that is kept was made with memory of the reserve.
+        memory::check()?;
+        self.constraint = Some(constraint);
         Ok(())
     }
 

@@ -1,17 +1,35 @@
 //! What every exported function does with its arguments and its result.
 
-use super::error::{ember_error, ember_status, store};
+use super::error::{ember_error, ember_status, store, store_text};
 use super::forked;
-use crate::error::{Result, fail};
+use crate::error::{Result, Status, fail};
+use crate::memory;
 use crate::panics;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-/// The body of an exported function: runs `work` unless this is a forked process, turns a panic into an error, reports to `err`.
+/// The body of an exported function: runs `work` unless memory has run out or this is a forked process, turns a panic into
+/// an error, reports to `err`.
 ///
 /// # Safety
 /// `err` is NULL or points to an `ember_error` that nobody else uses now.
 pub(super) unsafe fn call(
+    err: *mut ember_error,
+    work: impl FnOnce() -> Result<()>,
+) -> ember_status {
+    if memory::is_low() {
+        // SAFETY: the caller's promise.
+        return unsafe { store_text(err, Status::OutOfMemory, memory::IS_LOW) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { call_always(err, work) }
+}
+
+/// As [`call`], for functions that free memory or need next to none: they are not refused when memory has run out.
+///
+/// # Safety
+/// As [`call`].
+pub(super) unsafe fn call_always(
     err: *mut ember_error,
     work: impl FnOnce() -> Result<()>,
 ) -> ember_status {

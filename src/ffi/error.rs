@@ -121,6 +121,19 @@ pub(super) unsafe fn store(err: *mut ember_error, result: Result<()>) -> ember_s
         Ok(()) => (Status::Ok, ""),
         Err(Error { status, message }) => (*status, message.as_str()),
     };
+    // SAFETY: the caller's promise.
+    unsafe { store_text(err, status, message) }
+}
+
+/// Writes a status and a message to the caller's struct, if there is one, and returns the status. Needs no memory.
+///
+/// # Safety
+/// As [`store`].
+pub(super) unsafe fn store_text(
+    err: *mut ember_error,
+    status: Status,
+    message: &str,
+) -> ember_status {
     if let Some(err) = NonNull::new(err).filter(|err| err.is_aligned()) {
         let err = err.as_ptr();
         // Only the start of the buffer is touched: a call that succeeds writes 5 bytes.

@@ -7,6 +7,7 @@ use crate::engine::Model;
 use crate::engine::breakers::DEFAULT_BREAKERS;
 use crate::engine::sampling::{Breakers, Dry, Sampling, TokenRules};
 use crate::error::{Error, Result, fail};
+use crate::memory::{self, Room};
 use std::ffi::c_char;
 use std::sync::Arc;
 
@@ -202,6 +203,8 @@ impl ember_sampling_options {
             return Ok(None);
         }
         let n_vocab = model.details().n_vocab;
+        let room = Room::new((4 << 20) + 64 * n_vocab)?;
+        let _in_room = room.enter();
         let breakers = match &sequences[..] {
             [] => Breakers::default(),
             sequences => Breakers::new(n_vocab, sequences.iter().map(|s| &s[..]))?,
@@ -257,6 +260,7 @@ pub unsafe extern "C" fn ember_session_set_sampling(
             settings.check()?;
             // SAFETY: the arrays of `options` are as the header demands.
             let rules = unsafe { options.rules(session.model()) }?;
+            memory::check()?;
             session.set_sampling(settings, rules)
         })
     };

@@ -1,6 +1,6 @@
 //! Sessions: making, inspecting, rewinding and freeing them.
 
-use super::boundary::{Out, OutStruct, Sized32, call, read_struct, slice_mut};
+use super::boundary::{Out, OutStruct, Sized32, call, call_always, read_struct, slice_mut};
 use super::error::{ember_error, ember_status};
 use super::handle::{Kind, Table};
 use super::model::{ember_model, model};
@@ -299,7 +299,7 @@ pub unsafe extern "C" fn ember_session_info(
         Ok(())
     };
     // SAFETY: `err` is as the header demands.
-    unsafe { call(err, work) }
+    unsafe { call_always(err, work) }
 }
 
 /// Writes the number of tokens in the context, the one that the last decode returned included. Any
@@ -319,7 +319,7 @@ pub unsafe extern "C" fn ember_session_position(
         Ok(())
     };
     // SAFETY: `err` is as the header demands.
-    unsafe { call(err, work) }
+    unsafe { call_always(err, work) }
 }
 
 /// Keeps the first `position` tokens of the context and forgets the rest. Takes no time to speak
@@ -412,7 +412,7 @@ pub unsafe extern "C" fn ember_session_interrupt(session: *mut ember_session) ->
         Ok(())
     };
     // SAFETY: no error struct.
-    unsafe { call(null_mut(), work) }
+    unsafe { call_always(null_mut(), work) }
 }
 
 /// Frees a session. Decodes that were started are interrupted and waited for. NULL is allowed and
@@ -443,5 +443,5 @@ pub unsafe extern "C" fn ember_session_free(session: *mut ember_session) -> embe
         Ok(())
     };
     // SAFETY: no error struct.
-    unsafe { call(null_mut(), work) }
+    unsafe { call_always(null_mut(), work) }
 }
