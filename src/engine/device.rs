@@ -88,7 +88,7 @@ mod tests {
         assert!(cpu.cores >= 1);
         assert!(!cpu.name.is_empty());
         assert!(infos[0].usable, "the first device is the default");
-        assert_eq!(info(count()).unwrap_err().status, Status::NoDevice);
+        assert_eq!(info(count().unwrap()).unwrap_err().status, Status::NoDevice);
         assert_eq!(info(usize::MAX).unwrap_err().status, Status::NoDevice);
     }
 

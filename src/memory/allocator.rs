@@ -161,7 +161,7 @@ mod tests {
             for (size, align) in [(1, 1), (100, 8), (4096, 4096), (200_000, 64)] {
                 let kind = layout(size, align);
                 let block = from.alloc(kind);
-                assert!(!block.is_null() && block.addr() % align == 0);
+                assert!(!block.is_null() && block.addr().is_multiple_of(align));
                 fill(block, size, 0xaa);
                 from.dealloc(block, kind);
                 let block = from.alloc_zeroed(kind);

@@ -73,7 +73,7 @@ impl<'a> Buddies<'a> {
         let Some(order) = order(size).filter(|order| *order <= self.levels) else {
             return;
         };
-        let node = (1 << (self.levels - order)) + (offset / MIN_BLOCK >> order);
+        let node = (1 << (self.levels - order)) + ((offset / MIN_BLOCK) >> order);
         debug_assert_eq!(self.tree[node], order as u8 + 1);
         self.tree[node] = 0;
         self.update(node, order);

@@ -118,7 +118,7 @@ pub(crate) fn beside<R>(
     };
     for _ in 0..count {
         // SAFETY: the threads are joined when `threads` is dropped, before `work` and what it borrows go, also by a panic.
-        let work: Work = unsafe { forever(Box::new(move || work())) };
+        let work: Work = unsafe { forever(Box::new(work)) };
         match start(name, STACK_BYTES, work) {
             Ok(thread) => threads.push(thread),
             Err(_) => break,
