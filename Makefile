@@ -55,6 +55,11 @@ endif
 C_STRICT := -std=c99 -Wall -Wextra -Wpedantic -Werror -D_POSIX_C_SOURCE=200809L -Iinclude
 C_LINK    = -L$(LIB_OUT) -Wl,-rpath,$(LIB_OUT) -lemberlm -lpthread -lm
 
+# The functions that the header declares: the words ember_* followed by a parenthesis; the ones that follow "typedef" or a
+# star are types of callbacks.
+DECLARED := sed -e 's|/\*.*\*/||g' -e '/\/\*/,/\*\//d' -e 's|//.*||' include/emberlm.h \
+    | grep -o 'ember_[a-z0-9_]*(' | tr -d '(' | sort -u
+
 EXAMPLES := $(patsubst examples-c/%.c,$(C_OUT)/examples/%,$(wildcard examples-c/*.c))
 C_TESTS  := $(patsubst tests/c/%.c,$(C_OUT)/tests/%,$(wildcard tests/c/*.c))
 
@@ -70,7 +75,10 @@ else
   KERNELS := $(if $(NVCC_FOUND),,nvcc)
 endif
 
-.PHONY: all lib demo test test-rust test-emulation test-c test-examples valgrind install uninstall header check-header \
+# How many of a case's requests for memory fail in a run of test-memory, spread over all of them.
+MEMORY_TRIES ?= 150
+
+.PHONY: all lib demo test test-rust test-emulation test-c test-examples test-memory test-memory-all test-stack valgrind install uninstall header check-header \
         check-symbols bench convert nvcc gpu-bundle fuzz fmt lint clean help
 
 all: lib
@@ -79,6 +87,8 @@ help:
 	@echo "make                 the release library in $(TARGET_DIR)/release"
 	@echo "make demo            compile examples-c/hello.c and let it tell a story (PROMPT='Once upon ...')"
 	@echo "make test            Rust tests, GPU kernels on the CPU, C tests, C examples, C tests under valgrind where there is one"
+	@echo "make test-memory     requests for memory fail, up to $(MEMORY_TRIES) in each case of each function; test-memory-all: every one"
+	@echo "make test-stack      every function on a stack of 64 KB"
 	@echo "make install         header, libraries, emberlm.pc (PREFIX, LIBDIR, INCLUDEDIR, DESTDIR); make uninstall"
 	@echo "make header          generate include/emberlm.h anew; make check-header compares only"
 	@echo "make check-symbols   the shared library exports what the header declares and nothing else"
@@ -133,6 +143,39 @@ test-c: lib $(C_TESTS)
 # A terminal program reads its input from a file here.
 test-examples: lib $(EXAMPLES)
 	@set -e; for t in $(EXAMPLES); do echo "C example $${t##*/}"; $$t $(MODEL) < examples-c/questions.txt; done
+
+# The program's own malloc, which fails on demand, takes the place of libc's, as glibc allows. It tests the library as it is
+# shipped. test-memory-all takes an hour: every request of every case fails, once alone and once with all that follow.
+MEMORY_TEST := $(C_OUT)/memory
+
+$(MEMORY_TEST): $(wildcard tests/memory/*.c tests/memory/*.h) include/emberlm.h | lib
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -g -std=gnu11 -Wall -Wextra -Werror -Wno-missing-field-initializers -Iinclude \
+	    $(wildcard tests/memory/*.c) -o $@ $(C_LINK) -ldl
+
+ifneq ($(shell getconf GNU_LIBC_VERSION 2>/dev/null),)
+test-memory: lib $(MEMORY_TEST) check-cases
+	$(MEMORY_TEST) $(MODEL) --defects
+	$(MEMORY_TEST) $(MODEL) --most $(MEMORY_TRIES)
+
+test-memory-all: lib $(MEMORY_TEST) check-cases
+	$(MEMORY_TEST) $(MODEL)
+
+# Each function on a stack of 64 KB.
+test-stack: lib $(MEMORY_TEST) check-cases
+	$(MEMORY_TEST) $(MODEL) --calls
+else
+test-memory test-memory-all test-stack:
+	@echo "SKIPPED $@: it needs glibc"
+endif
+
+# Every function of the header has a case.
+.PHONY: check-cases
+check-cases:
+	@mkdir -p $(C_OUT)
+	@$(DECLARED) > $(C_OUT)/declared
+	@sed -n 's/^    {"\(ember_[a-z0-9_]*\)".*/\1/p' tests/memory/cases.c | sort -u > $(C_OUT)/cases
+	diff -u $(C_OUT)/declared $(C_OUT)/cases
 
 # First the proof that valgrind sees a bad read, a branch on garbage and a leak in a program built
 # and run in this way; then the tests. Only one thread runs at a time there, and one that polls would keep
@@ -190,23 +233,29 @@ $(CBINDGEN):
 	$(CARGO) install cbindgen --version =$(CBINDGEN_VERSION) --locked \
 	    --root $(TOOLS)/cbindgen-$(CBINDGEN_VERSION)
 
+# cbindgen can write the variants of an enum in capitals, but cannot put EMBER_ in front of them.
+define MAKE_HEADER
+$(CBINDGEN) --quiet --config cbindgen.toml --crate emberlm --output $(C_OUT)/emberlm.h
+sed '/^enum ember_status_code/,/^}/s/^    \([A-Z]\)/    EMBER_\1/' $(C_OUT)/emberlm.h > $(C_OUT)/emberlm.h.new
+mv $(C_OUT)/emberlm.h.new $(C_OUT)/emberlm.h
+endef
+
 header: $(CBINDGEN)
-	$(CBINDGEN) --quiet --config cbindgen.toml --crate emberlm --output include/emberlm.h
+	@mkdir -p $(C_OUT)
+	$(MAKE_HEADER)
+	cp $(C_OUT)/emberlm.h include/emberlm.h
 
 check-header: $(CBINDGEN)
 	@mkdir -p $(C_OUT)
-	$(CBINDGEN) --quiet --config cbindgen.toml --crate emberlm --output $(C_OUT)/emberlm.h
+	$(MAKE_HEADER)
 	diff -u include/emberlm.h $(C_OUT)/emberlm.h
 	@echo "include/emberlm.h is up to date"
 
-# Declared functions are the words ember_* followed by a parenthesis; the ones that follow
-# "typedef" or a star are types of callbacks.
 check-symbols: lib
 	@mkdir -p $(C_OUT)
 	@$(NM_DEFINED) $(LIB_OUT)/$(SHARED) | awk 'NF == 3 && $$2 != "A" {print $$3}' \
 	    | sed 's/^$(SYMBOL_MARK)//' | sort -u > $(C_OUT)/exported
-	@sed -e 's|/\*.*\*/||g' -e '/\/\*/,/\*\//d' -e 's|//.*||' include/emberlm.h \
-	    | grep -o 'ember_[a-z0-9_]*(' | tr -d '(' | sort -u > $(C_OUT)/declared
+	@$(DECLARED) > $(C_OUT)/declared
 	@test -s $(C_OUT)/exported
 	diff -u $(C_OUT)/declared $(C_OUT)/exported
 	@abi=$$(sed -n 's/^#define EMBER_ABI_VERSION \([0-9]*\).*/\1/p' include/emberlm.h); \

@@ -17,6 +17,7 @@ pub mod memory;
 pub mod model;
 pub mod panics;
 pub mod quant;
+mod status;
 pub mod text;
 mod threads;
 

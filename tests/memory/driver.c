@@ -1,11 +1,12 @@
 /* Makes every allocation of the library fail, and looks at what the calls do: they return a status, print nothing, leave
  * everything as it was, and do what they should when they are repeated.
  *
- *     memory MODEL [--most N] [--only TEXT] [--defects]
+ *     memory MODEL [--most N | --calls] [--only TEXT] [--defects]
  *
  * For each case, the requests for memory are counted first. Then each of them, or N of them at most, spread evenly,
  * fails, once alone and once with all that follow. The cases run in child processes, one after another; a child that dies
- * is a failure, and the next one goes on behind it. --defects runs cases with faults instead, each of which has to be found. */
+ * is a failure, and the next one goes on behind it. --calls makes each call without a failure only, on the small stack that all
+ * calls have here. --defects runs cases with faults instead, each of which has to be found. */
 #define _GNU_SOURCE
 #include "cases.h"
 #include "inject.h"
@@ -39,6 +40,7 @@ typedef struct report {
 static report *shared;
 static const char *model_path;
 static long most = 0;
+static int calls_only;
 static const memory_case *the_case;
 
 /* Runs the call, on a thread of its own with a small stack. */
@@ -154,7 +156,7 @@ static void child(long from) {
     } else if (!reference() || !reference()) {
         return;
     }
-    n = shared->requests;
+    n = calls_only ? 0 : shared->requests;
     if (most && n > most) n = most;
     for (i = from; i < 2 * n; i++) {
         shared->at = i;
@@ -213,7 +215,7 @@ static int run_case(const memory_case *c) {
     if (c->fresh) {
         shared->requests = -1;
         if (in_process(0) && shared->failed == 0) {
-            long i, n = shared->requests;
+            long i, n = calls_only ? 0 : shared->requests;
             if (most && n > most) n = most;
             for (i = 0; i < 2 * n; i++) in_process(i);
         }
@@ -240,11 +242,12 @@ int main(int argc, char **argv) {
     for (i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--most") && i + 1 < argc) most = atol(argv[++i]);
         else if (!strcmp(argv[i], "--only") && i + 1 < argc) only = argv[++i];
+        else if (!strcmp(argv[i], "--calls")) calls_only = 1;
         else if (!strcmp(argv[i], "--defects")) defects = 1;
         else model_path = argv[i];
     }
     if (!model_path) {
-        fprintf(stderr, "usage: memory MODEL [--most N] [--only TEXT] [--defects]\n");
+        fprintf(stderr, "usage: memory MODEL [--most N | --calls] [--only TEXT] [--defects]\n");
         return 2;
     }
     output[1] = mkstemp(name);
