@@ -57,7 +57,7 @@ pub enum Status {
     ShapeMismatch = 19,
     /// The model's hyperparameters contradict each other or are out of range.
     InvalidModel = 20,
-    /// Memory ran out; the message says how much was wanted. Nothing was changed.
+    /// Memory ran out; the message says for what, as far as that is known. Nothing was changed.
     OutOfMemory = 21,
     /// The tokens do not fit into the session's context. Nothing was changed.
     ContextFull = 22,

@@ -5,11 +5,15 @@ use super::error::{ember_error, ember_status};
 use super::session::{ember_session, with_session};
 use crate::engine::Model;
 use crate::engine::breakers::DEFAULT_BREAKERS;
-use crate::engine::sampling::{Breakers, Dry, Sampling, TokenRules};
+use crate::engine::sampling::{Breakers, Dry, MAX_LOGPROBS, Sampling, TokenRules};
 use crate::error::{Error, Result, fail};
 use crate::memory::{self, Room};
+use arrayvec::ArrayVec;
 use std::ffi::c_char;
 use std::sync::Arc;
+
+/// As many as there are log-probabilities.
+type Few<T> = ArrayVec<T, MAX_LOGPROBS>;
 
 /// What is added to the logit of a token. A C array of these is `ember_sampling_options.logit_bias`.
 #[repr(C)]
@@ -304,7 +308,7 @@ pub unsafe extern "C" fn ember_session_logprobs(
                     "the last decode did not report log-probabilities"
                 );
             };
-            let (ids, logs): (Vec<u32>, Vec<f32>) = found.top.iter().copied().unzip();
+            let (ids, logs): (Few<u32>, Few<f32>) = found.top.iter().copied().unzip();
             fill(&ids, tokens, &count, "tokens")?;
             fill(&logs, values, &count, "logprobs")?;
             chosen.set(found.chosen);

@@ -189,8 +189,9 @@ fn insert(session: Session) -> Result<*mut ember_session> {
     Ok(without_provenance_mut(SESSIONS.insert(Arc::new(cell))?))
 }
 
-/// Makes a session with an empty context. `options` may be NULL for the defaults. All memory that
-/// it will ever need is reserved here. The new handle is written to `out` and has to be freed with
+/// Makes a session with an empty context. `options` may be NULL for the defaults. The memory of its
+/// whole context is reserved here; what all sessions of a model share is made by its first prefill and
+/// its first batch. The new handle is written to `out` and has to be freed with
 /// `ember_session_free`. Any thread may call it.
 ///
 /// Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_OUT_OF_MEMORY`.

@@ -66,6 +66,15 @@ pub(crate) fn is_low() -> bool {
     reserve::is_low()
 }
 
+/// Takes so much of the reserve that calls are refused, for tests in a process of their own.
+#[cfg(test)]
+pub(crate) fn use_up() {
+    let block = std::alloc::Layout::from_size_align(64 << 10, 8).unwrap();
+    while !is_low() {
+        assert!(reserve::take(block).is_some());
+    }
+}
+
 /// The marks of one call: of an exported function, or of a thread's work for one. A call within a
 /// call (from a callback) does not see the outer one's marks, nor the outer one its.
 pub(crate) struct Call {

@@ -315,6 +315,12 @@ static void begun_grammar(void) {
     prompted_grammar();
     goes_on(session, goes_on(session, goes_on(session, 0)));
 }
+/* By a grammar that leaves nothing to be forced. */
+static void begun_words(void) {
+    prompted();
+    set_grammar(session, EMBER_GRAMMAR_LARK, LARK);
+    goes_on(session, 0);
+}
 static void clean_session(void) {
     ember_session_free(session);
     ember_session_free(other);
@@ -639,6 +645,7 @@ const memory_case CASES[] = {
     {"ember_decode", "all of sampling", begun_sampling, call_decode, look_session, result_token, clean_session, 0, 0, 0},
     {"ember_decode", "first by a grammar", prompted_grammar, call_decode, look_session, result_token, clean_session, 0, 0, 0},
     {"ember_decode", "later by a grammar", begun_grammar, call_decode, look_session, result_token, clean_session, 0, 0, 0},
+    {"ember_decode", "later by a free grammar", begun_words, call_decode, look_session, result_token, clean_session, 0, 0, 0},
     {"ember_decode", "no session", NULL, call_bad_session, NULL, NULL, NULL, EMBER_INVALID_HANDLE, 0, 0},
     {"ember_decode_start", "plain", prompted, call_start, look_session, result_started, clean_session, 0, 0, 0},
     {"ember_decode_start", "grammar", prompted_grammar, call_start, look_session, result_started, clean_session, 0, 0, 0},
