@@ -153,9 +153,14 @@ $(MEMORY_TEST): $(wildcard tests/memory/*.c tests/memory/*.h) include/emberlm.h 
 	$(CC) $(CFLAGS) -g -std=gnu11 -Wall -Wextra -Werror -Wno-missing-field-initializers -Iinclude \
 	    $(wildcard tests/memory/*.c) -o $@ $(C_LINK) -ldl
 
+$(MEMORY_TEST)-opened: tests/memory/opened/opened.c tests/memory/inject.c tests/memory/inject.h include/emberlm.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -g -std=gnu11 -Wall -Wextra -Werror -Iinclude tests/memory/opened/opened.c tests/memory/inject.c -o $@ -ldl -lpthread
+
 ifneq ($(shell getconf GNU_LIBC_VERSION 2>/dev/null),)
-test-memory: lib $(MEMORY_TEST) check-cases
+test-memory: lib $(MEMORY_TEST) $(MEMORY_TEST)-opened check-cases
 	$(MEMORY_TEST) $(MODEL) --defects
+	$(MEMORY_TEST)-opened $(LIB_OUT)/$(SHARED)
 	$(MEMORY_TEST) $(MODEL) --most $(MEMORY_TRIES)
 
 test-memory-all: lib $(MEMORY_TEST) check-cases

@@ -5,6 +5,7 @@ use super::forked;
 use crate::error::{Result, Status, fail};
 use crate::memory;
 use crate::panics;
+use crate::threads;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
@@ -25,7 +26,8 @@ pub(super) unsafe fn call(
     unsafe { call_always(err, work) }
 }
 
-/// As [`call`], for functions that free memory or need next to none: they are not refused when memory has run out.
+/// As [`call`], for functions that free memory or need next to none: they are not refused when memory has run out, but for the
+/// first call of a thread in a library that was opened with `dlopen`.
 ///
 /// # Safety
 /// As [`call`].
@@ -33,6 +35,10 @@ pub(super) unsafe fn call_always(
     err: *mut ember_error,
     work: impl FnOnce() -> Result<()>,
 ) -> ember_status {
+    if !threads::has_variables() {
+        // SAFETY: the caller's promise.
+        return unsafe { store_text(err, Status::OutOfMemory, memory::NONE_TO_BEGIN) };
+    }
     let result = forked::check().and_then(|()| panics::catch(work));
     // SAFETY: the caller's promise.
     unsafe { store(err, result) }

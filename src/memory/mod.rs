@@ -37,6 +37,9 @@ const RAN_OUT: &str = "memory ran out during the call";
 pub(crate) const IS_LOW: &str =
     "memory has run out, and calls that are running use what was set aside for that";
 
+/// What a call says that had no memory for its thread's variables.
+pub(crate) const NONE_TO_BEGIN: &str = "there was no memory to begin the call";
+
 #[cfg(feature = "c-library")]
 #[global_allocator]
 static ALLOCATOR: allocator::Allocator<std::alloc::System> =

@@ -11,9 +11,20 @@ mod system;
 #[path = "other.rs"]
 mod system;
 
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+mod variables;
+
 use crate::error::{Error, Result, Status, fail};
 use crate::panics;
 use std::cell::UnsafeCell;
+
+/// Whether this thread can use its variables of the library, which a call does from its beginning on.
+pub(crate) fn has_variables() -> bool {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    return variables::can_be_used();
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    true
+}
 
 /// Stack of threads that need no other.
 pub(crate) const STACK_BYTES: usize = 2 << 20;
@@ -175,6 +186,15 @@ mod tests {
         assert_eq!(count.load(Ordering::SeqCst), 3);
         let thread = spawn("test", STACK_BYTES, || panic!("unheard")).unwrap();
         thread.join();
+    }
+
+    #[test]
+    fn variables_of_a_linked_library_are_there() {
+        assert!(has_variables());
+        assert_eq!(
+            on_stack("test", STACK_BYTES, || Ok(has_variables())),
+            Ok(true)
+        );
     }
 
     #[cfg(target_os = "linux")]
