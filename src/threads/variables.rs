@@ -2,6 +2,7 @@
 //! one, and ends the process if there is no memory for it. So the first call of each thread sees to it that there is.
 
 use std::ffi::{c_int, c_void};
+use std::hint::black_box;
 use std::ptr::{NonNull, from_ref, without_provenance};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -54,7 +55,8 @@ fn key() -> Option<libc::pthread_key_t> {
 fn can_be_made() -> bool {
     // SAFETY: any size may be asked for, and what was given is freed once.
     unsafe {
-        let room = NonNull::new(libc::malloc(ROOM_BYTES));
+        // Compilers take a pair of these out, and say that there was memory.
+        let room = NonNull::new(black_box(libc::malloc(ROOM_BYTES)));
         if let Some(room) = room {
             libc::free(room.as_ptr());
         }
