@@ -55,6 +55,11 @@ endif
 C_STRICT := -std=c99 -Wall -Wextra -Wpedantic -Werror -D_POSIX_C_SOURCE=200809L -Iinclude
 C_LINK    = -L$(LIB_OUT) -Wl,-rpath,$(LIB_OUT) -lemberlm -lpthread -lm
 
+# The functions that the header declares: the words ember_* followed by a parenthesis; the ones that follow "typedef" or a
+# star are types of callbacks.
+DECLARED := sed -e 's|/\*.*\*/||g' -e '/\/\*/,/\*\//d' -e 's|//.*||' include/emberlm.h \
+    | grep -o 'ember_[a-z0-9_]*(' | tr -d '(' | sort -u
+
 EXAMPLES := $(patsubst examples-c/%.c,$(C_OUT)/examples/%,$(wildcard examples-c/*.c))
 C_TESTS  := $(patsubst tests/c/%.c,$(C_OUT)/tests/%,$(wildcard tests/c/*.c))
 
@@ -70,7 +75,10 @@ else
   KERNELS := $(if $(NVCC_FOUND),,nvcc)
 endif
 
-.PHONY: all lib demo test test-rust test-emulation test-c test-examples valgrind install uninstall header check-header \
+# How many of a case's requests for memory fail in a run of test-memory, spread over all of them.
+MEMORY_TRIES ?= 150
+
+.PHONY: all lib demo test test-rust test-emulation test-c test-examples test-memory test-memory-all test-stack valgrind install uninstall header check-header \
         check-symbols bench convert nvcc gpu-bundle fuzz fmt lint clean help
 
 all: lib
@@ -79,6 +87,8 @@ help:
 	@echo "make                 the release library in $(TARGET_DIR)/release"
 	@echo "make demo            compile examples-c/hello.c and let it tell a story (PROMPT='Once upon ...')"
 	@echo "make test            Rust tests, GPU kernels on the CPU, C tests, C examples, C tests under valgrind where there is one"
+	@echo "make test-memory     requests for memory fail, up to $(MEMORY_TRIES) in each case of each function; test-memory-all: every one"
+	@echo "make test-stack      every function on a stack of 64 KB"
 	@echo "make install         header, libraries, emberlm.pc (PREFIX, LIBDIR, INCLUDEDIR, DESTDIR); make uninstall"
 	@echo "make header          generate include/emberlm.h anew; make check-header compares only"
 	@echo "make check-symbols   the shared library exports what the header declares and nothing else"
@@ -91,7 +101,7 @@ help:
 	@echo "make fmt lint        rustfmt; clippy with warnings as errors"
 
 lib: $(KERNELS)
-	$(CARGO) build --release --lib $(FEATURES)
+	$(CARGO) build --release --lib $(FEATURES) --features c-library
 	$(LINK_SHARED)
 	@ln -sf $(SHARED) $(LIB_OUT)/$(SHARED_ABI)
 
@@ -110,7 +120,7 @@ test: test-rust test-emulation test-c test-examples valgrind
 
 # Tests that are marked `ignore` need the original models, which lie beside a developer's checkout.
 test-rust: $(KERNELS)
-	$(CARGO) test $(FEATURES) --features tools,bench $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
+	$(CARGO) test $(FEATURES) --features tools,bench,test-hooks $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
 
 # Kernels run on the CPU, under schedules that no GPU would choose.
 EMULATION_FLAGS := -O2 -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-sign-compare -Wno-pass-failed \
@@ -133,6 +143,44 @@ test-c: lib $(C_TESTS)
 # A terminal program reads its input from a file here.
 test-examples: lib $(EXAMPLES)
 	@set -e; for t in $(EXAMPLES); do echo "C example $${t##*/}"; $$t $(MODEL) < examples-c/questions.txt; done
+
+# The program's own malloc, which fails on demand, takes the place of libc's, as glibc allows. It tests the library as it is
+# shipped. test-memory-all takes an hour: every request of every case fails, once alone and once with all that follow.
+MEMORY_TEST := $(C_OUT)/memory
+
+$(MEMORY_TEST): $(wildcard tests/memory/*.c tests/memory/*.h) include/emberlm.h | lib
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -g -std=gnu11 -Wall -Wextra -Werror -Wno-missing-field-initializers -Iinclude \
+	    $(wildcard tests/memory/*.c) -o $@ $(C_LINK) -ldl
+
+$(MEMORY_TEST)-opened: tests/memory/opened/opened.c tests/memory/inject.c tests/memory/inject.h include/emberlm.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -g -std=gnu11 -Wall -Wextra -Werror -Iinclude tests/memory/opened/opened.c tests/memory/inject.c -o $@ -ldl -lpthread
+
+ifneq ($(shell getconf GNU_LIBC_VERSION 2>/dev/null),)
+test-memory: lib $(MEMORY_TEST) $(MEMORY_TEST)-opened check-cases
+	$(MEMORY_TEST) $(MODEL) --defects
+	$(MEMORY_TEST)-opened $(LIB_OUT)/$(SHARED)
+	$(MEMORY_TEST) $(MODEL) --most $(MEMORY_TRIES)
+
+test-memory-all: lib $(MEMORY_TEST) check-cases
+	$(MEMORY_TEST) $(MODEL)
+
+# Each function on a stack of 64 KB.
+test-stack: lib $(MEMORY_TEST) check-cases
+	$(MEMORY_TEST) $(MODEL) --calls
+else
+test-memory test-memory-all test-stack:
+	@echo "SKIPPED $@: it needs glibc"
+endif
+
+# Every function of the header has a case.
+.PHONY: check-cases
+check-cases:
+	@mkdir -p $(C_OUT)
+	@$(DECLARED) > $(C_OUT)/declared
+	@sed -n 's/^    {"\(ember_[a-z0-9_]*\)".*/\1/p' tests/memory/cases.c | sort -u > $(C_OUT)/cases
+	diff -u $(C_OUT)/declared $(C_OUT)/cases
 
 # First the proof that valgrind sees a bad read, a branch on garbage and a leak in a program built
 # and run in this way; then the tests. Only one thread runs at a time there, and one that polls would keep
@@ -190,23 +238,29 @@ $(CBINDGEN):
 	$(CARGO) install cbindgen --version =$(CBINDGEN_VERSION) --locked \
 	    --root $(TOOLS)/cbindgen-$(CBINDGEN_VERSION)
 
+# cbindgen can write the variants of an enum in capitals, but cannot put EMBER_ in front of them.
+define MAKE_HEADER
+$(CBINDGEN) --quiet --config cbindgen.toml --crate emberlm --output $(C_OUT)/emberlm.h
+sed '/^enum ember_status_code/,/^}/s/^    \([A-Z]\)/    EMBER_\1/' $(C_OUT)/emberlm.h > $(C_OUT)/emberlm.h.new
+mv $(C_OUT)/emberlm.h.new $(C_OUT)/emberlm.h
+endef
+
 header: $(CBINDGEN)
-	$(CBINDGEN) --quiet --config cbindgen.toml --crate emberlm --output include/emberlm.h
+	@mkdir -p $(C_OUT)
+	$(MAKE_HEADER)
+	cp $(C_OUT)/emberlm.h include/emberlm.h
 
 check-header: $(CBINDGEN)
 	@mkdir -p $(C_OUT)
-	$(CBINDGEN) --quiet --config cbindgen.toml --crate emberlm --output $(C_OUT)/emberlm.h
+	$(MAKE_HEADER)
 	diff -u include/emberlm.h $(C_OUT)/emberlm.h
 	@echo "include/emberlm.h is up to date"
 
-# Declared functions are the words ember_* followed by a parenthesis; the ones that follow
-# "typedef" or a star are types of callbacks.
 check-symbols: lib
 	@mkdir -p $(C_OUT)
 	@$(NM_DEFINED) $(LIB_OUT)/$(SHARED) | awk 'NF == 3 && $$2 != "A" {print $$3}' \
 	    | sed 's/^$(SYMBOL_MARK)//' | sort -u > $(C_OUT)/exported
-	@sed -e 's|/\*.*\*/||g' -e '/\/\*/,/\*\//d' -e 's|//.*||' include/emberlm.h \
-	    | grep -o 'ember_[a-z0-9_]*(' | tr -d '(' | sort -u > $(C_OUT)/declared
+	@$(DECLARED) > $(C_OUT)/declared
 	@test -s $(C_OUT)/exported
 	diff -u $(C_OUT)/declared $(C_OUT)/exported
 	@abi=$$(sed -n 's/^#define EMBER_ABI_VERSION \([0-9]*\).*/\1/p' include/emberlm.h); \
@@ -225,19 +279,20 @@ convert:
 # Everything to test and measure on a machine with a GPU and without Rust: copy the folder there and
 # run run.sh (tests, then the tests under compute-sanitizer with "run.sh sanitize").
 # With EMBERLM_CUDA_ARCHS=80:90 it has the code of older cards, for a Hopper that EMBERLM_CUDA_CAPABILITY=8.0 makes pretend
-# to be one when run.sh runs; so for 75:90 and 7.5, 89:90 and 8.9.
+# to be one when run.sh or ember-bench runs; so for 75:90 and 7.5, 89:90 and 8.9. The library is as it is shipped and knows nothing of that.
 GPU_BUNDLE := $(TARGET_DIR)/gpu-bundle
+HOOKED     := --features test-hooks
 
-gpu-bundle: $(KERNELS)
-	$(CARGO) build --release --features bench --lib --bin ember-bench
-	$(LINK_SHARED)
+gpu-bundle: lib
 	rm -rf $(GPU_BUNDLE) && mkdir -p $(GPU_BUNDLE)/tests/data $(GPU_BUNDLE)/models $(GPU_BUNDLE)/include
+	cp $(LIB_OUT)/$(SHARED) $(GPU_BUNDLE)
+	$(CARGO) build --release $(HOOKED),bench --bin ember-bench
 	for test in cuda tasks; do \
-	    cp $$($(CARGO) test --no-run --test $$test --message-format=json \
+	    cp $$($(CARGO) test --no-run $(HOOKED) --test $$test --message-format=json \
 	        | sed -n "s/.*\"executable\":\"\([^\"]*\/$$test-[^\"]*\)\".*/\1/p") $(GPU_BUNDLE)/test-$$test || exit 1; \
 	done
 	strip -g $(GPU_BUNDLE)/test-*
-	cp $(LIB_OUT)/ember-bench $(LIB_OUT)/$(SHARED) $(GPU_BUNDLE)
+	cp $(LIB_OUT)/ember-bench $(GPU_BUNDLE)
 	cp models/*.gguf $(GPU_BUNDLE)/models && cp -r tests/data/hamlet_* tests/data/families $(GPU_BUNDLE)/tests/data
 	cp include/emberlm.h $(GPU_BUNDLE)/include && cp tests/cuda/run.sh benches/gpu_table.py $(GPU_BUNDLE)
 	@echo "$(GPU_BUNDLE) is ready: $$(du -sh $(GPU_BUNDLE) | cut -f1)"

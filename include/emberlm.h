@@ -34,8 +34,8 @@
  *   an ember_error of the caller, or NULL, and write code and message to it, also on success. There
  *   is no partial success: a call that fails leaves everything as it was and writes no output but
  *   the error, except that EMBER_BUFFER_TOO_SMALL also writes the needed count. EMBER_INVALID_HANDLE,
- *   EMBER_NULL_POINTER, EMBER_INVALID_ARGUMENT, EMBER_INTERNAL and EMBER_FORKED can come from every function and
- *   are not repeated below. The library never exits, aborts, prints or handles signals.
+ *   EMBER_NULL_POINTER, EMBER_INVALID_ARGUMENT, EMBER_OUT_OF_MEMORY, EMBER_INTERNAL and EMBER_FORKED can come from every
+ *   function and are not repeated below. The library never exits, aborts, prints or handles signals.
  *
  * Handles. ember_model, ember_session and ember_text_stream pointers are numbers that the library looks up, not
  *   addresses: NULL, a freed or a made-up handle is an error and not a crash. What a function named
@@ -47,6 +47,13 @@
  *   meanwhile returns EMBER_BUSY at once and does nothing. Two functions are free of that:
  *   ember_session_interrupt may be called at any time, and ember_model_free waits for nobody.
  *   Different sessions run side by side, also those of one model. An object may move between threads.
+ *
+ * Memory. When it runs out, the call that needs it returns EMBER_OUT_OF_MEMORY, and everything is as it was before. So
+ *   every function that returns a status can return this one, except for those that free, that interrupt or that tell a
+ *   session's state: a call that begins while others use up what is set aside for this is refused, too. A decode that
+ *   was done already counts as done.
+ *
+ * Stack. 64 KB are enough for every function. What needs more, such as a grammar's compiler, runs on a thread of the library.
  *
  * Processes. A child that was forked from a process that has loaded a model has none of its threads
  *   and no GPU: there, every function that returns a status returns EMBER_FORKED, at once, also
@@ -83,7 +90,7 @@
 #define EMBER_ABI_VERSION 0
 
 /**
- * The values of `ember_status`. A number never changes its meaning.
+ * The values of `ember_status`. A number never changes its meaning, and is never used again.
  */
 enum ember_status_code
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L

@@ -13,9 +13,12 @@ pub mod ffi;
 pub mod format;
 pub mod grammar;
 pub mod log;
+pub mod memory;
 pub mod model;
 pub mod panics;
 pub mod quant;
+mod status;
 pub mod text;
+mod threads;
 
 pub use error::{Error, Result, Status};

@@ -2,32 +2,54 @@
 
 use crate::error::{Error, Result, Status};
 use crate::log::log;
+use crate::memory;
+use arrayvec::ArrayString;
 use std::cell::{Cell, RefCell};
+use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
 thread_local! {
     /// How many `catch` calls this thread is inside of.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
-    /// What the hook saw last on this thread.
-    static LAST: RefCell<Option<String>> = const { RefCell::new(None) };
+    /// What the hook saw last on this thread. Not a `String`: a destructor would have to be registered,
+    /// and glibc ends the process if it has no memory for that.
+    static LAST: RefCell<ArrayString<MAX_TEXT>> = const { RefCell::new(ArrayString::new_const()) };
+}
+
+/// Longest text of a panic that is kept, in bytes; what is longer is cut.
+const MAX_TEXT: usize = 400;
+
+/// Appends as much as fits.
+struct Cut<'a>(&'a mut ArrayString<MAX_TEXT>);
+
+impl Write for Cut<'_> {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        let mut end = text.len().min(self.0.remaining_capacity());
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.0.push_str(&text[..end]);
+        Ok(())
+    }
 }
 
 /// Runs `work`. A panic in it becomes an `Internal` error with the panic's message and place; the
 /// host's panic hook sees nothing of it. What `work` was changing must not be used afterwards
-/// unless it is known to be whole.
+/// unless it is known to be whole. [`memory::check`] in it is about what `work` does.
 ///
 /// The border uses it around every exported function; a thread that the library starts has to use
 /// it around everything it does.
 pub fn catch<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     install_hook();
+    let _call = memory::Call::begin();
     DEPTH.set(DEPTH.get() + 1);
     let result = catch_unwind(AssertUnwindSafe(work));
     DEPTH.set(DEPTH.get() - 1);
     result.unwrap_or_else(|payload| {
         // The drop of a payload can panic itself; a leak of a few bytes is the lesser evil.
         std::mem::forget(payload);
-        let what = LAST.take().unwrap_or_else(|| "unknown panic".into());
+        let what = LAST.replace(ArrayString::new_const());
         log!(Error, "caught a bug in the library: {what}");
         Err(Error::new(
             Status::Internal,
@@ -55,14 +77,17 @@ fn install_hook() {
             let text = (payload.downcast_ref::<&str>().copied())
                 .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
                 .unwrap_or("panic");
-            let what = match info.location() {
-                Some(at) => format!("{text} ({}:{})", at.file(), at.line()),
-                None => text.to_owned(),
-            };
             let _ = LAST.try_with(|last| {
-                if let Ok(mut last) = last.try_borrow_mut() {
-                    *last = Some(what);
-                }
+                let Ok(mut last) = last.try_borrow_mut() else {
+                    return;
+                };
+                last.clear();
+                let mut to = Cut(&mut last);
+                // Writing into it does not fail.
+                let _ = match info.location() {
+                    Some(at) => write!(to, "{text} ({}:{})", at.file(), at.line()),
+                    None => to.write_str(text),
+                };
             });
         }));
     });

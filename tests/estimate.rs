@@ -35,7 +35,7 @@ fn what_is_resident_is_what_was_estimated() {
     };
     let dir = TempDir::new("estimate");
     let path = dir.file("model.gguf", &tiny.bytes());
-    let cpu = (0..device::count())
+    let cpu = (0..device::count().unwrap())
         .find(|&i| device::info(i).unwrap().kind == DeviceKind::Cpu)
         .unwrap();
     let options = LoadOptions {

@@ -303,7 +303,7 @@ fn caches_hold_windows_and_estimates_know_it() {
 
 fn cpu() -> usize {
     let is_cpu = |i: &usize| device::info(*i).unwrap().kind == DeviceKind::Cpu;
-    (0..device::count()).find(is_cpu).unwrap()
+    (0..device::count().unwrap()).find(is_cpu).unwrap()
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Templates that want to take down the host. Each ends in an error; none takes more memory than
 //! its limit, as this program's allocator counts it. (What bounds the time is the number of steps.)
 
+// It has an allocator of its own, which the C library has, too.
+#![cfg(not(feature = "c-library"))]
+
 use emberlm::Status;
 use emberlm::text::{Environment, render};
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -77,7 +77,7 @@ fn a_folder_is_found_by_any_of_its_files() {
 /// The logits that a model gives to the tokens of a test file: largest difference, and how often
 /// the best token is another.
 fn difference(folder: &str, weights: WeightType) -> emberlm::Result<(f32, usize)> {
-    let cpu = (0..device::count()).find(|&i| !device::info(i).unwrap().isa.is_empty());
+    let cpu = (0..device::count().unwrap()).find(|&i| !device::info(i).unwrap().isa.is_empty());
     let options = LoadOptions {
         threads: 2,
         weights,
@@ -86,7 +86,7 @@ fn difference(folder: &str, weights: WeightType) -> emberlm::Result<(f32, usize)
     let mut reached = 0.0;
     let model = Model::load(
         &family_path(folder),
-        cpu.unwrap_or(device::count() - 1),
+        cpu.unwrap_or(device::count().unwrap() - 1),
         &options,
         &mut |done| {
             assert!(done >= reached && done <= 1.0);
@@ -144,7 +144,7 @@ fn quantized_while_loading_they_stay_close() {
 fn hamlets_folder_is_its_gguf_file() {
     let folder = repository_file("../shared/models/hamlet/hf");
     let load = |path: &Path, weights| {
-        let cpu = (0..device::count()).find(|&i| !device::info(i).unwrap().isa.is_empty());
+        let cpu = (0..device::count().unwrap()).find(|&i| !device::info(i).unwrap().isa.is_empty());
         let options = LoadOptions {
             weights,
             ..Default::default()

@@ -1,6 +1,9 @@
 //! What a session takes while it runs, and what is left after it: no allocation per decoded token,
 //! no thread after free. One test alone in this process, because it counts for the whole process.
 
+// It has an allocator of its own, which the C library has, too.
+#![cfg(not(feature = "c-library"))]
+
 #[path = "common/threads.rs"]
 mod threads;
 

@@ -20,7 +20,7 @@ fn hamlet_path() -> PathBuf {
 /// A model on the CPU.
 fn load(path: &Path) -> Arc<Model> {
     let is_cpu = |i: &usize| device::info(*i).unwrap().kind == DeviceKind::Cpu;
-    let cpu = (0..device::count()).find(is_cpu).unwrap();
+    let cpu = (0..device::count().unwrap()).find(is_cpu).unwrap();
     let options = LoadOptions {
         threads: 2,
         ..Default::default()
@@ -33,7 +33,9 @@ fn hamlet() -> Arc<Model> {
 }
 
 fn family(name: &str) -> Arc<Model> {
-    load(&repository_file(&format!("tests/data/families/{name}/model.gguf")))
+    load(&repository_file(&format!(
+        "tests/data/families/{name}/model.gguf"
+    )))
 }
 
 #[test]
@@ -104,10 +106,7 @@ fn files_of_other_models_and_versions_are_told_apart() {
     let details = inspect(&path).unwrap();
     assert_eq!((details.version, details.position), (1, 3));
     assert_eq!(details.architecture, "llama");
-    assert_eq!(
-        details.file_bytes,
-        std::fs::metadata(&path).unwrap().len()
-    );
+    assert_eq!(details.file_bytes, std::fs::metadata(&path).unwrap().len());
     // A file that is longer than it says, or shorter.
     let bytes = std::fs::read(&path).unwrap();
     std::fs::write(&path, [&bytes[..], b"x"].concat()).unwrap();
@@ -244,7 +243,13 @@ fn an_erased_span_was_never_there() {
     let mut s = session(&model);
     s.prefill(&prompt).unwrap();
     let before = bits(&mut s);
-    for (from, count) in [(201, 0), (200, 1), (0, 201), (usize::MAX, 2), (1, usize::MAX)] {
+    for (from, count) in [
+        (201, 0),
+        (200, 1),
+        (0, 201),
+        (usize::MAX, 2),
+        (1, usize::MAX),
+    ] {
         let e = s.erase(from, count).unwrap_err();
         assert_eq!(e.status, Status::InvalidArgument);
     }

@@ -2,6 +2,7 @@
 
 use crate::backend::{Backend, DeviceInfo, DeviceKind, cpu};
 use crate::error::{Result, fail};
+use crate::memory;
 use std::sync::OnceLock;
 
 /// A device in the list: its backend and its index there.
@@ -21,19 +22,24 @@ fn backends() -> Vec<&'static dyn Backend> {
 }
 
 /// All devices. Made once, so that an index keeps its meaning for the life of the process.
-fn list() -> &'static [Device] {
+///
+/// Errors: `OutOfMemory`; nothing is kept then.
+fn list() -> Result<&'static [Device]> {
     static LIST: OnceLock<Vec<Device>> = OnceLock::new();
-    LIST.get_or_init(|| {
-        let mut ranked = Vec::new();
-        for backend in backends() {
-            for index in 0..backend.device_count() {
-                let info = backend.device_info(index);
-                ranked.push((rank(&info), Device { backend, index }));
-            }
+    if let Some(list) = LIST.get() {
+        return Ok(list);
+    }
+    let mut ranked = Vec::new();
+    for backend in backends() {
+        for index in 0..backend.device_count() {
+            let info = backend.device_info(index);
+            ranked.push((rank(&info), Device { backend, index }));
         }
-        ranked.sort_by_key(|(rank, _)| *rank);
-        ranked.into_iter().map(|(_, device)| device).collect()
-    })
+    }
+    ranked.sort_by_key(|(rank, _)| *rank);
+    let list = ranked.into_iter().map(|(_, device)| device).collect();
+    memory::check()?;
+    Ok(LIST.get_or_init(|| list))
 }
 
 /// Sort key: usable GPUs with much memory, usable GPUs with less, the CPU, unusable devices.
@@ -45,19 +51,20 @@ fn rank(info: &DeviceInfo) -> (bool, bool, std::cmp::Reverse<u64>) {
     )
 }
 
-/// Number of devices, at least one: the CPU.
-pub fn count() -> usize {
-    list().len()
+/// Number of devices, at least one: the CPU. Errors: `OutOfMemory`.
+pub fn count() -> Result<usize> {
+    Ok(list()?.len())
 }
 
 /// The device with this index. `NoDevice` if there is none.
 pub(crate) fn get(index: usize) -> Result<Device> {
-    match list().get(index) {
+    let list = list()?;
+    match list.get(index) {
         Some(device) => Ok(*device),
         None => fail!(
             NoDevice,
             "device {index} does not exist; there are {}, counted from 0",
-            count()
+            list.len()
         ),
     }
 }
@@ -75,13 +82,13 @@ mod tests {
 
     #[test]
     fn the_cpu_is_there_and_usable() {
-        let infos: Vec<_> = (0..count()).map(|i| info(i).unwrap()).collect();
+        let infos: Vec<_> = (0..count().unwrap()).map(|i| info(i).unwrap()).collect();
         let cpu = infos.iter().find(|d| d.kind == DeviceKind::Cpu).unwrap();
         assert!(cpu.usable);
         assert!(cpu.cores >= 1);
         assert!(!cpu.name.is_empty());
         assert!(infos[0].usable, "the first device is the default");
-        assert_eq!(info(count()).unwrap_err().status, Status::NoDevice);
+        assert_eq!(info(count().unwrap()).unwrap_err().status, Status::NoDevice);
         assert_eq!(info(usize::MAX).unwrap_err().status, Status::NoDevice);
     }
 

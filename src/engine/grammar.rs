@@ -3,6 +3,7 @@
 use super::Session;
 use crate::error::{Result, fail, try_vec};
 use crate::grammar::{Grammar, GrammarKind, GrammarOptions, Matcher};
+use crate::memory;
 use crate::text::Tokenizer;
 use std::sync::Arc;
 
@@ -96,7 +97,7 @@ impl Constraint {
 
     /// The same state for a fork of the session.
     pub fn duplicate(&self, context: usize) -> Result<Constraint> {
-        let grammar = self.grammar.duplicate();
+        let grammar = self.grammar.duplicate()?;
         let mut other = Constraint::new(grammar, self.source.clone(), 0, context)?;
         other.origins.extend_from_slice(&self.origins);
         other.pending.extend(self.rest_of_run());
@@ -261,7 +262,10 @@ impl Session {
             text: text.to_owned(),
         });
         let constraint = Constraint::new(grammar, source, self.position(), self.context())?;
-        self.constraint = Some(Box::new(constraint));
+        let constraint = Box::new(constraint);
+        // Nothing that is kept was made with memory of the reserve.
+        memory::check()?;
+        self.constraint = Some(constraint);
         Ok(())
     }
 
@@ -284,7 +288,10 @@ impl Session {
                 .extend(std::iter::repeat_n(origin, count));
         }
         constraint.pending = saved.pending;
-        self.constraint = Some(Box::new(constraint));
+        let constraint = Box::new(constraint);
+        // As above.
+        memory::check()?;
+        self.constraint = Some(constraint);
         Ok(())
     }
 

@@ -3,10 +3,11 @@
 use super::{SessionOptions, device, fingerprint};
 use crate::backend::cpu::{self, MAX_THREADS};
 use crate::backend::{DeviceKind, Estimate, KvType, LoadOptions, Progress, Weights};
-use crate::error::{Error, Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::format::{ModelFile, Tensor, Value};
 use crate::grammar::GrammarVocabulary;
 use crate::log::log;
+use crate::memory::{self, Room};
 use crate::model::{Block, Linear, Network, Norm};
 use crate::text::{ChatTemplates, Tokenizer};
 use std::path::Path;
@@ -72,6 +73,8 @@ impl Model {
         progress: &mut Progress<'_>,
     ) -> Result<Model> {
         check_options(options)?;
+        let room = room_for(path)?;
+        let _in_room = room.enter();
         let device = device::get(device_index)?;
         let device_info = device.backend.device_info(device.index);
         if !device_info.usable {
@@ -87,6 +90,16 @@ impl Model {
         let network = Network::from_file(&file)?;
         let tokenizer = Tokenizer::from_file(&file);
         let chat_templates = ChatTemplates::from_metadata(&file.metadata);
+        // What memory ran out for must not be missing afterwards.
+        memory::check()?;
+        let failed = [tokenizer.as_ref().err(), chat_templates.as_ref().err()];
+        if let Some(e) = failed
+            .into_iter()
+            .flatten()
+            .find(|e| e.status == Status::OutOfMemory)
+        {
+            return Err(e.clone());
+        }
         if let Err(e) = &tokenizer {
             log!(Warn, "{}: no text calls: {}", path.display(), e.message);
         }
@@ -154,6 +167,8 @@ impl Model {
     ) -> Result<(Estimate, usize)> {
         check_options(options)?;
         session.sampling.check()?;
+        let room = room_for(path)?;
+        let _in_room = room.enter();
         let device = device::get(device_index)?;
         let file = ModelFile::open(path)?.with_weights(options.weights)?;
         let network = Network::from_file(&file)?;
@@ -253,7 +268,12 @@ impl Model {
         if let Some(vocabulary) = &*place {
             return Ok(vocabulary.clone());
         }
+        // 300 bytes a token stay; what making them takes, such as vectors that grow, is gone after.
+        let room = Room::new((32 << 20) + 1024 * n_vocab)?;
+        let _in_room = room.enter();
         let vocabulary = Arc::new(GrammarVocabulary::new(tokenizer)?);
+        // Nothing that is kept was made with memory of the reserve.
+        memory::check()?;
         Ok(place.insert(vocabulary).clone())
     }
 
@@ -270,6 +290,38 @@ impl Model {
         }
         Ok(())
     }
+}
+
+/// Room for what is read of a model's files beside its weights, and made of it, such as a tokenizer.
+fn room_for(path: &Path) -> Result<Room> {
+    const LEAST: u64 = 16 << 20;
+    /// Of a GGUF file, whose metadata are as much of it as they like.
+    const MOST: u64 = 256 << 20;
+    let len = |path: &Path| std::fs::metadata(path).map_or(0, |of| of.len());
+    let is_gguf = path
+        .extension()
+        .is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
+    let bytes = if is_gguf {
+        (8 * len(path)).min(MOST)
+    } else {
+        // The files of a folder that are JSON, which takes much more in memory.
+        let folder = if path.is_dir() {
+            Some(path)
+        } else {
+            path.parent()
+        };
+        let files = folder.and_then(|folder| std::fs::read_dir(folder).ok());
+        let files = files
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path());
+        let json = files.filter(|file| file.extension().is_some_and(|e| e == "json"));
+        json.map(|file| 24 * len(&file))
+            .sum::<u64>()
+            .max((8 * len(path)).min(MOST))
+    };
+    Room::new(usize::try_from(LEAST + bytes).unwrap_or(usize::MAX))
 }
 
 /// `InvalidArgument` for values that no device takes.

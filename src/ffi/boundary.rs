@@ -1,13 +1,16 @@
 //! What every exported function does with its arguments and its result.
 
-use super::error::{ember_error, ember_status, store};
+use super::error::{ember_error, ember_status, store, store_text};
 use super::forked;
-use crate::error::{Result, fail};
+use crate::error::{Result, Status, fail};
+use crate::memory;
 use crate::panics;
+use crate::threads;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-/// The body of an exported function: runs `work` unless this is a forked process, turns a panic into an error, reports to `err`.
+/// The body of an exported function: runs `work` unless memory has run out or this is a forked process, turns a panic into
+/// an error, reports to `err`.
 ///
 /// # Safety
 /// `err` is NULL or points to an `ember_error` that nobody else uses now.
@@ -15,6 +18,27 @@ pub(super) unsafe fn call(
     err: *mut ember_error,
     work: impl FnOnce() -> Result<()>,
 ) -> ember_status {
+    if memory::is_low() {
+        // SAFETY: the caller's promise.
+        return unsafe { store_text(err, Status::OutOfMemory, memory::IS_LOW) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { call_always(err, work) }
+}
+
+/// As [`call`], for functions that free memory or need next to none: they are not refused when memory has run out, but for the
+/// first call of a thread in a library that was opened with `dlopen`.
+///
+/// # Safety
+/// As [`call`].
+pub(super) unsafe fn call_always(
+    err: *mut ember_error,
+    work: impl FnOnce() -> Result<()>,
+) -> ember_status {
+    if !threads::has_variables() {
+        // SAFETY: the caller's promise.
+        return unsafe { store_text(err, Status::OutOfMemory, memory::NONE_TO_BEGIN) };
+    }
     let result = forked::check().and_then(|()| panics::catch(work));
     // SAFETY: the caller's promise.
     unsafe { store(err, result) }

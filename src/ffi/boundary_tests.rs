@@ -174,3 +174,33 @@ fn a_panic_becomes_a_status() {
     // SAFETY: as above.
     assert_eq!(unsafe { call(&mut err, || Ok(())) }, 0);
 }
+
+/// In a process of its own, because all calls of the process are refused then.
+#[test]
+fn calls_are_refused_while_memory_is_low() {
+    const MARK: &str = "EMBERLM_TEST_LOW_MEMORY";
+    if std::env::var_os(MARK).is_none() {
+        let out = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "ffi::boundary::tests::calls_are_refused_while_memory_is_low",
+            ])
+            .env(MARK, "1")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&out.stdout) + String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    memory::use_up();
+    let mut err = MaybeUninit::<ember_error>::uninit();
+    // SAFETY: a place for an error; NULL is allowed.
+    unsafe {
+        let status = call(err.as_mut_ptr(), || panic!("not called"));
+        assert_eq!(status, Status::OutOfMemory as i32);
+        let err = err.assume_init_ref();
+        let text = std::ffi::CStr::from_ptr(err.message.as_ptr());
+        assert_eq!((err.code, text.to_str().unwrap()), (status, memory::IS_LOW));
+        assert_eq!(call_always(std::ptr::null_mut(), || Ok(())), 0);
+    }
+}

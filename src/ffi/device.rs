@@ -60,7 +60,7 @@ pub unsafe extern "C" fn ember_device_count(
     let work = || {
         // SAFETY: `count` is as the header demands.
         let count = unsafe { Out::new(count, "count") }?;
-        count.set(device::count() as u32);
+        count.set(device::count()? as u32);
         Ok(())
     };
     // SAFETY: `err` is as the header demands.

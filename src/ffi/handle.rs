@@ -5,6 +5,7 @@
 //! generations is retired, so no value is ever given out twice.
 
 use crate::error::{Error, Result, Status, fail};
+use crate::memory;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// The lowest bits: the kind, an odd number, so that no handle looks like an aligned address.
@@ -61,7 +62,10 @@ impl<T> Table<T> {
     }
 
     /// Gives an object a handle.
+    ///
+    /// Errors: `OutOfMemory`, also if memory ran out while the object was made.
     pub(super) fn insert(&self, object: Arc<T>) -> Result<usize> {
+        memory::check()?;
         let mut table = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let slot = match table.free.pop() {
             Some(slot) => slot,

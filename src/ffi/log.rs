@@ -1,9 +1,10 @@
 //! The log callback.
 
-use super::boundary::call;
+use super::boundary::{call, call_always};
 use super::error::{ember_error, ember_status};
 use crate::error::fail;
 use crate::log::{self, Level};
+use crate::memory;
 use std::ffi::{c_char, c_void};
 
 /// Levels of log messages.
@@ -69,11 +70,17 @@ pub unsafe extern "C" fn ember_set_log_callback(
                 }
             }) as log::Sink
         });
+        memory::check()?;
         if !log::set_sink(level, sink) {
             fail!(Busy, "the log callback cannot replace itself");
         }
         Ok(())
     };
     // SAFETY: `err` is as the header demands.
-    unsafe { call(err, work) }
+    unsafe {
+        match callback {
+            Some(_) => call(err, work),
+            None => call_always(err, work),
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Models.
 
-use super::boundary::{Out, OutStruct, Sized32, call, read_struct, text};
+use super::boundary::{Out, OutStruct, Sized32, call, call_always, read_struct, text};
 use super::error::{copy_text, ember_error, ember_status};
 use super::forked;
 use super::handle::{Kind, Table};
@@ -263,7 +263,7 @@ pub unsafe extern "C" fn ember_model_free(model: *mut ember_model) -> ember_stat
         Ok(())
     };
     // SAFETY: no error struct.
-    unsafe { call(std::ptr::null_mut(), work) }
+    unsafe { call_always(std::ptr::null_mut(), work) }
 }
 
 /// Gives a model that was not loaded from a file a handle, for tests.

@@ -5,10 +5,15 @@ use super::error::{ember_error, ember_status};
 use super::session::{ember_session, with_session};
 use crate::engine::Model;
 use crate::engine::breakers::DEFAULT_BREAKERS;
-use crate::engine::sampling::{Breakers, Dry, Sampling, TokenRules};
+use crate::engine::sampling::{Breakers, Dry, MAX_LOGPROBS, Sampling, TokenRules};
 use crate::error::{Error, Result, fail};
+use crate::memory::{self, Room};
+use arrayvec::ArrayVec;
 use std::ffi::c_char;
 use std::sync::Arc;
+
+/// As many as there are log-probabilities.
+type Few<T> = ArrayVec<T, MAX_LOGPROBS>;
 
 /// What is added to the logit of a token. A C array of these is `ember_sampling_options.logit_bias`.
 #[repr(C)]
@@ -202,6 +207,8 @@ impl ember_sampling_options {
             return Ok(None);
         }
         let n_vocab = model.details().n_vocab;
+        let room = Room::new((4 << 20) + 64 * n_vocab)?;
+        let _in_room = room.enter();
         let breakers = match &sequences[..] {
             [] => Breakers::default(),
             sequences => Breakers::new(n_vocab, sequences.iter().map(|s| &s[..]))?,
@@ -257,6 +264,7 @@ pub unsafe extern "C" fn ember_session_set_sampling(
             settings.check()?;
             // SAFETY: the arrays of `options` are as the header demands.
             let rules = unsafe { options.rules(session.model()) }?;
+            memory::check()?;
             session.set_sampling(settings, rules)
         })
     };
@@ -300,7 +308,7 @@ pub unsafe extern "C" fn ember_session_logprobs(
                     "the last decode did not report log-probabilities"
                 );
             };
-            let (ids, logs): (Vec<u32>, Vec<f32>) = found.top.iter().copied().unzip();
+            let (ids, logs): (Few<u32>, Few<f32>) = found.top.iter().copied().unzip();
             fill(&ids, tokens, &count, "tokens")?;
             fill(&logs, values, &count, "logprobs")?;
             chosen.set(found.chosen);

@@ -1,6 +1,6 @@
 //! Sessions: making, inspecting, rewinding and freeing them.
 
-use super::boundary::{Out, OutStruct, Sized32, call, read_struct, slice_mut};
+use super::boundary::{Out, OutStruct, Sized32, call, call_always, read_struct, slice_mut};
 use super::error::{ember_error, ember_status};
 use super::handle::{Kind, Table};
 use super::model::{ember_model, model};
@@ -189,8 +189,9 @@ pub(super) fn insert(session: Session) -> Result<*mut ember_session> {
     Ok(without_provenance_mut(SESSIONS.insert(Arc::new(cell))?))
 }
 
-/// Makes a session with an empty context. `options` may be NULL for the defaults. All memory that
-/// it will ever need is reserved here. The new handle is written to `out` and has to be freed with
+/// Makes a session with an empty context. `options` may be NULL for the defaults. The memory of its
+/// whole context is reserved here; what all sessions of a model share is made by its first prefill and
+/// its first batch. The new handle is written to `out` and has to be freed with
 /// `ember_session_free`. Any thread may call it.
 ///
 /// Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_OUT_OF_MEMORY`.
@@ -312,7 +313,7 @@ pub unsafe extern "C" fn ember_session_info(
         Ok(())
     };
     // SAFETY: `err` is as the header demands.
-    unsafe { call(err, work) }
+    unsafe { call_always(err, work) }
 }
 
 /// Writes the number of tokens in the context, the one that the last decode returned included. Any
@@ -332,7 +333,7 @@ pub unsafe extern "C" fn ember_session_position(
         Ok(())
     };
     // SAFETY: `err` is as the header demands.
-    unsafe { call(err, work) }
+    unsafe { call_always(err, work) }
 }
 
 /// Keeps the first `position` tokens of the context and forgets the rest. Takes no time to speak
@@ -425,7 +426,7 @@ pub unsafe extern "C" fn ember_session_interrupt(session: *mut ember_session) ->
         Ok(())
     };
     // SAFETY: no error struct.
-    unsafe { call(null_mut(), work) }
+    unsafe { call_always(null_mut(), work) }
 }
 
 /// Frees a session. Decodes that were started are interrupted and waited for. NULL is allowed and
@@ -456,5 +457,5 @@ pub unsafe extern "C" fn ember_session_free(session: *mut ember_session) -> embe
         Ok(())
     };
     // SAFETY: no error struct.
-    unsafe { call(null_mut(), work) }
+    unsafe { call_always(null_mut(), work) }
 }

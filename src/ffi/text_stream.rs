@@ -1,11 +1,14 @@
 //! Text from tokens as they are made.
 
-use super::boundary::{Out, OutStruct, Sized32, call, fill, read_struct, slice, slice_mut, text};
+use super::boundary::{
+    Out, OutStruct, Sized32, call, call_always, fill, read_struct, slice, slice_mut, text,
+};
 use super::error::{ember_error, ember_status};
 use super::handle::{Kind, Table};
 use super::model::{ember_model, model};
 use crate::engine::Model;
 use crate::error::{Result, Status, fail};
+use crate::memory::{self, Room};
 use crate::text::TokenStream;
 use std::ffi::c_char;
 use std::ptr::{null_mut, without_provenance_mut};
@@ -104,6 +107,8 @@ fn change<R>(
     };
     let mut copy = guard.clone();
     let result = work(&mut copy, &cell.model)?;
+    // Nothing that is kept lies in the reserve.
+    memory::check()?;
     *guard = copy;
     Ok(result)
 }
@@ -184,8 +189,15 @@ pub unsafe extern "C" fn ember_text_stream_push(
             )
         };
         change(stream, |stream, model| {
+            let tokenizer = model.tokenizer()?;
+            let mut bytes = 0usize;
+            for token in tokens {
+                bytes = bytes.saturating_add(tokenizer.token_bytes(*token)?.len());
+            }
+            let room = Room::for_input(bytes)?;
+            let _in_room = room.enter();
             let mut out = String::new();
-            stream.push(model.tokenizer()?, tokens, &mut out)?;
+            stream.push(tokenizer, tokens, &mut out)?;
             fill(out.as_bytes(), text, &len, "text")
         })
     };
@@ -272,5 +284,5 @@ pub unsafe extern "C" fn ember_text_stream_free(stream: *mut ember_text_stream) 
         Ok(())
     };
     // SAFETY: no error struct.
-    unsafe { call(null_mut(), work) }
+    unsafe { call_always(null_mut(), work) }
 }

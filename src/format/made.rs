@@ -4,13 +4,15 @@
 use super::tensor::Data;
 use super::{ModelFile, Tensor, map};
 use crate::error::{Error, Result, Status};
+use crate::{memory, panics, threads};
 use memmap2::{Mmap, MmapMut};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
-use std::thread;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// About how many bytes are made at once by one thread.
 const CHUNK_BYTES: usize = 1 << 20;
+/// The name of the threads.
+const THREAD: &str = "ember-make";
 
 /// Makes the rows of a tensor, any of them in any order, on any thread.
 pub(super) trait MakeRows: Send + Sync {
@@ -103,28 +105,35 @@ impl ModelFile {
 pub fn read_rows(tensor: &Tensor, first: usize, out: &mut [u8], threads: usize) -> Result<()> {
     let row_bytes = tensor.row_bytes();
     let rows = (out.len() / row_bytes).div_ceil(threads.max(1)).max(1);
-    thread::scope(|scope| {
-        let chunks = out.chunks_mut(rows * row_bytes).enumerate();
-        let started: Vec<_> = chunks
-            .map(|(i, out)| {
-                let work = move || tensor.read_rows(first + i * rows, out);
-                thread::Builder::new()
-                    .name("emberlm-make".into())
-                    .spawn_scoped(scope, work)
-            })
-            .collect();
-        for thread in started {
-            let thread = thread.map_err(|e| {
-                let problem = format!("no thread could be started to convert weights: {e}");
-                Error::new(Status::OutOfMemory, problem)
-            })?;
-            match thread.join() {
-                Ok(result) => result?,
-                Err(panic) => std::panic::resume_unwind(panic),
+    let chunks = Mutex::new(out.chunks_mut(rows * row_bytes).enumerate());
+    let result = Mutex::new(Ok(()));
+    let work = || {
+        let made = panics::catch(|| {
+            while let Some((i, out)) = lock(&chunks).next() {
+                tensor.read_rows(first + i * rows, out)?;
             }
+            memory::check()
+        });
+        if made.is_err() {
+            *lock(&result) = made;
         }
-        Ok(())
-    })
+    };
+    // This thread takes chunks, too.
+    threads::beside(THREAD, threads.saturating_sub(1), &work, |_| work());
+    result.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the threads that make rows have done.
+#[derive(Default)]
+struct Reports {
+    /// Bytes, since it was looked at last.
+    bytes: usize,
+    failure: Option<Error>,
+    ended: usize,
 }
 
 fn make_all(
@@ -145,29 +154,30 @@ fn make_all(
     });
     let jobs = Mutex::new(jobs);
     let stop = AtomicBool::new(false);
-    let (done, reports) = mpsc::channel();
-    let work = |done: mpsc::Sender<Result<usize>>| {
-        while !stop.load(Ordering::Relaxed) {
-            let next = jobs.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some(job) = next else { break };
-            let made = job.made.rows.make(job.first, job.out);
-            if done.send(made.map(|()| job.out.len())).is_err() {
-                break;
-            }
-        }
+    let (reports, changed) = (Mutex::new(Reports::default()), Condvar::new());
+    let report = |change: &dyn Fn(&mut Reports)| {
+        change(&mut lock(&reports));
+        changed.notify_one();
     };
-    thread::scope(|scope| {
-        let mut started = 0;
-        for _ in 0..threads.max(1) {
-            let (work, done) = (&work, done.clone());
-            started += usize::from(
-                thread::Builder::new()
-                    .name("emberlm-make".into())
-                    .spawn_scoped(scope, move || work(done))
-                    .is_ok(),
-            );
-        }
-        drop(done);
+    let work = || {
+        let result = panics::catch(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let next = lock(&jobs).next();
+                let Some(job) = next else { break };
+                job.made.rows.make(job.first, job.out)?;
+                memory::check()?;
+                report(&|reports| reports.bytes += job.out.len());
+            }
+            Ok(())
+        });
+        report(&|reports| {
+            reports.ended += 1;
+            if let Err(e) = &result {
+                reports.failure.get_or_insert_with(|| e.clone());
+            }
+        });
+    };
+    threads::beside(THREAD, threads.max(1), &work, |started| {
         if started == 0 && total > 0 {
             return Err(Error::new(
                 Status::OutOfMemory,
@@ -175,13 +185,27 @@ fn make_all(
             ));
         }
         let mut finished = 0;
-        let result = reports.iter().try_for_each(|report| {
-            finished += report?;
-            progress(finished as f32 / total as f32)
-        });
-        if result.is_err() {
-            stop.store(true, Ordering::Relaxed);
+        let mut result = Ok(());
+        loop {
+            let mut seen = lock(&reports);
+            while seen.bytes == 0 && seen.failure.is_none() && seen.ended < started {
+                seen = changed.wait(seen).unwrap_or_else(PoisonError::into_inner);
+            }
+            finished += std::mem::take(&mut seen.bytes);
+            if let Some(e) = seen.failure.take() {
+                result = Err(e);
+            }
+            let ended = seen.ended == started;
+            drop(seen);
+            if result.is_ok() && finished > 0 {
+                result = progress(finished as f32 / total as f32);
+            }
+            if result.is_err() {
+                stop.store(true, Ordering::Relaxed);
+            }
+            if ended || result.is_err() {
+                return result;
+            }
         }
-        result
     })
 }

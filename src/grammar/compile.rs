@@ -3,7 +3,8 @@
 use super::{GrammarKind, GrammarOptions, GrammarVocabulary, Matcher};
 use super::{gbnf, limits, schema};
 use crate::error::{Error, Result, Status, fail};
-use crate::panics;
+use crate::memory::{self, Room};
+use crate::threads;
 use llguidance::Logger;
 use llguidance::api::{GrammarInit, TopLevelGrammar};
 use llguidance::earley::Parser;
@@ -20,6 +21,8 @@ pub struct Grammar {
     vocabulary: Arc<GrammarVocabulary>,
     /// At the beginning of an answer.
     start: Parser,
+    /// Of the parser and those made from it.
+    room: Arc<Room>,
     /// Whether answers are JSON values.
     is_json: bool,
 }
@@ -47,19 +50,10 @@ impl Grammar {
             );
         }
         // The compiler recurses, and the stack of the caller's thread may be small.
-        let result = std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new()
-                .name("ember-grammar".to_owned())
-                .stack_size(limits::STACK_BYTES)
-                .spawn_scoped(scope, || {
-                    panics::catch(|| compile(vocabulary, kind, text, options))
-                });
-            match thread {
-                Ok(thread) => thread
-                    .join()
-                    .unwrap_or_else(|_| fail!(Internal, "a panic left the thread that compiles")),
-                Err(e) => fail!(OutOfMemory, "no thread to compile: {e}"),
-            }
+        let room = Room::new(limits::COMPILE_ROOM_BYTES)?;
+        let result = threads::on_stack("ember-grammar", limits::STACK_BYTES, || {
+            let _in_room = room.enter();
+            compile(vocabulary, kind, text, options)
         });
         let grammar = result.map_err(|e| match e.status {
             Status::Grammar => Error::new(e.status, format!("grammar: {}", e.message)),
@@ -71,16 +65,30 @@ impl Grammar {
     /// A matcher at the beginning of an answer. The matchers of a grammar share its caches, so one
     /// thread uses them, one at a time.
     pub fn matcher(&self) -> Matcher {
-        Matcher::new(self.vocabulary.clone(), self.start.clone(), self.is_json)
+        let room = self.room.clone();
+        let start = {
+            let _in_room = room.enter();
+            self.start.clone()
+        };
+        Matcher::new(self.vocabulary.clone(), start, room, self.is_json)
     }
 
     /// The same grammar for another session, with caches of its own.
-    pub fn duplicate(&self) -> Grammar {
-        Grammar {
+    ///
+    /// Errors: `OutOfMemory`.
+    pub fn duplicate(&self) -> Result<Grammar> {
+        let room = Arc::new(limits::room(&self.start)?);
+        let start = {
+            let _in_room = room.enter();
+            self.start.deep_clone()
+        };
+        memory::check()?;
+        Ok(Grammar {
             vocabulary: self.vocabulary.clone(),
-            start: self.start.deep_clone(),
+            start,
+            room,
             is_json: self.is_json,
-        }
+        })
     }
 
     /// The tokens that it chooses from.
@@ -125,6 +133,7 @@ fn compile(
     };
     let grammar = Grammar {
         vocabulary: vocabulary.clone(),
+        room: Arc::new(limits::room(&start)?),
         start,
         is_json: kind == GrammarKind::JsonSchema,
     };

@@ -2,6 +2,7 @@
 //! can meet.
 
 use crate::error::{Result, fail};
+use crate::memory::Room;
 use llguidance::api::ParserLimits;
 use llguidance::derivre::ExprRef;
 use llguidance::earley::lexerspec::{LexemeIdx, LexerSpec};
@@ -15,6 +16,8 @@ pub(super) const MAX_REGEX_BYTES: usize = 64 << 10;
 pub(super) const MAX_LEVELS: usize = 6000;
 /// Stack of the thread that compiles. Memory that is not used is never touched.
 pub(super) const STACK_BYTES: usize = 64 << 20;
+/// Address space for what compiling takes when memory runs out meanwhile.
+pub(super) const COMPILE_ROOM_BYTES: usize = 128 << 20;
 /// Largest `multipleOf` (as an integer without trailing decimal zeros), and largest least common
 /// multiple of those that may have to hold together: a state of the lexer for each remainder.
 pub(super) const MAX_DIVISOR: u64 = 20_000;
@@ -22,6 +25,17 @@ pub(super) const MAX_DIVISOR: u64 = 20_000;
 pub(super) const MAX_LEXER_BYTES: usize = 64 << 20;
 /// Most alternatives in all expressions and their parts, see [`check_expressions`].
 const MAX_ALTERNATIVES: u64 = 2_000_000;
+
+/// Address space for what a parser's lexer takes in the next steps when memory runs out: in each it grows by a few MB at most,
+/// by vectors that double.
+pub(super) fn room(parser: &Parser) -> Result<Room> {
+    Room::new((16 << 20) + 4 * parser.lexer_stats().num_bytes)
+}
+
+/// Whether a room is still large enough.
+pub(super) fn room_is_enough(room: &Room, parser: &Parser) -> bool {
+    room.bytes() >= (8 << 20) + 3 * parser.lexer_stats().num_bytes
+}
 
 /// The limits that llguidance keeps by itself. Times are those of one core.
 pub(super) fn parser_limits() -> ParserLimits {

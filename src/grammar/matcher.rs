@@ -1,9 +1,10 @@
 //! Follows one answer through a grammar.
 
 use super::GrammarVocabulary;
-use super::limits::MAX_LEXER_BYTES;
+use super::limits::{self, MAX_LEXER_BYTES};
 use super::numbers::Numbers;
 use crate::error::{Error, Result, Status, fail};
+use crate::memory::{self, Room};
 use crate::text::{EncodeOptions, Tokenizer};
 use llguidance::derivre::NextByte;
 use llguidance::earley::{Parser, ParserRecognizer};
@@ -31,12 +32,15 @@ pub struct Matcher {
     accepting: Option<bool>,
     /// Of an answer in JSON.
     numbers: Option<Numbers>,
+    /// What the parser takes when memory runs out comes from here.
+    room: Arc<Room>,
 }
 
 impl Matcher {
     pub(super) fn new(
         vocabulary: Arc<GrammarVocabulary>,
         parser: Parser,
+        room: Arc<Room>,
         is_json: bool,
     ) -> Matcher {
         Matcher {
@@ -48,6 +52,7 @@ impl Matcher {
             ended: false,
             accepting: None,
             numbers: is_json.then(Numbers::default),
+            room,
         }
     }
 
@@ -61,6 +66,10 @@ impl Matcher {
     ///
     /// [`mask`]: Matcher::mask
     pub fn next_forced(&mut self, tokenizer: &Tokenizer) -> Result<Option<u32>> {
+        self.in_room(|matcher| matcher.next_forced_here(tokenizer))
+    }
+
+    fn next_forced_here(&mut self, tokenizer: &Tokenizer) -> Result<Option<u32>> {
         if let Some(token) = self.forced.front() {
             return Ok(Some(*token));
         }
@@ -90,6 +99,10 @@ impl Matcher {
         if words.len() < self.vocabulary.mask_words() {
             fail!(Internal, "a mask of {} words is too short", words.len());
         }
+        self.in_room(|matcher| matcher.mask_here(words))
+    }
+
+    fn mask_here(&mut self, words: &mut [u32]) -> Result<()> {
         words.fill(0);
         if let Some(&token) = self.forced.front() {
             allow(words, token);
@@ -122,6 +135,10 @@ impl Matcher {
     ///
     /// Errors: `Grammar` if the token is not allowed, or if a limit was reached.
     pub fn accept(&mut self, token: u32) -> Result<()> {
+        self.in_room(|matcher| matcher.accept_here(token))
+    }
+
+    fn accept_here(&mut self, token: u32) -> Result<()> {
         if self.forced.front() == Some(&token) {
             self.forced.pop_front();
             self.took(token);
@@ -148,6 +165,10 @@ impl Matcher {
 
     /// Accepts tokens that were found to be forced, which were not returned yet.
     pub fn restore_forced(&mut self, tokens: &[u32]) -> Result<()> {
+        self.in_room(|matcher| matcher.restore_forced_here(tokens))
+    }
+
+    fn restore_forced_here(&mut self, tokens: &[u32]) -> Result<()> {
         for &token in tokens {
             let bytes = self.vocabulary.trie().token(token);
             self.parser
@@ -158,6 +179,18 @@ impl Matcher {
         self.forced.clear();
         self.forced.extend(tokens);
         Ok(())
+    }
+
+    /// Does a step of the parser, whose allocations cannot fail. `OutOfMemory` if memory ran out.
+    fn in_room<R>(&mut self, step: impl FnOnce(&mut Matcher) -> Result<R>) -> Result<R> {
+        if !limits::room_is_enough(&self.room, &self.parser) {
+            self.room = Arc::new(limits::room(&self.parser)?);
+        }
+        let room = self.room.clone();
+        let _in_room = room.enter();
+        let result = step(self)?;
+        memory::check()?;
+        Ok(result)
     }
 
     /// The answer has one more token of text.

@@ -10,6 +10,7 @@ use super::specials::{Part, Special, Specials};
 use super::vocabulary::{TokenKind, Vocabulary};
 use crate::error::{Result, fail, try_vec};
 use crate::format::ModelFile;
+use crate::memory::Room;
 
 /// Texts of control tokens that end an answer, whatever else the file says.
 const END_MARKERS: [&str; 17] = [
@@ -219,6 +220,8 @@ impl Tokenizer {
         may: &dyn Fn(usize, usize, &Special) -> bool,
         out: &mut Vec<u32>,
     ) -> Result<()> {
+        let room = Room::for_input(text.len())?;
+        let _in_room = room.enter();
         let parts = &self.parts;
         let mut scratch = Scratch::default();
         parts.specials.split(text, may, &mut |part| match part {

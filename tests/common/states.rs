@@ -92,7 +92,8 @@ fn act(random: &mut Random, sessions: &mut [&mut Session]) {
     let n_vocab = sessions[0].model().details().n_vocab;
     let (position, context) = (sessions[0].position(), sessions[0].context());
     let what = pick(random, 9);
-    let prompt: Vec<u32> = (0..1 + pick(random, [3, 40, 200][pick(random, 3)]))
+    let longest = [3, 40, 200][pick(random, 3)];
+    let prompt: Vec<u32> = (0..1 + pick(random, longest))
         .map(|_| pick(random, n_vocab) as u32)
         .collect();
     let to = pick(random, position + 1);
@@ -115,7 +116,10 @@ fn act(random: &mut Random, sessions: &mut [&mut Session]) {
                 let _ = session.erase(to.min(position - 4), 3);
             }
             7 => session.evict().unwrap(),
-            8 => **session = session.fork().unwrap(),
+            8 => {
+                let fork = session.fork().unwrap();
+                **session = fork;
+            }
             _ => {}
         }
     }
@@ -201,7 +205,9 @@ pub fn random_life(model: &Arc<Model>, seed: u64, rounds: usize, has_grammar: bo
 pub fn forks(model: &Arc<Model>, count: usize) {
     let mut random = Random::new(7, "forks");
     let n_vocab = model.details().n_vocab;
-    let prompt: Vec<u32> = (0..600).map(|_| pick(&mut random, n_vocab) as u32).collect();
+    let prompt: Vec<u32> = (0..600)
+        .map(|_| pick(&mut random, n_vocab) as u32)
+        .collect();
     let mut first = session(model);
     first.prefill(&prompt).unwrap();
     let mut all = vec![first];

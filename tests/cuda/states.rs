@@ -26,7 +26,7 @@ pub fn tests(tests: &mut Tests) {
 
 fn load(path: &Path, kind: DeviceKind) -> Arc<Model> {
     let of_kind = |i: &usize| device::info(*i).unwrap().kind == kind;
-    let index = (0..device::count()).find(of_kind).unwrap();
+    let index = (0..device::count().unwrap()).find(of_kind).unwrap();
     let options = LoadOptions::default();
     Arc::new(Model::load(path, index, &options, &mut |_| Ok(())).unwrap())
 }
@@ -146,8 +146,11 @@ fn out_of_memory() {
         s.prefill(&text).unwrap();
     }
     let bytes = saved(&mut s, Kind::Everything);
-    let context = model_context();
-    type Try<'a> = (&'a str, Box<dyn FnMut(&mut Session) -> emberlm::Result<()> + 'a>);
+    let context = context();
+    type Try<'a> = (
+        &'a str,
+        Box<dyn FnMut(&mut Session) -> emberlm::Result<()> + 'a>,
+    );
     let tries: Vec<Try> = vec![
         ("fork", Box::new(|s| s.fork().map(drop))),
         ("resume", Box::new(|s| s.evict().and_then(|()| s.resume()))),
@@ -156,10 +159,13 @@ fn out_of_memory() {
             "restore",
             Box::new(|_| restored(&model, &bytes, &RestoreOptions::default()).map(drop)),
         ),
-        ("weights", Box::new(|s| {
-            s.model().evict()?;
-            s.model().resume()
-        })),
+        (
+            "weights",
+            Box::new(|s| {
+                s.model().evict()?;
+                s.model().resume()
+            }),
+        ),
     ];
     for (name, mut run) in tries {
         let mut n = 0;
@@ -177,12 +183,6 @@ fn out_of_memory() {
         println!("{name}: {n} allocations failed");
         assert_eq!(s.decode().unwrap(), alone.decode().unwrap(), "{name}");
     }
-}
-
-/// The context that models of the first GPU use: the primary one, whose failures are counted by each
-/// opener, so that of the models' own is asked for.
-fn model_context() -> Arc<emberlm::backend::cuda::driver::Context> {
-    context()
 }
 
 fn prompts_beside_decodes() {

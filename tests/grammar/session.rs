@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::sync::{Arc, LazyLock};
 
 static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| {
-    let cpu = (0..device::count())
+    let cpu = (0..device::count().unwrap())
         .find(|i| device::info(*i).unwrap().kind == DeviceKind::Cpu)
         .unwrap();
     let path = repository_file("models/hamlet-7m-Q4_K_M.gguf");

@@ -4,15 +4,15 @@ use super::runner::{Core, Done, lock};
 use crate::backend::Want;
 use crate::error::{Result, fail};
 use crate::panics::catch;
+use crate::threads::{self, Thread};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
-use std::thread::JoinHandle;
 
 /// A thread that does one job after another, and sleeps in between.
 pub(super) struct Driver {
     mail: Arc<Mail>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
     /// The interrupt flag of the job whose outcomes were not all collected yet, and how many those are.
     in_flight: Option<(Arc<AtomicBool>, usize)>,
 }
@@ -66,20 +66,14 @@ impl Driver {
             made: AtomicUsize::new(0),
         });
         let theirs = mail.clone();
-        let thread = std::thread::Builder::new()
-            .name("ember-cpu-async".to_owned())
-            .spawn(move || theirs.serve(&core));
-        match thread {
-            Ok(thread) => Ok(Driver {
-                mail,
-                thread: Some(thread),
-                in_flight: None,
-            }),
-            Err(e) => fail!(
-                DeviceError,
-                "a thread for started work could not be started: {e}"
-            ),
-        }
+        let thread = threads::spawn("ember-cpu-async", threads::STACK_BYTES, move || {
+            theirs.serve(&core);
+        })?;
+        Ok(Driver {
+            mail,
+            thread: Some(thread),
+            in_flight: None,
+        })
     }
 
     /// Whether there are outcomes that were not collected.
@@ -227,8 +221,7 @@ impl Drop for Driver {
         lock(&self.mail.slot).quit = true;
         self.mail.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It catches all panics of steps, so there is nothing to learn here.
-            let _ = thread.join();
+            thread.join();
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use super::turn::{Turn, Turns};
 use crate::error::{Result, fail};
-use crate::panics;
+use crate::threads::Thread;
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
@@ -14,7 +14,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Most threads that a pool can have.
@@ -134,7 +133,7 @@ unsafe impl Send for Shared {}
 /// Threads, and the turns in which sessions use them. Dropping it joins all threads.
 pub struct Pool {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<Thread>,
     turns: Turns,
 }
 
@@ -161,7 +160,7 @@ struct Aborted;
 impl Pool {
     /// A pool of `threads` threads, the caller of a region being one of them.
     ///
-    /// Errors: `InvalidArgument` for 0 or more than [`MAX_THREADS`], `DeviceError` if the system
+    /// Errors: `InvalidArgument` for 0 or more than [`MAX_THREADS`], `OutOfMemory` if the system
     /// starts no more threads.
     pub fn new(threads: usize) -> Result<Pool> {
         if threads == 0 || threads > MAX_THREADS {
@@ -196,22 +195,11 @@ impl Pool {
         };
         for index in 1..threads {
             let shared = pool.shared.clone();
-            let thread = std::thread::Builder::new()
-                .name(format!("ember-cpu-{index}"))
-                .spawn(move || {
-                    // Silent, whatever happens; a region reports its panics itself.
-                    let _ = panics::catch(|| {
-                        serve(index, &shared);
-                        Ok(())
-                    });
-                });
-            match thread {
-                Ok(thread) => pool.threads.push(thread),
-                Err(e) => fail!(
-                    DeviceError,
-                    "thread {index} of {threads} could not be started: {e}"
-                ),
-            }
+            // A region reports its panics itself.
+            let work = move || serve(index, &shared);
+            let name = format!("ember-cpu-{index}");
+            let thread = crate::threads::spawn(&name, crate::threads::STACK_BYTES, work)?;
+            pool.threads.push(thread);
         }
         Ok(pool)
     }
@@ -244,8 +232,7 @@ impl Drop for Pool {
         self.shared.quit.store(true, SeqCst);
         self.shared.start.advance();
         for thread in self.threads.drain(..) {
-            // A worker catches all panics of regions, so there is nothing to learn here.
-            let _ = thread.join();
+            thread.join();
         }
     }
 }

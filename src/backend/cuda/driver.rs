@@ -9,7 +9,6 @@ use crate::error::{Error, Result, Status, fail};
 use cudarc::driver::sys;
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// The oldest driver that has every function used here, as `cuDriverGetVersion` counts.
@@ -166,10 +165,8 @@ pub fn properties(index: usize) -> Result<Properties> {
         get(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
     );
     let shared_bytes = get(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
-    let (capability, shared_bytes) = match pretended_capability()? {
-        Some(older) if older < capability => (older, shared_bytes.min(most_shared(older))),
-        _ => (capability, shared_bytes),
-    };
+    #[cfg(feature = "test-hooks")]
+    let (capability, shared_bytes) = test_hooks::older(capability, shared_bytes)?;
     Ok(Properties {
         name,
         capability,
@@ -178,33 +175,6 @@ pub fn properties(index: usize) -> Result<Properties> {
         shared_bytes,
         driver,
     })
-}
-
-/// An older card, such as `8.0`, that newer ones are to be taken for: `EMBERLM_CUDA_CAPABILITY`, for tests. The
-/// kernels must have been compiled for it (`build/cuda.rs`).
-fn pretended_capability() -> Result<Option<(i32, i32)>> {
-    let Some(text) = std::env::var_os("EMBERLM_CUDA_CAPABILITY") else {
-        return Ok(None);
-    };
-    let text = text.to_string_lossy();
-    let numbers = text.split_once('.').map(|(a, b)| (a.parse(), b.parse()));
-    match numbers {
-        Some((Ok(major), Ok(minor))) => Ok(Some((major, minor))),
-        _ => fail!(
-            InvalidArgument,
-            "EMBERLM_CUDA_CAPABILITY is {text:?}, not like 8.0"
-        ),
-    }
-}
-
-/// Shared memory that a block may have on cards of this compute capability at most.
-fn most_shared(capability: (i32, i32)) -> usize {
-    match capability {
-        (..=7, _) => 64 << 10,
-        (8, 0 | 7) => 163 << 10,
-        (8, _) => 99 << 10,
-        _ => usize::MAX,
-    }
 }
 
 /// A device's context. The primary one, which the host program may use as well; every call makes it
@@ -216,8 +186,7 @@ pub struct Context {
     pid: u32,
     /// The message of the error after which nothing works any more.
     lost: OnceLock<String>,
-    /// Allocations until one fails on purpose; negative: none does. For tests.
-    failing: AtomicI64,
+    #[cfg(feature = "test-hooks")]
     programmatic: bool,
 }
 
@@ -259,7 +228,7 @@ impl Context {
             device,
             pid: std::process::id(),
             lost: OnceLock::new(),
-            failing: AtomicI64::new(-1),
+            #[cfg(feature = "test-hooks")]
             programmatic: properties.capability.0 >= 9 && properties.driver >= PROGRAMMATIC_GRAPHS,
             properties,
         }))
@@ -388,14 +357,17 @@ impl Context {
     }
 
     /// Lets the n-th allocation from now (0 is the next) fail with `OutOfMemory`; negative: none.
+    #[cfg(feature = "test-hooks")]
     pub fn fail_allocation(&self, n: i64) {
-        self.failing.store(n, Ordering::Relaxed);
+        test_hooks::fail_allocation(n);
     }
 
-    /// Counts an allocation; true if it is the one to fail.
+    /// Whether the allocation that is about to be made has to fail, for a test.
     fn fails_now(&self) -> bool {
-        self.failing.load(Ordering::Relaxed) >= 0
-            && self.failing.fetch_sub(1, Ordering::Relaxed) == 0
+        #[cfg(feature = "test-hooks")]
+        return test_hooks::fails_now();
+        #[cfg(not(feature = "test-hooks"))]
+        false
     }
 
     fn out_of_memory(&self, bytes: usize, what: &str) -> Error {
@@ -618,6 +590,8 @@ impl Drop for Pinned {
 }
 
 mod range;
+#[cfg(feature = "test-hooks")]
+mod test_hooks;
 mod work;
 
 pub use range::{Range, granularity};

@@ -3,6 +3,7 @@
 
 use super::driver::{Context, Event, Pinned, Range, Stream};
 use crate::error::{Error, Result, Status, fail};
+use crate::threads;
 use memmap2::MmapMut;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -113,14 +114,9 @@ impl HostCopy {
                 failure.get_or_insert(e);
             }
         };
-        std::thread::scope(|scope| {
-            for _ in 1..cores.min(THREADS).min(pieces.len()) {
-                let thread = std::thread::Builder::new().name("ember-transfer".into());
-                // Fewer threads take longer.
-                let _ = thread.spawn_scoped(scope, work);
-            }
-            work();
-        });
+        let others = cores.min(THREADS).min(pieces.len()).saturating_sub(1);
+        // Fewer threads take longer.
+        threads::beside("ember-transfer", others, &work, |_| work());
         match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(e) => Err(e),
             None => Ok(()),

@@ -68,18 +68,9 @@ pub fn upload(
         running.fetch_sub(1, Ordering::Release);
     };
     let mut cancelled = Ok(());
-    std::thread::scope(|scope| {
-        let mut spawned = 0;
-        for _ in 0..threads {
-            match std::thread::Builder::new()
-                .name("ember-upload".into())
-                .spawn_scoped(scope, work)
-            {
-                Ok(_) => spawned += 1,
-                Err(_) => _ = running.fetch_sub(1, Ordering::Release),
-            }
-        }
-        if spawned == 0 {
+    crate::threads::beside("ember-upload", threads, &work, |started| {
+        running.fetch_sub(threads - started, Ordering::Release);
+        if started == 0 {
             running.store(1, Ordering::Release);
             work();
         }

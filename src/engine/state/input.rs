@@ -3,6 +3,7 @@
 use super::format::{HEADER_BYTES, PART_BYTES, PART_HEADER_BYTES, Section, checksum};
 use crate::backend::StateSource;
 use crate::error::{Error, Result, Status, fail, try_vec};
+use crate::threads;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -297,14 +298,9 @@ fn read_together(
         }
     };
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    std::thread::scope(|scope| {
-        for _ in 1..cores.min(THREADS).min(parts.len()) {
-            let thread = std::thread::Builder::new().name("ember-restore".into());
-            // Fewer threads take longer.
-            let _ = thread.spawn_scoped(scope, work);
-        }
-        work();
-    });
+    let others = cores.min(THREADS).min(parts.len()).saturating_sub(1);
+    // Fewer threads take longer.
+    threads::beside("ember-restore", others, &work, |_| work());
     match failure.into_inner() {
         Ok(None) => Ok(()),
         Ok(Some((_, e))) => Err(e),

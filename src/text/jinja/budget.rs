@@ -4,6 +4,7 @@
 //! it back when it goes, so the limit is on what is alive and not on what ever was.
 
 use crate::error::{Result, fail};
+use crate::memory;
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -27,8 +28,9 @@ impl Budget {
         })
     }
 
-    /// Spends steps.
+    /// Spends steps. Errors: `TemplateFailed` if there are not so many; `OutOfMemory` if memory ran out.
     pub fn work(&self, steps: u64) -> Result<()> {
+        memory::check()?;
         match self.work.get().checked_sub(steps) {
             Some(left) => {
                 self.work.set(left);

@@ -32,7 +32,8 @@ mod value;
 pub use text::Origin;
 
 use crate::error::{Error, Result, Status, fail};
-use crate::panics;
+use crate::memory::Room;
+use crate::threads;
 use budget::{Budget, Hold};
 use scope::Scope;
 use std::cell::RefCell;
@@ -77,17 +78,12 @@ pub struct Rendered {
 /// line, for wrong syntax, for what the template raises, and for a template that takes too many
 /// steps, too much memory or too deep a recursion; `OutOfMemory`.
 pub fn render(source: &str, document: &str, environment: &Environment) -> Result<Rendered> {
-    std::thread::scope(|scope| {
-        let work = || panics::catch(|| render_here(source, document, environment));
-        let thread = std::thread::Builder::new()
-            .name("ember-template".into())
-            .stack_size(STACK_BYTES)
-            .spawn_scoped(scope, work);
-        match thread.map(|thread| thread.join()) {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) => fail!(Internal, "the thread of a chat template panicked"),
-            Err(error) => fail!(OutOfMemory, "no thread for a chat template: {error}"),
-        }
+    // What the budget does not count (the tree, and vectors that grow) is less than what it does.
+    let length = document.len() + source.len();
+    let room = Room::new(2 * (MEMORY + MEMORY_PER_CHARACTER * length))?;
+    threads::on_stack("ember-template", STACK_BYTES, || {
+        let _in_room = room.enter();
+        render_here(source, document, environment)
     })
 }
 

@@ -2,21 +2,42 @@
 
 use super::core::Core;
 use crate::backend::cuda::weights::Busy;
-use crate::error::{Error, Result, Status, try_vec};
+use crate::error::{Error, Result, try_vec};
 use crate::panics::catch;
+use crate::threads::{self, Thread};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A thread that has the core until the prompt is evaluated.
 pub struct Background {
     /// Positions before the prompt.
     before: usize,
     interrupt: Arc<AtomicBool>,
-    /// Where the core comes back.
-    done: Mutex<Receiver<(Box<Core>, Result<()>)>>,
-    thread: Option<JoinHandle<()>>,
+    desk: Arc<Desk>,
+    /// `None` once it has ended.
+    thread: Option<Thread>,
+}
+
+/// Where the core is handed over.
+#[derive(Default)]
+struct Desk {
+    slot: Mutex<Slot>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Slot {
+    /// For the thread.
+    given: Option<Box<Core>>,
+    /// From the thread.
+    done: Option<(Box<Core>, Result<()>)>,
+}
+
+impl Desk {
+    fn slot(&self) -> MutexGuard<'_, Slot> {
+        // Nothing that panics runs under this mutex.
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Background {
@@ -28,45 +49,29 @@ impl Background {
         busy: Busy,
     ) -> std::result::Result<Background, (Box<Core>, Error)> {
         let before = core.len();
-        let mut copy = match try_vec(tokens.len(), 0u32, "tokens of a prompt") {
-            Ok(copy) => copy,
-            Err(e) => return Err((core, e)),
-        };
-        copy.copy_from_slice(tokens);
-        let (send, done) = sync_channel(1);
-        let stop = interrupt.clone();
-        // The core goes to the thread when there is one.
-        let (give, take) = sync_channel::<Box<Core>>(1);
-        let work = move || {
-            let Ok(mut core) = take.recv() else { return };
-            let result = catch(|| {
-                let weights = core.weights.clone();
-                let _resident = weights.resident()?;
-                core.extend(&copy, &stop, true)
-            });
-            drop(busy);
-            let _ = send.send((core, result));
-        };
-        let thread = std::thread::Builder::new()
-            .name("ember-prefill".into())
-            .spawn(work);
-        let thread = match thread {
-            Ok(thread) => thread,
-            Err(e) => {
-                let message = format!("a thread for a prompt could not be started: {e}");
-                return Err((core, Error::new(Status::DeviceError, message)));
-            }
-        };
-        if let Err(unsent) = give.send(core) {
-            let e = Error::new(Status::Internal, "a thread for a prompt has ended early");
-            return Err((unsent.0, e));
+        let desk = Arc::new(Desk::default());
+        desk.slot().given = Some(core);
+        let started = (|| {
+            let mut copy = try_vec(tokens.len(), 0u32, "tokens of a prompt")?;
+            copy.copy_from_slice(tokens);
+            let (theirs, stop) = (desk.clone(), interrupt.clone());
+            threads::spawn("ember-prefill", threads::STACK_BYTES, move || {
+                theirs.evaluate(&copy, &stop);
+                drop(busy);
+            })
+        })();
+        match started {
+            Ok(thread) => Ok(Background {
+                before,
+                interrupt: interrupt.clone(),
+                desk,
+                thread: Some(thread),
+            }),
+            Err(e) => match desk.slot().given.take() {
+                Some(core) => Err((core, e)),
+                None => unreachable!("no thread has taken it"),
+            },
         }
-        Ok(Background {
-            before,
-            interrupt: interrupt.clone(),
-            done: Mutex::new(done),
-            thread: Some(thread),
-        })
     }
 
     /// Positions before the prompt.
@@ -76,17 +81,34 @@ impl Background {
 
     /// The core and what has come of the prompt, or `None` while it is under way.
     pub fn poll(&mut self, wait: bool) -> Option<(Box<Core>, Result<()>)> {
-        let done = self.done.get_mut().unwrap_or_else(|e| e.into_inner());
-        let received = match wait {
-            true => done.recv().map_err(|_| TryRecvError::Disconnected),
-            false => done.try_recv(),
-        };
-        let received = received.ok()?;
-        if let Some(thread) = self.thread.take() {
-            // It catches all panics, so there is nothing to learn here.
-            let _ = thread.join();
+        let mut slot = self.desk.slot();
+        while wait && slot.done.is_none() {
+            let changed = self.desk.changed.wait(slot);
+            slot = changed.unwrap_or_else(PoisonError::into_inner);
         }
-        Some(received)
+        let done = slot.done.take()?;
+        drop(slot);
+        // It is about to end.
+        if let Some(thread) = self.thread.take() {
+            thread.join();
+        }
+        Some(done)
+    }
+}
+
+impl Desk {
+    /// What the thread does.
+    fn evaluate(&self, tokens: &[u32], stop: &AtomicBool) {
+        let Some(mut core) = self.slot().given.take() else {
+            return;
+        };
+        let result = catch(|| {
+            let weights = core.weights.clone();
+            let _resident = weights.resident()?;
+            core.extend(tokens, stop, true)
+        });
+        self.slot().done = Some((core, result));
+        self.changed.notify_all();
     }
 }
 

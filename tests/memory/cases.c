@@ -1,0 +1,678 @@
+/* The cases of the memory test. To add a function: write what it needs and what is compared, and give it a line in CASES;
+ * `make test-memory` fails while a function of the header has none. */
+#define _GNU_SOURCE
+#include "cases.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define N_VOCAB 1424
+#define N_AFTER 3
+
+static const char *path;
+static char folder[] = "/tmp/emberlm-folder-XXXXXX";
+static ember_model *model, *second_model;
+static ember_session *session, *other, *several[4];
+static ember_text_stream *stream;
+static uint32_t tokens[4096], device;
+static size_t count;
+static float numbers[N_VOCAB], log_values[8];
+static char text[1 << 16];
+static ember_device device_is;
+static ember_model_details model_is;
+static ember_session_details session_is;
+static ember_text_stream_details stream_is;
+static ember_estimate estimate;
+static ember_profile_entry profile[16];
+
+static const uint32_t PROMPT[] = {0, 260, 300, 41};
+static const char CHAT[] =
+    "{\"messages\":[{\"role\":\"system\",\"content\":\"Be kind.\"},{\"role\":\"user\",\"content\":\"Hi <|end|>\"}],"
+    "\"add_generation_prompt\":true}";
+static const char SCHEMA[] =
+    "{\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\", \"maxLength\": 8}, \"hp\": {\"type\": \"integer\","
+    " \"multipleOf\": 3}, \"item\": {\"enum\": [\"white map\", \"red hat\"]}}, \"required\": [\"name\", \"hp\", \"item\"],"
+    " \"additionalProperties\": false}";
+static const char REGEX[] = "[a-f]{3}(-[0-9]+)?";
+static const char LARK[] = "start: WORD (\" \" WORD)*\nWORD: /[a-z]+/";
+static const char GBNF[] = "root ::= item+\nitem ::= \"- \" [a-z]+ \"\\n\"";
+
+/* --- what is looked at ------------------------------------------------------------------------ */
+
+static uint64_t digest(uint64_t so_far, const void *data, size_t len) {
+    const unsigned char *bytes = data;
+    size_t i;
+    for (i = 0; i < len; i++) so_far = (so_far ^ bytes[i]) * 1099511628211u;
+    return so_far;
+}
+
+static void must(ember_status status, const ember_error *err, const char *what) {
+    if (status != EMBER_OK) {
+        fprintf(stderr, "%s gave %s: %s\n", what, ember_status_name(status), err->message);
+        abort();
+    }
+}
+
+static ember_error err;
+#define OK(call) must((call), &err, #call)
+
+static uint64_t position_of(ember_session *s) {
+    size_t position;
+    OK(ember_session_position(s, &position, &err));
+    return position;
+}
+
+/* Where it stands, and what it says from there on. */
+static uint64_t goes_on(ember_session *s, uint64_t so_far) {
+    uint64_t position = position_of(s);
+    uint32_t token;
+    int i;
+    so_far = digest(so_far, &position, sizeof position);
+    for (i = 0; i < N_AFTER; i++) {
+        OK(ember_decode(s, &token, &err));
+        so_far = digest(so_far, &token, sizeof token);
+    }
+    return so_far;
+}
+
+static uint64_t look_session(void) { return position_of(session); }
+static uint64_t look_several(void) {
+    uint64_t sum = 0;
+    int i;
+    for (i = 0; i < 4; i++) sum = sum * 1000 + position_of(several[i]);
+    return sum;
+}
+static uint64_t result_session(void) { return goes_on(session, 0); }
+static uint64_t result_both(void) { return goes_on(other, goes_on(session, 0)); }
+static uint64_t result_token(void) { return goes_on(session, digest(0, tokens, 4)); }
+static uint64_t result_tokens(void) { return digest(digest(0, &count, sizeof count), tokens, 4 * count); }
+static uint64_t result_text(void) { return digest(0, text, count); }
+static uint64_t result_several(void) {
+    uint64_t sum = digest(0, tokens, 16);
+    int i;
+    for (i = 0; i < 4; i++) sum = goes_on(several[i], sum);
+    return sum;
+}
+
+/* A model does what it is for. */
+static uint64_t works(ember_model *m) {
+    ember_session *s;
+    uint64_t sum;
+    ember_model_details d;
+    d.struct_size = sizeof d;
+    OK(ember_model_info(m, &d, &err));
+    OK(ember_session_create(m, NULL, &s, &err));
+    OK(ember_prefill(s, (const uint32_t[]){1, 20, 30}, 3, &err));
+    sum = goes_on(s, d.has_tokenizer);
+    ember_session_free(s);
+    if (d.has_tokenizer) {
+        OK(ember_tokenize(m, "abc ab", 6, 0, tokens, 100, &count, &err));
+        sum = digest(sum, tokens, 4 * count);
+    }
+    return sum;
+}
+
+/* --- models ----------------------------------------------------------------------------------- */
+
+static void log_line(void *user, int32_t level, const char *line, size_t len) {
+    (void)user, (void)level, (void)line, (void)len;
+}
+
+static void find_cpu(void) {
+    uint32_t n;
+    OK(ember_device_count(&n, &err));
+    for (device = 0; device < n; device++) {
+        device_is.struct_size = sizeof device_is;
+        OK(ember_device_info(device, &device_is, &err));
+        if (device_is.kind == EMBER_DEVICE_CPU) return;
+    }
+    abort();
+}
+
+static ember_status load(const char *from, uint32_t weights, ember_progress_fn progress, ember_model **out, ember_error *e) {
+    ember_model_options o = {0};
+    o.struct_size = sizeof o;
+    o.device = device;
+    o.threads = 2;
+    o.weights = weights;
+    o.progress = progress;
+    return ember_model_load(from, strlen(from), &o, out, e);
+}
+
+static void copy_file(const char *from, const char *to) {
+    char name[200];
+    size_t len;
+    FILE *in = fopen(from, "rb"), *out;
+    snprintf(name, sizeof name, "%s/%s", folder, to);
+    out = fopen(name, "wb");
+    if (!in || !out) {
+        perror(from);
+        abort();
+    }
+    while ((len = fread(text, 1, sizeof text, in)) > 0) fwrite(text, 1, len, out);
+    fclose(in);
+    fclose(out);
+}
+
+static void remove_folder(void) {
+    static const char *const FILES[] = {"config.json", "model.safetensors", "tokenizer.json"};
+    char name[200];
+    size_t i;
+    for (i = 0; i < 3; i++) {
+        snprintf(name, sizeof name, "%s/%s", folder, FILES[i]);
+        unlink(name);
+    }
+    rmdir(folder);
+}
+
+void cases_begin(const char *model_path, int with_model) {
+    path = model_path;
+    if (!with_model) return;
+    OK(ember_set_log_callback(log_line, NULL, EMBER_LOG_DEBUG, &err));
+    find_cpu();
+    OK(load(path, 0, NULL, &model, &err));
+}
+
+static void prepare_folder(void) {
+    if (!mkdtemp(folder)) abort();
+    copy_file("tests/data/families/mistral/config.json", "config.json");
+    copy_file("tests/data/families/mistral/model.safetensors", "model.safetensors");
+    copy_file("tests/memory/tokenizer.json", "tokenizer.json");
+}
+
+static void clean_folder(void) {
+    ember_model_free(second_model);
+    remove_folder();
+    strcpy(folder + strlen(folder) - 6, "XXXXXX");
+}
+
+static int32_t progress(void *user, float fraction) {
+    uint32_t n;
+    (void)user, (void)fraction;
+    ember_device_count(&n, NULL);
+    return 0;
+}
+
+static ember_status call_load(ember_error *e) { return load(path, 0, progress, &second_model, e); }
+static ember_status call_load_folder(ember_error *e) { return load(folder, 0, NULL, &second_model, e); }
+static ember_status call_load_quantized(ember_error *e) {
+    return load(folder, EMBER_WEIGHTS_Q8_0, NULL, &second_model, e);
+}
+static ember_status call_load_missing(ember_error *e) { return load("/none/such", 0, NULL, &second_model, e); }
+static uint64_t result_load(void) { return works(second_model); }
+static void clean_load(void) { ember_model_free(second_model); }
+
+static ember_status call_estimate(ember_error *e) {
+    estimate.struct_size = sizeof estimate;
+    return ember_model_estimate(path, strlen(path), NULL, NULL, &estimate, e);
+}
+static ember_status call_estimate_folder(ember_error *e) {
+    estimate.struct_size = sizeof estimate;
+    return ember_model_estimate(folder, strlen(folder), NULL, NULL, &estimate, e);
+}
+static uint64_t result_estimate(void) { return digest(0, &estimate, sizeof estimate); }
+
+static void clean_none(void) { second_model = NULL; }
+static void load_second(void) { OK(load(path, 0, NULL, &second_model, &err)); }
+static ember_status call_model_free(ember_error *e) {
+    (void)e;
+    return ember_model_free(second_model);
+}
+static ember_status call_model_info(ember_error *e) {
+    model_is.struct_size = sizeof model_is;
+    return ember_model_info(model, &model_is, e);
+}
+static uint64_t result_model_info(void) { return digest(0, &model_is, sizeof model_is); }
+
+static ember_status call_device_count(ember_error *e) { return ember_device_count(tokens, e); }
+static ember_status call_device_info(ember_error *e) {
+    device_is.struct_size = sizeof device_is;
+    return ember_device_info(0, &device_is, e);
+}
+/* But for the memory that is free. */
+static uint64_t result_device(void) { return digest(device_is.kind, device_is.name, sizeof device_is.name); }
+
+static ember_status call_version(ember_error *e) {
+    (void)e;
+    return ember_version() && ember_abi_version() == EMBER_ABI_VERSION && ember_status_name(7) && ember_status_name(-7)
+               ? EMBER_OK
+               : EMBER_INTERNAL;
+}
+
+static ember_status call_set_log(ember_error *e) { return ember_set_log_callback(log_line, text, EMBER_LOG_DEBUG, e); }
+static ember_status call_unset_log(ember_error *e) { return ember_set_log_callback(NULL, NULL, 0, e); }
+static void clean_log(void) { OK(ember_set_log_callback(log_line, NULL, EMBER_LOG_DEBUG, &err)); }
+
+/* --- sessions --------------------------------------------------------------------------------- */
+
+static ember_sampling_options sampling;
+static ember_session_options session_options;
+static const ember_logit_bias BIAS[] = {{300, 2.0f}, {41, -1.0f}};
+static const uint32_t BANNED[] = {5, 6};
+static const ember_dry_breaker BREAKERS[] = {{"\n", 1, NULL, 0}, {NULL, 0, PROMPT, 2}};
+
+/* Every stage, and log-probabilities. */
+static void sample_all(void) {
+    memset(&sampling, 0, sizeof sampling);
+    sampling.struct_size = sizeof sampling;
+    sampling.temperature = 0.8f;
+    sampling.top_k = 50;
+    sampling.top_p = 0.95f;
+    sampling.min_p = 0.01f;
+    sampling.typical_p = 0.99f;
+    sampling.penalty_window = 64;
+    sampling.repeat_penalty = 1.1f;
+    sampling.dry_multiplier = 0.5f;
+    sampling.dry_breakers = BREAKERS;
+    sampling.dry_breaker_count = 2;
+    sampling.logit_bias = BIAS;
+    sampling.logit_bias_count = 2;
+    sampling.banned = BANNED;
+    sampling.banned_count = 2;
+    sampling.logprobs = 5;
+    sampling.seed = 7;
+}
+
+static void options_all(void) {
+    sample_all();
+    memset(&session_options, 0, sizeof session_options);
+    session_options.struct_size = sizeof session_options;
+    session_options.context = 500;
+    session_options.sampling = &sampling;
+}
+
+static void create(void) { OK(ember_session_create(model, NULL, &session, &err)); }
+static void create_sampling(void) {
+    options_all();
+    OK(ember_session_create(model, &session_options, &session, &err));
+}
+static void prefill_now(ember_session *s) { OK(ember_prefill(s, PROMPT, 4, &err)); }
+static void prompted(void) {
+    create();
+    prefill_now(session);
+}
+static void prompted_sampling(void) {
+    create_sampling();
+    prefill_now(session);
+}
+static void begun(void) {
+    prompted();
+    goes_on(session, 0);
+}
+static void begun_sampling(void) {
+    prompted_sampling();
+    goes_on(session, 0);
+}
+static void set_grammar(ember_session *s, uint32_t kind, const char *grammar) {
+    OK(ember_session_set_grammar(s, kind, grammar, strlen(grammar), NULL, &err));
+}
+static void prompted_grammar(void) {
+    prompted();
+    set_grammar(session, EMBER_GRAMMAR_JSON_SCHEMA, SCHEMA);
+}
+static void begun_grammar(void) {
+    prompted_grammar();
+    goes_on(session, goes_on(session, goes_on(session, 0)));
+}
+/* By a grammar that leaves nothing to be forced. */
+static void begun_words(void) {
+    prompted();
+    set_grammar(session, EMBER_GRAMMAR_LARK, LARK);
+    goes_on(session, 0);
+}
+static void clean_session(void) {
+    ember_session_free(session);
+    ember_session_free(other);
+    session = other = NULL;
+}
+
+static ember_status call_create(ember_error *e) { return ember_session_create(model, NULL, &session, e); }
+static ember_status call_create_sampling(ember_error *e) { return ember_session_create(model, &session_options, &session, e); }
+static uint64_t result_create(void) {
+    prefill_now(session);
+    return goes_on(session, 0);
+}
+static ember_status call_fork(ember_error *e) { return ember_session_fork(session, &other, e); }
+static ember_status call_rewind(ember_error *e) { return ember_session_rewind(session, 4, e); }
+static ember_status call_session_info(ember_error *e) {
+    session_is.struct_size = sizeof session_is;
+    return ember_session_info(session, &session_is, e);
+}
+static uint64_t result_session_info(void) { return digest(0, &session_is, sizeof session_is); }
+static ember_status call_position(ember_error *e) { return ember_session_position(session, &count, e); }
+static ember_status call_interrupt(ember_error *e) {
+    (void)e;
+    return ember_session_interrupt(session);
+}
+static ember_status call_session_free(ember_error *e) {
+    ember_session *s = session;
+    (void)e;
+    session = NULL;
+    return ember_session_free(s);
+}
+static ember_status call_logits(ember_error *e) { return ember_session_logits(session, numbers, N_VOCAB, e); }
+static uint64_t result_logits(void) { return goes_on(session, digest(0, numbers, sizeof numbers)); }
+static ember_status call_logprobs(ember_error *e) {
+    return ember_session_logprobs(session, numbers, tokens, log_values, 8, &count, e);
+}
+static uint64_t result_logprobs(void) { return digest(digest(0, numbers, 4), tokens, 4 * count); }
+static ember_status call_set_sampling(ember_error *e) { return ember_session_set_sampling(session, &sampling, e); }
+static ember_status call_profile(ember_error *e) { return ember_session_profile(session, profile, 16, &count, e); }
+static void prepare_set_sampling(void) {
+    prompted();
+    sample_all();
+}
+
+static ember_status call_grammar(uint32_t kind, const char *grammar, ember_error *e) {
+    return ember_session_set_grammar(session, kind, grammar, strlen(grammar), NULL, e);
+}
+static ember_status call_schema(ember_error *e) { return call_grammar(EMBER_GRAMMAR_JSON_SCHEMA, SCHEMA, e); }
+static ember_status call_regex(ember_error *e) { return call_grammar(EMBER_GRAMMAR_REGEX, REGEX, e); }
+static ember_status call_lark(ember_error *e) { return call_grammar(EMBER_GRAMMAR_LARK, LARK, e); }
+static ember_status call_gbnf(ember_error *e) { return call_grammar(EMBER_GRAMMAR_GBNF, GBNF, e); }
+static ember_status call_bad_schema(ember_error *e) {
+    return call_grammar(EMBER_GRAMMAR_JSON_SCHEMA, "{\"properties\": {\"a\": {\"not\": {}}}}", e);
+}
+static ember_status call_no_grammar(ember_error *e) { return call_grammar(0, "", e); }
+
+/* A first grammar makes a trie of the model's vocabulary. */
+static void prepare_first_grammar(void) {
+    load_second();
+    OK(ember_session_create(second_model, NULL, &session, &err));
+    prefill_now(session);
+}
+static void clean_session_and_model(void) {
+    clean_session();
+    clean_load();
+}
+
+/* --- running ---------------------------------------------------------------------------------- */
+
+static uint32_t long_prompt[400];
+
+static void prepare_long(void) {
+    uint32_t i;
+    for (i = 0; i < 400; i++) long_prompt[i] = (7 * i + 3) % N_VOCAB;
+    create();
+}
+static ember_status call_prefill(ember_error *e) { return ember_prefill(session, PROMPT, 4, e); }
+static ember_status call_prefill_long(ember_error *e) { return ember_prefill(session, long_prompt, 400, e); }
+/* A model's first prefill and first batch make what its sessions share. */
+static void prepare_first_prefill(void) {
+    prepare_long();
+    clean_session();
+    load_second();
+    OK(ember_session_create(second_model, NULL, &session, &err));
+}
+static ember_status call_decode(ember_error *e) { return ember_decode(session, tokens, e); }
+
+static ember_status poll(ember_error *e) {
+    ember_status status;
+    do status = ember_decode_poll(session, tokens, e);
+    while (status == EMBER_PENDING);
+    return status;
+}
+static ember_status call_start(ember_error *e) { return ember_decode_start(session, e); }
+static ember_status call_start_n(ember_error *e) { return ember_decode_start_n(session, 3, e); }
+static uint64_t result_started(void) {
+    OK(poll(&err));
+    return result_token();
+}
+static uint64_t result_started_n(void) {
+    uint64_t sum = 0;
+    int i;
+    for (i = 0; i < 3; i++) {
+        OK(poll(&err));
+        sum = digest(sum, tokens, 4);
+    }
+    return goes_on(session, sum);
+}
+/* A poll that fails has ended the decode, which is started anew then. */
+static ember_status call_poll(ember_error *e) {
+    ember_status status = ember_decode_start(session, NULL);
+    if (status == EMBER_OUT_OF_MEMORY) return poll(e), status;
+    return status != EMBER_OK && status != EMBER_DECODE_PENDING ? status : poll(e);
+}
+static void started(void) {
+    prompted();
+    OK(ember_decode_start(session, &err));
+}
+static void started_grammar(void) {
+    prompted_grammar();
+    OK(ember_decode_start(session, &err));
+}
+static void started_sampling(void) {
+    prompted_sampling();
+    OK(ember_decode_start(session, &err));
+}
+
+static void prepare_several_of(ember_model *m) {
+    int i;
+    for (i = 0; i < 4; i++) {
+        OK(ember_session_create(m, NULL, &several[i], &err));
+        OK(ember_prefill(several[i], PROMPT, 1 + i, &err));
+    }
+}
+static void prepare_several(void) { prepare_several_of(model); }
+static void prepare_first_batch(void) {
+    load_second();
+    prepare_several_of(second_model);
+}
+static void prepare_several_mixed(void) {
+    prepare_several();
+    set_grammar(several[1], EMBER_GRAMMAR_REGEX, REGEX);
+    sample_all();
+    OK(ember_session_set_sampling(several[2], &sampling, &err));
+}
+static void clean_several(void) {
+    int i;
+    for (i = 0; i < 4; i++) ember_session_free(several[i]);
+    memset(several, 0, sizeof several);
+}
+static void clean_several_and_model(void) {
+    clean_several();
+    clean_load();
+}
+static ember_status call_batch(ember_error *e) { return ember_decode_batch(several, 4, tokens, e); }
+
+/* --- text ------------------------------------------------------------------------------------- */
+
+static char long_text[30000];
+
+static void prepare_long_text(void) {
+    static const char WORDS[] = "The guard said 'no', 123 times; caf\303\251 \344\270\255 ";
+    size_t at;
+    for (at = 0; at + sizeof WORDS < sizeof long_text; at += sizeof WORDS - 1) memcpy(long_text + at, WORDS, sizeof WORDS);
+}
+static ember_status call_tokenize(ember_error *e) {
+    return ember_tokenize(model, "Once upon a time,", 17, 0, tokens, 4096, &count, e);
+}
+static ember_status call_tokenize_special(ember_error *e) {
+    return ember_tokenize(model, "<|user|>\nHi", 11, EMBER_TOKENIZE_SPECIAL, tokens, 4096, &count, e);
+}
+static ember_status call_tokenize_long(ember_error *e) {
+    /* The buffer does not matter to what is done before. */
+    ember_status status = ember_tokenize(model, long_text, strlen(long_text), 0, tokens, 1, &count, e);
+    return status;
+}
+static uint64_t result_count(void) { return count; }
+static ember_status call_detokenize(ember_error *e) {
+    return ember_detokenize(model, PROMPT, 4, 0, text, sizeof text, &count, e);
+}
+static ember_status call_token_text(ember_error *e) { return ember_token_text(model, 300, text, sizeof text, &count, e); }
+static ember_status call_is_end(ember_error *e) { return ember_token_is_end(model, 5, tokens, e); }
+static ember_status call_chat_format(ember_error *e) {
+    return ember_chat_format(model, CHAT, strlen(CHAT), NULL, text, sizeof text, &count, e);
+}
+static ember_status call_chat_source(ember_error *e) {
+    static const char SOURCE[] =
+        "{% macro show(m) %}{{ m.role | upper }}: {{ m.content | trim }}{% endmacro %}{% set ns = namespace(n=0) %}"
+        "{% for m in messages %}{{ show(m) }}{% set ns.n = ns.n + 1 %}{% endfor %}{{ messages | tojson }}{{ ns.n }}"
+        "{{ messages | map(attribute='role') | join(', ') }}{{ '%s-%d' | format('a', 3) }}{{ strftime_now('%Y') }}";
+    ember_chat_options o = {0};
+    o.struct_size = sizeof o;
+    o.source = SOURCE;
+    o.source_len = strlen(SOURCE);
+    o.now = 86400;
+    return ember_chat_format(model, CHAT, strlen(CHAT), &o, text, sizeof text, &count, e);
+}
+static ember_status call_chat_tokenize(ember_error *e) {
+    return ember_chat_tokenize(model, CHAT, strlen(CHAT), NULL, tokens, 4096, &count, e);
+}
+
+static ember_text_stream_options stream_options(void) {
+    static const ember_stop STOPS[] = {{"stop", 4}, {"\n\n", 2}};
+    ember_text_stream_options o = {0};
+    o.struct_size = sizeof o;
+    o.flags = EMBER_TEXT_STREAM_SKIP_SPECIAL;
+    o.stops = STOPS;
+    o.n_stops = 2;
+    return o;
+}
+static ember_status call_stream(ember_error *e) {
+    ember_text_stream_options o = stream_options();
+    return ember_text_stream_create(model, &o, &stream, e);
+}
+static void create_stream(void) {
+    OK(call_stream(&err));
+    OK(ember_text_stream_push(stream, PROMPT, 2, text, sizeof text, &count, &err));
+}
+static void clean_stream(void) {
+    ember_text_stream_free(stream);
+    stream = NULL;
+}
+static uint64_t look_stream(void) {
+    stream_is.struct_size = sizeof stream_is;
+    OK(ember_text_stream_info(stream, &stream_is, &err));
+    return stream_is.tokens;
+}
+static ember_status call_push(ember_error *e) {
+    return ember_text_stream_push(stream, PROMPT, 4, text, sizeof text, &count, e);
+}
+static uint64_t result_push(void) {
+    uint64_t sum = result_text();
+    OK(ember_text_stream_finish(stream, text, sizeof text, &count, &err));
+    return digest(sum, text, count);
+}
+static ember_status call_finish(ember_error *e) { return ember_text_stream_finish(stream, text, sizeof text, &count, e); }
+static ember_status call_stream_info(ember_error *e) {
+    stream_is.struct_size = sizeof stream_is;
+    return ember_text_stream_info(stream, &stream_is, e);
+}
+static ember_status call_stream_free(ember_error *e) {
+    ember_text_stream *s = stream;
+    (void)e;
+    stream = NULL;
+    return ember_text_stream_free(s);
+}
+
+/* --- errors ----------------------------------------------------------------------------------- */
+
+static ember_status call_bad_model(ember_error *e) {
+    return ember_tokenize((ember_model *)(uintptr_t)0x12345, "a", 1, 0, tokens, 8, &count, e);
+}
+static ember_status call_bad_session(ember_error *e) { return ember_decode((ember_session *)(uintptr_t)0x333, tokens, e); }
+static ember_status call_bad_stream(ember_error *e) {
+    return ember_text_stream_finish((ember_text_stream *)(uintptr_t)0x77, text, 1, &count, e);
+}
+static ember_status call_bad_free(ember_error *e) {
+    (void)e;
+    return ember_session_free((ember_session *)(uintptr_t)0x333);
+}
+static ember_status call_bad_option(ember_error *e) {
+    ember_model_options o = {0};
+    o.struct_size = 3;
+    return ember_model_load(path, strlen(path), &o, &second_model, e);
+}
+static ember_status call_bad_token(ember_error *e) { return ember_prefill(session, (const uint32_t[]){1u << 30}, 1, e); }
+static ember_status call_bad_utf8(ember_error *e) { return ember_tokenize(model, "a\377", 2, 0, tokens, 8, &count, e); }
+
+const memory_case CASES[] = {
+    /* function, variant, prepare, call, look, result, clean, wanted, fresh, never_fails */
+    {"ember_version", "with the other constants", NULL, call_version, NULL, NULL, NULL, 0, 1, 1},
+    {"ember_abi_version", "as above", NULL, call_version, NULL, NULL, NULL, 0, 0, 1},
+    {"ember_status_name", "as above", NULL, call_version, NULL, NULL, NULL, 0, 0, 1},
+    {"ember_set_log_callback", "set", NULL, call_set_log, NULL, NULL, clean_log, 0, 0, 0},
+    {"ember_set_log_callback", "unset", NULL, call_unset_log, NULL, NULL, clean_log, 0, 0, 1},
+    {"ember_device_count", "first of the process", NULL, call_device_count, NULL, NULL, NULL, 0, 1, 0},
+    {"ember_device_count", "later", NULL, call_device_count, NULL, NULL, NULL, 0, 0, 0},
+    {"ember_device_info", "first of the process", NULL, call_device_info, NULL, result_device, NULL, 0, 1, 0},
+    {"ember_device_info", "later", NULL, call_device_info, NULL, result_device, NULL, 0, 0, 0},
+    {"ember_model_load", "GGUF", NULL, call_load, NULL, result_load, clean_load, 0, 0, 0},
+    {"ember_model_load", "folder", prepare_folder, call_load_folder, NULL, result_load, clean_folder, 0, 0, 0},
+    {"ember_model_load", "folder, to Q8_0", prepare_folder, call_load_quantized, NULL, result_load, clean_folder, 0, 0, 0},
+    {"ember_model_load", "no such file", NULL, call_load_missing, NULL, NULL, NULL, EMBER_FILE_NOT_FOUND, 0, 0},
+    {"ember_model_load", "bad options", NULL, call_bad_option, NULL, NULL, NULL, EMBER_INVALID_ARGUMENT, 0, 0},
+    {"ember_model_estimate", "GGUF", NULL, call_estimate, NULL, result_estimate, NULL, 0, 0, 0},
+    {"ember_model_estimate", "folder", prepare_folder, call_estimate_folder, NULL, result_estimate, clean_folder, 0, 0, 0},
+    {"ember_model_info", "a model's", NULL, call_model_info, NULL, result_model_info, NULL, 0, 0, 0},
+    {"ember_model_free", "the last handle", load_second, call_model_free, NULL, NULL, clean_none, 0, 0, 1},
+    {"ember_session_create", "by default", NULL, call_create, NULL, result_create, clean_session, 0, 0, 0},
+    {"ember_session_create", "all of sampling", options_all, call_create_sampling, NULL, result_create, clean_session, 0, 0, 0},
+    {"ember_session_info", "a session's", begun, call_session_info, NULL, result_session_info, clean_session, 0, 0, 1},
+    {"ember_session_position", "a session's", begun, call_position, NULL, result_session, clean_session, 0, 0, 1},
+    {"ember_session_rewind", "plain", begun, call_rewind, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_session_rewind", "grammar", begun_grammar, call_rewind, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_session_rewind", "started decode", started, call_rewind, NULL, result_session, clean_session, 0, 0, 0},
+    {"ember_session_fork", "plain", begun, call_fork, look_session, result_both, clean_session, 0, 0, 0},
+    {"ember_session_fork", "grammar", begun_grammar, call_fork, look_session, result_both, clean_session, 0, 0, 0},
+    {"ember_session_fork", "all of sampling", begun_sampling, call_fork, look_session, result_both, clean_session, 0, 0, 0},
+    {"ember_session_logits", "there", prompted, call_logits, look_session, result_logits, clean_session, 0, 0, 0},
+    {"ember_session_logits", "to be made", begun, call_logits, look_session, result_logits, clean_session, 0, 0, 0},
+    {"ember_session_logprobs", "a decode's", begun_sampling, call_logprobs, look_session, result_logprobs, clean_session, 0, 0, 0},
+    {"ember_session_set_sampling", "all of it", prepare_set_sampling, call_set_sampling, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_session_profile", "plain", begun, call_profile, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_session_set_grammar", "first of a model", prepare_first_grammar, call_schema, look_session, result_session, clean_session_and_model, 0, 0, 0},
+    {"ember_session_set_grammar", "JSON schema", prompted, call_schema, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_session_set_grammar", "regular expression", prompted, call_regex, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_session_set_grammar", "Lark", prompted, call_lark, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_session_set_grammar", "GBNF", prompted, call_gbnf, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_session_set_grammar", "wrong", prompted, call_bad_schema, look_session, result_session, clean_session, EMBER_GRAMMAR, 0, 0},
+    {"ember_session_set_grammar", "none", begun_grammar, call_no_grammar, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_session_interrupt", "nothing runs", prompted, call_interrupt, look_session, result_session, clean_session, 0, 0, 1},
+    {"ember_session_free", "plain", begun, call_session_free, NULL, NULL, clean_session, 0, 0, 1},
+    {"ember_session_free", "grammar", begun_grammar, call_session_free, NULL, NULL, clean_session, 0, 0, 1},
+    {"ember_session_free", "started decode", started, call_session_free, NULL, NULL, clean_session, 0, 0, 1},
+    {"ember_session_free", "no session", NULL, call_bad_free, NULL, NULL, NULL, EMBER_INVALID_HANDLE, 0, 1},
+    {"ember_prefill", "short", create, call_prefill, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_prefill", "long", prepare_long, call_prefill_long, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_prefill", "first of a model", prepare_first_prefill, call_prefill_long, look_session, result_session, clean_session_and_model, 0, 0, 0},
+    {"ember_prefill", "grammar", begun_grammar, call_prefill, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_prefill", "no such token", prompted, call_bad_token, look_session, result_session, clean_session, EMBER_INVALID_TOKEN, 0, 0},
+    {"ember_decode", "first", prompted, call_decode, look_session, result_token, clean_session, 0, 0, 0},
+    {"ember_decode", "later", begun, call_decode, look_session, result_token, clean_session, 0, 0, 0},
+    {"ember_decode", "all of sampling", begun_sampling, call_decode, look_session, result_token, clean_session, 0, 0, 0},
+    {"ember_decode", "first by a grammar", prompted_grammar, call_decode, look_session, result_token, clean_session, 0, 0, 0},
+    {"ember_decode", "later by a grammar", begun_grammar, call_decode, look_session, result_token, clean_session, 0, 0, 0},
+    {"ember_decode", "later by a free grammar", begun_words, call_decode, look_session, result_token, clean_session, 0, 0, 0},
+    {"ember_decode", "no session", NULL, call_bad_session, NULL, NULL, NULL, EMBER_INVALID_HANDLE, 0, 0},
+    {"ember_decode_start", "plain", prompted, call_start, look_session, result_started, clean_session, 0, 0, 0},
+    {"ember_decode_start", "grammar", prompted_grammar, call_start, look_session, result_started, clean_session, 0, 0, 0},
+    {"ember_decode_start_n", "three", prompted, call_start_n, look_session, result_started_n, clean_session, 0, 0, 0},
+    {"ember_decode_start_n", "three by a grammar", prompted_grammar, call_start_n, look_session, result_started_n, clean_session, 0, 0, 0},
+    {"ember_decode_poll", "plain", started, call_poll, look_session, result_token, clean_session, 0, 0, 0},
+    {"ember_decode_poll", "grammar", started_grammar, call_poll, look_session, result_token, clean_session, 0, 0, 0},
+    {"ember_decode_poll", "all of sampling", started_sampling, call_poll, look_session, result_token, clean_session, 0, 0, 0},
+    {"ember_decode_batch", "first of a model", prepare_first_batch, call_batch, look_several, result_several, clean_several_and_model, 0, 0, 0},
+    {"ember_decode_batch", "later", prepare_several, call_batch, look_several, result_several, clean_several, 0, 0, 0},
+    {"ember_decode_batch", "grammar and sampling", prepare_several_mixed, call_batch, look_several, result_several, clean_several, 0, 0, 0},
+    {"ember_tokenize", "short", NULL, call_tokenize, NULL, result_tokens, NULL, 0, 0, 0},
+    {"ember_tokenize", "control tokens", NULL, call_tokenize_special, NULL, result_tokens, NULL, 0, 0, 0},
+    {"ember_tokenize", "long, buffer too small", prepare_long_text, call_tokenize_long, NULL, result_count, NULL, EMBER_BUFFER_TOO_SMALL, 0, 0},
+    {"ember_tokenize", "no model", NULL, call_bad_model, NULL, NULL, NULL, EMBER_INVALID_HANDLE, 0, 0},
+    {"ember_tokenize", "no text", NULL, call_bad_utf8, NULL, NULL, NULL, EMBER_INVALID_UTF8, 0, 0},
+    {"ember_detokenize", "short", NULL, call_detokenize, NULL, result_text, NULL, 0, 0, 0},
+    {"ember_token_text", "a token", NULL, call_token_text, NULL, result_text, NULL, 0, 0, 0},
+    {"ember_token_is_end", "a token", NULL, call_is_end, NULL, NULL, NULL, 0, 0, 0},
+    {"ember_chat_format", "the model's template", NULL, call_chat_format, NULL, result_text, NULL, 0, 0, 0},
+    {"ember_chat_format", "a given template", NULL, call_chat_source, NULL, result_text, NULL, 0, 0, 0},
+    {"ember_chat_tokenize", "the model's template", NULL, call_chat_tokenize, NULL, result_tokens, NULL, 0, 0, 0},
+    {"ember_text_stream_create", "with stops", NULL, call_stream, NULL, look_stream, clean_stream, 0, 0, 0},
+    {"ember_text_stream_push", "four tokens", create_stream, call_push, look_stream, result_push, clean_stream, 0, 0, 0},
+    {"ember_text_stream_finish", "a stream", create_stream, call_finish, look_stream, result_text, clean_stream, 0, 0, 0},
+    {"ember_text_stream_finish", "no stream", NULL, call_bad_stream, NULL, NULL, NULL, EMBER_INVALID_HANDLE, 0, 0},
+    {"ember_text_stream_info", "a stream", create_stream, call_stream_info, NULL, look_stream, clean_stream, 0, 0, 1},
+    {"ember_text_stream_free", "a stream", create_stream, call_stream_free, NULL, NULL, clean_stream, 0, 0, 1},
+    {0},
+};
