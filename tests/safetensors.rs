@@ -664,8 +664,9 @@ fn indices_that_lie() {
     folder.write_shards(&dir, 2);
     dir.file(&names[1], &common::folder::safetensors(&folder.tensors));
     assert_error(&open(), Status::FileCorrupt, &["too", &names[0]]);
+    dir.file("model.safetensors.index.json", b"");
+    assert_error(&open(), Status::FileEmpty, &["index.json"]);
     for text in [
-        "",
         "{}",
         r#"{"weight_map":[]}"#,
         r#"{"weight_map":{}}"#,

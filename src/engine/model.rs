@@ -4,7 +4,7 @@ use super::{SessionOptions, device};
 use crate::backend::cpu::{self, MAX_THREADS};
 use crate::backend::{DeviceKind, Estimate, KvType, LoadOptions, Progress, Weights};
 use crate::error::{Error, Result, fail};
-use crate::format::{ModelFile, Tensor, Value};
+use crate::format::{Access, MappedFiles, ModelFile, Tensor, Value};
 use crate::grammar::GrammarVocabulary;
 use crate::log::log;
 use crate::model::{Block, Linear, Network, Norm};
@@ -41,7 +41,7 @@ pub struct Details {
     pub n_parameters: u64,
     /// Bytes of the file, or of all files of a split one.
     pub file_bytes: u64,
-    /// Bytes of memory that the weights take beyond the mapped file.
+    /// Bytes of memory that the weights take beyond mapped files.
     pub resident_bytes: u64,
     /// Bytes of KV cache per position in half precision.
     pub kv_bytes_per_token: u64,
@@ -55,14 +55,16 @@ pub struct Model {
     grammar_vocabulary: Mutex<Option<Arc<GrammarVocabulary>>>,
     chat_templates: Result<ChatTemplates>,
     details: Details,
+    files: MappedFiles,
 }
 
 impl Model {
     /// Loads a model file onto a device.
     ///
     /// Errors: those of [`ModelFile::open`], [`Network::from_file`] and the backend; `NoDevice`;
-    /// `InvalidArgument` for too many threads; whatever `progress` fails with. A tokenizer that is
-    /// not supported is no error here but one of [`Model::tokenizer`].
+    /// `InvalidArgument` for too many threads; `FileTruncated` and `FileCorrupt` for files that change
+    /// meanwhile; whatever `progress` fails with. A tokenizer that is not supported is no error here
+    /// but one of [`Model::tokenizer`].
     pub fn load(
         path: &Path,
         device_index: usize,
@@ -81,7 +83,13 @@ impl Model {
             );
         }
         progress(0.0)?;
-        let file = ModelFile::open(path)?.with_weights(options.weights)?;
+        let in_host_memory = device_info.kind == DeviceKind::Cpu;
+        let access = match in_host_memory {
+            true => options.access,
+            // What is uploaded is read once.
+            false => Access::Read,
+        };
+        let file = ModelFile::open_with(path, access)?.with_weights(options.weights)?;
         let network = Network::from_file(&file)?;
         let tokenizer = Tokenizer::from_file(&file);
         let chat_templates = ChatTemplates::from_metadata(&file.metadata);
@@ -90,15 +98,19 @@ impl Model {
         }
         // Kept in order whatever is reported; the end is reported here alone.
         let mut reached = 0.0f32;
-        if !file.is_ready() {
-            let threads = match options.threads {
-                0 => cpu::host::physical_cores(),
-                threads => threads,
-            };
-            file.make(threads, &mut |done| {
-                reached = reached.max(MAKING_SHARE * done.clamp(0.0, 1.0));
-                progress(reached)
-            })?;
+        let threads = match options.threads {
+            0 => cpu::host::physical_cores(),
+            threads => threads,
+        };
+        let mut making = |done: f32| {
+            reached = reached.max(MAKING_SHARE * done.clamp(0.0, 1.0));
+            progress(reached)
+        };
+        if in_host_memory {
+            check_memory(file.made_bytes(), device_info.memory_free)?;
+            file.make(threads, &mut making)?;
+        } else {
+            file.make_converted(threads, &mut making)?;
         }
         let made = reached;
         let weights = device
@@ -112,8 +124,9 @@ impl Model {
                 }
             })?;
         progress(1.0)?;
+        file.check_unchanged()?;
         let mut details = Details::new(&file, &network, weights.as_ref(), device_index);
-        if device_info.kind == DeviceKind::Cpu {
+        if in_host_memory {
             details.resident_bytes += file.made_bytes();
         }
         log!(
@@ -131,6 +144,10 @@ impl Model {
             grammar_vocabulary: Mutex::default(),
             chat_templates,
             details,
+            files: match in_host_memory {
+                true => file.mapped_files(),
+                false => MappedFiles::default(),
+            },
         })
     }
 
@@ -148,7 +165,8 @@ impl Model {
         check_options(options)?;
         session.sampling.check()?;
         let device = device::get(device_index)?;
-        let file = ModelFile::open(path)?.with_weights(options.weights)?;
+        // Of any device: its data are not touched.
+        let file = ModelFile::open_with(path, Access::Read)?.with_weights(options.weights)?;
         let network = Network::from_file(&file)?;
         let runner = session.for_runner(network.context_length)?;
         let estimate = device
@@ -180,12 +198,22 @@ impl Model {
             grammar_vocabulary: Mutex::default(),
             chat_templates: Ok(ChatTemplates::default()),
             details,
+            files: MappedFiles::default(),
         }
     }
 
     /// Facts about the model.
     pub fn details(&self) -> &Details {
         &self.details
+    }
+
+    /// Whether the files that weights are mapped from are as they were: a call that goes on after an
+    /// error of this could touch what is no longer there, which ends the process. One system call
+    /// per mapped file, none for a model that was read.
+    ///
+    /// Errors: `FileTruncated` and `FileCorrupt`, naming the file.
+    pub fn check_files(&self) -> Result<()> {
+        self.files.check()
     }
 
     /// The weights on their device.
@@ -240,6 +268,18 @@ impl Model {
         }
         Ok(())
     }
+}
+
+/// `OutOfMemory` where so many bytes are not free: the system would grant them all the same, and end
+/// the process when they are used.
+fn check_memory(bytes: u64, free: u64) -> Result<()> {
+    if free > 0 && bytes > free {
+        fail!(
+            OutOfMemory,
+            "the weights take {bytes} bytes of memory, but only {free} are free"
+        );
+    }
+    Ok(())
 }
 
 /// `InvalidArgument` for values that no device takes.

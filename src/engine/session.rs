@@ -74,6 +74,7 @@ impl Session {
     /// Errors: `InvalidArgument` names the option; `OutOfMemory`; those of the backend.
     pub fn create(model: Arc<Model>, options: &SessionOptions) -> Result<Session> {
         options.sampling.check()?;
+        model.check_files()?;
         let runner_options = options.for_runner(model.details().context_length)?;
         let context = runner_options.context;
         let runner = model.weights().clone().create_runner(&runner_options)?;
@@ -277,7 +278,8 @@ impl Session {
         self.runner.profile(&step, &self.interrupt)
     }
 
-    /// The start of every call: refuses while a decode is started, forgets old interrupts.
+    /// The start of every call: refuses while a decode is started, forgets old interrupts, looks
+    /// whether mapped files are still there.
     pub(super) fn begin(&mut self) -> Result<()> {
         if !self.queue.is_empty() {
             fail!(
@@ -286,7 +288,7 @@ impl Session {
             );
         }
         self.interrupt.store(false, Ordering::Relaxed);
-        Ok(())
+        self.model.check_files()
     }
 
     fn need_tokens(&self) -> Result<()> {

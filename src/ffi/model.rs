@@ -7,7 +7,7 @@ use super::handle::{Kind, Table};
 use crate::backend::LoadOptions;
 use crate::engine::Model;
 use crate::error::{Result, fail};
-use crate::format::WeightType;
+use crate::format::{Access, WeightType};
 use std::ffi::{c_char, c_void};
 use std::path::Path;
 use std::ptr::without_provenance_mut;
@@ -51,6 +51,28 @@ pub enum ember_weights {
     EMBER_WEIGHTS_Q4_K_M = 4,
 }
 
+/// Values of `ember_model_options.files`: how a CPU reaches the weights. A GPU always reads them, once,
+/// to its own memory, and needs the files no longer when the model is loaded.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ember_files {
+    /// The files are mapped. A load takes no time, processes share the memory, and the system can
+    /// drop pages and read them again, so that a model may be larger than the free memory. The risk:
+    /// the files must not be overwritten or shortened while the model lives. The system stops a
+    /// process (`SIGBUS`) that touches a mapping where its file has ended. Calls that find a file
+    /// changed when they begin return `EMBER_FILE_TRUNCATED` or `EMBER_FILE_CORRUPT`, but a file
+    /// that shrinks while a call computes ends the process. To replace a file is safe if the new
+    /// one is written under another name and then renamed, as package managers and most downloads
+    /// do; to delete it is safe, too. A medium that is removed or a network drive that fails has the
+    /// same effect as a file that shrinks.
+    EMBER_FILES_MAPPED = 0,
+    /// The files are read into memory of the model's own, in huge pages where the system has them.
+    /// A load takes as long as reading does, and the memory must be free, else the load fails with
+    /// `EMBER_OUT_OF_MEMORY`. When the model is loaded, the files may change, shrink or go; before,
+    /// that is an error.
+    EMBER_FILES_READ = 1,
+}
+
 /// How to load a model. Zero in every field but `struct_size` means the default.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -72,9 +94,13 @@ pub struct ember_model_options {
     /// device's primary one; it must outlive the model and its sessions. NULL means the primary
     /// one. Only for GPUs: a CPU refuses it.
     pub cuda_context: *mut c_void,
+    /// A value of `enum ember_files`.
+    pub files: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
-// SAFETY: `repr(C)`; four u32 and three pointers have no padding; zero is a value of each (no
+// SAFETY: `repr(C)`; four u32, three pointers and two u32 have no padding; zero is a value of each (no
 // function, a NULL pointer); the size comes first. `progress` is the caller's own pointer.
 unsafe impl Sized32 for ember_model_options {
     const NAME: &'static str = "ember_model_options";
@@ -91,8 +117,17 @@ impl ember_model_options {
             4 => WeightType::Q4KM,
             n => fail!(InvalidArgument, "weights is {n}, which is no ember_weights"),
         };
+        let access = match self.files {
+            0 => Access::Mapped,
+            1 => Access::Read,
+            n => fail!(InvalidArgument, "files is {n}, which is no ember_files"),
+        };
+        if self.reserved != 0 {
+            fail!(InvalidArgument, "reserved is not 0 in ember_model_options");
+        }
         Ok(LoadOptions {
             weights,
+            access,
             threads: self.threads as usize,
             cuda_context: self.cuda_context.addr(),
         })
@@ -133,9 +168,9 @@ pub struct ember_model_details {
     pub reserved: u32,
     /// Number of weights.
     pub n_parameters: u64,
-    /// Bytes of the file, or of all files of a split model. The file is mapped, not copied.
+    /// Bytes of the file, or of all files of a split model.
     pub file_bytes: u64,
-    /// Bytes of memory that the weights take beyond the mapped file.
+    /// Bytes of memory that the weights take beyond mapped files.
     pub resident_bytes: u64,
     /// Bytes of KV cache per token of context with `EMBER_KV_F16`, in layers without a sliding
     /// window.

@@ -158,7 +158,7 @@ fn long_rope(
 }
 
 fn divide(frequencies: &mut [f64], factors: &Tensor) -> Result<()> {
-    let Some(values) = factors.to_f32() else {
+    let Some(values) = factors.to_f32()? else {
         fail!(
             ShapeMismatch,
             "tensor {} has type {}; it must be F32, F16 or BF16",

@@ -4,6 +4,7 @@ use super::reader::{Reader, within};
 use super::types;
 use crate::error::{Result, fail};
 use crate::format::Value;
+use crate::format::input::Input;
 use crate::quant::TensorType;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -46,10 +47,10 @@ pub(super) struct Header {
     pub end: usize,
 }
 
-/// Reads the header at the start of `bytes`.
-pub(super) fn parse(bytes: &[u8]) -> Result<Header> {
-    check_magic(bytes)?;
-    let mut reader = Reader::new(bytes);
+/// Reads the header of a file.
+pub(super) fn parse(input: &Input) -> Result<Header> {
+    let mut reader = Reader::new(input);
+    check_magic(reader.head(64)?)?;
     reader.u32()?;
     match reader.u32()? {
         2 | 3 => {}
