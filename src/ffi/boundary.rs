@@ -1,7 +1,7 @@
 //! What every exported function does with its arguments and its result.
 
 use super::error::{ember_error, ember_status, store};
-use super::forked;
+use super::{cancel, forked};
 use crate::error::{Result, fail};
 use crate::panics;
 use std::mem::MaybeUninit;
@@ -15,7 +15,8 @@ pub(super) unsafe fn call(
     err: *mut ember_error,
     work: impl FnOnce() -> Result<()>,
 ) -> ember_status {
-    let result = forked::check().and_then(|()| panics::catch(work));
+    let _held = cancel::hold();
+    let result = forked::enter().and_then(|_inside| panics::catch(work));
     // SAFETY: the caller's promise.
     unsafe { store(err, result) }
 }
