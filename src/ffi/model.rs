@@ -193,9 +193,13 @@ unsafe impl Sized32 for ember_model_details {
 /// template) is named itself, or by its `config.json` or a safetensors file in it; its weights are
 /// F32, F16, BF16, MXFP4 or 8-bit floats (E4M3) with scales, which become F16. `path` is UTF-8 of `path_len`
 /// bytes and needs no NUL at its end. `options` may be NULL for the defaults. The new handle is
-/// written to `out` and has to be freed with `ember_model_free`. The file must stay unchanged while
-/// the model lives, because it is mapped and not copied. Any thread may call it; loads run side by
-/// side.
+/// written to `out` and has to be freed with `ember_model_free`. The files must not change during the
+/// call, which is an error where it can be seen; what is allowed later, `enum ember_files` says. Any
+/// thread may call it; loads run side by side.
+///
+/// Metadata may take 128 MB of memory, a model folder's JSON files have limits likewise; what is
+/// larger is `EMBER_UNSUPPORTED`. So is a weight that the architecture has no place for, named in the
+/// message: the model is a variant whose answers would be wrong without it.
 ///
 /// A model whose tokenizer is not supported is loaded; the text functions return the error.
 ///
@@ -203,7 +207,9 @@ unsafe impl Sized32 for ember_model_details {
 /// value); `EMBER_NO_DEVICE`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`,
 /// `EMBER_IO`; `EMBER_NOT_GGUF`, `EMBER_FILE_TRUNCATED`, `EMBER_FILE_CORRUPT`; `EMBER_UNSUPPORTED`,
 /// `EMBER_MISSING_KEY`, `EMBER_MISSING_TENSOR`, `EMBER_SHAPE_MISMATCH`, `EMBER_INVALID_MODEL`;
-/// `EMBER_OUT_OF_MEMORY`; `EMBER_CANCELLED`. The message names the key, tensor or byte offset.
+/// `EMBER_OUT_OF_MEMORY`; `EMBER_DEVICE_ERROR`, `EMBER_DEVICE_LOST`; `EMBER_CANCELLED`. The message names
+/// the key, tensor or byte offset. A file that gets shorter while it is read is
+/// `EMBER_FILE_TRUNCATED`, one that was otherwise changed or replaced `EMBER_FILE_CORRUPT`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_model_load(
     path: *const c_char,

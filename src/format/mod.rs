@@ -44,6 +44,8 @@ pub struct ModelFile {
     pub file_bytes: u64,
     /// The files that describe the text layer of a Hugging Face folder.
     pub text_files: Option<TextFiles>,
+    /// What messages call keys that come from elsewhere, by key.
+    key_names: HashMap<String, String>,
     /// All files, to see whether they change.
     files: Vec<Arc<OpenFile>>,
 }
@@ -113,7 +115,20 @@ impl ModelFile {
     pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<T> {
         match self.find(key)? {
             Some(value) => Ok(value),
-            None => fail!(MissingKey, "metadata key {key} is missing"),
+            None => fail!(MissingKey, "{} is missing", self.described(key)),
+        }
+    }
+
+    /// What messages call a key that is no metadata key of the file: `config.json: key hidden_size`
+    /// for `llama.embedding_length` of a folder. `None` for others.
+    pub fn key_name(&self, key: &str) -> Option<&str> {
+        self.key_names.get(key).map(String::as_str)
+    }
+
+    fn described(&self, key: &str) -> String {
+        match self.key_name(key) {
+            Some(name) => name.to_owned(),
+            None => format!("metadata key {key}"),
         }
     }
 
@@ -125,7 +140,7 @@ impl ModelFile {
         };
         match T::from_value(value) {
             Some(value) => Ok(Some(value)),
-            None => Err(wrong_type(key, value, T::EXPECTED)),
+            None => Err(wrong_type(&self.described(key), value, T::EXPECTED)),
         }
     }
 
@@ -163,7 +178,7 @@ impl ModelFile {
     }
 }
 
-fn wrong_type(key: &str, value: &Value, expected: &str) -> Error {
+fn wrong_type(what: &str, value: &Value, expected: &str) -> Error {
     let number = match value {
         Value::U64(v) => format!(" ({v})"),
         Value::I64(v) => format!(" ({v})"),
@@ -172,7 +187,7 @@ fn wrong_type(key: &str, value: &Value, expected: &str) -> Error {
     Error::new(
         Status::MissingKey,
         format!(
-            "metadata key {key} is {}{number}; it must be {expected}",
+            "{what} is {}{number}; it must be {expected}",
             value.type_name()
         ),
     )

@@ -116,25 +116,33 @@ fn place(tensors: Vec<(String, Info)>, data: usize, file_len: usize) -> Result<V
     }
     let mut order: Vec<&Entry> = entries.iter().collect();
     order.sort_unstable_by_key(|e| (e.range.start, e.range.end));
-    let mut end = data;
-    let mut previous = "the header";
-    for entry in order {
-        let (name, start) = (&entry.name, entry.range.start);
-        if start < end {
+    // Overlaps first, which name both: a tensor that is out of place also leaves a hole before
+    // another, which is not to blame.
+    for pair in order.windows(2) {
+        let (before, after) = (pair[0], pair[1]);
+        if after.range.start < before.range.end {
             fail!(
                 FileCorrupt,
-                "tensor {name} starts at byte {start}, inside tensor {previous}, which ends at byte {end}"
+                "tensor {} starts at byte {}, inside tensor {}, which ends at byte {}",
+                after.name,
+                after.range.start,
+                before.name,
+                before.range.end
             );
         }
+    }
+    let mut end = data;
+    for entry in order {
+        let start = entry.range.start;
         if start > end {
             fail!(
                 FileCorrupt,
-                "{} unexplained bytes lie before tensor {name}, which starts at byte {start}",
-                start - end
+                "{} unexplained bytes lie before tensor {}, which starts at byte {start}",
+                start - end,
+                entry.name
             );
         }
         end = entry.range.end;
-        previous = name;
     }
     if file_len > end {
         fail!(

@@ -193,10 +193,12 @@ fn parse_tensor(reader: &mut Reader, name: String) -> Result<TensorInfo> {
     for i in 0..n_dims {
         let at = reader.position();
         let dim = within(reader.u64(), tensor)?;
-        if dim == 0 {
+        // A writer that counts with signed numbers.
+        if dim.cast_signed() <= 0 {
             fail!(
                 FileCorrupt,
-                "dimension {i} of tensor {name} is 0 at byte {at}"
+                "dimension {i} of tensor {name} is {} at byte {at}; it must be at least 1",
+                dim.cast_signed()
             );
         }
         let product = usize::try_from(dim)

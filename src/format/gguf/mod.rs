@@ -89,6 +89,7 @@ fn join(parts: Vec<Part>) -> Result<ModelFile> {
         tensors: HashMap::new(),
         file_bytes: 0,
         text_files: None,
+        key_names: HashMap::new(),
         files: Vec::new(),
     };
     let n_tensors = parts.iter().map(|part| part.tensors.len()).sum();

@@ -119,11 +119,13 @@ fn describe(
     for tensor in rope {
         tensors.insert(Arc::clone(&tensor.name), tensor);
     }
+    let key_names = keys.names();
     Ok(ModelFile {
         metadata: keys.values,
         tensors,
         file_bytes: 0,
         text_files: None,
+        key_names,
         files: Vec::new(),
     })
 }
