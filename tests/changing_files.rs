@@ -245,7 +245,7 @@ fn a_file_that_is_written_to_or_replaced_while_it_is_loaded() {
                     let model = Arc::new(result.unwrap());
                     let expected = tokens(&model).unwrap();
                     fs::copy(&files.weights, &other).unwrap();
-                    File::create(&files.weights.with_extension("x")).unwrap();
+                    File::create(files.weights.with_extension("x")).unwrap();
                     fs::rename(files.weights.with_extension("x"), &files.weights).unwrap();
                     assert_eq!(tokens(&model).unwrap(), expected);
                     fs::rename(&other, &files.weights).unwrap();

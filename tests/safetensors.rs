@@ -818,3 +818,31 @@ fn infinity_in_a_config_is_read() {
     let error = ModelFile::from_folder(text.as_bytes(), &weights).unwrap_err();
     assert_error(&error, Status::InvalidModel, &["head_dim", "NaN"]);
 }
+
+/// JSON that would take far more memory than it has bytes.
+#[test]
+fn json_files_take_bounded_memory() {
+    let dir = TempDir::new("json-memory");
+    let open = || ModelFile::open(dir.path()).unwrap_err();
+    let folder = Folder::family("qwen3");
+    folder.write_shards(&dir, 2);
+    let index = dir.path().join("model.safetensors.index.json");
+    let names: Vec<String> = (0..300_000).map(|i| format!("\"{i}\":\"x\"")).collect();
+    let text = format!("{{\"weight_map\":{{{}}}}}", names.join(","));
+    std::fs::write(&index, text).unwrap();
+    assert_error(&open(), Status::FileCorrupt, &["index.json", "262144"]);
+    for (name, limit) in [
+        ("model.safetensors.index.json", 32usize << 20),
+        ("config.json", 2 << 20),
+    ] {
+        let file = dir.file(name, b"{}");
+        let file = std::fs::OpenOptions::new().write(true).open(file).unwrap();
+        file.set_len(limit as u64 + 1).unwrap();
+        assert_error(&open(), Status::Unsupported, &[name, &limit.to_string()]);
+    }
+    let infos: Vec<String> = (0..300_000)
+        .map(|i| format!(r#""{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#))
+        .collect();
+    let error = error_of(&format!("{{{}}}", infos.join(",")), &[]);
+    assert_error(&error, Status::FileCorrupt, &["262144 tensors"]);
+}

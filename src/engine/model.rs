@@ -9,6 +9,7 @@ use crate::grammar::GrammarVocabulary;
 use crate::log::log;
 use crate::model::{Block, Linear, Network, Norm};
 use crate::text::{ChatTemplates, Tokenizer};
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -89,8 +90,12 @@ impl Model {
             // What is uploaded is read once.
             false => Access::Read,
         };
-        let file = ModelFile::open_with(path, access)?.with_weights(options.weights)?;
+        let mut file = ModelFile::open_with(path, access)?.with_weights(options.weights)?;
         let network = Network::from_file(&file)?;
+        let used: HashSet<&str> = network.tensors().map(|t| &*t.name).collect();
+        // Parts for images, for example.
+        file.tensors
+            .retain(|_, tensor| used.contains(&*tensor.name));
         let tokenizer = Tokenizer::from_file(&file);
         let chat_templates = ChatTemplates::from_metadata(&file.metadata);
         if let Err(e) = &tokenizer {

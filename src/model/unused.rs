@@ -13,7 +13,7 @@
 
 use super::Network;
 use crate::error::{Result, fail};
-use crate::format::{ModelFile, Tensor};
+use crate::format::ModelFile;
 use std::collections::HashSet;
 
 /// Factors on rope's frequencies, which are in the network, and the frequencies themselves.
@@ -29,7 +29,7 @@ const OTHER_PARTS: [&str; 3] = ["v.", "mm.", "a."];
 
 /// `Unsupported` naming the first tensor that the network does not use, and may not leave out.
 pub(super) fn refuse(file: &ModelFile, network: &Network) -> Result<()> {
-    let used: HashSet<&str> = tensors(network).map(|t| &*t.name).collect();
+    let used: HashSet<&str> = network.tensors().map(|t| &*t.name).collect();
     let key = format!("{}.block_count", network.architecture);
     let all_layers = file.find::<usize>(&key)?.unwrap_or(0);
     let further = network.blocks.len()..all_layers;
@@ -56,26 +56,4 @@ pub(super) fn refuse(file: &ModelFile, network: &Network) -> Result<()> {
 /// The number in `blk.{layer}.`.
 fn layer(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
-}
-
-/// All tensors of a network.
-fn tensors(network: &Network) -> impl Iterator<Item = &Tensor> {
-    let blocks = || network.blocks.iter();
-    let norms = blocks()
-        .flat_map(|block| block.norms())
-        .chain([&network.final_norm]);
-    let linears = blocks()
-        .flat_map(|block| block.linears())
-        .chain([&network.head]);
-    let norms = norms.flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]);
-    let linears = linears.flat_map(|linear| [Some(&linear.weight), linear.bias.as_ref()]);
-    let others = blocks().flat_map(|block| {
-        let selection = match &block.feed_forward {
-            super::FeedForward::Experts(experts) => experts.selection_bias.as_ref(),
-            super::FeedForward::Dense(_) => None,
-        };
-        [block.attention.sinks.as_ref(), selection]
-    });
-    let top = [Some(&network.embedding), network.positions.as_ref()];
-    norms.chain(linears).chain(others).chain(top).flatten()
 }

@@ -5,10 +5,12 @@ use crate::error::{Error, Result, Status, fail, try_vec};
 use crate::format::file::OpenFile;
 use crate::format::input::{Access, Input};
 use crate::format::safetensors::{self, MAX_TENSORS};
-use serde::Deserialize;
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
+use std::fmt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,11 +20,12 @@ pub(super) const TOKENIZER: &str = "tokenizer.json";
 const INDEX: &str = "model.safetensors.index.json";
 /// The longest `tokenizer.json` that is read, in bytes. Some are above 30 MB.
 const MAX_TOKENIZER: usize = 100_000_000;
+/// The longest index. The largest of published models have 15 MB.
+const MAX_INDEX: usize = 32 << 20;
 /// The longest of the other files that are read whole. What they become takes up to 20 times that.
-/// The largest indices of published models have 15 MB.
-const MAX_JSON: usize = 32 << 20;
-/// The same for `config.json`, whose values are all kept.
-const MAX_CONFIG: usize = 4 << 20;
+const MAX_JSON: usize = 8 << 20;
+/// The same for `config.json`, of which parts are copied.
+const MAX_CONFIG: usize = 2 << 20;
 
 /// The folder and, where the caller has named one, the file with the weights in it.
 pub(in crate::format) struct Folder {
@@ -96,6 +99,7 @@ impl Folder {
         let limit = match name {
             CONFIG => MAX_CONFIG,
             TOKENIZER => MAX_TOKENIZER,
+            INDEX => MAX_INDEX,
             _ => MAX_JSON,
         };
         let file = Arc::new(OpenFile::open(&self.path.join(name))?);
@@ -170,13 +174,13 @@ impl Folder {
     fn shards(&self) -> Result<BTreeMap<String, Vec<String>>> {
         #[derive(Deserialize)]
         struct Index {
-            weight_map: HashMap<String, String>,
+            weight_map: WeightMap,
         }
         let text = self.whole(INDEX)?;
         let index: Index = serde_json::from_slice(&text)
             .map_err(|e| Error::new(Status::FileCorrupt, format!("is no valid index: {e}")))?;
         let mut shards = BTreeMap::<_, Vec<String>>::new();
-        for (tensor, shard) in index.weight_map {
+        for (tensor, shard) in index.weight_map.0 {
             check_name(&shard)?;
             shards.entry(shard).or_default().push(tensor);
         }
@@ -211,8 +215,8 @@ impl Folder {
             }
         }
         if listed < tensors.len() {
-            let is_listed = |name: &&String| shards.values().any(|names| names.contains(name));
-            let extra = tensors.keys().find(|name| !is_listed(name));
+            let listed: HashSet<&String> = shards.values().flatten().collect();
+            let extra = tensors.keys().find(|name| !listed.contains(name));
             fail!(
                 FileCorrupt,
                 "tensor {} is in a shard, but not in the index",
@@ -220,6 +224,41 @@ impl Folder {
             );
         }
         Ok(())
+    }
+}
+
+/// Shards by tensor, no more than a model may have.
+struct WeightMap(HashMap<String, String>);
+
+impl<'de> Deserialize<'de> for WeightMap {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<WeightMap, D::Error> {
+        struct Shards;
+
+        impl<'de> Visitor<'de> for Shards {
+            type Value = WeightMap;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("an object of file names")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> std::result::Result<WeightMap, A::Error> {
+                let mut shards = HashMap::new();
+                while let Some((tensor, shard)) = map.next_entry()? {
+                    if shards.len() == MAX_TENSORS {
+                        return Err(de::Error::custom(format!(
+                            "there are more than {MAX_TENSORS} tensors"
+                        )));
+                    }
+                    shards.insert(tensor, shard);
+                }
+                Ok(WeightMap(shards))
+            }
+        }
+
+        from.deserialize_map(Shards)
     }
 }
 
