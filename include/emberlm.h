@@ -35,7 +35,10 @@
  *   is no partial success: a call that fails leaves everything as it was and writes no output but
  *   the error, except that EMBER_BUFFER_TOO_SMALL also writes the needed count. EMBER_INVALID_HANDLE,
  *   EMBER_NULL_POINTER, EMBER_INVALID_ARGUMENT, EMBER_OUT_OF_MEMORY, EMBER_INTERNAL and EMBER_FORKED can come from every
- *   function and are not repeated below. The library never exits, aborts, prints or handles signals.
+ *   function and are not repeated below; nor are, of functions that compute, EMBER_DEVICE_LOST and
+ *   EMBER_DEVICE_ERROR where the model is on a GPU, and EMBER_FILE_TRUNCATED and EMBER_FILE_CORRUPT
+ *   where it is mapped (enum ember_files) and its file was changed. The library never exits, aborts,
+ *   prints or handles signals.
  *
  * Handles. ember_model, ember_session and ember_text_stream pointers are numbers that the library looks up, not
  *   addresses: NULL, a freed or a made-up handle is an error and not a crash. What a function named
@@ -47,6 +50,8 @@
  *   meanwhile returns EMBER_BUSY at once and does nothing. Two functions are free of that:
  *   ember_session_interrupt may be called at any time, and ember_model_free waits for nobody.
  *   Different sessions run side by side, also those of one model. An object may move between threads.
+ *   A thread that is cancelled (pthread_cancel) in a call ends after it; cancellation must be of the
+ *   deferred type, which is the default.
  *
  * Memory. When it runs out, the call that needs it returns EMBER_OUT_OF_MEMORY, and everything is as it was before. So
  *   every function that returns a status can return this one, except for those that free, that interrupt or that tell a
@@ -57,7 +62,8 @@
  *
  * Processes. A child that was forked from a process that has loaded a model has none of its threads
  *   and no GPU: there, every function that returns a status returns EMBER_FORKED, at once, also
- *   those that free. A process that forks before it loads its first model is not affected.
+ *   those that free. So it does in a child that was forked while another thread was in a call. A
+ *   process that forks before it loads its first model, and during no call, is not affected.
  *
  * Pointers. Every pointer is used during the call only, except for those of callbacks. A pointer to
  *   an array may be NULL if its length is 0; any other may be NULL only where the text says so.
@@ -231,7 +237,8 @@ enum ember_status_code
      */
     EMBER_INTERNAL = 32,
     /**
-     * The process was forked from one that has loaded a model; the library works only there.
+     * The process was forked from one that had loaded a model or was in a call; the library works
+     * only there.
      */
     EMBER_FORKED = 33,
     /**
@@ -449,6 +456,43 @@ enum ember_weights
 typedef enum ember_weights ember_weights;
 #else
 typedef uint32_t ember_weights;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Values of `ember_model_options.files`: how a CPU reaches the weights. A GPU always reads them, once,
+ * to its own memory, and needs the files no longer when the model is loaded.
+ */
+enum ember_files
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * The files are mapped. A load takes no time, processes share the memory, and the system can
+     * drop pages and read them again, so that a model may be larger than the free memory. The risk:
+     * the files must not be overwritten or shortened while the model lives. The system stops a
+     * process (`SIGBUS`) that touches a mapping where its file has ended. Calls that find a file
+     * changed when they begin return `EMBER_FILE_TRUNCATED` or `EMBER_FILE_CORRUPT`, but a file
+     * that shrinks while a call computes ends the process. To replace a file is safe if the new
+     * one is written under another name and then renamed, as package managers and most downloads
+     * do; to delete it is safe, too. A medium that is removed or a network drive that fails has the
+     * same effect as a file that shrinks.
+     */
+    EMBER_FILES_MAPPED = 0,
+    /**
+     * The files are read into memory of the model's own, in huge pages where the system has them.
+     * A load takes as long as reading does, and the memory must be free, else the load fails with
+     * `EMBER_OUT_OF_MEMORY`. When the model is loaded, the files may change, shrink or go; before,
+     * that is an error.
+     */
+    EMBER_FILES_READ = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_files ember_files;
+#else
+typedef uint32_t ember_files;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -743,6 +787,14 @@ typedef struct ember_model_options {
      * one. Only for GPUs: a CPU refuses it.
      */
     void *cuda_context;
+    /**
+     * A value of `enum ember_files`.
+     */
+    uint32_t files;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } ember_model_options;
 
 /**
@@ -787,11 +839,11 @@ typedef struct ember_model_details {
      */
     uint64_t n_parameters;
     /**
-     * Bytes of the file, or of all files of a split model. The file is mapped, not copied.
+     * Bytes of the file, or of all files of a split model.
      */
     uint64_t file_bytes;
     /**
-     * Bytes of memory that the weights take beyond the mapped file.
+     * Bytes of memory that the weights take beyond mapped files.
      */
     uint64_t resident_bytes;
     /**
@@ -1107,8 +1159,8 @@ typedef struct ember_estimate {
      */
     uint32_t reserved;
     /**
-     * Weights. On a CPU almost all of it is the mapped file, whose pages the system can drop and
-     * read again.
+     * Weights. On a CPU with `EMBER_FILES_MAPPED` almost all of it is the mapped file, whose pages the
+     * system can drop and read again.
      */
     uint64_t weights_bytes;
     /**
@@ -1260,6 +1312,11 @@ extern "C" {
 #endif // __cplusplus
 
 /**
+ * POSIX; the libc crate does not have it.
+ */
+extern int pthread_setcancelstate(int state, int *old);
+
+/**
  * `EMBER_ABI_VERSION` of the library that is really loaded. A program that finds another number
  * than the one it was compiled with must not call anything else. Any thread may call it.
  */
@@ -1313,9 +1370,13 @@ ember_status ember_device_info(uint32_t index, struct ember_device *out, struct 
  * template) is named itself, or by its `config.json` or a safetensors file in it; its weights are
  * F32, F16, BF16, MXFP4 or 8-bit floats (E4M3) with scales, which become F16. `path` is UTF-8 of `path_len`
  * bytes and needs no NUL at its end. `options` may be NULL for the defaults. The new handle is
- * written to `out` and has to be freed with `ember_model_free`. The file must stay unchanged while
- * the model lives, because it is mapped and not copied. Any thread may call it; loads run side by
- * side.
+ * written to `out` and has to be freed with `ember_model_free`. The files must not change during the
+ * call, which is an error where it can be seen; what is allowed later, `enum ember_files` says. Any
+ * thread may call it; loads run side by side.
+ *
+ * Metadata may take 128 MB of memory, a model folder's JSON files have limits likewise; what is
+ * larger is `EMBER_UNSUPPORTED`. So is a weight that the architecture has no place for, named in the
+ * message: the model is a variant whose answers would be wrong without it.
  *
  * A model whose tokenizer is not supported is loaded; the text functions return the error.
  *
@@ -1323,7 +1384,9 @@ ember_status ember_device_info(uint32_t index, struct ember_device *out, struct 
  * value); `EMBER_NO_DEVICE`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`,
  * `EMBER_IO`; `EMBER_NOT_GGUF`, `EMBER_FILE_TRUNCATED`, `EMBER_FILE_CORRUPT`; `EMBER_UNSUPPORTED`,
  * `EMBER_MISSING_KEY`, `EMBER_MISSING_TENSOR`, `EMBER_SHAPE_MISMATCH`, `EMBER_INVALID_MODEL`;
- * `EMBER_OUT_OF_MEMORY`; `EMBER_CANCELLED`. The message names the key, tensor or byte offset.
+ * `EMBER_OUT_OF_MEMORY`; `EMBER_DEVICE_ERROR`, `EMBER_DEVICE_LOST`; `EMBER_CANCELLED`. The message names
+ * the key, tensor or byte offset. A file that gets shorter while it is read is
+ * `EMBER_FILE_TRUNCATED`, one that was otherwise changed or replaced `EMBER_FILE_CORRUPT`.
  */
 ember_status ember_model_load(const char *path,
                               size_t path_len,
@@ -1384,7 +1447,14 @@ ember_status ember_session_logprobs(struct ember_session *session,
  * it will ever need is reserved here. The new handle is written to `out` and has to be freed with
  * `ember_session_free`. Any thread may call it.
  *
- * Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_OUT_OF_MEMORY`.
+ * A model with LongRoPE (Phi-3 and 3.5, Phi-4 mini) has two sets of rotations, and the session's `context`
+ * chooses: the set for long texts if it is longer than the context that the model was first trained
+ * for (mostly 4096), else the other one, whatever is in the session then. So two sessions whose
+ * contexts lie on different sides of it give different logits for the same tokens, and short
+ * texts are answered best in a session with a short context.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_UNSUPPORTED` for a type of KV cache that
+ * the device does not have; `EMBER_OUT_OF_MEMORY`.
  */
 ember_status ember_session_create(const struct ember_model *model,
                                   const struct ember_session_options *options,
@@ -1442,8 +1512,8 @@ ember_status ember_session_fork(struct ember_session *session,
  * the last token was not evaluated yet, this does it.
  *
  * Errors: `EMBER_BUFFER_TOO_SMALL` if `count` is less than `n_vocab`; `EMBER_NO_TOKENS` for an
- * empty context; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. On error, `out` is
- * unchanged.
+ * empty context; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. On
+ * error, `out` is unchanged.
  */
 ember_status ember_session_logits(struct ember_session *session,
                                   float *out,
@@ -1474,8 +1544,8 @@ ember_status ember_session_free(struct ember_session *session);
  * again; the result does not depend on how the tokens are divided among calls.
  *
  * Errors: `EMBER_NO_TOKENS` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` names the
- * token; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of them the context
- * is as it was before.
+ * token; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of
+ * them the context is as it was before.
  */
 ember_status ember_prefill(struct ember_session *session,
                            const uint32_t *tokens,
@@ -1489,10 +1559,12 @@ ember_status ember_prefill(struct ember_session *session,
  * (`ember_token_is_end`); the session goes on as long as there is room.
  *
  * Errors: `EMBER_NO_TOKENS` for an empty context; `EMBER_CONTEXT_FULL`; `EMBER_BUSY`;
- * `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_NUMERIC`. After each of them the context is
- * as it was before.
+ * `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_NUMERIC`; `EMBER_OUT_OF_MEMORY`. After each of them
+ * the context is as it was before.
  */
-ember_status ember_decode(struct ember_session *session, uint32_t *token, struct ember_error *err);
+ember_status ember_decode(struct ember_session *session,
+                          uint32_t *token,
+                          struct ember_error *err);
 
 /**
  * Starts what `ember_decode` does and returns at once; `ember_decode_poll` collects the token,
@@ -1500,9 +1572,11 @@ ember_status ember_decode(struct ember_session *session, uint32_t *token, struct
  * changes the session returns `EMBER_DECODE_PENDING`, except for `ember_session_interrupt`,
  * `ember_session_rewind` and `ember_session_free`.
  *
- * Errors: those of `ember_decode` that are known before any work is done.
+ * Errors: those of `ember_decode` that are known before any work is done, and `EMBER_DEVICE_ERROR` if
+ * the device does not take it.
  */
-ember_status ember_decode_start(struct ember_session *session, struct ember_error *err);
+ember_status ember_decode_start(struct ember_session *session,
+                                struct ember_error *err);
 
 /**
  * Starts what `count` calls of `ember_decode` do, one after another, and returns at once: the

@@ -82,7 +82,8 @@ pub enum Status {
     /// A bug in the library was caught at its border; the message says where. A session that this
     /// happened to answers every later call in the same way and can only be freed.
     Internal = 32,
-    /// The process was forked from one that has loaded a model; the library works only there.
+    /// The process was forked from one that had loaded a model or was in a call; the library works
+    /// only there.
     Forked = 33,
     /// A schema or grammar is invalid, cannot be met or is too large; the message says where.
     Grammar = 34,

@@ -267,3 +267,51 @@ fn an_unknown_architecture_is_named_beside_the_known_ones() {
         assert!(e.message.contains(part), "{e}");
     }
 }
+
+/// A weight that the network does not use is refused; what is known to be none is not.
+#[test]
+fn unknown_tensors_are_named() {
+    for name in FAMILIES {
+        let whole = Edited::of(&open_family(name));
+        let with = |tensor: &str| {
+            let mut edited = whole.clone();
+            let some = edited.tensors.values().next().unwrap().clone();
+            edited.tensors.insert(tensor.into(), some);
+            load(&edited)
+        };
+        for tensor in [
+            "blk.0.attn_q.lora_a",
+            "blk.0.attn_mystery_norm.weight",
+            "blk.1.ffn_down.scale",
+            "output_mystery.weight",
+            "cls.output.weight",
+            "blk.1000.attn_q.weight",
+        ] {
+            let e = with(tensor).unwrap_err();
+            assert_eq!(e.status, Status::Unsupported, "{name}: {tensor}: {e}");
+            assert!(e.message.contains(tensor), "{name}: {tensor}: {e}");
+        }
+        for tensor in [
+            "v.blk.0.attn_q.weight",
+            "mm.input_projection.weight",
+            "a.blk.0.attn_q.weight",
+            "blk.0.attn_rot_embd",
+        ] {
+            with(tensor).unwrap_or_else(|e| panic!("{name}: {tensor}: {e}"));
+        }
+    }
+}
+
+/// A head size that rope cannot rotate is blamed on the key that gives it.
+#[test]
+fn odd_heads_are_blamed_on_their_key() {
+    let whole = Edited::of(&open_family("qwen3"));
+    let mut edited = whole.clone();
+    edited.metadata.remove("qwen3.rope.dimension_count");
+    for part in ["key_length", "value_length"] {
+        edited.set(&format!("qwen3.attention.{part}"), 15u32);
+    }
+    let e = load(&edited).unwrap_err();
+    assert_eq!(e.status, Status::InvalidModel, "{e}");
+    assert!(e.message.starts_with("qwen3.attention.key_length"), "{e}");
+}

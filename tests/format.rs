@@ -255,7 +255,7 @@ fn tensors_outlive_the_file_and_its_directory_entry() {
     drop(file);
     // Not possible everywhere while the file is mapped, and no matter.
     let _ = std::fs::remove_file(&path);
-    let elements = tensor.to_f32().unwrap();
+    let elements = tensor.to_f32().unwrap().unwrap();
     assert_eq!(elements.len(), 32 * 48);
     assert!(elements.iter().all(|x| x.abs() <= 1.0));
     assert!(elements.iter().any(|x| x.abs() > 0.5));

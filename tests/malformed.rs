@@ -1,5 +1,8 @@
 //! Files that break one rule of the format each: the reader names the rule and the place.
 
+mod common;
+
+use common::TempDir;
 use emberlm::Status;
 use emberlm::format::ModelFile;
 
@@ -181,7 +184,10 @@ fn tensors_that_break_the_format_are_refused() {
         .check(FileCorrupt, "tensor t");
     one(&[u64::MAX], F32, 0)
         .data(32)
-        .check(FileCorrupt, "tensor t");
+        .check(FileCorrupt, "dimension 0 of tensor t is -1");
+    one(&[8, (-4i64).cast_unsigned()], F32, 0)
+        .data(32)
+        .check(FileCorrupt, "dimension 1 of tensor t is -4");
     one(&[1 << 40], F32, 0)
         .data(32)
         .check(FileTruncated, "tensor t takes bytes 64 to 4398046511168");
@@ -237,6 +243,21 @@ fn tensors_that_break_the_format_are_refused() {
         .data(128)
         .check(FileTruncated, "tensor b takes bytes");
 
+    // The tensor that is out of place, and not the one that it leaves a hole before.
+    let three = |offset| {
+        raw()
+            .tensor(b"a", &[8], F32, 0)
+            .tensor(b"b", &[8], F32, offset)
+            .tensor(b"c", &[8], F32, 64)
+            .data(96)
+    };
+    three(32).check_good();
+    three(1 << 30).check(FileTruncated, "tensor b takes bytes");
+    three(0).check(FileCorrupt, "inside tensor");
+    three(64).check(FileCorrupt, "tensor b");
+    three(36).check(FileCorrupt, "tensor b has offset 36");
+    three(u64::MAX - 31).check(FileCorrupt, "tensor b ends beyond");
+
     raw()
         .tensor(b"", &[8], F32, 0)
         .data(32)
@@ -273,4 +294,56 @@ fn tensors_that_break_the_format_are_refused() {
         assert!(error.message.contains("tensor t "), "{error}");
         assert!(error.message.contains(name), "{error}");
     }
+}
+
+/// Metadata that would take more memory than they are worth, in files that need no space on the
+/// disk.
+#[test]
+fn metadata_take_bounded_memory() {
+    let dir = TempDir::new("metadata-memory");
+    let path = dir.path().join("huge.gguf");
+    let huge = |key: &[u8], header: &[&[u8]], len: u64| {
+        let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+        bytes.extend(0u64.to_le_bytes());
+        bytes.extend(1u64.to_le_bytes());
+        bytes.extend((key.len() as u64).to_le_bytes());
+        bytes.extend(key);
+        bytes.extend(header.concat());
+        std::fs::write(&path, &bytes).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(bytes.len() as u64 + len).unwrap();
+        let error = ModelFile::open(&path).unwrap_err();
+        assert_eq!(error.status, Status::Unsupported, "{error}");
+        let key = str::from_utf8(key).unwrap();
+        assert!(error.message.contains(key), "{error}");
+        error.message
+    };
+    let (string, array) = (8u32.to_le_bytes(), 9u32.to_le_bytes());
+    let before = peak_memory();
+    // A text of 1 GiB.
+    let len = 1u64 << 30;
+    let message = huge(b"general.name", &[&string, &len.to_le_bytes()], len);
+    assert!(message.contains("bytes of memory"), "{message}");
+    // 2^26 empty strings.
+    let count = 1u64 << 26;
+    let tokens = &[&array[..], &string, &count.to_le_bytes()];
+    let message = huge(b"tokenizer.ggml.tokens", tokens, 8 * count);
+    assert!(message.contains("at most 2097152"), "{message}");
+    // 2^28 small numbers, which become 8 bytes each, and as many booleans.
+    let count = 1u64 << 28;
+    for ty in [0u32, 7] {
+        let numbers = &[&array[..], &ty.to_le_bytes(), &count.to_le_bytes()];
+        huge(b"tokenizer.ggml.token_type", numbers, count);
+    }
+    if let (Some(before), Some(after)) = (before, peak_memory()) {
+        assert!(after - before < 200 << 20, "{before} to {after}");
+    }
+}
+
+/// The most memory that this process had resident, where the system tells.
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+    Some(kib << 10)
 }

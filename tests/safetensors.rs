@@ -402,7 +402,7 @@ fn configs_that_cannot_be() {
             "num_local_experts",
             json!(1_000_000_000),
             InvalidModel,
-            vec!["expert_count"],
+            vec!["num_local_experts"],
         ),
         (
             "mixtral",
@@ -664,8 +664,9 @@ fn indices_that_lie() {
     folder.write_shards(&dir, 2);
     dir.file(&names[1], &common::folder::safetensors(&folder.tensors));
     assert_error(&open(), Status::FileCorrupt, &["too", &names[0]]);
+    dir.file("model.safetensors.index.json", b"");
+    assert_error(&open(), Status::FileEmpty, &["index.json"]);
     for text in [
-        "",
         "{}",
         r#"{"weight_map":[]}"#,
         r#"{"weight_map":{}}"#,
@@ -693,4 +694,155 @@ fn links_are_followed_and_pipes_are_not_waited_for() {
         ModelFile::open(dir.path()).unwrap_err().status,
         Status::NotAFile
     );
+}
+
+/// Biases that the config announces must be there, in every layer and of every matrix that has one.
+#[test]
+fn announced_biases_that_are_missing() {
+    let projections = ["q_proj", "k_proj", "v_proj", "o_proj"].map(|p| format!("self_attn.{p}"));
+    for (family, flag, parts) in [
+        ("mistral", "attention_bias", &projections[..]),
+        ("qwen3", "attention_bias", &projections),
+        ("glm4", "attention_bias", &projections[..3]),
+        ("granite", "mlp_bias", &["mlp.up_proj".to_owned()]),
+    ] {
+        let mut folder = Folder::family(family);
+        if family == "mistral" {
+            folder.set("architectures", json!(["LlamaForCausalLM"]));
+            folder.set("model_type", json!("llama"));
+            folder.set("sliding_window", Value::Null);
+        }
+        folder.tensors.retain(|name, _| !name.ends_with(".bias"));
+        folder.set(flag, json!(false));
+        assert!(folder.open().is_ok(), "{family}");
+        let error = folder.set(flag, json!(true)).open().unwrap_err();
+        assert_error(&error, Status::MissingTensor, &["layers.0.", ".bias", flag]);
+        // All but one.
+        let matrices: Vec<String> = folder.tensors.keys().cloned().collect();
+        for name in matrices.iter().filter(|n| n.contains("_proj.weight")) {
+            let rows = folder.tensors[name].shape[0];
+            let bias = Stored::f32(&[rows], &vec![0.0; rows]);
+            let name = name.replace("_proj.weight", "_proj.bias");
+            if family == "glm4" && (name.contains("o_proj") || name.contains("mlp")) {
+                continue;
+            }
+            if flag == "attention_bias" && name.contains("mlp") {
+                continue;
+            }
+            folder.tensors.insert(name, bias);
+        }
+        assert!(folder.open().is_ok(), "{family}: {:?}", folder.open().err());
+        for part in parts {
+            let name = format!("model.layers.1.{part}.bias");
+            let mut folder = folder.clone();
+            assert!(folder.tensors.remove(&name).is_some(), "{family}: {name}");
+            let error = folder.open().unwrap_err();
+            assert_error(&error, Status::MissingTensor, &[&name, flag]);
+        }
+    }
+}
+
+#[test]
+fn missing_tensors_are_called_what_the_folder_would_call_them() {
+    for (family, name) in [
+        ("qwen3", "model.norm.weight"),
+        ("qwen3", "model.embed_tokens.weight"),
+        ("phi2", "model.final_layernorm.weight"),
+        ("gpt2", "transformer.ln_f.weight"),
+        ("gpt2", "transformer.wte.weight"),
+        ("mixtral", "lm_head.weight"),
+    ] {
+        let mut folder = Folder::family(family);
+        if name == "lm_head.weight" {
+            folder.set("tie_word_embeddings", json!(false));
+        }
+        assert!(folder.tensors.remove(name).is_some(), "{family}: {name}");
+        let error = folder.open().unwrap_err();
+        assert_error(
+            &error,
+            Status::MissingTensor,
+            &[&format!("tensor {name} is missing")],
+        );
+    }
+}
+
+/// Whatever is wrong with a config is said in its own terms.
+#[test]
+fn keys_are_called_what_the_config_calls_them() {
+    let describe = |folder: &Folder| Network::from_file(&folder.open()?).map(drop);
+    for (family, key, value) in [
+        ("qwen3", "num_hidden_layers", json!(-1)),
+        ("qwen3", "hidden_size", json!(-64)),
+        ("qwen3", "head_dim", json!(15)),
+        ("qwen3", "rms_norm_eps", json!(0.0)),
+        ("qwen3", "rms_norm_eps", json!("NaN")),
+        (
+            "qwen3",
+            "rope_parameters",
+            json!({"rope_theta": 0.5, "rope_type": "default"}),
+        ),
+        ("gemma2", "attn_logit_softcapping", json!(0.0)),
+        ("gemma2", "final_logit_softcapping", json!(-1.0)),
+        ("granite", "logits_scaling", json!(0.0)),
+        ("granite", "residual_multiplier", json!(0.0)),
+        ("granite", "embedding_multiplier", json!(0.0)),
+        ("cohere2", "logit_scale", json!(0.0)),
+        ("cohere2", "layer_norm_eps", json!(-1.0)),
+        ("mixtral", "num_local_experts", json!(1_000_000_000)),
+    ] {
+        let mut folder = Folder::family(family);
+        let error = describe(folder.set(key, value.clone())).unwrap_err();
+        let what = format!("{family}: {key} = {value}: {error}");
+        assert!(error.message.contains(key), "{what}");
+        let prefixes = ["qwen3.", "gemma2.", "granite.", "cohere2.", "llama."];
+        assert!(
+            !prefixes.iter().any(|p| error.message.contains(p)),
+            "{what}"
+        );
+    }
+}
+
+/// Python writes numbers that JSON does not have.
+#[test]
+fn infinity_in_a_config_is_read() {
+    let folder = Folder::family("qwen3");
+    let text = String::from_utf8(folder.config_bytes()).unwrap();
+    let weights = common::folder::safetensors(&folder.tensors);
+    let with = |more: &str| {
+        let text = text.replacen('{', &format!("{{{more},"), 1);
+        ModelFile::from_folder(text.as_bytes(), &weights)
+    };
+    with(r#""time_step_limit": [0.0, Infinity], "x": -Infinity, "y": NaN"#).unwrap();
+    let text = text.replace("\"head_dim\"", "\"unused\"");
+    let text = text.replacen('{', "{\"head_dim\": NaN,", 1);
+    let error = ModelFile::from_folder(text.as_bytes(), &weights).unwrap_err();
+    assert_error(&error, Status::InvalidModel, &["head_dim", "NaN"]);
+}
+
+/// JSON that would take far more memory than it has bytes.
+#[test]
+fn json_files_take_bounded_memory() {
+    let dir = TempDir::new("json-memory");
+    let open = || ModelFile::open(dir.path()).unwrap_err();
+    let folder = Folder::family("qwen3");
+    folder.write_shards(&dir, 2);
+    let index = dir.path().join("model.safetensors.index.json");
+    let names: Vec<String> = (0..300_000).map(|i| format!("\"{i}\":\"x\"")).collect();
+    let text = format!("{{\"weight_map\":{{{}}}}}", names.join(","));
+    std::fs::write(&index, text).unwrap();
+    assert_error(&open(), Status::FileCorrupt, &["index.json", "262144"]);
+    for (name, limit) in [
+        ("model.safetensors.index.json", 32usize << 20),
+        ("config.json", 2 << 20),
+    ] {
+        let file = dir.file(name, b"{}");
+        let file = std::fs::OpenOptions::new().write(true).open(file).unwrap();
+        file.set_len(limit as u64 + 1).unwrap();
+        assert_error(&open(), Status::Unsupported, &[name, &limit.to_string()]);
+    }
+    let infos: Vec<String> = (0..300_000)
+        .map(|i| format!(r#""{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#))
+        .collect();
+    let error = error_of(&format!("{{{}}}", infos.join(",")), &[]);
+    assert_error(&error, Status::FileCorrupt, &["262144 tensors"]);
 }

@@ -2,7 +2,7 @@
 
 use super::{RunnerOptions, Weights};
 use crate::error::{Result, fail};
-use crate::format::WeightType;
+use crate::format::{Access, WeightType};
 use crate::model::Network;
 use std::sync::Arc;
 
@@ -48,13 +48,15 @@ pub struct LoadOptions {
     pub cuda_context: usize,
     /// Types that the matrices are converted to before the backend gets them.
     pub weights: WeightType,
+    /// How a CPU reaches the files. A GPU has its own memory, to which they are read.
+    pub access: Access,
 }
 
 /// What a model and one session of it would take, in bytes of the device's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Estimate {
-    /// The weights. On a CPU, these are pages of the mapped file, resident as they are read, and
-    /// the few tensors that are copied.
+    /// The weights. On a CPU, these are memory of their own, or pages of mapped files, resident as
+    /// they are read, and the few tensors that are copied.
     pub weights_bytes: u64,
     /// KV cache that a further position takes: that of the layers without a sliding window.
     pub kv_bytes_per_token: u64,

@@ -1,6 +1,7 @@
 //! What tells a model from others, cheap enough for every load: a saved session goes with the model
 //! that it was saved with.
 
+use crate::error::{Result, try_vec};
 use crate::format::Tensor;
 use crate::model::{FeedForward, Linear, Mixer, Network, Norm};
 use crate::text::Tokenizer;
@@ -31,29 +32,35 @@ impl Fingerprint {
         self.number(u64::from(number.to_bits()));
     }
 
-    fn tensor(&mut self, tensor: &Tensor) {
+    fn tensor(&mut self, tensor: &Tensor) -> Result<()> {
         self.bytes(tensor.ty.name().as_bytes());
         self.number(tensor.row_len() as u64);
         self.number(tensor.rows() as u64);
-        let bytes = tensor.bytes();
-        let last = bytes.len().saturating_sub(SAMPLE_BYTES);
+        let mut row = try_vec(tensor.row_bytes(), 0u8, "a row of a tensor")?;
+        let last = tensor.rows().saturating_sub(1);
         for i in 0..SAMPLES {
-            let at = last / (SAMPLES - 1) * i;
-            let end = bytes.len().min(at + SAMPLE_BYTES);
-            self.bytes(&bytes[at..end]);
+            tensor.read_rows(last * i / (SAMPLES - 1), &mut row)?;
+            let n = row.len().min(SAMPLE_BYTES);
+            self.bytes(&row[..n]);
         }
+        Ok(())
     }
 
-    fn linear(&mut self, linear: &Linear) {
-        self.tensor(&linear.weight);
-        linear.bias.iter().for_each(|bias| self.tensor(bias));
+    fn tensors<'t>(&mut self, tensors: impl IntoIterator<Item = &'t Tensor>) -> Result<()> {
+        tensors.into_iter().try_for_each(|t| self.tensor(t))
     }
 
-    fn norm(&mut self, norm: &Norm) {
+    fn linear(&mut self, linear: &Linear) -> Result<()> {
+        self.tensor(&linear.weight)?;
+        self.tensors(&linear.bias)
+    }
+
+    fn norm(&mut self, norm: &Norm) -> Result<()> {
         self.number(norm.kind as u64);
-        self.tensor(&norm.weight);
-        norm.bias.iter().for_each(|bias| self.tensor(bias));
+        self.tensor(&norm.weight)?;
+        self.tensors(&norm.bias)?;
         self.float(norm.eps);
+        Ok(())
     }
 
     fn mixer(&mut self, mixer: &Mixer) {
@@ -76,20 +83,22 @@ impl Fingerprint {
 }
 
 /// Of a network: its hyperparameters, the types and shapes of its tensors, and samples of their bytes.
-pub(super) fn network(network: &Network) -> u64 {
+///
+/// Errors: those of reading the file.
+pub(super) fn network(network: &Network) -> Result<u64> {
     let mut f = Fingerprint::new();
     f.bytes(network.architecture.as_bytes());
     for number in [network.hidden, network.n_vocab, network.blocks.len()] {
         f.number(number as u64);
     }
-    f.tensor(&network.embedding);
+    f.tensor(&network.embedding)?;
     f.float(network.embedding_scale);
-    network.positions.iter().for_each(|p| f.tensor(p));
+    f.tensors(&network.positions)?;
     for block in &network.blocks {
         f.mixer(&block.mixer);
-        block.mixer.vectors().for_each(|v| f.tensor(v));
-        block.norms().for_each(|n| f.norm(n));
-        block.linears().into_iter().for_each(|l| f.linear(l));
+        f.tensors(block.mixer.vectors())?;
+        block.norms().try_for_each(|n| f.norm(n))?;
+        block.linears().into_iter().try_for_each(|l| f.linear(l))?;
         if let FeedForward::Experts(e) = &block.feed_forward {
             f.number(e.n_used as u64);
             f.float(e.weight_scale);
@@ -97,11 +106,11 @@ pub(super) fn network(network: &Network) -> u64 {
         f.number(u64::from(block.parallel));
         f.float(block.residual_scale);
     }
-    f.norm(&network.final_norm);
-    f.linear(&network.head);
+    f.norm(&network.final_norm)?;
+    f.linear(&network.head)?;
     f.float(network.logit_scale);
     f.float(network.logit_cap.unwrap_or(0.0));
-    std::hash::Hasher::finish(&f.0)
+    Ok(std::hash::Hasher::finish(&f.0))
 }
 
 /// Of a tokenizer: the bytes of its tokens. 0 where there is none.

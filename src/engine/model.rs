@@ -4,12 +4,13 @@ use super::{SessionOptions, device, fingerprint};
 use crate::backend::cpu::{self, MAX_THREADS};
 use crate::backend::{DeviceKind, Estimate, KvType, LoadOptions, Progress, Weights};
 use crate::error::{Error, Result, Status, fail};
-use crate::format::{ModelFile, Tensor, Value};
+use crate::format::{Access, MappedFiles, ModelFile, Tensor, Value};
 use crate::grammar::GrammarVocabulary;
 use crate::log::log;
 use crate::memory::{self, Room};
 use crate::model::{Block, Linear, Network, Norm};
 use crate::text::{ChatTemplates, Tokenizer};
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -42,7 +43,7 @@ pub struct Details {
     pub n_parameters: u64,
     /// Bytes of the file, or of all files of a split one.
     pub file_bytes: u64,
-    /// Bytes of memory that the weights take beyond the mapped file.
+    /// Bytes of memory that the weights take beyond mapped files.
     pub resident_bytes: u64,
     /// Bytes of KV cache per position in half precision.
     pub kv_bytes_per_token: u64,
@@ -58,14 +59,16 @@ pub struct Model {
     details: Details,
     /// Of the network and of the tokenizer.
     fingerprints: [u64; 2],
+    files: MappedFiles,
 }
 
 impl Model {
     /// Loads a model file onto a device.
     ///
     /// Errors: those of [`ModelFile::open`], [`Network::from_file`] and the backend; `NoDevice`;
-    /// `InvalidArgument` for too many threads; whatever `progress` fails with. A tokenizer that is
-    /// not supported is no error here but one of [`Model::tokenizer`].
+    /// `InvalidArgument` for too many threads; `FileTruncated` and `FileCorrupt` for files that change
+    /// meanwhile; whatever `progress` fails with. A tokenizer that is not supported is no error here
+    /// but one of [`Model::tokenizer`].
     pub fn load(
         path: &Path,
         device_index: usize,
@@ -86,8 +89,18 @@ impl Model {
             );
         }
         progress(0.0)?;
-        let file = ModelFile::open(path)?.with_weights(options.weights)?;
+        let in_host_memory = device_info.kind == DeviceKind::Cpu;
+        let access = match in_host_memory {
+            true => options.access,
+            // What is uploaded is read once.
+            false => Access::Read,
+        };
+        let mut file = ModelFile::open_with(path, access)?.with_weights(options.weights)?;
         let network = Network::from_file(&file)?;
+        let used: HashSet<&str> = network.tensors().map(|t| &*t.name).collect();
+        // Parts for images, for example.
+        file.tensors
+            .retain(|_, tensor| used.contains(&*tensor.name));
         let tokenizer = Tokenizer::from_file(&file);
         let chat_templates = ChatTemplates::from_metadata(&file.metadata);
         // What memory ran out for must not be missing afterwards.
@@ -105,18 +118,22 @@ impl Model {
         }
         // Kept in order whatever is reported; the end is reported here alone.
         let mut reached = 0.0f32;
-        if !file.is_ready() {
-            let threads = match options.threads {
-                0 => cpu::host::physical_cores(),
-                threads => threads,
-            };
-            file.make(threads, &mut |done| {
-                reached = reached.max(MAKING_SHARE * done.clamp(0.0, 1.0));
-                progress(reached)
-            })?;
+        let threads = match options.threads {
+            0 => cpu::host::physical_cores(),
+            threads => threads,
+        };
+        let mut making = |done: f32| {
+            reached = reached.max(MAKING_SHARE * done.clamp(0.0, 1.0));
+            progress(reached)
+        };
+        if in_host_memory {
+            check_memory(file.made_bytes(), device_info.memory_free)?;
+            file.make(threads, &mut making)?;
+        } else {
+            file.make_converted(threads, &mut making)?;
         }
         let fingerprints = [
-            fingerprint::network(&network),
+            fingerprint::network(&network)?,
             fingerprint::tokenizer(tokenizer.as_ref().ok()),
         ];
         let made = reached;
@@ -131,8 +148,9 @@ impl Model {
                 }
             })?;
         progress(1.0)?;
+        file.check_unchanged()?;
         let mut details = Details::new(&file, &network, weights.as_ref(), device_index);
-        if device_info.kind == DeviceKind::Cpu {
+        if in_host_memory {
             details.resident_bytes += file.made_bytes();
         }
         log!(
@@ -151,6 +169,10 @@ impl Model {
             chat_templates,
             details,
             fingerprints,
+            files: match in_host_memory {
+                true => file.mapped_files(),
+                false => MappedFiles::default(),
+            },
         })
     }
 
@@ -170,7 +192,8 @@ impl Model {
         let room = room_for(path)?;
         let _in_room = room.enter();
         let device = device::get(device_index)?;
-        let file = ModelFile::open(path)?.with_weights(options.weights)?;
+        // Of any device: its data are not touched.
+        let file = ModelFile::open_with(path, Access::Read)?.with_weights(options.weights)?;
         let network = Network::from_file(&file)?;
         let runner = session.for_runner(network.context_length)?;
         let estimate = device
@@ -203,6 +226,7 @@ impl Model {
             chat_templates: Ok(ChatTemplates::default()),
             details,
             fingerprints: [1, 2],
+            files: MappedFiles::default(),
         }
     }
 
@@ -231,6 +255,15 @@ impl Model {
     /// Errors: `OutOfMemory`; those of the device. The weights are still evicted then.
     pub fn resume(&self) -> Result<()> {
         self.weights.resume()
+    }
+
+    /// Whether the files that weights are mapped from are as they were: a call that goes on after an
+    /// error of this could touch what is no longer there, which ends the process. One system call
+    /// per mapped file, none for a model that was read.
+    ///
+    /// Errors: `FileTruncated` and `FileCorrupt`, naming the file.
+    pub fn check_files(&self) -> Result<()> {
+        self.files.check()
     }
 
     /// The weights on their device.
@@ -322,6 +355,18 @@ fn room_for(path: &Path) -> Result<Room> {
             .max((8 * len(path)).min(MOST))
     };
     Room::new(usize::try_from(LEAST + bytes).unwrap_or(usize::MAX))
+}
+
+/// `OutOfMemory` where so many bytes are not free: the system would grant them all the same, and end
+/// the process when they are used.
+fn check_memory(bytes: u64, free: u64) -> Result<()> {
+    if free > 0 && bytes > free {
+        fail!(
+            OutOfMemory,
+            "the weights take {bytes} bytes of memory, but only {free} are free"
+        );
+    }
+    Ok(())
 }
 
 /// `InvalidArgument` for values that no device takes.

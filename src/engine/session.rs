@@ -79,6 +79,7 @@ impl Session {
     /// Errors: `InvalidArgument` names the option; `OutOfMemory`; those of the backend.
     pub fn create(model: Arc<Model>, options: &SessionOptions) -> Result<Session> {
         options.sampling.check()?;
+        model.check_files()?;
         let runner_options = options.for_runner(model.details().context_length)?;
         let runner = model.weights().clone().create_runner(&runner_options)?;
         log!(
@@ -421,7 +422,8 @@ impl Session {
         runner.profile(token, &sampling, &self.interrupt)
     }
 
-    /// The start of every call: refuses while a decode is started, forgets old interrupts.
+    /// The start of every call: refuses while a decode is started, forgets old interrupts, looks
+    /// whether mapped files are still there.
     pub(super) fn begin(&mut self) -> Result<()> {
         match self.started {
             Started::Nothing => {}
@@ -435,7 +437,7 @@ impl Session {
             ),
         }
         self.interrupt.store(false, Ordering::Relaxed);
-        Ok(())
+        self.model.check_files()
     }
 
     fn need_tokens(&self) -> Result<()> {

@@ -1,7 +1,7 @@
 //! What every exported function does with its arguments and its result.
 
 use super::error::{ember_error, ember_status, store, store_text};
-use super::forked;
+use super::{cancel, forked};
 use crate::error::{Result, Status, fail};
 use crate::memory;
 use crate::panics;
@@ -39,7 +39,8 @@ pub(super) unsafe fn call_always(
         // SAFETY: the caller's promise.
         return unsafe { store_text(err, Status::OutOfMemory, memory::NONE_TO_BEGIN) };
     }
-    let result = forked::check().and_then(|()| panics::catch(work));
+    let _held = cancel::hold();
+    let result = forked::enter().and_then(|_inside| panics::catch(work));
     // SAFETY: the caller's promise.
     unsafe { store(err, result) }
 }

@@ -9,8 +9,8 @@ use crate::error::{Error, Status};
 /// again; the result does not depend on how the tokens are divided among calls.
 ///
 /// Errors: `EMBER_NO_TOKENS` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` names the
-/// token; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of them the context
-/// is as it was before.
+/// token; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of
+/// them the context is as it was before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_prefill(
     session: *mut ember_session,
@@ -88,8 +88,8 @@ pub unsafe extern "C" fn ember_prefill_poll(
 /// (`ember_token_is_end`); the session goes on as long as there is room.
 ///
 /// Errors: `EMBER_NO_TOKENS` for an empty context; `EMBER_CONTEXT_FULL`; `EMBER_BUSY`;
-/// `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_NUMERIC`. After each of them the context is
-/// as it was before.
+/// `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_NUMERIC`; `EMBER_OUT_OF_MEMORY`. After each of them
+/// the context is as it was before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_decode(
     session: *mut ember_session,
@@ -111,7 +111,8 @@ pub unsafe extern "C" fn ember_decode(
 /// changes the session returns `EMBER_DECODE_PENDING`, except for `ember_session_interrupt`,
 /// `ember_session_rewind` and `ember_session_free`.
 ///
-/// Errors: those of `ember_decode` that are known before any work is done.
+/// Errors: those of `ember_decode` that are known before any work is done, and `EMBER_DEVICE_ERROR` if
+/// the device does not take it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_decode_start(
     session: *mut ember_session,

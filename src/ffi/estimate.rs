@@ -20,8 +20,8 @@ pub struct ember_estimate {
     pub context: u32,
     /// 0.
     pub reserved: u32,
-    /// Weights. On a CPU almost all of it is the mapped file, whose pages the system can drop and
-    /// read again.
+    /// Weights. On a CPU with `EMBER_FILES_MAPPED` almost all of it is the mapped file, whose pages the
+    /// system can drop and read again.
     pub weights_bytes: u64,
     /// KV cache per token of context, in layers without a sliding window.
     pub kv_bytes_per_token: u64,

@@ -7,6 +7,7 @@
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
 
 mod boundary;
+mod cancel;
 mod forked;
 mod handle;
 

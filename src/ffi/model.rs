@@ -7,7 +7,7 @@ use super::handle::{Kind, Table};
 use crate::backend::LoadOptions;
 use crate::engine::Model;
 use crate::error::{Result, fail};
-use crate::format::WeightType;
+use crate::format::{Access, WeightType};
 use std::ffi::{c_char, c_void};
 use std::path::Path;
 use std::ptr::without_provenance_mut;
@@ -51,6 +51,28 @@ pub enum ember_weights {
     EMBER_WEIGHTS_Q4_K_M = 4,
 }
 
+/// Values of `ember_model_options.files`: how a CPU reaches the weights. A GPU always reads them, once,
+/// to its own memory, and needs the files no longer when the model is loaded.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ember_files {
+    /// The files are mapped. A load takes no time, processes share the memory, and the system can
+    /// drop pages and read them again, so that a model may be larger than the free memory. The risk:
+    /// the files must not be overwritten or shortened while the model lives. The system stops a
+    /// process (`SIGBUS`) that touches a mapping where its file has ended. Calls that find a file
+    /// changed when they begin return `EMBER_FILE_TRUNCATED` or `EMBER_FILE_CORRUPT`, but a file
+    /// that shrinks while a call computes ends the process. To replace a file is safe if the new
+    /// one is written under another name and then renamed, as package managers and most downloads
+    /// do; to delete it is safe, too. A medium that is removed or a network drive that fails has the
+    /// same effect as a file that shrinks.
+    EMBER_FILES_MAPPED = 0,
+    /// The files are read into memory of the model's own, in huge pages where the system has them.
+    /// A load takes as long as reading does, and the memory must be free, else the load fails with
+    /// `EMBER_OUT_OF_MEMORY`. When the model is loaded, the files may change, shrink or go; before,
+    /// that is an error.
+    EMBER_FILES_READ = 1,
+}
+
 /// How to load a model. Zero in every field but `struct_size` means the default.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -72,9 +94,13 @@ pub struct ember_model_options {
     /// device's primary one; it must outlive the model and its sessions. NULL means the primary
     /// one. Only for GPUs: a CPU refuses it.
     pub cuda_context: *mut c_void,
+    /// A value of `enum ember_files`.
+    pub files: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
-// SAFETY: `repr(C)`; four u32 and three pointers have no padding; zero is a value of each (no
+// SAFETY: `repr(C)`; four u32, three pointers and two u32 have no padding; zero is a value of each (no
 // function, a NULL pointer); the size comes first. `progress` is the caller's own pointer.
 unsafe impl Sized32 for ember_model_options {
     const NAME: &'static str = "ember_model_options";
@@ -91,8 +117,17 @@ impl ember_model_options {
             4 => WeightType::Q4KM,
             n => fail!(InvalidArgument, "weights is {n}, which is no ember_weights"),
         };
+        let access = match self.files {
+            0 => Access::Mapped,
+            1 => Access::Read,
+            n => fail!(InvalidArgument, "files is {n}, which is no ember_files"),
+        };
+        if self.reserved != 0 {
+            fail!(InvalidArgument, "reserved is not 0 in ember_model_options");
+        }
         Ok(LoadOptions {
             weights,
+            access,
             threads: self.threads as usize,
             cuda_context: self.cuda_context.addr(),
         })
@@ -133,9 +168,9 @@ pub struct ember_model_details {
     pub reserved: u32,
     /// Number of weights.
     pub n_parameters: u64,
-    /// Bytes of the file, or of all files of a split model. The file is mapped, not copied.
+    /// Bytes of the file, or of all files of a split model.
     pub file_bytes: u64,
-    /// Bytes of memory that the weights take beyond the mapped file.
+    /// Bytes of memory that the weights take beyond mapped files.
     pub resident_bytes: u64,
     /// Bytes of KV cache per token of context with `EMBER_KV_F16`, in layers without a sliding
     /// window.
@@ -158,9 +193,13 @@ unsafe impl Sized32 for ember_model_details {
 /// template) is named itself, or by its `config.json` or a safetensors file in it; its weights are
 /// F32, F16, BF16, MXFP4 or 8-bit floats (E4M3) with scales, which become F16. `path` is UTF-8 of `path_len`
 /// bytes and needs no NUL at its end. `options` may be NULL for the defaults. The new handle is
-/// written to `out` and has to be freed with `ember_model_free`. The file must stay unchanged while
-/// the model lives, because it is mapped and not copied. Any thread may call it; loads run side by
-/// side.
+/// written to `out` and has to be freed with `ember_model_free`. The files must not change during the
+/// call, which is an error where it can be seen; what is allowed later, `enum ember_files` says. Any
+/// thread may call it; loads run side by side.
+///
+/// Metadata may take 128 MB of memory, a model folder's JSON files have limits likewise; what is
+/// larger is `EMBER_UNSUPPORTED`. So is a weight that the architecture has no place for, named in the
+/// message: the model is a variant whose answers would be wrong without it.
 ///
 /// A model whose tokenizer is not supported is loaded; the text functions return the error.
 ///
@@ -168,7 +207,9 @@ unsafe impl Sized32 for ember_model_details {
 /// value); `EMBER_NO_DEVICE`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`,
 /// `EMBER_IO`; `EMBER_NOT_GGUF`, `EMBER_FILE_TRUNCATED`, `EMBER_FILE_CORRUPT`; `EMBER_UNSUPPORTED`,
 /// `EMBER_MISSING_KEY`, `EMBER_MISSING_TENSOR`, `EMBER_SHAPE_MISMATCH`, `EMBER_INVALID_MODEL`;
-/// `EMBER_OUT_OF_MEMORY`; `EMBER_CANCELLED`. The message names the key, tensor or byte offset.
+/// `EMBER_OUT_OF_MEMORY`; `EMBER_DEVICE_ERROR`, `EMBER_DEVICE_LOST`; `EMBER_CANCELLED`. The message names
+/// the key, tensor or byte offset. A file that gets shorter while it is read is
+/// `EMBER_FILE_TRUNCATED`, one that was otherwise changed or replaced `EMBER_FILE_CORRUPT`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_model_load(
     path: *const c_char,

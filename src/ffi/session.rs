@@ -194,7 +194,14 @@ pub(super) fn insert(session: Session) -> Result<*mut ember_session> {
 /// its first batch. The new handle is written to `out` and has to be freed with
 /// `ember_session_free`. Any thread may call it.
 ///
-/// Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_OUT_OF_MEMORY`.
+/// A model with LongRoPE (Phi-3 and 3.5, Phi-4 mini) has two sets of rotations, and the session's `context`
+/// chooses: the set for long texts if it is longer than the context that the model was first trained
+/// for (mostly 4096), else the other one, whatever is in the session then. So two sessions whose
+/// contexts lie on different sides of it give different logits for the same tokens, and short
+/// texts are answered best in a session with a short context.
+///
+/// Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_UNSUPPORTED` for a type of KV cache that
+/// the device does not have; `EMBER_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_session_create(
     model: *const ember_model,
@@ -385,8 +392,8 @@ pub unsafe extern "C" fn ember_session_fork(
 /// the last token was not evaluated yet, this does it.
 ///
 /// Errors: `EMBER_BUFFER_TOO_SMALL` if `count` is less than `n_vocab`; `EMBER_NO_TOKENS` for an
-/// empty context; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. On error, `out` is
-/// unchanged.
+/// empty context; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. On
+/// error, `out` is unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_session_logits(
     session: *mut ember_session,

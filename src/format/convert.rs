@@ -211,11 +211,16 @@ impl MakeRows for Converted {
         let row_len = self.source.row_len();
         let row_bytes = self.ty.row_bytes(row_len).unwrap_or(out.len());
         let name = &self.source.name;
-        let mut raw = try_vec(self.source.row_bytes(), 0u8, name)?;
+        let raw_bytes = self.source.row_bytes();
+        // All at once, which is what some sources are good at.
+        let mut raw = try_vec(out.len() / row_bytes * raw_bytes, 0u8, name)?;
+        self.source.read_rows(first, &mut raw)?;
         let mut elements = try_vec(row_len, 0.0f32, name)?;
-        for (i, out) in out.chunks_exact_mut(row_bytes).enumerate() {
-            self.source.read_rows(first + i, &mut raw)?;
-            dequantize_row(self.source.ty, &raw, &mut elements);
+        let rows = raw
+            .chunks_exact(raw_bytes)
+            .zip(out.chunks_exact_mut(row_bytes));
+        for (i, (raw, out)) in rows.enumerate() {
+            dequantize_row(self.source.ty, raw, &mut elements);
             let bad = |x: &f32| x.is_nan() || x.abs() > self.limit;
             if let Some(at) = elements.iter().position(bad) {
                 return Err(Error::new(

@@ -1,16 +1,21 @@
-//! Tensors that the file does not have as they are needed: in another type, another order, or
-//! spread over several. They are described when the file is opened and made when it is loaded.
+//! Tensors whose bytes are not reached in the file: because the file is read and not mapped, or has
+//! them in another type, another order, or spread over several. They are described when the file
+//! is opened, and come to memory when it is loaded.
 
+use super::input::Input;
+use super::memory::Memory;
 use super::tensor::Data;
-use super::{ModelFile, Tensor, map};
+use super::{ModelFile, Tensor};
 use crate::error::{Error, Result, Status};
 use crate::{memory, panics, threads};
-use memmap2::{Mmap, MmapMut};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 /// About how many bytes are made at once by one thread.
-const CHUNK_BYTES: usize = 1 << 20;
+pub(super) const CHUNK_BYTES: usize = 1 << 20;
+/// About how many bytes are read at once by one thread.
+const READ_BYTES: usize = 4 << 20;
 /// The name of the threads.
 const THREAD: &str = "ember-make";
 
@@ -18,19 +23,62 @@ const THREAD: &str = "ember-make";
 pub(super) trait MakeRows: Send + Sync {
     /// Writes whole rows to `out`, from row `first` on.
     fn make(&self, first: usize, out: &mut [u8]) -> Result<()>;
+
+    /// About how many bytes it is best at making at once.
+    fn chunk_bytes(&self) -> usize {
+        CHUNK_BYTES
+    }
 }
 
-/// The bytes of a tensor that are made rather than mapped.
+/// Where the bytes come from.
+pub(super) enum Source {
+    /// They are those of a file, from `offset` on.
+    File {
+        input: Arc<Input>,
+        /// For messages.
+        tensor: Arc<str>,
+        offset: usize,
+    },
+    /// They are computed.
+    Rows(Box<dyn MakeRows>),
+}
+
+impl Source {
+    /// Writes bytes to `out`, from byte `start` on.
+    fn read(&self, start: usize, row_bytes: usize, out: &mut [u8]) -> Result<()> {
+        match self {
+            Source::File {
+                input,
+                tensor,
+                offset,
+            } => input.read_of(tensor, offset + start, out),
+            Source::Rows(rows) => {
+                debug_assert!(start.is_multiple_of(row_bytes));
+                rows.make(start / row_bytes, out)
+            }
+        }
+    }
+
+    fn chunk_bytes(&self) -> usize {
+        match self {
+            Source::File { .. } => READ_BYTES,
+            Source::Rows(rows) => rows.chunk_bytes(),
+        }
+    }
+}
+
+/// The bytes of a tensor that come to memory of their own.
 pub(super) struct Made {
-    pub(super) rows: Box<dyn MakeRows>,
+    /// Given up when the bytes are there, and with it the files that it needs.
+    source: RwLock<Option<Source>>,
     len: usize,
-    bytes: OnceLock<Mmap>,
+    bytes: OnceLock<Memory>,
 }
 
 impl Made {
-    pub(super) fn new(len: usize, rows: Box<dyn MakeRows>) -> Made {
+    pub(super) fn new(len: usize, source: Source) -> Made {
         Made {
-            rows,
+            source: RwLock::new(Some(source)),
             len,
             bytes: OnceLock::new(),
         }
@@ -38,65 +86,142 @@ impl Made {
 
     /// The bytes, if they are made.
     pub(super) fn bytes(&self) -> Option<&[u8]> {
-        self.bytes.get().map(|map| &map[..])
+        self.bytes.get().map(Memory::bytes)
     }
+
+    /// Writes bytes to `out`, from byte `start` on: a copy, or made for this call alone. Unless they
+    /// are those of a file, they must be whole rows.
+    pub(super) fn read(&self, start: usize, row_bytes: usize, out: &mut [u8]) -> Result<()> {
+        if self.bytes().is_none()
+            && let Some(source) = &*self.source()
+        {
+            return source.read(start, row_bytes, out);
+        }
+        let bytes = self.bytes().expect("made before the source was given up");
+        out.copy_from_slice(&bytes[start..start + out.len()]);
+        Ok(())
+    }
+
+    fn source(&self) -> RwLockReadGuard<'_, Option<Source>> {
+        self.source.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, memory: Memory) {
+        // Another thread may have made it from a clone meanwhile; its bytes are the same.
+        let _ = self.bytes.set(memory);
+        *self.source.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn is_in_file(&self) -> bool {
+        matches!(&*self.source(), Some(Source::File { .. }))
+    }
+
+    /// Which file it is in, and where.
+    fn place(&self) -> (usize, usize) {
+        match &*self.source() {
+            Some(Source::File { input, offset, .. }) => (Arc::as_ptr(input).addr(), *offset),
+            _ => (usize::MAX, 0),
+        }
+    }
+
+    fn chunk_bytes(&self) -> usize {
+        self.source()
+            .as_ref()
+            .map_or(CHUNK_BYTES, Source::chunk_bytes)
+    }
+}
+
+/// A tensor to be made, and the memory for it.
+struct Task {
+    made: Arc<Made>,
+    row_bytes: usize,
+    memory: Memory,
 }
 
 /// Rows to be made.
 struct Job<'a> {
     made: &'a Made,
-    first: usize,
+    start: usize,
+    row_bytes: usize,
     out: &'a mut [u8],
 }
 
 impl ModelFile {
-    /// Whether tensors have to be made before they can be used.
+    /// Whether all tensors are in memory or mapped.
     pub fn is_ready(&self) -> bool {
-        self.to_make().next().is_none()
+        self.to_make().is_empty()
     }
 
-    /// Bytes of memory, beyond the mapped file, of the tensors that are made.
+    /// Bytes of memory, beyond mapped files, of the tensors that are made.
     pub fn made_bytes(&self) -> u64 {
         let made = |tensor: &Tensor| match &tensor.data {
             Data::Made(made) => made.len as u64,
-            Data::Mapped(_) => 0,
+            Data::Input(_) => 0,
         };
         self.tensors.values().map(made).sum()
     }
 
-    /// Makes every tensor whose bytes are not those of the file, on `threads` threads. `progress`
-    /// hears, on this thread, which share is done; an error of it ends the work.
+    /// Brings every tensor to memory whose bytes are not there nor mapped, on `threads` threads.
+    /// `progress` hears, on this thread, which share is done; an error of it ends the work.
     ///
-    /// Errors: `OutOfMemory`, those of the tensors' sources, and `progress`'s. Nothing is kept then.
+    /// Errors: `OutOfMemory`, those of the files and of what the tensors are made of, and
+    /// `progress`'s. Nothing is kept then.
     pub fn make(&self, threads: usize, progress: &mut dyn FnMut(f32) -> Result<()>) -> Result<()> {
-        let mut todo = Vec::new();
-        for (made, row_bytes) in self.to_make() {
-            let map = map::anonymous(made.len)?;
-            todo.push((made, row_bytes, map));
-        }
-        let total: usize = todo.iter().map(|(made, ..)| made.len).sum();
-        make_all(&mut todo, total, threads, progress)?;
-        for (made, _, map) in todo {
-            // Another thread may have made it from a clone meanwhile; its bytes are the same.
-            let _ = made.bytes.set(map::read_only(map)?);
-        }
-        Ok(())
+        make(self.to_make(), threads, progress)
+    }
+
+    /// The same for those tensors alone whose bytes the files do not have. The others are still to be
+    /// read, once, by a device with memory of its own.
+    pub fn make_converted(
+        &self,
+        threads: usize,
+        progress: &mut dyn FnMut(f32) -> Result<()>,
+    ) -> Result<()> {
+        let mut tensors = self.to_make();
+        tensors.retain(|(made, _)| !made.is_in_file());
+        make(tensors, threads, progress)
     }
 
     /// The tensors to be made, each once, and their bytes per row.
-    fn to_make(&self) -> impl Iterator<Item = (Arc<Made>, usize)> {
-        let mut found: Vec<Arc<Made>> = Vec::new();
-        self.tensors.values().filter_map(move |tensor| {
-            let Data::Made(made) = &tensor.data else {
-                return None;
-            };
-            if made.bytes().is_some() || found.iter().any(|other| Arc::ptr_eq(other, made)) {
-                return None;
+    fn to_make(&self) -> Vec<(Arc<Made>, usize)> {
+        let mut found: Vec<(Arc<Made>, usize)> = Vec::new();
+        let mut seen = HashSet::new();
+        for tensor in self.tensors.values() {
+            if let Data::Made(made) = &tensor.data
+                && made.bytes().is_none()
+                && seen.insert(Arc::as_ptr(made).addr())
+            {
+                found.push((Arc::clone(made), tensor.row_bytes()));
             }
-            found.push(Arc::clone(made));
-            Some((Arc::clone(made), tensor.row_bytes()))
-        })
+        }
+        // As they lie in the files, which disks like.
+        found.sort_by_key(|(made, _)| made.place());
+        found
     }
+}
+
+fn make(
+    tensors: Vec<(Arc<Made>, usize)>,
+    threads: usize,
+    progress: &mut dyn FnMut(f32) -> Result<()>,
+) -> Result<()> {
+    let mut tasks = Vec::new();
+    for (made, row_bytes) in tensors {
+        let memory = Memory::new(made.len)?;
+        tasks.push(Task {
+            made,
+            row_bytes,
+            memory,
+        });
+    }
+    if tasks.is_empty() {
+        return Ok(());
+    }
+    make_all(&mut tasks, threads, progress)?;
+    for task in tasks {
+        task.made.set(task.memory);
+    }
+    Ok(())
 }
 
 /// Writes whole rows of a tensor to `out`, from row `first` on, on `threads` threads.
@@ -137,18 +262,19 @@ struct Reports {
 }
 
 fn make_all(
-    todo: &mut [(Arc<Made>, usize, MmapMut)],
-    total: usize,
+    tasks: &mut [Task],
     threads: usize,
     progress: &mut dyn FnMut(f32) -> Result<()>,
 ) -> Result<()> {
-    let jobs = todo.iter_mut().flat_map(|(made, row_bytes, map)| {
-        let (made, row_bytes) = (&**made, *row_bytes);
-        let rows = (CHUNK_BYTES / row_bytes).max(1);
-        let chunks = map.chunks_mut(rows * row_bytes);
+    let total: usize = tasks.iter().map(|task| task.made.len).sum();
+    let jobs = tasks.iter_mut().flat_map(|task| {
+        let (made, row_bytes) = (&*task.made, task.row_bytes);
+        let step = (made.chunk_bytes() / row_bytes).max(1) * row_bytes;
+        let chunks = task.memory.bytes_mut().chunks_mut(step);
         chunks.enumerate().map(move |(i, out)| Job {
             made,
-            first: i * rows,
+            start: i * step,
+            row_bytes,
             out,
         })
     });
@@ -164,7 +290,7 @@ fn make_all(
             while !stop.load(Ordering::Relaxed) {
                 let next = lock(&jobs).next();
                 let Some(job) = next else { break };
-                job.made.rows.make(job.first, job.out)?;
+                job.made.read(job.start, job.row_bytes, job.out)?;
                 memory::check()?;
                 report(&|reports| reports.bytes += job.out.len());
             }

@@ -1,14 +1,17 @@
 //! Model files: bytes to checked tensors and metadata. The only code that reads untrusted bytes.
 //!
-//! [`ModelFile::open`] maps a GGUF file, or the safetensors files of a Hugging Face folder, and
-//! reads the headers alone; a tensor's bytes are first touched by whoever uses them. Every number in the header is distrusted: counts and sizes are
-//! checked against the file before anything is allocated, and the tensors must tile the file.
+//! [`ModelFile::open`] opens a GGUF file, or the safetensors files of a Hugging Face folder, and
+//! reads the headers alone; a tensor's bytes are first touched by whoever uses them, in a mapping or by reading
+//! ([`Access`]). Every number in the header is distrusted: counts and sizes are checked against the
+//! file before anything is allocated, and the tensors must tile the file.
 
 mod convert;
+mod file;
 mod gguf;
 mod huggingface;
+mod input;
 mod made;
-mod map;
+mod memory;
 mod safetensors;
 mod strings;
 mod tensor;
@@ -17,12 +20,15 @@ pub mod writer;
 
 pub use convert::WeightType;
 pub use huggingface::TextFiles;
+pub use input::Access;
 pub use made::read_rows;
 pub use strings::Strings;
 pub use tensor::Tensor;
 pub use value::{Array, FromValue, Value};
 
 use crate::error::{Error, Result, Status, fail};
+use file::OpenFile;
+use input::Input;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -38,10 +44,19 @@ pub struct ModelFile {
     pub file_bytes: u64,
     /// The files that describe the text layer of a Hugging Face folder.
     pub text_files: Option<TextFiles>,
+    /// What messages call keys that come from elsewhere, by key.
+    key_names: HashMap<String, String>,
+    /// All files, to see whether they change.
+    files: Vec<Arc<OpenFile>>,
 }
 
 impl ModelFile {
-    /// Maps and checks a GGUF file of version 2 or 3, or a Hugging Face folder. Of a file split by
+    /// [`open_with`](Self::open_with) [`Access::Mapped`].
+    pub fn open(path: &Path) -> Result<ModelFile> {
+        ModelFile::open_with(path, Access::Mapped)
+    }
+
+    /// Opens and checks a GGUF file of version 2 or 3, or a Hugging Face folder. Of a file split by
     /// the usual naming (`name-00001-of-00003.gguf`), any part may be named, and the others are
     /// opened, too.
     ///
@@ -50,30 +65,49 @@ impl ModelFile {
     /// the tensors as keys of [`tensors`](Self::tensors), while each tensor's own name is that in
     /// the folder. Those that GGUF has in another order or type are yet to be [made](Self::make).
     ///
-    /// The file must not be changed or truncated while it is open: the operating system would show
-    /// other bytes, or stop the process for reading beyond the end.
+    /// Headers are read and not mapped, whatever `access` says: only [`Tensor::bytes`] touches a
+    /// mapping.
     ///
     /// Errors: `FileNotFound` (also for a missing part), `NotAFile`, `FileEmpty` and `Io`;
     /// `NotGguf` for other formats and versions; `FileTruncated` if the file ends early;
     /// `FileCorrupt` if it contradicts itself; `Unsupported` for big-endian files and for tensor
     /// types that the library does not know; `OutOfMemory`. Messages name the path and the key,
     /// tensor or byte offset.
-    pub fn open(path: &Path) -> Result<ModelFile> {
+    pub fn open_with(path: &Path, access: Access) -> Result<ModelFile> {
         match huggingface::Folder::of(path) {
-            Some(folder) => huggingface::open(&folder),
-            None => gguf::open(path),
+            Some(folder) => huggingface::open(&folder, access),
+            None => gguf::open(path, access),
         }
     }
 
     /// The same for the content of one file in memory, which is copied.
     pub fn from_bytes(bytes: &[u8]) -> Result<ModelFile> {
-        gguf::from_map(map::copy(bytes)?)
+        gguf::from_input(Input::copy(bytes)?)
     }
 
     /// The same for a folder in memory: the content of its `config.json` and `model.safetensors`,
     /// which is copied.
     pub fn from_folder(config: &[u8], weights: &[u8]) -> Result<ModelFile> {
-        huggingface::from_parts(config, map::copy(weights)?)
+        huggingface::from_parts(config, Input::copy(weights)?)
+    }
+
+    /// Whether all files are as they were when they were opened: `FileTruncated` for one that is
+    /// shorter, `FileCorrupt` for one that was changed or replaced. Messages name the path.
+    pub fn check_unchanged(&self) -> Result<()> {
+        self.files.iter().try_for_each(|file| file.check())
+    }
+
+    /// The files that tensors are mapped from.
+    pub fn mapped_files(&self) -> MappedFiles {
+        let mut files: Vec<Arc<OpenFile>> = Vec::new();
+        for tensor in self.tensors.values() {
+            if let Some(file) = tensor.mapped_file()
+                && !files.iter().any(|known| Arc::ptr_eq(known, file))
+            {
+                files.push(Arc::clone(file));
+            }
+        }
+        MappedFiles(files)
     }
 
     /// The metadata value of this key, or `MissingKey` naming it if it is absent, of another type
@@ -81,7 +115,20 @@ impl ModelFile {
     pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<T> {
         match self.find(key)? {
             Some(value) => Ok(value),
-            None => fail!(MissingKey, "metadata key {key} is missing"),
+            None => fail!(MissingKey, "{} is missing", self.described(key)),
+        }
+    }
+
+    /// What messages call a key that is no metadata key of the file: `config.json: key hidden_size`
+    /// for `llama.embedding_length` of a folder. `None` for others.
+    pub fn key_name(&self, key: &str) -> Option<&str> {
+        self.key_names.get(key).map(String::as_str)
+    }
+
+    fn described(&self, key: &str) -> String {
+        match self.key_name(key) {
+            Some(name) => name.to_owned(),
+            None => format!("metadata key {key}"),
         }
     }
 
@@ -93,7 +140,7 @@ impl ModelFile {
         };
         match T::from_value(value) {
             Some(value) => Ok(Some(value)),
-            None => Err(wrong_type(key, value, T::EXPECTED)),
+            None => Err(wrong_type(&self.described(key), value, T::EXPECTED)),
         }
     }
 
@@ -131,7 +178,7 @@ impl ModelFile {
     }
 }
 
-fn wrong_type(key: &str, value: &Value, expected: &str) -> Error {
+fn wrong_type(what: &str, value: &Value, expected: &str) -> Error {
     let number = match value {
         Value::U64(v) => format!(" ({v})"),
         Value::I64(v) => format!(" ({v})"),
@@ -140,8 +187,20 @@ fn wrong_type(key: &str, value: &Value, expected: &str) -> Error {
     Error::new(
         Status::MissingKey,
         format!(
-            "metadata key {key} is {}{number}; it must be {expected}",
+            "{what} is {}{number}; it must be {expected}",
             value.type_name()
         ),
     )
+}
+
+/// Files that are mapped, and must not become shorter as long as they are.
+#[derive(Debug, Default)]
+pub struct MappedFiles(Vec<Arc<OpenFile>>);
+
+impl MappedFiles {
+    /// Whether all are as they were when they were opened: `FileTruncated` for one that is shorter,
+    /// `FileCorrupt` for one that was changed. Messages name the path. One system call per file.
+    pub fn check(&self) -> Result<()> {
+        self.0.iter().try_for_each(|file| file.check_content())
+    }
 }

@@ -3,7 +3,8 @@
 //! The limits are those of the safetensors library: a header of at most 100 MB, tensors that tile
 //! the rest of the file without overlaps and holes, ranges that fit shape and type.
 
-use crate::error::{Error, Result, Status, fail};
+use super::input::Input;
+use crate::error::{Error, Result, Status, fail, try_vec};
 use serde::de::{self, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::collections::HashSet;
@@ -12,6 +13,9 @@ use std::ops::Range;
 
 /// The longest header, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
+/// The most tensors that a model may have. With two per matrix of each expert, the largest published
+/// models have 150,000.
+pub(super) const MAX_TENSORS: usize = 1 << 18;
 /// The most dimensions of a tensor.
 const MAX_DIMS: usize = 8;
 /// The key beside those of the tensors.
@@ -58,15 +62,17 @@ pub(super) struct Entry {
 ///
 /// Errors: `FileTruncated`, `FileCorrupt` and, for element types that are not known, `Unsupported`.
 /// Messages name the tensor or the byte.
-pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Entry>> {
-    let Some((len, rest)) = bytes.split_first_chunk::<8>() else {
+pub(super) fn parse(input: &Input) -> Result<Vec<Entry>> {
+    let file_len = input.len();
+    if file_len < 8 {
         fail!(
             FileTruncated,
-            "the file ends at byte {}, inside the length of its header",
-            bytes.len()
+            "the file ends at byte {file_len}, inside the length of its header"
         );
-    };
-    let len = u64::from_le_bytes(*len);
+    }
+    let mut len = [0; 8];
+    input.read(0, &mut len)?;
+    let len = u64::from_le_bytes(len);
     if len > MAX_HEADER {
         fail!(
             FileCorrupt,
@@ -74,17 +80,19 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Entry>> {
         );
     }
     let len = len as usize;
-    if len > rest.len() {
+    if len > file_len - 8 {
         fail!(
             FileTruncated,
-            "the header takes bytes 8 to {}, but the file ends at byte {}",
-            8 + len,
-            bytes.len()
+            "the header takes bytes 8 to {}, but the file ends at byte {file_len}",
+            8 + len
         );
     }
-    let header: Header = serde_json::from_slice(&rest[..len])
+    let mut text = try_vec(len, 0, "the header")?;
+    input.read(8, &mut text)?;
+    let header: Header = serde_json::from_slice(&text)
         .map_err(|e| Error::new(Status::FileCorrupt, format!("the header is not valid: {e}")))?;
-    place(header.tensors, 8 + len, bytes.len())
+    drop(text);
+    place(header.tensors, 8 + len, file_len)
 }
 
 /// Checks types, shapes and ranges, which count from byte `data` of a file of `file_len`.
@@ -108,25 +116,33 @@ fn place(tensors: Vec<(String, Info)>, data: usize, file_len: usize) -> Result<V
     }
     let mut order: Vec<&Entry> = entries.iter().collect();
     order.sort_unstable_by_key(|e| (e.range.start, e.range.end));
-    let mut end = data;
-    let mut previous = "the header";
-    for entry in order {
-        let (name, start) = (&entry.name, entry.range.start);
-        if start < end {
+    // Overlaps first, which name both: a tensor that is out of place also leaves a hole before
+    // another, which is not to blame.
+    for pair in order.windows(2) {
+        let (before, after) = (pair[0], pair[1]);
+        if after.range.start < before.range.end {
             fail!(
                 FileCorrupt,
-                "tensor {name} starts at byte {start}, inside tensor {previous}, which ends at byte {end}"
+                "tensor {} starts at byte {}, inside tensor {}, which ends at byte {}",
+                after.name,
+                after.range.start,
+                before.name,
+                before.range.end
             );
         }
+    }
+    let mut end = data;
+    for entry in order {
+        let start = entry.range.start;
         if start > end {
             fail!(
                 FileCorrupt,
-                "{} unexplained bytes lie before tensor {name}, which starts at byte {start}",
-                start - end
+                "{} unexplained bytes lie before tensor {}, which starts at byte {start}",
+                start - end,
+                entry.name
             );
         }
         end = entry.range.end;
-        previous = name;
     }
     if file_len > end {
         fail!(
@@ -199,6 +215,11 @@ impl<'de> Deserialize<'de> for Header {
                         let info = map
                             .next_value()
                             .map_err(|e| de::Error::custom(format!("tensor {name}: {e}")))?;
+                        if tensors.len() == MAX_TENSORS {
+                            return Err(de::Error::custom(format!(
+                                "there are more than {MAX_TENSORS} tensors"
+                            )));
+                        }
                         tensors.push((name, info));
                     }
                 }

@@ -1,17 +1,23 @@
 //! A tensor of a model file.
 
-use super::made::{Made, MakeRows};
-use crate::error::{Result, fail};
+use super::file::OpenFile;
+use super::input::Input;
+use super::made::{Made, MakeRows, Source};
+use crate::error::{Result, fail, try_vec};
 use crate::quant::TensorType;
-use memmap2::Mmap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A tensor of a model file: its description and its bytes, which stay in memory as long as any
-/// clone lives. Mostly they are a part of the mapped file, and the range was checked against it
-/// when the tensor was made. Where the file has another type or order, they are made by
-/// [`ModelFile::make`](super::ModelFile::make).
+/// A tensor of a model file: its description, and its bytes wherever they are, which stay reachable
+/// as long as any clone lives.
+///
+/// - Of a mapped file, they are a part of the mapping.
+/// - Of a file that is read, they come to memory by [`ModelFile::make`](super::ModelFile::make).
+/// - So they do where the file has another type or order of rows than the model needs.
+///
+/// Whichever it is, [`read_rows`](Tensor::read_rows) gives rows at any time, and does not touch a
+/// mapping.
 ///
 /// The bytes start at a multiple of the file's alignment (32 unless the file says otherwise, but a
 /// file may say 1), so wide elements must be read with unaligned loads.
@@ -32,13 +38,41 @@ pub struct Tensor {
 /// Where the bytes of a tensor are.
 #[derive(Clone)]
 pub(super) enum Data {
-    /// In a file.
-    Mapped(Arc<Mmap>),
+    /// Among those of a file, in memory or mapped.
+    Input(Arc<Input>),
     /// In memory of their own, as soon as they are made.
     Made(Arc<Made>),
 }
 
 impl Tensor {
+    /// A tensor that the bytes `range` of `input` are. They fit the dimensions.
+    pub(super) fn stored(
+        name: Arc<str>,
+        ty: TensorType,
+        dims: Vec<usize>,
+        input: &Arc<Input>,
+        range: Range<usize>,
+    ) -> Tensor {
+        let mut tensor = Tensor {
+            name,
+            ty,
+            dims,
+            data: Data::Input(Arc::clone(input)),
+            range,
+        };
+        if input.bytes().is_none() {
+            let len = tensor.range.len();
+            let source = Source::File {
+                input: Arc::clone(input),
+                tensor: Arc::clone(&tensor.name),
+                offset: tensor.range.start,
+            };
+            tensor.data = Data::Made(Arc::new(Made::new(len, source)));
+            tensor.range = 0..len;
+        }
+        tensor
+    }
+
     /// A tensor whose rows `source` makes. `InvalidModel` if the dimensions do not fit the type.
     pub(super) fn made(
         name: Arc<str>,
@@ -57,7 +91,7 @@ impl Tensor {
                 name,
                 ty,
                 dims,
-                data: Data::Made(Arc::new(Made::new(len, Box::new(source)))),
+                data: Data::Made(Arc::new(Made::new(len, Source::Rows(Box::new(source))))),
                 range: 0..len,
             }),
             _ => fail!(
@@ -73,10 +107,10 @@ impl Tensor {
     /// Panics for a tensor that is yet to be made.
     pub fn bytes(&self) -> &[u8] {
         let all = match &self.data {
-            Data::Mapped(map) => &map[..],
-            Data::Made(made) => made.bytes().expect("made before it is used"),
+            Data::Input(input) => input.bytes(),
+            Data::Made(made) => made.bytes(),
         };
-        &all[self.range.clone()]
+        &all.expect("made before it is used")[self.range.clone()]
     }
 
     /// Number of raw bytes, also of a tensor that is yet to be made.
@@ -84,7 +118,10 @@ impl Tensor {
         self.range.len()
     }
 
-    /// Writes whole rows to `out`, from row `first` on: a copy, or made for this call alone.
+    /// Writes whole rows to `out`, from row `first` on: a copy, read from the file, or made for this
+    /// call alone.
+    ///
+    /// Errors: `FileTruncated` and `Io` of the file; those of what makes the rows.
     ///
     /// Panics unless `out` is a whole number of rows that the tensor has.
     pub fn read_rows(&self, first: usize, out: &mut [u8]) -> Result<()> {
@@ -92,17 +129,17 @@ impl Tensor {
         assert!(out.len().is_multiple_of(row_bytes), "whole rows");
         assert!(first + out.len() / row_bytes <= self.rows(), "rows there");
         let start = self.range.start + first * row_bytes;
-        let ready = match &self.data {
-            Data::Mapped(map) => Some(&map[..]),
-            Data::Made(made) => made.bytes(),
-        };
-        match (ready, &self.data) {
-            (None, Data::Made(made)) => made.rows.make(start / row_bytes, out),
-            (bytes, _) => {
-                let bytes = bytes.unwrap_or_default();
-                out.copy_from_slice(&bytes[start..start + out.len()]);
-                Ok(())
-            }
+        match &self.data {
+            Data::Input(input) => input.read_of(&self.name, start, out),
+            Data::Made(made) => made.read(start, row_bytes, out),
+        }
+    }
+
+    /// The file that the bytes are mapped from.
+    pub(super) fn mapped_file(&self) -> Option<&Arc<OpenFile>> {
+        match &self.data {
+            Data::Input(input) => input.file(),
+            Data::Made(_) => None,
         }
     }
 
@@ -148,31 +185,41 @@ impl Tensor {
     }
 
     /// The elements of a tensor that is not quantized (a norm's weight, a bias), or `None`.
-    pub fn to_f32(&self) -> Option<Vec<f32>> {
-        let bytes = self.bytes();
-        match self.ty {
-            TensorType::F32 => {
+    ///
+    /// Errors: `OutOfMemory`, and those of [`read_rows`](Self::read_rows).
+    pub fn to_f32(&self) -> Result<Option<Vec<f32>>> {
+        let widen: fn(&[u8], &mut [f32]) = match self.ty {
+            TensorType::F32 => |bytes, out| {
                 let (elements, _) = bytes.as_chunks();
-                Some(elements.iter().map(|&b| f32::from_le_bytes(b)).collect())
-            }
-            TensorType::F16 => {
+                for (out, bytes) in out.iter_mut().zip(elements) {
+                    *out = f32::from_le_bytes(*bytes);
+                }
+            },
+            TensorType::F16 => |bytes, out| {
                 let (elements, _) = bytes.as_chunks();
-                let wide = |&b| half::f16::from_le_bytes(b).to_f32();
-                Some(elements.iter().map(wide).collect())
-            }
-            TensorType::BF16 => {
+                for (out, bytes) in out.iter_mut().zip(elements) {
+                    *out = half::f16::from_le_bytes(*bytes).to_f32();
+                }
+            },
+            TensorType::BF16 => |bytes, out| {
                 let (elements, _) = bytes.as_chunks();
-                let wide = |&b| half::bf16::from_le_bytes(b).to_f32();
-                Some(elements.iter().map(wide).collect())
-            }
-            _ => None,
-        }
+                for (out, bytes) in out.iter_mut().zip(elements) {
+                    *out = half::bf16::from_le_bytes(*bytes).to_f32();
+                }
+            },
+            _ => return Ok(None),
+        };
+        let mut bytes = try_vec(self.byte_len(), 0u8, &self.name)?;
+        self.read_rows(0, &mut bytes)?;
+        let mut elements = try_vec(self.row_len() * self.rows(), 0.0, &self.name)?;
+        widen(&bytes, &mut elements);
+        Ok(Some(elements))
     }
 
     /// Whether both are the same bytes of the same file, as an embedding and a head tied to it are.
     pub fn same_data(&self, other: &Tensor) -> bool {
         let same = match (&self.data, &other.data) {
-            (Data::Mapped(a), Data::Mapped(b)) => Arc::ptr_eq(a, b),
+            (Data::Input(a), Data::Input(b)) => Arc::ptr_eq(a, b),
             (Data::Made(a), Data::Made(b)) => Arc::ptr_eq(a, b),
             _ => false,
         };

@@ -57,7 +57,7 @@ impl<'a> Decoder<'a> {
             fail!(
                 Unsupported,
                 "{} is false; only causal attention is supported",
-                source.key("attention.causal")
+                source.key_name("attention.causal")
             );
         }
         let n_layers = source.size(N_LAYERS)?;
@@ -106,7 +106,7 @@ impl<'a> Decoder<'a> {
             fail!(
                 Unsupported,
                 "{} is {experts}; experts are not supported in this architecture",
-                self.source.key("expert_count")
+                self.source.key_name("expert_count")
             );
         }
         Ok(())
@@ -405,7 +405,7 @@ fn head_dim(source: &Source, hidden: usize, n_heads: usize) -> Result<usize> {
         fail!(
             Unsupported,
             "{} is {value_dim}, but keys have {head_dim} elements; they must be the same",
-            source.key(VALUE_LENGTH)
+            source.key_name(VALUE_LENGTH)
         );
     }
     Ok(head_dim)

@@ -81,7 +81,7 @@ impl Mixture {
             fail!(
                 Unsupported,
                 "{} is {groups}; experts in groups are not supported",
-                source.key(GROUPS)
+                source.key_name(GROUPS)
             );
         }
         let scoring = match source.find::<u64>(SCORING)? {
@@ -92,7 +92,7 @@ impl Mixture {
             Some(other) => fail!(
                 Unsupported,
                 "{} is {other}; supported: 1 (softmax), 2 (sigmoid), 3 (softmax of the chosen)",
-                source.key(SCORING)
+                source.key_name(SCORING)
             ),
         };
         // A factor of 0 stands for none.

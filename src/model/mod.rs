@@ -24,6 +24,7 @@ mod rope;
 mod smollm3;
 mod source;
 mod starcoder2;
+mod unused;
 
 pub use network::{
     Activation, Attention, Block, Experts, FeedForward, KvShape, Linear, LongRope, Mixer,
@@ -62,12 +63,16 @@ impl Network {
     /// Describes the network in `file`, checking every key, shape and type that it uses. Reads no
     /// tensor but the small `rope_freqs.weight`.
     ///
-    /// Errors: `Unsupported` names an unknown architecture or feature; `MissingKey`,
-    /// `MissingTensor`, `ShapeMismatch` and `InvalidModel` name the key or tensor.
+    /// Errors: `Unsupported` names an unknown architecture or feature, or a tensor that the network
+    /// does not use; `MissingKey`, `MissingTensor`, `ShapeMismatch` and `InvalidModel` name the key or tensor.
     pub fn from_file(file: &ModelFile) -> Result<Network> {
         let architecture = file.str("general.architecture")?;
         match ARCHITECTURES.iter().find(|(name, _)| *name == architecture) {
-            Some((_, describe)) => describe(file),
+            Some((_, describe)) => {
+                let network = describe(file)?;
+                unused::refuse(file, &network)?;
+                Ok(network)
+            }
             None => {
                 let known: Vec<_> = ARCHITECTURES.iter().map(|(name, _)| *name).collect();
                 fail!(

@@ -368,3 +368,23 @@ impl Mlp {
         self.gate.iter().chain([&self.up, &self.down])
     }
 }
+
+impl Network {
+    /// Every tensor that the network uses when it runs; some appear twice.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let blocks = || self.blocks.iter();
+        let norms = blocks().flat_map(Block::norms).chain([&self.final_norm]);
+        let linears = blocks().flat_map(Block::linears).chain([&self.head]);
+        let norms = norms.flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]);
+        let linears = linears.flat_map(|linear| [Some(&linear.weight), linear.bias.as_ref()]);
+        let others = blocks().flat_map(|block| {
+            let selection = match &block.feed_forward {
+                FeedForward::Experts(experts) => experts.selection_bias.as_ref(),
+                FeedForward::Dense(_) => None,
+            };
+            block.mixer.vectors().map(Some).chain([selection])
+        });
+        let top = [Some(&self.embedding), self.positions.as_ref()];
+        norms.chain(linears).chain(others).chain(top).flatten()
+    }
+}

@@ -113,13 +113,27 @@ pub(super) fn local(
 /// Frequencies without scaling.
 fn plain(source: &Source, head_dim: usize, base: f64) -> Result<Vec<f64>> {
     const DIMENSIONS: &str = "rope.dimension_count";
-    let n_rotated = source.find_size(DIMENSIONS)?.unwrap_or(head_dim);
+    let Some(n_rotated) = source.find_size(DIMENSIONS)? else {
+        if head_dim.is_multiple_of(2) {
+            return frequencies(head_dim, base);
+        }
+        let key = match source.find_size("attention.key_length")? {
+            Some(_) => "attention.key_length",
+            None => "attention.head_count",
+        };
+        let problem = format!("gives heads of {head_dim} elements; rope needs an even number");
+        return Err(source.invalid(key, &problem));
+    };
     if !n_rotated.is_multiple_of(2) || n_rotated > head_dim {
         return Err(source.invalid(
             DIMENSIONS,
             &format!("is {n_rotated}; it must be even and at most the head size {head_dim}"),
         ));
     }
+    frequencies(n_rotated, base)
+}
+
+fn frequencies(n_rotated: usize, base: f64) -> Result<Vec<f64>> {
     let mut frequencies = try_vec(n_rotated / 2, 0.0, "rope frequencies")?;
     for (i, frequency) in frequencies.iter_mut().enumerate() {
         *frequency = base.powf(-((2 * i) as f64) / n_rotated as f64);
@@ -158,7 +172,7 @@ fn long_rope(
 }
 
 fn divide(frequencies: &mut [f64], factors: &Tensor) -> Result<()> {
-    let Some(values) = factors.to_f32() else {
+    let Some(values) = factors.to_f32()? else {
         fail!(
             ShapeMismatch,
             "tensor {} has type {}; it must be F32, F16 or BF16",
@@ -209,7 +223,7 @@ fn scaling(source: &Source, context_length: usize) -> Result<Scaling> {
                 fail!(
                     Unsupported,
                     "{} is {multiplier}; only 0 is supported",
-                    source.key(LOG_MULTIPLIER)
+                    source.key_name(LOG_MULTIPLIER)
                 );
             }
             let extrapolation = source.find::<f32>("rope.scaling.yarn_ext_factor")?;
@@ -228,14 +242,14 @@ fn scaling(source: &Source, context_length: usize) -> Result<Scaling> {
             Status::MissingKey,
             format!(
                 "metadata key {} is missing, but {} is yarn",
-                source.key(FACTOR),
-                source.key(TYPE)
+                source.key_name(FACTOR),
+                source.key_name(TYPE)
             ),
         )),
         (other, _) => fail!(
             Unsupported,
             "{} is {other:?}; supported: none, linear, yarn, longrope",
-            source.key(TYPE)
+            source.key_name(TYPE)
         ),
     }
 }

@@ -30,6 +30,12 @@ impl<'a> Source<'a> {
         format!("{}.{suffix}", self.architecture)
     }
 
+    /// The key as messages name it: as the file has it, which may be a folder's `config.json`.
+    pub(super) fn key_name(&self, suffix: &str) -> String {
+        let key = self.key(suffix);
+        self.file.key_name(&key).map_or(key, str::to_owned)
+    }
+
     /// The value of a key, if it is there.
     pub(super) fn find<T: FromValue<'a>>(&self, suffix: &str) -> Result<Option<T>> {
         self.file.find(&self.key(suffix))
@@ -39,7 +45,7 @@ impl<'a> Source<'a> {
     pub(super) fn invalid(&self, suffix: &str, problem: &str) -> Error {
         Error::new(
             Status::InvalidModel,
-            format!("{} {problem}", self.key(suffix)),
+            format!("{} {problem}", self.key_name(suffix)),
         )
     }
 
@@ -75,7 +81,8 @@ impl<'a> Source<'a> {
         if let Some(layer) = per_layer.iter().position(|v| *v != per_layer[0]) {
             fail!(
                 Unsupported,
-                "{key} differs between layers: {} in layer 0, {} in layer {layer}",
+                "{} differs between layers: {} in layer 0, {} in layer {layer}",
+                self.key_name(suffix),
                 per_layer[0],
                 per_layer[layer]
             );

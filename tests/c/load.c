@@ -1,5 +1,6 @@
 /* Devices, loading, progress, cancelling, the log. */
 #include "check.h"
+#include <stddef.h>
 
 static ember_error err;
 
@@ -151,6 +152,35 @@ static void converted(const char *path) {
     CHECK(model == NULL && p.calls == 2);
 }
 
+/* Mapped or in memory of the model's own; a program that is older than the option gets the former. */
+static void files(const char *path) {
+    ember_model_options o = model_options();
+    ember_model_details mapped, read;
+    ember_model *model = NULL;
+    mapped.struct_size = read.struct_size = sizeof read;
+    o.device = cpu_device();
+    o.struct_size = (uint32_t)offsetof(ember_model_options, files);
+    o.files = 77;
+    OK(ember_model_load(path, strlen(path), &o, &model, &err));
+    OK(ember_model_info(model, &mapped, &err));
+    CHECK(ember_model_free(model) == EMBER_OK);
+    model = NULL;
+    o.struct_size = sizeof o;
+    STATUS(ember_model_load(path, strlen(path), &o, &model, &err), EMBER_INVALID_ARGUMENT);
+    SAYS("files is 77");
+    o.files = EMBER_FILES_READ;
+    o.reserved = 1;
+    STATUS(ember_model_load(path, strlen(path), &o, &model, &err), EMBER_INVALID_ARGUMENT);
+    SAYS("reserved");
+    o.reserved = 0;
+    OK(ember_model_load(path, strlen(path), &o, &model, &err));
+    OK(ember_model_info(model, &read, &err));
+    CHECK(read.file_bytes == mapped.file_bytes);
+    CHECK(read.resident_bytes > mapped.resident_bytes + read.file_bytes / 2);
+    works(model);
+    CHECK(ember_model_free(model) == EMBER_OK);
+}
+
 static void details(const ember_model *model) {
     ember_model_details d;
     memset(&d, 0x55, sizeof d);
@@ -206,6 +236,7 @@ int main(int argc, char **argv) {
     paths(argv[1]);
     progress(argv[1]);
     converted(argv[1]);
+    files(argv[1]);
     logging(argv[1]);
     model = load(argv[1]);
     details(model);

@@ -155,9 +155,34 @@ static void side_by_side(const ember_model *model) {
     for (i = 0; i < 4; i++) CHECK(pthread_join(threads[i], NULL) == 0);
 }
 
+/* A cancellation that is there when a call begins waits until it is over. */
+static void *cancelled(void *path) {
+    ember_model *model = NULL;
+    ember_model_options o = model_options();
+    ember_error err;
+    o.device = cpu_device();
+    o.files = EMBER_FILES_READ;
+    CHECK(pthread_cancel(pthread_self()) == 0);
+    OK(ember_model_load((const char *)path, strlen((const char *)path), &o, &model, &err));
+    works(model);
+    CHECK(ember_model_free(model) == EMBER_OK);
+    pthread_testcancel();
+    CHECK(!"the thread was cancelled");
+    return NULL;
+}
+
+static void cancels(char *path) {
+    pthread_t thread;
+    void *result = NULL;
+    CHECK(pthread_create(&thread, NULL, cancelled, path) == 0);
+    CHECK(pthread_join(thread, &result) == 0);
+    CHECK(result == PTHREAD_CANCELED);
+}
+
 int main(int argc, char **argv) {
     ember_model *model;
     CHECK(argc == 2);
+    cancels(argv[1]);
     model = load(argv[1]);
     interrupts(model);
     busy(model);

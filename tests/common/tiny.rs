@@ -29,9 +29,11 @@ pub struct Tiny {
     /// Type and factor of the rope scaling.
     pub rope_scaling: Option<(&'static str, f32)>,
     /// Number of experts of width `ff`, and how many a token goes through, in place of one
-    /// feed-forward for all. The file has the tensors of a shared expert, too, which the
-    /// architecture does not use.
+    /// feed-forward for all.
     pub experts: Option<(usize, usize)>,
+    /// Whether the file has the tensors of a shared expert, too, which the architecture does not
+    /// use: a network of it cannot be described.
+    pub shared_expert: bool,
     pub seed: u64,
 }
 
@@ -55,6 +57,7 @@ impl Default for Tiny {
             rope_factors: None,
             rope_scaling: None,
             experts: None,
+            shared_expert: false,
             seed: 1,
         }
     }
@@ -175,14 +178,16 @@ impl Tiny {
                 self.add_stack(w, name("ffn_gate_exps"), [hidden, ff, count]);
                 self.add_stack(w, name("ffn_up_exps"), [hidden, ff, count]);
                 self.add_stack(w, name("ffn_down_exps"), [ff, hidden, count]);
-                // Another width, whole blocks where the others have them.
-                let shared_ff =
-                    ff + [256, 32, 7][[256, 32, 1].iter().position(|n| ff % n == 0).unwrap()];
-                linear(w, name("ffn_gate_inp_shexp"), hidden, 1);
-                linear(w, name("ffn_gate_shexp"), hidden, shared_ff);
-                linear(w, name("ffn_up_shexp"), hidden, shared_ff);
-                linear(w, name("ffn_down_shexp"), shared_ff, hidden);
                 vector(w, name("exp_probs_b.bias"), count);
+                if self.shared_expert {
+                    // Another width, whole blocks where the others have them.
+                    let shared_ff =
+                        ff + [256, 32, 7][[256, 32, 1].iter().position(|n| ff % n == 0).unwrap()];
+                    linear(w, name("ffn_gate_inp_shexp"), hidden, 1);
+                    linear(w, name("ffn_gate_shexp"), hidden, shared_ff);
+                    linear(w, name("ffn_up_shexp"), hidden, shared_ff);
+                    linear(w, name("ffn_down_shexp"), shared_ff, hidden);
+                }
                 continue;
             }
             linear(w, name("ffn_gate"), hidden, ff);

@@ -7,6 +7,7 @@ use emberlm::model::{
     Activation, Experts, FeedForward, Linear, Mlp, Network, Scoring, SharedExpert,
 };
 use emberlm::quant::TensorType;
+use std::collections::HashMap;
 
 /// A mixture and what is special about it.
 #[derive(Clone, Copy, Debug)]
@@ -151,13 +152,20 @@ pub fn network_with(v: &Variant, layers: usize, hidden: usize) -> Network {
         ff: v.ff,
         biases: v.biases,
         seed: v.n_experts as u64,
+        shared_expert: true,
         ..Tiny::default()
     };
     let mut file = ModelFile::from_bytes(&tiny.bytes()).unwrap();
     if v.ty != TensorType::F32 {
         file = converted(&file, v.ty);
     }
+    let (shared, rest): (HashMap<_, _>, _) = file
+        .tensors
+        .drain()
+        .partition(|(name, _)| name.contains("_shexp."));
+    file.tensors = rest;
     let mut network = Network::from_file(&file).unwrap();
+    file.tensors.extend(shared);
     for (layer, block) in network.blocks.iter_mut().enumerate() {
         let tensor = |part: &str| -> Tensor {
             let name = format!("blk.{layer}.{part}");

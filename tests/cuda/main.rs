@@ -7,6 +7,7 @@ mod common;
 mod experts;
 mod families;
 mod faults;
+mod files;
 mod gpu;
 mod kernels_attention;
 mod kernels_matmul;
@@ -46,6 +47,7 @@ fn main() {
     states::tests(&mut tests);
     families::tests(&mut tests);
     faults::tests(&mut tests);
+    files::tests(&mut tests);
     let trials = tests
         .into_iter()
         .map(|(name, run)| {

@@ -6,28 +6,25 @@ use super::elementwise::{silu_alone, silu_mul, swiglu_clamped};
 use super::experts::ExpertLayer;
 use super::matmul::{Encodings, Isa, Matrix};
 use super::rows::Scores;
-use crate::error::{Result, fail, try_vec};
+use crate::error::{Result, fail};
 use crate::format::Tensor;
 use crate::model::{
     Activation, Block, FeedForward, Linear, Mixer, MixerState, Mlp, Norm, NormKind, Rope,
     RopePairing,
 };
-use crate::quant::{TensorType, dequantize_row};
 use std::ops::Range;
 
 /// The elements of a small tensor.
 pub(super) fn floats(tensor: &Tensor, what: &str) -> Result<Vec<f32>> {
-    let (TensorType::F32 | TensorType::F16 | TensorType::BF16) = tensor.ty else {
-        fail!(
+    match tensor.to_f32()? {
+        Some(values) => Ok(values),
+        None => fail!(
             Unsupported,
             "tensor {}: {what} of type {}",
             tensor.name,
             tensor.ty.name()
-        );
-    };
-    let mut out = try_vec(tensor.row_len() * tensor.rows(), 0.0, what)?;
-    dequantize_row(tensor.ty, tensor.bytes(), &mut out);
-    Ok(out)
+        ),
+    }
 }
 
 fn find_floats(tensor: &Option<Tensor>, what: &str) -> Result<Option<Vec<f32>>> {

@@ -234,7 +234,7 @@ impl Jobs {
 }
 
 fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
-    match tensor.to_f32() {
+    match tensor.to_f32()? {
         Some(values) => Ok(values),
         None => fail!(
             Unsupported,

@@ -1,5 +1,6 @@
-//! Weights from the mapped file to the device: several threads copy pieces into pinned memory, from
-//! where the device fetches them and repacks them, all at the same time.
+//! Weights from the file to the device: several threads read pieces into pinned memory, from where
+//! the device fetches them and repacks them, all at the same time. Nothing is mapped, and no other
+//! memory of the host is needed.
 
 use super::driver::{Buffer, Event, Pinned, Range, Stream};
 use super::kernels::Kernels;
@@ -126,7 +127,12 @@ fn run(
             }
             let tensor = &piece.job.tensor;
             let row_bytes = tensor.row_bytes();
-            let from = &tensor.bytes()[piece.row * row_bytes..(piece.row + piece.rows) * row_bytes];
+            // SAFETY: the pinned memory has `slot_bytes`, which a piece of at most `PIECE` bytes or one
+            // row fits; nothing but this thread uses it, and the device has finished with it, by the
+            // event above.
+            let staged =
+                unsafe { std::slice::from_raw_parts_mut(host.pointer(), piece.rows * row_bytes) };
+            tensor.read_rows(piece.row, staged)?;
             let first_row = piece.job.first_row + piece.row as u32;
             let args = repack_args(
                 &piece.job.segment,
@@ -136,15 +142,15 @@ fn run(
                 first_row,
                 piece.rows as u32,
             );
+            let bytes = staged.len();
             // SAFETY: the piece fits the slot, which nothing uses before the event; the segment lies
             // within the weights' memory, and both outlive the synchronization below.
             unsafe {
-                std::ptr::copy_nonoverlapping(from.as_ptr(), host.pointer(), from.len());
-                stream.copy_in(device.address(), host.pointer(), from.len())?;
+                stream.copy_in(device.address(), host.pointer(), bytes)?;
                 kernels.repack(&stream, &args)?;
             }
             event.record(&stream)?;
-            done.fetch_add(from.len() as u64, Ordering::Relaxed);
+            done.fetch_add(bytes as u64, Ordering::Relaxed);
         }
         Ok(())
     })();

@@ -4,7 +4,7 @@ mod args;
 
 use args::{Args, Command};
 use emberlm::format::writer::{TensorEntry, Writer};
-use emberlm::format::{ModelFile, Tensor, Value, read_rows};
+use emberlm::format::{Access, ModelFile, Tensor, Value, read_rows};
 use emberlm::model::Network;
 use std::collections::HashMap;
 use std::fs;
@@ -50,7 +50,7 @@ fn print(text: &str) -> Result<(), String> {
 
 fn run(args: &Args) -> Result<(), String> {
     check_output(args)?;
-    let file = ModelFile::open(&args.input)
+    let file = ModelFile::open_with(&args.input, Access::Read)
         .and_then(|file| file.with_weights(args.weights))
         .map_err(|e| e.message)?;
     // A file that would not load is not written either.
@@ -68,7 +68,7 @@ fn run(args: &Args) -> Result<(), String> {
             .tensor(name, tensor.ty, &tensor.dims)
             .map_err(|e| e.message)?;
     }
-    let bytes = write(&writer, &file.tensors, args)?;
+    let bytes = write(&writer, &file, args)?;
     eprintln!(
         "ember-convert: {}: {} tensors, {bytes} bytes",
         args.output.display(),
@@ -150,11 +150,7 @@ fn order(name: &str) -> (u32, u64, &str) {
 }
 
 /// Writes the file beside its final place and then moves it there. Returns its size in bytes.
-fn write(
-    writer: &Writer,
-    tensors: &HashMap<std::sync::Arc<str>, Tensor>,
-    args: &Args,
-) -> Result<u64, String> {
+fn write(writer: &Writer, file: &ModelFile, args: &Args) -> Result<u64, String> {
     let failed = |e: io::Error| format!("{}: cannot write: {e}", args.output.display());
     let folder = match args.output.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -174,7 +170,7 @@ fn write(
     let written = {
         let mut buffered = BufWriter::with_capacity(1 << 20, out.as_file_mut());
         writer.write(&mut buffered, |entry, out| {
-            let tensor = &tensors[entry.name.as_str()];
+            let tensor = &file.tensors[entry.name.as_str()];
             write_tensor(entry, tensor, args.threads, out).map_err(|e| match e {
                 Failure::Io(e) => e,
                 Failure::Refused(e) => {
@@ -188,6 +184,7 @@ fn write(
         return Err(message);
     }
     written.map_err(|e| format!("{}: {}", args.output.display(), e.message))?;
+    file.check_unchanged().map_err(|e| e.message)?;
     out.as_file().sync_all().map_err(failed)?;
     let bytes = out.as_file().metadata().map_err(failed)?.len();
     out.persist(&args.output).map_err(|e| failed(e.error))?;

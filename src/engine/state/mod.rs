@@ -179,6 +179,7 @@ impl Session {
                 header.n_tokens
             );
         }
+        model.check_files()?;
         let weights = model.weights().clone();
         let kv_type = options.kv_type.unwrap_or({
             match weights.takes_kv_type(header.kv_type) {

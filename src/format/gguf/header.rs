@@ -4,6 +4,7 @@ use super::reader::{Reader, within};
 use super::types;
 use crate::error::{Result, fail};
 use crate::format::Value;
+use crate::format::input::Input;
 use crate::quant::TensorType;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -46,10 +47,10 @@ pub(super) struct Header {
     pub end: usize,
 }
 
-/// Reads the header at the start of `bytes`.
-pub(super) fn parse(bytes: &[u8]) -> Result<Header> {
-    check_magic(bytes)?;
-    let mut reader = Reader::new(bytes);
+/// Reads the header of a file.
+pub(super) fn parse(input: &Input) -> Result<Header> {
+    let mut reader = Reader::new(input);
+    check_magic(reader.head(64)?)?;
     reader.u32()?;
     match reader.u32()? {
         2 | 3 => {}
@@ -192,10 +193,12 @@ fn parse_tensor(reader: &mut Reader, name: String) -> Result<TensorInfo> {
     for i in 0..n_dims {
         let at = reader.position();
         let dim = within(reader.u64(), tensor)?;
-        if dim == 0 {
+        // A writer that counts with signed numbers.
+        if dim.cast_signed() <= 0 {
             fail!(
                 FileCorrupt,
-                "dimension {i} of tensor {name} is 0 at byte {at}"
+                "dimension {i} of tensor {name} is {} at byte {at}; it must be at least 1",
+                dim.cast_signed()
             );
         }
         let product = usize::try_from(dim)

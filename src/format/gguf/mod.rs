@@ -6,10 +6,10 @@ mod reader;
 mod split;
 mod types;
 
-use super::tensor::Data;
-use super::{ModelFile, Tensor, Value, map};
+use super::file::OpenFile;
+use super::input::{Access, Input};
+use super::{ModelFile, Tensor, Value};
 use crate::error::{Result, fail};
-use memmap2::Mmap;
 use reader::within;
 use std::collections::HashMap;
 use std::path::Path;
@@ -19,23 +19,24 @@ use std::sync::Arc;
 struct Part {
     metadata: HashMap<String, Value>,
     tensors: Vec<Tensor>,
+    file: Option<Arc<OpenFile>>,
     file_bytes: u64,
 }
 
-/// See [`ModelFile::open`].
-pub(super) fn open(path: &Path) -> Result<ModelFile> {
+/// See [`ModelFile::open_with`].
+pub(super) fn open(path: &Path, access: Access) -> Result<ModelFile> {
     let in_file = || path.display().to_string();
-    let part = open_part(path)?;
+    let part = open_part(path, access)?;
     let parts = match within(split::part_count(&part.metadata), in_file)? {
         1 => vec![part],
-        _ => split::open_others(path, part)?,
+        _ => split::open_others(path, part, access)?,
     };
     within(join(parts), in_file)
 }
 
-/// A file that is wholly in this map.
-pub(super) fn from_map(map: Mmap) -> Result<ModelFile> {
-    let part = parse_part(map)?;
+/// A file that is not one of several.
+pub(super) fn from_input(input: Input) -> Result<ModelFile> {
+    let part = parse_part(input)?;
     let count = split::part_count(&part.metadata)?;
     if count > 1 {
         fail!(
@@ -46,16 +47,16 @@ pub(super) fn from_map(map: Mmap) -> Result<ModelFile> {
     join(vec![part])
 }
 
-fn open_part(path: &Path) -> Result<Part> {
-    within(map::open(path).and_then(parse_part), || {
+fn open_part(path: &Path, access: Access) -> Result<Part> {
+    within(Input::open(path, access).and_then(parse_part), || {
         path.display().to_string()
     })
 }
 
-fn parse_part(map: Mmap) -> Result<Part> {
-    let header = header::parse(&map)?;
-    let ranges = layout::place(&header, map.len())?;
-    let map = Arc::new(map);
+fn parse_part(input: Input) -> Result<Part> {
+    let header = header::parse(&input)?;
+    let ranges = layout::place(&header, input.len())?;
+    let input = Arc::new(input);
     let mut tensors = Vec::new();
     if tensors.try_reserve_exact(ranges.len()).is_err() {
         fail!(
@@ -65,18 +66,19 @@ fn parse_part(map: Mmap) -> Result<Part> {
         );
     }
     for (info, range) in header.tensors.into_iter().zip(ranges) {
-        tensors.push(Tensor {
-            name: info.name.into(),
-            ty: info.ty,
-            dims: info.dims,
-            data: Data::Mapped(Arc::clone(&map)),
+        tensors.push(Tensor::stored(
+            info.name.into(),
+            info.ty,
+            info.dims,
+            &input,
             range,
-        });
+        ));
     }
     Ok(Part {
         metadata: header.metadata,
         tensors,
-        file_bytes: map.len() as u64,
+        file: input.file().cloned(),
+        file_bytes: input.len() as u64,
     })
 }
 
@@ -87,6 +89,8 @@ fn join(parts: Vec<Part>) -> Result<ModelFile> {
         tensors: HashMap::new(),
         file_bytes: 0,
         text_files: None,
+        key_names: HashMap::new(),
+        files: Vec::new(),
     };
     let n_tensors = parts.iter().map(|part| part.tensors.len()).sum();
     if file.tensors.try_reserve(n_tensors).is_err() {
@@ -94,6 +98,7 @@ fn join(parts: Vec<Part>) -> Result<ModelFile> {
     }
     for (i, part) in parts.into_iter().enumerate() {
         file.file_bytes += part.file_bytes;
+        file.files.extend(part.file);
         if i == 0 {
             file.metadata = part.metadata;
         }

@@ -1,28 +1,42 @@
-//! A cursor over untrusted little-endian bytes. Nothing is allocated before it is known that the
-//! bytes for it are there.
+//! A cursor over the untrusted little-endian bytes of a file, which are read, never mapped. Nothing
+//! is allocated before it is known that the file is long enough for it, and all of it is accounted
+//! for.
 
-use crate::error::{Error, Result, Status, fail};
+use crate::error::{Error, Result, Status, fail, try_vec};
+use crate::format::input::Input;
 use crate::format::{Array, Strings, Value};
 
 /// Depth to which arrays may nest.
 const MAX_NESTING: u32 = 4;
 
-/// Memory that the metadata of one file may take. The vocabularies of published models stay two
-/// orders of magnitude below.
-const MEMORY_LIMIT: usize = 1 << 30;
+/// Memory that the metadata and the tensor descriptions of one file may take. Those of published
+/// models stay below a fifth of it.
+const MEMORY_LIMIT: usize = 128 << 20;
 
-/// Reads from the front of `bytes`.
+/// Most strings of an array. The largest vocabularies of published models have 2^18 tokens, and
+/// 2^19 merges.
+const MAX_STRINGS: usize = 1 << 21;
+
+/// Bytes that are read at once.
+const WINDOW: usize = 1 << 18;
+
+/// Reads from the start of a file on.
 pub(super) struct Reader<'a> {
-    bytes: &'a [u8],
+    input: &'a Input,
     position: usize,
+    /// The file's bytes from `window_start` on.
+    window: Vec<u8>,
+    window_start: usize,
     memory_left: usize,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
+    pub(super) fn new(input: &'a Input) -> Self {
         Reader {
-            bytes,
+            input,
             position: 0,
+            window: Vec::new(),
+            window_start: 0,
             memory_left: MEMORY_LIMIT,
         }
     }
@@ -32,24 +46,59 @@ impl<'a> Reader<'a> {
         self.position
     }
 
-    /// The next `len` bytes.
-    fn take(&mut self, len: usize) -> Result<&'a [u8]> {
-        let rest = &self.bytes[self.position..];
-        let Some(taken) = rest.get(..len) else {
+    /// The first bytes of the file, at most `len` of them.
+    pub(super) fn head(&mut self, len: usize) -> Result<&[u8]> {
+        let len = len.min(self.input.len());
+        self.at(0, len)
+    }
+
+    /// `len` bytes from `start` on, which are in the file and fit the window.
+    fn at(&mut self, start: usize, len: usize) -> Result<&[u8]> {
+        debug_assert!(len <= WINDOW);
+        let end = self.window_start + self.window.len();
+        if start < self.window_start || start + len > end {
+            let size = WINDOW.min(self.input.len() - start);
+            if self.window.len() != size {
+                self.window = Vec::new();
+                self.window = try_vec(size, 0, "metadata")?;
+            }
+            self.window_start = start;
+            self.input.read(start, &mut self.window)?;
+        }
+        Ok(&self.window[start - self.window_start..][..len])
+    }
+
+    /// Fails if fewer than `len` bytes follow.
+    fn need(&self, len: usize) -> Result<()> {
+        if len > self.input.len() - self.position {
             fail!(
                 FileTruncated,
                 "{len} bytes should follow at byte {}, but the file ends at byte {}",
                 self.position,
-                self.bytes.len()
+                self.input.len()
             );
-        };
-        self.position += len;
-        Ok(taken)
+        }
+        Ok(())
+    }
+
+    /// Calls `each` with the next `len` bytes, in pieces of a multiple of `unit` bytes.
+    fn take(&mut self, len: usize, unit: usize, mut each: impl FnMut(&[u8])) -> Result<()> {
+        self.need(len)?;
+        let mut left = len;
+        while left > 0 {
+            let now = left.min(WINDOW - WINDOW % unit);
+            each(self.at(self.position, now)?);
+            self.position += now;
+            left -= now;
+        }
+        Ok(())
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let mut array = [0; N];
-        array.copy_from_slice(self.take(N)?);
+        self.need(N)?;
+        array.copy_from_slice(self.at(self.position, N)?);
+        self.position += N;
         Ok(array)
     }
 
@@ -65,7 +114,7 @@ impl<'a> Reader<'a> {
     pub(super) fn count(&mut self, bytes_each: usize, things: &str) -> Result<usize> {
         let at = self.position;
         let count = self.u64()?;
-        let rest = self.bytes.len() - self.position;
+        let rest = self.input.len() - self.position;
         match usize::try_from(count) {
             Ok(n) if n <= rest / bytes_each => Ok(n),
             _ => fail!(
@@ -112,8 +161,7 @@ impl<'a> Reader<'a> {
         let len = self.count(1, "bytes of text")?;
         let at = self.position;
         let mut owned = self.reserve::<u8>(len)?;
-        owned.extend_from_slice(self.take(len)?);
-        // The copy is checked, not the file, which somebody may be changing.
+        self.take(len, 1, |bytes| owned.extend_from_slice(bytes))?;
         match String::from_utf8(owned) {
             Ok(text) => Ok(text),
             Err(e) => Err(not_utf8(at, e.utf8_error().valid_up_to())),
@@ -122,21 +170,31 @@ impl<'a> Reader<'a> {
 
     /// A count and that many strings.
     fn strings(&mut self) -> Result<Strings> {
+        let at = self.position;
         let count = self.count(8, "strings")?;
+        if count > MAX_STRINGS {
+            fail!(
+                Unsupported,
+                "{count} strings are announced at byte {at}; at most {MAX_STRINGS} are read"
+            );
+        }
         let start = self.position;
         let mut ends = self.reserve::<u32>(count)?;
-        let mut text = self.reserve::<u8>(self.total_length(count))?;
+        let mut text = Vec::new();
         for i in 0..count {
             let element = || format!("element {i}");
             let len = within(self.count(1, "bytes of text"), element)?;
-            let bytes = within(self.take(len), element)?;
-            if text.capacity() - text.len() < len {
+            within(self.charge(len, 1), element)?;
+            if text.try_reserve(len).is_err() {
                 fail!(
-                    FileCorrupt,
-                    "element {i}: the file changed while it was read"
+                    OutOfMemory,
+                    "element {i}: {len} bytes could not be allocated"
                 );
             }
-            text.extend_from_slice(bytes);
+            within(
+                self.take(len, 1, |bytes| text.extend_from_slice(bytes)),
+                element,
+            )?;
             // Below the memory limit, which is less than 4 GiB.
             ends.push(text.len() as u32);
         }
@@ -146,25 +204,6 @@ impl<'a> Reader<'a> {
             let Error { status, message } = not_utf8(at, e.valid);
             Error::new(status, format!("element {}: {message}", e.index))
         })
-    }
-
-    /// Bytes of the `count` strings that follow, without their lengths; what comes after the first
-    /// that is too long does not count.
-    fn total_length(&self, count: usize) -> usize {
-        let mut ahead = Reader {
-            bytes: self.bytes,
-            position: self.position,
-            memory_left: 0,
-        };
-        let mut total = 0;
-        for _ in 0..count {
-            let skipped = ahead.u64().ok().and_then(|len| usize::try_from(len).ok());
-            match skipped.map(|len| (len, ahead.take(len))) {
-                Some((len, Ok(_))) => total += len,
-                _ => break,
-            }
-        }
-        total
     }
 
     /// A string that is usable as a name in messages: not empty, at most `max` bytes, without
@@ -252,8 +291,10 @@ impl<'a> Reader<'a> {
     ) -> Result<Vec<B>> {
         let count = self.count(N, "numbers")?;
         let mut v = self.reserve(count)?;
-        let (numbers, _) = self.take(count * N)?.as_chunks::<N>();
-        v.extend(numbers.iter().map(|&bytes| B::from(decode(bytes))));
+        self.take(count * N, N, |bytes| {
+            let (numbers, _) = bytes.as_chunks::<N>();
+            v.extend(numbers.iter().map(|&bytes| B::from(decode(bytes))));
+        })?;
         Ok(v)
     }
 

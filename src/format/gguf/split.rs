@@ -6,6 +6,7 @@
 use super::reader::within;
 use super::{Part, open_part};
 use crate::error::{Result, fail};
+use crate::format::input::Access;
 use crate::format::{FromValue, Value};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ pub(super) fn part_count(metadata: &HashMap<String, Value>) -> Result<u32> {
 }
 
 /// Opens the parts beside `given`, which was read from `path`, and returns all in their order.
-pub(super) fn open_others(path: &Path, given: Part) -> Result<Vec<Part>> {
+pub(super) fn open_others(path: &Path, given: Part, access: Access) -> Result<Vec<Part>> {
     let (given_number, names, n_tensors) =
         within(names(path, &given), || path.display().to_string())?;
     let mut given = Some(given);
@@ -35,7 +36,7 @@ pub(super) fn open_others(path: &Path, given: Part) -> Result<Vec<Part>> {
     for (number, name) in names.iter().enumerate() {
         let part = match given.take_if(|_| number == given_number) {
             Some(part) => part,
-            None => open_part(name)?,
+            None => open_part(name, access)?,
         };
         within(check(&part, number, names.len(), n_tensors), || {
             name.display().to_string()

@@ -24,6 +24,8 @@ pub(super) struct Family {
     pub layout: Layout,
     /// Whether positions are rotations.
     pub rope: bool,
+    /// Flags of the config that the family has, and that give its matrices biases.
+    pub bias_flags: &'static [&'static str],
     /// Values that a config may leave out.
     defaults: fn() -> Value,
     /// Whether the head is the embedding where the config does not say so.
@@ -87,6 +89,7 @@ const LLAMA: Family = Family {
     parts: &[ATTENTION, PRE_NORMS, GATED],
     layout: Layout::Halves,
     rope: true,
+    bias_flags: &["attention_bias", "mlp_bias"],
     defaults: || json!({"rms_norm_eps": 1e-6}),
     tied: false,
     keys: |_| Ok(()),
@@ -97,6 +100,7 @@ const FAMILIES: &[Family] = &[
     Family {
         model_types: &["mistral"],
         classes: &["MistralForCausalLM"],
+        bias_flags: &[],
         keys: keys::window_everywhere,
         ..LLAMA
     },
@@ -112,6 +116,7 @@ const FAMILIES: &[Family] = &[
             ],
         ],
         defaults: || json!({"rms_norm_eps": 1e-5, "default_rope_theta": 1e6}),
+        bias_flags: &[],
         keys: |k| {
             keys::experts(k)?;
             keys::window_everywhere(k)
@@ -123,6 +128,7 @@ const FAMILIES: &[Family] = &[
         classes: &["Qwen2ForCausalLM"],
         architecture: "qwen2",
         layout: Layout::Same,
+        bias_flags: &[],
         keys: keys::window_where_asked,
         ..LLAMA
     },
@@ -133,6 +139,7 @@ const FAMILIES: &[Family] = &[
         parts: &[ATTENTION, HEAD_NORMS, PRE_NORMS, GATED],
         layout: Layout::Same,
         defaults: || json!({"rms_norm_eps": 1e-6, "head_dim": 128}),
+        bias_flags: &["attention_bias"],
         keys: keys::window_where_asked,
         ..LLAMA
     },
@@ -147,6 +154,7 @@ const FAMILIES: &[Family] = &[
             &[("mlp.gate", "ffn_gate_inp")],
         ],
         layout: Layout::Same,
+        bias_flags: &["attention_bias"],
         keys: keys::qwen3moe,
         ..LLAMA
     },
@@ -162,6 +170,7 @@ const FAMILIES: &[Family] = &[
                 "hidden_activation": "gelu_pytorch_tanh"})
         },
         tied: true,
+        bias_flags: &["attention_bias"],
         keys: keys::gemma2,
         ..LLAMA
     },
@@ -181,6 +190,7 @@ const FAMILIES: &[Family] = &[
                 "hidden_activation": "gelu_pytorch_tanh"})
         },
         tied: true,
+        bias_flags: &["attention_bias"],
         keys: keys::gemma3,
         ..LLAMA
     },
@@ -201,6 +211,7 @@ const FAMILIES: &[Family] = &[
         ],
         layout: Layout::Same,
         defaults: || json!({"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}),
+        bias_flags: &[],
         keys: |k| k.refuse("qk_layernorm"),
         ..LLAMA
     },
@@ -218,6 +229,7 @@ const FAMILIES: &[Family] = &[
         ],
         layout: Layout::Same,
         defaults: || json!({"rms_norm_eps": 1e-5}),
+        bias_flags: &[],
         keys: keys::phi3,
         ..LLAMA
     },
@@ -238,6 +250,7 @@ const FAMILIES: &[Family] = &[
         rope: false,
         defaults: || json!({"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}),
         tied: true,
+        bias_flags: &[],
         keys: keys::gpt2,
     },
     Family {
@@ -255,6 +268,7 @@ const FAMILIES: &[Family] = &[
         ],
         layout: Layout::Same,
         defaults: || json!({"rms_norm_eps": 1e-5}),
+        bias_flags: &["attention_bias"],
         ..LLAMA
     },
     Family {
@@ -272,6 +286,7 @@ const FAMILIES: &[Family] = &[
         ],
         layout: Layout::Same,
         defaults: || json!({"rms_norm_eps": 1e-5, "default_rope_theta": 500_000.0}),
+        bias_flags: &["attention_bias"],
         keys: keys::olmo3,
         ..LLAMA
     },
@@ -304,6 +319,7 @@ const FAMILIES: &[Family] = &[
         layout: Layout::Same,
         defaults: || json!({"norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh"}),
         tied: true,
+        bias_flags: &["use_bias"],
         keys: keys::window_everywhere,
         ..LLAMA
     },
@@ -322,6 +338,7 @@ const FAMILIES: &[Family] = &[
         ],
         layout: Layout::Same,
         defaults: || json!({"rms_norm_eps": 1e-5, "head_dim": 64, "default_rope_theta": 150_000.0}),
+        bias_flags: &["attention_bias"],
         keys: keys::gpt_oss,
         ..LLAMA
     },
@@ -340,6 +357,7 @@ const FAMILIES: &[Family] = &[
         ],
         layout: Layout::Same,
         defaults: || json!({"rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5, "head_dim": 128}),
+        bias_flags: &["attention_bias"],
         ..LLAMA
     },
     Family {
@@ -350,6 +368,7 @@ const FAMILIES: &[Family] = &[
         layout: Layout::Same,
         defaults: || json!({"layer_norm_eps": 1e-5, "logit_scale": 0.0625}),
         tied: true,
+        bias_flags: &["attention_bias"],
         keys: keys::cohere2,
         ..LLAMA
     },

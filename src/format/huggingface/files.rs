@@ -1,27 +1,38 @@
 //! Which files of a folder make up a model.
 
 use super::stored::Stored;
-use crate::error::{Error, Result, Status, fail};
-use crate::format::{map, safetensors};
-use memmap2::Mmap;
-use serde::Deserialize;
-use std::collections::{BTreeMap, HashMap};
+use crate::error::{Error, Result, Status, fail, try_vec};
+use crate::format::file::OpenFile;
+use crate::format::input::{Access, Input};
+use crate::format::safetensors::{self, MAX_TENSORS};
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fmt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 pub(super) const CONFIG: &str = "config.json";
 pub(super) const WEIGHTS: &str = "model.safetensors";
+pub(super) const TOKENIZER: &str = "tokenizer.json";
 const INDEX: &str = "model.safetensors.index.json";
-/// The longest JSON file that is read whole, in bytes.
-const MAX_JSON: u64 = 100_000_000;
+/// The longest `tokenizer.json` that is read, in bytes. Some are above 30 MB.
+const MAX_TOKENIZER: usize = 100_000_000;
+/// The longest index. The largest of published models have 15 MB.
+const MAX_INDEX: usize = 32 << 20;
+/// The longest of the other files that are read whole. What they become takes up to 20 times that.
+const MAX_JSON: usize = 8 << 20;
+/// The same for `config.json`, of which parts are copied.
+const MAX_CONFIG: usize = 2 << 20;
 
 /// The folder and, where the caller has named one, the file with the weights in it.
 pub(in crate::format) struct Folder {
     path: PathBuf,
     weights: Option<PathBuf>,
+    /// What was read.
+    opened: RefCell<Vec<Arc<OpenFile>>>,
 }
 
 impl Folder {
@@ -33,24 +44,25 @@ impl Folder {
             _ => PathBuf::from("."),
         };
         let name = path.file_name().and_then(OsStr::to_str).unwrap_or("");
-        if path.is_dir() {
-            Some(Folder {
-                path: path.to_owned(),
-                weights: None,
-            })
+        let (path, weights) = if path.is_dir() {
+            (path.to_owned(), None)
         } else if name == CONFIG || name == INDEX {
-            Some(Folder {
-                path: parent(),
-                weights: None,
-            })
+            (parent(), None)
         } else if name.ends_with(".safetensors") {
-            Some(Folder {
-                path: parent(),
-                weights: Some(path.to_owned()),
-            })
+            (parent(), Some(path.to_owned()))
         } else {
-            None
-        }
+            return None;
+        };
+        Some(Folder {
+            path,
+            weights,
+            opened: RefCell::default(),
+        })
+    }
+
+    /// All files that were opened.
+    pub(super) fn opened(&self) -> Vec<Arc<OpenFile>> {
+        self.opened.take()
     }
 
     /// The name of the folder, for models that have no other.
@@ -71,7 +83,7 @@ impl Folder {
 
     /// The content of a file of this folder. Errors name it.
     pub(super) fn read(&self, name: &str) -> Result<Vec<u8>> {
-        read(&self.path.join(name)).map_err(|e| within(&self.display(name), e))
+        self.whole(name).map_err(|e| within(&self.display(name), e))
     }
 
     /// The content of a file of this folder, if it is there.
@@ -82,14 +94,36 @@ impl Folder {
         }
     }
 
+    /// A whole file, unless it is unreasonably long. Errors do not name it.
+    fn whole(&self, name: &str) -> Result<Vec<u8>> {
+        let limit = match name {
+            CONFIG => MAX_CONFIG,
+            TOKENIZER => MAX_TOKENIZER,
+            INDEX => MAX_INDEX,
+            _ => MAX_JSON,
+        };
+        let file = Arc::new(OpenFile::open(&self.path.join(name))?);
+        if file.len() > limit {
+            fail!(
+                Unsupported,
+                "has {} bytes; at most {limit} are read",
+                file.len()
+            );
+        }
+        let mut text = try_vec(file.len(), 0, "the file")?;
+        file.read(0, &mut text)?;
+        self.opened.borrow_mut().push(file);
+        Ok(text)
+    }
+
     /// All tensors by name, and the bytes of their files together.
-    pub(super) fn tensors(&self) -> Result<(HashMap<String, Stored>, u64)> {
+    pub(super) fn tensors(&self, access: Access) -> Result<(HashMap<String, Stored>, u64)> {
         let shards = match &self.weights {
             // One of several, or a file of another name.
             Some(path) if !self.has(INDEX) || path.file_name() == Some(OsStr::new(WEIGHTS)) => {
-                return open_all([path.clone()]);
+                return self.open_all([path.clone()], access);
             }
-            _ if self.has(WEIGHTS) => return open_all([self.path.join(WEIGHTS)]),
+            _ if self.has(WEIGHTS) => return self.open_all([self.path.join(WEIGHTS)], access),
             _ if self.has(INDEX) => self.shards().map_err(|e| within(&self.display(INDEX), e))?,
             _ => fail!(
                 FileNotFound,
@@ -98,9 +132,41 @@ impl Folder {
             ),
         };
         let paths = shards.keys().map(|name| self.path.join(name));
-        let (tensors, bytes) = open_all(paths)?;
+        let (tensors, bytes) = self.open_all(paths, access)?;
         self.compare(&tensors, &shards)
             .map_err(|e| within(&self.display(INDEX), e))?;
+        Ok((tensors, bytes))
+    }
+
+    /// The tensors of all files, and the bytes of these.
+    fn open_all(
+        &self,
+        paths: impl IntoIterator<Item = PathBuf>,
+        access: Access,
+    ) -> Result<(HashMap<String, Stored>, u64)> {
+        let mut tensors = HashMap::<String, Stored>::new();
+        let mut bytes = 0;
+        for path in paths {
+            let in_file = |e| within(&path.display().to_string(), e);
+            let input = Arc::new(Input::open(&path, access).map_err(in_file)?);
+            self.opened.borrow_mut().extend(input.file().cloned());
+            bytes += input.len() as u64;
+            let found = open_input(&input, &path).map_err(in_file)?;
+            if tensors.len() + found.len() > MAX_TENSORS {
+                return Err(in_file(Error::new(
+                    Status::Unsupported,
+                    format!("the model has more than {MAX_TENSORS} tensors"),
+                )));
+            }
+            for (name, stored) in found {
+                if let Some(other) = tensors.insert(name, stored) {
+                    return Err(in_file(Error::new(
+                        Status::FileCorrupt,
+                        format!("tensor {} is in {}, too", other.name, other.file.display()),
+                    )));
+                }
+            }
+        }
         Ok((tensors, bytes))
     }
 
@@ -108,13 +174,13 @@ impl Folder {
     fn shards(&self) -> Result<BTreeMap<String, Vec<String>>> {
         #[derive(Deserialize)]
         struct Index {
-            weight_map: HashMap<String, String>,
+            weight_map: WeightMap,
         }
-        let text = read(&self.path.join(INDEX))?;
+        let text = self.whole(INDEX)?;
         let index: Index = serde_json::from_slice(&text)
             .map_err(|e| Error::new(Status::FileCorrupt, format!("is no valid index: {e}")))?;
         let mut shards = BTreeMap::<_, Vec<String>>::new();
-        for (tensor, shard) in index.weight_map {
+        for (tensor, shard) in index.weight_map.0 {
             check_name(&shard)?;
             shards.entry(shard).or_default().push(tensor);
         }
@@ -149,8 +215,8 @@ impl Folder {
             }
         }
         if listed < tensors.len() {
-            let is_listed = |name: &&String| shards.values().any(|names| names.contains(name));
-            let extra = tensors.keys().find(|name| !is_listed(name));
+            let listed: HashSet<&String> = shards.values().flatten().collect();
+            let extra = tensors.keys().find(|name| !listed.contains(name));
             fail!(
                 FileCorrupt,
                 "tensor {} is in a shard, but not in the index",
@@ -158,6 +224,41 @@ impl Folder {
             );
         }
         Ok(())
+    }
+}
+
+/// Shards by tensor, no more than a model may have.
+struct WeightMap(HashMap<String, String>);
+
+impl<'de> Deserialize<'de> for WeightMap {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<WeightMap, D::Error> {
+        struct Shards;
+
+        impl<'de> Visitor<'de> for Shards {
+            type Value = WeightMap;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("an object of file names")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> std::result::Result<WeightMap, A::Error> {
+                let mut shards = HashMap::new();
+                while let Some((tensor, shard)) = map.next_entry()? {
+                    if shards.len() == MAX_TENSORS {
+                        return Err(de::Error::custom(format!(
+                            "there are more than {MAX_TENSORS} tensors"
+                        )));
+                    }
+                    shards.insert(tensor, shard);
+                }
+                Ok(WeightMap(shards))
+            }
+        }
+
+        from.deserialize_map(Shards)
     }
 }
 
@@ -177,59 +278,15 @@ fn check_name(shard: &str) -> Result<()> {
     Ok(())
 }
 
-/// The tensors of all files, and the bytes of these.
-fn open_all(paths: impl IntoIterator<Item = PathBuf>) -> Result<(HashMap<String, Stored>, u64)> {
-    let mut tensors = HashMap::<String, Stored>::new();
-    let mut bytes = 0;
-    for path in paths {
-        let in_file = |e| within(&path.display().to_string(), e);
-        let map = Arc::new(map::open(&path).map_err(in_file)?);
-        bytes += map.len() as u64;
-        for (name, stored) in open_map(map, &path).map_err(in_file)? {
-            if let Some(other) = tensors.insert(name, stored) {
-                return Err(in_file(Error::new(
-                    Status::FileCorrupt,
-                    format!("tensor {} is in {}, too", other.name, other.file.display()),
-                )));
-            }
-        }
-    }
-    Ok((tensors, bytes))
-}
-
 /// The tensors of one file.
-pub(super) fn open_map(map: Arc<Mmap>, path: &Path) -> Result<HashMap<String, Stored>> {
+pub(super) fn open_input(input: &Arc<Input>, path: &Path) -> Result<HashMap<String, Stored>> {
     let file: Arc<Path> = path.into();
-    let entries = safetensors::parse(&map)?;
+    let entries = safetensors::parse(input)?;
     let stored = entries.iter().map(|entry| {
-        let stored = Stored::new(entry, &map, &file);
+        let stored = Stored::new(entry, input, &file);
         (entry.name.clone(), stored)
     });
     Ok(stored.collect())
-}
-
-/// A whole file, unless it is unreasonably long.
-fn read(path: &Path) -> Result<Vec<u8>> {
-    let failed = |e: io::Error| {
-        let status = match e.kind() {
-            io::ErrorKind::NotFound => Status::FileNotFound,
-            _ => Status::Io,
-        };
-        Error::new(status, format!("cannot read: {e}"))
-    };
-    // Asked before opening, because opening a pipe would wait for a writer.
-    if !fs::metadata(path).map_err(failed)?.is_file() {
-        fail!(NotAFile, "is not a regular file");
-    }
-    let mut text = Vec::new();
-    let file = File::open(path).map_err(failed)?;
-    file.take(MAX_JSON + 1)
-        .read_to_end(&mut text)
-        .map_err(failed)?;
-    if text.len() as u64 > MAX_JSON {
-        fail!(FileCorrupt, "has more than {MAX_JSON} bytes");
-    }
-    Ok(text)
 }
 
 /// The error with the file's name before its message.

@@ -6,7 +6,7 @@
 //! largest; or F32 where the scales are too small or too large for that.
 
 use super::stored::Stored;
-use crate::error::{Result, fail};
+use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
 use crate::format::made::MakeRows;
 use crate::quant::TensorType;
@@ -105,7 +105,9 @@ impl MakeRows for Scaled {
             block: [block_rows, block_columns],
             ..
         } = self;
-        let bytes = self.source.bytes();
+        let rows_out = out.len() / (columns * self.ty.block_bytes());
+        let mut bytes = try_vec(rows_out * columns, 0u8, &self.source.name)?;
+        self.source.read(first * columns, &mut bytes)?;
         let per_row = columns.div_ceil(block_columns);
         let per_matrix = rows.div_ceil(block_rows) * per_row;
         let size = self.ty.block_bytes();
@@ -116,7 +118,7 @@ impl MakeRows for Scaled {
                 _ => row / rows * per_matrix + row % rows / block_rows * per_row,
             };
             let scales = &self.scales[at..at + per_row];
-            let codes = bytes[row * columns..(row + 1) * columns].chunks(block_columns);
+            let codes = bytes[i * columns..(i + 1) * columns].chunks(block_columns);
             let out = out.chunks_mut(block_columns * size);
             for ((codes, out), scale) in codes.zip(out).zip(scales) {
                 for (code, out) in codes.iter().zip(out.chunks_exact_mut(size)) {

@@ -125,14 +125,85 @@ pub(super) fn wrong(key: &str, value: &Value, expected: &str) -> Error {
     )
 }
 
-/// The object that a JSON text is.
+/// The object that a JSON text is. Bare `NaN`, `Infinity` and `-Infinity`, which Python writes and
+/// reads, become texts, so that they are no error unless they stand where a number is needed.
 pub(super) fn object(text: &[u8]) -> Result<Map<String, Value>> {
-    serde_json::from_slice(text)
-        .map_err(|e| Error::new(Status::FileCorrupt, format!("is no valid JSON object: {e}")))
+    let plain = serde_json::from_slice(text);
+    let object = match plain {
+        Ok(object) => Ok(object),
+        Err(e) => match quoted(text) {
+            Some(text) => serde_json::from_slice(&text),
+            None => Err(e),
+        },
+    };
+    object.map_err(|e| Error::new(Status::FileCorrupt, format!("is no valid JSON object: {e}")))
+}
+
+/// The text with quotes around the numbers that JSON does not have, or `None` if there are none.
+fn quoted(text: &[u8]) -> Option<Vec<u8>> {
+    const NUMBERS: [&[u8]; 3] = [b"NaN", b"Infinity", b"-Infinity"];
+    let mut out = Vec::new();
+    let (mut at, mut copied, mut in_string) = (0, 0, false);
+    while at < text.len() {
+        match text[at] {
+            b'"' => in_string = !in_string,
+            b'\\' if in_string => at += 1,
+            _ if in_string => {}
+            _ => {
+                let rest = &text[at..];
+                if let Some(number) = NUMBERS.iter().find(|n| rest.starts_with(n)) {
+                    out.try_reserve(at - copied + number.len() + 2).ok()?;
+                    out.extend_from_slice(&text[copied..at]);
+                    out.push(b'"');
+                    out.extend_from_slice(number);
+                    out.push(b'"');
+                    at += number.len();
+                    copied = at;
+                    continue;
+                }
+            }
+        }
+        at += 1;
+    }
+    if copied == 0 {
+        return None;
+    }
+    out.try_reserve(text.len() - copied).ok()?;
+    out.extend_from_slice(&text[copied..]);
+    Some(out)
 }
 
 impl From<Map<String, Value>> for Config {
     fn from(values: Map<String, Value>) -> Config {
         Config { values }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_python_are_read() {
+        let text = br#"{"a": NaN, "b": [0.0, Infinity], "c": -Infinity, "d": "x\" NaN", "e": 1}"#;
+        let config = Config::from(object(text).unwrap());
+        assert_eq!(config.find("a"), Some(&"NaN".into()));
+        assert_eq!(config.find("b").unwrap()[1], "Infinity");
+        assert_eq!(config.find("d"), Some(&"x\" NaN".into()));
+        assert_eq!(config.find_f32("e").unwrap(), Some(1.0));
+        let e = config.find_f32("c").unwrap_err();
+        assert_eq!(
+            e.message,
+            "config.json: key c is \"-Infinity\"; it must be a number"
+        );
+        for text in [
+            "{\"a\": Nan}",
+            "{\"a\": \"NaN}",
+            "{NaN: 1}x",
+            "NaN",
+            "[Infinity",
+        ] {
+            assert!(object(text.as_bytes()).is_err(), "{text}");
+        }
     }
 }

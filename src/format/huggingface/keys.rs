@@ -15,12 +15,89 @@ pub(super) struct Keys<'a> {
     pub values: HashMap<String, Value>,
 }
 
+/// Keys of GGUF and those of `config.json` that they come from, under all their names.
+const NAMES: [(&str, &[&str]); 30] = [
+    ("block_count", &["num_hidden_layers", "n_layer"]),
+    (
+        "context_length",
+        &["max_position_embeddings", "n_positions", "n_ctx"],
+    ),
+    ("embedding_length", &["hidden_size", "n_embd"]),
+    ("vocab_size", &["vocab_size"]),
+    ("attention.head_count", &["num_attention_heads", "n_head"]),
+    ("attention.head_count_kv", &["num_key_value_heads"]),
+    ("attention.key_length", &["head_dim"]),
+    ("attention.value_length", &["head_dim"]),
+    ("feed_forward_length", &["intermediate_size", "n_inner"]),
+    ("attention.layer_norm_rms_epsilon", &["rms_norm_eps"]),
+    (
+        "attention.layer_norm_epsilon",
+        &["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"],
+    ),
+    (
+        "attention.scale",
+        &["query_pre_attn_scalar", "attention_multiplier"],
+    ),
+    ("attention.sliding_window", &["sliding_window"]),
+    (
+        "attention.sliding_window_pattern",
+        &["layer_types", "sliding_window_pattern"],
+    ),
+    (
+        "attention.rope_pattern",
+        &["no_rope_layers", "no_rope_layer_interval"],
+    ),
+    ("attn_logit_softcapping", &["attn_logit_softcapping"]),
+    ("final_logit_softcapping", &["final_logit_softcapping"]),
+    ("embedding_scale", &["embedding_multiplier"]),
+    ("residual_scale", &["residual_multiplier"]),
+    ("logit_scale", &["logit_scale", "logits_scaling"]),
+    ("expert_count", &["num_local_experts", "num_experts"]),
+    (
+        "expert_used_count",
+        &["num_experts_per_tok", "experts_per_token"],
+    ),
+    (
+        "expert_feed_forward_length",
+        &["moe_intermediate_size", "intermediate_size"],
+    ),
+    ("expert_weights_norm", &["norm_topk_prob"]),
+    ("rope.freq_base", &["rope_theta", "rope_parameters"]),
+    ("rope.freq_base_swa", &["rope_local_base_freq"]),
+    (
+        "rope.dimension_count",
+        &["partial_rotary_factor", "rotary_pct", "head_dim"],
+    ),
+    ("rope.scaling.type", &["rope_scaling", "rope_parameters"]),
+    ("rope.scaling.factor", &["rope_scaling", "rope_parameters"]),
+    (
+        "rope.scaling.original_context_length",
+        &["original_max_position_embeddings", "rope_scaling"],
+    ),
+];
+
 impl<'a> Keys<'a> {
+    /// What messages call the keys of GGUF: the name that the config has, or the usual one.
+    pub(super) fn names(&self) -> HashMap<String, String> {
+        let name = |names: &[&'static str]| {
+            let there = names.iter().find(|name| self.config.find(name).is_some());
+            *there.unwrap_or(&names[0])
+        };
+        let pairs = NAMES.iter().map(|(key, names)| {
+            let key = format!("{}.{key}", self.architecture);
+            (key, format!("config.json: key {}", name(names)))
+        });
+        pairs.collect()
+    }
+
     /// What most families have.
     pub(super) fn common(config: &'a Config, architecture: &'static str) -> Result<Keys<'a>> {
         let hidden = config.size(&["hidden_size", "n_embd"])?;
         let n_heads = config.size(&["num_attention_heads", "n_head"])?;
         let head_dim = config.find_size("head_dim")?;
+        if let Some(odd) = head_dim.filter(|dim| !dim.is_multiple_of(2)) {
+            return Err(wrong("head_dim", &odd.into(), "an even number"));
+        }
         if head_dim.is_none() && !hidden.is_multiple_of(n_heads) {
             return Err(Error::new(
                 Status::InvalidModel,

@@ -10,7 +10,7 @@
 //! | `tensors`, `experts` | the tensors by their new names |
 //! | `vocabulary`, `presplit` | `tokenizer.json` as metadata, for files that are written |
 //! | `template` | chat templates |
-//! | `stored`, `rows`, `fp8`, `mxfp4` | their bytes: mapped, in another order, from other types |
+//! | `stored`, `rows`, `fp8`, `mxfp4` | their bytes: as they are, in another order, from other types |
 
 mod experts;
 mod families;
@@ -29,13 +29,13 @@ mod vocabulary;
 
 pub(super) use files::Folder;
 
+use super::input::{Access, Input};
 use super::{ModelFile, Value};
 use crate::error::{Result, fail};
 use families::Family;
-use files::{CONFIG, within};
+use files::{CONFIG, TOKENIZER, within};
 use json::Config;
 use keys::Keys;
-use memmap2::Mmap;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -54,8 +54,8 @@ pub struct TextFiles {
     pub config: Vec<u8>,
 }
 
-/// See [`ModelFile::open`].
-pub(super) fn open(folder: &Folder) -> Result<ModelFile> {
+/// See [`ModelFile::open_with`].
+pub(super) fn open(folder: &Folder, access: Access) -> Result<ModelFile> {
     if !folder.has(CONFIG) {
         fail!(
             NotAFile,
@@ -67,13 +67,13 @@ pub(super) fn open(folder: &Folder) -> Result<ModelFile> {
     let mut config = Config::parse(&text).map_err(|e| within(&folder.display(CONFIG), e))?;
     let in_folder = |e| within(&folder.display(""), e);
     let family = Family::of(&mut config).map_err(in_folder)?;
-    let (stored, file_bytes) = folder.tensors()?;
+    let (stored, file_bytes) = folder.tensors(access)?;
     let mut file = describe(family, &config, &stored).map_err(in_folder)?;
     file.file_bytes = file_bytes;
     let name = Value::String(folder.name());
     file.metadata.insert("general.name".to_owned(), name);
     file.metadata.extend(template::find(folder)?);
-    if let Some(tokenizer) = folder.find("tokenizer.json")? {
+    if let Some(tokenizer) = folder.find(TOKENIZER)? {
         file.text_files = Some(TextFiles {
             tokenizer,
             tokenizer_config: folder.find("tokenizer_config.json")?,
@@ -81,15 +81,16 @@ pub(super) fn open(folder: &Folder) -> Result<ModelFile> {
             config: text,
         });
     }
+    file.files = folder.opened();
     Ok(file)
 }
 
 /// See [`ModelFile::from_folder`].
-pub(super) fn from_parts(config: &[u8], weights: Mmap) -> Result<ModelFile> {
+pub(super) fn from_parts(config: &[u8], weights: Input) -> Result<ModelFile> {
     let mut config = Config::parse(config).map_err(|e| within(CONFIG, e))?;
     let family = Family::of(&mut config)?;
     let file_bytes = weights.len() as u64;
-    let tensors = files::open_map(Arc::new(weights), Path::new(files::WEIGHTS));
+    let tensors = files::open_input(&Arc::new(weights), Path::new(files::WEIGHTS));
     let stored = tensors.map_err(|e| within(files::WEIGHTS, e))?;
     let file = describe(family, &config, &stored)?;
     Ok(ModelFile { file_bytes, ..file })
@@ -118,10 +119,13 @@ fn describe(
     for tensor in rope {
         tensors.insert(Arc::clone(&tensor.name), tensor);
     }
+    let key_names = keys.names();
     Ok(ModelFile {
         metadata: keys.values,
         tensors,
         file_bytes: 0,
         text_files: None,
+        key_names,
+        files: Vec::new(),
     })
 }

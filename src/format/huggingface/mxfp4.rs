@@ -4,7 +4,7 @@
 //! element `i + 16` above element `i`.
 
 use super::stored::Stored;
-use crate::error::{Result, fail};
+use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
 use crate::format::made::MakeRows;
 use crate::quant::TensorType;
@@ -58,10 +58,13 @@ pub(super) fn joined(name: &str, blocks: &Stored, scales: &Stored) -> Result<Ten
 impl MakeRows for Blocks {
     fn make(&self, first: usize, out: &mut [u8]) -> Result<()> {
         let from = first * self.groups;
-        let blocks = self.blocks.bytes().as_chunks::<GROUP_BYTES>().0;
-        let scales = &self.scales.bytes()[from..];
         let out = out.as_chunks_mut::<{ GROUP_BYTES + 1 }>().0;
-        for ((codes, scale), out) in blocks[from..].iter().zip(scales).zip(out) {
+        let mut blocks = try_vec(out.len(), [0; GROUP_BYTES], &self.blocks.name)?;
+        self.blocks
+            .read(from * GROUP_BYTES, blocks.as_flattened_mut())?;
+        let mut scales = try_vec(out.len(), 0u8, &self.scales.name)?;
+        self.scales.read(from, &mut scales)?;
+        for ((codes, scale), out) in blocks.iter().zip(&scales).zip(out) {
             out[0] = *scale;
             let code = |i: usize| codes[i / 2] >> (4 * (i % 2)) & 15;
             for i in 0..GROUP_BYTES {

@@ -88,22 +88,33 @@ impl Rope<'_> {
     /// Elements of a head that are rotated.
     fn rotated(&self, head_dim: u64) -> Result<u64> {
         const KEY: &str = "partial_rotary_factor";
+        const OLD_KEY: &str = "rotary_pct";
         if head_dim > MAX_HEAD_DIM {
             fail!(
                 InvalidModel,
                 "config.json: head_dim is {head_dim}; at most {MAX_HEAD_DIM} work"
             );
         }
-        let share = match self.find(KEY)? {
-            None => self.find("rotary_pct")?,
-            found => found,
+        let (key, share) = match self.find(KEY)? {
+            None => (OLD_KEY, self.find(OLD_KEY)?),
+            found => (KEY, found),
         };
-        let share = share.unwrap_or(1.0);
+        let Some(share) = share else {
+            if !head_dim.is_multiple_of(2) {
+                // An odd `head_dim` was refused.
+                fail!(
+                    InvalidModel,
+                    "config.json: hidden_size and num_attention_heads give heads of {head_dim} elements; \
+                     it must be an even number"
+                );
+            }
+            return Ok(head_dim);
+        };
         let rotated = (head_dim as f64 * share) as u64;
         if share > 1.0 || rotated == 0 || !rotated.is_multiple_of(2) {
             fail!(
                 InvalidModel,
-                "config.json: {KEY} is {share}, which gives {rotated} of {head_dim} elements; it must be an even number of them"
+                "config.json: {key} is {share}, which gives {rotated} of {head_dim} elements; it must be an even number of them"
             );
         }
         Ok(rotated)

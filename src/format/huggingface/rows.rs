@@ -1,9 +1,9 @@
 //! Tensors whose rows are those of others in another order.
 
 use super::stored::Stored;
-use crate::error::{Result, fail};
+use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
-use crate::format::made::MakeRows;
+use crate::format::made::{CHUNK_BYTES, MakeRows};
 
 /// Which row of a tensor becomes which row of another.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +38,9 @@ impl Order {
     }
 }
 
+/// Rows that are read together although this many times fewer are wanted.
+const MAX_SPREAD: usize = 4;
+
 /// Rows of one tensor in another order.
 pub(super) struct Reordered {
     pub source: Tensor,
@@ -46,8 +49,22 @@ pub(super) struct Reordered {
 
 impl MakeRows for Reordered {
     fn make(&self, first: usize, out: &mut [u8]) -> Result<()> {
-        for (i, row) in out.chunks_exact_mut(self.source.row_bytes()).enumerate() {
-            self.source.read_rows(self.order.source(first + i), row)?;
+        let row_bytes = self.source.row_bytes();
+        let rows = first..first + out.len() / row_bytes;
+        let from = |row| self.order.source(row);
+        let lowest = rows.clone().map(from).min().unwrap_or(0);
+        let end = rows.clone().map(from).max().map_or(0, |row| row + 1);
+        // Mostly they lie together, or every other one is wanted.
+        if end - lowest > MAX_SPREAD * rows.len() {
+            for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes)) {
+                self.source.read_rows(from(row), out)?;
+            }
+            return Ok(());
+        }
+        let mut found = try_vec((end - lowest) * row_bytes, 0u8, &self.source.name)?;
+        self.source.read_rows(lowest, &mut found)?;
+        for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes)) {
+            out.copy_from_slice(&found[(from(row) - lowest) * row_bytes..][..row_bytes]);
         }
         Ok(())
     }
@@ -137,8 +154,8 @@ impl MakeRows for Transposed {
             rows,
             columns,
         } = self;
-        let bytes = source.bytes();
         let n = out.len() / (rows * size);
+        let mut run = try_vec(columns.min(n) * size, 0u8, &source.name)?;
         // Row by row of the source, whose elements lie together.
         let mut done = 0;
         while done < n {
@@ -146,8 +163,9 @@ impl MakeRows for Transposed {
             let count = (columns - column).min(n - done);
             for row in 0..rows {
                 let from = ((matrix * rows + row) * columns + column) * size;
-                let elements = bytes[from..from + count * size].chunks_exact(size);
-                for (i, element) in elements.enumerate() {
+                let run = &mut run[..count * size];
+                source.read(from, run)?;
+                for (i, element) in run.chunks_exact(size).enumerate() {
                     let to = ((done + i) * rows + row) * size;
                     out[to..to + size].copy_from_slice(element);
                 }
@@ -155,5 +173,10 @@ impl MakeRows for Transposed {
             done += count;
         }
         Ok(())
+    }
+
+    /// Long runs of elements that lie together.
+    fn chunk_bytes(&self) -> usize {
+        8 * CHUNK_BYTES
     }
 }

@@ -1,11 +1,10 @@
 //! Tensors as safetensors files have them.
 
 use crate::error::{Result, fail};
+use crate::format::Tensor;
+use crate::format::input::Input;
 use crate::format::safetensors::Entry;
-use crate::format::tensor::Data;
-use crate::format::{Tensor, map};
 use crate::quant::TensorType;
-use memmap2::Mmap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,24 +19,27 @@ pub(super) struct Stored {
     pub shape: Vec<usize>,
     /// The file that it is in.
     pub file: Arc<Path>,
-    map: Arc<Mmap>,
+    input: Arc<Input>,
     range: Range<usize>,
 }
 
 impl Stored {
-    pub(super) fn new(entry: &Entry, map: &Arc<Mmap>, file: &Arc<Path>) -> Stored {
+    pub(super) fn new(entry: &Entry, input: &Arc<Input>, file: &Arc<Path>) -> Stored {
         Stored {
             name: entry.name.as_str().into(),
             ty: entry.ty,
             shape: entry.shape.clone(),
             file: Arc::clone(file),
-            map: Arc::clone(map),
+            input: Arc::clone(input),
             range: entry.range.clone(),
         }
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.map[self.range.clone()]
+    /// Fills `out` with the tensor's bytes from `offset` on.
+    pub(super) fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        assert!(offset + out.len() <= self.range.len(), "bytes there");
+        self.input
+            .read_of(&self.name, self.range.start + offset, out)
     }
 
     /// The element type as the library's, if it has no scales elsewhere.
@@ -78,19 +80,19 @@ impl Stored {
                 self.ty
             );
         };
-        Ok(Tensor {
-            name: Arc::clone(&self.name),
+        Ok(Tensor::stored(
+            Arc::clone(&self.name),
             ty,
-            dims: self.dims()?,
-            data: Data::Mapped(Arc::clone(&self.map)),
-            range: self.range.clone(),
-        })
+            self.dims()?,
+            &self.input,
+            self.range.clone(),
+        ))
     }
 
     /// The elements, of a tensor that is not quantized.
     pub(super) fn values(&self) -> Result<Vec<f32>> {
         // A plain type has elements.
-        Ok(self.tensor()?.to_f32().unwrap_or_default())
+        Ok(self.tensor()?.to_f32()?.unwrap_or_default())
     }
 }
 
@@ -98,12 +100,12 @@ impl Stored {
 pub(super) fn small(name: &str, dims: Vec<usize>, values: &[f32]) -> Result<Tensor> {
     debug_assert_eq!(dims.iter().product::<usize>(), values.len());
     let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-    let map = map::copy(&bytes)?;
-    Ok(Tensor {
-        name: name.into(),
-        ty: TensorType::F32,
+    let input = Arc::new(Input::copy(&bytes)?);
+    Ok(Tensor::stored(
+        name.into(),
+        TensorType::F32,
         dims,
-        range: 0..map.len(),
-        data: Data::Mapped(Arc::new(map)),
-    })
+        &input,
+        0..bytes.len(),
+    ))
 }

@@ -22,6 +22,33 @@ const TOP: [(&str, &str); 7] = [
     ("ln_f", "output_norm"),
     ("lm_head", "output"),
 ];
+/// Flags of the config, and the parts of a layer that have biases where it is set.
+const BIASES: [(&str, &[&str]); 3] = [
+    (
+        "attention_bias",
+        &[
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+            "self_attn.o_proj",
+        ],
+    ),
+    (
+        "mlp_bias",
+        &["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
+    ),
+    (
+        "use_bias",
+        &[
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+            "self_attn.o_proj",
+            "mlp.c_fc",
+            "mlp.c_proj",
+        ],
+    ),
+];
 /// What may stand before a name.
 const PREFIXES: [&str; 3] = ["model.", "language_model.", "transformer."];
 /// Parts of a model that sees, which is more than the text part.
@@ -53,6 +80,8 @@ pub(super) struct Folder<'a> {
     needs_scales: bool,
     /// What 8-bit floats become.
     wide: TensorType,
+    /// Parts of a layer that must have biases, and the flag that says so.
+    biases: Vec<(&'static str, &'static str)>,
 }
 
 impl<'a> Folder<'a> {
@@ -78,6 +107,7 @@ impl<'a> Folder<'a> {
             block: block_size(quantization.as_ref())?,
             needs_scales: quantization.is_some(),
             wide: fp8::wide_type(scales.filter(|s| s.plain_type().is_some()))?,
+            biases: biases(family, config)?,
         })
     }
 
@@ -226,6 +256,36 @@ impl<'a> Folder<'a> {
         self.family.architecture == "gpt-oss"
     }
 
+    /// What stands before the names of the layers, and so before that of the last norm.
+    fn prefix(&self) -> &str {
+        let before = |name: &'a String| {
+            let short = without_prefixes(name);
+            layer_and_part(short)?;
+            Some(&name[..name.len() - short.len()])
+        };
+        // The same in all of them.
+        self.stored.keys().filter_map(before).min().unwrap_or("")
+    }
+
+    /// A missing tensor outside of the layers as this folder would call it.
+    fn spelled(&self, gguf: &str) -> String {
+        let (stem, end) = gguf.rsplit_once('.').unwrap_or((gguf, ""));
+        let own = match (self.family.architecture, stem) {
+            ("gpt2", "token_embd") => "wte",
+            ("gpt2", "output_norm") => "ln_f",
+            ("phi2", "output_norm") => "final_layernorm",
+            _ => TOP
+                .iter()
+                .find(|(_, top)| *top == stem)
+                .map_or(stem, |(name, _)| name),
+        };
+        let prefix = match stem {
+            "output" => "",
+            _ => self.prefix(),
+        };
+        format!("{prefix}{own}.{end}")
+    }
+
     /// All layers must have what the first one has, and a model what all models have.
     fn check_complete(&self, tensors: &HashMap<Arc<str>, Tensor>) -> Result<()> {
         let mut top = vec!["token_embd.weight", "output_norm.weight"];
@@ -234,13 +294,21 @@ impl<'a> Folder<'a> {
         }
         for name in top {
             if !tensors.contains_key(name) {
-                let stem = name.strip_suffix(".weight");
-                let known = TOP.iter().find(|(_, top)| Some(*top) == stem);
-                fail!(
-                    MissingTensor,
-                    "tensor {}.weight is missing",
-                    known.map_or(name, |(name, _)| name)
-                );
+                fail!(MissingTensor, "tensor {} is missing", self.spelled(name));
+            }
+        }
+        for (flag, part) in &self.biases {
+            let gguf = self.family.part(part).unwrap_or(part);
+            for layer in 0..self.n_layers {
+                let has =
+                    |end: &str| tensors.contains_key(format!("blk.{layer}.{gguf}.{end}").as_str());
+                if has("weight") && !has("bias") {
+                    fail!(
+                        MissingTensor,
+                        "tensor {}layers.{layer}.{part}.bias is missing, but {flag} is true in config.json",
+                        self.prefix()
+                    );
+                }
             }
         }
         let of_first = tensors.iter().filter_map(|(name, tensor)| {
@@ -286,6 +354,22 @@ pub(super) fn insert(
             other.name
         ),
     }
+}
+
+/// The parts of a layer that must have biases, with the flag of the config that says so.
+fn biases(family: &Family, config: &Config) -> Result<Vec<(&'static str, &'static str)>> {
+    let mut all = Vec::new();
+    for (flag, parts) in BIASES {
+        if !family.bias_flags.contains(&flag) || !config.flag(flag)? {
+            continue;
+        }
+        let parts = parts.iter().filter(|part| family.part(part).is_some());
+        // The one family whose output has none.
+        let output = family.architecture == "glm4";
+        let parts = parts.filter(|part| !(output && part.ends_with("o_proj")));
+        all.extend(parts.map(|part| (flag, *part)));
+    }
+    Ok(all)
 }
 
 fn is_scale(name: &str) -> bool {

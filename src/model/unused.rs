@@ -1,0 +1,59 @@
+//! Tensors of a file that its network does not use.
+//!
+//! A weight that is silently left out makes a model that answers worse than it should, and nobody
+//! sees why: a variant with a norm more, adapters, biases of a layer that has none here. So a tensor
+//! that no part of the network reads is refused by its name, in GGUF files and in folders alike,
+//! unless it is known to be no weight of the text model:
+//!
+//! - constants that are computed here, such as the inverse frequencies that old exporters wrote;
+//! - the parts of a model for images and sound, which some GGUF files have beside the text part;
+//! - layers that guess further tokens ahead, which the others do without.
+//!
+//! (What folders have of these stands with the reader of folders, which knows their names.)
+
+use super::Network;
+use crate::error::{Result, fail};
+use crate::format::ModelFile;
+use std::collections::HashSet;
+
+/// Factors on rope's frequencies, which are in the network, and the frequencies themselves.
+const CONSTANTS: [&str; 5] = [
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+    ".attn_rot_embd",
+    ".rope_freqs.weight",
+];
+/// What the names of parts for images and sound start with.
+const OTHER_PARTS: [&str; 3] = ["v.", "mm.", "a."];
+
+/// `Unsupported` naming the first tensor that the network does not use, and may not leave out.
+pub(super) fn refuse(file: &ModelFile, network: &Network) -> Result<()> {
+    let used: HashSet<&str> = network.tensors().map(|t| &*t.name).collect();
+    let key = format!("{}.block_count", network.architecture);
+    let all_layers = file.find::<usize>(&key)?.unwrap_or(0);
+    let further = network.blocks.len()..all_layers;
+    let ignored = |name: &str| {
+        CONSTANTS.iter().any(|end| name.ends_with(end))
+            || OTHER_PARTS.iter().any(|start| name.starts_with(start))
+            || layer(name).is_some_and(|layer| further.contains(&layer))
+    };
+    let unused = file
+        .tensors
+        .iter()
+        .filter(|(name, tensor)| !used.contains(&*tensor.name) && !ignored(name));
+    if let Some((_, tensor)) = unused.min_by_key(|(name, _)| *name) {
+        fail!(
+            Unsupported,
+            "tensor {} is not used by the architecture {}: the model is a variant that is not supported",
+            tensor.name,
+            network.architecture
+        );
+    }
+    Ok(())
+}
+
+/// The number in `blk.{layer}.`.
+fn layer(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+}
