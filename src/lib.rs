@@ -10,6 +10,7 @@ pub mod backend;
 pub mod engine;
 pub mod error;
 pub mod ffi;
+pub mod float_env;
 pub mod format;
 pub mod grammar;
 pub mod log;
@@ -17,5 +18,6 @@ pub mod model;
 pub mod panics;
 pub mod quant;
 pub mod text;
+pub mod threads;
 
 pub use error::{Error, Result, Status};

@@ -1,6 +1,7 @@
 //! Turns panics into errors without a word on stderr.
 
 use crate::error::{Error, Result, Status};
+use crate::float_env::FloatEnv;
 use crate::log::log;
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,6 +22,8 @@ thread_local! {
 /// it around everything it does.
 pub fn catch<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     install_hook();
+    // What follows computes as on any other host.
+    let _env = FloatEnv::standard();
     DEPTH.set(DEPTH.get() + 1);
     let result = catch_unwind(AssertUnwindSafe(work));
     DEPTH.set(DEPTH.get() - 1);

@@ -52,9 +52,7 @@ impl Driver {
             made: AtomicUsize::new(0),
         });
         let theirs = mail.clone();
-        let thread = std::thread::Builder::new()
-            .name("ember-cpu-async".to_owned())
-            .spawn(move || theirs.serve(&core));
+        let thread = crate::threads::spawn("ember-cpu-async", move || theirs.serve(&core));
         match thread {
             Ok(thread) => Ok(Driver {
                 mail,
