@@ -169,7 +169,7 @@ impl AttentionLayer {
         );
         let q = row(b.q, q, b.sizes.q);
         let kv = [b.k, b.v].map(|span| row(span, kv, b.sizes.kv));
-        pass.products(&products, &[q, kv[0], kv[1]])?;
+        pass.products(products, [q, kv[0], kv[1]])?;
         pass.marks.end(Kind::Qkv, || product_bytes(products));
         match pass.tokens.places {
             Places::Run(kv, position) if pass.tokens.count == 1 => {

@@ -17,7 +17,6 @@ use super::token::{Buffers, finish_logits};
 use super::weights::{CpuWeights, ThreadSpace};
 use crate::backend::Work as Kind;
 use crate::error::Result;
-use arrayvec::ArrayVec;
 use std::ops::Range;
 
 const QUANTUM: usize = Matrix::ROW_QUANTUM;
@@ -171,7 +170,8 @@ impl Pass<'_, '_> {
         f: impl Fn(&mut ThreadSpace, Range<usize>) + Sync,
     ) -> Result<()> {
         let weights = self.tokens.weights;
-        self.turn.run(work, |worker| {
+        // Moved, as below: helpers find everything in one place.
+        self.turn.run(work, move |worker| {
             // SAFETY: this thread's space, in a phase.
             let me = unsafe { weights.threads.get(worker.index) };
             while let Some(range) = worker.next() {
@@ -182,17 +182,18 @@ impl Pass<'_, '_> {
 
     /// Runs a phase over the rows of matrices: `f(thread, matrix, rows)`, with rows that begin at
     /// multiples of [`Matrix::ROW_QUANTUM`].
-    pub fn rows(
+    pub fn rows<'p>(
         &self,
-        products: &[&Product],
+        products: impl AsRef<[&'p Product]> + Sync,
         f: impl Fn(&mut ThreadSpace, usize, Range<usize>) + Sync,
     ) -> Result<()> {
-        let total: usize = products.iter().map(|p| quanta(p)).sum();
-        let bytes: usize = products.iter().map(|p| p.bytes()).sum();
+        let all = || products.as_ref().iter();
+        let total: usize = all().map(|p| quanta(p)).sum();
+        let bytes: usize = all().map(|p| p.bytes()).sum();
         let each = product_cost(bytes / total.max(1), self.tokens.count);
-        self.phase(Work::even(total, each), |me, range| {
+        self.phase(Work::even(total, each), move |me, range| {
             let mut first = 0;
-            for (i, product) in products.iter().enumerate() {
+            for (i, product) in products.as_ref().iter().enumerate() {
                 let last = first + quanta(product);
                 let (from, to) = (range.start.max(first), range.end.min(last));
                 if from < to {
@@ -212,7 +213,7 @@ impl Pass<'_, '_> {
     pub fn encode(&self, norm: Option<&NormWeights>, from: Rows, enc: Encodings) -> Result<()> {
         let (tokens, isa) = (self.tokens, self.tokens.isa());
         let work = Work::even(tokens.count, 50 + from.width as u64 / 4);
-        self.phase(work, |me, range| {
+        self.phase(work, move |me, range| {
             for t in range {
                 // SAFETY: nobody writes the rows in this phase; a token's input is one thread's.
                 unsafe {
@@ -227,9 +228,9 @@ impl Pass<'_, '_> {
     }
 
     /// The products of the encoded input, `outs[i]` becomes that of `products[i]`, without biases.
-    pub fn products(&self, products: &[&Product], outs: &[Rows]) -> Result<()> {
+    pub fn products<const N: usize>(&self, products: [&Product; N], outs: [Rows; N]) -> Result<()> {
         let tokens = self.tokens;
-        self.rows(products, |me, i, rows| {
+        self.rows(products, move |me, i, rows| {
             let (out, stride) = (outs[i].span.base(), outs[i].stride);
             let matrix = &products[i].matrix;
             // SAFETY: each thread has rows of its own, of all tokens; the input is complete.
@@ -245,7 +246,7 @@ impl Pass<'_, '_> {
         self.encode(None, from, product.matrix.encodings())?;
         let (tokens, b) = (self.tokens, &self.tokens.buffers);
         let (n, hidden) = (tokens.count, b.sizes.hidden);
-        self.rows(&[product], |me, _, rows| {
+        self.rows([product], move |me, _, rows| {
             // SAFETY: each thread has rows of its own, of all tokens; the input is complete.
             unsafe {
                 let (y, unpacked) = (b.y.base(), &mut me.unpacked);
@@ -273,7 +274,7 @@ impl Pass<'_, '_> {
         let (tokens, b) = (self.tokens, &self.tokens.buffers);
         let hidden = b.sizes.hidden;
         let work = Work::even(tokens.count, 50 + hidden as u64 / 4);
-        self.phase(work, |me, range| {
+        self.phase(work, move |me, range| {
             for t in range {
                 // SAFETY: each token is one thread's.
                 unsafe {
@@ -299,8 +300,13 @@ impl Pass<'_, '_> {
             (Up::Blocks(_), Some(_)) => QUANTUM,
             _ => usize::MAX,
         };
-        let products: ArrayVec<&Product, 2> = dense.inner().collect();
-        self.pairs(&products, |me, range| {
+        // Both have the same shape.
+        let total = quanta(dense.first());
+        let bytes: usize = dense.inner().map(Product::bytes).sum();
+        let work = Work::even(total, product_cost(bytes / total.max(1), n));
+        self.phase(work, move |me, range| {
+            let rows = first.rows();
+            let range = range.start * QUANTUM..(range.end * QUANTUM).min(rows);
             let mut start = range.start;
             while start < range.end {
                 let rows = start..range.end.min(start.saturating_add(block));
@@ -337,27 +343,12 @@ impl Pass<'_, '_> {
         Ok(())
     }
 
-    /// Runs a phase over the rows that matrices of the same shape have in common.
-    fn pairs(
-        &self,
-        products: &[&Product],
-        f: impl Fn(&mut ThreadSpace, Range<usize>) + Sync,
-    ) -> Result<()> {
-        let (first, total) = (products[0], quanta(products[0]));
-        let bytes: usize = products.iter().map(|p| p.bytes()).sum();
-        let each = product_cost(bytes / total.max(1), self.tokens.count);
-        self.phase(Work::even(total, each), |me, range| {
-            let end = (range.end * QUANTUM).min(first.matrix.rows());
-            f(me, range.start * QUANTUM..end);
-        })
-    }
-
     /// Final norm and head of every token: `n_vocab` logits each.
     pub fn head(&self, from: Rows, out: Span) -> Result<()> {
         let (tokens, weights) = (self.tokens, self.tokens.weights);
         let (head, n_vocab) = (&weights.head, weights.n_vocab);
         self.encode(Some(&weights.final_norm), from, head.matrix.encodings())?;
-        self.rows(&[head], |me, _, rows| {
+        self.rows([head], move |me, _, rows| {
             // SAFETY: each thread has rows of its own, of all tokens; the input is complete.
             unsafe {
                 let (n, base) = (tokens.count, out.base());

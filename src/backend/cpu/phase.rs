@@ -26,21 +26,58 @@ const PIECE_BITS: u32 = 16;
 /// Pieces of a share, at most.
 const MAX_PIECES: usize = (1 << PIECE_BITS) - 1;
 
-/// What the threads of a phase run.
-pub(super) struct Job<'a>(pub &'a (dyn Fn(&Worker) + Sync));
+/// Bits of a plan that count shares.
+const SHARE_BITS: u32 = 11;
+/// Items that a thread takes at a time, at most.
+const MAX_GRAIN: usize = (1 << (32 - SHARE_BITS)) - 1;
+
+/// What the threads of a phase run: a closure. It is published in two words beside the phase's
+/// number, so that a helper finds it without a further look at the leader's memory.
+#[derive(Clone, Copy)]
+pub(super) struct Job {
+    closure: *const (),
+    call: unsafe fn(*const (), &Worker),
+}
+
+impl Job {
+    /// A job that is to be run only as long as `f` lives.
+    pub fn new<F: Fn(&Worker) + Sync>(f: &F) -> Job {
+        /// # Safety
+        /// `closure` points to a living `F`.
+        unsafe fn call<F: Fn(&Worker) + Sync>(closure: *const (), worker: &Worker) {
+            // SAFETY: the caller's promise.
+            unsafe { (*closure.cast::<F>())(worker) }
+        }
+        Job {
+            closure: std::ptr::from_ref(f).cast(),
+            call: call::<F>,
+        }
+    }
+
+    /// Runs it.
+    ///
+    /// # Safety
+    /// The closure lives.
+    pub unsafe fn run(self, worker: &Worker) {
+        // SAFETY: `call` was made for the type of the closure, which lives.
+        unsafe { (self.call)(self.closure, worker) }
+    }
+}
 
 /// What is published of a phase.
 #[derive(Default)]
 struct Plan {
     items: AtomicU32,
-    grain: AtomicU32,
-    shares: AtomicU32,
-    job: AtomicPtr<Job<'static>>,
+    /// Shares, and above them the grain.
+    cut: AtomicU32,
+    closure: AtomicPtr<()>,
+    call: AtomicPtr<()>,
 }
 
 /// Where phases are published.
 pub(super) struct Board {
-    /// The number of the present phase, and the plans of it and the one before, by parity.
+    /// The number of the present phase, and the plans of it and the one before, by parity, in a
+    /// cache line.
     present: Padded<(AtomicU64, [Plan; 2])>,
     shares: Box<[Padded<AtomicU64>]>,
     /// Items that others than the leader have done, of all phases together.
@@ -54,7 +91,9 @@ pub(super) struct Phase {
     items: usize,
     grain: usize,
     pub shares: usize,
-    job: *const Job<'static>,
+    job: Option<Job>,
+    /// To the leader: items that others had done before.
+    done_before: u64,
 }
 
 impl Phase {
@@ -65,17 +104,21 @@ impl Phase {
             items,
             grain: items.max(1),
             shares: 1,
-            job: std::ptr::null(),
+            job: None,
+            done_before: 0,
         }
     }
 
-    /// What the threads of the phase run.
+    /// Runs its job.
     ///
     /// # Safety
-    /// The caller holds a piece of the phase that it has not counted as done.
-    pub unsafe fn job(&self) -> &Job<'_> {
-        // SAFETY: the leader keeps the job until all pieces are done, and the caller's is not.
-        unsafe { &*self.job }
+    /// The worker holds a piece of the phase that is not counted as done until this returns.
+    pub unsafe fn run(&self, worker: &Worker) {
+        if let Some(job) = self.job {
+            // SAFETY: the leader keeps the closure until all pieces are done, and the worker's is
+            // not.
+            unsafe { job.run(worker) }
+        }
     }
 
     fn share(&self, share: usize) -> Range<usize> {
@@ -95,26 +138,29 @@ impl Board {
 
     /// Publishes a phase of `items` in `shares` shares, of which threads take about `grain` at a
     /// time. Called by the leader while no phase is open.
-    pub fn publish(&self, items: usize, grain: usize, shares: usize, job: &Job) -> Phase {
+    pub fn publish(&self, items: usize, grain: usize, shares: usize, job: Job) -> Phase {
         let (number, plans) = &self.present.0;
         let next = number.load(Relaxed) + 1;
         let largest = items.div_ceil(shares);
         let phase = Phase {
             number: next,
             items,
-            grain: grain.max(largest.div_ceil(MAX_PIECES)).max(1),
+            grain: grain.clamp(1, MAX_GRAIN).max(largest.div_ceil(MAX_PIECES)),
             shares,
-            job: std::ptr::from_ref(job).cast(),
+            job: Some(job),
+            done_before: self.done(),
         };
-        assert!(shares <= self.shares.len() && u32::try_from(items).is_ok());
+        assert!(shares <= self.shares.len() && shares < 1 << SHARE_BITS);
+        assert!(u32::try_from(items).is_ok() && phase.grain <= MAX_GRAIN);
         // A thread that reads one of these values by mistake for the phase before the last sees a
         // later number when it looks again.
         fence(Release);
         let plan = &plans[(next & 1) as usize];
         plan.items.store(phase.items as u32, Relaxed);
-        plan.grain.store(phase.grain as u32, Relaxed);
-        plan.shares.store(phase.shares as u32, Relaxed);
-        plan.job.store(phase.job.cast_mut(), Relaxed);
+        let cut = (phase.grain as u32) << SHARE_BITS | shares as u32;
+        plan.cut.store(cut, Relaxed);
+        plan.closure.store(job.closure.cast_mut(), Relaxed);
+        plan.call.store(job.call as *mut (), Relaxed);
         number.store(next, Release);
         phase
     }
@@ -127,15 +173,25 @@ impl Board {
             return None;
         }
         let plan = &plans[(present & 1) as usize];
-        let phase = Phase {
-            number: present,
-            items: plan.items.load(Relaxed) as usize,
-            grain: plan.grain.load(Relaxed) as usize,
-            shares: plan.shares.load(Relaxed) as usize,
-            job: plan.job.load(Relaxed),
-        };
+        let items = plan.items.load(Relaxed) as usize;
+        let cut = plan.cut.load(Relaxed) as usize;
+        let closure = plan.closure.load(Relaxed).cast_const();
+        let call = plan.call.load(Relaxed);
         fence(Acquire);
-        (number.load(Relaxed) == present).then_some(phase)
+        if number.load(Relaxed) != present {
+            return None;
+        }
+        // SAFETY: the number says that these are the values of one plan, so this is the function
+        // that `publish` made a pointer of.
+        let call = unsafe { std::mem::transmute::<*mut (), unsafe fn(*const (), &Worker)>(call) };
+        Some(Phase {
+            number: present,
+            items,
+            grain: cut >> SHARE_BITS,
+            shares: cut & ((1 << SHARE_BITS) - 1),
+            job: Some(Job { closure, call }),
+            done_before: 0,
+        })
     }
 
     /// The next piece of a share.
@@ -192,17 +248,15 @@ pub struct Worker<'a> {
     phase: Phase,
     /// Its own share; the leader's is 0.
     rank: usize,
-    /// Shares that are known to be taken.
+    /// Shares that are known to be taken, its own first, and how many of them it looks at.
     passed: Cell<usize>,
+    shares: Cell<usize>,
+    /// Waits a moment before it looks at other shares than its own.
+    patient: bool,
     /// Taken, but not handed out yet.
     first: Cell<Option<(usize, usize)>>,
-    /// Items taken, and of those the ones that others know to be done.
+    /// Items taken, and not counted as done.
     taken: Cell<u64>,
-    counted: Cell<u64>,
-    /// What [`Board::done`] is when the others are through, without what this thread takes.
-    target: u64,
-    /// Woken by this if it sleeps.
-    call_leader: Option<&'a (dyn Fn() + Sync)>,
     #[cfg(test)]
     pub(super) hook: Option<&'a super::pool::Hook>,
 }
@@ -210,48 +264,44 @@ pub struct Worker<'a> {
 impl<'a> Worker<'a> {
     /// A thread that does all items alone.
     pub(super) fn alone(index: usize, items: usize) -> Worker<'a> {
-        Worker::new(index, None, Phase::alone(items), 0)
+        Worker::new(index, None, Phase::alone(items), (0, 1))
     }
 
-    /// The leader. `done` is [`Board::done`] from before the phase.
-    pub(super) fn leader(board: &'a Board, phase: Phase, done: u64) -> Worker<'a> {
-        let mut worker = Worker::new(0, Some(board), phase, 0);
-        worker.target = done + phase.items as u64;
+    /// The leader. If it is `patient`, the helpers are about to take their shares.
+    pub(super) fn leader(board: &'a Board, phase: Phase, patient: bool) -> Worker<'a> {
+        let mut worker = Worker::new(0, Some(board), phase, (0, phase.shares));
+        worker.patient = patient;
         worker
     }
 
-    /// A thread that helps.
-    pub(super) fn helper(
+    /// A thread that helps with no share yet.
+    pub(super) fn helper(index: usize, board: &'a Board, phase: Phase, rank: usize) -> Worker<'a> {
+        Worker::new(index, Some(board), phase, (rank, 0))
+    }
+
+    fn new(
         index: usize,
-        board: &'a Board,
+        board: Option<&'a Board>,
         phase: Phase,
-        rank: usize,
-        call_leader: &'a (dyn Fn() + Sync),
+        (rank, shares): (usize, usize),
     ) -> Worker<'a> {
-        let mut worker = Worker::new(index, Some(board), phase, rank);
-        worker.call_leader = Some(call_leader);
-        worker
-    }
-
-    fn new(index: usize, board: Option<&'a Board>, phase: Phase, rank: usize) -> Worker<'a> {
         Worker {
             index,
             board,
             phase,
             rank,
             passed: Cell::new(0),
+            shares: Cell::new(shares),
+            patient: false,
             first: Cell::new(None),
             taken: Cell::new(0),
-            counted: Cell::new(0),
-            target: 0,
-            call_leader: None,
             #[cfg(test)]
             hook: None,
         }
     }
 
     /// Items that are this thread's, which uses them for nothing else: some of those that nobody
-    /// has taken, or none if all are taken.
+    /// has taken, or none if there are none for it.
     pub fn next(&self) -> Option<Range<usize>> {
         if let Some((from, to)) = self.first.take() {
             return Some(from..to);
@@ -260,7 +310,7 @@ impl<'a> Worker<'a> {
             let all = self.taken.replace(self.phase.items as u64) == 0 && self.phase.items > 0;
             return all.then_some(0..self.phase.items);
         };
-        while self.passed.get() < self.phase.shares {
+        while self.passed.get() < self.shares.get() {
             let share = (self.rank + self.passed.get()) % self.phase.shares;
             if let Some(range) = board.take(&self.phase, share) {
                 self.taken.set(self.taken.get() + range.len() as u64);
@@ -271,21 +321,29 @@ impl<'a> Worker<'a> {
                 return Some(range);
             }
             self.passed.set(self.passed.get() + 1);
-            match self.call_leader {
-                Some(_) => self.count(),
-                // Often there is nothing left to look for.
-                None if board.done() == self.others() => return None,
-                None => {}
+            let patient = self.patient && self.passed.get() == 1;
+            if patient && self.soon(|| self.is_over(board)) {
+                return None;
             }
         }
         None
     }
 
-    /// Takes a first piece, which `next` gives. Without one, a helper has no part in the phase.
-    pub(super) fn join(&self) -> bool {
-        let first = self.next();
-        self.first.set(first.clone().map(|r| (r.start, r.end)));
-        first.is_some()
+    /// Waits for a moment whether `over` comes true. Mostly all threads finish at about the same
+    /// time, and to look at their shares would slow them down.
+    fn soon(&self, over: impl Fn() -> bool) -> bool {
+        // Some hundred nanoseconds, on processors with a long pause up to two microseconds.
+        const SPINS: u32 = 40;
+        (0..SPINS).any(|_| {
+            let over = over();
+            std::hint::spin_loop();
+            over
+        })
+    }
+
+    /// Whether all that the leader has not taken is done.
+    pub(super) fn is_over(&self, board: &Board) -> bool {
+        board.done() == self.phase.done_before + self.phase.items as u64 - self.taken.get()
     }
 
     /// Takes what is left without doing it.
@@ -293,22 +351,29 @@ impl<'a> Worker<'a> {
         while self.next().is_some() {}
     }
 
-    /// What [`Board::done`] is when the phase is over, to the leader.
-    pub(super) fn others(&self) -> u64 {
-        self.target - self.taken.get()
+    /// Goes on to the next share and takes a first piece of it, which `next` gives. Without one
+    /// there is nothing to do for a helper in this share.
+    pub(super) fn join(&self) -> bool {
+        self.shares.set(self.shares.get() + 1);
+        let first = self.next();
+        self.first.set(first.clone().map(|r| (r.start, r.end)));
+        first.is_some()
     }
 
-    /// Counts what a helper has taken as done.
-    pub(super) fn count(&self) {
-        let more = self.taken.get() - self.counted.get();
-        if let (Some(board), Some(call), 1..) = (self.board, self.call_leader, more) {
-            self.counted.set(self.taken.get());
+    /// Counts what a helper has taken as done, and says whether the leader sleeps until then.
+    pub(super) fn count(&self) -> bool {
+        let more = self.taken.replace(0);
+        self.board.is_some_and(|board| {
             board.done.0.0.fetch_add(more, SeqCst);
             // The leader looks at the count after it has said that it sleeps. So either it sees
             // these items, or it is seen here.
-            if board.done.0.1.load(SeqCst) {
-                call();
-            }
-        }
+            board.done.0.1.load(SeqCst)
+        })
+    }
+
+    /// Whether a helper that has done its own share need not look for more.
+    pub(super) fn is_done(&self) -> bool {
+        let next = |board: &Board| board.present.0.0.load(Relaxed) != self.phase.number;
+        self.board.is_none_or(|board| self.soon(|| next(board)))
     }
 }

@@ -46,6 +46,8 @@ const LONGEST_PENALTY: Duration = Duration::from_secs(1);
 /// What a phase has to cost before two threads share it, in nanoseconds of one thread, by the
 /// square of their number: a helper more costs some hundred nanoseconds, and saves ever less.
 const COST_PER_SQUARE: u64 = 500;
+/// Nanoseconds of a phase that is worth a look at the clock.
+const LONG_PHASE: u64 = 50_000;
 /// Sleeping helpers that the leader wakes in a phase: two, and one for so much of its cost.
 const COST_PER_WAKE: u64 = 16_000;
 
@@ -63,7 +65,7 @@ impl Work {
     /// Items of which each costs so much, taken so that a piece is short beside a thread's share,
     /// but not so short that taking it costs much.
     pub fn even(items: usize, cost_each: u64) -> Work {
-        const SHORTEST: u64 = 2_000;
+        const SHORTEST: u64 = 4_000;
         Work {
             items,
             grain: SHORTEST.div_ceil(cost_each.max(1)) as usize,
@@ -91,8 +93,8 @@ pub(super) enum Moment {
 struct Helper {
     /// Its share of phases, from 1 on; 0 while it is left out.
     rank: AtomicUsize,
-    /// Whether it holds a piece.
-    busy: AtomicBool,
+    /// Whether it may hold a piece. Apart from what the leader looks at in every phase.
+    busy: Padded<AtomicBool>,
     asleep: AtomicBool,
     mutex: Mutex<()>,
     woken: Condvar,
@@ -132,7 +134,16 @@ pub(super) fn indices(threads: usize) -> usize {
 
 /// Threads that phases of this cost in nanoseconds make good use of.
 pub(super) fn useful_threads(cost: u64) -> usize {
-    ((cost / COST_PER_SQUARE).isqrt() as usize).max(1)
+    useful_threads_of(cost, MAX_THREADS)
+}
+
+/// The same, at most `most`.
+fn useful_threads_of(cost: u64, most: usize) -> usize {
+    let mut threads = 1;
+    while threads < most && COST_PER_SQUARE * (threads as u64 + 1).pow(2) <= cost {
+        threads += 1;
+    }
+    threads
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -383,28 +394,29 @@ impl PoolTurn<'_> {
     }
 
     /// Runs a phase of which each thread does items that it gets from [`Worker::next`] until there
-    /// are none. Returns when all items are done. `f` runs once on each thread that takes part, and
-    /// only on threads that get items.
+    /// are none. Returns when all items are done. `f` runs only where there are items for it, and may
+    /// run several times on a thread.
     ///
     /// Errors: `Internal` with the message of a panic on any of them. Items may be left undone then.
     pub fn run(&self, work: Work, f: impl Fn(&Worker) + Sync) -> Result<()> {
         let mut shares = 1;
-        let useful = useful_threads(work.cost).min(work.items);
-        if useful > 1 {
-            shares = useful.min(self.threads());
+        if let (Some(crew), LONG_PHASE..) = (&self.crew, work.cost) {
+            crew.borrow_mut().forgive(&self.pool.shared);
+        }
+        if work.cost >= 4 * COST_PER_SQUARE && work.items > 1 {
+            shares = useful_threads_of(work.cost, self.threads().min(work.items));
         }
         let (Some(crew), 2..) = (&self.crew, shares) else {
             let worker = Worker::alone(self.index(), work.items);
             let done = catch_unwind(AssertUnwindSafe(|| f(&worker)));
             return done.or_else(|payload| panicked(&panic_text(&*payload)));
         };
-        let job: &(dyn Fn(&Worker) + Sync) = &f;
-        self.lead(&mut crew.borrow_mut(), work, shares, job)
+        self.lead(&mut crew.borrow_mut(), work, shares, Job::new(&f))
     }
 
     /// [`PoolTurn::run`], range by range.
     pub fn ranges(&self, work: Work, f: impl Fn(&Worker, Range<usize>) + Sync) -> Result<()> {
-        self.run(work, |worker| {
+        self.run(work, move |worker| {
             while let Some(range) = worker.next() {
                 f(worker, range);
             }
@@ -418,39 +430,40 @@ impl PoolTurn<'_> {
             .map_or(0, |seat| self.pool.threads() + seat)
     }
 
-    /// A phase with helpers.
-    fn lead(
-        &self,
-        crew: &mut Crew,
-        work: Work,
-        shares: usize,
-        job: &(dyn Fn(&Worker) + Sync),
-    ) -> Result<()> {
+    /// A phase with helpers. The job's closure lives until this returns.
+    fn lead(&self, crew: &mut Crew, work: Work, shares: usize, job: Job) -> Result<()> {
         let shared = &*self.pool.shared;
-        let before = shared.board.done();
-        let job = Job(job);
         let (board, items) = (&shared.board, work.items);
         // Pieces of a share are about the same size.
         let share = items.div_ceil(shares);
         let pieces = (share + work.grain / 2) / work.grain.max(1);
         let grain = share.div_ceil(pieces.max(1));
-        let phase = board.publish(items, grain, shares, &job);
+        let phase = board.publish(items, grain, shares, job);
         let mut wakes = 2 + work.cost / COST_PER_WAKE;
+        let mut awake = true;
         for &i in &crew.ranked[..shares - 1] {
             let helper = &shared.helpers[i].0;
-            if wakes > 0 && helper.asleep.load(Relaxed) {
-                helper.wake();
-                wakes -= 1;
+            if helper.asleep.load(Relaxed) {
+                awake = false;
+                if wakes > 0 {
+                    helper.wake();
+                    wakes -= 1;
+                }
             }
         }
-        let worker = Worker::leader(board, phase, before);
-        let mine = catch_unwind(AssertUnwindSafe(|| (job.0)(&worker)));
-        // Nothing is left, unless that was a panic.
-        worker.drain();
-        let others = worker.others();
-        if board.done() != others {
-            let piece = work.cost * grain as u64 / items.max(1) as u64;
-            self.wait(crew, others, Duration::from_nanos(piece));
+        // A long phase may be longer than it should be for all threads alike, such as when weights
+        // come from a disk.
+        let begun = (work.cost >= LONG_PHASE).then(Instant::now);
+        let worker = Worker::leader(board, phase, awake);
+        // SAFETY: the closure lives.
+        let mine = catch_unwind(AssertUnwindSafe(|| unsafe { job.run(&worker) }));
+        if mine.is_err() {
+            worker.drain();
+        }
+        if !worker.is_over(board) {
+            let piece = Duration::from_nanos(work.cost * grain as u64 / items as u64);
+            let took = begun.map_or(Duration::ZERO, |begun| begun.elapsed());
+            self.wait(crew, &worker, (4 * piece).max(took));
         }
         // From here on no helper uses the job.
         let theirs = match shared.panicked.load(Relaxed) {
@@ -467,20 +480,20 @@ impl PoolTurn<'_> {
         }
     }
 
-    /// Waits for the pieces that helpers have taken.
-    fn wait(&self, crew: &mut Crew, done: u64, piece: Duration) {
+    /// Waits for the pieces that helpers have taken, which may take so long.
+    fn wait(&self, crew: &mut Crew, worker: &Worker, fair: Duration) {
         let shared = &*self.pool.shared;
         let board = &shared.board;
         let mut start = None;
         loop {
             for _ in 0..SPINS_PER_LOOK {
-                if board.done() == done {
+                if worker.is_over(board) {
                     return;
                 }
                 std::hint::spin_loop();
             }
             let start = *start.get_or_insert_with(Instant::now);
-            if start.elapsed() >= shared.spin + 4 * piece {
+            if start.elapsed() >= shared.spin + fair {
                 break;
             }
         }
@@ -488,15 +501,15 @@ impl PoolTurn<'_> {
         let start = Instant::now();
         let Crew { ranked, bans, .. } = &mut *crew;
         for &i in &*ranked {
-            bans[i].late = shared.helpers[i].0.busy.load(Relaxed);
+            bans[i].late = shared.helpers[i].0.busy.0.load(Relaxed);
         }
         for _ in 0..YIELDS {
             std::thread::yield_now();
         }
-        if board.done() != done {
+        if !worker.is_over(board) {
             board.set_leader_sleeps(true);
             let mut guard = lock(&shared.mutex);
-            while board.done() != done {
+            while !worker.is_over(board) {
                 guard = shared
                     .over
                     .wait(guard)
@@ -570,10 +583,6 @@ fn serve(index: usize, shared: &Shared) {
 
 /// A helper's part in a phase, if it gets one.
 fn help(index: usize, rank: usize, phase: Phase, shared: &Shared, me: &Helper) {
-    let call_leader = || {
-        drop(lock(&shared.mutex));
-        shared.over.notify_one();
-    };
     #[cfg(test)]
     let hook = lock(&shared.hook).clone();
     #[cfg(test)]
@@ -581,25 +590,32 @@ fn help(index: usize, rank: usize, phase: Phase, shared: &Shared, me: &Helper) {
         hook(index, Moment::Seen);
     }
     #[allow(unused_mut)]
-    let mut worker = Worker::helper(index, &shared.board, phase, rank, &call_leader);
+    let mut worker = Worker::helper(index, &shared.board, phase, rank);
     #[cfg(test)]
     {
         worker.hook = hook.as_ref();
     }
-    if !worker.join() {
-        return;
+    for share in 0..phase.shares {
+        // From before it has a piece, lest a thread that is held up with one looks idle.
+        me.busy.0.store(true, Relaxed);
+        if worker.join() {
+            // SAFETY: `join` has taken a piece, and only `count` below counts it as done.
+            let job = || unsafe { phase.run(&worker) };
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(job)) {
+                *lock(&shared.panic) = Some(panic_text(&*payload));
+                shared.panicked.store(true, Relaxed);
+            }
+            // The job may be gone after this.
+            if worker.count() {
+                drop(lock(&shared.mutex));
+                shared.over.notify_one();
+            }
+        }
+        me.busy.0.store(false, Relaxed);
+        if share == 0 && worker.is_done() {
+            return;
+        }
     }
-    me.busy.store(true, Relaxed);
-    // SAFETY: `join` has taken a piece, and only `count` below, or `next` once the job has done it,
-    // counts it as done.
-    let job = unsafe { phase.job() };
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (job.0)(&worker))) {
-        *lock(&shared.panic) = Some(panic_text(&*payload));
-        shared.panicked.store(true, Relaxed);
-    }
-    // The job may be gone after this.
-    worker.count();
-    me.busy.store(false, Relaxed);
 }
 
 #[cfg(test)]

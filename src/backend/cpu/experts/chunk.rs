@@ -159,9 +159,10 @@ impl ExpertChunk<'_> {
         let (n, stride, input) = (pass.tokens.count, layer.n_scores(), pass.tokens.input);
         let mut products = arrayvec::ArrayVec::<&Product, 2>::new();
         products.extend(layer.scorers());
-        pass.rows(&products, |me, i, rows| {
+        let all = products.clone();
+        pass.rows(products, move |me, i, rows| {
             let at = if i == 0 { 0 } else { layer.routing.n_experts };
-            let product = products[i];
+            let product = all[i];
             // SAFETY: each thread has rows of its own, of all tokens.
             unsafe {
                 let (out, unpacked) = (self.scores.base().add(at), &mut me.unpacked);

@@ -135,9 +135,10 @@ impl ExpertBuffers<'_> {
         let mut products = ArrayVec::<&Product, 2>::new();
         products.extend(layer.scorers());
         let input = pass.tokens.input;
-        pass.rows(&products, |me, i, rows| {
+        let all = products.clone();
+        pass.rows(products, move |me, i, rows| {
             let at = if i == 0 { 0 } else { layer.routing.n_experts };
-            let product = products[i];
+            let product = all[i];
             // SAFETY: each thread has rows of its own.
             unsafe {
                 let (out, unpacked) = (self.scores.base().add(at), &mut me.unpacked);
