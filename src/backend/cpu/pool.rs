@@ -5,9 +5,8 @@
 //! taken. A helper that the system takes off its core in the middle of one still holds the phase
 //! up, for as long as the system likes; so such a helper is left out for many times as long, and
 //! beside a busy host the leader soon works alone. When a session finds the pool taken and there
-//! are so many that each is better off on its own thread, it runs alone, and one helper less takes
-//! part in the phases of the session that leads: together they never use more threads than the
-//! pool has.
+//! are so many that each is better off on its own thread, it runs alone there, and one helper less
+//! takes part in the phases of the session that leads.
 
 pub use super::phase::Worker;
 use super::phase::{Board, Job, Padded, Phase};
@@ -28,6 +27,10 @@ use std::time::{Duration, Instant};
 /// Most threads that a pool can have.
 pub const MAX_THREADS: usize = 1024;
 
+/// Sessions that may run alone beside the one that leads, at least. More of them than there are
+/// cores are better off with the system's time slices than with turns of single steps.
+const SEATS: usize = 15;
+
 /// How long a thread spins before it sleeps, where every thread has a core of its own.
 const SPIN: Duration = Duration::from_micros(40);
 
@@ -45,7 +48,7 @@ const LONGEST_PENALTY: Duration = Duration::from_secs(1);
 
 /// What a phase has to cost before two threads share it, in nanoseconds of one thread, by the
 /// square of their number: a helper more costs some hundred nanoseconds, and saves ever less.
-const COST_PER_SQUARE: u64 = 500;
+const COST_PER_SQUARE: u64 = 750;
 /// Nanoseconds of a phase that is worth a look at the clock.
 const LONG_PHASE: u64 = 50_000;
 /// Sleeping helpers that the leader wakes in a phase: two, and one for so much of its cost.
@@ -129,7 +132,7 @@ struct Shared {
 
 /// [`Pool::indices`] of a pool of so many threads.
 pub(super) fn indices(threads: usize) -> usize {
-    2 * threads - 1
+    threads + SEATS.max(threads - 1)
 }
 
 /// Threads that phases of this cost in nanoseconds make good use of.
@@ -387,8 +390,9 @@ impl PoolTurn<'_> {
         match &self.crew {
             None => 1,
             Some(crew) => {
-                let room = self.pool.threads() - self.pool.turns.seats_taken();
-                room.min(1 + crew.borrow().ranked.len()).max(1)
+                let taken = self.pool.turns.seats_taken();
+                let room = self.pool.threads().saturating_sub(taken);
+                room.clamp(1, 1 + crew.borrow().ranked.len())
             }
         }
     }
