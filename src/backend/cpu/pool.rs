@@ -41,10 +41,11 @@ const SPINS_PER_LOOK: u32 = 64;
 const YIELDS: u32 = 4;
 
 /// A helper that has held a phase up is left out for at least so many times as long.
-const PENALTY: u32 = 16;
+const PENALTY: u32 = 8;
 /// This doubles each time that it does so again soon, up to so often.
-const MAX_STRIKES: u32 = 4;
-const LONGEST_PENALTY: Duration = Duration::from_secs(1);
+const MAX_STRIKES: u32 = 5;
+/// Nor for longer than this, if that is not too short beside what it has cost.
+const LONGEST_PENALTY: Duration = Duration::from_millis(250);
 
 /// What a phase has to cost before two threads share it, in nanoseconds of one thread, by the
 /// square of their number: a helper more costs some hundred nanoseconds, and saves ever less.
@@ -366,7 +367,8 @@ impl Crew {
                 Some(forgotten) if now < forgotten => (ban.strikes + 1).min(MAX_STRIKES),
                 _ => 0,
             };
-            let penalty = (stall * (PENALTY << ban.strikes)).min(LONGEST_PENALTY);
+            let longest = LONGEST_PENALTY.max(stall * PENALTY);
+            let penalty = (stall * (PENALTY << ban.strikes)).min(longest);
             ban.until = Some(now + penalty);
             ban.forgotten = Some(now + 4 * penalty);
         }
