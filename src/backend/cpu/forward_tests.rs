@@ -55,7 +55,11 @@ fn late_helpers_do_not_change_a_bit() {
     let calls = AtomicUsize::new(0);
     let late: Hook = Arc::new(move |index, _| {
         let call = calls.fetch_add(1, Ordering::SeqCst);
-        for _ in 0..if call % (3 + index) == 0 { 30 } else { 0 } {
+        for _ in 0..if call.is_multiple_of(3 + index) {
+            30
+        } else {
+            0
+        } {
             std::thread::yield_now();
         }
     });

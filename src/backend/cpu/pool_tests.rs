@@ -108,8 +108,8 @@ fn late_helpers_do_not_change_what_is_done() {
             // Some arrive late, some are held up with a piece, each in a pattern of its own.
             let call = calls.fetch_add(1, SeqCst);
             let late = match moment {
-                Moment::Seen => call % (2 + index) == 0,
-                Moment::Taken => call % (5 + index) == 0,
+                Moment::Seen => call.is_multiple_of(2 + index),
+                Moment::Taken => call.is_multiple_of(5 + index),
             };
             for _ in 0..if late { 20 } else { 0 } {
                 std::thread::yield_now();
