@@ -10,6 +10,7 @@ pub mod backend;
 pub mod engine;
 pub mod error;
 pub mod ffi;
+pub mod float_env;
 pub mod format;
 pub mod grammar;
 pub mod log;

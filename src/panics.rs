@@ -1,6 +1,7 @@
 //! Turns panics into errors without a word on stderr.
 
 use crate::error::{Error, Result, Status};
+use crate::float_env::FloatEnv;
 use crate::log::log;
 use crate::memory;
 use arrayvec::ArrayString;
@@ -43,6 +44,8 @@ impl Write for Cut<'_> {
 pub fn catch<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     install_hook();
     let _call = memory::Call::begin();
+    // What follows computes as on any other host.
+    let _env = FloatEnv::standard();
     DEPTH.set(DEPTH.get() + 1);
     let result = catch_unwind(AssertUnwindSafe(work));
     DEPTH.set(DEPTH.get() - 1);

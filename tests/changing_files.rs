@@ -35,7 +35,7 @@ fn in_child(test: &str, work: impl FnOnce()) {
 }
 
 fn cpu() -> usize {
-    (0..device::count())
+    (0..device::count().unwrap())
         .find(|&i| device::info(i).unwrap().kind == DeviceKind::Cpu)
         .unwrap()
 }

@@ -1,4 +1,5 @@
-//! The library's threads. They block all signals, which belong to the host, and a thread that cannot be started is an error.
+//! The library's threads. They block all signals but those of their own faults, because signals belong to the host; they compute
+//! in the default floating-point environment; and a thread that cannot be started is an error.
 //!
 //! Not `std::thread` where there is another way: it allocates a thread's handle from the system, past the allocator that the
 //! library has for when memory runs out ([`crate::memory`]), and ends the process if that fails; so do its scopes, its

@@ -3,7 +3,7 @@
 use super::chunk::{Chunk, ChunkSpace, Places, chunk_bytes};
 use super::kv::KvCache;
 use super::pages::Pages;
-use super::pool::PoolTurn;
+use super::pool::{PoolTurn, Work};
 use super::runner::{Chosen, Core, CpuRunner, Done};
 use super::weights::{CpuWeights, Sizes};
 use crate::backend::row::RowWork;
@@ -58,7 +58,7 @@ impl Choice<'_> {
     }
 }
 
-/// Elements of which each is used by one thread of a region.
+/// Elements of which each is used by one thread of a phase.
 struct Dealt<'a, T>(&'a [UnsafeCell<T>]);
 
 // SAFETY: only `get` gives access, and its caller vouches for exclusion.
@@ -256,13 +256,13 @@ fn choose_all(
     let dealt = Dealt(&choices);
     // SAFETY: the batch's memory, which nobody writes until this returns.
     let logits = unsafe { std::slice::from_raw_parts(logits.base(), MAX_BATCH * n_vocab) };
-    turn.run(|worker| {
-        worker.ranges(dealt.0.len(), 1, |range| {
-            for i in range {
-                // SAFETY: each choice is one thread's.
-                unsafe { dealt.get(i) }.choose(logits);
-            }
-        });
+    // To sort a logit takes some nanoseconds.
+    let work = Work::even(dealt.0.len(), 4 * n_vocab as u64);
+    turn.ranges(work, |_, range| {
+        for i in range {
+            // SAFETY: each choice is one thread's.
+            unsafe { dealt.get(i) }.choose(logits);
+        }
     })?;
     let mut all = ArrayVec::new();
     for (i, choice) in choices.iter_mut().enumerate() {

@@ -2,10 +2,10 @@
 
 use super::attention::AttentionScratch;
 use super::batch::batch_bytes;
-use super::experts::ExpertThread;
-use super::forward::{DecodeSpace, partials_len, splits};
+use super::forward::{DecodeSpace, partials_bytes};
 use super::kv::Shape;
-use super::matmul::{Activations, Scratch};
+use super::matmul::Scratch;
+use super::pool::indices;
 use super::prefill::prefill_bytes;
 use super::weights::{Sizes, kv_layers, matrix_bytes};
 use crate::backend::{Estimate, RunnerOptions};
@@ -23,19 +23,13 @@ pub(super) fn estimate(
 ) -> Result<Estimate> {
     let s = Sizes::of(network);
     let kv = Shape::new(kv_layers(network), options.kv_type)?;
-    let thread = Activations::bytes_for(1, s.cols(), s.encodings)
-        + Scratch::bytes_for(s.cols())
+    let thread = Scratch::bytes_for(s.cols())
         + AttentionScratch::bytes_for(s.group, s.head_dim)
-        + s.normed() * size_of::<f32>()
-        + ExpertThread::bytes_for(&s.experts);
-    let partials = if kv_layers(network).any(|l| splits(l.n_kv_heads, threads)) {
-        partials_len(&s, options.context).saturating_mul(size_of::<f32>())
-    } else {
-        0
-    };
-    let model = DecodeSpace::bytes_for(&s)
-        .saturating_add(partials)
-        .saturating_add(threads * thread)
+        + s.normed() * size_of::<f32>();
+    let indices = indices(threads);
+    let model = ((indices - threads + 1) * DecodeSpace::bytes_for(&s))
+        .saturating_add(partials_bytes(&s, threads, options.context))
+        .saturating_add(indices * thread)
         .saturating_add(prefill_bytes(&s, threads, matrix_bytes(network)))
         .saturating_add(batch_bytes(&s, threads, network.n_vocab));
     let session = network.n_vocab * size_of::<f32>()

@@ -1,16 +1,15 @@
 //! A block of a network as the CPU runs it: matrices in the bytes of the file, small vectors as
 //! `f32`.
 
+use super::attention_layer::AttentionLayer;
 use super::elementwise::{add_bias, gelu_mul, gelu_tanh_mul, layer_norm, rms_norm};
 use super::elementwise::{silu_alone, silu_mul, swiglu_clamped};
 use super::experts::ExpertLayer;
 use super::matmul::{Encodings, Isa, Matrix};
-use super::rows::Scores;
 use crate::error::{Result, fail};
 use crate::format::Tensor;
 use crate::model::{
     Activation, Block, FeedForward, Linear, Mixer, MixerState, Mlp, Norm, NormKind, Rope,
-    RopePairing,
 };
 use std::ops::Range;
 
@@ -27,7 +26,7 @@ pub(super) fn floats(tensor: &Tensor, what: &str) -> Result<Vec<f32>> {
     }
 }
 
-fn find_floats(tensor: &Option<Tensor>, what: &str) -> Result<Option<Vec<f32>>> {
+pub(super) fn find_floats(tensor: &Option<Tensor>, what: &str) -> Result<Option<Vec<f32>>> {
     tensor.as_ref().map(|t| floats(t, what)).transpose()
 }
 
@@ -49,7 +48,7 @@ impl NormWeights {
         })
     }
 
-    fn find(norm: &Option<Norm>) -> Result<Option<NormWeights>> {
+    pub fn find(norm: &Option<Norm>) -> Result<Option<NormWeights>> {
         norm.as_ref().map(NormWeights::new).transpose()
     }
 
@@ -105,6 +104,18 @@ pub(super) fn product(linear: &Linear, isa: Isa) -> Result<Product> {
     })
 }
 
+impl Product {
+    /// Bytes of its matrix.
+    pub fn bytes(&self) -> usize {
+        self.tensor.bytes().len()
+    }
+
+    /// Elements of its bias.
+    pub fn bias_len(&self) -> usize {
+        self.bias.as_ref().map_or(0, Vec::len)
+    }
+}
+
 /// What the products read.
 pub(super) fn union<'p>(products: impl IntoIterator<Item = &'p Product>) -> Encodings {
     let none = Encodings::default();
@@ -112,63 +123,21 @@ pub(super) fn union<'p>(products: impl IntoIterator<Item = &'p Product>) -> Enco
     products.fold(none, |e, p| e.union(p.matrix.encodings()))
 }
 
-/// A norm of queries or keys.
-pub(super) enum HeadNorm {
-    /// Over each head.
-    Each(NormWeights),
-    /// Over all heads together.
-    All(NormWeights),
-}
-
-impl HeadNorm {
-    fn find(norm: &Option<Norm>, head_dim: usize) -> Result<Option<HeadNorm>> {
-        Ok(
-            NormWeights::find(norm)?.map(|norm| match norm.len() == head_dim {
-                true => HeadNorm::Each(norm),
-                false => HeadNorm::All(norm),
-            }),
-        )
-    }
-
-    fn weights(&self) -> &NormWeights {
-        match self {
-            HeadNorm::Each(norm) | HeadNorm::All(norm) => norm,
-        }
-    }
-}
-
-/// A layer's rotary embedding: where its table is in a position's tables.
-pub(super) struct LayerRope {
-    pub pairing: RopePairing,
-    pub at: Range<usize>,
-}
-
 /// A block of the network.
 pub(super) struct Layer {
-    /// Its place in the network, and in a cache.
-    pub index: usize,
     pub mixer_norm: Option<NormWeights>,
-    pub n_heads: usize,
-    pub n_kv_heads: usize,
-    pub head_dim: usize,
-    pub q: Product,
-    pub k: Product,
-    pub v: Product,
-    pub output: Product,
-    pub q_norm: Option<HeadNorm>,
-    pub k_norm: Option<HeadNorm>,
-    pub rope: Option<LayerRope>,
-    pub scale: f32,
-    /// Shorter than the model's context, if there is one.
-    pub window: Option<usize>,
-    score_cap: Option<f32>,
-    sinks: Option<Vec<f32>>,
+    pub mixer: MixerLayer,
     pub mixer_post_norm: Option<NormWeights>,
     pub feed_forward_norm: Option<NormWeights>,
     pub feed_forward: FeedForwardLayer,
     pub feed_forward_post_norm: Option<NormWeights>,
     pub parallel: bool,
     pub residual_scale: f32,
+}
+
+/// The part that lets positions see each other.
+pub(super) enum MixerLayer {
+    Attention(Box<AttentionLayer>),
 }
 
 impl Layer {
@@ -179,28 +148,18 @@ impl Layer {
         ropes: &mut Vec<Rope>,
         isa: Isa,
     ) -> Result<Layer> {
-        let Mixer::Attention(a) = &block.mixer;
-        let MixerState::Kv(kv) = block.mixer.state(context_length);
         if block.parallel && matches!(block.feed_forward, FeedForward::Experts(_)) {
             fail!(Unsupported, "layer {index}: experts beside attention");
         }
         Ok(Layer {
-            index,
             mixer_norm: NormWeights::find(&block.mixer_norm)?,
-            n_heads: a.n_heads,
-            n_kv_heads: a.n_kv_heads,
-            head_dim: a.head_dim,
-            q: product(&a.q, isa)?,
-            k: product(&a.k, isa)?,
-            v: product(&a.v, isa)?,
-            output: product(&a.output, isa)?,
-            q_norm: HeadNorm::find(&a.q_norm, a.head_dim)?,
-            k_norm: HeadNorm::find(&a.k_norm, a.head_dim)?,
-            rope: a.rope.as_ref().map(|rope| layer_rope(rope, ropes)),
-            scale: a.scale,
-            window: kv.window,
-            score_cap: a.score_cap,
-            sinks: find_floats(&a.sinks, "attention sinks")?,
+            mixer: match &block.mixer {
+                Mixer::Attention(attention) => {
+                    let MixerState::Kv(kv) = block.mixer.state(context_length);
+                    let layer = AttentionLayer::new((index, attention), kv.window, ropes, isa)?;
+                    MixerLayer::Attention(Box::new(layer))
+                }
+            },
             mixer_post_norm: NormWeights::find(&block.mixer_post_norm)?,
             feed_forward_norm: NormWeights::find(&block.feed_forward_norm)?,
             feed_forward: match &block.feed_forward {
@@ -217,40 +176,6 @@ impl Layer {
         })
     }
 
-    /// Query heads per KV head.
-    pub fn group(&self) -> usize {
-        self.n_heads / self.n_kv_heads
-    }
-
-    /// What q, k and v read.
-    pub fn qkv_encodings(&self) -> Encodings {
-        union([&self.q, &self.k, &self.v])
-    }
-
-    /// What the feed-forward's first products read.
-    pub fn feed_forward_encodings(&self) -> Encodings {
-        match &self.feed_forward {
-            FeedForwardLayer::Dense(dense) => union(dense.inner()),
-            FeedForwardLayer::Experts(experts) => experts.input_encodings,
-        }
-    }
-
-    /// What the scores of a KV head's group are subject to.
-    pub fn scores(&self, kv_head: usize) -> Scores<'_> {
-        let group = kv_head * self.group()..(kv_head + 1) * self.group();
-        Scores {
-            window: self.window.unwrap_or(usize::MAX),
-            cap: self.score_cap,
-            sinks: self.sinks.as_ref().map(|sinks| &sinks[group]),
-        }
-    }
-
-    /// Whether queries or keys are normed over all heads together.
-    pub fn norms_all_heads(&self) -> bool {
-        let norms = [&self.q_norm, &self.k_norm];
-        norms.iter().any(|n| matches!(n, Some(HeadNorm::All(_))))
-    }
-
     /// Floats of its small vectors.
     pub fn floats(&self) -> usize {
         let norms = [
@@ -259,39 +184,21 @@ impl Layer {
             &self.feed_forward_norm,
             &self.feed_forward_post_norm,
         ];
-        let norms = norms.into_iter().flatten();
-        let head_norms = [&self.q_norm, &self.k_norm].into_iter().flatten();
-        let norms = norms.chain(head_norms.map(HeadNorm::weights));
-        let mut floats = norms.map(NormWeights::floats).sum::<usize>();
-        floats += self.sinks.as_ref().map_or(0, Vec::len);
-        let mut products = vec![&self.q, &self.k, &self.v, &self.output];
-        match &self.feed_forward {
-            FeedForwardLayer::Dense(dense) => {
-                products.extend(dense.inner());
-                products.push(&dense.down);
-            }
-            FeedForwardLayer::Experts(experts) => floats += experts.vector_len(),
-        }
-        let biases = products.iter().filter_map(|p| p.bias.as_ref());
-        floats + biases.map(Vec::len).sum::<usize>()
+        let norms = norms.into_iter().flatten().map(NormWeights::floats);
+        let mixer = match &self.mixer {
+            MixerLayer::Attention(attention) => attention.floats(),
+        };
+        let feed_forward = match &self.feed_forward {
+            FeedForwardLayer::Dense(dense) => dense.products().map(Product::bias_len).sum(),
+            FeedForwardLayer::Experts(experts) => experts.vector_len(),
+        };
+        norms.sum::<usize>() + mixer + feed_forward
     }
 }
 
 /// Floats of a rope's table for a position.
 pub(super) fn table_len(rope: &Rope) -> usize {
     2 * rope.inv_freq.len()
-}
-
-fn layer_rope(rope: &Rope, ropes: &mut Vec<Rope>) -> LayerRope {
-    let index = ropes.iter().position(|r| r == rope).unwrap_or_else(|| {
-        ropes.push(rope.clone());
-        ropes.len() - 1
-    });
-    let start = ropes[..index].iter().map(table_len).sum::<usize>();
-    LayerRope {
-        pairing: rope.pairing,
-        at: start..start + table_len(rope),
-    }
 }
 
 /// The part after attention.
@@ -325,6 +232,16 @@ impl DenseLayer {
     /// The products of the normed input: gate and up, or up alone.
     pub fn inner(&self) -> impl Iterator<Item = &Product> {
         self.gate.iter().chain([&self.up])
+    }
+
+    /// What the first products read.
+    pub fn input_encodings(&self) -> Encodings {
+        union(self.inner())
+    }
+
+    /// All of them.
+    fn products(&self) -> impl Iterator<Item = &Product> {
+        self.inner().chain([&self.down])
     }
 
     /// The first of them, whose result the activation replaces.

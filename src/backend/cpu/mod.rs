@@ -4,18 +4,21 @@
 //! |---|---|
 //! | `weights`, `layer` | a network made ready, with its threads and scratch memory; its blocks |
 //! | `runner`, `driver` | a session: its cache and logits; the thread of its started steps |
-//! | `forward`, `profile` | the forward pass of one token, and its time by kind of work |
+//! | `pass` | the walk through a block's parts, for one token and for many |
+//! | `attention_layer`, `experts` | attention as a block's mixer; mixtures of experts |
+//! | `forward`, `profile` | the decode step of one token, and its time by kind of work |
+//! | `chunk`, `prefill`, `batch` | many tokens at once, of one session or several |
 //! | `token` | what is done to single tokens in all forward passes |
-//! | `chunk`, `prefill`, `batch` | the forward pass of many tokens, of one session or several |
 //! | `estimate` | what a network would take |
 //! | `matmul` | products of weights and activations |
 //! | `attention`, `rows` | attention, and what it computes together |
 //! | `state` | what a session keeps |
 //! | `elementwise`, `simd` | norms and the like, over lanes that exist on every processor |
 //! | `device`, `host` | the CPU in the list of devices, what the system says about it |
-//! | `pool`, `turn`, `pages` | threads, whose turn it is, memory |
+//! | `pool`, `phase`, `turn`, `pages` | threads, how they share work, whose turn it is; memory |
 
 mod attention;
+mod attention_layer;
 mod batch;
 mod chunk;
 mod device;
@@ -28,6 +31,8 @@ pub mod host;
 mod layer;
 pub mod matmul;
 mod pages;
+mod pass;
+mod phase;
 mod pool;
 mod prefill;
 mod profile;

@@ -1,17 +1,23 @@
 //! The forward pass of many tokens of a session, in chunks. A session gives up the pool between
-//! layers if others wait for it.
+//! layers if others wait for it, and has smaller chunks then.
 
 use super::chunk::{Chunk, ChunkSpace, Places, chunk_bytes};
 use super::experts::ExpertChunkSpace;
+use super::forward::step;
 use super::kv::{KvCache, MAX_CHUNK};
 use super::weights::{CpuWeights, Sizes};
 use crate::error::{Result, fail};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 /// Fewest, whatever their memory.
 const MIN_CHUNK: usize = 16;
 /// Memory for a chunk that is fine for every model.
 const SMALL_BYTES: usize = 8 << 20;
+/// Tokens of a chunk while other sessions use the pool, who may have to wait for a layer of it.
+const SHARED_CHUNK: usize = 64;
+/// So few tokens do not wait for the chunk of another session, but are read one by one.
+const STEPS: usize = 16;
 /// A chunk of a larger model may take this fraction of its weights.
 const WEIGHTS_SHARE: usize = 40;
 
@@ -43,6 +49,9 @@ pub(super) fn prefill(
     mut out: Option<&mut [f32]>,
     interrupt: &AtomicBool,
 ) -> Result<()> {
+    if tokens.len() <= STEPS && weights.prefill_turns.users() > 0 {
+        return run_steps(weights, kv, position, tokens, out, interrupt);
+    }
     let mut rest = tokens;
     let mut position = position;
     while !rest.is_empty() {
@@ -55,7 +64,10 @@ pub(super) fn prefill(
                 none.insert(ChunkSpace::new(weights, tokens)?)
             }
         };
-        let (chunk, later) = rest.split_at(rest.len().min(space.tokens()));
+        let shared = weights.pool.is_used() || weights.prefill_turns.users() > 1;
+        let largest = if shared { SHARED_CHUNK } else { MAX_CHUNK };
+        let n = rest.len().min(space.tokens()).min(largest);
+        let (chunk, later) = rest.split_at(n);
         let last = match later {
             [] => out.take(),
             _ => None,
@@ -63,6 +75,23 @@ pub(super) fn prefill(
         run_chunk(weights, kv, position, chunk, space, last, interrupt)?;
         position += chunk.len();
         rest = later;
+    }
+    Ok(())
+}
+
+/// Tokens one by one, and the logits that follow the last one.
+fn run_steps(
+    weights: &CpuWeights,
+    kv: &KvCache,
+    position: usize,
+    tokens: &[u32],
+    mut out: Option<&mut [f32]>,
+    interrupt: &AtomicBool,
+) -> Result<()> {
+    let last = tokens.len() - 1;
+    for (i, token) in tokens.iter().enumerate() {
+        let logits = if i == last { out.take() } else { None };
+        step(weights, kv, (position + i, *token), logits, None, interrupt)?;
     }
     Ok(())
 }
@@ -79,6 +108,7 @@ fn run_chunk(
 ) -> Result<()> {
     let chunk = Chunk::new(weights, space, tokens, Places::Run(kv, position));
     let mut turn = weights.pool.turn(interrupt)?;
+    let (mut since, mut others) = (Instant::now(), Duration::ZERO);
     chunk.embed(&turn)?;
     for index in 0..weights.layers.len() {
         if interrupt.load(Relaxed) {
@@ -87,9 +117,13 @@ fn run_chunk(
                 "interrupted at position {position}, layer {index}"
             );
         }
-        if turn.is_wanted() {
+        // The others come first, but they do not get everything: half as long as they had it.
+        if turn.is_wanted() && since.elapsed() >= others / 2 {
             drop(turn);
+            let given = Instant::now();
             turn = weights.pool.turn(interrupt)?;
+            since = Instant::now();
+            others = since - given;
         }
         chunk.run_layer(&turn, index)?;
     }

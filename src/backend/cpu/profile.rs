@@ -2,14 +2,13 @@
 
 use super::kv::KvCache;
 use super::layer::{NormWeights, Product};
-use super::pool::Worker;
 use super::weights::CpuWeights;
 use crate::backend::{Profile, Work};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Takes the time at the ends of phases, on the first thread: waiting for the others is part of a
-/// phase.
+/// Takes the time at the ends of phases, on the thread that leads: waiting for the others is part of
+/// a phase.
 pub(super) struct Clock(Mutex<(Instant, Profile)>);
 
 impl Clock {
@@ -37,18 +36,21 @@ impl Clock {
     }
 }
 
-/// A clock or none, in a region.
+/// A clock or none.
 #[derive(Clone, Copy)]
 pub(super) struct Marks<'a>(pub Option<&'a Clock>);
 
 impl Marks<'_> {
     /// See [`Clock::end`]; `bytes` is asked for only if there is a clock.
-    pub fn end(&self, worker: &Worker, work: Work, bytes: impl FnOnce() -> u64) {
-        if let Some(clock) = self.0
-            && worker.index == 0
-        {
+    pub fn end(&self, work: Work, bytes: impl FnOnce() -> u64) {
+        if let Some(clock) = self.0 {
             clock.end(work, bytes());
         }
+    }
+
+    /// Ends a norm and what encodes its result.
+    pub fn end_norm(&self, norm: Option<&NormWeights>) {
+        self.end(Work::Norm, || norm_bytes(norm));
     }
 }
 

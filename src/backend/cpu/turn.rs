@@ -1,46 +1,77 @@
-//! A lock handed over in the order of arrival, whose waiters can be interrupted.
+//! Whose turn it is: a lock handed over in the order of arrival, whose waiters can be interrupted,
+//! and beside it seats for some of those who would wait.
 
 use crate::error::{Result, fail};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How often a waiter looks at its interrupt flag.
 const LOOK: Duration = Duration::from_millis(5);
 
+/// Waiters are woken singly, if they are no more than this.
+const BELLS: usize = 32;
+
 /// The lock. A thread that gives it up and asks again stands behind all who were waiting.
 pub struct Turns {
     state: Mutex<State>,
-    changed: Condvar,
+    /// A waiter listens to the one of its ticket.
+    bells: [Condvar; BELLS],
+    seats_taken: AtomicUsize,
+    /// Holders of the turn, of seats, and waiters.
+    users: AtomicUsize,
 }
 
 struct State {
     taken: bool,
+    free_seats: Vec<usize>,
     next_ticket: u64,
-    waiting: VecDeque<u64>,
+    waiting: VecDeque<Waiter>,
 }
 
-/// Held until dropped.
-pub struct Turn<'a>(&'a Turns);
+struct Waiter {
+    ticket: u64,
+    /// It takes a seat if there are at least so many users.
+    seat_from: usize,
+}
+
+/// Held until dropped: the turn, or a seat.
+pub struct Turn<'a> {
+    turns: &'a Turns,
+    seat: Option<usize>,
+}
 
 impl Turns {
-    /// A free lock.
-    pub fn new() -> Turns {
+    /// A free lock, and so many seats.
+    pub fn new(seats: usize) -> Turns {
         let state = State {
             taken: false,
+            free_seats: (0..seats).rev().collect(),
             next_ticket: 0,
             waiting: VecDeque::with_capacity(64),
         };
         Turns {
             state: Mutex::new(state),
-            changed: Condvar::new(),
+            bells: [const { Condvar::new() }; BELLS],
+            seats_taken: AtomicUsize::new(0),
+            users: AtomicUsize::new(0),
         }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing that panics runs under this mutex.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Seats that are taken at the moment.
+    pub fn seats_taken(&self) -> usize {
+        self.seats_taken.load(Ordering::Relaxed)
+    }
+
+    /// Holders of the turn and of seats, and waiters, at the moment.
+    pub fn users(&self) -> usize {
+        self.users.load(Ordering::Relaxed)
     }
 
     /// Waits for the turn. Errors: `Interrupted` if the flag is set while waiting.
@@ -50,104 +81,109 @@ impl Turns {
 
     /// Waits for the turn. Errors: `Interrupted` if `stop` says so while waiting.
     pub fn take_unless(&self, stop: impl Fn() -> bool) -> Result<Turn<'_>> {
+        self.wait(usize::MAX, stop)
+    }
+
+    /// Waits for the turn, or a seat if users are at least half as many as `useful`, whichever
+    /// comes first. Errors: `Interrupted` if `stop` says so while waiting.
+    pub fn take_or_seat(&self, useful: usize, stop: impl Fn() -> bool) -> Result<Turn<'_>> {
+        self.wait(useful.div_ceil(2), stop)
+    }
+
+    fn wait(&self, seat_from: usize, stop: impl Fn() -> bool) -> Result<Turn<'_>> {
+        self.users.fetch_add(1, Ordering::Relaxed);
         let mut state = self.state();
-        if state.taken || !state.waiting.is_empty() {
-            let ticket = state.next_ticket;
-            state.next_ticket += 1;
-            state.waiting.push_back(ticket);
-            while state.taken || state.waiting.front() != Some(&ticket) {
-                if stop() {
-                    state.waiting.retain(|&t| t != ticket);
-                    drop(state);
-                    self.changed.notify_all();
-                    fail!(Interrupted, "interrupted while waiting for other sessions");
-                }
-                let waited = self.changed.wait_timeout(state, LOOK);
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let ticket = state.next_ticket;
+        state.next_ticket += 1;
+        state.waiting.push_back(Waiter { ticket, seat_from });
+        loop {
+            if let Some(seat) = self.serve(&mut state, ticket) {
+                // Whoever is first now may find something, too.
+                self.ring(&state);
+                return Ok(Turn { turns: self, seat });
             }
-            state.waiting.pop_front();
+            if stop() {
+                state.waiting.retain(|w| w.ticket != ticket);
+                self.users.fetch_sub(1, Ordering::Relaxed);
+                self.ring(&state);
+                fail!(Interrupted, "interrupted while waiting for other sessions");
+            }
+            let bell = &self.bells[ticket as usize % BELLS];
+            let waited = bell.wait_timeout(state, LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        state.taken = true;
-        Ok(Turn(self))
+    }
+
+    /// Gives a waiter the turn (`None`) or a seat, if it is its.
+    #[allow(clippy::option_option)]
+    fn serve(&self, state: &mut State, ticket: u64) -> Option<Option<usize>> {
+        let first = state.waiting.front().map(|w| w.ticket);
+        if !state.taken && first == Some(ticket) {
+            state.waiting.pop_front();
+            state.taken = true;
+            return Some(None);
+        }
+        let (index, next) = self.next_for_seat(state)?;
+        if next != ticket {
+            return None;
+        }
+        let seat = state.free_seats.pop()?;
+        state.waiting.remove(index);
+        self.seats_taken.fetch_add(1, Ordering::Relaxed);
+        Some(Some(seat))
+    }
+
+    /// The first waiter that takes a seat.
+    fn next_for_seat(&self, state: &State) -> Option<(usize, u64)> {
+        if state.free_seats.is_empty() {
+            return None;
+        }
+        let users = self.users();
+        let mut waiting = state.waiting.iter().enumerate();
+        let next = waiting.find(|(_, w)| w.seat_from <= users);
+        next.map(|(index, w)| (index, w.ticket))
+    }
+
+    /// Wakes whoever can be served.
+    fn ring(&self, state: &State) {
+        let first = state.waiting.front().filter(|_| !state.taken);
+        let seated = self.next_for_seat(state).map(|(_, ticket)| ticket);
+        for ticket in first.map(|w| w.ticket).into_iter().chain(seated) {
+            let bell = &self.bells[ticket as usize % BELLS];
+            bell.notify_all();
+        }
     }
 }
 
 impl Turn<'_> {
     /// Whether somebody waits for this turn to end.
     pub fn is_wanted(&self) -> bool {
-        !self.0.state().waiting.is_empty()
+        !self.turns.state().waiting.is_empty()
+    }
+
+    /// The seat, if it is none other's turn that this is: one of `0..seats`.
+    pub fn seat(&self) -> Option<usize> {
+        self.seat
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.state();
-        state.taken = false;
-        let wanted = !state.waiting.is_empty();
-        drop(state);
-        if wanted {
-            self.0.changed.notify_all();
+        let turns = self.turns;
+        let mut state = turns.state();
+        turns.users.fetch_sub(1, Ordering::Relaxed);
+        match self.seat {
+            None => state.taken = false,
+            Some(seat) => {
+                turns.seats_taken.fetch_sub(1, Ordering::Relaxed);
+                // Within the capacity: it was taken from here.
+                state.free_seats.push(seat);
+            }
         }
+        turns.ring(&state);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::Status;
-    use std::sync::atomic::AtomicUsize;
-
-    #[test]
-    fn turns_exclude_each_other() {
-        let turns = Turns::new();
-        let (inside, total) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..200 {
-                        let _turn = turns.take(&AtomicBool::new(false)).unwrap();
-                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
-                        total.fetch_add(1, Ordering::SeqCst);
-                        inside.fetch_sub(1, Ordering::SeqCst);
-                    }
-                });
-            }
-        });
-        assert_eq!(total.into_inner(), 800);
-    }
-
-    #[test]
-    fn turns_are_handed_over_in_order() {
-        let turns = Turns::new();
-        let order = Mutex::new(Vec::new());
-        let never = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let mut first = Some(turns.take(&never).unwrap());
-            for i in 0..4 {
-                let (turns, order, never) = (&turns, &order, &never);
-                scope.spawn(move || {
-                    let _turn = turns.take(never).unwrap();
-                    order.lock().unwrap().push(i);
-                });
-                while turns.state().waiting.len() <= i {
-                    std::thread::yield_now();
-                }
-                assert!(first.as_ref().unwrap().is_wanted());
-            }
-            drop(first.take());
-        });
-        assert_eq!(order.into_inner().unwrap(), [0, 1, 2, 3]);
-    }
-
-    #[test]
-    fn an_interrupted_waiter_leaves_the_queue() {
-        let turns = Turns::new();
-        let (never, set) = (AtomicBool::new(false), AtomicBool::new(true));
-        let turn = turns.take(&never).unwrap();
-        let error = turns.take(&set).err().unwrap();
-        assert_eq!(error.status, Status::Interrupted);
-        assert!(!turn.is_wanted());
-        drop(turn);
-        assert!(turns.take(&set).is_ok(), "a free turn is not refused");
-    }
-}
+#[path = "turn_tests.rs"]
+mod tests;

@@ -3,12 +3,13 @@
 use super::attention::AttentionScratch;
 use super::batch::{BatchSpace, submit};
 use super::chunk::ChunkSpace;
-use super::experts::{ExpertSizes, ExpertThread};
+use super::experts::ExpertSizes;
 use super::forward::DecodeSpace;
 use super::kv::{KvCache, Shape};
 use super::layer::{Layer, NormWeights, Product, product, table_len};
-use super::matmul::{Activations, Encodings, Isa, Matrix, Scratch};
-use super::pool::Pool;
+use super::matmul::{Encodings, Isa, Matrix, Scratch};
+use super::pass::product_cost;
+use super::pool::{Pool, useful_threads};
 use super::runner::CpuRunner;
 use super::turn::Turns;
 use crate::backend::row::discard;
@@ -38,8 +39,11 @@ pub struct CpuWeights {
     pub(super) ropes: Vec<Rope>,
     pub(super) sizes: Sizes,
     pub(super) pool: Pool,
-    /// Memory of a decode step. Used by the holder of the pool's turn.
-    pub(super) decode: Mutex<DecodeSpace>,
+    /// Threads that a decode step makes good use of.
+    pub(super) useful_threads: usize,
+    /// Memory of decode steps: of the one that has the pool's turn, and of those that run alone, by
+    /// their seats.
+    pub(super) decode: Vec<Mutex<DecodeSpace>>,
     /// One prefill at a time has the memory for chunks, also while it lets others use the pool.
     pub(super) prefill_turns: Turns,
     pub(super) prefill: Mutex<Option<ChunkSpace>>,
@@ -81,18 +85,17 @@ impl Sizes {
     }
 }
 
-/// What each thread has for itself in a region.
+/// What each thread has for itself in a phase.
 pub(super) struct ThreadSpace {
-    /// One token's encoded input of a product, the same on all threads of a decode step.
-    pub input: Activations,
+    /// Which thread it is.
+    pub index: usize,
     pub unpacked: Scratch,
     pub attention: AttentionScratch,
     /// As many floats as the longest row that a norm takes.
     pub row: Vec<f32>,
-    pub experts: ExpertThread,
 }
 
-/// One [`ThreadSpace`] per thread of the pool.
+/// One [`ThreadSpace`] per thread that phases run on.
 pub(super) struct ThreadSpaces(Vec<Padded>);
 
 #[repr(align(128))]
@@ -105,8 +108,8 @@ impl ThreadSpaces {
     /// The space of one thread.
     ///
     /// # Safety
-    /// Nobody else uses this one as long as the reference lives: the caller runs in a region as
-    /// this thread, or has the pool's turn while no region runs.
+    /// Nobody else uses this one as long as the reference lives: the caller runs in a phase as this
+    /// thread.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn get(&self, index: usize) -> &mut ThreadSpace {
         // SAFETY: the caller's promise.
@@ -204,15 +207,19 @@ impl CpuWeights {
         let positions = network.positions.as_ref();
         let pool = Pool::new(threads)?;
         let mut spaces = Vec::new();
-        for _ in 0..threads {
+        for index in 0..pool.indices() {
             spaces.push(Padded(UnsafeCell::new(ThreadSpace {
-                input: Activations::new(1, sizes.cols(), sizes.encodings)?,
+                index,
                 unpacked: Scratch::new(sizes.cols())?,
                 attention: AttentionScratch::new(sizes.group, sizes.head_dim)?,
                 row: try_vec(sizes.normed(), 0.0, "scratch")?,
-                experts: ExpertThread::new(&sizes.experts)?,
             })));
         }
+        let mut decode = Vec::new();
+        for _ in 0..=pool.indices() - threads {
+            decode.push(Mutex::new(DecodeSpace::new(&sizes)?));
+        }
+        let matrix_bytes = matrix_bytes(network);
         let weights = Arc::new(CpuWeights {
             isa,
             hidden: network.hidden,
@@ -229,10 +236,15 @@ impl CpuWeights {
             ropes,
             sizes,
             pool,
-            decode: Mutex::new(DecodeSpace::new(&sizes)?),
-            prefill_turns: Turns::new(),
+            // Products of about the same size: four a layer, and the head.
+            useful_threads: useful_threads(product_cost(
+                matrix_bytes / (4 * network.blocks.len() + 1),
+                1,
+            )),
+            decode,
+            prefill_turns: Turns::new(0),
             prefill: Mutex::new(None),
-            matrix_bytes: matrix_bytes(network),
+            matrix_bytes,
             batch: Mutex::new(None),
             threads: ThreadSpaces(spaces),
         });
@@ -268,7 +280,7 @@ impl Weights for CpuWeights {
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>> {
         check_kv_type(options.kv_type)?;
         let kv = KvCache::new(self.kv_shape(options.kv_type)?, options.context)?;
-        let mut decode = self.decode.lock().unwrap_or_else(|e| e.into_inner());
+        let mut decode = self.decode[0].lock().unwrap_or_else(|e| e.into_inner());
         decode.reserve(&self, options.context)?;
         drop(decode);
         Ok(Box::new(CpuRunner::new(self, kv)?))

@@ -29,6 +29,9 @@ Measurement:
   --prompt LIST      prompt lengths in tokens, e.g. 128,512,2048 (the default), or none
   --depth LIST       tokens in the context before decoding, e.g. 0,512,4096 (the default), or none
   --batch LIST       sessions that decode together, e.g. 8,32 (default none)
+  --sessions LIST    sessions that decode on a thread each, e.g. 1,16 (default none)
+  --beside-prefill N decodes while another session reads prompts of N tokens (default none)
+  --busy N           busy threads of the host beside all this (default 0)
   --gen N            tokens decoded per measurement (default 64)
   --reps N           repetitions; median, least and greatest are shown (default 3)
   --kv f16|f32|q8_0  type of the KV cache (default f16; f32 is for CPUs, q8_0 for GPUs)
@@ -115,6 +118,12 @@ pub struct Args {
     pub depth: Lengths,
     /// Numbers of sessions that decode together.
     pub batch: Vec<usize>,
+    /// Numbers of sessions that decode on a thread each.
+    pub sessions: Vec<usize>,
+    /// Tokens of prompts that another session reads while one decodes.
+    pub beside_prefill: Option<usize>,
+    /// Busy threads beside.
+    pub busy: usize,
     /// Tokens per decode measurement.
     pub generate: usize,
     /// Repetitions.
@@ -165,6 +174,9 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         explicit: false,
     };
     let mut batch = Vec::new();
+    let mut sessions = Vec::new();
+    let mut beside_prefill = None;
+    let mut busy = 0;
     let mut depth = Lengths {
         list: vec![0, 512, 4096],
         explicit: false,
@@ -198,6 +210,11 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
             Long("threads") => threads = number(&mut parser, "--threads", 1, 1024)? as u32,
             Long("prompt") => prompt = lengths(&mut parser, "--prompt", 1)?,
             Long("batch") => batch = lengths(&mut parser, "--batch", 1)?.list,
+            Long("sessions") => sessions = lengths(&mut parser, "--sessions", 1)?.list,
+            Long("beside-prefill") => {
+                beside_prefill = Some(number(&mut parser, "--beside-prefill", 1, 1 << 20)?);
+            }
+            Long("busy") => busy = number(&mut parser, "--busy", 0, 1024)?,
             Long("depth") => depth = lengths(&mut parser, "--depth", 0)?,
             Long("gen") => generate = number(&mut parser, "--gen", 1, 1 << 20)?,
             Long("reps") => reps = number(&mut parser, "--reps", 1, 10_000)?,
@@ -267,6 +284,9 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         prompt,
         depth,
         batch,
+        sessions,
+        beside_prefill,
+        busy,
         generate,
         reps,
         kv,

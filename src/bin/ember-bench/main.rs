@@ -2,6 +2,7 @@
 
 mod args;
 mod bandwidth;
+mod beside;
 mod measure;
 mod memory;
 mod random;

@@ -1,6 +1,7 @@
 //! Runs a model and takes times.
 
 use crate::args::{Args, Kv, Lengths};
+use crate::beside::{BusyHost, beside_prefill, sessions_rate};
 use crate::random::Random;
 use crate::stats::Samples;
 use emberlm::backend::{DeviceInfo, KvType, LoadOptions, Profile};
@@ -26,6 +27,10 @@ pub struct Measured {
     pub decode: Vec<Decode>,
     /// Sessions that decode together.
     pub batch: Vec<Batch>,
+    /// Sessions that decode on a thread each.
+    pub sessions: Vec<Batch>,
+    /// Decodes while another session reads prompts, and that session's rate, if that was asked for.
+    pub beside_prefill: Option<(Samples, Samples)>,
     /// Lengths that the context does not hold.
     pub left_out: Vec<String>,
     /// Bytes of KV cache per position.
@@ -75,6 +80,7 @@ const SCHEMA: &str =
 /// Measures everything that `args` asks for. `say` is told what is going on.
 pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Measured> {
     let device = device::info(args.device)?;
+    let _busy = BusyHost::start(args.busy);
     let kv_type = match args.kv {
         Kv::F16 => KvType::F16,
         Kv::F32 => KvType::F32,
@@ -170,6 +176,36 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             tokens_per_s: batch_rate(&model, sessions, kv_type, &tokens, args)?,
         });
     }
+    // Sessions with one token in their context.
+    let made = |count: usize| -> emberlm::Result<Vec<Session>> {
+        let context = (args.generate + 3).max(args.beside_prefill.unwrap_or(0));
+        let make = |_| {
+            let mut session = self::session(&model, context, kv_type, args)?;
+            session.prefill(&tokens[..1])?;
+            Ok(session)
+        };
+        (0..count).map(make).collect()
+    };
+    let mut on_threads = Vec::new();
+    for &count in &args.sessions {
+        say(&format!("decode of {count} sessions on threads"));
+        let mut sessions = made(count)?;
+        on_threads.push(Batch {
+            sessions: count,
+            tokens_per_s: sessions_rate(&mut sessions, args.generate, args.reps)?,
+        });
+    }
+    let mut beside = None;
+    if let Some(n) = args.beside_prefill {
+        say(&format!("decode beside prompts of {n} tokens"));
+        let n = n.min(trained);
+        let mut sessions = made(2)?;
+        if let [decoding, reading] = &mut sessions[..] {
+            let prompt = random_tokens(n, model.details().n_vocab);
+            let rates = beside_prefill(decoding, reading, &prompt, args.generate, args.reps)?;
+            beside = Some(rates);
+        }
+    }
     let threads = match args.threads {
         0 => device.cores as usize,
         n => n as usize,
@@ -181,6 +217,8 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
         prefill,
         decode,
         batch,
+        sessions: on_threads,
+        beside_prefill: beside,
         left_out,
         kv_bytes_per_token: model.weights().kv_bytes_per_token(kv_type),
         kv_bytes: model.weights().kv_bytes(kv_type, context),

@@ -158,6 +158,23 @@ impl Report<'_> {
                 spread(&b.tokens_per_s, 1)
             ));
         }
+        for s in &m.sessions {
+            line(format!(
+                "decode     {:>6} on threads {:>31} tokens/s",
+                s.sessions,
+                spread(&s.tokens_per_s, 1)
+            ));
+        }
+        if let Some((decoded, read)) = &m.beside_prefill {
+            line(format!(
+                "decode     beside a prompt {:>35} tokens/s",
+                spread(decoded, 1)
+            ));
+            line(format!(
+                "prefill    beside it       {:>35} tokens/s",
+                spread(read, 1)
+            ));
+        }
         for what in &m.left_out {
             line(format!(
                 "left out   {what}: the model's context is too short"
@@ -191,6 +208,16 @@ impl Report<'_> {
             .batch
             .iter()
             .map(|b| json!({ "sessions": b.sessions, "tokens_per_s": samples(&b.tokens_per_s) }));
+        let sessions = m
+            .sessions
+            .iter()
+            .map(|s| json!({ "sessions": s.sessions, "tokens_per_s": samples(&s.tokens_per_s) }));
+        let beside = m.beside_prefill.as_ref().map(|(decoded, read)| {
+            json!({
+                "decode_tokens_per_s": samples(decoded),
+                "prefill_tokens_per_s": samples(read),
+            })
+        });
         let bandwidth = self.bandwidth.map(|b| {
             json!({
                 "gb_per_s": samples(&b.gb_per_s),
@@ -217,6 +244,9 @@ impl Report<'_> {
             "prefill": prefill.collect::<Vec<_>>(),
             "decode": decode.collect::<Vec<_>>(),
             "batch": batch.collect::<Vec<_>>(),
+            "sessions": sessions.collect::<Vec<_>>(),
+            "beside_prefill": beside,
+            "busy_threads": self.args.busy,
             "left_out": m.left_out,
         })
     }

@@ -1,18 +1,15 @@
 //! Experts for many tokens: sorted by expert, and each expert's tokens multiplied together.
 
-use super::super::forward::deal_rows;
 use super::super::layer::Product;
 use super::super::matmul::{Activations, Encodings, Isa, Matrix};
 use super::super::pages::{Pages, Span};
-use super::super::pool::Worker;
-use super::super::weights::ThreadSpace;
+use super::super::pass::{Pass, product_cost};
+use super::super::pool::Work;
 use super::{Expert, ExpertLayer, ExpertSizes, Which, add_bias};
 use crate::error::{Result, try_vec};
 use std::ops::Range;
 
 const BLOCK: usize = Matrix::ROW_QUANTUM;
-/// Bytes of weights that a thread takes at a time, at least, for a single token.
-const GRAIN_BYTES: usize = 128 << 10;
 
 /// Memory of a chunk's experts. A pair is a token and one of its experts; pairs sorted by expert,
 /// those of an expert by token, are slots. The work on slots is done in windows of as many slots as
@@ -68,7 +65,7 @@ impl ExpertChunkSpace {
         (once + tokens * floats) * size_of::<f32>() + input
     }
 
-    /// For the threads of a region. `up` has a block of [`Matrix::ROW_QUANTUM`] rows for each thread
+    /// For the threads of a pass. `up` has a block of [`Matrix::ROW_QUANTUM`] rows for each thread
     /// and token.
     pub fn chunk<'a>(&'a mut self, isa: Isa, up: Span<'a>) -> ExpertChunk<'a> {
         ExpertChunk {
@@ -91,6 +88,7 @@ impl ExpertChunkSpace {
 }
 
 /// A chunk's experts, as each thread sees them.
+#[derive(Clone, Copy)]
 pub(in super::super) struct ExpertChunk<'a> {
     isa: Isa,
     scores: Span<'a>,
@@ -115,116 +113,81 @@ struct Run<'l> {
 }
 
 impl ExpertChunk<'_> {
-    /// Writes the layer's output for `n` tokens to `y`, rows of `layer.hidden`. `input` is the normed
-    /// input, in the layer's encodings. Begins and ends with phases of its own.
-    ///
-    /// # Safety
-    /// All threads of a region call it, and nobody else uses these buffers or `y`.
-    pub unsafe fn run(
-        &self,
-        worker: &Worker,
-        me: &mut ThreadSpace,
-        layer: &ExpertLayer,
-        input: &Activations,
-        n: usize,
-        y: Span,
-    ) {
+    /// Writes the layer's output of all tokens to `y`, rows of `layer.hidden`; the pass has encoded
+    /// the normed input.
+    pub fn run(&self, pass: &Pass, layer: &ExpertLayer) -> Result<()> {
+        let (n, y) = (pass.tokens.count, pass.tokens.buffers.y);
         assert!(n <= self.max_tokens);
         let pairs = n * layer.routing.n_used;
-        // SAFETY: the caller's promise; barriers separate the phases, and in each a thread writes
-        // only its own rows or tokens.
-        unsafe {
-            self.score(worker, me, layer, input, n);
-            worker.barrier();
-            self.choose(worker, layer, n);
-            worker.barrier();
-            if worker.index == 0 {
-                self.sort(layer, n);
-            }
-            worker.barrier();
-            let mut next_run = 0;
-            for from in (0..pairs).step_by(self.max_tokens) {
-                let window = from..(from + self.max_tokens).min(pairs);
-                self.gather(worker, layer, input, &window);
-                worker.barrier();
-                let runs = self.runs(layer, &window, &mut next_run);
-                let run = |i: usize| self.run_at(layer, &window, runs.start + i);
-                self.gate_up(worker, me, runs.len(), run, self.input);
-                worker.barrier();
-                let enc = layer.experts.down.matrix.encodings();
-                self.encode(worker, window.len(), layer.experts.n_ff, enc);
-                worker.barrier();
-                self.down(worker, me, layer.hidden, runs.len(), run);
-                worker.barrier();
-                self.add_window(worker, layer, n, &window, y);
-                worker.barrier();
-            }
-            if let Some(shared) = &layer.shared {
-                let expert = shared.products.expert(0, self.isa);
-                let run = |_| Run {
-                    expert,
-                    tokens: 0..n,
-                };
-                self.gate_up(worker, me, 1, run, input);
-                worker.barrier();
-                let enc = shared.products.down.matrix.encodings();
-                self.encode(worker, n, shared.products.n_ff, enc);
-                worker.barrier();
-                self.down(worker, me, layer.hidden, 1, run);
-                worker.barrier();
-                self.add_shared(worker, layer, expert, n, y);
-                worker.barrier();
-            }
+        let input = pass.tokens.input;
+        self.score(pass, layer)?;
+        self.choose(pass, layer)?;
+        // SAFETY: no phase runs, so nobody else uses the lists; later phases only read them.
+        unsafe { self.sort(layer, n) };
+        let mut next_run = 0;
+        for from in (0..pairs).step_by(self.max_tokens) {
+            let window = from..(from + self.max_tokens).min(pairs);
+            self.gather(pass, layer, &window)?;
+            // SAFETY: nobody writes the lists.
+            let runs = unsafe { self.runs(layer, &window, &mut next_run) };
+            // SAFETY: as above.
+            let run = |i: usize| unsafe { self.run_at(layer, &window, runs.start + i) };
+            let slots = (runs.len(), window.len());
+            self.gate_up(pass, slots, run, self.input)?;
+            let enc = layer.experts.down.matrix.encodings();
+            self.encode(pass, window.len(), layer.experts.n_ff, enc)?;
+            self.down(pass, slots, run, layer.hidden)?;
+            self.add_window(pass, layer, &window, y)?;
         }
+        if let Some(shared) = &layer.shared {
+            let expert = shared.products.expert(0, self.isa);
+            let run = |_| Run {
+                expert,
+                tokens: 0..n,
+            };
+            self.gate_up(pass, (1, n), run, input)?;
+            let enc = shared.products.down.matrix.encodings();
+            self.encode(pass, n, shared.products.n_ff, enc)?;
+            self.down(pass, (1, n), run, layer.hidden)?;
+            self.add_shared(pass, layer, expert, y)?;
+        }
+        Ok(())
     }
 
     /// Scores of all tokens.
-    ///
-    /// # Safety
-    /// A phase of its own, in which all threads call it; so below.
-    unsafe fn score(
-        &self,
-        worker: &Worker,
-        me: &mut ThreadSpace,
-        layer: &ExpertLayer,
-        input: &Activations,
-        n: usize,
-    ) {
-        let stride = layer.n_scores();
+    fn score(&self, pass: &Pass, layer: &ExpertLayer) -> Result<()> {
+        let (n, stride, input) = (pass.tokens.count, layer.n_scores(), pass.tokens.input);
         let mut products = arrayvec::ArrayVec::<&Product, 2>::new();
         products.extend(layer.scorers());
-        deal_rows(worker, &products, GRAIN_BYTES / n, |i, rows| {
+        let all = products.clone();
+        pass.rows(products, move |me, i, rows| {
             let at = if i == 0 { 0 } else { layer.routing.n_experts };
-            let product = products[i];
+            let product = all[i];
             // SAFETY: each thread has rows of its own, of all tokens.
             unsafe {
-                let out = self.scores.base().add(at);
-                let unpacked = &mut me.unpacked;
-                product
-                    .matrix
-                    .mul(input, 0..n, rows.clone(), out, stride, unpacked);
+                let (out, unpacked) = (self.scores.base().add(at), &mut me.unpacked);
+                let matrix = &product.matrix;
+                matrix.mul(input, 0..n, rows.clone(), out, stride, unpacked);
                 for t in 0..n {
                     let out = self.scores.part(t * stride + at + rows.start, rows.len());
                     add_bias(out, product.bias.as_ref().map(|b| &b[rows.clone()]));
                 }
             }
-        });
+        })
     }
 
     /// Experts and weights of all tokens.
-    ///
-    /// # Safety
-    /// As above.
-    unsafe fn choose(&self, worker: &Worker, layer: &ExpertLayer, n: usize) {
+    fn choose(&self, pass: &Pass, layer: &ExpertLayer) -> Result<()> {
         let (routing, stride) = (&layer.routing, layer.n_scores());
         let (n_experts, used) = (routing.n_experts, routing.n_used);
         let parts = used + usize::from(layer.shared.is_some());
-        worker.ranges(n, 4, |tokens| {
+        let work = Work::even(pass.tokens.count, (n_experts * used) as u64);
+        pass.phase(work, |me, tokens| {
             for t in tokens {
                 // SAFETY: each token is one thread's, and so is a share of the keys.
                 unsafe {
                     let scores = &*self.scores.part(t * stride, stride);
-                    let keys = self.keys.part(worker.index * n_experts, n_experts);
+                    let keys = self.keys.part(me.index * n_experts, n_experts);
                     let ids = self.ids.part(t * used, used);
                     let weights = self.weights.part(t * parts, parts);
                     routing.choose(&scores[..n_experts], keys, ids, &mut weights[..used]);
@@ -233,7 +196,7 @@ impl ExpertChunk<'_> {
                     }
                 }
             }
-        });
+        })
     }
 
     /// Sorts the pairs by expert.
@@ -333,19 +296,12 @@ impl ExpertChunk<'_> {
     }
 
     /// Brings the inputs of a window's slots together.
-    ///
-    /// # Safety
-    /// As above.
-    unsafe fn gather(
-        &self,
-        worker: &Worker,
-        layer: &ExpertLayer,
-        input: &Activations,
-        window: &Range<usize>,
-    ) {
+    fn gather(&self, pass: &Pass, layer: &ExpertLayer, window: &Range<usize>) -> Result<()> {
         let p = &layer.experts;
         let enc = p.gate.matrix.encodings().union(p.up.matrix.encodings());
-        worker.ranges(window.len(), 8, |slots| {
+        let work = Work::even(window.len(), layer.hidden as u64 / 8);
+        let input = pass.tokens.input;
+        pass.phase(work, |_, slots| {
             for slot in slots {
                 // SAFETY: each slot is one thread's; the input is only read.
                 unsafe {
@@ -353,30 +309,26 @@ impl ExpertChunk<'_> {
                     self.input.copy_row(slot, input, token, layer.hidden, enc);
                 }
             }
-        });
+        })
     }
 
-    /// Gate and up of the runs, activated, in `inner`.
-    ///
-    /// # Safety
-    /// As above.
-    unsafe fn gate_up<'l>(
+    /// Gate and up of runs with so many slots together, activated, in `inner`.
+    fn gate_up<'l>(
         &self,
-        worker: &Worker,
-        me: &mut ThreadSpace,
-        n_runs: usize,
-        run: impl Fn(usize) -> Run<'l>,
+        pass: &Pass,
+        (n_runs, slots): (usize, usize),
+        run: impl Fn(usize) -> Run<'l> + Sync,
         input: &Activations,
-    ) {
+    ) -> Result<()> {
         let p = run(0).expert.products;
         let (n_ff, blocks) = (p.n_ff, p.n_ff.div_ceil(BLOCK));
-        let mine = worker.index * self.max_tokens * BLOCK;
-        let grain = grain(&p.gate, n_runs, blocks);
-        worker.ranges(n_runs * blocks, grain, |tasks| {
+        let work = work(2, &p.gate, (n_runs, slots), blocks);
+        pass.phase(work, |me, tasks| {
             for task in tasks {
                 let Run { expert, tokens } = run(task / blocks);
                 let rows = task % blocks * BLOCK..(task % blocks * BLOCK + BLOCK).min(n_ff);
                 let n = rows.len();
+                let mine = me.index * self.max_tokens * BLOCK;
                 // SAFETY: each thread has rows of its own of a run's tokens, and its own block of up.
                 unsafe {
                     let unpacked = &mut me.unpacked;
@@ -393,15 +345,12 @@ impl ExpertChunk<'_> {
                     }
                 }
             }
-        });
+        })
     }
 
     /// Encodes `n` rows of activations as inputs of the last products.
-    ///
-    /// # Safety
-    /// As above.
-    unsafe fn encode(&self, worker: &Worker, n: usize, n_ff: usize, enc: Encodings) {
-        worker.ranges(n, 4, |rows| {
+    fn encode(&self, pass: &Pass, n: usize, n_ff: usize, enc: Encodings) -> Result<()> {
+        pass.phase(Work::even(n, 50 + n_ff as u64 / 4), |_, rows| {
             for row in rows {
                 // SAFETY: each row is one thread's.
                 unsafe {
@@ -409,24 +358,20 @@ impl ExpertChunk<'_> {
                     self.input.set_row(self.isa, row, inner, enc);
                 }
             }
-        });
+        })
     }
 
-    /// Outputs of the runs, without bias.
-    ///
-    /// # Safety
-    /// As above.
-    unsafe fn down<'l>(
+    /// Outputs of runs with so many slots together, without bias.
+    fn down<'l>(
         &self,
-        worker: &Worker,
-        me: &mut ThreadSpace,
+        pass: &Pass,
+        (n_runs, slots): (usize, usize),
+        run: impl Fn(usize) -> Run<'l> + Sync,
         hidden: usize,
-        n_runs: usize,
-        run: impl Fn(usize) -> Run<'l>,
-    ) {
+    ) -> Result<()> {
         let blocks = hidden.div_ceil(BLOCK);
-        let grain = grain(&run(0).expert.products.down, n_runs, blocks);
-        worker.ranges(n_runs * blocks, grain, |tasks| {
+        let work = work(1, &run(0).expert.products.down, (n_runs, slots), blocks);
+        pass.phase(work, |me, tasks| {
             for task in tasks {
                 let Run { expert, tokens } = run(task / blocks);
                 let rows = task % blocks * BLOCK..(task % blocks * BLOCK + BLOCK).min(hidden);
@@ -438,24 +383,21 @@ impl ExpertChunk<'_> {
                     view.mul(self.input, tokens, 0..n, out, hidden, &mut me.unpacked);
                 }
             }
-        });
+        })
     }
 
     /// Adds the outputs of a window to those of the windows before.
-    ///
-    /// # Safety
-    /// As above.
-    unsafe fn add_window(
+    fn add_window(
         &self,
-        worker: &Worker,
+        pass: &Pass,
         layer: &ExpertLayer,
-        n: usize,
         window: &Range<usize>,
         y: Span,
-    ) {
+    ) -> Result<()> {
         let (used, hidden) = (layer.routing.n_used, layer.hidden);
         let parts = used + usize::from(layer.shared.is_some());
-        worker.ranges(n, 4, |tokens| {
+        let work = Work::even(pass.tokens.count, (used * hidden) as u64 / 8);
+        pass.phase(work, |_, tokens| {
             for t in tokens {
                 // SAFETY: each token is one thread's; all else is only read.
                 unsafe {
@@ -476,23 +418,14 @@ impl ExpertChunk<'_> {
                     }
                 }
             }
-        });
+        })
     }
 
     /// Adds the outputs of the shared expert.
-    ///
-    /// # Safety
-    /// As above.
-    unsafe fn add_shared(
-        &self,
-        worker: &Worker,
-        layer: &ExpertLayer,
-        shared: Expert,
-        n: usize,
-        y: Span,
-    ) {
+    fn add_shared(&self, pass: &Pass, layer: &ExpertLayer, shared: Expert, y: Span) -> Result<()> {
         let (used, hidden) = (layer.routing.n_used, layer.hidden);
-        worker.ranges(n, 4, |tokens| {
+        let work = Work::even(pass.tokens.count, hidden as u64 / 8);
+        pass.phase(work, |_, tokens| {
             for t in tokens {
                 // SAFETY: each token is one thread's; all else is only read.
                 unsafe {
@@ -502,13 +435,18 @@ impl ExpertChunk<'_> {
                     shared.add_output(0..hidden, weight, out, y);
                 }
             }
-        });
+        })
     }
 }
 
-/// Blocks of rows that a thread takes at a time.
-fn grain(product: &Product, n_runs: usize, blocks: usize) -> usize {
-    let block_bytes = (BLOCK * product.tensor.row_bytes()).max(1);
-    // Enough for all threads to have several turns.
-    (GRAIN_BYTES / block_bytes).clamp(1, (n_runs * blocks / 256).max(1))
+/// The work of `matrices` like `product`, by blocks of rows of each run's expert.
+fn work(
+    matrices: usize,
+    product: &Product,
+    (n_runs, slots): (usize, usize),
+    blocks: usize,
+) -> Work {
+    let bytes = matrices * BLOCK * product.tensor.row_bytes();
+    let each = product_cost(bytes, slots.div_ceil(n_runs.max(1)));
+    Work::even(n_runs * blocks, each)
 }

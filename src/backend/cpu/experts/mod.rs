@@ -11,14 +11,32 @@ mod decode;
 
 use choose::Routing;
 pub(super) use chunk::{ExpertChunk, ExpertChunkSpace};
-pub(super) use decode::{ExpertBuffers, ExpertSpace, ExpertStep, ExpertThread};
+pub(super) use decode::{ExpertBuffers, ExpertSpace};
 
 use super::elementwise::{add_bias, silu_mul, swiglu_clamped};
 use super::layer::{Product, floats, product};
 use super::matmul::{Encodings, Isa, View};
+use super::pass::Pass;
 use crate::error::{Result, fail};
 use crate::model::{Activation, Block, Experts, FeedForward, Mlp, SharedExpert};
 use std::ops::Range;
+
+/// Memory of a mixture, for one token or for many.
+#[derive(Clone, Copy)]
+pub(super) enum Mixture<'a> {
+    One(ExpertBuffers<'a>),
+    Many(ExpertChunk<'a>),
+}
+
+impl Mixture<'_> {
+    /// Writes the layer's output of all tokens to `y`; the pass has encoded the normed input.
+    pub fn run(&self, pass: &Pass, layer: &ExpertLayer) -> Result<()> {
+        match self {
+            Mixture::One(buffers) => buffers.run(pass, layer),
+            Mixture::Many(chunk) => chunk.run(pass, layer),
+        }
+    }
+}
 
 /// A feed-forward part that is a mixture of experts.
 pub(super) struct ExpertLayer {

@@ -1,0 +1,477 @@
+//! Attention as a block's mixer: its weights, and its way from the residual stream and back.
+//!
+//! For one token it is computed head by head, or, where few threads would have a head or a head has
+//! much to read, by segments of the cache. For many it is computed by head and block of tokens.
+
+use super::attention::{attend, attend_segment, join_segments, partial_len};
+use super::elementwise::{add_bias, rotate};
+use super::kv::{Element, Half, KvCache, SEGMENT, put};
+use super::layer::{NormWeights, Product, find_floats, product, table_len, union};
+use super::matmul::Isa;
+use super::pass::{Pass, Places, Post, Rows as Row, Tokens};
+use super::pool::Work;
+use super::profile::{attention_bytes, product_bytes};
+use super::rows::{Rows, Scores, tokens_per_block};
+use super::token::Buffers;
+use super::weights::ThreadSpace;
+use crate::backend::{KvType, Work as Kind};
+use crate::error::Result;
+use crate::model::{Attention, Norm, Rope, RopePairing};
+use std::ops::Range;
+
+/// Nanoseconds of a head's attention from which on it is split by segments.
+const LONG_HEAD: u64 = 100_000;
+
+/// The weights of a layer's attention.
+pub(super) struct AttentionLayer {
+    /// The layer's place in a cache.
+    index: usize,
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    q: Product,
+    k: Product,
+    v: Product,
+    output: Product,
+    q_norm: Option<HeadNorm>,
+    k_norm: Option<HeadNorm>,
+    rope: Option<LayerRope>,
+    scale: f32,
+    /// Shorter than the model's context, if there is one.
+    window: Option<usize>,
+    score_cap: Option<f32>,
+    sinks: Option<Vec<f32>>,
+}
+
+/// A norm of queries or keys.
+enum HeadNorm {
+    /// Over each head.
+    Each(NormWeights),
+    /// Over all heads together.
+    All(NormWeights),
+}
+
+impl HeadNorm {
+    fn find(norm: &Option<Norm>, head_dim: usize) -> Result<Option<HeadNorm>> {
+        Ok(
+            NormWeights::find(norm)?.map(|norm| match norm.len() == head_dim {
+                true => HeadNorm::Each(norm),
+                false => HeadNorm::All(norm),
+            }),
+        )
+    }
+
+    fn weights(&self) -> &NormWeights {
+        match self {
+            HeadNorm::Each(norm) | HeadNorm::All(norm) => norm,
+        }
+    }
+}
+
+/// A layer's rotary embedding: where its table is in a position's tables.
+struct LayerRope {
+    pairing: RopePairing,
+    at: Range<usize>,
+}
+
+fn layer_rope(rope: &Rope, ropes: &mut Vec<Rope>) -> LayerRope {
+    let index = ropes.iter().position(|r| r == rope).unwrap_or_else(|| {
+        ropes.push(rope.clone());
+        ropes.len() - 1
+    });
+    let start = ropes[..index].iter().map(table_len).sum::<usize>();
+    LayerRope {
+        pairing: rope.pairing,
+        at: start..start + table_len(rope),
+    }
+}
+
+impl AttentionLayer {
+    /// Takes a layer's attention over; reads only the small tensors. A new rope goes to `ropes`.
+    pub fn new(
+        (index, a): (usize, &Attention),
+        window: Option<usize>,
+        ropes: &mut Vec<Rope>,
+        isa: Isa,
+    ) -> Result<AttentionLayer> {
+        Ok(AttentionLayer {
+            index,
+            n_heads: a.n_heads,
+            n_kv_heads: a.n_kv_heads,
+            head_dim: a.head_dim,
+            q: product(&a.q, isa)?,
+            k: product(&a.k, isa)?,
+            v: product(&a.v, isa)?,
+            output: product(&a.output, isa)?,
+            q_norm: HeadNorm::find(&a.q_norm, a.head_dim)?,
+            k_norm: HeadNorm::find(&a.k_norm, a.head_dim)?,
+            rope: a.rope.as_ref().map(|rope| layer_rope(rope, ropes)),
+            scale: a.scale,
+            window,
+            score_cap: a.score_cap,
+            sinks: find_floats(&a.sinks, "attention sinks")?,
+        })
+    }
+
+    /// Floats of its small vectors.
+    pub fn floats(&self) -> usize {
+        let norms = [&self.q_norm, &self.k_norm].into_iter().flatten();
+        let norms = norms.map(|norm| norm.weights().floats()).sum::<usize>();
+        let products = [&self.q, &self.k, &self.v, &self.output];
+        let biases = products.into_iter().map(Product::bias_len).sum::<usize>();
+        norms + biases + self.sinks.as_ref().map_or(0, Vec::len)
+    }
+
+    /// Query heads per KV head.
+    fn group(&self) -> usize {
+        self.n_heads / self.n_kv_heads
+    }
+
+    /// What the scores of a KV head's group are subject to.
+    fn scores(&self, kv_head: usize) -> Scores<'_> {
+        let group = kv_head * self.group()..(kv_head + 1) * self.group();
+        Scores {
+            window: self.window.unwrap_or(usize::MAX),
+            cap: self.score_cap,
+            sinks: self.sinks.as_ref().map(|sinks| &sinks[group]),
+        }
+    }
+
+    /// Whether queries or keys are normed over all heads together.
+    fn norms_all_heads(&self) -> bool {
+        let norms = [&self.q_norm, &self.k_norm];
+        norms.iter().any(|n| matches!(n, Some(HeadNorm::All(_))))
+    }
+
+    /// Adds what the positions up to each token's say to it to the residual stream.
+    pub fn run(&self, pass: &Pass, norm: Option<&NormWeights>, post: Post) -> Result<()> {
+        let b = &pass.tokens.buffers;
+        let products = [&self.q, &self.k, &self.v];
+        pass.encode(norm, pass.residual(), union(products))?;
+        pass.marks.end_norm(norm);
+        let row = |span, width, stride| Row {
+            span,
+            width,
+            stride,
+        };
+        let (q, kv) = (
+            self.n_heads * self.head_dim,
+            self.n_kv_heads * self.head_dim,
+        );
+        let q = row(b.q, q, b.sizes.q);
+        let kv = [b.k, b.v].map(|span| row(span, kv, b.sizes.kv));
+        pass.products(products, [q, kv[0], kv[1]])?;
+        pass.marks.end(Kind::Qkv, || product_bytes(products));
+        match pass.tokens.places {
+            Places::Run(kv, position) if pass.tokens.count == 1 => {
+                match kv.kv_type() {
+                    KvType::F16 => self.one::<Half>(pass, kv, position)?,
+                    // q8_0 was refused when the session was made.
+                    KvType::F32 | KvType::Q8_0 => self.one::<f32>(pass, kv, position)?,
+                }
+                let cache = || attention_bytes(kv, self.index, position);
+                pass.marks.end(Kind::Attention, cache);
+            }
+            _ => self.many(pass)?,
+        }
+        pass.add_product(q, &self.output, post)?;
+        let output = || product_bytes([&self.output]);
+        pass.marks.end(Kind::Output, output);
+        Ok(())
+    }
+
+    /// Nanoseconds of a KV head's attention for one token at a position.
+    fn cost(&self, position: usize) -> u64 {
+        let seen = (position + 1).min(self.window.unwrap_or(usize::MAX));
+        (seen * self.head_dim * self.group()) as u64 / 8 + 100
+    }
+
+    /// Nanoseconds of placing a token.
+    fn place_cost(&self) -> u64 {
+        ((self.n_heads + 2 * self.n_kv_heads) * self.head_dim) as u64 / 2
+    }
+
+    /// Attention from q, k and v to q, of one token.
+    fn one<E: Element>(&self, pass: &Pass, kv: &KvCache, position: usize) -> Result<()> {
+        let (tokens, b, isa) = (pass.tokens, &pass.tokens.buffers, pass.tokens.isa());
+        let (dim, group, heads) = (self.head_dim, self.group(), self.n_kv_heads);
+        if self.norms_all_heads() {
+            let work = Work::even(2, self.place_cost() / 2);
+            pass.phase(work, |me, parts| {
+                for part in parts {
+                    // SAFETY: queries and keys are each one thread's.
+                    unsafe { norm_all_heads(isa, self, b, 0, part, &mut me.row) };
+                }
+            })?;
+        }
+        let rows = |kv_head: usize| Rows {
+            queries: b.q.base().wrapping_add(kv_head * group * dim),
+            stride: group * dim,
+            group,
+            tokens: 1,
+            position,
+            scores: self.scores(kv_head),
+        };
+        let all = rows(0).segments();
+        let (first, segments) = (*all.start(), all.count());
+        let cost = self.cost(position);
+        let partials = tokens.partials.filter(|_| {
+            let threads = pass.turn.threads();
+            segments > 1 && threads > 1 && (splits(heads, threads) || cost > LONG_HEAD)
+        });
+        let place_cost = self.place_cost() / heads as u64;
+        let head_cost = place_cost + partials.map_or(cost, |_| 0);
+        pass.phase(Work::even(heads, head_cost), |me, heads| {
+            for h in heads {
+                // SAFETY: each head is one thread's. A group's output replaces its queries after
+                // the last of them was read.
+                unsafe {
+                    place::<E>(isa, self, kv, b, (0, position), h, &mut me.row);
+                    if partials.is_none() {
+                        let out = b.q.base().add(h * group * dim);
+                        let head = kv.head::<E>(self.index, h);
+                        attend(isa, &rows(h), head, out, &mut me.attention);
+                    }
+                }
+            }
+        })?;
+        let Some(partials) = partials else {
+            return Ok(());
+        };
+        let width = partial_len(1, dim);
+        let stride = self.n_heads * width;
+        let work = Work::even(heads * segments, cost / segments as u64);
+        pass.phase(work, |me, tasks| {
+            for task in tasks {
+                let (h, s) = (task / segments, task % segments);
+                // SAFETY: each part of the partials is one thread's; queries are only read.
+                unsafe {
+                    let out = partials.part(s * stride + h * group * width, group * width);
+                    let (out, head) = (out.as_mut_ptr(), kv.head::<E>(self.index, h));
+                    attend_segment(isa, &rows(h), head, first + s, out, &mut me.attention);
+                }
+            }
+        })?;
+        let cost = (segments * dim) as u64 / 8;
+        pass.phase(Work::even(self.n_heads, cost), |_, heads| {
+            for h in heads {
+                // SAFETY: each head is one thread's; the partials were checked when written.
+                unsafe {
+                    let partials = partials.base().add(h * width);
+                    let out = b.q.base().add(h * dim);
+                    let sink = self.scores(h / group).sinks.map(|s| s[h % group]);
+                    join_segments(isa, partials, stride, segments, dim, sink, out);
+                }
+            }
+        })
+    }
+
+    /// Attention from q, k and v to q, of many tokens.
+    fn many(&self, pass: &Pass) -> Result<()> {
+        let (tokens, n) = (pass.tokens, pass.tokens.count);
+        let place = Work::even(n, self.place_cost());
+        pass.phase(place, |me, range| {
+            for t in range {
+                // SAFETY: each token is one thread's.
+                unsafe { self.place_token(tokens, t, me) };
+            }
+        })?;
+        let heads = self.n_kv_heads;
+        match tokens.places {
+            Places::Run(_, position) => {
+                let block = tokens_per_block(self.group());
+                let first = position / block;
+                let blocks = (position + n - 1) / block + 1 - first;
+                let each = self.cost(position + n / 2) * block as u64;
+                pass.phase(Work::even(heads * blocks, each), |me, tasks| {
+                    for task in tasks {
+                        let (h, i) = (task / blocks, first + task % blocks);
+                        let from = (i * block).max(position) - position;
+                        let to = ((i + 1) * block).min(position + n) - position;
+                        // SAFETY: each group of a token is one thread's.
+                        unsafe { self.attend(tokens, me, h, from..to) };
+                    }
+                })
+            }
+            Places::Each(places) => {
+                let costs = places.iter().map(|(_, position)| self.cost(*position));
+                let each = costs.sum::<u64>() / n as u64;
+                pass.phase(Work::even(heads * n, each), |me, tasks| {
+                    for task in tasks {
+                        let (t, h) = (task / heads, task % heads);
+                        // SAFETY: as above.
+                        unsafe { self.attend(tokens, me, h, t..t + 1) };
+                    }
+                })
+            }
+        }
+    }
+
+    /// Puts a token's keys and values into its cache, and readies its queries.
+    ///
+    /// # Safety
+    /// Nobody else uses this token's q, k and v, or its position of the cache.
+    unsafe fn place_token(&self, tokens: &Tokens, t: usize, me: &mut ThreadSpace) {
+        let (isa, b, row) = (tokens.isa(), &tokens.buffers, &mut me.row);
+        let (kv, position) = tokens.places.at(t);
+        // SAFETY: the caller's promise.
+        unsafe {
+            norm_all_heads(isa, self, b, t, 0, row);
+            norm_all_heads(isa, self, b, t, 1, row);
+            for h in 0..self.n_kv_heads {
+                let at = (t, position);
+                match kv.kv_type() {
+                    KvType::F16 => place::<Half>(isa, self, kv, b, at, h, row),
+                    // q8_0 was refused when the session was made.
+                    KvType::F32 | KvType::Q8_0 => place::<f32>(isa, self, kv, b, at, h, row),
+                }
+            }
+        }
+    }
+
+    /// Attention of a KV head's group for consecutive tokens of a session.
+    ///
+    /// # Safety
+    /// Nobody else uses the group's part of q of these tokens, or writes what they see of the cache.
+    unsafe fn attend(
+        &self,
+        tokens: &Tokens,
+        me: &mut ThreadSpace,
+        head: usize,
+        range: Range<usize>,
+    ) {
+        let (isa, dim, group) = (tokens.isa(), self.head_dim, self.group());
+        let stride = tokens.buffers.sizes.q;
+        let (kv, position) = tokens.places.at(range.start);
+        let at = range.start * stride + head * group * dim;
+        let scratch = &mut me.attention;
+        // SAFETY: the caller's promise. The output replaces the queries after the last of them was
+        // read.
+        unsafe {
+            let out = tokens.buffers.q.base().add(at);
+            let rows = Rows {
+                queries: out,
+                stride,
+                group,
+                tokens: range.len(),
+                position,
+                scores: self.scores(head),
+            };
+            match kv.kv_type() {
+                KvType::F16 => attend(isa, &rows, kv.head::<Half>(self.index, head), out, scratch),
+                // q8_0 was refused when the session was made.
+                KvType::F32 | KvType::Q8_0 => {
+                    attend(isa, &rows, kv.head::<f32>(self.index, head), out, scratch)
+                }
+            }
+        }
+    }
+}
+
+/// Whether one token's attention is split by segments because there are fewer heads than threads or
+/// they would leave many idle.
+fn splits(n_kv_heads: usize, threads: usize) -> bool {
+    let heads = n_kv_heads;
+    heads * 10 < heads.div_ceil(threads) * threads * 9
+}
+
+/// Floats of attention's results per segment in a session of `context` positions, with so much for
+/// a segment.
+pub(super) fn partials_len(partial: usize, context: usize) -> usize {
+    context.div_ceil(SEGMENT).saturating_mul(partial)
+}
+
+/// Adds biases to a token's queries (`part` 0) or keys (1) and norms them, if the layer norms all
+/// heads together.
+///
+/// # Safety
+/// The processor has `isa`. Nobody else uses this token's queries or keys.
+unsafe fn norm_all_heads(
+    isa: Isa,
+    layer: &AttentionLayer,
+    b: &Buffers,
+    token: usize,
+    part: usize,
+    scratch: &mut [f32],
+) {
+    let (norm, product, span, stride) = match part {
+        0 => (&layer.q_norm, &layer.q, b.q, b.sizes.q),
+        _ => (&layer.k_norm, &layer.k, b.k, b.sizes.kv),
+    };
+    if let Some(HeadNorm::All(norm)) = norm {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let x = span.part(token * stride, product.matrix.rows());
+            add_bias(x, product.bias.as_deref());
+            norm.apply_in_place(isa, x, scratch);
+        }
+    }
+}
+
+/// A head of queries or keys: bias and norm, if that is not done yet, and rotation.
+///
+/// # Safety
+/// The processor has `isa`.
+unsafe fn ready(
+    isa: Isa,
+    layer: &AttentionLayer,
+    (product, norm): (&Product, &Option<HeadNorm>),
+    (first, x): (usize, &mut [f32]),
+    table: &[f32],
+    scratch: &mut [f32],
+) {
+    let bias = product.bias.as_ref().map(|b| &b[first..first + x.len()]);
+    // SAFETY: the caller's promise.
+    unsafe {
+        match norm {
+            None => add_bias(x, bias),
+            Some(HeadNorm::Each(norm)) => {
+                add_bias(x, bias);
+                norm.apply_in_place(isa, x, scratch);
+            }
+            // By `norm_all_heads`.
+            Some(HeadNorm::All(_)) => {}
+        }
+        if let Some(rope) = &layer.rope {
+            rotate(isa, rope.pairing, table, x);
+        }
+    }
+}
+
+/// Puts one token's new key and value of a KV head into the cache and readies the queries of its
+/// group: biases, norms, rotation, scale. Norms over all heads are done before.
+///
+/// # Safety
+/// The processor has `isa`. Nobody else uses this token's q, k and v of the group, nor this
+/// position of the KV head.
+unsafe fn place<E: Element>(
+    isa: Isa,
+    layer: &AttentionLayer,
+    kv: &KvCache,
+    b: &Buffers,
+    (token, position): (usize, usize),
+    kv_head: usize,
+    scratch: &mut [f32],
+) {
+    let (dim, s) = (layer.head_dim, b.sizes);
+    let rope = layer.rope.as_ref().map_or(0..0, |rope| rope.at.clone());
+    // SAFETY: exclusive by the caller's promise, but for the table, which nobody writes.
+    unsafe {
+        let table = b.rope.part(token * s.rope + rope.start, rope.len());
+        for h in kv_head * layer.group()..(kv_head + 1) * layer.group() {
+            let first = h * dim;
+            let q = b.q.part(token * s.q + first, dim);
+            let what = (&layer.q, &layer.q_norm);
+            ready(isa, layer, what, (first, &mut *q), table, scratch);
+            q.iter_mut().for_each(|q| *q *= layer.scale);
+        }
+        let first = kv_head * dim;
+        let at = token * s.kv + first;
+        let (k, v) = (b.k.part(at, dim), b.v.part(at, dim));
+        let what = (&layer.k, &layer.k_norm);
+        ready(isa, layer, what, (first, &mut *k), table, scratch);
+        let bias = layer.v.bias.as_ref().map(|b| &b[first..first + dim]);
+        add_bias(v, bias);
+        put(isa, kv.head::<E>(layer.index, kv_head), position, k, v);
+    }
+}

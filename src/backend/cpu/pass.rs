@@ -1,0 +1,376 @@
+//! The forward pass through the blocks: one walk of a block's parts, for one token (see
+//! [`super::forward`]) and for many (see [`super::chunk`]) alike.
+//!
+//! The thread that has the pool's turn walks, and runs a phase (see [`super::phase`]) for whatever
+//! is worth sharing. Between phases it alone computes. The bits of a result depend neither on the
+//! threads nor on how many tokens go together.
+
+use super::elementwise::{add_bias, add_scaled};
+use super::experts::Mixture;
+use super::kv::KvCache;
+use super::layer::{DenseLayer, FeedForwardLayer, Layer, MixerLayer, NormWeights, Product};
+use super::matmul::{Activations, Encodings, Isa, Matrix, View};
+use super::pages::Span;
+use super::pool::{PoolTurn, Work};
+use super::profile::{Marks, product_bytes};
+use super::token::{Buffers, finish_logits};
+use super::weights::{CpuWeights, ThreadSpace};
+use crate::backend::Work as Kind;
+use crate::error::Result;
+use std::ops::Range;
+
+const QUANTUM: usize = Matrix::ROW_QUANTUM;
+
+/// Where tokens have their place.
+#[derive(Clone, Copy)]
+pub(super) enum Places<'a> {
+    /// In a session, from a position on.
+    Run(&'a KvCache, usize),
+    /// Each in a session of its own, at a position.
+    Each(&'a [(&'a KvCache, usize)]),
+}
+
+impl<'a> Places<'a> {
+    /// Cache and position of a token.
+    pub fn at(&self, token: usize) -> (&'a KvCache, usize) {
+        match *self {
+            Places::Run(kv, position) => (kv, position + token),
+            Places::Each(places) => places[token],
+        }
+    }
+}
+
+/// Tokens on their way through the blocks, with their memory, as all threads see them.
+#[derive(Clone, Copy)]
+pub(super) struct Tokens<'a> {
+    pub weights: &'a CpuWeights,
+    /// How many.
+    pub count: usize,
+    pub places: Places<'a>,
+    pub buffers: Buffers<'a>,
+    /// Encoded inputs of the present product.
+    pub input: &'a Activations,
+    /// Results of `up`: all of one token's, or a block of rows of each thread.
+    pub up: Up<'a>,
+    pub experts: Mixture<'a>,
+    /// For one token: attention's results per segment.
+    pub partials: Option<Span<'a>>,
+}
+
+/// Where a feed-forward's second product goes before the activation.
+#[derive(Clone, Copy)]
+pub(super) enum Up<'a> {
+    /// As wide as the first one's results.
+    One(Span<'a>),
+    /// [`Matrix::ROW_QUANTUM`] floats of each thread and token.
+    Blocks(Span<'a>),
+}
+
+impl Tokens<'_> {
+    /// The instruction set.
+    pub fn isa(&self) -> Isa {
+        self.weights.isa
+    }
+}
+
+/// Rows of floats, `stride` apart.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub span: Span<'a>,
+    pub width: usize,
+    pub stride: usize,
+}
+
+/// What becomes of a part's output before it is added to the residual stream.
+#[derive(Clone, Copy)]
+pub(super) struct Post<'a> {
+    pub norm: Option<&'a NormWeights>,
+    pub scale: f32,
+}
+
+/// The walk, on the thread that leads.
+#[derive(Clone, Copy)]
+pub(super) struct Pass<'a, 't> {
+    pub tokens: &'a Tokens<'a>,
+    pub turn: &'a PoolTurn<'t>,
+    pub marks: Marks<'a>,
+}
+
+/// Nanoseconds that one thread takes for products of weights of so many bytes with so many tokens:
+/// for few it streams the weights, for many it multiplies.
+pub(super) fn product_cost(bytes: usize, tokens: usize) -> u64 {
+    (bytes as u64 * (7 + tokens as u64)).div_ceil(128)
+}
+
+fn quanta(product: &Product) -> usize {
+    product.matrix.rows().div_ceil(QUANTUM)
+}
+
+impl Pass<'_, '_> {
+    /// One block, its parts in order.
+    pub fn block(&self, layer: &Layer) -> Result<()> {
+        let scale = layer.residual_scale;
+        let mixer_norm = layer.mixer_norm.as_ref();
+        let norm = layer.feed_forward_norm.as_ref();
+        let mixer_post = Post {
+            norm: layer.mixer_post_norm.as_ref(),
+            scale,
+        };
+        let post = Post {
+            norm: layer.feed_forward_post_norm.as_ref(),
+            scale,
+        };
+        if let (true, FeedForwardLayer::Dense(dense)) = (layer.parallel, &layer.feed_forward) {
+            // Before anything is added to what both parts read.
+            self.inner(norm.or(mixer_norm), dense)?;
+        }
+        match &layer.mixer {
+            MixerLayer::Attention(attention) => attention.run(self, mixer_norm, mixer_post)?,
+        }
+        match &layer.feed_forward {
+            FeedForwardLayer::Dense(dense) => {
+                if !layer.parallel {
+                    self.inner(norm, dense)?;
+                }
+                let b = &self.tokens.buffers;
+                let inner = Rows {
+                    span: b.gate,
+                    width: dense.up.matrix.rows(),
+                    stride: b.sizes.n_ff,
+                };
+                self.add_product(inner, &dense.down, post)?;
+                let down = || product_bytes([&dense.down]);
+                self.marks.end(Kind::Down, down);
+            }
+            FeedForwardLayer::Experts(experts) => {
+                self.encode(norm, self.residual(), experts.input_encodings)?;
+                self.marks.end_norm(norm);
+                self.tokens.experts.run(self, experts)?;
+                self.add_outputs(post)?;
+                self.marks.end(Kind::Down, || experts.bytes_per_token().1);
+            }
+        }
+        Ok(())
+    }
+
+    /// The residual stream.
+    pub fn residual(&self) -> Rows<'_> {
+        let b = &self.tokens.buffers;
+        Rows {
+            span: b.x,
+            width: b.sizes.hidden,
+            stride: b.sizes.hidden,
+        }
+    }
+
+    /// Runs a phase, range by range.
+    pub fn phase(
+        &self,
+        work: Work,
+        f: impl Fn(&mut ThreadSpace, Range<usize>) + Sync,
+    ) -> Result<()> {
+        let weights = self.tokens.weights;
+        // Moved, as below: helpers find everything in one place.
+        self.turn.run(work, move |worker| {
+            // SAFETY: this thread's space, in a phase.
+            let me = unsafe { weights.threads.get(worker.index) };
+            while let Some(range) = worker.next() {
+                f(me, range);
+            }
+        })
+    }
+
+    /// Runs a phase over the rows of matrices: `f(thread, matrix, rows)`, with rows that begin at
+    /// multiples of [`Matrix::ROW_QUANTUM`].
+    pub fn rows<'p>(
+        &self,
+        products: impl AsRef<[&'p Product]> + Sync,
+        f: impl Fn(&mut ThreadSpace, usize, Range<usize>) + Sync,
+    ) -> Result<()> {
+        let all = || products.as_ref().iter();
+        let total: usize = all().map(|p| quanta(p)).sum();
+        let bytes: usize = all().map(|p| p.bytes()).sum();
+        let each = product_cost(bytes / total.max(1), self.tokens.count);
+        self.phase(Work::even(total, each), move |me, range| {
+            let mut first = 0;
+            for (i, product) in products.as_ref().iter().enumerate() {
+                let last = first + quanta(product);
+                let (from, to) = (range.start.max(first), range.end.min(last));
+                if from < to {
+                    let rows = (to - first) * QUANTUM;
+                    f(
+                        me,
+                        i,
+                        (from - first) * QUANTUM..rows.min(product.matrix.rows()),
+                    );
+                }
+                first = last;
+            }
+        })
+    }
+
+    /// Encodes rows of all tokens as the input of products, after a norm if there is one.
+    pub fn encode(&self, norm: Option<&NormWeights>, from: Rows, enc: Encodings) -> Result<()> {
+        let (tokens, isa) = (self.tokens, self.tokens.isa());
+        let work = Work::even(tokens.count, 50 + from.width as u64 / 4);
+        self.phase(work, move |me, range| {
+            for t in range {
+                // SAFETY: nobody writes the rows in this phase; a token's input is one thread's.
+                unsafe {
+                    let mut row = &*from.span.part(t * from.stride, from.width);
+                    if let Some(norm) = norm {
+                        row = norm.apply(isa, row, &mut me.row);
+                    }
+                    tokens.input.set_row(isa, t, row, enc);
+                }
+            }
+        })
+    }
+
+    /// The products of the encoded input, `outs[i]` becomes that of `products[i]`, without biases.
+    pub fn products<const N: usize>(&self, products: [&Product; N], outs: [Rows; N]) -> Result<()> {
+        let tokens = self.tokens;
+        self.rows(products, move |me, i, rows| {
+            let (out, stride) = (outs[i].span.base(), outs[i].stride);
+            let matrix = &products[i].matrix;
+            // SAFETY: each thread has rows of its own, of all tokens; the input is complete.
+            unsafe {
+                let n = 0..tokens.count;
+                matrix.mul(tokens.input, n, rows, out, stride, &mut me.unpacked);
+            }
+        })
+    }
+
+    /// The product of some rows and its bias, added to the residual stream.
+    pub fn add_product(&self, from: Rows, product: &Product, post: Post) -> Result<()> {
+        self.encode(None, from, product.matrix.encodings())?;
+        let (tokens, b) = (self.tokens, &self.tokens.buffers);
+        let (n, hidden) = (tokens.count, b.sizes.hidden);
+        self.rows([product], move |me, _, rows| {
+            // SAFETY: each thread has rows of its own, of all tokens; the input is complete.
+            unsafe {
+                let (y, unpacked) = (b.y.base(), &mut me.unpacked);
+                let matrix = &product.matrix;
+                matrix.mul(tokens.input, 0..n, rows.clone(), y, hidden, unpacked);
+                let bias = product.bias.as_ref().map(|b| &b[rows.clone()]);
+                for t in 0..n {
+                    let at = t * hidden + rows.start;
+                    let (x, y) = (b.x.part(at, rows.len()), b.y.part(at, rows.len()));
+                    match post.norm {
+                        None => add_scaled(x, y, bias, post.scale),
+                        Some(_) => add_bias(y, bias),
+                    }
+                }
+            }
+        })?;
+        match post.norm {
+            None => Ok(()),
+            Some(_) => self.add_outputs(post),
+        }
+    }
+
+    /// What is in `y`, added to the residual stream.
+    pub fn add_outputs(&self, post: Post) -> Result<()> {
+        let (tokens, b) = (self.tokens, &self.tokens.buffers);
+        let hidden = b.sizes.hidden;
+        let work = Work::even(tokens.count, 50 + hidden as u64 / 4);
+        self.phase(work, move |me, range| {
+            for t in range {
+                // SAFETY: each token is one thread's.
+                unsafe {
+                    let mut y = &*b.y.part(t * hidden, hidden);
+                    if let Some(norm) = post.norm {
+                        y = norm.apply(tokens.isa(), y, &mut me.row);
+                    }
+                    add_scaled(b.x.part(t * hidden, hidden), y, None, post.scale);
+                }
+            }
+        })
+    }
+
+    /// The first products of a feed-forward, activated, in `gate`.
+    fn inner(&self, norm: Option<&NormWeights>, dense: &DenseLayer) -> Result<()> {
+        self.encode(norm, self.residual(), dense.input_encodings())?;
+        self.marks.end_norm(norm);
+        let (tokens, b) = (self.tokens, &self.tokens.buffers);
+        let (isa, n, stride) = (tokens.isa(), tokens.count, b.sizes.n_ff);
+        let first = &dense.first().matrix;
+        // As many rows of both as there is room for.
+        let block = match (&tokens.up, &dense.gate) {
+            (Up::Blocks(_), Some(_)) => QUANTUM,
+            _ => usize::MAX,
+        };
+        // Both have the same shape.
+        let total = quanta(dense.first());
+        let bytes: usize = dense.inner().map(Product::bytes).sum();
+        let work = Work::even(total, product_cost(bytes / total.max(1), n));
+        self.phase(work, move |me, range| {
+            let rows = first.rows();
+            let range = range.start * QUANTUM..(range.end * QUANTUM).min(rows);
+            let mut start = range.start;
+            while start < range.end {
+                let rows = start..range.end.min(start.saturating_add(block));
+                start = rows.end;
+                let unpacked = &mut me.unpacked;
+                // SAFETY: each thread has rows of its own, of all tokens, and its own block of up;
+                // the input is complete.
+                unsafe {
+                    let out = b.gate.base();
+                    first.mul(tokens.input, 0..n, rows.clone(), out, stride, unpacked);
+                    let (up, at, each) = match tokens.up {
+                        Up::One(up) => (up, rows.start, 0),
+                        Up::Blocks(up) => {
+                            let blocks = me.index * tokens.input.max_tokens();
+                            (up, blocks * QUANTUM, QUANTUM)
+                        }
+                    };
+                    if dense.gate.is_some() {
+                        let view = row_view(&dense.up, rows.clone(), isa);
+                        let (out, of_view) = (up.base().add(at), 0..rows.len());
+                        view.mul(tokens.input, 0..n, of_view, out, each, unpacked);
+                    }
+                    for t in 0..n {
+                        let gate = b.gate.part(t * stride + rows.start, rows.len());
+                        let up = || up.part(at + t * each, rows.len());
+                        let up = dense.gate.is_some().then(up);
+                        dense.activate(isa, rows.clone(), gate, up);
+                    }
+                }
+            }
+        })?;
+        let inner = || product_bytes(dense.inner());
+        self.marks.end(Kind::GateUp, inner);
+        Ok(())
+    }
+
+    /// Final norm and head of every token: `n_vocab` logits each.
+    pub fn head(&self, from: Rows, out: Span) -> Result<()> {
+        let (tokens, weights) = (self.tokens, self.tokens.weights);
+        let (head, n_vocab) = (&weights.head, weights.n_vocab);
+        self.encode(Some(&weights.final_norm), from, head.matrix.encodings())?;
+        self.rows([head], move |me, _, rows| {
+            // SAFETY: each thread has rows of its own, of all tokens; the input is complete.
+            unsafe {
+                let (n, base) = (tokens.count, out.base());
+                let unpacked = &mut me.unpacked;
+                let matrix = &head.matrix;
+                matrix.mul(tokens.input, 0..n, rows.clone(), base, n_vocab, unpacked);
+                for t in 0..n {
+                    let part = out.part(t * n_vocab + rows.start, rows.len());
+                    finish_logits(weights, rows.clone(), part);
+                }
+            }
+        })
+    }
+}
+
+/// Some rows of a product.
+fn row_view(product: &Product, rows: Range<usize>, isa: Isa) -> View<'_> {
+    let tensor = &product.tensor;
+    let row_bytes = tensor.row_bytes();
+    let bytes = &tensor.bytes()[rows.start * row_bytes..rows.end * row_bytes];
+    match View::new(tensor.ty, rows.len(), tensor.row_len(), bytes, isa) {
+        Some(view) => view,
+        None => unreachable!("whole rows of a tensor"),
+    }
+}
