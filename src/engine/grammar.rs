@@ -1,9 +1,11 @@
 //! A session under a grammar: which tokens of the context are the answer, and what may follow.
 
 use super::Session;
+use crate::budget::Interrupt;
 use crate::error::{Result, fail, try_vec};
 use crate::grammar::{Grammar, GrammarKind, GrammarOptions, Matcher};
 use crate::text::Tokenizer;
+use std::sync::atomic::Ordering;
 
 /// Where a token of the context comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +168,7 @@ impl Session {
     /// answer is what decodes append behind the present end of the context, or behind a later
     /// prefill; each begins anew.
     ///
-    /// Errors: `Grammar`, see [`Grammar::compile`]; `DecodePending`; `Unsupported` if the model's
+    /// Errors: `Grammar`, see [`Grammar::compile`]; `Interrupted`; `DecodePending`; `Unsupported` if the model's
     /// tokenizer is not supported or fits no grammar; `OutOfMemory`. The grammar is as before then.
     pub fn set_grammar(
         &mut self,
@@ -176,7 +178,12 @@ impl Session {
     ) -> Result<()> {
         self.begin()?;
         let vocabulary = self.model.grammar_vocabulary()?;
-        let grammar = Grammar::compile(&vocabulary, kind, text, options)?;
+        let (flag, asked) = (self.interrupt.clone(), options.interrupt.clone());
+        let options = GrammarOptions {
+            interrupt: Interrupt::new(move || flag.load(Ordering::Relaxed) || asked.is_asked()),
+            ..options.clone()
+        };
+        let grammar = Grammar::compile(&vocabulary, kind, text, &options)?;
         let constraint = Constraint::new(grammar, self.position(), self.context())?;
         self.constraint = Some(Box::new(constraint));
         Ok(())

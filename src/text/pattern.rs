@@ -2,6 +2,7 @@
 
 use super::charset::CharSet;
 use super::splitter::Splitter;
+use crate::budget::Budget;
 use crate::error::{Result, fail};
 
 /// Steps after which a search gives up; a text of a megabyte without a match takes a few millions.
@@ -25,12 +26,12 @@ impl Pattern {
     /// A regular expression in the syntax of Oniguruma, where `^` and `$` are at lines, as far as
     /// the syntax of the fancy-regex crate has the same meaning. `name` is what holds it. Errors:
     /// `Unsupported`.
-    pub fn regex(pattern: &str, name: &str) -> Result<Self> {
+    pub fn regex(pattern: &str, name: &str, budget: &Budget) -> Result<Self> {
         if pattern == r"\s+$" {
             return Ok(Pattern::TrailingSpace);
         }
         if !has_possessive(pattern)
-            && let Ok(splitter) = Splitter::new(pattern)
+            && let Ok(splitter) = Splitter::new(pattern, budget)
         {
             return Ok(Pattern::Table(Box::new(splitter)));
         }
@@ -51,25 +52,31 @@ impl Pattern {
     }
 
     /// Gives start and end of all matches in `text` to `each`, in order; they do not overlap.
-    /// Errors: `InvalidArgument` if a search gives up.
-    pub fn find_all(&self, text: &str, each: &mut dyn FnMut(usize, usize)) -> Result<()> {
+    /// Errors: those of the budget and of `each`.
+    pub fn find_all(
+        &self,
+        text: &str,
+        budget: &Budget,
+        each: &mut dyn FnMut(usize, usize) -> Result<()>,
+    ) -> Result<()> {
+        budget.scan(text.len())?;
         match self {
             Pattern::Text(pattern) if pattern.is_empty() => {}
             Pattern::Text(pattern) => {
                 for (start, found) in text.match_indices(pattern.as_str()) {
-                    each(start, start + found.len());
+                    each(start, start + found.len())?;
                 }
             }
             Pattern::Character(set) => {
                 for (start, c) in text.char_indices().filter(|(_, c)| set.contains(*c)) {
-                    each(start, start + c.len_utf8());
+                    each(start, start + c.len_utf8())?;
                 }
             }
-            Pattern::Table(splitter) => splitter.find_all(text, each),
+            Pattern::Table(splitter) => splitter.find_all(text, budget, each)?,
             Pattern::Backtracking(regex) => {
                 for found in regex.find_iter(text) {
                     match found {
-                        Ok(found) => each(found.start(), found.end()),
+                        Ok(found) => each(found.start(), found.end())?,
                         Err(error) => fail!(
                             InvalidArgument,
                             "text: the search for pattern {:?} gave up: {error}",
@@ -81,7 +88,7 @@ impl Pattern {
             Pattern::TrailingSpace => {
                 let end = text.trim_end().len();
                 if end < text.len() {
-                    each(end, text.len());
+                    each(end, text.len())?;
                 }
             }
         }

@@ -5,6 +5,7 @@
 
 use super::pattern::Pattern as Compiled;
 use super::pretokenizer::{Behavior, Cutter, PreTokenizer};
+use crate::budget::Budget;
 use crate::error::{Result, fail};
 
 /// One step of cutting; each works on the pieces of the step before it, and sees nothing else.
@@ -257,12 +258,12 @@ impl Rule {
     }
 
     /// The compiled steps.
-    pub fn compile(&self) -> Result<PreTokenizer> {
+    pub fn compile(&self, budget: &Budget) -> Result<PreTokenizer> {
         let mut cutters = Vec::new();
         for step in self.steps {
             cutters.push(match step {
                 Step::Pattern(pattern) => Cutter::Split {
-                    pattern: Compiled::regex(pattern, "tokenizer.ggml.pre")?,
+                    pattern: Compiled::regex(pattern, "tokenizer.ggml.pre", budget)?,
                     behavior: Behavior::Isolated,
                     invert: false,
                 },
