@@ -5,6 +5,7 @@
 //! from the metadata of a model file (`gguf`) or from a `tokenizer.json` (`json`).
 
 mod automaton;
+mod backtracking;
 mod bpe;
 mod byte_level;
 mod charset;

@@ -1,12 +1,10 @@
 //! What text is searched for when it is cut or changed.
 
+use super::backtracking::Backtracking;
 use super::charset::CharSet;
 use super::splitter::Splitter;
 use crate::budget::Budget;
 use crate::error::{Result, fail};
-
-/// Steps after which a search gives up; a text of a megabyte without a match takes a few millions.
-const MAX_STEPS: usize = 50_000_000;
 
 /// Something to search for.
 pub(super) enum Pattern {
@@ -17,7 +15,7 @@ pub(super) enum Pattern {
     /// A regular expression that a table can follow.
     Table(Box<Splitter>),
     /// Any other regular expression.
-    Backtracking(Box<fancy_regex::Regex>),
+    Backtracking(Box<Backtracking>),
     /// The white space at the end (`\s+$`, in linear time).
     TrailingSpace,
 }
@@ -35,16 +33,10 @@ impl Pattern {
         {
             return Ok(Pattern::Table(Box::new(splitter)));
         }
-        let parsed = fancy_regex::RegexBuilder::new(pattern)
-            .multi_line(true)
-            .backtrack_limit(MAX_STEPS)
-            .delegate_size_limit(4 << 20)
-            .delegate_dfa_size_limit(4 << 20)
-            .build();
-        match parsed {
-            Ok(regex) => Ok(Pattern::Backtracking(Box::new(regex))),
+        match Backtracking::new(pattern) {
+            Ok(compiled) => Ok(Pattern::Backtracking(Box::new(compiled))),
             Err(error) => {
-                let error: String = error.to_string().chars().take(200).collect();
+                let error: String = error.chars().take(200).collect();
                 let pattern: String = pattern.chars().take(100).collect();
                 fail!(Unsupported, "{name}: pattern {pattern:?}: {error}")
             }
@@ -73,18 +65,7 @@ impl Pattern {
                 }
             }
             Pattern::Table(splitter) => splitter.find_all(text, budget, each)?,
-            Pattern::Backtracking(regex) => {
-                for found in regex.find_iter(text) {
-                    match found {
-                        Ok(found) => each(found.start(), found.end())?,
-                        Err(error) => fail!(
-                            InvalidArgument,
-                            "text: the search for pattern {:?} gave up: {error}",
-                            regex.as_str()
-                        ),
-                    }
-                }
-            }
+            Pattern::Backtracking(pattern) => pattern.find_all(text, budget, each)?,
             Pattern::TrailingSpace => {
                 let end = text.trim_end().len();
                 if end < text.len() {

@@ -208,8 +208,8 @@ fn rule_of(name: &str) -> Option<Rule> {
         "minicpm5" => whole(rule(&[Pattern(r"\p{N}{1,3}"), Pattern(LLAMA3)])),
         "qwen2" | "deepseek-r1-qwen" | "megrez" | "stablelm2" => nfc(rule(&[Pattern(QWEN2)])),
         "hunyuan" | "solar-open" | "grok-2" | "kormo" => rule(&[Pattern(QWEN2)]),
-        // Not normalized, unlike its predecessors: the expected ids of its published test lines say so.
-        "qwen35" => rule(&[Pattern(QWEN35)]),
+        // Normalized by the model's own tokenizer.json, though not by llama.cpp.
+        "qwen35" => nfc(rule(&[Pattern(QWEN35)])),
         "gpt-4o" | "o200k" | "llama4" | "kanana2" | "minimax-m2" => rule(&[Pattern(O200K)]),
         "tekken" => bos(whole(rule(&[Pattern(TEKKEN)]))),
         "kimi-k2" => rule(&[Pattern(KIMI_K2)]),

@@ -13,11 +13,14 @@ use crate::error::{Result, fail, try_vec};
 use crate::format::ModelFile;
 
 /// Texts of control tokens that end an answer, whatever else the file says.
-const END_MARKERS: [&str; 17] = [
+const END_MARKERS: [&str; 19] = [
     "<|eot_id|>",
     "<|im_end|>",
     "<|end|>",
     "<end_of_turn>",
+    "<turn|>",
+    // What the host has to say next.
+    "<|tool_response>",
     "<|endoftext|>",
     "<|end_of_text|>",
     "<|eom_id|>",
@@ -397,7 +400,13 @@ impl Tokenizer {
 
 /// Marks control tokens whose text is known to end answers.
 fn mark_ends(vocabulary: &Vocabulary, ends: &mut [bool]) {
-    let is_control = |id: &u32| vocabulary.kind(*id) == TokenKind::Control;
+    // Some converters call these tokens of Gemma 4 ordinary added ones.
+    let is_turn = |id: &u32| matches!(vocabulary.token(*id), b"<turn|>" | b"<|tool_response>");
+    let is_control = |id: &u32| match vocabulary.kind(*id) {
+        TokenKind::Control => true,
+        TokenKind::UserDefined => is_turn(id),
+        _ => false,
+    };
     let controls: Vec<u32> = (0..ends.len() as u32).filter(is_control).collect();
     let has = |text: &str| {
         controls

@@ -231,7 +231,7 @@ fn texts() -> Vec<(GrammarKind, String, Option<&'static str>)> {
         (Lark, rules(20_000, 'T'), Some("too large")),
         (Lark, rules(2_500, 't'), None),
         (Lark, rules(2_500, 'T'), None),
-        (Lark, doubling(40), Some("too big")),
+        (Lark, doubling(40), Some("too large")),
         (Lark, doubling(16), Some("too large")),
         (
             Lark,

@@ -297,13 +297,6 @@ impl Value {
         }
     }
 
-    pub fn as_str(&self) -> Option<&Text> {
-        match self {
-            Value::Str(text) => Some(text),
-            _ => None,
-        }
-    }
-
     /// Equality, as Python's `==`. Pays for its work.
     pub fn same(&self, other: &Value, budget: &Budget) -> Result<bool> {
         budget.work(1)?;
