@@ -1135,6 +1135,11 @@ typedef struct ember_grammar_options {
      * A value of `enum ember_json_spacing`, for answers by a JSON schema.
      */
     uint32_t json_spacing;
+    /**
+     * NULL, or a number of yours that other threads may set atomically while the call runs: once it
+     * is not 0, the call ends soon with `EMBER_INTERRUPTED`, as `ember_session_interrupt` ends it.
+     */
+    const uint32_t *interrupt;
 } ember_grammar_options;
 
 /**
@@ -1207,6 +1212,25 @@ typedef struct ember_profile_entry {
      */
     char name[16];
 } ember_profile_entry;
+
+/**
+ * How to tokenize. Zero in every field but `struct_size` means the default.
+ */
+typedef struct ember_tokenize_options {
+    /**
+     * `sizeof(ember_tokenize_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * Values of `enum ember_tokenize_flags`.
+     */
+    uint32_t flags;
+    /**
+     * NULL, or a number of yours that other threads may set atomically while the call runs: once it
+     * is not 0, the call ends soon with `EMBER_INTERRUPTED`.
+     */
+    const uint32_t *interrupt;
+} ember_tokenize_options;
 
 /**
  * A string at which a text stream ends.
@@ -1305,6 +1329,15 @@ typedef struct ember_chat_options {
      * clock of this machine, in UTC.
      */
     int64_t now;
+    /**
+     * NULL, or a number of yours that other threads may set atomically while the call runs: once it
+     * is not 0, the call ends soon with `EMBER_INTERRUPTED`.
+     */
+    const uint32_t *interrupt;
+    /**
+     * Must be 0.
+     */
+    size_t reserved2;
 } ember_chat_options;
 
 #ifdef __cplusplus
@@ -1649,8 +1682,8 @@ ember_status ember_decode_batch(struct ember_session *const *sessions,
  * is too large: more than 1 MiB (64 KiB for an expression), or too expensive. It is told within about a second.
  * Later decodes may still fail with it if the grammar becomes too complex for a step.
  * `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` names the argument; `EMBER_UNSUPPORTED` if the
- * model's tokenizer is not supported or has no end token; `EMBER_BUSY`; `EMBER_DECODE_PENDING`;
- * `EMBER_OUT_OF_MEMORY`. After each of them the session keeps the grammar that it had.
+ * model's tokenizer is not supported or has no end token; `EMBER_INTERRUPTED`; `EMBER_BUSY`;
+ * `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the session keeps the grammar that it had.
  */
 ember_status ember_session_set_grammar(struct ember_session *session,
                                        uint32_t kind,
@@ -1696,8 +1729,11 @@ ember_status ember_session_profile(struct ember_session *session,
  * the room in `tokens`, is too small for them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to
  * `tokens`). `tokens` may be NULL if `capacity` is 0. Any thread may call it.
  *
- * Errors: `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` for unknown flags; `EMBER_UNSUPPORTED` if
- * the model's tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
+ * The time is proportional to the text, a megabyte in some tenths of a second.
+ *
+ * Errors: `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` for unknown flags, and for a text for which
+ * the model's tokenizer takes far more work than is usual; `EMBER_UNSUPPORTED` if the model's
+ * tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
  */
 ember_status ember_tokenize(const struct ember_model *model,
                             const char *text,
@@ -1707,6 +1743,20 @@ ember_status ember_tokenize(const struct ember_model *model,
                             size_t capacity,
                             size_t *count,
                             struct ember_error *err);
+
+/**
+ * `ember_tokenize` with options, which may be NULL for the defaults. Another thread can end it.
+ *
+ * Errors: those of `ember_tokenize`; `EMBER_INTERRUPTED`.
+ */
+ember_status ember_tokenize_with(const struct ember_model *model,
+                                 const char *text,
+                                 size_t len,
+                                 const struct ember_tokenize_options *options,
+                                 uint32_t *tokens,
+                                 size_t capacity,
+                                 size_t *count,
+                                 struct ember_error *err);
 
 /**
  * Turns `count` token ids into bytes. `len` receives their number, also when `capacity`, the room
@@ -1833,12 +1883,13 @@ ember_status ember_text_stream_free(struct ember_text_stream *stream);
  * them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `text`). `text` may be NULL if `capacity`
  * is 0; `options` may be NULL. Any thread may call it. A template is a program from the model's
  * file: it can neither see nor change anything, and is stopped when it takes too many steps (some
- * tenths of a second) or too much memory (40 MB, and more for a long conversation).
+ * tenths of a second), too much memory (40 MB, and more for a long conversation) or when `interrupt`
+ * of the options says so.
  *
  * Errors: `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` if `json` is not a JSON object;
  * `EMBER_TEMPLATE_FAILED` for a model without a template, for a template that is wrong, refuses the
- * messages (the message has its words) or was stopped; `EMBER_UNSUPPORTED` if the model's tokenizer
- * is not supported; `EMBER_OUT_OF_MEMORY`.
+ * messages (the message has its words) or was stopped; `EMBER_INTERRUPTED`; `EMBER_UNSUPPORTED` if
+ * the model's tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
  */
 ember_status ember_chat_format(const struct ember_model *model,
                                const char *json,
@@ -1856,13 +1907,14 @@ ember_status ember_chat_format(const struct ember_model *model,
  *
  * What the caller passed is text and can forge nothing: control tokens such as `<|im_end|>` are
  * recognized only where the template itself wrote every character of them, whatever it did to the
- * caller's strings before it wrote them; a `role` counts as the template's if it is a plain word.
+ * caller's strings before it wrote them; a `role` counts as the template's if it is a plain word
+ * without `_`, but in no token that ends something.
  * Ordinary added tokens in angle or square brackets that the template itself uses, such as
  * `<tool_response>`, are text as well, except in messages of the role `assistant`, where the model's
  * own answers come back. BOS and EOS are added where the model wants them and the template has not
  * written them.
  *
- * Errors: those of `ember_chat_format`.
+ * Errors: those of `ember_chat_format`, and `EMBER_INVALID_ARGUMENT` as of `ember_tokenize`.
  */
 ember_status ember_chat_tokenize(const struct ember_model *model,
                                  const char *json,

@@ -7,6 +7,7 @@
 compile_error!("EmberLM needs 32- or 64-bit pointers");
 
 pub mod backend;
+pub mod budget;
 pub mod engine;
 pub mod error;
 pub mod ffi;

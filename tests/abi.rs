@@ -68,7 +68,11 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_session_options, seed), 32);
     assert_eq!(offset_of!(ember_session_options, stream_priority), 40);
 
-    assert_eq!(size_of::<ember_grammar_options>(), 8);
+    assert_eq!(size_of::<ember_grammar_options>(), 8 + pointer);
+    assert_eq!(offset_of!(ember_grammar_options, interrupt), 8);
+    assert_eq!(size_of::<ember_tokenize_options>(), 8 + pointer);
+    assert_eq!(offset_of!(ember_tokenize_options, flags), 4);
+    assert_eq!(offset_of!(ember_tokenize_options, interrupt), 8);
     assert_eq!(offset_of!(ember_grammar_options, json_spacing), 4);
 
     assert_eq!(size_of::<ember_sampling_options>(), 72 + 8 * pointer);
@@ -124,7 +128,9 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_text_stream_details, stop), 8);
     assert_eq!(offset_of!(ember_text_stream_details, tokens), 16);
 
-    assert_eq!(size_of::<ember_chat_options>(), 16 + 4 * pointer);
+    assert_eq!(size_of::<ember_chat_options>(), 16 + 6 * pointer);
+    assert_eq!(offset_of!(ember_chat_options, interrupt), 16 + 4 * pointer);
+    assert_eq!(offset_of!(ember_chat_options, reserved2), 16 + 5 * pointer);
     assert_eq!(offset_of!(ember_chat_options, source), 8);
     assert_eq!(offset_of!(ember_chat_options, source_len), 8 + pointer);
     assert_eq!(offset_of!(ember_chat_options, name), 8 + 2 * pointer);

@@ -46,6 +46,7 @@ fn difference(template: &str, document: &Value, expected: &Value) -> Option<Stri
     let environment = Environment {
         tokens: vec![("bos_token", token("<bos>")), ("eos_token", token("<eos>"))],
         now: Some(NOW),
+        ..Environment::default()
     };
     let result = render(template, &document.to_string(), &environment);
     match (

@@ -9,6 +9,9 @@ const START: u32 = 2;
 const END: u32 = 3;
 const RESPONSE: u32 = 4;
 const WIDE: u32 = 5;
+const USER: u32 = 6;
+const TURN_END: u32 = 7;
+const EOS: u32 = 8;
 
 /// A vocabulary of bytes, with some control tokens, a marker that is user-defined and a plain word
 /// that is.
@@ -20,10 +23,13 @@ fn metadata(template: Option<&str>) -> Metadata {
         "<|im_end|>",
         "<response>",
         "wide",
+        "<|user|>",
+        "<|end|>",
+        "</s>",
     ]
     .map(str::to_owned)
     .to_vec();
-    let mut kinds = vec![2i64, 3, 3, 3, 4, 4];
+    let mut kinds = vec![2i64, 3, 3, 3, 4, 4, 3, 3, 4];
     for byte in 0..=255u32 {
         // The byte-level alphabet.
         let c = match byte {
@@ -52,6 +58,7 @@ fn metadata(template: Option<&str>) -> Metadata {
     );
     set("ggml.bos_token_id", Value::U64(BOS.into()));
     set("ggml.add_bos_token", Value::Bool(true));
+    set("ggml.eos_token_id", Value::U64(EOS.into()));
     if let Some(template) = template {
         set("chat_template", Value::String(template.into()));
     }
@@ -171,8 +178,24 @@ fn pieces_of_a_caller_do_not_join() {
 fn roles_that_are_words_belong_to_the_template() {
     let chat = Chat::new("{% for m in messages %}{{ '<|' + m.role + '|>' }}{% endfor %}");
     let say = |role: &str| chat.tokens(&serde_json::json!({"messages": [{"role": role}]}));
-    assert_eq!(say("im_start"), [BOS, START]);
-    assert_eq!(count(&say("im_start|><|im_end"), END), 0);
+    assert_eq!(say("user"), [BOS, USER]);
+    assert_eq!(count(&say("user|><|user"), USER), 0);
+    // Roles name neither other parts of a conversation nor its ends.
+    assert_eq!(count(&say("im_start"), START), 0);
+    assert_eq!(count(&say("im_end"), END), 0);
+    assert_eq!(count(&say("end"), TURN_END), 0);
+}
+
+#[test]
+fn tokens_that_a_template_has_by_name_are_no_words() {
+    // Files may call the end of a text an ordinary added token.
+    let chat = Chat::new("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}");
+    for role in ["user", "assistant"] {
+        let message = serde_json::json!({"role": role, "content": "a</s>b"});
+        let ids = chat.tokens(&serde_json::json!({"messages": [message]}));
+        assert_eq!(count(&ids, EOS), 1);
+        assert_eq!(ids.last(), Some(&EOS));
+    }
 }
 
 #[test]

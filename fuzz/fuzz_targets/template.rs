@@ -15,6 +15,7 @@ fuzz_target!(|template: &str| {
     let environment = Environment {
         tokens: vec![("bos_token", "<s>".into()), ("eos_token", "</s>".into())],
         now: Some(1_700_000_000),
+        ..Environment::default()
     };
     match render(template, DOCUMENT, &environment) {
         Ok(rendered) => {

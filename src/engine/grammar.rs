@@ -1,11 +1,13 @@
 //! A session under a grammar: which tokens of the context are the answer, and what may follow.
 
 use super::Session;
+use crate::budget::Interrupt;
 use crate::error::{Result, fail, try_vec};
-use crate::grammar::{Grammar, GrammarKind, GrammarOptions, Matcher};
+use crate::grammar::{Grammar, GrammarKind, GrammarOptions, JsonSpacing, Matcher};
 use crate::memory;
 use crate::text::Tokenizer;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Where a token of the context comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +42,17 @@ pub(super) struct Constraint {
 /// What a grammar is made of.
 pub(super) struct GrammarSource {
     pub kind: GrammarKind,
-    pub options: GrammarOptions,
+    pub spacing: JsonSpacing,
     pub text: String,
+}
+
+impl GrammarSource {
+    fn options(&self) -> GrammarOptions {
+        GrammarOptions {
+            spacing: self.spacing,
+            ..Default::default()
+        }
+    }
 }
 
 /// A constraint that is saved with its session.
@@ -57,14 +68,14 @@ impl SavedGrammar {
     /// As it was read from a file.
     pub fn new(
         kind: GrammarKind,
-        options: GrammarOptions,
+        spacing: JsonSpacing,
         text: String,
         origins: Vec<(u32, usize)>,
         pending: Vec<u32>,
     ) -> SavedGrammar {
         let source = GrammarSource {
             kind,
-            options,
+            spacing,
             text,
         };
         SavedGrammar {
@@ -245,7 +256,7 @@ impl Session {
     /// answer is what decodes append behind the present end of the context, or behind a later
     /// prefill; each begins anew.
     ///
-    /// Errors: `Grammar`, see [`Grammar::compile`]; `DecodePending`; `Unsupported` if the model's
+    /// Errors: `Grammar`, see [`Grammar::compile`]; `Interrupted`; `DecodePending`; `Unsupported` if the model's
     /// tokenizer is not supported or fits no grammar; `OutOfMemory`. The grammar is as before then.
     pub fn set_grammar(
         &mut self,
@@ -255,12 +266,17 @@ impl Session {
     ) -> Result<()> {
         self.begin()?;
         let vocabulary = self.model.grammar_vocabulary()?;
-        let grammar = Grammar::compile(&vocabulary, kind, text, options)?;
         let source = Arc::new(GrammarSource {
             kind,
-            options: *options,
+            spacing: options.spacing,
             text: text.to_owned(),
         });
+        let (flag, asked) = (self.interrupt.clone(), options.interrupt.clone());
+        let options = GrammarOptions {
+            interrupt: Interrupt::new(move || flag.load(Ordering::Relaxed) || asked.is_asked()),
+            ..options.clone()
+        };
+        let grammar = Grammar::compile(&vocabulary, kind, text, &options)?;
         let constraint = Constraint::new(grammar, source, self.position(), self.context())?;
         let constraint = Box::new(constraint);
         // Nothing that is kept was made with memory of the reserve.
@@ -273,7 +289,7 @@ impl Session {
     pub(super) fn restore_grammar(&mut self, saved: SavedGrammar) -> Result<()> {
         let vocabulary = self.model.grammar_vocabulary()?;
         let source = saved.source;
-        let grammar = Grammar::compile(&vocabulary, source.kind, &source.text, &source.options)?;
+        let grammar = Grammar::compile(&vocabulary, source.kind, &source.text, &source.options())?;
         let mut constraint = Constraint::new(grammar, source, 0, self.context())?;
         for (origin, count) in saved.origins {
             let origin = match origin {

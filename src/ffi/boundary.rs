@@ -2,12 +2,14 @@
 
 use super::error::{ember_error, ember_status, store, store_text};
 use super::{cancel, forked};
+use crate::budget::Interrupt;
 use crate::error::{Result, Status, fail};
 use crate::memory;
 use crate::panics;
 use crate::threads;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The body of an exported function: runs `work` unless memory has run out or this is a forked process, turns a panic into
 /// an error, reports to `err`.
@@ -137,6 +139,36 @@ pub(super) unsafe fn text<'a>(
             e.valid_up_to()
         ),
     }
+}
+
+/// A number of the caller's that asks a call to end when it is not 0.
+struct Flag(NonNull<u32>);
+
+// SAFETY: the number is only read, and atomically, which any thread may do while the caller's promise
+// to `interrupt` holds.
+unsafe impl Send for Flag {}
+// SAFETY: as above.
+unsafe impl Sync for Flag {}
+
+impl Flag {
+    fn is_set(&self) -> bool {
+        // SAFETY: valid for atomic reads by the contract of `interrupt`, and aligned, as checked there.
+        let number = unsafe { AtomicU32::from_ptr(self.0.as_ptr()) };
+        number.load(Ordering::Relaxed) != 0
+    }
+}
+
+/// The caller's way to end a call. It must not be kept for longer than the call.
+///
+/// # Safety
+/// `pointer` is NULL, or valid for atomic reads and not written otherwise than atomically for the rest
+/// of the exported function.
+pub(super) unsafe fn interrupt(pointer: *const u32) -> Result<Interrupt> {
+    if pointer.is_null() {
+        return Ok(Interrupt::default());
+    }
+    let flag = Flag(non_null(pointer, "interrupt")?);
+    Ok(Interrupt::new(move || flag.is_set()))
 }
 
 /// A struct that crosses the border and may grow: options and details.

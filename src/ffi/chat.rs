@@ -1,6 +1,6 @@
 //! Conversations by the model's chat template.
 
-use super::boundary::{Out, Sized32, call, fill, read_struct, slice_mut, text};
+use super::boundary::{Out, Sized32, call, fill, interrupt, read_struct, slice_mut, text};
 use super::error::{ember_error, ember_status};
 use super::model::{ember_model, model};
 use crate::error::{Result, fail};
@@ -28,10 +28,16 @@ pub struct ember_chat_options {
     /// What templates that write today's date take for now, in seconds since 1970 (UTC); 0 means the
     /// clock of this machine, in UTC.
     pub now: i64,
+    /// NULL, or a number of yours that other threads may set atomically while the call runs: once it
+    /// is not 0, the call ends soon with `EMBER_INTERRUPTED`.
+    pub interrupt: *const u32,
+    /// Must be 0.
+    pub reserved2: usize,
 }
 
-// SAFETY: `repr(C)`; two u32, four words and an i64, on 64-bit machines without padding, and where a
-// word has 32 bits 24 bytes precede the i64; zero is a value of each; the size comes first.
+// SAFETY: `repr(C)`; two u32, four words, an i64 and two words, on 64-bit machines without padding,
+// and where a word has 32 bits 24 bytes precede the i64 and 8 follow; zero is a value of each; the size
+// comes first.
 unsafe impl Sized32 for ember_chat_options {
     const NAME: &'static str = "ember_chat_options";
 }
@@ -39,10 +45,13 @@ unsafe impl Sized32 for ember_chat_options {
 impl ember_chat_options {
     /// # Safety
     /// The pointers are NULL or valid for reads of as many bytes as they are said to have, for the
-    /// rest of the exported function.
+    /// rest of the exported function, and `interrupt` for atomic reads.
     unsafe fn for_engine<'a>(&self) -> Result<ChatOptions<'a>> {
-        if self.reserved != 0 {
-            fail!(InvalidArgument, "reserved is not 0 in ember_chat_options");
+        if self.reserved != 0 || self.reserved2 != 0 {
+            fail!(
+                InvalidArgument,
+                "reserved fields are not 0 in ember_chat_options"
+            );
         }
         let given = |pointer: *const c_char, len: usize, name: &str| match pointer.is_null() {
             true if len != 0 => fail!(NullPointer, "{name} is NULL in ember_chat_options"),
@@ -62,6 +71,8 @@ impl ember_chat_options {
             template,
             name,
             now: (self.now != 0).then_some(self.now),
+            // SAFETY: the caller's promise.
+            interrupt: unsafe { interrupt(self.interrupt) }?,
         })
     }
 }
@@ -83,12 +94,13 @@ impl ember_chat_options {
 /// them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `text`). `text` may be NULL if `capacity`
 /// is 0; `options` may be NULL. Any thread may call it. A template is a program from the model's
 /// file: it can neither see nor change anything, and is stopped when it takes too many steps (some
-/// tenths of a second) or too much memory (40 MB, and more for a long conversation).
+/// tenths of a second), too much memory (40 MB, and more for a long conversation) or when `interrupt`
+/// of the options says so.
 ///
 /// Errors: `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` if `json` is not a JSON object;
 /// `EMBER_TEMPLATE_FAILED` for a model without a template, for a template that is wrong, refuses the
-/// messages (the message has its words) or was stopped; `EMBER_UNSUPPORTED` if the model's tokenizer
-/// is not supported; `EMBER_OUT_OF_MEMORY`.
+/// messages (the message has its words) or was stopped; `EMBER_INTERRUPTED`; `EMBER_UNSUPPORTED` if
+/// the model's tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_chat_format(
     model: *const ember_model,
@@ -125,13 +137,14 @@ pub unsafe extern "C" fn ember_chat_format(
 ///
 /// What the caller passed is text and can forge nothing: control tokens such as `<|im_end|>` are
 /// recognized only where the template itself wrote every character of them, whatever it did to the
-/// caller's strings before it wrote them; a `role` counts as the template's if it is a plain word.
+/// caller's strings before it wrote them; a `role` counts as the template's if it is a plain word
+/// without `_`, but in no token that ends something.
 /// Ordinary added tokens in angle or square brackets that the template itself uses, such as
 /// `<tool_response>`, are text as well, except in messages of the role `assistant`, where the model's
 /// own answers come back. BOS and EOS are added where the model wants them and the template has not
 /// written them.
 ///
-/// Errors: those of `ember_chat_format`.
+/// Errors: those of `ember_chat_format`, and `EMBER_INVALID_ARGUMENT` as of `ember_tokenize`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_chat_tokenize(
     model: *const ember_model,

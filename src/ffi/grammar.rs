@@ -1,6 +1,6 @@
 //! Structured answers.
 
-use super::boundary::{Sized32, call, read_struct, text};
+use super::boundary::{Sized32, call, interrupt, read_struct, text};
 use super::error::{ember_error, ember_status};
 use super::session::{ember_session, with_session};
 use crate::error::{Result, fail};
@@ -46,9 +46,13 @@ pub struct ember_grammar_options {
     pub struct_size: u32,
     /// A value of `enum ember_json_spacing`, for answers by a JSON schema.
     pub json_spacing: u32,
+    /// NULL, or a number of yours that other threads may set atomically while the call runs: once it
+    /// is not 0, the call ends soon with `EMBER_INTERRUPTED`, as `ember_session_interrupt` ends it.
+    pub interrupt: *const u32,
 }
 
-// SAFETY: `repr(C)`; 2 * 4 bytes without padding; numbers only; the size comes first.
+// SAFETY: `repr(C)`; two u32 and a word have no padding; zero is a value of each; the size comes
+// first.
 unsafe impl Sized32 for ember_grammar_options {
     const NAME: &'static str = "ember_grammar_options";
 }
@@ -77,8 +81,8 @@ unsafe impl Sized32 for ember_grammar_options {
 /// is too large: more than 1 MiB (64 KiB for an expression), or too expensive. It is told within about a second.
 /// Later decodes may still fail with it if the grammar becomes too complex for a step.
 /// `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` names the argument; `EMBER_UNSUPPORTED` if the
-/// model's tokenizer is not supported or has no end token; `EMBER_BUSY`; `EMBER_DECODE_PENDING`;
-/// `EMBER_OUT_OF_MEMORY`. After each of them the session keeps the grammar that it had.
+/// model's tokenizer is not supported or has no end token; `EMBER_INTERRUPTED`; `EMBER_BUSY`;
+/// `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the session keeps the grammar that it had.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_session_set_grammar(
     session: *mut ember_session,
@@ -90,8 +94,10 @@ pub unsafe extern "C" fn ember_session_set_grammar(
 ) -> ember_status {
     let work = || {
         // SAFETY: `text` and `options` are as the header demands.
-        let (text, options) = unsafe { (self::text(text, len, "text")?, read_struct(options)?) };
-        let options = engine_options(&options)?;
+        let (text, given) = unsafe { (self::text(text, len, "text")?, read_struct(options)?) };
+        let mut options = engine_options(&given)?;
+        // SAFETY: `interrupt` is as the header demands.
+        options.interrupt = unsafe { interrupt(given.interrupt) }?;
         let kind = match kind {
             0 if !text.is_empty() => {
                 fail!(InvalidArgument, "len is {len}, but there is no grammar")
@@ -122,5 +128,8 @@ fn engine_options(options: &ember_grammar_options) -> Result<GrammarOptions> {
             "json_spacing is {n}, which is no ember_json_spacing"
         ),
     };
-    Ok(GrammarOptions { spacing })
+    Ok(GrammarOptions {
+        spacing,
+        ..GrammarOptions::default()
+    })
 }

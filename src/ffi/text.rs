@@ -1,9 +1,10 @@
 //! Text to tokens and back.
 
-use super::boundary::{Out, call, fill, slice, slice_mut, text};
+use super::boundary::{Out, Sized32, call, fill, interrupt, read_struct, slice, slice_mut, text};
 use super::error::{ember_error, ember_status};
 use super::model::{ember_model, model};
-use crate::error::fail;
+use crate::budget::{Budget, Interrupt};
+use crate::error::{Result, fail};
 use crate::text::{DecodeOptions, EncodeOptions};
 use std::ffi::c_char;
 
@@ -18,6 +19,25 @@ pub enum ember_tokenize_flags {
     /// Recognize control tokens spelled out in the text, like `<|im_end|>`. Leave it off for text
     /// from outside, which could forge roles with them.
     EMBER_TOKENIZE_SPECIAL = 2,
+}
+
+/// How to tokenize. Zero in every field but `struct_size` means the default.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ember_tokenize_options {
+    /// `sizeof(ember_tokenize_options)`.
+    pub struct_size: u32,
+    /// Values of `enum ember_tokenize_flags`.
+    pub flags: u32,
+    /// NULL, or a number of yours that other threads may set atomically while the call runs: once it
+    /// is not 0, the call ends soon with `EMBER_INTERRUPTED`.
+    pub interrupt: *const u32,
+}
+
+// SAFETY: `repr(C)`; two u32 and a word have no padding; zero is a value of each; the size comes
+// first.
+unsafe impl Sized32 for ember_tokenize_options {
+    const NAME: &'static str = "ember_tokenize_options";
 }
 
 /// Flags of `ember_detokenize`, to be or-ed.
@@ -43,12 +63,37 @@ fn check_flags(flags: u32, known: u32) -> crate::Result<()> {
     Ok(())
 }
 
+/// The tokens of a text, as both functions below give them.
+fn tokenize(
+    model: *const ember_model,
+    text: &str,
+    flags: u32,
+    interrupt: Interrupt,
+) -> Result<Vec<u32>> {
+    let model = self::model(model)?;
+    let going_on = ember_tokenize_flags::EMBER_TOKENIZE_CONTINUE as u32;
+    let special = ember_tokenize_flags::EMBER_TOKENIZE_SPECIAL as u32;
+    check_flags(flags, going_on | special)?;
+    let options = EncodeOptions {
+        add_special: flags & going_on == 0,
+        parse_special: flags & special != 0,
+    };
+    let budget = Budget::for_text(text.len()).with_interrupt(interrupt);
+    let mut ids = Vec::new();
+    let tokenizer = model.tokenizer()?;
+    tokenizer.encode_within(&budget, text, options, &mut ids)?;
+    Ok(ids)
+}
+
 /// Turns `len` bytes of UTF-8 into token ids. `count` receives their number, also when `capacity`,
 /// the room in `tokens`, is too small for them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to
 /// `tokens`). `tokens` may be NULL if `capacity` is 0. Any thread may call it.
 ///
-/// Errors: `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` for unknown flags; `EMBER_UNSUPPORTED` if
-/// the model's tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
+/// The time is proportional to the text, a megabyte in some tenths of a second.
+///
+/// Errors: `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` for unknown flags, and for a text for which
+/// the model's tokenizer takes far more work than is usual; `EMBER_UNSUPPORTED` if the model's
+/// tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_tokenize(
     model: *const ember_model,
@@ -61,7 +106,6 @@ pub unsafe extern "C" fn ember_tokenize(
     err: *mut ember_error,
 ) -> ember_status {
     let work = || {
-        let model = self::model(model)?;
         // SAFETY: `text`, `tokens` and `count` are as the header demands.
         let (text, tokens, count) = unsafe {
             (
@@ -70,15 +114,40 @@ pub unsafe extern "C" fn ember_tokenize(
                 Out::new(count, "count")?,
             )
         };
-        let going_on = ember_tokenize_flags::EMBER_TOKENIZE_CONTINUE as u32;
-        let special = ember_tokenize_flags::EMBER_TOKENIZE_SPECIAL as u32;
-        check_flags(flags, going_on | special)?;
-        let options = EncodeOptions {
-            add_special: flags & going_on == 0,
-            parse_special: flags & special != 0,
+        let ids = tokenize(model, text, flags, Interrupt::default())?;
+        fill(&ids, tokens, &count, "tokens")
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// `ember_tokenize` with options, which may be NULL for the defaults. Another thread can end it.
+///
+/// Errors: those of `ember_tokenize`; `EMBER_INTERRUPTED`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_tokenize_with(
+    model: *const ember_model,
+    text: *const c_char,
+    len: usize,
+    options: *const ember_tokenize_options,
+    tokens: *mut u32,
+    capacity: usize,
+    count: *mut usize,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        // SAFETY: `text`, `options`, `tokens` and `count` are as the header demands.
+        let (text, options, tokens, count) = unsafe {
+            (
+                self::text(text, len, "text")?,
+                read_struct(options)?,
+                slice_mut(tokens, capacity, "tokens")?,
+                Out::new(count, "count")?,
+            )
         };
-        let mut ids = Vec::new();
-        model.tokenizer()?.encode(text, options, &mut ids)?;
+        // SAFETY: `interrupt` is as the header demands.
+        let interrupt = unsafe { interrupt(options.interrupt) }?;
+        let ids = tokenize(model, text, options.flags, interrupt)?;
         fill(&ids, tokens, &count, "tokens")
     };
     // SAFETY: `err` is as the header demands.

@@ -1,7 +1,8 @@
 //! Text to a grammar that is ready to follow answers.
 
 use super::{GrammarKind, GrammarOptions, GrammarVocabulary, Matcher};
-use super::{gbnf, limits, schema};
+use super::{gbnf, lark, limits, schema};
+use crate::budget::{Budget, Interrupt};
 use crate::error::{Error, Result, Status, fail};
 use crate::memory::{self, Room};
 use crate::threads;
@@ -12,6 +13,9 @@ use llguidance::earley::perf::ParserPerfCounters;
 use std::fmt::Display;
 use std::sync::Arc;
 
+/// What is said about alternatives that several values may fit.
+const ONE_OF: &str =
+    "oneOf is not supported where a value may fit several of its schemas; use anyOf";
 /// Longest message of llguidance that is passed on, in characters.
 const MAX_MESSAGE: usize = 400;
 
@@ -28,10 +32,11 @@ pub struct Grammar {
 }
 
 impl Grammar {
-    /// Makes a grammar. Takes a few milliseconds; hostile texts up to a second and 100 MB.
+    /// Makes a grammar. Takes a few milliseconds; hostile texts up to a second and 100 MB. `options`
+    /// may end it.
     ///
     /// Errors: `Grammar` if the text is invalid (with the place), if no text can meet it, or if it is
-    /// too large; `OutOfMemory`.
+    /// too large; `Interrupted`; `OutOfMemory`.
     pub fn compile(
         vocabulary: &Arc<GrammarVocabulary>,
         kind: GrammarKind,
@@ -103,32 +108,39 @@ fn compile(
     text: &str,
     options: &GrammarOptions,
 ) -> Result<Grammar> {
+    let interrupt = &options.interrupt;
+    let budget = &Budget::for_grammar(text.len()).with_interrupt(interrupt.clone());
+    let make = |grammar| parser(vocabulary, grammar, interrupt);
     let start = match kind {
         GrammarKind::JsonSchema => {
-            let schema = schema::parse(text)?;
+            let schema = schema::parse(text, budget)?;
             let make = |schema| {
                 let schema = schema::with_spacing(schema, options.spacing);
-                parser(vocabulary, TopLevelGrammar::from_json_schema(schema))
+                make(TopLevelGrammar::from_json_schema(schema))
             };
             match make(schema.clone()) {
                 Ok(parser) => parser,
-                Err(e) => return Err(schema::locate(&schema, e, &|s| make(s).err())),
+                Err(e) => {
+                    let e = schema::locate(&schema, e, &|s| make(s).err());
+                    interrupt.check()?;
+                    return Err(e);
+                }
             }
         }
         GrammarKind::Regex => {
             check_regex(text)?;
             // An empty expression would begin a comment.
             let text = if text.is_empty() { "(?:)" } else { text };
-            parser(vocabulary, TopLevelGrammar::from_regex(text))?
+            make(TopLevelGrammar::from_regex(text))?
         }
         GrammarKind::Lark => {
-            check_lark(text)?;
-            parser(vocabulary, TopLevelGrammar::from_lark(text.to_owned()))?
+            lark::check(text, budget)?;
+            make(TopLevelGrammar::from_lark(text.to_owned()))?
         }
         GrammarKind::Gbnf => {
             let lark = gbnf::to_lark(text)?;
-            check_lark(&lark)?;
-            parser(vocabulary, TopLevelGrammar::from_lark(lark))?
+            lark::check(&lark, budget)?;
+            make(TopLevelGrammar::from_lark(lark))?
         }
     };
     let grammar = Grammar {
@@ -144,13 +156,21 @@ fn compile(
 }
 
 /// The parser at the beginning of an answer.
-fn parser(vocabulary: &GrammarVocabulary, grammar: TopLevelGrammar) -> Result<Parser> {
+fn parser(
+    vocabulary: &GrammarVocabulary,
+    grammar: TopLevelGrammar,
+    interrupt: &Interrupt,
+) -> Result<Parser> {
+    interrupt.check()?;
     let limits = limits::parser_limits();
     let env = &vocabulary.env;
     let (rules, spec) = GrammarInit::Serialized(grammar)
         .to_internal(Some(env.clone()), limits.clone())
         .map_err(invalid)?;
+    interrupt.check()?;
     limits::check_expressions(&spec)?;
+    limits::check_intersections(&spec)?;
+    interrupt.check()?;
     let compiled = GrammarInit::Internal(rules, spec)
         .to_cgrammar(
             Some(env.clone()),
@@ -159,15 +179,21 @@ fn parser(vocabulary: &GrammarVocabulary, grammar: TopLevelGrammar) -> Result<Pa
             vocabulary.slicer.extra_lexemes(),
         )
         .map_err(invalid)?;
+    interrupt.check()?;
     let counters = Arc::new(ParserPerfCounters::default());
     let mut parser = Parser::new(env.clone(), compiled, limits, counters).map_err(invalid)?;
-    limits::check_productive(&mut parser)?;
+    limits::check_productive(&mut parser, interrupt)?;
     Ok(parser)
 }
 
 /// llguidance's own words, as far as they fit.
 fn invalid(error: impl Display) -> Error {
-    Error::new(Status::Grammar, shorten(error))
+    let message = shorten(error);
+    // It names an option of llguidance's.
+    if message.contains("oneOf constraints are not supported") {
+        return Error::new(Status::Grammar, ONE_OF);
+    }
+    Error::new(Status::Grammar, message)
 }
 
 fn shorten(message: impl Display) -> String {
@@ -188,27 +214,4 @@ fn check_regex(text: &str) -> Result<()> {
         other => fail!(Grammar, "{}", shorten(other)),
     };
     fail!(Grammar, "at byte {offset} of the expression: {kind}")
-}
-
-/// Refuses a Lark grammar that would take the compiler too much stack or time.
-fn check_lark(text: &str) -> Result<()> {
-    // Each level of nesting and each step from rule to rule needs one of these.
-    let levels = text.bytes().filter(|b| b"([{:".contains(b)).count();
-    if levels > limits::MAX_LEVELS {
-        fail!(
-            Grammar,
-            "it is too large: {levels} rules and brackets, {} are allowed",
-            limits::MAX_LEVELS
-        );
-    }
-    const EMBEDDED: &str = "%json";
-    for (at, _) in text.match_indices(EMBEDDED) {
-        let rest = &text[at + EMBEDDED.len()..];
-        let mut values = serde_json::Deserializer::from_str(rest).into_iter();
-        // What is not JSON is an error of the compiler, or in a comment.
-        if let Some(Ok(schema)) = values.next() {
-            schema::check(&schema)?;
-        }
-    }
-    Ok(())
 }

@@ -5,8 +5,11 @@
 //! with recursion, text is divided into the longest possible terminals first, as in Lark.
 
 use super::gbnf_parser::{Node, Rule, parse};
-use crate::error::Result;
+use crate::error::{Result, fail};
 use std::fmt::Write;
+
+/// Most literal text that a terminal may have.
+const MAX_LITERAL_BYTES: usize = 64 << 10;
 
 /// The same grammar in Lark.
 ///
@@ -14,6 +17,7 @@ use std::fmt::Write;
 pub(super) fn to_lark(text: &str) -> Result<String> {
     let (rules, root) = parse(text)?;
     let recursive = recursive_rules(&rules);
+    check_sizes(&rules, &recursive)?;
     let used = reachable(&rules, root);
     let mut lark = format!("start: {}\n", name(root, &recursive));
     for (index, rule) in rules.iter().enumerate().filter(|(index, _)| used[*index]) {
@@ -55,6 +59,49 @@ fn recursive_rules(rules: &[Rule]) -> Vec<bool> {
         }
     }
     recursive
+}
+
+/// Refuses terminals that have too much literal text once the rules that they use are put in.
+fn check_sizes(rules: &[Rule], recursive: &[bool]) -> Result<()> {
+    let mut sizes: Vec<Option<usize>> = vec![None; rules.len()];
+    for rule in (0..rules.len()).filter(|rule| !recursive[*rule]) {
+        let mut todo = vec![rule];
+        while let Some(rule) = todo.last().copied() {
+            let before = todo.len();
+            todo.extend(
+                rules[rule]
+                    .uses
+                    .iter()
+                    .filter(|used| sizes[**used].is_none()),
+            );
+            if todo.len() > before {
+                continue;
+            }
+            todo.pop();
+            let size = literal_bytes(&rules[rule].body, &sizes);
+            if size > MAX_LITERAL_BYTES {
+                fail!(
+                    Grammar,
+                    "it is too large: a rule stands for {size} bytes of text, {MAX_LITERAL_BYTES} are \
+                     allowed"
+                );
+            }
+            sizes[rule] = Some(size);
+        }
+    }
+    Ok(())
+}
+
+fn literal_bytes(node: &Node, sizes: &[Option<usize>]) -> usize {
+    match node {
+        Node::Literal(text) => text.len(),
+        Node::Class { .. } => 1,
+        Node::Rule(rule) => sizes[*rule].unwrap_or(0),
+        Node::Sequence(parts) | Node::Choice(parts) => parts.iter().fold(0, |sum, part| {
+            sum.saturating_add(literal_bytes(part, sizes))
+        }),
+        Node::Repeat { part, .. } => literal_bytes(part, sizes),
+    }
 }
 
 fn reachable(rules: &[Rule], root: usize) -> Vec<bool> {

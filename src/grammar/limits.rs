@@ -1,10 +1,11 @@
 //! What keeps a hostile grammar from taking time and memory, and what finds grammars that no text
 //! can meet.
 
+use crate::budget::Interrupt;
 use crate::error::{Result, fail};
 use crate::memory::Room;
 use llguidance::api::ParserLimits;
-use llguidance::derivre::ExprRef;
+use llguidance::derivre::{ExprRef, RegexAst};
 use llguidance::earley::lexerspec::{LexemeIdx, LexerSpec};
 use llguidance::earley::{CGrammar, CSymIdx, Parser};
 
@@ -25,6 +26,11 @@ pub(super) const MAX_DIVISOR: u64 = 20_000;
 pub(super) const MAX_LEXER_BYTES: usize = 64 << 20;
 /// Most alternatives in all expressions and their parts, see [`check_expressions`].
 const MAX_ALTERNATIVES: u64 = 2_000_000;
+/// As many expressions may have to hold together whatever they are.
+const FEW: usize = 3;
+/// Most intersections of more expressions that are tried, and the work of each.
+const MAX_INTERSECTIONS: usize = 500;
+const INTERSECTION_FUEL: u64 = 20_000;
 
 /// Address space for what a parser's lexer takes in the next steps when memory runs out: in each it grows by a few MB at most,
 /// by vectors that double.
@@ -40,7 +46,8 @@ pub(super) fn room_is_enough(room: &Room, parser: &Parser) -> bool {
 /// The limits that llguidance keeps by itself. Times are those of one core.
 pub(super) fn parser_limits() -> ParserLimits {
     ParserLimits {
-        max_items_in_row: 2000,
+        // An object with many optional properties has about five for each.
+        max_items_in_row: 16_000,
         // About 20 ms.
         initial_lexer_fuel: 1_000_000,
         // About 15 ms.
@@ -109,12 +116,48 @@ pub(super) fn check_expressions(spec: &LexerSpec) -> Result<()> {
     Ok(())
 }
 
+/// Refuses intersections of many expressions that take too long to follow: of each only the
+/// first ones, then one more, until all are in or their intersection is too much work.
+pub(super) fn check_intersections(spec: &LexerSpec) -> Result<()> {
+    let set = spec.regex_builder.exprset();
+    let mut left = MAX_INTERSECTIONS;
+    for index in 0..set.len() as u32 {
+        let e = ExprRef::new(index);
+        if !e.is_valid() || set.get_tag(e) as u8 != tag::AND {
+            continue;
+        }
+        let args = set.get_args(e);
+        if args.len() <= FEW {
+            continue;
+        }
+        for count in FEW..=args.len() {
+            left = left.saturating_sub(1);
+            let parts = args[..count].iter().map(|arg| RegexAst::ExprRef(*arg));
+            let mut builder = spec.regex_builder.clone();
+            let limited = builder
+                .mk(&RegexAst::And(parts.collect()))
+                .and_then(|both| builder.to_regex_limited(both, INTERSECTION_FUEL));
+            if left == 0 || limited.is_err() {
+                fail!(
+                    Grammar,
+                    "it is too large: {} expressions have to hold together",
+                    args.len()
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Refuses grammars that no text meets, like a rule that needs itself, or an intersection of
 /// expressions that share no text.
-pub(super) fn check_productive(parser: &mut Parser) -> Result<()> {
+pub(super) fn check_productive(parser: &mut Parser, interrupt: &Interrupt) -> Result<()> {
     let n_lexemes = parser.grammar().lexer_spec().lexemes.len();
     let mut possible = Vec::with_capacity(n_lexemes);
     for index in 0..n_lexemes {
+        if index % 64 == 0 {
+            interrupt.check()?;
+        }
         let mut set = parser.grammar().lexer_spec().alloc_lexeme_set();
         set.add(LexemeIdx::new(index));
         possible.push(parser.with_recognizer(|r| {

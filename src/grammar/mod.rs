@@ -9,9 +9,13 @@
 //! because a short regular expression can force a gigabyte; and its thread pool. What a hostile
 //! text could blow up is bounded in `limits`.
 
+use crate::budget::Interrupt;
+
 mod compile;
+mod conjunctions;
 mod gbnf;
 mod gbnf_parser;
+mod lark;
 mod limits;
 mod matcher;
 mod numbers;
@@ -48,8 +52,10 @@ pub enum JsonSpacing {
 }
 
 /// How a grammar is made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct GrammarOptions {
     /// Of answers by a JSON schema.
     pub spacing: JsonSpacing,
+    /// Who may end the making.
+    pub interrupt: Interrupt,
 }

@@ -1,7 +1,8 @@
 //! JSON schemas before they are compiled: their limits, and where in them a fault is.
 
-use super::JsonSpacing;
 use super::limits::{MAX_DIVISOR, MAX_LEVELS};
+use super::{JsonSpacing, conjunctions};
+use crate::budget::Budget;
 use crate::error::{Error, Result, Status, fail};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// llguidance's options, which a schema may bring along itself.
 const OPTIONS: &str = "x-guidance";
+/// Keywords whose values are no schemas.
+const DATA: [&str; 4] = ["const", "enum", "default", "examples"];
 /// Bound of multiples without one.
 const LARGEST_MULTIPLE: i64 = 999_999_999_999;
 /// How long the search for the place of a fault may take.
@@ -18,7 +21,7 @@ const SEARCH: Duration = Duration::from_millis(200);
 ///
 /// Errors: `Grammar` for what is not JSON, with line and column, and for a schema that is too
 /// expensive, with its place.
-pub(super) fn parse(text: &str) -> Result<Value> {
+pub(super) fn parse(text: &str, budget: &Budget) -> Result<Value> {
     let schema: Value = match serde_json::from_str(text) {
         Ok(schema) => schema,
         Err(e) => fail!(Grammar, "the schema is not valid JSON: {e}"),
@@ -26,7 +29,7 @@ pub(super) fn parse(text: &str) -> Result<Value> {
     if !schema.is_object() && !schema.is_boolean() {
         fail!(Grammar, "the schema is neither an object nor a boolean");
     }
-    check(&schema)?;
+    check(&schema, budget)?;
     let mut schema = schema;
     bound_multiples(&mut schema);
     Ok(schema)
@@ -47,10 +50,9 @@ fn bound_multiples(schema: &mut Value) {
                     }
                 }
             }
-            let values = ["const", "enum", "default", "examples"];
             let parts = map
                 .iter_mut()
-                .filter(|(key, _)| !values.contains(&key.as_str()));
+                .filter(|(key, _)| !DATA.contains(&key.as_str()));
             parts.for_each(|(_, part)| bound_multiples(part));
         }
         Value::Array(list) => list.iter_mut().for_each(bound_multiples),
@@ -59,9 +61,9 @@ fn bound_multiples(schema: &mut Value) {
 }
 
 /// Refuses what would take the compiler too much stack or time.
-pub(super) fn check(schema: &Value) -> Result<()> {
+pub(super) fn check(schema: &Value, budget: &Budget) -> Result<()> {
     let mut facts = Facts::default();
-    facts.collect(schema, &mut String::new())?;
+    facts.collect(schema, false, &mut String::new())?;
     let mut levels = depth(schema);
     for reference in &facts.references {
         let target = reference.strip_prefix('#');
@@ -89,7 +91,7 @@ pub(super) fn check(schema: &Value) -> Result<()> {
             );
         }
     }
-    Ok(())
+    conjunctions::check(schema, budget)
 }
 
 /// What the limits depend on.
@@ -105,7 +107,8 @@ struct Facts {
 impl Facts {
     /// Looks at all of a schema. Takes more for a keyword than there is (a property may be called
     /// so, too), never less.
-    fn collect(&mut self, value: &Value, path: &mut String) -> Result<()> {
+    /// `is_data` in values that are no schemas unless a reference leads there.
+    fn collect(&mut self, value: &Value, is_data: bool, path: &mut String) -> Result<()> {
         let length = path.len();
         match value {
             Value::Object(map) => {
@@ -121,18 +124,25 @@ impl Facts {
                             let Some(divisor) = divisor(&number.to_string()) else {
                                 fail!(Grammar, "at {path}: multipleOf {number} is out of range");
                             };
+                            if number.as_f64().is_some_and(|number| number < 0.0) && !is_data {
+                                fail!(
+                                    Grammar,
+                                    "at {path}: multipleOf is {number}, but must be greater than 0"
+                                );
+                            }
                             self.divisors.entry(divisor).or_insert_with(|| path.clone());
                         }
                         _ => {}
                     }
-                    self.collect(value, path)?;
+                    let is_data = is_data || DATA.contains(&key.as_str());
+                    self.collect(value, is_data, path)?;
                     path.truncate(length);
                 }
             }
             Value::Array(list) => {
                 for (index, value) in list.iter().enumerate() {
                     push(path, &index.to_string());
-                    self.collect(value, path)?;
+                    self.collect(value, is_data, path)?;
                     path.truncate(length);
                 }
             }
@@ -180,7 +190,7 @@ fn depth(value: &Value) -> usize {
 }
 
 /// What a reference like `#/$defs/item` leads to, as llguidance reads it.
-fn resolve<'a>(schema: &'a Value, path: &str) -> Option<&'a Value> {
+pub(super) fn resolve<'a>(schema: &'a Value, path: &str) -> Option<&'a Value> {
     let path = path.strip_prefix('/').unwrap_or(path);
     if path.is_empty() {
         return Some(schema);
@@ -192,7 +202,7 @@ fn resolve<'a>(schema: &'a Value, path: &str) -> Option<&'a Value> {
 }
 
 /// Appends a part of a JSON pointer.
-fn push(path: &mut String, part: &str) {
+pub(super) fn push(path: &mut String, part: &str) {
     path.push('/');
     let part: String = part.chars().take(64).collect();
     path.push_str(&part.replace('~', "~0").replace('/', "~1"));
@@ -348,8 +358,9 @@ mod tests {
             defs.insert(format!("a{n}"), json!({"type": "string"}));
             json!({"$ref": "#/$defs/a0", "$defs": defs})
         };
-        check(&chain(1000)).unwrap();
-        let e = check(&chain(4000)).unwrap_err();
+        let budget = Budget::for_grammar(200_000);
+        check(&chain(1000), &budget).unwrap();
+        let e = check(&chain(4000), &budget).unwrap_err();
         assert!(e.message.contains("too deep"), "{}", e.message);
     }
 }

@@ -24,6 +24,11 @@ impl CharSet {
             _ => Vec::new(),
         };
         debug_assert!(!ranges.is_empty(), "{class}");
+        CharSet::of(ranges)
+    }
+
+    /// The characters of ranges, which are in order and do not overlap.
+    pub fn of(ranges: Vec<(char, char)>) -> Self {
         let mut ascii = [false; 128];
         for (c, inside) in ascii.iter_mut().enumerate() {
             let c = char::from(c as u8);

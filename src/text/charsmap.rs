@@ -6,6 +6,7 @@
 //! bit 8, and the offset to its children in bits 10 to 30, which counts in steps of 256 if bit 9 is
 //! set. The unit of a text's end holds the place of its replacement in bits 0 to 30.
 
+use crate::budget::Budget;
 use crate::error::{Result, fail, try_vec};
 
 /// Texts and their replacements.
@@ -46,50 +47,76 @@ impl Charsmap {
         })
     }
 
-    /// The texts of the table that `text` starts with, shortest first: bytes and replacement.
-    fn prefixes<'a>(&'a self, text: &str, each: &mut dyn FnMut(usize, &'a str)) {
+    /// The texts of the table that `text` starts with, shortest first: bytes and where the
+    /// replacement starts. `each` says whether to go on.
+    fn prefixes(
+        &self,
+        text: &str,
+        budget: &Budget,
+        each: &mut dyn FnMut(usize, usize) -> bool,
+    ) -> Result<()> {
         let offset = |unit: u32| (unit >> 10) << ((unit & 1 << 9) >> 6);
         let unit = |at: u32| self.units.get(at as usize).copied();
-        let Some(root) = unit(0) else { return };
+        let Some(root) = unit(0) else {
+            return Ok(());
+        };
         let mut at = offset(root);
         for (index, byte) in text.bytes().enumerate() {
+            budget.work(1)?;
             at ^= u32::from(byte);
             let Some(here) = unit(at).filter(|unit| unit & 0x8000_00FF == u32::from(byte)) else {
-                return;
+                break;
             };
             if byte == 0 {
-                return;
+                break;
             }
             at ^= offset(here);
             if here >> 8 & 1 == 1 {
-                let Some(value) = unit(at) else { return };
+                let Some(value) = unit(at) else { break };
                 let start = (value & 0x7FFF_FFFF) as usize;
                 // A place inside a character or behind the end is ignored.
-                if let Some(rest) = self.replacements.get(start..) {
-                    let end = rest.find('\0').unwrap_or(rest.len());
-                    each(index + 1, &rest[..end]);
+                if self.replacements.is_char_boundary(start) && !each(index + 1, start) {
+                    break;
                 }
             }
         }
+        Ok(())
+    }
+
+    /// The replacement that starts at a place.
+    fn replacement(&self, start: usize, budget: &Budget) -> Result<&str> {
+        let rest = self.replacements.get(start..).unwrap_or_default();
+        let end = rest.find('\0').unwrap_or(rest.len());
+        budget.scan(end)?;
+        Ok(&rest[..end])
     }
 
     /// What replaces the longest text of the table that `text` starts with, and its bytes.
-    pub fn longest(&self, text: &str) -> Option<(usize, &str)> {
+    /// Errors: those of the budget.
+    pub fn longest(&self, text: &str, budget: &Budget) -> Result<Option<(usize, &str)>> {
         let mut found = None;
-        self.prefixes(text, &mut |length, with| {
+        self.prefixes(text, budget, &mut |length, start| {
             if text.is_char_boundary(length) {
-                found = Some((length, with));
+                found = Some((length, start));
             }
-        });
-        found
+            true
+        })?;
+        match found {
+            Some((length, start)) => Ok(Some((length, self.replacement(start, budget)?))),
+            None => Ok(None),
+        }
     }
 
     /// What replaces the shortest text of the table that `text` starts with.
-    pub fn shortest(&self, text: &str) -> Option<&str> {
+    /// Errors: those of the budget.
+    pub fn shortest(&self, text: &str, budget: &Budget) -> Result<Option<&str>> {
         let mut found = None;
-        self.prefixes(text, &mut |_, with| {
-            found.get_or_insert(with);
-        });
+        self.prefixes(text, budget, &mut |_, start| {
+            found = Some(start);
+            false
+        })?;
         found
+            .map(|start| self.replacement(start, budget))
+            .transpose()
     }
 }

@@ -4,8 +4,11 @@ use super::jinja::{self, Environment, Origin, Rendered};
 use super::keys::{Metadata, string};
 use super::tokenizer::Tokenizer;
 use super::vocabulary::TokenKind;
+use crate::budget::{Budget, Interrupt};
 use crate::error::{Result, fail};
 use crate::format::{Array, Value};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 
 const TEMPLATE: &str = "tokenizer.chat_template";
 const NAMES: &str = "tokenizer.chat_templates";
@@ -18,7 +21,7 @@ pub struct ChatTemplates {
 }
 
 /// Which template, and what it is given beside the conversation.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ChatOptions<'a> {
     /// A template to use instead of the file's.
     pub template: Option<&'a str>,
@@ -26,6 +29,8 @@ pub struct ChatOptions<'a> {
     pub name: Option<&'a str>,
     /// The moment that the template takes for now, in seconds since 1970 (UTC); None asks the clock.
     pub now: Option<i64>,
+    /// Who may end the call.
+    pub interrupt: Interrupt,
 }
 
 impl ChatTemplates {
@@ -110,6 +115,7 @@ impl ChatTemplates {
         let environment = Environment {
             tokens: token_texts(tokenizer),
             now: options.now,
+            interrupt: options.interrupt.clone(),
         };
         jinja::render(template, document, &environment)
     }
@@ -117,7 +123,8 @@ impl ChatTemplates {
     /// Appends the tokens of a conversation to `out`; on an error `out` is as it was.
     ///
     /// Control tokens are recognized only where the template, the vocabulary or a role wrote every
-    /// character of them. In the words of others, user-defined tokens in angle or square brackets
+    /// character of them, and those that end something only where no role had a part in it. In the
+    /// words of others, user-defined tokens in angle or square brackets
     /// that the template itself uses (`<tool_response>`) are text as well; an assistant's message may
     /// spell them, because that is how the model wrote it. BOS and EOS are added where the file asks
     /// for them and the template has not written them.
@@ -132,22 +139,24 @@ impl ChatTemplates {
     ) -> Result<()> {
         let template = self.chosen(options)?;
         let rendered = self.format(tokenizer, document, options)?;
-        let may_parse = |start: usize, end: usize, id: u32| {
-            let first = rendered.parts.partition_point(|(to, _)| *to <= start);
-            let last = rendered.parts.partition_point(|(to, _)| *to < end);
-            let parts = rendered.parts.get(first..=last).unwrap_or_default();
-            let written_by = |origin| parts.iter().any(|(_, of)| *of == origin);
-            let text = &rendered.text[start..end];
-            match tokenizer.kind(id) {
-                Ok(TokenKind::UserDefined) => {
-                    let is_marker = (text.starts_with('<') && text.ends_with('>'))
-                        || (text.starts_with('[') && text.ends_with(']'));
-                    !(is_marker && written_by(Origin::Caller) && template.contains(text))
-                }
-                _ => !written_by(Origin::Caller) && !written_by(Origin::Assistant),
-            }
+        let budget = Budget::for_text(rendered.text.len());
+        let budget = budget.with_interrupt(options.interrupt.clone());
+        let writers = Writers {
+            tokenizer,
+            template,
+            rendered: &rendered,
+            budget: &budget,
+            named: [
+                tokenizer.bos(),
+                tokenizer.eos(),
+                tokenizer.unknown(),
+                tokenizer.padding(),
+            ],
+            last: Cell::new(None),
+            in_template: RefCell::new(HashMap::new()),
         };
-        tokenizer.encode_chat(&rendered.text, &may_parse, out)
+        let may_parse = |start: usize, end: usize, id: u32| writers.may_parse(start, end, id);
+        tokenizer.encode_chat(&budget, &rendered.text, &may_parse, out)
     }
 
     fn chosen<'a>(&'a self, options: &ChatOptions<'a>) -> Result<&'a str> {
@@ -155,6 +164,70 @@ impl ChatTemplates {
             Some(template) => Ok(template),
             None => self.get(options.name),
         }
+    }
+}
+
+/// Who wrote the characters of a rendered conversation, and what they may stand for therefore.
+struct Writers<'a> {
+    tokenizer: &'a Tokenizer,
+    template: &'a str,
+    rendered: &'a Rendered,
+    budget: &'a Budget,
+    /// The tokens that a template may write by their names.
+    named: [Option<u32>; 4],
+    /// The last range that was asked for and its origins, a bit each.
+    last: Cell<Option<(usize, usize, u8)>>,
+    /// Whether the template spells a token.
+    in_template: RefCell<HashMap<u32, bool>>,
+}
+
+impl Writers<'_> {
+    /// Whether a special token counts that is spelled here.
+    fn may_parse(&self, start: usize, end: usize, id: u32) -> Result<bool> {
+        let origins = self.origins(start, end)?;
+        let has = |origin: Origin| origins >> origin as u8 & 1 == 1;
+        let is_structure = self.tokenizer.is_end(id) || self.named.contains(&Some(id));
+        // A role names a part of the conversation. It ends none.
+        if has(Origin::Role) && is_structure {
+            return Ok(false);
+        }
+        let written_by_others = has(Origin::Caller) || has(Origin::Assistant);
+        if self.tokenizer.kind(id)? != TokenKind::UserDefined || is_structure {
+            return Ok(!written_by_others);
+        }
+        let text = &self.rendered.text[start..end];
+        let is_marker = (text.starts_with('<') && text.ends_with('>'))
+            || (text.starts_with('[') && text.ends_with(']'));
+        Ok(!(is_marker && has(Origin::Caller) && self.is_in_template(id)?))
+    }
+
+    /// The origins of the characters in a range.
+    fn origins(&self, start: usize, end: usize) -> Result<u8> {
+        if let Some((of_start, of_end, origins)) = self.last.get()
+            && (of_start, of_end) == (start, end)
+        {
+            return Ok(origins);
+        }
+        let parts = &self.rendered.parts;
+        let first = parts.partition_point(|(to, _)| *to <= start);
+        let last = parts.partition_point(|(to, _)| *to < end);
+        let parts = parts.get(first..=last).unwrap_or_default();
+        self.budget.work(parts.len() as u64)?;
+        let origins = parts.iter().fold(0, |bits, (_, of)| bits | 1 << *of as u8);
+        self.last.set(Some((start, end, origins)));
+        Ok(origins)
+    }
+
+    fn is_in_template(&self, id: u32) -> Result<bool> {
+        let mut known = self.in_template.borrow_mut();
+        if let Some(known) = known.get(&id) {
+            return Ok(*known);
+        }
+        self.budget.scan(self.template.len())?;
+        let text = self.tokenizer.token_bytes(id)?;
+        let is_in = str::from_utf8(text).is_ok_and(|text| self.template.contains(text));
+        known.insert(id, is_in);
+        Ok(is_in)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The tokenizer that the `tokenizer.ggml.*` keys of a model file describe.
 
+use super::automaton::Automaton;
 use super::bpe::{Bpe, Merges, NONE, Units};
 use super::byte_level::Alphabet;
 use super::charset::CharSet;
@@ -15,13 +16,14 @@ use super::rules::Rule;
 use super::sentencepiece::Scores;
 use super::specials::{Special, Specials};
 use super::tokenizer::{Parts, Tokenizer};
-use super::trie::Trie;
 use super::unigram::Unigram;
 use super::vocabulary::{
     Builder, Entry, MAX_TOKEN_BYTES, TokenKind, Vocabulary, shorten, spelled_byte,
 };
 use super::wordpiece::{WordPiece, clean_up};
+use crate::budget::Budget;
 use crate::error::{Result, fail};
+use crate::format::{Array, Value};
 
 /// Punctuation marks and accents of Unicode 8, whose tables the tokenizers library has.
 pub(super) const PUNCTUATION: &str = r"[[\p{P}&&\p{Age=8.0}]!-/:-@\[-`{-~]";
@@ -31,12 +33,17 @@ const MAX_WORD: usize = 100;
 
 /// The tokenizer of a file; see [`Tokenizer::from_metadata`].
 pub(super) fn tokenizer(metadata: &Metadata) -> Result<Tokenizer> {
+    let bytes = match metadata.get(TOKENS) {
+        Some(Value::Array(Array::String(list))) => list.text_bytes(),
+        _ => 0,
+    };
+    let budget = &Budget::for_vocabulary(bytes);
     match string(metadata, "tokenizer.ggml.model")? {
-        Some("gpt2") => byte_level(metadata),
-        Some("llama") => sentencepiece(metadata),
-        Some("gemma4") => gemma4(metadata),
-        Some("t5") => unigram(metadata),
-        Some("bert") => wordpiece(metadata),
+        Some("gpt2") => byte_level(metadata, budget),
+        Some("llama") => sentencepiece(metadata, budget),
+        Some("gemma4") => gemma4(metadata, budget),
+        Some("t5") => unigram(metadata, budget),
+        Some("bert") => wordpiece(metadata, budget),
         Some(other) => {
             let other: String = other.chars().take(100).collect();
             fail!(
@@ -185,7 +192,7 @@ fn merges(metadata: &Metadata, spelling: &Spelling, vocabulary: &Vocabulary) -> 
 
 /// What is the same in all kinds: special tokens, BOS and EOS.
 fn finish(
-    metadata: &Metadata,
+    (metadata, budget): (&Metadata, &Budget),
     vocabulary: Vocabulary,
     model: Model,
     normalizer: Normalizer,
@@ -193,12 +200,12 @@ fn finish(
     (bos, eos): (EndToken, EndToken),
 ) -> Result<Tokenizer> {
     let mut parts = Parts {
-        specials: Specials::new(specials(metadata, &vocabulary)?),
+        specials: Specials::new(specials(metadata, &vocabulary)?, budget)?,
         unknown: id(metadata, "unknown", &vocabulary)?,
         padding: id(metadata, "padding", &vocabulary)?,
         bos: bos.id,
         eos: eos.id,
-        ..Parts::new(vocabulary, model)
+        ..Parts::new(vocabulary, model)?
     };
     parts.spaces_specials = matches!(parts.model, Model::WordPiece(_));
     parts.strips_space = matches!(parts.model, Model::WordPiece(_))
@@ -261,7 +268,7 @@ fn specials(metadata: &Metadata, vocabulary: &Vocabulary) -> Result<Vec<Special>
     Ok((0..vocabulary.len() as u32).filter_map(special).collect())
 }
 
-fn byte_level(metadata: &Metadata) -> Result<Tokenizer> {
+fn byte_level(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
     let rule = Rule::of(string(metadata, "tokenizer.ggml.pre")?.unwrap_or("default"))?;
     let spelling = Spelling::Bytes(Box::new(Alphabet::new()));
     let vocabulary = vocabulary(metadata, &spelling)?;
@@ -294,17 +301,17 @@ fn byte_level(metadata: &Metadata) -> Result<Tokenizer> {
         },
     );
     finish(
-        metadata,
+        (metadata, budget),
         vocabulary,
         Model::Bpe(bpe),
         normalizer,
-        rule.compile()?,
+        rule.compile(budget)?,
         ends,
     )
 }
 
 /// Gemma 4: merges of characters, with spaces spelled and bytes for what has no token.
-fn gemma4(metadata: &Metadata) -> Result<Tokenizer> {
+fn gemma4(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
     let vocabulary = vocabulary(metadata, &Spelling::Spaces)?;
     let merges = merges(metadata, &Spelling::Spaces, &vocabulary)?;
     let units = Units::Characters(Some(vocabulary.byte_tokens()));
@@ -323,7 +330,7 @@ fn gemma4(metadata: &Metadata) -> Result<Tokenizer> {
     );
     let cutter = space_starts(&vocabulary);
     finish(
-        metadata,
+        (metadata, budget),
         vocabulary,
         Model::Bpe(bpe),
         sentencepiece_normalizer(settings),
@@ -372,7 +379,7 @@ pub(super) fn space_starts(vocabulary: &Vocabulary) -> PreTokenizer {
     PreTokenizer { cutters }
 }
 
-fn sentencepiece(metadata: &Metadata) -> Result<Tokenizer> {
+fn sentencepiece(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
     let vocabulary = vocabulary(metadata, &Spelling::Spaces)?;
     let scores = scores(metadata, vocabulary.len())?;
     let usual = |name: &str, usual: u32, kind: TokenKind| -> Result<Option<u32>> {
@@ -394,10 +401,17 @@ fn sentencepiece(metadata: &Metadata) -> Result<Tokenizer> {
     let model = Model::Scores(Scores::new(&vocabulary, &scores, unknown)?);
     let normalizer = sentencepiece_normalizer(spaces(metadata, true)?);
     let cutter = space_starts(&vocabulary);
-    finish(metadata, vocabulary, model, normalizer, cutter, ends)
+    finish(
+        (metadata, budget),
+        vocabulary,
+        model,
+        normalizer,
+        cutter,
+        ends,
+    )
 }
 
-fn unigram(metadata: &Metadata) -> Result<Tokenizer> {
+fn unigram(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
     let vocabulary = vocabulary(metadata, &Spelling::Spaces)?;
     let mut all: Vec<f64> = Vec::new();
     for score in scores(metadata, vocabulary.len())? {
@@ -425,13 +439,13 @@ fn unigram(metadata: &Metadata) -> Result<Tokenizer> {
             "metadata key tokenizer.ggml.unknown_token_id is missing, and no token is for unknown text"
         );
     };
-    let trie = Trie::new(&mut pieces)?;
+    let pieces = Automaton::new(&mut pieces, budget)?;
     let lowest = if lowest.is_finite() { lowest } else { 0.0 };
     let bytes = vocabulary
         .kinds()
         .contains(&TokenKind::Byte)
         .then(|| vocabulary.byte_tokens());
-    let model = Model::Unigram(Unigram::new(trie, all, lowest, unknown, bytes));
+    let model = Model::Unigram(Unigram::new(pieces, all, lowest, unknown, bytes));
     let ends = (
         EndToken {
             id: id(metadata, "bos", &vocabulary)?,
@@ -444,10 +458,17 @@ fn unigram(metadata: &Metadata) -> Result<Tokenizer> {
     );
     let normalizer = sentencepiece_normalizer(spaces(metadata, true)?);
     let cutter = space_starts(&vocabulary);
-    finish(metadata, vocabulary, model, normalizer, cutter, ends)
+    finish(
+        (metadata, budget),
+        vocabulary,
+        model,
+        normalizer,
+        cutter,
+        ends,
+    )
 }
 
-fn wordpiece(metadata: &Metadata) -> Result<Tokenizer> {
+fn wordpiece(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
     let vocabulary = vocabulary(metadata, &Spelling::Words)?;
     let Some(unknown) = id(metadata, "unknown", &vocabulary)? else {
         fail!(
@@ -482,7 +503,7 @@ fn wordpiece(metadata: &Metadata) -> Result<Tokenizer> {
         cutters: bert_words(),
     };
     finish(
-        metadata,
+        (metadata, budget),
         vocabulary,
         model,
         Normalizer { steps },

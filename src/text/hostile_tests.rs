@@ -47,6 +47,17 @@ fn small_vocabulary_works() {
 }
 
 #[test]
+fn qwen_composes_letters_first() {
+    for pre in ["qwen2", "qwen35"] {
+        let mut metadata = small();
+        set(&mut metadata, "pre", Value::String(pre.into()));
+        set(&mut metadata, "unknown_token_id", Value::U64(4));
+        // An accent of its own has two bytes, as the letter with it.
+        assert_eq!(encode(&metadata, "ae\u{301}b"), [0, 4, 4, 1], "{pre}");
+    }
+}
+
+#[test]
 fn errors_name_the_culprit() {
     let long = "a".repeat(1 << 20);
     let number = Value::U64(3);
@@ -310,6 +321,22 @@ fn gemma4_merges_characters() {
     assert_eq!(encode(&metadata, "é<x>"), [3, 4, 10]);
     assert_eq!(decode(&metadata, &[9, 8]), " abab");
     assert!(Tokenizer::from_metadata(&metadata).unwrap().adds_bos());
+}
+
+#[test]
+fn turns_of_gemma4_end_answers() {
+    for kind in [3, 4] {
+        let mut metadata = pieces("gemma4");
+        let names = ["<turn|>", "<|turn>", "<|tool_response>", "<tool_response|>"];
+        let tokens: Vec<&str> = ["<unk>", "a"].into_iter().chain(names).collect();
+        set(&mut metadata, "tokens", strings(&tokens));
+        let kinds = vec![2, 1, kind, kind, kind, kind];
+        set(&mut metadata, "token_type", Value::Array(Array::I64(kinds)));
+        set(&mut metadata, "merges", strings(&[]));
+        let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
+        let ends: Vec<u32> = (0..6).filter(|id| tokenizer.is_end(*id)).collect();
+        assert_eq!(ends, [2, 4]);
+    }
 }
 
 #[test]

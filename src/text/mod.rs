@@ -4,6 +4,8 @@
 //! (`normalizer`), cuts it into pieces (`pretokenizer`), and gives each to a `model`. It is built
 //! from the metadata of a model file (`gguf`) or from a `tokenizer.json` (`json`).
 
+mod automaton;
+mod backtracking;
 mod bpe;
 mod byte_level;
 mod charset;
@@ -28,7 +30,6 @@ mod stops;
 mod stream;
 mod token_stream;
 mod tokenizer;
-mod trie;
 mod unigram;
 mod vocabulary;
 mod wordpiece;

@@ -5,6 +5,7 @@ use super::sentencepiece::{Agenda, Scores};
 use super::unigram::{Lattice, Unigram};
 use super::vocabulary::Vocabulary;
 use super::wordpiece::WordPiece;
+use crate::budget::Budget;
 use crate::error::{Result, fail};
 
 /// How pieces become tokens.
@@ -30,20 +31,24 @@ pub(super) struct Scratch {
 }
 
 impl Model {
-    /// Appends the tokens of a piece to `out`. Errors: `OutOfMemory`; `InvalidArgument` for a piece
-    /// of 4 GiB and more.
+    /// Appends the tokens of a piece to `out`. Errors: those of the budget; `OutOfMemory`;
+    /// `InvalidArgument` for a piece of 4 GiB and more.
     pub fn encode(
         &self,
         vocabulary: &Vocabulary,
         piece: &[u8],
         scratch: &mut Scratch,
+        budget: &Budget,
         out: &mut Vec<u32>,
     ) -> Result<()> {
+        budget.work(piece.len() as u64 / 2 + 1)?;
         match self {
             Model::Bpe(model) => model.encode(vocabulary, piece, &mut scratch.merger, out),
-            Model::Scores(model) => model.encode(vocabulary, piece, &mut scratch.agenda, out),
-            Model::Unigram(model) => model.encode(piece, &mut scratch.lattice, out),
-            Model::WordPiece(model) => model.encode(vocabulary, piece, out),
+            Model::Scores(model) => {
+                model.encode(vocabulary, piece, &mut scratch.agenda, budget, out)
+            }
+            Model::Unigram(model) => model.encode(piece, &mut scratch.lattice, budget, out),
+            Model::WordPiece(model) => model.encode(vocabulary, piece, budget, out),
             Model::Words { unknown } => {
                 let ordinary = |token: &u32| !vocabulary.kind(*token).is_control();
                 let known = vocabulary.find(piece).filter(ordinary);

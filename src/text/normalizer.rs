@@ -3,8 +3,9 @@
 use super::charset::CharSet;
 use super::charsmap::Charsmap;
 use super::pattern::Pattern;
-use crate::error::{Result, fail};
-use std::borrow::Cow;
+use crate::budget::{Budget, Output};
+use crate::error::Result;
+use std::ops::Deref;
 use unicode_normalization::{
     IsNormalized, UnicodeNormalization, is_nfc_quick, is_nfd_quick, is_nfkc_quick, is_nfkd_quick,
 };
@@ -70,52 +71,52 @@ pub(super) struct Normalizer {
 }
 
 impl Normalizer {
-    /// The text after all steps. Errors: `OutOfMemory`; what a pattern gives.
-    pub fn apply<'a>(&self, text: &'a str) -> Result<Cow<'a, str>> {
-        let mut text = Cow::Borrowed(text);
+    /// The text after all steps. Errors: those of the budget, which has to pay for every step and
+    /// every text; `OutOfMemory`; what a pattern gives.
+    pub fn apply<'a, 'b>(&self, text: &'a str, budget: &'b Budget) -> Result<Normal<'a, 'b>> {
+        let mut normal = Normal::Same(text);
         for step in &self.steps {
-            if let Some(changed) = step.apply(&text)? {
-                text = Cow::Owned(changed);
+            budget.scan(normal.len())?;
+            if let Some(changed) = step.apply(&normal, budget)? {
+                normal = Normal::Changed(changed);
             }
         }
-        Ok(text)
+        Ok(normal)
     }
 }
 
-/// A text with room for so many bytes. Errors: `OutOfMemory`.
-fn with_room(bytes: usize) -> Result<String> {
-    let mut text = String::new();
-    if text.try_reserve(bytes).is_err() {
-        fail!(OutOfMemory, "no memory to normalize text: {bytes} bytes");
-    }
-    Ok(text)
+/// A text after normalization. The memory of a changed one is the budget's.
+pub(super) enum Normal<'a, 'b> {
+    Same(&'a str),
+    Changed(Output<'b>),
 }
 
-/// Appends `part`. Errors: `OutOfMemory`.
-fn push(text: &mut String, part: &str) -> Result<()> {
-    if text.try_reserve(part.len()).is_err() {
-        fail!(
-            OutOfMemory,
-            "no memory to normalize text: {} bytes",
-            text.len()
-        );
+impl Deref for Normal<'_, '_> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        match self {
+            Normal::Same(text) => text,
+            Normal::Changed(text) => text.as_str(),
+        }
     }
-    text.push_str(part);
-    Ok(())
 }
 
-fn collect(chars: impl Iterator<Item = char>, room: usize) -> Result<Option<String>> {
-    let mut out = with_room(room)?;
-    let mut buffer = [0; 4];
+fn collect<'b>(
+    chars: impl Iterator<Item = char>,
+    room: usize,
+    budget: &'b Budget,
+) -> Result<Option<Output<'b>>> {
+    let mut out = Output::with_room(budget, room)?;
     for c in chars {
-        push(&mut out, c.encode_utf8(&mut buffer))?;
+        out.push_char(c)?;
     }
     Ok(Some(out))
 }
 
 impl Step {
     /// The changed text; None if it stays as it is.
-    fn apply(&self, text: &str) -> Result<Option<String>> {
+    fn apply<'b>(&self, text: &str, budget: &'b Budget) -> Result<Option<Output<'b>>> {
         let room = text.len();
         let normal = match self {
             Step::Nfc => is_nfc_quick(text.chars()),
@@ -128,16 +129,16 @@ impl Step {
             return Ok(None);
         }
         match self {
-            Step::Nfc => collect(text.nfc(), room),
-            Step::Nfd => collect(text.nfd(), room),
-            Step::Nfkc => collect(text.nfkc(), room),
-            Step::Nfkd => collect(text.nfkd(), room),
-            Step::Lowercase => collect(text.chars().flat_map(char::to_lowercase), room),
+            Step::Nfc => collect(text.nfc(), room, budget),
+            Step::Nfd => collect(text.nfd(), room, budget),
+            Step::Nfkc => collect(text.nfkc(), room, budget),
+            Step::Nfkd => collect(text.nfkd(), room, budget),
+            Step::Lowercase => collect(text.chars().flat_map(char::to_lowercase), room, budget),
             Step::Remove(set) => {
                 if !text.chars().any(|c| set.contains(c)) {
                     return Ok(None);
                 }
-                collect(text.chars().filter(|c| !set.contains(*c)), room)
+                collect(text.chars().filter(|c| !set.contains(*c)), room, budget)
             }
             Step::Strip { left, right } => {
                 let mut rest = text;
@@ -150,57 +151,56 @@ impl Step {
                 if rest.len() == text.len() {
                     return Ok(None);
                 }
-                collect(rest.chars(), rest.len())
+                collect(rest.chars(), rest.len(), budget)
             }
             Step::Prepend(_) if text.is_empty() => Ok(None),
             Step::Prepend(prefix) => {
-                let mut out = with_room(prefix.len() + room)?;
-                out.push_str(prefix);
-                out.push_str(text);
+                let mut out = Output::with_room(budget, prefix.len() + room)?;
+                out.push(prefix)?;
+                out.push(text)?;
                 Ok(Some(out))
             }
-            Step::Replace { pattern, with } => replace(text, pattern, with),
-            Step::Bert(bert) => bert.apply(text),
-            Step::Nmt => collect(text.chars().filter_map(nmt), room),
-            Step::Graphemes(map) => graphemes(map, text),
-            Step::SentencePiece(settings) => settings.apply(text).map(Some),
+            Step::Replace { pattern, with } => replace(text, pattern, with, budget),
+            Step::Bert(bert) => bert.apply(text, budget),
+            Step::Nmt => collect(text.chars().filter_map(nmt), room, budget),
+            Step::Graphemes(map) => graphemes(map, text, budget),
+            Step::SentencePiece(settings) => settings.apply(text, budget).map(Some),
         }
     }
 }
 
-fn replace(text: &str, pattern: &Pattern, with: &str) -> Result<Option<String>> {
-    let mut out = String::new();
+fn replace<'b>(
+    text: &str,
+    pattern: &Pattern,
+    with: &str,
+    budget: &'b Budget,
+) -> Result<Option<Output<'b>>> {
+    let mut out = Output::with_room(budget, 0)?;
     let mut from = 0;
-    let mut error = None;
-    pattern.find_all(text, &mut |start, end| {
-        let part = push(&mut out, &text[from..start]).and_then(|()| push(&mut out, with));
-        if error.is_none() {
-            error = part.err();
-        }
+    pattern.find_all(text, budget, &mut |start, end| {
+        out.push(&text[from..start])?;
         from = end;
+        out.push(with)
     })?;
-    if let Some(error) = error {
-        return Err(error);
-    }
-    if from == 0 && out.is_empty() {
+    if from == 0 && out.as_str().is_empty() {
         return Ok(None);
     }
-    push(&mut out, &text[from..])?;
+    out.push(&text[from..])?;
     Ok(Some(out))
 }
 
-fn graphemes(map: &Charsmap, text: &str) -> Result<Option<String>> {
-    let mut out = with_room(text.len())?;
+fn graphemes<'b>(map: &Charsmap, text: &str, budget: &'b Budget) -> Result<Option<Output<'b>>> {
+    let mut out = Output::with_room(budget, text.len())?;
     for grapheme in text.graphemes(true) {
         if grapheme.len() < 6
-            && let Some(with) = map.shortest(grapheme)
+            && let Some(with) = map.shortest(grapheme, budget)?
         {
-            push(&mut out, with)?;
+            out.push(with)?;
             continue;
         }
         for (start, c) in grapheme.char_indices() {
             let part = &grapheme[start..start + c.len_utf8()];
-            push(&mut out, map.shortest(part).unwrap_or(part))?;
+            out.push(map.shortest(part, budget)?.unwrap_or(part))?;
         }
     }
     Ok(Some(out))
@@ -242,8 +242,8 @@ impl Bert {
         }
     }
 
-    fn apply(&self, text: &str) -> Result<Option<String>> {
-        let mut out = with_room(text.len())?;
+    fn apply<'b>(&self, text: &str, budget: &'b Budget) -> Result<Option<Output<'b>>> {
+        let mut out = Output::with_room(budget, text.len())?;
         let mut buffer = [0; 4];
         for c in text.chars() {
             if self.clean {
@@ -252,17 +252,17 @@ impl Bert {
                     continue;
                 }
                 if space || c.is_whitespace() {
-                    push(&mut out, " ")?;
+                    out.push(" ")?;
                     continue;
                 }
             }
             let part = c.encode_utf8(&mut buffer);
             if self.chinese && is_chinese(c) {
-                push(&mut out, " ")?;
-                push(&mut out, part)?;
-                push(&mut out, " ")?;
+                out.push(" ")?;
+                out.push(part)?;
+                out.push(" ")?;
             } else {
-                push(&mut out, part)?;
+                out.push(part)?;
             }
         }
         Ok(Some(out))
@@ -271,21 +271,24 @@ impl Bert {
 
 impl SentencePiece {
     /// What the text starts with after the table: bytes, and what they become.
-    fn first<'a>(&'a self, text: &'a str) -> (usize, &'a str) {
-        let mapped = self.charsmap.as_ref().and_then(|map| map.longest(text));
-        mapped.unwrap_or_else(|| {
+    fn first<'a>(&'a self, text: &'a str, budget: &Budget) -> Result<(usize, &'a str)> {
+        let mapped = match &self.charsmap {
+            Some(map) => map.longest(text, budget)?,
+            None => None,
+        };
+        Ok(mapped.unwrap_or_else(|| {
             let bytes = text.chars().next().map_or(0, char::len_utf8);
             (bytes, &text[..bytes])
-        })
+        }))
     }
 
-    fn apply(&self, text: &str) -> Result<String> {
+    fn apply<'b>(&self, text: &str, budget: &'b Budget) -> Result<Output<'b>> {
         // Most texts have a space in six bytes, which becomes three.
-        let mut out = with_room(text.len() + text.len() / 2)?;
+        let mut out = Output::with_room(budget, text.len() + text.len() / 2)?;
         let mut rest = text;
         if self.remove_extra_spaces {
             while !rest.is_empty() {
-                let (bytes, part) = self.first(rest);
+                let (bytes, part) = self.first(rest, budget)?;
                 if part != " " {
                     break;
                 }
@@ -296,11 +299,11 @@ impl SentencePiece {
             return Ok(out);
         }
         if self.add_space_prefix && !self.space_is_suffix {
-            out.push_str(SPACE);
+            out.push(SPACE)?;
         }
         let mut after_space = self.remove_extra_spaces;
         while !rest.is_empty() {
-            let (bytes, mut part) = self.first(rest);
+            let (bytes, mut part) = self.first(rest, budget)?;
             rest = &rest[bytes..];
             if after_space {
                 part = part.trim_start_matches(' ');
@@ -311,16 +314,16 @@ impl SentencePiece {
             after_space = self.remove_extra_spaces && part.ends_with(' ');
             for (index, word) in part.split(' ').enumerate() {
                 if index > 0 {
-                    push(&mut out, SPACE)?;
+                    out.push(SPACE)?;
                 }
-                push(&mut out, word)?;
+                out.push(word)?;
             }
         }
         if self.remove_extra_spaces {
-            out.truncate(out.trim_end_matches(SPACE).len());
+            out.truncate(out.as_str().trim_end_matches(SPACE).len());
         }
         if self.add_space_prefix && self.space_is_suffix {
-            push(&mut out, SPACE)?;
+            out.push(SPACE)?;
         }
         Ok(out)
     }
@@ -332,7 +335,8 @@ mod tests {
 
     fn apply(step: Step, text: &str) -> String {
         let normalizer = Normalizer { steps: vec![step] };
-        normalizer.apply(text).unwrap().into_owned()
+        let budget = Budget::for_text(text.len());
+        normalizer.apply(text, &budget).unwrap().to_string()
     }
 
     fn sentencepiece(prefix: bool, remove: bool, suffix: bool) -> Step {

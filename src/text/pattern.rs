@@ -1,11 +1,10 @@
 //! What text is searched for when it is cut or changed.
 
+use super::backtracking::Backtracking;
 use super::charset::CharSet;
 use super::splitter::Splitter;
+use crate::budget::Budget;
 use crate::error::{Result, fail};
-
-/// Steps after which a search gives up; a text of a megabyte without a match takes a few millions.
-const MAX_STEPS: usize = 50_000_000;
 
 /// Something to search for.
 pub(super) enum Pattern {
@@ -16,7 +15,7 @@ pub(super) enum Pattern {
     /// A regular expression that a table can follow.
     Table(Box<Splitter>),
     /// Any other regular expression.
-    Backtracking(Box<fancy_regex::Regex>),
+    Backtracking(Box<Backtracking>),
     /// The white space at the end (`\s+$`, in linear time).
     TrailingSpace,
 }
@@ -25,25 +24,19 @@ impl Pattern {
     /// A regular expression in the syntax of Oniguruma, where `^` and `$` are at lines, as far as
     /// the syntax of the fancy-regex crate has the same meaning. `name` is what holds it. Errors:
     /// `Unsupported`.
-    pub fn regex(pattern: &str, name: &str) -> Result<Self> {
+    pub fn regex(pattern: &str, name: &str, budget: &Budget) -> Result<Self> {
         if pattern == r"\s+$" {
             return Ok(Pattern::TrailingSpace);
         }
         if !has_possessive(pattern)
-            && let Ok(splitter) = Splitter::new(pattern)
+            && let Ok(splitter) = Splitter::new(pattern, budget)
         {
             return Ok(Pattern::Table(Box::new(splitter)));
         }
-        let parsed = fancy_regex::RegexBuilder::new(pattern)
-            .multi_line(true)
-            .backtrack_limit(MAX_STEPS)
-            .delegate_size_limit(4 << 20)
-            .delegate_dfa_size_limit(4 << 20)
-            .build();
-        match parsed {
-            Ok(regex) => Ok(Pattern::Backtracking(Box::new(regex))),
+        match Backtracking::new(pattern) {
+            Ok(compiled) => Ok(Pattern::Backtracking(Box::new(compiled))),
             Err(error) => {
-                let error: String = error.to_string().chars().take(200).collect();
+                let error: String = error.chars().take(200).collect();
                 let pattern: String = pattern.chars().take(100).collect();
                 fail!(Unsupported, "{name}: pattern {pattern:?}: {error}")
             }
@@ -51,37 +44,32 @@ impl Pattern {
     }
 
     /// Gives start and end of all matches in `text` to `each`, in order; they do not overlap.
-    /// Errors: `InvalidArgument` if a search gives up.
-    pub fn find_all(&self, text: &str, each: &mut dyn FnMut(usize, usize)) -> Result<()> {
+    /// Errors: those of the budget and of `each`.
+    pub fn find_all(
+        &self,
+        text: &str,
+        budget: &Budget,
+        each: &mut dyn FnMut(usize, usize) -> Result<()>,
+    ) -> Result<()> {
+        budget.scan(text.len())?;
         match self {
             Pattern::Text(pattern) if pattern.is_empty() => {}
             Pattern::Text(pattern) => {
                 for (start, found) in text.match_indices(pattern.as_str()) {
-                    each(start, start + found.len());
+                    each(start, start + found.len())?;
                 }
             }
             Pattern::Character(set) => {
                 for (start, c) in text.char_indices().filter(|(_, c)| set.contains(*c)) {
-                    each(start, start + c.len_utf8());
+                    each(start, start + c.len_utf8())?;
                 }
             }
-            Pattern::Table(splitter) => splitter.find_all(text, each),
-            Pattern::Backtracking(regex) => {
-                for found in regex.find_iter(text) {
-                    match found {
-                        Ok(found) => each(found.start(), found.end()),
-                        Err(error) => fail!(
-                            InvalidArgument,
-                            "text: the search for pattern {:?} gave up: {error}",
-                            regex.as_str()
-                        ),
-                    }
-                }
-            }
+            Pattern::Table(splitter) => splitter.find_all(text, budget, each)?,
+            Pattern::Backtracking(pattern) => pattern.find_all(text, budget, each)?,
             Pattern::TrailingSpace => {
                 let end = text.trim_end().len();
                 if end < text.len() {
-                    each(end, text.len());
+                    each(end, text.len())?;
                 }
             }
         }

@@ -3,8 +3,8 @@
 use super::byte_level::Alphabet;
 use super::normalizer::SPACE;
 use super::pattern::Pattern;
-use crate::error::{Error, Result, fail};
-use std::borrow::Cow;
+use crate::budget::{Budget, Output};
+use crate::error::{Result, fail};
 
 /// What becomes of the matches of a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,21 +66,30 @@ pub(super) struct PreTokenizer {
 
 impl PreTokenizer {
     /// Gives the pieces of `text` to `each`, in order. A piece may end inside a character. `first`
-    /// at the start of all text. Errors: those of `each`; `OutOfMemory`; what a pattern gives.
+    /// at the start of all text. Errors: those of `each` and of the budget; `OutOfMemory`; what a
+    /// pattern gives.
     pub fn split(
         &self,
         text: &str,
         first: bool,
+        budget: &Budget,
         each: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
-        cut(&self.cutters, text, first, each)
+        cut(&self.cutters, text, first, budget, each)
     }
 }
 
 /// What takes pieces.
 type Each<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
-fn cut(cutters: &[Cutter], text: &str, first: bool, each: &mut Each) -> Result<()> {
+fn cut(
+    cutters: &[Cutter],
+    text: &str,
+    first: bool,
+    budget: &Budget,
+    each: &mut Each,
+) -> Result<()> {
+    budget.scan(text.len())?;
     let Some((cutter, rest)) = cutters.split_first() else {
         return match text.is_empty() {
             true => Ok(()),
@@ -93,55 +102,61 @@ fn cut(cutters: &[Cutter], text: &str, first: bool, each: &mut Each) -> Result<(
             pattern,
             behavior,
             invert,
-        } => split(text, pattern, *behavior, *invert, &mut |start, end| {
-            cut(rest, &text[start..end], first && start == 0, each)
-        }),
+        } => split(
+            text,
+            pattern,
+            *behavior,
+            *invert,
+            budget,
+            &mut |start, end| cut(rest, &text[start..end], first && start == 0, budget, each),
+        ),
         Cutter::Metaspace {
             replacement,
             prepend,
             split,
         } => {
-            let spelled = metaspace(text, *replacement, *prepend, first)?;
+            let changed = metaspace(text, *replacement, *prepend, first, budget)?;
+            let spelled = changed.as_ref().map_or(text, Output::as_str);
             if !split {
-                return cut(rest, &spelled, first, each);
+                return cut(rest, spelled, first, budget, each);
             }
             let mut from = 0;
             for (start, _) in spelled.match_indices(*replacement) {
-                cut(rest, &spelled[from..start], at_start, each)?;
+                cut(rest, &spelled[from..start], at_start, budget, each)?;
                 at_start &= start == 0;
                 from = start;
             }
-            cut(rest, &spelled[from..], at_start, each)
+            cut(rest, &spelled[from..], at_start, budget, each)
         }
         Cutter::PrefixSpace if text.is_empty() || text.starts_with(' ') => {
-            cut(rest, text, first, each)
+            cut(rest, text, first, budget, each)
         }
         Cutter::PrefixSpace => {
-            let mut spaced = with_room(text.len() + 1)?;
-            spaced.push(' ');
-            spaced.push_str(text);
-            cut(rest, &spaced, first, each)
+            let mut spaced = Output::with_room(budget, text.len() + 1)?;
+            spaced.push(" ")?;
+            spaced.push(text)?;
+            cut(rest, spaced.as_str(), first, budget, each)
         }
         Cutter::SpaceStarts => {
             let mut from = 0;
             let mut space_end = 0;
             for (start, space) in text.match_indices(SPACE) {
                 if start > space_end {
-                    cut(rest, &text[from..start], at_start, each)?;
+                    cut(rest, &text[from..start], at_start, budget, each)?;
                     at_start = false;
                     from = start;
                 }
                 space_end = start + space.len();
             }
-            cut(rest, &text[from..], at_start, each)
+            cut(rest, &text[from..], at_start, budget, each)
         }
-        Cutter::Spelled(inner) => cut_spelled(inner, text, first, each),
+        Cutter::Spelled(inner) => cut_spelled(inner, text, first, budget, each),
         Cutter::FixedLength(length) => {
             let mut uncut = text;
             while !uncut.is_empty() {
                 let end = uncut.char_indices().nth(*length);
                 let (piece, tail) = uncut.split_at(end.map_or(uncut.len(), |at| at.0));
-                cut(rest, piece, at_start, each)?;
+                cut(rest, piece, at_start, budget, each)?;
                 at_start = false;
                 uncut = tail;
             }
@@ -157,12 +172,20 @@ fn cut(cutters: &[Cutter], text: &str, first: bool, each: &mut Each) -> Result<(
 }
 
 /// Cuts `text` as byte-level vocabularies spell it, and gives the bytes of the pieces to `each`.
-fn cut_spelled(inner: &[Cutter], text: &str, first: bool, each: &mut Each) -> Result<()> {
+fn cut_spelled(
+    inner: &[Cutter],
+    text: &str,
+    first: bool,
+    budget: &Budget,
+    each: &mut Each,
+) -> Result<()> {
     let alphabet = Alphabet::new();
-    let mut spelled = with_room(2 * text.len())?;
-    spelled.extend(text.bytes().map(|byte| alphabet.character(byte)));
+    let mut spelled = Output::with_room(budget, text.len())?;
+    for byte in text.bytes() {
+        spelled.push_char(alphabet.character(byte))?;
+    }
     let mut bytes = Vec::new();
-    cut(inner, &spelled, first, &mut |piece| {
+    cut(inner, spelled.as_str(), first, budget, &mut |piece| {
         bytes.clear();
         if bytes.try_reserve(piece.len()).is_err() {
             fail!(
@@ -177,16 +200,15 @@ fn cut_spelled(inner: &[Cutter], text: &str, first: bool, each: &mut Each) -> Re
     })
 }
 
-fn with_room(bytes: usize) -> Result<String> {
-    let mut text = String::new();
-    if text.try_reserve(bytes).is_err() {
-        fail!(OutOfMemory, "no memory to cut text: {bytes} bytes");
-    }
-    Ok(text)
-}
-
-/// Spells spaces as `replacement`, and adds one at the start if there is none.
-fn metaspace(text: &str, replacement: char, prepend: Prepend, first: bool) -> Result<Cow<'_, str>> {
+/// Spells spaces as `replacement`, and adds one at the start if there is none. None if that changes
+/// nothing.
+fn metaspace<'b>(
+    text: &str,
+    replacement: char,
+    prepend: Prepend,
+    first: bool,
+    budget: &'b Budget,
+) -> Result<Option<Output<'b>>> {
     let prefix = match prepend {
         Prepend::Always => true,
         Prepend::First => first,
@@ -194,15 +216,16 @@ fn metaspace(text: &str, replacement: char, prepend: Prepend, first: bool) -> Re
     };
     let prefix = prefix && !text.is_empty() && !text.starts_with([' ', replacement]);
     if !prefix && !text.contains(' ') {
-        return Ok(Cow::Borrowed(text));
+        return Ok(None);
     }
-    let mut spelled = with_room(4 * text.len() + 4)?;
+    let mut spelled = Output::with_room(budget, text.len() + 4)?;
     if prefix {
-        spelled.push(replacement);
+        spelled.push_char(replacement)?;
     }
-    let spell = |c| if c == ' ' { replacement } else { c };
-    spelled.extend(text.chars().map(spell));
-    Ok(Cow::Owned(spelled))
+    for c in text.chars() {
+        spelled.push_char(if c == ' ' { replacement } else { c })?;
+    }
+    Ok(Some(spelled))
 }
 
 /// Gives start and end of the pieces to `each`.
@@ -211,26 +234,26 @@ fn split(
     pattern: &Pattern,
     behavior: Behavior,
     invert: bool,
+    budget: &Budget,
     each: &mut dyn FnMut(usize, usize) -> Result<()>,
 ) -> Result<()> {
     let mut joiner = Joiner {
         behavior,
         open: None,
         each,
-        error: None,
     };
     let mut from = 0;
-    pattern.find_all(text, &mut |start, end| {
+    pattern.find_all(text, budget, &mut |start, end| {
         if from < start {
-            joiner.part(from, start, invert);
+            joiner.part(from, start, invert)?;
         }
-        joiner.part(start, end, !invert);
         from = end;
+        joiner.part(start, end, !invert)
     })?;
     if from < text.len() {
-        joiner.part(from, text.len(), invert);
+        joiner.part(from, text.len(), invert)?;
     }
-    joiner.finish()
+    joiner.flush()
 }
 
 /// Joins matches and the texts between them to pieces.
@@ -239,13 +262,12 @@ struct Joiner<'a> {
     /// The piece that may still grow: start, end, whether it ends with a match.
     open: Option<(usize, usize, bool)>,
     each: &'a mut dyn FnMut(usize, usize) -> Result<()>,
-    error: Option<Error>,
 }
 
 impl Joiner<'_> {
-    fn part(&mut self, start: usize, end: usize, is_match: bool) {
+    fn part(&mut self, start: usize, end: usize, is_match: bool) -> Result<()> {
         let joined = match (self.behavior, self.open) {
-            (Behavior::Removed, _) if is_match => return,
+            (Behavior::Removed, _) if is_match => return Ok(()),
             (Behavior::Removed | Behavior::Isolated, _) | (_, None) => false,
             (Behavior::Contiguous, Some((.., before))) => before == is_match,
             (Behavior::MergedWithPrevious, Some((.., before))) => is_match && !before,
@@ -257,23 +279,18 @@ impl Joiner<'_> {
                 *before = is_match;
             }
             _ => {
-                self.flush();
+                self.flush()?;
                 self.open = Some((start, end, is_match));
             }
         }
+        Ok(())
     }
 
-    fn flush(&mut self) {
-        if let Some((start, end, _)) = self.open.take()
-            && self.error.is_none()
-        {
-            self.error = (self.each)(start, end).err();
+    fn flush(&mut self) -> Result<()> {
+        match self.open.take() {
+            Some((start, end, _)) => (self.each)(start, end),
+            None => Ok(()),
         }
-    }
-
-    fn finish(mut self) -> Result<()> {
-        self.flush();
-        self.error.map_or(Ok(()), Err)
     }
 }
 

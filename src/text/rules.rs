@@ -5,6 +5,7 @@
 
 use super::pattern::Pattern as Compiled;
 use super::pretokenizer::{Behavior, Cutter, PreTokenizer};
+use crate::budget::Budget;
 use crate::error::{Result, fail};
 
 /// One step of cutting; each works on the pieces of the step before it, and sees nothing else.
@@ -207,8 +208,8 @@ fn rule_of(name: &str) -> Option<Rule> {
         "minicpm5" => whole(rule(&[Pattern(r"\p{N}{1,3}"), Pattern(LLAMA3)])),
         "qwen2" | "deepseek-r1-qwen" | "megrez" | "stablelm2" => nfc(rule(&[Pattern(QWEN2)])),
         "hunyuan" | "solar-open" | "grok-2" | "kormo" => rule(&[Pattern(QWEN2)]),
-        // Not normalized, unlike its predecessors: the expected ids of its published test lines say so.
-        "qwen35" => rule(&[Pattern(QWEN35)]),
+        // Normalized by the model's own tokenizer.json, though not by llama.cpp.
+        "qwen35" => nfc(rule(&[Pattern(QWEN35)])),
         "gpt-4o" | "o200k" | "llama4" | "kanana2" | "minimax-m2" => rule(&[Pattern(O200K)]),
         "tekken" => bos(whole(rule(&[Pattern(TEKKEN)]))),
         "kimi-k2" => rule(&[Pattern(KIMI_K2)]),
@@ -257,12 +258,12 @@ impl Rule {
     }
 
     /// The compiled steps.
-    pub fn compile(&self) -> Result<PreTokenizer> {
+    pub fn compile(&self, budget: &Budget) -> Result<PreTokenizer> {
         let mut cutters = Vec::new();
         for step in self.steps {
             cutters.push(match step {
                 Step::Pattern(pattern) => Cutter::Split {
-                    pattern: Compiled::regex(pattern, "tokenizer.ggml.pre")?,
+                    pattern: Compiled::regex(pattern, "tokenizer.ggml.pre", budget)?,
                     behavior: Behavior::Isolated,
                     invert: false,
                 },

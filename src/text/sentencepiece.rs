@@ -5,6 +5,7 @@
 use super::bpe::{NONE, characters};
 use super::model::push_all;
 use super::vocabulary::{TokenKind, Vocabulary};
+use crate::budget::Budget;
 use crate::error::{Result, fail, try_vec};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -74,51 +75,56 @@ impl Scores {
         })
     }
 
-    /// Appends the tokens of a piece to `out`. Errors: `OutOfMemory`; `InvalidArgument` for a piece
-    /// of 4 GiB and more.
+    /// Appends the tokens of a piece to `out`. Errors: those of the budget, which pays for the texts
+    /// that are looked up; `OutOfMemory`; `InvalidArgument` for a piece of 4 GiB and more.
     pub fn encode(
         &self,
         vocabulary: &Vocabulary,
         piece: &[u8],
         agenda: &mut Agenda,
+        budget: &Budget,
         out: &mut Vec<u32>,
     ) -> Result<()> {
         agenda.start(vocabulary, piece)?;
         for left in 0..agenda.symbols.len().saturating_sub(1) {
-            self.offer(vocabulary, piece, agenda, left as u32);
+            self.offer(vocabulary, piece, agenda, left as u32, budget)?;
         }
         while let Some(Reverse(entry)) = agenda.queue.pop() {
             let (rank, left) = ((entry >> 32) as u32, entry as u32);
             // An entry counts only if the pair at this place is still the one it was made for.
             if agenda.symbols[left as usize].rank_with_next == rank {
-                self.merge(vocabulary, piece, agenda, left);
+                self.merge(vocabulary, piece, agenda, left, budget)?;
             }
         }
         let mut unknown_before = false;
         let mut at = 0;
         while let Some(symbol) = agenda.symbols.get(at as usize).copied() {
-            let text = symbol.start as usize..symbol.end as usize;
-            self.emit(
-                vocabulary,
-                &piece[text],
-                symbol.token,
-                &agenda.parts,
-                &mut unknown_before,
-                out,
-            )?;
-            at = symbol.next;
+            let (text, next) = (symbol.start as usize..symbol.end as usize, symbol.next);
+            let symbol = (&piece[text], symbol.token);
+            let parts = (vocabulary, &agenda.parts);
+            self.emit(parts, symbol, &mut unknown_before, budget, out)?;
+            at = next;
         }
         Ok(())
     }
 
     /// Puts the pair of `left` and its right neighbour on the agenda, if it is a token.
-    fn offer(&self, vocabulary: &Vocabulary, piece: &[u8], agenda: &mut Agenda, left: u32) {
+    fn offer(
+        &self,
+        vocabulary: &Vocabulary,
+        piece: &[u8],
+        agenda: &mut Agenda,
+        left: u32,
+        budget: &Budget,
+    ) -> Result<()> {
         let symbol = agenda.symbols[left as usize];
         let Some(right) = agenda.symbols.get(symbol.next as usize) else {
             agenda.symbols[left as usize].rank_with_next = NO_RANK;
-            return;
+            return Ok(());
         };
-        let found = vocabulary.find(&piece[symbol.start as usize..right.end as usize]);
+        let text = &piece[symbol.start as usize..right.end as usize];
+        budget.scan(text.len().min(vocabulary.longest()))?;
+        let found = vocabulary.find(text);
         let rank = found.map_or(NO_RANK, |token| self.ranks[token as usize]);
         let symbol = &mut agenda.symbols[left as usize];
         symbol.rank_with_next = rank;
@@ -132,9 +138,17 @@ impl Scores {
                 agenda.parts.insert(token, length);
             }
         }
+        Ok(())
     }
 
-    fn merge(&self, vocabulary: &Vocabulary, piece: &[u8], agenda: &mut Agenda, left: u32) {
+    fn merge(
+        &self,
+        vocabulary: &Vocabulary,
+        piece: &[u8],
+        agenda: &mut Agenda,
+        left: u32,
+        budget: &Budget,
+    ) -> Result<()> {
         let symbols = &mut agenda.symbols;
         let right = symbols[left as usize].next as usize;
         let Symbol { end, next, .. } = symbols[right];
@@ -148,22 +162,21 @@ impl Scores {
             symbols[next as usize].previous = left;
         }
         if previous != NONE {
-            self.offer(vocabulary, piece, agenda, previous);
+            self.offer(vocabulary, piece, agenda, previous, budget)?;
         }
-        self.offer(vocabulary, piece, agenda, left);
+        self.offer(vocabulary, piece, agenda, left, budget)
     }
 
-    /// Appends what becomes of a finished symbol.
+    /// Appends what becomes of a finished symbol, which is its text and its token.
     fn emit(
         &self,
-        vocabulary: &Vocabulary,
-        text: &[u8],
-        token: u32,
-        parts: &HashMap<u32, u32>,
+        (vocabulary, parts): (&Vocabulary, &HashMap<u32, u32>),
+        symbol: (&[u8], u32),
         unknown_before: &mut bool,
+        budget: &Budget,
         out: &mut Vec<u32>,
     ) -> Result<()> {
-        let mut stack = vec![(text, token)];
+        let mut stack = vec![symbol];
         while let Some((text, token)) = stack.pop() {
             if token != NONE && vocabulary.kind(token) != TokenKind::Unused {
                 *unknown_before = false;
@@ -172,6 +185,7 @@ impl Scores {
             }
             if let Some(left) = parts.get(&token).filter(|_| token != NONE) {
                 let (left, right) = text.split_at(*left as usize);
+                budget.scan(text.len())?;
                 for part in [right, left] {
                     stack.push((part, vocabulary.find(part).unwrap_or(NONE)));
                 }

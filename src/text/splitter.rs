@@ -7,6 +7,7 @@
 //! of the pattern, best first, taken *before* empty steps are followed: these are followed when the
 //! next class is known, which makes the assertion `(?!\S)` a plain question about that class.
 
+use crate::budget::Budget;
 use crate::error::{Result, fail};
 use regex_syntax::ParserBuilder;
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look};
@@ -37,8 +38,9 @@ pub(super) struct Splitter {
 
 impl Splitter {
     /// Compiles `pattern`: the syntax of the regex crate plus `(?!\S)`. Errors: `Unsupported` for
-    /// other look-around, patterns that match nothing at all, and patterns that are too large.
-    pub fn new(pattern: &str) -> Result<Self> {
+    /// other look-around, patterns that match nothing at all, and patterns that are too large; those
+    /// of the budget.
+    pub fn new(pattern: &str, budget: &Budget) -> Result<Self> {
         // The parser knows no look-ahead; this assertion, otherwise unused, carries it through.
         let rewritten = pattern.replace(r"(?!\S)", r"(?:\b{end-half})");
         let parsed = ParserBuilder::new().build().parse(&rewritten);
@@ -60,7 +62,9 @@ impl Splitter {
         let Some(classes) = Classes::new(&program.sets) else {
             fail!(Unsupported, "pattern {pattern:?} has too many classes");
         };
-        let Some(table) = determinize(&program, entry, &classes) else {
+        // The map of all characters, and the look at each of its pages.
+        budget.work(1 << 17)?;
+        let Some(table) = determinize(&program, entry, &classes, budget)? else {
             fail!(Unsupported, "pattern {pattern:?} has too many states");
         };
         let mut ascii = [0; 128];
@@ -76,22 +80,31 @@ impl Splitter {
         })
     }
 
-    /// Gives start and end of all matches in `text` to `each`, in order.
-    pub fn find_all(&self, text: &str, each: &mut dyn FnMut(usize, usize)) {
+    /// Gives start and end of all matches in `text` to `each`, in order. A match that ends before
+    /// the place where it was known makes the search go back; the budget pays for every look at a
+    /// character. Errors: those of the budget and of `each`.
+    pub fn find_all(
+        &self,
+        text: &str,
+        budget: &Budget,
+        each: &mut dyn FnMut(usize, usize) -> Result<()>,
+    ) -> Result<()> {
         let mut start = 0;
         while start < text.len() {
-            let length = self.match_length(&text[start..]);
+            let (length, looked) = self.match_length(&text[start..]);
+            budget.work(looked as u64 / 4 + 1)?;
             if length == 0 {
                 start += text[start..].chars().next().map_or(1, char::len_utf8);
                 continue;
             }
-            each(start, start + length);
+            each(start, start + length)?;
             start += length;
         }
+        Ok(())
     }
 
-    /// Bytes of the match at the start of `text`, 0 if there is none.
-    fn match_length(&self, text: &str) -> usize {
+    /// Bytes of the match at the start of `text`, 0 if there is none, and bytes that were looked at.
+    fn match_length(&self, text: &str) -> (usize, usize) {
         let stride = self.end as usize + 1;
         let bytes = text.as_bytes();
         let mut state = START;
@@ -112,7 +125,7 @@ impl Splitter {
             }
             state = entry & !MATCH;
             if state == DEAD {
-                return length;
+                return (length, at);
             }
             at += width;
         }
@@ -331,7 +344,12 @@ fn follow(
 }
 
 /// The transition table. None if it has too many states.
-fn determinize(program: &Program, entry: usize, classes: &Classes) -> Option<Vec<u16>> {
+fn determinize(
+    program: &Program,
+    entry: usize,
+    classes: &Classes,
+    budget: &Budget,
+) -> Result<Option<Vec<u16>>> {
     let stride = classes.members.len() + 1;
     let mut states: Vec<Vec<usize>> = vec![Vec::new(), vec![entry]];
     let mut known: HashMap<Vec<usize>, u16> = HashMap::new();
@@ -343,13 +361,16 @@ fn determinize(program: &Program, entry: usize, classes: &Classes) -> Option<Vec
         for class in 0..stride {
             let members = classes.members.get(class).map(Vec::as_slice);
             let mut seen = vec![false; program.nodes.len()];
+            // Threads are compared with each other, and visit nodes.
+            let n_threads = states[state].len() as u64;
+            budget.work(n_threads * n_threads / 8 + program.nodes.len() as u64 / 4 + 1)?;
             let mut threads = Vec::new();
             let matched = states[state]
                 .iter()
                 .any(|node| follow(program, *node, members, &mut seen, &mut threads));
             let next = match known.get(&threads) {
                 Some(next) => *next,
-                None if states.len() == MAX_STATES => return None,
+                None if states.len() == MAX_STATES => return Ok(None),
                 None => {
                     let next = states.len() as u16;
                     known.insert(threads.clone(), next);
@@ -361,7 +382,7 @@ fn determinize(program: &Program, entry: usize, classes: &Classes) -> Option<Vec
         }
         state += 1;
     }
-    Some(table)
+    Ok(Some(table))
 }
 
 #[cfg(test)]
@@ -370,12 +391,15 @@ mod tests {
 
     fn pieces(pattern: &str, text: &str) -> Vec<String> {
         let mut out = Vec::new();
-        let splitter = Splitter::new(pattern).unwrap();
+        let budget = Budget::for_text(text.len());
+        let splitter = Splitter::new(pattern, &budget).unwrap();
         let mut gap = 0;
-        splitter.find_all(text, &mut |start, end| {
+        let mut each = |start, end| {
             out.extend([&text[gap..start], &text[start..end]].map(str::to_string));
             gap = end;
-        });
+            Ok(())
+        };
+        splitter.find_all(text, &budget, &mut each).unwrap();
         out.push(text[gap..].to_string());
         out.retain(|piece| !piece.is_empty());
         out
@@ -420,7 +444,9 @@ mod tests {
     fn refused() {
         for pattern in ["a*", "(?=a)b", r"\bword", "(a", "a{9000}"] {
             assert_eq!(
-                Splitter::new(pattern).unwrap_err().status,
+                Splitter::new(pattern, &Budget::for_text(0))
+                    .unwrap_err()
+                    .status,
                 crate::Status::Unsupported,
                 "{pattern}"
             );

@@ -1,15 +1,23 @@
 //! Stop strings in a text that comes in pieces.
 
+use super::automaton::{Automaton, ROOT};
+use crate::budget::Budget;
 use crate::error::{Result, fail};
+use std::fmt;
+use std::sync::Arc;
 
 /// Most stop strings, and the most bytes of each.
 const MAX_STOPS: usize = 256;
 const MAX_STOP_BYTES: usize = 4096;
 
-/// Passes text on up to the first stop string. What may still become one is held back.
-#[derive(Clone, Debug, Default)]
+/// Passes text on up to the first stop string. What may still become one is held back. Copies share
+/// the strings.
+#[derive(Clone, Default)]
 pub struct StopFilter {
-    stops: Vec<Box<str>>,
+    /// None without stop strings.
+    stops: Option<Arc<Automaton>>,
+    /// Of `stops`, behind the text so far.
+    state: u32,
     /// The end of the text so far that some stop string starts with.
     held: String,
     stopped: Option<usize>,
@@ -17,7 +25,8 @@ pub struct StopFilter {
 
 impl StopFilter {
     /// A filter for these strings.
-    /// Errors: `InvalidArgument` if one is empty or longer than 4096 bytes, or for more than 256.
+    /// Errors: `InvalidArgument` if one is empty or longer than 4096 bytes, or for more than 256;
+    /// `OutOfMemory`.
     pub fn new(stops: &[&str]) -> Result<Self> {
         if stops.len() > MAX_STOPS {
             fail!(
@@ -35,8 +44,17 @@ impl StopFilter {
                 );
             }
         }
+        if stops.is_empty() {
+            return Ok(StopFilter::default());
+        }
+        // Of equal strings the last counts there, the first here.
+        let numbered = stops.iter().enumerate().rev();
+        let mut numbered: Vec<(&[u8], u32)> = numbered
+            .map(|(index, stop)| (stop.as_bytes(), index as u32))
+            .collect();
+        let stops = Automaton::new(&mut numbered, &Budget::for_vocabulary(0))?;
         Ok(StopFilter {
-            stops: stops.iter().map(|stop| (*stop).into()).collect(),
+            stops: Some(Arc::new(stops)),
             ..StopFilter::default()
         })
     }
@@ -48,41 +66,61 @@ impl StopFilter {
     }
 
     /// Takes the next text and appends to `out` what is known to be no part of a stop string.
-    /// Behind one nothing comes any more.
+    /// Behind one nothing comes any more. Takes each byte once.
     pub fn push(&mut self, text: &str, out: &mut String) {
         if self.stopped.is_some() {
             return;
         }
-        self.held.push_str(text);
-        let found = self.stops.iter().enumerate().filter_map(|(index, stop)| {
-            let start = self.held.find(&**stop)?;
-            Some((start + stop.len(), start, index))
-        });
-        if let Some((_, start, index)) = found.min() {
-            out.push_str(&self.held[..start]);
-            self.held.clear();
-            self.stopped = Some(index);
+        let Some(stops) = &self.stops else {
+            out.push_str(text);
             return;
+        };
+        let mut steps = 0;
+        for (index, byte) in text.bytes().enumerate() {
+            self.state = stops.step(self.state, byte, &mut steps);
+            let found = stops.longest(self.state);
+            if found != ROOT {
+                let end = self.held.len() + index + 1;
+                self.held.push_str(text);
+                out.push_str(&self.held[..end - stops.length(found)]);
+                self.held.clear();
+                self.stopped = Some(stops.value(found) as usize);
+                return;
+            }
         }
-        let kept = self.stops.iter().map(|stop| overlap(&self.held, stop));
-        let free = self.held.len() - kept.max().unwrap_or(0);
-        out.push_str(&self.held[..free]);
-        self.held.drain(..free);
+        let kept = stops.length(self.state);
+        let free = self.held.len() + text.len() - kept;
+        // The strings begin with whole characters, and so does what is kept.
+        match free.checked_sub(self.held.len()) {
+            Some(of_text) => {
+                out.push_str(&self.held);
+                out.push_str(&text[..of_text]);
+                self.held.clear();
+                self.held.push_str(&text[of_text..]);
+            }
+            None => {
+                out.push_str(&self.held[..free]);
+                self.held.drain(..free);
+                self.held.push_str(text);
+            }
+        }
     }
 
     /// Ends the text: what is held back is text after all. The filter can be used again then.
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&self.held);
         self.held.clear();
+        self.state = ROOT;
         self.stopped = None;
     }
 }
 
-/// Bytes at the end of `text` that `stop` starts with, without being whole.
-fn overlap(text: &str, stop: &str) -> usize {
-    let longest = text.len().min(stop.len() - 1);
-    let fits = |n: &usize| text.as_bytes()[text.len() - n..] == stop.as_bytes()[..*n];
-    (1..=longest).rev().find(fits).unwrap_or(0)
+impl fmt::Debug for StopFilter {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let mut shown = f.debug_struct("StopFilter");
+        shown.field("held", &self.held);
+        shown.field("stopped", &self.stopped).finish()
+    }
 }
 
 #[cfg(test)]
@@ -151,5 +189,37 @@ mod tests {
             let error = StopFilter::new(&stops).unwrap_err();
             assert_eq!(error.status, crate::Status::InvalidArgument);
         }
+    }
+
+    #[test]
+    fn long_stop_strings_cost_no_more_than_short_ones() {
+        let stops: Vec<String> = (0..MAX_STOPS)
+            .map(|n| "a".repeat(MAX_STOP_BYTES - 1 - n) + "b")
+            .collect();
+        let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
+        let mut filter = StopFilter::new(&stops).unwrap();
+        let automaton = filter.stops.clone().unwrap();
+        let mut out = String::new();
+        let mut steps = 0;
+        let mut state = ROOT;
+        for _ in 0..20_000 {
+            filter.push("a", &mut out);
+            state = automaton.step(state, b'a', &mut steps);
+        }
+        assert!(steps <= 40_000, "{steps}");
+        assert_eq!(out.len(), 20_000 - (MAX_STOP_BYTES - 1));
+        let copy = filter.clone();
+        assert!(Arc::ptr_eq(copy.stops.as_ref().unwrap(), &automaton));
+        filter.push("b", &mut out);
+        assert_eq!(filter.stopped(), Some(0));
+        assert_eq!(out.len(), 20_000 - (MAX_STOP_BYTES - 1));
+    }
+
+    #[test]
+    fn of_equal_stop_strings_the_first_is_met() {
+        let mut filter = StopFilter::new(&["b", "ab", "ab"]).unwrap();
+        let mut out = String::new();
+        filter.push("xab", &mut out);
+        assert_eq!((filter.stopped(), out.as_str()), (Some(1), "x"));
     }
 }

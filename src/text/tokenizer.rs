@@ -6,18 +6,22 @@ use super::keys::Metadata;
 use super::model::{Model, Scratch, push_all};
 use super::normalizer::Normalizer;
 use super::pretokenizer::PreTokenizer;
-use super::specials::{Part, Special, Specials};
+use super::specials::{Allow, Part, Special, Specials};
 use super::vocabulary::{TokenKind, Vocabulary};
+use crate::budget::Budget;
 use crate::error::{Result, fail, try_vec};
 use crate::format::ModelFile;
 use crate::memory::Room;
 
 /// Texts of control tokens that end an answer, whatever else the file says.
-const END_MARKERS: [&str; 17] = [
+const END_MARKERS: [&str; 19] = [
     "<|eot_id|>",
     "<|im_end|>",
     "<|end|>",
     "<end_of_turn>",
+    "<turn|>",
+    // What the host has to say next.
+    "<|tool_response>",
     "<|endoftext|>",
     "<|end_of_text|>",
     "<|eom_id|>",
@@ -89,11 +93,13 @@ pub(super) struct Parts {
 
 impl Parts {
     /// A tokenizer that is nothing but a model.
-    pub fn new(vocabulary: Vocabulary, model: Model) -> Self {
-        Parts {
-            specials: Specials::new(Vec::new()),
+    /// Errors: `OutOfMemory`.
+    pub fn new(vocabulary: Vocabulary, model: Model) -> Result<Self> {
+        let none = || Specials::new(Vec::new(), &Budget::for_vocabulary(0));
+        Ok(Parts {
+            specials: none()?,
             normalizer: Normalizer::default(),
-            normalized_specials: Specials::new(Vec::new()),
+            normalized_specials: none()?,
             pretokenizer: PreTokenizer::default(),
             model,
             vocabulary,
@@ -107,7 +113,7 @@ impl Parts {
             unknown: None,
             padding: None,
             ends: Vec::new(),
-        }
+        })
     }
 
     /// The tokenizer. Errors: `OutOfMemory`.
@@ -163,10 +169,22 @@ impl Tokenizer {
 
     /// Appends the tokens of `text` to `out`; on an error `out` is as it was. Bytes that the
     /// vocabulary lacks become the unknown token, or nothing if there is none.
-    /// Errors: `OutOfMemory`; `InvalidArgument` if text without a cut is 4 GiB or longer.
+    /// Errors: `OutOfMemory`; `InvalidArgument` if text without a cut is 4 GiB or longer, or if the
+    /// tokenizer takes too much work or memory for it.
     pub fn encode(&self, text: &str, options: EncodeOptions, out: &mut Vec<u32>) -> Result<()> {
+        self.encode_within(&Budget::for_text(text.len()), text, options, out)
+    }
+
+    /// As [`encode`](Self::encode) with a budget of the caller's. Errors: those of the budget, too.
+    pub fn encode_within(
+        &self,
+        budget: &Budget,
+        text: &str,
+        options: EncodeOptions,
+        out: &mut Vec<u32>,
+    ) -> Result<()> {
         let length = out.len();
-        let result = self.encode_all(text, options, out);
+        let result = self.encode_all(budget, text, options, out);
         if result.is_err() {
             out.truncate(length);
         }
@@ -178,13 +196,15 @@ impl Tokenizer {
     /// file asks, unless the text has them already. Errors: as [`encode`](Self::encode).
     pub(super) fn encode_chat(
         &self,
+        budget: &Budget,
         text: &str,
-        may_parse: &dyn Fn(usize, usize, u32) -> bool,
+        may_parse: &dyn Fn(usize, usize, u32) -> Result<bool>,
         out: &mut Vec<u32>,
     ) -> Result<()> {
         let length = out.len();
         let may = |start: usize, end: usize, special: &Special| may_parse(start, end, special.id);
-        let result = self.encode_where(text, &may, out).and_then(|()| {
+        let encoded = self.encode_where(budget, text, &Allow::Where(&may), out);
+        let result = encoded.and_then(|()| {
             let (prefix, suffix) = (&self.parts.prefix, &self.parts.suffix);
             if !out[length..].starts_with(prefix) {
                 push_all(out, prefix)?;
@@ -201,57 +221,74 @@ impl Tokenizer {
         result
     }
 
-    fn encode_all(&self, text: &str, options: EncodeOptions, out: &mut Vec<u32>) -> Result<()> {
+    fn encode_all(
+        &self,
+        budget: &Budget,
+        text: &str,
+        options: EncodeOptions,
+        out: &mut Vec<u32>,
+    ) -> Result<()> {
         if options.add_special {
             push_all(out, &self.parts.prefix)?;
         }
-        let may = |_, _, special: &Special| options.parse_special || !special.control;
-        self.encode_where(text, &may, out)?;
+        let allow = match options.parse_special {
+            true => Allow::All,
+            false => Allow::Ordinary,
+        };
+        self.encode_where(budget, text, &allow, out)?;
         if options.add_special {
             push_all(out, &self.parts.suffix)?;
         }
         Ok(())
     }
 
-    /// Encodes a text in which `may` says which special tokens count.
+    /// Encodes a text in which `allow` says which special tokens count.
     fn encode_where(
         &self,
+        budget: &Budget,
         text: &str,
-        may: &dyn Fn(usize, usize, &Special) -> bool,
+        allow: &Allow,
         out: &mut Vec<u32>,
     ) -> Result<()> {
         let room = Room::for_input(text.len())?;
         let _in_room = room.enter();
         let parts = &self.parts;
         let mut scratch = Scratch::default();
-        parts.specials.split(text, may, &mut |part| match part {
-            Part::Token(id) => push_all(out, &[id]),
-            Part::Text(text, start) => {
-                let normal = parts.normalizer.apply(text)?;
-                let mut plain = |text: &str, first: bool, out: &mut Vec<u32>| {
-                    parts.pretokenizer.split(text, first, &mut |piece| {
-                        parts
-                            .model
-                            .encode(&parts.vocabulary, piece, &mut scratch, out)
-                    })
-                };
-                if parts.normalized_specials.is_empty() {
-                    return plain(&normal, start == 0, out);
-                }
-                // Places in the normalized text say nothing unless it is the text itself.
-                let same = *normal == *text;
-                let may_here = |from: usize, to: usize, special: &Special| match same {
-                    true => may(start + from, start + to, special),
-                    false => may(start, start + text.len(), special),
-                };
-                parts
-                    .normalized_specials
-                    .split(&normal, &may_here, &mut |part| match part {
+        parts
+            .specials
+            .split(text, allow, budget, &mut |part| match part {
+                Part::Token(id) => push_all(out, &[id]),
+                Part::Text(text, start) => {
+                    let normal = parts.normalizer.apply(text, budget)?;
+                    let mut plain = |text: &str, first: bool, out: &mut Vec<u32>| {
+                        parts.pretokenizer.split(text, first, budget, &mut |piece| {
+                            let model = &parts.model;
+                            model.encode(&parts.vocabulary, piece, &mut scratch, budget, out)
+                        })
+                    };
+                    if parts.normalized_specials.is_empty() {
+                        return plain(&normal, start == 0, out);
+                    }
+                    // Places in the normalized text say nothing unless it is the text itself.
+                    let same = *normal == *text;
+                    let may_here = |from: usize, to: usize, special: &Special| match allow {
+                        Allow::Where(may) if same => may(start + from, start + to, special),
+                        Allow::Where(may) => may(start, start + text.len(), special),
+                        Allow::All => Ok(true),
+                        Allow::Ordinary => Ok(!special.control),
+                    };
+                    let allow = match allow {
+                        Allow::All => Allow::All,
+                        Allow::Ordinary => Allow::Ordinary,
+                        Allow::Where(_) => Allow::Where(&may_here),
+                    };
+                    let specials = &parts.normalized_specials;
+                    specials.split(&normal, &allow, budget, &mut |part| match part {
                         Part::Token(id) => push_all(out, &[id]),
                         Part::Text(text, offset) => plain(text, start + offset == 0, out),
                     })
-            }
-        })
+                }
+            })
     }
 
     /// Appends the bytes of the tokens to `out`; on an error `out` is as it was. The bytes are
@@ -366,7 +403,13 @@ impl Tokenizer {
 
 /// Marks control tokens whose text is known to end answers.
 fn mark_ends(vocabulary: &Vocabulary, ends: &mut [bool]) {
-    let is_control = |id: &u32| vocabulary.kind(*id) == TokenKind::Control;
+    // Some converters call these tokens of Gemma 4 ordinary added ones.
+    let is_turn = |id: &u32| matches!(vocabulary.token(*id), b"<turn|>" | b"<|tool_response>");
+    let is_control = |id: &u32| match vocabulary.kind(*id) {
+        TokenKind::Control => true,
+        TokenKind::UserDefined => is_turn(id),
+        _ => false,
+    };
     let controls: Vec<u32> = (0..ends.len() as u32).filter(is_control).collect();
     let has = |text: &str| {
         controls

@@ -1,8 +1,9 @@
 //! The unigram model: of all ways to cut text into tokens, the one whose scores sum up highest.
 
+use super::automaton::{Automaton, ROOT};
 use super::bpe::characters;
 use super::model::push_all;
-use super::trie::Trie;
+use crate::budget::Budget;
 use crate::error::{Result, fail};
 
 /// How much worse than the worst token an unknown character is.
@@ -10,8 +11,8 @@ const UNKNOWN_PENALTY: f64 = 10.0;
 
 /// Tokens with their scores.
 pub(super) struct Unigram {
-    trie: Trie,
-    /// Per token; what [`Trie`] does not find is not looked at.
+    pieces: Automaton,
+    /// Per token; what `pieces` does not find is not looked at.
     scores: Vec<f64>,
     unknown: u32,
     unknown_score: f64,
@@ -43,16 +44,16 @@ pub(super) struct Lattice {
 }
 
 impl Unigram {
-    /// The tokens of `trie` with their `scores`, the lowest of which is `lowest`.
+    /// The tokens of `pieces` with their `scores`, the lowest of which is `lowest`.
     pub fn new(
-        trie: Trie,
+        pieces: Automaton,
         scores: Vec<f64>,
         lowest: f64,
         unknown: u32,
         bytes: Option<Box<[u32; 256]>>,
     ) -> Self {
         Unigram {
-            trie,
+            pieces,
             scores,
             unknown,
             unknown_score: lowest - UNKNOWN_PENALTY,
@@ -66,8 +67,14 @@ impl Unigram {
     }
 
     /// Appends the tokens of a piece to `out`; a run of unknown characters is one. Errors:
-    /// `OutOfMemory`; `InvalidArgument` for a piece of 4 GiB and more.
-    pub fn encode(&self, piece: &[u8], lattice: &mut Lattice, out: &mut Vec<u32>) -> Result<()> {
+    /// those of the budget; `OutOfMemory`; `InvalidArgument` for a piece of 4 GiB and more.
+    pub fn encode(
+        &self,
+        piece: &[u8],
+        lattice: &mut Lattice,
+        budget: &Budget,
+        out: &mut Vec<u32>,
+    ) -> Result<()> {
         let length = piece.len();
         if u32::try_from(length).is_err() {
             fail!(InvalidArgument, "text: a piece of {length} bytes");
@@ -84,28 +91,37 @@ impl Unigram {
         steps.resize(length + 1, UNREACHED);
         steps[0].score = 0.0;
         let mut from = 0;
+        let mut state = ROOT;
         for character in characters(piece) {
-            let score = steps[from].score;
+            let end = from + character.len();
+            let mut work = 0;
+            for byte in character {
+                state = self.pieces.step(state, *byte, &mut work);
+            }
+            // All tokens that end here, the longest first, and a step over an unknown character.
+            let mut best = UNREACHED;
             let mut single = false;
-            self.trie.prefixes(&piece[from..], &mut |bytes, token| {
+            let mut at = self.pieces.longest(state);
+            while at != ROOT {
+                work += 1;
+                let (bytes, token) = (self.pieces.length(at), self.pieces.value(at));
                 single |= bytes == character.len();
+                let before = steps[end - bytes].score;
                 improve(
-                    &mut steps[from + bytes],
-                    score + self.scores[token as usize],
+                    &mut best,
+                    before + self.scores[token as usize],
                     bytes,
                     token,
                 );
-            });
-            if !single {
-                let step = &mut steps[from + character.len()];
-                improve(
-                    step,
-                    score + self.unknown_score,
-                    character.len(),
-                    self.unknown,
-                );
+                at = self.pieces.shorter(at);
             }
-            from += character.len();
+            if !single {
+                let score = steps[from].score + self.unknown_score;
+                improve(&mut best, score, character.len(), self.unknown);
+            }
+            budget.work(work)?;
+            steps[end] = best;
+            from = end;
         }
         let mut end = length;
         while end > 0 {

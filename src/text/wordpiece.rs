@@ -2,6 +2,7 @@
 
 use super::model::push_all;
 use super::vocabulary::Vocabulary;
+use crate::budget::Budget;
 use crate::error::{Result, fail};
 
 /// How words are spelled in the vocabulary.
@@ -28,8 +29,14 @@ impl WordPiece {
     }
 
     /// Appends the tokens of a word to `out`, which are the unknown one if the word cannot be cut.
-    /// Errors: `OutOfMemory`.
-    pub fn encode(&self, vocabulary: &Vocabulary, word: &[u8], out: &mut Vec<u32>) -> Result<()> {
+    /// Errors: those of the budget; `OutOfMemory`.
+    pub fn encode(
+        &self,
+        vocabulary: &Vocabulary,
+        word: &[u8],
+        budget: &Budget,
+        out: &mut Vec<u32>,
+    ) -> Result<()> {
         if super::bpe::characters(word)
             .nth(self.max_characters)
             .is_some()
@@ -54,6 +61,7 @@ impl WordPiece {
             let ends = ends.filter(|end| rest.get(*end).is_none_or(|byte| byte & 0xC0 != 0x80));
             let mut found = None;
             for end in ends {
+                budget.scan(affix.len() + end)?;
                 spelled.clear();
                 spelled.extend_from_slice(affix.as_bytes());
                 spelled.extend_from_slice(&rest[..end]);

@@ -56,6 +56,31 @@ static void flags(const ember_model *model) {
     CHECK(n == 77 && t == 77);
 }
 
+static void options(const ember_model *model) {
+    static const char story[] = "Once upon a time there was a miller.";
+    uint32_t tokens[64], more[64], stop = 0, n_stop = 1;
+    size_t count, n = 77;
+    ember_tokenize_options o;
+    memset(&o, 0, sizeof o);
+    o.struct_size = sizeof o;
+    o.flags = EMBER_TOKENIZE_CONTINUE;
+    o.interrupt = &stop;
+    count = tokenize(model, story, EMBER_TOKENIZE_CONTINUE, tokens, 64);
+    OK(ember_tokenize_with(model, story, sizeof story - 1, &o, more, 64, &n, &err));
+    CHECK(n == count && memcmp(tokens, more, n * sizeof *more) == 0);
+    OK(ember_tokenize_with(model, story, sizeof story - 1, NULL, more, 64, &n, &err));
+    CHECK(n == count + 1 && more[0] == BOS);
+    /* Asked to end before it begins; another thread could do so at any time. */
+    o.interrupt = &n_stop;
+    n = 77;
+    STATUS(ember_tokenize_with(model, story, sizeof story - 1, &o, more, 64, &n, &err),
+           EMBER_INTERRUPTED);
+    CHECK(n == 77);
+    o.flags = 4;
+    STATUS(ember_tokenize_with(model, story, sizeof story - 1, &o, more, 64, &n, &err),
+           EMBER_INVALID_ARGUMENT);
+}
+
 static void buffers(const ember_model *model) {
     static const char story[] = "Once upon a time there was a miller.";
     uint32_t tokens[64], untouched[64];
@@ -119,6 +144,7 @@ int main(int argc, char **argv) {
     round_trip(model, mixed, sizeof mixed - 1);
     round_trip(model, "", 0);
     flags(model);
+    options(model);
     buffers(model);
     bad_input(model);
     OK(ember_token_is_end(model, EOS, &is_end, &err));

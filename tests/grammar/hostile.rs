@@ -25,7 +25,97 @@ fn texts() -> Vec<(GrammarKind, String, Option<&'static str>)> {
         let rules: String = rules.collect();
         format!("T0: \"a\"?\n{rules}start: T{n}")
     };
+    let patterns = |n: usize, around: fn(String) -> String| {
+        let patterns = (1..=n).map(|i| around(format!(r#"{{"pattern":"[a-z]{{1}}.*x{i}"}}"#)));
+        patterns.collect::<Vec<_>>().join(",")
+    };
+    let properties = |n: usize, value: &str| {
+        let properties = (0..n).map(|i| format!(r#""p{i}":{value}"#));
+        let properties = properties.collect::<Vec<_>>().join(",");
+        format!(r#"{{"type":"object","properties":{{{properties}}}}}"#)
+    };
+    let numbered = |n: usize, rule: fn(usize) -> String, last: &str| {
+        let rules: String = (0..n).map(rule).collect();
+        format!("root ::= r0\n{rules}r{n} ::= {last}\n")
+    };
     vec![
+        // Patterns that hold together, in all the ways that there are.
+        (
+            JsonSchema,
+            format!(r#"{{"allOf":[{}]}}"#, patterns(20, |p| p)),
+            Some("20 patterns have to hold together"),
+        ),
+        (
+            JsonSchema,
+            format!(r#"{{"allOf":[{}]}}"#, patterns(26, |p| format!(r#"{{"anyOf":[{p}]}}"#))),
+            Some("26 patterns have to hold together"),
+        ),
+        (
+            JsonSchema,
+            format!(
+                r#"{{"allOf":[{}]}}"#,
+                patterns(26, |p| format!(r#"{{"properties":{{"a":{p}}}}}"#))
+            ),
+            Some("at /properties/a: it is too large: 26 patterns"),
+        ),
+        (
+            JsonSchema,
+            format!(
+                r#"{{"allOf":[{}]}}"#,
+                patterns(26, |p| format!(r#"{{"items":{p},"type":"array"}}"#))
+            ),
+            Some("at /items: it is too large: 26 patterns"),
+        ),
+        (
+            JsonSchema,
+            chain(26, |i| {
+                format!(r##""a{i}":{{"pattern":"[a-z]{{1}}.*x{i}","$ref":"#/$defs/a{}"}}"##, i + 1)
+            }),
+            Some("26 patterns have to hold together"),
+        ),
+        (JsonSchema, format!(r#"{{"anyOf":[{}]}}"#, patterns(26, |p| p)), None),
+        (
+            Lark,
+            {
+                let parts = (1..=26).map(|i| format!("/[a-z]{{1}}.*x{i}/"));
+                format!("start: A\nA: {}", parts.collect::<Vec<_>>().join(" & "))
+            },
+            Some("hold together"),
+        ),
+        // Objects with many properties.
+        (JsonSchema, properties(8_000, "{}"), Some("8000 properties")),
+        (
+            JsonSchema,
+            {
+                let parts = (0..80).map(|i| {
+                    let part = (0..100).map(|j| format!(r#""p{i}_{j}":{{}}"#));
+                    format!(r#"{{"properties":{{{}}}}}"#, part.collect::<Vec<_>>().join(","))
+                });
+                format!(r#"{{"allOf":[{}]}}"#, parts.collect::<Vec<_>>().join(","))
+            },
+            Some("8000 properties"),
+        ),
+        (JsonSchema, properties(300, &properties(100, "{}")), Some("too large")),
+        (JsonSchema, properties(1_000, r#"{"type":"integer"}"#), None),
+        // Rules that double.
+        (
+            Gbnf,
+            numbered(60, |i| format!("r{i} ::= r{0} r{0}\n", i + 1), "\"x\""),
+            Some("too large"),
+        ),
+        (
+            Gbnf,
+            numbered(60, |i| format!("r{i} ::= r{0} \",\" | r{0}\n", i + 1), "\"x\""),
+            Some("too large"),
+        ),
+        (
+            Lark,
+            {
+                let rules: String = (0..60).map(|i| format!("T{}: T{i} T{i}\n", i + 1)).collect();
+                format!("T0: \"x\"\n{rules}start: T60\n")
+            },
+            Some("too large"),
+        ),
         // Expressions.
         (Regex, "(a{1000}){1000}".into(), None),
         (Regex, "((((a{1000}){1000}){1000}){1000}){1000}".into(), None),
@@ -114,6 +204,22 @@ fn texts() -> Vec<(GrammarKind, String, Option<&'static str>)> {
             Some("multipleOf"),
         ),
         (JsonSchema, r#"{"type":"integer","multipleOf":0}"#.into(), Some("multiple of")),
+        (
+            JsonSchema,
+            r#"{"type":"integer","multipleOf":-1}"#.into(),
+            Some("at /multipleOf: multipleOf is -1"),
+        ),
+        (JsonSchema, r#"{"const":{"multipleOf":-1}}"#.into(), None),
+        (
+            JsonSchema,
+            r#"{"oneOf":[{"type":"string","maxLength":3},{"type":"string","minLength":2}]}"#.into(),
+            Some("use anyOf"),
+        ),
+        // What is no text.
+        (Lark, "start: \"a\" <|im_end|>".into(), Some("line 1: <|im_end|>")),
+        (Lark, "start: \"a\"\n  | <[1-4]>".into(), Some("line 2: <[1-4]>")),
+        (Lark, "start: <[*]>".into(), Some("special tokens")),
+        (Lark, "start: \"<a>\" /<b>/".into(), None),
         // Grammars.
         (Lark, "start: \"a\" start".into(), Some("no text can meet it")),
         (Lark, "start: \"x\" A\nA: /a+/ & /b+/".into(), Some("no text can meet it")),
@@ -125,7 +231,7 @@ fn texts() -> Vec<(GrammarKind, String, Option<&'static str>)> {
         (Lark, rules(20_000, 'T'), Some("too large")),
         (Lark, rules(2_500, 't'), None),
         (Lark, rules(2_500, 'T'), None),
-        (Lark, doubling(40), Some("too big")),
+        (Lark, doubling(40), Some("too large")),
         (Lark, doubling(16), Some("too large")),
         (
             Lark,
@@ -170,6 +276,47 @@ fn each_ends_in_an_error_or_an_answer() {
             }
         }
     }
+}
+
+#[test]
+fn many_optional_properties_can_be_left_out_and_taken() {
+    let properties = (0..1_000).map(|i| format!(r#""p{i}":{{"type":"integer"}}"#));
+    let schema = properties.collect::<Vec<_>>().join(",");
+    let schema =
+        format!(r#"{{"type":"object","properties":{{{schema}}},"additionalProperties":false}}"#);
+    let grammar = HAMLET.grammar(JsonSchema, &schema).unwrap();
+    for seed in 0..3 {
+        random_answer(&HAMLET, &grammar, &mut Random::new(seed), 60);
+    }
+}
+
+#[test]
+fn an_interrupt_ends_the_making() {
+    use emberlm::budget::Interrupt;
+    use emberlm::grammar::{Grammar, GrammarOptions};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    // After so many looks; there are some in each stage.
+    let looks = Arc::new(AtomicU32::new(0));
+    let mut ended = 0;
+    for last in 0.. {
+        let (count, seen) = (Arc::new(AtomicU32::new(0)), looks.clone());
+        let interrupt = Interrupt::new(move || {
+            seen.fetch_add(1, Ordering::Relaxed);
+            count.fetch_add(1, Ordering::Relaxed) >= last
+        });
+        let options = GrammarOptions {
+            interrupt,
+            ..GrammarOptions::default()
+        };
+        let schema = r#"{"properties":{"a":{"type":"integer"}}}"#;
+        match Grammar::compile(&HAMLET.tokens, JsonSchema, schema, &options) {
+            Ok(_) => break,
+            Err(e) => assert_eq!(e.status, Status::Interrupted, "{e}"),
+        }
+        ended += 1;
+    }
+    assert!(ended > 4, "{ended}");
 }
 
 #[test]

@@ -146,6 +146,7 @@ fn check(vocabulary: &Vocabulary, first: u64, count: u64, limit: usize) -> usize
         let spacing = [JsonSpacing::Spaced, JsonSpacing::Compact, JsonSpacing::Free];
         let options = GrammarOptions {
             spacing: spacing[random.below(3)],
+            ..GrammarOptions::default()
         };
         let kind = GrammarKind::JsonSchema;
         let grammar = Grammar::compile(&vocabulary.tokens, kind, &text, &options);

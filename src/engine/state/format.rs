@@ -14,7 +14,7 @@ use super::input::Input;
 use crate::backend::state::WindowState;
 use crate::backend::{KvType, StateInfo};
 use crate::error::{Result, fail, try_vec};
-use crate::grammar::{GrammarKind, GrammarOptions, JsonSpacing};
+use crate::grammar::{GrammarKind, JsonSpacing};
 use twox_hash::XxHash3_64;
 
 /// What every saved session begins with.
@@ -457,7 +457,7 @@ impl Encoder {
             GrammarKind::Lark => 3,
             GrammarKind::Gbnf => 4,
         });
-        self.u32(match grammar.source.options.spacing {
+        self.u32(match grammar.source.spacing {
             JsonSpacing::Spaced => 0,
             JsonSpacing::Compact => 1,
             JsonSpacing::Free => 2,
@@ -642,7 +642,7 @@ impl<'a> Decoder<'a> {
         }
         Ok(SavedGrammar::new(
             kind,
-            GrammarOptions { spacing },
+            spacing,
             text,
             origins,
             self.tokens()?,

@@ -170,12 +170,7 @@ impl Run<'_> {
 
     fn object_attribute(&mut self, object: &Object, name: &str) -> Result<Option<Value>> {
         Ok(match object {
-            Object::Namespace(entries) => {
-                let entries = entries.borrow();
-                self.budget.work(entries.len() as u64 / 16)?;
-                let found = entries.iter().find(|(known, _)| **known == *name);
-                found.map(|(_, value)| value.clone())
-            }
+            Object::Namespace(entries) => entries.borrow().get(name).cloned(),
             Object::Macro(callee) => match name {
                 "name" => Some(self.text(&callee.name)?),
                 "arguments" => {
@@ -239,7 +234,7 @@ impl Run<'_> {
                 at(seq.items.len()).map(|index| seq.items[index].clone())
             }
             Value::Str(text) => match at(text.len()) {
-                Some(index) => Some(self.copy(&text[index..=index])?),
+                Some(index) => Some(self.part(text, index..index + 1)?),
                 None => None,
             },
             _ => None,
@@ -290,13 +285,17 @@ impl Run<'_> {
             Value::Str(text) => {
                 let (start, step, count) = slice_of(text.len(), numbers)?;
                 if step == 1 {
-                    return self.copy(&text[start..start + count]);
+                    return self.part(text, start..start + count);
                 }
                 let mut out = Builder::new(&self.budget)?;
                 for index in 0..count {
                     out.push(text[(start as i128 + index as i128 * step) as usize])?;
                 }
-                Ok(Value::Str(out.finish()))
+                let made = out.finish();
+                Ok(Value::Str(match text.is_markup() {
+                    true => made.as_markup(),
+                    false => made,
+                }))
             }
             Value::Seq(seq)
                 if matches!(seq.kind, SeqKind::List | SeqKind::Tuple | SeqKind::Range) =>
@@ -309,6 +308,15 @@ impl Run<'_> {
             }
             _ => Ok(self.no_attribute(of, "slice")),
         }
+    }
+
+    /// A part of a string, which is markup if the string is.
+    fn part(&self, text: &super::text::Text, range: std::ops::Range<usize>) -> Result<Value> {
+        let part = super::text::Text::copy(&self.budget, &text[range])?;
+        Ok(Value::Str(match text.is_markup() {
+            true => part.as_markup(),
+            false => part,
+        }))
     }
 
     /// A string of these characters.

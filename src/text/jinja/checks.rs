@@ -96,7 +96,7 @@ impl Run<'_> {
                 Value::Str(text) => is_test(&super::text::to_string(text)),
                 _ => false,
             },
-            "escaped" => false,
+            "escaped" => matches!(value, Value::Str(text) if text.is_markup()),
             _ => fail!(TemplateFailed, "No test named '{name}'."),
         })
     }

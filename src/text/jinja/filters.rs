@@ -6,7 +6,7 @@ use super::value::{Seq, SeqKind, Value};
 use crate::error::{Result, fail};
 
 /// The filters that there are.
-const FILTERS: [&str; 51] = [
+const FILTERS: [&str; 54] = [
     "abs",
     "attr",
     "batch",
@@ -18,6 +18,7 @@ const FILTERS: [&str; 51] = [
     "dictsort",
     "e",
     "escape",
+    "filesizeformat",
     "first",
     "float",
     "forceescape",
@@ -35,6 +36,7 @@ const FILTERS: [&str; 51] = [
     "max",
     "min",
     "pprint",
+    "random",
     "reject",
     "rejectattr",
     "replace",
@@ -55,13 +57,14 @@ const FILTERS: [&str; 51] = [
     "unique",
     "upper",
     "urlencode",
+    "urlize",
     "wordcount",
     "wordwrap",
     "xmlattr",
 ];
 
 pub(super) fn is_filter(name: &str) -> bool {
-    FILTERS.contains(&name) && name != "xmlattr"
+    FILTERS.contains(&name)
 }
 
 impl Run<'_> {
@@ -79,7 +82,7 @@ impl Run<'_> {
                 Ok(value)
             }
             "tojson" => self.to_json(&value, arguments),
-            "string" | "safe" | "pprint" => {
+            "string" | "pprint" => {
                 let [] = arguments.exactly(name)?;
                 if name == "pprint" {
                     let mut out = super::text::Builder::new(&self.budget)?;
@@ -190,7 +193,27 @@ impl Run<'_> {
                 );
                 self.list(sorted?)
             }
-            "xmlattr" => fail!(TemplateFailed, "No filter named '{name}'."),
+            "xmlattr" => self.xml_attributes(&value, arguments),
+            "filesizeformat" => self.file_size(&value, arguments),
+            "random" => {
+                let [] = arguments.exactly(name)?;
+                self.random(&value)
+            }
+            "escape" | "e" => {
+                let [] = arguments.exactly(name)?;
+                self.escape(&value)
+            }
+            "forceescape" => {
+                let [] = arguments.exactly(name)?;
+                match self.to_str(&value)? {
+                    Value::Str(text) => Ok(Value::Str(self.escaped(&text)?)),
+                    other => Ok(other),
+                }
+            }
+            "safe" => {
+                let [] = arguments.exactly(name)?;
+                self.as_markup(self.to_str(&value)?)
+            }
             _ if FILTERS.contains(&name) => match self.list_filter(name, &value, arguments)? {
                 Ok(result) => Ok(result),
                 Err(arguments) => self.text_filter(name, &value, arguments),

@@ -16,6 +16,13 @@ impl Run<'_> {
         value: &Value,
         mut arguments: Arguments,
     ) -> Result<std::result::Result<Value, Arguments>> {
+        let is_lazy = matches!(
+            name,
+            "map" | "select" | "reject" | "selectattr" | "rejectattr"
+        );
+        if is_lazy && !value.is_true() {
+            return Ok(Ok(self.generator(Vec::new())?));
+        }
         Ok(Ok(match name {
             "first" => {
                 let [] = arguments.exactly(name)?;
@@ -67,7 +74,11 @@ impl Run<'_> {
                     for c in text.iter().rev() {
                         out.push(*c)?;
                     }
-                    return Ok(Ok(Value::Str(out.finish())));
+                    let made = out.finish();
+                    return Ok(Ok(Value::Str(match text.is_markup() {
+                        true => made.as_markup(),
+                        false => made,
+                    })));
                 }
                 let _room = self.budget.hold(items.items.len() * size_of::<Value>())?;
                 self.generator(items.items.iter().rev().cloned().collect())?

@@ -7,6 +7,18 @@ use super::text::{Builder, Char, Origin, Text};
 use super::value::{Map, Seq, SeqKind, Value};
 use crate::error::{Result, fail};
 
+/// Filters that make markup of markup.
+const KEEP_MARKUP: [&str; 8] = [
+    "lower",
+    "upper",
+    "capitalize",
+    "trim",
+    "indent",
+    "center",
+    "truncate",
+    "format",
+];
+
 impl Run<'_> {
     /// The value of a filter over strings. Other values count as what they print as.
     pub fn text_filter(
@@ -19,6 +31,33 @@ impl Run<'_> {
             return Ok(Value::None);
         };
         self.budget.scan(text.len())?;
+        let values = match name {
+            "format" if text.is_markup() => {
+                let mut values = arguments;
+                for value in &mut values.positional {
+                    *value = self.values_for_markup(value)?;
+                }
+                for (_, value) in &mut values.named {
+                    *value = self.values_for_markup(value)?;
+                }
+                values
+            }
+            _ => arguments,
+        };
+        let made = self.plain_text_filter(name, &text, values)?;
+        match text.is_markup() && KEEP_MARKUP.contains(&name) {
+            true => self.as_markup(made),
+            false => Ok(made),
+        }
+    }
+
+    fn plain_text_filter(
+        &mut self,
+        name: &str,
+        text: &Text,
+        arguments: Arguments,
+    ) -> Result<Value> {
+        let text = text.clone();
         match name {
             "lower" | "upper" | "capitalize" | "title" => {
                 let [] = arguments.exactly(name)?;
@@ -95,25 +134,7 @@ impl Run<'_> {
                 };
                 self.percent(&text, &values)
             }
-            "escape" | "e" | "forceescape" => {
-                let [] = arguments.exactly(name)?;
-                let mut out = Builder::new(&self.budget)?;
-                for c in text.iter() {
-                    let escaped = match c.get() {
-                        '&' => "&amp;",
-                        '<' => "&lt;",
-                        '>' => "&gt;",
-                        '"' => "&#34;",
-                        '\'' => "&#39;",
-                        _ => {
-                            out.push(*c)?;
-                            continue;
-                        }
-                    };
-                    out.str(escaped, c.origin())?;
-                }
-                Ok(Value::Str(out.finish()))
-            }
+            "urlize" => self.urlize(&text, arguments),
             "urlencode" => {
                 let [] = arguments.exactly(name)?;
                 let mut out = Builder::new(&self.budget)?;
@@ -195,24 +216,14 @@ impl Run<'_> {
     /// Jinja's `title`: large letters behind white space and opening brackets.
     fn title(&self, text: &[Char]) -> Result<Value> {
         let mut out = Builder::new(&self.budget)?;
-        let mut start = true;
-        for c in text {
-            if start {
-                out.extend(
-                    self.one(*c, Case::Capital)?
-                        .as_str()
-                        .map_or(&[], |t| &t[..]),
-                )?;
-            } else {
-                out.extend(self.one(*c, Case::Lower)?.as_str().map_or(&[], |t| &t[..]))?;
+        let is_break = |c: &Char| c.is_space() || "-({[<".contains(c.get());
+        for word in text.chunk_by(|a, b| is_break(a) == is_break(b)) {
+            let (first, rest) = word.split_at(1);
+            for (part, case) in [(first, Case::Upper), (rest, Case::Lower)] {
+                self.write_str(&self.with_case(part, case)?, &mut out)?;
             }
-            start = c.is_space() || "-({[<".contains(c.get());
         }
         Ok(Value::Str(out.finish()))
-    }
-
-    fn one(&self, c: Char, case: Case) -> Result<Value> {
-        self.with_case(&[c], case)
     }
 
     fn indent(&self, text: &[Char], indent: &Text, first: bool, blank: bool) -> Result<Value> {

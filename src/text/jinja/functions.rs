@@ -1,6 +1,7 @@
 //! The functions that templates find by name.
 
 use super::arguments::{Arguments, int};
+use super::names::names;
 use super::text::to_string;
 use super::value::{Function, Held, Map, Object, Seq, SeqKind, Value, nested};
 use super::{Cycle, Run, clock};
@@ -20,7 +21,7 @@ impl Run<'_> {
                 let Value::Map(map) = self.dict(arguments)? else {
                     fail!(TemplateFailed, "namespace() takes names");
                 };
-                let object = Object::Namespace(RefCell::new(Vec::new()));
+                let object = Object::Namespace(RefCell::new(names()));
                 let object = Held::new(&self.budget, object)?;
                 self.cycles.push(Cycle::Namespace(object.clone()));
                 if let Object::Namespace(entries) = object.inner() {

@@ -66,6 +66,9 @@ impl<'a> Run<'a> {
         let scope = Scope::new(&self.budget, Some(callee.scope.clone()))?;
         let caller = arguments.take("caller");
         let n_defaults = node.defaults.len();
+        // Parameters are looked for among the names.
+        let n_pairs = callee.parameters.len() as u64 * arguments.named.len() as u64;
+        self.budget.work(n_pairs / 16)?;
         let mut given = std::mem::take(&mut arguments.positional).into_iter();
         let mut missing = Vec::new();
         for (index, parameter) in callee.parameters.iter().enumerate() {

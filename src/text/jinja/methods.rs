@@ -1,9 +1,9 @@
 //! Methods of strings, mappings, sequences and loops.
 
-use super::Run;
 use super::arguments::{Arguments, int, truth};
 use super::text::{Builder, Char, Origin, find, find_last};
 use super::value::{Object, Seq, SeqKind, Value};
+use super::{Run, characters};
 use crate::error::{Result, fail};
 
 /// Which ends to strip.
@@ -64,10 +64,22 @@ pub(super) fn lines(text: &[Char], keep_ends: bool) -> Vec<&[Char]> {
     out
 }
 
+/// Whether a sigma ends a word: a letter stands before it, and none behind, whatever marks there are
+/// between them.
+fn is_final(text: &[Char], at: usize) -> bool {
+    let is_cased = |mut chars: &mut dyn Iterator<Item = &Char>| {
+        let next = (&mut chars).find(|c| !characters::is_case_ignorable(c.get()));
+        next.is_some_and(|c| characters::is_cased(c.get()))
+    };
+    is_cased(&mut text[..at].iter().rev()) && !is_cased(&mut text[at + 1..].iter())
+}
+
 /// How letters are to be written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Case {
     Lower,
+    /// Small, and the same for all ways to write a letter.
+    Folded,
     Upper,
     Swapped,
     /// The first letter large, the rest small.
@@ -84,14 +96,25 @@ impl Run<'_> {
         for (index, c) in text.iter().enumerate() {
             let letter = c.get();
             let upper = match case {
-                Case::Lower => false,
+                Case::Lower | Case::Folded => false,
                 Case::Upper => true,
                 Case::Swapped => letter.is_lowercase(),
                 Case::Capital => index == 0,
                 Case::Title => !inside,
             };
             inside = letter.is_lowercase() || letter.is_uppercase();
+            if case == Case::Folded && letter != 'ı' {
+                let upper = letter.to_lowercase().flat_map(char::to_uppercase);
+                for folded in upper.flat_map(char::to_lowercase) {
+                    out.push(c.with(folded))?;
+                }
+                continue;
+            }
             if !upper {
+                if letter == 'Σ' && is_final(text, index) {
+                    out.push(c.with('ς'))?;
+                    continue;
+                }
                 for lower in letter.to_lowercase() {
                     out.push(c.with(lower))?;
                 }
@@ -196,6 +219,7 @@ impl Run<'_> {
     /// Calls a method that [`method_of`](super::attributes::method_of) has found.
     pub fn call_method(&mut self, of: &Value, name: &str, arguments: Arguments) -> Result<Value> {
         match of {
+            Value::Str(text) if text.is_markup() => self.markup_method(text, name, arguments),
             Value::Str(text) => self.str_method(text, name, arguments),
             Value::Map(map) => match name {
                 "get" => {
@@ -265,7 +289,7 @@ impl Run<'_> {
         }
     }
 
-    fn str_method(&mut self, text: &[Char], name: &str, arguments: Arguments) -> Result<Value> {
+    pub fn str_method(&mut self, text: &[Char], name: &str, arguments: Arguments) -> Result<Value> {
         self.budget.scan(text.len())?;
         match name {
             "strip" | "lstrip" | "rstrip" => {
@@ -402,7 +426,8 @@ impl Run<'_> {
                 }
                 Ok(Value::Str(out.finish()))
             }
-            "lower" | "casefold" => self.with_case(text, Case::Lower),
+            "lower" => self.with_case(text, Case::Lower),
+            "casefold" => self.with_case(text, Case::Folded),
             "upper" => self.with_case(text, Case::Upper),
             "swapcase" => self.with_case(text, Case::Swapped),
             "capitalize" => self.with_case(text, Case::Capital),
@@ -490,7 +515,6 @@ impl Run<'_> {
     fn is_all(&self, text: &[Char], name: &str) -> bool {
         let all =
             |what: &dyn Fn(char) -> bool| !text.is_empty() && text.iter().all(|c| what(c.get()));
-        let digit = |c: char| c.is_ascii_digit() || (!c.is_ascii() && c.is_numeric());
         let cased = |upper: bool| {
             let letters = || text.iter().map(|c| c.get());
             letters().any(|c| c.is_uppercase() || c.is_lowercase())
@@ -503,13 +527,17 @@ impl Run<'_> {
                 })
         };
         match name {
-            "isalnum" => all(&char::is_alphanumeric),
-            "isalpha" => all(&char::is_alphabetic),
+            "isalnum" => all(&characters::is_alphanumeric),
+            "isalpha" => all(&characters::is_alpha),
             "isascii" => text.iter().all(|c| c.get().is_ascii()),
-            "isdecimal" | "isdigit" | "isnumeric" => all(&digit),
+            "isdecimal" => all(&characters::is_decimal),
+            "isdigit" => all(&characters::is_digit),
+            "isnumeric" => all(&characters::is_numeric),
             "isidentifier" => {
                 all(&|c| c == '_' || c.is_alphanumeric())
-                    && !text.first().is_some_and(|c| digit(c.get()))
+                    && !text
+                        .first()
+                        .is_some_and(|c| characters::is_numeric(c.get()))
             }
             "islower" => cased(false),
             "isupper" => cased(true),

@@ -8,11 +8,12 @@
 
 mod arguments;
 mod attributes;
-mod budget;
+mod characters;
 mod checks;
 mod clock;
 mod expressions;
 mod filters;
+mod filters_html;
 mod filters_list;
 mod filters_text;
 mod format;
@@ -20,7 +21,9 @@ mod functions;
 mod input;
 mod json;
 mod macros;
+mod markup;
 mod methods;
+mod names;
 mod operators;
 mod print;
 mod scope;
@@ -31,10 +34,10 @@ mod value;
 
 pub use text::Origin;
 
+use crate::budget::{Budget, Hold, Interrupt};
 use crate::error::{Error, Result, Status, fail};
 use crate::memory::Room;
 use crate::threads;
-use budget::{Budget, Hold};
 use scope::Scope;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -52,6 +55,8 @@ const MEMORY_PER_CHARACTER: usize = 64;
 const STACK_BYTES: usize = 64 << 20;
 /// Most nested blocks, expressions and calls in evaluation.
 const MAX_NESTING: u32 = 4000;
+/// Most nested lists, mappings and calls.
+const MAX_DEPTH: u32 = 200;
 
 /// What a template is given beside the caller's document.
 #[derive(Clone, Debug, Default)]
@@ -60,6 +65,8 @@ pub struct Environment {
     pub tokens: Vec<(&'static str, String)>,
     /// What `strftime_now` takes for now, in seconds since 1970 (UTC); None is the host's clock.
     pub now: Option<i64>,
+    /// Who may end the rendering.
+    pub interrupt: Interrupt,
 }
 
 /// A rendered text, and who wrote which part.
@@ -76,7 +83,7 @@ pub struct Rendered {
 ///
 /// Errors: `InvalidArgument` for a document that is not a JSON object; `TemplateFailed`, naming the
 /// line, for wrong syntax, for what the template raises, and for a template that takes too many
-/// steps, too much memory or too deep a recursion; `OutOfMemory`.
+/// steps, too much memory or too deep a recursion; `Interrupted`; `OutOfMemory`.
 pub fn render(source: &str, document: &str, environment: &Environment) -> Result<Rendered> {
     // What the budget does not count (the tree, and vectors that grow) is less than what it does.
     let length = document.len() + source.len();
@@ -89,10 +96,11 @@ pub fn render(source: &str, document: &str, environment: &Environment) -> Result
 
 fn render_here(source: &str, document: &str, environment: &Environment) -> Result<Rendered> {
     let length = document.len() + source.len();
-    let budget = Budget::new(
+    let budget = Budget::for_template(
         WORK + WORK_PER_CHARACTER * length as u64,
         MEMORY + MEMORY_PER_CHARACTER * length,
     );
+    let budget = Rc::new(budget.with_interrupt(environment.interrupt.clone()));
     let variables = input::variables(&budget, document)?;
     let source = source::prepare(source)?;
     let tree = source::parse(&source)?;
@@ -108,6 +116,7 @@ fn render_here(source: &str, document: &str, environment: &Environment) -> Resul
     let mut run = Run {
         out: Builder::new(&budget)?,
         budget,
+        top: scope.clone(),
         scope,
         cycles: Vec::new(),
         source: &source,
@@ -156,6 +165,8 @@ struct Run<'a> {
     cycles: Vec<Cycle>,
     source: &'a str,
     macros: Vec<&'a minijinja::machinery::ast::Macro<'a>>,
+    /// The variables of the template itself, which blocks see.
+    top: Rc<Scope>,
     /// Memory of what lives until the end.
     held: Vec<Hold>,
     recursive_loops: Vec<(&'a minijinja::machinery::ast::ForLoop<'a>, Rc<Scope>)>,
@@ -182,7 +193,7 @@ impl Run<'_> {
                 Cycle::Scope(scope) => values.extend(scope.clear()),
                 Cycle::Namespace(object) => {
                     if let value::Object::Namespace(entries) = object.inner() {
-                        values.extend(entries.take());
+                        values.extend(entries.borrow_mut().drain());
                     }
                 }
             }

@@ -122,6 +122,13 @@ impl Run<'_> {
 
     fn add(&self, left: &Value, right: &Value) -> Result<Value> {
         match (left, right) {
+            (Value::Str(a), Value::Str(b)) if a.is_markup() || b.is_markup() => {
+                let mut out = Builder::new(&self.budget)?;
+                for part in [left, right] {
+                    self.write_str(&self.escape(part)?, &mut out)?;
+                }
+                return Ok(Value::Str(out.finish().as_markup()));
+            }
             (Value::Str(a), Value::Str(b)) => {
                 let mut out = Builder::new(&self.budget)?;
                 out.extend(a)?;
@@ -178,7 +185,11 @@ impl Run<'_> {
                 for _ in 0..if text.is_empty() { 0 } else { times } {
                     out.extend(text)?;
                 }
-                Ok(Value::Str(out.finish()))
+                let made = Value::Str(out.finish());
+                if text.is_markup() {
+                    return self.as_markup(made);
+                }
+                Ok(made)
             }
             Value::Seq(seq) if matches!(seq.kind, SeqKind::List | SeqKind::Tuple) => {
                 let n = seq.items.len().saturating_mul(times);
@@ -200,6 +211,10 @@ impl Run<'_> {
 
     fn remainder(&self, left: &Value, right: &Value) -> Result<Value> {
         if let Value::Str(format) = left {
+            if format.is_markup() {
+                let values = self.values_for_markup(right)?;
+                return self.as_markup(self.percent(format, &values)?);
+            }
             return self.percent(format, right);
         }
         match numbers(left, right) {

@@ -59,6 +59,11 @@ impl Run<'_> {
             Value::Bool(false) => out.plain("False"),
             Value::Int(number) => out.plain(&number.to_string()),
             Value::Float(number) => out.plain(&float_repr(*number)),
+            Value::Str(text) if text.is_markup() => {
+                out.plain("Markup(")?;
+                self.quote(text, out)?;
+                out.plain(")")
+            }
             Value::Str(text) => self.quote(text, out),
             Value::Seq(seq) => {
                 let (open, close) = match seq.kind {

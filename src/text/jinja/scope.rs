@@ -1,14 +1,15 @@
 //! Variables, and the state of loops.
 
-use super::budget::{Budget, Hold};
+use super::names::{Names, names};
 use super::value::{Seq, Value};
+use crate::budget::{Budget, Hold};
 use crate::error::Result;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// The variables of a block that has its own, and where to look on.
 pub(super) struct Scope {
-    variables: RefCell<Vec<(Box<str>, Value)>>,
+    variables: RefCell<Names>,
     parent: Option<Rc<Scope>>,
     /// Whether a macro refers to this scope, so that it may outlive its block.
     pub captured: Cell<bool>,
@@ -18,7 +19,7 @@ pub(super) struct Scope {
 impl Scope {
     pub fn new(budget: &Rc<Budget>, parent: Option<Rc<Scope>>) -> Result<Rc<Scope>> {
         Ok(Rc::new(Scope {
-            variables: RefCell::new(Vec::new()),
+            variables: RefCell::new(names()),
             parent,
             captured: Cell::new(false),
             hold: RefCell::new(budget.hold(128)?),
@@ -27,12 +28,12 @@ impl Scope {
 
     pub fn set(&self, name: &str, value: Value) -> Result<()> {
         let mut variables = self.variables.borrow_mut();
-        match variables.iter_mut().find(|(known, _)| **known == *name) {
-            Some(variable) => variable.1 = value,
+        match variables.get_mut(name) {
+            Some(variable) => *variable = value,
             None => {
                 let bytes = 2 * size_of::<(Box<str>, Value)>() + name.len();
                 self.hold.borrow_mut().grow(bytes)?;
-                variables.push((name.into(), value));
+                variables.insert(name.into(), value);
             }
         }
         Ok(())
@@ -43,8 +44,8 @@ impl Scope {
         let mut scope = self;
         loop {
             let variables = scope.variables.borrow();
-            budget.work(variables.len() as u64 / 16)?;
-            if let Some((_, value)) = variables.iter().find(|(known, _)| **known == *name) {
+            budget.work(1)?;
+            if let Some(value) = variables.get(name) {
                 return Ok(Some(value.clone()));
             }
             match &scope.parent {
@@ -56,7 +57,7 @@ impl Scope {
 
     /// Forgets all variables, which breaks cycles through macros.
     pub fn clear(&self) -> Vec<(Box<str>, Value)> {
-        self.variables.take()
+        self.variables.borrow_mut().drain().collect()
     }
 }
 

@@ -39,7 +39,49 @@ pub(super) fn prepare(source: &str) -> Result<Cow<'_, str>> {
     if ESCAPES.iter().any(|escape| prepared.contains(escape)) {
         prepared = Cow::Owned(respell_escapes(&prepared));
     }
+    if prepared.contains('+') {
+        prepared = Cow::Owned(respell_plus(&prepared)?);
+    }
     Ok(prepared)
+}
+
+/// Writes a sign that stands for nothing, `+x`, as `--x`, which the parser knows and which is the same
+/// for numbers and an error for all else.
+fn respell_plus(source: &str) -> Result<String> {
+    let mut out = String::with_capacity(source.len() + 16);
+    let mut done = 0;
+    let mut behind_value = false;
+    for token in tokenize(source, false, syntax()?) {
+        // What is wrong is told when it is parsed.
+        let Ok((token, span)) = token else { break };
+        if matches!(token, Token::Plus) && !behind_value {
+            let (start, end) = (span.start_offset as usize, span.end_offset as usize);
+            out.push_str(source.get(done..start).unwrap_or_default());
+            out.push_str("--");
+            done = end;
+        }
+        let word_operators = ["in", "not", "and", "or", "if", "else", "is"];
+        behind_value = match token {
+            Token::Ident(name) => !word_operators.contains(&name),
+            Token::Str(_)
+            | Token::String(_)
+            | Token::Int(_)
+            | Token::Int128(_)
+            | Token::Float(_)
+            | Token::ParenClose
+            | Token::BracketClose
+            | Token::BraceClose => true,
+            _ => false,
+        };
+    }
+    out.push_str(source.get(done..).unwrap_or_default());
+    Ok(out)
+}
+
+fn syntax() -> Result<SyntaxConfig> {
+    let mut builder = SyntaxConfig::builder();
+    builder.trim_blocks(true).lstrip_blocks(true);
+    builder.build().map_err(failed)
 }
 
 /// Escapes of Python's strings that the parser reads in another way or not at all.
@@ -116,9 +158,7 @@ fn replace_tag(source: &str, tag: &str, by: &str) -> String {
 
 /// Parses a prepared template.
 pub(super) fn parse(source: &str) -> Result<ast::Stmt<'_>> {
-    let mut builder = SyntaxConfig::builder();
-    builder.trim_blocks(true).lstrip_blocks(true);
-    let syntax = builder.build().map_err(failed)?;
+    let syntax = syntax()?;
     let (mut tokens, mut elifs) = (0, 0);
     for token in tokenize(source, false, syntax.clone()) {
         match token.map_err(failed)? {

@@ -1,5 +1,6 @@
 //! Running statements.
 
+use super::names::Names;
 use super::scope::{LoopState, Scope};
 use super::text::{Builder, Text};
 use super::value::{Held, Object, Seq, SeqKind, Value, nested};
@@ -118,6 +119,25 @@ impl<'a> Run<'a> {
             Stmt::Do(node) => {
                 self.call_node(&node.call, None)?;
             }
+            Stmt::Block(block) => {
+                self.line = u32::from(block.span().start_line);
+                let span = block.span();
+                let tag = self
+                    .source
+                    .get(span.start_offset as usize..)
+                    .unwrap_or_default();
+                let tag = tag.split("%}").next().unwrap_or_default();
+                // Others see the template's variables, not those of loops.
+                let outer = match tag.split_whitespace().any(|word| word == "scoped") {
+                    true => self.scope.clone(),
+                    false => self.top.clone(),
+                };
+                let scope = Scope::new(&self.budget, Some(outer))?;
+                self.within(scope, |run| run.statements(&block.body))?;
+            }
+            Stmt::Import(_) | Stmt::FromImport(_) | Stmt::Extends(_) | Stmt::Include(_) => {
+                fail!(TemplateFailed, "no loader for this environment specified")
+            }
             Stmt::Continue(_) => return Ok(Flow::Continue),
             Stmt::Break(_) => return Ok(Flow::Break),
         }
@@ -203,7 +223,7 @@ impl<'a> Run<'a> {
 
     pub fn set_in_namespace(
         &mut self,
-        entries: &RefCell<Vec<(Box<str>, Value)>>,
+        entries: &RefCell<Names>,
         name: &str,
         value: Value,
     ) -> Result<()> {
@@ -214,12 +234,12 @@ impl<'a> Run<'a> {
             );
         }
         let mut entries = entries.borrow_mut();
-        match entries.iter_mut().find(|(known, _)| **known == *name) {
-            Some(entry) => entry.1 = value,
+        match entries.get_mut(name) {
+            Some(entry) => *entry = value,
             None => {
                 let bytes = 2 * size_of::<(Box<str>, Value)>() + name.len();
                 self.held.push(self.budget.hold(bytes)?);
-                entries.push((name.into(), value));
+                entries.insert(name.into(), value);
             }
         }
         Ok(())

@@ -4,7 +4,7 @@
 //! string (cut, strip, split, join, replace, convert) loses that, and nothing that it can ask (equality,
 //! length, search) sees it.
 
-use super::budget::{Budget, Hold};
+use crate::budget::{Budget, Hold};
 use crate::error::{Result, fail};
 use std::cmp::Ordering;
 use std::ops::Deref;
@@ -13,12 +13,14 @@ use std::rc::Rc;
 /// Who wrote a character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The template, the vocabulary or a message's role.
+    /// The template or the vocabulary.
     Template,
     /// A message whose role is `assistant`.
     Assistant,
     /// Anything else that the caller passed.
     Caller,
+    /// The role of a message, if it is a plain word.
+    Role,
 }
 
 /// A character and its origin in the two highest bits. Equal if the characters are.
@@ -41,7 +43,8 @@ impl Char {
         match self.0 >> CODE_BITS {
             0 => Origin::Template,
             1 => Origin::Assistant,
-            _ => Origin::Caller,
+            2 => Origin::Caller,
+            _ => Origin::Role,
         }
     }
 
@@ -83,7 +86,11 @@ impl Ord for Char {
 
 /// An immutable string. Copies share it.
 #[derive(Clone)]
-pub(super) struct Text(Rc<Buffer>);
+pub(super) struct Text {
+    buffer: Rc<Buffer>,
+    /// Safe in HTML, see [`markup`](super::markup).
+    markup: bool,
+}
 
 struct Buffer {
     chars: Vec<Char>,
@@ -94,7 +101,7 @@ impl Deref for Text {
     type Target = [Char];
 
     fn deref(&self) -> &[Char] {
-        &self.0.chars
+        &self.buffer.chars
     }
 }
 
@@ -116,6 +123,19 @@ impl Text {
         let mut builder = Builder::new(budget)?;
         builder.extend(chars)?;
         Ok(builder.finish())
+    }
+
+    /// Whether it is known to be safe in HTML.
+    pub fn is_markup(&self) -> bool {
+        self.markup
+    }
+
+    /// The same, known to be safe in HTML.
+    pub fn as_markup(&self) -> Text {
+        Text {
+            buffer: self.buffer.clone(),
+            markup: true,
+        }
     }
 
     /// Whether this is that text.
@@ -253,9 +273,13 @@ impl Builder {
     }
 
     pub fn finish(self) -> Text {
-        Text(Rc::new(Buffer {
+        let buffer = Buffer {
             chars: self.chars,
             _hold: self.hold,
-        }))
+        };
+        Text {
+            buffer: Rc::new(buffer),
+            markup: false,
+        }
     }
 }

@@ -1,11 +1,13 @@
 //! Values of a template, which are those of Python.
 
-use super::budget::{Budget, Hold, MAX_DEPTH};
+use super::MAX_DEPTH;
 use super::macros::Macro;
+use super::names::{Index, Names};
 use super::scope::LoopState;
 use super::text::{Char, Text};
+use crate::budget::{Budget, Hold};
 use crate::error::{Result, fail};
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::cmp::Ordering;
 use std::rc::Rc;
 
@@ -47,13 +49,15 @@ pub(super) struct Seq {
 /// A mapping in the order of insertion.
 pub(super) struct Map {
     pub entries: Vec<(Value, Value)>,
+    /// Made when it is needed.
+    index: OnceCell<Index>,
     depth: u32,
     _hold: Hold,
 }
 
 /// Values that are neither text nor numbers nor collections.
 pub(super) enum Object {
-    Namespace(RefCell<Vec<(Box<str>, Value)>>),
+    Namespace(RefCell<Names>),
     Macro(Macro),
     /// A function of the environment.
     Function(Function),
@@ -127,28 +131,32 @@ impl Seq {
     }
 }
 
+/// What an entry of a mapping takes: key, value, and their share of the index.
+const ENTRY_BYTES: usize = size_of::<(Value, Value)>() + 16;
+/// Mappings of up to so many entries are searched one by one.
+const FEW: usize = 8;
+
 impl Map {
     /// Later entries with the same key replace the value of earlier ones.
     pub fn value(budget: &Rc<Budget>, list: Vec<(Value, Value)>) -> Result<Value> {
-        let hold = budget.hold(80 + list.capacity() * size_of::<(Value, Value)>())?;
+        let hold = budget.hold(80 + list.capacity() * ENTRY_BYTES)?;
         let depth = nested(list.iter().flat_map(|(key, value)| [key, value]))?;
         let mut entries: Vec<(Value, Value)> = Vec::with_capacity(list.len());
+        let mut index = Index::new();
         for (key, value) in list {
             key.check_hashable()?;
-            let mut known = None;
-            for (index, entry) in entries.iter().enumerate() {
-                if entry.0.same(&key, budget)? {
-                    known = Some(index);
-                    break;
+            budget.work(1)?;
+            match index.find(&entries, &key, budget)? {
+                Some(known) => entries[known].1 = value,
+                None => {
+                    entries.push((key, value));
+                    index.add(&entries, entries.len() - 1);
                 }
-            }
-            match known {
-                Some(index) => entries[index].1 = value,
-                None => entries.push((key, value)),
             }
         }
         Ok(Value::Map(Rc::new(Map {
             entries,
+            index: OnceCell::from(index),
             depth,
             _hold: hold,
         })))
@@ -156,16 +164,25 @@ impl Map {
 
     /// Entries whose keys are known to differ, as those of a JSON object.
     pub fn distinct(budget: &Rc<Budget>, entries: Vec<(Value, Value)>) -> Result<Value> {
-        let hold = budget.hold(80 + entries.capacity() * size_of::<(Value, Value)>())?;
+        let hold = budget.hold(80 + entries.capacity() * ENTRY_BYTES)?;
         let depth = nested(entries.iter().map(|(_, value)| value))?;
         Ok(Value::Map(Rc::new(Map {
             entries,
+            index: OnceCell::new(),
             depth,
             _hold: hold,
         })))
     }
 
+    fn index(&self) -> &Index {
+        self.index.get_or_init(|| Index::of(&self.entries))
+    }
+
     pub fn get(&self, key: &Value, budget: &Budget) -> Result<Option<&Value>> {
+        if self.entries.len() > FEW {
+            let place = self.index().find(&self.entries, key, budget)?;
+            return Ok(place.map(|place| &self.entries[place].1));
+        }
         for (known, value) in &self.entries {
             if known.same(key, budget)? {
                 return Ok(Some(value));
@@ -176,6 +193,10 @@ impl Map {
 
     /// The value of a key that is short, which costs nothing to speak of.
     pub fn get_str(&self, key: &str) -> Option<&Value> {
+        if self.entries.len() > FEW {
+            let place = self.index().find_str(&self.entries, key)?;
+            return Some(&self.entries[place].1);
+        }
         let is = |known: &Value| matches!(known, Value::Str(text) if text.is(key));
         let found = self.entries.iter().find(|(known, _)| is(known));
         found.map(|(_, value)| value)
@@ -273,13 +294,6 @@ impl Value {
         match self {
             Value::Float(value) => Some(*value),
             other => other.as_int().map(|value| value as f64),
-        }
-    }
-
-    pub fn as_str(&self) -> Option<&Text> {
-        match self {
-            Value::Str(text) => Some(text),
-            _ => None,
         }
     }
 

@@ -1,13 +1,14 @@
 //! The `decoder` of a `tokenizer.json`: what bytes each token stands for.
 
 use super::pretokenizer::{character, prepend};
-use super::{boolean, kind, list, pattern, string, unknown};
+use super::{boolean, check_count, kind, list, pattern, string, unknown};
+use crate::budget::Budget;
 use crate::error::{Result, fail};
 use crate::text::byte_level::Alphabet;
 use crate::text::normalizer::{Normalizer, Step};
 use crate::text::pattern::Pattern;
 use crate::text::pretokenizer::Prepend;
-use crate::text::vocabulary::spelled_byte;
+use crate::text::vocabulary::{MAX_TOKEN_BYTES, shorten, spelled_byte};
 use crate::text::wordpiece::clean_up;
 use serde_json::Value;
 
@@ -47,10 +48,12 @@ pub(super) struct Rule {
 
 impl Rule {
     /// Writes the bytes that a token of this spelling stands for to `out`.
-    pub fn apply(&self, spelled: &str, out: &mut Vec<u8>) -> Result<()> {
+    /// Errors: those of the budget; `Unsupported` if they are too many.
+    pub fn apply(&self, spelled: &str, budget: &Budget, out: &mut Vec<u8>) -> Result<()> {
         out.clear();
         let mut text = spelled.to_string();
         for op in &self.ops {
+            budget.scan(text.len())?;
             match op {
                 Op::Alphabet(alphabet) => {
                     if alphabet.decode(&text, out) {
@@ -63,7 +66,7 @@ impl Rule {
                         return Ok(());
                     }
                 }
-                Op::Replace(replace) => text = replace.apply(&text)?.into_owned(),
+                Op::Replace(replace) => text = replace.apply(&text, budget)?.to_string(),
                 Op::Strip {
                     content,
                     start,
@@ -89,13 +92,21 @@ impl Rule {
                 }
             }
         }
+        if text.len() > 2 * MAX_TOKEN_BYTES {
+            fail!(
+                Unsupported,
+                "tokenizer.json: decoder: {:?} stands for {} bytes, which is too much",
+                shorten(spelled),
+                text.len()
+            );
+        }
         out.extend_from_slice(text.as_bytes());
         Ok(())
     }
 }
 
 /// Compiles a component and what is in it.
-pub(super) fn compile(component: &Value, place: &str) -> Result<Rule> {
+pub(super) fn compile(component: &Value, place: &str, budget: &Budget) -> Result<Rule> {
     let mut rule = Rule::default();
     if component.is_null() {
         // Without a decoder there are spaces between tokens.
@@ -107,7 +118,7 @@ pub(super) fn compile(component: &Value, place: &str) -> Result<Rule> {
         rule.spaces_specials = true;
         return Ok(rule);
     }
-    add(component, place, &mut rule)?;
+    add(component, place, budget, &mut rule)?;
     Ok(rule)
 }
 
@@ -118,7 +129,7 @@ fn replace(pattern: Pattern, with: &str) -> Op {
     })
 }
 
-fn add(component: &Value, place: &str, rule: &mut Rule) -> Result<()> {
+fn add(component: &Value, place: &str, budget: &Budget, rule: &mut Rule) -> Result<()> {
     let Some(kind) = kind(component, place)? else {
         return Ok(());
     };
@@ -131,7 +142,9 @@ fn add(component: &Value, place: &str, rule: &mut Rule) -> Result<()> {
     match kind {
         "Sequence" => {
             for (index, part) in list(component, "decoders", place)?.iter().enumerate() {
-                add(part, &format!("{place}.decoders[{index}]"), rule)?;
+                let place = format!("{place}.decoders[{index}]");
+                add(part, &place, budget, rule)?;
+                check_count(rule.ops.len(), "decoder")?;
             }
         }
         "ByteLevel" => rule.ops.push(Op::Alphabet(Box::new(Alphabet::new()))),
@@ -139,7 +152,8 @@ fn add(component: &Value, place: &str, rule: &mut Rule) -> Result<()> {
         "Fuse" => rule.fused = true,
         "Replace" => {
             let content = string(component, "content", place)?;
-            rule.ops.push(replace(pattern(component, place)?, content));
+            let pattern = pattern(component, place, budget)?;
+            rule.ops.push(replace(pattern, content));
         }
         "Metaspace" => {
             let space = character(component, "replacement", place)?.to_string();

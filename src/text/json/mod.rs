@@ -9,6 +9,7 @@ mod pretokenizer;
 
 use super::specials::{Special, Specials};
 use super::tokenizer::Tokenizer;
+use crate::budget::Budget;
 use crate::error::{Result, fail};
 use crate::format::TextFiles;
 use document::Document;
@@ -16,6 +17,9 @@ use serde_json::Value;
 
 /// Larger files are refused; those of the largest vocabularies have 40 MB.
 const MAX_BYTES: usize = 256 << 20;
+/// Most components of one kind, which work on a text one behind the other. Published files have ten
+/// at most.
+const MAX_COMPONENTS: usize = 64;
 /// Ids from here on are refused.
 const MAX_ID: u64 = 1 << 24;
 
@@ -35,18 +39,21 @@ pub(super) fn folder(files: &TextFiles) -> Result<Tokenizer> {
 }
 
 fn build(tokenizer: &[u8], config: Option<&[u8]>, others: &[Value]) -> Result<Tokenizer> {
+    let budget = &Budget::for_vocabulary(tokenizer.len());
     let document = Document::parse(tokenizer)?;
     let config = config
         .map(|bytes| parse(bytes, "tokenizer_config.json"))
         .transpose()?;
     let added = added_tokens(&document.added_tokens)?;
-    let mut normal = normalizer::compile(&document.normalizer, "normalizer")?;
-    let mut cut = pretokenizer::compile(&document.pre_tokenizer, "pre_tokenizer")?;
+    let mut normal = normalizer::compile(&document.normalizer, "normalizer", budget)?;
+    let mut cut = pretokenizer::compile(&document.pre_tokenizer, "pre_tokenizer", budget)?;
+    check_count(normal.steps.len(), "normalizer")?;
+    check_count(cut.cutters.len(), "pre_tokenizer")?;
     if normal.byte_level {
         cut.spell();
     }
-    let rule = decoder::compile(&document.decoder, "decoder")?;
-    let mut parts = model::build(document.model, &added, cut.byte_level, &rule)?;
+    let rule = decoder::compile(&document.decoder, "decoder", budget)?;
+    let mut parts = model::build(document.model, &added, cut.byte_level, &rule, budget)?;
     if parts.cuts_at_spaces && cut.cutters.is_empty() {
         cut.cutters = super::gguf::space_starts(&parts.parts.vocabulary).cutters;
     }
@@ -56,13 +63,24 @@ fn build(tokenizer: &[u8], config: Option<&[u8]>, others: &[Value]) -> Result<To
     parts.strips_end_space = rule.strips_end_space;
     parts.pretokenizer.cutters = cut.cutters;
     parts.normalizer.steps = std::mem::take(&mut normal.steps);
-    set_specials(parts, added)?;
+    set_specials(parts, added, budget)?;
     ends::post_process(&document.post_processor, "post_processor", parts)?;
     ends::configure(config.as_ref(), parts)?;
     for other in others {
         ends::name_ids(other, parts);
     }
     std::mem::replace(parts, model::nothing()?).build()
+}
+
+/// Refuses more components than anybody needs.
+fn check_count(count: usize, name: &str) -> Result<()> {
+    if count > MAX_COMPONENTS {
+        fail!(
+            Unsupported,
+            "tokenizer.json: {name} has {count} steps, {MAX_COMPONENTS} are supported"
+        );
+    }
+    Ok(())
 }
 
 fn parse(bytes: &[u8], name: &str) -> Result<Value> {
@@ -116,13 +134,25 @@ fn added_tokens(list: &Value) -> Result<Vec<Added>> {
 }
 
 /// Sorts the added tokens by whether they are recognized before or after normalization.
-fn set_specials(parts: &mut super::tokenizer::Parts, added: Vec<Added>) -> Result<()> {
+fn set_specials(
+    parts: &mut super::tokenizer::Parts,
+    added: Vec<Added>,
+    budget: &Budget,
+) -> Result<()> {
     let (mut raw, mut normalized) = (Vec::new(), Vec::new());
     for token in added {
         let text = match token.normalized {
-            true => parts.normalizer.apply(&token.content)?.into_owned(),
+            true => parts.normalizer.apply(&token.content, budget)?.to_string(),
             false => token.content,
         };
+        if text.len() > super::vocabulary::MAX_TOKEN_BYTES {
+            fail!(
+                Unsupported,
+                "tokenizer.json: added_tokens: the normalized text of token {} has {} bytes",
+                token.id,
+                text.len()
+            );
+        }
         let list = if token.normalized {
             &mut normalized
         } else {
@@ -137,8 +167,8 @@ fn set_specials(parts: &mut super::tokenizer::Parts, added: Vec<Added>) -> Resul
             single_word: token.single_word,
         });
     }
-    parts.specials = Specials::new(raw);
-    parts.normalized_specials = Specials::new(normalized);
+    parts.specials = Specials::new(raw, budget)?;
+    parts.normalized_specials = Specials::new(normalized, budget)?;
     Ok(())
 }
 
@@ -196,14 +226,15 @@ fn token_id(value: Option<&Value>, place: &str) -> Result<u32> {
 }
 
 /// A pattern: `{"String": ...}` or `{"Regex": ...}`.
-fn pattern(object: &Value, place: &str) -> Result<super::pattern::Pattern> {
+fn pattern(object: &Value, place: &str, budget: &Budget) -> Result<super::pattern::Pattern> {
     use super::pattern::Pattern;
     let place = format!("{place}.pattern");
     let pattern = object.get("pattern");
     match pattern.map(|pattern| (pattern.get("String"), pattern.get("Regex"))) {
         Some((Some(Value::String(text)), None)) => Ok(Pattern::Text(text.clone())),
         Some((None, Some(Value::String(regex)))) => {
-            Pattern::regex(&word_characters(regex), &format!("tokenizer.json: {place}"))
+            let name = format!("tokenizer.json: {place}");
+            Pattern::regex(&word_characters(regex), &name, budget)
         }
         _ => fail!(
             FileCorrupt,

@@ -3,12 +3,13 @@
 use super::decoder::Rule;
 use super::document::{ModelPart, Number, Place};
 use super::{Added, unknown};
+use crate::budget::Budget;
 use crate::error::{Result, fail, try_vec};
+use crate::text::automaton::Automaton;
 use crate::text::bpe::{Bpe, Merges, NONE, Units};
 use crate::text::byte_level::Alphabet;
 use crate::text::model::Model;
 use crate::text::tokenizer::Parts;
-use crate::text::trie::Trie;
 use crate::text::unigram::Unigram;
 use crate::text::vocabulary::{
     Builder, Entry, MAX_TOKEN_BYTES, TokenKind, Vocabulary, shorten, spelled_byte,
@@ -26,7 +27,7 @@ pub(super) struct Built {
 /// What stays behind when a tokenizer is taken.
 pub(super) fn nothing() -> Result<Parts> {
     let vocabulary = Builder::new(0, 0, false)?.finish()?;
-    Ok(Parts::new(vocabulary, Model::Words { unknown: None }))
+    Parts::new(vocabulary, Model::Words { unknown: None })
 }
 
 impl ModelPart {
@@ -67,6 +68,7 @@ pub(super) fn build(
     added: &[Added],
     byte_level: bool,
     rule: &Rule,
+    budget: &Budget,
 ) -> Result<Built> {
     let kind = model.kind()?.to_string();
     if !matches!(kind.as_str(), "BPE" | "Unigram" | "WordPiece" | "WordLevel") {
@@ -94,7 +96,7 @@ pub(super) fn build(
         }
     }
     let alphabet = byte_level.then(|| Box::new(Alphabet::new()));
-    let vocabulary = vocabulary(&model, added, alphabet.as_deref(), rule)?;
+    let vocabulary = vocabulary(&model, added, alphabet.as_deref(), (rule, budget))?;
     let unknown_token = match (scored, model.text("unk_token")?) {
         (false, Some(text)) => match find_any(&vocabulary, text) {
             Some(id) => Some(id),
@@ -117,7 +119,7 @@ pub(super) fn build(
             cuts_at_spaces = !byte_level && !model.flag("ignore_merges")?;
             Model::Bpe(bpe.with_unknown(unknown_token, model.flag("fuse_unk")?))
         }
-        "Unigram" => unigram(&model, &vocabulary, scores)?,
+        "Unigram" => unigram(&model, &vocabulary, scores, budget)?,
         "WordPiece" => {
             let prefix = model.text("continuing_subword_prefix")?.unwrap_or("##");
             let most = match model.fields.get("max_input_chars_per_word") {
@@ -143,7 +145,7 @@ pub(super) fn build(
     Ok(Built {
         parts: Parts {
             unknown,
-            ..Parts::new(vocabulary, built)
+            ..Parts::new(vocabulary, built)?
         },
         cuts_at_spaces,
     })
@@ -162,7 +164,7 @@ fn vocabulary(
     model: &ModelPart,
     added: &[Added],
     alphabet: Option<&Alphabet>,
-    rule: &Rule,
+    (rule, budget): (&Rule, &Budget),
 ) -> Result<Vocabulary> {
     let id = |number: Number| match number {
         Number::Id(id) => id,
@@ -242,7 +244,7 @@ fn vocabulary(
                 }
             }
             None if kind == TokenKind::Byte => bytes.extend(spelled_byte(text)),
-            None => rule.apply(text, &mut bytes)?,
+            None => rule.apply(text, budget, &mut bytes)?,
         }
         builder.push(&Entry {
             text: &bytes,
@@ -329,7 +331,12 @@ fn bpe(model: &ModelPart, vocabulary: &Vocabulary, alphabet: Option<&Alphabet>) 
     )
 }
 
-fn unigram(model: &ModelPart, vocabulary: &Vocabulary, mut scores: Vec<f64>) -> Result<Model> {
+fn unigram(
+    model: &ModelPart,
+    vocabulary: &Vocabulary,
+    mut scores: Vec<f64>,
+    budget: &Budget,
+) -> Result<Model> {
     let unknown = model.fields.get("unk_id").and_then(Value::as_u64);
     let Some(unknown) = unknown.filter(|id| *id < scores.len() as u64) else {
         fail!(
@@ -350,9 +357,9 @@ fn unigram(model: &ModelPart, vocabulary: &Vocabulary, mut scores: Vec<f64>) -> 
     let fallback = model
         .flag("byte_fallback")?
         .then(|| vocabulary.byte_tokens());
-    let trie = Trie::new(&mut pieces)?;
+    let pieces = Automaton::new(&mut pieces, budget)?;
     Ok(Model::Unigram(Unigram::new(
-        trie,
+        pieces,
         scores,
         lowest,
         unknown as u32,

@@ -1,6 +1,7 @@
 //! The `normalizer` of a `tokenizer.json`.
 
-use super::{boolean, kind, list, pattern, string, unknown};
+use super::{boolean, check_count, kind, list, pattern, string, unknown};
+use crate::budget::Budget;
 use crate::error::{Result, fail};
 use crate::text::charset::CharSet;
 use crate::text::charsmap::Charsmap;
@@ -17,13 +18,13 @@ pub(super) struct Normal {
 }
 
 /// Compiles a component and what is in it.
-pub(super) fn compile(component: &Value, place: &str) -> Result<Normal> {
+pub(super) fn compile(component: &Value, place: &str, budget: &Budget) -> Result<Normal> {
     let mut normal = Normal::default();
-    add(component, place, &mut normal)?;
+    add(component, place, budget, &mut normal)?;
     Ok(normal)
 }
 
-fn add(component: &Value, place: &str, normal: &mut Normal) -> Result<()> {
+fn add(component: &Value, place: &str, budget: &Budget, normal: &mut Normal) -> Result<()> {
     let Some(kind) = kind(component, place)? else {
         return Ok(());
     };
@@ -39,7 +40,9 @@ fn add(component: &Value, place: &str, normal: &mut Normal) -> Result<()> {
     match kind {
         "Sequence" => {
             for (index, part) in list(component, "normalizers", place)?.iter().enumerate() {
-                add(part, &format!("{place}.normalizers[{index}]"), normal)?;
+                let place = format!("{place}.normalizers[{index}]");
+                add(part, &place, budget, normal)?;
+                check_count(normal.steps.len(), "normalizer")?;
             }
         }
         "NFC" => steps.push(Step::Nfc),
@@ -57,7 +60,7 @@ fn add(component: &Value, place: &str, normal: &mut Normal) -> Result<()> {
             string(component, "prepend", place)?.to_string(),
         )),
         "Replace" => steps.push(Step::Replace {
-            pattern: pattern(component, place)?,
+            pattern: pattern(component, place, budget)?,
             with: string(component, "content", place)?.to_string(),
         }),
         "BertNormalizer" => {

@@ -1,6 +1,7 @@
 //! The `pre_tokenizer` of a `tokenizer.json`.
 
-use super::{boolean, kind, list, pattern, string, unknown};
+use super::{boolean, check_count, kind, list, pattern, string, unknown};
+use crate::budget::Budget;
 use crate::error::{Result, fail};
 use crate::text::charset::CharSet;
 use crate::text::gguf::{PUNCTUATION, bert_words};
@@ -28,7 +29,7 @@ impl Cuts {
 }
 
 /// Compiles a component and what is in it.
-pub(super) fn compile(component: &Value, place: &str) -> Result<Cuts> {
+pub(super) fn compile(component: &Value, place: &str, budget: &Budget) -> Result<Cuts> {
     let Some(kind) = kind(component, place)? else {
         return Ok(Cuts::default());
     };
@@ -53,7 +54,8 @@ pub(super) fn compile(component: &Value, place: &str) -> Result<Cuts> {
             let mut cuts = Cuts::default();
             // What follows the byte level sees characters that stand for bytes.
             for (index, part) in parts.iter().enumerate().rev() {
-                let part = compile(part, &format!("{place}.pretokenizers[{index}]"))?;
+                let place_of = format!("{place}.pretokenizers[{index}]");
+                let part = compile(part, &place_of, budget)?;
                 if part.byte_level {
                     if cuts.byte_level {
                         fail!(
@@ -64,6 +66,7 @@ pub(super) fn compile(component: &Value, place: &str) -> Result<Cuts> {
                     cuts.spell();
                 }
                 cuts.cutters.splice(0..0, part.cutters);
+                check_count(cuts.cutters.len(), "pre_tokenizer")?;
             }
             Ok(cuts)
         }
@@ -74,7 +77,7 @@ pub(super) fn compile(component: &Value, place: &str) -> Result<Cuts> {
             }
             if flag("use_regex", true)? {
                 cutters.push(Cutter::Split {
-                    pattern: Pattern::regex(GPT2, place)?,
+                    pattern: Pattern::regex(GPT2, place, budget)?,
                     behavior: Behavior::Isolated,
                     invert: false,
                 });
@@ -86,10 +89,11 @@ pub(super) fn compile(component: &Value, place: &str) -> Result<Cuts> {
         }
         "Split" => {
             let behavior = behavior(component, place)?;
-            at(pattern(component, place)?, behavior, flag("invert", false)?)
+            let pattern = pattern(component, place, budget)?;
+            at(pattern, behavior, flag("invert", false)?)
         }
         "Whitespace" => {
-            let words = Pattern::regex(r"\w+|[^\w\s]+", place)?;
+            let words = Pattern::regex(r"\w+|[^\w\s]+", place, budget)?;
             at(words, Behavior::Removed, true)
         }
         "WhitespaceSplit" => at(class(r"\s"), Behavior::Removed, false),
