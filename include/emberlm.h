@@ -188,7 +188,7 @@ enum ember_status_code
      */
     EMBER_INVALID_MODEL = 20,
     /**
-     * Memory ran out; the message says how much was wanted. Nothing was changed.
+     * Memory ran out; the message says for what, as far as that is known. Nothing was changed.
      */
     EMBER_OUT_OF_MEMORY = 21,
     /**
@@ -250,6 +250,22 @@ enum ember_status_code
      * message says which and where.
      */
     EMBER_TEMPLATE_FAILED = 35,
+    /**
+     * The file is not a saved session.
+     */
+    EMBER_NOT_STATE = 36,
+    /**
+     * The session was saved by a version of the library whose format this one does not read.
+     */
+    EMBER_STATE_VERSION = 37,
+    /**
+     * The session was saved with another model or tokenizer.
+     */
+    EMBER_STATE_FOREIGN = 38,
+    /**
+     * The saved session has changed since it was written: a checksum does not match.
+     */
+    EMBER_STATE_CHECKSUM = 39,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -347,6 +363,31 @@ enum ember_kv_type
 typedef enum ember_kv_type ember_kv_type;
 #else
 typedef uint32_t ember_kv_type;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Values of `ember_save_options.kind`.
+ */
+enum ember_state_kind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Tokens, settings, keys, values and logits. Restoring it evaluates nothing.
+     */
+    EMBER_STATE_EVERYTHING = 0,
+    /**
+     * Tokens and settings: a few bytes per token. Restoring it evaluates the tokens.
+     */
+    EMBER_STATE_TOKENS = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_state_kind ember_state_kind;
+#else
+typedef uint32_t ember_state_kind;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -636,13 +677,29 @@ typedef uint32_t ember_text_stream_flags;
 typedef struct Dry Dry;
 
 /**
+ * What a step does besides evaluating.
+ */
+typedef struct Ending Ending;
+
+/**
+ * The end of a kernel.
+ */
+typedef struct Mark Mark;
+
+/**
  * How a token is chosen, as far as numbers say it; [`TokenRules`] has the rest.
  */
 typedef struct Sampling Sampling;
 
 /**
- * A kind of work in a decode step. A device that does two of them at once counts both as the one
- * that reads more.
+ * What a choice does besides taking the best token, for one session at least.
+ */
+typedef struct Stages Stages;
+
+typedef struct Word Word;
+
+/**
+ * The work of a phase.
  */
 typedef struct Work Work;
 
@@ -1124,6 +1181,110 @@ typedef struct ember_session_details {
 } ember_session_details;
 
 /**
+ * How to save a session. Zero in every field but `struct_size` means the default.
+ */
+typedef struct ember_save_options {
+    /**
+     * `sizeof(ember_save_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * A value of `enum ember_state_kind`.
+     */
+    uint32_t kind;
+} ember_save_options;
+
+/**
+ * Takes the next `count` bytes of a session that is being saved. A result other than 0 stops saving
+ * with `EMBER_CANCELLED`. Called on the thread that saves. It must return normally (no `longjmp`, no
+ * exception), and may not use the session.
+ */
+typedef int32_t (*ember_write_fn)(void *user, const void *bytes, size_t count);
+
+/**
+ * How to restore a session. Zero in every field but `struct_size` means the default.
+ */
+typedef struct ember_restore_options {
+    /**
+     * `sizeof(ember_restore_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * The most tokens that the session can hold; 0 means as many as the saved one.
+     */
+    uint32_t context;
+    /**
+     * A value of `enum ember_kv_type`. `EMBER_KV_DEFAULT` means that of the saved session, or
+     * half precision if the device does not support it. Keys and values of another type are
+     * converted.
+     */
+    uint32_t kv_type;
+    /**
+     * As in `ember_session_options`.
+     */
+    int32_t stream_priority;
+} ember_restore_options;
+
+/**
+ * Writes the next bytes of a saved session to `bytes`, at most `capacity`, and their number to
+ * `count`, which is 0 on entry; 0 means the end. A result other than 0 stops restoring with
+ * `EMBER_CANCELLED`. Called on the thread that restores. It must return normally (no `longjmp`, no
+ * exception).
+ */
+typedef int32_t (*ember_read_fn)(void *user, void *bytes, size_t capacity, size_t *count);
+
+/**
+ * What a saved session is. The caller sets `struct_size`, `ember_session_state_info` the rest. Text
+ * is UTF-8, ended by a NUL, shortened to fit.
+ */
+typedef struct ember_state_details {
+    /**
+     * `sizeof(ember_state_details)`, set by the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * Version of the format.
+     */
+    uint32_t version;
+    /**
+     * A value of `enum ember_state_kind`.
+     */
+    uint32_t kind;
+    /**
+     * A value of `enum ember_kv_type`: the element type of the KV cache.
+     */
+    uint32_t kv_type;
+    /**
+     * The most tokens that the saved session could hold.
+     */
+    uint64_t context;
+    /**
+     * Tokens in its context.
+     */
+    uint64_t position;
+    /**
+     * Bytes of the file.
+     */
+    uint64_t file_bytes;
+    /**
+     * A hash of the model: its hyperparameters, and types, shapes and samples of its tensors.
+     */
+    uint64_t model_fingerprint;
+    /**
+     * A hash of the model's vocabulary.
+     */
+    uint64_t tokenizer_fingerprint;
+    /**
+     * The architecture of the model, for example `llama`.
+     */
+    char architecture[64];
+    /**
+     * The name of the model; may be empty.
+     */
+    char model_name[128];
+} ember_state_details;
+
+/**
  * How to make a grammar. Zero in every field but `struct_size` means the default.
  */
 typedef struct ember_grammar_options {
@@ -1476,8 +1637,9 @@ ember_status ember_session_logprobs(struct ember_session *session,
                                     struct ember_error *err);
 
 /**
- * Makes a session with an empty context. `options` may be NULL for the defaults. All memory that
- * it will ever need is reserved here. The new handle is written to `out` and has to be freed with
+ * Makes a session with an empty context. `options` may be NULL for the defaults. The memory of its
+ * whole context is reserved here; what all sessions of a model share is made by its first prefill and
+ * its first batch. The new handle is written to `out` and has to be freed with
  * `ember_session_free`. Any thread may call it.
  *
  * A model with LongRoPE (Phi-3 and 3.5, Phi-4 mini) has two sets of rotations, and the session's `context`
@@ -1586,6 +1748,33 @@ ember_status ember_prefill(struct ember_session *session,
                            struct ember_error *err);
 
 /**
+ * Starts what `ember_prefill` does and returns at once; `ember_prefill_poll` tells when it is done.
+ * `tokens` is used during this call only. The prompt is evaluated in pieces: decodes of other sessions
+ * run between them. Until its end is collected, every other function that changes the session returns
+ * `EMBER_DECODE_PENDING`, except for `ember_session_interrupt`, which stops it,
+ * `ember_session_rewind` and `ember_session_free`.
+ *
+ * Errors: those of `ember_prefill` that are known before any work is done; `EMBER_DEVICE_ERROR` if a
+ * thread cannot be started.
+ */
+ember_status ember_prefill_start(struct ember_session *session,
+                                 const uint32_t *tokens,
+                                 size_t count,
+                                 struct ember_error *err);
+
+/**
+ * Asks whether the started prefill is done. Never blocks: `EMBER_PENDING` means that it is not. With
+ * `EMBER_OK` and `EMBER_PENDING`, the number of its tokens that are evaluated by now is written to
+ * `evaluated`, which may be NULL. May be called from another thread than the start.
+ *
+ * Errors: `EMBER_NOTHING_PENDING` if none was started, or its end was collected; `EMBER_BUSY`; else
+ * those of `ember_prefill`, after which it is over and the context is as it was before it.
+ */
+ember_status ember_prefill_poll(struct ember_session *session,
+                                size_t *evaluated,
+                                struct ember_error *err);
+
+/**
  * Chooses the next token by the logits of the whole context, appends it to the context and writes
  * its id to `token`. The token is evaluated when the next call needs it, so a caller that stops
  * here has wasted nothing. Whether it ends the text is for the caller to ask
@@ -1656,6 +1845,147 @@ ember_status ember_decode_batch(struct ember_session *const *sessions,
                                 size_t count,
                                 uint32_t *tokens,
                                 struct ember_error *err);
+
+/**
+ * Saves a session to the file at `path`: its tokens, sampling settings, grammar, and, unless
+ * `options` says otherwise, its keys, values and logits. `options` may be NULL. The file does not
+ * depend on the device: it can be restored on any device, and in another process. The session stays
+ * as it is.
+ *
+ * The data is written to a new file beside `path` and flushed to the disk, and the new file then
+ * replaces an older one: after a crash, `path` holds either the old session or the new one.
+ *
+ * Errors: `EMBER_IO`, `EMBER_FILE_NOT_FOUND` or `EMBER_NOT_A_FILE` if the file cannot be written;
+ * `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_DEVICE_ERROR`,
+ * `EMBER_DEVICE_LOST`. An older file is unchanged then.
+ */
+ember_status ember_session_save(struct ember_session *session,
+                                const char *path,
+                                size_t path_len,
+                                const struct ember_save_options *options,
+                                struct ember_error *err);
+
+/**
+ * Saves a session as `ember_session_save` does, but passes the bytes to `write`, in order. `user` is
+ * passed to `write` and may be NULL.
+ *
+ * Errors: `EMBER_CANCELLED` if `write` returns anything but 0; else as `ember_session_save`.
+ */
+ember_status ember_session_save_to(struct ember_session *session,
+                                   ember_write_fn write,
+                                   void *user,
+                                   const struct ember_save_options *options,
+                                   struct ember_error *err);
+
+/**
+ * Makes a session of `model` from a file that `ember_session_save` has written. `options` may be
+ * NULL. The session continues with the tokens and logits that the saved one would have continued
+ * with: the same bits on the same device with the same KV type, and within the accuracy of the KV
+ * type on another one. The new handle is written to `out` and must be freed with
+ * `ember_session_free`. Any thread may call it.
+ *
+ * All data is checked before it is used, and the model must be the one that the session was saved
+ * with, on whatever device.
+ *
+ * Errors: `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`, `EMBER_IO`;
+ * `EMBER_NOT_STATE` if the file is not a saved session; `EMBER_STATE_VERSION` if its format is one of
+ * a later library; `EMBER_STATE_FOREIGN` if it is of another model or tokenizer;
+ * `EMBER_FILE_TRUNCATED` if its end is missing; `EMBER_STATE_CHECKSUM` if its bytes have changed;
+ * `EMBER_FILE_CORRUPT` if it contradicts itself; `EMBER_INVALID_ARGUMENT` if `context` is less than
+ * the saved tokens; `EMBER_UNSUPPORTED` for a KV type that the device does not support;
+ * `EMBER_OUT_OF_MEMORY`; `EMBER_GRAMMAR` if the saved grammar cannot be compiled any more;
+ * `EMBER_DEVICE_ERROR`, `EMBER_DEVICE_LOST`.
+ */
+ember_status ember_session_restore(const struct ember_model *model,
+                                   const char *path,
+                                   size_t path_len,
+                                   const struct ember_restore_options *options,
+                                   struct ember_session **out,
+                                   struct ember_error *err);
+
+/**
+ * Makes a session as `ember_session_restore` does, from bytes that `read` gives in order. `user` is
+ * passed to `read` and may be NULL. Nothing is read beyond the end of the saved session.
+ *
+ * Errors: `EMBER_CANCELLED` if `read` returns anything but 0; else as `ember_session_restore`.
+ */
+ember_status ember_session_restore_from(const struct ember_model *model,
+                                        ember_read_fn read,
+                                        void *user,
+                                        const struct ember_restore_options *options,
+                                        struct ember_session **out,
+                                        struct ember_error *err);
+
+/**
+ * Writes what the saved session at `path` is to `out`, whose `struct_size` the caller has set. Needs
+ * no model, and reads nothing but the beginning of the file. Any thread may call it.
+ *
+ * Errors: as `ember_session_restore`, as far as the beginning and the length of the file show them.
+ */
+ember_status ember_session_state_info(const char *path,
+                                      size_t path_len,
+                                      struct ember_state_details *out,
+                                      struct ember_error *err);
+
+/**
+ * Takes `count` tokens from position `from` on out of the context, for example old turns of a
+ * conversation behind its system prompt. The tokens that follow are evaluated again, as in a
+ * prefill: the session is then as if the erased tokens had never been there. On a GPU, that takes
+ * memory for a second copy of what is evaluated while the call runs.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` if the context has no such tokens, or if some of them belong to
+ * the answer that a grammar is constraining; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`;
+ * `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_DEVICE_ERROR`, `EMBER_DEVICE_LOST`. The session
+ * is unchanged then.
+ */
+ember_status ember_session_erase(struct ember_session *session,
+                                 size_t from,
+                                 size_t count,
+                                 struct ember_error *err);
+
+/**
+ * Moves the state of a session to host memory and frees all device memory that the session has. The
+ * handle stays valid. The next call that needs the state moves it back, or fails with
+ * `EMBER_OUT_OF_MEMORY` and leaves it in host memory. The session continues with the same bits.
+ * Nothing happens to a session that is evicted already.
+ *
+ * Errors: `EMBER_OUT_OF_MEMORY` if host memory does not suffice; `EMBER_BUSY`;
+ * `EMBER_DECODE_PENDING`; `EMBER_DEVICE_ERROR`, `EMBER_DEVICE_LOST`. The state is unchanged then.
+ */
+ember_status ember_session_evict(struct ember_session *session, struct ember_error *err);
+
+/**
+ * Moves the state of an evicted session back to its device now, instead of in the next call that
+ * needs it. Nothing happens to a session that is not evicted.
+ *
+ * Errors: `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DEVICE_ERROR`, `EMBER_DEVICE_LOST`. The session
+ * is still evicted then.
+ */
+ember_status ember_session_resume(struct ember_session *session,
+                                  struct ember_error *err);
+
+/**
+ * Frees the device memory that the weights of a model take, and the memory that its sessions share,
+ * and keeps the weights in host memory. Handles of the model and of its sessions stay valid; the
+ * sessions keep their own memory (`ember_session_evict`). The next call that needs the weights moves
+ * them back to the same addresses, or fails with `EMBER_OUT_OF_MEMORY` and leaves them in host
+ * memory. On a CPU, this does nothing. Any thread may call it.
+ *
+ * Errors: `EMBER_BUSY` while a decode or prefill of one of its sessions is under way;
+ * `EMBER_OUT_OF_MEMORY` if host memory does not suffice; `EMBER_DEVICE_ERROR`, `EMBER_DEVICE_LOST`.
+ * The weights stay where they are then.
+ */
+ember_status ember_model_evict(const struct ember_model *model,
+                               struct ember_error *err);
+
+/**
+ * Moves the weights of an evicted model back to its device now, instead of in the next call that
+ * needs them. Nothing happens to a model that is not evicted. Any thread may call it.
+ *
+ * Errors: `EMBER_OUT_OF_MEMORY`; `EMBER_DEVICE_ERROR`, `EMBER_DEVICE_LOST`. The model is still
+ * evicted then.
+ */
+ember_status ember_model_resume(const struct ember_model *model, struct ember_error *err);
 
 /**
  * Holds a session's answers to a grammar, in place of the one before: from the next decode on,

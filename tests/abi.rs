@@ -109,6 +109,26 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_session_details, position), 16);
     assert_eq!(offset_of!(ember_session_details, kv_bytes), 24);
 
+    assert_eq!(size_of::<ember_save_options>(), 8);
+    assert_eq!(offset_of!(ember_save_options, kind), 4);
+
+    assert_eq!(size_of::<ember_restore_options>(), 16);
+    assert_eq!(offset_of!(ember_restore_options, context), 4);
+    assert_eq!(offset_of!(ember_restore_options, kv_type), 8);
+    assert_eq!(offset_of!(ember_restore_options, stream_priority), 12);
+
+    assert_eq!(size_of::<ember_state_details>(), 248);
+    assert_eq!(offset_of!(ember_state_details, version), 4);
+    assert_eq!(offset_of!(ember_state_details, kind), 8);
+    assert_eq!(offset_of!(ember_state_details, kv_type), 12);
+    assert_eq!(offset_of!(ember_state_details, context), 16);
+    assert_eq!(offset_of!(ember_state_details, position), 24);
+    assert_eq!(offset_of!(ember_state_details, file_bytes), 32);
+    assert_eq!(offset_of!(ember_state_details, model_fingerprint), 40);
+    assert_eq!(offset_of!(ember_state_details, tokenizer_fingerprint), 48);
+    assert_eq!(offset_of!(ember_state_details, architecture), 56);
+    assert_eq!(offset_of!(ember_state_details, model_name), 120);
+
     assert_eq!(size_of::<ember_estimate>(), 56);
     assert_eq!(offset_of!(ember_estimate, device), 4);
     assert_eq!(offset_of!(ember_estimate, context), 8);

@@ -89,7 +89,10 @@ impl Session {
             stream: memory.stream,
             logprobs: runner.logprobs().cloned(),
         };
-        self.residence = Residence::Host(Box::new(evicted));
+        let evicted = Box::new(evicted);
+        // Nothing that is kept was made with memory of the reserve.
+        crate::memory::check()?;
+        self.residence = Residence::Host(evicted);
         Ok(())
     }
 
@@ -105,6 +108,7 @@ impl Session {
         runner.set_rules(self.rules.clone())?;
         let mut stream = &evicted.stream[..];
         runner.load(&evicted.info, &evicted.tokens, &mut stream)?;
+        crate::memory::check()?;
         let wanted = evicted.wanted;
         self.residence = Residence::Device(runner);
         self.residence.roll_back_to(wanted);

@@ -369,6 +369,8 @@ impl Session {
             submit(&**self.model.weights(), row, When::Now)?;
             fork.poll(true)?;
         }
+        // Nothing that is kept was made with memory of the reserve.
+        crate::memory::check()?;
         self.residence = Residence::Device(fork);
         self.tokens.drain(from..from + count);
         if let Some(constraint) = &mut self.constraint {

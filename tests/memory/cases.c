@@ -391,6 +391,97 @@ static void clean_session_and_model(void) {
 
 static uint32_t long_prompt[400];
 
+/* Saved sessions, in a file and in memory. */
+static char state_path[64];
+static unsigned char state[1 << 20];
+static size_t state_len, state_at;
+
+static const char *state_file(void) {
+    snprintf(state_path, sizeof state_path, "/tmp/emberlm-memory-%ld.state", (long)getpid());
+    return state_path;
+}
+static int32_t write_state(void *user, const void *bytes, size_t n) {
+    (void)user;
+    if (n > sizeof state - state_len) return 1;
+    memcpy(state + state_len, bytes, n);
+    state_len += n;
+    return 0;
+}
+static int32_t read_state(void *user, void *bytes, size_t capacity, size_t *n) {
+    (void)user;
+    *n = capacity < state_len - state_at ? capacity : state_len - state_at;
+    memcpy(bytes, state + state_at, *n);
+    state_at += *n;
+    return 0;
+}
+static ember_status call_save(ember_error *e) {
+    return ember_session_save(session, state_file(), strlen(state_path), NULL, e);
+}
+static ember_status call_save_tokens(ember_error *e) {
+    ember_save_options o;
+    o.struct_size = sizeof o;
+    o.kind = EMBER_STATE_TOKENS;
+    return ember_session_save(session, state_file(), strlen(state_path), &o, e);
+}
+static ember_status call_save_to(ember_error *e) {
+    state_len = 0;
+    return ember_session_save_to(session, write_state, NULL, NULL, e);
+}
+static void save_and_free(void) {
+    OK(call_save(&err));
+    ember_session_free(session);
+    session = NULL;
+}
+static void saved(void) {
+    begun();
+    save_and_free();
+}
+static void saved_grammar(void) {
+    begun_grammar();
+    save_and_free();
+}
+static void saved_sampling(void) {
+    begun_sampling();
+    save_and_free();
+}
+static void saved_in_memory(void) {
+    begun();
+    OK(call_save_to(&err));
+    clean_session();
+}
+static void saved_tokens(void) {
+    begun();
+    OK(call_save_tokens(&err));
+    clean_session();
+}
+static ember_status call_restore(ember_error *e) {
+    return ember_session_restore(model, state_file(), strlen(state_path), NULL, &session, e);
+}
+static ember_status call_restore_from(ember_error *e) {
+    state_at = 0;
+    return ember_session_restore_from(model, read_state, NULL, NULL, &session, e);
+}
+static ember_status call_state_info(ember_error *e) {
+    ember_state_details d;
+    memset(&d, 0, sizeof d);
+    d.struct_size = sizeof d;
+    return ember_session_state_info(state_file(), strlen(state_path), &d, e);
+}
+static uint64_t result_restored(void) { return goes_on(session, 0); }
+static void clean_state(void) {
+    clean_session();
+    remove(state_file());
+}
+static ember_status call_erase(ember_error *e) { return ember_session_erase(session, 1, 2, e); }
+static ember_status call_evict(ember_error *e) { return ember_session_evict(session, e); }
+static ember_status call_resume(ember_error *e) { return ember_session_resume(session, e); }
+static void evicted(void) {
+    begun();
+    OK(ember_session_evict(session, &err));
+}
+static ember_status call_model_evict(ember_error *e) { return ember_model_evict(model, e); }
+static ember_status call_model_resume(ember_error *e) { return ember_model_resume(model, e); }
+
 static void prepare_long(void) {
     uint32_t i;
     for (i = 0; i < 400; i++) long_prompt[i] = (7 * i + 3) % N_VOCAB;
@@ -404,6 +495,21 @@ static void prepare_first_prefill(void) {
     clean_session();
     load_second();
     OK(ember_session_create(second_model, NULL, &session, &err));
+}
+static ember_status call_prefill_start(ember_error *e) { return ember_prefill_start(session, long_prompt, 400, e); }
+static ember_status wait_prefill(ember_error *e) {
+    ember_status status;
+    do status = ember_prefill_poll(session, &count, e);
+    while (status == EMBER_PENDING);
+    return status;
+}
+static uint64_t result_prefill_started(void) {
+    OK(wait_prefill(&err));
+    return goes_on(session, count);
+}
+static void prefill_started(void) {
+    prepare_long();
+    OK(call_prefill_start(&err));
 }
 static ember_status call_decode(ember_error *e) { return ember_decode(session, tokens, e); }
 
@@ -487,6 +593,9 @@ static void prepare_long_text(void) {
 }
 static ember_status call_tokenize(ember_error *e) {
     return ember_tokenize(model, "Once upon a time,", 17, 0, tokens, 4096, &count, e);
+}
+static ember_status call_tokenize_with(ember_error *e) {
+    return ember_tokenize_with(model, "Once upon a time,", 17, NULL, tokens, 4096, &count, e);
 }
 static ember_status call_tokenize_special(ember_error *e) {
     return ember_tokenize(model, "<|user|>\nHi", 11, EMBER_TOKENIZE_SPECIAL, tokens, 4096, &count, e);
@@ -635,6 +744,24 @@ const memory_case CASES[] = {
     {"ember_session_free", "grammar", begun_grammar, call_session_free, NULL, NULL, clean_session, 0, 0, 1},
     {"ember_session_free", "started decode", started, call_session_free, NULL, NULL, clean_session, 0, 0, 1},
     {"ember_session_free", "no session", NULL, call_bad_free, NULL, NULL, NULL, EMBER_INVALID_HANDLE, 0, 1},
+    {"ember_session_save", "everything", begun, call_save, look_session, result_session, clean_state, 0, 0, 0},
+    {"ember_session_save", "grammar", begun_grammar, call_save, look_session, result_session, clean_state, 0, 0, 0},
+    {"ember_session_save", "all of sampling", begun_sampling, call_save, look_session, result_session, clean_state, 0, 0, 0},
+    {"ember_session_save", "tokens", begun, call_save_tokens, look_session, result_session, clean_state, 0, 0, 0},
+    {"ember_session_save_to", "everything", begun, call_save_to, look_session, result_session, clean_state, 0, 0, 0},
+    {"ember_session_restore", "everything", saved, call_restore, NULL, result_restored, clean_state, 0, 0, 0},
+    {"ember_session_restore", "grammar", saved_grammar, call_restore, NULL, result_restored, clean_state, 0, 0, 0},
+    {"ember_session_restore", "all of sampling", saved_sampling, call_restore, NULL, result_restored, clean_state, 0, 0, 0},
+    {"ember_session_restore", "tokens", saved_tokens, call_restore, NULL, result_restored, clean_state, 0, 0, 0},
+    {"ember_session_restore_from", "everything", saved_in_memory, call_restore_from, NULL, result_restored, clean_state, 0, 0, 0},
+    {"ember_session_state_info", "a file's", saved, call_state_info, NULL, NULL, clean_state, 0, 0, 0},
+    {"ember_session_erase", "plain", begun, call_erase, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_session_evict", "plain", begun, call_evict, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_session_resume", "plain", evicted, call_resume, NULL, result_session, clean_session, 0, 0, 0},
+    {"ember_model_evict", "a model's", begun, call_model_evict, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_model_resume", "a model's", begun, call_model_resume, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_prefill_start", "long", prepare_long, call_prefill_start, look_session, result_prefill_started, clean_session, 0, 0, 0},
+    {"ember_prefill_poll", "long", prefill_started, wait_prefill, NULL, result_session, clean_session, 0, 0, 0},
     {"ember_prefill", "short", create, call_prefill, look_session, result_session, clean_session, 0, 0, 0},
     {"ember_prefill", "long", prepare_long, call_prefill_long, look_session, result_session, clean_session, 0, 0, 0},
     {"ember_prefill", "first of a model", prepare_first_prefill, call_prefill_long, look_session, result_session, clean_session_and_model, 0, 0, 0},
@@ -658,6 +785,7 @@ const memory_case CASES[] = {
     {"ember_decode_batch", "later", prepare_several, call_batch, look_several, result_several, clean_several, 0, 0, 0},
     {"ember_decode_batch", "grammar and sampling", prepare_several_mixed, call_batch, look_several, result_several, clean_several, 0, 0, 0},
     {"ember_tokenize", "short", NULL, call_tokenize, NULL, result_tokens, NULL, 0, 0, 0},
+    {"ember_tokenize_with", "by default", NULL, call_tokenize_with, NULL, result_tokens, NULL, 0, 0, 0},
     {"ember_tokenize", "control tokens", NULL, call_tokenize_special, NULL, result_tokens, NULL, 0, 0, 0},
     {"ember_tokenize", "long, buffer too small", prepare_long_text, call_tokenize_long, NULL, result_count, NULL, EMBER_BUFFER_TOO_SMALL, 0, 0},
     {"ember_tokenize", "no model", NULL, call_bad_model, NULL, NULL, NULL, EMBER_INVALID_HANDLE, 0, 0},

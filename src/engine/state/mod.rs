@@ -156,6 +156,7 @@ impl Session {
             }
         }
         input.finish()?;
+        crate::memory::check()?;
         Ok(session)
     }
 
