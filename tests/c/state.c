@@ -80,7 +80,7 @@ static void refusals(const ember_model *model) {
     ember_session *session = prompted(model), *out = NULL;
     ember_save_options bad;
     ember_restore_options options;
-    size_t limit = 1000;
+    size_t limit = 100;
     memset(&options, 0, sizeof options);
     options.struct_size = sizeof options;
     bad.struct_size = sizeof bad;

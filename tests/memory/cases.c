@@ -415,13 +415,15 @@ static int32_t read_state(void *user, void *bytes, size_t capacity, size_t *n) {
     return 0;
 }
 static ember_status call_save(ember_error *e) {
-    return ember_session_save(session, state_file(), strlen(state_path), NULL, e);
+    const char *path = state_file();
+    return ember_session_save(session, path, strlen(path), NULL, e);
 }
 static ember_status call_save_tokens(ember_error *e) {
+    const char *path = state_file();
     ember_save_options o;
     o.struct_size = sizeof o;
     o.kind = EMBER_STATE_TOKENS;
-    return ember_session_save(session, state_file(), strlen(state_path), &o, e);
+    return ember_session_save(session, path, strlen(path), &o, e);
 }
 static ember_status call_save_to(ember_error *e) {
     state_len = 0;
@@ -455,17 +457,19 @@ static void saved_tokens(void) {
     clean_session();
 }
 static ember_status call_restore(ember_error *e) {
-    return ember_session_restore(model, state_file(), strlen(state_path), NULL, &session, e);
+    const char *path = state_file();
+    return ember_session_restore(model, path, strlen(path), NULL, &session, e);
 }
 static ember_status call_restore_from(ember_error *e) {
     state_at = 0;
     return ember_session_restore_from(model, read_state, NULL, NULL, &session, e);
 }
 static ember_status call_state_info(ember_error *e) {
+    const char *path = state_file();
     ember_state_details d;
     memset(&d, 0, sizeof d);
     d.struct_size = sizeof d;
-    return ember_session_state_info(state_file(), strlen(state_path), &d, e);
+    return ember_session_state_info(path, strlen(path), &d, e);
 }
 static uint64_t result_restored(void) { return goes_on(session, 0); }
 static void clean_state(void) {
