@@ -144,6 +144,11 @@ impl Core {
         self.len
     }
 
+    /// Whether the state is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Notes how many positions are in the state.
     pub fn set_len(&mut self, len: usize) {
         self.len = len;

@@ -52,8 +52,8 @@ impl State {
     fn pieces(&self, layout: &StateLayout, most: usize) -> Vec<Piece> {
         let mut pieces = Vec::new();
         let [tile, _] = self.plan.tile_bytes();
-        if tile > 0 {
-            let at_once = (most / tile).max(1);
+        if let Some(fitting) = most.checked_div(tile) {
+            let at_once = fitting.max(1);
             let mut block = 0;
             while block < layout.blocks() {
                 let blocks = at_once.min(layout.blocks() - block);
