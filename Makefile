@@ -78,7 +78,7 @@ endif
 # How many of a case's requests for memory fail in a run of test-memory, spread over all of them.
 MEMORY_TRIES ?= 150
 
-.PHONY: all lib demo test test-rust test-emulation test-c test-examples test-memory test-memory-all test-stack valgrind install uninstall header check-header \
+.PHONY: test-driver all lib demo test test-rust test-emulation test-c test-examples test-memory test-memory-all test-stack valgrind install uninstall header check-header \
         check-symbols bench convert nvcc gpu-bundle fuzz fmt lint clean help
 
 all: lib
@@ -88,6 +88,7 @@ help:
 	@echo "make demo            compile examples-c/hello.c and let it tell a story (PROMPT='Once upon ...')"
 	@echo "make test            Rust tests, GPU kernels on the CPU, C tests, C examples, C tests under valgrind where there is one"
 	@echo "make test-memory     requests for memory fail, up to $(MEMORY_TRIES) in each case of each function; test-memory-all: every one"
+	@echo "make test-driver     the GPU backend's host side, with a driver that stands in for the real one"
 	@echo "make test-stack      every function on a stack of 64 KB"
 	@echo "make install         header, libraries, emberlm.pc (PREFIX, LIBDIR, INCLUDEDIR, DESTDIR); make uninstall"
 	@echo "make header          generate include/emberlm.h anew; make check-header compares only"
@@ -116,11 +117,27 @@ $(C_OUT)/tests/%: tests/c/%.c $(wildcard tests/c/*.h) include/emberlm.h | lib
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -g $(C_STRICT) -UNDEBUG $< -o $@ $(C_LINK)
 
-test: test-rust test-emulation test-c test-examples valgrind
+test: test-rust test-driver test-emulation test-c test-examples valgrind
 
 # Tests that are marked `ignore` need the original models, which lie beside a developer's checkout.
 test-rust: $(KERNELS)
 	$(CARGO) test $(FEATURES) --features tools,bench,test-hooks $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
+
+# The host's side of the GPU backend (memory that is mapped and shared, states, eviction, graphs), with a driver that stands in
+# for the real one. First the proof that a planted defect is seen.
+DRIVER := $(C_OUT)/driver
+CUDA_TESTS := $(CARGO) test --features tools,bench,test-hooks --test cuda --
+
+test-driver: $(KERNELS)
+	@if [ -n "$(CPU_ONLY)" ] || [ "$$(uname -sm)" != "Linux x86_64" ]; then \
+	    echo "SKIPPED test-driver: it needs the GPU backend and Linux on x86-64"; exit 0; fi; \
+	set -e; mkdir -p $(DRIVER); \
+	$(CC) -O2 -shared -fPIC -Wall -Wextra tests/driver/cuda.c -o $(DRIVER)/libcuda.so.1 -lpthread; \
+	ln -sf libcuda.so.1 $(DRIVER)/libcuda.so; \
+	if STAND_IN_DEFECT=1 LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) states::forks >/dev/null 2>&1; then \
+	    echo "a planted defect of the driver was not seen"; exit 1; fi; \
+	for filter in states:: files:: model::rewind model::queued model::out_of_memory model::memory model::batches; do \
+	    LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) $$filter --skip states::across_devices; done
 
 # Kernels run on the CPU, under schedules that no GPU would choose.
 EMULATION_FLAGS := -O2 -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-sign-compare -Wno-pass-failed \

@@ -99,7 +99,8 @@ fn act(random: &mut Random, sessions: &mut [&mut Session]) {
     let to = pick(random, position + 1);
     let near = position.saturating_sub(pick(random, 5));
     let new = sampling(random);
-    for session in sessions {
+    let last = sessions.len() - 1;
+    for (i, session) in sessions.iter_mut().enumerate() {
         let room = context - session.position();
         match what {
             0 | 1 if room > prompt.len() => session.prefill(&prompt).unwrap(),
@@ -115,8 +116,9 @@ fn act(random: &mut Random, sessions: &mut [&mut Session]) {
             6 if position > 8 => {
                 let _ = session.erase(to.min(position - 4), 3);
             }
-            7 => session.evict().unwrap(),
-            8 => {
+            // These change nothing, so that only one of them need do them.
+            7 if i == last => session.evict().unwrap(),
+            8 if i == last => {
                 let fork = session.fork().unwrap();
                 **session = fork;
             }
@@ -200,8 +202,8 @@ pub fn random_life(model: &Arc<Model>, seed: u64, rounds: usize, has_grammar: bo
     }
 }
 
-/// Many forks and frees in random order, with rewinds into what they share: each goes on as its
-/// tokens alone say.
+/// Many forks and frees in random order, with rewinds into what they share: a fork has the state that
+/// it was made from, to the bit, and nobody's work shows in another one.
 pub fn forks(model: &Arc<Model>, count: usize) {
     let mut random = Random::new(7, "forks");
     let n_vocab = model.details().n_vocab;
@@ -210,43 +212,48 @@ pub fn forks(model: &Arc<Model>, count: usize) {
         .collect();
     let mut first = session(model);
     first.prefill(&prompt).unwrap();
-    let mut all = vec![first];
+    // Each with what it would save.
+    let state = saved(&mut first, Kind::Everything);
+    let mut all = vec![(first, state)];
     for i in 0..count {
         let at = pick(&mut random, all.len());
-        if all.len() > 1 && pick(&mut random, 3) == 0 || all.len() > 24 {
+        if all.len() > 1 && pick(&mut random, 3) == 0 || all.len() > 12 {
             all.swap_remove(at);
             continue;
         }
-        let mut fork = all[at].fork().unwrap();
-        match pick(&mut random, 3) {
-            0 => {
-                let to = 1 + pick(&mut random, fork.position());
-                fork.rewind(to).unwrap();
+        let (parent, state) = &mut all[at];
+        let mut fork = parent.fork().unwrap();
+        let mut forked = saved(&mut fork, Kind::Everything);
+        assert!(forked == *state, "fork {i}");
+        let goes_back = pick(&mut random, 4);
+        for (session, state, rewinds) in [
+            (&mut fork, &mut forked, goes_back & 1 > 0),
+            (parent, state, goes_back & 2 > 0),
+        ] {
+            if rewinds {
+                let to = 1 + pick(&mut random, session.position());
+                session.rewind(to).unwrap();
             }
-            1 => {
-                let to = 1 + pick(&mut random, all[at].position());
-                all[at].rewind(to).unwrap();
-            }
-            _ => {}
-        }
-        for session in [&mut fork, &mut all[at]] {
             if session.position() + 3 < session.context() {
                 session.prefill(&[i as u32 % 50, 3]).unwrap();
                 session.decode().unwrap();
             }
+            *state = saved(session, Kind::Everything);
         }
-        all.push(fork);
+        all.push((fork, forked));
+        let other = pick(&mut random, all.len());
+        let (other, state) = &mut all[other];
+        assert!(saved(other, Kind::Everything) == *state, "after fork {i}");
     }
-    for mut fork in all {
-        // A state that was never shared, of the same tokens in the same pieces, is what a file holds.
-        let bytes = saved(&mut fork, Kind::Everything);
-        let mut alone = restored(model, &bytes, &RestoreOptions::default()).unwrap();
+    for (mut session, state) in all {
+        assert!(saved(&mut session, Kind::Everything) == state);
+        let mut alone = restored(model, &state, &RestoreOptions::default()).unwrap();
         for _ in 0..3 {
-            if fork.position() < fork.context() {
-                assert_eq!(fork.decode().unwrap(), alone.decode().unwrap());
+            if session.position() < session.context() {
+                assert_eq!(session.decode().unwrap(), alone.decode().unwrap());
             }
         }
-        assert!(bits(&mut fork) == bits(&mut alone));
+        assert!(bits(&mut session) == bits(&mut alone));
     }
 }
 
