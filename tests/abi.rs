@@ -32,7 +32,7 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_device, reason), 224);
 
     let pointer = size_of::<usize>();
-    assert_eq!(size_of::<ember_model_options>(), 16 + 3 * pointer);
+    assert_eq!(size_of::<ember_model_options>(), 24 + 3 * pointer);
     assert_eq!(offset_of!(ember_model_options, device), 4);
     assert_eq!(offset_of!(ember_model_options, threads), 8);
     assert_eq!(offset_of!(ember_model_options, progress), 16);
@@ -41,6 +41,7 @@ fn layouts_stay() {
         offset_of!(ember_model_options, cuda_context),
         16 + 2 * pointer
     );
+    assert_eq!(offset_of!(ember_model_options, files), 16 + 3 * pointer);
 
     assert_eq!(size_of::<ember_model_details>(), 256);
     assert_eq!(offset_of!(ember_model_details, device), 4);

@@ -10,6 +10,7 @@ use emberlm::Status;
 use emberlm::backend::{DeviceKind, KvType, LoadOptions};
 use emberlm::engine::state::{Kind, RestoreOptions, inspect};
 use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::grammar::GrammarKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -257,6 +258,28 @@ fn an_erased_span_was_never_there() {
     // All of it.
     s.erase(0, 200).unwrap();
     assert_eq!(s.position(), 0);
+}
+
+/// What a grammar has forced is not evaluated yet when a profile is asked for.
+#[test]
+fn a_profile_behind_forced_tokens_changes_nothing() {
+    let model = hamlet();
+    let (mut s, mut alone) = (session(&model), session(&model));
+    for s in [&mut s, &mut alone] {
+        s.prefill(&[1, 2, 3]).unwrap();
+        let options = Default::default();
+        s.set_grammar(
+            GrammarKind::Regex,
+            "once upon a time there was a king",
+            &options,
+        )
+        .unwrap();
+    }
+    for _ in 0..6 {
+        assert_eq!(s.decode().unwrap(), alone.decode().unwrap());
+        assert!(s.profile().unwrap().done().count() > 0);
+    }
+    assert!(bits(&mut s) == bits(&mut alone));
 }
 
 #[test]

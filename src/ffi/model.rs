@@ -82,7 +82,8 @@ pub struct ember_model_options {
     /// Index of the device, as `ember_device_info` counts them; 0 is the best one.
     pub device: u32,
     /// Threads that work on the CPU, at most 1024; 0 means one per physical core. All sessions of
-    /// the model share them. They sleep when there is nothing to do and end with the model.
+    /// the model share them. They sleep when there is nothing to do and end with the model. Threads of
+    /// the host that call functions of sessions compute as well.
     pub threads: u32,
     /// A value of `enum ember_weights`.
     pub weights: u32,
