@@ -131,8 +131,10 @@ fn cut_while_loaded(files: &Files, options: &LoadOptions) {
     for at in 0..calls {
         for len in [0, 1, 4096, whole.len() as u64 / 2, whole.len() as u64 - 1] {
             let what = format!("{options:?}: {len} bytes from call {at} of {calls} on");
-            let (result, _) = files.load(options, at, &mut || cut(&files.weights, len));
+            let (result, calls) = files.load(options, at, &mut || cut(&files.weights, len));
             match result {
+                // How often progress is called depends on how threads share the work.
+                Ok(_) if calls <= at => {}
                 // The first call comes before the file is opened.
                 Err(e) if at == 0 && len == 0 => assert_eq!(e.status, Status::FileEmpty, "{what}"),
                 result => files.refused(result, FileTruncated, &what),

@@ -316,7 +316,8 @@ impl CpuRunner {
         std::ptr::eq(&*self.weights, weights)
     }
 
-    fn check_idle(&self) -> Result<()> {
+    /// `DecodePending` while work that was started is not collected.
+    pub(super) fn check_idle(&self) -> Result<()> {
         if self.driver.as_ref().is_some_and(Driver::is_busy) || !self.ready.is_empty() {
             fail!(DecodePending, "started work was not collected");
         }
