@@ -823,7 +823,8 @@ typedef struct ember_model_options {
     uint32_t device;
     /**
      * Threads that work on the CPU, at most 1024; 0 means one per physical core. All sessions of
-     * the model share them. They sleep when there is nothing to do and end with the model.
+     * the model share them. They sleep when there is nothing to do and end with the model. Threads of
+     * the host that call functions of sessions compute as well.
      */
     uint32_t threads;
     /**
