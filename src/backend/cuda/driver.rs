@@ -186,7 +186,6 @@ pub struct Context {
     pid: u32,
     /// The message of the error after which nothing works any more.
     lost: OnceLock<String>,
-    #[cfg(feature = "test-hooks")]
     programmatic: bool,
 }
 
@@ -228,7 +227,6 @@ impl Context {
             device,
             pid: std::process::id(),
             lost: OnceLock::new(),
-            #[cfg(feature = "test-hooks")]
             programmatic: properties.capability.0 >= 9 && properties.driver >= PROGRAMMATIC_GRAPHS,
             properties,
         }))
