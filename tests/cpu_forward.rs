@@ -35,13 +35,8 @@ fn load(network: &Network, threads: usize) -> Arc<CpuWeights> {
 }
 
 fn runner(weights: &Arc<CpuWeights>, context: usize, kv_type: KvType) -> Driven {
-    let options = RunnerOptions {
-        context,
-        kv_type,
-        ..Default::default()
-    };
-    let all: Arc<dyn Weights> = weights.clone();
-    Driven::new(&all, &options).unwrap()
+    let weights: Arc<dyn Weights> = weights.clone();
+    Driven::with_context(&weights, context, kv_type)
 }
 
 fn logits(runner: &mut dyn Runner, n_vocab: usize) -> Vec<f32> {

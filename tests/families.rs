@@ -12,7 +12,7 @@ use common::work::{Driven, Step, step_batch};
 use emberlm::Status;
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::cpu::matmul::Isa;
-use emberlm::backend::{DeviceKind, KvType, LoadOptions, Runner, RunnerOptions, Weights};
+use emberlm::backend::{DeviceKind, KvType, LoadOptions, Runner, Weights};
 use emberlm::engine::{Model, Session, SessionOptions, device};
 use emberlm::model::Network;
 use emberlm::quant::TensorType;
@@ -35,13 +35,8 @@ fn load(network: &Network, threads: usize) -> Arc<CpuWeights> {
 }
 
 fn runner(weights: &Arc<CpuWeights>, context: usize, kv_type: KvType) -> Driven {
-    let options = RunnerOptions {
-        context,
-        kv_type,
-        ..Default::default()
-    };
-    let all: Arc<dyn Weights> = weights.clone();
-    Driven::new(&all, &options).unwrap()
+    let weights: Arc<dyn Weights> = weights.clone();
+    Driven::with_context(&weights, context, kv_type)
 }
 
 fn logits(runner: &mut dyn Runner, n_vocab: usize) -> Vec<f32> {

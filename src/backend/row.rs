@@ -2,7 +2,8 @@
 
 use super::{MaskSource, Runner};
 use crate::engine::sampling::Sampling;
-use crate::error::{Error, Result, fail};
+use crate::error::{Error, Result, Status, fail};
+use arrayvec::ArrayVec;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -39,6 +40,13 @@ pub enum Want {
         /// How they are chosen.
         sampling: Sampling,
     },
+}
+
+impl Want {
+    /// Whether it is one step of a decode: one token to choose.
+    pub fn is_one_choice(&self) -> bool {
+        matches!(self, Want::Choices { count: 1, .. })
+    }
 }
 
 /// When the work of a submission is done.
@@ -93,11 +101,6 @@ pub fn discard(rows: &mut [Row<'_>]) {
 }
 
 impl Row<'_> {
-    /// Whether it is one step of a decode: at most one token to append, one to choose.
-    pub fn is_step(&self) -> bool {
-        self.tokens.len() <= 1 && matches!(self.want, Want::Choices { count: 1, .. })
-    }
-
     /// Checks what every device takes for granted.
     pub fn check(&self) -> Result<()> {
         match self.want {
@@ -125,15 +128,46 @@ pub(super) struct RowWork<'a> {
     pub interrupt: &'a Arc<AtomicBool>,
 }
 
-impl<'a> RowWork<'a> {
-    /// Of a row; its mask goes here.
-    pub fn of<'r: 'a>(row: &'a mut Row<'r>) -> (&'a mut dyn Runner, RowWork<'r>) {
-        let work = RowWork {
-            tokens: row.tokens,
-            want: row.want,
-            mask: row.mask.take(),
-            interrupt: row.interrupt,
-        };
-        (&mut *row.runner, work)
+/// The runners of rows, and their work.
+pub(super) type Parts<'a, 'r, R> = (
+    ArrayVec<&'a mut R, MAX_BATCH>,
+    ArrayVec<RowWork<'r>, MAX_BATCH>,
+);
+
+/// Checks rows and takes them apart; their masks go to the works. `accepts` says why a runner can't
+/// take work now. After an error, what an earlier submission has started goes on.
+pub(super) fn take_apart<'a, 'r, R: 'static>(
+    rows: &'a mut [Row<'r>],
+    accepts: impl Fn(&mut R) -> Result<()>,
+) -> RowResult<Parts<'a, 'r, R>> {
+    if rows.len() > MAX_BATCH {
+        let message = format!("{} rows in a batch", rows.len());
+        return Err(Error::new(Status::Internal, message).into());
     }
+    let mut parts = (ArrayVec::new(), ArrayVec::new());
+    for (i, row) in rows.iter_mut().enumerate() {
+        let (runner, work) = part(row, &accepts).map_err(|e| RowError::of(i, e))?;
+        parts.0.push(runner);
+        parts.1.push(work);
+    }
+    Ok(parts)
+}
+
+fn part<'a, 'r, R: 'static>(
+    row: &'a mut Row<'r>,
+    accepts: impl Fn(&mut R) -> Result<()>,
+) -> Result<(&'a mut R, RowWork<'r>)> {
+    row.check()?;
+    let runner = row.runner.as_any().and_then(|r| r.downcast_mut::<R>());
+    let Some(runner) = runner else {
+        fail!(Internal, "it has other weights");
+    };
+    accepts(runner)?;
+    let work = RowWork {
+        tokens: row.tokens,
+        want: row.want,
+        mask: row.mask.take(),
+        interrupt: row.interrupt,
+    };
+    Ok((runner, work))
 }

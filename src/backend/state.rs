@@ -96,6 +96,12 @@ pub fn keeps(windows: &[WindowState], len: usize) -> bool {
     windows.iter().all(|w| w.keeps(len))
 }
 
+/// The first position that layers with a window, or without one, hold.
+pub fn held_from(windows: &[WindowState], window: Option<usize>) -> usize {
+    let of_layer = windows.iter().find(|w| Some(w.window) == window);
+    of_layer.map_or(0, |w| w.from)
+}
+
 /// Where a state's stream goes.
 pub trait StateSink {
     /// Called once, before anything is written: what the stream will hold.

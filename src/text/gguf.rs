@@ -317,6 +317,7 @@ fn gemma4(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
     let units = Units::Characters(Some(vocabulary.byte_tokens()));
     let bpe = Bpe::new(merges, units, false, vocabulary.len())?;
     let bpe = bpe.with_unknown(id(metadata, "unknown", &vocabulary)?, true);
+    let model = Model::Bpe(bpe);
     let settings = spaces(metadata, false)?;
     let ends = (
         EndToken {
@@ -328,15 +329,22 @@ fn gemma4(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
             added: false,
         },
     );
+    spelled_spaces((metadata, budget), vocabulary, model, settings, ends)
+}
+
+/// A tokenizer whose tokens spell spaces.
+fn spelled_spaces(
+    source: (&Metadata, &Budget),
+    vocabulary: Vocabulary,
+    model: Model,
+    settings: SentencePiece,
+    ends: (EndToken, EndToken),
+) -> Result<Tokenizer> {
+    let normalizer = Normalizer {
+        steps: vec![Step::SentencePiece(settings)],
+    };
     let cutter = space_starts(&vocabulary);
-    finish(
-        (metadata, budget),
-        vocabulary,
-        Model::Bpe(bpe),
-        sentencepiece_normalizer(settings),
-        cutter,
-        ends,
-    )
+    finish(source, vocabulary, model, normalizer, cutter, ends)
 }
 
 /// The settings of SentencePiece's normalization.
@@ -355,12 +363,6 @@ fn spaces(metadata: &Metadata, add_space_prefix: bool) -> Result<SentencePiece> 
         remove_extra_spaces: flag("remove_extra_whitespaces")?.unwrap_or(false),
         space_is_suffix: false,
     })
-}
-
-fn sentencepiece_normalizer(settings: SentencePiece) -> Normalizer {
-    Normalizer {
-        steps: vec![Step::SentencePiece(settings)],
-    }
 }
 
 /// Cuts before spaces, if no token goes on behind one: then no merge does either.
@@ -399,16 +401,8 @@ fn sentencepiece(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
         },
     );
     let model = Model::Scores(Scores::new(&vocabulary, &scores, unknown)?);
-    let normalizer = sentencepiece_normalizer(spaces(metadata, true)?);
-    let cutter = space_starts(&vocabulary);
-    finish(
-        (metadata, budget),
-        vocabulary,
-        model,
-        normalizer,
-        cutter,
-        ends,
-    )
+    let settings = spaces(metadata, true)?;
+    spelled_spaces((metadata, budget), vocabulary, model, settings, ends)
 }
 
 fn unigram(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
@@ -456,16 +450,8 @@ fn unigram(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
             added: true,
         },
     );
-    let normalizer = sentencepiece_normalizer(spaces(metadata, true)?);
-    let cutter = space_starts(&vocabulary);
-    finish(
-        (metadata, budget),
-        vocabulary,
-        model,
-        normalizer,
-        cutter,
-        ends,
-    )
+    let settings = spaces(metadata, true)?;
+    spelled_spaces((metadata, budget), vocabulary, model, settings, ends)
 }
 
 fn wordpiece(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {

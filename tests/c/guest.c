@@ -158,11 +158,14 @@ static void any_environment_will_do(const char *path) {
         const unsigned before = _mm_getcsr();
         for (i = 0; i < sizeof words / sizeof *words; i++) {
             ember_model *other;
+            unsigned set;
             _mm_setcsr(words[i]);
+            /* Not always the same word: valgrind keeps the rounding mode alone. */
+            set = _mm_getcsr();
             same_talk(wanted, logits, n_vocab);
             model = other = load(path);
             same_talk(wanted, logits, n_vocab);
-            CHECK((_mm_getcsr() & ~0x3fu) == words[i]);
+            CHECK((_mm_getcsr() & ~0x3fu) == (set & ~0x3fu));
             _mm_setcsr(before);
             CHECK(ember_model_free(other) == EMBER_OK);
             model = first;

@@ -2,7 +2,8 @@
 
 use emberlm::Result;
 use emberlm::backend::{
-    MaskSource, Outcome, Profile, Row, RowResult, Runner, RunnerOptions, Want, Weights, When,
+    KvType, MaskSource, Outcome, Profile, Row, RowResult, Runner, RunnerOptions, Want, Weights,
+    When,
 };
 use emberlm::engine::sampling::Sampling;
 use std::ops::{Deref, DerefMut};
@@ -42,10 +43,21 @@ impl Driven {
         Ok(Driven { weights, runner })
     }
 
+    /// With as much context as a test names, and all else as usual.
+    pub fn with_context(weights: &Arc<dyn Weights>, context: usize, kv_type: KvType) -> Driven {
+        let options = RunnerOptions {
+            context,
+            kv_type,
+            ..Default::default()
+        };
+        Driven::new(weights, &options).unwrap()
+    }
+
     fn submit(
         &mut self,
         tokens: &[u32],
         want: Want,
+        mask: Option<&mut MaskSource<'_>>,
         interrupt: &Arc<AtomicBool>,
         when: When,
     ) -> Result<()> {
@@ -53,7 +65,7 @@ impl Driven {
             runner: &mut *self.runner,
             tokens,
             want,
-            mask: None,
+            mask: mask.map(|mask| mask as &mut MaskSource<'_>),
             interrupt,
         };
         self.weights.submit(&mut [row], when).map_err(|e| e.error)
@@ -61,52 +73,43 @@ impl Driven {
 
     /// Appends tokens and waits for the logits of the last one.
     pub fn extend(&mut self, tokens: &[u32], interrupt: &Arc<AtomicBool>) -> Result<()> {
-        self.submit(tokens, Want::Logits, interrupt, When::Now)?;
+        self.submit(tokens, Want::Logits, None, interrupt, When::Now)?;
         assert_eq!(self.runner.poll(true)?, Some(Outcome::Logits));
         Ok(())
     }
 
     /// Does a step and waits for its token.
     pub fn step(&mut self, step: &Step, interrupt: &Arc<AtomicBool>) -> Result<u32> {
-        self.submit(step.tokens(), step.want(1), interrupt, When::Now)?;
+        self.submit(step.tokens(), step.want(1), None, interrupt, When::Now)?;
         Ok(self.step_poll(true)?.expect("waited for"))
     }
 
     /// Does a step whose choice is masked.
-    pub fn step_masked<'a>(
-        &'a mut self,
-        step: &'a Step,
-        mask: &'a mut MaskSource<'a>,
-        interrupt: &'a Arc<AtomicBool>,
+    pub fn step_masked(
+        &mut self,
+        step: &Step,
+        mask: &mut MaskSource<'_>,
+        interrupt: &Arc<AtomicBool>,
     ) -> Result<u32> {
-        let row = Row {
-            runner: &mut *self.runner,
-            tokens: step.tokens(),
-            want: step.want(1),
-            mask: Some(mask),
+        self.submit(
+            step.tokens(),
+            step.want(1),
+            Some(mask),
             interrupt,
-        };
-        let submitted = self.weights.submit(&mut [row], When::Now);
-        submitted.map_err(|e| e.error)?;
+            When::Now,
+        )?;
         Ok(self.step_poll(true)?.expect("waited for"))
     }
 
     /// Starts a step whose choice is masked.
-    pub fn step_start_masked<'a>(
-        &'a mut self,
-        step: &'a Step,
-        mask: &'a mut MaskSource<'a>,
-        interrupt: &'a Arc<AtomicBool>,
+    pub fn step_start_masked(
+        &mut self,
+        step: &Step,
+        mask: &mut MaskSource<'_>,
+        interrupt: &Arc<AtomicBool>,
     ) -> Result<()> {
-        let row = Row {
-            runner: &mut *self.runner,
-            tokens: step.tokens(),
-            want: step.want(1),
-            mask: Some(mask),
-            interrupt,
-        };
-        let submitted = self.weights.submit(&mut [row], When::Background);
-        submitted.map_err(|e| e.error)
+        let want = step.want(1);
+        self.submit(step.tokens(), want, Some(mask), interrupt, When::Background)
     }
 
     /// Starts a step, and more that go on from it.
@@ -116,7 +119,13 @@ impl Driven {
         count: usize,
         interrupt: &Arc<AtomicBool>,
     ) -> Result<()> {
-        self.submit(step.tokens(), step.want(count), interrupt, When::Background)
+        self.submit(
+            step.tokens(),
+            step.want(count),
+            None,
+            interrupt,
+            When::Background,
+        )
     }
 
     /// The next token of started steps.

@@ -6,8 +6,8 @@ use super::pages::Pages;
 use super::pool::{PoolTurn, Work};
 use super::runner::{Chosen, Core, CpuRunner, Done};
 use super::weights::{CpuWeights, Sizes};
-use crate::backend::row::RowWork;
-use crate::backend::{MAX_BATCH, Row, RowError, RowResult, Want, When};
+use crate::backend::row::{Parts, RowWork};
+use crate::backend::{MAX_BATCH, RowError, RowResult, Want, When};
 use crate::engine::sampling::Sampling;
 use crate::error::{Error, Result, Status, fail};
 use arrayvec::ArrayVec;
@@ -83,34 +83,17 @@ struct Step {
     masked: bool,
 }
 
-/// See [`crate::backend::Weights::submit`].
-pub(super) fn submit(weights: &CpuWeights, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
-    if rows.len() > MAX_BATCH {
-        let e = Error::new(Status::Internal, format!("{} rows in a batch", rows.len()));
-        return Err(e.into());
-    }
-    let mut runners = ArrayVec::<&mut CpuRunner, MAX_BATCH>::new();
-    let mut works = ArrayVec::<RowWork, MAX_BATCH>::new();
-    for (i, row) in rows.iter_mut().enumerate() {
-        row.check().map_err(|e| RowError::of(i, e))?;
-        let (runner, work) = RowWork::of(row);
-        let runner = runner
-            .as_any()
-            .and_then(|r| r.downcast_mut::<CpuRunner>())
-            .filter(|r| r.runs(weights));
-        let Some(runner) = runner else {
-            let e = Error::new(Status::Internal, "it has other weights");
-            return Err(RowError::of(i, e));
-        };
-        runners.push(runner);
-        works.push(work);
-    }
-    let is_choice = |w: &RowWork| matches!(w.want, Want::Choices { count: 1, .. });
-    let choices = works.iter().filter(|w| is_choice(w)).count();
+/// Does the work of rows. After an error, some of them may be under way.
+pub(super) fn submit(
+    weights: &CpuWeights,
+    (mut runners, mut works): Parts<CpuRunner>,
+    when: When,
+) -> RowResult<()> {
+    let choices = works.iter().filter(|w| w.want.is_one_choice()).count();
     let mut members = ArrayVec::<usize, MAX_BATCH>::new();
     for (i, (runner, work)) in runners.iter_mut().zip(&mut works).enumerate() {
         // A pass over the weights for one token has its own, shorter way.
-        if when == When::Now && choices > 1 && is_choice(work) {
+        if when == When::Now && choices > 1 && work.want.is_one_choice() {
             members.push(i);
         } else {
             runner.submit(work, when).map_err(|e| RowError::of(i, e))?;

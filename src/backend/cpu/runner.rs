@@ -311,13 +311,16 @@ impl CpuRunner {
         })
     }
 
-    /// Whether these are its weights.
-    pub(super) fn runs(&self, weights: &CpuWeights) -> bool {
-        std::ptr::eq(&*self.weights, weights)
+    /// Whether it takes work of these weights: they are its own, and nothing is under way.
+    pub(super) fn takes_work(&self, weights: &CpuWeights) -> Result<()> {
+        if !std::ptr::eq(&*self.weights, weights) {
+            fail!(Internal, "it has other weights");
+        }
+        self.check_idle()
     }
 
     /// `DecodePending` while work that was started is not collected.
-    pub(super) fn check_idle(&self) -> Result<()> {
+    fn check_idle(&self) -> Result<()> {
         if self.driver.as_ref().is_some_and(Driver::is_busy) || !self.ready.is_empty() {
             fail!(DecodePending, "started work was not collected");
         }

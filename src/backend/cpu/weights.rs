@@ -12,8 +12,8 @@ use super::pass::product_cost;
 use super::pool::{Pool, useful_threads};
 use super::runner::CpuRunner;
 use super::turn::Turns;
-use crate::backend::row::discard;
-use crate::backend::{KvType, Row, RowError, RowResult, Runner, RunnerOptions, Weights, When};
+use crate::backend::row::{discard, take_apart};
+use crate::backend::{KvType, Row, RowResult, Runner, RunnerOptions, Weights, When};
 use crate::error::{Result, fail, try_vec};
 use crate::model::{Block, FeedForward, KvShape, Mixer, MixerState, Network, Rope};
 use std::cell::UnsafeCell;
@@ -308,12 +308,7 @@ impl Weights for CpuWeights {
     }
 
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
-        // What an earlier submission has started stays.
-        for (i, row) in rows.iter_mut().enumerate() {
-            if let Some(runner) = row.runner.as_any().and_then(|r| r.downcast_mut()) {
-                CpuRunner::check_idle(runner).map_err(|e| RowError::of(i, e))?;
-            }
-        }
-        submit(self, rows, when).inspect_err(|_| discard(rows))
+        let parts = take_apart(rows, |runner: &mut CpuRunner| runner.takes_work(self))?;
+        submit(self, parts, when).inspect_err(|_| discard(rows))
     }
 }

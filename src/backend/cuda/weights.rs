@@ -10,12 +10,12 @@ use super::residency::{HostCopy, Residency};
 use super::runner::CudaRunner;
 use super::state::Staging;
 use super::upload::upload;
-use crate::backend::row::{RowWork, discard};
+use crate::backend::row::{Parts, RowWork, discard, take_apart};
 use crate::backend::{
     KvType, LoadOptions, MAX_BATCH, Progress, Row, RowError, RowResult, Runner, RunnerOptions,
     Want, Weights, When,
 };
-use crate::error::{Error, Result, Status, fail};
+use crate::error::{Result, fail};
 use crate::model::{KvShape, Network};
 use arrayvec::ArrayVec;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -213,35 +213,18 @@ impl CudaWeights {
         Ok(())
     }
 
-    /// See [`Weights::submit`]. After an error, some of the rows may be under way.
-    fn try_submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
-        if rows.len() > MAX_BATCH {
-            let message = format!("{} rows in a batch", rows.len());
-            return Err(Error::new(Status::Internal, message).into());
-        }
-        let mut runners = ArrayVec::<&mut CudaRunner, MAX_BATCH>::new();
-        let mut works = ArrayVec::<RowWork, MAX_BATCH>::new();
-        for (i, row) in rows.iter_mut().enumerate() {
-            row.check().map_err(|e| RowError::of(i, e))?;
-            let (runner, work) = RowWork::of(row);
-            let runner = runner
-                .as_any()
-                .and_then(|r| r.downcast_mut::<CudaRunner>())
-                .filter(|r| std::ptr::eq(Arc::as_ptr(r.weights()), self));
-            let Some(runner) = runner else {
-                let e = Error::new(Status::Internal, "it has other weights");
-                return Err(RowError::of(i, e));
-            };
-            runners.push(runner);
-            works.push(work);
-        }
+    /// Does the work of rows. After an error, some of them may be under way.
+    fn submit_parts(
+        &self,
+        (mut runners, mut works): Parts<CudaRunner>,
+        when: When,
+    ) -> RowResult<()> {
         let _resident = self.resident()?;
         // Steps with caches of one type go together; rows that choose again, or have more to do, go
         // alone.
         let mut groups = ArrayVec::<(KvType, ArrayVec<usize, MAX_BATCH>), 3>::new();
         for (i, work) in works.iter().enumerate() {
-            let is_choice = matches!(work.want, Want::Choices { count: 1, .. });
-            if when == When::Now && is_choice && !work.tokens.is_empty() {
+            if when == When::Now && work.want.is_one_choice() && !work.tokens.is_empty() {
                 let kv_type = runners[i].kv_type().map_err(|e| RowError::of(i, e))?;
                 match groups.iter_mut().find(|(t, _)| *t == kv_type) {
                     Some((_, group)) => group.push(i),
@@ -306,7 +289,14 @@ impl Weights for CudaWeights {
     }
 
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
-        self.try_submit(rows, when).inspect_err(|_| discard(rows))
+        let parts = take_apart(rows, |runner: &mut CudaRunner| {
+            if !std::ptr::eq(Arc::as_ptr(runner.weights()), self) {
+                fail!(Internal, "it has other weights");
+            }
+            runner.core().map(drop)
+        })?;
+        self.submit_parts(parts, when)
+            .inspect_err(|_| discard(rows))
     }
 
     fn evict(&self) -> Result<()> {

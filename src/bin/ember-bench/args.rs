@@ -31,6 +31,8 @@ Measurement:
   --batch LIST       sessions that decode together, e.g. 8,32 (default none)
   --sessions LIST    sessions that decode on a thread each, e.g. 1,16 (default none)
   --beside-prefill N decodes while another session reads prompts of N tokens (default none)
+  --states N         saves, restores, forks and evicts a session of N tokens; on a GPU, evicts the
+                     weights, too (default none)
   --busy N           busy threads of the host beside all this (default 0)
   --gen N            tokens decoded per measurement (default 64)
   --reps N           repetitions; median, least and greatest are shown (default 3)
@@ -122,6 +124,8 @@ pub struct Args {
     pub sessions: Vec<usize>,
     /// Tokens of prompts that another session reads while one decodes.
     pub beside_prefill: Option<usize>,
+    /// Tokens of a session that is saved, restored, forked and evicted.
+    pub states: Option<usize>,
     /// Busy threads beside.
     pub busy: usize,
     /// Tokens per decode measurement.
@@ -176,6 +180,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut batch = Vec::new();
     let mut sessions = Vec::new();
     let mut beside_prefill = None;
+    let mut states = None;
     let mut busy = 0;
     let mut depth = Lengths {
         list: vec![0, 512, 4096],
@@ -214,6 +219,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
             Long("beside-prefill") => {
                 beside_prefill = Some(number(&mut parser, "--beside-prefill", 1, 1 << 20)?);
             }
+            Long("states") => states = Some(number(&mut parser, "--states", 1, 1 << 20)?),
             Long("busy") => busy = number(&mut parser, "--busy", 0, 1024)?,
             Long("depth") => depth = lengths(&mut parser, "--depth", 0)?,
             Long("gen") => generate = number(&mut parser, "--gen", 1, 1 << 20)?,
@@ -286,6 +292,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         batch,
         sessions,
         beside_prefill,
+        states,
         busy,
         generate,
         reps,

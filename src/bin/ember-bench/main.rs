@@ -8,6 +8,7 @@ mod memory;
 mod random;
 mod report;
 mod shapes;
+mod states;
 mod stats;
 mod synthetic;
 mod traffic;

@@ -3,8 +3,9 @@
 use crate::args::{Args, Kv, Lengths};
 use crate::beside::{BusyHost, beside_prefill, sessions_rate};
 use crate::random::Random;
+use crate::states::{self, States};
 use crate::stats::Samples;
-use emberlm::backend::{DeviceInfo, KvType, LoadOptions, Profile};
+use emberlm::backend::{DeviceInfo, DeviceKind, KvType, LoadOptions, Profile};
 use emberlm::engine::{Model, Session, SessionOptions, device};
 use emberlm::grammar::{GrammarKind, GrammarOptions};
 use std::path::Path;
@@ -31,6 +32,8 @@ pub struct Measured {
     pub sessions: Vec<Batch>,
     /// Decodes while another session reads prompts, and that session's rate, if that was asked for.
     pub beside_prefill: Option<(Samples, Samples)>,
+    /// A session that is saved, restored, forked and evicted, if that was asked for.
+    pub states: Option<States>,
     /// Lengths that the context does not hold.
     pub left_out: Vec<String>,
     /// Bytes of KV cache per position.
@@ -206,6 +209,15 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             beside = Some(rates);
         }
     }
+    let mut of_states = None;
+    if let Some(n) = args.states {
+        say(&format!("states of {n} tokens"));
+        let on_gpu = device.kind == DeviceKind::Cuda;
+        drop(session);
+        let mut session = self::session(&model, n, kv_type, args)?;
+        session.prefill(&random_tokens(n, model.details().n_vocab))?;
+        of_states = Some(states::measure(&mut session, kv_type, args.reps, on_gpu)?);
+    }
     let threads = match args.threads {
         0 => device.cores as usize,
         n => n as usize,
@@ -219,6 +231,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
         batch,
         sessions: on_threads,
         beside_prefill: beside,
+        states: of_states,
         left_out,
         kv_bytes_per_token: model.weights().kv_bytes_per_token(kv_type),
         kv_bytes: model.weights().kv_bytes(kv_type, context),

@@ -3,6 +3,7 @@
 use crate::args::{Args, Kv};
 use crate::bandwidth::Bandwidth;
 use crate::measure::{Decode, Measured};
+use crate::states::Moves;
 use crate::stats::Samples;
 use crate::traffic::Traffic;
 use emberlm::backend::{DeviceKind, Profile, ProfileEntry};
@@ -175,6 +176,23 @@ impl Report<'_> {
                 spread(read, 1)
             ));
         }
+        if let Some(s) = &m.states {
+            line(format!(
+                "states     {:>6} deep, {} saved: save {}, restore {} GB/s; fork {} ms",
+                s.depth,
+                bytes(s.saved_bytes),
+                spread(&s.save, 2),
+                spread(&s.restore, 2),
+                spread(&s.fork_ms, 3)
+            ));
+            let moved = [("session", &s.session), ("weights", &s.weights)];
+            for (what, moves) in moved {
+                if let Some(m) = moves {
+                    let (evict, resume) = (spread(&m.evict, 1), spread(&m.resume, 1));
+                    line(format!("  {what}  evict {evict}, resume {resume} GB/s"));
+                }
+            }
+        }
         for what in &m.left_out {
             line(format!(
                 "left out   {what}: the model's context is too short"
@@ -218,6 +236,19 @@ impl Report<'_> {
                 "prefill_tokens_per_s": samples(read),
             })
         });
+        let moves = |m: &Moves| json!({ "evict_gb_per_s": samples(&m.evict), "resume_gb_per_s": samples(&m.resume) });
+        let states = m.states.as_ref().map(|s| {
+            json!({
+                "depth": s.depth,
+                "saved_bytes": s.saved_bytes,
+                "save_gb_per_s": samples(&s.save),
+                "restore_gb_per_s": samples(&s.restore),
+                "fork_ms": samples(&s.fork_ms),
+                "session": s.session.as_ref().map(moves),
+                "weight_bytes": s.weight_bytes,
+                "weights": s.weights.as_ref().map(moves),
+            })
+        });
         let bandwidth = self.bandwidth.map(|b| {
             json!({
                 "gb_per_s": samples(&b.gb_per_s),
@@ -246,6 +277,7 @@ impl Report<'_> {
             "batch": batch.collect::<Vec<_>>(),
             "sessions": sessions.collect::<Vec<_>>(),
             "beside_prefill": beside,
+            "states": states,
             "busy_threads": self.args.busy,
             "left_out": m.left_out,
         })

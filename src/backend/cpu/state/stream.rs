@@ -2,7 +2,9 @@
 
 use super::kv::{Element, Half, Head, KvCache, SEGMENT};
 use crate::backend::KvType;
-use crate::backend::state::{BLOCK, Plane, StateLayout, StateSink, StateSource, row_bytes};
+use crate::backend::state::{
+    BLOCK, Plane, StateLayout, StateSink, StateSource, held_from, row_bytes,
+};
 use crate::error::{Result, try_vec};
 use crate::model::KvShape;
 
@@ -143,10 +145,7 @@ impl KvCache {
                 let bytes = &mut buffer[..layout.plane_bytes(plane.layer)];
                 source.read(bytes)?;
                 let shape = &layers[plane.layer];
-                let of_layer =
-                    |w: &&crate::backend::state::WindowState| Some(w.window) == shape.window;
-                let held = self.windows().iter().find(of_layer).map_or(0, |w| w.from);
-                if plane.block * BLOCK < held {
+                if plane.block * BLOCK < held_from(self.windows(), shape.window) {
                     continue;
                 }
                 match self.kv_type() {

@@ -350,17 +350,6 @@ impl Event {
         self.context.check(code, "waiting for the device")
     }
 
-    /// Whether the mark is reached; reports errors of the work before it.
-    pub fn is_reached(&self) -> Result<bool> {
-        // SAFETY: the handle is alive.
-        let code = unsafe { sys::cuEventQuery(self.raw) };
-        if code == sys::CUresult::CUDA_ERROR_NOT_READY {
-            return Ok(false);
-        }
-        self.context.check(code, "asking the device")?;
-        Ok(true)
-    }
-
     /// Milliseconds from `start` to this mark; both must be reached and made with timing.
     pub fn since(&self, start: &Event) -> Result<f32> {
         let mut ms = 0.0;

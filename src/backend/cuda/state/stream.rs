@@ -4,7 +4,7 @@
 
 use super::{KV_TILE, State};
 use crate::backend::cuda::driver::{Context, Event, Pinned, Stream};
-use crate::backend::state::{BLOCK, Plane, StateLayout, StateSink, StateSource};
+use crate::backend::state::{BLOCK, Plane, StateLayout, StateSink, StateSource, held_from};
 use crate::error::{Result, fail};
 use std::ops::Range;
 use std::sync::Arc;
@@ -105,8 +105,7 @@ impl State {
     /// The first position that a layer holds.
     fn held_from(&self, layer: usize) -> usize {
         let window = self.plan.shapes()[layer].window;
-        let of_layer = self.windows.iter().find(|w| Some(w.window) == window);
-        of_layer.map_or(0, |w| w.from)
+        held_from(&self.windows, window)
     }
 
     /// Writes `logits` (an address and a number of bytes) and the keys and values to a stream.
