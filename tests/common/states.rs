@@ -256,32 +256,3 @@ pub fn forks(model: &Arc<Model>, count: usize) {
         assert!(bits(&mut session) == bits(&mut alone));
     }
 }
-
-/// Every byte flipped that `places` names, and every truncation: an error each, and the right one.
-pub fn damaged(model: &Arc<Model>, bytes: &[u8], flips: usize, truncations: usize) {
-    let mut random = Random::new(3, "flips");
-    let options = RestoreOptions::default();
-    for _ in 0..flips {
-        let mut other = bytes.to_vec();
-        let at = pick(&mut random, other.len());
-        other[at] ^= 1 << pick(&mut random, 8);
-        let e = restored(model, &other, &options).err();
-        let status = e.unwrap_or_else(|| panic!("byte {at} flipped")).status;
-        let expected = match at {
-            0..8 => [Status::NotState; 2],
-            8..12 => [Status::StateVersion; 2],
-            _ => [Status::StateChecksum; 2],
-        };
-        assert!(expected.contains(&status), "byte {at}: {status:?}");
-    }
-    for i in 0..truncations.min(bytes.len()) {
-        let at = i * bytes.len() / truncations.min(bytes.len());
-        let e = restored(model, &bytes[..at], &options).err();
-        let status = e.unwrap_or_else(|| panic!("cut at {at}")).status;
-        let expected = match at {
-            0 => Status::NotState,
-            _ => Status::FileTruncated,
-        };
-        assert_eq!(status, expected, "cut at {at}");
-    }
-}
