@@ -6,7 +6,7 @@ use emberlm::engine::sampling::{Dry, Sampling};
 use emberlm::engine::state::{Kind, RestoreOptions};
 use emberlm::engine::{Model, Session, SessionOptions};
 use emberlm::grammar::{GrammarKind, GrammarOptions};
-use emberlm::{Result, Status};
+use emberlm::Result;
 use std::sync::Arc;
 
 /// Positions of the sessions here: enough for rings to go round.

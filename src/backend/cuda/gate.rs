@@ -1,15 +1,19 @@
 //! How prompts and decodes of different sessions share a device.
 //!
 //! A prompt is evaluated in pieces. While other sessions decode, a piece and a step take turns, so
-//! that a step waits for no more than one piece.
+//! that a step waits for no more than one piece. The first of these steps waits for no more than
+//! [`AHEAD`], because a prompt is not enqueued further ahead while the last step was not long ago.
 
 use super::driver::{Event, Stream};
 use crate::error::{Result, fail};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-/// Pieces that are enqueued before the first of them has ended, where nobody decodes.
+/// Pieces that are enqueued before the first of them has ended, where somebody may want to decode.
 const AHEAD: usize = 3;
+/// A session that has decoded this long ago goes on with it, as far as prompts know.
+const RECENT: Duration = Duration::from_millis(100);
 
 /// What steps and prompts know of each other.
 pub struct Gate {
@@ -17,7 +21,37 @@ pub struct Gate {
     prompts: AtomicUsize,
     /// Steps launched while there were prompts.
     steps: AtomicU64,
+    last: LastStep,
     marks: Mutex<Marks>,
+}
+
+/// Whose step was launched last, and when.
+struct LastStep {
+    start: Instant,
+    /// Milliseconds from `start`.
+    at: AtomicU64,
+    /// A number of its stream.
+    stream: AtomicUsize,
+}
+
+impl LastStep {
+    fn note(&self, stream: &Stream) {
+        let now = self.start.elapsed().as_millis() as u64;
+        self.at.store(now, Ordering::Relaxed);
+        self.stream.store(number(stream), Ordering::Relaxed);
+    }
+
+    /// Whether another than `stream` has recently decoded.
+    fn is_recent(&self, stream: &Stream) -> bool {
+        let stepped = self.stream.load(Ordering::Relaxed);
+        let at = Duration::from_millis(self.at.load(Ordering::Relaxed));
+        stepped != 0 && stepped != number(stream) && self.start.elapsed() < at + RECENT
+    }
+}
+
+/// Tells streams apart that exist at the same time.
+fn number(stream: &Stream) -> usize {
+    std::ptr::from_ref(stream).addr()
 }
 
 /// Ends of the work that was enqueued last.
@@ -33,6 +67,11 @@ impl Gate {
         Gate {
             prompts: AtomicUsize::new(0),
             steps: AtomicU64::new(0),
+            last: LastStep {
+                start: Instant::now(),
+                at: AtomicU64::new(0),
+                stream: AtomicUsize::new(0),
+            },
             marks: Mutex::default(),
         }
     }
@@ -49,6 +88,7 @@ impl Gate {
 
     /// Launches a step on `stream`, behind the last piece of a prompt if there is one.
     pub fn step(&self, stream: &Stream, launch: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.last.note(stream);
         if !self.has_prompts() {
             return launch();
         }
@@ -114,7 +154,7 @@ impl Prompt<'_> {
         }
         let steps = self.gate.steps.load(Ordering::Acquire);
         let others = std::mem::replace(&mut self.steps, steps) != steps;
-        if !others && !self.is_background {
+        if !others && !self.is_background && !self.gate.last.is_recent(self.stream) {
             return Ok(());
         }
         let at = self.pieces % AHEAD;

@@ -178,11 +178,12 @@ impl Report<'_> {
         }
         if let Some(s) = &m.states {
             line(format!(
-                "states     {:>6} deep, {} saved: save {}, restore {} GB/s; fork {} ms",
+                "states     {:>6} deep, {} saved: save {}, restore {}, from a file {} GB/s; fork {} ms",
                 s.depth,
                 bytes(s.saved_bytes),
                 spread(&s.save, 2),
                 spread(&s.restore, 2),
+                spread(&s.restore_file, 2),
                 spread(&s.fork_ms, 3)
             ));
             let moved = [("session", &s.session), ("weights", &s.weights)];
@@ -243,6 +244,7 @@ impl Report<'_> {
                 "saved_bytes": s.saved_bytes,
                 "save_gb_per_s": samples(&s.save),
                 "restore_gb_per_s": samples(&s.restore),
+                "restore_file_gb_per_s": samples(&s.restore_file),
                 "fork_ms": samples(&s.fork_ms),
                 "session": s.session.as_ref().map(moves),
                 "weight_bytes": s.weight_bytes,

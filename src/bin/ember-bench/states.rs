@@ -1,10 +1,10 @@
 //! What it takes to save, restore, fork and evict a session, and to evict a model's weights.
 
 use crate::stats::Samples;
-use emberlm::Result;
 use emberlm::backend::KvType;
 use emberlm::engine::state::{Kind, RestoreOptions};
 use emberlm::engine::{Model, Session};
+use emberlm::{Error, Result, Status};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -18,6 +18,8 @@ pub struct States {
     pub save: Samples,
     /// 10^9 bytes per second, from there into a new session.
     pub restore: Samples,
+    /// 10^9 bytes per second, from a file that was just written into a new session.
+    pub restore_file: Samples,
     /// Milliseconds of a fork.
     pub fork_ms: Samples,
     /// 10^9 bytes per second of a session's state, to host memory and back.
@@ -91,6 +93,14 @@ pub fn measure(
         let restored = timed(|| Session::restore_from(model.clone(), &mut read, &options))?;
         Ok(restored.0)
     })?;
+    let file = tempfile::NamedTempFile::new()
+        .map_err(|e| Error::new(Status::Io, format!("no temporary file: {e}")))?;
+    session.save(file.path(), Kind::Everything)?;
+    let restore_file = each(reps, || {
+        let options = RestoreOptions::default();
+        let restored = timed(|| Session::restore(model.clone(), file.path(), &options))?;
+        Ok(restored.0)
+    })?;
     let fork = each(reps, || Ok(timed(|| session.fork())?.0))?;
     let fork_ms = Samples::new(fork.values().iter().map(|s| s * 1e3).collect());
     let state_bytes = model
@@ -119,6 +129,7 @@ pub fn measure(
         saved_bytes,
         save: rate(saved_bytes, &save),
         restore: rate(saved_bytes, &restore),
+        restore_file: rate(saved_bytes, &restore_file),
         fork_ms,
         session: of_session,
         weight_bytes,

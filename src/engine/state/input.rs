@@ -1,6 +1,7 @@
 //! Where a saved session comes from. Nothing of it is believed before its checksum was compared.
 
 use super::format::{HEADER_BYTES, PART_BYTES, PART_HEADER_BYTES, Section, checksum};
+use super::sums::{GROUP, check, sums};
 use crate::backend::StateSource;
 use crate::error::{Error, Result, Status, fail, try_vec};
 use crate::threads;
@@ -195,7 +196,8 @@ impl<'a> Input<'a> {
         let read = self.exactly(&mut part);
         self.part = part;
         read?;
-        check(self.section, self.index, &header, &self.part)?;
+        let sum = checksum(self.section, self.index, &self.part);
+        check(self.section, self.index, sum, &header)?;
         self.used = 0;
         self.index += 1;
         self.left -= n as u64;
@@ -211,11 +213,18 @@ impl<'a> Input<'a> {
                 self.at += (n * (PART_HEADER_BYTES + PART_BYTES)) as u64;
             }
             _ => {
-                for (i, part) in bytes.chunks_exact_mut(PART_BYTES).enumerate() {
-                    let mut header = [0u8; PART_HEADER_BYTES];
-                    self.exactly(&mut header)?;
-                    self.exactly(part)?;
-                    check(self.section, self.index + i as u32, &header, part)?;
+                let mut first = self.index;
+                for group in bytes.chunks_mut(GROUP * PART_BYTES) {
+                    let mut headers = [[0u8; PART_HEADER_BYTES]; GROUP];
+                    for (part, header) in group.chunks_mut(PART_BYTES).zip(&mut headers) {
+                        self.exactly(header)?;
+                        self.exactly(part)?;
+                    }
+                    let sums = sums(self.section, first, group);
+                    for (header, sum) in headers.iter().zip(sums).take(group.len() / PART_BYTES) {
+                        check(self.section, first, sum, header)?;
+                        first += 1;
+                    }
                 }
             }
         }
@@ -231,26 +240,6 @@ impl<'a> Input<'a> {
         }
         Ok(())
     }
-}
-
-/// Compares a part with what its header says.
-fn check(
-    section: Section,
-    index: u32,
-    header: &[u8; PART_HEADER_BYTES],
-    part: &[u8],
-) -> Result<()> {
-    let mut expected = [0u8; PART_HEADER_BYTES];
-    expected[..4].copy_from_slice(&(section as u32).to_le_bytes());
-    expected[4..8].copy_from_slice(&index.to_le_bytes());
-    expected[8..].copy_from_slice(&checksum(section, index, part).to_le_bytes());
-    if *header != expected {
-        fail!(
-            StateChecksum,
-            "part {index} of the saved session's {section:?} has changed since it was written"
-        );
-    }
-    Ok(())
 }
 
 /// Reads parts of full length that begin at byte `at`, by several threads.
@@ -283,7 +272,8 @@ fn read_together(
                         return truncated(place + n as u64);
                     }
                 }
-                check(section, first + i as u32, &header, &part)
+                let index = first + i as u32;
+                check(section, index, checksum(section, index, &part), &header)
             };
             if let Err(e) = read() {
                 next.store(parts.len(), Ordering::Relaxed);

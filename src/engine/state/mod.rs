@@ -11,6 +11,7 @@ mod convert;
 mod format;
 mod input;
 mod output;
+mod sums;
 
 pub use format::{Kind, StateDetails};
 pub use input::ReadFn;

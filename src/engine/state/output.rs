@@ -1,6 +1,7 @@
 //! Where a saved session goes.
 
 use super::format::{PART_BYTES, Section, checksum};
+use super::sums::{GROUP, part_header, sums};
 use crate::error::{Error, Result, Status, fail, try_vec};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -159,12 +160,8 @@ impl<'a> Parts<'a> {
         self.left = bytes;
     }
 
-    fn part(&mut self, bytes: &[u8]) -> Result<()> {
-        let sum = checksum(self.section, self.index, bytes);
-        let mut header = [0u8; 16];
-        header[..4].copy_from_slice(&(self.section as u32).to_le_bytes());
-        header[4..8].copy_from_slice(&self.index.to_le_bytes());
-        header[8..].copy_from_slice(&sum.to_le_bytes());
+    fn part(&mut self, bytes: &[u8], sum: u64) -> Result<()> {
+        let header = part_header(self.section, self.index, sum);
         self.index += 1;
         self.raw(&header)?;
         self.raw(bytes)
@@ -177,9 +174,13 @@ impl<'a> Parts<'a> {
         }
         self.left -= bytes.len() as u64;
         while !bytes.is_empty() {
-            if self.pending.is_empty() && bytes.len() >= PART_BYTES {
-                let (part, rest) = bytes.split_at(PART_BYTES);
-                self.part(part)?;
+            let whole = (bytes.len() / PART_BYTES).min(GROUP);
+            if self.pending.is_empty() && whole > 0 {
+                let (parts, rest) = bytes.split_at(whole * PART_BYTES);
+                let sums = sums(self.section, self.index, parts);
+                for (part, sum) in parts.chunks(PART_BYTES).zip(sums) {
+                    self.part(part, sum)?;
+                }
                 bytes = rest;
                 continue;
             }
@@ -200,7 +201,8 @@ impl<'a> Parts<'a> {
             return Ok(());
         }
         let mut pending = std::mem::take(&mut self.pending);
-        let written = self.part(&pending);
+        let sum = checksum(self.section, self.index, &pending);
+        let written = self.part(&pending, sum);
         pending.clear();
         self.pending = pending;
         written

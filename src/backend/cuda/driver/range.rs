@@ -1,4 +1,7 @@
 //! An address range on the device that gets its memory page by page. Ranges can share pages.
+//!
+//! What the driver takes to let the device use a page, about 27 us, does not depend on its size. So
+//! pages grow with the range, and a growth by much takes few pages.
 
 use super::{Context, Stream, sys};
 use crate::error::Result;
@@ -8,6 +11,7 @@ use std::sync::Arc;
 struct Page {
     context: Arc<Context>,
     handle: sys::CUmemGenericAllocationHandle,
+    bytes: usize,
 }
 
 impl Page {
@@ -24,6 +28,7 @@ impl Page {
         Ok(Page {
             context: context.clone(),
             handle,
+            bytes,
         })
     }
 }
@@ -43,9 +48,16 @@ pub struct Range {
     context: Arc<Context>,
     address: u64,
     reserved: usize,
-    page_bytes: usize,
+    /// Bytes of the smallest page. Others are multiples.
+    unit: usize,
     pages: Vec<Arc<Page>>,
+    backed: usize,
 }
+
+/// Units of a page of a range that grows by at least as many.
+const PAGE_UNITS: usize = 8;
+/// A page has at most this part of what the range has already, unless there is need for more.
+const GROWTH: usize = 16;
 
 /// The smallest unit of a range's memory.
 pub fn granularity(context: &Context) -> Result<usize> {
@@ -60,13 +72,13 @@ pub fn granularity(context: &Context) -> Result<usize> {
 }
 
 impl Range {
-    /// Reserves addresses for `bytes` bytes, in pages of at least `page_bytes`; nothing is backed
-    /// yet.
-    pub fn reserve(context: &Arc<Context>, bytes: usize, page_bytes: usize) -> Result<Range> {
+    /// Reserves addresses for `bytes` bytes, in pages of `unit` bytes or a multiple of that; nothing
+    /// is backed yet.
+    pub fn reserve(context: &Arc<Context>, bytes: usize, unit: usize) -> Result<Range> {
         let _current = context.enter()?;
-        let page_bytes = page_bytes.max(1).next_multiple_of(granularity(context)?);
+        let unit = unit.max(1).next_multiple_of(granularity(context)?);
         let mut address = 0;
-        let reserved = bytes.max(1).next_multiple_of(page_bytes);
+        let reserved = bytes.max(1).next_multiple_of(unit);
         // SAFETY: the context is current and the place valid; `reserved` is a multiple of the
         // granularity.
         let code = unsafe { sys::cuMemAddressReserve(&mut address, reserved, 0, 0, 0) };
@@ -75,8 +87,9 @@ impl Range {
             context: context.clone(),
             address,
             reserved,
-            page_bytes,
+            unit,
             pages: Vec::new(),
+            backed: 0,
         })
     }
 
@@ -85,14 +98,22 @@ impl Range {
         self.address
     }
 
-    /// Bytes of a page.
-    pub fn page_bytes(&self) -> usize {
-        self.page_bytes
-    }
-
     /// Bytes that are backed by memory.
     pub fn backed(&self) -> usize {
-        self.pages.len() * self.page_bytes
+        self.backed
+    }
+
+    /// The next page of a range that grows to `bytes` bytes.
+    fn next_page(&self, bytes: usize, what: &str) -> Result<Page> {
+        let wanted = bytes - self.backed;
+        let needed = wanted.div_ceil(self.unit).min(PAGE_UNITS) * self.unit;
+        let usual = self.backed / self.unit / GROWTH * self.unit;
+        let usual = usual.min(self.reserved - self.backed);
+        match usual > needed {
+            true => Page::new(&self.context, usual, wanted, what)
+                .or_else(|_| Page::new(&self.context, needed, wanted, what)),
+            false => Page::new(&self.context, needed, wanted, what),
+        }
     }
 
     /// Backs at least the first `bytes` bytes. On failure what was backed before still is, and
@@ -102,59 +123,71 @@ impl Range {
         if bytes <= self.backed() {
             return Ok(());
         }
-        let before = self.pages.len();
+        let (before, backed) = (self.pages.len(), self.backed);
         let context = self.context.clone();
         let _current = context.enter()?;
-        let wanted = bytes - self.backed();
-        let grown = (before..bytes.div_ceil(self.page_bytes)).try_for_each(|_| {
-            let page = Page::new(&context, self.page_bytes, wanted, what)?;
-            self.map(Arc::new(page), wanted, what)
-        });
-        let grown = grown.and_then(|()| self.allow(before, wanted, what));
+        let wanted = bytes - backed;
+        let mut grow = || {
+            while self.backed < bytes {
+                let page = self.next_page(bytes, what)?;
+                self.map(Arc::new(page), wanted, what)?;
+            }
+            self.allow(backed, wanted, what)
+        };
+        let grown = grow();
         if grown.is_err() {
             self.shrink(before);
         }
         grown
     }
 
-    /// Shows the first `count` pages of another range of the same page size, which both hold from
-    /// now on. The range has no memory yet.
-    pub fn share(&mut self, other: &Range, count: usize) -> Result<()> {
-        assert!(self.pages.is_empty() && self.page_bytes == other.page_bytes);
-        assert!(count * self.page_bytes <= self.reserved);
+    /// Shows the pages of another range that lie within its first `bytes` bytes; both hold them from
+    /// now on. Returns how many bytes those are. The range has no memory yet.
+    pub fn share(&mut self, other: &Range, bytes: usize) -> Result<usize> {
+        assert!(self.pages.is_empty() && self.reserved == other.reserved);
         let context = self.context.clone();
         let _current = context.enter()?;
-        let (bytes, what) = (count * self.page_bytes, "shared pages of the KV cache");
-        let mut pages = other.pages[..count].iter();
-        let shared = pages.try_for_each(|page| self.map(page.clone(), bytes, what));
-        let shared = shared.and_then(|()| self.allow(0, bytes, what));
+        let what = "shared pages of the KV cache";
+        let mut share = || {
+            for page in &other.pages {
+                if self.backed + page.bytes > bytes {
+                    break;
+                }
+                self.map(page.clone(), bytes, what)?;
+            }
+            self.allow(0, bytes, what)
+        };
+        let shared = share();
         if shared.is_err() {
             self.shrink(0);
         }
-        shared
+        shared.map(|()| self.backed)
     }
 
     /// Gives the backed pages that hold the bytes `from..to` memory of their own with the same
     /// content, where another range has them, too. Waits for `stream`, whose work may use them.
     pub fn own(&mut self, from: usize, to: usize, stream: &Stream) -> Result<()> {
-        let last = to.div_ceil(self.page_bytes).min(self.pages.len());
-        for index in from / self.page_bytes..last {
-            if Arc::get_mut(&mut self.pages[index]).is_none() {
-                self.replace(index, stream)?;
+        let mut at = 0;
+        for index in 0..self.pages.len() {
+            let end = at + self.pages[index].bytes;
+            if end > from && at < to && Arc::get_mut(&mut self.pages[index]).is_none() {
+                self.replace(index, at, stream)?;
             }
+            at = end;
         }
         Ok(())
     }
 
-    /// Maps a copy in place of a page.
-    fn replace(&mut self, index: usize, stream: &Stream) -> Result<()> {
+    /// Maps a copy in place of the page at byte `at`.
+    fn replace(&mut self, index: usize, at: usize, stream: &Stream) -> Result<()> {
         let what = "a shared page of the KV cache";
+        let bytes = self.pages[index].bytes;
         // The copy is made in a range of its own, then changes place.
-        let mut copy = Range::reserve(&self.context, self.page_bytes, self.page_bytes)?;
-        copy.grow(self.page_bytes, what)?;
-        let at = self.address + (index * self.page_bytes) as u64;
+        let mut copy = Range::reserve(&self.context, bytes, bytes)?;
+        copy.grow(bytes, what)?;
+        let address = self.address + at as u64;
         // SAFETY: both pages are mapped and different; the copy is awaited.
-        let copied = unsafe { stream.copy(copy.address(), at, self.page_bytes) };
+        let copied = unsafe { stream.copy(copy.address(), address, bytes) };
         copied.and(stream.synchronize())?;
         let context = self.context.clone();
         let _current = context.enter()?;
@@ -163,48 +196,46 @@ impl Range {
         // SAFETY: mapped by `map` and unmapped once; the stream is idle, and nobody else uses this
         // range. The new page is mapped at once, so that the addresses stay good.
         unsafe {
-            sys::cuMemUnmap(at, self.page_bytes);
-            let code = sys::cuMemMap(at, self.page_bytes, 0, new.handle, 0);
-            if let Err(e) = context.allocated(code, self.page_bytes, what) {
+            sys::cuMemUnmap(address, bytes);
+            let code = sys::cuMemMap(address, bytes, 0, new.handle, 0);
+            if let Err(e) = context.allocated(code, bytes, what) {
                 // As before.
-                sys::cuMemMap(at, self.page_bytes, 0, self.pages[index].handle, 0);
-                let _ = self.allow_page(index);
+                sys::cuMemMap(address, bytes, 0, self.pages[index].handle, 0);
+                let _ = self.allow_bytes(at, bytes);
                 return Err(e);
             }
         }
         self.pages[index] = new;
-        self.allow_page(index)
+        let code = self.allow_bytes(at, bytes);
+        context.check(code, "cuMemSetAccess")
     }
 
     /// Maps a page behind the others. `allow` has to follow.
     fn map(&mut self, page: Arc<Page>, wanted: usize, what: &str) -> Result<()> {
-        let at = self.address + self.backed() as u64;
+        let at = self.address + self.backed as u64;
         // SAFETY: the caller has made the context current; the page is mapped once in this range, in
         // a place of it that is free, and kept until it is unmapped.
-        let code = unsafe { sys::cuMemMap(at, self.page_bytes, 0, page.handle, 0) };
+        let code = unsafe { sys::cuMemMap(at, page.bytes, 0, page.handle, 0) };
         self.context.allocated(code, wanted, what)?;
+        self.backed += page.bytes;
         self.pages.push(page);
         Ok(())
     }
 
-    /// Lets the device use the pages from `first` on.
-    fn allow(&self, first: usize, wanted: usize, what: &str) -> Result<()> {
-        let (at, bytes) = (first * self.page_bytes, self.backed());
-        if at == bytes {
+    /// Lets the device use the pages from byte `at` on.
+    fn allow(&self, at: usize, wanted: usize, what: &str) -> Result<()> {
+        if at == self.backed {
             return Ok(());
         }
-        let access = access(&self.context);
-        // SAFETY: the caller has made the context current; these pages are mapped.
-        let code = unsafe { sys::cuMemSetAccess(self.address + at as u64, bytes - at, &access, 1) };
+        let code = self.allow_bytes(at, self.backed - at);
         self.context.allocated(code, wanted, what)
     }
 
-    fn allow_page(&self, index: usize) -> Result<()> {
+    /// Lets the device use the `bytes` bytes from `at` on, which are mapped.
+    fn allow_bytes(&self, at: usize, bytes: usize) -> sys::CUresult {
         let access = access(&self.context);
-        let at = self.address + (index * self.page_bytes) as u64;
-        // SAFETY: the caller has made the context current; the page is mapped.
-        let code = unsafe { sys::cuMemSetAccess(at, self.page_bytes, &access, 1) };
-        self.context.check(code, "cuMemSetAccess")
+        // SAFETY: the callers have made the context current, and these pages are mapped.
+        unsafe { sys::cuMemSetAccess(self.address + at as u64, bytes, &access, 1) }
     }
 
     /// Gives the memory behind the first `keep` pages back.
@@ -212,11 +243,12 @@ impl Range {
         if self.pages.len() <= keep {
             return;
         }
-        let (at, bytes) = (keep * self.page_bytes, self.backed());
+        let at: usize = self.pages[..keep].iter().map(|page| page.bytes).sum();
         // SAFETY: the caller has made the context current; mapped by `map`, and whoever used the
         // range has waited for its work.
-        unsafe { sys::cuMemUnmap(self.address + at as u64, bytes - at) };
+        unsafe { sys::cuMemUnmap(self.address + at as u64, self.backed - at) };
         self.pages.truncate(keep);
+        self.backed = at;
     }
 
     /// Copies `data` to byte `at` and waits for it.

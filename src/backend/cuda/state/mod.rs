@@ -39,7 +39,8 @@ impl State {
         Ok(state)
     }
 
-    /// The same without memory. A page is a tile of the cache, or several.
+    /// The same without memory. A page is a tile of the cache, or several, so that full ones can be
+    /// shared.
     fn unbacked(device: &Arc<Context>, plan: KvPlan, context: usize) -> Result<State> {
         let [all, ring] = plan.bytes(context)?;
         let [tile, _] = plan.tile_bytes();
@@ -123,11 +124,10 @@ impl State {
         let mut other = State::unbacked(device, self.plan.clone(), self.context)?;
         other.windows = self.windows.clone();
         let [tile, _] = self.plan.tile_bytes();
-        let full = len / KV_TILE * tile / self.caches[0].page_bytes();
-        other.caches[0].share(&self.caches[0], full)?;
+        let full = len / KV_TILE * tile;
+        let shared = other.caches[0].share(&self.caches[0], full)?;
         let [all, _] = self.plan.bytes(len)?;
         other.back(self.plan.bytes(len.max(self.context.min(1)))?)?;
-        let shared = full * self.caches[0].page_bytes();
         // The ring may hold positions from behind the last one that a rewind has left.
         let ring = self.caches[1].backed();
         other.caches[1].grow(ring, CACHE)?;
