@@ -2,11 +2,11 @@
 //! any device: a session that went through a file answers with the same bits as one that did not.
 
 use super::tiny::Random;
+use emberlm::Result;
 use emberlm::engine::sampling::{Dry, Sampling};
 use emberlm::engine::state::{Kind, RestoreOptions};
 use emberlm::engine::{Model, Session, SessionOptions};
 use emberlm::grammar::{GrammarKind, GrammarOptions};
-use emberlm::Result;
 use std::sync::Arc;
 
 /// Positions of the sessions here: enough for rings to go round.
