@@ -5,6 +5,7 @@ use crate::backend::state::StateLayout;
 use crate::backend::{Mark, Runner, StateInfo, StateSink, StateSource};
 use crate::engine::sampling::Logprobs;
 use crate::error::{Result, fail};
+use crate::memory::Pages;
 use crate::model::KvShape;
 
 /// Where a state is.
@@ -18,7 +19,7 @@ pub(super) enum Residence {
 /// A state in host memory.
 pub(super) struct Evicted {
     info: StateInfo,
-    stream: Vec<u8>,
+    stream: Stored,
     /// The tokens of its positions.
     tokens: Vec<u32>,
     /// Positions that are still wanted of it.
@@ -79,14 +80,14 @@ impl Session {
         let weights = self.model.weights();
         let mut memory = Memory::new(weights.kv_layers(), self.model.details().n_vocab);
         runner.save(&mut memory)?;
-        let Some(info) = memory.info else {
+        let (Some(info), Some(stream)) = (memory.info, memory.stream) else {
             fail!(Internal, "a saved state without a beginning");
         };
         let evicted = Evicted {
             tokens: self.tokens[..info.len].to_vec(),
             wanted: info.len,
             info,
-            stream: memory.stream,
+            stream,
             logprobs: runner.logprobs().cloned(),
         };
         let evicted = Box::new(evicted);
@@ -106,7 +107,7 @@ impl Session {
         let weights = self.model.weights().clone();
         let mut runner = weights.create_runner(&self.options)?;
         runner.set_rules(self.rules.clone())?;
-        let mut stream = &evicted.stream[..];
+        let mut stream = evicted.stream.bytes();
         runner.load(&evicted.info, &evicted.tokens, &mut stream)?;
         crate::memory::check()?;
         let wanted = evicted.wanted;
@@ -116,12 +117,25 @@ impl Session {
     }
 }
 
-/// A stream in memory.
+/// A stream in memory that has room for all of it.
+struct Stored {
+    memory: Pages,
+    /// Bytes that were written.
+    len: usize,
+}
+
+impl Stored {
+    fn bytes(&self) -> &[u8] {
+        &self.memory.bytes()[..self.len]
+    }
+}
+
+/// Takes a stream in.
 struct Memory<'a> {
     layers: &'a [KvShape],
     n_vocab: usize,
     info: Option<StateInfo>,
-    stream: Vec<u8>,
+    stream: Option<Stored>,
 }
 
 impl<'a> Memory<'a> {
@@ -130,7 +144,7 @@ impl<'a> Memory<'a> {
             layers,
             n_vocab,
             info: None,
-            stream: Vec::new(),
+            stream: None,
         }
     }
 }
@@ -139,23 +153,25 @@ impl StateSink for Memory<'_> {
     fn begin(&mut self, info: &StateInfo) -> Result<()> {
         let bytes = StateLayout::new(self.layers, info, self.n_vocab)?.bytes();
         let room = bytes.and_then(|b| usize::try_from(b).ok());
-        let reserved = room.map(|room| self.stream.try_reserve_exact(room));
-        let Some(Ok(())) = reserved else {
-            fail!(
-                OutOfMemory,
-                "no host memory for {} bytes of state",
-                bytes.unwrap_or(u64::MAX)
-            );
-        };
+        let room = room.unwrap_or(usize::MAX).max(1);
+        self.stream = Some(Stored {
+            memory: Pages::new(room, "host memory for the state")?,
+            len: 0,
+        });
         self.info = Some(info.clone());
         Ok(())
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        if bytes.len() > self.stream.capacity() - self.stream.len() {
+        let Some(stream) = &mut self.stream else {
+            fail!(Internal, "a saved state without a beginning");
+        };
+        let free = &mut stream.memory.bytes_mut()[stream.len..];
+        let Some(place) = free.get_mut(..bytes.len()) else {
             fail!(Internal, "a state that is longer than its layout");
-        }
-        self.stream.extend_from_slice(bytes);
+        };
+        place.copy_from_slice(bytes);
+        stream.len += bytes.len();
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! Where the bytes of a model file are.
 
 use super::file::OpenFile;
-use super::memory::Memory;
 use crate::error::{Error, Result};
+use crate::memory::Pages;
 use memmap2::Mmap;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub enum Access {
 /// The bytes of one model file.
 pub(super) enum Input {
     /// In memory.
-    Memory(Memory),
+    Memory(Pages),
     /// In a file, which may be mapped besides.
     File {
         file: Arc<OpenFile>,
@@ -44,7 +44,7 @@ impl Input {
 
     /// A copy of these bytes.
     pub(super) fn copy(bytes: &[u8]) -> Result<Input> {
-        Memory::copy(bytes).map(Input::Memory)
+        Pages::copy(bytes).map(Input::Memory)
     }
 
     pub(super) fn len(&self) -> usize {

@@ -3,10 +3,10 @@
 //! is opened, and come to memory when it is loaded.
 
 use super::input::Input;
-use super::memory::Memory;
 use super::tensor::Data;
 use super::{ModelFile, Tensor};
 use crate::error::{Error, Result, Status};
+use crate::memory::{MODEL, Pages};
 use crate::{memory, panics, threads};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,7 +72,7 @@ pub(super) struct Made {
     /// Given up when the bytes are there, and with it the files that it needs.
     source: RwLock<Option<Source>>,
     len: usize,
-    bytes: OnceLock<Memory>,
+    bytes: OnceLock<Pages>,
 }
 
 impl Made {
@@ -86,7 +86,7 @@ impl Made {
 
     /// The bytes, if they are made.
     pub(super) fn bytes(&self) -> Option<&[u8]> {
-        self.bytes.get().map(Memory::bytes)
+        self.bytes.get().map(Pages::bytes)
     }
 
     /// Writes bytes to `out`, from byte `start` on: a copy, or made for this call alone. Unless they
@@ -106,7 +106,7 @@ impl Made {
         self.source.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, memory: Memory) {
+    fn set(&self, memory: Pages) {
         // Another thread may have made it from a clone meanwhile; its bytes are the same.
         let _ = self.bytes.set(memory);
         *self.source.write().unwrap_or_else(PoisonError::into_inner) = None;
@@ -135,7 +135,7 @@ impl Made {
 struct Task {
     made: Arc<Made>,
     row_bytes: usize,
-    memory: Memory,
+    memory: Pages,
 }
 
 /// Rows to be made.
@@ -207,7 +207,7 @@ fn make(
 ) -> Result<()> {
     let mut tasks = Vec::new();
     for (made, row_bytes) in tensors {
-        let memory = Memory::new(made.len)?;
+        let memory = Pages::new(made.len, MODEL)?;
         tasks.push(Task {
             made,
             row_bytes,

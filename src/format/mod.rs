@@ -11,7 +11,6 @@ mod gguf;
 mod huggingface;
 mod input;
 mod made;
-mod memory;
 mod safetensors;
 mod strings;
 mod tensor;

@@ -23,9 +23,11 @@
 #[cfg_attr(not(feature = "c-library"), allow(dead_code))]
 mod allocator;
 mod buddy;
+mod pages;
 mod reserve;
 mod room;
 
+pub use pages::{MODEL, Pages};
 pub use room::{Entered, Room};
 
 use crate::error::{Error, Result, Status};

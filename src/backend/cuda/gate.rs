@@ -1,8 +1,8 @@
 //! How prompts and decodes of different sessions share a device.
 //!
 //! A prompt is evaluated in pieces. While other sessions decode, a piece and a step take turns, so
-//! that a step waits for no more than one piece. The first of these steps waits for no more than
-//! [`AHEAD`], because a prompt is not enqueued further ahead while the last step was not long ago.
+//! that a step waits for no more than one piece. A prompt in the background is enqueued no further
+//! than [`AHEAD`] pieces, which is what the first step beside it waits for.
 
 use super::driver::{Event, Stream};
 use crate::error::{Result, fail};
@@ -153,8 +153,9 @@ impl Prompt<'_> {
             fail!(Interrupted, "interrupted while evaluating tokens");
         }
         let steps = self.gate.steps.load(Ordering::Acquire);
-        let others = std::mem::replace(&mut self.steps, steps) != steps;
-        if !others && !self.is_background && !self.gate.last.is_recent(self.stream) {
+        let stepped = std::mem::replace(&mut self.steps, steps) != steps;
+        let others = stepped || self.gate.last.is_recent(self.stream);
+        if !others && !self.is_background {
             return Ok(());
         }
         let at = self.pieces % AHEAD;
@@ -169,7 +170,9 @@ impl Prompt<'_> {
             piece.record(self.stream)?;
         }
         if others {
-            // This piece ends before the next is enqueued, which comes behind the steps by then.
+            // This piece ends before the next is enqueued, behind the steps that were launched by then.
+            // The step that follows a step is launched while the piece between them runs, so that the
+            // device goes from one to the other without a pause.
             self.ends[at].synchronize()?;
             if let Some(step) = &self.gate.marks().step {
                 self.stream.wait(step)?;

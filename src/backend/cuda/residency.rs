@@ -3,8 +3,8 @@
 
 use super::driver::{Context, Event, Pinned, Range, Stream};
 use crate::error::{Error, Result, Status, fail};
+use crate::memory::Pages;
 use crate::threads;
-use memmap2::MmapMut;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -69,7 +69,7 @@ impl Residency {
 
 /// Host memory with a copy of a range.
 pub struct HostCopy {
-    memory: MmapMut,
+    memory: Pages,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -82,13 +82,7 @@ impl HostCopy {
     /// A copy of what a range holds.
     pub fn of(context: &Arc<Context>, range: &Range) -> Result<HostCopy> {
         let bytes = range.backed();
-        let memory = match MmapMut::map_anon(bytes.max(1)) {
-            Ok(memory) => memory,
-            Err(e) => fail!(OutOfMemory, "host memory for {bytes} bytes of weights: {e}"),
-        };
-        // Fewer and larger pages are written several times as fast for the first time.
-        #[cfg(target_os = "linux")]
-        let _ = memory.advise(memmap2::Advice::HugePage);
+        let memory = Pages::new(bytes.max(1), "host memory for the weights")?;
         let mut copy = HostCopy { memory };
         copy.transfer(context, range.address(), Direction::ToHost)?;
         Ok(copy)
@@ -104,7 +98,12 @@ impl HostCopy {
         let next = AtomicUsize::new(0);
         let stop = AtomicBool::new(false);
         let failure: Mutex<Option<Error>> = Mutex::new(None);
-        let pieces: Vec<Mutex<&mut [u8]>> = self.memory.chunks_mut(PIECE).map(Mutex::new).collect();
+        let pieces: Vec<Mutex<&mut [u8]>> = self
+            .memory
+            .bytes_mut()
+            .chunks_mut(PIECE)
+            .map(Mutex::new)
+            .collect();
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let work = || {
             let result = run(context, address, &pieces, direction, &next, &stop);
