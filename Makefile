@@ -90,6 +90,8 @@ help:
 	@echo "make test-memory     requests for memory fail, up to $(MEMORY_TRIES) in each case of each function; test-memory-all: every one"
 	@echo "make test-driver     the GPU backend's host side, with a driver that stands in for the real one"
 	@echo "make test-stack      every function on a stack of 64 KB"
+	@echo "make check-platforms the library compiles for Windows, macOS and Android"
+	@echo "make test-windows    C tests and examples with the library for Windows, in Wine"
 	@echo "make install         header, libraries, emberlm.pc (PREFIX, LIBDIR, INCLUDEDIR, DESTDIR); make uninstall"
 	@echo "make header          generate include/emberlm.h anew; make check-header compares only"
 	@echo "make check-symbols   the shared library exports what the header declares and nothing else"
@@ -190,6 +192,14 @@ else
 test-memory test-memory-all test-stack:
 	@echo "SKIPPED $@: it needs glibc"
 endif
+
+# What this machine can do for other platforms: see tests/platforms.
+.PHONY: check-platforms test-windows
+check-platforms: $(KERNELS)
+	bash tests/platforms/check $(abspath $(TARGET_DIR))/platforms $(FEATURES)
+
+test-windows:
+	bash tests/platforms/windows $(abspath $(TARGET_DIR))/windows $(MODEL)
 
 # Every function of the header has a case.
 .PHONY: check-cases

@@ -7,7 +7,6 @@ use emberlm::format::writer::{TensorEntry, Writer};
 use emberlm::format::{Access, ModelFile, Tensor, Value, read_rows};
 use emberlm::model::Network;
 use std::collections::HashMap;
-use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -162,7 +161,7 @@ fn write(writer: &Writer, file: &ModelFile, args: &Args) -> Result<u64, String> 
     {
         // As any new file, less what the process's mask takes away.
         use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o666));
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
     let mut out = builder.tempfile_in(folder).map_err(failed)?;
     // The writer knows of input and output errors alone.
