@@ -666,44 +666,6 @@ typedef uint32_t ember_text_stream_flags;
 #endif // __cplusplus
 
 /**
- * The penalty on tokens that would lengthen a repetition ("don't repeat yourself").
- *
- * If the last n tokens of the context occur earlier in the window, n being the largest such number,
- * then the token that followed them there gets minus `multiplier * base^(n - allowed_length)`, if n
- * is at least `allowed_length`. Only tokens behind the last sequence breaker of the window count
- * among the n, and a token that is a breaker by itself gets no penalty. The penalty is computed in
- * double precision and at most the largest `f32`.
- */
-typedef struct Dry Dry;
-
-/**
- * What a step does besides evaluating.
- */
-typedef struct Ending Ending;
-
-/**
- * The end of a kernel.
- */
-typedef struct Mark Mark;
-
-/**
- * How a token is chosen, as far as numbers say it; [`TokenRules`] has the rest.
- */
-typedef struct Sampling Sampling;
-
-/**
- * What a choice does besides taking the best token, for one session at least.
- */
-typedef struct Stages Stages;
-
-typedef struct Word Word;
-
-/**
- * The work of a phase.
- */
-typedef struct Work Work;
-
-/**
  * A loaded model: weights and vocabulary. Immutable, so any number of threads may use it at once.
  * It stays in memory until `ember_model_free` and until its last session is freed, in any order.
  */
@@ -1505,11 +1467,6 @@ typedef struct ember_chat_options {
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
-
-/**
- * POSIX; the libc crate does not have it.
- */
-extern int pthread_setcancelstate(int state, int *old);
 
 /**
  * `EMBER_ABI_VERSION` of the library that is really loaded. A program that finds another number
