@@ -41,14 +41,15 @@
  *   prints or handles signals.
  *
  * Handles. ember_model, ember_session and ember_text_stream pointers are numbers that the library looks up, not
- *   addresses: NULL, a freed or a made-up handle is an error and not a crash. What a function named
+ *   addresses: NULL, a freed or a made-up handle is an error and not a crash. In a 64-bit process they have a value that no
+ *   address has, so that a garbage collector does not take them for its own. What a function named
  *   ..._load or ..._create gives belongs to the caller until ..._free. A handle is not given out
  *   again after it was freed.
  *
  * Threads. A function that takes a const handle may run on any number of threads at once. One that
  *   takes a handle that is not const needs the object for itself: a second call with the same object
- *   meanwhile returns EMBER_BUSY at once and does nothing. Two functions are free of that:
- *   ember_session_interrupt may be called at any time, and ember_model_free waits for nobody.
+ *   meanwhile returns EMBER_BUSY at once and does nothing. Three functions are free of that:
+ *   ember_session_interrupt and ember_session_clear_interrupt may be called at any time, and ember_model_free waits for nobody.
  *   Different sessions run side by side, also those of one model. An object may move between threads.
  *   A thread that is cancelled (pthread_cancel) in a call ends after it; cancellation must be of the
  *   deferred type, which is the default.
@@ -94,6 +95,12 @@
 
 /** The ABI that this header describes; compare it with ember_abi_version(). */
 #define EMBER_ABI_VERSION 0
+
+/** In ember_error.index: no element of a list is at fault. */
+#define EMBER_NO_INDEX UINT32_MAX
+
+/** In place of a token's id: there is none. */
+#define EMBER_NO_TOKEN UINT32_MAX
 
 /**
  * The values of `ember_status`. A number never changes its meaning, and is never used again.
@@ -330,6 +337,63 @@ enum ember_device_kind
 typedef enum ember_device_kind ember_device_kind;
 #else
 typedef uint32_t ember_device_kind;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * What `ember_supported` can be asked for. Later versions may have more.
+ */
+enum ember_capability
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * The library has a backend for processors.
+     */
+    EMBER_CAN_CPU = 1,
+    /**
+     * The library has a backend for NVIDIA GPUs, whether or not this machine has one.
+     */
+    EMBER_CAN_CUDA = 2,
+    /**
+     * GGUF files, also split ones.
+     */
+    EMBER_CAN_GGUF = 16,
+    /**
+     * Hugging Face folders with safetensors files.
+     */
+    EMBER_CAN_SAFETENSORS = 17,
+    /**
+     * KV caches in half precision on a CPU, `EMBER_KV_F16`.
+     */
+    EMBER_CAN_CPU_KV_F16 = 32,
+    /**
+     * KV caches in single precision on a CPU, `EMBER_KV_F32`.
+     */
+    EMBER_CAN_CPU_KV_F32 = 33,
+    /**
+     * KV caches of 8-bit values on a CPU, `EMBER_KV_Q8_0`.
+     */
+    EMBER_CAN_CPU_KV_Q8_0 = 34,
+    /**
+     * KV caches in half precision on a GPU.
+     */
+    EMBER_CAN_CUDA_KV_F16 = 48,
+    /**
+     * KV caches in single precision on a GPU.
+     */
+    EMBER_CAN_CUDA_KV_F32 = 49,
+    /**
+     * KV caches of 8-bit values on a GPU.
+     */
+    EMBER_CAN_CUDA_KV_Q8_0 = 50,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_capability ember_capability;
+#else
+typedef uint32_t ember_capability;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -703,7 +767,7 @@ typedef void (*ember_log_fn)(void *user, int32_t level, const char *message, siz
 /**
  * What went wrong, in words. The caller owns it, on the stack for instance; it needs no
  * initialization and no cleanup. Every function that gets one writes it before it returns: on
- * success `code` is 0 and `message` is empty. Its size and layout never change.
+ * success `code` is 0, `index` is `EMBER_NO_INDEX` and `message` is empty. Its size and layout never change.
  */
 typedef struct ember_error {
     /**
@@ -711,9 +775,15 @@ typedef struct ember_error {
      */
     ember_status code;
     /**
+     * Which element is at fault, counted from 0, where the function takes several: a token of a prompt, a session of a
+     * batch, a stop string, an entry of a list in an option struct, which the message names. `EMBER_NO_INDEX` where it is
+     * none of them, or cannot be told.
+     */
+    uint32_t index;
+    /**
      * A sentence that names the thing at fault: UTF-8, always ended by a NUL, shortened to fit.
      */
-    char message[1020];
+    char message[1016];
 } ember_error;
 
 /**
@@ -851,9 +921,9 @@ typedef struct ember_model_details {
      */
     uint32_t has_tokenizer;
     /**
-     * 0.
+     * Number of metadata keys, for `ember_model_metadata_key`.
      */
-    uint32_t reserved;
+    uint32_t n_metadata;
     /**
      * Number of weights.
      */
@@ -1357,6 +1427,54 @@ typedef struct ember_tokenize_options {
 } ember_tokenize_options;
 
 /**
+ * Facts about a model's tokenizer. The caller sets `struct_size`, `ember_tokenizer_info` the rest. Tokens that the model does
+ * not have are `EMBER_NO_TOKEN`.
+ */
+typedef struct ember_tokenizer_details {
+    /**
+     * `sizeof(ember_tokenizer_details)`, set by the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * Tokens that have a text: those with ids from 0 to `n_tokens - 1`. `ember_model_details.n_vocab`, the number of
+     * logits, may be greater.
+     */
+    uint32_t n_tokens;
+    /**
+     * The token that begins a text.
+     */
+    uint32_t bos;
+    /**
+     * The token that ends a text. An answer may end with others, too: see `ember_end_tokens`.
+     */
+    uint32_t eos;
+    /**
+     * The token for text that has none.
+     */
+    uint32_t unknown;
+    /**
+     * The token that fills up the sequences of a batch in training.
+     */
+    uint32_t padding;
+    /**
+     * 1 if `ember_tokenize` puts `bos` before a text unless it goes on (`EMBER_TOKENIZE_CONTINUE`), else 0.
+     */
+    uint32_t adds_bos;
+    /**
+     * 1 if it puts `eos` behind a text likewise, else 0.
+     */
+    uint32_t adds_eos;
+    /**
+     * Number of tokens that end an answer: what `ember_end_tokens` writes.
+     */
+    uint32_t n_end_tokens;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} ember_tokenizer_details;
+
+/**
  * A string at which a text stream ends.
  */
 typedef struct ember_stop {
@@ -1517,6 +1635,13 @@ ember_status ember_device_count(uint32_t *count, struct ember_error *err);
 ember_status ember_device_info(uint32_t index, struct ember_device *out, struct ember_error *err);
 
 /**
+ * Tells whether the loaded library can do something, a value of `enum ember_capability`: 1 if it can, 0 if it cannot or does
+ * not know the number. It is about what was compiled; which devices there are and what they use, for example the
+ * instruction set, `ember_device_info` says. Any thread may call it at any time.
+ */
+uint32_t ember_supported(uint32_t capability);
+
+/**
  * Loads a GGUF file or a Hugging Face folder. For a split model, `path` names its first file. A
  * folder (`config.json`, `model.safetensors` or its index with shards, `tokenizer.json`, the chat
  * template) is named itself, or by its `config.json` or a safetensors file in it; its weights are
@@ -1562,6 +1687,43 @@ ember_status ember_model_info(const struct ember_model *model,
  * Errors: `EMBER_INVALID_HANDLE`.
  */
 ember_status ember_model_free(struct ember_model *model);
+
+/**
+ * Writes the value of a metadata key of the model's file as text to `value`: a string as it is, a number, a boolean (`true`,
+ * `false`) or an array as JSON does, with `NaN`, `inf` and `-inf` where JSON has no number. `key` is UTF-8 of `key_len` bytes,
+ * for example `general.license`. `len` receives the number of bytes, also when `capacity`, the room in `value`, is too small
+ * for them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `value`). `value` may be NULL if `capacity` is 0; no NUL is
+ * added. Any thread may call it.
+ *
+ * The keys are those of the GGUF file; of a split model, those of its first file. A Hugging Face folder has the keys
+ * that a GGUF file of the same model has (`llama.context_length` for `max_position_embeddings`), as far as the library
+ * reads them from `config.json`, with the chat templates and without the tokenizer.
+ *
+ * Errors: `EMBER_MISSING_KEY` if there is no such key; `EMBER_UNSUPPORTED` for arrays of more than 1024 elements, such as
+ * vocabularies, and for values of more than a megabyte: these are not kept, and the message says what they are and how many
+ * elements they have; `EMBER_BUFFER_TOO_SMALL`; `EMBER_INVALID_UTF8`.
+ */
+ember_status ember_model_metadata(const struct ember_model *model,
+                                  const char *key,
+                                  size_t key_len,
+                                  char *value,
+                                  size_t capacity,
+                                  size_t *len,
+                                  struct ember_error *err);
+
+/**
+ * Writes the name of metadata key `index` of the model's file to `key`; `ember_model_details.n_metadata` says how many there
+ * are. They are sorted by their bytes. `len`, `capacity` and `key` are as `len`, `capacity` and `value` of
+ * `ember_model_metadata`. Any thread may call it.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` if there is no key of this index; `EMBER_BUFFER_TOO_SMALL`.
+ */
+ember_status ember_model_metadata_key(const struct ember_model *model,
+                                      size_t index,
+                                      char *key,
+                                      size_t capacity,
+                                      size_t *len,
+                                      struct ember_error *err);
 
 /**
  * Changes how the session's next tokens are chosen; everything else stays. NULL means the defaults.
@@ -1677,11 +1839,26 @@ ember_status ember_session_logits(struct ember_session *session,
  * Makes the call that is running with this session on another thread return `EMBER_INTERRUPTED`
  * soon, with the session as it was before; likewise decodes that were started, which
  * `ember_decode_poll` then reports, after the tokens that had been chosen by then. A batch ends for
- * all its sessions. A call that is about to end may still succeed. Without one this does nothing: it does not reach into later calls. Any thread may call it at any time.
+ * all its sessions. Any thread may call it at any time.
+ *
+ * The interrupt stays until a call with the session has returned `EMBER_INTERRUPTED`, and so cannot come too early: if no
+ * call is running, or the one that is running is about to end and succeeds, then the next one that computes
+ * (those whose errors name `EMBER_INTERRUPTED`) returns it at once. One call answers all interrupts that came before its
+ * return. In a batch, the session that `ember_error.index` names has answered its own; `ember_generate` answers by its reason.
+ * `ember_session_clear_interrupt` takes the interrupt back.
  *
  * Errors: `EMBER_INVALID_HANDLE`.
  */
 ember_status ember_session_interrupt(struct ember_session *session);
+
+/**
+ * Takes an interrupt back that no call has answered yet: for the start of a new turn, whose calls an interrupt
+ * of the turn before is not meant for. Without one this does nothing. Any thread may call it at any time; a call that is
+ * running on another thread may be ended by the interrupt all the same.
+ *
+ * Errors: `EMBER_INVALID_HANDLE`.
+ */
+ember_status ember_session_clear_interrupt(struct ember_session *session);
 
 /**
  * Frees a session. Decodes that were started are interrupted and waited for. NULL is allowed and
@@ -1691,6 +1868,39 @@ ember_status ember_session_interrupt(struct ember_session *session);
  * leaves it alive: interrupt that call first.
  */
 ember_status ember_session_free(struct ember_session *session);
+
+/**
+ * Writes the tokens of the context from position `from` on, the one that the last decode returned included, to `tokens`,
+ * and their number to `count`, also when `capacity`, the room in `tokens`, is too small for them
+ * (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `tokens`). `tokens` may be NULL if `capacity` is 0. While
+ * decodes are started, these are the collected ones; while a prefill is, those before it.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` if `from` is behind the end of the context; `EMBER_BUFFER_TOO_SMALL`; `EMBER_BUSY`.
+ */
+ember_status ember_session_tokens(struct ember_session *session,
+                                  size_t from,
+                                  uint32_t *tokens,
+                                  size_t capacity,
+                                  size_t *count,
+                                  struct ember_error *err);
+
+/**
+ * Makes `count` tokens the context: keeps those at its start that are the same already, forgets the rest as
+ * `ember_session_rewind` does, and evaluates what is missing as `ember_prefill` does. Afterwards there are logits of the last
+ * token, which is evaluated again if need be. The number of tokens that were kept is written to `kept`, which may be NULL.
+ *
+ * This is how to pass a conversation that has grown, or was changed: only what is new is evaluated. As behind a
+ * prefill, an answer that a grammar constrains begins behind the tokens.
+ *
+ * Errors: `EMBER_NO_TOKENS` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` with the token's index;
+ * `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of them the context is as it
+ * was before; after one that came while tokens were evaluated, the next call evaluates again what had been forgotten.
+ */
+ember_status ember_session_sync(struct ember_session *session,
+                                const uint32_t *tokens,
+                                size_t count,
+                                size_t *kept,
+                                struct ember_error *err);
 
 /**
  * Appends `count` tokens to the context and evaluates them, all or none. May be called again and
@@ -2090,6 +2300,29 @@ ember_status ember_token_is_end(const struct ember_model *model,
                                 uint32_t token,
                                 uint32_t *is_end,
                                 struct ember_error *err);
+
+/**
+ * Writes facts about the tokenizer of a model to `out`, whose `struct_size` the caller has set. Any thread may call it.
+ *
+ * Errors: `EMBER_UNSUPPORTED` if the model's tokenizer is not supported.
+ */
+ember_status ember_tokenizer_info(const struct ember_model *model,
+                                  struct ember_tokenizer_details *out,
+                                  struct ember_error *err);
+
+/**
+ * Writes the ids of all tokens that end an answer (end of text, turn or message), in ascending order, to `tokens`, and their number
+ * to `count`, also when `capacity`, the room in `tokens`, is too small for them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to
+ * `tokens`). `tokens` may be NULL if `capacity` is 0. Most models have one to five; `ember_token_is_end` tells of a single
+ * token whether it is among them. Any thread may call it.
+ *
+ * Errors: `EMBER_BUFFER_TOO_SMALL`; `EMBER_UNSUPPORTED` if the model's tokenizer is not supported.
+ */
+ember_status ember_end_tokens(const struct ember_model *model,
+                              uint32_t *tokens,
+                              size_t capacity,
+                              size_t *count,
+                              struct ember_error *err);
 
 /**
  * Makes a text stream for a model's tokens. `options` may be NULL for the defaults. The new handle

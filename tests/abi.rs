@@ -15,9 +15,10 @@ fn layouts_stay() {
     assert_eq!(
         (
             offset_of!(ember_error, code),
+            offset_of!(ember_error, index),
             offset_of!(ember_error, message)
         ),
-        (0, 4)
+        (0, 4, 8)
     );
 
     assert_eq!(size_of::<ember_device>(), 480);
@@ -50,6 +51,7 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_model_details, n_layers), 16);
     assert_eq!(offset_of!(ember_model_details, hidden), 20);
     assert_eq!(offset_of!(ember_model_details, has_tokenizer), 24);
+    assert_eq!(offset_of!(ember_model_details, n_metadata), 28);
     assert_eq!(offset_of!(ember_model_details, n_parameters), 32);
     assert_eq!(offset_of!(ember_model_details, file_bytes), 40);
     assert_eq!(offset_of!(ember_model_details, resident_bytes), 48);
@@ -57,6 +59,16 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_model_details, architecture), 64);
     assert_eq!(offset_of!(ember_model_details, quantization), 96);
     assert_eq!(offset_of!(ember_model_details, name), 128);
+
+    assert_eq!(size_of::<ember_tokenizer_details>(), 40);
+    assert_eq!(offset_of!(ember_tokenizer_details, n_tokens), 4);
+    assert_eq!(offset_of!(ember_tokenizer_details, bos), 8);
+    assert_eq!(offset_of!(ember_tokenizer_details, eos), 12);
+    assert_eq!(offset_of!(ember_tokenizer_details, unknown), 16);
+    assert_eq!(offset_of!(ember_tokenizer_details, padding), 20);
+    assert_eq!(offset_of!(ember_tokenizer_details, adds_bos), 24);
+    assert_eq!(offset_of!(ember_tokenizer_details, adds_eos), 28);
+    assert_eq!(offset_of!(ember_tokenizer_details, n_end_tokens), 32);
 
     assert_eq!(size_of::<ember_session_options>(), 48 + pointer);
     assert_eq!(offset_of!(ember_session_options, sampling), 48);
@@ -181,6 +193,17 @@ fn header_has_the_librarys_abi_version() {
     let line = "#define EMBER_ABI_VERSION ";
     let version = header.lines().find_map(|l| l.strip_prefix(line)).unwrap();
     assert_eq!(version.parse::<u32>().unwrap(), ember_abi_version());
+}
+
+/// The header's macros are the library's constants.
+#[test]
+fn header_has_the_librarys_constants() {
+    let header = header();
+    for (name, value) in [("EMBER_NO_INDEX", NO_INDEX), ("EMBER_NO_TOKEN", NO_TOKEN)] {
+        let line = format!("#define {name} UINT32_MAX");
+        assert!(header.lines().any(|l| l == line), "{line}");
+        assert_eq!(value, u32::MAX);
+    }
 }
 
 /// Every status of the header has its name and its number in the library.

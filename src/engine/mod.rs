@@ -7,12 +7,17 @@ pub mod device;
 pub(crate) mod fake;
 mod fingerprint;
 mod grammar;
+mod interrupt;
+mod metadata;
 pub mod model;
 mod queue;
 mod residence;
 pub mod sampling;
 pub mod session;
 pub mod state;
+mod sync;
 
+pub use interrupt::Interrupts;
+pub use metadata::Metadata;
 pub use model::{Details, Model};
 pub use session::{Session, SessionOptions};

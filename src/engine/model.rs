@@ -1,6 +1,6 @@
 //! A model: a file's network resident on a device, and its text layer.
 
-use super::{SessionOptions, device, fingerprint};
+use super::{Metadata, SessionOptions, device, fingerprint};
 use crate::backend::cpu::{self, MAX_THREADS};
 use crate::backend::{DeviceKind, Estimate, KvType, LoadOptions, Progress, Weights};
 use crate::error::{Error, Result, Status, fail};
@@ -57,6 +57,7 @@ pub struct Model {
     grammar_vocabulary: Mutex<Option<Arc<GrammarVocabulary>>>,
     chat_templates: Result<ChatTemplates>,
     details: Details,
+    metadata: Metadata,
     /// Of the network and of the tokenizer.
     fingerprints: [u64; 2],
     files: MappedFiles,
@@ -168,6 +169,7 @@ impl Model {
             grammar_vocabulary: Mutex::default(),
             chat_templates,
             details,
+            metadata: Metadata::new(std::mem::take(&mut file.metadata)),
             fingerprints,
             files: match in_host_memory {
                 true => file.mapped_files(),
@@ -225,6 +227,7 @@ impl Model {
             grammar_vocabulary: Mutex::default(),
             chat_templates: Ok(ChatTemplates::default()),
             details,
+            metadata: Metadata::default(),
             fingerprints: [1, 2],
             files: MappedFiles::default(),
         }
@@ -233,6 +236,11 @@ impl Model {
     /// Facts about the model.
     pub fn details(&self) -> &Details {
         &self.details
+    }
+
+    /// What the file says about itself; of a folder, what it becomes as a GGUF file.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
     }
 
     /// What tells the network and the tokenizer from others.
@@ -315,10 +323,9 @@ impl Model {
         let n_vocab = self.details.n_vocab;
         for (i, &token) in tokens.iter().enumerate() {
             if token as usize >= n_vocab {
-                fail!(
-                    InvalidToken,
-                    "token {token} at index {i} is not in the vocabulary of {n_vocab}"
-                );
+                let message =
+                    format!("token {token} at index {i} is not in the vocabulary of {n_vocab}");
+                return Err(Error::new(Status::InvalidToken, message).at(i));
             }
         }
         Ok(())

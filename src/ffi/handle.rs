@@ -219,7 +219,10 @@ mod tests {
             seen.push(next);
         }
         let slots = table.slots.read().unwrap();
-        assert_eq!((slots.slots.len(), slots.slots[0].generation), (2, MAX_GENERATION));
+        assert_eq!(
+            (slots.slots.len(), slots.slots[0].generation),
+            (2, MAX_GENERATION)
+        );
     }
 
     /// Whether it could be the address of anything in a process with 48- or 57-bit addresses, the top

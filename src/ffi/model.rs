@@ -165,8 +165,8 @@ pub struct ember_model_details {
     pub hidden: u32,
     /// 1 if the text functions work with this model, 0 if its tokenizer is not supported.
     pub has_tokenizer: u32,
-    /// 0.
-    pub reserved: u32,
+    /// Number of metadata keys, for `ember_model_metadata_key`.
+    pub n_metadata: u32,
     /// Number of weights.
     pub n_parameters: u64,
     /// Bytes of the file, or of all files of a split model.
@@ -281,6 +281,7 @@ fn describe(model: &Model) -> ember_model_details {
     d.n_layers = count(from.n_layers);
     d.hidden = count(from.hidden);
     d.has_tokenizer = u32::from(model.tokenizer().is_ok());
+    d.n_metadata = count(model.metadata().len());
     d.n_parameters = from.n_parameters;
     d.file_bytes = from.file_bytes;
     d.resident_bytes = from.resident_bytes;

@@ -28,11 +28,19 @@ impl TokenStream {
         })
     }
 
+    /// The same for text that goes on where other text ends: a space at its start belongs to it.
+    pub fn continued(self) -> Self {
+        TokenStream {
+            begun: true,
+            ..self
+        }
+    }
+
     /// Takes the next tokens and appends to `out` the text that is certain now. After a stop string
     /// tokens are not even looked at. Errors: `InvalidToken`; the stream is as it was then.
     pub fn push(&mut self, tokenizer: &Tokenizer, ids: &[u32], out: &mut String) -> Result<()> {
-        for id in ids {
-            tokenizer.kind(*id)?;
+        for (index, id) in ids.iter().enumerate() {
+            tokenizer.kind(*id).map_err(|e| e.at(index))?;
         }
         let mut text = String::new();
         for id in ids {

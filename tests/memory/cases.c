@@ -24,6 +24,7 @@ static ember_model_details model_is;
 static ember_session_details session_is;
 static ember_text_stream_details stream_is;
 static ember_estimate estimate;
+static ember_tokenizer_details tokenizer_is;
 static ember_profile_entry profile[16];
 
 static const uint32_t PROMPT[] = {0, 260, 300, 41};
@@ -345,6 +346,19 @@ static ember_status call_interrupt(ember_error *e) {
     (void)e;
     return ember_session_interrupt(session);
 }
+static uint64_t result_interrupted(void) {
+    OK(ember_session_clear_interrupt(session));
+    return goes_on(session, 0);
+}
+static void interrupted(void) {
+    prompted();
+    OK(ember_session_interrupt(session));
+}
+static ember_status call_clear_interrupt(ember_error *e) {
+    (void)e;
+    return ember_session_clear_interrupt(session);
+}
+static ember_status call_session_tokens(ember_error *e) { return ember_session_tokens(session, 1, tokens, 4096, &count, e); }
 static ember_status call_session_free(ember_error *e) {
     ember_session *s = session;
     (void)e;
@@ -493,6 +507,18 @@ static void prepare_long(void) {
 }
 static ember_status call_prefill(ember_error *e) { return ember_prefill(session, PROMPT, 4, e); }
 static ember_status call_prefill_long(ember_error *e) { return ember_prefill(session, long_prompt, 400, e); }
+static ember_status call_sync(ember_error *e) { return ember_session_sync(session, long_prompt, 400, &count, e); }
+static uint64_t result_sync(void) { return goes_on(session, digest(0, &count, sizeof count)); }
+static void half_synced(void) {
+    prepare_long();
+    OK(ember_prefill(session, long_prompt, 200, &err));
+    prefill_now(session);
+}
+static void half_synced_grammar(void) {
+    half_synced();
+    set_grammar(session, EMBER_GRAMMAR_JSON_SCHEMA, SCHEMA);
+    goes_on(session, 0);
+}
 /* A model's first prefill and first batch make what its sessions share. */
 static void prepare_first_prefill(void) {
     prepare_long();
@@ -615,6 +641,28 @@ static ember_status call_detokenize(ember_error *e) {
 }
 static ember_status call_token_text(ember_error *e) { return ember_token_text(model, 300, text, sizeof text, &count, e); }
 static ember_status call_is_end(ember_error *e) { return ember_token_is_end(model, 5, tokens, e); }
+static ember_status call_tokenizer_info(ember_error *e) {
+    tokenizer_is.struct_size = sizeof tokenizer_is;
+    return ember_tokenizer_info(model, &tokenizer_is, e);
+}
+static uint64_t result_tokenizer_info(void) { return digest(0, &tokenizer_is, sizeof tokenizer_is); }
+static ember_status call_end_tokens(ember_error *e) { return ember_end_tokens(model, tokens, 4096, &count, e); }
+static ember_status call_metadata(ember_error *e) {
+    return ember_model_metadata(model, "llama.block_count", 17, text, sizeof text, &count, e);
+}
+static ember_status call_metadata_string(ember_error *e) {
+    return ember_model_metadata(model, "general.name", 12, text, sizeof text, &count, e);
+}
+static ember_status call_metadata_large(ember_error *e) {
+    return ember_model_metadata(model, "tokenizer.ggml.tokens", 21, text, sizeof text, &count, e);
+}
+static ember_status call_metadata_key(ember_error *e) {
+    return ember_model_metadata_key(model, 3, text, sizeof text, &count, e);
+}
+static ember_status call_supported(ember_error *e) {
+    (void)e;
+    return ember_supported(EMBER_CAN_CPU) == 1 && ember_supported(12345) == 0 ? EMBER_OK : EMBER_INTERNAL;
+}
 static ember_status call_chat_format(ember_error *e) {
     return ember_chat_format(model, CHAT, strlen(CHAT), NULL, text, sizeof text, &count, e);
 }
@@ -720,6 +768,11 @@ const memory_case CASES[] = {
     {"ember_model_estimate", "GGUF", NULL, call_estimate, NULL, result_estimate, NULL, 0, 0, 0},
     {"ember_model_estimate", "folder", prepare_folder, call_estimate_folder, NULL, result_estimate, clean_folder, 0, 0, 0},
     {"ember_model_info", "a model's", NULL, call_model_info, NULL, result_model_info, NULL, 0, 0, 0},
+    {"ember_model_metadata", "a number", NULL, call_metadata, NULL, result_text, NULL, 0, 0, 0},
+    {"ember_model_metadata", "a string", NULL, call_metadata_string, NULL, result_text, NULL, 0, 0, 0},
+    {"ember_model_metadata", "a large array", NULL, call_metadata_large, NULL, NULL, NULL, EMBER_UNSUPPORTED, 0, 0},
+    {"ember_model_metadata_key", "a key", NULL, call_metadata_key, NULL, result_text, NULL, 0, 0, 0},
+    {"ember_supported", "a capability", NULL, call_supported, NULL, NULL, NULL, 0, 0, 1},
     {"ember_model_free", "the last handle", load_second, call_model_free, NULL, NULL, clean_none, 0, 0, 1},
     {"ember_session_create", "by default", NULL, call_create, NULL, result_create, clean_session, 0, 0, 0},
     {"ember_session_create", "all of sampling", options_all, call_create_sampling, NULL, result_create, clean_session, 0, 0, 0},
@@ -743,7 +796,11 @@ const memory_case CASES[] = {
     {"ember_session_set_grammar", "GBNF", prompted, call_gbnf, look_session, result_session, clean_session, 0, 0, 0},
     {"ember_session_set_grammar", "wrong", prompted, call_bad_schema, look_session, result_session, clean_session, EMBER_GRAMMAR, 0, 0},
     {"ember_session_set_grammar", "none", begun_grammar, call_no_grammar, look_session, result_session, clean_session, 0, 0, 0},
-    {"ember_session_interrupt", "nothing runs", prompted, call_interrupt, look_session, result_session, clean_session, 0, 0, 1},
+    {"ember_session_tokens", "a session's", begun, call_session_tokens, look_session, result_tokens, clean_session, 0, 0, 0},
+    {"ember_session_sync", "half of it", half_synced, call_sync, look_session, result_sync, clean_session, 0, 0, 0},
+    {"ember_session_sync", "grammar", half_synced_grammar, call_sync, look_session, result_sync, clean_session, 0, 0, 0},
+    {"ember_session_clear_interrupt", "one is there", interrupted, call_clear_interrupt, look_session, result_session, clean_session, 0, 0, 1},
+    {"ember_session_interrupt", "nothing runs", prompted, call_interrupt, look_session, result_interrupted, clean_session, 0, 0, 1},
     {"ember_session_free", "plain", begun, call_session_free, NULL, NULL, clean_session, 0, 0, 1},
     {"ember_session_free", "grammar", begun_grammar, call_session_free, NULL, NULL, clean_session, 0, 0, 1},
     {"ember_session_free", "started decode", started, call_session_free, NULL, NULL, clean_session, 0, 0, 1},
@@ -797,6 +854,8 @@ const memory_case CASES[] = {
     {"ember_detokenize", "short", NULL, call_detokenize, NULL, result_text, NULL, 0, 0, 0},
     {"ember_token_text", "a token", NULL, call_token_text, NULL, result_text, NULL, 0, 0, 0},
     {"ember_token_is_end", "a token", NULL, call_is_end, NULL, NULL, NULL, 0, 0, 0},
+    {"ember_tokenizer_info", "a model's", NULL, call_tokenizer_info, NULL, result_tokenizer_info, NULL, 0, 0, 0},
+    {"ember_end_tokens", "a model's", NULL, call_end_tokens, NULL, result_tokens, NULL, 0, 0, 0},
     {"ember_chat_format", "the model's template", NULL, call_chat_format, NULL, result_text, NULL, 0, 0, 0},
     {"ember_chat_format", "a given template", NULL, call_chat_source, NULL, result_text, NULL, 0, 0, 0},
     {"ember_chat_tokenize", "the model's template", NULL, call_chat_tokenize, NULL, result_tokens, NULL, 0, 0, 0},

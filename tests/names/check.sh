@@ -67,6 +67,8 @@ names() {
             continue
         fi
         # shellcheck disable=SC2086
+        "$cc" -x $language -fsyntax-only "$1" || echo "(not compiled as $language)"
+        # shellcheck disable=SC2086
         "$cc" -x $language -E -P -nostdinc -I"$work/empty" "$1" >"$work/text" || echo "(not preprocessed as $language)"
         awk -f "$work/names.awk" "$work/text"
         # shellcheck disable=SC2086
@@ -101,8 +103,7 @@ leak:int leak(int ember_a);
 leak_fn:typedef int (*leak_fn)(void *user);
 leak_t:typedef int32_t leak_t;
 leak:extern const uint32_t leak;
-Leak:void ember_f(const struct Leak *leak);
-Leak:typedef Leak ember_thing;
+Leak:struct Leak; void ember_f(const struct Leak *leak);
 :typedef enum { EMBER_FIRST = 7, EMBER_LAST } ember_thing;
 :int32_t ember_f(const char *path, size_t len, struct ember_error *err);
 DEFECTS
