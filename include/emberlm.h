@@ -730,6 +730,77 @@ typedef uint32_t ember_text_stream_flags;
 #endif // __cplusplus
 
 /**
+ * Flags of `ember_generate_options`, to be or-ed.
+ */
+enum ember_generate_flags
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Spell the names of control tokens in the text instead of leaving them out.
+     */
+    EMBER_GENERATE_SHOW_SPECIAL = 1,
+    /**
+     * Go on behind tokens that end an answer.
+     */
+    EMBER_GENERATE_IGNORE_END = 2,
+    /**
+     * The text is one of its own, as an answer in a chat is, and not the rest of the prompt's: leave out the space that tokenizers of
+     * the SentencePiece kind put before every text.
+     */
+    EMBER_GENERATE_NEW_TEXT = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_generate_flags ember_generate_flags;
+#else
+typedef uint32_t ember_generate_flags;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Why a generation ended: values of `ember_generate_details.end`. Later versions may have more.
+ */
+enum ember_generate_end
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * The most tokens that were asked for are there.
+     */
+    EMBER_END_LIMIT = 1,
+    /**
+     * The last token ends an answer (`ember_token_is_end`). It is in the context; the callback did not get it.
+     */
+    EMBER_END_TOKEN = 2,
+    /**
+     * A stop string is complete. Its tokens are in the context, nothing of it is in the text.
+     */
+    EMBER_END_STOP = 3,
+    /**
+     * The callback returned something else than 0.
+     */
+    EMBER_END_CALLBACK = 4,
+    /**
+     * `ember_session_interrupt`. What was made before is in the context.
+     */
+    EMBER_END_INTERRUPTED = 5,
+    /**
+     * The context has no room for another token.
+     */
+    EMBER_END_CONTEXT_FULL = 6,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_generate_end ember_generate_end;
+#else
+typedef uint32_t ember_generate_end;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * A loaded model: weights and vocabulary. Immutable, so any number of threads may use it at once.
  * It stays in memory until `ember_model_free` and until its last session is freed, in any order.
  */
@@ -1535,6 +1606,92 @@ typedef struct ember_text_stream_details {
      */
     uint64_t tokens;
 } ember_text_stream_details;
+
+/**
+ * Receives a piece of the text: `len` bytes of UTF-8, whole characters, valid during the call, and the token that was made last.
+ * It is called once for each token, in order, also where that token makes no text yet (`len` is 0) because it ends within
+ * a character or a stop string could begin with it; and once more, with `EMBER_NO_TOKEN`, if text was held back until the end.
+ * Returning anything but 0 ends the generation. Called on the thread that called `ember_generate`. It may call every function of
+ * the library, but those that need this session for themselves return `EMBER_BUSY`. It must return normally: no
+ * `longjmp`, no exception.
+ */
+typedef int32_t (*ember_piece_fn)(void *user, const char *text, size_t len, uint32_t token);
+
+/**
+ * What to generate, and when to end. Zero in every field but `struct_size` means the default.
+ */
+typedef struct ember_generate_options {
+    /**
+     * `sizeof(ember_generate_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * Values of `enum ember_generate_flags`.
+     */
+    uint32_t flags;
+    /**
+     * Tokens that are appended to the context first. There may be none if the context has some.
+     */
+    const uint32_t *prompt;
+    /**
+     * Number of tokens in `prompt`.
+     */
+    size_t prompt_count;
+    /**
+     * The most tokens to make; 0 means as many as the context has room for.
+     */
+    size_t limit;
+    /**
+     * Strings at which the text ends, at most 256.
+     */
+    const struct ember_stop *stops;
+    /**
+     * Number of `stops`.
+     */
+    size_t n_stops;
+    /**
+     * Receives the text; may be NULL.
+     */
+    ember_piece_fn piece;
+    /**
+     * Handed to `piece`; may be NULL.
+     */
+    void *user;
+} ember_generate_options;
+
+/**
+ * What was generated. The caller sets `struct_size`, `ember_generate` the rest.
+ */
+typedef struct ember_generate_details {
+    /**
+     * `sizeof(ember_generate_details)`, set by the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * Why it ended, a value of `enum ember_generate_end`.
+     */
+    uint32_t end;
+    /**
+     * Index of the stop string that was met, else `EMBER_NO_INDEX`.
+     */
+    uint32_t stop;
+    /**
+     * The last token that was made, which for `EMBER_END_TOKEN` is the one that ends the answer; `EMBER_NO_TOKEN` if none was.
+     */
+    uint32_t token;
+    /**
+     * Where the tokens begin in the context: `ember_session_tokens` from here on writes them all.
+     */
+    uint64_t position;
+    /**
+     * Number of tokens that were made.
+     */
+    uint64_t n_tokens;
+    /**
+     * Bytes of text that the callback got, or would have got.
+     */
+    uint64_t text_bytes;
+} ember_generate_details;
 
 /**
  * Which chat template to use, and what for. Zero in every field but `struct_size` means the
@@ -2385,6 +2542,29 @@ ember_status ember_text_stream_info(const struct ember_text_stream *stream,
  * Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY`, and the stream lives on.
  */
 ember_status ember_text_stream_free(struct ember_text_stream *stream);
+
+/**
+ * Appends a prompt to the context, if there is one, then decodes tokens until there is a reason to end, and passes their text on
+ * while they come. It does what `ember_prefill`, `ember_decode` in a loop, `ember_token_is_end` and an
+ * `ember_text_stream` do, with the same tokens. All tokens that were made are in the context afterwards, so that the next call goes
+ * on behind them. `options` may be NULL for the defaults. Why it ended, and how much was made, is written to `out`, whose `struct_size`
+ * the caller has set, and which may be NULL. If several reasons come with one token, an end token comes first, then a stop string, then
+ * the callback.
+ *
+ * Text that is held back when the callback ends the generation is not passed on; its tokens are in the context.
+ *
+ * `ember_session_interrupt` ends it with `EMBER_OK` and `EMBER_END_INTERRUPTED`; but as long as no token was chosen and the prompt is not
+ * evaluated, with `EMBER_INTERRUPTED` and nothing done.
+ *
+ * Errors: those of `ember_prefill` and `ember_decode`; `EMBER_NO_TOKENS` if there are neither a prompt nor a context;
+ * `EMBER_CONTEXT_FULL` if the prompt does not fit; those of `ember_text_stream_create`, `EMBER_UNSUPPORTED` if the model's tokenizer is not
+ * supported among them. After each of them the session is as it was before the call, whatever text the callback got: the same call
+ * again makes the same tokens.
+ */
+ember_status ember_generate(struct ember_session *session,
+                            const struct ember_generate_options *options,
+                            struct ember_generate_details *out,
+                            struct ember_error *err);
 
 /**
  * Writes a conversation as the text that the model was trained on, by its chat template. `json`

@@ -161,6 +161,27 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_text_stream_details, stop), 8);
     assert_eq!(offset_of!(ember_text_stream_details, tokens), 16);
 
+    assert_eq!(size_of::<ember_generate_options>(), 8 + 7 * pointer);
+    assert_eq!(offset_of!(ember_generate_options, flags), 4);
+    assert_eq!(offset_of!(ember_generate_options, prompt), 8);
+    assert_eq!(
+        offset_of!(ember_generate_options, prompt_count),
+        8 + pointer
+    );
+    assert_eq!(offset_of!(ember_generate_options, limit), 8 + 2 * pointer);
+    assert_eq!(offset_of!(ember_generate_options, stops), 8 + 3 * pointer);
+    assert_eq!(offset_of!(ember_generate_options, n_stops), 8 + 4 * pointer);
+    assert_eq!(offset_of!(ember_generate_options, piece), 8 + 5 * pointer);
+    assert_eq!(offset_of!(ember_generate_options, user), 8 + 6 * pointer);
+
+    assert_eq!(size_of::<ember_generate_details>(), 40);
+    assert_eq!(offset_of!(ember_generate_details, end), 4);
+    assert_eq!(offset_of!(ember_generate_details, stop), 8);
+    assert_eq!(offset_of!(ember_generate_details, token), 12);
+    assert_eq!(offset_of!(ember_generate_details, position), 16);
+    assert_eq!(offset_of!(ember_generate_details, n_tokens), 24);
+    assert_eq!(offset_of!(ember_generate_details, text_bytes), 32);
+
     assert_eq!(size_of::<ember_chat_options>(), 16 + 6 * pointer);
     assert_eq!(offset_of!(ember_chat_options, interrupt), 16 + 4 * pointer);
     assert_eq!(offset_of!(ember_chat_options, reserved2), 16 + 5 * pointer);

@@ -6,6 +6,7 @@ pub mod device;
 #[cfg(test)]
 pub(crate) mod fake;
 mod fingerprint;
+mod generate;
 mod grammar;
 mod interrupt;
 mod metadata;
@@ -17,6 +18,7 @@ pub mod session;
 pub mod state;
 mod sync;
 
+pub use generate::{End, GenerateOptions, Generated, Piece};
 pub use interrupt::Interrupts;
 pub use metadata::Metadata;
 pub use model::{Details, Model};

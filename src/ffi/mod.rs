@@ -50,6 +50,8 @@ mod tokenizer;
 
 mod text_stream;
 
+mod generate;
+
 mod chat;
 
 pub use batch::*;
@@ -59,6 +61,7 @@ pub use decode::*;
 pub use device::*;
 pub use error::*;
 pub use estimate::*;
+pub use generate::*;
 pub use grammar::*;
 pub use log::*;
 pub use metadata::*;

@@ -728,6 +728,40 @@ static ember_status call_stream_free(ember_error *e) {
     return ember_text_stream_free(s);
 }
 
+/* --- generating ------------------------------------------------------------------------------- */
+
+static ember_generate_details generated;
+static char pieces[1 << 12];
+static size_t pieces_len;
+
+static int32_t take_piece(void *user, const char *piece, size_t len, uint32_t token) {
+    (void)user, (void)token;
+    if (len > sizeof pieces - pieces_len) return 1;
+    memcpy(pieces + pieces_len, piece, len);
+    pieces_len += len;
+    return 0;
+}
+static ember_status generate(const uint32_t *prompt, size_t prompt_count, size_t limit, ember_error *e) {
+    static const ember_stop STOPS[] = {{"\1none", 5}, {" such", 5}};
+    ember_generate_options o = {0};
+    o.struct_size = sizeof o;
+    o.prompt = prompt;
+    o.prompt_count = prompt_count;
+    o.limit = limit;
+    o.stops = STOPS;
+    o.n_stops = 2;
+    o.piece = take_piece;
+    generated.struct_size = sizeof generated;
+    pieces_len = 0;
+    return ember_generate(session, &o, &generated, e);
+}
+static ember_status call_generate(ember_error *e) { return generate(PROMPT, 4, 12, e); }
+static ember_status call_generate_on(ember_error *e) { return generate(NULL, 0, 12, e); }
+static uint64_t result_generate(void) {
+    uint64_t sum = digest(digest(0, &generated, sizeof generated), pieces, pieces_len);
+    return goes_on(session, sum);
+}
+
 /* --- errors ----------------------------------------------------------------------------------- */
 
 static ember_status call_bad_model(ember_error *e) {
@@ -859,6 +893,9 @@ const memory_case CASES[] = {
     {"ember_chat_format", "the model's template", NULL, call_chat_format, NULL, result_text, NULL, 0, 0, 0},
     {"ember_chat_format", "a given template", NULL, call_chat_source, NULL, result_text, NULL, 0, 0, 0},
     {"ember_chat_tokenize", "the model's template", NULL, call_chat_tokenize, NULL, result_tokens, NULL, 0, 0, 0},
+    {"ember_generate", "from a prompt", create, call_generate, look_session, result_generate, clean_session, 0, 0, 0},
+    {"ember_generate", "behind a context", begun_sampling, call_generate_on, look_session, result_generate, clean_session, 0, 0, 0},
+    {"ember_generate", "grammar", begun_grammar, call_generate_on, look_session, result_generate, clean_session, 0, 0, 0},
     {"ember_text_stream_create", "with stops", NULL, call_stream, NULL, look_stream, clean_stream, 0, 0, 0},
     {"ember_text_stream_push", "four tokens", create_stream, call_push, look_stream, result_push, clean_stream, 0, 0, 0},
     {"ember_text_stream_finish", "a stream", create_stream, call_finish, look_stream, result_text, clean_stream, 0, 0, 0},
