@@ -398,6 +398,28 @@ typedef uint32_t ember_capability;
 #endif // __cplusplus
 
 /**
+ * Flags of `ember_model_source`, to be or-ed.
+ */
+enum ember_source_flags
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * `bytes` are not copied: they must stay as they are until `release` is called, or, without one, until the model and its last
+     * session are freed.
+     */
+    EMBER_SOURCE_BORROW = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_source_flags ember_source_flags;
+#else
+typedef uint32_t ember_source_flags;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Values of `ember_session_options.kv_type`.
  */
 enum ember_kv_type
@@ -906,7 +928,7 @@ typedef struct ember_device {
 
 /**
  * Hears how far a load is: `fraction` runs from 0 to 1 and never goes back. Returning anything but
- * 0 stops the load with `EMBER_CANCELLED`. Called on the thread that called `ember_model_load`,
+ * 0 stops the load with `EMBER_CANCELLED`. Called on the thread that called `ember_model_load` or `ember_model_load_from`,
  * which holds no lock meanwhile: the callback may call every function of the library. It must
  * return normally: no `longjmp`, no exception.
  */
@@ -1025,6 +1047,55 @@ typedef struct ember_model_details {
      */
     char name[128];
 } ember_model_details;
+
+/**
+ * Tells that the library does not need borrowed bytes any more. Called once for each load that has succeeded, on the thread
+ * that frees the model or its last session, or that loads it onto a GPU, which may be before `ember_model_load_from` returns. It must
+ * return normally: no `longjmp`, no exception.
+ */
+typedef void (*ember_release_fn)(void *user, const void *bytes, uint64_t size);
+
+/**
+ * Writes `count` bytes of the file from `offset` on to `bytes`; all of them lie within the file. Returning anything but 0 ends the load with
+ * `EMBER_IO`. Called while `ember_model_load_from` runs, on its thread and on threads of the library, but never twice at once. It may call
+ * every function of the library. It must return normally: no `longjmp`, no exception.
+ */
+typedef int32_t (*ember_read_at_fn)(void *user, uint64_t offset, void *bytes, size_t count);
+
+/**
+ * A GGUF file that is in memory, or that a function of yours reads: set either `bytes` or `read`. Zero in every field but
+ * `struct_size`, `size` and one of these two means the default.
+ */
+typedef struct ember_model_source {
+    /**
+     * `sizeof(ember_model_source)`.
+     */
+    uint32_t struct_size;
+    /**
+     * Values of `enum ember_source_flags`.
+     */
+    uint32_t flags;
+    /**
+     * Bytes of the file.
+     */
+    uint64_t size;
+    /**
+     * The file in memory. It need not be aligned.
+     */
+    const void *bytes;
+    /**
+     * With `EMBER_SOURCE_BORROW`, called when `bytes` are not needed any more; may be NULL.
+     */
+    ember_release_fn release;
+    /**
+     * Reads the file.
+     */
+    ember_read_at_fn read;
+    /**
+     * Handed to `release` and `read`; may be NULL.
+     */
+    void *user;
+} ember_model_source;
 
 /**
  * What is added to the logit of a token. A C array of these is `ember_sampling_options.logit_bias`.
@@ -1844,6 +1915,28 @@ ember_status ember_model_info(const struct ember_model *model,
  * Errors: `EMBER_INVALID_HANDLE`.
  */
 ember_status ember_model_free(struct ember_model *model);
+
+/**
+ * Loads a model as `ember_model_load` does, from a GGUF file that is in memory or that a function reads: one in a game's
+ * archive, in the resources of a program, encrypted on disk or behind another file system. `options` may be NULL for the
+ * defaults; `files` in them means nothing here.
+ *
+ * - `bytes` are copied, unless `flags` says `EMBER_SOURCE_BORROW`: then a CPU computes with them where they are, without
+ *   another copy. After an error they stay the caller's, and `release` is not called.
+ * - What `read` reads goes to memory of the model's own, or to the GPU. It is called for pieces of up to some megabytes, the header of
+ *   the file first; a tensor may be read more than once, and what the architecture has no use for is not.
+ *
+ * The new handle is written to `out` and has to be freed with `ember_model_free`. Any thread may call it; loads run side by
+ * side.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` if both or none of `bytes` and `read` are set, for unknown flags, and for `release` without
+ * `EMBER_SOURCE_BORROW`; `EMBER_FILE_EMPTY` if `size` is 0; `EMBER_IO` if `read` fails; `EMBER_UNSUPPORTED` for one part of a split
+ * model; else those of `ember_model_load` about the content of files.
+ */
+ember_status ember_model_load_from(const struct ember_model_source *source,
+                                   const struct ember_model_options *options,
+                                   struct ember_model **out,
+                                   struct ember_error *err);
 
 /**
  * Writes the value of a metadata key of the model's file as text to `value`: a string as it is, a number, a boolean (`true`,

@@ -44,6 +44,14 @@ fn layouts_stay() {
     );
     assert_eq!(offset_of!(ember_model_options, files), 16 + 3 * pointer);
 
+    assert_eq!(size_of::<ember_model_source>(), 16 + 4 * pointer);
+    assert_eq!(offset_of!(ember_model_source, flags), 4);
+    assert_eq!(offset_of!(ember_model_source, size), 8);
+    assert_eq!(offset_of!(ember_model_source, bytes), 16);
+    assert_eq!(offset_of!(ember_model_source, release), 16 + pointer);
+    assert_eq!(offset_of!(ember_model_source, read), 16 + 2 * pointer);
+    assert_eq!(offset_of!(ember_model_source, user), 16 + 3 * pointer);
+
     assert_eq!(size_of::<ember_model_details>(), 256);
     assert_eq!(offset_of!(ember_model_details, device), 4);
     assert_eq!(offset_of!(ember_model_details, n_vocab), 8);

@@ -4,7 +4,7 @@ use super::{Metadata, SessionOptions, device, fingerprint};
 use crate::backend::cpu::{self, MAX_THREADS};
 use crate::backend::{DeviceKind, Estimate, KvType, LoadOptions, Progress, Weights};
 use crate::error::{Error, Result, Status, fail};
-use crate::format::{Access, MappedFiles, ModelFile, Tensor, Value};
+use crate::format::{Access, MappedFiles, ModelFile, ModelSource, Tensor, Value};
 use crate::grammar::GrammarVocabulary;
 use crate::log::log;
 use crate::memory::{self, Room};
@@ -64,20 +64,30 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads a model file onto a device.
-    ///
-    /// Errors: those of [`ModelFile::open`], [`Network::from_file`] and the backend; `NoDevice`;
-    /// `InvalidArgument` for too many threads; `FileTruncated` and `FileCorrupt` for files that change
-    /// meanwhile; whatever `progress` fails with. A tokenizer that is not supported is no error here
-    /// but one of [`Model::tokenizer`].
+    /// [`load_from`](Self::load_from) a path.
     pub fn load(
         path: &Path,
         device_index: usize,
         options: &LoadOptions,
         progress: &mut Progress<'_>,
     ) -> Result<Model> {
+        Model::load_from(&ModelSource::Path(path), device_index, options, progress)
+    }
+
+    /// Loads a model onto a device.
+    ///
+    /// Errors: those of [`ModelFile::open`], [`Network::from_file`] and the backend; `NoDevice`;
+    /// `InvalidArgument` for too many threads; `FileTruncated` and `FileCorrupt` for files that change
+    /// meanwhile; whatever `progress` fails with. A tokenizer that is not supported is no error here
+    /// but one of [`Model::tokenizer`].
+    pub fn load_from(
+        source: &ModelSource<'_>,
+        device_index: usize,
+        options: &LoadOptions,
+        progress: &mut Progress<'_>,
+    ) -> Result<Model> {
         check_options(options)?;
-        let room = room_for(path)?;
+        let room = room_for(source)?;
         let _in_room = room.enter();
         let device = device::get(device_index)?;
         let device_info = device.backend.device_info(device.index);
@@ -96,7 +106,15 @@ impl Model {
             // What is uploaded is read once.
             false => Access::Read,
         };
-        let mut file = ModelFile::open_with(path, access)?.with_weights(options.weights)?;
+        // In memory of the model's own, whatever is made of it.
+        let copied = match source {
+            ModelSource::Copied(bytes) => bytes.len() as u64,
+            _ => 0,
+        };
+        if in_host_memory {
+            check_memory(copied, device_info.memory_free)?;
+        }
+        let mut file = ModelFile::open_source(source, access)?.with_weights(options.weights)?;
         let network = Network::from_file(&file)?;
         let used: HashSet<&str> = network.tensors().map(|t| &*t.name).collect();
         // Parts for images, for example.
@@ -115,7 +133,7 @@ impl Model {
             return Err(e.clone());
         }
         if let Err(e) = &tokenizer {
-            log!(Warn, "{}: no text calls: {}", path.display(), e.message);
+            log!(Warn, "{source}: no text calls: {}", e.message);
         }
         // Kept in order whatever is reported; the end is reported here alone.
         let mut reached = 0.0f32;
@@ -152,12 +170,11 @@ impl Model {
         file.check_unchanged()?;
         let mut details = Details::new(&file, &network, weights.as_ref(), device_index);
         if in_host_memory {
-            details.resident_bytes += file.made_bytes();
+            details.resident_bytes += file.made_bytes() + copied;
         }
         log!(
             Info,
-            "loaded {}: {} {}, {} parameters, on {}",
-            path.display(),
+            "loaded {source}: {} {}, {} parameters, on {}",
             details.architecture,
             details.quantization,
             details.n_parameters,
@@ -191,7 +208,7 @@ impl Model {
     ) -> Result<(Estimate, usize)> {
         check_options(options)?;
         session.sampling.check()?;
-        let room = room_for(path)?;
+        let room = room_for(&ModelSource::Path(path))?;
         let _in_room = room.enter();
         let device = device::get(device_index)?;
         // Of any device: its data are not touched.
@@ -333,10 +350,15 @@ impl Model {
 }
 
 /// Room for what is read of a model's files beside its weights, and made of it, such as a tokenizer.
-fn room_for(path: &Path) -> Result<Room> {
+fn room_for(source: &ModelSource<'_>) -> Result<Room> {
     const LEAST: u64 = 16 << 20;
     /// Of a GGUF file, whose metadata are as much of it as they like.
     const MOST: u64 = 256 << 20;
+    let room = |bytes| Room::new(usize::try_from(LEAST + bytes).unwrap_or(usize::MAX));
+    let path = match source {
+        ModelSource::Path(path) => *path,
+        _ => return room((8 * source.len().unwrap_or(0) as u64).min(MOST)),
+    };
     let len = |path: &Path| std::fs::metadata(path).map_or(0, |of| of.len());
     let is_gguf = path
         .extension()
@@ -361,7 +383,7 @@ fn room_for(path: &Path) -> Result<Room> {
             .sum::<u64>()
             .max((8 * len(path)).min(MOST))
     };
-    Room::new(usize::try_from(LEAST + bytes).unwrap_or(usize::MAX))
+    room(bytes)
 }
 
 /// `OutOfMemory` where so many bytes are not free: the system would grant them all the same, and end

@@ -24,6 +24,8 @@ mod supported;
 
 mod model;
 
+mod source;
+
 mod metadata;
 
 mod sampling;
@@ -69,6 +71,7 @@ pub use model::*;
 pub use profile::*;
 pub use sampling::*;
 pub use session::*;
+pub use source::*;
 pub use state::*;
 pub use supported::*;
 pub use text::*;

@@ -204,6 +204,56 @@ static ember_status call_load_missing(ember_error *e) { return load("/none/such"
 static uint64_t result_load(void) { return works(second_model); }
 static void clean_load(void) { ember_model_free(second_model); }
 
+/* The model's file in memory. */
+static unsigned char *model_bytes;
+static size_t model_len;
+static int released;
+
+static void read_model(void) {
+    FILE *f;
+    released = 0;
+    if (model_bytes) return;
+    f = fopen(path, "rb");
+    if (!f || fseek(f, 0, SEEK_END)) abort();
+    model_len = (size_t)ftell(f);
+    rewind(f);
+    model_bytes = malloc(model_len);
+    if (!model_bytes || fread(model_bytes, 1, model_len, f) != model_len) abort();
+    fclose(f);
+}
+static void on_release(void *user, const void *bytes, uint64_t size) {
+    (void)user, (void)bytes, (void)size;
+    released++;
+}
+static int32_t read_part(void *user, uint64_t offset, void *bytes, size_t n) {
+    (void)user;
+    memcpy(bytes, model_bytes + offset, n);
+    return 0;
+}
+static ember_status load_from(uint32_t flags, int by_reading, ember_error *e) {
+    ember_model_source s = {0};
+    ember_model_options o = {0};
+    s.struct_size = sizeof s;
+    s.flags = flags;
+    s.size = model_len;
+    s.bytes = by_reading ? NULL : model_bytes;
+    s.read = by_reading ? read_part : NULL;
+    s.release = flags ? on_release : NULL;
+    o.struct_size = sizeof o;
+    o.device = device;
+    o.threads = 2;
+    return ember_model_load_from(&s, &o, &second_model, e);
+}
+static ember_status call_load_copied(ember_error *e) { return load_from(0, 0, e); }
+static ember_status call_load_borrowed(ember_error *e) { return load_from(EMBER_SOURCE_BORROW, 0, e); }
+static ember_status call_load_read(ember_error *e) { return load_from(0, 1, e); }
+static uint64_t look_released(void) { return (uint64_t)released; }
+/* The bytes come back once, with the model. */
+static void clean_borrowed(void) {
+    ember_model_free(second_model);
+    if (released != 1) abort();
+}
+
 static ember_status call_estimate(ember_error *e) {
     estimate.struct_size = sizeof estimate;
     return ember_model_estimate(path, strlen(path), NULL, NULL, &estimate, e);
@@ -799,6 +849,9 @@ const memory_case CASES[] = {
     {"ember_model_load", "folder, to Q8_0", prepare_folder, call_load_quantized, NULL, result_load, clean_folder, 0, 0, 0},
     {"ember_model_load", "no such file", NULL, call_load_missing, NULL, NULL, NULL, EMBER_FILE_NOT_FOUND, 0, 0},
     {"ember_model_load", "bad options", NULL, call_bad_option, NULL, NULL, NULL, EMBER_INVALID_ARGUMENT, 0, 0},
+    {"ember_model_load_from", "copied", read_model, call_load_copied, NULL, result_load, clean_load, 0, 0, 0},
+    {"ember_model_load_from", "borrowed", read_model, call_load_borrowed, look_released, result_load, clean_borrowed, 0, 0, 0},
+    {"ember_model_load_from", "by a callback", read_model, call_load_read, NULL, result_load, clean_load, 0, 0, 0},
     {"ember_model_estimate", "GGUF", NULL, call_estimate, NULL, result_estimate, NULL, 0, 0, 0},
     {"ember_model_estimate", "folder", prepare_folder, call_estimate_folder, NULL, result_estimate, clean_folder, 0, 0, 0},
     {"ember_model_info", "a model's", NULL, call_model_info, NULL, result_model_info, NULL, 0, 0, 0},
