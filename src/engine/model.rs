@@ -357,7 +357,7 @@ fn room_for(source: &ModelSource<'_>) -> Result<Room> {
     let room = |bytes| Room::new(usize::try_from(LEAST + bytes).unwrap_or(usize::MAX));
     let path = match source {
         ModelSource::Path(path) => *path,
-        _ => return room((8 * source.len().unwrap_or(0) as u64).min(MOST)),
+        _ => return room((8 * source.file_bytes().unwrap_or(0) as u64).min(MOST)),
     };
     let len = |path: &Path| std::fs::metadata(path).map_or(0, |of| of.len());
     let is_gguf = path

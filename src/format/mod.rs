@@ -49,7 +49,7 @@ pub enum ModelSource<'a> {
 
 impl ModelSource<'_> {
     /// Bytes of the model, if it has no path.
-    pub fn len(&self) -> Option<usize> {
+    pub fn file_bytes(&self) -> Option<usize> {
         match self {
             ModelSource::Path(_) => None,
             ModelSource::Copied(bytes) => Some(bytes.len()),
