@@ -2,7 +2,7 @@
 
 use crate::error::{Result, fail};
 use crate::format::{Array, Value};
-use std::borrow::Cow;
+use crate::memory::Room;
 use std::collections::HashMap;
 use std::fmt::Write;
 
@@ -11,6 +11,8 @@ const MOST_ELEMENTS: usize = 1024;
 /// The longest text that is kept, of a string or of all strings of an array, in bytes. The largest chat templates have some
 /// dozens of thousands.
 const MOST_BYTES: usize = 1 << 20;
+/// The longest number as text, about.
+const NUMBER_BYTES: usize = 32;
 
 /// The metadata of a model's file that are kept with the model, sorted by key.
 #[derive(Debug, Default)]
@@ -50,11 +52,11 @@ impl Metadata {
         self.0.get(index).map(|(key, _)| key.as_str())
     }
 
-    /// The value of a key as text: a string as it is, anything else as JSON, with `NaN`, `inf` and `-inf` for the numbers
-    /// that JSON does not have.
+    /// Calls `with` with the value of a key as text: a string as it is, anything else as JSON, with `NaN`, `inf` and `-inf` for
+    /// the numbers that JSON does not have.
     ///
-    /// Errors: `MissingKey`; `Unsupported` for a large value, saying what it is.
-    pub fn text(&self, key: &str) -> Result<Cow<'_, str>> {
+    /// Errors: `MissingKey`; `Unsupported` for a large value, saying what it is; `OutOfMemory`; those of `with`.
+    pub fn with_text<R>(&self, key: &str, with: impl FnOnce(&str) -> Result<R>) -> Result<R> {
         let found = self.0.binary_search_by(|(k, _)| k.as_str().cmp(key));
         match found.map(|index| &self.0[index].1) {
             Err(_) => fail!(MissingKey, "there is no metadata key {key:?}"),
@@ -64,11 +66,16 @@ impl Metadata {
                     "metadata key {key} is {what}, which is not kept"
                 )
             }
-            Ok(Kept::Value(Value::String(text))) => Ok(Cow::Borrowed(text)),
+            Ok(Kept::Value(Value::String(text))) => with(text),
             Ok(Kept::Value(value)) => {
+                let room = Room::for_input(match value {
+                    Value::Array(array) => bytes(array) + NUMBER_BYTES * elements(array),
+                    _ => NUMBER_BYTES,
+                })?;
+                let _in_room = room.enter();
                 let mut text = String::new();
                 write_value(value, &mut text);
-                Ok(Cow::Owned(text))
+                with(&text)
             }
         }
     }
@@ -181,6 +188,10 @@ mod tests {
         Metadata::new(values.map(|(key, value)| (key.to_owned(), value)).into())
     }
 
+    fn text(m: &Metadata, key: &str) -> Result<String> {
+        m.with_text(key, |text| Ok(text.to_owned()))
+    }
+
     #[test]
     fn values_are_text() {
         let m = metadata();
@@ -196,9 +207,9 @@ mod tests {
             ("a.none", "[]"),
             ("a.nested", "[[1,2],[false]]"),
         ] {
-            assert_eq!(m.text(key).unwrap(), wanted, "{key}");
+            assert_eq!(text(&m, key).unwrap(), wanted, "{key}");
         }
-        assert_eq!(m.text("a.most").unwrap().len(), 2 * MOST_ELEMENTS + 1);
+        assert_eq!(text(&m, "a.most").unwrap().len(), 2 * MOST_ELEMENTS + 1);
     }
 
     #[test]
@@ -210,12 +221,12 @@ mod tests {
             ("a.long_words", "an array of strings with 2 elements"),
             ("a.deep", "an array of arrays with 1 elements"),
         ] {
-            let e = m.text(key).unwrap_err();
+            let e = text(&m, key).unwrap_err();
             assert_eq!(e.status, Status::Unsupported);
             assert!(e.message.contains(wanted), "{}", e.message);
         }
         for missing in ["", "a", "a.string ", "zz"] {
-            assert_eq!(m.text(missing).unwrap_err().status, Status::MissingKey);
+            assert_eq!(text(&m, missing).unwrap_err().status, Status::MissingKey);
         }
     }
 

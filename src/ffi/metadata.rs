@@ -39,8 +39,8 @@ pub unsafe extern "C" fn ember_model_metadata(
                 Out::new(len, "len")?,
             )
         };
-        let found = model.metadata().text(key)?;
-        fill(found.as_bytes(), value, &len, "value")
+        let metadata = model.metadata();
+        metadata.with_text(key, |found| fill(found.as_bytes(), value, &len, "value"))
     };
     // SAFETY: `err` is as the header demands.
     unsafe { call(err, work) }
