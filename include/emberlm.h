@@ -66,8 +66,8 @@
  *   those that free. So it does in a child that was forked while another thread was in a call. A
  *   process that forks before it loads its first model, and during no call, is not affected.
  *
- * Pointers. Every pointer is used during the call only, except for those of callbacks. A pointer to
- *   an array may be NULL if its length is 0; any other may be NULL only where the text says so.
+ * Pointers. Every pointer is used during the call only, except for those of callbacks and for bytes that are lent
+ *   (EMBER_SOURCE_BORROW). A pointer to an array may be NULL if its length is 0; any other may be NULL only where the text says so.
  *
  * Structs. Set struct_size to sizeof the struct, and the rest of an option struct to zero or to what
  *   you want: zero is the default of every option, so that {0} plus the size is valid, and new

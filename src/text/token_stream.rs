@@ -89,3 +89,35 @@ impl TokenStream {
         self.n_tokens
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Array, Value};
+    use crate::text::Metadata;
+
+    #[test]
+    fn a_text_that_goes_on_keeps_its_first_space() {
+        let tokens = ["<unk>", "<s>", "</s>", "\u{2581}a", "\u{2581}b"];
+        let tokens = tokens.into_iter().collect();
+        let mut metadata = Metadata::new();
+        for (key, value) in [
+            ("model", Value::from("llama")),
+            ("tokens", Value::Array(Array::String(tokens))),
+            ("scores", vec![0.0f32; 5].into()),
+            ("token_type", vec![2i64, 3, 3, 1, 1].into()),
+        ] {
+            metadata.insert(format!("tokenizer.ggml.{key}"), value);
+        }
+        let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
+        let text = |stream: TokenStream| {
+            let (mut stream, mut out) = (stream, String::new());
+            stream.push(&tokenizer, &[3, 4], &mut out).unwrap();
+            stream.finish(&mut out);
+            out
+        };
+        let stream = || TokenStream::new(&[], true).unwrap();
+        assert_eq!(text(stream()), "a b");
+        assert_eq!(text(stream().continued()), " a b");
+    }
+}
