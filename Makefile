@@ -79,7 +79,7 @@ endif
 MEMORY_TRIES ?= 150
 
 .PHONY: test-driver all lib demo test test-rust test-emulation test-c test-examples test-memory test-memory-all test-stack valgrind install uninstall header check-header \
-        check-symbols bench convert nvcc gpu-bundle fuzz fmt lint clean help
+        check-symbols check-names bench convert nvcc gpu-bundle fuzz fmt lint clean help
 
 all: lib
 
@@ -95,6 +95,7 @@ help:
 	@echo "make install         header, libraries, emberlm.pc (PREFIX, LIBDIR, INCLUDEDIR, DESTDIR); make uninstall"
 	@echo "make header          generate include/emberlm.h anew; make check-header compares only"
 	@echo "make check-symbols   the shared library exports what the header declares and nothing else"
+	@echo "make check-names     the header has no names at file scope but ember_* and EMBER_*"
 	@echo "make bench           ember-bench on $(MODEL) (ARGS='--shape llama-3.2-1b --quant q4_k_m')"
 	@echo "make convert         ember-convert (ARGS='INPUT OUTPUT.gguf --type q4_k_m')"
 	@echo "make gpu-bundle      GPU tests, library and ember-bench in $(TARGET_DIR)/gpu-bundle, for a machine with a GPU"
@@ -282,6 +283,10 @@ check-header: $(CBINDGEN)
 	$(MAKE_HEADER)
 	diff -u include/emberlm.h $(C_OUT)/emberlm.h
 	@echo "include/emberlm.h is up to date"
+
+# The header takes no names at file scope but ember_* and EMBER_*. First the proof that planted ones are seen.
+check-names:
+	@CC="$(CC)" sh tests/names/check.sh include/emberlm.h
 
 check-symbols: lib
 	@mkdir -p $(C_OUT)

@@ -1,6 +1,5 @@
 /* A chat in the terminal. The whole conversation goes through the model's chat template each turn,
- * and the session rewinds to where the new tokens differ from those that it has, so that only the
- * new part is read. Ctrl-C ends an answer; at the prompt, it or Ctrl-D ends the program.
+ * and the session keeps of its tokens what is the same, so that only the new part is read. Ctrl-C ends an answer; at the prompt, it or Ctrl-D ends the program.
  * usage: chat model.gguf [system prompt] < questions */
 #include <pthread.h>
 #include <signal.h>
@@ -16,19 +15,15 @@ enum { MAX_MESSAGES = 256, MAX_ANSWER = 1024 };
 static ember_error err;
 static ember_model *model;
 static ember_session *session;
-static ember_text_stream *stream;
-
-/* What the session has in its context. */
-static uint32_t *seen;
-static size_t n_seen, context;
+static size_t context;
 
 /* The conversation: who said what. */
 static struct { const char *role; char *text; } messages[MAX_MESSAGES];
 static size_t n_messages;
 
-/* Set by the thread that waits for Ctrl-C, cleared at the start of an answer. */
+/* Whether Ctrl-C is for an answer or for the program. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int answering, stopped;
+static int answering;
 
 static void check(ember_status status)
 {
@@ -56,7 +51,6 @@ static void *wait_for_ctrl_c(void *unused)
     while (sigwait(&signals, &signal) == 0) {
         pthread_mutex_lock(&lock);
         if (!answering) _exit(130);
-        stopped = 1;
         pthread_mutex_unlock(&lock);
         ember_session_interrupt(session);
     }
@@ -67,17 +61,7 @@ static void set_answering(int on)
 {
     pthread_mutex_lock(&lock);
     answering = on;
-    stopped = 0;
     pthread_mutex_unlock(&lock);
-}
-
-static int was_stopped(void)
-{
-    int result;
-    pthread_mutex_lock(&lock);
-    result = stopped;
-    pthread_mutex_unlock(&lock);
-    return result;
 }
 
 /* A text that grows. */
@@ -160,60 +144,53 @@ static uint32_t *tokenize(size_t *count)
 static ember_status read_conversation(void)
 {
     uint32_t *tokens;
-    size_t count, common = 0;
+    size_t count, kept;
     ember_status status;
     for (;;) {
         tokens = tokenize(&count);
         if (count + 1 < context || !forget()) break;
         free(tokens);
     }
-    while (common < count && common < n_seen && tokens[common] == seen[common]) common++;
-    if (common == count && common > 0) common--; /* the answer needs a last token before it */
-    check(ember_session_rewind(session, common, &err));
-    n_seen = common;
-    status = ember_prefill(session, tokens + common, count - common, &err);
-    if (status == EMBER_OK) {
-        memcpy(seen + common, tokens + common, (count - common) * sizeof *seen);
-        n_seen = count;
-        fprintf(stderr, "[%zu tokens, %zu of them new]\n", count, count - common);
-    }
+    status = ember_session_sync(session, tokens, count, &kept, &err);
+    if (status == EMBER_OK) fprintf(stderr, "[%zu tokens, %zu of them new]\n", count, count - kept);
     free(tokens);
     return status;
 }
 
 /* Writes text as it comes, and keeps it. */
-static void show(struct text *answer, const char *bytes, size_t len)
+static int32_t show(void *user, const char *bytes, size_t len, uint32_t token)
 {
-    append(answer, bytes, len);
+    (void)token;
+    append((struct text *)user, bytes, len);
     fwrite(bytes, 1, len, stdout);
     fflush(stdout);
+    return 0;
 }
 
 static void answer(void)
 {
     struct text words = {NULL, 0, 0};
-    char text[4096];
-    size_t len, made;
+    ember_generate_options options = {0};
+    ember_generate_details made = {0};
     ember_status status;
+    /* A Ctrl-C that came too late for the answer before is none for this one. */
+    ember_session_clear_interrupt(session);
     set_answering(1);
     status = read_conversation();
-    for (made = 0; status == EMBER_OK && made < MAX_ANSWER && !was_stopped(); made++) {
-        uint32_t token, is_end;
-        status = ember_decode(session, &token, &err);
-        if (status != EMBER_OK) break;
-        seen[n_seen++] = token;
-        check(ember_token_is_end(model, token, &is_end, &err));
-        if (is_end) break;
-        check(ember_text_stream_push(stream, &token, 1, text, sizeof text, &len, &err));
-        show(&words, text, len);
+    if (status == EMBER_OK) {
+        options.struct_size = sizeof options;
+        options.flags = EMBER_GENERATE_NEW_TEXT;
+        options.limit = MAX_ANSWER;
+        options.piece = show;
+        options.user = &words;
+        made.struct_size = sizeof made;
+        status = ember_generate(session, &options, &made, &err);
     }
-    check(ember_text_stream_finish(stream, text, sizeof text, &len, &err));
-    show(&words, text, len);
     set_answering(0);
-    if (status == EMBER_CONTEXT_FULL)
-        fputs(" [the context is full]", stdout);
-    else if (status == EMBER_INTERRUPTED)
+    if (status == EMBER_INTERRUPTED || made.end == EMBER_END_INTERRUPTED)
         fputs(" [stopped]", stdout);
+    else if (status == EMBER_CONTEXT_FULL || made.end == EMBER_END_CONTEXT_FULL)
+        fputs(" [the context is full]", stdout);
     else
         check(status);
     putchar('\n');
@@ -225,7 +202,6 @@ static void start(const char *path)
 {
     ember_session_options options = {0};
     ember_session_details details = {0};
-    ember_text_stream_options text = {0};
     pthread_t watcher;
     sigset_t signals;
     /* Before the library makes threads, so that none of them takes the signal. */
@@ -239,10 +215,6 @@ static void start(const char *path)
     details.struct_size = sizeof details;
     check(ember_session_info(session, &details, &err));
     context = (size_t)details.context;
-    seen = (uint32_t *)allocate(NULL, context * sizeof *seen);
-    text.struct_size = sizeof text;
-    text.flags = EMBER_TEXT_STREAM_SKIP_SPECIAL;
-    check(ember_text_stream_create(model, &text, &stream, &err));
     if (pthread_create(&watcher, NULL, wait_for_ctrl_c, NULL) != 0) exit(EXIT_FAILURE);
     pthread_detach(watcher);
 }
@@ -270,8 +242,6 @@ int main(int argc, char **argv)
     }
     putchar('\n');
     while (n_messages > 0) free(messages[--n_messages].text);
-    free(seen);
-    ember_text_stream_free(stream);
     ember_session_free(session);
     ember_model_free(model);
     return EXIT_SUCCESS;

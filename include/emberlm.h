@@ -41,14 +41,15 @@
  *   prints or handles signals.
  *
  * Handles. ember_model, ember_session and ember_text_stream pointers are numbers that the library looks up, not
- *   addresses: NULL, a freed or a made-up handle is an error and not a crash. What a function named
+ *   addresses: NULL, a freed or a made-up handle is an error and not a crash. In a 64-bit process they have a value that no
+ *   address has, so that a garbage collector does not take them for its own. What a function named
  *   ..._load or ..._create gives belongs to the caller until ..._free. A handle is not given out
  *   again after it was freed.
  *
  * Threads. A function that takes a const handle may run on any number of threads at once. One that
  *   takes a handle that is not const needs the object for itself: a second call with the same object
- *   meanwhile returns EMBER_BUSY at once and does nothing. Two functions are free of that:
- *   ember_session_interrupt may be called at any time, and ember_model_free waits for nobody.
+ *   meanwhile returns EMBER_BUSY at once and does nothing. Three functions are free of that:
+ *   ember_session_interrupt and ember_session_clear_interrupt may be called at any time, and ember_model_free waits for nobody.
  *   Different sessions run side by side, also those of one model. An object may move between threads.
  *   A thread that is cancelled (pthread_cancel) in a call ends after it; cancellation must be of the
  *   deferred type, which is the default.
@@ -65,8 +66,8 @@
  *   those that free. So it does in a child that was forked while another thread was in a call. A
  *   process that forks before it loads its first model, and during no call, is not affected.
  *
- * Pointers. Every pointer is used during the call only, except for those of callbacks. A pointer to
- *   an array may be NULL if its length is 0; any other may be NULL only where the text says so.
+ * Pointers. Every pointer is used during the call only, except for those of callbacks and for bytes that are lent
+ *   (EMBER_SOURCE_BORROW). A pointer to an array may be NULL if its length is 0; any other may be NULL only where the text says so.
  *
  * Structs. Set struct_size to sizeof the struct, and the rest of an option struct to zero or to what
  *   you want: zero is the default of every option, so that {0} plus the size is valid, and new
@@ -94,6 +95,12 @@
 
 /** The ABI that this header describes; compare it with ember_abi_version(). */
 #define EMBER_ABI_VERSION 0
+
+/** In ember_error.index: no element of a list is at fault. */
+#define EMBER_NO_INDEX UINT32_MAX
+
+/** In place of a token's id: there is none. */
+#define EMBER_NO_TOKEN UINT32_MAX
 
 /**
  * The values of `ember_status`. A number never changes its meaning, and is never used again.
@@ -330,6 +337,85 @@ enum ember_device_kind
 typedef enum ember_device_kind ember_device_kind;
 #else
 typedef uint32_t ember_device_kind;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * What `ember_supported` can be asked for. Later versions may have more.
+ */
+enum ember_capability
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * The library has a backend for processors.
+     */
+    EMBER_CAN_CPU = 1,
+    /**
+     * The library has a backend for NVIDIA GPUs, whether or not this machine has one.
+     */
+    EMBER_CAN_CUDA = 2,
+    /**
+     * GGUF files, also split ones.
+     */
+    EMBER_CAN_GGUF = 16,
+    /**
+     * Hugging Face folders with safetensors files.
+     */
+    EMBER_CAN_SAFETENSORS = 17,
+    /**
+     * KV caches in half precision on a CPU, `EMBER_KV_F16`.
+     */
+    EMBER_CAN_CPU_KV_F16 = 32,
+    /**
+     * KV caches in single precision on a CPU, `EMBER_KV_F32`.
+     */
+    EMBER_CAN_CPU_KV_F32 = 33,
+    /**
+     * KV caches of 8-bit values on a CPU, `EMBER_KV_Q8_0`.
+     */
+    EMBER_CAN_CPU_KV_Q8_0 = 34,
+    /**
+     * KV caches in half precision on a GPU.
+     */
+    EMBER_CAN_CUDA_KV_F16 = 48,
+    /**
+     * KV caches in single precision on a GPU.
+     */
+    EMBER_CAN_CUDA_KV_F32 = 49,
+    /**
+     * KV caches of 8-bit values on a GPU.
+     */
+    EMBER_CAN_CUDA_KV_Q8_0 = 50,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_capability ember_capability;
+#else
+typedef uint32_t ember_capability;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Flags of `ember_model_source`, to be or-ed.
+ */
+enum ember_source_flags
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * `bytes` are not copied: they must stay as they are until `release` is called, or, without one, until the model and its last
+     * session are freed.
+     */
+    EMBER_SOURCE_BORROW = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_source_flags ember_source_flags;
+#else
+typedef uint32_t ember_source_flags;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -666,42 +752,75 @@ typedef uint32_t ember_text_stream_flags;
 #endif // __cplusplus
 
 /**
- * The penalty on tokens that would lengthen a repetition ("don't repeat yourself").
- *
- * If the last n tokens of the context occur earlier in the window, n being the largest such number,
- * then the token that followed them there gets minus `multiplier * base^(n - allowed_length)`, if n
- * is at least `allowed_length`. Only tokens behind the last sequence breaker of the window count
- * among the n, and a token that is a breaker by itself gets no penalty. The penalty is computed in
- * double precision and at most the largest `f32`.
+ * Flags of `ember_generate_options`, to be or-ed.
  */
-typedef struct Dry Dry;
+enum ember_generate_flags
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Spell the names of control tokens in the text instead of leaving them out.
+     */
+    EMBER_GENERATE_SHOW_SPECIAL = 1,
+    /**
+     * Go on behind tokens that end an answer.
+     */
+    EMBER_GENERATE_IGNORE_END = 2,
+    /**
+     * The text is one of its own, as an answer in a chat is, and not the rest of the prompt's: leave out the space that tokenizers of
+     * the SentencePiece kind put before every text.
+     */
+    EMBER_GENERATE_NEW_TEXT = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_generate_flags ember_generate_flags;
+#else
+typedef uint32_t ember_generate_flags;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
 
 /**
- * What a step does besides evaluating.
+ * Why a generation ended: values of `ember_generate_details.end`. Later versions may have more.
  */
-typedef struct Ending Ending;
-
-/**
- * The end of a kernel.
- */
-typedef struct Mark Mark;
-
-/**
- * How a token is chosen, as far as numbers say it; [`TokenRules`] has the rest.
- */
-typedef struct Sampling Sampling;
-
-/**
- * What a choice does besides taking the best token, for one session at least.
- */
-typedef struct Stages Stages;
-
-typedef struct Word Word;
-
-/**
- * The work of a phase.
- */
-typedef struct Work Work;
+enum ember_generate_end
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * The most tokens that were asked for are there.
+     */
+    EMBER_END_LIMIT = 1,
+    /**
+     * The last token ends an answer (`ember_token_is_end`). It is in the context; the callback did not get it.
+     */
+    EMBER_END_TOKEN = 2,
+    /**
+     * A stop string is complete. Its tokens are in the context, nothing of it is in the text.
+     */
+    EMBER_END_STOP = 3,
+    /**
+     * The callback returned something else than 0.
+     */
+    EMBER_END_CALLBACK = 4,
+    /**
+     * `ember_session_interrupt`. What was made before is in the context.
+     */
+    EMBER_END_INTERRUPTED = 5,
+    /**
+     * The context has no room for another token.
+     */
+    EMBER_END_CONTEXT_FULL = 6,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_generate_end ember_generate_end;
+#else
+typedef uint32_t ember_generate_end;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
 
 /**
  * A loaded model: weights and vocabulary. Immutable, so any number of threads may use it at once.
@@ -741,7 +860,7 @@ typedef void (*ember_log_fn)(void *user, int32_t level, const char *message, siz
 /**
  * What went wrong, in words. The caller owns it, on the stack for instance; it needs no
  * initialization and no cleanup. Every function that gets one writes it before it returns: on
- * success `code` is 0 and `message` is empty. Its size and layout never change.
+ * success `code` is 0, `index` is `EMBER_NO_INDEX` and `message` is empty. Its size and layout never change.
  */
 typedef struct ember_error {
     /**
@@ -749,9 +868,15 @@ typedef struct ember_error {
      */
     ember_status code;
     /**
+     * Which element is at fault, counted from 0, where the function takes several: a token of a prompt, a session of a
+     * batch, a stop string, an entry of a list in an option struct, which the message names. `EMBER_NO_INDEX` where it is
+     * none of them, or cannot be told.
+     */
+    uint32_t index;
+    /**
      * A sentence that names the thing at fault: UTF-8, always ended by a NUL, shortened to fit.
      */
-    char message[1020];
+    char message[1016];
 } ember_error;
 
 /**
@@ -803,7 +928,7 @@ typedef struct ember_device {
 
 /**
  * Hears how far a load is: `fraction` runs from 0 to 1 and never goes back. Returning anything but
- * 0 stops the load with `EMBER_CANCELLED`. Called on the thread that called `ember_model_load`,
+ * 0 stops the load with `EMBER_CANCELLED`. Called on the thread that called `ember_model_load` or `ember_model_load_from`,
  * which holds no lock meanwhile: the callback may call every function of the library. It must
  * return normally: no `longjmp`, no exception.
  */
@@ -889,9 +1014,9 @@ typedef struct ember_model_details {
      */
     uint32_t has_tokenizer;
     /**
-     * 0.
+     * Number of metadata keys, for `ember_model_metadata_key`.
      */
-    uint32_t reserved;
+    uint32_t n_metadata;
     /**
      * Number of weights.
      */
@@ -922,6 +1047,55 @@ typedef struct ember_model_details {
      */
     char name[128];
 } ember_model_details;
+
+/**
+ * Tells that the library does not need borrowed bytes any more. Called once for each load that has succeeded, on the thread
+ * that frees the model or its last session, or that loads it onto a GPU, which may be before `ember_model_load_from` returns. It must
+ * return normally: no `longjmp`, no exception.
+ */
+typedef void (*ember_release_fn)(void *user, const void *bytes, uint64_t size);
+
+/**
+ * Writes `count` bytes of the file from `offset` on to `bytes`; all of them lie within the file. Returning anything but 0 ends the load with
+ * `EMBER_IO`. Called while `ember_model_load_from` runs, on its thread and on threads of the library, but never twice at once. It may call
+ * every function of the library. It must return normally: no `longjmp`, no exception.
+ */
+typedef int32_t (*ember_read_at_fn)(void *user, uint64_t offset, void *bytes, size_t count);
+
+/**
+ * A GGUF file that is in memory, or that a function of yours reads: set either `bytes` or `read`. Zero in every field but
+ * `struct_size`, `size` and one of these two means the default.
+ */
+typedef struct ember_model_source {
+    /**
+     * `sizeof(ember_model_source)`.
+     */
+    uint32_t struct_size;
+    /**
+     * Values of `enum ember_source_flags`.
+     */
+    uint32_t flags;
+    /**
+     * Bytes of the file.
+     */
+    uint64_t size;
+    /**
+     * The file in memory. It need not be aligned.
+     */
+    const void *bytes;
+    /**
+     * With `EMBER_SOURCE_BORROW`, called when `bytes` are not needed any more; may be NULL.
+     */
+    ember_release_fn release;
+    /**
+     * Reads the file.
+     */
+    ember_read_at_fn read;
+    /**
+     * Handed to `release` and `read`; may be NULL.
+     */
+    void *user;
+} ember_model_source;
 
 /**
  * What is added to the logit of a token. A C array of these is `ember_sampling_options.logit_bias`.
@@ -1395,6 +1569,54 @@ typedef struct ember_tokenize_options {
 } ember_tokenize_options;
 
 /**
+ * Facts about a model's tokenizer. The caller sets `struct_size`, `ember_tokenizer_info` the rest. Tokens that the model does
+ * not have are `EMBER_NO_TOKEN`.
+ */
+typedef struct ember_tokenizer_details {
+    /**
+     * `sizeof(ember_tokenizer_details)`, set by the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * Tokens that have a text: those with ids from 0 to `n_tokens - 1`. `ember_model_details.n_vocab`, the number of
+     * logits, may be greater.
+     */
+    uint32_t n_tokens;
+    /**
+     * The token that begins a text.
+     */
+    uint32_t bos;
+    /**
+     * The token that ends a text. An answer may end with others, too: see `ember_end_tokens`.
+     */
+    uint32_t eos;
+    /**
+     * The token for text that has none.
+     */
+    uint32_t unknown;
+    /**
+     * The token that fills up the sequences of a batch in training.
+     */
+    uint32_t padding;
+    /**
+     * 1 if `ember_tokenize` puts `bos` before a text unless it goes on (`EMBER_TOKENIZE_CONTINUE`), else 0.
+     */
+    uint32_t adds_bos;
+    /**
+     * 1 if it puts `eos` behind a text likewise, else 0.
+     */
+    uint32_t adds_eos;
+    /**
+     * Number of tokens that end an answer: what `ember_end_tokens` writes.
+     */
+    uint32_t n_end_tokens;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} ember_tokenizer_details;
+
+/**
  * A string at which a text stream ends.
  */
 typedef struct ember_stop {
@@ -1457,6 +1679,92 @@ typedef struct ember_text_stream_details {
 } ember_text_stream_details;
 
 /**
+ * Receives a piece of the text: `len` bytes of UTF-8, whole characters, valid during the call, and the token that was made last.
+ * It is called once for each token, in order, also where that token makes no text yet (`len` is 0) because it ends within
+ * a character or a stop string could begin with it; and once more, with `EMBER_NO_TOKEN`, if text was held back until the end.
+ * Returning anything but 0 ends the generation. Called on the thread that called `ember_generate`. It may call every function of
+ * the library, but those that need this session for themselves return `EMBER_BUSY`. It must return normally: no
+ * `longjmp`, no exception.
+ */
+typedef int32_t (*ember_piece_fn)(void *user, const char *text, size_t len, uint32_t token);
+
+/**
+ * What to generate, and when to end. Zero in every field but `struct_size` means the default.
+ */
+typedef struct ember_generate_options {
+    /**
+     * `sizeof(ember_generate_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * Values of `enum ember_generate_flags`.
+     */
+    uint32_t flags;
+    /**
+     * Tokens that are appended to the context first. There may be none if the context has some.
+     */
+    const uint32_t *prompt;
+    /**
+     * Number of tokens in `prompt`.
+     */
+    size_t prompt_count;
+    /**
+     * The most tokens to make; 0 means as many as the context has room for.
+     */
+    size_t limit;
+    /**
+     * Strings at which the text ends, at most 256.
+     */
+    const struct ember_stop *stops;
+    /**
+     * Number of `stops`.
+     */
+    size_t n_stops;
+    /**
+     * Receives the text; may be NULL.
+     */
+    ember_piece_fn piece;
+    /**
+     * Handed to `piece`; may be NULL.
+     */
+    void *user;
+} ember_generate_options;
+
+/**
+ * What was generated. The caller sets `struct_size`, `ember_generate` the rest.
+ */
+typedef struct ember_generate_details {
+    /**
+     * `sizeof(ember_generate_details)`, set by the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * Why it ended, a value of `enum ember_generate_end`.
+     */
+    uint32_t end;
+    /**
+     * Index of the stop string that was met, else `EMBER_NO_INDEX`.
+     */
+    uint32_t stop;
+    /**
+     * The last token that was made, which for `EMBER_END_TOKEN` is the one that ends the answer; `EMBER_NO_TOKEN` if none was.
+     */
+    uint32_t token;
+    /**
+     * Where the tokens begin in the context: `ember_session_tokens` from here on writes them all.
+     */
+    uint64_t position;
+    /**
+     * Number of tokens that were made.
+     */
+    uint64_t n_tokens;
+    /**
+     * Bytes of text that the callback got, or would have got.
+     */
+    uint64_t text_bytes;
+} ember_generate_details;
+
+/**
  * Which chat template to use, and what for. Zero in every field but `struct_size` means the
  * default.
  */
@@ -1507,11 +1815,6 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * POSIX; the libc crate does not have it.
- */
-extern int pthread_setcancelstate(int state, int *old);
-
-/**
  * `EMBER_ABI_VERSION` of the library that is really loaded. A program that finds another number
  * than the one it was compiled with must not call anything else. Any thread may call it.
  */
@@ -1560,6 +1863,13 @@ ember_status ember_device_count(uint32_t *count, struct ember_error *err);
 ember_status ember_device_info(uint32_t index, struct ember_device *out, struct ember_error *err);
 
 /**
+ * Tells whether the loaded library can do something, a value of `enum ember_capability`: 1 if it can, 0 if it cannot or does
+ * not know the number. It is about what was compiled; which devices there are and what they use, for example the
+ * instruction set, `ember_device_info` says. Any thread may call it at any time.
+ */
+uint32_t ember_supported(uint32_t capability);
+
+/**
  * Loads a GGUF file or a Hugging Face folder. For a split model, `path` names its first file. A
  * folder (`config.json`, `model.safetensors` or its index with shards, `tokenizer.json`, the chat
  * template) is named itself, or by its `config.json` or a safetensors file in it; its weights are
@@ -1605,6 +1915,65 @@ ember_status ember_model_info(const struct ember_model *model,
  * Errors: `EMBER_INVALID_HANDLE`.
  */
 ember_status ember_model_free(struct ember_model *model);
+
+/**
+ * Loads a model as `ember_model_load` does, from a GGUF file that is in memory or that a function reads: one in a game's
+ * archive, in the resources of a program, encrypted on disk or behind another file system. `options` may be NULL for the
+ * defaults; `files` in them means nothing here.
+ *
+ * - `bytes` are copied, unless `flags` says `EMBER_SOURCE_BORROW`: then a CPU computes with them where they are, without
+ *   another copy. After an error they stay the caller's, and `release` is not called.
+ * - What `read` reads goes to memory of the model's own, or to the GPU. It is called for pieces of up to some megabytes, the header of
+ *   the file first; a tensor may be read more than once, and what the architecture has no use for is not.
+ *
+ * The new handle is written to `out` and has to be freed with `ember_model_free`. Any thread may call it; loads run side by
+ * side.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` if both or none of `bytes` and `read` are set, for unknown flags, and for `release` without
+ * `EMBER_SOURCE_BORROW`; `EMBER_FILE_EMPTY` if `size` is 0; `EMBER_IO` if `read` fails; `EMBER_UNSUPPORTED` for one part of a split
+ * model; else those of `ember_model_load` about the content of files.
+ */
+ember_status ember_model_load_from(const struct ember_model_source *source,
+                                   const struct ember_model_options *options,
+                                   struct ember_model **out,
+                                   struct ember_error *err);
+
+/**
+ * Writes the value of a metadata key of the model's file as text to `value`: a string as it is, a number, a boolean (`true`,
+ * `false`) or an array as JSON does, with `NaN`, `inf` and `-inf` where JSON has no number. `key` is UTF-8 of `key_len` bytes,
+ * for example `general.license`. `len` receives the number of bytes, also when `capacity`, the room in `value`, is too small
+ * for them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `value`). `value` may be NULL if `capacity` is 0; no NUL is
+ * added. Any thread may call it.
+ *
+ * The keys are those of the GGUF file; of a split model, those of its first file. A Hugging Face folder has the keys
+ * that a GGUF file of the same model has (`llama.context_length` for `max_position_embeddings`), as far as the library
+ * reads them from `config.json`, with the chat templates and without the tokenizer.
+ *
+ * Errors: `EMBER_MISSING_KEY` if there is no such key; `EMBER_UNSUPPORTED` for arrays of more than 1024 elements, such as
+ * vocabularies, and for values of more than a megabyte: these are not kept, and the message says what they are and how many
+ * elements they have; `EMBER_BUFFER_TOO_SMALL`; `EMBER_INVALID_UTF8`.
+ */
+ember_status ember_model_metadata(const struct ember_model *model,
+                                  const char *key,
+                                  size_t key_len,
+                                  char *value,
+                                  size_t capacity,
+                                  size_t *len,
+                                  struct ember_error *err);
+
+/**
+ * Writes the name of metadata key `index` of the model's file to `key`; `ember_model_details.n_metadata` says how many there
+ * are. They are sorted by their bytes. `len`, `capacity` and `key` are as `len`, `capacity` and `value` of
+ * `ember_model_metadata`. Any thread may call it.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` if there is no key of this index; `EMBER_BUFFER_TOO_SMALL`.
+ */
+ember_status ember_model_metadata_key(const struct ember_model *model,
+                                      size_t index,
+                                      char *key,
+                                      size_t capacity,
+                                      size_t *len,
+                                      struct ember_error *err);
 
 /**
  * Changes how the session's next tokens are chosen; everything else stays. NULL means the defaults.
@@ -1720,11 +2089,26 @@ ember_status ember_session_logits(struct ember_session *session,
  * Makes the call that is running with this session on another thread return `EMBER_INTERRUPTED`
  * soon, with the session as it was before; likewise decodes that were started, which
  * `ember_decode_poll` then reports, after the tokens that had been chosen by then. A batch ends for
- * all its sessions. A call that is about to end may still succeed. Without one this does nothing: it does not reach into later calls. Any thread may call it at any time.
+ * all its sessions. Any thread may call it at any time.
+ *
+ * The interrupt stays until a call with the session has returned `EMBER_INTERRUPTED`, and so cannot come too early: if no
+ * call is running, or the one that is running is about to end and succeeds, then the next one that computes
+ * (those whose errors name `EMBER_INTERRUPTED`) returns it at once. One call answers all interrupts that came before its
+ * return. In a batch, the session that `ember_error.index` names has answered its own; `ember_generate` answers by its reason.
+ * `ember_session_clear_interrupt` takes the interrupt back.
  *
  * Errors: `EMBER_INVALID_HANDLE`.
  */
 ember_status ember_session_interrupt(struct ember_session *session);
+
+/**
+ * Takes an interrupt back that no call has answered yet: for the start of a new turn, whose calls an interrupt
+ * of the turn before is not meant for. Without one this does nothing. Any thread may call it at any time; a call that is
+ * running on another thread may be ended by the interrupt all the same.
+ *
+ * Errors: `EMBER_INVALID_HANDLE`.
+ */
+ember_status ember_session_clear_interrupt(struct ember_session *session);
 
 /**
  * Frees a session. Decodes that were started are interrupted and waited for. NULL is allowed and
@@ -1734,6 +2118,39 @@ ember_status ember_session_interrupt(struct ember_session *session);
  * leaves it alive: interrupt that call first.
  */
 ember_status ember_session_free(struct ember_session *session);
+
+/**
+ * Writes the tokens of the context from position `from` on, the one that the last decode returned included, to `tokens`,
+ * and their number to `count`, also when `capacity`, the room in `tokens`, is too small for them
+ * (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `tokens`). `tokens` may be NULL if `capacity` is 0. While
+ * decodes are started, these are the collected ones; while a prefill is, those before it.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` if `from` is behind the end of the context; `EMBER_BUFFER_TOO_SMALL`; `EMBER_BUSY`.
+ */
+ember_status ember_session_tokens(struct ember_session *session,
+                                  size_t from,
+                                  uint32_t *tokens,
+                                  size_t capacity,
+                                  size_t *count,
+                                  struct ember_error *err);
+
+/**
+ * Makes `count` tokens the context: keeps those at its start that are the same already, forgets the rest as
+ * `ember_session_rewind` does, and evaluates what is missing as `ember_prefill` does. Afterwards there are logits of the last
+ * token, which is evaluated again if need be. The number of tokens that were kept is written to `kept`, which may be NULL.
+ *
+ * This is how to pass a conversation that has grown, or was changed: only what is new is evaluated. As behind a
+ * prefill, an answer that a grammar constrains begins behind the tokens.
+ *
+ * Errors: `EMBER_NO_TOKENS` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` with the token's index;
+ * `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of them the context is as it
+ * was before; after one that came while tokens were evaluated, the next call evaluates again what had been forgotten.
+ */
+ember_status ember_session_sync(struct ember_session *session,
+                                const uint32_t *tokens,
+                                size_t count,
+                                size_t *kept,
+                                struct ember_error *err);
 
 /**
  * Appends `count` tokens to the context and evaluates them, all or none. May be called again and
@@ -2135,6 +2552,29 @@ ember_status ember_token_is_end(const struct ember_model *model,
                                 struct ember_error *err);
 
 /**
+ * Writes facts about the tokenizer of a model to `out`, whose `struct_size` the caller has set. Any thread may call it.
+ *
+ * Errors: `EMBER_UNSUPPORTED` if the model's tokenizer is not supported.
+ */
+ember_status ember_tokenizer_info(const struct ember_model *model,
+                                  struct ember_tokenizer_details *out,
+                                  struct ember_error *err);
+
+/**
+ * Writes the ids of all tokens that end an answer (end of text, turn or message), in ascending order, to `tokens`, and their number
+ * to `count`, also when `capacity`, the room in `tokens`, is too small for them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to
+ * `tokens`). `tokens` may be NULL if `capacity` is 0. Most models have one to five; `ember_token_is_end` tells of a single
+ * token whether it is among them. Any thread may call it.
+ *
+ * Errors: `EMBER_BUFFER_TOO_SMALL`; `EMBER_UNSUPPORTED` if the model's tokenizer is not supported.
+ */
+ember_status ember_end_tokens(const struct ember_model *model,
+                              uint32_t *tokens,
+                              size_t capacity,
+                              size_t *count,
+                              struct ember_error *err);
+
+/**
  * Makes a text stream for a model's tokens. `options` may be NULL for the defaults. The new handle
  * is written to `out` and has to be freed with `ember_text_stream_free`. Any thread may call it.
  *
@@ -2195,6 +2635,29 @@ ember_status ember_text_stream_info(const struct ember_text_stream *stream,
  * Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY`, and the stream lives on.
  */
 ember_status ember_text_stream_free(struct ember_text_stream *stream);
+
+/**
+ * Appends a prompt to the context, if there is one, then decodes tokens until there is a reason to end, and passes their text on
+ * while they come. It does what `ember_prefill`, `ember_decode` in a loop, `ember_token_is_end` and an
+ * `ember_text_stream` do, with the same tokens. All tokens that were made are in the context afterwards, so that the next call goes
+ * on behind them. `options` may be NULL for the defaults. Why it ended, and how much was made, is written to `out`, whose `struct_size`
+ * the caller has set, and which may be NULL. If several reasons come with one token, an end token comes first, then a stop string, then
+ * the callback.
+ *
+ * Text that is held back when the callback ends the generation is not passed on; its tokens are in the context.
+ *
+ * `ember_session_interrupt` ends it with `EMBER_OK` and `EMBER_END_INTERRUPTED`; but as long as no token was chosen and the prompt is not
+ * evaluated, with `EMBER_INTERRUPTED` and nothing done.
+ *
+ * Errors: those of `ember_prefill` and `ember_decode`; `EMBER_NO_TOKENS` if there are neither a prompt nor a context;
+ * `EMBER_CONTEXT_FULL` if the prompt does not fit; those of `ember_text_stream_create`, `EMBER_UNSUPPORTED` if the model's tokenizer is not
+ * supported among them. After each of them the session is as it was before the call, whatever text the callback got: the same call
+ * again makes the same tokens.
+ */
+ember_status ember_generate(struct ember_session *session,
+                            const struct ember_generate_options *options,
+                            struct ember_generate_details *out,
+                            struct ember_error *err);
 
 /**
  * Writes a conversation as the text that the model was trained on, by its chat template. `json`

@@ -14,6 +14,8 @@ pub struct Error {
     pub status: Status,
     /// A sentence that names the thing at fault.
     pub message: String,
+    /// The element at fault, where the caller gave several of its kind: tokens, sessions, entries of a list.
+    pub index: Option<usize>,
 }
 
 impl Error {
@@ -22,6 +24,15 @@ impl Error {
         Error {
             status,
             message: message.into(),
+            index: None,
+        }
+    }
+
+    /// The same error, about the element of this index.
+    pub fn at(self, index: usize) -> Self {
+        Error {
+            index: Some(index),
+            ..self
         }
     }
 }

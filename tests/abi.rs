@@ -15,9 +15,10 @@ fn layouts_stay() {
     assert_eq!(
         (
             offset_of!(ember_error, code),
+            offset_of!(ember_error, index),
             offset_of!(ember_error, message)
         ),
-        (0, 4)
+        (0, 4, 8)
     );
 
     assert_eq!(size_of::<ember_device>(), 480);
@@ -43,6 +44,14 @@ fn layouts_stay() {
     );
     assert_eq!(offset_of!(ember_model_options, files), 16 + 3 * pointer);
 
+    assert_eq!(size_of::<ember_model_source>(), 16 + 4 * pointer);
+    assert_eq!(offset_of!(ember_model_source, flags), 4);
+    assert_eq!(offset_of!(ember_model_source, size), 8);
+    assert_eq!(offset_of!(ember_model_source, bytes), 16);
+    assert_eq!(offset_of!(ember_model_source, release), 16 + pointer);
+    assert_eq!(offset_of!(ember_model_source, read), 16 + 2 * pointer);
+    assert_eq!(offset_of!(ember_model_source, user), 16 + 3 * pointer);
+
     assert_eq!(size_of::<ember_model_details>(), 256);
     assert_eq!(offset_of!(ember_model_details, device), 4);
     assert_eq!(offset_of!(ember_model_details, n_vocab), 8);
@@ -50,6 +59,7 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_model_details, n_layers), 16);
     assert_eq!(offset_of!(ember_model_details, hidden), 20);
     assert_eq!(offset_of!(ember_model_details, has_tokenizer), 24);
+    assert_eq!(offset_of!(ember_model_details, n_metadata), 28);
     assert_eq!(offset_of!(ember_model_details, n_parameters), 32);
     assert_eq!(offset_of!(ember_model_details, file_bytes), 40);
     assert_eq!(offset_of!(ember_model_details, resident_bytes), 48);
@@ -57,6 +67,16 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_model_details, architecture), 64);
     assert_eq!(offset_of!(ember_model_details, quantization), 96);
     assert_eq!(offset_of!(ember_model_details, name), 128);
+
+    assert_eq!(size_of::<ember_tokenizer_details>(), 40);
+    assert_eq!(offset_of!(ember_tokenizer_details, n_tokens), 4);
+    assert_eq!(offset_of!(ember_tokenizer_details, bos), 8);
+    assert_eq!(offset_of!(ember_tokenizer_details, eos), 12);
+    assert_eq!(offset_of!(ember_tokenizer_details, unknown), 16);
+    assert_eq!(offset_of!(ember_tokenizer_details, padding), 20);
+    assert_eq!(offset_of!(ember_tokenizer_details, adds_bos), 24);
+    assert_eq!(offset_of!(ember_tokenizer_details, adds_eos), 28);
+    assert_eq!(offset_of!(ember_tokenizer_details, n_end_tokens), 32);
 
     assert_eq!(size_of::<ember_session_options>(), 48 + pointer);
     assert_eq!(offset_of!(ember_session_options, sampling), 48);
@@ -149,6 +169,27 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_text_stream_details, stop), 8);
     assert_eq!(offset_of!(ember_text_stream_details, tokens), 16);
 
+    assert_eq!(size_of::<ember_generate_options>(), 8 + 7 * pointer);
+    assert_eq!(offset_of!(ember_generate_options, flags), 4);
+    assert_eq!(offset_of!(ember_generate_options, prompt), 8);
+    assert_eq!(
+        offset_of!(ember_generate_options, prompt_count),
+        8 + pointer
+    );
+    assert_eq!(offset_of!(ember_generate_options, limit), 8 + 2 * pointer);
+    assert_eq!(offset_of!(ember_generate_options, stops), 8 + 3 * pointer);
+    assert_eq!(offset_of!(ember_generate_options, n_stops), 8 + 4 * pointer);
+    assert_eq!(offset_of!(ember_generate_options, piece), 8 + 5 * pointer);
+    assert_eq!(offset_of!(ember_generate_options, user), 8 + 6 * pointer);
+
+    assert_eq!(size_of::<ember_generate_details>(), 40);
+    assert_eq!(offset_of!(ember_generate_details, end), 4);
+    assert_eq!(offset_of!(ember_generate_details, stop), 8);
+    assert_eq!(offset_of!(ember_generate_details, token), 12);
+    assert_eq!(offset_of!(ember_generate_details, position), 16);
+    assert_eq!(offset_of!(ember_generate_details, n_tokens), 24);
+    assert_eq!(offset_of!(ember_generate_details, text_bytes), 32);
+
     assert_eq!(size_of::<ember_chat_options>(), 16 + 6 * pointer);
     assert_eq!(offset_of!(ember_chat_options, interrupt), 16 + 4 * pointer);
     assert_eq!(offset_of!(ember_chat_options, reserved2), 16 + 5 * pointer);
@@ -181,6 +222,17 @@ fn header_has_the_librarys_abi_version() {
     let line = "#define EMBER_ABI_VERSION ";
     let version = header.lines().find_map(|l| l.strip_prefix(line)).unwrap();
     assert_eq!(version.parse::<u32>().unwrap(), ember_abi_version());
+}
+
+/// The header's macros are the library's constants.
+#[test]
+fn header_has_the_librarys_constants() {
+    let header = header();
+    for (name, value) in [("EMBER_NO_INDEX", NO_INDEX), ("EMBER_NO_TOKEN", NO_TOKEN)] {
+        let line = format!("#define {name} UINT32_MAX");
+        assert!(header.lines().any(|l| l == line), "{line}");
+        assert_eq!(value, u32::MAX);
+    }
 }
 
 /// Every status of the header has its name and its number in the library.

@@ -324,8 +324,7 @@ fn a_started_prefill_tells_how_far_it_is_and_can_be_stopped() {
     // An interrupt, a rewind and a drop end it.
     s.rewind(100).unwrap();
     s.prefill_start(&prompt[100..]).unwrap();
-    s.interrupt_flag()
-        .store(true, std::sync::atomic::Ordering::Relaxed);
+    s.interrupts().ask();
     let ended = loop {
         match s.prefill_poll() {
             Ok((false, _)) => std::thread::yield_now(),

@@ -1,6 +1,6 @@
 //! What the engine knows of a device: a description, and how to bring a network onto it.
 
-use super::{RunnerOptions, Weights};
+use super::{KvType, RunnerOptions, Weights};
 use crate::error::{Result, fail};
 use crate::format::{Access, WeightType};
 use crate::model::Network;
@@ -79,6 +79,9 @@ pub trait Backend: Sync {
 
     /// Describes a device; `index` is below `device_count`.
     fn device_info(&self, index: usize) -> DeviceInfo;
+
+    /// Whether a KV cache can have this element type on such devices.
+    fn takes_kv_type(&self, kv_type: KvType) -> bool;
 
     /// What [`Backend::load`] and then [`Weights::create_runner`] with these options would take,
     /// from the network's shapes and types alone: no data is read, nothing is reserved. The device

@@ -3,14 +3,14 @@
 use super::Session;
 use super::session::mask_source;
 use crate::backend::{MAX_BATCH, Mark, MaskSource, Outcome, Row, RowError, RowResult, Want, When};
-use crate::error::{Error, Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use arrayvec::ArrayVec;
 use std::sync::Arc;
 
 /// The error of one session of a batch, which names it.
 pub(crate) fn at_index(index: usize, error: Error) -> Error {
     let message = format!("session at index {index}: {}", error.message);
-    Error::new(error.status, message)
+    Error::new(error.status, message).at(index)
 }
 
 impl Session {
@@ -21,6 +21,21 @@ impl Session {
     /// Errors: `InvalidArgument` for a wrong number of sessions or for different models; those of
     /// `decode`. The message names the index of the session.
     pub fn decode_batch(sessions: &mut [&mut Session], tokens: &mut [u32]) -> Result<()> {
+        let result = Session::try_batch(sessions, tokens);
+        if let Err(e) = &result
+            && e.status == Status::Interrupted
+        {
+            // The interrupt of one session ends the call; those of others are still to be answered.
+            let named = e.index.and_then(|i| sessions.get(i));
+            let asked = || sessions.iter().find(|s| s.interrupts.is_asked());
+            if let Some(session) = named.or_else(asked) {
+                session.interrupts.clear();
+            }
+        }
+        result
+    }
+
+    fn try_batch(sessions: &mut [&mut Session], tokens: &mut [u32]) -> Result<()> {
         let n = sessions.len();
         check_count(n)?;
         let Some(tokens) = tokens.get_mut(..n) else {
@@ -32,10 +47,11 @@ impl Session {
         let mut marks = ArrayVec::<Mark, MAX_BATCH>::new();
         for (i, session) in sessions.iter_mut().enumerate() {
             if !Arc::ptr_eq(&session.model, &model) {
-                fail!(
-                    InvalidArgument,
-                    "session at index {i}: it has another model than the first one"
+                let e = Error::new(
+                    Status::InvalidArgument,
+                    "it has another model than the first one",
                 );
+                return Err(at_index(i, e));
             }
             let prepared = session.prepare_choice().map_err(|e| at_index(i, e))?;
             chosen.push(prepared.0);
@@ -88,7 +104,7 @@ fn choose(
             sources.push(mask_source(&mut session.constraint));
             let runner = session.residence.runner()?;
             let rest = &session.tokens[runner.len()..];
-            parts.push((runner, rest, session.sampling, &session.interrupt));
+            parts.push((runner, rest, session.sampling, session.interrupts.work()));
         }
     }
     let mut rows = ArrayVec::<Row, MAX_BATCH>::new();
@@ -112,7 +128,7 @@ fn choose(
             }
             Ok(outcome) => {
                 let message = format!("the backend chose {outcome:?}, which is no token");
-                let e = Error::new(crate::Status::Internal, message);
+                let e = Error::new(Status::Internal, message);
                 result = result.and(Err(RowError::of(row, e)));
             }
             Err(e) => result = result.and(Err(RowError::of(row, e))),

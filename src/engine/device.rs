@@ -1,6 +1,6 @@
 //! The list of devices: all backends' devices, the best first.
 
-use crate::backend::{Backend, DeviceInfo, DeviceKind, cpu};
+use crate::backend::{Backend, DeviceInfo, DeviceKind, KvType, cpu};
 use crate::error::{Result, fail};
 use crate::memory;
 use std::sync::OnceLock;
@@ -54,6 +54,25 @@ fn rank(info: &DeviceInfo) -> (bool, bool, std::cmp::Reverse<u64>) {
 /// Number of devices, at least one: the CPU. Errors: `OutOfMemory`.
 pub fn count() -> Result<usize> {
     Ok(list()?.len())
+}
+
+/// Whether this build has devices of a kind.
+pub fn is_compiled(kind: DeviceKind) -> bool {
+    match kind {
+        DeviceKind::Cpu => true,
+        DeviceKind::Cuda => cfg!(feature = "cuda"),
+    }
+}
+
+/// Whether this build has devices of a kind, and KV caches of an element type there.
+pub fn takes_kv_type(kind: DeviceKind, kv_type: KvType) -> bool {
+    match kind {
+        DeviceKind::Cpu => cpu::BACKEND.takes_kv_type(kv_type),
+        #[cfg(feature = "cuda")]
+        DeviceKind::Cuda => crate::backend::cuda::BACKEND.takes_kv_type(kv_type),
+        #[cfg(not(feature = "cuda"))]
+        DeviceKind::Cuda => false,
+    }
 }
 
 /// The device with this index. `NoDevice` if there is none.

@@ -152,6 +152,12 @@ impl Constraint {
         self.restart();
     }
 
+    /// The context has `count` tokens now, which are all a prompt: the next answer begins behind them.
+    pub fn all_prompt(&mut self, count: usize) {
+        self.origins.clear();
+        self.prefilled(count);
+    }
+
     /// A token was decoded.
     pub fn decoded(&mut self, token: u32) {
         let position = self.origins.len();
@@ -264,14 +270,24 @@ impl Session {
         text: &str,
         options: &GrammarOptions,
     ) -> Result<()> {
-        self.begin()?;
+        let result = self.try_set_grammar(kind, text, options);
+        self.answered(result)
+    }
+
+    fn try_set_grammar(
+        &mut self,
+        kind: GrammarKind,
+        text: &str,
+        options: &GrammarOptions,
+    ) -> Result<()> {
+        self.begin_work()?;
         let vocabulary = self.model.grammar_vocabulary()?;
         let source = Arc::new(GrammarSource {
             kind,
             spacing: options.spacing,
             text: text.to_owned(),
         });
-        let (flag, asked) = (self.interrupt.clone(), options.interrupt.clone());
+        let (flag, asked) = (self.interrupts.work().clone(), options.interrupt.clone());
         let options = GrammarOptions {
             interrupt: Interrupt::new(move || flag.load(Ordering::Relaxed) || asked.is_asked()),
             ..options.clone()

@@ -6,13 +6,20 @@ pub mod device;
 #[cfg(test)]
 pub(crate) mod fake;
 mod fingerprint;
+mod generate;
 mod grammar;
+mod interrupt;
+mod metadata;
 pub mod model;
 mod queue;
 mod residence;
 pub mod sampling;
 pub mod session;
 pub mod state;
+mod sync;
 
+pub use generate::{End, GenerateOptions, Generated, Piece};
+pub use interrupt::Interrupts;
+pub use metadata::Metadata;
 pub use model::{Details, Model};
 pub use session::{Session, SessionOptions};

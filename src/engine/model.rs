@@ -1,10 +1,10 @@
 //! A model: a file's network resident on a device, and its text layer.
 
-use super::{SessionOptions, device, fingerprint};
+use super::{Metadata, SessionOptions, device, fingerprint};
 use crate::backend::cpu::{self, MAX_THREADS};
 use crate::backend::{DeviceKind, Estimate, KvType, LoadOptions, Progress, Weights};
 use crate::error::{Error, Result, Status, fail};
-use crate::format::{Access, MappedFiles, ModelFile, Tensor, Value};
+use crate::format::{Access, MappedFiles, ModelFile, ModelSource, Tensor, Value};
 use crate::grammar::GrammarVocabulary;
 use crate::log::log;
 use crate::memory::{self, Room};
@@ -57,26 +57,37 @@ pub struct Model {
     grammar_vocabulary: Mutex<Option<Arc<GrammarVocabulary>>>,
     chat_templates: Result<ChatTemplates>,
     details: Details,
+    metadata: Metadata,
     /// Of the network and of the tokenizer.
     fingerprints: [u64; 2],
     files: MappedFiles,
 }
 
 impl Model {
-    /// Loads a model file onto a device.
-    ///
-    /// Errors: those of [`ModelFile::open`], [`Network::from_file`] and the backend; `NoDevice`;
-    /// `InvalidArgument` for too many threads; `FileTruncated` and `FileCorrupt` for files that change
-    /// meanwhile; whatever `progress` fails with. A tokenizer that is not supported is no error here
-    /// but one of [`Model::tokenizer`].
+    /// [`load_from`](Self::load_from) a path.
     pub fn load(
         path: &Path,
         device_index: usize,
         options: &LoadOptions,
         progress: &mut Progress<'_>,
     ) -> Result<Model> {
+        Model::load_from(&ModelSource::Path(path), device_index, options, progress)
+    }
+
+    /// Loads a model onto a device.
+    ///
+    /// Errors: those of [`ModelFile::open`], [`Network::from_file`] and the backend; `NoDevice`;
+    /// `InvalidArgument` for too many threads; `FileTruncated` and `FileCorrupt` for files that change
+    /// meanwhile; whatever `progress` fails with. A tokenizer that is not supported is no error here
+    /// but one of [`Model::tokenizer`].
+    pub fn load_from(
+        source: &ModelSource<'_>,
+        device_index: usize,
+        options: &LoadOptions,
+        progress: &mut Progress<'_>,
+    ) -> Result<Model> {
         check_options(options)?;
-        let room = room_for(path)?;
+        let room = room_for(source)?;
         let _in_room = room.enter();
         let device = device::get(device_index)?;
         let device_info = device.backend.device_info(device.index);
@@ -95,7 +106,15 @@ impl Model {
             // What is uploaded is read once.
             false => Access::Read,
         };
-        let mut file = ModelFile::open_with(path, access)?.with_weights(options.weights)?;
+        // In memory of the model's own, whatever is made of it.
+        let copied = match source {
+            ModelSource::Copied(bytes) => bytes.len() as u64,
+            _ => 0,
+        };
+        if in_host_memory {
+            check_memory(copied, device_info.memory_free)?;
+        }
+        let mut file = ModelFile::open_source(source, access)?.with_weights(options.weights)?;
         let network = Network::from_file(&file)?;
         let used: HashSet<&str> = network.tensors().map(|t| &*t.name).collect();
         // Parts for images, for example.
@@ -114,7 +133,7 @@ impl Model {
             return Err(e.clone());
         }
         if let Err(e) = &tokenizer {
-            log!(Warn, "{}: no text calls: {}", path.display(), e.message);
+            log!(Warn, "{source}: no text calls: {}", e.message);
         }
         // Kept in order whatever is reported; the end is reported here alone.
         let mut reached = 0.0f32;
@@ -151,12 +170,11 @@ impl Model {
         file.check_unchanged()?;
         let mut details = Details::new(&file, &network, weights.as_ref(), device_index);
         if in_host_memory {
-            details.resident_bytes += file.made_bytes();
+            details.resident_bytes += file.made_bytes() + copied;
         }
         log!(
             Info,
-            "loaded {}: {} {}, {} parameters, on {}",
-            path.display(),
+            "loaded {source}: {} {}, {} parameters, on {}",
             details.architecture,
             details.quantization,
             details.n_parameters,
@@ -168,6 +186,7 @@ impl Model {
             grammar_vocabulary: Mutex::default(),
             chat_templates,
             details,
+            metadata: Metadata::new(std::mem::take(&mut file.metadata)),
             fingerprints,
             files: match in_host_memory {
                 true => file.mapped_files(),
@@ -189,7 +208,7 @@ impl Model {
     ) -> Result<(Estimate, usize)> {
         check_options(options)?;
         session.sampling.check()?;
-        let room = room_for(path)?;
+        let room = room_for(&ModelSource::Path(path))?;
         let _in_room = room.enter();
         let device = device::get(device_index)?;
         // Of any device: its data are not touched.
@@ -225,6 +244,7 @@ impl Model {
             grammar_vocabulary: Mutex::default(),
             chat_templates: Ok(ChatTemplates::default()),
             details,
+            metadata: Metadata::default(),
             fingerprints: [1, 2],
             files: MappedFiles::default(),
         }
@@ -233,6 +253,11 @@ impl Model {
     /// Facts about the model.
     pub fn details(&self) -> &Details {
         &self.details
+    }
+
+    /// What the file says about itself; of a folder, what it becomes as a GGUF file.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
     }
 
     /// What tells the network and the tokenizer from others.
@@ -315,10 +340,9 @@ impl Model {
         let n_vocab = self.details.n_vocab;
         for (i, &token) in tokens.iter().enumerate() {
             if token as usize >= n_vocab {
-                fail!(
-                    InvalidToken,
-                    "token {token} at index {i} is not in the vocabulary of {n_vocab}"
-                );
+                let message =
+                    format!("token {token} at index {i} is not in the vocabulary of {n_vocab}");
+                return Err(Error::new(Status::InvalidToken, message).at(i));
             }
         }
         Ok(())
@@ -326,10 +350,15 @@ impl Model {
 }
 
 /// Room for what is read of a model's files beside its weights, and made of it, such as a tokenizer.
-fn room_for(path: &Path) -> Result<Room> {
+fn room_for(source: &ModelSource<'_>) -> Result<Room> {
     const LEAST: u64 = 16 << 20;
     /// Of a GGUF file, whose metadata are as much of it as they like.
     const MOST: u64 = 256 << 20;
+    let room = |bytes| Room::new(usize::try_from(LEAST + bytes).unwrap_or(usize::MAX));
+    let path = match source {
+        ModelSource::Path(path) => *path,
+        _ => return room((8 * source.file_bytes().unwrap_or(0) as u64).min(MOST)),
+    };
     let len = |path: &Path| std::fs::metadata(path).map_or(0, |of| of.len());
     let is_gguf = path
         .extension()
@@ -354,7 +383,7 @@ fn room_for(path: &Path) -> Result<Room> {
             .sum::<u64>()
             .max((8 * len(path)).min(MOST))
     };
-    Room::new(usize::try_from(LEAST + bytes).unwrap_or(usize::MAX))
+    room(bytes)
 }
 
 /// `OutOfMemory` where so many bytes are not free: the system would grant them all the same, and end

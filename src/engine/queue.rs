@@ -3,7 +3,6 @@
 use super::Session;
 use crate::backend::{Outcome, When};
 use crate::error::{Result, fail};
-use std::sync::atomic::Ordering;
 
 /// What was started and not collected yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +44,11 @@ impl Session {
         if count == 0 {
             fail!(InvalidArgument, "count is 0");
         }
+        let result = self.try_start(count);
+        self.answered(result)
+    }
+
+    fn try_start(&mut self, count: usize) -> Result<()> {
         self.prepare_decodes(count)?;
         let running = match self.follow_grammar()? {
             // Collected from the grammar.
@@ -68,11 +72,14 @@ impl Session {
         if result.is_err() {
             self.stop();
         }
-        result
+        self.answered(result)
     }
 
     fn collect(&mut self, mut running: usize, mut later: usize) -> Result<Option<u32>> {
         if running == 0 {
+            if self.interrupts.is_asked() {
+                fail!(Interrupted, "interrupted between two decodes");
+            }
             if let Some(token) = self.follow_grammar()? {
                 self.started = Started::decodes(0, later - 1);
                 return self.append(token).map(Some);
@@ -101,12 +108,13 @@ impl Session {
     ///
     /// Errors: those of `prefill` that are known before any work.
     pub fn prefill_start(&mut self, tokens: &[u32]) -> Result<()> {
-        self.take_prompt(tokens)?;
+        let taken = self.take_prompt(tokens);
+        self.answered(taken)?;
         let before = self.tokens.len() - tokens.len();
         let result = self.evaluate(When::Background);
         if result.is_err() {
             self.tokens.truncate(before);
-            return result;
+            return self.answered(result);
         }
         self.started = Started::Prefill { before };
         Ok(())
@@ -133,7 +141,7 @@ impl Session {
         };
         self.started = Started::Nothing;
         self.end_prompt(before, &result);
-        result.map(|()| (true, total))
+        self.answered(result).map(|()| (true, total))
     }
 
     /// Ends what was started and waits until it has ended. Tokens that were not collected are lost.
@@ -151,12 +159,13 @@ impl Session {
             return;
         };
         while running > 0 {
-            self.interrupt.store(true, Ordering::Relaxed);
+            self.interrupts.stop_work();
             match runner.poll(true) {
                 Ok(Some(_)) => running -= 1,
                 _ => running = 0,
             }
         }
+        self.interrupts.end_work_stop();
         // The runner may be ahead of the context now.
         self.residence.roll_back_to(self.tokens.len());
     }

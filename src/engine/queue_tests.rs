@@ -3,6 +3,7 @@
 use super::*;
 use crate::engine::fake::{Knobs, N_VOCAB};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 fn prompted(knobs: &Arc<Knobs>, sampling: Sampling, prompt: &[u32]) -> Session {
     let mut s = session_with(knobs, sampling);
@@ -71,7 +72,7 @@ fn interrupts_and_failures_end_a_queue() {
     let mut expected = prompted(&Arc::default(), drawing(), &[1, 2]);
     s.decode_start(4).unwrap();
     assert_eq!(wait(&mut s).unwrap(), expected.decode().unwrap());
-    s.interrupt_flag().store(true, Ordering::Relaxed);
+    s.interrupts().ask();
     assert_eq!(status(wait(&mut s)), Status::Interrupted);
     assert_eq!(status(s.decode_poll()), Status::NothingPending);
     assert_eq!(s.position(), 3);
@@ -179,18 +180,19 @@ fn a_late_failure_takes_back_the_steps_before_it() {
     batch(&mut expected).unwrap();
     // The first two are evaluated, the third is interrupted while it waits.
     knobs.hold_after.store(2, Ordering::Relaxed);
-    let flag = s[2].interrupt_flag().clone();
+    let flag = s[2].interrupts().clone();
     let waiter = knobs.clone();
     let interrupter = std::thread::spawn(move || {
         while !waiter.waiting.load(Ordering::Relaxed) {
             std::thread::yield_now();
         }
-        flag.store(true, Ordering::Relaxed);
+        flag.ask();
     });
     let e = batch(&mut s).unwrap_err();
     interrupter.join().unwrap();
     assert_eq!(e.status, Status::Interrupted);
     assert!(e.message.contains("index 2:"), "{e}");
+    assert_eq!(e.index, Some(2));
     knobs.hold_after.store(0, Ordering::Relaxed);
     knobs.hold.store(false, Ordering::Relaxed);
     for _ in 0..4 {

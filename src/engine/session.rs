@@ -4,18 +4,17 @@
 //! that a decode returned last, or the one whose logits a rewind lost) is evaluated by the next
 //! call that needs it. A call that fails leaves the context as it was.
 
-use super::Model;
 use super::grammar::Constraint;
 use super::queue::Started;
 use super::residence::Residence;
 use super::sampling::{Logprobs, Sampling, TokenRules};
+use super::{Interrupts, Model};
 use crate::backend::{
     KvType, MaskSource, Outcome, Profile, Row, Runner, RunnerOptions, Want, Weights, When,
 };
 use crate::error::{Error, Result, Status, fail};
 use crate::log::log;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What a session is made with.
 #[derive(Clone, Copy, Debug, Default)]
@@ -70,7 +69,7 @@ pub struct Session {
     pub(super) constraint: Option<Box<Constraint>>,
     /// Work that was started and not collected yet.
     pub(super) started: Started,
-    pub(super) interrupt: Arc<AtomicBool>,
+    pub(super) interrupts: Arc<Interrupts>,
 }
 
 impl Session {
@@ -108,7 +107,7 @@ impl Session {
             rules: None,
             constraint: None,
             started: Started::Nothing,
-            interrupt: Arc::new(AtomicBool::new(false)),
+            interrupts: Arc::default(),
         })
     }
 
@@ -143,12 +142,6 @@ impl Session {
             .kv_bytes(options.kv_type, options.context)
     }
 
-    /// The flag that makes the running call, or the started decode, end with `Interrupted`. Every
-    /// call begins by clearing it.
-    pub fn interrupt_flag(&self) -> &Arc<AtomicBool> {
-        &self.interrupt
-    }
-
     /// How tokens are chosen from the next decode on.
     ///
     /// Errors: `InvalidArgument` names the setting; `DecodePending`; those of the backend. The
@@ -180,15 +173,16 @@ impl Session {
     /// Errors: `NoTokens`, `InvalidToken`, `ContextFull`, `DecodePending` before anything is done;
     /// `Interrupted`; those of the backend.
     pub fn prefill(&mut self, tokens: &[u32]) -> Result<()> {
-        self.take_prompt(tokens)?;
+        let taken = self.take_prompt(tokens);
+        self.answered(taken)?;
         let result = self.evaluate(When::Now).and_then(|()| self.wait());
         self.end_prompt(self.tokens.len() - tokens.len(), &result);
-        result
+        self.answered(result)
     }
 
     /// Checks that `tokens` can be appended, and puts them behind the context.
     pub(super) fn take_prompt(&mut self, tokens: &[u32]) -> Result<()> {
-        self.begin()?;
+        self.begin_work()?;
         if tokens.is_empty() {
             fail!(NoTokens, "prefill of no tokens");
         }
@@ -226,7 +220,7 @@ impl Session {
             tokens: &self.tokens[evaluated..],
             want: Want::Logits,
             mask: None,
-            interrupt: &self.interrupt,
+            interrupt: self.interrupts.work(),
         };
         submit(&**self.model.weights(), row, when)
     }
@@ -244,6 +238,11 @@ impl Session {
     /// Errors: `NoTokens` on an empty context, `ContextFull`, `DecodePending`, `Interrupted`,
     /// `Numeric`; `Grammar` if a limit of the grammar was reached; those of the backend.
     pub fn decode(&mut self) -> Result<u32> {
+        let result = self.try_decode();
+        self.answered(result)
+    }
+
+    fn try_decode(&mut self) -> Result<u32> {
         self.prepare_decodes(1)?;
         let token = match self.follow_grammar()? {
             Some(token) => token,
@@ -278,7 +277,7 @@ impl Session {
                 sampling: self.sampling,
             },
             mask: mask.as_mut().map(|m| m as &mut MaskSource),
-            interrupt: &self.interrupt,
+            interrupt: self.interrupts.work(),
         };
         submit(&**self.model.weights(), row, when)?;
         Ok(count)
@@ -289,7 +288,12 @@ impl Session {
     /// Errors: `NoTokens` on an empty context, `DecodePending`, `Interrupted`; those of the
     /// backend.
     pub fn logits(&mut self, out: &mut [f32]) -> Result<()> {
-        self.begin()?;
+        let result = self.try_logits(out);
+        self.answered(result)
+    }
+
+    fn try_logits(&mut self, out: &mut [f32]) -> Result<()> {
+        self.begin_work()?;
         self.need_tokens()?;
         self.resume()?;
         self.drop_stale_position()?;
@@ -314,13 +318,18 @@ impl Session {
         }
         self.stop();
         self.begin()?;
+        self.take_back(position);
+        Ok(())
+    }
+
+    /// Forgets the tokens behind the first `position`. Nothing is under way.
+    pub(super) fn take_back(&mut self, position: usize) {
         if let Some(constraint) = &mut self.constraint {
             constraint.rewind(position, &self.tokens);
         }
         self.tokens.truncate(position);
         // What the state has to forget beyond that, the next call evaluates again.
         self.residence.roll_back_to(position);
-        Ok(())
     }
 
     /// Takes `count` tokens from position `from` on out of the context, and evaluates what follows
@@ -330,7 +339,12 @@ impl Session {
     /// that a grammar follows; `DecodePending`; `Interrupted`; `OutOfMemory`; those of the backend. The
     /// session is as it was then.
     pub fn erase(&mut self, from: usize, count: usize) -> Result<()> {
-        self.begin()?;
+        let result = self.try_erase(from, count);
+        self.answered(result)
+    }
+
+    fn try_erase(&mut self, from: usize, count: usize) -> Result<()> {
+        self.begin_work()?;
         let len = self.tokens.len();
         if from > len || count > len - from {
             fail!(
@@ -364,7 +378,7 @@ impl Session {
                 tokens: &kept,
                 want: Want::Logits,
                 mask: None,
-                interrupt: &self.interrupt,
+                interrupt: self.interrupts.work(),
             };
             submit(&**self.model.weights(), row, When::Now)?;
             fork.poll(true)?;
@@ -401,7 +415,12 @@ impl Session {
     ///
     /// Errors: `NoTokens` on an empty context; `DecodePending`; `Interrupted`; those of the backend.
     pub fn profile(&mut self) -> Result<Profile> {
-        self.begin()?;
+        let result = self.try_profile();
+        self.answered(result)
+    }
+
+    fn try_profile(&mut self) -> Result<Profile> {
+        self.begin_work()?;
         self.need_tokens()?;
         self.resume()?;
         let last = self.tokens.len() - 1;
@@ -414,18 +433,18 @@ impl Session {
                 tokens: &self.tokens[evaluated..last],
                 want: Want::Logits,
                 mask: None,
-                interrupt: &self.interrupt,
+                interrupt: self.interrupts.work(),
             };
             submit(&**self.model.weights(), row, When::Now)?;
             self.wait()?;
         }
         let (token, sampling) = (self.tokens[last], self.sampling);
         let runner = self.residence.runner()?;
-        runner.profile(token, &sampling, &self.interrupt)
+        runner.profile(token, &sampling, self.interrupts.work())
     }
 
-    /// The start of every call: refuses while a decode is started, forgets old interrupts, looks
-    /// whether mapped files are still there.
+    /// The start of every call: refuses while a decode is started, looks whether mapped files are still
+    /// there.
     pub(super) fn begin(&mut self) -> Result<()> {
         match self.started {
             Started::Nothing => {}
@@ -438,11 +457,10 @@ impl Session {
                 "a prefill was started and its end not collected by ember_prefill_poll"
             ),
         }
-        self.interrupt.store(false, Ordering::Relaxed);
         self.model.check_files()
     }
 
-    fn need_tokens(&self) -> Result<()> {
+    pub(super) fn need_tokens(&self) -> Result<()> {
         if self.tokens.is_empty() {
             fail!(NoTokens, "the context is empty; prefill comes first");
         }
@@ -462,7 +480,7 @@ impl Session {
 
     /// Checks that `count` tokens can be chosen.
     pub(super) fn prepare_decodes(&mut self, count: usize) -> Result<()> {
-        self.begin()?;
+        self.begin_work()?;
         self.need_tokens()?;
         if count > self.context() - self.tokens.len() {
             fail!(
@@ -512,7 +530,7 @@ impl Drop for Session {
 }
 
 /// A copy of tokens.
-fn try_copy(tokens: &[u32]) -> Result<Vec<u32>> {
+pub(super) fn try_copy(tokens: &[u32]) -> Result<Vec<u32>> {
     let mut copy = crate::error::try_vec(tokens.len(), 0u32, "tokens of a session")?;
     copy.copy_from_slice(tokens);
     Ok(copy)

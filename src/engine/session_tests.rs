@@ -4,6 +4,7 @@ mod queue;
 use super::*;
 use crate::engine::fake::{FakeWeights, Knobs, N_VOCAB};
 use crate::engine::sampling::{Breakers, Dry};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const CONTEXT: usize = 32;
 
@@ -179,9 +180,9 @@ fn interrupts_leave_the_context_as_it_was() {
         s.decode().unwrap();
     }
     knobs.hold.store(true, Ordering::Relaxed);
-    let flag = s.interrupt_flag().clone();
+    let flag = s.interrupts().clone();
     s.decode_start(1).unwrap();
-    flag.store(true, Ordering::Relaxed);
+    flag.ask();
     assert_eq!(status(wait(&mut s)), Status::Interrupted);
     assert_eq!(s.position(), 3);
 
@@ -189,7 +190,7 @@ fn interrupts_leave_the_context_as_it_was() {
     std::thread::scope(|scope| {
         scope.spawn(move || {
             while !done.load(Ordering::Relaxed) {
-                flag.store(true, Ordering::Relaxed);
+                flag.ask();
                 std::thread::yield_now();
             }
         });
@@ -199,7 +200,12 @@ fn interrupts_leave_the_context_as_it_was() {
     });
     assert_eq!(s.position(), 3);
     knobs.hold.store(false, Ordering::Relaxed);
-    // The interrupt does not reach into later calls.
+    // One that no call has answered is answered by the next one, once, or taken back.
+    s.interrupts().clear();
+    s.interrupts().ask();
+    assert_eq!(status(s.decode()), Status::Interrupted);
+    s.interrupts().ask();
+    s.interrupts().clear();
     assert_eq!(decode_all(&mut s, 5), decode_all(&mut expected, 5));
 }
 
@@ -366,4 +372,153 @@ fn settings_change_between_decodes() {
     s.set_sampling(Sampling::default(), None).unwrap();
     assert_eq!(decode_all(&mut s, 4), greedy);
     assert!(s.logprobs().is_none());
+}
+
+#[test]
+fn an_interrupt_before_a_call_counts_for_every_kind_of_call() {
+    type Call = fn(&mut Session) -> Result<()>;
+    let calls: [(&str, Call); 9] = [
+        ("prefill", |s| s.prefill(&[3])),
+        ("prefill_start", |s| s.prefill_start(&[3])),
+        ("decode", |s| s.decode().map(|_| ())),
+        ("decode_start", |s| s.decode_start(2)),
+        ("decode_batch", |s| {
+            Session::decode_batch(&mut [s], &mut [0])
+        }),
+        ("logits", |s| s.logits(&mut [0.0; N_VOCAB])),
+        ("erase", |s| s.erase(1, 1)),
+        ("profile", |s| s.profile().map(|_| ())),
+        ("sync", |s| s.sync(&[1, 3]).map(|_| ())),
+    ];
+    for (name, call) in calls {
+        let mut s = session();
+        s.prefill(&[1, 2, 5]).unwrap();
+        s.interrupts().ask();
+        // Calls that do not compute do not answer it.
+        s.rewind(3).unwrap();
+        drop(s.fork().unwrap());
+        s.set_sampling(Sampling::default(), None).unwrap();
+        let e = call(&mut s).unwrap_err();
+        assert_eq!(e.status, Status::Interrupted, "{name}");
+        assert_eq!(s.tokens(), [1, 2, 5], "{name}");
+        // One call answers it, whatever asked how often.
+        call(&mut s).unwrap();
+    }
+}
+
+#[test]
+fn of_a_batch_each_session_answers_its_own_interrupt() {
+    let knobs = Arc::<Knobs>::default();
+    let m = model(&knobs);
+    let mut sessions: Vec<Session> = (0..3)
+        .map(|_| Session::create(m.clone(), &SessionOptions::default()).unwrap())
+        .collect();
+    for s in &mut sessions {
+        s.prefill(&[1, 2]).unwrap();
+    }
+    sessions[0].interrupts().ask();
+    sessions[2].interrupts().ask();
+    for at in [0, 2] {
+        let mut all: Vec<&mut Session> = sessions.iter_mut().collect();
+        let e = Session::decode_batch(&mut all, &mut [0; 3]).unwrap_err();
+        assert_eq!((e.status, e.index), (Status::Interrupted, Some(at)));
+    }
+    let mut all: Vec<&mut Session> = sessions.iter_mut().collect();
+    Session::decode_batch(&mut all, &mut [0; 3]).unwrap();
+}
+
+#[test]
+fn a_rewind_that_stops_work_is_no_interrupt() {
+    let mut s = session();
+    s.prefill(&[1, 2]).unwrap();
+    s.decode_start(5).unwrap();
+    s.rewind(2).unwrap();
+    s.decode().unwrap();
+    // And it leaves one alone that was there.
+    s.decode_start(5).unwrap();
+    s.interrupts().ask();
+    s.rewind(2).unwrap();
+    assert_eq!(status(s.decode()), Status::Interrupted);
+    s.decode().unwrap();
+}
+
+#[test]
+fn a_synced_context_is_as_if_it_had_been_prefilled() {
+    let contexts: [&[u32]; 7] = [
+        &[1, 2, 3, 4],
+        &[1, 2, 3, 4],
+        &[1, 2, 3, 4, 5, 6],
+        &[1, 2, 3],
+        &[1, 2, 7, 7, 7],
+        &[9],
+        &[9, 1, 2, 3],
+    ];
+    let mut s = session();
+    let mut before: Vec<u32> = Vec::new();
+    for tokens in contexts {
+        let kept = s.sync(tokens).unwrap();
+        let common = before
+            .iter()
+            .zip(tokens)
+            .take_while(|(a, b)| a == b)
+            .count();
+        assert_eq!((s.tokens(), kept), (tokens, common));
+        let mut fresh = session();
+        fresh.prefill(tokens).unwrap();
+        let (mut got, mut wanted) = ([0.0; N_VOCAB], [1.0; N_VOCAB]);
+        s.logits(&mut got).unwrap();
+        fresh.logits(&mut wanted).unwrap();
+        assert_eq!(got, wanted);
+        assert_eq!(decode_all(&mut s, 3), decode_all(&mut fresh, 3));
+        before = s.tokens().to_vec();
+    }
+}
+
+#[test]
+fn a_sync_takes_back_a_token_that_was_not_evaluated() {
+    let mut s = session();
+    s.prefill(&[1, 2, 3]).unwrap();
+    let first = s.decode().unwrap();
+    assert_eq!(s.sync(&[1, 2, 3]).unwrap(), 3);
+    assert_eq!(s.tokens(), [1, 2, 3]);
+    assert_eq!(s.decode().unwrap(), first);
+}
+
+#[test]
+fn a_sync_that_fails_changes_nothing() {
+    let knobs = Arc::<Knobs>::default();
+    let mut s = session_with(&knobs, Sampling::default());
+    let mut expected = session();
+    for s in [&mut s, &mut expected] {
+        s.prefill(&[1, 2, 3]).unwrap();
+        s.decode().unwrap();
+    }
+    let before = s.tokens().to_vec();
+    assert_eq!(status(s.sync(&[])), Status::NoTokens);
+    assert_eq!(status(s.sync(&[1; CONTEXT + 1])), Status::ContextFull);
+    let e = s.sync(&[1, 2, N_VOCAB as u32]).unwrap_err();
+    assert_eq!((e.status, e.index), (Status::InvalidToken, Some(2)));
+    s.decode_start(1).unwrap();
+    assert_eq!(status(s.sync(&[1])), Status::DecodePending);
+    s.rewind(4).unwrap();
+    // While it evaluates.
+    knobs.hold.store(true, Ordering::Relaxed);
+    let interrupts = s.interrupts().clone();
+    let done = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while !done.load(Ordering::Relaxed) {
+                interrupts.ask();
+                std::thread::yield_now();
+            }
+        });
+        for tokens in [&[1, 2, 9, 9, 9][..], &[1, 2], &[5, 6, 7]] {
+            assert_eq!(status(s.sync(tokens)), Status::Interrupted);
+            assert_eq!(s.tokens(), before);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    knobs.hold.store(false, Ordering::Relaxed);
+    s.interrupts().clear();
+    assert_eq!(decode_all(&mut s, 5), decode_all(&mut expected, 5));
 }

@@ -163,7 +163,8 @@ fn a_buffer_too_small_stays_as_it_was() {
 fn a_panic_becomes_a_status() {
     let mut err = ember_error {
         code: -1,
-        message: [1; 1020],
+        index: 1,
+        message: [1; 1016],
     };
     // SAFETY: `err` is a local.
     let status = unsafe { call(&mut err, || panic!("a wheel came off")) };

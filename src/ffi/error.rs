@@ -1,6 +1,6 @@
 //! Statuses and the error struct.
 
-use crate::error::{Error, Result, Status};
+use crate::error::{Result, Status};
 use std::ffi::c_char;
 use std::ptr::NonNull;
 use strum::VariantArray;
@@ -11,14 +11,24 @@ pub type ember_status = i32;
 
 /// What went wrong, in words. The caller owns it, on the stack for instance; it needs no
 /// initialization and no cleanup. Every function that gets one writes it before it returns: on
-/// success `code` is 0 and `message` is empty. Its size and layout never change.
+/// success `code` is 0, `index` is `EMBER_NO_INDEX` and `message` is empty. Its size and layout never change.
 #[repr(C)]
 pub struct ember_error {
     /// The status that the function returned.
     pub code: ember_status,
+    /// Which element is at fault, counted from 0, where the function takes several: a token of a prompt, a session of a
+    /// batch, a stop string, an entry of a list in an option struct, which the message names. `EMBER_NO_INDEX` where it is
+    /// none of them, or cannot be told.
+    pub index: u32,
     /// A sentence that names the thing at fault: UTF-8, always ended by a NUL, shortened to fit.
-    pub message: [c_char; 1020],
+    pub message: [c_char; 1016],
 }
+
+/// Of `message`, which says it in a number because the header does.
+const MESSAGE_BYTES: usize = 1016;
+
+/// `EMBER_NO_INDEX` of the header.
+pub const NO_INDEX: u32 = u32::MAX;
 
 /// Copies `text` into a C string, cut between characters where it is too long, padded with NULs.
 /// NULs inside are replaced, so that they hide nothing.
@@ -38,12 +48,12 @@ pub(super) fn copy_text(text: &str, out: &mut [c_char]) {
 /// # Safety
 /// `err` is NULL or points to an `ember_error` that nobody else uses now.
 pub(super) unsafe fn store(err: *mut ember_error, result: Result<()>) -> ember_status {
-    let (status, message) = match &result {
-        Ok(()) => (Status::Ok, ""),
-        Err(Error { status, message }) => (*status, message.as_str()),
+    let (status, message, index) = match &result {
+        Ok(()) => (Status::Ok, "", None),
+        Err(e) => (e.status, e.message.as_str(), e.index),
     };
     // SAFETY: the caller's promise.
-    unsafe { store_text(err, status, message) }
+    unsafe { store_parts(err, status, message, index) }
 }
 
 /// Writes a status and a message to the caller's struct, if there is one, and returns the status. Needs no memory.
@@ -55,18 +65,32 @@ pub(super) unsafe fn store_text(
     status: Status,
     message: &str,
 ) -> ember_status {
+    // SAFETY: the caller's promise.
+    unsafe { store_parts(err, status, message, None) }
+}
+
+/// # Safety
+/// As [`store`].
+unsafe fn store_parts(
+    err: *mut ember_error,
+    status: Status,
+    message: &str,
+    index: Option<usize>,
+) -> ember_status {
     if let Some(err) = NonNull::new(err).filter(|err| err.is_aligned()) {
         let err = err.as_ptr();
-        // Only the start of the buffer is touched: a call that succeeds writes 5 bytes.
-        let mut end = message.len().min(1019);
+        // Only the start of the buffer is touched: a call that succeeds writes 9 bytes.
+        let mut end = message.len().min(MESSAGE_BYTES - 1);
+        let index = index.and_then(|index| u32::try_from(index).ok());
         while !message.is_char_boundary(end) {
             end -= 1;
         }
         // SAFETY: `err` is valid for writes by this function's contract; all writes lie within
-        // `message`, which has 1020 elements. The struct may be uninitialized, so no reference to
+        // `message`, which has that many elements. The struct may be uninitialized, so no reference to
         // it is made.
         unsafe {
             (&raw mut (*err).code).write(status as i32);
+            (&raw mut (*err).index).write(index.unwrap_or(NO_INDEX));
             let text = (&raw mut (*err).message).cast::<c_char>();
             for (i, byte) in message[..end].bytes().enumerate() {
                 text.add(i)
@@ -106,12 +130,14 @@ static NAMES: [[u8; 32]; Status::VARIANTS.len()] = {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
     use std::ffi::CStr;
 
     fn fresh() -> ember_error {
         ember_error {
             code: -1,
-            message: [0x55; 1020],
+            index: 7,
+            message: [0x55; MESSAGE_BYTES],
         }
     }
 
@@ -125,7 +151,8 @@ mod tests {
     #[test]
     fn layout_is_what_was_promised() {
         assert_eq!(size_of::<ember_error>(), 1024);
-        assert_eq!(std::mem::offset_of!(ember_error, message), 4);
+        assert_eq!(std::mem::offset_of!(ember_error, index), 4);
+        assert_eq!(std::mem::offset_of!(ember_error, message), 8);
     }
 
     #[test]
@@ -158,8 +185,30 @@ mod tests {
         assert_eq!(err.code, 12);
         let got = text(&err);
         assert!(long.starts_with(got));
-        // 1 + 3 n <= 1019 has n = 339.
-        assert_eq!(got.len(), 1 + 3 * 339);
+        // 1 + 3 n <= 1015 has n = 338.
+        assert_eq!(got.len(), 1 + 3 * 338);
+        assert_eq!(err.index, NO_INDEX);
+    }
+
+    #[test]
+    fn an_index_is_told_and_taken_back() {
+        let mut err = fresh();
+        for (index, wanted) in [
+            (0, 0),
+            (31, 31),
+            (u32::MAX as usize - 1, u32::MAX - 1),
+            (u32::MAX as usize, NO_INDEX),
+            (usize::MAX, NO_INDEX),
+        ] {
+            let result = Err(Error::new(Status::InvalidToken, "a token").at(index));
+            // SAFETY: `err` is a local.
+            assert_eq!(unsafe { store(&mut err, result) }, 23);
+            assert_eq!(err.index, wanted);
+        }
+        err.index = 7;
+        // SAFETY: as above.
+        unsafe { store(&mut err, Ok(())) };
+        assert_eq!(err.index, NO_INDEX);
     }
 
     #[test]

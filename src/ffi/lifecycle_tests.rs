@@ -26,7 +26,8 @@ impl Fixture {
             session: null_mut(),
             err: ember_error {
                 code: -1,
-                message: [0; 1020],
+                index: 0,
+                message: [0; 1016],
             },
         };
         // SAFETY: all pointers are to locals.

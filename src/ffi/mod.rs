@@ -20,11 +20,19 @@ mod log;
 
 mod device;
 
+mod supported;
+
 mod model;
+
+mod source;
+
+mod metadata;
 
 mod sampling;
 
 mod session;
+
+mod context;
 
 mod decode;
 
@@ -40,25 +48,35 @@ mod profile;
 
 mod text;
 
+mod tokenizer;
+
 mod text_stream;
+
+mod generate;
 
 mod chat;
 
 pub use batch::*;
 pub use chat::*;
+pub use context::*;
 pub use decode::*;
 pub use device::*;
 pub use error::*;
 pub use estimate::*;
+pub use generate::*;
 pub use grammar::*;
 pub use log::*;
+pub use metadata::*;
 pub use model::*;
 pub use profile::*;
 pub use sampling::*;
 pub use session::*;
+pub use source::*;
 pub use state::*;
+pub use supported::*;
 pub use text::*;
 pub use text_stream::*;
+pub use tokenizer::*;
 pub use version::*;
 
 #[cfg(test)]

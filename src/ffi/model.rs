@@ -7,7 +7,7 @@ use super::handle::{Kind, Table};
 use crate::backend::LoadOptions;
 use crate::engine::Model;
 use crate::error::{Result, fail};
-use crate::format::{Access, WeightType};
+use crate::format::{Access, ModelSource, WeightType};
 use std::ffi::{c_char, c_void};
 use std::path::Path;
 use std::ptr::without_provenance_mut;
@@ -27,7 +27,7 @@ pub(super) fn model(handle: *const ember_model) -> Result<Arc<Model>> {
 }
 
 /// Hears how far a load is: `fraction` runs from 0 to 1 and never goes back. Returning anything but
-/// 0 stops the load with `EMBER_CANCELLED`. Called on the thread that called `ember_model_load`,
+/// 0 stops the load with `EMBER_CANCELLED`. Called on the thread that called `ember_model_load` or `ember_model_load_from`,
 /// which holds no lock meanwhile: the callback may call every function of the library. It must
 /// return normally: no `longjmp`, no exception.
 pub type ember_progress_fn = Option<unsafe extern "C" fn(user: *mut c_void, fraction: f32) -> i32>;
@@ -165,8 +165,8 @@ pub struct ember_model_details {
     pub hidden: u32,
     /// 1 if the text functions work with this model, 0 if its tokenizer is not supported.
     pub has_tokenizer: u32,
-    /// 0.
-    pub reserved: u32,
+    /// Number of metadata keys, for `ember_model_metadata_key`.
+    pub n_metadata: u32,
     /// Number of weights.
     pub n_parameters: u64,
     /// Bytes of the file, or of all files of a split model.
@@ -228,28 +228,35 @@ pub unsafe extern "C" fn ember_model_load(
                 read_struct(options)?,
             )
         };
-        let path = checked_path(path)?;
-        let load_options = options.for_engine()?;
-        let mut progress = |fraction: f32| {
-            let Some(callback) = options.progress else {
-                return Ok(());
-            };
-            // SAFETY: the caller promises that `progress` can be called with `user` until
-            // `ember_model_load` returns.
-            if unsafe { callback(options.user, fraction) } != 0 {
-                fail!(Cancelled, "the progress callback stopped the load");
-            }
-            Ok(())
-        };
-        let device = options.device as usize;
-        let model = Model::load(path, device, &load_options, &mut progress)?;
-        // Before there is a handle that a child could have.
-        forked::remember();
-        out.set(without_provenance_mut(MODELS.insert(Arc::new(model))?));
+        out.set(load(&ModelSource::Path(checked_path(path)?), &options)?);
         Ok(())
     };
     // SAFETY: `err` is as the header demands.
     unsafe { call(err, work) }
+}
+
+/// Loads a model and gives it a handle.
+pub(super) fn load(
+    source: &ModelSource<'_>,
+    options: &ember_model_options,
+) -> Result<*mut ember_model> {
+    let load_options = options.for_engine()?;
+    let mut progress = |fraction: f32| {
+        let Some(callback) = options.progress else {
+            return Ok(());
+        };
+        // SAFETY: the caller promises that `progress` can be called with `user` until the function that
+        // loads returns.
+        if unsafe { callback(options.user, fraction) } != 0 {
+            fail!(Cancelled, "the progress callback stopped the load");
+        }
+        Ok(())
+    };
+    let device = options.device as usize;
+    let model = Model::load_from(source, device, &load_options, &mut progress)?;
+    // Before there is a handle that a child could have.
+    forked::remember();
+    Ok(without_provenance_mut(MODELS.insert(Arc::new(model))?))
 }
 
 /// Writes facts about a model to `out`, whose `struct_size` the caller has set. Any thread may call
@@ -281,6 +288,7 @@ fn describe(model: &Model) -> ember_model_details {
     d.n_layers = count(from.n_layers);
     d.hidden = count(from.hidden);
     d.has_tokenizer = u32::from(model.tokenizer().is_ok());
+    d.n_metadata = count(model.metadata().len());
     d.n_parameters = from.n_parameters;
     d.file_bytes = from.file_bytes;
     d.resident_bytes = from.resident_bytes;

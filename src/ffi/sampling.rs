@@ -194,6 +194,7 @@ impl ember_sampling_options {
                     e.status,
                     format!("dry_breakers of index {i}: {}", e.message),
                 )
+                .at(i)
             })?;
         }
         // They take a walk through the vocabulary, so only where they can matter.

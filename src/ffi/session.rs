@@ -7,11 +7,11 @@ use super::model::{ember_model, model};
 use super::sampling::ember_sampling_options;
 use crate::backend::{KvType, MAX_BATCH};
 use crate::engine::batch::{at_index, check_count};
-use crate::engine::{Session, SessionOptions};
+use crate::engine::{Interrupts, Session, SessionOptions};
 use crate::error::{Error, Result, Status, fail};
 use arrayvec::ArrayVec;
 use std::ptr::{null_mut, without_provenance_mut};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 /// One conversation: a context of tokens with its KV cache. One thread at a time may use it; a call
@@ -101,7 +101,7 @@ unsafe impl Sized32 for ember_session_details {
 pub(super) struct Cell {
     /// `None` once freed: a thread that got hold of the cell before finds nothing.
     session: Mutex<Option<Session>>,
-    interrupt: Arc<AtomicBool>,
+    interrupts: Arc<Interrupts>,
     /// Copies that can be read while a call is running.
     context: usize,
     kv_bytes: u64,
@@ -149,10 +149,8 @@ pub(super) fn with_sessions<R>(
     check_count(handles.len())?;
     for (i, handle) in handles.iter().enumerate() {
         if let Some(first) = handles[..i].iter().position(|h| h == handle) {
-            fail!(
-                InvalidArgument,
-                "session at index {i}: it is at index {first}, too"
-            );
+            let message = format!("it is at index {first}, too");
+            return Err(at_index(i, Error::new(Status::InvalidArgument, message)));
         }
         cells.push(SESSIONS.get(handle.addr()).map_err(|e| at_index(i, e))?);
     }
@@ -164,10 +162,10 @@ pub(super) fn with_sessions<R>(
     for (i, guard) in guards.iter_mut().enumerate() {
         match guard.as_mut() {
             Some(session) => sessions.push(session),
-            None => fail!(
-                InvalidHandle,
-                "session at index {i}: it was freed by another thread"
-            ),
+            None => {
+                let e = Error::new(Status::InvalidHandle, "it was freed by another thread");
+                return Err(at_index(i, e));
+            }
         }
     }
     let result = work(&mut sessions);
@@ -180,7 +178,7 @@ pub(super) fn with_sessions<R>(
 /// Gives a session a handle.
 pub(super) fn insert(session: Session) -> Result<*mut ember_session> {
     let cell = Cell {
-        interrupt: session.interrupt_flag().clone(),
+        interrupts: session.interrupts().clone(),
         context: session.context(),
         kv_bytes: session.kv_bytes(),
         position: AtomicUsize::new(session.position()),
@@ -422,14 +420,38 @@ pub unsafe extern "C" fn ember_session_logits(
 /// Makes the call that is running with this session on another thread return `EMBER_INTERRUPTED`
 /// soon, with the session as it was before; likewise decodes that were started, which
 /// `ember_decode_poll` then reports, after the tokens that had been chosen by then. A batch ends for
-/// all its sessions. A call that is about to end may still succeed. Without one this does nothing: it does not reach into later calls. Any thread may call it at any time.
+/// all its sessions. Any thread may call it at any time.
+///
+/// The interrupt stays until a call with the session has returned `EMBER_INTERRUPTED`, and so cannot come too early: if no
+/// call is running, or the one that is running is about to end and succeeds, then the next one that computes
+/// (those whose errors name `EMBER_INTERRUPTED`) returns it at once. One call answers all interrupts that came before its
+/// return. In a batch, the session that `ember_error.index` names has answered its own; `ember_generate` answers by its reason.
+/// `ember_session_clear_interrupt` takes the interrupt back.
 ///
 /// Errors: `EMBER_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_session_interrupt(session: *mut ember_session) -> ember_status {
     let work = || {
         let cell = SESSIONS.get(session.addr())?;
-        cell.interrupt.store(true, Ordering::Release);
+        cell.interrupts.ask();
+        Ok(())
+    };
+    // SAFETY: no error struct.
+    unsafe { call_always(null_mut(), work) }
+}
+
+/// Takes an interrupt back that no call has answered yet: for the start of a new turn, whose calls an interrupt
+/// of the turn before is not meant for. Without one this does nothing. Any thread may call it at any time; a call that is
+/// running on another thread may be ended by the interrupt all the same.
+///
+/// Errors: `EMBER_INVALID_HANDLE`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_session_clear_interrupt(
+    session: *mut ember_session,
+) -> ember_status {
+    let work = || {
+        let cell = SESSIONS.get(session.addr())?;
+        cell.interrupts.clear();
         Ok(())
     };
     // SAFETY: no error struct.

@@ -7,7 +7,7 @@ use super::error::{ember_error, ember_status};
 use super::handle::{Kind, Table};
 use super::model::{ember_model, model};
 use crate::engine::Model;
-use crate::error::{Result, Status, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::memory::{self, Room};
 use crate::text::TokenStream;
 use std::ffi::c_char;
@@ -113,6 +113,23 @@ fn change<R>(
     Ok(result)
 }
 
+/// The texts of stop strings.
+///
+/// # Safety
+/// They must be as the header demands.
+pub(super) unsafe fn stop_strings<'a>(stops: &[ember_stop]) -> Result<Vec<&'a str>> {
+    let mut strings = Vec::new();
+    for (i, stop) in stops.iter().enumerate() {
+        // SAFETY: the caller's word.
+        let string = unsafe { text(stop.text, stop.len, "a stop string") };
+        strings.push(string.map_err(|e| {
+            let message = format!("stop string {i}: {}", e.message);
+            Error::new(e.status, message).at(i)
+        })?);
+    }
+    Ok(strings)
+}
+
 /// Makes a text stream for a model's tokens. `options` may be NULL for the defaults. The new handle
 /// is written to `out` and has to be freed with `ember_text_stream_free`. Any thread may call it.
 ///
@@ -140,11 +157,8 @@ pub unsafe extern "C" fn ember_text_stream_create(
                 options.flags & !skip
             );
         }
-        let mut strings = Vec::new();
-        for stop in stops {
-            // SAFETY: `text` is as the header demands.
-            strings.push(unsafe { text(stop.text, stop.len, "a stop string") }?);
-        }
+        // SAFETY: the strings are as the header demands.
+        let strings = unsafe { stop_strings(stops) }?;
         model.tokenizer()?;
         let stream = TokenStream::new(&strings, options.flags & skip != 0)?;
         let cell = Cell {
@@ -191,8 +205,9 @@ pub unsafe extern "C" fn ember_text_stream_push(
         change(stream, |stream, model| {
             let tokenizer = model.tokenizer()?;
             let mut bytes = 0usize;
-            for token in tokens {
-                bytes = bytes.saturating_add(tokenizer.token_bytes(*token)?.len());
+            for (index, token) in tokens.iter().enumerate() {
+                let of_token = tokenizer.token_bytes(*token).map_err(|e| e.at(index))?;
+                bytes = bytes.saturating_add(of_token.len());
             }
             let room = Room::for_input(bytes)?;
             let _in_room = room.enter();

@@ -1,7 +1,7 @@
 //! Where the bytes of a model file are.
 
 use super::file::OpenFile;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail};
 use crate::memory::Pages;
 use memmap2::Mmap;
 use std::path::Path;
@@ -20,10 +20,36 @@ pub enum Access {
     Read,
 }
 
+/// Bytes in memory that belong to somebody else, who wants to know when they are not needed any more: when
+/// this is dropped.
+pub trait Lent: Send + Sync {
+    /// All of them, the same at any time.
+    fn bytes(&self) -> &[u8];
+}
+
+/// A model file that is read by somebody else's means.
+pub trait ReadAt: Send + Sync {
+    /// Number of bytes.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Fills `out` with the bytes from `offset` on, which are all among those of `len`. May be called from many threads
+    /// at once.
+    fn read(&self, offset: usize, out: &mut [u8]) -> Result<()>;
+}
+
 /// The bytes of one model file.
 pub(super) enum Input {
     /// In memory.
     Memory(Pages),
+    /// In memory of somebody else's.
+    Lent(Arc<dyn Lent>),
+    /// Where somebody else reads them.
+    Reader(Arc<dyn ReadAt>),
     /// In a file, which may be mapped besides.
     File {
         file: Arc<OpenFile>,
@@ -47,9 +73,27 @@ impl Input {
         Pages::copy(bytes).map(Input::Memory)
     }
 
+    /// Bytes of somebody else's.
+    pub(super) fn lent(lent: &Arc<dyn Lent>) -> Result<Input> {
+        if lent.bytes().is_empty() {
+            fail!(FileEmpty, "the file has no bytes");
+        }
+        Ok(Input::Lent(Arc::clone(lent)))
+    }
+
+    /// What somebody else reads.
+    pub(super) fn reader(reader: &Arc<dyn ReadAt>) -> Result<Input> {
+        if reader.is_empty() {
+            fail!(FileEmpty, "the file has no bytes");
+        }
+        Ok(Input::Reader(Arc::clone(reader)))
+    }
+
     pub(super) fn len(&self) -> usize {
         match self {
             Input::Memory(memory) => memory.bytes().len(),
+            Input::Lent(lent) => lent.bytes().len(),
+            Input::Reader(reader) => reader.len(),
             Input::File { file, .. } => file.len(),
         }
     }
@@ -62,6 +106,11 @@ impl Input {
                 out.copy_from_slice(&memory.bytes()[offset..offset + out.len()]);
                 Ok(())
             }
+            Input::Lent(lent) => {
+                out.copy_from_slice(&lent.bytes()[offset..offset + out.len()]);
+                Ok(())
+            }
+            Input::Reader(reader) => reader.read(offset, out),
             Input::File { file, .. } => file.read(offset, out),
         }
     }
@@ -79,13 +128,15 @@ impl Input {
     pub(super) fn bytes(&self) -> Option<&[u8]> {
         match self {
             Input::Memory(memory) => Some(memory.bytes()),
+            Input::Lent(lent) => Some(lent.bytes()),
+            Input::Reader(_) => None,
             Input::File { map, .. } => map.as_deref(),
         }
     }
 
     pub(super) fn file(&self) -> Option<&Arc<OpenFile>> {
         match self {
-            Input::Memory(_) => None,
+            Input::Memory(_) | Input::Lent(_) | Input::Reader(_) => None,
             Input::File { file, .. } => Some(file),
         }
     }

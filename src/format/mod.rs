@@ -19,7 +19,7 @@ pub mod writer;
 
 pub use convert::WeightType;
 pub use huggingface::TextFiles;
-pub use input::Access;
+pub use input::{Access, Lent, ReadAt};
 pub use made::read_rows;
 pub use strings::Strings;
 pub use tensor::Tensor;
@@ -29,8 +29,44 @@ use crate::error::{Error, Result, Status, fail};
 use file::OpenFile;
 use input::Input;
 use std::collections::HashMap;
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Where a model comes from.
+#[derive(Clone)]
+pub enum ModelSource<'a> {
+    /// A GGUF file or a folder.
+    Path(&'a Path),
+    /// A GGUF file in memory, which is copied.
+    Copied(&'a [u8]),
+    /// A GGUF file in memory, which stays there as long as it is needed.
+    Lent(Arc<dyn Lent>),
+    /// A GGUF file that is read by somebody else's means, while the model is loaded.
+    Reader(Arc<dyn ReadAt>),
+}
+
+impl ModelSource<'_> {
+    /// Bytes of the model, if it has no path.
+    pub fn file_bytes(&self) -> Option<usize> {
+        match self {
+            ModelSource::Path(_) => None,
+            ModelSource::Copied(bytes) => Some(bytes.len()),
+            ModelSource::Lent(lent) => Some(lent.bytes().len()),
+            ModelSource::Reader(reader) => Some(reader.len()),
+        }
+    }
+}
+
+impl fmt::Display for ModelSource<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ModelSource::Path(path) => path.display().fmt(f),
+            ModelSource::Copied(_) | ModelSource::Lent(_) => f.write_str("a model in memory"),
+            ModelSource::Reader(_) => f.write_str("a model that a callback reads"),
+        }
+    }
+}
 
 /// A model file (or all files of a split one, or a folder), opened and checked.
 #[derive(Debug)]
@@ -76,6 +112,17 @@ impl ModelFile {
         match huggingface::Folder::of(path) {
             Some(folder) => huggingface::open(&folder, access),
             None => gguf::open(path, access),
+        }
+    }
+
+    /// The same for what may have no path. There, the messages name none, and parts of a split file are
+    /// `Unsupported`.
+    pub fn open_source(source: &ModelSource<'_>, access: Access) -> Result<ModelFile> {
+        match source {
+            ModelSource::Path(path) => ModelFile::open_with(path, access),
+            ModelSource::Copied(bytes) => ModelFile::from_bytes(bytes),
+            ModelSource::Lent(lent) => gguf::from_input(Input::lent(lent)?),
+            ModelSource::Reader(reader) => gguf::from_input(Input::reader(reader)?),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::automaton::{Automaton, ROOT};
 use crate::budget::Budget;
-use crate::error::{Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use std::fmt;
 use std::sync::Arc;
 
@@ -37,11 +37,11 @@ impl StopFilter {
         }
         for (index, stop) in stops.iter().enumerate() {
             if stop.is_empty() || stop.len() > MAX_STOP_BYTES {
-                fail!(
-                    InvalidArgument,
+                let message = format!(
                     "stop string {index} has {} bytes, 1 to {MAX_STOP_BYTES} are allowed",
                     stop.len()
                 );
+                return Err(Error::new(Status::InvalidArgument, message).at(index));
             }
         }
         if stops.is_empty() {

@@ -28,11 +28,19 @@ impl TokenStream {
         })
     }
 
+    /// The same for text that goes on where other text ends: a space at its start belongs to it.
+    pub fn continued(self) -> Self {
+        TokenStream {
+            begun: true,
+            ..self
+        }
+    }
+
     /// Takes the next tokens and appends to `out` the text that is certain now. After a stop string
     /// tokens are not even looked at. Errors: `InvalidToken`; the stream is as it was then.
     pub fn push(&mut self, tokenizer: &Tokenizer, ids: &[u32], out: &mut String) -> Result<()> {
-        for id in ids {
-            tokenizer.kind(*id)?;
+        for (index, id) in ids.iter().enumerate() {
+            tokenizer.kind(*id).map_err(|e| e.at(index))?;
         }
         let mut text = String::new();
         for id in ids {
@@ -79,5 +87,37 @@ impl TokenStream {
     /// Tokens taken so far: all, or those up to the one that completed the stop string.
     pub fn n_tokens(&self) -> u64 {
         self.n_tokens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Array, Value};
+    use crate::text::Metadata;
+
+    #[test]
+    fn a_text_that_goes_on_keeps_its_first_space() {
+        let tokens = ["<unk>", "<s>", "</s>", "\u{2581}a", "\u{2581}b"];
+        let tokens = tokens.into_iter().collect();
+        let mut metadata = Metadata::new();
+        for (key, value) in [
+            ("model", Value::from("llama")),
+            ("tokens", Value::Array(Array::String(tokens))),
+            ("scores", vec![0.0f32; 5].into()),
+            ("token_type", vec![2i64, 3, 3, 1, 1].into()),
+        ] {
+            metadata.insert(format!("tokenizer.ggml.{key}"), value);
+        }
+        let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
+        let text = |stream: TokenStream| {
+            let (mut stream, mut out) = (stream, String::new());
+            stream.push(&tokenizer, &[3, 4], &mut out).unwrap();
+            stream.finish(&mut out);
+            out
+        };
+        let stream = || TokenStream::new(&[], true).unwrap();
+        assert_eq!(text(stream()), "a b");
+        assert_eq!(text(stream().continued()), " a b");
     }
 }

@@ -62,6 +62,8 @@ pub struct Tokenizer {
     parts: Parts,
     /// Per token: whether it ends an answer.
     ends: Vec<bool>,
+    /// Those that do.
+    end_tokens: Vec<u32>,
 }
 
 /// What a tokenizer is made of. Text goes through it in this order.
@@ -123,7 +125,13 @@ impl Parts {
             ends[*end as usize] = true;
         }
         mark_ends(&self.vocabulary, &mut ends);
-        Ok(Tokenizer { parts: self, ends })
+        let marked = ends.iter().enumerate().filter(|(_, end)| **end);
+        let end_tokens = marked.map(|(id, _)| id as u32).collect();
+        Ok(Tokenizer {
+            parts: self,
+            ends,
+            end_tokens,
+        })
     }
 }
 
@@ -296,8 +304,9 @@ impl Tokenizer {
     /// Errors: `InvalidToken` for an id that is not in the vocabulary; `OutOfMemory`.
     pub fn decode(&self, ids: &[u32], options: DecodeOptions, out: &mut Vec<u8>) -> Result<()> {
         let mut total = 0usize;
-        for id in ids {
-            total = total.saturating_add(self.token_bytes(*id)?.len() + 1);
+        for (index, id) in ids.iter().enumerate() {
+            let bytes = self.token_bytes(*id).map_err(|e| e.at(index))?;
+            total = total.saturating_add(bytes.len() + 1);
         }
         if out.try_reserve(total).is_err() {
             fail!(OutOfMemory, "text of {total} bytes could not be allocated");
@@ -343,6 +352,11 @@ impl Tokenizer {
     /// in the vocabulary.
     pub fn is_end(&self, id: u32) -> bool {
         self.ends.get(id as usize).copied().unwrap_or(false)
+    }
+
+    /// All tokens that end an answer, in ascending order.
+    pub fn end_tokens(&self) -> &[u32] {
+        &self.end_tokens
     }
 
     /// Number of tokens.

@@ -151,6 +151,7 @@ static void queues(const ember_model *model) {
         }
         STATUS(status, k < 6 ? EMBER_INTERRUPTED : EMBER_NOTHING_PENDING);
         STATUS(ember_decode_poll(queued, &token, &err), EMBER_NOTHING_PENDING);
+        if (k == 6) STATUS(ember_decode(queued, &token, &err), EMBER_INTERRUPTED);
         CHECK(decode(queued) == decode(plain));
         CHECK(token == 77);
         /* Freed with tokens in the queue. */

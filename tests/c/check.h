@@ -31,7 +31,8 @@ static inline void check_status(ember_status got, ember_status wanted, const emb
     }
     /* The struct has the same status, and a message if and only if something failed. */
     if (err->code != got || strlen(err->message) >= sizeof err->message ||
-        (err->message[0] == 0) != (got == EMBER_OK || got == EMBER_PENDING)) {
+        (err->message[0] == 0) != (got == EMBER_OK || got == EMBER_PENDING) ||
+        (err->index != EMBER_NO_INDEX && (got == EMBER_OK || got == EMBER_PENDING))) {
         fprintf(stderr, "%s:%d: %s\n    left a wrong error: %d, \"%s\"\n", file, line, call,
                 (int)err->code, err->message);
         exit(1);

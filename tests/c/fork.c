@@ -30,6 +30,10 @@ static void child(ember_model *model, ember_session *session, ember_session *bus
     FORKED(ember_decode_batch(&session, 1, &token, &err));
     FORKED(ember_prefill(session, &token, 1, &err));
     FORKED(ember_session_rewind(session, 0, &err));
+    FORKED(ember_session_sync(session, &token, 1, &position, &err));
+    FORKED(ember_session_tokens(session, 0, &token, 1, &position, &err));
+    FORKED(ember_generate(session, NULL, NULL, &err));
+    FORKED(ember_end_tokens(model, &token, 1, &position, &err));
     FORKED(ember_session_position(session, &position, &err));
     FORKED(ember_session_fork(session, &made, &err));
     FORKED(ember_session_create(model, NULL, &made, &err));
@@ -38,6 +42,7 @@ static void child(ember_model *model, ember_session *session, ember_session *bus
     FORKED(ember_device_count(&count, &err));
     CHECK(token == 77 && count == 77 && position == 77 && made == NULL && another == NULL);
     CHECK(ember_session_interrupt(session) == EMBER_FORKED);
+    CHECK(ember_session_clear_interrupt(session) == EMBER_FORKED);
     CHECK(ember_session_free(busy) == EMBER_FORKED);
     CHECK(ember_session_free(session) == EMBER_FORKED);
     CHECK(ember_model_free(model) == EMBER_FORKED);

@@ -50,6 +50,9 @@ static void no_model_of(ember_model *bad) {
     uint32_t token = 7;
     size_t n = 7;
     char text[8] = "abc";
+    ember_tokenizer_details tokenizer;
+    tokenizer.struct_size = sizeof tokenizer;
+    tokenizer.bos = 7;
     details.struct_size = sizeof details;
     details.n_vocab = 7;
     STATUS(ember_model_info(bad, &details, &err), EMBER_INVALID_HANDLE);
@@ -59,9 +62,14 @@ static void no_model_of(ember_model *bad) {
     STATUS(ember_detokenize(bad, &token, 1, 0, text, 8, &n, &err), EMBER_INVALID_HANDLE);
     STATUS(ember_token_text(bad, 1, text, 8, &n, &err), EMBER_INVALID_HANDLE);
     STATUS(ember_token_is_end(bad, 1, &token, &err), EMBER_INVALID_HANDLE);
+    STATUS(ember_tokenizer_info(bad, &tokenizer, &err), EMBER_INVALID_HANDLE);
+    STATUS(ember_end_tokens(bad, &token, 1, &n, &err), EMBER_INVALID_HANDLE);
+    STATUS(ember_model_metadata(bad, "a", 1, text, 8, &n, &err), EMBER_INVALID_HANDLE);
+    STATUS(ember_model_metadata_key(bad, 0, text, 8, &n, &err), EMBER_INVALID_HANDLE);
     CHECK(ember_model_free(bad) == (bad ? EMBER_INVALID_HANDLE : EMBER_OK));
     /* Outputs are as they were. */
     CHECK(session == (ember_session *)(uintptr_t)123);
+    CHECK(tokenizer.bos == 7);
     CHECK(details.n_vocab == 7 && token == 7 && n == 7 && strcmp(text, "abc") == 0);
 }
 
@@ -81,6 +89,10 @@ static void no_session_of(ember_session *bad) {
     STATUS(ember_decode(bad, &token, &err), EMBER_INVALID_HANDLE);
     STATUS(ember_decode_start(bad, &err), EMBER_INVALID_HANDLE);
     STATUS(ember_decode_poll(bad, &token, &err), EMBER_INVALID_HANDLE);
+    STATUS(ember_session_tokens(bad, 0, &token, 1, &n, &err), EMBER_INVALID_HANDLE);
+    STATUS(ember_session_sync(bad, &token, 1, &n, &err), EMBER_INVALID_HANDLE);
+    STATUS(ember_generate(bad, NULL, NULL, &err), EMBER_INVALID_HANDLE);
+    CHECK(ember_session_clear_interrupt(bad) == EMBER_INVALID_HANDLE);
     CHECK(ember_session_interrupt(bad) == EMBER_INVALID_HANDLE);
     CHECK(ember_session_free(bad) == (bad ? EMBER_INVALID_HANDLE : EMBER_OK));
     CHECK(details.position == 7 && token == 7 && n == 7 && logit == 7);
@@ -95,6 +107,14 @@ static void handles(const char *path, ember_model *model) {
     uintptr_t bits;
     unsigned i;
 
+    /* In a 64-bit process they look like nothing that lies in memory, with addresses of 48 bits and of 57. */
+    if (sizeof(void *) == 8) {
+        const uint64_t both[2] = {(uint64_t)(uintptr_t)model, (uint64_t)(uintptr_t)session};
+        for (i = 0; i < 2; i++) {
+            CHECK(both[i] >> 47 != 0 && ~both[i] >> 47 != 0);
+            CHECK(both[i] >> 56 != 0 && ~both[i] >> 56 != 0);
+        }
+    }
     CHECK(ember_model_free(freed) == EMBER_OK);
     no_model_of(NULL);
     no_model_of(freed); /* and freed twice */

@@ -172,6 +172,7 @@ static void prefills(const ember_model *model) {
     do status = ember_prefill_poll(session, NULL, &err);
     while (status == EMBER_PENDING);
     CHECK(status == EMBER_INTERRUPTED || status == EMBER_OK);
+    CHECK(ember_session_clear_interrupt(session) == EMBER_OK);
     OK(ember_session_rewind(session, 0, &err));
     OK(ember_prefill_start(session, tokens, 700, &err));
     CHECK(ember_session_free(session) == EMBER_OK);

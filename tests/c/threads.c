@@ -71,7 +71,8 @@ static void interrupts(const ember_model *model) {
     STATUS(status, EMBER_INTERRUPTED);
     CHECK(position_of(s.session) == 2);
     stop(&s, thread);
-    /* As if nothing had been, and no interrupt left over. */
+    /* As if nothing had been, but for interrupts behind the one that was answered. */
+    CHECK(ember_session_clear_interrupt(s.session) == EMBER_OK);
     for (i = 0; i < 4; i++) CHECK(decode(s.session) == wanted[i]);
 
     /* A started decode ends in one of two ways. */
@@ -83,6 +84,9 @@ static void interrupts(const ember_model *model) {
         while (status == EMBER_PENDING);
         CHECK(status == EMBER_INTERRUPTED || status == EMBER_OK);
         CHECK(position_of(s.session) == (status == EMBER_OK ? 7u : 6u));
+        /* In the other one, the next call answers the interrupt. */
+        if (status == EMBER_OK) STATUS(ember_decode(s.session, &token, &err), EMBER_INTERRUPTED);
+        OK(ember_decode(s.session, &token, &err));
     }
     CHECK(ember_session_free(s.session) == EMBER_OK);
 }

@@ -9,7 +9,7 @@ use emberlm::Status;
 use emberlm::backend::cuda::weights::CudaWeights;
 use emberlm::backend::{DeviceKind, LoadOptions, RunnerOptions, Weights};
 use emberlm::engine::{Model, Session, SessionOptions, device};
-use emberlm::format::{Access, ModelFile, WeightType};
+use emberlm::format::{Access, Lent, ModelFile, ModelSource, ReadAt, WeightType};
 use emberlm::model::Network;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,6 +20,7 @@ pub fn tests(tests: &mut Tests) {
         "files::same".into(),
         Box::new(every_way_to_load_gives_the_same),
     ));
+    tests.push(("files::sources".into(), Box::new(models_without_a_path)));
     tests.push(("files::cut".into(), Box::new(files_that_are_cut)));
     tests.push(("files::resident".into(), Box::new(nothing_stays_resident)));
 }
@@ -106,6 +107,64 @@ fn every_way_to_load_gives_the_same() {
                 assert!(logits(&model) == expected, "{what}");
             }
         }
+    }
+}
+
+/// Bytes in memory of somebody else's.
+struct Bytes(Vec<u8>);
+
+impl Lent for Bytes {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl ReadAt for Bytes {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn read(&self, offset: usize, out: &mut [u8]) -> emberlm::Result<()> {
+        out.copy_from_slice(&self.0[offset..offset + out.len()]);
+        Ok(())
+    }
+}
+
+/// From memory and by a reader, as it is or converted: the bits of the file; and when it is loaded, the GPU needs
+/// the bytes no longer.
+fn models_without_a_path() {
+    let path = repository_file("models/hamlet-7m-Q4_K_M.gguf");
+    let bytes = Arc::new(Bytes(std::fs::read(&path).unwrap()));
+    let gpu = first(DeviceKind::Cuda);
+    for weights in [WeightType::Keep, WeightType::Q8_0] {
+        let options = LoadOptions {
+            threads: 2,
+            weights,
+            ..Default::default()
+        };
+        let expected = logits(&load(&path, gpu, &options, &mut |_| Ok(())).unwrap());
+        let sources = [
+            ModelSource::Copied(&bytes.0),
+            ModelSource::Lent(bytes.clone()),
+            ModelSource::Reader(bytes.clone()),
+        ];
+        for source in sources {
+            let model = Model::load_from(&source, gpu, &options, &mut |_| Ok(())).unwrap();
+            let what = format!("{source} {weights:?}");
+            drop(source);
+            let model = Arc::new(model);
+            assert!(logits(&model) == expected, "{what}");
+        }
+        assert_eq!(Arc::strong_count(&bytes), 1);
+        let lent = ModelSource::Lent(bytes.clone());
+        let model = Model::load_from(&lent, gpu, &options, &mut |_| Ok(())).unwrap();
+        drop(lent);
+        assert_eq!(
+            Arc::strong_count(&bytes),
+            1,
+            "a model on a GPU keeps the bytes"
+        );
+        drop(model);
     }
 }
 

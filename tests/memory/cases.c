@@ -24,6 +24,7 @@ static ember_model_details model_is;
 static ember_session_details session_is;
 static ember_text_stream_details stream_is;
 static ember_estimate estimate;
+static ember_tokenizer_details tokenizer_is;
 static ember_profile_entry profile[16];
 
 static const uint32_t PROMPT[] = {0, 260, 300, 41};
@@ -203,6 +204,56 @@ static ember_status call_load_missing(ember_error *e) { return load("/none/such"
 static uint64_t result_load(void) { return works(second_model); }
 static void clean_load(void) { ember_model_free(second_model); }
 
+/* The model's file in memory. */
+static unsigned char *model_bytes;
+static size_t model_len;
+static int released;
+
+static void read_model(void) {
+    FILE *f;
+    released = 0;
+    if (model_bytes) return;
+    f = fopen(path, "rb");
+    if (!f || fseek(f, 0, SEEK_END)) abort();
+    model_len = (size_t)ftell(f);
+    rewind(f);
+    model_bytes = malloc(model_len);
+    if (!model_bytes || fread(model_bytes, 1, model_len, f) != model_len) abort();
+    fclose(f);
+}
+static void on_release(void *user, const void *bytes, uint64_t size) {
+    (void)user, (void)bytes, (void)size;
+    released++;
+}
+static int32_t read_part(void *user, uint64_t offset, void *bytes, size_t n) {
+    (void)user;
+    memcpy(bytes, model_bytes + offset, n);
+    return 0;
+}
+static ember_status load_from(uint32_t flags, int by_reading, ember_error *e) {
+    ember_model_source s = {0};
+    ember_model_options o = {0};
+    s.struct_size = sizeof s;
+    s.flags = flags;
+    s.size = model_len;
+    s.bytes = by_reading ? NULL : model_bytes;
+    s.read = by_reading ? read_part : NULL;
+    s.release = flags ? on_release : NULL;
+    o.struct_size = sizeof o;
+    o.device = device;
+    o.threads = 2;
+    return ember_model_load_from(&s, &o, &second_model, e);
+}
+static ember_status call_load_copied(ember_error *e) { return load_from(0, 0, e); }
+static ember_status call_load_borrowed(ember_error *e) { return load_from(EMBER_SOURCE_BORROW, 0, e); }
+static ember_status call_load_read(ember_error *e) { return load_from(0, 1, e); }
+static uint64_t look_released(void) { return (uint64_t)released; }
+/* The bytes come back once, with the model. */
+static void clean_borrowed(void) {
+    ember_model_free(second_model);
+    if (released != 1) abort();
+}
+
 static ember_status call_estimate(ember_error *e) {
     estimate.struct_size = sizeof estimate;
     return ember_model_estimate(path, strlen(path), NULL, NULL, &estimate, e);
@@ -345,6 +396,19 @@ static ember_status call_interrupt(ember_error *e) {
     (void)e;
     return ember_session_interrupt(session);
 }
+static uint64_t result_interrupted(void) {
+    OK(ember_session_clear_interrupt(session));
+    return goes_on(session, 0);
+}
+static void interrupted(void) {
+    prompted();
+    OK(ember_session_interrupt(session));
+}
+static ember_status call_clear_interrupt(ember_error *e) {
+    (void)e;
+    return ember_session_clear_interrupt(session);
+}
+static ember_status call_session_tokens(ember_error *e) { return ember_session_tokens(session, 1, tokens, 4096, &count, e); }
 static ember_status call_session_free(ember_error *e) {
     ember_session *s = session;
     (void)e;
@@ -493,6 +557,18 @@ static void prepare_long(void) {
 }
 static ember_status call_prefill(ember_error *e) { return ember_prefill(session, PROMPT, 4, e); }
 static ember_status call_prefill_long(ember_error *e) { return ember_prefill(session, long_prompt, 400, e); }
+static ember_status call_sync(ember_error *e) { return ember_session_sync(session, long_prompt, 400, &count, e); }
+static uint64_t result_sync(void) { return goes_on(session, digest(0, &count, sizeof count)); }
+static void half_synced(void) {
+    prepare_long();
+    OK(ember_prefill(session, long_prompt, 200, &err));
+    prefill_now(session);
+}
+static void half_synced_grammar(void) {
+    half_synced();
+    set_grammar(session, EMBER_GRAMMAR_JSON_SCHEMA, SCHEMA);
+    goes_on(session, 0);
+}
 /* A model's first prefill and first batch make what its sessions share. */
 static void prepare_first_prefill(void) {
     prepare_long();
@@ -615,6 +691,28 @@ static ember_status call_detokenize(ember_error *e) {
 }
 static ember_status call_token_text(ember_error *e) { return ember_token_text(model, 300, text, sizeof text, &count, e); }
 static ember_status call_is_end(ember_error *e) { return ember_token_is_end(model, 5, tokens, e); }
+static ember_status call_tokenizer_info(ember_error *e) {
+    tokenizer_is.struct_size = sizeof tokenizer_is;
+    return ember_tokenizer_info(model, &tokenizer_is, e);
+}
+static uint64_t result_tokenizer_info(void) { return digest(0, &tokenizer_is, sizeof tokenizer_is); }
+static ember_status call_end_tokens(ember_error *e) { return ember_end_tokens(model, tokens, 4096, &count, e); }
+static ember_status call_metadata(ember_error *e) {
+    return ember_model_metadata(model, "llama.block_count", 17, text, sizeof text, &count, e);
+}
+static ember_status call_metadata_string(ember_error *e) {
+    return ember_model_metadata(model, "general.name", 12, text, sizeof text, &count, e);
+}
+static ember_status call_metadata_large(ember_error *e) {
+    return ember_model_metadata(model, "tokenizer.ggml.tokens", 21, text, sizeof text, &count, e);
+}
+static ember_status call_metadata_key(ember_error *e) {
+    return ember_model_metadata_key(model, 3, text, sizeof text, &count, e);
+}
+static ember_status call_supported(ember_error *e) {
+    (void)e;
+    return ember_supported(EMBER_CAN_CPU) == 1 && ember_supported(12345) == 0 ? EMBER_OK : EMBER_INTERNAL;
+}
 static ember_status call_chat_format(ember_error *e) {
     return ember_chat_format(model, CHAT, strlen(CHAT), NULL, text, sizeof text, &count, e);
 }
@@ -680,6 +778,40 @@ static ember_status call_stream_free(ember_error *e) {
     return ember_text_stream_free(s);
 }
 
+/* --- generating ------------------------------------------------------------------------------- */
+
+static ember_generate_details generated;
+static char pieces[1 << 12];
+static size_t pieces_len;
+
+static int32_t take_piece(void *user, const char *piece, size_t len, uint32_t token) {
+    (void)user, (void)token;
+    if (len > sizeof pieces - pieces_len) return 1;
+    memcpy(pieces + pieces_len, piece, len);
+    pieces_len += len;
+    return 0;
+}
+static ember_status generate(const uint32_t *prompt, size_t prompt_count, size_t limit, ember_error *e) {
+    static const ember_stop STOPS[] = {{"\1none", 5}, {" such", 5}};
+    ember_generate_options o = {0};
+    o.struct_size = sizeof o;
+    o.prompt = prompt;
+    o.prompt_count = prompt_count;
+    o.limit = limit;
+    o.stops = STOPS;
+    o.n_stops = 2;
+    o.piece = take_piece;
+    generated.struct_size = sizeof generated;
+    pieces_len = 0;
+    return ember_generate(session, &o, &generated, e);
+}
+static ember_status call_generate(ember_error *e) { return generate(PROMPT, 4, 12, e); }
+static ember_status call_generate_on(ember_error *e) { return generate(NULL, 0, 12, e); }
+static uint64_t result_generate(void) {
+    uint64_t sum = digest(digest(0, &generated, sizeof generated), pieces, pieces_len);
+    return goes_on(session, sum);
+}
+
 /* --- errors ----------------------------------------------------------------------------------- */
 
 static ember_status call_bad_model(ember_error *e) {
@@ -717,9 +849,17 @@ const memory_case CASES[] = {
     {"ember_model_load", "folder, to Q8_0", prepare_folder, call_load_quantized, NULL, result_load, clean_folder, 0, 0, 0},
     {"ember_model_load", "no such file", NULL, call_load_missing, NULL, NULL, NULL, EMBER_FILE_NOT_FOUND, 0, 0},
     {"ember_model_load", "bad options", NULL, call_bad_option, NULL, NULL, NULL, EMBER_INVALID_ARGUMENT, 0, 0},
+    {"ember_model_load_from", "copied", read_model, call_load_copied, NULL, result_load, clean_load, 0, 0, 0},
+    {"ember_model_load_from", "borrowed", read_model, call_load_borrowed, look_released, result_load, clean_borrowed, 0, 0, 0},
+    {"ember_model_load_from", "by a callback", read_model, call_load_read, NULL, result_load, clean_load, 0, 0, 0},
     {"ember_model_estimate", "GGUF", NULL, call_estimate, NULL, result_estimate, NULL, 0, 0, 0},
     {"ember_model_estimate", "folder", prepare_folder, call_estimate_folder, NULL, result_estimate, clean_folder, 0, 0, 0},
     {"ember_model_info", "a model's", NULL, call_model_info, NULL, result_model_info, NULL, 0, 0, 0},
+    {"ember_model_metadata", "a number", NULL, call_metadata, NULL, result_text, NULL, 0, 0, 0},
+    {"ember_model_metadata", "a string", NULL, call_metadata_string, NULL, result_text, NULL, 0, 0, 0},
+    {"ember_model_metadata", "a large array", NULL, call_metadata_large, NULL, NULL, NULL, EMBER_UNSUPPORTED, 0, 0},
+    {"ember_model_metadata_key", "a key", NULL, call_metadata_key, NULL, result_text, NULL, 0, 0, 0},
+    {"ember_supported", "a capability", NULL, call_supported, NULL, NULL, NULL, 0, 0, 1},
     {"ember_model_free", "the last handle", load_second, call_model_free, NULL, NULL, clean_none, 0, 0, 1},
     {"ember_session_create", "by default", NULL, call_create, NULL, result_create, clean_session, 0, 0, 0},
     {"ember_session_create", "all of sampling", options_all, call_create_sampling, NULL, result_create, clean_session, 0, 0, 0},
@@ -743,7 +883,11 @@ const memory_case CASES[] = {
     {"ember_session_set_grammar", "GBNF", prompted, call_gbnf, look_session, result_session, clean_session, 0, 0, 0},
     {"ember_session_set_grammar", "wrong", prompted, call_bad_schema, look_session, result_session, clean_session, EMBER_GRAMMAR, 0, 0},
     {"ember_session_set_grammar", "none", begun_grammar, call_no_grammar, look_session, result_session, clean_session, 0, 0, 0},
-    {"ember_session_interrupt", "nothing runs", prompted, call_interrupt, look_session, result_session, clean_session, 0, 0, 1},
+    {"ember_session_tokens", "a session's", begun, call_session_tokens, look_session, result_tokens, clean_session, 0, 0, 0},
+    {"ember_session_sync", "half of it", half_synced, call_sync, look_session, result_sync, clean_session, 0, 0, 0},
+    {"ember_session_sync", "grammar", half_synced_grammar, call_sync, look_session, result_sync, clean_session, 0, 0, 0},
+    {"ember_session_clear_interrupt", "one is there", interrupted, call_clear_interrupt, look_session, result_session, clean_session, 0, 0, 1},
+    {"ember_session_interrupt", "nothing runs", prompted, call_interrupt, look_session, result_interrupted, clean_session, 0, 0, 1},
     {"ember_session_free", "plain", begun, call_session_free, NULL, NULL, clean_session, 0, 0, 1},
     {"ember_session_free", "grammar", begun_grammar, call_session_free, NULL, NULL, clean_session, 0, 0, 1},
     {"ember_session_free", "started decode", started, call_session_free, NULL, NULL, clean_session, 0, 0, 1},
@@ -797,9 +941,14 @@ const memory_case CASES[] = {
     {"ember_detokenize", "short", NULL, call_detokenize, NULL, result_text, NULL, 0, 0, 0},
     {"ember_token_text", "a token", NULL, call_token_text, NULL, result_text, NULL, 0, 0, 0},
     {"ember_token_is_end", "a token", NULL, call_is_end, NULL, NULL, NULL, 0, 0, 0},
+    {"ember_tokenizer_info", "a model's", NULL, call_tokenizer_info, NULL, result_tokenizer_info, NULL, 0, 0, 0},
+    {"ember_end_tokens", "a model's", NULL, call_end_tokens, NULL, result_tokens, NULL, 0, 0, 0},
     {"ember_chat_format", "the model's template", NULL, call_chat_format, NULL, result_text, NULL, 0, 0, 0},
     {"ember_chat_format", "a given template", NULL, call_chat_source, NULL, result_text, NULL, 0, 0, 0},
     {"ember_chat_tokenize", "the model's template", NULL, call_chat_tokenize, NULL, result_tokens, NULL, 0, 0, 0},
+    {"ember_generate", "from a prompt", create, call_generate, look_session, result_generate, clean_session, 0, 0, 0},
+    {"ember_generate", "behind a context", begun_sampling, call_generate_on, look_session, result_generate, clean_session, 0, 0, 0},
+    {"ember_generate", "grammar", begun_grammar, call_generate_on, look_session, result_generate, clean_session, 0, 0, 0},
     {"ember_text_stream_create", "with stops", NULL, call_stream, NULL, look_stream, clean_stream, 0, 0, 0},
     {"ember_text_stream_push", "four tokens", create_stream, call_push, look_stream, result_push, clean_stream, 0, 0, 0},
     {"ember_text_stream_finish", "a stream", create_stream, call_finish, look_stream, result_text, clean_stream, 0, 0, 0},

@@ -5,7 +5,8 @@ use super::matmul::Isa;
 use super::weights::check_kv_type;
 use super::{CpuWeights, host};
 use crate::backend::{
-    Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, Progress, RunnerOptions, Weights,
+    Backend, DeviceInfo, DeviceKind, Estimate, KvType, LoadOptions, Progress, RunnerOptions,
+    Weights,
 };
 use crate::error::{Result, fail};
 use crate::model::Network;
@@ -20,6 +21,10 @@ pub struct CpuBackend;
 impl Backend for CpuBackend {
     fn device_count(&self) -> usize {
         1
+    }
+
+    fn takes_kv_type(&self, kv_type: KvType) -> bool {
+        check_kv_type(kv_type).is_ok()
     }
 
     fn device_info(&self, _index: usize) -> DeviceInfo {

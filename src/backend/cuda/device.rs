@@ -4,11 +4,12 @@ use super::driver::{self, Context};
 use super::plan::Plan;
 use super::prefill::PrefillBuffers;
 use super::sampling::SamplingState;
+use super::state::KvPlan;
 use super::step::StepBuffers;
 use super::weights::CudaWeights;
 use crate::backend::{
-    Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, MAX_BATCH, Progress, RunnerOptions,
-    Weights,
+    Backend, DeviceInfo, DeviceKind, Estimate, KvType, LoadOptions, MAX_BATCH, Progress,
+    RunnerOptions, Weights,
 };
 use crate::error::Result;
 use crate::model::Network;
@@ -72,6 +73,10 @@ impl Backend for CudaBackend {
     fn device_count(&self) -> usize {
         // Without a device, one entry that says why.
         count().max(1)
+    }
+
+    fn takes_kv_type(&self, kv_type: KvType) -> bool {
+        KvPlan::new(&[], kv_type).is_ok()
     }
 
     fn device_info(&self, index: usize) -> DeviceInfo {

@@ -1,6 +1,6 @@
 //! What the settings say about single tokens: bias, bans, sequence breakers.
 
-use crate::error::{Result, fail, try_vec};
+use crate::error::{Error, Result, Status, fail, try_vec};
 
 /// Rules for the tokens of one vocabulary.
 #[derive(Debug, Default)]
@@ -38,10 +38,8 @@ impl TokenRules {
         for (i, (token, value)) in bias.enumerate() {
             check("logit_bias", i, token, n_vocab)?;
             if value.is_nan() || value == f32::INFINITY {
-                fail!(
-                    InvalidArgument,
-                    "logit_bias of index {i} (token {token}) is {value}"
-                );
+                let message = format!("logit_bias of index {i} (token {token}) is {value}");
+                return Err(Error::new(Status::InvalidArgument, message).at(i));
             }
             let sum = all[token as usize] + value;
             all[token as usize] = sum.min(f32::MAX);
@@ -167,10 +165,8 @@ fn has(bits: &[u32], token: u32) -> bool {
 
 fn check(list: &str, index: usize, token: u32, n_vocab: usize) -> Result<()> {
     if token as usize >= n_vocab {
-        fail!(
-            InvalidToken,
-            "{list} of index {index}: token {token} is not below {n_vocab}"
-        );
+        let message = format!("{list} of index {index}: token {token} is not below {n_vocab}");
+        return Err(Error::new(Status::InvalidToken, message).at(index));
     }
     Ok(())
 }

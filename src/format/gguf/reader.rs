@@ -201,7 +201,9 @@ impl<'a> Reader<'a> {
         // Checking all at once is much faster than one by one.
         Strings::from_parts(text, ends).map_err(|e| {
             let at = start + 8 * (e.index + 1) + e.start;
-            let Error { status, message } = not_utf8(at, e.valid);
+            let Error {
+                status, message, ..
+            } = not_utf8(at, e.valid);
             Error::new(status, format!("element {}: {message}", e.index))
         })
     }

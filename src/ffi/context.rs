@@ -1,0 +1,80 @@
+//! The tokens of a session: reading them, and making them what they should be.
+
+use super::boundary::{Out, call, fill, slice, slice_mut};
+use super::error::{ember_error, ember_status};
+use super::session::{ember_session, with_session};
+use crate::error::fail;
+
+/// Writes the tokens of the context from position `from` on, the one that the last decode returned included, to `tokens`,
+/// and their number to `count`, also when `capacity`, the room in `tokens`, is too small for them
+/// (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `tokens`). `tokens` may be NULL if `capacity` is 0. While
+/// decodes are started, these are the collected ones; while a prefill is, those before it.
+///
+/// Errors: `EMBER_INVALID_ARGUMENT` if `from` is behind the end of the context; `EMBER_BUFFER_TOO_SMALL`; `EMBER_BUSY`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_session_tokens(
+    session: *mut ember_session,
+    from: usize,
+    tokens: *mut u32,
+    capacity: usize,
+    count: *mut usize,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        // SAFETY: `tokens` and `count` are as the header demands.
+        let (tokens, count) = unsafe {
+            (
+                slice_mut(tokens, capacity, "tokens")?,
+                Out::new(count, "count")?,
+            )
+        };
+        with_session(session, |session| {
+            let Some(found) = session.tokens().get(from..) else {
+                fail!(
+                    InvalidArgument,
+                    "from is {from}, but the context has {} tokens",
+                    session.position()
+                );
+            };
+            fill(found, tokens, &count, "tokens")
+        })
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Makes `count` tokens the context: keeps those at its start that are the same already, forgets the rest as
+/// `ember_session_rewind` does, and evaluates what is missing as `ember_prefill` does. Afterwards there are logits of the last
+/// token, which is evaluated again if need be. The number of tokens that were kept is written to `kept`, which may be NULL.
+///
+/// This is how to pass a conversation that has grown, or was changed: only what is new is evaluated. As behind a
+/// prefill, an answer that a grammar constrains begins behind the tokens.
+///
+/// Errors: `EMBER_NO_TOKENS` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` with the token's index;
+/// `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of them the context is as it
+/// was before; after one that came while tokens were evaluated, the next call evaluates again what had been forgotten.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_session_sync(
+    session: *mut ember_session,
+    tokens: *const u32,
+    count: usize,
+    kept: *mut usize,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        let kept = match kept.is_null() {
+            true => None,
+            // SAFETY: `kept` is as the header demands.
+            false => Some(unsafe { Out::new(kept, "kept") }?),
+        };
+        // SAFETY: `tokens` is as the header demands.
+        let tokens = unsafe { slice(tokens, count, "tokens") }?;
+        let same = with_session(session, |session| session.sync(tokens))?;
+        if let Some(kept) = kept {
+            kept.set(same);
+        }
+        Ok(())
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}

@@ -1,0 +1,191 @@
+//! Prompt in, text out: the loop of decodes that every program needs.
+
+use super::boundary::{OutStruct, Sized32, call, read_struct, slice};
+use super::error::{NO_INDEX, ember_error, ember_status};
+use super::session::{ember_session, with_session};
+use super::text_stream::{ember_stop, stop_strings};
+use super::tokenizer::NO_TOKEN;
+use crate::engine::{End, GenerateOptions};
+use crate::error::fail;
+use std::ffi::{c_char, c_void};
+
+/// Flags of `ember_generate_options`, to be or-ed.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ember_generate_flags {
+    /// Spell the names of control tokens in the text instead of leaving them out.
+    EMBER_GENERATE_SHOW_SPECIAL = 1,
+    /// Go on behind tokens that end an answer.
+    EMBER_GENERATE_IGNORE_END = 2,
+    /// The text is one of its own, as an answer in a chat is, and not the rest of the prompt's: leave out the space that tokenizers of
+    /// the SentencePiece kind put before every text.
+    EMBER_GENERATE_NEW_TEXT = 4,
+}
+
+/// Why a generation ended: values of `ember_generate_details.end`. Later versions may have more.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ember_generate_end {
+    /// The most tokens that were asked for are there.
+    EMBER_END_LIMIT = 1,
+    /// The last token ends an answer (`ember_token_is_end`). It is in the context; the callback did not get it.
+    EMBER_END_TOKEN = 2,
+    /// A stop string is complete. Its tokens are in the context, nothing of it is in the text.
+    EMBER_END_STOP = 3,
+    /// The callback returned something else than 0.
+    EMBER_END_CALLBACK = 4,
+    /// `ember_session_interrupt`. What was made before is in the context.
+    EMBER_END_INTERRUPTED = 5,
+    /// The context has no room for another token.
+    EMBER_END_CONTEXT_FULL = 6,
+}
+
+/// Receives a piece of the text: `len` bytes of UTF-8, whole characters, valid during the call, and the token that was made last.
+/// It is called once for each token, in order, also where that token makes no text yet (`len` is 0) because it ends within
+/// a character or a stop string could begin with it; and once more, with `EMBER_NO_TOKEN`, if text was held back until the end.
+/// Returning anything but 0 ends the generation. Called on the thread that called `ember_generate`. It may call every function of
+/// the library, but those that need this session for themselves return `EMBER_BUSY`. It must return normally: no
+/// `longjmp`, no exception.
+pub type ember_piece_fn = Option<
+    unsafe extern "C" fn(user: *mut c_void, text: *const c_char, len: usize, token: u32) -> i32,
+>;
+
+/// What to generate, and when to end. Zero in every field but `struct_size` means the default.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ember_generate_options {
+    /// `sizeof(ember_generate_options)`.
+    pub struct_size: u32,
+    /// Values of `enum ember_generate_flags`.
+    pub flags: u32,
+    /// Tokens that are appended to the context first. There may be none if the context has some.
+    pub prompt: *const u32,
+    /// Number of tokens in `prompt`.
+    pub prompt_count: usize,
+    /// The most tokens to make; 0 means as many as the context has room for.
+    pub limit: usize,
+    /// Strings at which the text ends, at most 256.
+    pub stops: *const ember_stop,
+    /// Number of `stops`.
+    pub n_stops: usize,
+    /// Receives the text; may be NULL.
+    pub piece: ember_piece_fn,
+    /// Handed to `piece`; may be NULL.
+    pub user: *mut c_void,
+}
+
+// SAFETY: `repr(C)`; two u32 and seven words have no padding; zero is a value of each (no function, NULL
+// pointers); the size comes first.
+unsafe impl Sized32 for ember_generate_options {
+    const NAME: &'static str = "ember_generate_options";
+}
+
+/// What was generated. The caller sets `struct_size`, `ember_generate` the rest.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ember_generate_details {
+    /// `sizeof(ember_generate_details)`, set by the caller.
+    pub struct_size: u32,
+    /// Why it ended, a value of `enum ember_generate_end`.
+    pub end: u32,
+    /// Index of the stop string that was met, else `EMBER_NO_INDEX`.
+    pub stop: u32,
+    /// The last token that was made, which for `EMBER_END_TOKEN` is the one that ends the answer; `EMBER_NO_TOKEN` if none was.
+    pub token: u32,
+    /// Where the tokens begin in the context: `ember_session_tokens` from here on writes them all.
+    pub position: u64,
+    /// Number of tokens that were made.
+    pub n_tokens: u64,
+    /// Bytes of text that the callback got, or would have got.
+    pub text_bytes: u64,
+}
+
+// SAFETY: `repr(C)`; four u32 and three u64 have no padding; numbers only; the size comes first.
+unsafe impl Sized32 for ember_generate_details {
+    const NAME: &'static str = "ember_generate_details";
+}
+
+/// Appends a prompt to the context, if there is one, then decodes tokens until there is a reason to end, and passes their text on
+/// while they come. It does what `ember_prefill`, `ember_decode` in a loop, `ember_token_is_end` and an
+/// `ember_text_stream` do, with the same tokens. All tokens that were made are in the context afterwards, so that the next call goes
+/// on behind them. `options` may be NULL for the defaults. Why it ended, and how much was made, is written to `out`, whose `struct_size`
+/// the caller has set, and which may be NULL. If several reasons come with one token, an end token comes first, then a stop string, then
+/// the callback.
+///
+/// Text that is held back when the callback ends the generation is not passed on; its tokens are in the context.
+///
+/// `ember_session_interrupt` ends it with `EMBER_OK` and `EMBER_END_INTERRUPTED`; but as long as no token was chosen and the prompt is not
+/// evaluated, with `EMBER_INTERRUPTED` and nothing done.
+///
+/// Errors: those of `ember_prefill` and `ember_decode`; `EMBER_NO_TOKENS` if there are neither a prompt nor a context;
+/// `EMBER_CONTEXT_FULL` if the prompt does not fit; those of `ember_text_stream_create`, `EMBER_UNSUPPORTED` if the model's tokenizer is not
+/// supported among them. After each of them the session is as it was before the call, whatever text the callback got: the same call
+/// again makes the same tokens.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_generate(
+    session: *mut ember_session,
+    options: *const ember_generate_options,
+    out: *mut ember_generate_details,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        let out = match out.is_null() {
+            true => None,
+            // SAFETY: `out` is as the header demands.
+            false => Some(unsafe { OutStruct::new(out) }?),
+        };
+        // SAFETY: `options` is as the header demands, and so are its arrays.
+        let (options, prompt, stops) = unsafe {
+            let options = read_struct(options)?;
+            let prompt = slice(options.prompt, options.prompt_count, "prompt")?;
+            let stops = slice(options.stops, options.n_stops, "stops")?;
+            (options, prompt, stop_strings(stops)?)
+        };
+        let has = |flag: ember_generate_flags| options.flags & flag as u32 != 0;
+        let unknown = options.flags & !7;
+        if unknown != 0 {
+            fail!(InvalidArgument, "flags has unknown bits {unknown:#x}");
+        }
+        let wanted = GenerateOptions {
+            prompt,
+            limit: options.limit,
+            stops: &stops,
+            show_special: has(ember_generate_flags::EMBER_GENERATE_SHOW_SPECIAL),
+            ignore_end: has(ember_generate_flags::EMBER_GENERATE_IGNORE_END),
+            new_text: has(ember_generate_flags::EMBER_GENERATE_NEW_TEXT),
+        };
+        let mut piece = |text: &str, token: Option<u32>| {
+            let Some(callback) = options.piece else {
+                return true;
+            };
+            let token = token.unwrap_or(NO_TOKEN);
+            // SAFETY: the caller's function and its own pointer; the text lives during the call.
+            unsafe { callback(options.user, text.as_ptr().cast(), text.len(), token) == 0 }
+        };
+        let made = with_session(session, |session| session.generate(&wanted, &mut piece))?;
+        if let Some(out) = out {
+            use ember_generate_end as E;
+            let mut d = ember_generate_details::zeroed();
+            d.stop = NO_INDEX;
+            d.end = match made.end {
+                End::Limit => E::EMBER_END_LIMIT,
+                End::EndToken => E::EMBER_END_TOKEN,
+                End::Stop(index) => {
+                    d.stop = index as u32;
+                    E::EMBER_END_STOP
+                }
+                End::Callback => E::EMBER_END_CALLBACK,
+                End::Interrupted => E::EMBER_END_INTERRUPTED,
+                End::ContextFull => E::EMBER_END_CONTEXT_FULL,
+            } as u32;
+            d.token = made.last.unwrap_or(NO_TOKEN);
+            d.position = made.position as u64;
+            d.n_tokens = made.n_tokens as u64;
+            d.text_bytes = made.text_bytes as u64;
+            out.set(&d);
+        }
+        Ok(())
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
