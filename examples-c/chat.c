@@ -1,12 +1,18 @@
-/* A chat in the terminal. The whole conversation goes through the model's chat template each turn,
- * and the session keeps of its tokens what is the same, so that only the new part is read. Ctrl-C ends an answer; at the prompt, it or Ctrl-D ends the program.
+/* A chat in the terminal. Each turn renders the whole conversation with the model's chat template. The session keeps the
+ * tokens that it has in common with the last turn, so only new tokens are evaluated. Ctrl-C ends an answer; at the prompt,
+ * Ctrl-C or Ctrl-D ends the program.
  * usage: chat model.gguf [system prompt] < questions */
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _WIN32
+#include <io.h>
+#include <windows.h>
+#else
+#include <pthread.h>
+#include <signal.h>
 #include <unistd.h>
+#endif
 
 #include "emberlm.h"
 
@@ -21,9 +27,19 @@ static size_t context;
 static struct { const char *role; char *text; } messages[MAX_MESSAGES];
 static size_t n_messages;
 
-/* Whether Ctrl-C is for an answer or for the program. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* Whether Ctrl-C ends an answer or the program. */
 static int answering;
+#ifdef _WIN32
+static SRWLOCK mutex = SRWLOCK_INIT;
+static void lock(void) { AcquireSRWLockExclusive(&mutex); }
+static void unlock(void) { ReleaseSRWLockExclusive(&mutex); }
+static int is_terminal(void) { return _isatty(_fileno(stdin)); }
+#else
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static void lock(void) { pthread_mutex_lock(&mutex); }
+static void unlock(void) { pthread_mutex_unlock(&mutex); }
+static int is_terminal(void) { return isatty(STDIN_FILENO); }
+#endif
 
 static void check(ember_status status)
 {
@@ -40,28 +56,51 @@ static void *allocate(void *old, size_t bytes)
     exit(EXIT_FAILURE);
 }
 
-/* A signal handler may not call the library, a thread may. */
-static void *wait_for_ctrl_c(void *unused)
+static void on_ctrl_c(void)
 {
-    sigset_t signals;
+    lock();
+    if (!answering) _exit(130);
+    unlock();
+    ember_session_interrupt(session);
+}
+
+#ifdef _WIN32
+/* Windows calls this on a thread of its own. */
+static BOOL WINAPI handle_event(DWORD event)
+{
+    if (event != CTRL_C_EVENT) return FALSE;
+    on_ctrl_c();
+    return TRUE;
+}
+
+static void watch_ctrl_c(void) { SetConsoleCtrlHandler(handle_event, TRUE); }
+#else
+/* A signal handler may not call the library, but a thread may. */
+static void *wait_for_ctrl_c(void *signals)
+{
     int signal;
-    (void)unused;
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGINT);
-    while (sigwait(&signals, &signal) == 0) {
-        pthread_mutex_lock(&lock);
-        if (!answering) _exit(130);
-        pthread_mutex_unlock(&lock);
-        ember_session_interrupt(session);
-    }
+    while (sigwait((sigset_t *)signals, &signal) == 0) on_ctrl_c();
     return NULL;
 }
 
+/* Called before the library starts threads, so that none of them receives the signal. */
+static void watch_ctrl_c(void)
+{
+    static sigset_t signals;
+    pthread_t watcher;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &signals, NULL);
+    if (pthread_create(&watcher, NULL, wait_for_ctrl_c, &signals) != 0) exit(EXIT_FAILURE);
+    pthread_detach(watcher);
+}
+#endif
+
 static void set_answering(int on)
 {
-    pthread_mutex_lock(&lock);
+    lock();
     answering = on;
-    pthread_mutex_unlock(&lock);
+    unlock();
 }
 
 /* A text that grows. */
@@ -173,7 +212,7 @@ static void answer(void)
     ember_generate_options options = {0};
     ember_generate_details made = {0};
     ember_status status;
-    /* A Ctrl-C that came too late for the answer before is none for this one. */
+    /* A Ctrl-C that came too late for the previous answer must not end this one. */
     ember_session_clear_interrupt(session);
     set_answering(1);
     status = read_conversation();
@@ -202,27 +241,19 @@ static void start(const char *path)
 {
     ember_session_options options = {0};
     ember_session_details details = {0};
-    pthread_t watcher;
-    sigset_t signals;
-    /* Before the library makes threads, so that none of them takes the signal. */
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &signals, NULL);
-
+    watch_ctrl_c();
     check(ember_model_load(path, strlen(path), NULL, &model, &err));
     options.struct_size = sizeof options;
     check(ember_session_create(model, &options, &session, &err));
     details.struct_size = sizeof details;
     check(ember_session_info(session, &details, &err));
     context = (size_t)details.context;
-    if (pthread_create(&watcher, NULL, wait_for_ctrl_c, NULL) != 0) exit(EXIT_FAILURE);
-    pthread_detach(watcher);
 }
 
 int main(int argc, char **argv)
 {
     char line[4096];
-    int terminal = isatty(STDIN_FILENO);
+    int terminal = is_terminal();
     if (argc < 2 || argc > 3) {
         fprintf(stderr, "usage: chat model.gguf [system prompt]\n");
         return 2;
