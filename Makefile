@@ -88,6 +88,7 @@ help:
 	@echo "make demo            compile examples-c/hello.c and let it tell a story (PROMPT='Once upon ...')"
 	@echo "make test            Rust tests, GPU kernels on the CPU, C tests, C examples, C tests under valgrind where there is one"
 	@echo "make test-memory     requests for memory fail, up to $(MEMORY_TRIES) in each case of each function; test-memory-all: every one"
+	@echo "make test-calls      random sequences of calls of every function; CALLS=$(CALLS) of them, SEED=N as before"
 	@echo "make test-driver     the GPU backend's host side, with a driver that stands in for the real one"
 	@echo "make test-stack      every function on a stack of 64 KB"
 	@echo "make install         header, libraries, emberlm.pc (PREFIX, LIBDIR, INCLUDEDIR, DESTDIR); make uninstall"
@@ -198,6 +199,44 @@ check-cases:
 	@$(DECLARED) > $(C_OUT)/declared
 	@sed -n 's/^    {"\(ember_[a-z0-9_]*\)".*/\1/p' tests/memory/cases.c | sort -u > $(C_OUT)/cases
 	diff -u $(C_OUT)/declared $(C_OUT)/cases
+
+# Random sequences of calls of every function, with an oracle of what each may end with (tests/calls). First the proof that each
+# of its checks works. SEED=N CALLS=N repeat or lengthen a run.
+CALLS      ?= 100000
+CALLS_TEST := $(C_OUT)/calls
+CALLS_OBJECTS := $(patsubst tests/calls/%,$(C_OUT)/calls.d/%.o,$(wildcard tests/calls/*.c tests/calls/*.cpp))
+
+$(C_OUT)/calls.d/%.c.o: tests/calls/%.c $(wildcard tests/calls/*.h) include/emberlm.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -g -std=gnu11 -Wall -Wextra -Werror -Iinclude -c $< -o $@
+
+$(C_OUT)/calls.d/%.cpp.o: tests/calls/%.cpp $(wildcard tests/calls/*.h) include/emberlm.h
+	@mkdir -p $(@D)
+	$(CXX) $(CFLAGS) -g -std=c++20 -Wall -Wextra -Werror -Iinclude -c $< -o $@
+
+$(CALLS_TEST): $(CALLS_OBJECTS) | lib
+	$(CXX) $(CALLS_OBJECTS) -o $@ $(C_LINK)
+
+.PHONY: test-calls check-calls
+ifneq ($(shell getconf GNU_LIBC_VERSION 2>/dev/null),)
+test-calls: lib $(CALLS_TEST) check-calls
+	@set -e; for defect in status output guard message position twin print leak crash hang; do \
+	    if CALLS_DEFECT=$$defect $(CALLS_TEST) $(MODEL) --calls 2000 --seed 1 >$(C_OUT)/calls.defect 2>&1; then \
+	        echo "the planted defect '$$defect' was not found"; exit 1; fi; \
+	    grep -q '^FAILED' $(C_OUT)/calls.defect || { cat $(C_OUT)/calls.defect; exit 1; }; \
+	    echo "planted defect '$$defect': $$(sed -n 's/^FAILED: //p' $(C_OUT)/calls.defect | cut -c 1-90)"; done
+	$(CALLS_TEST) $(MODEL) --calls $(CALLS) $(if $(SEED),--seed $(SEED))
+else
+test-calls:
+	@echo "SKIPPED $@: it needs glibc"
+endif
+
+# Every function of the header is called there.
+check-calls:
+	@mkdir -p $(C_OUT)
+	@$(DECLARED) > $(C_OUT)/declared
+	@sed -n 's/^    {"\(ember_[a-z0-9_]*\)", [0-9].*/\1/p' tests/calls/main.cpp | sort -u > $(C_OUT)/called
+	diff -u $(C_OUT)/declared $(C_OUT)/called
 
 # First the proof that valgrind sees a bad read, a branch on garbage and a leak in a program built
 # and run in this way; then the tests. Only one thread runs at a time there, and one that polls would keep
