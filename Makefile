@@ -19,8 +19,10 @@ CARGO_FUZZ_VERSION := 0.13.2
 
 MODEL      := models/hamlet-7m-Q4_K_M.gguf
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
-LIB_OUT    := $(abspath $(TARGET_DIR))/release
-C_OUT      := $(abspath $(TARGET_DIR))/c
+# With PROFILE=dev, C tests and examples use the library of the profile that the Rust tests are built in.
+PROFILE    ?= release
+LIB_OUT    := $(abspath $(TARGET_DIR))/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
+C_OUT      := $(abspath $(TARGET_DIR))/c$(if $(filter-out release,$(PROFILE)),-$(PROFILE))
 TOOLS      := $(abspath $(TARGET_DIR))/tools
 CBINDGEN   := $(TOOLS)/cbindgen-$(CBINDGEN_VERSION)/bin/cbindgen
 CARGO_FUZZ := $(TOOLS)/cargo-fuzz-$(CARGO_FUZZ_VERSION)/bin/cargo-fuzz
@@ -78,7 +80,7 @@ endif
 # How many of a case's requests for memory fail in a run of test-memory, spread over all of them.
 MEMORY_TRIES ?= 150
 
-.PHONY: test-driver all lib demo test test-rust test-emulation test-c test-examples test-memory test-memory-all test-stack valgrind install uninstall header check-header \
+.PHONY: test-driver test-all all lib demo test test-rust test-emulation test-c test-examples test-memory test-memory-all test-stack valgrind install uninstall header check-header \
         check-symbols bench convert nvcc gpu-bundle fuzz fmt lint clean help
 
 all: lib
@@ -86,9 +88,11 @@ all: lib
 help:
 	@echo "make                 the release library in $(TARGET_DIR)/release"
 	@echo "make demo            compile examples-c/hello.c and let it tell a story (PROMPT='Once upon ...')"
-	@echo "make test            Rust tests, GPU kernels on the CPU, C tests, C examples, C tests under valgrind where there is one"
+	@echo "make test            Rust tests but the slow ones, C tests, C examples: without GPU kernels, some minutes"
+	@echo "make test-all        all Rust tests, GPU kernels on the CPU, C tests also under valgrind, test-memory, test-calls, test-sanitizers"
 	@echo "make test-memory     requests for memory fail, up to $(MEMORY_TRIES) in each case of each function; test-memory-all: every one"
 	@echo "make test-calls      random sequences of calls of every function; CALLS=$(CALLS) of them, SEED=N as before"
+	@echo "make test-sanitizers C tests and random calls with AddressSanitizer and ThreadSanitizer"
 	@echo "make test-driver     the GPU backend's host side, with a driver that stands in for the real one"
 	@echo "make test-stack      every function on a stack of 64 KB"
 	@echo "make install         header, libraries, emberlm.pc (PREFIX, LIBDIR, INCLUDEDIR, DESTDIR); make uninstall"
@@ -103,7 +107,7 @@ help:
 	@echo "make fmt lint        rustfmt; clippy with warnings as errors"
 
 lib: $(KERNELS)
-	$(CARGO) build --release --lib $(FEATURES) --features c-library
+	$(CARGO) build --profile $(PROFILE) --lib $(FEATURES) --features c-library
 	$(LINK_SHARED)
 	@ln -sf $(SHARED) $(LIB_OUT)/$(SHARED_ABI)
 
@@ -118,11 +122,19 @@ $(C_OUT)/tests/%: tests/c/%.c $(wildcard tests/c/*.h) include/emberlm.h | lib
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -g $(C_STRICT) -UNDEBUG $< -o $@ $(C_LINK)
 
-test: test-rust test-driver test-emulation test-c test-examples valgrind
+# What to run before and after a change, in minutes: one build of everything in one profile, without GPU kernels.
+test:
+	$(MAKE) --no-print-directory test-rust test-c test-examples CPU_ONLY=1 PROFILE=dev SLOW=
 
-# Tests that are marked `ignore` need the original models, which lie beside a developer's checkout.
+# All of it, the library as it is shipped included. CI runs this.
+test-all: test-rust test-driver test-emulation test-c test-examples valgrind test-memory test-calls test-sanitizers
+
+# Slow tests look whether EMBERLM_SLOW_TESTS is set. Tests that are marked `ignore` need the original models, which lie beside a
+# developer's checkout.
+SLOW := 1
 test-rust: $(KERNELS)
-	$(CARGO) test $(FEATURES) --features tools,bench,test-hooks $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
+	$(if $(SLOW),EMBERLM_SLOW_TESTS=1 )$(CARGO) test $(FEATURES) --features tools,bench,test-hooks \
+	    $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
 
 # The host's side of the GPU backend (memory that is mapped and shared, states, eviction, graphs), with a driver that stands in
 # for the real one. First the proof that a planted defect is seen.
@@ -231,6 +243,17 @@ test-calls:
 	@echo "SKIPPED $@: it needs glibc"
 endif
 
+# The C tests and $(SANITIZER_CALLS) random calls with AddressSanitizer and ThreadSanitizer in library and tests.
+SANITIZER_CALLS ?= 10000
+.PHONY: test-sanitizers
+ifeq ($(shell uname -sm),Linux x86_64)
+test-sanitizers:
+	bash tests/sanitizers/run $(abspath $(TARGET_DIR))/sanitizers $(MODEL) $(SANITIZER_CALLS)
+else
+test-sanitizers:
+	@echo "SKIPPED $@: it needs Linux on x86-64"
+endif
+
 # Every function of the header is called there.
 check-calls:
 	@mkdir -p $(C_OUT)
@@ -326,11 +349,11 @@ check-symbols: lib
 
 bench: $(KERNELS)
 	$(CARGO) build --release $(FEATURES) --features bench --bin ember-bench
-	$(LIB_OUT)/ember-bench $(or $(ARGS),$(MODEL))
+	$(TARGET_DIR)/release/ember-bench $(or $(ARGS),$(MODEL))
 
 convert:
 	$(CARGO) build --release --no-default-features --features tools --bin ember-convert
-	$(LIB_OUT)/ember-convert $(ARGS)
+	$(TARGET_DIR)/release/ember-convert $(ARGS)
 
 # Everything to test and measure on a machine with a GPU and without Rust: copy the folder there and
 # run run.sh (tests, then the tests under compute-sanitizer with "run.sh sanitize").

@@ -151,7 +151,7 @@ static void sequence(uint64_t seed, long n_calls) {
     Random random{seed};
     std::atomic<long> limit{run.progress->calls + n_calls};
     if (random.chance(66)) {
-        World world(random.next(), nullptr);
+        World world(random.next(), nullptr, 0);
         world.steps(limit);
         world.free_all();
     } else {
@@ -159,7 +159,7 @@ static void sequence(uint64_t seed, long n_calls) {
         commons.models = {load(run.tiny), load(run.hamlet)};
         std::vector<std::unique_ptr<World>> worlds;
         std::vector<std::thread> threads;
-        for (size_t n = 2 + random.below(3); n > 0; n--) worlds.push_back(std::make_unique<World>(random.next(), &commons));
+        for (size_t n = 2 + random.below(3); n > 0; n--) worlds.push_back(std::make_unique<World>(random.next(), &commons, n - 1));
         for (auto &world : worlds) threads.emplace_back([&world, &limit] { world->steps(limit); });
         for (auto &thread : threads) thread.join();
         for (auto &world : worlds) world->free_all();
@@ -255,8 +255,12 @@ static void child(uint64_t seed, long n_calls, long only, bool show, bool with_l
 static int report(int status, uint64_t seed) {
     Progress &p = *run.progress;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0 && !p.failed) return 0;
-    long lines = p.lines;
-    for (long i = std::max(0L, lines - 24); i < lines; i++) printf("    %.*s\n", Progress::LINE, p.line[i % Progress::LINES]);
+    std::vector<const Progress::Line *> lines;
+    for (auto &of_thread : p.line)
+        for (auto &line : of_thread)
+            if (line.number > p.lines - Progress::LINES) lines.push_back(&line);
+    std::sort(lines.begin(), lines.end(), [](auto *a, auto *b) { return a->number < b->number; });
+    for (auto *line : lines) printf("    %.*s\n", int(sizeof line->text), line->text);
     if (p.failed) printf("FAILED: %s\n", p.failure);
     else if (WIFSIGNALED(status)) printf("FAILED: the process died of signal %d\n", WTERMSIG(status));
     else printf("FAILED: the process ended with %d\n", WEXITSTATUS(status));

@@ -36,9 +36,10 @@ static size_t index_of(const char *name) {
 ember_status World::call(const char *name, const std::string &arguments, const Statuses &wanted,
                          const std::function<ember_status(ember_error *)> &make, bool has_error) {
     Progress &p = *run.progress;
-    char *line = p.line[p.lines.fetch_add(1) % Progress::LINES];
-    snprintf(line, Progress::LINE, "%-26s %s", name, arguments.c_str());
-    size_t said = strlen(line);
+    Progress::Line &line = p.line[thread][n_lines++ % Progress::LINES];
+    line.number = ++p.lines;
+    snprintf(line.text, sizeof line.text, "%-26s %s", name, arguments.c_str());
+    size_t said = strlen(line.text);
 
     ember_error err;
     memset(&err, 0x55, sizeof err);
@@ -49,7 +50,7 @@ ember_status World::call(const char *name, const std::string &arguments, const S
     p.calls++;
     size_t function = index_of(name);
     if (status >= 0 && status < Progress::STATUSES) p.counts[function][status]++;
-    snprintf(line + said, Progress::LINE - said, " -> %s", ember_status_name(status));
+    snprintf(line.text + said, sizeof line.text - said, " -> %s", ember_status_name(status));
     last = status;
 
     const char *message = e && has_error ? err.message : "";
@@ -285,7 +286,7 @@ void World::free_all() {
     for (auto &path : states) remove(path.c_str());
     for (auto &s : sessions)
         if (ember_session_free(s->handle) != EMBER_INVALID_HANDLE) failed("a session can be freed twice");
-    *this = World(0, nullptr);
+    *this = World(0, nullptr, 0);
 }
 
 /* --- steps --- */

@@ -31,10 +31,14 @@ struct Random {
 
 /* Where the parent sees how far a child is, also when it dies. */
 struct Progress {
-    static constexpr int LINES = 48, LINE = 240, FUNCTIONS = 96, STATUSES = 64;
+    static constexpr int THREADS = 4, LINES = 24, FUNCTIONS = 96, STATUSES = 64;
     std::atomic<long> calls, lines, sequence;
     std::atomic<int> failed;
-    char line[LINES][LINE];
+    /* The last calls of each thread. */
+    struct Line {
+        long number;
+        char text[240];
+    } line[THREADS][LINES];
     char failure[2048];
     std::atomic<long> counts[FUNCTIONS][STATUSES];
 };
@@ -116,7 +120,7 @@ using Statuses = std::set<ember_status>;
 
 class World {
   public:
-    World(uint64_t seed, Commons *commons) : random{seed}, commons(commons) {}
+    World(uint64_t seed, Commons *commons, size_t thread) : random{seed}, commons(commons), thread(thread) {}
 
     /* Makes calls until `limit` were made. */
     void steps(const std::atomic<long> &limit);
@@ -125,6 +129,8 @@ class World {
     Random random;
     /* NULL with one thread. */
     Commons *commons;
+    size_t thread;
+    long n_lines = 0;
     std::vector<std::shared_ptr<Model>> models;
     std::vector<std::unique_ptr<Session>> sessions;
     std::vector<ember_text_stream *> streams;
