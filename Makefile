@@ -19,8 +19,15 @@ CARGO_FUZZ_VERSION := 0.13.2
 
 MODEL      := models/hamlet-7m-Q4_K_M.gguf
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
-LIB_OUT    := $(abspath $(TARGET_DIR))/release
-C_OUT      := $(abspath $(TARGET_DIR))/c
+# With PROFILE=dev, C tests and examples use the library that the Rust tests are built with, which costs no other build.
+PROFILE    ?= release
+ifeq ($(PROFILE),release)
+  C_OUT    := $(abspath $(TARGET_DIR))/c
+  LIB_OUT  := $(abspath $(TARGET_DIR))/release
+else
+  C_OUT    := $(abspath $(TARGET_DIR))/c-dev
+  LIB_OUT  := $(C_OUT)/lib
+endif
 TOOLS      := $(abspath $(TARGET_DIR))/tools
 CBINDGEN   := $(TOOLS)/cbindgen-$(CBINDGEN_VERSION)/bin/cbindgen
 CARGO_FUZZ := $(TOOLS)/cargo-fuzz-$(CARGO_FUZZ_VERSION)/bin/cargo-fuzz
@@ -78,16 +85,19 @@ endif
 # How many of a case's requests for memory fail in a run of test-memory, spread over all of them.
 MEMORY_TRIES ?= 150
 
-.PHONY: test-driver all lib demo test test-rust test-emulation test-c test-examples test-memory test-memory-all test-stack valgrind install uninstall header check-header \
-        check-symbols check-names bench convert nvcc gpu-bundle fuzz fmt lint clean help
+.PHONY: all lib demo test test-all test-rust test-driver test-emulation test-c test-examples test-memory test-memory-all test-stack valgrind \
+        install uninstall header check-header check-symbols check-names bench convert nvcc gpu-bundle fuzz fmt lint clean help
 
 all: lib
 
 help:
 	@echo "make                 the release library in $(TARGET_DIR)/release"
 	@echo "make demo            compile examples-c/hello.c and let it tell a story (PROMPT='Once upon ...')"
-	@echo "make test            Rust tests, GPU kernels on the CPU, C tests, C examples, C tests under valgrind where there is one"
+	@echo "make test            Rust tests but the slow ones, C tests, C examples: without GPU kernels, some minutes"
+	@echo "make test-all        all Rust tests, GPU kernels on the CPU, C tests also under valgrind, test-memory, test-calls, test-sanitizers"
 	@echo "make test-memory     requests for memory fail, up to $(MEMORY_TRIES) in each case of each function; test-memory-all: every one"
+	@echo "make test-calls      random sequences of calls of every function; CALLS=$(CALLS) of them, SEED=N as before"
+	@echo "make test-sanitizers C tests and random calls with AddressSanitizer and ThreadSanitizer"
 	@echo "make test-driver     the GPU backend's host side, with a driver that stands in for the real one"
 	@echo "make test-stack      every function on a stack of 64 KB"
 	@echo "make check-platforms the library compiles for Windows, macOS and Android"
@@ -105,7 +115,7 @@ help:
 	@echo "make fmt lint        rustfmt; clippy with warnings as errors"
 
 lib: $(KERNELS)
-	$(CARGO) build --release --lib $(FEATURES) --features c-library
+	$(CARGO) build --profile $(PROFILE) --lib $(FEATURES) --features c-library
 	$(LINK_SHARED)
 	@ln -sf $(SHARED) $(LIB_OUT)/$(SHARED_ABI)
 
@@ -120,11 +130,18 @@ $(C_OUT)/tests/%: tests/c/%.c $(wildcard tests/c/*.h) include/emberlm.h | lib
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -g $(C_STRICT) -UNDEBUG $< -o $@ $(C_LINK)
 
-test: test-rust test-driver test-emulation test-c test-examples valgrind
+# What to run before and after a change, in minutes: one build of everything in one profile, without GPU kernels.
+test:
+	$(MAKE) --no-print-directory test-rust test-c test-examples CPU_ONLY=1 PROFILE=dev SLOW=
 
-# Tests that are marked `ignore` need the original models, which lie beside a developer's checkout.
+# All of it, the library as it is shipped included. CI runs this.
+test-all: test-rust test-driver test-emulation test-c test-examples valgrind test-memory test-calls test-sanitizers
+
+# Slow tests look whether EMBERLM_SLOW_TESTS is set. Tests that are marked `ignore` need the original models, which lie beside a
+# developer's checkout.
+SLOW := 1
 test-rust: $(KERNELS)
-	$(CARGO) test $(FEATURES) --features tools,bench,test-hooks $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
+	$(if $(SLOW),EMBERLM_SLOW_TESTS=1 )$(RUST_TESTS) $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
 
 # The host's side of the GPU backend (memory that is mapped and shared, states, eviction, graphs), with a driver that stands in
 # for the real one. First the proof that a planted defect is seen.
@@ -209,6 +226,55 @@ check-cases:
 	@$(DECLARED) > $(C_OUT)/declared
 	@sed -n 's/^    {"\(ember_[a-z0-9_]*\)".*/\1/p' tests/memory/cases.c | sort -u > $(C_OUT)/cases
 	diff -u $(C_OUT)/declared $(C_OUT)/cases
+
+# Random sequences of calls of every function, with an oracle of what each may end with (tests/calls). First the proof that each
+# of its checks works. SEED=N CALLS=N repeat or lengthen a run.
+CALLS      ?= 100000
+CALLS_TEST := $(C_OUT)/calls
+CALLS_OBJECTS := $(patsubst tests/calls/%,$(C_OUT)/calls.d/%.o,$(wildcard tests/calls/*.c tests/calls/*.cpp))
+
+$(C_OUT)/calls.d/%.c.o: tests/calls/%.c $(wildcard tests/calls/*.h) include/emberlm.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -g -std=gnu11 -Wall -Wextra -Werror -Iinclude -c $< -o $@
+
+$(C_OUT)/calls.d/%.cpp.o: tests/calls/%.cpp $(wildcard tests/calls/*.h) include/emberlm.h
+	@mkdir -p $(@D)
+	$(CXX) $(CFLAGS) -g -std=c++20 -Wall -Wextra -Werror -Iinclude -c $< -o $@
+
+$(CALLS_TEST): $(CALLS_OBJECTS) | lib
+	$(CXX) $(CALLS_OBJECTS) -o $@ $(C_LINK)
+
+.PHONY: test-calls check-calls
+ifneq ($(shell getconf GNU_LIBC_VERSION 2>/dev/null),)
+test-calls: lib $(CALLS_TEST) check-calls
+	@set -e; for defect in status output guard message position twin print leak crash hang; do \
+	    if CALLS_DEFECT=$$defect $(CALLS_TEST) $(MODEL) --calls 2000 --seed 1 >$(C_OUT)/calls.defect 2>&1; then \
+	        echo "the planted defect '$$defect' was not found"; exit 1; fi; \
+	    grep -q '^FAILED' $(C_OUT)/calls.defect || { cat $(C_OUT)/calls.defect; exit 1; }; \
+	    echo "planted defect '$$defect': $$(sed -n 's/^FAILED: //p' $(C_OUT)/calls.defect | cut -c 1-90)"; done
+	$(CALLS_TEST) $(MODEL) --calls $(CALLS) $(if $(SEED),--seed $(SEED))
+else
+test-calls:
+	@echo "SKIPPED $@: it needs glibc"
+endif
+
+# The C tests and $(SANITIZER_CALLS) random calls with AddressSanitizer and ThreadSanitizer in library and tests.
+SANITIZER_CALLS ?= 10000
+.PHONY: test-sanitizers
+ifeq ($(shell uname -sm),Linux x86_64)
+test-sanitizers:
+	bash tests/sanitizers/run $(abspath $(TARGET_DIR))/sanitizers $(MODEL) $(SANITIZER_CALLS)
+else
+test-sanitizers:
+	@echo "SKIPPED $@: it needs Linux on x86-64"
+endif
+
+# Every function of the header is called there.
+check-calls:
+	@mkdir -p $(C_OUT)
+	@$(DECLARED) > $(C_OUT)/declared
+	@sed -n 's/^    {"\(ember_[a-z0-9_]*\)", [0-9].*/\1/p' tests/calls/main.cpp | sort -u > $(C_OUT)/called
+	diff -u $(C_OUT)/declared $(C_OUT)/called
 
 # First the proof that valgrind sees a bad read, a branch on garbage and a leak in a program built
 # and run in this way; then the tests. Only one thread runs at a time there, and one that polls would keep
@@ -302,11 +368,11 @@ check-symbols: lib
 
 bench: $(KERNELS)
 	$(CARGO) build --release $(FEATURES) --features bench --bin ember-bench
-	$(LIB_OUT)/ember-bench $(or $(ARGS),$(MODEL))
+	$(TARGET_DIR)/release/ember-bench $(or $(ARGS),$(MODEL))
 
 convert:
 	$(CARGO) build --release --no-default-features --features tools --bin ember-convert
-	$(LIB_OUT)/ember-convert $(ARGS)
+	$(TARGET_DIR)/release/ember-convert $(ARGS)
 
 # Everything to test and measure on a machine with a GPU and without Rust: copy the folder there and
 # run run.sh (tests, then the tests under compute-sanitizer with "run.sh sanitize").

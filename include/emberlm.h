@@ -1980,7 +1980,8 @@ ember_status ember_model_metadata_key(const struct ember_model *model,
  * The arrays are copied.
  *
  * Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_INVALID_TOKEN` names the list and the
- * token; `EMBER_UNSUPPORTED` for a breaker of text if the model has no tokenizer; `EMBER_BUSY`;
+ * token; `EMBER_INVALID_UTF8` in a breaker of text, `EMBER_UNSUPPORTED` for one if the model has no
+ * tokenizer; `EMBER_BUSY`;
  * `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the settings are as before.
  */
 ember_status ember_session_set_sampling(struct ember_session *session,
@@ -2019,7 +2020,8 @@ ember_status ember_session_logprobs(struct ember_session *session,
  * texts are answered best in a session with a short context.
  *
  * Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_UNSUPPORTED` for a type of KV cache that
- * the device does not have; `EMBER_OUT_OF_MEMORY`.
+ * the device does not have; those of `ember_session_set_sampling` for the options of `sampling`;
+ * `EMBER_OUT_OF_MEMORY`.
  */
 ember_status ember_session_create(const struct ember_model *model,
                                   const struct ember_session_options *options,
@@ -2199,12 +2201,11 @@ ember_status ember_prefill_poll(struct ember_session *session,
  * (`ember_token_is_end`); the session goes on as long as there is room.
  *
  * Errors: `EMBER_NO_TOKENS` for an empty context; `EMBER_CONTEXT_FULL`; `EMBER_BUSY`;
- * `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_NUMERIC`; `EMBER_OUT_OF_MEMORY`. After each of them
- * the context is as it was before.
+ * `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_NUMERIC`; `EMBER_GRAMMAR` if a limit of the
+ * session's grammar was reached; `EMBER_OUT_OF_MEMORY`. After each of them the context is as it was
+ * before.
  */
-ember_status ember_decode(struct ember_session *session,
-                          uint32_t *token,
-                          struct ember_error *err);
+ember_status ember_decode(struct ember_session *session, uint32_t *token, struct ember_error *err);
 
 /**
  * Starts what `ember_decode` does and returns at once; `ember_decode_poll` collects the token,
@@ -2256,8 +2257,8 @@ ember_status ember_decode_poll(struct ember_session *session,
  *
  * Errors: `EMBER_INVALID_ARGUMENT` for a wrong `count`, a session that is there twice, sessions of
  * different models; `EMBER_BUSY`, `EMBER_DECODE_PENDING`, `EMBER_NO_TOKENS`, `EMBER_CONTEXT_FULL`,
- * `EMBER_INTERRUPTED`, `EMBER_NUMERIC` if it is so for one of them; `EMBER_OUT_OF_MEMORY` for the
- * memory of a model's first batch.
+ * `EMBER_INTERRUPTED`, `EMBER_NUMERIC`, `EMBER_GRAMMAR` if it is so for one of them;
+ * `EMBER_OUT_OF_MEMORY` for the memory of a model's first batch.
  */
 ember_status ember_decode_batch(struct ember_session *const *sessions,
                                 size_t count,
@@ -2273,7 +2274,8 @@ ember_status ember_decode_batch(struct ember_session *const *sessions,
  * The data is written to a new file beside `path` and flushed to the disk, and the new file then
  * replaces an older one: after a crash, `path` holds either the old session or the new one.
  *
- * Errors: `EMBER_IO`, `EMBER_FILE_NOT_FOUND` or `EMBER_NOT_A_FILE` if the file cannot be written;
+ * Errors: `EMBER_INVALID_UTF8` in `path`; `EMBER_IO`, `EMBER_FILE_NOT_FOUND` or `EMBER_NOT_A_FILE` if
+ * the file cannot be written;
  * `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_DEVICE_ERROR`,
  * `EMBER_DEVICE_LOST`. An older file is unchanged then.
  */
@@ -2305,7 +2307,8 @@ ember_status ember_session_save_to(struct ember_session *session,
  * All data is checked before it is used, and the model must be the one that the session was saved
  * with, on whatever device.
  *
- * Errors: `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`, `EMBER_IO`;
+ * Errors: `EMBER_INVALID_UTF8` in `path`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`,
+ * `EMBER_IO`;
  * `EMBER_NOT_STATE` if the file is not a saved session; `EMBER_STATE_VERSION` if its format is one of
  * a later library; `EMBER_STATE_FOREIGN` if it is of another model or tokenizer;
  * `EMBER_FILE_TRUNCATED` if its end is missing; `EMBER_STATE_CHECKSUM` if its bytes have changed;
@@ -2479,7 +2482,7 @@ ember_status ember_session_profile(struct ember_session *session,
  *
  * The time is proportional to the text, a megabyte in some tenths of a second.
  *
- * Errors: `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` for unknown flags, and for a text for which
+ * Errors: `EMBER_INVALID_UTF8`; `EMBER_BUFFER_TOO_SMALL`; `EMBER_INVALID_ARGUMENT` for unknown flags, and for a text for which
  * the model's tokenizer takes far more work than is usual; `EMBER_UNSUPPORTED` if the model's
  * tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
  */
@@ -2512,8 +2515,8 @@ ember_status ember_tokenize_with(const struct ember_model *model,
  * `text` may be NULL if `capacity` is 0. No NUL is added. The bytes are UTF-8 if the tokens end at
  * the end of a character; a character may be spread over several tokens. Any thread may call it.
  *
- * Errors: `EMBER_INVALID_TOKEN`; `EMBER_INVALID_ARGUMENT` for unknown flags; `EMBER_UNSUPPORTED`
- * if the model's tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
+ * Errors: `EMBER_INVALID_TOKEN`; `EMBER_BUFFER_TOO_SMALL`; `EMBER_INVALID_ARGUMENT` for unknown flags;
+ * `EMBER_UNSUPPORTED` if the model's tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
  */
 ember_status ember_detokenize(const struct ember_model *model,
                               const uint32_t *tokens,
@@ -2680,7 +2683,7 @@ ember_status ember_generate(struct ember_session *session,
  * tenths of a second), too much memory (40 MB, and more for a long conversation) or when `interrupt`
  * of the options says so.
  *
- * Errors: `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` if `json` is not a JSON object;
+ * Errors: `EMBER_INVALID_UTF8`; `EMBER_BUFFER_TOO_SMALL`; `EMBER_INVALID_ARGUMENT` if `json` is not a JSON object;
  * `EMBER_TEMPLATE_FAILED` for a model without a template, for a template that is wrong, refuses the
  * messages (the message has its words) or was stopped; `EMBER_INTERRUPTED`; `EMBER_UNSUPPORTED` if
  * the model's tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.

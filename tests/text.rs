@@ -1,6 +1,8 @@
 //! The tokenizer on hamlet's vocabulary.
 
 use emberlm::Status;
+use emberlm::backend::{DeviceKind, LoadOptions};
+use emberlm::engine::{Model, device};
 use emberlm::format::{ModelFile, Value};
 use emberlm::text::{DecodeOptions, EncodeOptions, TokenKind, Tokenizer};
 use std::path::Path;
@@ -166,4 +168,16 @@ fn every_known_pre_tokenizer_compiles_and_keeps_the_text() {
         let ids = encode(&tokenizer, text, PLAIN);
         assert_eq!(decode(&tokenizer, &ids), text.as_bytes(), "{name}");
     }
+}
+
+#[test]
+fn a_model_without_a_tokenizer_says_that_it_is_unsupported() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = root.join("tests/data/families/llama_plain.gguf");
+    let is_cpu = |i: &usize| device::info(*i).unwrap().kind == DeviceKind::Cpu;
+    let cpu = (0..device::count().unwrap()).find(is_cpu).unwrap();
+    let model = Model::load(&path, cpu, &LoadOptions::default(), &mut |_| Ok(())).unwrap();
+    let error = model.tokenizer().err().unwrap();
+    assert_eq!(error.status, Status::Unsupported);
+    assert!(error.message.contains("tokenizer.ggml"), "{error}");
 }

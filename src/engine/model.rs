@@ -135,6 +135,10 @@ impl Model {
         if let Err(e) = &tokenizer {
             log!(Warn, "{source}: no text calls: {}", e.message);
         }
+        // Whatever is wrong with the file's, what was asked for is what this model cannot do.
+        let tokenizer = tokenizer.map_err(|e| Error::new(Status::Unsupported, e.message));
+        let chat_templates =
+            chat_templates.map_err(|e| Error::new(Status::TemplateFailed, e.message));
         // Kept in order whatever is reported; the end is reported here alone.
         let mut reached = 0.0f32;
         let threads = match options.threads {
@@ -296,13 +300,13 @@ impl Model {
         &self.weights
     }
 
-    /// The chat templates of the file, of which there may be none, or the error that reading them
-    /// ended with.
+    /// The chat templates of the file, of which there may be none, or `TemplateFailed` with the message
+    /// that reading them ended with.
     pub fn chat_templates(&self) -> Result<&ChatTemplates> {
         self.chat_templates.as_ref().map_err(Error::clone)
     }
 
-    /// The tokenizer, or the error that its loading ended with.
+    /// The tokenizer, or `Unsupported` with the message that its loading ended with.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         self.tokenizer.as_ref().map_err(Error::clone)
     }

@@ -16,8 +16,8 @@ use crate::engine::batch::check_count;
 ///
 /// Errors: `EMBER_INVALID_ARGUMENT` for a wrong `count`, a session that is there twice, sessions of
 /// different models; `EMBER_BUSY`, `EMBER_DECODE_PENDING`, `EMBER_NO_TOKENS`, `EMBER_CONTEXT_FULL`,
-/// `EMBER_INTERRUPTED`, `EMBER_NUMERIC` if it is so for one of them; `EMBER_OUT_OF_MEMORY` for the
-/// memory of a model's first batch.
+/// `EMBER_INTERRUPTED`, `EMBER_NUMERIC`, `EMBER_GRAMMAR` if it is so for one of them;
+/// `EMBER_OUT_OF_MEMORY` for the memory of a model's first batch.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_decode_batch(
     sessions: *const *mut ember_session,

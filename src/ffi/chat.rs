@@ -97,7 +97,7 @@ impl ember_chat_options {
 /// tenths of a second), too much memory (40 MB, and more for a long conversation) or when `interrupt`
 /// of the options says so.
 ///
-/// Errors: `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` if `json` is not a JSON object;
+/// Errors: `EMBER_INVALID_UTF8`; `EMBER_BUFFER_TOO_SMALL`; `EMBER_INVALID_ARGUMENT` if `json` is not a JSON object;
 /// `EMBER_TEMPLATE_FAILED` for a model without a template, for a template that is wrong, refuses the
 /// messages (the message has its words) or was stopped; `EMBER_INTERRUPTED`; `EMBER_UNSUPPORTED` if
 /// the model's tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.

@@ -88,8 +88,9 @@ pub unsafe extern "C" fn ember_prefill_poll(
 /// (`ember_token_is_end`); the session goes on as long as there is room.
 ///
 /// Errors: `EMBER_NO_TOKENS` for an empty context; `EMBER_CONTEXT_FULL`; `EMBER_BUSY`;
-/// `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_NUMERIC`; `EMBER_OUT_OF_MEMORY`. After each of them
-/// the context is as it was before.
+/// `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_NUMERIC`; `EMBER_GRAMMAR` if a limit of the
+/// session's grammar was reached; `EMBER_OUT_OF_MEMORY`. After each of them the context is as it was
+/// before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_decode(
     session: *mut ember_session,

@@ -249,7 +249,8 @@ impl ember_dry_breaker {
 /// The arrays are copied.
 ///
 /// Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_INVALID_TOKEN` names the list and the
-/// token; `EMBER_UNSUPPORTED` for a breaker of text if the model has no tokenizer; `EMBER_BUSY`;
+/// token; `EMBER_INVALID_UTF8` in a breaker of text, `EMBER_UNSUPPORTED` for one if the model has no
+/// tokenizer; `EMBER_BUSY`;
 /// `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the settings are as before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_session_set_sampling(

@@ -199,7 +199,8 @@ pub(super) fn insert(session: Session) -> Result<*mut ember_session> {
 /// texts are answered best in a session with a short context.
 ///
 /// Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_UNSUPPORTED` for a type of KV cache that
-/// the device does not have; `EMBER_OUT_OF_MEMORY`.
+/// the device does not have; those of `ember_session_set_sampling` for the options of `sampling`;
+/// `EMBER_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_session_create(
     model: *const ember_model,

@@ -142,7 +142,8 @@ unsafe fn kind(options: *const ember_save_options) -> Result<Kind> {
 /// The data is written to a new file beside `path` and flushed to the disk, and the new file then
 /// replaces an older one: after a crash, `path` holds either the old session or the new one.
 ///
-/// Errors: `EMBER_IO`, `EMBER_FILE_NOT_FOUND` or `EMBER_NOT_A_FILE` if the file cannot be written;
+/// Errors: `EMBER_INVALID_UTF8` in `path`; `EMBER_IO`, `EMBER_FILE_NOT_FOUND` or `EMBER_NOT_A_FILE` if
+/// the file cannot be written;
 /// `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_DEVICE_ERROR`,
 /// `EMBER_DEVICE_LOST`. An older file is unchanged then.
 #[unsafe(no_mangle)]
@@ -203,7 +204,8 @@ pub unsafe extern "C" fn ember_session_save_to(
 /// All data is checked before it is used, and the model must be the one that the session was saved
 /// with, on whatever device.
 ///
-/// Errors: `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`, `EMBER_IO`;
+/// Errors: `EMBER_INVALID_UTF8` in `path`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`,
+/// `EMBER_IO`;
 /// `EMBER_NOT_STATE` if the file is not a saved session; `EMBER_STATE_VERSION` if its format is one of
 /// a later library; `EMBER_STATE_FOREIGN` if it is of another model or tokenizer;
 /// `EMBER_FILE_TRUNCATED` if its end is missing; `EMBER_STATE_CHECKSUM` if its bytes have changed;

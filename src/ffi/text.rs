@@ -91,7 +91,7 @@ fn tokenize(
 ///
 /// The time is proportional to the text, a megabyte in some tenths of a second.
 ///
-/// Errors: `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` for unknown flags, and for a text for which
+/// Errors: `EMBER_INVALID_UTF8`; `EMBER_BUFFER_TOO_SMALL`; `EMBER_INVALID_ARGUMENT` for unknown flags, and for a text for which
 /// the model's tokenizer takes far more work than is usual; `EMBER_UNSUPPORTED` if the model's
 /// tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
@@ -159,8 +159,8 @@ pub unsafe extern "C" fn ember_tokenize_with(
 /// `text` may be NULL if `capacity` is 0. No NUL is added. The bytes are UTF-8 if the tokens end at
 /// the end of a character; a character may be spread over several tokens. Any thread may call it.
 ///
-/// Errors: `EMBER_INVALID_TOKEN`; `EMBER_INVALID_ARGUMENT` for unknown flags; `EMBER_UNSUPPORTED`
-/// if the model's tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
+/// Errors: `EMBER_INVALID_TOKEN`; `EMBER_BUFFER_TOO_SMALL`; `EMBER_INVALID_ARGUMENT` for unknown flags;
+/// `EMBER_UNSUPPORTED` if the model's tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_detokenize(
     model: *const ember_model,

@@ -1,0 +1,400 @@
+/* Calls with devices, models, texts and streams. */
+#include "calls.h"
+
+using std::string;
+using std::to_string;
+
+namespace calls {
+
+/* --- constants, log, devices --- */
+
+void abi_version(World &w) {
+    w.call("ember_abi_version", "", {EMBER_OK}, [](ember_error *) { return ember_abi_version() == EMBER_ABI_VERSION ? EMBER_OK : EMBER_INTERNAL; }, false);
+}
+void version(World &w) {
+    w.call("ember_version", "", {EMBER_OK}, [](ember_error *) { return strchr(ember_version(), '.') ? EMBER_OK : EMBER_INTERNAL; }, false);
+}
+void status_name(World &w) {
+    ember_status status = w.random.chance(50) ? ember_status(w.random.next()) : ember_status(w.random.below(50));
+    w.call("ember_status_name", to_string(status), {EMBER_OK}, [&](ember_error *) {
+        return strncmp(ember_status_name(status), "EMBER_", 6) ? EMBER_INTERNAL : EMBER_OK;
+    }, false);
+}
+
+/* It may call the library, but not set another callback. */
+static void log_line(void *user, int32_t level, const char *message, size_t len) {
+    uint32_t n;
+    if (user != &run || level < EMBER_LOG_ERROR || level > EMBER_LOG_DEBUG || !len || memchr(message, 0, len) || memchr(message, '\n', len))
+        failed("a log message with level %d and %zu bytes", level, len);
+    if (level == EMBER_LOG_ERROR) failed("logged as an error: %.*s", int(len), message);
+    if (ember_set_log_callback(nullptr, nullptr, EMBER_LOG_DEBUG, nullptr) != EMBER_BUSY) failed("a log callback could set another one");
+    if (ember_device_count(&n, nullptr) != EMBER_OK) failed("a log callback could not call the library");
+}
+
+void set_log_callback(World &w) {
+    static const int32_t LEVELS[] = {EMBER_LOG_DEBUG, EMBER_LOG_WARN, EMBER_LOG_ERROR, EMBER_LOG_INFO, 0, 5, -1, INT32_MAX};
+    int32_t level = LEVELS[w.random.below(w.random.chance(20) ? 8 : 4)];
+    bool unset = w.random.chance(30);
+    Statuses wanted;
+    if (level >= EMBER_LOG_ERROR && level <= EMBER_LOG_DEBUG) wanted = {EMBER_OK};
+    w.call("ember_set_log_callback", to_string(level), wanted, [&](ember_error *e) {
+        return ember_set_log_callback(unset ? nullptr : log_line, &run, level, e);
+    });
+}
+
+void device_count(World &w) {
+    std::shared_ptr<Buffer<uint32_t>> count;
+    auto *out = w.out(count);
+    w.call("ember_device_count", "", {EMBER_OK}, [&](ember_error *e) { return ember_device_count(out, e); });
+}
+
+void device_info(World &w) {
+    Buffer<ember_device> d(1);
+    memset(d.data(), 0, sizeof(ember_device));
+    d.data()->struct_size = w.size_of<ember_device>();
+    uint32_t index = w.random.chance(70) ? 0 : uint32_t(w.random.next());
+    w.call("ember_device_info", to_string(index), index ? Statuses{EMBER_OK, EMBER_NO_DEVICE} : Statuses{EMBER_OK},
+           [&](ember_error *e) { return ember_device_info(index, d.data(), e); });
+    if (!d.guards_whole()) failed("ember_device_info writes beside its struct");
+}
+
+/* --- models --- */
+
+static int32_t progress(void *user, float fraction) {
+    auto &w = *static_cast<World *>(user);
+    if (!(fraction >= 0 && fraction <= 1)) failed("a load is at %f", double(fraction));
+    /* It may call every function. */
+    uint32_t token;
+    if (!w.sessions.empty() && w.random.chance(20)) {
+        Session &s = *w.sessions[0];
+        if (ember_decode(s.handle, &token, nullptr) == EMBER_OK) s.position++, w.forget_twin(&s);
+    }
+    return w.random.chance(2) ? 1 : 0;
+}
+
+static const ember_model_options *model_options(World &w, ember_model_options &o, bool *converts) {
+    bool wild = w.random.chance(15);
+    auto *options = w.options<ember_model_options>(o, [&](ember_model_options &o) {
+        o.device = wild && w.random.chance(30) ? 1000 : 0;
+        o.threads = wild ? uint32_t(w.random.below(2000)) : uint32_t(1 + w.random.below(3));
+        if (wild && o.threads > 8 && o.threads <= 1024) o.threads = 8;
+        o.weights = uint32_t(w.random.chance(70) ? 0 : w.random.below(wild ? 8 : 5));
+        if (w.random.chance(50)) o.progress = progress, o.user = &w;
+        o.files = uint32_t(w.random.below(wild ? 4 : 2));
+        if (wild && w.random.chance(20)) o.cuda_context = &o;
+        if (wild && w.random.chance(20)) o.reserved = 1;
+    });
+    *converts = options && o.weights;
+    return options;
+}
+
+static string model_path(World &w, bool *sound, bool *bad) {
+    *sound = true, *bad = false;
+    uint64_t n = w.random.below(20);
+    if (n == 0) return run.hamlet;
+    if (n < 8) return run.tiny;
+    if (n < 11) return run.other;
+    if (n < 14) return run.folder;
+    *sound = false;
+    if (n < 17) return w.random.of(run.odd_models);
+    *bad = true;
+    return w.random.of(run.bad_paths);
+}
+
+void load_model(World &w) {
+    if (w.models.size() > 2) return;
+    bool sound, bad, converts;
+    string path = model_path(w, &sound, &bad);
+    ember_model_options o;
+    auto *options = model_options(w, o, &converts);
+    if (bad) w.must_fail = true;
+    std::shared_ptr<Buffer<ember_model *>> out;
+    auto *place = w.out(out);
+    if (w.call("ember_model_load", path, options || !sound ? Statuses{} : Statuses{EMBER_OK}, [&](ember_error *e) {
+            return ember_model_load(path.data(), path.size(), options, place, e);
+        }) != EMBER_OK)
+        return;
+    ember_model_details d = {};
+    d.struct_size = sizeof d;
+    if (ember_model_info(*out->data(), &d, nullptr)) failed("a new model has no details");
+    w.models.push_back(std::make_shared<Model>(Model{*out->data(), d.n_vocab, d.context_length, d.has_tokenizer != 0, sound}));
+}
+
+void model_info(World &w) {
+    auto m = w.model();
+    Buffer<ember_model_details> d(1);
+    memset(d.data(), 0, sizeof(ember_model_details));
+    d.data()->struct_size = w.size_of<ember_model_details>();
+    w.call("ember_model_info", "", w.commons ? Statuses{} : Statuses{EMBER_OK}, [&](ember_error *e) { return ember_model_info(m.handle, d.data(), e); });
+    if (!d.guards_whole()) failed("ember_model_info writes beside its struct");
+}
+
+void free_model(World &w) {
+    size_t i = 0;
+    ember_model *handle;
+    bool own = w.models.size() > 1 && w.random.chance(60);
+    if (own) {
+        i = w.random.below(w.models.size());
+        handle = w.models[i]->handle;
+    } else {
+        handle = w.bad_handle<ember_model>(w.any_session_handle());
+        if (!handle) w.must_fail = false;
+    }
+    if (w.call("ember_model_free", "", {EMBER_OK}, [&](ember_error *) { return ember_model_free(handle); }, false) == EMBER_OK && own) {
+        w.freed.push_back(uintptr_t(handle));
+        w.models.erase(w.models.begin() + long(i));
+    }
+}
+
+void estimate(World &w) {
+    bool sound, bad, converts;
+    string path = model_path(w, &sound, &bad);
+    ember_model_options o;
+    auto *options = model_options(w, o, &converts);
+    if (bad) w.must_fail = true;
+    ember_session_options s;
+    auto *session_options = w.options<ember_session_options>(s, [&](ember_session_options &s) {
+        s.context = uint32_t(w.random.below(w.random.chance(20) ? UINT32_MAX : 64));
+        s.kv_type = uint32_t(w.random.below(5));
+    });
+    Buffer<ember_estimate> d(1);
+    memset(d.data(), 0, sizeof(ember_estimate));
+    d.data()->struct_size = w.size_of<ember_estimate>();
+    w.call("ember_model_estimate", path, {}, [&](ember_error *e) {
+        return ember_model_estimate(path.data(), path.size(), options, session_options, d.data(), e);
+    });
+    if (!d.guards_whole()) failed("ember_model_estimate writes beside its struct");
+}
+
+void evict_model(World &w) {
+    auto m = w.model();
+    w.call("ember_model_evict", "", {}, [&](ember_error *e) { return ember_model_evict(m.handle, e); });
+}
+void resume_model(World &w) {
+    auto m = w.model();
+    w.call("ember_model_resume", "", {}, [&](ember_error *e) { return ember_model_resume(m.handle, e); });
+}
+
+/* --- texts --- */
+
+void tokenize(World &w) {
+    auto m = w.model();
+    string text = w.text();
+    uint32_t flags = uint32_t(w.random.below(w.random.chance(10) ? 16 : 4));
+    size_t n = w.capacity(text.size() + 8);
+    std::shared_ptr<Buffer<uint32_t>> tokens;
+    std::shared_ptr<Buffer<size_t>> count;
+    auto *list = w.array(tokens, n);
+    auto *k = w.out(count, true);
+    ember_status status = w.call("ember_tokenize", to_string(text.size()) + ", " + to_string(flags) + ", " + to_string(n), {}, [&](ember_error *e) {
+        return ember_tokenize(m.handle, text.data(), text.size(), flags, list, n, k, e);
+    });
+    if (status == EMBER_OK && *k > n) failed("%zu tokens in a buffer of %zu", *k, n);
+    if (status == EMBER_BUFFER_TOO_SMALL && *k <= n) failed("%zu tokens do not fit into a buffer of %zu", *k, n);
+}
+
+void tokenize_with(World &w) {
+    auto m = w.model();
+    string text = w.text();
+    uint32_t stop = w.random.chance(30);
+    ember_tokenize_options o;
+    auto *options = w.options<ember_tokenize_options>(o, [&](ember_tokenize_options &o) {
+        o.flags = uint32_t(w.random.below(w.random.chance(10) ? 16 : 4));
+        if (w.random.chance(50)) o.interrupt = &stop;
+    });
+    size_t n = w.capacity(text.size() + 8);
+    std::shared_ptr<Buffer<uint32_t>> tokens;
+    std::shared_ptr<Buffer<size_t>> count;
+    auto *list = w.array(tokens, n);
+    auto *k = w.out(count, true);
+    w.call("ember_tokenize_with", to_string(text.size()), {}, [&](ember_error *e) {
+        return ember_tokenize_with(m.handle, text.data(), text.size(), options, list, n, k, e);
+    });
+}
+
+void detokenize(World &w) {
+    auto m = w.model();
+    bool known;
+    auto ids = w.tokens(w.random.below(20), m.known, &known);
+    uint32_t flags = uint32_t(w.random.below(w.random.chance(10) ? 16 : 4));
+    size_t n = w.capacity(500);
+    std::shared_ptr<Buffer<char>> text;
+    std::shared_ptr<Buffer<size_t>> count;
+    auto *bytes = w.array(text, n);
+    auto *k = w.out(count, true);
+    if (m.known && !known) w.must_fail = true;
+    w.call("ember_detokenize", to_string(ids.size()) + ", " + to_string(n), {}, [&](ember_error *e) {
+        return ember_detokenize(m.handle, ids.data(), ids.size(), flags, bytes, n, k, e);
+    });
+}
+
+void token_text(World &w) {
+    auto m = w.model();
+    bool known;
+    auto ids = w.tokens(1, m.known, &known);
+    size_t n = w.capacity(64);
+    std::shared_ptr<Buffer<char>> text;
+    std::shared_ptr<Buffer<size_t>> count;
+    auto *bytes = w.array(text, n);
+    auto *k = w.out(count, true);
+    if (m.known && !known) w.must_fail = true;
+    w.call("ember_token_text", to_string(ids[0]) + ", " + to_string(n), {}, [&](ember_error *e) {
+        return ember_token_text(m.handle, ids[0], bytes, n, k, e);
+    });
+}
+
+void token_is_end(World &w) {
+    auto m = w.model();
+    bool known;
+    auto ids = w.tokens(1, m.known, &known);
+    std::shared_ptr<Buffer<uint32_t>> end;
+    auto *out = w.out(end);
+    if (m.known && !known) w.must_fail = true;
+    w.call("ember_token_is_end", to_string(ids[0]), {}, [&](ember_error *e) { return ember_token_is_end(m.handle, ids[0], out, e); });
+}
+
+void create_stream(World &w) {
+    static const char *const TEXTS[] = {"the", "\n", ".", "stop", "", "\xff"};
+    if (w.streams.size() > 6) return;
+    auto m = w.model();
+    std::vector<ember_stop> stops;
+    string huge(5000, 'a');
+    ember_text_stream_options o;
+    auto *options = w.options<ember_text_stream_options>(o, [&](ember_text_stream_options &o) {
+        o.flags = uint32_t(w.random.below(w.random.chance(10) ? 8 : 2));
+        size_t n = w.random.chance(3) ? 300 : w.random.below(4);
+        for (; n > 0; n--) {
+            const char *text = w.random.chance(1) ? huge.c_str() : TEXTS[w.random.below(w.random.chance(5) ? 6 : 4)];
+            stops.push_back({text, strlen(text)});
+        }
+        o.stops = stops.data();
+        o.n_stops = stops.size();
+    });
+    std::shared_ptr<Buffer<ember_text_stream *>> out;
+    auto *place = w.out(out);
+    if (w.call("ember_text_stream_create", to_string(stops.size()), {}, [&](ember_error *e) {
+            return ember_text_stream_create(m.handle, options, place, e);
+        }) == EMBER_OK) {
+        if (w.commons && w.random.chance(30)) {
+            std::lock_guard lock(w.commons->mutex);
+            if (w.commons->streams.size() < 4) {
+                w.commons->streams.push_back(*out->data());
+                return;
+            }
+        }
+        w.streams.push_back(*out->data());
+    }
+}
+
+void push(World &w) {
+    auto *s = w.stream();
+    bool known;
+    auto ids = w.tokens(w.random.below(12), nullptr, &known);
+    size_t n = w.capacity(200);
+    std::shared_ptr<Buffer<char>> text;
+    std::shared_ptr<Buffer<size_t>> count;
+    auto *bytes = w.array(text, n);
+    auto *k = w.out(count, true);
+    ember_text_stream_details before = {}, after = {};
+    before.struct_size = after.struct_size = sizeof before;
+    bool told = !w.commons && !w.must_fail && ember_text_stream_info(s, &before, nullptr) == EMBER_OK;
+    ember_status status = w.call("ember_text_stream_push", to_string(ids.size()) + ", " + to_string(n), {}, [&](ember_error *e) {
+        return ember_text_stream_push(s, ids.data(), ids.size(), bytes, n, k, e);
+    });
+    if (told && ember_text_stream_info(s, &after, nullptr) == EMBER_OK) {
+        uint64_t taken = after.tokens - before.tokens;
+        if (status == EMBER_OK ? taken != ids.size() && !after.stopped : taken != 0)
+            failed("a stream took %llu tokens of %zu, with %s", (unsigned long long)taken, ids.size(), ember_status_name(status));
+    }
+}
+
+void finish(World &w) {
+    auto *s = w.stream();
+    size_t n = w.capacity(200);
+    std::shared_ptr<Buffer<char>> text;
+    std::shared_ptr<Buffer<size_t>> count;
+    auto *bytes = w.array(text, n);
+    auto *k = w.out(count, true);
+    w.call("ember_text_stream_finish", to_string(n), {}, [&](ember_error *e) { return ember_text_stream_finish(s, bytes, n, k, e); });
+}
+
+void stream_info(World &w) {
+    auto *s = w.stream();
+    Buffer<ember_text_stream_details> d(1);
+    memset(d.data(), 0, sizeof(ember_text_stream_details));
+    d.data()->struct_size = w.size_of<ember_text_stream_details>();
+    w.call("ember_text_stream_info", "", {}, [&](ember_error *e) { return ember_text_stream_info(s, d.data(), e); });
+    if (!d.guards_whole()) failed("ember_text_stream_info writes beside its struct");
+}
+
+void free_stream(World &w) {
+    bool own = w.streams.size() > 2;
+    size_t i = own ? w.random.below(w.streams.size()) : 0;
+    ember_text_stream *s = own ? w.streams[i] : w.bad_handle<ember_text_stream>(w.any_model_handle());
+    if (!own && !s) w.must_fail = false;
+    if (w.call("ember_text_stream_free", "", {EMBER_OK}, [&](ember_error *) { return ember_text_stream_free(s); }, false) == EMBER_OK && own) {
+        w.freed.push_back(uintptr_t(s));
+        w.streams.erase(w.streams.begin() + long(i));
+    }
+}
+
+/* --- chats --- */
+
+static string conversation(World &w) {
+    static const char *const TEXTS[] = {
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi <|end|>\"}],\"add_generation_prompt\":true}",
+        "{\"messages\":[{\"role\":\"system\",\"content\":\"Be kind.\"},{\"role\":\"user\",\"content\":\"\xc3\xa9\"}]}",
+        "{\"messages\":[]}", "{}", "[]", "{", "", "{\"messages\":[{\"role\":7,\"content\":null}]}", "\xff",
+    };
+    return TEXTS[w.random.below(w.random.chance(40) ? 9 : 2)];
+}
+
+static const ember_chat_options *chat_options(World &w, ember_chat_options &o, uint32_t *stop) {
+    static const char *const SOURCES[] = {"{{ messages[0].content }}", "{% for m in messages %}{{ m.role }}{% endfor %}", "{{ raise_exception('no') }}",
+                                          "{% for i in range(100000) %}{{ i }}{% endfor %}", "{% if", "\xff", "{{ strftime_now('%d') }}"};
+    return w.options<ember_chat_options>(o, [&](ember_chat_options &o) {
+        if (w.random.chance(50)) {
+            o.source = SOURCES[w.random.below(7)];
+            o.source_len = strlen(o.source);
+        }
+        if (w.random.chance(10)) o.name = "tool_use", o.name_len = 8;
+        if (w.random.chance(3)) o.reserved = 1;
+        if (w.random.chance(3)) o.reserved2 = 1;
+        if (w.random.chance(10)) o.now = int64_t(w.random.next());
+        if (w.random.chance(20)) o.interrupt = stop;
+    });
+}
+
+void chat_format(World &w) {
+    auto m = w.model();
+    string json = conversation(w);
+    uint32_t stop = w.random.chance(30);
+    ember_chat_options o;
+    auto *options = chat_options(w, o, &stop);
+    size_t n = w.capacity(1000);
+    std::shared_ptr<Buffer<char>> text;
+    std::shared_ptr<Buffer<size_t>> count;
+    auto *bytes = w.array(text, n);
+    auto *k = w.out(count, true);
+    w.call("ember_chat_format", json, {}, [&](ember_error *e) {
+        return ember_chat_format(m.handle, json.data(), json.size(), options, bytes, n, k, e);
+    });
+}
+
+void chat_tokenize(World &w) {
+    auto m = w.model();
+    string json = conversation(w);
+    uint32_t stop = w.random.chance(30);
+    ember_chat_options o;
+    auto *options = chat_options(w, o, &stop);
+    size_t n = w.capacity(1000);
+    std::shared_ptr<Buffer<uint32_t>> tokens;
+    std::shared_ptr<Buffer<size_t>> count;
+    auto *list = w.array(tokens, n);
+    auto *k = w.out(count, true);
+    w.call("ember_chat_tokenize", json, {}, [&](ember_error *e) {
+        return ember_chat_tokenize(m.handle, json.data(), json.size(), options, list, n, k, e);
+    });
+}
+
+}

@@ -1,0 +1,536 @@
+/* Calls with sessions. Of a session of this thread alone, it is known what each call must end with. */
+#include "calls.h"
+#include <cstdlib>
+#include <unistd.h>
+
+using std::string;
+using std::to_string;
+
+namespace calls {
+
+static string hex(const void *handle) {
+    char s[24];
+    snprintf(s, sizeof s, "%#zx", size_t(handle));
+    return s;
+}
+
+/* What a call that needs the session for itself ends with, if it can do its work. */
+static Statuses when_idle(const Session *s, Statuses wanted) {
+    if (!s) return {};
+    if (!s->idle()) return {EMBER_DECODE_PENDING};
+    if (!s->predictable()) return {};
+    return wanted;
+}
+
+/* What a choice of a token ends with. */
+static Statuses choice(const Session *s, uint64_t count) {
+    if (!s) return {};
+    if (!s->idle()) return {EMBER_DECODE_PENDING};
+    if (s->position == 0) return {EMBER_NO_TOKENS};
+    if (count > s->context - s->position) return {EMBER_CONTEXT_FULL};
+    if (!s->predictable()) return {};
+    /* All that the grammar allows may be banned. */
+    if (s->grammar) return {EMBER_OK, EMBER_GRAMMAR, EMBER_NUMERIC};
+    return {EMBER_OK};
+}
+
+void create_session(World &w) {
+    if (w.sessions.size() > 10) return;
+    auto model = w.model();
+    ember_session_options o;
+    ember_sampling_options sampling;
+    bool odd = false, wild = w.random.chance(15);
+    auto *options = w.options<ember_session_options>(o, [&](ember_session_options &o) {
+        o.context = wild ? uint32_t(w.random.next()) : uint32_t(1 + w.random.below(200));
+        if (model.known && o.context > model.known->context_length && !wild) o.context = model.known->context_length;
+        /* All of it is reserved. */
+        if (o.context > 4096 && model.known && o.context <= model.known->context_length) o.context = 4096;
+        o.kv_type = uint32_t(w.random.below(wild ? 6 : 3));
+        o.stream_priority = int32_t(w.random.next());
+        if (w.random.chance(60)) {
+            w.sampling(sampling, model.known, &odd);
+            o.sampling = &sampling;
+        }
+        if (wild) o.temperature = w.number(1), o.top_p = w.number(1), o.reserved = w.random.chance(5), o.reserved2 = w.random.chance(5);
+    });
+    std::shared_ptr<Buffer<ember_session *>> out;
+    auto *place = w.out(out);
+    if (w.call("ember_session_create", hex(model.handle), options ? Statuses{} : Statuses{EMBER_OK}, [&](ember_error *e) {
+            return ember_session_create(model.handle, options, place, e);
+        }) == EMBER_OK) {
+        w.keep(*out->data(), model.known, nullptr);
+        if (!w.sessions.empty() && w.sessions.back()->handle == *out->data()) {
+            w.sessions.back()->odd_sampling = odd || wild;
+            w.sessions.back()->logprobs = options && o.sampling ? sampling.logprobs : 0;
+        }
+    }
+}
+
+void set_sampling(World &w) {
+    auto s = w.session();
+    ember_sampling_options o;
+    bool odd = false;
+    const ember_sampling_options *options = w.random.chance(20) ? nullptr : &o;
+    if (options) w.sampling(o, s.known ? s.known->model : nullptr, &odd);
+    bool by_default = !options && s.known;
+    if (w.call("ember_session_set_sampling", hex(s.handle), by_default ? when_idle(s.known, {EMBER_OK}) : Statuses{},
+               [&](ember_error *e) { return ember_session_set_sampling(s.handle, options, e); }) == EMBER_OK && s.known) {
+        s.known->odd_sampling = options && odd;
+        s.known->logprobs = options ? o.logprobs : 0;
+    }
+}
+
+void logprobs(World &w) {
+    auto s = w.session();
+    size_t n = w.capacity(64);
+    std::shared_ptr<Buffer<float>> chosen, values;
+    std::shared_ptr<Buffer<uint32_t>> tokens;
+    std::shared_ptr<Buffer<size_t>> count;
+    auto *c = w.out(chosen);
+    auto *t = w.array(tokens, n);
+    auto *v = w.array(values, n);
+    auto *k = w.out(count, true);
+    /* Of an array without elements the pointer does not matter, and whether there is a token is asked first. */
+    if (w.call("ember_session_logprobs", hex(s.handle) + ", " + to_string(n), {},
+               [&](ember_error *e) { return ember_session_logprobs(s.handle, c, t, v, n, k, e); }) == EMBER_OK &&
+        *k > n)
+        failed("%zu log-probabilities in a buffer of %zu", *k, n);
+}
+
+void session_info(World &w) {
+    auto s = w.session();
+    Buffer<ember_session_details> d(1);
+    memset(d.data(), 0, sizeof(ember_session_details));
+    d.data()->struct_size = w.size_of<ember_session_details>();
+    ember_status status = w.call("ember_session_info", hex(s.handle), s.known ? Statuses{EMBER_OK} : Statuses{},
+                                 [&](ember_error *e) { return ember_session_info(s.handle, d.data(), e); });
+    if (!d.guards_whole()) failed("ember_session_info writes beside its struct");
+    if (status == EMBER_OK && s.known && (d.data()->position != s.known->position || d.data()->context != s.known->context))
+        failed("ember_session_info tells another position or context");
+}
+
+void position(World &w) {
+    auto s = w.session();
+    std::shared_ptr<Buffer<size_t>> n;
+    auto *out = w.out(n);
+    w.call("ember_session_position", hex(s.handle), s.known ? Statuses{EMBER_OK} : Statuses{},
+           [&](ember_error *e) { return ember_session_position(s.handle, out, e); });
+}
+
+void rewind(World &w) {
+    auto s = w.session();
+    size_t to = w.random.chance(10) ? size_t(w.random.next()) : size_t(w.random.below(1 + (s.known ? s.known->position : 20)));
+    if (s.known && w.random.chance(10)) to = s.known->position + 1;
+    Statuses wanted;
+    if (s.known && s.known->predictable()) wanted = {to > s.known->position ? EMBER_INVALID_ARGUMENT : EMBER_OK};
+    if (w.call("ember_session_rewind", hex(s.handle) + ", " + to_string(to), wanted,
+               [&](ember_error *e) { return ember_session_rewind(s.handle, to, e); }) == EMBER_OK && s.known) {
+        s.known->position = to;
+        s.known->pending = Session::Nothing;
+    }
+}
+
+void fork(World &w) {
+    if (w.sessions.size() > 12) return;
+    auto s = w.session();
+    std::shared_ptr<Buffer<ember_session *>> out;
+    auto *place = w.out(out);
+    if (w.call("ember_session_fork", hex(s.handle), when_idle(s.known, {EMBER_OK}),
+               [&](ember_error *e) { return ember_session_fork(s.handle, place, e); }) == EMBER_OK) {
+        if (s.known) w.keep(*out->data(), s.known->model, s.known);
+        else if (ember_session_free(*out->data())) failed("a fork cannot be freed");
+    }
+}
+
+void logits(World &w) {
+    auto s = w.session();
+    size_t need = s.known ? s.known->model->n_vocab : 1424;
+    size_t n = w.random.chance(20) ? w.capacity(need) : need;
+    std::shared_ptr<Buffer<float>> out;
+    auto *place = w.array(out, n);
+    Statuses wanted;
+    if (s.known && s.known->idle() && n >= need) wanted = when_idle(s.known, {s.known->position ? EMBER_OK : EMBER_NO_TOKENS});
+    if (s.known && s.known->idle() && s.known->position && n < need) wanted = {EMBER_BUFFER_TOO_SMALL};
+    w.call("ember_session_logits", hex(s.handle) + ", " + to_string(n), wanted,
+           [&](ember_error *e) { return ember_session_logits(s.handle, place, n, e); });
+}
+
+void interrupt(World &w) {
+    auto s = w.session();
+    w.call("ember_session_interrupt", hex(s.handle), s.known ? Statuses{EMBER_OK} : Statuses{},
+           [&](ember_error *) { return ember_session_interrupt(s.handle); }, false);
+}
+
+void free_session(World &w) {
+    if (w.commons && w.random.chance(30)) {
+        /* One that others may be using: it stays if it is busy. */
+        ember_session *handle = nullptr;
+        {
+            std::lock_guard lock(w.commons->mutex);
+            if (!w.commons->sessions.empty() && w.random.chance(20)) handle = w.random.of(w.commons->sessions);
+        }
+        if (handle && w.call("ember_session_free", "shared", {}, [&](ember_error *) { return ember_session_free(handle); }, false) == EMBER_OK) {
+            std::lock_guard lock(w.commons->mutex);
+            std::erase(w.commons->sessions, handle);
+            w.freed.push_back(uintptr_t(handle));
+        }
+        return;
+    }
+    if (w.sessions.size() < 4 && w.random.chance(70)) return;
+    Session *s = nullptr;
+    ember_session *handle;
+    Statuses wanted = {EMBER_OK};
+    if (w.sessions.empty() || w.random.chance(20)) {
+        handle = w.bad_handle<ember_session>(w.any_model_handle());
+        /* NULL is allowed. */
+        if (!handle) w.must_fail = false;
+    } else {
+        s = w.sessions[w.random.below(w.sessions.size())].get();
+        handle = s->handle;
+    }
+    if (w.call("ember_session_free", hex(handle), wanted, [&](ember_error *) { return ember_session_free(handle); }, false) == EMBER_OK && s)
+        w.drop(s);
+}
+
+/* --- prompts and decodes --- */
+
+static void prompt(World &w, bool start) {
+    auto s = w.session();
+    size_t n = w.random.chance(5) ? 0 : w.random.chance(5) ? w.random.below(300) : 1 + w.random.below(12);
+    bool known;
+    auto tokens = w.tokens(n, s.known ? s.known->model : nullptr, &known);
+    bool null = n > 0 && w.random.chance(2);
+    w.must_fail |= null;
+    Statuses wanted;
+    if (s.known && !s.known->idle()) wanted = {EMBER_DECODE_PENDING};
+    else if (s.known && n == 0) wanted = {EMBER_NO_TOKENS};
+    else if (s.known && n > s.known->context - s.known->position) wanted = {EMBER_CONTEXT_FULL};
+    else if (s.known && !known) wanted = {EMBER_INVALID_TOKEN};
+    else if (s.known && s.known->predictable()) wanted = {EMBER_OK};
+    const uint32_t *from = null ? nullptr : tokens.data();
+    ember_status status = w.call(start ? "ember_prefill_start" : "ember_prefill", hex(s.handle) + ", " + to_string(n), wanted, [&](ember_error *e) {
+        return start ? ember_prefill_start(s.handle, from, n, e) : ember_prefill(s.handle, from, n, e);
+    });
+    if (status != EMBER_OK || !s.known) return;
+    if (!start) s.known->position += n;
+    else s.known->pending = Session::Prefill, s.known->started = n;
+}
+
+void prefill(World &w) { prompt(w, false); }
+void prefill_start(World &w) { prompt(w, true); }
+
+void prefill_poll(World &w) {
+    auto s = w.session();
+    std::shared_ptr<Buffer<size_t>> evaluated;
+    auto *out = w.out(evaluated, false, true);
+    Statuses wanted;
+    if (s.known && s.known->pending != Session::Prefill) wanted = {EMBER_NOTHING_PENDING};
+    else if (s.known && s.known->predictable()) wanted = {EMBER_OK, EMBER_PENDING, EMBER_INTERRUPTED};
+    if (w.random.chance(30)) usleep(useconds_t(w.random.below(3000)));
+    bool must_fail = w.must_fail;
+    ember_status status = w.call("ember_prefill_poll", hex(s.handle), wanted, [&](ember_error *e) { return ember_prefill_poll(s.handle, out, e); });
+    if (!s.known || must_fail || s.known->pending != Session::Prefill || status == EMBER_PENDING) return;
+    if (status == EMBER_OK) {
+        s.known->position += s.known->started;
+        if (out && *out != s.known->started) failed("%zu of %llu tokens are evaluated", *out, (unsigned long long)s.known->started);
+    }
+    s.known->pending = Session::Nothing;
+}
+
+void decode(World &w) {
+    auto s = w.session();
+    std::shared_ptr<Buffer<uint32_t>> token;
+    auto *out = w.out(token);
+    if (w.call("ember_decode", hex(s.handle), choice(s.known, 1), [&](ember_error *e) { return ember_decode(s.handle, out, e); }) == EMBER_OK && s.known) {
+        s.known->position++;
+        if (*out >= s.known->model->n_vocab) failed("token %u was chosen", *out);
+    }
+}
+
+static void start(World &w, bool several) {
+    auto s = w.session();
+    size_t n = !several ? 1 : w.random.chance(10) ? size_t(w.random.next()) >> w.random.below(64) : w.random.below(6);
+    Statuses wanted = choice(s.known, n);
+    if (n == 0) w.must_fail = true;
+    if (w.call(several ? "ember_decode_start_n" : "ember_decode_start", hex(s.handle) + ", " + to_string(n), wanted, [&](ember_error *e) {
+            return several ? ember_decode_start_n(s.handle, n, e) : ember_decode_start(s.handle, e);
+        }) == EMBER_OK && s.known)
+        s.known->pending = Session::Decodes, s.known->started = n;
+}
+
+void decode_start(World &w) { start(w, false); }
+void decode_start_n(World &w) { start(w, true); }
+
+void decode_poll(World &w) {
+    auto s = w.session();
+    std::shared_ptr<Buffer<uint32_t>> token;
+    auto *out = w.out(token);
+    Statuses wanted;
+    if (s.known && s.known->pending != Session::Decodes) wanted = {EMBER_NOTHING_PENDING};
+    else if (s.known && s.known->predictable()) wanted = {EMBER_OK, EMBER_PENDING, EMBER_INTERRUPTED};
+    if (!wanted.empty() && s.known->grammar && s.known->pending == Session::Decodes) wanted.insert({EMBER_GRAMMAR, EMBER_NUMERIC});
+    if (w.random.chance(30)) usleep(useconds_t(w.random.below(3000)));
+    bool must_fail = w.must_fail;
+    ember_status status = w.call("ember_decode_poll", hex(s.handle), wanted, [&](ember_error *e) { return ember_decode_poll(s.handle, out, e); });
+    if (!s.known || must_fail || s.known->pending != Session::Decodes || status == EMBER_PENDING) return;
+    if (status == EMBER_OK) {
+        s.known->position++;
+        if (--s.known->started == 0) s.known->pending = Session::Nothing;
+    } else {
+        s.known->pending = Session::Nothing;
+    }
+}
+
+void decode_batch(World &w) {
+    size_t n = w.random.chance(5) ? 0 : w.random.chance(3) ? 33 : 1 + w.random.below(6);
+    std::vector<ember_session *> list;
+    bool one_model = true, all_known = true, all_ready = true;
+    std::shared_ptr<Model> model;
+    std::set<ember_session *> distinct;
+    for (size_t i = 0; i < n; i++) {
+        auto s = w.session();
+        list.push_back(s.handle);
+        distinct.insert(s.handle);
+        all_known &= s.known != nullptr;
+        if (!s.known) continue;
+        if (model && model != s.known->model) one_model = false;
+        model = s.known->model;
+        all_ready &= s.known->idle() && s.known->predictable() && !s.known->grammar && s.known->position && s.known->position < s.known->context;
+    }
+    std::shared_ptr<Buffer<uint32_t>> tokens;
+    auto *out = w.array(tokens, n);
+    Statuses wanted;
+    if (n == 0 || n > 32 || distinct.size() != n || (all_known && !one_model)) w.must_fail = true;
+    else if (all_known && all_ready) wanted = {EMBER_OK};
+    if (w.call("ember_decode_batch", to_string(n), wanted, [&](ember_error *e) { return ember_decode_batch(list.data(), n, out, e); }) == EMBER_OK)
+        for (Session *s : w.touched) s->position++;
+}
+
+void erase(World &w) {
+    auto s = w.session();
+    size_t have = s.known ? s.known->position : 20;
+    size_t from = w.random.below(have + 2), count = w.random.chance(10) ? size_t(w.random.next()) : w.random.below(6);
+    Statuses wanted;
+    if (s.known) {
+        bool there = from <= have && count <= have - from;
+        if (!s.known->idle()) wanted = {EMBER_DECODE_PENDING};
+        else if (!there) wanted = {EMBER_INVALID_ARGUMENT};
+        else if (s.known->grammar) wanted = {EMBER_OK, EMBER_INVALID_ARGUMENT};
+        else if (s.known->predictable()) wanted = {EMBER_OK};
+    }
+    if (w.call("ember_session_erase", hex(s.handle) + ", " + to_string(from) + ", " + to_string(count), wanted,
+               [&](ember_error *e) { return ember_session_erase(s.handle, from, count, e); }) == EMBER_OK && s.known)
+        s.known->position -= count;
+}
+
+void evict(World &w) {
+    auto s = w.session();
+    w.call("ember_session_evict", hex(s.handle), when_idle(s.known, {EMBER_OK}), [&](ember_error *e) { return ember_session_evict(s.handle, e); });
+}
+
+void resume(World &w) {
+    auto s = w.session();
+    w.call("ember_session_resume", hex(s.handle), {}, [&](ember_error *e) { return ember_session_resume(s.handle, e); });
+}
+
+void profile(World &w) {
+    auto s = w.session();
+    size_t n = w.capacity(16);
+    std::shared_ptr<Buffer<ember_profile_entry>> entries;
+    std::shared_ptr<Buffer<size_t>> count;
+    auto *list = w.array(entries, n);
+    auto *k = w.out(count, true);
+    w.call("ember_session_profile", hex(s.handle) + ", " + to_string(n), {},
+           [&](ember_error *e) { return ember_session_profile(s.handle, list, n, k, e); });
+}
+
+void set_grammar(World &w) {
+    static const struct {
+        uint32_t kind;
+        const char *text;
+    } GRAMMARS[] = {
+        {EMBER_GRAMMAR_NONE, ""},
+        {EMBER_GRAMMAR_REGEX, "[a-f]{3}(-[0-9]+)?"},
+        {EMBER_GRAMMAR_REGEX, "(Once|The) upon .*"},
+        {EMBER_GRAMMAR_JSON_SCHEMA, "{\"type\": \"object\", \"properties\": {\"hp\": {\"type\": \"integer\"}, \"item\": {\"enum\": [\"white map\", \"hat\"]}}, "
+                                    "\"required\": [\"hp\", \"item\"], \"additionalProperties\": false}"},
+        {EMBER_GRAMMAR_LARK, "start: WORD (\" \" WORD)*\nWORD: /[a-z]+/"},
+        {EMBER_GRAMMAR_GBNF, "root ::= item+\nitem ::= \"- \" [a-z]+ \"\\n\""},
+        {EMBER_GRAMMAR_REGEX, "a("},
+        {EMBER_GRAMMAR_REGEX, "\xff"},
+        {EMBER_GRAMMAR_JSON_SCHEMA, "{\"properties\": {\"a\": {\"not\": {}}}}"},
+        {EMBER_GRAMMAR_JSON_SCHEMA, "{"},
+        {EMBER_GRAMMAR_LARK, "start: nothing"},
+        {EMBER_GRAMMAR_NONE, "text"},
+        {77, "a"},
+    };
+    auto s = w.session();
+    bool good = w.random.chance(70);
+    auto &g = GRAMMARS[good ? w.random.below(6) : w.random.below(13)];
+    uint32_t stop = w.random.chance(10);
+    ember_grammar_options o;
+    auto *options = w.options<ember_grammar_options>(o, [&](ember_grammar_options &o) {
+        o.json_spacing = uint32_t(w.random.below(w.random.chance(10) ? 5 : 3));
+        if (w.random.chance(20)) o.interrupt = &stop;
+    });
+    if (w.call("ember_session_set_grammar", hex(s.handle) + ", " + to_string(g.kind) + ", " + g.text, {}, [&](ember_error *e) {
+            return ember_session_set_grammar(s.handle, g.kind, g.text, strlen(g.text), options, e);
+        }) == EMBER_OK && s.known)
+        s.known->grammar = g.kind != EMBER_GRAMMAR_NONE;
+}
+
+/* --- saved sessions --- */
+
+static string state_path(World &w) {
+    static std::atomic<long> number;
+    if (!w.states.empty() && w.random.chance(30)) return w.random.of(w.states);
+    switch (w.random.below(12)) {
+    case 0: return run.scratch + "/no/such/folder/x";
+    case 1: return run.scratch;
+    case 2: return "";
+    case 3: return string("a\0b", 3);
+    case 4: return "\xff";
+    default: return run.scratch + "/state-" + to_string(++number);
+    }
+}
+
+static void damage(World &w, const string &path) {
+    FILE *f = fopen(path.c_str(), "r+b");
+    if (!f) return;
+    fseek(f, 0, SEEK_END);
+    long size = ftell(f);
+    if (size > 0 && w.random.chance(50)) {
+        long at = long(w.random.below(uint64_t(size)));
+        fseek(f, at, SEEK_SET);
+        int byte = fgetc(f);
+        fseek(f, at, SEEK_SET);
+        fputc(byte ^ 1 << w.random.below(8), f);
+    } else if (size > 0) {
+        if (ftruncate(fileno(f), long(w.random.below(uint64_t(size))))) abort();
+    }
+    fclose(f);
+}
+
+static int32_t cancel_at(World *w) { return w->random.chance(8) ? int32_t(w->random.next() | 1) : 0; }
+
+static int32_t take(void *user, const void *bytes, size_t count) {
+    auto *into = static_cast<std::pair<World *, string> *>(user);
+    into->second.append(static_cast<const char *>(bytes), count);
+    size_t n;
+    ember_session_position(nullptr, &n, nullptr);
+    return into->second.size() > 1 << 22 ? -1 : cancel_at(into->first);
+}
+
+static const ember_save_options *save_options(World &w, ember_save_options &o) {
+    return w.options<ember_save_options>(o, [&](ember_save_options &o) { o.kind = uint32_t(w.random.below(w.random.chance(10) ? 4 : 2)); });
+}
+
+void save(World &w) {
+    auto s = w.session();
+    ember_save_options o;
+    auto *options = save_options(w, o);
+    string path = state_path(w);
+    if (w.call("ember_session_save", hex(s.handle) + ", " + path, {}, [&](ember_error *e) {
+            return ember_session_save(s.handle, path.data(), path.size(), options, e);
+        }) == EMBER_OK) {
+        if (std::find(w.states.begin(), w.states.end(), path) == w.states.end()) w.states.push_back(path);
+        if (w.random.chance(25)) damage(w, path);
+    }
+}
+
+void save_to(World &w) {
+    auto s = w.session();
+    ember_save_options o;
+    auto *options = save_options(w, o);
+    std::pair<World *, string> into{&w, ""};
+    ember_write_fn write = w.random.chance(3) ? nullptr : take;
+    if (!write) w.must_fail = true;
+    if (w.call("ember_session_save_to", hex(s.handle), {}, [&](ember_error *e) {
+            return ember_session_save_to(s.handle, write, &into, options, e);
+        }) == EMBER_OK)
+        w.saved = into.second;
+}
+
+static const ember_restore_options *restore_options(World &w, ember_restore_options &o) {
+    return w.options<ember_restore_options>(o, [&](ember_restore_options &o) {
+        o.context = w.random.chance(50) ? 0 : uint32_t(w.random.below(w.random.chance(10) ? UINT32_MAX : 250));
+        o.kv_type = uint32_t(w.random.below(w.random.chance(10) ? 6 : 3));
+        o.stream_priority = int32_t(w.random.below(3));
+    });
+}
+
+static void restored(World &w, ember_session *handle, const std::shared_ptr<Model> &model) {
+    if (w.sessions.size() > 10) {
+        if (ember_session_free(handle)) failed("a restored session cannot be freed");
+        return;
+    }
+    size_t before = w.sessions.size();
+    w.keep(handle, model, nullptr);
+    /* Its settings are those of the saved one, which may be anything. */
+    if (w.sessions.size() > before) w.sessions.back()->odd_sampling = w.sessions.back()->grammar = true;
+}
+
+void restore(World &w) {
+    auto m = w.model();
+    ember_restore_options o;
+    auto *options = restore_options(w, o);
+    string path = state_path(w);
+    if (w.random.chance(5)) path = run.hamlet;
+    std::shared_ptr<Buffer<ember_session *>> out;
+    auto *place = w.out(out);
+    if (w.call("ember_session_restore", hex(m.handle) + ", " + path, {}, [&](ember_error *e) {
+            return ember_session_restore(m.handle, path.data(), path.size(), options, place, e);
+        }) == EMBER_OK)
+        restored(w, *out->data(), m.known);
+}
+
+struct Source {
+    World *world;
+    string bytes;
+    size_t at;
+};
+
+static int32_t give(void *user, void *bytes, size_t capacity, size_t *count) {
+    auto *from = static_cast<Source *>(user);
+    if (*count) failed("the count of a read callback is not 0 on entry");
+    size_t n = std::min(capacity, from->bytes.size() - from->at);
+    /* In small pieces, too. */
+    if (n > 1 && from->world->random.chance(30)) n = 1 + from->world->random.below(n);
+    memcpy(bytes, from->bytes.data() + from->at, n);
+    from->at += n;
+    *count = n;
+    return from->world->random.chance(2) ? 1 : 0;
+}
+
+void restore_from(World &w) {
+    auto m = w.model();
+    ember_restore_options o;
+    auto *options = restore_options(w, o);
+    Source from{&w, w.saved, 0};
+    bool whole = w.random.chance(60);
+    if (!whole && !from.bytes.empty()) {
+        if (w.random.chance(50)) from.bytes[w.random.below(from.bytes.size())] ^= char(1 << w.random.below(8));
+        else from.bytes.resize(w.random.below(from.bytes.size()));
+        w.must_fail = true;
+    }
+    ember_read_fn read = w.random.chance(3) ? nullptr : give;
+    if (!read) w.must_fail = true;
+    std::shared_ptr<Buffer<ember_session *>> out;
+    auto *place = w.out(out);
+    if (w.call("ember_session_restore_from", hex(m.handle), {}, [&](ember_error *e) {
+            return ember_session_restore_from(m.handle, read, &from, options, place, e);
+        }) == EMBER_OK)
+        restored(w, *out->data(), m.known);
+}
+
+void state_info(World &w) {
+    string path = state_path(w);
+    if (w.random.chance(10)) path = run.hamlet;
+    Buffer<ember_state_details> d(1);
+    memset(d.data(), 0, sizeof(ember_state_details));
+    d.data()->struct_size = w.size_of<ember_state_details>();
+    w.call("ember_session_state_info", path, {}, [&](ember_error *e) { return ember_session_state_info(path.data(), path.size(), d.data(), e); });
+    if (!d.guards_whole()) failed("ember_session_state_info writes beside its struct");
+}
+
+}
