@@ -34,7 +34,13 @@ const std::vector<Function> FUNCTIONS = {
     {"ember_device_count", 2, calls::device_count},
     {"ember_device_info", 3, calls::device_info},
     {"ember_model_load", 5, calls::load_model},
+    {"ember_model_load_from", 5, calls::load_model_from},
     {"ember_model_info", 6, calls::model_info},
+    {"ember_model_metadata", 6, calls::metadata},
+    {"ember_model_metadata_key", 4, calls::metadata_key},
+    {"ember_tokenizer_info", 4, calls::tokenizer_info},
+    {"ember_end_tokens", 4, calls::end_tokens},
+    {"ember_supported", 2, calls::supported},
     {"ember_model_free", 4, calls::free_model},
     {"ember_session_set_sampling", 12, calls::set_sampling},
     {"ember_session_logprobs", 12, calls::logprobs},
@@ -45,6 +51,10 @@ const std::vector<Function> FUNCTIONS = {
     {"ember_session_fork", 10, calls::fork},
     {"ember_session_logits", 14, calls::logits},
     {"ember_session_interrupt", 12, calls::interrupt},
+    {"ember_session_clear_interrupt", 12, calls::clear_interrupt},
+    {"ember_session_tokens", 10, calls::session_tokens},
+    {"ember_session_sync", 16, calls::sync},
+    {"ember_generate", 16, calls::generate},
     {"ember_session_free", 14, calls::free_session},
     {"ember_prefill", 70, calls::prefill},
     {"ember_prefill_start", 16, calls::prefill_start},
@@ -100,6 +110,7 @@ static void write_file(const std::string &path, const std::string &bytes) {
 static void make_files(uint64_t seed) {
     Random random{seed};
     std::string tiny = read_file(run.tiny);
+    run.tiny_bytes = tiny;
     if (tiny.size() < 10000) {
         fprintf(stderr, "%s cannot be read; run this in the repository\n", run.tiny.c_str());
         exit(2);
@@ -170,6 +181,7 @@ static void sequence(uint64_t seed, long n_calls) {
         for (auto &m : commons.models)
             if (ember_model_free(m->handle)) failed("a model that threads shared cannot be freed");
     }
+    if (run.borrowed != run.released) failed("of %ld files in memory that models borrowed, %ld were released", run.borrowed.load(), run.released.load());
     if (ember_set_log_callback(nullptr, nullptr, EMBER_LOG_DEBUG, nullptr)) failed("the log cannot be turned off");
 }
 

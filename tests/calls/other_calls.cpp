@@ -120,6 +120,116 @@ void load_model(World &w) {
     w.models.push_back(std::make_shared<Model>(Model{*out->data(), d.n_vocab, d.context_length, d.has_tokenizer != 0, sound}));
 }
 
+static void release(void *user, const void *bytes, uint64_t size) {
+    if (user != &run || bytes != run.tiny_bytes.data() || size != run.tiny_bytes.size()) failed("other bytes are released than were borrowed");
+    run.released++;
+}
+
+struct Reader {
+    World *world;
+    const string *bytes;
+    bool breaks;
+};
+
+static int32_t read_at(void *user, uint64_t offset, void *bytes, size_t count) {
+    auto &r = *static_cast<Reader *>(user);
+    uint32_t n;
+    if (offset > r.bytes->size() || count > r.bytes->size() - offset) failed("%zu bytes are read at %llu", count, (unsigned long long)offset);
+    if (ember_device_count(&n, nullptr) != EMBER_OK) failed("a reader could not call the library");
+    memcpy(bytes, r.bytes->data() + offset, count);
+    return r.breaks && r.world->random.chance(10) ? -1 : 0;
+}
+
+void load_model_from(World &w) {
+    if (w.models.size() > 2) return;
+    bool converts, sound = true;
+    ember_model_options o;
+    auto *options = model_options(w, o, &converts);
+    string bytes = run.tiny_bytes;
+    bool borrows = w.random.chance(40), reads = !borrows && w.random.chance(50);
+    if (!borrows && w.random.chance(30)) {
+        sound = false;
+        if (w.random.chance(50)) bytes.resize(w.random.below(bytes.size()));
+        else bytes[24 + w.random.below(3000)] ^= char(1 << w.random.below(8));
+    }
+    Reader reader{&w, &bytes, w.random.chance(20)};
+    ember_model_source source = {};
+    source.struct_size = w.size_of<ember_model_source>();
+    source.size = bytes.size();
+    source.bytes = reads ? nullptr : borrows ? run.tiny_bytes.data() : bytes.data();
+    if (reads) source.read = read_at, source.user = &reader;
+    if (borrows) source.flags = EMBER_SOURCE_BORROW, source.release = release, source.user = &run;
+    if (w.random.chance(5)) source.flags ^= uint32_t(1 + w.random.below(3)), borrows = false;
+    if (w.random.chance(2)) source.read = read_at, source.bytes = bytes.data(), source.user = &reader, w.must_fail = true;
+    /* Flags that do not fit the rest: nothing may be borrowed that is not kept. */
+    if ((source.flags & EMBER_SOURCE_BORROW) && !borrows) source.bytes = nullptr, source.read = nullptr, w.must_fail = true;
+    if (source.release && !borrows) w.must_fail = true;
+    std::shared_ptr<Buffer<ember_model *>> out;
+    auto *place = w.out(out);
+    bool good = sound && !options && !(reads && reader.breaks) && source.flags <= 1;
+    if (w.call("ember_model_load_from", to_string(source.flags) + ", " + to_string(source.size), good ? Statuses{EMBER_OK} : Statuses{}, [&](ember_error *e) {
+            return ember_model_load_from(&source, options, place, e);
+        }) != EMBER_OK)
+        return;
+    if (borrows) run.borrowed++;
+    ember_model_details d = {};
+    d.struct_size = sizeof d;
+    if (ember_model_info(*out->data(), &d, nullptr)) failed("a new model has no details");
+    w.models.push_back(std::make_shared<Model>(Model{*out->data(), d.n_vocab, d.context_length, d.has_tokenizer != 0, sound}));
+}
+
+void metadata(World &w) {
+    static const char *const KEYS[] = {"general.architecture", "general.name", "llama.context_length", "tokenizer.ggml.tokens", "no.such.key", "", "\xff"};
+    auto m = w.model();
+    const char *key = KEYS[w.random.below(7)];
+    size_t n = w.capacity(400);
+    std::shared_ptr<Buffer<char>> text;
+    std::shared_ptr<Buffer<size_t>> count;
+    auto *bytes = w.array(text, n);
+    auto *k = w.out(count, true);
+    w.call("ember_model_metadata", string(key) + ", " + to_string(n), {}, [&](ember_error *e) {
+        return ember_model_metadata(m.handle, key, strlen(key), bytes, n, k, e);
+    });
+}
+
+void metadata_key(World &w) {
+    auto m = w.model();
+    size_t index = w.random.chance(20) ? size_t(w.random.next()) >> w.random.below(64) : w.random.below(12), n = w.capacity(100);
+    std::shared_ptr<Buffer<char>> text;
+    std::shared_ptr<Buffer<size_t>> count;
+    auto *bytes = w.array(text, n);
+    auto *k = w.out(count, true);
+    w.call("ember_model_metadata_key", to_string(index) + ", " + to_string(n), {}, [&](ember_error *e) {
+        return ember_model_metadata_key(m.handle, index, bytes, n, k, e);
+    });
+}
+
+void tokenizer_info(World &w) {
+    auto m = w.model();
+    Buffer<ember_tokenizer_details> d(1);
+    memset(d.data(), 0, sizeof(ember_tokenizer_details));
+    d.data()->struct_size = w.size_of<ember_tokenizer_details>();
+    w.call("ember_tokenizer_info", "", {}, [&](ember_error *e) { return ember_tokenizer_info(m.handle, d.data(), e); });
+    if (!d.guards_whole()) failed("ember_tokenizer_info writes beside its struct");
+}
+
+void end_tokens(World &w) {
+    auto m = w.model();
+    size_t n = w.capacity(8);
+    std::shared_ptr<Buffer<uint32_t>> tokens;
+    std::shared_ptr<Buffer<size_t>> count;
+    auto *list = w.array(tokens, n);
+    auto *k = w.out(count, true);
+    w.call("ember_end_tokens", to_string(n), {}, [&](ember_error *e) { return ember_end_tokens(m.handle, list, n, k, e); });
+}
+
+void supported(World &w) {
+    uint32_t what = w.random.chance(50) ? uint32_t(w.random.next()) : uint32_t(w.random.below(60));
+    w.call("ember_supported", to_string(what), {EMBER_OK}, [&](ember_error *) {
+        return ember_supported(what) <= 1 && ember_supported(EMBER_CAN_GGUF) == 1 ? EMBER_OK : EMBER_INTERNAL;
+    }, false);
+}
+
 void model_info(World &w) {
     auto m = w.model();
     Buffer<ember_model_details> d(1);

@@ -159,6 +159,121 @@ void interrupt(World &w) {
     auto s = w.session();
     w.call("ember_session_interrupt", hex(s.handle), s.known ? Statuses{EMBER_OK} : Statuses{},
            [&](ember_error *) { return ember_session_interrupt(s.handle); }, false);
+    if (s.known) s.known->interrupted = true;
+}
+
+void clear_interrupt(World &w) {
+    auto s = w.session();
+    w.call("ember_session_clear_interrupt", hex(s.handle), s.known ? Statuses{EMBER_OK} : Statuses{},
+           [&](ember_error *) { return ember_session_clear_interrupt(s.handle); }, false);
+    if (s.known) s.known->interrupted = false;
+}
+
+void session_tokens(World &w) {
+    auto s = w.session();
+    size_t have = s.known ? s.known->position : 20, from = w.random.below(have + 2);
+    size_t n = w.random.chance(30) ? w.capacity(have) : have;
+    std::shared_ptr<Buffer<uint32_t>> tokens;
+    std::shared_ptr<Buffer<size_t>> count;
+    auto *list = w.array(tokens, n);
+    auto *k = w.out(count, true);
+    Statuses wanted;
+    if (s.known) {
+        if (from > have) wanted = {EMBER_INVALID_ARGUMENT};
+        else wanted = {have - from > n ? EMBER_BUFFER_TOO_SMALL : EMBER_OK};
+    }
+    ember_status status = w.call("ember_session_tokens", hex(s.handle) + ", " + to_string(from) + ", " + to_string(n), wanted,
+                                 [&](ember_error *e) { return ember_session_tokens(s.handle, from, list, n, k, e); });
+    if (s.known && (status == EMBER_OK || status == EMBER_BUFFER_TOO_SMALL) && k && *k != have - from)
+        failed("a session has %zu tokens from %zu on, but %zu are told", have, from, *k);
+    for (size_t i = 0; s.known && status == EMBER_OK && i < *k; i++)
+        if (list[i] >= s.known->model->n_vocab) failed("a session has token %u", list[i]);
+}
+
+/* The context as it is, changed from a random place on. */
+void sync(World &w) {
+    auto s = w.session();
+    std::vector<uint32_t> list(s.known ? s.known->position : 5);
+    size_t have = 0;
+    bool known = true;
+    if (s.known && ember_session_tokens(s.handle, 0, list.data(), list.size(), &have, nullptr)) failed("a session has no tokens");
+    list.resize(w.random.below(list.size() + 1));
+    auto more = w.tokens(w.random.below(w.random.chance(5) ? 300 : 10), s.known ? s.known->model : nullptr, &known);
+    list.insert(list.end(), more.begin(), more.end());
+    std::shared_ptr<Buffer<size_t>> kept;
+    auto *k = w.out(kept, false, true);
+    Statuses wanted;
+    if (s.known && s.known->idle()) {
+        if (list.empty()) wanted = {EMBER_NO_TOKENS};
+        else if (list.size() > s.known->context || !known) wanted = {EMBER_CONTEXT_FULL, EMBER_INVALID_TOKEN};
+        else if (s.known->predictable()) wanted = {EMBER_OK};
+    }
+    if (w.call("ember_session_sync", hex(s.handle) + ", " + to_string(list.size()), wanted, [&](ember_error *e) {
+            return ember_session_sync(s.handle, list.data(), list.size(), k, e);
+        }) != EMBER_OK || !s.known)
+        return;
+    if (k && *k > std::min(s.known->position, uint64_t(list.size()))) failed("%zu tokens were kept", *k);
+    s.known->position = list.size();
+}
+
+struct Pieces {
+    World *world;
+    ember_session *session;
+    size_t count, bytes;
+};
+
+static int32_t take_piece(void *user, const char *text, size_t len, uint32_t token) {
+    auto &p = *static_cast<Pieces *>(user);
+    uint32_t other;
+    if ((len && !text) || (token == EMBER_NO_TOKEN && !len)) failed("a piece of %zu bytes with token %u", len, token);
+    p.count++;
+    p.bytes += len;
+    if (p.world->random.chance(10) && ember_decode(p.session, &other, nullptr) != EMBER_BUSY) failed("a session decodes while it generates");
+    return p.world->random.chance(3) ? 1 : 0;
+}
+
+void generate(World &w) {
+    static const char *const TEXTS[] = {"the", "\n", ".", "stop", "", "\xff"};
+    auto s = w.session();
+    bool known = true;
+    auto prompt = w.tokens(w.random.below(w.random.chance(3) ? 300 : 6), s.known ? s.known->model : nullptr, &known);
+    std::vector<ember_stop> stops;
+    Pieces pieces{&w, s.handle, 0, 0};
+    ember_generate_options o;
+    auto *options = w.options<ember_generate_options>(o, [&](ember_generate_options &o) {
+        o.flags = uint32_t(w.random.below(w.random.chance(5) ? 16 : 8));
+        o.prompt = prompt.data();
+        o.prompt_count = prompt.size();
+        o.limit = w.random.chance(5) ? 0 : 1 + w.random.below(12);
+        for (size_t n = w.random.below(3); n > 0; n--) {
+            const char *text = TEXTS[w.random.below(w.random.chance(5) ? 6 : 4)];
+            stops.push_back({text, strlen(text)});
+        }
+        o.stops = stops.data();
+        o.n_stops = stops.size();
+        if (w.random.chance(70)) o.piece = take_piece, o.user = &pieces;
+    });
+    Buffer<ember_generate_details> d(1);
+    memset(d.data(), 0, sizeof(ember_generate_details));
+    d.data()->struct_size = w.size_of<ember_generate_details>();
+    bool told = w.random.chance(90);
+    if (!told) w.must_fail = false;
+    uint64_t before = s.known ? s.known->position : 0;
+    ember_status status = w.call("ember_generate", hex(s.handle) + ", " + to_string(prompt.size()), {}, [&](ember_error *e) {
+        return ember_generate(s.handle, options, told ? d.data() : nullptr, e);
+    });
+    if (!d.guards_whole()) failed("ember_generate writes beside its struct");
+    if (status != EMBER_OK || !s.known) return;
+    size_t position = 0;
+    if (ember_session_position(s.handle, &position, nullptr)) failed("a session has no position");
+    s.known->position = position;
+    if (!told) return;
+    uint64_t start = before + (options ? prompt.size() : 0);
+    if (d.data()->position != start || position != start + d.data()->n_tokens)
+        failed("a generation of %llu tokens from %llu ends at %zu", (unsigned long long)d.data()->n_tokens, (unsigned long long)start, position);
+    if (options && o.piece && d.data()->text_bytes != pieces.bytes)
+        failed("%zu bytes of text came, and %llu are told", pieces.bytes, (unsigned long long)d.data()->text_bytes);
+    if (d.data()->end < EMBER_END_LIMIT || d.data()->end > EMBER_END_CONTEXT_FULL) failed("a generation ended by %u", d.data()->end);
 }
 
 void free_session(World &w) {

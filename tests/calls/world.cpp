@@ -33,7 +33,7 @@ static size_t index_of(const char *name) {
     failed("%s is not in the table", name);
 }
 
-ember_status World::call(const char *name, const std::string &arguments, const Statuses &wanted,
+ember_status World::call(const char *name, const std::string &arguments, Statuses wanted,
                          const std::function<ember_status(ember_error *)> &make, bool has_error) {
     Progress &p = *run.progress;
     Progress::Line &line = p.line[thread][n_lines++ % Progress::LINES];
@@ -65,9 +65,12 @@ ember_status World::call(const char *name, const std::string &arguments, const S
     if (e && has_error) {
         if (run.defect == Defect::Message && p.calls > 300 && !ok) err.message[0] = 0;
         if (err.code != status) wrong("the error struct has another code");
+        if (ok && err.index != EMBER_NO_INDEX) wrong("there is an index without an error");
         if (!memchr(err.message, 0, sizeof err.message)) wrong("the message has no end");
         if ((err.message[0] == 0) != ok) wrong("there is no message, or there is one without an error");
     }
+    for (Session *s : touched)
+        if (s->interrupted && !wanted.empty() && run.documented[name].count(EMBER_INTERRUPTED)) wanted.insert(EMBER_INTERRUPTED);
     if (must_fail && ok) wrong("it should not have taken these arguments");
     if (!must_fail && !wanted.empty() && !wanted.count(status)) {
         std::string list;
@@ -306,6 +309,8 @@ void World::compare_twin() {
     bool changed = false;
     for (Session *t : touched) changed |= t == s && last == EMBER_OK;
     if (s->idle() && !changed) {
+        /* A fork has no interrupt of its origin's. */
+        ember_session_clear_interrupt(s->handle);
         for (int i = 0; i < 2; i++) {
             uint32_t a = 0, b = 0;
             ember_status of_a = ember_decode(s->handle, &a, nullptr), of_b = ember_decode(twin, &b, nullptr);

@@ -53,6 +53,9 @@ struct Run {
     std::vector<std::string> bad_paths, odd_models;
     Defect defect = Defect::None;
     Progress *progress = nullptr;
+    /* The file of a model, and how often models took such bytes and gave them back. */
+    std::string tiny_bytes;
+    std::atomic<long> borrowed, released;
 };
 extern Run run;
 
@@ -77,6 +80,8 @@ struct Session {
     /* Decodes or tokens that were started. */
     uint64_t started = 0;
     bool grammar = false;
+    /* An interrupt may be waiting for a call that answers it. */
+    bool interrupted = false;
     /* With settings that can lead to NaN. */
     bool odd_sampling = false;
     uint32_t logprobs = 0;
@@ -155,7 +160,7 @@ class World {
 
     void begin();
     /* Makes the call and checks all that holds for every call. */
-    ember_status call(const char *name, const std::string &arguments, const Statuses &wanted,
+    ember_status call(const char *name, const std::string &arguments, Statuses wanted,
                       const std::function<ember_status(ember_error *)> &make, bool has_error = true);
 
     /* A place for an output: mostly a good one. */
