@@ -19,10 +19,15 @@ CARGO_FUZZ_VERSION := 0.13.2
 
 MODEL      := models/hamlet-7m-Q4_K_M.gguf
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
-# With PROFILE=dev, C tests and examples use the library of the profile that the Rust tests are built in.
+# With PROFILE=dev, C tests and examples use the library that the Rust tests are built with, which costs no other build.
 PROFILE    ?= release
-LIB_OUT    := $(abspath $(TARGET_DIR))/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
-C_OUT      := $(abspath $(TARGET_DIR))/c$(if $(filter-out release,$(PROFILE)),-$(PROFILE))
+ifeq ($(PROFILE),release)
+  C_OUT    := $(abspath $(TARGET_DIR))/c
+  LIB_OUT  := $(abspath $(TARGET_DIR))/release
+else
+  C_OUT    := $(abspath $(TARGET_DIR))/c-dev
+  LIB_OUT  := $(C_OUT)/lib
+endif
 TOOLS      := $(abspath $(TARGET_DIR))/tools
 CBINDGEN   := $(TOOLS)/cbindgen-$(CBINDGEN_VERSION)/bin/cbindgen
 CARGO_FUZZ := $(TOOLS)/cargo-fuzz-$(CARGO_FUZZ_VERSION)/bin/cargo-fuzz
@@ -106,8 +111,16 @@ help:
 	@echo "make fuzz            fuzz the GGUF reader, or FUZZ=safetensors, model, template, tokenizer or grammar (ARGS='-max_total_time=60')"
 	@echo "make fmt lint        rustfmt; clippy with warnings as errors"
 
+RUST_TESTS := $(CARGO) test $(FEATURES) --features tools,bench,test-hooks
+
 lib: $(KERNELS)
-	$(CARGO) build --profile $(PROFILE) --lib $(FEATURES) --features c-library
+ifeq ($(PROFILE),release)
+	$(CARGO) build --release --lib $(FEATURES) --features c-library
+else
+	$(RUST_TESTS) --no-run
+	@mkdir -p $(LIB_OUT)
+	cp $(TARGET_DIR)/debug/deps/libemberlm.a $(TARGET_DIR)/debug/deps/$(SHARED) $(LIB_OUT)
+endif
 	$(LINK_SHARED)
 	@ln -sf $(SHARED) $(LIB_OUT)/$(SHARED_ABI)
 
@@ -133,8 +146,7 @@ test-all: test-rust test-driver test-emulation test-c test-examples valgrind tes
 # developer's checkout.
 SLOW := 1
 test-rust: $(KERNELS)
-	$(if $(SLOW),EMBERLM_SLOW_TESTS=1 )$(CARGO) test $(FEATURES) --features tools,bench,test-hooks \
-	    $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
+	$(if $(SLOW),EMBERLM_SLOW_TESTS=1 )$(RUST_TESTS) $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
 
 # The host's side of the GPU backend (memory that is mapped and shared, states, eviction, graphs), with a driver that stands in
 # for the real one. First the proof that a planted defect is seen.
