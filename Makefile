@@ -111,11 +111,20 @@ help:
 	@echo "make gpu-bundle      GPU tests, library and ember-bench in $(TARGET_DIR)/gpu-bundle, for a machine with a GPU"
 	@echo "make nvcc            fetch the compiler of the GPU kernels into target/nvcc; done by itself where there is none"
 	@echo "                     (CPU_ONLY=1 with any target leaves the GPU kernels out)"
-	@echo "make fuzz            fuzz the GGUF reader, or FUZZ=safetensors, model, template, tokenizer or grammar (ARGS='-max_total_time=60')"
+	@echo "make fuzz            fuzz the GGUF reader, or FUZZ=safetensors, model, template, tokenizer, grammar or state (ARGS='-max_total_time=60')"
+	@echo "make fuzz-all        each of them for FUZZ_SECONDS=$(FUZZ_SECONDS)"
 	@echo "make fmt lint        rustfmt; clippy with warnings as errors"
 
+RUST_TESTS := $(CARGO) test $(FEATURES) --features tools,bench,test-hooks
+
 lib: $(KERNELS)
-	$(CARGO) build --profile $(PROFILE) --lib $(FEATURES) --features c-library
+ifeq ($(PROFILE),release)
+	$(CARGO) build --release --lib $(FEATURES) --features c-library
+else
+	$(RUST_TESTS) --no-run
+	@mkdir -p $(LIB_OUT)
+	cp $(TARGET_DIR)/debug/deps/libemberlm.a $(TARGET_DIR)/debug/deps/$(SHARED) $(LIB_OUT)
+endif
 	$(LINK_SHARED)
 	@ln -sf $(SHARED) $(LIB_OUT)/$(SHARED_ABI)
 
@@ -403,15 +412,42 @@ nvcc:
 	python3 -m pip install --quiet --no-deps --target target/nvcc $(NVCC_WHEELS)
 	chmod +x target/nvcc/nvidia/cu13/bin/* target/nvcc/nvidia/cu13/nvvm/bin/*
 
-# The sanitizers are in every compiler, but behind a switch that only nightly ones have by default.
+# The sanitizers are in every compiler, but behind a switch that only nightly ones have by default. A run begins with the inputs of
+# fuzz/seeds, which are committed, and those of fuzz/corpus, where it keeps what it finds.
+FUZZ_TARGETS := gguf safetensors model template tokenizer grammar state
+FUZZ_SECONDS ?= 60
+FUZZ_DICT_gguf         := -dict=fuzz/gguf.dict
+FUZZ_DICT_safetensors  := -dict=fuzz/safetensors.dict
+FUZZ_MAX_gguf          := 8192
+FUZZ_MAX_safetensors   := 262144
+FUZZ_MAX_state         := 32768
+
 fuzz: $(CARGO_FUZZ)
-	@mkdir -p fuzz/corpus/seeds fuzz/corpus/$(FUZZ)
-	$(CARGO) run --quiet --manifest-path fuzz/Cargo.toml --target-dir $(TARGET_DIR)/fuzz --example seeds fuzz/corpus/seeds
-	$(CARGO) run --quiet --manifest-path fuzz/Cargo.toml --target-dir $(TARGET_DIR)/fuzz --example folders fuzz/corpus/folders
-	RUSTC_BOOTSTRAP=1 $(CARGO_FUZZ) run $(FUZZ) --target-dir $(TARGET_DIR)/fuzz \
-	    fuzz/corpus/$(FUZZ) $(if $(filter gguf,$(FUZZ)),fuzz/corpus/seeds) $(if $(filter safetensors,$(FUZZ)),fuzz/corpus/folders) \
-	    -- -rss_limit_mb=2048 $(if $(filter gguf,$(FUZZ)),-dict=fuzz/gguf.dict -max_len=8192) \
-	    $(if $(filter safetensors,$(FUZZ)),-dict=fuzz/safetensors.dict -max_len=262144) $(ARGS)
+	@mkdir -p fuzz/corpus/$(FUZZ)
+	RUSTC_BOOTSTRAP=1 $(CARGO_FUZZ) run $(FUZZ) --target-dir $(TARGET_DIR)/fuzz fuzz/corpus/$(FUZZ) fuzz/seeds/$(FUZZ) \
+	    -- -rss_limit_mb=2048 $(FUZZ_DICT_$(FUZZ)) -max_len=$(or $(FUZZ_MAX_$(FUZZ)),4096) $(ARGS)
+
+.PHONY: fuzz-all fuzz-inputs fuzz-seeds
+fuzz-all:
+	@set -e; for target in $(FUZZ_TARGETS); do \
+	    $(MAKE) --no-print-directory fuzz FUZZ=$$target ARGS="-max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 $(ARGS)"; done
+
+# Inputs of every kind, larger than those of fuzz/seeds, to begin with.
+FUZZ_EXAMPLE := $(CARGO) run --quiet --manifest-path fuzz/Cargo.toml --target-dir $(TARGET_DIR)/fuzz --example
+
+fuzz-inputs:
+	@mkdir -p fuzz/corpus
+	$(FUZZ_EXAMPLE) seeds fuzz/corpus/gguf
+	$(FUZZ_EXAMPLE) folders fuzz/corpus/safetensors
+	$(FUZZ_EXAMPLE) states fuzz/corpus/state
+
+# The smallest inputs of FUZZ's corpus that reach as much as all of it, up to $(SEED_BYTES) bytes each, become its seeds.
+SEED_BYTES ?= 2048
+fuzz-seeds: $(CARGO_FUZZ)
+	@rm -rf fuzz/seeds/$(FUZZ).new && mkdir -p fuzz/seeds/$(FUZZ) fuzz/seeds/$(FUZZ).new
+	RUSTC_BOOTSTRAP=1 $(CARGO_FUZZ) run $(FUZZ) --target-dir $(TARGET_DIR)/fuzz fuzz/seeds/$(FUZZ).new fuzz/corpus/$(FUZZ) fuzz/seeds/$(FUZZ) \
+	    -- -merge=1 -rss_limit_mb=2048 -max_len=$(SEED_BYTES)
+	rm -r fuzz/seeds/$(FUZZ) && mv fuzz/seeds/$(FUZZ).new fuzz/seeds/$(FUZZ)
 
 fmt:
 	$(CARGO) fmt

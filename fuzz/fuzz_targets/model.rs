@@ -8,7 +8,7 @@ mod tiny;
 
 use emberlm::format::writer::Writer;
 use emberlm::format::{Array, ModelFile, Value};
-use emberlm::model::Network;
+use emberlm::model::{Mixer, Network};
 use emberlm::quant::TensorType;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
@@ -54,7 +54,7 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     };
     for block in &network.blocks {
-        let a = &block.attention;
+        let Mixer::Attention(a) = &block.mixer;
         assert_eq!(a.n_heads % a.n_kv_heads, 0);
         assert_eq!(a.q.weight.rows(), a.n_heads * a.head_dim);
         assert_eq!(a.k.weight.rows(), a.n_kv_heads * a.head_dim);
