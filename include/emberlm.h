@@ -486,17 +486,17 @@ enum ember_grammar_kind
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * No grammar: takes the session's away.
+     * No grammar: removes the session's grammar.
      */
     EMBER_GRAMMAR_NONE = 0,
     /**
-     * A JSON schema. The answer is a JSON value that it accepts; with `{}` any JSON value. Its
-     * references must lie within it (`#/$defs/...`). A keyword that cannot be held to is an error.
+     * A JSON schema. The output is a JSON value that the schema accepts; with `{}`, any JSON value. References must
+     * be local (`#/$defs/...`). A keyword that cannot be enforced is an error.
      */
     EMBER_GRAMMAR_JSON_SCHEMA = 1,
     /**
-     * A regular expression that the whole answer matches, in the syntax of Rust's `regex` crate,
-     * without look-around.
+     * A regular expression that matches the whole output, in the syntax of Rust's `regex` crate, without
+     * look-around.
      */
     EMBER_GRAMMAR_REGEX = 2,
     /**
@@ -534,7 +534,7 @@ enum ember_json_spacing
      */
     EMBER_JSON_COMPACT = 1,
     /**
-     * As the model likes, up to 40 characters of white space at a place.
+     * Any white space that the model chooses, up to 40 characters in one place.
      */
     EMBER_JSON_FREE = 2,
 };
@@ -596,22 +596,19 @@ enum ember_files
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * The files are mapped. A load takes no time, processes share the memory, and the system can
-     * drop pages and read them again, so that a model may be larger than the free memory. The risk:
-     * the files must not be overwritten or shortened while the model lives. The system stops a
-     * process (`SIGBUS`) that touches a mapping where its file has ended. Calls that find a file
-     * changed when they begin return `EMBER_FILE_TRUNCATED` or `EMBER_FILE_CORRUPT`, but a file
-     * that shrinks while a call computes ends the process. To replace a file is safe if the new
-     * one is written under another name and then renamed, as package managers and most downloads
-     * do; to delete it is safe, too. A medium that is removed or a network drive that fails has the
-     * same effect as a file that shrinks.
+     * The files are mapped. Loading is fast, processes share the memory, and the system can drop pages and read them
+     * again, so a model may be larger than the free memory. The risk: the files must not be overwritten or shortened
+     * while the model is in use, because the system ends a process (`SIGBUS`) that reads a mapping beyond the end of
+     * its file. Calls that find a changed file when they begin return `EMBER_FILE_TRUNCATED` or
+     * `EMBER_FILE_CORRUPT`, but a file that shrinks during a call ends the process. It is safe to replace a file by
+     * writing the new one under another name and renaming it, as package managers and most downloads do, and to
+     * delete it. A removed medium or a network drive that fails has the same effect as a file that shrinks.
      */
     EMBER_FILES_MAPPED = 0,
     /**
-     * The files are read into memory of the model's own, in huge pages where the system has them.
-     * A load takes as long as reading does, and the memory must be free, else the load fails with
-     * `EMBER_OUT_OF_MEMORY`. When the model is loaded, the files may change, shrink or go; before,
-     * that is an error.
+     * The files are read into memory that the model owns, in huge pages where the system has them. Loading takes as
+     * long as reading the files, and fails with `EMBER_OUT_OF_MEMORY` if there is not enough memory. After loading,
+     * the files may change, shrink or be deleted; a change during loading is an error.
      */
     EMBER_FILES_READ = 1,
 };
@@ -686,13 +683,13 @@ enum ember_tokenize_flags
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * The text goes on where other tokens end: add none of the tokens that the model wants at the
-     * beginning (BOS) or end of a text.
+     * The text continues other tokens: do not add the tokens that the model expects at the beginning (BOS) or end of
+     * a text.
      */
     EMBER_TOKENIZE_CONTINUE = 1,
     /**
-     * Recognize control tokens spelled out in the text, like `<|im_end|>`. Leave it off for text
-     * from outside, which could forge roles with them.
+     * Recognize control tokens in the text, such as `<|im_end|>`. Do not set this flag for untrusted text, which
+     * could forge roles with them.
      */
     EMBER_TOKENIZE_SPECIAL = 2,
 };
@@ -717,8 +714,8 @@ enum ember_detokenize_flags
      */
     EMBER_DETOKENIZE_SKIP_SPECIAL = 1,
     /**
-     * The tokens go on where other text ends. Without it they are the start of a text, where the
-     * space is left out that tokenizers of the SentencePiece kind put before every text.
+     * The tokens continue other text. Without this flag, they are the start of a text, and the space that
+     * SentencePiece tokenizers put before every text is left out.
      */
     EMBER_DETOKENIZE_CONTINUE = 2,
 };
@@ -768,8 +765,8 @@ enum ember_generate_flags
      */
     EMBER_GENERATE_IGNORE_END = 2,
     /**
-     * The text is one of its own, as an answer in a chat is, and not the rest of the prompt's: leave out the space that tokenizers of
-     * the SentencePiece kind put before every text.
+     * The output is a separate text, such as an answer in a chat, not a continuation of the prompt: leave out the
+     * space that SentencePiece tokenizers put before every text.
      */
     EMBER_GENERATE_NEW_TEXT = 4,
 };
@@ -836,15 +833,15 @@ typedef struct ember_model ember_model;
 typedef struct ember_session ember_session;
 
 /**
- * Turns tokens into text while they are made: gives back whole characters only, and ends at a stop
- * string. One thread at a time may use it; a call from a second thread meanwhile returns
- * `EMBER_BUSY` and changes nothing. It keeps its model alive.
+ * Converts tokens to text as they arrive. It returns whole characters only, and ends at a stop string. One thread at
+ * a time may use it; a call from a second thread meanwhile returns `EMBER_BUSY` and changes nothing. It keeps its
+ * model alive.
  */
 typedef struct ember_text_stream ember_text_stream;
 
 /**
- * Result of a function: 0 is success, anything else a value of `enum ember_status_code`. Later
- * versions may return numbers that this header does not know; `ember_status_name` does.
+ * Result of a function: 0 for success, otherwise another value of `enum ember_status_code`. Later versions may
+ * return values that this header does not have; `ember_status_name` returns their names.
  */
 typedef int32_t ember_status;
 
@@ -858,9 +855,9 @@ typedef int32_t ember_status;
 typedef void (*ember_log_fn)(void *user, int32_t level, const char *message, size_t len);
 
 /**
- * What went wrong, in words. The caller owns it, on the stack for instance; it needs no
- * initialization and no cleanup. Every function that gets one writes it before it returns: on
- * success `code` is 0, `index` is `EMBER_NO_INDEX` and `message` is empty. Its size and layout never change.
+ * Describes an error. The caller owns it, for example on the stack; it needs no initialization and no cleanup. Every
+ * function that receives one writes it before it returns: on success, `code` is 0, `index` is `EMBER_NO_INDEX` and
+ * `message` is empty. Its size and layout never change.
  */
 typedef struct ember_error {
     /**
@@ -868,9 +865,9 @@ typedef struct ember_error {
      */
     ember_status code;
     /**
-     * Which element is at fault, counted from 0, where the function takes several: a token of a prompt, a session of a
-     * batch, a stop string, an entry of a list in an option struct, which the message names. `EMBER_NO_INDEX` where it is
-     * none of them, or cannot be told.
+     * Index of the element at fault, counted from 0, if the function takes several: a token of a prompt, a session
+     * of a batch, a stop string, or an entry of a list in an option struct, which the message names. Otherwise
+     * `EMBER_NO_INDEX`.
      */
     uint32_t index;
     /**
@@ -927,9 +924,9 @@ typedef struct ember_device {
 } ember_device;
 
 /**
- * Hears how far a load is: `fraction` runs from 0 to 1 and never goes back. Returning anything but
- * 0 stops the load with `EMBER_CANCELLED`. Called on the thread that called `ember_model_load` or `ember_model_load_from`,
- * which holds no lock meanwhile: the callback may call every function of the library. It must
+ * Receives the progress of a load: `fraction` goes from 0 to 1 and never decreases. Return 0 to continue; any other
+ * value stops the load with `EMBER_CANCELLED`. Called on the thread that called `ember_model_load` or
+ * `ember_model_load_from`, without holding a lock, so the callback may call any function of the library. It must
  * return normally: no `longjmp`, no exception.
  */
 typedef int32_t (*ember_progress_fn)(void *user, float fraction);
@@ -1049,9 +1046,9 @@ typedef struct ember_model_details {
 } ember_model_details;
 
 /**
- * Tells that the library does not need borrowed bytes any more. Called once for each load that has succeeded, on the thread
- * that frees the model or its last session, or that loads it onto a GPU, which may be before `ember_model_load_from` returns. It must
- * return normally: no `longjmp`, no exception.
+ * Called when the library no longer needs borrowed bytes: once for each load that succeeded, on the thread that
+ * frees the model or its last session, or on the thread that loads it onto a GPU, possibly before
+ * `ember_model_load_from` returns. It must return normally: no `longjmp`, no exception.
  */
 typedef void (*ember_release_fn)(void *user, const void *bytes, uint64_t size);
 
@@ -1112,13 +1109,13 @@ typedef struct ember_logit_bias {
 } ember_logit_bias;
 
 /**
- * Something that ends repetitions, for `ember_sampling_options.dry_breakers`: a text, or a sequence
- * of tokens, the other being NULL.
+ * A sequence breaker for DRY (`ember_sampling_options.dry_breakers`): a repetition does not extend across it. Set
+ * either `text` or `tokens`; the other must be NULL.
  */
 typedef struct ember_dry_breaker {
     /**
-     * UTF-8 of 1 to 64 bytes, or NULL. Stands for every token that contains it, and for every
-     * sequence of a token that ends with its beginning and the tokens of the rest.
+     * UTF-8 of 1 to 64 bytes, or NULL. It matches every token that contains it, and every sequence of tokens that
+     * spells it across token boundaries.
      */
     const char *text;
     /**
@@ -1145,8 +1142,8 @@ typedef struct ember_dry_breaker {
  * 2. Tokens among the last `penalty_window` tokens of the context, prompt and output, are penalized:
  *    a positive logit is divided by `repeat_penalty`, another one multiplied by it; then
  *    `frequency_penalty` times the number of occurrences is taken from it, then `presence_penalty`.
- * 3. DRY: tokens that would lengthen a repetition are penalized, see `dry_multiplier`.
- * 4. Tokens that are banned, or not among the forced ones, cannot be chosen.
+ * 3. DRY: tokens that would lengthen a repetition are penalized, see `dry_multiplier`. 4. Tokens in `banned`, and
+ *   tokens that are not in a non-empty `forced` list, are removed.
  * 5. A `temperature` of 0 takes the largest logit (of equal ones the smaller id) and ends here.
  * 6. `top_k` keeps the tokens of the k largest logits.
  * 7. `typical_p` keeps those whose surprise, minus the logarithm of their probability, is closest
@@ -1227,8 +1224,8 @@ typedef struct ember_sampling_options {
      */
     uint32_t dry_no_breakers;
     /**
-     * How many of the most probable tokens `ember_session_logprobs` is to tell after each decode, up
-     * to 64, besides the chosen one; 0 tells nothing.
+     * Number of most probable tokens, up to 64, that `ember_session_logprobs` returns after each decode besides the
+     * chosen one. 0 turns log-probabilities off.
      */
     uint32_t logprobs;
     /**
@@ -1236,7 +1233,7 @@ typedef struct ember_sampling_options {
      */
     uint64_t seed;
     /**
-     * What to add to the logits of single tokens; a token that is there twice gets the sum.
+     * Values to add to the logits of single tokens. If a token occurs twice, the sum is added.
      */
     const struct ember_logit_bias *logit_bias;
     /**
@@ -1252,7 +1249,8 @@ typedef struct ember_sampling_options {
      */
     size_t banned_count;
     /**
-     * If there are any, only these tokens are chosen (unless they are banned): one alone is forced.
+     * If the list is not empty, only these tokens can be chosen, except those that are banned as well. A single
+     * token is always chosen.
      */
     const uint32_t *forced;
     /**
@@ -1260,8 +1258,7 @@ typedef struct ember_sampling_options {
      */
     size_t forced_count;
     /**
-     * Sequences that no repetition goes beyond. A token that is a breaker by itself is not
-     * penalized.
+     * Sequences that a repetition does not extend across. A token that is a breaker by itself is not penalized.
      */
     const struct ember_dry_breaker *dry_breakers;
     /**
@@ -1315,8 +1312,8 @@ typedef struct ember_session_options {
      */
     uint64_t seed;
     /**
-     * Whose work a GPU prefers when several sessions wait for it: positive goes first, negative
-     * last. GPUs have few levels and take the nearest one. Nothing to a CPU.
+     * Priority of the session's work on a GPU: higher values run first. GPUs support few levels and use the nearest
+     * one. The CPU ignores it.
      */
     int32_t stream_priority;
     /**
@@ -1324,7 +1321,7 @@ typedef struct ember_session_options {
      */
     uint32_t reserved2;
     /**
-     * How tokens are chosen, or NULL: then the five fields above say it. With it, they must be 0.
+     * How tokens are chosen. If NULL, the five fields above are used; otherwise they must be 0.
      */
     const struct ember_sampling_options *sampling;
 } ember_session_options;
@@ -1599,11 +1596,12 @@ typedef struct ember_tokenizer_details {
      */
     uint32_t padding;
     /**
-     * 1 if `ember_tokenize` puts `bos` before a text unless it goes on (`EMBER_TOKENIZE_CONTINUE`), else 0.
+     * 1 if `ember_tokenize` puts `bos` before a text unless the text continues others (`EMBER_TOKENIZE_CONTINUE`),
+     * else 0.
      */
     uint32_t adds_bos;
     /**
-     * 1 if it puts `eos` behind a text likewise, else 0.
+     * 1 if it puts `eos` after a text unless the text continues others, else 0.
      */
     uint32_t adds_eos;
     /**
@@ -1833,11 +1831,10 @@ const char *ember_version(void);
 const char *ember_status_name(ember_status status);
 
 /**
- * Sets the function that receives log messages up to `level` (`EMBER_LOG_ERROR` the fewest), for
- * the whole process; NULL turns the log off, which is the state at start. The library writes
- * nothing anywhere else. `user` is handed to the callback and may be NULL. When this function
- * returns, the callback before is not running and will not run again; so do not hold a lock that
- * the callback takes. Any thread may call it.
+ * Sets the function that receives log messages up to `level` (`EMBER_LOG_ERROR` is the lowest), for the whole
+ * process. NULL turns logging off, which is the initial state. The library writes log messages nowhere else. `user`
+ * is passed to the callback and may be NULL. When this function returns, the previous callback is not running and
+ * will not run again, so do not hold a lock that the callback takes. Any thread may call it.
  *
  * Errors: `EMBER_INVALID_ARGUMENT` for a level that is none; `EMBER_BUSY` from within the callback.
  */
@@ -1863,9 +1860,9 @@ ember_status ember_device_count(uint32_t *count, struct ember_error *err);
 ember_status ember_device_info(uint32_t index, struct ember_device *out, struct ember_error *err);
 
 /**
- * Tells whether the loaded library can do something, a value of `enum ember_capability`: 1 if it can, 0 if it cannot or does
- * not know the number. It is about what was compiled; which devices there are and what they use, for example the
- * instruction set, `ember_device_info` says. Any thread may call it at any time.
+ * Returns 1 if the loaded library has the capability, a value of `enum ember_capability`; 0 if it does not or does
+ * not know the value. Capabilities are decided when the library is compiled. `ember_device_info` describes the
+ * devices of this machine. Any thread may call it at any time.
  */
 uint32_t ember_supported(uint32_t capability);
 
@@ -1879,11 +1876,11 @@ uint32_t ember_supported(uint32_t capability);
  * call, which is an error where it can be seen; what is allowed later, `enum ember_files` says. Any
  * thread may call it; loads run side by side.
  *
- * Metadata may take 128 MB of memory, a model folder's JSON files have limits likewise; what is
- * larger is `EMBER_UNSUPPORTED`. So is a weight that the architecture has no place for, named in the
- * message: the model is a variant whose answers would be wrong without it.
+ * Metadata may take up to 128 MB of memory, and the JSON files of a folder have similar limits; larger ones are
+ * `EMBER_UNSUPPORTED`. So is a tensor that the architecture does not use, because the model is then a variant whose
+ * output would be wrong without it. The message names the tensor.
  *
- * A model whose tokenizer is not supported is loaded; the text functions return the error.
+ * A model whose tokenizer is not supported is loaded anyway; text functions then return `EMBER_UNSUPPORTED`.
  *
  * Errors: `EMBER_INVALID_UTF8`, `EMBER_INVALID_ARGUMENT` (empty path, NUL inside it, an option's
  * value); `EMBER_NO_DEVICE`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`,
@@ -1908,8 +1905,8 @@ ember_status ember_model_info(const struct ember_model *model,
                               struct ember_error *err);
 
 /**
- * Makes the handle invalid. The memory goes when the last session of the model is freed, too.
- * NULL is allowed and does nothing. Calls with this model that are running on other threads end
+ * Frees a model: the handle becomes invalid at once, and the memory is freed when the last session of the model is
+ * freed, too. NULL is allowed and does nothing. Calls with this model that are running on other threads complete
  * normally.
  *
  * Errors: `EMBER_INVALID_HANDLE`.
@@ -1917,14 +1914,15 @@ ember_status ember_model_info(const struct ember_model *model,
 ember_status ember_model_free(struct ember_model *model);
 
 /**
- * Loads a model as `ember_model_load` does, from a GGUF file that is in memory or that a function reads: one in a game's
- * archive, in the resources of a program, encrypted on disk or behind another file system. `options` may be NULL for the
- * defaults; `files` in them means nothing here.
+ * Loads a model as `ember_model_load` does, from a GGUF file in memory or from a callback that reads it: for files
+ * in a game's archive, in a program's resources, encrypted, or in a virtual file system. `options` may be NULL for
+ * the defaults; its field `files` is ignored.
  *
- * - `bytes` are copied, unless `flags` says `EMBER_SOURCE_BORROW`: then a CPU computes with them where they are, without
- *   another copy. After an error they stay the caller's, and `release` is not called.
- * - What `read` reads goes to memory of the model's own, or to the GPU. It is called for pieces of up to some megabytes, the header of
- *   the file first; a tensor may be read more than once, and what the architecture has no use for is not.
+ * - `bytes` are copied, unless `flags` has `EMBER_SOURCE_BORROW`: then the CPU uses them in place, without another
+ *   copy. After an error, the caller still owns them, and `release` is not called. - Data from `read` is stored in
+ *   memory of the model or on the GPU. `read` is called for pieces of up to some megabytes, beginning with the
+ *   header of the file. A tensor may be read more than once, and tensors that the architecture does not use are not
+ *   read.
  *
  * The new handle is written to `out` and has to be freed with `ember_model_free`. Any thread may call it; loads run side by
  * side.
@@ -1976,8 +1974,7 @@ ember_status ember_model_metadata_key(const struct ember_model *model,
                                       struct ember_error *err);
 
 /**
- * Changes how the session's next tokens are chosen; everything else stays. NULL means the defaults.
- * The arrays are copied.
+ * Changes how the next tokens are chosen. `options` may be NULL for the defaults. Arrays are copied.
  *
  * Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_INVALID_TOKEN` names the list and the
  * token; `EMBER_INVALID_UTF8` in a breaker of text, `EMBER_UNSUPPORTED` for one if the model has no
@@ -1989,12 +1986,11 @@ ember_status ember_session_set_sampling(struct ember_session *session,
                                         struct ember_error *err);
 
 /**
- * Tells how probable the model held the token that the last decode returned (`ember_decode`,
- * `ember_decode_poll`, `ember_decode_batch`), and the most probable ones, as many as
- * `ember_sampling_options.logprobs` says, the most probable first. All are natural logarithms of
- * probabilities by the model's own logits at temperature 1, before any option changes or filters
- * them. `chosen` gets that of the token; the ids go to `tokens` and theirs to `logprobs`, both with
- * room for `capacity`, and their number to `count`.
+ * Returns the log-probability of the token that the last decode returned (`ember_decode`, `ember_decode_poll`,
+ * `ember_decode_batch`), and those of the most probable tokens, as many as `ember_sampling_options.logprobs` asks
+ * for, in descending order. They are natural logarithms of the probabilities at temperature 1, before any sampling
+ * option changes them. The value of the returned token is written to `chosen`; ids are written to `tokens` and their
+ * values to `logprobs`, both arrays of `capacity` elements, and their number to `count`.
  *
  * Errors: `EMBER_NOTHING_PENDING` if no token was decoded yet, or the options of the last one did
  * not ask for it; `EMBER_BUFFER_TOO_SMALL`; `EMBER_BUSY`.
@@ -2008,10 +2004,9 @@ ember_status ember_session_logprobs(struct ember_session *session,
                                     struct ember_error *err);
 
 /**
- * Makes a session with an empty context. `options` may be NULL for the defaults. The memory of its
- * whole context is reserved here; what all sessions of a model share is made by its first prefill and
- * its first batch. The new handle is written to `out` and has to be freed with
- * `ember_session_free`. Any thread may call it.
+ * Creates a session with an empty context. `options` may be NULL for the defaults. The memory for the whole context
+ * is reserved here. What the sessions of a model share is allocated by the first prefill and the first batch. The
+ * new handle is written to `out` and has to be freed with `ember_session_free`. Any thread may call it.
  *
  * A model with LongRoPE (Phi-3 and 3.5, Phi-4 mini) has two sets of rotations, and the session's `context`
  * chooses: the set for long texts if it is longer than the context that the model was first trained
@@ -2046,25 +2041,23 @@ ember_status ember_session_position(const struct ember_session *session,
                                     struct ember_error *err);
 
 /**
- * Keeps the first `position` tokens of the context and forgets the rest. Takes no time to speak
- * of; a decode that follows evaluates the last kept token again. If the model has layers with a
- * sliding window, these keep the window and some hundred positions; after a rewind further back
- * than that, the next call evaluates all kept tokens again, like a prefill of them. 0 empties the context. Decodes
- * that were started are interrupted and waited for, and their tokens that were not collected are
- * lost: this is how to drop what was queued behind a token that ends the text.
+ * Keeps the first `position` tokens of the context and drops the rest; 0 empties the context. The call itself
+ * evaluates nothing. The next decode evaluates the last kept token again. Layers with a sliding window keep only the
+ * window and some hundred positions, so after a rewind beyond these, the next call evaluates all kept tokens again.
+ * Started decodes are interrupted, and tokens that were not collected are dropped: use this to discard what was
+ * queued after an end token.
  *
- * Errors: `EMBER_INVALID_ARGUMENT` if the context has fewer tokens, of which those that were not
- * collected are none; `EMBER_BUSY`.
+ * Errors: `EMBER_INVALID_ARGUMENT` if the context has fewer tokens (tokens that were not collected do not count);
+ * `EMBER_BUSY`.
  */
 ember_status ember_session_rewind(struct ember_session *session,
                                   size_t position,
                                   struct ember_error *err);
 
 /**
- * Makes a session with the same context, options and model, which goes its own way from there: it
- * answers as the first one would, to the bit. The keys and values are copied or shared, not
- * computed again. The new handle is written to `out` and has to be freed with
- * `ember_session_free`.
+ * Creates a session with the same model, options and context. From there on, the two sessions are independent. With
+ * the same calls, the new session returns the same results as the original, bit for bit. Keys and values are shared
+ * or copied, not computed again. The new handle is written to `out` and has to be freed with `ember_session_free`.
  *
  * Errors: `EMBER_OUT_OF_MEMORY`; `EMBER_UNSUPPORTED` by devices that cannot; `EMBER_BUSY`;
  * `EMBER_DECODE_PENDING`.
@@ -2074,9 +2067,9 @@ ember_status ember_session_fork(struct ember_session *session,
                                 struct ember_error *err);
 
 /**
- * Writes the logits that the next decode will choose by: one per token id, `n_vocab` of them
- * (`ember_model_details`), natural logarithms up to a constant. `count` is the room in `out`. If
- * the last token was not evaluated yet, this does it.
+ * Writes the logits for the next token, before sampling: `n_vocab` values (`ember_model_details`), indexed by token
+ * id. `count` is the number of elements that `out` has room for. Evaluates the last token if that has not happened
+ * yet.
  *
  * Errors: `EMBER_BUFFER_TOO_SMALL` if `count` is less than `n_vocab`; `EMBER_NO_TOKENS` for an
  * empty context; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. On
@@ -2088,33 +2081,31 @@ ember_status ember_session_logits(struct ember_session *session,
                                   struct ember_error *err);
 
 /**
- * Makes the call that is running with this session on another thread return `EMBER_INTERRUPTED`
- * soon, with the session as it was before; likewise decodes that were started, which
- * `ember_decode_poll` then reports, after the tokens that had been chosen by then. A batch ends for
- * all its sessions. Any thread may call it at any time.
+ * Makes a call with this session that is running on another thread return `EMBER_INTERRUPTED` soon; the session is
+ * then as it was before that call. Started decodes stop, too: `ember_decode_poll` returns the tokens that were
+ * already chosen, then `EMBER_INTERRUPTED`. A batch ends for all its sessions. Any thread may call this at any time.
  *
- * The interrupt stays until a call with the session has returned `EMBER_INTERRUPTED`, and so cannot come too early: if no
- * call is running, or the one that is running is about to end and succeeds, then the next one that computes
- * (those whose errors name `EMBER_INTERRUPTED`) returns it at once. One call answers all interrupts that came before its
- * return. In a batch, the session that `ember_error.index` names has answered its own; `ember_generate` answers by its reason.
- * `ember_session_clear_interrupt` takes the interrupt back.
+ * The interrupt stays set until a call with the session has returned `EMBER_INTERRUPTED`, so it cannot come too
+ * early: if no call is running, or the running call still succeeds, the next call that lists `EMBER_INTERRUPTED`
+ * among its errors returns it at once. One returned `EMBER_INTERRUPTED` clears all interrupts that came before it.
+ * In a batch, only the interrupt of the session that `ember_error.index` names is cleared. `ember_generate` reports
+ * an interrupt as the reason of the end. `ember_session_clear_interrupt` clears the interrupt.
  *
  * Errors: `EMBER_INVALID_HANDLE`.
  */
 ember_status ember_session_interrupt(struct ember_session *session);
 
 /**
- * Takes an interrupt back that no call has answered yet: for the start of a new turn, whose calls an interrupt
- * of the turn before is not meant for. Without one this does nothing. Any thread may call it at any time; a call that is
- * running on another thread may be ended by the interrupt all the same.
+ * Clears an interrupt that no call has returned yet. Use it at the start of a new turn, so that a late interrupt of
+ * the previous turn does not end it. Does nothing if there is none. Any thread may call it at any time. A call that
+ * is already running on another thread may still end because of the interrupt.
  *
  * Errors: `EMBER_INVALID_HANDLE`.
  */
 ember_status ember_session_clear_interrupt(struct ember_session *session);
 
 /**
- * Frees a session. Decodes that were started are interrupted and waited for. NULL is allowed and
- * does nothing.
+ * Frees a session. Started decodes are interrupted first. NULL is allowed and does nothing.
  *
  * Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY` if another thread is inside a call with it, which
  * leaves it alive: interrupt that call first.
@@ -2122,10 +2113,11 @@ ember_status ember_session_clear_interrupt(struct ember_session *session);
 ember_status ember_session_free(struct ember_session *session);
 
 /**
- * Writes the tokens of the context from position `from` on, the one that the last decode returned included, to `tokens`,
- * and their number to `count`, also when `capacity`, the room in `tokens`, is too small for them
- * (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `tokens`). `tokens` may be NULL if `capacity` is 0. While
- * decodes are started, these are the collected ones; while a prefill is, those before it.
+ * Writes the tokens of the context, starting at position `from`, to `tokens`, and their number to `count`. They
+ * include the token that the last decode returned. `capacity` is the number of elements that `tokens` has room for;
+ * if that is too small, the result is `EMBER_BUFFER_TOO_SMALL`, and only `count` is written. `tokens` may be NULL if
+ * `capacity` is 0. While decodes are pending, only collected tokens are returned; while a prefill is pending, those
+ * before it.
  *
  * Errors: `EMBER_INVALID_ARGUMENT` if `from` is behind the end of the context; `EMBER_BUFFER_TOO_SMALL`; `EMBER_BUSY`.
  */
@@ -2137,12 +2129,12 @@ ember_status ember_session_tokens(struct ember_session *session,
                                   struct ember_error *err);
 
 /**
- * Makes `count` tokens the context: keeps those at its start that are the same already, forgets the rest as
- * `ember_session_rewind` does, and evaluates what is missing as `ember_prefill` does. Afterwards there are logits of the last
- * token, which is evaluated again if need be. The number of tokens that were kept is written to `kept`, which may be NULL.
+ * Replaces the context with these `count` tokens. The common prefix is kept, the rest of the old context is dropped
+ * as by `ember_session_rewind`, and the remaining tokens are evaluated as by `ember_prefill`. Logits of the last
+ * token are available afterwards. The length of the common prefix is written to `kept`, which may be NULL.
  *
- * This is how to pass a conversation that has grown, or was changed: only what is new is evaluated. As behind a
- * prefill, an answer that a grammar constrains begins behind the tokens.
+ * Use it for a conversation that has grown or changed: only new tokens are evaluated. If the session has a grammar,
+ * the constrained output begins after these tokens, as it does after a prefill.
  *
  * Errors: `EMBER_NO_TOKENS` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` with the token's index;
  * `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of them the context is as it
@@ -2155,8 +2147,9 @@ ember_status ember_session_sync(struct ember_session *session,
                                 struct ember_error *err);
 
 /**
- * Appends `count` tokens to the context and evaluates them, all or none. May be called again and
- * again; the result does not depend on how the tokens are divided among calls.
+ * Appends `count` tokens to the context and evaluates them, all or none. It may be called repeatedly. On the CPU,
+ * the result does not depend on how tokens are divided among calls. On a GPU, the last token of a call is evaluated
+ * with 8-bit inputs and the others in half precision, so a different division changes logits slightly.
  *
  * Errors: `EMBER_NO_TOKENS` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` names the
  * token; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of
@@ -2168,10 +2161,10 @@ ember_status ember_prefill(struct ember_session *session,
                            struct ember_error *err);
 
 /**
- * Starts what `ember_prefill` does and returns at once; `ember_prefill_poll` tells when it is done.
- * `tokens` is used during this call only. The prompt is evaluated in pieces: decodes of other sessions
- * run between them. Until its end is collected, every other function that changes the session returns
- * `EMBER_DECODE_PENDING`, except for `ember_session_interrupt`, which stops it,
+ * Starts what `ember_prefill` does and returns at once; `ember_prefill_poll` reports when it is done. `tokens` is
+ * used during this call only. The prompt is evaluated in pieces: decodes of other sessions run between them. Until
+ * `ember_prefill_poll` has returned something other than `EMBER_PENDING`, every other function that changes the
+ * session returns `EMBER_DECODE_PENDING`, except for `ember_session_interrupt`, which stops the prefill,
  * `ember_session_rewind` and `ember_session_free`.
  *
  * Errors: those of `ember_prefill` that are known before any work is done; `EMBER_DEVICE_ERROR` if a
@@ -2195,17 +2188,17 @@ ember_status ember_prefill_poll(struct ember_session *session,
                                 struct ember_error *err);
 
 /**
- * Chooses the next token by the logits of the whole context, appends it to the context and writes
- * its id to `token`. The token is evaluated when the next call needs it, so a caller that stops
- * here has wasted nothing. Whether it ends the text is for the caller to ask
- * (`ember_token_is_end`); the session goes on as long as there is room.
+ * Chooses the next token, appends it to the context and writes its id to `token`. The new token is evaluated only
+ * when a later call needs it. The session does not stop at end tokens; ask `ember_token_is_end`.
  *
  * Errors: `EMBER_NO_TOKENS` for an empty context; `EMBER_CONTEXT_FULL`; `EMBER_BUSY`;
  * `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_NUMERIC`; `EMBER_GRAMMAR` if a limit of the
  * session's grammar was reached; `EMBER_OUT_OF_MEMORY`. After each of them the context is as it was
  * before.
  */
-ember_status ember_decode(struct ember_session *session, uint32_t *token, struct ember_error *err);
+ember_status ember_decode(struct ember_session *session,
+                          uint32_t *token,
+                          struct ember_error *err);
 
 /**
  * Starts what `ember_decode` does and returns at once; `ember_decode_poll` collects the token,
@@ -2220,12 +2213,11 @@ ember_status ember_decode_start(struct ember_session *session,
                                 struct ember_error *err);
 
 /**
- * Starts what `count` calls of `ember_decode` do, one after another, and returns at once: the
- * device goes on by itself while the caller collects the tokens one by one with
- * `ember_decode_poll`. The context grows as they are collected. No token stops it, not one that
- * ends the text either: `ember_session_rewind` drops the rest. `ember_session_interrupt` stops it,
- * too; the tokens that had been chosen by then are still collected, then comes
- * `EMBER_INTERRUPTED`, once, unless all had been chosen.
+ * Starts what `count` calls of `ember_decode` do, and returns at once. The device continues by itself while the
+ * caller collects the tokens one by one with `ember_decode_poll`. The context grows as they are collected. Decoding
+ * does not stop at end tokens; `ember_session_rewind` drops the rest. `ember_session_interrupt` stops it: tokens
+ * that were already chosen can still be collected, and then `ember_decode_poll` returns `EMBER_INTERRUPTED` once,
+ * unless all were chosen.
  *
  * Errors: `EMBER_INVALID_ARGUMENT` if `count` is 0; `EMBER_CONTEXT_FULL` if there is no room for
  * all of them, with nothing started; else as `ember_decode_start`.
@@ -2235,8 +2227,8 @@ ember_status ember_decode_start_n(struct ember_session *session,
                                   struct ember_error *err);
 
 /**
- * Asks for the next token of the started decodes. Never blocks: `EMBER_PENDING` means that it is
- * not there yet and `token` was not written. May be called from another thread than the start.
+ * Returns the next token of the started decodes, without blocking: `EMBER_PENDING` means that it is not available
+ * yet and `token` was not written. It may be called from another thread than the start.
  *
  * Errors: `EMBER_NOTHING_PENDING` if none was started, or all were collected; `EMBER_BUSY`; else
  * those of `ember_decode`, after which all started decodes are over and the context has the tokens
@@ -2247,13 +2239,13 @@ ember_status ember_decode_poll(struct ember_session *session,
                                struct ember_error *err);
 
 /**
- * Does what `ember_decode` does for each of `count` sessions, 1 to 32 different ones of the same
- * model, in one pass over the weights: far faster than one after another. Their contexts may have
- * any lengths, and each its own sampling. The token of `sessions[i]` is written to `tokens[i]`.
- * What a session answers does not depend on the others, to the bit.
+ * Decodes one token for each of `count` sessions, as `ember_decode` does, in one pass over the weights. This is much
+ * faster than one session after another. `count` is 1 to 32, and the sessions must be different and of the same
+ * model. Context lengths and sampling settings may differ. The token of `sessions[i]` is written to `tokens[i]`. The
+ * result of a session does not depend on the others, bit for bit.
  *
- * All or nothing: after an error every session is as it was before, `tokens` is unchanged, and the
- * message names the index of the session that it is about.
+ * All or nothing: after an error, every session is as it was before, `tokens` is unchanged, and `ember_error.index`
+ * is the index of the session at fault.
  *
  * Errors: `EMBER_INVALID_ARGUMENT` for a wrong `count`, a session that is there twice, sessions of
  * different models; `EMBER_BUSY`, `EMBER_DECODE_PENDING`, `EMBER_NO_TOKENS`, `EMBER_CONTEXT_FULL`,
@@ -2409,32 +2401,30 @@ ember_status ember_model_evict(const struct ember_model *model,
 ember_status ember_model_resume(const struct ember_model *model, struct ember_error *err);
 
 /**
- * Holds a session's answers to a grammar, in place of the one before: from the next decode on,
- * tokens are chosen among those that the grammar allows, by the same settings as before. `kind` is
- * a value of `enum ember_grammar_kind`, `text` the grammar, `len` bytes of UTF-8; `options` may be
- * NULL for the defaults. `EMBER_GRAMMAR_NONE`, with no text, takes the grammar away.
+ * Constrains the output of a session to a grammar, which replaces the previous one. From the next decode on, only
+ * tokens that the grammar allows can be chosen; sampling settings still apply. `kind` is a value of `enum
+ * ember_grammar_kind`, `text` the grammar, `len` bytes of UTF-8; `options` may be NULL for the defaults.
+ * `EMBER_GRAMMAR_NONE`, with no text, removes the grammar.
  *
- * The answer begins behind the present end of the context, or behind a later prefill: prompts are
- * not constrained, and each answer of a conversation begins the grammar anew (setting it again does
- * so, too). When the answer is complete and may go on, tokens that end a text
- * (`ember_token_is_end`) are among the allowed ones; when it cannot go on, and behind such a token,
- * they are the only ones. So decoding until the first end token gives a complete answer, and no
- * token before it is a control token.
+ * Constrained output begins at the current end of the context, or after a later prefill: prompts are not
+ * constrained, and each prefill starts the grammar from its beginning (so does setting the grammar again). If the
+ * output is complete but may continue, end tokens (`ember_token_is_end`) are allowed as well. If it cannot continue,
+ * and after an end token, only end tokens are allowed. So decoding until the first end token produces complete
+ * output, and no token before it is a control token.
  *
- * Text that the grammar leaves no choice about is not left to the model: its tokens come from the
- * following decodes at once, as the tokenizer would make them, and are evaluated together when
- * logits are needed (log-probabilities that were asked for are made one by one, however). All of
- * this holds for started decodes and batches; `ember_session_rewind` takes the grammar back with
- * the tokens, `ember_session_fork` copies it, and `ember_session_logits` shows the logits without
- * it. A session keeps up to 64 MB for its grammar, a model about 300 bytes a token for all of them,
- * made at the first one.
+ * If the grammar allows only one continuation, its tokens are not sampled. The following decodes return them at
+ * once, tokenized as the tokenizer would, and they are evaluated together when logits are needed; if
+ * log-probabilities were asked for, they are evaluated one by one. Started decodes and batches work in the same way.
+ * `ember_session_rewind` rewinds the grammar with the tokens, `ember_session_fork` copies it, and
+ * `ember_session_logits` returns logits without it. A grammar takes up to 64 MB per session. The first grammar of a
+ * model builds tables of about 300 bytes per vocabulary entry, which its sessions share.
  *
- * Errors: `EMBER_GRAMMAR` if the text is not valid, with the place; if no text can meet it; or if it
- * is too large: more than 1 MiB (64 KiB for an expression), or too expensive. It is told within about a second.
- * Later decodes may still fail with it if the grammar becomes too complex for a step.
- * `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` names the argument; `EMBER_UNSUPPORTED` if the
- * model's tokenizer is not supported or has no end token; `EMBER_INTERRUPTED`; `EMBER_BUSY`;
- * `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the session keeps the grammar that it had.
+ * Errors: `EMBER_GRAMMAR` if the grammar is not valid (the message names the place), if no text satisfies it, or if
+ * it is too large (more than 1 MiB, 64 KiB for a regular expression) or too expensive. The error is returned within
+ * about a second. Later decodes may still fail with it if the grammar becomes too complex for a step.
+ * `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` names the argument; `EMBER_UNSUPPORTED` if the model's tokenizer is
+ * not supported or has no end token; `EMBER_INTERRUPTED`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`;
+ * `EMBER_OUT_OF_MEMORY`. After each of them the session keeps the grammar that it had.
  */
 ember_status ember_session_set_grammar(struct ember_session *session,
                                        uint32_t kind,
@@ -2444,10 +2434,10 @@ ember_status ember_session_set_grammar(struct ember_session *session,
                                        struct ember_error *err);
 
 /**
- * Writes what loading this file and making one session would take to `out`, whose `struct_size` the
- * caller has set, before anything is allocated: only the file's header is read, and the device need
- * not be usable. Both options may be NULL for the defaults; no callback is called. The tables of
- * the text functions, a few dozen bytes per token id, are not counted. Any thread may call it.
+ * Writes the memory that loading this file and creating one session would take to `out`, whose `struct_size` the
+ * caller has set. Only the header of the file is read, nothing is loaded, and the device need not be usable. Both
+ * options may be NULL for the defaults; no callback is called. The tables of the text functions, a few dozen bytes
+ * per token id, are not counted. Any thread may call it.
  *
  * Errors: those of `ember_model_load` and `ember_session_create` that the header shows.
  */
@@ -2459,15 +2449,13 @@ ember_status ember_model_estimate(const char *path,
                                   struct ember_error *err);
 
 /**
- * Evaluates the last token of the context once more, slower than a decode does, and writes where
- * its time went: an entry per kind of work, in their order, `*count` of them. `capacity` is the
- * room in `entries`; 16 are enough for this version. A device that does two kinds of work at once
- * counts them as the one that reads more. The session is as before, and a decode that was never
- * profiled costs nothing for it.
+ * Evaluates the last token of the context again, more slowly than a decode does, and writes how long each kind of
+ * work took to `entries`, and the number of entries to `count`. `capacity` is the number of elements that `entries`
+ * has room for; 16 are enough for this version. Work that a device does at the same time is counted as the kind that
+ * reads more memory. The session is unchanged, and decodes that are not profiled are not slowed down.
  *
- * Errors: `EMBER_BUFFER_TOO_SMALL` if there may be more kinds than `capacity`, with nothing done;
- * `EMBER_NO_TOKENS` for an empty context; `EMBER_UNSUPPORTED` by devices that cannot; `EMBER_BUSY`;
- * `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`.
+ * Errors: `EMBER_BUFFER_TOO_SMALL` if there may be more entries than `capacity`; `EMBER_NO_TOKENS` for an empty
+ * context; `EMBER_UNSUPPORTED` by devices that cannot; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`.
  */
 ember_status ember_session_profile(struct ember_session *session,
                                    struct ember_profile_entry *entries,
@@ -2476,9 +2464,9 @@ ember_status ember_session_profile(struct ember_session *session,
                                    struct ember_error *err);
 
 /**
- * Turns `len` bytes of UTF-8 into token ids. `count` receives their number, also when `capacity`,
- * the room in `tokens`, is too small for them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to
- * `tokens`). `tokens` may be NULL if `capacity` is 0. Any thread may call it.
+ * Tokenizes `len` bytes of UTF-8. The token ids are written to `tokens`, and their number to `count`. `capacity` is
+ * the number of elements that `tokens` has room for; if that is too small, the result is `EMBER_BUFFER_TOO_SMALL`,
+ * and only `count` is written. `tokens` may be NULL if `capacity` is 0. Any thread may call it.
  *
  * The time is proportional to the text, a megabyte in some tenths of a second.
  *
@@ -2510,10 +2498,10 @@ ember_status ember_tokenize_with(const struct ember_model *model,
                                  struct ember_error *err);
 
 /**
- * Turns `count` token ids into bytes. `len` receives their number, also when `capacity`, the room
- * in `text`, is too small for them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `text`).
- * `text` may be NULL if `capacity` is 0. No NUL is added. The bytes are UTF-8 if the tokens end at
- * the end of a character; a character may be spread over several tokens. Any thread may call it.
+ * Converts `count` token ids to bytes. The bytes are written to `text`, and their number to `len`. `capacity` is the
+ * size of `text` in bytes; if that is too small, the result is `EMBER_BUFFER_TOO_SMALL`, and only `len` is written.
+ * `text` may be NULL if `capacity` is 0. No NUL is added. The bytes are UTF-8 if the tokens end at the end of a
+ * character; a character may be spread over several tokens. Any thread may call it.
  *
  * Errors: `EMBER_INVALID_TOKEN`; `EMBER_BUFFER_TOO_SMALL`; `EMBER_INVALID_ARGUMENT` for unknown flags;
  * `EMBER_UNSUPPORTED` if the model's tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.
@@ -2564,10 +2552,10 @@ ember_status ember_tokenizer_info(const struct ember_model *model,
                                   struct ember_error *err);
 
 /**
- * Writes the ids of all tokens that end an answer (end of text, turn or message), in ascending order, to `tokens`, and their number
- * to `count`, also when `capacity`, the room in `tokens`, is too small for them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to
- * `tokens`). `tokens` may be NULL if `capacity` is 0. Most models have one to five; `ember_token_is_end` tells of a single
- * token whether it is among them. Any thread may call it.
+ * Writes the ids of all tokens that end an answer (end of text, turn or message), in ascending order, to `tokens`,
+ * and their number to `count`, also when `capacity`, the room in `tokens`, is too small for them
+ * (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `tokens`). `tokens` may be NULL if `capacity` is 0. Most models
+ * have one to five. `ember_token_is_end` checks a single token. Any thread may call it.
  *
  * Errors: `EMBER_BUFFER_TOO_SMALL`; `EMBER_UNSUPPORTED` if the model's tokenizer is not supported.
  */
@@ -2591,11 +2579,11 @@ ember_status ember_text_stream_create(const struct ember_model *model,
                                       struct ember_error *err);
 
 /**
- * Takes the next `count` tokens and writes the text that is certain now: whole characters that no
- * stop string begins with. The rest comes with later tokens or with `ember_text_stream_finish`.
- * Whatever way the tokens are cut into calls, the text is the same. When a stop string is complete
- * (of several, the first to be), everything before it is written, nothing of it or behind it, and
- * `ember_text_stream_info` tells of it. Bytes that are not UTF-8 become U+FFFD.
+ * Takes the next `count` tokens and writes the text that is certain now: whole characters that cannot be the start
+ * of a stop string. The rest follows with later tokens or with `ember_text_stream_finish`. The text does not depend
+ * on how tokens are divided among calls. When a stop string is complete (the first one, if there are several),
+ * everything before it is written, nothing of it or after it, and `ember_text_stream_info` reports it. Bytes that
+ * are not UTF-8 become U+FFFD.
  *
  * `len` receives the number of bytes, also when `capacity`, the room in `text`, is too small for
  * them: `EMBER_BUFFER_TOO_SMALL`, with nothing written to `text` and no token taken. `text` may be
@@ -2640,22 +2628,24 @@ ember_status ember_text_stream_info(const struct ember_text_stream *stream,
 ember_status ember_text_stream_free(struct ember_text_stream *stream);
 
 /**
- * Appends a prompt to the context, if there is one, then decodes tokens until there is a reason to end, and passes their text on
- * while they come. It does what `ember_prefill`, `ember_decode` in a loop, `ember_token_is_end` and an
- * `ember_text_stream` do, with the same tokens. All tokens that were made are in the context afterwards, so that the next call goes
- * on behind them. `options` may be NULL for the defaults. Why it ended, and how much was made, is written to `out`, whose `struct_size`
- * the caller has set, and which may be NULL. If several reasons come with one token, an end token comes first, then a stop string, then
- * the callback.
+ * Appends the prompt, if there is one, to the context, then decodes tokens until there is a reason to end, and
+ * passes the text to a callback as it is generated. The tokens are the same as those of `ember_prefill` and
+ * `ember_decode` in a loop, and the text is that of an `ember_text_stream`. All tokens are in the context
+ * afterwards, so the next call continues from there. `options` may be NULL for the defaults. The reason of the end
+ * and the amount of output are written to `out`, whose `struct_size` the caller has set; it may be NULL. If one
+ * token gives several reasons, an end token takes precedence over a stop string, and a stop string over the
+ * callback.
  *
- * Text that is held back when the callback ends the generation is not passed on; its tokens are in the context.
+ * Text that is still held back when the callback ends the generation is not passed to it; its tokens are in the
+ * context.
  *
- * `ember_session_interrupt` ends it with `EMBER_OK` and `EMBER_END_INTERRUPTED`; but as long as no token was chosen and the prompt is not
- * evaluated, with `EMBER_INTERRUPTED` and nothing done.
+ * `ember_session_interrupt` ends it with `EMBER_OK` and the reason `EMBER_END_INTERRUPTED`. While the prompt is
+ * evaluated, it ends with the error `EMBER_INTERRUPTED` instead, and nothing was done.
  *
- * Errors: those of `ember_prefill` and `ember_decode`; `EMBER_NO_TOKENS` if there are neither a prompt nor a context;
- * `EMBER_CONTEXT_FULL` if the prompt does not fit; those of `ember_text_stream_create`, `EMBER_UNSUPPORTED` if the model's tokenizer is not
- * supported among them. After each of them the session is as it was before the call, whatever text the callback got: the same call
- * again makes the same tokens.
+ * Errors: those of `ember_prefill` and `ember_decode`; `EMBER_NO_TOKENS` if there are neither a prompt nor a
+ * context; `EMBER_CONTEXT_FULL` if the prompt does not fit; those of `ember_text_stream_create`, `EMBER_UNSUPPORTED`
+ * if the model's tokenizer is not supported among them. After an error, the session is as it was before the call,
+ * even if the callback already received text: the same call generates the same tokens again.
  */
 ember_status ember_generate(struct ember_session *session,
                             const struct ember_generate_options *options,

@@ -6,13 +6,13 @@ use super::session::{ember_session, with_sessions};
 use crate::engine::Session;
 use crate::engine::batch::check_count;
 
-/// Does what `ember_decode` does for each of `count` sessions, 1 to 32 different ones of the same
-/// model, in one pass over the weights: far faster than one after another. Their contexts may have
-/// any lengths, and each its own sampling. The token of `sessions[i]` is written to `tokens[i]`.
-/// What a session answers does not depend on the others, to the bit.
+/// Decodes one token for each of `count` sessions, as `ember_decode` does, in one pass over the weights. This is much
+/// faster than one session after another. `count` is 1 to 32, and the sessions must be different and of the same
+/// model. Context lengths and sampling settings may differ. The token of `sessions[i]` is written to `tokens[i]`. The
+/// result of a session does not depend on the others, bit for bit.
 ///
-/// All or nothing: after an error every session is as it was before, `tokens` is unchanged, and the
-/// message names the index of the session that it is about.
+/// All or nothing: after an error, every session is as it was before, `tokens` is unchanged, and `ember_error.index`
+/// is the index of the session at fault.
 ///
 /// Errors: `EMBER_INVALID_ARGUMENT` for a wrong `count`, a session that is there twice, sessions of
 /// different models; `EMBER_BUSY`, `EMBER_DECODE_PENDING`, `EMBER_NO_TOKENS`, `EMBER_CONTEXT_FULL`,

@@ -5,10 +5,11 @@ use super::error::{ember_error, ember_status};
 use super::session::{ember_session, with_session};
 use crate::error::fail;
 
-/// Writes the tokens of the context from position `from` on, the one that the last decode returned included, to `tokens`,
-/// and their number to `count`, also when `capacity`, the room in `tokens`, is too small for them
-/// (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `tokens`). `tokens` may be NULL if `capacity` is 0. While
-/// decodes are started, these are the collected ones; while a prefill is, those before it.
+/// Writes the tokens of the context, starting at position `from`, to `tokens`, and their number to `count`. They
+/// include the token that the last decode returned. `capacity` is the number of elements that `tokens` has room for;
+/// if that is too small, the result is `EMBER_BUFFER_TOO_SMALL`, and only `count` is written. `tokens` may be NULL if
+/// `capacity` is 0. While decodes are pending, only collected tokens are returned; while a prefill is pending, those
+/// before it.
 ///
 /// Errors: `EMBER_INVALID_ARGUMENT` if `from` is behind the end of the context; `EMBER_BUFFER_TOO_SMALL`; `EMBER_BUSY`.
 #[unsafe(no_mangle)]
@@ -43,12 +44,12 @@ pub unsafe extern "C" fn ember_session_tokens(
     unsafe { call(err, work) }
 }
 
-/// Makes `count` tokens the context: keeps those at its start that are the same already, forgets the rest as
-/// `ember_session_rewind` does, and evaluates what is missing as `ember_prefill` does. Afterwards there are logits of the last
-/// token, which is evaluated again if need be. The number of tokens that were kept is written to `kept`, which may be NULL.
+/// Replaces the context with these `count` tokens. The common prefix is kept, the rest of the old context is dropped
+/// as by `ember_session_rewind`, and the remaining tokens are evaluated as by `ember_prefill`. Logits of the last
+/// token are available afterwards. The length of the common prefix is written to `kept`, which may be NULL.
 ///
-/// This is how to pass a conversation that has grown, or was changed: only what is new is evaluated. As behind a
-/// prefill, an answer that a grammar constrains begins behind the tokens.
+/// Use it for a conversation that has grown or changed: only new tokens are evaluated. If the session has a grammar,
+/// the constrained output begins after these tokens, as it does after a prefill.
 ///
 /// Errors: `EMBER_NO_TOKENS` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` with the token's index;
 /// `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of them the context is as it

@@ -5,8 +5,9 @@ use super::error::{ember_error, ember_status};
 use super::session::{ember_session, with_session};
 use crate::error::{Error, Status};
 
-/// Appends `count` tokens to the context and evaluates them, all or none. May be called again and
-/// again; the result does not depend on how the tokens are divided among calls.
+/// Appends `count` tokens to the context and evaluates them, all or none. It may be called repeatedly. On the CPU,
+/// the result does not depend on how tokens are divided among calls. On a GPU, the last token of a call is evaluated
+/// with 8-bit inputs and the others in half precision, so a different division changes logits slightly.
 ///
 /// Errors: `EMBER_NO_TOKENS` if `count` is 0; `EMBER_CONTEXT_FULL`; `EMBER_INVALID_TOKEN` names the
 /// token; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. After each of
@@ -27,10 +28,10 @@ pub unsafe extern "C" fn ember_prefill(
     unsafe { call(err, work) }
 }
 
-/// Starts what `ember_prefill` does and returns at once; `ember_prefill_poll` tells when it is done.
-/// `tokens` is used during this call only. The prompt is evaluated in pieces: decodes of other sessions
-/// run between them. Until its end is collected, every other function that changes the session returns
-/// `EMBER_DECODE_PENDING`, except for `ember_session_interrupt`, which stops it,
+/// Starts what `ember_prefill` does and returns at once; `ember_prefill_poll` reports when it is done. `tokens` is
+/// used during this call only. The prompt is evaluated in pieces: decodes of other sessions run between them. Until
+/// `ember_prefill_poll` has returned something other than `EMBER_PENDING`, every other function that changes the
+/// session returns `EMBER_DECODE_PENDING`, except for `ember_session_interrupt`, which stops the prefill,
 /// `ember_session_rewind` and `ember_session_free`.
 ///
 /// Errors: those of `ember_prefill` that are known before any work is done; `EMBER_DEVICE_ERROR` if a
@@ -82,10 +83,8 @@ pub unsafe extern "C" fn ember_prefill_poll(
     unsafe { call(err, work) }
 }
 
-/// Chooses the next token by the logits of the whole context, appends it to the context and writes
-/// its id to `token`. The token is evaluated when the next call needs it, so a caller that stops
-/// here has wasted nothing. Whether it ends the text is for the caller to ask
-/// (`ember_token_is_end`); the session goes on as long as there is room.
+/// Chooses the next token, appends it to the context and writes its id to `token`. The new token is evaluated only
+/// when a later call needs it. The session does not stop at end tokens; ask `ember_token_is_end`.
 ///
 /// Errors: `EMBER_NO_TOKENS` for an empty context; `EMBER_CONTEXT_FULL`; `EMBER_BUSY`;
 /// `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_NUMERIC`; `EMBER_GRAMMAR` if a limit of the
@@ -124,12 +123,11 @@ pub unsafe extern "C" fn ember_decode_start(
     unsafe { call(err, work) }
 }
 
-/// Starts what `count` calls of `ember_decode` do, one after another, and returns at once: the
-/// device goes on by itself while the caller collects the tokens one by one with
-/// `ember_decode_poll`. The context grows as they are collected. No token stops it, not one that
-/// ends the text either: `ember_session_rewind` drops the rest. `ember_session_interrupt` stops it,
-/// too; the tokens that had been chosen by then are still collected, then comes
-/// `EMBER_INTERRUPTED`, once, unless all had been chosen.
+/// Starts what `count` calls of `ember_decode` do, and returns at once. The device continues by itself while the
+/// caller collects the tokens one by one with `ember_decode_poll`. The context grows as they are collected. Decoding
+/// does not stop at end tokens; `ember_session_rewind` drops the rest. `ember_session_interrupt` stops it: tokens
+/// that were already chosen can still be collected, and then `ember_decode_poll` returns `EMBER_INTERRUPTED` once,
+/// unless all were chosen.
 ///
 /// Errors: `EMBER_INVALID_ARGUMENT` if `count` is 0; `EMBER_CONTEXT_FULL` if there is no room for
 /// all of them, with nothing started; else as `ember_decode_start`.
@@ -144,8 +142,8 @@ pub unsafe extern "C" fn ember_decode_start_n(
     unsafe { call(err, work) }
 }
 
-/// Asks for the next token of the started decodes. Never blocks: `EMBER_PENDING` means that it is
-/// not there yet and `token` was not written. May be called from another thread than the start.
+/// Returns the next token of the started decodes, without blocking: `EMBER_PENDING` means that it is not available
+/// yet and `token` was not written. It may be called from another thread than the start.
 ///
 /// Errors: `EMBER_NOTHING_PENDING` if none was started, or all were collected; `EMBER_BUSY`; else
 /// those of `ember_decode`, after which all started decodes are over and the context has the tokens

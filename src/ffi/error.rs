@@ -5,20 +5,20 @@ use std::ffi::c_char;
 use std::ptr::NonNull;
 use strum::VariantArray;
 
-/// Result of a function: 0 is success, anything else a value of `enum ember_status_code`. Later
-/// versions may return numbers that this header does not know; `ember_status_name` does.
+/// Result of a function: 0 for success, otherwise another value of `enum ember_status_code`. Later versions may
+/// return values that this header does not have; `ember_status_name` returns their names.
 pub type ember_status = i32;
 
-/// What went wrong, in words. The caller owns it, on the stack for instance; it needs no
-/// initialization and no cleanup. Every function that gets one writes it before it returns: on
-/// success `code` is 0, `index` is `EMBER_NO_INDEX` and `message` is empty. Its size and layout never change.
+/// Describes an error. The caller owns it, for example on the stack; it needs no initialization and no cleanup. Every
+/// function that receives one writes it before it returns: on success, `code` is 0, `index` is `EMBER_NO_INDEX` and
+/// `message` is empty. Its size and layout never change.
 #[repr(C)]
 pub struct ember_error {
     /// The status that the function returned.
     pub code: ember_status,
-    /// Which element is at fault, counted from 0, where the function takes several: a token of a prompt, a session of a
-    /// batch, a stop string, an entry of a list in an option struct, which the message names. `EMBER_NO_INDEX` where it is
-    /// none of them, or cannot be told.
+    /// Index of the element at fault, counted from 0, if the function takes several: a token of a prompt, a session
+    /// of a batch, a stop string, or an entry of a list in an option struct, which the message names. Otherwise
+    /// `EMBER_NO_INDEX`.
     pub index: u32,
     /// A sentence that names the thing at fault: UTF-8, always ended by a NUL, shortened to fit.
     pub message: [c_char; 1016],

@@ -38,10 +38,10 @@ unsafe impl Sized32 for ember_estimate {
     const NAME: &'static str = "ember_estimate";
 }
 
-/// Writes what loading this file and making one session would take to `out`, whose `struct_size` the
-/// caller has set, before anything is allocated: only the file's header is read, and the device need
-/// not be usable. Both options may be NULL for the defaults; no callback is called. The tables of
-/// the text functions, a few dozen bytes per token id, are not counted. Any thread may call it.
+/// Writes the memory that loading this file and creating one session would take to `out`, whose `struct_size` the
+/// caller has set. Only the header of the file is read, nothing is loaded, and the device need not be usable. Both
+/// options may be NULL for the defaults; no callback is called. The tables of the text functions, a few dozen bytes
+/// per token id, are not counted. Any thread may call it.
 ///
 /// Errors: those of `ember_model_load` and `ember_session_create` that the header shows.
 #[unsafe(no_mangle)]

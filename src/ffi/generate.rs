@@ -17,8 +17,8 @@ pub enum ember_generate_flags {
     EMBER_GENERATE_SHOW_SPECIAL = 1,
     /// Go on behind tokens that end an answer.
     EMBER_GENERATE_IGNORE_END = 2,
-    /// The text is one of its own, as an answer in a chat is, and not the rest of the prompt's: leave out the space that tokenizers of
-    /// the SentencePiece kind put before every text.
+    /// The output is a separate text, such as an answer in a chat, not a continuation of the prompt: leave out the
+    /// space that SentencePiece tokenizers put before every text.
     EMBER_GENERATE_NEW_TEXT = 4,
 }
 
@@ -105,22 +105,24 @@ unsafe impl Sized32 for ember_generate_details {
     const NAME: &'static str = "ember_generate_details";
 }
 
-/// Appends a prompt to the context, if there is one, then decodes tokens until there is a reason to end, and passes their text on
-/// while they come. It does what `ember_prefill`, `ember_decode` in a loop, `ember_token_is_end` and an
-/// `ember_text_stream` do, with the same tokens. All tokens that were made are in the context afterwards, so that the next call goes
-/// on behind them. `options` may be NULL for the defaults. Why it ended, and how much was made, is written to `out`, whose `struct_size`
-/// the caller has set, and which may be NULL. If several reasons come with one token, an end token comes first, then a stop string, then
-/// the callback.
+/// Appends the prompt, if there is one, to the context, then decodes tokens until there is a reason to end, and
+/// passes the text to a callback as it is generated. The tokens are the same as those of `ember_prefill` and
+/// `ember_decode` in a loop, and the text is that of an `ember_text_stream`. All tokens are in the context
+/// afterwards, so the next call continues from there. `options` may be NULL for the defaults. The reason of the end
+/// and the amount of output are written to `out`, whose `struct_size` the caller has set; it may be NULL. If one
+/// token gives several reasons, an end token takes precedence over a stop string, and a stop string over the
+/// callback.
 ///
-/// Text that is held back when the callback ends the generation is not passed on; its tokens are in the context.
+/// Text that is still held back when the callback ends the generation is not passed to it; its tokens are in the
+/// context.
 ///
-/// `ember_session_interrupt` ends it with `EMBER_OK` and `EMBER_END_INTERRUPTED`; but as long as no token was chosen and the prompt is not
-/// evaluated, with `EMBER_INTERRUPTED` and nothing done.
+/// `ember_session_interrupt` ends it with `EMBER_OK` and the reason `EMBER_END_INTERRUPTED`. While the prompt is
+/// evaluated, it ends with the error `EMBER_INTERRUPTED` instead, and nothing was done.
 ///
-/// Errors: those of `ember_prefill` and `ember_decode`; `EMBER_NO_TOKENS` if there are neither a prompt nor a context;
-/// `EMBER_CONTEXT_FULL` if the prompt does not fit; those of `ember_text_stream_create`, `EMBER_UNSUPPORTED` if the model's tokenizer is not
-/// supported among them. After each of them the session is as it was before the call, whatever text the callback got: the same call
-/// again makes the same tokens.
+/// Errors: those of `ember_prefill` and `ember_decode`; `EMBER_NO_TOKENS` if there are neither a prompt nor a
+/// context; `EMBER_CONTEXT_FULL` if the prompt does not fit; those of `ember_text_stream_create`, `EMBER_UNSUPPORTED`
+/// if the model's tokenizer is not supported among them. After an error, the session is as it was before the call,
+/// even if the callback already received text: the same call generates the same tokens again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_generate(
     session: *mut ember_session,

@@ -11,13 +11,13 @@ use std::ffi::c_char;
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ember_grammar_kind {
-    /// No grammar: takes the session's away.
+    /// No grammar: removes the session's grammar.
     EMBER_GRAMMAR_NONE = 0,
-    /// A JSON schema. The answer is a JSON value that it accepts; with `{}` any JSON value. Its
-    /// references must lie within it (`#/$defs/...`). A keyword that cannot be held to is an error.
+    /// A JSON schema. The output is a JSON value that the schema accepts; with `{}`, any JSON value. References must
+    /// be local (`#/$defs/...`). A keyword that cannot be enforced is an error.
     EMBER_GRAMMAR_JSON_SCHEMA = 1,
-    /// A regular expression that the whole answer matches, in the syntax of Rust's `regex` crate,
-    /// without look-around.
+    /// A regular expression that matches the whole output, in the syntax of Rust's `regex` crate, without
+    /// look-around.
     EMBER_GRAMMAR_REGEX = 2,
     /// A grammar in llguidance's variant of Lark, which starts with the rule `start`. As in Lark,
     /// text is first divided into the longest possible terminals.
@@ -34,7 +34,7 @@ pub enum ember_json_spacing {
     EMBER_JSON_SPACED = 0,
     /// No space between values.
     EMBER_JSON_COMPACT = 1,
-    /// As the model likes, up to 40 characters of white space at a place.
+    /// Any white space that the model chooses, up to 40 characters in one place.
     EMBER_JSON_FREE = 2,
 }
 
@@ -57,32 +57,30 @@ unsafe impl Sized32 for ember_grammar_options {
     const NAME: &'static str = "ember_grammar_options";
 }
 
-/// Holds a session's answers to a grammar, in place of the one before: from the next decode on,
-/// tokens are chosen among those that the grammar allows, by the same settings as before. `kind` is
-/// a value of `enum ember_grammar_kind`, `text` the grammar, `len` bytes of UTF-8; `options` may be
-/// NULL for the defaults. `EMBER_GRAMMAR_NONE`, with no text, takes the grammar away.
+/// Constrains the output of a session to a grammar, which replaces the previous one. From the next decode on, only
+/// tokens that the grammar allows can be chosen; sampling settings still apply. `kind` is a value of `enum
+/// ember_grammar_kind`, `text` the grammar, `len` bytes of UTF-8; `options` may be NULL for the defaults.
+/// `EMBER_GRAMMAR_NONE`, with no text, removes the grammar.
 ///
-/// The answer begins behind the present end of the context, or behind a later prefill: prompts are
-/// not constrained, and each answer of a conversation begins the grammar anew (setting it again does
-/// so, too). When the answer is complete and may go on, tokens that end a text
-/// (`ember_token_is_end`) are among the allowed ones; when it cannot go on, and behind such a token,
-/// they are the only ones. So decoding until the first end token gives a complete answer, and no
-/// token before it is a control token.
+/// Constrained output begins at the current end of the context, or after a later prefill: prompts are not
+/// constrained, and each prefill starts the grammar from its beginning (so does setting the grammar again). If the
+/// output is complete but may continue, end tokens (`ember_token_is_end`) are allowed as well. If it cannot continue,
+/// and after an end token, only end tokens are allowed. So decoding until the first end token produces complete
+/// output, and no token before it is a control token.
 ///
-/// Text that the grammar leaves no choice about is not left to the model: its tokens come from the
-/// following decodes at once, as the tokenizer would make them, and are evaluated together when
-/// logits are needed (log-probabilities that were asked for are made one by one, however). All of
-/// this holds for started decodes and batches; `ember_session_rewind` takes the grammar back with
-/// the tokens, `ember_session_fork` copies it, and `ember_session_logits` shows the logits without
-/// it. A session keeps up to 64 MB for its grammar, a model about 300 bytes a token for all of them,
-/// made at the first one.
+/// If the grammar allows only one continuation, its tokens are not sampled. The following decodes return them at
+/// once, tokenized as the tokenizer would, and they are evaluated together when logits are needed; if
+/// log-probabilities were asked for, they are evaluated one by one. Started decodes and batches work in the same way.
+/// `ember_session_rewind` rewinds the grammar with the tokens, `ember_session_fork` copies it, and
+/// `ember_session_logits` returns logits without it. A grammar takes up to 64 MB per session. The first grammar of a
+/// model builds tables of about 300 bytes per vocabulary entry, which its sessions share.
 ///
-/// Errors: `EMBER_GRAMMAR` if the text is not valid, with the place; if no text can meet it; or if it
-/// is too large: more than 1 MiB (64 KiB for an expression), or too expensive. It is told within about a second.
-/// Later decodes may still fail with it if the grammar becomes too complex for a step.
-/// `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` names the argument; `EMBER_UNSUPPORTED` if the
-/// model's tokenizer is not supported or has no end token; `EMBER_INTERRUPTED`; `EMBER_BUSY`;
-/// `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the session keeps the grammar that it had.
+/// Errors: `EMBER_GRAMMAR` if the grammar is not valid (the message names the place), if no text satisfies it, or if
+/// it is too large (more than 1 MiB, 64 KiB for a regular expression) or too expensive. The error is returned within
+/// about a second. Later decodes may still fail with it if the grammar becomes too complex for a step.
+/// `EMBER_INVALID_UTF8`; `EMBER_INVALID_ARGUMENT` names the argument; `EMBER_UNSUPPORTED` if the model's tokenizer is
+/// not supported or has no end token; `EMBER_INTERRUPTED`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`;
+/// `EMBER_OUT_OF_MEMORY`. After each of them the session keeps the grammar that it had.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_session_set_grammar(
     session: *mut ember_session,

@@ -36,11 +36,10 @@ unsafe impl Send for User {}
 // SAFETY: as above.
 unsafe impl Sync for User {}
 
-/// Sets the function that receives log messages up to `level` (`EMBER_LOG_ERROR` the fewest), for
-/// the whole process; NULL turns the log off, which is the state at start. The library writes
-/// nothing anywhere else. `user` is handed to the callback and may be NULL. When this function
-/// returns, the callback before is not running and will not run again; so do not hold a lock that
-/// the callback takes. Any thread may call it.
+/// Sets the function that receives log messages up to `level` (`EMBER_LOG_ERROR` is the lowest), for the whole
+/// process. NULL turns logging off, which is the initial state. The library writes log messages nowhere else. `user`
+/// is passed to the callback and may be NULL. When this function returns, the previous callback is not running and
+/// will not run again, so do not hold a lock that the callback takes. Any thread may call it.
 ///
 /// Errors: `EMBER_INVALID_ARGUMENT` for a level that is none; `EMBER_BUSY` from within the callback.
 #[unsafe(no_mangle)]

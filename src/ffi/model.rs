@@ -26,9 +26,9 @@ pub(super) fn model(handle: *const ember_model) -> Result<Arc<Model>> {
     MODELS.get(handle.addr())
 }
 
-/// Hears how far a load is: `fraction` runs from 0 to 1 and never goes back. Returning anything but
-/// 0 stops the load with `EMBER_CANCELLED`. Called on the thread that called `ember_model_load` or `ember_model_load_from`,
-/// which holds no lock meanwhile: the callback may call every function of the library. It must
+/// Receives the progress of a load: `fraction` goes from 0 to 1 and never decreases. Return 0 to continue; any other
+/// value stops the load with `EMBER_CANCELLED`. Called on the thread that called `ember_model_load` or
+/// `ember_model_load_from`, without holding a lock, so the callback may call any function of the library. It must
 /// return normally: no `longjmp`, no exception.
 pub type ember_progress_fn = Option<unsafe extern "C" fn(user: *mut c_void, fraction: f32) -> i32>;
 
@@ -56,20 +56,17 @@ pub enum ember_weights {
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ember_files {
-    /// The files are mapped. A load takes no time, processes share the memory, and the system can
-    /// drop pages and read them again, so that a model may be larger than the free memory. The risk:
-    /// the files must not be overwritten or shortened while the model lives. The system stops a
-    /// process (`SIGBUS`) that touches a mapping where its file has ended. Calls that find a file
-    /// changed when they begin return `EMBER_FILE_TRUNCATED` or `EMBER_FILE_CORRUPT`, but a file
-    /// that shrinks while a call computes ends the process. To replace a file is safe if the new
-    /// one is written under another name and then renamed, as package managers and most downloads
-    /// do; to delete it is safe, too. A medium that is removed or a network drive that fails has the
-    /// same effect as a file that shrinks.
+    /// The files are mapped. Loading is fast, processes share the memory, and the system can drop pages and read them
+    /// again, so a model may be larger than the free memory. The risk: the files must not be overwritten or shortened
+    /// while the model is in use, because the system ends a process (`SIGBUS`) that reads a mapping beyond the end of
+    /// its file. Calls that find a changed file when they begin return `EMBER_FILE_TRUNCATED` or
+    /// `EMBER_FILE_CORRUPT`, but a file that shrinks during a call ends the process. It is safe to replace a file by
+    /// writing the new one under another name and renaming it, as package managers and most downloads do, and to
+    /// delete it. A removed medium or a network drive that fails has the same effect as a file that shrinks.
     EMBER_FILES_MAPPED = 0,
-    /// The files are read into memory of the model's own, in huge pages where the system has them.
-    /// A load takes as long as reading does, and the memory must be free, else the load fails with
-    /// `EMBER_OUT_OF_MEMORY`. When the model is loaded, the files may change, shrink or go; before,
-    /// that is an error.
+    /// The files are read into memory that the model owns, in huge pages where the system has them. Loading takes as
+    /// long as reading the files, and fails with `EMBER_OUT_OF_MEMORY` if there is not enough memory. After loading,
+    /// the files may change, shrink or be deleted; a change during loading is an error.
     EMBER_FILES_READ = 1,
 }
 
@@ -198,11 +195,11 @@ unsafe impl Sized32 for ember_model_details {
 /// call, which is an error where it can be seen; what is allowed later, `enum ember_files` says. Any
 /// thread may call it; loads run side by side.
 ///
-/// Metadata may take 128 MB of memory, a model folder's JSON files have limits likewise; what is
-/// larger is `EMBER_UNSUPPORTED`. So is a weight that the architecture has no place for, named in the
-/// message: the model is a variant whose answers would be wrong without it.
+/// Metadata may take up to 128 MB of memory, and the JSON files of a folder have similar limits; larger ones are
+/// `EMBER_UNSUPPORTED`. So is a tensor that the architecture does not use, because the model is then a variant whose
+/// output would be wrong without it. The message names the tensor.
 ///
-/// A model whose tokenizer is not supported is loaded; the text functions return the error.
+/// A model whose tokenizer is not supported is loaded anyway; text functions then return `EMBER_UNSUPPORTED`.
 ///
 /// Errors: `EMBER_INVALID_UTF8`, `EMBER_INVALID_ARGUMENT` (empty path, NUL inside it, an option's
 /// value); `EMBER_NO_DEVICE`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`,
@@ -299,8 +296,8 @@ fn describe(model: &Model) -> ember_model_details {
     d
 }
 
-/// Makes the handle invalid. The memory goes when the last session of the model is freed, too.
-/// NULL is allowed and does nothing. Calls with this model that are running on other threads end
+/// Frees a model: the handle becomes invalid at once, and the memory is freed when the last session of the model is
+/// freed, too. NULL is allowed and does nothing. Calls with this model that are running on other threads complete
 /// normally.
 ///
 /// Errors: `EMBER_INVALID_HANDLE`.

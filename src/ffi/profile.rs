@@ -61,15 +61,13 @@ pub struct ember_profile_entry {
     pub name: [c_char; 16],
 }
 
-/// Evaluates the last token of the context once more, slower than a decode does, and writes where
-/// its time went: an entry per kind of work, in their order, `*count` of them. `capacity` is the
-/// room in `entries`; 16 are enough for this version. A device that does two kinds of work at once
-/// counts them as the one that reads more. The session is as before, and a decode that was never
-/// profiled costs nothing for it.
+/// Evaluates the last token of the context again, more slowly than a decode does, and writes how long each kind of
+/// work took to `entries`, and the number of entries to `count`. `capacity` is the number of elements that `entries`
+/// has room for; 16 are enough for this version. Work that a device does at the same time is counted as the kind that
+/// reads more memory. The session is unchanged, and decodes that are not profiled are not slowed down.
 ///
-/// Errors: `EMBER_BUFFER_TOO_SMALL` if there may be more kinds than `capacity`, with nothing done;
-/// `EMBER_NO_TOKENS` for an empty context; `EMBER_UNSUPPORTED` by devices that cannot; `EMBER_BUSY`;
-/// `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`.
+/// Errors: `EMBER_BUFFER_TOO_SMALL` if there may be more entries than `capacity`; `EMBER_NO_TOKENS` for an empty
+/// context; `EMBER_UNSUPPORTED` by devices that cannot; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_session_profile(
     session: *mut ember_session,

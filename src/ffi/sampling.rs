@@ -25,13 +25,13 @@ pub struct ember_logit_bias {
     pub bias: f32,
 }
 
-/// Something that ends repetitions, for `ember_sampling_options.dry_breakers`: a text, or a sequence
-/// of tokens, the other being NULL.
+/// A sequence breaker for DRY (`ember_sampling_options.dry_breakers`): a repetition does not extend across it. Set
+/// either `text` or `tokens`; the other must be NULL.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ember_dry_breaker {
-    /// UTF-8 of 1 to 64 bytes, or NULL. Stands for every token that contains it, and for every
-    /// sequence of a token that ends with its beginning and the tokens of the rest.
+    /// UTF-8 of 1 to 64 bytes, or NULL. It matches every token that contains it, and every sequence of tokens that
+    /// spells it across token boundaries.
     pub text: *const c_char,
     /// Length of `text` in bytes.
     pub text_len: usize,
@@ -50,8 +50,8 @@ pub struct ember_dry_breaker {
 /// 2. Tokens among the last `penalty_window` tokens of the context, prompt and output, are penalized:
 ///    a positive logit is divided by `repeat_penalty`, another one multiplied by it; then
 ///    `frequency_penalty` times the number of occurrences is taken from it, then `presence_penalty`.
-/// 3. DRY: tokens that would lengthen a repetition are penalized, see `dry_multiplier`.
-/// 4. Tokens that are banned, or not among the forced ones, cannot be chosen.
+/// 3. DRY: tokens that would lengthen a repetition are penalized, see `dry_multiplier`. 4. Tokens in `banned`, and
+///   tokens that are not in a non-empty `forced` list, are removed.
 /// 5. A `temperature` of 0 takes the largest logit (of equal ones the smaller id) and ends here.
 /// 6. `top_k` keeps the tokens of the k largest logits.
 /// 7. `typical_p` keeps those whose surprise, minus the logarithm of their probability, is closest
@@ -102,12 +102,12 @@ pub struct ember_sampling_options {
     /// Without `dry_breakers`, a line end, a colon, a double quote and an asterisk are breakers; 1
     /// means that there are none then. Models without a tokenizer have none of their own.
     pub dry_no_breakers: u32,
-    /// How many of the most probable tokens `ember_session_logprobs` is to tell after each decode, up
-    /// to 64, besides the chosen one; 0 tells nothing.
+    /// Number of most probable tokens, up to 64, that `ember_session_logprobs` returns after each decode besides the
+    /// chosen one. 0 turns log-probabilities off.
     pub logprobs: u32,
     /// Seed of the draws. 0 is a seed like any other.
     pub seed: u64,
-    /// What to add to the logits of single tokens; a token that is there twice gets the sum.
+    /// Values to add to the logits of single tokens. If a token occurs twice, the sum is added.
     pub logit_bias: *const ember_logit_bias,
     /// Number of elements.
     pub logit_bias_count: usize,
@@ -115,12 +115,12 @@ pub struct ember_sampling_options {
     pub banned: *const u32,
     /// Number of ids.
     pub banned_count: usize,
-    /// If there are any, only these tokens are chosen (unless they are banned): one alone is forced.
+    /// If the list is not empty, only these tokens can be chosen, except those that are banned as well. A single
+    /// token is always chosen.
     pub forced: *const u32,
     /// Number of ids.
     pub forced_count: usize,
-    /// Sequences that no repetition goes beyond. A token that is a breaker by itself is not
-    /// penalized.
+    /// Sequences that a repetition does not extend across. A token that is a breaker by itself is not penalized.
     pub dry_breakers: *const ember_dry_breaker,
     /// Number of elements.
     pub dry_breaker_count: usize,
@@ -245,8 +245,7 @@ impl ember_dry_breaker {
     }
 }
 
-/// Changes how the session's next tokens are chosen; everything else stays. NULL means the defaults.
-/// The arrays are copied.
+/// Changes how the next tokens are chosen. `options` may be NULL for the defaults. Arrays are copied.
 ///
 /// Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_INVALID_TOKEN` names the list and the
 /// token; `EMBER_INVALID_UTF8` in a breaker of text, `EMBER_UNSUPPORTED` for one if the model has no
@@ -274,12 +273,11 @@ pub unsafe extern "C" fn ember_session_set_sampling(
     unsafe { call(err, work) }
 }
 
-/// Tells how probable the model held the token that the last decode returned (`ember_decode`,
-/// `ember_decode_poll`, `ember_decode_batch`), and the most probable ones, as many as
-/// `ember_sampling_options.logprobs` says, the most probable first. All are natural logarithms of
-/// probabilities by the model's own logits at temperature 1, before any option changes or filters
-/// them. `chosen` gets that of the token; the ids go to `tokens` and theirs to `logprobs`, both with
-/// room for `capacity`, and their number to `count`.
+/// Returns the log-probability of the token that the last decode returned (`ember_decode`, `ember_decode_poll`,
+/// `ember_decode_batch`), and those of the most probable tokens, as many as `ember_sampling_options.logprobs` asks
+/// for, in descending order. They are natural logarithms of the probabilities at temperature 1, before any sampling
+/// option changes them. The value of the returned token is written to `chosen`; ids are written to `tokens` and their
+/// values to `logprobs`, both arrays of `capacity` elements, and their number to `count`.
 ///
 /// Errors: `EMBER_NOTHING_PENDING` if no token was decoded yet, or the options of the last one did
 /// not ask for it; `EMBER_BUFFER_TOO_SMALL`; `EMBER_BUSY`.

@@ -61,12 +61,12 @@ pub struct ember_session_options {
     pub reserved: u32,
     /// Seed of the draws. 0 is a seed like any other.
     pub seed: u64,
-    /// Whose work a GPU prefers when several sessions wait for it: positive goes first, negative
-    /// last. GPUs have few levels and take the nearest one. Nothing to a CPU.
+    /// Priority of the session's work on a GPU: higher values run first. GPUs support few levels and use the nearest
+    /// one. The CPU ignores it.
     pub stream_priority: i32,
     /// Must be 0.
     pub reserved2: u32,
-    /// How tokens are chosen, or NULL: then the five fields above say it. With it, they must be 0.
+    /// How tokens are chosen. If NULL, the five fields above are used; otherwise they must be 0.
     pub sampling: *const ember_sampling_options,
 }
 
@@ -187,10 +187,9 @@ pub(super) fn insert(session: Session) -> Result<*mut ember_session> {
     Ok(without_provenance_mut(SESSIONS.insert(Arc::new(cell))?))
 }
 
-/// Makes a session with an empty context. `options` may be NULL for the defaults. The memory of its
-/// whole context is reserved here; what all sessions of a model share is made by its first prefill and
-/// its first batch. The new handle is written to `out` and has to be freed with
-/// `ember_session_free`. Any thread may call it.
+/// Creates a session with an empty context. `options` may be NULL for the defaults. The memory for the whole context
+/// is reserved here. What the sessions of a model share is allocated by the first prefill and the first batch. The
+/// new handle is written to `out` and has to be freed with `ember_session_free`. Any thread may call it.
 ///
 /// A model with LongRoPE (Phi-3 and 3.5, Phi-4 mini) has two sets of rotations, and the session's `context`
 /// chooses: the set for long texts if it is longer than the context that the model was first trained
@@ -342,15 +341,14 @@ pub unsafe extern "C" fn ember_session_position(
     unsafe { call_always(err, work) }
 }
 
-/// Keeps the first `position` tokens of the context and forgets the rest. Takes no time to speak
-/// of; a decode that follows evaluates the last kept token again. If the model has layers with a
-/// sliding window, these keep the window and some hundred positions; after a rewind further back
-/// than that, the next call evaluates all kept tokens again, like a prefill of them. 0 empties the context. Decodes
-/// that were started are interrupted and waited for, and their tokens that were not collected are
-/// lost: this is how to drop what was queued behind a token that ends the text.
+/// Keeps the first `position` tokens of the context and drops the rest; 0 empties the context. The call itself
+/// evaluates nothing. The next decode evaluates the last kept token again. Layers with a sliding window keep only the
+/// window and some hundred positions, so after a rewind beyond these, the next call evaluates all kept tokens again.
+/// Started decodes are interrupted, and tokens that were not collected are dropped: use this to discard what was
+/// queued after an end token.
 ///
-/// Errors: `EMBER_INVALID_ARGUMENT` if the context has fewer tokens, of which those that were not
-/// collected are none; `EMBER_BUSY`.
+/// Errors: `EMBER_INVALID_ARGUMENT` if the context has fewer tokens (tokens that were not collected do not count);
+/// `EMBER_BUSY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_session_rewind(
     session: *mut ember_session,
@@ -362,10 +360,9 @@ pub unsafe extern "C" fn ember_session_rewind(
     unsafe { call(err, work) }
 }
 
-/// Makes a session with the same context, options and model, which goes its own way from there: it
-/// answers as the first one would, to the bit. The keys and values are copied or shared, not
-/// computed again. The new handle is written to `out` and has to be freed with
-/// `ember_session_free`.
+/// Creates a session with the same model, options and context. From there on, the two sessions are independent. With
+/// the same calls, the new session returns the same results as the original, bit for bit. Keys and values are shared
+/// or copied, not computed again. The new handle is written to `out` and has to be freed with `ember_session_free`.
 ///
 /// Errors: `EMBER_OUT_OF_MEMORY`; `EMBER_UNSUPPORTED` by devices that cannot; `EMBER_BUSY`;
 /// `EMBER_DECODE_PENDING`.
@@ -386,9 +383,9 @@ pub unsafe extern "C" fn ember_session_fork(
     unsafe { call(err, work) }
 }
 
-/// Writes the logits that the next decode will choose by: one per token id, `n_vocab` of them
-/// (`ember_model_details`), natural logarithms up to a constant. `count` is the room in `out`. If
-/// the last token was not evaluated yet, this does it.
+/// Writes the logits for the next token, before sampling: `n_vocab` values (`ember_model_details`), indexed by token
+/// id. `count` is the number of elements that `out` has room for. Evaluates the last token if that has not happened
+/// yet.
 ///
 /// Errors: `EMBER_BUFFER_TOO_SMALL` if `count` is less than `n_vocab`; `EMBER_NO_TOKENS` for an
 /// empty context; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. On
@@ -418,16 +415,15 @@ pub unsafe extern "C" fn ember_session_logits(
     unsafe { call(err, work) }
 }
 
-/// Makes the call that is running with this session on another thread return `EMBER_INTERRUPTED`
-/// soon, with the session as it was before; likewise decodes that were started, which
-/// `ember_decode_poll` then reports, after the tokens that had been chosen by then. A batch ends for
-/// all its sessions. Any thread may call it at any time.
+/// Makes a call with this session that is running on another thread return `EMBER_INTERRUPTED` soon; the session is
+/// then as it was before that call. Started decodes stop, too: `ember_decode_poll` returns the tokens that were
+/// already chosen, then `EMBER_INTERRUPTED`. A batch ends for all its sessions. Any thread may call this at any time.
 ///
-/// The interrupt stays until a call with the session has returned `EMBER_INTERRUPTED`, and so cannot come too early: if no
-/// call is running, or the one that is running is about to end and succeeds, then the next one that computes
-/// (those whose errors name `EMBER_INTERRUPTED`) returns it at once. One call answers all interrupts that came before its
-/// return. In a batch, the session that `ember_error.index` names has answered its own; `ember_generate` answers by its reason.
-/// `ember_session_clear_interrupt` takes the interrupt back.
+/// The interrupt stays set until a call with the session has returned `EMBER_INTERRUPTED`, so it cannot come too
+/// early: if no call is running, or the running call still succeeds, the next call that lists `EMBER_INTERRUPTED`
+/// among its errors returns it at once. One returned `EMBER_INTERRUPTED` clears all interrupts that came before it.
+/// In a batch, only the interrupt of the session that `ember_error.index` names is cleared. `ember_generate` reports
+/// an interrupt as the reason of the end. `ember_session_clear_interrupt` clears the interrupt.
 ///
 /// Errors: `EMBER_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
@@ -441,9 +437,9 @@ pub unsafe extern "C" fn ember_session_interrupt(session: *mut ember_session) ->
     unsafe { call_always(null_mut(), work) }
 }
 
-/// Takes an interrupt back that no call has answered yet: for the start of a new turn, whose calls an interrupt
-/// of the turn before is not meant for. Without one this does nothing. Any thread may call it at any time; a call that is
-/// running on another thread may be ended by the interrupt all the same.
+/// Clears an interrupt that no call has returned yet. Use it at the start of a new turn, so that a late interrupt of
+/// the previous turn does not end it. Does nothing if there is none. Any thread may call it at any time. A call that
+/// is already running on another thread may still end because of the interrupt.
 ///
 /// Errors: `EMBER_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
@@ -459,8 +455,7 @@ pub unsafe extern "C" fn ember_session_clear_interrupt(
     unsafe { call_always(null_mut(), work) }
 }
 
-/// Frees a session. Decodes that were started are interrupted and waited for. NULL is allowed and
-/// does nothing.
+/// Frees a session. Started decodes are interrupted first. NULL is allowed and does nothing.
 ///
 /// Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY` if another thread is inside a call with it, which
 /// leaves it alive: interrupt that call first.

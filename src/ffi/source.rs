@@ -19,9 +19,9 @@ pub enum ember_source_flags {
     EMBER_SOURCE_BORROW = 1,
 }
 
-/// Tells that the library does not need borrowed bytes any more. Called once for each load that has succeeded, on the thread
-/// that frees the model or its last session, or that loads it onto a GPU, which may be before `ember_model_load_from` returns. It must
-/// return normally: no `longjmp`, no exception.
+/// Called when the library no longer needs borrowed bytes: once for each load that succeeded, on the thread that
+/// frees the model or its last session, or on the thread that loads it onto a GPU, possibly before
+/// `ember_model_load_from` returns. It must return normally: no `longjmp`, no exception.
 pub type ember_release_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, bytes: *const c_void, size: u64)>;
 
@@ -142,14 +142,15 @@ impl Drop for Reading {
     }
 }
 
-/// Loads a model as `ember_model_load` does, from a GGUF file that is in memory or that a function reads: one in a game's
-/// archive, in the resources of a program, encrypted on disk or behind another file system. `options` may be NULL for the
-/// defaults; `files` in them means nothing here.
+/// Loads a model as `ember_model_load` does, from a GGUF file in memory or from a callback that reads it: for files
+/// in a game's archive, in a program's resources, encrypted, or in a virtual file system. `options` may be NULL for
+/// the defaults; its field `files` is ignored.
 ///
-/// - `bytes` are copied, unless `flags` says `EMBER_SOURCE_BORROW`: then a CPU computes with them where they are, without
-///   another copy. After an error they stay the caller's, and `release` is not called.
-/// - What `read` reads goes to memory of the model's own, or to the GPU. It is called for pieces of up to some megabytes, the header of
-///   the file first; a tensor may be read more than once, and what the architecture has no use for is not.
+/// - `bytes` are copied, unless `flags` has `EMBER_SOURCE_BORROW`: then the CPU uses them in place, without another
+///   copy. After an error, the caller still owns them, and `release` is not called. - Data from `read` is stored in
+///   memory of the model or on the GPU. `read` is called for pieces of up to some megabytes, beginning with the
+///   header of the file. A tensor may be read more than once, and tensors that the architecture does not use are not
+///   read.
 ///
 /// The new handle is written to `out` and has to be freed with `ember_model_free`. Any thread may call it; loads run side by
 /// side.

@@ -29,9 +29,9 @@ pub enum ember_capability {
     EMBER_CAN_CUDA_KV_Q8_0 = 50,
 }
 
-/// Tells whether the loaded library can do something, a value of `enum ember_capability`: 1 if it can, 0 if it cannot or does
-/// not know the number. It is about what was compiled; which devices there are and what they use, for example the
-/// instruction set, `ember_device_info` says. Any thread may call it at any time.
+/// Returns 1 if the loaded library has the capability, a value of `enum ember_capability`; 0 if it does not or does
+/// not know the value. Capabilities are decided when the library is compiled. `ember_device_info` describes the
+/// devices of this machine. Any thread may call it at any time.
 #[unsafe(no_mangle)]
 pub extern "C" fn ember_supported(capability: u32) -> u32 {
     use ember_capability as C;

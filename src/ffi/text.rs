@@ -13,11 +13,11 @@ use std::ffi::c_char;
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ember_tokenize_flags {
-    /// The text goes on where other tokens end: add none of the tokens that the model wants at the
-    /// beginning (BOS) or end of a text.
+    /// The text continues other tokens: do not add the tokens that the model expects at the beginning (BOS) or end of
+    /// a text.
     EMBER_TOKENIZE_CONTINUE = 1,
-    /// Recognize control tokens spelled out in the text, like `<|im_end|>`. Leave it off for text
-    /// from outside, which could forge roles with them.
+    /// Recognize control tokens in the text, such as `<|im_end|>`. Do not set this flag for untrusted text, which
+    /// could forge roles with them.
     EMBER_TOKENIZE_SPECIAL = 2,
 }
 
@@ -46,8 +46,8 @@ unsafe impl Sized32 for ember_tokenize_options {
 pub enum ember_detokenize_flags {
     /// Leave out control tokens instead of spelling their names.
     EMBER_DETOKENIZE_SKIP_SPECIAL = 1,
-    /// The tokens go on where other text ends. Without it they are the start of a text, where the
-    /// space is left out that tokenizers of the SentencePiece kind put before every text.
+    /// The tokens continue other text. Without this flag, they are the start of a text, and the space that
+    /// SentencePiece tokenizers put before every text is left out.
     EMBER_DETOKENIZE_CONTINUE = 2,
 }
 
@@ -85,9 +85,9 @@ fn tokenize(
     Ok(ids)
 }
 
-/// Turns `len` bytes of UTF-8 into token ids. `count` receives their number, also when `capacity`,
-/// the room in `tokens`, is too small for them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to
-/// `tokens`). `tokens` may be NULL if `capacity` is 0. Any thread may call it.
+/// Tokenizes `len` bytes of UTF-8. The token ids are written to `tokens`, and their number to `count`. `capacity` is
+/// the number of elements that `tokens` has room for; if that is too small, the result is `EMBER_BUFFER_TOO_SMALL`,
+/// and only `count` is written. `tokens` may be NULL if `capacity` is 0. Any thread may call it.
 ///
 /// The time is proportional to the text, a megabyte in some tenths of a second.
 ///
@@ -154,10 +154,10 @@ pub unsafe extern "C" fn ember_tokenize_with(
     unsafe { call(err, work) }
 }
 
-/// Turns `count` token ids into bytes. `len` receives their number, also when `capacity`, the room
-/// in `text`, is too small for them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `text`).
-/// `text` may be NULL if `capacity` is 0. No NUL is added. The bytes are UTF-8 if the tokens end at
-/// the end of a character; a character may be spread over several tokens. Any thread may call it.
+/// Converts `count` token ids to bytes. The bytes are written to `text`, and their number to `len`. `capacity` is the
+/// size of `text` in bytes; if that is too small, the result is `EMBER_BUFFER_TOO_SMALL`, and only `len` is written.
+/// `text` may be NULL if `capacity` is 0. No NUL is added. The bytes are UTF-8 if the tokens end at the end of a
+/// character; a character may be spread over several tokens. Any thread may call it.
 ///
 /// Errors: `EMBER_INVALID_TOKEN`; `EMBER_BUFFER_TOO_SMALL`; `EMBER_INVALID_ARGUMENT` for unknown flags;
 /// `EMBER_UNSUPPORTED` if the model's tokenizer is not supported; `EMBER_OUT_OF_MEMORY`.

@@ -14,9 +14,9 @@ use std::ffi::c_char;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
-/// Turns tokens into text while they are made: gives back whole characters only, and ends at a stop
-/// string. One thread at a time may use it; a call from a second thread meanwhile returns
-/// `EMBER_BUSY` and changes nothing. It keeps its model alive.
+/// Converts tokens to text as they arrive. It returns whole characters only, and ends at a stop string. One thread at
+/// a time may use it; a call from a second thread meanwhile returns `EMBER_BUSY` and changes nothing. It keeps its
+/// model alive.
 pub struct ember_text_stream {
     _opaque: [u8; 0],
 }
@@ -172,11 +172,11 @@ pub unsafe extern "C" fn ember_text_stream_create(
     unsafe { call(err, work) }
 }
 
-/// Takes the next `count` tokens and writes the text that is certain now: whole characters that no
-/// stop string begins with. The rest comes with later tokens or with `ember_text_stream_finish`.
-/// Whatever way the tokens are cut into calls, the text is the same. When a stop string is complete
-/// (of several, the first to be), everything before it is written, nothing of it or behind it, and
-/// `ember_text_stream_info` tells of it. Bytes that are not UTF-8 become U+FFFD.
+/// Takes the next `count` tokens and writes the text that is certain now: whole characters that cannot be the start
+/// of a stop string. The rest follows with later tokens or with `ember_text_stream_finish`. The text does not depend
+/// on how tokens are divided among calls. When a stop string is complete (the first one, if there are several),
+/// everything before it is written, nothing of it or after it, and `ember_text_stream_info` reports it. Bytes that
+/// are not UTF-8 become U+FFFD.
 ///
 /// `len` receives the number of bytes, also when `capacity`, the room in `text`, is too small for
 /// them: `EMBER_BUFFER_TOO_SMALL`, with nothing written to `text` and no token taken. `text` may be

@@ -25,9 +25,10 @@ pub struct ember_tokenizer_details {
     pub unknown: u32,
     /// The token that fills up the sequences of a batch in training.
     pub padding: u32,
-    /// 1 if `ember_tokenize` puts `bos` before a text unless it goes on (`EMBER_TOKENIZE_CONTINUE`), else 0.
+    /// 1 if `ember_tokenize` puts `bos` before a text unless the text continues others (`EMBER_TOKENIZE_CONTINUE`),
+    /// else 0.
     pub adds_bos: u32,
-    /// 1 if it puts `eos` behind a text likewise, else 0.
+    /// 1 if it puts `eos` after a text unless the text continues others, else 0.
     pub adds_eos: u32,
     /// Number of tokens that end an answer: what `ember_end_tokens` writes.
     pub n_end_tokens: u32,
@@ -71,10 +72,10 @@ pub unsafe extern "C" fn ember_tokenizer_info(
     unsafe { call(err, work) }
 }
 
-/// Writes the ids of all tokens that end an answer (end of text, turn or message), in ascending order, to `tokens`, and their number
-/// to `count`, also when `capacity`, the room in `tokens`, is too small for them (`EMBER_BUFFER_TOO_SMALL`, with nothing written to
-/// `tokens`). `tokens` may be NULL if `capacity` is 0. Most models have one to five; `ember_token_is_end` tells of a single
-/// token whether it is among them. Any thread may call it.
+/// Writes the ids of all tokens that end an answer (end of text, turn or message), in ascending order, to `tokens`,
+/// and their number to `count`, also when `capacity`, the room in `tokens`, is too small for them
+/// (`EMBER_BUFFER_TOO_SMALL`, with nothing written to `tokens`). `tokens` may be NULL if `capacity` is 0. Most models
+/// have one to five. `ember_token_is_end` checks a single token. Any thread may call it.
 ///
 /// Errors: `EMBER_BUFFER_TOO_SMALL`; `EMBER_UNSUPPORTED` if the model's tokenizer is not supported.
 #[unsafe(no_mangle)]
