@@ -354,7 +354,7 @@ static void full_contexts_and_errors(const ember_model *model) {
     session = create(other, NULL);
     o.prompt = BAD;
     o.prompt_count = 2;
-    STATUS(ember_generate(session, &o, &d, &err), EMBER_MISSING_KEY);
+    STATUS(ember_generate(session, &o, &d, &err), EMBER_UNSUPPORTED);
     CHECK(position_of(session) == 0);
     CHECK(ember_session_free(session) == EMBER_OK);
     CHECK(ember_model_free(other) == EMBER_OK);
