@@ -90,6 +90,7 @@ help:
 	@echo "make test-memory     requests for memory fail, up to $(MEMORY_TRIES) in each case of each function; test-memory-all: every one"
 	@echo "make test-driver     the GPU backend's host side, with a driver that stands in for the real one"
 	@echo "make test-stack      every function on a stack of 64 KB"
+	@echo "make test-bindings   the bindings for other languages, each where its tools are installed"
 	@echo "make install         header, libraries, emberlm.pc (PREFIX, LIBDIR, INCLUDEDIR, DESTDIR); make uninstall"
 	@echo "make header          generate include/emberlm.h anew; make check-header compares only"
 	@echo "make check-symbols   the shared library exports what the header declares and nothing else"
@@ -336,6 +337,8 @@ fuzz: $(CARGO_FUZZ)
 	    fuzz/corpus/$(FUZZ) $(if $(filter gguf,$(FUZZ)),fuzz/corpus/seeds) $(if $(filter safetensors,$(FUZZ)),fuzz/corpus/folders) \
 	    -- -rss_limit_mb=2048 $(if $(filter gguf,$(FUZZ)),-dict=fuzz/gguf.dict -max_len=8192) \
 	    $(if $(filter safetensors,$(FUZZ)),-dict=fuzz/safetensors.dict -max_len=262144) $(ARGS)
+
+include bindings/bindings.mk
 
 fmt:
 	$(CARGO) fmt
