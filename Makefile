@@ -91,6 +91,7 @@ help:
 	@echo "make test-driver     the GPU backend's host side, with a driver that stands in for the real one"
 	@echo "make test-stack      every function on a stack of 64 KB"
 	@echo "make test-bindings   the bindings for other languages, each where its tools are installed"
+	@echo "make bindings        generate the lowest layer of the bindings anew; make python-wheel builds a wheel with the library in it"
 	@echo "make install         header, libraries, emberlm.pc (PREFIX, LIBDIR, INCLUDEDIR, DESTDIR); make uninstall"
 	@echo "make header          generate include/emberlm.h anew; make check-header compares only"
 	@echo "make check-symbols   the shared library exports what the header declares and nothing else"

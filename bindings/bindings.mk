@@ -1,11 +1,12 @@
 # Bindings for other languages, and their tests. Included by ../Makefile; from the repository's root.
 
-BINDINGS  := cpp
+BINDINGS  := cpp python
+PYTHON    ?= python3
 BIND_OUT   = $(C_OUT)/bindings
 REFERENCE  = $(BIND_OUT)/reference.txt
 CXX_STRICT := -Wall -Wextra -Wpedantic -Werror -Iinclude
 
-.PHONY: test-bindings $(addprefix test-bindings-,$(BINDINGS)) check-bindings
+.PHONY: test-bindings $(addprefix test-bindings-,$(BINDINGS)) bindings check-bindings python-wheel
 
 # All of them; one whose tools lack is skipped by name, one that fails is an error.
 test-bindings: check-bindings $(addprefix test-bindings-,$(BINDINGS))
@@ -19,9 +20,21 @@ $(BIND_OUT)/reference: bindings/common/reference.c include/emberlm.h | lib
 bindings-reference: $(BIND_OUT)/reference
 	@$(BIND_OUT)/reference $(MODEL) > $(REFERENCE)
 
-# Every function of the header is used by every binding.
+# Sizes, offsets and numbers of the header, as the C compiler sees them.
+.PHONY: bindings-layout
+bindings-layout:
+	@mkdir -p $(BIND_OUT)
+	@$(PYTHON) bindings/common/generate.py --layout > $(BIND_OUT)/layout.c
+	@$(CC) $(C_STRICT) $(BIND_OUT)/layout.c -o $(BIND_OUT)/layout && $(BIND_OUT)/layout > $(BIND_OUT)/layout.txt
+
+# The lowest layer of the bindings is generated from the header.
+bindings:
+	$(PYTHON) bindings/common/generate.py
+
+# It is up to date, and every function of the header is used by every binding.
 check-bindings:
 	@mkdir -p $(BIND_OUT)
+	@$(PYTHON) bindings/common/generate.py --check
 	@$(DECLARED) > $(BIND_OUT)/declared
 	@sh bindings/common/coverage.sh $(BIND_OUT)/declared
 
@@ -43,3 +56,22 @@ test-bindings-cpp: bindings-reference
 	if $(BIND_OUT)/asan >/dev/null 2>&1; then echo "AddressSanitizer does not see a planted defect"; exit 1; fi; \
 	$(CXX) $$asan $(CXX_STRICT) bindings/cpp/test.cpp -o $(BIND_OUT)/test-asan $(C_LINK); \
 	echo "C++ binding, AddressSanitizer"; $(BIND_OUT)/test-asan $(MODEL) $(REFERENCE)
+
+# A wheel with the library in it, for this platform.
+WHEELS := $(C_OUT)/bindings/wheels
+
+python-wheel: lib
+	@mkdir -p $(WHEELS) && rm -f $(WHEELS)/*.whl
+	@EMBERLM_LIBRARY=$(LIB_OUT)/$(SHARED) $(PYTHON) bindings/python/build_wheel.py $(WHEELS)
+
+# The wheel as pip installs it; neither the sources nor the library's folder are in sight.
+test-bindings-python: bindings-reference bindings-layout python-wheel
+	@$(PYTHON) -m pip --version >/dev/null 2>&1 || { echo "SKIPPED test-bindings-python: $(PYTHON) has no pip"; exit 0; }; set -e; \
+	rm -rf $(BIND_OUT)/site; \
+	$(PYTHON) -m pip install --quiet --root-user-action=ignore --disable-pip-version-check --no-index --no-deps --target $(BIND_OUT)/site $(WHEELS)/*.whl; \
+	unset EMBERLM_LIBRARY; export PYTHONPATH=$(BIND_OUT)/site EMBERLM_MODEL=$(abspath $(MODEL)); \
+	echo "Python binding"; \
+	EMBERLM_REFERENCE=$(REFERENCE) EMBERLM_LAYOUT=$(BIND_OUT)/layout.txt $(PYTHON) -W error bindings/python/tests/test_emberlm.py; \
+	for example in chat stream json_answer; do \
+	    echo "Python example $$example"; $(PYTHON) bindings/python/examples/$$example.py $(MODEL) < examples-c/questions.txt; \
+	done

@@ -15,5 +15,6 @@ check() { # name files...
     fi
 }
 check C++ bindings/cpp/emberlm.hpp
+check Python bindings/python/emberlm/_core.py bindings/python/emberlm/_library.py
 [ $status = 0 ] && echo "every binding uses all $(wc -l <"$declared") functions of the header"
 exit $status
