@@ -1,7 +1,8 @@
 # Bindings for other languages, and their tests. Included by ../Makefile; from the repository's root.
 
-BINDINGS  := cpp python
+BINDINGS  := cpp python go
 PYTHON    ?= python3
+GO        ?= go
 BIND_OUT   = $(C_OUT)/bindings
 REFERENCE  = $(BIND_OUT)/reference.txt
 CXX_STRICT := -Wall -Wextra -Wpedantic -Werror -Iinclude
@@ -74,4 +75,27 @@ test-bindings-python: bindings-reference bindings-layout python-wheel
 	EMBERLM_REFERENCE=$(REFERENCE) EMBERLM_LAYOUT=$(BIND_OUT)/layout.txt $(PYTHON) -W error bindings/python/tests/test_emberlm.py; \
 	for example in chat stream json_answer; do \
 	    echo "Python example $$example"; $(PYTHON) bindings/python/examples/$$example.py $(MODEL) < examples-c/questions.txt; \
+	done
+
+# A package description of the library where it lies.
+$(BIND_OUT)/pkgconfig/emberlm.pc: emberlm.pc.in
+	@mkdir -p $(@D)
+	@sed -e 's|@PREFIX@|$(CURDIR)|' -e 's|@LIBDIR@|$(LIB_OUT)|' -e 's|@INCLUDEDIR@|$(CURDIR)/include|' \
+	    -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBS_PRIVATE@|$(LIBS_PRIVATE)|' emberlm.pc.in > $@
+
+# With the race detector if it can see a planted race.
+test-bindings-go: bindings-reference $(BIND_OUT)/pkgconfig/emberlm.pc
+	@for tool in $(GO) pkg-config; do \
+	    command -v $$tool >/dev/null 2>&1 || { echo "SKIPPED test-bindings-go: $$tool is not installed"; exit 0; }; \
+	done; set -e; \
+	export PKG_CONFIG_PATH=$(BIND_OUT)/pkgconfig CGO_LDFLAGS=-Wl,-rpath,$(LIB_OUT) GOFLAGS=-mod=mod GODEBUG=cgocheck=2; \
+	export GOCACHE=$(BIND_OUT)/go-cache EMBERLM_MODEL=$(abspath $(MODEL)) EMBERLM_REFERENCE=$(REFERENCE); \
+	race=-race; \
+	if ! $(GO) build -race -o $(BIND_OUT)/go-race bindings/go/testdata/race.go 2>/dev/null; then \
+	    echo "SKIPPED test-bindings-go -race: no race detector here"; race=; \
+	elif $(BIND_OUT)/go-race 2>/dev/null; then echo "the race detector does not see a planted race"; exit 1; fi; \
+	cd bindings/go; unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt: $$unformatted"; exit 1; fi; \
+	$(GO) vet ./...; $(GO) test $$race -count=1 ./...; \
+	for example in chat stream json; do \
+	    echo "Go example $$example"; $(GO) run ./examples/$$example $(abspath $(MODEL)) < ../../examples-c/questions.txt; \
 	done

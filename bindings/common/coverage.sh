@@ -7,7 +7,7 @@ status=0
 check() { # name files...
     name=$1
     shift
-    used=$(cat "$@" | sed -e 's|//.*||' | grep -oE '\bember_[a-z0-9_]+' | sort -u)
+    used=$(cat "$@" | sed -e 's|//.*||' | grep -oE '\b(C\.go_)?ember_[a-z0-9_]+' | sed 's/^C\.go_//' | sort -u)
     missing=$(echo "$used" | comm -23 "$declared" -)
     if [ -n "$missing" ]; then
         echo "the $name binding does not use:" $missing
@@ -16,5 +16,6 @@ check() { # name files...
 }
 check C++ bindings/cpp/emberlm.hpp
 check Python bindings/python/emberlm/_core.py bindings/python/emberlm/_library.py
+check Go bindings/go/emberlm.go bindings/go/session.go
 [ $status = 0 ] && echo "every binding uses all $(wc -l <"$declared") functions of the header"
 exit $status

@@ -302,8 +302,45 @@ def go(h: Header) -> str:
     return "\n".join(out + ["", "#endif"]) + "\n"
 
 
+GO_CAPITALS = {"CPU", "CUDA", "GGUF", "KV", "UTF8", "JSON", "IO", "QKV", "OK"}
+GO_ENUMS = {
+    "ember_log_level": ("LogLevel", "Log"), "ember_device_kind": ("DeviceKind", "Device"), "ember_capability": ("Capability", "Can"),
+    "ember_kv_type": ("KVType", "KV"), "ember_state_kind": ("StateKind", "State"), "ember_grammar_kind": ("GrammarKind", "Grammar"),
+    "ember_json_spacing": ("JSONSpacing", "JSON"), "ember_weights": ("Weights", "Weights"), "ember_files": ("Files", "Files"),
+    "ember_work": ("Work", "Work"), "ember_generate_end": ("GenerateEnd", "End"),
+}  # fmt: skip
+
+
+def camel_case(name: str, capitals: set[str]) -> str:
+    """FILE_NOT_FOUND: FileNotFound; Q8_0 stays."""
+    out = ""
+    for word in name.split("_"):
+        joint = "_" if out and out[-1].isdigit() and word[0].isdigit() else ""
+        out += joint + (word if word in capitals else word.capitalize())
+    return out
+
+
+def go_constants(kind: str, prefix: str, values: dict[str, int]) -> list[str]:
+    names = {prefix + camel_case(short, GO_CAPITALS): key for key, short in zip(values, enum_members(values))}
+    width = max(map(len, names))
+    return ["const ("] + [f"\t{name:{width}} {kind} = C.{key}" for name, key in names.items()] + [")"]
+
+
+def go_numbers(h: Header) -> str:
+    out = [f"// Code {NOTE[0].lower()}{NOTE[1:].replace('. Do not edit', '; DO NOT EDIT')}", "", "package emberlm", "", "// #include <emberlm.h>",
+           'import "C"', "", "// Statuses of the C library. Errors can be compared with them: errors.Is(err, emberlm.StatusBusy)."]  # fmt: skip
+    out += go_constants("Status", "Status", h.enums["ember_status_code"])
+    for name, (kind, prefix) in GO_ENUMS.items():
+        base = "int32" if name == "ember_log_level" else "uint32"
+        out += ["", f"// {kind} has the values of enum {name}.", f"type {kind} {base}", "", f"// Values of {kind}."]
+        out += go_constants(kind, prefix, h.enums[name])
+    return "\n".join(out) + "\n"
+
+
 FILES = {
     "python": ("bindings/python/emberlm/_abi.py", python),
+    "go": ("bindings/go/shim.h", go),
+    "go-numbers": ("bindings/go/numbers.go", go_numbers),
 }
 
 
