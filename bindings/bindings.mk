@@ -1,6 +1,6 @@
 # Bindings for other languages, and their tests. Included by ../Makefile; from the repository's root.
 
-BINDINGS  := cpp python go
+BINDINGS  := cpp python go csharp
 PYTHON    ?= python3
 GO        ?= go
 BIND_OUT   = $(C_OUT)/bindings
@@ -98,4 +98,17 @@ test-bindings-go: bindings-reference $(BIND_OUT)/pkgconfig/emberlm.pc
 	$(GO) vet ./...; $(GO) test $$race -count=1 ./...; \
 	for example in chat stream json; do \
 	    echo "Go example $$example"; $(GO) run ./examples/$$example $(abspath $(MODEL)) < ../../examples-c/questions.txt; \
+	done
+
+CSHARP := bindings/csharp/EmberLM.cs bindings/csharp/Native.cs
+
+test-bindings-csharp: bindings-reference bindings-layout
+	@for tool in mcs mono; do \
+	    command -v $$tool >/dev/null 2>&1 || { echo "SKIPPED test-bindings-csharp: $$tool is not installed"; exit 0; }; \
+	done; set -e; mkdir -p $(BIND_OUT)/csharp; export LD_LIBRARY_PATH=$(LIB_OUT); \
+	mcs -langversion:7 -warnaserror -out:$(BIND_OUT)/csharp/test.exe $(CSHARP) bindings/csharp/tests/Test.cs; \
+	echo "C# binding"; mono $(BIND_OUT)/csharp/test.exe $(MODEL) $(REFERENCE) $(BIND_OUT)/layout.txt; \
+	for example in Chat Stream Json; do \
+	    mcs -langversion:7 -warnaserror -out:$(BIND_OUT)/csharp/$$example.exe $(CSHARP) bindings/csharp/examples/$$example.cs; \
+	    echo "C# example $$example"; mono $(BIND_OUT)/csharp/$$example.exe $(MODEL) < examples-c/questions.txt; \
 	done

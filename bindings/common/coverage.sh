@@ -17,5 +17,6 @@ check() { # name files...
 check C++ bindings/cpp/emberlm.hpp
 check Python bindings/python/emberlm/_core.py bindings/python/emberlm/_library.py
 check Go bindings/go/emberlm.go bindings/go/session.go
+check 'C#' bindings/csharp/EmberLM.cs
 [ $status = 0 ] && echo "every binding uses all $(wc -l <"$declared") functions of the header"
 exit $status

@@ -76,8 +76,17 @@ def enum_class(name: str) -> str:
 def enum_members(values: dict[str, int]) -> dict[str, int]:
     """The values without what their names have in common."""
     prefix = os.path.commonprefix(list(values))
-    prefix = prefix[: prefix.rindex("_") + 1]
+    prefix = "EMBER_TEXT_STREAM_" if prefix == "EMBER_TEXT_STREAM_SKIP_SPECIAL" else prefix[: prefix.rindex("_") + 1]
     return {key.removeprefix(prefix): value for key, value in values.items()}
+
+
+def camel_case(name: str, capitals: set[str]) -> str:
+    """FILE_NOT_FOUND: FileNotFound; Q8_0 stays."""
+    out = ""
+    for word in name.split("_"):
+        joint = "_" if out and out[-1].isdigit() and word[0].isdigit() else ""
+        out += joint + (word if word in capitals else word.capitalize())
+    return out
 
 
 def layout(h: Header) -> str:
@@ -197,8 +206,6 @@ def csharp(h: Header) -> str:
     out = [f"// {NOTE}", "", "using System;", "using System.Runtime.InteropServices;", "", "namespace EmberLM.Native", "{"]
     out += ["    /// <summary>Numbers that are in no enum.</summary>", "    internal static class Constants", "    {"]
     out += [f"        internal const uint {name} = {value};" for name, value in h.defines.items()] + ["    }", ""]
-    for name, values in h.enums.items():
-        out += [f"    internal enum {name}", "    {"] + [f"        {k} = {v}," for k, v in values.items()] + ["    }", ""]
     for name, (result, args) in h.callbacks.items():
         types = []
         for a in args:
@@ -218,7 +225,11 @@ def csharp(h: Header) -> str:
         types = ", ".join(csharp_argument(h, name, a) for a in args)
         out += ["", "        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]",
                 f"        internal static extern {'IntPtr' if result == 'const char*' else CSHARP[result]} {name}({types});"]  # fmt: skip
-    return "\n".join(out + ["    }", "}"]) + "\n"
+    out += ["    }", "}", "", "namespace EmberLM", "{"]
+    for name, values in h.enums.items():
+        out += [f"    /// <summary>enum {name}</summary>", f"    {'internal' if name.endswith('_flags') else 'public'} enum {enum_class(name)}", "    {"]
+        out += [f"        {camel_case(short, {'CPU', 'CUDA', 'IO'})} = {value}," for short, value in enum_members(values).items()] + ["    }", ""]
+    return "\n".join(out[:-1] + ["}"]) + "\n"
 
 
 # --- Node: koffi
@@ -311,15 +322,6 @@ GO_ENUMS = {
 }  # fmt: skip
 
 
-def camel_case(name: str, capitals: set[str]) -> str:
-    """FILE_NOT_FOUND: FileNotFound; Q8_0 stays."""
-    out = ""
-    for word in name.split("_"):
-        joint = "_" if out and out[-1].isdigit() and word[0].isdigit() else ""
-        out += joint + (word if word in capitals else word.capitalize())
-    return out
-
-
 def go_constants(kind: str, prefix: str, values: dict[str, int]) -> list[str]:
     names = {prefix + camel_case(short, GO_CAPITALS): key for key, short in zip(values, enum_members(values))}
     width = max(map(len, names))
@@ -339,6 +341,7 @@ def go_numbers(h: Header) -> str:
 
 FILES = {
     "python": ("bindings/python/emberlm/_abi.py", python),
+    "csharp": ("bindings/csharp/Native.cs", csharp),
     "go": ("bindings/go/shim.h", go),
     "go-numbers": ("bindings/go/numbers.go", go_numbers),
 }

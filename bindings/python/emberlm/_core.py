@@ -434,7 +434,7 @@ class Model(_Handle):
     def text_stream(self, *, stops: Sequence[str] = (), skip_special: bool = False) -> TextStream:
         """Turns tokens into text while they are made."""
         options = sized(_abi.ember_text_stream_options)
-        options.flags = _abi.TextStreamFlags.SPECIAL if skip_special else 0
+        options.flags = _abi.TextStreamFlags.SKIP_SPECIAL if skip_special else 0
         options.stops, options.n_stops = _stops(stops), len(stops)
         raw = ctypes.c_void_p()
         call(lib.ember_text_stream_create, self._raw, ctypes.byref(options), ctypes.byref(raw))
