@@ -1,6 +1,6 @@
 # Bindings for other languages, and their tests. Included by ../Makefile; from the repository's root.
 
-BINDINGS  := cpp python go csharp
+BINDINGS  := cpp python go csharp node
 PYTHON    ?= python3
 GO        ?= go
 BIND_OUT   = $(C_OUT)/bindings
@@ -111,4 +111,17 @@ test-bindings-csharp: bindings-reference bindings-layout
 	for example in Chat Stream Json; do \
 	    mcs -langversion:7 -warnaserror -out:$(BIND_OUT)/csharp/$$example.exe $(CSHARP) bindings/csharp/examples/$$example.cs; \
 	    echo "C# example $$example"; mono $(BIND_OUT)/csharp/$$example.exe $(MODEL) < examples-c/questions.txt; \
+	done
+
+# koffi, whose version and checksum package-lock.json has, comes from npm's registry where it is not installed yet.
+test-bindings-node: bindings-reference bindings-layout
+	@for tool in node npm; do \
+	    command -v $$tool >/dev/null 2>&1 || { echo "SKIPPED test-bindings-node: $$tool is not installed"; exit 0; }; \
+	done; set -e; \
+	test -d bindings/node/node_modules/koffi || (cd bindings/node && npm ci --silent --no-audit --no-fund); \
+	export EMBERLM_LIBRARY=$(LIB_OUT)/$(SHARED) EMBERLM_MODEL=$(abspath $(MODEL)); \
+	echo "Node binding"; \
+	EMBERLM_REFERENCE=$(REFERENCE) EMBERLM_LAYOUT=$(BIND_OUT)/layout.txt node --expose-gc --test bindings/node/tests/; \
+	for example in chat stream json; do \
+	    echo "Node example $$example"; node bindings/node/examples/$$example.js $(MODEL) < examples-c/questions.txt; \
 	done

@@ -342,6 +342,7 @@ def go_numbers(h: Header) -> str:
 FILES = {
     "python": ("bindings/python/emberlm/_abi.py", python),
     "csharp": ("bindings/csharp/Native.cs", csharp),
+    "node": ("bindings/node/native.js", node),
     "go": ("bindings/go/shim.h", go),
     "go-numbers": ("bindings/go/numbers.go", go_numbers),
 }
