@@ -1,6 +1,6 @@
 # Bindings for other languages, and their tests. Included by ../Makefile; from the repository's root.
 
-BINDINGS  := cpp python go csharp node
+BINDINGS  := cpp python go csharp node swift
 PYTHON    ?= python3
 GO        ?= go
 BIND_OUT   = $(C_OUT)/bindings
@@ -125,3 +125,16 @@ test-bindings-node: bindings-reference bindings-layout
 	for example in chat stream json; do \
 	    echo "Node example $$example"; node bindings/node/examples/$$example.js $(MODEL) < examples-c/questions.txt; \
 	done
+
+# Swift imports C through clang's modules, which clang alone can check. First the proof that it reads the module map: without it, there is
+# no such module.
+SWIFT_CHECK = clang -fsyntax-only -fmodules -fmodules-cache-path=$(BIND_OUT)/modules -Wall -Wextra -Werror -Iinclude
+
+test-bindings-swift:
+	@command -v clang >/dev/null 2>&1 || { echo "SKIPPED test-bindings-swift: clang is not installed"; exit 0; }; set -e; \
+	mkdir -p $(BIND_OUT); \
+	if $(SWIFT_CHECK) bindings/swift/tests/import.m 2>/dev/null; then echo "clang finds a module that is not there"; exit 1; fi; \
+	$(SWIFT_CHECK) -fmodule-map-file=bindings/swift/Sources/CEmberLM/module.modulemap bindings/swift/tests/import.m; \
+	echo "Swift's module map: clang imports it"; \
+	if ! command -v swift >/dev/null 2>&1; then echo "SKIPPED test-bindings-swift with Swift itself: swift is not installed"; exit 0; fi; \
+	cd bindings/swift && swift package --scratch-path $(BIND_OUT)/swift describe
