@@ -102,6 +102,8 @@ help:
 	@echo "make test-stack      every function on a stack of 64 KB"
 	@echo "make check-platforms the library compiles for Windows, macOS and Android"
 	@echo "make test-windows    C tests and examples with the library for Windows, in Wine"
+	@echo "make test-bindings   the bindings for other languages, each where its tools are installed"
+	@echo "make bindings        generate the lowest layer of the bindings anew; make python-wheel builds a wheel with the library in it"
 	@echo "make install         header, libraries, emberlm.pc (PREFIX, LIBDIR, INCLUDEDIR, DESTDIR); make uninstall"
 	@echo "make header          generate include/emberlm.h anew; make check-header compares only"
 	@echo "make check-symbols   the shared library exports what the header declares and nothing else"
@@ -448,6 +450,8 @@ fuzz-seeds: $(CARGO_FUZZ)
 	RUSTC_BOOTSTRAP=1 $(CARGO_FUZZ) run $(FUZZ) --target-dir $(TARGET_DIR)/fuzz fuzz/seeds/$(FUZZ).new fuzz/corpus/$(FUZZ) fuzz/seeds/$(FUZZ) \
 	    -- -merge=1 -rss_limit_mb=2048 -max_len=$(SEED_BYTES)
 	rm -r fuzz/seeds/$(FUZZ) && mv fuzz/seeds/$(FUZZ).new fuzz/seeds/$(FUZZ)
+
+include bindings/bindings.mk
 
 fmt:
 	$(CARGO) fmt

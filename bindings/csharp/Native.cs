@@ -1,0 +1,715 @@
+// Generated from include/emberlm.h by bindings/common/generate.py (`make bindings`). Do not edit.
+
+using System;
+using System.Runtime.InteropServices;
+
+namespace EmberLM.Native
+{
+    /// <summary>Numbers that are in no enum.</summary>
+    internal static class Constants
+    {
+        internal const uint EMBER_ABI_VERSION = 0;
+        internal const uint EMBER_NO_INDEX = 4294967295;
+        internal const uint EMBER_NO_TOKEN = 4294967295;
+    }
+
+    [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
+    internal delegate void ember_log_fn(IntPtr user, int level, IntPtr message, UIntPtr len);
+
+    [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
+    internal delegate int ember_progress_fn(IntPtr user, float fraction);
+
+    [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
+    internal delegate void ember_release_fn(IntPtr user, IntPtr bytes, ulong size);
+
+    [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
+    internal delegate int ember_read_at_fn(IntPtr user, ulong offset, IntPtr bytes, UIntPtr count);
+
+    [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
+    internal delegate int ember_write_fn(IntPtr user, IntPtr bytes, UIntPtr count);
+
+    [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
+    internal delegate int ember_read_fn(IntPtr user, IntPtr bytes, UIntPtr capacity, ref UIntPtr count);
+
+    [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
+    internal delegate int ember_piece_fn(IntPtr user, IntPtr text, UIntPtr len, uint token);
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_error
+    {
+        public int code;
+        public uint index;
+        [MarshalAs(UnmanagedType.ByValArray, SizeConst = 1016)] public byte[] message;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_device
+    {
+        public uint struct_size;
+        public uint kind;
+        public uint usable;
+        public uint cores;
+        public ulong memory_total;
+        public ulong memory_free;
+        [MarshalAs(UnmanagedType.ByValArray, SizeConst = 128)] public byte[] name;
+        [MarshalAs(UnmanagedType.ByValArray, SizeConst = 32)] public byte[] driver;
+        [MarshalAs(UnmanagedType.ByValArray, SizeConst = 32)] public byte[] isa;
+        [MarshalAs(UnmanagedType.ByValArray, SizeConst = 256)] public byte[] reason;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_model_options
+    {
+        public uint struct_size;
+        public uint device;
+        public uint threads;
+        public uint weights;
+        public IntPtr progress;
+        public IntPtr user;
+        public IntPtr cuda_context;
+        public uint files;
+        public uint reserved;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_model_details
+    {
+        public uint struct_size;
+        public uint device;
+        public uint n_vocab;
+        public uint context_length;
+        public uint n_layers;
+        public uint hidden;
+        public uint has_tokenizer;
+        public uint n_metadata;
+        public ulong n_parameters;
+        public ulong file_bytes;
+        public ulong resident_bytes;
+        public ulong kv_bytes_per_token;
+        [MarshalAs(UnmanagedType.ByValArray, SizeConst = 32)] public byte[] architecture;
+        [MarshalAs(UnmanagedType.ByValArray, SizeConst = 32)] public byte[] quantization;
+        [MarshalAs(UnmanagedType.ByValArray, SizeConst = 128)] public byte[] name;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_model_source
+    {
+        public uint struct_size;
+        public uint flags;
+        public ulong size;
+        public IntPtr bytes;
+        public IntPtr release;
+        public IntPtr read;
+        public IntPtr user;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_logit_bias
+    {
+        public uint token;
+        public float bias;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_dry_breaker
+    {
+        public IntPtr text;
+        public UIntPtr text_len;
+        public IntPtr tokens;
+        public UIntPtr token_count;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_sampling_options
+    {
+        public uint struct_size;
+        public uint top_k;
+        public float temperature;
+        public float top_p;
+        public float min_p;
+        public float typical_p;
+        public uint penalty_window;
+        public float repeat_penalty;
+        public float presence_penalty;
+        public float frequency_penalty;
+        public float dry_multiplier;
+        public float dry_base;
+        public uint dry_allowed_length;
+        public uint dry_window;
+        public uint dry_no_breakers;
+        public uint logprobs;
+        public ulong seed;
+        public IntPtr logit_bias;
+        public UIntPtr logit_bias_count;
+        public IntPtr banned;
+        public UIntPtr banned_count;
+        public IntPtr forced;
+        public UIntPtr forced_count;
+        public IntPtr dry_breakers;
+        public UIntPtr dry_breaker_count;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_session_options
+    {
+        public uint struct_size;
+        public uint context;
+        public uint kv_type;
+        public uint top_k;
+        public float temperature;
+        public float top_p;
+        public float min_p;
+        public uint reserved;
+        public ulong seed;
+        public int stream_priority;
+        public uint reserved2;
+        public IntPtr sampling;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_session_details
+    {
+        public uint struct_size;
+        public uint reserved;
+        public ulong context;
+        public ulong position;
+        public ulong kv_bytes;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_save_options
+    {
+        public uint struct_size;
+        public uint kind;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_restore_options
+    {
+        public uint struct_size;
+        public uint context;
+        public uint kv_type;
+        public int stream_priority;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_state_details
+    {
+        public uint struct_size;
+        public uint version;
+        public uint kind;
+        public uint kv_type;
+        public ulong context;
+        public ulong position;
+        public ulong file_bytes;
+        public ulong model_fingerprint;
+        public ulong tokenizer_fingerprint;
+        [MarshalAs(UnmanagedType.ByValArray, SizeConst = 64)] public byte[] architecture;
+        [MarshalAs(UnmanagedType.ByValArray, SizeConst = 128)] public byte[] model_name;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_grammar_options
+    {
+        public uint struct_size;
+        public uint json_spacing;
+        public IntPtr interrupt;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_estimate
+    {
+        public uint struct_size;
+        public uint device;
+        public uint context;
+        public uint reserved;
+        public ulong weights_bytes;
+        public ulong kv_bytes_per_token;
+        public ulong kv_bytes;
+        public ulong model_workspace_bytes;
+        public ulong session_workspace_bytes;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_profile_entry
+    {
+        public uint work;
+        public uint calls;
+        public double microseconds;
+        public ulong bytes;
+        [MarshalAs(UnmanagedType.ByValArray, SizeConst = 16)] public byte[] name;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_tokenize_options
+    {
+        public uint struct_size;
+        public uint flags;
+        public IntPtr interrupt;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_tokenizer_details
+    {
+        public uint struct_size;
+        public uint n_tokens;
+        public uint bos;
+        public uint eos;
+        public uint unknown;
+        public uint padding;
+        public uint adds_bos;
+        public uint adds_eos;
+        public uint n_end_tokens;
+        public uint reserved;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_stop
+    {
+        public IntPtr text;
+        public UIntPtr len;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_text_stream_options
+    {
+        public uint struct_size;
+        public uint flags;
+        public IntPtr stops;
+        public UIntPtr n_stops;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_text_stream_details
+    {
+        public uint struct_size;
+        public uint stopped;
+        public uint stop;
+        public uint reserved;
+        public ulong tokens;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_generate_options
+    {
+        public uint struct_size;
+        public uint flags;
+        public IntPtr prompt;
+        public UIntPtr prompt_count;
+        public UIntPtr limit;
+        public IntPtr stops;
+        public UIntPtr n_stops;
+        public IntPtr piece;
+        public IntPtr user;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_generate_details
+    {
+        public uint struct_size;
+        public uint end;
+        public uint stop;
+        public uint token;
+        public ulong position;
+        public ulong n_tokens;
+        public ulong text_bytes;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_chat_options
+    {
+        public uint struct_size;
+        public uint reserved;
+        public IntPtr source;
+        public UIntPtr source_len;
+        public IntPtr name;
+        public UIntPtr name_len;
+        public long now;
+        public IntPtr interrupt;
+        public UIntPtr reserved2;
+    }
+
+    internal static class Functions
+    {
+#if (UNITY_IOS || UNITY_WEBGL) && !UNITY_EDITOR
+        private const string Library = "__Internal";
+#else
+        private const string Library = "emberlm";
+#endif
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern uint ember_abi_version();
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern IntPtr ember_version();
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern IntPtr ember_status_name(int status);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_set_log_callback(ember_log_fn callback, IntPtr user, int level, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_device_count(ref uint count, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_device_info(uint index, ref ember_device @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern uint ember_supported(uint capability);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_model_load(byte[] path, UIntPtr path_len, ref ember_model_options options, ref IntPtr @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_model_info(ModelHandle model, ref ember_model_details @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_model_free(IntPtr model);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_model_load_from(ref ember_model_source source, ref ember_model_options options, ref IntPtr @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_model_metadata(ModelHandle model, byte[] key, UIntPtr key_len, [In, Out] byte[] value, UIntPtr capacity, ref UIntPtr len, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_model_metadata_key(ModelHandle model, UIntPtr index, [In, Out] byte[] key, UIntPtr capacity, ref UIntPtr len, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_set_sampling(SessionHandle session, ref ember_sampling_options options, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_logprobs(SessionHandle session, ref float chosen, [In, Out] uint[] tokens, [In, Out] float[] logprobs, UIntPtr capacity, ref UIntPtr count, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_create(ModelHandle model, ref ember_session_options options, ref IntPtr @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_info(SessionHandle session, ref ember_session_details @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_position(SessionHandle session, ref UIntPtr position, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_rewind(SessionHandle session, UIntPtr position, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_fork(SessionHandle session, ref IntPtr @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_logits(SessionHandle session, [In, Out] float[] @out, UIntPtr count, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_interrupt(SessionHandle session);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_clear_interrupt(SessionHandle session);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_free(IntPtr session);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_tokens(SessionHandle session, UIntPtr from, [In, Out] uint[] tokens, UIntPtr capacity, ref UIntPtr count, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_sync(SessionHandle session, uint[] tokens, UIntPtr count, ref UIntPtr kept, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_prefill(SessionHandle session, uint[] tokens, UIntPtr count, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_prefill_start(SessionHandle session, uint[] tokens, UIntPtr count, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_prefill_poll(SessionHandle session, ref UIntPtr evaluated, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_decode(SessionHandle session, ref uint token, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_decode_start(SessionHandle session, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_decode_start_n(SessionHandle session, UIntPtr count, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_decode_poll(SessionHandle session, ref uint token, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_decode_batch(IntPtr[] sessions, UIntPtr count, [In, Out] uint[] tokens, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_save(SessionHandle session, byte[] path, UIntPtr path_len, ref ember_save_options options, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_save_to(SessionHandle session, ember_write_fn write, IntPtr user, ref ember_save_options options, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_restore(ModelHandle model, byte[] path, UIntPtr path_len, ref ember_restore_options options, ref IntPtr @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_restore_from(ModelHandle model, ember_read_fn read, IntPtr user, ref ember_restore_options options, ref IntPtr @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_state_info(byte[] path, UIntPtr path_len, ref ember_state_details @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_erase(SessionHandle session, UIntPtr from, UIntPtr count, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_evict(SessionHandle session, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_resume(SessionHandle session, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_model_evict(ModelHandle model, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_model_resume(ModelHandle model, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_set_grammar(SessionHandle session, uint kind, byte[] text, UIntPtr len, ref ember_grammar_options options, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_model_estimate(byte[] path, UIntPtr path_len, ref ember_model_options model_options, ref ember_session_options session_options, ref ember_estimate @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_profile(SessionHandle session, IntPtr entries, UIntPtr capacity, ref UIntPtr count, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_tokenize(ModelHandle model, byte[] text, UIntPtr len, uint flags, [In, Out] uint[] tokens, UIntPtr capacity, ref UIntPtr count, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_tokenize_with(ModelHandle model, byte[] text, UIntPtr len, ref ember_tokenize_options options, [In, Out] uint[] tokens, UIntPtr capacity, ref UIntPtr count, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_detokenize(ModelHandle model, uint[] tokens, UIntPtr count, uint flags, [In, Out] byte[] text, UIntPtr capacity, ref UIntPtr len, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_token_text(ModelHandle model, uint token, [In, Out] byte[] text, UIntPtr capacity, ref UIntPtr len, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_token_is_end(ModelHandle model, uint token, ref uint is_end, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_tokenizer_info(ModelHandle model, ref ember_tokenizer_details @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_end_tokens(ModelHandle model, [In, Out] uint[] tokens, UIntPtr capacity, ref UIntPtr count, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_text_stream_create(ModelHandle model, ref ember_text_stream_options options, ref IntPtr @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_text_stream_push(TextStreamHandle stream, uint[] tokens, UIntPtr count, [In, Out] byte[] text, UIntPtr capacity, ref UIntPtr len, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_text_stream_finish(TextStreamHandle stream, [In, Out] byte[] text, UIntPtr capacity, ref UIntPtr len, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_text_stream_info(TextStreamHandle stream, ref ember_text_stream_details @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_text_stream_free(IntPtr stream);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_generate(SessionHandle session, ref ember_generate_options options, ref ember_generate_details @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_chat_format(ModelHandle model, byte[] json, UIntPtr json_len, ref ember_chat_options options, [In, Out] byte[] text, UIntPtr capacity, ref UIntPtr len, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_chat_tokenize(ModelHandle model, byte[] json, UIntPtr json_len, ref ember_chat_options options, [In, Out] uint[] tokens, UIntPtr capacity, ref UIntPtr count, [In, Out] byte[] err);
+    }
+}
+
+namespace EmberLM
+{
+    /// <summary>enum ember_status_code</summary>
+    public enum Status
+    {
+        Ok = 0,
+        Pending = 1,
+        InvalidArgument = 2,
+        NullPointer = 3,
+        InvalidHandle = 4,
+        InvalidUtf8 = 5,
+        Busy = 6,
+        Cancelled = 7,
+        Interrupted = 8,
+        FileNotFound = 9,
+        NotAFile = 10,
+        FileEmpty = 11,
+        IO = 12,
+        NotGguf = 13,
+        FileTruncated = 14,
+        FileCorrupt = 15,
+        Unsupported = 16,
+        MissingKey = 17,
+        MissingTensor = 18,
+        ShapeMismatch = 19,
+        InvalidModel = 20,
+        OutOfMemory = 21,
+        ContextFull = 22,
+        InvalidToken = 23,
+        NoTokens = 24,
+        BufferTooSmall = 25,
+        NothingPending = 26,
+        DecodePending = 27,
+        NoDevice = 28,
+        DeviceLost = 29,
+        Numeric = 30,
+        DeviceError = 31,
+        Internal = 32,
+        Forked = 33,
+        Grammar = 34,
+        TemplateFailed = 35,
+        NotState = 36,
+        StateVersion = 37,
+        StateForeign = 38,
+        StateChecksum = 39,
+    }
+
+    /// <summary>enum ember_log_level</summary>
+    public enum LogLevel
+    {
+        Error = 1,
+        Warn = 2,
+        Info = 3,
+        Debug = 4,
+    }
+
+    /// <summary>enum ember_device_kind</summary>
+    public enum DeviceKind
+    {
+        CPU = 1,
+        CUDA = 2,
+    }
+
+    /// <summary>enum ember_capability</summary>
+    public enum Capability
+    {
+        CPU = 1,
+        CUDA = 2,
+        Gguf = 16,
+        Safetensors = 17,
+        CPUKvF16 = 32,
+        CPUKvF32 = 33,
+        CPUKvQ8_0 = 34,
+        CUDAKvF16 = 48,
+        CUDAKvF32 = 49,
+        CUDAKvQ8_0 = 50,
+    }
+
+    /// <summary>enum ember_source_flags</summary>
+    internal enum SourceFlags
+    {
+        Borrow = 1,
+    }
+
+    /// <summary>enum ember_kv_type</summary>
+    public enum KvType
+    {
+        Default = 0,
+        F16 = 1,
+        F32 = 2,
+        Q8_0 = 3,
+    }
+
+    /// <summary>enum ember_state_kind</summary>
+    public enum StateKind
+    {
+        Everything = 0,
+        Tokens = 1,
+    }
+
+    /// <summary>enum ember_grammar_kind</summary>
+    public enum GrammarKind
+    {
+        None = 0,
+        JsonSchema = 1,
+        Regex = 2,
+        Lark = 3,
+        Gbnf = 4,
+    }
+
+    /// <summary>enum ember_json_spacing</summary>
+    public enum JsonSpacing
+    {
+        Spaced = 0,
+        Compact = 1,
+        Free = 2,
+    }
+
+    /// <summary>enum ember_weights</summary>
+    public enum Weights
+    {
+        Keep = 0,
+        Q8_0 = 1,
+        Q4K = 2,
+        Q6K = 3,
+        Q4KM = 4,
+    }
+
+    /// <summary>enum ember_files</summary>
+    public enum Files
+    {
+        Mapped = 0,
+        Read = 1,
+    }
+
+    /// <summary>enum ember_work</summary>
+    public enum Work
+    {
+        Embed = 0,
+        Norm = 1,
+        Qkv = 2,
+        Attention = 3,
+        Output = 4,
+        GateUp = 5,
+        Down = 6,
+        Head = 7,
+        Sample = 8,
+    }
+
+    /// <summary>enum ember_tokenize_flags</summary>
+    internal enum TokenizeFlags
+    {
+        Continue = 1,
+        Special = 2,
+    }
+
+    /// <summary>enum ember_detokenize_flags</summary>
+    internal enum DetokenizeFlags
+    {
+        SkipSpecial = 1,
+        Continue = 2,
+    }
+
+    /// <summary>enum ember_text_stream_flags</summary>
+    internal enum TextStreamFlags
+    {
+        SkipSpecial = 1,
+    }
+
+    /// <summary>enum ember_generate_flags</summary>
+    internal enum GenerateFlags
+    {
+        ShowSpecial = 1,
+        IgnoreEnd = 2,
+        NewText = 4,
+    }
+
+    /// <summary>enum ember_generate_end</summary>
+    public enum GenerateEnd
+    {
+        Limit = 1,
+        Token = 2,
+        Stop = 3,
+        Callback = 4,
+        Interrupted = 5,
+        ContextFull = 6,
+    }
+}

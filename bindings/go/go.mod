@@ -1,0 +1,3 @@
+module emberlm
+
+go 1.19

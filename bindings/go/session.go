@@ -1,0 +1,670 @@
+package emberlm
+
+// #include "shim.h"
+// #include "callbacks.h"
+//
+// static inline void emberlm_go_set_piece_user(ember_generate_options *o, uintptr_t user) { o->user = (void *)user; }
+import "C"
+
+import (
+	"context"
+	"errors"
+	"io"
+	"runtime"
+	"strings"
+	"unsafe"
+)
+
+// LogitBias is what is added to the logit of a token.
+type LogitBias struct {
+	Token uint32
+	Bias  float32
+}
+
+// DryBreaker is a sequence that no repetition goes beyond: tokens, or else a text.
+type DryBreaker struct {
+	Text   string
+	Tokens []uint32
+}
+
+// Sampling says how tokens are chosen; the zero value is greedy. The fields are those of ember_sampling_options.
+type Sampling struct {
+	Temperature      float32
+	Seed             uint64
+	TopK             int
+	TopP, MinP       float32
+	TypicalP         float32
+	PenaltyWindow    uint32
+	RepeatPenalty    float32
+	PresencePenalty  float32
+	FrequencyPenalty float32
+	DryMultiplier    float32
+	DryBase          float32
+	DryAllowedLength int
+	DryWindow        int
+	DryNoBreakers    bool
+	Logprobs         int
+	LogitBias        []LogitBias
+	Banned, Forced   []uint32
+	DryBreakers      []DryBreaker
+}
+
+func (s Sampling) c(a *arena) *C.ember_sampling_options {
+	c := (*C.ember_sampling_options)(a.alloc(C.sizeof_ember_sampling_options))
+	c.struct_size = C.sizeof_ember_sampling_options
+	c.temperature, c.seed, c.top_k = C.float(s.Temperature), C.uint64_t(s.Seed), C.uint32_t(s.TopK)
+	c.top_p, c.min_p, c.typical_p = C.float(s.TopP), C.float(s.MinP), C.float(s.TypicalP)
+	c.penalty_window, c.repeat_penalty = C.uint32_t(s.PenaltyWindow), C.float(s.RepeatPenalty)
+	c.presence_penalty, c.frequency_penalty = C.float(s.PresencePenalty), C.float(s.FrequencyPenalty)
+	c.dry_multiplier, c.dry_base = C.float(s.DryMultiplier), C.float(s.DryBase)
+	c.dry_allowed_length, c.dry_window = C.uint32_t(s.DryAllowedLength), C.uint32_t(s.DryWindow)
+	if s.DryNoBreakers {
+		c.dry_no_breakers = 1
+	}
+	c.logprobs = C.uint32_t(s.Logprobs)
+	c.banned, c.banned_count = a.tokens(s.Banned)
+	c.forced, c.forced_count = a.tokens(s.Forced)
+	if n := len(s.LogitBias); n > 0 {
+		c.logit_bias = (*C.ember_logit_bias)(a.alloc(uintptr(n) * C.sizeof_ember_logit_bias))
+		c.logit_bias_count = C.size_t(n)
+		biases := unsafe.Slice(c.logit_bias, n)
+		for i, bias := range s.LogitBias {
+			biases[i].token, biases[i].bias = C.uint32_t(bias.Token), C.float(bias.Bias)
+		}
+	}
+	if n := len(s.DryBreakers); n > 0 {
+		c.dry_breakers = (*C.ember_dry_breaker)(a.alloc(uintptr(n) * C.sizeof_ember_dry_breaker))
+		c.dry_breaker_count = C.size_t(n)
+		breakers := unsafe.Slice(c.dry_breakers, n)
+		for i, breaker := range s.DryBreakers {
+			if len(breaker.Tokens) > 0 {
+				breakers[i].tokens, breakers[i].token_count = a.tokens(breaker.Tokens)
+			} else {
+				breakers[i].text, breakers[i].text_len = a.text(breaker.Text)
+			}
+		}
+	}
+	return c
+}
+
+// SessionOptions say how to make a session; the zero value is the default.
+type SessionOptions struct {
+	Context        int // 0: the model's, but at most 4096
+	KVType         KVType
+	StreamPriority int
+	Sampling       Sampling
+}
+
+func (o SessionOptions) c(a *arena) *C.ember_session_options {
+	c := (*C.ember_session_options)(a.alloc(C.sizeof_ember_session_options))
+	c.struct_size = C.sizeof_ember_session_options
+	c.context, c.kv_type, c.stream_priority = C.uint32_t(o.Context), C.uint32_t(o.KVType), C.int32_t(o.StreamPriority)
+	c.sampling = o.Sampling.c(a)
+	return c
+}
+
+// RestoreOptions say how to restore a session; the zero value keeps what was saved.
+type RestoreOptions struct {
+	Context        int
+	KVType         KVType
+	StreamPriority int
+}
+
+func (o RestoreOptions) c(a *arena) *C.ember_restore_options {
+	c := (*C.ember_restore_options)(a.alloc(C.sizeof_ember_restore_options))
+	c.struct_size = C.sizeof_ember_restore_options
+	c.context, c.kv_type, c.stream_priority = C.uint32_t(o.Context), C.uint32_t(o.KVType), C.int32_t(o.StreamPriority)
+	return c
+}
+
+// Estimate is memory that a model and a session of it would take.
+type Estimate struct {
+	Device, Context                                                                    int
+	WeightsBytes, KVBytesPerToken, KVBytes, ModelWorkspaceBytes, SessionWorkspaceBytes uint64
+}
+
+// EstimateModel reads only the header of the file. model may be nil.
+func EstimateModel(path string, model *ModelOptions, session SessionOptions) (Estimate, error) {
+	var a arena
+	defer a.free()
+	var err C.ember_error
+	var d C.ember_estimate
+	d.struct_size = C.sizeof_ember_estimate
+	name, length := a.text(path)
+	options := model.c(&a, 0)
+	if e := check(C.ember_model_estimate(name, length, options, session.c(&a), &d, &err), &err); e != nil {
+		return Estimate{}, e
+	}
+	return Estimate{int(d.device), int(d.context), uint64(d.weights_bytes), uint64(d.kv_bytes_per_token), uint64(d.kv_bytes),
+		uint64(d.model_workspace_bytes), uint64(d.session_workspace_bytes)}, nil
+}
+
+// StateInfo is what the file of a saved session is.
+type StateInfo struct {
+	Version                                            uint32
+	Kind                                               StateKind
+	KVType                                             KVType
+	Context, Position                                  int
+	FileBytes, ModelFingerprint, VocabularyFingerprint uint64
+	Architecture, ModelName                            string
+}
+
+// ReadStateInfo reads the beginning of the file of a saved session.
+func ReadStateInfo(path string) (StateInfo, error) {
+	var a arena
+	defer a.free()
+	var err C.ember_error
+	var d C.ember_state_details
+	d.struct_size = C.sizeof_ember_state_details
+	name, length := a.text(path)
+	if e := check(C.ember_session_state_info(name, length, &d, &err), &err); e != nil {
+		return StateInfo{}, e
+	}
+	return StateInfo{uint32(d.version), StateKind(d.kind), KVType(d.kv_type), int(d.context), int(d.position), uint64(d.file_bytes),
+		uint64(d.model_fingerprint), uint64(d.tokenizer_fingerprint), C.GoString(&d.architecture[0]), C.GoString(&d.model_name[0])}, nil
+}
+
+// Session is one conversation: a context of tokens. One goroutine at a time may use it.
+type Session struct {
+	handle
+	model *Model
+	vocab int
+}
+
+func newSession(m *Model, raw C.uintptr_t, vocab int) *Session {
+	s := &Session{model: m, vocab: vocab}
+	s.raw.Store(uintptr(raw))
+	runtime.SetFinalizer(s, func(s *Session) { _ = s.Close() })
+	return s
+}
+
+func (m *Model) make(call func(a *arena, raw *C.uintptr_t, err *C.ember_error) C.ember_status) (*Session, error) {
+	defer runtime.KeepAlive(m)
+	info, e := m.Info()
+	if e != nil {
+		return nil, e
+	}
+	var a arena
+	defer a.free()
+	var raw C.uintptr_t
+	var err C.ember_error
+	if e := check(call(&a, &raw, &err), &err); e != nil {
+		return nil, e
+	}
+	return newSession(m, raw, info.Vocab), nil
+}
+
+// NewSession makes a session with an empty context.
+func (m *Model) NewSession(options SessionOptions) (*Session, error) {
+	return m.make(func(a *arena, raw *C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_session_create(m.get(), options.c(a), raw, err)
+	})
+}
+
+// Restore makes a session from a file that Save has written.
+func (m *Model) Restore(path string, options RestoreOptions) (*Session, error) {
+	return m.make(func(a *arena, raw *C.uintptr_t, err *C.ember_error) C.ember_status {
+		name, length := a.text(path)
+		return C.go_ember_session_restore(m.get(), name, length, options.c(a), raw, err)
+	})
+}
+
+// RestoreFrom makes a session from what SaveTo has written. Nothing is read beyond its end. The reader's errors come back.
+func (m *Model) RestoreFrom(reader io.Reader, options RestoreOptions) (s *Session, e error) {
+	c := &callback{read: reader}
+	failed := c.run(func(user C.uintptr_t) error {
+		s, e = m.make(func(a *arena, raw *C.uintptr_t, err *C.ember_error) C.ember_status {
+			return C.go_ember_session_restore_from(m.get(), C.ember_read_fn(C.emberlm_go_read), user, options.c(a), raw, err)
+		})
+		return e
+	})
+	return s, failed
+}
+
+// Close frees the session. It returns StatusBusy, and the session lives on, if another goroutine is in a call with it.
+func (s *Session) Close() error {
+	return s.close(func(raw C.uintptr_t) C.ember_status { return C.go_ember_session_free(raw) })
+}
+
+// Runs a call that takes the session and an error.
+func (s *Session) call(f func(raw C.uintptr_t, err *C.ember_error) C.ember_status) error {
+	defer runtime.KeepAlive(s)
+	var err C.ember_error
+	return check(f(s.get(), &err), &err)
+}
+
+// SessionInfo is the state of a session.
+type SessionInfo struct {
+	Context, Position int
+	KVBytes           uint64
+}
+
+// Info gives the state of the session; any goroutine may call it.
+func (s *Session) Info() (SessionInfo, error) {
+	var d C.ember_session_details
+	d.struct_size = C.sizeof_ember_session_details
+	e := s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status { return C.go_ember_session_info(raw, &d, err) })
+	return SessionInfo{int(d.context), int(d.position), uint64(d.kv_bytes)}, e
+}
+
+// Position is the number of tokens in the context; any goroutine may call it.
+func (s *Session) Position() (int, error) {
+	var position C.size_t
+	e := s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_session_position(raw, &position, err)
+	})
+	return int(position), e
+}
+
+// Tokens gives the tokens of the context from a position on.
+func (s *Session) Tokens(from int) ([]uint32, error) {
+	defer runtime.KeepAlive(s)
+	return filledTokens(256, func(out *C.uint32_t, room C.size_t, n *C.size_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_session_tokens(s.get(), C.size_t(from), out, room, n, err)
+	})
+}
+
+// Prefill appends tokens to the context and evaluates them.
+func (s *Session) Prefill(tokens []uint32) error {
+	return s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_prefill(raw, tokenPointer(tokens), C.size_t(len(tokens)), err)
+	})
+}
+
+// StartPrefill starts what Prefill does and returns at once.
+func (s *Session) StartPrefill(tokens []uint32) error {
+	return s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_prefill_start(raw, tokenPointer(tokens), C.size_t(len(tokens)), err)
+	})
+}
+
+// PollPrefill tells whether a started prefill is done, and how many of its tokens are evaluated. It never blocks.
+func (s *Session) PollPrefill() (done bool, evaluated int, e error) {
+	var n C.size_t
+	e = s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status { return C.go_ember_prefill_poll(raw, &n, err) })
+	if errors.Is(e, StatusPending) {
+		return false, int(n), nil
+	}
+	return e == nil, int(n), e
+}
+
+// Sync makes the tokens the context and evaluates only what is new. It returns how many were kept.
+func (s *Session) Sync(tokens []uint32) (kept int, e error) {
+	var n C.size_t
+	e = s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_session_sync(raw, tokenPointer(tokens), C.size_t(len(tokens)), &n, err)
+	})
+	return int(n), e
+}
+
+// Decode gives the next token.
+func (s *Session) Decode() (uint32, error) {
+	var token C.uint32_t
+	e := s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status { return C.go_ember_decode(raw, &token, err) })
+	return uint32(token), e
+}
+
+// StartDecode starts count decodes and returns at once.
+func (s *Session) StartDecode(count int) error {
+	return s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		if count == 1 {
+			return C.go_ember_decode_start(raw, err)
+		}
+		return C.go_ember_decode_start_n(raw, C.size_t(count), err)
+	})
+}
+
+// PollDecode gives the next token of the started decodes; ok is false if it is not there yet. It never blocks.
+func (s *Session) PollDecode() (token uint32, ok bool, e error) {
+	var t C.uint32_t
+	e = s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status { return C.go_ember_decode_poll(raw, &t, err) })
+	if errors.Is(e, StatusPending) {
+		return 0, false, nil
+	}
+	return uint32(t), e == nil, e
+}
+
+// DecodeBatch gives the next token of each session, in one pass over the weights: 1 to 32 different sessions of one model.
+func DecodeBatch(sessions []*Session) ([]uint32, error) {
+	defer runtime.KeepAlive(sessions)
+	raw := make([]C.uintptr_t, len(sessions)+1)
+	for i, s := range sessions {
+		raw[i] = s.get()
+	}
+	tokens := make([]uint32, len(sessions))
+	var err C.ember_error
+	return tokens, check(C.go_ember_decode_batch(&raw[0], C.size_t(len(sessions)), tokenPointer(tokens), &err), &err)
+}
+
+// GenerateOptions say what to generate, and when to end; the zero value ends with the answer.
+type GenerateOptions struct {
+	Limit       int      // the most tokens; 0: as many as the context has room for
+	Stops       []string // strings at which the text ends
+	ShowSpecial bool     // spell the names of control tokens
+	IgnoreEnd   bool     // go on behind tokens that end an answer
+	NewText     bool     // the text is an answer and not the rest of the prompt's
+	// OnText gets each piece of text, which may be empty, and the token that was made last. ErrStop ends the generation
+	// without an error; another error ends it and comes back from it.
+	OnText func(text string, token uint32) error
+}
+
+// ErrStop is returned by OnText to end a generation.
+var ErrStop = errors.New("emberlm: stop generating")
+
+// Generated is what was generated.
+type Generated struct {
+	Text     string
+	End      GenerateEnd
+	Stop     int    // index of the stop string that was met, or -1
+	Token    uint32 // the last one, or NoToken
+	Position int    // where the tokens begin in the context
+	Tokens   int
+}
+
+func cStops(a *arena, stops []string) (*C.ember_stop, C.size_t) {
+	if len(stops) == 0 {
+		return nil, 0
+	}
+	p := (*C.ember_stop)(a.alloc(uintptr(len(stops)) * C.sizeof_ember_stop))
+	for i, stop := range stops {
+		one := &unsafe.Slice(p, len(stops))[i]
+		one.text, one.len = a.text(stop)
+	}
+	return p, C.size_t(len(stops))
+}
+
+// Generate appends a prompt, which may be empty, and decodes until there is a reason to end. When the context is done, it ends
+// with the context's error and with what was generated until then.
+func (s *Session) Generate(ctx context.Context, prompt []uint32, options GenerateOptions) (made Generated, e error) {
+	if ctx.Err() != nil {
+		return made, ctx.Err()
+	}
+	var text strings.Builder
+	c := &callback{piece: func(piece string, token uint32) error {
+		text.WriteString(piece)
+		if options.OnText == nil {
+			return nil
+		}
+		return options.OnText(piece, token)
+	}}
+	if ctx.Done() != nil {
+		stop := watchDone(ctx, func() { _ = s.Interrupt() })
+		defer func() {
+			stop()
+			if ctx.Err() != nil && (made.End == EndInterrupted || errors.Is(e, StatusInterrupted)) {
+				e = ctx.Err()
+			} else if ctx.Err() != nil {
+				_ = s.ClearInterrupt() // it came too late
+			}
+		}()
+	}
+	e = c.run(func(user C.uintptr_t) error {
+		var a arena
+		defer a.free()
+		o := (*C.ember_generate_options)(a.alloc(C.sizeof_ember_generate_options))
+		o.struct_size = C.sizeof_ember_generate_options
+		if options.ShowSpecial {
+			o.flags |= C.EMBER_GENERATE_SHOW_SPECIAL
+		}
+		if options.IgnoreEnd {
+			o.flags |= C.EMBER_GENERATE_IGNORE_END
+		}
+		if options.NewText {
+			o.flags |= C.EMBER_GENERATE_NEW_TEXT
+		}
+		o.prompt, o.prompt_count = a.tokens(prompt)
+		o.limit = C.size_t(options.Limit)
+		o.stops, o.n_stops = cStops(&a, options.Stops)
+		o.piece = C.ember_piece_fn(C.emberlm_go_piece)
+		C.emberlm_go_set_piece_user(o, user)
+		var d C.ember_generate_details
+		d.struct_size = C.sizeof_ember_generate_details
+		if e := s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status { return C.go_ember_generate(raw, o, &d, err) }); e != nil {
+			return e
+		}
+		made = Generated{text.String(), GenerateEnd(d.end), -1, uint32(d.token), int(d.position), int(d.n_tokens)}
+		if d.stop != C.EMBER_NO_INDEX {
+			made.Stop = int(d.stop)
+		}
+		return nil
+	})
+	if errors.Is(e, ErrStop) {
+		e = nil
+	}
+	return made, e
+}
+
+// Chat gives the answer to a conversation, of which only what is new is read.
+func (s *Session) Chat(ctx context.Context, messages []Message, options GenerateOptions) (Generated, error) {
+	conversation, e := Conversation(messages, nil)
+	if e != nil {
+		return Generated{}, e
+	}
+	tokens, e := s.model.ChatTokenize(conversation, ChatOptions{})
+	if e != nil {
+		return Generated{}, e
+	}
+	if _, e := s.Sync(tokens); e != nil {
+		return Generated{}, e
+	}
+	options.NewText = true
+	return s.Generate(ctx, nil, options)
+}
+
+// Logits gives those that the next decode will choose by, one per token id.
+func (s *Session) Logits() ([]float32, error) {
+	logits := make([]float32, s.vocab)
+	e := s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_session_logits(raw, (*C.float)(unsafe.Pointer(&logits[0])), C.size_t(len(logits)), err)
+	})
+	return logits, e
+}
+
+// Logprobs are natural logarithms of probabilities.
+type Logprobs struct {
+	Chosen   float32
+	Tokens   []uint32 // the most probable ones
+	Logprobs []float32
+}
+
+// Logprobs tells how probable the last decoded token was (Sampling.Logprobs).
+func (s *Session) Logprobs() (Logprobs, error) {
+	tokens, logprobs := make([]uint32, 64), make([]float32, 64)
+	var chosen C.float
+	var n C.size_t
+	e := s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_session_logprobs(raw, &chosen, tokenPointer(tokens), (*C.float)(unsafe.Pointer(&logprobs[0])), 64, &n, err)
+	})
+	if e != nil {
+		return Logprobs{}, e
+	}
+	return Logprobs{float32(chosen), tokens[:n], logprobs[:n]}, nil
+}
+
+// SetSampling changes how tokens are chosen.
+func (s *Session) SetSampling(sampling Sampling) error {
+	var a arena
+	defer a.free()
+	return s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_session_set_sampling(raw, sampling.c(&a), err)
+	})
+}
+
+// SetGrammar holds the answers to a grammar; GrammarNone takes it away.
+func (s *Session) SetGrammar(kind GrammarKind, grammar string, spacing JSONSpacing) error {
+	var a arena
+	defer a.free()
+	return s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		o := (*C.ember_grammar_options)(a.alloc(C.sizeof_ember_grammar_options))
+		o.struct_size, o.json_spacing = C.sizeof_ember_grammar_options, C.uint32_t(spacing)
+		text, length := a.text(grammar)
+		return C.go_ember_session_set_grammar(raw, C.uint32_t(kind), text, length, o, err)
+	})
+}
+
+// SetJSONSchema holds the answers to a JSON schema.
+func (s *Session) SetJSONSchema(schema string) error {
+	return s.SetGrammar(GrammarJSONSchema, schema, JSONSpaced)
+}
+
+// Rewind keeps the first position tokens.
+func (s *Session) Rewind(position int) error {
+	return s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_session_rewind(raw, C.size_t(position), err)
+	})
+}
+
+// Erase takes tokens out of the middle of the context.
+func (s *Session) Erase(from, count int) error {
+	return s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_session_erase(raw, C.size_t(from), C.size_t(count), err)
+	})
+}
+
+// Fork makes another session with the same context.
+func (s *Session) Fork() (*Session, error) {
+	var fork C.uintptr_t
+	if e := s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_session_fork(raw, &fork, err)
+	}); e != nil {
+		return nil, e
+	}
+	return newSession(s.model, fork, s.vocab), nil
+}
+
+// Interrupt ends the call that is running in another goroutine, or the next one, with StatusInterrupted.
+func (s *Session) Interrupt() error {
+	return s.call(func(raw C.uintptr_t, _ *C.ember_error) C.ember_status { return C.go_ember_session_interrupt(raw) })
+}
+
+// ClearInterrupt takes an interrupt back that no call has answered.
+func (s *Session) ClearInterrupt() error {
+	return s.call(func(raw C.uintptr_t, _ *C.ember_error) C.ember_status { return C.go_ember_session_clear_interrupt(raw) })
+}
+
+func cSave(a *arena, kind StateKind) *C.ember_save_options {
+	o := (*C.ember_save_options)(a.alloc(C.sizeof_ember_save_options))
+	o.struct_size, o.kind = C.sizeof_ember_save_options, C.uint32_t(kind)
+	return o
+}
+
+// Save writes the session to a file.
+func (s *Session) Save(path string, kind StateKind) error {
+	var a arena
+	defer a.free()
+	return s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		name, length := a.text(path)
+		return C.go_ember_session_save(raw, name, length, cSave(&a, kind), err)
+	})
+}
+
+// SaveTo writes the session to a writer, whose errors come back.
+func (s *Session) SaveTo(writer io.Writer, kind StateKind) error {
+	c := &callback{write: writer}
+	return c.run(func(user C.uintptr_t) error {
+		var a arena
+		defer a.free()
+		return s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+			return C.go_ember_session_save_to(raw, C.ember_write_fn(C.emberlm_go_write), user, cSave(&a, kind), err)
+		})
+	})
+}
+
+// Evict moves the state to host memory until it is needed.
+func (s *Session) Evict() error {
+	return s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status { return C.go_ember_session_evict(raw, err) })
+}
+
+// Resume moves the state of an evicted session back now.
+func (s *Session) Resume() error {
+	return s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status { return C.go_ember_session_resume(raw, err) })
+}
+
+// ProfileEntry is what one kind of work took in a decode.
+type ProfileEntry struct {
+	Work         Work
+	Name         string
+	Calls        int
+	Microseconds float64
+	Bytes        uint64
+}
+
+// Profile tells where the time of a decode goes.
+func (s *Session) Profile() ([]ProfileEntry, error) {
+	var raw64 [64]C.ember_profile_entry
+	var n C.size_t
+	e := s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_session_profile(raw, &raw64[0], 64, &n, err)
+	})
+	if e != nil {
+		return nil, e
+	}
+	entries := make([]ProfileEntry, int(n))
+	for i := range entries {
+		c := &raw64[i]
+		entries[i] = ProfileEntry{Work(c.work), C.GoString(&c.name[0]), int(c.calls), float64(c.microseconds), uint64(c.bytes)}
+	}
+	return entries, nil
+}
+
+// TextStream turns tokens into text while they are made: whole characters only, up to a stop string.
+type TextStream struct{ handle }
+
+// TextStreamOptions say how to make a text stream.
+type TextStreamOptions struct {
+	Stops       []string
+	SkipSpecial bool // leave out control tokens instead of spelling their names
+}
+
+// NewTextStream makes a text stream for the model's tokens.
+func (m *Model) NewTextStream(options TextStreamOptions) (*TextStream, error) {
+	defer runtime.KeepAlive(m)
+	var a arena
+	defer a.free()
+	o := (*C.ember_text_stream_options)(a.alloc(C.sizeof_ember_text_stream_options))
+	o.struct_size = C.sizeof_ember_text_stream_options
+	if options.SkipSpecial {
+		o.flags = C.EMBER_TEXT_STREAM_SKIP_SPECIAL
+	}
+	o.stops, o.n_stops = cStops(&a, options.Stops)
+	var raw C.uintptr_t
+	var err C.ember_error
+	if e := check(C.go_ember_text_stream_create(m.get(), o, &raw, &err), &err); e != nil {
+		return nil, e
+	}
+	t := &TextStream{}
+	t.raw.Store(uintptr(raw))
+	runtime.SetFinalizer(t, func(t *TextStream) { _ = t.Close() })
+	return t, nil
+}
+
+// Close frees the stream.
+func (t *TextStream) Close() error {
+	return t.close(func(raw C.uintptr_t) C.ember_status { return C.go_ember_text_stream_free(raw) })
+}
+
+// Push takes tokens and gives the text that is certain now.
+func (t *TextStream) Push(tokens ...uint32) (string, error) {
+	defer runtime.KeepAlive(t)
+	return filledText(8*len(tokens)+64, func(out *C.char, room C.size_t, n *C.size_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_text_stream_push(t.get(), tokenPointer(tokens), C.size_t(len(tokens)), out, room, n, err)
+	})
+}
+
+// Finish gives the text that was held back; the stream is as new then.
+func (t *TextStream) Finish() (string, error) {
+	defer runtime.KeepAlive(t)
+	return filledText(64, func(out *C.char, room C.size_t, n *C.size_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_text_stream_finish(t.get(), out, room, n, err)
+	})
+}
+
+// Stopped tells whether a stop string was met, which one, and how many tokens were taken.
+func (t *TextStream) Stopped() (stopped bool, stop, tokens int, e error) {
+	defer runtime.KeepAlive(t)
+	var err C.ember_error
+	var d C.ember_text_stream_details
+	d.struct_size = C.sizeof_ember_text_stream_details
+	e = check(C.go_ember_text_stream_info(t.get(), &d, &err), &err)
+	return d.stopped != 0, int(d.stop), int(d.tokens), e
+}

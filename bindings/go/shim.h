@@ -1,0 +1,280 @@
+/* Generated from include/emberlm.h by bindings/common/generate.py (`make bindings`). Do not edit.
+ *
+ * The functions that take or give handles, with numbers (uintptr_t) in place of the handles, and of what is handed to callbacks: Go
+ * takes a value of a pointer type for an address. */
+#ifndef EMBERLM_GO_SHIM_H
+#define EMBERLM_GO_SHIM_H
+
+#include <emberlm.h>
+
+static inline ember_status go_ember_set_log_callback(ember_log_fn callback, uintptr_t user, int32_t level, struct ember_error *err)
+{
+    return ember_set_log_callback(callback, (void *)user, level, err);
+}
+
+static inline ember_status go_ember_model_load(const char *path, size_t path_len, const struct ember_model_options *options, uintptr_t *out, struct ember_error *err)
+{
+    return ember_model_load(path, path_len, options, (struct ember_model **)out, err);
+}
+
+static inline ember_status go_ember_model_info(uintptr_t model, struct ember_model_details *out, struct ember_error *err)
+{
+    return ember_model_info((struct ember_model *)model, out, err);
+}
+
+static inline ember_status go_ember_model_free(uintptr_t model)
+{
+    return ember_model_free((struct ember_model *)model);
+}
+
+static inline ember_status go_ember_model_load_from(const struct ember_model_source *source, const struct ember_model_options *options, uintptr_t *out, struct ember_error *err)
+{
+    return ember_model_load_from(source, options, (struct ember_model **)out, err);
+}
+
+static inline ember_status go_ember_model_metadata(uintptr_t model, const char *key, size_t key_len, char *value, size_t capacity, size_t *len, struct ember_error *err)
+{
+    return ember_model_metadata((struct ember_model *)model, key, key_len, value, capacity, len, err);
+}
+
+static inline ember_status go_ember_model_metadata_key(uintptr_t model, size_t index, char *key, size_t capacity, size_t *len, struct ember_error *err)
+{
+    return ember_model_metadata_key((struct ember_model *)model, index, key, capacity, len, err);
+}
+
+static inline ember_status go_ember_session_set_sampling(uintptr_t session, const struct ember_sampling_options *options, struct ember_error *err)
+{
+    return ember_session_set_sampling((struct ember_session *)session, options, err);
+}
+
+static inline ember_status go_ember_session_logprobs(uintptr_t session, float *chosen, uint32_t *tokens, float *logprobs, size_t capacity, size_t *count, struct ember_error *err)
+{
+    return ember_session_logprobs((struct ember_session *)session, chosen, tokens, logprobs, capacity, count, err);
+}
+
+static inline ember_status go_ember_session_create(uintptr_t model, const struct ember_session_options *options, uintptr_t *out, struct ember_error *err)
+{
+    return ember_session_create((struct ember_model *)model, options, (struct ember_session **)out, err);
+}
+
+static inline ember_status go_ember_session_info(uintptr_t session, struct ember_session_details *out, struct ember_error *err)
+{
+    return ember_session_info((struct ember_session *)session, out, err);
+}
+
+static inline ember_status go_ember_session_position(uintptr_t session, size_t *position, struct ember_error *err)
+{
+    return ember_session_position((struct ember_session *)session, position, err);
+}
+
+static inline ember_status go_ember_session_rewind(uintptr_t session, size_t position, struct ember_error *err)
+{
+    return ember_session_rewind((struct ember_session *)session, position, err);
+}
+
+static inline ember_status go_ember_session_fork(uintptr_t session, uintptr_t *out, struct ember_error *err)
+{
+    return ember_session_fork((struct ember_session *)session, (struct ember_session **)out, err);
+}
+
+static inline ember_status go_ember_session_logits(uintptr_t session, float *out, size_t count, struct ember_error *err)
+{
+    return ember_session_logits((struct ember_session *)session, out, count, err);
+}
+
+static inline ember_status go_ember_session_interrupt(uintptr_t session)
+{
+    return ember_session_interrupt((struct ember_session *)session);
+}
+
+static inline ember_status go_ember_session_clear_interrupt(uintptr_t session)
+{
+    return ember_session_clear_interrupt((struct ember_session *)session);
+}
+
+static inline ember_status go_ember_session_free(uintptr_t session)
+{
+    return ember_session_free((struct ember_session *)session);
+}
+
+static inline ember_status go_ember_session_tokens(uintptr_t session, size_t from, uint32_t *tokens, size_t capacity, size_t *count, struct ember_error *err)
+{
+    return ember_session_tokens((struct ember_session *)session, from, tokens, capacity, count, err);
+}
+
+static inline ember_status go_ember_session_sync(uintptr_t session, const uint32_t *tokens, size_t count, size_t *kept, struct ember_error *err)
+{
+    return ember_session_sync((struct ember_session *)session, tokens, count, kept, err);
+}
+
+static inline ember_status go_ember_prefill(uintptr_t session, const uint32_t *tokens, size_t count, struct ember_error *err)
+{
+    return ember_prefill((struct ember_session *)session, tokens, count, err);
+}
+
+static inline ember_status go_ember_prefill_start(uintptr_t session, const uint32_t *tokens, size_t count, struct ember_error *err)
+{
+    return ember_prefill_start((struct ember_session *)session, tokens, count, err);
+}
+
+static inline ember_status go_ember_prefill_poll(uintptr_t session, size_t *evaluated, struct ember_error *err)
+{
+    return ember_prefill_poll((struct ember_session *)session, evaluated, err);
+}
+
+static inline ember_status go_ember_decode(uintptr_t session, uint32_t *token, struct ember_error *err)
+{
+    return ember_decode((struct ember_session *)session, token, err);
+}
+
+static inline ember_status go_ember_decode_start(uintptr_t session, struct ember_error *err)
+{
+    return ember_decode_start((struct ember_session *)session, err);
+}
+
+static inline ember_status go_ember_decode_start_n(uintptr_t session, size_t count, struct ember_error *err)
+{
+    return ember_decode_start_n((struct ember_session *)session, count, err);
+}
+
+static inline ember_status go_ember_decode_poll(uintptr_t session, uint32_t *token, struct ember_error *err)
+{
+    return ember_decode_poll((struct ember_session *)session, token, err);
+}
+
+static inline ember_status go_ember_decode_batch(const uintptr_t *sessions, size_t count, uint32_t *tokens, struct ember_error *err)
+{
+    return ember_decode_batch((struct ember_session *const *)sessions, count, tokens, err);
+}
+
+static inline ember_status go_ember_session_save(uintptr_t session, const char *path, size_t path_len, const struct ember_save_options *options, struct ember_error *err)
+{
+    return ember_session_save((struct ember_session *)session, path, path_len, options, err);
+}
+
+static inline ember_status go_ember_session_save_to(uintptr_t session, ember_write_fn write, uintptr_t user, const struct ember_save_options *options, struct ember_error *err)
+{
+    return ember_session_save_to((struct ember_session *)session, write, (void *)user, options, err);
+}
+
+static inline ember_status go_ember_session_restore(uintptr_t model, const char *path, size_t path_len, const struct ember_restore_options *options, uintptr_t *out, struct ember_error *err)
+{
+    return ember_session_restore((struct ember_model *)model, path, path_len, options, (struct ember_session **)out, err);
+}
+
+static inline ember_status go_ember_session_restore_from(uintptr_t model, ember_read_fn read, uintptr_t user, const struct ember_restore_options *options, uintptr_t *out, struct ember_error *err)
+{
+    return ember_session_restore_from((struct ember_model *)model, read, (void *)user, options, (struct ember_session **)out, err);
+}
+
+static inline ember_status go_ember_session_erase(uintptr_t session, size_t from, size_t count, struct ember_error *err)
+{
+    return ember_session_erase((struct ember_session *)session, from, count, err);
+}
+
+static inline ember_status go_ember_session_evict(uintptr_t session, struct ember_error *err)
+{
+    return ember_session_evict((struct ember_session *)session, err);
+}
+
+static inline ember_status go_ember_session_resume(uintptr_t session, struct ember_error *err)
+{
+    return ember_session_resume((struct ember_session *)session, err);
+}
+
+static inline ember_status go_ember_model_evict(uintptr_t model, struct ember_error *err)
+{
+    return ember_model_evict((struct ember_model *)model, err);
+}
+
+static inline ember_status go_ember_model_resume(uintptr_t model, struct ember_error *err)
+{
+    return ember_model_resume((struct ember_model *)model, err);
+}
+
+static inline ember_status go_ember_session_set_grammar(uintptr_t session, uint32_t kind, const char *text, size_t len, const struct ember_grammar_options *options, struct ember_error *err)
+{
+    return ember_session_set_grammar((struct ember_session *)session, kind, text, len, options, err);
+}
+
+static inline ember_status go_ember_session_profile(uintptr_t session, struct ember_profile_entry *entries, size_t capacity, size_t *count, struct ember_error *err)
+{
+    return ember_session_profile((struct ember_session *)session, entries, capacity, count, err);
+}
+
+static inline ember_status go_ember_tokenize(uintptr_t model, const char *text, size_t len, uint32_t flags, uint32_t *tokens, size_t capacity, size_t *count, struct ember_error *err)
+{
+    return ember_tokenize((struct ember_model *)model, text, len, flags, tokens, capacity, count, err);
+}
+
+static inline ember_status go_ember_tokenize_with(uintptr_t model, const char *text, size_t len, const struct ember_tokenize_options *options, uint32_t *tokens, size_t capacity, size_t *count, struct ember_error *err)
+{
+    return ember_tokenize_with((struct ember_model *)model, text, len, options, tokens, capacity, count, err);
+}
+
+static inline ember_status go_ember_detokenize(uintptr_t model, const uint32_t *tokens, size_t count, uint32_t flags, char *text, size_t capacity, size_t *len, struct ember_error *err)
+{
+    return ember_detokenize((struct ember_model *)model, tokens, count, flags, text, capacity, len, err);
+}
+
+static inline ember_status go_ember_token_text(uintptr_t model, uint32_t token, char *text, size_t capacity, size_t *len, struct ember_error *err)
+{
+    return ember_token_text((struct ember_model *)model, token, text, capacity, len, err);
+}
+
+static inline ember_status go_ember_token_is_end(uintptr_t model, uint32_t token, uint32_t *is_end, struct ember_error *err)
+{
+    return ember_token_is_end((struct ember_model *)model, token, is_end, err);
+}
+
+static inline ember_status go_ember_tokenizer_info(uintptr_t model, struct ember_tokenizer_details *out, struct ember_error *err)
+{
+    return ember_tokenizer_info((struct ember_model *)model, out, err);
+}
+
+static inline ember_status go_ember_end_tokens(uintptr_t model, uint32_t *tokens, size_t capacity, size_t *count, struct ember_error *err)
+{
+    return ember_end_tokens((struct ember_model *)model, tokens, capacity, count, err);
+}
+
+static inline ember_status go_ember_text_stream_create(uintptr_t model, const struct ember_text_stream_options *options, uintptr_t *out, struct ember_error *err)
+{
+    return ember_text_stream_create((struct ember_model *)model, options, (struct ember_text_stream **)out, err);
+}
+
+static inline ember_status go_ember_text_stream_push(uintptr_t stream, const uint32_t *tokens, size_t count, char *text, size_t capacity, size_t *len, struct ember_error *err)
+{
+    return ember_text_stream_push((struct ember_text_stream *)stream, tokens, count, text, capacity, len, err);
+}
+
+static inline ember_status go_ember_text_stream_finish(uintptr_t stream, char *text, size_t capacity, size_t *len, struct ember_error *err)
+{
+    return ember_text_stream_finish((struct ember_text_stream *)stream, text, capacity, len, err);
+}
+
+static inline ember_status go_ember_text_stream_info(uintptr_t stream, struct ember_text_stream_details *out, struct ember_error *err)
+{
+    return ember_text_stream_info((struct ember_text_stream *)stream, out, err);
+}
+
+static inline ember_status go_ember_text_stream_free(uintptr_t stream)
+{
+    return ember_text_stream_free((struct ember_text_stream *)stream);
+}
+
+static inline ember_status go_ember_generate(uintptr_t session, const struct ember_generate_options *options, struct ember_generate_details *out, struct ember_error *err)
+{
+    return ember_generate((struct ember_session *)session, options, out, err);
+}
+
+static inline ember_status go_ember_chat_format(uintptr_t model, const char *json, size_t json_len, const struct ember_chat_options *options, char *text, size_t capacity, size_t *len, struct ember_error *err)
+{
+    return ember_chat_format((struct ember_model *)model, json, json_len, options, text, capacity, len, err);
+}
+
+static inline ember_status go_ember_chat_tokenize(uintptr_t model, const char *json, size_t json_len, const struct ember_chat_options *options, uint32_t *tokens, size_t capacity, size_t *count, struct ember_error *err)
+{
+    return ember_chat_tokenize((struct ember_model *)model, json, json_len, options, tokens, capacity, count, err);
+}
+
+#endif

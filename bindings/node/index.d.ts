@@ -1,0 +1,119 @@
+/** Statuses, end reasons, kinds and flags of the C header, by their names there. */
+export const constants: Readonly<Record<string, number>>;
+
+/** A call that failed: `status` is its number, `code` its name (EMBER_BUSY), `index` the element of a list that is at fault. */
+export class EmberError extends Error {
+  readonly status: number;
+  readonly code: string;
+  readonly index: number | null;
+}
+
+export type Tokens = readonly number[] | Uint32Array;
+export interface Message { role: string; content: string; [key: string]: unknown }
+export interface ModelOptions {
+  device?: number; threads?: number; weights?: number; files?: number;
+  /** Hears how far the load is, from 0 to 1; false ends it. */
+  progress?: (fraction: number) => boolean | void;
+}
+export interface Sampling {
+  temperature?: number; seed?: number | bigint; topK?: number; topP?: number; minP?: number; typicalP?: number; penaltyWindow?: number;
+  repeatPenalty?: number; presencePenalty?: number; frequencyPenalty?: number; dryMultiplier?: number; dryBase?: number;
+  dryAllowedLength?: number; dryWindow?: number; dryNoBreakers?: boolean; logprobs?: number; logitBias?: Record<number, number>;
+  banned?: Tokens; forced?: Tokens; dryBreakers?: (string | Tokens)[];
+}
+export interface RestoreOptions { context?: number; kvType?: number; streamPriority?: number }
+export interface SessionOptions extends RestoreOptions { sampling?: Sampling }
+/** Variables of the template, and which template to use. */
+export interface ChatOptions { template?: string; templateName?: string; now?: number; [variable: string]: unknown }
+export interface TokenizeOptions { continue?: boolean; special?: boolean }
+export interface StreamOptions { limit?: number; stops?: string[]; showSpecial?: boolean; ignoreEnd?: boolean }
+export interface GenerateOptions extends StreamOptions {
+  newText?: boolean;
+  signal?: AbortSignal;
+  /** Gets each piece of text and the token that was made last; false ends the generation. */
+  onText?: (text: string, token: number) => boolean | void;
+}
+export interface Generated { text: string; end: number; stop: number | null; token: number | null; position: number; nTokens: number }
+type Facts = Record<string, number | string>;
+
+declare class Handle {
+  /** Frees it. Throws EMBER_BUSY, and it lives on, while a call with it is running. */
+  close(): void;
+  readonly closed: boolean;
+}
+
+/** A loaded model. */
+export class Model extends Handle {
+  private constructor();
+  static load(path: string, options?: ModelOptions): Promise<Model>;
+  static fromBuffer(bytes: Uint8Array, options?: ModelOptions): Promise<Model>;
+  info(): Facts;
+  metadata(key: string): string;
+  metadataKeys(): string[];
+  tokenize(text: string, options?: TokenizeOptions): number[];
+  tokenizeAsync(text: string, options?: TokenizeOptions & { signal?: AbortSignal }): Promise<number[]>;
+  detokenize(tokens: Tokens, options?: { skipSpecial?: boolean; continue?: boolean }): string;
+  tokenBytes(token: number): Uint8Array;
+  isEnd(token: number): boolean;
+  tokenizerInfo(): Facts;
+  endTokens(): number[];
+  chatFormat(messages: Message[] | string, options?: ChatOptions): string;
+  chatTokenize(messages: Message[] | string, options?: ChatOptions): number[];
+  session(options?: SessionOptions): Session;
+  restore(path: string, options?: RestoreOptions): Promise<Session>;
+  restoreFromBuffer(bytes: Uint8Array, options?: RestoreOptions): Promise<Session>;
+  textStream(options?: { stops?: string[]; skipSpecial?: boolean }): TextStream;
+  evict(): Promise<void>;
+  resume(): Promise<void>;
+}
+
+/** One conversation. One call at a time: a second one meanwhile fails with EMBER_BUSY. */
+export class Session extends Handle {
+  private constructor();
+  readonly position: number;
+  info(): Facts;
+  tokens(from?: number): number[];
+  prefill(tokens: Tokens): Promise<void>;
+  startPrefill(tokens: Tokens): void;
+  pollPrefill(): { done: boolean; evaluated: number };
+  /** Makes the tokens the context and evaluates only what is new; how many were kept. */
+  sync(tokens: Tokens): Promise<number>;
+  decode(): Promise<number>;
+  startDecode(count?: number): void;
+  pollDecode(): number | null;
+  generate(prompt?: Tokens, options?: GenerateOptions): Promise<Generated>;
+  stream(prompt?: Tokens, options?: StreamOptions): AsyncGenerator<string, void, void>;
+  chat(messages: Message[] | string, options?: GenerateOptions & { variables?: ChatOptions }): Promise<Generated>;
+  logits(): Promise<Float32Array>;
+  logprobs(): { chosen: number; tokens: number[]; logprobs: number[] };
+  setSampling(options?: Sampling): void;
+  setGrammar(kind: number, grammar?: string, options?: { jsonSpacing?: number }): Promise<void>;
+  setJsonSchema(schema: object | string): Promise<void>;
+  rewind(position: number): void;
+  erase(from: number, count: number): Promise<void>;
+  fork(): Session;
+  interrupt(): void;
+  clearInterrupt(): void;
+  save(path: string, kind?: number): Promise<void>;
+  saveToBuffer(kind?: number): Promise<Buffer>;
+  evict(): Promise<void>;
+  resume(): Promise<void>;
+  profile(): Promise<Facts[]>;
+}
+
+/** Turns tokens into text while they are made: whole characters only, up to a stop string. */
+export class TextStream extends Handle {
+  private constructor();
+  push(tokens: Tokens): string;
+  finish(): string;
+  readonly stopped: boolean;
+}
+
+export function conversation(messages: Message[], variables?: Record<string, unknown>): string;
+export function decodeBatch(sessions: Session[]): Promise<number[]>;
+export function devices(): Facts[];
+export function estimate(path: string, model?: ModelOptions, session?: SessionOptions): Facts;
+export function stateInfo(path: string): Facts;
+export function supported(capability: number): boolean;
+export function version(): string;
+export function requireAbi(loaded: number): void;

@@ -1,0 +1,508 @@
+'use strict';
+// EmberLM for Node. What computes returns a promise and runs on a thread of its own; the event loop goes on meanwhile. index.d.ts says
+// what there is.
+
+const fs = require('node:fs');
+const path = require('node:path');
+const koffi = require('koffi');
+const { constants, structs, open } = require('./native.js');
+
+const NAMES = { linux: 'libemberlm.so', darwin: 'libemberlm.dylib', win32: 'emberlm.dll' };
+
+class EmberError extends Error {
+  constructor(status, message, index) {
+    const name = lib ? lib.ember_status_name(status) : String(status);
+    super(message ? `${name}: ${message}` : name);
+    this.name = 'EmberError';
+    this.status = status;
+    this.code = name;
+    this.index = index === constants.EMBER_NO_INDEX ? null : index;
+  }
+}
+
+// Beside this file, else by EMBERLM_LIBRARY, else where the system looks.
+function findLibrary() {
+  const name = NAMES[process.platform] || NAMES.linux;
+  const beside = path.join(__dirname, name);
+  if (fs.existsSync(beside)) return beside;
+  return process.env.EMBERLM_LIBRARY || (process.platform === 'linux' ? `${name}.${constants.EMBER_ABI_VERSION}` : name);
+}
+
+function requireAbi(loaded) {
+  if (loaded === constants.EMBER_ABI_VERSION) return;
+  throw new Error(`this package is for ABI ${constants.EMBER_ABI_VERSION} of libemberlm, the loaded library has ABI ${loaded}`);
+}
+
+const file = findLibrary();
+requireAbi(koffi.load(file).func('uint32_t ember_abi_version()')());
+const lib = open(file);
+
+function check(status, err) {
+  if (status === constants.EMBER_OK || status === constants.EMBER_PENDING) return status;
+  throw new EmberError(status, err ? err.message : '', err ? err.index : constants.EMBER_NO_INDEX);
+}
+
+function call(f, ...args) {
+  const err = {};
+  return check(f(...args, err), err);
+}
+
+function callAsync(f, ...args) {
+  const err = {};
+  return new Promise((resolve, reject) => {
+    f.async(...args, err, (problem, status) => {
+      try {
+        if (problem) throw problem;
+        resolve(check(status, err));
+      } catch (error) {
+        reject(error);
+      }
+    });
+  });
+}
+
+const sized = (name, fields) => ({ struct_size: koffi.sizeof(structs[name]), ...fields });
+
+function facts(name, fill) {
+  const out = sized(name);
+  fill(out);
+  for (const key of Object.keys(out)) if (key === 'struct_size' || key.startsWith('reserved')) delete out[key];
+  return out;
+}
+
+const utf8 = (text) => Buffer.from(text, 'utf8');
+const ids = (tokens) => (tokens instanceof Uint32Array ? tokens : Uint32Array.from(tokens));
+
+// What a function writes to (buffer, capacity, count), in a buffer that fits.
+function filled(make, guess, fill) {
+  for (;;) {
+    const buffer = make(guess + 1);
+    const count = [0];
+    try {
+      fill(buffer, buffer.length, count);
+    } catch (error) {
+      if (error.status !== constants.EMBER_BUFFER_TOO_SMALL || count[0] <= buffer.length) throw error;
+      guess = Number(count[0]);
+      continue;
+    }
+    return buffer.subarray(0, Number(count[0]));
+  }
+}
+const filledBytes = (guess, fill) => filled((n) => Buffer.alloc(n), guess, fill);
+const filledTokens = (guess, fill) => Array.from(filled((n) => new Uint32Array(n), guess, fill));
+
+// Runs an asynchronous call with a callback; an exception of the callback ends the call and comes out of it.
+async function withCallback(type, f, run) {
+  let thrown;
+  const guarded = (...args) => {
+    if (thrown) return 1;
+    try {
+      return f(...args);
+    } catch (error) {
+      thrown = { error };
+      return 1;
+    }
+  };
+  const pointer = koffi.register(guarded, koffi.pointer(type));
+  try {
+    await run(pointer);
+  } catch (error) {
+    throw thrown ? thrown.error : error;
+  } finally {
+    koffi.unregister(pointer);
+  }
+  if (thrown) throw thrown.error;
+}
+
+const copyOf = (pointer, length) => (length ? Buffer.from(koffi.decode(pointer, koffi.array('uint8_t', Number(length), 'Typed'))) : Buffer.alloc(0));
+
+const finalizers = new FinalizationRegistry(({ free, raw }) => free(raw));
+
+class Handle {
+  #free;
+  constructor(raw, free) {
+    this._raw = raw;
+    this.#free = free;
+    finalizers.register(this, { free, raw }, this);
+  }
+  /** Frees it. Throws EMBER_BUSY, and it lives on, while a call with it is running. */
+  close() {
+    if (!this._raw) return;
+    check(this.#free(this._raw));
+    finalizers.unregister(this);
+    this._raw = 0;
+  }
+  get closed() {
+    return !this._raw;
+  }
+}
+if (Symbol.dispose) Handle.prototype[Symbol.dispose] = Handle.prototype.close;
+
+function sampling(s = {}) {
+  const breakers = (s.dryBreakers || []).map((b) => (typeof b === 'string' ? { text: utf8(b), text_len: Buffer.byteLength(b) } : { tokens: ids(b), token_count: b.length }));
+  const biases = Object.entries(s.logitBias || {}).map(([token, bias]) => ({ token: Number(token), bias }));
+  return sized('ember_sampling_options', {
+    temperature: s.temperature || 0, seed: s.seed || 0, top_k: s.topK || 0, top_p: s.topP || 0, min_p: s.minP || 0, typical_p: s.typicalP || 0,
+    penalty_window: s.penaltyWindow || 0, repeat_penalty: s.repeatPenalty || 0, presence_penalty: s.presencePenalty || 0,
+    frequency_penalty: s.frequencyPenalty || 0, dry_multiplier: s.dryMultiplier || 0, dry_base: s.dryBase || 0,
+    dry_allowed_length: s.dryAllowedLength || 0, dry_window: s.dryWindow || 0, dry_no_breakers: s.dryNoBreakers ? 1 : 0, logprobs: s.logprobs || 0,
+    logit_bias: biases, logit_bias_count: biases.length, banned: ids(s.banned || []), banned_count: (s.banned || []).length,
+    forced: ids(s.forced || []), forced_count: (s.forced || []).length, dry_breakers: breakers, dry_breaker_count: breakers.length,
+  });
+}
+
+const modelOptions = (o = {}) => sized('ember_model_options', { device: o.device || 0, threads: o.threads || 0, weights: o.weights || 0, files: o.files || 0 });
+const sessionOptions = (o = {}) => sized('ember_session_options', {
+  context: o.context || 0, kv_type: o.kvType || 0, stream_priority: o.streamPriority || 0, sampling: [sampling(o.sampling)],
+});
+const restoreOptions = (o = {}) => sized('ember_restore_options', { context: o.context || 0, kv_type: o.kvType || 0, stream_priority: o.streamPriority || 0 });
+const stopList = (stops) => stops.map((stop) => ({ text: utf8(stop), len: Buffer.byteLength(stop) }));
+const tokenizeFlags = (o = {}) => (o.continue ? constants.EMBER_TOKENIZE_CONTINUE : 0) | (o.special ? constants.EMBER_TOKENIZE_SPECIAL : 0);
+
+// Calls f when the signal is aborted, also if it is by now; the result takes that back.
+function onAbort(signal, f) {
+  if (!signal) return () => {};
+  signal.throwIfAborted();
+  signal.addEventListener('abort', f);
+  return () => signal.removeEventListener('abort', f);
+}
+
+/** A conversation as the JSON object that chat templates take. */
+const conversation = (messages, variables = {}) => JSON.stringify({ add_generation_prompt: true, ...variables, messages });
+
+class Model extends Handle {
+  constructor(raw) {
+    super(raw, lib.ember_model_free);
+    this._vocab = this.info().n_vocab;
+  }
+
+  static async load(name, options = {}) {
+    const bytes = utf8(name);
+    return Model.#load(options, (o, out) => callAsync(lib.ember_model_load, bytes, bytes.length, o, out));
+  }
+
+  /** From a GGUF file in memory, which is copied. */
+  static async fromBuffer(bytes, options = {}) {
+    const source = sized('ember_model_source', { size: bytes.length, bytes });
+    return Model.#load(options, (o, out) => callAsync(lib.ember_model_load_from, source, o, out));
+  }
+
+  static async #load(options, load) {
+    const out = [0];
+    const o = modelOptions(options);
+    const hear = (user, fraction) => (options.progress && options.progress(fraction) === false ? 1 : 0);
+    await withCallback('ember_progress_fn', hear, (progress) => load(options.progress ? { ...o, progress } : o, out));
+    return new Model(out[0]);
+  }
+
+  info() {
+    return facts('ember_model_details', (out) => call(lib.ember_model_info, this._raw, out));
+  }
+  metadata(key) {
+    const name = utf8(key);
+    return filledBytes(256, (...to) => call(lib.ember_model_metadata, this._raw, name, name.length, ...to)).toString();
+  }
+  metadataKeys() {
+    return Array.from({ length: this.info().n_metadata }, (_, i) => filledBytes(64, (...to) => call(lib.ember_model_metadata_key, this._raw, i, ...to)).toString());
+  }
+  tokenize(text, options) {
+    const bytes = utf8(text);
+    return filledTokens(bytes.length / 3 + 16 | 0, (...to) => call(lib.ember_tokenize, this._raw, bytes, bytes.length, tokenizeFlags(options), ...to));
+  }
+  /** tokenize on another thread, for long texts; a signal ends it. */
+  async tokenizeAsync(text, options = {}) {
+    const bytes = utf8(text);
+    const tokens = new Uint32Array(bytes.length + 16);
+    const number = koffi.alloc('uint32_t', 1);
+    koffi.encode(number, 'uint32_t', 0);
+    const done = onAbort(options.signal, () => koffi.encode(number, 'uint32_t', 1));
+    const count = [0];
+    try {
+      const o = sized('ember_tokenize_options', { flags: tokenizeFlags(options), interrupt: number });
+      await callAsync(lib.ember_tokenize_with, this._raw, bytes, bytes.length, o, tokens, tokens.length, count);
+    } finally {
+      done();
+      koffi.free(number);
+    }
+    return Array.from(tokens.subarray(0, Number(count[0])));
+  }
+  detokenize(tokens, options = {}) {
+    const flags = (options.skipSpecial ? constants.EMBER_DETOKENIZE_SKIP_SPECIAL : 0) | (options.continue ? constants.EMBER_DETOKENIZE_CONTINUE : 0);
+    return filledBytes(6 * tokens.length + 16, (...to) => call(lib.ember_detokenize, this._raw, ids(tokens), tokens.length, flags, ...to)).toString();
+  }
+  /** The bytes of one token, which need not be whole characters. */
+  tokenBytes(token) {
+    return filledBytes(64, (...to) => call(lib.ember_token_text, this._raw, token, ...to));
+  }
+  isEnd(token) {
+    const end = [0];
+    call(lib.ember_token_is_end, this._raw, token, end);
+    return end[0] !== 0;
+  }
+  tokenizerInfo() {
+    return facts('ember_tokenizer_details', (out) => call(lib.ember_tokenizer_info, this._raw, out));
+  }
+  endTokens() {
+    return filledTokens(8, (...to) => call(lib.ember_end_tokens, this._raw, ...to));
+  }
+  #chat(messages, options) {
+    const { template, templateName, now, ...variables } = options;
+    const bytes = utf8(typeof messages === 'string' ? messages : conversation(messages, variables));
+    const o = sized('ember_chat_options', { now: now || 0 });
+    if (template !== undefined) Object.assign(o, { source: utf8(template), source_len: Buffer.byteLength(template) });
+    if (templateName !== undefined) Object.assign(o, { name: utf8(templateName), name_len: Buffer.byteLength(templateName) });
+    return [bytes, bytes.length, o];
+  }
+  chatFormat(messages, options = {}) {
+    const args = this.#chat(messages, options);
+    return filledBytes(2 * args[1], (...to) => call(lib.ember_chat_format, this._raw, ...args, ...to)).toString();
+  }
+  chatTokenize(messages, options = {}) {
+    const args = this.#chat(messages, options);
+    return filledTokens(args[1], (...to) => call(lib.ember_chat_tokenize, this._raw, ...args, ...to));
+  }
+
+  session(options) {
+    const out = [0];
+    call(lib.ember_session_create, this._raw, sessionOptions(options), out);
+    return new Session(this, out[0]);
+  }
+  async restore(name, options) {
+    const bytes = utf8(name);
+    const out = [0];
+    await callAsync(lib.ember_session_restore, this._raw, bytes, bytes.length, restoreOptions(options), out);
+    return new Session(this, out[0]);
+  }
+  /** A session from what Session.saveToBuffer gave. */
+  async restoreFromBuffer(bytes, options) {
+    const out = [0];
+    let at = 0;
+    const read = (user, to, capacity, count) => {
+      const part = bytes.subarray(at, at + Number(capacity));
+      if (part.length) koffi.encode(to, koffi.array('uint8_t', part.length, 'Typed'), part);
+      koffi.encode(count, 'size_t', part.length);
+      at += part.length;
+      return 0;
+    };
+    await withCallback('ember_read_fn', read, (pointer) => callAsync(lib.ember_session_restore_from, this._raw, pointer, null, restoreOptions(options), out));
+    return new Session(this, out[0]);
+  }
+  textStream(options = {}) {
+    const out = [0];
+    const stops = options.stops || [];
+    const flags = options.skipSpecial ? constants.EMBER_TEXT_STREAM_SKIP_SPECIAL : 0;
+    call(lib.ember_text_stream_create, this._raw, sized('ember_text_stream_options', { flags, stops: stopList(stops), n_stops: stops.length }), out);
+    return new TextStream(out[0]);
+  }
+  async evict() {
+    await callAsync(lib.ember_model_evict, this._raw);
+  }
+  async resume() {
+    await callAsync(lib.ember_model_resume, this._raw);
+  }
+}
+
+class Session extends Handle {
+  #model;
+  constructor(model, raw) {
+    super(raw, lib.ember_session_free);
+    this.#model = model;
+  }
+  get position() {
+    const out = [0];
+    call(lib.ember_session_position, this._raw, out);
+    return Number(out[0]);
+  }
+  info() {
+    return facts('ember_session_details', (out) => call(lib.ember_session_info, this._raw, out));
+  }
+  tokens(from = 0) {
+    return filledTokens(256, (...to) => call(lib.ember_session_tokens, this._raw, from, ...to));
+  }
+  async prefill(tokens) {
+    await callAsync(lib.ember_prefill, this._raw, ids(tokens), tokens.length);
+  }
+  startPrefill(tokens) {
+    call(lib.ember_prefill_start, this._raw, ids(tokens), tokens.length);
+  }
+  pollPrefill() {
+    const evaluated = [0];
+    const status = call(lib.ember_prefill_poll, this._raw, evaluated);
+    return { done: status !== constants.EMBER_PENDING, evaluated: Number(evaluated[0]) };
+  }
+  async sync(tokens) {
+    const kept = [0];
+    await callAsync(lib.ember_session_sync, this._raw, ids(tokens), tokens.length, kept);
+    return Number(kept[0]);
+  }
+  async decode() {
+    const token = [0];
+    await callAsync(lib.ember_decode, this._raw, token);
+    return token[0];
+  }
+  startDecode(count = 1) {
+    if (count === 1) call(lib.ember_decode_start, this._raw);
+    else call(lib.ember_decode_start_n, this._raw, count);
+  }
+  /** The next token of the started decodes, or null if it is not there yet. */
+  pollDecode() {
+    const token = [0];
+    return call(lib.ember_decode_poll, this._raw, token) === constants.EMBER_PENDING ? null : token[0];
+  }
+  async generate(prompt = [], options = {}) {
+    const stops = options.stops || [];
+    const flags = (options.showSpecial ? constants.EMBER_GENERATE_SHOW_SPECIAL : 0) | (options.ignoreEnd ? constants.EMBER_GENERATE_IGNORE_END : 0) |
+      (options.newText ? constants.EMBER_GENERATE_NEW_TEXT : 0);
+    const out = sized('ember_generate_details');
+    let text = '';
+    const take = (user, start, length, token) => {
+      const piece = copyOf(start, length).toString();
+      text += piece;
+      return options.onText && options.onText(piece, token) === false ? 1 : 0;
+    };
+    const done = onAbort(options.signal, () => this.interrupt());
+    try {
+      await withCallback('ember_piece_fn', take, (piece) => callAsync(lib.ember_generate, this._raw, sized('ember_generate_options', {
+        flags, prompt: ids(prompt), prompt_count: prompt.length, limit: options.limit || 0, stops: stopList(stops), n_stops: stops.length, piece,
+      }), out));
+    } finally {
+      done();
+      // An interrupt that came too late is for no other call.
+      if (options.signal && options.signal.aborted && out.end !== constants.EMBER_END_INTERRUPTED && this._raw) this.clearInterrupt();
+    }
+    return {
+      text, end: out.end, stop: out.stop === constants.EMBER_NO_INDEX ? null : out.stop, token: out.token === constants.EMBER_NO_TOKEN ? null : out.token,
+      position: out.position, nTokens: out.n_tokens,
+    };
+  }
+  /** The text as an asynchronous iterator: the next token is made when the next piece is asked for. */
+  async *stream(prompt = [], options = {}) {
+    if (prompt.length) await this.prefill(prompt);
+    const words = this.#model.textStream({ stops: options.stops, skipSpecial: !options.showSpecial });
+    try {
+      for (let made = 0; made < (options.limit || Infinity) && !words.stopped; made++) {
+        let token;
+        try {
+          token = await this.decode();
+        } catch (error) {
+          if (error.status === constants.EMBER_CONTEXT_FULL) break;
+          throw error;
+        }
+        if (!options.ignoreEnd && this.#model.isEnd(token)) break;
+        const piece = words.push([token]);
+        if (piece) yield piece;
+      }
+      const rest = words.finish();
+      if (rest) yield rest;
+    } finally {
+      words.close();
+    }
+  }
+  /** The answer to a conversation, of which only what is new is read. */
+  async chat(messages, options = {}) {
+    await this.sync(this.#model.chatTokenize(messages, options.variables));
+    return this.generate([], { ...options, newText: true });
+  }
+  async logits() {
+    const out = new Float32Array(this.#model._vocab);
+    await callAsync(lib.ember_session_logits, this._raw, out, out.length);
+    return out;
+  }
+  logprobs() {
+    const [chosen, count, tokens, logprobs] = [[0], [0], new Uint32Array(64), new Float32Array(64)];
+    call(lib.ember_session_logprobs, this._raw, chosen, tokens, logprobs, 64, count);
+    const n = Number(count[0]);
+    return { chosen: chosen[0], tokens: Array.from(tokens.subarray(0, n)), logprobs: Array.from(logprobs.subarray(0, n)) };
+  }
+  setSampling(options) {
+    call(lib.ember_session_set_sampling, this._raw, sampling(options));
+  }
+  async setGrammar(kind, grammar = '', options = {}) {
+    const bytes = utf8(grammar);
+    await callAsync(lib.ember_session_set_grammar, this._raw, kind, bytes, bytes.length, sized('ember_grammar_options', { json_spacing: options.jsonSpacing || 0 }));
+  }
+  async setJsonSchema(schema) {
+    await this.setGrammar(constants.EMBER_GRAMMAR_JSON_SCHEMA, typeof schema === 'string' ? schema : JSON.stringify(schema));
+  }
+  rewind(position) {
+    call(lib.ember_session_rewind, this._raw, position);
+  }
+  async erase(from, count) {
+    await callAsync(lib.ember_session_erase, this._raw, from, count);
+  }
+  fork() {
+    const out = [0];
+    call(lib.ember_session_fork, this._raw, out);
+    return new Session(this.#model, out[0]);
+  }
+  interrupt() {
+    check(lib.ember_session_interrupt(this._raw));
+  }
+  clearInterrupt() {
+    check(lib.ember_session_clear_interrupt(this._raw));
+  }
+  async save(name, kind = constants.EMBER_STATE_EVERYTHING) {
+    const bytes = utf8(name);
+    await callAsync(lib.ember_session_save, this._raw, bytes, bytes.length, sized('ember_save_options', { kind }));
+  }
+  async saveToBuffer(kind = constants.EMBER_STATE_EVERYTHING) {
+    const parts = [];
+    const write = (user, start, count) => (parts.push(copyOf(start, count)), 0);
+    await withCallback('ember_write_fn', write, (pointer) => callAsync(lib.ember_session_save_to, this._raw, pointer, null, sized('ember_save_options', { kind })));
+    return Buffer.concat(parts);
+  }
+  async evict() {
+    await callAsync(lib.ember_session_evict, this._raw);
+  }
+  async resume() {
+    await callAsync(lib.ember_session_resume, this._raw);
+  }
+  async profile() {
+    const size = koffi.sizeof(structs.ember_profile_entry);
+    const bytes = Buffer.alloc(64 * size);
+    const count = [0];
+    await callAsync(lib.ember_session_profile, this._raw, bytes, 64, count);
+    return Array.from({ length: Number(count[0]) }, (_, i) => koffi.decode(bytes, i * size, structs.ember_profile_entry));
+  }
+}
+
+/** The next token of each session, in one pass over the weights. */
+async function decodeBatch(sessions) {
+  const tokens = new Uint32Array(sessions.length);
+  await callAsync(lib.ember_decode_batch, sessions.map((session) => session._raw), sessions.length, tokens);
+  return Array.from(tokens);
+}
+
+class TextStream extends Handle {
+  constructor(raw) {
+    super(raw, lib.ember_text_stream_free);
+  }
+  push(tokens) {
+    return filledBytes(8 * tokens.length + 64, (...to) => call(lib.ember_text_stream_push, this._raw, ids(tokens), tokens.length, ...to)).toString();
+  }
+  finish() {
+    return filledBytes(64, (...to) => call(lib.ember_text_stream_finish, this._raw, ...to)).toString();
+  }
+  get stopped() {
+    return facts('ember_text_stream_details', (out) => call(lib.ember_text_stream_info, this._raw, out)).stopped !== 0;
+  }
+}
+
+const version = () => lib.ember_version();
+const supported = (capability) => lib.ember_supported(capability) !== 0;
+
+function devices() {
+  const count = [0];
+  call(lib.ember_device_count, count);
+  return Array.from({ length: count[0] }, (_, i) => facts('ember_device', (out) => call(lib.ember_device_info, i, out)));
+}
+function estimate(name, model, session) {
+  const bytes = utf8(name);
+  return facts('ember_estimate', (out) => call(lib.ember_model_estimate, bytes, bytes.length, modelOptions(model), sessionOptions(session), out));
+}
+function stateInfo(name) {
+  const bytes = utf8(name);
+  return facts('ember_state_details', (out) => call(lib.ember_session_state_info, bytes, bytes.length, out));
+}
+
+module.exports = { Model, EmberError, constants, conversation, decodeBatch, devices, estimate, requireAbi, stateInfo, supported, version };

@@ -1,0 +1,54 @@
+"""Runs quantized language models inside this process.
+
+    with emberlm.Model("model.gguf") as model, model.session() as session:
+        for text in session.stream(model.tokenize("Once upon a time,")):
+            print(text, end="", flush=True)
+
+What fails raises EmberError with the status of the C library and its sentence, and has changed nothing. Models, sessions and text streams are
+freed by close(), by `with`, and by the garbage collector; after that their calls raise EmberError with Status.INVALID_HANDLE. A model may be
+used by any number of threads, a session by one at a time: a second call meanwhile raises Status.BUSY. Calls release the interpreter's lock.
+"""
+
+from ._abi import (
+    EMBER_NO_TOKEN as NO_TOKEN,
+    Capability,
+    DeviceKind,
+    Files,
+    GenerateEnd,
+    GrammarKind,
+    JsonSpacing,
+    KvType,
+    LogLevel,
+    StateKind,
+    Status,
+    Weights,
+    Work,
+)
+from ._core import (
+    DryBreaker,
+    Generated,
+    Interrupt,
+    Logprobs,
+    Message,
+    Model,
+    Sampling,
+    Session,
+    TextStream,
+    conversation,
+    decode_batch,
+    devices,
+    estimate,
+    set_log,
+    state_info,
+    supported,
+    version,
+)
+from ._library import EmberError, VersionError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "NO_TOKEN", "Capability", "DeviceKind", "DryBreaker", "EmberError", "Files", "GenerateEnd", "Generated", "GrammarKind", "Interrupt",
+    "JsonSpacing", "KvType", "LogLevel", "Logprobs", "Message", "Model", "Sampling", "Session", "StateKind", "Status", "TextStream",
+    "VersionError", "Weights", "Work", "conversation", "decode_batch", "devices", "estimate", "set_log", "state_info", "supported", "version",
+]  # fmt: skip

@@ -1,0 +1,718 @@
+"""Models, sessions and text streams."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import weakref
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, BinaryIO, Union
+
+from . import _abi
+from ._library import EmberError, call, check, lib, numbers, sized, text
+
+Path = Union[str, "os.PathLike[str]"]
+Message = Mapping[str, Any]
+"""A message of a conversation: `role`, `content` and what else the template knows."""
+
+
+def _encode(path: Path) -> bytes:
+    return os.fspath(path).encode("utf-8", "surrogateescape")
+
+
+def _tokens(tokens: Sequence[int]) -> Any:
+    return (ctypes.c_uint32 * len(tokens))(*tokens)
+
+
+def _facts(struct: Any) -> dict[str, Any]:
+    """The fields of a struct that the library has written."""
+    names = [f[0] for f in struct._fields_ if f[0] != "struct_size" and not f[0].startswith("reserved")]
+    values = {name: getattr(struct, name) for name in names}
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
+
+
+class _Guard:
+    """Keeps exceptions of a callback from crossing C, and raises them behind the call."""
+
+    def __init__(self) -> None:
+        self.raised: BaseException | None = None
+
+    def __call__(self, function: Callable[[], int]) -> int:
+        if self.raised is not None:
+            return 1
+        try:
+            return function()
+        except BaseException as error:  # KeyboardInterrupt, too
+            self.raised = error
+            return 1
+
+    def call(self, function: Any, *arguments: Any) -> None:
+        try:
+            call(function, *arguments)
+        except EmberError:
+            if self.raised is None:
+                raise
+        if self.raised is not None:
+            raise self.raised
+
+
+def version() -> str:
+    """The version of the loaded library."""
+    return str(lib.ember_version().decode())
+
+
+def supported(capability: int) -> bool:
+    """Whether the library can do something, by what was compiled."""
+    return bool(lib.ember_supported(capability))
+
+
+def devices() -> list[dict[str, Any]]:
+    """All devices, the best one first: kind, usable, cores, memory_total, memory_free, name, driver, isa, reason."""
+    count = ctypes.c_uint32()
+    call(lib.ember_device_count, ctypes.byref(count))
+    found = []
+    for index in range(count.value):
+        device = sized(_abi.ember_device)
+        call(lib.ember_device_info, index, ctypes.byref(device))
+        found.append(_facts(device))
+    return found
+
+
+_log: Any = None
+
+
+def set_log(function: Callable[[int, str], object] | None, level: int = _abi.LogLevel.INFO) -> None:
+    """Sets the function that gets level and text of the log messages of the whole process, from any thread; None turns the log off.
+    Its exceptions are dropped."""
+    global _log
+
+    def receive(_user: Any, at: int, message: int, length: int) -> None:
+        try:
+            assert function is not None
+            function(at, ctypes.string_at(message, length).decode())
+        except Exception:
+            pass
+
+    callback = _abi.ember_log_fn(receive) if function is not None else _abi.ember_log_fn()
+    call(lib.ember_set_log_callback, callback, None, level)
+    _log = callback  # the one before is not called any more
+
+
+class Interrupt:
+    """Ends calls that take one, from another thread."""
+
+    def __init__(self) -> None:
+        self._number = ctypes.c_uint32()
+
+    def set(self) -> None:
+        self._number.value = 1
+
+    def clear(self) -> None:
+        self._number.value = 0
+
+    def _pointer(self) -> Any:
+        return ctypes.pointer(self._number)
+
+
+@dataclass
+class DryBreaker:
+    """A sequence that no repetition goes beyond: a text or tokens."""
+
+    text: str = ""
+    tokens: Sequence[int] = ()
+
+
+@dataclass
+class Sampling:
+    """How tokens are chosen: ember_sampling_options. Greedily unless something else is said."""
+
+    temperature: float = 0
+    seed: int = 0
+    top_k: int = 0
+    top_p: float = 0
+    min_p: float = 0
+    typical_p: float = 0
+    penalty_window: int = 0
+    repeat_penalty: float = 0
+    presence_penalty: float = 0
+    frequency_penalty: float = 0
+    dry_multiplier: float = 0
+    dry_base: float = 0
+    dry_allowed_length: int = 0
+    dry_window: int = 0
+    dry_no_breakers: bool = False
+    logprobs: int = 0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    banned: Sequence[int] = ()
+    forced: Sequence[int] = ()
+    dry_breakers: Sequence[DryBreaker] = ()
+
+    def _struct(self) -> Any:
+        c = sized(_abi.ember_sampling_options)
+        for name in ("temperature", "seed", "top_k", "top_p", "min_p", "typical_p", "penalty_window", "repeat_penalty", "presence_penalty",
+                     "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_window", "logprobs"):  # fmt: skip
+            setattr(c, name, getattr(self, name))
+        c.dry_no_breakers = int(self.dry_no_breakers)
+        c.logit_bias = (_abi.ember_logit_bias * len(self.logit_bias))(*(_abi.ember_logit_bias(*pair) for pair in self.logit_bias.items()))
+        c.logit_bias_count = len(self.logit_bias)
+        c.banned, c.banned_count = _tokens(self.banned), len(self.banned)
+        c.forced, c.forced_count = _tokens(self.forced), len(self.forced)
+        breakers = (_abi.ember_dry_breaker * len(self.dry_breakers))()
+        for one, breaker in zip(breakers, self.dry_breakers):
+            if breaker.tokens:
+                one.tokens, one.token_count = _tokens(breaker.tokens), len(breaker.tokens)
+            else:
+                encoded = breaker.text.encode()
+                one.text, one.text_len = encoded, len(encoded)
+        c.dry_breakers, c.dry_breaker_count = breakers, len(breakers)
+        c._keep = breakers
+        return c
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was generated: the text, why it ended, where the tokens begin in the context, and how many there are."""
+
+    text: str
+    end: _abi.GenerateEnd | int
+    stop: int | None
+    token: int | None
+    position: int
+    n_tokens: int
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """Natural logarithms of probabilities: of the chosen token, and of the most probable ones."""
+
+    chosen: float
+    tokens: list[int]
+    logprobs: list[float]
+
+
+def _model_options(device: int, threads: int, weights: int, files: int) -> Any:
+    c = sized(_abi.ember_model_options)
+    c.device, c.threads, c.weights, c.files = device, threads, weights, files
+    return c
+
+
+def _session_options(context: int, kv_type: int, stream_priority: int, sampling: Sampling | None) -> Any:
+    c = sized(_abi.ember_session_options)
+    c.context, c.kv_type, c.stream_priority = context, kv_type, stream_priority
+    if sampling is not None:
+        c._keep = sampling._struct()
+        c.sampling = ctypes.pointer(c._keep)
+    return c
+
+
+def estimate(path: Path, *, device: int = 0, weights: int = 0, files: int = 0, context: int = 0, kv_type: int = 0) -> dict[str, int]:
+    """Bytes of memory that a model and a session of it would take."""
+    encoded = _encode(path)
+    out = sized(_abi.ember_estimate)
+    model = _model_options(device, 0, weights, files)
+    session = _session_options(context, kv_type, 0, None)
+    call(lib.ember_model_estimate, encoded, len(encoded), ctypes.byref(model), ctypes.byref(session), ctypes.byref(out))
+    return _facts(out)
+
+
+def state_info(path: Path) -> dict[str, Any]:
+    """What the file of a saved session is."""
+    encoded = _encode(path)
+    out = sized(_abi.ember_state_details)
+    call(lib.ember_session_state_info, encoded, len(encoded), ctypes.byref(out))
+    return _facts(out)
+
+
+def conversation(messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
+    """The JSON object that chat templates take."""
+    return json.dumps({"messages": list(messages), "add_generation_prompt": add_generation_prompt, **variables}, ensure_ascii=False)
+
+
+def _stops(stops: Sequence[str]) -> Any:
+    encoded = [stop.encode() for stop in stops]
+    return (_abi.ember_stop * len(encoded))(*(_abi.ember_stop(stop, len(stop)) for stop in encoded))
+
+
+class _Handle:
+    """Owns a handle. A finalizer frees it where nobody does."""
+
+    _raw: int
+    _finalizer: Any
+
+    def _own(self, raw: int, free: Any) -> None:
+        self._raw = raw
+        self._free = free
+        self._finalizer = weakref.finalize(self, free, raw)
+
+    def close(self) -> None:
+        """Frees it now. Raises Status.BUSY, and it lives on, if another thread is in a call with it."""
+        if self._raw:
+            check(self._free(self._raw))
+            self._finalizer.detach()
+            self._raw = 0
+
+    @property
+    def closed(self) -> bool:
+        return self._raw == 0
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Model(_Handle):
+    """A loaded model: a GGUF file or a Hugging Face folder. Any number of threads may use it."""
+
+    def __init__(
+        self, path: Path, *, device: int = 0, threads: int = 0, weights: int = _abi.Weights.KEEP, files: int = _abi.Files.MAPPED,
+        progress: Callable[[float], bool | None] | None = None,
+    ) -> None:  # fmt: skip
+        """`progress` hears how far the load is, from 0 to 1; False ends it with Status.CANCELLED."""
+        encoded = _encode(path)
+        options = _model_options(device, threads, weights, files)
+        self._load(progress, options, lib.ember_model_load, encoded, len(encoded))
+
+    def _load(self, progress: Callable[[float], bool | None] | None, options: Any, function: Any, *arguments: Any,
+              guard: _Guard | None = None) -> None:  # fmt: skip
+        keeper = guard or _Guard()
+        self._raw = 0
+
+        def hear(_user: Any, fraction: float) -> int:
+            return keeper(lambda: 1 if progress is not None and progress(fraction) is False else 0)
+
+        callback = _abi.ember_progress_fn(hear)
+        if progress is not None:
+            options.progress = callback
+        raw = ctypes.c_void_p()
+        keeper.call(function, *arguments, ctypes.byref(options), ctypes.byref(raw))
+        self._own(raw.value or 0, lib.ember_model_free)
+        self._n_vocab: int = self.info()["n_vocab"]
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview, *, device: int = 0, threads: int = 0, weights: int = 0,
+                   progress: Callable[[float], bool | None] | None = None) -> Model:  # fmt: skip
+        """A model from a GGUF file in memory, which is copied."""
+        source = sized(_abi.ember_model_source)
+        whole = data if isinstance(data, bytes) else bytes(data)
+        source.size, source.bytes = len(whole), ctypes.cast(ctypes.c_char_p(whole), ctypes.c_void_p)
+        model = cls.__new__(cls)
+        model._load(progress, _model_options(device, threads, weights, 0), lib.ember_model_load_from, ctypes.byref(source))
+        return model
+
+    @classmethod
+    def from_file(cls, file: BinaryIO, *, device: int = 0, threads: int = 0, weights: int = 0,
+                  progress: Callable[[float], bool | None] | None = None) -> Model:  # fmt: skip
+        """A model from an open binary file that can seek: of an archive, decrypted on the way."""
+        guard = _Guard()
+
+        def read(_user: Any, offset: int, to: int, count: int) -> int:
+            def copy() -> int:
+                file.seek(offset)
+                done = 0
+                while done < count:
+                    part = file.read(count - done)
+                    if not part:
+                        return 1
+                    ctypes.memmove(to + done, part, len(part))
+                    done += len(part)
+                return 0
+
+            return guard(copy)
+
+        source = sized(_abi.ember_model_source)
+        source.size = file.seek(0, os.SEEK_END)
+        source.read = callback = _abi.ember_read_at_fn(read)
+        model = cls.__new__(cls)
+        model._load(progress, _model_options(device, threads, weights, 0), lib.ember_model_load_from, ctypes.byref(source), guard=guard)
+        del callback
+        return model
+
+    def __enter__(self) -> Model:
+        return self
+
+    def info(self) -> dict[str, Any]:
+        """Facts: ember_model_details."""
+        out = sized(_abi.ember_model_details)
+        call(lib.ember_model_info, self._raw, ctypes.byref(out))
+        return _facts(out)
+
+    def metadata(self, key: str) -> str:
+        """The value of a metadata key as text."""
+        encoded = key.encode()
+        return text(lib.ember_model_metadata, self._raw, encoded, len(encoded)).decode()
+
+    def metadata_keys(self) -> list[str]:
+        return [text(lib.ember_model_metadata_key, self._raw, index).decode() for index in range(self.info()["n_metadata"])]
+
+    def tokenize(self, words: str, *, add_special: bool = True, parse_special: bool = False, interrupt: Interrupt | None = None) -> list[int]:
+        """Token ids. `add_special`: the text is the start of a context. `parse_special`: control tokens spelled out count."""
+        encoded = words.encode()
+        flags = (0 if add_special else _abi.TokenizeFlags.CONTINUE) | (_abi.TokenizeFlags.SPECIAL if parse_special else 0)
+        if interrupt is None:
+            return numbers(lib.ember_tokenize, self._raw, encoded, len(encoded), flags, guess=len(encoded) // 2 + 16)
+        options = sized(_abi.ember_tokenize_options)
+        options.flags, options.interrupt = flags, interrupt._pointer()
+        return numbers(lib.ember_tokenize_with, self._raw, encoded, len(encoded), ctypes.byref(options), guess=len(encoded) // 2 + 16)
+
+    def detokenize_bytes(self, tokens: Sequence[int], *, skip_special: bool = False, new_text: bool = True) -> bytes:
+        """The bytes of tokens, which need not end at the end of a character."""
+        flags = (_abi.DetokenizeFlags.SKIP_SPECIAL if skip_special else 0) | (0 if new_text else _abi.DetokenizeFlags.CONTINUE)
+        return text(lib.ember_detokenize, self._raw, _tokens(tokens), len(tokens), flags, guess=6 * len(tokens) + 16)
+
+    def detokenize(self, tokens: Sequence[int], *, skip_special: bool = False, new_text: bool = True) -> str:
+        """The text of tokens, with U+FFFD for parts of characters."""
+        return self.detokenize_bytes(tokens, skip_special=skip_special, new_text=new_text).decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return text(lib.ember_token_text, self._raw, token, guess=64)
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends an answer."""
+        end = ctypes.c_uint32()
+        call(lib.ember_token_is_end, self._raw, token, ctypes.byref(end))
+        return end.value != 0
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """Facts: ember_tokenizer_details."""
+        out = sized(_abi.ember_tokenizer_details)
+        call(lib.ember_tokenizer_info, self._raw, ctypes.byref(out))
+        return _facts(out)
+
+    def end_tokens(self) -> list[int]:
+        return numbers(lib.ember_end_tokens, self._raw, guess=8)
+
+    def chat_format(self, messages: Sequence[Message] | str, **options: Any) -> str:
+        """A conversation, or its JSON, as the text that the model was trained on. Options: template, template_name, now, interrupt."""
+        encoded, chat = _chat(messages, **options)
+        return text(lib.ember_chat_format, self._raw, encoded, len(encoded), ctypes.byref(chat), guess=2 * len(encoded)).decode()
+
+    def chat_tokenize(self, messages: Sequence[Message] | str, **options: Any) -> list[int]:
+        """A conversation, or its JSON, as tokens. Its words can forge nothing. Options: as chat_format."""
+        encoded, chat = _chat(messages, **options)
+        return numbers(lib.ember_chat_tokenize, self._raw, encoded, len(encoded), ctypes.byref(chat), guess=len(encoded))
+
+    def session(self, *, context: int = 0, kv_type: int = _abi.KvType.DEFAULT, stream_priority: int = 0,
+                sampling: Sampling | None = None) -> Session:  # fmt: skip
+        """A session with an empty context."""
+        options = _session_options(context, kv_type, stream_priority, sampling)
+        raw = ctypes.c_void_p()
+        call(lib.ember_session_create, self._raw, ctypes.byref(options), ctypes.byref(raw))
+        return Session(self, raw.value or 0)
+
+    def restore(self, path: Path, *, context: int = 0, kv_type: int = _abi.KvType.DEFAULT, stream_priority: int = 0) -> Session:
+        """A session from a file that Session.save has written."""
+        encoded = _encode(path)
+        options = _restore_options(context, kv_type, stream_priority)
+        raw = ctypes.c_void_p()
+        call(lib.ember_session_restore, self._raw, encoded, len(encoded), ctypes.byref(options), ctypes.byref(raw))
+        return Session(self, raw.value or 0)
+
+    def restore_from(self, file: BinaryIO, *, context: int = 0, kv_type: int = _abi.KvType.DEFAULT, stream_priority: int = 0) -> Session:
+        """A session from an open binary file. Nothing is read beyond the end of the saved session."""
+        guard = _Guard()
+
+        def read(_user: Any, to: int, capacity: int, count: Any) -> int:
+            def copy() -> int:
+                part = file.read(capacity)
+                ctypes.memmove(to, part, len(part))
+                count[0] = len(part)
+                return 0
+
+            return guard(copy)
+
+        options = _restore_options(context, kv_type, stream_priority)
+        raw = ctypes.c_void_p()
+        guard.call(lib.ember_session_restore_from, self._raw, _abi.ember_read_fn(read), None, ctypes.byref(options), ctypes.byref(raw))
+        return Session(self, raw.value or 0)
+
+    def text_stream(self, *, stops: Sequence[str] = (), skip_special: bool = False) -> TextStream:
+        """Turns tokens into text while they are made."""
+        options = sized(_abi.ember_text_stream_options)
+        options.flags = _abi.TextStreamFlags.SKIP_SPECIAL if skip_special else 0
+        options.stops, options.n_stops = _stops(stops), len(stops)
+        raw = ctypes.c_void_p()
+        call(lib.ember_text_stream_create, self._raw, ctypes.byref(options), ctypes.byref(raw))
+        return TextStream(raw.value or 0)
+
+    def evict(self) -> None:
+        """Frees the device's memory of the weights until they are needed."""
+        call(lib.ember_model_evict, self._raw)
+
+    def resume(self) -> None:
+        call(lib.ember_model_resume, self._raw)
+
+
+def _restore_options(context: int, kv_type: int, stream_priority: int) -> Any:
+    c = sized(_abi.ember_restore_options)
+    c.context, c.kv_type, c.stream_priority = context, kv_type, stream_priority
+    return c
+
+
+def _chat(messages: Sequence[Message] | str, *, template: str | None = None, template_name: str | None = None, now: int = 0,
+          interrupt: Interrupt | None = None, **variables: Any) -> tuple[bytes, Any]:  # fmt: skip
+    encoded = (messages if isinstance(messages, str) else conversation(messages, **variables)).encode()
+    c = sized(_abi.ember_chat_options)
+    if template is not None:
+        c.source = template.encode()
+        c.source_len = len(template.encode())
+    if template_name is not None:
+        c.name = template_name.encode()
+        c.name_len = len(template_name.encode())
+    c.now = now
+    if interrupt is not None:
+        c.interrupt = interrupt._pointer()
+    return encoded, c
+
+
+class Session(_Handle):
+    """One conversation: a context of tokens. One thread at a time. Made by Model.session, Model.restore and fork."""
+
+    def __init__(self, model: Model, raw: int) -> None:
+        self._model = model
+        self._own(raw, lib.ember_session_free)
+
+    def __enter__(self) -> Session:
+        return self
+
+    @property
+    def position(self) -> int:
+        """Tokens in the context."""
+        out = ctypes.c_size_t()
+        call(lib.ember_session_position, self._raw, ctypes.byref(out))
+        return out.value
+
+    def info(self) -> dict[str, int]:
+        out = sized(_abi.ember_session_details)
+        call(lib.ember_session_info, self._raw, ctypes.byref(out))
+        return _facts(out)
+
+    def tokens(self, start: int = 0) -> list[int]:
+        """The tokens of the context from a position on."""
+        return numbers(lib.ember_session_tokens, self._raw, start)
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Appends tokens to the context and evaluates them."""
+        call(lib.ember_prefill, self._raw, _tokens(tokens), len(tokens))
+
+    def prefill_start(self, tokens: Sequence[int]) -> None:
+        """Starts what prefill does and returns at once."""
+        call(lib.ember_prefill_start, self._raw, _tokens(tokens), len(tokens))
+
+    def prefill_poll(self) -> tuple[bool, int]:
+        """Whether a started prefill is done, and how many of its tokens are evaluated. Never blocks."""
+        evaluated = ctypes.c_size_t()
+        status = call(lib.ember_prefill_poll, self._raw, ctypes.byref(evaluated))
+        return status != _abi.Status.PENDING, evaluated.value
+
+    def sync(self, tokens: Sequence[int]) -> int:
+        """Makes the tokens the context and evaluates only what is new; returns how many were kept."""
+        kept = ctypes.c_size_t()
+        call(lib.ember_session_sync, self._raw, _tokens(tokens), len(tokens), ctypes.byref(kept))
+        return kept.value
+
+    def decode(self) -> int:
+        """The next token."""
+        token = ctypes.c_uint32()
+        call(lib.ember_decode, self._raw, ctypes.byref(token))
+        return token.value
+
+    def decode_start(self, count: int = 1) -> None:
+        """Starts decodes and returns at once."""
+        if count == 1:
+            call(lib.ember_decode_start, self._raw)
+        else:
+            call(lib.ember_decode_start_n, self._raw, count)
+
+    def decode_poll(self) -> int | None:
+        """The next token of the started decodes, or None if it is not there yet. Never blocks."""
+        token = ctypes.c_uint32()
+        status = call(lib.ember_decode_poll, self._raw, ctypes.byref(token))
+        return None if status == _abi.Status.PENDING else token.value
+
+    def generate(
+        self, prompt: Sequence[int] = (), *, limit: int = 0, stops: Sequence[str] = (), show_special: bool = False,
+        ignore_end: bool = False, new_text: bool = False, on_text: Callable[[str, int], bool | None] | None = None,
+    ) -> Generated:  # fmt: skip
+        """Appends a prompt and decodes until there is a reason to end. `on_text` gets each piece and its token; False ends it."""
+        guard, pieces = _Guard(), []
+
+        def piece(_user: Any, start: int, length: int, token: int) -> int:
+            def take() -> int:
+                words = ctypes.string_at(start, length).decode() if length else ""
+                pieces.append(words)
+                return 0 if on_text is None or on_text(words, token) is not False else 1
+
+            return guard(take)
+
+        options = sized(_abi.ember_generate_options)
+        options.flags = (
+            (_abi.GenerateFlags.SHOW_SPECIAL if show_special else 0)
+            | (_abi.GenerateFlags.IGNORE_END if ignore_end else 0)
+            | (_abi.GenerateFlags.NEW_TEXT if new_text else 0)
+        )
+        options.prompt, options.prompt_count, options.limit = _tokens(prompt), len(prompt), limit
+        options.stops, options.n_stops = _stops(stops), len(stops)
+        options.piece = callback = _abi.ember_piece_fn(piece)
+        out = sized(_abi.ember_generate_details)
+        guard.call(lib.ember_generate, self._raw, ctypes.byref(options), ctypes.byref(out))
+        del callback
+        end = _abi.GenerateEnd(out.end) if out.end in _abi.GenerateEnd._value2member_map_ else out.end
+        stop = None if out.stop == _abi.EMBER_NO_INDEX else out.stop
+        token = None if out.token == _abi.EMBER_NO_TOKEN else out.token
+        return Generated("".join(pieces), end, stop, token, out.position, out.n_tokens)
+
+    def stream(self, prompt: Sequence[int] = (), *, limit: int | None = None, stops: Sequence[str] = (), show_special: bool = False,
+               ignore_end: bool = False) -> Iterator[str]:  # fmt: skip
+        """The text of generate as an iterator over its pieces. The next token is made when the next piece is asked for."""
+        if prompt:
+            self.prefill(prompt)
+        with self._model.text_stream(stops=stops, skip_special=not show_special) as words:
+            made = 0
+            while (limit is None or made < limit) and not words.stopped:
+                try:
+                    token = self.decode()
+                except EmberError as error:
+                    if error.status == _abi.Status.CONTEXT_FULL:
+                        break
+                    raise
+                made += 1
+                if not ignore_end and self._model.is_end(token):
+                    break
+                if piece := words.push([token]):
+                    yield piece
+            if rest := words.finish():
+                yield rest
+
+    def chat(self, messages: Sequence[Message] | str, *, limit: int = 0, stops: Sequence[str] = (),
+             on_text: Callable[[str, int], bool | None] | None = None, **options: Any) -> Generated:  # fmt: skip
+        """The answer to a conversation, of which only what is new is read. Options: those of Model.chat_format, variables of the template."""
+        self.sync(self._model.chat_tokenize(messages, **options))
+        return self.generate(limit=limit, stops=stops, new_text=True, on_text=on_text)
+
+    def logits(self) -> array[float]:
+        """The logits that the next decode will choose by; numpy.frombuffer takes them as they are."""
+        out = array("f", bytes(4 * self._model._n_vocab))
+        address, count = out.buffer_info()
+        call(lib.ember_session_logits, self._raw, ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), count)
+        return out
+
+    def logprobs(self) -> Logprobs:
+        """How probable the last decoded token was (Sampling.logprobs)."""
+        chosen, count = ctypes.c_float(), ctypes.c_size_t()
+        tokens, values = (ctypes.c_uint32 * 64)(), (ctypes.c_float * 64)()
+        call(lib.ember_session_logprobs, self._raw, ctypes.byref(chosen), tokens, values, 64, ctypes.byref(count))
+        return Logprobs(chosen.value, tokens[: count.value], values[: count.value])
+
+    def set_sampling(self, sampling: Sampling) -> None:
+        call(lib.ember_session_set_sampling, self._raw, ctypes.byref(sampling._struct()))
+
+    def set_grammar(self, kind: int, grammar: str = "", *, json_spacing: int = _abi.JsonSpacing.SPACED,
+                    interrupt: Interrupt | None = None) -> None:  # fmt: skip
+        """Holds the answers to a grammar; GrammarKind.NONE takes it away."""
+        encoded = grammar.encode()
+        options = sized(_abi.ember_grammar_options)
+        options.json_spacing = json_spacing
+        if interrupt is not None:
+            options.interrupt = interrupt._pointer()
+        call(lib.ember_session_set_grammar, self._raw, kind, encoded, len(encoded), ctypes.byref(options))
+
+    def set_json_schema(self, schema: Mapping[str, Any] | str) -> None:
+        words = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+        self.set_grammar(_abi.GrammarKind.JSON_SCHEMA, words)
+
+    def rewind(self, position: int) -> None:
+        """Keeps the first `position` tokens."""
+        call(lib.ember_session_rewind, self._raw, position)
+
+    def erase(self, start: int, count: int) -> None:
+        """Takes tokens out of the middle of the context."""
+        call(lib.ember_session_erase, self._raw, start, count)
+
+    def fork(self) -> Session:
+        """Another session with the same context."""
+        raw = ctypes.c_void_p()
+        call(lib.ember_session_fork, self._raw, ctypes.byref(raw))
+        return Session(self._model, raw.value or 0)
+
+    def interrupt(self) -> None:
+        """Ends the call that is running on another thread, or the next one, with Status.INTERRUPTED. Any thread may call it."""
+        check(lib.ember_session_interrupt(self._raw))
+
+    def clear_interrupt(self) -> None:
+        check(lib.ember_session_clear_interrupt(self._raw))
+
+    def save(self, path: Path, kind: int = _abi.StateKind.EVERYTHING) -> None:
+        encoded = _encode(path)
+        options = sized(_abi.ember_save_options)
+        options.kind = kind
+        call(lib.ember_session_save, self._raw, encoded, len(encoded), ctypes.byref(options))
+
+    def save_to(self, file: BinaryIO, kind: int = _abi.StateKind.EVERYTHING) -> None:
+        """Saves to an open binary file."""
+        guard = _Guard()
+
+        def write(_user: Any, start: int, count: int) -> int:
+            def copy() -> int:
+                file.write(ctypes.string_at(start, count))
+                return 0
+
+            return guard(copy)
+
+        options = sized(_abi.ember_save_options)
+        options.kind = kind
+        guard.call(lib.ember_session_save_to, self._raw, _abi.ember_write_fn(write), None, ctypes.byref(options))
+
+    def evict(self) -> None:
+        """Moves the state to host memory until it is needed."""
+        call(lib.ember_session_evict, self._raw)
+
+    def resume(self) -> None:
+        call(lib.ember_session_resume, self._raw)
+
+    def profile(self) -> list[dict[str, Any]]:
+        """Where the time of a decode goes: work, calls, microseconds, bytes, name."""
+        entries, count = (_abi.ember_profile_entry * 64)(), ctypes.c_size_t()
+        call(lib.ember_session_profile, self._raw, entries, 64, ctypes.byref(count))
+        return [_facts(entry) for entry in entries[: count.value]]
+
+
+def decode_batch(sessions: Sequence[Session]) -> list[int]:
+    """The next token of each session, in one pass over the weights: 1 to 32 different sessions of one model."""
+    raw = (ctypes.c_void_p * len(sessions))(*(session._raw for session in sessions))
+    tokens = (ctypes.c_uint32 * len(sessions))()
+    call(lib.ember_decode_batch, raw, len(sessions), tokens)
+    return list(tokens)
+
+
+class TextStream(_Handle):
+    """Turns tokens into text while they are made: whole characters only, up to a stop string. Made by Model.text_stream."""
+
+    def __init__(self, raw: int) -> None:
+        self._own(raw, lib.ember_text_stream_free)
+
+    def __enter__(self) -> TextStream:
+        return self
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Takes tokens and gives the text that is certain now."""
+        return text(lib.ember_text_stream_push, self._raw, _tokens(tokens), len(tokens), guess=8 * len(tokens) + 64).decode()
+
+    def finish(self) -> str:
+        """The text that was held back; the stream is as new then."""
+        return text(lib.ember_text_stream_finish, self._raw).decode()
+
+    def info(self) -> dict[str, int]:
+        out = sized(_abi.ember_text_stream_details)
+        call(lib.ember_text_stream_info, self._raw, ctypes.byref(out))
+        return _facts(out)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was met."""
+        return self.info()["stopped"] != 0
