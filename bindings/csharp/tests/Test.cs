@@ -236,6 +236,16 @@ internal static class Test
         }
     }
 
+    /// <summary>For handles that may be free; it owns nothing.</summary>
+    [DllImport("emberlm", CallingConvention = CallingConvention.Cdecl)]
+    private static extern int ember_session_position(IntPtr session, ref UIntPtr position, IntPtr err);
+
+    private static bool IsFreed(IntPtr raw)
+    {
+        UIntPtr position = UIntPtr.Zero;
+        return ember_session_position(raw, ref position, IntPtr.Zero) == (int)Status.InvalidHandle;
+    }
+
     [System.Runtime.CompilerServices.MethodImpl(System.Runtime.CompilerServices.MethodImplOptions.NoInlining)]
     private static IntPtr Lose() => new Session(model).Handle.DangerousGetHandle();
 
@@ -251,6 +261,12 @@ internal static class Test
         session.Dispose();
         Throws<ObjectDisposedException>(() => session.Decode(), "a disposed session");
         Throws<ObjectDisposedException>(() => session.Interrupt(), "interrupt of a disposed session");
+        var late = new Session(model);
+        var raws = late.Handle.DangerousGetHandle();
+        var made = late.Generate(prompt, new GenerateOptions { Limit = 3, OnText = (text, token) => { late.Dispose(); return !IsFreed(raws); } });
+        Equal(made.Tokens, 3, "a call outlives Dispose");
+        Equal(IsFreed(raws), true, "and the session is freed behind it");
+        Throws<ObjectDisposedException>(() => late.Decode(), "a session that was disposed in a call");
 
         var lost = new IntPtr[20];
         for (int i = 0; i < lost.Length; i++) lost[i] = Lose();
@@ -259,7 +275,7 @@ internal static class Test
         {
             GC.Collect();
             GC.WaitForPendingFinalizers();
-            freed = lost.Count(raw => Functions.ember_session_free(raw) == (int)Status.InvalidHandle);
+            freed = lost.Count(IsFreed);
         }
         Equal(freed > 0, true, "the garbage collector frees sessions");
     }
