@@ -72,13 +72,13 @@ int main(int argc, char **argv)
     options.prompt_count = count;
     options.limit = 200;
     options.stops = stops;
-    options.n_stops = sizeof stops / sizeof stops[0];
+    options.stop_count = sizeof stops / sizeof stops[0];
     options.piece = show;
     options.user = &pieces;
     made.struct_size = sizeof made;
     printf("%s", prompt);
     check(ember_generate(session, &options, &made, &err));
-    printf("\n[%lu tokens, %lu bytes in %lu pieces; ended by %s]\n", (unsigned long)made.n_tokens,
+    printf("\n[%lu tokens, %lu bytes in %lu pieces; ended by %s]\n", (unsigned long)made.token_count,
            (unsigned long)made.text_bytes, (unsigned long)pieces, reason(made.end));
 
     ember_session_free(session);

@@ -991,9 +991,9 @@ typedef struct ember_model_details {
      */
     uint32_t device;
     /**
-     * Number of token ids: 0 to `n_vocab - 1`. Also the number of logits.
+     * Number of token ids: 0 to `vocab_size - 1`. Also the number of logits.
      */
-    uint32_t n_vocab;
+    uint32_t vocab_size;
     /**
      * Tokens that the model was trained to keep in context; the most that a session can have.
      */
@@ -1001,7 +1001,7 @@ typedef struct ember_model_details {
     /**
      * Number of layers.
      */
-    uint32_t n_layers;
+    uint32_t layer_count;
     /**
      * Width of the residual stream.
      */
@@ -1013,11 +1013,11 @@ typedef struct ember_model_details {
     /**
      * Number of metadata keys, for `ember_model_metadata_key`.
      */
-    uint32_t n_metadata;
+    uint32_t metadata_count;
     /**
      * Number of weights.
      */
-    uint64_t n_parameters;
+    uint64_t parameter_count;
     /**
      * Bytes of the file, or of all files of a split model.
      */
@@ -1142,8 +1142,8 @@ typedef struct ember_dry_breaker {
  * 2. Tokens among the last `penalty_window` tokens of the context, prompt and output, are penalized:
  *    a positive logit is divided by `repeat_penalty`, another one multiplied by it; then
  *    `frequency_penalty` times the number of occurrences is taken from it, then `presence_penalty`.
- * 3. DRY: tokens that would lengthen a repetition are penalized, see `dry_multiplier`. 4. Tokens in `banned`, and
- *   tokens that are not in a non-empty `forced` list, are removed.
+ * 3. DRY: tokens that would lengthen a repetition are penalized, see `dry_multiplier`.
+ * 4. Tokens in `banned`, and tokens that are not in a non-empty `allowed` list, are removed.
  * 5. A `temperature` of 0 takes the largest logit (of equal ones the smaller id) and ends here.
  * 6. `top_k` keeps the tokens of the k largest logits.
  * 7. `typical_p` keeps those whose surprise, minus the logarithm of their probability, is closest
@@ -1252,11 +1252,11 @@ typedef struct ember_sampling_options {
      * If the list is not empty, only these tokens can be chosen, except those that are banned as well. A single
      * token is always chosen.
      */
-    const uint32_t *forced;
+    const uint32_t *allowed;
     /**
      * Number of ids.
      */
-    size_t forced_count;
+    size_t allowed_count;
     /**
      * Sequences that a repetition does not extend across. A token that is a breaker by itself is not penalized.
      */
@@ -1575,10 +1575,10 @@ typedef struct ember_tokenizer_details {
      */
     uint32_t struct_size;
     /**
-     * Tokens that have a text: those with ids from 0 to `n_tokens - 1`. `ember_model_details.n_vocab`, the number of
+     * Tokens that have a text: those with ids from 0 to `token_count - 1`. `ember_model_details.vocab_size`, the number of
      * logits, may be greater.
      */
-    uint32_t n_tokens;
+    uint32_t token_count;
     /**
      * The token that begins a text.
      */
@@ -1607,7 +1607,7 @@ typedef struct ember_tokenizer_details {
     /**
      * Number of tokens that end an answer: what `ember_end_tokens` writes.
      */
-    uint32_t n_end_tokens;
+    uint32_t end_token_count;
     /**
      * 0.
      */
@@ -1647,7 +1647,7 @@ typedef struct ember_text_stream_options {
     /**
      * Number of `stops`.
      */
-    size_t n_stops;
+    size_t stop_count;
 } ember_text_stream_options;
 
 /**
@@ -1717,7 +1717,7 @@ typedef struct ember_generate_options {
     /**
      * Number of `stops`.
      */
-    size_t n_stops;
+    size_t stop_count;
     /**
      * Receives the text; may be NULL.
      */
@@ -1755,7 +1755,7 @@ typedef struct ember_generate_details {
     /**
      * Number of tokens that were made.
      */
-    uint64_t n_tokens;
+    uint64_t token_count;
     /**
      * Bytes of text that the callback got, or would have got.
      */
@@ -1919,10 +1919,10 @@ ember_status ember_model_free(struct ember_model *model);
  * the defaults; its field `files` is ignored.
  *
  * - `bytes` are copied, unless `flags` has `EMBER_SOURCE_BORROW`: then the CPU uses them in place, without another
- *   copy. After an error, the caller still owns them, and `release` is not called. - Data from `read` is stored in
- *   memory of the model or on the GPU. `read` is called for pieces of up to some megabytes, beginning with the
- *   header of the file. A tensor may be read more than once, and tensors that the architecture does not use are not
- *   read.
+ *   copy. After an error, the caller still owns them, and `release` is not called.
+ * - Data from `read` is stored in memory of the model or on the GPU. `read` is called for pieces of up to some
+ *   megabytes, beginning with the header of the file. A tensor may be read more than once, and tensors that the
+ *   architecture does not use are not read.
  *
  * The new handle is written to `out` and has to be freed with `ember_model_free`. Any thread may call it; loads run side by
  * side.
@@ -1960,7 +1960,7 @@ ember_status ember_model_metadata(const struct ember_model *model,
                                   struct ember_error *err);
 
 /**
- * Writes the name of metadata key `index` of the model's file to `key`; `ember_model_details.n_metadata` says how many there
+ * Writes the name of metadata key `index` of the model's file to `key`; `ember_model_details.metadata_count` says how many there
  * are. They are sorted by their bytes. `len`, `capacity` and `key` are as `len`, `capacity` and `value` of
  * `ember_model_metadata`. Any thread may call it.
  *
@@ -2067,11 +2067,11 @@ ember_status ember_session_fork(struct ember_session *session,
                                 struct ember_error *err);
 
 /**
- * Writes the logits for the next token, before sampling: `n_vocab` values (`ember_model_details`), indexed by token
+ * Writes the logits for the next token, before sampling: `vocab_size` values (`ember_model_details`), indexed by token
  * id. `count` is the number of elements that `out` has room for. Evaluates the last token if that has not happened
  * yet.
  *
- * Errors: `EMBER_BUFFER_TOO_SMALL` if `count` is less than `n_vocab`; `EMBER_NO_TOKENS` for an
+ * Errors: `EMBER_BUFFER_TOO_SMALL` if `count` is less than `vocab_size`; `EMBER_NO_TOKENS` for an
  * empty context; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. On
  * error, `out` is unchanged.
  */

@@ -54,13 +54,13 @@ fn layouts_stay() {
 
     assert_eq!(size_of::<ember_model_details>(), 256);
     assert_eq!(offset_of!(ember_model_details, device), 4);
-    assert_eq!(offset_of!(ember_model_details, n_vocab), 8);
+    assert_eq!(offset_of!(ember_model_details, vocab_size), 8);
     assert_eq!(offset_of!(ember_model_details, context_length), 12);
-    assert_eq!(offset_of!(ember_model_details, n_layers), 16);
+    assert_eq!(offset_of!(ember_model_details, layer_count), 16);
     assert_eq!(offset_of!(ember_model_details, hidden), 20);
     assert_eq!(offset_of!(ember_model_details, has_tokenizer), 24);
-    assert_eq!(offset_of!(ember_model_details, n_metadata), 28);
-    assert_eq!(offset_of!(ember_model_details, n_parameters), 32);
+    assert_eq!(offset_of!(ember_model_details, metadata_count), 28);
+    assert_eq!(offset_of!(ember_model_details, parameter_count), 32);
     assert_eq!(offset_of!(ember_model_details, file_bytes), 40);
     assert_eq!(offset_of!(ember_model_details, resident_bytes), 48);
     assert_eq!(offset_of!(ember_model_details, kv_bytes_per_token), 56);
@@ -69,14 +69,14 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_model_details, name), 128);
 
     assert_eq!(size_of::<ember_tokenizer_details>(), 40);
-    assert_eq!(offset_of!(ember_tokenizer_details, n_tokens), 4);
+    assert_eq!(offset_of!(ember_tokenizer_details, token_count), 4);
     assert_eq!(offset_of!(ember_tokenizer_details, bos), 8);
     assert_eq!(offset_of!(ember_tokenizer_details, eos), 12);
     assert_eq!(offset_of!(ember_tokenizer_details, unknown), 16);
     assert_eq!(offset_of!(ember_tokenizer_details, padding), 20);
     assert_eq!(offset_of!(ember_tokenizer_details, adds_bos), 24);
     assert_eq!(offset_of!(ember_tokenizer_details, adds_eos), 28);
-    assert_eq!(offset_of!(ember_tokenizer_details, n_end_tokens), 32);
+    assert_eq!(offset_of!(ember_tokenizer_details, end_token_count), 32);
 
     assert_eq!(size_of::<ember_session_options>(), 48 + pointer);
     assert_eq!(offset_of!(ember_session_options, sampling), 48);
@@ -115,7 +115,10 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_sampling_options, seed), 64);
     assert_eq!(offset_of!(ember_sampling_options, logit_bias), 72);
     assert_eq!(offset_of!(ember_sampling_options, banned), 72 + 2 * pointer);
-    assert_eq!(offset_of!(ember_sampling_options, forced), 72 + 4 * pointer);
+    assert_eq!(
+        offset_of!(ember_sampling_options, allowed),
+        72 + 4 * pointer
+    );
     assert_eq!(
         offset_of!(ember_sampling_options, dry_breakers),
         72 + 6 * pointer
@@ -162,7 +165,10 @@ fn layouts_stay() {
     assert_eq!(size_of::<ember_text_stream_options>(), 8 + 2 * pointer);
     assert_eq!(offset_of!(ember_text_stream_options, flags), 4);
     assert_eq!(offset_of!(ember_text_stream_options, stops), 8);
-    assert_eq!(offset_of!(ember_text_stream_options, n_stops), 8 + pointer);
+    assert_eq!(
+        offset_of!(ember_text_stream_options, stop_count),
+        8 + pointer
+    );
 
     assert_eq!(size_of::<ember_text_stream_details>(), 24);
     assert_eq!(offset_of!(ember_text_stream_details, stopped), 4);
@@ -178,7 +184,10 @@ fn layouts_stay() {
     );
     assert_eq!(offset_of!(ember_generate_options, limit), 8 + 2 * pointer);
     assert_eq!(offset_of!(ember_generate_options, stops), 8 + 3 * pointer);
-    assert_eq!(offset_of!(ember_generate_options, n_stops), 8 + 4 * pointer);
+    assert_eq!(
+        offset_of!(ember_generate_options, stop_count),
+        8 + 4 * pointer
+    );
     assert_eq!(offset_of!(ember_generate_options, piece), 8 + 5 * pointer);
     assert_eq!(offset_of!(ember_generate_options, user), 8 + 6 * pointer);
 
@@ -187,7 +196,7 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_generate_details, stop), 8);
     assert_eq!(offset_of!(ember_generate_details, token), 12);
     assert_eq!(offset_of!(ember_generate_details, position), 16);
-    assert_eq!(offset_of!(ember_generate_details, n_tokens), 24);
+    assert_eq!(offset_of!(ember_generate_details, token_count), 24);
     assert_eq!(offset_of!(ember_generate_details, text_bytes), 32);
 
     assert_eq!(size_of::<ember_chat_options>(), 16 + 6 * pointer);

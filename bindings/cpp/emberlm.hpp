@@ -225,7 +225,7 @@ struct Sampling {
     std::uint32_t logprobs = 0;
     std::vector<ember_logit_bias> logit_bias = {};
     Tokens banned = {};
-    Tokens forced = {};
+    Tokens allowed = {};
     std::vector<DryBreaker> dry_breakers = {};
 };
 
@@ -264,7 +264,7 @@ struct Generated {
     std::uint32_t stop = EMBER_NO_INDEX; ///< index of the stop string that was met
     Token token = EMBER_NO_TOKEN;        ///< the last one
     std::uint64_t position = 0;          ///< where the tokens begin in the context
-    std::uint64_t n_tokens = 0;
+    std::uint64_t token_count = 0;
 };
 
 /// How probable tokens are, as natural logarithms.
@@ -336,8 +336,8 @@ struct CSampling {
         c.logit_bias_count = s.logit_bias.size();
         c.banned = s.banned.data();
         c.banned_count = s.banned.size();
-        c.forced = s.forced.data();
-        c.forced_count = s.forced.size();
+        c.allowed = s.allowed.data();
+        c.allowed_count = s.allowed.size();
         for (const DryBreaker &breaker : s.dry_breakers) {
             ember_dry_breaker one{};
             if (breaker.tokens.empty()) {
@@ -546,7 +546,7 @@ public:
 
     std::vector<std::string> metadata_keys() const {
         std::vector<std::string> keys;
-        const std::uint32_t count = info().n_metadata;
+        const std::uint32_t count = info().metadata_count;
         for (std::uint32_t i = 0; i < count; i++)
             keys.push_back(detail::filled<std::string>(64, [&](char *out, std::size_t room, std::size_t *len, ember_error *err) {
                 return ember_model_metadata_key(get(), i, out, room, len, err);
@@ -789,7 +789,7 @@ public:
         c.prompt_count = prompt.size();
         c.limit = options.limit;
         c.stops = stops.data();
-        c.n_stops = stops.size();
+        c.stop_count = stops.size();
         c.user = &context;
         c.piece = [](void *user, const char *text, std::size_t len, Token token) -> std::int32_t {
             auto &self = *static_cast<Context *>(user);
@@ -809,7 +809,7 @@ public:
         made.stop = details.stop;
         made.token = details.token;
         made.position = details.position;
-        made.n_tokens = details.n_tokens;
+        made.token_count = details.token_count;
         return made;
     }
 
@@ -823,7 +823,7 @@ public:
 
     /// The logits that the next decode will choose by, one per token id.
     std::vector<float> logits(const Model &model) {
-        std::vector<float> out(model.info().n_vocab);
+        std::vector<float> out(model.info().vocab_size);
         ember_error err;
         detail::check(ember_session_logits(get(), out.data(), out.size(), &err), err);
         return out;
@@ -956,7 +956,7 @@ public:
         auto options = detail::sized<ember_text_stream_options>();
         if (skip_special) options.flags |= EMBER_TEXT_STREAM_SKIP_SPECIAL;
         options.stops = c_stops.data();
-        options.n_stops = c_stops.size();
+        options.stop_count = c_stops.size();
         ember_error err;
         ember_text_stream *raw = nullptr;
         detail::check(ember_text_stream_create(model.get(), &options, &raw, &err), err);

@@ -25,7 +25,7 @@ int main(int argc, char **argv) try {
         std::cout << text << std::flush;
         return true;
     });
-    std::cout << "\n[" << story.n_tokens << " tokens]\n";
+    std::cout << "\n[" << story.token_count << " tokens]\n";
     return 0;
 } catch (const emberlm::Error &error) {
     std::cerr << error.what() << "\n";

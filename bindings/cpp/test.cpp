@@ -81,17 +81,17 @@ void test_versions(Fixture &f) {
 }
 
 void test_model(Fixture &f) {
-    expect(f.model.info().n_vocab == 1424, "n_vocab");
+    expect(f.model.info().vocab_size == 1424, "vocab_size");
     expect(f.model.metadata("general.architecture") == "llama", "metadata");
     const auto keys = f.model.metadata_keys();
-    expect(keys.size() == f.model.info().n_metadata && keys.size() > 10, "metadata keys");
+    expect(keys.size() == f.model.info().metadata_count && keys.size() > 10, "metadata keys");
     expect_error(EMBER_MISSING_KEY, "a key that is not there", [&] { f.model.metadata("no.such.key"); });
     expect(f.prompt == parse(f.reference["greedy_prompt"]), "tokenize");
     const std::uint32_t stop = 0;
     expect(f.model.tokenize(f.reference["story"], 0, &stop) == f.prompt, "tokenize with options");
     expect(f.model.detokenize(f.prompt, EMBER_DETOKENIZE_SKIP_SPECIAL) == f.reference["story"], "detokenize");
     const auto ends = f.model.end_tokens();
-    expect(!ends.empty() && ends.size() == f.model.tokenizer_info().n_end_tokens, "end tokens");
+    expect(!ends.empty() && ends.size() == f.model.tokenizer_info().end_token_count, "end tokens");
     for (const auto token : ends) expect(f.model.is_end(token), "is_end");
     expect(f.model.token_text(f.prompt[1]) == "Once", "token_text: " + f.model.token_text(f.prompt[1]));
     expect(emberlm::estimate(f.path).context == 2048, "estimate");
@@ -165,7 +165,7 @@ void test_answers(Fixture &f) {
     std::string pieces;
     auto made = session.generate(f.prompt, {40}, [&](std::string_view text, emberlm::Token) { return pieces += text, true; });
     expect(made.text == f.reference["greedy_text"] && pieces == made.text, "generate: " + made.text);
-    expect(made.end == EMBER_END_LIMIT && made.n_tokens == 40 && made.position == f.prompt.size(), "its details");
+    expect(made.end == EMBER_END_LIMIT && made.token_count == 40 && made.position == f.prompt.size(), "its details");
     session.rewind(0);
     emberlm::GenerateOptions until;
     until.stops = {"xyz", "brush"};
@@ -173,7 +173,7 @@ void test_answers(Fixture &f) {
     expect(made.end == EMBER_END_STOP && made.stop == 1 && made.text == " One cold morning, she lost her blue ", "a stop string: " + made.text);
     session.rewind(0);
     made = session.generate(f.prompt, {40}, [](std::string_view, emberlm::Token) { return false; });
-    expect(made.end == EMBER_END_CALLBACK && made.n_tokens == 1, "a callback that ends it");
+    expect(made.end == EMBER_END_CALLBACK && made.token_count == 1, "a callback that ends it");
     session.rewind(0);
     try {
         session.generate(f.prompt, {40}, [](std::string_view, emberlm::Token) -> bool { throw std::logic_error("mine"); });

@@ -236,7 +236,7 @@ namespace EmberLM
         public uint TopK, PenaltyWindow, DryAllowedLength, DryWindow, Logprobs;
         public bool DryNoBreakers;
         public Dictionary<uint, float> LogitBias;
-        public uint[] Banned, Forced;
+        public uint[] Banned, Allowed;
         public List<DryBreaker> DryBreakers;
 
         internal ember_sampling_options Make(Memory memory)
@@ -249,7 +249,7 @@ namespace EmberLM
                 logprobs = Logprobs, dry_no_breakers = DryNoBreakers ? 1u : 0u,
             };
             c.banned = memory.Tokens(Banned, out c.banned_count);
-            c.forced = memory.Tokens(Forced, out c.forced_count);
+            c.allowed = memory.Tokens(Allowed, out c.allowed_count);
             if (LogitBias != null)
             {
                 var biases = new List<ember_logit_bias>();
@@ -482,8 +482,8 @@ namespace EmberLM
                 Call.Check(Functions.ember_model_info(Handle, ref d, err), err);
                 return new ModelInfo
                 {
-                    Device = (int)d.device, Vocab = (int)d.n_vocab, ContextLength = (int)d.context_length, Layers = (int)d.n_layers, Hidden = (int)d.hidden,
-                    Metadata = (int)d.n_metadata, HasTokenizer = d.has_tokenizer != 0, Parameters = d.n_parameters, FileBytes = d.file_bytes,
+                    Device = (int)d.device, Vocab = (int)d.vocab_size, ContextLength = (int)d.context_length, Layers = (int)d.layer_count, Hidden = (int)d.hidden,
+                    Metadata = (int)d.metadata_count, HasTokenizer = d.has_tokenizer != 0, Parameters = d.parameter_count, FileBytes = d.file_bytes,
                     ResidentBytes = d.resident_bytes, KvBytesPerToken = d.kv_bytes_per_token, Architecture = Utf8.FromNul(d.architecture),
                     Quantization = Utf8.FromNul(d.quantization), Name = Utf8.FromNul(d.name),
                 };
@@ -563,8 +563,8 @@ namespace EmberLM
                 Call.Check(Functions.ember_tokenizer_info(Handle, ref d, err), err);
                 return new TokenizerInfo
                 {
-                    Tokens = (int)d.n_tokens, Bos = d.bos, Eos = d.eos, Unknown = d.unknown, Padding = d.padding, AddsBos = d.adds_bos != 0,
-                    AddsEos = d.adds_eos != 0, EndTokens = (int)d.n_end_tokens,
+                    Tokens = (int)d.token_count, Bos = d.bos, Eos = d.eos, Unknown = d.unknown, Padding = d.padding, AddsBos = d.adds_bos != 0,
+                    AddsEos = d.adds_eos != 0, EndTokens = (int)d.end_token_count,
                 };
             }
         }
@@ -814,7 +814,7 @@ namespace EmberLM
                             (options.NewText ? (uint)GenerateFlags.NewText : 0),
                 };
                 c.prompt = memory.Tokens(prompt, out c.prompt_count);
-                c.stops = memory.Stops(options.Stops, out c.n_stops);
+                c.stops = memory.Stops(options.Stops, out c.stop_count);
                 callback.Run((user, err) =>
                 {
                     c.user = user;
@@ -824,7 +824,7 @@ namespace EmberLM
             return new Generated
             {
                 Text = text.ToString(), End = (GenerateEnd)d.end, Stop = d.stop == Constants.EMBER_NO_INDEX ? -1 : (int)d.stop, Token = d.token,
-                Position = (int)d.position, Tokens = (int)d.n_tokens,
+                Position = (int)d.position, Tokens = (int)d.token_count,
             };
         }
 
@@ -971,7 +971,7 @@ namespace EmberLM
                 {
                     struct_size = Call.SizeOf<ember_text_stream_options>(), flags = skipSpecial ? (uint)TextStreamFlags.SkipSpecial : 0,
                 };
-                c.stops = memory.Stops(stops, out c.n_stops);
+                c.stops = memory.Stops(stops, out c.stop_count);
                 Call.Check(Functions.ember_text_stream_create(model.Handle, ref c, ref raw, err), err);
             }
             handle = new TextStreamHandle(raw);

@@ -76,13 +76,13 @@ namespace EmberLM.Native
     {
         public uint struct_size;
         public uint device;
-        public uint n_vocab;
+        public uint vocab_size;
         public uint context_length;
-        public uint n_layers;
+        public uint layer_count;
         public uint hidden;
         public uint has_tokenizer;
-        public uint n_metadata;
-        public ulong n_parameters;
+        public uint metadata_count;
+        public ulong parameter_count;
         public ulong file_bytes;
         public ulong resident_bytes;
         public ulong kv_bytes_per_token;
@@ -143,8 +143,8 @@ namespace EmberLM.Native
         public UIntPtr logit_bias_count;
         public IntPtr banned;
         public UIntPtr banned_count;
-        public IntPtr forced;
-        public UIntPtr forced_count;
+        public IntPtr allowed;
+        public UIntPtr allowed_count;
         public IntPtr dry_breakers;
         public UIntPtr dry_breaker_count;
     }
@@ -252,14 +252,14 @@ namespace EmberLM.Native
     internal struct ember_tokenizer_details
     {
         public uint struct_size;
-        public uint n_tokens;
+        public uint token_count;
         public uint bos;
         public uint eos;
         public uint unknown;
         public uint padding;
         public uint adds_bos;
         public uint adds_eos;
-        public uint n_end_tokens;
+        public uint end_token_count;
         public uint reserved;
     }
 
@@ -276,7 +276,7 @@ namespace EmberLM.Native
         public uint struct_size;
         public uint flags;
         public IntPtr stops;
-        public UIntPtr n_stops;
+        public UIntPtr stop_count;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -298,7 +298,7 @@ namespace EmberLM.Native
         public UIntPtr prompt_count;
         public UIntPtr limit;
         public IntPtr stops;
-        public UIntPtr n_stops;
+        public UIntPtr stop_count;
         public IntPtr piece;
         public IntPtr user;
     }
@@ -311,7 +311,7 @@ namespace EmberLM.Native
         public uint stop;
         public uint token;
         public ulong position;
-        public ulong n_tokens;
+        public ulong token_count;
         public ulong text_bytes;
     }
 

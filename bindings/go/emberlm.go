@@ -333,8 +333,8 @@ func (m *Model) Info() (ModelInfo, error) {
 	if e := check(C.go_ember_model_info(m.get(), &d, &err), &err); e != nil {
 		return ModelInfo{}, e
 	}
-	return ModelInfo{int(d.device), int(d.n_vocab), int(d.context_length), int(d.n_layers), int(d.hidden), int(d.n_metadata), d.has_tokenizer != 0,
-		uint64(d.n_parameters), uint64(d.file_bytes), uint64(d.resident_bytes), uint64(d.kv_bytes_per_token),
+	return ModelInfo{int(d.device), int(d.vocab_size), int(d.context_length), int(d.layer_count), int(d.hidden), int(d.metadata_count), d.has_tokenizer != 0,
+		uint64(d.parameter_count), uint64(d.file_bytes), uint64(d.resident_bytes), uint64(d.kv_bytes_per_token),
 		C.GoString(&d.architecture[0]), C.GoString(&d.quantization[0]), C.GoString(&d.name[0])}, nil
 }
 
@@ -491,7 +491,7 @@ func (m *Model) TokenizerInfo() (TokenizerInfo, error) {
 	if e := check(C.go_ember_tokenizer_info(m.get(), &d, &err), &err); e != nil {
 		return TokenizerInfo{}, e
 	}
-	return TokenizerInfo{int(d.n_tokens), uint32(d.bos), uint32(d.eos), uint32(d.unknown), uint32(d.padding), d.adds_bos != 0, d.adds_eos != 0, int(d.n_end_tokens)}, nil
+	return TokenizerInfo{int(d.token_count), uint32(d.bos), uint32(d.eos), uint32(d.unknown), uint32(d.padding), d.adds_bos != 0, d.adds_eos != 0, int(d.end_token_count)}, nil
 }
 
 // EndTokens gives all tokens that end an answer.

@@ -219,7 +219,7 @@ func TestAnswers(t *testing.T) {
 	must(t, drawn.SetSampling(Sampling{LogitBias: []LogitBias{{7, 1000}}, DryMultiplier: 1, DryBreakers: []DryBreaker{{Text: "\n"}, {Tokens: []uint32{5}}}}))
 	must(t, drawn.Rewind(len(prompt)))
 	equal(t, get[uint32](t)(drawn.Decode()), 7)
-	must(t, drawn.SetSampling(Sampling{Forced: []uint32{9}}))
+	must(t, drawn.SetSampling(Sampling{Allowed: []uint32{9}}))
 	equal(t, get[uint32](t)(drawn.Decode()), 9)
 	must(t, drawn.Rewind(len(prompt)))
 	best := 0

@@ -45,7 +45,7 @@ type Sampling struct {
 	DryNoBreakers    bool
 	Logprobs         int
 	LogitBias        []LogitBias
-	Banned, Forced   []uint32
+	Banned, Allowed   []uint32
 	DryBreakers      []DryBreaker
 }
 
@@ -63,7 +63,7 @@ func (s Sampling) c(a *arena) *C.ember_sampling_options {
 	}
 	c.logprobs = C.uint32_t(s.Logprobs)
 	c.banned, c.banned_count = a.tokens(s.Banned)
-	c.forced, c.forced_count = a.tokens(s.Forced)
+	c.allowed, c.allowed_count = a.tokens(s.Allowed)
 	if n := len(s.LogitBias); n > 0 {
 		c.logit_bias = (*C.ember_logit_bias)(a.alloc(uintptr(n) * C.sizeof_ember_logit_bias))
 		c.logit_bias_count = C.size_t(n)
@@ -414,7 +414,7 @@ func (s *Session) Generate(ctx context.Context, prompt []uint32, options Generat
 		}
 		o.prompt, o.prompt_count = a.tokens(prompt)
 		o.limit = C.size_t(options.Limit)
-		o.stops, o.n_stops = cStops(&a, options.Stops)
+		o.stops, o.stop_count = cStops(&a, options.Stops)
 		o.piece = C.ember_piece_fn(C.emberlm_go_piece)
 		C.emberlm_go_set_piece_user(o, user)
 		var d C.ember_generate_details
@@ -422,7 +422,7 @@ func (s *Session) Generate(ctx context.Context, prompt []uint32, options Generat
 		if e := s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status { return C.go_ember_generate(raw, o, &d, err) }); e != nil {
 			return e
 		}
-		made = Generated{text.String(), GenerateEnd(d.end), -1, uint32(d.token), int(d.position), int(d.n_tokens)}
+		made = Generated{text.String(), GenerateEnd(d.end), -1, uint32(d.token), int(d.position), int(d.token_count)}
 		if d.stop != C.EMBER_NO_INDEX {
 			made.Stop = int(d.stop)
 		}
@@ -626,7 +626,7 @@ func (m *Model) NewTextStream(options TextStreamOptions) (*TextStream, error) {
 	if options.SkipSpecial {
 		o.flags = C.EMBER_TEXT_STREAM_SKIP_SPECIAL
 	}
-	o.stops, o.n_stops = cStops(&a, options.Stops)
+	o.stops, o.stop_count = cStops(&a, options.Stops)
 	var raw C.uintptr_t
 	var err C.ember_error
 	if e := check(C.go_ember_text_stream_create(m.get(), o, &raw, &err), &err); e != nil {

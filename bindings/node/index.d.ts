@@ -19,7 +19,7 @@ export interface Sampling {
   temperature?: number; seed?: number | bigint; topK?: number; topP?: number; minP?: number; typicalP?: number; penaltyWindow?: number;
   repeatPenalty?: number; presencePenalty?: number; frequencyPenalty?: number; dryMultiplier?: number; dryBase?: number;
   dryAllowedLength?: number; dryWindow?: number; dryNoBreakers?: boolean; logprobs?: number; logitBias?: Record<number, number>;
-  banned?: Tokens; forced?: Tokens; dryBreakers?: (string | Tokens)[];
+  banned?: Tokens; allowed?: Tokens; dryBreakers?: (string | Tokens)[];
 }
 export interface RestoreOptions { context?: number; kvType?: number; streamPriority?: number }
 export interface SessionOptions extends RestoreOptions { sampling?: Sampling }

@@ -147,7 +147,7 @@ function sampling(s = {}) {
     frequency_penalty: s.frequencyPenalty || 0, dry_multiplier: s.dryMultiplier || 0, dry_base: s.dryBase || 0,
     dry_allowed_length: s.dryAllowedLength || 0, dry_window: s.dryWindow || 0, dry_no_breakers: s.dryNoBreakers ? 1 : 0, logprobs: s.logprobs || 0,
     logit_bias: biases, logit_bias_count: biases.length, banned: ids(s.banned || []), banned_count: (s.banned || []).length,
-    forced: ids(s.forced || []), forced_count: (s.forced || []).length, dry_breakers: breakers, dry_breaker_count: breakers.length,
+    allowed: ids(s.allowed || []), allowed_count: (s.allowed || []).length, dry_breakers: breakers, dry_breaker_count: breakers.length,
   });
 }
 
@@ -173,7 +173,7 @@ const conversation = (messages, variables = {}) => JSON.stringify({ add_generati
 class Model extends Handle {
   constructor(raw) {
     super(raw, lib.ember_model_free);
-    this._vocab = this.info().n_vocab;
+    this._vocab = this.info().vocab_size;
   }
 
   static async load(name, options = {}) {
@@ -203,7 +203,7 @@ class Model extends Handle {
     return filledBytes(256, (...to) => call(lib.ember_model_metadata, this._raw, name, name.length, ...to)).toString();
   }
   metadataKeys() {
-    return Array.from({ length: this.info().n_metadata }, (_, i) => filledBytes(64, (...to) => call(lib.ember_model_metadata_key, this._raw, i, ...to)).toString());
+    return Array.from({ length: this.info().metadata_count }, (_, i) => filledBytes(64, (...to) => call(lib.ember_model_metadata_key, this._raw, i, ...to)).toString());
   }
   tokenize(text, options) {
     const bytes = utf8(text);
@@ -291,7 +291,7 @@ class Model extends Handle {
     const out = [0];
     const stops = options.stops || [];
     const flags = options.skipSpecial ? constants.EMBER_TEXT_STREAM_SKIP_SPECIAL : 0;
-    call(lib.ember_text_stream_create, this._raw, sized('ember_text_stream_options', { flags, stops: stopList(stops), n_stops: stops.length }), out);
+    call(lib.ember_text_stream_create, this._raw, sized('ember_text_stream_options', { flags, stops: stopList(stops), stop_count: stops.length }), out);
     return new TextStream(out[0]);
   }
   async evict() {
@@ -363,7 +363,7 @@ class Session extends Handle {
     const done = onAbort(options.signal, () => this.interrupt());
     try {
       await withCallback('ember_piece_fn', take, (piece) => callAsync(lib.ember_generate, this._raw, sized('ember_generate_options', {
-        flags, prompt: ids(prompt), prompt_count: prompt.length, limit: options.limit || 0, stops: stopList(stops), n_stops: stops.length, piece,
+        flags, prompt: ids(prompt), prompt_count: prompt.length, limit: options.limit || 0, stops: stopList(stops), stop_count: stops.length, piece,
       }), out));
     } finally {
       done();
@@ -372,7 +372,7 @@ class Session extends Handle {
     }
     return {
       text, end: out.end, stop: out.stop === constants.EMBER_NO_INDEX ? null : out.stop, token: out.token === constants.EMBER_NO_TOKEN ? null : out.token,
-      position: out.position, nTokens: out.n_tokens,
+      position: out.position, nTokens: out.token_count,
     };
   }
   /** The text as an asynchronous iterator: the next token is made when the next piece is asked for. */

@@ -167,13 +167,13 @@ structs.ember_model_options = koffi.struct('ember_model_options', {
 structs.ember_model_details = koffi.struct('ember_model_details', {
   struct_size: 'uint32_t',
   device: 'uint32_t',
-  n_vocab: 'uint32_t',
+  vocab_size: 'uint32_t',
   context_length: 'uint32_t',
-  n_layers: 'uint32_t',
+  layer_count: 'uint32_t',
   hidden: 'uint32_t',
   has_tokenizer: 'uint32_t',
-  n_metadata: 'uint32_t',
-  n_parameters: 'uint64_t',
+  metadata_count: 'uint32_t',
+  parameter_count: 'uint64_t',
   file_bytes: 'uint64_t',
   resident_bytes: 'uint64_t',
   kv_bytes_per_token: 'uint64_t',
@@ -222,8 +222,8 @@ structs.ember_sampling_options = koffi.struct('ember_sampling_options', {
   logit_bias_count: 'size_t',
   banned: 'uint32_t *',
   banned_count: 'size_t',
-  forced: 'uint32_t *',
-  forced_count: 'size_t',
+  allowed: 'uint32_t *',
+  allowed_count: 'size_t',
   dry_breakers: 'ember_dry_breaker *',
   dry_breaker_count: 'size_t',
 });
@@ -301,14 +301,14 @@ structs.ember_tokenize_options = koffi.struct('ember_tokenize_options', {
 });
 structs.ember_tokenizer_details = koffi.struct('ember_tokenizer_details', {
   struct_size: 'uint32_t',
-  n_tokens: 'uint32_t',
+  token_count: 'uint32_t',
   bos: 'uint32_t',
   eos: 'uint32_t',
   unknown: 'uint32_t',
   padding: 'uint32_t',
   adds_bos: 'uint32_t',
   adds_eos: 'uint32_t',
-  n_end_tokens: 'uint32_t',
+  end_token_count: 'uint32_t',
   reserved: 'uint32_t',
 });
 structs.ember_stop = koffi.struct('ember_stop', {
@@ -319,7 +319,7 @@ structs.ember_text_stream_options = koffi.struct('ember_text_stream_options', {
   struct_size: 'uint32_t',
   flags: 'uint32_t',
   stops: 'ember_stop *',
-  n_stops: 'size_t',
+  stop_count: 'size_t',
 });
 structs.ember_text_stream_details = koffi.struct('ember_text_stream_details', {
   struct_size: 'uint32_t',
@@ -335,7 +335,7 @@ structs.ember_generate_options = koffi.struct('ember_generate_options', {
   prompt_count: 'size_t',
   limit: 'size_t',
   stops: 'ember_stop *',
-  n_stops: 'size_t',
+  stop_count: 'size_t',
   piece: koffi.pointer('ember_piece_fn'),
   user: 'void *',
 });
@@ -345,7 +345,7 @@ structs.ember_generate_details = koffi.struct('ember_generate_details', {
   stop: 'uint32_t',
   token: 'uint32_t',
   position: 'uint64_t',
-  n_tokens: 'uint64_t',
+  token_count: 'uint64_t',
   text_bytes: 'uint64_t',
 });
 structs.ember_chat_options = koffi.struct('ember_chat_options', {

@@ -67,7 +67,7 @@ pub struct ember_generate_options {
     /// Strings at which the text ends, at most 256.
     pub stops: *const ember_stop,
     /// Number of `stops`.
-    pub n_stops: usize,
+    pub stop_count: usize,
     /// Receives the text; may be NULL.
     pub piece: ember_piece_fn,
     /// Handed to `piece`; may be NULL.
@@ -95,7 +95,7 @@ pub struct ember_generate_details {
     /// Where the tokens begin in the context: `ember_session_tokens` from here on writes them all.
     pub position: u64,
     /// Number of tokens that were made.
-    pub n_tokens: u64,
+    pub token_count: u64,
     /// Bytes of text that the callback got, or would have got.
     pub text_bytes: u64,
 }
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn ember_generate(
         let (options, prompt, stops) = unsafe {
             let options = read_struct(options)?;
             let prompt = slice(options.prompt, options.prompt_count, "prompt")?;
-            let stops = slice(options.stops, options.n_stops, "stops")?;
+            let stops = slice(options.stops, options.stop_count, "stops")?;
             (options, prompt, stop_strings(stops)?)
         };
         let has = |flag: ember_generate_flags| options.flags & flag as u32 != 0;
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn ember_generate(
             } as u32;
             d.token = made.last.unwrap_or(NO_TOKEN);
             d.position = made.position as u64;
-            d.n_tokens = made.n_tokens as u64;
+            d.token_count = made.n_tokens as u64;
             d.text_bytes = made.text_bytes as u64;
             out.set(&d);
         }

@@ -46,7 +46,7 @@ pub unsafe extern "C" fn ember_model_metadata(
     unsafe { call(err, work) }
 }
 
-/// Writes the name of metadata key `index` of the model's file to `key`; `ember_model_details.n_metadata` says how many there
+/// Writes the name of metadata key `index` of the model's file to `key`; `ember_model_details.metadata_count` says how many there
 /// are. They are sorted by their bytes. `len`, `capacity` and `key` are as `len`, `capacity` and `value` of
 /// `ember_model_metadata`. Any thread may call it.
 ///

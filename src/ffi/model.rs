@@ -152,20 +152,20 @@ pub struct ember_model_details {
     pub struct_size: u32,
     /// Index of the device that holds the weights.
     pub device: u32,
-    /// Number of token ids: 0 to `n_vocab - 1`. Also the number of logits.
-    pub n_vocab: u32,
+    /// Number of token ids: 0 to `vocab_size - 1`. Also the number of logits.
+    pub vocab_size: u32,
     /// Tokens that the model was trained to keep in context; the most that a session can have.
     pub context_length: u32,
     /// Number of layers.
-    pub n_layers: u32,
+    pub layer_count: u32,
     /// Width of the residual stream.
     pub hidden: u32,
     /// 1 if the text functions work with this model, 0 if its tokenizer is not supported.
     pub has_tokenizer: u32,
     /// Number of metadata keys, for `ember_model_metadata_key`.
-    pub n_metadata: u32,
+    pub metadata_count: u32,
     /// Number of weights.
-    pub n_parameters: u64,
+    pub parameter_count: u64,
     /// Bytes of the file, or of all files of a split model.
     pub file_bytes: u64,
     /// Bytes of memory that the weights take beyond mapped files.
@@ -280,13 +280,13 @@ fn describe(model: &Model) -> ember_model_details {
     let from = model.details();
     let mut d = ember_model_details::zeroed();
     d.device = count(from.device);
-    d.n_vocab = count(from.n_vocab);
+    d.vocab_size = count(from.n_vocab);
     d.context_length = count(from.context_length);
-    d.n_layers = count(from.n_layers);
+    d.layer_count = count(from.n_layers);
     d.hidden = count(from.hidden);
     d.has_tokenizer = u32::from(model.tokenizer().is_ok());
-    d.n_metadata = count(model.metadata().len());
-    d.n_parameters = from.n_parameters;
+    d.metadata_count = count(model.metadata().len());
+    d.parameter_count = from.n_parameters;
     d.file_bytes = from.file_bytes;
     d.resident_bytes = from.resident_bytes;
     d.kv_bytes_per_token = from.kv_bytes_per_token;

@@ -50,8 +50,8 @@ pub struct ember_dry_breaker {
 /// 2. Tokens among the last `penalty_window` tokens of the context, prompt and output, are penalized:
 ///    a positive logit is divided by `repeat_penalty`, another one multiplied by it; then
 ///    `frequency_penalty` times the number of occurrences is taken from it, then `presence_penalty`.
-/// 3. DRY: tokens that would lengthen a repetition are penalized, see `dry_multiplier`. 4. Tokens in `banned`, and
-///   tokens that are not in a non-empty `forced` list, are removed.
+/// 3. DRY: tokens that would lengthen a repetition are penalized, see `dry_multiplier`.
+/// 4. Tokens in `banned`, and tokens that are not in a non-empty `allowed` list, are removed.
 /// 5. A `temperature` of 0 takes the largest logit (of equal ones the smaller id) and ends here.
 /// 6. `top_k` keeps the tokens of the k largest logits.
 /// 7. `typical_p` keeps those whose surprise, minus the logarithm of their probability, is closest
@@ -117,9 +117,9 @@ pub struct ember_sampling_options {
     pub banned_count: usize,
     /// If the list is not empty, only these tokens can be chosen, except those that are banned as well. A single
     /// token is always chosen.
-    pub forced: *const u32,
+    pub allowed: *const u32,
     /// Number of ids.
-    pub forced_count: usize,
+    pub allowed_count: usize,
     /// Sequences that a repetition does not extend across. A token that is a breaker by itself is not penalized.
     pub dry_breakers: *const ember_dry_breaker,
     /// Number of elements.
@@ -171,11 +171,11 @@ impl ember_sampling_options {
     /// The arrays must be as the header demands.
     pub(super) unsafe fn rules(&self, model: &Model) -> Result<Option<Arc<TokenRules>>> {
         // SAFETY: the caller's word.
-        let (bias, banned, forced, breakers) = unsafe {
+        let (bias, banned, allowed, breakers) = unsafe {
             (
                 slice(self.logit_bias, self.logit_bias_count, "logit_bias")?,
                 slice(self.banned, self.banned_count, "banned")?,
-                slice(self.forced, self.forced_count, "forced")?,
+                slice(self.allowed, self.allowed_count, "allowed")?,
                 slice(self.dry_breakers, self.dry_breaker_count, "dry_breakers")?,
             )
         };
@@ -204,7 +204,7 @@ impl ember_sampling_options {
                 model.breaker_sequences(text, &mut sequences)?;
             }
         }
-        if bias.is_empty() && banned.is_empty() && forced.is_empty() && sequences.is_empty() {
+        if bias.is_empty() && banned.is_empty() && allowed.is_empty() && sequences.is_empty() {
             return Ok(None);
         }
         let n_vocab = model.details().n_vocab;
@@ -215,7 +215,7 @@ impl ember_sampling_options {
             sequences => Breakers::new(n_vocab, sequences.iter().map(|s| &s[..]))?,
         };
         let bias = bias.iter().map(|b| (b.token, b.bias));
-        TokenRules::new(n_vocab, bias, banned, forced, breakers).map(|rules| Some(Arc::new(rules)))
+        TokenRules::new(n_vocab, bias, banned, allowed, breakers).map(|rules| Some(Arc::new(rules)))
     }
 }
 

@@ -383,11 +383,11 @@ pub unsafe extern "C" fn ember_session_fork(
     unsafe { call(err, work) }
 }
 
-/// Writes the logits for the next token, before sampling: `n_vocab` values (`ember_model_details`), indexed by token
+/// Writes the logits for the next token, before sampling: `vocab_size` values (`ember_model_details`), indexed by token
 /// id. `count` is the number of elements that `out` has room for. Evaluates the last token if that has not happened
 /// yet.
 ///
-/// Errors: `EMBER_BUFFER_TOO_SMALL` if `count` is less than `n_vocab`; `EMBER_NO_TOKENS` for an
+/// Errors: `EMBER_BUFFER_TOO_SMALL` if `count` is less than `vocab_size`; `EMBER_NO_TOKENS` for an
 /// empty context; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. On
 /// error, `out` is unchanged.
 #[unsafe(no_mangle)]

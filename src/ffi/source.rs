@@ -147,10 +147,10 @@ impl Drop for Reading {
 /// the defaults; its field `files` is ignored.
 ///
 /// - `bytes` are copied, unless `flags` has `EMBER_SOURCE_BORROW`: then the CPU uses them in place, without another
-///   copy. After an error, the caller still owns them, and `release` is not called. - Data from `read` is stored in
-///   memory of the model or on the GPU. `read` is called for pieces of up to some megabytes, beginning with the
-///   header of the file. A tensor may be read more than once, and tensors that the architecture does not use are not
-///   read.
+///   copy. After an error, the caller still owns them, and `release` is not called.
+/// - Data from `read` is stored in memory of the model or on the GPU. `read` is called for pieces of up to some
+///   megabytes, beginning with the header of the file. A tensor may be read more than once, and tensors that the
+///   architecture does not use are not read.
 ///
 /// The new handle is written to `out` and has to be freed with `ember_model_free`. Any thread may call it; loads run side by
 /// side.

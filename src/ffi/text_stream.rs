@@ -50,7 +50,7 @@ pub struct ember_text_stream_options {
     /// Stop strings, at most 256; they are copied.
     pub stops: *const ember_stop,
     /// Number of `stops`.
-    pub n_stops: usize,
+    pub stop_count: usize,
 }
 
 // SAFETY: `repr(C)`; two u32 and two words have no padding; zero is a value of each; the size comes
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn ember_text_stream_create(
         // SAFETY: `out` and `options` are as the header demands.
         let (out, options) = unsafe { (Out::new(out, "out")?, read_struct(options)?) };
         // SAFETY: `stops` is as the header demands.
-        let stops = unsafe { slice(options.stops, options.n_stops, "stops") }?;
+        let stops = unsafe { slice(options.stops, options.stop_count, "stops") }?;
         let skip = ember_text_stream_flags::EMBER_TEXT_STREAM_SKIP_SPECIAL as u32;
         if options.flags & !skip != 0 {
             fail!(

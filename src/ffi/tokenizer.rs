@@ -14,9 +14,9 @@ pub const NO_TOKEN: u32 = u32::MAX;
 pub struct ember_tokenizer_details {
     /// `sizeof(ember_tokenizer_details)`, set by the caller.
     pub struct_size: u32,
-    /// Tokens that have a text: those with ids from 0 to `n_tokens - 1`. `ember_model_details.n_vocab`, the number of
+    /// Tokens that have a text: those with ids from 0 to `token_count - 1`. `ember_model_details.vocab_size`, the number of
     /// logits, may be greater.
-    pub n_tokens: u32,
+    pub token_count: u32,
     /// The token that begins a text.
     pub bos: u32,
     /// The token that ends a text. An answer may end with others, too: see `ember_end_tokens`.
@@ -31,7 +31,7 @@ pub struct ember_tokenizer_details {
     /// 1 if it puts `eos` after a text unless the text continues others, else 0.
     pub adds_eos: u32,
     /// Number of tokens that end an answer: what `ember_end_tokens` writes.
-    pub n_end_tokens: u32,
+    pub end_token_count: u32,
     /// 0.
     pub reserved: u32,
 }
@@ -57,14 +57,14 @@ pub unsafe extern "C" fn ember_tokenizer_info(
         let tokenizer = model.tokenizer()?;
         let or_none = |token: Option<u32>| token.unwrap_or(NO_TOKEN);
         let mut d = ember_tokenizer_details::zeroed();
-        d.n_tokens = tokenizer.n_vocab() as u32;
+        d.token_count = tokenizer.n_vocab() as u32;
         d.bos = or_none(tokenizer.bos());
         d.eos = or_none(tokenizer.eos());
         d.unknown = or_none(tokenizer.unknown());
         d.padding = or_none(tokenizer.padding());
         d.adds_bos = u32::from(tokenizer.adds_bos());
         d.adds_eos = u32::from(tokenizer.adds_eos());
-        d.n_end_tokens = tokenizer.end_tokens().len() as u32;
+        d.end_token_count = tokenizer.end_tokens().len() as u32;
         out.set(&d);
         Ok(())
     };

@@ -125,7 +125,7 @@ static void streams(const ember_model *model) {
     memset(&o, 0, sizeof o);
     o.struct_size = sizeof o;
     o.stops = stops;
-    o.n_stops = 2;
+    o.stop_count = 2;
     details.struct_size = sizeof details;
     OK(ember_tokenize(model, story, sizeof story - 1, EMBER_TOKENIZE_CONTINUE, tokens, 64, &count, &err));
     OK(ember_text_stream_create(model, &o, &stream, &err));

@@ -20,12 +20,12 @@ static void metadata(const ember_model *model) {
     ember_model_details details;
     details.struct_size = sizeof details;
     OK(ember_model_info(model, &details, &err));
-    CHECK(details.n_metadata > 20);
+    CHECK(details.metadata_count > 20);
     is_text(model, "general.architecture", details.architecture);
     is_text(model, NAME, details.name);
     {
         char number[32];
-        sprintf(number, "%u", (unsigned)details.n_layers);
+        sprintf(number, "%u", (unsigned)details.layer_count);
         is_text(model, "llama.block_count", number);
         sprintf(number, "%u", (unsigned)details.hidden);
         is_text(model, "llama.embedding_length", number);
@@ -33,7 +33,7 @@ static void metadata(const ember_model *model) {
     is_text(model, "tokenizer.ggml.model", "gpt2");
     is_text(model, "tokenizer.ggml.add_bos_token", "true");
     /* All of them, sorted; those that are too large say so. */
-    for (i = 0; i < details.n_metadata; i++) {
+    for (i = 0; i < details.metadata_count; i++) {
         ember_status status;
         OK(ember_model_metadata_key(model, i, key, sizeof key - 1, &len, &err));
         key[len] = 0;
@@ -67,7 +67,7 @@ static void metadata(const ember_model *model) {
     STATUS(ember_model_metadata(model, NULL, 3, value, sizeof value, &len, &err), EMBER_NULL_POINTER);
     STATUS(ember_model_metadata(model, NAME, 3, value, sizeof value, NULL, &err), EMBER_NULL_POINTER);
     STATUS(ember_model_metadata(NULL, NAME, 3, value, sizeof value, &len, &err), EMBER_INVALID_HANDLE);
-    STATUS(ember_model_metadata_key(model, details.n_metadata, key, sizeof key, &len, &err), EMBER_INVALID_ARGUMENT);
+    STATUS(ember_model_metadata_key(model, details.metadata_count, key, sizeof key, &len, &err), EMBER_INVALID_ARGUMENT);
     STATUS(ember_model_metadata_key(model, (size_t)-1, key, sizeof key, &len, &err), EMBER_INVALID_ARGUMENT);
     STATUS(ember_model_metadata_key(NULL, 0, key, sizeof key, &len, &err), EMBER_INVALID_HANDLE);
 }
@@ -95,17 +95,17 @@ static void tokenizer(const ember_model *model) {
     OK(ember_model_info(model, &details, &err));
     OK(ember_tokenizer_info(model, &d, &err));
     CHECK(d.struct_size == sizeof d && d.reserved == 0);
-    CHECK(d.n_tokens == details.n_vocab);
-    CHECK(d.bos < d.n_tokens && d.eos < d.n_tokens && d.adds_bos == 1 && d.adds_eos == 0);
-    CHECK(d.unknown == EMBER_NO_TOKEN || d.unknown < d.n_tokens);
-    CHECK(d.padding == EMBER_NO_TOKEN || d.padding < d.n_tokens);
+    CHECK(d.token_count == details.vocab_size);
+    CHECK(d.bos < d.token_count && d.eos < d.token_count && d.adds_bos == 1 && d.adds_eos == 0);
+    CHECK(d.unknown == EMBER_NO_TOKEN || d.unknown < d.token_count);
+    CHECK(d.padding == EMBER_NO_TOKEN || d.padding < d.token_count);
     /* What it says is what is done. */
     OK(ember_tokenize(model, "a", 1, 0, tokens, 8, &count, &err));
     CHECK(count >= 2 && tokens[0] == d.bos && tokens[count - 1] != d.eos);
     /* The end tokens are those that is_end knows, in order. */
     OK(ember_end_tokens(model, ends, 64, &count, &err));
-    CHECK(count == d.n_end_tokens && count >= 1);
-    for (i = 0; i < d.n_tokens; i++) {
+    CHECK(count == d.end_token_count && count >= 1);
+    for (i = 0; i < d.token_count; i++) {
         OK(ember_token_is_end(model, i, &is_end, &err));
         if (is_end) {
             CHECK(n < count && ends[n] == i);
@@ -196,7 +196,7 @@ static void indices(const ember_model *model) {
     memset(&o, 0, sizeof o);
     o.struct_size = sizeof o;
     o.stops = stops;
-    o.n_stops = 3;
+    o.stop_count = 3;
     STATUS(ember_text_stream_create(model, &o, &stream, &err), EMBER_INVALID_ARGUMENT);
     CHECK(err.index == 2);
     stops[1].text = "\377";

@@ -106,7 +106,7 @@ static void like_the_loop(const ember_model *model) {
                             sizeof text, &len, &err));
         if (i != 1) {
             CHECK(d.struct_size == sizeof d && d.end == EMBER_END_LIMIT && d.stop == EMBER_NO_INDEX);
-            CHECK(d.position == made && d.n_tokens == LIMITS[i]);
+            CHECK(d.position == made && d.token_count == LIMITS[i]);
             CHECK(d.token == context[made + LIMITS[i] - 1]);
         }
         if (i != 2) {
@@ -136,15 +136,15 @@ static void end_tokens(const ember_model *model) {
     OK(ember_generate(session, &o, &d, &err));
     CHECK(d.end == EMBER_END_TOKEN && p.len == 4 && strspn(p.text, "abcdef") == 3 && p.text[3] == '!');
     OK(ember_token_is_end(model, d.token, &is_end, &err));
-    CHECK(is_end == 1 && d.n_tokens == p.n_calls + 1 && d.text_bytes == 4);
-    CHECK(position_of(session) == N_PROMPT + d.n_tokens);
+    CHECK(is_end == 1 && d.token_count == p.n_calls + 1 && d.text_bytes == 4);
+    CHECK(position_of(session) == N_PROMPT + d.token_count);
     /* It ignores them if it is told to. */
     p = none(model, session);
     OK(ember_session_rewind(session, N_PROMPT, &err));
     o.flags = EMBER_GENERATE_IGNORE_END | EMBER_GENERATE_SHOW_SPECIAL;
     o.limit = 12;
     OK(ember_generate(session, &o, &d, &err));
-    CHECK(d.end == EMBER_END_LIMIT && d.n_tokens == 12 && p.len > 4);
+    CHECK(d.end == EMBER_END_LIMIT && d.token_count == 12 && p.len > 4);
     CHECK(ember_session_free(session) == EMBER_OK);
 }
 
@@ -171,13 +171,13 @@ static void stop_strings(const ember_model *model) {
         p = none(model, session);
         o.user = &p;
         o.stops = stops;
-        o.n_stops = 3;
+        o.stop_count = 3;
         OK(ember_session_rewind(session, 0, &err));
         d = details();
         OK(ember_generate(session, &o, &d, &err));
         CHECK(d.end == EMBER_END_STOP && d.stop == 1 && d.token == p.tokens[p.n_calls - 1]);
         CHECK(p.len == (size_t)(found - all.text) && memcmp(p.text, all.text, p.len) == 0);
-        CHECK(d.text_bytes == p.len && p.n_flushed == 0 && d.n_tokens == p.n_calls);
+        CHECK(d.text_bytes == p.len && p.n_flushed == 0 && d.token_count == p.n_calls);
         CHECK(memcmp(p.tokens, all.tokens, 4 * p.n_calls) == 0);
         CHECK(position_of(session) == N_PROMPT + p.n_calls);
     }
@@ -188,7 +188,7 @@ static void stop_strings(const ember_model *model) {
         memcpy(beginning + 3, "\1\1", 2);
         stops[0].text = beginning;
         stops[0].len = 5;
-        o.n_stops = 1;
+        o.stop_count = 1;
         p = none(model, session);
         OK(ember_session_rewind(session, 0, &err));
         OK(ember_generate(session, &o, &d, &err));
@@ -209,13 +209,13 @@ static void by_the_callback(const ember_model *model) {
     o.flags = EMBER_GENERATE_IGNORE_END;
     p.stop_at = 5;
     OK(ember_generate(session, &o, &d, &err));
-    CHECK(d.end == EMBER_END_CALLBACK && d.n_tokens == 5 && p.n_calls == 5 && p.n_flushed == 0);
+    CHECK(d.end == EMBER_END_CALLBACK && d.token_count == 5 && p.n_calls == 5 && p.n_flushed == 0);
     /* Interrupted from the callback, and goes on. */
     p = none(model, session);
     p.interrupt_at = 3;
     o.prompt_count = 0;
     OK(ember_generate(session, &o, &d, &err));
-    CHECK(d.end == EMBER_END_INTERRUPTED && d.n_tokens == 3 && d.position == N_PROMPT + 5);
+    CHECK(d.end == EMBER_END_INTERRUPTED && d.token_count == 3 && d.position == N_PROMPT + 5);
     /* It was answered. */
     OK(ember_prefill(plain, PROMPT, N_PROMPT, &err));
     for (i = 0; i < 8; i++) decode(plain);
@@ -308,11 +308,11 @@ static void full_contexts_and_errors(const ember_model *model) {
     o.prompt_count = N_PROMPT;
     o.flags = EMBER_GENERATE_IGNORE_END;
     OK(ember_generate(session, &o, &d, &err));
-    CHECK(d.end == EMBER_END_CONTEXT_FULL && d.n_tokens == 8 && position_of(session) == 12);
+    CHECK(d.end == EMBER_END_CONTEXT_FULL && d.token_count == 8 && position_of(session) == 12);
     /* There is no room for a token, and that is how it ends; nor for a prompt, which is an error. */
     o.prompt_count = 0;
     OK(ember_generate(session, &o, &d, &err));
-    CHECK(d.end == EMBER_END_CONTEXT_FULL && d.n_tokens == 0 && d.token == EMBER_NO_TOKEN && d.position == 12);
+    CHECK(d.end == EMBER_END_CONTEXT_FULL && d.token_count == 0 && d.token == EMBER_NO_TOKEN && d.position == 12);
     o.prompt_count = 1;
     STATUS(ember_generate(session, &o, &d, &err), EMBER_CONTEXT_FULL);
     OK(ember_session_rewind(session, 3, &err));
@@ -325,13 +325,13 @@ static void full_contexts_and_errors(const ember_model *model) {
     STATUS(ember_generate(session, &o, &d, &err), EMBER_NULL_POINTER);
     o.prompt_count = 0;
     o.stops = stops;
-    o.n_stops = 2;
+    o.stop_count = 2;
     STATUS(ember_generate(session, &o, &d, &err), EMBER_INVALID_ARGUMENT);
     CHECK(err.index == 1);
     stops[1].text = "\377", stops[1].len = 1;
     STATUS(ember_generate(session, &o, &d, &err), EMBER_INVALID_UTF8);
     CHECK(err.index == 1);
-    o.n_stops = 0;
+    o.stop_count = 0;
     o.flags = 8;
     STATUS(ember_generate(session, &o, &d, &err), EMBER_INVALID_ARGUMENT);
     SAYS("0x8");
@@ -392,7 +392,7 @@ static void from_another_thread(const ember_model *model) {
         } else {
             STATUS(status, EMBER_OK);
             CHECK(d.end == EMBER_END_INTERRUPTED || d.end == EMBER_END_CONTEXT_FULL);
-            CHECK(position_of(session) == N_PROMPT + d.n_tokens);
+            CHECK(position_of(session) == N_PROMPT + d.token_count);
             if (d.end == EMBER_END_CONTEXT_FULL) CHECK(ember_session_clear_interrupt(session) == EMBER_OK);
         }
         OK(ember_session_sync(session, PROMPT, N_PROMPT, NULL, &err));

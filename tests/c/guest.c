@@ -26,7 +26,7 @@ static uint32_t vocabulary(void) {
     ember_error err;
     d.struct_size = sizeof d;
     OK(ember_model_info(model, &d, &err));
-    return d.n_vocab;
+    return d.vocab_size;
 }
 
 static void prompt(uint32_t *tokens) {
@@ -35,7 +35,7 @@ static void prompt(uint32_t *tokens) {
 }
 
 /* Some tokens by chance, among them ones that a thread of the library's made, and the logits. */
-static void talk(ember_session *session, uint32_t *out, float *logits, size_t n_vocab) {
+static void talk(ember_session *session, uint32_t *out, float *logits, size_t vocab_size) {
     uint32_t tokens[PROMPT];
     ember_error err;
     size_t i;
@@ -53,7 +53,7 @@ static void talk(ember_session *session, uint32_t *out, float *logits, size_t n_
             CHECK(status == EMBER_OK);
         }
     }
-    OK(ember_session_logits(session, logits, n_vocab, &err));
+    OK(ember_session_logits(session, logits, vocab_size, &err));
 }
 
 static ember_session *chance(void) {
@@ -72,14 +72,14 @@ static void signals_are_the_hosts(void) {
                                   SIGABRT};
     const size_t count = sizeof numbers / sizeof *numbers;
     ember_session *session = chance();
-    const uint32_t n_vocab = vocabulary();
-    float *logits = (float *)malloc(n_vocab * sizeof *logits);
+    const uint32_t vocab_size = vocabulary();
+    float *logits = (float *)malloc(vocab_size * sizeof *logits);
     uint32_t tokens[DECODES];
     struct sigaction action, before[sizeof numbers / sizeof *numbers];
     sigset_t all, old, pending;
     size_t i, round;
     CHECK(logits != NULL);
-    talk(session, tokens, logits, n_vocab);
+    talk(session, tokens, logits, vocab_size);
     memset(&action, 0, sizeof action);
     action.sa_handler = handler;
     CHECK(sigemptyset(&all) == 0);
@@ -90,7 +90,7 @@ static void signals_are_the_hosts(void) {
     CHECK(pthread_sigmask(SIG_BLOCK, &all, &old) == 0);
     for (round = 0; round < 5; round++) {
         for (i = 0; i < count; i++) CHECK(kill(getpid(), numbers[i]) == 0);
-        talk(session, tokens, logits, n_vocab);
+        talk(session, tokens, logits, vocab_size);
         CHECK(handled == 0);
         CHECK(sigpending(&pending) == 0);
         for (i = 0; i < count; i++) {
@@ -116,36 +116,36 @@ static void signals_are_the_hosts(void) {
 }
 
 /* The same talk as `wanted`, by a new model and session in the present environment. */
-static void same_talk(const uint32_t *wanted, const float *wanted_logits, uint32_t n_vocab) {
+static void same_talk(const uint32_t *wanted, const float *wanted_logits, uint32_t vocab_size) {
     uint32_t tokens[DECODES];
-    float *logits = (float *)malloc(n_vocab * sizeof *logits);
+    float *logits = (float *)malloc(vocab_size * sizeof *logits);
     ember_session *session = chance();
     CHECK(logits != NULL);
-    talk(session, tokens, logits, n_vocab);
+    talk(session, tokens, logits, vocab_size);
     CHECK(memcmp(tokens, wanted, sizeof tokens) == 0);
-    CHECK(memcmp(logits, wanted_logits, n_vocab * sizeof *logits) == 0);
+    CHECK(memcmp(logits, wanted_logits, vocab_size * sizeof *logits) == 0);
     CHECK(ember_session_free(session) == EMBER_OK);
     free(logits);
 }
 
 static void any_environment_will_do(const char *path) {
     static const int modes[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
-    const uint32_t n_vocab = vocabulary();
+    const uint32_t vocab_size = vocabulary();
     uint32_t wanted[DECODES];
-    float *logits = (float *)malloc(n_vocab * sizeof *logits);
+    float *logits = (float *)malloc(vocab_size * sizeof *logits);
     const ember_model *first = model;
     ember_session *session = chance();
     size_t i;
     CHECK(logits != NULL);
-    talk(session, wanted, logits, n_vocab);
+    talk(session, wanted, logits, vocab_size);
     CHECK(ember_session_free(session) == EMBER_OK);
     for (i = 0; i < sizeof modes / sizeof *modes; i++) {
         ember_model *other;
         CHECK(fesetround(modes[i]) == 0);
-        same_talk(wanted, logits, n_vocab);
+        same_talk(wanted, logits, vocab_size);
         /* Its threads inherit the mode. */
         model = other = load(path);
-        same_talk(wanted, logits, n_vocab);
+        same_talk(wanted, logits, vocab_size);
         CHECK(fegetround() == modes[i]);
         CHECK(fesetround(FE_TONEAREST) == 0);
         CHECK(ember_model_free(other) == EMBER_OK);
@@ -162,9 +162,9 @@ static void any_environment_will_do(const char *path) {
             _mm_setcsr(words[i]);
             /* Not always the same word: valgrind keeps the rounding mode alone. */
             set = _mm_getcsr();
-            same_talk(wanted, logits, n_vocab);
+            same_talk(wanted, logits, vocab_size);
             model = other = load(path);
-            same_talk(wanted, logits, n_vocab);
+            same_talk(wanted, logits, vocab_size);
             CHECK((_mm_getcsr() & ~0x3fu) == (set & ~0x3fu));
             _mm_setcsr(before);
             CHECK(ember_model_free(other) == EMBER_OK);

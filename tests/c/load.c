@@ -186,15 +186,15 @@ static void details(const ember_model *model) {
     memset(&d, 0x55, sizeof d);
     d.struct_size = sizeof d;
     OK(ember_model_info(model, &d, &err));
-    CHECK(d.n_vocab == 1424 && d.context_length == 2048 && d.n_layers == 8 && d.hidden == 256);
+    CHECK(d.vocab_size == 1424 && d.context_length == 2048 && d.layer_count == 8 && d.hidden == 256);
     CHECK(strcmp(d.architecture, "llama") == 0);
     CHECK(strcmp(d.name, "hamlet-7m") == 0);
     CHECK(strcmp(d.quantization, "Q4_K") == 0);
-    CHECK(d.has_tokenizer == 1 && d.n_metadata > 20);
+    CHECK(d.has_tokenizer == 1 && d.metadata_count > 20);
     /* 8 layers, 2 KV heads of 64, key and value, 2 bytes. */
     CHECK(d.kv_bytes_per_token == 8 * 2 * 64 * 2 * 2);
-    CHECK(d.n_parameters > 6000000 && d.n_parameters < 8000000);
-    CHECK(d.file_bytes > d.n_parameters / 2 && d.file_bytes < d.n_parameters);
+    CHECK(d.parameter_count > 6000000 && d.parameter_count < 8000000);
+    CHECK(d.file_bytes > d.parameter_count / 2 && d.file_bytes < d.parameter_count);
     CHECK(d.device == cpu_device());
 }
 

@@ -54,7 +54,7 @@ static void no_model_of(ember_model *bad) {
     tokenizer.struct_size = sizeof tokenizer;
     tokenizer.bos = 7;
     details.struct_size = sizeof details;
-    details.n_vocab = 7;
+    details.vocab_size = 7;
     STATUS(ember_model_info(bad, &details, &err), EMBER_INVALID_HANDLE);
     STATUS(ember_session_create(bad, NULL, &session, &err), EMBER_INVALID_HANDLE);
     SAYS("model");
@@ -70,7 +70,7 @@ static void no_model_of(ember_model *bad) {
     /* Outputs are as they were. */
     CHECK(session == (ember_session *)(uintptr_t)123);
     CHECK(tokenizer.bos == 7);
-    CHECK(details.n_vocab == 7 && token == 7 && n == 7 && strcmp(text, "abc") == 0);
+    CHECK(details.vocab_size == 7 && token == 7 && n == 7 && strcmp(text, "abc") == 0);
 }
 
 static void no_session_of(ember_session *bad) {
@@ -211,8 +211,8 @@ static void struct_sizes(ember_model *model) {
     details.struct_size = 16;
     OK(ember_model_info(model, &details, &err));
     CHECK(details.struct_size == 16);
-    CHECK(details.n_vocab == newer_details.details.n_vocab);
-    CHECK(details.n_layers == 0x55555555 && details.name[127] == 0x55);
+    CHECK(details.vocab_size == newer_details.details.vocab_size);
+    CHECK(details.layer_count == 0x55555555 && details.name[127] == 0x55);
     works(model);
 }
 

@@ -36,7 +36,7 @@ static uint32_t vocabulary(const ember_model *model) {
     ember_error err;
     d.struct_size = sizeof d;
     OK(ember_model_info(model, &d, &err));
-    return d.n_vocab;
+    return d.vocab_size;
 }
 
 /* The five old fields and the new struct say the same, at create and between decodes. */
@@ -91,7 +91,7 @@ static void ways_to_say_it(const ember_model *model) {
 }
 
 static void tokens_of_their_own(const ember_model *model) {
-    uint32_t greedy[LENGTH], got[LENGTH], banned[2], forced[3] = {11, 12, 13};
+    uint32_t greedy[LENGTH], got[LENGTH], banned[2], allowed[3] = {11, 12, 13};
     ember_logit_bias bias[2];
     ember_session *session = create(model, NULL);
     ember_sampling_options s = sampling_options();
@@ -105,12 +105,12 @@ static void tokens_of_their_own(const ember_model *model) {
     generate(session, got);
     for (i = 0; i < LENGTH; i++) CHECK(got[i] != banned[0] && got[i] != banned[1]);
     s = sampling_options();
-    s.forced = forced;
-    s.forced_count = 3;
+    s.allowed = allowed;
+    s.allowed_count = 3;
     set(session, &s);
     generate(session, got);
     for (i = 0; i < LENGTH; i++) CHECK(got[i] >= 11 && got[i] <= 13);
-    s.forced_count = 1;
+    s.allowed_count = 1;
     set(session, &s);
     generate(session, got);
     for (i = 0; i < LENGTH; i++) CHECK(got[i] == 11);
@@ -214,8 +214,8 @@ static void repetitions(const ember_model *model) {
 }
 
 static void log_probabilities(const ember_model *model) {
-    uint32_t n_vocab = vocabulary(model), ids[64], token, i;
-    float values[64], chosen = 7, *logits = (float *)malloc(n_vocab * sizeof *logits);
+    uint32_t vocab_size = vocabulary(model), ids[64], token, i;
+    float values[64], chosen = 7, *logits = (float *)malloc(vocab_size * sizeof *logits);
     double sum = 0, total = 0;
     size_t count = 7;
     ember_session *session = create(model, NULL);
@@ -231,11 +231,11 @@ static void log_probabilities(const ember_model *model) {
     s.top_k = 2;
     s.seed = 1;
     set(session, &s);
-    OK(ember_session_logits(session, logits, n_vocab, &err));
+    OK(ember_session_logits(session, logits, vocab_size, &err));
     token = decode(session);
     OK(ember_session_logprobs(session, &chosen, ids, values, 64, &count, &err));
     CHECK(count == 5);
-    for (i = 0; i < n_vocab; i++) sum += exp(logits[i]);
+    for (i = 0; i < vocab_size; i++) sum += exp(logits[i]);
     for (i = 0; i < 5; i++) {
         CHECK(fabs(values[i] - (logits[ids[i]] - log(sum))) < 1e-4);
         CHECK(i == 0 || values[i] <= values[i - 1]);

@@ -117,7 +117,7 @@ void load_model(World &w) {
     ember_model_details d = {};
     d.struct_size = sizeof d;
     if (ember_model_info(*out->data(), &d, nullptr)) failed("a new model has no details");
-    w.models.push_back(std::make_shared<Model>(Model{*out->data(), d.n_vocab, d.context_length, d.has_tokenizer != 0, sound}));
+    w.models.push_back(std::make_shared<Model>(Model{*out->data(), d.vocab_size, d.context_length, d.has_tokenizer != 0, sound}));
 }
 
 static void release(void *user, const void *bytes, uint64_t size) {
@@ -175,7 +175,7 @@ void load_model_from(World &w) {
     ember_model_details d = {};
     d.struct_size = sizeof d;
     if (ember_model_info(*out->data(), &d, nullptr)) failed("a new model has no details");
-    w.models.push_back(std::make_shared<Model>(Model{*out->data(), d.n_vocab, d.context_length, d.has_tokenizer != 0, sound}));
+    w.models.push_back(std::make_shared<Model>(Model{*out->data(), d.vocab_size, d.context_length, d.has_tokenizer != 0, sound}));
 }
 
 void metadata(World &w) {
@@ -378,7 +378,7 @@ void create_stream(World &w) {
             stops.push_back({text, strlen(text)});
         }
         o.stops = stops.data();
-        o.n_stops = stops.size();
+        o.stop_count = stops.size();
     });
     std::shared_ptr<Buffer<ember_text_stream *>> out;
     auto *place = w.out(out);

@@ -144,7 +144,7 @@ void fork(World &w) {
 
 void logits(World &w) {
     auto s = w.session();
-    size_t need = s.known ? s.known->model->n_vocab : 1424;
+    size_t need = s.known ? s.known->model->vocab_size : 1424;
     size_t n = w.random.chance(20) ? w.capacity(need) : need;
     std::shared_ptr<Buffer<float>> out;
     auto *place = w.array(out, n);
@@ -187,7 +187,7 @@ void session_tokens(World &w) {
     if (s.known && (status == EMBER_OK || status == EMBER_BUFFER_TOO_SMALL) && k && *k != have - from)
         failed("a session has %zu tokens from %zu on, but %zu are told", have, from, *k);
     for (size_t i = 0; s.known && status == EMBER_OK && i < *k; i++)
-        if (list[i] >= s.known->model->n_vocab) failed("a session has token %u", list[i]);
+        if (list[i] >= s.known->model->vocab_size) failed("a session has token %u", list[i]);
 }
 
 /* The context as it is, changed from a random place on. */
@@ -250,7 +250,7 @@ void generate(World &w) {
             stops.push_back({text, strlen(text)});
         }
         o.stops = stops.data();
-        o.n_stops = stops.size();
+        o.stop_count = stops.size();
         if (w.random.chance(70)) o.piece = take_piece, o.user = &pieces;
     });
     Buffer<ember_generate_details> d(1);
@@ -269,8 +269,8 @@ void generate(World &w) {
     s.known->position = position;
     if (!told) return;
     uint64_t start = before + (options ? prompt.size() : 0);
-    if (d.data()->position != start || position != start + d.data()->n_tokens)
-        failed("a generation of %llu tokens from %llu ends at %zu", (unsigned long long)d.data()->n_tokens, (unsigned long long)start, position);
+    if (d.data()->position != start || position != start + d.data()->token_count)
+        failed("a generation of %llu tokens from %llu ends at %zu", (unsigned long long)d.data()->token_count, (unsigned long long)start, position);
     if (options && o.piece && d.data()->text_bytes != pieces.bytes)
         failed("%zu bytes of text came, and %llu are told", pieces.bytes, (unsigned long long)d.data()->text_bytes);
     if (d.data()->end < EMBER_END_LIMIT || d.data()->end > EMBER_END_CONTEXT_FULL) failed("a generation ended by %u", d.data()->end);
@@ -358,7 +358,7 @@ void decode(World &w) {
     auto *out = w.out(token);
     if (w.call("ember_decode", hex(s.handle), choice(s.known, 1), [&](ember_error *e) { return ember_decode(s.handle, out, e); }) == EMBER_OK && s.known) {
         s.known->position++;
-        if (*out >= s.known->model->n_vocab) failed("token %u was chosen", *out);
+        if (*out >= s.known->model->vocab_size) failed("token %u was chosen", *out);
     }
 }
 

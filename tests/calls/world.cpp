@@ -138,14 +138,14 @@ ember_text_stream *World::stream() {
 
 std::vector<uint32_t> World::tokens(size_t n, const std::shared_ptr<Model> &model, bool *all_known) {
     static const uint32_t ODD[] = {UINT32_MAX, 1u << 31, 1424, 100000};
-    uint32_t n_vocab = model ? model->n_vocab : 16;
+    uint32_t vocab_size = model ? model->vocab_size : 16;
     std::vector<uint32_t> list(n);
     *all_known = true;
     bool odd = random.chance(8);
     for (uint32_t &t : list) {
-        t = uint32_t(random.below(n_vocab));
+        t = uint32_t(random.below(vocab_size));
         if (odd && random.chance(20)) t = ODD[random.below(4)];
-        *all_known &= t < n_vocab;
+        *all_known &= t < vocab_size;
     }
     return list;
 }
@@ -206,7 +206,7 @@ void World::sampling(ember_sampling_options &o, const std::shared_ptr<Model> &mo
     biases.clear();
     breakers.clear();
     banned.clear();
-    forced.clear();
+    allowed.clear();
     breaker_tokens = tokens(3, model, &known);
     if (random.chance(20)) {
         for (uint32_t token : tokens(random.below(20), model, &known)) biases.push_back({token, wild ? number(10) : 1.0f});
@@ -219,9 +219,9 @@ void World::sampling(ember_sampling_options &o, const std::shared_ptr<Model> &mo
         o.banned_count = banned.size();
     }
     if (random.chance(10)) {
-        forced = tokens(random.below(4), model, &known);
-        o.forced = forced.data();
-        o.forced_count = forced.size();
+        allowed = tokens(random.below(4), model, &known);
+        o.allowed = allowed.data();
+        o.allowed_count = allowed.size();
     }
     if (random.chance(15)) {
         for (size_t n = random.below(4); n > 0; n--) {

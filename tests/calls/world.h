@@ -65,7 +65,7 @@ extern Run run;
 /* A model that was loaded, as far as its sessions have to know it. */
 struct Model {
     ember_model *handle;
-    uint32_t n_vocab, context_length;
+    uint32_t vocab_size, context_length;
     bool tokenizer;
     /* Not changed at random, so that calls can be predicted. */
     bool sound;
@@ -244,7 +244,7 @@ class World {
 
     /* What random sampling options point to, until the next call. */
     std::vector<ember_logit_bias> biases;
-    std::vector<uint32_t> banned, forced, breaker_tokens;
+    std::vector<uint32_t> banned, allowed, breaker_tokens;
     std::vector<ember_dry_breaker> breakers;
 
   private:

@@ -738,7 +738,7 @@ static ember_text_stream_options stream_options(void) {
     o.struct_size = sizeof o;
     o.flags = EMBER_TEXT_STREAM_SKIP_SPECIAL;
     o.stops = STOPS;
-    o.n_stops = 2;
+    o.stop_count = 2;
     return o;
 }
 static ember_status call_stream(ember_error *e) {
@@ -799,7 +799,7 @@ static ember_status generate(const uint32_t *prompt, size_t prompt_count, size_t
     o.prompt_count = prompt_count;
     o.limit = limit;
     o.stops = STOPS;
-    o.n_stops = 2;
+    o.stop_count = 2;
     o.piece = take_piece;
     generated.struct_size = sizeof generated;
     pieces_len = 0;

@@ -74,7 +74,7 @@ internal static class Test
         Equal(Library.Devices().Count(d => d.Kind == DeviceKind.CPU && d.Usable && d.Name.Length > 0), 1, "devices");
         Equal(Library.Supported(Capability.Gguf), true, "capability");
         Equal(Library.Estimate(path).Context, 2048, "estimate");
-        Equal(model.Info.Vocab, 1424, "n_vocab");
+        Equal(model.Info.Vocab, 1424, "vocab_size");
         Equal(model.Metadata("general.architecture"), model.Info.Architecture, "metadata");
         Equal(model.MetadataKeys().Count, model.Info.Metadata, "keys");
         Equal(model.EndTokens().Length, model.TokenizerInfo.EndTokens, "end tokens");

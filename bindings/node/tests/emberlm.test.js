@@ -57,10 +57,10 @@ test('versions, devices, facts', async () => {
   assert.equal(ember.devices().filter((d) => d.kind === C.EMBER_DEVICE_CPU && d.usable === 1).length, 1);
   assert.equal(ember.supported(C.EMBER_CAN_GGUF), true);
   assert.equal(ember.estimate(MODEL).context, 2048);
-  assert.equal(model.info().n_vocab, 1424);
+  assert.equal(model.info().vocab_size, 1424);
   assert.equal(model.metadata('general.architecture'), 'llama');
-  assert.equal(model.metadataKeys().length, model.info().n_metadata);
-  assert.equal(model.endTokens().length, model.tokenizerInfo().n_end_tokens);
+  assert.equal(model.metadataKeys().length, model.info().metadata_count);
+  assert.equal(model.endTokens().length, model.tokenizerInfo().end_token_count);
   assert.ok(model.endTokens().every((token) => model.isEnd(token)));
   await model.evict();
   await model.resume();

@@ -249,13 +249,13 @@ class ember_model_details(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
         ("device", c_uint32),
-        ("n_vocab", c_uint32),
+        ("vocab_size", c_uint32),
         ("context_length", c_uint32),
-        ("n_layers", c_uint32),
+        ("layer_count", c_uint32),
         ("hidden", c_uint32),
         ("has_tokenizer", c_uint32),
-        ("n_metadata", c_uint32),
-        ("n_parameters", c_uint64),
+        ("metadata_count", c_uint32),
+        ("parameter_count", c_uint64),
         ("file_bytes", c_uint64),
         ("resident_bytes", c_uint64),
         ("kv_bytes_per_token", c_uint64),
@@ -316,8 +316,8 @@ class ember_sampling_options(Structure):
         ("logit_bias_count", c_size_t),
         ("banned", POINTER(c_uint32)),
         ("banned_count", c_size_t),
-        ("forced", POINTER(c_uint32)),
-        ("forced_count", c_size_t),
+        ("allowed", POINTER(c_uint32)),
+        ("allowed_count", c_size_t),
         ("dry_breakers", POINTER(ember_dry_breaker)),
         ("dry_breaker_count", c_size_t),
     ]
@@ -425,14 +425,14 @@ class ember_tokenize_options(Structure):
 class ember_tokenizer_details(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
-        ("n_tokens", c_uint32),
+        ("token_count", c_uint32),
         ("bos", c_uint32),
         ("eos", c_uint32),
         ("unknown", c_uint32),
         ("padding", c_uint32),
         ("adds_bos", c_uint32),
         ("adds_eos", c_uint32),
-        ("n_end_tokens", c_uint32),
+        ("end_token_count", c_uint32),
         ("reserved", c_uint32),
     ]
 
@@ -449,7 +449,7 @@ class ember_text_stream_options(Structure):
         ("struct_size", c_uint32),
         ("flags", c_uint32),
         ("stops", POINTER(ember_stop)),
-        ("n_stops", c_size_t),
+        ("stop_count", c_size_t),
     ]
 
 
@@ -471,7 +471,7 @@ class ember_generate_options(Structure):
         ("prompt_count", c_size_t),
         ("limit", c_size_t),
         ("stops", POINTER(ember_stop)),
-        ("n_stops", c_size_t),
+        ("stop_count", c_size_t),
         ("piece", ember_piece_fn),
         ("user", c_void_p),
     ]
@@ -484,7 +484,7 @@ class ember_generate_details(Structure):
         ("stop", c_uint32),
         ("token", c_uint32),
         ("position", c_uint64),
-        ("n_tokens", c_uint64),
+        ("token_count", c_uint64),
         ("text_bytes", c_uint64),
     ]
 

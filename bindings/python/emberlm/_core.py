@@ -148,7 +148,7 @@ class Sampling:
     logprobs: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     banned: Sequence[int] = ()
-    forced: Sequence[int] = ()
+    allowed: Sequence[int] = ()
     dry_breakers: Sequence[DryBreaker] = ()
 
     def _struct(self) -> Any:
@@ -160,7 +160,7 @@ class Sampling:
         c.logit_bias = (_abi.ember_logit_bias * len(self.logit_bias))(*(_abi.ember_logit_bias(*pair) for pair in self.logit_bias.items()))
         c.logit_bias_count = len(self.logit_bias)
         c.banned, c.banned_count = _tokens(self.banned), len(self.banned)
-        c.forced, c.forced_count = _tokens(self.forced), len(self.forced)
+        c.allowed, c.allowed_count = _tokens(self.allowed), len(self.allowed)
         breakers = (_abi.ember_dry_breaker * len(self.dry_breakers))()
         for one, breaker in zip(breakers, self.dry_breakers):
             if breaker.tokens:
@@ -182,7 +182,7 @@ class Generated:
     stop: int | None
     token: int | None
     position: int
-    n_tokens: int
+    token_count: int
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ class Model(_Handle):
         raw = ctypes.c_void_p()
         keeper.call(function, *arguments, ctypes.byref(options), ctypes.byref(raw))
         self._own(raw.value or 0, lib.ember_model_free)
-        self._n_vocab: int = self.info()["n_vocab"]
+        self._n_vocab: int = self.info()["vocab_size"]
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, *, device: int = 0, threads: int = 0, weights: int = 0,
@@ -348,7 +348,7 @@ class Model(_Handle):
         return text(lib.ember_model_metadata, self._raw, encoded, len(encoded)).decode()
 
     def metadata_keys(self) -> list[str]:
-        return [text(lib.ember_model_metadata_key, self._raw, index).decode() for index in range(self.info()["n_metadata"])]
+        return [text(lib.ember_model_metadata_key, self._raw, index).decode() for index in range(self.info()["metadata_count"])]
 
     def tokenize(self, words: str, *, add_special: bool = True, parse_special: bool = False, interrupt: Interrupt | None = None) -> list[int]:
         """Token ids. `add_special`: the text is the start of a context. `parse_special`: control tokens spelled out count."""
@@ -435,7 +435,7 @@ class Model(_Handle):
         """Turns tokens into text while they are made."""
         options = sized(_abi.ember_text_stream_options)
         options.flags = _abi.TextStreamFlags.SKIP_SPECIAL if skip_special else 0
-        options.stops, options.n_stops = _stops(stops), len(stops)
+        options.stops, options.stop_count = _stops(stops), len(stops)
         raw = ctypes.c_void_p()
         call(lib.ember_text_stream_create, self._raw, ctypes.byref(options), ctypes.byref(raw))
         return TextStream(raw.value or 0)
@@ -557,7 +557,7 @@ class Session(_Handle):
             | (_abi.GenerateFlags.NEW_TEXT if new_text else 0)
         )
         options.prompt, options.prompt_count, options.limit = _tokens(prompt), len(prompt), limit
-        options.stops, options.n_stops = _stops(stops), len(stops)
+        options.stops, options.stop_count = _stops(stops), len(stops)
         options.piece = callback = _abi.ember_piece_fn(piece)
         out = sized(_abi.ember_generate_details)
         guard.call(lib.ember_generate, self._raw, ctypes.byref(options), ctypes.byref(out))
@@ -565,7 +565,7 @@ class Session(_Handle):
         end = _abi.GenerateEnd(out.end) if out.end in _abi.GenerateEnd._value2member_map_ else out.end
         stop = None if out.stop == _abi.EMBER_NO_INDEX else out.stop
         token = None if out.token == _abi.EMBER_NO_TOKEN else out.token
-        return Generated("".join(pieces), end, stop, token, out.position, out.n_tokens)
+        return Generated("".join(pieces), end, stop, token, out.position, out.token_count)
 
     def stream(self, prompt: Sequence[int] = (), *, limit: int | None = None, stops: Sequence[str] = (), show_special: bool = False,
                ignore_end: bool = False) -> Iterator[str]:  # fmt: skip

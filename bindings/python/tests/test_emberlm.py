@@ -78,10 +78,10 @@ class Header(unittest.TestCase):
 
 class Models(Case):
     def test_facts(self) -> None:
-        self.assertEqual(self.model.info()["n_vocab"], 1424)
+        self.assertEqual(self.model.info()["vocab_size"], 1424)
         self.assertEqual(self.model.metadata("general.architecture"), "llama")
-        self.assertEqual(len(self.model.metadata_keys()), self.model.info()["n_metadata"])
-        self.assertEqual(len(self.model.end_tokens()), self.model.tokenizer_info()["n_end_tokens"])
+        self.assertEqual(len(self.model.metadata_keys()), self.model.info()["metadata_count"])
+        self.assertEqual(len(self.model.end_tokens()), self.model.tokenizer_info()["end_token_count"])
         self.assertTrue(all(map(self.model.is_end, self.model.end_tokens())))
         self.assertEqual(emberlm.estimate(MODEL)["context"], 2048)
         self.model.evict()
@@ -165,7 +165,7 @@ class Answers(Case):
             pieces: list[str] = []
             made = session.generate(self.prompt, limit=40, on_text=lambda text, token: pieces.append(text))
             self.assertEqual((made.text, "".join(pieces)), (REFERENCE["greedy_text"],) * 2)
-            self.assertEqual((made.end, made.n_tokens, made.position), (GenerateEnd.LIMIT, 40, len(self.prompt)))
+            self.assertEqual((made.end, made.token_count, made.position), (GenerateEnd.LIMIT, 40, len(self.prompt)))
             session.rewind(0)
             made = session.generate(self.prompt, stops=["xyz", "brush"])
             self.assertEqual((made.end, made.stop, made.text), (GenerateEnd.STOP, 1, " One cold morning, she lost her blue "))

@@ -49,9 +49,9 @@ impl TokenRules {
             all[token as usize] = f32::NEG_INFINITY;
         }
         if !forced.is_empty() {
-            let mut may = try_vec(n_vocab.div_ceil(32), 0u32, "forced tokens")?;
+            let mut may = try_vec(n_vocab.div_ceil(32), 0u32, "allowed tokens")?;
             for (i, &token) in forced.iter().enumerate() {
-                check("forced", i, token, n_vocab)?;
+                check("allowed", i, token, n_vocab)?;
                 set(&mut may, token);
             }
             for (id, b) in all.iter_mut().enumerate() {
@@ -63,7 +63,7 @@ impl TokenRules {
         if !all.is_empty() && all.iter().all(|&b| b == f32::NEG_INFINITY) {
             fail!(
                 InvalidArgument,
-                "no token can be chosen: logit_bias, banned and forced exclude all {n_vocab}"
+                "no token can be chosen: logit_bias, banned and allowed exclude all {n_vocab}"
             );
         }
         Ok(TokenRules {

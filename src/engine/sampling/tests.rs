@@ -232,7 +232,7 @@ fn tokens_that_may_not_be_chosen() {
     bad(
         rules(&[], &[], &[0, u32::MAX]),
         Status::InvalidToken,
-        "forced of index 1",
+        "allowed of index 1",
     );
     bad(
         rules(&[(2, f32::NAN)], &[], &[]),
