@@ -68,7 +68,6 @@ fn batches_allocate_nothing(network: &Network) {
                     top_k: 40,
                     top_p: 0.9,
                     seed: 3,
-                    logprobs: 5 * (i % 3) as u32,
                     ..Sampling::GREEDY
                 };
                 rows.push(Row {
@@ -143,10 +142,6 @@ fn steps_allocate_nothing(network: &Network) {
                     multiplier: 0.8,
                     ..Dry::OFF
                 },
-                ..Sampling::GREEDY
-            },
-            Sampling {
-                logprobs: 64,
                 ..Sampling::GREEDY
             },
         ] {

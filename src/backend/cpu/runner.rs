@@ -30,12 +30,10 @@ pub struct CpuRunner {
     /// Outcomes of work that the caller waited for, not yet collected.
     ready: VecDeque<Result<Done>>,
     /// Of the choice that was returned last.
-    logprobs: Option<Logprobs>,
+    logprobs: Option<Box<Logprobs>>,
 }
 
 /// What work has come to.
-// Without a box: a choice allocates nothing.
-#[allow(clippy::large_enum_variant)]
 pub(super) enum Done {
     Logits,
     Token(Chosen),
@@ -44,7 +42,7 @@ pub(super) enum Done {
 /// A chosen token, and what there is to say about it.
 pub(super) struct Chosen {
     pub token: u32,
-    pub logprobs: Option<Logprobs>,
+    pub logprobs: Option<Box<Logprobs>>,
 }
 
 /// What a session's work is done with.
@@ -218,7 +216,10 @@ impl Core {
         let token = choose(&input, &mut self.scratch, settings)?;
         let logprobs = match settings.logprobs {
             0 => None,
-            n => Some(Logprobs::of(&self.logits, token, n, &mut self.scratch)?),
+            n => {
+                let of_choice = Logprobs::of(&self.logits, token, n, &mut self.scratch)?;
+                Some(Box::new(of_choice))
+            }
         };
         Ok(Chosen { token, logprobs })
     }
@@ -462,7 +463,7 @@ impl Runner for CpuRunner {
     }
 
     fn logprobs(&self) -> Option<&Logprobs> {
-        self.logprobs.as_ref()
+        self.logprobs.as_deref()
     }
 
     fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()> {
