@@ -189,10 +189,10 @@ impl Constraint {
     ///
     /// Errors: `Grammar` if a limit was reached.
     pub fn follow(&mut self, tokens: &[u32]) -> Result<()> {
+        let is_new = self.matcher.is_none();
         let result = self.try_follow(tokens);
         if result.is_err() {
-            self.pending = self.rest_of_run().collect();
-            self.matcher = None;
+            self.give_up_matcher(is_new);
         }
         result
     }
@@ -228,7 +228,7 @@ impl Constraint {
             self.run_start = self.origins.len();
         }
         if forced.is_err() {
-            self.restart();
+            self.give_up_matcher(false);
         }
         forced
     }
@@ -239,6 +239,15 @@ impl Constraint {
             Some(matcher) => matcher.mask(words),
             None => fail!(Internal, "a grammar without a matcher"),
         }
+    }
+
+    /// After an error: the matcher is made again by the next call. One that is new has taken over no
+    /// pending tokens yet, whatever it holds.
+    fn give_up_matcher(&mut self, is_new: bool) {
+        if !is_new {
+            self.pending = self.rest_of_run().collect();
+        }
+        self.matcher = None;
     }
 
     fn restart(&mut self) {

@@ -135,15 +135,19 @@ impl Matcher {
     ///
     /// Errors: `Grammar` if the token is not allowed, or if a limit was reached.
     pub fn accept(&mut self, token: u32) -> Result<()> {
+        if self.forced.front() == Some(&token) {
+            self.in_room(|matcher| {
+                matcher.took(token);
+                Ok(())
+            })?;
+            // After an error it is still among the pending ones.
+            self.forced.pop_front();
+            return Ok(());
+        }
         self.in_room(|matcher| matcher.accept_here(token))
     }
 
     fn accept_here(&mut self, token: u32) -> Result<()> {
-        if self.forced.front() == Some(&token) {
-            self.forced.pop_front();
-            self.took(token);
-            return Ok(());
-        }
         let is_end = self.vocabulary.ends().contains(&token);
         if is_end && self.forced.is_empty() && (self.ended || self.is_accepting()) {
             self.ended = true;
