@@ -45,7 +45,7 @@ type Sampling struct {
 	DryNoBreakers    bool
 	Logprobs         int
 	LogitBias        []LogitBias
-	Banned, Allowed   []uint32
+	Banned, Allowed  []uint32
 	DryBreakers      []DryBreaker
 }
 
