@@ -47,6 +47,18 @@ pub(super) unsafe fn call_always(
     unsafe { store(err, result) }
 }
 
+/// Refuses bits that no version so far has given a meaning.
+pub(super) fn check_flags(flags: u32, known: u32) -> Result<()> {
+    if flags & !known != 0 {
+        fail!(
+            InvalidArgument,
+            "flags has unknown bits {:#x}",
+            flags & !known
+        );
+    }
+    Ok(())
+}
+
 /// A place for a result, checked before the work and written after it.
 pub(super) struct Out<T>(NonNull<T>);
 
@@ -57,6 +69,18 @@ impl<T> Out<T> {
     /// `pointer` is NULL or valid for a write of `T` for the rest of the exported function.
     pub(super) unsafe fn new(pointer: *mut T, name: &str) -> Result<Out<T>> {
         Ok(Out(non_null(pointer, name)?))
+    }
+
+    /// Of a pointer that may be NULL: none then.
+    ///
+    /// # Safety
+    /// As for `new`.
+    pub(super) unsafe fn optional(pointer: *mut T, name: &str) -> Result<Option<Out<T>>> {
+        match pointer.is_null() {
+            true => Ok(None),
+            // SAFETY: the caller's promise.
+            false => unsafe { Out::new(pointer, name) }.map(Some),
+        }
     }
 
     pub(super) fn set(&self, value: T) {
@@ -262,6 +286,18 @@ impl<T: Sized32> OutStruct<T> {
         // SAFETY: the caller's promise.
         let size = unsafe { struct_size(pointer) }?;
         Ok(OutStruct { pointer, size })
+    }
+
+    /// Of a pointer that may be NULL: none then.
+    ///
+    /// # Safety
+    /// As for `new`.
+    pub(super) unsafe fn optional(pointer: *mut T) -> Result<Option<OutStruct<T>>> {
+        match pointer.is_null() {
+            true => Ok(None),
+            // SAFETY: the caller's promise.
+            false => unsafe { OutStruct::new(pointer) }.map(Some),
+        }
     }
 
     /// Writes the fields that the caller knows, and zeros where it knows more. The caller's

@@ -63,11 +63,8 @@ pub unsafe extern "C" fn ember_session_sync(
     err: *mut ember_error,
 ) -> ember_status {
     let work = || {
-        let kept = match kept.is_null() {
-            true => None,
-            // SAFETY: `kept` is as the header demands.
-            false => Some(unsafe { Out::new(kept, "kept") }?),
-        };
+        // SAFETY: `kept` is as the header demands.
+        let kept = unsafe { Out::optional(kept, "kept") }?;
         // SAFETY: `tokens` is as the header demands.
         let tokens = unsafe { slice(tokens, count, "tokens") }?;
         let same = with_session(session, |session| session.sync(tokens))?;

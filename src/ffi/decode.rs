@@ -65,11 +65,8 @@ pub unsafe extern "C" fn ember_prefill_poll(
     err: *mut ember_error,
 ) -> ember_status {
     let work = || {
-        let evaluated = match evaluated.is_null() {
-            true => None,
-            // SAFETY: `evaluated` is as the header demands.
-            false => Some(unsafe { Out::new(evaluated, "evaluated") }?),
-        };
+        // SAFETY: `evaluated` is as the header demands.
+        let evaluated = unsafe { Out::optional(evaluated, "evaluated") }?;
         let (done, count) = with_session(session, |session| session.prefill_poll())?;
         if let Some(evaluated) = evaluated {
             evaluated.set(count);

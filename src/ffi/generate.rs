@@ -1,12 +1,11 @@
 //! Prompt in, text out: the loop of decodes that every program needs.
 
-use super::boundary::{OutStruct, Sized32, call, read_struct, slice};
+use super::boundary::{OutStruct, Sized32, call, check_flags, read_struct, slice};
 use super::error::{NO_INDEX, ember_error, ember_status};
 use super::session::{ember_session, with_session};
 use super::text_stream::{ember_stop, stop_strings};
 use super::tokenizer::NO_TOKEN;
 use crate::engine::{End, GenerateOptions};
-use crate::error::fail;
 use std::ffi::{c_char, c_void};
 
 /// Flags of `ember_generate_options`, to be or-ed.
@@ -131,11 +130,8 @@ pub unsafe extern "C" fn ember_generate(
     err: *mut ember_error,
 ) -> ember_status {
     let work = || {
-        let out = match out.is_null() {
-            true => None,
-            // SAFETY: `out` is as the header demands.
-            false => Some(unsafe { OutStruct::new(out) }?),
-        };
+        // SAFETY: `out` is as the header demands.
+        let out = unsafe { OutStruct::optional(out) }?;
         // SAFETY: `options` is as the header demands, and so are its arrays.
         let (options, prompt, stops) = unsafe {
             let options = read_struct(options)?;
@@ -143,18 +139,17 @@ pub unsafe extern "C" fn ember_generate(
             let stops = slice(options.stops, options.stop_count, "stops")?;
             (options, prompt, stop_strings(stops)?)
         };
-        let has = |flag: ember_generate_flags| options.flags & flag as u32 != 0;
-        let unknown = options.flags & !7;
-        if unknown != 0 {
-            fail!(InvalidArgument, "flags has unknown bits {unknown:#x}");
-        }
+        let special = ember_generate_flags::EMBER_GENERATE_SHOW_SPECIAL as u32;
+        let ignore_end = ember_generate_flags::EMBER_GENERATE_IGNORE_END as u32;
+        let new_text = ember_generate_flags::EMBER_GENERATE_NEW_TEXT as u32;
+        check_flags(options.flags, special | ignore_end | new_text)?;
         let wanted = GenerateOptions {
             prompt,
             limit: options.limit,
             stops: &stops,
-            show_special: has(ember_generate_flags::EMBER_GENERATE_SHOW_SPECIAL),
-            ignore_end: has(ember_generate_flags::EMBER_GENERATE_IGNORE_END),
-            new_text: has(ember_generate_flags::EMBER_GENERATE_NEW_TEXT),
+            show_special: options.flags & special != 0,
+            ignore_end: options.flags & ignore_end != 0,
+            new_text: options.flags & new_text != 0,
         };
         let mut piece = |text: &str, token: Option<u32>| {
             let Some(callback) = options.piece else {

@@ -1,6 +1,6 @@
 //! Models that do not come from a file.
 
-use super::boundary::{Out, Sized32, call, read_struct, slice};
+use super::boundary::{Out, Sized32, call, check_flags, read_struct, slice};
 use super::error::{ember_error, ember_status};
 use super::model::{ember_model, ember_model_options, load};
 use crate::error::{Result, fail};
@@ -190,10 +190,7 @@ unsafe fn load_source(
     options: &ember_model_options,
 ) -> Result<*mut ember_model> {
     let borrow = ember_source_flags::EMBER_SOURCE_BORROW as u32;
-    if source.flags & !borrow != 0 {
-        let unknown = source.flags & !borrow;
-        fail!(InvalidArgument, "flags has unknown bits {unknown:#x}");
-    }
+    check_flags(source.flags, borrow)?;
     let borrows = source.flags & borrow != 0;
     if source.release.is_some() && !borrows {
         fail!(

@@ -1,10 +1,12 @@
 //! Text to tokens and back.
 
-use super::boundary::{Out, Sized32, call, fill, interrupt, read_struct, slice, slice_mut, text};
+use super::boundary::{
+    Out, Sized32, call, check_flags, fill, interrupt, read_struct, slice, slice_mut, text,
+};
 use super::error::{ember_error, ember_status};
 use super::model::{ember_model, model};
 use crate::budget::{Budget, Interrupt};
-use crate::error::{Result, fail};
+use crate::error::Result;
 use crate::text::{DecodeOptions, EncodeOptions};
 use std::ffi::c_char;
 
@@ -49,18 +51,6 @@ pub enum ember_detokenize_flags {
     /// The tokens continue other text. Without this flag, they are the start of a text, and the space that
     /// SentencePiece tokenizers put before every text is left out.
     EMBER_DETOKENIZE_CONTINUE = 2,
-}
-
-/// Refuses bits that no version so far has given a meaning.
-fn check_flags(flags: u32, known: u32) -> crate::Result<()> {
-    if flags & !known != 0 {
-        fail!(
-            InvalidArgument,
-            "flags has unknown bits {:#x}",
-            flags & !known
-        );
-    }
-    Ok(())
 }
 
 /// The tokens of a text, as both functions below give them.

@@ -1,7 +1,8 @@
 //! Text from tokens as they are made.
 
 use super::boundary::{
-    Out, OutStruct, Sized32, call, call_always, fill, read_struct, slice, slice_mut, text,
+    Out, OutStruct, Sized32, call, call_always, check_flags, fill, read_struct, slice, slice_mut,
+    text,
 };
 use super::error::{ember_error, ember_status};
 use super::handle::{Kind, Table};
@@ -150,13 +151,7 @@ pub unsafe extern "C" fn ember_text_stream_create(
         // SAFETY: `stops` is as the header demands.
         let stops = unsafe { slice(options.stops, options.stop_count, "stops") }?;
         let skip = ember_text_stream_flags::EMBER_TEXT_STREAM_SKIP_SPECIAL as u32;
-        if options.flags & !skip != 0 {
-            fail!(
-                InvalidArgument,
-                "flags has unknown bits {:#x}",
-                options.flags & !skip
-            );
-        }
+        check_flags(options.flags, skip)?;
         // SAFETY: the strings are as the header demands.
         let strings = unsafe { stop_strings(stops) }?;
         model.tokenizer()?;

@@ -143,13 +143,10 @@ static std::shared_ptr<Model> load(const std::string &path) {
     ember_model_options o = {};
     ember_model *handle;
     ember_error err;
-    ember_model_details d = {};
     o.struct_size = sizeof o;
     o.threads = 2;
-    d.struct_size = sizeof d;
     if (ember_model_load(path.data(), path.size(), &o, &handle, &err)) failed("%s does not load: %s", path.c_str(), err.message);
-    if (ember_model_info(handle, &d, &err)) failed("a model has no details");
-    return std::make_shared<Model>(Model{handle, d.vocab_size, d.context_length, d.has_tokenizer != 0, true});
+    return describe(handle, true);
 }
 
 void session_calls_begin(World &w) {

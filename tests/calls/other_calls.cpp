@@ -114,10 +114,7 @@ void load_model(World &w) {
             return ember_model_load(path.data(), path.size(), options, place, e);
         }) != EMBER_OK)
         return;
-    ember_model_details d = {};
-    d.struct_size = sizeof d;
-    if (ember_model_info(*out->data(), &d, nullptr)) failed("a new model has no details");
-    w.models.push_back(std::make_shared<Model>(Model{*out->data(), d.vocab_size, d.context_length, d.has_tokenizer != 0, sound}));
+    w.models.push_back(describe(*out->data(), sound));
 }
 
 static void release(void *user, const void *bytes, uint64_t size) {
@@ -172,10 +169,7 @@ void load_model_from(World &w) {
         }) != EMBER_OK)
         return;
     if (borrows) run.borrowed++;
-    ember_model_details d = {};
-    d.struct_size = sizeof d;
-    if (ember_model_info(*out->data(), &d, nullptr)) failed("a new model has no details");
-    w.models.push_back(std::make_shared<Model>(Model{*out->data(), d.vocab_size, d.context_length, d.has_tokenizer != 0, sound}));
+    w.models.push_back(describe(*out->data(), sound));
 }
 
 void metadata(World &w) {

@@ -19,6 +19,13 @@ void failed(const char *format, ...) {
     _exit(1);
 }
 
+std::shared_ptr<Model> describe(ember_model *handle, bool sound) {
+    ember_model_details d = {};
+    d.struct_size = sizeof d;
+    if (ember_model_info(handle, &d, nullptr)) failed("a new model has no details");
+    return std::make_shared<Model>(Model{handle, d.vocab_size, d.context_length, d.has_tokenizer != 0, sound});
+}
+
 /* --- a call --- */
 
 void World::begin() {

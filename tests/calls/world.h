@@ -90,6 +90,9 @@ struct Session {
     bool predictable() const { return model->sound && !odd_sampling; }
 };
 
+/* What is known of a model that was just loaded. */
+std::shared_ptr<Model> describe(ember_model *handle, bool sound);
+
 /* Handles that all threads use. */
 struct Commons {
     std::mutex mutex;
