@@ -144,6 +144,10 @@ fn steps_allocate_nothing(network: &Network) {
                 },
                 ..Sampling::GREEDY
             },
+            Sampling {
+                logprobs: 5,
+                ..Sampling::GREEDY
+            },
         ] {
             runner.truncate(0);
             runner.extend(&prompt, &interrupt).unwrap();

@@ -2,7 +2,7 @@
 
 use super::Session;
 use crate::budget::Interrupt;
-use crate::error::{Result, fail, try_vec};
+use crate::error::{Result, Status, fail, try_vec};
 use crate::grammar::{Grammar, GrammarKind, GrammarOptions, JsonSpacing, Matcher};
 use crate::memory;
 use crate::text::Tokenizer;
@@ -31,6 +31,9 @@ pub(super) struct Constraint {
     /// Stands behind the first `accepted` tokens of the context; none if it has to start again.
     matcher: Option<Matcher>,
     accepted: usize,
+    /// Stands before the first token of an answer, whose forced tokens or mask it has found, so that
+    /// the first decode of the next answer asks for no memory.
+    next: Option<Matcher>,
     /// Of each token of the context.
     origins: Vec<Origin>,
     /// Where the forced run begins that was found last.
@@ -100,10 +103,39 @@ impl Constraint {
             source,
             matcher: None,
             accepted: 0,
+            next: None,
             origins,
             run_start: usize::MAX,
             pending: Vec::new(),
         })
+    }
+
+    /// Readies the matcher of the next answer.
+    ///
+    /// Errors: `OutOfMemory`. What else may go wrong is left to the decode that needs it.
+    pub fn ready_next(&mut self, tokenizer: &Tokenizer) -> Result<()> {
+        if self.next.is_some() {
+            return Ok(());
+        }
+        let mut matcher = self.grammar.matcher();
+        let mut words = try_vec(matcher.mask_words(), 0u32, "mask of a choice")?;
+        let first = matcher
+            .next_forced(tokenizer)
+            .and_then(|forced| match forced {
+                Some(_) => Ok(()),
+                None => matcher.mask(&mut words),
+            });
+        match first {
+            Ok(()) => self.next = Some(matcher),
+            Err(e) if e.status == Status::OutOfMemory => return Err(e),
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Forgets the matcher of the next answer.
+    pub fn drop_next(&mut self) {
+        self.next = None;
     }
 
     /// The same state for a fork of the session.
@@ -203,13 +235,19 @@ impl Constraint {
             self.accepted = prompt.map_or(0, |last| last + 1);
         }
         let is_new = self.matcher.is_none();
+        // One that is ready has found what comes first: the rest of a cut run must not meet it.
+        let at_start = self.accepted == tokens.len() && self.pending.is_empty();
+        if is_new && at_start {
+            self.matcher = self.next.take();
+            self.run_start = tokens.len();
+        }
         let grammar = &self.grammar;
         let matcher = self.matcher.get_or_insert_with(|| grammar.matcher());
         for token in &tokens[self.accepted..] {
             matcher.accept(*token)?;
             self.accepted += 1;
         }
-        if is_new {
+        if !self.pending.is_empty() {
             matcher.restore_forced(&self.pending)?;
             self.pending.clear();
         }
@@ -302,7 +340,8 @@ impl Session {
             ..options.clone()
         };
         let grammar = Grammar::compile(&vocabulary, kind, text, &options)?;
-        let constraint = Constraint::new(grammar, source, self.position(), self.context())?;
+        let mut constraint = Constraint::new(grammar, source, self.position(), self.context())?;
+        constraint.ready_next(self.model.tokenizer()?)?;
         let constraint = Box::new(constraint);
         // Nothing that is kept was made with memory of the reserve.
         memory::check()?;

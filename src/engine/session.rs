@@ -14,6 +14,7 @@ use crate::backend::{
 };
 use crate::error::{Error, Result, Status, fail};
 use crate::log::log;
+use crate::memory;
 use std::sync::Arc;
 
 /// What a session is made with.
@@ -197,6 +198,11 @@ impl Session {
         }
         self.model.check_tokens(tokens)?;
         self.resume()?;
+        if let Some(constraint) = &mut self.constraint {
+            // Memory of the reserve must not stay in it.
+            constraint.ready_next(self.model.tokenizer()?)?;
+            memory::check().inspect_err(|_| constraint.drop_next())?;
+        }
         // Within the capacity, so nothing is allocated.
         self.tokens.extend_from_slice(tokens);
         Ok(())

@@ -56,6 +56,11 @@ impl Matcher {
         }
     }
 
+    /// Words of a mask.
+    pub fn mask_words(&self) -> usize {
+        self.vocabulary.mask_words()
+    }
+
     /// The token that must come next, if there is no choice: the one end token of a finished answer,
     /// or the tokens that `tokenizer` makes of text that the grammar leaves no choice about. [`mask`]
     /// allows nothing else then.

@@ -1,7 +1,7 @@
 /* Makes every allocation of the library fail, and looks at what the calls do: they return a status, print nothing, leave
  * everything as it was, and do what they should when they are repeated.
  *
- *     memory MODEL [--most N | --calls] [--only TEXT] [--defects]
+ *     memory MODEL [--most N | --calls] [--only TEXT] [--shard I/N] [--defects]
  *
  * For each case, the requests for memory are counted first. Then each of them, or N of them at most, spread evenly,
  * fails, once alone and once with all that follow. The cases run in child processes, one after another; a child that dies
@@ -40,6 +40,8 @@ typedef struct report {
 static report *shared;
 static const char *model_path;
 static long most = 0;
+/* Which tries are made: number `shard` of every `shards`. */
+static long shard, shards = 1;
 static int calls_only;
 static const memory_case *the_case;
 
@@ -144,6 +146,9 @@ static long spread(long count, long i, long n) {
     return n >= count ? i + 1 : 1 + (long)((double)i * (count - 1) / (n > 1 ? n - 1 : 1));
 }
 
+/* Whether this process makes try `i`: with --shard I/N, one in N. */
+static int mine(long i) { return i % shards == shard; }
+
 static void child(long from) {
     long i, n;
     cases_begin(model_path, !the_case->fresh);
@@ -159,6 +164,7 @@ static void child(long from) {
     n = calls_only ? 0 : shared->requests;
     if (most && n > most) n = most;
     for (i = from; i < 2 * n; i++) {
+        if (!mine(i)) continue;
         shared->at = i;
         /* A call that hangs is one that dies. */
         alarm(120);
@@ -217,7 +223,8 @@ static int run_case(const memory_case *c) {
         if (in_process(0) && shared->failed == 0) {
             long i, n = calls_only ? 0 : shared->requests;
             if (most && n > most) n = most;
-            for (i = 0; i < 2 * n; i++) in_process(i);
+            for (i = 0; i < 2 * n; i++)
+                if (mine(i)) in_process(i);
         }
     } else {
         while (!in_process(from) && shared->at >= 0) {
@@ -244,10 +251,13 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "--only") && i + 1 < argc) only = argv[++i];
         else if (!strcmp(argv[i], "--calls")) calls_only = 1;
         else if (!strcmp(argv[i], "--defects")) defects = 1;
+        else if (!strcmp(argv[i], "--shard") && i + 1 < argc) {
+            if (sscanf(argv[++i], "%ld/%ld", &shard, &shards) != 2) shards = 0;
+        }
         else model_path = argv[i];
     }
-    if (!model_path) {
-        fprintf(stderr, "usage: memory MODEL [--most N | --calls] [--only TEXT] [--defects]\n");
+    if (!model_path || shards < 1 || shard < 0 || shard >= shards) {
+        fprintf(stderr, "usage: memory MODEL [--most N | --calls] [--only TEXT] [--shard I/N] [--defects]\n");
         return 2;
     }
     output[1] = mkstemp(name);

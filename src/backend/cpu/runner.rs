@@ -12,7 +12,9 @@ use crate::backend::{
     Mark, MaskSource, Outcome, Profile, Runner, StateInfo, StateSink, StateSource, Want, When,
     Work, fill_mask,
 };
-use crate::engine::sampling::{Input, Logprobs, Sampling, Scratch, TokenRules, choose};
+use crate::engine::sampling::{
+    Input, LogprobBoxes, Logprobs, Sampling, Scratch, TokenRules, choose,
+};
 use crate::error::{Result, fail, try_vec};
 use std::any::Any;
 use std::collections::VecDeque;
@@ -31,6 +33,8 @@ pub struct CpuRunner {
     ready: VecDeque<Result<Done>>,
     /// Of the choice that was returned last.
     logprobs: Option<Box<Logprobs>>,
+    /// The core's.
+    logprob_boxes: LogprobBoxes,
 }
 
 /// What work has come to.
@@ -60,6 +64,7 @@ pub(super) struct Core {
     /// The tokens that the next choice may take, a bit each, if it is masked.
     mask: Vec<u32>,
     scratch: Scratch,
+    logprob_boxes: LogprobBoxes,
     /// Tokens of started work. Kept for its capacity.
     pub started: Vec<u32>,
     /// Positions evaluated by now, for other threads.
@@ -218,7 +223,7 @@ impl Core {
             0 => None,
             n => {
                 let of_choice = Logprobs::of(&self.logits, token, n, &mut self.scratch)?;
-                Some(Box::new(of_choice))
+                Some(self.logprob_boxes.fill(of_choice))
             }
         };
         Ok(Chosen { token, logprobs })
@@ -284,6 +289,7 @@ impl CpuRunner {
     pub(super) fn new(weights: Arc<CpuWeights>, kv: KvCache) -> Result<CpuRunner> {
         let logits = try_vec(weights.n_vocab, 0.0, "logits")?;
         let scratch = Scratch::new(weights.n_vocab)?;
+        let logprob_boxes = LogprobBoxes::new();
         let mask = try_vec(weights.n_vocab.div_ceil(32), 0u32, "mask of a choice")?;
         let mut history = try_vec(kv.context(), 0u32, "token history")?;
         history.clear();
@@ -298,6 +304,7 @@ impl CpuRunner {
             rules: None,
             mask,
             scratch,
+            logprob_boxes: logprob_boxes.clone(),
             started: Vec::new(),
             progress: progress.clone(),
         };
@@ -308,6 +315,7 @@ impl CpuRunner {
             driver: None,
             ready: VecDeque::new(),
             logprobs: None,
+            logprob_boxes,
         })
     }
 
@@ -432,7 +440,8 @@ impl Runner for CpuRunner {
         Ok(done.map(|done| match done {
             Done::Logits => Outcome::Logits,
             Done::Token(chosen) => {
-                self.logprobs = chosen.logprobs;
+                let last = std::mem::replace(&mut self.logprobs, chosen.logprobs);
+                self.logprob_boxes.put_back(last);
                 Outcome::Token(chosen.token)
             }
         }))

@@ -16,7 +16,7 @@ use crate::backend::{
     KvType, Mark, Outcome, Profile, Runner, RunnerOptions, StateInfo, StateSink, StateSource, Want,
     When,
 };
-use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
+use crate::engine::sampling::{LogprobBoxes, Logprobs, Sampling, TokenRules};
 use crate::error::{Result, Status, fail};
 use std::any::Any;
 use std::sync::Arc;
@@ -30,6 +30,8 @@ pub struct CudaRunner {
     progress: Arc<AtomicUsize>,
     /// Of the choice that was returned last.
     logprobs: Option<Box<Logprobs>>,
+    /// The core's.
+    logprob_boxes: LogprobBoxes,
 }
 
 /// What is under way.
@@ -63,6 +65,7 @@ impl CudaRunner {
         CudaRunner {
             weights,
             progress: core.progress().clone(),
+            logprob_boxes: core.logprob_boxes.clone(),
             work: Work::Nothing(Box::new(core)),
             logprobs: None,
         }
@@ -190,7 +193,8 @@ impl CudaRunner {
     }
 
     fn returned(&mut self, chosen: Chosen) -> u32 {
-        self.logprobs = chosen.logprobs;
+        let last = std::mem::replace(&mut self.logprobs, chosen.logprobs);
+        self.logprob_boxes.put_back(last);
         chosen.token
     }
 }

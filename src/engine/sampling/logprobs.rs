@@ -4,6 +4,7 @@ use super::filter::{Candidate, first, largest, rank};
 use super::{Scratch, fixed};
 use crate::error::Result;
 use arrayvec::ArrayVec;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The most tokens that are reported with a choice.
 pub const MAX_LOGPROBS: usize = 64;
@@ -16,6 +17,48 @@ pub struct Logprobs {
     pub chosen: f32,
     /// Token ids and their log-probabilities, the most probable first, equal ones by id.
     pub top: ArrayVec<(u32, f32), MAX_LOGPROBS>,
+}
+
+/// Boxes that the log-probabilities of a session's choices are kept in, used again and again, so that a
+/// choice asks for no memory. Clones share them.
+#[derive(Clone, Default)]
+pub struct LogprobBoxes(Arc<Mutex<ArrayVec<Box<Logprobs>, KEPT_BOXES>>>);
+
+/// More choices than these wait to be collected only where the host has started as many.
+const KEPT_BOXES: usize = 64;
+
+impl LogprobBoxes {
+    /// With one for the choice that the host may look at, and one for the next.
+    pub fn new() -> LogprobBoxes {
+        let boxes = LogprobBoxes::default();
+        boxes.put_back(Some(Box::default()));
+        boxes.put_back(Some(Box::default()));
+        boxes
+    }
+
+    /// A box with `values`.
+    pub fn fill(&self, values: Logprobs) -> Box<Logprobs> {
+        match self.lock().pop() {
+            Some(mut spare) => {
+                *spare = values;
+                spare
+            }
+            None => Box::new(values),
+        }
+    }
+
+    /// Takes a box back.
+    pub fn put_back(&self, spare: Option<Box<Logprobs>>) {
+        if let Some(spare) = spare {
+            // Beyond the limit it is freed.
+            let _ = self.lock().try_push(spare);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ArrayVec<Box<Logprobs>, KEPT_BOXES>> {
+        // Nothing that panics runs under this mutex.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Logprobs {

@@ -38,7 +38,7 @@ mod random;
 mod rules;
 
 pub use adjust::dry_longest;
-pub use logprobs::{Logprobs, MAX_LOGPROBS};
+pub use logprobs::{LogprobBoxes, Logprobs, MAX_LOGPROBS};
 #[cfg(test)]
 pub(crate) use random::philox4x32;
 pub use rules::{Breakers, TokenRules};

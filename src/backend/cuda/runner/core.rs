@@ -11,7 +11,7 @@ use crate::backend::cuda::step::{Ending, StepBuffers};
 use crate::backend::cuda::weights::CudaWeights;
 use crate::backend::state::{StateInfo, StateLayout};
 use crate::backend::{MaskSource, RunnerOptions, StateSink, StateSource};
-use crate::engine::sampling::Sampling;
+use crate::engine::sampling::{LogprobBoxes, Sampling};
 use crate::error::{Result, fail};
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -46,6 +46,8 @@ pub struct Core {
     session: Buffer,
     /// Memory of choices.
     pub sampling: SamplingState,
+    /// Where its choices' log-probabilities go.
+    pub logprob_boxes: LogprobBoxes,
     results: Pinned,
     /// Keys and values.
     pub state: State,
@@ -124,6 +126,7 @@ impl Core {
             buffers,
             session,
             sampling,
+            logprob_boxes: LogprobBoxes::new(),
             results,
             state,
             stream_priority,

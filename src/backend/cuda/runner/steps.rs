@@ -184,7 +184,7 @@ impl Steps {
         }
         let reported = settings.is_some_and(|s| s.logprobs > 0);
         let slot = self.oldest_slot(core);
-        let logprobs = reported.then(|| Box::new(core.sampling.logprobs(slot)));
+        let logprobs = reported.then(|| core.logprob_boxes.fill(core.sampling.logprobs(slot)));
         self.in_flight -= 1;
         core.set_len(core.len() + usize::from(self.appends));
         self.appends = true;
