@@ -243,6 +243,27 @@ fn long_integers_keep_their_digits() {
 }
 
 #[test]
+fn integers_beyond_128_bits_are_passed_on() {
+    let number = "123456789".repeat(30);
+    let document = format!(r#"{{"x": {{"n": {number}, "m": -{number}}}, "y": {number}}}"#);
+    let template =
+        "{{ x|tojson }} {{ y }} {{ y is integer }} {{ y == x.n }} {{ y == x.m }} {{ [y] }}";
+    let rendered = render(template, &document, &Environment::default()).unwrap();
+    let expected =
+        format!(r#"{{"n": {number}, "m": -{number}}} {number} True True False [{number}]"#);
+    assert_eq!(rendered.text, expected);
+    // What would lose digits is an error.
+    for template in ["{{ y + 1 }}", "{{ y < 3 }}", "{{ y * 1.0 }}", "{{ y() }}"] {
+        let failed = render(template, &document, &Environment::default());
+        assert_eq!(
+            failed.unwrap_err().status,
+            Status::TemplateFailed,
+            "{template}"
+        );
+    }
+}
+
+#[test]
 fn conversations_with_many_keys() {
     let keys = |n: usize| -> serde_json::Value {
         let entries = (0..n).map(|i| (format!("key_{i}"), json!(i)));

@@ -45,7 +45,8 @@ pub struct ember_session_options {
     /// `sizeof(ember_session_options)`.
     pub struct_size: u32,
     /// The most tokens that the session can hold, up to the model's `context_length`; 0 means
-    /// `context_length`, but at most 4096. Memory for all of them is reserved at once.
+    /// `context_length`, but at most 4096. On a CPU, memory for all of them is allocated at once; on a GPU,
+    /// it is allocated as the session grows.
     pub context: u32,
     /// A value of `enum ember_kv_type`.
     pub kv_type: u32,
@@ -187,8 +188,9 @@ pub(super) fn insert(session: Session) -> Result<*mut ember_session> {
     Ok(without_provenance_mut(SESSIONS.insert(Arc::new(cell))?))
 }
 
-/// Creates a session with an empty context. `options` may be NULL for the defaults. The memory for the whole context
-/// is reserved here. What the sessions of a model share is allocated by the first prefill and the first batch. The
+/// Creates a session with an empty context. `options` may be NULL for the defaults. On a CPU, the memory for the whole
+/// context is allocated here. On a GPU, address space for it is reserved, and calls that lengthen the context allocate device
+/// memory for it. What the sessions of a model share is allocated by the first prefill and the first batch. The
 /// new handle is written to `out` and has to be freed with `ember_session_free`. Any thread may call it.
 ///
 /// A model with LongRoPE (Phi-3 and 3.5, Phi-4 mini) has two sets of rotations, and the session's `context`

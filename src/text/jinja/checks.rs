@@ -47,9 +47,9 @@ impl Run<'_> {
             "boolean" => matches!(value, Value::Bool(_)),
             "true" => matches!(value, Value::Bool(true)),
             "false" => matches!(value, Value::Bool(false)),
-            "integer" => matches!(value, Value::Int(_)),
+            "integer" => matches!(value, Value::Int(_)) || value.as_digits().is_some(),
             "float" => matches!(value, Value::Float(_)),
-            "number" => value.as_float().is_some(),
+            "number" => value.as_float().is_some() || value.as_digits().is_some(),
             "string" => matches!(value, Value::Str(_)),
             "mapping" => matches!(value, Value::Map(_)),
             "iterable" => matches!(
@@ -66,9 +66,10 @@ impl Run<'_> {
             },
             "callable" => match value {
                 Value::Undefined(_) => true,
-                Value::Object(object) => {
-                    !matches!(object.inner(), Object::Namespace(_) | Object::Cycler { .. })
-                }
+                Value::Object(object) => !matches!(
+                    object.inner(),
+                    Object::Integer(_) | Object::Namespace(_) | Object::Cycler { .. }
+                ),
                 _ => false,
             },
             "odd" | "even" => match value.as_int() {

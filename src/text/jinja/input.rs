@@ -1,7 +1,7 @@
 //! The caller's JSON document as variables.
 
 use super::text::{Origin, Text};
-use super::value::{Map, Seq, SeqKind, Value};
+use super::value::{Map, Object, Seq, SeqKind, Value};
 use crate::budget::Budget;
 use crate::error::{Result, fail};
 use serde_json::Value as Json;
@@ -15,7 +15,7 @@ const MAX_ROLE: usize = 32;
 /// Digits that fit into any integer of the JSON reader.
 const SAFE_DIGITS: usize = 18;
 
-/// Integers of more than 64 bits, which the JSON reader would round. It gets them as strings that begin
+/// Integers of many digits, which the JSON reader would round. It gets them as strings that begin
 /// with a word that no document knows.
 struct Integers {
     mark: String,
@@ -52,7 +52,7 @@ impl Integers {
                     let is_long = digits.len() > SAFE_DIGITS
                         && !digits.starts_with('0')
                         && digits.bytes().all(|b| b.is_ascii_digit());
-                    if is_long && number.parse::<i128>().is_ok() {
+                    if is_long {
                         marked.push_str(&document[done..start]);
                         marked.push('"');
                         marked.push_str(&integers.mark);
@@ -72,8 +72,14 @@ impl Integers {
     }
 
     /// The number that a string stands for.
-    fn read(&self, text: &str) -> Option<i128> {
-        text.strip_prefix(&self.mark)?.parse().ok()
+    fn read(&self, budget: &Rc<Budget>, text: &str) -> Result<Option<Value>> {
+        let Some(digits) = text.strip_prefix(&self.mark) else {
+            return Ok(None);
+        };
+        Ok(Some(match digits.parse() {
+            Ok(number) => Value::Int(number),
+            Err(_) => Value::object(budget, Object::Integer(digits.into()))?,
+        }))
     }
 }
 
@@ -148,8 +154,8 @@ fn value(budget: &Rc<Budget>, integers: &Integers, json: &Json, origin: Origin) 
             (_, Some(int), _) => Value::Int(int.into()),
             (.., float) => Value::Float(float.unwrap_or(f64::NAN)),
         },
-        Json::String(text) => match integers.read(text) {
-            Some(number) => Value::Int(number),
+        Json::String(text) => match integers.read(budget, text)? {
+            Some(number) => number,
             None => Value::Str(Text::of(budget, text, origin)?),
         },
         Json::Array(items) => {

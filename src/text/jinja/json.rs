@@ -114,11 +114,14 @@ impl Run<'_> {
                 }
                 out.plain("}")
             }
-            _ => fail!(
-                TemplateFailed,
-                "Object of type {} is not JSON serializable",
-                value.type_name()
-            ),
+            _ => match value.as_digits() {
+                Some(digits) => out.plain(digits),
+                None => fail!(
+                    TemplateFailed,
+                    "Object of type {} is not JSON serializable",
+                    value.type_name()
+                ),
+            },
         }
     }
 

@@ -171,7 +171,7 @@ impl<'a> Run<'a> {
                 true => separator.clone(),
                 false => self.text("")?,
             }),
-            Object::Cycler { .. } | Object::Namespace(_) => fail!(
+            Object::Integer(_) | Object::Cycler { .. } | Object::Namespace(_) => fail!(
                 TemplateFailed,
                 "'{}' object is not callable",
                 callee.type_name()

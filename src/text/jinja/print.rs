@@ -98,6 +98,7 @@ impl Run<'_> {
                 out.plain("}")
             }
             Value::Object(object) => match object.inner() {
+                Object::Integer(digits) => out.plain(digits),
                 Object::Macro(callee) => out.plain(&format!("<Macro '{}'>", callee.name)),
                 Object::Loop(state) => out.plain(&format!(
                     "<LoopContext {}/{}>",

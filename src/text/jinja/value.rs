@@ -57,6 +57,8 @@ pub(super) struct Map {
 
 /// Values that are neither text nor numbers nor collections.
 pub(super) enum Object {
+    /// A whole number beyond 128 bits, in decimal: it can be passed on and printed, not reckoned with.
+    Integer(Box<str>),
     Namespace(RefCell<Names>),
     Macro(Macro),
     /// A function of the environment.
@@ -222,9 +224,23 @@ impl Value {
                 | Object::Cycler { depth, .. }
                 | Object::Joiner { depth, .. } => *depth,
                 Object::Loop(state) => state.depth_of_items,
-                Object::Namespace(_) | Object::Macro(_) | Object::Function(_) => 0,
+                Object::Integer(_)
+                | Object::Namespace(_)
+                | Object::Macro(_)
+                | Object::Function(_) => 0,
             },
             _ => 0,
+        }
+    }
+
+    /// The digits of a whole number beyond 128 bits.
+    pub fn as_digits(&self) -> Option<&str> {
+        match self {
+            Value::Object(object) => match object.inner() {
+                Object::Integer(digits) => Some(digits),
+                _ => None,
+            },
+            _ => None,
         }
     }
 
@@ -252,6 +268,7 @@ impl Value {
             },
             Value::Map(_) => "dict",
             Value::Object(object) => match object.inner() {
+                Object::Integer(_) => "int",
                 Object::Namespace(_) => "Namespace",
                 Object::Macro(_) => "Macro",
                 Object::Function(_) => "function",
@@ -338,7 +355,10 @@ impl Value {
                 }
                 true
             }
-            (Value::Object(a), Value::Object(b)) => Rc::ptr_eq(a, b),
+            (Value::Object(a), Value::Object(b)) => match (a.inner(), b.inner()) {
+                (Object::Integer(a), Object::Integer(b)) => a == b,
+                _ => Rc::ptr_eq(a, b),
+            },
             _ => match (self.as_int(), other.as_int()) {
                 (Some(a), Some(b)) => a == b,
                 _ => match (self.as_float(), other.as_float()) {
