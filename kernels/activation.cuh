@@ -2,12 +2,12 @@
 #pragma once
 #include "common.cuh"
 
-enum ActivationKind : uint32_t { SILU = 0, GELU_TANH = 1, GELU = 2, CLAMPED_SWIGLU = 3 };
+enum ActivationKind : uint32_t { SILU = 0, GELU_TANH = 1, GELU = 2, CLAMPED_SWIGLU = 3, RELU_SQUARED = 4, XIELU = 5 };
 
 struct Activation {
     uint32_t kind;
-    float alpha;  // CLAMPED_SWIGLU: steepness of the sigmoid
-    float limit;  // and cap of both inputs
+    float alpha;  // CLAMPED_SWIGLU: steepness of the sigmoid; XIELU: factor above 0
+    float limit;  // and cap of both inputs; and below
 };
 
 // Comparisons that let a NaN through.
@@ -20,6 +20,14 @@ static __device__ __noinline__ float activated_otherwise(uint32_t kind, float al
     if (kind == CLAMPED_SWIGLU) {
         x = at_most(x, limit);
         return x / (1.0f + __expf(-alpha * x));
+    }
+    if (kind == RELU_SQUARED) {
+        x = at_least(x, 0.0f);
+        return __fmul_rn(x, x);
+    }
+    if (kind == XIELU) {
+        const float p = at_least(x, 0.0f), n = at_most(x, 0.0f);
+        return __fmaf_rn(__fsub_rn(expm1f(n), n), limit, __fmaf_rn(__fmul_rn(p, p), alpha, __fmul_rn(x, 0.5f)));
     }
     // (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u))
     const float u = __fmul_rn(0.79788456f, __fmaf_rn(__fmul_rn(0.044715f, __fmul_rn(x, x)), x, x));

@@ -32,7 +32,7 @@ struct AttendArgs {
     uint32_t join;         // the last block of a KV head joins the chunks (heads of whole groups of 32)
     uint32_t padding;
 };
-static_assert(sizeof(AttendArgs) == 224, "as in args.rs");
+static_assert(sizeof(AttendArgs) == 248, "as in args.rs");
 
 // An element of the result, with the warp's 32 being a group; `at` is the element's place.
 __device__ __forceinline__ void store_result(const AttendArgs& a, uint64_t at, float v) {

@@ -78,7 +78,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     const float* input = a.qkv + (uint64_t)row * a.qkv_stride;
     // Two elements of a head, rotated if they are a pair: of every i below HD / 2, so that all elements come.
     struct Two { uint32_t at[2]; float v[2]; };
-    auto two = [&](const float* line, uint32_t i) {
+    auto two = [&](const float* line, const float* after, uint32_t i) {
         const bool apart = i < n_pairs && !a.rotation.interleaved;
         Two r{{apart ? i : 2 * i, apart ? i + n_pairs : 2 * i + 1}, {0.0f, 0.0f}};
         if (r.at[1] >= hd) return r;
@@ -90,6 +90,10 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         } else {
             r.v[0] = v;
             r.v[1] = o;
+        }
+        if (after) {
+            r.v[0] = __fmul_rn(r.v[0], after[r.at[0]]);
+            r.v[1] = __fmul_rn(r.v[1], after[r.at[1]]);
         }
         return r;
     };
@@ -128,21 +132,22 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
             }
             __syncthreads();
         }
+        const float q_scale = __fmul_rn(a.scores.scale, query_factor(a.rotation, length - 1));
         // Of heads from n_q on, scores are of whatever lies there; nobody looks at them.
 #pragma unroll 2
         for (uint32_t i = thread; i < n_q * (HD / 2); i += THREADS) {
             const uint32_t h = i / (HD / 2);
-            const Two r = two(from + h * hd, i % (HD / 2));
+            const Two r = two(from + h * hd, a.rotation.after[0], i % (HD / 2));
 #pragma unroll
             for (int e = 0; e < 2; e++)
-                *(__half*)(tiles + at + swizzled<PIECES>(h, r.at[e] / 8) + r.at[e] % 8 * 2) = __float2half_rn(__fmul_rn(r.v[e], a.scores.scale));
+                *(__half*)(tiles + at + swizzled<PIECES>(h, r.at[e] / 8) + r.at[e] % 8 * 2) = __float2half_rn(__fmul_rn(r.v[e], q_scale));
         }
         if (end == length) {
             const float* value = raw + 9 * hd;
             __half* to = (__half*)(tile((length - 1 - start) / KV_TILE) + (uint64_t)((length - 1) % KV_TILE) * row_bytes);
 #pragma unroll 1
             for (uint32_t i = thread; i < HD / 2; i += THREADS) {
-                const Two r = two(raw + 8 * hd, i);
+                const Two r = two(raw + 8 * hd, a.rotation.after[1], i);
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     const uint32_t d = r.at[e], j = 2 * i + e;

@@ -22,7 +22,10 @@ struct RouteArgs {
     uint32_t shared;
     uint32_t normalize;
     float weight_scale;
-    uint32_t padding;
+    uint8_t n_groups;             // groups of consecutive experts, at most 32; 0: none
+    uint8_t used_groups;          // those that experts are chosen from
+    uint8_t group_best;           // best experts that count for a group: 1 or 2
+    uint8_t padding;
 };
 static_assert(sizeof(RouteArgs) == 64, "as in args.rs");
 
@@ -64,7 +67,29 @@ __device__ __forceinline__ void route_row(const RouteArgs& a, uint32_t row, Rout
         // The weights rise with the scores, so without a bias the scores do for choosing.
         float key = scores[i];
         if (a.selection_bias) key = (a.scoring == SOFTMAX_OF_CHOSEN ? key : weight(key)) + a.selection_bias[i];
+        else if (a.group_best > 1) key = weight(key);
         keys[i] = isnan(key) ? -INFINITY : key;
+    }
+    if (a.n_groups) {
+        // A lane has a group.
+        const uint32_t each = n / a.n_groups;
+        float first = -INFINITY, second = -INFINITY;
+        __syncwarp();
+        if (lane < a.n_groups)
+            for (uint32_t i = lane * each; i < (lane + 1) * each; i++) {
+                const float key = keys[i];
+                if (key > first) { second = first; first = key; }
+                else if (key > second) second = key;
+            }
+        const float own = a.group_best > 1 ? first + second : first;
+        uint32_t better = 0;
+        for (uint32_t other = 0; other < a.n_groups; other++) {
+            const float number = __shfl_sync(~0u, own, other);
+            better += number > own || (number == own && other < lane);
+        }
+        if (lane < a.n_groups && better >= a.used_groups)
+            for (uint32_t i = lane * each; i < (lane + 1) * each; i++) keys[i] = -INFINITY;
+        __syncwarp();
     }
     // The largest key, of equal ones the smaller index; then it is no number any more.
     for (uint32_t j = 0; j < a.n_used; j++) {

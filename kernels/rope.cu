@@ -21,7 +21,7 @@ struct RopeArgs {
     uint32_t first_row;
     uint32_t padding;
 };
-static_assert(sizeof(RopeArgs) == 176, "as in args.rs");
+static_assert(sizeof(RopeArgs) == 200, "as in args.rs");
 
 constexpr uint32_t HEADS = 8;  // of a block, one a warp
 
@@ -60,15 +60,20 @@ __device__ __forceinline__ void one_head(const RopeArgs& a, const Session* s, ui
             line[y] = __fmul_rn(__fmaf_rn(v, cosines[i], __fmul_rn(u, sines[i])), r.magnitude);
         }
         __syncwarp();
+        if (const float* after = r.after[is_q ? 0 : 1]) {
+            for (uint32_t i = lane; i < hd; i += 32) line[i] = __fmul_rn(line[i], after[i]);
+            __syncwarp();
+        }
     }
     if (is_q) {
+        const float factor = query_factor(r, position), scale = __fmul_rn(a.q_scale, factor);
         uint64_t at = ((uint64_t)row * a.n_heads + part) * hd;
         if (a.q_f32)
-            for (uint32_t i = lane; i < hd; i += 32) a.q_f32[at + i] = line[i];
+            for (uint32_t i = lane; i < hd; i += 32) a.q_f32[at + i] = __fmul_rn(line[i], factor);
         if (a.q_f16 && fours)
-            for (uint32_t i = lane * 4; i < hd; i += 128) *(uint2*)(a.q_f16 + at + i) = four_halves(line, i, a.q_scale);
+            for (uint32_t i = lane * 4; i < hd; i += 128) *(uint2*)(a.q_f16 + at + i) = four_halves(line, i, scale);
         else if (a.q_f16)
-            for (uint32_t i = lane; i < hd; i += 32) a.q_f16[at + i] = __float2half_rn(__fmul_rn(line[i], a.q_scale));
+            for (uint32_t i = lane; i < hd; i += 32) a.q_f16[at + i] = __float2half_rn(__fmul_rn(line[i], scale));
         return;
     }
     const uint32_t head = (part - a.n_heads) % a.layout.n_kv_heads;

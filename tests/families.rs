@@ -101,7 +101,7 @@ fn compare_network(name: &str, network: &Network, file: &str, context: usize) {
 
 #[test]
 fn every_family_agrees_with_transformers() {
-    for name in FAMILIES {
+    for &name in FAMILIES {
         compare(name, "logits", 64);
     }
 }
@@ -123,7 +123,7 @@ fn last(weights: &Arc<CpuWeights>, tokens: &[u32], chunk: usize, kv_type: KvType
 
 #[test]
 fn chunks_threads_and_instruction_sets_do_not_change_a_bit() {
-    for name in FAMILIES {
+    for &name in FAMILIES {
         let network = describe(name);
         let tokens = tokens(45, network.n_vocab);
         for kv_type in [KvType::F32, KvType::F16] {
@@ -151,7 +151,7 @@ fn chunks_threads_and_instruction_sets_do_not_change_a_bit() {
 
 #[test]
 fn batches_and_forks_do_not_change_a_bit() {
-    for name in FAMILIES {
+    for &name in FAMILIES {
         let network = describe(name);
         let weights = load(&network, 2);
         let tokens = tokens(40, network.n_vocab);
@@ -185,7 +185,7 @@ fn batches_and_forks_do_not_change_a_bit() {
 
 #[test]
 fn a_long_text_goes_round_the_rings() {
-    for name in WINDOWED {
+    for &name in WINDOWED {
         let network = Network::from_file(&with_context(name, 4096).open()).unwrap();
         let (weights, n_vocab) = (load(&network, 2), network.n_vocab);
         let text = tokens(2500, n_vocab);
@@ -260,7 +260,7 @@ fn an_interrupted_text_leaves_a_session_that_goes_on() {
 
 #[test]
 fn caches_hold_windows_and_estimates_know_it() {
-    for name in WINDOWED {
+    for &name in WINDOWED {
         let network = Network::from_file(&with_context(name, 100_000).open()).unwrap();
         let weights = load(&network, 1);
         let bytes = |context| weights.kv_bytes(KvType::F16, context);

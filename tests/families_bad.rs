@@ -21,7 +21,7 @@ fn architecture(edited: &Edited) -> String {
 
 #[test]
 fn each_missing_tensor_is_named() {
-    for name in FAMILIES {
+    for &name in FAMILIES {
         let whole = Edited::of(&open_family(name));
         load(&whole).unwrap();
         for tensor in whole.tensors.keys() {
@@ -41,7 +41,7 @@ fn each_missing_tensor_is_named() {
 
 #[test]
 fn each_misshapen_tensor_is_named() {
-    for name in FAMILIES {
+    for &name in FAMILIES {
         let whole = Edited::of(&open_family(name));
         for (tensor, t) in &whole.tensors {
             for dim in 0..t.dims.len() {
@@ -78,7 +78,7 @@ fn impossible_hyperparameters_are_named() {
         (-1f32).into(),
         "many".into(),
     ];
-    for name in FAMILIES {
+    for &name in FAMILIES {
         let whole = Edited::of(&open_family(name));
         let prefix = format!("{}.", architecture(&whole));
         let keys = whole.metadata.keys().filter(|k| k.starts_with(&prefix));
@@ -208,6 +208,58 @@ fn contradictions_are_refused_by_key() {
             InvalidModel,
         ),
         ("glm4", "nextn_predict_layers", 2u32.into(), InvalidModel),
+        ("glm4_moe", "nextn_predict_layers", 3u32.into(), InvalidModel),
+        ("glm4_moe", "expert_group_count", 3u32.into(), InvalidModel),
+        (
+            "glm4_moe",
+            "expert_group_used_count",
+            5u32.into(),
+            InvalidModel,
+        ),
+        (
+            "glm4_moe",
+            "expert_group_used_count",
+            1u32.into(),
+            InvalidModel,
+        ),
+        (
+            "glm4_moe",
+            "leading_dense_block_count",
+            4u32.into(),
+            InvalidModel,
+        ),
+        ("glm4_moe", "expert_gating_func", 9u32.into(), Unsupported),
+        (
+            "ernie4_5_moe",
+            "interleave_moe_layer_step",
+            0u32.into(),
+            InvalidModel,
+        ),
+        (
+            "ernie4_5_moe",
+            "expert_shared_count",
+            u64::MAX.into(),
+            InvalidModel,
+        ),
+        (
+            "ministral3",
+            "attention.temperature_scale",
+            f32::NAN.into(),
+            InvalidModel,
+        ),
+        (
+            "ministral3",
+            "attention.temperature_length",
+            0u32.into(),
+            InvalidModel,
+        ),
+        (
+            "ministral3",
+            "rope.scaling.yarn_log_multiplier",
+            (-1f32).into(),
+            InvalidModel,
+        ),
+        ("exaone4", "attention.sliding_window", 1.5f32.into(), MissingKey),
         ("glm4", "attention.causal", false.into(), Unsupported),
     ];
     for (name, key, value, status) in cases {
@@ -271,7 +323,7 @@ fn an_unknown_architecture_is_named_beside_the_known_ones() {
 /// A weight that the network does not use is refused; what is known to be none is not.
 #[test]
 fn unknown_tensors_are_named() {
-    for name in FAMILIES {
+    for &name in FAMILIES {
         let whole = Edited::of(&open_family(name));
         let with = |tensor: &str| {
             let mut edited = whole.clone();

@@ -42,7 +42,7 @@ fn agrees_with_transformers_on_every_family() {
         let expected = Expected::read(&format!("families/{name}"));
         compare(name, &families::open(name), &expected);
     }
-    for name in families::FAMILIES {
+    for &name in families::FAMILIES {
         let expected = Expected::read(&format!("families/{name}/logits"));
         compare(name, &families::open_family(name), &expected);
     }

@@ -59,7 +59,7 @@ fn windows_and_experts_are_restored_as_well() {
 
 #[test]
 fn rings_that_went_round_are_restored() {
-    for name in WINDOWED {
+    for &name in WINDOWED {
         let dir = TempDir::new(&format!("rings-{name}"));
         let bytes = common::families::with_context(name, 4096).bytes();
         let model = load(&dir.file("model.gguf", &bytes));

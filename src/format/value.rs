@@ -197,6 +197,17 @@ impl<'a> FromValue<'a> for &'a str {
     }
 }
 
+impl FromValue<'_> for Vec<f32> {
+    const EXPECTED: &'static str = "an array of numbers in single precision";
+
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::Array(Array::F32(v)) => Some(v.clone()),
+            _ => None,
+        }
+    }
+}
+
 impl FromValue<'_> for Vec<bool> {
     const EXPECTED: &'static str = "an array of booleans";
 

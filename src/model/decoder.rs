@@ -302,12 +302,48 @@ impl<'a> Decoder<'a> {
             output: source.linear(&name("attn_output"), q_len, hidden)?,
             q_norm: None,
             k_norm: None,
+            norm_after_rope: false,
             rope: rope.cloned(),
             scale: self.scale,
+            temperature: None,
             window: None,
             score_cap: source.find_positive("attn_logit_softcapping")?,
             sinks: None,
         })
+    }
+
+    /// The same with norms of queries and keys over each head, if `normed`.
+    pub(super) fn normed_attention(
+        &self,
+        layer: usize,
+        rope: Option<&Rope>,
+        normed: bool,
+    ) -> Result<Attention> {
+        let mut attention = self.attention(layer, rope)?;
+        if normed {
+            attention.q_norm = self.norm_of(layer, "attn_q_norm", self.head_dim)?;
+            attention.k_norm = self.norm_of(layer, "attn_k_norm", self.head_dim)?;
+        }
+        Ok(attention)
+    }
+
+    /// Whether a layer has the tensor `part`, which some models of a family have and some have not.
+    pub(super) fn has_part(&self, part: &str) -> bool {
+        let mut layers = 0..self.n_layers;
+        let tensors = &self.source.file.tensors;
+        layers.any(|layer| tensors.contains_key(format!("blk.{layer}.{part}").as_str()))
+    }
+
+    /// Leaves out the layers at the end that guess further tokens ahead.
+    pub(super) fn leave_out_predictors(&mut self) -> Result<()> {
+        const PREDICTORS: &str = "nextn_predict_layers";
+        let predictors = self.source.find::<u64>(PREDICTORS)?.unwrap_or(0);
+        if predictors >= self.n_layers as u64 {
+            let problem = format!("is {predictors}, but there are {} layers", self.n_layers);
+            return Err(self.source.invalid(PREDICTORS, &problem));
+        }
+        self.n_layers -= predictors as usize;
+        Ok(())
     }
 
     /// Inner width of a feed-forward part.

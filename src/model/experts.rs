@@ -1,7 +1,7 @@
 //! Mixtures of experts: their hyperparameters and tensors, whose names all families share.
 
 use super::decoder::Decoder;
-use super::{Activation, Experts, FeedForward, Mlp, Scoring, SharedExpert};
+use super::{Activation, ExpertGroups, Experts, FeedForward, Mlp, Scoring, SharedExpert};
 use crate::error::{Result, fail};
 
 /// What a family's experts are unless the file says otherwise.
@@ -37,8 +37,26 @@ pub(super) fn shared_ff(d: &Decoder) -> Result<Option<usize>> {
     }
 }
 
+/// Inner width of `expert_shared_count` shared experts that are one, each as wide as the others.
+pub(super) fn shared_count_ff(d: &Decoder) -> Result<Option<usize>> {
+    match d.source.find::<u64>(SHARED_COUNT)? {
+        None | Some(0) => Ok(None),
+        Some(_) => {
+            let count = d.source.size(SHARED_COUNT)?;
+            let width = d.source.size(WIDTH)?;
+            d.source.product(SHARED_COUNT, count, width).map(Some)
+        }
+    }
+}
+
 /// Sizes and constants of the experts of all layers.
 pub(super) struct Mixture {
+    /// Layers at the beginning that have none.
+    first: usize,
+    /// Of the others, only every so many-th has them, counted from the beginning.
+    step: usize,
+    groups: Option<ExpertGroups>,
+    selection_bias: bool,
     n_experts: usize,
     n_used: usize,
     n_ff: usize,
@@ -56,6 +74,50 @@ const SHARED_WIDTH: &str = "expert_shared_feed_forward_length";
 const SCORING: &str = "expert_gating_func";
 const SCALE: &str = "expert_weights_scale";
 const GROUPS: &str = "expert_group_count";
+const USED_GROUPS: &str = "expert_group_used_count";
+const SHARED_COUNT: &str = "expert_shared_count";
+const DENSE: &str = "leading_dense_block_count";
+const STEP: &str = "interleave_moe_layer_step";
+
+/// In the layers of a model that has it in any.
+const SELECTION_BIAS: &str = "exp_probs_b.bias";
+
+/// The groups that the experts are in, if there are several.
+fn groups(
+    d: &Decoder,
+    n_experts: usize,
+    n_used: usize,
+    scoring: Scoring,
+) -> Result<Option<ExpertGroups>> {
+    let source = &d.source;
+    if source.find::<u64>(GROUPS)?.unwrap_or(0) <= 1 {
+        return Ok(None);
+    }
+    let (n_groups, n_used_groups) = (source.size(GROUPS)?, source.size(USED_GROUPS)?);
+    if !n_experts.is_multiple_of(n_groups) {
+        let problem = format!("is {n_groups}, which does not divide the {n_experts} experts");
+        return Err(source.invalid(GROUPS, &problem));
+    }
+    if n_used_groups > n_groups {
+        let problem = format!("is {n_used_groups}, but there are only {n_groups} groups");
+        return Err(source.invalid(USED_GROUPS, &problem));
+    }
+    let of_a_group = n_experts / n_groups;
+    if n_used_groups * of_a_group < n_used {
+        let problem = format!(
+            "is {n_used_groups}, which is too few groups of {of_a_group} for {n_used} experts"
+        );
+        return Err(source.invalid(USED_GROUPS, &problem));
+    }
+    Ok((n_used_groups < n_groups).then_some(ExpertGroups {
+        n_groups,
+        n_used: n_used_groups,
+        n_best: match scoring {
+            Scoring::Sigmoid => 2.min(of_a_group),
+            _ => 1,
+        },
+    }))
+}
 
 impl Mixture {
     /// What the keys `expert_*` say; `None` if there are no experts.
@@ -75,15 +137,6 @@ impl Mixture {
             let problem = format!("is {n_used}, but there are only {n_experts} experts");
             return Err(source.invalid(USED, &problem));
         }
-        if let Some(groups) = source.find::<u64>(GROUPS)?
-            && groups > 1
-        {
-            fail!(
-                Unsupported,
-                "{} is {groups}; experts in groups are not supported",
-                source.key_name(GROUPS)
-            );
-        }
         let scoring = match source.find::<u64>(SCORING)? {
             None | Some(0) => defaults.scoring,
             Some(1) => Scoring::Softmax,
@@ -102,7 +155,16 @@ impl Mixture {
         };
         let normalize = source.find("expert_weights_norm")?;
         source.product(COUNT, n_experts, defaults.n_ff)?;
+        let first = source.find::<u64>(DENSE)?.unwrap_or(0);
+        if first > d.n_layers as u64 {
+            let problem = format!("is {first}, but there are {} layers", d.n_layers);
+            return Err(source.invalid(DENSE, &problem));
+        }
         Ok(Mixture {
+            first: first as usize,
+            step: source.find_size(STEP)?.unwrap_or(1),
+            groups: groups(d, n_experts, n_used, scoring)?,
+            selection_bias: d.has_part(SELECTION_BIAS),
             n_experts,
             n_used,
             n_ff: defaults.n_ff,
@@ -112,6 +174,19 @@ impl Mixture {
             activation: defaults.activation,
             shared_ff: defaults.shared_ff,
         })
+    }
+
+    /// Whether a layer has experts, and not one feed-forward part for all tokens.
+    pub(super) fn has_layer(&self, layer: usize) -> bool {
+        layer >= self.first && (layer + 1).is_multiple_of(self.step)
+    }
+
+    /// The experts of a layer, or gate, up and down of one that has none.
+    pub(super) fn or_gated(&self, d: &Decoder, layer: usize) -> Result<FeedForward> {
+        match self.has_layer(layer) {
+            true => self.layer(d, layer),
+            false => d.gated(layer, self.activation),
+        }
     }
 
     /// The experts of a layer.
@@ -150,7 +225,11 @@ impl Mixture {
             n_used: self.n_used,
             router: source.linear(&name("ffn_gate_inp"), hidden, n_experts)?,
             scoring: self.scoring,
-            selection_bias: source.find_vector(&name("exp_probs_b.bias"), n_experts)?,
+            selection_bias: match self.selection_bias {
+                true => Some(source.vector(&name(SELECTION_BIAS), n_experts)?),
+                false => None,
+            },
+            groups: self.groups,
             normalize: self.normalize,
             weight_scale: self.weight_scale,
             gate: stack("ffn_gate_exps", hidden, n_ff)?,

@@ -8,7 +8,6 @@ use crate::format::{ModelFile, Value};
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     const SECTIONS: &str = "rope.dimension_sections";
-    const PREDICTORS: &str = "nextn_predict_layers";
     let mut d = Decoder::read(file, "glm4", NormKind::Rms)?;
     if let Some(Value::Array(_)) = file.metadata.get(&d.source.key(SECTIONS)) {
         fail!(
@@ -17,13 +16,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
             d.source.key(SECTIONS)
         );
     }
-    // Layers at the end that guess further tokens ahead are left out.
-    let predictors = d.source.find::<u64>(PREDICTORS)?.unwrap_or(0);
-    if predictors >= d.n_layers as u64 {
-        let problem = format!("is {predictors}, but there are {} layers", d.n_layers);
-        return Err(d.source.invalid(PREDICTORS, &problem));
-    }
-    d.n_layers -= predictors as usize;
+    d.leave_out_predictors()?;
     let rope = d.rope(RopePairing::Interleaved)?;
     d.network(|i| {
         let attention = d.attention(i, Some(&rope))?;

@@ -3,15 +3,23 @@
 //! One small file per family maps the names in a file to this description. Backends read it and
 //! never ask for a family's name. All shapes are checked here, so a backend may rely on them.
 
+mod apertus;
+mod arcee;
 mod cohere2;
 mod decoder;
+mod ernie4_5;
+mod exaone4;
 mod experts;
 mod gemma;
 mod glm4;
+mod glm4moe;
 mod gpt2;
 mod gpt_oss;
 mod granite;
+mod hunyuan;
 mod llama;
+mod minimax_m2;
+mod mistral3;
 mod network;
 mod olmo2;
 mod phi2;
@@ -21,14 +29,17 @@ mod qwen2moe;
 mod qwen3;
 mod qwen3moe;
 mod rope;
+mod seed_oss;
 mod smollm3;
 mod source;
+mod stablelm;
 mod starcoder2;
 mod unused;
 
 pub use network::{
-    Activation, Attention, Block, Experts, FeedForward, KvShape, Linear, LongRope, Mixer,
-    MixerState, Mlp, Network, Norm, NormKind, Rope, RopePairing, Scoring, SharedExpert,
+    Activation, Attention, Block, ExpertGroups, Experts, FeedForward, KvShape, Linear, LongRope,
+    Mixer, MixerState, Mlp, Network, Norm, NormKind, Rope, RopePairing, Scoring, SharedExpert,
+    Temperature,
 };
 
 use crate::error::{Result, fail};
@@ -39,23 +50,38 @@ type Describe = fn(&ModelFile) -> Result<Network>;
 
 /// The families, by `general.architecture`. A new one is a file here and a line in this table.
 const ARCHITECTURES: &[(&str, Describe)] = &[
+    ("apertus", apertus::describe),
+    ("arcee", arcee::describe),
     ("cohere2", cohere2::describe),
+    ("ernie4_5", ernie4_5::describe),
+    ("ernie4_5-moe", ernie4_5::experts),
+    ("exaone4", exaone4::describe),
     ("gemma2", gemma::gemma2),
     ("gemma3", gemma::gemma3),
     ("glm4", glm4::describe),
+    ("glm4moe", glm4moe::describe),
     ("gpt2", gpt2::describe),
     ("gpt-oss", gpt_oss::describe),
     ("granite", granite::describe),
     ("granitemoe", granite::experts),
+    ("hunyuan-dense", hunyuan::describe),
+    ("hunyuan-moe", hunyuan::experts),
     ("llama", llama::describe),
+    ("minimax-m2", minimax_m2::describe),
+    ("mistral3", mistral3::describe),
     ("olmo2", olmo2::describe),
     ("phi2", phi2::describe),
     ("phi3", phi3::describe),
     ("qwen2", qwen2::describe),
     ("qwen2moe", qwen2moe::describe),
+    ("qwen2vl", qwen2::vision),
     ("qwen3", qwen3::describe),
     ("qwen3moe", qwen3moe::describe),
+    ("qwen3vl", qwen3::vision),
+    ("qwen3vlmoe", qwen3moe::vision),
+    ("seed_oss", seed_oss::describe),
     ("smollm3", smollm3::describe),
+    ("stablelm", stablelm::describe),
     ("starcoder2", starcoder2::describe),
 ];
 

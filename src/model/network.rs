@@ -186,16 +186,37 @@ pub struct Attention {
     pub q_norm: Option<Norm>,
     /// Norm of the keys before rope, likewise.
     pub k_norm: Option<Norm>,
+    /// Whether these norms, which are then over each head, come after rope instead.
+    pub norm_after_rope: bool,
     /// Rotary embedding of q and k, if this layer has one.
     pub rope: Option<Rope>,
     /// Factor on q.k before softmax, normally `1 / sqrt(head_dim)`. Finite and positive.
     pub scale: f32,
+    /// Factor on the queries that grows with their position.
+    pub temperature: Option<Temperature>,
     /// Position p sees positions `p - window + 1` to p. At least 1.
     pub window: Option<usize>,
     /// Soft cap `c` of the scaled scores: `c * tanh(score / c)`. Finite and positive.
     pub score_cap: Option<f32>,
     /// A logit per query head that joins its softmax and takes its share without a value.
     pub sinks: Option<Tensor>,
+}
+
+/// A factor on the queries of position `p`: `1 + scale * ln(1 + floor(p / length))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    /// How fast it grows. Finite and positive.
+    pub scale: f32,
+    /// Positions of a step, at least 1. It is 1 in the first one.
+    pub length: f32,
+}
+
+impl Temperature {
+    /// The factor on the queries of a position.
+    pub fn factor(&self, position: usize) -> f32 {
+        let steps = (position as f32 / self.length).floor();
+        self.scale.mul_add((1.0 + steps).ln(), 1.0)
+    }
 }
 
 /// Rotary position embedding with all scaling folded in: at position `p`, pair `i` of a head is
@@ -277,6 +298,8 @@ pub struct Experts {
     pub scoring: Scoring,
     /// Added to the weights while choosing the experts only; `n_experts` elements.
     pub selection_bias: Option<Tensor>,
+    /// Groups of experts, of which some are chosen first.
+    pub groups: Option<ExpertGroups>,
     /// Divides the weights of the chosen experts by their sum.
     pub normalize: bool,
     /// Factor on the weights. Finite and positive.
@@ -292,6 +315,18 @@ pub struct Experts {
     pub activation: Activation,
     /// An expert that every token goes through as well.
     pub shared: Option<SharedExpert>,
+}
+
+/// Experts in groups of consecutive ones. A group counts as much as its best experts together, by the
+/// numbers that experts are chosen by, and experts of other groups than the best are not chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Groups, at least 2; divides the number of experts.
+    pub n_groups: usize,
+    /// Groups that a token's experts are in, at least 1. They have as many experts as a token uses.
+    pub n_used: usize,
+    /// Experts whose numbers count for a group: 1 or 2, at most as many as it has.
+    pub n_best: usize,
 }
 
 /// How an expert's weight comes from the router's scores. Of equal weights, the smaller index wins.
@@ -330,6 +365,16 @@ pub enum Activation {
         alpha: f32,
         /// Cap of both.
         limit: f32,
+    },
+    /// `max(x, 0)^2`.
+    ReluSquared,
+    /// xIELU (arXiv:2411.13010) with its usual beta: `alpha_p * x^2 + x / 2` above 0, and
+    /// `alpha_n * (exp(x) - 1 - x) + x / 2` below. Both finite.
+    Xielu {
+        /// Of the part above 0.
+        alpha_p: f32,
+        /// Of the part below.
+        alpha_n: f32,
     },
 }
 

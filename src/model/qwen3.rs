@@ -6,7 +6,17 @@ use crate::error::Result;
 use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
-    let d = Decoder::read(file, "qwen3", NormKind::Rms)?;
+    network(file, "qwen3")
+}
+
+/// The text part of one that sees: `qwen3vl`. The positions of text are the same in all dimensions, so
+/// that rope is the usual one.
+pub(super) fn vision(file: &ModelFile) -> Result<Network> {
+    network(file, "qwen3vl")
+}
+
+fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
+    let d = Decoder::read(file, architecture, NormKind::Rms)?;
     let rope = d.rope(RopePairing::Halves)?;
     let windows = d.windows(Windows::Everywhere)?;
     d.network(|i| {

@@ -7,7 +7,17 @@ use crate::error::Result;
 use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
-    let d = Decoder::read(file, "qwen3moe", NormKind::Rms)?;
+    network(file, "qwen3moe")
+}
+
+/// The text part of one that sees: `qwen3vlmoe`. The positions of text are the same in all dimensions, so
+/// that rope is the usual one.
+pub(super) fn vision(file: &ModelFile) -> Result<Network> {
+    network(file, "qwen3vlmoe")
+}
+
+fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
+    let d = Decoder::read(file, architecture, NormKind::Rms)?;
     let rope = d.rope(RopePairing::Halves)?;
     let experts = Mixture::new(&d, softmax(&d)?)?;
     d.network(|i| {

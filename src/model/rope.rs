@@ -38,6 +38,8 @@ enum Scaling {
         extrapolation: f64,
         beta_fast: f64,
         beta_slow: f64,
+        /// What the factor on q and k is divided by.
+        compensation: f64,
     },
 }
 
@@ -216,16 +218,19 @@ fn scaling(source: &Source, context_length: usize) -> Result<Scaling> {
         ("linear", Some(factor)) => Ok(Scaling::Linear { factor }),
         ("linear", None) => Ok(Scaling::None),
         ("yarn", Some(factor)) => {
-            if let Some(multiplier) = source.find::<f32>(LOG_MULTIPLIER)?
-                && multiplier != 0.0
-            {
+            let compensation = match source.find::<f32>(LOG_MULTIPLIER)? {
+                None | Some(0.0) => 1.0,
+                Some(_) if source.architecture() == "mistral3" => {
+                    let multiplier = f64::from(source.positive(LOG_MULTIPLIER)?);
+                    yarn_factor(factor, multiplier)
+                }
                 // Converters disagree on what the number means.
-                fail!(
+                Some(multiplier) => fail!(
                     Unsupported,
                     "{} is {multiplier}; only 0 is supported",
                     source.key_name(LOG_MULTIPLIER)
-                );
-            }
+                ),
+            };
             let extrapolation = source.find::<f32>("rope.scaling.yarn_ext_factor")?;
             let beta =
                 |key, default: f32| Ok(f64::from(source.find_positive(key)?.unwrap_or(default)));
@@ -236,6 +241,7 @@ fn scaling(source: &Source, context_length: usize) -> Result<Scaling> {
                 extrapolation: f64::from(extrapolation.unwrap_or(1.0)),
                 beta_fast: beta("rope.scaling.yarn_beta_fast", 32.0)?,
                 beta_slow: beta("rope.scaling.yarn_beta_slow", 1.0)?,
+                compensation,
             })
         }
         ("yarn", None) => Err(Error::new(
@@ -268,6 +274,7 @@ fn scale(frequencies: &mut [f64], base: f64, scaling: &Scaling, ramp: Ramp) {
             extrapolation,
             beta_fast,
             beta_slow,
+            ..
         } => {
             let n_rotated = (2 * frequencies.len()) as f64;
             // The pair, as a real number, that turns so many times within the original context.
@@ -294,8 +301,17 @@ fn magnitude(scaling: &Scaling) -> f64 {
         Scaling::Yarn {
             factor,
             extrapolation,
+            compensation,
             ..
-        } if extrapolation != 0.0 && factor > 1.0 => 0.1 * factor.ln() + 1.0,
+        } if extrapolation != 0.0 => yarn_factor(factor, 1.0) / compensation,
         _ => 1.0,
+    }
+}
+
+/// What lengthening the context by `factor` asks of q and k together, with a multiplier.
+fn yarn_factor(factor: f64, multiplier: f64) -> f64 {
+    match factor > 1.0 {
+        true => 0.1 * multiplier * factor.ln() + 1.0,
+        false => 1.0,
     }
 }

@@ -21,14 +21,24 @@ pub fn open(name: &str) -> ModelFile {
 }
 
 /// The families of `data/families/make.py`: folders `tests/data/families/{name}`.
-pub const FAMILIES: [&str; 19] = [
+pub const FAMILIES: &[&str] = &[
+    "apertus",
+    "arcee",
     "cohere2",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "exaone4",
     "gemma2",
     "gemma3",
     "glm4",
+    "glm4_moe",
     "gpt2",
     "gpt_oss",
     "granite",
+    "hunyuan",
+    "hunyuan_moe",
+    "minimax_m2",
+    "ministral3",
     "mistral",
     "mixtral",
     "olmo2",
@@ -39,14 +49,18 @@ pub const FAMILIES: [&str; 19] = [
     "qwen2",
     "qwen3",
     "qwen3moe",
+    "seed_oss",
     "smollm3",
+    "stablelm",
+    "stablelm_parallel",
     "starcoder2",
 ];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context.
-pub const WINDOWED: [&str; 7] = [
+pub const WINDOWED: &[&str] = &[
     "cohere2",
+    "exaone4",
     "gemma2",
     "gemma3",
     "gpt_oss",

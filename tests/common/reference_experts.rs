@@ -2,7 +2,7 @@
 //! then those counted that the token chose.
 
 use super::reference_llama::{Rows, linear, vector};
-use emberlm::model::{Activation, Experts, Linear, Scoring};
+use emberlm::model::{Activation, ExpertGroups, Experts, Linear, Scoring};
 
 /// What a mixture makes of its inputs.
 pub fn experts(e: &Experts, x: &Rows) -> Rows {
@@ -63,6 +63,10 @@ pub fn weights(e: &Experts, scores: &[f64]) -> Vec<f64> {
     let keys: Vec<f64> = (0..all.len())
         .map(|i| all[i] + bias.as_ref().map_or(0.0, |b| b[i]))
         .collect();
+    let keys = match e.groups {
+        Some(groups) => in_best_groups(&groups, keys),
+        None => keys,
+    };
     let mut order: Vec<usize> = (0..all.len()).collect();
     order.sort_by(|&a, &b| keys[b].total_cmp(&keys[a]).then(a.cmp(&b)));
     let chosen = &order[..e.n_used];
@@ -80,6 +84,24 @@ pub fn weights(e: &Experts, scores: &[f64]) -> Vec<f64> {
         out[i] = value / sum * f64::from(e.weight_scale);
     }
     out
+}
+
+/// The keys, those of other groups than the best being the smallest that there are.
+fn in_best_groups(groups: &ExpertGroups, keys: Vec<f64>) -> Vec<f64> {
+    let each = keys.len() / groups.n_groups;
+    let number = |group: usize| -> f64 {
+        let mut own = keys[group * each..(group + 1) * each].to_vec();
+        own.sort_by(|a, b| b.total_cmp(a));
+        own[..groups.n_best].iter().sum()
+    };
+    let mut order: Vec<usize> = (0..groups.n_groups).collect();
+    order.sort_by(|&a, &b| number(b).total_cmp(&number(a)).then(a.cmp(&b)));
+    let best = &order[..groups.n_used];
+    let key = |(i, key): (usize, &f64)| match best.contains(&(i / each)) {
+        true => *key,
+        false => f64::NEG_INFINITY,
+    };
+    keys.iter().enumerate().map(key).collect()
 }
 
 fn activated(activation: Activation, gate: &Rows, up: &Rows) -> Rows {

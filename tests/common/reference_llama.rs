@@ -187,12 +187,23 @@ fn attention(a: &Attention, x: &Rows) -> Rows {
     let v = linear(&a.v, x);
     let sinks = a.sinks.as_ref().map(vector);
     for (position, (q, k)) in q.iter_mut().zip(&mut k).enumerate() {
-        norm_heads(&a.q_norm, q);
-        norm_heads(&a.k_norm, k);
+        if !a.norm_after_rope {
+            norm_heads(&a.q_norm, q);
+            norm_heads(&a.k_norm, k);
+        }
         if let Some(rope) = &a.rope {
             for head in q.chunks_mut(a.head_dim).chain(k.chunks_mut(a.head_dim)) {
                 rotate(rope, x.len(), position, head);
             }
+        }
+        if a.norm_after_rope {
+            norm_heads(&a.q_norm, q);
+            norm_heads(&a.k_norm, k);
+        }
+        if let Some(t) = a.temperature {
+            let steps = (position as f64 / f64::from(t.length)).floor();
+            let factor = 1.0 + f64::from(t.scale) * (1.0 + steps).ln();
+            q.iter_mut().for_each(|q| *q *= factor);
         }
     }
     let group = a.n_heads / a.n_kv_heads;
@@ -267,6 +278,15 @@ fn activated(activation: Activation, x: f64) -> f64 {
         Activation::GeluTanh => {
             let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
             x * (1.0 + u.tanh()) / 2.0
+        }
+        Activation::ReluSquared => x.max(0.0).powi(2),
+        Activation::Xielu { alpha_p, alpha_n } => {
+            let (alpha_p, alpha_n) = (f64::from(alpha_p), f64::from(alpha_n));
+            let above = match x > 0.0 {
+                true => alpha_p * x * x,
+                false => alpha_n * (x.exp_m1() - x),
+            };
+            above + x / 2.0
         }
         other => unimplemented!("{other:?} without experts"),
     }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 pub fn tests(tests: &mut Tests) {
-    for name in FAMILIES {
+    for &name in FAMILIES {
         tests.push((
             format!("families::{name}"),
             Box::new(move || matches_transformers(name)),
@@ -38,7 +38,7 @@ pub fn tests(tests: &mut Tests) {
         ));
     }
     // Those whose positions go on beyond the context that they were made for.
-    for name in WINDOWED.into_iter().filter(|n| *n != "gpt_oss") {
+    for name in WINDOWED.iter().copied().filter(|n| *n != "gpt_oss") {
         tests.push((
             format!("families::{name}_beyond_the_ring"),
             Box::new(move || beyond_the_ring(name)),

@@ -44,7 +44,7 @@ fn random_lives() {
 
 fn windows() {
     let dir = crate::common::TempDir::new("gpu-states");
-    for name in WINDOWED {
+    for &name in WINDOWED {
         let bytes = crate::common::families::with_context(name, 4096).bytes();
         let model = load(&dir.file("model.gguf", &bytes), DeviceKind::Cuda);
         for seed in 0..3 {

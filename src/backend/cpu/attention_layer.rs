@@ -16,7 +16,7 @@ use super::token::Buffers;
 use super::weights::ThreadSpace;
 use crate::backend::{KvType, Work as Kind};
 use crate::error::Result;
-use crate::model::{Attention, Norm, Rope, RopePairing};
+use crate::model::{Attention, Norm, Rope, RopePairing, Temperature};
 use std::ops::Range;
 
 /// Nanoseconds of a head's attention from which on it is split by segments.
@@ -36,7 +36,9 @@ pub(super) struct AttentionLayer {
     q_norm: Option<HeadNorm>,
     k_norm: Option<HeadNorm>,
     rope: Option<LayerRope>,
+    norm_after_rope: bool,
     scale: f32,
+    temperature: Option<Temperature>,
     /// Shorter than the model's context, if there is one.
     window: Option<usize>,
     score_cap: Option<f32>,
@@ -106,7 +108,9 @@ impl AttentionLayer {
             q_norm: HeadNorm::find(&a.q_norm, a.head_dim)?,
             k_norm: HeadNorm::find(&a.k_norm, a.head_dim)?,
             rope: a.rope.as_ref().map(|rope| layer_rope(rope, ropes)),
+            norm_after_rope: a.norm_after_rope,
             scale: a.scale,
+            temperature: a.temperature,
             window,
             score_cap: a.score_cap,
             sinks: find_floats(&a.sinks, "attention sinks")?,
@@ -423,23 +427,36 @@ unsafe fn ready(
     let bias = product.bias.as_ref().map(|b| &b[first..first + x.len()]);
     // SAFETY: the caller's promise.
     unsafe {
-        match norm {
-            None => add_bias(x, bias),
+        let of_head = match norm {
+            None => {
+                add_bias(x, bias);
+                None
+            }
             Some(HeadNorm::Each(norm)) => {
                 add_bias(x, bias);
-                norm.apply_in_place(isa, x, scratch);
+                Some(norm)
             }
             // By `norm_all_heads`.
-            Some(HeadNorm::All(_)) => {}
+            Some(HeadNorm::All(_)) => None,
+        };
+        let (before, after) = match layer.norm_after_rope {
+            false => (of_head, None),
+            true => (None, of_head),
+        };
+        if let Some(norm) = before {
+            norm.apply_in_place(isa, x, scratch);
         }
         if let Some(rope) = &layer.rope {
             rotate(isa, rope.pairing, table, x);
+        }
+        if let Some(norm) = after {
+            norm.apply_in_place(isa, x, scratch);
         }
     }
 }
 
 /// Puts one token's new key and value of a KV head into the cache and readies the queries of its
-/// group: biases, norms, rotation, scale. Norms over all heads are done before.
+/// group: biases, norms, rotation, scale and temperature. Norms over all heads are done before.
 ///
 /// # Safety
 /// The processor has `isa`. Nobody else uses this token's q, k and v of the group, nor this
@@ -455,6 +472,8 @@ unsafe fn place<E: Element>(
 ) {
     let (dim, s) = (layer.head_dim, b.sizes);
     let rope = layer.rope.as_ref().map_or(0..0, |rope| rope.at.clone());
+    let factor = layer.temperature.map_or(1.0, |t| t.factor(position));
+    let scale = layer.scale * factor;
     // SAFETY: exclusive by the caller's promise, but for the table, which nobody writes.
     unsafe {
         let table = b.rope.part(token * s.rope + rope.start, rope.len());
@@ -463,7 +482,7 @@ unsafe fn place<E: Element>(
             let q = b.q.part(token * s.q + first, dim);
             let what = (&layer.q, &layer.q_norm);
             ready(isa, layer, what, (first, &mut *q), table, scratch);
-            q.iter_mut().for_each(|q| *q *= layer.scale);
+            q.iter_mut().for_each(|q| *q *= scale);
         }
         let first = kv_head * dim;
         let at = token * s.kv + first;

@@ -202,6 +202,48 @@ simd_kernel! {
     pub fn silu_alone(x: &mut [f32]) = silu_generic
 }
 
+/// `max(x, 0)^2`
+#[inline(always)]
+unsafe fn relu_squared_generic<L: Lanes>(x: &mut [f32], y: Option<&[f32]>) {
+    // SAFETY: the caller's promise. A NaN in the second operand survives.
+    unsafe {
+        map::<L>(x, y, |x| {
+            let positive = L::splat(0.0).max(x);
+            positive.mul(positive)
+        })
+    }
+}
+simd_kernel! {
+    /// Square of the positive part of one row (or part of one), in place, times `y` if there is one.
+    ///
+    /// # Safety
+    /// The processor has `isa`.
+    pub fn relu_squared_mul(x: &mut [f32], y: Option<&[f32]>) = relu_squared_generic
+}
+
+/// `alpha_p p^2 + alpha_n (exp(n) - 1 - n) + x / 2` of the positive part p and the negative part n of x.
+#[inline(always)]
+unsafe fn xielu_generic<L: Lanes>(x: &mut [f32], alpha_p: f32, alpha_n: f32) {
+    // SAFETY: the caller's promise. A NaN in the second operand survives.
+    unsafe {
+        let (zero, one) = (L::splat(0.0), L::splat(1.0));
+        let (alpha_p, alpha_n) = (L::splat(alpha_p), L::splat(alpha_n));
+        map::<L>(x, None, |x| {
+            let (p, n) = (zero.max(x), zero.min(x));
+            let below = n.exp().sub(one).sub(n);
+            let linear = x.mul(L::splat(0.5));
+            below.fma(alpha_n, p.mul(p).fma(alpha_p, linear))
+        })
+    }
+}
+simd_kernel! {
+    /// xIELU of one row (or part of one), in place.
+    ///
+    /// # Safety
+    /// The processor has `isa`.
+    pub fn xielu(x: &mut [f32], alpha_p: f32, alpha_n: f32) = xielu_generic
+}
+
 #[inline(always)]
 unsafe fn cap_generic<L: Lanes>(x: &mut [f32], cap: f32) {
     // SAFETY: the caller's promise.

@@ -2,8 +2,8 @@
 //! `f32`.
 
 use super::attention_layer::AttentionLayer;
-use super::elementwise::{add_bias, gelu_mul, gelu_tanh_mul, layer_norm, rms_norm};
-use super::elementwise::{silu_alone, silu_mul, swiglu_clamped};
+use super::elementwise::{add_bias, gelu_mul, gelu_tanh_mul, layer_norm, relu_squared_mul};
+use super::elementwise::{rms_norm, silu_alone, silu_mul, swiglu_clamped, xielu};
 use super::experts::ExpertLayer;
 use super::matmul::{Encodings, Isa, Matrix};
 use crate::error::{Result, fail};
@@ -217,8 +217,14 @@ pub(super) struct DenseLayer {
 
 impl DenseLayer {
     fn new(mlp: &Mlp, isa: Isa) -> Result<DenseLayer> {
-        if mlp.gate.is_none() && matches!(mlp.activation, Activation::ClampedSwiglu { .. }) {
-            fail!(Unsupported, "{:?} without a gate", mlp.activation);
+        match (mlp.activation, &mlp.gate) {
+            (Activation::ClampedSwiglu { .. }, None) => {
+                fail!(Unsupported, "{:?} without a gate", mlp.activation)
+            }
+            (Activation::Xielu { .. }, Some(_)) => {
+                fail!(Unsupported, "{:?} with a gate", mlp.activation)
+            }
+            _ => {}
         }
         let gate = mlp.gate.as_ref().map(|gate| product(gate, isa));
         Ok(DenseLayer {
@@ -279,7 +285,13 @@ impl DenseLayer {
                 (Activation::ClampedSwiglu { alpha, limit }, Some(up)) => {
                     swiglu_clamped(isa, first, up, alpha, limit)
                 }
-                (Activation::ClampedSwiglu { .. }, None) => unreachable!("refused at load"),
+                (Activation::ReluSquared, up) => relu_squared_mul(isa, first, up),
+                (Activation::Xielu { alpha_p, alpha_n }, None) => {
+                    xielu(isa, first, alpha_p, alpha_n)
+                }
+                (Activation::ClampedSwiglu { .. }, None) | (Activation::Xielu { .. }, Some(_)) => {
+                    unreachable!("refused at load")
+                }
             }
         }
     }

@@ -354,6 +354,9 @@ pub struct Rotation {
     pub n_pairs: u32,
     pub interleaved: u32,
     pub long_above: u32,
+    pub after: [u64; 2],
+    pub temperature: f32,
+    pub temperature_length: f32,
 }
 
 /// `Scores`.
@@ -458,10 +461,10 @@ const _: () = {
     assert!(size_of::<Product>() == 352);
     assert!(size_of::<Matmul>() == 64);
     assert!(size_of::<GatedMatmul>() == 72);
-    assert!(size_of::<Rotation>() == 32);
+    assert!(size_of::<Rotation>() == 56);
     assert!(size_of::<Scores>() == 16);
-    assert!(size_of::<Rope>() == 176);
-    assert!(size_of::<Attend>() == 224);
+    assert!(size_of::<Rope>() == 200);
+    assert!(size_of::<Attend>() == 248);
     assert!(size_of::<Flash>() == 96);
     assert!(size_of::<Sample>() == 48);
 };

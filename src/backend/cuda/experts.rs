@@ -15,6 +15,8 @@ use crate::quant::TensorType;
 
 /// Most experts of a layer, as `MAX_EXPERTS` of experts.cu.
 const MAX_EXPERTS: usize = 1024;
+/// Most groups of experts: a lane each.
+const MAX_GROUPS: usize = 32;
 /// Most experts that a token goes through: a chunk's pairs must fit a grid.
 const MAX_USED: usize = 31;
 /// Rows of a tile of the products of many rows, as `Tile` of matmul_experts.cu.
@@ -42,6 +44,8 @@ pub struct ExpertsPlan {
     pub selection_bias: u64,
     /// `Scoring` of experts.cu.
     pub scoring: u32,
+    /// Groups of experts, groups that are used, and experts that count for one; zeros without groups.
+    pub groups: [u8; 3],
     /// Whether the weights of the chosen are divided by their sum.
     pub normalize: bool,
     /// Factor on the weights.
@@ -72,6 +76,16 @@ impl Jobs {
                 e.n_experts
             );
         }
+        if let Some(groups) = e.groups
+            && groups.n_groups > MAX_GROUPS
+        {
+            fail!(
+                Unsupported,
+                "tensor {}: {} groups of experts; the GPU takes {MAX_GROUPS} at most",
+                e.router.weight.name,
+                groups.n_groups
+            );
+        }
         let mut scores = vec![&e.router];
         scores.extend(e.shared.as_ref().and_then(|s| s.gate.as_ref()));
         Ok(ExpertsPlan {
@@ -83,6 +97,10 @@ impl Jobs {
                 Scoring::Softmax => 0,
                 Scoring::Sigmoid => 1,
                 Scoring::SoftmaxOfChosen => 2,
+            },
+            groups: match e.groups {
+                Some(g) => [g.n_groups as u8, g.n_used as u8, g.n_best as u8],
+                None => [0; 3],
             },
             normalize: e.normalize,
             weight_scale: e.weight_scale,
@@ -448,6 +466,9 @@ pub fn route_args(e: &ExpertsPlan, choice: &Choice) -> args::Route {
         },
         normalize: u32::from(e.normalize),
         weight_scale: e.weight_scale,
+        n_groups: e.groups[0],
+        used_groups: e.groups[1],
+        group_best: e.groups[2],
         padding: 0,
     }
 }

@@ -142,6 +142,7 @@ impl Jobs {
             n_pairs: rope.inv_freq.len() as u32,
             interleaved: u32::from(rope.pairing == RopePairing::Interleaved),
             long_above: long.map_or(0, |long| u32::try_from(long.above).unwrap_or(u32::MAX)),
+            ..Default::default()
         }
     }
 
@@ -263,6 +264,8 @@ pub fn activation(activation: Activation) -> args::Activation {
         Activation::GeluTanh => (1, 0.0, 0.0),
         Activation::Gelu => (2, 0.0, 0.0),
         Activation::ClampedSwiglu { alpha, limit } => (3, alpha, limit),
+        Activation::ReluSquared => (4, 0.0, 0.0),
+        Activation::Xielu { alpha_p, alpha_n } => (5, alpha_p, alpha_n),
     };
     args::Activation { kind, alpha, limit }
 }

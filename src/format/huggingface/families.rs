@@ -3,6 +3,7 @@
 
 use super::json::Config;
 use super::keys::{self, Keys};
+use super::relatives;
 use crate::error::{Error, Result, Status, fail};
 use serde_json::{Value, json};
 
@@ -72,6 +73,20 @@ const GATED: Parts = &[
 const GATED_FUSED: Parts = &[
     ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+];
+const PLAIN: Parts = &[("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down")];
+const LATE_NORMS: Parts = &[
+    ("self_attn.query_layernorm", "attn_q_norm"),
+    ("self_attn.key_layernorm", "attn_k_norm"),
+];
+const SHARED_EXPERTS: Parts = &[
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+];
+const SIGMOID_ROUTER: Parts = &[
+    ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
 ];
 const GEMMA_NORMS: Parts = &[
     ("input_layernorm", "attn_norm"),
@@ -370,6 +385,240 @@ const FAMILIES: &[Family] = &[
         tied: true,
         bias_flags: &["attention_bias"],
         keys: keys::cohere2,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["apertus"],
+        classes: &["ApertusForCausalLM"],
+        architecture: "apertus",
+        activations: &["xielu"],
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            &[
+                ("attention_layernorm", "attn_norm"),
+                ("feedforward_layernorm", "ffn_norm"),
+            ],
+            PLAIN,
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-5, "default_rope_theta": 1.2e7}),
+        bias_flags: &["attention_bias"],
+        ..LLAMA
+    },
+    Family {
+        model_types: &["arcee"],
+        classes: &["ArceeForCausalLM"],
+        architecture: "arcee",
+        activations: &["relu2"],
+        parts: &[ATTENTION, PRE_NORMS, PLAIN],
+        defaults: || json!({"rms_norm_eps": 1e-5, "hidden_act": "relu2"}),
+        ..LLAMA
+    },
+    Family {
+        model_types: &["ernie4_5"],
+        classes: &["Ernie4_5ForCausalLM"],
+        architecture: "ernie4_5",
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-5, "default_rope_theta": 500_000.0}),
+        tied: true,
+        bias_flags: &["use_bias"],
+        ..LLAMA
+    },
+    Family {
+        model_types: &["ernie4_5_moe"],
+        classes: &["Ernie4_5_MoeForCausalLM"],
+        architecture: "ernie4_5-moe",
+        parts: &[
+            ATTENTION,
+            PRE_NORMS,
+            GATED,
+            SHARED_EXPERTS,
+            &[
+                ("mlp.gate", "ffn_gate_inp"),
+                (
+                    "mlp.moe_statics.e_score_correction_bias",
+                    "exp_probs_b.bias",
+                ),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-5, "default_rope_theta": 500_000.0}),
+        tied: true,
+        bias_flags: &["use_bias"],
+        keys: relatives::ernie4_5_moe,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["exaone4"],
+        classes: &["Exaone4ForCausalLM"],
+        architecture: "exaone4",
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            &[
+                ("post_attention_layernorm", "post_attention_norm"),
+                ("post_feedforward_layernorm", "post_ffw_norm"),
+            ],
+            GATED,
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-5}),
+        bias_flags: &[],
+        keys: relatives::exaone4,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["glm4_moe"],
+        classes: &["Glm4MoeForCausalLM"],
+        architecture: "glm4moe",
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            &[
+                ("input_layernorm", "attn_norm"),
+                ("post_attention_layernorm", "post_attention_norm"),
+            ],
+            GATED,
+            SHARED_EXPERTS,
+            SIGMOID_ROUTER,
+        ],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "n_shared_experts": 1,
+                "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+                "routed_scaling_factor": 1.0, "norm_topk_prob": true})
+        },
+        bias_flags: &["attention_bias"],
+        keys: relatives::glm4moe,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["hunyuan_v1_dense"],
+        classes: &["HunYuanDenseV1ForCausalLM"],
+        architecture: "hunyuan-dense",
+        parts: &[ATTENTION, LATE_NORMS, PRE_NORMS, GATED],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-5}),
+        bias_flags: &["attention_bias"],
+        ..LLAMA
+    },
+    Family {
+        model_types: &["hunyuan_v1_moe"],
+        classes: &["HunYuanMoEV1ForCausalLM"],
+        architecture: "hunyuan-moe",
+        parts: &[
+            ATTENTION,
+            LATE_NORMS,
+            PRE_NORMS,
+            &[
+                ("mlp.gate.wg", "ffn_gate_inp"),
+                ("mlp.shared_mlp.gate_proj", "ffn_gate_shexp"),
+                ("mlp.shared_mlp.up_proj", "ffn_up_shexp"),
+                ("mlp.shared_mlp.down_proj", "ffn_down_shexp"),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-5}),
+        bias_flags: &["attention_bias"],
+        keys: relatives::hunyuan_moe,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["minimax_m2"],
+        classes: &["MiniMaxM2ForCausalLM"],
+        architecture: "minimax-m2",
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            PRE_NORMS,
+            &[
+                ("block_sparse_moe.gate", "ffn_gate_inp"),
+                ("mlp.gate", "ffn_gate_inp"),
+                (
+                    "block_sparse_moe.e_score_correction_bias",
+                    "exp_probs_b.bias",
+                ),
+                ("mlp.e_score_correction_bias", "exp_probs_b.bias"),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-6, "head_dim": 128, "default_rope_theta": 5e6}),
+        bias_flags: &[],
+        keys: relatives::minimax_m2,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["ministral3", "mistral3"],
+        classes: &["Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"],
+        architecture: "mistral3",
+        defaults: || json!({"rms_norm_eps": 1e-5}),
+        bias_flags: &[],
+        keys: relatives::mistral3,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text"],
+        classes: &[
+            "Qwen2VLForConditionalGeneration",
+            "Qwen2_5_VLForConditionalGeneration",
+        ],
+        architecture: "qwen2vl",
+        layout: Layout::Same,
+        bias_flags: &[],
+        keys: keys::window_where_asked,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["qwen3_vl", "qwen3_vl_text"],
+        classes: &["Qwen3VLForConditionalGeneration"],
+        architecture: "qwen3vl",
+        parts: &[ATTENTION, HEAD_NORMS, PRE_NORMS, GATED],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-6, "head_dim": 128, "default_rope_theta": 500_000.0}),
+        bias_flags: &["attention_bias"],
+        ..LLAMA
+    },
+    Family {
+        model_types: &["qwen3_vl_moe", "qwen3_vl_moe_text"],
+        classes: &["Qwen3VLMoeForConditionalGeneration"],
+        architecture: "qwen3vlmoe",
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            PRE_NORMS,
+            &[("mlp.gate", "ffn_gate_inp")],
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-6, "norm_topk_prob": true, "default_rope_theta": 500_000.0}),
+        bias_flags: &["attention_bias"],
+        keys: keys::qwen3moe,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["seed_oss"],
+        classes: &["SeedOssForCausalLM"],
+        architecture: "seed_oss",
+        parts: &[
+            ATTENTION,
+            &[
+                ("input_layernorm", "attn_norm"),
+                ("post_attention_layernorm", "post_attention_norm"),
+            ],
+            GATED,
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-6, "head_dim": 128, "attention_bias": true}),
+        ..LLAMA
+    },
+    Family {
+        model_types: &["stablelm"],
+        classes: &["StableLmForCausalLM"],
+        architecture: "stablelm",
+        layout: Layout::Same,
+        defaults: || json!({"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}),
+        bias_flags: &["use_qkv_bias"],
+        keys: relatives::stablelm,
         ..LLAMA
     },
 ];

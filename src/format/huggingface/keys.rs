@@ -16,7 +16,7 @@ pub(super) struct Keys<'a> {
 }
 
 /// Keys of GGUF and those of `config.json` that they come from, under all their names.
-const NAMES: [(&str, &[&str]); 30] = [
+const NAMES: &[(&str, &[&str])] = &[
     ("block_count", &["num_hidden_layers", "n_layer"]),
     (
         "context_length",
@@ -52,11 +52,36 @@ const NAMES: [(&str, &[&str]); 30] = [
     ("embedding_scale", &["embedding_multiplier"]),
     ("residual_scale", &["residual_multiplier"]),
     ("logit_scale", &["logit_scale", "logits_scaling"]),
-    ("expert_count", &["num_local_experts", "num_experts"]),
+    (
+        "expert_count",
+        &[
+            "num_local_experts",
+            "num_experts",
+            "n_routed_experts",
+            "moe_num_experts",
+        ],
+    ),
     (
         "expert_used_count",
-        &["num_experts_per_tok", "experts_per_token"],
+        &[
+            "num_experts_per_tok",
+            "experts_per_token",
+            "moe_k",
+            "moe_topk",
+        ],
     ),
+    (
+        "expert_shared_count",
+        &["n_shared_experts", "moe_num_shared_experts"],
+    ),
+    ("expert_group_count", &["n_group"]),
+    ("expert_group_used_count", &["topk_group"]),
+    ("expert_weights_scale", &["routed_scaling_factor"]),
+    (
+        "leading_dense_block_count",
+        &["first_k_dense_replace", "moe_layer_start_index"],
+    ),
+    ("interleave_moe_layer_step", &["moe_layer_interval"]),
     (
         "expert_feed_forward_length",
         &["moe_intermediate_size", "intermediate_size"],
@@ -217,7 +242,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Which layers have a window by `layer_types`, or by `default` if the config does not say.
-    fn windowed(&self, default: impl Fn(u64) -> bool) -> Result<Vec<bool>> {
+    pub(super) fn windowed(&self, default: impl Fn(u64) -> bool) -> Result<Vec<bool>> {
         let found = self.layer_types()?;
         Ok(found.unwrap_or_else(|| (0..self.n_layers).map(default).collect()))
     }

@@ -20,6 +20,7 @@ mod json;
 mod keys;
 mod mxfp4;
 mod presplit;
+mod relatives;
 mod rope;
 mod rows;
 mod stored;
@@ -115,6 +116,7 @@ fn describe(
         false => Vec::new(),
     };
     (family.keys)(&mut keys)?;
+    relatives::activation(family, &mut keys, stored)?;
     let mut tensors = tensors::Folder::new(family, &keys, stored)?.tensors()?;
     for tensor in rope {
         tensors.insert(Arc::clone(&tensor.name), tensor);

@@ -31,7 +31,11 @@ pub(super) fn describe(keys: &mut Keys) -> Result<Vec<Tensor>> {
         config,
         own: full.as_ref().unwrap_or(&parameters),
     };
-    let theta = rope.theta()?;
+    let mut theta = rope.theta()?;
+    if let Some(alpha) = rope.alpha()? {
+        let dim = keys.head_dim as f64;
+        theta *= alpha.powf(dim / (dim - 2.0));
+    }
     keys.set("rope.freq_base", theta as f32);
     let local_theta = match &local {
         Some(local) => local.find_f32("rope_theta")?,
@@ -85,6 +89,14 @@ impl Rope<'_> {
         Ok(theta.unwrap_or(10_000.0))
     }
 
+    /// What a "dynamic" scaling that is none makes of the base: the same for all contexts.
+    fn alpha(&self) -> Result<Option<f64>> {
+        match self.kind()? {
+            "dynamic" => self.find("alpha"),
+            _ => Ok(None),
+        }
+    }
+
     /// Elements of a head that are rotated.
     fn rotated(&self, head_dim: u64) -> Result<u64> {
         const KEY: &str = "partial_rotary_factor";
@@ -135,13 +147,16 @@ fn scaling(keys: &mut Keys, rope: &Rope, theta: f64, n_rotated: u64) -> Result<V
     const ORIGINAL: &str = "original_max_position_embeddings";
     const ORIGINAL_KEY: &str = "rope.scaling.original_context_length";
     match rope.kind()? {
-        "default" => {
+        // The positions of text are the same in all dimensions.
+        "default" | "mrope" => {
             // Files of models with and without scaling are told apart by this key.
             if let ("phi3", Some(original)) = (keys.architecture, rope.find(ORIGINAL)?) {
                 keys.set(ORIGINAL_KEY, original as u64);
             }
             Ok(Vec::new())
         }
+        // The base has it.
+        "dynamic" if rope.alpha()?.is_some() => Ok(Vec::new()),
         "linear" => {
             keys.set(TYPE, "linear");
             keys.set("rope.scaling.factor", rope.get("factor")? as f32);

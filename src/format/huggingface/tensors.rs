@@ -5,11 +5,11 @@ use super::families::{Family, Layout};
 use super::json::Config;
 use super::rows::{Order, Reordered, transposed};
 use super::stored::{Stored, small};
-use super::{fp8, keys::Keys};
+use super::{fp8, keys::Keys, relatives};
 use crate::error::{Result, fail};
 use crate::format::Tensor;
 use crate::quant::TensorType;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// Names outside of layers: those of the folder without what may stand before them, and GGUF's.
@@ -23,7 +23,11 @@ const TOP: [(&str, &str); 7] = [
     ("lm_head", "output"),
 ];
 /// Flags of the config, and the parts of a layer that have biases where it is set.
-const BIASES: [(&str, &[&str]); 3] = [
+const BIASES: [(&str, &[&str]); 4] = [
+    (
+        "use_qkv_bias",
+        &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    ),
     (
         "attention_bias",
         &[
@@ -46,13 +50,21 @@ const BIASES: [(&str, &[&str]); 3] = [
             "self_attn.o_proj",
             "mlp.c_fc",
             "mlp.c_proj",
+            "mlp.gate_proj",
+            "mlp.up_proj",
+            "mlp.down_proj",
         ],
     ),
 ];
 /// What may stand before a name.
 const PREFIXES: [&str; 3] = ["model.", "language_model.", "transformer."];
 /// Parts of a model that sees, which is more than the text part.
-const OTHER_PARTS: [&str; 3] = ["vision_tower.", "vision_model.", "multi_modal_projector."];
+const OTHER_PARTS: [&str; 4] = [
+    "vision_tower.",
+    "vision_model.",
+    "multi_modal_projector.",
+    "visual.",
+];
 /// Constants that old files have stored, and scales of what is not quantized here.
 const UNUSED: [&str; 7] = [
     "rotary_emb.inv_freq",
@@ -121,7 +133,12 @@ impl<'a> Folder<'a> {
             let stored = &self.stored[full];
             let name = without_prefixes(full);
             let other = OTHER_PARTS.iter().any(|part| name.starts_with(part));
-            if other || UNUSED.iter().any(|end| full.ends_with(end)) || self.scales(full) {
+            let activation = relatives::is_activation(self.family, name);
+            if other
+                || activation
+                || UNUSED.iter().any(|end| full.ends_with(end))
+                || self.scales(full)
+            {
                 continue;
             }
             let (stem, end) = match name.rsplit_once('.') {
@@ -200,6 +217,11 @@ impl<'a> Folder<'a> {
         }
         let dims = stored.dims()?;
         let precise = ["ffn_gate_inp.", "position_embd."].iter();
+        let dims = match name.ends_with("exp_probs_b.bias") {
+            // Some have a row of them.
+            true => vec![dims.iter().product()],
+            false => dims,
+        };
         if dims.len() == 1 || precise.clone().any(|part| name.contains(part)) {
             let mut values = stored.values()?;
             if let Some(order) = order {
@@ -311,25 +333,48 @@ impl<'a> Folder<'a> {
                 }
             }
         }
-        let of_first = tensors.iter().filter_map(|(name, tensor)| {
-            let part = name.strip_prefix("blk.0.")?;
-            Some((part, tensor))
-        });
-        let mut of_first: Vec<_> = of_first.collect();
-        of_first.sort_unstable_by_key(|(part, _)| *part);
-        for layer in 1..self.n_layers {
-            for (part, first) in &of_first {
-                if !tensors.contains_key(format!("blk.{layer}.{part}").as_str()) {
-                    let name = first.name.replacen(".0.", &format!(".{layer}."), 1);
-                    fail!(MissingTensor, "tensor {name} is missing");
+        let mut by_layer: BTreeMap<u64, BTreeMap<&str, &Tensor>> = BTreeMap::new();
+        for (name, tensor) in tensors {
+            let rest = name.strip_prefix("blk.").and_then(|r| r.split_once('.'));
+            if let Some((layer, part)) = rest
+                && let Ok(layer) = layer.parse()
+            {
+                by_layer.entry(layer).or_default().insert(part, tensor);
+            }
+        }
+        let empty = BTreeMap::new();
+        let parts = |layer: u64| by_layer.get(&layer).unwrap_or(&empty);
+        if parts(0).is_empty() {
+            fail!(MissingTensor, "no tensor of the first layer is there");
+        }
+        // Feed-forward parts of layers with experts are alike, and those of layers without.
+        let mut of_kind: [Option<u64>; 2] = [None; 2];
+        for layer in 0..self.n_layers {
+            let kind = usize::from(has_experts(parts(layer)));
+            let example = *of_kind[kind].get_or_insert(layer);
+            for from in [0, example] {
+                for (part, first) in parts(from) {
+                    let alike = from == example || !is_feed_forward(part);
+                    if alike && !parts(layer).contains_key(part) {
+                        let (from, to) = (format!(".{from}."), format!(".{layer}."));
+                        let name = first.name.replacen(&from, &to, 1);
+                        fail!(MissingTensor, "tensor {name} is missing");
+                    }
                 }
             }
         }
-        if of_first.is_empty() {
-            fail!(MissingTensor, "no tensor of the first layer is there");
-        }
         Ok(())
     }
+}
+
+/// Whether these parts of a layer are of one with experts.
+fn has_experts(parts: &BTreeMap<&str, &Tensor>) -> bool {
+    parts.keys().any(|part| part.contains("_exps."))
+}
+
+/// Whether a part of a layer is of its feed-forward part, and no norm.
+fn is_feed_forward(part: &str) -> bool {
+    part.starts_with("ffn_") && !part.starts_with("ffn_norm.") || part.starts_with("exp_probs_b.")
 }
 
 /// Rows of a tensor in another order; of `dims`, if they are not those of the tensor.
@@ -364,8 +409,12 @@ fn biases(family: &Family, config: &Config) -> Result<Vec<(&'static str, &'stati
             continue;
         }
         let parts = parts.iter().filter(|part| family.part(part).is_some());
-        // The one family whose output has none.
-        let output = family.architecture == "glm4";
+        // Families whose output has none, or by a flag of its own.
+        let output = match family.architecture {
+            "glm4" | "glm4moe" => true,
+            "seed_oss" => !config.flag("attention_out_bias")?,
+            _ => false,
+        };
         let parts = parts.filter(|part| !(output && part.ends_with("o_proj")));
         all.extend(parts.map(|part| (flag, *part)));
     }
@@ -406,7 +455,7 @@ fn block_size(quantization: Option<&Config>) -> Result<[usize; 2]> {
     }
 }
 
-fn without_prefixes(mut name: &str) -> &str {
+pub(super) fn without_prefixes(mut name: &str) -> &str {
     while let Some(rest) = PREFIXES.iter().find_map(|p| name.strip_prefix(p)) {
         name = rest;
     }
@@ -414,7 +463,7 @@ fn without_prefixes(mut name: &str) -> &str {
 }
 
 /// `layers.{layer}.{part}` taken apart.
-fn layer_and_part(name: &str) -> Option<(u64, &str)> {
+pub(super) fn layer_and_part(name: &str) -> Option<(u64, &str)> {
     let rest = name
         .strip_prefix("layers.")
         .or_else(|| name.strip_prefix("h."))?;

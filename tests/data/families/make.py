@@ -68,9 +68,36 @@ FAMILIES = {
     "glm4": ("glm4", "glm4", dict(head_dim=20, hidden_size=40, attention_bias=True,
                                   rope_parameters=dict(**FLOAT, partial_rotary_factor=0.6))),
     "cohere2": ("cohere2", "cohere2", dict(num_hidden_layers=5, sliding_window=8, logit_scale=0.25)),
+    "apertus": ("apertus", "apertus", dict(head_dim=20, rope_parameters=FLOAT)),
+    "arcee": ("arcee", "arcee", dict(rope_parameters=FLOAT)),
+    "ernie4_5": ("ernie4_5", "ernie4_5", dict(head_dim=20, use_bias=True, tie_word_embeddings=True)),
+    "ernie4_5_moe": ("ernie4_5_moe", "ernie4_5-moe", dict(num_hidden_layers=4, head_dim=16, hidden_size=40, moe_intermediate_size=8,
+                                                          moe_k=2, moe_num_experts=6, moe_num_shared_experts=2,
+                                                          moe_layer_start_index=1, moe_layer_interval=2,
+                                                          intermediate_size=32)),
+    "exaone4": ("exaone4", "exaone4", dict(num_hidden_layers=5, head_dim=12, hidden_size=40, sliding_window=9)),
+    "glm4_moe": ("glm4_moe", "glm4moe", dict(num_hidden_layers=3, head_dim=20, hidden_size=40, attention_bias=True, use_qk_norm=True,
+                                             rope_parameters=dict(**FLOAT, partial_rotary_factor=0.6), moe_intermediate_size=8,
+                                             num_experts_per_tok=3, n_routed_experts=8, n_shared_experts=1, n_group=4, topk_group=2,
+                                             routed_scaling_factor=1.8, first_k_dense_replace=1, num_mtp_layers=0)),
+    "hunyuan": ("hunyuan_v1_dense", "hunyuan-dense", dict(head_dim=20, hidden_size=40, tie_word_embeddings=True,
+                                                          rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, alpha=40.0,
+                                                                               factor=1.0))),
+    "hunyuan_moe": ("hunyuan_v1_moe", "hunyuan-moe", dict(head_dim=16, hidden_size=40, num_experts=5, moe_topk=2, intermediate_size=24)),
+    "minimax_m2": ("minimax_m2", "minimax-m2", dict(head_dim=20, hidden_size=40, intermediate_size=24, num_local_experts=6,
+                                                    num_experts_per_tok=2,
+                                                    rope_parameters=dict(**FLOAT, partial_rotary_factor=0.6))),
+    "ministral3": ("ministral3", "mistral3", dict(head_dim=20, hidden_size=40,
+                                                  rope_parameters=dict(**(YARN | dict(original_max_position_embeddings=8)), mscale=1.0,
+                                                                       mscale_all_dim=1.0, llama_4_scaling_beta=0.3))),
+    "seed_oss": ("seed_oss", "seed_oss", dict(head_dim=20, hidden_size=40, attention_bias=True, attention_out_bias=False)),
+    "stablelm": ("stablelm", "stablelm", dict(num_attention_heads=6, num_key_value_heads=3, use_qkv_bias=True,
+                                              rope_parameters=dict(**FLOAT, partial_rotary_factor=0.5))),
+    "stablelm_parallel": ("stablelm", "stablelm", dict(num_attention_heads=3, num_key_value_heads=3, use_parallel_residual=True,
+                                                       rope_parameters=dict(**FLOAT, partial_rotary_factor=0.5))),
 }
 # Architectures in whose files rope rotates neighbours, though the saved model rotates halves.
-INTERLEAVED = ("llama", "granite", "smollm3")
+INTERLEAVED = ("llama", "granite", "smollm3", "arcee", "mistral3")
 
 
 def random_model(config):
@@ -87,6 +114,10 @@ def random_model(config):
             if config.model_type == "gpt_oss" and name.endswith("_proj") and "experts" in name:
                 p.copy_(torch.tensor(mxfp4_values(p.shape)).swapaxes(1, 2))
             p.copy_(p.half().float())
+        for name, p in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                p.normal_(0.0, 0.2)
+                p.copy_(p.half().float())
     return model
 
 
@@ -136,6 +167,11 @@ def gguf_tensors(config, architecture, saved):
             x = x.T
         if end == "sinks":
             stem, end = name, "weight"
+        if end == "e_score_correction_bias":
+            stem, end = name.removesuffix("_bias"), "bias"
+            x = x.reshape(-1)
+        if stem.endswith("act_fn"):
+            continue
         part = re.match(r"(.*mlp\.experts)\.(gate_up|down)_proj(_bias)?$", name)
         if part:
             end = "bias" if part[3] else "weight"
@@ -194,7 +230,9 @@ def write_metadata(w, architecture, config):
         w.add_key_length(head_dim)
         w.add_value_length(head_dim)
     if rope:
-        w.add_rope_freq_base(rope["rope_theta"])
+        # A fixed alpha makes the base another one.
+        alpha = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))
+        w.add_rope_freq_base(rope["rope_theta"] * alpha)
         w.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if "sliding_attention" in ropes:
         w.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
@@ -231,17 +269,53 @@ def write_metadata(w, architecture, config):
     if architecture == "cohere2":
         w.add_logit_scale(c["logit_scale"])
         w.add_rope_scaling_type(gguf.RopeScalingType.NONE)
-    experts = c.get("num_local_experts") or c.get("num_experts")
+    experts = next((c[key] for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") if c.get(key)), None)
     if experts:
         w.add_expert_count(experts)
-        w.add_expert_used_count(c["num_experts_per_tok"])
-    if architecture in ("qwen3moe", "gpt-oss"):
+        w.add_expert_used_count(c.get("num_experts_per_tok") or c.get("moe_k") or c["moe_topk"])
+    write_relatives(w, architecture, c, rope)
+    if architecture in ("qwen3moe", "gpt-oss", "ernie4_5-moe", "glm4moe", "hunyuan-moe", "minimax-m2"):
         w.add_expert_feed_forward_length(c.get("moe_intermediate_size") or c["intermediate_size"])
+
+
+def write_relatives(w, architecture, c, rope):
+    if architecture == "exaone4":
+        w.add_sliding_window_pattern([t == "sliding_attention" for t in c["layer_types"]])
+    if architecture == "stablelm":
+        w.add_parallel_residual(c["use_parallel_residual"])
+    if architecture == "mistral3":
+        w.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        w.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if architecture == "ernie4_5-moe":
+        w.add_interleave_moe_layer_step(c["moe_layer_interval"])
+        w.add_leading_dense_block_count(c["moe_layer_start_index"])
+        w.add_expert_shared_count(c["moe_num_shared_experts"])
+    if architecture == "hunyuan-moe":
+        w.add_expert_shared_feed_forward_length(c["intermediate_size"])
+    if architecture == "minimax-m2":
+        w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if architecture == "glm4moe":
+        w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        w.add_expert_shared_count(c["n_shared_experts"])
+        w.add_expert_weights_scale(c["routed_scaling_factor"])
+        w.add_expert_weights_norm(c["norm_topk_prob"])
+        w.add_expert_group_count(c["n_group"])
+        w.add_expert_group_used_count(c["topk_group"])
+        w.add_leading_dense_block_count(c["first_k_dense_replace"])
+
+
+def xielu(w, saved, n_layers):
+    """Numbers of the activation, a list of each for all layers."""
+    add = dict(alpha_p=w.add_xielu_alpha_p, alpha_n=w.add_xielu_alpha_n, beta=w.add_xielu_beta, eps=w.add_xielu_eps)
+    for name, add in add.items():
+        add([float(saved[f"model.layers.{i}.mlp.act_fn.{name}"].reshape(-1)[0]) for i in range(n_layers)])
 
 
 def write_gguf(path, architecture, config, saved):
     w = gguf.GGUFWriter(path, architecture)
     write_metadata(w, architecture, config)
+    if architecture == "apertus":
+        xielu(w, saved, config.num_hidden_layers)
     for name, x in merged(gguf_tensors(config, architecture, saved)):
         if architecture == "gpt-oss" and "_exps.weight" in name:
             w.add_tensor(name, mxfp4_blocks(x), raw_dtype=gguf.GGMLQuantizationType.MXFP4)

@@ -1,6 +1,6 @@
 //! Which experts a token goes through, and how much each counts.
 
-use crate::model::Scoring;
+use crate::model::{ExpertGroups, Scoring};
 
 /// How scores become chosen experts and their weights.
 pub(in super::super) struct Routing {
@@ -9,6 +9,7 @@ pub(in super::super) struct Routing {
     pub scoring: Scoring,
     /// Added while choosing only.
     pub selection_bias: Option<Vec<f32>>,
+    pub groups: Option<ExpertGroups>,
     pub normalize: bool,
     pub weight_scale: f32,
 }
@@ -45,14 +46,24 @@ impl Routing {
             Scoring::Sigmoid => sigmoid(score),
             Scoring::SoftmaxOfChosen => f64::from(score),
         };
-        // The weights rise with the scores, so without a bias the scores do for choosing.
+        // The weights rise with the scores, so without a bias the scores do for choosing, unless sums
+        // of them matter.
+        let sums = self.groups.is_some_and(|groups| groups.n_best > 1);
         match &self.selection_bias {
+            None if sums => {
+                for (key, score) in keys.iter_mut().zip(scores) {
+                    *key = weight(*score) as f32;
+                }
+            }
             None => keys.copy_from_slice(scores),
             Some(bias) => {
                 for ((key, score), bias) in keys.iter_mut().zip(scores).zip(bias) {
                     *key = weight(*score) as f32 + bias;
                 }
             }
+        }
+        if let Some(groups) = &self.groups {
+            keep_best_groups(groups, keys);
         }
         best(keys, ids);
         ids.sort_unstable();
@@ -76,6 +87,39 @@ impl Routing {
             } else {
                 (chosen(*id) * factor) as f32
             };
+        }
+    }
+}
+
+/// Makes the keys of all groups but the best as small as can be; of equal groups, the first are
+/// better.
+fn keep_best_groups(groups: &ExpertGroups, keys: &mut [f32]) {
+    let each = keys.len() / groups.n_groups;
+    let number = |group: usize, keys: &[f32]| {
+        let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for key in &keys[group * each..(group + 1) * each] {
+            if *key > first {
+                (first, second) = (*key, first);
+            } else if *key > second {
+                second = *key;
+            }
+        }
+        match groups.n_best {
+            1 => first,
+            _ => first + second,
+        }
+    };
+    // A group's place is the number of those that are better. Those before have lost their keys only
+    // if so many are better than they are.
+    for group in (0..groups.n_groups).rev() {
+        let own = number(group, keys);
+        let better = |other: usize| {
+            let number = number(other, keys);
+            number > own || (number == own && other < group)
+        };
+        let before = (0..groups.n_groups).filter(|o| *o != group && better(*o));
+        if before.count() >= groups.n_used {
+            keys[group * each..(group + 1) * each].fill(f32::NEG_INFINITY);
         }
     }
 }
@@ -109,6 +153,7 @@ mod tests {
             n_used,
             scoring,
             selection_bias: None,
+            groups: None,
             normalize: false,
             weight_scale: 1.0,
         }

@@ -93,6 +93,7 @@ impl ExpertLayer {
                 n_used: experts.n_used,
                 scoring: experts.scoring,
                 selection_bias: bias.map(|b| floats(b, "a bias")).transpose()?,
+                groups: experts.groups,
                 normalize: experts.normalize,
                 weight_scale: experts.weight_scale,
             },

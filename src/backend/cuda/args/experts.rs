@@ -17,7 +17,10 @@ pub struct Route {
     pub shared: u32,
     pub normalize: u32,
     pub weight_scale: f32,
-    pub padding: u32,
+    pub n_groups: u8,
+    pub used_groups: u8,
+    pub group_best: u8,
+    pub padding: u8,
 }
 
 /// `RouterPart`.

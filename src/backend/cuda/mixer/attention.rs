@@ -67,6 +67,21 @@ impl Jobs {
                 to[i] = self.norm(norm)?;
             }
         }
+        let mut rotation = self.rotation(a.rope.as_ref());
+        if a.norm_after_rope {
+            // A rotation leaves a head's mean square alone: what comes after it are the weights.
+            rotation.magnitude = 1.0;
+            for (after, norm) in rotation.after.iter_mut().zip(&mut head_norms) {
+                *after = norm.weight;
+                if norm.weight != 0 {
+                    norm.weight = self.vector(vec![1.0; a.head_dim]);
+                }
+            }
+        }
+        if let Some(temperature) = a.temperature {
+            rotation.temperature = temperature.scale;
+            rotation.temperature_length = temperature.length;
+        }
         // The kernels' softmax works in powers of two.
         let (scale, cap) = match a.score_cap {
             Some(cap) => (a.scale / cap, cap * LOG2_E),
@@ -79,7 +94,7 @@ impl Jobs {
             head_dim: a.head_dim as u32,
             head_norms,
             row_norms,
-            rotation: self.rotation(a.rope.as_ref()),
+            rotation,
             scores: args::Scores {
                 sinks: self.tensor(a.sinks.as_ref())?,
                 scale,

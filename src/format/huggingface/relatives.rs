@@ -1,0 +1,215 @@
+//! Keys of families that are much like others: their experts, windows, factors and activations.
+
+use super::families::Family;
+use super::keys::{Keys, experts, window_everywhere};
+use super::stored::Stored;
+use super::tensors::{layer_and_part, without_prefixes};
+use crate::error::{Error, Result, Status, fail};
+use crate::format::{Array, Value};
+use std::collections::HashMap;
+
+impl Keys<'_> {
+    /// Sets a key to a size of the config, which must be there.
+    fn copy_size(&mut self, from: &str, to: &str) -> Result<u64> {
+        let size = self.config.size(&[from])?;
+        self.set(to, size);
+        Ok(size)
+    }
+
+    /// A number of layers, experts or groups, which may be 0.
+    fn count(&self, key: &str) -> Result<u64> {
+        match self.config.find(key) {
+            None => Ok(0),
+            Some(value) if value.as_u64() == Some(0) => Ok(0),
+            Some(_) => self.config.size(&[key]),
+        }
+    }
+}
+
+pub(super) fn ernie4_5_moe(k: &mut Keys) -> Result<()> {
+    let n_experts = k.config.size(&["moe_num_experts"])?;
+    let used = k.config.size(&["moe_k"])?;
+    if used > n_experts {
+        let problem = format!("config.json: moe_k is {used}, but there are {n_experts} experts");
+        return Err(Error::new(Status::InvalidModel, problem));
+    }
+    k.set("expert_count", n_experts);
+    k.set("expert_used_count", used);
+    k.copy_size("moe_intermediate_size", "expert_feed_forward_length")?;
+    k.set("expert_shared_count", k.count("moe_num_shared_experts")?);
+    k.set(
+        "leading_dense_block_count",
+        k.count("moe_layer_start_index")?,
+    );
+    let step = k.config.find_size("moe_layer_interval")?.unwrap_or(1);
+    k.set("interleave_moe_layer_step", step);
+    if let Some(last) = k.config.find("moe_layer_end_index")
+        && last.as_i64() != Some(-1)
+        && last.as_u64().is_none_or(|last| last + 1 < k.n_layers)
+    {
+        fail!(
+            Unsupported,
+            "config.json: moe_layer_end_index is {last}; experts must go on to the last layer"
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn exaone4(k: &mut Keys) -> Result<()> {
+    let Some(window) = k.config.find_size("sliding_window")? else {
+        return Ok(());
+    };
+    if k.config.find("layer_types").is_none()
+        && let Some(pattern) = k.config.find("sliding_window_pattern")
+        && pattern.as_u64() != Some(4)
+        && pattern.as_str() != Some("LLLG")
+    {
+        fail!(
+            Unsupported,
+            "config.json: sliding_window_pattern is {pattern}; only 4 is supported"
+        );
+    }
+    let windowed = k.windowed(|layer| !(layer + 1).is_multiple_of(4))?;
+    if windowed.contains(&true) {
+        k.set("attention.sliding_window", window);
+        let pattern = Value::Array(Array::Bool(windowed));
+        k.set("attention.sliding_window_pattern", pattern);
+    }
+    Ok(())
+}
+
+/// Experts that are chosen by sigmoids, perhaps in groups, with shared ones beside them.
+pub(super) fn glm4moe(k: &mut Keys) -> Result<()> {
+    k.copy_size("n_routed_experts", "expert_count")?;
+    k.copy_size("num_experts_per_tok", "expert_used_count")?;
+    k.copy_size("moe_intermediate_size", "expert_feed_forward_length")?;
+    k.set("expert_shared_count", k.count("n_shared_experts")?);
+    k.set(
+        "leading_dense_block_count",
+        k.count("first_k_dense_replace")?,
+    );
+    k.copy_size("n_group", "expert_group_count")?;
+    k.copy_size("topk_group", "expert_group_used_count")?;
+    k.set(
+        "expert_weights_scale",
+        k.config.f32("routed_scaling_factor")?,
+    );
+    k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
+    k.set("expert_gating_func", 2u32);
+    Ok(())
+}
+
+pub(super) fn hunyuan_moe(k: &mut Keys) -> Result<()> {
+    for key in ["num_experts", "moe_topk"] {
+        if let Some(list) = k.config.find(key).and_then(|v| v.as_array())
+            && list.iter().any(|v| *v != list[0])
+        {
+            fail!(
+                Unsupported,
+                "config.json: {key} differs between layers, which is not supported"
+            );
+        }
+    }
+    k.copy_size("num_experts", "expert_count")?;
+    k.copy_size("moe_topk", "expert_used_count")?;
+    k.copy_size("intermediate_size", "expert_feed_forward_length")?;
+    k.copy_size("intermediate_size", "expert_shared_feed_forward_length")?;
+    Ok(())
+}
+
+pub(super) fn minimax_m2(k: &mut Keys) -> Result<()> {
+    experts(k)?;
+    k.copy_size("intermediate_size", "expert_feed_forward_length")?;
+    k.set("expert_gating_func", 2u32);
+    Ok(())
+}
+
+pub(super) fn mistral3(k: &mut Keys) -> Result<()> {
+    let rope = match k.config.nested("rope_parameters")? {
+        None => k.config.nested("rope_scaling")?,
+        found => found,
+    };
+    if let Some(rope) = rope
+        && let Some(beta) = rope.find_f32("llama_4_scaling_beta")?
+    {
+        k.set("attention.temperature_scale", beta);
+        if let (Some(own), Some(all)) = (rope.find_f32("mscale")?, rope.find_f32("mscale_all_dim")?)
+            && own == 1.0
+        {
+            k.set("rope.scaling.yarn_log_multiplier", all);
+        }
+    }
+    window_everywhere(k)
+}
+
+pub(super) fn stablelm(k: &mut Keys) -> Result<()> {
+    k.refuse("qk_layernorm")?;
+    let parallel = k.config.flag("use_parallel_residual")?;
+    k.set("use_parallel_residual", parallel);
+    Ok(())
+}
+
+/// The numbers of xIELU, which folders have as tensors and GGUF as keys, with the value of those that
+/// may be left out.
+const XIELU: [(&str, Option<f32>); 4] = [
+    ("alpha_p", None),
+    ("alpha_n", None),
+    ("beta", Some(0.5)),
+    ("eps", Some(-1e-6)),
+];
+
+/// Whether a tensor is a number of the activation.
+pub(super) fn is_activation(family: &Family, name: &str) -> bool {
+    family.architecture == "apertus"
+        && XIELU
+            .iter()
+            .any(|(number, _)| name.ends_with(&format!(".mlp.act_fn.{number}")))
+}
+
+/// Sets the keys of an activation whose numbers are tensors.
+pub(super) fn activation(
+    family: &Family,
+    keys: &mut Keys,
+    stored: &HashMap<String, Stored>,
+) -> Result<()> {
+    if family.architecture != "apertus" {
+        return Ok(());
+    }
+    for (number, default) in XIELU {
+        let wanted = format!("mlp.act_fn.{number}");
+        let mut by_layer: HashMap<u64, &Stored> = HashMap::new();
+        for (name, tensor) in stored {
+            if let Some((layer, part)) = layer_and_part(without_prefixes(name))
+                && part == wanted
+            {
+                by_layer.insert(layer, tensor);
+            }
+        }
+        let mut values = Vec::new();
+        for layer in 0..keys.n_layers {
+            let value = match (by_layer.get(&layer), default) {
+                (Some(tensor), _) => {
+                    let values = tensor.values()?;
+                    let [value] = values[..] else {
+                        fail!(
+                            ShapeMismatch,
+                            "tensor {} has shape {:?}; the model needs one number",
+                            tensor.name,
+                            tensor.shape
+                        );
+                    };
+                    value
+                }
+                (None, Some(default)) => default,
+                (None, None) => fail!(
+                    MissingTensor,
+                    "tensor model.layers.{layer}.{wanted} is missing"
+                ),
+            };
+            values.push(value);
+        }
+        let values = Value::Array(Array::F32(values));
+        keys.values.insert(format!("xielu.{number}"), values);
+    }
+    Ok(())
+}

@@ -1,0 +1,29 @@
+//! `glm4moe`: GLM 4.5 to 4.7, with rope on a part of each head, and experts that are chosen by sigmoids
+//! and a bias in all layers but the first ones.
+
+use super::decoder::{Decoder, bare_block};
+use super::experts::{Defaults, Mixture, shared_count_ff, softmax};
+use super::{Block, Network, NormKind, RopePairing, Scoring};
+use crate::error::Result;
+use crate::format::ModelFile;
+
+pub(super) fn describe(file: &ModelFile) -> Result<Network> {
+    let mut d = Decoder::read(file, "glm4moe", NormKind::Rms)?;
+    d.leave_out_predictors()?;
+    let rope = d.rope(RopePairing::Halves)?;
+    let experts = Defaults {
+        scoring: Scoring::Sigmoid,
+        shared_ff: shared_count_ff(&d)?,
+        ..softmax(&d)?
+    };
+    let experts = Mixture::new(&d, experts)?;
+    let normed = d.has_part("attn_q_norm.weight") || d.has_part("attn_k_norm.weight");
+    d.network(|i| {
+        let attention = d.normed_attention(i, Some(&rope), normed)?;
+        Ok(Block {
+            mixer_norm: d.norm(i, "attn_norm")?,
+            feed_forward_norm: d.norm(i, "post_attention_norm")?,
+            ..bare_block(attention, experts.or_gated(&d, i)?)
+        })
+    })
+}

@@ -1,0 +1,37 @@
+//! `hunyuan-dense` and `hunyuan-moe`: Hunyuan V1, with norms of q and k per head after the rotary
+//! embedding, and those with experts, one of which all tokens share.
+
+use super::decoder::Decoder;
+use super::experts::{Defaults, Mixture, shared_ff, softmax};
+use super::{Activation, FeedForward, Network, NormKind, RopePairing};
+use crate::error::Result;
+use crate::format::ModelFile;
+
+pub(super) fn describe(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read(file, "hunyuan-dense", NormKind::Rms)?;
+    d.refuse_experts()?;
+    network(&d, |i| d.gated(i, Activation::Silu))
+}
+
+/// The ones with experts.
+pub(super) fn experts(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read(file, "hunyuan-moe", NormKind::Rms)?;
+    let experts = Defaults {
+        shared_ff: match shared_ff(&d)? {
+            None => Some(d.n_ff()?),
+            found => found,
+        },
+        ..softmax(&d)?
+    };
+    let experts = Mixture::new(&d, experts)?;
+    network(&d, |i| experts.layer(&d, i))
+}
+
+fn network(d: &Decoder, feed_forward: impl Fn(usize) -> Result<FeedForward>) -> Result<Network> {
+    let rope = d.rope(RopePairing::Halves)?;
+    d.network(|i| {
+        let mut attention = d.normed_attention(i, Some(&rope), true)?;
+        attention.norm_after_rope = true;
+        d.pre_norm_block(i, attention, feed_forward(i)?)
+    })
+}

@@ -1,0 +1,41 @@
+//! `stablelm`: StableLM 3B and StableLM 2, with Layer norms and rope on a part of each head. In some,
+//! attention and feed-forward part read the same normed input.
+
+use super::decoder::{Decoder, bare_block};
+use super::{Activation, Block, Network, NormKind, RopePairing};
+use crate::error::{Result, fail};
+use crate::format::ModelFile;
+
+pub(super) fn describe(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read(file, "stablelm", NormKind::Layer)?;
+    if d.has_part("attn_q_norm.weight") || d.has_part("attn_k_norm.weight") {
+        fail!(
+            Unsupported,
+            "tensor blk.0.attn_q_norm.weight: norms with weights of their own for each head are not supported"
+        );
+    }
+    d.require(&["attn_norm.bias"])?;
+    file.tensor("output_norm.bias")?;
+    let rope = d.rope(RopePairing::Halves)?;
+    let parallel = match d.source.find::<bool>("use_parallel_residual")? {
+        // The largest alone has no norm before the feed-forward part.
+        None => !d.has_part("ffn_norm.weight"),
+        Some(parallel) => parallel && !d.has_part("ffn_norm.weight"),
+    };
+    if !parallel {
+        d.require(&["ffn_norm.bias"])?;
+    }
+    d.network(|i| {
+        let attention = d.attention(i, Some(&rope))?;
+        let feed_forward = d.gated(i, Activation::Silu)?;
+        Ok(Block {
+            mixer_norm: d.norm(i, "attn_norm")?,
+            feed_forward_norm: match parallel {
+                true => None,
+                false => d.norm(i, "ffn_norm")?,
+            },
+            parallel,
+            ..bare_block(attention, feed_forward)
+        })
+    })
+}
