@@ -260,7 +260,8 @@ fn an_interrupted_text_leaves_a_session_that_goes_on() {
 
 #[test]
 fn caches_hold_windows_and_estimates_know_it() {
-    for &name in WINDOWED {
+    // Those whose layers are alike.
+    for &name in WINDOWED.iter().filter(|name| !name.starts_with("gemma4")) {
         let network = Network::from_file(&with_context(name, 100_000).open()).unwrap();
         let weights = load(&network, 1);
         let bytes = |context| weights.kv_bytes(KvType::F16, context);
@@ -303,7 +304,7 @@ fn cpu() -> usize {
 
 #[test]
 fn sessions_rewind_as_far_as_they_like() {
-    for name in ["cohere2", "gemma3", "mistral"] {
+    for name in ["cohere2", "gemma3", "gemma4_e", "mistral"] {
         let dir = TempDir::new("rewind");
         let path = dir.file("model.gguf", &with_context(name, 4096).bytes());
         let options = LoadOptions {

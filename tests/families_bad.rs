@@ -208,7 +208,12 @@ fn contradictions_are_refused_by_key() {
             InvalidModel,
         ),
         ("glm4", "nextn_predict_layers", 2u32.into(), InvalidModel),
-        ("glm4_moe", "nextn_predict_layers", 3u32.into(), InvalidModel),
+        (
+            "glm4_moe",
+            "nextn_predict_layers",
+            3u32.into(),
+            InvalidModel,
+        ),
         ("glm4_moe", "expert_group_count", 3u32.into(), InvalidModel),
         (
             "glm4_moe",
@@ -259,7 +264,12 @@ fn contradictions_are_refused_by_key() {
             (-1f32).into(),
             InvalidModel,
         ),
-        ("exaone4", "attention.sliding_window", 1.5f32.into(), MissingKey),
+        (
+            "exaone4",
+            "attention.sliding_window",
+            1.5f32.into(),
+            MissingKey,
+        ),
         ("glm4", "attention.causal", false.into(), Unsupported),
     ];
     for (name, key, value, status) in cases {

@@ -70,6 +70,20 @@ impl Fingerprint {
         }
         self.float(a.scale);
         self.float(a.score_cap.unwrap_or(0.0));
+        // As before for models that have none of these.
+        if a.norm_after_rope {
+            self.number(1);
+        }
+        if let Some(temperature) = &a.temperature {
+            self.float(temperature.scale);
+            self.float(temperature.length);
+        }
+        if let Some(eps) = a.value_norm {
+            self.float(eps);
+        }
+        if let Some(layer) = a.shares {
+            self.number(layer as u64);
+        }
         if let Some(rope) = &a.rope {
             rope.inv_freq.iter().for_each(|f| self.float(*f));
             self.float(rope.magnitude);
@@ -94,6 +108,18 @@ pub(super) fn network(network: &Network) -> Result<u64> {
     f.tensor(&network.embedding)?;
     f.float(network.embedding_scale);
     f.tensors(&network.positions)?;
+    if let Some(inputs) = &network.per_layer {
+        f.tensor(&inputs.embedding)?;
+        f.linear(&inputs.projection)?;
+        f.norm(&inputs.norm)?;
+        for scale in [
+            inputs.embedding_scale,
+            inputs.projection_scale,
+            inputs.scale,
+        ] {
+            f.float(scale);
+        }
+    }
     for block in &network.blocks {
         f.mixer(&block.mixer);
         f.tensors(block.mixer.vectors())?;
@@ -105,6 +131,9 @@ pub(super) fn network(network: &Network) -> Result<u64> {
         }
         f.number(u64::from(block.parallel));
         f.float(block.residual_scale);
+        if block.output_scale != 1.0 {
+            f.float(block.output_scale);
+        }
     }
     f.norm(&network.final_norm)?;
     f.linear(&network.head)?;

@@ -12,7 +12,7 @@ use crate::format::{ModelFile, Strings, Value};
 use std::collections::BTreeSet;
 
 /// Largest head size that is taken seriously.
-const MAX_HEAD_DIM: usize = 1 << 16;
+pub(super) const MAX_HEAD_DIM: usize = 1 << 16;
 
 /// A model file, read as one family.
 pub(super) struct Decoder<'a> {
@@ -30,7 +30,7 @@ pub(super) struct Decoder<'a> {
     /// Factor on attention's scores.
     pub scale: f32,
     norm: NormKind,
-    eps: f32,
+    pub eps: f32,
 }
 
 /// Which layers see a window only, where a file does not say so.
@@ -48,6 +48,24 @@ impl<'a> Decoder<'a> {
         file: &'a ModelFile,
         architecture: &'static str,
         norm: NormKind,
+    ) -> Result<Decoder<'a>> {
+        Decoder::read_sizes(file, architecture, norm, true)
+    }
+
+    /// The same of a family whose layers have different numbers of KV heads, which are left to it.
+    pub(super) fn read_uneven(
+        file: &'a ModelFile,
+        architecture: &'static str,
+        norm: NormKind,
+    ) -> Result<Decoder<'a>> {
+        Decoder::read_sizes(file, architecture, norm, false)
+    }
+
+    fn read_sizes(
+        file: &'a ModelFile,
+        architecture: &'static str,
+        norm: NormKind,
+        even: bool,
     ) -> Result<Decoder<'a>> {
         const N_LAYERS: &str = "block_count";
         const HEADS: &str = "attention.head_count";
@@ -70,9 +88,11 @@ impl<'a> Decoder<'a> {
         }
         let hidden = source.size("embedding_length")?;
         let n_heads = source.uniform_size(HEADS, n_layers)?;
-        let n_kv_heads = source
-            .find_uniform_size(KV_HEADS, n_layers)?
-            .unwrap_or(n_heads);
+        let n_kv_heads = match even {
+            true => source.find_uniform_size(KV_HEADS, n_layers)?,
+            false => None,
+        };
+        let n_kv_heads = n_kv_heads.unwrap_or(n_heads);
         if !n_heads.is_multiple_of(n_kv_heads) {
             let problem = format!("is {n_kv_heads}, which does not divide the {n_heads} heads");
             return Err(source.invalid(KV_HEADS, &problem));
@@ -156,6 +176,7 @@ impl<'a> Decoder<'a> {
             embedding,
             embedding_scale: 1.0,
             positions: None,
+            per_layer: None,
             blocks,
             final_norm: source.norm("output_norm", hidden, self.norm, self.eps)?,
             head,
@@ -223,6 +244,17 @@ impl<'a> Decoder<'a> {
     /// The rotary embedding of layers with a window, whose frequencies are not scaled.
     pub(super) fn local_rope(&self, pairing: RopePairing, base: f32) -> Result<Rope> {
         rope::local(&self.source, self.head_dim, pairing, base)
+    }
+
+    /// The same for heads of another size, with the keys of how many elements are rotated and of the
+    /// size.
+    pub(super) fn sized_local_rope(
+        &self,
+        pairing: RopePairing,
+        sizes: (usize, &str, &str),
+        base: f32,
+    ) -> Result<Rope> {
+        rope::local_sized(&self.source, sizes, pairing, base)
     }
 
     /// The base of the rotary embedding by its usual key.
@@ -303,6 +335,8 @@ impl<'a> Decoder<'a> {
             q_norm: None,
             k_norm: None,
             norm_after_rope: false,
+            value_norm: None,
+            shares: None,
             rope: rope.cloned(),
             scale: self.scale,
             temperature: None,
@@ -416,6 +450,8 @@ pub(super) fn bare_block(attention: Attention, feed_forward: FeedForward) -> Blo
         feed_forward_post_norm: None,
         parallel: false,
         residual_scale: 1.0,
+        per_layer: None,
+        output_scale: 1.0,
     }
 }
 

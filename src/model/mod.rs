@@ -11,6 +11,7 @@ mod ernie4_5;
 mod exaone4;
 mod experts;
 mod gemma;
+mod gemma4;
 mod glm4;
 mod glm4moe;
 mod gpt2;
@@ -37,9 +38,9 @@ mod starcoder2;
 mod unused;
 
 pub use network::{
-    Activation, Attention, Block, ExpertGroups, Experts, FeedForward, KvShape, Linear, LongRope,
-    Mixer, MixerState, Mlp, Network, Norm, NormKind, Rope, RopePairing, Scoring, SharedExpert,
-    Temperature,
+    Activation, Attention, Block, ExpertGroups, Experts, FeedForward, KvShape, LayerInput, Linear,
+    LongRope, Mixer, MixerState, Mlp, Network, Norm, NormKind, PerLayerInputs, Rope, RopePairing,
+    Scoring, SharedExpert, Temperature,
 };
 
 use crate::error::{Result, fail};
@@ -58,6 +59,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("exaone4", exaone4::describe),
     ("gemma2", gemma::gemma2),
     ("gemma3", gemma::gemma3),
+    ("gemma4", gemma4::describe),
     ("glm4", glm4::describe),
     ("glm4moe", glm4moe::describe),
     ("gpt2", gpt2::describe),

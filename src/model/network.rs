@@ -21,6 +21,8 @@ pub struct Network {
     /// Learned position embedding, added to the scaled token embedding: at least `context_length`
     /// rows of `hidden`.
     pub positions: Option<Tensor>,
+    /// What each layer gets of the token itself, beside the residual stream.
+    pub per_layer: Option<PerLayerInputs>,
     /// The layers, first to last.
     pub blocks: Vec<Block>,
     /// Norm before the head.
@@ -57,6 +59,43 @@ pub struct Block {
     pub parallel: bool,
     /// Factor on what is added to the residual stream. Finite and positive.
     pub residual_scale: f32,
+    /// What it makes of an input of its own, if the network has those.
+    pub per_layer: Option<Box<LayerInput>>,
+    /// Factor on the residual stream after the block. Finite.
+    pub output_scale: f32,
+}
+
+/// Inputs of the layers beside the residual stream. With `x` the scaled embedding of a token, those of
+/// all layers are, one behind the other, `scale * (norm(projection_scale * projection(x)) +
+/// embedding_scale * embedding[token])`, the norm being over the part of each layer.
+#[derive(Clone, Debug)]
+pub struct PerLayerInputs {
+    /// `n_vocab` rows of `n_layers * len`, `len` being the elements of the norm.
+    pub embedding: Tensor,
+    /// Finite and positive, as the others.
+    pub embedding_scale: f32,
+    /// `n_layers * len` x `hidden`.
+    pub projection: Linear,
+    /// Factor on its outputs.
+    pub projection_scale: f32,
+    /// Over the part of a layer.
+    pub norm: Norm,
+    /// Factor on the sum.
+    pub scale: f32,
+}
+
+/// What a layer makes of its own input `v`: `x += post_norm(projection(activation(gate(x)) * v))`,
+/// after its feed-forward part.
+#[derive(Clone, Debug)]
+pub struct LayerInput {
+    /// `len` x `hidden`.
+    pub gate: Linear,
+    /// Applied to the gate.
+    pub activation: Activation,
+    /// `hidden` x `len`.
+    pub projection: Linear,
+    /// Over the residual stream's width.
+    pub post_norm: Option<Norm>,
 }
 
 /// Which norm.
@@ -121,7 +160,11 @@ impl Mixer {
     pub fn state(&self, context_length: usize) -> MixerState {
         match self {
             Mixer::Attention(a) => MixerState::Kv(KvShape {
-                n_kv_heads: a.n_kv_heads,
+                // Of its own.
+                n_kv_heads: match a.shares {
+                    None => a.n_kv_heads,
+                    Some(_) => 0,
+                },
                 head_dim: a.head_dim,
                 window: a.window.filter(|w| *w < context_length),
             }),
@@ -131,6 +174,7 @@ impl Mixer {
     /// Its matrices.
     pub fn linears(&self) -> Vec<&Linear> {
         match self {
+            Mixer::Attention(a) if a.shares.is_some() => vec![&a.q, &a.output],
             Mixer::Attention(a) => vec![&a.q, &a.k, &a.v, &a.output],
         }
     }
@@ -188,6 +232,11 @@ pub struct Attention {
     pub k_norm: Option<Norm>,
     /// Whether these norms, which are then over each head, come after rope instead.
     pub norm_after_rope: bool,
+    /// Root-mean-square norm of each head's values, without weights: its epsilon.
+    pub value_norm: Option<f32>,
+    /// The earlier layer of the same shape and window whose keys and values this one reads, in place
+    /// of its own: `k` and `v` are that layer's.
+    pub shares: Option<usize>,
     /// Rotary embedding of q and k, if this layer has one.
     pub rope: Option<Rope>,
     /// Factor on q.k before softmax, normally `1 / sqrt(head_dim)`. Finite and positive.
@@ -392,6 +441,9 @@ impl Block {
                 }
             }
         }
+        if let Some(input) = &self.per_layer {
+            all.extend([&input.gate, &input.projection]);
+        }
         all
     }
 
@@ -403,7 +455,9 @@ impl Block {
             &self.feed_forward_norm,
             &self.feed_forward_post_norm,
         ];
-        own.into_iter().flatten().chain(self.mixer.norms())
+        let input = self.per_layer.iter().filter_map(|i| i.post_norm.as_ref());
+        let own = own.into_iter().flatten();
+        own.chain(self.mixer.norms()).chain(input)
     }
 }
 
@@ -430,6 +484,16 @@ impl Network {
             block.mixer.vectors().map(Some).chain([selection])
         });
         let top = [Some(&self.embedding), self.positions.as_ref()];
+        let inputs = self.per_layer.iter().flat_map(|inputs| {
+            [
+                Some(&inputs.embedding),
+                Some(&inputs.projection.weight),
+                inputs.projection.bias.as_ref(),
+                Some(&inputs.norm.weight),
+                inputs.norm.bias.as_ref(),
+            ]
+        });
+        let top = top.into_iter().chain(inputs);
         norms.chain(linears).chain(others).chain(top).flatten()
     }
 }

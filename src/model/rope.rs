@@ -14,6 +14,7 @@ use std::f64::consts::PI;
 use std::sync::Arc;
 
 const BASE: &str = "rope.freq_base";
+const DIMENSIONS: &str = "rope.dimension_count";
 
 /// Where YaRN's blend begins and ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,9 +104,23 @@ pub(super) fn local(
     pairing: RopePairing,
     default_base: f32,
 ) -> Result<Rope> {
+    let key = match source.find_size("attention.key_length")? {
+        Some(_) => "attention.key_length",
+        None => "attention.head_count",
+    };
+    local_sized(source, (head_dim, DIMENSIONS, key), pairing, default_base)
+}
+
+/// The same with other keys of how many elements are rotated, and of the head's size.
+pub(super) fn local_sized(
+    source: &Source,
+    sizes: (usize, &str, &str),
+    pairing: RopePairing,
+    default_base: f32,
+) -> Result<Rope> {
     let base = checked_base(source, "rope.freq_base_swa", default_base)?;
     Ok(Rope {
-        inv_freq: singles(&plain(source, head_dim, f64::from(base))?),
+        inv_freq: singles(&plain_sized(source, sizes, f64::from(base))?),
         magnitude: 1.0,
         pairing,
         long: None,
@@ -114,21 +129,28 @@ pub(super) fn local(
 
 /// Frequencies without scaling.
 fn plain(source: &Source, head_dim: usize, base: f64) -> Result<Vec<f64>> {
-    const DIMENSIONS: &str = "rope.dimension_count";
-    let Some(n_rotated) = source.find_size(DIMENSIONS)? else {
+    let key = match source.find_size("attention.key_length")? {
+        Some(_) => "attention.key_length",
+        None => "attention.head_count",
+    };
+    plain_sized(source, (head_dim, DIMENSIONS, key), base)
+}
+
+fn plain_sized(
+    source: &Source,
+    (head_dim, dimensions, key): (usize, &str, &str),
+    base: f64,
+) -> Result<Vec<f64>> {
+    let Some(n_rotated) = source.find_size(dimensions)? else {
         if head_dim.is_multiple_of(2) {
             return frequencies(head_dim, base);
         }
-        let key = match source.find_size("attention.key_length")? {
-            Some(_) => "attention.key_length",
-            None => "attention.head_count",
-        };
         let problem = format!("gives heads of {head_dim} elements; rope needs an even number");
         return Err(source.invalid(key, &problem));
     };
     if !n_rotated.is_multiple_of(2) || n_rotated > head_dim {
         return Err(source.invalid(
-            DIMENSIONS,
+            dimensions,
             &format!("is {n_rotated}; it must be even and at most the head size {head_dim}"),
         ));
     }

@@ -90,6 +90,24 @@ impl<'a> Source<'a> {
         self.check_size(suffix, per_layer[0]).map(Some)
     }
 
+    /// A size for each layer, given once or for each.
+    pub(super) fn sizes(&self, suffix: &str, n_layers: usize) -> Result<Vec<usize>> {
+        let key = self.key(suffix);
+        if !matches!(self.file.metadata.get(&key), Some(Value::Array(_))) {
+            return Ok(vec![self.size(suffix)?; n_layers]);
+        }
+        let per_layer: Vec<u64> = self.file.get(&key)?;
+        if per_layer.len() != n_layers {
+            let found = per_layer.len();
+            return Err(self.invalid(
+                suffix,
+                &format!("has {found} values, but there are {n_layers} layers"),
+            ));
+        }
+        let sizes = per_layer.into_iter().map(|v| self.check_size(suffix, v));
+        sizes.collect()
+    }
+
     /// The same for a size that must be there.
     pub(super) fn uniform_size(&self, suffix: &str, n_layers: usize) -> Result<usize> {
         match self.find_uniform_size(suffix, n_layers)? {

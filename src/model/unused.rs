@@ -16,8 +16,9 @@ use crate::error::{Result, fail};
 use crate::format::ModelFile;
 use std::collections::HashSet;
 
-/// Factors on rope's frequencies, which are in the network, and the frequencies themselves.
-const CONSTANTS: [&str; 5] = [
+/// Factors on rope's frequencies and on layers, which are in the network, and the frequencies themselves.
+const CONSTANTS: [&str; 6] = [
+    ".layer_output_scale.weight",
     "rope_freqs.weight",
     "rope_factors_long.weight",
     "rope_factors_short.weight",
@@ -37,6 +38,7 @@ pub(super) fn refuse(file: &ModelFile, network: &Network) -> Result<()> {
         CONSTANTS.iter().any(|end| name.ends_with(end))
             || OTHER_PARTS.iter().any(|start| name.starts_with(start))
             || layer(name).is_some_and(|layer| further.contains(&layer))
+            || of_shared(network, name)
     };
     let unused = file
         .tensors
@@ -51,6 +53,17 @@ pub(super) fn refuse(file: &ModelFile, network: &Network) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Whether a tensor would make keys or values of a layer that reads those of another.
+fn of_shared(network: &Network, name: &str) -> bool {
+    let block = layer(name).and_then(|layer| network.blocks.get(layer));
+    let attention = block.and_then(|block| block.mixer.as_attention());
+    let part = name.splitn(3, '.').nth(2).unwrap_or("");
+    attention.is_some_and(|a| a.shares.is_some())
+        && ["attn_k.", "attn_v.", "attn_k_norm."]
+            .iter()
+            .any(|start| part.starts_with(start))
 }
 
 /// The number in `blk.{layer}.`.

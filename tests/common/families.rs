@@ -30,6 +30,8 @@ pub const FAMILIES: &[&str] = &[
     "exaone4",
     "gemma2",
     "gemma3",
+    "gemma4",
+    "gemma4_e",
     "glm4",
     "glm4_moe",
     "gpt2",
@@ -56,6 +58,9 @@ pub const FAMILIES: &[&str] = &[
     "starcoder2",
 ];
 
+/// Those of them that run on a CPU only.
+pub const CPU_ONLY: &[&str] = &["gemma4", "gemma4_e"];
+
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context.
 pub const WINDOWED: &[&str] = &[
@@ -63,6 +68,8 @@ pub const WINDOWED: &[&str] = &[
     "exaone4",
     "gemma2",
     "gemma3",
+    "gemma4",
+    "gemma4_e",
     "gpt_oss",
     "mistral",
     "olmo3",

@@ -25,21 +25,56 @@ pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
         let positions = (0..x.len()).map(|p| row(positions, p)).collect();
         add(&mut x, &positions, 1.0);
     }
-    for b in &network.blocks {
+    let inputs = network.per_layer.as_ref().map(|p| {
+        let mut all = linear(&p.projection, &x);
+        for (all, token) in all.iter_mut().zip(tokens) {
+            let embedding = row(&p.embedding, *token as usize);
+            let len = p.norm.weight.row_len();
+            for (own, embedding) in all.chunks_mut(len).zip(embedding.chunks(len)) {
+                let scaled: Vec<f64> = own
+                    .iter()
+                    .map(|v| v * f64::from(p.projection_scale))
+                    .collect();
+                let normed = norm_row(&p.norm, &scaled);
+                for (i, own) in own.iter_mut().enumerate() {
+                    let sum = normed[i] + embedding[i] * f64::from(p.embedding_scale);
+                    *own = sum * f64::from(p.scale);
+                }
+            }
+        }
+        all
+    });
+    // Keys and values of the layers so far.
+    let mut kept = Vec::new();
+    for (layer, b) in network.blocks.iter().enumerate() {
         let scale = f64::from(b.residual_scale);
         if b.parallel {
             let input = norm(b.mixer_norm.as_ref(), &x);
             let other = b.feed_forward_norm.as_ref().map(|n| norm(Some(n), &x));
-            let y = attention_part(b, &input);
+            let y = attention_part(b, &input, &mut kept);
             let z = feed_forward_part(b, other.as_ref().unwrap_or(&input));
             add(&mut x, &y, scale);
             add(&mut x, &z, scale);
         } else {
-            let y = attention_part(b, &norm(b.mixer_norm.as_ref(), &x));
+            let y = attention_part(b, &norm(b.mixer_norm.as_ref(), &x), &mut kept);
             add(&mut x, &y, scale);
             let y = feed_forward_part(b, &norm(b.feed_forward_norm.as_ref(), &x));
             add(&mut x, &y, scale);
         }
+        if let (Some(input), Some(all)) = (&b.per_layer, &inputs) {
+            let mut gate = linear(&input.gate, &x);
+            for (gate, all) in gate.iter_mut().zip(all) {
+                let len = gate.len();
+                for (g, v) in gate.iter_mut().zip(&all[layer * len..]) {
+                    *g = activated(input.activation, *g) * v;
+                }
+            }
+            let y = norm(input.post_norm.as_ref(), &linear(&input.projection, &gate));
+            add(&mut x, &y, 1.0);
+        }
+        x.iter_mut()
+            .flatten()
+            .for_each(|v| *v *= f64::from(b.output_scale));
     }
     let mut logits = linear(&network.head, &norm(Some(&network.final_norm), &x));
     for logit in logits.iter_mut().flatten() {
@@ -48,8 +83,8 @@ pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
     logits
 }
 
-fn attention_part(block: &Block, x: &Rows) -> Rows {
-    let y = attention(block.mixer.as_attention().unwrap(), x);
+fn attention_part(block: &Block, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
+    let y = attention(block.mixer.as_attention().unwrap(), x, kept);
     norm(block.mixer_post_norm.as_ref(), &y)
 }
 
@@ -181,25 +216,45 @@ fn norm_heads(norm: &Option<Norm>, x: &mut [f64]) {
     }
 }
 
-fn attention(a: &Attention, x: &Rows) -> Rows {
-    let mut q = linear(&a.q, x);
-    let mut k = linear(&a.k, x);
-    let v = linear(&a.v, x);
-    let sinks = a.sinks.as_ref().map(vector);
-    for (position, (q, k)) in q.iter_mut().zip(&mut k).enumerate() {
+/// Norms and rotates queries or keys.
+fn ready(a: &Attention, norm: &Option<Norm>, x: &mut Rows) {
+    let context = x.len();
+    for (position, x) in x.iter_mut().enumerate() {
         if !a.norm_after_rope {
-            norm_heads(&a.q_norm, q);
-            norm_heads(&a.k_norm, k);
+            norm_heads(norm, x);
         }
         if let Some(rope) = &a.rope {
-            for head in q.chunks_mut(a.head_dim).chain(k.chunks_mut(a.head_dim)) {
-                rotate(rope, x.len(), position, head);
+            for head in x.chunks_mut(a.head_dim) {
+                rotate(rope, context, position, head);
             }
         }
         if a.norm_after_rope {
-            norm_heads(&a.q_norm, q);
-            norm_heads(&a.k_norm, k);
+            norm_heads(norm, x);
         }
+    }
+}
+
+fn attention(a: &Attention, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
+    let (k, v) = match a.shares {
+        Some(layer) => kept[layer].clone(),
+        None => {
+            let (mut k, mut v) = (linear(&a.k, x), linear(&a.v, x));
+            ready(a, &a.k_norm, &mut k);
+            if let Some(eps) = a.value_norm {
+                for head in v.iter_mut().flat_map(|v| v.chunks_mut(a.head_dim)) {
+                    let square = head.iter().map(|v| v * v).sum::<f64>() / head.len() as f64;
+                    let scale = 1.0 / (square + f64::from(eps)).sqrt();
+                    head.iter_mut().for_each(|v| *v *= scale);
+                }
+            }
+            (k, v)
+        }
+    };
+    kept.push((k.clone(), v.clone()));
+    let mut q = linear(&a.q, x);
+    ready(a, &a.q_norm, &mut q);
+    let sinks = a.sinks.as_ref().map(vector);
+    for (position, q) in q.iter_mut().enumerate() {
         if let Some(t) = a.temperature {
             let steps = (position as f64 / f64::from(t.length)).floor();
             let factor = 1.0 + f64::from(t.scale) * (1.0 + steps).ln();

@@ -7,7 +7,7 @@
 
 use crate::common::convert::converted;
 use crate::common::expected::Expected;
-use crate::common::families::{FAMILIES, WINDOWED};
+use crate::common::families::{CPU_ONLY, FAMILIES, WINDOWED};
 use crate::common::repository_file;
 use crate::common::work::{Driven, Step, step_batch};
 use crate::gpu::Tests;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 pub fn tests(tests: &mut Tests) {
-    for &name in FAMILIES {
+    for &name in FAMILIES.iter().filter(|name| !CPU_ONLY.contains(name)) {
         tests.push((
             format!("families::{name}"),
             Box::new(move || matches_transformers(name)),
@@ -38,7 +38,11 @@ pub fn tests(tests: &mut Tests) {
         ));
     }
     // Those whose positions go on beyond the context that they were made for.
-    for name in WINDOWED.iter().copied().filter(|n| *n != "gpt_oss") {
+    for name in WINDOWED
+        .iter()
+        .copied()
+        .filter(|n| *n != "gpt_oss" && !CPU_ONLY.contains(n))
+    {
         tests.push((
             format!("families::{name}_beyond_the_ring"),
             Box::new(move || beyond_the_ring(name)),

@@ -24,17 +24,18 @@ const LONG_HEAD: u64 = 100_000;
 
 /// The weights of a layer's attention.
 pub(super) struct AttentionLayer {
-    /// The layer's place in a cache.
+    /// The place in a cache of the layer whose keys and values it reads.
     index: usize,
     n_heads: usize,
     n_kv_heads: usize,
     head_dim: usize,
     q: Product,
-    k: Product,
-    v: Product,
+    /// Of keys and values; none where they are another layer's.
+    kv: Option<[Product; 2]>,
     output: Product,
     q_norm: Option<HeadNorm>,
     k_norm: Option<HeadNorm>,
+    v_norm: Option<NormWeights>,
     rope: Option<LayerRope>,
     norm_after_rope: bool,
     scale: f32,
@@ -97,16 +98,22 @@ impl AttentionLayer {
         isa: Isa,
     ) -> Result<AttentionLayer> {
         Ok(AttentionLayer {
-            index,
+            index: a.shares.unwrap_or(index),
             n_heads: a.n_heads,
             n_kv_heads: a.n_kv_heads,
             head_dim: a.head_dim,
             q: product(&a.q, isa)?,
-            k: product(&a.k, isa)?,
-            v: product(&a.v, isa)?,
+            kv: match a.shares {
+                None => Some([product(&a.k, isa)?, product(&a.v, isa)?]),
+                Some(_) => None,
+            },
             output: product(&a.output, isa)?,
             q_norm: HeadNorm::find(&a.q_norm, a.head_dim)?,
             k_norm: HeadNorm::find(&a.k_norm, a.head_dim)?,
+            v_norm: match a.value_norm {
+                Some(eps) => Some(NormWeights::plain(a.head_dim, eps)?),
+                None => None,
+            },
             rope: a.rope.as_ref().map(|rope| layer_rope(rope, ropes)),
             norm_after_rope: a.norm_after_rope,
             scale: a.scale,
@@ -121,9 +128,11 @@ impl AttentionLayer {
     pub fn floats(&self) -> usize {
         let norms = [&self.q_norm, &self.k_norm].into_iter().flatten();
         let norms = norms.map(|norm| norm.weights().floats()).sum::<usize>();
-        let products = [&self.q, &self.k, &self.v, &self.output];
-        let biases = products.into_iter().map(Product::bias_len).sum::<usize>();
-        norms + biases + self.sinks.as_ref().map_or(0, Vec::len)
+        let products = [&self.q, &self.output].into_iter();
+        let products = products.chain(self.kv.iter().flatten());
+        let biases = products.map(Product::bias_len).sum::<usize>();
+        let values = self.v_norm.as_ref().map_or(0, NormWeights::floats);
+        norms + values + biases + self.sinks.as_ref().map_or(0, Vec::len)
     }
 
     /// Query heads per KV head.
@@ -150,8 +159,8 @@ impl AttentionLayer {
     /// Adds what the positions up to each token's say to it to the residual stream.
     pub fn run(&self, pass: &Pass, norm: Option<&NormWeights>, post: Post) -> Result<()> {
         let b = &pass.tokens.buffers;
-        let products = [&self.q, &self.k, &self.v];
-        pass.encode(norm, pass.residual(), union(products))?;
+        let products = || std::iter::once(&self.q).chain(self.kv.iter().flatten());
+        pass.encode(norm, pass.residual(), union(products()))?;
         pass.marks.end_norm(norm);
         let row = |span, width, stride| Row {
             span,
@@ -164,8 +173,11 @@ impl AttentionLayer {
         );
         let q = row(b.q, q, b.sizes.q);
         let kv = [b.k, b.v].map(|span| row(span, kv, b.sizes.kv));
-        pass.products(products, [q, kv[0], kv[1]])?;
-        pass.marks.end(Kind::Qkv, || product_bytes(products));
+        match &self.kv {
+            Some([k, v]) => pass.products([&self.q, k, v], [q, kv[0], kv[1]])?,
+            None => pass.products([&self.q], [q])?,
+        }
+        pass.marks.end(Kind::Qkv, || product_bytes(products()));
         match pass.tokens.places {
             Places::Run(kv, position) if pass.tokens.count == 1 => {
                 match kv.kv_type() {
@@ -400,7 +412,10 @@ unsafe fn norm_all_heads(
 ) {
     let (norm, product, span, stride) = match part {
         0 => (&layer.q_norm, &layer.q, b.q, b.sizes.q),
-        _ => (&layer.k_norm, &layer.k, b.k, b.sizes.kv),
+        _ => match &layer.kv {
+            Some([k, _]) => (&layer.k_norm, k, b.k, b.sizes.kv),
+            None => return,
+        },
     };
     if let Some(HeadNorm::All(norm)) = norm {
         // SAFETY: the caller's promise.
@@ -484,13 +499,19 @@ unsafe fn place<E: Element>(
             ready(isa, layer, what, (first, &mut *q), table, scratch);
             q.iter_mut().for_each(|q| *q *= scale);
         }
+        let Some([of_keys, of_values]) = &layer.kv else {
+            return;
+        };
         let first = kv_head * dim;
         let at = token * s.kv + first;
         let (k, v) = (b.k.part(at, dim), b.v.part(at, dim));
-        let what = (&layer.k, &layer.k_norm);
+        let what = (of_keys, &layer.k_norm);
         ready(isa, layer, what, (first, &mut *k), table, scratch);
-        let bias = layer.v.bias.as_ref().map(|b| &b[first..first + dim]);
-        add_bias(v, bias);
+        let bias = of_values.bias.as_ref();
+        add_bias(v, bias.map(|b| &b[first..first + dim]));
+        if let Some(norm) = &layer.v_norm {
+            norm.apply_in_place(isa, v, scratch);
+        }
         put(isa, kv.head::<E>(layer.index, kv_head), position, k, v);
     }
 }

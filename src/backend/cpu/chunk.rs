@@ -25,6 +25,7 @@ pub(super) struct ChunkSpace {
     /// Of each thread, a block of rows of `up`.
     up: Pages,
     rope: Pages,
+    inputs: Pages,
     input: Activations,
     experts: ExpertChunkSpace,
 }
@@ -42,6 +43,7 @@ impl ChunkSpace {
             gate: pages(s.n_ff)?,
             up: pages(Matrix::ROW_QUANTUM * weights.pool.threads())?,
             rope: pages(s.rope)?,
+            inputs: pages(s.inputs)?,
             input: Activations::new(tokens, s.cols(), s.encodings)?,
             experts: ExpertChunkSpace::new(&s.experts, weights.pool.threads(), tokens)?,
         })
@@ -55,7 +57,7 @@ impl ChunkSpace {
 
 /// Bytes of a [`ChunkSpace`].
 pub(super) fn chunk_bytes(s: &Sizes, threads: usize, tokens: usize) -> usize {
-    let floats = s.hidden + s.q.max(s.hidden) + 2 * s.kv + s.n_ff + s.rope;
+    let floats = s.hidden + s.q.max(s.hidden) + 2 * s.kv + s.n_ff + s.rope + s.inputs;
     let up = Matrix::ROW_QUANTUM * threads;
     let input = Activations::bytes_for(tokens, s.cols(), s.encodings);
     let experts = ExpertChunkSpace::bytes_for(&s.experts, threads, tokens);
@@ -90,6 +92,7 @@ impl<'a> Chunk<'a> {
                 y: q,
                 gate: space.gate.span(),
                 rope: space.rope.span(),
+                inputs: space.inputs.span(),
                 sizes: &weights.sizes,
             },
             input: &space.input,
@@ -124,7 +127,8 @@ impl<'a> Chunk<'a> {
                     rope_tables(weights, kv.context(), position, tables);
                 }
             }
-        })
+        })?;
+        self.pass(turn).inputs(self.tokens)
     }
 
     /// Runs a layer.

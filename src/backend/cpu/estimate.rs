@@ -58,12 +58,21 @@ fn weights_bytes(network: &Network) -> u64 {
         norm.weight.row_len() + bias
     };
     let mut floats = norm(&network.final_norm);
+    if let Some(inputs) = &network.per_layer {
+        mapped += inputs.embedding.byte_len();
+        floats += norm(&inputs.norm);
+    }
     floats += network.head.bias.as_ref().map_or(0, |b| b.row_len());
     for block in &network.blocks {
         floats += block.norms().map(norm).sum::<usize>();
         let biases = block.linears().into_iter().filter_map(|m| m.bias.as_ref());
         let vectors = biases.chain(block.mixer.vectors());
         floats += vectors.map(|b| b.row_len() * b.rows()).sum::<usize>();
+        if let Some(a) = block.mixer.as_attention()
+            && a.value_norm.is_some()
+        {
+            floats += a.head_dim;
+        }
     }
     (mapped + floats * size_of::<f32>()) as u64
 }

@@ -26,6 +26,7 @@ pub(super) struct DecodeSpace {
     gate: Vec<f32>,
     up: Vec<f32>,
     rope: Vec<f32>,
+    inputs: Vec<f32>,
     input: Activations,
     experts: ExpertSpace,
     /// Attention's results per segment, if several threads may take part.
@@ -44,6 +45,7 @@ impl DecodeSpace {
             gate: floats(sizes.n_ff)?,
             up: floats(sizes.n_ff)?,
             rope: floats(sizes.rope)?,
+            inputs: floats(sizes.inputs)?,
             input: Activations::new(1, sizes.cols(), sizes.encodings)?,
             experts: ExpertSpace::new(&sizes.experts)?,
             partials: Pages::new(0, "")?,
@@ -52,7 +54,7 @@ impl DecodeSpace {
 
     /// Bytes of [`DecodeSpace::new`].
     pub fn bytes_for(s: &Sizes) -> usize {
-        let floats = 2 * s.hidden + s.q + 2 * s.kv + 2 * s.n_ff + s.rope;
+        let floats = 2 * s.hidden + s.q + 2 * s.kv + 2 * s.n_ff + s.rope + s.inputs;
         let input = Activations::bytes_for(1, s.cols(), s.encodings);
         floats * size_of::<f32>() + input + ExpertSpace::bytes_for(&s.experts)
     }
@@ -131,6 +133,7 @@ pub(super) fn step(
             y: Span::new(&mut space.y),
             gate: Span::new(&mut space.gate),
             rope: Span::new(&mut space.rope),
+            inputs: Span::new(&mut space.inputs),
             sizes: &weights.sizes,
         },
         input: &space.input,
@@ -144,6 +147,7 @@ pub(super) fn step(
         turn: &turn,
         marks: Marks(clock),
     };
+    pass.inputs(&[token])?;
     for layer in &weights.layers {
         if interrupt.load(Relaxed) {
             fail!(Interrupted, "interrupted at position {position}");

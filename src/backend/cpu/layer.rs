@@ -6,10 +6,11 @@ use super::elementwise::{add_bias, gelu_mul, gelu_tanh_mul, layer_norm, relu_squ
 use super::elementwise::{rms_norm, silu_alone, silu_mul, swiglu_clamped, xielu};
 use super::experts::ExpertLayer;
 use super::matmul::{Encodings, Isa, Matrix};
-use crate::error::{Result, fail};
+use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
 use crate::model::{
-    Activation, Block, FeedForward, Linear, Mixer, MixerState, Mlp, Norm, NormKind, Rope,
+    Activation, Block, FeedForward, LayerInput, Linear, Mixer, MixerState, Mlp, Norm, NormKind,
+    PerLayerInputs, Rope,
 };
 use std::ops::Range;
 
@@ -45,6 +46,16 @@ impl NormWeights {
             weight: floats(&norm.weight, "norm weights")?,
             bias: find_floats(&norm.bias, "a norm's bias")?,
             eps: norm.eps,
+        })
+    }
+
+    /// A root-mean-square norm without weights.
+    pub fn plain(len: usize, eps: f32) -> Result<NormWeights> {
+        Ok(NormWeights {
+            kind: NormKind::Rms,
+            weight: try_vec(len, 1.0, "norm weights")?,
+            bias: None,
+            eps,
         })
     }
 
@@ -133,6 +144,64 @@ pub(super) struct Layer {
     pub feed_forward_post_norm: Option<NormWeights>,
     pub parallel: bool,
     pub residual_scale: f32,
+    pub input: Option<Box<InputLayer>>,
+    pub output_scale: f32,
+}
+
+/// What a block makes of an input of its own.
+pub(super) struct InputLayer {
+    /// The block's place.
+    pub index: usize,
+    /// Followed by GELU.
+    pub gate: Product,
+    pub projection: Product,
+    pub post_norm: Option<NormWeights>,
+}
+
+impl InputLayer {
+    fn new(index: usize, input: &LayerInput, isa: Isa) -> Result<InputLayer> {
+        if input.activation != Activation::GeluTanh {
+            fail!(
+                Unsupported,
+                "layer {index}: an input with the activation {:?}",
+                input.activation
+            );
+        }
+        Ok(InputLayer {
+            index,
+            gate: product(&input.gate, isa)?,
+            projection: product(&input.projection, isa)?,
+            post_norm: NormWeights::find(&input.post_norm)?,
+        })
+    }
+
+    fn floats(&self) -> usize {
+        let products = self.gate.bias_len() + self.projection.bias_len();
+        products + self.post_norm.as_ref().map_or(0, NormWeights::floats)
+    }
+}
+
+/// Inputs of all blocks beside the residual stream.
+pub(super) struct InputWeights {
+    pub embedding: Matrix,
+    pub embedding_scale: f32,
+    pub projection: Product,
+    pub projection_scale: f32,
+    pub norm: NormWeights,
+    pub scale: f32,
+}
+
+impl InputWeights {
+    pub fn new(inputs: &PerLayerInputs, isa: Isa) -> Result<InputWeights> {
+        Ok(InputWeights {
+            embedding: Matrix::new(inputs.embedding.clone(), isa),
+            embedding_scale: inputs.embedding_scale,
+            projection: product(&inputs.projection, isa)?,
+            projection_scale: inputs.projection_scale,
+            norm: NormWeights::new(&inputs.norm)?,
+            scale: inputs.scale,
+        })
+    }
 }
 
 /// The part that lets positions see each other.
@@ -173,6 +242,11 @@ impl Layer {
             feed_forward_post_norm: NormWeights::find(&block.feed_forward_post_norm)?,
             parallel: block.parallel,
             residual_scale: block.residual_scale,
+            input: match &block.per_layer {
+                Some(input) => Some(Box::new(InputLayer::new(index, input, isa)?)),
+                None => None,
+            },
+            output_scale: block.output_scale,
         })
     }
 
@@ -192,7 +266,8 @@ impl Layer {
             FeedForwardLayer::Dense(dense) => dense.products().map(Product::bias_len).sum(),
             FeedForwardLayer::Experts(experts) => experts.vector_len(),
         };
-        norms.sum::<usize>() + mixer + feed_forward
+        let input = self.input.as_ref().map_or(0, |input| input.floats());
+        norms.sum::<usize>() + mixer + feed_forward + input
     }
 }
 

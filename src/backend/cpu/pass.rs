@@ -5,10 +5,12 @@
 //! is worth sharing. Between phases it alone computes. The bits of a result depend neither on the
 //! threads nor on how many tokens go together.
 
-use super::elementwise::{add_bias, add_scaled};
+use super::elementwise::{add_bias, add_scaled, gelu_tanh_mul, scale_by};
 use super::experts::Mixture;
 use super::kv::KvCache;
-use super::layer::{DenseLayer, FeedForwardLayer, Layer, MixerLayer, NormWeights, Product};
+use super::layer::{
+    DenseLayer, FeedForwardLayer, InputLayer, Layer, MixerLayer, NormWeights, Product,
+};
 use super::matmul::{Activations, Encodings, Isa, Matrix, View};
 use super::pages::Span;
 use super::pool::{PoolTurn, Work};
@@ -150,7 +152,98 @@ impl Pass<'_, '_> {
                 self.marks.end(Kind::Down, || experts.bytes_per_token().1);
             }
         }
+        if let Some(input) = &layer.input {
+            self.add_input(input)?;
+        }
+        if layer.output_scale != 1.0 {
+            self.scale_residual(layer.output_scale)?;
+        }
         Ok(())
+    }
+
+    /// Works the inputs of all blocks out for tokens whose embeddings are the residual stream.
+    pub fn inputs(&self, ids: &[u32]) -> Result<()> {
+        let tokens = self.tokens;
+        let Some(inputs) = &tokens.weights.inputs else {
+            return Ok(());
+        };
+        let b = &tokens.buffers;
+        let width = b.sizes.inputs;
+        let rows = Rows {
+            span: b.inputs,
+            width,
+            stride: width,
+        };
+        let projection = &inputs.projection;
+        self.encode(None, self.residual(), projection.matrix.encodings())?;
+        self.products([projection], [rows])?;
+        let work = Work::even(tokens.count, 100 + 2 * width as u64);
+        self.phase(work, move |me, range| {
+            for t in range {
+                let (embedding, scratch) = me.row.split_at_mut(width);
+                inputs.embedding.row(ids[t] as usize, embedding);
+                // SAFETY: each token is one thread's.
+                let all = unsafe { b.inputs.part(t * width, width) };
+                add_bias(all, projection.bias.as_deref());
+                scale_by(all, inputs.projection_scale);
+                let len = inputs.norm.len();
+                for (own, embedding) in all.chunks_mut(len).zip(embedding.chunks(len)) {
+                    // SAFETY: the weights' instruction set is the processor's.
+                    unsafe { inputs.norm.apply_in_place(tokens.isa(), own, scratch) };
+                    add_scaled(own, embedding, None, inputs.embedding_scale);
+                    scale_by(own, inputs.scale);
+                }
+            }
+        })?;
+        self.marks.end(Kind::Embed, || product_bytes([projection]));
+        Ok(())
+    }
+
+    /// Adds what a block makes of its own input.
+    fn add_input(&self, input: &InputLayer) -> Result<()> {
+        let (tokens, b) = (self.tokens, &self.tokens.buffers);
+        let (len, stride, width) = (input.gate.matrix.rows(), b.sizes.n_ff, b.sizes.inputs);
+        let gate = Rows {
+            span: b.gate,
+            width: len,
+            stride,
+        };
+        self.encode(None, self.residual(), input.gate.matrix.encodings())?;
+        self.products([&input.gate], [gate])?;
+        let work = Work::even(tokens.count, 50 + len as u64);
+        self.phase(work, move |_, range| {
+            for t in range {
+                // SAFETY: each token is one thread's; nobody writes the inputs. The weights'
+                // instruction set is the processor's.
+                unsafe {
+                    let gate = b.gate.part(t * stride, len);
+                    add_bias(gate, input.gate.bias.as_deref());
+                    let own = &*b.inputs.part(t * width + input.index * len, len);
+                    gelu_tanh_mul(tokens.isa(), gate, Some(own));
+                }
+            }
+        })?;
+        let post = Post {
+            norm: input.post_norm.as_ref(),
+            scale: 1.0,
+        };
+        self.add_product(gate, &input.projection, post)?;
+        let bytes = || product_bytes([&input.gate, &input.projection]);
+        self.marks.end(Kind::Down, bytes);
+        Ok(())
+    }
+
+    /// Scales the residual stream.
+    fn scale_residual(&self, scale: f32) -> Result<()> {
+        let (tokens, b) = (self.tokens, &self.tokens.buffers);
+        let hidden = b.sizes.hidden;
+        let work = Work::even(tokens.count, 20 + hidden as u64 / 8);
+        self.phase(work, move |_, range| {
+            for t in range {
+                // SAFETY: each token is one thread's.
+                scale_by(unsafe { b.x.part(t * hidden, hidden) }, scale);
+            }
+        })
     }
 
     /// The residual stream.

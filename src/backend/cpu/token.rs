@@ -14,6 +14,8 @@ pub(super) struct Buffers<'a> {
     pub y: Span<'a>,
     pub gate: Span<'a>,
     pub rope: Span<'a>,
+    /// Inputs of all blocks beside the residual stream.
+    pub inputs: Span<'a>,
     pub sizes: &'a Sizes,
 }
 

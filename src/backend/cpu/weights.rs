@@ -6,7 +6,7 @@ use super::chunk::ChunkSpace;
 use super::experts::ExpertSizes;
 use super::forward::DecodeSpace;
 use super::kv::{KvCache, Shape};
-use super::layer::{Layer, NormWeights, Product, product, table_len};
+use super::layer::{InputWeights, Layer, NormWeights, Product, product, table_len};
 use super::matmul::{Encodings, Isa, Matrix, Scratch};
 use super::pass::product_cost;
 use super::pool::{Pool, useful_threads};
@@ -28,6 +28,8 @@ pub struct CpuWeights {
     pub(super) embedding_scale: f32,
     /// Learned positions.
     pub(super) positions: Option<Matrix>,
+    /// What the layers get beside the residual stream.
+    pub(super) inputs: Option<InputWeights>,
     pub(super) layers: Vec<Layer>,
     /// What each of them keeps of a position.
     pub(super) kv_layers: Vec<KvShape>,
@@ -68,6 +70,9 @@ pub(super) struct Sizes {
     pub partial: usize,
     /// Floats of all rope tables of a position.
     pub rope: usize,
+    /// Floats of the inputs of all blocks of a token, and of one of them.
+    pub inputs: usize,
+    pub input: usize,
     pub encodings: Encodings,
     pub experts: ExpertSizes,
 }
@@ -81,7 +86,8 @@ impl Sizes {
 
     /// Longest row that a norm takes.
     pub fn normed(&self) -> usize {
-        self.hidden.max(self.q).max(self.kv)
+        let inputs = self.inputs + self.input;
+        self.hidden.max(self.q).max(self.kv).max(inputs)
     }
 }
 
@@ -154,6 +160,13 @@ impl Sizes {
                 s.encodings = s.encodings.union(Encodings::for_type(matrix.weight.ty));
             }
         }
+        if let Some(inputs) = &network.per_layer {
+            s.inputs = inputs.projection.weight.rows();
+            s.input = inputs.norm.weight.row_len();
+            s.n_ff = s.n_ff.max(s.input);
+            let encodings = Encodings::for_type(inputs.projection.weight.ty);
+            s.encodings = s.encodings.union(encodings);
+        }
         s.rope = ropes(network).into_iter().map(table_len).sum();
         s
     }
@@ -162,7 +175,9 @@ impl Sizes {
 /// Bytes of the matrices that every prompt streams, and the head.
 pub(super) fn matrix_bytes(network: &Network) -> usize {
     let blocks = network.blocks.iter().flat_map(Block::linears);
+    let inputs = network.per_layer.iter().map(|inputs| &inputs.projection);
     blocks
+        .chain(inputs)
         .chain([&network.head])
         .map(|m| m.weight.byte_len())
         .sum()
@@ -227,6 +242,10 @@ impl CpuWeights {
             embedding: Matrix::new(network.embedding.clone(), isa),
             embedding_scale: network.embedding_scale,
             positions: positions.map(|p| Matrix::new(p.clone(), isa)),
+            inputs: match &network.per_layer {
+                Some(inputs) => Some(InputWeights::new(inputs, isa)?),
+                None => None,
+            },
             layers,
             kv_layers: kv_layers(network).collect(),
             final_norm: NormWeights::new(&network.final_norm)?,
@@ -288,7 +307,8 @@ impl Weights for CpuWeights {
 
     fn resident_bytes(&self) -> u64 {
         let layers = self.layers.iter().map(Layer::floats).sum::<usize>();
-        ((layers + self.final_norm.floats()) * size_of::<f32>()) as u64
+        let inputs = self.inputs.as_ref().map_or(0, |i| i.norm.floats());
+        ((layers + inputs + self.final_norm.floats()) * size_of::<f32>()) as u64
     }
 
     fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {

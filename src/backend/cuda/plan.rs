@@ -159,6 +159,16 @@ impl Jobs {
     }
 
     fn layer(&mut self, index: usize, block: &Block, context_length: usize) -> Result<LayerPlan> {
+        if block.per_layer.is_some() || block.output_scale != 1.0 {
+            let what = match &block.per_layer {
+                Some(_) => "inputs of layers",
+                None => "factors on layers",
+            };
+            fail!(
+                Unsupported,
+                "layer {index}: {what} are not supported on a GPU; they are on a CPU"
+            );
+        }
         let state = block.mixer.state(context_length);
         let mixer_norm = self.find_norm(&block.mixer_norm)?;
         let feed_forward_norm = match &block.feed_forward_norm {

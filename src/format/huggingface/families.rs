@@ -3,7 +3,7 @@
 
 use super::json::Config;
 use super::keys::{self, Keys};
-use super::relatives;
+use super::{gemma4, relatives};
 use crate::error::{Error, Result, Status, fail};
 use serde_json::{Value, json};
 
@@ -207,6 +207,35 @@ const FAMILIES: &[Family] = &[
         tied: true,
         bias_flags: &["attention_bias"],
         keys: keys::gemma3,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["gemma4_text", "gemma4"],
+        classes: &["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"],
+        architecture: "gemma4",
+        activations: GELU_TANH,
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            GEMMA_NORMS,
+            GATED,
+            &[
+                ("layer_scalar", "layer_output_scale.weight"),
+                ("per_layer_input_gate", "inp_gate"),
+                ("per_layer_projection", "proj"),
+                ("post_per_layer_input_norm", "post_norm"),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-6, "head_dim": 256, "num_attention_heads": 8,
+                "num_key_value_heads": 4, "vocab_size": 262_144, "sliding_window": 512,
+                "max_position_embeddings": 131_072, "default_rope_theta": 1e6,
+                "hidden_activation": "gelu_pytorch_tanh"})
+        },
+        tied: true,
+        bias_flags: &["attention_bias"],
+        keys: gemma4::keys,
         ..LLAMA
     },
     Family {

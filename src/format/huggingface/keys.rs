@@ -26,6 +26,12 @@ const NAMES: &[(&str, &[&str])] = &[
     ("vocab_size", &["vocab_size"]),
     ("attention.head_count", &["num_attention_heads", "n_head"]),
     ("attention.head_count_kv", &["num_key_value_heads"]),
+    ("attention.key_length_swa", &["head_dim"]),
+    ("attention.shared_kv_layers", &["num_kv_shared_layers"]),
+    (
+        "embedding_length_per_layer_input",
+        &["hidden_size_per_layer_input"],
+    ),
     ("attention.key_length", &["head_dim"]),
     ("attention.value_length", &["head_dim"]),
     ("feed_forward_length", &["intermediate_size", "n_inner"]),

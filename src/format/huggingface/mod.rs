@@ -16,6 +16,7 @@ mod experts;
 mod families;
 mod files;
 mod fp8;
+mod gemma4;
 mod json;
 mod keys;
 mod mxfp4;

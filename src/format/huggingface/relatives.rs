@@ -17,7 +17,7 @@ impl Keys<'_> {
     }
 
     /// A number of layers, experts or groups, which may be 0.
-    fn count(&self, key: &str) -> Result<u64> {
+    pub(super) fn count(&self, key: &str) -> Result<u64> {
         match self.config.find(key) {
             None => Ok(0),
             Some(value) if value.as_u64() == Some(0) => Ok(0),

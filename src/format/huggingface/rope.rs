@@ -44,6 +44,9 @@ pub(super) fn describe(keys: &mut Keys) -> Result<Vec<Tensor>> {
     if let Some(theta) = local_theta {
         keys.set("rope.freq_base_swa", theta);
     }
+    if rope.kind()? == "proportional" {
+        return super::gemma4::rope(keys, rope.find("partial_rotary_factor")?.unwrap_or(1.0));
+    }
     let n_rotated = rope.rotated(keys.head_dim)?;
     keys.set("rope.dimension_count", n_rotated);
     scaling(keys, &rope, theta, n_rotated)

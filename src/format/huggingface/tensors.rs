@@ -13,7 +13,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// Names outside of layers: those of the folder without what may stand before them, and GGUF's.
-const TOP: [(&str, &str); 7] = [
+const TOP: [(&str, &str); 10] = [
+    ("embed_tokens_per_layer", "per_layer_token_embd"),
+    ("per_layer_model_projection", "per_layer_model_proj"),
+    ("per_layer_projection_norm", "per_layer_proj_norm"),
     ("embed_tokens", "token_embd"),
     ("wte", "token_embd"),
     ("wpe", "position_embd"),
@@ -59,7 +62,10 @@ const BIASES: [(&str, &[&str]); 4] = [
 /// What may stand before a name.
 const PREFIXES: [&str; 3] = ["model.", "language_model.", "transformer."];
 /// Parts of a model that sees, which is more than the text part.
-const OTHER_PARTS: [&str; 4] = [
+const OTHER_PARTS: [&str; 7] = [
+    "audio_tower.",
+    "embed_audio.",
+    "embed_vision.",
     "vision_tower.",
     "vision_model.",
     "multi_modal_projector.",
@@ -355,7 +361,10 @@ impl<'a> Folder<'a> {
             for from in [0, example] {
                 for (part, first) in parts(from) {
                     let alike = from == example || !is_feed_forward(part);
-                    if alike && !parts(layer).contains_key(part) {
+                    // Layers that read another's keys and values, and values that are keys.
+                    let own = self.family.architecture == "gemma4"
+                        && ["attn_k", "attn_v"].iter().any(|kv| part.starts_with(kv));
+                    if alike && !own && !parts(layer).contains_key(part) {
                         let (from, to) = (format!(".{from}."), format!(".{layer}."));
                         let name = first.name.replacen(&from, &to, 1);
                         fail!(MissingTensor, "tensor {name} is missing");

@@ -32,6 +32,9 @@ LONG = dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.1, 1.
             long_factor=[1.0, 1.5, 2.5, 4.0, 6.0, 9.0], original_max_position_embeddings=32, partial_rotary_factor=0.75)
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=2.0, original_max_position_embeddings=32, beta_fast=2.0, beta_slow=1.0)
 
+GEMMA4_LAYERS = ["sliding_attention", "full_attention"] * 2
+GEMMA4_ROPE = dict(sliding_attention=FLOAT, full_attention=dict(rope_type="proportional", partial_rotary_factor=0.5, rope_theta=1000000.0))
+
 # name: (model_type of transformers, architecture in GGUF, changes of BASE)
 FAMILIES = {
     "qwen2": ("qwen2", "qwen2", dict(num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True)),
@@ -80,6 +83,17 @@ FAMILIES = {
                                              rope_parameters=dict(**FLOAT, partial_rotary_factor=0.6), moe_intermediate_size=8,
                                              num_experts_per_tok=3, n_routed_experts=8, n_shared_experts=1, n_group=4, topk_group=2,
                                              routed_scaling_factor=1.8, first_k_dense_replace=1, num_mtp_layers=0)),
+    # Keys of layers without a window are their values.
+    "gemma4": ("gemma4_text", "gemma4", dict(num_hidden_layers=4, hidden_size=40, head_dim=12, global_head_dim=20,
+                                             num_key_value_heads=3, num_global_key_value_heads=1, attention_k_eq_v=True,
+                                             layer_types=GEMMA4_LAYERS, sliding_window=6, hidden_size_per_layer_input=0,
+                                             final_logit_softcapping=3.0, rope_parameters=GEMMA4_ROPE)),
+    # Per-layer embeddings, and layers that read keys and values of earlier ones.
+    "gemma4_e": ("gemma4_text", "gemma4", dict(num_hidden_layers=6, hidden_size=32, head_dim=8, global_head_dim=12, intermediate_size=20,
+                                               num_key_value_heads=1, layer_types=GEMMA4_LAYERS + GEMMA4_LAYERS[:2], sliding_window=6,
+                                               hidden_size_per_layer_input=10, vocab_size_per_layer_input=96,
+                                               num_kv_shared_layers=2, use_double_wide_mlp=True,
+                                               final_logit_softcapping=3.0, rope_parameters=GEMMA4_ROPE)),
     "hunyuan": ("hunyuan_v1_dense", "hunyuan-dense", dict(head_dim=20, hidden_size=40, tie_word_embeddings=True,
                                                           rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, alpha=40.0,
                                                                                factor=1.0))),
@@ -105,7 +119,7 @@ def random_model(config):
     with torch.no_grad():
         for name, p in model.named_parameters():
             norm = re.search(r"norm|ln_", name) and name.endswith("weight")
-            shifted = config.model_type.startswith("gemma")
+            shifted = config.model_type in ("gemma2", "gemma3_text")
             p.normal_(1.0 if norm and not shifted else 0.0, 0.2)
             if name.endswith("sinks"):
                 p.normal_(0.0, 2.0)
@@ -117,6 +131,9 @@ def random_model(config):
         for name, p in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 p.normal_(0.0, 0.2)
+            if name.endswith("layer_scalar"):
+                p.uniform_(0.7, 1.3)
+            if name.endswith(("e_score_correction_bias", "layer_scalar")):
                 p.copy_(p.half().float())
     return model
 
@@ -157,7 +174,7 @@ def gguf_tensors(config, architecture, saved):
     for name, x in saved.items():
         x = x.astype(np.float32)
         stem, end = name.rsplit(".", 1)
-        if architecture.startswith("gemma") and stem.endswith("norm"):
+        if architecture in ("gemma2", "gemma3") and stem.endswith("norm"):
             x = x + 1
         if architecture in INTERLEAVED and ".q_proj." in name:
             x = interleaved(x, config.num_attention_heads)
@@ -165,7 +182,7 @@ def gguf_tensors(config, architecture, saved):
             x = interleaved(x, config.num_key_value_heads)
         if architecture == "gpt2" and re.search(r"c_attn.weight|c_proj.weight|c_fc.weight", name):
             x = x.T
-        if end == "sinks":
+        if end in ("sinks", "layer_scalar"):
             stem, end = name, "weight"
         if end == "e_score_correction_bias":
             stem, end = name.removesuffix("_bias"), "bias"
@@ -216,9 +233,10 @@ def write_metadata(w, architecture, config):
     w.add_context_length(c.get("max_position_embeddings") or c["n_positions"])
     w.add_embedding_length(hidden)
     w.add_block_count(layers)
-    w.add_feed_forward_length(c.get("intermediate_size") or c.get("n_inner") or 4 * hidden)
+    if not c.get("use_double_wide_mlp"):
+        w.add_feed_forward_length(c.get("intermediate_size") or c.get("n_inner") or 4 * hidden)
     w.add_head_count(heads)
-    if "num_key_value_heads" in c:
+    if "num_key_value_heads" in c and architecture != "gemma4":
         w.add_head_count_kv(c["num_key_value_heads"])
     if "rms_norm_eps" in c:
         w.add_layer_norm_rms_eps(c["rms_norm_eps"])
@@ -226,14 +244,15 @@ def write_metadata(w, architecture, config):
         if key in c:
             w.add_layer_norm_eps(c[key])
     head_dim = c.get("head_dim") or hidden // heads
-    if c.get("head_dim"):
+    if c.get("head_dim") and architecture != "gemma4":
         w.add_key_length(head_dim)
         w.add_value_length(head_dim)
     if rope:
         # A fixed alpha makes the base another one.
         alpha = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))
         w.add_rope_freq_base(rope["rope_theta"] * alpha)
-        w.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+        if architecture != "gemma4":
+            w.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if "sliding_attention" in ropes:
         w.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
     if rope.get("rope_type") in ("linear", "yarn"):
@@ -274,6 +293,8 @@ def write_metadata(w, architecture, config):
         w.add_expert_count(experts)
         w.add_expert_used_count(c.get("num_experts_per_tok") or c.get("moe_k") or c["moe_topk"])
     write_relatives(w, architecture, c, rope)
+    if architecture == "gemma4":
+        write_gemma4(w, config, rope)
     if architecture in ("qwen3moe", "gpt-oss", "ernie4_5-moe", "glm4moe", "hunyuan-moe", "minimax-m2"):
         w.add_expert_feed_forward_length(c.get("moe_intermediate_size") or c["intermediate_size"])
 
@@ -302,6 +323,30 @@ def write_relatives(w, architecture, c, rope):
         w.add_expert_group_count(c["n_group"])
         w.add_expert_group_used_count(c["topk_group"])
         w.add_leading_dense_block_count(c["first_k_dense_replace"])
+
+
+def write_gemma4(w, config, rope):
+    layers = range(config.num_hidden_layers)
+    windowed = [t == "sliding_attention" for t in config.layer_types]
+    sizes = [config.per_layer_config[i] for i in layers]
+    whole = sizes[windowed.index(False)].head_dim
+    w.add_final_logit_softcapping(config.final_logit_softcapping)
+    w.add_shared_kv_layers(config.num_kv_shared_layers)
+    w.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input or 0)
+    w.add_sliding_window_pattern(windowed)
+    w.add_key_length(whole)
+    w.add_value_length(whole)
+    local = sizes[windowed.index(True)].head_dim
+    w.add_key_length_swa(local)
+    w.add_value_length_swa(local)
+    w.add_head_count_kv([s.num_key_value_heads for s in sizes])
+    if config.use_double_wide_mlp:
+        first = config.num_hidden_layers - config.num_kv_shared_layers
+        w.add_feed_forward_length([config.intermediate_size * (1 if i < first else 2) for i in layers])
+    w.add_rope_dimension_count(whole)
+    w.add_rope_dimension_count_swa(local)
+    turning = int(rope["partial_rotary_factor"] * whole // 2)
+    w.add_tensor("rope_freqs.weight", np.array([1.0] * turning + [1e30] * (whole // 2 - turning), np.float32))
 
 
 def xielu(w, saved, n_layers):

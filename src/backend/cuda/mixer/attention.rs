@@ -54,6 +54,16 @@ impl Jobs {
                 a.head_dim
             );
         }
+        if a.value_norm.is_some() || a.shares.is_some() {
+            let what = match a.shares {
+                Some(_) => "keys and values of an earlier layer",
+                None => "norms of values",
+            };
+            fail!(
+                Unsupported,
+                "layer {layer}: {what} are not supported on a GPU; they are on a CPU"
+            );
+        }
         let mut head_norms = [args::Norm::default(); 2];
         let mut row_norms = head_norms;
         for (i, norm) in [&a.q_norm, &a.k_norm].into_iter().enumerate() {
