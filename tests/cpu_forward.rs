@@ -151,7 +151,9 @@ fn agrees_with_the_oracle_on_every_shape() {
             let mut network = tiny(&shape);
             if heads == kv_heads {
                 for block in &mut network.blocks {
-                    let Mixer::Attention(a) = &mut block.mixer;
+                    let Mixer::Attention(a) = &mut block.mixer else {
+                        panic!("no attention")
+                    };
                     a.rope.as_mut().unwrap().pairing = RopePairing::Halves;
                 }
             }

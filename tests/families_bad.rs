@@ -270,7 +270,62 @@ fn contradictions_are_refused_by_key() {
             1.5f32.into(),
             MissingKey,
         ),
+        (
+            "deepseek_v3",
+            "attention.kv_lora_rank",
+            0u32.into(),
+            InvalidModel,
+        ),
+        (
+            "deepseek_v3",
+            "rope.dimension_count",
+            20u32.into(),
+            InvalidModel,
+        ),
+        (
+            "deepseek_v3",
+            "rope.dimension_count",
+            7u32.into(),
+            InvalidModel,
+        ),
         ("glm4", "attention.causal", false.into(), Unsupported),
+        (
+            "gemma4",
+            "attention.head_count_kv",
+            2u32.into(),
+            InvalidModel,
+        ),
+        (
+            "gemma4",
+            "attention.value_length_swa",
+            11u32.into(),
+            Unsupported,
+        ),
+        (
+            "gemma4",
+            "rope.dimension_count_swa",
+            14u32.into(),
+            InvalidModel,
+        ),
+        ("gemma4", "expert_count", 4u32.into(), Unsupported),
+        (
+            "gemma4_e",
+            "attention.shared_kv_layers",
+            6u32.into(),
+            InvalidModel,
+        ),
+        (
+            "gemma4_e",
+            "attention.shared_kv_layers",
+            5u32.into(),
+            InvalidModel,
+        ),
+        (
+            "gemma4_e",
+            "embedding_length_per_layer_input",
+            u64::MAX.into(),
+            InvalidModel,
+        ),
     ];
     for (name, key, value, status) in cases {
         let mut edited = Edited::of(&open_family(name));

@@ -3,7 +3,7 @@
 
 use crate::error::{Result, try_vec};
 use crate::format::Tensor;
-use crate::model::{FeedForward, Linear, Mixer, Network, Norm};
+use crate::model::{FeedForward, Linear, Mixer, Network, Norm, Rope};
 use crate::text::Tokenizer;
 use twox_hash::XxHash3_64;
 
@@ -64,7 +64,17 @@ impl Fingerprint {
     }
 
     fn mixer(&mut self, mixer: &Mixer) {
-        let Mixer::Attention(a) = mixer;
+        let a = match mixer {
+            Mixer::Attention(a) => a,
+            Mixer::Latent(a) => {
+                for number in [a.n_heads, a.rank, a.plain_dim, a.value_dim] {
+                    self.number(number as u64);
+                }
+                self.float(a.scale);
+                self.rope(&a.rope);
+                return;
+            }
+        };
         for number in [a.n_heads, a.n_kv_heads, a.head_dim, a.window.unwrap_or(0)] {
             self.number(number as u64);
         }
@@ -85,13 +95,17 @@ impl Fingerprint {
             self.number(layer as u64);
         }
         if let Some(rope) = &a.rope {
-            rope.inv_freq.iter().for_each(|f| self.float(*f));
-            self.float(rope.magnitude);
-            self.number(rope.pairing as u64);
-            if let Some(long) = &rope.long {
-                self.number(long.above as u64);
-                long.inv_freq.iter().for_each(|f| self.float(*f));
-            }
+            self.rope(rope);
+        }
+    }
+
+    fn rope(&mut self, rope: &Rope) {
+        rope.inv_freq.iter().for_each(|f| self.float(*f));
+        self.float(rope.magnitude);
+        self.number(rope.pairing as u64);
+        if let Some(long) = &rope.long {
+            self.number(long.above as u64);
+            long.inv_freq.iter().for_each(|f| self.float(*f));
         }
     }
 }

@@ -471,8 +471,10 @@ fn head_dim(source: &Source, hidden: usize, n_heads: usize) -> Result<usize> {
         let problem = format!("gives heads of {head_dim} elements; at most {MAX_HEAD_DIM} work");
         return Err(source.invalid(KEY_LENGTH, &problem));
     }
+    let latent = source.architecture() == "deepseek2";
     if let Some(value_dim) = source.find_size(VALUE_LENGTH)?
         && value_dim != head_dim
+        && !latent
     {
         fail!(
             Unsupported,

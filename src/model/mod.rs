@@ -7,6 +7,7 @@ mod apertus;
 mod arcee;
 mod cohere2;
 mod decoder;
+mod deepseek2;
 mod ernie4_5;
 mod exaone4;
 mod experts;
@@ -38,9 +39,9 @@ mod starcoder2;
 mod unused;
 
 pub use network::{
-    Activation, Attention, Block, ExpertGroups, Experts, FeedForward, KvShape, LayerInput, Linear,
-    LongRope, Mixer, MixerState, Mlp, Network, Norm, NormKind, PerLayerInputs, Rope, RopePairing,
-    Scoring, SharedExpert, Temperature,
+    Activation, Attention, Block, ExpertGroups, Experts, FeedForward, KvShape, LatentAttention,
+    LayerInput, Linear, LongRope, Mixer, MixerState, Mlp, Network, Norm, NormKind, PerLayerInputs,
+    Rope, RopePairing, Scoring, SharedExpert, Temperature,
 };
 
 use crate::error::{Result, fail};
@@ -54,6 +55,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("apertus", apertus::describe),
     ("arcee", arcee::describe),
     ("cohere2", cohere2::describe),
+    ("deepseek2", deepseek2::describe),
     ("ernie4_5", ernie4_5::describe),
     ("ernie4_5-moe", ernie4_5::experts),
     ("exaone4", exaone4::describe),

@@ -134,6 +134,8 @@ pub struct Linear {
 pub enum Mixer {
     /// Self-attention.
     Attention(Box<Attention>),
+    /// Self-attention whose keys and values are products of one short vector per position.
+    Latent(Box<LatentAttention>),
 }
 
 /// What a mixer keeps of the positions that it has seen.
@@ -168,6 +170,12 @@ impl Mixer {
                 head_dim: a.head_dim,
                 window: a.window.filter(|w| *w < context_length),
             }),
+            // The latent vector and the rotated part are a key.
+            Mixer::Latent(a) => MixerState::Kv(KvShape {
+                n_kv_heads: 1,
+                head_dim: a.rank + a.rotated(),
+                window: None,
+            }),
         }
     }
 
@@ -176,6 +184,11 @@ impl Mixer {
         match self {
             Mixer::Attention(a) if a.shares.is_some() => vec![&a.q, &a.output],
             Mixer::Attention(a) => vec![&a.q, &a.k, &a.v, &a.output],
+            Mixer::Latent(a) => {
+                let mut all = vec![&a.q, &a.kv, &a.to_latent, &a.from_latent, &a.output];
+                all.extend(&a.q_a);
+                all
+            }
         }
     }
 
@@ -183,13 +196,15 @@ impl Mixer {
     pub fn norms(&self) -> impl Iterator<Item = &Norm> {
         match self {
             Mixer::Attention(a) => [&a.q_norm, &a.k_norm].into_iter().flatten(),
+            Mixer::Latent(a) => [&a.q_a_norm, &a.kv_norm].into_iter().flatten(),
         }
     }
 
     /// Its vectors that are neither norms nor biases.
     pub fn vectors(&self) -> impl Iterator<Item = &Tensor> {
         match self {
-            Mixer::Attention(a) => a.sinks.iter(),
+            Mixer::Attention(a) => a.sinks.as_ref().into_iter(),
+            Mixer::Latent(_) => None.into_iter(),
         }
     }
 
@@ -197,6 +212,7 @@ impl Mixer {
     pub fn rope(&self) -> Option<&Rope> {
         match self {
             Mixer::Attention(a) => a.rope.as_ref(),
+            Mixer::Latent(a) => Some(&a.rope),
         }
     }
 
@@ -204,7 +220,51 @@ impl Mixer {
     pub fn as_attention(&self) -> Option<&Attention> {
         match self {
             Mixer::Attention(a) => Some(a),
+            Mixer::Latent(_) => None,
         }
+    }
+}
+
+/// Self-attention with latent keys and values (MLA, arXiv:2405.04434). Of a position, `c`, the normed
+/// first part of `kv(x)`, and `r`, the rotated rest, are kept. A query head consists of a plain part
+/// `q` and a rotated part `s`; its score with a position is `scale * (q . K c + s . r)`, and its value
+/// of a position is `V c`, with matrices K and V of the head.
+#[derive(Clone, Debug)]
+pub struct LatentAttention {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Elements of `c`.
+    pub rank: usize,
+    /// Elements of `q`, which come first in a head's queries.
+    pub plain_dim: usize,
+    /// Elements of a head's values.
+    pub value_dim: usize,
+    /// Where queries come by way of a shorter vector: its product with the input,
+    pub q_a: Option<Linear>,
+    /// and its norm.
+    pub q_a_norm: Option<Norm>,
+    /// Queries of that vector, or of the input: `n_heads * (plain_dim + rotated)` rows.
+    pub q: Linear,
+    /// `rank + rotated` x `hidden`.
+    pub kv: Linear,
+    /// Of the first `rank` of them.
+    pub kv_norm: Option<Norm>,
+    /// `[n_heads][rank][plain_dim]`: K of each head, transposed.
+    pub to_latent: Linear,
+    /// `[n_heads][value_dim][rank]`: V of each head.
+    pub from_latent: Linear,
+    /// `hidden` x `n_heads * value_dim`.
+    pub output: Linear,
+    /// Rotary embedding of all of `s` and `r`.
+    pub rope: Rope,
+    /// Factor on the scores. Finite and positive.
+    pub scale: f32,
+}
+
+impl LatentAttention {
+    /// Elements of `s` and of `r`.
+    pub fn rotated(&self) -> usize {
+        2 * self.rope.inv_freq.len()
     }
 }
 

@@ -246,6 +246,8 @@ fn scaling(source: &Source, context_length: usize) -> Result<Scaling> {
                     let multiplier = f64::from(source.positive(LOG_MULTIPLIER)?);
                     yarn_factor(factor, multiplier)
                 }
+                // A tenth of it, and the factor is the scores'.
+                Some(_) if source.architecture() == "deepseek2" => yarn_factor(factor, 1.0),
                 // Converters disagree on what the number means.
                 Some(multiplier) => fail!(
                     Unsupported,
@@ -328,6 +330,19 @@ fn magnitude(scaling: &Scaling) -> f64 {
         } if extrapolation != 0.0 => yarn_factor(factor, 1.0) / compensation,
         _ => 1.0,
     }
+}
+
+/// What YaRN asks of q and of k in latent attention, where their plain parts need it as well.
+pub(super) fn latent_factor(source: &Source) -> Result<f64> {
+    const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+    if source.find("rope.scaling.type")? != Some("yarn")
+        || matches!(source.find::<f32>(LOG_MULTIPLIER)?, None | Some(0.0))
+    {
+        return Ok(1.0);
+    }
+    let factor = f64::from(source.positive("rope.scaling.factor")?);
+    let multiplier = 10.0 * f64::from(source.positive(LOG_MULTIPLIER)?);
+    Ok(yarn_factor(factor, multiplier))
 }
 
 /// What lengthening the context by `factor` asks of q and k together, with a multiplier.

@@ -25,6 +25,8 @@ pub const FAMILIES: &[&str] = &[
     "apertus",
     "arcee",
     "cohere2",
+    "deepseek_v2",
+    "deepseek_v3",
     "ernie4_5",
     "ernie4_5_moe",
     "exaone4",
@@ -34,6 +36,7 @@ pub const FAMILIES: &[&str] = &[
     "gemma4_e",
     "glm4",
     "glm4_moe",
+    "glm4_moe_lite",
     "gpt2",
     "gpt_oss",
     "granite",
@@ -59,7 +62,13 @@ pub const FAMILIES: &[&str] = &[
 ];
 
 /// Those of them that run on a CPU only.
-pub const CPU_ONLY: &[&str] = &["gemma4", "gemma4_e"];
+pub const CPU_ONLY: &[&str] = &[
+    "deepseek_v2",
+    "deepseek_v3",
+    "gemma4",
+    "gemma4_e",
+    "glm4_moe_lite",
+];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context.

@@ -4,8 +4,8 @@
 use super::reference_experts::experts;
 use emberlm::format::Tensor;
 use emberlm::model::{
-    Activation, Attention, Block, FeedForward, Linear, Mlp, Network, Norm, NormKind, Rope,
-    RopePairing,
+    Activation, Attention, Block, FeedForward, LatentAttention, Linear, Mixer, Mlp, Network, Norm,
+    NormKind, Rope, RopePairing,
 };
 use emberlm::quant::dequantize_row;
 
@@ -84,7 +84,10 @@ pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
 }
 
 fn attention_part(block: &Block, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
-    let y = attention(block.mixer.as_attention().unwrap(), x, kept);
+    let y = match &block.mixer {
+        Mixer::Attention(a) => attention(a, x, kept),
+        Mixer::Latent(a) => latent_attention(a, x),
+    };
     norm(block.mixer_post_norm.as_ref(), &y)
 }
 
@@ -285,6 +288,53 @@ fn attention(a: &Attention, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
                 for (o, v) in out.iter_mut().zip(&v[kv.clone()]) {
                     *o += p * v;
                 }
+            }
+        }
+        out
+    });
+    linear(&a.output, &mixed.collect())
+}
+
+/// With keys and values of every head, as the definition has them.
+fn latent_attention(a: &LatentAttention, x: &Rows) -> Rows {
+    let q = match &a.q_a {
+        Some(q_a) => linear(&a.q, &norm(a.q_a_norm.as_ref(), &linear(q_a, x))),
+        None => linear(&a.q, x),
+    };
+    let (mut latents, mut rotated): (Rows, Rows) = linear(&a.kv, x)
+        .into_iter()
+        .map(|row| (row[..a.rank].to_vec(), row[a.rank..].to_vec()))
+        .unzip();
+    latents = norm(a.kv_norm.as_ref(), &latents);
+    let context = x.len();
+    for (position, r) in rotated.iter_mut().enumerate() {
+        rotate(&a.rope, context, position, r);
+    }
+    let (k, v) = (vector(&a.to_latent.weight), vector(&a.from_latent.weight));
+    let mixed = q.iter().enumerate().map(|(position, q)| {
+        let mut out = Vec::new();
+        for (h, q) in q.chunks(a.plain_dim + a.rotated()).enumerate() {
+            let (plain, s) = q.split_at(a.plain_dim);
+            let mut s = s.to_vec();
+            rotate(&a.rope, context, position, &mut s);
+            let k = &k[h * a.rank * a.plain_dim..];
+            let scores: Vec<f64> = (0..=position)
+                .map(|p| {
+                    let key = |d: usize| -> f64 {
+                        let element = |(r, c): (usize, &f64)| k[r * a.plain_dim + d] * c;
+                        latents[p].iter().enumerate().map(element).sum()
+                    };
+                    let plain: f64 = plain.iter().enumerate().map(|(d, q)| q * key(d)).sum();
+                    let turned: f64 = s.iter().zip(&rotated[p]).map(|(s, r)| s * r).sum();
+                    (plain + turned) * f64::from(a.scale)
+                })
+                .collect();
+            let weights: Vec<f64> = log_softmax(&scores).into_iter().map(f64::exp).collect();
+            for d in 0..a.value_dim {
+                let v = &v[(h * a.value_dim + d) * a.rank..][..a.rank];
+                let value =
+                    |p: usize| -> f64 { v.iter().zip(&latents[p]).map(|(v, c)| v * c).sum() };
+                out.push((0..=position).map(|p| weights[p] * value(p)).sum());
             }
         }
         out

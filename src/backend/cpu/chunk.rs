@@ -3,6 +3,7 @@
 //! one each of several sessions' (see [`super::batch`]).
 
 use super::experts::{ExpertChunkSpace, Mixture};
+use super::latent_layer::Latents;
 use super::matmul::{Activations, Matrix};
 use super::pages::{Pages, Span};
 pub(super) use super::pass::Places;
@@ -26,6 +27,8 @@ pub(super) struct ChunkSpace {
     up: Pages,
     rope: Pages,
     inputs: Pages,
+    latents: Pages,
+    heads: Activations,
     input: Activations,
     experts: ExpertChunkSpace,
 }
@@ -44,6 +47,8 @@ impl ChunkSpace {
             up: pages(Matrix::ROW_QUANTUM * weights.pool.threads())?,
             rope: pages(s.rope)?,
             inputs: pages(s.inputs)?,
+            latents: pages(s.latents)?,
+            heads: s.heads.inputs(tokens)?,
             input: Activations::new(tokens, s.cols(), s.encodings)?,
             experts: ExpertChunkSpace::new(&s.experts, weights.pool.threads(), tokens)?,
         })
@@ -57,11 +62,11 @@ impl ChunkSpace {
 
 /// Bytes of a [`ChunkSpace`].
 pub(super) fn chunk_bytes(s: &Sizes, threads: usize, tokens: usize) -> usize {
-    let floats = s.hidden + s.q.max(s.hidden) + 2 * s.kv + s.n_ff + s.rope + s.inputs;
+    let floats = s.hidden + s.q.max(s.hidden) + 2 * s.kv + s.n_ff + s.rope + s.inputs + s.latents;
     let up = Matrix::ROW_QUANTUM * threads;
     let input = Activations::bytes_for(tokens, s.cols(), s.encodings);
     let experts = ExpertChunkSpace::bytes_for(&s.experts, threads, tokens);
-    tokens * (floats + up) * size_of::<f32>() + input + experts
+    tokens * (floats + up) * size_of::<f32>() + input + s.heads.bytes_for(tokens) + experts
 }
 
 /// A chunk on its way through the layers.
@@ -98,6 +103,10 @@ impl<'a> Chunk<'a> {
             input: &space.input,
             up: Up::Blocks(up),
             experts: Mixture::Many(space.experts.chunk(weights.isa, up)),
+            latents: Latents {
+                rows: space.latents.span(),
+                inputs: &space.heads,
+            },
             partials: None,
         };
         Chunk { tokens, rows }

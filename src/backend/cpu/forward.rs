@@ -3,6 +3,7 @@
 use super::attention_layer::partials_len;
 use super::experts::{ExpertSpace, Mixture};
 use super::kv::KvCache;
+use super::latent_layer::Latents;
 use super::matmul::Activations;
 use super::pages::{Pages, Span};
 use super::pass::{Pass, Places, Tokens, Up};
@@ -27,6 +28,8 @@ pub(super) struct DecodeSpace {
     up: Vec<f32>,
     rope: Vec<f32>,
     inputs: Vec<f32>,
+    latents: Vec<f32>,
+    heads: Activations,
     input: Activations,
     experts: ExpertSpace,
     /// Attention's results per segment, if several threads may take part.
@@ -46,6 +49,8 @@ impl DecodeSpace {
             up: floats(sizes.n_ff)?,
             rope: floats(sizes.rope)?,
             inputs: floats(sizes.inputs)?,
+            latents: floats(sizes.latents)?,
+            heads: sizes.heads.inputs(1)?,
             input: Activations::new(1, sizes.cols(), sizes.encodings)?,
             experts: ExpertSpace::new(&sizes.experts)?,
             partials: Pages::new(0, "")?,
@@ -54,9 +59,12 @@ impl DecodeSpace {
 
     /// Bytes of [`DecodeSpace::new`].
     pub fn bytes_for(s: &Sizes) -> usize {
-        let floats = 2 * s.hidden + s.q + 2 * s.kv + 2 * s.n_ff + s.rope + s.inputs;
+        let floats = 2 * s.hidden + s.q + 2 * s.kv + 2 * s.n_ff + s.rope + s.inputs + s.latents;
         let input = Activations::bytes_for(1, s.cols(), s.encodings);
-        floats * size_of::<f32>() + input + ExpertSpace::bytes_for(&s.experts)
+        floats * size_of::<f32>()
+            + input
+            + s.heads.bytes_for(1)
+            + ExpertSpace::bytes_for(&s.experts)
     }
 
     /// Provides for sessions of up to `context` positions, on several threads.
@@ -139,6 +147,10 @@ pub(super) fn step(
         input: &space.input,
         up: Up::One(Span::new(&mut space.up)),
         experts: Mixture::One(space.experts.buffers()),
+        latents: Latents {
+            rows: Span::new(&mut space.latents),
+            inputs: &space.heads,
+        },
         // A session that runs alone does not share heads.
         partials: (turn.seat() == 0).then(|| space.partials.span()),
     };

@@ -5,6 +5,7 @@ use super::attention_layer::AttentionLayer;
 use super::elementwise::{add_bias, gelu_mul, gelu_tanh_mul, layer_norm, relu_squared_mul};
 use super::elementwise::{rms_norm, silu_alone, silu_mul, swiglu_clamped, xielu};
 use super::experts::ExpertLayer;
+use super::latent_layer::LatentLayer;
 use super::matmul::{Encodings, Isa, Matrix};
 use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
@@ -207,6 +208,7 @@ impl InputWeights {
 /// The part that lets positions see each other.
 pub(super) enum MixerLayer {
     Attention(Box<AttentionLayer>),
+    Latent(Box<LatentLayer>),
 }
 
 impl Layer {
@@ -227,6 +229,10 @@ impl Layer {
                     let MixerState::Kv(kv) = block.mixer.state(context_length);
                     let layer = AttentionLayer::new((index, attention), kv.window, ropes, isa)?;
                     MixerLayer::Attention(Box::new(layer))
+                }
+                Mixer::Latent(latent) => {
+                    let layer = LatentLayer::new((index, latent), ropes, isa)?;
+                    MixerLayer::Latent(Box::new(layer))
                 }
             },
             mixer_post_norm: NormWeights::find(&block.mixer_post_norm)?,
@@ -261,6 +267,7 @@ impl Layer {
         let norms = norms.into_iter().flatten().map(NormWeights::floats);
         let mixer = match &self.mixer {
             MixerLayer::Attention(attention) => attention.floats(),
+            MixerLayer::Latent(latent) => latent.floats(),
         };
         let feed_forward = match &self.feed_forward {
             FeedForwardLayer::Dense(dense) => dense.products().map(Product::bias_len).sum(),

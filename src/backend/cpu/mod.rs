@@ -28,6 +28,7 @@ mod estimate;
 mod experts;
 mod forward;
 pub mod host;
+mod latent_layer;
 mod layer;
 pub mod matmul;
 mod pages;

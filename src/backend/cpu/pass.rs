@@ -8,6 +8,7 @@
 use super::elementwise::{add_bias, add_scaled, gelu_tanh_mul, scale_by};
 use super::experts::Mixture;
 use super::kv::KvCache;
+use super::latent_layer::Latents;
 use super::layer::{
     DenseLayer, FeedForwardLayer, InputLayer, Layer, MixerLayer, NormWeights, Product,
 };
@@ -55,6 +56,8 @@ pub(super) struct Tokens<'a> {
     /// Results of `up`: all of one token's, or a block of rows of each thread.
     pub up: Up<'a>,
     pub experts: Mixture<'a>,
+    /// Of latent attention.
+    pub latents: Latents<'a>,
     /// For one token: attention's results per segment.
     pub partials: Option<Span<'a>>,
 }
@@ -128,6 +131,7 @@ impl Pass<'_, '_> {
         }
         match &layer.mixer {
             MixerLayer::Attention(attention) => attention.run(self, mixer_norm, mixer_post)?,
+            MixerLayer::Latent(latent) => latent.run(self, mixer_norm, mixer_post)?,
         }
         match &layer.feed_forward {
             FeedForwardLayer::Dense(dense) => {

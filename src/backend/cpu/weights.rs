@@ -6,6 +6,7 @@ use super::chunk::ChunkSpace;
 use super::experts::ExpertSizes;
 use super::forward::DecodeSpace;
 use super::kv::{KvCache, Shape};
+use super::latent_layer::{LatentSizes, TOGETHER};
 use super::layer::{InputWeights, Layer, NormWeights, Product, product, table_len};
 use super::matmul::{Encodings, Isa, Matrix, Scratch};
 use super::pass::product_cost;
@@ -15,7 +16,9 @@ use super::turn::Turns;
 use crate::backend::row::{discard, take_apart};
 use crate::backend::{KvType, Row, RowResult, Runner, RunnerOptions, Weights, When};
 use crate::error::{Result, fail, try_vec};
-use crate::model::{Block, FeedForward, KvShape, Mixer, MixerState, Network, Rope};
+use crate::model::{
+    Block, FeedForward, KvShape, LatentAttention, Mixer, MixerState, Network, Rope,
+};
 use std::cell::UnsafeCell;
 use std::sync::{Arc, Mutex};
 
@@ -73,6 +76,11 @@ pub(super) struct Sizes {
     /// Floats of the inputs of all blocks of a token, and of one of them.
     pub inputs: usize,
     pub input: usize,
+    /// Floats of the queries of latent attention of a token.
+    pub latents: usize,
+    pub heads: LatentSizes,
+    /// Longest row of queries by way of which others come.
+    pub q_rank: usize,
     pub encodings: Encodings,
     pub experts: ExpertSizes,
 }
@@ -81,13 +89,14 @@ impl Sizes {
     /// Longest row that a product reads.
     pub fn cols(&self) -> usize {
         let n_ff = self.n_ff.max(self.experts.n_ff);
-        self.hidden.max(self.q).max(n_ff)
+        self.hidden.max(self.q).max(n_ff).max(self.heads.cols)
     }
 
     /// Longest row that a norm takes.
     pub fn normed(&self) -> usize {
         let inputs = self.inputs + self.input;
-        self.hidden.max(self.q).max(self.kv).max(inputs)
+        let longest = self.hidden.max(self.q).max(self.kv);
+        longest.max(inputs).max(self.q_rank)
     }
 }
 
@@ -137,6 +146,21 @@ fn ropes(network: &Network) -> Vec<&Rope> {
 }
 
 impl Sizes {
+    fn include_latent(&mut self, a: &LatentAttention) {
+        let key = a.rank + a.rotated();
+        self.q = self.q.max(a.q.weight.rows());
+        self.q = self.q.max(a.n_heads * a.value_dim);
+        self.kv = self.kv.max(key);
+        self.head_dim = self.head_dim.max(key);
+        self.group = self.group.max(TOGETHER.min(a.n_heads));
+        self.latents = self.latents.max(a.n_heads * key);
+        self.heads.include(a);
+        if let Some(q_a) = &a.q_a {
+            self.q_rank = self.q_rank.max(q_a.weight.rows());
+            self.n_ff = self.n_ff.max(q_a.weight.rows());
+        }
+    }
+
     /// Of a network.
     pub fn of(network: &Network) -> Sizes {
         let mut s = Sizes {
@@ -145,17 +169,21 @@ impl Sizes {
             ..Sizes::default()
         };
         for block in &network.blocks {
-            let Mixer::Attention(a) = &block.mixer;
-            s.q = s.q.max(a.n_heads * a.head_dim);
-            s.kv = s.kv.max(a.n_kv_heads * a.head_dim);
+            match &block.mixer {
+                Mixer::Attention(a) => {
+                    s.q = s.q.max(a.n_heads * a.head_dim);
+                    s.kv = s.kv.max(a.n_kv_heads * a.head_dim);
+                    s.head_dim = s.head_dim.max(a.head_dim);
+                    s.group = s.group.max(a.n_heads / a.n_kv_heads);
+                    let partial = super::attention::partial_len(a.n_heads, a.head_dim);
+                    s.partial = s.partial.max(partial);
+                }
+                Mixer::Latent(a) => s.include_latent(a),
+            }
             if let FeedForward::Dense(mlp) = &block.feed_forward {
                 s.n_ff = s.n_ff.max(mlp.up.weight.rows());
             }
             s.experts.include(block);
-            s.head_dim = s.head_dim.max(a.head_dim);
-            s.group = s.group.max(a.n_heads / a.n_kv_heads);
-            let partial = super::attention::partial_len(a.n_heads, a.head_dim);
-            s.partial = s.partial.max(partial);
             for matrix in block.linears() {
                 s.encodings = s.encodings.union(Encodings::for_type(matrix.weight.ty));
             }

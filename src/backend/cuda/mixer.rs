@@ -8,7 +8,7 @@ pub(super) use attention::{ChunkAttention, StepAttention};
 
 use super::matrix::Matrix;
 use super::plan::Jobs;
-use crate::error::Result;
+use crate::error::{Result, fail};
 use crate::model::{KvShape, Mixer, MixerState};
 
 /// A mixer on the device.
@@ -31,6 +31,10 @@ impl Jobs {
             (Mixer::Attention(attention), MixerState::Kv(kv)) => {
                 Ok(MixerPlan::Attention(self.attention(layer, attention, kv)?))
             }
+            (Mixer::Latent(_), _) => fail!(
+                Unsupported,
+                "layer {layer}: latent attention is not supported on a GPU; it is on a CPU"
+            ),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::json::Config;
 use super::keys::{self, Keys};
-use super::{gemma4, relatives};
+use super::{gemma4, latent, relatives};
 use crate::error::{Error, Result, Status, fail};
 use serde_json::{Value, json};
 
@@ -87,6 +87,16 @@ const SHARED_EXPERTS: Parts = &[
 const SIGMOID_ROUTER: Parts = &[
     ("mlp.gate", "ffn_gate_inp"),
     ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+];
+const LATENT: Parts = &[
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("self_attn.kv_b_proj", "attn_kv_b"),
+    ("self_attn.o_proj", "attn_output"),
 ];
 const GEMMA_NORMS: Parts = &[
     ("input_layernorm", "attn_norm"),
@@ -442,6 +452,31 @@ const FAMILIES: &[Family] = &[
         activations: &["relu2"],
         parts: &[ATTENTION, PRE_NORMS, PLAIN],
         defaults: || json!({"rms_norm_eps": 1e-5, "hidden_act": "relu2"}),
+        ..LLAMA
+    },
+    Family {
+        model_types: &["deepseek_v2", "deepseek_v3", "kimi_k2"],
+        classes: &["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"],
+        architecture: "deepseek2",
+        parts: &[LATENT, PRE_NORMS, GATED, SHARED_EXPERTS, SIGMOID_ROUTER],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-6}),
+        bias_flags: &[],
+        keys: latent::keys,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["glm4_moe_lite"],
+        classes: &["Glm4MoeLiteForCausalLM"],
+        architecture: "deepseek2",
+        parts: &[LATENT, PRE_NORMS, GATED, SHARED_EXPERTS, SIGMOID_ROUTER],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-5, "norm_topk_prob": true, "first_k_dense_replace": 1,
+                "routed_scaling_factor": 1.8})
+        },
+        bias_flags: &[],
+        keys: latent::keys,
         ..LLAMA
     },
     Family {

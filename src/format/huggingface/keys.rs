@@ -125,7 +125,11 @@ impl<'a> Keys<'a> {
     pub(super) fn common(config: &'a Config, architecture: &'static str) -> Result<Keys<'a>> {
         let hidden = config.size(&["hidden_size", "n_embd"])?;
         let n_heads = config.size(&["num_attention_heads", "n_head"])?;
-        let head_dim = config.find_size("head_dim")?;
+        // Of latent attention the part that is rotated.
+        let head_dim = match config.find("kv_lora_rank") {
+            Some(_) => Some(config.size(&["qk_rope_head_dim"])?),
+            None => config.find_size("head_dim")?,
+        };
         if let Some(odd) = head_dim.filter(|dim| !dim.is_multiple_of(2)) {
             return Err(wrong("head_dim", &odd.into(), "an even number"));
         }

@@ -19,6 +19,7 @@ mod fp8;
 mod gemma4;
 mod json;
 mod keys;
+mod latent;
 mod mxfp4;
 mod presplit;
 mod relatives;

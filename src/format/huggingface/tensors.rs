@@ -5,7 +5,7 @@ use super::families::{Family, Layout};
 use super::json::Config;
 use super::rows::{Order, Reordered, transposed};
 use super::stored::{Stored, small};
-use super::{fp8, keys::Keys, relatives};
+use super::{fp8, keys::Keys, latent, relatives};
 use crate::error::{Result, fail};
 use crate::format::Tensor;
 use crate::quant::TensorType;
@@ -89,6 +89,11 @@ pub(super) struct Folder<'a> {
     family: &'static Family,
     stored: &'a HashMap<String, Stored>,
     n_layers: u64,
+    /// Layers after those, which are left out.
+    predictors: u64,
+    /// Query heads, and elements of their part that is not rotated in latent attention.
+    n_heads: usize,
+    plain_dim: usize,
     head_dim: usize,
     /// Whether the head is the embedding.
     tied: bool,
@@ -120,6 +125,12 @@ impl<'a> Folder<'a> {
             family,
             stored,
             n_layers: keys.n_layers,
+            predictors: match config.find("num_nextn_predict_layers") {
+                Some(_) => keys.count("num_nextn_predict_layers")?,
+                None => keys.count("num_mtp_layers")?,
+            },
+            n_heads: config.size(&["num_attention_heads", "n_head"])? as usize,
+            plain_dim: config.find_size("qk_nope_head_dim")?.unwrap_or(0) as usize,
             head_dim: keys.head_dim as usize,
             tied,
             block: block_size(quantization.as_ref())?,
@@ -162,6 +173,10 @@ impl<'a> Folder<'a> {
             let Some((layer, part)) = layer_and_part(stem) else {
                 return Err(self.unknown(full));
             };
+            // Layers that guess further tokens ahead.
+            if (self.n_layers..self.n_layers + self.predictors).contains(&layer) {
+                continue;
+            }
             if layer >= self.n_layers {
                 fail!(
                     InvalidModel,
@@ -172,6 +187,11 @@ impl<'a> Folder<'a> {
             if let Some((_, part)) = part.split_once(".experts.") {
                 if !experts.add(self, layer, part, end, stored, &mut tensors)? {
                     return Err(self.unknown(full));
+                }
+            } else if self.family.part(part) == Some("attn_kv_b") && end == "weight" {
+                let both = latent::split(self.matrix(stored)?, self.n_heads, self.plain_dim)?;
+                for (part, tensor) in ["attn_k_b", "attn_v_b"].into_iter().zip(both) {
+                    insert(&mut tensors, format!("blk.{layer}.{part}.weight"), tensor)?;
                 }
             } else if let Some(part) = self.family.part(part) {
                 let name = match end {

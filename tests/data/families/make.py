@@ -35,6 +35,10 @@ YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=2.0, original_max_posit
 GEMMA4_LAYERS = ["sliding_attention", "full_attention"] * 2
 GEMMA4_ROPE = dict(sliding_attention=FLOAT, full_attention=dict(rope_type="proportional", partial_rotary_factor=0.5, rope_theta=1000000.0))
 
+LATENT = dict(hidden_size=36, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=20, kv_lora_rank=24, qk_nope_head_dim=12,
+              qk_rope_head_dim=8, v_head_dim=10, moe_intermediate_size=12, num_experts_per_tok=3, first_k_dense_replace=1,
+              tie_word_embeddings=False)
+
 # name: (model_type of transformers, architecture in GGUF, changes of BASE)
 FAMILIES = {
     "qwen2": ("qwen2", "qwen2", dict(num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True)),
@@ -83,6 +87,14 @@ FAMILIES = {
                                              rope_parameters=dict(**FLOAT, partial_rotary_factor=0.6), moe_intermediate_size=8,
                                              num_experts_per_tok=3, n_routed_experts=8, n_shared_experts=1, n_group=4, topk_group=2,
                                              routed_scaling_factor=1.8, first_k_dense_replace=1, num_mtp_layers=0)),
+    "deepseek_v2": ("deepseek_v2", "deepseek2", LATENT | dict(q_lora_rank=None, num_hidden_layers=2, n_routed_experts=5, n_shared_experts=2,
+                                                              topk_method="greedy", routed_scaling_factor=1.3, norm_topk_prob=False,
+                                                              n_group=1, topk_group=1)),
+    "deepseek_v3": ("deepseek_v3", "deepseek2", LATENT | dict(num_hidden_layers=3, n_routed_experts=8, n_shared_experts=1, n_group=4, topk_group=2,
+                                                              routed_scaling_factor=2.5, norm_topk_prob=True, num_mtp_layers=0,
+                                                              rope_parameters=dict(**YARN, mscale=1.0, mscale_all_dim=1.0))),
+    "glm4_moe_lite": ("glm4_moe_lite", "deepseek2", LATENT | dict(num_hidden_layers=3, n_routed_experts=6, n_shared_experts=1,
+                                                                  routed_scaling_factor=1.8, n_group=1, topk_group=1)),
     # Keys of layers without a window are their values.
     "gemma4": ("gemma4_text", "gemma4", dict(num_hidden_layers=4, hidden_size=40, head_dim=12, global_head_dim=20,
                                              num_key_value_heads=3, num_global_key_value_heads=1, attention_k_eq_v=True,
@@ -182,6 +194,13 @@ def gguf_tensors(config, architecture, saved):
             x = interleaved(x, config.num_key_value_heads)
         if architecture == "gpt2" and re.search(r"c_attn.weight|c_proj.weight|c_fc.weight", name):
             x = x.T
+        if stem.endswith("kv_b_proj"):
+            # Of each head, keys and values; those of the keys the other way round.
+            heads = x.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+            layer = stem.split(".")[2]
+            yield f"blk.{layer}.attn_k_b.weight", heads[:, :config.qk_nope_head_dim].swapaxes(1, 2)
+            yield f"blk.{layer}.attn_v_b.weight", heads[:, config.qk_nope_head_dim:]
+            continue
         if end in ("sinks", "layer_scalar"):
             stem, end = name, "weight"
         if end == "e_score_correction_bias":
@@ -236,7 +255,7 @@ def write_metadata(w, architecture, config):
     if not c.get("use_double_wide_mlp"):
         w.add_feed_forward_length(c.get("intermediate_size") or c.get("n_inner") or 4 * hidden)
     w.add_head_count(heads)
-    if "num_key_value_heads" in c and architecture != "gemma4":
+    if "num_key_value_heads" in c and architecture not in ("gemma4", "deepseek2"):
         w.add_head_count_kv(c["num_key_value_heads"])
     if "rms_norm_eps" in c:
         w.add_layer_norm_rms_eps(c["rms_norm_eps"])
@@ -244,14 +263,14 @@ def write_metadata(w, architecture, config):
         if key in c:
             w.add_layer_norm_eps(c[key])
     head_dim = c.get("head_dim") or hidden // heads
-    if c.get("head_dim") and architecture != "gemma4":
+    if c.get("head_dim") and architecture not in ("gemma4", "deepseek2"):
         w.add_key_length(head_dim)
         w.add_value_length(head_dim)
     if rope:
         # A fixed alpha makes the base another one.
         alpha = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))
         w.add_rope_freq_base(rope["rope_theta"] * alpha)
-        if architecture != "gemma4":
+        if architecture not in ("gemma4", "deepseek2"):
             w.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if "sliding_attention" in ropes:
         w.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
@@ -295,6 +314,8 @@ def write_metadata(w, architecture, config):
     write_relatives(w, architecture, c, rope)
     if architecture == "gemma4":
         write_gemma4(w, config, rope)
+    if architecture == "deepseek2":
+        write_deepseek2(w, c, rope)
     if architecture in ("qwen3moe", "gpt-oss", "ernie4_5-moe", "glm4moe", "hunyuan-moe", "minimax-m2"):
         w.add_expert_feed_forward_length(c.get("moe_intermediate_size") or c["intermediate_size"])
 
@@ -323,6 +344,29 @@ def write_relatives(w, architecture, c, rope):
         w.add_expert_group_count(c["n_group"])
         w.add_expert_group_used_count(c["topk_group"])
         w.add_leading_dense_block_count(c["first_k_dense_replace"])
+
+
+def write_deepseek2(w, c, rope):
+    if c.get("q_lora_rank"):
+        w.add_q_lora_rank(c["q_lora_rank"])
+    w.add_kv_lora_rank(c["kv_lora_rank"])
+    w.add_head_count_kv(1)
+    w.add_key_length(c["kv_lora_rank"] + c["qk_rope_head_dim"])
+    w.add_value_length(c["kv_lora_rank"])
+    w.add_key_length_mla(c["qk_nope_head_dim"] + c["qk_rope_head_dim"])
+    w.add_value_length_mla(c["v_head_dim"])
+    w.add_rope_dimension_count(c["qk_rope_head_dim"])
+    w.add_leading_dense_block_count(c.get("first_k_dense_replace") or c["mlp_layer_types"].count("dense"))
+    w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+    w.add_expert_shared_count(c["n_shared_experts"])
+    w.add_expert_weights_scale(c["routed_scaling_factor"])
+    w.add_expert_weights_norm(c.get("norm_topk_prob", False))
+    w.add_expert_group_count(c["n_group"])
+    w.add_expert_group_used_count(c["topk_group"])
+    sigmoid = c["model_type"] != "deepseek_v2"
+    w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX)
+    if rope.get("mscale_all_dim"):
+        w.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
 
 
 def write_gemma4(w, config, rope):

@@ -1,0 +1,183 @@
+//! Keys and tensors of models whose layers keep a latent vector of a position.
+
+use super::json::wrong;
+use super::keys::Keys;
+use super::rows::{Order, Reordered};
+use crate::error::{Result, fail, try_vec};
+use crate::format::Tensor;
+use crate::format::made::MakeRows;
+
+pub(super) fn keys(k: &mut Keys) -> Result<()> {
+    if k.config.find("rope_interleave") == Some(&false.into()) {
+        fail!(
+            Unsupported,
+            "config.json: rope_interleave is false, which is not supported"
+        );
+    }
+    let size = |key: &str| k.config.size(&[key]);
+    let (rank, rotated) = (size("kv_lora_rank")?, size("qk_rope_head_dim")?);
+    let (plain, value) = (size("qk_nope_head_dim")?, size("v_head_dim")?);
+    if let Some(q_rank) = k.config.find_size("q_lora_rank")? {
+        k.set("attention.q_lora_rank", q_rank);
+    }
+    k.set("attention.kv_lora_rank", rank);
+    k.set("attention.head_count_kv", 1u64);
+    k.set("attention.key_length", rank + rotated);
+    k.set("attention.value_length", rank);
+    k.set("attention.key_length_mla", plain + rotated);
+    k.set("attention.value_length_mla", value);
+    k.set("rope.dimension_count", rotated);
+    multiplier(k)?;
+    experts(k)
+}
+
+/// What YaRN asks of the scores, a tenth of which GGUF has.
+fn multiplier(k: &mut Keys) -> Result<()> {
+    let rope = match k.config.nested("rope_parameters")? {
+        None => k.config.nested("rope_scaling")?,
+        found => found,
+    };
+    if let Some(rope) = rope
+        && let Some(all) = rope.find_f32("mscale_all_dim")?
+        && all != 0.0
+    {
+        let tenth = (0.1 * f64::from(all)) as f32;
+        k.set("rope.scaling.yarn_log_multiplier", tenth);
+    }
+    Ok(())
+}
+
+fn experts(k: &mut Keys) -> Result<()> {
+    if k.config.find("n_routed_experts").is_none() {
+        return Ok(());
+    }
+    if let Some(every) = k.config.find_size("moe_layer_freq")?
+        && every != 1
+    {
+        fail!(
+            Unsupported,
+            "config.json: moe_layer_freq is {every}; only 1 is supported"
+        );
+    }
+    let softmax = k.config.find_str("model_type")? == Some("deepseek_v2");
+    let scoring = match k.config.find_str("scoring_func")? {
+        Some("softmax") => 1u64,
+        Some("sigmoid") => 2,
+        None if softmax => 1,
+        None => 2,
+        Some(other) => fail!(
+            Unsupported,
+            "config.json: scoring_func is {other:?}; supported: softmax, sigmoid"
+        ),
+    };
+    k.set("expert_gating_func", scoring);
+    for (from, to) in [
+        ("n_routed_experts", "expert_count"),
+        ("num_experts_per_tok", "expert_used_count"),
+        ("moe_intermediate_size", "expert_feed_forward_length"),
+    ] {
+        let size = k.config.size(&[from])?;
+        k.set(to, size);
+    }
+    k.set("expert_shared_count", k.count("n_shared_experts")?);
+    let grouped = k.config.find_str("topk_method")? != Some("greedy");
+    let groups = |key: &str| -> Result<u64> {
+        match grouped {
+            true => Ok(k.config.find_size(key)?.unwrap_or(1)),
+            false => Ok(1),
+        }
+    };
+    let (n_groups, used) = (groups("n_group")?, groups("topk_group")?);
+    k.set("expert_group_count", n_groups);
+    k.set("expert_group_used_count", used);
+    let scale = k.config.find_f32("routed_scaling_factor")?.unwrap_or(1.0);
+    k.set("expert_weights_scale", scale);
+    // Those of the second version are not divided by their sum, whatever a config says.
+    let normalize = k.config.flag("norm_topk_prob")? && !softmax;
+    k.set("expert_weights_norm", normalize);
+    k.set("leading_dense_block_count", dense_layers(k)?);
+    Ok(())
+}
+
+/// Layers at the beginning that have no experts.
+fn dense_layers(k: &Keys) -> Result<u64> {
+    const KEY: &str = "mlp_layer_types";
+    let Some(types) = k.config.find_array(KEY)? else {
+        return k.count("first_k_dense_replace");
+    };
+    let dense = |ty: &&serde_json::Value| ty.as_str() == Some("dense");
+    let first = types.iter().take_while(dense).count();
+    let rest = types[first..].iter();
+    if types.len() as u64 != k.n_layers || rest.clone().any(|ty| ty.as_str() != Some("sparse")) {
+        let value = types.clone().into();
+        return Err(wrong(
+            KEY,
+            &value,
+            "dense for the first layers, then sparse",
+        ));
+    }
+    Ok(first as u64)
+}
+
+/// Of each head, some rows of a matrix the other way round: row `r` of a head has an element of each
+/// of them.
+struct HeadsTransposed {
+    source: Tensor,
+    /// Rows of a head in the source, and those of them that are wanted, which come first.
+    of: usize,
+    wanted: usize,
+}
+
+impl MakeRows for HeadsTransposed {
+    fn make(&self, first: usize, out: &mut [u8]) -> Result<()> {
+        let (row_bytes, columns) = (self.source.row_bytes(), self.source.row_len());
+        let size = row_bytes / columns;
+        let mut head = try_vec(self.wanted * row_bytes, 0u8, &self.source.name)?;
+        let mut read = None;
+        for (i, out) in out.chunks_exact_mut(self.wanted * size).enumerate() {
+            let (h, column) = ((first + i) / columns, (first + i) % columns);
+            if read != Some(h) {
+                self.source.read_rows(h * self.of, &mut head)?;
+                read = Some(h);
+            }
+            for (row, out) in head.chunks_exact(row_bytes).zip(out.chunks_exact_mut(size)) {
+                out.copy_from_slice(&row[column * size..][..size]);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `kv_b_proj`, of each head `plain` rows of keys and then those of values, as the two tensors that
+/// GGUF has of it.
+pub(super) fn split(source: Tensor, n_heads: usize, plain: usize) -> Result<[Tensor; 2]> {
+    let (rank, rows) = (source.row_len(), source.rows());
+    let of = rows / n_heads.max(1);
+    if rows != of * n_heads || of <= plain || source.ty.block_len() != 1 {
+        fail!(
+            ShapeMismatch,
+            "tensor {} has shape {:?}; the model needs keys of {plain} elements and values for {n_heads} heads",
+            source.name,
+            source.dims
+        );
+    }
+    let (name, ty) = (source.name.clone(), source.ty);
+    let keys = HeadsTransposed {
+        source: source.clone(),
+        of,
+        wanted: plain,
+    };
+    let values = Reordered {
+        source,
+        order: Order::Part {
+            of,
+            from: plain,
+            rows: of - plain,
+            step: 1,
+        },
+    };
+    Ok([
+        Tensor::made(name.clone(), ty, vec![plain, rank, n_heads], keys)?,
+        Tensor::made(name, ty, vec![rank, of - plain, n_heads], values)?,
+    ])
+}

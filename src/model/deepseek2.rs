@@ -1,0 +1,152 @@
+//! `deepseek2`: DeepSeek V2 and V3, Kimi K2, GLM 4.7 Flash. What layers keep of a position is one
+//! latent vector; keys and values of all heads are products of it.
+
+use super::decoder::Decoder;
+use super::experts::{Defaults, Mixture, shared_count_ff, softmax};
+use super::rope::{self, Ramp};
+use super::{
+    Activation, Block, LatentAttention, Linear, Mixer, Network, Norm, NormKind, Rope, RopePairing,
+};
+use crate::error::{Result, fail};
+use crate::format::ModelFile;
+
+/// Of the norms of latent vectors, whatever that of the others is.
+const EPS: f32 = 1e-6;
+
+pub(super) fn describe(file: &ModelFile) -> Result<Network> {
+    let mut d = Decoder::read_uneven(file, "deepseek2", NormKind::Rms)?;
+    d.leave_out_predictors()?;
+    let shape = Shape::read(&d)?;
+    let experts = Defaults {
+        normalize: false,
+        shared_ff: shared_count_ff(&d)?,
+        ..softmax(&d)?
+    };
+    let experts = Mixture::find(&d, experts)?;
+    d.network(|i| {
+        let feed_forward = match &experts {
+            Some(experts) => experts.or_gated(&d, i)?,
+            None => d.gated(i, Activation::Silu)?,
+        };
+        Ok(Block {
+            mixer_norm: d.norm(i, "attn_norm")?,
+            mixer: Mixer::Latent(Box::new(shape.attention(&d, i)?)),
+            mixer_post_norm: None,
+            feed_forward_norm: d.norm(i, "ffn_norm")?,
+            feed_forward,
+            feed_forward_post_norm: None,
+            parallel: false,
+            residual_scale: 1.0,
+            per_layer: None,
+            output_scale: 1.0,
+        })
+    })
+}
+
+/// Sizes that all layers share.
+struct Shape {
+    q_rank: Option<usize>,
+    rank: usize,
+    plain_dim: usize,
+    value_dim: usize,
+    rope: Rope,
+    scale: f32,
+}
+
+impl Shape {
+    fn read(d: &Decoder) -> Result<Shape> {
+        const HEADS: &str = "attention.head_count";
+        const RANK: &str = "attention.kv_lora_rank";
+        const Q_RANK: &str = "attention.q_lora_rank";
+        const KEYS: &str = "attention.key_length_mla";
+        const VALUES: &str = "attention.value_length_mla";
+        const ROTATED: &str = "rope.dimension_count";
+        let source = &d.source;
+        if source.has("blk.0.attn_kv_b") {
+            fail!(
+                Unsupported,
+                "tensor blk.0.attn_kv_b.weight: the file is of an older converter; newer ones write attn_k_b and attn_v_b"
+            );
+        }
+        let (rank, rotated) = (source.size(RANK)?, source.size(ROTATED)?);
+        let (head_dim, value_dim) = (source.size(KEYS)?, source.size(VALUES)?);
+        for (key, size) in [(RANK, rank), (KEYS, head_dim), (VALUES, value_dim)] {
+            if size > super::decoder::MAX_HEAD_DIM {
+                return Err(source.invalid(key, &format!("is {size}, which is beyond all heads")));
+            }
+        }
+        if rotated >= head_dim || !rotated.is_multiple_of(2) {
+            let problem =
+                format!("is {rotated}; it must be even and less than the head size {head_dim}");
+            return Err(source.invalid(ROTATED, &problem));
+        }
+        for size in [head_dim, value_dim, rank + rotated] {
+            source.product(HEADS, d.n_heads, size)?;
+        }
+        let q_rank = match source.find::<u64>(Q_RANK)? {
+            None | Some(0) => None,
+            Some(_) => Some(source.size(Q_RANK)?),
+        };
+        let pairing = RopePairing::Interleaved;
+        let rope = rope::from_source(source, rotated, d.context_length, pairing, Ramp::Rounded)?;
+        let scale = 1.0 / (head_dim as f64).sqrt() * rope::latent_factor(source)?.powi(2);
+        Ok(Shape {
+            q_rank,
+            rank,
+            plain_dim: head_dim - rotated,
+            value_dim,
+            rope,
+            scale: scale as f32,
+        })
+    }
+
+    fn attention(&self, d: &Decoder, layer: usize) -> Result<LatentAttention> {
+        let (source, hidden, n_heads) = (&d.source, d.hidden, d.n_heads);
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let rotated = 2 * self.rope.inv_freq.len();
+        let plain = |part: &str, inputs, outputs| -> Result<Linear> {
+            Ok(Linear {
+                weight: source.matrix(&format!("{}.weight", name(part)), inputs, outputs)?,
+                bias: None,
+            })
+        };
+        let norm = |part: &str, len| -> Result<Norm> {
+            Ok(Norm {
+                kind: NormKind::Rms,
+                weight: source.vector(&format!("{}.weight", name(part)), len)?,
+                bias: None,
+                eps: EPS,
+            })
+        };
+        let heads = |part: &str, inputs, outputs| {
+            let mut heads = source.stacked_linear(&name(part), inputs, outputs, n_heads)?;
+            heads.bias = None;
+            Ok::<Linear, crate::Error>(heads)
+        };
+        let q_len = n_heads * (self.plain_dim + rotated);
+        let (q_a, q_a_norm, q) = match self.q_rank {
+            Some(rank) => (
+                Some(plain("attn_q_a", hidden, rank)?),
+                Some(norm("attn_q_a_norm", rank)?),
+                plain("attn_q_b", rank, q_len)?,
+            ),
+            None => (None, None, plain("attn_q", hidden, q_len)?),
+        };
+        Ok(LatentAttention {
+            n_heads,
+            rank: self.rank,
+            plain_dim: self.plain_dim,
+            value_dim: self.value_dim,
+            q_a,
+            q_a_norm,
+            q,
+            kv: plain("attn_kv_a_mqa", hidden, self.rank + rotated)?,
+            kv_norm: Some(norm("attn_kv_a_norm", self.rank)?),
+            to_latent: heads("attn_k_b", self.plain_dim, self.rank)?,
+            from_latent: heads("attn_v_b", self.rank, self.value_dim)?,
+            output: plain("attn_output", n_heads * self.value_dim, hidden)?,
+            rope: self.rope.clone(),
+            scale: self.scale,
+        })
+    }
+}
