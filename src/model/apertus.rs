@@ -51,7 +51,7 @@ fn numbers(d: &Decoder, key: &str) -> Result<Vec<f32>> {
             d.n_layers
         );
     }
-    if let Some(wrong) = values.iter().find(|v| !(v.abs() < 1e6)) {
+    if let Some(wrong) = values.iter().find(|v| v.is_nan() || v.abs() >= 1e6) {
         fail!(InvalidModel, "{key} has the value {wrong}");
     }
     Ok(values)

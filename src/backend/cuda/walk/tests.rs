@@ -183,6 +183,7 @@ fn experts(shared: bool) -> FeedForwardPlan {
         router: matrix("router"),
         selection_bias: 0,
         scoring: 0,
+        groups: [0; 3],
         normalize: false,
         weight_scale: 1.0,
         gate: matrix("gate"),
