@@ -314,6 +314,7 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
         n_pairs: n_pairs as u32,
         interleaved: u32::from(interleaved),
         long_above: if variant.long { 4096 } else { 4097 },
+        ..Default::default()
     };
     let log2_e = std::f32::consts::LOG2_E;
     let scores = args::Scores {

@@ -60,6 +60,15 @@ fn activated(activation: Activation, x: f64, up: Option<f64>) -> f64 {
                 .sum();
             x * (0.5 + sum * step / 3.0)
         }
+        Activation::ReluSquared => x.max(0.0).powi(2),
+        Activation::Xielu { alpha_p, alpha_n } => {
+            let (alpha_p, alpha_n) = (f64::from(alpha_p), f64::from(alpha_n));
+            let above = match x > 0.0 {
+                true => alpha_p * x * x,
+                false => alpha_n * (x.exp_m1() - x),
+            };
+            above + x / 2.0
+        }
         Activation::ClampedSwiglu { alpha, limit } => {
             let limit = f64::from(limit);
             let up = up.map(|u| u.clamp(-limit, limit) + 1.0);
@@ -91,6 +100,11 @@ fn produce_is_right() {
         Activation::Silu,
         Activation::GeluTanh,
         Activation::Gelu,
+        Activation::ReluSquared,
+        Activation::Xielu {
+            alpha_p: 0.8,
+            alpha_n: 1.3,
+        },
         clamped,
     ] {
         for gated in [false, true] {
