@@ -55,6 +55,8 @@ enum Kind {
     Wide,
     /// `uint32_t`.
     Whole,
+    /// `uint8_t`.
+    Byte,
     /// `float`.
     Float,
     /// A structure, by its name on the device.
@@ -103,6 +105,7 @@ fn of_the_host() -> BTreeMap<String, Vec<Field>> {
         let kind = match ty {
             "u64" => Kind::Wide,
             "u32" => Kind::Whole,
+            "u8" => Kind::Byte,
             "f32" => Kind::Float,
             other => Kind::Structure(twins[other].clone()),
         };
@@ -155,6 +158,7 @@ fn plain_fields(body: &str) -> Option<Vec<Field>> {
             _ if ty.ends_with('*') => Kind::Wide,
             "uint64_t" => Kind::Wide,
             "uint32_t" => Kind::Whole,
+            "uint8_t" => Kind::Byte,
             "float" => Kind::Float,
             other => Kind::Structure(other.to_owned()),
         };
