@@ -304,7 +304,7 @@ fn cpu() -> usize {
 
 #[test]
 fn sessions_rewind_as_far_as_they_like() {
-    for name in ["cohere2", "gemma3", "gemma4_e", "mistral"] {
+    for name in ["cohere2", "gemma3", "gemma4_e", "mistral", "lfm2"] {
         let dir = TempDir::new("rewind");
         let path = dir.file("model.gguf", &with_context(name, 4096).bytes());
         let options = LoadOptions {

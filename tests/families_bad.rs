@@ -326,6 +326,9 @@ fn contradictions_are_refused_by_key() {
             u64::MAX.into(),
             InvalidModel,
         ),
+        ("lfm2", "shortconv.l_cache", 0u32.into(), InvalidModel),
+        ("lfm2", "shortconv.l_cache", 1u32.into(), InvalidModel),
+        ("lfm2", "shortconv.l_cache", 65u32.into(), InvalidModel),
     ];
     for (name, key, value, status) in cases {
         let mut edited = Edited::of(&open_family(name));
@@ -339,14 +342,19 @@ fn contradictions_are_refused_by_key() {
 
 #[test]
 fn patterns_have_a_value_for_each_layer() {
-    for (name, key) in [
-        ("gemma2", "attention.sliding_window_pattern"),
-        ("smollm3", "attention.rope_pattern"),
+    for (name, key, value) in [
+        (
+            "gemma2",
+            "attention.sliding_window_pattern",
+            Array::Bool(vec![true]),
+        ),
+        ("smollm3", "attention.rope_pattern", Array::Bool(vec![true])),
+        ("lfm2", "attention.head_count_kv", Array::U64(vec![0, 1])),
     ] {
         let whole = Edited::of(&open_family(name));
         let key = format!("{}.{key}", architecture(&whole));
         let mut edited = whole.clone();
-        let e = load(edited.set(&key, Value::Array(Array::Bool(vec![true])))).unwrap_err();
+        let e = load(edited.set(&key, Value::Array(value))).unwrap_err();
         assert_eq!(e.status, Status::InvalidModel, "{e}");
         assert!(e.message.contains(&key), "{e}");
     }

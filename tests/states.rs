@@ -48,8 +48,8 @@ fn a_restored_session_continues_with_the_same_bits() {
 }
 
 #[test]
-fn windows_and_experts_are_restored_as_well() {
-    for name in WINDOWED.iter().chain(&["mixtral"]) {
+fn windows_experts_and_fixed_states_are_restored_as_well() {
+    for name in WINDOWED.iter().chain(&["mixtral", "lfm2"]) {
         let model = family(name);
         for seed in 0..4 {
             random_life(&model, seed, 60, false);

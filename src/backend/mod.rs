@@ -58,6 +58,11 @@ pub trait Weights: Send + Sync {
     /// What each layer keeps of a position.
     fn kv_layers(&self) -> &[KvShape];
 
+    /// Floats of fixed size that all layers keep together.
+    fn fixed_len(&self) -> usize {
+        0
+    }
+
     /// Whether a KV cache can have this element type here.
     fn takes_kv_type(&self, kv_type: KvType) -> bool;
 
@@ -65,7 +70,8 @@ pub trait Weights: Send + Sync {
     /// window.
     fn kv_bytes_per_token(&self, kv_type: KvType) -> u64;
 
-    /// Bytes of KV cache of a session of so many positions.
+    /// Bytes of the state of a session of so many positions: KV cache, and what layers keep of fixed
+    /// size, with the copies that the session can go back to.
     fn kv_bytes(&self, kv_type: KvType, context: usize) -> u64 {
         self.kv_bytes_per_token(kv_type)
             .saturating_mul(context as u64)
@@ -119,8 +125,8 @@ pub fn fill_mask(source: &mut MaskSource, n_vocab: usize, words: &mut [u32]) -> 
 
 /// The state of one session on a device: KV cache, scratch memory, logits.
 ///
-/// Work that fails leaves the state as it was before, or, after many positions of layers with a
-/// sliding window, empty. While a row of it is under way (from `submit` to the last outcome or the
+/// Work that fails leaves the state as it was before, or at an earlier mark, or empty: after many
+/// positions of layers with a sliding window, or where layers keep a state of fixed size. While a row of it is under way (from `submit` to the last outcome or the
 /// error of `poll`), only `poll`, `len`, `progress` and `queue_limit` may be called.
 pub trait Runner: Send {
     /// The runner itself, for a backend that looks for its own.
@@ -176,8 +182,8 @@ pub trait Runner: Send {
     /// before the last position always.
     fn mark_before(&self, position: usize) -> Mark;
 
-    /// Goes back to a mark of this state, and forgets what came after it, the logits included.
-    /// Nothing happens where nothing came after it.
+    /// Goes back to a mark of this state, and forgets what came after it, the logits included. A state
+    /// that has lost it goes to the last one before. Nothing happens where nothing came after it.
     fn rollback(&mut self, mark: Mark);
 
     /// Writes the state to a stream (see [`state`]). It stays as it is.

@@ -2,7 +2,8 @@
 //!
 //! The stream of a state is, in this order: the logits of the last position as `f32`, if they are
 //! at hand; the keys and values of the layers that keep all positions; those of the layers with a
-//! window. The latter two are sequences of blocks of [`BLOCK`] positions. A block holds, for each of
+//! window; the states of fixed size of the layers that have one, first to last, as `f32`
+//! ([`FixedShape`](crate::model::FixedShape)), unless there are no positions. Keys and values are sequences of blocks of [`BLOCK`] positions. A block holds, for each of
 //! those layers, first to last, that still holds a position of the block: keys
 //! `[kv head][BLOCK][row]`, then values likewise. A row is one head's vector ([`row_bytes`]), little
 //! endian. Rows of positions that the state does not hold are zero.
@@ -133,6 +134,8 @@ pub struct StateLayout<'a> {
     layers: &'a [KvShape],
     info: &'a StateInfo,
     n_vocab: usize,
+    /// Floats of all states of fixed size.
+    fixed_len: usize,
 }
 
 impl<'a> StateLayout<'a> {
@@ -173,7 +176,21 @@ impl<'a> StateLayout<'a> {
             layers,
             info,
             n_vocab,
+            fixed_len: 0,
         })
+    }
+
+    /// The same for a network whose layers keep so many floats of fixed size, together.
+    pub fn with_fixed(self, fixed_len: usize) -> StateLayout<'a> {
+        StateLayout { fixed_len, ..self }
+    }
+
+    /// Bytes of the states of fixed size in the stream.
+    pub fn fixed_bytes(&self) -> usize {
+        match self.info.len {
+            0 => 0,
+            _ => self.fixed_len * size_of::<f32>(),
+        }
     }
 
     /// What a layer keeps of a position.
@@ -238,7 +255,7 @@ impl<'a> StateLayout<'a> {
 
     /// Bytes of the whole stream. `None` if that is beyond all memory.
     pub fn bytes(&self) -> Option<u64> {
-        let mut total = self.logits_bytes() as u64;
+        let mut total = (self.logits_bytes() as u64).checked_add(self.fixed_bytes() as u64)?;
         for layer in 0..self.layers.len() {
             let blocks = self.blocks() - (self.from(layer) / BLOCK).min(self.blocks());
             let bytes = (2 * self.plane_bytes(layer) as u64).checked_mul(blocks as u64)?;

@@ -74,6 +74,29 @@ impl Fingerprint {
                 self.rope(&a.rope);
                 return;
             }
+            // Its tensors say everything.
+            Mixer::ShortConv(_) => return,
+            Mixer::DeltaNet(m) => {
+                for number in [m.n_key_heads, m.n_value_heads, m.key_dim, m.value_dim] {
+                    self.number(number as u64);
+                }
+                return;
+            }
+            Mixer::Mamba2(m) => {
+                for number in [
+                    m.n_heads,
+                    m.head_dim,
+                    m.n_groups,
+                    m.state_dim,
+                    m.norm_groups,
+                ] {
+                    self.number(number as u64);
+                }
+                self.number(u64::from(m.norm_before_gate));
+                self.float(m.dt_min);
+                self.float(m.dt_max);
+                return;
+            }
         };
         for number in [a.n_heads, a.n_kv_heads, a.head_dim, a.window.unwrap_or(0)] {
             self.number(number as u64);

@@ -78,7 +78,13 @@ impl Session {
             return Ok(());
         };
         let weights = self.model.weights();
-        let mut memory = Memory::new(weights.kv_layers(), self.model.details().n_vocab);
+        let mut memory = Memory {
+            layers: weights.kv_layers(),
+            fixed_len: weights.fixed_len(),
+            n_vocab: self.model.details().n_vocab,
+            info: None,
+            stream: None,
+        };
         runner.save(&mut memory)?;
         let (Some(info), Some(stream)) = (memory.info, memory.stream) else {
             fail!(Internal, "a saved state without a beginning");
@@ -133,25 +139,16 @@ impl Stored {
 /// Takes a stream in.
 struct Memory<'a> {
     layers: &'a [KvShape],
+    fixed_len: usize,
     n_vocab: usize,
     info: Option<StateInfo>,
     stream: Option<Stored>,
 }
 
-impl<'a> Memory<'a> {
-    fn new(layers: &'a [KvShape], n_vocab: usize) -> Memory<'a> {
-        Memory {
-            layers,
-            n_vocab,
-            info: None,
-            stream: None,
-        }
-    }
-}
-
 impl StateSink for Memory<'_> {
     fn begin(&mut self, info: &StateInfo) -> Result<()> {
-        let bytes = StateLayout::new(self.layers, info, self.n_vocab)?.bytes();
+        let bytes = StateLayout::new(self.layers, info, self.n_vocab)?;
+        let bytes = bytes.with_fixed(self.fixed_len).bytes();
         let room = bytes.and_then(|b| usize::try_from(b).ok());
         let room = room.unwrap_or(usize::MAX).max(1);
         self.stream = Some(Stored {

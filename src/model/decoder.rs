@@ -49,7 +49,7 @@ impl<'a> Decoder<'a> {
         architecture: &'static str,
         norm: NormKind,
     ) -> Result<Decoder<'a>> {
-        Decoder::read_sizes(file, architecture, norm, true)
+        Decoder::read_with(file, architecture, norm, Source::find_uniform_size)
     }
 
     /// The same of a family whose layers have different numbers of KV heads, which are left to it.
@@ -58,14 +58,15 @@ impl<'a> Decoder<'a> {
         architecture: &'static str,
         norm: NormKind,
     ) -> Result<Decoder<'a>> {
-        Decoder::read_sizes(file, architecture, norm, false)
+        Decoder::read_with(file, architecture, norm, |_, _, _| Ok(None))
     }
 
-    fn read_sizes(
+    /// The same, with KV heads that `kv_heads` finds, given their key and the number of layers.
+    pub(super) fn read_with(
         file: &'a ModelFile,
         architecture: &'static str,
         norm: NormKind,
-        even: bool,
+        kv_heads: impl Fn(&Source<'a>, &str, usize) -> Result<Option<usize>>,
     ) -> Result<Decoder<'a>> {
         const N_LAYERS: &str = "block_count";
         const HEADS: &str = "attention.head_count";
@@ -88,11 +89,7 @@ impl<'a> Decoder<'a> {
         }
         let hidden = source.size("embedding_length")?;
         let n_heads = source.uniform_size(HEADS, n_layers)?;
-        let n_kv_heads = match even {
-            true => source.find_uniform_size(KV_HEADS, n_layers)?,
-            false => None,
-        };
-        let n_kv_heads = n_kv_heads.unwrap_or(n_heads);
+        let n_kv_heads = kv_heads(&source, KV_HEADS, n_layers)?.unwrap_or(n_heads);
         if !n_heads.is_multiple_of(n_kv_heads) {
             let problem = format!("is {n_kv_heads}, which does not divide the {n_heads} heads");
             return Err(source.invalid(KV_HEADS, &problem));
@@ -178,7 +175,16 @@ impl<'a> Decoder<'a> {
             positions: None,
             per_layer: None,
             blocks,
-            final_norm: source.norm("output_norm", hidden, self.norm, self.eps)?,
+            final_norm: {
+                // Files of this family have it by either name.
+                let other = source.architecture() == "lfm2" && !source.has("output_norm");
+                let name = if other {
+                    "token_embd_norm"
+                } else {
+                    "output_norm"
+                };
+                source.norm(name, hidden, self.norm, self.eps)?
+            },
             head,
             logit_scale: 1.0,
             logit_cap: source.find_positive("final_logit_softcapping")?,
@@ -424,26 +430,26 @@ impl<'a> Decoder<'a> {
         })))
     }
 
-    /// A block with a norm before attention and another before the feed-forward part.
+    /// A block with a norm before the mixer and another before the feed-forward part.
     pub(super) fn pre_norm_block(
         &self,
         layer: usize,
-        attention: Attention,
+        mixer: impl Into<Mixer>,
         feed_forward: FeedForward,
     ) -> Result<Block> {
         Ok(Block {
             mixer_norm: self.norm(layer, "attn_norm")?,
             feed_forward_norm: self.norm(layer, "ffn_norm")?,
-            ..bare_block(attention, feed_forward)
+            ..bare_block(mixer, feed_forward)
         })
     }
 }
 
 /// A sequential block without norms.
-pub(super) fn bare_block(attention: Attention, feed_forward: FeedForward) -> Block {
+pub(super) fn bare_block(mixer: impl Into<Mixer>, feed_forward: FeedForward) -> Block {
     Block {
         mixer_norm: None,
-        mixer: Mixer::Attention(Box::new(attention)),
+        mixer: mixer.into(),
         mixer_post_norm: None,
         feed_forward_norm: None,
         feed_forward,

@@ -19,6 +19,7 @@ mod gpt2;
 mod gpt_oss;
 mod granite;
 mod hunyuan;
+mod lfm2;
 mod llama;
 mod minimax_m2;
 mod mistral3;
@@ -39,9 +40,10 @@ mod starcoder2;
 mod unused;
 
 pub use network::{
-    Activation, Attention, Block, ExpertGroups, Experts, FeedForward, KvShape, LatentAttention,
-    LayerInput, Linear, LongRope, Mixer, MixerState, Mlp, Network, Norm, NormKind, PerLayerInputs,
-    Rope, RopePairing, Scoring, SharedExpert, Temperature,
+    Activation, Attention, Block, Conv, DeltaNet, ExpertGroups, Experts, FeedForward, FixedShape,
+    KvShape, LatentAttention, LayerInput, Linear, LongRope, Mamba2, Mixer, MixerState, Mlp,
+    Network, Norm, NormKind, PerLayerInputs, Rope, RopePairing, Scoring, SharedExpert, ShortConv,
+    Temperature,
 };
 
 use crate::error::{Result, fail};
@@ -70,6 +72,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("granitemoe", granite::experts),
     ("hunyuan-dense", hunyuan::describe),
     ("hunyuan-moe", hunyuan::experts),
+    ("lfm2", lfm2::describe),
     ("llama", llama::describe),
     ("minimax-m2", minimax_m2::describe),
     ("mistral3", mistral3::describe),

@@ -136,6 +136,12 @@ pub enum Mixer {
     Attention(Box<Attention>),
     /// Self-attention whose keys and values are products of one short vector per position.
     Latent(Box<LatentAttention>),
+    /// A gated convolution over a few positions.
+    ShortConv(Box<ShortConv>),
+    /// A gated delta net.
+    DeltaNet(Box<DeltaNet>),
+    /// Mamba 2.
+    Mamba2(Box<Mamba2>),
 }
 
 /// What a mixer keeps of the positions that it has seen.
@@ -143,6 +149,8 @@ pub enum Mixer {
 pub enum MixerState {
     /// A key and a value per position.
     Kv(KvShape),
+    /// The same amount, however many they are.
+    Fixed(FixedShape),
 }
 
 /// Keys and values of a layer.
@@ -156,7 +164,83 @@ pub struct KvShape {
     pub window: Option<usize>,
 }
 
+impl KvShape {
+    /// Of a layer that keeps nothing of single positions.
+    pub const NONE: KvShape = KvShape {
+        n_kv_heads: 0,
+        head_dim: 0,
+        window: None,
+    };
+}
+
+/// State of fixed size, of 32-bit floats: the last inputs of a convolution,
+/// `[conv_columns][conv_channels]` with the oldest position first, then a matrix per head,
+/// `[n_heads][rows][columns]`. All of it is zero before the first position.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FixedShape {
+    /// Channels of the convolution.
+    pub conv_channels: usize,
+    /// Positions of it that are kept: its width less 1.
+    pub conv_columns: usize,
+    /// Heads of the recurrence.
+    pub n_heads: usize,
+    /// Rows of a head's matrix.
+    pub rows: usize,
+    /// Columns of a head's matrix.
+    pub columns: usize,
+}
+
+impl FixedShape {
+    /// Floats of the convolution's part.
+    pub fn conv_len(&self) -> usize {
+        self.conv_channels.saturating_mul(self.conv_columns)
+    }
+
+    /// Floats of the whole.
+    pub fn len(&self) -> usize {
+        let matrices = self
+            .n_heads
+            .saturating_mul(self.rows)
+            .saturating_mul(self.columns);
+        self.conv_len().saturating_add(matrices)
+    }
+
+    /// Whether nothing is kept.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl MixerState {
+    /// Keys and values, [`KvShape::NONE`] without.
+    pub fn kv(&self) -> KvShape {
+        match self {
+            MixerState::Kv(kv) => *kv,
+            MixerState::Fixed(_) => KvShape::NONE,
+        }
+    }
+
+    /// Floats of the part of fixed size, 0 without.
+    pub fn fixed_len(&self) -> usize {
+        match self {
+            MixerState::Kv(_) => 0,
+            MixerState::Fixed(fixed) => fixed.len(),
+        }
+    }
+}
+
 impl Mixer {
+    /// A name for messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Mixer::Attention(_) => "attention",
+            Mixer::Latent(_) => "latent attention",
+            Mixer::ShortConv(_) => "a short convolution",
+            Mixer::DeltaNet(_) => "a gated delta net",
+            Mixer::Mamba2(_) => "Mamba 2",
+        }
+    }
+
     /// What it keeps in a session of a model that was trained for `context_length` positions. A
     /// window that no context exceeds counts as none.
     pub fn state(&self, context_length: usize) -> MixerState {
@@ -176,6 +260,25 @@ impl Mixer {
                 head_dim: a.rank + a.rotated(),
                 window: None,
             }),
+            Mixer::ShortConv(m) => MixerState::Fixed(FixedShape {
+                conv_channels: m.conv.channels(),
+                conv_columns: m.conv.width() - 1,
+                ..FixedShape::default()
+            }),
+            Mixer::DeltaNet(m) => MixerState::Fixed(FixedShape {
+                conv_channels: m.conv.channels(),
+                conv_columns: m.conv.width() - 1,
+                n_heads: m.n_value_heads,
+                rows: m.value_dim,
+                columns: m.key_dim,
+            }),
+            Mixer::Mamba2(m) => MixerState::Fixed(FixedShape {
+                conv_channels: m.conv.channels(),
+                conv_columns: m.conv.width() - 1,
+                n_heads: m.n_heads,
+                rows: m.head_dim,
+                columns: m.state_dim,
+            }),
         }
     }
 
@@ -189,23 +292,40 @@ impl Mixer {
                 all.extend(&a.q_a);
                 all
             }
+            Mixer::ShortConv(m) => vec![&m.b, &m.c, &m.x, &m.output],
+            Mixer::DeltaNet(m) => vec![&m.q, &m.k, &m.v, &m.z, &m.b, &m.a, &m.output],
+            Mixer::Mamba2(m) => vec![&m.z, &m.x, &m.b, &m.c, &m.dt, &m.output],
         }
     }
 
     /// Its norms.
     pub fn norms(&self) -> impl Iterator<Item = &Norm> {
-        match self {
-            Mixer::Attention(a) => [&a.q_norm, &a.k_norm].into_iter().flatten(),
-            Mixer::Latent(a) => [&a.q_a_norm, &a.kv_norm].into_iter().flatten(),
-        }
+        let norms: [Option<&Norm>; 2] = match self {
+            Mixer::Attention(a) => [a.q_norm.as_ref(), a.k_norm.as_ref()],
+            Mixer::Latent(a) => [a.q_a_norm.as_ref(), a.kv_norm.as_ref()],
+            Mixer::ShortConv(_) => [None; 2],
+            Mixer::DeltaNet(m) => [Some(&m.norm), None],
+            Mixer::Mamba2(m) => [m.norm.as_ref(), None],
+        };
+        norms.into_iter().flatten()
     }
 
-    /// Its vectors that are neither norms nor biases.
+    /// Its vectors that are neither norms nor biases of matrices, and its convolution.
     pub fn vectors(&self) -> impl Iterator<Item = &Tensor> {
-        match self {
-            Mixer::Attention(a) => a.sinks.as_ref().into_iter(),
-            Mixer::Latent(_) => None.into_iter(),
-        }
+        let (conv, others) = match self {
+            Mixer::Attention(a) => (None, [a.sinks.as_ref(), None, None]),
+            Mixer::Latent(_) => (None, [None; 3]),
+            Mixer::ShortConv(m) => (Some(&m.conv), [None; 3]),
+            Mixer::DeltaNet(m) => (Some(&m.conv), [Some(&m.decay), Some(&m.dt_bias), None]),
+            Mixer::Mamba2(m) => (
+                Some(&m.conv),
+                [Some(&m.decay), Some(&m.dt_bias), Some(&m.skip)],
+            ),
+        };
+        let conv = conv
+            .into_iter()
+            .flat_map(|c| [Some(&c.weight), c.bias.as_ref()]);
+        conv.chain(others).flatten()
     }
 
     /// Its rotary embedding.
@@ -213,6 +333,7 @@ impl Mixer {
         match self {
             Mixer::Attention(a) => a.rope.as_ref(),
             Mixer::Latent(a) => Some(&a.rope),
+            Mixer::ShortConv(_) | Mixer::DeltaNet(_) | Mixer::Mamba2(_) => None,
         }
     }
 
@@ -220,7 +341,7 @@ impl Mixer {
     pub fn as_attention(&self) -> Option<&Attention> {
         match self {
             Mixer::Attention(a) => Some(a),
-            Mixer::Latent(_) => None,
+            _ => None,
         }
     }
 }
@@ -265,6 +386,165 @@ impl LatentAttention {
     /// Elements of `s` and of `r`.
     pub fn rotated(&self) -> usize {
         2 * self.rope.inv_freq.len()
+    }
+}
+
+/// A causal convolution of each channel by itself. With `w` the width and `x[t]` a channel's value
+/// at position `t` (0 before the first one), it gives at position `p`
+/// `bias + weight[0] * x[p - w + 1] + ... + weight[w - 1] * x[p]`.
+#[derive(Clone, Debug)]
+pub struct Conv {
+    /// `[channels][width]`, F32, F16 or BF16; a width of at least 2.
+    pub weight: Tensor,
+    /// Of each channel; F32, F16 or BF16.
+    pub bias: Option<Tensor>,
+}
+
+impl Conv {
+    /// Its channels.
+    pub fn channels(&self) -> usize {
+        self.weight.rows()
+    }
+
+    /// Positions that it sees.
+    pub fn width(&self) -> usize {
+        self.weight.row_len()
+    }
+}
+
+/// A gated convolution: of an input `y`, `output(c(y) * conv(b(y) * x(y)))`, products of vectors
+/// being by element. The state holds the last values of `b(y) * x(y)`.
+#[derive(Clone, Debug)]
+pub struct ShortConv {
+    /// `hidden` x `hidden`, as the others. Gate before the convolution.
+    pub b: Linear,
+    /// Gate behind it.
+    pub c: Linear,
+    /// What is convolved.
+    pub x: Linear,
+    /// Over `hidden` channels.
+    pub conv: Conv,
+    /// From its gated result.
+    pub output: Linear,
+}
+
+/// A gated delta net. Value head `h` uses the query and key of head `h / (n_value_heads /
+/// n_key_heads)`.
+///
+/// Of an input `y`: the concatenation of `q(y)`, `k(y)` and `v(y)`, in this order, goes through the
+/// convolution and then SiLU. With `q`, `k` and `v` of a head from its result:
+/// - `q` and `k` are divided by their lengths, `x / sqrt(sum(x^2) + 1e-6)`, and `q` by
+///   `sqrt(key_dim)`;
+/// - `g = exp(decay * softplus(a(y) + dt_bias))` and `beta = sigmoid(b(y))`, a number per value head;
+/// - its matrix `S`, `[value_dim][key_dim]`, becomes `S = g * S`, then
+///   `S = S + beta * (v - S k) k^T`;
+/// - `o = S q`, and the head's result is `norm(o) * silu(z)`, `z` being its part of `z(y)`.
+///
+/// The output is the product of the concatenated results.
+#[derive(Clone, Debug)]
+pub struct DeltaNet {
+    /// Heads of queries and keys; divides `n_value_heads`.
+    pub n_key_heads: usize,
+    /// Heads of values and of the recurrence.
+    pub n_value_heads: usize,
+    /// Elements of a query and of a key.
+    pub key_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
+    /// `n_key_heads * key_dim` x `hidden`.
+    pub q: Linear,
+    /// As `q`.
+    pub k: Linear,
+    /// `n_value_heads * value_dim` x `hidden`.
+    pub v: Linear,
+    /// As `v`; the gate.
+    pub z: Linear,
+    /// `n_value_heads` x `hidden`.
+    pub b: Linear,
+    /// As `b`.
+    pub a: Linear,
+    /// Over the channels of q, k and v.
+    pub conv: Conv,
+    /// A number below 0 per value head, `-exp(A_log)`.
+    pub decay: Tensor,
+    /// Of each value head.
+    pub dt_bias: Tensor,
+    /// Over `value_dim` elements of each head.
+    pub norm: Norm,
+    /// `hidden` x `n_value_heads * value_dim`.
+    pub output: Linear,
+}
+
+/// Mamba 2. Head `h` uses `B` and `C` of group `h / (n_heads / n_groups)`.
+///
+/// Of an input `y`: the concatenation of `x(y)`, `b(y)` and `c(y)`, in this order, goes through the
+/// convolution and then SiLU. With `x` of a head, `B` and `C` of its group from its result:
+/// - `dt = clamp(softplus(dt(y) + dt_bias), dt_min, dt_max)`, a number per head;
+/// - its matrix `S`, `[head_dim][state_dim]`, becomes `S = exp(dt * decay) * S + (dt * x) B^T`;
+/// - the head's result is `S C + skip * x`.
+///
+/// The concatenated results `o` and `z = z(y)` make what the output is the product of:
+/// `o * silu(z)` without a norm; `norm(o * silu(z))`, or if `norm_before_gate`
+/// `norm(o) * silu(z)`, with one. The norm's mean is over each of `norm_groups` parts of equal
+/// length, its weight over the whole.
+#[derive(Clone, Debug)]
+pub struct Mamba2 {
+    /// Heads of the recurrence.
+    pub n_heads: usize,
+    /// Elements of a head's input.
+    pub head_dim: usize,
+    /// Groups of heads with the same `B` and `C`; divides `n_heads`.
+    pub n_groups: usize,
+    /// Elements of `B` and of `C`.
+    pub state_dim: usize,
+    /// `n_heads * head_dim` x `hidden`; the gate.
+    pub z: Linear,
+    /// As `z`.
+    pub x: Linear,
+    /// `n_groups * state_dim` x `hidden`.
+    pub b: Linear,
+    /// As `b`.
+    pub c: Linear,
+    /// `n_heads` x `hidden`.
+    pub dt: Linear,
+    /// Over the channels of x, B and C.
+    pub conv: Conv,
+    /// A number below 0 per head, `-exp(A_log)`.
+    pub decay: Tensor,
+    /// Of each head.
+    pub dt_bias: Tensor,
+    /// Least `dt`.
+    pub dt_min: f32,
+    /// Largest `dt`; may be infinite.
+    pub dt_max: f32,
+    /// A factor per head, `D`.
+    pub skip: Tensor,
+    /// Over `n_heads * head_dim` elements.
+    pub norm: Option<Norm>,
+    /// Parts that the norm's mean is over; divides `n_heads * head_dim`.
+    pub norm_groups: usize,
+    /// Whether the gate comes behind the norm.
+    pub norm_before_gate: bool,
+    /// `hidden` x `n_heads * head_dim`.
+    pub output: Linear,
+}
+
+impl DeltaNet {
+    /// The head of the query and key of value head `head`.
+    pub fn key_head(&self, head: usize) -> usize {
+        head / (self.n_value_heads / self.n_key_heads)
+    }
+}
+
+impl From<Attention> for Mixer {
+    fn from(attention: Attention) -> Mixer {
+        Mixer::Attention(Box::new(attention))
+    }
+}
+
+impl From<ShortConv> for Mixer {
+    fn from(conv: ShortConv) -> Mixer {
+        Mixer::ShortConv(Box::new(conv))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Checked access to a model file for the family files: hyperparameters by the part of their key
 //! after the architecture's name, tensors by name and the shape that they must have.
 
-use super::{Linear, Norm, NormKind};
+use super::{Conv, Linear, Norm, NormKind};
 use crate::error::{Error, Result, Status, fail};
 use crate::format::{FromValue, ModelFile, Tensor, Value};
 use crate::quant::TensorType;
@@ -212,6 +212,23 @@ impl<'a> Source<'a> {
             }
         }
         Ok(linears)
+    }
+
+    /// The convolution of `channels` channels by themselves in `{name}.weight`, and `{name}.bias` if
+    /// there is one.
+    pub(super) fn conv(&self, name: &str, channels: usize, width: usize) -> Result<Conv> {
+        let weight_name = format!("{name}.weight");
+        let weight = self.file.tensor(&weight_name)?;
+        // Some files have a dimension of 1 between the two.
+        let dims = match weight.dims[..] {
+            [_, 1, _] => vec![width, 1, channels],
+            _ => vec![width, channels],
+        };
+        let weight = self.numbers(&weight_name, &dims)?;
+        Ok(Conv {
+            weight: weight.row_range(0..channels),
+            bias: self.find_vector(&format!("{name}.bias"), channels)?,
+        })
     }
 
     /// The vector `{name}.weight` as the weight of a norm.

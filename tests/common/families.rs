@@ -44,6 +44,7 @@ pub const FAMILIES: &[&str] = &[
     "hunyuan_moe",
     "minimax_m2",
     "ministral3",
+    "lfm2",
     "mistral",
     "mixtral",
     "olmo2",
@@ -68,6 +69,7 @@ pub const CPU_ONLY: &[&str] = &[
     "gemma4",
     "gemma4_e",
     "glm4_moe_lite",
+    "lfm2",
 ];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to

@@ -10,6 +10,7 @@ pub mod hamlet;
 pub mod quantize;
 pub mod reference_experts;
 pub mod reference_llama;
+pub mod reference_recurrent;
 pub mod runs;
 pub mod states;
 pub mod threads;

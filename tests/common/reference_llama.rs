@@ -2,6 +2,7 @@
 //! of its weights, all arithmetic in double precision, the KV cache unrounded.
 
 use super::reference_experts::experts;
+use super::reference_recurrent::{delta_net, mamba2, short_conv};
 use emberlm::format::Tensor;
 use emberlm::model::{
     Activation, Attention, Block, FeedForward, LatentAttention, Linear, Mixer, Mlp, Network, Norm,
@@ -87,6 +88,9 @@ fn attention_part(block: &Block, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows
     let y = match &block.mixer {
         Mixer::Attention(a) => attention(a, x, kept),
         Mixer::Latent(a) => latent_attention(a, x),
+        Mixer::ShortConv(m) => short_conv(m, x),
+        Mixer::DeltaNet(m) => delta_net(m, x),
+        Mixer::Mamba2(m) => mamba2(m, x),
     };
     norm(block.mixer_post_norm.as_ref(), &y)
 }
@@ -162,7 +166,8 @@ fn norm(norm: Option<&Norm>, x: &Rows) -> Rows {
     }
 }
 
-fn norm_row(norm: &Norm, x: &[f64]) -> Vec<f64> {
+/// The norm of one row.
+pub fn norm_row(norm: &Norm, x: &[f64]) -> Vec<f64> {
     let weight = vector(&norm.weight);
     let bias = norm.bias.as_ref().map(vector);
     let mean = match norm.kind {

@@ -149,6 +149,9 @@ fn step_together(
         interrupts.push(work.interrupt);
     }
     let chosen = choose_each(weights, &mut cores, &steps, &interrupts);
+    if chosen.is_err() {
+        cores.iter_mut().for_each(|core| core.recover());
+    }
     chosen.map_err(|e| RowError {
         row: e.row.map(|member| members[member]),
         error: e.error,

@@ -2,12 +2,13 @@
 
 use super::attention::AttentionScratch;
 use super::batch::batch_bytes;
+use super::fixed::FixedStates;
 use super::forward::{DecodeSpace, partials_bytes};
 use super::kv::Shape;
 use super::matmul::Scratch;
 use super::pool::indices;
 use super::prefill::prefill_bytes;
-use super::weights::{Sizes, kv_layers, matrix_bytes};
+use super::weights::{Sizes, check_mixers, fixed_layers, kv_layers, matrix_bytes};
 use crate::backend::{Estimate, RunnerOptions};
 use crate::engine::sampling;
 use crate::error::Result;
@@ -21,6 +22,7 @@ pub(super) fn estimate(
     threads: usize,
     options: &RunnerOptions,
 ) -> Result<Estimate> {
+    check_mixers(network)?;
     let s = Sizes::of(network);
     let kv = Shape::new(kv_layers(network), options.kv_type)?;
     let thread = Scratch::bytes_for(s.cols())
@@ -32,6 +34,8 @@ pub(super) fn estimate(
         .saturating_add(indices * thread)
         .saturating_add(prefill_bytes(&s, threads, matrix_bytes(network)))
         .saturating_add(batch_bytes(&s, threads, network.n_vocab));
+    let fixed_len = fixed_layers(network).fold(0, usize::saturating_add);
+    let fixed = FixedStates::bytes_for(fixed_len, network.n_vocab);
     let session = network.n_vocab * size_of::<f32>()
         + sampling::Scratch::bytes_for(network.n_vocab)
         + network.n_vocab.div_ceil(32) * size_of::<u32>()
@@ -40,7 +44,7 @@ pub(super) fn estimate(
     Ok(Estimate {
         weights_bytes: weights_bytes(network),
         kv_bytes_per_token: kv.bytes_per_token(),
-        kv_bytes: kv.bytes(options.context),
+        kv_bytes: kv.bytes(options.context).saturating_add(fixed),
         model_workspace_bytes: model as u64,
         session_workspace_bytes: session as u64,
     })

@@ -7,11 +7,12 @@ use super::elementwise::{rms_norm, silu_alone, silu_mul, swiglu_clamped, xielu};
 use super::experts::ExpertLayer;
 use super::latent_layer::LatentLayer;
 use super::matmul::{Encodings, Isa, Matrix};
+use super::short_conv::ShortConvLayer;
 use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
 use crate::model::{
-    Activation, Block, FeedForward, LayerInput, Linear, Mixer, MixerState, Mlp, Norm, NormKind,
-    PerLayerInputs, Rope,
+    Activation, Block, FeedForward, LayerInput, Linear, Mixer, Mlp, Norm, NormKind, PerLayerInputs,
+    Rope,
 };
 use std::ops::Range;
 
@@ -209,6 +210,7 @@ impl InputWeights {
 pub(super) enum MixerLayer {
     Attention(Box<AttentionLayer>),
     Latent(Box<LatentLayer>),
+    ShortConv(Box<ShortConvLayer>),
 }
 
 impl Layer {
@@ -226,14 +228,22 @@ impl Layer {
             mixer_norm: NormWeights::find(&block.mixer_norm)?,
             mixer: match &block.mixer {
                 Mixer::Attention(attention) => {
-                    let MixerState::Kv(kv) = block.mixer.state(context_length);
-                    let layer = AttentionLayer::new((index, attention), kv.window, ropes, isa)?;
+                    let window = block.mixer.state(context_length).kv().window;
+                    let layer = AttentionLayer::new((index, attention), window, ropes, isa)?;
                     MixerLayer::Attention(Box::new(layer))
                 }
                 Mixer::Latent(latent) => {
                     let layer = LatentLayer::new((index, latent), ropes, isa)?;
                     MixerLayer::Latent(Box::new(layer))
                 }
+                Mixer::ShortConv(conv) => {
+                    MixerLayer::ShortConv(Box::new(ShortConvLayer::new((index, conv), isa)?))
+                }
+                other @ (Mixer::DeltaNet(_) | Mixer::Mamba2(_)) => fail!(
+                    Unsupported,
+                    "layer {index} is {}, which is not supported on a CPU",
+                    other.name()
+                ),
             },
             mixer_post_norm: NormWeights::find(&block.mixer_post_norm)?,
             feed_forward_norm: NormWeights::find(&block.feed_forward_norm)?,
@@ -268,6 +278,7 @@ impl Layer {
         let mixer = match &self.mixer {
             MixerLayer::Attention(attention) => attention.floats(),
             MixerLayer::Latent(latent) => latent.floats(),
+            MixerLayer::ShortConv(conv) => conv.floats(),
         };
         let feed_forward = match &self.feed_forward {
             FeedForwardLayer::Dense(dense) => dense.products().map(Product::bias_len).sum(),

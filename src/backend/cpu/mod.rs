@@ -6,6 +6,7 @@
 //! | `runner`, `driver` | a session: its cache and logits; the thread of its started steps |
 //! | `pass` | the walk through a block's parts, for one token and for many |
 //! | `attention_layer`, `experts` | attention as a block's mixer; mixtures of experts |
+//! | `short_conv` | a gated short convolution as a block's mixer |
 //! | `forward`, `profile` | the decode step of one token, and its time by kind of work |
 //! | `chunk`, `prefill`, `batch` | many tokens at once, of one session or several |
 //! | `token` | what is done to single tokens in all forward passes |
@@ -39,13 +40,14 @@ mod prefill;
 mod profile;
 mod rows;
 mod runner;
+mod short_conv;
 mod simd;
 mod state;
 mod token;
 mod turn;
 mod weights;
 
-use state::kv;
+use state::{fixed, kv};
 
 pub use device::{BACKEND, CpuBackend};
 pub use pool::MAX_THREADS;

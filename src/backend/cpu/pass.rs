@@ -132,6 +132,7 @@ impl Pass<'_, '_> {
         match &layer.mixer {
             MixerLayer::Attention(attention) => attention.run(self, mixer_norm, mixer_post)?,
             MixerLayer::Latent(latent) => latent.run(self, mixer_norm, mixer_post)?,
+            MixerLayer::ShortConv(conv) => conv.run(self, mixer_norm, mixer_post)?,
         }
         match &layer.feed_forward {
             FeedForwardLayer::Dense(dense) => {

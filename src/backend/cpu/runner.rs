@@ -9,8 +9,8 @@ use super::weights::CpuWeights;
 use crate::backend::row::RowWork;
 use crate::backend::state::StateLayout;
 use crate::backend::{
-    Mark, MaskSource, Outcome, Profile, Runner, StateInfo, StateSink, StateSource, Want, When,
-    Work, fill_mask,
+    Mark, MaskSource, Outcome, Profile, Runner, StateInfo, StateSink, StateSource, Want, Weights,
+    When, Work, fill_mask,
 };
 use crate::engine::sampling::{
     Input, LogprobBoxes, Logprobs, Sampling, Scratch, TokenRules, choose,
@@ -76,7 +76,7 @@ impl Core {
     pub fn extend(&mut self, tokens: &[u32], interrupt: &AtomicBool) -> Result<()> {
         let end = self.check(tokens)?;
         self.kv.prepare(self.len, end)?;
-        let (weights, kv, logits) = (&*self.weights, &self.kv, &mut self.logits);
+        let (weights, kv, logits) = (&*self.weights, &mut self.kv, &mut self.logits);
         let done = match tokens {
             [] => fail!(NoTokens, "no tokens to append"),
             [token] => decode(weights, kv, self.len, *token, logits, None, interrupt),
@@ -88,6 +88,9 @@ impl Core {
                     let out = pieces.peek().is_none().then_some(&mut logits[..]);
                     result = prefill(weights, kv, position, piece, out, interrupt);
                     position += piece.len();
+                    if result.is_ok() && pieces.peek().is_some() {
+                        kv.fixed.mark(position, None);
+                    }
                     self.progress.store(position, Ordering::Relaxed);
                 }
                 result
@@ -98,7 +101,23 @@ impl Core {
         }
         done?;
         self.append(tokens);
+        self.mark(tokens.len() > 1);
         Ok(())
+    }
+
+    /// Marks the state, with its logits, if that is `due` or the last mark is far.
+    fn mark(&mut self, due: bool) {
+        if due || self.kv.fixed.is_due(self.len) {
+            let logits = self.has_logits.then_some(&self.logits[..]);
+            self.kv.fixed.mark(self.len, logits);
+        }
+    }
+
+    /// Goes back to where the state is in order, after work that has failed.
+    pub fn recover(&mut self) {
+        if self.kv.fixed.is_moving() {
+            self.keep(self.len);
+        }
     }
 
     /// Checks that `tokens` can be appended; the position behind them.
@@ -122,20 +141,24 @@ impl Core {
         Ok(self.len + tokens.len())
     }
 
-    /// Forgets the positions from `len` on, and all if windows do not reach back to it any more.
+    /// Forgets the positions from `len` on, and more if windows do not reach back to it any more or
+    /// states of fixed size have no mark there.
     fn keep(&mut self, len: usize) {
-        let kept = if self.kv.keeps(len) { len } else { 0 };
+        let kept = self.kv.reachable(len);
         if kept < self.len {
             self.has_logits = false;
         }
         if kept == 0 {
             self.kv.clear();
+        } else if self.kv.fixed.go_back(kept, &mut self.logits) {
+            self.has_logits = true;
         }
         self.set_len(kept);
     }
 
     fn set_len(&mut self, len: usize) {
         self.len = len;
+        self.kv.fixed.settle(len);
         self.progress.store(len, Ordering::Relaxed);
     }
 
@@ -153,6 +176,7 @@ impl Core {
         // The token is in the history already.
         self.set_len(self.len + 1);
         self.has_logits = true;
+        self.mark(false);
     }
 
     /// Readies the state for `token`, which is evaluated in a batch.
@@ -252,6 +276,7 @@ impl Core {
         }
         let layers = &self.weights.kv_layers;
         let layout = StateLayout::new(layers, &info, self.weights.n_vocab)?;
+        let layout = layout.with_fixed(self.weights.fixed_len());
         self.kv.save(&layout, layers, sink)
     }
 
@@ -263,6 +288,7 @@ impl Core {
     ) -> Result<()> {
         let weights = self.weights.clone();
         let layout = StateLayout::new(&weights.kv_layers, info, weights.n_vocab)?;
+        let layout = layout.with_fixed(weights.fixed_len());
         if info.has_logits {
             let mut bytes = try_vec(layout.logits_bytes(), 0u8, "logits of a saved state")?;
             source.read(&mut bytes)?;
@@ -482,15 +508,12 @@ impl Runner for CpuRunner {
 
     fn mark_before(&self, position: usize) -> Mark {
         let core = lock(&self.core);
-        let position = position.min(core.len);
-        match core.kv.keeps(position) {
-            true => Mark::at(position),
-            false => Mark::EMPTY,
-        }
+        Mark::at(core.kv.reachable(position.min(core.len)))
     }
 
     fn rollback(&mut self, mark: Mark) {
         let mut core = lock(&self.core);
+        core.recover();
         if mark.position() < core.len {
             core.keep(mark.position());
         }
@@ -537,7 +560,7 @@ impl Runner for CpuRunner {
         let core = &mut *core;
         let clock = Clock::start();
         let logits = &mut core.logits;
-        decode(
+        let done = decode(
             &core.weights,
             &core.kv,
             core.len,
@@ -545,7 +568,11 @@ impl Runner for CpuRunner {
             logits,
             Some(&clock),
             interrupt,
-        )?;
+        );
+        if done.is_err() {
+            core.recover();
+        }
+        done?;
         core.append(&[token]);
         // The time counts, not the token; what there is to say about its failure, a decode says.
         let _ = core.choose(sampling, None, false);

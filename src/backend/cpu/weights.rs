@@ -4,6 +4,7 @@ use super::attention::AttentionScratch;
 use super::batch::{BatchSpace, submit};
 use super::chunk::ChunkSpace;
 use super::experts::ExpertSizes;
+use super::fixed::FixedStates;
 use super::forward::DecodeSpace;
 use super::kv::{KvCache, Shape};
 use super::latent_layer::{LatentSizes, TOGETHER};
@@ -16,9 +17,7 @@ use super::turn::Turns;
 use crate::backend::row::{discard, take_apart};
 use crate::backend::{KvType, Row, RowResult, Runner, RunnerOptions, Weights, When};
 use crate::error::{Result, fail, try_vec};
-use crate::model::{
-    Block, FeedForward, KvShape, LatentAttention, Mixer, MixerState, Network, Rope,
-};
+use crate::model::{Block, FeedForward, KvShape, LatentAttention, Mixer, Network, Rope};
 use std::cell::UnsafeCell;
 use std::sync::{Arc, Mutex};
 
@@ -36,6 +35,8 @@ pub struct CpuWeights {
     pub(super) layers: Vec<Layer>,
     /// What each of them keeps of a position.
     pub(super) kv_layers: Vec<KvShape>,
+    /// Floats of fixed size that each of them keeps.
+    pub(super) fixed_layers: Vec<usize>,
     pub(super) final_norm: NormWeights,
     pub(super) head: Product,
     pub(super) logit_scale: f32,
@@ -165,6 +166,9 @@ impl Sizes {
     pub fn of(network: &Network) -> Sizes {
         let mut s = Sizes {
             hidden: network.hidden,
+            // At least, where no layer attends.
+            head_dim: 1,
+            group: 1,
             encodings: Encodings::for_type(network.head.weight.ty),
             ..Sizes::default()
         };
@@ -179,6 +183,12 @@ impl Sizes {
                     s.partial = s.partial.max(partial);
                 }
                 Mixer::Latent(a) => s.include_latent(a),
+                Mixer::ShortConv(_) => {
+                    s.q = s.q.max(s.hidden);
+                    s.kv = s.kv.max(s.hidden);
+                }
+                // Refused when the layer is made.
+                Mixer::DeltaNet(_) | Mixer::Mamba2(_) => {}
             }
             if let FeedForward::Dense(mlp) = &block.feed_forward {
                 s.n_ff = s.n_ff.max(mlp.up.weight.rows());
@@ -238,6 +248,7 @@ impl CpuWeights {
         } else {
             Isa::Scalar
         };
+        check_mixers(network)?;
         progress(0.0)?;
         let (mut layers, mut ropes) = (Vec::new(), Vec::new());
         for (i, block) in network.blocks.iter().enumerate() {
@@ -276,6 +287,7 @@ impl CpuWeights {
             },
             layers,
             kv_layers: kv_layers(network).collect(),
+            fixed_layers: fixed_layers(network).collect(),
             final_norm: NormWeights::new(&network.final_norm)?,
             head,
             logit_scale: network.logit_scale,
@@ -306,10 +318,31 @@ impl CpuWeights {
 
 /// What the layers of a network have in a cache.
 pub(super) fn kv_layers(network: &Network) -> impl Iterator<Item = KvShape> {
-    network.blocks.iter().map(|block| {
-        let MixerState::Kv(kv) = block.mixer.state(network.context_length);
-        kv
-    })
+    let state = |block: &Block| block.mixer.state(network.context_length);
+    network.blocks.iter().map(move |block| state(block).kv())
+}
+
+/// Floats of fixed size that the layers of a network keep.
+pub(super) fn fixed_layers(network: &Network) -> impl Iterator<Item = usize> {
+    let state = |block: &Block| block.mixer.state(network.context_length);
+    network
+        .blocks
+        .iter()
+        .map(move |block| state(block).fixed_len())
+}
+
+/// `Unsupported` names a layer that the CPU cannot run.
+pub(super) fn check_mixers(network: &Network) -> Result<()> {
+    for (index, block) in network.blocks.iter().enumerate() {
+        if let Mixer::DeltaNet(_) | Mixer::Mamba2(_) = block.mixer {
+            fail!(
+                Unsupported,
+                "layer {index} is {}, which is not supported on a CPU",
+                block.mixer.name()
+            );
+        }
+    }
+    Ok(())
 }
 
 /// `Unsupported` for what a cache cannot have here.
@@ -326,7 +359,9 @@ pub(super) fn check_kv_type(kv_type: KvType) -> Result<()> {
 impl Weights for CpuWeights {
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>> {
         check_kv_type(options.kv_type)?;
-        let kv = KvCache::new(self.kv_shape(options.kv_type)?, options.context)?;
+        let shape = self.kv_shape(options.kv_type)?;
+        let fixed = FixedStates::new(&self.fixed_layers, self.n_vocab)?;
+        let kv = KvCache::with_fixed(shape, options.context, fixed)?;
         let mut decode = self.decode[0].lock().unwrap_or_else(|e| e.into_inner());
         decode.reserve(&self, options.context)?;
         drop(decode);
@@ -344,7 +379,12 @@ impl Weights for CpuWeights {
     }
 
     fn kv_bytes(&self, kv_type: KvType, context: usize) -> u64 {
-        self.kv_shape(kv_type).map_or(0, |s| s.bytes(context))
+        let kv = self.kv_shape(kv_type).map_or(0, |s| s.bytes(context));
+        kv.saturating_add(FixedStates::bytes_for(self.fixed_len(), self.n_vocab))
+    }
+
+    fn fixed_len(&self) -> usize {
+        self.fixed_layers.iter().sum()
     }
 
     fn kv_layers(&self) -> &[KvShape] {

@@ -31,9 +31,10 @@ impl Jobs {
             (Mixer::Attention(attention), MixerState::Kv(kv)) => {
                 Ok(MixerPlan::Attention(self.attention(layer, attention, kv)?))
             }
-            (Mixer::Latent(_), _) => fail!(
+            (other, _) => fail!(
                 Unsupported,
-                "layer {layer}: latent attention is not supported on a GPU; it is on a CPU"
+                "layer {layer} is {}, which is not supported on a GPU",
+                other.name()
             ),
         }
     }

@@ -128,6 +128,7 @@ impl Session {
         let weights = model.weights().clone();
         let n_vocab = model.details().n_vocab;
         let layout = StateLayout::new(weights.kv_layers(), &info, n_vocab)?;
+        let layout = layout.with_fixed(weights.fixed_len());
         header.check_stream(&info, layout.bytes())?;
         let tokens = header.read_tokens(&mut input)?;
         model.check_tokens(&tokens)?;
@@ -250,8 +251,9 @@ impl Writer<'_> {
 impl StateSink for Writer<'_> {
     fn begin(&mut self, info: &StateInfo) -> Result<()> {
         let n_vocab = self.model.details().n_vocab;
-        let layers = self.model.weights().kv_layers();
-        let layout = StateLayout::new(layers, info, n_vocab)?;
+        let weights = self.model.weights();
+        let layout = StateLayout::new(weights.kv_layers(), info, n_vocab)?;
+        let layout = layout.with_fixed(weights.fixed_len());
         let bytes = match self.header.kind {
             Kind::Everything => layout.bytes(),
             Kind::Tokens => Some(0),

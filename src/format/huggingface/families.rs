@@ -397,6 +397,36 @@ const FAMILIES: &[Family] = &[
         ..LLAMA
     },
     Family {
+        model_types: &["lfm2"],
+        classes: &["Lfm2ForCausalLM"],
+        architecture: "lfm2",
+        parts: &[
+            ATTENTION,
+            &[
+                ("self_attn.out_proj", "attn_output"),
+                ("self_attn.q_layernorm", "attn_q_norm"),
+                ("self_attn.k_layernorm", "attn_k_norm"),
+                ("operator_norm", "attn_norm"),
+                ("ffn_norm", "ffn_norm"),
+                ("feed_forward.w1", "ffn_gate"),
+                ("feed_forward.w3", "ffn_up"),
+                ("feed_forward.w2", "ffn_down"),
+                ("conv.in_proj", "shortconv.in_proj"),
+                ("conv.conv", "shortconv.conv"),
+                ("conv.out_proj", "shortconv.out_proj"),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"norm_eps": 1e-5, "conv_L_cache": 3, "default_rope_theta": 1e6,
+            "block_auto_adjust_ff_dim": true, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0})
+        },
+        tied: true,
+        bias_flags: &["conv_bias"],
+        keys: keys::lfm2,
+        ..LLAMA
+    },
+    Family {
         model_types: &["glm4"],
         classes: &["Glm4ForCausalLM"],
         architecture: "glm4",

@@ -35,7 +35,11 @@ const NAMES: &[(&str, &[&str])] = &[
     ("attention.key_length", &["head_dim"]),
     ("attention.value_length", &["head_dim"]),
     ("feed_forward_length", &["intermediate_size", "n_inner"]),
-    ("attention.layer_norm_rms_epsilon", &["rms_norm_eps"]),
+    (
+        "attention.layer_norm_rms_epsilon",
+        &["rms_norm_eps", "norm_eps"],
+    ),
+    ("shortconv.l_cache", &["conv_L_cache"]),
     (
         "attention.layer_norm_epsilon",
         &["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"],
@@ -246,6 +250,8 @@ impl<'a> Keys<'a> {
         let windowed = types.iter().map(|ty| match ty.as_str() {
             Some("sliding_attention") => Ok(true),
             Some("full_attention") => Ok(false),
+            // Which of the others a layer is, the family says.
+            Some("conv") if self.architecture == "lfm2" => Ok(false),
             _ => Err(wrong(KEY, ty, "sliding_attention or full_attention")),
         });
         windowed.collect::<Result<_>>().map(Some)
@@ -416,6 +422,62 @@ pub(super) fn granite(k: &mut Keys) -> Result<()> {
         "logit_scale",
         k.config.find_f32("logits_scaling")?.unwrap_or(1.0),
     );
+    Ok(())
+}
+
+pub(super) fn lfm2(k: &mut Keys) -> Result<()> {
+    const TYPES: &str = "layer_types";
+    const ATTENDING: &str = "full_attn_idxs";
+    k.set(
+        "attention.layer_norm_rms_epsilon",
+        k.config.f32("norm_eps")?,
+    );
+    k.set("shortconv.l_cache", k.config.size(&["conv_L_cache"])?);
+    let attends: Vec<bool> = match (k.config.find_array(TYPES)?, k.config.find_array(ATTENDING)?) {
+        (Some(types), _) => types
+            .iter()
+            .map(|ty| match ty.as_str() {
+                Some("conv") => Ok(false),
+                Some("full_attention") => Ok(true),
+                _ => Err(wrong(TYPES, ty, "conv or full_attention")),
+            })
+            .collect::<Result<_>>()?,
+        (None, None) => vec![true; k.n_layers as usize],
+        (None, Some(indices)) => {
+            for index in indices {
+                if index.as_u64().is_none_or(|i| i >= k.n_layers) {
+                    return Err(wrong(ATTENDING, index, "a list of layers"));
+                }
+            }
+            let attends = |i: u64| indices.iter().any(|index| index.as_u64() == Some(i));
+            (0..k.n_layers).map(attends).collect()
+        }
+    };
+    let n_kv_heads = match k.config.find_size("num_key_value_heads")? {
+        Some(n) => n,
+        None => k.config.size(&["num_attention_heads"])?,
+    };
+    let heads = attends.iter().map(|attends| match *attends {
+        true => n_kv_heads as i64,
+        false => 0,
+    });
+    let heads = Value::Array(Array::I64(heads.collect()));
+    k.set("attention.head_count_kv", heads);
+    // Older configs name the width before it is adjusted so.
+    let width = match k.config.find_size("block_ff_dim")? {
+        Some(width) => width,
+        None => k.config.size(&["intermediate_size"])?,
+    };
+    let width = match k.config.flag("block_auto_adjust_ff_dim")? {
+        false => width,
+        true => {
+            let factor = f64::from(k.config.f32("block_ffn_dim_multiplier")?);
+            let multiple = k.config.size(&["block_multiple_of"])?;
+            let adjusted = (factor * (width.saturating_mul(2) / 3) as f64) as u64;
+            adjusted.div_ceil(multiple).saturating_mul(multiple)
+        }
+    };
+    k.set("feed_forward_length", width);
     Ok(())
 }
 

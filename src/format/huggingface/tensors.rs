@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// Names outside of layers: those of the folder without what may stand before them, and GGUF's.
-const TOP: [(&str, &str); 10] = [
+const TOP: &[(&str, &str)] = &[
     ("embed_tokens_per_layer", "per_layer_token_embd"),
     ("per_layer_model_projection", "per_layer_model_proj"),
     ("per_layer_projection_norm", "per_layer_proj_norm"),
@@ -22,11 +22,12 @@ const TOP: [(&str, &str); 10] = [
     ("wpe", "position_embd"),
     ("norm", "output_norm"),
     ("final_layernorm", "output_norm"),
+    ("embedding_norm", "token_embd_norm"),
     ("ln_f", "output_norm"),
     ("lm_head", "output"),
 ];
 /// Flags of the config, and the parts of a layer that have biases where it is set.
-const BIASES: [(&str, &[&str]); 4] = [
+const BIASES: &[(&str, &[&str])] = &[
     (
         "use_qkv_bias",
         &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
@@ -40,6 +41,7 @@ const BIASES: [(&str, &[&str]); 4] = [
             "self_attn.o_proj",
         ],
     ),
+    ("conv_bias", &["conv.in_proj", "conv.conv", "conv.out_proj"]),
     (
         "mlp_bias",
         &["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
@@ -336,7 +338,11 @@ impl<'a> Folder<'a> {
 
     /// All layers must have what the first one has, and a model what all models have.
     fn check_complete(&self, tensors: &HashMap<Arc<str>, Tensor>) -> Result<()> {
-        let mut top = vec!["token_embd.weight", "output_norm.weight"];
+        let norm = match self.family.architecture {
+            "lfm2" => "token_embd_norm.weight",
+            _ => "output_norm.weight",
+        };
+        let mut top = vec!["token_embd.weight", norm];
         if !self.tied {
             top.push("output.weight");
         }
@@ -381,9 +387,13 @@ impl<'a> Folder<'a> {
             for from in [0, example] {
                 for (part, first) in parts(from) {
                     let alike = from == example || !is_feed_forward(part);
-                    // Layers that read another's keys and values, and values that are keys.
-                    let own = self.family.architecture == "gemma4"
-                        && ["attn_k", "attn_v"].iter().any(|kv| part.starts_with(kv));
+                    let own = match self.family.architecture {
+                        // Layers that read another's keys and values, and values that are keys.
+                        "gemma4" => ["attn_k", "attn_v"].iter().any(|kv| part.starts_with(kv)),
+                        // Layers with different mixers; what each needs is checked with the network.
+                        "lfm2" => is_mixer(part),
+                        _ => false,
+                    };
                     if alike && !own && !parts(layer).contains_key(part) {
                         let (from, to) = (format!(".{from}."), format!(".{layer}."));
                         let name = first.name.replacen(&from, &to, 1);
@@ -399,6 +409,14 @@ impl<'a> Folder<'a> {
 /// Whether these parts of a layer are of one with experts.
 fn has_experts(parts: &BTreeMap<&str, &Tensor>) -> bool {
     parts.keys().any(|part| part.contains("_exps."))
+}
+
+/// Whether a part of a layer is of its mixer, and no norm before or behind it.
+fn is_mixer(part: &str) -> bool {
+    ["shortconv.", "attn_"]
+        .iter()
+        .any(|of| part.starts_with(of))
+        && !part.starts_with("attn_norm.")
 }
 
 /// Whether a part of a layer is of its feed-forward part, and no norm.
@@ -419,6 +437,11 @@ pub(super) fn insert(
     name: String,
     tensor: Tensor,
 ) -> Result<()> {
+    // GGUF leaves out the inputs of a channel of a convolution, of which there is one.
+    let tensor = match tensor.dims[..] {
+        [_, 1, rows] if name.ends_with("shortconv.conv.weight") => tensor.row_range(0..rows),
+        _ => tensor,
+    };
     let this = Arc::clone(&tensor.name);
     match tensors.insert(name.into(), tensor) {
         None => Ok(()),
@@ -433,7 +456,7 @@ pub(super) fn insert(
 /// The parts of a layer that must have biases, with the flag of the config that says so.
 fn biases(family: &Family, config: &Config) -> Result<Vec<(&'static str, &'static str)>> {
     let mut all = Vec::new();
-    for (flag, parts) in BIASES {
+    for &(flag, parts) in BIASES {
         if !family.bias_flags.contains(&flag) || !config.flag(flag)? {
             continue;
         }

@@ -72,6 +72,8 @@ FAMILIES = {
     "gpt_oss": ("gpt_oss", "gpt-oss", dict(hidden_size=64, head_dim=16, num_attention_heads=6, num_key_value_heads=3,
                                            intermediate_size=32, num_local_experts=4, num_experts_per_tok=2,
                                            sliding_window=9, rope_parameters=dict(**YARN, truncate=False))),
+    "lfm2": ("lfm2", "lfm2", dict(num_hidden_layers=4, intermediate_size=60, block_multiple_of=8, conv_L_cache=4, conv_bias=True,
+                                  layer_types=["conv", "full_attention", "conv", "conv"], norm_eps=1e-5)),
     "glm4": ("glm4", "glm4", dict(head_dim=20, hidden_size=40, attention_bias=True,
                                   rope_parameters=dict(**FLOAT, partial_rotary_factor=0.6))),
     "cohere2": ("cohere2", "cohere2", dict(num_hidden_layers=5, sliding_window=8, logit_scale=0.25)),
@@ -192,6 +194,8 @@ def gguf_tensors(config, architecture, saved):
             x = interleaved(x, config.num_attention_heads)
         if architecture in INTERLEAVED and ".k_proj." in name:
             x = interleaved(x, config.num_key_value_heads)
+        if name.endswith("conv.conv.weight"):
+            x = x.squeeze(1)
         if architecture == "gpt2" and re.search(r"c_attn.weight|c_proj.weight|c_fc.weight", name):
             x = x.T
         if stem.endswith("kv_b_proj"):
@@ -252,10 +256,18 @@ def write_metadata(w, architecture, config):
     w.add_context_length(c.get("max_position_embeddings") or c["n_positions"])
     w.add_embedding_length(hidden)
     w.add_block_count(layers)
+    n_ff = c.get("intermediate_size") or c.get("n_inner") or 4 * hidden
+    if c.get("block_auto_adjust_ff_dim"):
+        multiple = c["block_multiple_of"]
+        n_ff = -(-int(c["block_ffn_dim_multiplier"] * int(2 * n_ff / 3)) // multiple) * multiple
     if not c.get("use_double_wide_mlp"):
-        w.add_feed_forward_length(c.get("intermediate_size") or c.get("n_inner") or 4 * hidden)
+        w.add_feed_forward_length(n_ff)
     w.add_head_count(heads)
-    if "num_key_value_heads" in c and architecture not in ("gemma4", "deepseek2"):
+    if architecture == "lfm2":
+        w.add_head_count_kv([0 if t == "conv" else c["num_key_value_heads"] for t in c["layer_types"]])
+        w.add_shortconv_l_cache(c["conv_L_cache"])
+        w.add_layer_norm_rms_eps(c["norm_eps"])
+    elif "num_key_value_heads" in c and architecture not in ("gemma4", "deepseek2"):
         w.add_head_count_kv(c["num_key_value_heads"])
     if "rms_norm_eps" in c:
         w.add_layer_norm_rms_eps(c["rms_norm_eps"])
@@ -408,7 +420,7 @@ def write_gguf(path, architecture, config, saved):
     for name, x in merged(gguf_tensors(config, architecture, saved)):
         if architecture == "gpt-oss" and "_exps.weight" in name:
             w.add_tensor(name, mxfp4_blocks(x), raw_dtype=gguf.GGMLQuantizationType.MXFP4)
-        elif x.ndim == 1 or name.endswith(".bias") or "ffn_gate_inp" in name or "position_embd" in name:
+        elif x.ndim == 1 or name.endswith(".bias") or "shortconv.conv" in name or "ffn_gate_inp" in name or "position_embd" in name:
             w.add_tensor(name, x)
         else:
             w.add_tensor(name, np.ascontiguousarray(x, np.float16))

@@ -6,6 +6,7 @@
 
 use super::super::pages::Pages;
 use super::super::simd::{LANES, Lanes, simd_kernel};
+use super::fixed::FixedStates;
 use super::plan::{Group, element_bytes};
 use crate::backend::KvType;
 use crate::backend::state::{WindowState, keeps};
@@ -89,7 +90,9 @@ impl Segments {
     /// Reserves the segments of a group for `context` positions.
     fn new(group: &Group, context: usize) -> Result<Segments> {
         let what = format!("KV cache for {context} positions");
-        let Some(total) = group.bytes(context).filter(|b| *b > 0) else {
+        // Layers that keep nothing of single positions take nothing.
+        let there = |b: &usize| *b > 0 || (group.segment_bytes == 0 && context > 0);
+        let Some(total) = group.bytes(context).filter(there) else {
             fail!(
                 OutOfMemory,
                 "KV cache: {context} positions are beyond all memory (or none)"
@@ -177,11 +180,19 @@ pub struct KvCache {
     segments: Vec<Segments>,
     /// What the layers with windows hold.
     windows: Vec<WindowState>,
+    /// What layers keep of fixed size.
+    pub fixed: FixedStates,
 }
 
 impl KvCache {
     /// Reserves a cache for `context` positions. Errors: `OutOfMemory`.
+    #[cfg(test)]
     pub fn new(shape: Shape, context: usize) -> Result<KvCache> {
+        KvCache::with_fixed(shape, context, FixedStates::default())
+    }
+
+    /// The same, with layers that keep a state of fixed size.
+    pub fn with_fixed(shape: Shape, context: usize, fixed: FixedStates) -> Result<KvCache> {
         let reserve = |group| Segments::new(group, context);
         let segments = shape.groups.iter().map(reserve).collect::<Result<_>>()?;
         Ok(KvCache {
@@ -189,6 +200,7 @@ impl KvCache {
             shape,
             context,
             segments,
+            fixed,
         })
     }
 
@@ -204,6 +216,7 @@ impl KvCache {
             context: self.context,
             segments: self.segments.iter().map(fork).collect::<Result<_>>()?,
             windows: self.windows.clone(),
+            fixed: self.fixed.fork()?,
         })
     }
 
@@ -225,14 +238,24 @@ impl KvCache {
     }
 
     /// Whether the first `len` positions can be gone on with: whether windows still reach back to
-    /// what comes after them sees.
+    /// what comes after them sees, and states of fixed size are there.
     pub fn keeps(&self, len: usize) -> bool {
-        keeps(&self.windows, len)
+        keeps(&self.windows, len) && self.fixed.keeps(len)
+    }
+
+    /// The most of the first `len` positions that can be gone on with.
+    pub fn reachable(&self, len: usize) -> usize {
+        if self.keeps(len) {
+            return len;
+        }
+        let marks = self.fixed.marks().filter(|p| *p <= len && self.keeps(*p));
+        marks.max().unwrap_or(0)
     }
 
     /// Forgets all positions.
     pub fn clear(&mut self) {
         self.windows = self.shape.windows();
+        self.fixed.clear();
     }
 
     /// What the layers with windows hold, ascending by window.

@@ -128,6 +128,9 @@ impl KvCache {
                 sink.write(bytes)?;
             }
         }
+        if layout.fixed_bytes() > 0 {
+            self.fixed.save(sink)?;
+        }
         Ok(())
     }
 
@@ -155,6 +158,9 @@ impl KvCache {
                     }
                 }
             }
+        }
+        if layout.fixed_bytes() > 0 {
+            self.fixed.load(source)?;
         }
         Ok(())
     }

@@ -1,0 +1,279 @@
+//! What layers keep of fixed size, whatever the number of positions: the last inputs of
+//! convolutions, the matrices of recurrences.
+//!
+//! A step overwrites it, so a way back needs a copy. There are a few places for copies, which are
+//! reserved with the state: the end of every prompt is marked, and every [`INTERVAL`]th position or
+//! so. When all places are taken, the mark that is missed least makes room: the distances between
+//! marks grow with the distance from the end. What lies between a mark and the wanted position is
+//! evaluated again.
+
+use super::super::pages::Pages;
+use crate::backend::state::{StateSink, StateSource};
+use crate::error::{Result, fail, try_vec};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Copies of a state that is not empty.
+pub const MARKS: usize = 4;
+/// Positions from a mark to the next one, at most.
+const INTERVAL: usize = 256;
+/// Floats that go to a stream at a time.
+const PIECE: usize = 1 << 14;
+
+/// The states of fixed size of all layers.
+#[derive(Default)]
+pub struct FixedStates {
+    /// Where each layer's begins.
+    offsets: Vec<usize>,
+    /// Floats of all layers.
+    len: usize,
+    n_vocab: usize,
+    /// `None` where no layer has one.
+    live: Option<Pages>,
+    /// Positions that are in it.
+    at: usize,
+    /// Whether a step has begun to change it.
+    moving: AtomicBool,
+    /// Ascending by position, but for the free ones, which are behind.
+    marks: Vec<Copy>,
+}
+
+/// A copy of the state.
+struct Copy {
+    /// Positions in it; 0 if it is free.
+    position: usize,
+    has_logits: bool,
+    /// The state, then logits.
+    memory: Pages,
+}
+
+fn copy(from: *const f32, to: *mut f32, len: usize) {
+    // SAFETY: both have so many floats and are different mappings; the caller has the states for
+    // itself.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
+}
+
+impl FixedStates {
+    /// Reserves the states of layers of so many floats, all zero. Errors: `OutOfMemory`.
+    pub fn new(layers: &[usize], n_vocab: usize) -> Result<FixedStates> {
+        let mut offsets = try_vec(layers.len(), 0usize, "places of states")?;
+        let mut len = 0usize;
+        for (offset, floats) in offsets.iter_mut().zip(layers) {
+            *offset = len;
+            len = len.saturating_add(*floats);
+        }
+        let mut states = FixedStates {
+            offsets,
+            len,
+            n_vocab,
+            ..FixedStates::default()
+        };
+        states.reserve()?;
+        Ok(states)
+    }
+
+    fn reserve(&mut self) -> Result<()> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        let what = "the state of recurrent layers";
+        self.live = Some(Pages::floats(self.len, what)?);
+        if self.marks.try_reserve_exact(MARKS).is_err() {
+            fail!(OutOfMemory, "{what}: {MARKS} marks");
+        }
+        for _ in 0..MARKS {
+            self.marks.push(Copy {
+                position: 0,
+                has_logits: false,
+                memory: Pages::floats(self.len.saturating_add(self.n_vocab), what)?,
+            });
+        }
+        Ok(())
+    }
+
+    /// Bytes of the states of so many floats, with their copies.
+    pub fn bytes_for(len: usize, n_vocab: usize) -> u64 {
+        if len == 0 {
+            return 0;
+        }
+        let copies = (len as u64).saturating_add(n_vocab as u64);
+        let floats = copies
+            .saturating_mul(MARKS as u64)
+            .saturating_add(len as u64);
+        floats.saturating_mul(size_of::<f32>() as u64)
+    }
+
+    /// States of the same size with the same content and marks. Errors: `OutOfMemory`.
+    pub fn fork(&self) -> Result<FixedStates> {
+        let mut offsets = try_vec(self.offsets.len(), 0usize, "places of states")?;
+        offsets.copy_from_slice(&self.offsets);
+        let mut other = FixedStates {
+            offsets,
+            len: self.len,
+            n_vocab: self.n_vocab,
+            at: self.at,
+            ..FixedStates::default()
+        };
+        other.reserve()?;
+        if let (Some(from), Some(to)) = (&self.live, &other.live) {
+            copy(from.base().cast(), to.base().cast(), self.len);
+        }
+        for (from, to) in self.marks.iter().zip(&mut other.marks) {
+            (to.position, to.has_logits) = (from.position, from.has_logits);
+            if from.position > 0 {
+                let floats = self.len + if from.has_logits { self.n_vocab } else { 0 };
+                copy(from.memory.base().cast(), to.memory.base().cast(), floats);
+            }
+        }
+        Ok(other)
+    }
+
+    /// The state of a layer, which the caller is about to change.
+    pub fn of_layer(&self, layer: usize) -> *mut f32 {
+        self.moving.store(true, Relaxed);
+        match &self.live {
+            Some(live) => live.base().cast::<f32>().wrapping_add(self.offsets[layer]),
+            None => std::ptr::null_mut(),
+        }
+    }
+
+    /// Notes that the state is that of `len` positions.
+    pub fn settle(&mut self, len: usize) {
+        self.at = len;
+        *self.moving.get_mut() = false;
+    }
+
+    /// Positions of the marks.
+    pub fn marks(&self) -> impl Iterator<Item = usize> + '_ {
+        self.marks.iter().map(|m| m.position).filter(|p| *p > 0)
+    }
+
+    /// Whether the state of the first `len` positions is there.
+    pub fn keeps(&self, len: usize) -> bool {
+        let live = self.at == len && !self.moving.load(Relaxed);
+        self.live.is_none() || len == 0 || live || self.marks().any(|p| p == len)
+    }
+
+    /// Whether a step has begun to change the state, and not come to its end.
+    pub fn is_moving(&self) -> bool {
+        self.moving.load(Relaxed)
+    }
+
+    /// Whether a state of so many positions is to be marked.
+    pub fn is_due(&self, len: usize) -> bool {
+        self.live.is_some() && len >= self.marks().last().unwrap_or(0) + INTERVAL
+    }
+
+    /// Copies the state, which is that of `position` positions, with logits if there are some.
+    pub fn mark(&mut self, position: usize, logits: Option<&[f32]>) {
+        let Some(live) = &self.live else {
+            return;
+        };
+        let taken = self.marks().count();
+        // One at the same position is replaced.
+        let place = match self.marks.iter().position(|m| m.position == position) {
+            Some(same) => same,
+            None if taken < self.marks.len() => taken,
+            None => {
+                let least = self.least(position);
+                self.marks[least..].rotate_left(1);
+                taken - 1
+            }
+        };
+        let mark = &mut self.marks[place];
+        mark.position = position;
+        copy(live.base().cast(), mark.memory.base().cast(), self.len);
+        let logits = logits.filter(|l| l.len() == self.n_vocab);
+        mark.has_logits = logits.is_some();
+        if let Some(logits) = logits {
+            let to = mark.memory.base().cast::<f32>().wrapping_add(self.len);
+            copy(logits.as_ptr(), to, self.n_vocab);
+        }
+    }
+
+    /// The mark that is missed least when `end` is marked as well: without it, the gap is shortest
+    /// for its distance from the end.
+    fn least(&self, end: usize) -> usize {
+        let position = |i: usize| self.marks.get(i).map_or(end, |m| m.position);
+        let cost = |i: usize| {
+            let before = if i == 0 { 0 } else { position(i - 1) };
+            let gap = position(i + 1).saturating_sub(before) as f64;
+            gap / end.saturating_sub(before).max(1) as f64
+        };
+        let all = 0..self.marks.len();
+        all.min_by(|a, b| cost(*a).total_cmp(&cost(*b)))
+            .unwrap_or(0)
+    }
+
+    /// Goes back to the first `len` positions, whose state is there, and forgets later marks. Whether
+    /// their logits are there, too; then they are written.
+    pub fn go_back(&mut self, len: usize, logits: &mut [f32]) -> bool {
+        for mark in &mut self.marks {
+            if mark.position > len {
+                mark.position = 0;
+            }
+        }
+        let Some(live) = &self.live else {
+            return false;
+        };
+        if self.at == len && !self.moving.load(Relaxed) {
+            return false;
+        }
+        let Some(mark) = self.marks.iter().find(|m| m.position == len) else {
+            return false;
+        };
+        copy(mark.memory.base().cast(), live.base().cast(), self.len);
+        if mark.has_logits && logits.len() == self.n_vocab {
+            let from = mark.memory.base().cast::<f32>().wrapping_add(self.len);
+            copy(from, logits.as_mut_ptr(), self.n_vocab);
+        }
+        mark.has_logits
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.marks.iter_mut().for_each(|m| m.position = 0);
+        if let Some(live) = &self.live {
+            // SAFETY: so many floats; the caller has the states for itself.
+            unsafe { std::ptr::write_bytes(live.base().cast::<f32>(), 0, self.len) };
+        }
+        self.settle(0);
+    }
+
+    /// Writes the state to a stream.
+    pub fn save(&self, sink: &mut dyn StateSink) -> Result<()> {
+        let Some(live) = &self.live else {
+            return Ok(());
+        };
+        let mut bytes = try_vec(self.len.min(PIECE) * 4, 0u8, "a part of a saved state")?;
+        for start in (0..self.len).step_by(PIECE) {
+            let n = PIECE.min(self.len - start);
+            let from = live.base().cast::<f32>().wrapping_add(start);
+            for (i, to) in bytes[..n * 4].chunks_exact_mut(4).enumerate() {
+                // SAFETY: inside the state; nobody writes it.
+                to.copy_from_slice(&unsafe { *from.add(i) }.to_le_bytes());
+            }
+            sink.write(&bytes[..n * 4])?;
+        }
+        Ok(())
+    }
+
+    /// Reads the state from a stream. It has no marks then.
+    pub fn load(&mut self, source: &mut dyn StateSource) -> Result<()> {
+        self.clear();
+        let Some(live) = &self.live else {
+            return Ok(());
+        };
+        let mut bytes = try_vec(self.len.min(PIECE) * 4, 0u8, "a part of a saved state")?;
+        for start in (0..self.len).step_by(PIECE) {
+            let n = PIECE.min(self.len - start);
+            source.read(&mut bytes[..n * 4])?;
+            let to = live.base().cast::<f32>().wrapping_add(start);
+            for (i, from) in bytes[..n * 4].chunks_exact(4).enumerate() {
+                let x = f32::from_le_bytes([from[0], from[1], from[2], from[3]]);
+                // SAFETY: inside the state, which is the caller's.
+                unsafe { to.add(i).write(x) };
+            }
+        }
+        Ok(())
+    }
+}
