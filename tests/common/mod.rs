@@ -19,6 +19,7 @@ pub mod tiny_experts;
 pub mod work;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A file of the repository, or of the copy that `EMBERLM_REPOSITORY` names where the tests run on
 /// another machine.
@@ -33,7 +34,9 @@ pub struct TempDir(PathBuf);
 
 impl TempDir {
     pub fn new(test: &str) -> TempDir {
-        let dir = std::env::temp_dir().join(format!("emberlm-{test}-{}", std::process::id()));
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        let (process, n) = (std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let dir = std::env::temp_dir().join(format!("emberlm-{test}-{process}-{n}"));
         std::fs::create_dir_all(&dir).unwrap();
         TempDir(dir)
     }

@@ -11,7 +11,7 @@ const ALL: EncodeOptions = EncodeOptions {
 };
 
 fn cases() -> Vec<Value> {
-    let lines = include_str!("data/tokenizers.jsonl").lines();
+    let lines = include_str!("../data/tokenizers.jsonl").lines();
     lines
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()

@@ -1,10 +1,8 @@
 //! Batches, queued steps, forks and profiles on the CPU: the same bits as one session alone.
 
-mod common;
-
-use common::hamlet;
-use common::tiny::{Random, Tiny};
-use common::work::{Driven, Step, step_batch};
+use crate::common::hamlet;
+use crate::common::tiny::{Random, Tiny};
+use crate::common::work::{Driven, Step, step_batch};
 use emberlm::Status;
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::{KvType, MAX_BATCH, RowError, RunnerOptions, Weights, Work};

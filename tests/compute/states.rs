@@ -1,11 +1,9 @@
 //! Saved and restored sessions, forks, eviction and erased spans, on the CPU. tests/cuda/states.rs runs
 //! the same on a GPU.
 
-mod common;
-
-use common::families::WINDOWED;
-use common::states::*;
-use common::{TempDir, repository_file};
+use crate::common::families::WINDOWED;
+use crate::common::states::*;
+use crate::common::{TempDir, repository_file};
 use emberlm::Status;
 use emberlm::backend::{DeviceKind, KvType, LoadOptions};
 use emberlm::engine::state::{Kind, RestoreOptions, inspect};
@@ -61,7 +59,7 @@ fn windows_experts_and_fixed_states_are_restored_as_well() {
 fn rings_that_went_round_are_restored() {
     for &name in WINDOWED {
         let dir = TempDir::new(&format!("rings-{name}"));
-        let bytes = common::families::with_context(name, 4096).bytes();
+        let bytes = crate::common::families::with_context(name, 4096).bytes();
         let model = load(&dir.file("model.gguf", &bytes));
         for seed in 10..13 {
             random_life(&model, seed, 80, false);

@@ -1,10 +1,8 @@
 //! The tests' own oracle, and the description of every family that it runs on, against Hugging Face
 //! transformers: two independent implementations that agree are worth trusting.
 
-mod common;
-
-use common::expected::Expected;
-use common::{families, hamlet, reference_llama};
+use crate::common::expected::Expected;
+use crate::common::{families, hamlet, reference_llama};
 use emberlm::format::ModelFile;
 use emberlm::model::Network;
 

@@ -1,13 +1,11 @@
 //! What the CPU backend computes: against Hugging Face transformers, against the oracle in double
 //! precision for every tensor type, and against itself however the work is cut.
 
-mod common;
-
-use common::convert::converted;
-use common::expected::Expected;
-use common::reference_llama::{self, mean_divergence};
-use common::runs::{Run, on_cpu, on_cpu_with};
-use common::{families, hamlet};
+use crate::common::convert::converted;
+use crate::common::expected::Expected;
+use crate::common::reference_llama::{self, mean_divergence};
+use crate::common::runs::{Run, on_cpu, on_cpu_with};
+use crate::common::{families, hamlet};
 use emberlm::backend::KvType;
 use emberlm::backend::cpu::matmul::Isa;
 use emberlm::format::ModelFile;

@@ -1,9 +1,7 @@
 //! Reference dequantization against the `gguf` Python package, bit for bit, on the random blocks
 //! that `data/make_blocks.py` wrote.
 
-mod common;
-
-use common::quantize::quantize_row;
+use crate::common::quantize::quantize_row;
 use emberlm::quant::{TensorType, dequantize_row};
 use std::path::{Path, PathBuf};
 

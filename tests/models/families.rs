@@ -1,14 +1,12 @@
 //! Every family on the CPU: against Hugging Face transformers, by the tiny models of
 //! `data/families/make.py`, and against itself however the work is cut.
 
-mod common;
-
-use common::TempDir;
-use common::convert::converted;
-use common::expected::Expected;
-use common::families::{FAMILIES, WINDOWED, open_family, with_context};
-use common::tiny::Random;
-use common::work::{Driven, Step, step_batch};
+use crate::common::TempDir;
+use crate::common::convert::converted;
+use crate::common::expected::Expected;
+use crate::common::families::{FAMILIES, WINDOWED, open_family, with_context};
+use crate::common::tiny::Random;
+use crate::common::work::{Driven, Step, step_batch};
 use emberlm::Status;
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::cpu::matmul::Isa;

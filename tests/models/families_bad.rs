@@ -1,9 +1,7 @@
 //! What can be wrong with a file of a family: each thing is an error that names the key or tensor.
 
-mod common;
-
-use common::edit::Edited;
-use common::families::{FAMILIES, open_family};
+use crate::common::edit::Edited;
+use crate::common::families::{FAMILIES, open_family};
 use emberlm::format::{Array, ModelFile, Value};
 use emberlm::model::Network;
 use emberlm::{Error, Status};

@@ -1,12 +1,10 @@
 //! The CPU backend against the oracle and transformers, and against itself: the same bits however
 //! the work is cut.
 
-mod common;
-
-use common::expected::Expected;
-use common::tiny::{Random, Tiny};
-use common::work::{Driven, Step};
-use common::{families, hamlet, reference_llama};
+use crate::common::expected::Expected;
+use crate::common::tiny::{Random, Tiny};
+use crate::common::work::{Driven, Step};
+use crate::common::{families, hamlet, reference_llama};
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::cpu::matmul::Isa;
 use emberlm::backend::{KvType, Runner, RunnerOptions, Weights};

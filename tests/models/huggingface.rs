@@ -1,10 +1,8 @@
 //! Hugging Face folders are read as the GGUF files that a converter would make of them.
 
-mod common;
-
-use common::expected::Expected;
-use common::folder::{Folder, Stored, families, family_path};
-use common::{TempDir, repository_file};
+use crate::common::expected::Expected;
+use crate::common::folder::{Folder, Stored, families, family_path};
+use crate::common::{TempDir, repository_file};
 use emberlm::backend::{KvType, LoadOptions};
 use emberlm::engine::{Model, Session, SessionOptions, device};
 use emberlm::format::{ModelFile, Tensor, Value, WeightType};

@@ -1,9 +1,7 @@
 //! The description of llama networks: every variant that files have, and each thing that can be
 //! wrong with one.
 
-mod common;
-
-use common::tiny::Tiny;
+use crate::common::tiny::Tiny;
 use emberlm::format::writer::Writer;
 use emberlm::format::{ModelFile, Value};
 use emberlm::model::{FeedForward, Network};

@@ -1,9 +1,7 @@
 //! Folders that are broken, incomplete or hostile: errors that name what is wrong, and nothing else.
 
-mod common;
-
-use common::TempDir;
-use common::folder::{Folder, Stored, with_header, write_index};
+use crate::common::TempDir;
+use crate::common::folder::{Folder, Stored, with_header, write_index};
 use emberlm::format::ModelFile;
 use emberlm::model::Network;
 use emberlm::{Error, Status};
@@ -176,7 +174,7 @@ fn tensors_that_do_not_tile_the_file() {
 #[test]
 fn every_truncation_is_an_error() {
     let folder = Folder::family("qwen2");
-    let whole = common::folder::safetensors(&folder.tensors);
+    let whole = crate::common::folder::safetensors(&folder.tensors);
     let header = 8 + u64::from_le_bytes(*whole.first_chunk().unwrap()) as usize;
     let ends = (0..40).chain((header - 20..header + 20).chain([whole.len() - 1]));
     for end in ends {
@@ -620,7 +618,7 @@ fn indices_that_lie() {
     let outside = TempDir::new("outside");
     outside.file(
         "x.safetensors",
-        &common::folder::safetensors(&folder.tensors),
+        &crate::common::folder::safetensors(&folder.tensors),
     );
     let absolute = outside.path().join("x.safetensors");
     let parent = format!(
@@ -662,7 +660,10 @@ fn indices_that_lie() {
     );
     // The same tensor in both.
     folder.write_shards(&dir, 2);
-    dir.file(&names[1], &common::folder::safetensors(&folder.tensors));
+    dir.file(
+        &names[1],
+        &crate::common::folder::safetensors(&folder.tensors),
+    );
     assert_error(&open(), Status::FileCorrupt, &["too", &names[0]]);
     dir.file("model.safetensors.index.json", b"");
     assert_error(&open(), Status::FileEmpty, &["index.json"]);
@@ -807,7 +808,7 @@ fn keys_are_called_what_the_config_calls_them() {
 fn infinity_in_a_config_is_read() {
     let folder = Folder::family("qwen3");
     let text = String::from_utf8(folder.config_bytes()).unwrap();
-    let weights = common::folder::safetensors(&folder.tensors);
+    let weights = crate::common::folder::safetensors(&folder.tensors);
     let with = |more: &str| {
         let text = text.replacen('{', &format!("{{{more},"), 1);
         ModelFile::from_folder(text.as_bytes(), &weights)

@@ -1,9 +1,7 @@
 //! Good model files: everything that the writer writes is read back.
 
-mod common;
-
-use common::tiny::Tiny;
-use common::{TempDir, repository_file};
+use crate::common::tiny::Tiny;
+use crate::common::{TempDir, repository_file};
 use emberlm::Status;
 use emberlm::format::writer::Writer;
 use emberlm::format::{Array, ModelFile, Value};

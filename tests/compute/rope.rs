@@ -1,8 +1,6 @@
 //! Rotary embedding: the frequencies that each kind of scaling gives.
 
-mod common;
-
-use common::tiny::Tiny;
+use crate::common::tiny::Tiny;
 use emberlm::format::writer::Writer;
 use emberlm::format::{ModelFile, Value};
 use emberlm::model::{Network, Rope};

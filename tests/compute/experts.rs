@@ -2,14 +2,12 @@
 //! however the work is cut. (The families that have them are compared with transformers in
 //! families.rs.)
 
-mod common;
-
-use common::convert::rewritten;
-use common::reference_llama;
-use common::runs::{Run, on_cpu, on_cpu_with};
-use common::tiny::{Random, Tiny};
-use common::tiny_experts::{PLAIN, Variant, network, one_for_all, variants};
-use common::work::{Step, step_batch};
+use crate::common::convert::rewritten;
+use crate::common::reference_llama;
+use crate::common::runs::{Run, on_cpu, on_cpu_with};
+use crate::common::tiny::{Random, Tiny};
+use crate::common::tiny_experts::{PLAIN, Variant, network, one_for_all, variants};
+use crate::common::work::{Step, step_batch};
 use emberlm::backend::KvType;
 use emberlm::backend::cpu::matmul::Isa;
 use emberlm::engine::sampling::Sampling;

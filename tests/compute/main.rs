@@ -1,0 +1,13 @@
+//! What networks compute on a CPU, and the states of sessions. In one binary, because each takes seconds to build.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod cpu_forward;
+mod cpu_sessions;
+mod experts;
+mod matmul;
+mod numerics;
+mod oracle;
+mod rope;
+mod states;

@@ -1,0 +1,14 @@
+//! Files of models: how they are read, what networks they are, what is said of broken ones. In one binary, because each takes seconds to build.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod dequantize;
+mod estimate;
+mod families;
+mod families_bad;
+mod format;
+mod huggingface;
+mod llama;
+mod quantize;
+mod safetensors;
