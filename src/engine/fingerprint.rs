@@ -80,6 +80,7 @@ impl Fingerprint {
                 for number in [m.n_key_heads, m.n_value_heads, m.key_dim, m.value_dim] {
                     self.number(number as u64);
                 }
+                self.number(u64::from(m.tiled));
                 return;
             }
             Mixer::Mamba2(m) => {
@@ -104,6 +105,9 @@ impl Fingerprint {
         self.float(a.scale);
         self.float(a.score_cap.unwrap_or(0.0));
         // As before for models that have none of these.
+        if a.gated {
+            self.number(2);
+        }
         if a.norm_after_rope {
             self.number(1);
         }

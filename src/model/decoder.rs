@@ -330,6 +330,18 @@ impl<'a> Decoder<'a> {
                 source.linear(&parts[2], hidden, kv_len)?,
             ]
         };
+        self.attention_with(layer, [q, k, v], rope)
+    }
+
+    /// Attention with these matrices, without what only some families have.
+    pub(super) fn attention_with(
+        &self,
+        layer: usize,
+        [q, k, v]: [Linear; 3],
+        rope: Option<&Rope>,
+    ) -> Result<Attention> {
+        let output = format!("blk.{layer}.attn_output");
+        let q_len = self.n_heads * self.head_dim;
         Ok(Attention {
             n_heads: self.n_heads,
             n_kv_heads: self.n_kv_heads,
@@ -337,7 +349,8 @@ impl<'a> Decoder<'a> {
             q,
             k,
             v,
-            output: source.linear(&name("attn_output"), q_len, hidden)?,
+            gated: false,
+            output: self.source.linear(&output, q_len, self.hidden)?,
             q_norm: None,
             k_norm: None,
             norm_after_rope: false,
@@ -347,7 +360,7 @@ impl<'a> Decoder<'a> {
             scale: self.scale,
             temperature: None,
             window: None,
-            score_cap: source.find_positive("attn_logit_softcapping")?,
+            score_cap: self.source.find_positive("attn_logit_softcapping")?,
             sinks: None,
         })
     }

@@ -214,9 +214,9 @@ impl Mixture {
                     down: source.linear(&name("ffn_down_shexp"), shared_ff, hidden)?,
                     activation: self.activation,
                 },
-                gate: match name("ffn_gate_inp_shexp") {
-                    gate if source.has(&gate) => Some(source.linear(&gate, hidden, 1)?),
-                    _ => None,
+                gate: match d.has_part("ffn_gate_inp_shexp.weight") {
+                    true => Some(source.linear(&name("ffn_gate_inp_shexp"), hidden, 1)?),
+                    false => None,
                 },
             }),
         };

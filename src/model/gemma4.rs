@@ -178,6 +178,7 @@ impl Layers {
             q: source.linear(&name(layer, "attn_q"), hidden, q_len)?,
             k,
             v,
+            gated: false,
             output: source.linear(&name(layer, "attn_output"), q_len, hidden)?,
             q_norm: d.norm_of(layer, "attn_q_norm", *head_dim)?,
             k_norm: match shares {

@@ -31,6 +31,7 @@ mod qwen2;
 mod qwen2moe;
 mod qwen3;
 mod qwen3moe;
+mod qwen3next;
 mod rope;
 mod seed_oss;
 mod smollm3;
@@ -40,10 +41,10 @@ mod starcoder2;
 mod unused;
 
 pub use network::{
-    Activation, Attention, Block, Conv, DeltaNet, ExpertGroups, Experts, FeedForward, FixedShape,
-    KvShape, LatentAttention, LayerInput, Linear, LongRope, Mamba2, Mixer, MixerState, Mlp,
-    Network, Norm, NormKind, PerLayerInputs, Rope, RopePairing, Scoring, SharedExpert, ShortConv,
-    Temperature,
+    Activation, Attention, Block, Conv, DeltaNet, DeltaSteps, ExpertGroups, Experts, FeedForward,
+    FixedShape, KvShape, LatentAttention, LayerInput, Linear, LongRope, Mamba2, Mixer, MixerState,
+    Mlp, Network, Norm, NormKind, PerLayerInputs, Rope, RopePairing, Scoring, SharedExpert,
+    ShortConv, Temperature,
 };
 
 use crate::error::{Result, fail};
@@ -83,7 +84,10 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("qwen2moe", qwen2moe::describe),
     ("qwen2vl", qwen2::vision),
     ("qwen3", qwen3::describe),
+    ("qwen35", qwen3next::dense),
+    ("qwen35moe", qwen3next::experts),
     ("qwen3moe", qwen3moe::describe),
+    ("qwen3next", qwen3next::next),
     ("qwen3vl", qwen3::vision),
     ("qwen3vlmoe", qwen3moe::vision),
     ("seed_oss", seed_oss::describe),

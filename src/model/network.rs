@@ -293,7 +293,11 @@ impl Mixer {
                 all
             }
             Mixer::ShortConv(m) => vec![&m.b, &m.c, &m.x, &m.output],
-            Mixer::DeltaNet(m) => vec![&m.q, &m.k, &m.v, &m.z, &m.b, &m.a, &m.output],
+            Mixer::DeltaNet(m) => {
+                let mut all = vec![&m.q, &m.k, &m.v, &m.z, &m.output];
+                all.extend(m.steps.linears());
+                all
+            }
             Mixer::Mamba2(m) => vec![&m.z, &m.x, &m.b, &m.c, &m.dt, &m.output],
         }
     }
@@ -428,8 +432,7 @@ pub struct ShortConv {
     pub output: Linear,
 }
 
-/// A gated delta net. Value head `h` uses the query and key of head `h / (n_value_heads /
-/// n_key_heads)`.
+/// A gated delta net. A value head uses the query and key of [`key_head`](Self::key_head).
 ///
 /// Of an input `y`: the concatenation of `q(y)`, `k(y)` and `v(y)`, in this order, goes through the
 /// convolution and then SiLU. With `q`, `k` and `v` of a head from its result:
@@ -451,6 +454,8 @@ pub struct DeltaNet {
     pub key_dim: usize,
     /// Elements of a value.
     pub value_dim: usize,
+    /// Whether value heads take the key heads in turns; else as many in succession use the same.
+    pub tiled: bool,
     /// `n_key_heads * key_dim` x `hidden`.
     pub q: Linear,
     /// As `q`.
@@ -459,10 +464,8 @@ pub struct DeltaNet {
     pub v: Linear,
     /// As `v`; the gate.
     pub z: Linear,
-    /// `n_value_heads` x `hidden`.
-    pub b: Linear,
-    /// As `b`.
-    pub a: Linear,
+    /// Where `b(y)` and `a(y)` come from.
+    pub steps: DeltaSteps,
     /// Over the channels of q, k and v.
     pub conv: Conv,
     /// A number below 0 per value head, `-exp(A_log)`.
@@ -532,13 +535,48 @@ pub struct Mamba2 {
 impl DeltaNet {
     /// The head of the query and key of value head `head`.
     pub fn key_head(&self, head: usize) -> usize {
-        head / (self.n_value_heads / self.n_key_heads)
+        match self.tiled {
+            true => head % self.n_key_heads,
+            false => head / (self.n_value_heads / self.n_key_heads),
+        }
+    }
+}
+
+/// Matrices of two numbers per value head, `b(y)` and `a(y)`.
+#[derive(Clone, Debug)]
+pub enum DeltaSteps {
+    /// A matrix for each, of `n_value_heads` x `hidden`.
+    Apart {
+        /// Of `b(y)`.
+        b: Linear,
+        /// Of `a(y)`.
+        a: Linear,
+    },
+    /// One of `2 * n_value_heads` x `hidden`: for each key head the `b(y)` of its value heads, then their
+    /// `a(y)`. Value heads are not tiled then.
+    Together(Linear),
+}
+
+impl DeltaSteps {
+    /// The matrices.
+    pub fn linears(&self) -> impl Iterator<Item = &Linear> {
+        let (first, second) = match self {
+            DeltaSteps::Apart { b, a } => (b, Some(a)),
+            DeltaSteps::Together(both) => (both, None),
+        };
+        std::iter::once(first).chain(second)
     }
 }
 
 impl From<Attention> for Mixer {
     fn from(attention: Attention) -> Mixer {
         Mixer::Attention(Box::new(attention))
+    }
+}
+
+impl From<DeltaNet> for Mixer {
+    fn from(net: DeltaNet) -> Mixer {
+        Mixer::DeltaNet(Box::new(net))
     }
 }
 
@@ -557,12 +595,15 @@ pub struct Attention {
     pub n_kv_heads: usize,
     /// Elements per head of q, k and v. `n_heads * head_dim` need not be `hidden`.
     pub head_dim: usize,
-    /// `n_heads * head_dim` x `hidden`.
+    /// `n_heads * head_dim` x `hidden`; twice as many rows if `gated`.
     pub q: Linear,
     /// `n_kv_heads * head_dim` x `hidden`.
     pub k: Linear,
     /// `n_kv_heads * head_dim` x `hidden`.
     pub v: Linear,
+    /// Whether `q` has, of each head, the rows of the query and then as many of a gate, by whose sigmoid
+    /// the head's result is multiplied.
+    pub gated: bool,
     /// `hidden` x `n_heads * head_dim`.
     pub output: Linear,
     /// Norm of the queries before rope: over each head if its weight has `head_dim` elements, over

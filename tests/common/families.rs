@@ -54,6 +54,9 @@ pub const FAMILIES: &[&str] = &[
     "phi4",
     "qwen2",
     "qwen3",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
     "qwen3moe",
     "seed_oss",
     "smollm3",
@@ -70,6 +73,9 @@ pub const CPU_ONLY: &[&str] = &[
     "gemma4_e",
     "glm4_moe_lite",
     "lfm2",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
 ];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to

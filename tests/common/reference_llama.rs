@@ -242,6 +242,19 @@ fn ready(a: &Attention, norm: &Option<Norm>, x: &mut Rows) {
     }
 }
 
+/// Takes the second half of each head out.
+fn apart(q: &mut Rows, head_dim: usize) -> Rows {
+    let half = |row: &Vec<f64>, from: usize| {
+        let heads = row.chunks(2 * head_dim);
+        heads
+            .flat_map(|head| head[from..from + head_dim].to_vec())
+            .collect()
+    };
+    let gates = q.iter().map(|row| half(row, head_dim)).collect();
+    q.iter_mut().for_each(|row| *row = half(row, 0));
+    gates
+}
+
 fn attention(a: &Attention, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
     let (k, v) = match a.shares {
         Some(layer) => kept[layer].clone(),
@@ -260,6 +273,7 @@ fn attention(a: &Attention, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
     };
     kept.push((k.clone(), v.clone()));
     let mut q = linear(&a.q, x);
+    let gates = a.gated.then(|| apart(&mut q, a.head_dim));
     ready(a, &a.q_norm, &mut q);
     let sinks = a.sinks.as_ref().map(vector);
     for (position, q) in q.iter_mut().enumerate() {
@@ -297,7 +311,13 @@ fn attention(a: &Attention, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
         }
         out
     });
-    linear(&a.output, &mixed.collect())
+    let mut mixed: Rows = mixed.collect();
+    if let Some(gates) = gates {
+        for (x, gate) in mixed.iter_mut().flatten().zip(gates.iter().flatten()) {
+            *x /= 1.0 + (-gate).exp();
+        }
+    }
+    linear(&a.output, &mixed)
 }
 
 /// With keys and values of every head, as the definition has them.

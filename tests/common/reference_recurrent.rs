@@ -1,7 +1,7 @@
 //! The oracle's mixers with states of fixed size, position by position, in double precision.
 
 use super::reference_llama::{Rows, linear, norm_row, vector};
-use emberlm::model::{Conv, DeltaNet, Mamba2, ShortConv};
+use emberlm::model::{Conv, DeltaNet, DeltaSteps, Mamba2, ShortConv};
 
 /// A gated short convolution.
 pub fn short_conv(m: &ShortConv, x: &Rows) -> Rows {
@@ -14,7 +14,8 @@ pub fn short_conv(m: &ShortConv, x: &Rows) -> Rows {
 pub fn delta_net(m: &DeltaNet, x: &Rows) -> Rows {
     let mixed = beside(&[linear(&m.q, x), linear(&m.k, x), linear(&m.v, x)]);
     let mixed = map(convolved(&m.conv, &mixed), silu);
-    let (z, b, a) = (linear(&m.z, x), linear(&m.b, x), linear(&m.a, x));
+    let z = linear(&m.z, x);
+    let (b, a) = delta_steps(m, x);
     let (decay, dt_bias) = (vector(&m.decay), vector(&m.dt_bias));
     let keys = m.n_key_heads * m.key_dim;
     let mut states = vec![vec![vec![0.0; m.key_dim]; m.value_dim]; m.n_value_heads];
@@ -43,6 +44,27 @@ pub fn delta_net(m: &DeltaNet, x: &Rows) -> Rows {
         out.push(row);
     }
     linear(&m.output, &product(&out, &map(z, silu)))
+}
+
+/// Two numbers for each value head.
+fn delta_steps(m: &DeltaNet, x: &Rows) -> (Rows, Rows) {
+    match &m.steps {
+        DeltaSteps::Apart { b, a } => (linear(b, x), linear(a, x)),
+        DeltaSteps::Together(both) => {
+            let group = m.n_value_heads / m.n_key_heads;
+            let all = linear(both, x);
+            let half = |from: usize| {
+                let row = |all: &Vec<f64>| {
+                    let groups = all.chunks(2 * group);
+                    groups
+                        .flat_map(|g| g[from..from + group].to_vec())
+                        .collect()
+                };
+                all.iter().map(row).collect()
+            };
+            (half(0), half(group))
+        }
+    }
 }
 
 /// Mamba 2.

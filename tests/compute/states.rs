@@ -370,7 +370,7 @@ fn a_killed_process_leaves_a_whole_file() {
     for i in 0..12 {
         let before = std::fs::metadata(&path).unwrap().modified().unwrap();
         let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child_that_saves", "--nocapture"])
+            .args(["--exact", "states::child_that_saves", "--nocapture"])
             .env(CHILD, &path)
             .stdout(std::process::Stdio::null())
             .stderr(std::process::Stdio::null())

@@ -237,10 +237,19 @@ fn configs_of_older_versions_mean_the_same() {
             }
         };
         folder.set("rope_scaling", scaling);
-        if let (Some(types), "lfm2") = (folder.config.remove("layer_types"), &*name) {
+        if let Some(types) = folder.config.remove("layer_types") {
             let types = types.as_array().unwrap();
-            let attends = (0..types.len()).filter(|i| types[*i] == "full_attention");
-            folder.set("full_attn_idxs", json!(attends.collect::<Vec<_>>()));
+            let mut attends = (0..types.len()).filter(|i| types[*i] == "full_attention");
+            match &*name {
+                "lfm2" => {
+                    folder.set("full_attn_idxs", json!(attends.collect::<Vec<_>>()));
+                }
+                "qwen3_5" | "qwen3_5_moe" | "qwen3_next" => {
+                    let first = attends.next().unwrap();
+                    folder.set("full_attention_interval", json!(first + 1));
+                }
+                _ => {}
+            }
         }
         assert_eq!(own_keys(&folder.open().unwrap()), expected, "{name}");
     }

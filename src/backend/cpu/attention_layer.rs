@@ -4,7 +4,7 @@
 //! much to read, by segments of the cache. For many it is computed by head and block of tokens.
 
 use super::attention::{attend, attend_segment, join_segments, partial_len};
-use super::elementwise::{add_bias, rotate};
+use super::elementwise::{add_bias, mul_sigmoid, rotate};
 use super::kv::{Element, Half, KvCache, SEGMENT, put};
 use super::layer::{NormWeights, Product, find_floats, product, table_len, union};
 use super::matmul::Isa;
@@ -44,6 +44,13 @@ pub(super) struct AttentionLayer {
     window: Option<usize>,
     score_cap: Option<f32>,
     sinks: Option<Vec<f32>>,
+    gate: Option<Gate>,
+}
+
+/// A gate of the heads' results. The product of queries has its rows, too.
+struct Gate {
+    /// The bias of that product, which has none itself then.
+    bias: Option<Vec<f32>>,
 }
 
 /// A norm of queries or keys.
@@ -97,12 +104,16 @@ impl AttentionLayer {
         ropes: &mut Vec<Rope>,
         isa: Isa,
     ) -> Result<AttentionLayer> {
+        let mut q = product(&a.q, isa)?;
+        let gate = a.gated.then(|| Gate {
+            bias: q.bias.take(),
+        });
         Ok(AttentionLayer {
             index: a.shares.unwrap_or(index),
             n_heads: a.n_heads,
             n_kv_heads: a.n_kv_heads,
             head_dim: a.head_dim,
-            q: product(&a.q, isa)?,
+            q,
             kv: match a.shares {
                 None => Some([product(&a.k, isa)?, product(&a.v, isa)?]),
                 Some(_) => None,
@@ -121,6 +132,7 @@ impl AttentionLayer {
             window,
             score_cap: a.score_cap,
             sinks: find_floats(&a.sinks, "attention sinks")?,
+            gate,
         })
     }
 
@@ -132,7 +144,9 @@ impl AttentionLayer {
         let products = products.chain(self.kv.iter().flatten());
         let biases = products.map(Product::bias_len).sum::<usize>();
         let values = self.v_norm.as_ref().map_or(0, NormWeights::floats);
-        norms + values + biases + self.sinks.as_ref().map_or(0, Vec::len)
+        let gate = self.gate.as_ref().and_then(|gate| gate.bias.as_ref());
+        let others = [self.sinks.as_ref(), gate].into_iter().flatten();
+        norms + values + biases + others.map(Vec::len).sum::<usize>()
     }
 
     /// Query heads per KV head.
@@ -167,15 +181,15 @@ impl AttentionLayer {
             width,
             stride,
         };
-        let (q, kv) = (
-            self.n_heads * self.head_dim,
-            self.n_kv_heads * self.head_dim,
-        );
+        let (q, kv) = (self.q.matrix.rows(), self.n_kv_heads * self.head_dim);
         let q = row(b.q, q, b.sizes.q);
         let kv = [b.k, b.v].map(|span| row(span, kv, b.sizes.kv));
         match &self.kv {
             Some([k, v]) => pass.products([&self.q, k, v], [q, kv[0], kv[1]])?,
             None => pass.products([&self.q], [q])?,
+        }
+        if let Some(gate) = &self.gate {
+            self.take_gate(pass, gate)?;
         }
         pass.marks.end(Kind::Qkv, || product_bytes(products()));
         match pass.tokens.places {
@@ -190,10 +204,56 @@ impl AttentionLayer {
             }
             _ => self.many(pass)?,
         }
+        if self.gate.is_some() {
+            self.apply_gate(pass)?;
+        }
+        let q = Row {
+            width: self.n_heads * self.head_dim,
+            ..q
+        };
         pass.add_product(q, &self.output, post)?;
         let output = || product_bytes([&self.output]);
         pass.marks.end(Kind::Output, output);
         Ok(())
+    }
+
+    /// Puts the queries of all heads together, and the gates between them elsewhere.
+    fn take_gate(&self, pass: &Pass, gate: &Gate) -> Result<()> {
+        let (b, dim) = (&pass.tokens.buffers, self.head_dim);
+        let n = self.n_heads * dim;
+        let work = Work::even(pass.tokens.count, 50 + n as u64 / 2);
+        pass.phase(work, |_, range| {
+            for t in range {
+                // SAFETY: each token is one thread's.
+                let (q, gates) = unsafe {
+                    let q = b.q.part(t * b.sizes.q, 2 * n);
+                    (q, b.gate.part(t * b.sizes.n_ff, n))
+                };
+                add_bias(q, gate.bias.as_deref());
+                for h in 0..self.n_heads {
+                    let from = 2 * h * dim;
+                    gates[h * dim..][..dim].copy_from_slice(&q[from + dim..][..dim]);
+                    q.copy_within(from..from + dim, h * dim);
+                }
+            }
+        })
+    }
+
+    /// Multiplies the heads' results by their gates.
+    fn apply_gate(&self, pass: &Pass) -> Result<()> {
+        let (b, isa) = (&pass.tokens.buffers, pass.tokens.isa());
+        let n = self.n_heads * self.head_dim;
+        let work = Work::even(pass.tokens.count, 50 + n as u64);
+        pass.phase(work, |_, range| {
+            for t in range {
+                // SAFETY: each token is one thread's. The weights' instruction set is the processor's.
+                unsafe {
+                    let out = b.q.part(t * b.sizes.q, n);
+                    let gates = &*b.gate.part(t * b.sizes.n_ff, n);
+                    mul_sigmoid(isa, out, gates);
+                }
+            }
+        })
     }
 
     /// Nanoseconds of a KV head's attention for one token at a position.

@@ -26,6 +26,7 @@ pub(super) struct ChunkSpace {
     /// Of each thread, a block of rows of `up`.
     up: Pages,
     rope: Pages,
+    steps: Pages,
     inputs: Pages,
     latents: Pages,
     heads: Activations,
@@ -46,6 +47,7 @@ impl ChunkSpace {
             gate: pages(s.n_ff)?,
             up: pages(Matrix::ROW_QUANTUM * weights.pool.threads())?,
             rope: pages(s.rope)?,
+            steps: pages(s.steps)?,
             inputs: pages(s.inputs)?,
             latents: pages(s.latents)?,
             heads: s.heads.inputs(tokens)?,
@@ -62,7 +64,7 @@ impl ChunkSpace {
 
 /// Bytes of a [`ChunkSpace`].
 pub(super) fn chunk_bytes(s: &Sizes, threads: usize, tokens: usize) -> usize {
-    let floats = s.hidden + s.q.max(s.hidden) + 2 * s.kv + s.n_ff + s.rope + s.inputs + s.latents;
+    let floats = s.hidden + s.q.max(s.hidden) + 2 * s.kv + s.n_ff + s.beside();
     let up = Matrix::ROW_QUANTUM * threads;
     let input = Activations::bytes_for(tokens, s.cols(), s.encodings);
     let experts = ExpertChunkSpace::bytes_for(&s.experts, threads, tokens);
@@ -97,6 +99,7 @@ impl<'a> Chunk<'a> {
                 y: q,
                 gate: space.gate.span(),
                 rope: space.rope.span(),
+                steps: space.steps.span(),
                 inputs: space.inputs.span(),
                 sizes: &weights.sizes,
             },

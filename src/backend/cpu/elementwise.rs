@@ -294,6 +294,31 @@ simd_kernel! {
     pub fn silu_mul(gate: &mut [f32], up: &[f32]) = silu_mul_generic
 }
 
+/// `x *= 1 / (1 + exp(-gate))`
+#[inline(always)]
+unsafe fn mul_sigmoid_generic<L: Lanes>(x: &mut [f32], gate: &[f32]) {
+    assert!(x.len() == gate.len());
+    // SAFETY: all offsets are below the length; the features are the caller's promise.
+    unsafe {
+        let mut i = 0;
+        while i < x.len() {
+            let n = (x.len() - i).min(LANES);
+            let (x, gate) = (x.as_mut_ptr().add(i), gate.as_ptr().add(i));
+            let e = L::splat(0.0).sub(L::load_first(gate, n)).exp();
+            let y = L::load_first(x, n).div(L::splat(1.0).add(e));
+            y.store_first(x, n);
+            i += LANES;
+        }
+    }
+}
+simd_kernel! {
+    /// A row (or part of one) times the sigmoid of another.
+    ///
+    /// # Safety
+    /// The processor has `isa`.
+    pub fn mul_sigmoid(x: &mut [f32], gate: &[f32]) = mul_sigmoid_generic
+}
+
 /// `gate = min(gate, limit) / (1 + exp(-alpha * min(gate, limit))) * (clamp(up, -limit, limit) + 1)`
 #[inline(always)]
 unsafe fn swiglu_clamped_generic<L: Lanes>(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {

@@ -8,7 +8,7 @@ use super::kv::Shape;
 use super::matmul::Scratch;
 use super::pool::indices;
 use super::prefill::prefill_bytes;
-use super::weights::{Sizes, check_mixers, fixed_layers, kv_layers, matrix_bytes};
+use super::weights::{Sizes, fixed_layers, kv_layers, matrix_bytes};
 use crate::backend::{Estimate, RunnerOptions};
 use crate::engine::sampling;
 use crate::error::Result;
@@ -22,7 +22,6 @@ pub(super) fn estimate(
     threads: usize,
     options: &RunnerOptions,
 ) -> Result<Estimate> {
-    check_mixers(network)?;
     let s = Sizes::of(network);
     let kv = Shape::new(kv_layers(network), options.kv_type)?;
     let thread = Scratch::bytes_for(s.cols())

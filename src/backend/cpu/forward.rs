@@ -27,6 +27,7 @@ pub(super) struct DecodeSpace {
     gate: Vec<f32>,
     up: Vec<f32>,
     rope: Vec<f32>,
+    steps: Vec<f32>,
     inputs: Vec<f32>,
     latents: Vec<f32>,
     heads: Activations,
@@ -48,6 +49,7 @@ impl DecodeSpace {
             gate: floats(sizes.n_ff)?,
             up: floats(sizes.n_ff)?,
             rope: floats(sizes.rope)?,
+            steps: floats(sizes.steps)?,
             inputs: floats(sizes.inputs)?,
             latents: floats(sizes.latents)?,
             heads: sizes.heads.inputs(1)?,
@@ -59,7 +61,7 @@ impl DecodeSpace {
 
     /// Bytes of [`DecodeSpace::new`].
     pub fn bytes_for(s: &Sizes) -> usize {
-        let floats = 2 * s.hidden + s.q + 2 * s.kv + 2 * s.n_ff + s.rope + s.inputs + s.latents;
+        let floats = 2 * s.hidden + s.q + 2 * s.kv + 2 * s.n_ff + s.beside();
         let input = Activations::bytes_for(1, s.cols(), s.encodings);
         floats * size_of::<f32>()
             + input
@@ -141,6 +143,7 @@ pub(super) fn step(
             y: Span::new(&mut space.y),
             gate: Span::new(&mut space.gate),
             rope: Span::new(&mut space.rope),
+            steps: Span::new(&mut space.steps),
             inputs: Span::new(&mut space.inputs),
             sizes: &weights.sizes,
         },

@@ -2,10 +2,12 @@
 //! `f32`.
 
 use super::attention_layer::AttentionLayer;
+use super::delta_net::DeltaNetLayer;
 use super::elementwise::{add_bias, gelu_mul, gelu_tanh_mul, layer_norm, relu_squared_mul};
 use super::elementwise::{rms_norm, silu_alone, silu_mul, swiglu_clamped, xielu};
 use super::experts::ExpertLayer;
 use super::latent_layer::LatentLayer;
+use super::mamba2::Mamba2Layer;
 use super::matmul::{Encodings, Isa, Matrix};
 use super::short_conv::ShortConvLayer;
 use crate::error::{Result, fail, try_vec};
@@ -211,6 +213,8 @@ pub(super) enum MixerLayer {
     Attention(Box<AttentionLayer>),
     Latent(Box<LatentLayer>),
     ShortConv(Box<ShortConvLayer>),
+    DeltaNet(Box<DeltaNetLayer>),
+    Mamba2(Box<Mamba2Layer>),
 }
 
 impl Layer {
@@ -239,11 +243,12 @@ impl Layer {
                 Mixer::ShortConv(conv) => {
                     MixerLayer::ShortConv(Box::new(ShortConvLayer::new((index, conv), isa)?))
                 }
-                other @ (Mixer::DeltaNet(_) | Mixer::Mamba2(_)) => fail!(
-                    Unsupported,
-                    "layer {index} is {}, which is not supported on a CPU",
-                    other.name()
-                ),
+                Mixer::DeltaNet(net) => {
+                    MixerLayer::DeltaNet(Box::new(DeltaNetLayer::new((index, net), isa)?))
+                }
+                Mixer::Mamba2(mamba) => {
+                    MixerLayer::Mamba2(Box::new(Mamba2Layer::new((index, mamba), isa)?))
+                }
             },
             mixer_post_norm: NormWeights::find(&block.mixer_post_norm)?,
             feed_forward_norm: NormWeights::find(&block.feed_forward_norm)?,
@@ -279,6 +284,8 @@ impl Layer {
             MixerLayer::Attention(attention) => attention.floats(),
             MixerLayer::Latent(latent) => latent.floats(),
             MixerLayer::ShortConv(conv) => conv.floats(),
+            MixerLayer::DeltaNet(net) => net.floats(),
+            MixerLayer::Mamba2(mamba) => mamba.floats(),
         };
         let feed_forward = match &self.feed_forward {
             FeedForwardLayer::Dense(dense) => dense.products().map(Product::bias_len).sum(),

@@ -105,6 +105,16 @@ impl<'a, T> Span<'a, T> {
         self.base
     }
 
+    /// What is left from `start` on.
+    pub fn from(&self, start: usize) -> Span<'a, T> {
+        assert!(start <= self.len);
+        Span {
+            base: self.base.wrapping_add(start),
+            len: self.len - start,
+            owner: PhantomData,
+        }
+    }
+
     /// `len` elements from `start` on.
     ///
     /// # Safety

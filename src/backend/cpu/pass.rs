@@ -133,6 +133,8 @@ impl Pass<'_, '_> {
             MixerLayer::Attention(attention) => attention.run(self, mixer_norm, mixer_post)?,
             MixerLayer::Latent(latent) => latent.run(self, mixer_norm, mixer_post)?,
             MixerLayer::ShortConv(conv) => conv.run(self, mixer_norm, mixer_post)?,
+            MixerLayer::DeltaNet(net) => net.run(self, mixer_norm, mixer_post)?,
+            MixerLayer::Mamba2(mamba) => mamba.run(self, mixer_norm, mixer_post)?,
         }
         match &layer.feed_forward {
             FeedForwardLayer::Dense(dense) => {

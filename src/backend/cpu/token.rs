@@ -13,6 +13,8 @@ pub(super) struct Buffers<'a> {
     pub v: Span<'a>,
     pub y: Span<'a>,
     pub gate: Span<'a>,
+    /// The numbers of a recurrence's heads.
+    pub steps: Span<'a>,
     pub rope: Span<'a>,
     /// Inputs of all blocks beside the residual stream.
     pub inputs: Span<'a>,

@@ -72,6 +72,10 @@ pub(super) struct Sizes {
     pub group: usize,
     /// Floats of attention's partial results per segment.
     pub partial: usize,
+    /// Numbers of a recurrence's heads of a token.
+    pub steps: usize,
+    /// Floats that a recurrence's head needs beside.
+    pub recurrent: usize,
     /// Floats of all rope tables of a position.
     pub rope: usize,
     /// Floats of the inputs of all blocks of a token, and of one of them.
@@ -97,7 +101,12 @@ impl Sizes {
     pub fn normed(&self) -> usize {
         let inputs = self.inputs + self.input;
         let longest = self.hidden.max(self.q).max(self.kv);
-        longest.max(inputs).max(self.q_rank)
+        longest.max(inputs).max(self.q_rank).max(self.recurrent)
+    }
+
+    /// Floats of a token beside the rows that all networks have.
+    pub fn beside(&self) -> usize {
+        self.steps + self.rope + self.inputs + self.latents
     }
 }
 
@@ -175,7 +184,11 @@ impl Sizes {
         for block in &network.blocks {
             match &block.mixer {
                 Mixer::Attention(a) => {
-                    s.q = s.q.max(a.n_heads * a.head_dim);
+                    let q = a.n_heads * a.head_dim;
+                    s.q = s.q.max(a.q.weight.rows());
+                    if a.gated {
+                        s.n_ff = s.n_ff.max(q);
+                    }
                     s.kv = s.kv.max(a.n_kv_heads * a.head_dim);
                     s.head_dim = s.head_dim.max(a.head_dim);
                     s.group = s.group.max(a.n_heads / a.n_kv_heads);
@@ -187,8 +200,21 @@ impl Sizes {
                     s.q = s.q.max(s.hidden);
                     s.kv = s.kv.max(s.hidden);
                 }
-                // Refused when the layer is made.
-                Mixer::DeltaNet(_) | Mixer::Mamba2(_) => {}
+                Mixer::DeltaNet(m) => {
+                    let (keys, values) = (m.q.weight.rows(), m.z.weight.rows());
+                    s.q = s.q.max(keys);
+                    s.kv = s.kv.max(keys).max(values);
+                    s.n_ff = s.n_ff.max(values);
+                    s.steps = s.steps.max(2 * m.n_value_heads);
+                    s.recurrent = s.recurrent.max(2 * m.key_dim + m.value_dim);
+                }
+                Mixer::Mamba2(m) => {
+                    let (inner, states) = (m.z.weight.rows(), m.b.weight.rows());
+                    s.q = s.q.max(states);
+                    s.kv = s.kv.max(inner).max(states);
+                    s.n_ff = s.n_ff.max(inner);
+                    s.steps = s.steps.max(m.n_heads);
+                }
             }
             if let FeedForward::Dense(mlp) = &block.feed_forward {
                 s.n_ff = s.n_ff.max(mlp.up.weight.rows());
@@ -248,7 +274,6 @@ impl CpuWeights {
         } else {
             Isa::Scalar
         };
-        check_mixers(network)?;
         progress(0.0)?;
         let (mut layers, mut ropes) = (Vec::new(), Vec::new());
         for (i, block) in network.blocks.iter().enumerate() {
@@ -329,20 +354,6 @@ pub(super) fn fixed_layers(network: &Network) -> impl Iterator<Item = usize> {
         .blocks
         .iter()
         .map(move |block| state(block).fixed_len())
-}
-
-/// `Unsupported` names a layer that the CPU cannot run.
-pub(super) fn check_mixers(network: &Network) -> Result<()> {
-    for (index, block) in network.blocks.iter().enumerate() {
-        if let Mixer::DeltaNet(_) | Mixer::Mamba2(_) = block.mixer {
-            fail!(
-                Unsupported,
-                "layer {index} is {}, which is not supported on a CPU",
-                block.mixer.name()
-            );
-        }
-    }
-    Ok(())
 }
 
 /// `Unsupported` for what a cache cannot have here.

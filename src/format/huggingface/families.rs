@@ -3,7 +3,7 @@
 
 use super::json::Config;
 use super::keys::{self, Keys};
-use super::{gemma4, latent, relatives};
+use super::{delta_net, gemma4, latent, relatives};
 use crate::error::{Error, Result, Status, fail};
 use serde_json::{Value, json};
 
@@ -105,6 +105,24 @@ const GEMMA_NORMS: Parts = &[
     ("post_feedforward_layernorm", "post_ffw_norm"),
 ];
 
+const QWEN_NORMS: Parts = &[
+    ("input_layernorm", "attn_norm"),
+    ("post_attention_layernorm", "post_attention_norm"),
+];
+const QWEN_EXPERTS: Parts = &[
+    ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+];
+
+fn delta_net_defaults() -> Value {
+    json!({"rms_norm_eps": 1e-6, "head_dim": 256, "partial_rotary_factor": 0.25,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32})
+}
+
 /// What most families are.
 const LLAMA: Family = Family {
     model_types: &["llama"],
@@ -181,6 +199,42 @@ const FAMILIES: &[Family] = &[
         layout: Layout::Same,
         bias_flags: &["attention_bias"],
         keys: keys::qwen3moe,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["qwen3_next"],
+        classes: &["Qwen3NextForCausalLM"],
+        architecture: "qwen3next",
+        parts: &[ATTENTION, HEAD_NORMS, QWEN_NORMS, QWEN_EXPERTS, GATED],
+        layout: Layout::ShiftedNorms,
+        defaults: delta_net_defaults,
+        bias_flags: &["attention_bias"],
+        keys: delta_net::experts,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["qwen3_5_text", "qwen3_5"],
+        classes: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
+        architecture: "qwen35",
+        parts: &[ATTENTION, HEAD_NORMS, QWEN_NORMS, GATED],
+        layout: Layout::ShiftedNorms,
+        defaults: delta_net_defaults,
+        bias_flags: &["attention_bias"],
+        keys: delta_net::dense,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["qwen3_5_moe_text", "qwen3_5_moe"],
+        classes: &[
+            "Qwen3_5MoeForCausalLM",
+            "Qwen3_5MoeForConditionalGeneration",
+        ],
+        architecture: "qwen35moe",
+        parts: &[ATTENTION, HEAD_NORMS, QWEN_NORMS, QWEN_EXPERTS],
+        layout: Layout::ShiftedNorms,
+        defaults: delta_net_defaults,
+        bias_flags: &["attention_bias"],
+        keys: delta_net::experts,
         ..LLAMA
     },
     Family {

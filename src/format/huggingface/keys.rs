@@ -97,6 +97,16 @@ const NAMES: &[(&str, &[&str])] = &[
         &["moe_intermediate_size", "intermediate_size"],
     ),
     ("expert_weights_norm", &["norm_topk_prob"]),
+    ("ssm.conv_kernel", &["linear_conv_kernel_dim"]),
+    ("ssm.inner_size", &["linear_value_head_dim"]),
+    ("ssm.state_size", &["linear_key_head_dim"]),
+    ("ssm.time_step_rank", &["linear_num_value_heads"]),
+    ("ssm.group_count", &["linear_num_key_heads"]),
+    ("attention.recurrent_layers", &["layer_types"]),
+    (
+        "expert_shared_feed_forward_length",
+        &["shared_expert_intermediate_size"],
+    ),
     ("rope.freq_base", &["rope_theta", "rope_parameters"]),
     ("rope.freq_base_swa", &["rope_local_base_freq"]),
     (
@@ -252,6 +262,7 @@ impl<'a> Keys<'a> {
             Some("full_attention") => Ok(false),
             // Which of the others a layer is, the family says.
             Some("conv") if self.architecture == "lfm2" => Ok(false),
+            Some("linear_attention") if self.architecture.starts_with("qwen3") => Ok(false),
             _ => Err(wrong(KEY, ty, "sliding_attention or full_attention")),
         });
         windowed.collect::<Result<_>>().map(Some)
@@ -336,6 +347,13 @@ pub(super) fn experts(k: &mut Keys) -> Result<()> {
 }
 
 pub(super) fn qwen3moe(k: &mut Keys) -> Result<()> {
+    qwen_experts(k)?;
+    k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
+    window_where_asked(k)
+}
+
+/// Experts in all layers.
+pub(super) fn qwen_experts(k: &mut Keys) -> Result<()> {
     experts(k)?;
     let dense = k.config.find_array("mlp_only_layers")?;
     let step = k.config.find_size("decoder_sparse_step")?;
@@ -347,8 +365,7 @@ pub(super) fn qwen3moe(k: &mut Keys) -> Result<()> {
     }
     let width = k.config.size(&["moe_intermediate_size"])?;
     k.set("expert_feed_forward_length", width);
-    k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
-    window_where_asked(k)
+    Ok(())
 }
 
 pub(super) fn gemma2(k: &mut Keys) -> Result<()> {

@@ -12,6 +12,7 @@
 //! | `template` | chat templates |
 //! | `stored`, `rows`, `fp8`, `mxfp4` | their bytes: as they are, in another order, from other types |
 
+mod delta_net;
 mod experts;
 mod families;
 mod files;

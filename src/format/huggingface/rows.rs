@@ -8,6 +8,8 @@ use crate::format::made::{CHUNK_BYTES, MakeRows};
 /// Which row of a tensor becomes which row of another.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Order {
+    /// The same row.
+    Same,
     /// Of heads of this many rows, the first and the second half take turns: rope then rotates
     /// neighbours, where it rotated halves.
     Interleaved(usize),
@@ -17,6 +19,21 @@ pub(super) enum Order {
         from: usize,
         rows: usize,
         step: usize,
+    },
+    /// From row `first` on, heads of `rows` rows, `group` of each of `groups` groups in succession:
+    /// the groups take turns.
+    Tiled {
+        first: usize,
+        rows: usize,
+        groups: usize,
+        group: usize,
+    },
+    /// Of each group `key` rows of queries, as many of keys, `values` rows of values and as many of
+    /// something else: the queries of all groups, then the keys, then the values.
+    Apart {
+        groups: usize,
+        key: usize,
+        values: usize,
     },
 }
 
@@ -34,6 +51,35 @@ impl Order {
                 rows,
                 step,
             } => row / rows * of + from + row % rows * step,
+            Order::Same => row,
+            Order::Tiled {
+                first,
+                rows,
+                groups,
+                group,
+            } => match row.checked_sub(first) {
+                None => row,
+                Some(row) => {
+                    let (head, i) = (row / rows, row % rows);
+                    first + (head % groups * group + head / groups) * rows + i
+                }
+            },
+            Order::Apart {
+                groups,
+                key,
+                values,
+            } => {
+                let of = 2 * key + 2 * values;
+                let all = groups * key;
+                match row {
+                    row if row < all => row / key * of + row % key,
+                    row if row < 2 * all => (row - all) / key * of + key + (row - all) % key,
+                    row => {
+                        let row = row - 2 * all;
+                        row / values * of + 2 * key + row % values
+                    }
+                }
+            }
         }
     }
 }

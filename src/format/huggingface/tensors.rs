@@ -5,7 +5,7 @@ use super::families::{Family, Layout};
 use super::json::Config;
 use super::rows::{Order, Reordered, transposed};
 use super::stored::{Stored, small};
-use super::{fp8, keys::Keys, latent, relatives};
+use super::{delta_net, fp8, keys::Keys, latent, relatives};
 use crate::error::{Result, fail};
 use crate::format::Tensor;
 use crate::quant::TensorType;
@@ -63,8 +63,10 @@ const BIASES: &[(&str, &[&str])] = &[
 ];
 /// What may stand before a name.
 const PREFIXES: [&str; 3] = ["model.", "language_model.", "transformer."];
-/// Parts of a model that sees, which is more than the text part.
-const OTHER_PARTS: [&str; 7] = [
+/// Parts of a model that are none of the text part: it sees, hears, or guesses ahead.
+const OTHER_PARTS: [&str; 8] = [
+    // Layers that guess further tokens ahead.
+    "mtp.",
     "audio_tower.",
     "embed_audio.",
     "embed_vision.",
@@ -96,6 +98,7 @@ pub(super) struct Folder<'a> {
     /// Query heads, and elements of their part that is not rotated in latent attention.
     n_heads: usize,
     plain_dim: usize,
+    delta_net: Option<delta_net::Sizes>,
     head_dim: usize,
     /// Whether the head is the embedding.
     tied: bool,
@@ -133,6 +136,7 @@ impl<'a> Folder<'a> {
             },
             n_heads: config.size(&["num_attention_heads", "n_head"])? as usize,
             plain_dim: config.find_size("qk_nope_head_dim")?.unwrap_or(0) as usize,
+            delta_net: delta_net::Sizes::find(keys)?,
             head_dim: keys.head_dim as usize,
             tied,
             block: block_size(quantization.as_ref())?,
@@ -186,7 +190,22 @@ impl<'a> Folder<'a> {
                     self.n_layers
                 );
             }
-            if let Some((_, part)) = part.split_once(".experts.") {
+            let of_net = match &self.delta_net {
+                Some(net) => {
+                    let end = if end.is_empty() {
+                        ""
+                    } else {
+                        &full[full.len() - end.len() - 1..]
+                    };
+                    net.tensors(self, &format!("{part}{end}"), stored)?
+                }
+                None => None,
+            };
+            if let Some(parts) = of_net {
+                for (part, tensor) in parts {
+                    insert(&mut tensors, format!("blk.{layer}.{part}"), tensor)?;
+                }
+            } else if let Some((_, part)) = part.split_once(".experts.") {
                 if !experts.add(self, layer, part, end, stored, &mut tensors)? {
                     return Err(self.unknown(full));
                 }
@@ -301,6 +320,11 @@ impl<'a> Folder<'a> {
         }
     }
 
+    /// The architecture in GGUF.
+    pub(super) fn architecture(&self) -> &'static str {
+        self.family.architecture
+    }
+
     /// Whether experts' matrices have a row per input, and those of gate and up take turns.
     pub(super) fn experts_take_turns(&self) -> bool {
         self.family.architecture == "gpt-oss"
@@ -391,7 +415,7 @@ impl<'a> Folder<'a> {
                         // Layers that read another's keys and values, and values that are keys.
                         "gemma4" => ["attn_k", "attn_v"].iter().any(|kv| part.starts_with(kv)),
                         // Layers with different mixers; what each needs is checked with the network.
-                        "lfm2" => is_mixer(part),
+                        "lfm2" | "qwen3next" | "qwen35" | "qwen35moe" => is_mixer(part),
                         _ => false,
                     };
                     if alike && !own && !parts(layer).contains_key(part) {
@@ -413,7 +437,7 @@ fn has_experts(parts: &BTreeMap<&str, &Tensor>) -> bool {
 
 /// Whether a part of a layer is of its mixer, and no norm before or behind it.
 fn is_mixer(part: &str) -> bool {
-    ["shortconv.", "attn_"]
+    ["shortconv.", "ssm_", "attn_"]
         .iter()
         .any(|of| part.starts_with(of))
         && !part.starts_with("attn_norm.")

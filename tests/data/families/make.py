@@ -39,6 +39,11 @@ LATENT = dict(hidden_size=36, num_attention_heads=3, num_key_value_heads=3, q_lo
               qk_rope_head_dim=8, v_head_dim=10, moe_intermediate_size=12, num_experts_per_tok=3, first_k_dense_replace=1,
               tie_word_embeddings=False)
 
+DELTA = dict(num_hidden_layers=4, hidden_size=40, head_dim=20, num_attention_heads=4, num_key_value_heads=2,
+             linear_conv_kernel_dim=4, linear_key_head_dim=12, linear_num_key_heads=2, linear_num_value_heads=6,
+             layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+             rope_parameters=dict(**FLOAT, partial_rotary_factor=0.4))
+
 # name: (model_type of transformers, architecture in GGUF, changes of BASE)
 FAMILIES = {
     "qwen2": ("qwen2", "qwen2", dict(num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True)),
@@ -74,6 +79,13 @@ FAMILIES = {
                                            sliding_window=9, rope_parameters=dict(**YARN, truncate=False))),
     "lfm2": ("lfm2", "lfm2", dict(num_hidden_layers=4, intermediate_size=60, block_multiple_of=8, conv_L_cache=4, conv_bias=True,
                                   layer_types=["conv", "full_attention", "conv", "conv"], norm_eps=1e-5)),
+    # Three value heads to a key head; heads of another size than keys.
+    "qwen3_next": ("qwen3_next", "qwen3next", DELTA | dict(linear_value_head_dim=20, moe_intermediate_size=8, num_experts=6,
+                                                           num_experts_per_tok=3, norm_topk_prob=True,
+                                                           shared_expert_intermediate_size=12)),
+    "qwen3_5": ("qwen3_5_text", "qwen35", DELTA | dict(linear_value_head_dim=12, tie_word_embeddings=True)),
+    "qwen3_5_moe": ("qwen3_5_moe_text", "qwen35moe", DELTA | dict(linear_value_head_dim=12, moe_intermediate_size=8, num_experts=6,
+                                                                  num_experts_per_tok=2, shared_expert_intermediate_size=12)),
     "glm4": ("glm4", "glm4", dict(head_dim=20, hidden_size=40, attention_bias=True,
                                   rope_parameters=dict(**FLOAT, partial_rotary_factor=0.6))),
     "cohere2": ("cohere2", "cohere2", dict(num_hidden_layers=5, sliding_window=8, logit_scale=0.25)),
@@ -124,6 +136,8 @@ FAMILIES = {
     "stablelm_parallel": ("stablelm", "stablelm", dict(num_attention_heads=3, num_key_value_heads=3, use_parallel_residual=True,
                                                        rope_parameters=dict(**FLOAT, partial_rotary_factor=0.5))),
 }
+# Norms lack the 1 that is added to them, but for those of the recurrence.
+SHIFTED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 # Architectures in whose files rope rotates neighbours, though the saved model rotates halves.
 INTERLEAVED = ("llama", "granite", "smollm3", "arcee", "mistral3")
 
@@ -133,10 +147,14 @@ def random_model(config):
     with torch.no_grad():
         for name, p in model.named_parameters():
             norm = re.search(r"norm|ln_", name) and name.endswith("weight")
-            shifted = config.model_type in ("gemma2", "gemma3_text")
+            shifted = config.model_type in ("gemma2", "gemma3_text") or config.model_type in SHIFTED and "linear_attn" not in name
             p.normal_(1.0 if norm and not shifted else 0.0, 0.2)
             if name.endswith("sinks"):
                 p.normal_(0.0, 2.0)
+            if name.endswith(("conv1d.weight", "conv1d.bias")):
+                p.normal_(0.0, 0.6)
+            if name.endswith("A_log"):
+                p.normal_(-1.5, 1.0)
             if name.endswith("gate_up_proj_bias"):
                 p.normal_(0.0, 6.0)  # beyond the activation's limit, which is 7 in all files
             if config.model_type == "gpt_oss" and name.endswith("_proj") and "experts" in name:
@@ -187,7 +205,12 @@ def gguf_tensors(config, architecture, saved):
                                      config.num_hidden_layers)
     for name, x in saved.items():
         x = x.astype(np.float32)
+        if ".linear_attn." in name:
+            yield from delta_net(config, architecture, name, x)
+            continue
         stem, end = name.rsplit(".", 1)
+        if config.model_type in SHIFTED and stem.endswith("norm"):
+            x = x + 1
         if architecture in ("gemma2", "gemma3") and stem.endswith("norm"):
             x = x + 1
         if architecture in INTERLEAVED and ".q_proj." in name:
@@ -230,6 +253,43 @@ def gguf_tensors(config, architecture, saved):
         if mapped is None:
             raise ValueError(f"no GGUF name for {name}")
         yield f"{mapped}.{end}", x
+
+
+def tiled(x, config):
+    """Value heads in another order: they take the key heads in turns."""
+    heads, groups = config.linear_num_value_heads, config.linear_num_key_heads
+    return x.reshape(groups, heads // groups, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+
+
+def delta_net(config, architecture, name, x):
+    """A tensor of a delta net as (name, array) of a GGUF file."""
+    _, layer, part = re.match(r"(.*)\.layers\.(\d+)\.linear_attn\.(.*)$", name).groups()
+    keys, values = config.linear_key_head_dim, config.linear_value_head_dim
+    groups, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    order = (lambda x: tiled(x, config)) if architecture != "qwen3next" else (lambda x: x)
+    behind = lambda x: np.concatenate([x[:2 * keys * groups], order(x[2 * keys * groups:])])
+    blk = f"blk.{layer}."
+    if part == "in_proj_qkvz.weight":
+        per = heads // groups * values
+        q, k, v, z = np.split(x.reshape(groups, -1, x.shape[-1]), np.cumsum([keys, keys, per]), axis=1)
+        flat = lambda x: x.reshape(-1, x.shape[-1])
+        yield blk + "attn_qkv.weight", np.concatenate([flat(q), flat(k), flat(v)])
+        yield blk + "attn_gate.weight", flat(z)
+    elif part == "out_proj.weight":
+        yield blk + "ssm_out.weight", order(x.T).T
+    else:
+        name, change = {
+            "in_proj_qkv.weight": ("attn_qkv.weight", behind),
+            "in_proj_z.weight": ("attn_gate.weight", order),
+            "in_proj_ba.weight": ("ssm_ba.weight", lambda x: x),
+            "in_proj_b.weight": ("ssm_beta.weight", order),
+            "in_proj_a.weight": ("ssm_alpha.weight", order),
+            "conv1d.weight": ("ssm_conv1d.weight", lambda x: behind(x.squeeze(1))),
+            "A_log": ("ssm_a", lambda x: order(-np.exp(x.astype(np.float64)).astype(np.float32))),
+            "dt_bias": ("ssm_dt.bias", order),
+            "norm.weight": ("ssm_norm.weight", lambda x: x),
+        }[part]
+        yield blk + name, change(x)
 
 
 def merged(tensors):
@@ -324,11 +384,13 @@ def write_metadata(w, architecture, config):
         w.add_expert_count(experts)
         w.add_expert_used_count(c.get("num_experts_per_tok") or c.get("moe_k") or c["moe_topk"])
     write_relatives(w, architecture, c, rope)
+    if "linear_num_key_heads" in c:
+        write_delta_net(w, c)
     if architecture == "gemma4":
         write_gemma4(w, config, rope)
     if architecture == "deepseek2":
         write_deepseek2(w, c, rope)
-    if architecture in ("qwen3moe", "gpt-oss", "ernie4_5-moe", "glm4moe", "hunyuan-moe", "minimax-m2"):
+    if architecture in ("qwen3moe", "gpt-oss", "ernie4_5-moe", "glm4moe", "hunyuan-moe", "minimax-m2", "qwen3next", "qwen35moe"):
         w.add_expert_feed_forward_length(c.get("moe_intermediate_size") or c["intermediate_size"])
 
 
@@ -356,6 +418,17 @@ def write_relatives(w, architecture, c, rope):
         w.add_expert_group_count(c["n_group"])
         w.add_expert_group_used_count(c["topk_group"])
         w.add_leading_dense_block_count(c["first_k_dense_replace"])
+
+
+def write_delta_net(w, c):
+    w.add_ssm_conv_kernel(c["linear_conv_kernel_dim"])
+    w.add_ssm_state_size(c["linear_key_head_dim"])
+    w.add_ssm_group_count(c["linear_num_key_heads"])
+    w.add_ssm_time_step_rank(c["linear_num_value_heads"])
+    w.add_ssm_inner_size(c["linear_value_head_dim"] * c["linear_num_value_heads"])
+    w.add_array(f"{w.arch}.attention.recurrent_layers", [t == "linear_attention" for t in c["layer_types"]])
+    if "shared_expert_intermediate_size" in c:
+        w.add_expert_shared_feed_forward_length(c["shared_expert_intermediate_size"])
 
 
 def write_deepseek2(w, c, rope):
@@ -420,7 +493,7 @@ def write_gguf(path, architecture, config, saved):
     for name, x in merged(gguf_tensors(config, architecture, saved)):
         if architecture == "gpt-oss" and "_exps.weight" in name:
             w.add_tensor(name, mxfp4_blocks(x), raw_dtype=gguf.GGMLQuantizationType.MXFP4)
-        elif x.ndim == 1 or name.endswith(".bias") or "shortconv.conv" in name or "ffn_gate_inp" in name or "position_embd" in name:
+        elif x.ndim == 1 or name.endswith(".bias") or "shortconv.conv" in name or "ssm_conv1d" in name or "ffn_gate_inp" in name or "position_embd" in name:
             w.add_tensor(name, x)
         else:
             w.add_tensor(name, np.ascontiguousarray(x, np.float16))

@@ -54,9 +54,10 @@ impl Jobs {
                 a.head_dim
             );
         }
-        if a.value_norm.is_some() || a.shares.is_some() {
+        if a.value_norm.is_some() || a.shares.is_some() || a.gated {
             let what = match a.shares {
                 Some(_) => "keys and values of an earlier layer",
+                None if a.gated => "gates of heads",
                 None => "norms of values",
             };
             fail!(

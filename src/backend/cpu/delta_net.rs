@@ -1,0 +1,208 @@
+//! A gated delta net as a block's mixer: products, a convolution, and then the recurrence, in which
+//! each head is one thread's, token by token.
+
+use super::convolution::{Channels, Convolution, head_state, runs};
+use super::elementwise::{add_bias, silu_mul};
+use super::layer::{NormWeights, Product, floats, product, union};
+use super::matmul::Isa;
+use super::pass::{Pass, Post, Rows, Tokens};
+use super::pool::Work;
+use super::profile::product_bytes;
+use super::recurrence::{delta_step, sigmoid, softplus, unit};
+use super::weights::ThreadSpace;
+use crate::backend::Work as Kind;
+use crate::error::{Result, try_vec};
+use crate::model::{DeltaNet, DeltaSteps};
+use std::ops::Range;
+
+/// The weights of a layer's delta net.
+pub(super) struct DeltaNetLayer {
+    /// The layer's place in a session's state.
+    index: usize,
+    n_value_heads: usize,
+    key_dim: usize,
+    value_dim: usize,
+    q: Product,
+    k: Product,
+    v: Product,
+    z: Product,
+    steps: Vec<Product>,
+    /// The biases of these, one behind the other.
+    step_bias: Vec<f32>,
+    /// Of each value head: its key head, and where its numbers are among those of `steps`.
+    heads: Vec<Head>,
+    conv: Convolution,
+    decay: Vec<f32>,
+    dt_bias: Vec<f32>,
+    norm: NormWeights,
+    output: Product,
+}
+
+struct Head {
+    key: usize,
+    b: usize,
+    a: usize,
+}
+
+impl DeltaNetLayer {
+    /// Takes a layer's delta net over; reads only the small tensors.
+    pub fn new((index, m): (usize, &DeltaNet), isa: Isa) -> Result<DeltaNetLayer> {
+        let n = m.n_value_heads;
+        let group = n / m.n_key_heads;
+        let heads = (0..n).map(|head| {
+            let (b, a) = match m.steps {
+                DeltaSteps::Apart { .. } => (head, n + head),
+                DeltaSteps::Together(_) => {
+                    let b = head / group * 2 * group + head % group;
+                    (b, b + group)
+                }
+            };
+            Head {
+                key: m.key_head(head),
+                b,
+                a,
+            }
+        });
+        let steps: Vec<Product> = m
+            .steps
+            .linears()
+            .map(|linear| product(linear, isa))
+            .collect::<Result<_>>()?;
+        let mut step_bias = try_vec(2 * n, 0.0, "the biases of a delta net")?;
+        let mut rest = &mut step_bias[..];
+        for product in &steps {
+            let (own, later) = rest.split_at_mut(product.matrix.rows());
+            add_bias(own, product.bias.as_deref());
+            rest = later;
+        }
+        Ok(DeltaNetLayer {
+            index,
+            n_value_heads: n,
+            key_dim: m.key_dim,
+            value_dim: m.value_dim,
+            q: product(&m.q, isa)?,
+            k: product(&m.k, isa)?,
+            v: product(&m.v, isa)?,
+            z: product(&m.z, isa)?,
+            steps,
+            step_bias,
+            heads: heads.collect(),
+            conv: Convolution::new(&m.conv)?,
+            decay: floats(&m.decay, "the decay of a delta net")?,
+            dt_bias: floats(&m.dt_bias, "the bias of a delta net")?,
+            norm: NormWeights::new(&m.norm)?,
+            output: product(&m.output, isa)?,
+        })
+    }
+
+    fn products(&self) -> impl Iterator<Item = &Product> {
+        [&self.q, &self.k, &self.v, &self.z]
+            .into_iter()
+            .chain(&self.steps)
+    }
+
+    /// Floats of its small vectors.
+    pub fn floats(&self) -> usize {
+        let products = self.products().chain([&self.output]);
+        let biases = products.map(Product::bias_len).sum::<usize>();
+        let vectors = self.decay.len() + self.dt_bias.len() + self.norm.floats();
+        biases + vectors + self.conv.floats()
+    }
+
+    /// Adds what the positions up to each token's say to it to the residual stream.
+    pub fn run(&self, pass: &Pass, norm: Option<&NormWeights>, post: Post) -> Result<()> {
+        let b = &pass.tokens.buffers;
+        pass.encode(norm, pass.residual(), union(self.products()))?;
+        pass.marks.end_norm(norm);
+        let rows = |span, product: &Product, stride| Rows {
+            span,
+            width: product.matrix.rows(),
+            stride,
+        };
+        let z = rows(b.gate, &self.z, b.sizes.n_ff);
+        let steps = |at| rows(b.steps.from(at), &self.steps[0], b.sizes.steps);
+        let (q, k) = (
+            rows(b.q, &self.q, b.sizes.q),
+            rows(b.k, &self.k, b.sizes.kv),
+        );
+        let v = rows(b.v, &self.v, b.sizes.kv);
+        match &self.steps[..] {
+            [both] => pass.products(
+                [&self.q, &self.k, &self.v, &self.z, both],
+                [q, k, v, z, steps(0)],
+            )?,
+            [of_b, of_a, ..] => pass.products(
+                [&self.q, &self.k, &self.v, &self.z, of_b, of_a],
+                [q, k, v, z, steps(0), steps(self.n_value_heads)],
+            )?,
+            [] => unreachable!("one or two"),
+        }
+        pass.marks.end(Kind::Qkv, || product_bytes(self.products()));
+        let parts = [
+            channels(q, &self.q),
+            channels(k, &self.k),
+            channels(v, &self.v),
+        ];
+        self.conv.run(pass, self.index, &parts)?;
+        let tokens = pass.tokens;
+        let (runs, each) = runs(tokens);
+        let cost = (each * self.key_dim * self.value_dim / 12) as u64 + 200;
+        let heads = self.n_value_heads;
+        pass.phase(Work::even(runs * heads, cost), |me, tasks| {
+            for task in tasks {
+                let (run, head) = (task / heads, task % heads);
+                // SAFETY: each head of a session is one thread's; queries and keys are only read.
+                unsafe { self.head(tokens, head, run * each..(run + 1) * each, me) };
+            }
+        })?;
+        let state = || (heads * self.key_dim * self.value_dim * size_of::<f32>()) as u64;
+        pass.marks.end(Kind::Attention, state);
+        pass.add_product(z, &self.output, post)?;
+        pass.marks
+            .end(Kind::Output, || product_bytes([&self.output]));
+        Ok(())
+    }
+
+    /// The results of a value head for consecutive tokens of a session, in place of its `z`.
+    ///
+    /// # Safety
+    /// Nobody else uses the head's values, `z` and state; nobody writes queries, keys and steps.
+    unsafe fn head(&self, tokens: &Tokens, head: usize, run: Range<usize>, me: &mut ThreadSpace) {
+        let (isa, b, s) = (tokens.isa(), &tokens.buffers, tokens.buffers.sizes);
+        let (key_dim, value_dim) = (self.key_dim, self.value_dim);
+        let (of, first) = (&self.heads[head], head * value_dim);
+        let (cache, _) = tokens.places.at(run.start);
+        let scale = (1.0 / (key_dim as f64).sqrt()) as f32;
+        let (keys, scratch) = me.row.split_at_mut(key_dim);
+        let (queries, normed) = scratch.split_at_mut(key_dim);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let state = head_state(cache, (self.index, &self.conv), head, key_dim * value_dim);
+            for t in run {
+                let q = &*b.q.part(t * s.q + of.key * key_dim, key_dim);
+                let k = &*b.k.part(t * s.kv + of.key * key_dim, key_dim);
+                let v = b.v.part(t * s.kv + first, value_dim);
+                let z = b.gate.part(t * s.n_ff + first, value_dim);
+                let steps = &*b.steps.part(t * s.steps, 2 * self.n_value_heads);
+                unit(isa, q, scale, &mut queries[..key_dim]);
+                unit(isa, k, 1.0, keys);
+                let beta = sigmoid(steps[of.b] + self.step_bias[of.b]);
+                let dt = steps[of.a] + self.step_bias[of.a] + self.dt_bias[head];
+                let gate = (self.decay[head] * softplus(dt)).exp();
+                delta_step(isa, state, keys, &queries[..key_dim], v, gate, beta);
+                let bias = self.z.bias.as_ref();
+                add_bias(z, bias.map(|b| &b[first..first + value_dim]));
+                silu_mul(isa, z, self.norm.apply(isa, v, normed));
+            }
+        }
+    }
+}
+
+fn channels<'a>(rows: Rows<'a>, product: &'a Product) -> Channels<'a> {
+    Channels {
+        span: rows.span,
+        stride: rows.stride,
+        len: rows.width,
+        bias: product.bias.as_deref(),
+    }
+}
