@@ -478,9 +478,9 @@ fn head_dim(source: &Source, hidden: usize, n_heads: usize) -> Result<usize> {
     const HEADS: &str = "attention.head_count";
     const KEY_LENGTH: &str = "attention.key_length";
     const VALUE_LENGTH: &str = "attention.value_length";
-    let head_dim = match source.find_size(KEY_LENGTH)? {
-        Some(head_dim) => head_dim,
-        None if hidden.is_multiple_of(n_heads) => hidden / n_heads,
+    let (head_dim, key) = match source.find_size(KEY_LENGTH)? {
+        Some(head_dim) => (head_dim, KEY_LENGTH),
+        None if hidden.is_multiple_of(n_heads) => (hidden / n_heads, HEADS),
         None => {
             let problem = format!("is {n_heads}, which does not divide the width {hidden}");
             return Err(source.invalid(HEADS, &problem));
@@ -488,7 +488,7 @@ fn head_dim(source: &Source, hidden: usize, n_heads: usize) -> Result<usize> {
     };
     if head_dim > MAX_HEAD_DIM {
         let problem = format!("gives heads of {head_dim} elements; at most {MAX_HEAD_DIM} work");
-        return Err(source.invalid(KEY_LENGTH, &problem));
+        return Err(source.invalid(key, &problem));
     }
     let latent = source.architecture() == "deepseek2";
     if let Some(value_dim) = source.find_size(VALUE_LENGTH)?

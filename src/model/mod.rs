@@ -19,8 +19,10 @@ mod gpt2;
 mod gpt_oss;
 mod granite;
 mod hunyuan;
+mod hybrid;
 mod lfm2;
 mod llama;
+mod mamba2;
 mod minimax_m2;
 mod mistral3;
 mod network;
@@ -70,6 +72,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("gpt2", gpt2::describe),
     ("gpt-oss", gpt_oss::describe),
     ("granite", granite::describe),
+    ("granitehybrid", granite::hybrid),
     ("granitemoe", granite::experts),
     ("hunyuan-dense", hunyuan::describe),
     ("hunyuan-moe", hunyuan::experts),

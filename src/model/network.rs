@@ -166,7 +166,7 @@ pub struct KvShape {
 
 impl KvShape {
     /// Of a layer that keeps nothing of single positions.
-    pub const NONE: KvShape = KvShape {
+    pub(crate) const NONE: KvShape = KvShape {
         n_kv_heads: 0,
         head_dim: 0,
         window: None,
@@ -577,6 +577,12 @@ impl From<Attention> for Mixer {
 impl From<DeltaNet> for Mixer {
     fn from(net: DeltaNet) -> Mixer {
         Mixer::DeltaNet(Box::new(net))
+    }
+}
+
+impl From<Mamba2> for Mixer {
+    fn from(mamba: Mamba2) -> Mixer {
+        Mixer::Mamba2(Box::new(mamba))
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::decoder::{Decoder, bare_block};
 use super::experts::{Defaults, Mixture, shared_ff, softmax};
+use super::hybrid::conv_width;
 use super::{
     Activation, Attention, Block, DeltaNet, DeltaSteps, FeedForward, Linear, Mixer, Network,
     NormKind, Rope, RopePairing,
@@ -10,15 +11,12 @@ use super::{
 use crate::error::{Result, fail};
 use crate::format::{ModelFile, Value};
 
-const WIDTH: &str = "ssm.conv_kernel";
 const INNER: &str = "ssm.inner_size";
 const KEY_DIM: &str = "ssm.state_size";
 const VALUE_HEADS: &str = "ssm.time_step_rank";
 const KEY_HEADS: &str = "ssm.group_count";
 const INTERVAL: &str = "full_attention_interval";
 const RECURRENT: &str = "attention.recurrent_layers";
-/// Positions that a convolution sees at most.
-const MAX_WIDTH: usize = 64;
 
 pub(super) fn next(file: &ModelFile) -> Result<Network> {
     network(file, "qwen3next")
@@ -139,11 +137,7 @@ impl Sizes {
             return Err(source.invalid(INNER, &problem));
         }
         let key_dim = source.size(KEY_DIM)?;
-        let width = source.size(WIDTH)?;
-        if !(2..=MAX_WIDTH).contains(&width) {
-            let problem = format!("is {width}; it must be from 2 to {MAX_WIDTH}");
-            return Err(source.invalid(WIDTH, &problem));
-        }
+        let width = conv_width(source, "ssm.conv_kernel")?;
         let keys = source.product(KEY_DIM, key_dim, n_key_heads)?;
         let Some(channels) = keys.checked_mul(2).and_then(|k| k.checked_add(values)) else {
             return Err(source.invalid(INNER, &format!("is {values}, which is too large")));

@@ -253,6 +253,16 @@ impl<'a> Source<'a> {
         self.numbers(name, &[len])
     }
 
+    /// A vector that may be stored as so many rows of as many elements.
+    pub(super) fn vector_in_rows(&self, name: &str, row_len: usize, rows: usize) -> Result<Tensor> {
+        if self.file.tensor(name)?.dims.len() == 1 {
+            return self.vector(name, row_len * rows);
+        }
+        let mut tensor = self.numbers(name, &[row_len, rows])?;
+        tensor.dims = vec![row_len * rows];
+        Ok(tensor)
+    }
+
     /// A tensor of this shape whose elements are not quantized.
     fn numbers(&self, name: &str, dims: &[usize]) -> Result<Tensor> {
         let tensor = self.file.tensor(name)?;

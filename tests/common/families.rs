@@ -40,6 +40,8 @@ pub const FAMILIES: &[&str] = &[
     "gpt2",
     "gpt_oss",
     "granite",
+    "granite_hybrid",
+    "granite_hybrid_moe",
     "hunyuan",
     "hunyuan_moe",
     "minimax_m2",
@@ -72,10 +74,6 @@ pub const CPU_ONLY: &[&str] = &[
     "gemma4",
     "gemma4_e",
     "glm4_moe_lite",
-    "lfm2",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_next",
 ];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to

@@ -248,6 +248,14 @@ fn configs_of_older_versions_mean_the_same() {
                     let first = attends.next().unwrap();
                     folder.set("full_attention_interval", json!(first + 1));
                 }
+                "granite_hybrid" | "granite_hybrid_moe" => {
+                    let old = |ty: &serde_json::Value| match ty.as_str() {
+                        Some("full_attention") => "attention",
+                        _ => "mamba",
+                    };
+                    let types: Vec<_> = types.iter().map(old).collect();
+                    folder.set("layer_types", json!(types));
+                }
                 _ => {}
             }
         }

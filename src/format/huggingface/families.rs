@@ -3,7 +3,7 @@
 
 use super::json::Config;
 use super::keys::{self, Keys};
-use super::{delta_net, gemma4, latent, relatives};
+use super::{delta_net, gemma4, latent, mamba2, relatives};
 use crate::error::{Error, Result, Status, fail};
 use serde_json::{Value, json};
 
@@ -403,6 +403,30 @@ const FAMILIES: &[Family] = &[
         classes: &["GraniteForCausalLM"],
         architecture: "granite",
         keys: keys::granite,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["granitemoehybrid"],
+        classes: &["GraniteMoeHybridForCausalLM"],
+        architecture: "granitehybrid",
+        parts: &[
+            ATTENTION,
+            PRE_NORMS,
+            &[
+                ("mamba.in_proj", "ssm_in"),
+                ("mamba.conv1d", "ssm_conv1d"),
+                ("mamba.out_proj", "ssm_out"),
+                ("block_sparse_moe.router.layer", "ffn_gate_inp"),
+                ("block_sparse_moe.router", "ffn_gate_inp"),
+            ],
+        ],
+        defaults: || {
+            json!({"rms_norm_eps": 1e-6, "shared_intermediate_size": 1024, "mamba_expand": 2,
+                "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
+                "mamba_conv_bias": true})
+        },
+        bias_flags: &["attention_bias", "mamba_conv_bias"],
+        keys: mamba2::granite_hybrid,
         ..LLAMA
     },
     Family {

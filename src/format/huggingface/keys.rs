@@ -97,15 +97,27 @@ const NAMES: &[(&str, &[&str])] = &[
         &["moe_intermediate_size", "intermediate_size"],
     ),
     ("expert_weights_norm", &["norm_topk_prob"]),
-    ("ssm.conv_kernel", &["linear_conv_kernel_dim"]),
-    ("ssm.inner_size", &["linear_value_head_dim"]),
-    ("ssm.state_size", &["linear_key_head_dim"]),
-    ("ssm.time_step_rank", &["linear_num_value_heads"]),
-    ("ssm.group_count", &["linear_num_key_heads"]),
+    (
+        "ssm.conv_kernel",
+        &["linear_conv_kernel_dim", "mamba_d_conv"],
+    ),
+    ("ssm.inner_size", &["linear_value_head_dim", "mamba_expand"]),
+    ("ssm.state_size", &["linear_key_head_dim", "mamba_d_state"]),
+    (
+        "ssm.time_step_rank",
+        &["linear_num_value_heads", "mamba_n_heads"],
+    ),
+    (
+        "ssm.group_count",
+        &["linear_num_key_heads", "mamba_n_groups"],
+    ),
     ("attention.recurrent_layers", &["layer_types"]),
     (
         "expert_shared_feed_forward_length",
-        &["shared_expert_intermediate_size"],
+        &[
+            "shared_expert_intermediate_size",
+            "shared_intermediate_size",
+        ],
     ),
     ("rope.freq_base", &["rope_theta", "rope_parameters"]),
     ("rope.freq_base_swa", &["rope_local_base_freq"]),
@@ -263,6 +275,11 @@ impl<'a> Keys<'a> {
             // Which of the others a layer is, the family says.
             Some("conv") if self.architecture == "lfm2" => Ok(false),
             Some("linear_attention") if self.architecture.starts_with("qwen3") => Ok(false),
+            Some("linear_attention" | "mamba" | "attention")
+                if self.architecture == "granitehybrid" =>
+            {
+                Ok(false)
+            }
             _ => Err(wrong(KEY, ty, "sliding_attention or full_attention")),
         });
         windowed.collect::<Result<_>>().map(Some)

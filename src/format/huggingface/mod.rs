@@ -21,6 +21,7 @@ mod gemma4;
 mod json;
 mod keys;
 mod latent;
+mod mamba2;
 mod mxfp4;
 mod presplit;
 mod relatives;

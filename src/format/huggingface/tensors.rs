@@ -5,7 +5,7 @@ use super::families::{Family, Layout};
 use super::json::Config;
 use super::rows::{Order, Reordered, transposed};
 use super::stored::{Stored, small};
-use super::{delta_net, fp8, keys::Keys, latent, relatives};
+use super::{delta_net, fp8, keys::Keys, latent, mamba2, relatives};
 use crate::error::{Result, fail};
 use crate::format::Tensor;
 use crate::quant::TensorType;
@@ -42,6 +42,7 @@ const BIASES: &[(&str, &[&str])] = &[
         ],
     ),
     ("conv_bias", &["conv.in_proj", "conv.conv", "conv.out_proj"]),
+    ("mamba_conv_bias", &["mamba.conv1d"]),
     (
         "mlp_bias",
         &["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
@@ -91,6 +92,7 @@ const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
 /// The tensors of a folder.
 pub(super) struct Folder<'a> {
     family: &'static Family,
+    keys: &'a Keys<'a>,
     stored: &'a HashMap<String, Stored>,
     n_layers: u64,
     /// Layers after those, which are left out.
@@ -115,7 +117,7 @@ pub(super) struct Folder<'a> {
 impl<'a> Folder<'a> {
     pub(super) fn new(
         family: &'static Family,
-        keys: &Keys,
+        keys: &'a Keys,
         stored: &'a HashMap<String, Stored>,
     ) -> Result<Folder<'a>> {
         let config = keys.config;
@@ -128,6 +130,7 @@ impl<'a> Folder<'a> {
         let scales = stored.values().filter(|s| is_scale(&s.name));
         Ok(Folder {
             family,
+            keys,
             stored,
             n_layers: keys.n_layers,
             predictors: match config.find("num_nextn_predict_layers") {
@@ -190,18 +193,7 @@ impl<'a> Folder<'a> {
                     self.n_layers
                 );
             }
-            let of_net = match &self.delta_net {
-                Some(net) => {
-                    let end = if end.is_empty() {
-                        ""
-                    } else {
-                        &full[full.len() - end.len() - 1..]
-                    };
-                    net.tensors(self, &format!("{part}{end}"), stored)?
-                }
-                None => None,
-            };
-            if let Some(parts) = of_net {
+            if let Some(parts) = self.of_mixer(part, end, stored)? {
                 for (part, tensor) in parts {
                     insert(&mut tensors, format!("blk.{layer}.{part}"), tensor)?;
                 }
@@ -228,6 +220,27 @@ impl<'a> Folder<'a> {
         experts.stack(&mut tensors)?;
         self.check_complete(&tensors)?;
         Ok(tensors)
+    }
+
+    /// The tensors that a part of a layer is or holds, by their names behind that of the layer, in
+    /// families with recurrent layers that need more than another name.
+    fn of_mixer(
+        &self,
+        part: &str,
+        end: &str,
+        stored: &Stored,
+    ) -> Result<Option<Vec<(&'static str, Tensor)>>> {
+        let full = match end {
+            "" => part.to_owned(),
+            end => format!("{part}.{end}"),
+        };
+        match &self.delta_net {
+            Some(net) => net.tensors(self, &full, stored),
+            None if self.architecture() == "granitehybrid" => {
+                mamba2::tensors(self, self.keys, &full, stored)
+            }
+            None => Ok(None),
+        }
     }
 
     fn unknown(&self, name: &str) -> crate::Error {
@@ -415,7 +428,9 @@ impl<'a> Folder<'a> {
                         // Layers that read another's keys and values, and values that are keys.
                         "gemma4" => ["attn_k", "attn_v"].iter().any(|kv| part.starts_with(kv)),
                         // Layers with different mixers; what each needs is checked with the network.
-                        "lfm2" | "qwen3next" | "qwen35" | "qwen35moe" => is_mixer(part),
+                        "lfm2" | "qwen3next" | "qwen35" | "qwen35moe" | "granitehybrid" => {
+                            is_mixer(part)
+                        }
                         _ => false,
                     };
                     if alike && !own && !parts(layer).contains_key(part) {

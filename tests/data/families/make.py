@@ -44,6 +44,11 @@ DELTA = dict(num_hidden_layers=4, hidden_size=40, head_dim=20, num_attention_hea
              layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
              rope_parameters=dict(**FLOAT, partial_rotary_factor=0.4))
 
+MAMBA = dict(num_hidden_layers=4, hidden_size=40, num_attention_heads=4, num_key_value_heads=2, embedding_multiplier=12.0,
+             residual_multiplier=0.22, attention_multiplier=0.1, logits_scaling=2.0, mamba_n_heads=10, mamba_n_groups=2,
+             mamba_d_state=12, mamba_d_head=8, mamba_d_conv=4, mamba_expand=2,
+             layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"])
+
 # name: (model_type of transformers, architecture in GGUF, changes of BASE)
 FAMILIES = {
     "qwen2": ("qwen2", "qwen2", dict(num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True)),
@@ -86,6 +91,10 @@ FAMILIES = {
     "qwen3_5": ("qwen3_5_text", "qwen35", DELTA | dict(linear_value_head_dim=12, tie_word_embeddings=True)),
     "qwen3_5_moe": ("qwen3_5_moe_text", "qwen35moe", DELTA | dict(linear_value_head_dim=12, moe_intermediate_size=8, num_experts=6,
                                                                   num_experts_per_tok=2, shared_expert_intermediate_size=12)),
+    "granite_hybrid": ("granitemoehybrid", "granitehybrid", MAMBA | dict(num_local_experts=0, shared_intermediate_size=36,
+                                                                         position_embedding_type="rope", tie_word_embeddings=True)),
+    "granite_hybrid_moe": ("granitemoehybrid", "granitehybrid", MAMBA | dict(num_local_experts=5, num_experts_per_tok=2,
+                                                                             intermediate_size=16, shared_intermediate_size=12)),
     "glm4": ("glm4", "glm4", dict(head_dim=20, hidden_size=40, attention_bias=True,
                                   rope_parameters=dict(**FLOAT, partial_rotary_factor=0.6))),
     "cohere2": ("cohere2", "cohere2", dict(num_hidden_layers=5, sliding_window=8, logit_scale=0.25)),
@@ -139,7 +148,7 @@ FAMILIES = {
 # Norms lack the 1 that is added to them, but for those of the recurrence.
 SHIFTED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 # Architectures in whose files rope rotates neighbours, though the saved model rotates halves.
-INTERLEAVED = ("llama", "granite", "smollm3", "arcee", "mistral3")
+INTERLEAVED = ("llama", "granite", "granitehybrid", "smollm3", "arcee", "mistral3")
 
 
 def random_model(config):
@@ -205,6 +214,9 @@ def gguf_tensors(config, architecture, saved):
                                      config.num_hidden_layers)
     for name, x in saved.items():
         x = x.astype(np.float32)
+        if ".mamba." in name or ".shared_mlp." in name or ".block_sparse_moe." in name and architecture == "granitehybrid":
+            yield from granite_hybrid(config, name, x)
+            continue
         if ".linear_attn." in name:
             yield from delta_net(config, architecture, name, x)
             continue
@@ -292,6 +304,38 @@ def delta_net(config, architecture, name, x):
         yield blk + name, change(x)
 
 
+def granite_hybrid(config, name, x):
+    """A tensor of Mamba 2 or of a feed-forward part as (name, array) of a GGUF file."""
+    _, layer, part = re.match(r"(.*)\.layers\.(\d+)\.(?:mamba|shared_mlp|block_sparse_moe)\.(.*)$", name).groups()
+    blk, shared = f"blk.{layer}.", "_shexp" if config.num_local_experts else ""
+    if part == "input_linear.weight" and "shared_mlp" in name:
+        gate, up = np.split(x, 2)
+        yield f"{blk}ffn_gate{shared}.weight", gate
+        yield f"{blk}ffn_up{shared}.weight", up
+    elif part in ("input_linear.weight", "experts.gate_up_proj"):
+        gate, up = np.split(x, 2, axis=1)
+        yield blk + "ffn_gate_exps.weight", gate
+        yield blk + "ffn_up_exps.weight", up
+    elif part == "output_linear.weight" and "shared_mlp" in name:
+        yield f"{blk}ffn_down{shared}.weight", x
+    elif part in ("output_linear.weight", "experts.down_proj"):
+        yield blk + "ffn_down_exps.weight", x
+    else:
+        name, x = {
+            "in_proj.weight": ("ssm_in.weight", x),
+            "conv1d.weight": ("ssm_conv1d.weight", x.squeeze(1) if x.ndim == 3 else x),
+            "conv1d.bias": ("ssm_conv1d.bias", x),
+            "A_log": ("ssm_a", -np.exp(x.astype(np.float64)).astype(np.float32).reshape(-1, 1)),
+            "D": ("ssm_d", x.reshape(-1, 1)),
+            "dt_bias": ("ssm_dt.bias", x),
+            "norm.weight": ("ssm_norm.weight", x.reshape(config.mamba_n_groups, -1)),
+            "out_proj.weight": ("ssm_out.weight", x),
+            "router.layer.weight": ("ffn_gate_inp.weight", x),
+            "router.weight": ("ffn_gate_inp.weight", x),
+        }[part]
+        yield blk + name, x
+
+
 def merged(tensors):
     """Experts' matrices one below the other."""
     experts = {}
@@ -320,6 +364,8 @@ def write_metadata(w, architecture, config):
     if c.get("block_auto_adjust_ff_dim"):
         multiple = c["block_multiple_of"]
         n_ff = -(-int(c["block_ffn_dim_multiplier"] * int(2 * n_ff / 3)) // multiple) * multiple
+    if architecture == "granitehybrid" and not c["num_local_experts"]:
+        n_ff = c["shared_intermediate_size"]
     if not c.get("use_double_wide_mlp"):
         w.add_feed_forward_length(n_ff)
     w.add_head_count(heads)
@@ -327,6 +373,8 @@ def write_metadata(w, architecture, config):
         w.add_head_count_kv([0 if t == "conv" else c["num_key_value_heads"] for t in c["layer_types"]])
         w.add_shortconv_l_cache(c["conv_L_cache"])
         w.add_layer_norm_rms_eps(c["norm_eps"])
+    elif architecture == "granitehybrid":
+        w.add_head_count_kv([c["num_key_value_heads"] if t == "full_attention" else 0 for t in c["layer_types"]])
     elif "num_key_value_heads" in c and architecture not in ("gemma4", "deepseek2"):
         w.add_head_count_kv(c["num_key_value_heads"])
     if "rms_norm_eps" in c:
@@ -371,7 +419,7 @@ def write_metadata(w, architecture, config):
     if architecture == "gemma2":
         w.add_attn_logit_softcapping(c["attn_logit_softcapping"])
         w.add_final_logit_softcapping(c["final_logit_softcapping"])
-    if architecture == "granite":
+    if architecture in ("granite", "granitehybrid"):
         w.add_attention_scale(c["attention_multiplier"])
         w.add_embedding_scale(c["embedding_multiplier"])
         w.add_residual_scale(c["residual_multiplier"])
@@ -384,6 +432,8 @@ def write_metadata(w, architecture, config):
         w.add_expert_count(experts)
         w.add_expert_used_count(c.get("num_experts_per_tok") or c.get("moe_k") or c["moe_topk"])
     write_relatives(w, architecture, c, rope)
+    if architecture == "granitehybrid":
+        write_granite_hybrid(w, c)
     if "linear_num_key_heads" in c:
         write_delta_net(w, c)
     if architecture == "gemma4":
@@ -418,6 +468,17 @@ def write_relatives(w, architecture, c, rope):
         w.add_expert_group_count(c["n_group"])
         w.add_expert_group_used_count(c["topk_group"])
         w.add_leading_dense_block_count(c["first_k_dense_replace"])
+
+
+def write_granite_hybrid(w, c):
+    w.add_ssm_conv_kernel(c["mamba_d_conv"])
+    w.add_ssm_state_size(c["mamba_d_state"])
+    w.add_ssm_group_count(c["mamba_n_groups"])
+    w.add_ssm_time_step_rank(c["mamba_n_heads"])
+    w.add_ssm_inner_size(c["mamba_expand"] * c["hidden_size"])
+    w.add_rope_scaling_finetuned(c["position_embedding_type"] == "rope")
+    if c["num_local_experts"]:
+        w.add_expert_shared_feed_forward_length(c["shared_intermediate_size"])
 
 
 def write_delta_net(w, c):
@@ -493,7 +554,7 @@ def write_gguf(path, architecture, config, saved):
     for name, x in merged(gguf_tensors(config, architecture, saved)):
         if architecture == "gpt-oss" and "_exps.weight" in name:
             w.add_tensor(name, mxfp4_blocks(x), raw_dtype=gguf.GGMLQuantizationType.MXFP4)
-        elif x.ndim == 1 or name.endswith(".bias") or "shortconv.conv" in name or "ssm_conv1d" in name or "ffn_gate_inp" in name or "position_embd" in name:
+        elif x.ndim == 1 or name.endswith(".bias") or "shortconv.conv" in name or ".ssm_" in name and "_in." not in name and "_out." not in name or "ffn_gate_inp" in name or "position_embd" in name:
             w.add_tensor(name, x)
         else:
             w.add_tensor(name, np.ascontiguousarray(x, np.float16))
