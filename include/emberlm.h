@@ -1280,7 +1280,8 @@ typedef struct ember_session_options {
     uint32_t struct_size;
     /**
      * The most tokens that the session can hold, up to the model's `context_length`; 0 means
-     * `context_length`, but at most 4096. Memory for all of them is reserved at once.
+     * `context_length`, but at most 4096. On a CPU, memory for all of them is allocated at once; on a GPU,
+     * it is allocated as the session grows.
      */
     uint32_t context;
     /**
@@ -2004,8 +2005,9 @@ ember_status ember_session_logprobs(struct ember_session *session,
                                     struct ember_error *err);
 
 /**
- * Creates a session with an empty context. `options` may be NULL for the defaults. The memory for the whole context
- * is reserved here. What the sessions of a model share is allocated by the first prefill and the first batch. The
+ * Creates a session with an empty context. `options` may be NULL for the defaults. On a CPU, the memory for the whole
+ * context is allocated here. On a GPU, address space for it is reserved, and calls that lengthen the context allocate device
+ * memory for it. What the sessions of a model share is allocated by the first prefill and the first batch. The
  * new handle is written to `out` and has to be freed with `ember_session_free`. Any thread may call it.
  *
  * A model with LongRoPE (Phi-3 and 3.5, Phi-4 mini) has two sets of rotations, and the session's `context`
@@ -2044,7 +2046,9 @@ ember_status ember_session_position(const struct ember_session *session,
  * Keeps the first `position` tokens of the context and drops the rest; 0 empties the context. The call itself
  * evaluates nothing. The next decode evaluates the last kept token again. Layers with a sliding window keep only the
  * window and some hundred positions, so after a rewind beyond these, the next call evaluates all kept tokens again.
- * Started decodes are interrupted, and tokens that were not collected are dropped: use this to discard what was
+ * Recurrent layers (`qwen35`, `lfm2` and others) keep one state and a few copies: of the ends of the last prompts, and
+ * of a position every 256 or so. The next call evaluates what is kept behind the last of them again, on a GPU as
+ * a prompt, which may change the last bits of results. Started decodes are interrupted, and tokens that were not collected are dropped: use this to discard what was
  * queued after an end token.
  *
  * Errors: `EMBER_INVALID_ARGUMENT` if the context has fewer tokens (tokens that were not collected do not count);

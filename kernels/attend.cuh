@@ -19,6 +19,7 @@ struct AttendArgs {
     float* f32;            // result: the same in f32, or NULL
     // Tiles: norm, rotation and append are done here.
     const float* qkv;      // [batch][qkv_stride]
+    const float* gate;     // [batch][qkv_stride]: the sigmoid of it multiplies the result; or NULL
     uint32_t* tickets;     // [batch][n_kv_heads * head_parts] zeros: chunks done, of heads of whole groups
     Rotation rotation;
     NormArgs q_norm;       // of each head, before the rotation; weight NULL: none
@@ -32,7 +33,13 @@ struct AttendArgs {
     uint32_t join;         // the last block of a KV head joins the chunks (heads of whole groups of 32)
     uint32_t padding;
 };
-static_assert(sizeof(AttendArgs) == 248, "as in args.rs");
+static_assert(sizeof(AttendArgs) == 256, "as in args.rs");
+
+// Element `e` of a row of the result, past its gate.
+__device__ __forceinline__ float let_through(const AttendArgs& a, uint32_t row, uint32_t e, float v) {
+    if (!a.gate) return v;
+    return __fdividef(v, 1.0f + __expf(-__ldcg(a.gate + (uint64_t)row * a.qkv_stride + e)));
+}
 
 // An element of the result, with the warp's 32 being a group; `at` is the element's place.
 __device__ __forceinline__ void store_result(const AttendArgs& a, uint64_t at, float v) {

@@ -275,7 +275,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         if (whole) {
             const float inverse = 1.0f / with_sink(a.scores, head, largest, weight);
 #pragma unroll
-            for (int e = 0; e < 4; e++) total[e] = __fmul_rn(total[e], inverse);
+            for (int e = 0; e < 4; e++) total[e] = let_through(a, row, head * hd + d + e, __fmul_rn(total[e], inverse));
             store_four(a, ((uint64_t)row * a.n_heads + head) * hd + d, total, inside);
         } else if (inside) {
             float* to = a.parts + (((uint64_t)row * a.n_heads + head) * a.n_chunks + chunk) * part_stride(hd);
@@ -342,7 +342,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
                 total[3] = __fmaf_rn(f, v.w, total[3]);
             }
 #pragma unroll
-            for (int e = 0; e < 4; e++) total[e] = __fmul_rn(total[e], factor[g][MAX_PARTS]);
+            for (int e = 0; e < 4; e++) total[e] = let_through(a, row, first_of_all * hd + i + e, __fmul_rn(total[e], factor[g][MAX_PARTS]));
             store_four(a, ((uint64_t)row * a.n_heads + first_of_all) * hd + i, total, inside);
         }
         __syncthreads();

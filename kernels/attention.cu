@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(128) attend_combine(const __grid_co
             sum = __fmaf_rn(w, p[d], sum);
             weight = __fmaf_rn(w, p[hd + 1], weight);
         }
-        v = sum / with_sink(a.scores, head, top, weight);
+        v = let_through(a, blockIdx.y, e, sum / with_sink(a.scores, head, top, weight));
     }
     if (e >= groups * 32) return;
     store_result(a, (uint64_t)blockIdx.y * groups * 32 + e, v);

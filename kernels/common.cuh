@@ -34,6 +34,7 @@ static_assert(sizeof(Settings) == 96, "as in args.rs");
 struct Session {
     uint64_t kv;           // address of the KV cache
     uint64_t kv_ring;      // address of the cache of layers with a window
+    uint64_t fixed;        // address of the states of fixed size
     uint64_t results;      // address (pinned host memory) of the ring of chosen tokens
     uint64_t logprobs;     // the same of their log-probabilities, as many entries
     uint64_t draw_offset;  // index of a draw = positions in the cache + this
@@ -50,7 +51,7 @@ struct Session {
     uint32_t padding;
     Settings settings;
 };
-static_assert(sizeof(Session) == 200, "as in args.rs");
+static_assert(sizeof(Session) == 208, "as in args.rs");
 
 // Positions of a tile of the KV cache.
 constexpr uint32_t KV_TILE = 64;

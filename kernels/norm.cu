@@ -13,6 +13,7 @@ enum Source : uint32_t {
     NORM = 1,       // the norm of x
     GATED = 2,      // activation(x[i]) * x[len + i]
     ACTIVATED = 3,  // activation(x[i])
+    SIGMOID = 4,    // x[i] * sigmoid(gate[i])
 };
 
 struct ProduceArgs {
@@ -25,21 +26,27 @@ struct ProduceArgs {
     float* f16_scale;      // [rows]: value = f16 * scale
     const float* largest;  // [rows] largest of the absolute values, where they are known; or NULL
     float* clear;          // [rows] becomes zeros, or NULL
+    const float* gate;     // SIGMOID: [rows][gate_stride]
     uint32_t x_stride;
     uint32_t len;          // elements; the rest up to groups * 32 is written as zeros
     uint32_t groups;
     uint32_t source;
     float inverse_len;
     Activation activation; // GATED, ACTIVATED
+    uint32_t gate_stride;
+    uint32_t padding;
 };
-static_assert(sizeof(ProduceArgs) == 120, "as in args.rs");
+static_assert(sizeof(ProduceArgs) == 136, "as in args.rs");
 
-__device__ __forceinline__ float value(const ProduceArgs& a, const float* x, uint32_t i, NormSums sums) {
+__device__ __forceinline__ float let_through(float gate, float v) { return __fdividef(v, 1.0f + __expf(-gate)); }
+
+__device__ __forceinline__ float value(const ProduceArgs& a, const float* x, uint32_t row, uint32_t i, NormSums sums) {
     if (i >= a.len) return 0.0f;
     float v = x[i];
     if (a.source == NORM) return normed(a.norm, i, v, sums);
     if (a.source == GATED) return gated(a.activation, v, x[a.len + i]);
     if (a.source == ACTIVATED) return activated(a.activation, v);
+    if (a.source == SIGMOID) return let_through(a.gate[(uint64_t)row * a.gate_stride + i], v);
     return v;
 }
 
@@ -108,6 +115,15 @@ __device__ __forceinline__ void f16_row(const ProduceArgs& a, uint32_t row, uint
         for (int i = 0; i < 4; i++)
             v[i] = make_float4(activated(a.activation, v[i].x), activated(a.activation, v[i].y),
                                activated(a.activation, v[i].z), activated(a.activation, v[i].w));
+    } else if (a.source == SIGMOID) {
+        const float* gate = a.gate + (uint64_t)row * a.gate_stride;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t at = i * step + first;
+            if (at >= a.len) break;
+            v[i] = make_float4(let_through(gate[at], v[i].x), let_through(gate[at + 1], v[i].y),
+                               let_through(gate[at + 2], v[i].z), let_through(gate[at + 3], v[i].w));
+        }
     } else if (a.source == NORM) {
         NormSums sums = {0.0f, 1.0f};
         if (a.norm.layer) {
@@ -180,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant
         float largest = 0.0f;
         for (uint32_t i = first; i < a.len; i += step)
 #pragma unroll
-            for (int j = 0; j < 4; j++) largest = fmaxf(largest, fabsf(value(a, x, i + j, sums)));
+            for (int j = 0; j < 4; j++) largest = fmaxf(largest, fabsf(value(a, x, row, i + j, sums)));
         largest = block_max(largest, scratch);
         const int e = f16_exponent(largest);
         inverse = power(-e);
@@ -195,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant
         uint32_t i = base + (threadIdx.x & 31) * 4;
         float v[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) v[j] = i < width ? value(a, x, i + j, sums) : 0.0f;
+        for (int j = 0; j < 4; j++) v[j] = i < width ? value(a, x, row, i + j, sums) : 0.0f;
         uint64_t at = (uint64_t)row * width + i;
         if (a.q8) store_q8(a, v, at, (uint64_t)row * a.groups + i / 32, i < width);
         if (a.f32 && i < width) *(float4*)(a.f32 + at) = make_float4(v[0], v[1], v[2], v[3]);

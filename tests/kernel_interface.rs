@@ -6,13 +6,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The Rust side of the structures.
-const STRUCTURES: [&str; 2] = [
+const STRUCTURES: [&str; 3] = [
     "src/backend/cuda/args.rs",
     "src/backend/cuda/args/experts.rs",
+    "src/backend/cuda/args/recurrent.rs",
 ];
 
 /// Constants of both sides: file and name on the host, file and name on the device.
-const CONSTANTS: [[&str; 4]; 9] = [
+const CONSTANTS: [[&str; 4]; 14] = [
     ["attention.rs", "KV_TILE", "common.cuh", "KV_TILE"],
     ["attention.rs", "MAX_PARTS", "attend.cuh", "MAX_PARTS"],
     ["args.rs", "MAX_SEGMENTS", "matvec.cuh", "MAX_SEGMENTS"],
@@ -21,6 +22,16 @@ const CONSTANTS: [[&str; 4]; 9] = [
     ["experts.rs", "ROUTE_WARPS", "experts.cu", "ROUTE_WARPS"],
     ["experts.rs", "TILE_ROWS", "matmul.cuh", "TILE_ROWS"],
     ["kernels.rs", "WARPS", "matvec.cuh", "WARPS"],
+    ["recurrent.rs", "CONV_ROWS", "recurrent.cu", "CONV_ROWS"],
+    ["recurrent.rs", "MAX_COLS", "recurrent.cuh", "MAX_COLS"],
+    ["recurrent.rs", "SCAN_ROWS", "recurrent.cu", "SCAN_ROWS"],
+    ["recurrent.rs", "STEP_BLOCKS", "recurrent.cu", "STEP_BLOCKS"],
+    [
+        "recurrent.rs",
+        "STEP_THREADS",
+        "recurrent.cu",
+        "STEP_THREADS",
+    ],
     ["sampling.rs", "GROUPS", "sample.cuh", "GROUPS"],
 ];
 

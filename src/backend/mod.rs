@@ -7,6 +7,7 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
+mod marks;
 mod profile;
 pub(crate) mod row;
 pub mod state;

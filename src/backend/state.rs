@@ -242,7 +242,9 @@ impl<'a> StateLayout<'a> {
     /// Those of one block.
     pub fn planes_of(&self, windowed: bool, block: usize) -> impl Iterator<Item = Plane> + '_ {
         let here = (0..self.layers.len()).filter(move |layer| {
-            self.layers[*layer].window.is_some() == windowed && !self.rows(*layer, block).is_empty()
+            let shape = &self.layers[*layer];
+            let keeps = shape.n_kv_heads > 0 && !self.rows(*layer, block).is_empty();
+            keeps && shape.window.is_some() == windowed
         });
         here.flat_map(move |layer| {
             [false, true].map(|is_value| Plane {

@@ -346,7 +346,9 @@ pub unsafe extern "C" fn ember_session_position(
 /// Keeps the first `position` tokens of the context and drops the rest; 0 empties the context. The call itself
 /// evaluates nothing. The next decode evaluates the last kept token again. Layers with a sliding window keep only the
 /// window and some hundred positions, so after a rewind beyond these, the next call evaluates all kept tokens again.
-/// Started decodes are interrupted, and tokens that were not collected are dropped: use this to discard what was
+/// Recurrent layers (`qwen35`, `lfm2` and others) keep one state and a few copies: of the ends of the last prompts, and
+/// of a position every 256 or so. The next call evaluates what is kept behind the last of them again, on a GPU as
+/// a prompt, which may change the last bits of results. Started decodes are interrupted, and tokens that were not collected are dropped: use this to discard what was
 /// queued after an end token.
 ///
 /// Errors: `EMBER_INVALID_ARGUMENT` if the context has fewer tokens (tokens that were not collected do not count);

@@ -47,7 +47,10 @@ fn a_restored_session_continues_with_the_same_bits() {
 
 #[test]
 fn windows_experts_and_fixed_states_are_restored_as_well() {
-    for name in WINDOWED.iter().chain(&["mixtral", "lfm2"]) {
+    for name in WINDOWED
+        .iter()
+        .chain(&["mixtral", "lfm2", "qwen3_5", "qwen3_next"])
+    {
         let model = family(name);
         for seed in 0..4 {
             random_life(&model, seed, 60, false);

@@ -131,6 +131,15 @@ fn without_astray<'a>(
         .unzip()
 }
 
+/// Goes back to the first `len` positions; in a network with states of fixed size to the last mark
+/// before.
+fn rewound(r: &mut Driven, network: &Network, len: usize) -> usize {
+    let kept = r.truncate(len);
+    let has_fixed = |b: &Block| b.mixer.state(network.context_length).fixed_len() > 0;
+    assert!(kept == len || kept < len && network.blocks.iter().any(has_fixed));
+    kept
+}
+
 fn matches_transformers(name: &str) {
     let network = network(name);
     let weights = gpu(&network);
@@ -148,7 +157,12 @@ fn matches_transformers(name: &str) {
     for (text, context) in texts {
         let expected = Expected::read(&format!("families/{name}/{text}"));
         let (tokens, want) = (&expected.tokens, &expected.logits);
-        for (kv, bound) in [(KvType::F16, 1e-2), (KvType::Q8_0, 0.15)] {
+        // A token that goes to another expert changes the state that all later ones read.
+        let f16 = match name {
+            "qwen3_5_moe" => 3e-2,
+            _ => 1e-2,
+        };
+        for (kv, bound) in [(KvType::F16, f16), (KvType::Q8_0, 0.15)] {
             let what = |how: &str| format!("{text} {kv:?} {how}");
             let mut r = runner(&weights, context, kv);
             let stepped = one_by_one(&mut r, tokens, n);
@@ -171,8 +185,7 @@ fn matches_transformers(name: &str) {
             // A rewind repeats to the bit.
             r.truncate(0);
             one_by_one(&mut r, tokens, n);
-            let back = tokens.len() / 2;
-            assert_eq!(r.truncate(back), back);
+            let back = rewound(&mut r, &network, tokens.len() / 2);
             let again = one_by_one(&mut r, &tokens[back..], n);
             assert!(again == stepped[back..], "{name}: {kv:?} after a rewind");
         }
@@ -228,8 +241,10 @@ fn batches_change_nothing(name: &str) {
             assert_eq!(chosen[i], alone[i].0, "{name}: session {i} of {n}");
             // The last token again, alone, gives the logits that led to the choice.
             let len = r.len();
-            assert_eq!(r.truncate(len - 1), len - 1);
-            r.extend(&[chosen[i][steps - 1]], &go).unwrap();
+            let kept = rewound(r, &network, len - 1);
+            for token in &chosen[i][kept + steps - len..steps] {
+                r.extend(&[*token], &go).unwrap();
+            }
             let mut logits = vec![f32::NAN; network.n_vocab];
             r.logits(&mut logits).unwrap();
             assert_eq!(logits, alone[i].1, "{name}: logits of session {i} of {n}");

@@ -82,13 +82,21 @@ fn activated(activation: Activation, x: f64, up: Option<f64>) -> f64 {
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Copy,
-    Norm { layer: bool, bias: bool },
-    Activation { activation: Activation, gated: bool },
+    Norm {
+        layer: bool,
+        bias: bool,
+    },
+    Activation {
+        activation: Activation,
+        gated: bool,
+    },
+    /// Times the sigmoid of a gate, which is behind the values here.
+    Sigmoid,
 }
 
 fn produce_is_right() {
     let mut random = Random::new(9, "produce");
-    let mut ways = vec![Way::Copy];
+    let mut ways = vec![Way::Copy, Way::Sigmoid];
     for (layer, bias) in [(false, false), (false, true), (true, false), (true, true)] {
         ways.push(Way::Norm { layer, bias });
     }
@@ -128,6 +136,9 @@ fn produce_is_right() {
                     let x = wide(x);
                     match way {
                         Way::Copy => x[..len].to_vec(),
+                        Way::Sigmoid => (0..len)
+                            .map(|i| x[i] / (1.0 + (-x[len + i]).exp()))
+                            .collect(),
                         Way::Norm { layer, bias: on } => {
                             norm(&x[..len], &weight, on.then_some(&bias[..]), layer, eps)
                         }
@@ -164,11 +175,15 @@ fn produce_is_right() {
                 f16_scale: f16_scale.address(),
                 largest: 0,
                 clear: 0,
+                gate: dx.address() + len as u64 * 4,
+                gate_stride: stride as u32,
+                padding: 0,
                 x_stride: stride as u32,
                 len: len as u32,
                 groups: n_groups as u32,
                 source: match way {
                     Way::Copy => args::Source::Copy,
+                    Way::Sigmoid => args::Source::Sigmoid,
                     Way::Norm { .. } => args::Source::Norm,
                     Way::Activation { gated: true, .. } => args::Source::Gated,
                     Way::Activation { .. } => args::Source::Activated,
@@ -203,7 +218,8 @@ fn produce_is_right() {
                 "{what}: int8"
             );
             let half = |i: usize| half::f16::from_bits(halves[i]).to_f32() * half_scale[i / width];
-            assert!(relative_error(&take(&half), &want) < 4e-4, "{what}: f16");
+            // Half a unit in the last place, for a single value.
+            assert!(relative_error(&take(&half), &want) < 5e-4, "{what}: f16");
             for i in (0..rows * width).filter(|i| i % width >= len) {
                 assert_eq!(
                     (plain[i], q[i], halves[i]),
@@ -221,7 +237,12 @@ fn produce_is_right() {
             with_stream(|stream| unsafe {
                 kernels().produce(stream, &produce, rows as u32).unwrap()
             });
-            assert_eq!(download::<i8>(&again, rows * width), q, "{what}");
+            // Its sums are in another order, which may turn a rounding.
+            let again = download::<i8>(&again, rows * width);
+            let apart = again.iter().zip(&q).filter(|(a, b)| a != b);
+            let most = apart.clone().map(|(a, b)| a.abs_diff(*b)).max();
+            assert!(most.unwrap_or(0) <= 1, "{what}: {most:?}");
+            assert!(apart.count() <= 1 + again.len() / 10_000, "{what}");
             if len.is_multiple_of(4) {
                 f16_alone(
                     &args::Produce {
@@ -252,6 +273,8 @@ fn f16_alone(produce: &args::Produce, rows: usize, x: &[f32], want: &[f64], what
     let (scale, clear) = (poisoned(rows * 4), poisoned(rows * 4));
     let produce = args::Produce {
         x: x.address(),
+        gate: x.address() + len as u64 * 4,
+        gate_stride: stride as u32,
         x_stride: stride as u32,
         q8: 0,
         q8_scale: 0,

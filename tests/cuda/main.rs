@@ -12,6 +12,7 @@ mod gpu;
 mod kernels_attention;
 mod kernels_matmul;
 mod kernels_norm;
+mod kernels_recurrent;
 mod kernels_sample;
 mod kernels_weights;
 mod model;
@@ -40,6 +41,7 @@ fn main() {
     kernels_matmul::tests(&mut tests);
     kernels_attention::tests(&mut tests);
     kernels_sample::tests(&mut tests);
+    kernels_recurrent::tests(&mut tests);
     model::tests(&mut tests);
     networks::tests(&mut tests);
     experts::tests(&mut tests);

@@ -16,6 +16,9 @@ pub fn tests(tests: &mut Tests) {
     tests.push(("states::windows".into(), Box::new(windows)));
     tests.push(("states::forks".into(), Box::new(forks_share)));
     tests.push(("states::across_devices".into(), Box::new(across_devices)));
+    tests.push(("states::fixed".into(), Box::new(fixed)));
+    let across = "states::across_devices::fixed";
+    tests.push((across.into(), Box::new(fixed_across_devices)));
     tests.push(("states::eviction".into(), Box::new(eviction)));
     tests.push(("states::out_of_memory".into(), Box::new(out_of_memory)));
     tests.push((
@@ -93,6 +96,84 @@ fn across_devices() {
             let bound = if kv_type == KvType::Q8_0 { 0.6 } else { 0.3 };
             assert!(difference < bound, "{kv_type:?}: {difference}");
         }
+    }
+}
+
+/// States of fixed size: rewinds to marks, and sessions restored on the same device and on the other.
+fn fixed() {
+    fixed_states(&[DeviceKind::Cuda]);
+}
+
+fn fixed_across_devices() {
+    fixed_states(&[DeviceKind::Cuda, DeviceKind::Cpu]);
+}
+
+fn fixed_states(kinds: &[DeviceKind]) {
+    let dir = crate::common::TempDir::new("gpu-fixed");
+    for name in ["lfm2", "qwen3_5", "qwen3_next"] {
+        let bytes = crate::common::families::with_context(name, 4096).bytes();
+        let path = dir.file("model.gguf", &bytes);
+        let models: Vec<_> = kinds.iter().map(|kind| load(&path, *kind)).collect();
+        let text: Vec<u32> = (0..1000).map(|i| i * i % 89).collect();
+        let model = &models[0];
+        let mut s = session(model);
+        s.prefill(&text[..400]).unwrap();
+        let at_mark = bits(&mut s);
+        let decoded: Vec<u32> = (0..500).map(|_| s.decode().unwrap()).collect();
+        // The prompt's end is marked: the logits come back, and so do the tokens.
+        s.rewind(400).unwrap();
+        assert!(bits(&mut s) == at_mark, "{name}: logits of a mark");
+        let again: Vec<u32> = (0..500).map(|_| s.decode().unwrap()).collect();
+        assert!(again == decoded, "{name}: after a rewind to a mark");
+        // So do those of decodes that were started at once and dropped.
+        s.rewind(400).unwrap();
+        s.decode_start(30).unwrap();
+        assert!(s.decode_poll().is_ok());
+        s.rewind(400).unwrap();
+        let again: Vec<u32> = (0..50).map(|_| s.decode().unwrap()).collect();
+        assert!(again == decoded[..50], "{name}: after dropped decodes");
+        for to in &models {
+            let mut s = session(model);
+            s.prefill(&text[..800]).unwrap();
+            let bytes = saved(&mut s, Kind::Everything);
+            let mut there = restored(to, &bytes, &RestoreOptions::default()).unwrap();
+            assert!(bits(&mut there) == bits(&mut s), "{name}: logits");
+            assert!(
+                saved(&mut there, Kind::Everything) == bytes,
+                "{name}: saved again"
+            );
+            there.prefill(&text[800..]).unwrap();
+            s.prefill(&text[800..]).unwrap();
+            let difference = largest_difference(&bits(&mut there), &bits(&mut s));
+            let same = std::ptr::eq(to, model);
+            println!("{name}, same device {same}: largest difference {difference}");
+            if same {
+                assert!(difference == 0.0, "{name}: restored");
+            }
+            assert!(difference < 0.1, "{name}: {difference}");
+            // And the other way.
+            let mut alone = session(to);
+            alone.prefill(&text[..600]).unwrap();
+            let bytes = saved(&mut alone, Kind::Everything);
+            let mut here = restored(model, &bytes, &RestoreOptions::default()).unwrap();
+            here.prefill(&text[600..700]).unwrap();
+            alone.prefill(&text[600..700]).unwrap();
+            let difference = largest_difference(&bits(&mut here), &bits(&mut alone));
+            assert!(difference < 0.1, "{name}, back: {difference}");
+        }
+        let mut fork = s.fork().unwrap();
+        let mut tokens = [Vec::new(), Vec::new()];
+        for _ in 0..10 {
+            tokens[0].push(s.decode().unwrap());
+            tokens[1].push(fork.decode().unwrap());
+        }
+        assert_eq!(tokens[0], tokens[1], "{name}: a fork");
+        s.evict().unwrap();
+        assert_eq!(
+            s.decode().unwrap(),
+            fork.decode().unwrap(),
+            "{name}: evicted"
+        );
     }
 }
 

@@ -38,7 +38,7 @@ typedef struct {
     u32 row_bytes, n_kv_heads, head_dim, q8, ring, window;
 } Layout;
 typedef struct {
-    u64 kv, kv_ring, results, logprobs, draw_offset, history, adjusted, counts, lengths, mask;
+    u64 kv, kv_ring, fixed, results, logprobs, draw_offset, history, adjusted, counts, lengths, mask;
     u32 position, token, sequence, slots, context, padding;
     u64 seed, bias, single, breakers;
     float temperature;
@@ -46,16 +46,23 @@ typedef struct {
     u32 n_logprobs, masked;
 } Session;
 typedef struct { u64 embedding[2], positions[2], sessions, tokens, out; u32 groups; float scale; } Embed;
-typedef struct { u64 a[8]; u64 rotation[4]; u64 norms[6]; Layout layout; } Attend;
-typedef struct { u64 a[4]; u64 rotation[4]; u64 norms[6]; Layout layout; float q_scale; u32 stride, n_heads, prefill, first_row; } Rope;
+typedef struct { u64 a[9]; u64 rotation[7]; u64 norms[6]; Layout layout; u64 scores[2]; u32 numbers[6]; } Attend;
+typedef struct { u64 a[4]; u64 rotation[7]; u64 norms[6]; Layout layout; float q_scale; u32 stride, n_heads, prefill, first_row; } Rope;
 typedef struct { u64 sessions, logits, group_value, group_id; u32 n_vocab, advance, choose, adjust; } Sample;
+typedef struct { u64 a[10], state_offset, matrix_offset; u32 in_stride, channels, width, numbers[15], count, tiled, gated, padding; } Recurrent;
+typedef struct { u64 a[5], state_offset; u32 in_stride, channels, width, prefill, count, padding; } ShortConv;
+/* The numbers that src/backend/cuda/args.rs asserts, so that a field that comes there is missed here at compile time. */
+_Static_assert(sizeof(Session) == 208 && sizeof(Layout) == 40 && sizeof(Embed) == 64, "see args.rs");
+_Static_assert(sizeof(Attend) == 256 && sizeof(Rope) == 200 && sizeof(Sample) == 48, "see args.rs");
+_Static_assert(sizeof(Recurrent) == 184 && sizeof(ShortConv) == 72, "see args/recurrent.rs");
 
 /* --- work ---------------------------------------------------------------------------------------- */
 
 typedef struct { char name[64]; } Function;
 typedef struct { u32 gx, gy, gz, bx, by, bz, shared; void *stream; void *attrs; u32 n; } Config;
 /* What the kernels of an evaluation know of each other. */
-typedef struct { const u32 *tokens; Layout layers[256]; int n; } Evaluation;
+typedef struct { u64 ring, matrix; u32 channels, width; int has_matrix; } Fixed;
+typedef struct { const u32 *tokens; Layout layers[256]; Fixed fixed[256]; int n, n_fixed; } Evaluation;
 typedef struct { Function *function; u32 gx, gy; unsigned char args[512]; } Node;
 typedef struct { Node *nodes; int n, room; } Graph;
 typedef struct { Evaluation evaluation; Graph *capture; } Stream;
@@ -90,6 +97,25 @@ static void append(const Layout *l, const Session *s, u32 token, u32 position) {
             for (i = 0; i < l->row_bytes; i++) to[i] = i < len ? (h = mix(h, i), h & 0x3b) : 0;
         }
 }
+/* The state of a layer with one of fixed size: each position follows from the one before. */
+static void advance(const Fixed *f, const Session *s, u32 token, u32 position) {
+    float *ring = (float *)(s->fixed + f->ring), *matrix = (float *)(s->fixed + f->matrix);
+    u32 c;
+    for (c = 0; c < f->channels; c++) {
+        float *of = ring + (u64)c * f->width, before = position ? of[(position - 1) % f->width] : 0;
+        of[position % f->width] = mix(mix(mix(token, position), c + f->ring), (u64)before) >> 44;
+    }
+    if (f->has_matrix) *matrix = mix(mix(mix(token, position), f->matrix), (u64)*matrix) >> 44;
+}
+static void recur(Evaluation *e, Fixed f, u64 sessions, u32 prefill, u32 count, u32 batch) {
+    u32 r;
+    e->fixed[e->n_fixed++] = f;
+    for (r = 0; r < (prefill ? count : batch); r++) {
+        Session *s = ((Session **)sessions)[prefill ? 0 : r];
+        if (prefill) advance(&f, s, e->tokens[r], s->position + r);
+        else advance(&f, s, s->token, s->position);
+    }
+}
 static u64 seen(const Evaluation *e, const Session *s) {
     u64 h = mix(s->token, s->position);
     int layer, value;
@@ -99,6 +125,13 @@ static u64 seen(const Evaluation *e, const Session *s) {
         for (; p < end; p++)
             for (value = 0; value < 2; value++)
                 for (head = 0; head < l->n_kv_heads; head++) h = hash(h, row(l, s, value, head, p), l->row_bytes);
+    }
+    for (layer = 0; layer < e->n_fixed; layer++) {
+        const Fixed *f = &e->fixed[layer];
+        const float *ring = (float *)(s->fixed + f->ring);
+        u32 c;
+        for (c = 0; c < f->channels; c++) h = mix(h, (u64)ring[(u64)c * f->width + s->position % f->width]);
+        if (f->has_matrix) h = mix(h, (u64)*(float *)(s->fixed + f->matrix));
     }
     return h;
 }
@@ -137,7 +170,7 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
     u32 r;
     if (!strcmp(f->name, "embed")) {
         e->tokens = (const u32 *)((const Embed *)args)->tokens;
-        e->n = 0;
+        e->n = e->n_fixed = 0;
     } else if (starts(f->name, "attend_") && !starts(f->name, "attend_fma") && strcmp(f->name, "attend_combine")) {
         const Attend *a = args;
         e->layers[e->n++] = a->layout;
@@ -154,6 +187,14 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
             if (a->prefill) append(&a->layout, s, e->tokens[at], s->position + at);
             else append(&a->layout, s, s->token, s->position);
         }
+    } else if (starts(f->name, "recurrent_step_") || starts(f->name, "recurrent_scan_")) {
+        const Recurrent *a = args;
+        Fixed x = {a->state_offset, a->state_offset + a->matrix_offset, a->channels, a->width, 1};
+        recur(e, x, a->a[0], starts(f->name, "recurrent_scan_"), a->count, gy);
+    } else if (!strcmp(f->name, "short_conv")) {
+        const ShortConv *a = args;
+        Fixed x = {a->state_offset, 0, a->channels, a->width, 0};
+        recur(e, x, a->a[0], a->prefill, a->count, gy);
     } else if (!strcmp(f->name, "finish") || !strcmp(f->name, "draw")) {
         end_step(e, args, f->name[0] == 'f' ? gx : gy);
     }

@@ -7,8 +7,10 @@
 )]
 
 mod experts;
+mod recurrent;
 
 pub use experts::*;
+pub use recurrent::*;
 
 use super::driver::Pod;
 use crate::engine::sampling::MAX_LOGPROBS;
@@ -51,6 +53,7 @@ pub struct Settings {
 pub struct Session {
     pub kv: u64,
     pub kv_ring: u64,
+    pub fixed: u64,
     pub results: u64,
     pub logprobs: u64,
     pub draw_offset: u64,
@@ -68,7 +71,7 @@ pub struct Session {
     pub settings: Settings,
 }
 
-// SAFETY: numbers without padding: 10 * 8 + 6 * 4 bytes, and settings of 4 * 8 + 16 * 4.
+// SAFETY: numbers without padding: 11 * 8 + 6 * 4 bytes, and settings of 4 * 8 + 16 * 4.
 unsafe impl Pod for Session {}
 
 /// `LogprobEntry`.
@@ -165,6 +168,7 @@ pub enum Source {
     Norm = 1,
     Gated = 2,
     Activated = 3,
+    Sigmoid = 4,
 }
 
 /// `NormArgs`.
@@ -199,12 +203,15 @@ pub struct Produce {
     pub f16_scale: u64,
     pub largest: u64,
     pub clear: u64,
+    pub gate: u64,
     pub x_stride: u32,
     pub len: u32,
     pub groups: u32,
     pub source: u32,
     pub inverse_len: f32,
     pub activation: Activation,
+    pub gate_stride: u32,
+    pub padding: u32,
 }
 
 /// `AddBranchArgs`.
@@ -399,6 +406,7 @@ pub struct Attend {
     pub q8_scale: u64,
     pub f32: u64,
     pub qkv: u64,
+    pub gate: u64,
     pub tickets: u64,
     pub rotation: Rotation,
     pub q_norm: Norm,
@@ -442,17 +450,17 @@ pub struct Sample {
     pub adjust: u32,
 }
 
-// The kernels assert the same sizes of their twins.
+// The kernels assert the same sizes of their twins, and tests/driver/cuda.c does of those that it reads.
 const _: () = {
     assert!(size_of::<Settings>() == 96);
-    assert!(size_of::<Session>() == 200);
+    assert!(size_of::<Session>() == 208);
     assert!(size_of::<LogprobEntry>() == 536);
     assert!(size_of::<KvLayout>() == 40);
     assert!(size_of::<Repack>() == 48);
     assert!(size_of::<Unpack>() == 64);
     assert!(size_of::<Embed>() == 64);
     assert!(size_of::<Norm>() == 24);
-    assert!(size_of::<Produce>() == 120);
+    assert!(size_of::<Produce>() == 136);
     assert!(size_of::<AddBranch>() == 64);
     assert!(size_of::<NormParts>() == 80);
     assert!(size_of::<Logits>() == 24);
@@ -464,7 +472,7 @@ const _: () = {
     assert!(size_of::<Rotation>() == 56);
     assert!(size_of::<Scores>() == 16);
     assert!(size_of::<Rope>() == 200);
-    assert!(size_of::<Attend>() == 248);
+    assert!(size_of::<Attend>() == 256);
     assert!(size_of::<Flash>() == 96);
     assert!(size_of::<Sample>() == 48);
 };

@@ -103,7 +103,9 @@ impl Backend for CudaBackend {
         Ok(Estimate {
             weights_bytes: plan.bytes,
             kv_bytes_per_token: kv.bytes_per_token(),
-            kv_bytes: kv.all_bytes(runner.context),
+            kv_bytes: kv
+                .all_bytes(runner.context)
+                .saturating_add(plan.fixed.session_bytes(plan.n_vocab as usize)),
             model_workspace_bytes: PrefillBuffers::bytes(&plan)
                 + StepBuffers::bytes(&plan, MAX_BATCH as u32, multiprocessors),
             session_workspace_bytes: StepBuffers::bytes(&plan, 1, multiprocessors)

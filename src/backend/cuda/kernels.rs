@@ -94,6 +94,7 @@ impl Kernels {
         self.find_attention()?;
         self.find_experts()?;
         self.find_products()?;
+        self.find_recurrent()?;
         if self.wgmma {
             for width in [128, 256] {
                 for kind in ["wgmma", "gated"] {

@@ -2,9 +2,12 @@
 //! memory it needs between its kernels, and how a step and a chunk do it.
 
 mod attention;
+mod recurrent;
 
 pub use attention::AttentionPlan;
 pub(super) use attention::{ChunkAttention, StepAttention};
+pub use recurrent::RecurrentPlan;
+pub(super) use recurrent::{ChunkRecurrent, StepRecurrent};
 
 use super::matrix::Matrix;
 use super::plan::Jobs;
@@ -15,7 +18,9 @@ use crate::model::{KvShape, Mixer, MixerState};
 #[derive(Clone, Debug)]
 pub enum MixerPlan {
     /// Self-attention.
-    Attention(AttentionPlan),
+    Attention(Box<AttentionPlan>),
+    /// What keeps a state of fixed size.
+    Recurrent(Box<RecurrentPlan>),
 }
 
 impl Jobs {
@@ -29,11 +34,21 @@ impl Jobs {
     ) -> Result<MixerPlan> {
         match (mixer, state) {
             (Mixer::Attention(attention), MixerState::Kv(kv)) => {
-                Ok(MixerPlan::Attention(self.attention(layer, attention, kv)?))
+                let plan = self.attention(layer, attention, kv)?;
+                Ok(MixerPlan::Attention(Box::new(plan)))
             }
+            (Mixer::DeltaNet(net), MixerState::Fixed(shape)) => Ok(MixerPlan::Recurrent(Box::new(
+                self.delta_net(layer, net, shape)?,
+            ))),
+            (Mixer::Mamba2(mamba), MixerState::Fixed(shape)) => Ok(MixerPlan::Recurrent(Box::new(
+                self.mamba2(layer, mamba, shape)?,
+            ))),
+            (Mixer::ShortConv(conv), MixerState::Fixed(shape)) => Ok(MixerPlan::Recurrent(
+                Box::new(self.short_conv(layer, conv, shape)?),
+            )),
             (other, _) => fail!(
                 Unsupported,
-                "layer {layer} is {}, which is not supported on a GPU",
+                "layer {layer} is {}, which is not supported on a GPU; it is on a CPU",
                 other.name()
             ),
         }
@@ -45,6 +60,7 @@ impl MixerPlan {
     pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         match self {
             MixerPlan::Attention(attention) => [&attention.qkv, &attention.output].into_iter(),
+            MixerPlan::Recurrent(recurrent) => [&recurrent.input, &recurrent.output].into_iter(),
         }
     }
 
@@ -52,6 +68,7 @@ impl MixerPlan {
     pub fn as_attention(&self) -> Option<&AttentionPlan> {
         match self {
             MixerPlan::Attention(attention) => Some(attention),
+            MixerPlan::Recurrent(_) => None,
         }
     }
 
@@ -59,6 +76,7 @@ impl MixerPlan {
     pub fn kv(&self) -> KvShape {
         match self {
             MixerPlan::Attention(attention) => attention.kv,
+            MixerPlan::Recurrent(_) => KvShape::NONE,
         }
     }
 }

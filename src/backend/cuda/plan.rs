@@ -5,8 +5,8 @@
 use super::args;
 use super::experts::ExpertsPlan;
 use super::matrix::{self, Matrix, MatrixSegment};
-use super::mixer::{AttentionPlan, MixerPlan};
-use super::state::KvPlan;
+use super::mixer::{AttentionPlan, MixerPlan, RecurrentPlan};
+use super::state::{FixedPlan, KvPlan};
 use crate::backend::KvType;
 use crate::error::{Result, fail};
 use crate::format::Tensor;
@@ -14,6 +14,7 @@ use crate::model::{
     Activation, Block, FeedForward, KvShape, Linear, Mlp, Network, Norm, NormKind, Rope,
     RopePairing,
 };
+use std::sync::Arc;
 
 /// Where things begin in the allocation, in bytes. 16-byte loads and bulk copies need 16; whole
 /// lines are kinder to the cache.
@@ -66,6 +67,8 @@ pub struct Plan {
     pub head: Matrix,
     pub logit_scale: f32,
     pub logit_cap: Option<f32>,
+    /// What layers keep of fixed size.
+    pub fixed: Arc<FixedPlan>,
     /// Bytes of the whole allocation.
     pub bytes: u64,
 }
@@ -90,6 +93,8 @@ pub struct VectorJob {
 pub struct Jobs {
     pub matrices: Vec<MatrixJob>,
     pub vectors: Vec<VectorJob>,
+    /// What the layers so far keep of fixed size.
+    pub(super) fixed: FixedPlan,
     base: u64,
     bytes: u64,
 }
@@ -323,6 +328,7 @@ impl Plan {
             head,
             logit_scale: network.logit_scale,
             logit_cap: network.logit_cap,
+            fixed: Arc::new(std::mem::take(&mut jobs.fixed)),
             bytes: jobs.bytes,
         };
         Ok((plan, jobs))
@@ -370,6 +376,14 @@ impl Plan {
     /// Most of a number that attention has of its own in each layer.
     pub fn most(&self, number: impl Fn(&AttentionPlan) -> u32) -> u32 {
         self.attention().map(number).max().unwrap_or(1)
+    }
+
+    /// The layers' recurrences and convolutions.
+    pub fn recurrent(&self) -> impl Iterator<Item = &RecurrentPlan> {
+        self.layers.iter().filter_map(|l| match &l.mixer {
+            MixerPlan::Attention(_) => None,
+            MixerPlan::Recurrent(recurrent) => Some(&**recurrent),
+        })
     }
 
     /// Whether a layer's mixer and feed-forward part read the same residual stream.

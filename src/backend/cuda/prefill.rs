@@ -13,7 +13,7 @@ use super::driver::{Buffer, Context};
 use super::evaluation::Evaluation;
 use super::experts::{ChunkExperts, ExpertsPlan};
 use super::matrix::{Matrix, tiled_bytes};
-use super::mixer::{AttentionPlan, ChunkAttention};
+use super::mixer::{AttentionPlan, ChunkAttention, ChunkRecurrent, RecurrentPlan};
 use super::plan::{MlpPlan, Plan};
 use super::walk::{Addition, AllRows, ExpertSum, MlpInput, Operations, Rows, Span, walk};
 use crate::error::{Result, fail};
@@ -35,6 +35,7 @@ pub(super) struct ChunkPlaces {
     /// f32, `[rows]`: of each row of a feed-forward part's inner values.
     largest: u64,
     pub attention: ChunkAttention,
+    pub recurrent: ChunkRecurrent,
     /// f16, tiled: the matrix of a product, or that of some experts.
     weights: u64,
     experts: ChunkExperts,
@@ -58,6 +59,7 @@ impl ChunkPlaces {
         let largest = arena.array::<f32>(n);
         let wide = arena.array::<f32>(n * u64::from(wide_stride));
         let attention = ChunkAttention::place(arena, plan, CHUNK as u32);
+        let recurrent = ChunkRecurrent::place(arena, plan, CHUNK as u32);
         let weights = arena.take(weights.unwrap_or(0));
         let experts = ChunkExperts::place(arena, plan, CHUNK as u32);
         let span = |address, stride| Span { address, stride };
@@ -73,6 +75,7 @@ impl ChunkPlaces {
             x_scale,
             largest,
             attention,
+            recurrent,
             weights,
             experts,
         }
@@ -233,6 +236,11 @@ impl Operations for ChunkOperations<'_> {
 
     fn attend(&self, layer: usize, attention: &AttentionPlan) -> Result<Written> {
         self.attention(layer, attention)?;
+        Ok(Written)
+    }
+
+    fn recur(&self, recurrent: &RecurrentPlan) -> Result<Written> {
+        self.recurrence(recurrent)?;
         Ok(Written)
     }
 

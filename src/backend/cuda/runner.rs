@@ -268,18 +268,15 @@ impl Runner for CudaRunner {
         let Some(core) = self.settled() else {
             return Mark::EMPTY;
         };
-        let position = position.min(core.len());
-        match core.state.keeps(position) {
-            true => Mark::at(position),
-            false => Mark::EMPTY,
-        }
+        Mark::at(core.state.reachable(position.min(core.len())))
     }
 
     fn rollback(&mut self, mark: Mark) {
-        if let Ok(core) = self.core()
-            && mark.position() < core.len()
-        {
-            core.forget(mark.position());
+        if let Ok(core) = self.core() {
+            core.recover();
+            if mark.position() < core.len() {
+                core.forget(mark.position());
+            }
         }
     }
 
@@ -340,6 +337,7 @@ impl Runner for CudaRunner {
             Err(e) if e.status == Status::Numeric => {
                 core.set_len(core.len() + 1);
                 core.has_logits = true;
+                core.settle(false)?;
             }
             Err(e) => return Err(e),
         }

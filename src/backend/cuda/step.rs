@@ -10,7 +10,7 @@ use super::driver::{Buffer, Context};
 use super::evaluation::Evaluation;
 use super::experts::{ExpertsPlan, StepExperts};
 use super::matrix::{Inputs, Matrix};
-use super::mixer::{AttentionPlan, StepAttention};
+use super::mixer::{AttentionPlan, RecurrentPlan, StepAttention, StepRecurrent};
 use super::plan::{MlpPlan, Plan};
 use super::product::RowInput;
 use super::sampling::{GROUPS, Stages};
@@ -27,6 +27,7 @@ pub(super) struct StepPlaces {
     /// Of the products.
     pub inputs: Inputs,
     pub attention: StepAttention,
+    pub recurrent: StepRecurrent,
     /// f32, `[rows][n_vocab]`.
     logits: u64,
     /// f32 and u32, `[rows][GROUPS]`: the best of each group of tokens.
@@ -45,6 +46,7 @@ impl StepPlaces {
         let inputs = Inputs::place(arena, n * u64::from(plan.widest_input()));
         let wide = arena.array::<f32>(n * u64::from(wide_stride));
         let attention = StepAttention::place(arena, plan, rows, multiprocessors);
+        let recurrent = StepRecurrent::place(arena, plan, rows);
         let logits = arena.array::<f32>(n * u64::from(plan.n_vocab));
         let group_value = arena.array::<f32>(n * u64::from(GROUPS));
         let group_id = arena.array::<u32>(n * u64::from(GROUPS));
@@ -59,6 +61,7 @@ impl StepPlaces {
             },
             inputs,
             attention,
+            recurrent,
             logits,
             group_value,
             group_id,
@@ -275,6 +278,10 @@ impl Operations for StepOperations<'_> {
     fn attend(&self, layer: usize, attention: &AttentionPlan) -> Result<RowInput> {
         self.attention(layer, attention)?;
         Ok(RowInput::Rounded(self.buffers.at().inputs))
+    }
+
+    fn recur(&self, recurrent: &RecurrentPlan) -> Result<RowInput> {
+        self.recurrence(recurrent)
     }
 
     fn inner(&self, input: MlpInput, mlp: &MlpPlan) -> Result<RowInput> {

@@ -7,7 +7,7 @@
 use super::args;
 use super::experts::ExpertsPlan;
 use super::matrix::Matrix;
-use super::mixer::{AttentionPlan, MixerPlan};
+use super::mixer::{AttentionPlan, MixerPlan, RecurrentPlan};
 use super::plan::{FeedForwardPlan, LayerPlan, MlpPlan};
 use crate::backend::Work;
 use crate::error::Result;
@@ -93,6 +93,9 @@ pub(super) trait Operations {
     /// queries there.
     fn attend(&self, layer: usize, attention: &AttentionPlan) -> Result<Self::Input>;
 
+    /// Changes the state of a recurrence by what is in `Wide`.
+    fn recur(&self, recurrent: &RecurrentPlan) -> Result<Self::Input>;
+
     /// The inner values of a feed-forward part: its activation.
     fn inner(&self, input: MlpInput, mlp: &MlpPlan) -> Result<Self::Input>;
 
@@ -152,6 +155,13 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
             let input = ops.attend(index, attention)?;
             output(ops, &attention.output, &input, &mixed)?;
             ops.mark(Work::Output, attention.output.bytes())?;
+        }
+        MixerPlan::Recurrent(recurrent) => {
+            ops.project(block.mixer_norm, &recurrent.input)?;
+            ops.mark(Work::Qkv, recurrent.input.bytes())?;
+            let input = ops.recur(recurrent)?;
+            output(ops, &recurrent.output, &input, &mixed)?;
+            ops.mark(Work::Output, recurrent.output.bytes())?;
         }
     }
     let norm = block.feed_forward_norm;

@@ -285,7 +285,12 @@ impl Weights for CudaWeights {
     }
 
     fn kv_bytes(&self, kv_type: KvType, context: usize) -> u64 {
-        self.plan.kv(kv_type).map_or(0, |kv| kv.all_bytes(context))
+        let kv = self.plan.kv(kv_type).map_or(0, |kv| kv.all_bytes(context));
+        kv.saturating_add(self.plan.fixed.session_bytes(self.plan.n_vocab as usize))
+    }
+
+    fn fixed_len(&self) -> usize {
+        self.plan.fixed.floats()
     }
 
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {

@@ -1,21 +1,14 @@
 //! What layers keep of fixed size, whatever the number of positions: the last inputs of
 //! convolutions, the matrices of recurrences.
 //!
-//! A step overwrites it, so a way back needs a copy. There are a few places for copies, which are
-//! reserved with the state: the end of every prompt is marked, and every [`INTERVAL`]th position or
-//! so. When all places are taken, the mark that is missed least makes room: the distances between
-//! marks grow with the distance from the end. What lies between a mark and the wanted position is
-//! evaluated again.
+//! A step overwrites it, so a way back needs a copy: see [`crate::backend::marks`].
 
 use super::super::pages::Pages;
+use crate::backend::marks::{MARKS, Marks};
 use crate::backend::state::{StateSink, StateSource};
 use crate::error::{Result, fail, try_vec};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Copies of a state that is not empty.
-pub const MARKS: usize = 4;
-/// Positions from a mark to the next one, at most.
-const INTERVAL: usize = 256;
 /// Floats that go to a stream at a time.
 const PIECE: usize = 1 << 14;
 
@@ -29,21 +22,11 @@ pub struct FixedStates {
     n_vocab: usize,
     /// `None` where no layer has one.
     live: Option<Pages>,
-    /// Positions that are in it.
-    at: usize,
+    marks: Marks,
     /// Whether a step has begun to change it.
     moving: AtomicBool,
-    /// Ascending by position, but for the free ones, which are behind.
-    marks: Vec<Copy>,
-}
-
-/// A copy of the state.
-struct Copy {
-    /// Positions in it; 0 if it is free.
-    position: usize,
-    has_logits: bool,
-    /// The state, then logits.
-    memory: Pages,
+    /// Of each copy the state, then logits.
+    copies: Vec<Pages>,
 }
 
 fn copy(from: *const f32, to: *mut f32, len: usize) {
@@ -77,15 +60,12 @@ impl FixedStates {
         }
         let what = "the state of recurrent layers";
         self.live = Some(Pages::floats(self.len, what)?);
-        if self.marks.try_reserve_exact(MARKS).is_err() {
+        if self.copies.try_reserve_exact(MARKS).is_err() {
             fail!(OutOfMemory, "{what}: {MARKS} marks");
         }
         for _ in 0..MARKS {
-            self.marks.push(Copy {
-                position: 0,
-                has_logits: false,
-                memory: Pages::floats(self.len.saturating_add(self.n_vocab), what)?,
-            });
+            let floats = self.len.saturating_add(self.n_vocab);
+            self.copies.push(Pages::floats(floats, what)?);
         }
         Ok(())
     }
@@ -110,19 +90,17 @@ impl FixedStates {
             offsets,
             len: self.len,
             n_vocab: self.n_vocab,
-            at: self.at,
+            marks: self.marks.clone(),
             ..FixedStates::default()
         };
         other.reserve()?;
         if let (Some(from), Some(to)) = (&self.live, &other.live) {
             copy(from.base().cast(), to.base().cast(), self.len);
         }
-        for (from, to) in self.marks.iter().zip(&mut other.marks) {
-            (to.position, to.has_logits) = (from.position, from.has_logits);
-            if from.position > 0 {
-                let floats = self.len + if from.has_logits { self.n_vocab } else { 0 };
-                copy(from.memory.base().cast(), to.memory.base().cast(), floats);
-            }
+        for mark in self.marks.copies() {
+            let floats = self.len + if mark.has_logits { self.n_vocab } else { 0 };
+            let [from, to] = [self, &other].map(|s| s.copies[mark.slot].base().cast());
+            copy(from, to, floats);
         }
         Ok(other)
     }
@@ -138,19 +116,19 @@ impl FixedStates {
 
     /// Notes that the state is that of `len` positions.
     pub fn settle(&mut self, len: usize) {
-        self.at = len;
+        self.marks.settle(len);
         *self.moving.get_mut() = false;
     }
 
     /// Positions of the marks.
     pub fn marks(&self) -> impl Iterator<Item = usize> + '_ {
-        self.marks.iter().map(|m| m.position).filter(|p| *p > 0)
+        self.marks.copies().iter().map(|mark| mark.position)
     }
 
     /// Whether the state of the first `len` positions is there.
     pub fn keeps(&self, len: usize) -> bool {
-        let live = self.at == len && !self.moving.load(Relaxed);
-        self.live.is_none() || len == 0 || live || self.marks().any(|p| p == len)
+        let live = self.marks.is_at(len) && !self.is_moving();
+        self.live.is_none() || len == 0 || live || self.marks.find(len).is_some()
     }
 
     /// Whether a step has begun to change the state, and not come to its end.
@@ -160,7 +138,7 @@ impl FixedStates {
 
     /// Whether a state of so many positions is to be marked.
     pub fn is_due(&self, len: usize) -> bool {
-        self.live.is_some() && len >= self.marks().last().unwrap_or(0) + INTERVAL
+        self.live.is_some() && self.marks.is_due(len)
     }
 
     /// Copies the state, which is that of `position` positions, with logits if there are some.
@@ -168,70 +146,41 @@ impl FixedStates {
         let Some(live) = &self.live else {
             return;
         };
-        let taken = self.marks().count();
-        // One at the same position is replaced.
-        let place = match self.marks.iter().position(|m| m.position == position) {
-            Some(same) => same,
-            None if taken < self.marks.len() => taken,
-            None => {
-                let least = self.least(position);
-                self.marks[least..].rotate_left(1);
-                taken - 1
-            }
-        };
-        let mark = &mut self.marks[place];
-        mark.position = position;
-        copy(live.base().cast(), mark.memory.base().cast(), self.len);
         let logits = logits.filter(|l| l.len() == self.n_vocab);
-        mark.has_logits = logits.is_some();
+        let to = &self.copies[self.marks.add(position, logits.is_some())];
+        copy(live.base().cast(), to.base().cast(), self.len);
         if let Some(logits) = logits {
-            let to = mark.memory.base().cast::<f32>().wrapping_add(self.len);
+            let to = to.base().cast::<f32>().wrapping_add(self.len);
             copy(logits.as_ptr(), to, self.n_vocab);
         }
-    }
-
-    /// The mark that is missed least when `end` is marked as well: without it, the gap is shortest
-    /// for its distance from the end.
-    fn least(&self, end: usize) -> usize {
-        let position = |i: usize| self.marks.get(i).map_or(end, |m| m.position);
-        let cost = |i: usize| {
-            let before = if i == 0 { 0 } else { position(i - 1) };
-            let gap = position(i + 1).saturating_sub(before) as f64;
-            gap / end.saturating_sub(before).max(1) as f64
-        };
-        let all = 0..self.marks.len();
-        all.min_by(|a, b| cost(*a).total_cmp(&cost(*b)))
-            .unwrap_or(0)
     }
 
     /// Goes back to the first `len` positions, whose state is there, and forgets later marks. Whether
     /// their logits are there, too; then they are written.
     pub fn go_back(&mut self, len: usize, logits: &mut [f32]) -> bool {
-        for mark in &mut self.marks {
-            if mark.position > len {
-                mark.position = 0;
-            }
-        }
+        self.marks.forget_behind(len);
         let Some(live) = &self.live else {
             return false;
         };
-        if self.at == len && !self.moving.load(Relaxed) {
+        if self.marks.is_at(len) && !self.moving.load(Relaxed) {
             return false;
         }
-        let Some(mark) = self.marks.iter().find(|m| m.position == len) else {
+        let Some(mark) = self.marks.find(len) else {
             return false;
         };
-        copy(mark.memory.base().cast(), live.base().cast(), self.len);
-        if mark.has_logits && logits.len() == self.n_vocab {
-            let from = mark.memory.base().cast::<f32>().wrapping_add(self.len);
+        let from = &self.copies[mark.slot];
+        copy(from.base().cast(), live.base().cast(), self.len);
+        let has_logits = mark.has_logits && logits.len() == self.n_vocab;
+        if has_logits {
+            let from = from.base().cast::<f32>().wrapping_add(self.len);
             copy(from, logits.as_mut_ptr(), self.n_vocab);
         }
-        mark.has_logits
+        has_logits
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        self.marks.iter_mut().for_each(|m| m.position = 0);
+        self.marks.clear();
         if let Some(live) = &self.live {
             // SAFETY: so many floats; the caller has the states for itself.
             unsafe { std::ptr::write_bytes(live.base().cast::<f32>(), 0, self.len) };

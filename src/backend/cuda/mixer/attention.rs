@@ -1,5 +1,6 @@
 //! Self-attention of a layer: its plan, its memory, and its kernels in a step and in a chunk.
 
+use super::recurrent::rows;
 use crate::backend::Work;
 use crate::backend::cuda::arena::Arena;
 use crate::backend::cuda::args;
@@ -11,7 +12,7 @@ use crate::backend::cuda::state::RING_CHUNK;
 use crate::backend::cuda::step::StepOperations;
 use crate::backend::cuda::walk::Operations;
 use crate::error::{Result, fail};
-use crate::model::{Attention, KvShape};
+use crate::model::{Attention, KvShape, Linear};
 use std::f32::consts::LOG2_E;
 
 /// Attention of a layer on the device.
@@ -19,6 +20,8 @@ use std::f32::consts::LOG2_E;
 pub struct AttentionPlan {
     /// Queries, keys, values.
     pub qkv: Matrix,
+    /// The row of `qkv` where gates of the heads' results begin, behind the values; 0: there are none.
+    pub gate: u32,
     /// Query heads.
     pub n_heads: u32,
     /// Key and value heads.
@@ -54,10 +57,9 @@ impl Jobs {
                 a.head_dim
             );
         }
-        if a.value_norm.is_some() || a.shares.is_some() || a.gated {
+        if a.value_norm.is_some() || a.shares.is_some() {
             let what = match a.shares {
                 Some(_) => "keys and values of an earlier layer",
-                None if a.gated => "gates of heads",
                 None => "norms of values",
             };
             fail!(
@@ -98,8 +100,21 @@ impl Jobs {
             Some(cap) => (a.scale / cap, cap * LOG2_E),
             None => (a.scale * LOG2_E, 0.0),
         };
+        let (qkv, gate) = match a.gated {
+            false => (self.fuse(&[&a.q, &a.k, &a.v])?, 0),
+            true => {
+                let of = |half| (0..a.n_heads).map(move |h| (2 * h + half) * a.head_dim);
+                let part = |row| rows(&a.q, row..row + a.head_dim);
+                let [q, gates] = [0, 1].map(|half| of(half).map(part).collect::<Vec<_>>());
+                let mut parts: Vec<&Linear> = q.iter().chain([&a.k, &a.v]).collect();
+                parts.extend(&gates);
+                let gate = (a.n_heads + 2 * a.n_kv_heads) * a.head_dim;
+                (self.fuse(&parts)?, gate as u32)
+            }
+        };
         Ok(AttentionPlan {
-            qkv: self.fuse(&[&a.q, &a.k, &a.v])?,
+            qkv,
+            gate,
             n_heads: a.n_heads as u32,
             n_kv_heads: a.n_kv_heads as u32,
             head_dim: a.head_dim as u32,
@@ -183,6 +198,10 @@ impl StepOperations<'_> {
             q8_scale: inputs.q8_scale,
             f32: inputs.f32,
             qkv: qkv.address,
+            gate: match attention.gate {
+                0 => 0,
+                at => qkv.address + u64::from(at) * 4,
+            },
             tickets: b.tickets(),
             rotation: attention.rotation,
             q_norm,
@@ -293,7 +312,12 @@ impl ChunkOperations<'_> {
             x_stride: heads,
             len: heads,
             groups: attention.output.groups,
-            source: args::Source::Copy as u32,
+            gate: qkv.address + u64::from(attention.gate) * 4,
+            gate_stride: qkv.stride,
+            source: match attention.gate {
+                0 => args::Source::Copy as u32,
+                _ => args::Source::Sigmoid as u32,
+            },
             ..Default::default()
         })
     }

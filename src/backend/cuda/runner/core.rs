@@ -6,7 +6,7 @@ use crate::backend::cuda::driver::{Buffer, Graph, Pinned, Stream};
 use crate::backend::cuda::evaluation::Evaluation;
 use crate::backend::cuda::prefill::CHUNK;
 use crate::backend::cuda::sampling::{SamplingState, Stages};
-use crate::backend::cuda::state::State;
+use crate::backend::cuda::state::{FixedState, State};
 use crate::backend::cuda::step::{Ending, StepBuffers};
 use crate::backend::cuda::weights::CudaWeights;
 use crate::backend::state::{StateInfo, StateLayout};
@@ -85,7 +85,9 @@ impl Core {
         let device = weights.context().clone();
         let _current = device.enter()?;
         let plan = weights.plan().kv(options.kv_type)?;
-        let state = State::new(&device, plan, options.context)?;
+        let n_vocab = weights.plan().n_vocab as usize;
+        let fixed = FixedState::new(&device, &weights.plan().fixed, n_vocab)?;
+        let state = State::new(&device, plan, fixed, options.context)?;
         let mut core = Core::on(weights, state, options.stream_priority)?;
         let greedy = Stages::default();
         for (advance, choose) in [(true, true), (true, false), (false, true)] {
@@ -110,6 +112,7 @@ impl Core {
         let mut on_device = args::Session {
             kv,
             kv_ring,
+            fixed: state.fixed.address(),
             context: state.context() as u32,
             results: results.address(),
             result_slots: RESULT_SLOTS,
@@ -284,6 +287,9 @@ impl Core {
         self.set_position(stream, self.len)?;
         let settings = self.sampling.settings(sampling, masked);
         self.set_sampling(stream, settings)?;
+        if token.is_some() || count > 1 {
+            self.state.fixed.begin(stream)?;
+        }
         Ok(Prepared {
             stages: Stages::of(&settings),
             appends: token.is_some(),
@@ -304,16 +310,49 @@ impl Core {
         self.mirror.token = None;
     }
 
-    /// Keeps `len` positions, or none if the ring has lost what the next one sees.
+    /// Keeps `len` positions, or fewer if the ring has lost what the next one sees, or states of fixed
+    /// size are there for fewer alone.
     pub fn forget(&mut self, len: usize) {
-        let kept = if self.state.keeps(len) { len } else { 0 };
+        let mut kept = self.state.reachable(len);
         if kept < self.len {
             self.has_logits = false;
+        }
+        if kept > 0 {
+            match self.go_back(kept) {
+                Ok(has_logits) => self.has_logits |= has_logits,
+                Err(_) => (kept, self.has_logits) = (0, false),
+            }
         }
         if kept == 0 {
             self.state.clear();
         }
         self.set_len(kept);
+    }
+
+    /// Brings the states of fixed size back to `len` positions. Whether the logits are there again.
+    fn go_back(&mut self, len: usize) -> Result<bool> {
+        let device = self.weights.context().clone();
+        let _current = device.enter()?;
+        let logits = self.buffers.logits(0);
+        self.state.fixed.go_back(len, logits, &self.stream)
+    }
+
+    /// Goes back to where the state is in order, after work that has failed.
+    pub fn recover(&mut self) {
+        if self.state.fixed.is_moving() {
+            self.forget(self.len);
+        }
+    }
+
+    /// Notes that the state is that of the positions by now, and marks it if that is `due` or the last
+    /// mark is far. Nothing is under way.
+    pub fn settle(&mut self, due: bool) -> Result<()> {
+        self.state.fixed.settle(self.len);
+        if due || self.state.fixed.is_due(self.len) {
+            let logits = self.has_logits.then(|| self.buffers.logits(0));
+            self.state.fixed.mark(self.len, logits, &self.stream)?;
+        }
+        Ok(())
     }
 
     /// Appends `tokens`, one at least, and leaves the logits of the last one.
@@ -330,7 +369,7 @@ impl Core {
             Ok(()) => {
                 self.set_len(self.len + tokens.len());
                 self.has_logits = true;
-                Ok(())
+                self.settle(tokens.len() > 1)
             }
             Err(e) => {
                 // The logits are still those of the last position unless the last launch ran.
@@ -355,6 +394,7 @@ impl Core {
         let start = self.len;
         let stream = self.stream.clone();
         self.state.prepare(start, start + tokens.len(), &stream)?;
+        self.state.fixed.begin(&stream)?;
         // SAFETY: `Drop` waits for the stream.
         unsafe { self.sampling.remember(&stream, start, tokens)? };
         if !first.is_empty() {
@@ -376,6 +416,9 @@ impl Core {
                 result.and(self.stream.synchronize())?;
                 drop(workspace);
                 at += chunk.len();
+                if at < start + first.len() {
+                    self.state.fixed.mark(at, None, &stream)?;
+                }
                 self.progress.store(at, Ordering::Relaxed);
             }
         }
@@ -459,7 +502,11 @@ impl Core {
         let mut staging = weights.staging()?;
         let staging = staging.get()?;
         self.state
-            .save(&layout, logits, staging, &self.stream, sink)
+            .save(&layout, logits, staging, &self.stream, sink)?;
+        match self.len {
+            0 => Ok(()),
+            len => self.state.fixed.save(len, &self.stream, sink),
+        }
     }
 
     /// Takes the state over from a stream.
@@ -486,6 +533,9 @@ impl Core {
         unsafe { self.sampling.remember(&stream, 0, tokens)? };
         let loaded = self.state.load(&layout, logits, staging, &stream, source);
         loaded?;
+        if info.len > 0 {
+            self.state.fixed.load(info.len, &stream, source)?;
+        }
         self.set_len(info.len);
         self.has_logits = info.has_logits;
         Ok(())

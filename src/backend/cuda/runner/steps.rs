@@ -192,6 +192,7 @@ impl Steps {
             core.mirror.position = Some(core.len() as u32);
             core.mirror.token = Some(token);
             core.has_logits = true;
+            core.settle(false)?;
         }
         Ok(Some(Chosen { token, logprobs }))
     }

@@ -2,12 +2,15 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `fixed` | what layers keep of fixed size, and copies to go back to |
 //! | `plan` | where the keys and values of each layer lie |
 //! | `stream` | a state to a stream of no device, and back |
 
+mod fixed;
 mod plan;
 mod stream;
 
+pub use fixed::{FixedLayer, FixedPlan, FixedState};
 pub use plan::{KvPlan, RING_CHUNK};
 pub use stream::Staging;
 
@@ -29,19 +32,31 @@ pub struct State {
     caches: [Range; 2],
     /// What the layers with windows hold.
     windows: Vec<WindowState>,
+    /// What layers keep of fixed size.
+    pub fixed: FixedState,
 }
 
 impl State {
     /// Reserves addresses for `context` positions, and memory for the first one.
-    pub fn new(device: &Arc<Context>, plan: KvPlan, context: usize) -> Result<State> {
-        let mut state = State::unbacked(device, plan, context)?;
+    pub fn new(
+        device: &Arc<Context>,
+        plan: KvPlan,
+        fixed: FixedState,
+        context: usize,
+    ) -> Result<State> {
+        let mut state = State::unbacked(device, plan, fixed, context)?;
         state.back(state.plan.bytes(context.min(1))?)?;
         Ok(state)
     }
 
     /// The same without memory. A page is a tile of the cache, or several, so that full ones can be
     /// shared.
-    fn unbacked(device: &Arc<Context>, plan: KvPlan, context: usize) -> Result<State> {
+    fn unbacked(
+        device: &Arc<Context>,
+        plan: KvPlan,
+        fixed: FixedState,
+        context: usize,
+    ) -> Result<State> {
         let [all, ring] = plan.bytes(context)?;
         let [tile, _] = plan.tile_bytes();
         Ok(State {
@@ -51,6 +66,7 @@ impl State {
             ],
             windows: plan.windows(),
             plan,
+            fixed,
             context,
         })
     }
@@ -76,14 +92,24 @@ impl State {
     }
 
     /// Whether the first `len` positions can be gone on with: whether windows still reach back to
-    /// what comes after them sees.
-    pub fn keeps(&self, len: usize) -> bool {
-        keeps(&self.windows, len)
+    /// what comes after them sees, and states of fixed size are there.
+    fn keeps(&self, len: usize) -> bool {
+        keeps(&self.windows, len) && self.fixed.keeps(len)
+    }
+
+    /// The most positions up to `len` that can be gone on with.
+    pub fn reachable(&self, len: usize) -> usize {
+        if self.keeps(len) {
+            return len;
+        }
+        let mut marks = self.fixed.marked().rev();
+        marks.find(|p| *p <= len && self.keeps(*p)).unwrap_or(0)
     }
 
     /// Forgets all positions.
     pub fn clear(&mut self) {
         self.windows = self.plan.windows();
+        self.fixed.clear();
     }
 
     fn back(&mut self, bytes: [usize; 2]) -> Result<()> {
@@ -121,7 +147,8 @@ impl State {
     /// The same first `len` positions for another session: full pages are shared, the rest is copied
     /// on `stream`, which is waited for.
     pub fn fork(&self, device: &Arc<Context>, len: usize, stream: &Stream) -> Result<State> {
-        let mut other = State::unbacked(device, self.plan.clone(), self.context)?;
+        let fixed = self.fixed.fork(device, stream)?;
+        let mut other = State::unbacked(device, self.plan.clone(), fixed, self.context)?;
         other.windows = self.windows.clone();
         let [tile, _] = self.plan.tile_bytes();
         let full = len / KV_TILE * tile;

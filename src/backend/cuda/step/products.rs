@@ -159,6 +159,43 @@ impl StepOperations<'_> {
         }
     }
 
+    /// Rows of `len` floats at `x`, or their norm, as the input of a product: as they are, if its kernel
+    /// makes its own of them, else in the forms that it reads.
+    pub fn row_input(
+        &self,
+        x: u64,
+        len: u32,
+        norm: Option<args::Norm>,
+        matrix: &Matrix,
+    ) -> Result<RowInput> {
+        let (e, at) = (&self.eval, self.buffers.at());
+        if self.batch == 1 && e.kernels.makes_input(matrix, norm.is_some(), len, 1) {
+            return Ok(RowInput::Row { x, norm });
+        }
+        let inputs = at.inputs.only(matrix.forms());
+        let source = match norm {
+            Some(_) => args::Source::Norm,
+            None => args::Source::Copy,
+        };
+        let produce = args::Produce {
+            x,
+            norm: norm.unwrap_or_default(),
+            inverse_len: 1.0 / len as f32,
+            q8: inputs.q8,
+            q8_scale: inputs.q8_scale,
+            f32: inputs.f32,
+            x_stride: len,
+            len,
+            groups: matrix.groups,
+            source: source as u32,
+            ..Default::default()
+        };
+        // SAFETY: addresses of the *workspace*, which `self` promises.
+        unsafe { e.kernels.produce(e.stream, &produce, self.batch)? };
+        self.mark(Work::Norm, 0)?;
+        Ok(RowInput::Rounded(at.inputs))
+    }
+
     /// `out = matrix * input + residual`, of the input that is there; without residual where that is 0.
     fn matvec(&self, matrix: &Matrix, out: Span, residual: u64) -> Result<()> {
         let e = &self.eval;

@@ -85,6 +85,11 @@ impl Operations for Recorder {
         Ok("attended")
     }
 
+    fn recur(&self, _: &RecurrentPlan) -> Result<&'static str> {
+        self.line("recur".into())?;
+        Ok("recurred")
+    }
+
     fn inner(&self, input: MlpInput, mlp: &MlpPlan) -> Result<&'static str> {
         let input = match input {
             MlpInput::Residual(norm) => normed(norm, "Residual"),
@@ -150,7 +155,8 @@ fn mlp(up: &str, down: &str) -> MlpPlan {
 fn block() -> LayerPlan {
     LayerPlan {
         mixer_norm: norm(1),
-        mixer: MixerPlan::Attention(AttentionPlan {
+        mixer: MixerPlan::Attention(Box::new(AttentionPlan {
+            gate: 0,
             qkv: matrix("qkv"),
             n_heads: 1,
             n_kv_heads: 1,
@@ -165,7 +171,7 @@ fn block() -> LayerPlan {
                 window: None,
             },
             output: matrix("output"),
-        }),
+        })),
         mixer_post_norm: None,
         feed_forward_norm: norm(2),
         feed_forward: FeedForwardPlan::Dense(mlp("up", "down")),

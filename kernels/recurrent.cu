@@ -1,0 +1,381 @@
+// Gated delta nets and Mamba-2 (recurrent.cuh): a whole token of a decode step, and the parts of a chunk. And the short
+// convolution of networks that have nothing else.
+//
+// In a step, row i of input is session i at its current position. In a chunk all rows are of session 0, at
+// consecutive positions.
+#include "bulk.cuh"
+#include "mma.cuh"
+#include "recurrent.cuh"
+
+using Scratch = float[32];  // of sums over a block
+
+// Threads of a step, four for a row of S, and blocks that share these and the rows where a head has more than one.
+constexpr uint32_t STEP_THREADS = 512, STEP_BLOCKS = 4;
+
+// What a block of a step has in shared memory.
+struct StepShared {
+    float k[MAX_COLS], q[MAX_COLS];
+    float sums[STEP_BLOCKS];
+};
+
+// The convolution in one channel at the session's position: what earlier tokens add.
+__device__ __forceinline__ float convolved_before(const RecurrentArgs& a, const float* ring, uint32_t position, uint32_t channel) {
+    const uint32_t w = a.width;
+    ring += (uint64_t)channel * w;
+    const float* weight = a.conv_weight + (uint64_t)channel * w;
+    float sum = a.conv_bias ? a.conv_bias[channel] : 0.0f;
+    // Entries of positions that were not there are zeros.
+    if (w == 4) {
+        const float4 entries = *(const float4*)ring, weights = *(const float4*)weight;
+        const float turn[4] = {entries.x, entries.y, entries.z, entries.w};
+        const uint32_t p = position & 3;
+        auto entry = [&](uint32_t i) { return i == 0 ? turn[0] : i == 1 ? turn[1] : i == 2 ? turn[2] : turn[3]; };
+        sum = __fmaf_rn(entry((p + 1) & 3), weights.x, sum);
+        sum = __fmaf_rn(entry((p + 2) & 3), weights.y, sum);
+        return __fmaf_rn(entry((p + 3) & 3), weights.z, sum);
+    }
+    for (uint32_t i = 1; i < w; i++) sum = __fmaf_rn(ring[(position + i) % w], weight[i - 1], sum);
+    return sum;
+}
+
+// The sum of the squares of `n` numbers, by a warp.
+__device__ __forceinline__ float squares(const float* x, uint32_t n) {
+    float sum = 0.0f;
+    for (uint32_t i = threadIdx.x & 31; i < n; i += 32) sum = __fmaf_rn(x[i], x[i], sum);
+    return warp_sum(sum);
+}
+
+// Where the blocks of a head wait for each other, and what one of them has summed.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+__device__ __forceinline__ void blocks_meet() {}
+__device__ __forceinline__ float sum_of_block(StepShared& m, uint32_t rank) { return m.sums[rank]; }
+#else
+__device__ __forceinline__ void blocks_meet() { cluster_sync(); }
+__device__ __forceinline__ float sum_of_block(StepShared& m, uint32_t rank) { return load_remote(remote_address(shared_address(m.sums), rank)); }
+#endif
+
+// One token of each session. Grid (heads * BLOCKS, batch), STEP_THREADS / BLOCKS threads. Dynamic shared memory: a float
+// for each of the block's rows, for values and for outputs. The bits do not depend on BLOCKS, which is 1 or STEP_BLOCKS.
+template <int N, uint32_t BLOCKS> __device__ __forceinline__ void recurrent_token(const RecurrentArgs& a) {
+    constexpr uint32_t THREADS = STEP_THREADS / BLOCKS;
+    // Channels of the convolution that a thread begins before the producers are done.
+    constexpr uint32_t EARLY = BLOCKS == 1 ? 1 : 3;
+    DYNAMIC_SHARED(memory);
+    STATIC_SHARED(StepShared, m);
+    const uint32_t share = (a.rows + BLOCKS - 1) / BLOCKS, rank = BLOCKS == 1 ? 0 : cluster_rank();
+    const uint32_t first_row = min(a.rows, rank * share), n_rows = min(a.rows, first_row + share) - first_row;
+    float *values = (float*)memory, *outputs = values + share;
+    const uint32_t head = blockIdx.x / BLOCKS, key = key_of(a, head), thread = threadIdx.x, lane = thread & 31, part = thread & 3;
+    release_dependents();
+    // The state is the last step's, and the position stays until the step ends: both are there.
+    const Session* s = a.sessions[blockIdx.y];
+    const uint32_t position = s->position, w = a.width;
+    float *ring = ring_of(a, s), *matrix = matrix_of(a, s, head) + (uint64_t)first_row * a.cols;
+    RowPart<N> state;
+    state.load(matrix + (uint64_t)(thread / 4) * a.cols, a.cols, part, thread / 4 < n_rows);
+    // Queries, keys, and the values of the block's rows.
+    const uint32_t n_channels = 2 * a.cols + n_rows;
+    auto channel_of = [&](uint32_t i) {
+        return i < a.cols ? a.q_at + key * a.cols + i : i < 2 * a.cols ? a.k_at + key * a.cols + i - a.cols : a.v_at + head * a.rows + first_row + i - 2 * a.cols;
+    };
+    float early[EARLY];
+#pragma unroll
+    for (uint32_t j = 0; j < EARLY; j++) {
+        const uint32_t i = thread + j * THREADS;
+        early[j] = i < n_channels ? convolved_before(a, ring, position, channel_of(i)) : 0.0f;
+    }
+    const float rate = a.rate[head], step_bias = a.step_bias[head], skip = a.skip ? a.skip[head] : 0.0f;
+    wait_for_producers();
+    const float* in = a.input + (uint64_t)blockIdx.y * a.in_stride;
+    const Change change = change_of(a, in, head, rate, step_bias);
+    // Heads that share keys read them all, and the first of them keeps them: nobody reads that entry now.
+    const bool keeps = rank == 0 && (a.tiled ? head < a.heads / a.per_key : head % a.per_key == 0);
+    auto convolve = [&](uint32_t i, float before) {
+        const uint32_t channel = channel_of(i);
+        const float x = in[channel], y = silu(__fmaf_rn(x, a.conv_weight[(uint64_t)channel * w + w - 1], before));
+        (i < a.cols ? m.q[i] : i < 2 * a.cols ? m.k[i - a.cols] : values[i - 2 * a.cols]) = y;
+        if (keeps || i >= 2 * a.cols) ring[(uint64_t)channel * w + position % w] = x;
+    };
+#pragma unroll
+    for (uint32_t j = 0; j < EARLY; j++)
+        if (thread + j * THREADS < n_channels) convolve(thread + j * THREADS, early[j]);
+    for (uint32_t i = thread + EARLY * THREADS; i < n_channels; i += THREADS) convolve(i, convolved_before(a, ring, position, channel_of(i)));
+    for (uint32_t i = a.cols + thread; i < N * 16; i += THREADS) m.q[i] = m.k[i] = 0.0f;
+    __syncthreads();
+    float q2 = 0.0f, k2 = 0.0f, kq = 0.0f;
+    for (uint32_t i = lane; i < a.cols; i += 32) {
+        q2 = __fmaf_rn(m.q[i], m.q[i], q2);
+        k2 = __fmaf_rn(m.k[i], m.k[i], k2);
+        kq = __fmaf_rn(m.k[i], m.q[i], kq);
+    }
+    kq = warp_sum(kq);
+    if (a.delta) {
+        const float q_length = __fmul_rn(a.q_scale, rsqrtf(__fadd_rn(warp_sum(q2), 1e-6f))), k_length = rsqrtf(__fadd_rn(warp_sum(k2), 1e-6f));
+        kq = __fmul_rn(__fmul_rn(kq, q_length), k_length);
+        __syncthreads();
+        for (uint32_t i = thread; i < a.cols; i += THREADS) {
+            m.q[i] = __fmul_rn(m.q[i], q_length);
+            m.k[i] = __fmul_rn(m.k[i], k_length);
+        }
+        __syncthreads();
+    }
+    for (uint32_t base = 0; base < n_rows; base += THREADS / 4) {
+        const uint32_t r = base + thread / 4;
+        const bool there = r < n_rows;
+        float* row = matrix + (uint64_t)r * a.cols;
+        if (base) state.load(row, a.cols, part, there);
+        const float out = state.token(m.k, m.q, kq, there ? values[r] : 0.0f, change, a.delta, skip, part);
+        state.store(row, a.cols, part, there);
+        if (there && part == 0) outputs[r] = out;
+    }
+    __syncthreads();
+    const float* gate = in + a.gate_at + head * a.rows + first_row;
+    float* out = a.out + ((uint64_t)blockIdx.y * a.heads + head) * a.rows + first_row;
+    if (!a.norm) {
+        for (uint32_t i = thread; i < n_rows; i += THREADS) out[i] = a.gated ? __fmul_rn(outputs[i], silu(gate[i])) : outputs[i];
+        return;
+    }
+    // A sum for each share of the rows, in their order.
+    const uint32_t quarter = (a.rows + STEP_BLOCKS - 1) / STEP_BLOCKS, warp = thread / 32;
+    float sum = 0.0f;
+    if (BLOCKS == 1) {
+        const uint32_t begin = min(a.rows, warp * quarter);
+        const float own = warp < STEP_BLOCKS ? squares(outputs + begin, min(a.rows, begin + quarter) - begin) : 0.0f;
+        if (warp < STEP_BLOCKS && lane == 0) m.sums[warp] = own;
+        __syncthreads();
+        for (uint32_t r = 0; r < STEP_BLOCKS; r++) sum = __fadd_rn(sum, m.sums[r]);
+    } else {
+        const float own = warp == 0 ? squares(outputs, n_rows) : 0.0f;
+        if (thread == 0) m.sums[0] = own;
+        blocks_meet();
+        for (uint32_t r = 0; r < STEP_BLOCKS; r++) sum = __fadd_rn(sum, sum_of_block(m, r));
+    }
+    const float scale = 1.0f / sqrtf(__fadd_rn(sum / (float)a.rows, a.eps));
+    for (uint32_t i = thread; i < n_rows; i += THREADS) out[i] = __fmul_rn(__fmul_rn(__fmul_rn(outputs[i], scale), a.norm[first_row + i]), silu(gate[i]));
+    // Nobody leaves before the others have read its sum.
+    if (BLOCKS > 1) blocks_meet();
+}
+extern "C" __global__ void __launch_bounds__(STEP_THREADS) recurrent_step_128(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, 1>(a); }
+extern "C" __global__ void __launch_bounds__(STEP_THREADS) recurrent_step_256(const __grid_constant__ RecurrentArgs a) { recurrent_token<16, 1>(a); }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define OF_A_HEAD __cluster_dims__(STEP_BLOCKS, 1, 1) __launch_bounds__(STEP_THREADS / STEP_BLOCKS)
+extern "C" __global__ void OF_A_HEAD recurrent_step_shared_128(const __grid_constant__ RecurrentArgs a) { recurrent_token<8, STEP_BLOCKS>(a); }
+extern "C" __global__ void OF_A_HEAD recurrent_step_shared_256(const __grid_constant__ RecurrentArgs a) { recurrent_token<16, STEP_BLOCKS>(a); }
+#endif
+
+// Rows of a chunk that a block of the convolution handles.
+constexpr uint32_t CONV_ROWS = 32;
+
+// The convolution of a chunk. Grid (channels / 128 rounded up, rows / CONV_ROWS rounded up), 128 threads.
+extern "C" __global__ void __launch_bounds__(128) recurrent_convolve(const __grid_constant__ RecurrentArgs a) {
+    release_dependents();
+    wait_for_producers();
+    const uint32_t channel = blockIdx.x * 128 + threadIdx.x, first = blockIdx.y * CONV_ROWS, end = min(a.count, first + CONV_ROWS), w = a.width;
+    if (channel >= a.channels) return;
+    const Session* s = a.sessions[0];
+    float* ring = ring_of(a, s) + (uint64_t)channel * w;
+    const float *weight = a.conv_weight + (uint64_t)channel * w, *in = a.input + channel;
+    const float bias = a.conv_bias ? a.conv_bias[channel] : 0.0f;
+    auto input = [&](uint32_t row, uint32_t back) { return back <= row ? in[(uint64_t)(row - back) * a.in_stride] : ring[(s->position + row + (back + w - 1) / w * w - back) % w]; };
+    for (uint32_t row = first; row < end; row++) {
+        float sum = bias;
+        for (uint32_t i = 1; i <= w; i++) sum = __fmaf_rn(input(row, w - i), weight[i - 1], sum);
+        a.convolved[(uint64_t)row * a.channels + channel] = silu(sum);
+    }
+    // Nobody else reads this channel's ring before the chunk.
+    if (first == 0)
+        for (uint32_t back = min(w, a.count); back > 0; back--) ring[(s->position + a.count - back) % w] = in[(uint64_t)(a.count - back) * a.in_stride];
+}
+
+// Queries and keys of a chunk get their lengths. Grid (2 * heads / per_key, rows), 32 threads.
+extern "C" __global__ void __launch_bounds__(32) recurrent_lengths(const __grid_constant__ RecurrentArgs a) {
+    release_dependents();
+    wait_for_producers();
+    const uint32_t keys = a.heads / a.per_key, key = blockIdx.x % keys;
+    const bool is_k = blockIdx.x >= keys;
+    float* x = a.convolved + (uint64_t)blockIdx.y * a.channels + (is_k ? a.k_at : a.q_at) + key * a.cols;
+    float sum = 0.0f;
+    for (uint32_t i = threadIdx.x; i < a.cols; i += 32) sum = __fmaf_rn(x[i], x[i], sum);
+    const float length = __fmul_rn(is_k ? 1.0f : a.q_scale, rsqrtf(__fadd_rn(warp_sum(sum), 1e-6f)));
+    for (uint32_t i = threadIdx.x; i < a.cols; i += 32) x[i] = __fmul_rn(x[i], length);
+}
+
+// Rows of S of a block, and tokens that it fetches at a time.
+constexpr uint32_t SCAN_ROWS = 32, SCAN_TOKENS = 16, SCAN_THREADS = 4 * SCAN_ROWS;
+
+template <int N> struct ScanTokens {
+    float k[SCAN_TOKENS][N * 16], q[SCAN_TOKENS][N * 16], v[SCAN_TOKENS][SCAN_ROWS];
+};
+struct ScanShared {
+    float kq[SCAN_TOKENS];
+    Change change[SCAN_TOKENS];
+};
+
+// The tokens of a chunk, one after another. Grid (heads, rows of S / SCAN_ROWS rounded up), SCAN_THREADS threads.
+template <int N> __device__ __forceinline__ void scan(const RecurrentArgs& a) {
+    DYNAMIC_SHARED(memory);
+    STATIC_SHARED(ScanShared, m);
+    ScanTokens<N>* tokens = (ScanTokens<N>*)memory;
+    const uint32_t head = blockIdx.x, key = key_of(a, head), thread = threadIdx.x, part = thread & 3, first = blockIdx.y * SCAN_ROWS, r = first + thread / 4;
+    const bool there = r < a.rows;
+    release_dependents();
+    wait_for_producers();
+    const Session* s = a.sessions[0];
+    float* row = matrix_of(a, s, head) + (uint64_t)r * a.cols;
+    RowPart<N> state;
+    state.load(row, a.cols, part, there);
+    const float skip = a.skip ? a.skip[head] : 0.0f;
+    const float *q = a.convolved + a.q_at + key * a.cols, *k = a.convolved + a.k_at + key * a.cols, *v = a.convolved + a.v_at + head * a.rows + first;
+    const uint32_t n_v = min(SCAN_ROWS, a.rows - first);
+    const bool fours = a.cols % 4 == 0 && a.rows % 4 == 0 && (a.q_at | a.k_at | a.v_at | a.channels) % 4 == 0;
+    auto fetch = [&](uint32_t batch) {
+        ScanTokens<N>& to = tokens[batch & 1];
+        const uint32_t begin = batch * SCAN_TOKENS;
+        if (fours) {
+            for (uint32_t i = thread; i < SCAN_TOKENS * (N * 8 + SCAN_ROWS / 4); i += SCAN_THREADS) {
+                const uint32_t t = i / (N * 8 + SCAN_ROWS / 4), e = i % (N * 8 + SCAN_ROWS / 4);
+                const uint32_t at = e < N * 4 ? e * 4 : e < N * 8 ? (e - N * 4) * 4 : (e - N * 8) * 4;
+                const float* from = e < N * 4 ? k : e < N * 8 ? q : v;
+                float* place = e < N * 4 ? to.k[t] : e < N * 8 ? to.q[t] : to.v[t];
+                const bool valid = begin + t < a.count && at < (e < N * 8 ? a.cols : n_v);
+                copy16(shared_address(place + at), valid ? from + (uint64_t)(begin + t) * a.channels + at : from, valid);
+            }
+        } else {
+            for (uint32_t i = thread; i < SCAN_TOKENS * (N * 32 + SCAN_ROWS); i += SCAN_THREADS) {
+                const uint32_t t = i / (N * 32 + SCAN_ROWS), e = i % (N * 32 + SCAN_ROWS);
+                const uint32_t at = e < N * 16 ? e : e < N * 32 ? e - N * 16 : e - N * 32;
+                const float* from = e < N * 16 ? k : e < N * 32 ? q : v;
+                float* place = e < N * 16 ? to.k[t] : e < N * 32 ? to.q[t] : to.v[t];
+                const bool valid = begin + t < a.count && at < (e < N * 32 ? a.cols : n_v);
+                place[at] = valid ? from[(uint64_t)(begin + t) * a.channels + at] : 0.0f;
+            }
+        }
+        copies_commit();
+    };
+    fetch(0);
+    const uint32_t batches = (a.count + SCAN_TOKENS - 1) / SCAN_TOKENS;
+    for (uint32_t batch = 0; batch < batches; batch++) {
+        if (batch + 1 < batches) {
+            fetch(batch + 1);
+            copies_wait<1>();
+        } else {
+            copies_wait<0>();
+        }
+        if (thread < SCAN_TOKENS && batch * SCAN_TOKENS + thread < a.count)
+            m.change[thread] = change_of(a, a.input + (uint64_t)(batch * SCAN_TOKENS + thread) * a.in_stride, head, a.rate[head], a.step_bias[head]);
+        __syncthreads();
+        const ScanTokens<N>& now = tokens[batch & 1];
+        {
+            // Eight threads a token.
+            const uint32_t t = thread / 8;
+            float sum = 0.0f;
+            for (uint32_t i = thread % 8; i < N * 16; i += 8) sum = __fmaf_rn(now.k[t][i], now.q[t][i], sum);
+#pragma unroll
+            for (int o = 1; o < 8; o <<= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, o));
+            if (thread % 8 == 0) m.kq[t] = sum;
+        }
+        __syncthreads();
+        const uint32_t n = min(SCAN_TOKENS, a.count - batch * SCAN_TOKENS);
+        float* out = a.out + ((uint64_t)batch * SCAN_TOKENS * a.heads + head) * a.rows + r;
+        for (uint32_t t = 0; t < n; t++) {
+            const float y = state.token(now.k[t], now.q[t], m.kq[t], now.v[t][thread / 4], m.change[t], a.delta, skip, part);
+            if (there && part == 0) out[(uint64_t)t * a.heads * a.rows] = y;
+        }
+        __syncthreads();
+    }
+    state.store(row, a.cols, part, there);
+}
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS) recurrent_scan_128(const __grid_constant__ RecurrentArgs a) { scan<8>(a); }
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS) recurrent_scan_256(const __grid_constant__ RecurrentArgs a) { scan<16>(a); }
+
+// The norm of groups of a row, and their gate, in place.
+struct GatedNormArgs {
+    float* x;             // [rows][len]
+    const float* gate;    // [rows][gate_stride]
+    const float* weight;  // [len], or of one group where all groups have the same; NULL: no norm
+    uint32_t len;
+    uint32_t group;       // elements of a group
+    uint32_t gate_stride;
+    uint32_t same;        // all groups have the same weights
+    uint32_t gate_first;  // the norm is of x * silu(gate); else the norm of x is multiplied by it
+    float eps;
+};
+static_assert(sizeof(GatedNormArgs) == 48, "as in args.rs");
+
+// Grid (len / group, rows), up to 1024 threads.
+extern "C" __global__ void __launch_bounds__(1024) gated_norm(const __grid_constant__ GatedNormArgs a) {
+    STATIC_SHARED(Scratch, scratch);
+    release_dependents();
+    wait_for_producers();
+    const uint32_t begin = blockIdx.x * a.group;
+    float* x = a.x + (uint64_t)blockIdx.y * a.len + begin;
+    const float *gate = a.gate + (uint64_t)blockIdx.y * a.gate_stride + begin, *weight = a.weight + (a.same ? 0 : begin);
+    float scale = 1.0f;
+    if (a.weight) {
+        float sum = 0.0f;
+        for (uint32_t i = threadIdx.x; i < a.group; i += blockDim.x) {
+            const float v = a.gate_first ? __fmul_rn(x[i], silu(gate[i])) : x[i];
+            sum = __fmaf_rn(v, v, sum);
+        }
+        scale = 1.0f / sqrtf(__fadd_rn(block_sum(sum, scratch) / (float)a.group, a.eps));
+    }
+    for (uint32_t i = threadIdx.x; i < a.group; i += blockDim.x) {
+        const float v = __fmul_rn(x[i], silu(gate[i]));
+        x[i] = a.weight ? __fmul_rn(__fmul_rn(v, scale), weight[i]) : v;
+    }
+}
+
+// out = c * convolution(b * x): of rows [b, c, x].
+struct ShortConvArgs {
+    const Session* const* sessions;
+    const float* input;   // [rows][in_stride]
+    float* out;           // [rows][channels]
+    const float* weight;  // [channels][width]
+    const float* bias;    // [channels] or NULL
+    uint64_t state_offset;
+    uint32_t in_stride;
+    uint32_t channels;
+    uint32_t width;
+    uint32_t prefill;     // rows are positions of session 0
+    uint32_t count;
+    uint32_t padding;
+};
+static_assert(sizeof(ShortConvArgs) == 72, "as in args.rs");
+
+// Grid (channels / 128 rounded up, sessions or rows / CONV_ROWS rounded up), 128 threads.
+extern "C" __global__ void __launch_bounds__(128) short_conv(const __grid_constant__ ShortConvArgs a) {
+    release_dependents();
+    const uint32_t channel = blockIdx.x * 128 + threadIdx.x, w = a.width;
+    if (channel >= a.channels) return;
+    const Session* s = a.sessions[a.prefill ? 0 : blockIdx.y];
+    float* ring = (float*)(s->fixed + a.state_offset) + (uint64_t)channel * w;
+    const float* weight = a.weight + (uint64_t)channel * w;
+    const float bias = a.bias ? a.bias[channel] : 0.0f;
+    auto line = [&](uint32_t row) { return a.input + (uint64_t)row * a.in_stride + channel; };
+    auto fresh = [&](uint32_t row) { return __fmul_rn(line(row)[0], line(row)[2 * a.channels]); };
+    if (!a.prefill) {
+        // What is the last step's is there.
+        const uint32_t position = s->position;
+        const float now = weight[w - 1];
+        float sum = bias;
+#pragma unroll
+        for (uint32_t i = 1; i < 4; i++)
+            if (i < w) sum = __fmaf_rn(ring[(position + i) % w], weight[i - 1], sum);
+        for (uint32_t i = 4; i < w; i++) sum = __fmaf_rn(ring[(position + i) % w], weight[i - 1], sum);
+        wait_for_producers();
+        const float x = fresh(blockIdx.y);
+        a.out[(uint64_t)blockIdx.y * a.channels + channel] = __fmul_rn(line(blockIdx.y)[a.channels], __fmaf_rn(x, now, sum));
+        ring[position % w] = x;
+        return;
+    }
+    wait_for_producers();
+    const uint32_t first = blockIdx.y * CONV_ROWS, end = min(a.count, first + CONV_ROWS);
+    auto input = [&](uint32_t row, uint32_t back) { return back <= row ? fresh(row - back) : ring[(s->position + row + (back + w - 1) / w * w - back) % w]; };
+    for (uint32_t row = first; row < end; row++) {
+        float sum = bias;
+        for (uint32_t i = 1; i <= w; i++) sum = __fmaf_rn(input(row, w - i), weight[i - 1], sum);
+        a.out[(uint64_t)row * a.channels + channel] = __fmul_rn(line(row)[a.channels], sum);
+    }
+    if (first == 0)
+        for (uint32_t back = min(w, a.count); back > 0; back--) ring[(s->position + a.count - back) % w] = fresh(a.count - back);
+}

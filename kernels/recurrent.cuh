@@ -1,0 +1,133 @@
+// Mixers that keep a state of fixed size: what a gated delta net and a Mamba-2 layer have in common.
+//
+// A head has a state S of `rows` x `cols` numbers. With vectors k and q of `cols` and v of `rows`, a token does
+//   S = decay * S + d k^T,   out = S q (+ skip * v),
+// where d = scale * (v - decay * S k) with the delta rule, and d = scale * v without. q, k and v are
+// outputs of a causal convolution over the last `width` tokens, channel by channel, through SiLU.
+//
+// In memory, a layer's part of a session's fixed state is the ring of the convolution's inputs, [channels][width], of which
+// position p has entry p % width, and behind it S, [heads][rows][cols].
+#pragma once
+#include "common.cuh"
+
+struct RecurrentArgs {
+    const Session* const* sessions;
+    const float* input;        // [rows of input][in_stride]: channels of the convolution, gate, numbers per head
+    float* out;                // [rows of input][heads * rows]
+    float* convolved;          // chunks: [rows of input][channels]
+    const float* conv_weight;  // [channels][width], the current token's last
+    const float* conv_bias;    // [channels] or NULL
+    const float* rate;         // [heads], below zero: decay = exp(rate * step)
+    const float* step_bias;    // [heads]: step = softplus(in + bias), between the bounds
+    const float* skip;         // [heads] or NULL
+    const float* norm;         // [rows]: of a head's outputs before their gate, where that is done here; or NULL
+    uint64_t state_offset;     // bytes to the layer's part of a fixed state
+    uint64_t matrix_offset;    // and to S
+    uint32_t in_stride;
+    uint32_t channels;
+    uint32_t width;
+    uint32_t heads;
+    uint32_t per_key;          // heads that share q and k
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t q_at;             // of the channels
+    uint32_t k_at;
+    uint32_t v_at;
+    uint32_t gate_at;          // of the input row
+    uint32_t step_at;
+    uint32_t beta_at;
+    uint32_t delta;            // delta rule: q and k have length 1, scale = sigmoid(in[beta_at]); else scale = step
+    float q_scale;
+    float eps;                 // of the norm
+    float least;               // of the step
+    float most;
+    uint32_t count;            // chunks: rows of input
+    uint32_t tiled;            // heads take the keys in turns; else `per_key` in succession use the same
+    uint32_t gated;            // a step without norm multiplies by silu(gate)
+    uint32_t padding;
+};
+static_assert(sizeof(RecurrentArgs) == 184, "as in args.rs");
+
+// The most columns of a state.
+constexpr uint32_t MAX_COLS = 256;
+
+__device__ __forceinline__ float silu(float v) { return v / (1.0f + __expf(-v)); }
+__device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + __expf(-v)); }
+__device__ __forceinline__ float softplus(float v) { return v > 20.0f ? v : log1pf(__expf(v)); }
+
+__device__ __forceinline__ float* ring_of(const RecurrentArgs& a, const Session* s) { return (float*)(s->fixed + a.state_offset); }
+__device__ __forceinline__ float* matrix_of(const RecurrentArgs& a, const Session* s, uint32_t head) {
+    return (float*)(s->fixed + a.state_offset + a.matrix_offset) + (uint64_t)head * a.rows * a.cols;
+}
+
+__device__ __forceinline__ uint32_t key_of(const RecurrentArgs& a, uint32_t head) { return a.tiled ? head % (a.heads / a.per_key) : head / a.per_key; }
+
+// How a token changes a head's state.
+struct Change {
+    float decay;
+    float scale;
+};
+__device__ __forceinline__ Change change_of(const RecurrentArgs& a, const float* in, uint32_t head, float rate, float step_bias) {
+    const float step = fminf(fmaxf(softplus(__fadd_rn(in[a.step_at + head], step_bias)), a.least), a.most);
+    return Change{__expf(__fmul_rn(rate, step)), a.delta ? sigmoid(in[a.beta_at + head]) : step};
+}
+
+// The numbers of four threads that share a row of S: thread p has columns 16 i + 4 p and the next three, i < N.
+template <int N> struct RowPart {
+    float v[N][4];
+    __device__ __forceinline__ void load(const float* row, uint32_t cols, uint32_t part, bool there) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const uint32_t c = 16 * i + 4 * part;
+            if (cols % 4 == 0) {
+                const float4 x = there && c < cols ? *(const float4*)(row + c) : make_float4(0, 0, 0, 0);
+                v[i][0] = x.x; v[i][1] = x.y; v[i][2] = x.z; v[i][3] = x.w;
+            } else {
+#pragma unroll
+                for (int j = 0; j < 4; j++) v[i][j] = there && c + j < cols ? row[c + j] : 0.0f;
+            }
+        }
+    }
+    __device__ __forceinline__ void store(float* row, uint32_t cols, uint32_t part, bool there) const {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const uint32_t c = 16 * i + 4 * part;
+            if (!there) continue;
+            if (cols % 4 == 0) {
+                if (c < cols) *(float4*)(row + c) = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
+            } else {
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    if (c + j < cols) row[c + j] = v[i][j];
+            }
+        }
+    }
+    // A token: `k` and `q` have N * 16 numbers, zeros behind the columns; `kq` is their product. Whole warps call it.
+    __device__ __forceinline__ float token(const float* k, const float* q, float kq, float value, Change change, bool delta, float skip, uint32_t part) {
+        float with_k[2] = {0.0f, 0.0f}, with_q[2] = {0.0f, 0.0f};
+        float keys[N][4];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const float4 kk = *(const float4*)(k + 16 * i + 4 * part), qq = *(const float4*)(q + 16 * i + 4 * part);
+            keys[i][0] = kk.x; keys[i][1] = kk.y; keys[i][2] = kk.z; keys[i][3] = kk.w;
+            const float queries[4] = {qq.x, qq.y, qq.z, qq.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                with_k[j & 1] = __fmaf_rn(v[i][j], keys[i][j], with_k[j & 1]);
+                with_q[j & 1] = __fmaf_rn(v[i][j], queries[j], with_q[j & 1]);
+            }
+        }
+        float sk = __fadd_rn(with_k[0], with_k[1]), sq = __fadd_rn(with_q[0], with_q[1]);
+#pragma unroll
+        for (int o = 1; o < 4; o <<= 1) {
+            sk = __fadd_rn(sk, __shfl_xor_sync(~0u, sk, o));
+            sq = __fadd_rn(sq, __shfl_xor_sync(~0u, sq, o));
+        }
+        const float left = delta ? __fmaf_rn(-change.decay, sk, value) : value, d = __fmul_rn(change.scale, left);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) v[i][j] = __fmaf_rn(d, keys[i][j], __fmul_rn(change.decay, v[i][j]));
+        return __fmaf_rn(skip, value, __fmaf_rn(d, kq, __fmul_rn(change.decay, sq)));
+    }
+};

@@ -1,0 +1,143 @@
+//! Launches of the kernels of mixers with a state of fixed size.
+
+use super::args;
+use super::driver::Stream;
+use super::kernels::Kernels;
+use crate::error::Result;
+
+/// Columns of a head's state at most, as `MAX_COLS` of recurrent.cuh.
+pub const MAX_COLS: u32 = 256;
+/// Rows of a head's state at most: a step keeps two numbers for each in shared memory.
+pub const MAX_ROWS: u32 = 1024;
+/// Positions that a convolution sees at most: no row of a chunk but the first block's looks back further.
+pub const MAX_WIDTH: u32 = CONV_ROWS;
+/// Threads of a head in a step, as `STEP_THREADS` of recurrent.cu.
+const STEP_THREADS: u32 = 512;
+/// Blocks that share them where that is faster, as `STEP_BLOCKS` of recurrent.cu.
+const STEP_BLOCKS: u32 = 4;
+/// Rows of a chunk that a block of a convolution takes, as `CONV_ROWS` of recurrent.cu.
+const CONV_ROWS: u32 = 32;
+/// Rows of a state that a block of a scan has, as `SCAN_ROWS` of recurrent.cu.
+const SCAN_ROWS: u32 = 32;
+/// Tokens that it fetches at a time, as `SCAN_TOKENS` of recurrent.cu.
+const SCAN_TOKENS: u32 = 16;
+/// Numbers of columns that the kernels are made for; others take the next larger one.
+const COLS: [u32; 2] = [128, 256];
+
+/// Shared memory of a scan: two batches of keys, queries and values.
+fn scan_shared(cols: u32) -> usize {
+    (2 * SCAN_TOKENS * (2 * cols + SCAN_ROWS) * 4) as usize
+}
+
+fn kernel_cols(cols: u32) -> u32 {
+    if cols <= COLS[0] { COLS[0] } else { COLS[1] }
+}
+
+impl Kernels {
+    /// Makes the kernels known.
+    pub(super) fn find_recurrent(&mut self) -> Result<()> {
+        for name in [
+            "recurrent_convolve",
+            "recurrent_lengths",
+            "gated_norm",
+            "short_conv",
+        ] {
+            self.find("recurrent", name, 0)?;
+        }
+        for cols in COLS {
+            let step = (2 * MAX_ROWS * 4) as usize;
+            self.find("recurrent", &format!("recurrent_step_{cols}"), step)?;
+            if self.has_clusters() {
+                let name = format!("recurrent_step_shared_{cols}");
+                self.find("recurrent", &name, step / STEP_BLOCKS as usize)?;
+            }
+            let scan = format!("recurrent_scan_{cols}");
+            self.find("recurrent", &scan, scan_shared(cols))?;
+        }
+        Ok(())
+    }
+
+    /// One token of each of `batch` sessions: convolution, state, outputs, and their norm if it is of
+    /// single heads. The bits of a session's outputs do not depend on the others.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn recurrent_step(
+        &self,
+        stream: &Stream,
+        args: &args::Recurrent,
+        batch: u32,
+    ) -> Result<()> {
+        let cols = kernel_cols(args.cols);
+        // In a full batch, what all blocks of a head do costs more than their number gains.
+        let few = args.heads * batch < self.multiprocessors();
+        let (name, blocks) = match self.has_clusters() && few {
+            true => (format!("recurrent_step_shared_{cols}"), STEP_BLOCKS),
+            false => (format!("recurrent_step_{cols}"), 1),
+        };
+        let shared = (2 * args.rows.div_ceil(blocks) * 4) as usize;
+        let grid = (args.heads * blocks, batch, 1);
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, &name, grid, STEP_THREADS / blocks, shared, args) }
+    }
+
+    /// The `args.count` tokens of a chunk: convolution, state, outputs.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn recurrent_chunk(&self, stream: &Stream, args: &args::Recurrent) -> Result<()> {
+        let conv = (
+            args.channels.div_ceil(128),
+            args.count.div_ceil(CONV_ROWS),
+            1,
+        );
+        let keys = (2 * args.heads / args.per_key, args.count, 1);
+        let scan = (args.heads, args.rows.div_ceil(SCAN_ROWS), 1);
+        let cols = kernel_cols(args.cols);
+        let name = format!("recurrent_scan_{cols}");
+        // SAFETY: the caller's word.
+        unsafe {
+            self.launch(stream, "recurrent_convolve", conv, 128, 0, args)?;
+            if args.delta != 0 {
+                self.launch(stream, "recurrent_lengths", keys, 32, 0, args)?;
+            }
+            let shared = scan_shared(cols);
+            self.launch(stream, &name, scan, 4 * SCAN_ROWS, shared, args)
+        }
+    }
+
+    /// Norms of groups of `rows` rows, and their gates.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn gated_norm(
+        &self,
+        stream: &Stream,
+        args: &args::GatedNorm,
+        rows: u32,
+    ) -> Result<()> {
+        let threads = args.group.next_multiple_of(32).min(1024);
+        let grid = (args.len / args.group, rows, 1);
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "gated_norm", grid, threads, 0, args) }
+    }
+
+    /// Gated short convolutions: of a chunk, or of a token of each of `batch` sessions.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn short_conv(
+        &self,
+        stream: &Stream,
+        args: &args::ShortConv,
+        batch: u32,
+    ) -> Result<()> {
+        let rows = match args.prefill {
+            0 => batch,
+            _ => args.count.div_ceil(CONV_ROWS),
+        };
+        let grid = (args.channels.div_ceil(128), rows, 1);
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "short_conv", grid, 128, 0, args) }
+    }
+}

@@ -1,0 +1,339 @@
+//! What layers keep of fixed size: the last inputs of convolutions, the matrices of recurrences, with
+//! a few copies to go back to.
+//!
+//! Of a layer, a ring of the convolution's inputs comes first, `[channels][width]`, in which position `p`
+//! has entry `p % width`; behind it the matrices, `[heads][rows][columns]`.
+
+use crate::backend::cuda::driver::{Buffer, Context, Stream};
+use crate::backend::marks::{MARKS, Marks};
+use crate::backend::state::{StateSink, StateSource};
+use crate::error::{Result, try_vec};
+use crate::model::FixedShape;
+use std::sync::Arc;
+
+/// Where things begin, in bytes.
+const ALIGNMENT: u64 = 256;
+
+/// Where the states of all layers are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FixedPlan {
+    layers: Vec<FixedLayer>,
+    bytes: u64,
+}
+
+/// Where the state of a layer is, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FixedLayer {
+    /// Of the whole, in that of all layers.
+    pub offset: u64,
+    /// Of the matrices, behind that.
+    pub matrices: u64,
+    shape: FixedShape,
+}
+
+impl FixedPlan {
+    /// Makes room for a layer's state.
+    pub fn add(&mut self, shape: FixedShape) -> FixedLayer {
+        let width = shape.conv_columns as u64 + 1;
+        let ring = shape.conv_channels as u64 * width * 4;
+        let matrices = (shape.len() - shape.conv_len()) as u64 * 4;
+        let layer = FixedLayer {
+            offset: self.bytes,
+            matrices: ring.next_multiple_of(ALIGNMENT),
+            shape,
+        };
+        self.bytes += (layer.matrices + matrices).next_multiple_of(ALIGNMENT);
+        self.layers.push(layer);
+        layer
+    }
+
+    /// Floats of all layers in a stream.
+    pub fn floats(&self) -> usize {
+        self.layers.iter().map(|l| l.shape.len()).sum()
+    }
+
+    /// Bytes that a session takes, with the copies.
+    pub fn session_bytes(&self, n_vocab: usize) -> u64 {
+        match self.bytes {
+            0 => 0,
+            bytes => bytes + MARKS as u64 * self.copy_bytes(n_vocab),
+        }
+    }
+
+    /// Bytes of a copy, with logits behind it.
+    fn copy_bytes(&self, n_vocab: usize) -> u64 {
+        self.bytes + (n_vocab as u64 * 4).next_multiple_of(ALIGNMENT)
+    }
+}
+
+/// The states of fixed size of a session.
+pub struct FixedState {
+    plan: Arc<FixedPlan>,
+    n_vocab: usize,
+    /// The state, then the copies; none if no layer has any.
+    memory: Option<Buffer>,
+    /// Whether the state is to become zeros before it is used.
+    unset: bool,
+    marks: Marks,
+    /// Whether steps have begun to change the state, and not come to their end.
+    moving: bool,
+}
+
+impl FixedState {
+    /// Reserves the states and their copies.
+    pub fn new(context: &Arc<Context>, plan: &Arc<FixedPlan>, n_vocab: usize) -> Result<Self> {
+        let bytes = plan.session_bytes(n_vocab) as usize;
+        let memory = match bytes {
+            0 => None,
+            _ => Some(Buffer::new(
+                context,
+                bytes,
+                "the state of recurrent layers",
+            )?),
+        };
+        Ok(FixedState {
+            plan: plan.clone(),
+            n_vocab,
+            memory,
+            unset: true,
+            marks: Marks::default(),
+            moving: false,
+        })
+    }
+
+    /// The address of the state; 0 if there is none.
+    pub fn address(&self) -> u64 {
+        self.memory.as_ref().map_or(0, Buffer::address)
+    }
+
+    /// Where a copy is, and its logits.
+    fn slot(&self, slot: usize) -> [u64; 2] {
+        let first = self.address() + self.plan.bytes;
+        let at = first + slot as u64 * self.plan.copy_bytes(self.n_vocab);
+        [at, at + self.plan.bytes]
+    }
+
+    /// Readies the state for steps on `stream`, which are about to change it.
+    pub fn begin(&mut self, stream: &Stream) -> Result<()> {
+        if self.memory.is_none() {
+            return Ok(());
+        }
+        if self.unset {
+            // SAFETY: the session's memory, which is used in stream order.
+            unsafe { stream.fill32(self.address(), 0, self.plan.bytes as usize / 4)? };
+            self.unset = false;
+        }
+        self.moving = true;
+        Ok(())
+    }
+
+    /// Notes that the state is that of `len` positions.
+    pub fn settle(&mut self, len: usize) {
+        self.marks.settle(len);
+        self.moving = false;
+    }
+
+    /// Whether steps have begun to change the state, and not come to their end.
+    pub fn is_moving(&self) -> bool {
+        self.moving
+    }
+
+    /// Whether the state of the first `len` positions is there, or a copy of it.
+    pub fn keeps(&self, len: usize) -> bool {
+        let live = self.marks.is_at(len) && !self.moving;
+        self.memory.is_none() || len == 0 || live || self.marks.find(len).is_some()
+    }
+
+    /// Positions of the copies, ascending.
+    pub fn marked(&self) -> impl DoubleEndedIterator<Item = usize> + '_ {
+        self.marks.copies().iter().map(|c| c.position)
+    }
+
+    /// Whether a state of so many positions is to be marked.
+    pub fn is_due(&self, len: usize) -> bool {
+        self.memory.is_some() && self.marks.is_due(len)
+    }
+
+    /// Copies the state, which is that of `position` positions, with logits if there are some at an
+    /// address. Waits for `stream`; nothing else uses the state.
+    pub fn mark(&mut self, position: usize, logits: Option<u64>, stream: &Stream) -> Result<()> {
+        if self.memory.is_none() {
+            return Ok(());
+        }
+        let slot = self.marks.add(position, logits.is_some());
+        let [to, to_logits] = self.slot(slot);
+        // SAFETY: both are the session's memory and as long; the copies are awaited.
+        let copied = unsafe {
+            let state = stream.copy(to, self.address(), self.plan.bytes as usize);
+            state.and(match logits {
+                Some(from) => stream.copy(to_logits, from, self.n_vocab * 4),
+                None => Ok(()),
+            })
+        };
+        let copied = copied.and(stream.synchronize());
+        if copied.is_err() {
+            self.marks.forget_behind(position.saturating_sub(1));
+        }
+        copied
+    }
+
+    /// Goes back to the first `len` positions, whose state is there, and forgets later copies. Whether
+    /// their logits are there, too; then they are copied to the address. Waits for `stream`; nothing
+    /// else uses the state.
+    pub fn go_back(&mut self, len: usize, logits: u64, stream: &Stream) -> Result<bool> {
+        self.marks.forget_behind(len);
+        if self.memory.is_none() || self.marks.is_at(len) && !self.moving {
+            return Ok(false);
+        }
+        let Some(copied) = self.marks.find(len) else {
+            return Ok(false);
+        };
+        let [from, from_logits] = self.slot(copied.slot);
+        // SAFETY: as in `mark`; what steps have begun is done before, in stream order or because it
+        // was awaited.
+        let result = unsafe {
+            let state = stream.copy(self.address(), from, self.plan.bytes as usize);
+            state.and(match copied.has_logits {
+                true => stream.copy(logits, from_logits, self.n_vocab * 4),
+                false => Ok(()),
+            })
+        };
+        result.and(stream.synchronize())?;
+        self.settle(len);
+        Ok(copied.has_logits)
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        (self.unset, self.moving) = (true, false);
+        self.marks.clear();
+    }
+
+    /// The same for another session. Waits for `stream`.
+    pub fn fork(&self, context: &Arc<Context>, stream: &Stream) -> Result<FixedState> {
+        let mut other = FixedState::new(context, &self.plan, self.n_vocab)?;
+        (other.unset, other.marks) = (self.unset, self.marks.clone());
+        if let (Some(from), Some(to)) = (&self.memory, &other.memory) {
+            // SAFETY: as long, and different; the copy is awaited.
+            let copied = unsafe { stream.copy(to.address(), from.address(), from.bytes()) };
+            copied.and(stream.synchronize())?;
+        }
+        Ok(other)
+    }
+
+    /// Writes the state, which is that of `len` positions, one at least, to a stream of no device.
+    pub fn save(&self, len: usize, stream: &Stream, sink: &mut dyn StateSink) -> Result<()> {
+        for layer in &self.plan.layers {
+            let shape = layer.shape;
+            let mut ring = self.read(
+                layer.offset,
+                shape.conv_channels * (shape.conv_columns + 1),
+                stream,
+            )?;
+            let matrices = shape.len() - shape.conv_len();
+            let mut columns = try_vec(shape.conv_len(), 0f32, "a part of a saved state")?;
+            for (at, from) in columns_of(&shape, len) {
+                columns[at] = from.map_or(0.0, |from| ring[from]);
+            }
+            write(&columns, sink)?;
+            ring = self.read(layer.offset + layer.matrices, matrices, stream)?;
+            write(&ring, sink)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the state of `len` positions, one at least, from a stream. It has no copies then.
+    pub fn load(
+        &mut self,
+        len: usize,
+        stream: &Stream,
+        source: &mut dyn StateSource,
+    ) -> Result<()> {
+        self.clear();
+        let plan = self.plan.clone();
+        for layer in &plan.layers {
+            let shape = layer.shape;
+            let columns = read(shape.conv_len(), source)?;
+            let ring_len = shape.conv_channels * (shape.conv_columns + 1);
+            let mut ring = try_vec(ring_len, 0f32, "a part of a saved state")?;
+            for (at, to) in columns_of(&shape, len) {
+                if let Some(to) = to {
+                    ring[to] = columns[at];
+                }
+            }
+            self.write(layer.offset, &ring, stream)?;
+            let matrices = read(shape.len() - shape.conv_len(), source)?;
+            self.write(layer.offset + layer.matrices, &matrices, stream)?;
+        }
+        self.unset = false;
+        self.settle(len);
+        Ok(())
+    }
+
+    /// Floats of the state.
+    fn read(&self, at: u64, len: usize, stream: &Stream) -> Result<Vec<f32>> {
+        let mut floats = try_vec(len, 0f32, "a part of a saved state")?;
+        if len > 0 {
+            // SAFETY: inside the state; the copy is awaited.
+            let copied = unsafe {
+                let to = floats.as_mut_ptr().cast();
+                stream.copy_out(to, self.address() + at, len * 4)
+            };
+            copied.and(stream.synchronize())?;
+        }
+        Ok(floats)
+    }
+
+    fn write(&mut self, at: u64, floats: &[f32], stream: &Stream) -> Result<()> {
+        if floats.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: inside the state; the source is read before the call returns, as it is not pinned.
+        let copied = unsafe {
+            let from = floats.as_ptr().cast();
+            stream.copy_in(self.address() + at, from, size_of_val(floats))
+        };
+        copied.and(stream.synchronize())
+    }
+}
+
+/// Each entry of the columns of a stream, `[conv_columns][conv_channels]`, with its place in the ring;
+/// none for a position before the first one.
+fn columns_of(shape: &FixedShape, len: usize) -> impl Iterator<Item = (usize, Option<usize>)> {
+    let (columns, channels) = (shape.conv_columns, shape.conv_channels);
+    (0..columns).flat_map(move |column| {
+        let position = (len + column).checked_sub(columns);
+        (0..channels).map(move |channel| {
+            let place = position.map(|p| channel * (columns + 1) + p % (columns + 1));
+            (column * channels + channel, place)
+        })
+    })
+}
+
+/// Floats that go to a stream at a time.
+const PIECE: usize = 1 << 14;
+
+fn write(floats: &[f32], sink: &mut dyn StateSink) -> Result<()> {
+    let mut bytes = try_vec(floats.len().min(PIECE) * 4, 0u8, "a part of a saved state")?;
+    for piece in floats.chunks(PIECE) {
+        let bytes = &mut bytes[..piece.len() * 4];
+        for (x, to) in piece.iter().zip(bytes.chunks_exact_mut(4)) {
+            to.copy_from_slice(&x.to_le_bytes());
+        }
+        sink.write(bytes)?;
+    }
+    Ok(())
+}
+
+fn read(len: usize, source: &mut dyn StateSource) -> Result<Vec<f32>> {
+    let mut floats = try_vec(len, 0f32, "a part of a saved state")?;
+    let mut bytes = try_vec(len.min(PIECE) * 4, 0u8, "a part of a saved state")?;
+    for piece in floats.chunks_mut(PIECE) {
+        let bytes = &mut bytes[..piece.len() * 4];
+        source.read(bytes)?;
+        for (x, from) in piece.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *x = f32::from_le_bytes(*from);
+        }
+    }
+    Ok(floats)
+}
