@@ -14,7 +14,9 @@ Usage: ember-bench [options] MODEL.gguf
 
 Model:
   --shape NAME       random weights of a known shape instead of a file: llama-3.2-1b,
-                     llama-3.1-8b, qwen2.5-1.5b, qwen3-4b, qwen3-30b-a3b, gpt-oss-20b, hamlet
+                     llama-3.1-8b, qwen2.5-1.5b, qwen3-4b, qwen3-30b-a3b, gpt-oss-20b,
+                     qwen3.5-4b, qwen3.5-9b, qwen3.5-35b-a3b, lfm2-2.6b,
+                     granite-4-micro, hamlet
   --quant MIX        how they are quantized (default q4_k_m): q4_k_m and q5_k_m are llama.cpp's
                      mixes (half of attn_v and ffn_down, and the output, in Q6_K); f32, f16, bf16
                      and q8_0 are that type throughout; q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k,

@@ -33,12 +33,52 @@ pub struct Shape {
     pub context: usize,
     /// Experts in place of one feed-forward part for all tokens.
     pub experts: Option<Experts>,
+    /// Layers with another mixer than attention.
+    pub hybrid: Option<Hybrid>,
+}
+
+/// Layers with states of fixed size.
+#[derive(Clone, Copy, Debug)]
+pub enum Hybrid {
+    /// Gated delta nets in all layers but every fourth, whose attention has gates.
+    DeltaNet {
+        /// Heads of keys.
+        key_heads: usize,
+        /// Heads of values.
+        value_heads: usize,
+        /// Elements of both.
+        dim: usize,
+        /// Positions that a convolution sees.
+        width: usize,
+    },
+    /// Gated short convolutions in all layers but these.
+    ShortConv {
+        /// Positions that a convolution sees.
+        width: usize,
+        /// Layers that attend.
+        attending: &'static [usize],
+    },
+    /// Mamba 2 in all layers but these.
+    Mamba2 {
+        /// Heads.
+        heads: usize,
+        /// Groups of heads that share keys and queries.
+        groups: usize,
+        /// Elements of a head.
+        head_dim: usize,
+        /// Elements of a head's state, for each of its own.
+        state: usize,
+        /// Positions that a convolution sees.
+        width: usize,
+        /// Layers that attend.
+        attending: &'static [usize],
+    },
 }
 
 /// A mixture of experts, and what else its family has that others don't.
 #[derive(Debug)]
 pub struct Experts {
-    /// `general.architecture`: `qwen3moe` or `gpt-oss`.
+    /// `general.architecture`: `qwen3moe`, `qwen35moe` or `gpt-oss`.
     pub architecture: &'static str,
     /// Number of experts.
     pub count: usize,
@@ -46,10 +86,12 @@ pub struct Experts {
     pub used: usize,
     /// Inner width of one.
     pub n_ff: usize,
+    /// Inner width of one that all tokens go through, beside them; 0 if there is none.
+    pub shared_ff: usize,
 }
 
 /// The shapes that `--shape` knows.
-pub const SHAPES: [Shape; 7] = [
+pub const SHAPES: &[Shape] = &[
     Shape {
         name: "hamlet",
         hidden: 256,
@@ -65,6 +107,7 @@ pub const SHAPES: [Shape; 7] = [
         norm_eps: 1e-5,
         context: 2048,
         experts: None,
+        hybrid: None,
     },
     Shape {
         name: "llama-3.2-1b",
@@ -81,6 +124,7 @@ pub const SHAPES: [Shape; 7] = [
         norm_eps: 1e-5,
         context: 131_072,
         experts: None,
+        hybrid: None,
     },
     Shape {
         name: "llama-3.1-8b",
@@ -97,6 +141,7 @@ pub const SHAPES: [Shape; 7] = [
         norm_eps: 1e-5,
         context: 131_072,
         experts: None,
+        hybrid: None,
     },
     Shape {
         name: "qwen2.5-1.5b",
@@ -113,6 +158,7 @@ pub const SHAPES: [Shape; 7] = [
         norm_eps: 1e-6,
         context: 32_768,
         experts: None,
+        hybrid: None,
     },
     Shape {
         name: "qwen3-4b",
@@ -129,6 +175,7 @@ pub const SHAPES: [Shape; 7] = [
         norm_eps: 1e-6,
         context: 40_960,
         experts: None,
+        hybrid: None,
     },
     Shape {
         name: "qwen3-30b-a3b",
@@ -149,7 +196,9 @@ pub const SHAPES: [Shape; 7] = [
             count: 128,
             used: 8,
             n_ff: 768,
+            shared_ff: 0,
         }),
+        hybrid: None,
     },
     Shape {
         name: "gpt-oss-20b",
@@ -170,9 +219,119 @@ pub const SHAPES: [Shape; 7] = [
             count: 32,
             used: 4,
             n_ff: 2880,
+            shared_ff: 0,
+        }),
+        hybrid: None,
+    },
+    Shape {
+        name: "qwen3.5-4b",
+        hidden: 2560,
+        n_layers: 32,
+        n_heads: 16,
+        n_kv_heads: 4,
+        head_dim: 256,
+        n_ff: 9216,
+        n_vocab: 248_320,
+        tied: true,
+        qkv_bias: false,
+        rope_theta: 1e7,
+        norm_eps: 1e-6,
+        context: 262_144,
+        experts: None,
+        hybrid: Some(QWEN_3_5),
+    },
+    Shape {
+        name: "qwen3.5-9b",
+        hidden: 4096,
+        n_layers: 32,
+        n_heads: 16,
+        n_kv_heads: 4,
+        head_dim: 256,
+        n_ff: 12_288,
+        n_vocab: 248_320,
+        tied: false,
+        qkv_bias: false,
+        rope_theta: 1e7,
+        norm_eps: 1e-6,
+        context: 262_144,
+        experts: None,
+        hybrid: Some(QWEN_3_5),
+    },
+    Shape {
+        name: "qwen3.5-35b-a3b",
+        hidden: 2048,
+        n_layers: 40,
+        n_heads: 16,
+        n_kv_heads: 2,
+        head_dim: 256,
+        n_ff: 512,
+        n_vocab: 248_320,
+        tied: false,
+        qkv_bias: false,
+        rope_theta: 1e7,
+        norm_eps: 1e-6,
+        context: 262_144,
+        experts: Some(Experts {
+            architecture: "qwen35moe",
+            count: 256,
+            used: 8,
+            n_ff: 512,
+            shared_ff: 512,
+        }),
+        hybrid: Some(QWEN_3_5),
+    },
+    Shape {
+        name: "lfm2-2.6b",
+        hidden: 2048,
+        n_layers: 30,
+        n_heads: 32,
+        n_kv_heads: 8,
+        head_dim: 64,
+        n_ff: 10_752,
+        n_vocab: 65_536,
+        tied: true,
+        qkv_bias: false,
+        rope_theta: 1e6,
+        norm_eps: 1e-5,
+        context: 128_000,
+        experts: None,
+        hybrid: Some(Hybrid::ShortConv {
+            width: 3,
+            attending: &[2, 5, 9, 13, 16, 20, 24, 27],
+        }),
+    },
+    Shape {
+        name: "granite-4-micro",
+        hidden: 2048,
+        n_layers: 40,
+        n_heads: 32,
+        n_kv_heads: 8,
+        head_dim: 64,
+        n_ff: 8192,
+        n_vocab: 100_352,
+        tied: true,
+        qkv_bias: false,
+        rope_theta: 1e4,
+        norm_eps: 1e-5,
+        context: 131_072,
+        experts: None,
+        hybrid: Some(Hybrid::Mamba2 {
+            heads: 64,
+            groups: 1,
+            head_dim: 64,
+            state: 128,
+            width: 4,
+            attending: &[5, 15, 25, 35],
         }),
     },
 ];
+
+const QWEN_3_5: Hybrid = Hybrid::DeltaNet {
+    key_heads: 16,
+    value_heads: 32,
+    dim: 128,
+    width: 4,
+};
 
 /// The shape of this name.
 pub fn find(name: &str) -> Option<&'static Shape> {
@@ -255,8 +414,8 @@ pub enum Fill {
     Weights,
     /// Random, a tenth in size.
     Bias,
-    /// Ones.
-    Ones,
+    /// All the same.
+    Constant(f32),
 }
 
 /// A tensor to write.
@@ -275,7 +434,29 @@ pub struct Plan {
 impl Shape {
     /// `general.architecture` of the file.
     pub fn architecture(&self) -> &'static str {
-        self.experts.as_ref().map_or("llama", |e| e.architecture)
+        match (&self.experts, &self.hybrid) {
+            (Some(experts), _) => experts.architecture,
+            (None, Some(Hybrid::DeltaNet { .. })) => "qwen35",
+            (None, Some(Hybrid::ShortConv { .. })) => "lfm2",
+            (None, Some(Hybrid::Mamba2 { .. })) => "granitehybrid",
+            (None, None) => "llama",
+        }
+    }
+
+    /// Whether a layer attends.
+    pub fn attends(&self, layer: usize) -> bool {
+        match &self.hybrid {
+            None => true,
+            Some(Hybrid::DeltaNet { .. }) => (layer + 1).is_multiple_of(4),
+            Some(Hybrid::ShortConv { attending, .. } | Hybrid::Mamba2 { attending, .. }) => {
+                attending.contains(&layer)
+            }
+        }
+    }
+
+    /// Whether attention has gates.
+    fn gated(&self) -> bool {
+        matches!(self.hybrid, Some(Hybrid::DeltaNet { .. }))
     }
 
     /// All tensors of this shape, in the order in which they are written.
@@ -318,26 +499,46 @@ impl Shape {
         for i in 0..self.n_layers {
             let sensitive = mix.sensitive(i, self.n_layers);
             let (base, sensitive) = (common(mix.base()), common(sensitive));
-            matrix(
-                format!("blk.{i}.attn_q.weight"),
-                base,
-                vec![self.hidden, q_dim],
-            );
-            matrix(
-                format!("blk.{i}.attn_k.weight"),
-                base,
-                vec![self.hidden, kv_dim],
-            );
-            matrix(
-                format!("blk.{i}.attn_v.weight"),
-                sensitive,
-                vec![self.hidden, kv_dim],
-            );
-            matrix(
-                format!("blk.{i}.attn_output.weight"),
-                base,
-                vec![q_dim, self.hidden],
-            );
+            let hidden = self.hidden;
+            let name = |part: &str| format!("blk.{i}.{part}.weight");
+            match &self.hybrid {
+                _ if self.attends(i) => {
+                    let q_rows = if self.gated() { 2 * q_dim } else { q_dim };
+                    matrix(name("attn_q"), base, vec![hidden, q_rows]);
+                    matrix(name("attn_k"), base, vec![hidden, kv_dim]);
+                    matrix(name("attn_v"), sensitive, vec![hidden, kv_dim]);
+                    matrix(name("attn_output"), base, vec![q_dim, hidden]);
+                }
+                Some(Hybrid::DeltaNet {
+                    key_heads,
+                    value_heads,
+                    dim,
+                    ..
+                }) => {
+                    let (keys, values) = (key_heads * dim, value_heads * dim);
+                    matrix(name("attn_qkv"), base, vec![hidden, 2 * keys + values]);
+                    matrix(name("attn_gate"), base, vec![hidden, values]);
+                    matrix(name("ssm_beta"), base, vec![hidden, *value_heads]);
+                    matrix(name("ssm_alpha"), base, vec![hidden, *value_heads]);
+                    matrix(name("ssm_out"), base, vec![values, hidden]);
+                }
+                Some(Hybrid::Mamba2 {
+                    heads,
+                    groups,
+                    head_dim,
+                    state,
+                    ..
+                }) => {
+                    let inner = heads * head_dim;
+                    let rows = 2 * inner + 2 * groups * state + heads;
+                    matrix(name("ssm_in"), base, vec![hidden, rows]);
+                    matrix(name("ssm_out"), base, vec![inner, hidden]);
+                }
+                _ => {
+                    matrix(name("shortconv.in_proj"), base, vec![hidden, 3 * hidden]);
+                    matrix(name("shortconv.out_proj"), base, vec![hidden, hidden]);
+                }
+            }
             if let Some(e) = &self.experts {
                 let (name, sensitive) = (
                     |part| format!("blk.{i}.{part}"),
@@ -364,6 +565,14 @@ impl Shape {
                     TensorType::F32,
                     vec![hidden, count],
                 );
+                if e.shared_ff > 0 {
+                    let (f32, shared_ff) = (TensorType::F32, e.shared_ff);
+                    matrix(name("ffn_gate_inp_shexp.weight"), f32, vec![hidden, 1]);
+                    matrix(name("ffn_gate_shexp.weight"), base, vec![hidden, shared_ff]);
+                    matrix(name("ffn_up_shexp.weight"), base, vec![hidden, shared_ff]);
+                    let down = common(sensitive);
+                    matrix(name("ffn_down_shexp.weight"), down, vec![shared_ff, hidden]);
+                }
                 continue;
             }
             matrix(
@@ -394,11 +603,55 @@ impl Shape {
             .experts
             .as_ref()
             .filter(|e| e.architecture == "gpt-oss");
-        let qk_norms = matches!(&self.experts, Some(e) if e.architecture == "qwen3moe");
-        let ffn_norm = match gpt_oss {
-            Some(_) => "post_attention_norm",
-            None => "ffn_norm",
+        let architecture = self.architecture();
+        let qk_norms = ["qwen3moe", "qwen35", "qwen35moe", "lfm2"].contains(&architecture);
+        let ffn_norm = match architecture {
+            "gpt-oss" | "qwen35" | "qwen35moe" => "post_attention_norm",
+            _ => "ffn_norm",
         };
+        for i in (0..self.n_layers).filter(|i| !self.attends(*i)) {
+            let name = |part: &str| format!("blk.{i}.{part}");
+            let ones = Fill::Constant(1.0);
+            match &self.hybrid {
+                Some(Hybrid::DeltaNet {
+                    key_heads,
+                    value_heads,
+                    dim,
+                    width,
+                }) => {
+                    let (heads, channels) = (*value_heads, (2 * key_heads + value_heads) * dim);
+                    numbers(name("ssm_a"), vec![heads], Fill::Constant(-0.1));
+                    numbers(name("ssm_dt.bias"), vec![heads], Fill::Bias);
+                    numbers(name("ssm_norm.weight"), vec![*dim], ones);
+                    let conv = vec![*width, channels];
+                    numbers(name("ssm_conv1d.weight"), conv, Fill::Weights);
+                }
+                Some(Hybrid::ShortConv { width, .. }) => {
+                    let conv = vec![*width, self.hidden];
+                    numbers(name("shortconv.conv.weight"), conv, Fill::Weights);
+                }
+                Some(Hybrid::Mamba2 {
+                    heads,
+                    groups,
+                    head_dim,
+                    state,
+                    width,
+                    ..
+                }) => {
+                    let inner = heads * head_dim;
+                    let channels = inner + 2 * groups * state;
+                    numbers(name("ssm_a"), vec![1, *heads], Fill::Constant(-0.1));
+                    numbers(name("ssm_d"), vec![1, *heads], ones);
+                    numbers(name("ssm_dt.bias"), vec![*heads], Fill::Bias);
+                    let norm = vec![inner / groups, *groups];
+                    numbers(name("ssm_norm.weight"), norm, ones);
+                    let conv = vec![*width, channels];
+                    numbers(name("ssm_conv1d.weight"), conv, Fill::Weights);
+                    numbers(name("ssm_conv1d.bias"), vec![channels], Fill::Bias);
+                }
+                None => {}
+            }
+        }
         if let Some(e) = gpt_oss {
             for i in 0..self.n_layers {
                 let name = |part: &str| format!("blk.{i}.{part}");
@@ -419,24 +672,32 @@ impl Shape {
             }
         }
         let mut vector = |name: String, len: usize, fill: Fill| numbers(name, vec![len], fill);
-        vector("output_norm.weight".into(), self.hidden, Fill::Ones);
+        let final_norm = match architecture {
+            "lfm2" => "token_embd_norm.weight",
+            _ => "output_norm.weight",
+        };
+        vector(final_norm.into(), self.hidden, Fill::Constant(1.0));
         for i in 0..self.n_layers {
-            vector(format!("blk.{i}.attn_norm.weight"), self.hidden, Fill::Ones);
+            vector(
+                format!("blk.{i}.attn_norm.weight"),
+                self.hidden,
+                Fill::Constant(1.0),
+            );
             vector(
                 format!("blk.{i}.{ffn_norm}.weight"),
                 self.hidden,
-                Fill::Ones,
+                Fill::Constant(1.0),
             );
-            if qk_norms {
+            if qk_norms && self.attends(i) {
                 vector(
                     format!("blk.{i}.attn_q_norm.weight"),
                     self.head_dim,
-                    Fill::Ones,
+                    Fill::Constant(1.0),
                 );
                 vector(
                     format!("blk.{i}.attn_k_norm.weight"),
                     self.head_dim,
-                    Fill::Ones,
+                    Fill::Constant(1.0),
                 );
             }
             if self.qkv_bias {
@@ -472,6 +733,12 @@ mod tests {
         assert_eq!(parameters("hamlet"), 6_660_352);
         assert_eq!(parameters("qwen3-30b-a3b"), 30_532_122_624);
         assert_eq!(parameters("gpt-oss-20b"), 20_914_757_184);
+        // As told in billions.
+        assert_eq!(parameters("qwen3.5-4b") / 100_000_000, 42);
+        assert_eq!(parameters("qwen3.5-9b") / 100_000_000, 89);
+        assert_eq!(parameters("qwen3.5-35b-a3b") / 1_000_000_000, 34);
+        assert_eq!(parameters("lfm2-2.6b") / 100_000_000, 25);
+        assert_eq!(parameters("granite-4-micro") / 100_000_000, 31);
     }
 
     #[test]

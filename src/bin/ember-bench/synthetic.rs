@@ -1,9 +1,9 @@
 //! Writes a model file of a known shape with random weights.
 
 use crate::random::{self, Random};
-use crate::shapes::{Fill, Mix, Plan, Shape};
+use crate::shapes::{Fill, Hybrid, Mix, Plan, Shape};
 use emberlm::format::writer::Writer;
-use emberlm::format::{ModelFile, Value};
+use emberlm::format::{Array, ModelFile, Value};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -60,6 +60,10 @@ fn metadata(shape: &Shape, vocabulary: Vec<(String, Value)>) -> Vec<(String, Val
     let number = |n: usize| Value::U64(n as u64);
     let text = |s: &str| Value::String(s.to_owned());
     let architecture = shape.architecture();
+    let rotated = match shape.hybrid {
+        Some(Hybrid::DeltaNet { .. }) => shape.head_dim / 4,
+        _ => shape.head_dim,
+    };
     let mut keys = vec![
         ("vocab_size", number(shape.n_vocab)),
         ("context_length", number(shape.context)),
@@ -74,13 +78,67 @@ fn metadata(shape: &Shape, vocabulary: Vec<(String, Value)>) -> Vec<(String, Val
             "attention.layer_norm_rms_epsilon",
             Value::F32(shape.norm_eps),
         ),
-        ("rope.dimension_count", number(shape.head_dim)),
+        ("rope.dimension_count", number(rotated)),
         ("rope.freq_base", Value::F32(shape.rope_theta)),
     ];
     if let Some(e) = &shape.experts {
         keys.push(("expert_count", number(e.count)));
         keys.push(("expert_used_count", number(e.used)));
         keys.push(("expert_feed_forward_length", number(e.n_ff)));
+        if e.shared_ff > 0 {
+            keys.push(("expert_shared_feed_forward_length", number(e.shared_ff)));
+        }
+    }
+    match &shape.hybrid {
+        None => {}
+        Some(Hybrid::DeltaNet {
+            key_heads,
+            value_heads,
+            dim,
+            width,
+        }) => {
+            keys.push(("full_attention_interval", number(4)));
+            keys.push(("ssm.conv_kernel", number(*width)));
+            keys.push(("ssm.state_size", number(*dim)));
+            keys.push(("ssm.group_count", number(*key_heads)));
+            keys.push(("ssm.time_step_rank", number(*value_heads)));
+            keys.push(("ssm.inner_size", number(value_heads * dim)));
+            let sections = [11, 11, 10, 0].to_vec();
+            let sections = Value::Array(Array::I64(sections));
+            keys.push(("rope.dimension_sections", sections));
+        }
+        Some(Hybrid::ShortConv { width, .. }) => {
+            keys.push(("shortconv.l_cache", number(*width)));
+        }
+        Some(Hybrid::Mamba2 {
+            heads,
+            groups,
+            head_dim,
+            state,
+            width,
+            ..
+        }) => {
+            keys.push(("ssm.conv_kernel", number(*width)));
+            keys.push(("ssm.state_size", number(*state)));
+            keys.push(("ssm.group_count", number(*groups)));
+            keys.push(("ssm.time_step_rank", number(*heads)));
+            keys.push(("ssm.inner_size", number(heads * head_dim)));
+            // What Granite 4 has.
+            keys.push(("rope.scaling.finetuned", Value::Bool(false)));
+            keys.push(("attention.scale", Value::F32(1.0 / 64.0)));
+            keys.push(("embedding_scale", Value::F32(12.0)));
+            keys.push(("residual_scale", Value::F32(0.22)));
+            keys.push(("logit_scale", Value::F32(8.0)));
+        }
+    }
+    if let Some(Hybrid::ShortConv { .. } | Hybrid::Mamba2 { .. }) = shape.hybrid {
+        let heads = (0..shape.n_layers).map(|i| match shape.attends(i) {
+            true => shape.n_kv_heads as i64,
+            false => 0,
+        });
+        let heads = Value::Array(Array::I64(heads.collect()));
+        keys.retain(|(key, _)| *key != "attention.head_count_kv");
+        keys.push(("attention.head_count_kv", heads));
     }
     if architecture == "gpt-oss" {
         keys.push(("attention.sliding_window", number(128)));
@@ -110,10 +168,10 @@ fn write_tensor(plan: &Plan, random: &mut Random, out: &mut dyn Write) -> io::Re
         .row_bytes(row_len)
         .ok_or_else(|| io::Error::other(format!("tensor {}: row of {row_len}", plan.name)))?;
     let sigma = match plan.fill {
-        Fill::Ones => {
+        Fill::Constant(value) => {
             // Vectors alone, which are F32.
             for _ in 0..row_len * rows {
-                out.write_all(&1f32.to_le_bytes())?;
+                out.write_all(&value.to_le_bytes())?;
             }
             return Ok(());
         }
@@ -212,6 +270,7 @@ mod tests {
             norm_eps: 1e-5,
             context: 64,
             experts: None,
+            hybrid: None,
         };
         for ty in TensorType::ALL {
             let mix = Mix::parse(ty.name()).expect("every type is a mix");
@@ -245,6 +304,7 @@ mod tests {
                     count: 5,
                     used: 2,
                     n_ff: 96,
+                    shared_ff: 0,
                 }),
                 ..small
             };
