@@ -89,7 +89,9 @@ public:
         a.f32 = out.data();
         a.qkv = qkv;
         a.tickets = model.tickets;
-        a.rotation = {model.inv_freq, NULL, 1.0f, n.head_dim / 2, 0, 0};
+        a.rotation.inv_freq = model.inv_freq;
+        a.rotation.magnitude = 1.0f;
+        a.rotation.n_pairs = n.head_dim / 2;
         a.layout = model.kv;
         a.layout.layer_offset = layer * 2 * kv_plane(model.kv);
         a.scores.scale = 1.44269504f / sqrtf((float)n.head_dim);
