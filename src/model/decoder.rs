@@ -177,7 +177,7 @@ impl<'a> Decoder<'a> {
             blocks,
             final_norm: {
                 // Files of this family have it by either name.
-                let other = source.architecture() == "lfm2" && !source.has("output_norm");
+                let other = source.architecture().starts_with("lfm2") && !source.has("output_norm");
                 let name = if other {
                     "token_embd_norm"
                 } else {

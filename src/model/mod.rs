@@ -77,6 +77,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("hunyuan-dense", hunyuan::describe),
     ("hunyuan-moe", hunyuan::experts),
     ("lfm2", lfm2::describe),
+    ("lfm2moe", lfm2::experts),
     ("llama", llama::describe),
     ("minimax-m2", minimax_m2::describe),
     ("mistral3", mistral3::describe),

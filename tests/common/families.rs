@@ -47,6 +47,7 @@ pub const FAMILIES: &[&str] = &[
     "minimax_m2",
     "ministral3",
     "lfm2",
+    "lfm2_moe",
     "mistral",
     "mixtral",
     "olmo2",

@@ -241,7 +241,7 @@ fn configs_of_older_versions_mean_the_same() {
             let types = types.as_array().unwrap();
             let mut attends = (0..types.len()).filter(|i| types[*i] == "full_attention");
             match &*name {
-                "lfm2" => {
+                "lfm2" | "lfm2_moe" => {
                     folder.set("full_attn_idxs", json!(attends.collect::<Vec<_>>()));
                 }
                 "qwen3_5" | "qwen3_5_moe" | "qwen3_next" => {

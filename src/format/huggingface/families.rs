@@ -105,6 +105,20 @@ const GEMMA_NORMS: Parts = &[
     ("post_feedforward_layernorm", "post_ffw_norm"),
 ];
 
+const LFM2: Parts = &[
+    ("self_attn.out_proj", "attn_output"),
+    ("self_attn.q_layernorm", "attn_q_norm"),
+    ("self_attn.k_layernorm", "attn_k_norm"),
+    ("operator_norm", "attn_norm"),
+    ("ffn_norm", "ffn_norm"),
+    ("feed_forward.w1", "ffn_gate"),
+    ("feed_forward.w3", "ffn_up"),
+    ("feed_forward.w2", "ffn_down"),
+    ("conv.in_proj", "shortconv.in_proj"),
+    ("conv.conv", "shortconv.conv"),
+    ("conv.out_proj", "shortconv.out_proj"),
+];
+
 const QWEN_NORMS: Parts = &[
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "post_attention_norm"),
@@ -478,22 +492,7 @@ const FAMILIES: &[Family] = &[
         model_types: &["lfm2"],
         classes: &["Lfm2ForCausalLM"],
         architecture: "lfm2",
-        parts: &[
-            ATTENTION,
-            &[
-                ("self_attn.out_proj", "attn_output"),
-                ("self_attn.q_layernorm", "attn_q_norm"),
-                ("self_attn.k_layernorm", "attn_k_norm"),
-                ("operator_norm", "attn_norm"),
-                ("ffn_norm", "ffn_norm"),
-                ("feed_forward.w1", "ffn_gate"),
-                ("feed_forward.w3", "ffn_up"),
-                ("feed_forward.w2", "ffn_down"),
-                ("conv.in_proj", "shortconv.in_proj"),
-                ("conv.conv", "shortconv.conv"),
-                ("conv.out_proj", "shortconv.out_proj"),
-            ],
-        ],
+        parts: &[ATTENTION, LFM2],
         layout: Layout::Same,
         defaults: || {
             json!({"norm_eps": 1e-5, "conv_L_cache": 3, "default_rope_theta": 1e6,
@@ -502,6 +501,28 @@ const FAMILIES: &[Family] = &[
         tied: true,
         bias_flags: &["conv_bias"],
         keys: keys::lfm2,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["lfm2_moe"],
+        classes: &["Lfm2MoeForCausalLM"],
+        architecture: "lfm2moe",
+        parts: &[
+            ATTENTION,
+            LFM2,
+            &[
+                ("feed_forward.gate", "ffn_gate_inp"),
+                ("feed_forward.expert_bias", "exp_probs_b.bias"),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"norm_eps": 1e-5, "conv_L_cache": 3, "default_rope_theta": 1e6, "num_dense_layers": 2,
+                "norm_topk_prob": true, "routed_scaling_factor": 1.0})
+        },
+        tied: true,
+        bias_flags: &["conv_bias"],
+        keys: keys::lfm2_moe,
         ..LLAMA
     },
     Family {

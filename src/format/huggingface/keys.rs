@@ -89,7 +89,11 @@ const NAMES: &[(&str, &[&str])] = &[
     ("expert_weights_scale", &["routed_scaling_factor"]),
     (
         "leading_dense_block_count",
-        &["first_k_dense_replace", "moe_layer_start_index"],
+        &[
+            "first_k_dense_replace",
+            "moe_layer_start_index",
+            "num_dense_layers",
+        ],
     ),
     ("interleave_moe_layer_step", &["moe_layer_interval"]),
     (
@@ -273,7 +277,7 @@ impl<'a> Keys<'a> {
             Some("sliding_attention") => Ok(true),
             Some("full_attention") => Ok(false),
             // Which of the others a layer is, the family says.
-            Some("conv") if self.architecture == "lfm2" => Ok(false),
+            Some("conv") if self.architecture.starts_with("lfm2") => Ok(false),
             Some("linear_attention") if self.architecture.starts_with("qwen3") => Ok(false),
             Some("linear_attention" | "mamba" | "attention")
                 if self.architecture == "granitehybrid" =>
@@ -512,6 +516,21 @@ pub(super) fn lfm2(k: &mut Keys) -> Result<()> {
         }
     };
     k.set("feed_forward_length", width);
+    Ok(())
+}
+
+pub(super) fn lfm2_moe(k: &mut Keys) -> Result<()> {
+    lfm2(k)?;
+    experts(k)?;
+    let width = k.config.size(&["moe_intermediate_size"])?;
+    k.set("expert_feed_forward_length", width);
+    k.set("leading_dense_block_count", k.count("num_dense_layers")?);
+    k.set("expert_gating_func", 2u32);
+    k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
+    k.set(
+        "expert_weights_scale",
+        k.config.f32("routed_scaling_factor")?,
+    );
     Ok(())
 }
 

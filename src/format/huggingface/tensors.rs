@@ -376,7 +376,7 @@ impl<'a> Folder<'a> {
     /// All layers must have what the first one has, and a model what all models have.
     fn check_complete(&self, tensors: &HashMap<Arc<str>, Tensor>) -> Result<()> {
         let norm = match self.family.architecture {
-            "lfm2" => "token_embd_norm.weight",
+            "lfm2" | "lfm2moe" => "token_embd_norm.weight",
             _ => "output_norm.weight",
         };
         let mut top = vec!["token_embd.weight", norm];
@@ -428,9 +428,8 @@ impl<'a> Folder<'a> {
                         // Layers that read another's keys and values, and values that are keys.
                         "gemma4" => ["attn_k", "attn_v"].iter().any(|kv| part.starts_with(kv)),
                         // Layers with different mixers; what each needs is checked with the network.
-                        "lfm2" | "qwen3next" | "qwen35" | "qwen35moe" | "granitehybrid" => {
-                            is_mixer(part)
-                        }
+                        "lfm2" | "lfm2moe" | "qwen3next" | "qwen35" | "qwen35moe"
+                        | "granitehybrid" => is_mixer(part),
                         _ => false,
                     };
                     if alike && !own && !parts(layer).contains_key(part) {

@@ -84,6 +84,8 @@ FAMILIES = {
                                            sliding_window=9, rope_parameters=dict(**YARN, truncate=False))),
     "lfm2": ("lfm2", "lfm2", dict(num_hidden_layers=4, intermediate_size=60, block_multiple_of=8, conv_L_cache=4, conv_bias=True,
                                   layer_types=["conv", "full_attention", "conv", "conv"], norm_eps=1e-5)),
+    "lfm2_moe": ("lfm2_moe", "lfm2moe", dict(num_hidden_layers=4, num_dense_layers=1, moe_intermediate_size=16, num_experts=6, num_experts_per_tok=2,
+                                             layer_types=["conv", "full_attention", "conv", "conv"], norm_eps=1e-5, routed_scaling_factor=1.4)),
     # Three value heads to a key head; heads of another size than keys.
     "qwen3_next": ("qwen3_next", "qwen3next", DELTA | dict(linear_value_head_dim=20, moe_intermediate_size=8, num_experts=6,
                                                            num_experts_per_tok=3, norm_topk_prob=True,
@@ -170,11 +172,11 @@ def random_model(config):
                 p.copy_(torch.tensor(mxfp4_values(p.shape)).swapaxes(1, 2))
             p.copy_(p.half().float())
         for name, p in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 p.normal_(0.0, 0.2)
             if name.endswith("layer_scalar"):
                 p.uniform_(0.7, 1.3)
-            if name.endswith(("e_score_correction_bias", "layer_scalar")):
+            if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
                 p.copy_(p.half().float())
     return model
 
@@ -242,8 +244,8 @@ def gguf_tensors(config, architecture, saved):
             continue
         if end in ("sinks", "layer_scalar"):
             stem, end = name, "weight"
-        if end == "e_score_correction_bias":
-            stem, end = name.removesuffix("_bias"), "bias"
+        if end in ("e_score_correction_bias", "expert_bias"):
+            stem, end = name if end == "expert_bias" else name.removesuffix("_bias"), "bias"
             x = x.reshape(-1)
         if stem.endswith("act_fn"):
             continue
@@ -257,8 +259,9 @@ def gguf_tensors(config, architecture, saved):
             continue
         expert = re.match(r"(.*)\.experts\.(\d+)\.(\w+)$", stem)
         if expert:
-            stem = f"{expert[1]}.experts.{expert[3]}".replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward") \
-                if "block_sparse_moe" in stem else f"{expert[1]}.experts.{expert[3]}"
+            stem = f"{expert[1]}.experts.{expert[3]}"
+            if re.search("block_sparse_moe|feed_forward", stem):
+                stem = stem.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
             yield f"{names.get_name(stem)}.{end}:{int(expert[2]):03}", x
             continue
         mapped = names.get_name(stem)
@@ -369,7 +372,7 @@ def write_metadata(w, architecture, config):
     if not c.get("use_double_wide_mlp"):
         w.add_feed_forward_length(n_ff)
     w.add_head_count(heads)
-    if architecture == "lfm2":
+    if architecture in ("lfm2", "lfm2moe"):
         w.add_head_count_kv([0 if t == "conv" else c["num_key_value_heads"] for t in c["layer_types"]])
         w.add_shortconv_l_cache(c["conv_L_cache"])
         w.add_layer_norm_rms_eps(c["norm_eps"])
@@ -432,6 +435,11 @@ def write_metadata(w, architecture, config):
         w.add_expert_count(experts)
         w.add_expert_used_count(c.get("num_experts_per_tok") or c.get("moe_k") or c["moe_topk"])
     write_relatives(w, architecture, c, rope)
+    if architecture == "lfm2moe":
+        w.add_leading_dense_block_count(c["num_dense_layers"])
+        w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        w.add_expert_weights_norm(c["norm_topk_prob"])
+        w.add_expert_weights_scale(c["routed_scaling_factor"])
     if architecture == "granitehybrid":
         write_granite_hybrid(w, c)
     if "linear_num_key_heads" in c:
@@ -440,7 +448,7 @@ def write_metadata(w, architecture, config):
         write_gemma4(w, config, rope)
     if architecture == "deepseek2":
         write_deepseek2(w, c, rope)
-    if architecture in ("qwen3moe", "gpt-oss", "ernie4_5-moe", "glm4moe", "hunyuan-moe", "minimax-m2", "qwen3next", "qwen35moe"):
+    if architecture in ("qwen3moe", "gpt-oss", "ernie4_5-moe", "glm4moe", "hunyuan-moe", "minimax-m2", "qwen3next", "qwen35moe", "lfm2moe"):
         w.add_expert_feed_forward_length(c.get("moe_intermediate_size") or c["intermediate_size"])
 
 
