@@ -54,7 +54,9 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     };
     for block in &network.blocks {
-        let Mixer::Attention(a) = &block.mixer;
+        let Mixer::Attention(a) = &block.mixer else {
+            panic!("llama has attention in every layer");
+        };
         assert_eq!(a.n_heads % a.n_kv_heads, 0);
         assert_eq!(a.q.weight.rows(), a.n_heads * a.head_dim);
         assert_eq!(a.k.weight.rows(), a.n_kv_heads * a.head_dim);
