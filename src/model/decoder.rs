@@ -131,7 +131,16 @@ impl<'a> Decoder<'a> {
 
     /// The network of these blocks: embedding, final norm and head by their usual names, the head
     /// tied to the embedding where there is none.
-    pub(super) fn network(&self, mut block: impl FnMut(usize) -> Result<Block>) -> Result<Network> {
+    pub(super) fn network(&self, block: impl FnMut(usize) -> Result<Block>) -> Result<Network> {
+        self.network_of(self.n_layers, block)
+    }
+
+    /// The same where the file's layers make another number of blocks.
+    pub(super) fn network_of(
+        &self,
+        n_blocks: usize,
+        mut block: impl FnMut(usize) -> Result<Block>,
+    ) -> Result<Network> {
         let (source, hidden) = (&self.source, self.hidden);
         let embedding = source.file.tensor("token_embd.weight")?;
         let n_vocab = source.find_size("vocab_size")?.unwrap_or(embedding.rows());
@@ -155,15 +164,11 @@ impl<'a> Decoder<'a> {
         };
         self.check_biases()?;
         let mut blocks = Vec::new();
-        if blocks.try_reserve_exact(self.n_layers).is_err() {
-            fail!(
-                OutOfMemory,
-                "{} layers could not be allocated",
-                self.n_layers
-            );
+        if blocks.try_reserve_exact(n_blocks).is_err() {
+            fail!(OutOfMemory, "{n_blocks} layers could not be allocated");
         }
-        for layer in 0..self.n_layers {
-            blocks.push(block(layer)?);
+        for index in 0..n_blocks {
+            blocks.push(block(index)?);
         }
         Ok(Network {
             architecture: source.architecture().to_owned(),
@@ -433,7 +438,17 @@ impl<'a> Decoder<'a> {
 
     /// Up and down.
     pub(super) fn plain(&self, layer: usize, activation: Activation) -> Result<FeedForward> {
-        let (source, hidden, n_ff) = (&self.source, self.hidden, self.n_ff()?);
+        self.plain_of(layer, self.n_ff()?, activation)
+    }
+
+    /// The same with an inner width of its own.
+    pub(super) fn plain_of(
+        &self,
+        layer: usize,
+        n_ff: usize,
+        activation: Activation,
+    ) -> Result<FeedForward> {
+        let (source, hidden) = (&self.source, self.hidden);
         let name = |part: &str| format!("blk.{layer}.{part}");
         Ok(FeedForward::Dense(Box::new(Mlp {
             gate: None,

@@ -8,8 +8,8 @@ const KV_HEADS: &str = "attention.head_count_kv";
 /// Positions that a convolution sees at most.
 const MAX_WIDTH: usize = 64;
 
-/// KV heads of each layer, where the file says so.
-fn per_layer(source: &Source, key: &str, n_layers: usize) -> Result<Option<Vec<u64>>> {
+/// A number of each layer, such as its KV heads, where the file has one for each.
+pub(super) fn per_layer(source: &Source, key: &str, n_layers: usize) -> Result<Option<Vec<u64>>> {
     let full = source.key(key);
     if !matches!(source.file.metadata.get(&full), Some(Value::Array(_))) {
         return Ok(None);

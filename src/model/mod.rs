@@ -25,6 +25,7 @@ mod llama;
 mod mamba2;
 mod minimax_m2;
 mod mistral3;
+mod nemotron_h;
 mod network;
 mod olmo2;
 mod phi2;
@@ -81,6 +82,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("llama", llama::describe),
     ("minimax-m2", minimax_m2::describe),
     ("mistral3", mistral3::describe),
+    ("nemotron_h", nemotron_h::describe),
     ("olmo2", olmo2::describe),
     ("phi2", phi2::describe),
     ("phi3", phi3::describe),

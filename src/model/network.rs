@@ -705,6 +705,8 @@ pub enum FeedForward {
     Dense(Box<Mlp>),
     /// A mixture of experts.
     Experts(Box<Experts>),
+    /// Nothing: the block ends with its mixer. It is sequential, without a norm of this part.
+    None,
 }
 
 /// `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate.
@@ -827,6 +829,7 @@ impl Block {
                     all.extend(&shared.gate);
                 }
             }
+            FeedForward::None => {}
         }
         if let Some(input) = &self.per_layer {
             all.extend([&input.gate, &input.projection]);
@@ -866,7 +869,7 @@ impl Network {
         let others = blocks().flat_map(|block| {
             let selection = match &block.feed_forward {
                 FeedForward::Experts(experts) => experts.selection_bias.as_ref(),
-                FeedForward::Dense(_) => None,
+                FeedForward::Dense(_) | FeedForward::None => None,
             };
             block.mixer.vectors().map(Some).chain([selection])
         });

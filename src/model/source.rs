@@ -116,7 +116,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    fn check_size(&self, suffix: &str, v: u64) -> Result<usize> {
+    pub(super) fn check_size(&self, suffix: &str, v: u64) -> Result<usize> {
         match usize::try_from(v) {
             Ok(v) if (1..=MAX_SIZE).contains(&v) => Ok(v),
             _ => Err(self.invalid(suffix, &format!("is {v}; it must be from 1 to {MAX_SIZE}"))),

@@ -50,6 +50,7 @@ pub const FAMILIES: &[&str] = &[
     "lfm2_moe",
     "mistral",
     "mixtral",
+    "nemotron_h",
     "olmo2",
     "olmo3",
     "phi2",

@@ -99,6 +99,7 @@ fn feed_forward_part(block: &Block, x: &Rows) -> Rows {
     let y = match &block.feed_forward {
         FeedForward::Dense(mlp) => feed_forward(mlp, x),
         FeedForward::Experts(e) => experts(e, x),
+        FeedForward::None => x.iter().map(|row| vec![0.0; row.len()]).collect(),
     };
     norm(block.feed_forward_post_norm.as_ref(), &y)
 }

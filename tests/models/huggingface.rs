@@ -264,6 +264,37 @@ fn configs_of_older_versions_mean_the_same() {
 }
 
 #[test]
+fn older_spellings_of_nemotron_are_known() {
+    let plain = Folder::family("nemotron_h");
+    let mut folder = plain.clone();
+    folder.config.remove("layers_block_type");
+    folder.set("hybrid_override_pattern", json!("M-M*-M"));
+    folder.set("num_hidden_layers", json!(6));
+    let tensors = std::mem::take(&mut folder.tensors);
+    for (name, tensor) in tensors {
+        folder
+            .tensors
+            .insert(name.replacen("model.", "backbone.", 1), tensor);
+    }
+    assert_same_tensors("nemotron_h", &folder.ready(), &plain.ready());
+    assert_eq!(
+        own_keys(&folder.open().unwrap()),
+        own_keys(&plain.open().unwrap())
+    );
+    for (pattern, needed) in [
+        ("M-M*-", "num_hidden_layers is 6, but 5"),
+        ("M-M*-E", "hybrid_override_pattern has layers with experts"),
+        ("M-M*-x", "hybrid_override_pattern"),
+        ("M--*-M", "layer 2 is a feed-forward part"),
+    ] {
+        folder.set("hybrid_override_pattern", json!(pattern));
+        let e = folder.open().map(|file| Network::from_file(&file));
+        let e = e.and_then(|network| network).unwrap_err();
+        assert!(e.message.contains(needed), "{pattern}: {e}");
+    }
+}
+
+#[test]
 fn the_text_part_of_a_larger_model_is_found() {
     let plain = Folder::family("gemma3");
     let mut folder = plain.clone();

@@ -259,6 +259,7 @@ impl Layer {
                 FeedForward::Experts(experts) => {
                     FeedForwardLayer::Experts(Box::new(ExpertLayer::new(experts, isa)?))
                 }
+                FeedForward::None => FeedForwardLayer::None,
             },
             feed_forward_post_norm: NormWeights::find(&block.feed_forward_post_norm)?,
             parallel: block.parallel,
@@ -290,6 +291,7 @@ impl Layer {
         let feed_forward = match &self.feed_forward {
             FeedForwardLayer::Dense(dense) => dense.products().map(Product::bias_len).sum(),
             FeedForwardLayer::Experts(experts) => experts.vector_len(),
+            FeedForwardLayer::None => 0,
         };
         let input = self.input.as_ref().map_or(0, |input| input.floats());
         norms.sum::<usize>() + mixer + feed_forward + input
@@ -305,6 +307,7 @@ pub(super) fn table_len(rope: &Rope) -> usize {
 pub(super) enum FeedForwardLayer {
     Dense(Box<DenseLayer>),
     Experts(Box<ExpertLayer>),
+    None,
 }
 
 /// One feed-forward for all tokens.

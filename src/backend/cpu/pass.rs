@@ -158,6 +158,7 @@ impl Pass<'_, '_> {
                 self.add_outputs(post)?;
                 self.marks.end(Kind::Down, || experts.bytes_per_token().1);
             }
+            FeedForwardLayer::None => {}
         }
         if let Some(input) = &layer.input {
             self.add_input(input)?;

@@ -41,6 +41,8 @@ pub enum FeedForwardPlan {
     Dense(MlpPlan),
     /// A mixture of experts.
     Experts(Box<ExpertsPlan>),
+    /// Nothing.
+    None,
 }
 
 /// A feed-forward part on the device.
@@ -190,6 +192,7 @@ impl Jobs {
                 FeedForward::Experts(experts) => {
                     FeedForwardPlan::Experts(Box::new(self.experts(experts)?))
                 }
+                FeedForward::None => FeedForwardPlan::None,
             },
             feed_forward_post_norm: self.find_norm(&block.feed_forward_post_norm)?,
             parallel: block.parallel,
@@ -341,6 +344,7 @@ impl Plan {
             match &l.feed_forward {
                 FeedForwardPlan::Dense(mlp) => matrices.extend([&mlp.up, &mlp.down]),
                 FeedForwardPlan::Experts(experts) => matrices.extend(experts.common_matrices()),
+                FeedForwardPlan::None => {}
             }
             matrices
         })
@@ -349,7 +353,7 @@ impl Plan {
     /// The layers' mixtures of experts.
     pub fn experts(&self) -> impl Iterator<Item = &ExpertsPlan> {
         self.layers.iter().filter_map(|l| match &l.feed_forward {
-            FeedForwardPlan::Dense(_) => None,
+            FeedForwardPlan::Dense(_) | FeedForwardPlan::None => None,
             FeedForwardPlan::Experts(experts) => Some(&**experts),
         })
     }

@@ -172,6 +172,7 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
             ops.mark(Work::Down, mlp.down.bytes())
         }
         FeedForwardPlan::Experts(experts) => walk_experts(ops, norm, experts, &fed),
+        FeedForwardPlan::None => Ok(()),
     }
 }
 

@@ -46,7 +46,7 @@ fn weight_bytes(network: &Network) -> u64 {
             let norms: usize = block.norms().map(|n| n.weight.bytes().len()).sum();
             let all: u64 = block.linears().into_iter().map(linear).sum();
             let idle = match &block.feed_forward {
-                FeedForward::Dense(_) => 0,
+                FeedForward::Dense(_) | FeedForward::None => 0,
                 FeedForward::Experts(e) => {
                     let experts: u64 = [&e.gate, &e.up, &e.down].map(linear).iter().sum();
                     experts / e.n_experts as u64 * (e.n_experts - e.n_used) as u64

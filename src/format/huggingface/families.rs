@@ -3,7 +3,7 @@
 
 use super::json::Config;
 use super::keys::{self, Keys};
-use super::{delta_net, gemma4, latent, mamba2, relatives};
+use super::{delta_net, gemma4, latent, mamba2, nemotron_h, relatives};
 use crate::error::{Error, Result, Status, fail};
 use serde_json::{Value, json};
 
@@ -444,6 +444,34 @@ const FAMILIES: &[Family] = &[
         ..LLAMA
     },
     Family {
+        model_types: &["nemotron_h"],
+        classes: &["NemotronHForCausalLM"],
+        architecture: "nemotron_h",
+        activations: &["relu2"],
+        parts: &[&[
+            ("norm", "attn_norm"),
+            ("mixer.q_proj", "attn_q"),
+            ("mixer.k_proj", "attn_k"),
+            ("mixer.v_proj", "attn_v"),
+            ("mixer.o_proj", "attn_output"),
+            ("mixer.in_proj", "ssm_in"),
+            ("mixer.conv1d", "ssm_conv1d"),
+            ("mixer.out_proj", "ssm_out"),
+            ("mixer.up_proj", "ffn_up"),
+            ("mixer.down_proj", "ffn_down"),
+        ]],
+        layout: Layout::Same,
+        rope: false,
+        defaults: || {
+            json!({"layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2", "head_dim": 128,
+                "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128,
+                "conv_kernel": 4, "use_conv_bias": true})
+        },
+        bias_flags: &["use_conv_bias", "mlp_bias"],
+        keys: nemotron_h::keys,
+        ..LLAMA
+    },
+    Family {
         model_types: &["smollm3"],
         classes: &["SmolLM3ForCausalLM"],
         architecture: "smollm3",
@@ -872,11 +900,20 @@ impl Family {
                 config.set_default(&key, value);
             }
         }
+        if family.architecture == "nemotron_h" {
+            nemotron_h::count_layers(config)?;
+        }
         Ok(family)
     }
 
     fn check_activation(&self, config: &Config) -> Result<()> {
-        for key in ["hidden_activation", "activation_function", "hidden_act"] {
+        const KEYS: [&str; 4] = [
+            "hidden_activation",
+            "activation_function",
+            "hidden_act",
+            "mlp_hidden_act",
+        ];
+        for key in KEYS {
             if let Some(activation) = config.find_str(key)? {
                 // An older key beside the newer one says what once was.
                 return match self.activations.contains(&activation) {

@@ -37,7 +37,7 @@ const NAMES: &[(&str, &[&str])] = &[
     ("feed_forward_length", &["intermediate_size", "n_inner"]),
     (
         "attention.layer_norm_rms_epsilon",
-        &["rms_norm_eps", "norm_eps"],
+        &["rms_norm_eps", "norm_eps", "layer_norm_epsilon"],
     ),
     ("shortconv.l_cache", &["conv_L_cache"]),
     (
@@ -103,17 +103,23 @@ const NAMES: &[(&str, &[&str])] = &[
     ("expert_weights_norm", &["norm_topk_prob"]),
     (
         "ssm.conv_kernel",
-        &["linear_conv_kernel_dim", "mamba_d_conv"],
+        &["linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"],
     ),
-    ("ssm.inner_size", &["linear_value_head_dim", "mamba_expand"]),
-    ("ssm.state_size", &["linear_key_head_dim", "mamba_d_state"]),
+    (
+        "ssm.inner_size",
+        &["linear_value_head_dim", "mamba_expand", "mamba_head_dim"],
+    ),
+    (
+        "ssm.state_size",
+        &["linear_key_head_dim", "mamba_d_state", "ssm_state_size"],
+    ),
     (
         "ssm.time_step_rank",
-        &["linear_num_value_heads", "mamba_n_heads"],
+        &["linear_num_value_heads", "mamba_n_heads", "mamba_num_heads"],
     ),
     (
         "ssm.group_count",
-        &["linear_num_key_heads", "mamba_n_groups"],
+        &["linear_num_key_heads", "mamba_n_groups", "n_groups"],
     ),
     ("attention.recurrent_layers", &["layer_types"]),
     (
@@ -284,6 +290,7 @@ impl<'a> Keys<'a> {
             {
                 Ok(false)
             }
+            Some(_) if self.architecture == "nemotron_h" => Ok(false),
             _ => Err(wrong(KEY, ty, "sliding_attention or full_attention")),
         });
         windowed.collect::<Result<_>>().map(Some)

@@ -70,16 +70,7 @@ fn recurrent(k: &Keys) -> Result<Vec<bool>> {
 fn sizes(k: &mut Keys) -> Result<()> {
     const HEADS: &str = "mamba_n_heads";
     const HEAD_DIM: &str = "mamba_d_head";
-    const LIMIT: &str = "time_step_limit";
-    k.refuse("mamba_proj_bias")?;
-    if let Some(limit) = k.config.find(LIMIT)
-        && !is_no_limit(limit)
-    {
-        fail!(
-            Unsupported,
-            "config.json: {LIMIT} is {limit}; only [0, Infinity] is supported"
-        );
-    }
+    refuse_others(k)?;
     let size = |key: &str| k.config.size(&[key]);
     let inner = size("mamba_expand")?.saturating_mul(size("hidden_size")?);
     let heads = size(HEADS)?;
@@ -106,6 +97,19 @@ fn sizes(k: &mut Keys) -> Result<()> {
         k.set(key, value);
     }
     Ok(())
+}
+
+/// Refuses what no backend does.
+pub(super) fn refuse_others(k: &Keys) -> Result<()> {
+    const LIMIT: &str = "time_step_limit";
+    k.refuse("mamba_proj_bias")?;
+    match k.config.find(LIMIT) {
+        Some(limit) if !is_no_limit(limit) => fail!(
+            Unsupported,
+            "config.json: {LIMIT} is {limit}; only [0, Infinity] is supported"
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Whether these are limits that no time step reaches, however infinity is spelled.
@@ -155,15 +159,18 @@ pub(super) fn tensors(
         Ok(vec![(names[0], half(0)?), (names[1], half(rows)?)])
     };
     let n_experts = keys.count("num_local_experts")?;
+    // Nemotron-H calls what a layer does its mixer.
+    let mixer = ["mamba.", "mixer."];
+    let own = mixer.iter().find_map(|mixer| part.strip_prefix(mixer));
     let shared = |own: &'static str, beside: &'static str| match n_experts {
         0 => own,
         _ => beside,
     };
-    Ok(Some(match part {
-        "mamba.A_log" => column("ssm_a", |x| -f64::from(x).exp() as f32)?,
-        "mamba.D" => column("ssm_d", |x| x)?,
-        "mamba.dt_bias" => vec![("ssm_dt.bias", small(&stored.name, dims, &stored.values()?)?)],
-        "mamba.conv1d.weight" => {
+    Ok(Some(match own.unwrap_or(part) {
+        "A_log" => column("ssm_a", |x| -f64::from(x).exp() as f32)?,
+        "D" => column("ssm_d", |x| x)?,
+        "dt_bias" => vec![("ssm_dt.bias", small(&stored.name, dims, &stored.values()?)?)],
+        "conv1d.weight" => {
             let taps = match dims[..] {
                 [width, 1, channels] | [width, channels] => vec![width, channels],
                 _ => return Err(misshapen(stored, "some taps of each channel")),
@@ -173,8 +180,8 @@ pub(super) fn tensors(
                 small(&stored.name, taps, &stored.values()?)?,
             )]
         }
-        "mamba.norm.weight" => {
-            let groups = keys.config.size(&["mamba_n_groups"])? as usize;
+        "norm.weight" if own.is_some() => {
+            let groups = keys.config.size(&["mamba_n_groups", "n_groups"])? as usize;
             let values = stored.values()?;
             if !values.len().is_multiple_of(groups) {
                 let needed = format!("{groups} groups of the same size");

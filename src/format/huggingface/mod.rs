@@ -23,6 +23,7 @@ mod keys;
 mod latent;
 mod mamba2;
 mod mxfp4;
+mod nemotron_h;
 mod presplit;
 mod relatives;
 mod rope;

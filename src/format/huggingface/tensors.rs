@@ -18,12 +18,14 @@ const TOP: &[(&str, &str)] = &[
     ("per_layer_model_projection", "per_layer_model_proj"),
     ("per_layer_projection_norm", "per_layer_proj_norm"),
     ("embed_tokens", "token_embd"),
+    ("embeddings", "token_embd"),
     ("wte", "token_embd"),
     ("wpe", "position_embd"),
     ("norm", "output_norm"),
     ("final_layernorm", "output_norm"),
     ("embedding_norm", "token_embd_norm"),
     ("ln_f", "output_norm"),
+    ("norm_f", "output_norm"),
     ("lm_head", "output"),
 ];
 /// Flags of the config, and the parts of a layer that have biases where it is set.
@@ -43,9 +45,16 @@ const BIASES: &[(&str, &[&str])] = &[
     ),
     ("conv_bias", &["conv.in_proj", "conv.conv", "conv.out_proj"]),
     ("mamba_conv_bias", &["mamba.conv1d"]),
+    ("use_conv_bias", &["mixer.conv1d"]),
     (
         "mlp_bias",
-        &["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
+        &[
+            "mlp.gate_proj",
+            "mlp.up_proj",
+            "mlp.down_proj",
+            "mixer.up_proj",
+            "mixer.down_proj",
+        ],
     ),
     (
         "use_bias",
@@ -63,7 +72,7 @@ const BIASES: &[(&str, &[&str])] = &[
     ),
 ];
 /// What may stand before a name.
-const PREFIXES: [&str; 3] = ["model.", "language_model.", "transformer."];
+const PREFIXES: [&str; 4] = ["model.", "language_model.", "transformer.", "backbone."];
 /// Parts of a model that are none of the text part: it sees, hears, or guesses ahead.
 const OTHER_PARTS: [&str; 8] = [
     // Layers that guess further tokens ahead.
@@ -236,7 +245,7 @@ impl<'a> Folder<'a> {
         };
         match &self.delta_net {
             Some(net) => net.tensors(self, &full, stored),
-            None if self.architecture() == "granitehybrid" => {
+            None if matches!(self.architecture(), "granitehybrid" | "nemotron_h") => {
                 mamba2::tensors(self, self.keys, &full, stored)
             }
             None => Ok(None),
@@ -361,6 +370,8 @@ impl<'a> Folder<'a> {
             ("gpt2", "token_embd") => "wte",
             ("gpt2", "output_norm") => "ln_f",
             ("phi2", "output_norm") => "final_layernorm",
+            ("nemotron_h", "token_embd") => "embeddings",
+            ("nemotron_h", "output_norm") => "norm_f",
             _ => TOP
                 .iter()
                 .find(|(_, top)| *top == stem)
@@ -430,6 +441,8 @@ impl<'a> Folder<'a> {
                         // Layers with different mixers; what each needs is checked with the network.
                         "lfm2" | "lfm2moe" | "qwen3next" | "qwen35" | "qwen35moe"
                         | "granitehybrid" => is_mixer(part),
+                        // Layers that are one part each.
+                        "nemotron_h" => !part.starts_with("attn_norm."),
                         _ => false,
                     };
                     if alike && !own && !parts(layer).contains_key(part) {

@@ -97,6 +97,12 @@ FAMILIES = {
                                                                          position_embedding_type="rope", tie_word_embeddings=True)),
     "granite_hybrid_moe": ("granitemoehybrid", "granitehybrid", MAMBA | dict(num_local_experts=5, num_experts_per_tok=2,
                                                                              intermediate_size=16, shared_intermediate_size=12)),
+    # One part a layer, feed-forward parts behind some of the mixers only.
+    "nemotron_h": ("nemotron_h", "nemotron_h", dict(hidden_size=40, num_attention_heads=4, num_key_value_heads=2, head_dim=20,
+                                                    intermediate_size=36, mlp_bias=True, mamba_num_heads=6, mamba_head_dim=8, n_groups=2,
+                                                    ssm_state_size=12, conv_kernel=4, time_step_min=1e-9,
+                                                    layers_block_type=["linear_attention", "mlp", "linear_attention", "full_attention",
+                                                                       "mlp", "linear_attention"])),
     "glm4": ("glm4", "glm4", dict(head_dim=20, hidden_size=40, attention_bias=True,
                                   rope_parameters=dict(**FLOAT, partial_rotary_factor=0.6))),
     "cohere2": ("cohere2", "cohere2", dict(num_hidden_layers=5, sliding_window=8, logit_scale=0.25)),
@@ -219,6 +225,12 @@ def gguf_tensors(config, architecture, saved):
         if ".mamba." in name or ".shared_mlp." in name or ".block_sparse_moe." in name and architecture == "granitehybrid":
             yield from granite_hybrid(config, name, x)
             continue
+        if architecture == "nemotron_h":
+            name = re.sub(r"^(model|backbone)\.", "backbone.", name)
+            of_mixer = re.match(r"backbone\.layers\.(\d+)\.mixer\.(.*)", name)
+            if of_mixer and re.match("in_proj|out_proj|conv1d|A_log|D$|dt_bias|norm", of_mixer[2]):
+                yield from mamba2(f"blk.{of_mixer[1]}.", of_mixer[2], x, config.n_groups)
+                continue
         if ".linear_attn." in name:
             yield from delta_net(config, architecture, name, x)
             continue
@@ -324,19 +336,24 @@ def granite_hybrid(config, name, x):
     elif part in ("output_linear.weight", "experts.down_proj"):
         yield blk + "ffn_down_exps.weight", x
     else:
-        name, x = {
-            "in_proj.weight": ("ssm_in.weight", x),
-            "conv1d.weight": ("ssm_conv1d.weight", x.squeeze(1) if x.ndim == 3 else x),
-            "conv1d.bias": ("ssm_conv1d.bias", x),
-            "A_log": ("ssm_a", -np.exp(x.astype(np.float64)).astype(np.float32).reshape(-1, 1)),
-            "D": ("ssm_d", x.reshape(-1, 1)),
-            "dt_bias": ("ssm_dt.bias", x),
-            "norm.weight": ("ssm_norm.weight", x.reshape(config.mamba_n_groups, -1)),
-            "out_proj.weight": ("ssm_out.weight", x),
-            "router.layer.weight": ("ffn_gate_inp.weight", x),
-            "router.weight": ("ffn_gate_inp.weight", x),
-        }[part]
-        yield blk + name, x
+        yield from mamba2(blk, part, x, config.mamba_n_groups)
+
+
+def mamba2(blk, part, x, n_groups):
+    """A tensor of Mamba 2, or of a router beside it."""
+    name, change = {
+        "in_proj.weight": ("ssm_in.weight", lambda x: x),
+        "conv1d.weight": ("ssm_conv1d.weight", lambda x: x.squeeze(1) if x.ndim == 3 else x),
+        "conv1d.bias": ("ssm_conv1d.bias", lambda x: x),
+        "A_log": ("ssm_a", lambda x: -np.exp(x.astype(np.float64)).astype(np.float32).reshape(-1, 1)),
+        "D": ("ssm_d", lambda x: x.reshape(-1, 1)),
+        "dt_bias": ("ssm_dt.bias", lambda x: x),
+        "norm.weight": ("ssm_norm.weight", lambda x: x.reshape(n_groups, -1)),
+        "out_proj.weight": ("ssm_out.weight", lambda x: x),
+        "router.layer.weight": ("ffn_gate_inp.weight", lambda x: x),
+        "router.weight": ("ffn_gate_inp.weight", lambda x: x),
+    }[part]
+    yield blk + name, change(x)
 
 
 def merged(tensors):
@@ -353,11 +370,12 @@ def merged(tensors):
 
 def write_metadata(w, architecture, config):
     c = config.to_dict()
-    ropes = c.get("rope_parameters") or {}
+    # Nemotron-H has rope in its config alone.
+    ropes = c.get("rope_parameters") or {} if architecture != "nemotron_h" else {}
     rope = ropes.get("full_attention", ropes)
     heads = c.get("num_attention_heads") or c["n_head"]
     hidden = c.get("hidden_size") or c["n_embd"]
-    layers = c.get("num_hidden_layers") or c["n_layer"]
+    layers = getattr(config, "num_hidden_layers", 0) or c["n_layer"]
     w.add_tokenizer_model("no_vocab")
     w.add_vocab_size(c["vocab_size"])
     w.add_context_length(c.get("max_position_embeddings") or c["n_positions"])
@@ -369,13 +387,19 @@ def write_metadata(w, architecture, config):
         n_ff = -(-int(c["block_ffn_dim_multiplier"] * int(2 * n_ff / 3)) // multiple) * multiple
     if architecture == "granitehybrid" and not c["num_local_experts"]:
         n_ff = c["shared_intermediate_size"]
-    if not c.get("use_double_wide_mlp"):
+    if architecture == "nemotron_h":
+        w.add_feed_forward_length([n_ff if t == "mlp" else 0 for t in config.layers_block_type])
+    elif not c.get("use_double_wide_mlp"):
         w.add_feed_forward_length(n_ff)
     w.add_head_count(heads)
     if architecture in ("lfm2", "lfm2moe"):
         w.add_head_count_kv([0 if t == "conv" else c["num_key_value_heads"] for t in c["layer_types"]])
         w.add_shortconv_l_cache(c["conv_L_cache"])
         w.add_layer_norm_rms_eps(c["norm_eps"])
+    elif architecture == "nemotron_h":
+        w.add_head_count_kv([config.num_key_value_heads if t == "full_attention" else 0 for t in config.layers_block_type])
+        w.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+        write_nemotron_h(w, config)
     elif architecture == "granitehybrid":
         w.add_head_count_kv([c["num_key_value_heads"] if t == "full_attention" else 0 for t in c["layer_types"]])
     elif "num_key_value_heads" in c and architecture not in ("gemma4", "deepseek2"):
@@ -430,7 +454,7 @@ def write_metadata(w, architecture, config):
     if architecture == "cohere2":
         w.add_logit_scale(c["logit_scale"])
         w.add_rope_scaling_type(gguf.RopeScalingType.NONE)
-    experts = next((c[key] for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") if c.get(key)), None)
+    experts = architecture != "nemotron_h" and next((c[key] for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") if c.get(key)), None)
     if experts:
         w.add_expert_count(experts)
         w.add_expert_used_count(c.get("num_experts_per_tok") or c.get("moe_k") or c["moe_topk"])
@@ -487,6 +511,14 @@ def write_granite_hybrid(w, c):
     w.add_rope_scaling_finetuned(c["position_embedding_type"] == "rope")
     if c["num_local_experts"]:
         w.add_expert_shared_feed_forward_length(c["shared_intermediate_size"])
+
+
+def write_nemotron_h(w, config):
+    w.add_ssm_conv_kernel(config.conv_kernel)
+    w.add_ssm_state_size(config.ssm_state_size)
+    w.add_ssm_group_count(config.n_groups)
+    w.add_ssm_time_step_rank(config.mamba_num_heads)
+    w.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
 
 
 def write_delta_net(w, c):

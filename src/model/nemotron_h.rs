@@ -1,0 +1,104 @@
+//! `nemotron_h`: Nemotron-H. Each of its layers is one of Mamba 2, attention without positions, and a
+//! feed-forward part, with a norm before it. A block is a layer of the first two kinds and, if one
+//! follows, the feed-forward part behind it.
+
+use super::decoder::{Decoder, bare_block};
+use super::hybrid::{kv_heads, per_layer};
+use super::mamba2::Sizes;
+use super::{Activation, Block, FeedForward, Mixer, Network, NormKind};
+use crate::error::{Result, fail};
+use crate::format::ModelFile;
+
+const KV_HEADS: &str = "attention.head_count_kv";
+const N_FF: &str = "feed_forward_length";
+
+/// What a layer is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Recurrent,
+    Attention,
+    FeedForward,
+}
+
+pub(super) fn describe(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read_with(file, "nemotron_h", NormKind::Rms, kv_heads)?;
+    d.refuse_experts()?;
+    let kinds = kinds(&d)?;
+    let sizes = match kinds.contains(&Kind::Recurrent) {
+        true => Some(Sizes::read(&d)?),
+        false => None,
+    };
+    let widths = per_layer(&d.source, N_FF, d.n_layers)?;
+    let mixers = mixers(&kinds)?;
+    d.network_of(mixers.len(), |i| {
+        let layer = mixers[i];
+        let mixer: Mixer = match &sizes {
+            Some(sizes) if kinds[layer] == Kind::Recurrent => sizes.layer(&d, layer)?.into(),
+            _ => d.attention(layer, None)?.into(),
+        };
+        let next = layer + 1;
+        let behind = kinds.get(next) == Some(&Kind::FeedForward);
+        let (feed_forward_norm, feed_forward) = match (behind, &widths) {
+            (false, _) => (None, FeedForward::None),
+            (true, None) => (
+                d.norm(next, "attn_norm")?,
+                d.plain(next, Activation::ReluSquared)?,
+            ),
+            (true, Some(widths)) => {
+                let n_ff = d.source.check_size(N_FF, widths[next])?;
+                let part = d.plain_of(next, n_ff, Activation::ReluSquared)?;
+                (d.norm(next, "attn_norm")?, part)
+            }
+        };
+        Ok(Block {
+            mixer_norm: d.norm(layer, "attn_norm")?,
+            feed_forward_norm,
+            ..bare_block(mixer, feed_forward)
+        })
+    })
+}
+
+/// What each layer is: attention where it has KV heads, a feed-forward part where it has an inner width,
+/// Mamba 2 else. Where one number stands for all layers, their tensors say it.
+fn kinds(d: &Decoder) -> Result<Vec<Kind>> {
+    let heads = per_layer(&d.source, KV_HEADS, d.n_layers)?;
+    let widths = per_layer(&d.source, N_FF, d.n_layers)?;
+    let has = |layer: usize, part: &str| d.source.has(&format!("blk.{layer}.{part}"));
+    let kind = |layer: usize| {
+        let attends = match &heads {
+            Some(heads) => heads[layer] > 0,
+            None => has(layer, "attn_q"),
+        };
+        let feeds = match &widths {
+            Some(widths) => widths[layer] > 0,
+            None => has(layer, "ffn_up"),
+        };
+        Ok(match (attends, feeds) {
+            (true, false) => Kind::Attention,
+            (false, true) => Kind::FeedForward,
+            (false, false) => Kind::Recurrent,
+            (true, true) => {
+                let problem = format!("gives layer {layer} an inner width, but it attends");
+                return Err(d.source.invalid(N_FF, &problem));
+            }
+        })
+    };
+    (0..d.n_layers).map(kind).collect()
+}
+
+/// The layers that mix positions.
+fn mixers(kinds: &[Kind]) -> Result<Vec<usize>> {
+    let mut mixers = Vec::new();
+    for (layer, kind) in kinds.iter().enumerate() {
+        let behind_mixer = layer > 0 && kinds[layer - 1] != Kind::FeedForward;
+        match kind {
+            Kind::FeedForward if !behind_mixer => fail!(
+                Unsupported,
+                "layer {layer} is a feed-forward part that follows neither Mamba 2 nor attention"
+            ),
+            Kind::FeedForward => {}
+            Kind::Recurrent | Kind::Attention => mixers.push(layer),
+        }
+    }
+    Ok(mixers)
+}
