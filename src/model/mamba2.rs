@@ -24,12 +24,18 @@ impl Sizes {
         let source = &d.source;
         let (inner, n_heads) = (source.size(INNER)?, source.size(HEADS)?);
         if !inner.is_multiple_of(n_heads) {
-            let problem = format!("is {inner}, which is not a multiple of the {n_heads} heads");
+            let problem = format!(
+                "is {inner}, which is not a multiple of {}, {n_heads}",
+                source.key_name(HEADS)
+            );
             return Err(source.invalid(INNER, &problem));
         }
         let n_groups = source.size(GROUPS)?;
         if !n_heads.is_multiple_of(n_groups) {
-            let problem = format!("is {n_groups}, which does not divide the {n_heads} heads");
+            let problem = format!(
+                "is {n_groups}, which does not divide {}, {n_heads}",
+                source.key_name(HEADS)
+            );
             return Err(source.invalid(GROUPS, &problem));
         }
         let state_dim = source.size(STATE)?;

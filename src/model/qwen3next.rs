@@ -126,14 +126,18 @@ impl Sizes {
         let n_key_heads = source.size(KEY_HEADS)?;
         let n_value_heads = source.size(VALUE_HEADS)?;
         if !n_value_heads.is_multiple_of(n_key_heads) {
-            let problem =
-                format!("is {n_key_heads}, which does not divide the {n_value_heads} value heads");
+            let problem = format!(
+                "is {n_key_heads}, which does not divide {}, {n_value_heads}",
+                source.key_name(VALUE_HEADS)
+            );
             return Err(source.invalid(KEY_HEADS, &problem));
         }
         let values = source.size(INNER)?;
         if !values.is_multiple_of(n_value_heads) {
-            let problem =
-                format!("is {values}, which is not a multiple of the {n_value_heads} value heads");
+            let problem = format!(
+                "is {values}, which is not a multiple of {}, {n_value_heads}",
+                source.key_name(VALUE_HEADS)
+            );
             return Err(source.invalid(INNER, &problem));
         }
         let key_dim = source.size(KEY_DIM)?;

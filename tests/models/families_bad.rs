@@ -327,6 +327,74 @@ fn contradictions_are_refused_by_key() {
         ("lfm2", "shortconv.l_cache", 0u32.into(), InvalidModel),
         ("lfm2", "shortconv.l_cache", 1u32.into(), InvalidModel),
         ("lfm2", "shortconv.l_cache", 65u32.into(), InvalidModel),
+        (
+            "granite_hybrid",
+            "ssm.conv_kernel",
+            0u32.into(),
+            InvalidModel,
+        ),
+        (
+            "granite_hybrid",
+            "ssm.conv_kernel",
+            1u32.into(),
+            InvalidModel,
+        ),
+        (
+            "granite_hybrid",
+            "ssm.conv_kernel",
+            65u32.into(),
+            InvalidModel,
+        ),
+        (
+            "granite_hybrid",
+            "ssm.time_step_rank",
+            0u32.into(),
+            InvalidModel,
+        ),
+        (
+            "granite_hybrid",
+            "ssm.time_step_rank",
+            7u32.into(),
+            InvalidModel,
+        ),
+        (
+            "granite_hybrid",
+            "ssm.group_count",
+            3u32.into(),
+            InvalidModel,
+        ),
+        (
+            "granite_hybrid",
+            "ssm.group_count",
+            0u32.into(),
+            InvalidModel,
+        ),
+        (
+            "granite_hybrid",
+            "ssm.state_size",
+            0u32.into(),
+            InvalidModel,
+        ),
+        (
+            "granite_hybrid",
+            "ssm.state_size",
+            u64::MAX.into(),
+            InvalidModel,
+        ),
+        (
+            "granite_hybrid",
+            "ssm.inner_size",
+            u64::MAX.into(),
+            InvalidModel,
+        ),
+        ("nemotron_h", "ssm.group_count", 4u32.into(), InvalidModel),
+        ("nemotron_h", "ssm.inner_size", 47u32.into(), InvalidModel),
+        ("nemotron_h", "ssm.conv_kernel", 0u32.into(), InvalidModel),
+        ("nemotron_h", "expert_count", 4u32.into(), Unsupported),
+        ("qwen3_5", "ssm.conv_kernel", 0u32.into(), InvalidModel),
+        ("qwen3_5", "ssm.group_count", 4u32.into(), InvalidModel),
+        ("qwen3_5", "ssm.time_step_rank", 5u32.into(), InvalidModel),
+        ("qwen3_5", "ssm.state_size", 0u32.into(), InvalidModel),
     ];
     for (name, key, value, status) in cases {
         let mut edited = Edited::of(&open_family(name));
@@ -348,6 +416,27 @@ fn patterns_have_a_value_for_each_layer() {
         ),
         ("smollm3", "attention.rope_pattern", Array::Bool(vec![true])),
         ("lfm2", "attention.head_count_kv", Array::U64(vec![0, 1])),
+        (
+            "granite_hybrid",
+            "attention.head_count_kv",
+            Array::U64(vec![0, 2, 0, 0, 0]),
+        ),
+        (
+            "nemotron_h",
+            "attention.head_count_kv",
+            Array::U64(vec![0, 0, 0, 2, 0]),
+        ),
+        (
+            "nemotron_h",
+            "feed_forward_length",
+            Array::U64(vec![0, 36, 0, 0, 36]),
+        ),
+        // A layer is one part.
+        (
+            "nemotron_h",
+            "feed_forward_length",
+            Array::U64(vec![0, 36, 0, 36, 36, 0]),
+        ),
     ] {
         let whole = Edited::of(&open_family(name));
         let key = format!("{}.{key}", architecture(&whole));
