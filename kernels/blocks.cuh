@@ -1,4 +1,4 @@
-// The sixteen element types on the GPU: the record layout of repacked weights and the decoders.
+// The element types on the GPU: the record layout of repacked weights and the decoders.
 //
 // Elements come in groups of 32 along a row (a short last group is filled with zeros). A row is cut
 // into slices of at most 32 groups, one group per lane of a warp; the slices of a matrix lie one
@@ -12,29 +12,44 @@
 #include "common.cuh"
 
 enum Type : uint32_t {
-    F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,
+    F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, NVFP4, GRID3, GRID4,
     TYPE_COUNT
 };
 
+// As in record.rs: groups that share a block, so that a slice boundary must not fall between them, and a record's
+// bytes per group, per block, and beside these.
+struct TypeRow {
+    uint32_t unit, per_group, per_block, per_record;
+};
+__host__ __device__ constexpr TypeRow row_of(uint32_t t) {
+    switch (t) {
+        case F32: return {1, 128, 0, 0};
+        case F16: return {1, 64, 0, 0};
+        case BF16: return {1, 64, 0, 0};
+        case Q4_0: return {1, 18, 0, 0};
+        case Q4_1: return {1, 20, 0, 0};
+        case Q5_0: return {1, 22, 0, 0};
+        case Q5_1: return {1, 24, 0, 0};
+        case Q8_0: return {1, 34, 0, 0};
+        case Q2_K: return {8, 10, 4, 0};
+        case Q3_K: return {8, 14, 2, 0};
+        case Q4_K: return {8, 16, 16, 0};
+        case Q5_K: return {8, 20, 16, 0};
+        case Q6_K: return {8, 26, 2, 0};
+        case IQ4_NL: return {1, 18, 0, 0};
+        case IQ4_XS: return {8, 17, 2, 0};
+        case MXFP4: return {1, 17, 0, 0};
+        case NVFP4: return {2, 18, 0, 0};
+        case GRID3: return {8, 14, 4, 8};
+        case GRID4: return {8, 18, 4, 16};
+        default: return {1, 0, 0, 0};
+    }
+}
 __host__ __device__ constexpr bool is_float(uint32_t t) { return t <= BF16; }
-// Groups that share a block, so that a slice boundary must not fall between them.
-__host__ __device__ constexpr uint32_t groups_per_block(uint32_t t) {
-    return (t >= Q2_K && t <= Q6_K) || t == IQ4_XS ? 8 : 1;
-}
-// Bytes of a block in the file (of 32 elements for the float types).
-__host__ __device__ constexpr uint32_t file_bytes(uint32_t t) {
-    return t == F32 ? 128 : t == F16 || t == BF16 ? 64 : t == Q4_0 ? 18 : t == Q4_1 ? 20 : t == Q5_0 ? 22
-         : t == Q5_1 ? 24 : t == Q8_0 ? 34 : t == Q2_K ? 84 : t == Q3_K ? 110 : t == Q4_K ? 144
-         : t == Q5_K ? 176 : t == Q6_K ? 210 : t == IQ4_NL ? 18 : t == IQ4_XS ? 136 : 17;
-}
 // Bytes of a record of n groups.
 __host__ __device__ constexpr uint32_t record_bytes(uint32_t t, uint32_t n) {
-    uint32_t b = t == F32 ? n * 128 : t == F16 || t == BF16 ? n * 64
-         : t == Q4_0 || t == IQ4_NL ? n * 18 : t == Q4_1 ? n * 20 : t == Q5_0 ? n * 22 : t == Q5_1 ? n * 24
-         : t == Q8_0 ? n * 34 : t == Q2_K ? n * 10 + n / 8 * 4 : t == Q3_K ? n * 14 + n / 8 * 2
-         : t == Q4_K ? n * 18 : t == Q5_K ? n * 22 : t == Q6_K ? n * 26 + n / 8 * 2
-         : t == IQ4_XS ? n * 17 + n / 8 * 2 : n * 17;
-    return (b + 15) / 16 * 16;
+    const TypeRow row = row_of(t);
+    return (n * row.per_group + n / row.unit * row.per_block + row.per_record + 15) / 16 * 16;
 }
 
 // How the rows of a matrix are cut.
@@ -44,7 +59,7 @@ struct Slices {
     uint32_t last;   // groups of the last
 };
 __host__ __device__ constexpr Slices slices_of(uint32_t t, uint32_t groups) {
-    uint32_t unit = groups_per_block(t), units = groups / unit;
+    uint32_t unit = row_of(t).unit, units = groups / unit;
     uint32_t want = (groups + 31) / 32, per = (units + want - 1) / want;
     uint32_t count = (units + per - 1) / per;
     return Slices{count, per * unit, (units - per * (count - 1)) * unit};
@@ -241,6 +256,65 @@ template <> struct Codec<MXFP4> {
     }
 };
 
+// An unsigned float of 4 bits of exponent and 3 of mantissa, halved: the table has doubled values.
+__device__ __forceinline__ float ue4m3_half(uint32_t x) {
+    const uint32_t e = x >> 3 & 15, m = x & 7;
+    if (x == 127) return 0.0f;
+    return e == 0 ? __fmul_rn((float)m, 1.0f / 1024.0f) : __uint_as_float((e + 119) << 23 | m << 20);
+}
+template <> struct Codec<NVFP4> {
+    static constexpr bool HALVES = true, MINS = false; static constexpr int OFFSET = 0;
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
+        table_values<TableFp4>(L::v4(r + g * 16), o.w);
+        const uint32_t s = L::u16(r + n * 16 + g * 2);
+        o.d[0] = ue4m3_half(s & 0xff);
+        o.d[1] = ue4m3_half(s >> 8);
+    }
+};
+
+// Types with codebooks: numbers of 3 or 4 bits, a table of the values that they stand for, a scale (f32) for each 256
+// elements, and the small factor of each 16.
+template <class L> __device__ __forceinline__ void grid_scales(const uint8_t* scales, uint32_t g, uint32_t n, Group& o) {
+    const float d = __uint_as_float(L::u32(scales + (g >> 3) * 4));
+    const uint32_t s = L::u16(scales + n / 8 * 4 + g * 2);
+    o.d[0] = __fmul_rn(d, small_float(s & 0xff));
+    o.d[1] = __fmul_rn(d, small_float(s >> 8));
+}
+// Values of four numbers below 8, one to a byte.
+__device__ __forceinline__ uint32_t eight_values(uint2 table, uint32_t numbers) {
+    return __byte_perm(table.x, table.y, __byte_perm(numbers | numbers >> 4, 0, 0x4420));
+}
+// Values of the numbers in the four nibbles of `sel`'s low 16 bits.
+__device__ __forceinline__ uint32_t sixteen_values(uint4 table, uint32_t sel) {
+    const uint32_t low = __byte_perm(table.x, table.y, sel & 0x7777), high = __byte_perm(table.z, table.w, sel & 0x7777);
+    return __byte_perm(low, high, 0x3210 + ((sel & 0x8888) >> 1));
+}
+template <> struct Codec<GRID3> {
+    static constexpr bool HALVES = true, MINS = false; static constexpr int OFFSET = 0;
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
+        const uint2 q = L::v2(r + g * 8), table = L::v2(r + n * 12);
+#pragma unroll
+        for (int t = 0; t < 8; t++) o.w[t] = two_bits(q, t);
+        add_bits(L::u32(r + n * 8 + g * 4), 2, o.w);
+#pragma unroll
+        for (int t = 0; t < 8; t++) o.w[t] = eight_values(table, o.w[t]);
+        grid_scales<L>(r + n * 12 + 8, g, n, o);
+    }
+};
+template <> struct Codec<GRID4> {
+    static constexpr bool HALVES = true, MINS = false; static constexpr int OFFSET = 0;
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
+        const uint4 q = L::v4(r + g * 16), table = L::v4(r + n * 16);
+        const uint32_t u[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            o.w[t] = sixteen_values(table, u[t]);
+            o.w[4 + t] = sixteen_values(table, u[t] >> 16);
+        }
+        grid_scales<L>(r + n * 16 + 16, g, n, o);
+    }
+};
+
 // Words t and 4 + t (elements 4t.. and 16 + 4t..) of a decoded group, for tensor cores, where four
 // lanes share a group.
 template <uint32_t T> __device__ __forceinline__ void two_words(const uint8_t* r, uint32_t g, uint32_t n, uint32_t t, uint32_t& lo, uint32_t& hi) {
@@ -248,14 +322,19 @@ template <uint32_t T> __device__ __forceinline__ void two_words(const uint8_t* r
     if constexpr (T == Q8_0) {
         lo = L::u32(r + g * 16 + 4 * t);
         hi = L::u32(r + (n + g) * 16 + 4 * t);
-    } else if constexpr (T == Q2_K || T == Q3_K) {
+    } else if constexpr (T == Q2_K || T == Q3_K || T == GRID3) {
         uint2 h = L::v2(r + g * 8);
         lo = h.x >> 2 * t & 0x03030303;
         hi = h.y >> 2 * t & 0x03030303;
     } else {
         uint32_t q = L::u32(r + g * 16 + 4 * t);
         if constexpr (T == IQ4_NL || T == IQ4_XS) { lo = TableNl::get(q); hi = TableNl::get(q >> 16); }
-        else if constexpr (T == MXFP4) { lo = TableFp4::get(q); hi = TableFp4::get(q >> 16); }
+        else if constexpr (T == MXFP4 || T == NVFP4) { lo = TableFp4::get(q); hi = TableFp4::get(q >> 16); }
+        else if constexpr (T == GRID4) {
+            const uint4 table = L::v4(r + n * 16);
+            lo = sixteen_values(table, q);
+            hi = sixteen_values(table, q >> 16);
+        }
         else { lo = q & 0x0f0f0f0f; hi = q >> 4 & 0x0f0f0f0f; }
     }
     if constexpr (T == Q6_K) {
@@ -263,11 +342,17 @@ template <uint32_t T> __device__ __forceinline__ void two_words(const uint8_t* r
         lo |= (h.x >> 2 * t & 0x03030303) << 4;
         hi |= (h.y >> 2 * t & 0x03030303) << 4;
     }
-    if constexpr (T == Q5_0 || T == Q5_1 || T == Q5_K || T == Q3_K) {
-        constexpr int at = T == Q3_K ? 2 : 4;
-        uint32_t h = L::u32(r + (T == Q5_K ? n * 18 : T == Q3_K ? n * 8 : n * 16) + g * 4);
+    if constexpr (T == Q5_0 || T == Q5_1 || T == Q5_K || T == Q3_K || T == GRID3) {
+        constexpr bool TWO = T == Q3_K || T == GRID3;
+        constexpr int at = TWO ? 2 : 4;
+        uint32_t h = L::u32(r + (T == Q5_K ? n * 18 : TWO ? n * 8 : n * 16) + g * 4);
         lo |= (h >> t & 0x01010101) << at;
         hi |= (h >> (4 + t) & 0x01010101) << at;
+    }
+    if constexpr (T == GRID3) {
+        const uint2 table = L::v2(r + n * 12);
+        lo = eight_values(table, lo);
+        hi = eight_values(table, hi);
     }
 }
 
@@ -329,5 +414,8 @@ template <class F> __device__ __forceinline__ void for_type(uint32_t t, F f) {
         case IQ4_NL: f.template operator()<IQ4_NL>(); break;
         case IQ4_XS: f.template operator()<IQ4_XS>(); break;
         case MXFP4: f.template operator()<MXFP4>(); break;
+        case NVFP4: f.template operator()<NVFP4>(); break;
+        case GRID3: f.template operator()<GRID3>(); break;
+        case GRID4: f.template operator()<GRID4>(); break;
     }
 }

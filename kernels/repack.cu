@@ -6,14 +6,20 @@ struct RepackArgs {
     const uint8_t* raw;  // rows [first_row, first_row + rows) as in the file
     uint8_t* matrix;     // the whole matrix's records
     uint64_t raw_stride; // bytes per row in `raw`
-    uint32_t type;
+    const uint16_t* codebook;  // of the file's type, if that has one
+    uint32_t type;       // of the records
+    uint32_t file;       // type in the file, as GGUF numbers it
+    uint32_t block_bytes;  // of a block in the file
     uint32_t row_len;    // elements per row in the file; less than groups * 32 for float types only
     uint32_t groups;
     uint32_t matrix_rows;
     uint32_t first_row;  // of the matrix
     uint32_t rows;
+    uint32_t values[4];  // what the numbers of a codebook stand for, as bytes
+    float factor;        // of a block's scale
+    uint32_t padding;
 };
-static_assert(sizeof(RepackArgs) == 48, "as in args.rs");
+static_assert(sizeof(RepackArgs) == 88, "as in args.rs");
 
 // Element e (0..255) of a block of 256, as the unsigned number of the file's low bits.
 __device__ __forceinline__ uint32_t low2(const uint8_t* qs, uint32_t e) {
@@ -59,6 +65,73 @@ __device__ __forceinline__ uint32_t scale45(const uint8_t* s, uint32_t g) {
     return sc | mn << 6;
 }
 
+// The types with codebooks, as GGUF numbers them; src/quant/codebook.rs has their layouts.
+enum FileType : uint32_t { IQ2_XXS = 16, IQ2_XS = 17, IQ3_XXS = 18, IQ1_S = 19, IQ3_S = 21, IQ2_S = 22, IQ1_M = 29, TQ1_0 = 34, TQ2_0 = 35 };
+
+// Bit i of the signs that seven bits stand for: their number is even.
+__device__ __forceinline__ uint32_t even_sign(uint32_t seven, uint32_t i) { return (i < 7 ? seven >> i : __popc(seven)) & 1; }
+__device__ __forceinline__ uint32_t nibble_at(const uint8_t* p, uint32_t i) { return p[i / 2] >> i % 2 * 4 & 15; }
+__device__ __forceinline__ uint32_t load32(const uint8_t* p) { return load16(p) | load16(p + 2) << 16; }
+
+// Of a block with a codebook, element e of 256: its number, the sign on top.
+__device__ uint32_t grid_number(uint32_t file, const uint16_t* book, const uint8_t* b, uint32_t e) {
+    const uint32_t j = e / 32, eight = e / 8, in = eight % 4, i = e % 8;
+    switch (file) {
+        case IQ2_XXS: {
+            const uint8_t* q = b + 2 + 8 * j;
+            return book[q[in]] >> 2 * i & 3 | even_sign(load32(q + 4) >> 7 * in & 127, i) << 2;
+        }
+        case IQ2_XS: {
+            const uint32_t q = load16(b + 2 + 2 * eight);
+            return book[q & 511] >> 2 * i & 3 | even_sign(q >> 9, i) << 2;
+        }
+        case IQ2_S:
+            return book[b[2 + eight] | (b[66 + j] >> 2 * in & 3) << 8] >> 2 * i & 3 | (b[34 + eight] >> i & 1) << 2;
+        case IQ3_XXS:
+            return book[b[2 + e / 4]] >> 3 * (e % 4) & 7 | even_sign(load32(b + 66 + 4 * j) >> 7 * in & 127, i) << 3;
+        case IQ3_S:
+            return book[b[2 + e / 4] | (b[66 + j] >> e / 4 % 8 & 1) << 8] >> 3 * (e % 4) & 7 | (b[74 + eight] >> i & 1) << 3;
+        case IQ1_S: {
+            const uint32_t h = load16(b + 34 + 2 * j);
+            return book[b[2 + eight] | (h >> 3 * in & 7) << 8] >> 2 * i & 3 | h >> 15 << 2;
+        }
+        case IQ1_M: {
+            const uint32_t h = nibble_at(b + 32, eight);
+            return book[b[eight] | (h & 7) << 8] >> 2 * i & 3 | h >> 3 << 2;
+        }
+        case TQ1_0: {
+            const uint32_t from = e < 160 ? 0 : e < 240 ? 160 : 240, width = e < 160 ? 32 : e < 240 ? 16 : 4, at = e < 160 ? 0 : e < 240 ? 32 : 48;
+            uint32_t digit = b[at + (e - from) % width];
+            for (uint32_t n = (e - from) / width; n > 0; n--) digit *= 3;
+            return (digit & 255) * 3 >> 8;
+        }
+        default:
+            return low2(b, e);  // TQ2_0
+    }
+}
+// The small factor of elements 16 * half ...
+__device__ uint32_t grid_factor(uint32_t file, const uint8_t* b, uint32_t half) {
+    switch (file) {
+        case IQ2_XXS: return 2 * (b[2 + 8 * (half / 2) + 7] >> 4) + 1;
+        case IQ2_XS: return 2 * nibble_at(b + 66, half) + 1;
+        case IQ2_S: return 2 * nibble_at(b + 74, half) + 1;
+        case IQ3_XXS: return 2 * (b[66 + 4 * (half / 2) + 3] >> 4) + 1;
+        case IQ3_S: return 2 * nibble_at(b + 106, half / 2) + 1;
+        case IQ1_S: return 2 * (b[34 + 2 * (half / 2) + 1] >> 4 & 7) + 1;
+        case IQ1_M: return 2 * (load16(b + 48 + 2 * (half / 4)) >> 3 * (half % 4) & 7) + 1;
+        default: return 1;
+    }
+}
+// The bits of the scale of a block.
+__device__ uint32_t grid_scale(uint32_t file, const uint8_t* b) {
+    switch (file) {
+        case IQ1_M: return b[49] >> 4 | b[51] >> 4 << 4 | b[53] >> 4 << 8 | b[55] >> 4 << 12;
+        case TQ1_0: return load16(b + 52);
+        case TQ2_0: return load16(b + 64);
+        default: return load16(b);
+    }
+}
+
 // One thread a group.
 extern "C" __global__ void repack(const __grid_constant__ RepackArgs a) {
     uint64_t index = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
@@ -78,8 +151,9 @@ extern "C" __global__ void repack(const __grid_constant__ RepackArgs a) {
         }
         return;
     }
-    const uint8_t* b = line + (uint64_t)(group / groups_per_block(a.type)) * file_bytes(a.type);
-    uint32_t j = group % groups_per_block(a.type), e0 = j * 32;  // within the block
+    const uint32_t unit = row_of(a.type).unit;
+    const uint8_t* b = line + (uint64_t)(group / unit) * a.block_bytes;
+    uint32_t j = group % unit, e0 = j * 32;  // within the block
     switch (a.type) {
         case Q4_0:
         case Q4_1:
@@ -163,6 +237,25 @@ extern "C" __global__ void repack(const __grid_constant__ RepackArgs a) {
             store_table(r + g * 16, [&](int i) { return (uint32_t)b[1 + i % 16] >> i / 16 * 4 & 15; });
             r[n * 16 + g] = b[0];
             break;
+        case NVFP4:
+            store_table(r + g * 16, [&](int i) { return (uint32_t)b[4 + 8 * (2 * j + i / 16) + i % 8] >> i / 8 % 2 * 4 & 15; });
+            store16(r + n * 16 + g * 2, load16(b + 2 * j));
+            break;
+        case GRID3:
+        case GRID4: {
+            auto number = [&](int i) { return grid_number(a.file, a.codebook, b, e0 + i); };
+            uint8_t* table = r + n * (a.type == GRID3 ? 12 : 16);
+            uint8_t* scales = table + (a.type == GRID3 ? 8 : 16);
+            if (a.type == GRID3) {
+                store_two_bits(r + g * 8, [&](int i) { return number(i) & 3; });
+                store_bits(r + n * 8 + g * 4, [&](int i) { return number(i) >> 2; });
+            } else store_table(r + g * 16, number);
+            store16(scales + n / 8 * 4 + g * 2, grid_factor(a.file, b, 2 * j) | grid_factor(a.file, b, 2 * j + 1) << 8);
+            if (j == 0) store32(scales + (g >> 3) * 4, __float_as_uint(__fmul_rn(half_bits(grid_scale(a.file, b)), a.factor)));
+            if (g == 0)
+                for (int i = 0; i < (a.type == GRID3 ? 2 : 4); i++) store32(table + 4 * i, a.values[i]);
+            break;
+        }
     }
 }
 

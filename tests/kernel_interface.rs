@@ -1,7 +1,6 @@
 //! Host and device write the structures and constants that they share each in its own language. Here
 //! both texts are read, and must say the same. No GPU and no compiler of its kernels is needed.
 
-use emberlm::quant::TensorType;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -233,13 +232,36 @@ fn constants_have_the_same_values() {
     assert_eq!(longest, emberlm::engine::sampling::MAX_LOGPROBS);
 }
 
+/// The table of element types: numbers are places in it.
 #[test]
-fn element_types_have_the_same_numbers() {
+fn element_types_are_the_same() {
     let text = code(&read(&root().join("kernels/blocks.cuh")));
     let body = text.split_once("enum Type : uint32_t {").unwrap().1;
     let names = body.split_once('}').unwrap().0.split(',').map(str::trim);
     let names: Vec<&str> = names.collect();
-    let host: Vec<&str> = TensorType::ALL.iter().map(|ty| ty.name()).collect();
+    let rows = text.split_once("TypeRow row_of(").unwrap().1;
+    let rows = rows.split_once("default:").unwrap().0;
+    let device: BTreeMap<&str, &str> = rows
+        .split("case ")
+        .skip(1)
+        .map(|row| row.trim().split_once(": return ").unwrap())
+        .collect();
+
+    let text = read(&root().join("src/backend/cuda/record.rs"));
+    let table = text.split_once("\nrecords! {").unwrap().1;
+    let table = table.split_once("\n}").unwrap().0;
+    let mut host = Vec::new();
+    for line in table.lines().filter(|line| line.contains('[')) {
+        let parts: Vec<&str> = line.split(['"', '[', ']']).map(str::trim).collect();
+        let [_, name, unit, bytes, ..] = parts[..] else {
+            panic!("{line}");
+        };
+        let row = format!("{{{unit}, {}}};", bytes.replace(' ', ", "));
+        assert_eq!(device.get(name), Some(&row.as_str()), "{name}");
+        host.push(name);
+    }
+    assert!(host.len() >= 19);
+    assert_eq!(device.len(), host.len());
     assert_eq!(names, [&host[..], &["TYPE_COUNT"]].concat());
 }
 

@@ -1,7 +1,9 @@
 //! Simple quantizers for tests: every group is rounded to the nearest value of the simplest scale
 //! that covers it, nothing is searched. Good enough to make a file of any type.
 
-use emberlm::quant::{E2M1_DOUBLED, IQ4_VALUES, TensorType, e8m0_half};
+use emberlm::quant::{
+    Codebook, E2M1_DOUBLED, IQ4_VALUES, TensorType, codebook, e8m0_half, ue4m3_half,
+};
 use half::{bf16, f16};
 
 /// The blocks of `row`, whose length is a whole number of blocks, in type `ty`.
@@ -25,6 +27,55 @@ pub fn quantize_row(ty: TensorType, row: &[f32]) -> Vec<u8> {
         TensorType::IQ4NL => iq4_nl,
         TensorType::IQ4XS => iq4_xs,
         TensorType::MXFP4 => mxfp4,
+        TensorType::NVFP4 => nvfp4,
+        TensorType::IQ2XXS => |x| {
+            from_codebook::<codebook::IQ2XXS>(x, 0, |b, i, entry, signs| {
+                b[2 + 8 * (i / 4) + i % 4] = entry as u8;
+                put_seven_bits(&mut b[2 + 8 * (i / 4) + 4..], i % 4, signs);
+            })
+        },
+        TensorType::IQ2XS => |x| {
+            from_codebook::<codebook::IQ2XS>(x, 0, |b, i, entry, signs| {
+                b[2 + 2 * i] = entry as u8;
+                b[2 + 2 * i + 1] = (signs & 127) << 1;
+            })
+        },
+        TensorType::IQ2S => |x| {
+            from_codebook::<codebook::IQ2S>(x, 0, |b, i, entry, signs| {
+                b[2 + i] = entry as u8;
+                b[34 + i] = signs;
+            })
+        },
+        TensorType::IQ3XXS => |x| {
+            from_codebook::<codebook::IQ3XXS>(x, 0, |b, i, entry, signs| {
+                b[2 + 2 * i] = entry as u8;
+                b[2 + 2 * i + 1] = (entry >> 8) as u8;
+                put_seven_bits(&mut b[66 + 4 * (i / 4)..], i % 4, signs);
+            })
+        },
+        TensorType::IQ3S => |x| {
+            from_codebook::<codebook::IQ3S>(x, 0, |b, i, entry, signs| {
+                b[2 + 2 * i] = entry as u8;
+                b[2 + 2 * i + 1] = (entry >> 8) as u8;
+                b[74 + i] = signs;
+            })
+        },
+        TensorType::IQ1S => |x| {
+            from_codebook::<codebook::IQ1S>(x, 0, |b, i, entry, _| {
+                b[2 + i] = entry as u8;
+                let word = u16::from_le_bytes([b[34 + i / 4 * 2], b[35 + i / 4 * 2]]);
+                let word = word | (entry as u16 >> 8) << (3 * (i % 4));
+                b[34 + i / 4 * 2..][..2].copy_from_slice(&word.to_le_bytes());
+            })
+        },
+        TensorType::IQ1M => |x| {
+            from_codebook::<codebook::IQ1M>(x, 48, |b, i, entry, _| {
+                b[i] = entry as u8;
+                b[32 + i / 2] |= ((entry >> 8) as u8) << (4 * (i % 2));
+            })
+        },
+        TensorType::TQ1_0 => |x| ternary(x, 52),
+        TensorType::TQ2_0 => |x| ternary(x, 64),
     };
     let blocks: Vec<u8> = row.chunks(n).flat_map(quantize).collect();
     assert_eq!(Some(blocks.len()), ty.row_bytes(row.len()), "{}", ty.name());
@@ -308,4 +359,127 @@ fn mxfp4(x: &[f32]) -> Vec<u8> {
     let mut b = vec![e];
     b.extend(nibbles(&q));
     b
+}
+
+/// NVFP4: the smallest scale of each 16 that covers them.
+fn nvfp4(x: &[f32]) -> Vec<u8> {
+    let mut block = vec![0; 36];
+    for (s, x) in x.chunks(16).enumerate() {
+        let most = extreme(x).abs();
+        let e = (0..127)
+            .find(|e| ue4m3_half(*e) * 12.0 >= most)
+            .unwrap_or(126);
+        block[s] = e;
+        for (i, v) in x.iter().enumerate() {
+            let q = nearest_in(&E2M1_DOUBLED, *v, ue4m3_half(e));
+            block[4 + 8 * s + i % 8] |= q << (4 * (i / 8));
+        }
+    }
+    block
+}
+
+/// Bits `7 * at ..` of a word.
+fn put_seven_bits(word: &mut [u8], at: usize, bits: u8) {
+    let old = u32::from_le_bytes(word[..4].try_into().unwrap());
+    let new = old | u32::from(bits & 127) << (7 * at);
+    word[..4].copy_from_slice(&new.to_le_bytes());
+}
+
+/// A type with a codebook, of which 128 entries are tried (of those of four elements, 64 pairs), with one
+/// scale. `put` writes the index of eight elements (of two entries, the second one in the upper byte)
+/// and their signs.
+fn from_codebook<C: Codebook>(
+    x: &[f32],
+    scale_at: usize,
+    put: fn(&mut [u8], usize, usize, u8),
+) -> Vec<u8> {
+    let entries: Vec<(usize, [i8; 8])> = (0..128)
+        .map(|i| {
+            let entry = match C::BYTES {
+                // Two of four elements.
+                98 | 110 => (i % 16 * 15) << 8 | (i / 16 * 31),
+                50 | 56 => i * 16,
+                _ => i * 2,
+            };
+            let mut b = vec![0; C::BYTES];
+            put(&mut b, 0, entry, 0);
+            (entry, C::eight(&b, 0).to_le_bytes().map(|v| v as i8))
+        })
+        .collect();
+    let magnitudes = C::BYTES != 50 && C::BYTES != 56;
+    let most = entries
+        .iter()
+        .flat_map(|(_, v)| v)
+        .map(|v| v.abs())
+        .max()
+        .unwrap();
+    let mut block = vec![0; C::BYTES];
+    // A type of three values does better without the extremes.
+    let share = if magnitudes { 1.0 } else { 0.45 };
+    let d = rounded(share * extreme(x).abs() / f32::from(most) / C::FACTOR);
+    let bytes = half_bytes(d);
+    if scale_at == 0 {
+        block[..2].copy_from_slice(&bytes);
+    } else {
+        let parts = [bytes[0] & 15, bytes[0] >> 4, bytes[1] & 15, bytes[1] >> 4];
+        for (i, part) in parts.into_iter().enumerate() {
+            block[scale_at + 2 * i + 1] = part << 4;
+        }
+    }
+    for (i, x) in x.chunks(8).enumerate() {
+        // An even number of signs suits every type: the smallest element gives way.
+        let mut signs = 0u8;
+        if magnitudes {
+            signs = (0..8).map(|j| u8::from(x[j] < 0.0) << j).sum();
+            if signs.count_ones() % 2 == 1 {
+                let smallest = (0..8).min_by(|a, b| x[*a].abs().total_cmp(&x[*b].abs()));
+                signs ^= 1 << smallest.unwrap();
+            }
+        }
+        let wanted: Vec<f32> = (0..8)
+            .map(|j| if signs >> j & 1 == 1 { -x[j] } else { x[j] })
+            .collect();
+        let error = |values: &[i8; 8]| -> f32 {
+            let scale = d * C::FACTOR;
+            let square = |(v, x): (&i8, &f32)| (scale * f32::from(*v) - x).powi(2);
+            values.iter().zip(&wanted).map(square).sum()
+        };
+        let best = entries
+            .iter()
+            .min_by(|(_, a), (_, b)| error(a).total_cmp(&error(b)))
+            .unwrap();
+        put(&mut block, i, best.0, signs);
+    }
+    block
+}
+
+/// TQ1_0 and TQ2_0.
+fn ternary(x: &[f32], scale_at: usize) -> Vec<u8> {
+    let d = rounded(extreme(x).abs() * 0.6);
+    let q: Vec<u32> = x
+        .iter()
+        .map(|v| (nearest(*v, d, -1, 1) + 1) as u32)
+        .collect();
+    let mut block = vec![0; scale_at + 2];
+    if scale_at == 64 {
+        for (e, q) in q.iter().enumerate() {
+            block[e / 128 * 32 + e % 32] |= (*q as u8) << (2 * (e / 32 % 4));
+        }
+    } else {
+        for (at, bytes, digits, first) in [(0, 32, 5, 0), (32, 16, 5, 160), (48, 4, 4, 240)] {
+            for j in 0..bytes {
+                let number = (0..5).fold(0, |sum, n| {
+                    sum * 3
+                        + if n < digits {
+                            q[first + j + bytes * n]
+                        } else {
+                            0
+                        }
+                });
+                block[at + j] = (number * 256).div_ceil(243) as u8;
+            }
+        }
+    }
+    block[scale_at..].copy_from_slice(&half_bytes(d));
+    block
 }

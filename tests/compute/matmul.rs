@@ -32,7 +32,12 @@ fn halves(ty: TensorType) -> &'static [usize] {
         TensorType::Q3K => &[108],
         TensorType::Q6K => &[208],
         TensorType::IQ4XS => &[0],
-        TensorType::F32 | TensorType::F16 | TensorType::BF16 | TensorType::MXFP4 => &[],
+        TensorType::IQ2XXS | TensorType::IQ2XS | TensorType::IQ2S => &[0],
+        TensorType::IQ3XXS | TensorType::IQ3S | TensorType::IQ1S => &[0],
+        TensorType::TQ1_0 => &[52],
+        TensorType::TQ2_0 => &[64],
+        TensorType::F32 | TensorType::F16 | TensorType::BF16 => &[],
+        TensorType::MXFP4 | TensorType::NVFP4 | TensorType::IQ1M => &[],
     }
 }
 
@@ -59,6 +64,17 @@ fn weights(ty: TensorType, rows: usize, cols: usize, random: &mut Random) -> Vec
                 }
                 if ty == TensorType::MXFP4 {
                     block[0] = 110 + block[0] % 16;
+                }
+                if ty == TensorType::NVFP4 {
+                    block[..4].iter_mut().for_each(|scale| *scale %= 48);
+                }
+                if ty == TensorType::IQ1M {
+                    // The parts of the scale: a number from 0.5 to 2, negative or positive.
+                    for (byte, part) in [(51, 0), (53, 0), (55, 3)] {
+                        block[byte] = block[byte] & 15 | part << 4;
+                    }
+                    block[55] |= (random.next() as u8 & 8) << 4;
+                    block[53] |= 0xc0;
                 }
             }
             bytes
@@ -237,7 +253,11 @@ fn every_instruction_set_gives_the_same_bits() {
 fn cutting_tokens_and_rows_does_not_change_the_bits() {
     for isa in Isa::available() {
         for ty in TensorType::ALL {
-            let cols = if ty.block_len() == 256 { 512 } else { 416 };
+            let cols = match ty.block_len() {
+                256 => 512,
+                64 => 448,
+                _ => 416,
+            };
             let case = Case::new(ty, 101, cols, 40);
             let whole = case.whole(isa);
             let q = Matrix::ROW_QUANTUM;

@@ -87,7 +87,10 @@ pub fn random_blocks(random: &mut Random, ty: TensorType, rows: usize, row_len: 
         T::Q2K => &[80, 82],
         T::Q3K => &[108],
         T::Q6K => &[208],
-        T::MXFP4 => &[],
+        T::MXFP4 | T::NVFP4 | T::IQ1M => &[],
+        T::IQ2XXS | T::IQ2XS | T::IQ2S | T::IQ3XXS | T::IQ3S | T::IQ1S => &[0],
+        T::TQ1_0 => &[52],
+        T::TQ2_0 => &[64],
     };
     for block in bytes.chunks_mut(ty.block_bytes()) {
         for &at in halves {
@@ -96,8 +99,25 @@ pub fn random_blocks(random: &mut Random, ty: TensorType, rows: usize, row_len: 
         if ty == T::MXFP4 {
             block[0] = 118 + block[0] % 8;
         }
+        if ty == T::NVFP4 {
+            for scale in &mut block[..4] {
+                *scale = *scale % 48;
+            }
+        }
+        if ty == T::IQ1M {
+            put_iq1m_scale(block, half(random));
+        }
     }
     bytes
+}
+
+/// Writes the four parts of an IQ1_M block's scale.
+fn put_iq1m_scale(block: &mut [u8], half: [u8; 2]) {
+    let parts = [half[0] & 15, half[0] >> 4, half[1] & 15, half[1] >> 4];
+    for (i, part) in parts.into_iter().enumerate() {
+        let byte = &mut block[48 + 2 * i + 1];
+        *byte = *byte & 15 | part << 4;
+    }
 }
 
 /// ‖a - b‖ / ‖b‖; infinite if anything in `a` is not a number.

@@ -5,6 +5,7 @@ use crate::gpu::*;
 use crate::kernels_weights::test_matrix;
 use emberlm::backend::cuda::args;
 use emberlm::backend::cuda::matrix;
+use emberlm::backend::cuda::record::RecordType;
 use emberlm::quant::TensorType;
 
 pub fn tests(tests: &mut Tests) {
@@ -100,7 +101,7 @@ fn unpack_spreads() {
             let unpack = args::Unpack {
                 matrix: t.matrix.segments[0].address,
                 out: out.address(),
-                ty: args::type_number(TensorType::Q4K),
+                ty: RecordType::of(TensorType::Q4K).number(),
                 groups: t.matrix.groups,
                 matrix_rows: rows as u32,
                 rows: rows as u32,

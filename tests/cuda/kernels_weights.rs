@@ -7,6 +7,7 @@ use emberlm::backend::cuda::driver::Buffer;
 use emberlm::backend::cuda::matrix::{
     self, Inputs, Matrix, MatrixSegment, groups, matrix_bytes, repack_args,
 };
+use emberlm::backend::cuda::record::{RecordType, codebooks};
 use emberlm::quant::{TensorType, dequantize_row};
 
 pub fn tests(tests: &mut Tests) {
@@ -55,23 +56,34 @@ pub fn test_matrix(
             dequantize_row(ty, r, &mut row);
             t.values.extend(&row);
         }
-        let bytes = matrix_bytes(ty, n_groups, rows as u32);
+        let record = RecordType::of(ty);
+        let bytes = matrix_bytes(record, n_groups, rows as u32);
         let memory = poisoned(bytes as usize);
         let segment = MatrixSegment {
             address: memory.address(),
-            ty,
+            ty: record,
             rows: rows as u32,
             out_offset: t.matrix.rows,
             bytes,
         };
         let device_raw = upload(&raw);
+        let books = upload(&codebooks());
         // In two pieces, as an upload does it.
         let cut = rows / 3;
         with_stream(|stream| {
             for (first, n) in [(0, cut), (cut, rows - cut)] {
                 if n > 0 {
                     let at = device_raw.address() + (first * ty.row_bytes(row_len).unwrap()) as u64;
-                    let args = repack_args(&segment, n_groups, at, row_len, first as u32, n as u32);
+                    let args = repack_args(
+                        &segment,
+                        ty,
+                        books.address(),
+                        n_groups,
+                        at,
+                        row_len,
+                        first as u32,
+                        n as u32,
+                    );
                     unsafe { kernels().repack(stream, &args).unwrap() };
                 }
             }
@@ -94,6 +106,7 @@ pub fn test_matrix(
 pub fn row_lengths(ty: TensorType) -> Vec<usize> {
     match ty.block_len() {
         256 => vec![256, 512, 1280, 1536, 2048, 4096, 8960],
+        64 => vec![64, 192, 896, 1024, 1088, 2048, 4864],
         32 => vec![32, 96, 896, 1024, 1056, 2048, 4864],
         _ => vec![1, 7, 33, 100, 512, 896, 2048, 3001],
     }
@@ -124,7 +137,7 @@ fn repack_is_exact(ty: TensorType) {
             let unpack = args::Unpack {
                 matrix: segment.address,
                 out: out.address(),
-                ty: args::type_number(ty),
+                ty: RecordType::of(ty).number(),
                 groups: t.matrix.groups,
                 matrix_rows: rows as u32,
                 first_row: 0,
@@ -173,7 +186,7 @@ fn repack_is_exact(ty: TensorType) {
             let embed = args::Embed {
                 embedding: args::Table {
                     matrix: segment.address,
-                    ty: args::type_number(ty),
+                    ty: RecordType::of(ty).number(),
                     rows: rows as u32,
                 },
                 positions: args::Table::default(),

@@ -12,7 +12,8 @@ from gguf import GGMLQuantizationType as T
 
 # byte offsets of the f16 numbers in a block
 HALVES = {T.Q4_0: [0], T.Q4_1: [0, 2], T.Q5_0: [0], T.Q5_1: [0, 2], T.Q8_0: [0], T.Q2_K: [80, 82], T.Q3_K: [108],
-          T.Q4_K: [0, 2], T.Q5_K: [0, 2], T.Q6_K: [208], T.IQ4_NL: [0], T.IQ4_XS: [0]}
+          T.Q4_K: [0, 2], T.Q5_K: [0, 2], T.Q6_K: [208], T.IQ4_NL: [0], T.IQ4_XS: [0], T.IQ2_XXS: [0], T.IQ2_XS: [0],
+          T.IQ2_S: [0], T.IQ3_XXS: [0], T.IQ3_S: [0], T.IQ1_S: [0], T.TQ1_0: [52], T.TQ2_0: [64]}
 # zeros, smallest and largest subnormal, smallest normal, one, largest; both signs
 EXTREMES = np.array([0x0000, 0x8000, 0x0001, 0x8001, 0x83FF, 0x0400, 0x3C00, 0xBC00, 0x7BFF, 0xFBFF], np.uint16)
 
@@ -40,6 +41,19 @@ def blocks_of(t, rng):
         b = rng.integers(0, 256, (256, size), dtype=np.uint8)
         b[:, 0] = np.arange(256)
         return b
+    if t == T.NVFP4:
+        # every byte as a scale of each sixteen
+        b = rng.integers(0, 256, (256, size), dtype=np.uint8)
+        for i in range(4):
+            b[:, i] = np.roll(np.arange(256), i)
+        return b
+    if t == T.IQ1_M:
+        # a scale in four parts
+        h = np.concatenate([EXTREMES, finite_halves(rng, 16)])
+        b = rng.integers(0, 256, (len(h), size), dtype=np.uint8)
+        for i in range(4):
+            b[:, 49 + 2 * i] = b[:, 49 + 2 * i] & 15 | (h >> 4 * i & 15).astype(np.uint8) << 4
+        return b
     if t == T.F16:
         h = np.concatenate([EXTREMES, finite_halves(rng, 1014)])
         return h.astype("<u2").view(np.uint8).reshape(-1, 2)
@@ -54,7 +68,7 @@ def blocks_of(t, rng):
 
 out = Path(__file__).parent / "blocks"
 out.mkdir(exist_ok=True)
-for t in [T.F32, T.F16, T.BF16, T.MXFP4, *HALVES]:
+for t in [T.F32, T.F16, T.BF16, T.MXFP4, T.NVFP4, T.IQ1_M, *HALVES]:
     b = blocks_of(t, np.random.default_rng(int(t)))
     with np.errstate(over="ignore"):
         x = gguf.quants.dequantize(b.reshape(1, -1), t).astype("<f4").ravel()

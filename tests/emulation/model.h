@@ -6,7 +6,7 @@
 #include <random>
 
 // The types that the networks have.
-constexpr uint32_t TYPES = 1u << Q8_0 | 1u << Q4_K | 1u << Q5_K | 1u << Q6_K;
+constexpr uint32_t TYPES = 1u << Q8_0 | 1u << Q4_K | 1u << Q5_K | 1u << Q6_K | 1u << GRID3 | 1u << GRID4;
 constexpr uint32_t NO_WINDOW = 0x7fffffff, MAX_CHUNKS = 4, STEPS = 3;
 
 struct Rows { uint32_t type, n; };
@@ -23,6 +23,7 @@ const Network NETWORKS[] = {
     {"k-quants", 256, 4, 2, 64, 768, 2, 300, true, {{Q4_K, 384}, {Q6_K, 128}}, Q4_K, Q4_K, Q6_K, Q6_K, false, false, 5},
     {"rows that do not divide", 288, 4, 2, 64, 1120, 2, 333, true, {{Q8_0, 384}, {Q8_0, 128}}, Q8_0, Q8_0, Q8_0, Q8_0, true, false, 63},
     {"no gate, a layer norm", 1280, 4, 1, 64, 2304, 2, 517, false, {{Q5_K, 256}, {Q4_K, 64}, {Q6_K, 64}}, Q5_K, Q5_K, Q4_K, Q8_0, true, true, 130},
+    {"codebooks", 512, 4, 2, 64, 768, 2, 300, true, {{GRID4, 384}, {GRID3, 128}}, GRID3, GRID4, GRID3, GRID4, false, false, 40},
     {"heads of 128", 2048, 16, 4, 128, 7168, 1, 1000, true, {{Q4_K, 2560}, {Q6_K, 512}}, Q4_K, Q4_K, Q4_K, Q6_K, false, false, 300},
 };
 
@@ -42,6 +43,17 @@ inline const uint8_t* random_matrix(uint32_t type, uint32_t groups, uint32_t row
     uint16_t* p = allocate<uint16_t>(words);
     // Wherever a scale lies, it is a small f16, or a power of two.
     for (size_t i = 0; i < words; i++) p[i] = (uint16_t)(type == MXFP4 ? (numbers() & 0x0f0f) | 0x7070 : (numbers() & 0x83ff) | 0x0400);
+    // Of codebooks, a block's is an f32 that has no more bits than an f16.
+    if (type == GRID3 || type == GRID4) {
+        const Slices c = slices_of(type, groups);
+        for (uint32_t s = 0; s < c.count; s++) {
+            const uint32_t n = s + 1 == c.count ? c.last : c.full, at = type == GRID3 ? n * 12 + 8 : n * 16 + 16;
+            for (uint32_t r = 0; r < rows; r++) {
+                uint8_t* record = (uint8_t*)p + slice_offset(type, c, s, rows) + (uint64_t)r * record_bytes(type, n);
+                for (uint32_t i = 0; i < n / 8; i++) ((float*)(record + at))[i] = (float)(numbers() % 1024 + 1) * 0x1p-27f;
+            }
+        }
+    }
     return (const uint8_t*)p;
 }
 

@@ -66,7 +66,12 @@ fn tolerated(ty: TensorType) -> f64 {
         TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q4K => 0.095,
         TensorType::IQ4NL | TensorType::IQ4XS => 0.095,
         TensorType::MXFP4 => 0.13,
+        TensorType::NVFP4 => 0.13,
         TensorType::Q3K => 0.2,
+        TensorType::IQ3XXS | TensorType::IQ3S => 0.6,
+        TensorType::IQ2XXS | TensorType::IQ2XS | TensorType::IQ2S => 0.7,
+        TensorType::IQ1S | TensorType::IQ1M => 0.9,
+        TensorType::TQ1_0 | TensorType::TQ2_0 => 0.8,
         TensorType::Q2K => 0.35,
     }
 }

@@ -14,12 +14,6 @@ pub use recurrent::*;
 
 use super::driver::Pod;
 use crate::engine::sampling::MAX_LOGPROBS;
-use crate::quant::TensorType;
-
-/// Number of an element type in the kernels: its place in [`TensorType::ALL`].
-pub fn type_number(ty: TensorType) -> u32 {
-    TensorType::ALL.iter().position(|t| *t == ty).unwrap_or(0) as u32
-}
 
 /// `Settings`: how a session's tokens are chosen.
 #[repr(C)]
@@ -111,12 +105,18 @@ pub struct Repack {
     pub raw: u64,
     pub matrix: u64,
     pub raw_stride: u64,
+    pub codebook: u64,
     pub ty: u32,
+    pub file: u32,
+    pub block_bytes: u32,
     pub row_len: u32,
     pub groups: u32,
     pub matrix_rows: u32,
     pub first_row: u32,
     pub rows: u32,
+    pub values: [u32; 4],
+    pub factor: f32,
+    pub padding: u32,
 }
 
 /// `UnpackArgs`.
@@ -456,7 +456,7 @@ const _: () = {
     assert!(size_of::<Session>() == 208);
     assert!(size_of::<LogprobEntry>() == 536);
     assert!(size_of::<KvLayout>() == 40);
-    assert!(size_of::<Repack>() == 48);
+    assert!(size_of::<Repack>() == 88);
     assert!(size_of::<Unpack>() == 64);
     assert!(size_of::<Embed>() == 64);
     assert!(size_of::<Norm>() == 24);

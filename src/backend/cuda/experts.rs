@@ -9,9 +9,9 @@ use super::driver::Stream;
 use super::kernels::Kernels;
 use super::matrix::{Inputs, Matrix, tiled_bytes};
 use super::plan::{Jobs, MlpPlan, activation};
+use super::record::RecordType;
 use crate::error::{Result, fail};
 use crate::model::{Experts, Scoring};
-use crate::quant::TensorType;
 
 /// Most experts of a layer, as `MAX_EXPERTS` of experts.cu.
 const MAX_EXPERTS: usize = 1024;
@@ -206,7 +206,7 @@ impl Kernels {
         let beside_rows = SCORE_ROWS as usize * 32 * 36 * 4;
         self.find("experts", "expert_scores", shared - beside_rows)?;
         self.find("matmul_experts", "matmul_experts", self.matmul_shared())?;
-        for ty in TensorType::ALL {
+        for ty in RecordType::ALL {
             let name = format!("matvec_experts_{}", ty.name());
             self.find(matvec_module(ty), &name, shared)?;
         }
@@ -248,7 +248,7 @@ impl Kernels {
             *part = args::RouterPart {
                 matrix: s.address,
                 bias: router.segment_bias(s),
-                ty: args::type_number(s.ty),
+                ty: s.ty.number(),
                 rows: s.rows,
             };
         }
@@ -276,7 +276,7 @@ impl Kernels {
                 bias: router.segment_bias(s),
                 x,
                 out: out + at,
-                ty: args::type_number(s.ty),
+                ty: s.ty.number(),
                 matrix_rows: s.rows,
                 groups: router.groups,
                 rows,
@@ -372,7 +372,7 @@ impl Kernels {
                 *segment = args::Segment {
                     matrix: s.address,
                     bias: *bias,
-                    ty: args::type_number(s.ty),
+                    ty: s.ty.number(),
                     rows: s.rows,
                     first_block,
                     blocks,
@@ -474,20 +474,16 @@ pub fn route_args(e: &ExpertsPlan, choice: &Choice) -> args::Route {
 }
 
 /// Bytes of an input that a block makes for itself, as `input_bytes` of matvec_experts.cuh.
-fn own_input_bytes(ty: TensorType, groups: u32) -> usize {
-    let group = match ty {
-        TensorType::F32 | TensorType::F16 | TensorType::BF16 => 128,
-        _ => 36,
-    };
+fn own_input_bytes(ty: RecordType, groups: u32) -> usize {
+    let group = if ty.is_float() { 128 } else { 36 };
     (groups as usize * group).next_multiple_of(128)
 }
 
 /// The kernel file of a type's products.
-fn matvec_module(ty: TensorType) -> &'static str {
-    use TensorType as T;
-    match ty {
-        T::F32 | T::F16 | T::BF16 => "matvec_experts_k",
-        T::Q8_0 | T::Q2K | T::Q3K | T::Q4K | T::Q5K | T::Q6K => "matvec_experts_k",
-        _ => "matvec_experts_32",
+fn matvec_module(ty: RecordType) -> &'static str {
+    match ty.row().file {
+        "32" => "matvec_experts_32",
+        "grid" => "matvec_experts_grid",
+        _ => "matvec_experts_k",
     }
 }

@@ -5,12 +5,12 @@
 
 use super::args;
 use super::driver::{Context, Kernel, Launch, Module, Stream};
-use super::matrix::{Inputs, Matrix, PAIR, is_float};
+use super::matrix::{Inputs, Matrix, PAIR};
 use super::matvec_batch;
 use super::plan::MlpPlan;
 use super::product::{Finish, Product, RowInput};
+use super::record::RecordType;
 use crate::error::{Result, fail};
-use crate::quant::TensorType;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::Arc;
@@ -103,8 +103,12 @@ impl Kernels {
                 }
             }
         }
-        for ty in TensorType::ALL {
-            for rows in if is_float(ty) { &[1][..] } else { &MATVEC_ROWS } {
+        for ty in RecordType::ALL {
+            for rows in if ty.is_float() {
+                &[1][..]
+            } else {
+                &MATVEC_ROWS
+            } {
                 let name = format!("matvec_{}_{rows}", ty.name());
                 self.find(&kernel_file("matvec", ty), &name, beside_barriers)?;
             }
@@ -309,7 +313,7 @@ impl Kernels {
             let mut done = 0;
             while done < batch {
                 let left = batch - done;
-                let batched = if is_float(ty) {
+                let batched = if ty.is_float() {
                     None
                 } else {
                     self.plan_batch(matrix, &mine, left)
@@ -317,7 +321,7 @@ impl Kernels {
                 let (kind, threads, plan) = match batched {
                     Some(plan) => ("matvec_batch", matvec_batch::THREADS, plan),
                     None => {
-                        let rows = if is_float(ty) || left == 1 { 1 } else { 4 };
+                        let rows = if ty.is_float() || left == 1 { 1 } else { 4 };
                         let plan = self.plan_matvec(matrix, &mine, rows);
                         ("matvec", (WARPS * 32) as u32, plan)
                     }
@@ -502,12 +506,6 @@ impl Kernels {
 const WGMMA_SHARED: usize = 7 * (128 + 128) * 64 * 2 + 1024;
 
 /// The kernel file of a type's products of a kind.
-pub(super) fn kernel_file(kind: &str, ty: TensorType) -> String {
-    use TensorType as T;
-    let types = match ty {
-        T::F32 | T::F16 | T::BF16 => "float",
-        T::Q8_0 | T::Q2K | T::Q3K | T::Q4K | T::Q5K | T::Q6K => "k",
-        _ => "32",
-    };
-    format!("{kind}_{types}")
+pub(super) fn kernel_file(kind: &str, ty: RecordType) -> String {
+    format!("{kind}_{}", ty.row().file)
 }

@@ -1,24 +1,20 @@
 //! Matrices on the device: records of repacked weights (`kernels/blocks.cuh` has the layout).
 
 use super::arena::Arena;
-use super::args::{self, type_number};
+use super::args;
+use super::record::{Grid, RecordType};
 use crate::quant::TensorType;
 
 /// The two types that one kernel takes together.
 pub const PAIR: &str = "Q4_K_Q6_K";
-
-/// Whether products with a type take f32.
-pub fn is_float(ty: TensorType) -> bool {
-    matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16)
-}
 
 /// Rows of one type, in records.
 #[derive(Clone, Debug)]
 pub struct MatrixSegment {
     /// Where the records begin.
     pub address: u64,
-    /// Element type.
-    pub ty: TensorType,
+    /// Type of the records.
+    pub ty: RecordType,
     /// Rows.
     pub rows: u32,
     /// Where the first row's result lies in an output row.
@@ -66,7 +62,7 @@ impl Matrix {
         args::Segment {
             matrix: s.address,
             bias: self.segment_bias(s),
-            ty: type_number(s.ty),
+            ty: s.ty.number(),
             rows: s.rows,
             first_block,
             blocks,
@@ -78,15 +74,15 @@ impl Matrix {
     /// The forms in which a product reads its input.
     pub fn forms(&self) -> Forms {
         Forms {
-            q8: self.segments.iter().any(|s| !is_float(s.ty)),
-            f32: self.segments.iter().any(|s| is_float(s.ty)),
+            q8: self.segments.iter().any(|s| !s.ty.is_float()),
+            f32: self.segments.iter().any(|s| s.ty.is_float()),
         }
     }
 
     /// Segments that one kernel can do together, all of one type or the one pair it knows, with what it
     /// calls their types.
     pub fn kernel_groups(&self) -> Vec<(&'static str, Vec<usize>)> {
-        let in_pair = |t: TensorType| matches!(t, TensorType::Q4K | TensorType::Q6K);
+        let in_pair = |t: RecordType| matches!(t, RecordType::Q4K | RecordType::Q6K);
         let type_of = |i: usize| self.segments[i].ty;
         let mut left: Vec<usize> = (0..self.segments.len()).collect();
         let mut groups = Vec::new();
@@ -155,60 +151,50 @@ pub fn groups(row_len: usize) -> u32 {
 }
 
 /// (slices, groups of all but the last slice, groups of the last), as `slices_of` of blocks.cuh.
-pub fn slices(ty: TensorType, groups: u32) -> (u32, u32, u32) {
-    let unit = (ty.block_len() as u32 / 32).max(1);
+pub fn slices(ty: RecordType, groups: u32) -> (u32, u32, u32) {
+    let unit = ty.row().unit;
     let units = groups / unit;
     let per = units.div_ceil(groups.div_ceil(32));
     let count = units.div_ceil(per);
     (count, per * unit, (units - per * (count - 1)) * unit)
 }
 
-/// Bytes of a record of `n` groups, as `record_bytes` of blocks.cuh.
-pub fn record_bytes(ty: TensorType, n: u32) -> u64 {
-    use TensorType as T;
-    let n = u64::from(n);
-    let bytes = match ty {
-        T::F32 => n * 128,
-        T::F16 | T::BF16 => n * 64,
-        T::Q4_0 | T::IQ4NL | T::Q4K => n * 18,
-        T::Q4_1 => n * 20,
-        T::Q5_0 | T::Q5K => n * 22,
-        T::Q5_1 => n * 24,
-        T::Q8_0 => n * 34,
-        T::Q2K => n * 10 + n / 8 * 4,
-        T::Q3K => n * 14 + n / 8 * 2,
-        T::Q6K => n * 26 + n / 8 * 2,
-        T::IQ4XS => n * 17 + n / 8 * 2,
-        T::MXFP4 => n * 17,
-    };
-    bytes.next_multiple_of(16)
-}
-
 /// Bytes of the records of `rows` rows.
-pub fn matrix_bytes(ty: TensorType, groups: u32, rows: u32) -> u64 {
+pub fn matrix_bytes(ty: RecordType, groups: u32, rows: u32) -> u64 {
     let (count, full, last) = slices(ty, groups);
-    u64::from(rows) * (u64::from(count - 1) * record_bytes(ty, full) + record_bytes(ty, last))
+    u64::from(rows) * (u64::from(count - 1) * ty.record_bytes(full) + ty.record_bytes(last))
 }
 
-/// The arguments that repack `rows` rows of a tensor into `segment` from row `first_row` on.
+/// The arguments that repack `rows` rows of a tensor of type `file` into `segment` from row `first_row` on.
+/// The codebooks of all types are at `codebooks`.
+#[expect(clippy::too_many_arguments, reason = "an upload has that many parts")]
 pub fn repack_args(
     segment: &MatrixSegment,
+    file: TensorType,
+    codebooks: u64,
     groups: u32,
     raw: u64,
     row_len: usize,
     first_row: u32,
     rows: u32,
-) -> super::args::Repack {
-    super::args::Repack {
+) -> args::Repack {
+    let grid = Grid::of(file);
+    args::Repack {
         raw,
         matrix: segment.address,
-        raw_stride: segment.ty.row_bytes(row_len).expect("whole blocks") as u64,
-        ty: type_number(segment.ty),
+        raw_stride: file.row_bytes(row_len).expect("whole blocks") as u64,
+        codebook: codebooks + u64::from(grid.first) * 2,
+        ty: segment.ty.number(),
+        file: file.gguf_id(),
+        block_bytes: file.block_bytes() as u32,
         row_len: row_len as u32,
         groups,
         matrix_rows: segment.rows,
         first_row,
         rows,
+        values: grid.values,
+        factor: grid.factor,
+        padding: 0,
     }
 }
 
@@ -218,15 +204,18 @@ mod tests {
 
     #[test]
     fn slices_cover_a_row_and_keep_blocks_whole() {
-        for ty in TensorType::ALL {
-            let unit = (ty.block_len() as u32 / 32).max(1);
+        for file in TensorType::ALL {
+            let ty = RecordType::of(file);
+            let unit = (file.block_len() as u32 / 32).max(1);
+            assert_eq!(unit, ty.row().unit);
             for units in 1..200 {
                 let groups = units * unit;
                 let (count, full, last) = slices(ty, groups);
                 assert_eq!((count - 1) * full + last, groups, "{} {groups}", ty.name());
                 assert!(full <= 32 && last <= full && last > 0);
                 assert!(full % unit == 0 && last % unit == 0);
-                assert!(record_bytes(ty, full) >= ty.row_bytes(full as usize * 32).unwrap() as u64);
+                let in_file = file.row_bytes(full as usize * 32).unwrap() as u64;
+                assert!(ty.record_bytes(full) >= in_file);
             }
         }
     }

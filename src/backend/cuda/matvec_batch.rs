@@ -2,9 +2,9 @@
 
 use super::args;
 use super::kernels::{Kernels, MatvecPlan, kernel_file};
-use super::matrix::{self, Matrix, PAIR, is_float};
+use super::matrix::{self, Matrix, PAIR};
+use super::record::RecordType;
 use crate::error::Result;
-use crate::quant::TensorType;
 
 /// From so many rows on, tensor cores take them all, where there are int8 ones.
 const FROM: u32 = 5;
@@ -26,19 +26,9 @@ const RESERVED_SHARED: usize = 1024;
 /// Left behind a block's results: of groups that are not there, something must be read.
 const MARGIN: usize = 1024;
 
-/// Factors of a group of a weight row, as `BatchShape::FACTORS`.
-fn factors(ty: TensorType) -> usize {
-    use TensorType as T;
-    match ty {
-        T::Q2K => 4,
-        T::Q4_1 | T::Q5_1 | T::Q3K | T::Q4K | T::Q5K | T::Q6K => 2,
-        _ => 1,
-    }
-}
-
 /// Tiles of a stage, as `BatchShape::STAGE_TILES`.
-fn stage_tiles(ty: TensorType, rows: usize) -> usize {
-    if rows == 32 || matrix::record_bytes(ty, 32) > 1000 {
+fn stage_tiles(ty: RecordType, rows: usize) -> usize {
+    if rows == 32 || ty.record_bytes(32) > 1000 {
         2
     } else {
         4
@@ -47,15 +37,15 @@ fn stage_tiles(ty: TensorType, rows: usize) -> usize {
 
 /// Shared memory in front of the ring, as `BatchShape::RING_AT`: inputs and their scales, factors, the
 /// warps' sums.
-fn before_ring(ty: TensorType, rows: usize) -> usize {
+fn before_ring(ty: RecordType, rows: usize) -> usize {
     let inputs = rows * (1024 + 16) + rows * 33 * 4;
     let buffers = if rows == 8 { 2 } else { 1 };
-    inputs + WARPS * stage_tiles(ty, rows) * (32 * factors(ty) * 4 + buffers * rows * TILE * 4)
+    inputs + WARPS * stage_tiles(ty, rows) * (32 * ty.row().factors * 4 + buffers * rows * TILE * 4)
 }
 
 /// A stage of the ring: rows at distances as `stage_stride` has them.
-fn stage_bytes(ty: TensorType, groups: u32, rows: usize) -> usize {
-    let record = matrix::record_bytes(ty, matrix::slices(ty, groups).1) as usize;
+fn stage_bytes(ty: RecordType, groups: u32, rows: usize) -> usize {
+    let record = ty.record_bytes(matrix::slices(ty, groups).1) as usize;
     let stride = if record % 32 == 16 {
         record
     } else {
@@ -76,7 +66,7 @@ impl Kernels {
             return Ok(());
         }
         let shared = self.context().properties().shared_bytes - STATIC_SHARED;
-        let types = TensorType::ALL.into_iter().filter(|ty| !is_float(*ty));
+        let types = RecordType::ALL.into_iter().filter(|ty| !ty.is_float());
         let types = types.map(|ty| (kernel_file("matvec_batch", ty), ty.name()));
         for (module, types) in types.chain([("matvec_batch_k".to_owned(), PAIR)]) {
             for rows in ROWS {
@@ -111,7 +101,7 @@ impl Kernels {
         let segments = || which.iter().map(|&i| &matrix.segments[i]);
         let bytes: f64 = segments().map(|s| s.bytes as f64).sum();
         let largest =
-            |of: &dyn Fn(TensorType) -> usize| segments().map(|s| of(s.ty)).max().unwrap_or(0);
+            |of: &dyn Fn(RecordType) -> usize| segments().map(|s| of(s.ty)).max().unwrap_or(0);
         let fixed = largest(&|ty| before_ring(ty, rows));
         let stage = largest(&|ty| stage_bytes(ty, matrix.groups, rows));
         let slices = largest(&|ty| matrix::slices(ty, matrix.groups).0 as usize);

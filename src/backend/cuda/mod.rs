@@ -16,6 +16,7 @@ pub mod mixer;
 pub mod plan;
 pub mod prefill;
 mod product;
+pub mod record;
 mod recurrent;
 mod residency;
 pub mod runner;

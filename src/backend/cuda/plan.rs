@@ -6,6 +6,7 @@ use super::args;
 use super::experts::ExpertsPlan;
 use super::matrix::{self, Matrix, MatrixSegment};
 use super::mixer::{AttentionPlan, MixerPlan, RecurrentPlan};
+use super::record::RecordType;
 use super::state::{FixedPlan, KvPlan};
 use crate::backend::KvType;
 use crate::error::{Result, fail};
@@ -209,8 +210,9 @@ impl Jobs {
         };
         let mut rest = parts;
         while let Some(first) = rest.first() {
-            let ty = first.weight.ty;
-            let n = rest.iter().take_while(|p| p.weight.ty == ty).count();
+            let ty = RecordType::of(first.weight.ty);
+            let mine = |p: &&&Linear| RecordType::of(p.weight.ty) == ty;
+            let n = rest.iter().take_while(mine).count();
             let (same, after) = rest.split_at(n);
             let rows: usize = same.iter().map(|p| p.weight.rows()).sum();
             let Some(rows) = u32::try_from(rows).ok().filter(|r| *r < 1 << 30) else {
@@ -405,7 +407,7 @@ impl Plan {
     pub fn embed(&self) -> args::Embed {
         let table = |m: &Matrix| args::Table {
             matrix: m.segments[0].address,
-            ty: args::type_number(m.segments[0].ty),
+            ty: m.segments[0].ty.number(),
             rows: m.rows,
         };
         args::Embed {

@@ -1,11 +1,11 @@
 //! Launches of products of one row (`kernels/product.cuh`): the decode step of one session.
 
-use super::args::{self, type_number};
+use super::args;
 use super::driver::Stream;
 use super::kernels::{Kernels, WARPS, kernel_file};
-use super::matrix::{Inputs, Matrix, MatrixSegment, PAIR, is_float, record_bytes, slices};
+use super::matrix::{Inputs, Matrix, MatrixSegment, PAIR, slices};
+use super::record::RecordType;
 use crate::error::{Result, fail};
-use crate::quant::TensorType;
 
 /// At least the static shared memory of a block.
 const STATIC_SHARED: usize = 1024;
@@ -73,8 +73,8 @@ struct ProductPlan {
 }
 
 /// Rows of a stage, and stages of a warp's ring, as `stage_rows` and `stages` of product.cuh.
-fn stages(ty: TensorType) -> (usize, usize) {
-    match record_bytes(ty, 32) {
+fn stages(ty: RecordType) -> (usize, usize) {
+    match ty.record_bytes(32) {
         0..=704 => (4, 2),
         705..=900 => (2, 3),
         _ => (2, 2),
@@ -82,13 +82,13 @@ fn stages(ty: TensorType) -> (usize, usize) {
 }
 
 /// Bytes of the rings of a block.
-fn ring_bytes(ty: TensorType) -> usize {
+fn ring_bytes(ty: RecordType) -> usize {
     let (rows, stages) = stages(ty);
-    WARPS * rows * stages * record_bytes(ty, 32) as usize
+    WARPS * rows * stages * ty.record_bytes(32) as usize
 }
 
 /// Rows of a group, which blocks take turns at where rows are spread, as `WarpShare::GROUP`.
-fn group_rows(ty: TensorType) -> u32 {
+fn group_rows(ty: RecordType) -> u32 {
     (WARPS * stages(ty).0) as u32
 }
 
@@ -107,7 +107,7 @@ impl Kernels {
             return Ok(());
         }
         let most = properties.shared_bytes - STATIC_SHARED;
-        for ty in TensorType::ALL.into_iter().filter(|ty| !is_float(*ty)) {
+        for ty in RecordType::ALL.into_iter().filter(|ty| !ty.is_float()) {
             for kind in ["product", "product_spread"] {
                 let name = format!("{kind}_{}", ty.name());
                 self.find(&kernel_file("product", ty), &name, most)?;
@@ -233,7 +233,7 @@ impl Kernels {
             *to = args::ProductPart {
                 matrix: s.address,
                 bias: matrix.segment_bias(s),
-                ty: type_number(s.ty),
+                ty: s.ty.number(),
                 rows,
                 first_block: grid,
                 each: units / blocks,
@@ -242,8 +242,8 @@ impl Kernels {
                 n_slices,
                 full,
                 last,
-                full_bytes: record_bytes(s.ty, full) as u32,
-                last_bytes: record_bytes(s.ty, last) as u32,
+                full_bytes: s.ty.record_bytes(full) as u32,
+                last_bytes: s.ty.record_bytes(last) as u32,
                 spread: if unit > 1 { blocks } else { 0 },
             };
             grid += blocks;
@@ -264,12 +264,12 @@ impl Kernels {
 }
 
 /// How long a row takes beside others that a kernel takes with it: Q6_K has more to unpack for its bytes.
-fn row_cost(ty: TensorType) -> u64 {
+fn row_cost(ty: RecordType) -> u64 {
     let per_byte = match ty {
-        TensorType::Q6K => 16,
+        RecordType::Q6K => 16,
         _ => 10,
     };
-    record_bytes(ty, 32) * per_byte
+    ty.record_bytes(32) * per_byte
 }
 
 /// Blocks for each segment of a matrix, such that the largest share of a block is as small as can be:
@@ -304,21 +304,21 @@ mod tests {
         let share = |segments: &[MatrixSegment], halves| {
             share_blocks(&segments.iter().collect::<Vec<_>>(), halves, 132)
         };
-        assert_eq!(share(&[segment(TensorType::Q4K, 4096)], 1), [132]);
-        assert_eq!(share(&[segment(TensorType::Q4K, 64)], 1), [64]);
-        assert_eq!(share(&[segment(TensorType::Q4K, 64)], 2), [32]);
+        assert_eq!(share(&[segment(RecordType::Q4K, 4096)], 1), [132]);
+        assert_eq!(share(&[segment(RecordType::Q4K, 64)], 1), [64]);
+        assert_eq!(share(&[segment(RecordType::Q4K, 64)], 2), [32]);
         // Queries and keys, then values: no share is larger than that of one block less or more.
         let blocks = share(
             &[
-                segment(TensorType::Q4K, 5120),
-                segment(TensorType::Q6K, 1024),
+                segment(RecordType::Q4K, 5120),
+                segment(RecordType::Q6K, 1024),
             ],
             1,
         );
         assert_eq!(blocks.iter().sum::<u32>(), 132);
         let most = |blocks: &[u32]| {
             let cost = |rows: u64, blocks: u32, ty| rows.div_ceil(blocks.into()) * row_cost(ty);
-            cost(5120, blocks[0], TensorType::Q4K).max(cost(1024, blocks[1], TensorType::Q6K))
+            cost(5120, blocks[0], RecordType::Q4K).max(cost(1024, blocks[1], RecordType::Q6K))
         };
         let best = (1..132).map(|n| most(&[n, 132 - n])).min();
         assert_eq!(Some(most(&blocks)), best);

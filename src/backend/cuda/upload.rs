@@ -6,6 +6,7 @@ use super::driver::{Buffer, Event, Pinned, Range, Stream};
 use super::kernels::Kernels;
 use super::matrix::repack_args;
 use super::plan::{Jobs, MatrixJob};
+use super::record;
 use crate::backend::Progress;
 use crate::error::{Error, Result};
 use std::sync::Mutex;
@@ -50,6 +51,8 @@ pub fn upload(
         }
     }
     let slot_bytes = PIECE.max(longest_row);
+    let codebooks = codebooks(kernels, jobs)?;
+    let at = codebooks.as_ref().map_or(0, Buffer::address);
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = cores.min(THREADS).min((total >> 24) as usize + 1);
     let next = AtomicUsize::new(0);
@@ -58,7 +61,7 @@ pub fn upload(
     let failure: Mutex<Option<Error>> = Mutex::new(None);
     let running = AtomicUsize::new(threads);
     let work = || {
-        let result = run(kernels, &pieces, slot_bytes, &next, &done, &stop);
+        let result = run(kernels, at, &pieces, slot_bytes, &next, &done, &stop);
         if let Err(e) = result {
             stop.store(true, Ordering::Relaxed);
             failure
@@ -93,9 +96,22 @@ pub fn upload(
     }
 }
 
+/// The codebooks on the device, where a tensor needs one.
+fn codebooks(kernels: &Kernels, jobs: &Jobs) -> Result<Option<Buffer>> {
+    let with_grid = |job: &MatrixJob| record::Grid::of(job.tensor.ty) != record::Grid::default();
+    if !jobs.matrices.iter().any(with_grid) {
+        return Ok(None);
+    }
+    let books = record::codebooks();
+    let buffer = Buffer::new(kernels.context(), size_of_val(&books[..]), "codebooks")?;
+    buffer.write(0, &books)?;
+    Ok(Some(buffer))
+}
+
 /// One thread's share: takes pieces until none is left.
 fn run(
     kernels: &Kernels,
+    codebooks: u64,
     pieces: &[Piece<'_>],
     slot_bytes: usize,
     next: &AtomicUsize,
@@ -136,6 +152,8 @@ fn run(
             let first_row = piece.job.first_row + piece.row as u32;
             let args = repack_args(
                 &piece.job.segment,
+                tensor.ty,
+                codebooks,
                 piece.job.groups,
                 device.address(),
                 tensor.row_len(),

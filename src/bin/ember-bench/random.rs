@@ -3,7 +3,7 @@
 //! All bits of a block are random but its scales: those are chosen so that the elements have mean
 //! near 0 and the wanted deviation, and a network of such tensors neither explodes nor vanishes.
 
-use emberlm::quant::TensorType;
+use emberlm::quant::{TensorType, ue4m3_half};
 use half::{bf16, f16};
 
 /// A small, fast generator (SplitMix64); the same seed gives the same file everywhere.
@@ -63,7 +63,15 @@ fn layout(ty: TensorType) -> Option<Layout> {
         TensorType::Q6K => (208, None, 1366.0),
         TensorType::IQ4NL => (0, None, 70.0),
         TensorType::IQ4XS => (0, None, 1290.0),
-        TensorType::F32 | TensorType::F16 | TensorType::BF16 | TensorType::MXFP4 => return None,
+        TensorType::IQ2XXS => (0, None, 53.37),
+        TensorType::IQ2XS => (0, None, 55.85),
+        TensorType::IQ2S => (0, None, 56.47),
+        TensorType::IQ3XXS => (0, None, 142.5),
+        TensorType::IQ3S => (0, None, 140.2),
+        TensorType::IQ1S => (0, None, 7.21),
+        TensorType::TQ1_0 => (52, None, 0.8175),
+        TensorType::TQ2_0 => (64, None, 0.7071),
+        _ => return None,
     };
     Some(Layout {
         scale_at,
@@ -99,10 +107,36 @@ pub fn fill(ty: TensorType, sigma: f32, random: &mut Random, out: &mut [u8]) {
             random.bytes(out);
             let scale = sigma / layout.deviation;
             for block in out.chunks_exact_mut(ty.block_bytes()) {
+                if ty == TensorType::TQ2_0 {
+                    // The number 3, which stands for 2, is not written: 1 in its place.
+                    block
+                        .iter_mut()
+                        .for_each(|b| *b ^= (*b & *b >> 1 & 0x55) << 1);
+                }
                 put_f16(block, layout.scale_at, scale);
                 if let Some((at, ratio)) = layout.minimum {
                     put_f16(block, at, ratio * scale);
                 }
+            }
+        }
+        // Four parts of the scale.
+        (TensorType::IQ1M, _) => {
+            random.bytes(out);
+            let bits = f16::from_f32(sigma / 7.2).to_bits();
+            for block in out.chunks_exact_mut(ty.block_bytes()) {
+                for i in 0..4 {
+                    let byte = &mut block[48 + 2 * i + 1];
+                    *byte = *byte & 15 | ((bits >> (4 * i) & 15) << 4) as u8;
+                }
+            }
+        }
+        // 8-bit floats.
+        (TensorType::NVFP4, _) => {
+            random.bytes(out);
+            let off = |s: u8| (2.0 * ue4m3_half(s) - sigma / 2.93).abs();
+            let scale = (1..127).min_by(|a, b| off(*a).total_cmp(&off(*b)));
+            for block in out.chunks_exact_mut(ty.block_bytes()) {
+                block[..4].fill(scale.unwrap_or(1));
             }
         }
         // MXFP4: one byte, a power of two with bias 127; the 4-bit floats deviate by 2.93.

@@ -213,9 +213,9 @@ mod tests {
             let mean = values.iter().map(|v| f64::from(*v)).sum::<f64>() / n;
             let square = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / n;
             let deviation = (square - mean * mean).sqrt() / f64::from(sigma);
-            // MXFP4 has powers of two alone; the others follow from uniform bits.
+            // MXFP4 and NVFP4 have powers of two alone; the others follow from uniform bits.
             let (low, high) = match ty {
-                TensorType::MXFP4 => (0.7, 1.42),
+                TensorType::MXFP4 | TensorType::NVFP4 => (0.7, 1.42),
                 _ => (0.95, 1.05),
             };
             assert!(

@@ -30,11 +30,7 @@ pub fn encoder(ty: TensorType) -> Option<Encode> {
         TensorType::Q4K => |x, out| blocks(x, out, k::q4_k),
         TensorType::Q5K => |x, out| blocks(x, out, k::q5_k),
         TensorType::Q6K => |x, out| blocks(x, out, k::q6_k),
-        TensorType::Q2K
-        | TensorType::Q3K
-        | TensorType::IQ4NL
-        | TensorType::IQ4XS
-        | TensorType::MXFP4 => return None,
+        _ => return None,
     })
 }
 

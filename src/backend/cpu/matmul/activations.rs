@@ -17,7 +17,7 @@ pub struct Encodings {
 impl Encodings {
     /// What products with weights of this type read.
     pub fn for_type(ty: TensorType) -> Encodings {
-        let float = matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
+        let float = ty.is_float();
         Encodings { float, q8: !float }
     }
 

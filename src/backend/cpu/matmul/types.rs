@@ -1,14 +1,16 @@
 //! What the products know of each quantized type: codes, scales and minimums of a block, in plain
 //! Rust. The element is `scale * (code - ZERO) + minimum`.
 
+pub(super) use crate::quant::codebook::*;
 use crate::quant::{
     E2M1_DOUBLED, IQ4_VALUES, e8m0_half, iq4_xs_scales, k4_scales_and_minimums, q3k_scales,
+    ue4m3_half,
 };
 use half::f16;
 
 /// A quantized type.
 pub(super) trait Format {
-    /// Elements of a block: 32 or 256.
+    /// Elements of a block: 32, 64 or 256.
     const BLOCK_LEN: usize;
     /// Bytes of a block.
     const BLOCK_BYTES: usize;
@@ -198,6 +200,72 @@ formats! {
         look_up(codes, &MXFP4_CODES);
     }
     scales |b, scales, _m| { scales[0] = e8m0_half(b[0]); }
+
+    NVFP4: 64 in 36, group 16, zero Some(4), minimum false, max 28,
+    codes |b, codes| {
+        for (s, codes) in codes.chunks_exact_mut(16).enumerate() {
+            halves(&b[4 + 8 * s..][..8], codes);
+        }
+        look_up(codes, &MXFP4_CODES);
+    }
+    scales |b, scales, _m| {
+        for (scale, s) in scales.iter_mut().zip(b) {
+            *scale = ue4m3_half(*s);
+        }
+    }
+}
+
+/// The types with codebooks and groups of this many elements; `then! { names }` is told them, too.
+macro_rules! codebook_types {
+    ($then:ident) => {
+        $then! {
+            IQ2XXS 32, IQ2XS 16, IQ2S 16, IQ3XXS 32, IQ3S 32, IQ1S 32, IQ1M 16, TQ1_0 32, TQ2_0 32
+        }
+    };
+}
+pub(super) use codebook_types;
+
+macro_rules! codebook_formats {
+    ($($name:ident $group:literal),*) => {$(
+        impl Format for $name {
+            const BLOCK_LEN: usize = 256;
+            const BLOCK_BYTES: usize = <$name as Codebook>::BYTES;
+            const GROUP: usize = $group;
+            const ZERO_LOG2: Option<u32> = Some(7);
+            const MINIMUM: bool = false;
+            const MAX: u8 = 255;
+
+            fn decode_codes(b: &[u8], codes: &mut [u8]) {
+                let b = &b[..Self::BLOCK_BYTES];
+                for (i, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                    *codes = (Self::eight(b, i) ^ 0x8080_8080_8080_8080).to_le_bytes();
+                }
+            }
+
+            #[inline(always)]
+            fn decode_scales(b: &[u8], scales: &mut [f32], _: &mut [f32]) {
+                let b = &b[..Self::BLOCK_BYTES];
+                let d = Self::scale(b) * Self::FACTOR;
+                for (g, scale) in scales.iter_mut().enumerate() {
+                    *scale = d * f32::from(Self::small(b, g * ($group / 16)));
+                }
+            }
+        }
+    )*};
+}
+codebook_types!(codebook_formats);
+
+/// The scales of 256 elements, without minimums.
+#[inline(always)]
+pub(super) fn chunk_scales<F: Format>(chunk: &[u8]) -> [f32; 16] {
+    let (mut scales, groups) = ([0.0; 16], F::BLOCK_LEN / F::GROUP);
+    for (b, scales) in chunk
+        .chunks_exact(F::BLOCK_BYTES)
+        .zip(scales.chunks_exact_mut(groups))
+    {
+        F::decode_scales(b, scales, &mut []);
+    }
+    scales
 }
 
 /// Bit `j` of the four bytes is the fifth bit of code `j`.
@@ -251,30 +319,24 @@ const fn codes_of(values: [i8; 16], zero: i16) -> [u8; 16] {
 /// Evaluates an expression with `$F` naming the format of a quantized type.
 macro_rules! with_format {
     ($ty:expr, $F:ident => $quantized:expr, _ => $float:expr) => {{
-        use crate::backend::cpu::matmul::types;
-        use crate::quant::TensorType;
-        macro_rules! arm {
-            ($name:ident) => {{
-                type $F = types::$name;
-                $quantized
-            }};
-        }
-        match $ty {
-            TensorType::F32 | TensorType::F16 | TensorType::BF16 => $float,
-            TensorType::Q4_0 => arm!(Q4_0),
-            TensorType::Q4_1 => arm!(Q4_1),
-            TensorType::Q5_0 => arm!(Q5_0),
-            TensorType::Q5_1 => arm!(Q5_1),
-            TensorType::Q8_0 => arm!(Q8_0),
-            TensorType::Q2K => arm!(Q2K),
-            TensorType::Q3K => arm!(Q3K),
-            TensorType::Q4K => arm!(Q4K),
-            TensorType::Q5K => arm!(Q5K),
-            TensorType::Q6K => arm!(Q6K),
-            TensorType::IQ4NL => arm!(IQ4NL),
-            TensorType::IQ4XS => arm!(IQ4XS),
-            TensorType::MXFP4 => arm!(MXFP4),
-        }
+        use crate::backend::cpu::matmul::types::match_format;
+        crate::quant::quantized_types!(match_format($ty, $F, $quantized, $float))
     }};
 }
 pub(super) use with_format;
+
+/// The match of [`with_format`].
+macro_rules! match_format {
+    (($ty:expr, $F:ident, $quantized:expr, $float:expr) $($name:ident)*) => {
+        match $ty {
+            $(crate::quant::TensorType::$name => {
+                type $F = crate::backend::cpu::matmul::types::$name;
+                $quantized
+            })*
+            crate::quant::TensorType::F32
+            | crate::quant::TensorType::F16
+            | crate::quant::TensorType::BF16 => $float,
+        }
+    };
+}
+pub(super) use match_format;

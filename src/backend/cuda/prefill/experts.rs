@@ -103,7 +103,7 @@ impl ChunkOperations<'_> {
                 let unpack = args::Unpack {
                     matrix: s.address,
                     out: at.weights,
-                    ty: args::type_number(s.ty),
+                    ty: s.ty.number(),
                     groups: matrix.groups,
                     matrix_rows: s.rows,
                     first_row: first * each,

@@ -91,7 +91,7 @@ impl ChunkOperations<'_> {
             let all = args::Unpack {
                 matrix: s.address,
                 out: self.at().weights,
-                ty: args::type_number(s.ty),
+                ty: s.ty.number(),
                 groups: matrix.groups,
                 matrix_rows: s.rows,
                 rows: s.rows,

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::backend::cuda::matrix::MatrixSegment;
+use crate::backend::cuda::record::RecordType;
 use crate::error::Error;
 use crate::model::KvShape;
-use crate::quant::TensorType;
 use std::cell::RefCell;
 
 /// Writes down what is asked for; matrices and norms go by their names.
@@ -33,7 +33,7 @@ fn matrix(name: &str) -> Matrix {
         rows: place as u32,
         segments: vec![MatrixSegment {
             address: 0,
-            ty: TensorType::F32,
+            ty: RecordType::F32,
             rows: 1,
             out_offset: 0,
             bytes: 100 * (place as u64 + 1),

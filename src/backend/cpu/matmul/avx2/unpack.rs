@@ -346,3 +346,71 @@ unpack!(
         minimums: [_mm256_setzero_ps(); 2],
     }
 );
+
+/// The scales of a chunk, read one after the other.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn plain_scales<F: Unpack>(p: *const u8) -> Scales {
+    // SAFETY: see the module.
+    unsafe {
+        let scales = chunk_scales::<F>(std::slice::from_raw_parts(p, F::CHUNK_BYTES));
+        Scales {
+            scales: [
+                _mm256_loadu_ps(scales.as_ptr()),
+                _mm256_loadu_ps(scales.as_ptr().add(8)),
+            ],
+            minimums: [_mm256_setzero_ps(); 2],
+        }
+    }
+}
+
+/// Indices of the 64 elements of an NVFP4 block whose codes are at `p`.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+pub(in crate::backend::cpu::matmul) unsafe fn nvfp4_nibbles(p: *const u8) -> [__m256i; 2] {
+    // SAFETY: see the module.
+    unsafe {
+        let v = _mm256_loadu_si256(p.cast());
+        let low = _mm256_and_si256(v, _mm256_set1_epi8(15));
+        let high = _mm256_and_si256(_mm256_srli_epi16::<4>(v), _mm256_set1_epi8(15));
+        // Eight low halves, the same bytes' high ones: of the codes 0 and 2, and of 1 and 3.
+        let even = _mm256_unpacklo_epi64(low, high);
+        let odd = _mm256_unpackhi_epi64(low, high);
+        [
+            _mm256_permute2x128_si256::<0x20>(even, odd),
+            _mm256_permute2x128_si256::<0x31>(even, odd),
+        ]
+    }
+}
+
+unpack!(
+    NVFP4,
+    |p| {
+        let codes = eight!(i => nvfp4_nibbles(p.add(36 * (i / 2) + 4))[i % 2]);
+        look_up(codes, MXFP4_CODES.as_ptr())
+    },
+    plain_scales::<NVFP4>(p)
+);
+
+macro_rules! codebook_unpack {
+    ($($name:ident $group:literal),*) => {$(
+        unpack!(
+            $name,
+            |p| {
+                let b = std::slice::from_raw_parts(p, Self::CHUNK_BYTES);
+                eight!(i => _mm256_set_epi64x(
+                    Self::eight(b, 4 * i + 3) as i64,
+                    Self::eight(b, 4 * i + 2) as i64,
+                    Self::eight(b, 4 * i + 1) as i64,
+                    Self::eight(b, 4 * i) as i64,
+                ))
+            },
+            plain_scales::<$name>(p)
+        );
+    )*};
+}
+codebook_types!(codebook_unpack);

@@ -3,6 +3,7 @@
 //! Functions are `inline(always)` and so compiled with the features of their caller; each is sound
 //! where [`super::available`] and the bytes of a chunk (see [`Unpack::CHUNK_BYTES`]) are readable.
 
+use crate::backend::cpu::matmul::avx2::nvfp4_nibbles;
 use crate::backend::cpu::matmul::types::*;
 use std::arch::x86_64::*;
 
@@ -510,3 +511,70 @@ impl Unpack for MXFP4 {
         }
     }
 }
+
+/// The scales of a chunk, read one after the other.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn plain_scales<F: Unpack>(p: *const u8) -> __m512 {
+    // SAFETY: see the module.
+    unsafe {
+        let scales = chunk_scales::<F>(std::slice::from_raw_parts(p, F::CHUNK_BYTES));
+        _mm512_loadu_ps(scales.as_ptr())
+    }
+}
+
+impl Unpack for NVFP4 {
+    #[inline(always)]
+    unsafe fn codes(p: *const u8) -> [__m512i; 4] {
+        // SAFETY: see the module.
+        unsafe {
+            let codes = four!(i => {
+                let [low, high] = nvfp4_nibbles(p.add(36 * i + 4));
+                _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+            });
+            look_up(codes, &MXFP4_CODES)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(p: *const u8) -> __m512 {
+        // SAFETY: see the module.
+        unsafe { plain_scales::<NVFP4>(p) }
+    }
+}
+
+macro_rules! codebook_unpack {
+    ($($name:ident $group:literal),*) => {$(
+        impl Unpack for $name {
+            #[inline(always)]
+            unsafe fn codes(p: *const u8) -> [__m512i; 4] {
+                // SAFETY: see the module.
+                unsafe {
+                    let b = std::slice::from_raw_parts(p, Self::CHUNK_BYTES);
+                    four!(i => {
+                        let v = _mm512_set_epi64(
+                            Self::eight(b, 8 * i + 7) as i64,
+                            Self::eight(b, 8 * i + 6) as i64,
+                            Self::eight(b, 8 * i + 5) as i64,
+                            Self::eight(b, 8 * i + 4) as i64,
+                            Self::eight(b, 8 * i + 3) as i64,
+                            Self::eight(b, 8 * i + 2) as i64,
+                            Self::eight(b, 8 * i + 1) as i64,
+                            Self::eight(b, 8 * i) as i64,
+                        );
+                        _mm512_xor_si512(v, _mm512_set1_epi8(-128))
+                    })
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn scales(p: *const u8) -> __m512 {
+                // SAFETY: see the module.
+                unsafe { plain_scales::<$name>(p) }
+            }
+        }
+    )*};
+}
+codebook_types!(codebook_unpack);

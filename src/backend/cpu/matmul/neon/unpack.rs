@@ -165,3 +165,21 @@ unpack!(MXFP4, |p, i| look_up(
     MXFP4_CODES.as_ptr().cast(),
     nibbles(p.add(17 * (i / 2) + 1), i)
 ));
+unpack!(NVFP4, |p, i| {
+    let v = vld1_u8(p.add(36 * (i / 4) + 4 + 8 * (i % 4)));
+    let v = vcombine_u8(vand_u8(v, vdup_n_u8(15)), vshr_n_u8::<4>(v));
+    look_up(MXFP4_CODES.as_ptr().cast(), vreinterpretq_s8_u8(v))
+});
+
+macro_rules! codebook_unpack {
+    ($($name:ident $group:literal),*) => {$(
+        unpack!($name, |p, i| {
+            let b = std::slice::from_raw_parts(p, Self::CHUNK_BYTES);
+            vcombine_s8(
+                vcreate_s8(Self::eight(b, 2 * i)),
+                vcreate_s8(Self::eight(b, 2 * i + 1)),
+            )
+        });
+    )*};
+}
+codebook_types!(codebook_unpack);
