@@ -11,6 +11,7 @@ mod gguf;
 mod huggingface;
 mod input;
 mod made;
+mod nvfp4;
 mod safetensors;
 mod strings;
 mod tensor;

@@ -67,13 +67,13 @@ pub const IQ3_XXS_VALUES: [u8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
 /// Magnitudes of IQ3_S.
 pub const IQ3_S_VALUES: [u8; 8] = [1, 3, 5, 7, 9, 11, 13, 15];
 
-static IQ2XXS_GRID: [u64; 256] = eights(&grids::IQ2_XXS, IQ2_VALUES);
-static IQ2XS_GRID: [u64; 512] = eights(&grids::IQ2_XS, IQ2_VALUES);
-static IQ2S_GRID: [u64; 1024] = eights(&grids::IQ2_S, IQ2_VALUES);
-static IQ3XXS_GRID: [u32; 256] = fours(&grids::IQ3_XXS, IQ3_XXS_VALUES);
-static IQ3S_GRID: [u32; 512] = fours(&grids::IQ3_S, IQ3_S_VALUES);
+pub(crate) static IQ2XXS_GRID: [u64; 256] = eights(&grids::IQ2_XXS, IQ2_VALUES);
+pub(crate) static IQ2XS_GRID: [u64; 512] = eights(&grids::IQ2_XS, IQ2_VALUES);
+pub(crate) static IQ2S_GRID: [u64; 1024] = eights(&grids::IQ2_S, IQ2_VALUES);
+pub(crate) static IQ3XXS_GRID: [u32; 256] = fours(&grids::IQ3_XXS, IQ3_XXS_VALUES);
+pub(crate) static IQ3S_GRID: [u32; 512] = fours(&grids::IQ3_S, IQ3_S_VALUES);
 /// Eight times the value, plus 8.
-static IQ1_GRID: [u64; 2048] = eights(&grids::IQ1, [0, 8, 16]);
+pub(crate) static IQ1_GRID: [u64; 2048] = eights(&grids::IQ1, [0, 8, 16]);
 
 /// All ones in the bytes of elements that are negative, by eight sign bits.
 static NEGATIVE: [u64; 256] = {
@@ -315,7 +315,7 @@ pub struct TQ1_0;
 #[inline(always)]
 fn digits(b: u64, power: u64) -> u64 {
     const EVEN: u64 = 0x00ff_00ff_00ff_00ff;
-    let digit = |half: u64| ((half * power & EVEN) * 3) >> 8 & EVEN;
+    let digit = |half: u64| ((((half * power) & EVEN) * 3) >> 8) & EVEN;
     digit(b & EVEN) | digit(b >> 8 & EVEN) << 8
 }
 

@@ -101,7 +101,7 @@ pub fn random_blocks(random: &mut Random, ty: TensorType, rows: usize, row_len: 
         }
         if ty == T::NVFP4 {
             for scale in &mut block[..4] {
-                *scale = *scale % 48;
+                *scale %= 48;
             }
         }
         if ty == T::IQ1M {

@@ -100,3 +100,48 @@ fn undoes_the_quantizers_of_the_tests() {
         );
     }
 }
+
+/// A new type must not be forgotten anywhere: where types are told apart, the compiler asks for it, and
+/// these files alone tell many apart.
+#[test]
+fn no_other_file_lists_the_types() {
+    const LISTS: [&str; 11] = [
+        "quant/mod.rs",
+        "quant/codebook.rs",
+        "quant/encode/mod.rs",
+        "format/convert.rs",
+        "backend/cuda/record.rs",
+        "backend/cpu/matmul/types.rs",
+        "backend/cpu/matmul/avx2/unpack.rs",
+        "backend/cpu/matmul/avx512/unpack.rs",
+        "backend/cpu/matmul/neon/unpack.rs",
+        "bin/ember-bench/random.rs",
+        "bin/ember-bench/shapes.rs",
+    ];
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut folders = vec![source.clone()];
+    let mut n_files = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let within = path.strip_prefix(&source).unwrap();
+            let name = within.to_str().unwrap().replace('\\', "/");
+            if LISTS.contains(&&name[..]) {
+                continue;
+            }
+            n_files += 1;
+            let text = std::fs::read_to_string(&path).unwrap();
+            let quantized = TensorType::ALL.into_iter().filter(|ty| !ty.is_float());
+            let named: Vec<String> = quantized
+                .map(|ty| format!("{ty:?}"))
+                .filter(|ty| text.contains(&format!("::{ty}")))
+                .collect();
+            assert!(named.len() < 5, "{name} lists {named:?}");
+        }
+    }
+    assert!(n_files > 100);
+}

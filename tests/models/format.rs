@@ -6,7 +6,7 @@ use emberlm::Status;
 use emberlm::format::writer::Writer;
 use emberlm::format::{Array, ModelFile, Value};
 use emberlm::model::{FeedForward, Network, RopePairing};
-use emberlm::quant::TensorType;
+use emberlm::quant::{TensorType, dequantize_row};
 
 #[test]
 fn hamlet_is_a_llama_of_the_known_shape() {
@@ -187,6 +187,83 @@ fn tensors_of_every_type_and_alignment_are_where_they_should_be() {
             assert_eq!(tensor.bytes().len(), tensor.rows() * tensor.row_bytes());
             assert!(tensor.bytes().iter().all(|&b| b == byte(ty.name())));
         }
+    }
+}
+
+/// A file of two NVFP4 matrices of two experts and a scale of this type and these numbers.
+fn with_scale(ty: TensorType, scale: &[f32]) -> Vec<u8> {
+    let mut writer = Writer::new();
+    let name = "blk.0.ffn_up_exps";
+    writer
+        .tensor(&format!("{name}.weight"), TensorType::NVFP4, &[128, 3, 2])
+        .unwrap();
+    writer
+        .tensor(&format!("{name}.scale"), ty, &[scale.len()])
+        .unwrap();
+    let mut bytes = Vec::new();
+    writer
+        .write(&mut bytes, |tensor, out| match tensor.ty {
+            TensorType::NVFP4 => {
+                let blocks = (0..tensor.size as usize).map(|i| match i % 36 {
+                    s @ 0..4 => 30 + 9 * s as u8,
+                    _ => (i * 73 + i / 36) as u8,
+                });
+                out.write_all(&blocks.collect::<Vec<_>>())
+            }
+            TensorType::F32 => scale
+                .iter()
+                .try_for_each(|s| out.write_all(&s.to_le_bytes())),
+            _ => out.write_all(&vec![0; tensor.size as usize]),
+        })
+        .unwrap();
+    bytes
+}
+
+#[test]
+fn nvfp4_tensors_are_multiplied_with_their_scales() {
+    let values = |file: &ModelFile| {
+        file.make(2, &mut |_| Ok(())).unwrap();
+        let tensor = file.tensor("blk.0.ffn_up_exps.weight").unwrap();
+        let mut values = vec![0.0; 128 * 6];
+        dequantize_row(tensor.ty, tensor.bytes(), &mut values);
+        (tensor.ty, values)
+    };
+    let open = |scale: &[f32]| ModelFile::from_bytes(&with_scale(TensorType::F32, scale));
+    // One, which changes nothing.
+    let (ty, plain) = values(&open(&[1.0]).unwrap());
+    assert_eq!(ty, TensorType::NVFP4);
+    assert!(plain.iter().any(|v| *v > 1.0));
+    for scales in [&[0.0123][..], &[0.5, -3.0]] {
+        let (ty, found) = values(&open(scales).unwrap());
+        assert_eq!(ty, TensorType::Q8_0);
+        for (i, (plain, found)) in plain.chunks(32).zip(found.chunks(32)).enumerate() {
+            let scale = scales[i / 12 % scales.len()];
+            let largest = plain.iter().fold(0f32, |m, v| m.max((v * scale).abs()));
+            for (plain, found) in plain.iter().zip(found) {
+                // Half a step of the int8, and the rounding of the block's scale.
+                let off = (plain * scale - found).abs();
+                assert!(
+                    off <= largest * (1.0 / 254.0 + 1.0 / 2048.0),
+                    "{plain} {found}"
+                );
+            }
+        }
+    }
+    for (file, status) in [
+        (open(&[1.0, 2.0, 3.0]), Status::ShapeMismatch),
+        (open(&[f32::NAN]), Status::InvalidModel),
+        (open(&[1.0, f32::INFINITY]), Status::InvalidModel),
+        (
+            ModelFile::from_bytes(&with_scale(TensorType::Q8_0, &[0.0; 32])),
+            Status::ShapeMismatch,
+        ),
+    ] {
+        let error = file.err().unwrap();
+        assert_eq!(error.status, status, "{error}");
+        assert!(
+            error.message.contains("tensor blk.0.ffn_up_exps.scale"),
+            "{error}"
+        );
     }
 }
 

@@ -70,7 +70,7 @@ fn layout(ty: TensorType) -> Option<Layout> {
         TensorType::IQ3S => (0, None, 140.2),
         TensorType::IQ1S => (0, None, 7.21),
         TensorType::TQ1_0 => (52, None, 0.8175),
-        TensorType::TQ2_0 => (64, None, 0.7071),
+        TensorType::TQ2_0 => (64, None, std::f32::consts::FRAC_1_SQRT_2),
         _ => return None,
     };
     Some(Layout {

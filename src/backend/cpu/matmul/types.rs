@@ -215,7 +215,7 @@ formats! {
     }
 }
 
-/// The types with codebooks and groups of this many elements; `then! { names }` is told them, too.
+/// Tells `then!` the types with codebooks, and how many elements share a scale.
 macro_rules! codebook_types {
     ($then:ident) => {
         $then! {

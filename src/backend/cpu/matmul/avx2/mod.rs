@@ -16,7 +16,6 @@ mod unpack;
 use super::Job;
 use super::types::with_format;
 use unpack::Unpack;
-pub(super) use unpack::nvfp4_nibbles;
 
 /// Up to this many tokens, rows are read in place; above, they are unpacked first.
 const MATVEC_TOKENS: usize = 8;

@@ -371,7 +371,7 @@ unsafe fn plain_scales<F: Unpack>(p: *const u8) -> Scales {
 /// # Safety
 /// See the module.
 #[inline(always)]
-pub(in crate::backend::cpu::matmul) unsafe fn nvfp4_nibbles(p: *const u8) -> [__m256i; 2] {
+unsafe fn nvfp4_nibbles(p: *const u8) -> [__m256i; 2] {
     // SAFETY: see the module.
     unsafe {
         let v = _mm256_loadu_si256(p.cast());

@@ -3,7 +3,6 @@
 //! Functions are `inline(always)` and so compiled with the features of their caller; each is sound
 //! where [`super::available`] and the bytes of a chunk (see [`Unpack::CHUNK_BYTES`]) are readable.
 
-use crate::backend::cpu::matmul::avx2::nvfp4_nibbles;
 use crate::backend::cpu::matmul::types::*;
 use std::arch::x86_64::*;
 
@@ -512,16 +511,315 @@ impl Unpack for MXFP4 {
     }
 }
 
-/// The scales of a chunk, read one after the other.
+/// Codes of 64 elements from their magnitudes, negated where `signs` has ones.
 ///
 /// # Safety
 /// See the module.
 #[inline(always)]
-unsafe fn plain_scales<F: Unpack>(p: *const u8) -> __m512 {
+unsafe fn with_signs(v: __m512i, signs: u64) -> __m512i {
     // SAFETY: see the module.
     unsafe {
-        let scales = chunk_scales::<F>(std::slice::from_raw_parts(p, F::CHUNK_BYTES));
-        _mm512_loadu_ps(scales.as_ptr())
+        let v = _mm512_mask_sub_epi8(v, signs, _mm512_setzero_si512(), v);
+        _mm512_xor_si512(v, _mm512_set1_epi8(-128))
+    }
+}
+
+/// Seven sign bits in each byte, and an eighth such that their number is even.
+#[inline(always)]
+fn even(sevens: u64) -> u64 {
+    let p = sevens ^ (sevens >> 4);
+    let p = p ^ (p >> 2);
+    sevens | (((p ^ (p >> 1)) & 0x0101_0101_0101_0101) << 7)
+}
+
+/// The signs of twice 32 elements: four times seven bits in each of two words.
+#[inline(always)]
+fn even_signs(a: u32, b: u32) -> u64 {
+    let spread =
+        |w: u32| (w & 0x7f) | (w & 0x3f80) << 1 | (w & 0x1f_c000) << 2 | (w & 0xfe0_0000) << 3;
+    even(u64::from(spread(a)) | u64::from(spread(b)) << 32)
+}
+
+/// The word at `p`.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn word(p: *const u8) -> u32 {
+    // SAFETY: see the module.
+    unsafe { p.cast::<u32>().read_unaligned() }
+}
+
+/// Eight words at `p`.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn long(p: *const u8) -> u64 {
+    // SAFETY: see the module.
+    unsafe { p.cast::<u64>().read_unaligned() }
+}
+
+/// Eight bytes as words.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn widened(bytes: u64) -> __m256i {
+    // SAFETY: see the module.
+    unsafe { _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64)) }
+}
+
+/// Eight entries of a codebook, whose length every index is below.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn entries8(book: &[u64], at: __m256i) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm512_i32gather_epi64::<8>(at, book.as_ptr().cast()) }
+}
+
+/// Sixteen entries of a codebook, likewise.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn entries16(book: &[u32], at: __m512i) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm512_i32gather_epi32::<4>(at, book.as_ptr().cast()) }
+}
+
+/// `d` times a power of two times `2 * n + 1`.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn odd_scales<F: Codebook>(d: __m512, n: __m512i) -> __m512 {
+    // SAFETY: see the module.
+    unsafe {
+        let odd = _mm512_add_epi32(_mm512_slli_epi32::<1>(n), _mm512_set1_epi32(1));
+        let d = _mm512_mul_ps(d, _mm512_set1_ps(F::FACTOR));
+        _mm512_mul_ps(d, _mm512_cvtepi32_ps(odd))
+    }
+}
+
+/// The sixteen halves of eight bytes, low ones first.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn halves16(p: *const u8) -> __m512i {
+    // SAFETY: see the module.
+    unsafe {
+        let v = _mm_loadl_epi64(p.cast());
+        let v = _mm_unpacklo_epi8(v, _mm_srli_epi16::<4>(v));
+        _mm512_cvtepu8_epi32(_mm_and_si128(v, _mm_set1_epi8(15)))
+    }
+}
+
+/// Eight values of 4 bits.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn fours8(bits: u32) -> __m256i {
+    // SAFETY: see the module.
+    unsafe {
+        let order = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+        let v = _mm256_srlv_epi32(_mm256_set1_epi32(bits as i32), order);
+        _mm256_and_si256(v, _mm256_set1_epi32(15))
+    }
+}
+
+/// Of two words with four times three bits each, the bits at 8 on.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn threes_above(words: __m256i) -> __m256i {
+    // SAFETY: see the module.
+    unsafe {
+        let v = _mm256_srlv_epi32(words, _mm256_setr_epi32(0, 3, 6, 9, 0, 3, 6, 9));
+        _mm256_slli_epi32::<8>(_mm256_and_si256(v, _mm256_set1_epi32(7)))
+    }
+}
+
+/// Codes of 64 elements of IQ1_S or IQ1_M: eight entries, those of the mask an eighth lower, the others
+/// higher.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn eighths(at: __m256i, lower: u8) -> __m512i {
+    // SAFETY: see the module; the caller's promise of [`entries8`].
+    unsafe {
+        let shift = _mm512_mask_mov_epi64(_mm512_set1_epi8(121), lower, _mm512_set1_epi8(119));
+        _mm512_add_epi8(entries8(&IQ1_GRID, at), shift)
+    }
+}
+
+/// A type: its codes and its scales, from the chunk at `$p`.
+macro_rules! unpack {
+    ($name:ident, |$p:ident, $i:ident| $codes:expr, $scales:expr) => {
+        impl Unpack for $name {
+            #[inline(always)]
+            unsafe fn codes($p: *const u8) -> [__m512i; 4] {
+                // SAFETY: see the module; indices are below the codebook's length.
+                unsafe { four!($i => $codes) }
+            }
+
+            #[inline(always)]
+            unsafe fn scales($p: *const u8) -> __m512 {
+                // SAFETY: see the module.
+                unsafe { $scales }
+            }
+        }
+    };
+}
+
+unpack!(
+    IQ2XXS,
+    |p, i| {
+        let q = p.add(2 + 16 * i);
+        let at = widened(u64::from(word(q)) | u64::from(word(q.add(8))) << 32);
+        let signs = even_signs(word(q.add(4)), word(q.add(12)));
+        with_signs(entries8(&IQ2XXS_GRID, at), signs)
+    },
+    {
+        let n = _mm256_srli_epi32::<28>(heads::<8>(p.add(6)));
+        odd_scales::<IQ2XXS>(half(p), _mm512_castsi256_si512(n))
+    }
+);
+unpack!(
+    IQ2XS,
+    |p, i| {
+        let q = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(2 + 16 * i).cast()));
+        let sevens = _mm256_cvtepi32_epi8(_mm256_srli_epi32::<9>(q));
+        let signs = even(_mm_cvtsi128_si64(sevens) as u64);
+        let at = _mm256_and_si256(q, _mm256_set1_epi32(511));
+        with_signs(entries8(&IQ2XS_GRID, at), signs)
+    },
+    odd_scales::<IQ2XS>(half(p), halves16(p.add(66)))
+);
+unpack!(
+    IQ2S,
+    |p, i| {
+        let (a, b) = (i32::from(*p.add(66 + 2 * i)), i32::from(*p.add(67 + 2 * i)));
+        let high = _mm256_setr_epi32(a, a, a, a, b, b, b, b);
+        let high = _mm256_srlv_epi32(high, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6));
+        let high = _mm256_slli_epi32::<8>(_mm256_and_si256(high, _mm256_set1_epi32(3)));
+        let at = _mm256_or_si256(widened(long(p.add(2 + 8 * i))), high);
+        with_signs(entries8(&IQ2S_GRID, at), long(p.add(34 + 8 * i)))
+    },
+    odd_scales::<IQ2S>(half(p), halves16(p.add(74)))
+);
+unpack!(
+    IQ3XXS,
+    |p, i| {
+        let at = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.add(2 + 16 * i).cast()));
+        let signs = even_signs(word(p.add(66 + 8 * i)), word(p.add(70 + 8 * i)));
+        with_signs(entries16(&IQ3XXS_GRID, at), signs)
+    },
+    {
+        let n = _mm256_srli_epi32::<28>(_mm256_loadu_si256(p.add(66).cast()));
+        odd_scales::<IQ3XXS>(half(p), _mm512_castsi256_si512(n))
+    }
+);
+unpack!(
+    IQ3S,
+    |p, i| {
+        let low = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.add(2 + 16 * i).cast()));
+        let high = p.add(66 + 2 * i).cast::<u16>().read_unaligned();
+        let ninth = _mm512_set1_epi32(256);
+        let at = _mm512_mask_or_epi32(low, high, low, ninth);
+        with_signs(entries16(&IQ3S_GRID, at), long(p.add(74 + 8 * i)))
+    },
+    {
+        let n = fours8(word(p.add(106)));
+        odd_scales::<IQ3S>(half(p), _mm512_castsi256_si512(n))
+    }
+);
+unpack!(
+    IQ1S,
+    |p, i| {
+        let h = word(p.add(34 + 4 * i));
+        let (a, b) = ((h & 0xffff) as i32, (h >> 16) as i32);
+        let high = threes_above(_mm256_setr_epi32(a, a, a, a, b, b, b, b));
+        let at = _mm256_or_si256(widened(long(p.add(2 + 8 * i))), high);
+        eighths(at, ((a >> 15) as u8 * 0x0f) | ((b >> 15) as u8 * 0xf0))
+    },
+    {
+        let h = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(34).cast()));
+        let n = _mm256_and_si256(_mm256_srli_epi32::<12>(h), _mm256_set1_epi32(7));
+        odd_scales::<IQ1S>(half(p), _mm512_castsi256_si512(n))
+    }
+);
+unpack!(
+    IQ1M,
+    |p, i| {
+        let h = fours8(word(p.add(32 + 4 * i)));
+        let lower = _mm256_test_epi32_mask(h, _mm256_set1_epi32(8));
+        let high = _mm256_slli_epi32::<8>(_mm256_and_si256(h, _mm256_set1_epi32(7)));
+        let at = _mm256_or_si256(widened(long(p.add(8 * i))), high);
+        eighths(at, lower)
+    },
+    {
+        // Four words: 16 times 3 bits, and 4 bits of the scale in each.
+        let words =
+            _mm512_cvtepu16_epi32(_mm256_castsi128_si256(_mm_loadl_epi64(p.add(48).cast())));
+        let each = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+        let by = _mm512_setr_epi32(0, 3, 6, 9, 0, 3, 6, 9, 0, 3, 6, 9, 0, 3, 6, 9);
+        let n = _mm512_srlv_epi32(_mm512_permutexvar_epi32(each, words), by);
+        let n = _mm512_and_si512(n, _mm512_set1_epi32(7));
+        let tops = long(p.add(48)) >> 12;
+        let d = tops & 15 | tops >> 12 & 0xf0 | tops >> 24 & 0xf00 | tops >> 36 & 0xf000;
+        odd_scales::<IQ1M>(half((d as u16).to_le_bytes().as_ptr()), n)
+    }
+);
+unpack!(
+    TQ2_0,
+    |p, i| {
+        let codes = two_bits(p);
+        _mm512_add_epi8(codes[i], _mm512_set1_epi8(127))
+    },
+    half(p.add(64))
+);
+unpack!(
+    TQ1_0,
+    |p, i| {
+        let b = std::slice::from_raw_parts(p, TQ1_0::BYTES);
+        let v = _mm512_set_epi64(
+            TQ1_0::eight(b, 8 * i + 7) as i64,
+            TQ1_0::eight(b, 8 * i + 6) as i64,
+            TQ1_0::eight(b, 8 * i + 5) as i64,
+            TQ1_0::eight(b, 8 * i + 4) as i64,
+            TQ1_0::eight(b, 8 * i + 3) as i64,
+            TQ1_0::eight(b, 8 * i + 2) as i64,
+            TQ1_0::eight(b, 8 * i + 1) as i64,
+            TQ1_0::eight(b, 8 * i) as i64,
+        );
+        _mm512_xor_si512(v, _mm512_set1_epi8(-128))
+    },
+    half(p.add(52))
+);
+
+/// Indices of the 64 elements of an NVFP4 block whose codes are at `p`.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn nvfp4_nibbles(p: *const u8) -> __m512i {
+    // SAFETY: see the module.
+    unsafe {
+        let v = _mm256_loadu_si256(p.cast());
+        let high = _mm256_srli_epi16::<4>(v);
+        // Eight low halves, the same bytes' high ones: of the codes 0 and 2, and of 1 and 3.
+        let even = _mm512_castsi256_si512(_mm256_unpacklo_epi64(v, high));
+        let odd = _mm512_castsi256_si512(_mm256_unpackhi_epi64(v, high));
+        let order = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+        let v = _mm512_permutex2var_epi64(even, order, odd);
+        _mm512_and_si512(v, _mm512_set1_epi8(15))
     }
 }
 
@@ -529,52 +827,23 @@ impl Unpack for NVFP4 {
     #[inline(always)]
     unsafe fn codes(p: *const u8) -> [__m512i; 4] {
         // SAFETY: see the module.
-        unsafe {
-            let codes = four!(i => {
-                let [low, high] = nvfp4_nibbles(p.add(36 * i + 4));
-                _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
-            });
-            look_up(codes, &MXFP4_CODES)
-        }
+        unsafe { look_up(four!(i => nvfp4_nibbles(p.add(36 * i + 4))), &MXFP4_CODES) }
     }
 
     #[inline(always)]
     unsafe fn scales(p: *const u8) -> __m512 {
         // SAFETY: see the module.
-        unsafe { plain_scales::<NVFP4>(p) }
+        unsafe {
+            let at = |i: usize| word(p.add(36 * i)) as i32;
+            let x = _mm512_cvtepu8_epi32(_mm_setr_epi32(at(0), at(1), at(2), at(3)));
+            let e = _mm512_and_si512(_mm512_srli_epi32::<3>(x), _mm512_set1_epi32(15));
+            let m = _mm512_and_si512(x, _mm512_set1_epi32(7));
+            let above = _mm512_slli_epi32::<23>(_mm512_add_epi32(e, _mm512_set1_epi32(119)));
+            let normal = _mm512_castsi512_ps(_mm512_or_si512(above, _mm512_slli_epi32::<20>(m)));
+            let small = _mm512_mul_ps(_mm512_cvtepi32_ps(m), _mm512_set1_ps(1.0 / 1024.0));
+            let subnormal = _mm512_testn_epi32_mask(e, e);
+            let number = _mm512_cmpneq_epi32_mask(x, _mm512_set1_epi32(127));
+            _mm512_maskz_mov_ps(number, _mm512_mask_mov_ps(normal, subnormal, small))
+        }
     }
 }
-
-macro_rules! codebook_unpack {
-    ($($name:ident $group:literal),*) => {$(
-        impl Unpack for $name {
-            #[inline(always)]
-            unsafe fn codes(p: *const u8) -> [__m512i; 4] {
-                // SAFETY: see the module.
-                unsafe {
-                    let b = std::slice::from_raw_parts(p, Self::CHUNK_BYTES);
-                    four!(i => {
-                        let v = _mm512_set_epi64(
-                            Self::eight(b, 8 * i + 7) as i64,
-                            Self::eight(b, 8 * i + 6) as i64,
-                            Self::eight(b, 8 * i + 5) as i64,
-                            Self::eight(b, 8 * i + 4) as i64,
-                            Self::eight(b, 8 * i + 3) as i64,
-                            Self::eight(b, 8 * i + 2) as i64,
-                            Self::eight(b, 8 * i + 1) as i64,
-                            Self::eight(b, 8 * i) as i64,
-                        );
-                        _mm512_xor_si512(v, _mm512_set1_epi8(-128))
-                    })
-                }
-            }
-
-            #[inline(always)]
-            unsafe fn scales(p: *const u8) -> __m512 {
-                // SAFETY: see the module.
-                unsafe { plain_scales::<$name>(p) }
-            }
-        }
-    )*};
-}
-codebook_types!(codebook_unpack);

@@ -1,0 +1,91 @@
+//! NVFP4 weights with a scale of the whole tensor, or of each expert, in a tensor of its own: read as Q8_0,
+//! whose blocks have room for it. That differs from the product of all three factors by at most 1/254
+//! of the largest element of each 32.
+
+use super::Tensor;
+use super::made::MakeRows;
+use crate::error::{Result, fail, try_vec};
+use crate::quant::{TensorType, dequantize_row, encoder};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+struct Scaled {
+    weights: Tensor,
+    /// Of so many rows each.
+    scales: Vec<f32>,
+    rows: usize,
+}
+
+/// Multiplies the NVFP4 tensors that have scales with these: `{name}.weight` with `{name}.scale`.
+///
+/// Errors: `ShapeMismatch`, `InvalidModel`, and those of reading the scales.
+pub(super) fn apply_scales(tensors: &mut HashMap<Arc<str>, Tensor>) -> Result<()> {
+    let scale_of = |name: &str| Some(format!("{}.scale", name.strip_suffix(".weight")?));
+    let mut done = Vec::new();
+    for tensor in tensors.values().filter(|t| t.ty == TensorType::NVFP4) {
+        if let Some(scale) = scale_of(&tensor.name).and_then(|name| tensors.get(&name[..])) {
+            done.push(scaled(tensor, scale)?);
+        }
+    }
+    tensors.extend(done.into_iter().map(|t| (Arc::clone(&t.name), t)));
+    Ok(())
+}
+
+/// `weights`, an NVFP4 tensor, times the numbers of `scale`: one, or one for each matrix of a stack.
+fn scaled(weights: &Tensor, scale: &Tensor) -> Result<Tensor> {
+    let stack = weights.dims.get(2).copied().unwrap_or(1);
+    let elements = scale.row_len() * scale.rows();
+    let Some(scales) = scale.to_f32()?.filter(|_| [1, stack].contains(&elements)) else {
+        fail!(
+            ShapeMismatch,
+            "tensor {} has type {} and shape {:?}; tensor {} needs one number{}",
+            scale.name,
+            scale.ty.name(),
+            scale.dims,
+            weights.name,
+            if stack > 1 { ", or one per expert" } else { "" }
+        );
+    };
+    if let Some(number) = scales.iter().find(|s| !s.is_finite()) {
+        fail!(
+            InvalidModel,
+            "tensor {} has the element {number}",
+            scale.name
+        );
+    }
+    if scales.iter().all(|s| *s == 1.0) {
+        return Ok(weights.clone());
+    }
+    let rows = Scaled {
+        rows: weights.rows() / elements,
+        weights: weights.clone(),
+        scales,
+    };
+    Tensor::made(
+        weights.name.clone(),
+        TensorType::Q8_0,
+        weights.dims.clone(),
+        rows,
+    )
+}
+
+impl MakeRows for Scaled {
+    fn make(&self, first: usize, out: &mut [u8]) -> Result<()> {
+        let name = &self.weights.name;
+        let row_len = self.weights.row_len();
+        let row_bytes = TensorType::Q8_0
+            .row_bytes(row_len)
+            .expect("of NVFP4 blocks");
+        let mut bytes = try_vec(self.weights.row_bytes(), 0u8, name)?;
+        let mut row = try_vec(row_len, 0f32, name)?;
+        let encode = encoder(TensorType::Q8_0).expect("has an encoder");
+        for (i, out) in out.chunks_exact_mut(row_bytes).enumerate() {
+            let scale = self.scales[(first + i) / self.rows];
+            self.weights.read_rows(first + i, &mut bytes)?;
+            dequantize_row(TensorType::NVFP4, &bytes, &mut row);
+            row.iter_mut().for_each(|x| *x *= scale);
+            encode(&row, out);
+        }
+        Ok(())
+    }
+}
