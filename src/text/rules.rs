@@ -188,8 +188,18 @@ fn rule_of(name: &str) -> Option<Rule> {
             Pattern("[0-9]{3}"),
         ]),
         "gpt-2" | "gpt2" | "phi-2" | "gigachat" | "a.x-4.0" | "mellum" | "exaone4" | "jais"
-        | "trillion" | "granite-docling" => rule(&[Pattern(GPT2)]),
-        "mpt" | "olmo" => nfc(rule(&[Pattern(GPT2)])),
+        | "trillion" | "granite-docling" | "jina-es" | "jina-de" | "jina-v2-es" | "jina-v2-de" => {
+            rule(&[Pattern(GPT2)])
+        }
+        "mpt" | "olmo" | "modern-bert" => nfc(rule(&[Pattern(GPT2)])),
+        "chameleon" => bos(rule(&[
+            Pattern("<sentinel:[0-9]+>"),
+            Pattern("IMGIMG[A-I]{1,4}Z"),
+            Pattern("[\\t\\n]|    |  "),
+            Pattern(DIGIT),
+            Pattern(r"[\p{P}!-/:-@\[-`{-~]"),
+            Pattern(GPT2),
+        ])),
         "smollm" | "starcoder" | "refact" | "codeshell" | "exaone" | "minerva-7b" | "mellum2" => {
             rule(&[Pattern(DIGIT), Pattern(GPT2)])
         }
@@ -201,7 +211,7 @@ fn rule_of(name: &str) -> Option<Rule> {
             SpelledNumbers,
         ]),
         "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0"
-        | "lfm2" => bos(whole(rule(&[Pattern(LLAMA3)]))),
+        | "lfm2" | "jina-v5-nano" => bos(whole(rule(&[Pattern(LLAMA3)]))),
         "dbrx" | "smaug-bpe" | "chatglm-bpe" => rule(&[Pattern(LLAMA3)]),
         "glm4" | "glm5" => whole(rule(&[Pattern(LLAMA3)])),
         "jais-2" => rule(&[Pattern(JAIS2)]),
@@ -210,7 +220,9 @@ fn rule_of(name: &str) -> Option<Rule> {
         "hunyuan" | "solar-open" | "grok-2" | "kormo" => rule(&[Pattern(QWEN2)]),
         // Normalized by the model's own tokenizer.json, though not by llama.cpp.
         "qwen35" => nfc(rule(&[Pattern(QWEN35)])),
-        "gpt-4o" | "o200k" | "llama4" | "kanana2" | "minimax-m2" => rule(&[Pattern(O200K)]),
+        "gpt-4o" | "o200k" | "llama4" | "kanana2" | "minimax-m2" | "talkie" => {
+            rule(&[Pattern(O200K)])
+        }
         "tekken" => bos(whole(rule(&[Pattern(TEKKEN)]))),
         "kimi-k2" => rule(&[Pattern(KIMI_K2)]),
         "deepseek-llm" => rule(&[
@@ -271,5 +283,82 @@ impl Rule {
             });
         }
         Ok(PreTokenizer { cutters })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(name: &str, text: &str) -> Vec<String> {
+        let budget = Budget::for_text(text.len());
+        let cutter = Rule::of(name).unwrap().compile(&budget).unwrap();
+        let mut pieces = Vec::new();
+        let mut each = |piece: &[u8]| {
+            pieces.push(String::from_utf8_lossy(piece).into_owned());
+            Ok(())
+        };
+        cutter.split(text, true, &budget, &mut each).unwrap();
+        pieces
+    }
+
+    /// Expected: Hugging Face's tokenizers 0.23 with the steps of the model's tokenizer.json.
+    #[test]
+    fn chameleon_cuts_as_its_own_tokenizer() {
+        let expected = [
+            "It",
+            "'",
+            "s",
+            " ",
+            "1",
+            "2",
+            ",",
+            "3",
+            "4",
+            "5",
+            "\t",
+            " or",
+            "\n",
+            "\n",
+            "    ",
+            " five",
+            "  ",
+            "IMGIMGABZ",
+            " ",
+            "<",
+            "sentinel",
+            ":",
+            "1",
+            "2",
+            ">",
+            "x",
+            " ",
+            "«",
+            "ein",
+            "»",
+            "…",
+        ];
+        let text = "It's 12,345\t or\n\n     five  IMGIMGABZ <sentinel:12>x «ein»…";
+        assert_eq!(pieces("chameleon", text), expected);
+        let expected = [
+            "a", "  ", "b", "  ", " c", "    ", "d", "    ", " e", " ", ".", ".", ".", " don", "'",
+            "t", " ", "$", "5", "+", "6", "=", "1", "1", "~", " 日本", "、", "語", "!",
+        ];
+        let text = "a  b   c    d     e ... don't $5+6=11~ 日本、語!";
+        assert_eq!(pieces("chameleon", text), expected);
+    }
+
+    #[test]
+    fn names_of_one_kind_cut_alike() {
+        let text = "Don't\tcut 12345 naïve  words\r\n  (or do): 日本語 ...";
+        for (name, like) in [
+            ("jina-v2-de", "gpt-2"),
+            ("modern-bert", "olmo"),
+            ("jina-v5-nano", "llama-bpe"),
+            ("talkie", "gpt-4o"),
+        ] {
+            assert_eq!(pieces(name, text), pieces(like, text), "{name}");
+        }
+        assert!(Rule::of("none of these").is_err());
     }
 }
