@@ -255,19 +255,6 @@ macro_rules! codebook_formats {
 }
 codebook_types!(codebook_formats);
 
-/// The scales of 256 elements, without minimums.
-#[inline(always)]
-pub(super) fn chunk_scales<F: Format>(chunk: &[u8]) -> [f32; 16] {
-    let (mut scales, groups) = ([0.0; 16], F::BLOCK_LEN / F::GROUP);
-    for (b, scales) in chunk
-        .chunks_exact(F::BLOCK_BYTES)
-        .zip(scales.chunks_exact_mut(groups))
-    {
-        F::decode_scales(b, scales, &mut []);
-    }
-    scales
-}
-
 /// Bit `j` of the four bytes is the fifth bit of code `j`.
 fn fifth_bits(bits: &[u8], codes: &mut [u8]) {
     for (j, code) in codes.iter_mut().enumerate() {

@@ -347,6 +347,19 @@ unpack!(
     }
 );
 
+/// The scales of 256 elements, without minimums.
+#[inline(always)]
+fn chunk_scales<F: Format>(chunk: &[u8]) -> [f32; 16] {
+    let (mut scales, groups) = ([0.0; 16], F::BLOCK_LEN / F::GROUP);
+    for (b, scales) in chunk
+        .chunks_exact(F::BLOCK_BYTES)
+        .zip(scales.chunks_exact_mut(groups))
+    {
+        F::decode_scales(b, scales, &mut []);
+    }
+    scales
+}
+
 /// The scales of a chunk, read one after the other.
 ///
 /// # Safety
