@@ -20,7 +20,8 @@ Model:
   --quant MIX        how they are quantized (default q4_k_m): q4_k_m and q5_k_m are llama.cpp's
                      mixes (half of attn_v and ffn_down, and the output, in Q6_K); f32, f16, bf16
                      and q8_0 are that type throughout; q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k,
-                     q5_k, q6_k, iq4_nl, iq4_xs and mxfp4 are that type with the output in Q6_K
+                     q5_k, q6_k, iq1_s to iq4_xs, tq1_0, tq2_0, mxfp4 and nvfp4 are that type with
+                     the output in Q6_K
   --vocab PATH       with the tokenizer of another GGUF file (of up to as many tokens)
   --keep-model PATH  write the random weights to PATH and keep them (default: a temporary file)
   --write-only       write the file named by --keep-model and stop

@@ -785,24 +785,72 @@ unpack!(
     },
     half(p.add(64))
 );
-unpack!(
-    TQ1_0,
-    |p, i| {
-        let b = std::slice::from_raw_parts(p, TQ1_0::BYTES);
-        let v = _mm512_set_epi64(
-            TQ1_0::eight(b, 8 * i + 7) as i64,
-            TQ1_0::eight(b, 8 * i + 6) as i64,
-            TQ1_0::eight(b, 8 * i + 5) as i64,
-            TQ1_0::eight(b, 8 * i + 4) as i64,
-            TQ1_0::eight(b, 8 * i + 3) as i64,
-            TQ1_0::eight(b, 8 * i + 2) as i64,
-            TQ1_0::eight(b, 8 * i + 1) as i64,
-            TQ1_0::eight(b, 8 * i) as i64,
-        );
-        _mm512_xor_si512(v, _mm512_set1_epi8(-128))
-    },
-    half(p.add(52))
-);
+/// Codes from bytes of ternary digits and, for each two of them, the power of three that brings their digit
+/// to the top.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn digits(v: __m512i, powers: __m512i) -> __m512i {
+    // SAFETY: see the module.
+    unsafe {
+        let (byte, three) = (_mm512_set1_epi16(255), _mm512_set1_epi16(3));
+        let even = _mm512_mullo_epi16(_mm512_and_si512(v, byte), powers);
+        let even = _mm512_mullo_epi16(_mm512_and_si512(even, byte), three);
+        let even = _mm512_srli_epi16::<8>(even);
+        let odd = _mm512_mullo_epi16(_mm512_srli_epi16::<8>(v), powers);
+        let odd = _mm512_mullo_epi16(_mm512_and_si512(odd, byte), three);
+        let numbers = _mm512_mask_blend_epi8(0xaaaa_aaaa_aaaa_aaaa, even, odd);
+        _mm512_add_epi8(numbers, _mm512_set1_epi8(127))
+    }
+}
+
+/// A power for each 128 bits.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn powers(a: i64, b: i64, c: i64, d: i64) -> __m512i {
+    const EACH: i64 = 0x0001_0001_0001_0001;
+    // SAFETY: see the module.
+    unsafe {
+        let four = _mm512_setr_epi64(a, a, b, b, c, c, d, d);
+        _mm512_mullo_epi64(four, _mm512_set1_epi64(EACH))
+    }
+}
+
+impl Unpack for TQ1_0 {
+    #[inline(always)]
+    unsafe fn codes(p: *const u8) -> [__m512i; 4] {
+        // SAFETY: see the module.
+        unsafe {
+            let fives = _mm512_broadcast_i64x4(_mm256_loadu_si256(p.cast()));
+            let more = _mm512_broadcast_i32x4(_mm_loadu_si128(p.add(32).cast()));
+            let fours = _mm512_set1_epi32(word(p.add(48)) as i32);
+            let last = _mm512_setr_epi32(
+                0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x1_0001, 0x3_0003, 0x9_0009, 0x1b_001b,
+            );
+            [
+                digits(fives, powers(1, 1, 3, 3)),
+                digits(fives, powers(9, 9, 27, 27)),
+                digits(
+                    _mm512_mask_mov_epi64(fives, 0xf0, more),
+                    powers(81, 81, 1, 3),
+                ),
+                digits(
+                    _mm512_mask_mov_epi64(more, 0xc0, fours),
+                    _mm512_or_si512(powers(9, 27, 81, 0), last),
+                ),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(p: *const u8) -> __m512 {
+        // SAFETY: see the module.
+        unsafe { half(p.add(52)) }
+    }
+}
 
 /// Indices of the 64 elements of an NVFP4 block whose codes are at `p`.
 ///
