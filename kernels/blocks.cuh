@@ -109,10 +109,9 @@ __device__ __forceinline__ void add_bits(uint32_t h, int at, uint32_t* w) {
 __device__ __forceinline__ uint32_t two_bits(uint2 h, int t) {
     return (t < 4 ? h.x >> 2 * t : h.y >> 2 * (t - 4)) & 0x03030303;
 }
-// Sixteen signed bytes indexed by four nibbles of `sel`'s low 16 bits.
-template <uint32_t A, uint32_t B, uint32_t C, uint32_t D>
-__device__ __forceinline__ uint32_t lookup(uint32_t sel) {
-    uint32_t low = __byte_perm(A, B, sel & 0x7777), high = __byte_perm(C, D, sel & 0x7777);
+// Of a table of sixteen signed bytes, those that the four nibbles of `sel`'s low 16 bits index.
+__device__ __forceinline__ uint32_t sixteen_values(uint4 table, uint32_t sel) {
+    const uint32_t low = __byte_perm(table.x, table.y, sel & 0x7777), high = __byte_perm(table.z, table.w, sel & 0x7777);
     // Bytes of `low` where bit 3 of the nibble is clear, else of `high`.
     return __byte_perm(low, high, 0x3210 + ((sel & 0x8888) >> 1));
 }
@@ -226,8 +225,8 @@ template <> struct Codec<Q3_K> {
 };
 // Types whose 4-bit values index a table. Word t of a group: elements 4t.. in the low 16 bits, lowest
 // nibble first, elements 16 + 4t.. in the high 16.
-struct TableNl { static __device__ __forceinline__ uint32_t get(uint32_t s) { return lookup<0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u>(s); } };
-struct TableFp4 { static __device__ __forceinline__ uint32_t get(uint32_t s) { return lookup<0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu>(s); } };
+struct TableNl { static __device__ __forceinline__ uint32_t get(uint32_t s) { return sixteen_values(make_uint4(0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u), s); } };
+struct TableFp4 { static __device__ __forceinline__ uint32_t get(uint32_t s) { return sixteen_values(make_uint4(0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu), s); } };
 template <class Table> __device__ __forceinline__ void table_values(uint4 q, uint32_t* w) {
     w[0] = Table::get(q.x); w[1] = Table::get(q.y); w[2] = Table::get(q.z); w[3] = Table::get(q.w);
     w[4] = Table::get(q.x >> 16); w[5] = Table::get(q.y >> 16); w[6] = Table::get(q.z >> 16); w[7] = Table::get(q.w >> 16);
@@ -283,11 +282,6 @@ template <class L> __device__ __forceinline__ void grid_scales(const uint8_t* sc
 // Values of four numbers below 8, one to a byte.
 __device__ __forceinline__ uint32_t eight_values(uint2 table, uint32_t numbers) {
     return __byte_perm(table.x, table.y, __byte_perm(numbers | numbers >> 4, 0, 0x4420));
-}
-// Values of the numbers in the four nibbles of `sel`'s low 16 bits.
-__device__ __forceinline__ uint32_t sixteen_values(uint4 table, uint32_t sel) {
-    const uint32_t low = __byte_perm(table.x, table.y, sel & 0x7777), high = __byte_perm(table.z, table.w, sel & 0x7777);
-    return __byte_perm(low, high, 0x3210 + ((sel & 0x8888) >> 1));
 }
 template <> struct Codec<GRID3> {
     static constexpr bool HALVES = true, MINS = false; static constexpr int OFFSET = 0;

@@ -1,6 +1,7 @@
 //! Host and device write the structures and constants that they share each in its own language. Here
 //! both texts are read, and must say the same. No GPU and no compiler of its kernels is needed.
 
+use emberlm::quant::TensorType;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -263,6 +264,21 @@ fn element_types_are_the_same() {
     assert!(host.len() >= 19);
     assert_eq!(device.len(), host.len());
     assert_eq!(names, [&host[..], &["TYPE_COUNT"]].concat());
+}
+
+/// The types with codebooks as GGUF numbers them.
+#[test]
+fn types_of_files_have_the_same_numbers() {
+    let text = code(&read(&root().join("kernels/repack.cu")));
+    let body = text.split_once("enum FileType : uint32_t {").unwrap().1;
+    let mut n = 0;
+    for entry in body.split_once('}').unwrap().0.split(',') {
+        let (name, id) = entry.trim().split_once(" = ").unwrap();
+        let ty = TensorType::from_gguf_id(id.parse().unwrap()).unwrap();
+        assert_eq!(ty.name(), name);
+        n += 1;
+    }
+    assert_eq!(n, 9);
 }
 
 #[test]

@@ -181,6 +181,11 @@ impl ModelFile {
 
 /// The tensor in another type. `Unsupported` if nothing can be converted to it.
 pub(super) fn converted(source: &Tensor, ty: TensorType) -> Result<Tensor> {
+    multiplied(source, vec![1.0], ty)
+}
+
+/// The same times numbers, each for the same number of rows.
+pub(super) fn multiplied(source: &Tensor, factors: Vec<f32>, ty: TensorType) -> Result<Tensor> {
     let Some(encode) = encoder(ty) else {
         fail!(Unsupported, "tensors cannot be converted to {}", ty.name());
     };
@@ -189,7 +194,9 @@ pub(super) fn converted(source: &Tensor, ty: TensorType) -> Result<Tensor> {
         _ => LARGEST,
     };
     let rows = Converted {
+        factor_rows: source.rows() / factors.len(),
         source: source.clone(),
+        factors,
         ty,
         encode,
         limit,
@@ -200,6 +207,9 @@ pub(super) fn converted(source: &Tensor, ty: TensorType) -> Result<Tensor> {
 /// Rows of a tensor in another type.
 struct Converted {
     source: Tensor,
+    /// Of so many rows each.
+    factors: Vec<f32>,
+    factor_rows: usize,
     ty: TensorType,
     encode: Encode,
     /// The largest magnitude that the type holds.
@@ -221,6 +231,10 @@ impl MakeRows for Converted {
             .zip(out.chunks_exact_mut(row_bytes));
         for (i, (raw, out)) in rows.enumerate() {
             dequantize_row(self.source.ty, raw, &mut elements);
+            let factor = self.factors[(first + i) / self.factor_rows];
+            if factor != 1.0 {
+                elements.iter_mut().for_each(|x| *x *= factor);
+            }
             let bad = |x: &f32| x.is_nan() || x.abs() > self.limit;
             if let Some(at) = elements.iter().position(bad) {
                 return Err(Error::new(

@@ -3,18 +3,11 @@
 //! of the largest element of each 32.
 
 use super::Tensor;
-use super::made::MakeRows;
-use crate::error::{Result, fail, try_vec};
-use crate::quant::{TensorType, dequantize_row, encoder};
+use super::convert::multiplied;
+use crate::error::{Result, fail};
+use crate::quant::TensorType;
 use std::collections::HashMap;
 use std::sync::Arc;
-
-struct Scaled {
-    weights: Tensor,
-    /// Of so many rows each.
-    scales: Vec<f32>,
-    rows: usize,
-}
 
 /// Multiplies the NVFP4 tensors that have scales with these: `{name}.weight` with `{name}.scale`.
 ///
@@ -56,36 +49,5 @@ fn scaled(weights: &Tensor, scale: &Tensor) -> Result<Tensor> {
     if scales.iter().all(|s| *s == 1.0) {
         return Ok(weights.clone());
     }
-    let rows = Scaled {
-        rows: weights.rows() / elements,
-        weights: weights.clone(),
-        scales,
-    };
-    Tensor::made(
-        weights.name.clone(),
-        TensorType::Q8_0,
-        weights.dims.clone(),
-        rows,
-    )
-}
-
-impl MakeRows for Scaled {
-    fn make(&self, first: usize, out: &mut [u8]) -> Result<()> {
-        let name = &self.weights.name;
-        let row_len = self.weights.row_len();
-        let row_bytes = TensorType::Q8_0
-            .row_bytes(row_len)
-            .expect("of NVFP4 blocks");
-        let mut bytes = try_vec(self.weights.row_bytes(), 0u8, name)?;
-        let mut row = try_vec(row_len, 0f32, name)?;
-        let encode = encoder(TensorType::Q8_0).expect("has an encoder");
-        for (i, out) in out.chunks_exact_mut(row_bytes).enumerate() {
-            let scale = self.scales[(first + i) / self.rows];
-            self.weights.read_rows(first + i, &mut bytes)?;
-            dequantize_row(TensorType::NVFP4, &bytes, &mut row);
-            row.iter_mut().for_each(|x| *x *= scale);
-            encode(&row, out);
-        }
-        Ok(())
-    }
+    multiplied(weights, scales, TensorType::Q8_0)
 }

@@ -4,7 +4,6 @@
 use super::{Conv, Linear, Norm, NormKind};
 use crate::error::{Error, Result, Status, fail};
 use crate::format::{FromValue, ModelFile, Tensor, Value};
-use crate::quant::TensorType;
 
 /// Largest size of anything that a hyperparameter counts.
 const MAX_SIZE: usize = i32::MAX as usize;
@@ -267,10 +266,7 @@ impl<'a> Source<'a> {
     fn numbers(&self, name: &str, dims: &[usize]) -> Result<Tensor> {
         let tensor = self.file.tensor(name)?;
         check_shape(tensor, dims)?;
-        if !matches!(
-            tensor.ty,
-            TensorType::F32 | TensorType::F16 | TensorType::BF16
-        ) {
+        if !tensor.ty.is_float() {
             fail!(
                 ShapeMismatch,
                 "tensor {name} has type {}; it must be F32, F16 or BF16",

@@ -4,7 +4,8 @@
 //! A block has 256 elements. `x = (d * FACTOR * s) * v` with an f16 `d` per block, an odd integer `s`
 //! per 16 or 32 elements, and integers `v` from [`Codebook::eight`].
 
-use super::{f16_at, grids};
+use super::grids;
+use half::f16;
 
 /// How a type's blocks are read.
 pub trait Codebook {
@@ -13,9 +14,24 @@ pub trait Codebook {
     /// What the scale of a block is multiplied with: a power of two.
     const FACTOR: f32;
 
-    /// The scale of a block.
+    /// Where the scale of a block is, unless it is in parts.
+    const SCALE_AT: usize = 0;
+
+    /// The scale of a block, an f16.
+    #[inline(always)]
+    fn scale_bits(b: &[u8]) -> u16 {
+        u16_at(b, Self::SCALE_AT)
+    }
+
+    /// Writes the scale of a block.
+    fn set_scale_bits(b: &mut [u8], bits: u16) {
+        b[Self::SCALE_AT..Self::SCALE_AT + 2].copy_from_slice(&bits.to_le_bytes());
+    }
+
+    /// The scale of a block, widened.
+    #[inline(always)]
     fn scale(b: &[u8]) -> f32 {
-        f16_at(b, 0)
+        f16::from_bits(Self::scale_bits(b)).to_f32()
     }
 
     /// The integer that the scale of elements `16 * half ..` is multiplied with, `half < 16`.
@@ -281,9 +297,16 @@ impl Codebook for IQ1M {
     const FACTOR: f32 = 0.125;
 
     #[inline(always)]
-    fn scale(b: &[u8]) -> f32 {
+    fn scale_bits(b: &[u8]) -> u16 {
         let part = |i: usize| u16::from(b[48 + 2 * i + 1] >> 4) << (4 * i);
-        half::f16::from_bits(part(0) | part(1) | part(2) | part(3)).to_f32()
+        part(0) | part(1) | part(2) | part(3)
+    }
+
+    fn set_scale_bits(b: &mut [u8], bits: u16) {
+        for i in 0..4 {
+            let byte = &mut b[48 + 2 * i + 1];
+            *byte = *byte & 15 | ((bits >> (4 * i) & 15) << 4) as u8;
+        }
     }
 
     #[inline(always)]
@@ -322,11 +345,7 @@ fn digits(b: u64, power: u64) -> u64 {
 impl Codebook for TQ1_0 {
     const BYTES: usize = 54;
     const FACTOR: f32 = 1.0;
-
-    #[inline(always)]
-    fn scale(b: &[u8]) -> f32 {
-        f16_at(b, 52)
-    }
+    const SCALE_AT: usize = 52;
 
     #[inline(always)]
     fn small(_: &[u8], _: usize) -> u8 {
@@ -355,11 +374,7 @@ pub struct TQ2_0;
 impl Codebook for TQ2_0 {
     const BYTES: usize = 66;
     const FACTOR: f32 = 1.0;
-
-    #[inline(always)]
-    fn scale(b: &[u8]) -> f32 {
-        f16_at(b, 64)
-    }
+    const SCALE_AT: usize = 64;
 
     #[inline(always)]
     fn small(_: &[u8], _: usize) -> u8 {

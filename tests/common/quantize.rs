@@ -29,39 +29,39 @@ pub fn quantize_row(ty: TensorType, row: &[f32]) -> Vec<u8> {
         TensorType::MXFP4 => mxfp4,
         TensorType::NVFP4 => nvfp4,
         TensorType::IQ2XXS => |x| {
-            from_codebook::<codebook::IQ2XXS>(x, 0, |b, i, entry, signs| {
+            from_codebook::<codebook::IQ2XXS>(x, |b, i, entry, signs| {
                 b[2 + 8 * (i / 4) + i % 4] = entry as u8;
                 put_seven_bits(&mut b[2 + 8 * (i / 4) + 4..], i % 4, signs);
             })
         },
         TensorType::IQ2XS => |x| {
-            from_codebook::<codebook::IQ2XS>(x, 0, |b, i, entry, signs| {
+            from_codebook::<codebook::IQ2XS>(x, |b, i, entry, signs| {
                 b[2 + 2 * i] = entry as u8;
                 b[2 + 2 * i + 1] = (signs & 127) << 1;
             })
         },
         TensorType::IQ2S => |x| {
-            from_codebook::<codebook::IQ2S>(x, 0, |b, i, entry, signs| {
+            from_codebook::<codebook::IQ2S>(x, |b, i, entry, signs| {
                 b[2 + i] = entry as u8;
                 b[34 + i] = signs;
             })
         },
         TensorType::IQ3XXS => |x| {
-            from_codebook::<codebook::IQ3XXS>(x, 0, |b, i, entry, signs| {
+            from_codebook::<codebook::IQ3XXS>(x, |b, i, entry, signs| {
                 b[2 + 2 * i] = entry as u8;
                 b[2 + 2 * i + 1] = (entry >> 8) as u8;
                 put_seven_bits(&mut b[66 + 4 * (i / 4)..], i % 4, signs);
             })
         },
         TensorType::IQ3S => |x| {
-            from_codebook::<codebook::IQ3S>(x, 0, |b, i, entry, signs| {
+            from_codebook::<codebook::IQ3S>(x, |b, i, entry, signs| {
                 b[2 + 2 * i] = entry as u8;
                 b[2 + 2 * i + 1] = (entry >> 8) as u8;
                 b[74 + i] = signs;
             })
         },
         TensorType::IQ1S => |x| {
-            from_codebook::<codebook::IQ1S>(x, 0, |b, i, entry, _| {
+            from_codebook::<codebook::IQ1S>(x, |b, i, entry, _| {
                 b[2 + i] = entry as u8;
                 let word = u16::from_le_bytes([b[34 + i / 4 * 2], b[35 + i / 4 * 2]]);
                 let word = word | (entry as u16 >> 8) << (3 * (i % 4));
@@ -69,7 +69,7 @@ pub fn quantize_row(ty: TensorType, row: &[f32]) -> Vec<u8> {
             })
         },
         TensorType::IQ1M => |x| {
-            from_codebook::<codebook::IQ1M>(x, 48, |b, i, entry, _| {
+            from_codebook::<codebook::IQ1M>(x, |b, i, entry, _| {
                 b[i] = entry as u8;
                 b[32 + i / 2] |= ((entry >> 8) as u8) << (4 * (i % 2));
             })
@@ -80,6 +80,24 @@ pub fn quantize_row(ty: TensorType, row: &[f32]) -> Vec<u8> {
     let blocks: Vec<u8> = row.chunks(n).flat_map(quantize).collect();
     assert_eq!(Some(blocks.len()), ty.row_bytes(row.len()), "{}", ty.name());
     blocks
+}
+
+/// Offsets of the f16 numbers in a block that has them whole.
+pub fn f16_offsets(ty: TensorType) -> &'static [usize] {
+    match ty {
+        TensorType::Q4_0 | TensorType::Q5_0 | TensorType::Q8_0 | TensorType::IQ4NL => &[0],
+        TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4K | TensorType::Q5K => &[0, 2],
+        TensorType::Q2K => &[80, 82],
+        TensorType::Q3K => &[108],
+        TensorType::Q6K => &[208],
+        TensorType::IQ4XS => &[0],
+        TensorType::IQ2XXS | TensorType::IQ2XS | TensorType::IQ2S => &[0],
+        TensorType::IQ3XXS | TensorType::IQ3S | TensorType::IQ1S => &[0],
+        TensorType::TQ1_0 => &[52],
+        TensorType::TQ2_0 => &[64],
+        TensorType::F32 | TensorType::F16 | TensorType::BF16 => &[],
+        TensorType::MXFP4 | TensorType::NVFP4 | TensorType::IQ1M => &[],
+    }
 }
 
 /// The element of largest magnitude, with its sign.
@@ -388,11 +406,7 @@ fn put_seven_bits(word: &mut [u8], at: usize, bits: u8) {
 /// A type with a codebook, of which 128 entries are tried (of those of four elements, 64 pairs), with one
 /// scale. `put` writes the index of eight elements (of two entries, the second one in the upper byte)
 /// and their signs.
-fn from_codebook<C: Codebook>(
-    x: &[f32],
-    scale_at: usize,
-    put: fn(&mut [u8], usize, usize, u8),
-) -> Vec<u8> {
+fn from_codebook<C: Codebook>(x: &[f32], put: fn(&mut [u8], usize, usize, u8)) -> Vec<u8> {
     let entries: Vec<(usize, [i8; 8])> = (0..128)
         .map(|i| {
             let entry = match C::BYTES {
@@ -417,15 +431,7 @@ fn from_codebook<C: Codebook>(
     // A type of three values does better without the extremes.
     let share = if magnitudes { 1.0 } else { 0.45 };
     let d = rounded(share * extreme(x).abs() / f32::from(most) / C::FACTOR);
-    let bytes = half_bytes(d);
-    if scale_at == 0 {
-        block[..2].copy_from_slice(&bytes);
-    } else {
-        let parts = [bytes[0] & 15, bytes[0] >> 4, bytes[1] & 15, bytes[1] >> 4];
-        for (i, part) in parts.into_iter().enumerate() {
-            block[scale_at + 2 * i + 1] = part << 4;
-        }
-    }
+    C::set_scale_bits(&mut block, f16::from_f32(d).to_bits());
     for (i, x) in x.chunks(8).enumerate() {
         // An even number of signs suits every type: the smallest element gives way.
         let mut signs = 0u8;

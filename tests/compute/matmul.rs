@@ -1,8 +1,10 @@
 //! The CPU's matrix products: against dequantized weights in double precision, and bit for bit
 //! against each other over instruction sets, groupings of tokens and ranges of rows.
 
+use crate::common::quantize::f16_offsets;
 use emberlm::backend::cpu::matmul::{Activations, Encodings, Isa, Matrix, Scratch, View};
-use emberlm::quant::{TensorType, dequantize_row};
+use emberlm::quant::codebook::IQ1M;
+use emberlm::quant::{Codebook, TensorType, dequantize_row};
 use std::ops::Range;
 use std::slice::from_ref;
 
@@ -23,24 +25,6 @@ impl Random {
     }
 }
 
-/// Offsets of the f16 numbers in a block.
-fn halves(ty: TensorType) -> &'static [usize] {
-    match ty {
-        TensorType::Q4_0 | TensorType::Q5_0 | TensorType::Q8_0 | TensorType::IQ4NL => &[0],
-        TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4K | TensorType::Q5K => &[0, 2],
-        TensorType::Q2K => &[80, 82],
-        TensorType::Q3K => &[108],
-        TensorType::Q6K => &[208],
-        TensorType::IQ4XS => &[0],
-        TensorType::IQ2XXS | TensorType::IQ2XS | TensorType::IQ2S => &[0],
-        TensorType::IQ3XXS | TensorType::IQ3S | TensorType::IQ1S => &[0],
-        TensorType::TQ1_0 => &[52],
-        TensorType::TQ2_0 => &[64],
-        TensorType::F32 | TensorType::F16 | TensorType::BF16 => &[],
-        TensorType::MXFP4 | TensorType::NVFP4 | TensorType::IQ1M => &[],
-    }
-}
-
 /// Random blocks with scales of moderate size.
 fn weights(ty: TensorType, rows: usize, cols: usize, random: &mut Random) -> Vec<u8> {
     let len = rows * ty.row_bytes(cols).expect("whole blocks");
@@ -58,7 +42,7 @@ fn weights(ty: TensorType, rows: usize, cols: usize, random: &mut Random) -> Vec
         _ => {
             let mut bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
             for block in bytes.chunks_exact_mut(ty.block_bytes()) {
-                for at in halves(ty) {
+                for at in f16_offsets(ty) {
                     let value = half::f16::from_f32(float(random)).to_le_bytes();
                     block[*at..at + 2].copy_from_slice(&value);
                 }
@@ -69,12 +53,8 @@ fn weights(ty: TensorType, rows: usize, cols: usize, random: &mut Random) -> Vec
                     block[..4].iter_mut().for_each(|scale| *scale %= 48);
                 }
                 if ty == TensorType::IQ1M {
-                    // The parts of the scale: a number from 0.5 to 2, negative or positive.
-                    for (byte, part) in [(51, 0), (53, 0), (55, 3)] {
-                        block[byte] = block[byte] & 15 | part << 4;
-                    }
-                    block[55] |= (random.next() as u8 & 8) << 4;
-                    block[53] |= 0xc0;
+                    let value = half::f16::from_f32(float(random));
+                    IQ1M::set_scale_bits(block, value.to_bits());
                 }
             }
             bytes

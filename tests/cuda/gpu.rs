@@ -1,10 +1,12 @@
 //! What the tests of kernels share: a context, buffers, random data, poison.
 
+use crate::common::quantize::f16_offsets;
 use crate::common::tiny::Random;
 use emberlm::backend::cuda::driver::{self, Buffer, Context, Pod, Stream};
 use emberlm::backend::cuda::kernels::Kernels;
 use emberlm::backend::cuda::matrix;
-use emberlm::quant::TensorType;
+use emberlm::quant::codebook::IQ1M;
+use emberlm::quant::{Codebook, TensorType};
 use std::sync::{Arc, OnceLock};
 
 /// A test: its name and what it does.
@@ -69,31 +71,19 @@ pub fn random_blocks(random: &mut Random, ty: TensorType, rows: usize, row_len: 
         .collect();
     let half = |random: &mut Random| half::f16::from_f32(random.signed_unit() * 0.1).to_le_bytes();
     use TensorType as T;
-    // Where the f16 numbers of a block are.
-    let halves: &[usize] = match ty {
-        T::F32 | T::F16 | T::BF16 => {
-            let values = random_floats(random, rows * row_len);
-            return values
-                .iter()
-                .flat_map(|&v| match ty {
-                    T::F32 => v.to_le_bytes().to_vec(),
-                    T::F16 => half::f16::from_f32(v).to_le_bytes().to_vec(),
-                    _ => half::bf16::from_f32(v).to_le_bytes().to_vec(),
-                })
-                .collect();
-        }
-        T::Q4_0 | T::Q5_0 | T::Q8_0 | T::IQ4NL | T::IQ4XS => &[0],
-        T::Q4_1 | T::Q5_1 | T::Q4K | T::Q5K => &[0, 2],
-        T::Q2K => &[80, 82],
-        T::Q3K => &[108],
-        T::Q6K => &[208],
-        T::MXFP4 | T::NVFP4 | T::IQ1M => &[],
-        T::IQ2XXS | T::IQ2XS | T::IQ2S | T::IQ3XXS | T::IQ3S | T::IQ1S => &[0],
-        T::TQ1_0 => &[52],
-        T::TQ2_0 => &[64],
-    };
+    if ty.is_float() {
+        let values = random_floats(random, rows * row_len);
+        return values
+            .iter()
+            .flat_map(|&v| match ty {
+                T::F32 => v.to_le_bytes().to_vec(),
+                T::F16 => half::f16::from_f32(v).to_le_bytes().to_vec(),
+                _ => half::bf16::from_f32(v).to_le_bytes().to_vec(),
+            })
+            .collect();
+    }
     for block in bytes.chunks_mut(ty.block_bytes()) {
-        for &at in halves {
+        for &at in f16_offsets(ty) {
             block[at..at + 2].copy_from_slice(&half(random));
         }
         if ty == T::MXFP4 {
@@ -105,19 +95,10 @@ pub fn random_blocks(random: &mut Random, ty: TensorType, rows: usize, row_len: 
             }
         }
         if ty == T::IQ1M {
-            put_iq1m_scale(block, half(random));
+            IQ1M::set_scale_bits(block, u16::from_le_bytes(half(random)));
         }
     }
     bytes
-}
-
-/// Writes the four parts of an IQ1_M block's scale.
-fn put_iq1m_scale(block: &mut [u8], half: [u8; 2]) {
-    let parts = [half[0] & 15, half[0] >> 4, half[1] & 15, half[1] >> 4];
-    for (i, part) in parts.into_iter().enumerate() {
-        let byte = &mut block[48 + 2 * i + 1];
-        *byte = *byte & 15 | part << 4;
-    }
 }
 
 /// ‖a - b‖ / ‖b‖; infinite if anything in `a` is not a number.

@@ -388,8 +388,11 @@ fn check_matvec(parts: &[(TensorType, usize)], row_len: usize, batches: &[usize]
     let mut want = vec![0.0; most * rows];
     let mut first = 0;
     for &(ty, n) in parts {
-        let float = matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
-        let x = if float { &input.x } else { &input.rounded };
+        let x = if ty.is_float() {
+            &input.x
+        } else {
+            &input.rounded
+        };
         let bias = biases.get(first..first + n).unwrap_or(&[]);
         let part = product(
             &t.values[first * row_len..(first + n) * row_len],

@@ -208,7 +208,7 @@ impl Kernels {
         self.find("matmul_experts", "matmul_experts", self.matmul_shared())?;
         for ty in RecordType::ALL {
             let name = format!("matvec_experts_{}", ty.name());
-            self.find(matvec_module(ty), &name, shared)?;
+            self.find(&matvec_module(ty), &name, shared)?;
         }
         Ok(())
     }
@@ -480,10 +480,7 @@ fn own_input_bytes(ty: RecordType, groups: u32) -> usize {
 }
 
 /// The kernel file of a type's products.
-fn matvec_module(ty: RecordType) -> &'static str {
-    match ty.row().file {
-        "32" => "matvec_experts_32",
-        "grid" => "matvec_experts_grid",
-        _ => "matvec_experts_k",
-    }
+fn matvec_module(ty: RecordType) -> String {
+    let file = if ty.is_float() { "k" } else { ty.row().file };
+    format!("matvec_experts_{file}")
 }

@@ -104,11 +104,12 @@ impl Kernels {
             }
         }
         for ty in RecordType::ALL {
-            for rows in if ty.is_float() {
+            let batches = if ty.is_float() {
                 &[1][..]
             } else {
                 &MATVEC_ROWS
-            } {
+            };
+            for rows in batches {
                 let name = format!("matvec_{}_{rows}", ty.name());
                 self.find(&kernel_file("matvec", ty), &name, beside_barriers)?;
             }

@@ -3,7 +3,8 @@
 //! All bits of a block are random but its scales: those are chosen so that the elements have mean
 //! near 0 and the wanted deviation, and a network of such tensors neither explodes nor vanishes.
 
-use emberlm::quant::{TensorType, ue4m3_half};
+use emberlm::quant::codebook::IQ1M;
+use emberlm::quant::{Codebook, TensorType, ue4m3_half};
 use half::{bf16, f16};
 
 /// A small, fast generator (SplitMix64); the same seed gives the same file everywhere.
@@ -124,10 +125,7 @@ pub fn fill(ty: TensorType, sigma: f32, random: &mut Random, out: &mut [u8]) {
             random.bytes(out);
             let bits = f16::from_f32(sigma / 7.2).to_bits();
             for block in out.chunks_exact_mut(ty.block_bytes()) {
-                for i in 0..4 {
-                    let byte = &mut block[48 + 2 * i + 1];
-                    *byte = *byte & 15 | ((bits >> (4 * i) & 15) << 4) as u8;
-                }
+                IQ1M::set_scale_bits(block, bits);
             }
         }
         // 8-bit floats.

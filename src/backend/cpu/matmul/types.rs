@@ -255,6 +255,22 @@ macro_rules! codebook_formats {
 }
 codebook_types!(codebook_formats);
 
+/// Scales and minimums of 256 elements, read one after the other.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[inline(always)]
+pub(super) fn chunk_scales<F: Format>(chunk: &[u8]) -> ([f32; 16], [f32; 16]) {
+    let (mut scales, mut minimums) = ([0.0; 16], [0.0; 16]);
+    let groups = F::BLOCK_LEN / F::GROUP;
+    for i in 0..256 / F::BLOCK_LEN {
+        F::decode_scales(
+            &chunk[i * F::BLOCK_BYTES..][..F::BLOCK_BYTES],
+            &mut scales[i * groups..][..groups],
+            &mut minimums[i * groups..][..groups],
+        );
+    }
+    (scales, minimums)
+}
+
 /// Bit `j` of the four bytes is the fifth bit of code `j`.
 fn fifth_bits(bits: &[u8], codes: &mut [u8]) {
     for (j, code) in codes.iter_mut().enumerate() {

@@ -347,19 +347,6 @@ unpack!(
     }
 );
 
-/// The scales of 256 elements, without minimums.
-#[inline(always)]
-fn chunk_scales<F: Format>(chunk: &[u8]) -> [f32; 16] {
-    let (mut scales, groups) = ([0.0; 16], F::BLOCK_LEN / F::GROUP);
-    for (b, scales) in chunk
-        .chunks_exact(F::BLOCK_BYTES)
-        .zip(scales.chunks_exact_mut(groups))
-    {
-        F::decode_scales(b, scales, &mut []);
-    }
-    scales
-}
-
 /// The scales of a chunk, read one after the other.
 ///
 /// # Safety
@@ -368,7 +355,7 @@ fn chunk_scales<F: Format>(chunk: &[u8]) -> [f32; 16] {
 unsafe fn plain_scales<F: Unpack>(p: *const u8) -> Scales {
     // SAFETY: see the module.
     unsafe {
-        let scales = chunk_scales::<F>(std::slice::from_raw_parts(p, F::CHUNK_BYTES));
+        let (scales, _) = chunk_scales::<F>(std::slice::from_raw_parts(p, F::CHUNK_BYTES));
         Scales {
             scales: [
                 _mm256_loadu_ps(scales.as_ptr()),

@@ -169,10 +169,17 @@ unsafe fn head_halves<const STRIDE: i32>(p: *const u8) -> __m512 {
 #[inline(always)]
 unsafe fn half(p: *const u8) -> __m512 {
     // SAFETY: see the module.
-    unsafe {
-        let bits = i32::from(p.cast::<u16>().read_unaligned());
-        _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(bits)))
-    }
+    unsafe { widened_half(p.cast::<u16>().read_unaligned()) }
+}
+
+/// An f16 in all lanes.
+///
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn widened_half(bits: u16) -> __m512 {
+    // SAFETY: see the module.
+    unsafe { _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits)))) }
 }
 
 /// Scales and minimums of a Q4_K or Q5_K block.
@@ -477,11 +484,10 @@ impl Unpack for IQ4XS {
     unsafe fn scales(p: *const u8) -> __m512 {
         // SAFETY: see the module.
         unsafe {
-            let order = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
-            let low = _mm256_set1_epi32(p.add(4).cast::<i32>().read_unaligned());
-            let low = _mm256_and_si256(_mm256_srlv_epi32(low, order), _mm256_set1_epi32(15));
+            let low = fours8(word(p.add(4)));
             let high = _mm256_set1_epi32(i32::from(p.add(2).cast::<u16>().read_unaligned()) << 4);
-            let high = _mm256_srlv_epi32(high, _mm256_srli_epi32::<1>(order));
+            let order = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
+            let high = _mm256_srlv_epi32(high, order);
             let high = _mm256_and_si256(high, _mm256_set1_epi32(0x30));
             let s = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
             let small = _mm512_castps256_ps512(_mm256_cvtepi32_ps(s));
@@ -550,7 +556,7 @@ unsafe fn word(p: *const u8) -> u32 {
     unsafe { p.cast::<u32>().read_unaligned() }
 }
 
-/// Eight words at `p`.
+/// Eight bytes at `p`.
 ///
 /// # Safety
 /// See the module.
@@ -772,19 +778,28 @@ unpack!(
         let by = _mm512_setr_epi32(0, 3, 6, 9, 0, 3, 6, 9, 0, 3, 6, 9, 0, 3, 6, 9);
         let n = _mm512_srlv_epi32(_mm512_permutexvar_epi32(each, words), by);
         let n = _mm512_and_si512(n, _mm512_set1_epi32(7));
-        let tops = long(p.add(48)) >> 12;
-        let d = tops & 15 | tops >> 12 & 0xf0 | tops >> 24 & 0xf00 | tops >> 36 & 0xf000;
-        odd_scales::<IQ1M>(half((d as u16).to_le_bytes().as_ptr()), n)
+        let d = IQ1M::scale_bits(std::slice::from_raw_parts(p, IQ1M::BYTES));
+        odd_scales::<IQ1M>(widened_half(d), n)
     }
 );
-unpack!(
-    TQ2_0,
-    |p, i| {
-        let codes = two_bits(p);
-        _mm512_add_epi8(codes[i], _mm512_set1_epi8(127))
-    },
-    half(p.add(64))
-);
+
+impl Unpack for TQ2_0 {
+    #[inline(always)]
+    unsafe fn codes(p: *const u8) -> [__m512i; 4] {
+        // SAFETY: see the module.
+        unsafe {
+            let numbers = two_bits(p);
+            four!(i => _mm512_add_epi8(numbers[i], _mm512_set1_epi8(127)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(p: *const u8) -> __m512 {
+        // SAFETY: see the module.
+        unsafe { half(p.add(TQ2_0::SCALE_AT)) }
+    }
+}
+
 /// Codes from bytes of ternary digits and, for each two of them, the power of three that brings their digit
 /// to the top.
 ///
@@ -848,7 +863,7 @@ impl Unpack for TQ1_0 {
     #[inline(always)]
     unsafe fn scales(p: *const u8) -> __m512 {
         // SAFETY: see the module.
-        unsafe { half(p.add(52)) }
+        unsafe { half(p.add(TQ1_0::SCALE_AT)) }
     }
 }
 

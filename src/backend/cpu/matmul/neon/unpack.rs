@@ -27,18 +27,8 @@ pub(super) trait Unpack: Format {
 /// See the module.
 #[inline(always)]
 pub(super) unsafe fn scales<F: Unpack>(p: *const u8) -> ([f32; 16], [f32; 16]) {
-    let (mut scales, mut minimums) = ([0.0; 16], [0.0; 16]);
     // SAFETY: see the module.
-    let chunk = unsafe { std::slice::from_raw_parts(p, F::CHUNK_BYTES) };
-    let groups = F::BLOCK_LEN / F::GROUP;
-    for i in 0..256 / F::BLOCK_LEN {
-        F::decode_scales(
-            &chunk[i * F::BLOCK_BYTES..][..F::BLOCK_BYTES],
-            &mut scales[i * groups..][..groups],
-            &mut minimums[i * groups..][..groups],
-        );
-    }
-    (scales, minimums)
+    chunk_scales::<F>(unsafe { std::slice::from_raw_parts(p, F::CHUNK_BYTES) })
 }
 
 /// The 16 bytes at `p` shifted right by `by` (left, if negative), masked.
