@@ -20,11 +20,13 @@ struct ExpertMatvecArgs {
     uint32_t pairs_per_input;  // consecutive pairs that read the same input row
     uint32_t n_experts;
     uint32_t chunk_rows;       // rows that a block sums at a time: bounds its shared memory
-    const float* inner;        // NULL, or [pairs][2 * len]: gates, then ups, whose activation is the input
+    const float* inner;        // NULL, or [pairs][inner_stride]: gates, then ups, or ups, whose activation is the input
+    uint32_t inner_stride;     // 2 * len with gates, len without
     uint32_t len;
     Activation activation;
+    uint32_t padding;
 };
-static_assert(sizeof(ExpertMatvecArgs) == 176, "as in args.rs");
+static_assert(sizeof(ExpertMatvecArgs) == 184, "as in args.rs");
 
 // Bytes of a block's own input.
 __host__ __device__ constexpr uint32_t input_bytes(uint32_t type, uint32_t groups) {
@@ -34,14 +36,18 @@ __host__ __device__ constexpr uint32_t input_bytes(uint32_t type, uint32_t group
 // The activation of a pair's inner values, in shared memory: every block makes it for itself, which
 // takes less than another kernel. Elements beyond `len` are zeros.
 template <uint32_t T> __device__ __forceinline__ void own_input(const ExpertMatvecArgs& a, uint32_t pair, uint8_t* to, MatvecArgs& m) {
-    const float* gate = a.inner + (uint64_t)pair * 2 * a.len;
-    const float* up = gate + a.len;
+    const float* first = a.inner + (uint64_t)pair * a.inner_stride;
+    const bool is_gated = a.inner_stride > a.len;
+    const float* up = first + a.len;
     const uint32_t width = a.groups * 32, lane = threadIdx.x & 31;
     for (uint32_t base = (threadIdx.x & ~31u) * 4; base < width; base += WARPS * 128) {
         const uint32_t at = base + lane * 4;
         float v[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) v[j] = at + j < a.len ? gated(a.activation, gate[at + j], up[at + j]) : 0.0f;
+        for (int j = 0; j < 4; j++) {
+            v[j] = 0.0f;
+            if (at + j < a.len) v[j] = is_gated ? gated(a.activation, first[at + j], up[at + j]) : activated(a.activation, first[at + j]);
+        }
         if constexpr (is_float(T)) {
             if (at < width) *(float4*)(to + at * 4) = make_float4(v[0], v[1], v[2], v[3]);
         } else {

@@ -1,7 +1,7 @@
 //! Mixtures of experts: their hyperparameters and tensors, whose names all families share.
 
 use super::decoder::Decoder;
-use super::{Activation, ExpertGroups, Experts, FeedForward, Mlp, Scoring, SharedExpert};
+use super::{Activation, ExpertGroups, Experts, FeedForward, Linear, Mlp, Scoring, SharedExpert};
 use crate::error::{Result, fail};
 
 /// What a family's experts are unless the file says otherwise.
@@ -9,6 +9,8 @@ pub(super) struct Defaults {
     pub scoring: Scoring,
     pub normalize: bool,
     pub activation: Activation,
+    /// Whether experts have a gate beside up.
+    pub gated: bool,
     /// Inner width of an expert.
     pub n_ff: usize,
     /// Inner width of the shared expert, if there is one.
@@ -21,6 +23,7 @@ pub(super) fn softmax(d: &Decoder) -> Result<Defaults> {
         scoring: Scoring::Softmax,
         normalize: true,
         activation: Activation::Silu,
+        gated: true,
         n_ff: match d.source.find_size(WIDTH)? {
             Some(n_ff) => n_ff,
             None => d.n_ff()?,
@@ -64,6 +67,7 @@ pub(super) struct Mixture {
     normalize: bool,
     weight_scale: f32,
     activation: Activation,
+    gated: bool,
     shared_ff: Option<usize>,
 }
 
@@ -172,6 +176,7 @@ impl Mixture {
             normalize: normalize.unwrap_or(defaults.normalize),
             weight_scale,
             activation: defaults.activation,
+            gated: defaults.gated,
             shared_ff: defaults.shared_ff,
         })
     }
@@ -205,11 +210,12 @@ impl Mixture {
         let stack = |part: &str, inputs, outputs| {
             source.stacked_linear(&name(part), inputs, outputs, n_experts)
         };
+        let if_gated = |gate: &dyn Fn() -> Result<Linear>| self.gated.then(gate).transpose();
         let shared = match self.shared_ff {
             None => None,
             Some(shared_ff) => Some(SharedExpert {
                 mlp: Mlp {
-                    gate: Some(source.linear(&name("ffn_gate_shexp"), hidden, shared_ff)?),
+                    gate: if_gated(&|| source.linear(&name("ffn_gate_shexp"), hidden, shared_ff))?,
                     up: source.linear(&name("ffn_up_shexp"), hidden, shared_ff)?,
                     down: source.linear(&name("ffn_down_shexp"), shared_ff, hidden)?,
                     activation: self.activation,
@@ -232,7 +238,7 @@ impl Mixture {
             groups: self.groups,
             normalize: self.normalize,
             weight_scale: self.weight_scale,
-            gate: stack("ffn_gate_exps", hidden, n_ff)?,
+            gate: if_gated(&|| stack("ffn_gate_exps", hidden, n_ff))?,
             up: stack("ffn_up_exps", hidden, n_ff)?,
             down: stack("ffn_down_exps", n_ff, hidden)?,
             activation: self.activation,

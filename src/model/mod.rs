@@ -83,6 +83,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("minimax-m2", minimax_m2::describe),
     ("mistral3", mistral3::describe),
     ("nemotron_h", nemotron_h::describe),
+    ("nemotron_h_moe", nemotron_h::experts),
     ("olmo2", olmo2::describe),
     ("phi2", phi2::describe),
     ("phi3", phi3::describe),

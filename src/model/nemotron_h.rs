@@ -1,16 +1,18 @@
-//! `nemotron_h`: Nemotron-H. Each of its layers is one of Mamba 2, attention without positions, and a
-//! feed-forward part, with a norm before it. A block is a layer of the first two kinds and, if one
-//! follows, the feed-forward part behind it.
+//! `nemotron_h` and `nemotron_h_moe`: Nemotron-H, also with experts. Each of its layers is one of Mamba 2,
+//! attention without positions, and a feed-forward part, with a norm before it. A block is a layer of the
+//! first two kinds and, if one follows, the feed-forward part behind it.
 
 use super::decoder::{Decoder, bare_block};
+use super::experts::{Defaults, Mixture, shared_ff, softmax};
 use super::hybrid::{kv_heads, per_layer};
 use super::mamba2::Sizes;
-use super::{Activation, Block, FeedForward, Mixer, Network, NormKind};
+use super::{Activation, Block, FeedForward, Mixer, Network, NormKind, Scoring};
 use crate::error::{Result, fail};
 use crate::format::ModelFile;
 
 const KV_HEADS: &str = "attention.head_count_kv";
 const N_FF: &str = "feed_forward_length";
+const LATENT: &str = "moe_latent_size";
 
 /// What a layer is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -23,12 +25,39 @@ enum Kind {
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     let d = Decoder::read_with(file, "nemotron_h", NormKind::Rms, kv_heads)?;
     d.refuse_experts()?;
-    let kinds = kinds(&d)?;
+    network(d, None)
+}
+
+/// The one whose feed-forward parts, or some of them, are experts without gates.
+pub(super) fn experts(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read_with(file, "nemotron_h_moe", NormKind::Rms, kv_heads)?;
+    if d.source.find::<u64>(LATENT)?.unwrap_or(0) > 0 {
+        fail!(
+            Unsupported,
+            "{} is there; experts of another width than the network's are not supported",
+            d.source.key_name(LATENT)
+        );
+    }
+    let defaults = Defaults {
+        scoring: Scoring::Sigmoid,
+        activation: Activation::ReluSquared,
+        gated: false,
+        shared_ff: shared_ff(&d)?,
+        ..softmax(&d)?
+    };
+    let experts = Mixture::new(&d, defaults)?;
+    network(d, Some(experts))
+}
+
+fn network(mut d: Decoder, experts: Option<Mixture>) -> Result<Network> {
+    let mut kinds = kinds(&d)?;
+    d.leave_out_predictors()?;
+    let widths = per_layer(&d.source, N_FF, kinds.len())?;
+    kinds.truncate(d.n_layers);
     let sizes = match kinds.contains(&Kind::Recurrent) {
         true => Some(Sizes::read(&d)?),
         false => None,
     };
-    let widths = per_layer(&d.source, N_FF, d.n_layers)?;
     let mixers = mixers(&kinds)?;
     d.network_of(mixers.len(), |i| {
         let layer = mixers[i];
@@ -38,22 +67,28 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
         };
         let next = layer + 1;
         let behind = kinds.get(next) == Some(&Kind::FeedForward);
-        let (feed_forward_norm, feed_forward) = match (behind, &widths) {
-            (false, _) => (None, FeedForward::None),
-            (true, None) => (
-                d.norm(next, "attn_norm")?,
-                d.plain(next, Activation::ReluSquared)?,
-            ),
-            (true, Some(widths)) => {
-                let n_ff = d.source.check_size(N_FF, widths[next])?;
-                let part = d.plain_of(next, n_ff, Activation::ReluSquared)?;
-                (d.norm(next, "attn_norm")?, part)
-            }
-        };
-        Ok(Block {
+        let block = Block {
             mixer_norm: d.norm(layer, "attn_norm")?,
-            feed_forward_norm,
-            ..bare_block(mixer, feed_forward)
+            ..bare_block(mixer, FeedForward::None)
+        };
+        if !behind {
+            return Ok(block);
+        }
+        let has = |part| d.source.has(&format!("blk.{next}.{part}"));
+        let routed = ["ffn_gate_inp", "ffn_up_exps", "ffn_down_exps"]
+            .iter()
+            .any(has);
+        Ok(Block {
+            feed_forward_norm: d.norm(next, "attn_norm")?,
+            feed_forward: match (&experts, &widths) {
+                (Some(experts), _) if routed => experts.layer(&d, next)?,
+                (_, None) => d.plain(next, Activation::ReluSquared)?,
+                (_, Some(widths)) => {
+                    let n_ff = d.source.check_size(N_FF, widths[next])?;
+                    d.plain_of(next, n_ff, Activation::ReluSquared)?
+                }
+            },
+            ..block
         })
     })
 }
@@ -71,7 +106,7 @@ fn kinds(d: &Decoder) -> Result<Vec<Kind>> {
         };
         let feeds = match &widths {
             Some(widths) => widths[layer] > 0,
-            None => has(layer, "ffn_up"),
+            None => has(layer, "ffn_up") || has(layer, "ffn_up_exps"),
         };
         Ok(match (attends, feeds) {
             (true, false) => Kind::Attention,

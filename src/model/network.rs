@@ -722,7 +722,7 @@ pub struct Mlp {
     pub activation: Activation,
 }
 
-/// A mixture of experts: each token goes through `n_used` of `n_experts` gated feed-forwards,
+/// A mixture of experts: each token goes through `n_used` of `n_experts` feed-forwards,
 /// whose outputs are summed by weight.
 #[derive(Clone, Debug)]
 pub struct Experts {
@@ -744,12 +744,12 @@ pub struct Experts {
     pub weight_scale: f32,
     /// `[n_experts][n_ff][hidden]`: the experts' rows one below the other (a matrix of
     /// `n_experts * n_ff` rows); the bias, if there is one, likewise.
-    pub gate: Linear,
-    /// As `gate`.
     pub up: Linear,
+    /// As `up`; without one, it is `up` that is activated.
+    pub gate: Option<Linear>,
     /// `[n_experts][hidden][n_ff]`, likewise.
     pub down: Linear,
-    /// Applied to the gate.
+    /// Applied to the gate, or to `up` where there is none.
     pub activation: Activation,
     /// An expert that every token goes through as well.
     pub shared: Option<SharedExpert>,
@@ -823,7 +823,8 @@ impl Block {
         match &self.feed_forward {
             FeedForward::Dense(m) => all.extend(m.linears()),
             FeedForward::Experts(e) => {
-                all.extend([&e.router, &e.gate, &e.up, &e.down]);
+                all.extend([&e.router, &e.up, &e.down]);
+                all.extend(&e.gate);
                 if let Some(shared) = &e.shared {
                     all.extend(shared.mlp.linears());
                     all.extend(&shared.gate);

@@ -31,9 +31,12 @@ const OTHER_PARTS: [&str; 3] = ["v.", "mm.", "a."];
 /// `Unsupported` naming the first tensor that the network does not use, and may not leave out.
 pub(super) fn refuse(file: &ModelFile, network: &Network) -> Result<()> {
     let used: HashSet<&str> = network.tensors().map(|t| &*t.name).collect();
-    let key = format!("{}.block_count", network.architecture);
-    let all_layers = file.find::<usize>(&key)?.unwrap_or(0);
-    let further = network.blocks.len()..all_layers;
+    let count = |key: &str| -> Result<usize> {
+        let key = format!("{}.{key}", network.architecture);
+        Ok(file.find::<usize>(&key)?.unwrap_or(0))
+    };
+    let all_layers = count("block_count")?;
+    let further = all_layers.saturating_sub(count("nextn_predict_layers")?)..all_layers;
     let ignored = |name: &str| {
         CONSTANTS.iter().any(|end| name.ends_with(end))
             || OTHER_PARTS.iter().any(|start| name.starts_with(start))

@@ -51,6 +51,7 @@ pub const FAMILIES: &[&str] = &[
     "mistral",
     "mixtral",
     "nemotron_h",
+    "nemotron_h_moe",
     "olmo2",
     "olmo3",
     "phi2",

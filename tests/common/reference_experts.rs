@@ -1,16 +1,14 @@
 //! The oracle's mixture of experts: every expert evaluated for every token, in double precision, and
 //! then those counted that the token chose.
 
-use super::reference_llama::{Rows, linear, vector};
-use emberlm::model::{Activation, ExpertGroups, Experts, Linear, Scoring};
+use super::reference_llama::{Rows, feed_forward, inner, linear, vector};
+use emberlm::model::{ExpertGroups, Experts, Scoring};
 
 /// What a mixture makes of its inputs.
 pub fn experts(e: &Experts, x: &Rows) -> Rows {
     let scores = linear(&e.router, x);
-    let gate = linear(&e.gate, x);
-    let up = linear(&e.up, x);
-    let inner = activated(e.activation, &gate, &up);
-    let n_ff = e.gate.weight.rows() / e.n_experts;
+    let inner = inner(e.activation, e.gate.as_ref(), &e.up, x);
+    let n_ff = e.up.weight.rows() / e.n_experts;
     let hidden = e.router.weight.row_len();
     let mut out = vec![vec![0.0; hidden]; x.len()];
     let shares: Vec<_> = scores.iter().map(|s| weights(e, s)).collect();
@@ -28,13 +26,7 @@ pub fn experts(e: &Experts, x: &Rows) -> Rows {
         }
     }
     if let Some(shared) = &e.shared {
-        let gate: &Linear = shared.mlp.gate.as_ref().unwrap();
-        let inner = activated(
-            shared.mlp.activation,
-            &linear(gate, x),
-            &linear(&shared.mlp.up, x),
-        );
-        let y = linear(&shared.mlp.down, &inner);
+        let y = feed_forward(&shared.mlp, x);
         let share: Rows = match &shared.gate {
             Some(gate) => linear(gate, x),
             None => vec![vec![f64::INFINITY]; x.len()],
@@ -102,18 +94,4 @@ fn in_best_groups(groups: &ExpertGroups, keys: Vec<f64>) -> Vec<f64> {
         false => f64::NEG_INFINITY,
     };
     keys.iter().enumerate().map(key).collect()
-}
-
-fn activated(activation: Activation, gate: &Rows, up: &Rows) -> Rows {
-    let one = |g: f64, u: f64| match activation {
-        Activation::Silu => g / (1.0 + (-g).exp()) * u,
-        Activation::ClampedSwiglu { alpha, limit } => {
-            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
-            let g = g.min(limit);
-            g / (1.0 + (-alpha * g).exp()) * (u.clamp(-limit, limit) + 1.0)
-        }
-        other => panic!("{other:?} is not what experts have here"),
-    };
-    let row = |(g, u): (&Vec<f64>, &Vec<f64>)| g.iter().zip(u).map(|(g, u)| one(*g, *u)).collect();
-    gate.iter().zip(up).map(row).collect()
 }

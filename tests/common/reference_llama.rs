@@ -385,22 +385,34 @@ fn rotate(rope: &Rope, context: usize, position: usize, head: &mut [f64]) {
     }
 }
 
-fn feed_forward(mlp: &Mlp, x: &Rows) -> Rows {
-    let mut up = linear(&mlp.up, x);
-    match &mlp.gate {
+pub fn feed_forward(mlp: &Mlp, x: &Rows) -> Rows {
+    linear(
+        &mlp.down,
+        &inner(mlp.activation, mlp.gate.as_ref(), &mlp.up, x),
+    )
+}
+
+/// The input of a feed-forward part's last product.
+pub fn inner(activation: Activation, gate: Option<&Linear>, up: &Linear, x: &Rows) -> Rows {
+    let mut up = linear(up, x);
+    match gate {
         Some(gate) => {
             let gate = linear(gate, x);
             for (u, g) in up.iter_mut().flatten().zip(gate.iter().flatten()) {
-                *u *= activated(mlp.activation, *g);
+                if let Activation::ClampedSwiglu { limit, .. } = activation {
+                    let limit = f64::from(limit);
+                    *u = u.clamp(-limit, limit) + 1.0;
+                }
+                *u *= activated(activation, *g);
             }
         }
         None => {
             for u in up.iter_mut().flatten() {
-                *u = activated(mlp.activation, *u);
+                *u = activated(activation, *u);
             }
         }
     }
-    linear(&mlp.down, &up)
+    up
 }
 
 fn activated(activation: Activation, x: f64) -> f64 {
@@ -419,6 +431,10 @@ fn activated(activation: Activation, x: f64) -> f64 {
             };
             above + x / 2.0
         }
-        other => unimplemented!("{other:?} without experts"),
+        Activation::ClampedSwiglu { alpha, limit } => {
+            let x = x.min(f64::from(limit));
+            x / (1.0 + (-f64::from(alpha) * x).exp())
+        }
+        other => unimplemented!("{other:?}"),
     }
 }

@@ -391,6 +391,25 @@ fn contradictions_are_refused_by_key() {
         ("nemotron_h", "ssm.inner_size", 47u32.into(), InvalidModel),
         ("nemotron_h", "ssm.conv_kernel", 0u32.into(), InvalidModel),
         ("nemotron_h", "expert_count", 4u32.into(), Unsupported),
+        ("nemotron_h_moe", "expert_count", 0u32.into(), InvalidModel),
+        (
+            "nemotron_h_moe",
+            "expert_used_count",
+            9u32.into(),
+            InvalidModel,
+        ),
+        (
+            "nemotron_h_moe",
+            "moe_latent_size",
+            16u32.into(),
+            Unsupported,
+        ),
+        (
+            "nemotron_h_moe",
+            "nextn_predict_layers",
+            6u32.into(),
+            InvalidModel,
+        ),
         ("qwen3_5", "ssm.conv_kernel", 0u32.into(), InvalidModel),
         ("qwen3_5", "ssm.group_count", 4u32.into(), InvalidModel),
         ("qwen3_5", "ssm.time_step_rank", 5u32.into(), InvalidModel),
@@ -430,6 +449,11 @@ fn patterns_have_a_value_for_each_layer() {
             "nemotron_h",
             "feed_forward_length",
             Array::U64(vec![0, 36, 0, 0, 36]),
+        ),
+        (
+            "nemotron_h_moe",
+            "feed_forward_length",
+            Array::U64(vec![0, 12, 0, 12, 0]),
         ),
         // A layer is one part.
         (
@@ -526,4 +550,12 @@ fn odd_heads_are_blamed_on_their_key() {
     let e = load(&edited).unwrap_err();
     assert_eq!(e.status, Status::InvalidModel, "{e}");
     assert!(e.message.starts_with("qwen3.attention.key_length"), "{e}");
+}
+
+#[test]
+fn layers_that_guess_further_tokens_ahead_are_left_out() {
+    let mut edited = Edited::of(&open_family("nemotron_h_moe"));
+    assert_eq!(load(&edited).unwrap().blocks.len(), 3);
+    edited.set("nemotron_h_moe.nextn_predict_layers", 2u32);
+    assert_eq!(load(&edited).unwrap().blocks.len(), 2);
 }

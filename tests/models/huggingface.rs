@@ -283,7 +283,8 @@ fn older_spellings_of_nemotron_are_known() {
     );
     for (pattern, needed) in [
         ("M-M*-", "num_hidden_layers is 6, but 5"),
-        ("M-M*-E", "hybrid_override_pattern has layers with experts"),
+        ("M-M*-E", "layer 5 is a feed-forward part"),
+        ("M-M*EM", "layers.4.mixer.up_proj.weight"),
         ("M-M*-x", "hybrid_override_pattern"),
         ("M--*-M", "layer 2 is a feed-forward part"),
     ] {

@@ -320,15 +320,7 @@ pub(super) struct DenseLayer {
 
 impl DenseLayer {
     fn new(mlp: &Mlp, isa: Isa) -> Result<DenseLayer> {
-        match (mlp.activation, &mlp.gate) {
-            (Activation::ClampedSwiglu { .. }, None) => {
-                fail!(Unsupported, "{:?} without a gate", mlp.activation)
-            }
-            (Activation::Xielu { .. }, Some(_)) => {
-                fail!(Unsupported, "{:?} with a gate", mlp.activation)
-            }
-            _ => {}
-        }
+        check_activation(mlp.activation, mlp.gate.is_some())?;
         let gate = mlp.gate.as_ref().map(|gate| product(gate, isa));
         Ok(DenseLayer {
             gate: gate.transpose()?,
@@ -378,23 +370,41 @@ impl DenseLayer {
             bias(&self.up, up);
             &*up
         });
-        // SAFETY: the caller's promise.
-        unsafe {
-            match (self.activation, up) {
-                (Activation::Silu, Some(up)) => silu_mul(isa, first, up),
-                (Activation::Silu, None) => silu_alone(isa, first),
-                (Activation::GeluTanh, up) => gelu_tanh_mul(isa, first, up),
-                (Activation::Gelu, up) => gelu_mul(isa, first, up),
-                (Activation::ClampedSwiglu { alpha, limit }, Some(up)) => {
-                    swiglu_clamped(isa, first, up, alpha, limit)
-                }
-                (Activation::ReluSquared, up) => relu_squared_mul(isa, first, up),
-                (Activation::Xielu { alpha_p, alpha_n }, None) => {
-                    xielu(isa, first, alpha_p, alpha_n)
-                }
-                (Activation::ClampedSwiglu { .. }, None) | (Activation::Xielu { .. }, Some(_)) => {
-                    unreachable!("refused at load")
-                }
+        // SAFETY: the caller's promise; `new` has checked the activation.
+        unsafe { activate(self.activation, isa, first, up) }
+    }
+}
+
+/// Refuses an activation that is not there with a gate, or without one.
+pub(super) fn check_activation(activation: Activation, gated: bool) -> Result<()> {
+    match (activation, gated) {
+        (Activation::ClampedSwiglu { .. }, false) => {
+            fail!(Unsupported, "{activation:?} without a gate")
+        }
+        (Activation::Xielu { .. }, true) => fail!(Unsupported, "{activation:?} with a gate"),
+        _ => Ok(()),
+    }
+}
+
+/// `x = activation(x) * up`, or without `up` the activation alone.
+///
+/// # Safety
+/// The processor has `isa`; [`check_activation`] has let the activation through.
+pub(super) unsafe fn activate(activation: Activation, isa: Isa, x: &mut [f32], up: Option<&[f32]>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (activation, up) {
+            (Activation::Silu, Some(up)) => silu_mul(isa, x, up),
+            (Activation::Silu, None) => silu_alone(isa, x),
+            (Activation::GeluTanh, up) => gelu_tanh_mul(isa, x, up),
+            (Activation::Gelu, up) => gelu_mul(isa, x, up),
+            (Activation::ClampedSwiglu { alpha, limit }, Some(up)) => {
+                swiglu_clamped(isa, x, up, alpha, limit)
+            }
+            (Activation::ReluSquared, up) => relu_squared_mul(isa, x, up),
+            (Activation::Xielu { alpha_p, alpha_n }, None) => xielu(isa, x, alpha_p, alpha_n),
+            (Activation::ClampedSwiglu { .. }, None) | (Activation::Xielu { .. }, Some(_)) => {
+                unreachable!("refused at load")
             }
         }
     }

@@ -50,15 +50,15 @@ pub struct ExpertsPlan {
     pub normalize: bool,
     /// Factor on the weights.
     pub weight_scale: f32,
-    /// Of all experts, one below the other: `n_experts * n_ff` rows.
-    pub gate: Matrix,
+    /// Of all experts, one below the other: `n_experts * n_ff` rows. None where up is activated itself.
+    pub gate: Option<Matrix>,
     /// As `gate`.
     pub up: Matrix,
     /// Of all experts: `n_experts * hidden` rows.
     pub down: Matrix,
     /// Inner width of an expert.
     pub n_ff: u32,
-    /// Of gate and up.
+    /// Of gate and up, or of up.
     pub activation: args::Activation,
     /// The expert for all tokens.
     pub shared: Option<MlpPlan>,
@@ -104,10 +104,10 @@ impl Jobs {
             },
             normalize: e.normalize,
             weight_scale: e.weight_scale,
-            gate: self.fuse(&[&e.gate])?,
+            gate: e.gate.as_ref().map(|g| self.fuse(&[g])).transpose()?,
             up: self.fuse(&[&e.up])?,
             down: self.fuse(&[&e.down])?,
-            n_ff: (e.gate.weight.rows() / e.n_experts) as u32,
+            n_ff: (e.up.weight.rows() / e.n_experts) as u32,
             activation: activation(e.activation),
             shared: match &e.shared {
                 Some(shared) => Some(self.mlp(&shared.mlp)?),
@@ -124,9 +124,30 @@ impl ExpertsPlan {
         std::iter::once(&self.router).chain(shared)
     }
 
+    /// The matrices that read the layer's input: gate and up, or up.
+    pub fn first_matrices(&self) -> Vec<&Matrix> {
+        self.gate.iter().chain([&self.up]).collect()
+    }
+
     /// The matrices of the experts.
-    pub fn expert_matrices(&self) -> [&Matrix; 3] {
-        [&self.gate, &self.up, &self.down]
+    pub fn expert_matrices(&self) -> impl Iterator<Item = &Matrix> {
+        self.gate.iter().chain([&self.up, &self.down])
+    }
+
+    /// How the input of `down` comes from the inner values.
+    pub fn source(&self) -> args::Source {
+        match self.gate {
+            Some(_) => args::Source::Gated,
+            None => args::Source::Activated,
+        }
+    }
+
+    /// Inner values of a pair: gates and ups, or ups.
+    pub fn inner_width(&self) -> u32 {
+        match self.gate {
+            Some(_) => 2 * self.n_ff,
+            None => self.n_ff,
+        }
     }
 
     /// Bytes of the experts' matrices that a token needs.
@@ -144,11 +165,11 @@ impl ExpertsPlan {
 
     /// Bytes of those.
     pub fn unpacked_bytes(&self) -> u64 {
-        let bytes = |m: &&Matrix| {
+        let bytes = |m: &Matrix| {
             let rows = m.rows / self.n_experts * self.experts_at_once(m);
             tiled_bytes(rows, m.groups)
         };
-        self.expert_matrices().iter().map(bytes).max().unwrap_or(0)
+        self.expert_matrices().map(bytes).max().unwrap_or(0)
     }
 
     /// Whether the blocks of a step's last product make its input for themselves: where it is short.
@@ -170,8 +191,21 @@ pub enum ExpertInput {
     /// Rows of input in the forms that the matrices need, each for so many
     /// consecutive pairs.
     Rows(Inputs, u32),
-    /// f32, `[pairs][2 * n_ff]`: the activation of gates and ups at this address.
-    Inner(u64, args::Activation, u32),
+    /// The activation of a pair's inner values.
+    Inner(ExpertInner),
+}
+
+/// The values of pairs whose activation is an input.
+#[derive(Clone, Copy)]
+pub struct ExpertInner {
+    /// f32, `[pairs][stride]`: gates, then ups, or ups alone.
+    pub address: u64,
+    /// Floats from one pair's to the next: twice `len` with gates.
+    pub stride: u32,
+    /// Inner width of an expert.
+    pub len: u32,
+    /// Of gate and up, or of up.
+    pub activation: args::Activation,
 }
 
 /// The pairs of a step's product with experts.
@@ -356,10 +390,11 @@ impl Kernels {
                     args.f32 = inputs.f32;
                     args.pairs_per_input = pairs_per_input;
                 }
-                ExpertInput::Inner(inner, activation, n_ff) => {
-                    args.inner = inner;
-                    args.activation = activation;
-                    args.len = n_ff;
+                ExpertInput::Inner(inner) => {
+                    args.inner = inner.address;
+                    args.inner_stride = inner.stride;
+                    args.activation = inner.activation;
+                    args.len = inner.len;
                     own_input = own_input_bytes(ty, groups);
                 }
             }

@@ -114,7 +114,7 @@ pub(super) trait Operations {
     /// Writes `norm(Residual)` as experts read it, and chooses each token's experts.
     fn route(&self, norm: Option<args::Norm>, experts: &ExpertsPlan) -> Result<()>;
 
-    /// The gates and ups of the chosen experts.
+    /// The gates and ups of the chosen experts, or ups alone.
     fn experts_up(&self, experts: &ExpertsPlan) -> Result<()>;
 
     /// From there their activations and outputs.
@@ -197,7 +197,7 @@ fn walk_experts<O: Operations>(
     experts: &ExpertsPlan,
     addition: &Addition,
 ) -> Result<()> {
-    let first = [&experts.gate, &experts.up];
+    let first = experts.first_matrices();
     ops.route(norm, experts)?;
     ops.experts_up(experts)?;
     let bytes = experts.router.bytes() + experts.used_bytes(&first);

@@ -316,7 +316,7 @@ mod tests {
                 panic!("no experts");
             };
             assert_eq!((e.n_experts, e.n_used), (5, 2));
-            assert_eq!(e.gate.weight.ty, TensorType::MXFP4);
+            assert_eq!(e.up.weight.ty, TensorType::MXFP4);
             assert_eq!(
                 network.blocks[1]
                     .mixer

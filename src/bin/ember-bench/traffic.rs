@@ -48,7 +48,8 @@ fn weight_bytes(network: &Network) -> u64 {
             let idle = match &block.feed_forward {
                 FeedForward::Dense(_) | FeedForward::None => 0,
                 FeedForward::Experts(e) => {
-                    let experts: u64 = [&e.gate, &e.up, &e.down].map(linear).iter().sum();
+                    let matrices = e.gate.iter().chain([&e.up, &e.down]);
+                    let experts: u64 = matrices.map(linear).sum();
                     experts / e.n_experts as u64 * (e.n_experts - e.n_used) as u64
                 }
             };

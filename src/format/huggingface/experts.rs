@@ -83,6 +83,7 @@ impl Experts {
         };
         match part {
             "down_proj" => put("ffn_down_exps", source)?,
+            "up_proj" => put("ffn_up_exps", source)?,
             "gate_up_proj" => {
                 let [gate, up] = halves(folder, stored, &source.dims)?;
                 put(

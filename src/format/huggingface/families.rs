@@ -88,6 +88,46 @@ const SIGMOID_ROUTER: Parts = &[
     ("mlp.gate", "ffn_gate_inp"),
     ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
 ];
+const NEMOTRON_H: Family = Family {
+    model_types: &["nemotron_h"],
+    classes: &["NemotronHForCausalLM"],
+    architecture: "nemotron_h",
+    activations: &["relu2"],
+    parts: &[&[
+        ("norm", "attn_norm"),
+        ("mixer.q_proj", "attn_q"),
+        ("mixer.k_proj", "attn_k"),
+        ("mixer.v_proj", "attn_v"),
+        ("mixer.o_proj", "attn_output"),
+        ("mixer.in_proj", "ssm_in"),
+        ("mixer.conv1d", "ssm_conv1d"),
+        ("mixer.out_proj", "ssm_out"),
+        ("mixer.up_proj", "ffn_up"),
+        ("mixer.down_proj", "ffn_down"),
+        ("mixer.gate", "ffn_gate_inp"),
+        ("mixer.gate.e_score_correction_bias", "exp_probs_b.bias"),
+        ("mixer.shared_experts.up_proj", "ffn_up_shexp"),
+        ("mixer.shared_experts.down_proj", "ffn_down_shexp"),
+    ]],
+    layout: Layout::Same,
+    rope: false,
+    defaults: || {
+        json!({"layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2", "head_dim": 128,
+            "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128,
+            "conv_kernel": 4, "use_conv_bias": true, "n_routed_experts": 8, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688, "n_shared_experts": 1, "n_group": 1,
+            "topk_group": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": true})
+    },
+    bias_flags: &["use_conv_bias", "mlp_bias"],
+    keys: nemotron_h::keys,
+    ..LLAMA
+};
+/// The same where the kinds of its layers say that some have experts.
+static NEMOTRON_H_EXPERTS: Family = Family {
+    architecture: "nemotron_h_moe",
+    keys: nemotron_h::experts,
+    ..NEMOTRON_H
+};
 const LATENT: Parts = &[
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.q_a_proj", "attn_q_a"),
@@ -443,34 +483,7 @@ const FAMILIES: &[Family] = &[
         keys: mamba2::granite_hybrid,
         ..LLAMA
     },
-    Family {
-        model_types: &["nemotron_h"],
-        classes: &["NemotronHForCausalLM"],
-        architecture: "nemotron_h",
-        activations: &["relu2"],
-        parts: &[&[
-            ("norm", "attn_norm"),
-            ("mixer.q_proj", "attn_q"),
-            ("mixer.k_proj", "attn_k"),
-            ("mixer.v_proj", "attn_v"),
-            ("mixer.o_proj", "attn_output"),
-            ("mixer.in_proj", "ssm_in"),
-            ("mixer.conv1d", "ssm_conv1d"),
-            ("mixer.out_proj", "ssm_out"),
-            ("mixer.up_proj", "ffn_up"),
-            ("mixer.down_proj", "ffn_down"),
-        ]],
-        layout: Layout::Same,
-        rope: false,
-        defaults: || {
-            json!({"layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2", "head_dim": 128,
-                "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128,
-                "conv_kernel": 4, "use_conv_bias": true})
-        },
-        bias_flags: &["use_conv_bias", "mlp_bias"],
-        keys: nemotron_h::keys,
-        ..LLAMA
-    },
+    NEMOTRON_H,
     Family {
         model_types: &["smollm3"],
         classes: &["SmolLM3ForCausalLM"],
@@ -900,8 +913,10 @@ impl Family {
                 config.set_default(&key, value);
             }
         }
-        if family.architecture == "nemotron_h" {
-            nemotron_h::count_layers(config)?;
+        if family.architecture == NEMOTRON_H.architecture
+            && nemotron_h::count_layers(config)? == NEMOTRON_H_EXPERTS.architecture
+        {
+            return Ok(&NEMOTRON_H_EXPERTS);
         }
         Ok(family)
     }

@@ -290,7 +290,7 @@ impl<'a> Keys<'a> {
             {
                 Ok(false)
             }
-            Some(_) if self.architecture == "nemotron_h" => Ok(false),
+            Some(_) if self.architecture.starts_with("nemotron_h") => Ok(false),
             _ => Err(wrong(KEY, ty, "sliding_attention or full_attention")),
         });
         windowed.collect::<Result<_>>().map(Some)

@@ -18,6 +18,7 @@ enum Kind {
     Recurrent,
     Attention,
     FeedForward,
+    Experts,
 }
 
 /// The kinds of all layers.
@@ -30,8 +31,12 @@ fn kinds(config: &Config) -> Result<Vec<Kind>> {
             Some("linear_attention" | "mamba") => Ok(Kind::Recurrent),
             Some("full_attention" | "attention") => Ok(Kind::Attention),
             Some("mlp") => Ok(Kind::FeedForward),
-            Some("moe") => Err(experts(key)),
-            _ => Err(wrong(key, ty, "linear_attention, full_attention or mlp")),
+            Some("moe") => Ok(Kind::Experts),
+            _ => Err(wrong(
+                key,
+                ty,
+                "linear_attention, full_attention, mlp or moe",
+            )),
         });
         return kinds.collect();
     }
@@ -42,21 +47,48 @@ fn kinds(config: &Config) -> Result<Vec<Kind>> {
         'M' => Ok(Kind::Recurrent),
         '*' => Ok(Kind::Attention),
         '-' => Ok(Kind::FeedForward),
-        'E' => Err(experts(PATTERN)),
-        _ => Err(wrong(PATTERN, &pattern.into(), "a string of M, * and -")),
+        'E' => Ok(Kind::Experts),
+        _ => Err(wrong(PATTERN, &pattern.into(), "a string of M, *, - and E")),
     });
     kinds.collect()
 }
 
-fn experts(key: &str) -> Error {
-    let problem = format!("config.json: {key} has layers with experts, which are not supported");
-    Error::new(Status::Unsupported, problem)
+/// Sets the number of layers where the config has their kinds alone. Returns the architecture in GGUF.
+pub(super) fn count_layers(config: &mut Config) -> Result<&'static str> {
+    let kinds = kinds(config)?;
+    config.set_default(N_LAYERS, kinds.len().into());
+    Ok(match kinds.contains(&Kind::Experts) {
+        true => "nemotron_h_moe",
+        false => "nemotron_h",
+    })
 }
 
-/// Sets the number of layers where the config has their kinds alone.
-pub(super) fn count_layers(config: &mut Config) -> Result<()> {
-    let n_layers = kinds(config)?.len();
-    config.set_default(N_LAYERS, n_layers.into());
+/// Sets the keys of Nemotron-H with experts.
+pub(super) fn experts(k: &mut Keys) -> Result<()> {
+    keys(k)?;
+    if let Some(latent) = k.config.find_size("moe_latent_size")? {
+        k.set("moe_latent_size", latent);
+    }
+    for (from, to) in [
+        ("n_routed_experts", "expert_count"),
+        ("num_experts_per_tok", "expert_used_count"),
+        ("moe_intermediate_size", "expert_feed_forward_length"),
+        (
+            "moe_shared_expert_intermediate_size",
+            "expert_shared_feed_forward_length",
+        ),
+        ("n_group", "expert_group_count"),
+        ("topk_group", "expert_group_used_count"),
+    ] {
+        k.copy_size(from, to)?;
+    }
+    k.set(
+        "expert_weights_scale",
+        k.config.f32("routed_scaling_factor")?,
+    );
+    k.set("expert_shared_count", k.count("n_shared_experts")?);
+    k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
+    k.set("expert_gating_func", 2u32);
     Ok(())
 }
 
@@ -87,17 +119,26 @@ pub(super) fn keys(k: &mut Keys) -> Result<()> {
     let n_kv_heads = k
         .config
         .size(&["num_key_value_heads", "num_attention_heads"])?;
-    let of_kind = |kind: Kind, size: u64| {
-        let sizes = kinds
-            .iter()
-            .map(|k| if *k == kind { size as i64 } else { 0 });
-        Value::Array(Array::I64(sizes.collect()))
+    let of_kinds = |sizes: &[(Kind, &str)]| -> Result<Value> {
+        let of = |kind: &Kind| match sizes.iter().find(|(of, _)| of == kind) {
+            Some((_, key)) => Ok(size(key)? as i64),
+            None => Ok(0),
+        };
+        let sizes: Result<_> = kinds.iter().map(of).collect();
+        Ok(Value::Array(Array::I64(sizes?)))
     };
-    let heads = of_kind(Kind::Attention, n_kv_heads);
-    let widths = match kinds.contains(&Kind::FeedForward) {
-        true => of_kind(Kind::FeedForward, size("intermediate_size")?),
-        false => of_kind(Kind::FeedForward, 0),
-    };
+    let widths = of_kinds(&[
+        (Kind::FeedForward, "intermediate_size"),
+        (Kind::Experts, "moe_intermediate_size"),
+    ])?;
+    let heads = kinds.iter().map(|kind| {
+        if *kind == Kind::Attention {
+            n_kv_heads as i64
+        } else {
+            0
+        }
+    });
+    let heads = Value::Array(Array::I64(heads.collect()));
     let n_heads = size("mamba_num_heads")?;
     let pairs = [
         ("ssm.conv_kernel", size("conv_kernel")?),

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 impl Keys<'_> {
     /// Sets a key to a size of the config, which must be there.
-    fn copy_size(&mut self, from: &str, to: &str) -> Result<u64> {
+    pub(super) fn copy_size(&mut self, from: &str, to: &str) -> Result<u64> {
         let size = self.config.size(&[from])?;
         self.set(to, size);
         Ok(size)

@@ -245,7 +245,7 @@ impl<'a> Folder<'a> {
         };
         match &self.delta_net {
             Some(net) => net.tensors(self, &full, stored),
-            None if matches!(self.architecture(), "granitehybrid" | "nemotron_h") => {
+            None if self.architecture() == "granitehybrid" || self.is_nemotron() => {
                 mamba2::tensors(self, self.keys, &full, stored)
             }
             None => Ok(None),
@@ -347,6 +347,10 @@ impl<'a> Folder<'a> {
         self.family.architecture
     }
 
+    fn is_nemotron(&self) -> bool {
+        self.architecture().starts_with("nemotron_h")
+    }
+
     /// Whether experts' matrices have a row per input, and those of gate and up take turns.
     pub(super) fn experts_take_turns(&self) -> bool {
         self.family.architecture == "gpt-oss"
@@ -370,8 +374,8 @@ impl<'a> Folder<'a> {
             ("gpt2", "token_embd") => "wte",
             ("gpt2", "output_norm") => "ln_f",
             ("phi2", "output_norm") => "final_layernorm",
-            ("nemotron_h", "token_embd") => "embeddings",
-            ("nemotron_h", "output_norm") => "norm_f",
+            (_, "token_embd") if self.is_nemotron() => "embeddings",
+            (_, "output_norm") if self.is_nemotron() => "norm_f",
             _ => TOP
                 .iter()
                 .find(|(_, top)| *top == stem)
@@ -442,7 +446,7 @@ impl<'a> Folder<'a> {
                         "lfm2" | "lfm2moe" | "qwen3next" | "qwen35" | "qwen35moe"
                         | "granitehybrid" => is_mixer(part),
                         // Layers that are one part each.
-                        "nemotron_h" => !part.starts_with("attn_norm."),
+                        "nemotron_h" | "nemotron_h_moe" => !part.starts_with("attn_norm."),
                         _ => false,
                     };
                     if alike && !own && !parts(layer).contains_key(part) {

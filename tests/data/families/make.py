@@ -103,6 +103,13 @@ FAMILIES = {
                                                     ssm_state_size=12, conv_kernel=4, time_step_min=1e-9,
                                                     layers_block_type=["linear_attention", "mlp", "linear_attention", "full_attention",
                                                                        "mlp", "linear_attention"])),
+    "nemotron_h_moe": ("nemotron_h", "nemotron_h_moe", dict(hidden_size=40, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
+                                                            intermediate_size=28, mamba_num_heads=6, mamba_head_dim=8, n_groups=2,
+                                                            ssm_state_size=12, conv_kernel=4, time_step_min=1e-9, n_routed_experts=8,
+                                                            num_experts_per_tok=3, n_group=4, topk_group=2, moe_intermediate_size=12,
+                                                            moe_shared_expert_intermediate_size=20, routed_scaling_factor=1.7,
+                                                            layers_block_type=["linear_attention", "moe", "full_attention", "moe",
+                                                                               "linear_attention", "mlp"])),
     "glm4": ("glm4", "glm4", dict(head_dim=20, hidden_size=40, attention_bias=True,
                                   rope_parameters=dict(**FLOAT, partial_rotary_factor=0.6))),
     "cohere2": ("cohere2", "cohere2", dict(num_hidden_layers=5, sliding_window=8, logit_scale=0.25)),
@@ -225,7 +232,7 @@ def gguf_tensors(config, architecture, saved):
         if ".mamba." in name or ".shared_mlp." in name or ".block_sparse_moe." in name and architecture == "granitehybrid":
             yield from granite_hybrid(config, name, x)
             continue
-        if architecture == "nemotron_h":
+        if architecture.startswith("nemotron_h"):
             name = re.sub(r"^(model|backbone)\.", "backbone.", name)
             of_mixer = re.match(r"backbone\.layers\.(\d+)\.mixer\.(.*)", name)
             if of_mixer and re.match("in_proj|out_proj|conv1d|A_log|D$|dt_bias|norm", of_mixer[2]):
@@ -274,6 +281,7 @@ def gguf_tensors(config, architecture, saved):
             stem = f"{expert[1]}.experts.{expert[3]}"
             if re.search("block_sparse_moe|feed_forward", stem):
                 stem = stem.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
+            stem = re.sub(r"backbone\.layers\.(\d+)\.mixer", r"model.layers.\1.mlp", stem)
             yield f"{names.get_name(stem)}.{end}:{int(expert[2]):03}", x
             continue
         mapped = names.get_name(stem)
@@ -371,7 +379,7 @@ def merged(tensors):
 def write_metadata(w, architecture, config):
     c = config.to_dict()
     # Nemotron-H has rope in its config alone.
-    ropes = c.get("rope_parameters") or {} if architecture != "nemotron_h" else {}
+    ropes = c.get("rope_parameters") or {} if not architecture.startswith("nemotron_h") else {}
     rope = ropes.get("full_attention", ropes)
     heads = c.get("num_attention_heads") or c["n_head"]
     hidden = c.get("hidden_size") or c["n_embd"]
@@ -387,8 +395,9 @@ def write_metadata(w, architecture, config):
         n_ff = -(-int(c["block_ffn_dim_multiplier"] * int(2 * n_ff / 3)) // multiple) * multiple
     if architecture == "granitehybrid" and not c["num_local_experts"]:
         n_ff = c["shared_intermediate_size"]
-    if architecture == "nemotron_h":
-        w.add_feed_forward_length([n_ff if t == "mlp" else 0 for t in config.layers_block_type])
+    if architecture.startswith("nemotron_h"):
+        widths = dict(mlp=n_ff, moe=config.moe_intermediate_size)
+        w.add_feed_forward_length([widths.get(t, 0) for t in config.layers_block_type])
     elif not c.get("use_double_wide_mlp"):
         w.add_feed_forward_length(n_ff)
     w.add_head_count(heads)
@@ -396,7 +405,7 @@ def write_metadata(w, architecture, config):
         w.add_head_count_kv([0 if t == "conv" else c["num_key_value_heads"] for t in c["layer_types"]])
         w.add_shortconv_l_cache(c["conv_L_cache"])
         w.add_layer_norm_rms_eps(c["norm_eps"])
-    elif architecture == "nemotron_h":
+    elif architecture.startswith("nemotron_h"):
         w.add_head_count_kv([config.num_key_value_heads if t == "full_attention" else 0 for t in config.layers_block_type])
         w.add_layer_norm_rms_eps(config.layer_norm_epsilon)
         write_nemotron_h(w, config)
@@ -454,7 +463,7 @@ def write_metadata(w, architecture, config):
     if architecture == "cohere2":
         w.add_logit_scale(c["logit_scale"])
         w.add_rope_scaling_type(gguf.RopeScalingType.NONE)
-    experts = architecture != "nemotron_h" and next((c[key] for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") if c.get(key)), None)
+    experts = not architecture.startswith("nemotron_h") and next((c[key] for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") if c.get(key)), None)
     if experts:
         w.add_expert_count(experts)
         w.add_expert_used_count(c.get("num_experts_per_tok") or c.get("moe_k") or c["moe_topk"])
@@ -519,6 +528,17 @@ def write_nemotron_h(w, config):
     w.add_ssm_group_count(config.n_groups)
     w.add_ssm_time_step_rank(config.mamba_num_heads)
     w.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
+    if w.arch == "nemotron_h":
+        return
+    w.add_expert_count(config.n_routed_experts)
+    w.add_expert_used_count(config.num_experts_per_tok)
+    w.add_expert_feed_forward_length(config.moe_intermediate_size)
+    w.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+    w.add_expert_shared_count(config.n_shared_experts)
+    w.add_expert_weights_norm(config.norm_topk_prob)
+    w.add_expert_weights_scale(config.routed_scaling_factor)
+    w.add_expert_group_count(config.n_group)
+    w.add_expert_group_used_count(config.topk_group)
 
 
 def write_delta_net(w, c):

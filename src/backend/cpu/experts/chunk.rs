@@ -297,8 +297,8 @@ impl ExpertChunk<'_> {
 
     /// Brings the inputs of a window's slots together.
     fn gather(&self, pass: &Pass, layer: &ExpertLayer, window: &Range<usize>) -> Result<()> {
-        let p = &layer.experts;
-        let enc = p.gate.matrix.encodings().union(p.up.matrix.encodings());
+        let encodings = layer.experts.inputs().map(|p| p.matrix.encodings());
+        let enc = encodings.fold(Encodings::default(), Encodings::union);
         let work = Work::even(window.len(), layer.hidden as u64 / 8);
         let input = pass.tokens.input;
         pass.phase(work, |_, slots| {
@@ -312,7 +312,7 @@ impl ExpertChunk<'_> {
         })
     }
 
-    /// Gate and up of runs with so many slots together, activated, in `inner`.
+    /// Gate and up (or up alone) of runs with so many slots together, activated, in `inner`.
     fn gate_up<'l>(
         &self,
         pass: &Pass,
@@ -322,7 +322,7 @@ impl ExpertChunk<'_> {
     ) -> Result<()> {
         let p = run(0).expert.products;
         let (n_ff, blocks) = (p.n_ff, p.n_ff.div_ceil(BLOCK));
-        let work = work(2, &p.gate, (n_runs, slots), blocks);
+        let work = work(p.inputs().count(), &p.first, (n_runs, slots), blocks);
         pass.phase(work, |me, tasks| {
             for task in tasks {
                 let Run { expert, tokens } = run(task / blocks);
@@ -333,15 +333,18 @@ impl ExpertChunk<'_> {
                 unsafe {
                     let unpacked = &mut me.unpacked;
                     let out = self.inner.base().add(rows.start);
-                    let view = expert.rows(Which::Gate, rows.clone());
+                    let view = expert.rows(Which::First, rows.clone());
                     view.mul(input, tokens.clone(), 0..n, out, n_ff, unpacked);
-                    let up = self.up.base().add(mine);
-                    let view = expert.rows(Which::Up, rows.clone());
-                    view.mul(input, tokens.clone(), 0..n, up, BLOCK, unpacked);
+                    let gated = expert.products.up.is_some();
+                    if gated {
+                        let up = self.up.base().add(mine);
+                        let view = expert.rows(Which::Up, rows.clone());
+                        view.mul(input, tokens.clone(), 0..n, up, BLOCK, unpacked);
+                    }
                     for t in tokens {
-                        let gate = self.inner.part(t * n_ff + rows.start, n);
-                        let up = self.up.part(mine + t * BLOCK, n);
-                        expert.activate(rows.clone(), gate, up);
+                        let first = self.inner.part(t * n_ff + rows.start, n);
+                        let up = gated.then(|| self.up.part(mine + t * BLOCK, n));
+                        expert.activate(rows.clone(), first, up);
                     }
                 }
             }

@@ -175,13 +175,14 @@ impl ExpertBuffers<'_> {
         }
     }
 
-    /// Gate and up of the chosen experts, activated, in the buffer of the gates.
+    /// Gate and up (or up alone) of the chosen experts, activated, in the buffer of the gates.
     fn inner(&self, pass: &Pass, chosen: Chosen) -> Result<()> {
         let blocks = |n_ff: usize| n_ff.div_ceil(BLOCK);
         let widths = || (0..chosen.count()).map(|i| chosen.part(i).products.n_ff);
         let total: usize = widths().map(blocks).sum();
-        let row_bytes = chosen.layer.experts.gate.tensor.row_bytes();
-        let work = Work::even(total, product_cost(2 * BLOCK * row_bytes, 1));
+        let inputs = chosen.layer.experts.inputs();
+        let row_bytes: usize = inputs.map(|p| p.tensor.row_bytes()).sum();
+        let work = Work::even(total, product_cost(BLOCK * row_bytes, 1));
         let input = pass.tokens.input;
         pass.phase(work, |me, range| {
             let (mut first, mut at) = (0, 0);
@@ -194,14 +195,19 @@ impl ExpertBuffers<'_> {
                     let n = rows.len();
                     // SAFETY: each thread has rows of its own.
                     unsafe {
-                        let gate = self.gate.part(at + rows.start, n);
-                        let up = self.up.part(at + rows.start, n);
-                        for (which, out) in [(Which::Gate, &mut *gate), (Which::Up, &mut *up)] {
+                        let mut mul = |which, out: &mut [f32]| {
                             let view = expert.rows(which, rows.clone());
                             let (out, unpacked) = (out.as_mut_ptr(), &mut me.unpacked);
                             view.mul(input, 0..1, 0..n, out, 0, unpacked);
-                        }
-                        expert.activate(rows, gate, up);
+                        };
+                        let first = self.gate.part(at + rows.start, n);
+                        mul(Which::First, first);
+                        let up = expert.products.up.as_ref().map(|_| {
+                            let up = self.up.part(at + rows.start, n);
+                            mul(Which::Up, up);
+                            up
+                        });
+                        expert.activate(rows, first, up);
                     }
                 }
                 first = last;

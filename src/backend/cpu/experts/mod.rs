@@ -13,12 +13,12 @@ use choose::Routing;
 pub(super) use chunk::{ExpertChunk, ExpertChunkSpace};
 pub(super) use decode::{ExpertBuffers, ExpertSpace};
 
-use super::elementwise::{add_bias, silu_mul, swiglu_clamped};
-use super::layer::{Product, floats, product};
+use super::elementwise::add_bias;
+use super::layer::{Product, activate, check_activation, floats, product};
 use super::matmul::{Encodings, Isa, View};
 use super::pass::Pass;
-use crate::error::{Result, fail};
-use crate::model::{Activation, Block, Experts, FeedForward, Mlp, SharedExpert};
+use crate::error::Result;
+use crate::model::{Activation, Block, Experts, FeedForward, Linear, SharedExpert};
 use std::ops::Range;
 
 /// Memory of a mixture, for one token or for many.
@@ -57,10 +57,12 @@ pub(super) struct Shared {
     pub gate: Option<Product>,
 }
 
-/// The matrices of one or more gated feed-forwards of the same shape.
+/// The matrices of one or more feed-forwards of the same shape.
 pub(super) struct Products {
-    pub gate: Product,
-    pub up: Product,
+    /// Whose result is activated: the gate, or up where there is none.
+    pub first: Product,
+    /// Up, if there is a gate.
+    pub up: Option<Product>,
     pub down: Product,
     /// Inner width of one of them.
     pub n_ff: usize,
@@ -80,7 +82,8 @@ impl ExpertLayer {
     pub fn new(experts: &Experts, isa: Isa) -> Result<ExpertLayer> {
         let bias = experts.selection_bias.as_ref();
         let hidden = experts.router.weight.row_len();
-        let mut inputs = vec![&experts.router, &experts.gate, &experts.up];
+        let mut inputs = vec![&experts.router, &experts.up];
+        inputs.extend(&experts.gate);
         if let Some(shared) = &experts.shared {
             inputs.extend(shared.mlp.gate.iter().chain([&shared.mlp.up]));
             inputs.extend(&shared.gate);
@@ -98,13 +101,13 @@ impl ExpertLayer {
                 weight_scale: experts.weight_scale,
             },
             router: product(&experts.router, isa)?,
-            experts: Products {
-                gate: product(&experts.gate, isa)?,
-                up: product(&experts.up, isa)?,
-                down: product(&experts.down, isa)?,
-                n_ff: experts.gate.weight.rows() / experts.n_experts,
-                activation: activation(experts.activation)?,
-            },
+            experts: Products::new(
+                [&experts.up, &experts.down],
+                experts.gate.as_ref(),
+                experts.n_experts,
+                experts.activation,
+                isa,
+            )?,
             shared: experts
                 .shared
                 .as_ref()
@@ -138,11 +141,11 @@ impl ExpertLayer {
     pub fn bytes_per_token(&self) -> (u64, u64) {
         let bytes = |p: &Product| p.tensor.bytes().len();
         let used = |p: &Product| bytes(p) / self.routing.n_experts * self.routing.n_used;
-        let mut gate_up = used(&self.experts.gate) + used(&self.experts.up);
+        let mut gate_up: usize = self.experts.inputs().map(used).sum();
         gate_up += self.scorers().map(bytes).sum::<usize>();
         let mut down = used(&self.experts.down);
         if let Some(shared) = &self.shared {
-            gate_up += bytes(&shared.products.gate) + bytes(&shared.products.up);
+            gate_up += shared.products.inputs().map(bytes).sum::<usize>();
             down += bytes(&shared.products.down);
         }
         (gate_up as u64, down as u64)
@@ -153,7 +156,7 @@ impl ExpertLayer {
         let mut products = vec![&self.router];
         let shared = self.shared.as_ref();
         for p in std::iter::once(&self.experts).chain(shared.map(|s| &s.products)) {
-            products.extend([&p.gate, &p.up, &p.down]);
+            products.extend(p.inputs().chain([&p.down]));
         }
         products.extend(shared.and_then(|s| s.gate.as_ref()));
         let biases = products.iter().filter_map(|p| p.bias.as_ref());
@@ -164,37 +167,50 @@ impl ExpertLayer {
 
 impl Shared {
     fn new(shared: &SharedExpert, isa: Isa) -> Result<Shared> {
-        let Mlp { gate, up, down, .. } = &shared.mlp;
-        let Some(gate) = gate else {
-            fail!(
-                Unsupported,
-                "tensor {}: a shared expert without a gate",
-                up.weight.name
-            );
-        };
+        let mlp = &shared.mlp;
         let weigh = shared.gate.as_ref();
         Ok(Shared {
-            products: Products {
-                gate: product(gate, isa)?,
-                up: product(up, isa)?,
-                down: product(down, isa)?,
-                n_ff: up.weight.rows(),
-                activation: activation(shared.mlp.activation)?,
-            },
+            products: Products::new(
+                [&mlp.up, &mlp.down],
+                mlp.gate.as_ref(),
+                1,
+                mlp.activation,
+                isa,
+            )?,
             gate: weigh.map(|g| product(g, isa)).transpose()?,
         })
     }
 }
 
-/// The activation, if experts can have it here.
-fn activation(activation: Activation) -> Result<Activation> {
-    match activation {
-        Activation::Silu | Activation::ClampedSwiglu { .. } => Ok(activation),
-        other => fail!(Unsupported, "experts with the activation {other:?}"),
-    }
-}
-
 impl Products {
+    /// Those of so many feed-forwards.
+    fn new(
+        [up, down]: [&Linear; 2],
+        gate: Option<&Linear>,
+        count: usize,
+        activation: Activation,
+        isa: Isa,
+    ) -> Result<Products> {
+        check_activation(activation, gate.is_some())?;
+        let n_ff = up.weight.rows() / count;
+        let (first, up) = match gate {
+            None => (up, None),
+            Some(gate) => (gate, Some(up)),
+        };
+        Ok(Products {
+            first: product(first, isa)?,
+            up: up.map(|up| product(up, isa)).transpose()?,
+            down: product(down, isa)?,
+            n_ff,
+            activation,
+        })
+    }
+
+    /// Those that read the layer's input.
+    fn inputs(&self) -> impl Iterator<Item = &Product> {
+        std::iter::once(&self.first).chain(&self.up)
+    }
+
     /// One of the feed-forwards.
     fn expert(&self, index: usize, isa: Isa) -> Expert<'_> {
         Expert {
@@ -208,27 +224,28 @@ impl Products {
 /// Which matrix of an expert.
 #[derive(Clone, Copy)]
 enum Which {
-    Gate,
+    First,
     Up,
     Down,
 }
 
 impl<'a> Expert<'a> {
-    fn product(&self, which: Which) -> (&'a Product, usize) {
+    /// One of the expert's matrices, and its rows. Only those with a gate have [`Which::Up`].
+    fn product(&self, which: Which) -> Option<(&'a Product, usize)> {
         let p = self.products;
+        let experts = p.first.matrix.rows() / p.n_ff;
         match which {
-            Which::Gate => (&p.gate, p.n_ff),
-            Which::Up => (&p.up, p.n_ff),
-            Which::Down => (
-                &p.down,
-                p.down.matrix.rows() / (p.gate.matrix.rows() / p.n_ff),
-            ),
+            Which::First => Some((&p.first, p.n_ff)),
+            Which::Up => p.up.as_ref().map(|up| (up, p.n_ff)),
+            Which::Down => Some((&p.down, p.down.matrix.rows() / experts)),
         }
     }
 
     /// Some rows of one of the expert's matrices, as a matrix.
     fn rows(&self, which: Which, rows: Range<usize>) -> View<'a> {
-        let (product, each) = self.product(which);
+        let Some((product, each)) = self.product(which) else {
+            unreachable!("asked for where there is a gate");
+        };
         let tensor = &product.tensor;
         let bytes = tensor.row_bytes();
         let first = self.index * each;
@@ -241,29 +258,24 @@ impl<'a> Expert<'a> {
 
     /// The bias of some rows.
     fn bias(&self, which: Which, rows: Range<usize>) -> Option<&'a [f32]> {
-        let (product, each) = self.product(which);
+        let (product, each) = self.product(which)?;
         let first = self.index * each;
         let bias = product.bias.as_ref()?;
         Some(&bias[first + rows.start..first + rows.end])
     }
 
-    /// `gate = activation(gate + bias, up + bias)` for the rows `rows`.
+    /// `first = activation(first + bias) * (up + bias)` for the rows `rows`.
     ///
     /// # Safety
     /// The processor has the expert's instruction set.
-    unsafe fn activate(&self, rows: Range<usize>, gate: &mut [f32], up: &mut [f32]) {
-        add_bias(gate, self.bias(Which::Gate, rows.clone()));
-        add_bias(up, self.bias(Which::Up, rows));
-        // SAFETY: the caller's promise.
-        unsafe {
-            match self.products.activation {
-                Activation::Silu => silu_mul(self.isa, gate, up),
-                Activation::ClampedSwiglu { alpha, limit } => {
-                    swiglu_clamped(self.isa, gate, up, alpha, limit)
-                }
-                other => unreachable!("{other:?} is refused at load"),
-            }
-        }
+    unsafe fn activate(&self, rows: Range<usize>, first: &mut [f32], up: Option<&mut [f32]>) {
+        add_bias(first, self.bias(Which::First, rows.clone()));
+        let up = up.map(|up| {
+            add_bias(up, self.bias(Which::Up, rows));
+            &*up
+        });
+        // SAFETY: the caller's promise; `Products::new` has checked the activation.
+        unsafe { activate(self.products.activation, self.isa, first, up) }
     }
 
     /// `y += weight * (out + bias)` for the rows `rows` of the output.
@@ -306,7 +318,7 @@ impl ExpertSizes {
         let FeedForward::Experts(e) = &block.feed_forward else {
             return;
         };
-        let n_ff = e.gate.weight.rows() / e.n_experts;
+        let n_ff = e.up.weight.rows() / e.n_experts;
         let shared_ff = e.shared.as_ref().map_or(0, |s| s.mlp.up.weight.rows());
         self.scores = self.scores.max(e.n_experts + 1);
         self.n_experts = self.n_experts.max(e.n_experts);

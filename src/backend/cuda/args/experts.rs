@@ -95,8 +95,10 @@ pub struct ExpertMatvec {
     pub n_experts: u32,
     pub chunk_rows: u32,
     pub inner: u64,
+    pub inner_stride: u32,
     pub len: u32,
     pub activation: Activation,
+    pub padding: u32,
 }
 
 /// `ExpertMatmulArgs`.
@@ -144,7 +146,7 @@ const _: () = {
     assert!(size_of::<StepRoute>() == 136);
     assert!(size_of::<Score>() == 56);
     assert!(size_of::<Sort>() == 64);
-    assert!(size_of::<ExpertMatvec>() == 176);
+    assert!(size_of::<ExpertMatvec>() == 184);
     assert!(size_of::<ExpertMatmul>() == 96);
     assert!(size_of::<Combine>() == 72);
 };

@@ -33,7 +33,7 @@ pub struct StepExperts {
     pub inputs: Inputs,
     /// Where there are enough sessions.
     pub sorted: Sorted,
-    /// f32, `[pairs][2 * n_ff]`: gates and ups.
+    /// f32, `[pairs][inner_width]`: gates and ups, or ups.
     pub inner: u64,
     /// f32, `[pairs][hidden]`: outputs.
     pub out: u64,
@@ -46,7 +46,7 @@ pub struct StepExperts {
 /// Where the experts of a chunk have their memory. All of it is 0 in a network without experts.
 #[derive(Clone, Copy, Debug)]
 pub struct ChunkExperts {
-    /// f32, `[pairs][2 * n_ff]`: gates and ups; then `[pairs][hidden]`: outputs, which take their place.
+    /// f32, `[pairs][inner_width]`: gates and ups, or ups; then `[pairs][hidden]`: outputs, which take their place.
     pub inner: u64,
     /// f32, `[rows][router groups * 32]`: the router's input.
     pub input: u64,
@@ -145,7 +145,7 @@ impl Extents {
             let most = |to: &mut u64, v: u64| *to = v.max(*to);
             most(&mut s.scores, n * u64::from(e.router.rows));
             most(&mut s.weights, n * u64::from(e.n_used + 1));
-            most(&mut s.inner, pairs * u64::from(e.n_ff) * 2);
+            most(&mut s.inner, pairs * u64::from(e.inner_width()));
             most(&mut s.out, pairs * u64::from(plan.hidden));
             if e.shared.is_some() {
                 most(&mut s.shared, n * u64::from(plan.hidden));

@@ -36,21 +36,24 @@ impl ChunkOperations<'_> {
 
     pub(super) fn gates_and_ups(&self, e: &ExpertsPlan) -> Result<()> {
         let at = self.at();
-        let gate = args::ExpertMatmul {
+        let first = args::ExpertMatmul {
             x: at.x,
             x_scale: at.x_scale,
             pairs: at.experts.sorted.pairs,
             out: at.experts.inner,
             pairs_per_input: e.n_used,
-            out_stride: 2 * e.n_ff,
+            out_stride: e.inner_width(),
             ..Default::default()
         };
-        let up = args::ExpertMatmul {
-            out: gate.out + u64::from(e.n_ff) * 4,
-            ..gate
+        let Some(gate) = &e.gate else {
+            return self.grouped(e, &e.up, &first);
         };
-        self.grouped(e, &e.gate, &gate)?;
-        self.grouped(e, &e.up, &up)
+        let second = args::ExpertMatmul {
+            out: first.out + u64::from(e.n_ff) * 4,
+            ..first
+        };
+        self.grouped(e, gate, &first)?;
+        self.grouped(e, &e.up, &second)
     }
 
     pub(super) fn expert_outputs(&self, e: &ExpertsPlan) -> Result<()> {
@@ -59,10 +62,10 @@ impl ChunkOperations<'_> {
             x: mine.inner,
             f16: mine.f16,
             f16_scale: mine.f16_scale,
-            x_stride: 2 * e.n_ff,
+            x_stride: e.inner_width(),
             len: e.n_ff,
             groups: e.down.groups,
-            source: args::Source::Gated as u32,
+            source: e.source() as u32,
             activation: e.activation,
             ..Default::default()
         };

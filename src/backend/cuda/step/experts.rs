@@ -2,7 +2,9 @@
 
 use super::super::args;
 use super::super::evaluation::ExpertOutputs;
-use super::super::experts::{ExpertInput, ExpertPairs, ExpertsPlan, route_args, sort_args};
+use super::super::experts::{
+    ExpertInner, ExpertInput, ExpertPairs, ExpertsPlan, route_args, sort_args,
+};
 use super::super::matrix::Forms;
 use super::super::walk::{ExpertSum, Operations};
 use super::StepOperations;
@@ -26,7 +28,7 @@ impl StepOperations<'_> {
     pub(super) fn choose_experts(&self, norm: Option<args::Norm>, e: &ExpertsPlan) -> Result<()> {
         let at = self.buffers.at();
         let shared = e.shared.as_ref().map(|s| &s.up);
-        let mut readers = [&e.gate, &e.up].into_iter().chain(shared);
+        let mut readers = e.first_matrices().into_iter().chain(shared);
         let forms = Forms {
             q8: readers.any(|m| m.forms().q8),
             // The router reads f32 whatever its type.
@@ -66,17 +68,22 @@ impl StepOperations<'_> {
     pub(super) fn gates_and_ups(&self, e: &ExpertsPlan) -> Result<()> {
         let at = self.buffers.at();
         let input = ExpertInput::Rows(at.inputs, e.n_used);
-        let to = self.to_pairs(e, input, at.experts.inner, 2 * e.n_ff);
+        let to = self.to_pairs(e, input, at.experts.inner, e.inner_width());
         let (kernels, stream) = (self.eval.kernels, self.eval.stream);
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises; the input is there
         // in the forms that `choose_experts` has asked for.
-        unsafe { kernels.expert_matvec(stream, e.n_experts, &[&e.gate, &e.up], &to) }
+        unsafe { kernels.expert_matvec(stream, e.n_experts, &e.first_matrices(), &to) }
     }
 
     pub(super) fn expert_outputs(&self, e: &ExpertsPlan) -> Result<()> {
         let mine = &self.buffers.at().experts;
         let input = if e.own_inputs() {
-            ExpertInput::Inner(mine.inner, e.activation, e.n_ff)
+            ExpertInput::Inner(ExpertInner {
+                address: mine.inner,
+                stride: e.inner_width(),
+                len: e.n_ff,
+                activation: e.activation,
+            })
         } else {
             self.activate_inner(e)?;
             self.mark(Work::Norm, 0)?;
@@ -98,10 +105,10 @@ impl StepOperations<'_> {
             q8: inputs.q8,
             q8_scale: inputs.q8_scale,
             f32: inputs.f32,
-            x_stride: 2 * e.n_ff,
+            x_stride: e.inner_width(),
             len: e.n_ff,
             groups: e.down.groups,
-            source: args::Source::Gated as u32,
+            source: e.source() as u32,
             activation: e.activation,
             ..Default::default()
         };

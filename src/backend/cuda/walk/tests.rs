@@ -121,7 +121,8 @@ impl Operations for Recorder {
     }
 
     fn experts_up(&self, e: &ExpertsPlan) -> Result<()> {
-        self.line(format!("experts' {} and {}", name(&e.gate), name(&e.up)))
+        let first: Vec<_> = e.first_matrices().into_iter().map(name).collect();
+        self.line(format!("experts' {}", first.join(" and ")))
     }
 
     fn experts_down(&self, e: &ExpertsPlan) -> Result<()> {
@@ -192,7 +193,7 @@ fn experts(shared: bool) -> FeedForwardPlan {
         groups: [0; 3],
         normalize: false,
         weight_scale: 1.0,
-        gate: matrix("gate"),
+        gate: Some(matrix("gate")),
         up: matrix("up"),
         down: matrix("down"),
         n_ff: 1,
