@@ -137,7 +137,8 @@ pub fn with_header(header: &str, data: &[u8]) -> Vec<u8> {
     file
 }
 
-fn tensors(file: &[u8]) -> BTreeMap<String, Stored> {
+/// The tensors of a safetensors file.
+pub fn tensors(file: &[u8]) -> BTreeMap<String, Stored> {
     let (len, rest) = file.split_first_chunk::<8>().unwrap();
     let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
     let header: Map<String, Value> = serde_json::from_slice(header).unwrap();

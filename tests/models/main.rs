@@ -10,5 +10,6 @@ mod families_bad;
 mod format;
 mod huggingface;
 mod llama;
+mod packed;
 mod quantize;
 mod safetensors;

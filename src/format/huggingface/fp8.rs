@@ -135,7 +135,7 @@ impl MakeRows for Scaled {
 }
 
 /// The value of an E4M3 code: bias 7, no infinities, the code of all ones is not a number.
-fn e4m3(code: u8) -> f32 {
+pub(super) fn e4m3(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
     let magnitude = match (exponent, code & 7) {
         (15, 7) => f32::NAN,

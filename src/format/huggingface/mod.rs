@@ -24,6 +24,7 @@ mod latent;
 mod mamba2;
 mod mxfp4;
 mod nemotron_h;
+mod packed;
 mod presplit;
 mod relatives;
 mod rope;
@@ -74,7 +75,7 @@ pub(super) fn open(folder: &Folder, access: Access) -> Result<ModelFile> {
     let in_folder = |e| within(&folder.display(""), e);
     let family = Family::of(&mut config).map_err(in_folder)?;
     let (stored, file_bytes) = folder.tensors(access)?;
-    let mut file = describe(family, &config, &stored).map_err(in_folder)?;
+    let mut file = describe(family, &config, stored).map_err(in_folder)?;
     file.file_bytes = file_bytes;
     let name = Value::String(folder.name());
     file.metadata.insert("general.name".to_owned(), name);
@@ -98,14 +99,14 @@ pub(super) fn from_parts(config: &[u8], weights: Input) -> Result<ModelFile> {
     let file_bytes = weights.len() as u64;
     let tensors = files::open_input(&Arc::new(weights), Path::new(files::WEIGHTS));
     let stored = tensors.map_err(|e| within(files::WEIGHTS, e))?;
-    let file = describe(family, &config, &stored)?;
+    let file = describe(family, &config, stored)?;
     Ok(ModelFile { file_bytes, ..file })
 }
 
 fn describe(
     family: &'static Family,
     config: &Config,
-    stored: &HashMap<String, Stored>,
+    mut stored: HashMap<String, Stored>,
 ) -> Result<ModelFile> {
     let n_layers = config.size(&["num_hidden_layers", "n_layer"])?;
     if n_layers > stored.len() as u64 {
@@ -115,14 +116,15 @@ fn describe(
             stored.len()
         );
     }
+    packed::join(config, &mut stored)?;
     let mut keys = Keys::common(config, family.architecture)?;
     let rope = match family.rope {
         true => rope::describe(&mut keys)?,
         false => Vec::new(),
     };
     (family.keys)(&mut keys)?;
-    relatives::activation(family, &mut keys, stored)?;
-    let mut tensors = tensors::Folder::new(family, &keys, stored)?.tensors()?;
+    relatives::activation(family, &mut keys, &stored)?;
+    let mut tensors = tensors::Folder::new(family, &keys, &stored)?.tensors()?;
     for tensor in rope {
         tensors.insert(Arc::clone(&tensor.name), tensor);
     }

@@ -173,6 +173,13 @@ pub(super) struct Transposed {
 
 /// The tensor with the last two dimensions exchanged.
 pub(super) fn transposed(source: &Stored) -> Result<Tensor> {
+    if source.is_together() {
+        fail!(
+            Unsupported,
+            "tensor {}: weights of four or eight bits are not supported in this architecture",
+            source.name
+        );
+    }
     let plain = source.tensor()?;
     let [columns, rows, ref rest @ ..] = plain.dims[..] else {
         fail!(

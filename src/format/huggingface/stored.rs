@@ -1,7 +1,8 @@
 //! Tensors as safetensors files have them.
 
-use crate::error::{Result, fail};
+use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
+use crate::format::convert::converted;
 use crate::format::input::Input;
 use crate::format::safetensors::Entry;
 use crate::quant::TensorType;
@@ -21,6 +22,8 @@ pub(super) struct Stored {
     pub file: Arc<Path>,
     input: Arc<Input>,
     range: Range<usize>,
+    /// What it is together with others, of which it was the first.
+    together: Option<Tensor>,
 }
 
 impl Stored {
@@ -32,14 +35,83 @@ impl Stored {
             file: Arc::clone(file),
             input: Arc::clone(input),
             range: entry.range.clone(),
+            together: None,
         }
+    }
+
+    /// The tensor, of that shape, that `part` is with others.
+    pub(super) fn together(part: &Stored, shape: Vec<usize>, tensor: Tensor) -> Stored {
+        Stored {
+            name: Arc::clone(&tensor.name),
+            shape,
+            together: Some(tensor),
+            ..part.clone()
+        }
+    }
+
+    /// Whether it is several tensors of the file.
+    pub(super) fn is_together(&self) -> bool {
+        self.together.is_some()
     }
 
     /// Fills `out` with the tensor's bytes from `offset` on.
     pub(super) fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        assert!(self.together.is_none(), "one tensor of a file");
         assert!(offset + out.len() <= self.range.len(), "bytes there");
         self.input
             .read_of(&self.name, self.range.start + offset, out)
+    }
+
+    /// Fills `out` with the words from the `first` on, of a tensor of these.
+    pub(super) fn read_words(&self, first: usize, out: &mut [u32]) -> Result<()> {
+        let mut bytes = try_vec(4 * out.len(), 0u8, &self.name)?;
+        self.read(4 * first, &mut bytes)?;
+        for (word, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+            *word = u32::from_le_bytes(*bytes);
+        }
+        Ok(())
+    }
+
+    /// So many elements from the `first` on, of a tensor that is not quantized.
+    pub(super) fn range(&self, first: usize, count: usize) -> Result<Vec<f32>> {
+        let mut flat = self.tensor()?;
+        flat.dims = vec![1, self.shape.iter().product()];
+        // A plain type has elements.
+        let some = flat.row_range(first..first + count);
+        Ok(some.to_f32()?.unwrap_or_default())
+    }
+
+    /// The elements of a tensor of integers, none below 0.
+    pub(super) fn sizes(&self) -> Result<Vec<usize>> {
+        let size = match self.ty {
+            "I32" => 4,
+            "I64" => 8,
+            other => fail!(
+                Unsupported,
+                "tensor {} has type {other}; it must be I32 or I64",
+                self.name
+            ),
+        };
+        let mut bytes = try_vec(self.range.len(), 0u8, &self.name)?;
+        self.read(0, &mut bytes)?;
+        let number = |bytes: &[u8]| {
+            let mut all = [if bytes[size - 1] < 128 { 0 } else { 255 }; 8];
+            all[..size].copy_from_slice(bytes);
+            i64::from_le_bytes(all)
+        };
+        let numbers = bytes.chunks_exact(size).map(number);
+        let mut sizes = Vec::new();
+        for number in numbers {
+            match usize::try_from(number) {
+                Ok(number) => sizes.push(number),
+                Err(_) => fail!(
+                    InvalidModel,
+                    "tensor {} has the element {number}",
+                    self.name
+                ),
+            }
+        }
+        Ok(sizes)
     }
 
     /// The element type as the library's, if it has no scales elsewhere.
@@ -72,6 +144,9 @@ impl Stored {
 
     /// The tensor with these very bytes. `Unsupported` for types that need more than those.
     pub(super) fn tensor(&self) -> Result<Tensor> {
+        if let Some(tensor) = &self.together {
+            return Ok(tensor.clone());
+        }
         let Some(ty) = self.plain_type() else {
             fail!(
                 Unsupported,
@@ -91,8 +166,12 @@ impl Stored {
 
     /// The elements, of a tensor that is not quantized.
     pub(super) fn values(&self) -> Result<Vec<f32>> {
+        let tensor = match &self.together {
+            Some(tensor) => converted(tensor, TensorType::F32)?,
+            None => self.tensor()?,
+        };
         // A plain type has elements.
-        Ok(self.tensor()?.to_f32()?.unwrap_or_default())
+        Ok(tensor.to_f32()?.unwrap_or_default())
     }
 }
 

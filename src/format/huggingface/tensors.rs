@@ -86,11 +86,12 @@ const OTHER_PARTS: [&str; 8] = [
     "visual.",
 ];
 /// Constants that old files have stored, and scales of what is not quantized here.
-const UNUSED: [&str; 7] = [
+const UNUSED: [&str; 8] = [
     "rotary_emb.inv_freq",
     ".attn.bias",
     ".attn.masked_bias",
     ".input_scale",
+    ".input_global_scale",
     ".activation_scale",
     ".k_scale",
     ".v_scale",
@@ -540,7 +541,15 @@ fn block_size(quantization: Option<&Config>) -> Result<[usize; 2]> {
         return Ok(USUAL);
     };
     let method = quantization.find_str("quant_method")?.unwrap_or("none");
-    let known = ["fp8", "fbgemm_fp8", "compressed-tensors", "mxfp4"];
+    let known = [
+        "fp8",
+        "fbgemm_fp8",
+        "compressed-tensors",
+        "mxfp4",
+        "gptq",
+        "awq",
+        "modelopt",
+    ];
     if !known.contains(&method) {
         fail!(
             Unsupported,

@@ -1,0 +1,494 @@
+//! Integers of 4 or 8 bits with scales and zero points: `(code - zero) * scale`.
+
+use crate::error::{Error, Result, Status, fail, try_vec};
+use crate::format::Tensor;
+use crate::format::huggingface::stored::Stored;
+use crate::format::made::{CHUNK_BYTES, MakeRows};
+use crate::quant::TensorType;
+use half::f16;
+use std::sync::Arc;
+
+/// Elements of a block of the types that integers become.
+const BLOCK: usize = 32;
+/// Scales that F16 holds with all its bits, and times 15.
+const F16_SCALES: std::ops::RangeInclusive<f32> = 6.103_515_6e-5..=4_096.0;
+/// Which output the codes of a word belong to, from the lowest bits on, where they have an order.
+const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+
+/// How codes are packed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Codes {
+    bits: u32,
+    packed: Packed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Packed {
+    /// A row of words for each output; scales likewise; zero points in words of consecutive outputs.
+    Rows,
+    /// A row of words for consecutive inputs, a word for each output; scales and zero points have a row
+    /// for each group of inputs, the latter in words of consecutive outputs.
+    Columns,
+    /// A row of words for each input, a word for consecutive outputs, in an order of their own; likewise.
+    Awq,
+    /// Signed bytes, a row for each output.
+    Bytes,
+}
+
+impl Codes {
+    pub const AWQ: Codes = Codes {
+        bits: 4,
+        packed: Packed::Awq,
+    };
+    pub const BYTES: Codes = Codes {
+        bits: 8,
+        packed: Packed::Bytes,
+    };
+
+    pub fn rows(bits: u32) -> Codes {
+        Codes {
+            bits,
+            packed: Packed::Rows,
+        }
+    }
+
+    pub fn columns(bits: u32) -> Codes {
+        Codes {
+            bits,
+            packed: Packed::Columns,
+        }
+    }
+
+    /// Codes of a word.
+    pub fn per_word(self) -> usize {
+        32 / self.bits as usize
+    }
+
+    /// The zero point of symmetric codes.
+    fn middle(self) -> u8 {
+        1 << (self.bits - 1)
+    }
+
+    /// The code in place `i` of a word that has consecutive ones, or those of AWQ.
+    fn code(self, word: u32, i: usize) -> u8 {
+        let at = match self.packed {
+            Packed::Awq => AWQ_ORDER.iter().position(|own| *own == i).unwrap_or(i),
+            _ => i,
+        };
+        (word >> (at as u32 * self.bits)) as u8 & (u8::MAX >> (8 - self.bits))
+    }
+}
+
+/// What integers become, from the smallest on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Form {
+    /// Blocks with scales.
+    Symmetric,
+    /// Blocks with scales and offsets.
+    Offset,
+    /// F16.
+    Half,
+    /// F32.
+    Single,
+}
+
+/// A matrix of integers.
+pub(super) struct Integers {
+    codes: Codes,
+    words: Stored,
+    scales: Stored,
+    zeros: Option<Stored>,
+    /// Whether zero points are stored less 1.
+    less_one: bool,
+    outputs: usize,
+    inputs: usize,
+    /// Groups of inputs that have a scale.
+    groups: usize,
+    /// The group of each input, where they are not in order.
+    group_of: Option<Vec<u32>>,
+}
+
+/// An error that names a shape, and what it must be.
+pub(super) fn shape(stored: &Stored, needed: &str) -> Error {
+    Error::new(
+        Status::ShapeMismatch,
+        format!(
+            "tensor {} has shape {:?}; it must be {needed}",
+            stored.name, stored.shape
+        ),
+    )
+}
+
+impl Form {
+    pub fn is_in_blocks(self) -> bool {
+        self <= Form::Offset
+    }
+}
+
+impl Integers {
+    /// The parts of a matrix of `[outputs, inputs]`.
+    pub fn new(
+        codes: Codes,
+        words: &Stored,
+        scales: &Stored,
+        zeros: Option<&Stored>,
+        [outputs, inputs]: [usize; 2],
+        less_one: bool,
+    ) -> Result<Integers> {
+        let per_word = codes.per_word();
+        let by_rows = matches!(codes.packed, Packed::Rows | Packed::Bytes);
+        let needed = match codes.packed {
+            Packed::Rows => [outputs, inputs.div_ceil(per_word)],
+            Packed::Columns => [inputs / per_word, outputs],
+            Packed::Awq => [inputs, outputs / per_word],
+            Packed::Bytes => [outputs, inputs],
+        };
+        let ty = match codes.packed {
+            Packed::Bytes => "I8",
+            _ => "I32",
+        };
+        for stored in std::iter::once(words).chain(zeros) {
+            if stored.ty != ty {
+                fail!(
+                    Unsupported,
+                    "tensor {} has type {}; it must be {ty}",
+                    stored.name,
+                    stored.ty
+                );
+            }
+        }
+        if words.shape != needed || outputs == 0 || inputs == 0 {
+            return Err(shape(words, &format!("{needed:?}, none of them 0")));
+        }
+        let groups = match scales.shape[..] {
+            [] | [1] if by_rows => 1,
+            [n, groups] if by_rows && (n == outputs || n == 1) => groups,
+            [n] if by_rows && n == outputs => 1,
+            [groups, n] if !by_rows && n == outputs => groups,
+            _ => 0,
+        };
+        if groups == 0 || groups > inputs {
+            let needed = match by_rows {
+                true => format!("[{outputs}, groups of {inputs} inputs]"),
+                false => format!("[groups of {inputs} inputs, {outputs}]"),
+            };
+            return Err(shape(scales, &needed));
+        }
+        if let Some(zeros) = zeros {
+            let needed = match by_rows {
+                true => [outputs.div_ceil(per_word), groups],
+                false => [groups, outputs.div_ceil(per_word)],
+            };
+            if zeros.shape != needed {
+                return Err(shape(zeros, &format!("{needed:?}")));
+            }
+        }
+        if scales.plain_type().is_none() {
+            fail!(
+                Unsupported,
+                "tensor {} has type {}; it must be F16, BF16 or F32",
+                scales.name,
+                scales.ty
+            );
+        }
+        let integers = Integers {
+            codes,
+            words: words.clone(),
+            scales: scales.clone(),
+            zeros: zeros.cloned(),
+            less_one,
+            outputs,
+            inputs,
+            groups,
+            group_of: None,
+        };
+        Ok(integers)
+    }
+
+    /// With the group of each input, if there is such a list.
+    pub fn with_groups(mut self, list: Option<&Stored>) -> Result<Integers> {
+        let Some(list) = list else {
+            if !self.inputs.is_multiple_of(self.groups) {
+                let needed = format!("as many groups as divide {} inputs", self.inputs);
+                return Err(shape(&self.scales, &needed));
+            }
+            return Ok(self);
+        };
+        let groups = list.sizes()?;
+        if groups.len() != self.inputs {
+            return Err(shape(list, &format!("[{}]", self.inputs)));
+        }
+        if let Some(bad) = groups.iter().find(|g| **g >= self.groups) {
+            fail!(
+                InvalidModel,
+                "tensor {} has the element {bad}, but there are {} groups",
+                list.name,
+                self.groups
+            );
+        }
+        let group = self.inputs.div_ceil(self.groups);
+        let ordered = self.inputs.is_multiple_of(self.groups)
+            && groups.iter().enumerate().all(|(i, g)| i / group == *g);
+        if !ordered {
+            self.group_of = Some(groups.into_iter().map(|g| g as u32).collect());
+        }
+        Ok(self)
+    }
+
+    /// The least that holds them. Reads scales and zero points.
+    pub fn form(&self) -> Result<Form> {
+        let scales = self.scales.values()?;
+        if let Some(bad) = scales.iter().find(|s| !s.is_finite()) {
+            fail!(
+                InvalidModel,
+                "tensor {} has the scale {bad}",
+                self.scales.name
+            );
+        }
+        if !scales
+            .iter()
+            .all(|s| *s == 0.0 || F16_SCALES.contains(&s.abs()))
+        {
+            return Ok(Form::Single);
+        }
+        let in_blocks = self.group_of.is_none()
+            && (self.inputs / self.groups).is_multiple_of(BLOCK)
+            && self.inputs.is_multiple_of(BLOCK);
+        if !in_blocks {
+            return Ok(Form::Half);
+        }
+        if self.is_symmetric()? {
+            return Ok(Form::Symmetric);
+        }
+        Ok(match self.codes.bits {
+            4 => Form::Offset,
+            _ => Form::Half,
+        })
+    }
+
+    /// Whether all zero points are in the middle.
+    fn is_symmetric(&self) -> Result<bool> {
+        let Some(zeros) = &self.zeros else {
+            return Ok(true);
+        };
+        let mut words = try_vec(zeros.shape.iter().product(), 0u32, &zeros.name)?;
+        zeros.read_words(0, &mut words)?;
+        // What pads the last word is none.
+        let (per_word, outputs) = (self.codes.per_word(), self.outputs);
+        let symmetric = |(at, word): (usize, &u32)| {
+            let first = match self.codes.packed {
+                Packed::Rows => at / self.groups,
+                _ => at % zeros.shape[1],
+            } * per_word;
+            let count = per_word.min(outputs - first);
+            (0..count).all(|i| self.zero(*word, i) == i32::from(self.codes.middle()))
+        };
+        Ok(words.iter().enumerate().all(symmetric))
+    }
+
+    /// A zero point of a word.
+    fn zero(&self, word: u32, i: usize) -> i32 {
+        i32::from(self.codes.code(word, i)) + i32::from(self.less_one)
+    }
+
+    /// The tensor that they are together, in a form that holds them.
+    pub fn joined(self, stem: &str, form: Form) -> Result<Stored> {
+        let ty = match (form, self.codes.bits) {
+            (Form::Symmetric, 4) => TensorType::Q4_0,
+            (Form::Symmetric, _) => TensorType::Q8_0,
+            (Form::Offset, 4) => TensorType::Q4_1,
+            (Form::Offset | Form::Half, _) => TensorType::F16,
+            (Form::Single, _) => TensorType::F32,
+        };
+        let name: Arc<str> = format!("{stem}.weight").into();
+        let words = self.words.clone();
+        let shape = vec![self.outputs, self.inputs];
+        let dims = vec![self.inputs, self.outputs];
+        let tensor = Tensor::made(name, ty, dims, Rows { integers: self, ty })?;
+        Ok(Stored::together(&words, shape, tensor))
+    }
+
+    /// The codes of outputs `first..first + n`, `[n][inputs]`.
+    fn read_codes(&self, first: usize, n: usize) -> Result<Vec<u8>> {
+        let (name, inputs, per_word) = (&self.words.name, self.inputs, self.codes.per_word());
+        let mut codes = try_vec(n * inputs, 0u8, name)?;
+        match self.codes.packed {
+            Packed::Bytes => {
+                self.words.read(first * inputs, &mut codes)?;
+                // As the others: 128 stands for 0.
+                codes.iter_mut().for_each(|c| *c ^= 128);
+            }
+            Packed::Rows => {
+                let row_words = inputs.div_ceil(per_word);
+                let mut words = try_vec(n * row_words, 0u32, name)?;
+                self.words.read_words(first * row_words, &mut words)?;
+                let rows = codes.chunks_exact_mut(inputs);
+                for (codes, words) in rows.zip(words.chunks_exact(row_words)) {
+                    for (codes, word) in codes.chunks_mut(per_word).zip(words) {
+                        for (i, code) in codes.iter_mut().enumerate() {
+                            *code = self.codes.code(*word, i);
+                        }
+                    }
+                }
+            }
+            Packed::Columns => {
+                let mut words = try_vec(n, 0u32, name)?;
+                for at in 0..inputs / per_word {
+                    self.words
+                        .read_words(at * self.outputs + first, &mut words)?;
+                    for (row, word) in words.iter().enumerate() {
+                        let codes = &mut codes[row * inputs + at * per_word..][..per_word];
+                        for (i, code) in codes.iter_mut().enumerate() {
+                            *code = self.codes.code(*word, i);
+                        }
+                    }
+                }
+            }
+            Packed::Awq => self.across(&self.words, inputs, first, n, |input, row, word, i| {
+                codes[row * inputs + input] = self.codes.code(word, i);
+            })?,
+        }
+        Ok(codes)
+    }
+
+    /// Visits what a matrix of words of consecutive outputs, with `rows` rows, has for outputs
+    /// `first..first + n`: the row, which of these outputs, the word, and the place in it.
+    fn across(
+        &self,
+        matrix: &Stored,
+        rows: usize,
+        first: usize,
+        n: usize,
+        mut visit: impl FnMut(usize, usize, u32, usize),
+    ) -> Result<()> {
+        let per_word = self.codes.per_word();
+        let width = self.outputs.div_ceil(per_word);
+        let from = first / per_word;
+        let mut words = try_vec((first + n).div_ceil(per_word) - from, 0u32, &matrix.name)?;
+        for at in 0..rows {
+            matrix.read_words(at * width + from, &mut words)?;
+            for row in 0..n {
+                let output = first + row;
+                visit(at, row, words[output / per_word - from], output % per_word);
+            }
+        }
+        Ok(())
+    }
+
+    /// Scales and zero points of outputs `first..first + n`, `[n][groups]`.
+    fn read_scales(&self, first: usize, n: usize) -> Result<Vec<(f32, i32)>> {
+        let (groups, outputs) = (self.groups, self.outputs);
+        let middle = i32::from(self.codes.middle());
+        let mut found = try_vec(n * groups, (0.0f32, middle), &self.scales.name)?;
+        match self.codes.packed {
+            Packed::Rows | Packed::Bytes => {
+                let shared = self.scales.shape.iter().product::<usize>() == groups && outputs > 1;
+                let at = if shared { 0 } else { first * groups };
+                let scales = self
+                    .scales
+                    .range(at, if shared { groups } else { n * groups })?;
+                for (found, scale) in found.iter_mut().zip(scales.iter().cycle()) {
+                    found.0 = *scale;
+                }
+                if let Some(zeros) = &self.zeros {
+                    // Words of consecutive outputs stand below each other.
+                    let per_word = self.codes.per_word();
+                    let from = first / per_word;
+                    let rows = (first + n).div_ceil(per_word) - from;
+                    let mut words = try_vec(rows * groups, 0u32, &zeros.name)?;
+                    zeros.read_words(from * groups, &mut words)?;
+                    for (i, found) in found.iter_mut().enumerate() {
+                        let (output, group) = (first + i / groups, i % groups);
+                        let word = words[(output / per_word - from) * groups + group];
+                        found.1 = self.zero(word, output % per_word);
+                    }
+                }
+            }
+            Packed::Columns | Packed::Awq => {
+                for group in 0..groups {
+                    let scales = self.scales.range(group * outputs + first, n)?;
+                    for (row, scale) in scales.into_iter().enumerate() {
+                        found[row * groups + group].0 = scale;
+                    }
+                }
+                if let Some(zeros) = &self.zeros {
+                    self.across(zeros, groups, first, n, |group, row, word, i| {
+                        found[row * groups + group].1 = self.zero(word, i);
+                    })?;
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// The rows of the tensor.
+struct Rows {
+    integers: Integers,
+    ty: TensorType,
+}
+
+impl MakeRows for Rows {
+    fn make(&self, first: usize, out: &mut [u8]) -> Result<()> {
+        let m = &self.integers;
+        let row_bytes = self.ty.row_bytes(m.inputs).unwrap_or(out.len());
+        let n = out.len() / row_bytes;
+        let codes = m.read_codes(first, n)?;
+        let scales = m.read_scales(first, n)?;
+        let group = m.inputs.div_ceil(m.groups);
+        let rows = codes
+            .chunks_exact(m.inputs)
+            .zip(scales.chunks_exact(m.groups));
+        for ((codes, scales), out) in rows.zip(out.chunks_exact_mut(row_bytes)) {
+            if self.ty.block_len() == BLOCK {
+                let blocks = codes.as_chunks::<BLOCK>().0.iter().enumerate();
+                for ((b, codes), out) in blocks.zip(out.chunks_exact_mut(self.ty.block_bytes())) {
+                    encode(self.ty, codes, scales[b * BLOCK / group], out);
+                }
+                continue;
+            }
+            for (i, (code, out)) in codes
+                .iter()
+                .zip(out.chunks_exact_mut(self.ty.block_bytes()))
+                .enumerate()
+            {
+                let of = m.group_of.as_ref().map_or(i / group, |of| of[i] as usize);
+                let (scale, zero) = scales[of];
+                let x = (i32::from(*code) - zero) as f32 * scale;
+                match self.ty {
+                    TensorType::F16 => out.copy_from_slice(&f16::from_f32(x).to_le_bytes()),
+                    _ => out.copy_from_slice(&x.to_le_bytes()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Long runs of words that lie together.
+    fn chunk_bytes(&self) -> usize {
+        8 * CHUNK_BYTES
+    }
+}
+
+/// A block of Q4_0, Q4_1 or Q8_0.
+fn encode(ty: TensorType, codes: &[u8; BLOCK], (scale, zero): (f32, i32), out: &mut [u8]) {
+    out[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+    let out = match ty {
+        TensorType::Q8_0 => {
+            for (out, code) in out[2..].iter_mut().zip(codes) {
+                *out = code ^ 128;
+            }
+            return;
+        }
+        TensorType::Q4_1 => {
+            let offset = f16::from_f32(-(zero as f32) * scale);
+            out[2..4].copy_from_slice(&offset.to_le_bytes());
+            &mut out[4..]
+        }
+        _ => &mut out[2..],
+    };
+    let (low, high) = codes.split_at(BLOCK / 2);
+    for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
+        *out = low | high << 4;
+    }
+}
