@@ -1318,9 +1318,13 @@ typedef struct ember_session_options {
      */
     int32_t stream_priority;
     /**
-     * Must be 0.
+     * For models with recurrent layers (`qwen35`, `lfm2` and others): the most positions that a call after
+     * `ember_session_rewind` evaluates again, at least 16. Copies of the state are kept that close together, on
+     * a GPU at the end of started decodes. They take memory (`kv_bytes` of `ember_session_details`): up to
+     * `2 * context / mark_interval + 2` copies of the state. 0 keeps four copies whatever the context, closest together
+     * near its end. Ignored for other models.
      */
-    uint32_t reserved2;
+    uint32_t mark_interval;
     /**
      * How tokens are chosen. If NULL, the five fields above are used; otherwise they must be 0.
      */
@@ -1396,6 +1400,10 @@ typedef struct ember_restore_options {
      * As in `ember_session_options`.
      */
     int32_t stream_priority;
+    /**
+     * As in `ember_session_options`; it is not saved.
+     */
+    uint32_t mark_interval;
 } ember_restore_options;
 
 /**
@@ -2047,9 +2055,10 @@ ember_status ember_session_position(const struct ember_session *session,
  * evaluates nothing. The next decode evaluates the last kept token again. Layers with a sliding window keep only the
  * window and some hundred positions, so after a rewind beyond these, the next call evaluates all kept tokens again.
  * Recurrent layers (`qwen35`, `lfm2` and others) keep one state and a few copies: of the ends of the last prompts, and
- * of a position every 256 or so. The next call evaluates what is kept behind the last of them again, on a GPU as
- * a prompt, which may change the last bits of results. Started decodes are interrupted, and tokens that were not collected are dropped: use this to discard what was
- * queued after an end token.
+ * of a position every 256 or so; `mark_interval` of `ember_session_options` keeps more. The next call evaluates what is
+ * kept behind the last of them again, on a GPU as a prompt, which may change the last bits of results. Started decodes
+ * are interrupted, and tokens that were not collected are dropped: use this to discard what was queued after an end
+ * token.
  *
  * Errors: `EMBER_INVALID_ARGUMENT` if the context has fewer tokens (tokens that were not collected do not count);
  * `EMBER_BUSY`.

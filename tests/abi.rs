@@ -88,6 +88,7 @@ fn layouts_stay() {
     assert_eq!(offset_of!(ember_session_options, min_p), 24);
     assert_eq!(offset_of!(ember_session_options, seed), 32);
     assert_eq!(offset_of!(ember_session_options, stream_priority), 40);
+    assert_eq!(offset_of!(ember_session_options, mark_interval), 44);
 
     assert_eq!(size_of::<ember_grammar_options>(), 8 + pointer);
     assert_eq!(offset_of!(ember_grammar_options, interrupt), 8);
@@ -136,10 +137,11 @@ fn layouts_stay() {
     assert_eq!(size_of::<ember_save_options>(), 8);
     assert_eq!(offset_of!(ember_save_options, kind), 4);
 
-    assert_eq!(size_of::<ember_restore_options>(), 16);
+    assert_eq!(size_of::<ember_restore_options>(), 20);
     assert_eq!(offset_of!(ember_restore_options, context), 4);
     assert_eq!(offset_of!(ember_restore_options, kv_type), 8);
     assert_eq!(offset_of!(ember_restore_options, stream_priority), 12);
+    assert_eq!(offset_of!(ember_restore_options, mark_interval), 16);
 
     assert_eq!(size_of::<ember_state_details>(), 248);
     assert_eq!(offset_of!(ember_state_details, version), 4);

@@ -234,6 +234,7 @@ struct SessionOptions {
     std::uint32_t context = 0; ///< 0: the model's, but at most 4096
     ember_kv_type kv_type = EMBER_KV_DEFAULT;
     std::int32_t stream_priority = 0;
+    std::uint32_t mark_interval = 0; ///< the most positions of recurrent layers that a rewind evaluates again; 0: four copies
     Sampling sampling = {};
 };
 
@@ -242,6 +243,7 @@ struct RestoreOptions {
     std::uint32_t context = 0;
     ember_kv_type kv_type = EMBER_KV_DEFAULT;
     std::int32_t stream_priority = 0;
+    std::uint32_t mark_interval = 0;
 };
 
 /// What to generate, and when to end.
@@ -364,6 +366,7 @@ struct CSessionOptions {
         c.context = options.context;
         c.kv_type = options.kv_type;
         c.stream_priority = options.stream_priority;
+        c.mark_interval = options.mark_interval;
         c.sampling = &sampling.c;
     }
 };
@@ -373,6 +376,7 @@ inline ember_restore_options c_options(const RestoreOptions &options) noexcept {
     c.context = options.context;
     c.kv_type = options.kv_type;
     c.stream_priority = options.stream_priority;
+    c.mark_interval = options.mark_interval;
     return c;
 }
 

@@ -279,6 +279,8 @@ namespace EmberLM
         public int Context;
         public KvType KvType;
         public int StreamPriority;
+        /// <summary>The most positions of recurrent layers that a rewind evaluates again; 0: four copies.</summary>
+        public int MarkInterval;
         public Sampling Sampling = new Sampling();
 
         internal ember_session_options Make(Memory memory)
@@ -286,6 +288,7 @@ namespace EmberLM
             return new ember_session_options
             {
                 struct_size = Call.SizeOf<ember_session_options>(), context = (uint)Context, kv_type = (uint)KvType, stream_priority = StreamPriority,
+                mark_interval = (uint)MarkInterval,
                 sampling = memory.Structs(new List<ember_sampling_options> { Sampling.Make(memory) }, out _),
             };
         }
@@ -297,12 +300,14 @@ namespace EmberLM
         public int Context;
         public KvType KvType;
         public int StreamPriority;
+        public int MarkInterval;
 
         internal ember_restore_options Make()
         {
             return new ember_restore_options
             {
                 struct_size = Call.SizeOf<ember_restore_options>(), context = (uint)Context, kv_type = (uint)KvType, stream_priority = StreamPriority,
+                mark_interval = (uint)MarkInterval,
             };
         }
     }

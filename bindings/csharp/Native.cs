@@ -162,7 +162,7 @@ namespace EmberLM.Native
         public uint reserved;
         public ulong seed;
         public int stream_priority;
-        public uint reserved2;
+        public uint mark_interval;
         public IntPtr sampling;
     }
 
@@ -190,6 +190,7 @@ namespace EmberLM.Native
         public uint context;
         public uint kv_type;
         public int stream_priority;
+        public uint mark_interval;
     }
 
     [StructLayout(LayoutKind.Sequential)]

@@ -92,6 +92,7 @@ type SessionOptions struct {
 	Context        int // 0: the model's, but at most 4096
 	KVType         KVType
 	StreamPriority int
+	MarkInterval   int // the most positions of recurrent layers that a rewind evaluates again; 0: four copies
 	Sampling       Sampling
 }
 
@@ -99,6 +100,7 @@ func (o SessionOptions) c(a *arena) *C.ember_session_options {
 	c := (*C.ember_session_options)(a.alloc(C.sizeof_ember_session_options))
 	c.struct_size = C.sizeof_ember_session_options
 	c.context, c.kv_type, c.stream_priority = C.uint32_t(o.Context), C.uint32_t(o.KVType), C.int32_t(o.StreamPriority)
+	c.mark_interval = C.uint32_t(o.MarkInterval)
 	c.sampling = o.Sampling.c(a)
 	return c
 }
@@ -108,12 +110,14 @@ type RestoreOptions struct {
 	Context        int
 	KVType         KVType
 	StreamPriority int
+	MarkInterval   int
 }
 
 func (o RestoreOptions) c(a *arena) *C.ember_restore_options {
 	c := (*C.ember_restore_options)(a.alloc(C.sizeof_ember_restore_options))
 	c.struct_size = C.sizeof_ember_restore_options
 	c.context, c.kv_type, c.stream_priority = C.uint32_t(o.Context), C.uint32_t(o.KVType), C.int32_t(o.StreamPriority)
+	c.mark_interval = C.uint32_t(o.MarkInterval)
 	return c
 }
 

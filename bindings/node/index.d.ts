@@ -21,7 +21,7 @@ export interface Sampling {
   dryAllowedLength?: number; dryWindow?: number; dryNoBreakers?: boolean; logprobs?: number; logitBias?: Record<number, number>;
   banned?: Tokens; allowed?: Tokens; dryBreakers?: (string | Tokens)[];
 }
-export interface RestoreOptions { context?: number; kvType?: number; streamPriority?: number }
+export interface RestoreOptions { context?: number; kvType?: number; streamPriority?: number; markInterval?: number }
 export interface SessionOptions extends RestoreOptions { sampling?: Sampling }
 /** Variables of the template, and which template to use. */
 export interface ChatOptions { template?: string; templateName?: string; now?: number; [variable: string]: unknown }

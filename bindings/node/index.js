@@ -153,9 +153,9 @@ function sampling(s = {}) {
 
 const modelOptions = (o = {}) => sized('ember_model_options', { device: o.device || 0, threads: o.threads || 0, weights: o.weights || 0, files: o.files || 0 });
 const sessionOptions = (o = {}) => sized('ember_session_options', {
-  context: o.context || 0, kv_type: o.kvType || 0, stream_priority: o.streamPriority || 0, sampling: [sampling(o.sampling)],
+  context: o.context || 0, kv_type: o.kvType || 0, stream_priority: o.streamPriority || 0, mark_interval: o.markInterval || 0, sampling: [sampling(o.sampling)],
 });
-const restoreOptions = (o = {}) => sized('ember_restore_options', { context: o.context || 0, kv_type: o.kvType || 0, stream_priority: o.streamPriority || 0 });
+const restoreOptions = (o = {}) => sized('ember_restore_options', { context: o.context || 0, kv_type: o.kvType || 0, stream_priority: o.streamPriority || 0, mark_interval: o.markInterval || 0 });
 const stopList = (stops) => stops.map((stop) => ({ text: utf8(stop), len: Buffer.byteLength(stop) }));
 const tokenizeFlags = (o = {}) => (o.continue ? constants.EMBER_TOKENIZE_CONTINUE : 0) | (o.special ? constants.EMBER_TOKENIZE_SPECIAL : 0);
 

@@ -238,7 +238,7 @@ structs.ember_session_options = koffi.struct('ember_session_options', {
   reserved: 'uint32_t',
   seed: 'uint64_t',
   stream_priority: 'int32_t',
-  reserved2: 'uint32_t',
+  mark_interval: 'uint32_t',
   sampling: 'ember_sampling_options *',
 });
 structs.ember_session_details = koffi.struct('ember_session_details', {
@@ -257,6 +257,7 @@ structs.ember_restore_options = koffi.struct('ember_restore_options', {
   context: 'uint32_t',
   kv_type: 'uint32_t',
   stream_priority: 'int32_t',
+  mark_interval: 'uint32_t',
 });
 structs.ember_state_details = koffi.struct('ember_state_details', {
   struct_size: 'uint32_t',

@@ -46,6 +46,8 @@ pub struct RunnerOptions {
     /// Priority among the sessions of a GPU: positive goes first, negative last. Devices have few
     /// levels and take the nearest. Ignored by CPUs.
     pub stream_priority: i32,
+    /// Positions from a copy of states of fixed size to the next one at most; 0 for a few copies.
+    pub mark_interval: usize,
 }
 
 /// A network's weights on a device. Shared by all its runners.
@@ -73,9 +75,9 @@ pub trait Weights: Send + Sync {
 
     /// Bytes of the state of a session of so many positions: KV cache, and what layers keep of fixed
     /// size, with the copies that the session can go back to.
-    fn kv_bytes(&self, kv_type: KvType, context: usize) -> u64 {
-        self.kv_bytes_per_token(kv_type)
-            .saturating_mul(context as u64)
+    fn kv_bytes(&self, options: &RunnerOptions) -> u64 {
+        self.kv_bytes_per_token(options.kv_type)
+            .saturating_mul(options.context as u64)
     }
 
     /// Gives the device's memory back and keeps the weights in host memory, where they are not

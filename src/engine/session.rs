@@ -29,6 +29,9 @@ pub struct SessionOptions {
     pub sampling: Sampling,
     /// Priority among the sessions of a GPU: positive goes first, negative last.
     pub stream_priority: i32,
+    /// The most positions of recurrent layers that a rewind evaluates again, from [`MIN_MARK_INTERVAL`] on; 0
+    /// keeps a few copies of the state, whatever the context.
+    pub mark_interval: usize,
 }
 
 impl SessionOptions {
@@ -48,10 +51,25 @@ impl SessionOptions {
         }
         Ok(RunnerOptions {
             context,
+            mark_interval: check_mark_interval(self.mark_interval)?,
             kv_type: self.kv_type,
             stream_priority: self.stream_priority,
         })
     }
+}
+
+/// The fewest positions between copies of a state that a session may ask for.
+pub const MIN_MARK_INTERVAL: usize = 16;
+
+/// `InvalidArgument` for an interval that is too short.
+pub(super) fn check_mark_interval(interval: usize) -> Result<usize> {
+    if (1..MIN_MARK_INTERVAL).contains(&interval) {
+        fail!(
+            InvalidArgument,
+            "mark_interval is {interval}; it must be 0 or at least {MIN_MARK_INTERVAL}"
+        );
+    }
+    Ok(interval)
 }
 
 /// The state of one conversation. Used by one thread at a time.
@@ -138,9 +156,7 @@ impl Session {
     /// Bytes of KV cache for the whole context.
     pub fn kv_bytes(&self) -> u64 {
         let options = &self.options;
-        self.model
-            .weights()
-            .kv_bytes(options.kv_type, options.context)
+        self.model.weights().kv_bytes(options)
     }
 
     /// How tokens are chosen from the next decode on.

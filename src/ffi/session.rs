@@ -65,8 +65,12 @@ pub struct ember_session_options {
     /// Priority of the session's work on a GPU: higher values run first. GPUs support few levels and use the nearest
     /// one. The CPU ignores it.
     pub stream_priority: i32,
-    /// Must be 0.
-    pub reserved2: u32,
+    /// For models with recurrent layers (`qwen35`, `lfm2` and others): the most positions that a call after
+    /// `ember_session_rewind` evaluates again, at least 16. Copies of the state are kept that close together, on
+    /// a GPU at the end of started decodes. They take memory (`kv_bytes` of `ember_session_details`): up to
+    /// `2 * context / mark_interval + 2` copies of the state. 0 keeps four copies whatever the context, closest together
+    /// near its end. Ignored for other models.
+    pub mark_interval: u32,
     /// How tokens are chosen. If NULL, the five fields above are used; otherwise they must be 0.
     pub sampling: *const ember_sampling_options,
 }
@@ -275,13 +279,11 @@ unsafe fn read_sampling(options: &ember_session_options) -> Result<Option<ember_
 /// # Safety
 /// `options.sampling` must be as the header demands.
 pub(super) unsafe fn engine_options(options: &ember_session_options) -> Result<SessionOptions> {
-    for (name, value) in [
-        ("reserved", options.reserved),
-        ("reserved2", options.reserved2),
-    ] {
-        if value != 0 {
-            fail!(InvalidArgument, "{name} is not 0 in ember_session_options");
-        }
+    if options.reserved != 0 {
+        fail!(
+            InvalidArgument,
+            "reserved is not 0 in ember_session_options"
+        );
     }
     // SAFETY: the caller's word.
     let sampling = unsafe { read_sampling(options) }?.unwrap_or(ember_sampling_options {
@@ -296,6 +298,7 @@ pub(super) unsafe fn engine_options(options: &ember_session_options) -> Result<S
         context: options.context as usize,
         kv_type: kv_type(options.kv_type)?,
         stream_priority: options.stream_priority,
+        mark_interval: options.mark_interval as usize,
         sampling: sampling.settings(),
     })
 }
@@ -347,9 +350,10 @@ pub unsafe extern "C" fn ember_session_position(
 /// evaluates nothing. The next decode evaluates the last kept token again. Layers with a sliding window keep only the
 /// window and some hundred positions, so after a rewind beyond these, the next call evaluates all kept tokens again.
 /// Recurrent layers (`qwen35`, `lfm2` and others) keep one state and a few copies: of the ends of the last prompts, and
-/// of a position every 256 or so. The next call evaluates what is kept behind the last of them again, on a GPU as
-/// a prompt, which may change the last bits of results. Started decodes are interrupted, and tokens that were not collected are dropped: use this to discard what was
-/// queued after an end token.
+/// of a position every 256 or so; `mark_interval` of `ember_session_options` keeps more. The next call evaluates what is
+/// kept behind the last of them again, on a GPU as a prompt, which may change the last bits of results. Started decodes
+/// are interrupted, and tokens that were not collected are dropped: use this to discard what was queued after an end
+/// token.
 ///
 /// Errors: `EMBER_INVALID_ARGUMENT` if the context has fewer tokens (tokens that were not collected do not count);
 /// `EMBER_BUSY`.

@@ -48,9 +48,11 @@ pub struct ember_restore_options {
     pub kv_type: u32,
     /// As in `ember_session_options`.
     pub stream_priority: i32,
+    /// As in `ember_session_options`; it is not saved.
+    pub mark_interval: u32,
 }
 
-// SAFETY: `repr(C)`; 4 * 4 bytes without padding; numbers only; the size comes first.
+// SAFETY: `repr(C)`; 5 * 4 bytes without padding; numbers only; the size comes first.
 unsafe impl Sized32 for ember_restore_options {
     const NAME: &'static str = "ember_restore_options";
 }
@@ -64,6 +66,7 @@ impl ember_restore_options {
                 number => Some(kv_type(number)?),
             },
             stream_priority: self.stream_priority,
+            mark_interval: self.mark_interval as usize,
         })
     }
 }

@@ -10,8 +10,9 @@ use crate::common::work::{Driven, Step, step_batch};
 use emberlm::Status;
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::cpu::matmul::Isa;
-use emberlm::backend::{DeviceKind, KvType, LoadOptions, Runner, Weights};
+use emberlm::backend::{DeviceKind, KvType, LoadOptions, Runner, RunnerOptions, Weights};
 use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::format::ModelFile;
 use emberlm::model::Network;
 use emberlm::quant::TensorType;
 use std::sync::atomic::AtomicBool;
@@ -262,7 +263,13 @@ fn caches_hold_windows_and_estimates_know_it() {
     for &name in WINDOWED.iter().filter(|name| !name.starts_with("gemma4")) {
         let network = Network::from_file(&with_context(name, 100_000).open()).unwrap();
         let weights = load(&network, 1);
-        let bytes = |context| weights.kv_bytes(KvType::F16, context);
+        let bytes = |context| {
+            weights.kv_bytes(&RunnerOptions {
+                context,
+                kv_type: KvType::F16,
+                ..RunnerOptions::default()
+            })
+        };
         let windows = network
             .blocks
             .iter()
@@ -317,7 +324,14 @@ fn sessions_rewind_as_far_as_they_like() {
         };
         let text = tokens(2400, model.details().n_vocab);
         let mut one = Session::create(model.clone(), &session).unwrap();
-        assert_eq!(one.kv_bytes(), model.weights().kv_bytes(KvType::F32, 3000));
+        assert_eq!(
+            one.kv_bytes(),
+            model.weights().kv_bytes(&RunnerOptions {
+                context: 3000,
+                kv_type: KvType::F32,
+                ..RunnerOptions::default()
+            })
+        );
         one.prefill(&text).unwrap();
         let mut expected = vec![0.0; model.details().n_vocab];
         let mut found = expected.clone();
@@ -342,5 +356,51 @@ fn sessions_rewind_as_far_as_they_like() {
                 assert_eq!(bits(&found), bits(&expected), "{name}, forked at {keep}");
             }
         }
+    }
+}
+
+/// A session that asks for marks every so many positions evaluates no more of them again, whatever it has done.
+#[test]
+fn recurrent_layers_are_evaluated_again_as_far_as_a_session_asks_for() {
+    const EVERY: usize = 50;
+    for name in ["lfm2", "qwen3_5", "granite_hybrid", "nemotron_h_moe"] {
+        let file = ModelFile::from_bytes(&with_context(name, 4096).bytes()).unwrap();
+        let network = Network::from_file(&file).unwrap();
+        let weights: Arc<dyn Weights> = load(&network, 1);
+        let options = RunnerOptions {
+            context: 1500,
+            kv_type: KvType::F32,
+            mark_interval: EVERY,
+            ..RunnerOptions::default()
+        };
+        let mut random = Random::new(3, name);
+        let mut below = |n: usize| (random.bits() % n as u64) as usize;
+        let text = tokens(1500, network.n_vocab);
+        let mut runner = Driven::new(&weights, &options).unwrap();
+        let mut alone = Driven::with_context(&weights, 1500, KvType::F32);
+        for _ in 0..20 {
+            let at = runner.runner.len();
+            let end = (at + 1 + below(500)).min(1500);
+            if below(2) == 0 {
+                runner.extend(&text[at..end], &NEVER).unwrap();
+            } else {
+                for token in &text[at..end.min(at + 120)] {
+                    runner.extend(std::slice::from_ref(token), &NEVER).unwrap();
+                }
+            }
+            let wanted = below(runner.runner.len() + 1);
+            let mark = runner.runner.mark_before(wanted);
+            let (again, kept) = (wanted - mark.position(), mark.position());
+            assert!(again <= EVERY, "{name}: {again} positions before {wanted}");
+            runner.runner.rollback(mark);
+            assert_eq!(runner.runner.len(), kept);
+        }
+        // And what was kept is what a session without marks has there.
+        let kept = runner.runner.len();
+        alone.extend(&text[..kept + 1], &NEVER).unwrap();
+        runner.extend(&text[kept..kept + 1], &NEVER).unwrap();
+        let [found, expected] =
+            [&mut runner, &mut alone].map(|r| logits(&mut *r.runner, network.n_vocab));
+        assert_eq!(bits(&found), bits(&expected), "{name}");
     }
 }

@@ -335,7 +335,7 @@ class ember_session_options(Structure):
         ("reserved", c_uint32),
         ("seed", c_uint64),
         ("stream_priority", c_int32),
-        ("reserved2", c_uint32),
+        ("mark_interval", c_uint32),
         ("sampling", POINTER(ember_sampling_options)),
     ]
 
@@ -363,6 +363,7 @@ class ember_restore_options(Structure):
         ("context", c_uint32),
         ("kv_type", c_uint32),
         ("stream_priority", c_int32),
+        ("mark_interval", c_uint32),
     ]
 
 

@@ -200,9 +200,9 @@ def _model_options(device: int, threads: int, weights: int, files: int) -> Any:
     return c
 
 
-def _session_options(context: int, kv_type: int, stream_priority: int, sampling: Sampling | None) -> Any:
+def _session_options(context: int, kv_type: int, stream_priority: int, mark_interval: int, sampling: Sampling | None) -> Any:
     c = sized(_abi.ember_session_options)
-    c.context, c.kv_type, c.stream_priority = context, kv_type, stream_priority
+    c.context, c.kv_type, c.stream_priority, c.mark_interval = context, kv_type, stream_priority, mark_interval
     if sampling is not None:
         c._keep = sampling._struct()
         c.sampling = ctypes.pointer(c._keep)
@@ -214,7 +214,7 @@ def estimate(path: Path, *, device: int = 0, weights: int = 0, files: int = 0, c
     encoded = _encode(path)
     out = sized(_abi.ember_estimate)
     model = _model_options(device, 0, weights, files)
-    session = _session_options(context, kv_type, 0, None)
+    session = _session_options(context, kv_type, 0, 0, None)
     call(lib.ember_model_estimate, encoded, len(encoded), ctypes.byref(model), ctypes.byref(session), ctypes.byref(out))
     return _facts(out)
 
@@ -397,23 +397,25 @@ class Model(_Handle):
         encoded, chat = _chat(messages, **options)
         return numbers(lib.ember_chat_tokenize, self._raw, encoded, len(encoded), ctypes.byref(chat), guess=len(encoded))
 
-    def session(self, *, context: int = 0, kv_type: int = _abi.KvType.DEFAULT, stream_priority: int = 0,
+    def session(self, *, context: int = 0, kv_type: int = _abi.KvType.DEFAULT, stream_priority: int = 0, mark_interval: int = 0,
                 sampling: Sampling | None = None) -> Session:  # fmt: skip
         """A session with an empty context."""
-        options = _session_options(context, kv_type, stream_priority, sampling)
+        options = _session_options(context, kv_type, stream_priority, mark_interval, sampling)
         raw = ctypes.c_void_p()
         call(lib.ember_session_create, self._raw, ctypes.byref(options), ctypes.byref(raw))
         return Session(self, raw.value or 0)
 
-    def restore(self, path: Path, *, context: int = 0, kv_type: int = _abi.KvType.DEFAULT, stream_priority: int = 0) -> Session:
+    def restore(self, path: Path, *, context: int = 0, kv_type: int = _abi.KvType.DEFAULT, stream_priority: int = 0,
+                mark_interval: int = 0) -> Session:  # fmt: skip
         """A session from a file that Session.save has written."""
         encoded = _encode(path)
-        options = _restore_options(context, kv_type, stream_priority)
+        options = _restore_options(context, kv_type, stream_priority, mark_interval)
         raw = ctypes.c_void_p()
         call(lib.ember_session_restore, self._raw, encoded, len(encoded), ctypes.byref(options), ctypes.byref(raw))
         return Session(self, raw.value or 0)
 
-    def restore_from(self, file: BinaryIO, *, context: int = 0, kv_type: int = _abi.KvType.DEFAULT, stream_priority: int = 0) -> Session:
+    def restore_from(self, file: BinaryIO, *, context: int = 0, kv_type: int = _abi.KvType.DEFAULT, stream_priority: int = 0,
+                mark_interval: int = 0) -> Session:  # fmt: skip
         """A session from an open binary file. Nothing is read beyond the end of the saved session."""
         guard = _Guard()
 
@@ -426,7 +428,7 @@ class Model(_Handle):
 
             return guard(copy)
 
-        options = _restore_options(context, kv_type, stream_priority)
+        options = _restore_options(context, kv_type, stream_priority, mark_interval)
         raw = ctypes.c_void_p()
         guard.call(lib.ember_session_restore_from, self._raw, _abi.ember_read_fn(read), None, ctypes.byref(options), ctypes.byref(raw))
         return Session(self, raw.value or 0)
@@ -448,9 +450,9 @@ class Model(_Handle):
         call(lib.ember_model_resume, self._raw)
 
 
-def _restore_options(context: int, kv_type: int, stream_priority: int) -> Any:
+def _restore_options(context: int, kv_type: int, stream_priority: int, mark_interval: int) -> Any:
     c = sized(_abi.ember_restore_options)
-    c.context, c.kv_type, c.stream_priority = context, kv_type, stream_priority
+    c.context, c.kv_type, c.stream_priority, c.mark_interval = context, kv_type, stream_priority, mark_interval
     return c
 
 

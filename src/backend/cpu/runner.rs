@@ -82,13 +82,16 @@ impl Core {
             [token] => decode(weights, kv, self.len, *token, logits, None, interrupt),
             _ => {
                 let mut position = self.len;
-                let mut pieces = tokens.chunks(MAX_CHUNK).peekable();
+                let mut rest = tokens;
                 let mut result = Ok(());
-                while let (Some(piece), true) = (pieces.next(), result.is_ok()) {
-                    let out = pieces.peek().is_none().then_some(&mut logits[..]);
+                while !rest.is_empty() && result.is_ok() {
+                    let piece = kv.fixed.piece(position, MAX_CHUNK).min(rest.len());
+                    let (piece, behind) = rest.split_at(piece);
+                    rest = behind;
+                    let out = rest.is_empty().then_some(&mut logits[..]);
                     result = prefill(weights, kv, position, piece, out, interrupt);
                     position += piece.len();
-                    if result.is_ok() && pieces.peek().is_some() {
+                    if result.is_ok() && !rest.is_empty() {
                         kv.fixed.mark(position, None);
                     }
                     self.progress.store(position, Ordering::Relaxed);

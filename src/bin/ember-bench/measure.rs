@@ -5,7 +5,7 @@ use crate::beside::{BusyHost, beside_prefill, sessions_rate};
 use crate::random::Random;
 use crate::states::{self, States};
 use crate::stats::Samples;
-use emberlm::backend::{DeviceInfo, DeviceKind, KvType, LoadOptions, Profile};
+use emberlm::backend::{DeviceInfo, DeviceKind, KvType, LoadOptions, Profile, RunnerOptions};
 use emberlm::engine::{Model, Session, SessionOptions, device};
 use emberlm::grammar::{GrammarKind, GrammarOptions};
 use std::path::Path;
@@ -234,7 +234,11 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
         states: of_states,
         left_out,
         kv_bytes_per_token: model.weights().kv_bytes_per_token(kv_type),
-        kv_bytes: model.weights().kv_bytes(kv_type, context),
+        kv_bytes: model.weights().kv_bytes(&RunnerOptions {
+            context,
+            kv_type,
+            ..RunnerOptions::default()
+        }),
         resident_bytes: model.details().resident_bytes,
         device,
     })

@@ -24,6 +24,7 @@ use self::output::Output;
 use super::{Model, Session};
 use crate::backend::state::{StateLayout, WindowState};
 use crate::backend::{KvType, RunnerOptions, StateInfo, StateSink, StateSource, When};
+use crate::engine::session::check_mark_interval;
 use crate::error::{Result, fail, try_vec};
 use std::path::Path;
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub struct RestoreOptions {
     pub kv_type: Option<KvType>,
     /// As in [`super::SessionOptions`].
     pub stream_priority: i32,
+    /// As in [`super::SessionOptions`].
+    pub mark_interval: usize,
 }
 
 impl Session {
@@ -194,6 +197,7 @@ impl Session {
             context,
             kv_type,
             stream_priority: options.stream_priority,
+            mark_interval: check_mark_interval(options.mark_interval)?,
         };
         let runner = weights.create_runner(&options)?;
         Session::of(model, runner, options)

@@ -4,7 +4,7 @@
 //! A step overwrites it, so a way back needs a copy: see [`crate::backend::marks`].
 
 use super::super::pages::Pages;
-use crate::backend::marks::{MARKS, Marks};
+use crate::backend::marks::{MarkPlan, Marks};
 use crate::backend::state::{StateSink, StateSource};
 use crate::error::{Result, fail, try_vec};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 const PIECE: usize = 1 << 14;
 
 /// The states of fixed size of all layers.
-#[derive(Default)]
 pub struct FixedStates {
     /// Where each layer's begins.
     offsets: Vec<usize>,
@@ -37,47 +36,53 @@ fn copy(from: *const f32, to: *mut f32, len: usize) {
 
 impl FixedStates {
     /// Reserves the states of layers of so many floats, all zero. Errors: `OutOfMemory`.
-    pub fn new(layers: &[usize], n_vocab: usize) -> Result<FixedStates> {
+    pub fn new(layers: &[usize], n_vocab: usize, marks: MarkPlan) -> Result<FixedStates> {
         let mut offsets = try_vec(layers.len(), 0usize, "places of states")?;
         let mut len = 0usize;
         for (offset, floats) in offsets.iter_mut().zip(layers) {
             *offset = len;
             len = len.saturating_add(*floats);
         }
-        let mut states = FixedStates {
+        FixedStates::reserve(offsets, len, n_vocab, Marks::new(marks)?)
+    }
+
+    fn reserve(
+        offsets: Vec<usize>,
+        len: usize,
+        n_vocab: usize,
+        marks: Marks,
+    ) -> Result<FixedStates> {
+        let what = "the state of recurrent layers";
+        let slots = match len {
+            0 => 0,
+            _ => marks.plan().slots,
+        };
+        let mut copies = Vec::new();
+        if copies.try_reserve_exact(slots).is_err() {
+            fail!(OutOfMemory, "{what}: {slots} marks");
+        }
+        for _ in 0..slots {
+            copies.push(Pages::floats(len.saturating_add(n_vocab), what)?);
+        }
+        Ok(FixedStates {
             offsets,
             len,
             n_vocab,
-            ..FixedStates::default()
-        };
-        states.reserve()?;
-        Ok(states)
-    }
-
-    fn reserve(&mut self) -> Result<()> {
-        if self.len == 0 {
-            return Ok(());
-        }
-        let what = "the state of recurrent layers";
-        self.live = Some(Pages::floats(self.len, what)?);
-        if self.copies.try_reserve_exact(MARKS).is_err() {
-            fail!(OutOfMemory, "{what}: {MARKS} marks");
-        }
-        for _ in 0..MARKS {
-            let floats = self.len.saturating_add(self.n_vocab);
-            self.copies.push(Pages::floats(floats, what)?);
-        }
-        Ok(())
+            live: (len > 0).then(|| Pages::floats(len, what)).transpose()?,
+            marks,
+            moving: AtomicBool::new(false),
+            copies,
+        })
     }
 
     /// Bytes of the states of so many floats, with their copies.
-    pub fn bytes_for(len: usize, n_vocab: usize) -> u64 {
+    pub fn bytes_for(len: usize, n_vocab: usize, marks: MarkPlan) -> u64 {
         if len == 0 {
             return 0;
         }
         let copies = (len as u64).saturating_add(n_vocab as u64);
         let floats = copies
-            .saturating_mul(MARKS as u64)
+            .saturating_mul(marks.slots as u64)
             .saturating_add(len as u64);
         floats.saturating_mul(size_of::<f32>() as u64)
     }
@@ -86,14 +91,8 @@ impl FixedStates {
     pub fn fork(&self) -> Result<FixedStates> {
         let mut offsets = try_vec(self.offsets.len(), 0usize, "places of states")?;
         offsets.copy_from_slice(&self.offsets);
-        let mut other = FixedStates {
-            offsets,
-            len: self.len,
-            n_vocab: self.n_vocab,
-            marks: self.marks.clone(),
-            ..FixedStates::default()
-        };
-        other.reserve()?;
+        let marks = self.marks.try_clone()?;
+        let other = FixedStates::reserve(offsets, self.len, self.n_vocab, marks)?;
         if let (Some(from), Some(to)) = (&self.live, &other.live) {
             copy(from.base().cast(), to.base().cast(), self.len);
         }
@@ -139,6 +138,14 @@ impl FixedStates {
     /// Whether a state of so many positions is to be marked.
     pub fn is_due(&self, len: usize) -> bool {
         self.live.is_some() && self.marks.is_due(len)
+    }
+
+    /// Positions behind `len` to evaluate before a mark, at most `most`.
+    pub fn piece(&self, len: usize, most: usize) -> usize {
+        match self.live {
+            Some(_) => self.marks.piece(len, most),
+            None => most,
+        }
     }
 
     /// Copies the state, which is that of `position` positions, with logits if there are some.

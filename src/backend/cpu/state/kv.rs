@@ -188,7 +188,8 @@ impl KvCache {
     /// Reserves a cache for `context` positions. Errors: `OutOfMemory`.
     #[cfg(test)]
     pub fn new(shape: Shape, context: usize) -> Result<KvCache> {
-        KvCache::with_fixed(shape, context, FixedStates::default())
+        let fixed = FixedStates::new(&[], 0, crate::backend::marks::MarkPlan::new(0, context))?;
+        KvCache::with_fixed(shape, context, fixed)
     }
 
     /// The same, with layers that keep a state of fixed size.

@@ -9,6 +9,7 @@ use crate::backend::cuda::sampling::{SamplingState, Stages};
 use crate::backend::cuda::state::{FixedState, State};
 use crate::backend::cuda::step::{Ending, StepBuffers};
 use crate::backend::cuda::weights::CudaWeights;
+use crate::backend::marks::MarkPlan;
 use crate::backend::state::{StateInfo, StateLayout};
 use crate::backend::{MaskSource, RunnerOptions, StateSink, StateSource};
 use crate::engine::sampling::{LogprobBoxes, Sampling};
@@ -86,7 +87,8 @@ impl Core {
         let _current = device.enter()?;
         let plan = weights.plan().kv(options.kv_type)?;
         let n_vocab = weights.plan().n_vocab as usize;
-        let fixed = FixedState::new(&device, &weights.plan().fixed, n_vocab)?;
+        let marks = MarkPlan::new(options.mark_interval, options.context);
+        let fixed = FixedState::new(&device, &weights.plan().fixed, n_vocab, marks)?;
         let state = State::new(&device, plan, fixed, options.context)?;
         let mut core = Core::on(weights, state, options.stream_priority)?;
         let greedy = Stages::default();
@@ -400,8 +402,11 @@ impl Core {
         if !first.is_empty() {
             let weights = self.weights.clone();
             let mut prompt = weights.gate().prompt(&stream, interrupt, is_background)?;
-            let mut at = start;
-            for chunk in first.chunks(CHUNK) {
+            let (mut at, mut rest) = (start, first);
+            while !rest.is_empty() {
+                let piece = self.state.fixed.piece(at, CHUNK).min(rest.len());
+                let (chunk, behind) = rest.split_at(piece);
+                rest = behind;
                 self.set_position(&stream, at)?;
                 let mut workspace = weights.prefill()?;
                 let eval = self.evaluation(&self.stream);

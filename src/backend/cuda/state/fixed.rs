@@ -5,7 +5,7 @@
 //! has entry `p % width`; behind it the matrices, `[heads][rows][columns]`.
 
 use crate::backend::cuda::driver::{Buffer, Context, Stream};
-use crate::backend::marks::{MARKS, Marks};
+use crate::backend::marks::{MarkPlan, Marks};
 use crate::backend::state::{StateSink, StateSource};
 use crate::error::{Result, try_vec};
 use crate::model::FixedShape;
@@ -53,10 +53,11 @@ impl FixedPlan {
     }
 
     /// Bytes that a session takes, with the copies.
-    pub fn session_bytes(&self, n_vocab: usize) -> u64 {
+    pub fn session_bytes(&self, n_vocab: usize, marks: MarkPlan) -> u64 {
+        let copies = (marks.slots as u64).saturating_mul(self.copy_bytes(n_vocab));
         match self.bytes {
             0 => 0,
-            bytes => bytes + MARKS as u64 * self.copy_bytes(n_vocab),
+            bytes => bytes.saturating_add(copies),
         }
     }
 
@@ -81,8 +82,13 @@ pub struct FixedState {
 
 impl FixedState {
     /// Reserves the states and their copies.
-    pub fn new(context: &Arc<Context>, plan: &Arc<FixedPlan>, n_vocab: usize) -> Result<Self> {
-        let bytes = plan.session_bytes(n_vocab) as usize;
+    pub fn new(
+        context: &Arc<Context>,
+        plan: &Arc<FixedPlan>,
+        n_vocab: usize,
+        marks: MarkPlan,
+    ) -> Result<Self> {
+        let bytes = plan.session_bytes(n_vocab, marks) as usize;
         let memory = match bytes {
             0 => None,
             _ => Some(Buffer::new(
@@ -96,7 +102,7 @@ impl FixedState {
             n_vocab,
             memory,
             unset: true,
-            marks: Marks::default(),
+            marks: Marks::new(marks)?,
             moving: false,
         })
     }
@@ -152,6 +158,14 @@ impl FixedState {
     /// Whether a state of so many positions is to be marked.
     pub fn is_due(&self, len: usize) -> bool {
         self.memory.is_some() && self.marks.is_due(len)
+    }
+
+    /// Positions behind `len` to evaluate before a mark, at most `most`.
+    pub fn piece(&self, len: usize, most: usize) -> usize {
+        match self.memory {
+            Some(_) => self.marks.piece(len, most),
+            None => most,
+        }
     }
 
     /// Copies the state, which is that of `position` positions, with logits if there are some at an
@@ -211,8 +225,9 @@ impl FixedState {
 
     /// The same for another session. Waits for `stream`.
     pub fn fork(&self, context: &Arc<Context>, stream: &Stream) -> Result<FixedState> {
-        let mut other = FixedState::new(context, &self.plan, self.n_vocab)?;
-        (other.unset, other.marks) = (self.unset, self.marks.clone());
+        let marks = self.marks.plan();
+        let mut other = FixedState::new(context, &self.plan, self.n_vocab, marks)?;
+        (other.unset, other.marks) = (self.unset, self.marks.try_clone()?);
         if let (Some(from), Some(to)) = (&self.memory, &other.memory) {
             // SAFETY: as long, and different; the copy is awaited.
             let copied = unsafe { stream.copy(to.address(), from.address(), from.bytes()) };

@@ -36,11 +36,11 @@ enum Packed {
 }
 
 impl Codes {
-    pub const AWQ: Codes = Codes {
+    pub(super) const AWQ: Codes = Codes {
         bits: 4,
         packed: Packed::Awq,
     };
-    pub const BYTES: Codes = Codes {
+    pub(super) const BYTES: Codes = Codes {
         bits: 8,
         packed: Packed::Bytes,
     };
