@@ -277,14 +277,14 @@ static void options(const ember_model *model, const char *path) {
     ember_model *refused = NULL;
     o.struct_size = 40;
     o.stream_priority = 12345;
-    o.reserved2 = 12345;
+    o.mark_interval = 3;
     OK(ember_session_create(model, &o, &session, &err));
     CHECK(ember_session_free(session) == EMBER_OK);
     session = NULL;
     o.struct_size = sizeof o;
     STATUS(ember_session_create(model, &o, &session, &err), EMBER_INVALID_ARGUMENT);
-    SAYS("reserved2");
-    o.reserved2 = 0;
+    SAYS("mark_interval");
+    o.mark_interval = 0;
     o.stream_priority = -3;
     OK(ember_session_create(model, &o, &session, &err));
     CHECK(ember_session_free(session) == EMBER_OK);

@@ -3,9 +3,10 @@
 use crate::common::families::{CPU_ONLY, WINDOWED};
 use crate::common::repository_file;
 use crate::common::states::*;
+use crate::common::work::Driven;
 use crate::gpu::*;
 use emberlm::Status;
-use emberlm::backend::{DeviceKind, KvType, LoadOptions};
+use emberlm::backend::{DeviceKind, KvType, LoadOptions, RunnerOptions};
 use emberlm::engine::state::{Kind, RestoreOptions};
 use emberlm::engine::{Model, Session, device};
 use std::path::Path;
@@ -17,6 +18,7 @@ pub fn tests(tests: &mut Tests) {
     tests.push(("states::forks".into(), Box::new(forks_share)));
     tests.push(("states::across_devices".into(), Box::new(across_devices)));
     tests.push(("states::fixed".into(), Box::new(fixed)));
+    tests.push(("states::marks".into(), Box::new(marks)));
     let across = "states::across_devices::fixed";
     tests.push((across.into(), Box::new(fixed_across_devices)));
     tests.push(("states::eviction".into(), Box::new(eviction)));
@@ -102,6 +104,57 @@ fn across_devices() {
 /// States of fixed size: rewinds to marks, and sessions restored on the same device and on the other.
 fn fixed() {
     fixed_states(&[DeviceKind::Cuda]);
+}
+
+/// Marks as close as a session asks for: rewinds evaluate no more again, and go on as without.
+fn marks() {
+    const EVERY: usize = 50;
+    let never = Arc::default();
+    let dir = crate::common::TempDir::new("gpu-marks");
+    for name in ["lfm2", "qwen3_5", "nemotron_h_moe"] {
+        let bytes = crate::common::families::with_context(name, 4096).bytes();
+        let model = load(&dir.file("model.gguf", &bytes), DeviceKind::Cuda);
+        let options = RunnerOptions {
+            context: 1200,
+            mark_interval: EVERY,
+            kv_type: KvType::F16,
+            ..RunnerOptions::default()
+        };
+        let mut marked = Driven::new(model.weights(), &options).unwrap();
+        let mut alone = Driven::with_context(model.weights(), 1200, KvType::F16);
+        let text: Vec<u32> = (0..1200).map(|i| i * i % 89).collect();
+        marked.extend(&text[..1000], &never).unwrap();
+        for (wanted, further) in [
+            (999, 90),
+            (731, 300),
+            (1000, 1),
+            (120, 5),
+            (49, 700),
+            (748, 3),
+        ] {
+            let mark = marked.runner.mark_before(wanted);
+            let kept = mark.position();
+            assert!(wanted - kept <= EVERY, "{name}: {kept} for {wanted}");
+            marked.runner.rollback(mark);
+            let end = kept + further;
+            marked.extend(&text[kept..end], &never).unwrap();
+            let empty = alone.runner.mark_before(0);
+            alone.runner.rollback(empty);
+            alone.extend(&text[..end], &never).unwrap();
+            let [found, expected] = [&mut marked, &mut alone].map(|driven| {
+                let mut logits = vec![0.0; model.details().n_vocab];
+                driven.runner.logits(&mut logits).unwrap();
+                logits
+            });
+            let difference = found
+                .iter()
+                .zip(&expected)
+                .map(|(a, b)| (a - b).abs())
+                .fold(0.0, f32::max);
+            println!("{name}: {difference} from what a session without marks has");
+            assert!(difference < 0.1, "{name}, {wanted}: {difference}");
+        }
+    }
 }
 
 fn fixed_across_devices() {

@@ -356,9 +356,9 @@ fn configs_that_cannot_be() {
         (
             "qwen2",
             "quantization_config",
-            json!({"quant_method": "gptq"}),
+            json!({"quant_method": "hqq"}),
             Unsupported,
-            vec!["gptq"],
+            vec!["hqq"],
         ),
         (
             "qwen3",
