@@ -1,6 +1,7 @@
 //! How text is cut into pieces, which become tokens each for itself.
 
 use super::byte_level::Alphabet;
+use super::charset::CharSet;
 use super::normalizer::SPACE;
 use super::pattern::Pattern;
 use crate::budget::{Budget, Output};
@@ -56,6 +57,9 @@ pub(super) enum Cutter {
     /// again. Falcon looks for numbers after bytes have been spelled as characters, where the
     /// superscripts and fractions of Latin-1 stand for bytes of multi-byte characters.
     SpelledNumbers,
+    /// Runs of characters of a set are cut into threes, counted from their end. If `isolated`, runs are pieces apart
+    /// from what is before and behind them.
+    Thousands { digits: CharSet, isolated: bool },
 }
 
 /// Steps in order.
@@ -168,7 +172,48 @@ fn cut(
                 .chunk_by(same)
                 .try_for_each(|run| cut_digit_triples(run, each))
         }
+        Cutter::Thousands { digits, isolated } => {
+            let mut from = 0;
+            thousands(text, digits, *isolated, &mut |at| {
+                let piece = &text[from..at];
+                let is_first = first && from == 0;
+                from = at;
+                cut(rest, piece, is_first, budget, each)
+            })?;
+            cut(rest, &text[from..], first && from == 0, budget, each)
+        }
     }
+}
+
+/// Calls `at` with the places where [`Cutter::Thousands`] cuts, in order.
+fn thousands(
+    text: &str,
+    digits: &CharSet,
+    isolated: bool,
+    at: &mut dyn FnMut(usize) -> Result<()>,
+) -> Result<()> {
+    let mut chars = text.char_indices().peekable();
+    while let Some((start, c)) = chars.next() {
+        if !digits.contains(c) {
+            continue;
+        }
+        let mut count = 1;
+        while chars.next_if(|(_, c)| digits.contains(*c)).is_some() {
+            count += 1;
+        }
+        let end = chars.peek().map_or(text.len(), |(end, _)| *end);
+        let run = text[start..end].char_indices().enumerate();
+        for (i, (place, _)) in run {
+            let whole = (count - i) % 3 == 0;
+            if start + place > 0 && (whole || isolated && i == 0) {
+                at(start + place)?;
+            }
+        }
+        if isolated && end < text.len() {
+            at(end)?;
+        }
+    }
+    Ok(())
 }
 
 /// Cuts `text` as byte-level vocabularies spell it, and gives the bytes of the pieces to `each`.

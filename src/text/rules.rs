@@ -3,6 +3,7 @@
 //!
 //! The patterns are those of the models' published `tokenizer.json` or tiktoken definitions.
 
+use super::charset::CharSet;
 use super::pattern::Pattern as Compiled;
 use super::pretokenizer::{Behavior, Cutter, PreTokenizer};
 use crate::budget::Budget;
@@ -14,9 +15,11 @@ enum Step {
     Pattern(&'static str),
     /// See [`Cutter::SpelledNumbers`].
     SpelledNumbers,
+    /// See [`Cutter::Thousands`]: of characters of this class, and whether they are pieces apart.
+    Thousands(&'static str, bool),
 }
 
-use Step::{Pattern, SpelledNumbers};
+use Step::{Pattern, SpelledNumbers, Thousands};
 
 macro_rules! contraction {
     () => {
@@ -117,6 +120,29 @@ const EXAONE_MOE: &str = concat!(
     contraction!(),
     r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+);
+/// Before digits that are threes up to the end of a number.
+pub(crate) const THOUSANDS: &str = r"(?=(\d{3})+(?!\d))";
+pub(crate) const NUMBERS: &str = r"\p{N}+";
+/// Threes from the end of a number, which no letter follows.
+pub(crate) const TINY_AYA: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
+/// Words of o200k, each digit alone.
+const YOUTU: &str = concat!(
+    cased_words!(concat!(contraction!(), "?")),
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*",
+    spaces!()
+);
+/// Hangul, punctuation of full width, Bopomofo, Han and Kana, in runs of their own.
+const YOUTU_SCRIPTS: &str = concat!(
+    r"[\u{AC00}-\u{D7A3}\u{3131}-\u{318E}]+",
+    r"|[\u{FF01}\u{2026}\u{201C}\u{201D}\u{2018}\u{2019}\u{2014}\u{FF1A}\u{FF1B}\u{FF0C}\u{3001}-\u{303F}",
+    r"\u{FE30}-\u{FE4F}]+|[\u{3105}-\u{312F}]+|[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+"
+);
+/// Scripts of East and Southeast Asia.
+const AFMOE_SCRIPTS: &str = concat!(
+    r"[\u{4E00}-\u{9FFF}\u{3400}-\u{4DBF}\u{F900}-\u{FAFF}\u{3040}-\u{309F}\u{30A0}-\u{30FF}\u{FF65}-\u{FF9F}",
+    r"\u{2F00}-\u{2FDF}\u{E40}-\u{E7F}\u{E80}-\u{EFF}\u{1780}-\u{17FF}\u{1000}-\u{109F}\u{AA60}-\u{AA7F}",
+    r"\u{A9E0}-\u{A9FF}\u{AC00}-\u{D7AF}\u{1100}-\u{11FF}]+"
 );
 const BLOOM: &str = r" ?[^(\s|.,!?\u{2026}\u{3002}\u{FF0C}\u{3001}\u{964}\u{6D4}\u{60C})]+";
 const CJK_WORDS: &str = r"[\u{4E00}-\u{9FA5}\u{800}-\u{4E00}\u{AC00}-\u{D7FF}]+";
@@ -245,6 +271,15 @@ fn rule_of(name: &str) -> Option<Rule> {
             Pattern(r"[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+"),
             Pattern(DEEPSEEK_V3_WORDS),
         ]),
+        "superbpe" => rule(&[Pattern(NUMBERS), Thousands(r"\d", false)]),
+        "afmoe" => rule(&[
+            Thousands(r"\p{N}", true),
+            Pattern(AFMOE_SCRIPTS),
+            Pattern(DEEPSEEK_V3_WORDS),
+        ]),
+        "tiny_aya" | "cohere2moe" => rule(&[Pattern(TINY_AYA), Pattern(O200K)]),
+        "youtu" => whole(rule(&[Pattern(YOUTU_SCRIPTS), Pattern(YOUTU)])),
+        "laguna" => rule(&[Pattern(r"[^\n]+|[\n]+"), Pattern(QWEN2)]),
         "bloom" | "poro-chat" | "gpt3-finnish" => rule(&[Pattern(BLOOM)]),
         "viking" => rule(&[Pattern(BLOOM), Pattern(DIGIT)]),
         "bailingmoe" | "bailingmoe2" | "llada-moe" => rule(&[Pattern(BAILING)]),
@@ -280,6 +315,10 @@ impl Rule {
                     invert: false,
                 },
                 Step::SpelledNumbers => Cutter::SpelledNumbers,
+                Step::Thousands(class, isolated) => Cutter::Thousands {
+                    digits: CharSet::new(class),
+                    isolated: *isolated,
+                },
             });
         }
         Ok(PreTokenizer { cutters })
@@ -360,5 +399,37 @@ mod tests {
             assert_eq!(pieces(name, text), pieces(like, text), "{name}");
         }
         assert!(Rule::of("none of these").is_err());
+    }
+
+    /// Expected: Hugging Face's tokenizers 0.23 with the same patterns; `|` is between the pieces.
+    #[test]
+    fn numbers_are_cut_in_threes_and_scripts_apart() {
+        let text = "It's 1234567 or 123456x, \u{BD}1234 and 12\n\n  日本語です。 하나，둘 ไทย12 ABCdef's 3.14159 '789'";
+        for (name, expected) in [
+            (
+                "superbpe",
+                "It's |1|234|567| or |123|456|x, |\u{BD}1|234| and |12|\n\n  日本語です。 하나，둘 ไทย|12| ABCdef's |3|.|14|159| '|789|'",
+            ),
+            (
+                "afmoe",
+                "It|'s| |1|234|567| or| |123|456|x|,| |\u{BD}1|234| and| |12|\n\n|  |日本語です|。| |하나|，|둘| |ไ|ทย|12| ABCdef|'s| |3|.|14|159| '|789|'",
+            ),
+            (
+                "tiny_aya",
+                "It's| |1|234|567| or| |123|456|x|,| |\u{BD}|1|234| and| |12|\n\n| | 日本語です|。| 하나|，둘| ไทย|12| ABCdef's| |3|.|14|159| '|789|'",
+            ),
+            (
+                "youtu",
+                "It's| |1|2|3|4|5|6|7| or| |1|2|3|4|5|6|x|,| |\u{BD}|1|2|3|4| and| |1|2|\n\n|  |日本語です|。| |하나|，|둘| ไทย|1|2| ABCdef's| |3|.|1|4|1|5|9| '|7|8|9|'",
+            ),
+            (
+                "laguna",
+                "It|'s| |1|2|3|4|5|6|7| or| |1|2|3|4|5|6|x|,| |\u{BD}|1|2|3|4| and| |1|2|\n\n| | 日本語です|。| 하나|，둘| ไทย|1|2| ABCdef|'s| |3|.|1|4|1|5|9| '|7|8|9|'",
+            ),
+        ] {
+            assert_eq!(pieces(name, text).join("|"), expected, "{name}");
+        }
+        assert_eq!(pieces("superbpe", "1234").join("|"), "1|234");
+        assert_eq!(pieces("afmoe", "x123456").join("|"), "x|123|456");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::vocabulary::Tokenizer;
 use crate::error::{Result, fail};
-use crate::text::rules::{DIGIT, GPT2, LLAMA3, O200K, QWEN2, TEKKEN};
+use crate::text::rules::{DIGIT, GPT2, LLAMA3, NUMBERS, O200K, QWEN2, TEKKEN, THOUSANDS, TINY_AYA};
 use serde_json::Value as Json;
 
 /// What GGUF has no name for alone.
@@ -10,7 +10,7 @@ const DIGITS: &str = r"\p{N}{1,3}";
 
 /// Patterns, whether text is normalized to form C, whether pieces that are tokens stay whole; and
 /// the name that means just that.
-const KNOWN: [(&[&str], bool, bool, &str); 13] = [
+const KNOWN: [(&[&str], bool, bool, &str); 15] = [
     (&[GPT2], false, false, "gpt-2"),
     (&[GPT2], true, false, "olmo"),
     (&[DIGIT, GPT2], false, false, "starcoder"),
@@ -22,6 +22,8 @@ const KNOWN: [(&[&str], bool, bool, &str); 13] = [
     (&[QWEN2], false, false, "hunyuan"),
     (&[O200K], false, false, "gpt-4o"),
     (&[TEKKEN], false, true, "tekken"),
+    (&[NUMBERS, THOUSANDS], false, false, "superbpe"),
+    (&[TINY_AYA, O200K], false, false, "tiny_aya"),
     // GGUF has one name for both.
     (&[O200K], false, true, "gpt-4o"),
     (&[TEKKEN], false, false, "tekken"),

@@ -7,7 +7,7 @@ use crate::text::charset::CharSet;
 use crate::text::gguf::{PUNCTUATION, bert_words};
 use crate::text::pattern::Pattern;
 use crate::text::pretokenizer::{Behavior, Cutter, Prepend};
-use crate::text::rules::GPT2;
+use crate::text::rules::{GPT2, THOUSANDS};
 use serde_json::Value;
 
 /// Compiled steps.
@@ -89,8 +89,17 @@ pub(super) fn compile(component: &Value, place: &str, budget: &Budget) -> Result
         }
         "Split" => {
             let behavior = behavior(component, place)?;
+            let invert = flag("invert", false)?;
+            // Matches of no length, which are places to cut at.
+            let spelled = component["pattern"]["Regex"] == THOUSANDS;
+            if spelled && behavior == Behavior::Isolated && !invert {
+                return one(Cutter::Thousands {
+                    digits: CharSet::new(r"\d"),
+                    isolated: false,
+                });
+            }
             let pattern = pattern(component, place, budget)?;
-            at(pattern, behavior, flag("invert", false)?)
+            at(pattern, behavior, invert)
         }
         "Whitespace" => {
             let words = Pattern::regex(r"\w+|[^\w\s]+", place, budget)?;
@@ -174,4 +183,31 @@ fn behavior(component: &Value, place: &str) -> Result<Behavior> {
         "Contiguous" => Behavior::Contiguous,
         other => return unknown(other, &format!("{place}.behavior")),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::compile;
+    use crate::budget::Budget;
+    use crate::text::pretokenizer::PreTokenizer;
+    use serde_json::json;
+
+    /// Expected: Hugging Face's tokenizers 0.23.
+    #[test]
+    fn matches_of_no_length_cut() {
+        let split = |pattern: &str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+        let steps = json!({"type": "Sequence", "pretokenizers": [split(r"\p{N}+"), split(r"(?=(\d{3})+(?!\d))")]});
+        let text = "1234567 or 123456x, \u{BD}1234";
+        let budget = Budget::for_text(text.len());
+        let cutters = compile(&steps, "pre_tokenizer", &budget).unwrap().cutters;
+        let mut pieces = Vec::new();
+        let mut each = |piece: &[u8]| {
+            pieces.push(String::from_utf8_lossy(piece).into_owned());
+            Ok(())
+        };
+        PreTokenizer { cutters }
+            .split(text, true, &budget, &mut each)
+            .unwrap();
+        assert_eq!(pieces.join("|"), "1|234|567| or |123|456|x, |\u{BD}1|234");
+    }
 }
