@@ -47,11 +47,12 @@ void create_session(World &w) {
         if (o.context > 4096 && model.known && o.context <= model.known->context_length) o.context = 4096;
         o.kv_type = uint32_t(w.random.below(wild ? 6 : 3));
         o.stream_priority = int32_t(w.random.next());
+        if (w.random.chance(20)) o.mark_interval = 16 + uint32_t(w.random.below(1000));
         if (w.random.chance(60)) {
             w.sampling(sampling, model.known, &odd);
             o.sampling = &sampling;
         }
-        if (wild) o.temperature = w.number(1), o.top_p = w.number(1), o.reserved = w.random.chance(5), o.reserved2 = w.random.chance(5);
+        if (wild) o.temperature = w.number(1), o.top_p = w.number(1), o.reserved = w.random.chance(5), o.mark_interval = w.random.below(32);
     });
     std::shared_ptr<Buffer<ember_session *>> out;
     auto *place = w.out(out);
