@@ -37,16 +37,16 @@ __host__ __device__ constexpr uint32_t input_bytes(uint32_t type, uint32_t group
 // takes less than another kernel. Elements beyond `len` are zeros.
 template <uint32_t T> __device__ __forceinline__ void own_input(const ExpertMatvecArgs& a, uint32_t pair, uint8_t* to, MatvecArgs& m) {
     const float* first = a.inner + (uint64_t)pair * a.inner_stride;
+    // Without gates the value that is let through is 1: the same code for both.
     const bool is_gated = a.inner_stride > a.len;
-    const float* up = first + a.len;
+    const float* up = is_gated ? first + a.len : first;
     const uint32_t width = a.groups * 32, lane = threadIdx.x & 31;
     for (uint32_t base = (threadIdx.x & ~31u) * 4; base < width; base += WARPS * 128) {
         const uint32_t at = base + lane * 4;
         float v[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            v[j] = 0.0f;
-            if (at + j < a.len) v[j] = is_gated ? gated(a.activation, first[at + j], up[at + j]) : activated(a.activation, first[at + j]);
+            v[j] = at + j < a.len ? gated(a.activation, first[at + j], is_gated ? up[at + j] : 1.0f) : 0.0f;
         }
         if constexpr (is_float(T)) {
             if (at < width) *(float4*)(to + at * 4) = make_float4(v[0], v[1], v[2], v[3]);
