@@ -122,10 +122,11 @@ static void release(void *user, const void *bytes, uint64_t size) {
     run.released++;
 }
 
+/* Several threads call it at once, so it draws from nothing that they share. */
 struct Reader {
-    World *world;
     const string *bytes;
     bool breaks;
+    uint64_t seed;
 };
 
 static int32_t read_at(void *user, uint64_t offset, void *bytes, size_t count) {
@@ -134,7 +135,7 @@ static int32_t read_at(void *user, uint64_t offset, void *bytes, size_t count) {
     if (offset > r.bytes->size() || count > r.bytes->size() - offset) failed("%zu bytes are read at %llu", count, (unsigned long long)offset);
     if (ember_device_count(&n, nullptr) != EMBER_OK) failed("a reader could not call the library");
     memcpy(bytes, r.bytes->data() + offset, count);
-    return r.breaks && r.world->random.chance(10) ? -1 : 0;
+    return r.breaks && Random{r.seed + offset}.chance(10) ? -1 : 0;
 }
 
 void load_model_from(World &w) {
@@ -149,7 +150,7 @@ void load_model_from(World &w) {
         if (w.random.chance(50)) bytes.resize(w.random.below(bytes.size()));
         else bytes[24 + w.random.below(3000)] ^= char(1 << w.random.below(8));
     }
-    Reader reader{&w, &bytes, w.random.chance(20)};
+    Reader reader{&bytes, w.random.chance(20), w.random.next()};
     ember_model_source source = {};
     source.struct_size = w.size_of<ember_model_source>();
     source.size = bytes.size();
