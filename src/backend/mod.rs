@@ -20,6 +20,7 @@ pub use state::{Mark, StateInfo, StateSink, StateSource};
 use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
 use crate::error::{Result, fail};
 use crate::model::KvShape;
+use marks::MarkPlan;
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -48,6 +49,13 @@ pub struct RunnerOptions {
     pub stream_priority: i32,
     /// Positions from a copy of states of fixed size to the next one at most; 0 for a few copies.
     pub mark_interval: usize,
+}
+
+impl RunnerOptions {
+    /// How states of fixed size are marked.
+    fn marks(&self) -> MarkPlan {
+        MarkPlan::new(self.mark_interval, self.context)
+    }
 }
 
 /// A network's weights on a device. Shared by all its runners.

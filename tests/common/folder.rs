@@ -2,7 +2,8 @@
 
 use super::{TempDir, repository_file};
 use emberlm::Result;
-use emberlm::format::ModelFile;
+use emberlm::format::{ModelFile, Tensor};
+use emberlm::quant::dequantize_row;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -88,6 +89,13 @@ impl Folder {
         write_index(dir.path(), weight_map);
         names
     }
+}
+
+/// All elements of a tensor.
+pub fn elements(tensor: &Tensor) -> Vec<f32> {
+    let mut elements = vec![0.0; tensor.row_len() * tensor.rows()];
+    dequantize_row(tensor.ty, tensor.bytes(), &mut elements);
+    elements
 }
 
 /// Writes the index of a folder.

@@ -144,13 +144,9 @@ fn marks() {
             let [found, expected] = [&mut marked, &mut alone].map(|driven| {
                 let mut logits = vec![0.0; model.details().n_vocab];
                 driven.runner.logits(&mut logits).unwrap();
-                logits
+                logits.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             });
-            let difference = found
-                .iter()
-                .zip(&expected)
-                .map(|(a, b)| (a - b).abs())
-                .fold(0.0, f32::max);
+            let difference = largest_difference(&found, &expected);
             println!("{name}: {difference} from what a session without marks has");
             assert!(difference < 0.1, "{name}, {wanted}: {difference}");
         }

@@ -1,25 +1,19 @@
 //! Hugging Face folders are read as the GGUF files that a converter would make of them.
 
 use crate::common::expected::Expected;
-use crate::common::folder::{Folder, Stored, families, family_path};
+use crate::common::folder::{Folder, Stored, elements, families, family_path};
 use crate::common::{TempDir, repository_file};
 use emberlm::backend::{KvType, LoadOptions};
 use emberlm::engine::{Model, Session, SessionOptions, device};
-use emberlm::format::{ModelFile, Tensor, Value, WeightType};
+use emberlm::format::{ModelFile, Value, WeightType};
 use emberlm::model::Network;
-use emberlm::quant::{TensorType, dequantize_row};
+use emberlm::quant::TensorType;
 use emberlm::text::{EncodeOptions, Tokenizer};
 use half::f16;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-
-fn elements(tensor: &Tensor) -> Vec<f32> {
-    let mut elements = vec![0.0; tensor.row_len() * tensor.rows()];
-    dequantize_row(tensor.ty, tensor.bytes(), &mut elements);
-    elements
-}
 
 /// The keys of a file's architecture.
 fn own_keys(file: &ModelFile) -> BTreeMap<String, Value> {

@@ -1,15 +1,16 @@
 //! Folders with weights of four and eight bits in several tensors, against what the packages that write them
 //! make of them (`data/make_packed.py`).
 
-use crate::common::folder::{Folder, Stored, tensors};
+use crate::common::folder::{Folder, Stored, elements, tensors};
 use crate::common::repository_file;
 use crate::common::tiny::Random;
 use emberlm::error::{Error, Status};
-use emberlm::format::{ModelFile, Tensor};
+use emberlm::format::ModelFile;
 use emberlm::model::Network;
-use emberlm::quant::{TensorType, dequantize_row};
+use emberlm::quant::TensorType;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 const OUT: usize = 24;
 const IN: usize = 64;
@@ -84,25 +85,21 @@ const COMPRESSED: &str = r#"{"quant_method": "compressed-tensors"}"#;
 
 /// The parts of one of the formats.
 fn parts(format: &str) -> BTreeMap<String, Stored> {
-    let file = std::fs::read(repository_file("tests/data/packed.safetensors")).unwrap();
-    let all = tensors(&file).into_iter();
-    all.filter_map(|(name, stored)| {
-        let part = name.strip_prefix(format)?.strip_prefix('.')?;
-        Some((part.to_owned(), stored))
-    })
-    .collect()
+    static ALL: LazyLock<BTreeMap<String, Stored>> = LazyLock::new(|| {
+        tensors(&std::fs::read(repository_file("tests/data/packed.safetensors")).unwrap())
+    });
+    ALL.iter()
+        .filter_map(|(name, stored)| {
+            let part = name.strip_prefix(format)?.strip_prefix('.')?;
+            Some((part.to_owned(), stored.clone()))
+        })
+        .collect()
 }
 
 fn expected(format: &str) -> Vec<f32> {
     let bytes = &parts(format)["expected"].bytes;
     let elements = bytes.as_chunks().0.iter();
     elements.map(|b| f32::from_le_bytes(*b)).collect()
-}
-
-fn elements(tensor: &Tensor) -> Vec<f32> {
-    let mut elements = vec![0.0; tensor.row_len() * tensor.rows()];
-    dequantize_row(tensor.ty, tensor.bytes(), &mut elements);
-    elements
 }
 
 /// A model of one layer, dense or with two experts.

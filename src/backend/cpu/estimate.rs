@@ -9,7 +9,6 @@ use super::matmul::Scratch;
 use super::pool::indices;
 use super::prefill::prefill_bytes;
 use super::weights::{Sizes, fixed_layers, kv_layers, matrix_bytes};
-use crate::backend::marks::MarkPlan;
 use crate::backend::{Estimate, RunnerOptions};
 use crate::engine::sampling;
 use crate::error::Result;
@@ -35,8 +34,7 @@ pub(super) fn estimate(
         .saturating_add(prefill_bytes(&s, threads, matrix_bytes(network)))
         .saturating_add(batch_bytes(&s, threads, network.n_vocab));
     let fixed_len = fixed_layers(network).fold(0, usize::saturating_add);
-    let marks = MarkPlan::new(options.mark_interval, options.context);
-    let fixed = FixedStates::bytes_for(fixed_len, network.n_vocab, marks);
+    let fixed = FixedStates::bytes_for(fixed_len, network.n_vocab, options.marks());
     let session = network.n_vocab * size_of::<f32>()
         + sampling::Scratch::bytes_for(network.n_vocab)
         + network.n_vocab.div_ceil(32) * size_of::<u32>()

@@ -14,7 +14,6 @@ use super::pass::product_cost;
 use super::pool::{Pool, useful_threads};
 use super::runner::CpuRunner;
 use super::turn::Turns;
-use crate::backend::marks::MarkPlan;
 use crate::backend::row::{discard, take_apart};
 use crate::backend::{KvType, Row, RowResult, Runner, RunnerOptions, Weights, When};
 use crate::error::{Result, fail, try_vec};
@@ -372,8 +371,7 @@ impl Weights for CpuWeights {
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>> {
         check_kv_type(options.kv_type)?;
         let shape = self.kv_shape(options.kv_type)?;
-        let marks = MarkPlan::new(options.mark_interval, options.context);
-        let fixed = FixedStates::new(&self.fixed_layers, self.n_vocab, marks)?;
+        let fixed = FixedStates::new(&self.fixed_layers, self.n_vocab, options.marks())?;
         let kv = KvCache::with_fixed(shape, options.context, fixed)?;
         let mut decode = self.decode[0].lock().unwrap_or_else(|e| e.into_inner());
         decode.reserve(&self, options.context)?;
@@ -394,8 +392,7 @@ impl Weights for CpuWeights {
     fn kv_bytes(&self, options: &RunnerOptions) -> u64 {
         let kv = self.kv_shape(options.kv_type);
         let kv = kv.map_or(0, |s| s.bytes(options.context));
-        let marks = MarkPlan::new(options.mark_interval, options.context);
-        let fixed = FixedStates::bytes_for(self.fixed_len(), self.n_vocab, marks);
+        let fixed = FixedStates::bytes_for(self.fixed_len(), self.n_vocab, options.marks());
         kv.saturating_add(fixed)
     }
 

@@ -7,7 +7,6 @@ use super::sampling::SamplingState;
 use super::state::KvPlan;
 use super::step::StepBuffers;
 use super::weights::CudaWeights;
-use crate::backend::marks::MarkPlan;
 use crate::backend::{
     Backend, DeviceInfo, DeviceKind, Estimate, KvType, LoadOptions, MAX_BATCH, Progress,
     RunnerOptions, Weights,
@@ -104,12 +103,10 @@ impl Backend for CudaBackend {
         Ok(Estimate {
             weights_bytes: plan.bytes,
             kv_bytes_per_token: kv.bytes_per_token(),
-            kv_bytes: kv
-                .all_bytes(runner.context)
-                .saturating_add(plan.fixed.session_bytes(
-                    plan.n_vocab as usize,
-                    MarkPlan::new(runner.mark_interval, runner.context),
-                )),
+            kv_bytes: kv.all_bytes(runner.context).saturating_add(
+                plan.fixed
+                    .session_bytes(plan.n_vocab as usize, runner.marks()),
+            ),
             model_workspace_bytes: PrefillBuffers::bytes(&plan)
                 + StepBuffers::bytes(&plan, MAX_BATCH as u32, multiprocessors),
             session_workspace_bytes: StepBuffers::bytes(&plan, 1, multiprocessors)

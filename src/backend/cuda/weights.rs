@@ -10,7 +10,6 @@ use super::residency::{HostCopy, Residency};
 use super::runner::CudaRunner;
 use super::state::Staging;
 use super::upload::upload;
-use crate::backend::marks::MarkPlan;
 use crate::backend::row::{Parts, RowWork, discard, take_apart};
 use crate::backend::{
     KvType, LoadOptions, MAX_BATCH, Progress, Row, RowError, RowResult, Runner, RunnerOptions,
@@ -288,9 +287,8 @@ impl Weights for CudaWeights {
     fn kv_bytes(&self, options: &RunnerOptions) -> u64 {
         let kv = self.plan.kv(options.kv_type);
         let kv = kv.map_or(0, |kv| kv.all_bytes(options.context));
-        let marks = MarkPlan::new(options.mark_interval, options.context);
         let n_vocab = self.plan.n_vocab as usize;
-        kv.saturating_add(self.plan.fixed.session_bytes(n_vocab, marks))
+        kv.saturating_add(self.plan.fixed.session_bytes(n_vocab, options.marks()))
     }
 
     fn fixed_len(&self) -> usize {

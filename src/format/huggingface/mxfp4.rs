@@ -20,14 +20,7 @@ struct Blocks {
 /// The tensor that both are together, `name`.
 pub(super) fn joined(name: &str, blocks: &Stored, scales: &Stored) -> Result<Tensor> {
     for part in [blocks, scales] {
-        if part.ty != "U8" {
-            fail!(
-                Unsupported,
-                "tensor {} has type {}; it must be U8",
-                part.name,
-                part.ty
-            );
-        }
+        part.check_type("U8")?;
     }
     let &[experts, rows, groups, GROUP_BYTES] = &blocks.shape[..] else {
         fail!(
@@ -38,13 +31,7 @@ pub(super) fn joined(name: &str, blocks: &Stored, scales: &Stored) -> Result<Ten
         );
     };
     if scales.shape != [experts, rows, groups] {
-        fail!(
-            ShapeMismatch,
-            "tensor {} has shape {:?}; it must be {:?}",
-            scales.name,
-            scales.shape,
-            [experts, rows, groups]
-        );
+        return Err(scales.misshapen(&format!("{:?}", [experts, rows, groups])));
     }
     let dims = vec![groups * 32, rows, experts];
     let rows = Blocks {

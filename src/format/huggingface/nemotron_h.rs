@@ -3,6 +3,7 @@
 use super::json::{Config, wrong};
 use super::keys::Keys;
 use super::mamba2::refuse_others;
+use super::relatives::sigmoid_experts;
 use crate::error::{Error, Result, Status, fail};
 use crate::format::{Array, Value};
 
@@ -69,27 +70,11 @@ pub(super) fn experts(k: &mut Keys) -> Result<()> {
     if let Some(latent) = k.config.find_size("moe_latent_size")? {
         k.set("moe_latent_size", latent);
     }
-    for (from, to) in [
-        ("n_routed_experts", "expert_count"),
-        ("num_experts_per_tok", "expert_used_count"),
-        ("moe_intermediate_size", "expert_feed_forward_length"),
-        (
-            "moe_shared_expert_intermediate_size",
-            "expert_shared_feed_forward_length",
-        ),
-        ("n_group", "expert_group_count"),
-        ("topk_group", "expert_group_used_count"),
-    ] {
-        k.copy_size(from, to)?;
-    }
-    k.set(
-        "expert_weights_scale",
-        k.config.f32("routed_scaling_factor")?,
-    );
-    k.set("expert_shared_count", k.count("n_shared_experts")?);
-    k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
-    k.set("expert_gating_func", 2u32);
-    Ok(())
+    k.copy_size(
+        "moe_shared_expert_intermediate_size",
+        "expert_shared_feed_forward_length",
+    )?;
+    sigmoid_experts(k)
 }
 
 /// Sets the keys of Nemotron-H.

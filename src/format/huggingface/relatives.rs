@@ -80,14 +80,20 @@ pub(super) fn exaone4(k: &mut Keys) -> Result<()> {
 
 /// Experts that are chosen by sigmoids, perhaps in groups, with shared ones beside them.
 pub(super) fn glm4moe(k: &mut Keys) -> Result<()> {
-    k.copy_size("n_routed_experts", "expert_count")?;
-    k.copy_size("num_experts_per_tok", "expert_used_count")?;
-    k.copy_size("moe_intermediate_size", "expert_feed_forward_length")?;
-    k.set("expert_shared_count", k.count("n_shared_experts")?);
+    sigmoid_experts(k)?;
     k.set(
         "leading_dense_block_count",
         k.count("first_k_dense_replace")?,
     );
+    Ok(())
+}
+
+/// Experts in groups, chosen by sigmoids.
+pub(super) fn sigmoid_experts(k: &mut Keys) -> Result<()> {
+    k.copy_size("n_routed_experts", "expert_count")?;
+    k.copy_size("num_experts_per_tok", "expert_used_count")?;
+    k.copy_size("moe_intermediate_size", "expert_feed_forward_length")?;
+    k.set("expert_shared_count", k.count("n_shared_experts")?);
     k.copy_size("n_group", "expert_group_count")?;
     k.copy_size("topk_group", "expert_group_used_count")?;
     k.set(

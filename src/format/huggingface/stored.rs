@@ -1,6 +1,6 @@
 //! Tensors as safetensors files have them.
 
-use crate::error::{Result, fail, try_vec};
+use crate::error::{Error, Result, Status, fail, try_vec};
 use crate::format::Tensor;
 use crate::format::convert::converted;
 use crate::format::input::Input;
@@ -52,6 +52,28 @@ impl Stored {
     /// Whether it is several tensors of the file.
     pub(super) fn is_together(&self) -> bool {
         self.together.is_some()
+    }
+
+    /// `Unsupported` if the elements have another type.
+    pub(super) fn check_type(&self, ty: &str) -> Result<()> {
+        if self.ty != ty {
+            fail!(
+                Unsupported,
+                "tensor {} has type {}; it must be {ty}",
+                self.name,
+                self.ty
+            );
+        }
+        Ok(())
+    }
+
+    /// The error that names the shape, and what it must be.
+    pub(super) fn misshapen(&self, needed: &str) -> Error {
+        let problem = format!(
+            "tensor {} has shape {:?}; it must be {needed}",
+            self.name, self.shape
+        );
+        Error::new(Status::ShapeMismatch, problem)
     }
 
     /// Fills `out` with the tensor's bytes from `offset` on.

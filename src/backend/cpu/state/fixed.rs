@@ -43,10 +43,11 @@ impl FixedStates {
             *offset = len;
             len = len.saturating_add(*floats);
         }
-        FixedStates::reserve(offsets, len, n_vocab, Marks::new(marks)?)
+        FixedStates::with_marks(offsets, len, n_vocab, Marks::new(marks)?)
     }
 
-    fn reserve(
+    /// All zero, with these marks. Errors: `OutOfMemory`.
+    fn with_marks(
         offsets: Vec<usize>,
         len: usize,
         n_vocab: usize,
@@ -92,7 +93,7 @@ impl FixedStates {
         let mut offsets = try_vec(self.offsets.len(), 0usize, "places of states")?;
         offsets.copy_from_slice(&self.offsets);
         let marks = self.marks.try_clone()?;
-        let other = FixedStates::reserve(offsets, self.len, self.n_vocab, marks)?;
+        let other = FixedStates::with_marks(offsets, self.len, self.n_vocab, marks)?;
         if let (Some(from), Some(to)) = (&self.live, &other.live) {
             copy(from.base().cast(), to.base().cast(), self.len);
         }

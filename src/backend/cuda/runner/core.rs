@@ -9,7 +9,6 @@ use crate::backend::cuda::sampling::{SamplingState, Stages};
 use crate::backend::cuda::state::{FixedState, State};
 use crate::backend::cuda::step::{Ending, StepBuffers};
 use crate::backend::cuda::weights::CudaWeights;
-use crate::backend::marks::MarkPlan;
 use crate::backend::state::{StateInfo, StateLayout};
 use crate::backend::{MaskSource, RunnerOptions, StateSink, StateSource};
 use crate::engine::sampling::{LogprobBoxes, Sampling};
@@ -87,8 +86,7 @@ impl Core {
         let _current = device.enter()?;
         let plan = weights.plan().kv(options.kv_type)?;
         let n_vocab = weights.plan().n_vocab as usize;
-        let marks = MarkPlan::new(options.mark_interval, options.context);
-        let fixed = FixedState::new(&device, &weights.plan().fixed, n_vocab, marks)?;
+        let fixed = FixedState::new(&device, &weights.plan().fixed, n_vocab, options.marks())?;
         let state = State::new(&device, plan, fixed, options.context)?;
         let mut core = Core::on(weights, state, options.stream_priority)?;
         let greedy = Stages::default();

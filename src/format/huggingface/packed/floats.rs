@@ -1,7 +1,6 @@
 //! 4-bit floats, two in a byte, with scales for each 16 (NVFP4) or 32 (MXFP4) of a row.
 
 use super::Parts;
-use super::integers::shape;
 use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
 use crate::format::convert::converted;
@@ -32,26 +31,18 @@ impl Floats {
     pub fn join(&self, parts: &Parts, stem: &str) -> Result<Stored> {
         let (codes, scales) = (parts.own(), parts.of(stem, "weight_scale")?);
         let &[outputs, bytes] = &codes.shape[..] else {
-            return Err(shape(codes, "a matrix"));
+            return Err(codes.misshapen("a matrix"));
         };
         let inputs = bytes.saturating_mul(2);
         if outputs == 0 || inputs == 0 || !inputs.is_multiple_of(self.group) {
             let needed = format!("rows of a multiple of {} bytes", self.group / 2);
-            return Err(shape(codes, &needed));
+            return Err(codes.misshapen(&needed));
         }
         let groups = inputs / self.group;
         if scales.shape != [outputs, groups] {
-            return Err(shape(scales, &format!("[{outputs}, {groups}]")));
+            return Err(scales.misshapen(&format!("[{outputs}, {groups}]")));
         }
-        if scales.ty != self.scale_type {
-            fail!(
-                Unsupported,
-                "tensor {} has type {}; it must be {}",
-                scales.name,
-                scales.ty,
-                self.scale_type
-            );
-        }
+        scales.check_type(self.scale_type)?;
         let name: Arc<str> = format!("{stem}.weight").into();
         let tensor = match self.group {
             32 => {
@@ -80,7 +71,7 @@ impl Floats {
             None => (parts.of(stem, "weight_global_scale")?, true),
         };
         let &[number] = &factor.values()?[..] else {
-            return Err(shape(factor, "one number"));
+            return Err(factor.misshapen("one number"));
         };
         let number_or_inverse = if divides { 1.0 / number } else { number };
         if !number_or_inverse.is_finite() || number_or_inverse == 0.0 {

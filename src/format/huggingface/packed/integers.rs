@@ -1,6 +1,6 @@
 //! Integers of 4 or 8 bits with scales and zero points: `(code - zero) * scale`.
 
-use crate::error::{Error, Result, Status, fail, try_vec};
+use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
 use crate::format::huggingface::stored::Stored;
 use crate::format::made::{CHUNK_BYTES, MakeRows};
@@ -12,8 +12,8 @@ use std::sync::Arc;
 const BLOCK: usize = 32;
 /// Scales that F16 holds with all its bits, and times 15.
 const F16_SCALES: std::ops::RangeInclusive<f32> = 6.103_515_6e-5..=4_096.0;
-/// Which output the codes of a word belong to, from the lowest bits on, where they have an order.
-const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+/// Where the codes of eight outputs are in a word, from the lowest bits on, if they have an order.
+const AWQ_PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// How codes are packed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -72,7 +72,7 @@ impl Codes {
     /// The code in place `i` of a word that has consecutive ones, or those of AWQ.
     fn code(self, word: u32, i: usize) -> u8 {
         let at = match self.packed {
-            Packed::Awq => AWQ_ORDER.iter().position(|own| *own == i).unwrap_or(i),
+            Packed::Awq => AWQ_PLACES[i],
             _ => i,
         };
         (word >> (at as u32 * self.bits)) as u8 & (u8::MAX >> (8 - self.bits))
@@ -108,17 +108,6 @@ pub(super) struct Integers {
     group_of: Option<Vec<u32>>,
 }
 
-/// An error that names a shape, and what it must be.
-pub(super) fn shape(stored: &Stored, needed: &str) -> Error {
-    Error::new(
-        Status::ShapeMismatch,
-        format!(
-            "tensor {} has shape {:?}; it must be {needed}",
-            stored.name, stored.shape
-        ),
-    )
-}
-
 impl Form {
     pub fn is_in_blocks(self) -> bool {
         self <= Form::Offset
@@ -148,17 +137,10 @@ impl Integers {
             _ => "I32",
         };
         for stored in std::iter::once(words).chain(zeros) {
-            if stored.ty != ty {
-                fail!(
-                    Unsupported,
-                    "tensor {} has type {}; it must be {ty}",
-                    stored.name,
-                    stored.ty
-                );
-            }
+            stored.check_type(ty)?;
         }
         if words.shape != needed || outputs == 0 || inputs == 0 {
-            return Err(shape(words, &format!("{needed:?}, none of them 0")));
+            return Err(words.misshapen(&format!("{needed:?}, none of them 0")));
         }
         let groups = match scales.shape[..] {
             [] | [1] if by_rows => 1,
@@ -172,7 +154,7 @@ impl Integers {
                 true => format!("[{outputs}, groups of {inputs} inputs]"),
                 false => format!("[groups of {inputs} inputs, {outputs}]"),
             };
-            return Err(shape(scales, &needed));
+            return Err(scales.misshapen(&needed));
         }
         if let Some(zeros) = zeros {
             let needed = match by_rows {
@@ -180,7 +162,7 @@ impl Integers {
                 false => [groups, outputs.div_ceil(per_word)],
             };
             if zeros.shape != needed {
-                return Err(shape(zeros, &format!("{needed:?}")));
+                return Err(zeros.misshapen(&format!("{needed:?}")));
             }
         }
         if scales.plain_type().is_none() {
@@ -210,13 +192,13 @@ impl Integers {
         let Some(list) = list else {
             if !self.inputs.is_multiple_of(self.groups) {
                 let needed = format!("as many groups as divide {} inputs", self.inputs);
-                return Err(shape(&self.scales, &needed));
+                return Err(self.scales.misshapen(&needed));
             }
             return Ok(self);
         };
         let groups = list.sizes()?;
         if groups.len() != self.inputs {
-            return Err(shape(list, &format!("[{}]", self.inputs)));
+            return Err(list.misshapen(&format!("[{}]", self.inputs)));
         }
         if let Some(bad) = groups.iter().find(|g| **g >= self.groups) {
             fail!(

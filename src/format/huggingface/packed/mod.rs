@@ -66,13 +66,17 @@ pub(super) fn join(config: &Config, stored: &mut HashMap<String, Stored>) -> Res
         .iter()
         .map(|(_, integers)| integers.form())
         .collect::<Result<_>>()?;
-    for ((stem, integers), own) in integers.into_iter().zip(&forms) {
-        // Those that are alike get the same, so that experts of a layer can stand in one tensor.
-        let alike = forms
+    // Those that are alike get the same, so that experts of a layer can stand in one tensor.
+    let most = |in_blocks| {
+        forms
             .iter()
-            .filter(|form| form.is_in_blocks() == own.is_in_blocks());
-        let form = *alike.max().unwrap_or(own);
-        let joined = integers.joined(&stem, form)?;
+            .filter(|form| form.is_in_blocks() == in_blocks)
+            .max()
+    };
+    let (blocks, floats) = (most(true), most(false));
+    for ((stem, integers), own) in integers.into_iter().zip(&forms) {
+        let alike = if own.is_in_blocks() { blocks } else { floats };
+        let joined = integers.joined(&stem, *alike.unwrap_or(own))?;
         replace(stored, &stem, joined);
     }
     Ok(())
@@ -198,7 +202,7 @@ impl Method {
         };
         let per_word = layout.per_word();
         let &[rows, width] = &codes.shape[..] else {
-            return Err(integers::shape(codes, "a matrix"));
+            return Err(codes.misshapen("a matrix"));
         };
         let (inputs, outputs) = match columns {
             true => (rows.saturating_mul(per_word), width),
@@ -217,7 +221,7 @@ impl Method {
 fn packed_rows(parts: &Parts, stem: &str) -> Result<Integers> {
     let (codes, shape) = (parts.own(), parts.of(stem, "weight_shape")?);
     let [outputs, inputs] = shape.sizes()?[..] else {
-        return Err(integers::shape(shape, "two sizes"));
+        return Err(shape.misshapen("two sizes"));
     };
     let words = codes.shape.last().copied().unwrap_or(0);
     let fits = |bits: &u32| inputs.div_ceil(32 / *bits as usize) == words;
@@ -245,7 +249,7 @@ fn packed_rows(parts: &Parts, stem: &str) -> Result<Integers> {
 fn bytes(parts: &Parts, stem: &str) -> Result<Integers> {
     let codes = parts.own();
     let &[outputs, inputs] = &codes.shape[..] else {
-        return Err(integers::shape(codes, "a matrix"));
+        return Err(codes.misshapen("a matrix"));
     };
     if let Some(zeros) = parts.find(stem, "weight_zero_point") {
         fail!(
