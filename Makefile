@@ -17,6 +17,7 @@ FUZZ       ?= gguf
 CBINDGEN_VERSION   := 0.29.4
 CARGO_FUZZ_VERSION := 0.13.2
 
+SPACE      := $() $()
 MODEL      := models/hamlet-7m-Q4_K_M.gguf
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 # With PROFILE=dev, C tests and examples use the library that the Rust tests are built with, which costs no other build.
@@ -105,6 +106,8 @@ help:
 	@echo "make test-bindings   the bindings for other languages, each where its tools are installed"
 	@echo "make bindings        generate the lowest layer of the bindings anew; make python-wheel builds a wheel with the library in it"
 	@echo "make install         header, libraries, emberlm.pc (PREFIX, LIBDIR, INCLUDEDIR, DESTDIR); make uninstall"
+	@echo "make dist            an archive of libraries, header, CMake and pkg-config files for this machine's platform in $(TARGET_DIR)/dist;"
+	@echo "                     dist-all: for $(DIST_PLATFORMS); test-dist uses the first as its receiver would"
 	@echo "make header          generate include/emberlm.h anew; make check-header compares only"
 	@echo "make check-symbols   the shared library exports what the header declares and nothing else"
 	@echo "make check-names     the header has no names at file scope but ember_* and EMBER_*"
@@ -314,26 +317,57 @@ $(C_OUT)/defects: tests/valgrind/defects.c
 
 # What is installed runs on every GPU; other builds have kernels for one (build/cuda.rs).
 install: export EMBERLM_CUDA_ARCHS := $(or $(EMBERLM_CUDA_ARCHS),all)
-install: lib $(C_OUT)/emberlm.pc
-	install -d "$(DESTDIR)$(INCLUDEDIR)" "$(DESTDIR)$(LIBDIR)/pkgconfig"
+install: lib $(C_OUT)/emberlm.pc $(C_OUT)/EmberLMConfig.cmake
+	install -d "$(DESTDIR)$(INCLUDEDIR)" "$(DESTDIR)$(LIBDIR)/pkgconfig" "$(DESTDIR)$(LIBDIR)/cmake/EmberLM"
 	install -m 644 include/emberlm.h "$(DESTDIR)$(INCLUDEDIR)/emberlm.h"
+	install -m 644 bindings/cpp/emberlm.hpp "$(DESTDIR)$(INCLUDEDIR)/emberlm.hpp"
 	install -m 644 $(LIB_OUT)/libemberlm.a "$(DESTDIR)$(LIBDIR)/libemberlm.a"
 	install -m 755 $(LIB_OUT)/$(SHARED) "$(DESTDIR)$(LIBDIR)/$(SHARED_FULL)"
 	ln -sf $(SHARED_FULL) "$(DESTDIR)$(LIBDIR)/$(SHARED_ABI)"
 	ln -sf $(SHARED_ABI) "$(DESTDIR)$(LIBDIR)/$(SHARED)"
 	install -m 644 $(C_OUT)/emberlm.pc "$(DESTDIR)$(LIBDIR)/pkgconfig/emberlm.pc"
+	install -m 644 $(C_OUT)/EmberLMConfig.cmake $(C_OUT)/EmberLMConfigVersion.cmake "$(DESTDIR)$(LIBDIR)/cmake/EmberLM"
 
 uninstall:
-	rm -f "$(DESTDIR)$(INCLUDEDIR)/emberlm.h" "$(DESTDIR)$(LIBDIR)/libemberlm.a" \
+	rm -f "$(DESTDIR)$(INCLUDEDIR)/emberlm.h" "$(DESTDIR)$(INCLUDEDIR)/emberlm.hpp" "$(DESTDIR)$(LIBDIR)/libemberlm.a" \
 	    "$(DESTDIR)$(LIBDIR)/$(SHARED_FULL)" "$(DESTDIR)$(LIBDIR)/$(SHARED_ABI)" \
 	    "$(DESTDIR)$(LIBDIR)/$(SHARED)" "$(DESTDIR)$(LIBDIR)/pkgconfig/emberlm.pc"
+	rm -rf "$(DESTDIR)$(LIBDIR)/cmake/EmberLM"
 
-# Always made anew: it depends on the directories of this call.
-.PHONY: $(C_OUT)/emberlm.pc
-$(C_OUT)/emberlm.pc: emberlm.pc.in
+# Always made anew: they depend on the directories of this call.
+.PHONY: $(C_OUT)/emberlm.pc $(C_OUT)/EmberLMConfig.cmake
+$(C_OUT)/emberlm.pc: packaging/emberlm.pc.in
 	@mkdir -p $(@D)
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
-	    -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBS_PRIVATE@|$(LIBS_PRIVATE)|' emberlm.pc.in > $@
+	    -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBS_PRIVATE@|$(LIBS_PRIVATE)|' packaging/emberlm.pc.in > $@
+
+$(C_OUT)/EmberLMConfig.cmake: packaging/EmberLMConfig.cmake.in packaging/EmberLMConfigVersion.cmake.in
+	@mkdir -p $(@D)
+	sed -e 's|@CMAKE_INCLUDEDIR@|$(INCLUDEDIR)|' -e 's|@SONAME@|$(if $(filter Darwin,$(shell uname -s)),@rpath/)$(SHARED_ABI)|' \
+	    -e 's|@CMAKE_LIBS_PRIVATE@|$(subst $(SPACE),;,$(LIBS_PRIVATE))|' packaging/EmberLMConfig.cmake.in > $@
+	sed -e 's|@VERSION@|$(VERSION)|' packaging/EmberLMConfigVersion.cmake.in > $(@D)/EmberLMConfigVersion.cmake
+
+# Archives for machines without Rust: this machine's platform, or all that can be built here. zig links for older and other systems.
+DIST           ?= $(abspath $(TARGET_DIR))/dist
+DIST_PLATFORMS := linux-x86_64 linux-aarch64 windows-x86_64
+ZIG_VERSION    := 0.17.1
+ZIG            ?= env PYTHONPATH=$(abspath $(TARGET_DIR))/zig $(PYTHON) -m ziglang
+
+.PHONY: dist dist-all test-dist
+$(TARGET_DIR)/zig/ziglang:
+	$(PYTHON) -m pip install --quiet --root-user-action=ignore --disable-pip-version-check --no-deps --target $(TARGET_DIR)/zig ziglang==$(ZIG_VERSION)
+
+dist: export EMBERLM_CUDA_ARCHS := $(or $(EMBERLM_CUDA_ARCHS),all)
+dist: lib $(TARGET_DIR)/zig/ziglang
+	STATIC_LIBRARY=$(LIB_OUT)/libemberlm.a CARGO_OPTIONS="$(FEATURES)" ZIG="$(ZIG)" bash packaging/dist $(DIST) linux-$$(uname -m)
+
+dist-all: export EMBERLM_CUDA_ARCHS := $(or $(EMBERLM_CUDA_ARCHS),all)
+dist-all: lib $(TARGET_DIR)/zig/ziglang
+	STATIC_LIBRARY=$(LIB_OUT)/libemberlm.a CARGO_OPTIONS="$(FEATURES)" ZIG="$(ZIG)" bash packaging/dist $(DIST) $(DIST_PLATFORMS)
+
+# The archive of this machine's platform, as its receiver uses it.
+test-dist: dist
+	bash packaging/test $(DIST)/emberlm-$(VERSION)-linux-$$(uname -m).tar.gz $(MODEL)
 
 $(CARGO_FUZZ):
 	$(CARGO) install cargo-fuzz --version =$(CARGO_FUZZ_VERSION) --locked \

@@ -78,10 +78,10 @@ test-bindings-python: bindings-reference bindings-layout python-wheel
 	done
 
 # A package description of the library where it lies.
-$(BIND_OUT)/pkgconfig/emberlm.pc: emberlm.pc.in
+$(BIND_OUT)/pkgconfig/emberlm.pc: packaging/emberlm.pc.in
 	@mkdir -p $(@D)
 	@sed -e 's|@PREFIX@|$(CURDIR)|' -e 's|@LIBDIR@|$(LIB_OUT)|' -e 's|@INCLUDEDIR@|$(CURDIR)/include|' \
-	    -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBS_PRIVATE@|$(LIBS_PRIVATE)|' emberlm.pc.in > $@
+	    -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBS_PRIVATE@|$(LIBS_PRIVATE)|' packaging/emberlm.pc.in > $@
 
 # With the race detector if it can see a planted race.
 test-bindings-go: bindings-reference $(BIND_OUT)/pkgconfig/emberlm.pc
