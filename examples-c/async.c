@@ -43,7 +43,8 @@ int main(int argc, char **argv)
     static const char prompt[] = "Once upon a time, Mira the baker lived in Oakvale.";
     const double tick_ms = 1000.0 / 60;
     double longest = 0, begin;
-    uint32_t tokens[64], token, is_end = 0;
+    uint32_t tokens[64], is_end = 0;
+    ember_token token;
     size_t count;
     int tick, made = 0, without = 0;
 
@@ -64,7 +65,9 @@ int main(int argc, char **argv)
     begin = now_ms();
     for (tick = 0; tick < TICKS && !is_end; tick++) {
         double before = now_ms(), held;
-        ember_status status = ember_decode_poll(session, &token, &err);
+        ember_status status;
+        token.struct_size = sizeof token;
+        status = ember_decode_poll(session, &token, &err);
         if (status == EMBER_PENDING) {
             without++; /* not there yet: draw the frame, ask again in the next tick */
         } else {
@@ -72,9 +75,9 @@ int main(int argc, char **argv)
             size_t len;
             check(status);
             made++;
-            check(ember_token_is_end(model, token, &is_end, &err));
+            is_end = token.flags & EMBER_TOKEN_ENDS;
             if (!is_end) {
-                check(ember_token_text(model, token, text, sizeof text, &len, &err));
+                check(ember_token_text(model, token.id, text, sizeof text, &len, &err));
                 check(ember_decode_start(session, &err));
                 fwrite(text, 1, len, stdout);
             }

@@ -26,7 +26,8 @@ int main(int argc, char **argv)
     ember_session *session = NULL, *freed;
     ember_model_options options;
     ember_session_options small;
-    uint32_t tokens[5] = {1, 2, 3, 4, 5}, token = 4000000000u;
+    uint32_t tokens[5] = {1, 2, 3, 4, 5}, unknown = 4000000000u;
+    ember_token token;
     float logits[4];
     ember_status status;
     const char *path = argc == 2 ? argv[1] : "";
@@ -51,6 +52,7 @@ int main(int argc, char **argv)
            ember_model_load(path, len, NULL, &model, &err));
 
     memset(&small, 0, sizeof small);
+    token.struct_size = sizeof token;
     small.struct_size = sizeof small;
     small.context = 4;
     small.top_p = 2;
@@ -64,7 +66,7 @@ int main(int argc, char **argv)
     expect("decode of nothing", EMBER_NO_TOKENS, ember_decode(session, &token, &err));
     expect("prefill of nothing", EMBER_NO_TOKENS, ember_prefill(session, tokens, 0, &err));
     expect("a token that does not exist", EMBER_INVALID_TOKEN,
-           ember_prefill(session, &token, 1, &err));
+           ember_prefill(session, &unknown, 1, &err));
     expect("5 tokens in a context of 4", EMBER_CONTEXT_FULL,
            ember_prefill(session, tokens, 5, &err));
     expect("3 tokens", EMBER_OK, ember_prefill(session, tokens, 3, &err));

@@ -75,7 +75,7 @@ static void go_on(struct character *c)
 static void update(struct character *c, int frame)
 {
     ember_status status;
-    uint32_t token, is_end;
+    ember_token token;
     size_t len;
     if (c->state == SILENT) return;
     if (c->state == READING) {
@@ -85,16 +85,16 @@ static void update(struct character *c, int frame)
         go_on(c);
         return;
     }
+    token.struct_size = sizeof token;
     status = ember_decode_poll(c->session, &token, &err);
     if (status == EMBER_PENDING) return;
     check(status);
     if (c->spoken++ == 0) c->first_frame = frame;
-    check(ember_token_is_end(model, token, &is_end, &err));
-    if (is_end || c->spoken == MAX_ANSWER) {
+    if ((token.flags & EMBER_TOKEN_ENDS) || c->spoken == MAX_ANSWER) {
         c->state = SILENT;
         return;
     }
-    check(ember_token_text(model, token, c->text + c->text_len, sizeof c->text - c->text_len, &len, &err));
+    check(ember_token_text(model, token.id, c->text + c->text_len, sizeof c->text - c->text_len, &len, &err));
     c->text_len += len;
     check(ember_decode_start(c->session, &err));
 }

@@ -42,7 +42,8 @@ static void show(const ember_model *model, uint32_t token)
 int main(int argc, char **argv)
 {
     const char *prompt = "Once upon a time, Mira the baker lived in Oakvale.";
-    uint32_t tokens[MAX_PROMPT], token, is_end = 0;
+    uint32_t tokens[MAX_PROMPT];
+    ember_token token;
     size_t count, made = 0, i;
     double start, read, end;
 
@@ -68,13 +69,14 @@ int main(int argc, char **argv)
     check(ember_prefill(session, tokens, count, &err));
     read = seconds();
     for (i = 0; i < MAX_NEW; i++) {
-        ember_status status = ember_decode(session, &token, &err);
+        ember_status status;
+        token.struct_size = sizeof token;
+        status = ember_decode(session, &token, &err);
         if (status == EMBER_CONTEXT_FULL) break; /* a long prompt left little room */
         check(status);
         made++;
-        check(ember_token_is_end(model, token, &is_end, &err));
-        if (is_end) break;
-        show(model, token);
+        if (token.flags & EMBER_TOKEN_ENDS) break;
+        show(model, token.id);
     }
     end = seconds();
     printf("\n\n[prompt: %zu tokens at %.0f tokens/s; story: %zu tokens at %.0f tokens/s]\n",

@@ -96,8 +96,11 @@ int main(int argc, char **argv)
     check(ember_session_set_grammar(session, EMBER_GRAMMAR_JSON_SCHEMA, schema, strlen(schema),
                                     NULL, &err));
     while (made < MAX_ANSWER) {
-        check(ember_decode(session, &tokens[made], &err));
-        check(ember_token_is_end(model, tokens[made], &is_end, &err));
+        ember_token token;
+        token.struct_size = sizeof token;
+        check(ember_decode(session, &token, &err));
+        tokens[made] = token.id;
+        is_end = token.flags & EMBER_TOKEN_ENDS;
         if (is_end) break; /* the JSON is complete, and valid by the schema */
         made++;
     }

@@ -30,8 +30,12 @@ static ember_status tell(struct story *s, ember_session *session)
         ember_tokenize(s->model, prompt, sizeof prompt - 1, 0, tokens, 64, &count, &s->err);
     if (status != EMBER_OK) return status;
     status = ember_prefill(session, tokens, count, &s->err);
-    for (i = 0; i < MAX_NEW && status == EMBER_OK; i++)
-        status = ember_decode(session, &made[i], &s->err);
+    for (i = 0; i < MAX_NEW && status == EMBER_OK; i++) {
+        ember_token token;
+        token.struct_size = sizeof token;
+        status = ember_decode(session, &token, &s->err);
+        if (status == EMBER_OK) made[i] = token.id;
+    }
     if (status != EMBER_OK) return status;
     return ember_detokenize(s->model, made, MAX_NEW, 0, s->text, sizeof s->text, &s->len, &s->err);
 }

@@ -10,18 +10,19 @@
  *         ember_model *model = NULL;
  *         ember_session *session = NULL;
  *         ember_error err;
- *         uint32_t tokens[256], token, end = 0;
+ *         ember_token token = {0};
+ *         uint32_t tokens[256];
  *         size_t count, len;
  *         char text[256];
  *         ember_status status = ember_model_load(path, strlen(path), NULL, &model, &err);
  *         if (!status) status = ember_session_create(model, NULL, &session, &err);
  *         if (!status) status = ember_tokenize(model, prompt, strlen(prompt), 0, tokens, 256, &count, &err);
  *         if (!status) status = ember_prefill(session, tokens, count, &err);
+ *         token.struct_size = sizeof token;
  *         for (int i = 0; i < 100 && !status; i++) {
  *             status = ember_decode(session, &token, &err);
- *             if (!status) status = ember_token_is_end(model, token, &end, &err);
- *             if (status || end) break;
- *             status = ember_token_text(model, token, text, sizeof text, &len, &err);
+ *             if (status || (token.flags & EMBER_TOKEN_ENDS)) break;
+ *             status = ember_token_text(model, token.id, text, sizeof text, &len, &err);
  *             if (!status) fwrite(text, 1, len, stdout);
  *         }
  *         if (status) fprintf(stderr, "%s: %s\n", ember_status_name(status), err.message);
@@ -33,14 +34,15 @@
  * Errors. Functions return EMBER_OK (0) or another value of enum ember_status_code; most take, last,
  *   an ember_error of the caller, or NULL, and write code and message to it, also on success. There
  *   is no partial success: a call that fails leaves everything as it was and writes no output but
- *   the error, except that EMBER_BUFFER_TOO_SMALL also writes the needed count. EMBER_INVALID_HANDLE,
+ *   the error, except that EMBER_BUFFER_TOO_SMALL also writes the needed count, and that the sessions of a batch
+ *   succeed or fail each by itself. EMBER_INVALID_HANDLE,
  *   EMBER_NULL_POINTER, EMBER_INVALID_ARGUMENT, EMBER_OUT_OF_MEMORY, EMBER_INTERNAL and EMBER_FORKED can come from every
  *   function and are not repeated below; nor are, of functions that compute, EMBER_DEVICE_LOST and
  *   EMBER_DEVICE_ERROR where the model is on a GPU, and EMBER_FILE_TRUNCATED and EMBER_FILE_CORRUPT
  *   where it is mapped (enum ember_files) and its file was changed. The library never exits, aborts,
  *   prints or handles signals.
  *
- * Handles. ember_model, ember_session and ember_text_stream pointers are numbers that the library looks up, not
+ * Handles. ember_model, ember_session, ember_text_stream, ember_event and ember_load pointers are numbers that the library looks up, not
  *   addresses: NULL, a freed or a made-up handle is an error and not a crash. In a 64-bit process they have a value that no
  *   address has, so that a garbage collector does not take them for its own. What a function named
  *   ..._load or ..._create gives belongs to the caller until ..._free. A handle is not given out
@@ -48,8 +50,9 @@
  *
  * Threads. A function that takes a const handle may run on any number of threads at once. One that
  *   takes a handle that is not const needs the object for itself: a second call with the same object
- *   meanwhile returns EMBER_BUSY at once and does nothing. Three functions are free of that:
- *   ember_session_interrupt and ember_session_clear_interrupt may be called at any time, and ember_model_free waits for nobody.
+ *   meanwhile returns EMBER_BUSY at once and does nothing. Free of that are ember_session_interrupt,
+ *   ember_session_clear_interrupt, ember_load_cancel and all functions that free: they may be called at any time. A call that is
+ *   running keeps what it uses until it returns.
  *   Different sessions run side by side, also those of one model. An object may move between threads.
  *   A thread that is cancelled (pthread_cancel) in a call ends after it; cancellation must be of the
  *   deferred type, which is the default.
@@ -59,7 +62,8 @@
  *   session's state: a call that begins while others use up what is set aside for this is refused, too. A decode that
  *   was done already counts as done.
  *
- * Stack. 64 KB are enough for every function. What needs more, such as a grammar's compiler, runs on a thread of the library.
+ * Stack. 64 KB are enough for every function. What needs more, such as a grammar's compiler, runs on a stack of its own, on
+ *   Linux on x86-64 in the same thread, elsewhere on a thread of the library.
  *
  * Processes. A child that was forked from a process that has loaded a model has none of its threads
  *   and no GPU: there, every function that returns a status returns EMBER_FORKED, at once, also
@@ -779,6 +783,79 @@ typedef uint32_t ember_generate_flags;
 #endif // __cplusplus
 
 /**
+ * Flags of `ember_generate_next`, to be or-ed.
+ */
+enum ember_next_flags
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Return `EMBER_PENDING` instead of waiting for the next token. The work goes on in the background, and the session's event
+     * (`ember_session_set_event`) is set when the next call returns something else.
+     */
+    EMBER_NEXT_NO_WAIT = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_next_flags ember_next_flags;
+#else
+typedef uint32_t ember_next_flags;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Flags of `ember_token`. Later versions may have more.
+ */
+enum ember_token_flags
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * The token ends an answer (`ember_token_is_end`).
+     */
+    EMBER_TOKEN_ENDS = 1,
+    /**
+     * The session's grammar allowed no other token, so it was not sampled.
+     */
+    EMBER_TOKEN_FORCED = 2,
+    /**
+     * `logprob` is set.
+     */
+    EMBER_TOKEN_HAS_LOGPROB = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_token_flags ember_token_flags;
+#else
+typedef uint32_t ember_token_flags;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Flags of `ember_model_options`, to be or-ed.
+ */
+enum ember_model_flags
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * What a call waits for is computed on the thread of the caller alone, so that a thread of the library which the system
+     * runs late holds nothing up. Started decodes, prompts and batches use all threads. Only for CPUs.
+     */
+    EMBER_MODEL_NEVER_WAIT = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_model_flags ember_model_flags;
+#else
+typedef uint32_t ember_model_flags;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Why a generation ended: values of `ember_generate_details.end`. Later versions may have more.
  */
 enum ember_generate_end
@@ -799,7 +876,7 @@ enum ember_generate_end
      */
     EMBER_END_STOP = 3,
     /**
-     * The callback returned something else than 0.
+     * The callback returned something else than 0, or `ember_generate_finish` came before any other reason.
      */
     EMBER_END_CALLBACK = 4,
     /**
@@ -818,6 +895,18 @@ typedef enum ember_generate_end ember_generate_end;
 typedef uint32_t ember_generate_end;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
+
+/**
+ * Something that an event loop can wait for: set when a call of `ember_decode_poll`, `ember_prefill_poll`, `ember_generate_next`
+ * or `ember_load_poll` may find something new. Any number of sessions and loads may have the same one. All functions that take one
+ * may be called by any thread at any time.
+ */
+typedef struct ember_event ember_event;
+
+/**
+ * A load that runs in the background. Functions that take one may be called by any thread at any time.
+ */
+typedef struct ember_load ember_load;
 
 /**
  * A loaded model: weights and vocabulary. Immutable, so any number of threads may use it at once.
@@ -972,6 +1061,24 @@ typedef struct ember_model_options {
      */
     uint32_t files;
     /**
+     * Values of `enum ember_model_flags`.
+     */
+    uint32_t flags;
+    /**
+     * Numbers of the logical processors that the library's threads may run on, as the system counts them from 0 to 1023; for
+     * none, the system chooses. Linux and Windows (there the first 64); elsewhere it is ignored, as the priority is.
+     */
+    const uint32_t *cpus;
+    /**
+     * Number of `cpus`.
+     */
+    size_t cpu_count;
+    /**
+     * Priority of the library's threads beside the thread that loads the model: less than 0 gives way to others, more than 0
+     * goes first where the system allows it. On Linux, steps of nice values; on Windows, from -2 to 2.
+     */
+    int32_t thread_priority;
+    /**
      * 0.
      */
     uint32_t reserved;
@@ -1043,6 +1150,14 @@ typedef struct ember_model_details {
      * Name as the file gives it; may be empty.
      */
     char name[128];
+    /**
+     * The most sessions of an `ember_decode_batch`.
+     */
+    uint32_t max_batch;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } ember_model_details;
 
 /**
@@ -1340,9 +1455,9 @@ typedef struct ember_session_details {
      */
     uint32_t struct_size;
     /**
-     * 0.
+     * Number of token ids of its model, and so of logits.
      */
-    uint32_t reserved;
+    uint32_t vocab_size;
     /**
      * The most tokens that the context can hold.
      */
@@ -1356,6 +1471,37 @@ typedef struct ember_session_details {
      */
     uint64_t kv_bytes;
 } ember_session_details;
+
+/**
+ * A token that was decoded. The caller sets `struct_size`, the function that decodes the rest.
+ */
+typedef struct ember_token {
+    /**
+     * `sizeof(ember_token)`, set by the caller; of an array of tokens, in its first element.
+     */
+    uint32_t struct_size;
+    /**
+     * The token's id.
+     */
+    uint32_t id;
+    /**
+     * Values of `enum ember_token_flags`.
+     */
+    uint32_t flags;
+    /**
+     * In a batch, what this session has come to; else `EMBER_OK`.
+     */
+    ember_status status;
+    /**
+     * The natural logarithm of the token's probability in the model's own distribution, before sampling settings change it, if
+     * `ember_sampling_options.logprobs` is not 0. `ember_session_logprobs` has those of other tokens.
+     */
+    float logprob;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} ember_token;
 
 /**
  * How to save a session. Zero in every field but `struct_size` means the default.
@@ -2042,6 +2188,14 @@ ember_status ember_session_info(const struct ember_session *session,
                                 struct ember_error *err);
 
 /**
+ * Writes a handle of the session's model to `model`, a new one that has to be freed with `ember_model_free` like any other, also
+ * if the handle that the session was created with was freed. Any thread may call it at any time.
+ */
+ember_status ember_session_model(const struct ember_session *session,
+                                 struct ember_model **model,
+                                 struct ember_error *err);
+
+/**
  * Writes the number of tokens in the context, the one that the last decode returned included. Any
  * thread may call it at any time; while a call with the session is running, it shows the number
  * before it.
@@ -2081,16 +2235,16 @@ ember_status ember_session_fork(struct ember_session *session,
 
 /**
  * Writes the logits for the next token, before sampling: `vocab_size` values (`ember_model_details`), indexed by token
- * id. `count` is the number of elements that `out` has room for. Evaluates the last token if that has not happened
+ * id. `capacity` is the number of elements that `out` has room for. Evaluates the last token if that has not happened
  * yet.
  *
- * Errors: `EMBER_BUFFER_TOO_SMALL` if `count` is less than `vocab_size`; `EMBER_NO_TOKENS` for an
+ * Errors: `EMBER_BUFFER_TOO_SMALL` if `capacity` is less than `vocab_size`; `EMBER_NO_TOKENS` for an
  * empty context; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. On
  * error, `out` is unchanged.
  */
 ember_status ember_session_logits(struct ember_session *session,
                                   float *out,
-                                  size_t count,
+                                  size_t capacity,
                                   struct ember_error *err);
 
 /**
@@ -2118,10 +2272,11 @@ ember_status ember_session_interrupt(struct ember_session *session);
 ember_status ember_session_clear_interrupt(struct ember_session *session);
 
 /**
- * Frees a session. Started decodes are interrupted first. NULL is allowed and does nothing.
+ * Frees a session: the handle becomes invalid at once, and a call with it that is running on another thread is interrupted. The
+ * memory is freed when that call returns and started work has ended, which `ember_session_free` does not wait for on a CPU. The
+ * last free of a model and its sessions waits for all of it. NULL is allowed and does nothing.
  *
- * Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY` if another thread is inside a call with it, which
- * leaves it alive: interrupt that call first.
+ * Errors: `EMBER_INVALID_HANDLE`.
  */
 ember_status ember_session_free(struct ember_session *session);
 
@@ -2158,6 +2313,95 @@ ember_status ember_session_sync(struct ember_session *session,
                                 size_t count,
                                 size_t *kept,
                                 struct ember_error *err);
+
+/**
+ * Creates an event that is not set. The new handle is written to `out` and has to be freed with `ember_event_free`. Any thread
+ * may call it.
+ *
+ * Errors: `EMBER_OUT_OF_MEMORY`, also if the process has no file descriptor left.
+ */
+ember_status ember_event_create(struct ember_event **out,
+                                struct ember_error *err);
+
+/**
+ * Writes what the system waits for to `handle`. On Linux it is an eventfd and on other POSIX systems the end of a pipe, both file
+ * descriptors that can be read while the event is set (`poll`, `epoll`, `kqueue`); on Windows it is the `HANDLE` of an event
+ * that stays set until it is cleared (`WaitForSingleObject`). It belongs to the library: do not read, reset or close it. It stays
+ * open until the event is freed and no session or load has it any more. Any thread may call it.
+ */
+ember_status ember_event_handle(const struct ember_event *event,
+                                int64_t *handle,
+                                struct ember_error *err);
+
+/**
+ * Clears an event, so that the next wait sleeps until it is set again. To miss nothing, clear it first and then poll until
+ * `EMBER_PENDING`. Any thread may call it.
+ */
+ember_status ember_event_clear(const struct ember_event *event,
+                               struct ember_error *err);
+
+/**
+ * Frees an event: the handle becomes invalid at once. Sessions and loads that have it keep it. NULL is allowed and does nothing.
+ *
+ * Errors: `EMBER_INVALID_HANDLE`.
+ */
+ember_status ember_event_free(struct ember_event *event);
+
+/**
+ * Has a session set `event` from now on whenever `ember_decode_poll`, `ember_prefill_poll` or `ember_generate_next` may return
+ * something else than `EMBER_PENDING`; NULL ends that. A token or the end of a prompt sets it once. A GPU that fails
+ * for good may set nothing, so wait with a limit and poll then, too.
+ *
+ * Errors: `EMBER_BUSY`; `EMBER_DECODE_PENDING`.
+ */
+ember_status ember_session_set_event(struct ember_session *session,
+                                     const struct ember_event *event,
+                                     struct ember_error *err);
+
+/**
+ * Starts what `ember_model_load` does on a thread of the library, and returns at once. `ember_load_poll` tells how far it is
+ * and has the model at the end. `event`, if it is not NULL, is set at the end. `progress` of the options must be NULL, for no
+ * callback is called. The new handle is written to `out` and has to be freed with `ember_load_free`. Any thread may call it.
+ *
+ * Errors: `EMBER_INVALID_UTF8`, `EMBER_INVALID_ARGUMENT` (empty path, NUL inside it, an option's value);
+ * `EMBER_OUT_OF_MEMORY`. All other errors are those of `ember_load_poll`.
+ */
+ember_status ember_model_load_start(const char *path,
+                                    size_t path_len,
+                                    const struct ember_model_options *options,
+                                    const struct ember_event *event,
+                                    struct ember_load **out,
+                                    struct ember_error *err);
+
+/**
+ * Returns the model of a load that has ended, without blocking: the new handle is written to `model` and has to be freed with
+ * `ember_model_free`. `EMBER_PENDING` means that the load is still running, and `model` was not written. `fraction`, which may
+ * be NULL, receives the share that is done, from 0 to 1, in both cases; it never decreases. Any thread may call it.
+ *
+ * Errors: those of `ember_model_load`, `EMBER_CANCELLED` after `ember_load_cancel` among them, once;
+ * `EMBER_NOTHING_PENDING` if the end was already returned.
+ */
+ember_status ember_load_poll(struct ember_load *load,
+                             float *fraction,
+                             struct ember_model **model,
+                             struct ember_error *err);
+
+/**
+ * Has a load end soon with `EMBER_CANCELLED`, unless it has ended already. Does not wait for that. Any thread may call it at any
+ * time.
+ *
+ * Errors: `EMBER_INVALID_HANDLE`.
+ */
+ember_status ember_load_cancel(struct ember_load *load);
+
+/**
+ * Frees a load, and its model if `ember_load_poll` has not returned it. A load that is still running is cancelled and waited for,
+ * which can take as long as reading a tensor: to wait for nothing, cancel it and free it when `ember_load_poll` has returned its
+ * end. NULL is allowed and does nothing.
+ *
+ * Errors: `EMBER_INVALID_HANDLE`.
+ */
+ember_status ember_load_free(struct ember_load *load);
 
 /**
  * Appends `count` tokens to the context and evaluates them, all or none. It may be called repeatedly. On the CPU,
@@ -2201,8 +2445,9 @@ ember_status ember_prefill_poll(struct ember_session *session,
                                 struct ember_error *err);
 
 /**
- * Chooses the next token, appends it to the context and writes its id to `token`. The new token is evaluated only
- * when a later call needs it. The session does not stop at end tokens; ask `ember_token_is_end`.
+ * Chooses the next token, appends it to the context and writes it to `token`, whose `struct_size` the caller has set. The new token
+ * is evaluated only when a later call needs it. The session does not stop at end tokens, which have the flag
+ * `EMBER_TOKEN_ENDS`.
  *
  * Errors: `EMBER_NO_TOKENS` for an empty context; `EMBER_CONTEXT_FULL`; `EMBER_BUSY`;
  * `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_NUMERIC`; `EMBER_GRAMMAR` if a limit of the
@@ -2210,7 +2455,7 @@ ember_status ember_prefill_poll(struct ember_session *session,
  * before.
  */
 ember_status ember_decode(struct ember_session *session,
-                          uint32_t *token,
+                          struct ember_token *token,
                           struct ember_error *err);
 
 /**
@@ -2241,34 +2486,46 @@ ember_status ember_decode_start_n(struct ember_session *session,
 
 /**
  * Returns the next token of the started decodes, without blocking: `EMBER_PENDING` means that it is not available
- * yet and `token` was not written. It may be called from another thread than the start.
+ * yet and `token` was not written; `ember_session_set_event` says how to wait for it. It may be called from another thread than the start.
  *
  * Errors: `EMBER_NOTHING_PENDING` if none was started, or all were collected; `EMBER_BUSY`; else
  * those of `ember_decode`, after which all started decodes are over and the context has the tokens
  * that were collected.
  */
 ember_status ember_decode_poll(struct ember_session *session,
-                               uint32_t *token,
+                               struct ember_token *token,
                                struct ember_error *err);
 
 /**
  * Decodes one token for each of `count` sessions, as `ember_decode` does, in one pass over the weights. This is much
- * faster than one session after another. `count` is 1 to 32, and the sessions must be different and of the same
- * model. Context lengths and sampling settings may differ. The token of `sessions[i]` is written to `tokens[i]`. The
- * result of a session does not depend on the others, bit for bit.
+ * faster than one session after another. `count` is at least 1 and at most `max_batch` of `ember_model_details`, and the
+ * sessions must be different and of the same model. Context lengths and sampling settings may differ. The token of
+ * `sessions[i]` is written to `tokens[i]`; the elements of `tokens` are as far apart as `struct_size` of the first one says,
+ * the only one that has to be set. What a session returns does not depend on the others, bit for bit.
  *
- * All or nothing: after an error, every session is as it was before, `tokens` is unchanged, and `ember_error.index`
- * is the index of the session at fault.
+ * Each session has a status of its own in `tokens`. A session that fails is as it was before, and the others go on. If one
+ * has failed, the call returns the status of the first that has, with its message and its index in `ember_error.index`.
  *
- * Errors: `EMBER_INVALID_ARGUMENT` for a wrong `count`, a session that is there twice, sessions of
- * different models; `EMBER_BUSY`, `EMBER_DECODE_PENDING`, `EMBER_NO_TOKENS`, `EMBER_CONTEXT_FULL`,
- * `EMBER_INTERRUPTED`, `EMBER_NUMERIC`, `EMBER_GRAMMAR` if it is so for one of them;
- * `EMBER_OUT_OF_MEMORY` for the memory of a model's first batch.
+ * Errors: before any work is done, with `tokens` unchanged, `EMBER_INVALID_ARGUMENT` for a wrong `count`, a session that is
+ * there twice, sessions of different models; `EMBER_INVALID_HANDLE`; `EMBER_BUSY`. Of single sessions:
+ * `EMBER_DECODE_PENDING`, `EMBER_NO_TOKENS`, `EMBER_CONTEXT_FULL`, `EMBER_INTERRUPTED`, `EMBER_NUMERIC`, `EMBER_GRAMMAR`;
+ * `EMBER_OUT_OF_MEMORY`, also for the memory of a model's first batch.
  */
 ember_status ember_decode_batch(struct ember_session *const *sessions,
                                 size_t count,
-                                uint32_t *tokens,
+                                struct ember_token *tokens,
                                 struct ember_error *err);
+
+/**
+ * Starts what `ember_decode_batch` does, and returns at once. Each session has a started decode then, whose token
+ * `ember_decode_poll` returns, with the session's own error if it has failed. Started batches of a model run one after the other.
+ *
+ * Errors: those of `ember_decode_batch` that are known before any work is done, also of single sessions, with the index of the
+ * session in `ember_error.index`; nothing was started then.
+ */
+ember_status ember_decode_batch_start(struct ember_session *const *sessions,
+                                      size_t count,
+                                      struct ember_error *err);
 
 /**
  * Saves a session to the file at `path`: its tokens, sampling settings, grammar, and, unless
@@ -2634,9 +2891,10 @@ ember_status ember_text_stream_info(const struct ember_text_stream *stream,
                                     struct ember_error *err);
 
 /**
- * Makes the handle invalid and frees the stream. NULL is allowed and does nothing.
+ * Frees a stream: the handle becomes invalid at once, and a call with it that is running on another thread completes normally. NULL
+ * is allowed and does nothing.
  *
- * Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY`, and the stream lives on.
+ * Errors: `EMBER_INVALID_HANDLE`.
  */
 ember_status ember_text_stream_free(struct ember_text_stream *stream);
 
@@ -2664,6 +2922,52 @@ ember_status ember_generate(struct ember_session *session,
                             const struct ember_generate_options *options,
                             struct ember_generate_details *out,
                             struct ember_error *err);
+
+/**
+ * Starts what `ember_generate` does without a callback: `ember_generate_next` returns the text piece by piece, on the caller's
+ * thread. The prompt and the stop strings are copied, and the prompt is evaluated by the first `ember_generate_next`. `piece` of
+ * the options must be NULL. Until `ember_generate_finish`, every other function that changes the session returns
+ * `EMBER_DECODE_PENDING`, except for `ember_session_interrupt`, `ember_session_rewind`, which ends the generation, and
+ * `ember_session_free`.
+ *
+ * Errors: those of `ember_generate` that are known before any work is done.
+ */
+ember_status ember_generate_start(struct ember_session *session,
+                                  const struct ember_generate_options *options,
+                                  struct ember_error *err);
+
+/**
+ * Generates the next token and writes the text that is certain then: whole characters that cannot be the start of a stop
+ * string, often none. `flags` are values of `enum ember_next_flags`. The number of bytes is written to `len`, and the token
+ * to `token`, whose `struct_size` the caller has set. `token->id` is `EMBER_NO_TOKEN` when the generation is over; the text
+ * that was held back until then comes with it, and later calls return an empty text with it. `text` may be NULL if `capacity`
+ * is 0. The pieces are those that `ember_generate` passes to its callback.
+ *
+ * If `capacity` is too small, the result is `EMBER_BUFFER_TOO_SMALL`, only `len` is written, and the next call returns the same
+ * piece. After another error, what was generated before is in the context, and the next call tries again. An interrupt
+ * ends the generation, but while the prompt is evaluated, it is the error `EMBER_INTERRUPTED`.
+ *
+ * Errors: `EMBER_PENDING` with `EMBER_NEXT_NO_WAIT`; `EMBER_NOTHING_PENDING` if no generation was started;
+ * `EMBER_INVALID_ARGUMENT` for unknown flags; `EMBER_BUFFER_TOO_SMALL`; those of `ember_prefill` and `ember_decode`.
+ */
+ember_status ember_generate_next(struct ember_session *session,
+                                 uint32_t flags,
+                                 char *text,
+                                 size_t capacity,
+                                 size_t *len,
+                                 struct ember_token *token,
+                                 struct ember_error *err);
+
+/**
+ * Ends a generation that was started, at any time; work under way is interrupted and waited for. All tokens that were returned
+ * are in the context, and so are those of an end token and of a stop string. The reason of the end and the amount of output are
+ * written to `out`, whose `struct_size` the caller has set; it may be NULL.
+ *
+ * Errors: `EMBER_NOTHING_PENDING` if no generation was started; `EMBER_BUSY`.
+ */
+ember_status ember_generate_finish(struct ember_session *session,
+                                   struct ember_generate_details *out,
+                                   struct ember_error *err);
 
 /**
  * Writes a conversation as the text that the model was trained on, by its chat template. `json`

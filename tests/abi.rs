@@ -7,216 +7,159 @@ use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Sizes and offsets of programs that are compiled already. A field may be added at an end, with a
-/// new size here; nothing else may change while `EMBER_ABI_VERSION` stays.
+/// What programs that are compiled already count on, for pointers of 8 bytes: sizes, offsets and numbers of every struct and enum of
+/// the header. Lines are added, with a later number at an end; none changes while `EMBER_ABI_VERSION` stays.
+const LAYOUT: &str = include_str!("abi.txt");
+
+/// Prints what `abi.txt` has, by the compiler.
+fn layout_program() -> String {
+    let header = strip(&header());
+    let mut program = String::from(
+        "#include <stdio.h>\n#include <stddef.h>\n#include <emberlm.h>\nint main(void)\n{\n",
+    );
+    let mut show = |label: &str, value: &str| {
+        program += &format!("    printf(\"{label} %lld\\n\", (long long)({value}));\n");
+    };
+    let mut rest = header.as_str();
+    while let Some(at) = rest.find("\nenum ") {
+        let (body, after) = block(&rest[at..]);
+        for line in body
+            .lines()
+            .map(str::trim)
+            .filter(|l| l.starts_with("EMBER_"))
+        {
+            let name = line.split(' ').next().unwrap();
+            show(name, name);
+        }
+        rest = after;
+    }
+    let mut rest = header.as_str();
+    while let Some(at) = rest.find("\ntypedef struct ") {
+        let name = rest[at + 16..].split_whitespace().next().unwrap();
+        if rest[at + 16 + name.len()..].starts_with(" {") {
+            let (body, after) = block(&rest[at..]);
+            show(name, &format!("sizeof({name})"));
+            for field in body.split(';').map(str::trim).filter(|f| !f.is_empty()) {
+                let field = field.split('[').next().unwrap();
+                let field = field.rsplit([' ', '*']).next().unwrap();
+                show(
+                    &format!("{name}.{field}"),
+                    &format!("offsetof({name}, {field})"),
+                );
+            }
+            rest = after;
+        } else {
+            rest = &rest[at + 16..];
+        }
+    }
+    program + "    return 0;\n}\n"
+}
+
+/// What is between the next braces, and what comes behind them.
+fn block(text: &str) -> (&str, &str) {
+    let (_, text) = text.split_once('{').unwrap();
+    text.split_once('}').unwrap()
+}
+
+/// A text without C comments.
+fn strip(text: &str) -> String {
+    let mut parts = text.split("/*");
+    let mut out = parts.next().unwrap().to_owned();
+    for part in parts {
+        out += part.split_once("*/").unwrap().1;
+    }
+    out
+}
+
+/// Every line of the table holds, and every struct, field and number of the header is in it. `EMBERLM_WRITE_ABI=1` writes it anew, for
+/// a change that version 0 still allows.
+#[cfg(all(unix, target_pointer_width = "64"))]
 #[test]
-fn layouts_stay() {
-    assert_eq!(size_of::<ember_error>(), 1024);
-    assert_eq!(
-        (
-            offset_of!(ember_error, code),
-            offset_of!(ember_error, index),
-            offset_of!(ember_error, message)
-        ),
-        (0, 4, 8)
+fn layouts_and_numbers_stay() {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (source, program) = (dir.join("abi_layout.c"), dir.join("abi_layout"));
+    std::fs::write(&source, layout_program()).unwrap();
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    let compiled = Command::new(&compiler)
+        .arg(format!("-I{}", repository().join("include").display()))
+        .args([source.as_os_str(), "-o".as_ref(), program.as_os_str()])
+        .status();
+    assert!(compiled.unwrap().success());
+    let output = Command::new(&program).output().unwrap();
+    let found = String::from_utf8(output.stdout).unwrap();
+    if std::env::var_os("EMBERLM_WRITE_ABI").is_some() {
+        std::fs::write(repository().join("tests/abi.txt"), &found).unwrap();
+        return;
+    }
+    let lines = |text: &str| {
+        text.lines()
+            .map(str::to_owned)
+            .collect::<std::collections::BTreeSet<_>>()
+    };
+    let (found, table) = (lines(&found), lines(LAYOUT));
+    assert!(table.len() > 250, "only {} lines", table.len());
+    let gone: Vec<_> = table.difference(&found).collect();
+    assert!(
+        gone.is_empty(),
+        "programs that are compiled count on {gone:#?}"
     );
+    let new: Vec<_> = found.difference(&table).collect();
+    assert!(new.is_empty(), "not in tests/abi.txt: {new:#?}");
+}
 
-    assert_eq!(size_of::<ember_device>(), 480);
-    assert_eq!(offset_of!(ember_device, kind), 4);
-    assert_eq!(offset_of!(ember_device, usable), 8);
-    assert_eq!(offset_of!(ember_device, cores), 12);
-    assert_eq!(offset_of!(ember_device, memory_total), 16);
-    assert_eq!(offset_of!(ember_device, memory_free), 24);
-    assert_eq!(offset_of!(ember_device, name), 32);
-    assert_eq!(offset_of!(ember_device, driver), 160);
-    assert_eq!(offset_of!(ember_device, isa), 192);
-    assert_eq!(offset_of!(ember_device, reason), 224);
-
-    let pointer = size_of::<usize>();
-    assert_eq!(size_of::<ember_model_options>(), 24 + 3 * pointer);
-    assert_eq!(offset_of!(ember_model_options, device), 4);
-    assert_eq!(offset_of!(ember_model_options, threads), 8);
-    assert_eq!(offset_of!(ember_model_options, progress), 16);
-    assert_eq!(offset_of!(ember_model_options, user), 16 + pointer);
+/// Rust's structs are those of the header.
+#[cfg(target_pointer_width = "64")]
+#[test]
+fn structs_have_the_headers_sizes() {
+    let table: std::collections::HashMap<&str, usize> = LAYOUT
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter(|(name, _)| name.starts_with("ember_"))
+        .map(|(name, value)| (name, value.parse().unwrap()))
+        .collect();
+    let mut known = 0;
+    macro_rules! same {
+        ($($name:ident { $($field:ident),* })*) => {$(
+            assert_eq!(size_of::<$name>(), table[stringify!($name)], stringify!($name));
+            $(assert_eq!(
+                offset_of!($name, $field),
+                table[concat!(stringify!($name), ".", stringify!($field))]
+            );)*
+            known += 1;
+        )*};
+    }
+    same! {
+        ember_error { code, index, message }
+        ember_device { struct_size, kind, usable, cores, memory_total, memory_free, name, driver, isa, reason }
+        ember_model_options { struct_size, device, threads, weights, progress, user, cuda_context, files, flags, cpus, cpu_count, thread_priority, reserved }
+        ember_model_details { struct_size, device, vocab_size, context_length, layer_count, hidden, has_tokenizer, metadata_count, parameter_count, file_bytes, resident_bytes, kv_bytes_per_token, architecture, quantization, name, max_batch, reserved }
+        ember_model_source { struct_size, flags, size, bytes, release, read, user }
+        ember_logit_bias { token, bias }
+        ember_dry_breaker { text, text_len, tokens, token_count }
+        ember_sampling_options { struct_size, top_k, temperature, top_p, min_p, typical_p, penalty_window, repeat_penalty, presence_penalty, frequency_penalty, dry_multiplier, dry_base, dry_allowed_length, dry_window, dry_no_breakers, logprobs, seed, logit_bias, logit_bias_count, banned, banned_count, allowed, allowed_count, dry_breakers, dry_breaker_count }
+        ember_session_options { struct_size, context, kv_type, top_k, temperature, top_p, min_p, reserved, seed, stream_priority, mark_interval, sampling }
+        ember_session_details { struct_size, vocab_size, context, position, kv_bytes }
+        ember_token { struct_size, id, flags, status, logprob, reserved }
+        ember_save_options { struct_size, kind }
+        ember_restore_options { struct_size, context, kv_type, stream_priority, mark_interval }
+        ember_state_details { struct_size, version, kind, kv_type, context, position, file_bytes, model_fingerprint, tokenizer_fingerprint, architecture, model_name }
+        ember_grammar_options { struct_size, json_spacing, interrupt }
+        ember_estimate { struct_size, device, context, reserved, weights_bytes, kv_bytes_per_token, kv_bytes, model_workspace_bytes, session_workspace_bytes }
+        ember_profile_entry { work, calls, microseconds, bytes, name }
+        ember_tokenize_options { struct_size, flags, interrupt }
+        ember_tokenizer_details { struct_size, token_count, bos, eos, unknown, padding, adds_bos, adds_eos, end_token_count, reserved }
+        ember_stop { text, len }
+        ember_text_stream_options { struct_size, flags, stops, stop_count }
+        ember_text_stream_details { struct_size, stopped, stop, reserved, tokens }
+        ember_generate_options { struct_size, flags, prompt, prompt_count, limit, stops, stop_count, piece, user }
+        ember_generate_details { struct_size, end, stop, token, position, token_count, text_bytes }
+        ember_chat_options { struct_size, reserved, source, source_len, name, name_len, now, interrupt, reserved2 }
+    }
+    let structs = table.keys().filter(|name| !name.contains('.')).count();
     assert_eq!(
-        offset_of!(ember_model_options, cuda_context),
-        16 + 2 * pointer
+        known, structs,
+        "structs of the header that are not compared"
     );
-    assert_eq!(offset_of!(ember_model_options, files), 16 + 3 * pointer);
-
-    assert_eq!(size_of::<ember_model_source>(), 16 + 4 * pointer);
-    assert_eq!(offset_of!(ember_model_source, flags), 4);
-    assert_eq!(offset_of!(ember_model_source, size), 8);
-    assert_eq!(offset_of!(ember_model_source, bytes), 16);
-    assert_eq!(offset_of!(ember_model_source, release), 16 + pointer);
-    assert_eq!(offset_of!(ember_model_source, read), 16 + 2 * pointer);
-    assert_eq!(offset_of!(ember_model_source, user), 16 + 3 * pointer);
-
-    assert_eq!(size_of::<ember_model_details>(), 256);
-    assert_eq!(offset_of!(ember_model_details, device), 4);
-    assert_eq!(offset_of!(ember_model_details, vocab_size), 8);
-    assert_eq!(offset_of!(ember_model_details, context_length), 12);
-    assert_eq!(offset_of!(ember_model_details, layer_count), 16);
-    assert_eq!(offset_of!(ember_model_details, hidden), 20);
-    assert_eq!(offset_of!(ember_model_details, has_tokenizer), 24);
-    assert_eq!(offset_of!(ember_model_details, metadata_count), 28);
-    assert_eq!(offset_of!(ember_model_details, parameter_count), 32);
-    assert_eq!(offset_of!(ember_model_details, file_bytes), 40);
-    assert_eq!(offset_of!(ember_model_details, resident_bytes), 48);
-    assert_eq!(offset_of!(ember_model_details, kv_bytes_per_token), 56);
-    assert_eq!(offset_of!(ember_model_details, architecture), 64);
-    assert_eq!(offset_of!(ember_model_details, quantization), 96);
-    assert_eq!(offset_of!(ember_model_details, name), 128);
-
-    assert_eq!(size_of::<ember_tokenizer_details>(), 40);
-    assert_eq!(offset_of!(ember_tokenizer_details, token_count), 4);
-    assert_eq!(offset_of!(ember_tokenizer_details, bos), 8);
-    assert_eq!(offset_of!(ember_tokenizer_details, eos), 12);
-    assert_eq!(offset_of!(ember_tokenizer_details, unknown), 16);
-    assert_eq!(offset_of!(ember_tokenizer_details, padding), 20);
-    assert_eq!(offset_of!(ember_tokenizer_details, adds_bos), 24);
-    assert_eq!(offset_of!(ember_tokenizer_details, adds_eos), 28);
-    assert_eq!(offset_of!(ember_tokenizer_details, end_token_count), 32);
-
-    assert_eq!(size_of::<ember_session_options>(), 48 + pointer);
-    assert_eq!(offset_of!(ember_session_options, sampling), 48);
-    assert_eq!(offset_of!(ember_session_options, context), 4);
-    assert_eq!(offset_of!(ember_session_options, kv_type), 8);
-    assert_eq!(offset_of!(ember_session_options, top_k), 12);
-    assert_eq!(offset_of!(ember_session_options, temperature), 16);
-    assert_eq!(offset_of!(ember_session_options, top_p), 20);
-    assert_eq!(offset_of!(ember_session_options, min_p), 24);
-    assert_eq!(offset_of!(ember_session_options, seed), 32);
-    assert_eq!(offset_of!(ember_session_options, stream_priority), 40);
-    assert_eq!(offset_of!(ember_session_options, mark_interval), 44);
-
-    assert_eq!(size_of::<ember_grammar_options>(), 8 + pointer);
-    assert_eq!(offset_of!(ember_grammar_options, interrupt), 8);
-    assert_eq!(size_of::<ember_tokenize_options>(), 8 + pointer);
-    assert_eq!(offset_of!(ember_tokenize_options, flags), 4);
-    assert_eq!(offset_of!(ember_tokenize_options, interrupt), 8);
-    assert_eq!(offset_of!(ember_grammar_options, json_spacing), 4);
-
-    assert_eq!(size_of::<ember_sampling_options>(), 72 + 8 * pointer);
-    assert_eq!(offset_of!(ember_sampling_options, top_k), 4);
-    assert_eq!(offset_of!(ember_sampling_options, temperature), 8);
-    assert_eq!(offset_of!(ember_sampling_options, top_p), 12);
-    assert_eq!(offset_of!(ember_sampling_options, min_p), 16);
-    assert_eq!(offset_of!(ember_sampling_options, typical_p), 20);
-    assert_eq!(offset_of!(ember_sampling_options, penalty_window), 24);
-    assert_eq!(offset_of!(ember_sampling_options, repeat_penalty), 28);
-    assert_eq!(offset_of!(ember_sampling_options, presence_penalty), 32);
-    assert_eq!(offset_of!(ember_sampling_options, frequency_penalty), 36);
-    assert_eq!(offset_of!(ember_sampling_options, dry_multiplier), 40);
-    assert_eq!(offset_of!(ember_sampling_options, dry_base), 44);
-    assert_eq!(offset_of!(ember_sampling_options, dry_allowed_length), 48);
-    assert_eq!(offset_of!(ember_sampling_options, dry_window), 52);
-    assert_eq!(offset_of!(ember_sampling_options, dry_no_breakers), 56);
-    assert_eq!(offset_of!(ember_sampling_options, logprobs), 60);
-    assert_eq!(offset_of!(ember_sampling_options, seed), 64);
-    assert_eq!(offset_of!(ember_sampling_options, logit_bias), 72);
-    assert_eq!(offset_of!(ember_sampling_options, banned), 72 + 2 * pointer);
-    assert_eq!(
-        offset_of!(ember_sampling_options, allowed),
-        72 + 4 * pointer
-    );
-    assert_eq!(
-        offset_of!(ember_sampling_options, dry_breakers),
-        72 + 6 * pointer
-    );
-    assert_eq!(size_of::<ember_logit_bias>(), 8);
-    assert_eq!(offset_of!(ember_logit_bias, bias), 4);
-    assert_eq!(size_of::<ember_dry_breaker>(), 4 * pointer);
-    assert_eq!(offset_of!(ember_dry_breaker, tokens), 2 * pointer);
-
-    assert_eq!(size_of::<ember_session_details>(), 32);
-    assert_eq!(offset_of!(ember_session_details, context), 8);
-    assert_eq!(offset_of!(ember_session_details, position), 16);
-    assert_eq!(offset_of!(ember_session_details, kv_bytes), 24);
-
-    assert_eq!(size_of::<ember_save_options>(), 8);
-    assert_eq!(offset_of!(ember_save_options, kind), 4);
-
-    assert_eq!(size_of::<ember_restore_options>(), 20);
-    assert_eq!(offset_of!(ember_restore_options, context), 4);
-    assert_eq!(offset_of!(ember_restore_options, kv_type), 8);
-    assert_eq!(offset_of!(ember_restore_options, stream_priority), 12);
-    assert_eq!(offset_of!(ember_restore_options, mark_interval), 16);
-
-    assert_eq!(size_of::<ember_state_details>(), 248);
-    assert_eq!(offset_of!(ember_state_details, version), 4);
-    assert_eq!(offset_of!(ember_state_details, kind), 8);
-    assert_eq!(offset_of!(ember_state_details, kv_type), 12);
-    assert_eq!(offset_of!(ember_state_details, context), 16);
-    assert_eq!(offset_of!(ember_state_details, position), 24);
-    assert_eq!(offset_of!(ember_state_details, file_bytes), 32);
-    assert_eq!(offset_of!(ember_state_details, model_fingerprint), 40);
-    assert_eq!(offset_of!(ember_state_details, tokenizer_fingerprint), 48);
-    assert_eq!(offset_of!(ember_state_details, architecture), 56);
-    assert_eq!(offset_of!(ember_state_details, model_name), 120);
-
-    assert_eq!(size_of::<ember_estimate>(), 56);
-    assert_eq!(offset_of!(ember_estimate, device), 4);
-    assert_eq!(offset_of!(ember_estimate, context), 8);
-    assert_eq!(offset_of!(ember_estimate, weights_bytes), 16);
-    assert_eq!(offset_of!(ember_estimate, kv_bytes_per_token), 24);
-    assert_eq!(offset_of!(ember_estimate, kv_bytes), 32);
-    assert_eq!(offset_of!(ember_estimate, model_workspace_bytes), 40);
-    assert_eq!(offset_of!(ember_estimate, session_workspace_bytes), 48);
-
-    assert_eq!(size_of::<ember_text_stream_options>(), 8 + 2 * pointer);
-    assert_eq!(offset_of!(ember_text_stream_options, flags), 4);
-    assert_eq!(offset_of!(ember_text_stream_options, stops), 8);
-    assert_eq!(
-        offset_of!(ember_text_stream_options, stop_count),
-        8 + pointer
-    );
-
-    assert_eq!(size_of::<ember_text_stream_details>(), 24);
-    assert_eq!(offset_of!(ember_text_stream_details, stopped), 4);
-    assert_eq!(offset_of!(ember_text_stream_details, stop), 8);
-    assert_eq!(offset_of!(ember_text_stream_details, tokens), 16);
-
-    assert_eq!(size_of::<ember_generate_options>(), 8 + 7 * pointer);
-    assert_eq!(offset_of!(ember_generate_options, flags), 4);
-    assert_eq!(offset_of!(ember_generate_options, prompt), 8);
-    assert_eq!(
-        offset_of!(ember_generate_options, prompt_count),
-        8 + pointer
-    );
-    assert_eq!(offset_of!(ember_generate_options, limit), 8 + 2 * pointer);
-    assert_eq!(offset_of!(ember_generate_options, stops), 8 + 3 * pointer);
-    assert_eq!(
-        offset_of!(ember_generate_options, stop_count),
-        8 + 4 * pointer
-    );
-    assert_eq!(offset_of!(ember_generate_options, piece), 8 + 5 * pointer);
-    assert_eq!(offset_of!(ember_generate_options, user), 8 + 6 * pointer);
-
-    assert_eq!(size_of::<ember_generate_details>(), 40);
-    assert_eq!(offset_of!(ember_generate_details, end), 4);
-    assert_eq!(offset_of!(ember_generate_details, stop), 8);
-    assert_eq!(offset_of!(ember_generate_details, token), 12);
-    assert_eq!(offset_of!(ember_generate_details, position), 16);
-    assert_eq!(offset_of!(ember_generate_details, token_count), 24);
-    assert_eq!(offset_of!(ember_generate_details, text_bytes), 32);
-
-    assert_eq!(size_of::<ember_chat_options>(), 16 + 6 * pointer);
-    assert_eq!(offset_of!(ember_chat_options, interrupt), 16 + 4 * pointer);
-    assert_eq!(offset_of!(ember_chat_options, reserved2), 16 + 5 * pointer);
-    assert_eq!(offset_of!(ember_chat_options, source), 8);
-    assert_eq!(offset_of!(ember_chat_options, source_len), 8 + pointer);
-    assert_eq!(offset_of!(ember_chat_options, name), 8 + 2 * pointer);
-    assert_eq!(offset_of!(ember_chat_options, name_len), 8 + 3 * pointer);
-    assert_eq!(offset_of!(ember_chat_options, now), 8 + 4 * pointer);
-
-    // Elements of an array: these may not grow.
-    assert_eq!(size_of::<ember_stop>(), 2 * pointer);
-    assert_eq!(size_of::<ember_profile_entry>(), 40);
-    assert_eq!(offset_of!(ember_profile_entry, calls), 4);
-    assert_eq!(offset_of!(ember_profile_entry, microseconds), 8);
-    assert_eq!(offset_of!(ember_profile_entry, bytes), 16);
-    assert_eq!(offset_of!(ember_profile_entry, name), 24);
 }
 
 fn repository() -> &'static Path {

@@ -107,14 +107,22 @@ fn session(model: *mut ember_model, temperature: f32) -> *mut ember_session {
     session
 }
 
+/// A token to be written.
+fn token() -> ember_token {
+    // SAFETY: numbers only, of which zero is a value.
+    let mut token: ember_token = unsafe { std::mem::zeroed() };
+    token.struct_size = size_of::<ember_token>() as u32;
+    token
+}
+
 fn decode(session: *mut ember_session) {
-    let mut token = 0;
+    let mut token = token();
     // SAFETY: `token` is a local.
     assert_eq!(unsafe { ember_decode(session, &mut token, null_mut()) }, 0);
 }
 
 fn decode_by_poll(session: *mut ember_session) {
-    let mut token = 0;
+    let mut token = token();
     // SAFETY: `token` is a local.
     unsafe {
         assert_eq!(ember_decode_start(session, null_mut()), 0);
@@ -152,7 +160,7 @@ fn decoding_allocates_nothing_and_freeing_leaves_nothing() {
             session,
         ];
         let batch = || {
-            let mut tokens = [0; 3];
+            let mut tokens = [token(); 3];
             // SAFETY: all pointers are to locals.
             let status =
                 unsafe { ember_decode_batch(others.as_ptr(), 3, tokens.as_mut_ptr(), null_mut()) };
@@ -162,7 +170,7 @@ fn decoding_allocates_nothing_and_freeing_leaves_nothing() {
         let count = allocations(|| (0..10).for_each(|_| batch()));
         assert_eq!(count, 0, "allocations in 10 batches");
         let queue = || {
-            let mut token = 0;
+            let mut token = token();
             // SAFETY: `token` is a local.
             unsafe {
                 assert_eq!(ember_decode_start_n(session, 5, null_mut()), 0);

@@ -98,11 +98,13 @@ impl Chat {
             ));
             self.check(ember_prefill(self.session, tokens.as_ptr(), count, error));
             for _ in 0..100 {
-                let (mut token, mut end, mut len) = (0, 0, 0);
+                let mut token: ember_token = std::mem::zeroed();
+                token.struct_size = size_of::<ember_token>() as u32;
+                let mut len = 0;
                 let mut text = [0_u8; 64];
                 self.check(ember_decode(self.session, &mut token, error));
-                self.check(ember_token_is_end(self.model, token, &mut end, error));
-                if end == 1 {
+                let (ends, token) = (token.flags & 1, token.id);
+                if ends == 1 {
                     break;
                 }
                 self.check(ember_token_text(

@@ -4,6 +4,7 @@ use super::{KvType, RunnerOptions, Weights};
 use crate::error::{Result, fail};
 use crate::format::{Access, WeightType};
 use crate::model::Network;
+pub use crate::threads::Placement;
 use std::sync::Arc;
 
 /// What kind of processor a device is.
@@ -43,6 +44,10 @@ pub struct DeviceInfo {
 pub struct LoadOptions {
     /// Threads of the pool; 0 means one per physical core. Ignored by GPUs.
     pub threads: usize,
+    /// Where and how urgently threads of the library run that compute for sessions. Ignored by GPUs.
+    pub placement: Placement,
+    /// What the host waits for is computed by its own thread alone. Ignored by GPUs.
+    pub never_wait: bool,
     /// Address of a context that the host has made on the GPU (a `CUcontext`) and wants shared;
     /// 0 for none. CPUs refuse any other value.
     pub cuda_context: usize,

@@ -12,7 +12,7 @@ mod profile;
 pub(crate) mod row;
 pub mod state;
 
-pub use device::{Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, Progress};
+pub use device::{Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, Placement, Progress};
 pub use profile::{Profile, ProfileEntry, Work};
 pub use row::{MAX_BATCH, Outcome, Row, RowError, RowResult, Want, When};
 pub use state::{Mark, StateInfo, StateSink, StateSource};
@@ -20,6 +20,8 @@ pub use state::{Mark, StateInfo, StateSink, StateSource};
 use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
 use crate::error::{Result, fail};
 use crate::model::KvShape;
+use crate::threads::Thread;
+use crate::threads::event::Event;
 use marks::MarkPlan;
 use std::any::Any;
 use std::sync::Arc;
@@ -178,6 +180,19 @@ pub trait Runner: Send {
     /// The log-probabilities of the choice that `poll` returned last, if its settings asked for
     /// them.
     fn logprobs(&self) -> Option<&Logprobs>;
+
+    /// What is set by each outcome of work in the background from the next submission on, so that whoever waits for it
+    /// polls. A failure of the device may set nothing.
+    fn set_event(&mut self, event: Option<Arc<Event>>) {
+        let _ = event;
+    }
+
+    /// The last call before the runner is dropped: has what is under way end soon. A thread that does it is not waited for
+    /// but handed out, to be joined before whatever the caller has lent to the weights goes; none where dropping the runner
+    /// waits.
+    fn retire(&mut self) -> Option<Thread> {
+        None
+    }
 
     /// What is said about single tokens, from the next choice on. Errors: `OutOfMemory`, with the
     /// rules as before.

@@ -1,11 +1,21 @@
 //! Decodes of several sessions in one pass over the weights.
 
-use super::Session;
-use super::session::mask_source;
-use crate::backend::{MAX_BATCH, Mark, MaskSource, Outcome, Row, RowError, RowResult, Want, When};
+use super::background::Task;
+use super::grammar::Constraint;
+use super::queue::Started;
+use super::residence::Residence;
+use super::sampling::Sampling;
+use super::session::{mask_source, try_copy};
+use super::{Interrupts, Session};
+use crate::backend::{
+    MAX_BATCH, Mark, MaskSource, Outcome, Row, RowResult, Runner, Want, Weights, When,
+};
 use crate::error::{Error, Result, Status, fail};
+use crate::panics::catch;
+use crate::threads::event::Event;
 use arrayvec::ArrayVec;
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// The error of one session of a batch, which names it.
 pub(crate) fn at_index(index: usize, error: Error) -> Error {
@@ -13,66 +23,90 @@ pub(crate) fn at_index(index: usize, error: Error) -> Error {
     Error::new(error.status, message).at(index)
 }
 
+/// What each session of a batch has come to.
+pub type Tokens = ArrayVec<Result<u32>, MAX_BATCH>;
+
 impl Session {
-    /// Does what `decode` does for each of 1 to [`MAX_BATCH`] sessions of one model, and writes
-    /// their tokens. What a session answers does not depend on the others. All or nothing: after an
-    /// error, all are as they were before.
-    ///
-    /// Errors: `InvalidArgument` for a wrong number of sessions or for different models; those of
-    /// `decode`. The message names the index of the session.
-    pub fn decode_batch(sessions: &mut [&mut Session], tokens: &mut [u32]) -> Result<()> {
-        let result = Session::try_batch(sessions, tokens);
-        if let Err(e) = &result
-            && e.status == Status::Interrupted
-        {
-            // The interrupt of one session ends the call; those of others are still to be answered.
-            let named = e.index.and_then(|i| sessions.get(i));
-            let asked = || sessions.iter().find(|s| s.interrupts.is_asked());
-            if let Some(session) = named.or_else(asked) {
-                session.interrupts.clear();
-            }
-        }
-        result
+    /// [`decode_each`](Session::decode_each), with all results at once.
+    pub fn decode_batch(sessions: &mut [&mut Session]) -> Result<Tokens> {
+        let mut results: [Option<Result<u32>>; MAX_BATCH] = [const { None }; MAX_BATCH];
+        Session::decode_each(sessions, &mut |i, _, result| results[i] = Some(result))?;
+        Ok(results.into_iter().flatten().collect())
     }
 
-    fn try_batch(sessions: &mut [&mut Session], tokens: &mut [u32]) -> Result<()> {
-        let n = sessions.len();
-        check_count(n)?;
-        let Some(tokens) = tokens.get_mut(..n) else {
-            fail!(Internal, "{} places for {n} tokens", tokens.len());
-        };
-        let model = sessions[0].model.clone();
-        // Tokens that a grammar forces; the other sessions have one to choose.
-        let mut chosen = ArrayVec::<Option<u32>, MAX_BATCH>::new();
-        let mut marks = ArrayVec::<Mark, MAX_BATCH>::new();
+    /// Does what `decode` does for each of 1 to [`MAX_BATCH`] sessions of one model, and tells `each` the index of a session,
+    /// the session and what it has come to, in any order. What a session answers depends on the others neither in its bits nor
+    /// in its errors: one that fails is as it was before, and the others go on.
+    ///
+    /// Errors: `InvalidArgument` for a wrong number of sessions or for different models, with nothing done. Those of each
+    /// session are those of `decode`.
+    pub fn decode_each(
+        sessions: &mut [&mut Session],
+        each: &mut dyn FnMut(usize, &Session, Result<u32>),
+    ) -> Result<()> {
+        check(sessions)?;
+        let mut choosing = ArrayVec::<(usize, Mark), MAX_BATCH>::new();
         for (i, session) in sessions.iter_mut().enumerate() {
-            if !Arc::ptr_eq(&session.model, &model) {
-                let e = Error::new(
-                    Status::InvalidArgument,
-                    "it has another model than the first one",
-                );
-                return Err(at_index(i, e));
+            match session.prepare_choice() {
+                Ok((None, mark)) => choosing.push((i, mark)),
+                Ok((Some(forced), _)) => {
+                    let result = session.append(forced);
+                    each(i, session, result);
+                }
+                Err(e) => each(i, session, Err(session.put_aside(e))),
             }
-            let prepared = session.prepare_choice().map_err(|e| at_index(i, e))?;
-            chosen.push(prepared.0);
-            marks.push(prepared.1);
         }
-        // The rows are those of the sessions at these indices.
-        let choosing = chosen.iter().enumerate().filter(|(_, c)| c.is_none());
-        let choosing: ArrayVec<usize, MAX_BATCH> = choosing.map(|(i, _)| i).collect();
-        let result = choose(sessions, &choosing, &mut chosen);
-        if let Err(RowError { row, error }) = result {
-            for &i in &choosing {
-                sessions[i].residence.roll_back(marks[i]);
-            }
-            return Err(match row.and_then(|row| choosing.get(row)) {
-                Some(&i) => at_index(i, error),
-                None => error,
+        let mut chosen: [Option<Result<u32>>; MAX_BATCH] = [const { None }; MAX_BATCH];
+        choose_of(sessions, &choosing, &mut chosen[..choosing.len()]);
+        for ((i, _), result) in choosing.into_iter().zip(chosen) {
+            let session = &mut *sessions[i];
+            let token = result.unwrap_or_else(|| fail!(Internal, "it has not chosen"));
+            let appended = token.and_then(|token| session.append(token));
+            let result = session.answered(appended);
+            each(i, session, result);
+        }
+        Ok(())
+    }
+
+    /// Starts what `decode_batch` does and returns at once. Each session has its result by
+    /// [`decode_poll`](Session::decode_poll).
+    ///
+    /// Errors: as of `decode_batch`, and those of the sessions that are known before any work, by index. Nothing is
+    /// started then.
+    pub fn decode_batch_start(sessions: &mut [&mut Session]) -> Result<()> {
+        check(sessions)?;
+        let model = sessions[0].model.clone();
+        let mut ready = ArrayVec::<(Option<Vec<u32>>, Mark), MAX_BATCH>::new();
+        for (i, session) in sessions.iter_mut().enumerate() {
+            let prepared = session.prepare_choice().and_then(|(forced, mark)| {
+                let tokens = match forced {
+                    Some(_) => None,
+                    None => Some(try_copy(&session.tokens)?),
+                };
+                Ok((tokens, mark))
             });
+            ready.push(prepared.map_err(|e| at_index(i, session.put_aside(e)))?);
         }
-        for ((session, token), chosen) in sessions.iter_mut().zip(tokens).zip(chosen) {
-            *token = session.append(chosen.unwrap_or(u32::MAX))?;
+        model.background().reserve()?;
+        let mut all = ArrayVec::<(Lent, Arc<Desk>), MAX_BATCH>::new();
+        let desks: ArrayVec<Arc<Desk>, MAX_BATCH> =
+            sessions.iter().map(|_| Arc::default()).collect();
+        // Nothing that is kept was made with memory of the reserve.
+        crate::memory::check()?;
+        for ((session, (tokens, mark)), desk) in sessions.iter_mut().zip(ready).zip(desks) {
+            match tokens {
+                // Collected from the grammar.
+                None => {
+                    session.started = Started::decodes(0, 1);
+                    session.notify();
+                }
+                Some(tokens) => all.push((session.lend(tokens, mark, desk.clone())?, desk)),
+            }
         }
+        let weights = model.weights().clone();
+        let n_vocab = model.details().n_vocab;
+        let task: Task = Box::new(move || work(&*weights, n_vocab, all));
+        model.background().run(task);
         Ok(())
     }
 
@@ -84,57 +118,65 @@ impl Session {
         self.drop_stale_position()?;
         Ok((forced, self.residence.runner()?.mark()))
     }
-}
 
-/// Lets the sessions at the indices `choosing` choose a token each.
-fn choose(
-    sessions: &mut [&mut Session],
-    choosing: &[usize],
-    chosen: &mut [Option<u32>],
-) -> RowResult<()> {
-    if choosing.is_empty() {
-        return Ok(());
-    }
-    let model = sessions[0].model.clone();
-    let mut sources = ArrayVec::<_, MAX_BATCH>::new();
-    let mut parts = ArrayVec::<_, MAX_BATCH>::new();
-    for (i, session) in sessions.iter_mut().enumerate() {
-        if choosing.contains(&i) {
-            let session = &mut **session;
-            sources.push(mask_source(&mut session.constraint));
-            let runner = session.residence.runner()?;
-            let rest = &session.tokens[runner.len()..];
-            parts.push((runner, rest, session.sampling, session.interrupts.work()));
+    /// An error that is the answer to an interrupt, if it is one.
+    fn put_aside(&self, error: Error) -> Error {
+        match self.answered::<()>(Err(error)) {
+            Err(e) => e,
+            Ok(()) => Error::new(Status::Internal, "an error was lost"),
         }
     }
-    let mut rows = ArrayVec::<Row, MAX_BATCH>::new();
-    for ((runner, tokens, sampling, interrupt), source) in parts.into_iter().zip(&mut sources) {
-        rows.push(Row {
+
+    /// Lends the work in the background what it needs.
+    fn lend(&mut self, tokens: Vec<u32>, mark: Mark, desk: Arc<Desk>) -> Result<Lent> {
+        let logprobs = self.residence.logprobs().cloned();
+        let lent = Residence::Lent(logprobs.map(Box::new));
+        let runner = match std::mem::replace(&mut self.residence, lent) {
+            Residence::Device(runner) => runner,
+            other => {
+                self.residence = other;
+                fail!(Internal, "the state is not on the device");
+            }
+        };
+        self.lent_to = Some(desk);
+        self.started = Started::Batch;
+        Ok(Lent {
             runner,
             tokens,
-            want: Want::Choices { count: 1, sampling },
-            mask: source.as_mut().map(|s| s as &mut MaskSource),
-            interrupt,
-        });
+            mark,
+            sampling: self.sampling,
+            constraint: self.constraint.take(),
+            interrupts: self.interrupts.clone(),
+            event: self.event.clone(),
+        })
     }
-    model.weights().submit(&mut rows, When::Now)?;
-    // All are collected, whatever one of them has come to.
-    let mut result = Ok(());
-    for (row, &i) in choosing.iter().enumerate() {
-        let n_vocab = model.details().n_vocab;
-        match rows[row].runner.poll(true) {
-            Ok(Some(Outcome::Token(token))) if (token as usize) < n_vocab => {
-                chosen[i] = Some(token);
-            }
-            Ok(outcome) => {
-                let message = format!("the backend chose {outcome:?}, which is no token");
-                let e = Error::new(Status::Internal, message);
-                result = result.and(Err(RowError::of(row, e)));
-            }
-            Err(e) => result = result.and(Err(RowError::of(row, e))),
+
+    /// The token of a batch that was started, or `None` while it is not there.
+    pub(super) fn poll_batch(&mut self, wait: bool) -> Result<Option<u32>> {
+        let Some(desk) = &self.lent_to else {
+            fail!(Internal, "a batch that was lent nothing");
+        };
+        let Some((lent, result)) = desk.take(wait) else {
+            return Ok(None);
+        };
+        self.lent_to = None;
+        self.started = Started::Nothing;
+        self.residence = Residence::Device(lent.runner);
+        self.constraint = lent.constraint;
+        self.append(result?).map(Some)
+    }
+}
+
+/// `InvalidArgument` unless these can be a batch.
+fn check(sessions: &[&mut Session]) -> Result<()> {
+    check_count(sessions.len())?;
+    for (i, session) in sessions.iter().enumerate() {
+        if !Arc::ptr_eq(&session.model, &sessions[0].model) {
+            let message = "it has another model than the first one";
+            return Err(at_index(i, Error::new(Status::InvalidArgument, message)));
         }
     }
-    result
+    Ok(())
 }
 
 /// `InvalidArgument` unless a batch can have that many sessions.
@@ -146,4 +188,207 @@ pub(crate) fn check_count(count: usize) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Lets the sessions at these indices choose. Apart from its caller for the sake of the stack.
+#[inline(never)]
+fn choose_of(
+    sessions: &mut [&mut Session],
+    choosing: &[(usize, Mark)],
+    chosen: &mut [Option<Result<u32>>],
+) {
+    let model = sessions[0].model.clone();
+    let mut wanted = choosing.iter().peekable();
+    let mut members = ArrayVec::<Member, MAX_BATCH>::new();
+    for (i, session) in sessions.iter_mut().enumerate() {
+        let Some((_, mark)) = wanted.next_if(|(at, _)| *at == i) else {
+            continue;
+        };
+        let session = &mut **session;
+        match session.residence.runner() {
+            Ok(runner) => members.push(Member {
+                runner,
+                tokens: &session.tokens,
+                sampling: &session.sampling,
+                interrupt: session.interrupts.work(),
+                constraint: &mut session.constraint,
+                mark: *mark,
+            }),
+            // `prepare_choice` has seen it there.
+            Err(_) => return,
+        }
+    }
+    choose(
+        &**model.weights(),
+        model.details().n_vocab,
+        &mut members,
+        chosen,
+    );
+}
+
+/// A session of a batch, as the choice sees it.
+struct Member<'a> {
+    runner: &'a mut dyn Runner,
+    /// The context.
+    tokens: &'a [u32],
+    sampling: &'a Sampling,
+    interrupt: &'a Arc<AtomicBool>,
+    constraint: &'a mut Option<Box<Constraint>>,
+    /// Where it is when nothing was done.
+    mark: Mark,
+}
+
+impl Member<'_> {
+    /// The outcome of its row.
+    fn collect(&mut self, n_vocab: usize) -> Result<u32> {
+        let token = match self.runner.poll(true) {
+            Ok(Some(Outcome::Token(token))) if (token as usize) < n_vocab => Ok(token),
+            Ok(other) => {
+                let message = format!("the backend chose {other:?}, which is no token");
+                Err(Error::new(Status::Internal, message))
+            }
+            Err(e) => Err(e),
+        };
+        if token.is_err() {
+            self.go_back();
+        }
+        token
+    }
+
+    /// Goes back to the beginning, to try again.
+    fn go_back(&mut self) {
+        self.runner.rollback(self.mark);
+        let len = self.runner.len();
+        if len > 0 && len == self.tokens.len() && !self.runner.has_logits() {
+            let mark = self.runner.mark_before(len - 1);
+            self.runner.rollback(mark);
+        }
+    }
+}
+
+/// Lets each choose a token. Those that fail are as they were before, but for logits that they lost.
+fn choose(
+    weights: &dyn Weights,
+    n_vocab: usize,
+    members: &mut [Member<'_>],
+    chosen: &mut [Option<Result<u32>>],
+) {
+    while chosen.iter().any(Option::is_none) {
+        let submitted = submit(weights, members, chosen);
+        let open = chosen.iter_mut().zip(&mut *members);
+        let open = open.filter(|(chosen, _)| chosen.is_none());
+        for (row, (chosen, member)) in open.enumerate() {
+            match &submitted {
+                // All are collected, whatever one of them has come to.
+                Ok(()) => *chosen = Some(member.collect(n_vocab)),
+                // The error ends the work of all rows; whoever is not at fault tries again.
+                Err(e) => {
+                    member.go_back();
+                    if e.row.is_none_or(|at| at == row) {
+                        *chosen = Some(Err(e.error.clone()));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// One pass for the members that have not chosen.
+#[inline(never)]
+fn submit(
+    weights: &dyn Weights,
+    members: &mut [Member<'_>],
+    chosen: &[Option<Result<u32>>],
+) -> RowResult<()> {
+    let mut sources = ArrayVec::<_, MAX_BATCH>::new();
+    let mut parts = ArrayVec::<_, MAX_BATCH>::new();
+    for (member, chosen) in members.iter_mut().zip(chosen) {
+        if chosen.is_some() {
+            continue;
+        }
+        sources.push(mask_source(member.constraint));
+        let rest = &member.tokens[member.runner.len()..];
+        let runner: &mut dyn Runner = &mut *member.runner;
+        parts.push((runner, rest, member.sampling, member.interrupt));
+    }
+    let mut rows = ArrayVec::<Row, MAX_BATCH>::new();
+    for ((runner, tokens, sampling, interrupt), source) in parts.into_iter().zip(&mut sources) {
+        let sampling = *sampling;
+        rows.push(Row {
+            runner,
+            tokens,
+            want: Want::Choices { count: 1, sampling },
+            mask: source.as_mut().map(|s| s as &mut MaskSource),
+            interrupt,
+        });
+    }
+    weights.submit(&mut rows, When::Now)
+}
+
+/// What a session lends to a batch in the background.
+struct Lent {
+    runner: Box<dyn Runner>,
+    /// A copy of the context.
+    tokens: Vec<u32>,
+    mark: Mark,
+    sampling: Sampling,
+    constraint: Option<Box<Constraint>>,
+    interrupts: Arc<Interrupts>,
+    event: Option<Arc<Event>>,
+}
+
+/// Where a session gets back what it has lent, with what has come of it.
+#[derive(Default)]
+pub(super) struct Desk {
+    slot: Mutex<Option<(Lent, Result<u32>)>>,
+    changed: Condvar,
+}
+
+impl Desk {
+    fn slot(&self) -> MutexGuard<'_, Option<(Lent, Result<u32>)>> {
+        // Nothing that panics runs under this mutex.
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, wait: bool) -> Option<(Lent, Result<u32>)> {
+        let mut slot = self.slot();
+        while wait && slot.is_none() {
+            let changed = self.changed.wait(slot);
+            slot = changed.unwrap_or_else(PoisonError::into_inner);
+        }
+        slot.take()
+    }
+}
+
+/// A batch, on the model's thread.
+fn work(weights: &dyn Weights, n_vocab: usize, mut all: ArrayVec<(Lent, Arc<Desk>), MAX_BATCH>) {
+    let chosen = catch(|| {
+        let mut members: ArrayVec<Member, MAX_BATCH> = all
+            .iter_mut()
+            .map(|(lent, _)| Member {
+                runner: &mut *lent.runner,
+                tokens: &lent.tokens,
+                sampling: &lent.sampling,
+                interrupt: lent.interrupts.work(),
+                constraint: &mut lent.constraint,
+                mark: lent.mark,
+            })
+            .collect();
+        let mut chosen: [Option<Result<u32>>; MAX_BATCH] = [const { None }; MAX_BATCH];
+        let n = members.len();
+        choose(weights, n_vocab, &mut members, &mut chosen[..n]);
+        Ok(chosen.into_iter().flatten().collect::<Tokens>())
+    });
+    let chosen = chosen.unwrap_or_else(|e| all.iter().map(|_| Err(e.clone())).collect());
+    let mut chosen = chosen.into_iter();
+    for (lent, desk) in all {
+        let result = chosen.next();
+        let result = result.unwrap_or_else(|| fail!(Internal, "it has not chosen"));
+        let event = lent.event.clone();
+        *desk.slot() = Some((lent, result));
+        desk.changed.notify_all();
+        if let Some(event) = event {
+            event.set();
+        }
+    }
 }

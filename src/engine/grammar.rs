@@ -201,6 +201,14 @@ impl Constraint {
         });
     }
 
+    /// Whether the last token of the context was forced.
+    pub fn is_last_forced(&self) -> bool {
+        matches!(
+            self.origins.last(),
+            Some(Origin::Forced | Origin::ForcedNext)
+        )
+    }
+
     /// Only the first `position` of `tokens` are kept.
     pub fn rewind(&mut self, position: usize, tokens: &[u32]) {
         let cut = &self.origins[position..];

@@ -1,5 +1,6 @@
 //! The life of a session: tokens seen, what is cached, what is pending. Knows no backend.
 
+mod background;
 pub(crate) mod batch;
 pub mod breakers;
 pub mod device;

@@ -1,5 +1,6 @@
 //! A model: a file's network resident on a device, and its text layer.
 
+use super::background::Background;
 use super::{Metadata, SessionOptions, device, fingerprint};
 use crate::backend::cpu::{self, MAX_THREADS};
 use crate::backend::{DeviceKind, Estimate, KvType, LoadOptions, Progress, Weights};
@@ -61,6 +62,7 @@ pub struct Model {
     /// Of the network and of the tokenizer.
     fingerprints: [u64; 2],
     files: MappedFiles,
+    background: Background,
 }
 
 impl Model {
@@ -196,6 +198,7 @@ impl Model {
                 true => file.mapped_files(),
                 false => MappedFiles::default(),
             },
+            background: Background::new(options.placement),
         })
     }
 
@@ -251,6 +254,7 @@ impl Model {
             metadata: Metadata::default(),
             fingerprints: [1, 2],
             files: MappedFiles::default(),
+            background: Background::default(),
         }
     }
 
@@ -293,6 +297,11 @@ impl Model {
     /// Errors: `FileTruncated` and `FileCorrupt`, naming the file.
     pub fn check_files(&self) -> Result<()> {
         self.files.check()
+    }
+
+    /// What it does beside its callers.
+    pub(super) fn background(&self) -> &Background {
+        &self.background
     }
 
     /// The weights on their device.

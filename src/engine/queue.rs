@@ -1,8 +1,11 @@
 //! Work that runs while the caller does something else: decodes, and prefills.
 
 use super::Session;
+use super::residence::Residence;
 use crate::backend::{Outcome, When};
 use crate::error::{Result, fail};
+use crate::threads::event::Event;
+use std::sync::Arc;
 
 /// What was started and not collected yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +19,8 @@ pub(super) enum Started {
         /// Choices that it gets when those were collected, because it takes no more at a time.
         later: usize,
     },
+    /// One decode, in a batch.
+    Batch,
     /// A prefill behind the first `before` tokens.
     Prefill {
         /// Tokens of the context.
@@ -25,7 +30,7 @@ pub(super) enum Started {
 
 impl Started {
     /// Decodes, if there are any.
-    fn decodes(running: usize, later: usize) -> Started {
+    pub(super) fn decodes(running: usize, later: usize) -> Started {
         match running + later {
             0 => Started::Nothing,
             _ => Started::Decodes { running, later },
@@ -56,6 +61,9 @@ impl Session {
             None => self.choose(count, When::Background)?,
         };
         self.started = Started::decodes(running, count - running);
+        if running == 0 {
+            self.notify();
+        }
         Ok(())
     }
 
@@ -65,17 +73,34 @@ impl Session {
     /// that were not collected are over and the context is as it was before them. An interrupt
     /// comes after the tokens that had been chosen by then.
     pub fn decode_poll(&mut self) -> Result<Option<u32>> {
-        let Started::Decodes { running, later } = self.started else {
-            fail!(NothingPending, "no decode was started");
+        self.decode_result(false)
+    }
+
+    /// The next token of the started decodes, which is waited for.
+    pub(super) fn decode_wait(&mut self) -> Result<u32> {
+        match self.decode_result(true)? {
+            Some(token) => Ok(token),
+            None => fail!(Internal, "a decode that was waited for is not there"),
+        }
+    }
+
+    fn decode_result(&mut self, wait: bool) -> Result<Option<u32>> {
+        self.no_generation()?;
+        let result = match self.started {
+            Started::Decodes { running, later } => self.collect(running, later, wait),
+            Started::Batch => {
+                let result = self.poll_batch(wait);
+                return self.answered(result);
+            }
+            _ => fail!(NothingPending, "no decode was started"),
         };
-        let result = self.collect(running, later);
         if result.is_err() {
             self.stop();
         }
         self.answered(result)
     }
 
-    fn collect(&mut self, mut running: usize, mut later: usize) -> Result<Option<u32>> {
+    fn collect(&mut self, mut running: usize, mut later: usize, wait: bool) -> Result<Option<u32>> {
         if running == 0 {
             if self.interrupts.is_asked() {
                 fail!(Interrupted, "interrupted between two decodes");
@@ -88,7 +113,7 @@ impl Session {
             later -= running;
             self.started = Started::decodes(running, later);
         }
-        match self.residence.runner()?.poll(false) {
+        match self.residence.runner()?.poll(wait) {
             Ok(None) => Ok(None),
             Ok(Some(Outcome::Token(token))) => {
                 self.started = Started::decodes(running - 1, later);
@@ -126,11 +151,35 @@ impl Session {
     /// Errors: `NothingPending` if none was started; those of `prefill`, after which it is over and
     /// the context is as it was before it.
     pub fn prefill_poll(&mut self) -> Result<(bool, usize)> {
+        self.prefill_result(false)
+    }
+
+    /// Waits for the started prefill.
+    pub(super) fn prefill_wait(&mut self) -> Result<()> {
+        match self.prefill_result(true)? {
+            (true, _) => Ok(()),
+            (false, _) => fail!(Internal, "a prefill that was waited for is not done"),
+        }
+    }
+
+    /// What a generation has started is for it to collect.
+    fn no_generation(&self) -> Result<()> {
+        if self.generation.is_some() {
+            fail!(
+                NothingPending,
+                "a generation was started, whose tokens ember_generate_next returns"
+            );
+        }
+        Ok(())
+    }
+
+    fn prefill_result(&mut self, wait: bool) -> Result<(bool, usize)> {
+        self.no_generation()?;
         let Started::Prefill { before } = self.started else {
             fail!(NothingPending, "no prefill was started");
         };
         let total = self.tokens.len() - before;
-        let result = match self.residence.runner()?.poll(false) {
+        let result = match self.residence.runner()?.poll(wait) {
             Ok(None) => {
                 let done = self.residence.runner()?.progress().saturating_sub(before);
                 return Ok((false, done.min(total)));
@@ -144,11 +193,40 @@ impl Session {
         self.answered(result).map(|()| (true, total))
     }
 
+    /// Has whoever waits for the session's event poll.
+    pub(super) fn notify(&self) {
+        if let Some(event) = &self.event {
+            event.set();
+        }
+    }
+
+    /// Sets an event whenever a call of `decode_poll` or `prefill_poll` may find something; none from now on if there is
+    /// none.
+    ///
+    /// Errors: `DecodePending`.
+    pub fn set_event(&mut self, event: Option<Arc<Event>>) -> Result<()> {
+        self.begin()?;
+        if let Residence::Device(runner) = &mut self.residence {
+            runner.set_event(event.clone());
+        }
+        self.event = event;
+        Ok(())
+    }
+
     /// Ends what was started and waits until it has ended. Tokens that were not collected are lost.
     pub(super) fn stop(&mut self) {
         let mut running = match self.started {
             Started::Nothing => return,
             Started::Decodes { running, .. } => running,
+            Started::Batch => {
+                self.interrupts.stop_work();
+                let before = self.tokens.len();
+                // Whatever it has come to is not wanted.
+                if let Ok(Some(_)) = self.poll_batch(true) {
+                    self.take_back(before);
+                }
+                0
+            }
             Started::Prefill { before } => {
                 self.tokens.truncate(before);
                 1

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::engine::fake::{Knobs, N_VOCAB};
+use crate::threads::event::Event;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -108,14 +109,29 @@ fn several(knobs: &Arc<Knobs>, n: usize) -> Vec<Session> {
     (0..n).map(create).collect()
 }
 
+/// The results of all, none of which has failed.
 fn batch(sessions: &mut [Session]) -> Result<Vec<u32>> {
-    let mut tokens = vec![99; sessions.len()];
+    results(sessions)?.into_iter().collect()
+}
+
+fn results(sessions: &mut [Session]) -> Result<Vec<Result<u32>>> {
     let mut sessions: Vec<&mut Session> = sessions.iter_mut().collect();
-    let result = Session::decode_batch(&mut sessions, &mut tokens);
-    if result.is_err() {
-        assert!(tokens.iter().all(|t| *t == 99));
-    }
-    result.map(|()| tokens)
+    Ok(Session::decode_batch(&mut sessions)?.into_iter().collect())
+}
+
+/// The same in the background.
+fn started(sessions: &mut [Session]) -> Result<Vec<Result<u32>>> {
+    let mut all: Vec<&mut Session> = sessions.iter_mut().collect();
+    Session::decode_batch_start(&mut all)?;
+    let collect = |s: &mut Session| loop {
+        assert_eq!(status(s.decode()), Status::DecodePending);
+        match s.decode_poll() {
+            Ok(Some(token)) => break Ok(token),
+            Ok(None) => std::thread::yield_now(),
+            Err(e) => break Err(e),
+        }
+    };
+    Ok(sessions.iter_mut().map(collect).collect())
 }
 
 #[test]
@@ -126,78 +142,140 @@ fn a_batch_gives_what_each_session_gives_alone() {
         for _ in 0..6 {
             let expected: Vec<u32> = alone.iter_mut().map(|s| s.decode().unwrap()).collect();
             assert_eq!(batch(&mut together).unwrap(), expected);
+            let expected: Vec<_> = alone.iter_mut().map(|s| s.decode()).collect();
+            assert_eq!(started(&mut together).unwrap(), expected);
         }
     }
 }
 
 #[test]
-fn a_batch_fails_as_a_whole_and_names_the_session() {
-    let knobs = Arc::<Knobs>::default();
-    let mut s = several(&knobs, 4);
-    let mut expected = several(&Arc::default(), 4);
-    batch(&mut s).unwrap();
-    batch(&mut expected).unwrap();
-    let says = |result: Result<Vec<u32>>, status, index: usize| {
-        let e = result.unwrap_err();
-        assert_eq!(e.status, status, "{e}");
-        assert!(e.message.contains(&format!("index {index}:")), "{e}");
-    };
-    s[2].decode_start(1).unwrap();
-    says(batch(&mut s), Status::DecodePending, 2);
-    let len = s[2].position();
-    s[2].rewind(len).unwrap();
+fn of_a_batch_each_session_fails_for_itself() {
+    for work in [results, started] {
+        let knobs = Arc::<Knobs>::default();
+        let mut s = several(&knobs, 4);
+        let mut expected = several(&Arc::default(), 4);
+        batch(&mut s).unwrap();
+        batch(&mut expected).unwrap();
+        // What is known before any work ends a start; of a batch that is waited for it is a session's own.
+        s[2].decode_start(1).unwrap();
+        let mut all: Vec<&mut Session> = s.iter_mut().collect();
+        let e = Session::decode_batch_start(&mut all).unwrap_err();
+        assert_eq!((e.status, e.index), (Status::DecodePending, Some(2)));
+        let found = results(&mut s).unwrap();
+        for i in [0, 1, 3] {
+            assert_eq!(found[i], Ok(expected[i].decode().unwrap()), "{i}");
+        }
+        assert_eq!(status(found[2].clone()), Status::DecodePending);
+        let len = s[2].position();
+        s[2].rewind(len).unwrap();
 
-    knobs.nan.store(true, Ordering::Relaxed);
-    says(batch(&mut s), Status::Numeric, 0);
-    knobs.nan.store(false, Ordering::Relaxed);
-
-    let mut stranger = several(&Arc::default(), 1);
-    stranger.insert(0, s.remove(3));
-    says(batch(&mut stranger), Status::InvalidArgument, 1);
-    s.push(stranger.remove(0));
-
-    let mut empty = Session::create(s[0].model().clone(), &SessionOptions::default()).unwrap();
-    let mut mixed: Vec<&mut Session> = s.iter_mut().collect();
-    mixed.push(&mut empty);
-    let e = Session::decode_batch(&mut mixed, &mut [0; 5]).unwrap_err();
-    assert_eq!(e.status, Status::NoTokens);
-    assert!(e.message.contains("index 4:"), "{e}");
-    for n in [0, 33] {
-        let mut many = several(&Arc::default(), n);
-        assert_eq!(status(batch(&mut many)), Status::InvalidArgument);
-    }
-    for _ in 0..4 {
-        assert_eq!(batch(&mut s).unwrap(), batch(&mut expected).unwrap());
+        knobs.nan.store(true, Ordering::Relaxed);
+        for result in work(&mut s).unwrap() {
+            assert_eq!(status(result), Status::Numeric);
+        }
+        knobs.nan.store(false, Ordering::Relaxed);
+        for _ in 0..4 {
+            let wanted = batch(&mut expected).unwrap();
+            let found: Result<Vec<u32>> = work(&mut s).unwrap().into_iter().collect();
+            assert_eq!(found.unwrap(), wanted);
+        }
     }
 }
 
 #[test]
-fn a_late_failure_takes_back_the_steps_before_it() {
+fn what_is_no_batch_is_refused() {
+    let mut s = several(&Arc::default(), 3);
+    s.extend(several(&Arc::default(), 1));
+    for work in [results, started] {
+        let e = work(&mut s).unwrap_err();
+        assert_eq!((e.status, e.index), (Status::InvalidArgument, Some(3)));
+        for n in [0, 33] {
+            let mut many = several(&Arc::default(), n);
+            assert_eq!(status(work(&mut many)), Status::InvalidArgument);
+        }
+    }
+    assert!(s.iter().enumerate().all(|(i, s)| s.position() == 1 + i % 3));
+}
+
+#[test]
+fn a_late_failure_ends_one_session_alone() {
+    for work in [results, started] {
+        let knobs = Arc::<Knobs>::default();
+        let mut s = several(&knobs, 3);
+        let mut expected = several(&Arc::default(), 3);
+        batch(&mut s).unwrap();
+        batch(&mut expected).unwrap();
+        // The first two are evaluated, the third is interrupted while it waits.
+        knobs.hold_after.store(2, Ordering::Relaxed);
+        let flag = s[2].interrupts().clone();
+        let waiter = knobs.clone();
+        let interrupter = std::thread::spawn(move || {
+            while !waiter.waiting.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            waiter.hold_after.store(0, Ordering::Relaxed);
+            flag.ask();
+            while waiter.hold.load(Ordering::Relaxed) {
+                // Whoever tries again is not held up.
+                waiter.hold.store(false, Ordering::Relaxed);
+            }
+        });
+        let found = work(&mut s).unwrap();
+        interrupter.join().unwrap();
+        for i in 0..2 {
+            assert_eq!(found[i], Ok(expected[i].decode().unwrap()), "{i}");
+        }
+        match &found[2] {
+            // It was let go before it looked at its flag.
+            Ok(token) => {
+                assert_eq!(*token, expected[2].decode().unwrap());
+                s[2].interrupts().clear();
+            }
+            Err(e) => assert_eq!(e.status, Status::Interrupted),
+        }
+        for _ in 0..4 {
+            assert_eq!(batch(&mut s).unwrap(), batch(&mut expected).unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_rewind_and_a_free_end_a_batch_in_the_background() {
     let knobs = Arc::<Knobs>::default();
     let mut s = several(&knobs, 3);
     let mut expected = several(&Arc::default(), 3);
-    batch(&mut s).unwrap();
-    batch(&mut expected).unwrap();
-    // The first two are evaluated, the third is interrupted while it waits.
-    knobs.hold_after.store(2, Ordering::Relaxed);
-    let flag = s[2].interrupts().clone();
-    let waiter = knobs.clone();
-    let interrupter = std::thread::spawn(move || {
-        while !waiter.waiting.load(Ordering::Relaxed) {
-            std::thread::yield_now();
-        }
-        flag.ask();
-    });
-    let e = batch(&mut s).unwrap_err();
-    interrupter.join().unwrap();
-    assert_eq!(e.status, Status::Interrupted);
-    assert!(e.message.contains("index 2:"), "{e}");
-    assert_eq!(e.index, Some(2));
-    knobs.hold_after.store(0, Ordering::Relaxed);
-    knobs.hold.store(false, Ordering::Relaxed);
+    let mut all: Vec<&mut Session> = s.iter_mut().collect();
+    Session::decode_batch_start(&mut all).unwrap();
+    let len = s[0].position();
+    s[0].rewind(len).unwrap();
+    assert_eq!(status(s[0].decode_poll()), Status::NothingPending);
+    drop(s.pop());
+    expected.pop();
+    while s[1].decode_poll().unwrap().is_none() {}
+    expected[1].decode().unwrap();
     for _ in 0..4 {
         assert_eq!(batch(&mut s).unwrap(), batch(&mut expected).unwrap());
     }
+}
+
+#[test]
+fn an_event_is_set_when_there_is_something_to_collect() {
+    let mut s = several(&Arc::default(), 2);
+    let event = Arc::new(Event::new().unwrap());
+    for s in &mut s {
+        s.set_event(Some(event.clone())).unwrap();
+    }
+    let mut all: Vec<&mut Session> = s.iter_mut().collect();
+    Session::decode_batch_start(&mut all).unwrap();
+    for s in &mut s {
+        while s.decode_poll().unwrap().is_none() {}
+    }
+    // One of the test's own and one of each session; work in the background has let go of its.
+    assert_eq!(Arc::strong_count(&event), 3);
+    for s in &mut s {
+        s.set_event(None).unwrap();
+    }
+    assert_eq!(Arc::strong_count(&event), 1);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::Session;
 use crate::backend::state::StateLayout;
-use crate::backend::{Mark, Runner, StateInfo, StateSink, StateSource};
+use crate::backend::{Runner, StateInfo, StateSink, StateSource};
 use crate::engine::sampling::Logprobs;
 use crate::error::{Result, fail};
 use crate::memory::Pages;
@@ -14,6 +14,8 @@ pub(super) enum Residence {
     Device(Box<dyn Runner>),
     /// In host memory; nothing of it is on the device.
     Host(Box<Evicted>),
+    /// With work in the background, which gives it back. The log-probabilities are those of the last choice.
+    Lent(Option<Box<Logprobs>>),
 }
 
 /// A state in host memory.
@@ -33,7 +35,9 @@ impl Residence {
     pub fn runner(&mut self) -> Result<&mut dyn Runner> {
         match self {
             Residence::Device(runner) => Ok(&mut **runner),
-            Residence::Host(_) => fail!(Internal, "the state is not on the device"),
+            Residence::Host(_) | Residence::Lent(_) => {
+                fail!(Internal, "the state is not on the device")
+            }
         }
     }
 
@@ -48,13 +52,8 @@ impl Residence {
                 }
             }
             Residence::Host(evicted) => evicted.wanted = evicted.wanted.min(position),
-        }
-    }
-
-    /// Goes back to a mark of the state.
-    pub fn roll_back(&mut self, mark: Mark) {
-        if let Residence::Device(runner) = self {
-            runner.rollback(mark);
+            // Whoever takes it back goes back, too.
+            Residence::Lent(_) => {}
         }
     }
 
@@ -63,6 +62,7 @@ impl Residence {
         match self {
             Residence::Device(runner) => runner.logprobs(),
             Residence::Host(evicted) => evicted.logprobs.as_ref(),
+            Residence::Lent(logprobs) => logprobs.as_deref(),
         }
     }
 }
@@ -113,6 +113,7 @@ impl Session {
         let weights = self.model.weights().clone();
         let mut runner = weights.create_runner(&self.options)?;
         runner.set_rules(self.rules.clone())?;
+        runner.set_event(self.event.clone());
         let mut stream = evicted.stream.bytes();
         runner.load(&evicted.info, &evicted.tokens, &mut stream)?;
         crate::memory::check()?;

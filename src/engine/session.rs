@@ -4,6 +4,8 @@
 //! that a decode returned last, or the one whose logits a rewind lost) is evaluated by the next
 //! call that needs it. A call that fails leaves the context as it was.
 
+use super::batch::Desk;
+use super::generate::Generation;
 use super::grammar::Constraint;
 use super::queue::Started;
 use super::residence::Residence;
@@ -15,6 +17,7 @@ use crate::backend::{
 use crate::error::{Error, Result, Status, fail};
 use crate::log::log;
 use crate::memory;
+use crate::threads::event::Event;
 use std::sync::Arc;
 
 /// What a session is made with.
@@ -88,6 +91,12 @@ pub struct Session {
     pub(super) constraint: Option<Box<Constraint>>,
     /// Work that was started and not collected yet.
     pub(super) started: Started,
+    /// Where a batch in the background gives back what it was lent.
+    pub(super) lent_to: Option<Arc<Desk>>,
+    /// Text that is being generated piece by piece.
+    pub(super) generation: Option<Box<Generation>>,
+    /// Set when there may be something to collect.
+    pub(super) event: Option<Arc<Event>>,
     pub(super) interrupts: Arc<Interrupts>,
 }
 
@@ -126,6 +135,9 @@ impl Session {
             rules: None,
             constraint: None,
             started: Started::Nothing,
+            lent_to: None,
+            generation: None,
+            event: None,
             interrupts: Arc::default(),
         })
     }
@@ -185,6 +197,17 @@ impl Session {
         self.residence.logprobs()
     }
 
+    /// The same, if the present settings ask for them.
+    pub fn logprobs_asked(&self) -> Option<&Logprobs> {
+        self.logprobs().filter(|_| self.sampling.logprobs > 0)
+    }
+
+    /// Whether the grammar has left no choice for the last token.
+    pub fn is_last_forced(&self) -> bool {
+        let constraint = self.constraint.as_ref();
+        constraint.is_some_and(|constraint| constraint.is_last_forced())
+    }
+
     /// Appends `tokens` to the context and evaluates them.
     ///
     /// Errors: `NoTokens`, `InvalidToken`, `ContextFull`, `DecodePending` before anything is done;
@@ -200,6 +223,20 @@ impl Session {
     /// Checks that `tokens` can be appended, and puts them behind the context.
     pub(super) fn take_prompt(&mut self, tokens: &[u32]) -> Result<()> {
         self.begin_work()?;
+        self.check_prompt(tokens)?;
+        self.resume()?;
+        if let Some(constraint) = &mut self.constraint {
+            // Memory of the reserve must not stay in it.
+            constraint.ready_next(self.model.tokenizer()?)?;
+            memory::check().inspect_err(|_| constraint.drop_next())?;
+        }
+        // Within the capacity, so nothing is allocated.
+        self.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    /// Checks that `tokens` can be appended.
+    pub(super) fn check_prompt(&self, tokens: &[u32]) -> Result<()> {
         if tokens.is_empty() {
             fail!(NoTokens, "prefill of no tokens");
         }
@@ -212,16 +249,7 @@ impl Session {
                 self.context()
             );
         }
-        self.model.check_tokens(tokens)?;
-        self.resume()?;
-        if let Some(constraint) = &mut self.constraint {
-            // Memory of the reserve must not stay in it.
-            constraint.ready_next(self.model.tokenizer()?)?;
-            memory::check().inspect_err(|_| constraint.drop_next())?;
-        }
-        // Within the capacity, so nothing is allocated.
-        self.tokens.extend_from_slice(tokens);
-        Ok(())
+        self.model.check_tokens(tokens)
     }
 
     /// Keeps the tokens behind the first `before`, which were evaluated, or drops them.
@@ -338,6 +366,7 @@ impl Session {
                 self.position()
             );
         }
+        self.generation = None;
         self.stop();
         self.begin()?;
         self.take_back(position);
@@ -390,6 +419,7 @@ impl Session {
         // What follows is evaluated by a fork, which takes the state's place if it succeeds.
         let mut fork = self.residence.runner()?.fork()?;
         fork.set_rules(self.rules.clone())?;
+        fork.set_event(self.event.clone());
         let mark = fork.mark_before(from);
         fork.rollback(mark);
         let mut kept = try_copy(&self.tokens[fork.len()..from])?;
@@ -468,9 +498,15 @@ impl Session {
     /// The start of every call: refuses while a decode is started, looks whether mapped files are still
     /// there.
     pub(super) fn begin(&mut self) -> Result<()> {
+        if self.generation.is_some() {
+            fail!(
+                DecodePending,
+                "a generation was started and not ended by ember_generate_finish"
+            );
+        }
         match self.started {
             Started::Nothing => {}
-            Started::Decodes { .. } => fail!(
+            Started::Decodes { .. } | Started::Batch => fail!(
                 DecodePending,
                 "a decode was started and not collected by ember_decode_poll"
             ),
@@ -545,8 +581,20 @@ pub(super) fn mask_source(
 }
 
 impl Drop for Session {
-    /// Waits for started decodes, which are interrupted.
+    /// Interrupts what was started. It is waited for by the model's end, or here where the backend has no other way.
     fn drop(&mut self) {
+        if self.started != Started::Nothing {
+            self.interrupts.stop_work();
+        }
+        if self.started == Started::Batch {
+            // The runner goes with the batch.
+            return;
+        }
+        let runner = self.residence.runner();
+        if let Some(thread) = runner.ok().and_then(|runner| runner.retire()) {
+            self.model.background().retire(thread);
+            return;
+        }
         self.stop();
     }
 }

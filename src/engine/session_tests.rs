@@ -383,7 +383,7 @@ fn an_interrupt_before_a_call_counts_for_every_kind_of_call() {
         ("decode", |s| s.decode().map(|_| ())),
         ("decode_start", |s| s.decode_start(2)),
         ("decode_batch", |s| {
-            Session::decode_batch(&mut [s], &mut [0])
+            Session::decode_batch(&mut [s])?.remove(0).map(drop)
         }),
         ("logits", |s| s.logits(&mut [0.0; N_VOCAB])),
         ("erase", |s| s.erase(1, 1)),
@@ -418,13 +418,16 @@ fn of_a_batch_each_session_answers_its_own_interrupt() {
     }
     sessions[0].interrupts().ask();
     sessions[2].interrupts().ask();
-    for at in [0, 2] {
+    for wanted in [[true, false, true], [false; 3]] {
         let mut all: Vec<&mut Session> = sessions.iter_mut().collect();
-        let e = Session::decode_batch(&mut all, &mut [0; 3]).unwrap_err();
-        assert_eq!((e.status, e.index), (Status::Interrupted, Some(at)));
+        let results = Session::decode_batch(&mut all).unwrap();
+        let interrupted = results
+            .iter()
+            .map(|r| matches!(r, Err(e) if e.status == Status::Interrupted));
+        assert_eq!(interrupted.collect::<Vec<_>>(), wanted);
     }
-    let mut all: Vec<&mut Session> = sessions.iter_mut().collect();
-    Session::decode_batch(&mut all, &mut [0; 3]).unwrap();
+    let positions = sessions.iter().map(Session::position);
+    assert_eq!(positions.collect::<Vec<_>>(), [3, 4, 3]);
 }
 
 #[test]

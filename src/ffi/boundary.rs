@@ -316,6 +316,37 @@ impl<T: Sized32> OutStruct<T> {
     }
 }
 
+/// An array of structs of any version, to be filled. Its elements are as far apart as the first one says it is large.
+pub(super) struct OutStructs<T> {
+    first: OutStruct<T>,
+    count: usize,
+}
+
+impl<T: Sized32> OutStructs<T> {
+    /// # Safety
+    /// `pointer` is NULL or valid for reads and writes of `count` times as many bytes as its first field says, one at least, for
+    /// the rest of the exported function.
+    pub(super) unsafe fn new(pointer: *mut T, count: usize) -> Result<OutStructs<T>> {
+        // SAFETY: the caller's promise.
+        let first = unsafe { OutStruct::new(pointer) }?;
+        Ok(OutStructs { first, count })
+    }
+
+    /// Writes an element, with its size.
+    pub(super) fn set(&self, index: usize, value: &T) {
+        assert!(index < self.count);
+        let size = self.first.size;
+        let to = self.first.pointer.as_ptr().wrapping_byte_add(index * size);
+        let Some(pointer) = NonNull::new(to) else {
+            return;
+        };
+        // SAFETY: the element lies in the array by `new`'s contract, and is aligned because the size is a multiple of the
+        // alignment; it begins with its size.
+        unsafe { pointer.cast::<u32>().write(size as u32) };
+        OutStruct { pointer, size }.set(value);
+    }
+}
+
 /// Copies a result into a caller's buffer. The number of elements is written in any case but an
 /// error of the pointers; `BufferTooSmall` if they do not fit, with nothing else written.
 pub(super) fn fill<T: Copy>(

@@ -1,8 +1,9 @@
 //! Running a session: prefill and decode.
 
-use super::boundary::{Out, call, slice};
+use super::boundary::{Out, OutStruct, call, slice};
 use super::error::{ember_error, ember_status};
 use super::session::{ember_session, with_session};
+use super::token::ember_token;
 use crate::error::{Error, Status};
 
 /// Appends `count` tokens to the context and evaluates them, all or none. It may be called repeatedly. On the CPU,
@@ -80,8 +81,9 @@ pub unsafe extern "C" fn ember_prefill_poll(
     unsafe { call(err, work) }
 }
 
-/// Chooses the next token, appends it to the context and writes its id to `token`. The new token is evaluated only
-/// when a later call needs it. The session does not stop at end tokens; ask `ember_token_is_end`.
+/// Chooses the next token, appends it to the context and writes it to `token`, whose `struct_size` the caller has set. The new token
+/// is evaluated only when a later call needs it. The session does not stop at end tokens, which have the flag
+/// `EMBER_TOKEN_ENDS`.
 ///
 /// Errors: `EMBER_NO_TOKENS` for an empty context; `EMBER_CONTEXT_FULL`; `EMBER_BUSY`;
 /// `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`; `EMBER_NUMERIC`; `EMBER_GRAMMAR` if a limit of the
@@ -90,13 +92,16 @@ pub unsafe extern "C" fn ember_prefill_poll(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_decode(
     session: *mut ember_session,
-    token: *mut u32,
+    token: *mut ember_token,
     err: *mut ember_error,
 ) -> ember_status {
     let work = || {
         // SAFETY: `token` is as the header demands.
-        let token = unsafe { Out::new(token, "token") }?;
-        token.set(with_session(session, |session| session.decode())?);
+        let token = unsafe { OutStruct::new(token) }?;
+        token.set(&with_session(session, |session| {
+            let id = session.decode()?;
+            Ok(ember_token::of(session, id))
+        })?);
         Ok(())
     };
     // SAFETY: `err` is as the header demands.
@@ -140,7 +145,7 @@ pub unsafe extern "C" fn ember_decode_start_n(
 }
 
 /// Returns the next token of the started decodes, without blocking: `EMBER_PENDING` means that it is not available
-/// yet and `token` was not written. It may be called from another thread than the start.
+/// yet and `token` was not written; `ember_session_set_event` says how to wait for it. It may be called from another thread than the start.
 ///
 /// Errors: `EMBER_NOTHING_PENDING` if none was started, or all were collected; `EMBER_BUSY`; else
 /// those of `ember_decode`, after which all started decodes are over and the context has the tokens
@@ -148,15 +153,19 @@ pub unsafe extern "C" fn ember_decode_start_n(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_decode_poll(
     session: *mut ember_session,
-    token: *mut u32,
+    token: *mut ember_token,
     err: *mut ember_error,
 ) -> ember_status {
     let work = || {
         // SAFETY: `token` is as the header demands.
-        let token = unsafe { Out::new(token, "token") }?;
-        match with_session(session, |session| session.decode_poll())? {
-            Some(id) => {
-                token.set(id);
+        let token = unsafe { OutStruct::new(token) }?;
+        let polled = with_session(session, |session| {
+            let id = session.decode_poll()?;
+            Ok(id.map(|id| ember_token::of(session, id)))
+        })?;
+        match polled {
+            Some(polled) => {
+                token.set(&polled);
                 Ok(())
             }
             None => Err(Error::new(Status::Pending, "")),

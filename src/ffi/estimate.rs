@@ -64,9 +64,9 @@ pub unsafe extern "C" fn ember_model_estimate(
             )
         };
         let path = checked_path(path)?;
-        let (device, load) = (model.device as usize, model.for_engine()?);
-        // SAFETY: `session_options` is as the header demands.
-        let session = unsafe { engine_options(&session) }?;
+        let device = model.device as usize;
+        // SAFETY: both options are as the header demands.
+        let (load, session) = unsafe { (model.for_engine()?, engine_options(&session)?) };
         let (from, context) = Model::estimate(path, device, &load, &session)?;
         let mut e = ember_estimate::zeroed();
         e.device = model.device;

@@ -1,11 +1,15 @@
 //! Prompt in, text out: the loop of decodes that every program needs.
 
-use super::boundary::{OutStruct, Sized32, call, check_flags, read_struct, slice};
+use super::boundary::{
+    Out, OutStruct, Sized32, call, check_flags, fill, read_struct, slice, slice_mut,
+};
 use super::error::{NO_INDEX, ember_error, ember_status};
 use super::session::{ember_session, with_session};
 use super::text_stream::{ember_stop, stop_strings};
+use super::token::ember_token;
 use super::tokenizer::NO_TOKEN;
-use crate::engine::{End, GenerateOptions};
+use crate::engine::{End, GenerateOptions, Generated, Session};
+use crate::error::{Error, Result, Status, fail};
 use std::ffi::{c_char, c_void};
 
 /// Flags of `ember_generate_options`, to be or-ed.
@@ -31,7 +35,7 @@ pub enum ember_generate_end {
     EMBER_END_TOKEN = 2,
     /// A stop string is complete. Its tokens are in the context, nothing of it is in the text.
     EMBER_END_STOP = 3,
-    /// The callback returned something else than 0.
+    /// The callback returned something else than 0, or `ember_generate_finish` came before any other reason.
     EMBER_END_CALLBACK = 4,
     /// `ember_session_interrupt`. What was made before is in the context.
     EMBER_END_INTERRUPTED = 5,
@@ -133,24 +137,8 @@ pub unsafe extern "C" fn ember_generate(
         // SAFETY: `out` is as the header demands.
         let out = unsafe { OutStruct::optional(out) }?;
         // SAFETY: `options` is as the header demands, and so are its arrays.
-        let (options, prompt, stops) = unsafe {
-            let options = read_struct(options)?;
-            let prompt = slice(options.prompt, options.prompt_count, "prompt")?;
-            let stops = slice(options.stops, options.stop_count, "stops")?;
-            (options, prompt, stop_strings(stops)?)
-        };
-        let special = ember_generate_flags::EMBER_GENERATE_SHOW_SPECIAL as u32;
-        let ignore_end = ember_generate_flags::EMBER_GENERATE_IGNORE_END as u32;
-        let new_text = ember_generate_flags::EMBER_GENERATE_NEW_TEXT as u32;
-        check_flags(options.flags, special | ignore_end | new_text)?;
-        let wanted = GenerateOptions {
-            prompt,
-            limit: options.limit,
-            stops: &stops,
-            show_special: options.flags & special != 0,
-            ignore_end: options.flags & ignore_end != 0,
-            new_text: options.flags & new_text != 0,
-        };
+        let (options, prompt, stops) = unsafe { read_options(options) }?;
+        let wanted = options.for_engine(prompt, &stops)?;
         let mut piece = |text: &str, token: Option<u32>| {
             let Some(callback) = options.piece else {
                 return true;
@@ -161,25 +149,181 @@ pub unsafe extern "C" fn ember_generate(
         };
         let made = with_session(session, |session| session.generate(&wanted, &mut piece))?;
         if let Some(out) = out {
-            use ember_generate_end as E;
-            let mut d = ember_generate_details::zeroed();
-            d.stop = NO_INDEX;
-            d.end = match made.end {
-                End::Limit => E::EMBER_END_LIMIT,
-                End::EndToken => E::EMBER_END_TOKEN,
-                End::Stop(index) => {
-                    d.stop = index as u32;
-                    E::EMBER_END_STOP
-                }
-                End::Callback => E::EMBER_END_CALLBACK,
-                End::Interrupted => E::EMBER_END_INTERRUPTED,
-                End::ContextFull => E::EMBER_END_CONTEXT_FULL,
-            } as u32;
-            d.token = made.last.unwrap_or(NO_TOKEN);
-            d.position = made.position as u64;
-            d.token_count = made.n_tokens as u64;
-            d.text_bytes = made.text_bytes as u64;
-            out.set(&d);
+            out.set(&ember_generate_details::of(&made));
+        }
+        Ok(())
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+impl ember_generate_details {
+    fn of(made: &Generated) -> ember_generate_details {
+        use ember_generate_end as E;
+        let mut d = ember_generate_details::zeroed();
+        d.stop = NO_INDEX;
+        d.end = match made.end {
+            End::Limit => E::EMBER_END_LIMIT,
+            End::EndToken => E::EMBER_END_TOKEN,
+            End::Stop(index) => {
+                d.stop = index as u32;
+                E::EMBER_END_STOP
+            }
+            End::Callback => E::EMBER_END_CALLBACK,
+            End::Interrupted => E::EMBER_END_INTERRUPTED,
+            End::ContextFull => E::EMBER_END_CONTEXT_FULL,
+        } as u32;
+        d.token = made.last.unwrap_or(NO_TOKEN);
+        d.position = made.position as u64;
+        d.token_count = made.n_tokens as u64;
+        d.text_bytes = made.text_bytes as u64;
+        d
+    }
+}
+
+/// The caller's options, its prompt and its stop strings.
+///
+/// # Safety
+/// All of them are as the header demands.
+unsafe fn read_options<'a>(
+    options: *const ember_generate_options,
+) -> Result<(ember_generate_options, &'a [u32], Vec<&'a str>)> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let options = read_struct(options)?;
+        let prompt = slice(options.prompt, options.prompt_count, "prompt")?;
+        let stops = slice(options.stops, options.stop_count, "stops")?;
+        Ok((options, prompt, stop_strings(stops)?))
+    }
+}
+
+impl ember_generate_options {
+    fn for_engine<'a>(
+        &self,
+        prompt: &'a [u32],
+        stops: &'a [&'a str],
+    ) -> Result<GenerateOptions<'a>> {
+        let special = ember_generate_flags::EMBER_GENERATE_SHOW_SPECIAL as u32;
+        let ignore_end = ember_generate_flags::EMBER_GENERATE_IGNORE_END as u32;
+        let new_text = ember_generate_flags::EMBER_GENERATE_NEW_TEXT as u32;
+        check_flags(self.flags, special | ignore_end | new_text)?;
+        Ok(GenerateOptions {
+            prompt,
+            limit: self.limit,
+            stops,
+            show_special: self.flags & special != 0,
+            ignore_end: self.flags & ignore_end != 0,
+            new_text: self.flags & new_text != 0,
+        })
+    }
+}
+
+/// Flags of `ember_generate_next`, to be or-ed.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ember_next_flags {
+    /// Return `EMBER_PENDING` instead of waiting for the next token. The work goes on in the background, and the session's event
+    /// (`ember_session_set_event`) is set when the next call returns something else.
+    EMBER_NEXT_NO_WAIT = 1,
+}
+
+/// Starts what `ember_generate` does without a callback: `ember_generate_next` returns the text piece by piece, on the caller's
+/// thread. The prompt and the stop strings are copied, and the prompt is evaluated by the first `ember_generate_next`. `piece` of
+/// the options must be NULL. Until `ember_generate_finish`, every other function that changes the session returns
+/// `EMBER_DECODE_PENDING`, except for `ember_session_interrupt`, `ember_session_rewind`, which ends the generation, and
+/// `ember_session_free`.
+///
+/// Errors: those of `ember_generate` that are known before any work is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_generate_start(
+    session: *mut ember_session,
+    options: *const ember_generate_options,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        // SAFETY: `options` is as the header demands, and so are its arrays.
+        let (options, prompt, stops) = unsafe { read_options(options) }?;
+        if options.piece.is_some() {
+            fail!(
+                InvalidArgument,
+                "piece is set, but a generation that was started calls nothing; ember_generate_next has the text"
+            );
+        }
+        let wanted = options.for_engine(prompt, &stops)?;
+        with_session(session, |session| session.generate_start(&wanted))
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Generates the next token and writes the text that is certain then: whole characters that cannot be the start of a stop
+/// string, often none. `flags` are values of `enum ember_next_flags`. The number of bytes is written to `len`, and the token
+/// to `token`, whose `struct_size` the caller has set. `token->id` is `EMBER_NO_TOKEN` when the generation is over; the text
+/// that was held back until then comes with it, and later calls return an empty text with it. `text` may be NULL if `capacity`
+/// is 0. The pieces are those that `ember_generate` passes to its callback.
+///
+/// If `capacity` is too small, the result is `EMBER_BUFFER_TOO_SMALL`, only `len` is written, and the next call returns the same
+/// piece. After another error, what was generated before is in the context, and the next call tries again. An interrupt
+/// ends the generation, but while the prompt is evaluated, it is the error `EMBER_INTERRUPTED`.
+///
+/// Errors: `EMBER_PENDING` with `EMBER_NEXT_NO_WAIT`; `EMBER_NOTHING_PENDING` if no generation was started;
+/// `EMBER_INVALID_ARGUMENT` for unknown flags; `EMBER_BUFFER_TOO_SMALL`; those of `ember_prefill` and `ember_decode`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_generate_next(
+    session: *mut ember_session,
+    flags: u32,
+    text: *mut c_char,
+    capacity: usize,
+    len: *mut usize,
+    token: *mut ember_token,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        // SAFETY: `text`, `len` and `token` are as the header demands.
+        let (text, len, token) = unsafe {
+            (
+                slice_mut(text.cast::<u8>(), capacity, "text")?,
+                Out::new(len, "len")?,
+                OutStruct::new(token)?,
+            )
+        };
+        let no_wait = ember_next_flags::EMBER_NEXT_NO_WAIT as u32;
+        check_flags(flags, no_wait)?;
+        let mut take = |session: &Session, piece: &str, id: Option<u32>| {
+            fill(piece.as_bytes(), text, &len, "text")?;
+            token.set(&match id {
+                Some(id) => ember_token::of(session, id),
+                None => ember_token::none(Status::Ok),
+            });
+            Ok(())
+        };
+        let wait = flags & no_wait == 0;
+        match with_session(session, |session| session.generate_next(wait, &mut take))? {
+            true => Ok(()),
+            false => Err(Error::new(Status::Pending, "")),
+        }
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+/// Ends a generation that was started, at any time; work under way is interrupted and waited for. All tokens that were returned
+/// are in the context, and so are those of an end token and of a stop string. The reason of the end and the amount of output are
+/// written to `out`, whose `struct_size` the caller has set; it may be NULL.
+///
+/// Errors: `EMBER_NOTHING_PENDING` if no generation was started; `EMBER_BUSY`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_generate_finish(
+    session: *mut ember_session,
+    out: *mut ember_generate_details,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        // SAFETY: `out` is as the header demands.
+        let out = unsafe { OutStruct::optional(out) }?;
+        let made = with_session(session, |session| session.generate_end())?;
+        if let Some(out) = out {
+            out.set(&ember_generate_details::of(&made));
         }
         Ok(())
     };

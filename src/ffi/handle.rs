@@ -35,6 +35,8 @@ pub(super) enum Kind {
     Model = 1,
     Session = 3,
     TextStream = 7,
+    Event = 9,
+    Load = 11,
 }
 
 impl Kind {
@@ -43,6 +45,8 @@ impl Kind {
             Kind::Model => "model",
             Kind::Session => "session",
             Kind::TextStream => "text stream",
+            Kind::Event => "event",
+            Kind::Load => "load",
         }
     }
 }
@@ -238,7 +242,13 @@ mod tests {
 
     #[test]
     fn no_handle_looks_like_an_address() {
-        for kind in [Kind::Model, Kind::Session, Kind::TextStream] {
+        for kind in [
+            Kind::Model,
+            Kind::Session,
+            Kind::TextStream,
+            Kind::Event,
+            Kind::Load,
+        ] {
             let table = Table::<()>::new(kind);
             for slot in [0, 1, MAX_SLOTS / 2, MAX_SLOTS - 1] {
                 for shift in 0..GENERATION_BITS {

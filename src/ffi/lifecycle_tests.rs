@@ -8,6 +8,18 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// A token to be written, which is this one before.
+fn token(id: u32) -> ember_token {
+    ember_token {
+        struct_size: size_of::<ember_token>() as u32,
+        id,
+        flags: 0,
+        status: 0,
+        logprob: 0.0,
+        reserved: 0,
+    }
+}
+
 struct Fixture {
     knobs: Arc<Knobs>,
     model: *mut ember_model,
@@ -19,7 +31,8 @@ impl Fixture {
     fn new() -> Fixture {
         let knobs = Arc::<Knobs>::default();
         let weights = Arc::new(FakeWeights(knobs.clone()));
-        let model = super::model::insert(Model::from_weights(weights, N_VOCAB, 32));
+        let model = super::model::insert(Arc::new(Model::from_weights(weights, N_VOCAB, 32)));
+        let model = model.unwrap();
         let mut f = Fixture {
             knobs,
             model,
@@ -42,7 +55,7 @@ impl Fixture {
     }
 
     fn decode(&mut self) -> i32 {
-        let mut token = 0;
+        let mut token = token(0);
         // SAFETY: all pointers are to locals.
         unsafe { ember_decode(self.session, &mut token, &mut self.err) }
     }
@@ -113,7 +126,7 @@ fn a_session_in_use_is_busy_everywhere_else() {
         std::thread::yield_now();
     }
     let busy = Status::Busy as i32;
-    let mut token = 77u32;
+    let mut token = self::token(77);
     let mut logits = [5.0f32; N_VOCAB];
     // SAFETY: all pointers are to locals.
     unsafe {
@@ -130,18 +143,17 @@ fn a_session_in_use_is_busy_everywhere_else() {
         let status = ember_session_create(f.model, null(), &mut other, &mut f.err);
         assert_eq!(status, 0);
         let batch = [other, session()];
-        let mut tokens = [77u32; 2];
+        let mut tokens = [self::token(77); 2];
         let status = ember_decode_batch(batch.as_ptr(), 2, tokens.as_mut_ptr(), &mut f.err);
         assert_eq!(status, busy);
-        assert_eq!(tokens, [77; 2]);
+        assert_eq!(tokens.map(|t| t.id), [77; 2]);
         assert!(f.message().contains("index 1"), "{}", f.message());
         assert_eq!(ember_session_free(other), 0);
         let status = ember_session_logits(session(), logits.as_mut_ptr(), N_VOCAB, &mut f.err);
         assert_eq!(status, busy);
-        assert_eq!(ember_session_free(session()), busy);
     }
     assert!(f.message().contains("another thread"), "{}", f.message());
-    assert_eq!((token, logits), (77, [5.0; N_VOCAB]));
+    assert_eq!((token.id, logits), (77, [5.0; N_VOCAB]));
     // Reading the position needs no turn.
     assert_eq!(f.position(), 2);
     // SAFETY: a handle may be used from any thread.
@@ -158,7 +170,7 @@ fn poll_never_blocks_and_free_ends_a_started_decode() {
     assert_eq!(f.prefill(&[1, 2]), 0);
     assert_eq!(f.decode(), 0);
     f.knobs.hold.store(true, Ordering::Relaxed);
-    let mut token = 77u32;
+    let mut token = self::token(77);
     // SAFETY: all pointers are to locals.
     unsafe {
         assert_eq!(ember_decode_start(f.session, &mut f.err), 0);
@@ -166,7 +178,7 @@ fn poll_never_blocks_and_free_ends_a_started_decode() {
             let status = ember_decode_poll(f.session, &mut token, &mut f.err);
             assert_eq!(status, Status::Pending as i32);
         }
-        assert_eq!((token, f.message()), (77, ""));
+        assert_eq!((token.id, f.message()), (77, ""));
         assert_eq!(f.prefill(&[1]), Status::DecodePending as i32);
         // The model's handle goes first, which the session survives.
         assert_eq!(ember_model_free(f.model), 0);
@@ -175,6 +187,33 @@ fn poll_never_blocks_and_free_ends_a_started_decode() {
     }
     assert_eq!(f.knobs.running.load(Ordering::SeqCst), 0);
     // Nothing holds the weights any more but the fixture's own part of them.
+    assert_eq!(Arc::strong_count(&f.knobs), 1);
+}
+
+#[test]
+fn a_session_that_is_freed_in_a_call_goes_with_it() {
+    let mut f = Fixture::new();
+    assert_eq!(f.prefill(&[1, 2]), 0);
+    f.knobs.hold.store(true, Ordering::Relaxed);
+    let handle = f.session.addr();
+    let slow = std::thread::spawn(move || {
+        let session = std::ptr::without_provenance_mut(handle);
+        // SAFETY: the array is a constant.
+        unsafe { ember_prefill(session, [3u32].as_ptr(), 1, null_mut()) }
+    });
+    // SAFETY: NULL is allowed with a length of 0.
+    while unsafe { ember_prefill(f.session, null(), 0, null_mut()) } != Status::Busy as i32 {
+        std::thread::yield_now();
+    }
+    // SAFETY: a handle may be freed at any time.
+    unsafe {
+        assert_eq!(ember_session_free(f.session), 0);
+        assert_eq!(ember_session_free(f.session), Status::InvalidHandle as i32);
+        assert_eq!(ember_model_free(f.model), 0);
+    }
+    assert_eq!(slow.join().unwrap(), Status::Interrupted as i32);
+    f.session = null_mut();
+    f.model = null_mut();
     assert_eq!(Arc::strong_count(&f.knobs), 1);
 }
 

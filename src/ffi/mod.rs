@@ -34,6 +34,12 @@ mod session;
 
 mod context;
 
+mod token;
+
+mod event;
+
+mod load;
+
 mod decode;
 
 mod batch;
@@ -63,8 +69,10 @@ pub use decode::*;
 pub use device::*;
 pub use error::*;
 pub use estimate::*;
+pub use event::*;
 pub use generate::*;
 pub use grammar::*;
+pub use load::*;
 pub use log::*;
 pub use metadata::*;
 pub use model::*;
@@ -76,6 +84,7 @@ pub use state::*;
 pub use supported::*;
 pub use text::*;
 pub use text_stream::*;
+pub use token::*;
 pub use tokenizer::*;
 pub use version::*;
 

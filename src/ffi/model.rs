@@ -1,12 +1,14 @@
 //! Models.
 
-use super::boundary::{Out, OutStruct, Sized32, call, call_always, read_struct, text};
+use super::boundary::{
+    Out, OutStruct, Sized32, call, call_always, check_flags, read_struct, slice, text,
+};
 use super::error::{copy_text, ember_error, ember_status};
 use super::forked;
 use super::handle::{Kind, Table};
-use crate::backend::LoadOptions;
+use crate::backend::{LoadOptions, MAX_BATCH, Placement};
 use crate::engine::Model;
-use crate::error::{Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::format::{Access, ModelSource, WeightType};
 use std::ffi::{c_char, c_void};
 use std::path::Path;
@@ -94,19 +96,41 @@ pub struct ember_model_options {
     pub cuda_context: *mut c_void,
     /// A value of `enum ember_files`.
     pub files: u32,
+    /// Values of `enum ember_model_flags`.
+    pub flags: u32,
+    /// Numbers of the logical processors that the library's threads may run on, as the system counts them from 0 to 1023; for
+    /// none, the system chooses. Linux and Windows (there the first 64); elsewhere it is ignored, as the priority is.
+    pub cpus: *const u32,
+    /// Number of `cpus`.
+    pub cpu_count: usize,
+    /// Priority of the library's threads beside the thread that loads the model: less than 0 gives way to others, more than 0
+    /// goes first where the system allows it. On Linux, steps of nice values; on Windows, from -2 to 2.
+    pub thread_priority: i32,
     /// 0.
     pub reserved: u32,
 }
 
-// SAFETY: `repr(C)`; four u32, three pointers and two u32 have no padding; zero is a value of each (no
-// function, a NULL pointer); the size comes first. `progress` is the caller's own pointer.
+/// Flags of `ember_model_options`, to be or-ed.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ember_model_flags {
+    /// What a call waits for is computed on the thread of the caller alone, so that a thread of the library which the system
+    /// runs late holds nothing up. Started decodes, prompts and batches use all threads. Only for CPUs.
+    EMBER_MODEL_NEVER_WAIT = 1,
+}
+
+// SAFETY: `repr(C)`; four u32, three pointers, two u32, two words and two numbers of 4 bytes have no padding; zero is a value of each
+// (no function, a NULL pointer); the size comes first. `progress` is the caller's own pointer.
 unsafe impl Sized32 for ember_model_options {
     const NAME: &'static str = "ember_model_options";
 }
 
 impl ember_model_options {
     /// What the engine has to know. `InvalidArgument` for values that mean nothing.
-    pub(super) fn for_engine(&self) -> Result<LoadOptions> {
+    ///
+    /// # Safety
+    /// `cpus` is as the header demands.
+    pub(super) unsafe fn for_engine(&self) -> Result<LoadOptions> {
         let weights = match self.weights {
             0 => WeightType::Keep,
             1 => WeightType::Q8_0,
@@ -123,9 +147,22 @@ impl ember_model_options {
         if self.reserved != 0 {
             fail!(InvalidArgument, "reserved is not 0 in ember_model_options");
         }
+        let never_wait = ember_model_flags::EMBER_MODEL_NEVER_WAIT as u32;
+        check_flags(self.flags, never_wait)?;
+        let mut placement = Placement::with_priority(self.thread_priority);
+        // SAFETY: the caller's promise.
+        let cpus = unsafe { slice(self.cpus, self.cpu_count, "cpus") }?;
+        for (i, cpu) in cpus.iter().enumerate() {
+            if !placement.allow(*cpu as usize) {
+                let message = format!("cpus has {cpu}, which is more than 1023");
+                return Err(Error::new(Status::InvalidArgument, message).at(i));
+            }
+        }
         Ok(LoadOptions {
             weights,
             access,
+            placement,
+            never_wait: self.flags & never_wait != 0,
             threads: self.threads as usize,
             cuda_context: self.cuda_context.addr(),
         })
@@ -179,9 +216,13 @@ pub struct ember_model_details {
     pub quantization: [c_char; 32],
     /// Name as the file gives it; may be empty.
     pub name: [c_char; 128],
+    /// The most sessions of an `ember_decode_batch`.
+    pub max_batch: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
-// SAFETY: `repr(C)`; 8 * 4 + 4 * 8 + 192 bytes without padding; numbers only; the size comes first.
+// SAFETY: `repr(C)`; 8 * 4 + 4 * 8 + 192 + 2 * 4 bytes without padding; numbers only; the size comes first.
 unsafe impl Sized32 for ember_model_details {
     const NAME: &'static str = "ember_model_details";
 }
@@ -225,7 +266,8 @@ pub unsafe extern "C" fn ember_model_load(
                 read_struct(options)?,
             )
         };
-        out.set(load(&ModelSource::Path(checked_path(path)?), &options)?);
+        // SAFETY: `options` is as the header demands.
+        out.set(unsafe { load(&ModelSource::Path(checked_path(path)?), &options) }?);
         Ok(())
     };
     // SAFETY: `err` is as the header demands.
@@ -233,11 +275,15 @@ pub unsafe extern "C" fn ember_model_load(
 }
 
 /// Loads a model and gives it a handle.
-pub(super) fn load(
+///
+/// # Safety
+/// `options` is as the header demands.
+pub(super) unsafe fn load(
     source: &ModelSource<'_>,
     options: &ember_model_options,
 ) -> Result<*mut ember_model> {
-    let load_options = options.for_engine()?;
+    // SAFETY: the caller's promise.
+    let load_options = unsafe { options.for_engine() }?;
     let mut progress = |fraction: f32| {
         let Some(callback) = options.progress else {
             return Ok(());
@@ -253,7 +299,7 @@ pub(super) fn load(
     let model = Model::load_from(source, device, &load_options, &mut progress)?;
     // Before there is a handle that a child could have.
     forked::remember();
-    Ok(without_provenance_mut(MODELS.insert(Arc::new(model))?))
+    insert(Arc::new(model))
 }
 
 /// Writes facts about a model to `out`, whose `struct_size` the caller has set. Any thread may call
@@ -293,6 +339,7 @@ fn describe(model: &Model) -> ember_model_details {
     copy_text(&from.architecture, &mut d.architecture);
     copy_text(&from.quantization, &mut d.quantization);
     copy_text(&from.name, &mut d.name);
+    d.max_batch = count(MAX_BATCH);
     d
 }
 
@@ -313,8 +360,7 @@ pub unsafe extern "C" fn ember_model_free(model: *mut ember_model) -> ember_stat
     unsafe { call_always(std::ptr::null_mut(), work) }
 }
 
-/// Gives a model that was not loaded from a file a handle, for tests.
-#[cfg(test)]
-pub(super) fn insert(model: Model) -> *mut ember_model {
-    without_provenance_mut(MODELS.insert(Arc::new(model)).unwrap())
+/// Gives a model a handle, one more if it has some.
+pub(super) fn insert(model: Arc<Model>) -> Result<*mut ember_model> {
+    Ok(without_provenance_mut(MODELS.insert(model)?))
 }

@@ -7,7 +7,7 @@ use super::model::{ember_model, model};
 use super::sampling::ember_sampling_options;
 use crate::backend::{KvType, MAX_BATCH};
 use crate::engine::batch::{at_index, check_count};
-use crate::engine::{Interrupts, Session, SessionOptions};
+use crate::engine::{Interrupts, Model, Session, SessionOptions};
 use crate::error::{Error, Result, Status, fail};
 use arrayvec::ArrayVec;
 use std::ptr::{null_mut, without_provenance_mut};
@@ -87,8 +87,8 @@ unsafe impl Sized32 for ember_session_options {
 pub struct ember_session_details {
     /// `sizeof(ember_session_details)`, set by the caller.
     pub struct_size: u32,
-    /// 0.
-    pub reserved: u32,
+    /// Number of token ids of its model, and so of logits.
+    pub vocab_size: u32,
     /// The most tokens that the context can hold.
     pub context: u64,
     /// Tokens in the context, the one that the last decode returned included.
@@ -108,6 +108,7 @@ pub(super) struct Cell {
     session: Mutex<Option<Session>>,
     interrupts: Arc<Interrupts>,
     /// Copies that can be read while a call is running.
+    model: Arc<Model>,
     context: usize,
     kv_bytes: u64,
     position: AtomicUsize,
@@ -184,6 +185,7 @@ pub(super) fn with_sessions<R>(
 pub(super) fn insert(session: Session) -> Result<*mut ember_session> {
     let cell = Cell {
         interrupts: session.interrupts().clone(),
+        model: session.model().clone(),
         context: session.context(),
         kv_bytes: session.kv_bytes(),
         position: AtomicUsize::new(session.position()),
@@ -316,6 +318,7 @@ pub unsafe extern "C" fn ember_session_info(
         // SAFETY: `out` is as the header demands.
         let out = unsafe { OutStruct::new(out) }?;
         let mut d = ember_session_details::zeroed();
+        d.vocab_size = u32::try_from(cell.model.details().n_vocab).unwrap_or(u32::MAX);
         d.context = cell.context as u64;
         d.position = cell.position.load(Ordering::Acquire) as u64;
         d.kv_bytes = cell.kv_bytes;
@@ -324,6 +327,25 @@ pub unsafe extern "C" fn ember_session_info(
     };
     // SAFETY: `err` is as the header demands.
     unsafe { call_always(err, work) }
+}
+
+/// Writes a handle of the session's model to `model`, a new one that has to be freed with `ember_model_free` like any other, also
+/// if the handle that the session was created with was freed. Any thread may call it at any time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_session_model(
+    session: *const ember_session,
+    model: *mut *mut ember_model,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        let cell = SESSIONS.get(session.addr())?;
+        // SAFETY: `model` is as the header demands.
+        let out = unsafe { Out::new(model, "model") }?;
+        out.set(super::model::insert(cell.model.clone())?);
+        Ok(())
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
 }
 
 /// Writes the number of tokens in the context, the one that the last decode returned included. Any
@@ -392,28 +414,28 @@ pub unsafe extern "C" fn ember_session_fork(
 }
 
 /// Writes the logits for the next token, before sampling: `vocab_size` values (`ember_model_details`), indexed by token
-/// id. `count` is the number of elements that `out` has room for. Evaluates the last token if that has not happened
+/// id. `capacity` is the number of elements that `out` has room for. Evaluates the last token if that has not happened
 /// yet.
 ///
-/// Errors: `EMBER_BUFFER_TOO_SMALL` if `count` is less than `vocab_size`; `EMBER_NO_TOKENS` for an
+/// Errors: `EMBER_BUFFER_TOO_SMALL` if `capacity` is less than `vocab_size`; `EMBER_NO_TOKENS` for an
 /// empty context; `EMBER_OUT_OF_MEMORY`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_INTERRUPTED`. On
 /// error, `out` is unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_session_logits(
     session: *mut ember_session,
     out: *mut f32,
-    count: usize,
+    capacity: usize,
     err: *mut ember_error,
 ) -> ember_status {
     let work = || {
         // SAFETY: `out` is as the header demands.
-        let out = unsafe { slice_mut(out, count, "out") }?;
+        let out = unsafe { slice_mut(out, capacity, "out") }?;
         with_session(session, |session| {
             let n_vocab = session.model().details().n_vocab;
             let Some(out) = out.get_mut(..n_vocab) else {
                 fail!(
                     BufferTooSmall,
-                    "out has room for {count} logits, but {n_vocab} are needed"
+                    "out has room for {capacity} logits, but {n_vocab} are needed"
                 );
             };
             session.logits(out)
@@ -463,29 +485,27 @@ pub unsafe extern "C" fn ember_session_clear_interrupt(
     unsafe { call_always(null_mut(), work) }
 }
 
-/// Frees a session. Started decodes are interrupted first. NULL is allowed and does nothing.
+/// Frees a session: the handle becomes invalid at once, and a call with it that is running on another thread is interrupted. The
+/// memory is freed when that call returns and started work has ended, which `ember_session_free` does not wait for on a CPU. The
+/// last free of a model and its sessions waits for all of it. NULL is allowed and does nothing.
 ///
-/// Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY` if another thread is inside a call with it, which
-/// leaves it alive: interrupt that call first.
+/// Errors: `EMBER_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_session_free(session: *mut ember_session) -> ember_status {
     let work = || {
         if session.is_null() {
             return Ok(());
         }
-        let cell = SESSIONS.get(session.addr())?;
-        let mut guard = match cell.session.try_lock() {
+        let cell = SESSIONS.remove(session.addr())?;
+        cell.interrupts.ask();
+        let session = match cell.session.try_lock() {
+            // A thread that found the cell before finds nothing in it.
+            Ok(mut guard) => guard.take(),
             // After a caught bug, a session can still be freed.
-            Err(TryLockError::Poisoned(e)) => e.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                return Err(Error::new(Status::Busy, ""));
-            }
-            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(e)) => e.into_inner().take(),
+            // It goes with the cell, when the call that is running lets go of that.
+            Err(TryLockError::WouldBlock) => None,
         };
-        // Under the lock, so that of two threads that free at once only one gets here.
-        SESSIONS.remove(session.addr())?;
-        let session = guard.take();
-        drop(guard);
         drop(session);
         Ok(())
     };

@@ -184,7 +184,7 @@ pub unsafe extern "C" fn ember_model_load_from(
 }
 
 /// # Safety
-/// The pointers of `source` must be as the header demands.
+/// The pointers of `source` and `options` must be as the header demands.
 unsafe fn load_source(
     source: &ember_model_source,
     options: &ember_model_options,
@@ -226,7 +226,8 @@ unsafe fn load_source(
                 open: Mutex::new(true),
             });
             let reading = Reading(Arc::clone(&reader));
-            let model = load(&ModelSource::Reader(reader), options);
+            // SAFETY: the caller's word.
+            let model = unsafe { load(&ModelSource::Reader(reader), options) };
             drop(reading);
             model
         }
@@ -236,7 +237,8 @@ unsafe fn load_source(
             // SAFETY: the caller's word.
             let all = unsafe { slice(bytes.as_ptr(), len, "bytes") }?;
             if !borrows {
-                return load(&ModelSource::Copied(all), options);
+                // SAFETY: the caller's word.
+                return unsafe { load(&ModelSource::Copied(all), options) };
             }
             let borrowed = Arc::new(Borrowed {
                 bytes,
@@ -246,7 +248,8 @@ unsafe fn load_source(
                 taken: AtomicBool::new(false),
             });
             let lent = Arc::clone(&borrowed);
-            let model = load(&ModelSource::Lent(lent), options)?;
+            // SAFETY: the caller's word.
+            let model = unsafe { load(&ModelSource::Lent(lent), options) }?;
             borrowed.taken.store(true, Ordering::Relaxed);
             Ok(model)
         }

@@ -8,7 +8,7 @@ use super::error::{ember_error, ember_status};
 use super::handle::{Kind, Table};
 use super::model::{ember_model, model};
 use crate::engine::Model;
-use crate::error::{Error, Result, Status, fail};
+use crate::error::{Error, Result, fail};
 use crate::memory::{self, Room};
 use crate::text::TokenStream;
 use std::ffi::c_char;
@@ -270,27 +270,16 @@ pub unsafe extern "C" fn ember_text_stream_info(
     unsafe { call(err, work) }
 }
 
-/// Makes the handle invalid and frees the stream. NULL is allowed and does nothing.
+/// Frees a stream: the handle becomes invalid at once, and a call with it that is running on another thread completes normally. NULL
+/// is allowed and does nothing.
 ///
-/// Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY`, and the stream lives on.
+/// Errors: `EMBER_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_text_stream_free(stream: *mut ember_text_stream) -> ember_status {
     let work = || {
-        if stream.is_null() {
-            return Ok(());
+        if !stream.is_null() {
+            drop(STREAMS.remove(stream.addr())?);
         }
-        let cell = STREAMS.get(stream.addr())?;
-        let guard = match cell.stream.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(error)) => PoisonError::into_inner(error),
-            Err(TryLockError::WouldBlock) => {
-                return Err(crate::Error::new(Status::Busy, ""));
-            }
-        };
-        // Under the lock, so that of two threads that free at once only one gets here.
-        let removed = STREAMS.remove(stream.addr())?;
-        drop(guard);
-        drop(removed);
         Ok(())
     };
     // SAFETY: no error struct.

@@ -12,12 +12,24 @@ mod system;
 #[path = "other.rs"]
 mod system;
 
+pub(crate) mod event;
+mod placement;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod stack;
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 mod variables;
 
-use crate::error::{Error, Result, Status, fail};
+pub use placement::Placement;
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+use crate::error::{Error, Status};
+use crate::error::{Result, fail};
 use crate::panics;
+use std::cell::Cell;
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 use std::cell::UnsafeCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether this thread can use its variables of the library, which a call does from its beginning on.
 pub(crate) fn has_variables() -> bool {
@@ -30,9 +42,23 @@ pub(crate) fn has_variables() -> bool {
 /// Stack of threads that need no other.
 pub(crate) const STACK_BYTES: usize = 2 << 20;
 
+thread_local! {
+    /// Whether this is a thread of the library.
+    static OWN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the running thread is one of the library, for which no call of the host's waits by itself.
+pub(crate) fn is_own() -> bool {
+    OWN.try_with(Cell::get).unwrap_or(false)
+}
+
 /// A thread that has to be joined.
 #[derive(Debug)]
-pub(crate) struct Thread(Option<system::Handle>);
+pub struct Thread {
+    handle: Option<system::Handle>,
+    /// Set when its work is over.
+    ended: Arc<AtomicBool>,
+}
 
 /// Starts a thread. A panic of `work` ends it silently.
 ///
@@ -45,29 +71,55 @@ pub(crate) fn spawn(
     start(name, stack_bytes, Box::new(work))
 }
 
+/// [`spawn`] for work that the host has placed.
+pub(crate) fn spawn_placed(
+    name: &str,
+    stack_bytes: usize,
+    placement: &Placement,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<Thread> {
+    let placement = *placement;
+    spawn(name, stack_bytes, move || {
+        placement.apply();
+        work();
+    })
+}
+
 type Work = Box<dyn FnOnce() + Send>;
 
 fn start(name: &str, stack_bytes: usize, work: Work) -> Result<Thread> {
+    let ended = Arc::new(AtomicBool::new(false));
+    let theirs = ended.clone();
     let silent = move || {
+        let _ = OWN.try_with(|own| own.set(true));
         let _ = panics::catch(|| {
             work();
             Ok(())
         });
+        theirs.store(true, Ordering::Release);
     };
     match system::start(name, stack_bytes, Box::new(silent)) {
-        Ok(handle) => Ok(Thread(Some(handle))),
+        Ok(handle) => Ok(Thread {
+            handle: Some(handle),
+            ended,
+        }),
         Err(e) => fail!(OutOfMemory, "thread {name} could not be started: {e}"),
     }
 }
 
 impl Thread {
+    /// Whether its work is over, so that it can be joined without waiting for long.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
     /// Waits for its end.
     pub(crate) fn join(mut self) {
         self.wait();
     }
 
     fn wait(&mut self) {
-        if let Some(handle) = self.0.take() {
+        if let Some(handle) = self.handle.take() {
             system::join(handle);
         }
     }
@@ -79,10 +131,22 @@ impl Drop for Thread {
     }
 }
 
-/// Runs `work` on a thread of its own, whose stack has at least this size, and waits for it.
+/// Runs `work` with a stack of at least this size, and waits for it: on this thread where the stack can be switched (Linux on
+/// x86-64), else on a thread of its own.
 ///
 /// Errors: those of `work`, also `OutOfMemory` if memory ran out in it; `Internal` if it panics; `OutOfMemory` if there is no
-/// thread.
+/// stack or no thread.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+pub(crate) fn on_stack<T: Send>(
+    name: &str,
+    stack_bytes: usize,
+    work: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
+    stack::run(name, stack_bytes, work)
+}
+
+/// See above.
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 pub(crate) fn on_stack<T: Send>(
     name: &str,
     stack_bytes: usize,
@@ -151,7 +215,8 @@ unsafe fn forever<'a>(work: Box<dyn FnOnce() + Send + 'a>) -> Work {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use crate::error::Status;
+    use std::sync::atomic::AtomicUsize;
 
     #[test]
     fn results_errors_and_panics_come_back() {
@@ -192,10 +257,55 @@ mod tests {
     #[test]
     fn variables_of_a_linked_library_are_there() {
         assert!(has_variables());
-        assert_eq!(
-            on_stack("test", STACK_BYTES, || Ok(has_variables())),
-            Ok(true)
-        );
+        assert_eq!(on_thread(has_variables), Some(true));
+    }
+
+    /// What `look` finds on a thread of the library.
+    fn on_thread<T: Send>(look: impl Fn() -> T + Sync) -> Option<T> {
+        let seen = std::sync::Mutex::new(None);
+        beside("test", 1, &|| *seen.lock().unwrap() = Some(look()), |_| ());
+        seen.into_inner().unwrap()
+    }
+
+    #[test]
+    fn a_thread_knows_whether_it_is_the_librarys() {
+        assert!(!is_own());
+        assert_eq!(on_thread(is_own), Some(true));
+        let thread = spawn("test", STACK_BYTES, || {}).unwrap();
+        while !thread.has_ended() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Work on a larger stack waits for nobody where the stack can be switched, and may do so again within itself.
+    #[test]
+    fn stacks_are_switched_on_this_thread_where_they_can_be() {
+        let here = std::thread::current().id();
+        let on_it = on_stack("test", 1 << 20, || Ok(std::thread::current().id())).unwrap();
+        let switches = cfg!(all(target_os = "linux", target_arch = "x86_64"));
+        assert_eq!(on_it == here, switches);
+        let inner = on_stack("test", 1 << 20, || {
+            let words = [1u8; 1000];
+            let sum = on_stack("test", 1 << 20, || {
+                fail!(
+                    Grammar,
+                    "{}",
+                    words.iter().map(|w| u32::from(*w)).sum::<u32>()
+                )
+            });
+            let error: crate::Error = match sum {
+                Ok(()) => return Ok(String::new()),
+                Err(e) => e,
+            };
+            Ok(error.message + &"x".repeat(words.len() / 500))
+        });
+        assert_eq!(inner.unwrap(), "1000xx");
+        // A backtrace goes through.
+        let trace = on_stack("test", 1 << 20, || {
+            Ok(std::backtrace::Backtrace::force_capture().to_string())
+        });
+        assert!(trace.unwrap().contains("stacks_are_switched"));
+        assert!((0.1f64 + 0.2 - 0.3).abs() < 1e-15);
     }
 
     #[cfg(target_os = "linux")]
@@ -207,7 +317,7 @@ mod tests {
         };
         let read = || std::fs::read_to_string("/proc/thread-self/status").unwrap();
         let before = blocked(read());
-        let theirs = on_stack("test", STACK_BYTES, || Ok(blocked(read()))).unwrap();
+        let theirs = on_thread(|| blocked(read())).unwrap();
         // All but KILL and STOP, which cannot be, and those that glibc keeps for itself.
         for signal in [1, 2, 3, 10, 12, 14, 15, 17, 20, 28] {
             assert!(theirs >> (signal - 1) & 1 == 1, "signal {signal}");

@@ -35,7 +35,7 @@ static void batches(const ember_model *model) {
             together[i] = numbered(model, (uint32_t)i);
         }
         for (round = 0; round < N_ROUNDS; round++) {
-            OK(ember_decode_batch(together, n, tokens, &err));
+            OK(batch_ids(together, n, tokens, &err));
             for (i = 0; i < n; i++) {
                 CHECK(tokens[i] == decode(alone[i]));
                 CHECK(position_of(together[i]) == position_of(alone[i]));
@@ -61,41 +61,46 @@ static void bad_batches(const ember_model *model, const ember_model *other) {
         expected[i] = numbered(model, i);
         tokens[i] = 77;
     }
-    STATUS(ember_decode_batch(s, 0, tokens, &err), EMBER_INVALID_ARGUMENT);
-    STATUS(ember_decode_batch(s, N_SESSIONS + 1, tokens, &err), EMBER_INVALID_ARGUMENT);
+    STATUS(batch_ids(s, 0, tokens, &err), EMBER_INVALID_ARGUMENT);
+    STATUS(batch_ids(s, N_SESSIONS + 1, tokens, &err), EMBER_INVALID_ARGUMENT);
     SAYS("32");
-    STATUS(ember_decode_batch(NULL, 2, tokens, &err), EMBER_NULL_POINTER);
-    STATUS(ember_decode_batch(s, 2, NULL, &err), EMBER_NULL_POINTER);
+    STATUS(batch_ids(NULL, 2, tokens, &err), EMBER_NULL_POINTER);
+    STATUS(batch_ids(s, 2, NULL, &err), EMBER_NULL_POINTER);
     s[2] = s[0];
-    STATUS(ember_decode_batch(s, 3, tokens, &err), EMBER_INVALID_ARGUMENT);
+    STATUS(batch_ids(s, 3, tokens, &err), EMBER_INVALID_ARGUMENT);
     SAYS("index 2");
     SAYS("index 0");
     s[2] = NULL;
-    STATUS(ember_decode_batch(s, 3, tokens, &err), EMBER_INVALID_HANDLE);
+    STATUS(batch_ids(s, 3, tokens, &err), EMBER_INVALID_HANDLE);
     SAYS("index 2");
     s[2] = numbered(other, 1);
-    STATUS(ember_decode_batch(s, 3, tokens, &err), EMBER_INVALID_ARGUMENT);
+    STATUS(batch_ids(s, 3, tokens, &err), EMBER_INVALID_ARGUMENT);
     SAYS("index 2");
     CHECK(ember_session_free(s[2]) == EMBER_OK);
-    STATUS(ember_decode_batch(s, 3, tokens, &err), EMBER_INVALID_HANDLE);
+    STATUS(batch_ids(s, 3, tokens, &err), EMBER_INVALID_HANDLE);
+    /* Nothing was changed by all that. */
+    for (i = 0; i < 3; i++) CHECK(tokens[i] == 77 && position_of(good[i]) == position_of(expected[i]));
+    /* A session that fails is as before, and the others go on. */
     s[2] = create(model, NULL);
-    STATUS(ember_decode_batch(s, 3, tokens, &err), EMBER_NO_TOKENS);
+    STATUS(batch_ids(s, 3, tokens, &err), EMBER_NO_TOKENS);
     SAYS("index 2");
-    CHECK(ember_session_free(s[2]) == EMBER_OK);
+    for (i = 0; i < 2; i++) CHECK(tokens[i] == decode(expected[i]));
+    CHECK(tokens[2] == 77 && ember_session_free(s[2]) == EMBER_OK);
     o.context = 1;
     s[2] = create(model, &o);
     OK(ember_prefill(s[2], tokens, 1, &err));
-    STATUS(ember_decode_batch(s, 3, tokens, &err), EMBER_CONTEXT_FULL);
+    STATUS(batch_ids(s, 3, tokens, &err), EMBER_CONTEXT_FULL);
     SAYS("index 2");
-    CHECK(ember_session_free(s[2]) == EMBER_OK);
+    for (i = 0; i < 2; i++) CHECK(tokens[i] == decode(expected[i]));
+    CHECK(position_of(s[2]) == 1 && ember_session_free(s[2]) == EMBER_OK);
     s[2] = good[2];
     OK(ember_decode_start(s[1], &err));
-    STATUS(ember_decode_batch(s, 3, tokens, &err), EMBER_DECODE_PENDING);
+    STATUS(batch_ids(s, 3, tokens, &err), EMBER_DECODE_PENDING);
     SAYS("index 1");
+    CHECK(tokens[0] == decode(expected[0]) && tokens[2] == decode(expected[2]));
     OK(ember_session_rewind(s[1], position_of(s[1]), &err));
-    /* Nothing was changed by all that. */
-    for (i = 0; i < 3; i++) CHECK(tokens[i] == 77 && position_of(s[i]) == position_of(expected[i]));
-    OK(ember_decode_batch(s, 3, tokens, &err));
+    for (i = 0; i < 3; i++) CHECK(position_of(s[i]) == position_of(expected[i]));
+    OK(batch_ids(s, 3, tokens, &err));
     for (i = 0; i < 3; i++) CHECK(tokens[i] == decode(expected[i]));
     for (i = 0; i < 3; i++) {
         CHECK(ember_session_free(s[i]) == EMBER_OK);
@@ -106,7 +111,7 @@ static void bad_batches(const ember_model *model, const ember_model *other) {
 static uint32_t collect(ember_session *session) {
     uint32_t token = UINT32_MAX;
     ember_status status;
-    do status = ember_decode_poll(session, &token, &err);
+    do status = poll_id(session, &token, &err);
     while (status == EMBER_PENDING);
     STATUS(status, EMBER_OK);
     return token;
@@ -122,36 +127,36 @@ static void queues(const ember_model *model) {
         STATUS(ember_decode_start_n(queued, 0, &err), EMBER_INVALID_ARGUMENT);
         STATUS(ember_decode_start_n(queued, left + 1, &err), EMBER_CONTEXT_FULL);
         STATUS(ember_decode_start_n(queued, SIZE_MAX, &err), EMBER_CONTEXT_FULL);
-        STATUS(ember_decode_poll(queued, &token, &err), EMBER_NOTHING_PENDING);
+        STATUS(poll_id(queued, &token, &err), EMBER_NOTHING_PENDING);
         OK(ember_decode_start_n(queued, 6, &err));
         for (k = 0; k < 6; k++) {
             STATUS(ember_decode_start_n(queued, 1, &err), EMBER_DECODE_PENDING);
-            STATUS(ember_decode(queued, &token, &err), EMBER_DECODE_PENDING);
+            STATUS(decode_id(queued, &token, &err), EMBER_DECODE_PENDING);
             CHECK(collect(queued) == decode(plain));
             CHECK(position_of(queued) == position_of(plain));
         }
-        STATUS(ember_decode_poll(queued, &token, &err), EMBER_NOTHING_PENDING);
+        STATUS(poll_id(queued, &token, &err), EMBER_NOTHING_PENDING);
         /* Drops what was queued behind the second token. */
         OK(ember_decode_start_n(queued, 6, &err));
         CHECK(collect(queued) == decode(plain));
         CHECK(collect(queued) == decode(plain));
         OK(ember_session_rewind(queued, position_of(queued), &err));
-        STATUS(ember_decode_poll(queued, &token, &err), EMBER_NOTHING_PENDING);
+        STATUS(poll_id(queued, &token, &err), EMBER_NOTHING_PENDING);
         CHECK(decode(queued) == decode(plain));
         /* Interrupted: first the tokens that were there, then the status, then nothing. */
         OK(ember_decode_start_n(queued, 6, &err));
         CHECK(ember_session_interrupt(queued) == EMBER_OK);
         for (k = 0;;) {
             uint32_t got;
-            status = ember_decode_poll(queued, &got, &err);
+            status = poll_id(queued, &got, &err);
             if (status == EMBER_PENDING) continue;
             if (status != EMBER_OK) break;
             CHECK(got == decode(plain));
             k++;
         }
         STATUS(status, k < 6 ? EMBER_INTERRUPTED : EMBER_NOTHING_PENDING);
-        STATUS(ember_decode_poll(queued, &token, &err), EMBER_NOTHING_PENDING);
-        if (k == 6) STATUS(ember_decode(queued, &token, &err), EMBER_INTERRUPTED);
+        STATUS(poll_id(queued, &token, &err), EMBER_NOTHING_PENDING);
+        if (k == 6) STATUS(decode_id(queued, &token, &err), EMBER_INTERRUPTED);
         CHECK(decode(queued) == decode(plain));
         CHECK(token == 77);
         /* Freed with tokens in the queue. */

@@ -94,10 +94,62 @@ static inline size_t position_of(const ember_session *session) {
     return position;
 }
 
+static inline ember_token token_to_write(void) {
+    ember_token token;
+    memset(&token, 0x55, sizeof token);
+    token.struct_size = sizeof token;
+    return token;
+}
+
+/* What is known of a token that was written beside its id. */
+static inline void check_token(const ember_token *token) {
+    CHECK(token->struct_size == sizeof *token && token->status == EMBER_OK && token->reserved == 0);
+    CHECK(((token->flags & EMBER_TOKEN_HAS_LOGPROB) != 0) == (token->logprob < 0) || token->logprob == 0);
+    CHECK(token->flags <= (EMBER_TOKEN_ENDS | EMBER_TOKEN_FORCED | EMBER_TOKEN_HAS_LOGPROB));
+}
+
+/* ember_decode, of whose token the id is wanted. */
+static inline ember_status decode_id(ember_session *session, uint32_t *id, ember_error *err) {
+    ember_token token = token_to_write();
+    ember_status status = ember_decode(session, id ? &token : NULL, err);
+    if (status == EMBER_OK) check_token(&token), *id = token.id;
+    return status;
+}
+
+/* ember_decode_poll, of whose token the id is wanted. */
+static inline ember_status poll_id(ember_session *session, uint32_t *id, ember_error *err) {
+    ember_token token = token_to_write();
+    ember_status status = ember_decode_poll(session, id ? &token : NULL, err);
+    if (status == EMBER_OK) check_token(&token), *id = token.id;
+    return status;
+}
+
+/* ember_decode_batch, of whose tokens the ids are wanted. Of a session that has failed, its is left as it is. */
+static inline ember_status batch_ids(ember_session *const *sessions, size_t count, uint32_t *ids, ember_error *err) {
+    ember_token tokens[64];
+    ember_status status;
+    size_t i, failed = 0;
+    memset(tokens, 0x55, sizeof tokens);
+    tokens[0].struct_size = sizeof tokens[0];
+    status = ember_decode_batch(sessions, count, ids ? tokens : NULL, err);
+    if (!ids || count == 0 || count > 64 || tokens[0].id == 0x55555555) return status;
+    for (i = 0; i < count; i++) {
+        if (tokens[i].status != EMBER_OK) {
+            CHECK(tokens[i].id == EMBER_NO_TOKEN);
+            if (failed++ == 0) CHECK(tokens[i].status == status && (!err || err->index == i));
+            continue;
+        }
+        check_token(&tokens[i]);
+        ids[i] = tokens[i].id;
+    }
+    CHECK((failed != 0) == (status != EMBER_OK));
+    return status;
+}
+
 static inline uint32_t decode(ember_session *session) {
     uint32_t token = UINT32_MAX;
     ember_error err;
-    OK(ember_decode(session, &token, &err));
+    OK(decode_id(session, &token, &err));
     return token;
 }
 

@@ -166,9 +166,9 @@ static void sticky(const ember_model *model) {
     OK(ember_session_set_sampling(session, NULL, &err));
     OK(ember_session_evict(session, &err));
     OK(ember_session_rewind(session, N_PROMPT, &err));
-    STATUS(ember_decode(session, &token, &err), EMBER_INTERRUPTED);
+    STATUS(decode_id(session, &token, &err), EMBER_INTERRUPTED);
     CHECK(token == 77 && position_of(session) == N_PROMPT);
-    OK(ember_decode(session, &token, &err));
+    OK(decode_id(session, &token, &err));
     /* Every function that computes answers it. */
 #define ANSWERS(call) \
     CHECK(ember_session_interrupt(session) == EMBER_OK); \
@@ -187,18 +187,17 @@ static void sticky(const ember_model *model) {
         ANSWERS(ember_session_profile(session, entries, 16, &count, e));
     }
     CHECK(position_of(session) == N_PROMPT + 1);
-    /* Of a batch, the session that is named; the other one is still to answer. */
+    /* Of a batch, each session answers its own, and the others go on. */
     pair[0] = other, pair[1] = session;
+    tokens[1] = 77;
     CHECK(ember_session_interrupt(session) == EMBER_OK);
-    STATUS(ember_decode_batch(pair, 2, tokens, &err), EMBER_INTERRUPTED);
-    CHECK(err.index == 1);
+    STATUS(batch_ids(pair, 2, tokens, &err), EMBER_INTERRUPTED);
+    CHECK(err.index == 1 && tokens[1] == 77 && position_of(session) == N_PROMPT + 1 && position_of(other) == N_PROMPT + 1);
     CHECK(ember_session_interrupt(session) == EMBER_OK);
     CHECK(ember_session_interrupt(other) == EMBER_OK);
-    STATUS(ember_decode_batch(pair, 2, tokens, &err), EMBER_INTERRUPTED);
+    STATUS(batch_ids(pair, 2, tokens, &err), EMBER_INTERRUPTED);
     CHECK(err.index == 0);
-    STATUS(ember_decode_batch(pair, 2, tokens, &err), EMBER_INTERRUPTED);
-    CHECK(err.index == 1);
-    OK(ember_decode_batch(pair, 2, tokens, &err));
+    OK(batch_ids(pair, 2, tokens, &err));
     /* A fork has its own. */
     CHECK(ember_session_free(other) == EMBER_OK);
     CHECK(ember_session_interrupt(session) == EMBER_OK);
@@ -225,7 +224,7 @@ static void *decode_until_interrupted(void *user) {
     ember_error e;
     for (;;) {
         uint32_t token;
-        ember_status status = ember_decode(l->session, &token, &e);
+        ember_status status = decode_id(l->session, &token, &e);
         if (status == EMBER_INTERRUPTED) return NULL;
         CHECK(status == EMBER_OK);
         if (position_of(l->session) > l->start + 20) CHECK(ember_session_rewind(l->session, l->start, NULL) == EMBER_OK);

@@ -221,17 +221,17 @@ static void indices(const ember_model *model) {
 
     for (i = 0; i < 3; i++) sessions[i] = create(model, NULL);
     for (i = 0; i < 2; i++) OK(ember_prefill(sessions[i], BAD, 3, &err));
-    STATUS(ember_decode_batch(sessions, 3, tokens, &err), EMBER_NO_TOKENS);
+    STATUS(batch_ids(sessions, 3, tokens, &err), EMBER_NO_TOKENS);
     CHECK(err.index == 2);
     CHECK(ember_session_free(sessions[1]) == EMBER_OK);
-    STATUS(ember_decode_batch(sessions, 3, tokens, &err), EMBER_INVALID_HANDLE);
+    STATUS(batch_ids(sessions, 3, tokens, &err), EMBER_INVALID_HANDLE);
     CHECK(err.index == 1);
     sessions[1] = sessions[0];
-    STATUS(ember_decode_batch(sessions, 3, tokens, &err), EMBER_INVALID_ARGUMENT);
+    STATUS(batch_ids(sessions, 3, tokens, &err), EMBER_INVALID_ARGUMENT);
     CHECK(err.index == 1);
-    STATUS(ember_decode_batch(sessions, 0, tokens, &err), EMBER_INVALID_ARGUMENT);
+    STATUS(batch_ids(sessions, 0, tokens, &err), EMBER_INVALID_ARGUMENT);
     CHECK(err.index == EMBER_NO_INDEX);
-    OK(ember_decode_batch(sessions, 1, tokens, &err));
+    OK(batch_ids(sessions, 1, tokens, &err));
     CHECK(err.index == EMBER_NO_INDEX);
     CHECK(ember_session_free(sessions[0]) == EMBER_OK);
     CHECK(ember_session_free(sessions[2]) == EMBER_OK);

@@ -23,11 +23,11 @@ static void child(ember_model *model, ember_session *session, ember_session *bus
     size_t position = 77;
     /* A call that hangs ends the child with a signal. */
     alarm(60);
-    FORKED(ember_decode(session, &token, &err));
+    FORKED(decode_id(session, &token, &err));
     SAYS("fork");
-    FORKED(ember_decode_poll(busy, &token, &err));
+    FORKED(poll_id(busy, &token, &err));
     FORKED(ember_decode_start(session, &err));
-    FORKED(ember_decode_batch(&session, 1, &token, &err));
+    FORKED(batch_ids(&session, 1, &token, &err));
     FORKED(ember_prefill(session, &token, 1, &err));
     FORKED(ember_session_rewind(session, 0, &err));
     FORKED(ember_session_sync(session, &token, 1, &position, &err));
@@ -230,7 +230,7 @@ static void first_process(const char *path, int out) {
         uint32_t token = 0;
         ember_error err;
         const char *answer = "w";
-        if (getpid() == 1 && ember_decode(session, &token, &err) == EMBER_FORKED &&
+        if (getpid() == 1 && decode_id(session, &token, &err) == EMBER_FORKED &&
             ember_device_count(&token, &err) == EMBER_FORKED &&
             ember_session_free(session) == EMBER_FORKED &&
             ember_model_free(model) == EMBER_FORKED)
@@ -309,7 +309,7 @@ int main(int argc, char **argv) {
         was_killed(pid);
     }
     for (;;) {
-        status = ember_decode_poll(busy, &token, &err);
+        status = poll_id(busy, &token, &err);
         if (status == EMBER_PENDING) continue;
         if (status != EMBER_OK) break;
         polled++;

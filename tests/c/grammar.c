@@ -33,7 +33,7 @@ static void answer(const ember_model *model, ember_session *session, char *text,
     uint32_t tokens[200], end = 0;
     size_t count, len;
     for (count = 0; count < 200; count++) {
-        OK(ember_decode(session, &tokens[count], &err));
+        OK(decode_id(session, &tokens[count], &err));
         OK(ember_token_is_end(model, tokens[count], &end, &err));
         if (end) break;
     }
@@ -134,7 +134,7 @@ static void errors(const ember_model *model, ember_session *session) {
     OK(ember_decode_start(session, &err));
     STATUS(ember_session_set_grammar(session, EMBER_GRAMMAR_REGEX, "x", 1, NULL, &err),
            EMBER_DECODE_PENDING);
-    while (ember_decode_poll(session, &token, &err) == EMBER_PENDING) {
+    while (poll_id(session, &token, &err) == EMBER_PENDING) {
     }
     OK(ember_session_rewind(session, 0, &err));
     prefill(model, session, PROMPT);

@@ -44,11 +44,11 @@ static void talk(ember_session *session, uint32_t *out, float *logits, size_t vo
     OK(ember_prefill(session, tokens, PROMPT, &err));
     for (i = 0; i < DECODES; i++) {
         if (i % 2 == 0) {
-            OK(ember_decode(session, out + i, &err));
+            OK(decode_id(session, out + i, &err));
         } else {
             ember_status status;
             OK(ember_decode_start(session, &err));
-            do status = ember_decode_poll(session, out + i, &err);
+            do status = poll_id(session, out + i, &err);
             while (status == EMBER_PENDING);
             CHECK(status == EMBER_OK);
         }

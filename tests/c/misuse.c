@@ -24,8 +24,8 @@ static void null_pointers(const char *path, ember_model *model) {
     STATUS(ember_prefill(session, NULL, 1, &err), EMBER_NULL_POINTER);
     SAYS("tokens");
     STATUS(ember_prefill(session, NULL, 0, &err), EMBER_NO_TOKENS);
-    STATUS(ember_decode(session, NULL, &err), EMBER_NULL_POINTER);
-    STATUS(ember_decode_poll(session, NULL, &err), EMBER_NULL_POINTER);
+    STATUS(decode_id(session, NULL, &err), EMBER_NULL_POINTER);
+    STATUS(poll_id(session, NULL, &err), EMBER_NULL_POINTER);
     STATUS(ember_tokenize(model, NULL, 1, 0, &token, 1, &n, &err), EMBER_NULL_POINTER);
     STATUS(ember_tokenize(model, "a", 1, 0, NULL, 1, &n, &err), EMBER_NULL_POINTER);
     STATUS(ember_tokenize(model, "a", 1, 0, &token, 1, NULL, &err), EMBER_NULL_POINTER);
@@ -86,9 +86,9 @@ static void no_session_of(ember_session *bad) {
     STATUS(ember_session_rewind(bad, 0, &err), EMBER_INVALID_HANDLE);
     STATUS(ember_session_logits(bad, &logit, 1, &err), EMBER_INVALID_HANDLE);
     STATUS(ember_prefill(bad, &token, 1, &err), EMBER_INVALID_HANDLE);
-    STATUS(ember_decode(bad, &token, &err), EMBER_INVALID_HANDLE);
+    STATUS(decode_id(bad, &token, &err), EMBER_INVALID_HANDLE);
     STATUS(ember_decode_start(bad, &err), EMBER_INVALID_HANDLE);
-    STATUS(ember_decode_poll(bad, &token, &err), EMBER_INVALID_HANDLE);
+    STATUS(poll_id(bad, &token, &err), EMBER_INVALID_HANDLE);
     STATUS(ember_session_tokens(bad, 0, &token, 1, &n, &err), EMBER_INVALID_HANDLE);
     STATUS(ember_session_sync(bad, &token, 1, &n, &err), EMBER_INVALID_HANDLE);
     STATUS(ember_generate(bad, NULL, NULL, &err), EMBER_INVALID_HANDLE);

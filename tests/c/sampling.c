@@ -255,7 +255,7 @@ static void log_probabilities(const ember_model *model) {
         ember_status status;
         float again;
         uint32_t started = 0;
-        do status = ember_decode_poll(session, &started, &err);
+        do status = poll_id(session, &started, &err);
         while (status == EMBER_PENDING);
         CHECK(status == EMBER_OK);
         OK(ember_session_logprobs(session, &again, ids, values, 64, &count, &err));
@@ -327,7 +327,7 @@ static void what_is_refused(const ember_model *model) {
     OK(ember_decode_start(session, &err));
     s = sampling_options();
     STATUS(ember_session_set_sampling(session, &s, &err), EMBER_DECODE_PENDING);
-    while (ember_decode_poll(session, &token, &err) == EMBER_PENDING) {}
+    while (poll_id(session, &token, &err) == EMBER_PENDING) {}
     generate(session, after);
     CHECK(same(before, after));
     /* As a program says it that knows the first fields only. */

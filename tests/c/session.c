@@ -30,7 +30,7 @@ static uint32_t poll_until_there(ember_session *session) {
     uint32_t token = UINT32_MAX;
     ember_status status;
     for (;;) {
-        status = ember_decode_poll(session, &token, &err);
+        status = poll_id(session, &token, &err);
         if (status != EMBER_PENDING) break;
         CHECK(token == UINT32_MAX);
     }
@@ -89,7 +89,7 @@ static void async(const ember_model *model, const ember_session_options *o) {
     uint32_t token = 77;
     static float values[N_VOCAB];
     int i;
-    STATUS(ember_decode_poll(session, &token, &err), EMBER_NOTHING_PENDING);
+    STATUS(poll_id(session, &token, &err), EMBER_NOTHING_PENDING);
     for (i = 0; i < N_DECODED; i++) {
         OK(ember_decode_start(session, &err));
         CHECK(poll_until_there(session) == decode(sync));
@@ -98,18 +98,18 @@ static void async(const ember_model *model, const ember_session_options *o) {
     /* Everything else waits until the token was collected. */
     OK(ember_decode_start(session, &err));
     STATUS(ember_decode_start(session, &err), EMBER_DECODE_PENDING);
-    STATUS(ember_decode(session, &token, &err), EMBER_DECODE_PENDING);
+    STATUS(decode_id(session, &token, &err), EMBER_DECODE_PENDING);
     STATUS(ember_prefill(session, PROMPT, 1, &err), EMBER_DECODE_PENDING);
     STATUS(ember_session_rewind(session, position_of(session) + 1, &err), EMBER_INVALID_ARGUMENT);
     STATUS(ember_session_logits(session, values, N_VOCAB, &err), EMBER_DECODE_PENDING);
     CHECK(token == 77 && position_of(session) == position_of(sync));
     CHECK(poll_until_there(session) == decode(sync));
-    STATUS(ember_decode_poll(session, &token, &err), EMBER_NOTHING_PENDING);
+    STATUS(poll_id(session, &token, &err), EMBER_NOTHING_PENDING);
     CHECK(token == 77);
     /* Dropped. */
     OK(ember_decode_start(session, &err));
     OK(ember_session_rewind(session, position_of(session), &err));
-    STATUS(ember_decode_poll(session, &token, &err), EMBER_NOTHING_PENDING);
+    STATUS(poll_id(session, &token, &err), EMBER_NOTHING_PENDING);
     CHECK(decode(session) == decode(sync));
     /* Freed while a decode is running. */
     OK(ember_decode_start(session, &err));
@@ -133,7 +133,7 @@ static void rewinding(const ember_model *model, const ember_session_options *o) 
         if (at == 0) {
             uint32_t token = 77;
             float logit = 77;
-            STATUS(ember_decode(session, &token, &err), EMBER_NO_TOKENS);
+            STATUS(decode_id(session, &token, &err), EMBER_NO_TOKENS);
             STATUS(ember_decode_start(session, &err), EMBER_NO_TOKENS);
             STATUS(ember_session_logits(session, &logit, 1, &err), EMBER_BUFFER_TOO_SMALL);
             CHECK(token == 77 && logit == 77);
@@ -160,7 +160,7 @@ static void full(const ember_model *model) {
     STATUS(ember_prefill(session, many, (size_t)1 << 40, &err), EMBER_CONTEXT_FULL);
     CHECK(position_of(session) == N_PROMPT);
     decode_many(session, tokens, 2);
-    STATUS(ember_decode(session, &token, &err), EMBER_CONTEXT_FULL);
+    STATUS(decode_id(session, &token, &err), EMBER_CONTEXT_FULL);
     STATUS(ember_decode_start(session, &err), EMBER_CONTEXT_FULL);
     STATUS(ember_prefill(session, many, 1, &err), EMBER_CONTEXT_FULL);
     CHECK(token == 77 && position_of(session) == N_PROMPT + 2);

@@ -153,9 +153,9 @@ static void prefills(const ember_model *model) {
     STATUS(ember_prefill_start(session, tokens, 0, &err), EMBER_NO_TOKENS);
     OK(ember_prefill_start(session, tokens, 700, &err));
     STATUS(ember_prefill(session, tokens, 1, &err), EMBER_DECODE_PENDING);
-    STATUS(ember_decode(session, &token, &err), EMBER_DECODE_PENDING);
+    STATUS(decode_id(session, &token, &err), EMBER_DECODE_PENDING);
     STATUS(ember_session_evict(session, &err), EMBER_DECODE_PENDING);
-    STATUS(ember_decode_poll(session, &token, &err), EMBER_NOTHING_PENDING);
+    STATUS(poll_id(session, &token, &err), EMBER_NOTHING_PENDING);
     CHECK(position_of(session) == 0);
     while ((status = ember_prefill_poll(session, &evaluated, &err)) == EMBER_PENDING) {
         CHECK(evaluated >= before && evaluated <= 700);

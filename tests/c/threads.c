@@ -80,13 +80,13 @@ static void interrupts(const ember_model *model) {
     CHECK(ember_session_interrupt(s.session) == EMBER_OK);
     {
         uint32_t token;
-        do status = ember_decode_poll(s.session, &token, &err);
+        do status = poll_id(s.session, &token, &err);
         while (status == EMBER_PENDING);
         CHECK(status == EMBER_INTERRUPTED || status == EMBER_OK);
         CHECK(position_of(s.session) == (status == EMBER_OK ? 7u : 6u));
         /* In the other one, the next call answers the interrupt. */
-        if (status == EMBER_OK) STATUS(ember_decode(s.session, &token, &err), EMBER_INTERRUPTED);
-        OK(ember_decode(s.session, &token, &err));
+        if (status == EMBER_OK) STATUS(decode_id(s.session, &token, &err), EMBER_INTERRUPTED);
+        OK(decode_id(s.session, &token, &err));
     }
     CHECK(ember_session_free(s.session) == EMBER_OK);
 }

@@ -54,7 +54,7 @@ std::map<std::string, Statuses> documented(const std::string &folder) {
 
     /* Those of the overview: the sentence that ends with "can come from every function". */
     size_t all_end = text.find("can come from every");
-    size_t all_start = text.rfind("count.", all_end);
+    size_t all_start = text.rfind("by itself.", all_end);
     if (all_end == std::string::npos || all_start == std::string::npos) {
         fprintf(stderr, "the header does not say what every function may return\n");
         exit(2);

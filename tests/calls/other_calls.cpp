@@ -64,13 +64,17 @@ static int32_t progress(void *user, float fraction) {
     auto &w = *static_cast<World *>(user);
     if (!(fraction >= 0 && fraction <= 1)) failed("a load is at %f", double(fraction));
     /* It may call every function. */
-    uint32_t token;
+    ember_token token = {};
+    token.struct_size = sizeof token;
     if (!w.sessions.empty() && w.random.chance(20)) {
         Session &s = *w.sessions[0];
         if (ember_decode(s.handle, &token, nullptr) == EMBER_OK) s.position++, w.forget_twin(&s);
     }
     return w.random.chance(2) ? 1 : 0;
 }
+
+/* The last one does not exist. */
+static const uint32_t CPUS[] = {0, 1, 1024};
 
 static const ember_model_options *model_options(World &w, ember_model_options &o, bool *converts) {
     bool wild = w.random.chance(15);
@@ -83,6 +87,9 @@ static const ember_model_options *model_options(World &w, ember_model_options &o
         o.files = uint32_t(w.random.below(wild ? 4 : 2));
         if (wild && w.random.chance(20)) o.cuda_context = &o;
         if (wild && w.random.chance(20)) o.reserved = 1;
+        if (w.random.chance(20)) o.flags = wild ? uint32_t(w.random.below(4)) : uint32_t(EMBER_MODEL_NEVER_WAIT);
+        if (w.random.chance(20)) o.thread_priority = wild ? int32_t(w.random.next()) : -int32_t(w.random.below(3));
+        if (w.random.chance(20)) o.cpus = CPUS, o.cpu_count = wild ? 3 : 2;
     });
     *converts = options && o.weights;
     return options;
@@ -115,6 +122,119 @@ void load_model(World &w) {
         }) != EMBER_OK)
         return;
     w.models.push_back(describe(*out->data(), sound));
+}
+
+/* --- loads and events --- */
+
+static const ember_event *event_of(World &w) {
+    if (w.random.chance(6)) return w.bad_handle<ember_event>(w.any_model_handle());
+    return w.events.empty() ? nullptr : w.random.of(w.events);
+}
+
+void create_event(World &w) {
+    if (w.events.size() > 5) return;
+    std::shared_ptr<Buffer<ember_event *>> out;
+    auto *place = w.out(out);
+    if (w.call("ember_event_create", "", {EMBER_OK}, [&](ember_error *e) { return ember_event_create(place, e); }) == EMBER_OK)
+        w.events.push_back(*out->data());
+}
+
+void event_handle(World &w) {
+    auto *event = event_of(w);
+    if (!event) w.must_fail = true;
+    std::shared_ptr<Buffer<int64_t>> out;
+    auto *place = w.out(out);
+    if (w.call("ember_event_handle", "", {EMBER_OK}, [&](ember_error *e) { return ember_event_handle(event, place, e); }) == EMBER_OK && *place < 0)
+        failed("an event has the handle %lld", (long long)*place);
+}
+
+void clear_event(World &w) {
+    auto *event = event_of(w);
+    if (!event) w.must_fail = true;
+    w.call("ember_event_clear", "", {EMBER_OK}, [&](ember_error *e) { return ember_event_clear(event, e); });
+}
+
+void free_event(World &w) {
+    bool own = w.events.size() > 2;
+    size_t i = own ? w.random.below(w.events.size()) : 0;
+    ember_event *event = own ? w.events[i] : w.bad_handle<ember_event>(w.any_session_handle());
+    if (!own && !event) w.must_fail = false;
+    if (w.call("ember_event_free", "", {EMBER_OK}, [&](ember_error *) { return ember_event_free(event); }, false) == EMBER_OK && own) {
+        w.freed.push_back(uintptr_t(event));
+        w.events.erase(w.events.begin() + long(i));
+    }
+}
+
+void set_event(World &w) {
+    auto s = w.session();
+    bool must_fail = w.must_fail;
+    const ember_event *event = w.random.chance(20) ? nullptr : event_of(w);
+    if (!event) w.must_fail = must_fail;
+    w.call("ember_session_set_event", "", {}, [&](ember_error *e) { return ember_session_set_event(s.handle, event, e); });
+}
+
+void session_model(World &w) {
+    if (w.models.size() > 3) return;
+    auto s = w.session();
+    std::shared_ptr<Buffer<ember_model *>> out;
+    auto *place = w.out(out);
+    if (w.call("ember_session_model", "", s.known ? Statuses{EMBER_OK} : Statuses{}, [&](ember_error *e) {
+            return ember_session_model(s.handle, place, e);
+        }) != EMBER_OK)
+        return;
+    if (s.known) w.models.push_back(describe(*place, s.known->model->sound));
+    else if (ember_model_free(*place)) failed("a session's model cannot be freed");
+}
+
+void start_load(World &w) {
+    if (w.loads.size() > 2) return;
+    bool sound, bad, converts;
+    string path = model_path(w, &sound, &bad);
+    ember_model_options o;
+    auto *options = model_options(w, o, &converts);
+    if (options && o.progress && w.random.chance(80)) o.progress = nullptr;
+    if (options && o.progress) w.must_fail = true;
+    bool must_fail = w.must_fail;
+    auto *event = event_of(w);
+    if (!event) w.must_fail = must_fail;
+    std::shared_ptr<Buffer<ember_load *>> out;
+    auto *place = w.out(out);
+    if (w.call("ember_model_load_start", path, {}, [&](ember_error *e) {
+            return ember_model_load_start(path.data(), path.size(), options, event, place, e);
+        }) == EMBER_OK)
+        w.loads.push_back(*place);
+}
+
+static ember_load *load_of(World &w) {
+    if (w.loads.empty() || w.random.chance(6)) return w.bad_handle<ember_load>(w.any_model_handle());
+    return w.random.of(w.loads);
+}
+
+void poll_load(World &w) {
+    auto *load = load_of(w);
+    std::shared_ptr<Buffer<float>> fraction;
+    std::shared_ptr<Buffer<ember_model *>> out;
+    auto *share = w.out(fraction, false, true);
+    auto *place = w.out(out);
+    ember_status status = w.call("ember_load_poll", "", {}, [&](ember_error *e) { return ember_load_poll(load, share, place, e); });
+    if ((status == EMBER_OK || status == EMBER_PENDING) && share && !(*share >= 0 && *share <= 1)) failed("a load is at %f", double(*share));
+    if (status == EMBER_OK && ember_model_free(*place)) failed("a model that was loaded cannot be freed");
+}
+
+void cancel_load(World &w) {
+    auto *load = load_of(w);
+    w.call("ember_load_cancel", "", {EMBER_OK}, [&](ember_error *) { return ember_load_cancel(load); }, false);
+}
+
+void free_load(World &w) {
+    bool own = !w.loads.empty() && w.random.chance(80);
+    size_t i = own ? w.random.below(w.loads.size()) : 0;
+    ember_load *load = own ? w.loads[i] : w.bad_handle<ember_load>(w.any_session_handle());
+    if (!own && !load) w.must_fail = false;
+    if (w.call("ember_load_free", "", {EMBER_OK}, [&](ember_error *) { return ember_load_free(load); }, false) == EMBER_OK && own) {
+        w.freed.push_back(uintptr_t(load));
+        w.loads.erase(w.loads.begin() + long(i));
+    }
 }
 
 static void release(void *user, const void *bytes, uint64_t size) {

@@ -34,6 +34,20 @@ static Statuses choice(const Session *s, uint64_t count) {
     return {EMBER_OK};
 }
 
+/* Tokens to be written, of which the first says its size. */
+static std::shared_ptr<Buffer<ember_token>> token_place(World &w, size_t n = 1) {
+    auto tokens = std::make_shared<Buffer<ember_token>>(n);
+    if (n > 0) tokens->data()->struct_size = w.size_of<ember_token>();
+    return tokens;
+}
+
+static void check_tokens(const Buffer<ember_token> &tokens, const char *name) {
+    if (!tokens.guards_whole()) failed("%s writes beside its tokens", name);
+}
+
+/* Its token was written. */
+static bool is_written(const ember_token &token) { return token.id != 0x5c5c5c5c; }
+
 void create_session(World &w) {
     if (w.sessions.size() > 10) return;
     auto model = w.model();
@@ -225,7 +239,8 @@ struct Pieces {
 
 static int32_t take_piece(void *user, const char *text, size_t len, uint32_t token) {
     auto &p = *static_cast<Pieces *>(user);
-    uint32_t other;
+    ember_token other = {};
+    other.struct_size = sizeof other;
     if ((len && !text) || (token == EMBER_NO_TOKEN && !len)) failed("a piece of %zu bytes with token %u", len, token);
     p.count++;
     p.bytes += len;
@@ -355,12 +370,16 @@ void prefill_poll(World &w) {
 
 void decode(World &w) {
     auto s = w.session();
-    std::shared_ptr<Buffer<uint32_t>> token;
-    auto *out = w.out(token);
+    auto token = token_place(w);
+    auto *out = token->data();
     if (w.call("ember_decode", hex(s.handle), choice(s.known, 1), [&](ember_error *e) { return ember_decode(s.handle, out, e); }) == EMBER_OK && s.known) {
         s.known->position++;
-        if (*out >= s.known->model->vocab_size) failed("token %u was chosen", *out);
+        if (out->id >= s.known->model->vocab_size) failed("token %u was chosen", out->id);
+        bool has_logprob = out->flags & EMBER_TOKEN_HAS_LOGPROB;
+        /* Of a session that was restored it is not known whether it asks for them. */
+        if ((s.known->logprobs > 0 && !has_logprob) || !(out->logprob <= 0)) failed("a token with flags %u and log-probability %f", out->flags, double(out->logprob));
     }
+    check_tokens(*token, "ember_decode");
 }
 
 static void start(World &w, bool several) {
@@ -379,8 +398,8 @@ void decode_start_n(World &w) { start(w, true); }
 
 void decode_poll(World &w) {
     auto s = w.session();
-    std::shared_ptr<Buffer<uint32_t>> token;
-    auto *out = w.out(token);
+    auto token = token_place(w);
+    auto *out = token->data();
     Statuses wanted;
     if (s.known && s.known->pending != Session::Decodes) wanted = {EMBER_NOTHING_PENDING};
     else if (s.known && s.known->predictable()) wanted = {EMBER_OK, EMBER_PENDING, EMBER_INTERRUPTED};
@@ -388,6 +407,7 @@ void decode_poll(World &w) {
     if (w.random.chance(30)) usleep(useconds_t(w.random.below(3000)));
     bool must_fail = w.must_fail;
     ember_status status = w.call("ember_decode_poll", hex(s.handle), wanted, [&](ember_error *e) { return ember_decode_poll(s.handle, out, e); });
+    check_tokens(*token, "ember_decode_poll");
     if (!s.known || must_fail || s.known->pending != Session::Decodes || status == EMBER_PENDING) return;
     if (status == EMBER_OK) {
         s.known->position++;
@@ -397,29 +417,137 @@ void decode_poll(World &w) {
     }
 }
 
-void decode_batch(World &w) {
-    size_t n = w.random.chance(5) ? 0 : w.random.chance(3) ? 33 : 1 + w.random.below(6);
-    std::vector<ember_session *> list;
-    bool one_model = true, all_known = true, all_ready = true;
+/* Sessions for a batch, and what is known of it. */
+struct Members {
+    std::vector<ember_session *> handles;
+    /* NULL of one that is not known. */
+    std::vector<Session *> known;
+    bool all_known = true, one_model = true, all_ready = true, distinct;
+};
+
+static Members members(World &w) {
+    Members m;
+    size_t n = w.random.chance(5) ? 0 : w.random.chance(3) ? 200 : 1 + w.random.below(6);
     std::shared_ptr<Model> model;
-    std::set<ember_session *> distinct;
     for (size_t i = 0; i < n; i++) {
         auto s = w.session();
-        list.push_back(s.handle);
-        distinct.insert(s.handle);
-        all_known &= s.known != nullptr;
+        m.handles.push_back(s.handle);
+        m.known.push_back(s.known);
+        m.all_known &= s.known != nullptr;
         if (!s.known) continue;
-        if (model && model != s.known->model) one_model = false;
+        if (model && model != s.known->model) m.one_model = false;
         model = s.known->model;
-        all_ready &= s.known->idle() && s.known->predictable() && !s.known->grammar && s.known->position && s.known->position < s.known->context;
+        m.all_ready &= s.known->idle() && s.known->predictable() && !s.known->grammar && s.known->position && s.known->position < s.known->context;
     }
-    std::shared_ptr<Buffer<uint32_t>> tokens;
-    auto *out = w.array(tokens, n);
+    m.distinct = std::set<ember_session *>(m.handles.begin(), m.handles.end()).size() == n;
+    return m;
+}
+
+void decode_batch(World &w) {
+    Members m = members(w);
+    size_t n = m.handles.size();
+    auto tokens = token_place(w, n);
+    auto *out = tokens->data();
     Statuses wanted;
-    if (n == 0 || n > 32 || distinct.size() != n || (all_known && !one_model)) w.must_fail = true;
-    else if (all_known && all_ready) wanted = {EMBER_OK};
-    if (w.call("ember_decode_batch", to_string(n), wanted, [&](ember_error *e) { return ember_decode_batch(list.data(), n, out, e); }) == EMBER_OK)
-        for (Session *s : w.touched) s->position++;
+    /* A model and another handle of it are one. */
+    if (n == 0 || n > 100 || !m.distinct) w.must_fail = true;
+    else if (m.all_known && m.one_model && m.all_ready) wanted = {EMBER_OK};
+    ember_status status = w.call("ember_decode_batch", to_string(n), wanted, [&](ember_error *e) { return ember_decode_batch(m.handles.data(), n, out, e); });
+    check_tokens(*tokens, "ember_decode_batch");
+    if (n == 0 || n > 100 || !is_written(*out)) return;
+    ember_status first = EMBER_OK;
+    for (size_t i = 0; i < n; i++) {
+        if (!is_written(out[i]) || out[i].struct_size != out->struct_size) failed("of a batch, token %zu was not written", i);
+        if (first == EMBER_OK) first = out[i].status;
+        if ((out[i].status == EMBER_OK) == (out[i].id == EMBER_NO_TOKEN)) failed("of a batch, token %zu is %u with status %d", i, out[i].id, out[i].status);
+        if (out[i].status == EMBER_OK && m.known[i]) m.known[i]->position++, w.forget_twin(m.known[i]);
+    }
+    if (first != status) failed("a batch gave %d, and its first session that failed %d", status, first);
+}
+
+void decode_batch_start(World &w) {
+    Members m = members(w);
+    size_t n = m.handles.size();
+    Statuses wanted;
+    if (n == 0 || n > 100 || !m.distinct) w.must_fail = true;
+    else if (m.all_known && m.one_model && m.all_ready) wanted = {EMBER_OK};
+    if (w.call("ember_decode_batch_start", to_string(n), wanted, [&](ember_error *e) { return ember_decode_batch_start(m.handles.data(), n, e); }) != EMBER_OK)
+        return;
+    for (Session *s : m.known)
+        if (s) s->pending = Session::Decodes, s->started = 1;
+}
+
+/* --- generating piece by piece --- */
+
+void generate_start(World &w) {
+    auto s = w.session();
+    bool known = true;
+    auto prompt = w.tokens(w.random.below(w.random.chance(3) ? 300 : 6), s.known ? s.known->model : nullptr, &known);
+    ember_generate_options o;
+    auto *options = w.options<ember_generate_options>(o, [&](ember_generate_options &o) {
+        o.flags = uint32_t(w.random.below(w.random.chance(5) ? 16 : 8));
+        o.prompt = prompt.data();
+        o.prompt_count = prompt.size();
+        o.limit = w.random.chance(5) ? 0 : 1 + w.random.below(12);
+        if (w.random.chance(5)) o.piece = take_piece, w.must_fail = true;
+    });
+    Statuses wanted;
+    if (s.known && !s.known->idle()) wanted = {EMBER_DECODE_PENDING, EMBER_INVALID_ARGUMENT, EMBER_UNSUPPORTED};
+    if (w.call("ember_generate_start", hex(s.handle) + ", " + to_string(prompt.size()), wanted, [&](ember_error *e) {
+            return ember_generate_start(s.handle, options, e);
+        }) == EMBER_OK && s.known)
+        s.known->pending = Session::Generation;
+}
+
+/* Where a session stands that has made tokens of which it is not known how many. */
+static void look_at_position(Session *s) {
+    size_t position = 0;
+    if (ember_session_position(s->handle, &position, nullptr)) failed("a session has no position");
+    if (position < s->position) failed("a generation has taken %llu tokens back", (unsigned long long)(s->position - position));
+    s->position = position;
+}
+
+void generate_next(World &w) {
+    auto s = w.session();
+    size_t n = w.capacity(64);
+    std::shared_ptr<Buffer<char>> text;
+    std::shared_ptr<Buffer<size_t>> len;
+    auto *place = w.array(text, n);
+    auto *l = w.out(len, true);
+    auto token = token_place(w);
+    uint32_t flags = uint32_t(w.random.below(w.random.chance(5) ? 8 : 2));
+    if (flags > 1) w.must_fail = true;
+    Statuses wanted;
+    if (s.known && s.known->pending != Session::Generation) wanted = {EMBER_NOTHING_PENDING};
+    ember_status status = w.call("ember_generate_next", hex(s.handle) + ", " + to_string(n), wanted, [&](ember_error *e) {
+        return ember_generate_next(s.handle, flags, place, n, l, token->data(), e);
+    });
+    check_tokens(*token, "ember_generate_next");
+    if (status == EMBER_OK && token->data()->id == EMBER_NO_TOKEN && token->data()->flags) failed("no token has flags");
+    if (status != EMBER_OK && is_written(*token->data())) failed("ember_generate_next wrote a token and gave %d", status);
+    if (status == EMBER_PENDING && flags == 0) failed("a call that waits is pending");
+    if (s.known) look_at_position(s.known);
+}
+
+void generate_end(World &w) {
+    auto s = w.session();
+    Buffer<ember_generate_details> d(1);
+    memset(d.data(), 0, sizeof(ember_generate_details));
+    d.data()->struct_size = w.size_of<ember_generate_details>();
+    bool told = w.random.chance(90);
+    if (!told) w.must_fail = false;
+    Statuses wanted;
+    if (s.known) wanted = {s.known->pending == Session::Generation ? EMBER_OK : EMBER_NOTHING_PENDING};
+    ember_status status = w.call("ember_generate_finish", hex(s.handle), wanted, [&](ember_error *e) {
+        return ember_generate_finish(s.handle, told ? d.data() : nullptr, e);
+    });
+    if (!d.guards_whole()) failed("ember_generate_finish writes beside its struct");
+    if (status != EMBER_OK || !s.known) return;
+    s.known->pending = Session::Nothing;
+    look_at_position(s.known);
+    if (told && d.data()->token_count && s.known->position != d.data()->position + d.data()->token_count)
+        failed("a generation of %llu tokens from %llu ends at %llu", (unsigned long long)d.data()->token_count,
+               (unsigned long long)d.data()->position, (unsigned long long)s.known->position);
 }
 
 void erase(World &w) {

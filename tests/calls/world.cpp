@@ -291,6 +291,10 @@ void World::free_all() {
         if (ember_session_free(s->handle)) failed("a session cannot be freed");
     for (auto *s : streams)
         if (ember_text_stream_free(s)) failed("a text stream cannot be freed");
+    for (auto *e : events)
+        if (ember_event_free(e)) failed("an event cannot be freed");
+    for (auto *l : loads)
+        if (ember_load_free(l)) failed("a load cannot be freed");
     for (auto &m : models)
         if (ember_model_free(m->handle)) failed("a model cannot be freed");
     for (auto &path : states) remove(path.c_str());
@@ -319,8 +323,10 @@ void World::compare_twin() {
         /* A fork has no interrupt of its origin's. */
         ember_session_clear_interrupt(s->handle);
         for (int i = 0; i < 2; i++) {
-            uint32_t a = 0, b = 0;
-            ember_status of_a = ember_decode(s->handle, &a, nullptr), of_b = ember_decode(twin, &b, nullptr);
+            ember_token made[2] = {};
+            made[0].struct_size = made[1].struct_size = sizeof(ember_token);
+            ember_status of_a = ember_decode(s->handle, &made[0], nullptr), of_b = ember_decode(twin, &made[1], nullptr);
+            uint32_t a = made[0].id, b = made[1].id;
             if (of_a == EMBER_OK) s->position++;
             if (run.defect == Defect::Twin) b++;
             if (of_a != of_b || a != b)

@@ -72,7 +72,7 @@ struct Model {
 };
 
 struct Session {
-    enum Pending { Nothing, Decodes, Prefill };
+    enum Pending { Nothing, Decodes, Prefill, Generation };
     ember_session *handle;
     std::shared_ptr<Model> model;
     uint64_t context, position;
@@ -142,6 +142,8 @@ class World {
     std::vector<std::shared_ptr<Model>> models;
     std::vector<std::unique_ptr<Session>> sessions;
     std::vector<ember_text_stream *> streams;
+    std::vector<ember_event *> events;
+    std::vector<ember_load *> loads;
     std::vector<uint64_t> freed;
     /* Paths of saved sessions, and the bytes of one. */
     std::vector<std::string> states;

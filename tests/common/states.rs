@@ -153,9 +153,8 @@ fn decode(random: &mut Random, sessions: &mut [&mut Session], what: &str) {
                 // Beside another session of its own.
                 let mut other = session.fork().unwrap();
                 for _ in 0..count {
-                    let mut chosen = [0; 2];
-                    Session::decode_batch(&mut [session, &mut other], &mut chosen).unwrap();
-                    tokens.push(chosen[0]);
+                    let chosen = Session::decode_batch(&mut [session, &mut other]).unwrap();
+                    tokens.push(chosen[0].clone().unwrap());
                 }
             }
         }

@@ -214,6 +214,7 @@ R cuStreamCreateWithPriority(void **s, u32 f, int p) { (void)f, (void)p; *s = ca
 R cuStreamDestroy_v2(void *s) { LOCKED; free(s); return 0; }
 R cuStreamSynchronize(void *s) { LOCKED; (void)s; return 0; }
 R cuStreamQuery(void *s) { LOCKED; (void)s; return 0; }
+R cuLaunchHostFunc(void *s, void (*f)(void *), void *user) { (void)s; f(user); return 0; }
 R cuCtxSynchronize(void) { LOCKED; return 0; }
 R cuStreamBeginCapture_v2(Stream *s, int m) { (void)m; s->capture = calloc(1, sizeof(Graph)); return 0; }
 R cuStreamEndCapture(Stream *s, void **g) { *g = s->capture; s->capture = NULL; return 0; }

@@ -27,6 +27,8 @@ static ember_estimate estimate;
 static ember_tokenizer_details tokenizer_is;
 static ember_profile_entry profile[16];
 
+static ember_token token_is, batch_is[4];
+
 static const uint32_t PROMPT[] = {0, 260, 300, 41};
 static const char CHAT[] =
     "{\"messages\":[{\"role\":\"system\",\"content\":\"Be kind.\"},{\"role\":\"user\",\"content\":\"Hi <|end|>\"}],"
@@ -67,10 +69,11 @@ static uint64_t position_of(ember_session *s) {
 /* Where it stands, and what it says from there on. */
 static uint64_t goes_on(ember_session *s, uint64_t so_far) {
     uint64_t position = position_of(s);
-    uint32_t token;
+    ember_token token;
     int i;
     so_far = digest(so_far, &position, sizeof position);
     for (i = 0; i < N_AFTER; i++) {
+        token.struct_size = sizeof token;
         OK(ember_decode(s, &token, &err));
         so_far = digest(so_far, &token, sizeof token);
     }
@@ -86,11 +89,11 @@ static uint64_t look_several(void) {
 }
 static uint64_t result_session(void) { return goes_on(session, 0); }
 static uint64_t result_both(void) { return goes_on(other, goes_on(session, 0)); }
-static uint64_t result_token(void) { return goes_on(session, digest(0, tokens, 4)); }
+static uint64_t result_token(void) { return goes_on(session, digest(0, &token_is, sizeof token_is)); }
 static uint64_t result_tokens(void) { return digest(digest(0, &count, sizeof count), tokens, 4 * count); }
 static uint64_t result_text(void) { return digest(0, text, count); }
 static uint64_t result_several(void) {
-    uint64_t sum = digest(0, tokens, 16);
+    uint64_t sum = digest(0, batch_is, sizeof batch_is);
     int i;
     for (i = 0; i < 4; i++) sum = goes_on(several[i], sum);
     return sum;
@@ -591,11 +594,15 @@ static void prefill_started(void) {
     prepare_long();
     OK(call_prefill_start(&err));
 }
-static ember_status call_decode(ember_error *e) { return ember_decode(session, tokens, e); }
+static ember_status call_decode(ember_error *e) {
+    token_is.struct_size = sizeof token_is;
+    return ember_decode(session, &token_is, e);
+}
 
 static ember_status poll(ember_error *e) {
     ember_status status;
-    do status = ember_decode_poll(session, tokens, e);
+    token_is.struct_size = sizeof token_is;
+    do status = ember_decode_poll(session, &token_is, e);
     while (status == EMBER_PENDING);
     return status;
 }
@@ -610,7 +617,7 @@ static uint64_t result_started_n(void) {
     int i;
     for (i = 0; i < 3; i++) {
         OK(poll(&err));
-        sum = digest(sum, tokens, 4);
+        sum = digest(sum, &token_is, sizeof token_is);
     }
     return goes_on(session, sum);
 }
@@ -660,7 +667,39 @@ static void clean_several_and_model(void) {
     clean_several();
     clean_load();
 }
-static ember_status call_batch(ember_error *e) { return ember_decode_batch(several, 4, tokens, e); }
+/* Of a batch in which one session has failed, the others have gone on: they go back, when memory is there again. */
+static int batch_failed;
+static size_t before_batch[4];
+
+static ember_status call_batch(ember_error *e) {
+    ember_status status;
+    batch_is[0].struct_size = sizeof batch_is[0];
+    status = ember_decode_batch(several, 4, batch_is, e);
+    batch_failed = status != EMBER_OK;
+    return status;
+}
+static uint64_t look_batch(void) {
+    int i;
+    for (i = 0; i < 4; i++) {
+        size_t now = position_of(several[i]);
+        if (!batch_failed) before_batch[i] = now;
+        else if (now == before_batch[i] + 1) OK(ember_session_rewind(several[i], before_batch[i], &err));
+    }
+    batch_failed = 0;
+    return look_several();
+}
+static ember_status call_batch_start(ember_error *e) { return ember_decode_batch_start(several, 4, e); }
+static uint64_t result_batch_started(void) {
+    ember_status status;
+    int i;
+    for (i = 0; i < 4; i++) {
+        batch_is[i].struct_size = sizeof batch_is[i];
+        do status = ember_decode_poll(several[i], &batch_is[i], &err);
+        while (status == EMBER_PENDING);
+        OK(status);
+    }
+    return result_several();
+}
 
 /* --- text ------------------------------------------------------------------------------------- */
 
@@ -812,12 +851,141 @@ static uint64_t result_generate(void) {
     return goes_on(session, sum);
 }
 
+/* What was generated piece by piece, with as many calls. */
+static ember_status start_generation(ember_error *e) {
+    ember_generate_options o = {0};
+    o.struct_size = sizeof o;
+    o.prompt = PROMPT;
+    o.prompt_count = 4;
+    o.limit = 12;
+    return ember_generate_start(session, &o, e);
+}
+static void generation_started(void) {
+    create();
+    OK(start_generation(&err));
+}
+static void generation_half_way(void) {
+    int i;
+    generation_started();
+    token_is.struct_size = sizeof token_is;
+    for (i = 0; i < 5; i++) OK(ember_generate_next(session, 0, text, sizeof text, &count, &token_is, &err));
+}
+static ember_status call_generate_next(ember_error *e) {
+    token_is.struct_size = sizeof token_is;
+    return ember_generate_next(session, 0, text, sizeof text, &count, &token_is, e);
+}
+static uint64_t result_generation(void) {
+    uint64_t sum = digest(digest(0, &token_is, sizeof token_is), text, count);
+    do {
+        OK(call_generate_next(&err));
+        sum = digest(digest(sum, &token_is, sizeof token_is), text, count);
+    } while (token_is.id != EMBER_NO_TOKEN);
+    generated.struct_size = sizeof generated;
+    OK(ember_generate_finish(session, &generated, &err));
+    return goes_on(session, digest(sum, &generated, sizeof generated));
+}
+static uint64_t result_generation_started(void) {
+    count = 0;
+    memset(&token_is, 0, sizeof token_is);
+    return result_generation();
+}
+static ember_status call_generate_end(ember_error *e) {
+    generated.struct_size = sizeof generated;
+    return ember_generate_finish(session, &generated, e);
+}
+static uint64_t result_generate_end(void) { return goes_on(session, digest(0, &generated, sizeof generated)); }
+
+/* --- loads and events that are waited for otherwise ------------------------------------------- */
+
+static ember_load *started_load;
+static ember_event *event;
+
+static ember_status call_load_start(ember_error *e) {
+    ember_model_options o = {0};
+    o.struct_size = sizeof o;
+    o.device = device;
+    o.threads = 2;
+    return ember_model_load_start(path, strlen(path), &o, NULL, &started_load, e);
+}
+static ember_status wait_load(ember_error *e) {
+    ember_status status;
+    do status = ember_load_poll(started_load, NULL, &second_model, e);
+    while (status == EMBER_PENDING);
+    return status;
+}
+/* The thread has failed, or the start: a load that is started anew succeeds. */
+static ember_status call_load_waited(ember_error *e) {
+    ember_status status = call_load_start(e);
+    if (status != EMBER_OK) return status;
+    status = wait_load(e);
+    ember_load_free(started_load);
+    started_load = NULL;
+    return status;
+}
+static void load_started(void) { OK(call_load_start(&err)); }
+static void load_ended(void) {
+    load_started();
+    OK(wait_load(&err));
+    ember_model_free(second_model);
+}
+static void clean_load_started(void) {
+    ember_load_free(started_load);
+    started_load = NULL;
+}
+static ember_status call_load_poll(ember_error *e) { return ember_load_poll(started_load, NULL, &second_model, e); }
+static ember_status call_load_cancel(ember_error *e) {
+    (void)e;
+    return ember_load_cancel(started_load);
+}
+static ember_status call_load_free(ember_error *e) {
+    ember_load *l = started_load;
+    (void)e;
+    started_load = NULL;
+    return ember_load_free(l);
+}
+static ember_status call_event(ember_error *e) { return ember_event_create(&event, e); }
+static void event_created(void) { OK(call_event(&err)); }
+static void session_and_event(void) {
+    prompted();
+    event_created();
+}
+static uint64_t look_event(void) {
+    int64_t handle = -1;
+    OK(ember_event_handle(event, &handle, &err));
+    return handle >= 0;
+}
+static void clean_event(void) {
+    ember_event_free(event);
+    event = NULL;
+}
+static void clean_session_and_event(void) {
+    clean_session();
+    clean_event();
+}
+static ember_status call_event_handle(ember_error *e) {
+    int64_t handle;
+    return ember_event_handle(event, &handle, e);
+}
+static ember_status call_event_clear(ember_error *e) { return ember_event_clear(event, e); }
+static ember_status call_event_free(ember_error *e) {
+    ember_event *old = event;
+    (void)e;
+    event = NULL;
+    return ember_event_free(old);
+}
+static ember_status call_set_event(ember_error *e) { return ember_session_set_event(session, event, e); }
+static ember_status call_session_model(ember_error *e) { return ember_session_model(session, &second_model, e); }
+static uint64_t result_session_model(void) { return goes_on(session, works(second_model)); }
+
 /* --- errors ----------------------------------------------------------------------------------- */
 
 static ember_status call_bad_model(ember_error *e) {
     return ember_tokenize((ember_model *)(uintptr_t)0x12345, "a", 1, 0, tokens, 8, &count, e);
 }
-static ember_status call_bad_session(ember_error *e) { return ember_decode((ember_session *)(uintptr_t)0x333, tokens, e); }
+static ember_status call_bad_session(ember_error *e) {
+    token_is.struct_size = sizeof token_is;
+    return ember_decode((ember_session *)(uintptr_t)0x333, &token_is, e);
+}
 static ember_status call_bad_stream(ember_error *e) {
     return ember_text_stream_finish((ember_text_stream *)(uintptr_t)0x77, text, 1, &count, e);
 }
@@ -929,9 +1097,9 @@ const memory_case CASES[] = {
     {"ember_decode_poll", "plain", started, call_poll, look_session, result_token, clean_session, 0, 0, 0},
     {"ember_decode_poll", "grammar", started_grammar, call_poll, look_session, result_token, clean_session, 0, 0, 0},
     {"ember_decode_poll", "all of sampling", started_sampling, call_poll, look_session, result_token, clean_session, 0, 0, 0},
-    {"ember_decode_batch", "first of a model", prepare_first_batch, call_batch, look_several, result_several, clean_several_and_model, 0, 0, 0},
-    {"ember_decode_batch", "later", prepare_several, call_batch, look_several, result_several, clean_several, 0, 0, 0},
-    {"ember_decode_batch", "grammar and sampling", prepare_several_mixed, call_batch, look_several, result_several, clean_several, 0, 0, 0},
+    {"ember_decode_batch", "first of a model", prepare_first_batch, call_batch, look_batch, result_several, clean_several_and_model, 0, 0, 0},
+    {"ember_decode_batch", "later", prepare_several, call_batch, look_batch, result_several, clean_several, 0, 0, 0},
+    {"ember_decode_batch", "grammar and sampling", prepare_several_mixed, call_batch, look_batch, result_several, clean_several, 0, 0, 0},
     {"ember_tokenize", "short", NULL, call_tokenize, NULL, result_tokens, NULL, 0, 0, 0},
     {"ember_tokenize_with", "by default", NULL, call_tokenize_with, NULL, result_tokens, NULL, 0, 0, 0},
     {"ember_tokenize", "control tokens", NULL, call_tokenize_special, NULL, result_tokens, NULL, 0, 0, 0},
@@ -949,6 +1117,23 @@ const memory_case CASES[] = {
     {"ember_generate", "from a prompt", create, call_generate, look_session, result_generate, clean_session, 0, 0, 0},
     {"ember_generate", "behind a context", begun_sampling, call_generate_on, look_session, result_generate, clean_session, 0, 0, 0},
     {"ember_generate", "grammar", begun_grammar, call_generate_on, look_session, result_generate, clean_session, 0, 0, 0},
+    {"ember_generate_start", "from a prompt", create, start_generation, look_session, result_generation_started, clean_session, 0, 0, 0},
+    {"ember_generate_next", "the first", generation_started, call_generate_next, NULL, result_generation, clean_session, 0, 0, 0},
+    {"ember_generate_next", "a later one", generation_half_way, call_generate_next, look_session, result_generation, clean_session, 0, 0, 0},
+    {"ember_generate_finish", "half way", generation_half_way, call_generate_end, look_session, result_generate_end, clean_session, 0, 0, 0},
+    {"ember_model_load_start", "to its end", NULL, call_load_waited, NULL, result_load, clean_load, 0, 0, 0},
+    {"ember_load_poll", "behind its end", load_ended, call_load_poll, NULL, NULL, clean_load_started, EMBER_NOTHING_PENDING, 0, 0},
+    {"ember_load_cancel", "behind its end", load_ended, call_load_cancel, NULL, NULL, clean_load_started, 0, 0, 1},
+    {"ember_load_free", "behind its end", load_ended, call_load_free, NULL, NULL, clean_load_started, 0, 0, 1},
+    {"ember_load_free", "while it runs", load_started, call_load_free, NULL, NULL, clean_load_started, 0, 0, 1},
+    {"ember_event_create", "one", NULL, call_event, NULL, look_event, clean_event, 0, 0, 0},
+    {"ember_event_handle", "an event's", event_created, call_event_handle, look_event, NULL, clean_event, 0, 0, 1},
+    {"ember_event_clear", "an event", event_created, call_event_clear, look_event, NULL, clean_event, 0, 0, 1},
+    {"ember_event_free", "an event", event_created, call_event_free, NULL, NULL, clean_event, 0, 0, 1},
+    {"ember_session_set_event", "a session's", session_and_event, call_set_event, look_session, result_session, clean_session_and_event, 0, 0, 0},
+    {"ember_session_model", "a session's", prompted, call_session_model, look_session, result_session_model, clean_session_and_model, 0, 0, 0},
+    {"ember_decode_batch_start", "first of a model", prepare_first_batch, call_batch_start, look_several, result_batch_started, clean_several_and_model, 0, 0, 0},
+    {"ember_decode_batch_start", "grammar and sampling", prepare_several_mixed, call_batch_start, look_several, result_batch_started, clean_several, 0, 0, 0},
     {"ember_text_stream_create", "with stops", NULL, call_stream, NULL, look_stream, clean_stream, 0, 0, 0},
     {"ember_text_stream_push", "four tokens", create_stream, call_push, look_stream, result_push, clean_stream, 0, 0, 0},
     {"ember_text_stream_finish", "a stream", create_stream, call_finish, look_stream, result_text, clean_stream, 0, 0, 0},

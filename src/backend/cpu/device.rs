@@ -2,6 +2,7 @@
 
 use super::estimate::estimate;
 use super::matmul::Isa;
+use super::pool::PoolOptions;
 use super::weights::check_kv_type;
 use super::{CpuWeights, host};
 use crate::backend::{
@@ -60,7 +61,17 @@ impl Backend for CpuBackend {
         options: &LoadOptions,
         progress: &mut Progress<'_>,
     ) -> Result<Arc<dyn Weights>> {
-        Ok(CpuWeights::load(network, threads(options)?, progress)?)
+        let pool = PoolOptions {
+            threads: threads(options)?,
+            placement: options.placement,
+            never_wait: options.never_wait,
+        };
+        Ok(CpuWeights::load_with(
+            Isa::detect(),
+            network,
+            pool,
+            progress,
+        )?)
     }
 }
 

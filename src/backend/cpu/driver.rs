@@ -4,7 +4,8 @@ use super::runner::{Core, Done, lock};
 use crate::backend::Want;
 use crate::error::{Result, fail};
 use crate::panics::catch;
-use crate::threads::{self, Thread};
+use crate::threads::event::Event;
+use crate::threads::{self, Placement, Thread};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
@@ -29,6 +30,8 @@ struct Slot {
     request: Option<Request>,
     /// With room for those of the running job.
     results: VecDeque<Result<Done>>,
+    /// Set with each of them.
+    event: Option<Arc<Event>>,
     quit: bool,
 }
 
@@ -55,20 +58,21 @@ struct Request {
 }
 
 impl Driver {
-    pub fn new(core: Arc<Mutex<Core>>) -> Result<Driver> {
+    pub fn new(core: Arc<Mutex<Core>>, placement: &Placement) -> Result<Driver> {
         let mail = Arc::new(Mail {
             slot: Mutex::new(Slot {
                 request: None,
                 results: VecDeque::new(),
+                event: None,
                 quit: false,
             }),
             changed: Condvar::new(),
             made: AtomicUsize::new(0),
         });
         let theirs = mail.clone();
-        let thread = threads::spawn("ember-cpu-async", threads::STACK_BYTES, move || {
-            theirs.serve(&core);
-        })?;
+        let serve = move || theirs.serve(&core);
+        let thread =
+            threads::spawn_placed("ember-cpu-async", threads::STACK_BYTES, placement, serve)?;
         Ok(Driver {
             mail,
             thread: Some(thread),
@@ -81,8 +85,13 @@ impl Driver {
         self.in_flight.is_some()
     }
 
-    /// Starts a job. Errors: `OutOfMemory`.
-    pub fn start(&mut self, job: Job, interrupt: &Arc<AtomicBool>) -> Result<()> {
+    /// Starts a job, each of whose outcomes sets `event`. Errors: `OutOfMemory`.
+    pub fn start(
+        &mut self,
+        job: Job,
+        interrupt: &Arc<AtomicBool>,
+        event: Option<&Arc<Event>>,
+    ) -> Result<()> {
         let count = job.count();
         let mut slot = lock(&self.mail.slot);
         slot.results.clear();
@@ -90,6 +99,7 @@ impl Driver {
             fail!(OutOfMemory, "room for {count} outcomes");
         }
         self.mail.made.store(0, Ordering::SeqCst);
+        slot.event = event.cloned();
         slot.request = Some(Request {
             job,
             interrupt: interrupt.clone(),
@@ -195,8 +205,12 @@ impl Mail {
         let mut slot = lock(&self.slot);
         slot.results.push_back(result);
         self.made.fetch_add(1, Ordering::SeqCst);
+        let event = slot.event.clone();
         drop(slot);
         self.changed.notify_all();
+        if let Some(event) = event {
+            event.set();
+        }
     }
 }
 
@@ -213,15 +227,20 @@ fn interrupted<T>(done: usize, count: usize) -> Result<T> {
     fail!(Interrupted, "interrupted after {done} of {count} choices")
 }
 
-impl Drop for Driver {
-    fn drop(&mut self) {
-        if let Some((interrupt, _)) = &self.in_flight {
+impl Driver {
+    /// Has the thread end soon, and the job with it. Dropping the thread waits for that.
+    pub fn retire(&mut self) -> Option<Thread> {
+        if let Some((interrupt, _)) = self.in_flight.take() {
             interrupt.store(true, Ordering::Relaxed);
         }
         lock(&self.mail.slot).quit = true;
         self.mail.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
-            thread.join();
-        }
+        self.thread.take()
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        drop(self.retire());
     }
 }

@@ -13,7 +13,7 @@ use super::phase::{Board, Job, Padded, Phase};
 use super::turn::{Turn, Turns};
 use crate::error::{Result, fail};
 use crate::float_env::FloatEnv;
-use crate::threads::Thread;
+use crate::threads::{Placement, STACK_BYTES, Thread, is_own, spawn_placed};
 use std::any::Any;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -154,9 +154,31 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How a pool is made.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PoolOptions {
+    /// Its threads, the caller of a phase being one of them.
+    pub threads: usize,
+    /// Where those of the library's own run.
+    pub placement: Placement,
+    /// Threads of the host run phases alone, and wait for nobody's turn where they can do without it.
+    pub never_wait: bool,
+}
+
+impl PoolOptions {
+    /// So many threads, and the rest by default.
+    pub fn of(threads: usize) -> PoolOptions {
+        PoolOptions {
+            threads,
+            ..PoolOptions::default()
+        }
+    }
+}
+
 /// Threads, and the turns in which sessions use them. Dropping it joins all threads.
 pub struct Pool {
     shared: Arc<Shared>,
+    options: PoolOptions,
     threads: Vec<Thread>,
     turns: Turns,
     crew: Mutex<Crew>,
@@ -193,11 +215,18 @@ pub struct PoolTurn<'a> {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller of a phase being one of them.
-    ///
-    /// Errors: `InvalidArgument` for 0 or more than [`MAX_THREADS`], `OutOfMemory` if the system
-    /// starts no more threads.
+    /// A pool of so many threads, by default.
+    #[cfg(test)]
     pub fn new(threads: usize) -> Result<Pool> {
+        Pool::with(PoolOptions::of(threads))
+    }
+
+    /// A pool.
+    ///
+    /// Errors: `InvalidArgument` for 0 or more than [`MAX_THREADS`] threads, `OutOfMemory` if the system
+    /// starts no more.
+    pub fn with(options: PoolOptions) -> Result<Pool> {
+        let threads = options.threads;
         if threads == 0 || threads > MAX_THREADS {
             fail!(
                 InvalidArgument,
@@ -230,6 +259,7 @@ impl Pool {
         crew.rank(&shared);
         let mut pool = Pool {
             shared,
+            options,
             threads: Vec::with_capacity(threads - 1),
             turns: Turns::new(indices(threads) - threads),
             crew: Mutex::new(crew),
@@ -239,10 +269,20 @@ impl Pool {
             // A region reports its panics itself.
             let work = move || serve(index, &shared);
             let name = format!("ember-cpu-{index}");
-            let thread = crate::threads::spawn(&name, crate::threads::STACK_BYTES, work)?;
+            let thread = spawn_placed(&name, STACK_BYTES, &options.placement, work)?;
             pool.threads.push(thread);
         }
         Ok(pool)
+    }
+
+    /// How it was made.
+    pub fn options(&self) -> &PoolOptions {
+        &self.options
+    }
+
+    /// Whether the running thread is one of the host's that is to wait for no other.
+    fn is_impatient(&self) -> bool {
+        self.options.never_wait && !is_own()
     }
 
     /// Number of threads that phases run on at most.
@@ -271,7 +311,11 @@ impl Pool {
     /// use of, `useful`. Errors: `Interrupted`.
     pub fn turn_or_alone(&self, useful: usize, interrupt: &AtomicBool) -> Result<PoolTurn<'_>> {
         let stop = || interrupt.load(Relaxed);
-        let turn = self.turns.take_or_seat(useful.min(self.threads()), stop)?;
+        let useful = match self.is_impatient() {
+            true => 0,
+            false => useful.min(self.threads()),
+        };
+        let turn = self.turns.take_or_seat(useful, stop)?;
         Ok(self.begin(turn))
     }
 
@@ -380,6 +424,7 @@ impl PoolTurn<'_> {
     pub fn threads(&self) -> usize {
         match &self.crew {
             None => 1,
+            Some(_) if self.pool.is_impatient() => 1,
             Some(crew) => {
                 let taken = self.pool.turns.seats_taken();
                 let room = self.pool.threads().saturating_sub(taken);

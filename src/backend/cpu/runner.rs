@@ -16,6 +16,8 @@ use crate::engine::sampling::{
     Input, LogprobBoxes, Logprobs, Sampling, Scratch, TokenRules, choose,
 };
 use crate::error::{Result, fail, try_vec};
+use crate::threads::Thread;
+use crate::threads::event::Event;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -31,6 +33,8 @@ pub struct CpuRunner {
     driver: Option<Driver>,
     /// Outcomes of work that the caller waited for, not yet collected.
     ready: VecDeque<Result<Done>>,
+    /// Set by outcomes of work in the background.
+    event: Option<Arc<Event>>,
     /// Of the choice that was returned last.
     logprobs: Option<Box<Logprobs>>,
     /// The core's.
@@ -342,6 +346,7 @@ impl CpuRunner {
             core: Arc::new(Mutex::new(core)),
             progress,
             driver: None,
+            event: None,
             ready: VecDeque::new(),
             logprobs: None,
             logprob_boxes,
@@ -393,9 +398,12 @@ impl CpuRunner {
         };
         let driver = match &mut self.driver {
             Some(driver) => driver,
-            none => none.insert(Driver::new(self.core.clone())?),
+            none => {
+                let placement = &self.weights.pool.options().placement;
+                none.insert(Driver::new(self.core.clone(), placement)?)
+            }
         };
-        driver.start(job, row.interrupt)
+        driver.start(job, row.interrupt, self.event.as_ref())
     }
 
     /// Does the work of a row in this thread.
@@ -498,6 +506,14 @@ impl Runner for CpuRunner {
         }
         out.copy_from_slice(&core.logits);
         Ok(())
+    }
+
+    fn set_event(&mut self, event: Option<Arc<Event>>) {
+        self.event = event;
+    }
+
+    fn retire(&mut self) -> Option<Thread> {
+        self.driver.as_mut().and_then(Driver::retire)
     }
 
     fn logprobs(&self) -> Option<&Logprobs> {

@@ -11,7 +11,7 @@ use super::latent_layer::{LatentSizes, TOGETHER};
 use super::layer::{InputWeights, Layer, NormWeights, Product, product, table_len};
 use super::matmul::{Encodings, Isa, Matrix, Scratch};
 use super::pass::product_cost;
-use super::pool::{Pool, useful_threads};
+use super::pool::{Pool, PoolOptions, useful_threads};
 use super::runner::CpuRunner;
 use super::turn::Turns;
 use crate::backend::row::{discard, take_apart};
@@ -269,6 +269,16 @@ impl CpuWeights {
         threads: usize,
         progress: &mut dyn FnMut(f32) -> Result<()>,
     ) -> Result<Arc<CpuWeights>> {
+        CpuWeights::load_with(isa, network, PoolOptions::of(threads), progress)
+    }
+
+    /// The same, with a pool that is made as it says.
+    pub fn load_with(
+        isa: Isa,
+        network: &Network,
+        pool: PoolOptions,
+        progress: &mut dyn FnMut(f32) -> Result<()>,
+    ) -> Result<Arc<CpuWeights>> {
         let isa = if Isa::available().contains(&isa) {
             isa
         } else {
@@ -284,7 +294,7 @@ impl CpuWeights {
         let head = product(&network.head, isa)?;
         let sizes = Sizes::of(network);
         let positions = network.positions.as_ref();
-        let pool = Pool::new(threads)?;
+        let pool = Pool::with(pool)?;
         let mut spaces = Vec::new();
         for index in 0..pool.indices() {
             spaces.push(Padded(UnsafeCell::new(ThreadSpace {
@@ -295,7 +305,7 @@ impl CpuWeights {
             })));
         }
         let mut decode = Vec::new();
-        for _ in 0..=pool.indices() - threads {
+        for _ in 0..=pool.indices() - pool.threads() {
             decode.push(Mutex::new(DecodeSpace::new(&sizes)?));
         }
         let matrix_bytes = matrix_bytes(network);

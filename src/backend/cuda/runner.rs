@@ -18,6 +18,7 @@ use crate::backend::{
 };
 use crate::engine::sampling::{LogprobBoxes, Logprobs, Sampling, TokenRules};
 use crate::error::{Result, Status, fail};
+use crate::threads::event::Event;
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -135,6 +136,7 @@ impl CudaRunner {
             }
             Want::Choices { count, sampling } => {
                 let core = self.core()?;
+                core.notifies = when == When::Background;
                 let token = core.all_but_last(row.tokens, row.interrupt)?;
                 let request = Request {
                     token,
@@ -253,6 +255,12 @@ impl Runner for CudaRunner {
 
     fn logprobs(&self) -> Option<&Logprobs> {
         self.logprobs.as_deref()
+    }
+
+    fn set_event(&mut self, event: Option<Arc<Event>>) {
+        if let Ok(core) = self.core() {
+            core.event = event;
+        }
     }
 
     fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()> {

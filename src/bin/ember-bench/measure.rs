@@ -396,11 +396,14 @@ fn batch_rate(
             session.rewind(1)?;
         }
         let mut together: Vec<&mut Session> = sessions.iter_mut().collect();
-        let mut tokens = vec![0; count];
-        Session::decode_batch(&mut together, &mut tokens)?;
+        let mut batch = || {
+            let tokens = Session::decode_batch(&mut together)?;
+            tokens.into_iter().try_for_each(|token| token.map(drop))
+        };
+        batch()?;
         let start = Instant::now();
         for _ in 0..args.generate {
-            Session::decode_batch(&mut together, &mut tokens)?;
+            batch()?;
         }
         rates.push((count * args.generate) as f64 / start.elapsed().as_secs_f64());
     }

@@ -2,6 +2,7 @@
 
 use super::{Context, sys};
 use crate::error::{Error, Result};
+use crate::threads::event::Event as HostEvent;
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
@@ -213,6 +214,25 @@ impl Stream {
         // SAFETY: the handle is alive.
         let code = unsafe { sys::cuStreamSynchronize(self.raw) };
         self.context.check(code, "waiting for the device")
+    }
+
+    /// Has the driver set an event of the host's when all work until now is done, unless that has failed.
+    pub fn set_when_done(&self, event: &Arc<HostEvent>) -> Result<()> {
+        /// # Safety
+        /// `event` is a pointer that `Arc::into_raw` has given, which nobody else takes back.
+        unsafe extern "C" fn set(event: *mut c_void) {
+            // SAFETY: the caller's promise.
+            let event = unsafe { Arc::from_raw(event.cast_const().cast::<HostEvent>()) };
+            event.set();
+        }
+        let raw = Arc::into_raw(event.clone());
+        // SAFETY: the handle is alive, and the driver calls the function once, if at all.
+        let code = unsafe { sys::cuLaunchHostFunc(self.raw, Some(set), raw.cast_mut().cast()) };
+        if code != sys::CUresult::CUDA_SUCCESS {
+            // SAFETY: the driver has not taken it.
+            drop(unsafe { Arc::from_raw(raw) });
+        }
+        self.context.check(code, "cuLaunchHostFunc")
     }
 
     /// Whether all work is done; reports its errors.

@@ -107,8 +107,12 @@ impl Desk {
             let _resident = weights.resident()?;
             core.extend(tokens, stop, true)
         });
+        let event = core.event.clone();
         self.slot().done = Some((core, result));
         self.changed.notify_all();
+        if let Some(event) = event {
+            event.set();
+        }
     }
 }
 

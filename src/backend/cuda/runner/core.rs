@@ -13,6 +13,7 @@ use crate::backend::state::{StateInfo, StateLayout};
 use crate::backend::{MaskSource, RunnerOptions, StateSink, StateSource};
 use crate::engine::sampling::{LogprobBoxes, Sampling};
 use crate::error::{Result, fail};
+use crate::threads::event::Event;
 use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -64,6 +65,10 @@ pub struct Core {
     pub started: u32,
     /// Positions evaluated by now, for other threads.
     progress: Arc<AtomicUsize>,
+    /// Set by outcomes of work in the background.
+    pub event: Option<Arc<Event>>,
+    /// Whether the work that begins is that.
+    pub notifies: bool,
 }
 
 /// What the host last wrote to, or knows of, the device-side state.
@@ -142,6 +147,8 @@ impl Core {
             },
             started: 0,
             progress: Arc::default(),
+            event: None,
+            notifies: false,
         })
     }
 

@@ -70,6 +70,7 @@ impl Core {
         self.launch(kind(prepared.appends))?;
         self.has_logits &= !prepared.appends;
         let mut steps = self.launched(prepared, &stream);
+        self.notify(&stream);
         for _ in 1..count {
             self.has_logits = false;
             if let Err(e) = self.launch(kind(true)) {
@@ -77,10 +78,19 @@ impl Core {
                 self.lose_track();
                 return Err(e);
             }
+            self.notify(&stream);
             self.started = self.started.wrapping_add(1);
             steps.in_flight += 1;
         }
         Ok(steps)
+    }
+
+    /// Has whoever waits for the session's event poll when a step is done. Without it, they poll when they have waited for
+    /// long enough.
+    fn notify(&self, stream: &Stream) {
+        if let Some(event) = self.event.as_ref().filter(|_| self.notifies) {
+            let _ = stream.set_when_done(event);
+        }
     }
 
     /// Launches a step whose mask is made while the device evaluates the token.
@@ -117,6 +127,7 @@ impl Core {
             let _ = stream.synchronize();
             return Err(e);
         }
+        self.notify(&stream);
         Ok(self.launched(prepared, &stream))
     }
 
