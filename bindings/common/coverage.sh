@@ -17,7 +17,7 @@ check() { # name files...
 without="none"
 check C++ bindings/cpp/emberlm.hpp
 check Python bindings/python/emberlm/_core.py bindings/python/emberlm/_library.py
-check Go bindings/go/emberlm.go bindings/go/session.go
+check Go bindings/go/emberlm.go bindings/go/load.go bindings/go/session.go
 check 'C#' bindings/csharp/EmberLM.cs
 # The log's messages come from threads that the event loop would have to serve while it is in a call.
 without=ember_set_log_callback

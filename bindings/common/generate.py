@@ -76,7 +76,8 @@ def enum_class(name: str) -> str:
 def enum_members(values: dict[str, int]) -> dict[str, int]:
     """The values without what their names have in common."""
     prefix = os.path.commonprefix(list(values))
-    prefix = "EMBER_TEXT_STREAM_" if prefix == "EMBER_TEXT_STREAM_SKIP_SPECIAL" else prefix[: prefix.rindex("_") + 1]
+    alone = {"EMBER_TEXT_STREAM_SKIP_SPECIAL": "EMBER_TEXT_STREAM_", "EMBER_NEXT_NO_WAIT": "EMBER_NEXT_", "EMBER_MODEL_NEVER_WAIT": "EMBER_MODEL_"}
+    prefix = alone.get(prefix, prefix[: prefix.rindex("_") + 1])
     return {key.removeprefix(prefix): value for key, value in values.items()}
 
 
@@ -163,8 +164,11 @@ CSHARP = {
     "int32_t": "int", "uint32_t": "uint", "int64_t": "long", "uint64_t": "ulong", "size_t": "UIntPtr", "float": "float",
     "double": "double", "ember_status": "int", "void": "void",
 }  # fmt: skip
-CSHARP_HANDLES = {"ember_model": "ModelHandle", "ember_session": "SessionHandle", "ember_text_stream": "TextStreamHandle"}
-CSHARP_WORDS = {"out", "params", "ref", "in", "base", "string", "object"}
+CSHARP_HANDLES = {
+    "ember_model": "ModelHandle", "ember_session": "SessionHandle", "ember_text_stream": "TextStreamHandle",
+    "ember_event": "EventHandle", "ember_load": "LoadHandle",
+}  # fmt: skip
+CSHARP_WORDS = {"event", "out", "params", "ref", "in", "base", "string", "object"}
 
 
 def csharp_name(name: str) -> str:
@@ -172,14 +176,16 @@ def csharp_name(name: str) -> str:
 
 
 def csharp_argument(h: Header, function: str, v: Var) -> str:
-    arrays = v.name in ("tokens", "logprobs") or (v.base, v.name) == ("float", "out")
+    arrays = v.name in ("tokens", "logprobs") or v.base == "ember_token" and v.name == "tokens" or (v.base, v.name) == ("float", "out")
     if v.base in h.callbacks:
         kind = v.base
     elif v.base in h.handles:
         if v.stars == 2:
             kind = "IntPtr[]" if v.const or v.name == "sessions" else "ref IntPtr"
         else:
-            kind = "IntPtr" if function.endswith("_free") else CSHARP_HANDLES[v.base]
+            # An event may be none.
+            plain = function.endswith("_free") or (v.base, function.startswith("ember_event_")) == ("ember_event", False)
+            kind = "IntPtr" if plain else CSHARP_HANDLES[v.base]
     elif v.base == "ember_error":
         kind = "byte[]"  # sizeof(ember_error) bytes, read only where a call has failed
     elif v.base in ("void", "ember_profile_entry"):
@@ -187,7 +193,7 @@ def csharp_argument(h: Header, function: str, v: Var) -> str:
     elif v.base == "char":
         kind = "byte[]"
     elif v.stars:
-        kind = f"{'[In, Out] ' if not v.const else ''}{CSHARP[v.base]}[]" if arrays else f"ref {CSHARP.get(v.base, v.base)}"
+        kind = f"{'[In, Out] ' if not v.const else ''}{CSHARP.get(v.base, v.base)}[]" if arrays else f"ref {CSHARP.get(v.base, v.base)}"
     else:
         kind = CSHARP[v.base]
     if kind == "byte[]" and not v.const:
@@ -239,7 +245,7 @@ def node_type(h: Header, v: Var, argument: bool) -> str:
         return f"koffi.pointer('{v.base}')" if not argument else f"{v.base} *"
     if v.base in h.handles:
         kind = "uintptr_t" + " *" * (v.stars - 1)
-        if argument and v.stars == 2 and v.name == "out":
+        if argument and v.stars == 2 and v.name in ("out", "model"):
             kind = "_Out_ " + kind
         return kind if argument else f"'{kind}'"
     if not argument:
@@ -253,11 +259,11 @@ def node_type(h: Header, v: Var, argument: bool) -> str:
         base = "int32_t"
     if not v.stars:
         return base
-    single = v.name in ("count", "len", "is_end", "token", "kept", "evaluated", "chosen", "position", "err")
+    single = v.name in ("count", "len", "is_end", "kept", "evaluated", "chosen", "position", "fraction", "err") or (v.base, v.name) == ("int64_t", "handle")
     if not v.const and single:
         return f"_Out_ {base} *"
     if not v.const and v.base in h.structs:
-        return f"_Inout_ {base} *" if v.name == "out" else "void *"
+        return f"_Inout_ {base} *" if v.name in ("out", "token") else "void *"
     return f"{base} *"
 
 

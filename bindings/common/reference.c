@@ -64,14 +64,15 @@ static ember_session *create(float temperature, uint64_t seed)
 /* Decodes until the answer ends or `limit` tokens are there, without the token that ends it. */
 static void print_answer(const char *name, ember_session *session, size_t limit)
 {
-    uint32_t tokens[MAX_TOKENS], is_end = 0;
+    ember_token token;
+    uint32_t tokens[MAX_TOKENS];
     char text[MAX_TEXT], label[64];
     size_t made = 0, len;
     while (made < limit) {
-        check(ember_decode(session, &tokens[made], &err));
-        check(ember_token_is_end(model, tokens[made], &is_end, &err));
-        if (is_end) break;
-        made++;
+        token.struct_size = sizeof token;
+        check(ember_decode(session, &token, &err));
+        if (token.flags & EMBER_TOKEN_ENDS) break;
+        tokens[made++] = token.id;
     }
     snprintf(label, sizeof label, "%s_tokens", name);
     print_tokens(label, tokens, made);

@@ -457,6 +457,35 @@ inline ember_state_details state_info(std::string_view path) {
 
 class Session;
 class TextStream;
+class Load;
+
+/// Something that an event loop can wait for. See Session::set_event and Load.
+class Event {
+public:
+    Event() {
+        detail::require_abi();
+        ember_error err;
+        ember_event *raw = nullptr;
+        detail::check(ember_event_create(&raw, &err), err);
+        handle_ = Handle(raw);
+    }
+    ember_event *get() const noexcept { return handle_.get(); }
+    /// A file descriptor that can be read while the event is set; on Windows a HANDLE. It stays the library's.
+    std::int64_t native() const {
+        ember_error err;
+        std::int64_t native = -1;
+        detail::check(ember_event_handle(get(), &native, &err), err);
+        return native;
+    }
+    void clear() const {
+        ember_error err;
+        detail::check(ember_event_clear(get(), &err), err);
+    }
+
+private:
+    using Handle = detail::Handle<ember_event, ember_event_free>;
+    Handle handle_{nullptr};
+};
 
 /// A loaded model. Any number of threads may use it.
 class Model {
@@ -636,6 +665,8 @@ public:
     }
 
 private:
+    friend class Session;
+    friend class Load;
     explicit Model(ember_model *raw) noexcept : handle_(raw) {}
 
     static Model from(const ember_model_source &source, const ModelOptions &options) {
@@ -651,6 +682,40 @@ private:
     }
 
     detail::Handle<ember_model, ember_model_free> handle_;
+};
+
+/// A load in the background. Its destructor waits for a load that is still running, which it cancels.
+class Load {
+public:
+    /// Starts what Model::load does. `options.progress` is not called. `event` is set at the end.
+    explicit Load(std::string_view path, const ModelOptions &options = {}, const Event *event = nullptr) {
+        detail::require_abi();
+        detail::CModelOptions c(options);
+        c.c.progress = nullptr;
+        ember_error err;
+        ember_load *raw = nullptr;
+        detail::check(ember_model_load_start(path.data(), path.size(), &c.c, event ? event->get() : nullptr, &raw, &err), err);
+        handle_ = Handle(raw);
+    }
+    ember_load *get() const noexcept { return handle_.get(); }
+    /// The model, once, or nothing while the load is running. Throws what Model::load throws. Never blocks.
+    std::optional<Model> poll(float *fraction = nullptr) {
+        ember_error err;
+        ember_model *raw = nullptr;
+        const ember_status status = ember_load_poll(get(), fraction, &raw, &err);
+        if (status == EMBER_PENDING) return std::nullopt;
+        detail::check(status, err);
+        return Model(raw);
+    }
+    /// Has it end soon with EMBER_CANCELLED.
+    void cancel() const {
+        const ember_status status = ember_load_cancel(get());
+        if (status != EMBER_OK) throw Error(status, "");
+    }
+
+private:
+    using Handle = detail::Handle<ember_load, ember_load_free>;
+    Handle handle_{nullptr};
 };
 
 /// One conversation: a context of tokens. One thread at a time.
@@ -699,7 +764,7 @@ public:
 
     /// The C handle, which stays this object's.
     ember_session *get() const noexcept { return handle_.get(); }
-    /// Frees the session. Throws EMBER_BUSY, and it lives on, if another thread is in a call with it.
+    /// Frees the session; a call with it on another thread is interrupted.
     void close() { handle_.close(); }
 
     ember_session_details info() const {
@@ -755,9 +820,11 @@ public:
     }
 
     /// The next token.
-    Token decode() {
+    Token decode() { return decode_token().id; }
+    /// The next token, with what is known of it: whether it ends the answer, whether a grammar forced it, its log-probability.
+    ember_token decode_token() {
         ember_error err;
-        Token token = 0;
+        auto token = detail::sized<ember_token>();
         detail::check(ember_decode(get(), &token, &err), err);
         return token;
     }
@@ -769,11 +836,59 @@ public:
     /// The next token of the started decodes, or nothing if it is not there yet. Never blocks.
     std::optional<Token> decode_poll() {
         ember_error err;
-        Token token = 0;
+        auto token = detail::sized<ember_token>();
         const ember_status status = ember_decode_poll(get(), &token, &err);
         if (status == EMBER_PENDING) return std::nullopt;
         detail::check(status, err);
-        return token;
+        return token.id;
+    }
+
+    /// Has the session set an event whenever a poll may find something new; nullptr ends that.
+    void set_event(const Event *event) {
+        ember_error err;
+        detail::check(ember_session_set_event(get(), event ? event->get() : nullptr, &err), err);
+    }
+    /// The session's model, also if the object that it was made of is closed.
+    Model model() const {
+        ember_error err;
+        ember_model *raw = nullptr;
+        detail::check(ember_session_model(get(), &raw, &err), err);
+        return Model(raw);
+    }
+
+    /// A piece of a generation. The last one has the token EMBER_NO_TOKEN.
+    struct Piece {
+        std::string text;
+        ember_token token;
+        bool is_last() const noexcept { return token.id == EMBER_NO_TOKEN; }
+    };
+    /// Starts what generate() does; next_piece() returns the text piece by piece, finish() ends it.
+    void generate_start(const Tokens &prompt, const GenerateOptions &options = {}) {
+        const auto stops = detail::c_stops(options.stops);
+        auto c = c_generate(prompt, options, stops);
+        ember_error err;
+        detail::check(ember_generate_start(get(), &c, &err), err);
+    }
+    /// The next piece; without `wait`, nothing if it is not there yet.
+    std::optional<Piece> next_piece(bool wait = true) {
+        Piece piece{std::string(64, '\0'), detail::sized<ember_token>()};
+        for (;;) {
+            std::size_t len = 0;
+            ember_error err;
+            const ember_status status =
+                ember_generate_next(get(), wait ? 0u : std::uint32_t(EMBER_NEXT_NO_WAIT), piece.text.data(), piece.text.size(), &len, &piece.token, &err);
+            if (status == EMBER_PENDING) return std::nullopt;
+            if (status != EMBER_BUFFER_TOO_SMALL) detail::check(status, err);
+            piece.text.resize(len);
+            if (status == EMBER_OK) return piece;
+        }
+    }
+    /// Ends a generation that was started. `text` of the result is empty.
+    Generated finish() {
+        auto details = detail::sized<ember_generate_details>();
+        ember_error err;
+        detail::check(ember_generate_finish(get(), &details, &err), err);
+        return generated(details);
     }
 
     /// Appends a prompt, which may be empty, and decodes until there is a reason to end. The callback gets the text while it
@@ -785,15 +900,7 @@ public:
             detail::Guard guard;
         } context{&piece, {}, {}};
         const auto stops = detail::c_stops(options.stops);
-        auto c = detail::sized<ember_generate_options>();
-        if (options.show_special) c.flags |= EMBER_GENERATE_SHOW_SPECIAL;
-        if (options.ignore_end) c.flags |= EMBER_GENERATE_IGNORE_END;
-        if (options.new_text) c.flags |= EMBER_GENERATE_NEW_TEXT;
-        c.prompt = prompt.data();
-        c.prompt_count = prompt.size();
-        c.limit = options.limit;
-        c.stops = stops.data();
-        c.stop_count = stops.size();
+        auto c = c_generate(prompt, options, stops);
         c.user = &context;
         c.piece = [](void *user, const char *text, std::size_t len, Token token) -> std::int32_t {
             auto &self = *static_cast<Context *>(user);
@@ -807,13 +914,8 @@ public:
         const ember_status status = ember_generate(get(), &c, &details, &err);
         context.guard.rethrow();
         detail::check(status, err);
-        Generated made;
+        Generated made = generated(details);
         made.text = std::move(context.text);
-        made.end = static_cast<ember_generate_end>(details.end);
-        made.stop = details.stop;
-        made.token = details.token;
-        made.position = details.position;
-        made.token_count = details.token_count;
         return made;
     }
 
@@ -826,8 +928,8 @@ public:
     }
 
     /// The logits that the next decode will choose by, one per token id.
-    std::vector<float> logits(const Model &model) {
-        std::vector<float> out(model.info().vocab_size);
+    std::vector<float> logits() {
+        std::vector<float> out(info().vocab_size);
         ember_error err;
         detail::check(ember_session_logits(get(), out.data(), out.size(), &err), err);
         return out;
@@ -939,17 +1041,62 @@ public:
 private:
     using Handle = detail::Handle<ember_session, ember_session_free>;
     explicit Session(ember_session *raw) noexcept : handle_(raw) {}
+
+    static ember_generate_options c_generate(const Tokens &prompt, const GenerateOptions &options, const std::vector<ember_stop> &stops) {
+        auto c = detail::sized<ember_generate_options>();
+        if (options.show_special) c.flags |= EMBER_GENERATE_SHOW_SPECIAL;
+        if (options.ignore_end) c.flags |= EMBER_GENERATE_IGNORE_END;
+        if (options.new_text) c.flags |= EMBER_GENERATE_NEW_TEXT;
+        c.prompt = prompt.data();
+        c.prompt_count = prompt.size();
+        c.limit = options.limit;
+        c.stops = stops.data();
+        c.stop_count = stops.size();
+        return c;
+    }
+    static Generated generated(const ember_generate_details &details) {
+        Generated made;
+        made.end = static_cast<ember_generate_end>(details.end);
+        made.stop = details.stop;
+        made.token = details.token;
+        made.position = details.position;
+        made.token_count = details.token_count;
+        return made;
+    }
+
     Handle handle_;
 };
 
-/// The next token of each session, in one pass over the weights: 1 to 32 different sessions of one model.
-inline Tokens decode_batch(const std::vector<Session *> &sessions) {
+/// The next token of each session, in one pass over the weights: different sessions of one model. A session that fails has its
+/// error in `status`, and the others go on.
+inline std::vector<ember_token> decode_each(const std::vector<Session *> &sessions) {
     std::vector<ember_session *> raw;
     for (const Session *session : sessions) raw.push_back(session->get());
-    Tokens tokens(raw.size());
+    std::vector<ember_token> tokens(raw.size() + 1, detail::sized<ember_token>());
+    for (auto &token : tokens) token.id = EMBER_NO_TOKEN;
     ember_error err;
-    detail::check(ember_decode_batch(raw.data(), raw.size(), tokens.data(), &err), err);
+    const ember_status status = ember_decode_batch(raw.data(), raw.size(), tokens.data(), &err);
+    tokens.pop_back();
+    bool told = false;
+    for (const auto &token : tokens) told |= token.status != EMBER_OK;
+    if (!told) detail::check(status, err);
     return tokens;
+}
+/// The same; the first error of a session is thrown, whatever the others have decoded.
+inline Tokens decode_batch(const std::vector<Session *> &sessions) {
+    Tokens ids;
+    for (const auto &token : decode_each(sessions)) {
+        if (token.status != EMBER_OK) throw Error(token.status, "a session of the batch");
+        ids.push_back(token.id);
+    }
+    return ids;
+}
+/// Starts a decode of each in one pass; Session::decode_poll has the tokens.
+inline void decode_batch_start(const std::vector<Session *> &sessions) {
+    std::vector<ember_session *> raw;
+    for (const Session *session : sessions) raw.push_back(session->get());
+    ember_error err;
+    detail::check(ember_decode_batch_start(raw.data(), raw.size(), &err), err);
 }
 
 /// Turns tokens into text while they are made: whole characters only, up to a stop string.

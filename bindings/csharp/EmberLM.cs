@@ -154,12 +154,42 @@ namespace EmberLM
             };
         }
 
-        /// <summary>The next token of each session, in one pass over the weights: 1 to 32 different sessions of one model.</summary>
+        /// <summary>The next token of each session, in one pass over the weights: different sessions of one model. The first error of a session
+        /// is thrown, whatever the others have decoded.</summary>
         public static uint[] DecodeBatch(IReadOnlyList<Session> sessions)
         {
+            var tokens = DecodeEach(sessions);
+            return Array.ConvertAll(tokens, token =>
+            {
+                if (token.Status != Status.Ok) throw new EmberException(token.Status, "a session of the batch", -1);
+                return token.Id;
+            });
+        }
+
+        /// <summary>The same; a session that fails has its error in Status, and the others go on.</summary>
+        public static Token[] DecodeEach(IReadOnlyList<Session> sessions)
+        {
+            var tokens = new ember_token[Math.Max(sessions.Count, 1)];
+            tokens[0].struct_size = Call.SizeOf<ember_token>();
+            WithRaw(sessions, raw =>
+            {
+                var err = Call.Error();
+                int status = Functions.ember_decode_batch(raw, (UIntPtr)raw.Length, tokens, err);
+                if (Array.TrueForAll(tokens, token => token.status == (int)Status.Ok)) Call.Check(status, err);
+            });
+            return Array.ConvertAll(tokens, token => new Token(token));
+        }
+
+        /// <summary>Starts a decode of each in one pass; Session.PollDecode has the tokens.</summary>
+        public static void StartDecodeBatch(IReadOnlyList<Session> sessions) => WithRaw(sessions, raw =>
+        {
             var err = Call.Error();
+            Call.Check(Functions.ember_decode_batch_start(raw, (UIntPtr)raw.Length, err), err);
+        });
+
+        private static void WithRaw(IReadOnlyList<Session> sessions, Action<IntPtr[]> call)
+        {
             var raw = new IntPtr[sessions.Count];
-            var tokens = new uint[sessions.Count];
             int held = 0;
             try
             {
@@ -169,8 +199,7 @@ namespace EmberLM
                     sessions[held].Handle.DangerousAddRef(ref added);
                     raw[held] = sessions[held].Handle.DangerousGetHandle();
                 }
-                Call.Check(Functions.ember_decode_batch(raw, (UIntPtr)raw.Length, tokens, err), err);
-                return tokens;
+                call(raw);
             }
             finally
             {
@@ -422,13 +451,142 @@ namespace EmberLM
         public int EndTokens { get; internal set; }
     }
 
+    /// <summary>A token that was decoded.</summary>
+    public struct Token
+    {
+        public uint Id { get; }
+        /// <summary>It ends an answer.</summary>
+        public bool Ends { get; }
+        /// <summary>The grammar allowed no other.</summary>
+        public bool Forced { get; }
+        /// <summary>Natural logarithm of its probability, if Sampling asks for log-probabilities.</summary>
+        public float? Logprob { get; }
+        /// <summary>Of a batch, what its session has come to.</summary>
+        public Status Status { get; }
+
+        internal Token(ember_token c)
+        {
+            Id = c.id;
+            Ends = (c.flags & (uint)TokenFlags.Ends) != 0;
+            Forced = (c.flags & (uint)TokenFlags.Forced) != 0;
+            Logprob = (c.flags & (uint)TokenFlags.HasLogprob) != 0 ? (float?)c.logprob : null;
+            Status = (Status)c.status;
+        }
+    }
+
+    /// <summary>A piece of a generation.</summary>
+    public sealed class Piece
+    {
+        public string Text { get; }
+        public Token Token { get; }
+        /// <summary>Whether nothing comes after it; it has no token then.</summary>
+        public bool IsLast => Token.Id == Constants.EMBER_NO_TOKEN;
+
+        internal Piece(string text, Token token)
+        {
+            Text = text;
+            Token = token;
+        }
+    }
+
+    /// <summary>Something that an event loop can wait for. See Session.SetEvent and Load.</summary>
+    public sealed class Event : IDisposable
+    {
+        private readonly EventHandle handle;
+
+        public Event()
+        {
+            Call.RequireLibrary();
+            var err = Call.Error();
+            IntPtr raw = IntPtr.Zero;
+            Call.Check(Functions.ember_event_create(ref raw, err), err);
+            handle = new EventHandle(raw);
+        }
+
+        /// <summary>A file descriptor that can be read while the event is set; on Windows a HANDLE. It stays the library's.</summary>
+        public long Native
+        {
+            get
+            {
+                var err = Call.Error();
+                long native = -1;
+                Call.Check(Functions.ember_event_handle(handle, ref native, err), err);
+                return native;
+            }
+        }
+
+        public void Clear()
+        {
+            var err = Call.Error();
+            Call.Check(Functions.ember_event_clear(handle, err), err);
+        }
+
+        public void Dispose() => handle.Dispose();
+
+        internal static void With(Event ready, Action<IntPtr> call)
+        {
+            bool added = false;
+            try
+            {
+                ready?.handle.DangerousAddRef(ref added);
+                call(ready?.handle.DangerousGetHandle() ?? IntPtr.Zero);
+            }
+            finally
+            {
+                if (added) ready.handle.DangerousRelease();
+            }
+        }
+    }
+
+    /// <summary>A load in the background. Dispose waits for a load that is still running, which it cancels.</summary>
+    public sealed class Load : IDisposable
+    {
+        private readonly LoadHandle handle;
+
+        /// <summary>Starts what Model.Load does. Progress of the options is not called; the event is set at the end.</summary>
+        public Load(string path, ModelOptions options = null, Event ready = null)
+        {
+            Call.RequireLibrary();
+            var c = (options ?? new ModelOptions()).Make(IntPtr.Zero);
+            c.progress = IntPtr.Zero;
+            var bytes = Utf8.Bytes(path);
+            IntPtr raw = IntPtr.Zero;
+            Event.With(ready, other =>
+            {
+                var err = Call.Error();
+                Call.Check(Functions.ember_model_load_start(bytes, Call.Length(bytes), ref c, other, ref raw, err), err);
+            });
+            handle = new LoadHandle(raw);
+        }
+
+        /// <summary>The share that was done at the last Poll.</summary>
+        public float Fraction { get; private set; }
+
+        /// <summary>The model, once, or null while the load is running. Never blocks.</summary>
+        public Model Poll()
+        {
+            var err = Call.Error();
+            float fraction = 0;
+            IntPtr raw = IntPtr.Zero;
+            int status = Functions.ember_load_poll(handle, ref fraction, ref raw, err);
+            if (status != (int)Status.Pending) Call.Check(status, err);
+            Fraction = fraction;
+            return status == (int)Status.Pending ? null : new Model(raw);
+        }
+
+        /// <summary>Has it end soon with Status.Cancelled.</summary>
+        public void Cancel() => Call.Check(Functions.ember_load_cancel(handle), null);
+
+        public void Dispose() => handle.Dispose();
+    }
+
     /// <summary>A loaded model. Any number of threads may use it.</summary>
     public sealed class Model : IDisposable
     {
         internal readonly ModelHandle Handle;
         internal readonly int Vocab;
 
-        private Model(IntPtr raw)
+        internal Model(IntPtr raw)
         {
             Handle = new ModelHandle(raw);
             Vocab = Info.Vocab;
@@ -777,9 +935,26 @@ namespace EmberLM
         /// <summary>The next token.</summary>
         public uint Decode()
         {
-            uint token = 0;
+            return DecodeToken().Id;
+        }
+
+        /// <summary>The next token, with what is known of it.</summary>
+        public Token DecodeToken()
+        {
+            var token = new ember_token { struct_size = Call.SizeOf<ember_token>() };
             Do(err => Functions.ember_decode(Handle, ref token, err));
-            return token;
+            return new Token(token);
+        }
+
+        /// <summary>Has the session set an event whenever a poll may find something new; null ends that.</summary>
+        public void SetEvent(Event ready) => Event.With(ready, raw => Do(err => Functions.ember_session_set_event(Handle, raw, err)));
+
+        /// <summary>The session's model, also if the object that it was made of is disposed.</summary>
+        public Model GetModel()
+        {
+            IntPtr raw = IntPtr.Zero;
+            Do(err => Functions.ember_session_model(Handle, ref raw, err));
+            return new Model(raw);
         }
 
         /// <summary>Starts decodes and returns at once.</summary>
@@ -790,8 +965,9 @@ namespace EmberLM
         public bool PollDecode(out uint token)
         {
             var err = Call.Error();
-            token = 0;
-            int status = Functions.ember_decode_poll(Handle, ref token, err);
+            var made = new ember_token { struct_size = Call.SizeOf<ember_token>() };
+            int status = Functions.ember_decode_poll(Handle, ref made, err);
+            token = made.id;
             if (status != (int)Status.Pending) Call.Check(status, err);
             return status != (int)Status.Pending;
         }
@@ -812,25 +988,72 @@ namespace EmberLM
             var d = new ember_generate_details { struct_size = Call.SizeOf<ember_generate_details>() };
             using (var memory = new Memory())
             {
-                var c = new ember_generate_options
-                {
-                    struct_size = Call.SizeOf<ember_generate_options>(), limit = (UIntPtr)options.Limit, piece = Callback.PiecePointer,
-                    flags = (options.ShowSpecial ? (uint)GenerateFlags.ShowSpecial : 0) | (options.IgnoreEnd ? (uint)GenerateFlags.IgnoreEnd : 0) |
-                            (options.NewText ? (uint)GenerateFlags.NewText : 0),
-                };
-                c.prompt = memory.Tokens(prompt, out c.prompt_count);
-                c.stops = memory.Stops(options.Stops, out c.stop_count);
+                var c = Make(prompt, options, memory);
+                c.piece = Callback.PiecePointer;
                 callback.Run((user, err) =>
                 {
                     c.user = user;
                     return Functions.ember_generate(Handle, ref c, ref d, err);
                 });
             }
-            return new Generated
+            return Made(d, text.ToString());
+        }
+
+        private static ember_generate_options Make(uint[] prompt, GenerateOptions options, Memory memory)
+        {
+            var c = new ember_generate_options
             {
-                Text = text.ToString(), End = (GenerateEnd)d.end, Stop = d.stop == Constants.EMBER_NO_INDEX ? -1 : (int)d.stop, Token = d.token,
-                Position = (int)d.position, Tokens = (int)d.token_count,
+                struct_size = Call.SizeOf<ember_generate_options>(), limit = (UIntPtr)options.Limit,
+                flags = (options.ShowSpecial ? (uint)GenerateFlags.ShowSpecial : 0) | (options.IgnoreEnd ? (uint)GenerateFlags.IgnoreEnd : 0) |
+                        (options.NewText ? (uint)GenerateFlags.NewText : 0),
             };
+            c.prompt = memory.Tokens(prompt, out c.prompt_count);
+            c.stops = memory.Stops(options.Stops, out c.stop_count);
+            return c;
+        }
+
+        private static Generated Made(ember_generate_details d, string text) => new Generated
+        {
+            Text = text, End = (GenerateEnd)d.end, Stop = d.stop == Constants.EMBER_NO_INDEX ? -1 : (int)d.stop, Token = d.token,
+            Position = (int)d.position, Tokens = (int)d.token_count,
+        };
+
+        /// <summary>Starts what Generate does; NextPiece returns the text piece by piece, Finish ends it. OnText is not called.</summary>
+        public void StartGenerate(uint[] prompt, GenerateOptions options = null)
+        {
+            using (var memory = new Memory())
+            {
+                var c = Make(prompt, options ?? new GenerateOptions(), memory);
+                Do(err => Functions.ember_generate_start(Handle, ref c, err));
+            }
+        }
+
+        /// <summary>The next piece, or null if it is not there yet and the call is not to wait.</summary>
+        public Piece NextPiece(bool wait = true)
+        {
+            var token = new ember_token { struct_size = Call.SizeOf<ember_token>() };
+            for (var bytes = new byte[64]; ;)
+            {
+                var err = Call.Error();
+                UIntPtr length = UIntPtr.Zero;
+                int status = Functions.ember_generate_next(Handle, wait ? 0 : (uint)NextFlags.NoWait, bytes, Call.Length(bytes), ref length, ref token, err);
+                if (status == (int)Status.Pending) return null;
+                if (status == (int)Status.BufferTooSmall && (int)length > bytes.Length)
+                {
+                    bytes = new byte[(int)length];
+                    continue;
+                }
+                Call.Check(status, err);
+                return new Piece(Encoding.UTF8.GetString(bytes, 0, (int)length), new Token(token));
+            }
+        }
+
+        /// <summary>Ends a generation that was started, at any time. Text of the result is empty.</summary>
+        public Generated Finish()
+        {
+            var d = new ember_generate_details { struct_size = Call.SizeOf<ember_generate_details>() };
+            Do(err => Functions.ember_generate_finish(Handle, ref d, err));
+            return Made(d, "");
         }
 
         /// <summary>The answer to a conversation, of which only what is new is read.</summary>
@@ -1019,6 +1242,20 @@ namespace EmberLM.Native
         internal SessionHandle(IntPtr raw) : base(IntPtr.Zero, true) { SetHandle(raw); }
         public override bool IsInvalid => handle == IntPtr.Zero;
         protected override bool ReleaseHandle() => Functions.ember_session_free(handle) == (int)Status.Ok;
+    }
+
+    internal sealed class EventHandle : SafeHandle
+    {
+        internal EventHandle(IntPtr raw) : base(IntPtr.Zero, true) { SetHandle(raw); }
+        public override bool IsInvalid => handle == IntPtr.Zero;
+        protected override bool ReleaseHandle() => Functions.ember_event_free(handle) == (int)Status.Ok;
+    }
+
+    internal sealed class LoadHandle : SafeHandle
+    {
+        internal LoadHandle(IntPtr raw) : base(IntPtr.Zero, true) { SetHandle(raw); }
+        public override bool IsInvalid => handle == IntPtr.Zero;
+        protected override bool ReleaseHandle() => Functions.ember_load_free(handle) == (int)Status.Ok;
     }
 
     internal sealed class TextStreamHandle : SafeHandle

@@ -68,6 +68,10 @@ namespace EmberLM.Native
         public IntPtr user;
         public IntPtr cuda_context;
         public uint files;
+        public uint flags;
+        public IntPtr cpus;
+        public UIntPtr cpu_count;
+        public int thread_priority;
         public uint reserved;
     }
 
@@ -89,6 +93,8 @@ namespace EmberLM.Native
         [MarshalAs(UnmanagedType.ByValArray, SizeConst = 32)] public byte[] architecture;
         [MarshalAs(UnmanagedType.ByValArray, SizeConst = 32)] public byte[] quantization;
         [MarshalAs(UnmanagedType.ByValArray, SizeConst = 128)] public byte[] name;
+        public uint max_batch;
+        public uint reserved;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -170,10 +176,21 @@ namespace EmberLM.Native
     internal struct ember_session_details
     {
         public uint struct_size;
-        public uint reserved;
+        public uint vocab_size;
         public ulong context;
         public ulong position;
         public ulong kv_bytes;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_token
+    {
+        public uint struct_size;
+        public uint id;
+        public uint flags;
+        public int status;
+        public float logprob;
+        public uint reserved;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -390,6 +407,9 @@ namespace EmberLM.Native
         internal static extern int ember_session_info(SessionHandle session, ref ember_session_details @out, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_model(SessionHandle session, ref IntPtr model, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern int ember_session_position(SessionHandle session, ref UIntPtr position, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
@@ -399,7 +419,7 @@ namespace EmberLM.Native
         internal static extern int ember_session_fork(SessionHandle session, ref IntPtr @out, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
-        internal static extern int ember_session_logits(SessionHandle session, [In, Out] float[] @out, UIntPtr count, [In, Out] byte[] err);
+        internal static extern int ember_session_logits(SessionHandle session, [In, Out] float[] @out, UIntPtr capacity, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern int ember_session_interrupt(SessionHandle session);
@@ -417,6 +437,33 @@ namespace EmberLM.Native
         internal static extern int ember_session_sync(SessionHandle session, uint[] tokens, UIntPtr count, ref UIntPtr kept, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_event_create(ref IntPtr @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_event_handle(EventHandle @event, ref long handle, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_event_clear(EventHandle @event, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_event_free(IntPtr @event);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_set_event(SessionHandle session, IntPtr @event, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_model_load_start(byte[] path, UIntPtr path_len, ref ember_model_options options, IntPtr @event, ref IntPtr @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_load_poll(LoadHandle load, ref float fraction, ref IntPtr model, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_load_cancel(LoadHandle load);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_load_free(IntPtr load);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern int ember_prefill(SessionHandle session, uint[] tokens, UIntPtr count, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
@@ -426,7 +473,7 @@ namespace EmberLM.Native
         internal static extern int ember_prefill_poll(SessionHandle session, ref UIntPtr evaluated, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
-        internal static extern int ember_decode(SessionHandle session, ref uint token, [In, Out] byte[] err);
+        internal static extern int ember_decode(SessionHandle session, ref ember_token token, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern int ember_decode_start(SessionHandle session, [In, Out] byte[] err);
@@ -435,10 +482,13 @@ namespace EmberLM.Native
         internal static extern int ember_decode_start_n(SessionHandle session, UIntPtr count, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
-        internal static extern int ember_decode_poll(SessionHandle session, ref uint token, [In, Out] byte[] err);
+        internal static extern int ember_decode_poll(SessionHandle session, ref ember_token token, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
-        internal static extern int ember_decode_batch(IntPtr[] sessions, UIntPtr count, [In, Out] uint[] tokens, [In, Out] byte[] err);
+        internal static extern int ember_decode_batch(IntPtr[] sessions, UIntPtr count, [In, Out] ember_token[] tokens, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_decode_batch_start(IntPtr[] sessions, UIntPtr count, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern int ember_session_save(SessionHandle session, byte[] path, UIntPtr path_len, ref ember_save_options options, [In, Out] byte[] err);
@@ -517,6 +567,15 @@ namespace EmberLM.Native
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern int ember_generate(SessionHandle session, ref ember_generate_options options, ref ember_generate_details @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_generate_start(SessionHandle session, ref ember_generate_options options, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_generate_next(SessionHandle session, uint flags, [In, Out] byte[] text, UIntPtr capacity, ref UIntPtr len, ref ember_token token, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_generate_finish(SessionHandle session, ref ember_generate_details @out, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern int ember_chat_format(ModelHandle model, byte[] json, UIntPtr json_len, ref ember_chat_options options, [In, Out] byte[] text, UIntPtr capacity, ref UIntPtr len, [In, Out] byte[] err);
@@ -701,6 +760,26 @@ namespace EmberLM
         ShowSpecial = 1,
         IgnoreEnd = 2,
         NewText = 4,
+    }
+
+    /// <summary>enum ember_next_flags</summary>
+    internal enum NextFlags
+    {
+        NoWait = 1,
+    }
+
+    /// <summary>enum ember_token_flags</summary>
+    internal enum TokenFlags
+    {
+        Ends = 1,
+        Forced = 2,
+        HasLogprob = 4,
+    }
+
+    /// <summary>enum ember_model_flags</summary>
+    internal enum ModelFlags
+    {
+        NeverWait = 1,
     }
 
     /// <summary>enum ember_generate_end</summary>

@@ -225,7 +225,7 @@ func (m *Model) RestoreFrom(reader io.Reader, options RestoreOptions) (s *Sessio
 	return s, failed
 }
 
-// Close frees the session. It returns StatusBusy, and the session lives on, if another goroutine is in a call with it.
+// Close frees the session. A call with it in another goroutine is interrupted.
 func (s *Session) Close() error {
 	return s.close(func(raw C.uintptr_t) C.ember_status { return C.go_ember_session_free(raw) })
 }
@@ -303,9 +303,61 @@ func (s *Session) Sync(tokens []uint32) (kept int, e error) {
 
 // Decode gives the next token.
 func (s *Session) Decode() (uint32, error) {
-	var token C.uint32_t
+	token, e := s.DecodeToken()
+	return token.ID, e
+}
+
+// Token is a token that was decoded.
+type Token struct {
+	ID         uint32
+	Ends       bool // it ends an answer
+	Forced     bool // the grammar allowed no other
+	HasLogprob bool
+	Logprob    float32 // natural logarithm of its probability, if Sampling.Logprobs asks for it
+	Status     Status  // of a batch, what its session has come to
+}
+
+func goToken(t *C.ember_token) Token {
+	return Token{
+		uint32(t.id), t.flags&C.EMBER_TOKEN_ENDS != 0, t.flags&C.EMBER_TOKEN_FORCED != 0, t.flags&C.EMBER_TOKEN_HAS_LOGPROB != 0,
+		float32(t.logprob), Status(t.status),
+	}
+}
+
+func sizedToken() (token C.ember_token) {
+	token.struct_size = C.sizeof_ember_token
+	return token
+}
+
+// DecodeToken gives the next token, with what is known of it.
+func (s *Session) DecodeToken() (Token, error) {
+	token := sizedToken()
 	e := s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status { return C.go_ember_decode(raw, &token, err) })
-	return uint32(token), e
+	return goToken(&token), e
+}
+
+// SetEvent has the session set an event whenever a poll may find something new; nil ends that.
+func (s *Session) SetEvent(event *Event) error {
+	defer runtime.KeepAlive(event)
+	var other C.uintptr_t
+	if event != nil {
+		other = event.get()
+	}
+	return s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_session_set_event(raw, other, err)
+	})
+}
+
+// Model gives the session's model, also if the one that it was made of is closed.
+func (s *Session) Model() (*Model, error) {
+	var model C.uintptr_t
+	e := s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_session_model(raw, &model, err)
+	})
+	if e != nil {
+		return nil, e
+	}
+	return newModel(model), nil
 }
 
 // StartDecode starts count decodes and returns at once.
@@ -320,24 +372,55 @@ func (s *Session) StartDecode(count int) error {
 
 // PollDecode gives the next token of the started decodes; ok is false if it is not there yet. It never blocks.
 func (s *Session) PollDecode() (token uint32, ok bool, e error) {
-	var t C.uint32_t
+	t := sizedToken()
 	e = s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status { return C.go_ember_decode_poll(raw, &t, err) })
 	if errors.Is(e, StatusPending) {
 		return 0, false, nil
 	}
-	return uint32(t), e == nil, e
+	return uint32(t.id), e == nil, e
 }
 
-// DecodeBatch gives the next token of each session, in one pass over the weights: 1 to 32 different sessions of one model.
-func DecodeBatch(sessions []*Session) ([]uint32, error) {
-	defer runtime.KeepAlive(sessions)
+func rawSessions(sessions []*Session) []C.uintptr_t {
 	raw := make([]C.uintptr_t, len(sessions)+1)
 	for i, s := range sessions {
 		raw[i] = s.get()
 	}
-	tokens := make([]uint32, len(sessions))
+	return raw
+}
+
+// DecodeEach gives the next token of each session, in one pass over the weights: different sessions of one model. The error is
+// that of the first session that failed, whose Token has it as its Status; the others have gone on.
+func DecodeEach(sessions []*Session) ([]Token, error) {
+	defer runtime.KeepAlive(sessions)
+	raw := rawSessions(sessions)
+	made := make([]C.ember_token, len(sessions)+1)
+	made[0] = sizedToken()
+	made[0].id = C.EMBER_NO_TOKEN
 	var err C.ember_error
-	return tokens, check(C.go_ember_decode_batch(&raw[0], C.size_t(len(sessions)), tokenPointer(tokens), &err), &err)
+	e := check(C.go_ember_decode_batch(&raw[0], C.size_t(len(sessions)), &made[0], &err), &err)
+	tokens := make([]Token, len(sessions))
+	for i := range tokens {
+		tokens[i] = goToken(&made[i])
+	}
+	return tokens, e
+}
+
+// DecodeBatch is DecodeEach for those who want the ids.
+func DecodeBatch(sessions []*Session) ([]uint32, error) {
+	tokens, e := DecodeEach(sessions)
+	ids := make([]uint32, len(tokens))
+	for i, token := range tokens {
+		ids[i] = token.ID
+	}
+	return ids, e
+}
+
+// StartDecodeBatch starts a decode of each in one pass; PollDecode has the tokens.
+func StartDecodeBatch(sessions []*Session) error {
+	defer runtime.KeepAlive(sessions)
+	raw := rawSessions(sessions)
+	var err C.ember_error
+	return check(C.go_ember_decode_batch_start(&raw[0], C.size_t(len(sessions)), &err), &err)
 }
 
 // GenerateOptions say what to generate, and when to end; the zero value ends with the answer.
@@ -377,6 +460,69 @@ func cStops(a *arena, stops []string) (*C.ember_stop, C.size_t) {
 	return p, C.size_t(len(stops))
 }
 
+func (options *GenerateOptions) c(a *arena, prompt []uint32) *C.ember_generate_options {
+	o := (*C.ember_generate_options)(a.alloc(C.sizeof_ember_generate_options))
+	o.struct_size = C.sizeof_ember_generate_options
+	if options.ShowSpecial {
+		o.flags |= C.EMBER_GENERATE_SHOW_SPECIAL
+	}
+	if options.IgnoreEnd {
+		o.flags |= C.EMBER_GENERATE_IGNORE_END
+	}
+	if options.NewText {
+		o.flags |= C.EMBER_GENERATE_NEW_TEXT
+	}
+	o.prompt, o.prompt_count = a.tokens(prompt)
+	o.limit = C.size_t(options.Limit)
+	o.stops, o.stop_count = cStops(a, options.Stops)
+	return o
+}
+
+func goGenerated(text string, d *C.ember_generate_details) Generated {
+	made := Generated{text, GenerateEnd(d.end), -1, uint32(d.token), int(d.position), int(d.token_count)}
+	if d.stop != C.EMBER_NO_INDEX {
+		made.Stop = int(d.stop)
+	}
+	return made
+}
+
+// StartGenerate starts what Generate does; NextPiece returns the text piece by piece, Finish ends it. OnText is not called.
+func (s *Session) StartGenerate(prompt []uint32, options GenerateOptions) error {
+	var a arena
+	defer a.free()
+	o := options.c(&a, prompt)
+	return s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_generate_start(raw, o, err)
+	})
+}
+
+// NextPiece gives the next piece of a generation, whose token is NoToken with the last one. Without wait, ok is false if it is not
+// there yet.
+func (s *Session) NextPiece(wait bool) (text string, token Token, ok bool, e error) {
+	t, flags := sizedToken(), C.uint32_t(C.EMBER_NEXT_NO_WAIT)
+	if wait {
+		flags = 0
+	}
+	defer runtime.KeepAlive(s)
+	text, e = filledText(64, func(out *C.char, room C.size_t, n *C.size_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_generate_next(s.get(), flags, out, room, n, &t, err)
+	})
+	if errors.Is(e, StatusPending) {
+		return "", token, false, nil
+	}
+	return text, goToken(&t), e == nil, e
+}
+
+// Finish ends a generation that was started, at any time. Text of the result is empty.
+func (s *Session) Finish() (Generated, error) {
+	var d C.ember_generate_details
+	d.struct_size = C.sizeof_ember_generate_details
+	e := s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_generate_finish(raw, &d, err)
+	})
+	return goGenerated("", &d), e
+}
+
 // Generate appends a prompt, which may be empty, and decodes until there is a reason to end. When the context is done, it ends
 // with the context's error and with what was generated until then.
 func (s *Session) Generate(ctx context.Context, prompt []uint32, options GenerateOptions) (made Generated, e error) {
@@ -405,20 +551,7 @@ func (s *Session) Generate(ctx context.Context, prompt []uint32, options Generat
 	e = c.run(func(user C.uintptr_t) error {
 		var a arena
 		defer a.free()
-		o := (*C.ember_generate_options)(a.alloc(C.sizeof_ember_generate_options))
-		o.struct_size = C.sizeof_ember_generate_options
-		if options.ShowSpecial {
-			o.flags |= C.EMBER_GENERATE_SHOW_SPECIAL
-		}
-		if options.IgnoreEnd {
-			o.flags |= C.EMBER_GENERATE_IGNORE_END
-		}
-		if options.NewText {
-			o.flags |= C.EMBER_GENERATE_NEW_TEXT
-		}
-		o.prompt, o.prompt_count = a.tokens(prompt)
-		o.limit = C.size_t(options.Limit)
-		o.stops, o.stop_count = cStops(&a, options.Stops)
+		o := options.c(&a, prompt)
 		o.piece = C.ember_piece_fn(C.emberlm_go_piece)
 		C.emberlm_go_set_piece_user(o, user)
 		var d C.ember_generate_details
@@ -426,10 +559,7 @@ func (s *Session) Generate(ctx context.Context, prompt []uint32, options Generat
 		if e := s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status { return C.go_ember_generate(raw, o, &d, err) }); e != nil {
 			return e
 		}
-		made = Generated{text.String(), GenerateEnd(d.end), -1, uint32(d.token), int(d.position), int(d.token_count)}
-		if d.stop != C.EMBER_NO_INDEX {
-			made.Stop = int(d.stop)
-		}
+		made = goGenerated(text.String(), &d)
 		return nil
 	})
 	if errors.Is(e, ErrStop) {

@@ -62,6 +62,11 @@ static inline ember_status go_ember_session_info(uintptr_t session, struct ember
     return ember_session_info((struct ember_session *)session, out, err);
 }
 
+static inline ember_status go_ember_session_model(uintptr_t session, uintptr_t *model, struct ember_error *err)
+{
+    return ember_session_model((struct ember_session *)session, (struct ember_model **)model, err);
+}
+
 static inline ember_status go_ember_session_position(uintptr_t session, size_t *position, struct ember_error *err)
 {
     return ember_session_position((struct ember_session *)session, position, err);
@@ -77,9 +82,9 @@ static inline ember_status go_ember_session_fork(uintptr_t session, uintptr_t *o
     return ember_session_fork((struct ember_session *)session, (struct ember_session **)out, err);
 }
 
-static inline ember_status go_ember_session_logits(uintptr_t session, float *out, size_t count, struct ember_error *err)
+static inline ember_status go_ember_session_logits(uintptr_t session, float *out, size_t capacity, struct ember_error *err)
 {
-    return ember_session_logits((struct ember_session *)session, out, count, err);
+    return ember_session_logits((struct ember_session *)session, out, capacity, err);
 }
 
 static inline ember_status go_ember_session_interrupt(uintptr_t session)
@@ -107,6 +112,51 @@ static inline ember_status go_ember_session_sync(uintptr_t session, const uint32
     return ember_session_sync((struct ember_session *)session, tokens, count, kept, err);
 }
 
+static inline ember_status go_ember_event_create(uintptr_t *out, struct ember_error *err)
+{
+    return ember_event_create((struct ember_event **)out, err);
+}
+
+static inline ember_status go_ember_event_handle(uintptr_t event, int64_t *handle, struct ember_error *err)
+{
+    return ember_event_handle((struct ember_event *)event, handle, err);
+}
+
+static inline ember_status go_ember_event_clear(uintptr_t event, struct ember_error *err)
+{
+    return ember_event_clear((struct ember_event *)event, err);
+}
+
+static inline ember_status go_ember_event_free(uintptr_t event)
+{
+    return ember_event_free((struct ember_event *)event);
+}
+
+static inline ember_status go_ember_session_set_event(uintptr_t session, uintptr_t event, struct ember_error *err)
+{
+    return ember_session_set_event((struct ember_session *)session, (struct ember_event *)event, err);
+}
+
+static inline ember_status go_ember_model_load_start(const char *path, size_t path_len, const struct ember_model_options *options, uintptr_t event, uintptr_t *out, struct ember_error *err)
+{
+    return ember_model_load_start(path, path_len, options, (struct ember_event *)event, (struct ember_load **)out, err);
+}
+
+static inline ember_status go_ember_load_poll(uintptr_t load, float *fraction, uintptr_t *model, struct ember_error *err)
+{
+    return ember_load_poll((struct ember_load *)load, fraction, (struct ember_model **)model, err);
+}
+
+static inline ember_status go_ember_load_cancel(uintptr_t load)
+{
+    return ember_load_cancel((struct ember_load *)load);
+}
+
+static inline ember_status go_ember_load_free(uintptr_t load)
+{
+    return ember_load_free((struct ember_load *)load);
+}
+
 static inline ember_status go_ember_prefill(uintptr_t session, const uint32_t *tokens, size_t count, struct ember_error *err)
 {
     return ember_prefill((struct ember_session *)session, tokens, count, err);
@@ -122,7 +172,7 @@ static inline ember_status go_ember_prefill_poll(uintptr_t session, size_t *eval
     return ember_prefill_poll((struct ember_session *)session, evaluated, err);
 }
 
-static inline ember_status go_ember_decode(uintptr_t session, uint32_t *token, struct ember_error *err)
+static inline ember_status go_ember_decode(uintptr_t session, struct ember_token *token, struct ember_error *err)
 {
     return ember_decode((struct ember_session *)session, token, err);
 }
@@ -137,14 +187,19 @@ static inline ember_status go_ember_decode_start_n(uintptr_t session, size_t cou
     return ember_decode_start_n((struct ember_session *)session, count, err);
 }
 
-static inline ember_status go_ember_decode_poll(uintptr_t session, uint32_t *token, struct ember_error *err)
+static inline ember_status go_ember_decode_poll(uintptr_t session, struct ember_token *token, struct ember_error *err)
 {
     return ember_decode_poll((struct ember_session *)session, token, err);
 }
 
-static inline ember_status go_ember_decode_batch(const uintptr_t *sessions, size_t count, uint32_t *tokens, struct ember_error *err)
+static inline ember_status go_ember_decode_batch(const uintptr_t *sessions, size_t count, struct ember_token *tokens, struct ember_error *err)
 {
     return ember_decode_batch((struct ember_session *const *)sessions, count, tokens, err);
+}
+
+static inline ember_status go_ember_decode_batch_start(const uintptr_t *sessions, size_t count, struct ember_error *err)
+{
+    return ember_decode_batch_start((struct ember_session *const *)sessions, count, err);
 }
 
 static inline ember_status go_ember_session_save(uintptr_t session, const char *path, size_t path_len, const struct ember_save_options *options, struct ember_error *err)
@@ -265,6 +320,21 @@ static inline ember_status go_ember_text_stream_free(uintptr_t stream)
 static inline ember_status go_ember_generate(uintptr_t session, const struct ember_generate_options *options, struct ember_generate_details *out, struct ember_error *err)
 {
     return ember_generate((struct ember_session *)session, options, out, err);
+}
+
+static inline ember_status go_ember_generate_start(uintptr_t session, const struct ember_generate_options *options, struct ember_error *err)
+{
+    return ember_generate_start((struct ember_session *)session, options, err);
+}
+
+static inline ember_status go_ember_generate_next(uintptr_t session, uint32_t flags, char *text, size_t capacity, size_t *len, struct ember_token *token, struct ember_error *err)
+{
+    return ember_generate_next((struct ember_session *)session, flags, text, capacity, len, token, err);
+}
+
+static inline ember_status go_ember_generate_finish(uintptr_t session, struct ember_generate_details *out, struct ember_error *err)
+{
+    return ember_generate_finish((struct ember_session *)session, out, err);
 }
 
 static inline ember_status go_ember_chat_format(uintptr_t model, const char *json, size_t json_len, const struct ember_chat_options *options, char *text, size_t capacity, size_t *len, struct ember_error *err)

@@ -67,6 +67,32 @@ export class Model extends Handle {
   resume(): Promise<void>;
 }
 
+/** Something that other event loops can wait for. */
+export class Event extends Handle {
+  constructor();
+  /** A file descriptor that can be read while the event is set; on Windows a HANDLE. */
+  readonly handle: number;
+  clear(): void;
+}
+
+/** A load in the background. */
+export class Load extends Handle {
+  constructor(path: string, options?: ModelOptions & { event?: Event });
+  readonly fraction: number;
+  /** The model, once, or null while the load is running. */
+  poll(): Model | null;
+  cancel(): void;
+}
+
+/** A token that was decoded. */
+export interface Token {
+  id: number;
+  ends: boolean;
+  forced: boolean;
+  logprob: number | null;
+  status: number;
+}
+
 /** One conversation. One call at a time: a second one meanwhile fails with EMBER_BUSY. */
 export class Session extends Handle {
   private constructor();
@@ -81,6 +107,12 @@ export class Session extends Handle {
   decode(): Promise<number>;
   startDecode(count?: number): void;
   pollDecode(): number | null;
+  decodeToken(): Promise<Token>;
+  setEvent(event: Event | null): void;
+  model(): Model;
+  startGenerate(prompt?: Tokens, options?: Omit<GenerateOptions, 'onText' | 'signal'>): void;
+  nextPiece(): Promise<{ text: string; token: Token | null }>;
+  finish(): Generated;
   generate(prompt?: Tokens, options?: GenerateOptions): Promise<Generated>;
   stream(prompt?: Tokens, options?: StreamOptions): AsyncGenerator<string, void, void>;
   chat(messages: Message[] | string, options?: GenerateOptions & { variables?: ChatOptions }): Promise<Generated>;
@@ -111,6 +143,8 @@ export class TextStream extends Handle {
 
 export function conversation(messages: Message[], variables?: Record<string, unknown>): string;
 export function decodeBatch(sessions: Session[]): Promise<number[]>;
+export function decodeEach(sessions: Session[]): Promise<Token[]>;
+export function startDecodeBatch(sessions: Session[]): void;
 export function devices(): Facts[];
 export function estimate(path: string, model?: ModelOptions, session?: SessionOptions): Facts;
 export function stateInfo(path: string): Facts;

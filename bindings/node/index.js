@@ -125,7 +125,7 @@ class Handle {
     this.#free = free;
     finalizers.register(this, { free, raw }, this);
   }
-  /** Frees it. Throws EMBER_BUSY, and it lives on, while a call with it is running. */
+  /** Frees it. A call with a session that is running is interrupted. */
   close() {
     if (!this._raw) return;
     check(this.#free(this._raw));
@@ -170,10 +170,54 @@ function onAbort(signal, f) {
 /** A conversation as the JSON object that chat templates take. */
 const conversation = (messages, variables = {}) => JSON.stringify({ add_generation_prompt: true, ...variables, messages });
 
+/** Something that other event loops can wait for: the native handle is a file descriptor that can be read while the event is set, on Windows a HANDLE. */
+class Event extends Handle {
+  constructor() {
+    const out = [0];
+    call(lib.ember_event_create, out);
+    super(out[0], lib.ember_event_free);
+  }
+  get handle() {
+    const out = [0];
+    call(lib.ember_event_handle, this._raw, out);
+    return Number(out[0]);
+  }
+  clear() {
+    call(lib.ember_event_clear, this._raw);
+  }
+}
+
+/** A load in the background. close() waits for a load that is still running, which it cancels. */
+class Load extends Handle {
+  constructor(name, options = {}) {
+    const bytes = utf8(name);
+    const out = [0];
+    call(lib.ember_model_load_start, bytes, bytes.length, modelOptions(options), options.event ? options.event._raw : 0, out);
+    super(out[0], lib.ember_load_free);
+    this.fraction = 0;
+  }
+  /** The model, once, or null while the load is running. Throws what Model.load throws. */
+  poll() {
+    const fraction = [0];
+    const out = [0];
+    const status = call(lib.ember_load_poll, this._raw, fraction, out);
+    this.fraction = fraction[0];
+    return status === constants.EMBER_PENDING ? null : new Model(out[0]);
+  }
+  /** Has it end soon with EMBER_CANCELLED. */
+  cancel() {
+    check(lib.ember_load_cancel(this._raw));
+  }
+}
+
+const tokenOf = (t) => ({
+  id: t.id, ends: (t.flags & constants.EMBER_TOKEN_ENDS) !== 0, forced: (t.flags & constants.EMBER_TOKEN_FORCED) !== 0,
+  logprob: t.flags & constants.EMBER_TOKEN_HAS_LOGPROB ? t.logprob : null, status: t.status,
+});
+
 class Model extends Handle {
   constructor(raw) {
     super(raw, lib.ember_model_free);
-    this._vocab = this.info().vocab_size;
   }
 
   static async load(name, options = {}) {
@@ -336,9 +380,13 @@ class Session extends Handle {
     return Number(kept[0]);
   }
   async decode() {
-    const token = [0];
+    return (await this.decodeToken()).id;
+  }
+  /** The next token, with what is known of it. */
+  async decodeToken() {
+    const token = sized('ember_token');
     await callAsync(lib.ember_decode, this._raw, token);
-    return token[0];
+    return tokenOf(token);
   }
   startDecode(count = 1) {
     if (count === 1) call(lib.ember_decode_start, this._raw);
@@ -346,13 +394,59 @@ class Session extends Handle {
   }
   /** The next token of the started decodes, or null if it is not there yet. */
   pollDecode() {
-    const token = [0];
-    return call(lib.ember_decode_poll, this._raw, token) === constants.EMBER_PENDING ? null : token[0];
+    const token = sized('ember_token');
+    return call(lib.ember_decode_poll, this._raw, token) === constants.EMBER_PENDING ? null : token.id;
   }
-  async generate(prompt = [], options = {}) {
+  /** Has the session set an event whenever a poll may find something new; null ends that. */
+  setEvent(event) {
+    call(lib.ember_session_set_event, this._raw, event ? event._raw : 0);
+  }
+  /** The session's model, also if the object that it was made of is closed. */
+  model() {
+    const out = [0];
+    call(lib.ember_session_model, this._raw, out);
+    return new Model(out[0]);
+  }
+  #generateOptions(prompt, options, piece) {
     const stops = options.stops || [];
     const flags = (options.showSpecial ? constants.EMBER_GENERATE_SHOW_SPECIAL : 0) | (options.ignoreEnd ? constants.EMBER_GENERATE_IGNORE_END : 0) |
       (options.newText ? constants.EMBER_GENERATE_NEW_TEXT : 0);
+    return sized('ember_generate_options', {
+      flags, prompt: ids(prompt), prompt_count: prompt.length, limit: options.limit || 0, stops: stopList(stops), stop_count: stops.length, ...piece,
+    });
+  }
+  static #generated(out, text) {
+    return {
+      text, end: out.end, stop: out.stop === constants.EMBER_NO_INDEX ? null : out.stop, token: out.token === constants.EMBER_NO_TOKEN ? null : out.token,
+      position: out.position, nTokens: out.token_count,
+    };
+  }
+  /** Starts what generate does; nextPiece returns the text piece by piece, finish ends it. */
+  startGenerate(prompt = [], options = {}) {
+    call(lib.ember_generate_start, this._raw, this.#generateOptions(prompt, options));
+  }
+  /** The next piece, whose token is null if it is the last one. No callback crosses threads. */
+  async nextPiece() {
+    let room = 64;
+    for (;;) {
+      const [bytes, len, token] = [Buffer.alloc(room), [0], sized('ember_token')];
+      try {
+        await callAsync(lib.ember_generate_next, this._raw, 0, bytes, room, len, token);
+      } catch (error) {
+        if (error.status !== constants.EMBER_BUFFER_TOO_SMALL || Number(len[0]) <= room) throw error;
+        room = Number(len[0]);
+        continue;
+      }
+      return { text: bytes.toString('utf8', 0, Number(len[0])), token: token.id === constants.EMBER_NO_TOKEN ? null : tokenOf(token) };
+    }
+  }
+  /** Ends a generation that was started, at any time. `text` of the result is empty. */
+  finish() {
+    const out = sized('ember_generate_details');
+    call(lib.ember_generate_finish, this._raw, out);
+    return Session.#generated(out, '');
+  }
+  async generate(prompt = [], options = {}) {
     const out = sized('ember_generate_details');
     let text = '';
     const take = (user, start, length, token) => {
@@ -362,40 +456,29 @@ class Session extends Handle {
     };
     const done = onAbort(options.signal, () => this.interrupt());
     try {
-      await withCallback('ember_piece_fn', take, (piece) => callAsync(lib.ember_generate, this._raw, sized('ember_generate_options', {
-        flags, prompt: ids(prompt), prompt_count: prompt.length, limit: options.limit || 0, stops: stopList(stops), stop_count: stops.length, piece,
-      }), out));
+      await withCallback('ember_piece_fn', take, (piece) => callAsync(lib.ember_generate, this._raw, this.#generateOptions(prompt, options, { piece }), out));
     } finally {
       done();
       // An interrupt that came too late is for no other call.
       if (options.signal && options.signal.aborted && out.end !== constants.EMBER_END_INTERRUPTED && this._raw) this.clearInterrupt();
     }
-    return {
-      text, end: out.end, stop: out.stop === constants.EMBER_NO_INDEX ? null : out.stop, token: out.token === constants.EMBER_NO_TOKEN ? null : out.token,
-      position: out.position, nTokens: out.token_count,
-    };
+    return Session.#generated(out, text);
   }
   /** The text as an asynchronous iterator: the next token is made when the next piece is asked for. */
   async *stream(prompt = [], options = {}) {
-    if (prompt.length) await this.prefill(prompt);
-    const words = this.#model.textStream({ stops: options.stops, skipSpecial: !options.showSpecial });
+    this.startGenerate(prompt, { ...options, newText: true });
     try {
-      for (let made = 0; made < (options.limit || Infinity) && !words.stopped; made++) {
-        let token;
-        try {
-          token = await this.decode();
-        } catch (error) {
-          if (error.status === constants.EMBER_CONTEXT_FULL) break;
-          throw error;
-        }
-        if (!options.ignoreEnd && this.#model.isEnd(token)) break;
-        const piece = words.push([token]);
-        if (piece) yield piece;
+      for (let piece; piece === undefined || piece.token !== null;) {
+        piece = await this.nextPiece();
+        if (piece.text) yield piece.text;
       }
-      const rest = words.finish();
-      if (rest) yield rest;
     } finally {
-      words.close();
+      try {
+        this.finish();
+      } catch (error) {
+        // It was closed or rewound meanwhile.
+        if (error.status !== constants.EMBER_INVALID_HANDLE && error.status !== constants.EMBER_NOTHING_PENDING) throw error;
+      }
     }
   }
   /** The answer to a conversation, of which only what is new is read. */
@@ -404,7 +487,7 @@ class Session extends Handle {
     return this.generate([], { ...options, newText: true });
   }
   async logits() {
-    const out = new Float32Array(this.#model._vocab);
+    const out = new Float32Array(this.info().vocab_size);
     await callAsync(lib.ember_session_logits, this._raw, out, out.length);
     return out;
   }
@@ -466,11 +549,33 @@ class Session extends Handle {
   }
 }
 
-/** The next token of each session, in one pass over the weights. */
+const rawsOf = (sessions) => sessions.map((session) => session._raw);
+
+/** The next token of each session, in one pass over the weights. A session that fails has its error in `status`, and the others go on. */
+async function decodeEach(sessions) {
+  const size = koffi.sizeof(structs.ember_token);
+  const bytes = Buffer.alloc(size * Math.max(sessions.length, 1));
+  bytes.writeUInt32LE(size, 0);
+  const tokens = () => sessions.map((_, i) => koffi.decode(bytes, i * size, structs.ember_token));
+  try {
+    await callAsync(lib.ember_decode_batch, rawsOf(sessions), sessions.length, bytes);
+  } catch (error) {
+    if (tokens().every((token) => token.status === constants.EMBER_OK)) throw error;
+  }
+  return tokens().map(tokenOf);
+}
+
+/** The same; the first error of a session is thrown, whatever the others have decoded. */
 async function decodeBatch(sessions) {
-  const tokens = new Uint32Array(sessions.length);
-  await callAsync(lib.ember_decode_batch, sessions.map((session) => session._raw), sessions.length, tokens);
-  return Array.from(tokens);
+  const tokens = await decodeEach(sessions);
+  const failed = tokens.findIndex((token) => token.status !== constants.EMBER_OK);
+  if (failed >= 0) throw new EmberError(tokens[failed].status, 'a session of the batch', failed);
+  return tokens.map((token) => token.id);
+}
+
+/** Starts a decode of each in one pass; pollDecode has the tokens. */
+function startDecodeBatch(sessions) {
+  call(lib.ember_decode_batch_start, rawsOf(sessions), sessions.length);
 }
 
 class TextStream extends Handle {
@@ -505,4 +610,4 @@ function stateInfo(name) {
   return facts('ember_state_details', (out) => call(lib.ember_session_state_info, bytes, bytes.length, out));
 }
 
-module.exports = { Model, EmberError, constants, conversation, decodeBatch, devices, estimate, requireAbi, stateInfo, supported, version };
+module.exports = { Model, EmberError, Event, Load, constants, conversation, decodeBatch, decodeEach, startDecodeBatch, devices, estimate, requireAbi, stateInfo, supported, version };

@@ -118,6 +118,14 @@ const constants = Object.freeze({
   EMBER_GENERATE_SHOW_SPECIAL: 1,
   EMBER_GENERATE_IGNORE_END: 2,
   EMBER_GENERATE_NEW_TEXT: 4,
+  // enum ember_next_flags
+  EMBER_NEXT_NO_WAIT: 1,
+  // enum ember_token_flags
+  EMBER_TOKEN_ENDS: 1,
+  EMBER_TOKEN_FORCED: 2,
+  EMBER_TOKEN_HAS_LOGPROB: 4,
+  // enum ember_model_flags
+  EMBER_MODEL_NEVER_WAIT: 1,
   // enum ember_generate_end
   EMBER_END_LIMIT: 1,
   EMBER_END_TOKEN: 2,
@@ -162,6 +170,10 @@ structs.ember_model_options = koffi.struct('ember_model_options', {
   user: 'void *',
   cuda_context: 'void *',
   files: 'uint32_t',
+  flags: 'uint32_t',
+  cpus: 'uint32_t *',
+  cpu_count: 'size_t',
+  thread_priority: 'int32_t',
   reserved: 'uint32_t',
 });
 structs.ember_model_details = koffi.struct('ember_model_details', {
@@ -180,6 +192,8 @@ structs.ember_model_details = koffi.struct('ember_model_details', {
   architecture: koffi.array('char', 32),
   quantization: koffi.array('char', 32),
   name: koffi.array('char', 128),
+  max_batch: 'uint32_t',
+  reserved: 'uint32_t',
 });
 structs.ember_model_source = koffi.struct('ember_model_source', {
   struct_size: 'uint32_t',
@@ -243,10 +257,18 @@ structs.ember_session_options = koffi.struct('ember_session_options', {
 });
 structs.ember_session_details = koffi.struct('ember_session_details', {
   struct_size: 'uint32_t',
-  reserved: 'uint32_t',
+  vocab_size: 'uint32_t',
   context: 'uint64_t',
   position: 'uint64_t',
   kv_bytes: 'uint64_t',
+});
+structs.ember_token = koffi.struct('ember_token', {
+  struct_size: 'uint32_t',
+  id: 'uint32_t',
+  flags: 'uint32_t',
+  status: 'int32_t',
+  logprob: 'float',
+  reserved: 'uint32_t',
 });
 structs.ember_save_options = koffi.struct('ember_save_options', {
   struct_size: 'uint32_t',
@@ -382,6 +404,7 @@ function open(path) {
     ember_session_logprobs: library.func('ember_session_logprobs', 'int32_t', ['uintptr_t', '_Out_ float *', 'uint32_t *', 'float *', 'size_t', '_Out_ size_t *', '_Out_ ember_error *']),
     ember_session_create: library.func('ember_session_create', 'int32_t', ['uintptr_t', 'ember_session_options *', '_Out_ uintptr_t *', '_Out_ ember_error *']),
     ember_session_info: library.func('ember_session_info', 'int32_t', ['uintptr_t', '_Inout_ ember_session_details *', '_Out_ ember_error *']),
+    ember_session_model: library.func('ember_session_model', 'int32_t', ['uintptr_t', '_Out_ uintptr_t *', '_Out_ ember_error *']),
     ember_session_position: library.func('ember_session_position', 'int32_t', ['uintptr_t', '_Out_ size_t *', '_Out_ ember_error *']),
     ember_session_rewind: library.func('ember_session_rewind', 'int32_t', ['uintptr_t', 'size_t', '_Out_ ember_error *']),
     ember_session_fork: library.func('ember_session_fork', 'int32_t', ['uintptr_t', '_Out_ uintptr_t *', '_Out_ ember_error *']),
@@ -391,14 +414,24 @@ function open(path) {
     ember_session_free: library.func('ember_session_free', 'int32_t', ['uintptr_t']),
     ember_session_tokens: library.func('ember_session_tokens', 'int32_t', ['uintptr_t', 'size_t', 'uint32_t *', 'size_t', '_Out_ size_t *', '_Out_ ember_error *']),
     ember_session_sync: library.func('ember_session_sync', 'int32_t', ['uintptr_t', 'uint32_t *', 'size_t', '_Out_ size_t *', '_Out_ ember_error *']),
+    ember_event_create: library.func('ember_event_create', 'int32_t', ['_Out_ uintptr_t *', '_Out_ ember_error *']),
+    ember_event_handle: library.func('ember_event_handle', 'int32_t', ['uintptr_t', '_Out_ int64_t *', '_Out_ ember_error *']),
+    ember_event_clear: library.func('ember_event_clear', 'int32_t', ['uintptr_t', '_Out_ ember_error *']),
+    ember_event_free: library.func('ember_event_free', 'int32_t', ['uintptr_t']),
+    ember_session_set_event: library.func('ember_session_set_event', 'int32_t', ['uintptr_t', 'uintptr_t', '_Out_ ember_error *']),
+    ember_model_load_start: library.func('ember_model_load_start', 'int32_t', ['void *', 'size_t', 'ember_model_options *', 'uintptr_t', '_Out_ uintptr_t *', '_Out_ ember_error *']),
+    ember_load_poll: library.func('ember_load_poll', 'int32_t', ['uintptr_t', '_Out_ float *', '_Out_ uintptr_t *', '_Out_ ember_error *']),
+    ember_load_cancel: library.func('ember_load_cancel', 'int32_t', ['uintptr_t']),
+    ember_load_free: library.func('ember_load_free', 'int32_t', ['uintptr_t']),
     ember_prefill: library.func('ember_prefill', 'int32_t', ['uintptr_t', 'uint32_t *', 'size_t', '_Out_ ember_error *']),
     ember_prefill_start: library.func('ember_prefill_start', 'int32_t', ['uintptr_t', 'uint32_t *', 'size_t', '_Out_ ember_error *']),
     ember_prefill_poll: library.func('ember_prefill_poll', 'int32_t', ['uintptr_t', '_Out_ size_t *', '_Out_ ember_error *']),
-    ember_decode: library.func('ember_decode', 'int32_t', ['uintptr_t', '_Out_ uint32_t *', '_Out_ ember_error *']),
+    ember_decode: library.func('ember_decode', 'int32_t', ['uintptr_t', '_Inout_ ember_token *', '_Out_ ember_error *']),
     ember_decode_start: library.func('ember_decode_start', 'int32_t', ['uintptr_t', '_Out_ ember_error *']),
     ember_decode_start_n: library.func('ember_decode_start_n', 'int32_t', ['uintptr_t', 'size_t', '_Out_ ember_error *']),
-    ember_decode_poll: library.func('ember_decode_poll', 'int32_t', ['uintptr_t', '_Out_ uint32_t *', '_Out_ ember_error *']),
-    ember_decode_batch: library.func('ember_decode_batch', 'int32_t', ['uintptr_t *', 'size_t', 'uint32_t *', '_Out_ ember_error *']),
+    ember_decode_poll: library.func('ember_decode_poll', 'int32_t', ['uintptr_t', '_Inout_ ember_token *', '_Out_ ember_error *']),
+    ember_decode_batch: library.func('ember_decode_batch', 'int32_t', ['uintptr_t *', 'size_t', 'void *', '_Out_ ember_error *']),
+    ember_decode_batch_start: library.func('ember_decode_batch_start', 'int32_t', ['uintptr_t *', 'size_t', '_Out_ ember_error *']),
     ember_session_save: library.func('ember_session_save', 'int32_t', ['uintptr_t', 'void *', 'size_t', 'ember_save_options *', '_Out_ ember_error *']),
     ember_session_save_to: library.func('ember_session_save_to', 'int32_t', ['uintptr_t', 'ember_write_fn *', 'void *', 'ember_save_options *', '_Out_ ember_error *']),
     ember_session_restore: library.func('ember_session_restore', 'int32_t', ['uintptr_t', 'void *', 'size_t', 'ember_restore_options *', '_Out_ uintptr_t *', '_Out_ ember_error *']),
@@ -425,6 +458,9 @@ function open(path) {
     ember_text_stream_info: library.func('ember_text_stream_info', 'int32_t', ['uintptr_t', '_Inout_ ember_text_stream_details *', '_Out_ ember_error *']),
     ember_text_stream_free: library.func('ember_text_stream_free', 'int32_t', ['uintptr_t']),
     ember_generate: library.func('ember_generate', 'int32_t', ['uintptr_t', 'ember_generate_options *', '_Inout_ ember_generate_details *', '_Out_ ember_error *']),
+    ember_generate_start: library.func('ember_generate_start', 'int32_t', ['uintptr_t', 'ember_generate_options *', '_Out_ ember_error *']),
+    ember_generate_next: library.func('ember_generate_next', 'int32_t', ['uintptr_t', 'uint32_t', 'void *', 'size_t', '_Out_ size_t *', '_Inout_ ember_token *', '_Out_ ember_error *']),
+    ember_generate_finish: library.func('ember_generate_finish', 'int32_t', ['uintptr_t', '_Inout_ ember_generate_details *', '_Out_ ember_error *']),
     ember_chat_format: library.func('ember_chat_format', 'int32_t', ['uintptr_t', 'void *', 'size_t', 'ember_chat_options *', 'void *', 'size_t', '_Out_ size_t *', '_Out_ ember_error *']),
     ember_chat_tokenize: library.func('ember_chat_tokenize', 'int32_t', ['uintptr_t', 'void *', 'size_t', 'ember_chat_options *', 'uint32_t *', 'size_t', '_Out_ size_t *', '_Out_ ember_error *']),
   };

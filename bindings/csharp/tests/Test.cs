@@ -249,6 +249,58 @@ internal static class Test
     [System.Runtime.CompilerServices.MethodImpl(System.Runtime.CompilerServices.MethodImplOptions.NoInlining)]
     private static IntPtr Lose() => new Session(model).Handle.DangerousGetHandle();
 
+    private static void Started()
+    {
+        using (var ready = new Event())
+        using (var load = new Load(path, null, ready))
+        {
+            Equal(ready.Native >= 0, true, "an event has a handle");
+            Model own;
+            while ((own = load.Poll()) == null) Thread.Yield();
+            Equal(load.Fraction, 1f, "a load that has ended");
+            Fails(Status.NothingPending, () => load.Poll(), "the end of a load, again");
+            load.Cancel();
+            using (var session = new Session(own))
+            using (var other = new Session(own))
+            using (var empty = new Session(own))
+            {
+                ready.Clear();
+                session.SetEvent(ready);
+                var want = other.Generate(prompt, new GenerateOptions { Limit = 8 });
+                foreach (var wait in new[] { true, false })
+                {
+                    session.Rewind(0);
+                    session.StartGenerate(prompt, new GenerateOptions { Limit = 8 });
+                    Fails(Status.DecodePending, () => session.Decode(), "a decode beside a generation");
+                    var text = "";
+                    for (Piece piece = null; piece == null || !piece.IsLast;)
+                    {
+                        piece = session.NextPiece(wait);
+                        text += piece?.Text;
+                    }
+                    var got = session.Finish();
+                    Equal(text, want.Text, "pieces that are pulled");
+                    Equal(got.Token, want.Token, "the last token");
+                }
+                session.SetEvent(null);
+                Library.StartDecodeBatch(new[] { session, other });
+                uint a, b;
+                while (!session.PollDecode(out a)) Thread.Yield();
+                while (!other.PollDecode(out b)) Thread.Yield();
+                Equal(a, b, "a batch that was started");
+                var each = Library.DecodeEach(new[] { session, empty });
+                Equal(each[0].Id, other.Decode(), "a session of a batch");
+                Equal(each[1].Status, Status.NoTokens, "one that has failed");
+                Fails(Status.NoTokens, () => Library.DecodeBatch(new[] { empty }), "a batch of nothing");
+                var token = session.DecodeToken();
+                Equal(token.Id, other.Decode(), "a token");
+                Equal(token.Logprob, null, "without a log-probability");
+                own.Dispose();
+                using (var again = session.GetModel()) Equal(again.Info.Vocab, session.Logits().Length, "a session knows its model");
+            }
+        }
+    }
+
     private static void Lives()
     {
         var own = Model.Load(path);
@@ -338,7 +390,7 @@ internal static class Test
             model = Model.Load(path);
             prompt = model.Tokenize(reference["story"]);
             greedy = Numbers("greedy_tokens");
-            foreach (var test in new Action[] { Facts, Sources, Answers, ChatAndGrammar, States, Lives, Threads }) test();
+            foreach (var test in new Action[] { Facts, Sources, Answers, ChatAndGrammar, States, Started, Lives, Threads }) test();
         }
         catch (Exception error)
         {

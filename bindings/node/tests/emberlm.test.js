@@ -233,12 +233,52 @@ test('closed handles and the garbage collector', async () => {
   assert.ok(lost.some((raw) => position(raw, [0], null) === C.EMBER_INVALID_HANDLE));
 });
 
+test('loads, generations and batches that were started', async () => {
+  const event = new ember.Event();
+  assert.ok(event.handle >= 0);
+  const load = new ember.Load(MODEL, { event });
+  let own = load.poll();
+  for (; own === null; own = load.poll()) await new Promise((resolve) => { setTimeout(resolve, 2); });
+  assert.equal(load.fraction, 1);
+  fails(() => load.poll(), 'EMBER_NOTHING_PENDING');
+  load.cancel();
+  load.close();
+  const [session, other, empty] = [own.session(), own.session(), own.session()];
+  event.clear();
+  session.setEvent(event);
+  const want = await other.generate(prompt, { limit: 8 });
+  session.startGenerate(prompt, { limit: 8 });
+  await fails(session.decode(), 'EMBER_DECODE_PENDING');
+  let text = '';
+  for (let piece; piece === undefined || piece.token !== null;) {
+    piece = await session.nextPiece();
+    text += piece.text;
+  }
+  const made = session.finish();
+  assert.deepEqual({ ...made, text }, want);
+  session.setEvent(null);
+  event.close();
+  ember.startDecodeBatch([session, other]);
+  const tokens = [null, null];
+  while (tokens.includes(null)) [session, other].forEach((s, i) => { tokens[i] ??= s.pollDecode(); });
+  assert.equal(tokens[0], tokens[1]);
+  const each = await ember.decodeEach([session, empty]);
+  assert.deepEqual([each[0].id, each[1].status], [await other.decode(), C.EMBER_NO_TOKENS]);
+  await fails(ember.decodeBatch([empty]), 'EMBER_NO_TOKENS');
+  session.setSampling({ logprobs: 1 });
+  const token = await session.decodeToken();
+  assert.equal(token.logprob, session.logprobs().chosen);
+  own.close();
+  const again = session.model();
+  assert.equal(again.info().vocab_size, session.info().vocab_size);
+  for (const one of [session, other, empty, again]) one.close();
+});
+
 test('busy sessions, interrupts, sessions side by side', async () => {
   const session = model.session();
   let busy = 0;
   const onText = () => {
     fails(() => session.rewind(0), 'EMBER_BUSY');
-    fails(() => session.close(), 'EMBER_BUSY');
     session.interrupt();
     busy++;
   };

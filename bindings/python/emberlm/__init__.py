@@ -26,16 +26,21 @@ from ._abi import (
 )
 from ._core import (
     DryBreaker,
+    Event,
     Generated,
     Interrupt,
+    Load,
     Logprobs,
     Message,
     Model,
     Sampling,
     Session,
     TextStream,
+    Token,
     conversation,
     decode_batch,
+    decode_batch_start,
+    decode_each,
     devices,
     estimate,
     set_log,
@@ -48,7 +53,7 @@ from ._library import EmberError, VersionError
 __version__ = "0.1.0"
 
 __all__ = [
-    "NO_TOKEN", "Capability", "DeviceKind", "DryBreaker", "EmberError", "Files", "GenerateEnd", "Generated", "GrammarKind", "Interrupt",
-    "JsonSpacing", "KvType", "LogLevel", "Logprobs", "Message", "Model", "Sampling", "Session", "StateKind", "Status", "TextStream",
-    "VersionError", "Weights", "Work", "conversation", "decode_batch", "devices", "estimate", "set_log", "state_info", "supported", "version",
+    "NO_TOKEN", "Capability", "DeviceKind", "DryBreaker", "EmberError", "Event", "Files", "GenerateEnd", "Generated", "GrammarKind", "Interrupt",
+    "JsonSpacing", "KvType", "Load", "LogLevel", "Logprobs", "Message", "Model", "Sampling", "Session", "StateKind", "Status", "TextStream", "Token",
+    "VersionError", "Weights", "Work", "conversation", "decode_batch", "decode_batch_start", "decode_each", "devices", "estimate", "set_log", "state_info", "supported", "version",
 ]  # fmt: skip

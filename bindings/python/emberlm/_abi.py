@@ -189,6 +189,26 @@ class GenerateFlags(IntEnum):
     NEW_TEXT = 4
 
 
+class NextFlags(IntEnum):
+    """enum ember_next_flags"""
+
+    NO_WAIT = 1
+
+
+class TokenFlags(IntEnum):
+    """enum ember_token_flags"""
+
+    ENDS = 1
+    FORCED = 2
+    HAS_LOGPROB = 4
+
+
+class ModelFlags(IntEnum):
+    """enum ember_model_flags"""
+
+    NEVER_WAIT = 1
+
+
 class GenerateEnd(IntEnum):
     """enum ember_generate_end"""
 
@@ -241,6 +261,10 @@ class ember_model_options(Structure):
         ("user", c_void_p),
         ("cuda_context", c_void_p),
         ("files", c_uint32),
+        ("flags", c_uint32),
+        ("cpus", POINTER(c_uint32)),
+        ("cpu_count", c_size_t),
+        ("thread_priority", c_int32),
         ("reserved", c_uint32),
     ]
 
@@ -262,6 +286,8 @@ class ember_model_details(Structure):
         ("architecture", c_char * 32),
         ("quantization", c_char * 32),
         ("name", c_char * 128),
+        ("max_batch", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -343,10 +369,21 @@ class ember_session_options(Structure):
 class ember_session_details(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
-        ("reserved", c_uint32),
+        ("vocab_size", c_uint32),
         ("context", c_uint64),
         ("position", c_uint64),
         ("kv_bytes", c_uint64),
+    ]
+
+
+class ember_token(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("id", c_uint32),
+        ("flags", c_uint32),
+        ("status", c_int32),
+        ("logprob", c_float),
+        ("reserved", c_uint32),
     ]
 
 
@@ -504,8 +541,8 @@ class ember_chat_options(Structure):
     ]
 
 
-NUMBERS: dict[str, int] = {"EMBER_OK": Status.OK, "EMBER_PENDING": Status.PENDING, "EMBER_INVALID_ARGUMENT": Status.INVALID_ARGUMENT, "EMBER_NULL_POINTER": Status.NULL_POINTER, "EMBER_INVALID_HANDLE": Status.INVALID_HANDLE, "EMBER_INVALID_UTF8": Status.INVALID_UTF8, "EMBER_BUSY": Status.BUSY, "EMBER_CANCELLED": Status.CANCELLED, "EMBER_INTERRUPTED": Status.INTERRUPTED, "EMBER_FILE_NOT_FOUND": Status.FILE_NOT_FOUND, "EMBER_NOT_A_FILE": Status.NOT_A_FILE, "EMBER_FILE_EMPTY": Status.FILE_EMPTY, "EMBER_IO": Status.IO, "EMBER_NOT_GGUF": Status.NOT_GGUF, "EMBER_FILE_TRUNCATED": Status.FILE_TRUNCATED, "EMBER_FILE_CORRUPT": Status.FILE_CORRUPT, "EMBER_UNSUPPORTED": Status.UNSUPPORTED, "EMBER_MISSING_KEY": Status.MISSING_KEY, "EMBER_MISSING_TENSOR": Status.MISSING_TENSOR, "EMBER_SHAPE_MISMATCH": Status.SHAPE_MISMATCH, "EMBER_INVALID_MODEL": Status.INVALID_MODEL, "EMBER_OUT_OF_MEMORY": Status.OUT_OF_MEMORY, "EMBER_CONTEXT_FULL": Status.CONTEXT_FULL, "EMBER_INVALID_TOKEN": Status.INVALID_TOKEN, "EMBER_NO_TOKENS": Status.NO_TOKENS, "EMBER_BUFFER_TOO_SMALL": Status.BUFFER_TOO_SMALL, "EMBER_NOTHING_PENDING": Status.NOTHING_PENDING, "EMBER_DECODE_PENDING": Status.DECODE_PENDING, "EMBER_NO_DEVICE": Status.NO_DEVICE, "EMBER_DEVICE_LOST": Status.DEVICE_LOST, "EMBER_NUMERIC": Status.NUMERIC, "EMBER_DEVICE_ERROR": Status.DEVICE_ERROR, "EMBER_INTERNAL": Status.INTERNAL, "EMBER_FORKED": Status.FORKED, "EMBER_GRAMMAR": Status.GRAMMAR, "EMBER_TEMPLATE_FAILED": Status.TEMPLATE_FAILED, "EMBER_NOT_STATE": Status.NOT_STATE, "EMBER_STATE_VERSION": Status.STATE_VERSION, "EMBER_STATE_FOREIGN": Status.STATE_FOREIGN, "EMBER_STATE_CHECKSUM": Status.STATE_CHECKSUM, "EMBER_LOG_ERROR": LogLevel.ERROR, "EMBER_LOG_WARN": LogLevel.WARN, "EMBER_LOG_INFO": LogLevel.INFO, "EMBER_LOG_DEBUG": LogLevel.DEBUG, "EMBER_DEVICE_CPU": DeviceKind.CPU, "EMBER_DEVICE_CUDA": DeviceKind.CUDA, "EMBER_CAN_CPU": Capability.CPU, "EMBER_CAN_CUDA": Capability.CUDA, "EMBER_CAN_GGUF": Capability.GGUF, "EMBER_CAN_SAFETENSORS": Capability.SAFETENSORS, "EMBER_CAN_CPU_KV_F16": Capability.CPU_KV_F16, "EMBER_CAN_CPU_KV_F32": Capability.CPU_KV_F32, "EMBER_CAN_CPU_KV_Q8_0": Capability.CPU_KV_Q8_0, "EMBER_CAN_CUDA_KV_F16": Capability.CUDA_KV_F16, "EMBER_CAN_CUDA_KV_F32": Capability.CUDA_KV_F32, "EMBER_CAN_CUDA_KV_Q8_0": Capability.CUDA_KV_Q8_0, "EMBER_SOURCE_BORROW": SourceFlags.BORROW, "EMBER_KV_DEFAULT": KvType.DEFAULT, "EMBER_KV_F16": KvType.F16, "EMBER_KV_F32": KvType.F32, "EMBER_KV_Q8_0": KvType.Q8_0, "EMBER_STATE_EVERYTHING": StateKind.EVERYTHING, "EMBER_STATE_TOKENS": StateKind.TOKENS, "EMBER_GRAMMAR_NONE": GrammarKind.NONE, "EMBER_GRAMMAR_JSON_SCHEMA": GrammarKind.JSON_SCHEMA, "EMBER_GRAMMAR_REGEX": GrammarKind.REGEX, "EMBER_GRAMMAR_LARK": GrammarKind.LARK, "EMBER_GRAMMAR_GBNF": GrammarKind.GBNF, "EMBER_JSON_SPACED": JsonSpacing.SPACED, "EMBER_JSON_COMPACT": JsonSpacing.COMPACT, "EMBER_JSON_FREE": JsonSpacing.FREE, "EMBER_WEIGHTS_KEEP": Weights.KEEP, "EMBER_WEIGHTS_Q8_0": Weights.Q8_0, "EMBER_WEIGHTS_Q4_K": Weights.Q4_K, "EMBER_WEIGHTS_Q6_K": Weights.Q6_K, "EMBER_WEIGHTS_Q4_K_M": Weights.Q4_K_M, "EMBER_FILES_MAPPED": Files.MAPPED, "EMBER_FILES_READ": Files.READ, "EMBER_WORK_EMBED": Work.EMBED, "EMBER_WORK_NORM": Work.NORM, "EMBER_WORK_QKV": Work.QKV, "EMBER_WORK_ATTENTION": Work.ATTENTION, "EMBER_WORK_OUTPUT": Work.OUTPUT, "EMBER_WORK_GATE_UP": Work.GATE_UP, "EMBER_WORK_DOWN": Work.DOWN, "EMBER_WORK_HEAD": Work.HEAD, "EMBER_WORK_SAMPLE": Work.SAMPLE, "EMBER_TOKENIZE_CONTINUE": TokenizeFlags.CONTINUE, "EMBER_TOKENIZE_SPECIAL": TokenizeFlags.SPECIAL, "EMBER_DETOKENIZE_SKIP_SPECIAL": DetokenizeFlags.SKIP_SPECIAL, "EMBER_DETOKENIZE_CONTINUE": DetokenizeFlags.CONTINUE, "EMBER_TEXT_STREAM_SKIP_SPECIAL": TextStreamFlags.SKIP_SPECIAL, "EMBER_GENERATE_SHOW_SPECIAL": GenerateFlags.SHOW_SPECIAL, "EMBER_GENERATE_IGNORE_END": GenerateFlags.IGNORE_END, "EMBER_GENERATE_NEW_TEXT": GenerateFlags.NEW_TEXT, "EMBER_END_LIMIT": GenerateEnd.LIMIT, "EMBER_END_TOKEN": GenerateEnd.TOKEN, "EMBER_END_STOP": GenerateEnd.STOP, "EMBER_END_CALLBACK": GenerateEnd.CALLBACK, "EMBER_END_INTERRUPTED": GenerateEnd.INTERRUPTED, "EMBER_END_CONTEXT_FULL": GenerateEnd.CONTEXT_FULL}
-STRUCTS: tuple[type[Structure], ...] = (ember_error, ember_device, ember_model_options, ember_model_details, ember_model_source, ember_logit_bias, ember_dry_breaker, ember_sampling_options, ember_session_options, ember_session_details, ember_save_options, ember_restore_options, ember_state_details, ember_grammar_options, ember_estimate, ember_profile_entry, ember_tokenize_options, ember_tokenizer_details, ember_stop, ember_text_stream_options, ember_text_stream_details, ember_generate_options, ember_generate_details, ember_chat_options)
+NUMBERS: dict[str, int] = {"EMBER_OK": Status.OK, "EMBER_PENDING": Status.PENDING, "EMBER_INVALID_ARGUMENT": Status.INVALID_ARGUMENT, "EMBER_NULL_POINTER": Status.NULL_POINTER, "EMBER_INVALID_HANDLE": Status.INVALID_HANDLE, "EMBER_INVALID_UTF8": Status.INVALID_UTF8, "EMBER_BUSY": Status.BUSY, "EMBER_CANCELLED": Status.CANCELLED, "EMBER_INTERRUPTED": Status.INTERRUPTED, "EMBER_FILE_NOT_FOUND": Status.FILE_NOT_FOUND, "EMBER_NOT_A_FILE": Status.NOT_A_FILE, "EMBER_FILE_EMPTY": Status.FILE_EMPTY, "EMBER_IO": Status.IO, "EMBER_NOT_GGUF": Status.NOT_GGUF, "EMBER_FILE_TRUNCATED": Status.FILE_TRUNCATED, "EMBER_FILE_CORRUPT": Status.FILE_CORRUPT, "EMBER_UNSUPPORTED": Status.UNSUPPORTED, "EMBER_MISSING_KEY": Status.MISSING_KEY, "EMBER_MISSING_TENSOR": Status.MISSING_TENSOR, "EMBER_SHAPE_MISMATCH": Status.SHAPE_MISMATCH, "EMBER_INVALID_MODEL": Status.INVALID_MODEL, "EMBER_OUT_OF_MEMORY": Status.OUT_OF_MEMORY, "EMBER_CONTEXT_FULL": Status.CONTEXT_FULL, "EMBER_INVALID_TOKEN": Status.INVALID_TOKEN, "EMBER_NO_TOKENS": Status.NO_TOKENS, "EMBER_BUFFER_TOO_SMALL": Status.BUFFER_TOO_SMALL, "EMBER_NOTHING_PENDING": Status.NOTHING_PENDING, "EMBER_DECODE_PENDING": Status.DECODE_PENDING, "EMBER_NO_DEVICE": Status.NO_DEVICE, "EMBER_DEVICE_LOST": Status.DEVICE_LOST, "EMBER_NUMERIC": Status.NUMERIC, "EMBER_DEVICE_ERROR": Status.DEVICE_ERROR, "EMBER_INTERNAL": Status.INTERNAL, "EMBER_FORKED": Status.FORKED, "EMBER_GRAMMAR": Status.GRAMMAR, "EMBER_TEMPLATE_FAILED": Status.TEMPLATE_FAILED, "EMBER_NOT_STATE": Status.NOT_STATE, "EMBER_STATE_VERSION": Status.STATE_VERSION, "EMBER_STATE_FOREIGN": Status.STATE_FOREIGN, "EMBER_STATE_CHECKSUM": Status.STATE_CHECKSUM, "EMBER_LOG_ERROR": LogLevel.ERROR, "EMBER_LOG_WARN": LogLevel.WARN, "EMBER_LOG_INFO": LogLevel.INFO, "EMBER_LOG_DEBUG": LogLevel.DEBUG, "EMBER_DEVICE_CPU": DeviceKind.CPU, "EMBER_DEVICE_CUDA": DeviceKind.CUDA, "EMBER_CAN_CPU": Capability.CPU, "EMBER_CAN_CUDA": Capability.CUDA, "EMBER_CAN_GGUF": Capability.GGUF, "EMBER_CAN_SAFETENSORS": Capability.SAFETENSORS, "EMBER_CAN_CPU_KV_F16": Capability.CPU_KV_F16, "EMBER_CAN_CPU_KV_F32": Capability.CPU_KV_F32, "EMBER_CAN_CPU_KV_Q8_0": Capability.CPU_KV_Q8_0, "EMBER_CAN_CUDA_KV_F16": Capability.CUDA_KV_F16, "EMBER_CAN_CUDA_KV_F32": Capability.CUDA_KV_F32, "EMBER_CAN_CUDA_KV_Q8_0": Capability.CUDA_KV_Q8_0, "EMBER_SOURCE_BORROW": SourceFlags.BORROW, "EMBER_KV_DEFAULT": KvType.DEFAULT, "EMBER_KV_F16": KvType.F16, "EMBER_KV_F32": KvType.F32, "EMBER_KV_Q8_0": KvType.Q8_0, "EMBER_STATE_EVERYTHING": StateKind.EVERYTHING, "EMBER_STATE_TOKENS": StateKind.TOKENS, "EMBER_GRAMMAR_NONE": GrammarKind.NONE, "EMBER_GRAMMAR_JSON_SCHEMA": GrammarKind.JSON_SCHEMA, "EMBER_GRAMMAR_REGEX": GrammarKind.REGEX, "EMBER_GRAMMAR_LARK": GrammarKind.LARK, "EMBER_GRAMMAR_GBNF": GrammarKind.GBNF, "EMBER_JSON_SPACED": JsonSpacing.SPACED, "EMBER_JSON_COMPACT": JsonSpacing.COMPACT, "EMBER_JSON_FREE": JsonSpacing.FREE, "EMBER_WEIGHTS_KEEP": Weights.KEEP, "EMBER_WEIGHTS_Q8_0": Weights.Q8_0, "EMBER_WEIGHTS_Q4_K": Weights.Q4_K, "EMBER_WEIGHTS_Q6_K": Weights.Q6_K, "EMBER_WEIGHTS_Q4_K_M": Weights.Q4_K_M, "EMBER_FILES_MAPPED": Files.MAPPED, "EMBER_FILES_READ": Files.READ, "EMBER_WORK_EMBED": Work.EMBED, "EMBER_WORK_NORM": Work.NORM, "EMBER_WORK_QKV": Work.QKV, "EMBER_WORK_ATTENTION": Work.ATTENTION, "EMBER_WORK_OUTPUT": Work.OUTPUT, "EMBER_WORK_GATE_UP": Work.GATE_UP, "EMBER_WORK_DOWN": Work.DOWN, "EMBER_WORK_HEAD": Work.HEAD, "EMBER_WORK_SAMPLE": Work.SAMPLE, "EMBER_TOKENIZE_CONTINUE": TokenizeFlags.CONTINUE, "EMBER_TOKENIZE_SPECIAL": TokenizeFlags.SPECIAL, "EMBER_DETOKENIZE_SKIP_SPECIAL": DetokenizeFlags.SKIP_SPECIAL, "EMBER_DETOKENIZE_CONTINUE": DetokenizeFlags.CONTINUE, "EMBER_TEXT_STREAM_SKIP_SPECIAL": TextStreamFlags.SKIP_SPECIAL, "EMBER_GENERATE_SHOW_SPECIAL": GenerateFlags.SHOW_SPECIAL, "EMBER_GENERATE_IGNORE_END": GenerateFlags.IGNORE_END, "EMBER_GENERATE_NEW_TEXT": GenerateFlags.NEW_TEXT, "EMBER_NEXT_NO_WAIT": NextFlags.NO_WAIT, "EMBER_TOKEN_ENDS": TokenFlags.ENDS, "EMBER_TOKEN_FORCED": TokenFlags.FORCED, "EMBER_TOKEN_HAS_LOGPROB": TokenFlags.HAS_LOGPROB, "EMBER_MODEL_NEVER_WAIT": ModelFlags.NEVER_WAIT, "EMBER_END_LIMIT": GenerateEnd.LIMIT, "EMBER_END_TOKEN": GenerateEnd.TOKEN, "EMBER_END_STOP": GenerateEnd.STOP, "EMBER_END_CALLBACK": GenerateEnd.CALLBACK, "EMBER_END_INTERRUPTED": GenerateEnd.INTERRUPTED, "EMBER_END_CONTEXT_FULL": GenerateEnd.CONTEXT_FULL}
+STRUCTS: tuple[type[Structure], ...] = (ember_error, ember_device, ember_model_options, ember_model_details, ember_model_source, ember_logit_bias, ember_dry_breaker, ember_sampling_options, ember_session_options, ember_session_details, ember_token, ember_save_options, ember_restore_options, ember_state_details, ember_grammar_options, ember_estimate, ember_profile_entry, ember_tokenize_options, ember_tokenizer_details, ember_stop, ember_text_stream_options, ember_text_stream_details, ember_generate_options, ember_generate_details, ember_chat_options)
 
 
 def declare(library: Any) -> None:
@@ -544,6 +581,8 @@ def declare(library: Any) -> None:
     library.ember_session_create.argtypes = [c_void_p, POINTER(ember_session_options), POINTER(c_void_p), POINTER(ember_error)]
     library.ember_session_info.restype = c_int32
     library.ember_session_info.argtypes = [c_void_p, POINTER(ember_session_details), POINTER(ember_error)]
+    library.ember_session_model.restype = c_int32
+    library.ember_session_model.argtypes = [c_void_p, POINTER(c_void_p), POINTER(ember_error)]
     library.ember_session_position.restype = c_int32
     library.ember_session_position.argtypes = [c_void_p, POINTER(c_size_t), POINTER(ember_error)]
     library.ember_session_rewind.restype = c_int32
@@ -562,6 +601,24 @@ def declare(library: Any) -> None:
     library.ember_session_tokens.argtypes = [c_void_p, c_size_t, POINTER(c_uint32), c_size_t, POINTER(c_size_t), POINTER(ember_error)]
     library.ember_session_sync.restype = c_int32
     library.ember_session_sync.argtypes = [c_void_p, POINTER(c_uint32), c_size_t, POINTER(c_size_t), POINTER(ember_error)]
+    library.ember_event_create.restype = c_int32
+    library.ember_event_create.argtypes = [POINTER(c_void_p), POINTER(ember_error)]
+    library.ember_event_handle.restype = c_int32
+    library.ember_event_handle.argtypes = [c_void_p, POINTER(c_int64), POINTER(ember_error)]
+    library.ember_event_clear.restype = c_int32
+    library.ember_event_clear.argtypes = [c_void_p, POINTER(ember_error)]
+    library.ember_event_free.restype = c_int32
+    library.ember_event_free.argtypes = [c_void_p]
+    library.ember_session_set_event.restype = c_int32
+    library.ember_session_set_event.argtypes = [c_void_p, c_void_p, POINTER(ember_error)]
+    library.ember_model_load_start.restype = c_int32
+    library.ember_model_load_start.argtypes = [c_char_p, c_size_t, POINTER(ember_model_options), c_void_p, POINTER(c_void_p), POINTER(ember_error)]
+    library.ember_load_poll.restype = c_int32
+    library.ember_load_poll.argtypes = [c_void_p, POINTER(c_float), POINTER(c_void_p), POINTER(ember_error)]
+    library.ember_load_cancel.restype = c_int32
+    library.ember_load_cancel.argtypes = [c_void_p]
+    library.ember_load_free.restype = c_int32
+    library.ember_load_free.argtypes = [c_void_p]
     library.ember_prefill.restype = c_int32
     library.ember_prefill.argtypes = [c_void_p, POINTER(c_uint32), c_size_t, POINTER(ember_error)]
     library.ember_prefill_start.restype = c_int32
@@ -569,15 +626,17 @@ def declare(library: Any) -> None:
     library.ember_prefill_poll.restype = c_int32
     library.ember_prefill_poll.argtypes = [c_void_p, POINTER(c_size_t), POINTER(ember_error)]
     library.ember_decode.restype = c_int32
-    library.ember_decode.argtypes = [c_void_p, POINTER(c_uint32), POINTER(ember_error)]
+    library.ember_decode.argtypes = [c_void_p, POINTER(ember_token), POINTER(ember_error)]
     library.ember_decode_start.restype = c_int32
     library.ember_decode_start.argtypes = [c_void_p, POINTER(ember_error)]
     library.ember_decode_start_n.restype = c_int32
     library.ember_decode_start_n.argtypes = [c_void_p, c_size_t, POINTER(ember_error)]
     library.ember_decode_poll.restype = c_int32
-    library.ember_decode_poll.argtypes = [c_void_p, POINTER(c_uint32), POINTER(ember_error)]
+    library.ember_decode_poll.argtypes = [c_void_p, POINTER(ember_token), POINTER(ember_error)]
     library.ember_decode_batch.restype = c_int32
-    library.ember_decode_batch.argtypes = [POINTER(c_void_p), c_size_t, POINTER(c_uint32), POINTER(ember_error)]
+    library.ember_decode_batch.argtypes = [POINTER(c_void_p), c_size_t, POINTER(ember_token), POINTER(ember_error)]
+    library.ember_decode_batch_start.restype = c_int32
+    library.ember_decode_batch_start.argtypes = [POINTER(c_void_p), c_size_t, POINTER(ember_error)]
     library.ember_session_save.restype = c_int32
     library.ember_session_save.argtypes = [c_void_p, c_char_p, c_size_t, POINTER(ember_save_options), POINTER(ember_error)]
     library.ember_session_save_to.restype = c_int32
@@ -630,6 +689,12 @@ def declare(library: Any) -> None:
     library.ember_text_stream_free.argtypes = [c_void_p]
     library.ember_generate.restype = c_int32
     library.ember_generate.argtypes = [c_void_p, POINTER(ember_generate_options), POINTER(ember_generate_details), POINTER(ember_error)]
+    library.ember_generate_start.restype = c_int32
+    library.ember_generate_start.argtypes = [c_void_p, POINTER(ember_generate_options), POINTER(ember_error)]
+    library.ember_generate_next.restype = c_int32
+    library.ember_generate_next.argtypes = [c_void_p, c_uint32, c_char_p, c_size_t, POINTER(c_size_t), POINTER(ember_token), POINTER(ember_error)]
+    library.ember_generate_finish.restype = c_int32
+    library.ember_generate_finish.argtypes = [c_void_p, POINTER(ember_generate_details), POINTER(ember_error)]
     library.ember_chat_format.restype = c_int32
     library.ember_chat_format.argtypes = [c_void_p, c_char_p, c_size_t, POINTER(ember_chat_options), c_char_p, c_size_t, POINTER(c_size_t), POINTER(ember_error)]
     library.ember_chat_tokenize.restype = c_int32

@@ -194,6 +194,48 @@ class Logprobs:
     logprobs: list[float]
 
 
+@dataclass(frozen=True)
+class Token:
+    """A token that was decoded."""
+
+    id: int
+    ends: bool
+    """It ends an answer."""
+    forced: bool
+    """The grammar allowed no other."""
+    logprob: float | None
+    """Natural logarithm of its probability, if Sampling.logprobs asks for it."""
+    status: int = _abi.Status.OK
+    """Of a batch, what its session has come to."""
+
+    @staticmethod
+    def _of(c: Any) -> Token:
+        flags = _abi.TokenFlags
+        logprob = c.logprob if c.flags & flags.HAS_LOGPROB else None
+        return Token(c.id, bool(c.flags & flags.ENDS), bool(c.flags & flags.FORCED), logprob, c.status)
+
+
+def _generate_options(
+    prompt: Sequence[int], limit: int, stops: Sequence[str], show_special: bool, ignore_end: bool, new_text: bool
+) -> Any:
+    options = sized(_abi.ember_generate_options)
+    options.flags = (
+        (_abi.GenerateFlags.SHOW_SPECIAL if show_special else 0)
+        | (_abi.GenerateFlags.IGNORE_END if ignore_end else 0)
+        | (_abi.GenerateFlags.NEW_TEXT if new_text else 0)
+    )
+    options.prompt, options.prompt_count, options.limit = _tokens(prompt), len(prompt), limit
+    options.stops, options.stop_count = _stops(stops), len(stops)
+    return options
+
+
+def _generated(out: Any, words: str) -> Generated:
+    end = _abi.GenerateEnd(out.end) if out.end in _abi.GenerateEnd._value2member_map_ else out.end
+    stop = None if out.stop == _abi.EMBER_NO_INDEX else out.stop
+    token = None if out.token == _abi.EMBER_NO_TOKEN else out.token
+    return Generated(words, end, stop, token, out.position, out.token_count)
+
+
 def _model_options(device: int, threads: int, weights: int, files: int) -> Any:
     c = sized(_abi.ember_model_options)
     c.device, c.threads, c.weights, c.files = device, threads, weights, files
@@ -249,7 +291,7 @@ class _Handle:
         self._finalizer = weakref.finalize(self, free, raw)
 
     def close(self) -> None:
-        """Frees it now. Raises Status.BUSY, and it lives on, if another thread is in a call with it."""
+        """Frees it now. A call with a session on another thread is interrupted."""
         if self._raw:
             check(self._free(self._raw))
             self._finalizer.detach()
@@ -264,6 +306,56 @@ class _Handle:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class Event(_Handle):
+    """Something that an event loop can wait for: `loop.add_reader(event.fileno(), ...)`. See Session.set_event and Load."""
+
+    def __init__(self) -> None:
+        raw = ctypes.c_void_p()
+        call(lib.ember_event_create, ctypes.byref(raw))
+        self._own(raw.value or 0, lib.ember_event_free)
+
+    def __enter__(self) -> Event:
+        return self
+
+    def fileno(self) -> int:
+        """A file descriptor that can be read while the event is set; on Windows a HANDLE. It stays the library's."""
+        handle = ctypes.c_int64()
+        call(lib.ember_event_handle, self._raw, ctypes.byref(handle))
+        return handle.value
+
+    def clear(self) -> None:
+        call(lib.ember_event_clear, self._raw)
+
+
+class Load(_Handle):
+    """A load in the background. close() waits for a load that is still running, which it cancels."""
+
+    def __init__(
+        self, path: Path, *, device: int = 0, threads: int = 0, weights: int = _abi.Weights.KEEP, files: int = _abi.Files.MAPPED,
+        event: Event | None = None,
+    ) -> None:  # fmt: skip
+        """`event` is set at the end."""
+        encoded, options, raw = _encode(path), _model_options(device, threads, weights, files), ctypes.c_void_p()
+        other = event._raw if event is not None else None
+        call(lib.ember_model_load_start, encoded, len(encoded), ctypes.byref(options), other, ctypes.byref(raw))
+        self.fraction = 0.0
+        self._own(raw.value or 0, lib.ember_load_free)
+
+    def __enter__(self) -> Load:
+        return self
+
+    def poll(self) -> Model | None:
+        """The model, once, or None while the load is running. Raises what Model raises. Never blocks. `fraction` tells how far it is."""
+        raw, fraction = ctypes.c_void_p(), ctypes.c_float()
+        status = call(lib.ember_load_poll, self._raw, ctypes.byref(fraction), ctypes.byref(raw))
+        self.fraction = fraction.value
+        return None if status == _abi.Status.PENDING else Model._of(raw.value or 0)
+
+    def cancel(self) -> None:
+        """Has it end soon with Status.CANCELLED."""
+        check(lib.ember_load_cancel(self._raw))
 
 
 class Model(_Handle):
@@ -292,7 +384,12 @@ class Model(_Handle):
         raw = ctypes.c_void_p()
         keeper.call(function, *arguments, ctypes.byref(options), ctypes.byref(raw))
         self._own(raw.value or 0, lib.ember_model_free)
-        self._n_vocab: int = self.info()["vocab_size"]
+
+    @classmethod
+    def _of(cls, raw: int) -> Model:
+        model = cls.__new__(cls)
+        model._own(raw, lib.ember_model_free)
+        return model
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, *, device: int = 0, threads: int = 0, weights: int = 0,
@@ -520,9 +617,23 @@ class Session(_Handle):
 
     def decode(self) -> int:
         """The next token."""
-        token = ctypes.c_uint32()
+        return self.decode_token().id
+
+    def decode_token(self) -> Token:
+        """The next token, with what is known of it."""
+        token = sized(_abi.ember_token)
         call(lib.ember_decode, self._raw, ctypes.byref(token))
-        return token.value
+        return Token._of(token)
+
+    def set_event(self, event: Event | None) -> None:
+        """Has the session set an event whenever a poll may find something new; None ends that."""
+        call(lib.ember_session_set_event, self._raw, event._raw if event is not None else None)
+
+    def model(self) -> Model:
+        """The session's model, also if the object that it was made of is closed."""
+        raw = ctypes.c_void_p()
+        call(lib.ember_session_model, self._raw, ctypes.byref(raw))
+        return Model._of(raw.value or 0)
 
     def decode_start(self, count: int = 1) -> None:
         """Starts decodes and returns at once."""
@@ -533,9 +644,9 @@ class Session(_Handle):
 
     def decode_poll(self) -> int | None:
         """The next token of the started decodes, or None if it is not there yet. Never blocks."""
-        token = ctypes.c_uint32()
+        token = sized(_abi.ember_token)
         status = call(lib.ember_decode_poll, self._raw, ctypes.byref(token))
-        return None if status == _abi.Status.PENDING else token.value
+        return None if status == _abi.Status.PENDING else int(token.id)
 
     def generate(
         self, prompt: Sequence[int] = (), *, limit: int = 0, stops: Sequence[str] = (), show_special: bool = False,
@@ -552,44 +663,65 @@ class Session(_Handle):
 
             return guard(take)
 
-        options = sized(_abi.ember_generate_options)
-        options.flags = (
-            (_abi.GenerateFlags.SHOW_SPECIAL if show_special else 0)
-            | (_abi.GenerateFlags.IGNORE_END if ignore_end else 0)
-            | (_abi.GenerateFlags.NEW_TEXT if new_text else 0)
-        )
-        options.prompt, options.prompt_count, options.limit = _tokens(prompt), len(prompt), limit
-        options.stops, options.stop_count = _stops(stops), len(stops)
+        options = _generate_options(prompt, limit, stops, show_special, ignore_end, new_text)
         options.piece = callback = _abi.ember_piece_fn(piece)
         out = sized(_abi.ember_generate_details)
         guard.call(lib.ember_generate, self._raw, ctypes.byref(options), ctypes.byref(out))
         del callback
-        end = _abi.GenerateEnd(out.end) if out.end in _abi.GenerateEnd._value2member_map_ else out.end
-        stop = None if out.stop == _abi.EMBER_NO_INDEX else out.stop
-        token = None if out.token == _abi.EMBER_NO_TOKEN else out.token
-        return Generated("".join(pieces), end, stop, token, out.position, out.token_count)
+        return _generated(out, "".join(pieces))
+
+    def generate_start(
+        self, prompt: Sequence[int] = (), *, limit: int = 0, stops: Sequence[str] = (), show_special: bool = False,
+        ignore_end: bool = False, new_text: bool = False,
+    ) -> None:  # fmt: skip
+        """Starts what generate does; generate_next returns the text piece by piece, generate_finish ends it."""
+        options = _generate_options(prompt, limit, stops, show_special, ignore_end, new_text)
+        call(lib.ember_generate_start, self._raw, ctypes.byref(options))
+
+    def generate_next(self, *, wait: bool = True) -> tuple[str, Token | None] | None:
+        """The next piece and its token, which is None with the last piece; without `wait`, None if it is not there yet."""
+        token, room, length = sized(_abi.ember_token), 64, ctypes.c_size_t()
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            try:
+                status = call(lib.ember_generate_next, self._raw, 0 if wait else _abi.NextFlags.NO_WAIT, buffer, room,
+                              ctypes.byref(length), ctypes.byref(token))  # fmt: skip
+            except EmberError as error:
+                if error.status != _abi.Status.BUFFER_TOO_SMALL or length.value <= room:
+                    raise
+                room = length.value
+                continue
+            if status == _abi.Status.PENDING:
+                return None
+            return buffer.raw[: length.value].decode(), None if token.id == _abi.EMBER_NO_TOKEN else Token._of(token)
+
+    def generate_finish(self) -> Generated:
+        """Ends a generation that was started, at any time. `text` of the result is empty."""
+        out = sized(_abi.ember_generate_details)
+        call(lib.ember_generate_finish, self._raw, ctypes.byref(out))
+        return _generated(out, "")
 
     def stream(self, prompt: Sequence[int] = (), *, limit: int | None = None, stops: Sequence[str] = (), show_special: bool = False,
                ignore_end: bool = False) -> Iterator[str]:  # fmt: skip
         """The text of generate as an iterator over its pieces. The next token is made when the next piece is asked for."""
-        if prompt:
-            self.prefill(prompt)
-        with self._model.text_stream(stops=stops, skip_special=not show_special) as words:
-            made = 0
-            while (limit is None or made < limit) and not words.stopped:
-                try:
-                    token = self.decode()
-                except EmberError as error:
-                    if error.status == _abi.Status.CONTEXT_FULL:
-                        break
-                    raise
-                made += 1
-                if not ignore_end and self._model.is_end(token):
+        if limit == 0:
+            if prompt:
+                self.prefill(prompt)
+            return
+        self.generate_start(prompt, limit=limit or 0, stops=stops, show_special=show_special, ignore_end=ignore_end, new_text=True)
+        try:
+            while (piece := self.generate_next()) is not None:
+                if piece[0]:
+                    yield piece[0]
+                if piece[1] is None:
                     break
-                if piece := words.push([token]):
-                    yield piece
-            if rest := words.finish():
-                yield rest
+        finally:
+            try:
+                self.generate_finish()
+            except EmberError as error:
+                # It was closed or rewound meanwhile.
+                if error.status not in (_abi.Status.INVALID_HANDLE, _abi.Status.NOTHING_PENDING):
+                    raise
 
     def chat(self, messages: Sequence[Message] | str, *, limit: int = 0, stops: Sequence[str] = (),
              on_text: Callable[[str, int], bool | None] | None = None, **options: Any) -> Generated:  # fmt: skip
@@ -599,7 +731,7 @@ class Session(_Handle):
 
     def logits(self) -> array[float]:
         """The logits that the next decode will choose by; numpy.frombuffer takes them as they are."""
-        out = array("f", bytes(4 * self._model._n_vocab))
+        out = array("f", bytes(4 * self.info()["vocab_size"]))
         address, count = out.buffer_info()
         call(lib.ember_session_logits, self._raw, ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), count)
         return out
@@ -684,12 +816,34 @@ class Session(_Handle):
         return [_facts(entry) for entry in entries[: count.value]]
 
 
+def _raws(sessions: Sequence[Session]) -> Any:
+    return (ctypes.c_void_p * len(sessions))(*(session._raw for session in sessions))
+
+
 def decode_batch(sessions: Sequence[Session]) -> list[int]:
-    """The next token of each session, in one pass over the weights: 1 to 32 different sessions of one model."""
-    raw = (ctypes.c_void_p * len(sessions))(*(session._raw for session in sessions))
-    tokens = (ctypes.c_uint32 * len(sessions))()
-    call(lib.ember_decode_batch, raw, len(sessions), tokens)
-    return list(tokens)
+    """The next token of each session, in one pass over the weights: different sessions of one model. The first error of a session is
+    raised, whatever the others have decoded."""
+    tokens = (_abi.ember_token * max(len(sessions), 1))()
+    tokens[0].struct_size = ctypes.sizeof(_abi.ember_token)
+    call(lib.ember_decode_batch, _raws(sessions), len(sessions), tokens)
+    return [token.id for token in tokens]
+
+
+def decode_each(sessions: Sequence[Session]) -> list[Token]:
+    """The same; a session that fails has its error in `status`, and the others go on."""
+    tokens = (_abi.ember_token * max(len(sessions), 1))()
+    tokens[0].struct_size, tokens[0].id = ctypes.sizeof(_abi.ember_token), _abi.EMBER_NO_TOKEN
+    try:
+        call(lib.ember_decode_batch, _raws(sessions), len(sessions), tokens)
+    except EmberError:
+        if all(token.status == _abi.Status.OK for token in tokens):
+            raise
+    return [Token._of(token) for token in tokens]
+
+
+def decode_batch_start(sessions: Sequence[Session]) -> None:
+    """Starts a decode of each in one pass; Session.decode_poll has the tokens."""
+    call(lib.ember_decode_batch_start, _raws(sessions), len(sessions))
 
 
 class TextStream(_Handle):

@@ -9,6 +9,7 @@ import ctypes
 import gc
 import io
 import os
+import select
 import tempfile
 import threading
 import time
@@ -298,11 +299,10 @@ class Lives(Case):
             seen: list[Status] = []
 
             def other() -> None:
-                for call in (session.decode, session.close):
-                    try:
-                        call()
-                    except EmberError as error:
-                        seen.append(error.status)
+                try:
+                    session.decode()
+                except EmberError as error:
+                    seen.append(error.status)
 
             def on_text(text: str, token: int) -> None:
                 thread = threading.Thread(target=other)
@@ -310,7 +310,49 @@ class Lives(Case):
                 thread.join()
 
             session.generate(self.prompt, limit=2, on_text=on_text)
-            self.assertEqual(seen, [Status.BUSY] * 4)
+            self.assertEqual(seen, [Status.BUSY] * 2)
+
+    def test_started(self) -> None:
+        with emberlm.Event() as event, emberlm.Load(os.environ["EMBERLM_MODEL"], event=event) as load:
+            model = load.poll()
+            while model is None:
+                select.select([event.fileno()], [], [], 60)
+                event.clear()
+                model = load.poll()
+            self.assertEqual(load.fraction, 1)
+            self.assert_status(Status.NOTHING_PENDING, load.poll)
+            load.cancel()
+            with model.session() as session, model.session() as other, model.session() as empty:
+                session.set_event(event)
+                want = other.generate(self.prompt, limit=8)
+                for wait in (True, False):
+                    session.rewind(0)
+                    session.generate_start(self.prompt, limit=8)
+                    self.assert_status(Status.DECODE_PENDING, session.decode)
+                    text, token = "", emberlm.Token(0, False, False, None)
+                    while token is not None:
+                        event.clear()
+                        piece = session.generate_next(wait=wait)
+                        if piece is None:
+                            select.select([event.fileno()], [], [], 60)
+                            continue
+                        text, token = text + piece[0], piece[1]
+                    made = session.generate_finish()
+                    self.assertEqual((text, made.end, made.token), (want.text, want.end, want.token))
+                emberlm.decode_batch_start([session, other])
+                made = [session.decode_poll(), other.decode_poll()]
+                while None in made:
+                    made = [old if old is not None else s.decode_poll() for old, s in zip(made, (session, other))]
+                self.assertEqual(made[0], made[1])
+                each = emberlm.decode_each([session, empty])
+                self.assertEqual((each[0].id, each[1].status), (other.decode(), Status.NO_TOKENS))
+                self.assert_status(Status.NO_TOKENS, emberlm.decode_batch, [empty])
+                session.set_sampling(Sampling(logprobs=1))
+                token = session.decode_token()
+                self.assertEqual(token.logprob, session.logprobs().chosen)
+                model.close()
+                self.assertEqual(session.model().info()["vocab_size"], session.info()["vocab_size"])
+                self.assertEqual(len(session.logits()), session.info()["vocab_size"])
 
     def test_interrupt(self) -> None:
         with self.model.session() as session:
