@@ -26,6 +26,7 @@ int main(int argc, char **argv)
     ember_session *session = NULL, *freed;
     ember_model_options options;
     ember_session_options small;
+    ember_sampling_options sampling;
     uint32_t tokens[5] = {1, 2, 3, 4, 5}, unknown = 4000000000u;
     ember_token token;
     float logits[4];
@@ -55,10 +56,13 @@ int main(int argc, char **argv)
     token.struct_size = sizeof token;
     small.struct_size = sizeof small;
     small.context = 4;
-    small.top_p = 2;
+    memset(&sampling, 0, sizeof sampling);
+    sampling.struct_size = sizeof sampling;
+    sampling.top_p = 2;
+    small.sampling = &sampling;
     expect("a probability of 2", EMBER_INVALID_ARGUMENT,
            ember_session_create(model, &small, &session, &err));
-    small.top_p = 0;
+    sampling.top_p = 0;
     expect("a session of 4 tokens", EMBER_OK, ember_session_create(model, &small, &session, &err));
     expect("freeing the model before it", EMBER_OK, ember_model_free(model));
     expect("freeing the model again", EMBER_INVALID_HANDLE, ember_model_free(model));

@@ -51,6 +51,7 @@ int main(int argc, char **argv)
     ember_model *model;
     ember_session *session;
     ember_session_options session_options = {0};
+    ember_sampling_options sampling = {0};
     ember_generate_options options = {0};
     ember_generate_details made;
 
@@ -61,9 +62,11 @@ int main(int argc, char **argv)
     if (argc == 3) prompt = argv[2];
     check(ember_model_load(argv[1], strlen(argv[1]), NULL, &model, &err));
     session_options.struct_size = sizeof session_options;
-    session_options.temperature = 0.8f;
-    session_options.top_p = 0.95f;
-    session_options.seed = 3;
+    sampling.struct_size = sizeof sampling;
+    sampling.temperature = 0.8f;
+    sampling.top_p = 0.95f;
+    sampling.seed = 3;
+    session_options.sampling = &sampling;
     check(ember_session_create(model, &session_options, &session, &err));
     check(ember_tokenize(model, prompt, strlen(prompt), 0, tokens, MAX_PROMPT, &count, &err));
 

@@ -56,10 +56,13 @@ int main(int argc, char **argv)
     ember_model *model;
     check(ember_model_load(argv[1], strlen(argv[1]), NULL, &model, &err));
 
+    ember_sampling_options sampling = {0};
     ember_session_options options = {0};
+    sampling.struct_size = sizeof sampling;
+    sampling.temperature = 0.8f;
+    sampling.seed = 4;
     options.struct_size = sizeof options;
-    options.temperature = 0.8f;
-    options.seed = 4;
+    options.sampling = &sampling;
     ember_session *session;
     check(ember_session_create(model, &options, &session, &err));
 

@@ -45,11 +45,15 @@ static void *run(void *argument)
     struct story *s = (struct story *)argument;
     ember_session *session = NULL;
     ember_session_options options;
+    ember_sampling_options sampling;
     memset(&options, 0, sizeof options);
     options.struct_size = sizeof options;
     options.context = 256;
-    options.temperature = 1.0f;
-    options.seed = s->seed;
+    memset(&sampling, 0, sizeof sampling);
+    sampling.struct_size = sizeof sampling;
+    sampling.temperature = 1.0f;
+    sampling.seed = s->seed;
+    options.sampling = &sampling;
     s->status = ember_session_create(s->model, &options, &session, &s->err);
     if (s->status == EMBER_OK) s->status = tell(s, session);
     ember_session_free(session); /* NULL is fine */

@@ -625,59 +625,6 @@ typedef uint32_t ember_files;
 #endif // __cplusplus
 
 /**
- * Kinds of work in a decode. Later versions may have more.
- */
-enum ember_work
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-    /**
-     * Looking up the token's embedding.
-     */
-    EMBER_WORK_EMBED = 0,
-    /**
-     * Norms, and encoding of what the products read.
-     */
-    EMBER_WORK_NORM = 1,
-    /**
-     * Queries, keys and values.
-     */
-    EMBER_WORK_QKV = 2,
-    /**
-     * Rope, appending to the KV cache, attention.
-     */
-    EMBER_WORK_ATTENTION = 3,
-    /**
-     * Output projection of attention.
-     */
-    EMBER_WORK_OUTPUT = 4,
-    /**
-     * The first products of the feed-forward, and the activation.
-     */
-    EMBER_WORK_GATE_UP = 5,
-    /**
-     * The last product of the feed-forward.
-     */
-    EMBER_WORK_DOWN = 6,
-    /**
-     * Final norm and logits.
-     */
-    EMBER_WORK_HEAD = 7,
-    /**
-     * Choosing the token.
-     */
-    EMBER_WORK_SAMPLE = 8,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum ember_work ember_work;
-#else
-typedef uint32_t ember_work;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-/**
  * Flags of `ember_tokenize`, to be or-ed. With none of them, the text is the start of a context,
  * and nothing in it has a special meaning.
  */
@@ -801,6 +748,31 @@ enum ember_next_flags
 typedef enum ember_next_flags ember_next_flags;
 #else
 typedef uint32_t ember_next_flags;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Kinds of structs that `next` of an option struct may point to. Later versions may have more.
+ */
+enum ember_chain_kind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * `ember_cuda_model_options`, behind `ember_model_options`.
+     */
+    EMBER_CHAIN_CUDA_MODEL = 1,
+    /**
+     * `ember_cuda_session_options`, behind `ember_session_options` and `ember_restore_options`.
+     */
+    EMBER_CHAIN_CUDA_SESSION = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_chain_kind ember_chain_kind;
+#else
+typedef uint32_t ember_chain_kind;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -1051,11 +1023,9 @@ typedef struct ember_model_options {
      */
     void *user;
     /**
-     * A `CUcontext` of yours on the device, which the library then shares instead of using the
-     * device's primary one; it must outlive the model and its sessions. NULL means the primary
-     * one. Only for GPUs: a CPU refuses it.
+     * NULL, or options of single devices: an `ember_cuda_model_options`.
      */
-    void *cuda_context;
+    const void *next;
     /**
      * A value of `enum ember_files`.
      */
@@ -1384,9 +1354,6 @@ typedef struct ember_sampling_options {
 
 /**
  * How to make a session. Zero in every field but `struct_size` means the default.
- *
- * `top_k`, `temperature`, `top_p`, `min_p` and `seed` are those of `ember_sampling_options`, which has
- * more of them and says in which order they work.
  */
 typedef struct ember_session_options {
     /**
@@ -1404,35 +1371,6 @@ typedef struct ember_session_options {
      */
     uint32_t kv_type;
     /**
-     * Keep only this many of the best tokens; 0 keeps all.
-     */
-    uint32_t top_k;
-    /**
-     * 0 always takes the best token (greedy); 1 follows the model's probabilities.
-     */
-    float temperature;
-    /**
-     * Keep the best tokens that reach this probability together; 0 and 1 keep all.
-     */
-    float top_p;
-    /**
-     * Keep tokens of at least this share of the best token's probability; 0 keeps all.
-     */
-    float min_p;
-    /**
-     * Must be 0.
-     */
-    uint32_t reserved;
-    /**
-     * Seed of the draws. 0 is a seed like any other.
-     */
-    uint64_t seed;
-    /**
-     * Priority of the session's work on a GPU: higher values run first. GPUs support few levels and use the nearest
-     * one. The CPU ignores it.
-     */
-    int32_t stream_priority;
-    /**
      * For models with recurrent layers (`qwen35`, `lfm2` and others): the most positions that a call after
      * `ember_session_rewind` evaluates again, at least 16. Copies of the state are kept that close together, on
      * a GPU at the end of started decodes. They take memory (`kv_bytes` of `ember_session_details`): up to
@@ -1441,9 +1379,13 @@ typedef struct ember_session_options {
      */
     uint32_t mark_interval;
     /**
-     * How tokens are chosen. If NULL, the five fields above are used; otherwise they must be 0.
+     * How tokens are chosen; NULL means the default, the most probable token.
      */
     const struct ember_sampling_options *sampling;
+    /**
+     * NULL, or options of single devices: an `ember_cuda_session_options`.
+     */
+    const void *next;
 } ember_session_options;
 
 /**
@@ -1543,13 +1485,13 @@ typedef struct ember_restore_options {
      */
     uint32_t kv_type;
     /**
-     * As in `ember_session_options`.
-     */
-    int32_t stream_priority;
-    /**
      * As in `ember_session_options`; it is not saved.
      */
     uint32_t mark_interval;
+    /**
+     * As in `ember_session_options`.
+     */
+    const void *next;
 } ember_restore_options;
 
 /**
@@ -1675,13 +1617,16 @@ typedef struct ember_estimate {
 } ember_estimate;
 
 /**
- * What one kind of work took in a decode. Its size and layout never change.
+ * What one kind of work took in a decode. Kinds are told apart by their names: `embed` (the token's embedding), `norm` (norms, and
+ * encoding of what the products read), `qkv` (queries, keys and values), `attention` (rope, appending to the KV cache,
+ * attention), `output` (its output projection), `gate_up` (the first products of the feed-forward, and the activation), `down` (its
+ * last product), `head` (final norm and logits) and `sample` (choosing the token). Later versions may have others.
  */
 typedef struct ember_profile_entry {
     /**
-     * A value of `enum ember_work`.
+     * `sizeof(ember_profile_entry)`, set by the caller in the first element of the array.
      */
-    uint32_t work;
+    uint32_t struct_size;
     /**
      * How often it was done, over all layers.
      */
@@ -1696,7 +1641,7 @@ typedef struct ember_profile_entry {
      */
     uint64_t bytes;
     /**
-     * A short name, for example `gate_up`, ended by a NUL.
+     * The kind of work, for example `gate_up`, ended by a NUL.
      */
     char name[16];
 } ember_profile_entry;
@@ -1962,6 +1907,56 @@ typedef struct ember_chat_options {
      */
     size_t reserved2;
 } ember_chat_options;
+
+/**
+ * How to load a model onto an NVIDIA GPU. Zero in every field but `struct_size` and `kind` means the default.
+ */
+typedef struct ember_cuda_model_options {
+    /**
+     * `sizeof(ember_cuda_model_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * `EMBER_CHAIN_CUDA_MODEL`.
+     */
+    uint32_t kind;
+    /**
+     * The next struct of the chain, or NULL.
+     */
+    const void *next;
+    /**
+     * A `CUcontext` of yours on the device, which the library then shares instead of using the
+     * device's primary one; it must outlive the model and its sessions. NULL means the primary
+     * one. A CPU refuses any other.
+     */
+    void *context;
+} ember_cuda_model_options;
+
+/**
+ * How to make a session on an NVIDIA GPU. Zero in every field but `struct_size` and `kind` means the default. A CPU ignores it.
+ */
+typedef struct ember_cuda_session_options {
+    /**
+     * `sizeof(ember_cuda_session_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * `EMBER_CHAIN_CUDA_SESSION`.
+     */
+    uint32_t kind;
+    /**
+     * The next struct of the chain, or NULL.
+     */
+    const void *next;
+    /**
+     * Priority of the session's work: higher values run first. GPUs support few levels and use the nearest one.
+     */
+    int32_t stream_priority;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} ember_cuda_session_options;
 
 #ifdef __cplusplus
 extern "C" {
@@ -2721,7 +2716,8 @@ ember_status ember_model_estimate(const char *path,
 /**
  * Evaluates the last token of the context again, more slowly than a decode does, and writes how long each kind of
  * work took to `entries`, and the number of entries to `count`. `capacity` is the number of elements that `entries`
- * has room for; 16 are enough for this version. Work that a device does at the same time is counted as the kind that
+ * has room for; they are as far apart as `struct_size` of the first one says. With a `capacity` of 0, the call only writes the
+ * number that is enough. Work that a device does at the same time is counted as the kind that
  * reads more memory. The session is unchanged, and decodes that are not profiled are not slowed down.
  *
  * Errors: `EMBER_BUFFER_TOO_SMALL` if there may be more entries than `capacity`; `EMBER_NO_TOKENS` for an empty

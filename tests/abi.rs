@@ -131,21 +131,21 @@ fn structs_have_the_headers_sizes() {
     same! {
         ember_error { code, index, message }
         ember_device { struct_size, kind, usable, cores, memory_total, memory_free, name, driver, isa, reason }
-        ember_model_options { struct_size, device, threads, weights, progress, user, cuda_context, files, flags, cpus, cpu_count, thread_priority, reserved }
+        ember_model_options { struct_size, device, threads, weights, progress, user, next, files, flags, cpus, cpu_count, thread_priority, reserved }
         ember_model_details { struct_size, device, vocab_size, context_length, layer_count, hidden, has_tokenizer, metadata_count, parameter_count, file_bytes, resident_bytes, kv_bytes_per_token, architecture, quantization, name, max_batch, reserved }
         ember_model_source { struct_size, flags, size, bytes, release, read, user }
         ember_logit_bias { token, bias }
         ember_dry_breaker { text, text_len, tokens, token_count }
         ember_sampling_options { struct_size, top_k, temperature, top_p, min_p, typical_p, penalty_window, repeat_penalty, presence_penalty, frequency_penalty, dry_multiplier, dry_base, dry_allowed_length, dry_window, dry_no_breakers, logprobs, seed, logit_bias, logit_bias_count, banned, banned_count, allowed, allowed_count, dry_breakers, dry_breaker_count }
-        ember_session_options { struct_size, context, kv_type, top_k, temperature, top_p, min_p, reserved, seed, stream_priority, mark_interval, sampling }
+        ember_session_options { struct_size, context, kv_type, mark_interval, sampling, next }
         ember_session_details { struct_size, vocab_size, context, position, kv_bytes }
         ember_token { struct_size, id, flags, status, logprob, reserved }
         ember_save_options { struct_size, kind }
-        ember_restore_options { struct_size, context, kv_type, stream_priority, mark_interval }
+        ember_restore_options { struct_size, context, kv_type, mark_interval, next }
         ember_state_details { struct_size, version, kind, kv_type, context, position, file_bytes, model_fingerprint, tokenizer_fingerprint, architecture, model_name }
         ember_grammar_options { struct_size, json_spacing, interrupt }
         ember_estimate { struct_size, device, context, reserved, weights_bytes, kv_bytes_per_token, kv_bytes, model_workspace_bytes, session_workspace_bytes }
-        ember_profile_entry { work, calls, microseconds, bytes, name }
+        ember_profile_entry { struct_size, calls, microseconds, bytes, name }
         ember_tokenize_options { struct_size, flags, interrupt }
         ember_tokenizer_details { struct_size, token_count, bos, eos, unknown, padding, adds_bos, adds_eos, end_token_count, reserved }
         ember_stop { text, len }
@@ -154,6 +154,8 @@ fn structs_have_the_headers_sizes() {
         ember_generate_options { struct_size, flags, prompt, prompt_count, limit, stops, stop_count, piece, user }
         ember_generate_details { struct_size, end, stop, token, position, token_count, text_bytes }
         ember_chat_options { struct_size, reserved, source, source_len, name, name_len, now, interrupt, reserved2 }
+        ember_cuda_model_options { struct_size, kind, next, context }
+        ember_cuda_session_options { struct_size, kind, next, stream_priority, reserved }
     }
     let structs = table.keys().filter(|name| !name.contains('.')).count();
     assert_eq!(

@@ -91,8 +91,11 @@ fn session(model: *mut ember_model, temperature: f32) -> *mut ember_session {
     unsafe {
         let mut options: ember_session_options = std::mem::zeroed();
         options.struct_size = size_of::<ember_session_options>() as u32;
-        options.temperature = temperature;
-        options.top_p = 0.9;
+        let mut sampling: ember_sampling_options = std::mem::zeroed();
+        sampling.struct_size = size_of::<ember_sampling_options>() as u32;
+        sampling.temperature = temperature;
+        sampling.top_p = 0.9;
+        options.sampling = &sampling;
         options.context = 128;
         assert_eq!(
             ember_session_create(model, &options, &mut session, null_mut()),

@@ -76,7 +76,10 @@ def enum_class(name: str) -> str:
 def enum_members(values: dict[str, int]) -> dict[str, int]:
     """The values without what their names have in common."""
     prefix = os.path.commonprefix(list(values))
-    alone = {"EMBER_TEXT_STREAM_SKIP_SPECIAL": "EMBER_TEXT_STREAM_", "EMBER_NEXT_NO_WAIT": "EMBER_NEXT_", "EMBER_MODEL_NEVER_WAIT": "EMBER_MODEL_"}
+    alone = {
+        "EMBER_CHAIN_CUDA_": "EMBER_CHAIN_", "EMBER_TEXT_STREAM_SKIP_SPECIAL": "EMBER_TEXT_STREAM_",
+        "EMBER_NEXT_NO_WAIT": "EMBER_NEXT_", "EMBER_MODEL_NEVER_WAIT": "EMBER_MODEL_",
+    }  # fmt: skip
     prefix = alone.get(prefix, prefix[: prefix.rindex("_") + 1])
     return {key.removeprefix(prefix): value for key, value in values.items()}
 
@@ -324,7 +327,7 @@ GO_ENUMS = {
     "ember_log_level": ("LogLevel", "Log"), "ember_device_kind": ("DeviceKind", "Device"), "ember_capability": ("Capability", "Can"),
     "ember_kv_type": ("KVType", "KV"), "ember_state_kind": ("StateKind", "State"), "ember_grammar_kind": ("GrammarKind", "Grammar"),
     "ember_json_spacing": ("JSONSpacing", "JSON"), "ember_weights": ("Weights", "Weights"), "ember_files": ("Files", "Files"),
-    "ember_work": ("Work", "Work"), "ember_generate_end": ("GenerateEnd", "End"),
+    "ember_generate_end": ("GenerateEnd", "End"),
 }  # fmt: skip
 
 

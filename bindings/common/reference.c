@@ -53,10 +53,13 @@ static void print_tokens(const char *name, const uint32_t *tokens, size_t count)
 static ember_session *create(float temperature, uint64_t seed)
 {
     ember_session_options options = {0};
+    ember_sampling_options sampling = {0};
     ember_session *session;
+    sampling.struct_size = sizeof sampling;
+    sampling.temperature = temperature;
+    sampling.seed = seed;
     options.struct_size = sizeof options;
-    options.temperature = temperature;
-    options.seed = seed;
+    options.sampling = &sampling;
     check(ember_session_create(model, &options, &session, &err));
     return session;
 }

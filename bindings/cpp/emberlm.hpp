@@ -293,6 +293,7 @@ namespace detail {
 
 struct CModelOptions {
     ember_model_options c = sized<ember_model_options>();
+    ember_cuda_model_options cuda = sized<ember_cuda_model_options>();
     Guard guard;
     const std::function<bool(float)> *progress;
 
@@ -301,7 +302,11 @@ struct CModelOptions {
         c.threads = options.threads;
         c.weights = options.weights;
         c.files = options.files;
-        c.cuda_context = options.cuda_context;
+        if (options.cuda_context != nullptr) {
+            cuda.kind = EMBER_CHAIN_CUDA_MODEL;
+            cuda.context = options.cuda_context;
+            c.next = &cuda;
+        }
         c.user = this;
         if (options.progress)
             c.progress = [](void *user, float fraction) -> std::int32_t {
@@ -358,27 +363,43 @@ struct CSampling {
     CSampling &operator=(const CSampling &) = delete;
 };
 
+/// Options of GPUs behind others, if there are any.
+struct CudaSession {
+    ember_cuda_session_options c = sized<ember_cuda_session_options>();
+    explicit CudaSession(std::int32_t priority) noexcept {
+        c.kind = EMBER_CHAIN_CUDA_SESSION;
+        c.stream_priority = priority;
+    }
+    const void *next() const noexcept { return c.stream_priority != 0 ? &c : nullptr; }
+};
+
 struct CSessionOptions {
     CSampling sampling;
+    CudaSession cuda;
     ember_session_options c = sized<ember_session_options>();
 
-    explicit CSessionOptions(const SessionOptions &options) : sampling(options.sampling) {
+    explicit CSessionOptions(const SessionOptions &options) : sampling(options.sampling), cuda(options.stream_priority) {
         c.context = options.context;
         c.kv_type = options.kv_type;
-        c.stream_priority = options.stream_priority;
+        c.next = cuda.next();
         c.mark_interval = options.mark_interval;
         c.sampling = &sampling.c;
     }
 };
 
-inline ember_restore_options c_options(const RestoreOptions &options) noexcept {
-    auto c = sized<ember_restore_options>();
-    c.context = options.context;
-    c.kv_type = options.kv_type;
-    c.stream_priority = options.stream_priority;
-    c.mark_interval = options.mark_interval;
-    return c;
-}
+struct CRestoreOptions {
+    CudaSession cuda;
+    ember_restore_options c = sized<ember_restore_options>();
+
+    explicit CRestoreOptions(const RestoreOptions &options) noexcept : cuda(options.stream_priority) {
+        c.context = options.context;
+        c.kv_type = options.kv_type;
+        c.mark_interval = options.mark_interval;
+        c.next = cuda.next();
+    }
+    CRestoreOptions(const CRestoreOptions &) = delete;
+    CRestoreOptions &operator=(const CRestoreOptions &) = delete;
+};
 
 inline ember_chat_options c_options(const ChatOptions &options) noexcept {
     auto c = sized<ember_chat_options>();
@@ -731,10 +752,10 @@ public:
 
     /// A session from a file that save() has written.
     static Session restore(const Model &model, std::string_view path, const RestoreOptions &options = {}) {
-        const auto c = detail::c_options(options);
+        const detail::CRestoreOptions c(options);
         ember_error err;
         ember_session *raw = nullptr;
-        detail::check(ember_session_restore(model.get(), path.data(), path.size(), &c, &raw, &err), err);
+        detail::check(ember_session_restore(model.get(), path.data(), path.size(), &c.c, &raw, &err), err);
         return Session(raw);
     }
 
@@ -747,7 +768,7 @@ public:
             const Source *read;
             detail::Guard guard;
         } context{&read, {}};
-        const auto c = detail::c_options(options);
+        const detail::CRestoreOptions c(options);
         ember_error err;
         ember_session *raw = nullptr;
         const ember_status status = ember_session_restore_from(
@@ -756,7 +777,7 @@ public:
                 auto &self = *static_cast<Context *>(user);
                 return self.guard.run([&] { return *count = (*self.read)(bytes, capacity), 0; });
             },
-            &context, &c, &raw, &err);
+            &context, &c.c, &raw, &err);
         context.guard.rethrow();
         detail::check(status, err);
         return Session(raw);
@@ -1031,6 +1052,7 @@ public:
     /// Where the time of a decode goes.
     std::vector<ember_profile_entry> profile() {
         std::vector<ember_profile_entry> entries(64);
+        entries[0].struct_size = sizeof(ember_profile_entry);
         std::size_t count = 0;
         ember_error err;
         detail::check(ember_session_profile(get(), entries.data(), entries.size(), &count, &err), err);

@@ -312,12 +312,21 @@ namespace EmberLM
         public int MarkInterval;
         public Sampling Sampling = new Sampling();
 
+        /// <summary>Options of GPUs behind others, if there are any.</summary>
+        internal static IntPtr Chain(Memory memory, int priority) => priority == 0 ? IntPtr.Zero : memory.Structs(new List<ember_cuda_session_options>
+        {
+            new ember_cuda_session_options
+            {
+                struct_size = Call.SizeOf<ember_cuda_session_options>(), kind = (uint)ChainKind.CUDASession, stream_priority = priority,
+            },
+        }, out _);
+
         internal ember_session_options Make(Memory memory)
         {
             return new ember_session_options
             {
-                struct_size = Call.SizeOf<ember_session_options>(), context = (uint)Context, kv_type = (uint)KvType, stream_priority = StreamPriority,
-                mark_interval = (uint)MarkInterval,
+                struct_size = Call.SizeOf<ember_session_options>(), context = (uint)Context, kv_type = (uint)KvType,
+                mark_interval = (uint)MarkInterval, next = Chain(memory, StreamPriority),
                 sampling = memory.Structs(new List<ember_sampling_options> { Sampling.Make(memory) }, out _),
             };
         }
@@ -331,12 +340,12 @@ namespace EmberLM
         public int StreamPriority;
         public int MarkInterval;
 
-        internal ember_restore_options Make()
+        internal ember_restore_options Make(Memory memory)
         {
             return new ember_restore_options
             {
-                struct_size = Call.SizeOf<ember_restore_options>(), context = (uint)Context, kv_type = (uint)KvType, stream_priority = StreamPriority,
-                mark_interval = (uint)MarkInterval,
+                struct_size = Call.SizeOf<ember_restore_options>(), context = (uint)Context, kv_type = (uint)KvType,
+                mark_interval = (uint)MarkInterval, next = SessionOptions.Chain(memory, StreamPriority),
             };
         }
     }
@@ -384,7 +393,6 @@ namespace EmberLM
 
     public sealed class ProfileEntry
     {
-        public Work Work { get; internal set; }
         public string Name { get; internal set; }
         public int Calls { get; internal set; }
         public double Microseconds { get; internal set; }
@@ -854,8 +862,11 @@ namespace EmberLM
             var err = Call.Error();
             IntPtr raw = IntPtr.Zero;
             var bytes = Utf8.Bytes(path);
-            var c = (options ?? new RestoreOptions()).Make();
-            Call.Check(Functions.ember_session_restore(model.Handle, bytes, Call.Length(bytes), ref c, ref raw, err), err);
+            using (var memory = new Memory())
+            {
+                var c = (options ?? new RestoreOptions()).Make(memory);
+                Call.Check(Functions.ember_session_restore(model.Handle, bytes, Call.Length(bytes), ref c, ref raw, err), err);
+            }
             return new Session(model, raw);
         }
 
@@ -863,9 +874,12 @@ namespace EmberLM
         public static Session Restore(Model model, Stream stream, RestoreOptions options = null)
         {
             IntPtr raw = IntPtr.Zero;
-            var c = (options ?? new RestoreOptions()).Make();
-            new Callback { Stream = stream }.Run((user, err) =>
-                Functions.ember_session_restore_from(model.Handle, Callback.ReadFunction, user, ref c, ref raw, err));
+            using (var memory = new Memory())
+            {
+                var c = (options ?? new RestoreOptions()).Make(memory);
+                new Callback { Stream = stream }.Run((user, err) =>
+                    Functions.ember_session_restore_from(model.Handle, Callback.ReadFunction, user, ref c, ref raw, err));
+            }
             return new Session(model, raw);
         }
 
@@ -1172,12 +1186,13 @@ namespace EmberLM
             using (var memory = new Memory())
             {
                 IntPtr raw = memory.Allocate(64 * size);
+                Marshal.WriteInt32(raw, size);
                 UIntPtr count = UIntPtr.Zero;
                 Do(err => Functions.ember_session_profile(Handle, raw, (UIntPtr)64, ref count, err));
                 for (int i = 0; i < (int)count; i++)
                 {
                     var c = (ember_profile_entry)Marshal.PtrToStructure(raw + i * size, typeof(ember_profile_entry));
-                    entries.Add(new ProfileEntry { Work = (Work)c.work, Name = Utf8.FromNul(c.name), Calls = (int)c.calls, Microseconds = c.microseconds, Bytes = c.bytes });
+                    entries.Add(new ProfileEntry { Name = Utf8.FromNul(c.name), Calls = (int)c.calls, Microseconds = c.microseconds, Bytes = c.bytes });
                 }
             }
             return entries;

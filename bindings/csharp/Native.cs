@@ -66,7 +66,7 @@ namespace EmberLM.Native
         public uint weights;
         public IntPtr progress;
         public IntPtr user;
-        public IntPtr cuda_context;
+        public IntPtr next;
         public uint files;
         public uint flags;
         public IntPtr cpus;
@@ -161,15 +161,9 @@ namespace EmberLM.Native
         public uint struct_size;
         public uint context;
         public uint kv_type;
-        public uint top_k;
-        public float temperature;
-        public float top_p;
-        public float min_p;
-        public uint reserved;
-        public ulong seed;
-        public int stream_priority;
         public uint mark_interval;
         public IntPtr sampling;
+        public IntPtr next;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -206,8 +200,8 @@ namespace EmberLM.Native
         public uint struct_size;
         public uint context;
         public uint kv_type;
-        public int stream_priority;
         public uint mark_interval;
+        public IntPtr next;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -251,7 +245,7 @@ namespace EmberLM.Native
     [StructLayout(LayoutKind.Sequential)]
     internal struct ember_profile_entry
     {
-        public uint work;
+        public uint struct_size;
         public uint calls;
         public double microseconds;
         public ulong bytes;
@@ -345,6 +339,25 @@ namespace EmberLM.Native
         public long now;
         public IntPtr interrupt;
         public UIntPtr reserved2;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_cuda_model_options
+    {
+        public uint struct_size;
+        public uint kind;
+        public IntPtr next;
+        public IntPtr context;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_cuda_session_options
+    {
+        public uint struct_size;
+        public uint kind;
+        public IntPtr next;
+        public int stream_priority;
+        public uint reserved;
     }
 
     internal static class Functions
@@ -720,20 +733,6 @@ namespace EmberLM
         Read = 1,
     }
 
-    /// <summary>enum ember_work</summary>
-    public enum Work
-    {
-        Embed = 0,
-        Norm = 1,
-        Qkv = 2,
-        Attention = 3,
-        Output = 4,
-        GateUp = 5,
-        Down = 6,
-        Head = 7,
-        Sample = 8,
-    }
-
     /// <summary>enum ember_tokenize_flags</summary>
     internal enum TokenizeFlags
     {
@@ -766,6 +765,13 @@ namespace EmberLM
     internal enum NextFlags
     {
         NoWait = 1,
+    }
+
+    /// <summary>enum ember_chain_kind</summary>
+    public enum ChainKind
+    {
+        CUDAModel = 1,
+        CUDASession = 2,
     }
 
     /// <summary>enum ember_token_flags</summary>

@@ -149,22 +149,6 @@ const (
 	FilesRead   Files = C.EMBER_FILES_READ
 )
 
-// Work has the values of enum ember_work.
-type Work uint32
-
-// Values of Work.
-const (
-	WorkEmbed     Work = C.EMBER_WORK_EMBED
-	WorkNorm      Work = C.EMBER_WORK_NORM
-	WorkQKV       Work = C.EMBER_WORK_QKV
-	WorkAttention Work = C.EMBER_WORK_ATTENTION
-	WorkOutput    Work = C.EMBER_WORK_OUTPUT
-	WorkGateUp    Work = C.EMBER_WORK_GATE_UP
-	WorkDown      Work = C.EMBER_WORK_DOWN
-	WorkHead      Work = C.EMBER_WORK_HEAD
-	WorkSample    Work = C.EMBER_WORK_SAMPLE
-)
-
 // GenerateEnd has the values of enum ember_generate_end.
 type GenerateEnd uint32
 

@@ -96,11 +96,22 @@ type SessionOptions struct {
 	Sampling       Sampling
 }
 
+// Options of GPUs behind others, if there are any.
+func cudaSession(a *arena, priority int) unsafe.Pointer {
+	if priority == 0 {
+		return nil
+	}
+	c := (*C.ember_cuda_session_options)(a.alloc(C.sizeof_ember_cuda_session_options))
+	c.struct_size, c.kind = C.sizeof_ember_cuda_session_options, C.EMBER_CHAIN_CUDA_SESSION
+	c.stream_priority = C.int32_t(priority)
+	return unsafe.Pointer(c)
+}
+
 func (o SessionOptions) c(a *arena) *C.ember_session_options {
 	c := (*C.ember_session_options)(a.alloc(C.sizeof_ember_session_options))
 	c.struct_size = C.sizeof_ember_session_options
-	c.context, c.kv_type, c.stream_priority = C.uint32_t(o.Context), C.uint32_t(o.KVType), C.int32_t(o.StreamPriority)
-	c.mark_interval = C.uint32_t(o.MarkInterval)
+	c.context, c.kv_type, c.mark_interval = C.uint32_t(o.Context), C.uint32_t(o.KVType), C.uint32_t(o.MarkInterval)
+	c.next = cudaSession(a, o.StreamPriority)
 	c.sampling = o.Sampling.c(a)
 	return c
 }
@@ -116,8 +127,8 @@ type RestoreOptions struct {
 func (o RestoreOptions) c(a *arena) *C.ember_restore_options {
 	c := (*C.ember_restore_options)(a.alloc(C.sizeof_ember_restore_options))
 	c.struct_size = C.sizeof_ember_restore_options
-	c.context, c.kv_type, c.stream_priority = C.uint32_t(o.Context), C.uint32_t(o.KVType), C.int32_t(o.StreamPriority)
-	c.mark_interval = C.uint32_t(o.MarkInterval)
+	c.context, c.kv_type, c.mark_interval = C.uint32_t(o.Context), C.uint32_t(o.KVType), C.uint32_t(o.MarkInterval)
+	c.next = cudaSession(a, o.StreamPriority)
 	return c
 }
 
@@ -716,7 +727,6 @@ func (s *Session) Resume() error {
 
 // ProfileEntry is what one kind of work took in a decode.
 type ProfileEntry struct {
-	Work         Work
 	Name         string
 	Calls        int
 	Microseconds float64
@@ -726,6 +736,7 @@ type ProfileEntry struct {
 // Profile tells where the time of a decode goes.
 func (s *Session) Profile() ([]ProfileEntry, error) {
 	var raw64 [64]C.ember_profile_entry
+	raw64[0].struct_size = C.sizeof_ember_profile_entry
 	var n C.size_t
 	e := s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
 		return C.go_ember_session_profile(raw, &raw64[0], 64, &n, err)
@@ -736,7 +747,7 @@ func (s *Session) Profile() ([]ProfileEntry, error) {
 	entries := make([]ProfileEntry, int(n))
 	for i := range entries {
 		c := &raw64[i]
-		entries[i] = ProfileEntry{Work(c.work), C.GoString(&c.name[0]), int(c.calls), float64(c.microseconds), uint64(c.bytes)}
+		entries[i] = ProfileEntry{C.GoString(&c.name[0]), int(c.calls), float64(c.microseconds), uint64(c.bytes)}
 	}
 	return entries, nil
 }

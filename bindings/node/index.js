@@ -152,10 +152,17 @@ function sampling(s = {}) {
 }
 
 const modelOptions = (o = {}) => sized('ember_model_options', { device: o.device || 0, threads: o.threads || 0, weights: o.weights || 0, files: o.files || 0 });
+// Options of GPUs behind others, if there are any: the bytes of a struct.
+const cudaSession = (priority) => {
+  if (!priority) return null;
+  const bytes = Buffer.alloc(koffi.sizeof(structs.ember_cuda_session_options));
+  koffi.encode(bytes, structs.ember_cuda_session_options, sized('ember_cuda_session_options', { kind: constants.EMBER_CHAIN_CUDA_SESSION, stream_priority: priority }));
+  return bytes;
+};
 const sessionOptions = (o = {}) => sized('ember_session_options', {
-  context: o.context || 0, kv_type: o.kvType || 0, stream_priority: o.streamPriority || 0, mark_interval: o.markInterval || 0, sampling: [sampling(o.sampling)],
+  context: o.context || 0, kv_type: o.kvType || 0, mark_interval: o.markInterval || 0, sampling: [sampling(o.sampling)], next: cudaSession(o.streamPriority),
 });
-const restoreOptions = (o = {}) => sized('ember_restore_options', { context: o.context || 0, kv_type: o.kvType || 0, stream_priority: o.streamPriority || 0, mark_interval: o.markInterval || 0 });
+const restoreOptions = (o = {}) => sized('ember_restore_options', { context: o.context || 0, kv_type: o.kvType || 0, mark_interval: o.markInterval || 0, next: cudaSession(o.streamPriority) });
 const stopList = (stops) => stops.map((stop) => ({ text: utf8(stop), len: Buffer.byteLength(stop) }));
 const tokenizeFlags = (o = {}) => (o.continue ? constants.EMBER_TOKENIZE_CONTINUE : 0) | (o.special ? constants.EMBER_TOKENIZE_SPECIAL : 0);
 
@@ -543,6 +550,7 @@ class Session extends Handle {
   async profile() {
     const size = koffi.sizeof(structs.ember_profile_entry);
     const bytes = Buffer.alloc(64 * size);
+    bytes.writeUInt32LE(size, 0);
     const count = [0];
     await callAsync(lib.ember_session_profile, this._raw, bytes, 64, count);
     return Array.from({ length: Number(count[0]) }, (_, i) => koffi.decode(bytes, i * size, structs.ember_profile_entry));

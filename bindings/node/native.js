@@ -96,16 +96,6 @@ const constants = Object.freeze({
   // enum ember_files
   EMBER_FILES_MAPPED: 0,
   EMBER_FILES_READ: 1,
-  // enum ember_work
-  EMBER_WORK_EMBED: 0,
-  EMBER_WORK_NORM: 1,
-  EMBER_WORK_QKV: 2,
-  EMBER_WORK_ATTENTION: 3,
-  EMBER_WORK_OUTPUT: 4,
-  EMBER_WORK_GATE_UP: 5,
-  EMBER_WORK_DOWN: 6,
-  EMBER_WORK_HEAD: 7,
-  EMBER_WORK_SAMPLE: 8,
   // enum ember_tokenize_flags
   EMBER_TOKENIZE_CONTINUE: 1,
   EMBER_TOKENIZE_SPECIAL: 2,
@@ -120,6 +110,9 @@ const constants = Object.freeze({
   EMBER_GENERATE_NEW_TEXT: 4,
   // enum ember_next_flags
   EMBER_NEXT_NO_WAIT: 1,
+  // enum ember_chain_kind
+  EMBER_CHAIN_CUDA_MODEL: 1,
+  EMBER_CHAIN_CUDA_SESSION: 2,
   // enum ember_token_flags
   EMBER_TOKEN_ENDS: 1,
   EMBER_TOKEN_FORCED: 2,
@@ -168,7 +161,7 @@ structs.ember_model_options = koffi.struct('ember_model_options', {
   weights: 'uint32_t',
   progress: koffi.pointer('ember_progress_fn'),
   user: 'void *',
-  cuda_context: 'void *',
+  next: 'void *',
   files: 'uint32_t',
   flags: 'uint32_t',
   cpus: 'uint32_t *',
@@ -245,15 +238,9 @@ structs.ember_session_options = koffi.struct('ember_session_options', {
   struct_size: 'uint32_t',
   context: 'uint32_t',
   kv_type: 'uint32_t',
-  top_k: 'uint32_t',
-  temperature: 'float',
-  top_p: 'float',
-  min_p: 'float',
-  reserved: 'uint32_t',
-  seed: 'uint64_t',
-  stream_priority: 'int32_t',
   mark_interval: 'uint32_t',
   sampling: 'ember_sampling_options *',
+  next: 'void *',
 });
 structs.ember_session_details = koffi.struct('ember_session_details', {
   struct_size: 'uint32_t',
@@ -278,8 +265,8 @@ structs.ember_restore_options = koffi.struct('ember_restore_options', {
   struct_size: 'uint32_t',
   context: 'uint32_t',
   kv_type: 'uint32_t',
-  stream_priority: 'int32_t',
   mark_interval: 'uint32_t',
+  next: 'void *',
 });
 structs.ember_state_details = koffi.struct('ember_state_details', {
   struct_size: 'uint32_t',
@@ -311,7 +298,7 @@ structs.ember_estimate = koffi.struct('ember_estimate', {
   session_workspace_bytes: 'uint64_t',
 });
 structs.ember_profile_entry = koffi.struct('ember_profile_entry', {
-  work: 'uint32_t',
+  struct_size: 'uint32_t',
   calls: 'uint32_t',
   microseconds: 'double',
   bytes: 'uint64_t',
@@ -381,6 +368,19 @@ structs.ember_chat_options = koffi.struct('ember_chat_options', {
   now: 'int64_t',
   interrupt: 'uint32_t *',
   reserved2: 'size_t',
+});
+structs.ember_cuda_model_options = koffi.struct('ember_cuda_model_options', {
+  struct_size: 'uint32_t',
+  kind: 'uint32_t',
+  next: 'void *',
+  context: 'void *',
+});
+structs.ember_cuda_session_options = koffi.struct('ember_cuda_session_options', {
+  struct_size: 'uint32_t',
+  kind: 'uint32_t',
+  next: 'void *',
+  stream_priority: 'int32_t',
+  reserved: 'uint32_t',
 });
 
 // All functions of the library in the file `path`.

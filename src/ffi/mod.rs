@@ -30,6 +30,8 @@ mod metadata;
 
 mod sampling;
 
+mod chain;
+
 mod session;
 
 mod context;
@@ -63,6 +65,7 @@ mod generate;
 mod chat;
 
 pub use batch::*;
+pub use chain::{ember_chain_kind, ember_cuda_model_options, ember_cuda_session_options};
 pub use chat::*;
 pub use context::*;
 pub use decode::*;

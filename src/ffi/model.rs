@@ -3,6 +3,7 @@
 use super::boundary::{
     Out, OutStruct, Sized32, call, call_always, check_flags, read_struct, slice, text,
 };
+use super::chain::{ember_cuda_model_options, read_chain};
 use super::error::{copy_text, ember_error, ember_status};
 use super::forked;
 use super::handle::{Kind, Table};
@@ -90,10 +91,8 @@ pub struct ember_model_options {
     pub progress: ember_progress_fn,
     /// Handed to `progress`; may be NULL.
     pub user: *mut c_void,
-    /// A `CUcontext` of yours on the device, which the library then shares instead of using the
-    /// device's primary one; it must outlive the model and its sessions. NULL means the primary
-    /// one. Only for GPUs: a CPU refuses it.
-    pub cuda_context: *mut c_void,
+    /// NULL, or options of single devices: an `ember_cuda_model_options`.
+    pub next: *const c_void,
     /// A value of `enum ember_files`.
     pub files: u32,
     /// Values of `enum ember_model_flags`.
@@ -129,7 +128,7 @@ impl ember_model_options {
     /// What the engine has to know. `InvalidArgument` for values that mean nothing.
     ///
     /// # Safety
-    /// `cpus` is as the header demands.
+    /// `cpus` and `next` are as the header demands.
     pub(super) unsafe fn for_engine(&self) -> Result<LoadOptions> {
         let weights = match self.weights {
             0 => WeightType::Keep,
@@ -147,6 +146,8 @@ impl ember_model_options {
         if self.reserved != 0 {
             fail!(InvalidArgument, "reserved is not 0 in ember_model_options");
         }
+        // SAFETY: the caller's promise.
+        let cuda = unsafe { read_chain::<ember_cuda_model_options>(self.next, Self::NAME) }?;
         let never_wait = ember_model_flags::EMBER_MODEL_NEVER_WAIT as u32;
         check_flags(self.flags, never_wait)?;
         let mut placement = Placement::with_priority(self.thread_priority);
@@ -164,7 +165,7 @@ impl ember_model_options {
             placement,
             never_wait: self.flags & never_wait != 0,
             threads: self.threads as usize,
-            cuda_context: self.cuda_context.addr(),
+            cuda_context: cuda.map_or(0, |cuda| cuda.context.addr()),
         })
     }
 }

@@ -1,55 +1,21 @@
 //! Where the time of a decode goes.
 
-use super::boundary::{Out, call, slice_mut};
+use super::boundary::{Out, OutStructs, Sized32, call};
 use super::error::{copy_text, ember_error, ember_status};
 use super::session::{ember_session, with_session};
 use crate::backend::Work;
 use crate::error::fail;
 use std::ffi::c_char;
 
-/// Kinds of work in a decode. Later versions may have more.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ember_work {
-    /// Looking up the token's embedding.
-    EMBER_WORK_EMBED = 0,
-    /// Norms, and encoding of what the products read.
-    EMBER_WORK_NORM = 1,
-    /// Queries, keys and values.
-    EMBER_WORK_QKV = 2,
-    /// Rope, appending to the KV cache, attention.
-    EMBER_WORK_ATTENTION = 3,
-    /// Output projection of attention.
-    EMBER_WORK_OUTPUT = 4,
-    /// The first products of the feed-forward, and the activation.
-    EMBER_WORK_GATE_UP = 5,
-    /// The last product of the feed-forward.
-    EMBER_WORK_DOWN = 6,
-    /// Final norm and logits.
-    EMBER_WORK_HEAD = 7,
-    /// Choosing the token.
-    EMBER_WORK_SAMPLE = 8,
-}
-
-// The numbers of the header are those of the backends.
-const _: () = {
-    assert!(ember_work::EMBER_WORK_EMBED as u32 == Work::Embed as u32);
-    assert!(ember_work::EMBER_WORK_NORM as u32 == Work::Norm as u32);
-    assert!(ember_work::EMBER_WORK_QKV as u32 == Work::Qkv as u32);
-    assert!(ember_work::EMBER_WORK_ATTENTION as u32 == Work::Attention as u32);
-    assert!(ember_work::EMBER_WORK_OUTPUT as u32 == Work::Output as u32);
-    assert!(ember_work::EMBER_WORK_GATE_UP as u32 == Work::GateUp as u32);
-    assert!(ember_work::EMBER_WORK_DOWN as u32 == Work::Down as u32);
-    assert!(ember_work::EMBER_WORK_HEAD as u32 == Work::Head as u32);
-    assert!(ember_work::EMBER_WORK_SAMPLE as u32 == Work::Sample as u32);
-};
-
-/// What one kind of work took in a decode. Its size and layout never change.
+/// What one kind of work took in a decode. Kinds are told apart by their names: `embed` (the token's embedding), `norm` (norms, and
+/// encoding of what the products read), `qkv` (queries, keys and values), `attention` (rope, appending to the KV cache,
+/// attention), `output` (its output projection), `gate_up` (the first products of the feed-forward, and the activation), `down` (its
+/// last product), `head` (final norm and logits) and `sample` (choosing the token). Later versions may have others.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ember_profile_entry {
-    /// A value of `enum ember_work`.
-    pub work: u32,
+    /// `sizeof(ember_profile_entry)`, set by the caller in the first element of the array.
+    pub struct_size: u32,
     /// How often it was done, over all layers.
     pub calls: u32,
     /// Time of all calls together, in microseconds.
@@ -57,13 +23,19 @@ pub struct ember_profile_entry {
     /// Bytes of weights and KV cache that they read together; by `microseconds`, 1000 of them are
     /// a GB/s.
     pub bytes: u64,
-    /// A short name, for example `gate_up`, ended by a NUL.
+    /// The kind of work, for example `gate_up`, ended by a NUL.
     pub name: [c_char; 16],
+}
+
+// SAFETY: `repr(C)`; two u32, two numbers of 8 bytes and 16 bytes have no padding; numbers only; the size comes first.
+unsafe impl Sized32 for ember_profile_entry {
+    const NAME: &'static str = "ember_profile_entry";
 }
 
 /// Evaluates the last token of the context again, more slowly than a decode does, and writes how long each kind of
 /// work took to `entries`, and the number of entries to `count`. `capacity` is the number of elements that `entries`
-/// has room for; 16 are enough for this version. Work that a device does at the same time is counted as the kind that
+/// has room for; they are as far apart as `struct_size` of the first one says. With a `capacity` of 0, the call only writes the
+/// number that is enough. Work that a device does at the same time is counted as the kind that
 /// reads more memory. The session is unchanged, and decodes that are not profiled are not slowed down.
 ///
 /// Errors: `EMBER_BUFFER_TOO_SMALL` if there may be more entries than `capacity`; `EMBER_NO_TOKENS` for an empty
@@ -81,30 +53,30 @@ pub unsafe extern "C" fn ember_session_profile(
         let (count, entries) = unsafe {
             (
                 Out::new(count, "count")?,
-                slice_mut(entries, capacity, "entries")?,
+                match capacity {
+                    0 => None,
+                    _ => Some(OutStructs::new(entries, capacity)?),
+                },
             )
         };
         with_session(session, |session| {
             let most = Work::ALL.len();
-            if capacity < most {
+            let Some(entries) = entries.filter(|_| capacity >= most) else {
                 count.set(most);
                 fail!(
                     BufferTooSmall,
                     "entries has room for {capacity}, but {most} are needed"
                 );
-            }
+            };
             let profile = session.profile()?;
             let mut written = 0;
-            for (entry, (work, from)) in entries.iter_mut().zip(profile.done()) {
-                let mut name = [0; 16];
-                copy_text(work.name(), &mut name);
-                *entry = ember_profile_entry {
-                    work: work as u32,
-                    calls: from.calls,
-                    microseconds: from.microseconds,
-                    bytes: from.bytes,
-                    name,
-                };
+            for (work, from) in profile.done() {
+                let mut entry = ember_profile_entry::zeroed();
+                entry.calls = from.calls;
+                entry.microseconds = from.microseconds;
+                entry.bytes = from.bytes;
+                copy_text(work.name(), &mut entry.name);
+                entries.set(written, &entry);
                 written += 1;
             }
             count.set(written);

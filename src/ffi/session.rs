@@ -1,15 +1,18 @@
 //! Sessions: making, inspecting, rewinding and freeing them.
 
 use super::boundary::{Out, OutStruct, Sized32, call, call_always, read_struct, slice_mut};
+use super::chain::{ember_cuda_session_options, read_chain};
 use super::error::{ember_error, ember_status};
 use super::handle::{Kind, Table};
 use super::model::{ember_model, model};
 use super::sampling::ember_sampling_options;
 use crate::backend::{KvType, MAX_BATCH};
 use crate::engine::batch::{at_index, check_count};
+use crate::engine::sampling::Sampling;
 use crate::engine::{Interrupts, Model, Session, SessionOptions};
 use crate::error::{Error, Result, Status, fail};
 use arrayvec::ArrayVec;
+use std::ffi::c_void;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -36,9 +39,6 @@ pub enum ember_kv_type {
 }
 
 /// How to make a session. Zero in every field but `struct_size` means the default.
-///
-/// `top_k`, `temperature`, `top_p`, `min_p` and `seed` are those of `ember_sampling_options`, which has
-/// more of them and says in which order they work.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ember_session_options {
@@ -50,33 +50,19 @@ pub struct ember_session_options {
     pub context: u32,
     /// A value of `enum ember_kv_type`.
     pub kv_type: u32,
-    /// Keep only this many of the best tokens; 0 keeps all.
-    pub top_k: u32,
-    /// 0 always takes the best token (greedy); 1 follows the model's probabilities.
-    pub temperature: f32,
-    /// Keep the best tokens that reach this probability together; 0 and 1 keep all.
-    pub top_p: f32,
-    /// Keep tokens of at least this share of the best token's probability; 0 keeps all.
-    pub min_p: f32,
-    /// Must be 0.
-    pub reserved: u32,
-    /// Seed of the draws. 0 is a seed like any other.
-    pub seed: u64,
-    /// Priority of the session's work on a GPU: higher values run first. GPUs support few levels and use the nearest
-    /// one. The CPU ignores it.
-    pub stream_priority: i32,
     /// For models with recurrent layers (`qwen35`, `lfm2` and others): the most positions that a call after
     /// `ember_session_rewind` evaluates again, at least 16. Copies of the state are kept that close together, on
     /// a GPU at the end of started decodes. They take memory (`kv_bytes` of `ember_session_details`): up to
     /// `2 * context / mark_interval + 2` copies of the state. 0 keeps four copies whatever the context, closest together
     /// near its end. Ignored for other models.
     pub mark_interval: u32,
-    /// How tokens are chosen. If NULL, the five fields above are used; otherwise they must be 0.
+    /// How tokens are chosen; NULL means the default, the most probable token.
     pub sampling: *const ember_sampling_options,
+    /// NULL, or options of single devices: an `ember_cuda_session_options`.
+    pub next: *const c_void,
 }
 
-// SAFETY: `repr(C)`; 8 * 4 + 8 + 2 * 4 bytes and a word, without padding but at the end of 32-bit
-// builds' structs, which is never written; numbers and the caller's pointer; the size comes first.
+// SAFETY: `repr(C)`; four u32 and two words have no padding; zero is a value of each; the size comes first.
 unsafe impl Sized32 for ember_session_options {
     const NAME: &'static str = "ember_session_options";
 }
@@ -265,43 +251,38 @@ unsafe fn read_sampling(options: &ember_session_options) -> Result<Option<ember_
     if options.sampling.is_null() {
         return Ok(None);
     }
-    let numbers = [options.temperature, options.top_p, options.min_p];
-    if options.top_k != 0 || options.seed != 0 || numbers.iter().any(|n| *n != 0.0) {
-        fail!(
-            InvalidArgument,
-            "ember_session_options has sampling, so top_k, temperature, top_p, min_p and seed must be 0"
-        );
-    }
     // SAFETY: the caller's word.
     unsafe { read_struct(options.sampling) }.map(Some)
+}
+
+/// The priority that options of a session have behind them.
+///
+/// # Safety
+/// `next` must be as the header demands.
+pub(super) unsafe fn stream_priority(next: *const c_void, owner: &str) -> Result<i32> {
+    // SAFETY: the caller's word.
+    let cuda = unsafe { read_chain::<ember_cuda_session_options>(next, owner) }?;
+    Ok(cuda.map_or(0, |cuda| cuda.stream_priority))
 }
 
 /// The engine's form of the options, but for the rules of their sampling.
 ///
 /// # Safety
-/// `options.sampling` must be as the header demands.
+/// `options.sampling` and `options.next` must be as the header demands.
 pub(super) unsafe fn engine_options(options: &ember_session_options) -> Result<SessionOptions> {
-    if options.reserved != 0 {
-        fail!(
-            InvalidArgument,
-            "reserved is not 0 in ember_session_options"
-        );
-    }
     // SAFETY: the caller's word.
-    let sampling = unsafe { read_sampling(options) }?.unwrap_or(ember_sampling_options {
-        temperature: options.temperature,
-        top_k: options.top_k,
-        top_p: options.top_p,
-        min_p: options.min_p,
-        seed: options.seed,
-        ..ember_sampling_options::zeroed()
-    });
+    let (sampling, stream_priority) = unsafe {
+        (
+            read_sampling(options)?,
+            stream_priority(options.next, ember_session_options::NAME)?,
+        )
+    };
     Ok(SessionOptions {
         context: options.context as usize,
         kv_type: kv_type(options.kv_type)?,
-        stream_priority: options.stream_priority,
+        stream_priority,
         mark_interval: options.mark_interval as usize,
-        sampling: sampling.settings(),
+        sampling: sampling.map_or_else(Sampling::default, |sampling| sampling.settings()),
     })
 }
 

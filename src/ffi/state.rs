@@ -3,7 +3,7 @@
 use super::boundary::{Out, OutStruct, Sized32, call, read_struct, text};
 use super::error::{copy_text, ember_error, ember_status};
 use super::model::{checked_path, ember_model, model};
-use super::session::{ember_session, insert, kv_type, with_session};
+use super::session::{ember_session, insert, kv_type, stream_priority, with_session};
 use crate::engine::Session;
 use crate::engine::state::{Kind, RestoreOptions, inspect};
 use crate::error::{Result, fail};
@@ -46,26 +46,29 @@ pub struct ember_restore_options {
     /// half precision if the device does not support it. Keys and values of another type are
     /// converted.
     pub kv_type: u32,
-    /// As in `ember_session_options`.
-    pub stream_priority: i32,
     /// As in `ember_session_options`; it is not saved.
     pub mark_interval: u32,
+    /// As in `ember_session_options`.
+    pub next: *const c_void,
 }
 
-// SAFETY: `repr(C)`; 5 * 4 bytes without padding; numbers only; the size comes first.
+// SAFETY: `repr(C)`; four u32 and a word have no padding; zero is a value of each; the size comes first.
 unsafe impl Sized32 for ember_restore_options {
     const NAME: &'static str = "ember_restore_options";
 }
 
 impl ember_restore_options {
-    fn for_engine(&self) -> Result<RestoreOptions> {
+    /// # Safety
+    /// `next` is as the header demands.
+    unsafe fn for_engine(&self) -> Result<RestoreOptions> {
         Ok(RestoreOptions {
             context: self.context as usize,
             kv_type: match self.kv_type {
                 0 => None,
                 number => Some(kv_type(number)?),
             },
-            stream_priority: self.stream_priority,
+            // SAFETY: the caller's promise.
+            stream_priority: unsafe { stream_priority(self.next, Self::NAME) }?,
             mark_interval: self.mark_interval as usize,
         })
     }
@@ -236,7 +239,9 @@ pub unsafe extern "C" fn ember_session_restore(
             )
         };
         let path = checked_path(path)?;
-        let session = Session::restore(model, path, &options.for_engine()?)?;
+        // SAFETY: `options` is as the header demands.
+        let options = unsafe { options.for_engine() }?;
+        let session = Session::restore(model, path, &options)?;
         out.set(insert(session)?);
         Ok(())
     };
@@ -272,7 +277,9 @@ pub unsafe extern "C" fn ember_session_restore_from(
                 n => fail!(Cancelled, "the read callback returned {n}"),
             }
         };
-        let session = Session::restore_from(model, &mut read, &options.for_engine()?)?;
+        // SAFETY: `options` is as the header demands.
+        let options = unsafe { options.for_engine() }?;
+        let session = Session::restore_from(model, &mut read, &options)?;
         out.set(insert(session)?);
         Ok(())
     };

@@ -10,13 +10,15 @@ static ember_error err;
 /* Session number i: a prompt of another length, and another way to choose. */
 static ember_session *numbered(const ember_model *model, uint32_t i) {
     ember_session_options o = session_options();
+    ember_sampling_options s = sampling_options();
     ember_session *session;
     uint32_t prompt[40], n = 1 + i * 7 % 40, k;
     o.context = 64;
     o.kv_type = i % 5 == 4 ? EMBER_KV_F32 : EMBER_KV_F16;
-    o.seed = i;
-    if (i % 3 == 1) o.temperature = 0.9f;
-    if (i % 3 == 2) { o.temperature = 1.5f; o.top_k = 30; o.top_p = 0.95f; }
+    o.sampling = &s;
+    s.seed = i;
+    if (i % 3 == 1) s.temperature = 0.9f;
+    if (i % 3 == 2) { s.temperature = 1.5f; s.top_k = 30; s.top_p = 0.95f; }
     for (k = 0; k < n; k++) prompt[k] = (i * 31 + k * 17) % N_VOCAB;
     session = create(model, &o);
     OK(ember_prefill(session, prompt, n, &err));
@@ -199,6 +201,7 @@ static void estimates(const ember_model *model, const char *path) {
     ember_session_details session_details;
     ember_session *session;
     ember_estimate e, twice;
+    ember_cuda_model_options cuda;
     size_t len = strlen(path);
     m.device = cpu_device();
     m.threads = 2;
@@ -235,10 +238,14 @@ static void estimates(const ember_model *model, const char *path) {
     o.context = 0;
     STATUS(ember_model_estimate("no such file", 12, &m, &o, &twice, &err), EMBER_FILE_NOT_FOUND);
     STATUS(ember_model_estimate(path, len, &m, &o, NULL, &err), EMBER_NULL_POINTER);
-    m.cuda_context = &m;
+    memset(&cuda, 0, sizeof cuda);
+    cuda.struct_size = sizeof cuda;
+    cuda.kind = EMBER_CHAIN_CUDA_MODEL;
+    cuda.context = &m;
+    m.next = &cuda;
     STATUS(ember_model_estimate(path, len, &m, &o, &twice, &err), EMBER_INVALID_ARGUMENT);
-    SAYS("cuda_context");
-    m.cuda_context = NULL;
+    SAYS("context");
+    m.next = NULL;
     m.device = 1000;
     STATUS(ember_model_estimate(path, len, &m, &o, &twice, &err), EMBER_NO_DEVICE);
     CHECK(twice.weights_bytes == 0x5555555555555555u);
@@ -249,13 +256,18 @@ static void profiles(const ember_model *model) {
     ember_profile_entry entries[16];
     size_t count = 77, i;
     uint64_t bytes = 0;
-    STATUS(ember_session_profile(session, entries, 0, &count, &err), EMBER_BUFFER_TOO_SMALL);
+    memset(entries, 0x55, sizeof entries);
+    STATUS(ember_session_profile(session, entries, 16, &count, &err), EMBER_INVALID_ARGUMENT);
+    SAYS("struct_size");
+    entries[0].struct_size = sizeof entries[0];
+    STATUS(ember_session_profile(session, NULL, 0, &count, &err), EMBER_BUFFER_TOO_SMALL);
     CHECK(count > 0 && count <= 16);
     STATUS(ember_session_profile(session, entries, 16, NULL, &err), EMBER_NULL_POINTER);
     OK(ember_session_profile(session, entries, 16, &count, &err));
     CHECK(count > 4 && count <= 16);
     for (i = 0; i < count; i++) {
-        CHECK(i == 0 || entries[i].work > entries[i - 1].work);
+        CHECK(entries[i].struct_size == sizeof entries[i]);
+        CHECK(i == 0 || strcmp(entries[i].name, entries[i - 1].name) != 0);
         CHECK(entries[i].calls > 0 && entries[i].microseconds >= 0);
         CHECK(entries[i].name[0] != 0 && entries[i].name[15] == 0);
         bytes += entries[i].bytes;
@@ -280,8 +292,9 @@ static void options(const ember_model *model, const char *path) {
     ember_model_options m = model_options();
     ember_session *session = NULL;
     ember_model *refused = NULL;
-    o.struct_size = 40;
-    o.stream_priority = 12345;
+    ember_cuda_model_options cuda;
+    ember_cuda_session_options priority, again;
+    o.struct_size = (uint32_t)((char *)&o.sampling - (char *)&o) - 8;
     o.mark_interval = 3;
     OK(ember_session_create(model, &o, &session, &err));
     CHECK(ember_session_free(session) == EMBER_OK);
@@ -290,19 +303,44 @@ static void options(const ember_model *model, const char *path) {
     STATUS(ember_session_create(model, &o, &session, &err), EMBER_INVALID_ARGUMENT);
     SAYS("mark_interval");
     o.mark_interval = 0;
-    o.stream_priority = -3;
+    /* A chain: of its kind, once, as large as it says, and nothing in it that is not known. */
+    memset(&priority, 0, sizeof priority);
+    priority.struct_size = sizeof priority;
+    priority.kind = EMBER_CHAIN_CUDA_SESSION;
+    priority.stream_priority = -3;
+    again = priority;
+    o.next = &priority;
     OK(ember_session_create(model, &o, &session, &err));
     CHECK(ember_session_free(session) == EMBER_OK);
     session = NULL;
+    priority.next = &again;
+    STATUS(ember_session_create(model, &o, &session, &err), EMBER_INVALID_ARGUMENT);
+    SAYS("two ember_cuda_session_options");
+    priority.next = NULL;
+    priority.kind = EMBER_CHAIN_CUDA_MODEL;
+    STATUS(ember_session_create(model, &o, &session, &err), EMBER_INVALID_ARGUMENT);
+    SAYS("kind 1");
+    priority.kind = EMBER_CHAIN_CUDA_SESSION;
+    priority.struct_size = 4;
+    STATUS(ember_session_create(model, &o, &session, &err), EMBER_INVALID_ARGUMENT);
+    o.next = NULL;
     o.kv_type = EMBER_KV_Q8_0;
     STATUS(ember_session_create(model, &o, &session, &err), EMBER_UNSUPPORTED);
     SAYS("q8_0");
     CHECK(session == NULL);
     m.device = cpu_device();
-    m.cuda_context = &m;
+    memset(&cuda, 0, sizeof cuda);
+    cuda.struct_size = sizeof cuda;
+    cuda.kind = EMBER_CHAIN_CUDA_MODEL;
+    cuda.context = &m;
+    m.next = &cuda;
     STATUS(ember_model_load(path, strlen(path), &m, &refused, &err), EMBER_INVALID_ARGUMENT);
-    SAYS("cuda_context");
-    m.struct_size = (uint32_t)((char *)&m.cuda_context - (char *)&m);
+    SAYS("context");
+    cuda.context = NULL;
+    OK(ember_model_load(path, strlen(path), &m, &refused, &err));
+    CHECK(ember_model_free(refused) == EMBER_OK);
+    m.struct_size = (uint32_t)((char *)&m.next - (char *)&m);
+    cuda.context = &m;
     OK(ember_model_load(path, strlen(path), &m, &refused, &err));
     CHECK(ember_model_free(refused) == EMBER_OK);
 }

@@ -53,6 +53,13 @@ static inline ember_session_options session_options(void) {
     return o;
 }
 
+static inline ember_sampling_options sampling_options(void) {
+    ember_sampling_options o;
+    memset(&o, 0, sizeof o);
+    o.struct_size = sizeof o;
+    return o;
+}
+
 /* The index of the CPU: tests count on its speed and on its memory. */
 static inline uint32_t cpu_device(void) {
     uint32_t count = 0, i;

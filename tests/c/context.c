@@ -184,6 +184,7 @@ static void sticky(const ember_model *model) {
     {
         ember_profile_entry entries[16];
         size_t count;
+        entries[0].struct_size = sizeof entries[0];
         ANSWERS(ember_session_profile(session, entries, 16, &count, e));
     }
     CHECK(position_of(session) == N_PROMPT + 1);

@@ -67,8 +67,10 @@ static struct pieces none(const ember_model *model, ember_session *session) {
 
 static ember_session *sampling(const ember_model *model) {
     ember_session_options o = session_options();
-    o.temperature = 0.9f;
-    o.seed = 11;
+    ember_sampling_options s = sampling_options();
+    o.sampling = &s;
+    s.temperature = 0.9f;
+    s.seed = 11;
     return create(model, &o);
 }
 

@@ -58,9 +58,11 @@ static void talk(ember_session *session, uint32_t *out, float *logits, size_t vo
 
 static ember_session *chance(void) {
     ember_session_options o = session_options();
-    o.temperature = 0.8f;
-    o.top_p = 0.9f;
-    o.seed = 11;
+    ember_sampling_options s = sampling_options();
+    o.sampling = &s;
+    s.temperature = 0.8f;
+    s.top_p = 0.9f;
+    s.seed = 11;
     return create(model, &o);
 }
 

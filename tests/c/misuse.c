@@ -182,7 +182,7 @@ static void struct_sizes(ember_model *model) {
     older.struct_size = 8;
     older.context = 20;
     older.kv_type = 99;
-    older.temperature = -1;
+    older.mark_interval = 3;
     session = create(model, &older);
     state.struct_size = sizeof state;
     OK(ember_session_info(session, &state, &err));
@@ -222,6 +222,7 @@ static void option_values(const char *path, ember_model *model) {
     ember_model *other = NULL;
     ember_model_details details;
     ember_session_options o;
+    ember_sampling_options sampling;
     ember_model_options m;
     volatile float zero = 0;
     details.struct_size = sizeof details;
@@ -236,6 +237,14 @@ static void option_values(const char *path, ember_model *model) {
     BAD_OPTION(context, details.context_length + 1);
     BAD_OPTION(context, UINT32_MAX);
     BAD_OPTION(kv_type, 4);
+#undef BAD_OPTION
+#define BAD_OPTION(field, value) \
+    o = session_options(); \
+    sampling = sampling_options(); \
+    o.sampling = &sampling; \
+    sampling.field = (value); \
+    STATUS(ember_session_create(model, &o, &session, &err), EMBER_INVALID_ARGUMENT); \
+    SAYS(#field)
     BAD_OPTION(temperature, -0.5f);
     BAD_OPTION(temperature, zero / zero);
     BAD_OPTION(temperature, 1 / zero);
@@ -244,7 +253,6 @@ static void option_values(const char *path, ember_model *model) {
     BAD_OPTION(top_p, zero / zero);
     BAD_OPTION(min_p, -0.5f);
     BAD_OPTION(min_p, 1.5f);
-    BAD_OPTION(reserved, 1);
     CHECK(session == NULL);
 
     m = model_options();

@@ -188,17 +188,19 @@ static void bad_tokens(const ember_model *model) {
 /* Seeds: the same gives the same, another gives something else. */
 static void seeds(const ember_model *model) {
     ember_session_options o = session_options();
+    ember_sampling_options s = sampling_options();
     uint32_t first[N_SEEDED], second[N_SEEDED];
     ember_session *session;
-    o.temperature = 20; /* hot enough that a few tokens tell seeds apart */
-    o.seed = 1;
+    o.sampling = &s;
+    s.temperature = 20; /* hot enough that a few tokens tell seeds apart */
+    s.seed = 1;
     session = prompted(model, &o);
     decode_many(session, first, N_SEEDED);
     CHECK(ember_session_free(session) == EMBER_OK);
     session = prompted(model, &o);
     same_tokens(session, first, N_SEEDED);
     CHECK(ember_session_free(session) == EMBER_OK);
-    o.seed = (uint64_t)1 << 32;
+    s.seed = (uint64_t)1 << 32;
     session = prompted(model, &o);
     decode_many(session, second, N_SEEDED);
     CHECK(memcmp(first, second, sizeof first) != 0);
@@ -207,6 +209,7 @@ static void seeds(const ember_model *model) {
 
 int main(int argc, char **argv) {
     ember_session_options o = session_options();
+    ember_sampling_options s = sampling_options();
     ember_model *model;
     CHECK(argc == 2);
     model = load(argv[1]);
@@ -216,11 +219,12 @@ int main(int argc, char **argv) {
     rewinding(model, NULL);
     o.context = 64;
     o.kv_type = EMBER_KV_F32;
-    o.temperature = 0.8f;
-    o.top_k = 40;
-    o.top_p = 0.95f;
-    o.min_p = 0.05f;
-    o.seed = 12345;
+    o.sampling = &s;
+    s.temperature = 0.8f;
+    s.top_k = 40;
+    s.top_p = 0.95f;
+    s.min_p = 0.05f;
+    s.seed = 12345;
     async(model, &o);
     rewinding(model, &o);
     full(model);

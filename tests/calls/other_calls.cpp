@@ -73,6 +73,8 @@ static int32_t progress(void *user, float fraction) {
     return w.random.chance(2) ? 1 : 0;
 }
 
+/* A context that a CPU refuses. */
+static const ember_cuda_model_options CUDA = {sizeof CUDA, EMBER_CHAIN_CUDA_MODEL, nullptr, &run};
 /* The last one does not exist. */
 static const uint32_t CPUS[] = {0, 1, 1024};
 
@@ -85,7 +87,7 @@ static const ember_model_options *model_options(World &w, ember_model_options &o
         o.weights = uint32_t(w.random.chance(70) ? 0 : w.random.below(wild ? 8 : 5));
         if (w.random.chance(50)) o.progress = progress, o.user = &w;
         o.files = uint32_t(w.random.below(wild ? 4 : 2));
-        if (wild && w.random.chance(20)) o.cuda_context = &o;
+        if (wild && w.random.chance(20)) o.next = &CUDA;
         if (wild && w.random.chance(20)) o.reserved = 1;
         if (w.random.chance(20)) o.flags = wild ? uint32_t(w.random.below(4)) : uint32_t(EMBER_MODEL_NEVER_WAIT);
         if (w.random.chance(20)) o.thread_priority = wild ? int32_t(w.random.next()) : -int32_t(w.random.below(3));

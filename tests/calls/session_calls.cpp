@@ -48,11 +48,21 @@ static void check_tokens(const Buffer<ember_token> &tokens, const char *name) {
 /* Its token was written. */
 static bool is_written(const ember_token &token) { return token.id != 0x5c5c5c5c; }
 
+/* Options of GPUs behind others: mostly good ones. */
+static const void *chain(World &w, ember_cuda_session_options &cuda) {
+    memset(&cuda, 0, sizeof cuda);
+    cuda.struct_size = w.size_of<ember_cuda_session_options>();
+    cuda.kind = w.random.chance(5) ? uint32_t(w.random.next()) : uint32_t(EMBER_CHAIN_CUDA_SESSION);
+    cuda.stream_priority = int32_t(w.random.next());
+    return &cuda;
+}
+
 void create_session(World &w) {
     if (w.sessions.size() > 10) return;
     auto model = w.model();
     ember_session_options o;
     ember_sampling_options sampling;
+    ember_cuda_session_options cuda;
     bool odd = false, wild = w.random.chance(15);
     auto *options = w.options<ember_session_options>(o, [&](ember_session_options &o) {
         o.context = wild ? uint32_t(w.random.next()) : uint32_t(1 + w.random.below(200));
@@ -60,13 +70,13 @@ void create_session(World &w) {
         /* All of it is reserved. */
         if (o.context > 4096 && model.known && o.context <= model.known->context_length) o.context = 4096;
         o.kv_type = uint32_t(w.random.below(wild ? 6 : 3));
-        o.stream_priority = int32_t(w.random.next());
+        if (w.random.chance(20)) o.next = chain(w, cuda);
         if (w.random.chance(20)) o.mark_interval = 16 + uint32_t(w.random.below(1000));
         if (w.random.chance(60)) {
             w.sampling(sampling, model.known, &odd);
             o.sampling = &sampling;
         }
-        if (wild) o.temperature = w.number(1), o.top_p = w.number(1), o.reserved = w.random.chance(5), o.mark_interval = w.random.below(32);
+        if (wild) o.mark_interval = w.random.below(32);
     });
     std::shared_ptr<Buffer<ember_session *>> out;
     auto *place = w.out(out);
@@ -580,12 +590,13 @@ void resume(World &w) {
 void profile(World &w) {
     auto s = w.session();
     size_t n = w.capacity(16);
-    std::shared_ptr<Buffer<ember_profile_entry>> entries;
+    Buffer<ember_profile_entry> entries(n);
     std::shared_ptr<Buffer<size_t>> count;
-    auto *list = w.array(entries, n);
+    if (n > 0) entries.data()->struct_size = w.size_of<ember_profile_entry>();
     auto *k = w.out(count, true);
     w.call("ember_session_profile", hex(s.handle) + ", " + to_string(n), {},
-           [&](ember_error *e) { return ember_session_profile(s.handle, list, n, k, e); });
+           [&](ember_error *e) { return ember_session_profile(s.handle, n ? entries.data() : nullptr, n, k, e); });
+    if (!entries.guards_whole()) failed("ember_session_profile writes beside its entries");
 }
 
 void set_grammar(World &w) {
@@ -695,11 +706,11 @@ void save_to(World &w) {
         w.saved = into.second;
 }
 
-static const ember_restore_options *restore_options(World &w, ember_restore_options &o) {
+static const ember_restore_options *restore_options(World &w, ember_restore_options &o, ember_cuda_session_options &cuda) {
     return w.options<ember_restore_options>(o, [&](ember_restore_options &o) {
         o.context = w.random.chance(50) ? 0 : uint32_t(w.random.below(w.random.chance(10) ? UINT32_MAX : 250));
         o.kv_type = uint32_t(w.random.below(w.random.chance(10) ? 6 : 3));
-        o.stream_priority = int32_t(w.random.below(3));
+        if (w.random.chance(20)) o.next = chain(w, cuda);
     });
 }
 
@@ -717,7 +728,8 @@ static void restored(World &w, ember_session *handle, const std::shared_ptr<Mode
 void restore(World &w) {
     auto m = w.model();
     ember_restore_options o;
-    auto *options = restore_options(w, o);
+    ember_cuda_session_options cuda;
+    auto *options = restore_options(w, o, cuda);
     string path = state_path(w);
     if (w.random.chance(5)) path = run.hamlet;
     std::shared_ptr<Buffer<ember_session *>> out;
@@ -749,7 +761,8 @@ static int32_t give(void *user, void *bytes, size_t capacity, size_t *count) {
 void restore_from(World &w) {
     auto m = w.model();
     ember_restore_options o;
-    auto *options = restore_options(w, o);
+    ember_cuda_session_options cuda;
+    auto *options = restore_options(w, o, cuda);
     Source from{&w, w.saved, 0};
     bool whole = w.random.chance(60);
     if (!whole && !from.bytes.empty()) {

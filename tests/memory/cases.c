@@ -425,7 +425,10 @@ static ember_status call_logprobs(ember_error *e) {
 }
 static uint64_t result_logprobs(void) { return digest(digest(0, numbers, 4), tokens, 4 * count); }
 static ember_status call_set_sampling(ember_error *e) { return ember_session_set_sampling(session, &sampling, e); }
-static ember_status call_profile(ember_error *e) { return ember_session_profile(session, profile, 16, &count, e); }
+static ember_status call_profile(ember_error *e) {
+    profile[0].struct_size = sizeof profile[0];
+    return ember_session_profile(session, profile, 16, &count, e);
+}
 static void prepare_set_sampling(void) {
     prompted();
     sample_all();

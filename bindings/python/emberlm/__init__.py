@@ -22,7 +22,6 @@ from ._abi import (
     StateKind,
     Status,
     Weights,
-    Work,
 )
 from ._core import (
     DryBreaker,
@@ -55,5 +54,5 @@ __version__ = "0.1.0"
 __all__ = [
     "NO_TOKEN", "Capability", "DeviceKind", "DryBreaker", "EmberError", "Event", "Files", "GenerateEnd", "Generated", "GrammarKind", "Interrupt",
     "JsonSpacing", "KvType", "Load", "LogLevel", "Logprobs", "Message", "Model", "Sampling", "Session", "StateKind", "Status", "TextStream", "Token",
-    "VersionError", "Weights", "Work", "conversation", "decode_batch", "decode_batch_start", "decode_each", "devices", "estimate", "set_log", "state_info", "supported", "version",
+    "VersionError", "Weights", "conversation", "decode_batch", "decode_batch_start", "decode_each", "devices", "estimate", "set_log", "state_info", "supported", "version",
 ]  # fmt: skip

@@ -242,9 +242,18 @@ def _model_options(device: int, threads: int, weights: int, files: int) -> Any:
     return c
 
 
+def _chain(c: Any, stream_priority: int) -> None:
+    """Puts options of GPUs behind others, if there are any."""
+    if stream_priority:
+        c._cuda = sized(_abi.ember_cuda_session_options)
+        c._cuda.kind, c._cuda.stream_priority = _abi.ChainKind.CUDA_SESSION, stream_priority
+        c.next = ctypes.cast(ctypes.pointer(c._cuda), ctypes.c_void_p)
+
+
 def _session_options(context: int, kv_type: int, stream_priority: int, mark_interval: int, sampling: Sampling | None) -> Any:
     c = sized(_abi.ember_session_options)
-    c.context, c.kv_type, c.stream_priority, c.mark_interval = context, kv_type, stream_priority, mark_interval
+    c.context, c.kv_type, c.mark_interval = context, kv_type, mark_interval
+    _chain(c, stream_priority)
     if sampling is not None:
         c._keep = sampling._struct()
         c.sampling = ctypes.pointer(c._keep)
@@ -549,7 +558,8 @@ class Model(_Handle):
 
 def _restore_options(context: int, kv_type: int, stream_priority: int, mark_interval: int) -> Any:
     c = sized(_abi.ember_restore_options)
-    c.context, c.kv_type, c.stream_priority, c.mark_interval = context, kv_type, stream_priority, mark_interval
+    c.context, c.kv_type, c.mark_interval = context, kv_type, mark_interval
+    _chain(c, stream_priority)
     return c
 
 
@@ -810,8 +820,9 @@ class Session(_Handle):
         call(lib.ember_session_resume, self._raw)
 
     def profile(self) -> list[dict[str, Any]]:
-        """Where the time of a decode goes: work, calls, microseconds, bytes, name."""
+        """Where the time of a decode goes: calls, microseconds, bytes, name."""
         entries, count = (_abi.ember_profile_entry * 64)(), ctypes.c_size_t()
+        entries[0].struct_size = ctypes.sizeof(_abi.ember_profile_entry)
         call(lib.ember_session_profile, self._raw, entries, 64, ctypes.byref(count))
         return [_facts(entry) for entry in entries[: count.value]]
 

@@ -80,7 +80,7 @@ fn threads(options: &LoadOptions) -> Result<usize> {
     if options.cuda_context != 0 {
         fail!(
             InvalidArgument,
-            "cuda_context is set, but the device is a CPU"
+            "ember_cuda_model_options has a context, but the device is a CPU"
         );
     }
     Ok(match options.threads {
