@@ -1,5 +1,5 @@
 /* How long calls take beside a busy host: each function alone, and beside as many threads that do nothing but compute as there are
- * cores. Milliseconds: median and worst of ROUNDS calls. At the end what sessions on threads reach together.
+ * cores. Milliseconds: median, mean and worst of ROUNDS calls. At the end what sessions on threads reach together.
  * usage: busy MODEL.gguf [ROUNDS] [BUSY_THREADS] */
 #include <emberlm.h>
 #include <pthread.h>
@@ -160,6 +160,7 @@ static void generate_8(void)
     ember_generate_options o = {0};
     o.struct_size = sizeof o;
     o.limit = 8;
+    o.flags = EMBER_GENERATE_IGNORE_END;
     OK(ember_generate(session, &o, NULL, &err));
 }
 
@@ -196,7 +197,7 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static void measure(const row *r, int rounds, double *median, double *worst)
+static void measure(const row *r, int rounds, double *median, double *mean, double *worst)
 {
     static double took[MAX_ROUNDS];
     int i;
@@ -209,6 +210,8 @@ static void measure(const row *r, int rounds, double *median, double *worst)
         took[i] = now_ms() - start;
         if (r->after) r->after();
     }
+    *mean = 0;
+    for (i = 0; i < rounds; i++) *mean += took[i] / rounds;
     qsort(took, (size_t)rounds, sizeof *took, by_value);
     *median = took[rounds / 2];
     *worst = took[rounds - 1];
@@ -285,15 +288,15 @@ int main(int argc, char **argv)
     for (k = 0; k < sizeof KINDS / sizeof *KINDS; k++) {
         double alone, together;
         load(argv[1], KINDS[k].threads, KINDS[k].flags);
-        printf("\n%s; milliseconds of %d calls alone, and beside %d busy threads\n%-40s %18s %18s\n", KINDS[k].name, rounds, n, "",
-               "alone: median worst", "busy: median worst");
+        printf("\n%s; milliseconds of %d calls alone, and beside %d busy threads\n%-40s %26s %28s\n", KINDS[k].name, rounds, n, "",
+               "alone: median, mean, worst", "busy: median, mean, worst");
         for (i = 0; i < sizeof ROWS / sizeof *ROWS; i++) {
-            double m[2], w[2];
-            measure(&ROWS[i], rounds, &m[0], &w[0]);
+            double m[2], a[2], w[2];
+            measure(&ROWS[i], rounds, &m[0], &a[0], &w[0]);
             start_busy(n);
-            measure(&ROWS[i], rounds, &m[1], &w[1]);
+            measure(&ROWS[i], rounds, &m[1], &a[1], &w[1]);
             end_busy(n);
-            printf("%-40s %9.3f %8.3f %10.3f %8.3f\n", ROWS[i].name, m[0], w[0], m[1], w[1]);
+            printf("%-40s %8.3f %8.3f %8.3f %10.3f %8.3f %8.3f\n", ROWS[i].name, m[0], a[0], w[0], m[1], a[1], w[1]);
             fflush(stdout);
         }
         alone = rate(1);

@@ -3,6 +3,7 @@
 #ifndef _WIN32
 #include <poll.h>
 #else
+#define WIN32_LEAN_AND_MEAN
 #include <windows.h>
 #endif
 
