@@ -3,7 +3,7 @@
 
 use crate::error::{Result, try_vec};
 use crate::format::Tensor;
-use crate::model::{FeedForward, Linear, Mixer, Network, Norm, Rope};
+use crate::model::{FeedForward, Linear, Mamba2, Mixer, Network, Norm, Rope};
 use crate::text::Tokenizer;
 use twox_hash::XxHash3_64;
 
@@ -63,6 +63,21 @@ impl Fingerprint {
         Ok(())
     }
 
+    fn mamba2(&mut self, m: &Mamba2) {
+        for number in [
+            m.n_heads,
+            m.head_dim,
+            m.n_groups,
+            m.state_dim,
+            m.norm_groups,
+        ] {
+            self.number(number as u64);
+        }
+        self.number(u64::from(m.norm_before_gate));
+        self.float(m.dt_min);
+        self.float(m.dt_max);
+    }
+
     fn mixer(&mut self, mixer: &Mixer) {
         let a = match mixer {
             Mixer::Attention(a) => a,
@@ -83,20 +98,10 @@ impl Fingerprint {
                 self.number(u64::from(m.tiled));
                 return;
             }
-            Mixer::Mamba2(m) => {
-                for number in [
-                    m.n_heads,
-                    m.head_dim,
-                    m.n_groups,
-                    m.state_dim,
-                    m.norm_groups,
-                ] {
-                    self.number(number as u64);
-                }
-                self.number(u64::from(m.norm_before_gate));
-                self.float(m.dt_min);
-                self.float(m.dt_max);
-                return;
+            Mixer::Mamba2(m) => return self.mamba2(m),
+            Mixer::SideBySide(both) => {
+                self.mamba2(&both.mamba);
+                &both.attention
             }
         };
         for number in [a.n_heads, a.n_kv_heads, a.head_dim, a.window.unwrap_or(0)] {

@@ -1,6 +1,6 @@
-//! `gemma2` and `gemma3` (text): norms before and after both parts, windows in most layers, a
-//! scaled embedding. Gemma 2 caps scores and logits; Gemma 3 has norms of q and k, and other
-//! frequencies in layers with a window.
+//! `gemma`, `gemma2` and `gemma3` (text), with a scaled embedding. Gemma 2 and 3 have norms before and
+//! after both parts, and windows in most layers. Gemma 2 caps scores and logits; Gemma 3 has norms of q
+//! and k, and other frequencies in layers with a window.
 //!
 //! Norm weights in these files are ready to use: the 1 that the model adds is in them.
 
@@ -8,6 +8,16 @@ use super::decoder::{Decoder, Windows, bare_block};
 use super::{Activation, Attention, Block, Network, NormKind, RopePairing};
 use crate::error::Result;
 use crate::format::ModelFile;
+
+pub(super) fn gemma(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read(file, "gemma", NormKind::Rms)?;
+    let rope = d.rope(RopePairing::Halves)?;
+    let network = d.network(|i| {
+        let attention = d.attention(i, Some(&rope))?;
+        d.pre_norm_block(i, attention, d.gated(i, Activation::GeluTanh)?)
+    })?;
+    Ok(scaled(network))
+}
 
 pub(super) fn gemma2(file: &ModelFile) -> Result<Network> {
     let mut d = Decoder::read(file, "gemma2", NormKind::Rms)?;

@@ -1,10 +1,19 @@
-//! `glm4`: GLM 4 (0414), with norms before and after both parts, rope on a part of each head, and
-//! gate and up in one matrix.
+//! `chatglm` and `glm4`: GLM 4 9B and ChatGLM, and GLM 4 (0414), which has norms before and after both
+//! parts. Rope is on a part of each head, and gate and up are in one matrix.
 
 use super::decoder::{Decoder, bare_block};
 use super::{Activation, Block, Network, NormKind, RopePairing};
 use crate::error::{Result, fail};
 use crate::format::{ModelFile, Value};
+
+pub(super) fn chatglm(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read(file, "chatglm", NormKind::Rms)?;
+    let rope = d.rope(RopePairing::Interleaved)?;
+    d.network(|i| {
+        let attention = d.attention(i, Some(&rope))?;
+        d.pre_norm_block(i, attention, d.gated_fused(i, Activation::Silu)?)
+    })
+}
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     const SECTIONS: &str = "rope.dimension_sections";

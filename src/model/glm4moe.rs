@@ -1,5 +1,5 @@
-//! `glm4moe`: GLM 4.5 to 4.7, with rope on a part of each head, and experts that are chosen by sigmoids
-//! and a bias in all layers but the first ones.
+//! `glm4moe` and `dots1`: GLM 4.5 to 4.7, with rope on a part of each head, and dots.llm1. Experts are
+//! chosen by sigmoids and a bias in all layers but the first ones.
 
 use super::decoder::{Decoder, bare_block};
 use super::experts::{Defaults, Mixture, shared_count_ff, softmax};
@@ -8,7 +8,16 @@ use crate::error::Result;
 use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
-    let mut d = Decoder::read(file, "glm4moe", NormKind::Rms)?;
+    network(file, "glm4moe", "post_attention_norm")
+}
+
+pub(super) fn dots1(file: &ModelFile) -> Result<Network> {
+    network(file, "dots1", "ffn_norm")
+}
+
+/// `norm` is that before the feed-forward part.
+fn network(file: &ModelFile, architecture: &'static str, norm: &str) -> Result<Network> {
+    let mut d = Decoder::read(file, architecture, NormKind::Rms)?;
     d.leave_out_predictors()?;
     let rope = d.rope(RopePairing::Halves)?;
     let experts = Defaults {
@@ -22,7 +31,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
         let attention = d.normed_attention(i, Some(&rope), normed)?;
         Ok(Block {
             mixer_norm: d.norm(i, "attn_norm")?,
-            feed_forward_norm: d.norm(i, "post_attention_norm")?,
+            feed_forward_norm: d.norm(i, norm)?,
             ..bare_block(attention, experts.or_gated(&d, i)?)
         })
     })

@@ -1,4 +1,5 @@
-//! `gpt2`: GPT-2, with learned positions, Layer norms and biases everywhere.
+//! `gpt2` and `starcoder`: GPT-2, and StarCoder, whose heads share one key and value. Learned positions,
+//! Layer norms and biases everywhere.
 
 use super::decoder::Decoder;
 use super::{Activation, Network, NormKind};
@@ -6,7 +7,15 @@ use crate::error::Result;
 use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
-    let d = Decoder::read(file, "gpt2", NormKind::Layer)?;
+    network(file, "gpt2")
+}
+
+pub(super) fn starcoder(file: &ModelFile) -> Result<Network> {
+    network(file, "starcoder")
+}
+
+fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
+    let d = Decoder::read(file, architecture, NormKind::Layer)?;
     d.require(&["attn_norm.bias", "attn_output.bias"])?;
     d.require(&["ffn_norm.bias", "ffn_up.bias", "ffn_down.bias"])?;
     file.tensor("output_norm.bias")?;

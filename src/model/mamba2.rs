@@ -55,6 +55,11 @@ impl Sizes {
 
     /// The mixer of a layer.
     pub(super) fn layer(&self, d: &Decoder, layer: usize) -> Result<Mamba2> {
+        self.layer_with(d, layer, true)
+    }
+
+    /// The same, with a norm or without.
+    pub(super) fn layer_with(&self, d: &Decoder, layer: usize, normed: bool) -> Result<Mamba2> {
         let (source, hidden) = (&d.source, d.hidden);
         let name = |part: &str| format!("blk.{layer}.{part}");
         let (inner, heads) = (self.inner, self.n_heads);
@@ -77,16 +82,19 @@ impl Sizes {
             dt_min: 0.0,
             dt_max: f32::INFINITY,
             skip: source.vector_in_rows(&name("ssm_d"), 1, heads)?,
-            norm: Some(Norm {
-                kind: NormKind::Rms,
-                weight: source.vector_in_rows(
-                    &name("ssm_norm.weight"),
-                    inner / self.n_groups,
-                    self.n_groups,
-                )?,
-                bias: None,
-                eps: d.eps,
-            }),
+            norm: match normed {
+                true => Some(Norm {
+                    kind: NormKind::Rms,
+                    weight: source.vector_in_rows(
+                        &name("ssm_norm.weight"),
+                        inner / self.n_groups,
+                        self.n_groups,
+                    )?,
+                    bias: None,
+                    eps: d.eps,
+                }),
+                false => None,
+            },
             norm_groups: self.n_groups,
             norm_before_gate: false,
             output: source.linear(&name("ssm_out"), inner, hidden)?,

@@ -9,14 +9,18 @@ mod cohere2;
 mod decoder;
 mod deepseek2;
 mod ernie4_5;
+mod exaone;
 mod exaone4;
 mod experts;
+mod falcon;
+mod falcon_h1;
 mod gemma;
 mod gemma4;
 mod glm4;
 mod glm4moe;
 mod gpt2;
 mod gpt_oss;
+mod gptneox;
 mod granite;
 mod hunyuan;
 mod hybrid;
@@ -25,9 +29,11 @@ mod llama;
 mod mamba2;
 mod minimax_m2;
 mod mistral3;
+mod nemotron;
 mod nemotron_h;
 mod network;
 mod olmo2;
+mod olmoe;
 mod phi2;
 mod phi3;
 mod qwen2;
@@ -47,7 +53,7 @@ pub use network::{
     Activation, Attention, Block, Conv, DeltaNet, DeltaSteps, ExpertGroups, Experts, FeedForward,
     FixedShape, KvShape, LatentAttention, LayerInput, Linear, LongRope, Mamba2, Mixer, MixerState,
     Mlp, Network, Norm, NormKind, PerLayerInputs, Rope, RopePairing, Scoring, SharedExpert,
-    ShortConv, Temperature,
+    ShortConv, SideBySide, Temperature,
 };
 
 use crate::error::{Result, fail};
@@ -60,11 +66,18 @@ type Describe = fn(&ModelFile) -> Result<Network>;
 const ARCHITECTURES: &[(&str, Describe)] = &[
     ("apertus", apertus::describe),
     ("arcee", arcee::describe),
+    ("chatglm", glm4::chatglm),
     ("cohere2", cohere2::describe),
+    ("command-r", cohere2::command_r),
     ("deepseek2", deepseek2::describe),
+    ("dots1", glm4moe::dots1),
     ("ernie4_5", ernie4_5::describe),
     ("ernie4_5-moe", ernie4_5::experts),
+    ("exaone", exaone::describe),
     ("exaone4", exaone4::describe),
+    ("falcon", falcon::describe),
+    ("falcon-h1", falcon_h1::describe),
+    ("gemma", gemma::gemma),
     ("gemma2", gemma::gemma2),
     ("gemma3", gemma::gemma3),
     ("gemma4", gemma4::describe),
@@ -72,6 +85,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("glm4moe", glm4moe::describe),
     ("gpt2", gpt2::describe),
     ("gpt-oss", gpt_oss::describe),
+    ("gptneox", gptneox::describe),
     ("granite", granite::describe),
     ("granitehybrid", granite::hybrid),
     ("granitemoe", granite::experts),
@@ -82,9 +96,11 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("llama", llama::describe),
     ("minimax-m2", minimax_m2::describe),
     ("mistral3", mistral3::describe),
+    ("nemotron", nemotron::describe),
     ("nemotron_h", nemotron_h::describe),
     ("nemotron_h_moe", nemotron_h::experts),
     ("olmo2", olmo2::describe),
+    ("olmoe", olmoe::describe),
     ("phi2", phi2::describe),
     ("phi3", phi3::describe),
     ("qwen2", qwen2::describe),
@@ -100,6 +116,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("seed_oss", seed_oss::describe),
     ("smollm3", smollm3::describe),
     ("stablelm", stablelm::describe),
+    ("starcoder", gpt2::starcoder),
     ("starcoder2", starcoder2::describe),
 ];
 

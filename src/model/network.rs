@@ -142,6 +142,17 @@ pub enum Mixer {
     DeltaNet(Box<DeltaNet>),
     /// Mamba 2.
     Mamba2(Box<Mamba2>),
+    /// Self-attention and Mamba 2 side by side: both read the same input, and their outputs are added.
+    SideBySide(Box<SideBySide>),
+}
+
+/// Two mixers of a layer.
+#[derive(Clone, Debug)]
+pub struct SideBySide {
+    /// Without layers that share its keys and values.
+    pub attention: Attention,
+    /// The other one.
+    pub mamba: Mamba2,
 }
 
 /// What a mixer keeps of the positions that it has seen.
@@ -151,6 +162,8 @@ pub enum MixerState {
     Kv(KvShape),
     /// The same amount, however many they are.
     Fixed(FixedShape),
+    /// Both.
+    Both(KvShape, FixedShape),
 }
 
 /// Keys and values of a layer.
@@ -215,7 +228,7 @@ impl MixerState {
     /// Keys and values, [`KvShape::NONE`] without.
     pub fn kv(&self) -> KvShape {
         match self {
-            MixerState::Kv(kv) => *kv,
+            MixerState::Kv(kv) | MixerState::Both(kv, _) => *kv,
             MixerState::Fixed(_) => KvShape::NONE,
         }
     }
@@ -224,7 +237,7 @@ impl MixerState {
     pub fn fixed_len(&self) -> usize {
         match self {
             MixerState::Kv(_) => 0,
-            MixerState::Fixed(fixed) => fixed.len(),
+            MixerState::Fixed(fixed) | MixerState::Both(_, fixed) => fixed.len(),
         }
     }
 }
@@ -238,6 +251,7 @@ impl Mixer {
             Mixer::ShortConv(_) => "a short convolution",
             Mixer::DeltaNet(_) => "a gated delta net",
             Mixer::Mamba2(_) => "Mamba 2",
+            Mixer::SideBySide(_) => "attention and Mamba 2 side by side",
         }
     }
 
@@ -245,15 +259,7 @@ impl Mixer {
     /// window that no context exceeds counts as none.
     pub fn state(&self, context_length: usize) -> MixerState {
         match self {
-            Mixer::Attention(a) => MixerState::Kv(KvShape {
-                // Of its own.
-                n_kv_heads: match a.shares {
-                    None => a.n_kv_heads,
-                    Some(_) => 0,
-                },
-                head_dim: a.head_dim,
-                window: a.window.filter(|w| *w < context_length),
-            }),
+            Mixer::Attention(a) => MixerState::Kv(a.state(context_length)),
             // The latent vector and the rotated part are a key.
             Mixer::Latent(a) => MixerState::Kv(KvShape {
                 n_kv_heads: 1,
@@ -272,21 +278,17 @@ impl Mixer {
                 rows: m.value_dim,
                 columns: m.key_dim,
             }),
-            Mixer::Mamba2(m) => MixerState::Fixed(FixedShape {
-                conv_channels: m.conv.channels(),
-                conv_columns: m.conv.width() - 1,
-                n_heads: m.n_heads,
-                rows: m.head_dim,
-                columns: m.state_dim,
-            }),
+            Mixer::Mamba2(m) => MixerState::Fixed(m.state()),
+            Mixer::SideBySide(both) => {
+                MixerState::Both(both.attention.state(context_length), both.mamba.state())
+            }
         }
     }
 
     /// Its matrices.
     pub fn linears(&self) -> Vec<&Linear> {
         match self {
-            Mixer::Attention(a) if a.shares.is_some() => vec![&a.q, &a.output],
-            Mixer::Attention(a) => vec![&a.q, &a.k, &a.v, &a.output],
+            Mixer::Attention(a) => a.linears(),
             Mixer::Latent(a) => {
                 let mut all = vec![&a.q, &a.kv, &a.to_latent, &a.from_latent, &a.output];
                 all.extend(&a.q_a);
@@ -298,18 +300,31 @@ impl Mixer {
                 all.extend(m.steps.linears());
                 all
             }
-            Mixer::Mamba2(m) => vec![&m.z, &m.x, &m.b, &m.c, &m.dt, &m.output],
+            Mixer::Mamba2(m) => m.linears(),
+            Mixer::SideBySide(both) => {
+                let mut all = both.attention.linears();
+                all.extend(both.mamba.linears());
+                all
+            }
         }
     }
 
     /// Its norms.
     pub fn norms(&self) -> impl Iterator<Item = &Norm> {
-        let norms: [Option<&Norm>; 2] = match self {
-            Mixer::Attention(a) => [a.q_norm.as_ref(), a.k_norm.as_ref()],
-            Mixer::Latent(a) => [a.q_a_norm.as_ref(), a.kv_norm.as_ref()],
-            Mixer::ShortConv(_) => [None; 2],
-            Mixer::DeltaNet(m) => [Some(&m.norm), None],
-            Mixer::Mamba2(m) => [m.norm.as_ref(), None],
+        let norms: [Option<&Norm>; 3] = match self {
+            Mixer::Attention(a) => [a.q_norm.as_ref(), a.k_norm.as_ref(), None],
+            Mixer::Latent(a) => [a.q_a_norm.as_ref(), a.kv_norm.as_ref(), None],
+            Mixer::ShortConv(_) => [None; 3],
+            Mixer::DeltaNet(m) => [Some(&m.norm), None, None],
+            Mixer::Mamba2(m) => [m.norm.as_ref(), None, None],
+            Mixer::SideBySide(both) => {
+                let a = &both.attention;
+                [
+                    a.q_norm.as_ref(),
+                    a.k_norm.as_ref(),
+                    both.mamba.norm.as_ref(),
+                ]
+            }
         };
         norms.into_iter().flatten()
     }
@@ -317,14 +332,25 @@ impl Mixer {
     /// Its vectors that are neither norms nor biases of matrices, and its convolution.
     pub fn vectors(&self) -> impl Iterator<Item = &Tensor> {
         let (conv, others) = match self {
-            Mixer::Attention(a) => (None, [a.sinks.as_ref(), None, None]),
-            Mixer::Latent(_) => (None, [None; 3]),
-            Mixer::ShortConv(m) => (Some(&m.conv), [None; 3]),
-            Mixer::DeltaNet(m) => (Some(&m.conv), [Some(&m.decay), Some(&m.dt_bias), None]),
+            Mixer::Attention(a) => (None, [a.sinks.as_ref(), None, None, None]),
+            Mixer::Latent(_) => (None, [None; 4]),
+            Mixer::ShortConv(m) => (Some(&m.conv), [None; 4]),
+            Mixer::DeltaNet(m) => (
+                Some(&m.conv),
+                [Some(&m.decay), Some(&m.dt_bias), None, None],
+            ),
             Mixer::Mamba2(m) => (
                 Some(&m.conv),
-                [Some(&m.decay), Some(&m.dt_bias), Some(&m.skip)],
+                [Some(&m.decay), Some(&m.dt_bias), Some(&m.skip), None],
             ),
+            Mixer::SideBySide(both) => {
+                let m = &both.mamba;
+                let sinks = both.attention.sinks.as_ref();
+                (
+                    Some(&m.conv),
+                    [Some(&m.decay), Some(&m.dt_bias), Some(&m.skip), sinks],
+                )
+            }
         };
         let conv = conv
             .into_iter()
@@ -337,14 +363,16 @@ impl Mixer {
         match self {
             Mixer::Attention(a) => a.rope.as_ref(),
             Mixer::Latent(a) => Some(&a.rope),
+            Mixer::SideBySide(both) => both.attention.rope.as_ref(),
             Mixer::ShortConv(_) | Mixer::DeltaNet(_) | Mixer::Mamba2(_) => None,
         }
     }
 
-    /// Self-attention, where that is what it is.
+    /// Self-attention, where it is that or has that.
     pub fn as_attention(&self) -> Option<&Attention> {
         match self {
             Mixer::Attention(a) => Some(a),
+            Mixer::SideBySide(both) => Some(&both.attention),
             _ => None,
         }
     }
@@ -530,6 +558,44 @@ pub struct Mamba2 {
     pub norm_before_gate: bool,
     /// `hidden` x `n_heads * head_dim`.
     pub output: Linear,
+}
+
+impl Attention {
+    /// What it keeps in a session of a model that was trained for `context_length` positions.
+    fn state(&self, context_length: usize) -> KvShape {
+        KvShape {
+            // Of its own.
+            n_kv_heads: match self.shares {
+                None => self.n_kv_heads,
+                Some(_) => 0,
+            },
+            head_dim: self.head_dim,
+            window: self.window.filter(|w| *w < context_length),
+        }
+    }
+
+    fn linears(&self) -> Vec<&Linear> {
+        match self.shares {
+            Some(_) => vec![&self.q, &self.output],
+            None => vec![&self.q, &self.k, &self.v, &self.output],
+        }
+    }
+}
+
+impl Mamba2 {
+    fn state(&self) -> FixedShape {
+        FixedShape {
+            conv_channels: self.conv.channels(),
+            conv_columns: self.conv.width() - 1,
+            n_heads: self.n_heads,
+            rows: self.head_dim,
+            columns: self.state_dim,
+        }
+    }
+
+    fn linears(&self) -> Vec<&Linear> {
+        vec![&self.z, &self.x, &self.b, &self.c, &self.dt, &self.output]
+    }
 }
 
 impl DeltaNet {

@@ -91,6 +91,11 @@ fn attention_part(block: &Block, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows
         Mixer::ShortConv(m) => short_conv(m, x),
         Mixer::DeltaNet(m) => delta_net(m, x),
         Mixer::Mamba2(m) => mamba2(m, x),
+        Mixer::SideBySide(both) => {
+            let mut y = attention(&both.attention, x, kept);
+            add(&mut y, &mamba2(&both.mamba, x), 1.0);
+            y
+        }
     };
     norm(block.mixer_post_norm.as_ref(), &y)
 }

@@ -309,7 +309,14 @@ fn cpu() -> usize {
 
 #[test]
 fn sessions_rewind_as_far_as_they_like() {
-    for name in ["cohere2", "gemma3", "gemma4_e", "mistral", "lfm2"] {
+    for name in [
+        "cohere2",
+        "falcon_h1",
+        "gemma3",
+        "gemma4_e",
+        "mistral",
+        "lfm2",
+    ] {
         let dir = TempDir::new("rewind");
         let path = dir.file("model.gguf", &with_context(name, 4096).bytes());
         let options = LoadOptions {
@@ -363,7 +370,13 @@ fn sessions_rewind_as_far_as_they_like() {
 #[test]
 fn recurrent_layers_are_evaluated_again_as_far_as_a_session_asks_for() {
     const EVERY: usize = 50;
-    for name in ["lfm2", "qwen3_5", "granite_hybrid", "nemotron_h_moe"] {
+    for name in [
+        "falcon_h1",
+        "lfm2",
+        "qwen3_5",
+        "granite_hybrid",
+        "nemotron_h_moe",
+    ] {
         let file = ModelFile::from_bytes(&with_context(name, 4096).bytes()).unwrap();
         let network = Network::from_file(&file).unwrap();
         let weights: Arc<dyn Weights> = load(&network, 1);

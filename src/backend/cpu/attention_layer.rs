@@ -174,7 +174,7 @@ impl AttentionLayer {
     pub fn run(&self, pass: &Pass, norm: Option<&NormWeights>, post: Post) -> Result<()> {
         let b = &pass.tokens.buffers;
         let products = || std::iter::once(&self.q).chain(self.kv.iter().flatten());
-        pass.encode(norm, pass.residual(), union(products()))?;
+        pass.encode(norm, pass.input(), union(products()))?;
         pass.marks.end_norm(norm);
         let row = |span, width, stride| Row {
             span,

@@ -27,6 +27,7 @@ pub(super) struct ChunkSpace {
     up: Pages,
     rope: Pages,
     steps: Pages,
+    held: Pages,
     inputs: Pages,
     latents: Pages,
     heads: Activations,
@@ -48,6 +49,7 @@ impl ChunkSpace {
             up: pages(Matrix::ROW_QUANTUM * weights.pool.threads())?,
             rope: pages(s.rope)?,
             steps: pages(s.steps)?,
+            held: pages(s.held)?,
             inputs: pages(s.inputs)?,
             latents: pages(s.latents)?,
             heads: s.heads.inputs(tokens)?,
@@ -100,6 +102,7 @@ impl<'a> Chunk<'a> {
                 gate: space.gate.span(),
                 rope: space.rope.span(),
                 steps: space.steps.span(),
+                held: space.held.span(),
                 inputs: space.inputs.span(),
                 sizes: &weights.sizes,
             },
@@ -120,6 +123,7 @@ impl<'a> Chunk<'a> {
             tokens: &self.rows,
             turn,
             marks: Marks(None),
+            held: false,
         }
     }
 

@@ -112,7 +112,7 @@ impl DeltaNetLayer {
     /// Adds what the positions up to each token's say to it to the residual stream.
     pub fn run(&self, pass: &Pass, norm: Option<&NormWeights>, post: Post) -> Result<()> {
         let b = &pass.tokens.buffers;
-        pass.encode(norm, pass.residual(), union(self.products()))?;
+        pass.encode(norm, pass.input(), union(self.products()))?;
         pass.marks.end_norm(norm);
         let rows = |span, product: &Product, stride| Rows {
             span,

@@ -28,6 +28,7 @@ pub(super) struct DecodeSpace {
     up: Vec<f32>,
     rope: Vec<f32>,
     steps: Vec<f32>,
+    held: Vec<f32>,
     inputs: Vec<f32>,
     latents: Vec<f32>,
     heads: Activations,
@@ -50,6 +51,7 @@ impl DecodeSpace {
             up: floats(sizes.n_ff)?,
             rope: floats(sizes.rope)?,
             steps: floats(sizes.steps)?,
+            held: floats(sizes.held)?,
             inputs: floats(sizes.inputs)?,
             latents: floats(sizes.latents)?,
             heads: sizes.heads.inputs(1)?,
@@ -144,6 +146,7 @@ pub(super) fn step(
             gate: Span::new(&mut space.gate),
             rope: Span::new(&mut space.rope),
             steps: Span::new(&mut space.steps),
+            held: Span::new(&mut space.held),
             inputs: Span::new(&mut space.inputs),
             sizes: &weights.sizes,
         },
@@ -161,6 +164,7 @@ pub(super) fn step(
         tokens: &tokens,
         turn: &turn,
         marks: Marks(clock),
+        held: false,
     };
     pass.inputs(&[token])?;
     for layer in &weights.layers {

@@ -109,7 +109,7 @@ impl LatentLayer {
         };
         let first = self.q_a.as_ref().map_or(&self.q, |(q_a, _)| q_a);
         let products = [first, &self.kv];
-        pass.encode(norm, pass.residual(), union(products))?;
+        pass.encode(norm, pass.input(), union(products))?;
         pass.marks.end_norm(norm);
         let q = row(b.q, self.q.matrix.rows(), b.sizes.q);
         let kv = row(b.k, self.key_len(), b.sizes.kv);

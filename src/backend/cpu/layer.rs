@@ -215,6 +215,8 @@ pub(super) enum MixerLayer {
     ShortConv(Box<ShortConvLayer>),
     DeltaNet(Box<DeltaNetLayer>),
     Mamba2(Box<Mamba2Layer>),
+    /// Both read what the residual stream is before the layer.
+    SideBySide(Box<(AttentionLayer, Mamba2Layer)>),
 }
 
 impl Layer {
@@ -225,9 +227,6 @@ impl Layer {
         ropes: &mut Vec<Rope>,
         isa: Isa,
     ) -> Result<Layer> {
-        if block.parallel && matches!(block.feed_forward, FeedForward::Experts(_)) {
-            fail!(Unsupported, "layer {index}: experts beside attention");
-        }
         Ok(Layer {
             mixer_norm: NormWeights::find(&block.mixer_norm)?,
             mixer: match &block.mixer {
@@ -248,6 +247,14 @@ impl Layer {
                 }
                 Mixer::Mamba2(mamba) => {
                     MixerLayer::Mamba2(Box::new(Mamba2Layer::new((index, mamba), isa)?))
+                }
+                Mixer::SideBySide(both) => {
+                    let window = block.mixer.state(context_length).kv().window;
+                    let attention = (index, &both.attention);
+                    MixerLayer::SideBySide(Box::new((
+                        AttentionLayer::new(attention, window, ropes, isa)?,
+                        Mamba2Layer::new((index, &both.mamba), isa)?,
+                    )))
                 }
             },
             mixer_post_norm: NormWeights::find(&block.mixer_post_norm)?,
@@ -287,6 +294,7 @@ impl Layer {
             MixerLayer::ShortConv(conv) => conv.floats(),
             MixerLayer::DeltaNet(net) => net.floats(),
             MixerLayer::Mamba2(mamba) => mamba.floats(),
+            MixerLayer::SideBySide(both) => both.0.floats() + both.1.floats(),
         };
         let feed_forward = match &self.feed_forward {
             FeedForwardLayer::Dense(dense) => dense.products().map(Product::bias_len).sum(),

@@ -112,7 +112,7 @@ impl Mamba2Layer {
         let buffers = &pass.tokens.buffers;
         let s = buffers.sizes;
         let products = [&self.z, &self.x, &self.b, &self.c, &self.dt];
-        pass.encode(norm, pass.residual(), union(products))?;
+        pass.encode(norm, pass.input(), union(products))?;
         pass.marks.end_norm(norm);
         let rows = |span, product: &Product, stride| Rows {
             span,

@@ -99,6 +99,8 @@ pub(super) struct Pass<'a, 't> {
     pub tokens: &'a Tokens<'a>,
     pub turn: &'a PoolTurn<'t>,
     pub marks: Marks<'a>,
+    /// Whether parts read what the residual stream was when it was held, not what it is.
+    pub held: bool,
 }
 
 /// Nanoseconds that one thread takes for products of weights of so many bytes with so many tokens:
@@ -129,12 +131,25 @@ impl Pass<'_, '_> {
             // Before anything is added to what both parts read.
             self.inner(norm.or(mixer_norm), dense)?;
         }
+        let beside = layer.parallel && matches!(layer.feed_forward, FeedForwardLayer::Experts(_));
+        if beside {
+            self.hold()?;
+        }
         match &layer.mixer {
             MixerLayer::Attention(attention) => attention.run(self, mixer_norm, mixer_post)?,
             MixerLayer::Latent(latent) => latent.run(self, mixer_norm, mixer_post)?,
             MixerLayer::ShortConv(conv) => conv.run(self, mixer_norm, mixer_post)?,
             MixerLayer::DeltaNet(net) => net.run(self, mixer_norm, mixer_post)?,
             MixerLayer::Mamba2(mamba) => mamba.run(self, mixer_norm, mixer_post)?,
+            MixerLayer::SideBySide(both) => {
+                self.hold()?;
+                both.0.run(self, mixer_norm, mixer_post)?;
+                let held = Pass {
+                    held: true,
+                    ..*self
+                };
+                both.1.run(&held, mixer_norm, mixer_post)?;
+            }
         }
         match &layer.feed_forward {
             FeedForwardLayer::Dense(dense) => {
@@ -152,7 +167,16 @@ impl Pass<'_, '_> {
                 self.marks.end(Kind::Down, down);
             }
             FeedForwardLayer::Experts(experts) => {
-                self.encode(norm, self.residual(), experts.input_encodings)?;
+                let reader = Pass {
+                    held: beside,
+                    ..*self
+                };
+                let norm = match beside {
+                    true => norm.or(mixer_norm),
+                    false => norm,
+                };
+                let from = reader.input();
+                self.encode(norm, from, experts.input_encodings)?;
                 self.marks.end_norm(norm);
                 self.tokens.experts.run(self, experts)?;
                 self.add_outputs(post)?;
@@ -262,6 +286,31 @@ impl Pass<'_, '_> {
             width: b.sizes.hidden,
             stride: b.sizes.hidden,
         }
+    }
+
+    /// What a part reads: the residual stream, or what it was when it was held.
+    pub fn input(&self) -> Rows<'_> {
+        let b = &self.tokens.buffers;
+        Rows {
+            span: if self.held { b.held } else { b.x },
+            ..self.residual()
+        }
+    }
+
+    /// Keeps what the residual stream is.
+    fn hold(&self) -> Result<()> {
+        let (tokens, b) = (self.tokens, &self.tokens.buffers);
+        let hidden = b.sizes.hidden;
+        let work = Work::even(tokens.count, 20 + hidden as u64 / 8);
+        self.phase(work, move |_, range| {
+            for t in range {
+                // SAFETY: each token is one thread's; nobody writes the residual stream.
+                unsafe {
+                    let x = &*b.x.part(t * hidden, hidden);
+                    b.held.part(t * hidden, hidden).copy_from_slice(x);
+                }
+            }
+        })
     }
 
     /// Runs a phase, range by range.

@@ -66,7 +66,7 @@ impl ShortConvLayer {
     pub fn run(&self, pass: &Pass, norm: Option<&NormWeights>, post: Post) -> Result<()> {
         let (tokens, buffers) = (pass.tokens, &pass.tokens.buffers);
         let products = [&self.b, &self.c, &self.x];
-        pass.encode(norm, pass.residual(), union(products))?;
+        pass.encode(norm, pass.input(), union(products))?;
         pass.marks.end_norm(norm);
         let rows = |span, stride| Rows {
             span,

@@ -16,6 +16,8 @@ pub(super) struct Buffers<'a> {
     /// The numbers of a recurrence's heads.
     pub steps: Span<'a>,
     pub rope: Span<'a>,
+    /// What the residual stream was before the first of two parts that read the same.
+    pub held: Span<'a>,
     /// Inputs of all blocks beside the residual stream.
     pub inputs: Span<'a>,
     pub sizes: &'a Sizes,

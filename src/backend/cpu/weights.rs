@@ -17,7 +17,9 @@ use super::turn::Turns;
 use crate::backend::row::{discard, take_apart};
 use crate::backend::{KvType, Row, RowResult, Runner, RunnerOptions, Weights, When};
 use crate::error::{Result, fail, try_vec};
-use crate::model::{Block, FeedForward, KvShape, LatentAttention, Mixer, Network, Rope};
+use crate::model::{
+    Attention, Block, FeedForward, KvShape, LatentAttention, Mamba2, Mixer, Network, Rope,
+};
 use std::cell::UnsafeCell;
 use std::sync::{Arc, Mutex};
 
@@ -78,6 +80,8 @@ pub(super) struct Sizes {
     pub recurrent: usize,
     /// Floats of all rope tables of a position.
     pub rope: usize,
+    /// Floats of a token's residual stream that are kept for a second reader.
+    pub held: usize,
     /// Floats of the inputs of all blocks of a token, and of one of them.
     pub inputs: usize,
     pub input: usize,
@@ -106,7 +110,7 @@ impl Sizes {
 
     /// Floats of a token beside the rows that all networks have.
     pub fn beside(&self) -> usize {
-        self.steps + self.rope + self.inputs + self.latents
+        self.steps + self.rope + self.held + self.inputs + self.latents
     }
 }
 
@@ -156,6 +160,27 @@ fn ropes(network: &Network) -> Vec<&Rope> {
 }
 
 impl Sizes {
+    fn include_attention(&mut self, a: &Attention) {
+        let q = a.n_heads * a.head_dim;
+        self.q = self.q.max(a.q.weight.rows());
+        if a.gated {
+            self.n_ff = self.n_ff.max(q);
+        }
+        self.kv = self.kv.max(a.n_kv_heads * a.head_dim);
+        self.head_dim = self.head_dim.max(a.head_dim);
+        self.group = self.group.max(a.n_heads / a.n_kv_heads);
+        let partial = super::attention::partial_len(a.n_heads, a.head_dim);
+        self.partial = self.partial.max(partial);
+    }
+
+    fn include_mamba2(&mut self, m: &Mamba2) {
+        let (inner, states) = (m.z.weight.rows(), m.b.weight.rows());
+        self.q = self.q.max(states);
+        self.kv = self.kv.max(inner).max(states);
+        self.n_ff = self.n_ff.max(inner);
+        self.steps = self.steps.max(m.n_heads);
+    }
+
     fn include_latent(&mut self, a: &LatentAttention) {
         let key = a.rank + a.rotated();
         self.q = self.q.max(a.q.weight.rows());
@@ -183,18 +208,7 @@ impl Sizes {
         };
         for block in &network.blocks {
             match &block.mixer {
-                Mixer::Attention(a) => {
-                    let q = a.n_heads * a.head_dim;
-                    s.q = s.q.max(a.q.weight.rows());
-                    if a.gated {
-                        s.n_ff = s.n_ff.max(q);
-                    }
-                    s.kv = s.kv.max(a.n_kv_heads * a.head_dim);
-                    s.head_dim = s.head_dim.max(a.head_dim);
-                    s.group = s.group.max(a.n_heads / a.n_kv_heads);
-                    let partial = super::attention::partial_len(a.n_heads, a.head_dim);
-                    s.partial = s.partial.max(partial);
-                }
+                Mixer::Attention(a) => s.include_attention(a),
                 Mixer::Latent(a) => s.include_latent(a),
                 Mixer::ShortConv(_) => {
                     s.q = s.q.max(s.hidden);
@@ -208,13 +222,15 @@ impl Sizes {
                     s.steps = s.steps.max(2 * m.n_value_heads);
                     s.recurrent = s.recurrent.max(2 * m.key_dim + m.value_dim);
                 }
-                Mixer::Mamba2(m) => {
-                    let (inner, states) = (m.z.weight.rows(), m.b.weight.rows());
-                    s.q = s.q.max(states);
-                    s.kv = s.kv.max(inner).max(states);
-                    s.n_ff = s.n_ff.max(inner);
-                    s.steps = s.steps.max(m.n_heads);
+                Mixer::Mamba2(m) => s.include_mamba2(m),
+                Mixer::SideBySide(both) => {
+                    s.held = s.hidden;
+                    s.include_attention(&both.attention);
+                    s.include_mamba2(&both.mamba);
                 }
+            }
+            if block.parallel && matches!(block.feed_forward, FeedForward::Experts(_)) {
+                s.held = s.hidden;
             }
             if let FeedForward::Dense(mlp) = &block.feed_forward {
                 s.n_ff = s.n_ff.max(mlp.up.weight.rows());

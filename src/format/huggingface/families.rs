@@ -1,6 +1,7 @@
 //! The families: which class of the transformers library is which architecture in GGUF, what their
 //! tensors are called in both, and what their configs leave out.
 
+use super::further::FURTHER;
 use super::json::Config;
 use super::keys::{self, Keys};
 use super::{delta_net, gemma4, latent, mamba2, nemotron_h, relatives};
@@ -8,7 +9,7 @@ use crate::error::{Error, Result, Status, fail};
 use serde_json::{Value, json};
 
 /// Names of a layer's parts: those of the folder, and those of GGUF.
-type Parts = &'static [(&'static str, &'static str)];
+pub(super) type Parts = &'static [(&'static str, &'static str)];
 
 /// A family of models.
 pub(super) struct Family {
@@ -19,16 +20,16 @@ pub(super) struct Family {
     /// `general.architecture` in GGUF.
     pub architecture: &'static str,
     /// Activations that the family runs with.
-    activations: &'static [&'static str],
+    pub(super) activations: &'static [&'static str],
     /// Parts of a layer.
-    parts: &'static [Parts],
+    pub(super) parts: &'static [Parts],
     pub layout: Layout,
     /// Whether positions are rotations.
     pub rope: bool,
     /// Flags of the config that the family has, and that give its matrices biases.
     pub bias_flags: &'static [&'static str],
     /// Values that a config may leave out.
-    defaults: fn() -> Value,
+    pub(super) defaults: fn() -> Value,
     /// Whether the head is the embedding where the config does not say so.
     pub tied: bool,
     /// Sets the keys that are this family's own.
@@ -46,45 +47,47 @@ pub(super) enum Layout {
     ShiftedNorms,
     /// Matrices have a row per input.
     Transposed,
+    /// `attn_qkv` has, of each key and value head, its queries, its key and its value.
+    GroupedHeads,
 }
 
 const SILU: &[&str] = &["silu", "swish"];
-const GELU_TANH: &[&str] = &["gelu_pytorch_tanh", "gelu_new"];
+pub(super) const GELU_TANH: &[&str] = &["gelu_pytorch_tanh", "gelu_new"];
 
-const ATTENTION: Parts = &[
+pub(super) const ATTENTION: Parts = &[
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.v_proj", "attn_v"),
     ("self_attn.o_proj", "attn_output"),
 ];
-const HEAD_NORMS: Parts = &[
+pub(super) const HEAD_NORMS: Parts = &[
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
 ];
-const PRE_NORMS: Parts = &[
+pub(super) const PRE_NORMS: Parts = &[
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
 ];
-const GATED: Parts = &[
+pub(super) const GATED: Parts = &[
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
 ];
-const GATED_FUSED: Parts = &[
+pub(super) const GATED_FUSED: Parts = &[
     ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
 ];
-const PLAIN: Parts = &[("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down")];
+pub(super) const PLAIN: Parts = &[("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down")];
 const LATE_NORMS: Parts = &[
     ("self_attn.query_layernorm", "attn_q_norm"),
     ("self_attn.key_layernorm", "attn_k_norm"),
 ];
-const SHARED_EXPERTS: Parts = &[
+pub(super) const SHARED_EXPERTS: Parts = &[
     ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
     ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
 ];
-const SIGMOID_ROUTER: Parts = &[
+pub(super) const SIGMOID_ROUTER: Parts = &[
     ("mlp.gate", "ffn_gate_inp"),
     ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
 ];
@@ -163,7 +166,7 @@ const QWEN_NORMS: Parts = &[
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "post_attention_norm"),
 ];
-const QWEN_EXPERTS: Parts = &[
+pub(super) const QWEN_EXPERTS: Parts = &[
     ("mlp.gate", "ffn_gate_inp"),
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
@@ -178,7 +181,7 @@ fn delta_net_defaults() -> Value {
 }
 
 /// What most families are.
-const LLAMA: Family = Family {
+pub(super) const LLAMA: Family = Family {
     model_types: &["llama"],
     classes: &["LlamaForCausalLM"],
     architecture: "llama",
@@ -873,10 +876,20 @@ impl Family {
             }
         };
         let model_type = config.find_str("model_type")?;
-        let family = FAMILIES.iter().find(|family| match (class, model_type) {
-            (Some(class), _) => family.classes.contains(&class),
-            (None, Some(model_type)) => family.model_types.contains(&model_type),
-            (None, None) => false,
+        let all = || FAMILIES.iter().chain(FURTHER);
+        let of_both = |family: &&Family| {
+            let both = class.zip(model_type);
+            both.is_some_and(|(class, model_type)| {
+                family.classes.contains(&class) && family.model_types.contains(&model_type)
+            })
+        };
+        // Some families are loaded as another's class.
+        let family = all().find(of_both).or_else(|| {
+            all().find(|family| match (class, model_type) {
+                (Some(class), _) => family.classes.contains(&class),
+                (None, Some(model_type)) => family.model_types.contains(&model_type),
+                (None, None) => false,
+            })
         });
         let Some(family) = family else {
             let (key, value) = match (class, model_type) {
@@ -887,7 +900,9 @@ impl Family {
                     "config.json: keys architectures and model_type are missing"
                 ),
             };
-            let known: Vec<_> = FAMILIES.iter().flat_map(|f| f.classes).copied().collect();
+            let mut known: Vec<_> = all().flat_map(|f| f.classes).copied().collect();
+            known.sort_unstable();
+            known.dedup();
             let value: String = value.chars().take(100).collect();
             fail!(
                 Unsupported,
@@ -906,6 +921,9 @@ impl Family {
                     family.model_types[0]
                 ),
             ));
+        }
+        if family.architecture == "exaone" {
+            super::further::rename(config);
         }
         family.check_activation(config)?;
         if let Value::Object(defaults) = (family.defaults)() {

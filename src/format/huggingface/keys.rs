@@ -17,7 +17,10 @@ pub(super) struct Keys<'a> {
 
 /// Keys of GGUF and those of `config.json` that they come from, under all their names.
 const NAMES: &[(&str, &[&str])] = &[
-    ("block_count", &["num_hidden_layers", "n_layer"]),
+    (
+        "block_count",
+        &["num_hidden_layers", "n_layer", "num_layers"],
+    ),
     (
         "context_length",
         &["max_position_embeddings", "n_positions", "n_ctx"],
@@ -25,7 +28,10 @@ const NAMES: &[(&str, &[&str])] = &[
     ("embedding_length", &["hidden_size", "n_embd"]),
     ("vocab_size", &["vocab_size"]),
     ("attention.head_count", &["num_attention_heads", "n_head"]),
-    ("attention.head_count_kv", &["num_key_value_heads"]),
+    (
+        "attention.head_count_kv",
+        &["num_key_value_heads", "num_kv_heads", "n_head_kv"],
+    ),
     ("attention.key_length_swa", &["head_dim"]),
     ("attention.shared_kv_layers", &["num_kv_shared_layers"]),
     (

@@ -5,7 +5,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `files` | which files there are, and what may be read |
-//! | `families` | the families: names, layout, defaults |
+//! | `families`, `further` | the families: names, layout, defaults |
 //! | `json`, `keys`, `rope` | `config.json`, and the metadata that it becomes |
 //! | `tensors`, `experts` | the tensors by their new names |
 //! | `vocabulary`, `presplit` | `tokenizer.json` as metadata, for files that are written |
@@ -14,9 +14,11 @@
 
 mod delta_net;
 mod experts;
+mod falcon_h1;
 mod families;
 mod files;
 mod fp8;
+mod further;
 mod gemma4;
 mod json;
 mod keys;

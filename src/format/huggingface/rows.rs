@@ -35,6 +35,13 @@ pub(super) enum Order {
         key: usize,
         values: usize,
     },
+    /// Of each of `groups` groups `queries` rows of queries, then `head` rows of keys and as many of values:
+    /// the queries of all groups, then the keys, then the values.
+    Heads {
+        groups: usize,
+        queries: usize,
+        head: usize,
+    },
 }
 
 impl Order {
@@ -77,6 +84,24 @@ impl Order {
                     row => {
                         let row = row - 2 * all;
                         row / values * of + 2 * key + row % values
+                    }
+                }
+            }
+            Order::Heads {
+                groups,
+                queries,
+                head,
+            } => {
+                let of = queries + 2 * head;
+                let (keys, values) = (groups * queries, groups * (queries + head));
+                match row {
+                    row if row < keys => row / queries * of + row % queries,
+                    row => {
+                        let (row, from) = match row < values {
+                            true => (row - keys, queries),
+                            false => (row - values, queries + head),
+                        };
+                        row / head * of + from + row % head
                     }
                 }
             }

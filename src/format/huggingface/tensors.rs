@@ -2,10 +2,11 @@
 
 use super::experts::Experts;
 use super::families::{Family, Layout};
+use super::further::falcon_kv_heads;
 use super::json::Config;
 use super::rows::{Order, Reordered, transposed};
 use super::stored::{Stored, small};
-use super::{delta_net, fp8, keys::Keys, latent, mamba2, relatives};
+use super::{delta_net, falcon_h1, fp8, keys::Keys, latent, mamba2, relatives};
 use crate::error::{Result, fail};
 use crate::format::Tensor;
 use crate::quant::TensorType;
@@ -19,14 +20,18 @@ const TOP: &[(&str, &str)] = &[
     ("per_layer_projection_norm", "per_layer_proj_norm"),
     ("embed_tokens", "token_embd"),
     ("embeddings", "token_embd"),
+    ("embed_in", "token_embd"),
+    ("word_embeddings", "token_embd"),
     ("wte", "token_embd"),
     ("wpe", "position_embd"),
     ("norm", "output_norm"),
     ("final_layernorm", "output_norm"),
+    ("final_layer_norm", "output_norm"),
     ("embedding_norm", "token_embd_norm"),
     ("ln_f", "output_norm"),
     ("norm_f", "output_norm"),
     ("lm_head", "output"),
+    ("embed_out", "output"),
 ];
 /// Flags of the config, and the parts of a layer that have biases where it is set.
 const BIASES: &[(&str, &[&str])] = &[
@@ -72,7 +77,13 @@ const BIASES: &[(&str, &[&str])] = &[
     ),
 ];
 /// What may stand before a name.
-const PREFIXES: [&str; 4] = ["model.", "language_model.", "transformer.", "backbone."];
+const PREFIXES: [&str; 5] = [
+    "model.",
+    "language_model.",
+    "transformer.",
+    "backbone.",
+    "gpt_neox.",
+];
 /// Parts of a model that are none of the text part: it sees, hears, or guesses ahead.
 const OTHER_PARTS: [&str; 8] = [
     // Layers that guess further tokens ahead.
@@ -86,10 +97,12 @@ const OTHER_PARTS: [&str; 8] = [
     "visual.",
 ];
 /// Constants that old files have stored, and scales of what is not quantized here.
-const UNUSED: [&str; 8] = [
+const UNUSED: [&str; 10] = [
     "rotary_emb.inv_freq",
     ".attn.bias",
     ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
     ".input_scale",
     ".input_global_scale",
     ".activation_scale",
@@ -131,7 +144,11 @@ impl<'a> Folder<'a> {
         stored: &'a HashMap<String, Stored>,
     ) -> Result<Folder<'a>> {
         let config = keys.config;
-        let has_head = stored.keys().any(|name| name.ends_with("lm_head.weight"));
+        let has_head = stored.keys().any(|name| {
+            ["lm_head.weight", "embed_out.weight"]
+                .iter()
+                .any(|end| name.ends_with(end))
+        });
         let tied = match config.find("tie_word_embeddings") {
             Some(_) => config.flag("tie_word_embeddings")?,
             None => family.tied || !has_head,
@@ -182,7 +199,7 @@ impl<'a> Folder<'a> {
                 _ => (name, ""),
             };
             if let Some((_, top)) = TOP.iter().find(|(known, _)| *known == stem) {
-                if !(self.tied && stem == "lm_head") {
+                if !(self.tied && *top == "output") {
                     let name = format!("{top}.{end}");
                     let tensor = self.tensor(stored, &name)?;
                     insert(&mut tensors, name, tensor)?;
@@ -228,6 +245,18 @@ impl<'a> Folder<'a> {
             }
         }
         experts.stack(&mut tensors)?;
+        if self.family.architecture == "falcon-h1" && self.tied {
+            // Head and embedding have other factors.
+            let embedding = self
+                .stored
+                .iter()
+                .find(|(name, _)| without_prefixes(name) == "embed_tokens.weight");
+            if let Some((_, stored)) = embedding {
+                let name = "output.weight".to_owned();
+                let tensor = self.tensor(stored, &name)?;
+                insert(&mut tensors, name, tensor)?;
+            }
+        }
         self.check_complete(&tensors)?;
         Ok(tensors)
     }
@@ -246,7 +275,10 @@ impl<'a> Folder<'a> {
         };
         match &self.delta_net {
             Some(net) => net.tensors(self, &full, stored),
-            None if self.architecture() == "granitehybrid" || self.is_nemotron() => {
+            None if self.architecture().starts_with("granite")
+                || self.is_nemotron()
+                || self.architecture() == "falcon-h1" =>
+            {
                 mamba2::tensors(self, self.keys, &full, stored)
             }
             None => Ok(None),
@@ -272,8 +304,11 @@ impl<'a> Folder<'a> {
     /// A tensor that is called `name` in GGUF.
     fn tensor(&self, stored: &Stored, name: &str) -> Result<Tensor> {
         let q_or_k = [".attn_q.", ".attn_k."].iter().any(|n| name.contains(n));
-        let order = (q_or_k && self.family.layout == Layout::Halves)
-            .then_some(Order::Interleaved(self.head_dim));
+        let order = match self.family.layout {
+            Layout::Halves if q_or_k => Some(Order::Interleaved(self.head_dim)),
+            Layout::GroupedHeads if name.contains(".attn_qkv.") => Some(self.grouped(stored)?),
+            _ => None,
+        };
         if let Some(Order::Interleaved(head)) = order {
             let rows = stored.shape.first().copied().unwrap_or(1);
             if !head.is_multiple_of(2) || !rows.is_multiple_of(head) {
@@ -308,9 +343,43 @@ impl<'a> Folder<'a> {
             _ => self.matrix(stored)?,
         };
         match order {
+            None if self.family.architecture == "falcon-h1" => {
+                falcon_h1::scaled(self.keys, tensor, name)
+            }
             None => Ok(tensor),
             Some(order) => reordered(tensor, order, None),
         }
+    }
+
+    /// The order of rows of heads in groups.
+    fn grouped(&self, stored: &Stored) -> Result<Order> {
+        let groups = match self.family.architecture {
+            "falcon" => falcon_kv_heads(self.keys)? as usize,
+            _ => self.n_heads,
+        };
+        if groups == 0 || !self.n_heads.is_multiple_of(groups) {
+            fail!(
+                InvalidModel,
+                "config.json: num_kv_heads is {groups}, which does not divide the {} heads",
+                self.n_heads
+            );
+        }
+        let head = self.head_dim;
+        let rows = head.saturating_mul(self.n_heads + 2 * groups);
+        if stored.shape.first() != Some(&rows) {
+            fail!(
+                ShapeMismatch,
+                "tensor {} has shape {:?}; the model needs {} heads with {groups} keys and values, {rows} rows",
+                stored.name,
+                stored.shape,
+                self.n_heads
+            );
+        }
+        Ok(Order::Heads {
+            groups,
+            queries: self.n_heads / groups * head,
+            head,
+        })
     }
 
     /// A matrix or several, as they are stored.
@@ -372,8 +441,12 @@ impl<'a> Folder<'a> {
     fn spelled(&self, gguf: &str) -> String {
         let (stem, end) = gguf.rsplit_once('.').unwrap_or((gguf, ""));
         let own = match (self.family.architecture, stem) {
-            ("gpt2", "token_embd") => "wte",
-            ("gpt2", "output_norm") => "ln_f",
+            ("gpt2" | "starcoder", "token_embd") => "wte",
+            ("gpt2" | "starcoder" | "falcon", "output_norm") => "ln_f",
+            ("falcon", "token_embd") => "word_embeddings",
+            ("gptneox", "token_embd") => "embed_in",
+            ("gptneox", "output_norm") => "final_layer_norm",
+            ("gptneox", "output") => "embed_out",
             ("phi2", "output_norm") => "final_layernorm",
             (_, "token_embd") if self.is_nemotron() => "embeddings",
             (_, "output_norm") if self.is_nemotron() => "norm_f",
@@ -519,7 +592,7 @@ fn biases(family: &Family, config: &Config) -> Result<Vec<(&'static str, &'stati
         let parts = parts.iter().filter(|part| family.part(part).is_some());
         // Families whose output has none, or by a flag of its own.
         let output = match family.architecture {
-            "glm4" | "glm4moe" => true,
+            "chatglm" | "glm4" | "glm4moe" => true,
             "seed_oss" => !config.flag("attention_out_bias")?,
             _ => false,
         };

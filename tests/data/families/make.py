@@ -49,6 +49,12 @@ MAMBA = dict(num_hidden_layers=4, hidden_size=40, num_attention_heads=4, num_key
              mamba_d_state=12, mamba_d_head=8, mamba_d_conv=4, mamba_expand=2,
              layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"])
 
+FALCON_H1 = dict(hidden_size=40, head_dim=20, num_attention_heads=4, num_key_value_heads=2, mamba_d_ssm=60, mamba_n_heads=10,
+                 mamba_d_head=6, mamba_n_groups=1, mamba_d_state=12, mamba_d_conv=4, mamba_norm_before_gate=False,
+                 mamba_rms_norm=False, mamba_proj_bias=False, attention_in_multiplier=0.9, attention_out_multiplier=1.3,
+                 key_multiplier=0.7, ssm_in_multiplier=1.2, ssm_out_multiplier=0.8, embedding_multiplier=1.6, lm_head_multiplier=0.4,
+                 mlp_multipliers=[0.6, 1.7], ssm_multipliers=[1.1, 0.6, 1.4, 0.9, 0.75])
+
 # name: (model_type of transformers, architecture in GGUF, changes of BASE)
 FAMILIES = {
     "qwen2": ("qwen2", "qwen2", dict(num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True)),
@@ -71,6 +77,31 @@ FAMILIES = {
                                   original_max_position_embeddings=32, sliding_window=21)),
     "phi4": ("phi3", "phi3", dict(rope_parameters=dict(**FLOAT, partial_rotary_factor=1.0),
                                   original_max_position_embeddings=64, sliding_window=None, tie_word_embeddings=True)),
+    "gemma": ("gemma", "gemma", dict(head_dim=20, hidden_act="gelu_pytorch_tanh")),
+    "qwen2_moe": ("qwen2_moe", "qwen2moe", dict(moe_intermediate_size=12, shared_expert_intermediate_size=28, num_experts=6,
+                                                num_experts_per_tok=2)),
+    "olmoe": ("olmoe", "olmoe", dict(num_attention_heads=6, num_key_value_heads=3, num_experts=6, num_experts_per_tok=2,
+                                     intermediate_size=20)),
+    "granite_moe": ("granitemoe", "granitemoe", dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.1,
+                                                     logits_scaling=2.0, num_local_experts=5, num_experts_per_tok=2, intermediate_size=20)),
+    "gpt_neox": ("gpt_neox", "gptneox", dict(hidden_act="gelu", intermediate_size=60, num_key_value_heads=3,
+                                             rope_parameters=dict(**FLOAT, partial_rotary_factor=0.5))),
+    "gpt_neox_sequential": ("gpt_neox", "gptneox", dict(hidden_act="gelu", num_key_value_heads=3, use_parallel_residual=False,
+                                                        rope_parameters=dict(**FLOAT, partial_rotary_factor=0.25))),
+    "falcon": ("falcon", "falcon", dict(multi_query=True, parallel_attn=True, bias=False, alibi=False)),
+    "falcon_new": ("falcon", "falcon", dict(num_attention_heads=6, num_kv_heads=3, new_decoder_architecture=True, bias=False, alibi=False,
+                                            ffn_hidden_size=60)),
+    "starcoder": ("gpt_bigcode", "starcoder", dict(vocab_size=96, n_embd=48, n_layer=2, n_head=3, n_positions=64, bos_token_id=1,
+                                                   eos_token_id=2)),
+    "cohere": ("cohere", "command-r", dict(logit_scale=0.25)),
+    "nemotron": ("nemotron", "nemotron", dict(head_dim=20, hidden_size=40, hidden_act="relu2",
+                                              rope_parameters=dict(**FLOAT, partial_rotary_factor=0.5))),
+    "exaone": ("exaone", "exaone", dict(num_attention_heads=6, num_key_value_heads=2)),
+    "glm": ("glm", "chatglm", dict(head_dim=20, hidden_size=40, attention_bias=True,
+                                   rope_parameters=dict(**FLOAT, partial_rotary_factor=0.6))),
+    "dots1": ("dots1", "dots1", dict(num_hidden_layers=3, head_dim=20, hidden_size=40, moe_intermediate_size=8, num_experts_per_tok=3,
+                                     n_routed_experts=8, n_shared_experts=2, n_group=4, topk_group=2, norm_topk_prob=True,
+                                     routed_scaling_factor=1.8, first_k_dense_replace=1)),
     "gpt2": ("gpt2", "gpt2", dict(vocab_size=96, n_embd=48, n_layer=2, n_head=3, n_positions=64, bos_token_id=1, eos_token_id=2)),
     "olmo2": ("olmo2", "olmo2", dict(num_attention_heads=6, num_key_value_heads=3)),
     "olmo3": ("olmo3", "olmo2", dict(num_hidden_layers=5, num_key_value_heads=3, sliding_window=9)),
@@ -97,6 +128,9 @@ FAMILIES = {
                                                                          position_embedding_type="rope", tie_word_embeddings=True)),
     "granite_hybrid_moe": ("granitemoehybrid", "granitehybrid", MAMBA | dict(num_local_experts=5, num_experts_per_tok=2,
                                                                              intermediate_size=16, shared_intermediate_size=12)),
+    # Attention and Mamba 2 in each layer, and every factor another.
+    "falcon_h1": ("falcon_h1", "falcon-h1", FALCON_H1),
+    "falcon_h1_normed": ("falcon_h1", "falcon-h1", FALCON_H1 | dict(mamba_rms_norm=True, mamba_n_groups=2, tie_word_embeddings=True)),
     # One part a layer, feed-forward parts behind some of the mixers only.
     "nemotron_h": ("nemotron_h", "nemotron_h", dict(hidden_size=40, num_attention_heads=4, num_key_value_heads=2, head_dim=20,
                                                     intermediate_size=36, mlp_bias=True, mamba_num_heads=6, mamba_head_dim=8, n_groups=2,
@@ -163,7 +197,7 @@ FAMILIES = {
 # Norms lack the 1 that is added to them, but for those of the recurrence.
 SHIFTED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 # Architectures in whose files rope rotates neighbours, though the saved model rotates halves.
-INTERLEAVED = ("llama", "granite", "granitehybrid", "smollm3", "arcee", "mistral3")
+INTERLEAVED = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee", "mistral3")
 
 
 def random_model(config):
@@ -171,7 +205,7 @@ def random_model(config):
     with torch.no_grad():
         for name, p in model.named_parameters():
             norm = re.search(r"norm|ln_", name) and name.endswith("weight")
-            shifted = config.model_type in ("gemma2", "gemma3_text") or config.model_type in SHIFTED and "linear_attn" not in name
+            shifted = config.model_type in ("gemma", "gemma2", "gemma3_text", "nemotron") or config.model_type in SHIFTED and "linear_attn" not in name
             p.normal_(1.0 if norm and not shifted else 0.0, 0.2)
             if name.endswith("sinks"):
                 p.normal_(0.0, 2.0)
@@ -229,7 +263,10 @@ def gguf_tensors(config, architecture, saved):
                                      config.num_hidden_layers)
     for name, x in saved.items():
         x = x.astype(np.float32)
-        if ".mamba." in name or ".shared_mlp." in name or ".block_sparse_moe." in name and architecture == "granitehybrid":
+        if architecture == "falcon-h1":
+            yield from falcon_h1(config, name, x)
+            continue
+        if ".mamba." in name or ".shared_mlp." in name or ".block_sparse_moe." in name and architecture.startswith("granite"):
             yield from granite_hybrid(config, name, x)
             continue
         if architecture.startswith("nemotron_h"):
@@ -244,12 +281,14 @@ def gguf_tensors(config, architecture, saved):
         stem, end = name.rsplit(".", 1)
         if config.model_type in SHIFTED and stem.endswith("norm"):
             x = x + 1
-        if architecture in ("gemma2", "gemma3") and stem.endswith("norm"):
+        if architecture in ("gemma", "gemma2", "gemma3", "nemotron") and stem.endswith("norm") and end == "weight":
             x = x + 1
         if architecture in INTERLEAVED and ".q_proj." in name:
             x = interleaved(x, config.num_attention_heads)
         if architecture in INTERLEAVED and ".k_proj." in name:
             x = interleaved(x, config.num_key_value_heads)
+        if "query_key_value" in name:
+            x = by_kind(x, config)
         if name.endswith("conv.conv.weight"):
             x = x.squeeze(1)
         if architecture == "gpt2" and re.search(r"c_attn.weight|c_proj.weight|c_fc.weight", name):
@@ -290,6 +329,21 @@ def gguf_tensors(config, architecture, saved):
         yield f"{mapped}.{end}", x
 
 
+def kv_heads(config):
+    c = config.to_dict()
+    if "multi_query" not in c:
+        return c.get("num_key_value_heads") or config.num_attention_heads
+    return c["num_kv_heads"] if c.get("new_decoder_architecture") else 1
+
+
+def by_kind(x, config):
+    """Rows of queries, keys and values of each KV head, as those of all queries, all keys and all values."""
+    groups = config.num_attention_heads if config.model_type == "gpt_neox" else kv_heads(config)
+    heads = x.reshape(groups, config.num_attention_heads // groups + 2, -1, *x.shape[1:])
+    flat = lambda x: x.reshape(-1, *x.shape[3:])
+    return np.concatenate([flat(heads[:, :-2]), flat(heads[:, -2:-1]), flat(heads[:, -1:])])
+
+
 def tiled(x, config):
     """Value heads in another order: they take the key heads in turns."""
     heads, groups = config.linear_num_value_heads, config.linear_num_key_heads
@@ -327,6 +381,34 @@ def delta_net(config, architecture, name, x):
         yield blk + name, change(x)
 
 
+def falcon_h1(config, name, x):
+    """A tensor of Falcon-H1 with its factors."""
+    c, one = config, np.float32(1)
+    factors = {"embed_tokens": c.embedding_multiplier, "lm_head": c.lm_head_multiplier, "q_proj": c.attention_in_multiplier,
+               "v_proj": c.attention_in_multiplier, "k_proj": one * c.attention_in_multiplier * one * c.key_multiplier,
+               "o_proj": c.attention_out_multiplier, "gate_proj": c.mlp_multipliers[0], "down_proj": c.mlp_multipliers[1],
+               "mamba.out_proj": c.ssm_out_multiplier}
+    if ".mamba." in name:
+        _, layer, part = re.match(r"(.*)\.layers\.(\d+)\.mamba\.(.*)$", name).groups()
+        if part == "in_proj.weight":
+            inner, states = c.mamba_d_ssm, c.mamba_n_groups * c.mamba_d_state
+            rows = np.repeat(np.float32(c.ssm_multipliers) * np.float32(c.ssm_in_multiplier),
+                             [inner, inner, states, states, c.mamba_n_heads])
+            x = x * rows[:, None]
+        for gguf_name, x in mamba2(f"blk.{layer}.", part, x, c.mamba_n_groups):
+            yield gguf_name, x * np.float32(c.ssm_out_multiplier) if part == "out_proj.weight" else x
+        return
+    stem, end = name.rsplit(".", 1)
+    factor = np.float32(factors.get(stem.rsplit(".", 1)[-1], 1.0))
+    part = {"embed_tokens": "token_embd", "lm_head": "output", "final_layernorm": "output_norm", "input_layernorm": "attn_norm",
+            "pre_ff_layernorm": "ffn_norm", "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output",
+            "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}[stem.rsplit(".", 1)[-1]]
+    layer = re.match(r"model\.layers\.(\d+)\.", stem)
+    yield f"{f'blk.{layer[1]}.' if layer else ''}{part}.{end}", x * factor
+    if stem.endswith("embed_tokens") and config.tie_word_embeddings:
+        yield f"output.{end}", x * np.float32(c.lm_head_multiplier)
+
+
 def granite_hybrid(config, name, x):
     """A tensor of Mamba 2 or of a feed-forward part as (name, array) of a GGUF file."""
     _, layer, part = re.match(r"(.*)\.layers\.(\d+)\.(?:mamba|shared_mlp|block_sparse_moe)\.(.*)$", name).groups()
@@ -344,7 +426,7 @@ def granite_hybrid(config, name, x):
     elif part in ("output_linear.weight", "experts.down_proj"):
         yield blk + "ffn_down_exps.weight", x
     else:
-        yield from mamba2(blk, part, x, config.mamba_n_groups)
+        yield from mamba2(blk, part, x, getattr(config, "mamba_n_groups", 1))
 
 
 def mamba2(blk, part, x, n_groups):
@@ -389,7 +471,7 @@ def write_metadata(w, architecture, config):
     w.add_context_length(c.get("max_position_embeddings") or c["n_positions"])
     w.add_embedding_length(hidden)
     w.add_block_count(layers)
-    n_ff = c.get("intermediate_size") or c.get("n_inner") or 4 * hidden
+    n_ff = c.get("ffn_hidden_size") or c.get("intermediate_size") or c.get("n_inner") or 4 * hidden
     if c.get("block_auto_adjust_ff_dim"):
         multiple = c["block_multiple_of"]
         n_ff = -(-int(c["block_ffn_dim_multiplier"] * int(2 * n_ff / 3)) // multiple) * multiple
@@ -411,12 +493,14 @@ def write_metadata(w, architecture, config):
         write_nemotron_h(w, config)
     elif architecture == "granitehybrid":
         w.add_head_count_kv([c["num_key_value_heads"] if t == "full_attention" else 0 for t in c["layer_types"]])
+    elif architecture in ("falcon", "starcoder"):
+        w.add_head_count_kv(kv_heads(config))
     elif "num_key_value_heads" in c and architecture not in ("gemma4", "deepseek2"):
         w.add_head_count_kv(c["num_key_value_heads"])
     if "rms_norm_eps" in c:
         w.add_layer_norm_rms_eps(c["rms_norm_eps"])
-    for key in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"):
-        if key in c:
+    for key in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
+        if key in c and architecture not in ("lfm2", "lfm2moe"):
             w.add_layer_norm_eps(c[key])
     head_dim = c.get("head_dim") or hidden // heads
     if c.get("head_dim") and architecture not in ("gemma4", "deepseek2"):
@@ -448,19 +532,19 @@ def write_metadata(w, architecture, config):
         if rope["rope_type"] != "longrope":
             w.add_rope_scaling_orig_ctx_len(c["original_max_position_embeddings"])
         w.add_sliding_window(c["sliding_window"] or 0)
-    elif c.get("sliding_window"):
+    elif c.get("sliding_window") and architecture != "dots1":
         w.add_sliding_window(c["sliding_window"])
     if architecture == "olmo2" and c.get("layer_types"):
         w.add_sliding_window_pattern([t == "sliding_attention" for t in c["layer_types"]])
     if architecture == "gemma2":
         w.add_attn_logit_softcapping(c["attn_logit_softcapping"])
         w.add_final_logit_softcapping(c["final_logit_softcapping"])
-    if architecture in ("granite", "granitehybrid"):
+    if architecture in ("granite", "granitemoe", "granitehybrid"):
         w.add_attention_scale(c["attention_multiplier"])
         w.add_embedding_scale(c["embedding_multiplier"])
         w.add_residual_scale(c["residual_multiplier"])
         w.add_logit_scale(c["logits_scaling"])
-    if architecture == "cohere2":
+    if architecture in ("cohere2", "command-r"):
         w.add_logit_scale(c["logit_scale"])
         w.add_rope_scaling_type(gguf.RopeScalingType.NONE)
     experts = not architecture.startswith("nemotron_h") and next((c[key] for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") if c.get(key)), None)
@@ -475,20 +559,27 @@ def write_metadata(w, architecture, config):
         w.add_expert_weights_scale(c["routed_scaling_factor"])
     if architecture == "granitehybrid":
         write_granite_hybrid(w, c)
+    if architecture == "falcon-h1":
+        w.add_ssm_conv_kernel(c["mamba_d_conv"])
+        w.add_ssm_state_size(c["mamba_d_state"])
+        w.add_ssm_group_count(c["mamba_n_groups"])
+        w.add_ssm_time_step_rank(c["mamba_n_heads"])
+        w.add_ssm_inner_size(c["mamba_d_ssm"])
     if "linear_num_key_heads" in c:
         write_delta_net(w, c)
     if architecture == "gemma4":
         write_gemma4(w, config, rope)
     if architecture == "deepseek2":
         write_deepseek2(w, c, rope)
-    if architecture in ("qwen3moe", "gpt-oss", "ernie4_5-moe", "glm4moe", "hunyuan-moe", "minimax-m2", "qwen3next", "qwen35moe", "lfm2moe"):
+    if architecture in ("qwen3moe", "gpt-oss", "ernie4_5-moe", "glm4moe", "hunyuan-moe", "minimax-m2", "qwen3next", "qwen35moe", "lfm2moe",
+                        "qwen2moe", "dots1"):
         w.add_expert_feed_forward_length(c.get("moe_intermediate_size") or c["intermediate_size"])
 
 
 def write_relatives(w, architecture, c, rope):
     if architecture == "exaone4":
         w.add_sliding_window_pattern([t == "sliding_attention" for t in c["layer_types"]])
-    if architecture == "stablelm":
+    if architecture in ("stablelm", "gptneox"):
         w.add_parallel_residual(c["use_parallel_residual"])
     if architecture == "mistral3":
         w.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
@@ -501,7 +592,9 @@ def write_relatives(w, architecture, c, rope):
         w.add_expert_shared_feed_forward_length(c["intermediate_size"])
     if architecture == "minimax-m2":
         w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if architecture == "glm4moe":
+    if architecture == "qwen2moe":
+        w.add_expert_shared_feed_forward_length(c["shared_expert_intermediate_size"])
+    if architecture in ("glm4moe", "dots1"):
         w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         w.add_expert_shared_count(c["n_shared_experts"])
         w.add_expert_weights_scale(c["routed_scaling_factor"])
@@ -616,6 +709,8 @@ def write_gguf(path, architecture, config, saved):
             w.add_tensor(name, mxfp4_blocks(x), raw_dtype=gguf.GGMLQuantizationType.MXFP4)
         elif x.ndim == 1 or name.endswith(".bias") or "shortconv.conv" in name or ".ssm_" in name and "_in." not in name and "_out." not in name or "ffn_gate_inp" in name or "position_embd" in name:
             w.add_tensor(name, x)
+        elif architecture == "falcon-h1":
+            w.add_tensor(name, np.ascontiguousarray(x, np.float32))  # the factors leave no halves
         else:
             w.add_tensor(name, np.ascontiguousarray(x, np.float16))
     w.write_header_to_file()
@@ -635,7 +730,7 @@ def write_logits(path, model, seed, n_tokens):
 def make(out, name, model_type, architecture, changes):
     seed = zlib.crc32(name.encode())
     torch.manual_seed(seed)
-    config = transformers.AutoConfig.for_model(model_type, **copy.deepcopy(changes if model_type == "gpt2" else BASE | changes))
+    config = transformers.AutoConfig.for_model(model_type, **copy.deepcopy(changes if model_type in ("gpt2", "gpt_bigcode") else BASE | changes))
     model = random_model(config)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)

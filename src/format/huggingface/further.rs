@@ -1,0 +1,358 @@
+//! Further families, as those of [`super::families`]: how their folders name tensors, and what their configs
+//! leave out.
+
+use super::families::{
+    ATTENTION, Family, GATED, GATED_FUSED, GELU_TANH, HEAD_NORMS, LLAMA, Layout, PLAIN, PRE_NORMS,
+    QWEN_EXPERTS, SHARED_EXPERTS, SIGMOID_ROUTER,
+};
+use super::json::Config;
+use super::keys::{self, Keys, experts, qwen_experts};
+use super::{falcon_h1, relatives};
+use crate::error::{Result, fail};
+use serde_json::json;
+
+/// `gelu` with the error function.
+const GELU: &[&str] = &["gelu"];
+
+pub(super) const FURTHER: &[Family] = &[
+    FALCON_H1,
+    Family {
+        model_types: &["gemma"],
+        classes: &["GemmaForCausalLM"],
+        architecture: "gemma",
+        // The first configs name the one and mean the other.
+        activations: &["gelu_pytorch_tanh", "gelu_new", "gelu"],
+        layout: Layout::ShiftedNorms,
+        defaults: || json!({"rms_norm_eps": 1e-6, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh"}),
+        tied: true,
+        bias_flags: &["attention_bias"],
+        keys: |k| k.refuse("use_bidirectional_attention"),
+        ..LLAMA
+    },
+    Family {
+        model_types: &["qwen2_moe"],
+        classes: &["Qwen2MoeForCausalLM"],
+        architecture: "qwen2moe",
+        parts: &[ATTENTION, PRE_NORMS, QWEN_EXPERTS],
+        layout: Layout::Same,
+        bias_flags: &[],
+        keys: |k| {
+            qwen_experts(k)?;
+            k.copy_size(
+                "shared_expert_intermediate_size",
+                "expert_shared_feed_forward_length",
+            )?;
+            k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
+            keys::window_where_asked(k)
+        },
+        ..LLAMA
+    },
+    Family {
+        model_types: &["olmoe"],
+        classes: &["OlmoeForCausalLM"],
+        architecture: "olmoe",
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            PRE_NORMS,
+            &[("mlp.gate", "ffn_gate_inp")],
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-5}),
+        bias_flags: &["attention_bias"],
+        keys: |k| {
+            refuse_clipping(k)?;
+            experts(k)?;
+            k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
+            Ok(())
+        },
+        ..LLAMA
+    },
+    Family {
+        model_types: &["granitemoe"],
+        classes: &["GraniteMoeForCausalLM"],
+        architecture: "granitemoe",
+        parts: &[
+            ATTENTION,
+            PRE_NORMS,
+            &[
+                ("block_sparse_moe.router.layer", "ffn_gate_inp"),
+                ("block_sparse_moe.router", "ffn_gate_inp"),
+            ],
+        ],
+        bias_flags: &["attention_bias"],
+        keys: |k| {
+            keys::granite(k)?;
+            experts(k)
+        },
+        ..LLAMA
+    },
+    Family {
+        model_types: &["gpt_neox"],
+        classes: &["GPTNeoXForCausalLM"],
+        architecture: "gptneox",
+        activations: GELU,
+        parts: &[&[
+            ("input_layernorm", "attn_norm"),
+            ("post_attention_layernorm", "ffn_norm"),
+            ("attention.query_key_value", "attn_qkv"),
+            ("attention.dense", "attn_output"),
+            ("mlp.dense_h_to_4h", "ffn_up"),
+            ("mlp.dense_4h_to_h", "ffn_down"),
+        ]],
+        layout: Layout::GroupedHeads,
+        defaults: || {
+            json!({"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "hidden_act": "gelu",
+                "use_parallel_residual": true})
+        },
+        bias_flags: &[],
+        keys: |k| {
+            let parallel = k.config.flag("use_parallel_residual")?;
+            k.set("use_parallel_residual", parallel);
+            Ok(())
+        },
+        ..LLAMA
+    },
+    Family {
+        model_types: &["falcon", "RefinedWebModel", "RefinedWeb"],
+        classes: &["FalconForCausalLM", "RWForCausalLM"],
+        architecture: "falcon",
+        activations: GELU,
+        parts: &[&[
+            ("input_layernorm", "attn_norm"),
+            ("ln_mlp", "attn_norm"),
+            ("ln_attn", "attn_norm_2"),
+            ("self_attention.query_key_value", "attn_qkv"),
+            ("self_attention.dense", "attn_output"),
+            ("mlp.dense_h_to_4h", "ffn_up"),
+            ("mlp.dense_4h_to_h", "ffn_down"),
+        ]],
+        layout: Layout::GroupedHeads,
+        defaults: || {
+            json!({"layer_norm_epsilon": 1e-5, "max_position_embeddings": 2048, "multi_query": true,
+                "parallel_attn": true, "activation": "gelu"})
+        },
+        tied: true,
+        bias_flags: &[],
+        keys: falcon,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["gpt_bigcode"],
+        classes: &["GPTBigCodeForCausalLM"],
+        architecture: "starcoder",
+        activations: GELU_TANH,
+        parts: &[&[
+            ("ln_1", "attn_norm"),
+            ("attn.c_attn", "attn_qkv"),
+            ("attn.c_proj", "attn_output"),
+            ("ln_2", "ffn_norm"),
+            ("mlp.c_fc", "ffn_up"),
+            ("mlp.c_proj", "ffn_down"),
+        ]],
+        layout: Layout::Same,
+        rope: false,
+        defaults: || {
+            json!({"layer_norm_epsilon": 1e-5, "activation_function": "gelu_pytorch_tanh",
+                "multi_query": true})
+        },
+        tied: true,
+        keys: |k| {
+            if !k.config.flag("multi_query")? {
+                fail!(
+                    Unsupported,
+                    "config.json: multi_query is false, which is not supported"
+                );
+            }
+            k.set("attention.head_count_kv", 1u64);
+            keys::gpt2(k)
+        },
+        ..LLAMA
+    },
+    Family {
+        model_types: &["cohere"],
+        classes: &["CohereForCausalLM"],
+        architecture: "command-r",
+        parts: &[ATTENTION, &[("input_layernorm", "attn_norm")], GATED],
+        layout: Layout::Same,
+        defaults: || json!({"layer_norm_eps": 1e-5, "logit_scale": 0.0625}),
+        tied: true,
+        bias_flags: &["attention_bias"],
+        keys: |k| {
+            k.refuse("use_qk_norm")?;
+            k.set("logit_scale", k.config.f32("logit_scale")?);
+            k.set("rope.scaling.type", "none");
+            Ok(())
+        },
+        ..LLAMA
+    },
+    Family {
+        model_types: &["nemotron"],
+        classes: &["NemotronForCausalLM"],
+        architecture: "nemotron",
+        activations: &["relu2"],
+        parts: &[ATTENTION, PRE_NORMS, PLAIN],
+        layout: Layout::ShiftedNorms,
+        defaults: || json!({"norm_eps": 1e-5, "partial_rotary_factor": 0.5, "hidden_act": "relu2"}),
+        keys: |k| {
+            k.set("attention.layer_norm_epsilon", k.config.f32("norm_eps")?);
+            Ok(())
+        },
+        ..LLAMA
+    },
+    Family {
+        model_types: &["exaone"],
+        classes: &["ExaoneForCausalLM", "LlamaForCausalLM"],
+        architecture: "exaone",
+        parts: &[
+            ATTENTION,
+            PRE_NORMS,
+            GATED,
+            // As the first folders have them.
+            &[
+                ("ln_1", "attn_norm"),
+                ("ln_2", "ffn_norm"),
+                ("attn.attention.q_proj", "attn_q"),
+                ("attn.attention.k_proj", "attn_k"),
+                ("attn.attention.v_proj", "attn_v"),
+                ("attn.attention.out_proj", "attn_output"),
+                ("mlp.c_fc_0", "ffn_gate"),
+                ("mlp.c_fc_1", "ffn_up"),
+                ("mlp.c_proj", "ffn_down"),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-5, "default_rope_theta": 500_000.0}),
+        ..LLAMA
+    },
+    Family {
+        model_types: &["glm"],
+        classes: &["GlmForCausalLM"],
+        architecture: "chatglm",
+        parts: &[ATTENTION, PRE_NORMS, GATED_FUSED],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5, "head_dim": 128}),
+        bias_flags: &["attention_bias"],
+        ..LLAMA
+    },
+    Family {
+        model_types: &["dots1"],
+        classes: &["Dots1ForCausalLM"],
+        architecture: "dots1",
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            PRE_NORMS,
+            GATED,
+            SHARED_EXPERTS,
+            SIGMOID_ROUTER,
+        ],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-6, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+                "first_k_dense_replace": 0, "routed_scaling_factor": 1.0})
+        },
+        bias_flags: &["attention_bias"],
+        keys: |k| {
+            if k.windowed(|_| false)?.contains(&true) {
+                fail!(
+                    Unsupported,
+                    "config.json: layer_types has layers with windows, which are not supported"
+                );
+            }
+            relatives::glm4moe(k)
+        },
+        ..LLAMA
+    },
+];
+
+const FALCON_H1: Family = Family {
+    model_types: &["falcon_h1"],
+    classes: &["FalconH1ForCausalLM"],
+    architecture: "falcon-h1",
+    parts: &[
+        ATTENTION,
+        &[
+            ("input_layernorm", "attn_norm"),
+            ("pre_ff_layernorm", "ffn_norm"),
+            ("feed_forward.gate_proj", "ffn_gate"),
+            ("feed_forward.up_proj", "ffn_up"),
+            ("feed_forward.down_proj", "ffn_down"),
+            ("mamba.in_proj", "ssm_in"),
+            ("mamba.conv1d", "ssm_conv1d"),
+            ("mamba.out_proj", "ssm_out"),
+        ],
+    ],
+    layout: Layout::Same,
+    defaults: || {
+        json!({"rms_norm_eps": 1e-5, "mamba_d_ssm": 1024, "mamba_n_heads": 128, "mamba_n_groups": 1,
+            "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_conv_bias": true,
+            "mamba_norm_before_gate": true})
+    },
+    bias_flags: &["mamba_conv_bias"],
+    keys: falcon_h1::keys,
+    ..LLAMA
+};
+
+/// Sets the keys that the first configs of EXAONE have by other names.
+pub(super) fn rename(config: &mut Config) {
+    for (old, new) in [
+        ("num_layers", "num_hidden_layers"),
+        ("layer_norm_epsilon", "rms_norm_eps"),
+        ("activation_function", "hidden_act"),
+    ] {
+        if let Some(value) = config.find(old).cloned() {
+            config.set_default(new, value);
+        }
+    }
+}
+
+/// Refuses limits of queries, keys and values.
+fn refuse_clipping(k: &Keys) -> Result<()> {
+    match k.config.find("clip_qkv") {
+        None => Ok(()),
+        Some(limit) => fail!(
+            Unsupported,
+            "config.json: clip_qkv is {limit}, which is not supported"
+        ),
+    }
+}
+
+fn falcon(k: &mut Keys) -> Result<()> {
+    k.refuse("alibi")?;
+    if !k.config.flag("parallel_attn")? {
+        fail!(
+            Unsupported,
+            "config.json: parallel_attn is false, which is not supported"
+        );
+    }
+    if let Some(activation) = k.config.find_str("activation")?
+        && activation != "gelu"
+    {
+        fail!(
+            Unsupported,
+            "config.json: activation is {activation:?}; models of this family run with gelu"
+        );
+    }
+    let width = match k.config.find_size("ffn_hidden_size")? {
+        Some(width) => width,
+        None => k.config.size(&["hidden_size"])?.saturating_mul(4),
+    };
+    k.set("feed_forward_length", width);
+    k.set("attention.head_count_kv", falcon_kv_heads(k)?);
+    Ok(())
+}
+
+/// Key and value heads, which older configs do not name.
+pub(super) fn falcon_kv_heads(k: &Keys) -> Result<u64> {
+    let heads = k.config.size(&["num_attention_heads", "n_head"])?;
+    let given = k.config.size(&["num_kv_heads", "n_head_kv"]);
+    match (
+        k.config.flag("new_decoder_architecture")?,
+        k.config.flag("multi_query")?,
+    ) {
+        (true, _) => given,
+        (false, true) => Ok(1),
+        (false, false) => Ok(heads),
+    }
+}
