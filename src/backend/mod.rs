@@ -14,7 +14,7 @@ pub mod state;
 
 pub use device::{Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, Placement, Progress};
 pub use profile::{Profile, ProfileEntry, Work};
-pub use row::{MAX_BATCH, Outcome, Row, RowError, RowResult, Want, When};
+pub use row::{MAX_BATCH, MAX_DRAFTS, Outcome, Row, RowError, RowResult, Want, When};
 pub use state::{Mark, StateInfo, StateSink, StateSource};
 
 use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
@@ -88,6 +88,11 @@ pub trait Weights: Send + Sync {
     fn kv_bytes(&self, options: &RunnerOptions) -> u64 {
         self.kv_bytes_per_token(options.kv_type)
             .saturating_mul(options.context as u64)
+    }
+
+    /// The most drafts of a row, up to [`MAX_DRAFTS`]; 0 where the device or the network cannot verify any.
+    fn max_drafts(&self) -> usize {
+        0
     }
 
     /// Gives the device's memory back and keeps the weights in host memory, where they are not

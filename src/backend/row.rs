@@ -10,6 +10,9 @@ use std::sync::atomic::AtomicBool;
 /// The most rows in a batch.
 pub const MAX_BATCH: usize = 32;
 
+/// The most drafts of a row.
+pub const MAX_DRAFTS: usize = 31;
+
 /// Work for one runner: tokens to append, and what is wanted of them.
 pub struct Row<'a> {
     /// Whose work it is.
@@ -20,7 +23,8 @@ pub struct Row<'a> {
     /// What is wanted.
     pub want: Want,
     /// Masks the choice, if there is one. Asked for while the device evaluates the tokens, as far
-    /// as the device can do both at once, and never after `submit` has returned.
+    /// as the device can do both at once, and never after `submit` has returned. Where drafts are
+    /// verified, it is asked for each choice that is made, one after another.
     pub mask: Option<&'a mut MaskSource<'a>>,
     /// Ends the work with `Interrupted` once it is set.
     pub interrupt: &'a Arc<AtomicBool>,
@@ -38,6 +42,17 @@ pub enum Want {
         /// How many tokens.
         count: usize,
         /// How they are chosen.
+        sampling: Sampling,
+    },
+    /// One token, and more as far as drafts are right. The last `drafts` of the row's tokens, 1 to
+    /// [`MAX_DRAFTS`], are guesses. The outcomes are the choice behind the tokens before them and, while the last
+    /// choice is the next draft, the choice behind that draft. Each is what a row of one choice would have chosen
+    /// there. Of the drafts, the state keeps those that were chosen, and the logits that the last choice
+    /// was made by.
+    Verified {
+        /// How many of the tokens are drafts.
+        drafts: usize,
+        /// How tokens are chosen.
         sampling: Sampling,
     },
 }
@@ -112,6 +127,14 @@ impl Row<'_> {
                 }
                 if self.tokens.is_empty() && !self.runner.has_logits() {
                     fail!(Internal, "there are no logits to choose from");
+                }
+            }
+            Want::Verified { drafts, .. } => {
+                if !(1..=MAX_DRAFTS.min(self.tokens.len())).contains(&drafts) {
+                    fail!(Internal, "{drafts} drafts in {} tokens", self.tokens.len());
+                }
+                if self.tokens.len() == drafts && !self.runner.has_logits() {
+                    fail!(Internal, "there are no logits to verify by");
                 }
             }
             Want::Logits => {}

@@ -78,13 +78,17 @@ impl Session {
         let model = sessions[0].model.clone();
         let mut ready = ArrayVec::<(Option<Vec<u32>>, Mark), MAX_BATCH>::new();
         for (i, session) in sessions.iter_mut().enumerate() {
-            let prepared = session.prepare_choice().and_then(|(forced, mark)| {
-                let tokens = match forced {
-                    Some(_) => None,
-                    None => Some(try_copy(&session.tokens)?),
-                };
-                Ok((tokens, mark))
-            });
+            let prepared = match session.is_ahead() {
+                // The token is with the runner.
+                true => session.check_ahead().map(|mark| (None, mark)),
+                false => session.prepare_choice().and_then(|(forced, mark)| {
+                    let tokens = match forced {
+                        Some(_) => None,
+                        None => Some(try_copy(&session.tokens)?),
+                    };
+                    Ok((tokens, mark))
+                }),
+            };
             ready.push(prepared.map_err(|e| at_index(i, session.put_aside(e)))?);
         }
         model.background().reserve()?;
@@ -95,9 +99,10 @@ impl Session {
         crate::memory::check()?;
         for ((session, (tokens, mark)), desk) in sessions.iter_mut().zip(ready).zip(desks) {
             match tokens {
-                // Collected from the grammar.
+                // Collected from the runner, which is ahead, or from the grammar.
                 None => {
-                    session.started = Started::decodes(0, 1);
+                    let running = usize::from(session.is_ahead());
+                    session.started = Started::decodes(running, 1 - running);
                     session.notify();
                 }
                 Some(tokens) => all.push((session.lend(tokens, mark, desk.clone())?, desk)),
@@ -110,9 +115,12 @@ impl Session {
         Ok(())
     }
 
-    /// Readies a session for one decode: the token that a grammar forces, if it does, and a mark to
+    /// Readies a session for one decode: the token that is ahead or that a grammar forces, if there is one, and a mark to
     /// come back to.
     fn prepare_choice(&mut self) -> Result<(Option<u32>, Mark)> {
+        if let Some(token) = self.next_ahead()? {
+            return Ok((Some(token), self.residence.runner()?.mark()));
+        }
         self.prepare_decodes(1)?;
         let forced = self.follow_grammar()?;
         self.drop_stale_position()?;

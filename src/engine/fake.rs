@@ -83,6 +83,10 @@ impl Weights for FakeWeights {
         true
     }
 
+    fn max_drafts(&self) -> usize {
+        crate::backend::MAX_DRAFTS
+    }
+
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
         submit_all(rows, when).inspect_err(|_| discard(rows))
     }
@@ -92,6 +96,14 @@ fn submit_all(rows: &mut [Row<'_>], when: When) -> RowResult<()> {
     for (i, row) in rows.iter_mut().enumerate() {
         row.check().map_err(|e| RowError::of(i, e))?;
         let (tokens, want, interrupt) = (row.tokens, row.want, row.interrupt);
+        if let Want::Verified { drafts, sampling } = want {
+            let mask = row.mask.take();
+            let runner = row.runner.as_any().and_then(|r| r.downcast_mut());
+            let runner: &mut FakeRunner = runner.expect("one of ours");
+            let verified = runner.verify(tokens, drafts, &sampling, mask, interrupt);
+            verified.map_err(|e| RowError::of(i, e))?;
+            continue;
+        }
         let mask = row.mask.take().map(masked).transpose();
         let mask = mask.map_err(|e| RowError::of(i, e))?;
         let runner = row.runner.as_any().and_then(|r| r.downcast_mut());
@@ -214,6 +226,33 @@ impl FakeRunner {
         self.state.lock().unwrap()
     }
 
+    /// The choices, one step after another.
+    fn verify(
+        &mut self,
+        tokens: &[u32],
+        drafts: usize,
+        sampling: &Sampling,
+        mut mask: Option<&mut crate::backend::MaskSource<'_>>,
+        interrupt: &AtomicBool,
+    ) -> Result<()> {
+        let (known, drafts) = tokens.split_at(tokens.len() - drafts);
+        let mut state = self.state.lock().unwrap();
+        let mut next = known.to_vec();
+        for draft in drafts.iter().map(Some).chain([None]) {
+            let words = match &mut mask {
+                Some(source) => Some(masked(source)?),
+                None => None,
+            };
+            let token = state.step(&next, sampling, words.as_deref(), interrupt)?;
+            self.ready.push_back(Outcome::Token(token));
+            if draft != Some(&token) {
+                break;
+            }
+            next = vec![token];
+        }
+        Ok(())
+    }
+
     fn submit(
         &mut self,
         tokens: &[u32],
@@ -227,6 +266,7 @@ impl FakeRunner {
         let work = move || {
             let mut state = state.lock().unwrap();
             match want {
+                Want::Verified { .. } => fail!(Internal, "drafts are verified at once"),
                 Want::Logits => state.extend(&tokens, &interrupt).map(|()| Outcome::Logits),
                 Want::Choices { sampling, .. } => state
                     .step(&tokens, &sampling, mask.as_deref(), &interrupt)

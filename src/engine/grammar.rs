@@ -279,6 +279,16 @@ impl Constraint {
         forced
     }
 
+    /// A matcher of its own at the end of the context, where this one stands.
+    ///
+    /// Errors: `OutOfMemory`.
+    pub fn matcher_ahead(&self) -> Result<Matcher> {
+        match &self.matcher {
+            Some(matcher) => matcher.fork(),
+            None => fail!(Internal, "a grammar without a matcher"),
+        }
+    }
+
     /// Writes the mask of the next choice. The matcher stands at the end of the context.
     pub fn mask(&mut self, words: &mut [u32]) -> Result<()> {
         match &mut self.matcher {

@@ -16,6 +16,7 @@ mod queue;
 mod residence;
 pub mod sampling;
 pub mod session;
+pub mod speculate;
 pub mod state;
 mod sync;
 

@@ -54,6 +54,14 @@ impl Session {
     }
 
     fn try_start(&mut self, count: usize) -> Result<()> {
+        if self.is_ahead() {
+            self.check_started()?;
+            self.check_room(count)?;
+            // Collected from the runner, which has it.
+            self.started = Started::decodes(1, count - 1);
+            self.notify();
+            return Ok(());
+        }
         self.prepare_decodes(count)?;
         let running = match self.follow_grammar()? {
             // Collected from the grammar.
@@ -105,21 +113,24 @@ impl Session {
             if self.interrupts.is_asked() {
                 fail!(Interrupted, "interrupted between two decodes");
             }
-            if let Some(token) = self.follow_grammar()? {
-                self.started = Started::decodes(0, later - 1);
-                return self.append(token).map(Some);
+            if self.is_ahead() {
+                running = 1;
+            } else {
+                if let Some(token) = self.follow_grammar()? {
+                    self.started = Started::decodes(0, later - 1);
+                    return self.append(token).map(Some);
+                }
+                running = self.choose(later, When::Background)?;
             }
-            running = self.choose(later, When::Background)?;
             later -= running;
             self.started = Started::decodes(running, later);
         }
-        match self.residence.runner()?.poll(wait) {
+        match self.poll_token(wait) {
             Ok(None) => Ok(None),
-            Ok(Some(Outcome::Token(token))) => {
+            Ok(Some(token)) => {
                 self.started = Started::decodes(running - 1, later);
                 self.append(token).map(Some)
             }
-            Ok(Some(other)) => fail!(Internal, "{other:?} where a token was wanted"),
             Err(e) => {
                 self.started = Started::Nothing;
                 Err(e)
@@ -232,17 +243,20 @@ impl Session {
                 1
             }
         };
+        let was_ahead = self.is_ahead();
         self.started = Started::Nothing;
         let Ok(runner) = self.residence.runner() else {
             return;
         };
-        while running > 0 {
+        // What is ahead is a part of what a step has chosen: all of that is dropped.
+        while running > 0 && !was_ahead {
             self.interrupts.stop_work();
             match runner.poll(true) {
                 Ok(Some(_)) => running -= 1,
                 _ => running = 0,
             }
         }
+        self.drop_ahead();
         self.interrupts.end_work_stop();
         // The runner may be ahead of the context now.
         self.residence.roll_back_to(self.tokens.len());

@@ -10,6 +10,7 @@ use super::grammar::Constraint;
 use super::queue::Started;
 use super::residence::Residence;
 use super::sampling::{Logprobs, Sampling, TokenRules};
+use super::speculate::Speculation;
 use super::{Interrupts, Model};
 use crate::backend::{
     KvType, MaskSource, Outcome, Profile, Row, Runner, RunnerOptions, Want, Weights, When,
@@ -89,6 +90,8 @@ pub struct Session {
     pub(super) rules: Option<Arc<TokenRules>>,
     /// The grammar of the answers, if there is one.
     pub(super) constraint: Option<Box<Constraint>>,
+    /// What guesses tokens ahead, if anything does.
+    pub(super) speculation: Option<Box<Speculation>>,
     /// Work that was started and not collected yet.
     pub(super) started: Started,
     /// Where a batch in the background gives back what it was lent.
@@ -134,6 +137,7 @@ impl Session {
             sampling: Sampling::default(),
             rules: None,
             constraint: None,
+            speculation: None,
             started: Started::Nothing,
             lent_to: None,
             generation: None,
@@ -293,16 +297,13 @@ impl Session {
     }
 
     fn try_decode(&mut self) -> Result<u32> {
+        if let Some(token) = self.next_ahead()? {
+            return self.append(token);
+        }
         self.prepare_decodes(1)?;
         let token = match self.follow_grammar()? {
             Some(token) => token,
-            None => {
-                self.choose(1, When::Now)?;
-                match self.residence.runner()?.poll(true)? {
-                    Some(Outcome::Token(token)) => token,
-                    other => fail!(Internal, "{other:?} where a token was wanted"),
-                }
-            }
+            None => self.choose_next()?,
         };
         self.append(token)
     }
@@ -375,6 +376,7 @@ impl Session {
 
     /// Forgets the tokens behind the first `position`. Nothing is under way.
     pub(super) fn take_back(&mut self, position: usize) {
+        self.drop_ahead();
         if let Some(constraint) = &mut self.constraint {
             constraint.rewind(position, &self.tokens);
         }
@@ -459,6 +461,7 @@ impl Session {
         if let Some(constraint) = &self.constraint {
             other.constraint = Some(Box::new(constraint.duplicate(self.context())?));
         }
+        self.share_drafts(&mut other)?;
         Ok(other)
     }
 
@@ -495,8 +498,8 @@ impl Session {
         runner.profile(token, &sampling, self.interrupts.work())
     }
 
-    /// The start of every call: refuses while a decode is started, looks whether mapped files are still
-    /// there.
+    /// The start of every call but those that return what is ahead: refuses while a decode is started, looks
+    /// whether mapped files are still there, and drops what is ahead.
     pub(super) fn begin(&mut self) -> Result<()> {
         if self.generation.is_some() {
             fail!(
@@ -504,6 +507,13 @@ impl Session {
                 "a generation was started and not ended by ember_generate_finish"
             );
         }
+        self.check_started()?;
+        self.drop_ahead();
+        Ok(())
+    }
+
+    /// Refuses while a decode is started, and looks whether mapped files are still there.
+    pub(super) fn check_started(&self) -> Result<()> {
         match self.started {
             Started::Nothing => {}
             Started::Decodes { .. } | Started::Batch => fail!(
@@ -540,6 +550,12 @@ impl Session {
     pub(super) fn prepare_decodes(&mut self, count: usize) -> Result<()> {
         self.begin_work()?;
         self.need_tokens()?;
+        self.check_room(count)?;
+        self.resume()
+    }
+
+    /// Checks that the context has room for `count` tokens.
+    pub(super) fn check_room(&self, count: usize) -> Result<()> {
         if count > self.context() - self.tokens.len() {
             fail!(
                 ContextFull,
@@ -548,7 +564,7 @@ impl Session {
                 self.context()
             );
         }
-        self.resume()
+        Ok(())
     }
 
     pub(super) fn append(&mut self, token: u32) -> Result<u32> {
@@ -568,7 +584,7 @@ impl Session {
 }
 
 /// Submits a single row.
-fn submit(weights: &dyn Weights, row: Row<'_>, when: When) -> Result<()> {
+pub(super) fn submit(weights: &dyn Weights, row: Row<'_>, when: When) -> Result<()> {
     weights.submit(&mut [row], when).map_err(|e| e.error)
 }
 

@@ -56,6 +56,25 @@ impl Matcher {
         }
     }
 
+    /// Another matcher at the same place, which shares the caches.
+    ///
+    /// Errors: `OutOfMemory`.
+    pub fn fork(&self) -> Result<Matcher> {
+        let parser = {
+            let _in_room = self.room.enter();
+            self.parser.clone()
+        };
+        memory::check()?;
+        let mut other = Matcher::new(self.vocabulary.clone(), parser, self.room.clone(), false);
+        other.forced = self.forced.clone();
+        other.searched = self.searched;
+        other.previous = self.previous;
+        other.ended = self.ended;
+        other.accepting = self.accepting;
+        other.numbers = self.numbers;
+        Ok(other)
+    }
+
     /// Words of a mask.
     pub fn mask_words(&self) -> usize {
         self.vocabulary.mask_words()

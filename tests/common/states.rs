@@ -169,8 +169,20 @@ fn decode(random: &mut Random, sessions: &mut [&mut Session], what: &str) {
 /// A session that is saved and restored at random places between random calls continues as one that
 /// is not.
 pub fn random_life(model: &Arc<Model>, seed: u64, rounds: usize, has_grammar: bool) {
+    random_life_of(model, seed, rounds, has_grammar, &mut |_| {});
+}
+
+/// The same, with something that is done to the second session whenever it is new, and changes no answer.
+pub fn random_life_of(
+    model: &Arc<Model>,
+    seed: u64,
+    rounds: usize,
+    has_grammar: bool,
+    prepare: &mut dyn FnMut(&mut Session),
+) {
     let mut random = Random::new(seed, "life");
     let (mut a, mut b) = (session(model), session(model));
+    prepare(&mut b);
     for round in 0..rounds {
         let what = format!("seed {seed}, round {round}");
         act(&mut random, &mut [&mut a, &mut b]);
@@ -191,6 +203,7 @@ pub fn random_life(model: &Arc<Model>, seed: u64, rounds: usize, has_grammar: bo
         if pick(&mut random, 3) == 0 {
             let bytes = saved(&mut b, Kind::Everything);
             b = restored(model, &bytes, &RestoreOptions::default()).unwrap();
+            prepare(&mut b);
             assert_eq!(b.tokens(), a.tokens(), "{what}");
             // What is saved of it now is the same.
             assert!(saved(&mut b, Kind::Everything) == bytes, "{what}");

@@ -5,6 +5,7 @@ mod common;
 
 mod cpu_forward;
 mod cpu_sessions;
+mod drafts;
 mod experts;
 mod matmul;
 mod numerics;

@@ -17,13 +17,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Memory of a batch, made by the first one. It becomes resident as far as batches have sessions.
 pub(super) struct BatchSpace {
-    chunk: ChunkSpace,
-    /// `n_vocab` logits of each session.
-    logits: Pages,
+    pub chunk: ChunkSpace,
+    /// `n_vocab` logits of each session, or of each token that is verified.
+    pub logits: Pages,
 }
 
 impl BatchSpace {
-    fn new(weights: &CpuWeights) -> Result<BatchSpace> {
+    pub fn new(weights: &CpuWeights) -> Result<BatchSpace> {
         let logits = MAX_BATCH.saturating_mul(weights.n_vocab);
         Ok(BatchSpace {
             chunk: ChunkSpace::new(weights, MAX_BATCH)?,

@@ -2,7 +2,7 @@
 
 use super::runner::{Core, Done, lock};
 use crate::backend::Want;
-use crate::error::{Result, fail};
+use crate::error::{Error, Result, Status, fail};
 use crate::panics::catch;
 use crate::threads::event::Event;
 use crate::threads::{self, Placement, Thread};
@@ -48,6 +48,7 @@ impl Job {
         match self.want {
             Want::Logits => 1,
             Want::Choices { count, .. } => count,
+            Want::Verified { drafts, .. } => drafts + 1,
         }
     }
 }
@@ -176,6 +177,11 @@ impl Mail {
                 return;
             }
             Want::Choices { sampling, .. } => sampling,
+            Want::Verified { .. } => {
+                let refused = Error::new(Status::Internal, "drafts are verified at once");
+                self.post(Err(refused));
+                return;
+            }
         };
         let count = job.count();
         let mut last = None;

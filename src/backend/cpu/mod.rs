@@ -49,6 +49,7 @@ mod simd;
 mod state;
 mod token;
 mod turn;
+mod verify;
 mod weights;
 
 use state::{fixed, kv};

@@ -55,7 +55,7 @@ pub(super) struct Chosen {
 
 /// What a session's work is done with.
 pub(super) struct Core {
-    weights: Arc<CpuWeights>,
+    pub weights: Arc<CpuWeights>,
     pub kv: KvCache,
     /// Positions in the cache.
     pub len: usize,
@@ -128,7 +128,7 @@ impl Core {
     }
 
     /// Checks that `tokens` can be appended; the position behind them.
-    fn check(&self, tokens: &[u32]) -> Result<usize> {
+    pub fn check(&self, tokens: &[u32]) -> Result<usize> {
         let context = self.kv.context();
         if tokens.len() > context - self.len {
             fail!(
@@ -150,7 +150,7 @@ impl Core {
 
     /// Forgets the positions from `len` on, and more if windows do not reach back to it any more or
     /// states of fixed size have no mark there.
-    fn keep(&mut self, len: usize) {
+    pub fn keep(&mut self, len: usize) {
         let kept = self.kv.reachable(len);
         if kept < self.len {
             self.has_logits = false;
@@ -418,6 +418,14 @@ impl CpuRunner {
                 return Ok(());
             }
             Want::Choices { count, sampling } => (count, sampling),
+            Want::Verified { drafts, sampling } => {
+                let mut outcomes = std::mem::take(&mut self.ready);
+                let mask = row.mask.take();
+                let done = core.verify(row.tokens, drafts, &sampling, mask, row.interrupt, &mut outcomes);
+                drop(core);
+                self.ready = outcomes;
+                return done;
+            }
         };
         let mut mask = row.mask.take();
         let first = core.step(row.tokens, &sampling, row.interrupt, |core| {

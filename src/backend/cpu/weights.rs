@@ -15,7 +15,7 @@ use super::pool::{Pool, PoolOptions, useful_threads};
 use super::runner::CpuRunner;
 use super::turn::Turns;
 use crate::backend::row::{discard, take_apart};
-use crate::backend::{KvType, Row, RowResult, Runner, RunnerOptions, Weights, When};
+use crate::backend::{KvType, MAX_DRAFTS, Row, RowResult, Runner, RunnerOptions, Weights, When};
 use crate::error::{Result, fail, try_vec};
 use crate::model::{
     Attention, Block, FeedForward, KvShape, LatentAttention, Mamba2, Mixer, Network, Rope,
@@ -432,6 +432,14 @@ impl Weights for CpuWeights {
 
     fn takes_kv_type(&self, kv_type: KvType) -> bool {
         check_kv_type(kv_type).is_ok()
+    }
+
+    /// None with layers that keep a state of fixed size: the way back from a wrong draft would be a copy of it.
+    fn max_drafts(&self) -> usize {
+        match self.fixed_len() {
+            0 => MAX_DRAFTS,
+            _ => 0,
+        }
     }
 
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {

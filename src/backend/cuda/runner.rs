@@ -134,6 +134,7 @@ impl CudaRunner {
                 let core = self.take()?;
                 self.work = Work::Ready(core, Ready::Logits);
             }
+            Want::Verified { .. } => fail!(Unsupported, "a GPU cannot verify drafts yet"),
             Want::Choices { count, sampling } => {
                 let core = self.core()?;
                 core.notifies = when == When::Background;

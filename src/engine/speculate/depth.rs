@@ -1,0 +1,219 @@
+//! How many drafts to verify: what a step with so many rows takes on this very device, and how many of them are right, are
+//! measured on the way.
+
+use crate::backend::MAX_DRAFTS;
+use std::time::Duration;
+
+/// Kinds of drafts that are counted apart.
+pub const CLASSES: usize = 4;
+
+/// A share of the last value that a new one has in an average.
+const NEW: f32 = 0.05;
+/// What each draft adds to a step, in steps, before that was measured.
+const GUESSED_COST: f32 = 0.15;
+/// Steps without drafts before one of a class that was not worth it is tried again, at first and at most.
+const FIRST_PAUSE: u32 = 32;
+const LONGEST_PAUSE: u32 = 1024;
+/// Drafts of such a trial.
+const TRIAL: usize = 2;
+
+/// Chooses how many drafts to verify.
+#[derive(Clone)]
+pub struct Depth {
+    /// Seconds of a step with so many drafts; 0 if unknown.
+    step: [f32; MAX_DRAFTS + 1],
+    /// Seconds that a draft takes to make.
+    drafting: f32,
+    classes: [Class; CLASSES],
+    /// How many the last step had.
+    present: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Class {
+    /// Share of drafts that are right, of those behind right ones.
+    right: f32,
+    /// Drafts that it was measured with.
+    tried: u32,
+    /// Steps until the next trial, while drafts are not worth it.
+    rest: u32,
+    /// Steps between the last trial and the next one.
+    pause: u32,
+}
+
+impl Depth {
+    pub fn new() -> Depth {
+        Depth {
+            step: [0.0; MAX_DRAFTS + 1],
+            drafting: 0.0,
+            classes: [Class {
+                right: 0.6,
+                tried: 0,
+                rest: 0,
+                pause: FIRST_PAUSE,
+            }; CLASSES],
+            present: 0,
+        }
+    }
+
+    /// How many drafts the last step had.
+    pub fn present(&self) -> usize {
+        self.present
+    }
+
+    /// So many.
+    pub fn fix(&mut self, count: usize) -> usize {
+        self.present = count;
+        count
+    }
+
+    /// How many of up to `most` drafts of a class to verify.
+    pub fn choose(&mut self, class: usize, most: usize) -> usize {
+        self.present = self.best(class, most);
+        self.present
+    }
+
+    fn best(&mut self, class: usize, most: usize) -> usize {
+        // What drafts are compared with comes first.
+        if self.step[0] == 0.0 {
+            return 0;
+        }
+        let index = class.min(CLASSES - 1);
+        let right = self.classes[index].right;
+        let (mut best, mut rate) = (0, 1.0 / self.step[0]);
+        let (mut tokens, mut chance) = (1.0, 1.0);
+        for count in 1..=most {
+            chance *= right;
+            tokens += chance;
+            let seconds = self.cost(count) + self.drafting * count as f32;
+            if tokens / seconds > rate {
+                (best, rate) = (count, tokens / seconds);
+            }
+        }
+        let class = &mut self.classes[index];
+        if best > 0 {
+            class.pause = FIRST_PAUSE;
+            class.rest = 0;
+            return best;
+        }
+        if class.rest > 0 {
+            class.rest -= 1;
+            return 0;
+        }
+        class.rest = class.pause;
+        class.pause = (2 * class.pause).min(LONGEST_PAUSE);
+        TRIAL.min(most)
+    }
+
+    /// Seconds of a step with so many drafts: measured, or on the line through what was measured next to it.
+    fn cost(&self, count: usize) -> f32 {
+        if self.step[count] > 0.0 {
+            return self.step[count];
+        }
+        let known = |n: &usize| self.step[*n] > 0.0;
+        let below = (0..count).rev().find(known).unwrap_or(0);
+        let above = (count + 1..=MAX_DRAFTS).find(known);
+        let slope = match (below, above) {
+            (_, Some(above)) => (self.step[above] - self.step[below]) / (above - below) as f32,
+            (0, None) => GUESSED_COST * self.step[0],
+            (_, None) => (self.step[below] - self.step[0]) / below as f32,
+        };
+        self.step[below] + slope.max(0.0) * (count - below) as f32
+    }
+
+    /// A step with so many drafts took so long.
+    pub fn step_took(&mut self, count: usize, time: Duration) {
+        average(&mut self.step[count], time.as_secs_f32());
+    }
+
+    /// Making so many drafts took so long.
+    pub fn drafting_took(&mut self, count: usize, time: Duration) {
+        if count > 0 {
+            average(&mut self.drafting, time.as_secs_f32() / count as f32);
+        }
+    }
+
+    /// Of so many drafts of a class, the first `right` ones were right.
+    pub fn came_to(&mut self, class: usize, count: usize, right: usize) {
+        let class = &mut self.classes[class.min(CLASSES - 1)];
+        for i in 0..count.min(right + 1) {
+            class.tried = class.tried.saturating_add(1);
+            // The first ones count more, so that a guess is forgotten.
+            let new = NEW.max(1.0 / (class.tried as f32 + 3.0));
+            class.right += new * (f32::from(u8::from(i < right)) - class.right);
+        }
+    }
+}
+
+/// An average of the last times that forgets what is longer than usual: the machine may have been busy.
+fn average(average: &mut f32, seconds: f32) {
+    *average = match *average {
+        0.0 => seconds,
+        a if seconds < a => a + 0.3 * (seconds - a),
+        a => a + NEW * (seconds.min(2.0 * a) - a),
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Time of `tokens` tokens, with drafts that are right with a probability and steps that take what `cost` says, over that
+    /// of as many steps without drafts.
+    fn slowdown(right: f32, cost: impl Fn(usize) -> f32, tokens: usize) -> f32 {
+        let mut depth = Depth::new();
+        let mut random = 1u32;
+        let mut draw = || {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (random >> 8) as f32 / (1 << 24) as f32
+        };
+        let (mut time, mut made) = (0.0, 0);
+        while made < tokens {
+            let count = depth.choose(0, 16);
+            // Times are noisy.
+            let took = cost(count) * (1.0 + 0.1 * draw());
+            time += took;
+            depth.step_took(count, Duration::from_secs_f32(took / 1e3));
+            let accepted = (0..count).take_while(|_| draw() < right).count();
+            depth.came_to(0, count, accepted);
+            made += accepted + 1;
+        }
+        time / (made as f32 * 1.05 * cost(0))
+    }
+
+    #[test]
+    fn drafts_that_are_never_right_cost_at_most_two_hundredths() {
+        // Rows that cost a quarter of a step each, as much as steps, and next to nothing.
+        for row in [0.25, 1.0, 0.02] {
+            let slow = slowdown(0.0, |n| 1.0 + row * n as f32, 4000);
+            assert!(slow < 1.02, "{slow} with rows of {row}");
+        }
+    }
+
+    #[test]
+    fn drafts_that_are_mostly_right_gain_what_the_best_depth_gains() {
+        for (right, row) in [(0.8, 0.05), (0.9, 0.1), (0.5, 0.05), (0.3, 0.3)] {
+            let slow = slowdown(right, |n| 1.0 + row * n as f32, 4000);
+            let fixed = |n: usize| {
+                let tokens = (1.0 - f32::powi(right, n as i32 + 1)) / (1.0 - right);
+                (1.0 + row * n as f32) / tokens
+            };
+            let best = (0..=16).map(fixed).fold(f32::MAX, f32::min);
+            assert!(slow < 1.08 * best, "{slow} where {best} can be had, right {right}, rows of {row}");
+        }
+    }
+
+    #[test]
+    fn a_source_that_has_become_good_is_found_out() {
+        let mut depth = Depth::new();
+        let mut steps = 0;
+        for step in 0..6000 {
+            let count = depth.choose(1, 8);
+            depth.step_took(count, Duration::from_secs_f32(1.0 + 0.1 * count as f32));
+            let right = if step < 3000 { 0 } else { count };
+            depth.came_to(1, count, right);
+            steps += usize::from(step >= 5500 && count == 8);
+        }
+        assert!(steps > 450, "{steps} of the last 500 steps");
+    }
+}
