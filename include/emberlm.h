@@ -551,6 +551,36 @@ typedef uint32_t ember_json_spacing;
 #endif // __cplusplus
 
 /**
+ * Values of `ember_speculation_options.source`: where drafts come from.
+ */
+enum ember_draft_source
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * No drafts: every token takes a step.
+     */
+    EMBER_DRAFTS_NONE = 0,
+    /**
+     * What followed the last tokens where they occurred earlier in the context. Good for text that repeats parts of
+     * its prompt, such as code, JSON and summaries. Needs no model.
+     */
+    EMBER_DRAFTS_NGRAM = 1,
+    /**
+     * A smaller model with the same vocabulary, `draft_model`.
+     */
+    EMBER_DRAFTS_MODEL = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_draft_source ember_draft_source;
+#else
+typedef uint32_t ember_draft_source;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Values of `ember_model_options.weights`: the type that matrices which take more bytes are
  * converted to. Rows that are no whole blocks of a type get the next larger one that fits; norms,
  * biases, routers and learned positions stay as they are.
@@ -1571,6 +1601,77 @@ typedef struct ember_grammar_options {
      */
     const uint32_t *interrupt;
 } ember_grammar_options;
+
+/**
+ * How a session drafts. Zero in every field but `struct_size` means the default.
+ */
+typedef struct ember_speculation_options {
+    /**
+     * `sizeof(ember_speculation_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * A value of `enum ember_draft_source`.
+     */
+    uint32_t source;
+    /**
+     * The most drafts in a step, up to 31; 0 means 16.
+     */
+    uint32_t max_drafts;
+    /**
+     * 0 chooses the number of drafts in each step, from none to `max_drafts`, by how many were right so far and
+     * by how long steps have taken. 1 verifies `max_drafts` whenever the source has as many.
+     */
+    uint32_t always;
+    /**
+     * For `EMBER_DRAFTS_NGRAM`: how many tokens must match, up to 32; 0 means 2.
+     */
+    uint32_t min_match;
+    /**
+     * Must be 0.
+     */
+    uint32_t reserved;
+    /**
+     * For `EMBER_DRAFTS_MODEL`: the model; NULL otherwise. The session keeps it alive and has a session of it beside
+     * its own, with a context of the same length.
+     */
+    const struct ember_model *draft_model;
+} ember_speculation_options;
+
+/**
+ * What a session's drafts have come to since `ember_session_set_speculation`. The caller sets `struct_size`,
+ * `ember_session_speculation_info` the rest.
+ */
+typedef struct ember_speculation_details {
+    /**
+     * `sizeof(ember_speculation_details)`, set by the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * A value of `enum ember_draft_source`.
+     */
+    uint32_t source;
+    /**
+     * The most drafts in a step.
+     */
+    uint32_t max_drafts;
+    /**
+     * Drafts that the last step was to verify, 0 if drafts were not worth it.
+     */
+    uint32_t depth;
+    /**
+     * Steps in which drafts were verified.
+     */
+    uint64_t steps;
+    /**
+     * Drafts that were verified.
+     */
+    uint64_t drafted;
+    /**
+     * Drafts that were right. Each saved a step.
+     */
+    uint64_t accepted;
+} ember_speculation_details;
 
 /**
  * Memory that a model and a session of it would take on the device. The caller sets `struct_size`,
@@ -2697,6 +2798,37 @@ ember_status ember_session_set_grammar(struct ember_session *session,
                                        size_t len,
                                        const struct ember_grammar_options *options,
                                        struct ember_error *err);
+
+/**
+ * Lets decodes evaluate several tokens in a step: drafts of what comes next, of which those are kept that would have been
+ * chosen anyway. Drafts change the speed and nothing else: tokens, log-probabilities and logits are the same with and
+ * without, for greedy choices as for draws by a seed, with penalties, rules and grammars. `options` may be NULL, which
+ * ends drafting, as `EMBER_DRAFTS_NONE` does.
+ *
+ * `ember_decode` and `ember_generate` draft. `ember_decode` still returns one token; the ones that a step has chosen
+ * beyond it are returned by the following calls at once, and are dropped by a call that changes the session in another
+ * way. Started decodes and batches return them as well, but make no drafts themselves. Forks draft as their origin
+ * does; a restored session does not.
+ *
+ * Drafts are verified on the CPU, for models without recurrent layers.
+ *
+ * Errors: `EMBER_UNSUPPORTED` if the session's model is on a GPU or has recurrent layers; `EMBER_INVALID_ARGUMENT` names
+ * the field, or the token in which the vocabulary of `draft_model` differs; for `EMBER_DRAFTS_MODEL` those of
+ * `ember_session_create`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the session
+ * drafts as before.
+ */
+ember_status ember_session_set_speculation(struct ember_session *session,
+                                           const struct ember_speculation_options *options,
+                                           struct ember_error *err);
+
+/**
+ * Writes what a session's drafts have come to, to `out`, whose `struct_size` the caller has set.
+ *
+ * Errors: `EMBER_BUSY`.
+ */
+ember_status ember_session_speculation_info(struct ember_session *session,
+                                            struct ember_speculation_details *out,
+                                            struct ember_error *err);
 
 /**
  * Writes the memory that loading this file and creating one session would take to `out`, whose `struct_size` the

@@ -326,6 +326,7 @@ GO_CAPITALS = {"CPU", "CUDA", "GGUF", "KV", "UTF8", "JSON", "IO", "QKV", "OK"}
 GO_ENUMS = {
     "ember_log_level": ("LogLevel", "Log"), "ember_device_kind": ("DeviceKind", "Device"), "ember_capability": ("Capability", "Can"),
     "ember_kv_type": ("KVType", "KV"), "ember_state_kind": ("StateKind", "State"), "ember_grammar_kind": ("GrammarKind", "Grammar"),
+    "ember_draft_source": ("DraftSource", "Drafts"),
     "ember_json_spacing": ("JSONSpacing", "JSON"), "ember_weights": ("Weights", "Weights"), "ember_files": ("Files", "Files"),
     "ember_generate_end": ("GenerateEnd", "End"),
 }  # fmt: skip

@@ -985,6 +985,33 @@ public:
     void set_json_schema(std::string_view schema) { set_grammar(EMBER_GRAMMAR_JSON_SCHEMA, schema); }
     void clear_grammar() { set_grammar(EMBER_GRAMMAR_NONE, {}); }
 
+    /// Verifies drafts of what comes next: faster, with the same tokens. 0 in max_drafts means the default.
+    void draft_by_ngrams(std::uint32_t max_drafts = 0) {
+        auto options = detail::sized<ember_speculation_options>();
+        options.source = EMBER_DRAFTS_NGRAM;
+        options.max_drafts = max_drafts;
+        set_speculation(&options);
+    }
+    /// The same with drafts of a smaller model with the same vocabulary, which the session keeps alive.
+    void draft_by_model(const Model &drafts, std::uint32_t max_drafts = 0) {
+        auto options = detail::sized<ember_speculation_options>();
+        options.source = EMBER_DRAFTS_MODEL;
+        options.max_drafts = max_drafts;
+        options.draft_model = drafts.get();
+        set_speculation(&options);
+    }
+    void stop_drafting() { set_speculation(nullptr); }
+    void set_speculation(const ember_speculation_options *options) {
+        ember_error err;
+        detail::check(ember_session_set_speculation(get(), options, &err), err);
+    }
+    ember_speculation_details speculation_info() {
+        auto out = detail::sized<ember_speculation_details>();
+        ember_error err;
+        detail::check(ember_session_speculation_info(get(), &out, &err), err);
+        return out;
+    }
+
     /// Keeps the first `position` tokens.
     void rewind(std::size_t position) {
         ember_error err;

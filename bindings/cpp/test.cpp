@@ -236,6 +236,16 @@ void test_chat_and_json(Fixture &f) {
     const auto digits = json.generate(f.prompt).text;
     expect(digits.size() == 3 && digits.find_first_not_of("0123456789") == std::string::npos, "regex: " + digits);
     json.clear_grammar();
+    json.rewind(0);
+    json.draft_by_model(f.model, 4);
+    json.set_json_schema(f.reference["schema"]);
+    expect(json.generate(f.model.chat_tokenize(f.reference["facts"]), options).text == f.reference["json_text"], "JSON with drafts");
+    const auto speculation = json.speculation_info();
+    expect(speculation.source == EMBER_DRAFTS_MODEL && speculation.max_drafts == 4, "drafts");
+    json.draft_by_ngrams();
+    json.stop_drafting();
+    expect_error(EMBER_INVALID_ARGUMENT, "too many drafts", [&] { json.draft_by_ngrams(99); });
+    json.clear_grammar();
     expect_error(EMBER_GRAMMAR, "a schema that is none", [&] { json.set_json_schema("{\"type\": 5}"); });
 }
 

@@ -229,6 +229,30 @@ namespace EmberLM.Native
     }
 
     [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_speculation_options
+    {
+        public uint struct_size;
+        public uint source;
+        public uint max_drafts;
+        public uint always;
+        public uint min_match;
+        public uint reserved;
+        public IntPtr draft_model;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_speculation_details
+    {
+        public uint struct_size;
+        public uint source;
+        public uint max_drafts;
+        public uint depth;
+        public ulong steps;
+        public ulong drafted;
+        public ulong accepted;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
     internal struct ember_estimate
     {
         public uint struct_size;
@@ -537,6 +561,12 @@ namespace EmberLM.Native
         internal static extern int ember_session_set_grammar(SessionHandle session, uint kind, byte[] text, UIntPtr len, ref ember_grammar_options options, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_set_speculation(SessionHandle session, ref ember_speculation_options options, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_speculation_info(SessionHandle session, ref ember_speculation_details @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern int ember_model_estimate(byte[] path, UIntPtr path_len, ref ember_model_options model_options, ref ember_session_options session_options, ref ember_estimate @out, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
@@ -714,6 +744,14 @@ namespace EmberLM
         Spaced = 0,
         Compact = 1,
         Free = 2,
+    }
+
+    /// <summary>enum ember_draft_source</summary>
+    public enum DraftSource
+    {
+        None = 0,
+        Ngram = 1,
+        Model = 2,
     }
 
     /// <summary>enum ember_weights</summary>

@@ -261,6 +261,16 @@ func TestChatAndGrammar(t *testing.T) {
 		t.Fatal(digits)
 	}
 	must(t, s.SetGrammar(GrammarNone, "", JSONSpaced))
+	must(t, s.Rewind(0))
+	must(t, s.Draft(DraftsModel, model, 4))
+	equal(t, get[Generated](t)(s.Generate(ctx, prompt, GenerateOptions{Limit: len(greedy)})).Text, get[string](t)(model.Detokenize(greedy, DetokenizeOptions{})))
+	speculation := get[Speculation](t)(s.Speculation())
+	if speculation.Source != DraftsModel || speculation.MaxDrafts != 4 || speculation.Accepted > speculation.Drafted {
+		t.Fatal(speculation)
+	}
+	must(t, s.Draft(DraftsNgram, nil, 0))
+	must(t, s.Draft(DraftsNone, nil, 0))
+	fails(t, s.Draft(DraftsNgram, nil, 99), StatusInvalidArgument)
 	fails(t, s.SetJSONSchema(`{"type": 5}`), StatusGrammar)
 
 	stream := get[*TextStream](t)(model.NewTextStream(TextStreamOptions{Stops: []string{"brush"}, SkipSpecial: true}))

@@ -118,6 +118,16 @@ const (
 	GrammarGbnf       GrammarKind = C.EMBER_GRAMMAR_GBNF
 )
 
+// DraftSource has the values of enum ember_draft_source.
+type DraftSource uint32
+
+// Values of DraftSource.
+const (
+	DraftsNone  DraftSource = C.EMBER_DRAFTS_NONE
+	DraftsNgram DraftSource = C.EMBER_DRAFTS_NGRAM
+	DraftsModel DraftSource = C.EMBER_DRAFTS_MODEL
+)
+
 // JSONSpacing has the values of enum ember_json_spacing.
 type JSONSpacing uint32
 

@@ -652,6 +652,39 @@ func (s *Session) SetJSONSchema(schema string) error {
 	return s.SetGrammar(GrammarJSONSchema, schema, JSONSpaced)
 }
 
+// Speculation is how a session drafts, and what its drafts have come to.
+type Speculation struct {
+	Source                   DraftSource
+	MaxDrafts, Depth         int
+	Steps, Drafted, Accepted uint64
+}
+
+// Draft verifies drafts of what comes next: faster, with the same tokens. DraftsModel takes a smaller model with the same
+// vocabulary, DraftsNone ends drafting; maxDrafts 0 is the default.
+func (s *Session) Draft(source DraftSource, model *Model, maxDrafts int) error {
+	var a arena
+	defer a.free()
+	return s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		o := (*C.ember_speculation_options)(a.alloc(C.sizeof_ember_speculation_options))
+		o.struct_size, o.source, o.max_drafts = C.sizeof_ember_speculation_options, C.uint32_t(source), C.uint32_t(maxDrafts)
+		if model != nil {
+			defer runtime.KeepAlive(model)
+			*(*C.uintptr_t)(unsafe.Pointer(&o.draft_model)) = model.get()
+		}
+		return C.go_ember_session_set_speculation(raw, o, err)
+	})
+}
+
+// Speculation says what the drafts have come to.
+func (s *Session) Speculation() (Speculation, error) {
+	var out C.ember_speculation_details
+	out.struct_size = C.sizeof_ember_speculation_details
+	err := s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_session_speculation_info(raw, &out, err)
+	})
+	return Speculation{DraftSource(out.source), int(out.max_drafts), int(out.depth), uint64(out.steps), uint64(out.drafted), uint64(out.accepted)}, err
+}
+
 // Rewind keeps the first position tokens.
 func (s *Session) Rewind(position int) error {
 	return s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {

@@ -252,6 +252,16 @@ static inline ember_status go_ember_session_set_grammar(uintptr_t session, uint3
     return ember_session_set_grammar((struct ember_session *)session, kind, text, len, options, err);
 }
 
+static inline ember_status go_ember_session_set_speculation(uintptr_t session, const struct ember_speculation_options *options, struct ember_error *err)
+{
+    return ember_session_set_speculation((struct ember_session *)session, options, err);
+}
+
+static inline ember_status go_ember_session_speculation_info(uintptr_t session, struct ember_speculation_details *out, struct ember_error *err)
+{
+    return ember_session_speculation_info((struct ember_session *)session, out, err);
+}
+
 static inline ember_status go_ember_session_profile(uintptr_t session, struct ember_profile_entry *entries, size_t capacity, size_t *count, struct ember_error *err)
 {
     return ember_session_profile((struct ember_session *)session, entries, capacity, count, err);

@@ -121,6 +121,8 @@ export class Session extends Handle {
   setSampling(options?: Sampling): void;
   setGrammar(kind: number, grammar?: string, options?: { jsonSpacing?: number }): Promise<void>;
   setJsonSchema(schema: object | string): Promise<void>;
+  draft(source?: number, options?: { model?: Model; maxDrafts?: number }): void;
+  speculation(): { source: number; maxDrafts: number; depth: number; steps: number; drafted: number; accepted: number };
   rewind(position: number): void;
   erase(from: number, count: number): Promise<void>;
   fork(): Session;

@@ -514,6 +514,15 @@ class Session extends Handle {
   async setJsonSchema(schema) {
     await this.setGrammar(constants.EMBER_GRAMMAR_JSON_SCHEMA, typeof schema === 'string' ? schema : JSON.stringify(schema));
   }
+  draft(source = constants.EMBER_DRAFTS_NGRAM, options = {}) {
+    const given = { source, max_drafts: options.maxDrafts || 0, draft_model: options.model ? options.model._raw : 0 };
+    call(lib.ember_session_set_speculation, this._raw, sized('ember_speculation_options', given));
+  }
+  speculation() {
+    const out = sized('ember_speculation_details');
+    call(lib.ember_session_speculation_info, this._raw, out);
+    return { source: out.source, maxDrafts: out.max_drafts, depth: out.depth, steps: Number(out.steps), drafted: Number(out.drafted), accepted: Number(out.accepted) };
+  }
   rewind(position) {
     call(lib.ember_session_rewind, this._raw, position);
   }

@@ -87,6 +87,10 @@ const constants = Object.freeze({
   EMBER_JSON_SPACED: 0,
   EMBER_JSON_COMPACT: 1,
   EMBER_JSON_FREE: 2,
+  // enum ember_draft_source
+  EMBER_DRAFTS_NONE: 0,
+  EMBER_DRAFTS_NGRAM: 1,
+  EMBER_DRAFTS_MODEL: 2,
   // enum ember_weights
   EMBER_WEIGHTS_KEEP: 0,
   EMBER_WEIGHTS_Q8_0: 1,
@@ -286,6 +290,24 @@ structs.ember_grammar_options = koffi.struct('ember_grammar_options', {
   json_spacing: 'uint32_t',
   interrupt: 'uint32_t *',
 });
+structs.ember_speculation_options = koffi.struct('ember_speculation_options', {
+  struct_size: 'uint32_t',
+  source: 'uint32_t',
+  max_drafts: 'uint32_t',
+  always: 'uint32_t',
+  min_match: 'uint32_t',
+  reserved: 'uint32_t',
+  draft_model: 'uintptr_t',
+});
+structs.ember_speculation_details = koffi.struct('ember_speculation_details', {
+  struct_size: 'uint32_t',
+  source: 'uint32_t',
+  max_drafts: 'uint32_t',
+  depth: 'uint32_t',
+  steps: 'uint64_t',
+  drafted: 'uint64_t',
+  accepted: 'uint64_t',
+});
 structs.ember_estimate = koffi.struct('ember_estimate', {
   struct_size: 'uint32_t',
   device: 'uint32_t',
@@ -443,6 +465,8 @@ function open(path) {
     ember_model_evict: library.func('ember_model_evict', 'int32_t', ['uintptr_t', '_Out_ ember_error *']),
     ember_model_resume: library.func('ember_model_resume', 'int32_t', ['uintptr_t', '_Out_ ember_error *']),
     ember_session_set_grammar: library.func('ember_session_set_grammar', 'int32_t', ['uintptr_t', 'uint32_t', 'void *', 'size_t', 'ember_grammar_options *', '_Out_ ember_error *']),
+    ember_session_set_speculation: library.func('ember_session_set_speculation', 'int32_t', ['uintptr_t', 'ember_speculation_options *', '_Out_ ember_error *']),
+    ember_session_speculation_info: library.func('ember_session_speculation_info', 'int32_t', ['uintptr_t', '_Inout_ ember_speculation_details *', '_Out_ ember_error *']),
     ember_model_estimate: library.func('ember_model_estimate', 'int32_t', ['void *', 'size_t', 'ember_model_options *', 'ember_session_options *', '_Inout_ ember_estimate *', '_Out_ ember_error *']),
     ember_session_profile: library.func('ember_session_profile', 'int32_t', ['uintptr_t', 'void *', 'size_t', '_Out_ size_t *', '_Out_ ember_error *']),
     ember_tokenize: library.func('ember_tokenize', 'int32_t', ['uintptr_t', 'void *', 'size_t', 'uint32_t', 'uint32_t *', 'size_t', '_Out_ size_t *', '_Out_ ember_error *']),

@@ -50,6 +50,8 @@ mod state;
 
 mod grammar;
 
+mod speculation;
+
 mod estimate;
 
 mod profile;
@@ -83,6 +85,7 @@ pub use profile::*;
 pub use sampling::*;
 pub use session::*;
 pub use source::*;
+pub use speculation::*;
 pub use state::*;
 pub use supported::*;
 pub use text::*;

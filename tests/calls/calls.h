@@ -36,6 +36,8 @@ void evict(World &w);
 void resume(World &w);
 void profile(World &w);
 void set_grammar(World &w);
+void set_speculation(World &w);
+void speculation_info(World &w);
 void session_tokens(World &w);
 void sync(World &w);
 void generate(World &w);

@@ -89,6 +89,8 @@ const std::vector<Function> FUNCTIONS = {
     {"ember_model_evict", 4, calls::evict_model},
     {"ember_model_resume", 4, calls::resume_model},
     {"ember_session_set_grammar", 4, calls::set_grammar},
+    {"ember_session_set_speculation", 5, calls::set_speculation},
+    {"ember_session_speculation_info", 5, calls::speculation_info},
     {"ember_model_estimate", 5, calls::estimate},
     {"ember_session_profile", 6, calls::profile},
     {"ember_tokenize", 12, calls::tokenize},

@@ -634,6 +634,33 @@ void set_grammar(World &w) {
         s.known->grammar = g.kind != EMBER_GRAMMAR_NONE;
 }
 
+void set_speculation(World &w) {
+    auto s = w.session();
+    ember_speculation_options o;
+    auto *options = w.options<ember_speculation_options>(o, [&](ember_speculation_options &o) {
+        o.source = uint32_t(w.random.below(w.random.chance(10) ? 5 : 3));
+        o.max_drafts = uint32_t(w.random.below(w.random.chance(10) ? 40 : 12));
+        o.always = uint32_t(w.random.below(w.random.chance(10) ? 3 : 2));
+        if (o.source == EMBER_DRAFTS_NGRAM || w.random.chance(5)) o.min_match = uint32_t(w.random.below(w.random.chance(10) ? 40 : 4));
+        if (o.source == EMBER_DRAFTS_MODEL || w.random.chance(5))
+            o.draft_model = w.random.chance(10) ? w.bad_handle<ember_model>(0) : w.model().handle;
+        if (w.random.chance(3)) o.reserved = 1;
+    });
+    w.call("ember_session_set_speculation", hex(s.handle) + ", " + to_string(options ? options->source : 0), {},
+           [&](ember_error *e) { return ember_session_set_speculation(s.handle, options, e); });
+}
+
+void speculation_info(World &w) {
+    auto s = w.session();
+    Buffer<ember_speculation_details> d(1);
+    memset(d.data(), 0, sizeof(ember_speculation_details));
+    d.data()->struct_size = w.size_of<ember_speculation_details>();
+    ember_status status = w.call("ember_session_speculation_info", hex(s.handle), {},
+                                 [&](ember_error *e) { return ember_session_speculation_info(s.handle, d.data(), e); });
+    if (!d.guards_whole()) failed("ember_session_speculation_info writes beside its struct");
+    if (status == EMBER_OK && d.data()->accepted > d.data()->drafted) failed("more drafts accepted than there were");
+}
+
 /* --- saved sessions --- */
 
 static string state_path(World &w) {

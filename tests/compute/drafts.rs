@@ -90,14 +90,19 @@ fn random_lives_are_the_same_with_drafts() {
             session.set_ngram_drafts(1, &ALWAYS).unwrap();
         });
         random_life_of(&model, 20 + seed, 60, true, &mut |session| {
-            session.set_ngram_drafts(0, &DraftOptions::default()).unwrap();
+            session
+                .set_ngram_drafts(0, &DraftOptions::default())
+                .unwrap();
         });
     }
 }
 
 #[test]
 fn windows_experts_and_latents_are_the_same_with_drafts() {
-    let names = WINDOWED.iter().chain(CPU_ONLY).chain(&["mixtral", "qwen3moe", "cohere2"]);
+    let names = WINDOWED
+        .iter()
+        .chain(CPU_ONLY)
+        .chain(&["mixtral", "qwen3moe", "cohere2"]);
     for (seed, name) in names.enumerate() {
         let model = family(name);
         random_life_of(&model, seed as u64, 60, false, &mut |session| {
@@ -139,7 +144,11 @@ fn decoded(session: &mut Session, count: usize) -> Vec<(u32, Option<Vec<(u32, u3
 #[test]
 fn long_texts_are_the_same_greedy_and_sampled() {
     let model = hamlet();
-    let count = if std::env::var_os("EMBERLM_SLOW_TESTS").is_some() { 10_000 } else { 1_000 };
+    let count = if std::env::var_os("EMBERLM_SLOW_TESTS").is_some() {
+        10_000
+    } else {
+        1_000
+    };
     let sampled = Sampling {
         temperature: 0.9,
         top_p: 0.95,
@@ -152,7 +161,8 @@ fn long_texts_are_the_same_greedy_and_sampled() {
         ..sampled
     };
     for sampling in [Sampling::GREEDY, sampled, penalized] {
-        let (mut plain, mut ngrams, mut spoiled) = (session(&model), session(&model), session(&model));
+        let (mut plain, mut ngrams, mut spoiled) =
+            (session(&model), session(&model), session(&model));
         ngrams.set_ngram_drafts(0, &ALWAYS).unwrap();
         let source = Spoiled::source(&spoiled, 20);
         spoiled.set_draft_source(source, &ALWAYS).unwrap();
@@ -160,7 +170,14 @@ fn long_texts_are_the_same_greedy_and_sampled() {
         while left > 0 {
             let now = left.min(900);
             let all = [&mut plain, &mut ngrams, &mut spoiled].map(|s| {
-                s.set_sampling(Sampling { seed: left as u64, ..sampling }, None).unwrap();
+                s.set_sampling(
+                    Sampling {
+                        seed: left as u64,
+                        ..sampling
+                    },
+                    None,
+                )
+                .unwrap();
                 s.rewind(0).unwrap();
                 s.prefill(&[1, 20, 30, 40]).unwrap();
                 decoded(s, now)
@@ -168,11 +185,14 @@ fn long_texts_are_the_same_greedy_and_sampled() {
             assert!(all[0] == all[1] && all[0] == all[2], "{sampling:?}");
             left -= now;
         }
-        let (stats, _) = spoiled.speculation().unwrap();
-        assert!(stats.accepted > 0 && stats.accepted < stats.drafted, "{stats:?}");
+        let stats = spoiled.speculation().unwrap().stats;
+        assert!(
+            stats.accepted > 0 && stats.accepted < stats.drafted,
+            "{stats:?}"
+        );
         if sampling.temperature == 0.0 {
             // A greedy text comes round to itself.
-            let (stats, _) = ngrams.speculation().unwrap();
+            let stats = ngrams.speculation().unwrap().stats;
             assert!(10 * stats.accepted > 5 * stats.drafted, "{stats:?}");
         }
     }
@@ -188,7 +208,7 @@ fn drafts_evaluate_several_tokens_together() {
     for _ in 0..70 {
         s.decode().unwrap();
     }
-    let (stats, _) = s.speculation().unwrap();
+    let stats = s.speculation().unwrap().stats;
     // Steps of seven tokens each: the drafts are those of the model itself.
     assert_eq!((stats.steps, stats.drafted, stats.accepted), (10, 60, 60));
     // At the end of the context there is room for fewer.
@@ -219,7 +239,9 @@ fn what_cannot_be_drafted_for_is_said() {
     assert!(e.message.contains("draft_model has"), "{e}");
     assert!(s.speculation().is_none());
     let recurrent = family("lfm2");
-    let e = session(&recurrent).set_ngram_drafts(0, &ALWAYS).unwrap_err();
+    let e = session(&recurrent)
+        .set_ngram_drafts(0, &ALWAYS)
+        .unwrap_err();
     assert_eq!(e.status, Status::Unsupported);
     assert!(e.message.contains("recurrent"), "{e}");
 }
@@ -237,6 +259,10 @@ fn an_interrupt_ends_drafting_and_nothing_is_lost() {
             s.interrupts().ask();
             assert_eq!(s.decode().unwrap_err().status, Status::Interrupted);
         }
-        assert_eq!(s.decode().unwrap(), plain.decode().unwrap(), "round {round}");
+        assert_eq!(
+            s.decode().unwrap(),
+            plain.decode().unwrap(),
+            "round {round}"
+        );
     }
 }

@@ -434,6 +434,32 @@ static void prepare_set_sampling(void) {
     sample_all();
 }
 
+static ember_status call_drafts(uint32_t source, ember_error *e) {
+    ember_speculation_options o = {sizeof o};
+    o.source = source;
+    o.always = 1;
+    o.draft_model = source == EMBER_DRAFTS_MODEL ? model : NULL;
+    return ember_session_set_speculation(session, &o, e);
+}
+static ember_status call_ngrams(ember_error *e) { return call_drafts(EMBER_DRAFTS_NGRAM, e); }
+static ember_status call_draft_model(ember_error *e) { return call_drafts(EMBER_DRAFTS_MODEL, e); }
+static ember_status call_no_drafts(ember_error *e) { return ember_session_set_speculation(session, NULL, e); }
+static void prompted_drafts(void) {
+    prompted();
+    OK(call_draft_model(&err));
+}
+/* Some tokens are ahead. */
+static void begun_drafts(void) {
+    prompted_drafts();
+    goes_on(session, 0);
+}
+static ember_speculation_details speculation_is;
+static ember_status call_speculation_info(ember_error *e) {
+    speculation_is.struct_size = sizeof speculation_is;
+    return ember_session_speculation_info(session, &speculation_is, e);
+}
+static uint64_t result_speculation_info(void) { return digest(0, &speculation_is, sizeof speculation_is); }
+
 static ember_status call_grammar(uint32_t kind, const char *grammar, ember_error *e) {
     return ember_session_set_grammar(session, kind, grammar, strlen(grammar), NULL, e);
 }
@@ -1047,6 +1073,12 @@ const memory_case CASES[] = {
     {"ember_session_logprobs", "a decode's", begun_sampling, call_logprobs, look_session, result_logprobs, clean_session, 0, 0, 0},
     {"ember_session_set_sampling", "all of it", prepare_set_sampling, call_set_sampling, look_session, result_session, clean_session, 0, 0, 0},
     {"ember_session_profile", "plain", begun, call_profile, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_session_set_speculation", "n-grams", begun, call_ngrams, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_session_set_speculation", "a model", begun, call_draft_model, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_session_set_speculation", "none, with tokens ahead", begun_drafts, call_no_drafts, NULL, result_session, clean_session, 0, 0, 0},
+    {"ember_session_speculation_info", "a session's", begun_drafts, call_speculation_info, NULL, result_speculation_info, clean_session, 0, 0, 0},
+    {"ember_decode", "with drafts", prompted_drafts, call_decode, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_session_fork", "with drafts", begun_drafts, call_fork, look_session, result_both, clean_session, 0, 0, 0},
     {"ember_session_set_grammar", "first of a model", prepare_first_grammar, call_schema, look_session, result_session, clean_session_and_model, 0, 0, 0},
     {"ember_session_set_grammar", "JSON schema", prompted, call_schema, look_session, result_session, clean_session, 0, 0, 0},
     {"ember_session_set_grammar", "regular expression", prompted, call_regex, look_session, result_session, clean_session, 0, 0, 0},

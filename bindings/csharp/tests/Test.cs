@@ -202,6 +202,13 @@ internal static class Test
             session.SetGrammar(GrammarKind.Regex, "[0-9]{3}");
             Equal(session.Generate(prompt).Text.Count(char.IsDigit), 3, "regex");
             session.SetGrammar(GrammarKind.None);
+            session.Rewind(0);
+            session.Draft(DraftSource.Model, model, 4);
+            Equal(session.Generate(prompt, new GenerateOptions { Limit = 8 }).Tokens, 8, "drafts");
+            Equal(session.GetSpeculation().MaxDrafts, 4, "most drafts");
+            session.Draft();
+            session.Draft(DraftSource.None);
+            Fails(Status.InvalidArgument, () => session.Draft(DraftSource.Ngram, null, 99), "too many drafts");
             Fails(Status.Grammar, () => session.SetJsonSchema("{\"type\": 5}"), "schema");
         }
         using (var stream = new TextStream(model, true, "brush"))

@@ -181,6 +181,13 @@ test('chat, grammars, text streams', async () => {
   await session.setGrammar(C.EMBER_GRAMMAR_REGEX, '[0-9]{3}');
   assert.match((await session.generate(prompt)).text, /^[0-9]{3}$/);
   await session.setGrammar(C.EMBER_GRAMMAR_NONE);
+  session.rewind(0);
+  session.draft(C.EMBER_DRAFTS_MODEL, { model, maxDrafts: 4 });
+  assert.equal((await session.generate(prompt, { limit: greedy.length })).text, model.detokenize(greedy));
+  assert.equal(session.speculation().maxDrafts, 4);
+  session.draft();
+  session.draft(C.EMBER_DRAFTS_NONE);
+  assert.throws(() => session.draft(C.EMBER_DRAFTS_NGRAM, { maxDrafts: 99 }), /max_drafts/);
   await fails(session.setJsonSchema({ type: 5 }), 'EMBER_GRAMMAR');
   session.close();
   const words = model.textStream({ stops: ['brush'], skipSpecial: true });

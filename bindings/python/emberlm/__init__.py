@@ -13,6 +13,7 @@ from ._abi import (
     EMBER_NO_TOKEN as NO_TOKEN,
     Capability,
     DeviceKind,
+    DraftSource,
     Files,
     GenerateEnd,
     GrammarKind,
@@ -34,6 +35,7 @@ from ._core import (
     Model,
     Sampling,
     Session,
+    Speculation,
     TextStream,
     Token,
     conversation,
@@ -52,7 +54,8 @@ from ._library import EmberError, VersionError
 __version__ = "0.1.0"
 
 __all__ = [
-    "NO_TOKEN", "Capability", "DeviceKind", "DryBreaker", "EmberError", "Event", "Files", "GenerateEnd", "Generated", "GrammarKind", "Interrupt",
-    "JsonSpacing", "KvType", "Load", "LogLevel", "Logprobs", "Message", "Model", "Sampling", "Session", "StateKind", "Status", "TextStream", "Token",
-    "VersionError", "Weights", "conversation", "decode_batch", "decode_batch_start", "decode_each", "devices", "estimate", "set_log", "state_info", "supported", "version",
+    "NO_TOKEN", "Capability", "DeviceKind", "DraftSource", "DryBreaker", "EmberError", "Event", "Files", "GenerateEnd", "Generated",
+    "GrammarKind", "Interrupt", "JsonSpacing", "KvType", "Load", "LogLevel", "Logprobs", "Message", "Model", "Sampling", "Session", "Speculation",
+    "StateKind", "Status", "TextStream", "Token", "VersionError", "Weights", "conversation", "decode_batch", "decode_batch_start", "decode_each",
+    "devices", "estimate", "set_log", "state_info", "supported", "version",
 ]  # fmt: skip

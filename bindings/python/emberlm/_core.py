@@ -236,6 +236,18 @@ def _generated(out: Any, words: str) -> Generated:
     return Generated(words, end, stop, token, out.position, out.token_count)
 
 
+@dataclass(frozen=True)
+class Speculation:
+    """How a session drafts, and what its drafts have come to."""
+
+    source: _abi.DraftSource | int
+    max_drafts: int
+    depth: int
+    steps: int
+    drafted: int
+    accepted: int
+
+
 def _model_options(device: int, threads: int, weights: int, files: int) -> Any:
     c = sized(_abi.ember_model_options)
     c.device, c.threads, c.weights, c.files = device, threads, weights, files
@@ -769,6 +781,21 @@ class Session(_Handle):
     def set_json_schema(self, schema: Mapping[str, Any] | str) -> None:
         words = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
         self.set_grammar(_abi.GrammarKind.JSON_SCHEMA, words)
+
+    def draft(self, source: int = _abi.DraftSource.NGRAM, model: Model | None = None, *, max_drafts: int = 0) -> None:
+        """Verifies drafts of what comes next: faster, with the same tokens. DraftSource.MODEL takes a smaller model with the same
+        vocabulary, DraftSource.NONE ends drafting."""
+        options = sized(_abi.ember_speculation_options)
+        options.source, options.max_drafts = source, max_drafts
+        if model is not None:
+            options.draft_model = model._raw
+        call(lib.ember_session_set_speculation, self._raw, ctypes.byref(options))
+
+    def speculation(self) -> Speculation:
+        """What the drafts have come to."""
+        out = sized(_abi.ember_speculation_details)
+        call(lib.ember_session_speculation_info, self._raw, ctypes.byref(out))
+        return Speculation(out.source, out.max_drafts, out.depth, out.steps, out.drafted, out.accepted)
 
     def rewind(self, position: int) -> None:
         """Keeps the first `position` tokens."""

@@ -17,7 +17,7 @@ import unittest
 from pathlib import Path
 
 import emberlm
-from emberlm import EmberError, GenerateEnd, GrammarKind, Sampling, Status, _abi, _library
+from emberlm import DraftSource, EmberError, GenerateEnd, GrammarKind, Sampling, Status, _abi, _library
 
 MODEL = os.environ["EMBERLM_MODEL"]
 
@@ -217,6 +217,20 @@ class Answers(Case):
             self.assertIn(session.generate(self.prompt).text, ('"ä"', '"ö"'))
             session.set_grammar(GrammarKind.NONE)
             self.assertTrue(self.assert_status(Status.GRAMMAR, session.set_json_schema, {"type": 5}).message)
+
+    def test_drafts(self) -> None:
+        with self.model.session() as session:
+            session.draft()
+            self.assertEqual(session.generate(self.prompt, limit=len(self.greedy)).text, self.model.detokenize(self.greedy))
+            session.rewind(0)
+            session.draft(DraftSource.MODEL, self.model, max_drafts=4)
+            session.generate(self.prompt, limit=40)
+            speculation = session.speculation()
+            self.assertEqual((speculation.source, speculation.max_drafts), (DraftSource.MODEL, 4))
+            self.assertLessEqual(speculation.accepted, speculation.drafted)
+            session.draft(DraftSource.NONE)
+            self.assertEqual(session.speculation().source, DraftSource.NONE)
+            self.assert_status(Status.INVALID_ARGUMENT, session.draft, max_drafts=99)
 
     def test_text_stream(self) -> None:
         with self.model.text_stream(stops=["brush"], skip_special=True) as words:

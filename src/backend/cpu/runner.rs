@@ -421,7 +421,14 @@ impl CpuRunner {
             Want::Verified { drafts, sampling } => {
                 let mut outcomes = std::mem::take(&mut self.ready);
                 let mask = row.mask.take();
-                let done = core.verify(row.tokens, drafts, &sampling, mask, row.interrupt, &mut outcomes);
+                let done = core.verify(
+                    row.tokens,
+                    drafts,
+                    &sampling,
+                    mask,
+                    row.interrupt,
+                    &mut outcomes,
+                );
                 drop(core);
                 self.ready = outcomes;
                 return done;

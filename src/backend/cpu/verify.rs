@@ -73,7 +73,11 @@ impl Core {
         chunk.embed(&turn)?;
         for index in 0..weights.layers.len() {
             if interrupt.load(Relaxed) {
-                fail!(Interrupted, "interrupted at position {}, layer {index}", self.len);
+                fail!(
+                    Interrupted,
+                    "interrupted at position {}, layer {index}",
+                    self.len
+                );
             }
             chunk.run_layer(&turn, index)?;
         }
@@ -81,7 +85,9 @@ impl Core {
         chunk.all_logits(&turn, logits)?;
         // SAFETY: the batch's memory, which has a row for each token of `together`, and which nobody writes as long as
         // its lock is held.
-        let logits = unsafe { std::slice::from_raw_parts(logits.base(), together.len() * self.logits.len()) };
+        let logits = unsafe {
+            std::slice::from_raw_parts(logits.base(), together.len() * self.logits.len())
+        };
         let mut rows = logits.chunks_exact(self.logits.len());
         let drafts = match known {
             0 => together,

@@ -36,6 +36,9 @@ Measurement:
   --beside-prefill N decodes while another session reads prompts of N tokens (default none)
   --states N         saves, restores, forks and evicts a session of N tokens; on a GPU, evicts the
                      weights, too (default none)
+  --speculate LIST   decodes with drafts at the first depth, e.g. 0,0.8,ngram,draft.gguf (default none):
+                     of a source that is right with that probability, of the context itself, or of
+                     a model with the same vocabulary
   --busy N           busy threads of the host beside all this (default 0)
   --gen N            tokens decoded per measurement (default 64)
   --reps N           repetitions; median, least and greatest are shown (default 3)
@@ -129,6 +132,8 @@ pub struct Args {
     pub beside_prefill: Option<usize>,
     /// Tokens of a session that is saved, restored, forked and evicted.
     pub states: Option<usize>,
+    /// Sources of drafts.
+    pub speculate: Vec<Drafts>,
     /// Busy threads beside.
     pub busy: usize,
     /// Tokens per decode measurement.
@@ -149,6 +154,35 @@ pub struct Args {
     pub bandwidth_bytes: usize,
     /// JSON target, `-` for standard output.
     pub json: Option<PathBuf>,
+}
+
+/// A source of drafts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Drafts {
+    /// One that is right with a probability.
+    Right(f64),
+    /// The context.
+    Ngram,
+    /// A model.
+    Model(PathBuf),
+}
+
+impl std::fmt::Display for Drafts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Drafts::Right(right) => write!(f, "{right}"),
+            Drafts::Ngram => f.write_str("ngram"),
+            Drafts::Model(path) => path.display().fmt(f),
+        }
+    }
+}
+
+fn drafts(word: &str) -> Drafts {
+    match word.parse::<f64>() {
+        Ok(right) if (0.0..=1.0).contains(&right) => Drafts::Right(right),
+        _ if word == "ngram" => Drafts::Ngram,
+        _ => Drafts::Model(PathBuf::from(word)),
+    }
 }
 
 /// What the command line asks for.
@@ -185,6 +219,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut beside_prefill = None;
     let mut states = None;
     let mut busy = 0;
+    let mut speculate = Vec::new();
     let mut depth = Lengths {
         list: vec![0, 512, 4096],
         explicit: false,
@@ -223,6 +258,9 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
                 beside_prefill = Some(number(&mut parser, "--beside-prefill", 1, 1 << 20)?);
             }
             Long("states") => states = Some(number(&mut parser, "--states", 1, 1 << 20)?),
+            Long("speculate") => {
+                speculate = parser.value()?.string()?.split(',').map(drafts).collect();
+            }
             Long("busy") => busy = number(&mut parser, "--busy", 0, 1024)?,
             Long("depth") => depth = lengths(&mut parser, "--depth", 0)?,
             Long("gen") => generate = number(&mut parser, "--gen", 1, 1 << 20)?,
@@ -297,6 +335,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         beside_prefill,
         states,
         busy,
+        speculate,
         generate,
         reps,
         kv,

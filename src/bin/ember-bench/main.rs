@@ -3,6 +3,7 @@
 mod args;
 mod bandwidth;
 mod beside;
+mod drafts;
 mod measure;
 mod memory;
 mod random;

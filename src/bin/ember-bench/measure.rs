@@ -2,6 +2,7 @@
 
 use crate::args::{Args, Kv, Lengths};
 use crate::beside::{BusyHost, beside_prefill, sessions_rate};
+use crate::drafts::{self, Drafted};
 use crate::random::Random;
 use crate::states::{self, States};
 use crate::stats::Samples;
@@ -26,6 +27,8 @@ pub struct Measured {
     pub prefill: Vec<Prefill>,
     /// Decode depths.
     pub decode: Vec<Decode>,
+    /// Decodes with drafts.
+    pub drafted: Vec<Drafted>,
     /// Sessions that decode together.
     pub batch: Vec<Batch>,
     /// Sessions that decode on a thread each.
@@ -171,6 +174,19 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             },
         });
     }
+    let mut drafted = Vec::new();
+    for source in &args.speculate {
+        say(&format!("decode with drafts: {source}"));
+        let depth = decode.first().map_or(1, |d| d.depth.max(1));
+        session.rewind(0)?;
+        session.prefill(&tokens[..depth])?;
+        drafted.push(drafts::measure(
+            &mut session,
+            source,
+            args.generate,
+            args.reps,
+        )?);
+    }
     let mut batch = Vec::new();
     for &sessions in &args.batch {
         say(&format!("decode of {sessions} sessions"));
@@ -228,6 +244,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
         first_token_ms: Samples::new(first_token_ms),
         prefill,
         decode,
+        drafted,
         batch,
         sessions: on_threads,
         beside_prefill: beside,

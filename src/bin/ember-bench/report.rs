@@ -152,6 +152,19 @@ impl Report<'_> {
                 ));
             }
         }
+        for d in &m.drafted {
+            let s = d.stats;
+            line(format!(
+                "drafts     {:>6} right   {:>34} tokens/s, {:.2} times {}; {} of {} right in {} steps",
+                d.source,
+                spread(&d.tokens_per_s, 1),
+                d.tokens_per_s.median() / d.plain.median(),
+                spread(&d.plain, 1),
+                s.accepted,
+                s.drafted,
+                s.steps
+            ));
+        }
         for b in &m.batch {
             line(format!(
                 "decode     {:>6} together {:>32} tokens/s",
@@ -223,6 +236,16 @@ impl Report<'_> {
                 "profile": d.profile.as_ref().map(profile),
             })
         });
+        let drafted = m.drafted.iter().map(|d| {
+            json!({
+                "source": d.source,
+                "tokens_per_s": samples(&d.tokens_per_s),
+                "without_tokens_per_s": samples(&d.plain),
+                "steps": d.stats.steps,
+                "drafted": d.stats.drafted,
+                "accepted": d.stats.accepted,
+            })
+        });
         let batch = m
             .batch
             .iter()
@@ -276,6 +299,7 @@ impl Report<'_> {
             "bandwidth": bandwidth,
             "prefill": prefill.collect::<Vec<_>>(),
             "decode": decode.collect::<Vec<_>>(),
+            "drafts": drafted.collect::<Vec<_>>(),
             "batch": batch.collect::<Vec<_>>(),
             "sessions": sessions.collect::<Vec<_>>(),
             "beside_prefill": beside,

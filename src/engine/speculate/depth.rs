@@ -199,7 +199,10 @@ mod tests {
                 (1.0 + row * n as f32) / tokens
             };
             let best = (0..=16).map(fixed).fold(f32::MAX, f32::min);
-            assert!(slow < 1.08 * best, "{slow} where {best} can be had, right {right}, rows of {row}");
+            assert!(
+                slow < 1.08 * best,
+                "{slow} where {best} can be had, right {right}, rows of {row}"
+            );
         }
     }
 

@@ -30,6 +30,11 @@ pub struct DraftContext<'a> {
 
 /// Guesses tokens.
 pub trait DraftSource: Send {
+    /// What kind of source it is.
+    fn kind(&self) -> SourceKind {
+        SourceKind::Other
+    }
+
     /// Looks whether it has a guess of what follows a context, and how good such guesses are: a class below
     /// [`DRAFT_CLASSES`], whose guesses are counted together.
     ///
@@ -54,6 +59,30 @@ pub struct DraftOptions {
     pub most: usize,
     /// As many as that and the source have, whether it is worth it or not.
     pub always: bool,
+}
+
+/// Kinds of sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceKind {
+    /// The session's own context.
+    Ngram = 1,
+    /// Another model.
+    Model = 2,
+    /// One of the caller's.
+    Other = 3,
+}
+
+/// How a session drafts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpeculationInfo {
+    /// Where drafts come from.
+    pub source: SourceKind,
+    /// Drafts of a step at most.
+    pub most: usize,
+    /// Drafts that the last step was to verify.
+    pub depth: usize,
+    /// What they have come to.
+    pub stats: SpeculationStats,
 }
 
 /// Classes of drafts.
@@ -153,7 +182,8 @@ impl Speculation {
 
     /// The last outcome of a step was polled.
     fn end(&mut self) {
-        self.depth.came_to(self.class, self.verified.len(), self.accepted);
+        self.depth
+            .came_to(self.class, self.verified.len(), self.accepted);
         self.verified.clear();
         self.accepted = 0;
     }
@@ -164,7 +194,11 @@ impl Session {
     ///
     /// Errors: `Unsupported` if the model's device or architecture cannot verify drafts; `InvalidArgument` for more than
     /// [`MAX_DRAFTS`]; `DecodePending`.
-    pub fn set_draft_source(&mut self, source: Box<dyn DraftSource>, options: &DraftOptions) -> Result<()> {
+    pub fn set_draft_source(
+        &mut self,
+        source: Box<dyn DraftSource>,
+        options: &DraftOptions,
+    ) -> Result<()> {
         self.begin()?;
         let options = self.check_drafts(options)?;
         memory::check()?;
@@ -203,17 +237,25 @@ impl Session {
         Ok(())
     }
 
-    /// What the drafts of the present source have come to, and how many a step verified last.
-    pub fn speculation(&self) -> Option<(SpeculationStats, usize)> {
+    /// The present source, and what its drafts have come to.
+    pub fn speculation(&self) -> Option<SpeculationInfo> {
         let speculation = self.speculation.as_ref()?;
-        Some((speculation.stats, speculation.depth.present()))
+        Some(SpeculationInfo {
+            source: speculation.source.kind(),
+            most: speculation.options.most,
+            depth: speculation.depth.present(),
+            stats: speculation.stats,
+        })
     }
 
     fn check_drafts(&self, options: &DraftOptions) -> Result<DraftOptions> {
         let weights = self.model.weights();
         let able = weights.max_drafts();
         if able == 0 && weights.fixed_len() > 0 {
-            fail!(Unsupported, "models with recurrent layers cannot verify drafts yet");
+            fail!(
+                Unsupported,
+                "models with recurrent layers cannot verify drafts yet"
+            );
         }
         if able == 0 {
             fail!(Unsupported, "the model's device cannot verify drafts yet");
@@ -221,7 +263,10 @@ impl Session {
         let most = match options.most {
             0 => able.min(16),
             n if n <= able => n,
-            n => fail!(InvalidArgument, "max_drafts is {n}; a step verifies up to {able}"),
+            n => fail!(
+                InvalidArgument,
+                "max_drafts is {n}; a step verifies up to {able}"
+            ),
         };
         Ok(DraftOptions { most, ..*options })
     }
@@ -384,7 +429,9 @@ impl Session {
         let tokenizer = self.model.tokenizer()?;
         let mut matcher = constraint.matcher_ahead()?;
         for (i, draft) in drafts.iter().enumerate() {
-            let forced = matcher.accept(*draft).and_then(|()| matcher.next_forced(tokenizer));
+            let forced = matcher
+                .accept(*draft)
+                .and_then(|()| matcher.next_forced(tokenizer));
             match forced {
                 Ok(None) => {}
                 Ok(Some(_)) => return Ok(i),

@@ -3,7 +3,7 @@
 //! It draws with the seed and positions of the session that it drafts for: the draws of both are the same numbers, so that two models that
 //! agree about probabilities agree about the token.
 
-use super::{DraftContext, DraftSource};
+use super::{DraftContext, DraftSource, SourceKind};
 use crate::engine::session::SessionOptions;
 use crate::engine::{Model, Session};
 use crate::error::{Result, Status, fail};
@@ -32,7 +32,11 @@ impl ModelDrafts {
 
     fn catch_up(&mut self, tokens: &[u32]) -> Result<()> {
         let session = &mut self.session;
-        let same = session.tokens().iter().zip(tokens).take_while(|(a, b)| a == b);
+        let same = session
+            .tokens()
+            .iter()
+            .zip(tokens)
+            .take_while(|(a, b)| a == b);
         let same = same.count();
         if same < session.position() {
             session.rewind(same)?;
@@ -86,6 +90,10 @@ fn check_vocabulary(target: &Model, drafts: &Model) -> Result<()> {
 }
 
 impl DraftSource for ModelDrafts {
+    fn kind(&self) -> SourceKind {
+        SourceKind::Model
+    }
+
     fn look(&mut self, context: &DraftContext<'_>) -> Result<Option<usize>> {
         Ok((context.tokens.len() < self.session.context()).then_some(0))
     }

@@ -1,7 +1,7 @@
 //! Drafts from the session's own context: what followed the last tokens where they occurred before. Good for text that
 //! repeats what it was given: code, JSON, summaries. It takes no model and no time worth mentioning.
 
-use super::{DraftContext, DraftSource};
+use super::{DraftContext, DraftSource, SourceKind};
 use crate::engine::Session;
 use crate::error::{Result, fail, try_vec};
 
@@ -55,15 +55,22 @@ impl NgramDrafts {
     /// The chain of the run that ends with the last of `tokens`, if there are enough.
     fn chain(&self, tokens: &[u32]) -> Option<usize> {
         let run = tokens.len().checked_sub(self.min_match)?;
-        let hash = tokens[run..]
-            .iter()
-            .fold(0u64, |hash, token| (hash ^ u64::from(*token)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29));
+        let hash = tokens[run..].iter().fold(0u64, |hash, token| {
+            (hash ^ u64::from(*token))
+                .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+                .rotate_left(29)
+        });
         Some((hash >> 16) as usize & (self.last.len() - 1))
     }
 
     /// Makes the chains those of `tokens`.
     fn follow(&mut self, tokens: &[u32]) {
-        let same = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let same = self
+            .tokens
+            .iter()
+            .zip(tokens)
+            .take_while(|(a, b)| a == b)
+            .count();
         while self.tokens.len() > same {
             if let Some(chain) = self.chain(&self.tokens) {
                 self.last[chain] = self.before[self.tokens.len() - 1];
@@ -89,6 +96,10 @@ impl NgramDrafts {
 }
 
 impl DraftSource for NgramDrafts {
+    fn kind(&self) -> SourceKind {
+        SourceKind::Ngram
+    }
+
     /// The longest match, and of several the last; its class is how long it is.
     fn look(&mut self, context: &DraftContext<'_>) -> Result<Option<usize>> {
         self.follow(context.tokens);
@@ -166,7 +177,10 @@ mod tests {
         let tokens = [6, 7, 8, 9, 10, 5, 7, 8, 11, 12, 0, 7, 8];
         assert_eq!(drafts(&mut source, &tokens, 3), Some((0, vec![11, 12, 0])));
         // A period goes on.
-        assert_eq!(drafts(&mut source, &[1, 2, 3, 1, 2, 3, 1, 2], 5), Some((2, vec![3, 1, 2, 3, 1])));
+        assert_eq!(
+            drafts(&mut source, &[1, 2, 3, 1, 2, 3, 1, 2], 5),
+            Some((2, vec![3, 1, 2, 3, 1]))
+        );
     }
 
     #[test]
@@ -189,7 +203,11 @@ mod tests {
             let mut fresh = NgramDrafts::new(96, 3).unwrap();
             let wanted = drafts(&mut fresh, &tokens, 4);
             found += usize::from(wanted.is_some());
-            assert_eq!(drafts(&mut kept, &tokens, 4), wanted, "step {step}: {tokens:?}");
+            assert_eq!(
+                drafts(&mut kept, &tokens, 4),
+                wanted,
+                "step {step}: {tokens:?}"
+            );
         }
         assert!(found > 300, "{found} matches");
     }

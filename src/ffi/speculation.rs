@@ -1,0 +1,179 @@
+//! Several tokens a step: drafts that are verified.
+
+use super::boundary::{OutStruct, Sized32, call, read_struct};
+use super::error::{ember_error, ember_status};
+use super::model::{ember_model, model};
+use super::session::{ember_session, with_session};
+use crate::engine::speculate::DraftOptions;
+use crate::error::{Result, fail};
+
+/// Values of `ember_speculation_options.source`: where drafts come from.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ember_draft_source {
+    /// No drafts: every token takes a step.
+    EMBER_DRAFTS_NONE = 0,
+    /// What followed the last tokens where they occurred earlier in the context. Good for text that repeats parts of
+    /// its prompt, such as code, JSON and summaries. Needs no model.
+    EMBER_DRAFTS_NGRAM = 1,
+    /// A smaller model with the same vocabulary, `draft_model`.
+    EMBER_DRAFTS_MODEL = 2,
+}
+
+/// How a session drafts. Zero in every field but `struct_size` means the default.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ember_speculation_options {
+    /// `sizeof(ember_speculation_options)`.
+    pub struct_size: u32,
+    /// A value of `enum ember_draft_source`.
+    pub source: u32,
+    /// The most drafts in a step, up to 31; 0 means 16.
+    pub max_drafts: u32,
+    /// 0 chooses the number of drafts in each step, from none to `max_drafts`, by how many were right so far and
+    /// by how long steps have taken. 1 verifies `max_drafts` whenever the source has as many.
+    pub always: u32,
+    /// For `EMBER_DRAFTS_NGRAM`: how many tokens must match, up to 32; 0 means 2.
+    pub min_match: u32,
+    /// Must be 0.
+    pub reserved: u32,
+    /// For `EMBER_DRAFTS_MODEL`: the model; NULL otherwise. The session keeps it alive and has a session of it beside
+    /// its own, with a context of the same length.
+    pub draft_model: *const ember_model,
+}
+
+// SAFETY: `repr(C)`; 6 * 4 bytes and a word, without padding but at the end of 32-bit builds' structs; zero is a value of
+// each; the size comes first.
+unsafe impl Sized32 for ember_speculation_options {
+    const NAME: &'static str = "ember_speculation_options";
+}
+
+/// What a session's drafts have come to since `ember_session_set_speculation`. The caller sets `struct_size`,
+/// `ember_session_speculation_info` the rest.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ember_speculation_details {
+    /// `sizeof(ember_speculation_details)`, set by the caller.
+    pub struct_size: u32,
+    /// A value of `enum ember_draft_source`.
+    pub source: u32,
+    /// The most drafts in a step.
+    pub max_drafts: u32,
+    /// Drafts that the last step was to verify, 0 if drafts were not worth it.
+    pub depth: u32,
+    /// Steps in which drafts were verified.
+    pub steps: u64,
+    /// Drafts that were verified.
+    pub drafted: u64,
+    /// Drafts that were right. Each saved a step.
+    pub accepted: u64,
+}
+
+// SAFETY: `repr(C)`; 4 * 4 + 3 * 8 bytes without padding; numbers only; the size comes first.
+unsafe impl Sized32 for ember_speculation_details {
+    const NAME: &'static str = "ember_speculation_details";
+}
+
+/// Lets decodes evaluate several tokens in a step: drafts of what comes next, of which those are kept that would have been
+/// chosen anyway. Drafts change the speed and nothing else: tokens, log-probabilities and logits are the same with and
+/// without, for greedy choices as for draws by a seed, with penalties, rules and grammars. `options` may be NULL, which
+/// ends drafting, as `EMBER_DRAFTS_NONE` does.
+///
+/// `ember_decode` and `ember_generate` draft. `ember_decode` still returns one token; the ones that a step has chosen
+/// beyond it are returned by the following calls at once, and are dropped by a call that changes the session in another
+/// way. Started decodes and batches return them as well, but make no drafts themselves. Forks draft as their origin
+/// does; a restored session does not.
+///
+/// Drafts are verified on the CPU, for models without recurrent layers.
+///
+/// Errors: `EMBER_UNSUPPORTED` if the session's model is on a GPU or has recurrent layers; `EMBER_INVALID_ARGUMENT` names
+/// the field, or the token in which the vocabulary of `draft_model` differs; for `EMBER_DRAFTS_MODEL` those of
+/// `ember_session_create`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the session
+/// drafts as before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_session_set_speculation(
+    session: *mut ember_session,
+    options: *const ember_speculation_options,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        // SAFETY: `options` is as the header demands.
+        let given = unsafe { read_struct(options) }?;
+        let options = engine_options(&given)?;
+        match given.source {
+            0 => with_session(session, |session| session.clear_drafts()),
+            1 => with_session(session, |session| {
+                session.set_ngram_drafts(given.min_match as usize, &options)
+            }),
+            _ => {
+                let drafts = model(given.draft_model)?;
+                with_session(session, |session| {
+                    session.set_model_drafts(&drafts, &options)
+                })
+            }
+        }
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
+fn engine_options(given: &ember_speculation_options) -> Result<DraftOptions> {
+    if given.source > 2 {
+        fail!(
+            InvalidArgument,
+            "source is {}, which is no ember_draft_source",
+            given.source
+        );
+    }
+    let only = |field, value: usize, source| {
+        if value != 0 && given.source != source {
+            fail!(
+                InvalidArgument,
+                "{field} is set, but source is {}",
+                given.source
+            );
+        }
+        Ok(())
+    };
+    only("min_match", given.min_match as usize, 1)?;
+    only("draft_model", given.draft_model.addr(), 2)?;
+    if given.reserved != 0 {
+        fail!(InvalidArgument, "reserved is {}, not 0", given.reserved);
+    }
+    if given.always > 1 {
+        fail!(InvalidArgument, "always is {}, not 0 or 1", given.always);
+    }
+    Ok(DraftOptions {
+        most: given.max_drafts as usize,
+        always: given.always == 1,
+    })
+}
+
+/// Writes what a session's drafts have come to, to `out`, whose `struct_size` the caller has set.
+///
+/// Errors: `EMBER_BUSY`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_session_speculation_info(
+    session: *mut ember_session,
+    out: *mut ember_speculation_details,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        // SAFETY: `out` is as the header demands.
+        let out = unsafe { OutStruct::new(out) }?;
+        let speculation = with_session(session, |session| Ok(session.speculation()))?;
+        let mut d = ember_speculation_details::zeroed();
+        if let Some(s) = speculation {
+            d.source = s.source as u32;
+            d.max_drafts = s.most as u32;
+            d.depth = s.depth as u32;
+            d.steps = s.stats.steps;
+            d.drafted = s.stats.drafted;
+            d.accepted = s.stats.accepted;
+        }
+        out.set(&d);
+        Ok(())
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
