@@ -826,6 +826,10 @@ enum ember_token_flags
      * `logprob` is set.
      */
     EMBER_TOKEN_HAS_LOGPROB = 4,
+    /**
+     * The token was a draft that was right (`ember_session_set_speculation`).
+     */
+    EMBER_TOKEN_DRAFTED = 8,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

@@ -144,6 +144,8 @@ fn structs_have_the_headers_sizes() {
         ember_restore_options { struct_size, context, kv_type, mark_interval, next }
         ember_state_details { struct_size, version, kind, kv_type, context, position, file_bytes, model_fingerprint, tokenizer_fingerprint, architecture, model_name }
         ember_grammar_options { struct_size, json_spacing, interrupt }
+        ember_speculation_options { struct_size, source, max_drafts, always, min_match, reserved, draft_model }
+        ember_speculation_details { struct_size, source, max_drafts, depth, steps, drafted, accepted }
         ember_estimate { struct_size, device, context, reserved, weights_bytes, kv_bytes_per_token, kv_bytes, model_workspace_bytes, session_workspace_bytes }
         ember_profile_entry { struct_size, calls, microseconds, bytes, name }
         ember_tokenize_options { struct_size, flags, interrupt }

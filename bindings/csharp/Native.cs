@@ -818,6 +818,7 @@ namespace EmberLM
         Ends = 1,
         Forced = 2,
         HasLogprob = 4,
+        Drafted = 8,
     }
 
     /// <summary>enum ember_model_flags</summary>

@@ -121,6 +121,7 @@ const constants = Object.freeze({
   EMBER_TOKEN_ENDS: 1,
   EMBER_TOKEN_FORCED: 2,
   EMBER_TOKEN_HAS_LOGPROB: 4,
+  EMBER_TOKEN_DRAFTED: 8,
   // enum ember_model_flags
   EMBER_MODEL_NEVER_WAIT: 1,
   // enum ember_generate_end

@@ -16,6 +16,8 @@ pub enum ember_token_flags {
     EMBER_TOKEN_FORCED = 2,
     /// `logprob` is set.
     EMBER_TOKEN_HAS_LOGPROB = 4,
+    /// The token was a draft that was right (`ember_session_set_speculation`).
+    EMBER_TOKEN_DRAFTED = 8,
 }
 
 /// A token that was decoded. The caller sets `struct_size`, the function that decodes the rest.
@@ -53,6 +55,9 @@ impl ember_token {
         }
         if session.is_last_forced() {
             token.flags |= ember_token_flags::EMBER_TOKEN_FORCED as u32;
+        }
+        if session.is_last_drafted() {
+            token.flags |= ember_token_flags::EMBER_TOKEN_DRAFTED as u32;
         }
         if let Some(logprobs) = session.logprobs_asked() {
             token.flags |= ember_token_flags::EMBER_TOKEN_HAS_LOGPROB as u32;

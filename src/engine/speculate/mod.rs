@@ -111,6 +111,8 @@ pub(super) struct Speculation {
     accepted: usize,
     /// Their class.
     class: usize,
+    /// Whether the token that was polled last was a draft.
+    drafted_last: bool,
 }
 
 impl Speculation {
@@ -123,6 +125,7 @@ impl Speculation {
             verified: ArrayVec::new(),
             accepted: 0,
             class: 0,
+            drafted_last: false,
         }
     }
 
@@ -169,8 +172,10 @@ impl Speculation {
 
     /// An outcome of the runner was polled; the next one of the step, if there is one, was chosen already.
     fn polled(&mut self, token: Option<u32>) {
+        self.drafted_last = false;
         match self.verified.get(self.accepted) {
             Some(next) if token == Some(*next) => {
+                self.drafted_last = true;
                 self.accepted += 1;
                 self.stats.accepted += 1;
             }
@@ -278,6 +283,12 @@ impl Session {
             memory::check()?;
         }
         Ok(())
+    }
+
+    /// Whether the token that was decoded last was a draft.
+    pub fn is_last_drafted(&self) -> bool {
+        let drafted = self.speculation.as_ref().is_some_and(|s| s.drafted_last);
+        drafted && !self.is_last_forced()
     }
 
     /// Whether the runner has tokens that were chosen and not polled yet.
