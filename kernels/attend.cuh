@@ -13,8 +13,9 @@ __host__ __device__ constexpr uint32_t part_stride(uint32_t hd) { return (hd + 5
 struct AttendArgs {
     const Session* const* sessions;
     const float* q;        // fma kernels: [batch][n_heads * head_dim], rotated
-    float* parts;          // [batch][n_heads][n_chunks][part_stride(head_dim)]: sum of values, largest score, weight
-    int8_t* q8;            // result: [batch][n_heads * head_dim] padded to groups of 32, or NULL
+    const __half* q16;     // long heads: the same, times scores.scale
+    float* parts;          // [batch][n_heads][n_chunks][part_stride(value_dim)]: sum of values, largest score, weight
+    int8_t* q8;            // result: [batch][n_heads * value_dim] padded to groups of 32, or NULL
     float* q8_scale;
     float* f32;            // result: the same in f32, or NULL
     // Tiles: norm, rotation and append are done here.
@@ -24,6 +25,7 @@ struct AttendArgs {
     Rotation rotation;
     NormArgs q_norm;       // of each head, before the rotation; weight NULL: none
     NormArgs k_norm;
+    NormArgs v_norm;       // of each head's values
     KvLayout layout;
     Scores scores;
     uint32_t qkv_stride;
@@ -31,9 +33,13 @@ struct AttendArgs {
     uint32_t n_chunks;     // parts that a context is cut into at most, up to MAX_PARTS
     uint32_t head_parts;   // blocks that share a KV head's queries
     uint32_t join;         // the last block of a KV head joins the chunks (heads of whole groups of 32)
-    uint32_t padding;
+    uint32_t value_head;   // the head of `qkv` that values begin with
+    uint32_t shares;       // keys and values are in the cache already, also those of the current position
+    uint32_t prefill;      // long heads: rows are positions of session 0
+    uint32_t first_row;    // of those
+    uint32_t value_dim;    // elements of a value, at most head_dim
 };
-static_assert(sizeof(AttendArgs) == 256, "as in args.rs");
+static_assert(sizeof(AttendArgs) == 304, "as in args.rs");
 
 // Element `e` of a row of the result, past its gate.
 __device__ __forceinline__ float let_through(const AttendArgs& a, uint32_t row, uint32_t e, float v) {
@@ -68,7 +74,10 @@ __device__ __forceinline__ uint32_t chunk_positions(uint32_t length, uint32_t n_
     return max(128u, ((length + n_chunks - 1) / n_chunks + KV_TILE - 1) / KV_TILE * KV_TILE);
 }
 
-// What a step's position sees, cut into chunks.
+// The session of a row.
+__device__ __forceinline__ const Session* session_of(const AttendArgs& a, uint32_t row) { return a.sessions[a.prefill ? 0 : row]; }
+
+// What a row's position sees, cut into chunks.
 struct Chunks {
     uint32_t length;  // positions of the context, the current one included
     uint32_t first;   // the first that is seen
@@ -76,9 +85,9 @@ struct Chunks {
     uint32_t per;     // positions of a chunk
     uint32_t used;    // chunks
 };
-__device__ __forceinline__ Chunks chunks_of(const AttendArgs& a, const Session* s) {
+__device__ __forceinline__ Chunks chunks_of(const AttendArgs& a, const Session* s, uint32_t row) {
     Chunks c;
-    c.length = s->position + 1;
+    c.length = s->position + 1 + (a.prefill ? a.first_row + row : 0);
     c.first = first_seen(a.layout, c.length);
     c.begin = c.first / KV_TILE * KV_TILE;
     c.per = chunk_positions(c.length - c.begin, a.n_chunks);

@@ -37,6 +37,8 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     const uint32_t first_tile = ring ? start / KV_TILE % ring : start / KV_TILE, n_steps = (end - start + POSITIONS - 1) / POSITIONS;
     // A chunk is shorter than a ring.
     auto tile = [&](uint32_t t) { return cache + (first_tile + t - (ring && first_tile + t >= ring ? ring : 0)) * a.layout.tile_bytes; };
+    // Positions whose keys and values the cache holds.
+    const uint32_t cached = length - 1 + a.shares;
     // A thread copies one piece of every STEP-th row.
     constexpr uint32_t STEP = THREADS / PIECES;
     static_assert(KV_TILE % STEP == 0);
@@ -46,7 +48,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
     auto load = [&](uint32_t t) {
         if (t < n_steps) {
             const uint32_t to = base + t % STAGES * 2 * PLANE;
-            const uint32_t rows = min((uint32_t)POSITIONS, min(end, length - 1) - min(length - 1, start + t * POSITIONS));
+            const uint32_t rows = min((uint32_t)POSITIONS, min(end, cached) - min(cached, start + t * POSITIONS));
 #pragma unroll
             for (uint32_t half = 0; half < POSITIONS / KV_TILE; half++) {
                 const uint8_t* from = tile(t * (POSITIONS / KV_TILE) + half) + offset;
@@ -61,7 +63,8 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         }
         copies_commit();
     };
-    // What the cache holds from the steps before is there already; only the input must be awaited.
+    // What the cache holds from the steps before is there already; only the input must be awaited, and what an earlier layer appends.
+    if (a.shares) wait_for_producers();
 #pragma unroll 1
     for (int t = 0; t < STAGES - 1; t++) load(t);
     const float* inv_freq = frequencies(a.rotation, s);
@@ -107,12 +110,12 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         float v[N];
         auto place = [&](int k) {
             const uint32_t h = (thread + k * THREADS) / HD;
-            return input + (uint64_t)(h < 8 ? kv_head * group + first_head + h : a.n_heads + kv_head + (h - 8) * a.layout.n_kv_heads) * hd +
+            return input + (uint64_t)(h < 8 ? kv_head * group + first_head + h : (h == 8 ? a.n_heads : a.value_head) + kv_head) * hd +
                    (thread + k * THREADS) % HD;
         };
         auto wanted = [&](int k) {
             const uint32_t h = (thread + k * THREADS) / HD, d = (thread + k * THREADS) % HD;
-            return d < hd && h < 10 && (h < n_q || h >= 8);
+            return d < hd && h < 10 && (h < n_q || (h >= 8 && !a.shares));
         };
 #pragma unroll
         for (int k = 0; k < N; k++) v[k] = wanted(k) ? __ldcg(place(k)) : 0.0f;
@@ -125,10 +128,10 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         __syncthreads();
         // The loads that matter most are over: the next kernel's may come.
         release_dependents();
-        if (a.q_norm.weight || a.k_norm.weight) {
-            for (uint32_t h = warp; h < 9; h += W) {
-                const NormArgs& norm = h == 8 ? a.k_norm : a.q_norm;
-                if (norm.weight && (h == 8 || h < n_q)) norm_head(norm, raw + h * hd, hd);
+        if (a.q_norm.weight || a.k_norm.weight || a.v_norm.weight) {
+            for (uint32_t h = warp; h < 10; h += W) {
+                const NormArgs& norm = h < 8 ? a.q_norm : h == 8 ? a.k_norm : a.v_norm;
+                if (norm.weight && (h >= 8 || h < n_q)) norm_head(norm, raw + h * hd, hd);
             }
             __syncthreads();
         }
@@ -142,7 +145,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
             for (int e = 0; e < 2; e++)
                 *(__half*)(tiles + at + swizzled<PIECES>(h, r.at[e] / 8) + r.at[e] % 8 * 2) = __float2half_rn(__fmul_rn(r.v[e], q_scale));
         }
-        if (end == length) {
+        if (end == length && !a.shares) {
             const float* value = raw + 9 * hd;
             __half* to = (__half*)(tile((length - 1 - start) / KV_TILE) + (uint64_t)((length - 1) % KV_TILE) * row_bytes);
 #pragma unroll 1
@@ -174,7 +177,7 @@ __device__ __forceinline__ void attend_chunk(const AttendArgs& a, const Session*
         load(t + STAGES - 1);
         copies_wait<STAGES - 1>();
         __syncthreads();
-        if (t + 1 == n_steps && end == length) {
+        if (t + 1 == n_steps && end == length && !a.shares) {
             const uint32_t r = (length - 1 - start) % POSITIONS;
 #pragma unroll 1
             for (uint32_t i = thread; i < 2 * HD; i += THREADS) {

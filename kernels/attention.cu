@@ -11,7 +11,7 @@ template <int HD, int STAGES, int W> __device__ __forceinline__ void attend_tile
     if (threadIdx.x == 0) shared.turn_of = NULL;
     __syncthreads();
     const Session* s = a.sessions[blockIdx.y];
-    const Chunks chunks = chunks_of(a, s);
+    const Chunks chunks = chunks_of(a, s, blockIdx.y);
     for (uint32_t c = blockIdx.z; c < chunks.used; c += gridDim.z) {
         attend_chunk<HD, STAGES, W>(a, s, chunks, blockIdx.y, blockIdx.x, gridDim.x, c, tiles, shared);
         __syncthreads();
@@ -34,13 +34,13 @@ ATTEND(wide, 64, 3, 8)
 ATTEND(wide, 128, 3, 8)
 #endif
 
-// Joins the chunks and writes the product's input. Grid (n_heads * head_dim / 128 rounded up, batch),
+// Joins the chunks and writes the product's input. Grid (n_heads * value_dim / 128 rounded up, batch),
 // 128 threads, one element each: a warp is one group of 32.
 extern "C" __global__ void __launch_bounds__(128) attend_combine(const __grid_constant__ AttendArgs a) {
     release_dependents();
     wait_for_producers();
-    const uint32_t hd = a.layout.head_dim, e = blockIdx.x * 128 + threadIdx.x, len = a.n_heads * hd;
-    const uint32_t groups = (len + 31) / 32, used = chunks_of(a, a.sessions[blockIdx.y]).used;
+    const uint32_t hd = a.value_dim, e = blockIdx.x * 128 + threadIdx.x, len = a.n_heads * hd;
+    const uint32_t groups = (len + 31) / 32, used = chunks_of(a, session_of(a, blockIdx.y), blockIdx.y).used;
     float v = 0.0f;
     if (e < len) {
         const uint32_t head = e / hd, d = e % hd;
@@ -56,6 +56,8 @@ extern "C" __global__ void __launch_bounds__(128) attend_combine(const __grid_co
         }
         v = let_through(a, blockIdx.y, e, sum / with_sink(a.scores, head, top, weight));
     }
-    if (e >= groups * 32) return;
-    store_result(a, (uint64_t)blockIdx.y * groups * 32 + e, v);
+    // Rows of a prefill follow each other without a gap.
+    const uint32_t stride = a.prefill ? len : groups * 32;
+    if (e >= stride) return;
+    store_result(a, (uint64_t)blockIdx.y * stride + e, v);
 }

@@ -1,6 +1,7 @@
 // Token embedding: one row of the embedding matrix, decoded to f32, scaled, and where positions are
-// learned, with one row of their matrix added.
+// learned, with one row of their matrix added. And what layers get of a token beside it.
 #include "blocks.cuh"
+#include "norm.cuh"
 
 struct Table {
     const uint8_t* matrix;
@@ -44,4 +45,49 @@ extern "C" __global__ void __launch_bounds__(128) embed(const __grid_constant__ 
     float4* to = (float4*)(a.out + ((uint64_t)i * a.groups + group) * 32);
 #pragma unroll
     for (int j = 0; j < 8; j++) to[j] = make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
+}
+
+// With `x` the projections of the embedding, the inputs of the layers become, in place, `scale * (norm(projection_scale * x) +
+// embedding_scale * embedding[token])`, the norm being over the part of each layer.
+struct LayerInputsArgs {
+    Table embedding;                 // rows of all layers' parts, one behind the other
+    const Session* const* sessions;  // as of EmbedArgs
+    const uint32_t* tokens;
+    float* x;                        // [count][stride]
+    NormArgs norm;
+    uint32_t len;                    // elements of a layer's part
+    uint32_t stride;
+    uint32_t groups;                 // of a row of the embedding
+    float embedding_scale;
+    float projection_scale;
+    float scale;
+};
+static_assert(sizeof(LayerInputsArgs) == 88, "as in args.rs");
+
+// Grid (layers, count), 128 threads. A thread takes groups of the embedding.
+extern "C" __global__ void __launch_bounds__(128) layer_inputs(const __grid_constant__ LayerInputsArgs a) {
+    __shared__ float scratch[32];
+    release_dependents();
+    wait_for_producers();
+    const uint32_t i = blockIdx.y, first = blockIdx.x * a.len, end = first + a.len;
+    float* x = a.x + (uint64_t)i * a.stride + first;
+    for (uint32_t e = threadIdx.x; e < a.len; e += blockDim.x) x[e] = __fmul_rn(x[e], a.projection_scale);
+    __syncthreads();
+    const NormSums sums = norm_sums(a.norm, x, a.len, scratch);
+    uint32_t row = a.tokens ? a.tokens[i] : a.sessions[i]->token;
+    if (row >= a.embedding.rows) row = 0;  // the host checks tokens; nothing is read out of bounds
+    for (uint32_t group = first / 32 + threadIdx.x; group * 32 < end; group += blockDim.x)
+        for_type(a.embedding.type, [&]<uint32_t T>() {
+            const Slices c = slices_of(T, a.groups);
+            const uint32_t s = group / c.full, g = group % c.full, n = s + 1 == c.count ? c.last : c.full;
+            const uint8_t* r = a.embedding.matrix + slice_offset(T, c, s, a.embedding.rows) + (uint64_t)row * record_bytes(T, n);
+            float v[32];
+            group_values<T>(r, g, n, v);
+            for (int j = 0; j < 32; j++) {
+                const uint32_t at = group * 32 + j;
+                if (at < first || at >= end) continue;
+                const float normal = normed(a.norm, at - first, x[at - first], sums);
+                x[at - first] = __fmul_rn(a.scale, __fmaf_rn(a.embedding_scale, v[j], normal));
+            }
+        });
 }

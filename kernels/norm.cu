@@ -14,6 +14,7 @@ enum Source : uint32_t {
     GATED = 2,      // activation(x[i]) * x[len + i]
     ACTIVATED = 3,  // activation(x[i])
     SIGMOID = 4,    // x[i] * sigmoid(gate[i])
+    WEIGHTED = 5,   // activation(x[i]) * gate[i]
 };
 
 struct ProduceArgs {
@@ -26,13 +27,13 @@ struct ProduceArgs {
     float* f16_scale;      // [rows]: value = f16 * scale
     const float* largest;  // [rows] largest of the absolute values, where they are known; or NULL
     float* clear;          // [rows] becomes zeros, or NULL
-    const float* gate;     // SIGMOID: [rows][gate_stride]
+    const float* gate;     // SIGMOID, WEIGHTED: [rows][gate_stride]
     uint32_t x_stride;
     uint32_t len;          // elements; the rest up to groups * 32 is written as zeros
     uint32_t groups;
     uint32_t source;
     float inverse_len;
-    Activation activation; // GATED, ACTIVATED
+    Activation activation; // GATED, ACTIVATED, WEIGHTED
     uint32_t gate_stride;
     uint32_t padding;
 };
@@ -47,6 +48,7 @@ __device__ __forceinline__ float value(const ProduceArgs& a, const float* x, uin
     if (a.source == GATED) return gated(a.activation, v, x[a.len + i]);
     if (a.source == ACTIVATED) return activated(a.activation, v);
     if (a.source == SIGMOID) return let_through(a.gate[(uint64_t)row * a.gate_stride + i], v);
+    if (a.source == WEIGHTED) return __fmul_rn(activated(a.activation, v), a.gate[(uint64_t)row * a.gate_stride + i]);
     return v;
 }
 
@@ -123,6 +125,15 @@ __device__ __forceinline__ void f16_row(const ProduceArgs& a, uint32_t row, uint
             if (at >= a.len) break;
             v[i] = make_float4(let_through(gate[at], v[i].x), let_through(gate[at + 1], v[i].y),
                                let_through(gate[at + 2], v[i].z), let_through(gate[at + 3], v[i].w));
+        }
+    } else if (a.source == WEIGHTED) {
+        const float* gate = a.gate + (uint64_t)row * a.gate_stride;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t at = i * step + first;
+            if (at >= a.len) break;
+            v[i] = make_float4(__fmul_rn(activated(a.activation, v[i].x), gate[at]), __fmul_rn(activated(a.activation, v[i].y), gate[at + 1]),
+                               __fmul_rn(activated(a.activation, v[i].z), gate[at + 2]), __fmul_rn(activated(a.activation, v[i].w), gate[at + 3]));
         }
     } else if (a.source == NORM) {
         NormSums sums = {0.0f, 1.0f};
@@ -220,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant
 }
 
 // What a block adds to the residual stream where that is more than a product's output: its norm, or
-// its multiple. out = base + scale * norm(x).
+// its multiple. out = out_scale * (base + scale * norm(x)).
 struct AddBranchArgs {
     const float* x;     // [rows][x_stride]
     const float* base;  // [rows][stride]
@@ -230,8 +241,10 @@ struct AddBranchArgs {
     uint32_t len;
     uint32_t x_stride;
     uint32_t stride;
+    float out_scale;
+    uint32_t padding;
 };
-static_assert(sizeof(AddBranchArgs) == 64, "as in args.rs");
+static_assert(sizeof(AddBranchArgs) == 72, "as in args.rs");
 
 // Grid (rows), up to 1024 threads.
 extern "C" __global__ void __launch_bounds__(1024) add_branch(const __grid_constant__ AddBranchArgs a) {
@@ -244,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(1024) add_branch(const __grid_const
     if (a.norm.weight) sums = norm_sums(a.norm, x, a.len, scratch);
     for (uint32_t i = threadIdx.x; i < a.len; i += blockDim.x) {
         float v = a.norm.weight ? normed(a.norm, i, x[i], sums) : x[i];
-        a.out[at + i] = __fmaf_rn(a.scale, v, a.base[at + i]);
+        a.out[at + i] = __fmul_rn(a.out_scale, __fmaf_rn(a.scale, v, a.base[at + i]));
     }
 }
 

@@ -13,25 +13,21 @@ struct RopeArgs {
     Rotation rotation;
     NormArgs q_norm;        // of each head, before the rotation; weight NULL: none
     NormArgs k_norm;
+    NormArgs v_norm;        // of each head's values
     KvLayout layout;
     float q_scale;
     uint32_t qkv_stride;
     uint32_t n_heads;
     uint32_t prefill;       // rows are positions of session 0
     uint32_t first_row;
+    uint32_t value_head;    // the head of `qkv` that values begin with
+    uint32_t shares;        // there are queries alone, and nothing is appended
     uint32_t padding;
 };
-static_assert(sizeof(RopeArgs) == 200, "as in args.rs");
+static_assert(sizeof(RopeArgs) == 232, "as in args.rs");
 
 constexpr uint32_t HEADS = 8;  // of a block, one a warp
-
-// Four neighbours of a line, from `i` on, as f16 times a factor.
-__device__ __forceinline__ uint2 four_halves(const float* line, uint32_t i, float factor) {
-    const float4 v = *(const float4*)(line + i);
-    __half2 lo = __floats2half2_rn(__fmul_rn(v.x, factor), __fmul_rn(v.y, factor));
-    __half2 hi = __floats2half2_rn(__fmul_rn(v.z, factor), __fmul_rn(v.w, factor));
-    return make_uint2(*(uint32_t*)&lo, *(uint32_t*)&hi);
-}
+constexpr uint32_t LONGEST = 512;  // elements of a head
 
 // One head of a row, by a warp.
 __device__ __forceinline__ void one_head(const RopeArgs& a, const Session* s, uint32_t row, uint32_t position, uint32_t part,
@@ -39,7 +35,7 @@ __device__ __forceinline__ void one_head(const RopeArgs& a, const Session* s, ui
     const uint32_t hd = a.layout.head_dim, lane = threadIdx.x & 31;
     const Rotation& r = a.rotation;
     const bool is_q = part < a.n_heads, is_v = part >= a.n_heads + a.layout.n_kv_heads;
-    const float* from = a.qkv + (uint64_t)row * a.qkv_stride + (uint64_t)part * hd;
+    const float* from = a.qkv + (uint64_t)row * a.qkv_stride + (uint64_t)(is_v ? part - a.n_heads - a.layout.n_kv_heads + a.value_head : part) * hd;
     // Whether four elements at a time lie at multiples of their size.
     const bool fours = hd % 4 == 0 && a.qkv_stride % 4 == 0;
     if (fours)
@@ -47,12 +43,12 @@ __device__ __forceinline__ void one_head(const RopeArgs& a, const Session* s, ui
     else
         for (uint32_t i = lane; i < hd; i += 32) line[i] = from[i];
     __syncwarp();
+    const NormArgs& norm = is_q ? a.q_norm : is_v ? a.v_norm : a.k_norm;
+    if (norm.weight) {
+        norm_head(norm, line, hd);
+        __syncwarp();
+    }
     if (!is_v) {
-        const NormArgs& norm = is_q ? a.q_norm : a.k_norm;
-        if (norm.weight) {
-            norm_head(norm, line, hd);
-            __syncwarp();
-        }
         for (uint32_t i = lane; i < r.n_pairs; i += 32) {
             uint32_t x = r.interleaved ? 2 * i : i, y = r.interleaved ? 2 * i + 1 : i + r.n_pairs;
             float u = line[x], v = line[y];
@@ -78,30 +74,13 @@ __device__ __forceinline__ void one_head(const RopeArgs& a, const Session* s, ui
     }
     const uint32_t head = (part - a.n_heads) % a.layout.n_kv_heads;
     uint8_t* to = kv_row(a.layout, s, is_v, head, position);
-    if (!a.layout.q8) {
-        if (fours && a.layout.row_bytes == hd * 2)
-            for (uint32_t i = lane * 4; i < hd; i += 128) *(uint2*)(to + i * 2) = four_halves(line, i, 1.0f);
-        else
-            for (uint32_t i = lane; i < a.layout.row_bytes / 2; i += 32) ((__half*)to)[i] = __float2half_rn(i < hd ? line[i] : 0.0f);
-        return;
-    }
-    const uint32_t groups = (hd + 31) / 32;
-    for (uint32_t g = 0; g < groups; g++) {
-        uint32_t i = g * 32 + lane;
-        float v = i < hd ? line[i] : 0.0f;
-        // The stored scale is rounded up, so that quotients stay within -127..127.
-        __half d = __float2half_ru(warp_max(fabsf(v)) / 127.0f);
-        float f = __half2float(d);
-        bool bad = __any_sync(~0u, !(v == v));
-        ((int8_t*)to)[i] = (int8_t)(f > 0.0f ? __float2int_rn(v / f) : 0);
-        if (lane == 0) ((__half*)(to + groups * 32))[g] = bad ? __ushort_as_half(0x7fff) : d;
-    }
+    store_head(a.layout, to, line, fours);
 }
 
 // Grid (parts that share the heads of all three kinds, rows from the first one on), 32 * HEADS threads.
 extern "C" __global__ void __launch_bounds__(32 * HEADS) rope_append(const __grid_constant__ RopeArgs a) {
-    __shared__ __align__(16) float lines[HEADS][256];
-    __shared__ float sines[128], cosines[128];
+    __shared__ __align__(16) float lines[HEADS][LONGEST];
+    __shared__ float sines[LONGEST / 2], cosines[LONGEST / 2];
     release_dependents();
     wait_for_producers();
     const uint32_t row = a.first_row + blockIdx.y;
@@ -112,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(32 * HEADS) rope_append(const __gri
     for (uint32_t i = threadIdx.x; i < r.n_pairs; i += blockDim.x)
         sincosf(__fmul_rn((float)position, inv_freq[i]), sines + i, cosines + i);
     __syncthreads();
-    const uint32_t heads = a.n_heads + 2 * a.layout.n_kv_heads;  // queries, then keys, then values
+    const uint32_t heads = a.n_heads + (a.shares ? 0 : 2 * a.layout.n_kv_heads);  // queries, then keys, then values
     for (uint32_t part = blockIdx.x * HEADS + threadIdx.x / 32; part < heads; part += gridDim.x * HEADS) {
         one_head(a, s, row, position, part, lines[threadIdx.x / 32], sines, cosines);
         __syncwarp();

@@ -6,16 +6,30 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The Rust side of the structures.
-const STRUCTURES: [&str; 3] = [
+const STRUCTURES: [&str; 4] = [
     "src/backend/cuda/args.rs",
     "src/backend/cuda/args/experts.rs",
+    "src/backend/cuda/args/latent.rs",
     "src/backend/cuda/args/recurrent.rs",
 ];
 
 /// Constants of both sides: file and name on the host, file and name on the device.
-const CONSTANTS: [[&str; 4]; 14] = [
+const CONSTANTS: [[&str; 4]; 17] = [
     ["attention.rs", "KV_TILE", "common.cuh", "KV_TILE"],
     ["attention.rs", "MAX_PARTS", "attend.cuh", "MAX_PARTS"],
+    ["attention.rs", "MAX_HEAD_DIM", "rope.cu", "LONGEST"],
+    [
+        "attention/long.rs",
+        "MAX_LATENT_KEY",
+        "latent.cu",
+        "LONGEST_KEY",
+    ],
+    [
+        "attention/long.rs",
+        "HEAD_ROWS",
+        "latent.cu",
+        "PRODUCT_ROWS",
+    ],
     ["args.rs", "MAX_SEGMENTS", "matvec.cuh", "MAX_SEGMENTS"],
     ["experts.rs", "MAX_EXPERTS", "experts.cu", "MAX_EXPERTS"],
     ["experts.rs", "SCORE_ROWS", "experts.cu", "SCORE_ROWS"],

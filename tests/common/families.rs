@@ -87,15 +87,7 @@ pub const FAMILIES: &[&str] = &[
 ];
 
 /// Those of them that run on a CPU only.
-pub const CPU_ONLY: &[&str] = &[
-    "deepseek_v2",
-    "deepseek_v3",
-    "falcon_h1",
-    "falcon_h1_normed",
-    "gemma4",
-    "gemma4_e",
-    "glm4_moe_lite",
-];
+pub const CPU_ONLY: &[&str] = &["falcon_h1", "falcon_h1_normed"];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context.

@@ -38,11 +38,7 @@ pub fn tests(tests: &mut Tests) {
         ));
     }
     // Those whose positions go on beyond the context that they were made for.
-    for name in WINDOWED
-        .iter()
-        .copied()
-        .filter(|n| *n != "gpt_oss" && !CPU_ONLY.contains(n))
-    {
+    for name in WINDOWED.iter().copied().filter(|n| *n != "gpt_oss") {
         tests.push((
             format!("families::{name}_beyond_the_ring"),
             Box::new(move || beyond_the_ring(name)),
@@ -160,6 +156,8 @@ fn matches_transformers(name: &str) {
         // A token that goes to another expert changes the state that all later ones read.
         let f16 = match name {
             "qwen3_5_moe" => 3e-2,
+            // Six layers with a norm of each part's output, and what two of them read was rounded in others.
+            "gemma4_e" => 2e-2,
             _ => 1e-2,
         };
         for (kv, bound) in [(KvType::F16, f16), (KvType::Q8_0, 0.15)] {

@@ -4,7 +4,7 @@ use crate::common::tiny::Random;
 use crate::gpu::*;
 use crate::kernels_norm::norm;
 use emberlm::backend::cuda::args::{self, KvLayout};
-use emberlm::backend::cuda::attention::{KV_TILE, part_stride};
+use emberlm::backend::cuda::attention::{FMA_ROWS, KV_TILE, LONGEST_SHORT, part_stride};
 use emberlm::backend::cuda::driver::Buffer;
 
 /// What is unlike llama.
@@ -86,8 +86,19 @@ pub fn tests(tests: &mut Tests) {
                 (16, 8, 64),
                 (12, 6, 128),
                 (5, 5, 20),
+                // Long heads.
+                (8, 2, 512),
+                (20, 1, 512),
+                (3, 1, 300),
+                (2, 2, 259),
             ];
-            let few = [(4, 2, 64), (10, 1, 256), (6, 3, 36), (12, 6, 80)];
+            let few = [
+                (4, 2, 64),
+                (10, 1, 256),
+                (6, 3, 36),
+                (12, 6, 80),
+                (4, 2, 512),
+            ];
             let shapes = if what.is_empty() { &all[..] } else { &few };
             for &(heads, kv_heads, dim) in shapes {
                 let name = format!("attention::{kv}::{heads}_heads_{kv_heads}_kv_{dim}{what}");
@@ -335,11 +346,13 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
         q_scale: scores.scale,
         qkv_stride: stride as u32,
         n_heads: heads as u32,
+        value_head: (heads + kv_heads) as u32,
         ..Default::default()
     };
     // Prefill in two chunks, the second from the middle of a tile on and in two parts.
     let cut = 403;
     let out = poisoned(positions * width * 4);
+    let many_parts = poisoned(FMA_ROWS as usize * heads * part_stride(dim as u32) as usize * 4);
     for (first, first_row, rows) in [(0, 0, cut), (cut, 0, 99), (cut, 99, positions - cut)] {
         s.set_position(first);
         let rope = args::Rope {
@@ -358,12 +371,18 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
             first_row: first_row as u32,
             rows: rows as u32,
             n_heads: heads as u32,
-            padding: 0,
+            value_dim: dim as u32,
         };
         with_stream(|stream| unsafe {
             let count = (rows - first_row) as u32;
             kernels().rope_append(stream, &rope, count).unwrap();
-            kernels().flash(stream, &flash).unwrap();
+            match dim > LONGEST_SHORT as usize {
+                false => kernels().flash(stream, &flash).unwrap(),
+                true => {
+                    let room = many_parts.address();
+                    kernels().flash_long(stream, &flash, room, false).unwrap();
+                }
+            }
         });
     }
     let got: Vec<f32> = download(&out, positions * width);
@@ -394,6 +413,7 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
         let attend = args::Attend {
             sessions: s.table.address(),
             q: q32.address(),
+            q16: q16.address(),
             parts: parts.address(),
             q8: q8_out.address(),
             q8_scale: scale_out.address(),
@@ -408,6 +428,8 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
             qkv_stride: stride as u32,
             n_heads: heads as u32,
             n_chunks: n_chunks as u32,
+            value_head: (heads + kv_heads) as u32,
+            value_dim: dim as u32,
             ..Default::default()
         };
         let want = want(p);

@@ -336,7 +336,7 @@ fn add_branch_is_right() {
             let x = random_floats(&mut random, rows * x_stride);
             let base = random_floats(&mut random, rows * stride);
             let weight = random_floats(&mut random, len);
-            let (eps, scale) = (1e-6, 0.22);
+            let (eps, scale, out_scale) = (1e-6, 0.22, 0.7);
             let (dx, dw, out) = (upload(&x), upload(&weight), upload(&base));
             let add = args::AddBranch {
                 x: dx.address(),
@@ -352,6 +352,8 @@ fn add_branch_is_right() {
                 len: len as u32,
                 x_stride: x_stride as u32,
                 stride: stride as u32,
+                out_scale,
+                padding: 0,
             };
             with_stream(|stream| unsafe {
                 kernels().add_branch(stream, &add, rows as u32).unwrap()
@@ -367,7 +369,7 @@ fn add_branch_is_right() {
                 let want: Vec<f64> = y
                     .iter()
                     .zip(base)
-                    .map(|(y, b)| f64::from(*b) + f64::from(scale) * y)
+                    .map(|(y, b)| f64::from(out_scale) * (f64::from(*b) + f64::from(scale) * y))
                     .collect();
                 let got = &got[row * stride..][..stride];
                 let error = relative_error(&got[..len], &want);

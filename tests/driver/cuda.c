@@ -46,14 +46,16 @@ typedef struct {
     u32 n_logprobs, masked;
 } Session;
 typedef struct { u64 embedding[2], positions[2], sessions, tokens, out; u32 groups; float scale; } Embed;
-typedef struct { u64 a[9]; u64 rotation[7]; u64 norms[6]; Layout layout; u64 scores[2]; u32 numbers[6]; } Attend;
-typedef struct { u64 a[4]; u64 rotation[7]; u64 norms[6]; Layout layout; float q_scale; u32 stride, n_heads, prefill, first_row; } Rope;
+typedef struct { u64 a[10]; u64 rotation[7]; u64 norms[9]; Layout layout; u64 scores[2]; u32 numbers[6], shares, prefill, first_row, value_dim; } Attend;
+typedef struct { u64 a[4]; u64 rotation[7]; u64 norms[9]; Layout layout; float q_scale; u32 stride, n_heads, prefill, first_row, value_head, shares, padding; } Rope;
+typedef struct { u64 a[4]; u64 rotation[7]; u64 norm[3]; Layout layout; float q_scale; u32 numbers[5], prefill, padding; } Latent;
 typedef struct { u64 sessions, logits, group_value, group_id; u32 n_vocab, advance, choose, adjust; } Sample;
 typedef struct { u64 a[10], state_offset, matrix_offset; u32 in_stride, channels, width, numbers[15], count, tiled, gated, padding; } Recurrent;
 typedef struct { u64 a[5], state_offset; u32 in_stride, channels, width, prefill, count, padding; } ShortConv;
 /* The numbers that src/backend/cuda/args.rs asserts, so that a field that comes there is missed here at compile time. */
 _Static_assert(sizeof(Session) == 208 && sizeof(Layout) == 40 && sizeof(Embed) == 64, "see args.rs");
-_Static_assert(sizeof(Attend) == 256 && sizeof(Rope) == 200 && sizeof(Sample) == 48, "see args.rs");
+_Static_assert(sizeof(Attend) == 304 && sizeof(Rope) == 232 && sizeof(Sample) == 48, "see args.rs");
+_Static_assert(sizeof(Latent) == 184, "see args/latent.rs");
 _Static_assert(sizeof(Recurrent) == 184 && sizeof(ShortConv) == 72, "see args/recurrent.rs");
 
 /* --- work ---------------------------------------------------------------------------------------- */
@@ -119,6 +121,7 @@ static void recur(Evaluation *e, Fixed f, u64 sessions, u32 prefill, u32 count, 
 static u64 seen(const Evaluation *e, const Session *s) {
     u64 h = mix(s->token, s->position);
     int layer, value;
+    /* A layer that shares another's is seen as often as it attends. */
     for (layer = 0; layer < e->n; layer++) {
         const Layout *l = &e->layers[layer];
         u32 end = s->position + 1, p = end > l->window ? end - l->window : 0, head;
@@ -171,20 +174,28 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
     if (!strcmp(f->name, "embed")) {
         e->tokens = (const u32 *)((const Embed *)args)->tokens;
         e->n = e->n_fixed = 0;
-    } else if (starts(f->name, "attend_") && !starts(f->name, "attend_fma") && strcmp(f->name, "attend_combine")) {
+    } else if (starts(f->name, "attend_tiles") || starts(f->name, "attend_wide")) {
         const Attend *a = args;
         e->layers[e->n++] = a->layout;
-        for (r = 0; r < gy; r++) {
+        for (r = 0; r < gy && !a->shares; r++) {
             Session *s = ((Session **)a->a[0])[r];
             append(&a->layout, s, s->token, s->position);
         }
     } else if (!strcmp(f->name, "rope_append")) {
         const Rope *a = args;
         if (!a->first_row) e->layers[e->n++] = a->layout;
-        for (r = 0; r < gy; r++) {
+        for (r = 0; r < gy && !a->shares; r++) {
             Session *s = ((Session **)a->a[0])[a->prefill ? 0 : r];
             u32 at = a->first_row + r;
             if (a->prefill) append(&a->layout, s, e->tokens[at], s->position + at);
+            else append(&a->layout, s, s->token, s->position);
+        }
+    } else if (!strcmp(f->name, "latent_place")) {
+        const Latent *a = args;
+        e->layers[e->n++] = a->layout;
+        for (r = 0; r < gy; r++) {
+            Session *s = ((Session **)a->a[0])[a->prefill ? 0 : r];
+            if (a->prefill) append(&a->layout, s, e->tokens[r], s->position + r);
             else append(&a->layout, s, s->token, s->position);
         }
     } else if (starts(f->name, "recurrent_step_") || starts(f->name, "recurrent_scan_")) {

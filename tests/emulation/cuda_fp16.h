@@ -48,6 +48,10 @@ using __half = _Float16;
 struct __half2 { __half x, y; };
 inline float __half2float(__half v) { return (float)v; }
 inline __half __float2half_rn(float v) { return (__half)v; }
+inline __half __float2half_ru(float v) {
+    const __half h = (__half)v;
+    return (float)h < v ? same_bits<__half>((uint16_t)(same_bits<uint16_t>(h) + 1)) : h;
+}
 inline __half2 __floats2half2_rn(float x, float y) { return {(__half)x, (__half)y}; }
 inline __half __ushort_as_half(unsigned short v) { return same_bits<__half>(v); }
 

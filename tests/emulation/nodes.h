@@ -100,6 +100,8 @@ public:
         a.n_chunks = MAX_CHUNKS;
         a.head_parts = 1;
         a.join = 1;
+        a.value_head = n.n_heads + n.n_kv_heads;
+        a.value_dim = n.head_dim;
         run(a.layout.n_kv_heads * a.head_parts, 32 * W, [&] { n.head_dim > 64 ? attend_tiles<128, STAGES, W>(a) : attend_tiles<64, STAGES, W>(a); });
         return out;
     }

@@ -7,9 +7,11 @@
 )]
 
 mod experts;
+mod latent;
 mod recurrent;
 
 pub use experts::*;
+pub use latent::*;
 pub use recurrent::*;
 
 use super::driver::Pod;
@@ -160,6 +162,23 @@ pub struct Embed {
     pub scale: f32,
 }
 
+/// `LayerInputsArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LayerInputs {
+    pub embedding: Table,
+    pub sessions: u64,
+    pub tokens: u64,
+    pub x: u64,
+    pub norm: Norm,
+    pub len: u32,
+    pub stride: u32,
+    pub groups: u32,
+    pub embedding_scale: f32,
+    pub projection_scale: f32,
+    pub scale: f32,
+}
+
 /// `Source` of `ProduceArgs`.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,6 +188,7 @@ pub enum Source {
     Gated = 2,
     Activated = 3,
     Sigmoid = 4,
+    Weighted = 5,
 }
 
 /// `NormArgs`.
@@ -226,6 +246,8 @@ pub struct AddBranch {
     pub len: u32,
     pub x_stride: u32,
     pub stride: u32,
+    pub out_scale: f32,
+    pub padding: u32,
 }
 
 /// `NormPartsArgs`.
@@ -386,12 +408,15 @@ pub struct Rope {
     pub rotation: Rotation,
     pub q_norm: Norm,
     pub k_norm: Norm,
+    pub v_norm: Norm,
     pub layout: KvLayout,
     pub q_scale: f32,
     pub qkv_stride: u32,
     pub n_heads: u32,
     pub prefill: u32,
     pub first_row: u32,
+    pub value_head: u32,
+    pub shares: u32,
     pub padding: u32,
 }
 
@@ -401,6 +426,7 @@ pub struct Rope {
 pub struct Attend {
     pub sessions: u64,
     pub q: u64,
+    pub q16: u64,
     pub parts: u64,
     pub q8: u64,
     pub q8_scale: u64,
@@ -411,6 +437,7 @@ pub struct Attend {
     pub rotation: Rotation,
     pub q_norm: Norm,
     pub k_norm: Norm,
+    pub v_norm: Norm,
     pub layout: KvLayout,
     pub scores: Scores,
     pub qkv_stride: u32,
@@ -418,7 +445,11 @@ pub struct Attend {
     pub n_chunks: u32,
     pub head_parts: u32,
     pub join: u32,
-    pub padding: u32,
+    pub value_head: u32,
+    pub shares: u32,
+    pub prefill: u32,
+    pub first_row: u32,
+    pub value_dim: u32,
 }
 
 /// `FlashArgs`.
@@ -433,7 +464,7 @@ pub struct Flash {
     pub first_row: u32,
     pub rows: u32,
     pub n_heads: u32,
-    pub padding: u32,
+    pub value_dim: u32,
 }
 
 /// `SampleArgs`.
@@ -459,9 +490,10 @@ const _: () = {
     assert!(size_of::<Repack>() == 88);
     assert!(size_of::<Unpack>() == 64);
     assert!(size_of::<Embed>() == 64);
+    assert!(size_of::<LayerInputs>() == 88);
     assert!(size_of::<Norm>() == 24);
     assert!(size_of::<Produce>() == 136);
-    assert!(size_of::<AddBranch>() == 64);
+    assert!(size_of::<AddBranch>() == 72);
     assert!(size_of::<NormParts>() == 80);
     assert!(size_of::<Logits>() == 24);
     assert!(size_of::<Segment>() == 40);
@@ -471,8 +503,8 @@ const _: () = {
     assert!(size_of::<GatedMatmul>() == 72);
     assert!(size_of::<Rotation>() == 56);
     assert!(size_of::<Scores>() == 16);
-    assert!(size_of::<Rope>() == 200);
-    assert!(size_of::<Attend>() == 256);
+    assert!(size_of::<Rope>() == 232);
+    assert!(size_of::<Attend>() == 304);
     assert!(size_of::<Flash>() == 96);
     assert!(size_of::<Sample>() == 48);
 };

@@ -1,4 +1,8 @@
-//! Launches of the attention kernels.
+//! Launches of the attention kernels, but for those of long heads.
+
+mod long;
+
+pub use long::{FMA_ROWS, MAX_LATENT_KEY};
 
 use super::args;
 use super::driver::Stream;
@@ -9,8 +13,10 @@ use crate::error::Result;
 pub const KV_TILE: usize = 64;
 /// Parts that a context is cut into at most, as `MAX_PARTS` of attend.cuh.
 pub const MAX_PARTS: u32 = 120;
-/// Largest head that the attention kernels take.
-pub const MAX_HEAD_DIM: usize = 256;
+/// Largest head that the attention kernels take, as `LONGEST` of rope.cu.
+pub const MAX_HEAD_DIM: usize = 512;
+/// Longer heads have kernels of their own.
+pub const LONGEST_SHORT: u32 = 256;
 /// Sizes of heads that tiles are made for, others take the next larger; and stages of tiles, the best first,
 /// of which those are taken that a block has the shared memory for.
 const HEAD_SIZES: [(usize, &[usize]); 3] = [(64, &[3]), (128, &[3, 2, 1]), (256, &[2, 1])];
@@ -38,6 +44,7 @@ impl Kernels {
     /// Makes the attention kernels known that the device has the shared memory for.
     pub(super) fn find_attention(&mut self) -> Result<()> {
         let shared = self.context().properties().shared_bytes;
+        self.find_long_attention()?;
         for queries in FMA_QUERIES {
             self.find("attention_fma", &format!("attend_fma_{queries}"), 0)?;
         }
@@ -95,7 +102,10 @@ impl Kernels {
     /// # Safety
     /// As [`Stream::launch`]; the cache must be backed up to the rows' positions.
     pub unsafe fn rope_append(&self, stream: &Stream, args: &args::Rope, rows: u32) -> Result<()> {
-        let heads = args.n_heads + 2 * args.layout.n_kv_heads;
+        let heads = match args.shares {
+            0 => args.n_heads + 2 * args.layout.n_kv_heads,
+            _ => args.n_heads,
+        };
         // Where rows fill the device, a block takes all heads of one, whose angles are the same.
         let parts = if rows >= 2 * self.multiprocessors() {
             1
@@ -114,6 +124,10 @@ impl Kernels {
     /// As [`Stream::launch`].
     pub unsafe fn attend(&self, stream: &Stream, args: &args::Attend, batch: u32) -> Result<()> {
         let dim = args.layout.head_dim;
+        if dim > LONGEST_SHORT {
+            // SAFETY: the caller's word.
+            return unsafe { self.attend_long(stream, args, batch) };
+        }
         let padded = padded_head(dim);
         // Tiles give four elements to a thread.
         let tiles = self.tiles(padded);
@@ -165,21 +179,20 @@ impl Kernels {
         args: &args::Attend,
         batch: u32,
     ) -> Result<()> {
+        if args.layout.head_dim > LONGEST_SHORT {
+            // SAFETY: the caller's word.
+            return unsafe {
+                self.place(stream, args, batch)?;
+                self.attend_fma_long(stream, args, batch)
+            };
+        }
         let group = args.n_heads / args.layout.n_kv_heads;
         let at_once = group.next_power_of_two().min(8);
         let lanes = args.layout.head_dim.div_ceil(8).next_power_of_two();
         let shared = (128 / lanes * at_once * (lanes * 8 + 2) * 4) as usize;
         let rope = args::Rope {
-            sessions: args.sessions,
-            qkv: args.qkv,
             q_f32: args.q,
-            rotation: args.rotation,
-            q_norm: args.q_norm,
-            k_norm: args.k_norm,
-            layout: args.layout,
-            qkv_stride: args.qkv_stride,
-            n_heads: args.n_heads,
-            ..Default::default()
+            ..rope_of(args)
         };
         let args = args::Attend {
             head_parts: group.div_ceil(at_once),
@@ -200,8 +213,13 @@ impl Kernels {
     ///
     /// # Safety
     /// As [`Stream::launch`].
-    unsafe fn combine(&self, stream: &Stream, args: &args::Attend, batch: u32) -> Result<()> {
-        let width = args.n_heads * args.layout.head_dim;
+    pub(super) unsafe fn combine(
+        &self,
+        stream: &Stream,
+        args: &args::Attend,
+        batch: u32,
+    ) -> Result<()> {
+        let width = args.n_heads * args.value_dim;
         let grid = (width.next_multiple_of(32).div_ceil(128), batch, 1);
         // SAFETY: the caller's word.
         unsafe { self.launch(stream, "attend_combine", grid, 128, 0, args) }
@@ -212,6 +230,10 @@ impl Kernels {
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn flash(&self, stream: &Stream, args: &args::Flash) -> Result<()> {
+        debug_assert!(
+            args.layout.head_dim <= LONGEST_SHORT,
+            "flash_long is for those"
+        );
         let dim = padded_head(args.layout.head_dim);
         let wgmma = format!("flash_wgmma_{dim}");
         if self.has(&wgmma) && args.layout.q8 == 0 && args.layout.head_dim.is_multiple_of(8) {
@@ -242,6 +264,24 @@ pub fn part_stride(head_dim: u32) -> u32 {
     (head_dim + 2).next_multiple_of(4)
 }
 
+/// What places queries, keys and values, but for where queries go.
+fn rope_of(args: &args::Attend) -> args::Rope {
+    args::Rope {
+        sessions: args.sessions,
+        qkv: args.qkv,
+        rotation: args.rotation,
+        q_norm: args.q_norm,
+        k_norm: args.k_norm,
+        v_norm: args.v_norm,
+        layout: args.layout,
+        qkv_stride: args.qkv_stride,
+        n_heads: args.n_heads,
+        value_head: args.value_head,
+        shares: args.shares,
+        ..Default::default()
+    }
+}
+
 /// The arguments completed for attention in tiles.
 fn in_tiles(args: &args::Attend) -> args::Attend {
     let group = args.n_heads / args.layout.n_kv_heads;
@@ -254,7 +294,9 @@ fn in_tiles(args: &args::Attend) -> args::Attend {
 
 /// Size of heads that a kernel's tiles are made for.
 fn padded_head(dim: u32) -> usize {
-    (dim as usize).next_power_of_two().clamp(64, MAX_HEAD_DIM)
+    (dim as usize)
+        .next_power_of_two()
+        .clamp(64, LONGEST_SHORT as usize)
 }
 
 /// Shared memory of the same for sm_90a: 128 queries, two stages of 128 keys and values, room to align.

@@ -57,6 +57,10 @@ impl Evaluation<'_> {
                 .plan
                 .add_branch(at.wide.stride, addition.norm, addition.scale)
         };
+        let add = args::AddBranch {
+            out_scale: addition.out_scale,
+            ..add
+        };
         // SAFETY: addresses of the *weights* and the *workspace*, by the caller's promise.
         unsafe { self.kernels.add_branch(self.stream, &add, count) }
     }

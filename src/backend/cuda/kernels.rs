@@ -75,6 +75,7 @@ impl Kernels {
             ("repack", "unpack", 0),
             ("repack", "unpack_f32", 0),
             ("embed", "embed", 0),
+            ("embed", "layer_inputs", 0),
             ("norm", "produce", 0),
             ("norm", "add_branch", 0),
             ("norm", "norm_parts", 0),
@@ -253,6 +254,22 @@ impl Kernels {
         let grid = (args.groups.div_ceil(128), count, 1);
         // SAFETY: the caller's word.
         unsafe { self.launch(stream, "embed", grid, 128, 0, args) }
+    }
+
+    /// Inputs of `layers` layers for `count` tokens, in place of their projections.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn layer_inputs(
+        &self,
+        stream: &Stream,
+        args: &args::LayerInputs,
+        layers: u32,
+        count: u32,
+    ) -> Result<()> {
+        let grid = (layers, count, 1);
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, "layer_inputs", grid, 128, 0, args) }
     }
 
     /// Writes `rows` rows of a product's input.

@@ -2,10 +2,13 @@
 //! memory it needs between its kernels, and how a step and a chunk do it.
 
 mod attention;
+mod latent;
 mod recurrent;
 
 pub use attention::AttentionPlan;
 pub(super) use attention::{ChunkAttention, StepAttention};
+pub use latent::LatentPlan;
+pub(super) use latent::{ChunkLatent, StepLatent};
 pub use recurrent::RecurrentPlan;
 pub(super) use recurrent::{ChunkRecurrent, StepRecurrent};
 
@@ -19,6 +22,8 @@ use crate::model::{KvShape, Mixer, MixerState};
 pub enum MixerPlan {
     /// Self-attention.
     Attention(Box<AttentionPlan>),
+    /// Self-attention to latent vectors.
+    Latent(Box<LatentPlan>),
     /// What keeps a state of fixed size.
     Recurrent(Box<RecurrentPlan>),
 }
@@ -36,6 +41,10 @@ impl Jobs {
             (Mixer::Attention(attention), MixerState::Kv(kv)) => {
                 let plan = self.attention(layer, attention, kv)?;
                 Ok(MixerPlan::Attention(Box::new(plan)))
+            }
+            (Mixer::Latent(latent), MixerState::Kv(kv)) => {
+                let plan = self.latent(layer, latent, kv)?;
+                Ok(MixerPlan::Latent(Box::new(plan)))
             }
             (Mixer::DeltaNet(net), MixerState::Fixed(shape)) => Ok(MixerPlan::Recurrent(Box::new(
                 self.delta_net(layer, net, shape)?,
@@ -56,11 +65,12 @@ impl Jobs {
 }
 
 impl MixerPlan {
-    /// Its matrices.
-    pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+    /// The matrices that are products of whole rows.
+    pub fn matrices(&self) -> Vec<&Matrix> {
         match self {
-            MixerPlan::Attention(attention) => [&attention.qkv, &attention.output].into_iter(),
-            MixerPlan::Recurrent(recurrent) => [&recurrent.input, &recurrent.output].into_iter(),
+            MixerPlan::Attention(attention) => vec![&attention.qkv, &attention.output],
+            MixerPlan::Latent(latent) => latent.matrices().collect(),
+            MixerPlan::Recurrent(recurrent) => vec![&recurrent.input, &recurrent.output],
         }
     }
 
@@ -68,7 +78,7 @@ impl MixerPlan {
     pub fn as_attention(&self) -> Option<&AttentionPlan> {
         match self {
             MixerPlan::Attention(attention) => Some(attention),
-            MixerPlan::Recurrent(_) => None,
+            MixerPlan::Latent(_) | MixerPlan::Recurrent(_) => None,
         }
     }
 
@@ -76,6 +86,7 @@ impl MixerPlan {
     pub fn kv(&self) -> KvShape {
         match self {
             MixerPlan::Attention(attention) => attention.kv,
+            MixerPlan::Latent(latent) => latent.kv,
             MixerPlan::Recurrent(_) => KvShape::NONE,
         }
     }

@@ -5,9 +5,10 @@
 use super::args;
 use super::experts::ExpertsPlan;
 use super::matrix::{self, Matrix, MatrixSegment};
-use super::mixer::{AttentionPlan, MixerPlan, RecurrentPlan};
+use super::mixer::{AttentionPlan, LatentPlan, MixerPlan, RecurrentPlan};
 use super::record::RecordType;
 use super::state::{FixedPlan, KvPlan};
+use super::walk::AllRows;
 use crate::backend::KvType;
 use crate::error::{Result, fail};
 use crate::format::Tensor;
@@ -33,6 +34,36 @@ pub struct LayerPlan {
     pub feed_forward_post_norm: Option<args::Norm>,
     pub parallel: bool,
     pub residual_scale: f32,
+    /// What it makes of its own input, if layers have those.
+    pub input: Option<LayerInputPlan>,
+    /// Factor on the residual stream after the layer.
+    pub output_scale: f32,
+}
+
+/// What a layer makes of its own input on the device.
+#[derive(Clone, Debug)]
+pub struct LayerInputPlan {
+    /// From the residual stream.
+    pub gate: Matrix,
+    pub activation: args::Activation,
+    /// To it.
+    pub projection: Matrix,
+    pub post_norm: Option<args::Norm>,
+}
+
+/// The inputs of layers beside the residual stream on the device.
+#[derive(Clone, Debug)]
+pub struct InputsPlan {
+    pub embedding: Matrix,
+    pub embedding_scale: f32,
+    /// Of the embedding of a token, to the parts of all layers.
+    pub projection: Matrix,
+    pub projection_scale: f32,
+    /// Over the part of a layer.
+    pub norm: args::Norm,
+    pub scale: f32,
+    /// Elements of a layer's part.
+    pub len: u32,
 }
 
 /// The part of a layer after the mixer.
@@ -65,6 +96,7 @@ pub struct Plan {
     pub embedding: Matrix,
     pub embedding_scale: f32,
     pub positions: Option<Matrix>,
+    pub inputs: Option<InputsPlan>,
     pub layers: Vec<LayerPlan>,
     pub final_norm: args::Norm,
     pub head: Matrix,
@@ -167,16 +199,6 @@ impl Jobs {
     }
 
     fn layer(&mut self, index: usize, block: &Block, context_length: usize) -> Result<LayerPlan> {
-        if block.per_layer.is_some() || block.output_scale != 1.0 {
-            let what = match &block.per_layer {
-                Some(_) => "inputs of layers",
-                None => "factors on layers",
-            };
-            fail!(
-                Unsupported,
-                "layer {index}: {what} are not supported on a GPU; they are on a CPU"
-            );
-        }
         let state = block.mixer.state(context_length);
         let mixer_norm = self.find_norm(&block.mixer_norm)?;
         let feed_forward_norm = match &block.feed_forward_norm {
@@ -198,6 +220,16 @@ impl Jobs {
             feed_forward_post_norm: self.find_norm(&block.feed_forward_post_norm)?,
             parallel: block.parallel,
             residual_scale: block.residual_scale,
+            input: match &block.per_layer {
+                Some(input) => Some(LayerInputPlan {
+                    gate: self.fuse(&[&input.gate])?,
+                    activation: activation(input.activation),
+                    projection: self.fuse(&[&input.projection])?,
+                    post_norm: self.find_norm(&input.post_norm)?,
+                }),
+                None => None,
+            },
+            output_scale: block.output_scale,
         })
     }
 
@@ -266,6 +298,24 @@ fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
     }
 }
 
+impl LayerInputPlan {
+    /// The arguments that make the input of the projection from what the gate has left, but for its form.
+    pub(super) fn weighted(&self, layer: usize, rows: &AllRows) -> args::Produce {
+        let len = self.gate.rows;
+        args::Produce {
+            x: rows.wide.address,
+            x_stride: rows.wide.stride,
+            len,
+            groups: self.projection.groups,
+            gate: rows.inputs.address + layer as u64 * u64::from(len) * 4,
+            gate_stride: rows.inputs.stride,
+            source: args::Source::Weighted as u32,
+            activation: self.activation,
+            ..Default::default()
+        }
+    }
+}
+
 impl MlpPlan {
     /// How the input of `down` comes from the output of `up`.
     pub fn source(&self) -> args::Source {
@@ -274,6 +324,15 @@ impl MlpPlan {
         } else {
             args::Source::Activated
         }
+    }
+}
+
+/// A matrix whose rows are looked up.
+fn table(m: &Matrix) -> args::Table {
+    args::Table {
+        matrix: m.segments[0].address,
+        ty: m.segments[0].ty.number(),
+        rows: m.rows,
     }
 }
 
@@ -311,6 +370,18 @@ impl Plan {
             Some(positions) => Some(jobs.fuse(&[&table(positions)])?),
             None => None,
         };
+        let inputs = match &network.per_layer {
+            Some(inputs) => Some(InputsPlan {
+                embedding: jobs.fuse(&[&table(&inputs.embedding)])?,
+                embedding_scale: inputs.embedding_scale,
+                projection: jobs.fuse(&[&inputs.projection])?,
+                projection_scale: inputs.projection_scale,
+                norm: jobs.norm(&inputs.norm)?,
+                scale: inputs.scale,
+                len: inputs.norm.weight.row_len() as u32,
+            }),
+            None => None,
+        };
         let mut layers = Vec::new();
         for (i, block) in network.blocks.iter().enumerate() {
             layers.push(jobs.layer(i, block, network.context_length)?);
@@ -328,6 +399,7 @@ impl Plan {
             embedding,
             embedding_scale: network.embedding_scale,
             positions,
+            inputs,
             layers,
             final_norm,
             head,
@@ -342,14 +414,28 @@ impl Plan {
     /// Every matrix of the layers but those of experts.
     pub fn layer_matrices(&self) -> impl Iterator<Item = &Matrix> {
         self.layers.iter().flat_map(|l| {
-            let mut matrices: Vec<&Matrix> = l.mixer.matrices().collect();
+            let mut matrices = l.mixer.matrices();
             match &l.feed_forward {
                 FeedForwardPlan::Dense(mlp) => matrices.extend([&mlp.up, &mlp.down]),
                 FeedForwardPlan::Experts(experts) => matrices.extend(experts.common_matrices()),
                 FeedForwardPlan::None => {}
             }
+            if let Some(input) = &l.input {
+                matrices.extend([&input.gate, &input.projection]);
+            }
             matrices
         })
+    }
+
+    /// The same, and that of the inputs of layers.
+    pub fn inner_matrices(&self) -> impl Iterator<Item = &Matrix> {
+        let inputs = self.inputs.iter().map(|inputs| &inputs.projection);
+        self.layer_matrices().chain(inputs)
+    }
+
+    /// Elements of the inputs of all layers; 0 without.
+    pub fn inputs_len(&self) -> u32 {
+        self.inputs.as_ref().map_or(0, |i| i.projection.rows)
     }
 
     /// The layers' mixtures of experts.
@@ -362,7 +448,7 @@ impl Plan {
 
     /// Most groups of 32 that an input row of a product has.
     pub fn widest_input(&self) -> u32 {
-        self.layer_matrices()
+        self.inner_matrices()
             .chain([&self.head])
             .map(|m| m.groups)
             .max()
@@ -384,10 +470,18 @@ impl Plan {
         self.attention().map(number).max().unwrap_or(1)
     }
 
+    /// The layers' latent attentions.
+    pub fn latent(&self) -> impl Iterator<Item = &LatentPlan> {
+        self.layers.iter().filter_map(|l| match &l.mixer {
+            MixerPlan::Latent(latent) => Some(&**latent),
+            MixerPlan::Attention(_) | MixerPlan::Recurrent(_) => None,
+        })
+    }
+
     /// The layers' recurrences and convolutions.
     pub fn recurrent(&self) -> impl Iterator<Item = &RecurrentPlan> {
         self.layers.iter().filter_map(|l| match &l.mixer {
-            MixerPlan::Attention(_) => None,
+            MixerPlan::Attention(_) | MixerPlan::Latent(_) => None,
             MixerPlan::Recurrent(recurrent) => Some(&**recurrent),
         })
     }
@@ -405,16 +499,26 @@ impl Plan {
 
     /// The arguments that embed tokens, but for those of the rows.
     pub fn embed(&self) -> args::Embed {
-        let table = |m: &Matrix| args::Table {
-            matrix: m.segments[0].address,
-            ty: m.segments[0].ty.number(),
-            rows: m.rows,
-        };
         args::Embed {
             embedding: table(&self.embedding),
             positions: self.positions.as_ref().map(table).unwrap_or_default(),
             groups: self.embedding.groups,
             scale: self.embedding_scale,
+            ..Default::default()
+        }
+    }
+
+    /// The arguments that make the inputs of layers, but for those of the rows.
+    pub fn layer_inputs(&self, inputs: &InputsPlan) -> args::LayerInputs {
+        args::LayerInputs {
+            embedding: table(&inputs.embedding),
+            norm: inputs.norm,
+            len: inputs.len,
+            stride: inputs.projection.rows,
+            groups: inputs.embedding.groups,
+            embedding_scale: inputs.embedding_scale,
+            projection_scale: inputs.projection_scale,
+            scale: inputs.scale,
             ..Default::default()
         }
     }
@@ -430,6 +534,7 @@ impl Plan {
             norm: norm.unwrap_or_default(),
             scale,
             len: self.hidden,
+            out_scale: 1.0,
             x_stride,
             stride: self.embedding.groups * 32,
             ..Default::default()

@@ -13,8 +13,10 @@ use super::driver::{Buffer, Context};
 use super::evaluation::Evaluation;
 use super::experts::{ChunkExperts, ExpertsPlan};
 use super::matrix::{Matrix, tiled_bytes};
-use super::mixer::{AttentionPlan, ChunkAttention, ChunkRecurrent, RecurrentPlan};
-use super::plan::{MlpPlan, Plan};
+use super::mixer::{
+    AttentionPlan, ChunkAttention, ChunkLatent, ChunkRecurrent, LatentPlan, RecurrentPlan,
+};
+use super::plan::{LayerInputPlan, MlpPlan, Plan};
 use super::walk::{Addition, AllRows, ExpertSum, MlpInput, Operations, Rows, Span, walk};
 use crate::error::{Result, fail};
 use std::cell::RefCell;
@@ -35,6 +37,7 @@ pub(super) struct ChunkPlaces {
     /// f32, `[rows]`: of each row of a feed-forward part's inner values.
     largest: u64,
     pub attention: ChunkAttention,
+    pub latent: ChunkLatent,
     pub recurrent: ChunkRecurrent,
     /// f16, tiled: the matrix of a product, or that of some experts.
     weights: u64,
@@ -47,7 +50,7 @@ impl ChunkPlaces {
         let (h_stride, wide_stride) = (plan.embedding.groups * 32, plan.widest_row());
         let h = n * u64::from(h_stride);
         let weights = plan
-            .layer_matrices()
+            .inner_matrices()
             .map(|m| tiled_bytes(m.rows, m.groups))
             .chain(plan.experts().map(ExpertsPlan::unpacked_bytes))
             .max();
@@ -59,9 +62,11 @@ impl ChunkPlaces {
         let largest = arena.array::<f32>(n);
         let wide = arena.array::<f32>(n * u64::from(wide_stride));
         let attention = ChunkAttention::place(arena, plan, CHUNK as u32);
+        let latent = ChunkLatent::place(arena, plan, CHUNK as u32);
         let recurrent = ChunkRecurrent::place(arena, plan, CHUNK as u32);
         let weights = arena.take(weights.unwrap_or(0));
         let experts = ChunkExperts::place(arena, plan, CHUNK as u32);
+        let inputs = arena.array::<f32>(n * u64::from(plan.inputs_len()));
         let span = |address, stride| Span { address, stride };
         ChunkPlaces {
             tokens,
@@ -70,11 +75,13 @@ impl ChunkPlaces {
                 branch: span(branch, h_stride),
                 wide: span(wide, wide_stride),
                 shared_expert: span(experts.shared, plan.hidden),
+                inputs: span(inputs, plan.inputs_len()),
             },
             x,
             x_scale,
             largest,
             attention,
+            latent,
             recurrent,
             weights,
             experts,
@@ -167,6 +174,29 @@ impl PrefillBuffers {
             eval.stream.copy_in(at.tokens, from, size_of_val(tokens))?;
             eval.kernels.embed(eval.stream, &embed, rows)?;
         }
+        if let Some(inputs) = &eval.plan.inputs {
+            let mut go_on = || Ok(());
+            let ops = ChunkOperations {
+                buffers: self,
+                eval: *eval,
+                rows,
+                pause: RefCell::new(&mut go_on),
+            };
+            ops.input(None, inputs.projection.groups, 0)?;
+            ops.matmul(&inputs.projection, at.rows.inputs, 0)?;
+            let make = args::LayerInputs {
+                sessions: eval.sessions,
+                tokens: at.tokens,
+                x: at.rows.inputs.address,
+                ..eval.plan.layer_inputs(inputs)
+            };
+            let layers = eval.plan.layers.len() as u32;
+            // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, by the caller's promise.
+            unsafe {
+                eval.kernels
+                    .layer_inputs(eval.stream, &make, layers, rows)?
+            };
+        }
         Ok(Chunk {
             rows,
             next: 0,
@@ -239,6 +269,11 @@ impl Operations for ChunkOperations<'_> {
         Ok(Written)
     }
 
+    fn attend_latent(&self, layer: usize, latent: &LatentPlan) -> Result<Written> {
+        self.latent(layer, latent)?;
+        Ok(Written)
+    }
+
     fn recur(&self, recurrent: &RecurrentPlan) -> Result<Written> {
         self.recurrence(recurrent)?;
         Ok(Written)
@@ -251,6 +286,14 @@ impl Operations for ChunkOperations<'_> {
             MlpInput::OfExperts => {}
         }
         self.mlp(mlp)?;
+        Ok(Written)
+    }
+
+    fn own_input(&self, layer: usize, own: &LayerInputPlan) -> Result<Written> {
+        let rows = &self.at().rows;
+        self.input(None, own.gate.groups, 0)?;
+        self.matmul(&own.gate, rows.wide, 0)?;
+        self.produce(own.weighted(layer, rows))?;
         Ok(Written)
     }
 

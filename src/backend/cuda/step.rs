@@ -10,8 +10,10 @@ use super::driver::{Buffer, Context};
 use super::evaluation::Evaluation;
 use super::experts::{ExpertsPlan, StepExperts};
 use super::matrix::{Inputs, Matrix};
-use super::mixer::{AttentionPlan, RecurrentPlan, StepAttention, StepRecurrent};
-use super::plan::{MlpPlan, Plan};
+use super::mixer::{
+    AttentionPlan, LatentPlan, RecurrentPlan, StepAttention, StepLatent, StepRecurrent,
+};
+use super::plan::{LayerInputPlan, MlpPlan, Plan};
 use super::product::RowInput;
 use super::sampling::{GROUPS, Stages};
 use super::walk::{Addition, AllRows, ExpertSum, MlpInput, Operations, Rows, Span, walk};
@@ -27,6 +29,7 @@ pub(super) struct StepPlaces {
     /// Of the products.
     pub inputs: Inputs,
     pub attention: StepAttention,
+    pub latent: StepLatent,
     pub recurrent: StepRecurrent,
     /// f32, `[rows][n_vocab]`.
     logits: u64,
@@ -46,11 +49,13 @@ impl StepPlaces {
         let inputs = Inputs::place(arena, n * u64::from(plan.widest_input()));
         let wide = arena.array::<f32>(n * u64::from(wide_stride));
         let attention = StepAttention::place(arena, plan, rows, multiprocessors);
+        let latent = StepLatent::place(arena, plan, rows);
         let recurrent = StepRecurrent::place(arena, plan, rows);
         let logits = arena.array::<f32>(n * u64::from(plan.n_vocab));
         let group_value = arena.array::<f32>(n * u64::from(GROUPS));
         let group_id = arena.array::<u32>(n * u64::from(GROUPS));
         let experts = StepExperts::place(arena, plan, rows);
+        let own_inputs = arena.array::<f32>(n * u64::from(plan.inputs_len()));
         let span = |address, stride| Span { address, stride };
         StepPlaces {
             rows: AllRows {
@@ -58,9 +63,11 @@ impl StepPlaces {
                 branch: span(branch, h_stride),
                 wide: span(wide, wide_stride),
                 shared_expert: span(experts.shared, plan.hidden),
+                inputs: span(own_inputs, plan.inputs_len()),
             },
             inputs,
             attention,
+            latent,
             recurrent,
             logits,
             group_value,
@@ -223,6 +230,7 @@ impl StepOperations<'_> {
         let row_bytes = |m: &Matrix| m.bytes() / u64::from(m.rows);
         let bytes = row_bytes(&plan.embedding) + plan.positions.as_ref().map_or(0, row_bytes);
         self.mark(Work::Embed, bytes)?;
+        self.layer_inputs()?;
         for (i, layer) in plan.layers.iter().enumerate() {
             walk(self, i, layer)?;
         }
@@ -245,6 +253,27 @@ impl StepOperations<'_> {
         // SAFETY: an address of the *workspace*, which `self` promises.
         unsafe { e.kernels.finish_logits(e.stream, &finish, self.batch)? };
         self.mark(Work::Head, 0)
+    }
+
+    /// The inputs of layers, where they have their own.
+    fn layer_inputs(&self) -> Result<()> {
+        let (e, at) = (&self.eval, self.buffers.at());
+        let Some(inputs) = &e.plan.inputs else {
+            return Ok(());
+        };
+        self.normed(None, &inputs.projection, at.rows.inputs)?;
+        let make = args::LayerInputs {
+            sessions: e.sessions,
+            x: at.rows.inputs.address,
+            ..e.plan.layer_inputs(inputs)
+        };
+        let layers = e.plan.layers.len() as u32;
+        // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises.
+        unsafe {
+            e.kernels
+                .layer_inputs(e.stream, &make, layers, self.batch)?
+        };
+        self.mark(Work::Embed, inputs.projection.bytes())
     }
 
     fn end(&self, ending: Ending) -> Result<()> {
@@ -280,12 +309,22 @@ impl Operations for StepOperations<'_> {
         Ok(RowInput::Rounded(self.buffers.at().inputs))
     }
 
+    fn attend_latent(&self, layer: usize, latent: &LatentPlan) -> Result<RowInput> {
+        self.latent(layer, latent)
+    }
+
     fn recur(&self, recurrent: &RecurrentPlan) -> Result<RowInput> {
         self.recurrence(recurrent)
     }
 
     fn inner(&self, input: MlpInput, mlp: &MlpPlan) -> Result<RowInput> {
         self.mlp(input, mlp)
+    }
+
+    fn own_input(&self, layer: usize, own: &LayerInputPlan) -> Result<RowInput> {
+        let rows = &self.buffers.at().rows;
+        self.normed(None, &own.gate, rows.wide)?;
+        self.weighted_input(layer, own)
     }
 
     fn product(

@@ -7,8 +7,8 @@
 use super::args;
 use super::experts::ExpertsPlan;
 use super::matrix::Matrix;
-use super::mixer::{AttentionPlan, MixerPlan, RecurrentPlan};
-use super::plan::{FeedForwardPlan, LayerPlan, MlpPlan};
+use super::mixer::{AttentionPlan, LatentPlan, MixerPlan, RecurrentPlan};
+use super::plan::{FeedForwardPlan, LayerInputPlan, LayerPlan, MlpPlan};
 use crate::backend::Work;
 use crate::error::Result;
 
@@ -33,6 +33,8 @@ pub(super) struct AllRows {
     pub branch: Span,
     pub wide: Span,
     pub shared_expert: Span,
+    /// Of the layers' own inputs, one behind the other.
+    pub inputs: Span,
 }
 
 /// Where rows are: the first one's address, and floats from one to the next.
@@ -63,13 +65,21 @@ pub(super) enum MlpInput {
     OfExperts,
 }
 
-/// How the outputs of a part are added: `to = base + scale * norm(outputs)`.
+/// How the outputs of a part are added: `to = out_scale * (base + scale * norm(outputs))`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Addition {
     pub norm: Option<args::Norm>,
     pub scale: f32,
     pub base: Rows,
     pub to: Rows,
+    pub out_scale: f32,
+}
+
+impl Addition {
+    /// Whether the outputs are added as they are.
+    fn is_plain(&self) -> bool {
+        self.norm.is_none() && self.out_scale == 1.0
+    }
 }
 
 /// What becomes of the weighted sum of the experts' outputs: `to = base + scale * sum`, or without a base
@@ -93,11 +103,17 @@ pub(super) trait Operations {
     /// queries there.
     fn attend(&self, layer: usize, attention: &AttentionPlan) -> Result<Self::Input>;
 
+    /// Appends what keys and values come from in `Wide` to the cache of layer `layer`, and attends with the queries there.
+    fn attend_latent(&self, layer: usize, latent: &LatentPlan) -> Result<Self::Input>;
+
     /// Changes the state of a recurrence by what is in `Wide`.
     fn recur(&self, recurrent: &RecurrentPlan) -> Result<Self::Input>;
 
     /// The inner values of a feed-forward part: its activation.
     fn inner(&self, input: MlpInput, mlp: &MlpPlan) -> Result<Self::Input>;
+
+    /// The activation of what the gate lets through of the layer's own input: `activation(gate * Residual) * own`.
+    fn own_input(&self, layer: usize, own: &LayerInputPlan) -> Result<Self::Input>;
 
     /// `to = matrix * input`, plus `residual` if there is one.
     fn product(
@@ -136,17 +152,22 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
         true => Rows::Branch,
         false => Rows::Residual,
     };
+    // What is added last scales the sum.
+    let out_scale = |is_last| if is_last { block.output_scale } else { 1.0 };
+    let is_fed = !matches!(block.feed_forward, FeedForwardPlan::None);
     let mixed = Addition {
         norm: block.mixer_post_norm,
         scale: block.residual_scale,
         base: Rows::Residual,
         to: between,
+        out_scale: out_scale(!is_fed && block.input.is_none()),
     };
     let fed = Addition {
         norm: block.feed_forward_post_norm,
         scale: block.residual_scale,
         base: between,
         to: Rows::Residual,
+        out_scale: out_scale(block.input.is_none()),
     };
     match &block.mixer {
         MixerPlan::Attention(attention) => {
@@ -155,6 +176,12 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
             let input = ops.attend(index, attention)?;
             output(ops, &attention.output, &input, &mixed)?;
             ops.mark(Work::Output, attention.output.bytes())?;
+        }
+        MixerPlan::Latent(latent) => {
+            ops.project(block.mixer_norm, &latent.input)?;
+            let input = ops.attend_latent(index, latent)?;
+            output(ops, &latent.output, &input, &mixed)?;
+            ops.mark(Work::Output, latent.output.bytes())?;
         }
         MixerPlan::Recurrent(recurrent) => {
             ops.project(block.mixer_norm, &recurrent.input)?;
@@ -169,11 +196,24 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
         FeedForwardPlan::Dense(mlp) => {
             let input = ops.inner(MlpInput::Residual(norm), mlp)?;
             output(ops, &mlp.down, &input, &fed)?;
-            ops.mark(Work::Down, mlp.down.bytes())
+            ops.mark(Work::Down, mlp.down.bytes())?;
         }
-        FeedForwardPlan::Experts(experts) => walk_experts(ops, norm, experts, &fed),
-        FeedForwardPlan::None => Ok(()),
+        FeedForwardPlan::Experts(experts) => walk_experts(ops, norm, experts, &fed)?,
+        FeedForwardPlan::None => {}
     }
+    let Some(own) = &block.input else {
+        return Ok(());
+    };
+    let added = Addition {
+        norm: own.post_norm,
+        scale: 1.0,
+        base: Rows::Residual,
+        to: Rows::Residual,
+        out_scale: block.output_scale,
+    };
+    let input = ops.own_input(index, own)?;
+    output(ops, &own.projection, &input, &added)?;
+    ops.mark(Work::Down, own.gate.bytes() + own.projection.bytes())
 }
 
 /// The last product of a part, which is added so.
@@ -183,7 +223,7 @@ fn output<O: Operations>(
     input: &O::Input,
     addition: &Addition,
 ) -> Result<()> {
-    if addition.norm.is_none() && addition.scale == 1.0 {
+    if addition.is_plain() && addition.scale == 1.0 {
         // The product adds.
         return ops.product(matrix, input, addition.to, Some(addition.base));
     }
@@ -214,7 +254,7 @@ fn walk_experts<O: Operations>(
         base: Some(addition.base),
         to: addition.to,
     };
-    if addition.norm.is_none() {
+    if addition.is_plain() {
         // The sum adds.
         ops.combine(experts, &sum)?;
     } else {

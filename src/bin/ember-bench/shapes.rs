@@ -1,6 +1,12 @@
 //! Known networks as lists of tensors: names, dimensions and quantization types.
 
+mod gemma4;
+mod latent;
+
+use emberlm::format::Value;
 use emberlm::quant::TensorType;
+pub use gemma4::Gemma4;
+pub use latent::Latent;
 
 /// Dimensions of a decoder of the llama kind.
 #[derive(Debug)]
@@ -37,7 +43,7 @@ pub struct Shape {
     pub hybrid: Option<Hybrid>,
 }
 
-/// Layers with states of fixed size.
+/// Layers with states of fixed size, or attention of another kind.
 #[derive(Clone, Copy, Debug)]
 pub enum Hybrid {
     /// Gated delta nets in all layers but every fourth, whose attention has gates.
@@ -73,6 +79,10 @@ pub enum Hybrid {
         /// Layers that attend.
         attending: &'static [usize],
     },
+    /// Attention with windows in most layers, and inputs of layers.
+    Gemma4(&'static Gemma4),
+    /// Latent attention in all layers.
+    Latent(&'static Latent),
 }
 
 /// A mixture of experts, and what else its family has that others don't.
@@ -324,6 +334,8 @@ pub const SHAPES: &[Shape] = &[
             attending: &[5, 15, 25, 35],
         }),
     },
+    gemma4::E4B,
+    latent::DEEPSEEK_V2_LITE,
 ];
 
 const QWEN_3_5: Hybrid = Hybrid::DeltaNet {
@@ -431,11 +443,52 @@ pub struct Plan {
     pub fill: Fill,
 }
 
+/// Tensors in the order in which they are written.
+struct Tensors {
+    plans: Vec<Plan>,
+}
+
+impl Tensors {
+    /// Weights, in eight bits where the type has blocks that do not fit the rows.
+    fn matrix(&mut self, name: &str, ty: TensorType, dims: &[usize]) {
+        let ty = match ty.row_bytes(dims[0]) {
+            Some(_) => ty,
+            None => TensorType::Q8_0,
+        };
+        self.add(name, ty, dims, Fill::Weights);
+    }
+
+    /// Numbers that are all the same.
+    fn constant(&mut self, name: &str, len: usize, number: f32) {
+        self.add(name, TensorType::F32, &[len], Fill::Constant(number));
+    }
+
+    fn add(&mut self, name: &str, ty: TensorType, dims: &[usize], fill: Fill) {
+        self.plans.push(Plan {
+            name: format!("{name}.weight"),
+            ty,
+            dims: dims.to_vec(),
+            fill,
+        });
+    }
+}
+
 impl Shape {
+    /// The keys that this kind of attention has beside those of all, or in place of them.
+    pub fn own_keys(&self) -> Vec<(&'static str, Value)> {
+        match &self.hybrid {
+            Some(Hybrid::Gemma4(gemma)) => gemma.keys(self),
+            Some(Hybrid::Latent(latent)) => latent.keys(self),
+            _ => Vec::new(),
+        }
+    }
+
     /// `general.architecture` of the file.
     pub fn architecture(&self) -> &'static str {
         match (&self.experts, &self.hybrid) {
             (Some(experts), _) => experts.architecture,
+            (None, Some(Hybrid::Gemma4(_))) => "gemma4",
+            (None, Some(Hybrid::Latent(_))) => "deepseek2",
             (None, Some(Hybrid::DeltaNet { .. })) => "qwen35",
             (None, Some(Hybrid::ShortConv { .. })) => "lfm2",
             (None, Some(Hybrid::Mamba2 { .. })) => "granitehybrid",
@@ -446,7 +499,7 @@ impl Shape {
     /// Whether a layer attends.
     pub fn attends(&self, layer: usize) -> bool {
         match &self.hybrid {
-            None => true,
+            None | Some(Hybrid::Gemma4(_) | Hybrid::Latent(_)) => true,
             Some(Hybrid::DeltaNet { .. }) => (layer + 1).is_multiple_of(4),
             Some(Hybrid::ShortConv { attending, .. } | Hybrid::Mamba2 { attending, .. }) => {
                 attending.contains(&layer)
@@ -461,6 +514,11 @@ impl Shape {
 
     /// All tensors of this shape, in the order in which they are written.
     pub fn tensors(&self, mix: Mix) -> Vec<Plan> {
+        match &self.hybrid {
+            Some(Hybrid::Gemma4(gemma)) => return gemma.tensors(self, mix),
+            Some(Hybrid::Latent(latent)) => return latent.tensors(self, mix),
+            _ => {}
+        }
         let mut plans = Vec::new();
         let q_dim = self.n_heads * self.head_dim;
         let kv_dim = self.n_kv_heads * self.head_dim;
@@ -649,7 +707,7 @@ impl Shape {
                     numbers(name("ssm_conv1d.weight"), conv, Fill::Weights);
                     numbers(name("ssm_conv1d.bias"), vec![channels], Fill::Bias);
                 }
-                None => {}
+                None | Some(Hybrid::Gemma4(_) | Hybrid::Latent(_)) => {}
             }
         }
         if let Some(e) = gpt_oss {
@@ -739,6 +797,9 @@ mod tests {
         assert_eq!(parameters("qwen3.5-35b-a3b") / 1_000_000_000, 34);
         assert_eq!(parameters("lfm2-2.6b") / 100_000_000, 25);
         assert_eq!(parameters("granite-4-micro") / 100_000_000, 31);
+        assert_eq!(parameters("deepseek-v2-lite") / 100_000_000, 157);
+        // Of which 2.8 billion are the embeddings of layers.
+        assert_eq!(parameters("gemma-4-e4b") / 100_000_000, 74);
     }
 
     #[test]

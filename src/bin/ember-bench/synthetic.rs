@@ -89,8 +89,11 @@ fn metadata(shape: &Shape, vocabulary: Vec<(String, Value)>) -> Vec<(String, Val
             keys.push(("expert_shared_feed_forward_length", number(e.shared_ff)));
         }
     }
+    let own = shape.own_keys();
+    keys.retain(|(key, _)| own.iter().all(|(k, _)| k != key));
+    keys.extend(own);
     match &shape.hybrid {
-        None => {}
+        None | Some(Hybrid::Gemma4(_) | Hybrid::Latent(_)) => {}
         Some(Hybrid::DeltaNet {
             key_heads,
             value_heads,
@@ -328,5 +331,70 @@ mod tests {
                 TensorType::Q8_0
             );
         }
+    }
+
+    /// So do those with attention of another kind.
+    #[test]
+    fn files_with_other_attention_open() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("model.gguf");
+        let small = Shape {
+            name: "small",
+            hidden: 256,
+            n_layers: 4,
+            n_heads: 2,
+            n_kv_heads: 1,
+            head_dim: 64,
+            n_ff: 512,
+            n_vocab: 300,
+            tied: true,
+            qkv_bias: false,
+            rope_theta: 1e4,
+            norm_eps: 1e-5,
+            context: 64,
+            experts: None,
+            hybrid: Some(Hybrid::Gemma4(&shapes::Gemma4 {
+                global_dim: 128,
+                interval: 2,
+                window: 16,
+                shared: 2,
+                input: 32,
+            })),
+        };
+        let open = |shape: &Shape| {
+            write(&path, shape, Mix::Q4_K_M, Vec::new()).expect("written");
+            Network::from_file(&ModelFile::open(&path).expect("opens")).expect("is a network")
+        };
+        let network = open(&small);
+        let inputs = network.per_layer.expect("inputs of layers");
+        assert_eq!(inputs.embedding.row_len(), 4 * 32);
+        let attention = |i: usize| network.blocks[i].mixer.as_attention().expect("attends");
+        assert_eq!((attention(2).head_dim, attention(3).head_dim), (64, 128));
+        assert_eq!((attention(2).shares, attention(1).shares), (Some(0), None));
+        let latent = open(&Shape {
+            head_dim: 40,
+            tied: false,
+            experts: Some(Experts {
+                architecture: "deepseek2",
+                count: 5,
+                used: 2,
+                n_ff: 64,
+                shared_ff: 0,
+            }),
+            hybrid: Some(Hybrid::Latent(&shapes::Latent {
+                rank: 32,
+                plain: 32,
+                rotated: 8,
+                value: 32,
+                dense: 1,
+                shared: 2,
+            })),
+            ..small
+        });
+        assert!(matches!(
+            latent.blocks[1].feed_forward,
+            FeedForward::Experts(_)
+        ));
+        assert_eq!(latent.blocks[3].mixer.name(), "latent attention");
     }
 }

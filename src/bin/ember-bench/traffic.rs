@@ -57,5 +57,8 @@ fn weight_bytes(network: &Network) -> u64 {
         })
         .sum();
     let last = network.final_norm.weight.bytes().len() as u64;
-    embedding_row + blocks + last + linear(&network.head)
+    let inputs = network.per_layer.as_ref().map_or(0, |inputs| {
+        linear(&inputs.projection) + inputs.embedding.row_bytes() as u64
+    });
+    embedding_row + inputs + blocks + last + linear(&network.head)
 }

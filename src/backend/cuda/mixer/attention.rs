@@ -4,11 +4,12 @@ use super::recurrent::rows;
 use crate::backend::Work;
 use crate::backend::cuda::arena::Arena;
 use crate::backend::cuda::args;
-use crate::backend::cuda::attention::{MAX_HEAD_DIM, MAX_PARTS, part_stride};
+use crate::backend::cuda::attention::{
+    FMA_ROWS, LONGEST_SHORT, MAX_HEAD_DIM, MAX_PARTS, part_stride,
+};
 use crate::backend::cuda::matrix::Matrix;
 use crate::backend::cuda::plan::{Jobs, Plan};
 use crate::backend::cuda::prefill::ChunkOperations;
-use crate::backend::cuda::state::RING_CHUNK;
 use crate::backend::cuda::step::StepOperations;
 use crate::backend::cuda::walk::Operations;
 use crate::error::{Result, fail};
@@ -18,8 +19,13 @@ use std::f32::consts::LOG2_E;
 /// Attention of a layer on the device.
 #[derive(Clone, Debug)]
 pub struct AttentionPlan {
-    /// Queries, keys, values.
+    /// Queries, keys, values; queries and keys where these are the values, and queries alone where keys and values are
+    /// another layer's.
     pub qkv: Matrix,
+    /// The layer whose keys and values it reads, itself or an earlier one.
+    pub keys_of: usize,
+    /// The head of `qkv` that values begin with.
+    pub value_head: u32,
     /// The row of `qkv` where gates of the heads' results begin, behind the values; 0: there are none.
     pub gate: u32,
     /// Query heads.
@@ -30,6 +36,8 @@ pub struct AttentionPlan {
     pub head_dim: u32,
     /// Norms of queries and keys over each head; weight 0: none.
     pub head_norms: [args::Norm; 2],
+    /// Norm of values over each head; weight 0: none.
+    pub value_norm: args::Norm,
     /// Norms of queries and keys over all heads; weight 0: none.
     pub row_norms: [args::Norm; 2],
     /// Of queries and keys.
@@ -57,18 +65,9 @@ impl Jobs {
                 a.head_dim
             );
         }
-        if a.value_norm.is_some() || a.shares.is_some() {
-            let what = match a.shares {
-                Some(_) => "keys and values of an earlier layer",
-                None => "norms of values",
-            };
-            fail!(
-                Unsupported,
-                "layer {layer}: {what} are not supported on a GPU; they are on a CPU"
-            );
-        }
         let mut head_norms = [args::Norm::default(); 2];
         let mut row_norms = head_norms;
+        let shares = a.shares.is_some();
         for (i, norm) in [&a.q_norm, &a.k_norm].into_iter().enumerate() {
             if let Some(norm) = norm {
                 let of_a_head = norm.weight.row_len() == a.head_dim;
@@ -100,20 +99,46 @@ impl Jobs {
             Some(cap) => (a.scale / cap, cap * LOG2_E),
             None => (a.scale * LOG2_E, 0.0),
         };
+        let keys_are_values = a.k.weight.same_data(&a.v.weight) && a.k.bias.is_none();
+        let keys_and_values: &[&Linear] = match (shares, keys_are_values) {
+            (true, _) => &[],
+            (false, true) => &[&a.k],
+            (false, false) => &[&a.k, &a.v],
+        };
         let (qkv, gate) = match a.gated {
-            false => (self.fuse(&[&a.q, &a.k, &a.v])?, 0),
+            false => {
+                let mut parts = vec![&a.q];
+                parts.extend(keys_and_values);
+                (self.fuse(&parts)?, 0)
+            }
             true => {
                 let of = |half| (0..a.n_heads).map(move |h| (2 * h + half) * a.head_dim);
                 let part = |row| rows(&a.q, row..row + a.head_dim);
                 let [q, gates] = [0, 1].map(|half| of(half).map(part).collect::<Vec<_>>());
-                let mut parts: Vec<&Linear> = q.iter().chain([&a.k, &a.v]).collect();
+                let mut parts: Vec<&Linear> = q.iter().collect();
+                parts.extend(keys_and_values);
+                let gate = parts.iter().map(|p| p.weight.rows()).sum::<usize>();
                 parts.extend(&gates);
-                let gate = (a.n_heads + 2 * a.n_kv_heads) * a.head_dim;
                 (self.fuse(&parts)?, gate as u32)
             }
         };
+        let value_head = match keys_are_values {
+            true => a.n_heads,
+            false => a.n_heads + a.n_kv_heads,
+        };
+        let value_norm = match a.value_norm {
+            Some(eps) if !shares => args::Norm {
+                weight: self.vector(vec![1.0; a.head_dim]),
+                eps,
+                ..Default::default()
+            },
+            _ => args::Norm::default(),
+        };
         Ok(AttentionPlan {
             qkv,
+            keys_of: a.shares.unwrap_or(layer),
+            value_head: value_head as u32,
+            value_norm,
             gate,
             n_heads: a.n_heads as u32,
             n_kv_heads: a.n_kv_heads as u32,
@@ -133,6 +158,11 @@ impl Jobs {
 }
 
 impl AttentionPlan {
+    /// Whether heads are longer than most kernels take.
+    fn is_long(&self) -> bool {
+        self.head_dim > LONGEST_SHORT
+    }
+
     /// The norms of whole rows of queries and keys at `x`, if there are any.
     pub fn row_norms(&self, x: u64, stride: u32) -> Option<args::NormParts> {
         let len = [self.n_heads, self.n_kv_heads].map(|n| n * self.head_dim);
@@ -153,6 +183,8 @@ impl AttentionPlan {
 pub(in crate::backend::cuda) struct StepAttention {
     /// f32, `[rows][n_heads * head_dim]`: queries.
     q: u64,
+    /// f16, the same of long heads.
+    q16: u64,
     /// f32, `[rows][n_heads][n_chunks][part_stride]`: what parts of a context give.
     parts: u64,
     /// Parts that a context is cut into at most.
@@ -172,6 +204,7 @@ impl StepAttention {
         let parts = u64::from(plan.most(|a| a.n_heads * part_stride(a.head_dim)));
         StepAttention {
             q: arena.array::<f32>(rows * queries),
+            q16: arena.array::<u16>(rows * queries),
             parts: arena.array::<f32>(rows * parts * u64::from(n_chunks)),
             n_chunks,
         }
@@ -189,10 +222,12 @@ impl StepOperations<'_> {
         let (at, qkv) = (&b.at().attention, b.at().rows.wide);
         let inputs = b.at().inputs.only(attention.output.forms());
         let [q_norm, k_norm] = attention.head_norms;
-        let layout = e.kv.layers[layer];
+        let layout = e.kv.layers[attention.keys_of];
+        let shares = u32::from(attention.keys_of != layer);
         let attend = args::Attend {
             sessions: e.sessions,
             q: at.q,
+            q16: at.q16,
             parts: at.parts,
             q8: inputs.q8,
             q8_scale: inputs.q8_scale,
@@ -206,11 +241,15 @@ impl StepOperations<'_> {
             rotation: attention.rotation,
             q_norm,
             k_norm,
+            v_norm: attention.value_norm,
             layout,
             scores: attention.scores,
             qkv_stride: qkv.stride,
             n_heads: attention.n_heads,
             n_chunks: at.n_chunks,
+            value_head: attention.value_head,
+            shares,
+            value_dim: attention.head_dim,
             ..Default::default()
         };
         if let Some(norms) = attention.row_norms(qkv.address, qkv.stride) {
@@ -233,15 +272,22 @@ pub(in crate::backend::cuda) struct ChunkAttention {
     q: u64,
     /// f32, `[rows][n_heads * head_dim]`: outputs.
     attended: u64,
+    /// Of long heads: f32, `[FMA_ROWS][n_heads][part_stride]`.
+    parts: u64,
 }
 
 impl ChunkAttention {
     /// For chunks of `rows` tokens.
     pub fn place(arena: &mut Arena, plan: &Plan, rows: u32) -> Self {
+        let parts = plan.most(|a| match a.is_long() {
+            true => a.n_heads * part_stride(a.head_dim),
+            false => 0,
+        });
         let elements = u64::from(rows) * u64::from(plan.most(|a| a.n_heads * a.head_dim));
         ChunkAttention {
             q: arena.array::<u16>(elements),
             attended: arena.array::<f32>(elements),
+            parts: arena.array::<f32>(u64::from(FMA_ROWS) * u64::from(parts)),
         }
     }
 }
@@ -255,7 +301,7 @@ impl ChunkOperations<'_> {
     ) -> Result<()> {
         let e = &self.eval;
         let (at, qkv) = (&self.at().attention, self.at().rows.wide);
-        let layout = e.kv.layers[layer];
+        let layout = e.kv.layers[attention.keys_of];
         let [q_norm, k_norm] = attention.head_norms;
         let rope = args::Rope {
             sessions: e.sessions,
@@ -264,11 +310,14 @@ impl ChunkOperations<'_> {
             rotation: attention.rotation,
             q_norm,
             k_norm,
+            v_norm: attention.value_norm,
             layout,
             q_scale: attention.scores.scale,
             qkv_stride: qkv.stride,
             n_heads: attention.n_heads,
             prefill: 1,
+            value_head: attention.value_head,
+            shares: u32::from(attention.keys_of != layer),
             ..Default::default()
         };
         let flash = args::Flash {
@@ -280,11 +329,11 @@ impl ChunkOperations<'_> {
             first_row: 0,
             rows: self.rows,
             n_heads: attention.n_heads,
-            padding: 0,
+            value_dim: attention.head_dim,
         };
         // A ring has no room for more at a time.
         let at_once = match attention.kv.window {
-            Some(_) => RING_CHUNK as u32,
+            Some(_) => e.kv.ring_chunk() as u32,
             None => self.rows,
         };
         if let Some(norms) = attention.row_norms(qkv.address, qkv.stride) {
@@ -303,7 +352,10 @@ impl ChunkOperations<'_> {
             // is backed up to the rows' positions.
             unsafe {
                 e.kernels.rope_append(e.stream, &rope, rows - first_row)?;
-                e.kernels.flash(e.stream, &flash)?;
+                match attention.is_long() {
+                    false => e.kernels.flash(e.stream, &flash)?,
+                    true => e.kernels.flash_long(e.stream, &flash, at.parts, false)?,
+                }
             }
         }
         let heads = attention.n_heads * attention.head_dim;

@@ -11,7 +11,7 @@ use crate::backend::cuda::product::RowInput;
 use crate::backend::cuda::recurrent::{MAX_COLS, MAX_ROWS, MAX_WIDTH};
 use crate::backend::cuda::state::FixedLayer;
 use crate::backend::cuda::step::StepOperations;
-use crate::backend::cuda::walk::Operations;
+use crate::backend::cuda::walk::{Operations, Span};
 use crate::error::{Result, fail};
 use crate::model::{Conv, DeltaNet, DeltaSteps, FixedShape, Linear, Mamba2, ShortConv};
 use std::ops::Range;
@@ -325,7 +325,11 @@ impl StepOperations<'_> {
             }
         }
         self.mark(Work::Attention, plan.state_bytes)?;
-        self.row_input(out, plan.len, by_product, &plan.output)
+        let rows = Span {
+            address: out,
+            stride: plan.len,
+        };
+        self.row_input(rows, plan.len, by_product, &plan.output)
     }
 }
 

@@ -74,7 +74,12 @@ impl ChunkOperations<'_> {
     }
 
     /// `out = matrix * input + residual`, of the input that is there; without residual where that is 0.
-    pub(super) fn matmul(&self, matrix: &Matrix, out: Span, residual: u64) -> Result<()> {
+    pub(in crate::backend::cuda) fn matmul(
+        &self,
+        matrix: &Matrix,
+        out: Span,
+        residual: u64,
+    ) -> Result<()> {
         self.pause()?;
         self.unpack(matrix, None)?;
         let product = self.unpacked_product(matrix, out, residual);

@@ -11,7 +11,7 @@ mod plan;
 mod stream;
 
 pub use fixed::{FixedLayer, FixedPlan, FixedState};
-pub use plan::{KvPlan, RING_CHUNK};
+pub use plan::KvPlan;
 pub use stream::Staging;
 
 use super::attention::KV_TILE;

@@ -4,12 +4,13 @@
 use crate::backend::KvType;
 use crate::backend::cuda::args::{KvLayout, NO_WINDOW};
 use crate::backend::cuda::attention::KV_TILE;
+use crate::backend::cuda::prefill::CHUNK;
 use crate::backend::state::{WindowState, row_bytes};
 use crate::error::{Result, fail};
 use crate::model::KvShape;
 
 /// Positions that a prefill appends to a ring at a time, which has room for them beside the window.
-pub const RING_CHUNK: usize = 512;
+const RING_CHUNK: usize = 512;
 
 /// Where everything is in the caches of an element type.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +43,7 @@ impl KvPlan {
         // All of a chunk are appended before the first of them looks back.
         let ring = match window {
             0 => 0,
-            _ => (window + RING_CHUNK).div_ceil(KV_TILE),
+            _ => (window + ring_chunk(layers)).div_ceil(KV_TILE),
         };
         let (mut tile_bytes, mut ring_tile_bytes) = (0, 0);
         let mut layouts = Vec::new();
@@ -115,6 +116,11 @@ impl KvPlan {
         both.map_or(u64::MAX, |[all, ring]| all as u64 + ring as u64)
     }
 
+    /// Positions that a prefill may append to a ring at a time.
+    pub fn ring_chunk(&self) -> usize {
+        ring_chunk(&self.shapes)
+    }
+
     /// What the layers keep of a position.
     pub fn shapes(&self) -> &[KvShape] {
         &self.shapes
@@ -147,6 +153,16 @@ impl KvPlan {
     }
 }
 
+/// Positions that a prefill may append to the ring of these layers at a time: all of its chunk where a
+/// layer with a window keeps nothing of its own, because it reads what an earlier one has appended.
+fn ring_chunk(layers: &[KvShape]) -> usize {
+    let reads_another = |l: &KvShape| l.n_kv_heads == 0 && l.window.is_some();
+    match layers.iter().any(reads_another) {
+        true => CHUNK,
+        false => RING_CHUNK,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,6 +191,23 @@ mod tests {
         assert_eq!(kv.layers[3].tile_bytes, 64 * 2 * 2 * 2 * row);
         assert_eq!(kv.all_bytes(1 << 20), (all + ring) as u64);
         assert!(kv.bytes(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn a_ring_that_another_layer_reads_has_room_for_a_whole_chunk() {
+        let own = KvShape {
+            n_kv_heads: 2,
+            head_dim: 20,
+            window: Some(100),
+        };
+        let reads = KvShape {
+            n_kv_heads: 0,
+            ..own
+        };
+        let kv = KvPlan::new(&[own, reads], KvType::F16).unwrap();
+        assert_eq!(kv.ring_chunk(), CHUNK);
+        assert_eq!(kv.layers[0].ring as usize, (100 + CHUNK).div_ceil(KV_TILE));
+        assert_eq!(plan(&[Some(100), None]).ring_chunk(), RING_CHUNK);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::StepOperations;
 use crate::backend::Work;
 use crate::backend::cuda::args;
 use crate::backend::cuda::matrix::{Forms, Matrix};
-use crate::backend::cuda::plan::MlpPlan;
+use crate::backend::cuda::plan::{LayerInputPlan, MlpPlan};
 use crate::backend::cuda::product::{Finish, Product, RowInput};
 use crate::backend::cuda::walk::{MlpInput, Operations, Span};
 use crate::error::Result;
@@ -87,7 +87,7 @@ impl StepOperations<'_> {
     }
 
     /// `out = matrix * input + residual`; without it where that is 0.
-    pub(super) fn product_of(
+    pub(in crate::backend::cuda) fn product_of(
         &self,
         matrix: &Matrix,
         input: &RowInput,
@@ -159,15 +159,31 @@ impl StepOperations<'_> {
         }
     }
 
-    /// Rows of `len` floats at `x`, or their norm, as the input of a product: as they are, if its kernel
+    /// The input of the projection of a layer's own input, from what its gate has left.
+    pub(super) fn weighted_input(&self, layer: usize, own: &LayerInputPlan) -> Result<RowInput> {
+        let (e, at) = (&self.eval, self.buffers.at());
+        let inputs = at.inputs.only(own.projection.forms());
+        let produce = args::Produce {
+            q8: inputs.q8,
+            q8_scale: inputs.q8_scale,
+            f32: inputs.f32,
+            ..own.weighted(layer, &at.rows)
+        };
+        // SAFETY: addresses of the *workspace*, which `self` promises.
+        unsafe { e.kernels.produce(e.stream, &produce, self.batch)? };
+        Ok(RowInput::Rounded(at.inputs))
+    }
+
+    /// Rows of `len` floats, or their norm, as the input of a product: as they are, if its kernel
     /// makes its own of them, else in the forms that it reads.
-    pub fn row_input(
+    pub(in crate::backend::cuda) fn row_input(
         &self,
-        x: u64,
+        rows: Span,
         len: u32,
         norm: Option<args::Norm>,
         matrix: &Matrix,
     ) -> Result<RowInput> {
+        let x = rows.address;
         let (e, at) = (&self.eval, self.buffers.at());
         if self.batch == 1 && e.kernels.makes_input(matrix, norm.is_some(), len, 1) {
             return Ok(RowInput::Row { x, norm });
@@ -184,7 +200,7 @@ impl StepOperations<'_> {
             q8: inputs.q8,
             q8_scale: inputs.q8_scale,
             f32: inputs.f32,
-            x_stride: len,
+            x_stride: rows.stride,
             len,
             groups: matrix.groups,
             source: source as u32,

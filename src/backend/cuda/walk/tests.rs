@@ -85,6 +85,11 @@ impl Operations for Recorder {
         Ok("attended")
     }
 
+    fn attend_latent(&self, layer: usize, _: &LatentPlan) -> Result<&'static str> {
+        self.line(format!("attend to latent vectors in layer {layer}"))?;
+        Ok("gathered")
+    }
+
     fn recur(&self, _: &RecurrentPlan) -> Result<&'static str> {
         self.line("recur".into())?;
         Ok("recurred")
@@ -113,7 +118,16 @@ impl Operations for Recorder {
     fn add(&self, a: &Addition) -> Result<()> {
         let (to, base, scale) = (a.to, a.base, a.scale);
         let branch = normed(a.norm, "Wide");
-        self.line(format!("{to:?} = {base:?} + {scale} * {branch}"))
+        let sum = format!("{base:?} + {scale} * {branch}");
+        self.line(match a.out_scale {
+            1.0 => format!("{to:?} = {sum}"),
+            out => format!("{to:?} = {out} * ({sum})"),
+        })
+    }
+
+    fn own_input(&self, layer: usize, own: &LayerInputPlan) -> Result<&'static str> {
+        self.line(format!("own input of {layer} by {}", name(&own.gate)))?;
+        Ok("let through")
     }
 
     fn route(&self, norm: Option<args::Norm>, _: &ExpertsPlan) -> Result<()> {
@@ -158,6 +172,9 @@ fn block() -> LayerPlan {
         mixer_norm: norm(1),
         mixer: MixerPlan::Attention(Box::new(AttentionPlan {
             gate: 0,
+            keys_of: 3,
+            value_head: 2,
+            value_norm: Default::default(),
             qkv: matrix("qkv"),
             n_heads: 1,
             n_kv_heads: 1,
@@ -179,6 +196,8 @@ fn block() -> LayerPlan {
         feed_forward_post_norm: None,
         parallel: false,
         residual_scale: 1.0,
+        input: None,
+        output_scale: 1.0,
     }
 }
 
@@ -343,6 +362,46 @@ fn a_post_norm_of_experts_is_that_of_their_sum() {
     let lines = operations(&block);
     let want = ["Wide = sum", "Residual = Residual + 0.5 * norm6(Wide)"];
     assert_eq!(lines[lines.len() - 2..], want);
+}
+
+#[test]
+fn what_is_added_last_scales_the_sum() {
+    let scaled = LayerPlan {
+        output_scale: 0.25,
+        ..block()
+    };
+    let want = [
+        "Wide = down * inner",
+        "Residual = 0.25 * (Residual + 1 * Wide)",
+    ];
+    let lines = operations(&scaled);
+    assert_eq!(lines[lines.len() - 2..], want);
+    let with_input = LayerPlan {
+        input: Some(LayerInputPlan {
+            gate: matrix("gate"),
+            activation: args::Activation::default(),
+            projection: matrix("output"),
+            post_norm: norm(7),
+        }),
+        ..scaled.clone()
+    };
+    let want = [
+        "Residual = Residual + down * inner",
+        "own input of 3 by gate",
+        "Wide = output * let through",
+        "Residual = 0.25 * (Residual + 1 * norm7(Wide))",
+    ];
+    let lines = operations(&with_input);
+    assert_eq!(lines[lines.len() - 4..], want);
+    let mixer_alone = LayerPlan {
+        feed_forward: FeedForwardPlan::None,
+        ..scaled
+    };
+    let lines = operations(&mixer_alone);
+    assert_eq!(
+        lines[lines.len() - 1],
+        "Residual = 0.25 * (Residual + 1 * Wide)"
+    );
 }
 
 #[test]
