@@ -49,14 +49,22 @@ template <int KEY, int TILE, int STAGES, int TILES, bool LATENT> struct AttendLo
             if (t < n_steps) Tile::template load<THREADS>(base + TILES_AT + t % STAGES * Tile::BYTES, a.layout, cache, start + t * TILE, end);
             copies_commit();
         };
-#pragma unroll 1
-        for (int t = 0; t < STAGES - 1; t++) load(t);
         // Queries, with zeros for what is none.
         const __half* from = a.q16 + ((uint64_t)row * a.n_heads + kv_head * group + first_head) * hd;
-        for (uint32_t i = thread; i < HEADS * KEY; i += THREADS) {
-            const uint32_t h = i / KEY, d = i % KEY;
-            *(__half*)(shared + swizzled<Tile::PIECES>(h, d / 8) + d % 8 * 2) = h < n_q && d < hd ? from[h * hd + d] : __float2half_rn(0.0f);
+        const bool whole = hd % 8 == 0;
+#pragma unroll 2
+        for (uint32_t i = thread; i < HEADS * Tile::PIECES; i += THREADS) {
+            const uint32_t h = i / Tile::PIECES, c = i % Tile::PIECES, to = swizzled<Tile::PIECES>(h, c);
+            if (whole) {
+                const bool valid = h < n_q && c * 8 < hd;
+                copy16(base + to, valid ? from + h * hd + c * 8 : from, valid);
+            } else {
+                for (uint32_t e = 0; e < 8; e++)
+                    *(__half*)(shared + to + 2 * e) = h < n_q && c * 8 + e < hd ? from[h * hd + c * 8 + e] : __float2half_rn(0.0f);
+            }
         }
+#pragma unroll 1
+        for (int t = 0; t < STAGES - 1; t++) load(t);
         const uint32_t part = warp / BY_POSITION, position = warp % BY_POSITION * 16;
         float* scores = (float*)(shared + SCORES_AT);
         float* keep = (float*)(shared + KEEP_AT);

@@ -246,10 +246,36 @@ struct AddBranchArgs {
 };
 static_assert(sizeof(AddBranchArgs) == 72, "as in args.rs");
 
+// The same of a row that fits the block's registers: weights are loaded before the row is there.
+__device__ __forceinline__ void add_row(const AddBranchArgs& a, float* scratch) {
+    NormRow norm;
+    if (a.norm.weight) norm.load_weights(a.norm, a.len);
+    wait_for_producers();
+    const float* base = a.base + (uint64_t)blockIdx.x * a.stride;
+    float* out = a.out + (uint64_t)blockIdx.x * a.stride;
+    norm.load(a.x + (uint64_t)blockIdx.x * a.x_stride, a.len);
+    float4 b = norm.place(0) < a.len ? *(const float4*)(base + norm.place(0)) : make_float4(0, 0, 0, 0);
+    if (a.norm.weight) norm.sum(a.norm, a.len, 1.0f / (float)a.len, scratch);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t at = norm.place(i);
+        if (at >= a.len) break;
+        if (i > 0) b = *(const float4*)(base + at);
+        float r[4] = {norm.v[i].x, norm.v[i].y, norm.v[i].z, norm.v[i].w};
+        if (a.norm.weight) norm.values(a.norm, i, a.len, r);
+        *(float4*)(out + at) = make_float4(__fmul_rn(a.out_scale, __fmaf_rn(a.scale, r[0], b.x)), __fmul_rn(a.out_scale, __fmaf_rn(a.scale, r[1], b.y)),
+                                           __fmul_rn(a.out_scale, __fmaf_rn(a.scale, r[2], b.z)), __fmul_rn(a.out_scale, __fmaf_rn(a.scale, r[3], b.w)));
+    }
+}
+
 // Grid (rows), up to 1024 threads.
 extern "C" __global__ void __launch_bounds__(1024) add_branch(const __grid_constant__ AddBranchArgs a) {
     STATIC_SHARED(Scratch, scratch);
     release_dependents();
+    if (a.len % 4 == 0 && a.x_stride % 4 == 0 && a.stride % 4 == 0 && a.len <= blockDim.x * 16) {
+        add_row(a, scratch);
+        return;
+    }
     wait_for_producers();
     const float* x = a.x + (uint64_t)blockIdx.x * a.x_stride;
     const uint64_t at = (uint64_t)blockIdx.x * a.stride;

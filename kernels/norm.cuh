@@ -89,10 +89,17 @@ struct NormRow {
     }
 };
 
-// The norm of a head, in place, by one warp. Short code, for most networks pass it by.
+// The norm of a head, in place, by one warp. Weights are asked for eight at a time, the first ones before the sum.
 __device__ __forceinline__ void norm_head(const NormArgs& a, float* x, uint32_t len) {
+    constexpr uint32_t N = 8;
     const uint32_t lane = threadIdx.x & 31;
     const float inverse = 1.0f / (float)len;
+    float w[N];
+    auto ask = [&](uint32_t first) {
+#pragma unroll
+        for (uint32_t j = 0; j < N; j++) w[j] = first + j * 32 < len ? a.weight[first + j * 32] : 0.0f;
+    };
+    ask(lane);
     NormSums s = {0.0f, 0.0f};
     if (a.layer) {
         float sum = 0.0f;
@@ -101,12 +108,21 @@ __device__ __forceinline__ void norm_head(const NormArgs& a, float* x, uint32_t 
         s.mean = __fmul_rn(warp_sum(sum), inverse);
     }
     float sum = 0.0f;
-#pragma unroll 1
+#pragma unroll 4
     for (uint32_t i = lane; i < len; i += 32) {
         float v = __fsub_rn(x[i], s.mean);
         sum = __fmaf_rn(v, v, sum);
     }
     s.scale = 1.0f / sqrtf(__fmaf_rn(warp_sum(sum), inverse, a.eps));
 #pragma unroll 1
-    for (uint32_t i = lane; i < len; i += 32) x[i] = normed(a, i, x[i], s);
+    for (uint32_t first = lane; first < len; first += N * 32) {
+#pragma unroll
+        for (uint32_t j = 0; j < N; j++) {
+            const uint32_t i = first + j * 32;
+            if (i >= len) break;
+            const float v = __fmul_rn(__fmul_rn(__fsub_rn(x[i], s.mean), s.scale), w[j]);
+            x[i] = a.bias ? __fadd_rn(v, a.bias[i]) : v;
+        }
+        ask(first + N * 32);
+    }
 }

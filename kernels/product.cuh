@@ -40,6 +40,7 @@ enum Finish : uint32_t {
     PLAIN = 0,
     ACTIVATE = 1,  // out = activation(product)
     GATE = 2,      // out = activation(rows of the gate) * rows of the values, which follow those: one part
+    WEIGH = 3,     // out = activation(product) * residual
 };
 
 struct ProductArgs {
@@ -253,9 +254,12 @@ template <uint32_t T, bool SPREAD> __device__ __forceinline__ void product_rows(
     for (uint32_t i = threadIdx.x; i < rows; i += WARPS * 32) {
         float v = sum(0, i);
         if (a.finish == GATE) v = gated(a.activation, v, sum(1, i));
-        else if (a.finish == ACTIVATE) v = activated(a.activation, v);
+        else if (a.finish != PLAIN) v = activated(a.activation, v);
         const uint32_t row = share.place(i);
-        if (a.residual) v = __fadd_rn(v, i < WARPS * 32 ? residual : __ldcg(residuals + row));
+        if (a.residual) {
+            const float r = i < WARPS * 32 ? residual : __ldcg(residuals + row);
+            v = a.finish == WEIGH ? __fmul_rn(v, r) : __fadd_rn(v, r);
+        }
         a.out[p.out_offset + row] = v;
     }
 }

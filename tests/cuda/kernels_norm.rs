@@ -330,9 +330,17 @@ fn f16_alone(produce: &args::Produce, rows: usize, x: &[f32], want: &[f64], what
 
 fn add_branch_is_right() {
     let mut random = Random::new(10, "branch");
-    for len in [1usize, 33, 896, 5000] {
+    for (len, beyond) in [
+        (1usize, 2),
+        (33, 2),
+        (896, 2),
+        (5000, 2),
+        (36, 4),
+        (2560, 4),
+        (5000, 4),
+    ] {
         for (with_norm, layer) in [(false, false), (true, false), (true, true)] {
-            let (rows, x_stride, stride) = (3, len + 5, len + 2);
+            let (rows, x_stride, stride) = (3, len + 2 * beyond, len + beyond);
             let x = random_floats(&mut random, rows * x_stride);
             let base = random_floats(&mut random, rows * stride);
             let weight = random_floats(&mut random, len);

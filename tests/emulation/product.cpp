@@ -99,6 +99,14 @@ void compare(const Network& n, uint32_t blocks, bool with_f64) {
     same("output", output.run("output", [&](ProductArgs& a) { nodes.rounded(a.q8, a.q8_scale); }), between,
          [&] { return plus(l.output.times(row(attended)), h); });
 
+    // The same product as a gate of what lies where a residual would.
+    const auto rounded = [&](ProductArgs& a) { nodes.rounded(a.q8, a.q8_scale); };
+    Activation activation{};
+    activation.kind = n.gated ? SILU : GELU_TANH;
+    std::vector<float> weighed = Launch{n, l.output, blocks}.run("plain", rounded);
+    for (uint32_t i = 0; i < n.hidden; i++) weighed[i] = __fmul_rn(activated(activation, weighed[i]), model.h[i]);
+    same("weighed", Launch{n, l.output, blocks, WEIGH, model.h}.run("weighed", rounded), weighed, [&] { return row(weighed); });
+
     Launch up{n, l.up, blocks, n.gated ? GATE : ACTIVATE};
     const std::vector<float> active = nodes.activation(nodes.normed(l.up, l.feed_forward_norm, between.data()));
     same("up", up.run("up", normed(l.feed_forward_norm, between)), active,

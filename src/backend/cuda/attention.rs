@@ -148,6 +148,11 @@ impl Kernels {
             let blocks = (2 * self.multiprocessors()).div_ceil(heads * batch);
             (tiles, blocks)
         };
+        // No more blocks than a window has chunks, which have 128 positions at least.
+        let blocks = match args.layout.ring {
+            0 => blocks,
+            _ => blocks.min((args.layout.window + KV_TILE as u32).div_ceil(128)),
+        };
         // The chunks of a head are joined where the tiles were.
         let room = tiles.shared / (4 * part_stride(dim) as usize);
         args.n_chunks = args.n_chunks.min(room as u32);

@@ -482,7 +482,13 @@ impl Kernels {
         args: &args::AddBranch,
         rows: u32,
     ) -> Result<()> {
-        let threads = args.len.next_multiple_of(32).min(1024);
+        // Four elements a thread, where they lie at multiples of their size.
+        let fours = [args.len, args.x_stride, args.stride];
+        let each = match fours.iter().all(|n| n.is_multiple_of(4)) {
+            true => 4,
+            false => 1,
+        };
+        let threads = args.len.div_ceil(each).next_multiple_of(32).min(1024);
         // SAFETY: the caller's word.
         unsafe { self.launch(stream, "add_branch", (rows, 1, 1), threads, 0, args) }
     }

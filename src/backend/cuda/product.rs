@@ -40,6 +40,8 @@ pub enum Finish {
     Activate(args::Activation),
     /// The activation of its first half times the other.
     Gate(args::Activation),
+    /// Its activation times what is at an address.
+    Weigh(args::Activation, u64),
 }
 
 impl Finish {
@@ -185,6 +187,10 @@ impl Kernels {
             }
             Finish::Activate(activation) => (1, activation),
             Finish::Gate(activation) => (2, activation),
+            Finish::Weigh(activation, by) => {
+                args.residual = by;
+                (3, activation)
+            }
         };
         let name = match plan.args.parts[0].spread {
             0 => format!("product_{types}"),

@@ -322,6 +322,9 @@ impl Operations for StepOperations<'_> {
     }
 
     fn own_input(&self, layer: usize, own: &LayerInputPlan) -> Result<RowInput> {
+        if let Some(weighted) = self.fused_weighted(layer, own)? {
+            return Ok(weighted);
+        }
         let rows = &self.buffers.at().rows;
         self.normed(None, &own.gate, rows.wide)?;
         self.weighted_input(layer, own)

@@ -159,6 +159,37 @@ impl StepOperations<'_> {
         }
     }
 
+    /// The same by the product of the gate, if there are kernels that do both products with inputs of their own.
+    pub(super) fn fused_weighted(
+        &self,
+        layer: usize,
+        own: &LayerInputPlan,
+    ) -> Result<Option<RowInput>> {
+        let at = self.buffers.at();
+        let kernels = self.eval.kernels;
+        let fused = self.fuses(&own.gate, None, 1)
+            && kernels.makes_input(&own.projection, false, own.gate.rows, 1);
+        if !fused {
+            return Ok(None);
+        }
+        let weighted = own.weighted(layer, &at.rows);
+        let product = Product {
+            matrix: &own.gate,
+            input: RowInput::Row {
+                x: at.rows.residual.address,
+                norm: None,
+            },
+            finish: Finish::Weigh(own.activation, weighted.gate),
+            out: at.inputs.f32,
+        };
+        // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+        unsafe { kernels.product(self.eval.stream, &product)? };
+        Ok(Some(RowInput::Row {
+            x: at.inputs.f32,
+            norm: None,
+        }))
+    }
+
     /// The input of the projection of a layer's own input, from what its gate has left.
     pub(super) fn weighted_input(&self, layer: usize, own: &LayerInputPlan) -> Result<RowInput> {
         let (e, at) = (&self.eval, self.buffers.at());
