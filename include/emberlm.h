@@ -730,6 +730,99 @@ typedef uint32_t ember_text_stream_flags;
 #endif // __cplusplus
 
 /**
+ * Flags of `ember_embedder_options`, to be or-ed.
+ */
+enum ember_embedder_flags
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Cut texts that have more than `max_tokens` tokens, instead of refusing them. Of a pair, the document is cut.
+     */
+    EMBER_EMBEDDER_TRUNCATE = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_embedder_flags ember_embedder_flags;
+#else
+typedef uint32_t ember_embedder_flags;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Values of `ember_embedder_options.normalize`.
+ */
+enum ember_normalize
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * As the model's files say; if they do not, pooled vectors are normalized and those of single tokens are not.
+     */
+    EMBER_NORMALIZE_DEFAULT = 0,
+    /**
+     * Vectors get the length 1, so that a dot product is the cosine.
+     */
+    EMBER_NORMALIZE_ON = 1,
+    /**
+     * Vectors stay as they are.
+     */
+    EMBER_NORMALIZE_OFF = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_normalize ember_normalize;
+#else
+typedef uint32_t ember_normalize;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * What an embedder makes of the hidden states of a text, which has one for each token: values of
+ * `ember_embedder_options.pooling`.
+ */
+enum ember_pooling
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * As the model's files say; if they do not, the mean for an encoder, the last for other models.
+     */
+    EMBER_POOLING_DEFAULT = 0,
+    /**
+     * One vector, their mean.
+     */
+    EMBER_POOLING_MEAN = 1,
+    /**
+     * One vector, that of the first token.
+     */
+    EMBER_POOLING_FIRST = 2,
+    /**
+     * One vector, that of the last token.
+     */
+    EMBER_POOLING_LAST = 3,
+    /**
+     * A vector for each token.
+     */
+    EMBER_POOLING_NONE = 4,
+    /**
+     * The scores of the model's classification head. For a model without one that has the tokens "yes" and "no"
+     * (Qwen3-Reranker), one score: the probability of "yes" of the two as the next token.
+     */
+    EMBER_POOLING_SCORE = 5,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_pooling ember_pooling;
+#else
+typedef uint32_t ember_pooling;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Flags of `ember_generate_options`, to be or-ed.
  */
 enum ember_generate_flags
@@ -901,6 +994,13 @@ typedef enum ember_generate_end ember_generate_end;
 typedef uint32_t ember_generate_end;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
+
+/**
+ * Makes vectors or scores of texts: for search, clustering, classification and reranking. It has no context: each text is
+ * evaluated by itself. One thread at a time may use it; a call from a second thread meanwhile returns `EMBER_BUSY`
+ * and changes nothing. To embed on several threads at once, make an embedder for each. It keeps its model alive.
+ */
+typedef struct ember_embedder ember_embedder;
 
 /**
  * Something that an event loop can wait for: set when a call of `ember_decode_poll`, `ember_prefill_poll`, `ember_generate_next`
@@ -1966,6 +2066,103 @@ typedef struct ember_generate_details {
      */
     uint64_t text_bytes;
 } ember_generate_details;
+
+/**
+ * How to make an embedder. Zero in every field but `struct_size` means the default.
+ */
+typedef struct ember_embedder_options {
+    /**
+     * `sizeof(ember_embedder_options)`.
+     */
+    uint32_t struct_size;
+    /**
+     * Values of `enum ember_embedder_flags`.
+     */
+    uint32_t flags;
+    /**
+     * A value of `enum ember_pooling`.
+     */
+    uint32_t pooling;
+    /**
+     * A value of `enum ember_normalize`.
+     */
+    uint32_t normalize;
+    /**
+     * Keep only this many of the first elements of a vector, and normalize after that (Matryoshka embeddings); 0 keeps all.
+     */
+    uint32_t dimension;
+    /**
+     * The most tokens of one text, up to the model's `context_length`; 0 means what the model's files say, else
+     * `context_length`, but at most 4096.
+     */
+    uint32_t max_tokens;
+    /**
+     * The most tokens of several texts that are evaluated together; 0 means 512, or `max_tokens` if that is more. The results
+     * do not depend on it.
+     */
+    uint32_t batch_tokens;
+    /**
+     * Must be 0.
+     */
+    uint32_t reserved;
+    /**
+     * For models that answer "yes" or "no": the task that `ember_rerank` names to the model, UTF-8, which is copied. NULL
+     * for "Given a web search query, retrieve relevant passages that answer the query".
+     */
+    const char *instruction;
+    /**
+     * Bytes of `instruction`.
+     */
+    size_t instruction_len;
+} ember_embedder_options;
+
+/**
+ * Facts about an embedder. The caller sets `struct_size`, `ember_embedder_info` the rest.
+ */
+typedef struct ember_embedder_details {
+    /**
+     * `sizeof(ember_embedder_details)`, set by the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * What it makes, a value of `enum ember_pooling` other than `EMBER_POOLING_DEFAULT`.
+     */
+    uint32_t pooling;
+    /**
+     * Elements of a vector, or scores of a text.
+     */
+    uint32_t dimension;
+    /**
+     * 1 if vectors have the length 1, else 0.
+     */
+    uint32_t normalized;
+    /**
+     * The most tokens of one text.
+     */
+    uint32_t max_tokens;
+    /**
+     * The most tokens that are evaluated together.
+     */
+    uint32_t batch_tokens;
+    /**
+     * Bytes of memory that it has reserved. Their pages become resident when they are used for the first time.
+     */
+    uint64_t bytes;
+} ember_embedder_details;
+
+/**
+ * A text of a call that takes several.
+ */
+typedef struct ember_text {
+    /**
+     * UTF-8; may be NULL if `len` is 0.
+     */
+    const char *text;
+    /**
+     * Bytes of `text`.
+     */
+    size_t len;
+} ember_text;
 
 /**
  * Which chat template to use, and what for. Zero in every field but `struct_size` means the
@@ -3100,6 +3297,104 @@ ember_status ember_generate_next(struct ember_session *session,
 ember_status ember_generate_finish(struct ember_session *session,
                                    struct ember_generate_details *out,
                                    struct ember_error *err);
+
+/**
+ * Creates an embedder for a model: an encoder (BERT and its relatives), or a decoder whose layers all attend to all
+ * positions or to a window of them. `options` may be NULL for the defaults. All memory that evaluation needs is
+ * reserved here. The new handle is written to `out` and has to be freed with `ember_embedder_free`. Any thread may
+ * call it.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_INVALID_UTF8` in `instruction`; `EMBER_UNSUPPORTED` for a model on
+ * a GPU, one with layers that it cannot be made for (recurrent layers, for example), and for scores of a model that has none;
+ * `EMBER_FILE_TRUNCATED` and `EMBER_FILE_CORRUPT` if the model's file has changed; `EMBER_OUT_OF_MEMORY`.
+ */
+ember_status ember_embedder_create(const struct ember_model *model,
+                                   const struct ember_embedder_options *options,
+                                   struct ember_embedder **out,
+                                   struct ember_error *err);
+
+/**
+ * Writes facts about an embedder to `out`, whose `struct_size` the caller has set. Any thread may call it, also while
+ * another call with the embedder is running.
+ */
+ember_status ember_embedder_info(const struct ember_embedder *embedder,
+                                 struct ember_embedder_details *out,
+                                 struct ember_error *err);
+
+/**
+ * Makes vectors of `count` texts. Each is tokenized as `ember_tokenize` does it without flags, with the tokens that the model
+ * expects at the beginning and end of a text. `out` receives the vectors one behind the other, `dimension` floats each
+ * (see `ember_embedder_info`); without pooling, a vector for each token. `written` receives their number of floats, also
+ * when `capacity`, the room in `out` in floats, is too small for them: `EMBER_BUFFER_TOO_SMALL`, with nothing written to
+ * `out`. Either array may be NULL if it has no elements.
+ *
+ * Several texts are evaluated together, up to `batch_tokens` tokens. The bits of a vector do not depend on the texts beside it,
+ * on the number of threads, or on other calls. An embedder that scores writes scores in place of vectors.
+ *
+ * Errors: `EMBER_INVALID_UTF8`; `EMBER_NO_TOKENS` for a text of no tokens; `EMBER_CONTEXT_FULL` for one of more than `max_tokens`; all
+ * name the text and set `index` of `err`. `EMBER_BUFFER_TOO_SMALL`; `EMBER_BUSY`; `EMBER_INTERRUPTED`; `EMBER_INVALID_ARGUMENT` for a
+ * text for which the tokenizer takes far more work than is usual; `EMBER_INVALID_TOKEN` if the tokenizer has more tokens
+ * than the model; `EMBER_UNSUPPORTED` if the tokenizer is not supported; `EMBER_NUMERIC` if the model gives numbers that are none;
+ * `EMBER_FILE_TRUNCATED` and `EMBER_FILE_CORRUPT` if the model's file has changed; `EMBER_OUT_OF_MEMORY`.
+ */
+ember_status ember_embed(struct ember_embedder *embedder,
+                         const struct ember_text *texts,
+                         size_t count,
+                         float *out,
+                         size_t capacity,
+                         size_t *written,
+                         struct ember_error *err);
+
+/**
+ * `ember_embed` of tokens: those of all `count` texts one behind the other in `tokens`, `token_count` together, and the
+ * number of each text's in `counts`. No tokens are added.
+ *
+ * Errors: those of `ember_embed`; `EMBER_INVALID_TOKEN` names the text; `EMBER_INVALID_ARGUMENT` if the `counts` together are
+ * not `token_count`.
+ */
+ember_status ember_embed_tokens(struct ember_embedder *embedder,
+                                const uint32_t *tokens,
+                                size_t token_count,
+                                const size_t *counts,
+                                size_t count,
+                                float *out,
+                                size_t capacity,
+                                size_t *written,
+                                struct ember_error *err);
+
+/**
+ * Scores how well each of `count` documents answers a query: higher is better. The embedder was made with
+ * `EMBER_POOLING_SCORE`. `scores` receives what the model's classification head gives for the pair of query and document,
+ * `dimension` floats for each document (mostly one, a logit); of a model that answers "yes" or "no", the probability of
+ * "yes". `written` and `capacity` are those of `ember_embed`.
+ *
+ * Errors: those of `ember_embed`; `EMBER_INVALID_ARGUMENT` if the embedder makes vectors; `EMBER_UNSUPPORTED` for a model for which the
+ * form of pairs is not known: of such one, score the tokens of the pairs with `ember_embed_tokens`.
+ */
+ember_status ember_rerank(struct ember_embedder *embedder,
+                          const char *query,
+                          size_t query_len,
+                          const struct ember_text *documents,
+                          size_t count,
+                          float *scores,
+                          size_t capacity,
+                          size_t *written,
+                          struct ember_error *err);
+
+/**
+ * Ends the call that is running with the embedder soon, with `EMBER_INTERRUPTED`, or else the next one that evaluates texts.
+ * Any thread may call it at any time.
+ *
+ * Errors: `EMBER_INVALID_HANDLE`.
+ */
+ember_status ember_embedder_interrupt(struct ember_embedder *embedder);
+
+/**
+ * Makes the handle invalid and frees the embedder. NULL is allowed and does nothing.
+ *
+ * Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY`, and the embedder lives on.
+ */
+ember_status ember_embedder_free(struct ember_embedder *embedder);
 
 /**
  * Writes a conversation as the text that the model was trained on, by its chat template. `json`

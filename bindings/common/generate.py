@@ -79,6 +79,7 @@ def enum_members(values: dict[str, int]) -> dict[str, int]:
     alone = {
         "EMBER_CHAIN_CUDA_": "EMBER_CHAIN_", "EMBER_TEXT_STREAM_SKIP_SPECIAL": "EMBER_TEXT_STREAM_",
         "EMBER_NEXT_NO_WAIT": "EMBER_NEXT_", "EMBER_MODEL_NEVER_WAIT": "EMBER_MODEL_",
+        "EMBER_EMBEDDER_TRUNCATE": "EMBER_EMBEDDER_",
     }  # fmt: skip
     prefix = alone.get(prefix, prefix[: prefix.rindex("_") + 1])
     return {key.removeprefix(prefix): value for key, value in values.items()}
@@ -169,7 +170,7 @@ CSHARP = {
 }  # fmt: skip
 CSHARP_HANDLES = {
     "ember_model": "ModelHandle", "ember_session": "SessionHandle", "ember_text_stream": "TextStreamHandle",
-    "ember_event": "EventHandle", "ember_load": "LoadHandle",
+    "ember_event": "EventHandle", "ember_load": "LoadHandle", "ember_embedder": "EmbedderHandle",
 }  # fmt: skip
 CSHARP_WORDS = {"event", "out", "params", "ref", "in", "base", "string", "object"}
 
@@ -179,7 +180,7 @@ def csharp_name(name: str) -> str:
 
 
 def csharp_argument(h: Header, function: str, v: Var) -> str:
-    arrays = v.name in ("tokens", "logprobs") or v.base == "ember_token" and v.name == "tokens" or (v.base, v.name) == ("float", "out")
+    arrays = v.name in ("tokens", "logprobs", "texts", "counts", "documents", "scores") or v.base == "ember_token" and v.name == "tokens" or (v.base, v.name) == ("float", "out")
     if v.base in h.callbacks:
         kind = v.base
     elif v.base in h.handles:
@@ -327,6 +328,7 @@ GO_ENUMS = {
     "ember_log_level": ("LogLevel", "Log"), "ember_device_kind": ("DeviceKind", "Device"), "ember_capability": ("Capability", "Can"),
     "ember_kv_type": ("KVType", "KV"), "ember_state_kind": ("StateKind", "State"), "ember_grammar_kind": ("GrammarKind", "Grammar"),
     "ember_draft_source": ("DraftSource", "Drafts"),
+    "ember_pooling": ("Pooling", "Pooling"), "ember_normalize": ("Normalize", "Normalize"),
     "ember_json_spacing": ("JSONSpacing", "JSON"), "ember_weights": ("Weights", "Weights"), "ember_files": ("Files", "Files"),
     "ember_generate_end": ("GenerateEnd", "End"),
 }  # fmt: skip

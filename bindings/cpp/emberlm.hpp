@@ -1194,6 +1194,86 @@ private:
     Handle handle_;
 };
 
+/// How to make an embedder. The fields are those of ember_embedder_options.
+struct EmbedderOptions {
+    std::uint32_t pooling = EMBER_POOLING_DEFAULT, normalize = EMBER_NORMALIZE_DEFAULT;
+    std::uint32_t dimension = 0, max_tokens = 0, batch_tokens = 0;
+    bool truncate = false;
+    std::string instruction;
+};
+
+/// Makes vectors or scores of texts. One thread at a time may use it.
+class Embedder {
+public:
+    explicit Embedder(const Model &model, const EmbedderOptions &options = {}) {
+        auto c = detail::sized<ember_embedder_options>();
+        if (options.truncate) c.flags |= EMBER_EMBEDDER_TRUNCATE;
+        c.pooling = options.pooling;
+        c.normalize = options.normalize;
+        c.dimension = options.dimension;
+        c.max_tokens = options.max_tokens;
+        c.batch_tokens = options.batch_tokens;
+        c.instruction = options.instruction.data();
+        c.instruction_len = options.instruction.size();
+        ember_error err;
+        ember_embedder *raw = nullptr;
+        detail::check(ember_embedder_create(model.get(), &c, &raw, &err), err);
+        handle_ = Handle(raw);
+    }
+
+    ember_embedder *get() const noexcept { return handle_.get(); }
+    void close() { handle_.close(); }
+    void interrupt() { ember_embedder_interrupt(get()); }
+
+    ember_embedder_details info() const {
+        auto out = detail::sized<ember_embedder_details>();
+        ember_error err;
+        detail::check(ember_embedder_info(get(), &out, &err), err);
+        return out;
+    }
+    /// The vectors of texts, one behind the other.
+    std::vector<float> embed(const std::vector<std::string> &texts) {
+        const auto c = c_texts(texts);
+        return result(texts.size(), [&](float *out, std::size_t room, std::size_t *written, ember_error *err) {
+            return ember_embed(get(), c.data(), c.size(), out, room, written, err);
+        });
+    }
+    std::vector<float> embed(const std::string &text) { return embed(std::vector<std::string>{text}); }
+    /// The same of tokens.
+    std::vector<float> embed(const std::vector<Tokens> &texts) {
+        Tokens all;
+        std::vector<std::size_t> counts;
+        for (const Tokens &tokens : texts) {
+            all.insert(all.end(), tokens.begin(), tokens.end());
+            counts.push_back(tokens.size());
+        }
+        return result(texts.size(), [&](float *out, std::size_t room, std::size_t *written, ember_error *err) {
+            return ember_embed_tokens(get(), all.data(), all.size(), counts.data(), counts.size(), out, room, written, err);
+        });
+    }
+    /// How well each document answers a query.
+    std::vector<float> rerank(std::string_view query, const std::vector<std::string> &documents) {
+        const auto c = c_texts(documents);
+        return result(documents.size(), [&](float *out, std::size_t room, std::size_t *written, ember_error *err) {
+            return ember_rerank(get(), query.data(), query.size(), c.data(), c.size(), out, room, written, err);
+        });
+    }
+
+private:
+    using Handle = detail::Handle<ember_embedder, ember_embedder_free>;
+
+    static std::vector<ember_text> c_texts(const std::vector<std::string> &texts) {
+        std::vector<ember_text> c;
+        for (const std::string &text : texts) c.push_back(ember_text{text.data(), text.size()});
+        return c;
+    }
+    template <class Fill> std::vector<float> result(std::size_t count, Fill fill) {
+        return detail::filled<std::vector<float>>(count * info().dimension, fill);
+    }
+
+    Handle handle_;
+};
+
 } // namespace emberlm
 
 #endif // EMBERLM_HPP

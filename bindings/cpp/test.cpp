@@ -249,6 +249,33 @@ void test_chat_and_json(Fixture &f) {
     expect_error(EMBER_GRAMMAR, "a schema that is none", [&] { json.set_json_schema("{\"type\": 5}"); });
 }
 
+void test_embedder(Fixture &f) {
+    emberlm::EmbedderOptions options;
+    options.pooling = EMBER_POOLING_MEAN;
+    emberlm::Embedder embedder(f.model, options);
+    const std::size_t width = embedder.info().dimension;
+    const std::vector<std::string> texts{"Once upon a time", "the king"};
+    const auto both = embedder.embed(texts);
+    expect(width > 0 && both.size() == 2 * width, "two vectors");
+    const auto second = embedder.embed(texts[1]);
+    expect(std::equal(second.begin(), second.end(), both.begin() + std::ptrdiff_t(width)), "a vector does not depend on its neighbours");
+    expect(embedder.embed(std::vector<emberlm::Tokens>{f.model.tokenize(texts[0]), f.model.tokenize(texts[1])}) == both, "vectors of tokens");
+    try {
+        embedder.rerank("a", texts);
+        expect(false, "vectors were taken for scores");
+    } catch (const emberlm::Error &error) {
+        expect(error.status() == EMBER_INVALID_ARGUMENT, error.what());
+    }
+    embedder.interrupt();
+    try {
+        embedder.embed(texts);
+        expect(false, "an interrupt was lost");
+    } catch (const emberlm::Error &error) {
+        expect(error.status() == EMBER_INTERRUPTED, error.what());
+    }
+    embedder.close();
+}
+
 void test_streams(Fixture &f) {
     emberlm::TextStream stream(f.model, {"brush"}, true);
     std::string text;
@@ -474,6 +501,7 @@ int main(int argc, char **argv) {
         test_answers(f);
         test_chat_and_json(f);
         test_streams(f);
+        test_embedder(f);
         test_started(f);
         test_states(f, std::string(argv[0]) + ".state");
         test_life(f);

@@ -1228,6 +1228,130 @@ namespace EmberLM
         }
     }
 
+    /// <summary>How to make an embedder. The fields are those of ember_embedder_options.</summary>
+    public sealed class EmbedderOptions
+    {
+        public Pooling Pooling;
+        public Normalize Normalize;
+        public uint Dimension, MaxTokens, BatchTokens;
+        public bool Truncate;
+        public string Instruction = "";
+    }
+
+    /// <summary>Makes vectors or scores of texts. One thread at a time may use it.</summary>
+    public sealed class Embedder : IDisposable
+    {
+        private readonly EmbedderHandle handle;
+
+        public Embedder(Model model, EmbedderOptions? options = null)
+        {
+            var o = options ?? new EmbedderOptions();
+            var err = Call.Error();
+            IntPtr raw = IntPtr.Zero;
+            using (var memory = new Memory())
+            {
+                var c = new ember_embedder_options
+                {
+                    struct_size = Call.SizeOf<ember_embedder_options>(), flags = o.Truncate ? (uint)EmbedderFlags.Truncate : 0,
+                    pooling = (uint)o.Pooling, normalize = (uint)o.Normalize, dimension = o.Dimension, max_tokens = o.MaxTokens,
+                    batch_tokens = o.BatchTokens,
+                };
+                c.instruction = memory.Text(o.Instruction, out c.instruction_len);
+                Call.Check(Functions.ember_embedder_create(model.Handle, ref c, ref raw, err), err);
+            }
+            handle = new EmbedderHandle(raw);
+        }
+
+        public void Dispose() => handle.Dispose();
+
+        /// <summary>Ends the call that another thread is in, or else the next one.</summary>
+        public void Interrupt() => Functions.ember_embedder_interrupt(handle);
+
+        /// <summary>Elements of a vector, or scores of a text.</summary>
+        public int Dimension
+        {
+            get
+            {
+                var err = Call.Error();
+                var d = new ember_embedder_details { struct_size = Call.SizeOf<ember_embedder_details>() };
+                Call.Check(Functions.ember_embedder_info(handle, ref d, err), err);
+                return (int)d.dimension;
+            }
+        }
+
+        /// <summary>A vector for each text; without pooling, one for each token of all of them.</summary>
+        public float[][] Embed(params string[] texts)
+        {
+            using (var memory = new Memory())
+            {
+                var c = Texts(memory, texts);
+                return Rows(texts.Length, (float[] o, ref UIntPtr n, byte[] e) =>
+                    Functions.ember_embed(handle, c, (UIntPtr)c.Length, o, (UIntPtr)o.Length, ref n, e));
+            }
+        }
+
+        /// <summary>The same of tokens, to which none are added.</summary>
+        public float[][] EmbedTokens(params uint[][] texts)
+        {
+            var all = new List<uint>();
+            var counts = new UIntPtr[texts.Length];
+            for (int i = 0; i < texts.Length; i++)
+            {
+                all.AddRange(texts[i]);
+                counts[i] = (UIntPtr)texts[i].Length;
+            }
+            var tokens = all.ToArray();
+            return Rows(texts.Length, (float[] o, ref UIntPtr n, byte[] e) => Functions.ember_embed_tokens(
+                handle, tokens, (UIntPtr)tokens.Length, counts, (UIntPtr)counts.Length, o, (UIntPtr)o.Length, ref n, e));
+        }
+
+        /// <summary>How well each document answers a query.</summary>
+        public float[][] Rerank(string query, params string[] documents)
+        {
+            var bytes = Utf8.Bytes(query);
+            using (var memory = new Memory())
+            {
+                var c = Texts(memory, documents);
+                return Rows(documents.Length, (float[] o, ref UIntPtr n, byte[] e) => Functions.ember_rerank(
+                    handle, bytes, (UIntPtr)bytes.Length, c, (UIntPtr)c.Length, o, (UIntPtr)o.Length, ref n, e));
+            }
+        }
+
+        private delegate int Fill(float[] buffer, ref UIntPtr count, byte[] err);
+
+        private static ember_text[] Texts(Memory memory, string[] texts)
+        {
+            var all = new ember_text[texts.Length];
+            for (int i = 0; i < texts.Length; i++) all[i].text = memory.Text(texts[i], out all[i].len);
+            return all;
+        }
+
+        private float[][] Rows(int guess, Fill fill)
+        {
+            int dimension = Dimension;
+            var buffer = new float[guess * dimension];
+            for (;;)
+            {
+                var err = Call.Error();
+                var count = UIntPtr.Zero;
+                int status = fill(buffer, ref count, err);
+                if (status == (int)Status.BufferTooSmall && (int)count > buffer.Length)
+                {
+                    buffer = new float[(int)count];
+                    continue;
+                }
+                Call.Check(status, err);
+                var rows = new float[(int)count / dimension][];
+                for (int i = 0; i < rows.Length; i++)
+                {
+                    rows[i] = new float[dimension];
+                    Array.Copy(buffer, i * dimension, rows[i], 0, dimension);
+                }
+                return rows;
+            }
+        }
+    }
+
     /// <summary>Turns tokens into text while they are made: whole characters only, up to a stop string.</summary>
     public sealed class TextStream : IDisposable
     {
@@ -1300,6 +1424,13 @@ namespace EmberLM.Native
         internal LoadHandle(IntPtr raw) : base(IntPtr.Zero, true) { SetHandle(raw); }
         public override bool IsInvalid => handle == IntPtr.Zero;
         protected override bool ReleaseHandle() => Functions.ember_load_free(handle) == (int)Status.Ok;
+    }
+
+    internal sealed class EmbedderHandle : SafeHandle
+    {
+        internal EmbedderHandle(IntPtr raw) : base(IntPtr.Zero, true) { SetHandle(raw); }
+        public override bool IsInvalid => handle == IntPtr.Zero;
+        protected override bool ReleaseHandle() => Functions.ember_embedder_free(handle) == (int)Status.Ok;
     }
 
     internal sealed class TextStreamHandle : SafeHandle

@@ -352,6 +352,40 @@ namespace EmberLM.Native
     }
 
     [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_embedder_options
+    {
+        public uint struct_size;
+        public uint flags;
+        public uint pooling;
+        public uint normalize;
+        public uint dimension;
+        public uint max_tokens;
+        public uint batch_tokens;
+        public uint reserved;
+        public IntPtr instruction;
+        public UIntPtr instruction_len;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_embedder_details
+    {
+        public uint struct_size;
+        public uint pooling;
+        public uint dimension;
+        public uint normalized;
+        public uint max_tokens;
+        public uint batch_tokens;
+        public ulong bytes;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_text
+    {
+        public IntPtr text;
+        public UIntPtr len;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
     internal struct ember_chat_options
     {
         public uint struct_size;
@@ -621,6 +655,27 @@ namespace EmberLM.Native
         internal static extern int ember_generate_finish(SessionHandle session, ref ember_generate_details @out, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_embedder_create(ModelHandle model, ref ember_embedder_options options, ref IntPtr @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_embedder_info(EmbedderHandle embedder, ref ember_embedder_details @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_embed(EmbedderHandle embedder, ember_text[] texts, UIntPtr count, [In, Out] float[] @out, UIntPtr capacity, ref UIntPtr written, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_embed_tokens(EmbedderHandle embedder, uint[] tokens, UIntPtr token_count, UIntPtr[] counts, UIntPtr count, [In, Out] float[] @out, UIntPtr capacity, ref UIntPtr written, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_rerank(EmbedderHandle embedder, byte[] query, UIntPtr query_len, ember_text[] documents, UIntPtr count, [In, Out] float[] scores, UIntPtr capacity, ref UIntPtr written, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_embedder_interrupt(EmbedderHandle embedder);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_embedder_free(IntPtr embedder);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern int ember_chat_format(ModelHandle model, byte[] json, UIntPtr json_len, ref ember_chat_options options, [In, Out] byte[] text, UIntPtr capacity, ref UIntPtr len, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
@@ -789,6 +844,31 @@ namespace EmberLM
     internal enum TextStreamFlags
     {
         SkipSpecial = 1,
+    }
+
+    /// <summary>enum ember_embedder_flags</summary>
+    internal enum EmbedderFlags
+    {
+        Truncate = 1,
+    }
+
+    /// <summary>enum ember_normalize</summary>
+    public enum Normalize
+    {
+        Default = 0,
+        On = 1,
+        Off = 2,
+    }
+
+    /// <summary>enum ember_pooling</summary>
+    public enum Pooling
+    {
+        Default = 0,
+        Mean = 1,
+        First = 2,
+        Last = 3,
+        None = 4,
+        Score = 5,
     }
 
     /// <summary>enum ember_generate_flags</summary>

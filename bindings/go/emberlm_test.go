@@ -273,6 +273,20 @@ func TestChatAndGrammar(t *testing.T) {
 	fails(t, s.Draft(DraftsNgram, nil, 99), StatusInvalidArgument)
 	fails(t, s.SetJSONSchema(`{"type": 5}`), StatusGrammar)
 
+	embedder := get[*Embedder](t)(model.NewEmbedder(EmbedderOptions{Pooling: PoolingMean}))
+	info := get[EmbedderInfo](t)(embedder.Info())
+	both := get[[][]float32](t)(embedder.Embed("Once upon a time", "the king"))
+	equal(t, len(both), 2)
+	equal(t, len(both[0]), info.Dimension)
+	alone := get[[][]float32](t)(embedder.EmbedTokens(get[[]uint32](t)(model.Tokenize("the king", TokenizeOptions{}))))
+	equal(t, alone[0][0], both[1][0])
+	_, err := embedder.Rerank("a", "b")
+	fails(t, err, StatusInvalidArgument)
+	embedder.Interrupt()
+	_, err = embedder.Embed("a")
+	fails(t, err, StatusInterrupted)
+	must(t, embedder.Close())
+
 	stream := get[*TextStream](t)(model.NewTextStream(TextStreamOptions{Stops: []string{"brush"}, SkipSpecial: true}))
 	text := ""
 	for _, token := range greedy {

@@ -128,6 +128,29 @@ const (
 	DraftsModel DraftSource = C.EMBER_DRAFTS_MODEL
 )
 
+// Pooling has the values of enum ember_pooling.
+type Pooling uint32
+
+// Values of Pooling.
+const (
+	PoolingDefault Pooling = C.EMBER_POOLING_DEFAULT
+	PoolingMean    Pooling = C.EMBER_POOLING_MEAN
+	PoolingFirst   Pooling = C.EMBER_POOLING_FIRST
+	PoolingLast    Pooling = C.EMBER_POOLING_LAST
+	PoolingNone    Pooling = C.EMBER_POOLING_NONE
+	PoolingScore   Pooling = C.EMBER_POOLING_SCORE
+)
+
+// Normalize has the values of enum ember_normalize.
+type Normalize uint32
+
+// Values of Normalize.
+const (
+	NormalizeDefault Normalize = C.EMBER_NORMALIZE_DEFAULT
+	NormalizeOn      Normalize = C.EMBER_NORMALIZE_ON
+	NormalizeOff     Normalize = C.EMBER_NORMALIZE_OFF
+)
+
 // JSONSpacing has the values of enum ember_json_spacing.
 type JSONSpacing uint32
 

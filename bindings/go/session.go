@@ -846,3 +846,148 @@ func (t *TextStream) Stopped() (stopped bool, stop, tokens int, e error) {
 	e = check(C.go_ember_text_stream_info(t.get(), &d, &err), &err)
 	return d.stopped != 0, int(d.stop), int(d.tokens), e
 }
+
+// Embedder makes vectors or scores of texts. One goroutine at a time may use it.
+type Embedder struct{ handle }
+
+// EmbedderOptions say how to make an embedder. The fields are those of ember_embedder_options.
+type EmbedderOptions struct {
+	Pooling     Pooling
+	Normalize   Normalize
+	Dimension   int
+	MaxTokens   int
+	BatchTokens int
+	Truncate    bool
+	Instruction string
+}
+
+// EmbedderInfo are facts about an embedder.
+type EmbedderInfo struct {
+	Pooling                int
+	Dimension              int
+	Normalized             bool
+	MaxTokens, BatchTokens int
+	Bytes                  uint64
+}
+
+// NewEmbedder makes an embedder for the model.
+func (m *Model) NewEmbedder(options EmbedderOptions) (*Embedder, error) {
+	defer runtime.KeepAlive(m)
+	var a arena
+	defer a.free()
+	o := (*C.ember_embedder_options)(a.alloc(C.sizeof_ember_embedder_options))
+	o.struct_size = C.sizeof_ember_embedder_options
+	if options.Truncate {
+		o.flags = C.EMBER_EMBEDDER_TRUNCATE
+	}
+	o.pooling, o.normalize, o.dimension = C.uint32_t(options.Pooling), C.uint32_t(options.Normalize), C.uint32_t(options.Dimension)
+	o.max_tokens, o.batch_tokens = C.uint32_t(options.MaxTokens), C.uint32_t(options.BatchTokens)
+	o.instruction, o.instruction_len = a.text(options.Instruction)
+	var raw C.uintptr_t
+	var err C.ember_error
+	if e := check(C.go_ember_embedder_create(m.get(), o, &raw, &err), &err); e != nil {
+		return nil, e
+	}
+	t := &Embedder{}
+	t.raw.Store(uintptr(raw))
+	runtime.SetFinalizer(t, func(t *Embedder) { _ = t.Close() })
+	return t, nil
+}
+
+// Close frees the embedder.
+func (t *Embedder) Close() error {
+	return t.close(func(raw C.uintptr_t) C.ember_status { return C.go_ember_embedder_free(raw) })
+}
+
+// Interrupt ends the call that another goroutine is in, or else the next one.
+func (t *Embedder) Interrupt() {
+	defer runtime.KeepAlive(t)
+	C.go_ember_embedder_interrupt(t.get())
+}
+
+// Info gives facts about the embedder.
+func (t *Embedder) Info() (EmbedderInfo, error) {
+	defer runtime.KeepAlive(t)
+	var err C.ember_error
+	var d C.ember_embedder_details
+	d.struct_size = C.sizeof_ember_embedder_details
+	if e := check(C.go_ember_embedder_info(t.get(), &d, &err), &err); e != nil {
+		return EmbedderInfo{}, e
+	}
+	return EmbedderInfo{int(d.pooling), int(d.dimension), d.normalized != 0, int(d.max_tokens), int(d.batch_tokens), uint64(d.bytes)}, nil
+}
+
+// Embed gives a vector for each text; without pooling, one for each token of all of them.
+func (t *Embedder) Embed(texts ...string) ([][]float32, error) {
+	defer runtime.KeepAlive(t)
+	var a arena
+	defer a.free()
+	p, n := cTexts(&a, texts)
+	return t.rows(len(texts), func(out *C.float, room C.size_t, count *C.size_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_embed(t.get(), p, n, out, room, count, err)
+	})
+}
+
+// EmbedTokens is Embed of tokens, to which none are added.
+func (t *Embedder) EmbedTokens(texts ...[]uint32) ([][]float32, error) {
+	defer runtime.KeepAlive(t)
+	var all []uint32
+	counts := make([]C.size_t, len(texts)+1)
+	for i, tokens := range texts {
+		all = append(all, tokens...)
+		counts[i] = C.size_t(len(tokens))
+	}
+	return t.rows(len(texts), func(out *C.float, room C.size_t, count *C.size_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_embed_tokens(t.get(), tokenPointer(all), C.size_t(len(all)), &counts[0], C.size_t(len(texts)), out, room, count, err)
+	})
+}
+
+// Rerank scores how well each document answers a query.
+func (t *Embedder) Rerank(query string, documents ...string) ([][]float32, error) {
+	defer runtime.KeepAlive(t)
+	var a arena
+	defer a.free()
+	p, n := cTexts(&a, documents)
+	bytes := []byte(query)
+	return t.rows(len(documents), func(out *C.float, room C.size_t, count *C.size_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_rerank(t.get(), textPointer(bytes), C.size_t(len(bytes)), p, n, out, room, count, err)
+	})
+}
+
+func cTexts(a *arena, texts []string) (*C.ember_text, C.size_t) {
+	if len(texts) == 0 {
+		return nil, 0
+	}
+	p := (*C.ember_text)(a.alloc(uintptr(len(texts)) * C.sizeof_ember_text))
+	for i, text := range texts {
+		one := &unsafe.Slice(p, len(texts))[i]
+		one.text, one.len = a.text(text)
+	}
+	return p, C.size_t(len(texts))
+}
+
+// The rows that fill writes, in a buffer that fits.
+func (t *Embedder) rows(guess int, fill func(out *C.float, room C.size_t, count *C.size_t, err *C.ember_error) C.ember_status) ([][]float32, error) {
+	info, e := t.Info()
+	if e != nil {
+		return nil, e
+	}
+	buffer := make([]float32, guess*info.Dimension+1)
+	for {
+		var count C.size_t
+		var err C.ember_error
+		status := fill((*C.float)(unsafe.Pointer(&buffer[0])), C.size_t(len(buffer)), &count, &err)
+		if status == C.EMBER_BUFFER_TOO_SMALL && int(count) > len(buffer) {
+			buffer = make([]float32, int(count))
+			continue
+		}
+		if e := check(status, &err); e != nil {
+			return nil, e
+		}
+		rows := make([][]float32, int(count)/info.Dimension)
+		for i := range rows {
+			rows[i] = buffer[i*info.Dimension : (i+1)*info.Dimension]
+		}
+		return rows, nil
+	}
+}

@@ -347,6 +347,41 @@ static inline ember_status go_ember_generate_finish(uintptr_t session, struct em
     return ember_generate_finish((struct ember_session *)session, out, err);
 }
 
+static inline ember_status go_ember_embedder_create(uintptr_t model, const struct ember_embedder_options *options, uintptr_t *out, struct ember_error *err)
+{
+    return ember_embedder_create((struct ember_model *)model, options, (struct ember_embedder **)out, err);
+}
+
+static inline ember_status go_ember_embedder_info(uintptr_t embedder, struct ember_embedder_details *out, struct ember_error *err)
+{
+    return ember_embedder_info((struct ember_embedder *)embedder, out, err);
+}
+
+static inline ember_status go_ember_embed(uintptr_t embedder, const struct ember_text *texts, size_t count, float *out, size_t capacity, size_t *written, struct ember_error *err)
+{
+    return ember_embed((struct ember_embedder *)embedder, texts, count, out, capacity, written, err);
+}
+
+static inline ember_status go_ember_embed_tokens(uintptr_t embedder, const uint32_t *tokens, size_t token_count, const size_t *counts, size_t count, float *out, size_t capacity, size_t *written, struct ember_error *err)
+{
+    return ember_embed_tokens((struct ember_embedder *)embedder, tokens, token_count, counts, count, out, capacity, written, err);
+}
+
+static inline ember_status go_ember_rerank(uintptr_t embedder, const char *query, size_t query_len, const struct ember_text *documents, size_t count, float *scores, size_t capacity, size_t *written, struct ember_error *err)
+{
+    return ember_rerank((struct ember_embedder *)embedder, query, query_len, documents, count, scores, capacity, written, err);
+}
+
+static inline ember_status go_ember_embedder_interrupt(uintptr_t embedder)
+{
+    return ember_embedder_interrupt((struct ember_embedder *)embedder);
+}
+
+static inline ember_status go_ember_embedder_free(uintptr_t embedder)
+{
+    return ember_embedder_free((struct ember_embedder *)embedder);
+}
+
 static inline ember_status go_ember_chat_format(uintptr_t model, const char *json, size_t json_len, const struct ember_chat_options *options, char *text, size_t capacity, size_t *len, struct ember_error *err)
 {
     return ember_chat_format((struct ember_model *)model, json, json_len, options, text, capacity, len, err);

@@ -62,6 +62,7 @@ export class Model extends Handle {
   session(options?: SessionOptions): Session;
   restore(path: string, options?: RestoreOptions): Promise<Session>;
   restoreFromBuffer(bytes: Uint8Array, options?: RestoreOptions): Promise<Session>;
+  embedder(options?: EmbedderOptions): Embedder;
   textStream(options?: { stops?: string[]; skipSpecial?: boolean }): TextStream;
   evict(): Promise<void>;
   resume(): Promise<void>;
@@ -141,6 +142,26 @@ export class TextStream extends Handle {
   push(tokens: Tokens): string;
   finish(): string;
   readonly stopped: boolean;
+}
+
+export interface EmbedderOptions {
+  pooling?: number;
+  normalize?: number;
+  dimension?: number;
+  maxTokens?: number;
+  batchTokens?: number;
+  truncate?: boolean;
+  instruction?: string;
+}
+
+/** Makes vectors or scores of texts. One call at a time. */
+export class Embedder extends Handle {
+  private constructor();
+  info(): Facts;
+  interrupt(): void;
+  embed(texts: string[]): Promise<Float32Array[]>;
+  embedTokens(texts: Tokens[]): Promise<Float32Array[]>;
+  rerank(query: string, documents: string[]): Promise<Float32Array[]>;
 }
 
 export function conversation(messages: Message[], variables?: Record<string, unknown>): string;

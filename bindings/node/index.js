@@ -345,6 +345,15 @@ class Model extends Handle {
     call(lib.ember_text_stream_create, this._raw, sized('ember_text_stream_options', { flags, stops: stopList(stops), stop_count: stops.length }), out);
     return new TextStream(out[0]);
   }
+  /** Makes vectors or scores of texts. */
+  embedder({ truncate = false, instruction = '', ...fields } = {}) {
+    const out = [null];
+    const flags = truncate ? constants.EMBER_EMBEDDER_TRUNCATE : 0;
+    const options = { flags, instruction: utf8(instruction), instruction_len: Buffer.byteLength(instruction) };
+    for (const [key, value] of Object.entries(fields)) options[key.replace(/[A-Z]/g, (c) => `_${c.toLowerCase()}`)] = value;
+    call(lib.ember_embedder_create, this._raw, sized('ember_embedder_options', options), out);
+    return new Embedder(out[0]);
+  }
   async evict() {
     await callAsync(lib.ember_model_evict, this._raw);
   }
@@ -607,6 +616,53 @@ class TextStream extends Handle {
   }
   get stopped() {
     return facts('ember_text_stream_details', (out) => call(lib.ember_text_stream_info, this._raw, out)).stopped !== 0;
+  }
+}
+
+const textList = (texts) => texts.map((text) => ({ text: utf8(text), len: Buffer.byteLength(text) }));
+
+class Embedder extends Handle {
+  constructor(raw) {
+    super(raw, lib.ember_embedder_free);
+  }
+  info() {
+    return facts('ember_embedder_details', (out) => call(lib.ember_embedder_info, this._raw, out));
+  }
+  interrupt() {
+    lib.ember_embedder_interrupt(this._raw);
+  }
+  async #rows(guess, fill) {
+    const { dimension } = this.info();
+    let buffer = new Float32Array(guess * dimension + 1);
+    for (;;) {
+      const count = [0];
+      try {
+        await fill(buffer, buffer.length, count);
+      } catch (error) {
+        if (error.status !== constants.EMBER_BUFFER_TOO_SMALL || Number(count[0]) <= buffer.length) throw error;
+        buffer = new Float32Array(Number(count[0]));
+        continue;
+      }
+      const rows = Number(count[0]) / dimension;
+      return Array.from({ length: rows }, (_, i) => buffer.slice(i * dimension, (i + 1) * dimension));
+    }
+  }
+  embed(texts) {
+    const list = textList(texts);
+    return this.#rows(texts.length, (...to) => callAsync(lib.ember_embed, this._raw, list, list.length, ...to));
+  }
+  embedTokens(texts) {
+    const all = Uint32Array.from(texts.flatMap((tokens) => Array.from(tokens)));
+    const counts = texts.map((tokens) => tokens.length);
+    return this.#rows(texts.length, (...to) =>
+      callAsync(lib.ember_embed_tokens, this._raw, all, all.length, counts, counts.length, ...to),
+    );
+  }
+  rerank(query, documents) {
+    const [bytes, list] = [utf8(query), textList(documents)];
+    return this.#rows(documents.length, (...to) =>
+      callAsync(lib.ember_rerank, this._raw, bytes, bytes.length, list, list.length, ...to),
+    );
   }
 }
 

@@ -108,6 +108,19 @@ const constants = Object.freeze({
   EMBER_DETOKENIZE_CONTINUE: 2,
   // enum ember_text_stream_flags
   EMBER_TEXT_STREAM_SKIP_SPECIAL: 1,
+  // enum ember_embedder_flags
+  EMBER_EMBEDDER_TRUNCATE: 1,
+  // enum ember_normalize
+  EMBER_NORMALIZE_DEFAULT: 0,
+  EMBER_NORMALIZE_ON: 1,
+  EMBER_NORMALIZE_OFF: 2,
+  // enum ember_pooling
+  EMBER_POOLING_DEFAULT: 0,
+  EMBER_POOLING_MEAN: 1,
+  EMBER_POOLING_FIRST: 2,
+  EMBER_POOLING_LAST: 3,
+  EMBER_POOLING_NONE: 4,
+  EMBER_POOLING_SCORE: 5,
   // enum ember_generate_flags
   EMBER_GENERATE_SHOW_SPECIAL: 1,
   EMBER_GENERATE_IGNORE_END: 2,
@@ -381,6 +394,31 @@ structs.ember_generate_details = koffi.struct('ember_generate_details', {
   token_count: 'uint64_t',
   text_bytes: 'uint64_t',
 });
+structs.ember_embedder_options = koffi.struct('ember_embedder_options', {
+  struct_size: 'uint32_t',
+  flags: 'uint32_t',
+  pooling: 'uint32_t',
+  normalize: 'uint32_t',
+  dimension: 'uint32_t',
+  max_tokens: 'uint32_t',
+  batch_tokens: 'uint32_t',
+  reserved: 'uint32_t',
+  instruction: 'void *',
+  instruction_len: 'size_t',
+});
+structs.ember_embedder_details = koffi.struct('ember_embedder_details', {
+  struct_size: 'uint32_t',
+  pooling: 'uint32_t',
+  dimension: 'uint32_t',
+  normalized: 'uint32_t',
+  max_tokens: 'uint32_t',
+  batch_tokens: 'uint32_t',
+  bytes: 'uint64_t',
+});
+structs.ember_text = koffi.struct('ember_text', {
+  text: 'void *',
+  len: 'size_t',
+});
 structs.ember_chat_options = koffi.struct('ember_chat_options', {
   struct_size: 'uint32_t',
   reserved: 'uint32_t',
@@ -486,6 +524,13 @@ function open(path) {
     ember_generate_start: library.func('ember_generate_start', 'int32_t', ['uintptr_t', 'ember_generate_options *', '_Out_ ember_error *']),
     ember_generate_next: library.func('ember_generate_next', 'int32_t', ['uintptr_t', 'uint32_t', 'void *', 'size_t', '_Out_ size_t *', '_Inout_ ember_token *', '_Out_ ember_error *']),
     ember_generate_finish: library.func('ember_generate_finish', 'int32_t', ['uintptr_t', '_Inout_ ember_generate_details *', '_Out_ ember_error *']),
+    ember_embedder_create: library.func('ember_embedder_create', 'int32_t', ['uintptr_t', 'ember_embedder_options *', '_Out_ uintptr_t *', '_Out_ ember_error *']),
+    ember_embedder_info: library.func('ember_embedder_info', 'int32_t', ['uintptr_t', '_Inout_ ember_embedder_details *', '_Out_ ember_error *']),
+    ember_embed: library.func('ember_embed', 'int32_t', ['uintptr_t', 'ember_text *', 'size_t', 'float *', 'size_t', 'size_t *', '_Out_ ember_error *']),
+    ember_embed_tokens: library.func('ember_embed_tokens', 'int32_t', ['uintptr_t', 'uint32_t *', 'size_t', 'size_t *', 'size_t', 'float *', 'size_t', 'size_t *', '_Out_ ember_error *']),
+    ember_rerank: library.func('ember_rerank', 'int32_t', ['uintptr_t', 'void *', 'size_t', 'ember_text *', 'size_t', 'float *', 'size_t', 'size_t *', '_Out_ ember_error *']),
+    ember_embedder_interrupt: library.func('ember_embedder_interrupt', 'int32_t', ['uintptr_t']),
+    ember_embedder_free: library.func('ember_embedder_free', 'int32_t', ['uintptr_t']),
     ember_chat_format: library.func('ember_chat_format', 'int32_t', ['uintptr_t', 'void *', 'size_t', 'ember_chat_options *', 'void *', 'size_t', '_Out_ size_t *', '_Out_ ember_error *']),
     ember_chat_tokenize: library.func('ember_chat_tokenize', 'int32_t', ['uintptr_t', 'void *', 'size_t', 'ember_chat_options *', 'uint32_t *', 'size_t', '_Out_ size_t *', '_Out_ ember_error *']),
   };

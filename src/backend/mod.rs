@@ -7,12 +7,14 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
+mod embedder;
 mod marks;
 mod profile;
 pub(crate) mod row;
 pub mod state;
 
 pub use device::{Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, Placement, Progress};
+pub use embedder::{Embedder, EmbedderOptions, Output, TextTokens};
 pub use profile::{Profile, ProfileEntry, Work};
 pub use row::{MAX_BATCH, MAX_DRAFTS, Outcome, Row, RowError, RowResult, Want, When};
 pub use state::{Mark, StateInfo, StateSink, StateSource};
@@ -64,6 +66,17 @@ impl RunnerOptions {
 pub trait Weights: Send + Sync {
     /// Makes a runner with an empty state and everything reserved that a step needs.
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>>;
+
+    /// Makes an embedder, with all memory reserved that it needs.
+    ///
+    /// Errors: `Unsupported` names what the model or the device lacks; `OutOfMemory`.
+    fn create_embedder(self: Arc<Self>, options: &EmbedderOptions) -> Result<Box<dyn Embedder>> {
+        let _ = options;
+        fail!(
+            Unsupported,
+            "vectors and scores of texts are not supported on this device; they are on a CPU"
+        )
+    }
 
     /// Bytes of memory that the weights hold beyond the mapped file (on a GPU, device memory).
     fn resident_bytes(&self) -> u64;

@@ -4,6 +4,7 @@ mod background;
 pub(crate) mod batch;
 pub mod breakers;
 pub mod device;
+pub mod embedder;
 #[cfg(test)]
 pub(crate) mod fake;
 mod fingerprint;
@@ -20,6 +21,7 @@ pub mod speculate;
 pub mod state;
 mod sync;
 
+pub use embedder::{Embedder, EmbedderDetails, EmbedderOptions};
 pub use generate::{End, GenerateOptions, Generated, Piece};
 pub use interrupt::Interrupts;
 pub use metadata::Metadata;

@@ -9,7 +9,7 @@ use crate::format::{Access, MappedFiles, ModelFile, ModelSource, Tensor, Value};
 use crate::grammar::GrammarVocabulary;
 use crate::log::log;
 use crate::memory::{self, Room};
-use crate::model::{Block, Linear, Network, Norm};
+use crate::model::{Block, Linear, Network, Norm, Pooling};
 use crate::text::{ChatTemplates, Tokenizer};
 use std::collections::HashSet;
 use std::path::Path;
@@ -63,6 +63,19 @@ pub struct Model {
     fingerprints: [u64; 2],
     files: MappedFiles,
     background: Background,
+    readout: ReadoutFacts,
+}
+
+/// What the file says about vectors and scores of texts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ReadoutFacts {
+    /// It reads texts as a whole, and has no sessions.
+    pub encoder: bool,
+    pub pooling: Option<Pooling>,
+    pub normalized: Option<bool>,
+    pub max_tokens: Option<usize>,
+    /// It has a layer that scores texts, and whether that is by tokens of an answer.
+    pub scores: Option<bool>,
 }
 
 impl Model {
@@ -194,6 +207,13 @@ impl Model {
             details,
             metadata: Metadata::new(std::mem::take(&mut file.metadata)),
             fingerprints,
+            readout: ReadoutFacts {
+                encoder: network.encoder.is_some(),
+                pooling: network.readout.pooling,
+                normalized: network.readout.normalized,
+                max_tokens: network.readout.max_tokens,
+                scores: network.readout.scores.as_ref().map(|s| s.softmax),
+            },
             files: match in_host_memory {
                 true => file.mapped_files(),
                 false => MappedFiles::default(),
@@ -255,6 +275,7 @@ impl Model {
             fingerprints: [1, 2],
             files: MappedFiles::default(),
             background: Background::default(),
+            readout: ReadoutFacts::default(),
         }
     }
 
@@ -271,6 +292,11 @@ impl Model {
     /// What tells the network and the tokenizer from others.
     pub(super) fn fingerprints(&self) -> [u64; 2] {
         self.fingerprints
+    }
+
+    /// What the file says about vectors and scores of texts.
+    pub(super) fn readout(&self) -> &ReadoutFacts {
+        &self.readout
     }
 
     /// Gives the device's memory of the weights back and keeps them in host memory. The model and its
@@ -481,5 +507,12 @@ fn parameters(network: &Network) -> u64 {
         + network.positions.as_ref().map_or(0, vector)
         + network.blocks.iter().map(block).sum::<u64>()
         + norm(&network.final_norm)
+        + network
+            .encoder
+            .iter()
+            .flat_map(|e| e.tensors())
+            .map(vector)
+            .sum::<u64>()
+        + network.readout.tensors().map(vector).sum::<u64>()
         + head
 }

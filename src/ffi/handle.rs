@@ -37,6 +37,7 @@ pub(super) enum Kind {
     TextStream = 7,
     Event = 9,
     Load = 11,
+    Embedder = 13,
 }
 
 impl Kind {
@@ -47,6 +48,7 @@ impl Kind {
             Kind::TextStream => "text stream",
             Kind::Event => "event",
             Kind::Load => "load",
+            Kind::Embedder => "embedder",
         }
     }
 }

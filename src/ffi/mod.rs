@@ -64,6 +64,8 @@ mod text_stream;
 
 mod generate;
 
+mod embedder;
+
 mod chat;
 
 pub use batch::*;
@@ -72,6 +74,7 @@ pub use chat::*;
 pub use context::*;
 pub use decode::*;
 pub use device::*;
+pub use embedder::*;
 pub use error::*;
 pub use estimate::*;
 pub use event::*;

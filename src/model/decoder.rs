@@ -4,8 +4,8 @@
 use super::rope::Ramp;
 use super::source::Source;
 use super::{
-    Activation, Attention, Block, FeedForward, Linear, Mixer, Mlp, Network, Norm, NormKind, Rope,
-    RopePairing, rope,
+    Activation, Attention, Block, Encoder, FeedForward, Linear, Mixer, Mlp, Network, Norm,
+    NormKind, Rope, RopePairing, rope,
 };
 use crate::error::{Result, fail};
 use crate::format::{ModelFile, Strings, Value};
@@ -31,6 +31,8 @@ pub(super) struct Decoder<'a> {
     pub scale: f32,
     norm: NormKind,
     pub eps: f32,
+    /// Whether positions see none behind them.
+    pub causal: bool,
 }
 
 /// Which layers see a window only, where a file does not say so.
@@ -72,13 +74,6 @@ impl<'a> Decoder<'a> {
         const HEADS: &str = "attention.head_count";
         const KV_HEADS: &str = "attention.head_count_kv";
         let source = Source::new(file, architecture);
-        if source.find::<bool>("attention.causal")? == Some(false) {
-            fail!(
-                Unsupported,
-                "{} is false; only causal attention is supported",
-                source.key_name("attention.causal")
-            );
-        }
         let n_layers = source.size(N_LAYERS)?;
         if n_layers > file.tensors.len() {
             let problem = format!(
@@ -111,6 +106,7 @@ impl<'a> Decoder<'a> {
             scale: scale.unwrap_or((1.0 / (head_dim as f64).sqrt()) as f32),
             norm,
             eps,
+            causal: source.find("attention.causal")?.unwrap_or(true),
             source,
         })
     }
@@ -139,6 +135,27 @@ impl<'a> Decoder<'a> {
     pub(super) fn network_of(
         &self,
         n_blocks: usize,
+        block: impl FnMut(usize) -> Result<Block>,
+    ) -> Result<Network> {
+        let source = &self.source;
+        let final_norm = || {
+            // Files of this family have it by either name.
+            let other = source.architecture().starts_with("lfm2") && !source.has("output_norm");
+            let name = if other {
+                "token_embd_norm"
+            } else {
+                "output_norm"
+            };
+            source.norm(name, self.hidden, self.norm, self.eps)
+        };
+        self.network_with(n_blocks, final_norm, block)
+    }
+
+    /// The same with another final norm.
+    pub(super) fn network_with(
+        &self,
+        n_blocks: usize,
+        final_norm: impl FnOnce() -> Result<Norm>,
         mut block: impl FnMut(usize) -> Result<Block>,
     ) -> Result<Network> {
         let (source, hidden) = (&self.source, self.hidden);
@@ -179,21 +196,33 @@ impl<'a> Decoder<'a> {
             embedding_scale: 1.0,
             positions: None,
             per_layer: None,
+            encoder: self.encoder(&blocks)?,
             blocks,
-            final_norm: {
-                // Files of this family have it by either name.
-                let other = source.architecture().starts_with("lfm2") && !source.has("output_norm");
-                let name = if other {
-                    "token_embd_norm"
-                } else {
-                    "output_norm"
-                };
-                source.norm(name, hidden, self.norm, self.eps)?
-            },
+            final_norm: final_norm()?,
             head,
             logit_scale: 1.0,
             logit_cap: source.find_positive("final_logit_softcapping")?,
+            readout: super::readouts::read(source, hidden)?,
         })
+    }
+
+    /// What makes the network an encoder, if its attention is not causal.
+    fn encoder(&self, blocks: &[Block]) -> Result<Option<Box<Encoder>>> {
+        if self.causal {
+            return Ok(None);
+        }
+        for (layer, block) in blocks.iter().enumerate() {
+            match &block.mixer {
+                Mixer::Attention(a) if !a.causal => {}
+                mixer => fail!(
+                    Unsupported,
+                    "{} is false, but layer {layer} is {}, which is causal here",
+                    self.source.key_name("attention.causal"),
+                    mixer.name()
+                ),
+            }
+        }
+        Ok(Some(Box::default()))
     }
 
     /// Checks that every layer has these tensors.
@@ -367,6 +396,7 @@ impl<'a> Decoder<'a> {
             window: None,
             score_cap: self.source.find_positive("attn_logit_softcapping")?,
             sinks: None,
+            causal: self.causal,
         })
     }
 
@@ -486,6 +516,8 @@ pub(super) fn bare_block(mixer: impl Into<Mixer>, feed_forward: FeedForward) -> 
         residual_scale: 1.0,
         per_layer: None,
         output_scale: 1.0,
+        mixer_sum_norm: None,
+        feed_forward_sum_norm: None,
     }
 }
 

@@ -39,6 +39,8 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
             residual_scale: 1.0,
             per_layer: None,
             output_scale: 1.0,
+            mixer_sum_norm: None,
+            feed_forward_sum_norm: None,
         })
     })
 }

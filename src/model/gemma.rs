@@ -4,6 +4,7 @@
 //!
 //! Norm weights in these files are ready to use: the 1 that the model adds is in them.
 
+use super::bert::half_window;
 use super::decoder::{Decoder, Windows, bare_block};
 use super::{Activation, Attention, Block, Network, NormKind, RopePairing};
 use crate::error::Result;
@@ -33,7 +34,18 @@ pub(super) fn gemma2(file: &ModelFile) -> Result<Network> {
 }
 
 pub(super) fn gemma3(file: &ModelFile) -> Result<Network> {
-    let mut d = Decoder::read(file, "gemma3", NormKind::Rms)?;
+    let d = Decoder::read(file, "gemma3", NormKind::Rms)?;
+    third(d)
+}
+
+/// Embedding Gemma: the same without causal attention, and with windows around a position.
+pub(super) fn embedding(file: &ModelFile) -> Result<Network> {
+    let mut d = Decoder::read(file, "gemma-embedding", NormKind::Rms)?;
+    d.causal = false;
+    third(d)
+}
+
+fn third(mut d: Decoder) -> Result<Network> {
     default_scale(&mut d, 62)?;
     let rope = d.rope(RopePairing::Halves)?;
     let local = d.local_rope(RopePairing::Halves, 10_000.0)?;
@@ -43,7 +55,10 @@ pub(super) fn gemma3(file: &ModelFile) -> Result<Network> {
         let mut attention = d.attention(i, Some(rope))?;
         attention.q_norm = d.norm_of(i, "attn_q_norm", d.head_dim)?;
         attention.k_norm = d.norm_of(i, "attn_k_norm", d.head_dim)?;
-        attention.window = windows[i];
+        attention.window = match d.causal {
+            true => windows[i],
+            false => windows[i].map(half_window),
+        };
         block(&d, i, attention)
     })?;
     Ok(scaled(network))

@@ -197,6 +197,7 @@ impl Layers {
             window: self.windows[layer],
             score_cap: source.find_positive("attn_logit_softcapping")?,
             sinks: None,
+            causal: true,
         })
     }
 }

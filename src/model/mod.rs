@@ -5,6 +5,7 @@
 
 mod apertus;
 mod arcee;
+mod bert;
 mod cohere2;
 mod decoder;
 mod deepseek2;
@@ -41,6 +42,8 @@ mod qwen2moe;
 mod qwen3;
 mod qwen3moe;
 mod qwen3next;
+mod readout;
+mod readouts;
 mod rope;
 mod seed_oss;
 mod smollm3;
@@ -56,6 +59,8 @@ pub use network::{
     ShortConv, SideBySide, Temperature,
 };
 
+pub use readout::{Dense, DenseActivation, Encoder, Pooling, Readout, Scores};
+
 use crate::error::{Result, fail};
 use crate::format::ModelFile;
 
@@ -66,6 +71,7 @@ type Describe = fn(&ModelFile) -> Result<Network>;
 const ARCHITECTURES: &[(&str, Describe)] = &[
     ("apertus", apertus::describe),
     ("arcee", arcee::describe),
+    ("bert", bert::bert),
     ("chatglm", glm4::chatglm),
     ("cohere2", cohere2::describe),
     ("command-r", cohere2::command_r),
@@ -80,6 +86,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("gemma", gemma::gemma),
     ("gemma2", gemma::gemma2),
     ("gemma3", gemma::gemma3),
+    ("gemma-embedding", gemma::embedding),
     ("gemma4", gemma4::describe),
     ("glm4", glm4::describe),
     ("glm4moe", glm4moe::describe),
@@ -91,14 +98,17 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("granitemoe", granite::experts),
     ("hunyuan-dense", hunyuan::describe),
     ("hunyuan-moe", hunyuan::experts),
+    ("jina-bert-v3", bert::jina_bert_v3),
     ("lfm2", lfm2::describe),
     ("lfm2moe", lfm2::experts),
     ("llama", llama::describe),
     ("minimax-m2", minimax_m2::describe),
     ("mistral3", mistral3::describe),
+    ("modern-bert", bert::modern_bert),
     ("nemotron", nemotron::describe),
     ("nemotron_h", nemotron_h::describe),
     ("nemotron_h_moe", nemotron_h::experts),
+    ("nomic-bert", bert::nomic_bert),
     ("olmo2", olmo2::describe),
     ("olmoe", olmoe::describe),
     ("phi2", phi2::describe),

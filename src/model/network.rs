@@ -1,9 +1,10 @@
 //! A network as data: what a backend needs to run it, whatever the family's name.
 
+use super::readout::{Encoder, Readout};
 use crate::format::Tensor;
 use std::sync::Arc;
 
-/// A whole decoder-only network.
+/// A whole network: a decoder, or an encoder of texts.
 #[derive(Clone, Debug)]
 pub struct Network {
     /// `general.architecture` of the file, for information only.
@@ -33,6 +34,10 @@ pub struct Network {
     pub logit_scale: f32,
     /// Soft cap `c` of the logits: `c * tanh(logit / c)`. Finite and positive.
     pub logit_cap: Option<f32>,
+    /// What an encoder has beside; `None` for a decoder. Attention that is not causal makes an encoder.
+    pub encoder: Option<Box<Encoder>>,
+    /// What vectors and scores of texts are made with.
+    pub readout: Readout,
 }
 
 /// One layer.
@@ -63,6 +68,11 @@ pub struct Block {
     pub per_layer: Option<Box<LayerInput>>,
     /// Factor on the residual stream after the block. Finite.
     pub output_scale: f32,
+    /// Norm of the residual stream after the mixer's output was added; the stream is that norm's result
+    /// from there on.
+    pub mixer_sum_norm: Option<Norm>,
+    /// The same after the feed-forward part.
+    pub feed_forward_sum_norm: Option<Norm>,
 }
 
 /// Inputs of the layers beside the residual stream. With `x` the scaled embedding of a token, those of
@@ -702,6 +712,8 @@ pub struct Attention {
     pub score_cap: Option<f32>,
     /// A logit per query head that joins its softmax and takes its share without a value.
     pub sinks: Option<Tensor>,
+    /// Whether a position sees none behind it. If not, it sees all, or those at most `window - 1` away.
+    pub causal: bool,
 }
 
 /// A factor on the queries of position `p`: `1 + scale * ln(1 + floor(p / length))`.
@@ -911,6 +923,8 @@ impl Block {
             &self.mixer_post_norm,
             &self.feed_forward_norm,
             &self.feed_forward_post_norm,
+            &self.mixer_sum_norm,
+            &self.feed_forward_sum_norm,
         ];
         let input = self.per_layer.iter().filter_map(|i| i.post_norm.as_ref());
         let own = own.into_iter().flatten();
@@ -951,6 +965,8 @@ impl Network {
             ]
         });
         let top = top.into_iter().chain(inputs);
-        norms.chain(linears).chain(others).chain(top).flatten()
+        let all = norms.chain(linears).chain(others).chain(top).flatten();
+        let encoder = self.encoder.iter().flat_map(|encoder| encoder.tensors());
+        all.chain(encoder).chain(self.readout.tensors())
     }
 }

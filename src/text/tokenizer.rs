@@ -79,6 +79,8 @@ pub(super) struct Parts {
     /// What `add_special` adds before and behind.
     pub prefix: Vec<u32>,
     pub suffix: Vec<u32>,
+    /// Whether the suffix stands twice between the texts of a pair.
+    pub pair_doubles: bool,
     /// A space at the start of decoded text comes from the tokenizer.
     pub strips_space: bool,
     /// A space goes before special tokens, as before words.
@@ -107,6 +109,7 @@ impl Parts {
             vocabulary,
             prefix: Vec::new(),
             suffix: Vec::new(),
+            pair_doubles: false,
             strips_space: false,
             spaces_specials: false,
             strips_end_space: false,
@@ -119,7 +122,9 @@ impl Parts {
     }
 
     /// The tokenizer. Errors: `OutOfMemory`.
-    pub fn build(self) -> Result<Tokenizer> {
+    pub fn build(mut self) -> Result<Tokenizer> {
+        // As RoBERTa's relatives were trained.
+        self.pair_doubles |= matches!(self.model, Model::Unigram(_));
         let mut ends = try_vec(self.vocabulary.len(), false, "end-of-answer flags")?;
         for end in &self.ends {
             ends[*end as usize] = true;
@@ -387,6 +392,38 @@ impl Tokenizer {
     /// The token that fills up batches.
     pub fn padding(&self) -> Option<u32> {
         self.parts.padding
+    }
+
+    /// What `add_special` adds before a text.
+    pub fn prefix(&self) -> &[u32] {
+        &self.parts.prefix
+    }
+
+    /// What `add_special` adds behind a text.
+    pub fn suffix(&self) -> &[u32] {
+        &self.parts.suffix
+    }
+
+    /// What stands between the texts of a pair, which are one behind the other with a prefix and a
+    /// suffix as one text has: the suffix, and where the model was trained so, once more.
+    pub fn separator(&self) -> Vec<u32> {
+        let suffix = &self.parts.suffix;
+        match self.parts.pair_doubles {
+            true => suffix.iter().chain(suffix).copied().collect(),
+            false => suffix.clone(),
+        }
+    }
+
+    /// The control token or added token of this text.
+    pub fn special(&self, text: &str) -> Option<u32> {
+        let all = 0..self.n_vocab() as u32;
+        let vocabulary = &self.parts.vocabulary;
+        let special = |id: &u32| {
+            let kind = vocabulary.kind(*id);
+            kind.is_control() || kind == TokenKind::UserDefined
+        };
+        all.filter(special)
+            .find(|id| vocabulary.token(*id) == text.as_bytes())
     }
 
     /// Whether `add_special` adds a BOS token.

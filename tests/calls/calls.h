@@ -84,6 +84,13 @@ void push(World &w);
 void finish(World &w);
 void stream_info(World &w);
 void free_stream(World &w);
+void create_embedder(World &w);
+void embedder_info(World &w);
+void embed(World &w);
+void embed_tokens(World &w);
+void rerank(World &w);
+void interrupt_embedder(World &w);
+void free_embedder(World &w);
 void chat_format(World &w);
 void chat_tokenize(World &w);
 

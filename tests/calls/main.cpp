@@ -103,6 +103,13 @@ const std::vector<Function> FUNCTIONS = {
     {"ember_text_stream_finish", 8, calls::finish},
     {"ember_text_stream_info", 6, calls::stream_info},
     {"ember_text_stream_free", 6, calls::free_stream},
+    {"ember_embedder_create", 4, calls::create_embedder},
+    {"ember_embedder_info", 4, calls::embedder_info},
+    {"ember_embed", 6, calls::embed},
+    {"ember_embed_tokens", 6, calls::embed_tokens},
+    {"ember_rerank", 4, calls::rerank},
+    {"ember_embedder_interrupt", 2, calls::interrupt_embedder},
+    {"ember_embedder_free", 3, calls::free_embedder},
     {"ember_chat_format", 6, calls::chat_format},
     {"ember_chat_tokenize", 6, calls::chat_tokenize},
 };

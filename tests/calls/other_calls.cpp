@@ -565,6 +565,109 @@ void free_stream(World &w) {
     }
 }
 
+/* --- vectors of texts --- */
+
+void create_embedder(World &w) {
+    if (w.embedders.size() > 3) return;
+    auto m = w.model();
+    ember_embedder_options o;
+    auto *options = w.options<ember_embedder_options>(o, [&](ember_embedder_options &o) {
+        o.flags = uint32_t(w.random.below(w.random.chance(5) ? 8 : 2));
+        o.pooling = uint32_t(w.random.below(w.random.chance(5) ? 9 : 6));
+        o.normalize = uint32_t(w.random.below(w.random.chance(5) ? 9 : 3));
+        if (w.random.chance(20)) o.dimension = uint32_t(w.random.below(80));
+        if (w.random.chance(30)) o.max_tokens = uint32_t(w.random.below(100));
+        if (w.random.chance(30)) o.batch_tokens = uint32_t(w.random.below(200));
+        if (w.random.chance(5)) o.instruction = "\xff", o.instruction_len = 1;
+    });
+    std::shared_ptr<Buffer<ember_embedder *>> out;
+    auto *place = w.out(out);
+    if (w.call("ember_embedder_create", "", {}, [&](ember_error *e) { return ember_embedder_create(m.handle, options, place, e); }) == EMBER_OK)
+        w.embedders.push_back(*out->data());
+}
+
+void embedder_info(World &w) {
+    auto *e = w.embedder();
+    Buffer<ember_embedder_details> d(1);
+    memset(d.data(), 0, sizeof(ember_embedder_details));
+    d.data()->struct_size = w.size_of<ember_embedder_details>();
+    w.call("ember_embedder_info", "", {}, [&](ember_error *err) { return ember_embedder_info(e, d.data(), err); });
+    if (!d.guards_whole()) failed("ember_embedder_info writes beside its struct");
+}
+
+static const char *const EMBEDDED[] = {"Once upon a time", "a", "the king and the queen of the country", "", "\xff"};
+
+static std::vector<ember_text> some_texts(World &w) {
+    std::vector<ember_text> texts;
+    for (size_t n = w.random.below(5); n > 0; n--) {
+        const char *text = EMBEDDED[w.random.below(w.random.chance(5) ? 5 : 3)];
+        texts.push_back({text, strlen(text)});
+    }
+    return texts;
+}
+
+void embed(World &w) {
+    auto *e = w.embedder();
+    auto texts = some_texts(w);
+    size_t n = w.capacity(4000);
+    std::shared_ptr<Buffer<float>> out;
+    std::shared_ptr<Buffer<size_t>> written;
+    auto *floats = w.array(out, n);
+    auto *k = w.out(written, true);
+    w.call("ember_embed", to_string(texts.size()) + ", " + to_string(n), {}, [&](ember_error *err) {
+        return ember_embed(e, texts.data(), texts.size(), floats, n, k, err);
+    });
+}
+
+void embed_tokens(World &w) {
+    auto *e = w.embedder();
+    bool known;
+    auto ids = w.tokens(w.random.below(30), nullptr, &known);
+    std::vector<size_t> counts;
+    for (size_t left = ids.size(); left > 0;) {
+        counts.push_back(w.random.chance(3) ? w.random.below(40) : 1 + w.random.below(left));
+        left -= std::min(left, counts.back());
+    }
+    size_t n = w.capacity(4000);
+    std::shared_ptr<Buffer<float>> out;
+    std::shared_ptr<Buffer<size_t>> written;
+    auto *floats = w.array(out, n);
+    auto *k = w.out(written, true);
+    w.call("ember_embed_tokens", to_string(ids.size()) + ", " + to_string(counts.size()), {}, [&](ember_error *err) {
+        return ember_embed_tokens(e, ids.data(), ids.size(), counts.data(), counts.size(), floats, n, k, err);
+    });
+}
+
+void rerank(World &w) {
+    auto *e = w.embedder();
+    auto texts = some_texts(w);
+    const char *query = EMBEDDED[w.random.below(w.random.chance(5) ? 5 : 3)];
+    size_t n = w.capacity(8);
+    std::shared_ptr<Buffer<float>> out;
+    std::shared_ptr<Buffer<size_t>> written;
+    auto *floats = w.array(out, n);
+    auto *k = w.out(written, true);
+    w.call("ember_rerank", to_string(texts.size()), {}, [&](ember_error *err) {
+        return ember_rerank(e, query, strlen(query), texts.data(), texts.size(), floats, n, k, err);
+    });
+}
+
+void interrupt_embedder(World &w) {
+    auto *e = w.embedder();
+    w.call("ember_embedder_interrupt", "", {}, [&](ember_error *) { return ember_embedder_interrupt(e); }, false);
+}
+
+void free_embedder(World &w) {
+    bool own = w.embedders.size() > 1;
+    size_t i = own ? w.random.below(w.embedders.size()) : 0;
+    ember_embedder *e = own ? w.embedders[i] : w.bad_handle<ember_embedder>(w.any_model_handle());
+    if (!own && !e) w.must_fail = false;
+    if (w.call("ember_embedder_free", "", {EMBER_OK}, [&](ember_error *) { return ember_embedder_free(e); }, false) == EMBER_OK && own) {
+        w.freed.push_back(uintptr_t(e));
+        w.embedders.erase(w.embedders.begin() + long(i));
+    }
+}
+
 /* --- chats --- */
 
 static string conversation(World &w) {

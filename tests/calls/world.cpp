@@ -133,6 +133,11 @@ World::ModelArgument World::model() {
     return {m->handle, m};
 }
 
+ember_embedder *World::embedder() {
+    if (embedders.empty() || random.chance(6)) return bad_handle<ember_embedder>(any_session_handle());
+    return random.of(embedders);
+}
+
 ember_text_stream *World::stream() {
     if (random.chance(6)) return bad_handle<ember_text_stream>(any_session_handle());
     if (commons && random.chance(40)) {
@@ -295,6 +300,8 @@ void World::free_all() {
         if (ember_event_free(e)) failed("an event cannot be freed");
     for (auto *l : loads)
         if (ember_load_free(l)) failed("a load cannot be freed");
+    for (auto *e : embedders)
+        if (ember_embedder_free(e)) failed("an embedder cannot be freed");
     for (auto &m : models)
         if (ember_model_free(m->handle)) failed("a model cannot be freed");
     for (auto &path : states) remove(path.c_str());

@@ -31,7 +31,7 @@ struct Random {
 
 /* Where the parent sees how far a child is, also when it dies. */
 struct Progress {
-    static constexpr int THREADS = 4, LINES = 24, FUNCTIONS = 96, STATUSES = 64;
+    static constexpr int THREADS = 4, LINES = 24, FUNCTIONS = 128, STATUSES = 64;
     std::atomic<long> calls, lines, sequence;
     std::atomic<int> failed;
     /* The last calls of each thread. */
@@ -144,6 +144,7 @@ class World {
     std::vector<ember_text_stream *> streams;
     std::vector<ember_event *> events;
     std::vector<ember_load *> loads;
+    std::vector<ember_embedder *> embedders;
     std::vector<uint64_t> freed;
     /* Paths of saved sessions, and the bytes of one. */
     std::vector<std::string> states;
@@ -234,6 +235,7 @@ class World {
     };
     ModelArgument model();
     ember_text_stream *stream();
+    ember_embedder *embedder();
     uint64_t any_model_handle() { return models.empty() ? 0 : reinterpret_cast<uintptr_t>(models[0]->handle); }
     uint64_t any_session_handle() { return sessions.empty() ? 0 : reinterpret_cast<uintptr_t>(sessions[0]->handle); }
     std::vector<uint32_t> tokens(size_t n, const std::shared_ptr<Model> &model, bool *all_known);

@@ -1005,6 +1005,53 @@ static ember_status call_event_free(ember_error *e) {
 static ember_status call_set_event(ember_error *e) { return ember_session_set_event(session, event, e); }
 static ember_status call_session_model(ember_error *e) { return ember_session_model(session, &second_model, e); }
 static uint64_t result_session_model(void) { return goes_on(session, works(second_model)); }
+/* --- vectors of texts ------------------------------------------------------------------------- */
+
+static ember_embedder *embedder;
+static float vectors[4096];
+static const ember_text TEXTS[] = {{"Once upon a time", 16}, {"the king and the queen", 22}};
+
+static ember_status create_embedder(ember_error *e) {
+    ember_embedder_options o = {0};
+    o.struct_size = sizeof o;
+    o.pooling = EMBER_POOLING_MEAN;
+    o.max_tokens = 64;
+    o.batch_tokens = 64;
+    return ember_embedder_create(model, &o, &embedder, e);
+}
+static void prepare_embedder(void) { create_embedder(NULL); }
+static void clean_embedder(void) {
+    ember_embedder_free(embedder);
+    embedder = NULL;
+}
+static ember_status call_embedder_info(ember_error *e) {
+    ember_embedder_details d = {0};
+    d.struct_size = sizeof d;
+    return ember_embedder_info(embedder, &d, e);
+}
+static ember_status call_embed(ember_error *e) { return ember_embed(embedder, TEXTS, 2, vectors, 4096, &count, e); }
+static ember_status call_embed_small(ember_error *e) { return ember_embed(embedder, TEXTS, 2, vectors, 3, &count, e); }
+static ember_status call_embed_tokens(ember_error *e) {
+    static const size_t COUNTS[] = {3, 1};
+    return ember_embed_tokens(embedder, PROMPT, 4, COUNTS, 2, vectors, 4096, &count, e);
+}
+static ember_status call_rerank(ember_error *e) { return ember_rerank(embedder, "a", 1, TEXTS, 2, vectors, 4096, &count, e); }
+static ember_status call_embedder_interrupt(ember_error *e) {
+    (void)e;
+    return ember_embedder_interrupt(embedder);
+}
+static ember_status call_embedder_free(ember_error *e) {
+    (void)e;
+    ember_status s = ember_embedder_free(embedder);
+    embedder = NULL;
+    return s;
+}
+static uint64_t look_embedder(void) {
+    size_t n = 0;
+    ember_embed(embedder, TEXTS, 1, vectors, 4096, &n, NULL);
+    return digest(0, vectors, n * sizeof *vectors);
+}
+static uint64_t result_vectors(void) { return digest(0, vectors, count * sizeof *vectors); }
 
 /* --- errors ----------------------------------------------------------------------------------- */
 
@@ -1169,6 +1216,14 @@ const memory_case CASES[] = {
     {"ember_session_model", "a session's", prompted, call_session_model, look_session, result_session_model, clean_session_and_model, 0, 0, 0},
     {"ember_decode_batch_start", "first of a model", prepare_first_batch, call_batch_start, look_several, result_batch_started, clean_several_and_model, 0, 0, 0},
     {"ember_decode_batch_start", "grammar and sampling", prepare_several_mixed, call_batch_start, look_several, result_batch_started, clean_several, 0, 0, 0},
+    {"ember_embedder_create", "means", NULL, create_embedder, NULL, look_embedder, clean_embedder, 0, 0, 0},
+    {"ember_embedder_info", "an embedder's", prepare_embedder, call_embedder_info, NULL, look_embedder, clean_embedder, 0, 0, 0},
+    {"ember_embed", "two texts", prepare_embedder, call_embed, look_embedder, result_vectors, clean_embedder, 0, 0, 0},
+    {"ember_embed", "buffer too small", prepare_embedder, call_embed_small, look_embedder, NULL, clean_embedder, EMBER_BUFFER_TOO_SMALL, 0, 0},
+    {"ember_embed_tokens", "two texts", prepare_embedder, call_embed_tokens, look_embedder, result_vectors, clean_embedder, 0, 0, 0},
+    {"ember_rerank", "by vectors", prepare_embedder, call_rerank, look_embedder, NULL, clean_embedder, EMBER_INVALID_ARGUMENT, 0, 0},
+    {"ember_embedder_interrupt", "nothing runs", prepare_embedder, call_embedder_interrupt, NULL, NULL, clean_embedder, 0, 0, 1},
+    {"ember_embedder_free", "an embedder", prepare_embedder, call_embedder_free, NULL, NULL, clean_embedder, 0, 0, 1},
     {"ember_text_stream_create", "with stops", NULL, call_stream, NULL, look_stream, clean_stream, 0, 0, 0},
     {"ember_text_stream_push", "four tokens", create_stream, call_push, look_stream, result_push, clean_stream, 0, 0, 0},
     {"ember_text_stream_finish", "a stream", create_stream, call_finish, look_stream, result_text, clean_stream, 0, 0, 0},

@@ -286,7 +286,7 @@ fn contradictions_are_refused_by_key() {
             7u32.into(),
             InvalidModel,
         ),
-        ("glm4", "attention.causal", false.into(), Unsupported),
+        ("lfm2", "attention.causal", false.into(), Unsupported),
         (
             "gemma4",
             "attention.head_count_kv",
@@ -520,7 +520,7 @@ fn unknown_tensors_are_named() {
             "blk.0.attn_mystery_norm.weight",
             "blk.1.ffn_down.scale",
             "output_mystery.weight",
-            "cls.output.weight",
+            "cls.mystery.weight",
             "blk.1000.attn_q.weight",
         ] {
             let e = with(tensor).unwrap_err();

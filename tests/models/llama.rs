@@ -326,7 +326,6 @@ fn impossible_hyperparameters_are_refused_by_key() {
             InvalidModel,
         ),
         ("attention.scale", f32::INFINITY.into(), InvalidModel),
-        ("attention.causal", false.into(), Unsupported),
         ("expert_count", (1u64 << 40).into(), InvalidModel),
         ("rope.dimension_count", 0u32.into(), InvalidModel),
         ("rope.dimension_count", 7u32.into(), InvalidModel),

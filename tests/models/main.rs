@@ -4,6 +4,7 @@
 mod common;
 
 mod dequantize;
+mod embeddings;
 mod estimate;
 mod families;
 mod families_bad;

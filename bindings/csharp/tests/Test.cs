@@ -211,6 +211,16 @@ internal static class Test
             Fails(Status.InvalidArgument, () => session.Draft(DraftSource.Ngram, null, 99), "too many drafts");
             Fails(Status.Grammar, () => session.SetJsonSchema("{\"type\": 5}"), "schema");
         }
+        using (var embedder = new Embedder(model, new EmbedderOptions { Pooling = Pooling.Mean }))
+        {
+            var both = embedder.Embed("Once upon a time", "the king");
+            Equal(both.Length, 2, "two vectors");
+            Equal(both[0].Length, embedder.Dimension, "dimension");
+            Equal(embedder.EmbedTokens(model.Tokenize("the king"))[0].SequenceEqual(both[1]), true, "a vector of tokens");
+            Fails(Status.InvalidArgument, () => embedder.Rerank("a", "b"), "scores");
+            embedder.Interrupt();
+            Fails(Status.Interrupted, () => embedder.Embed("a"), "interrupt");
+        }
         using (var stream = new TextStream(model, true, "brush"))
         {
             Equal(string.Concat(greedy.Select(token => stream.Push(token))), " One cold morning, she lost her blue ", "text stream");

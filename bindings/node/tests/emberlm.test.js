@@ -190,6 +190,14 @@ test('chat, grammars, text streams', async () => {
   assert.throws(() => session.draft(C.EMBER_DRAFTS_NGRAM, { maxDrafts: 99 }), /max_drafts/);
   await fails(session.setJsonSchema({ type: 5 }), 'EMBER_GRAMMAR');
   session.close();
+  const embedder = model.embedder({ pooling: C.EMBER_POOLING_MEAN });
+  const both = await embedder.embed(['Once upon a time', 'the king']);
+  assert.deepEqual(both.map((vector) => vector.length), [embedder.info().dimension, embedder.info().dimension]);
+  assert.deepEqual((await embedder.embedTokens([model.tokenize('the king')]))[0], both[1]);
+  await fails(embedder.rerank('a', ['b']), 'EMBER_INVALID_ARGUMENT');
+  embedder.interrupt();
+  await fails(embedder.embed(['a']), 'EMBER_INTERRUPTED');
+  embedder.close();
   const words = model.textStream({ stops: ['brush'], skipSpecial: true });
   assert.equal(greedy.map((token) => words.push([token])).join(''), UNTIL_BRUSH);
   assert.equal(words.stopped, true);

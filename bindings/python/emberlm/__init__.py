@@ -20,12 +20,15 @@ from ._abi import (
     JsonSpacing,
     KvType,
     LogLevel,
+    Normalize,
+    Pooling,
     StateKind,
     Status,
     Weights,
 )
 from ._core import (
     DryBreaker,
+    Embedder,
     Event,
     Generated,
     Interrupt,
@@ -54,8 +57,8 @@ from ._library import EmberError, VersionError
 __version__ = "0.1.0"
 
 __all__ = [
-    "NO_TOKEN", "Capability", "DeviceKind", "DraftSource", "DryBreaker", "EmberError", "Event", "Files", "GenerateEnd", "Generated",
-    "GrammarKind", "Interrupt", "JsonSpacing", "KvType", "Load", "LogLevel", "Logprobs", "Message", "Model", "Sampling", "Session", "Speculation",
+    "NO_TOKEN", "Capability", "DeviceKind", "DraftSource", "DryBreaker", "Embedder", "EmberError", "Event", "Files", "GenerateEnd", "Generated",
+    "GrammarKind", "Interrupt", "JsonSpacing", "KvType", "Load", "LogLevel", "Logprobs", "Message", "Model", "Normalize", "Pooling", "Sampling", "Session", "Speculation",
     "StateKind", "Status", "TextStream", "Token", "VersionError", "Weights", "conversation", "decode_batch", "decode_batch_start", "decode_each",
     "devices", "estimate", "set_log", "state_info", "supported", "version",
 ]  # fmt: skip

@@ -560,6 +560,18 @@ class Model(_Handle):
         call(lib.ember_text_stream_create, self._raw, ctypes.byref(options), ctypes.byref(raw))
         return TextStream(raw.value or 0)
 
+    def embedder(self, *, pooling: int = 0, normalize: int = 0, dimension: int = 0, max_tokens: int = 0, batch_tokens: int = 0,
+                 truncate: bool = False, instruction: str = "") -> Embedder:  # fmt: skip
+        """Makes vectors or scores of texts. Options: the fields of ember_embedder_options."""
+        c = sized(_abi.ember_embedder_options)
+        c.pooling, c.normalize, c.dimension = pooling, normalize, dimension
+        c.max_tokens, c.batch_tokens = max_tokens, batch_tokens
+        c.flags = _abi.EmbedderFlags.TRUNCATE if truncate else 0
+        c.instruction, c.instruction_len = instruction.encode(), len(instruction.encode())
+        raw = ctypes.c_void_p()
+        call(lib.ember_embedder_create, self._raw, ctypes.byref(c), ctypes.byref(raw))
+        return Embedder(raw.value or 0)
+
     def evict(self) -> None:
         """Frees the device's memory of the weights until they are needed."""
         call(lib.ember_model_evict, self._raw)
@@ -910,3 +922,63 @@ class TextStream(_Handle):
     def stopped(self) -> bool:
         """Whether a stop string was met."""
         return self.info()["stopped"] != 0
+
+
+def _texts(texts: Sequence[str]) -> Any:
+    encoded = [text.encode() for text in texts]
+    return (_abi.ember_text * len(encoded))(*((text, len(text)) for text in encoded))
+
+
+class Embedder(_Handle):
+    """Makes vectors or scores of texts. One thread at a time. Made by Model.embedder."""
+
+    def __init__(self, raw: int) -> None:
+        self._own(raw, lib.ember_embedder_free)
+
+    def __enter__(self) -> Embedder:
+        return self
+
+    def info(self) -> dict[str, int]:
+        out = sized(_abi.ember_embedder_details)
+        call(lib.ember_embedder_info, self._raw, ctypes.byref(out))
+        return _facts(out)
+
+    def interrupt(self) -> None:
+        """Ends the call that is running on another thread, or else the next one."""
+        check(lib.ember_embedder_interrupt(self._raw))
+
+    def _rows(self, rows: int, function: Any, *arguments: Any) -> list[array[float]]:
+        dimension = self.info()["dimension"]
+        out, written = array("f", bytes(4 * rows * dimension)), ctypes.c_size_t()
+        address, room = out.buffer_info()
+        call(function, self._raw, *arguments, ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), room, ctypes.byref(written))
+        return [out[i * dimension : (i + 1) * dimension] for i in range(rows)]
+
+    def _needed(self, function: Any, *arguments: Any) -> int:
+        written = ctypes.c_size_t()
+        try:
+            call(function, self._raw, *arguments, None, 0, ctypes.byref(written))
+        except EmberError as error:
+            if error.status != _abi.Status.BUFFER_TOO_SMALL:
+                raise
+        return written.value // self.info()["dimension"]
+
+    def embed(self, texts: Sequence[str]) -> list[array[float]]:
+        """A vector for each text; without pooling, one for each token of all of them."""
+        arguments = (_texts(texts), len(texts))
+        rows = len(texts)
+        if self.info()["pooling"] == _abi.Pooling.NONE:
+            rows = self._needed(lib.ember_embed, *arguments)
+        return self._rows(rows, lib.ember_embed, *arguments)
+
+    def embed_tokens(self, texts: Sequence[Sequence[int]]) -> list[array[float]]:
+        """The same of tokens, to which none are added."""
+        every = [token for tokens in texts for token in tokens]
+        counts = (ctypes.c_size_t * len(texts))(*map(len, texts))
+        rows = len(every) if self.info()["pooling"] == _abi.Pooling.NONE else len(texts)
+        return self._rows(rows, lib.ember_embed_tokens, _tokens(every), len(every), counts, len(texts))
+
+    def rerank(self, query: str, documents: Sequence[str]) -> list[array[float]]:
+        """Scores of how well each document answers a query; an embedder with pooling=Pooling.SCORE makes them."""
+        encoded = query.encode()
+        return self._rows(len(documents), lib.ember_rerank, encoded, len(encoded), _texts(documents), len(documents))

@@ -218,6 +218,19 @@ class Answers(Case):
             session.set_grammar(GrammarKind.NONE)
             self.assertTrue(self.assert_status(Status.GRAMMAR, session.set_json_schema, {"type": 5}).message)
 
+    def test_embedder(self) -> None:
+        with self.model.embedder(pooling=emberlm.Pooling.MEAN) as embedder:
+            both = embedder.embed(["Once upon a time", "the king"])
+            self.assertEqual([len(vector) for vector in both], [embedder.info()["dimension"]] * 2)
+            self.assertAlmostEqual(sum(x * x for x in both[0]), 1, places=5)
+            self.assertEqual(embedder.embed(["the king"]), both[1:])
+            self.assertEqual(embedder.embed_tokens([self.model.tokenize(text) for text in ("Once upon a time", "the king")]), both)
+            self.assert_status(Status.INVALID_ARGUMENT, embedder.rerank, "a", ["b"])
+            embedder.interrupt()
+            self.assert_status(Status.INTERRUPTED, embedder.embed, ["the king"])
+        with self.model.embedder(pooling=emberlm.Pooling.NONE) as embedder:
+            self.assertEqual(len(embedder.embed(["the king"])), len(self.model.tokenize("the king")))
+
     def test_drafts(self) -> None:
         with self.model.session() as session:
             session.draft()

@@ -434,7 +434,6 @@ unsafe fn attend_generic<L: Lanes, E: Element>(
     } = scratch;
     let segments = rows.segments();
     let first = *segments.start();
-    debug_assert_eq!(rows.position / SEGMENT, *segments.end());
     // SAFETY: `segment_generic` has checked the sizes of the scratch; the rest is the caller's
     // promise.
     unsafe {

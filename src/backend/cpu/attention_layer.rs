@@ -5,13 +5,14 @@
 
 use super::attention::{attend, attend_segment, join_segments, partial_len};
 use super::elementwise::{add_bias, mul_sigmoid, rotate};
-use super::kv::{Element, Half, KvCache, SEGMENT, put};
+use super::kv::{Element, Half, Head, KvCache, SEGMENT, put};
 use super::layer::{NormWeights, Product, find_floats, product, table_len, union};
 use super::matmul::Isa;
 use super::pass::{Pass, Places, Post, Rows as Row, Tokens};
 use super::pool::Work;
 use super::profile::{attention_bytes, product_bytes};
-use super::rows::{Rows, Scores, tokens_per_block};
+use super::rows::{ROWS, Rows, Scores, tokens_per_block};
+use super::texts::{TextBlock, Texts};
 use super::token::Buffers;
 use super::weights::ThreadSpace;
 use crate::backend::{KvType, Work as Kind};
@@ -45,6 +46,8 @@ pub(super) struct AttentionLayer {
     score_cap: Option<f32>,
     sinks: Option<Vec<f32>>,
     gate: Option<Gate>,
+    /// Whether a position sees none behind it.
+    causal: bool,
 }
 
 /// A gate of the heads' results. The product of queries has its rows, too.
@@ -133,6 +136,7 @@ impl AttentionLayer {
             score_cap: a.score_cap,
             sinks: find_floats(&a.sinks, "attention sinks")?,
             gate,
+            causal: a.causal,
         })
     }
 
@@ -159,6 +163,8 @@ impl AttentionLayer {
         let group = kv_head * self.group()..(kv_head + 1) * self.group();
         Scores {
             window: self.window.unwrap_or(usize::MAX),
+            ahead: 0,
+            len: usize::MAX,
             cap: self.score_cap,
             sinks: self.sinks.as_ref().map(|sinks| &sinks[group]),
         }
@@ -302,7 +308,8 @@ impl AttentionLayer {
                 // SAFETY: each head is one thread's. A group's output replaces its queries after
                 // the last of them was read.
                 unsafe {
-                    place::<E>(isa, self, kv, b, (0, position), h, &mut me.row);
+                    let own = kv.head::<E>(self.index, h);
+                    place(isa, self, own, b, (0, position), h, &mut me.row);
                     if partials.is_none() {
                         let out = b.q.base().add(h * group * dim);
                         let head = kv.head::<E>(self.index, h);
@@ -369,6 +376,7 @@ impl AttentionLayer {
                     }
                 })
             }
+            Places::Texts(texts) => self.attend_texts(pass, texts),
             Places::Each(places) => {
                 let costs = places.iter().map(|(_, position)| self.cost(*position));
                 let each = costs.sum::<u64>() / n as u64;
@@ -389,18 +397,89 @@ impl AttentionLayer {
     /// Nobody else uses this token's q, k and v, or its position of the cache.
     unsafe fn place_token(&self, tokens: &Tokens, t: usize, me: &mut ThreadSpace) {
         let (isa, b, row) = (tokens.isa(), &tokens.buffers, &mut me.row);
-        let (kv, position) = tokens.places.at(t);
         // SAFETY: the caller's promise.
         unsafe {
             norm_all_heads(isa, self, b, t, 0, row);
             norm_all_heads(isa, self, b, t, 1, row);
+            if let Places::Texts(texts) = tokens.places {
+                let at = (t, texts.position(t));
+                for h in 0..self.n_kv_heads {
+                    let head = texts.head(texts.text_of(t), h, self.n_kv_heads, self.head_dim);
+                    place(isa, self, head, b, at, h, row);
+                }
+                return;
+            }
+            let (kv, position) = tokens.places.at(t);
             for h in 0..self.n_kv_heads {
                 let at = (t, position);
                 match kv.kv_type() {
-                    KvType::F16 => place::<Half>(isa, self, kv, b, at, h, row),
+                    KvType::F16 => place(isa, self, kv.head::<Half>(self.index, h), b, at, h, row),
                     // q8_0 was refused when the session was made.
-                    KvType::F32 | KvType::Q8_0 => place::<f32>(isa, self, kv, b, at, h, row),
+                    KvType::F32 | KvType::Q8_0 => {
+                        place(isa, self, kv.head::<f32>(self.index, h), b, at, h, row)
+                    }
                 }
+            }
+        }
+    }
+
+    /// Attention within whole texts.
+    fn attend_texts(&self, pass: &Pass, texts: &Texts) -> Result<()> {
+        let heads = self.n_kv_heads;
+        let blocks = texts.blocks();
+        let each = self.cost(texts.mean_len()) * ROWS as u64;
+        pass.phase(Work::even(heads * blocks.len(), each), |me, tasks| {
+            for task in tasks {
+                let (h, block) = (task % heads, blocks[task / heads]);
+                // SAFETY: each group of a token is one thread's, and a block's tokens are its own.
+                unsafe { self.attend_block(pass.tokens, texts, me, h, block) };
+            }
+        })
+    }
+
+    /// Attention of a KV head's group for a block of a text's positions.
+    ///
+    /// # Safety
+    /// As of `attend`.
+    unsafe fn attend_block(
+        &self,
+        tokens: &Tokens,
+        texts: &Texts,
+        me: &mut ThreadSpace,
+        head: usize,
+        block: TextBlock,
+    ) {
+        let (isa, dim, group) = (tokens.isa(), self.head_dim, self.group());
+        let stride = tokens.buffers.sizes.q;
+        let len = texts.len_of(block.text);
+        let mut scores = self.scores(head);
+        if !self.causal {
+            scores.len = len;
+            // As far as before.
+            scores.ahead = scores.window - 1;
+        }
+        let each = tokens_per_block(group);
+        let end = (block.first + ROWS).min(len);
+        let keys = texts.head(block.text, head, self.n_kv_heads, dim);
+        for position in (block.first..end).step_by(each) {
+            let token = texts.start_of(block.text) + position;
+            // SAFETY: the caller's promise. The output replaces the queries after the last of them was
+            // read.
+            unsafe {
+                let out = tokens
+                    .buffers
+                    .q
+                    .base()
+                    .add(token * stride + head * group * dim);
+                let rows = Rows {
+                    queries: out,
+                    stride,
+                    group,
+                    tokens: each.min(end - position),
+                    position,
+                    scores,
+                };
+                attend(isa, &rows, keys, out, &mut me.attention);
             }
         }
     }
@@ -539,7 +618,7 @@ unsafe fn ready(
 unsafe fn place<E: Element>(
     isa: Isa,
     layer: &AttentionLayer,
-    kv: &KvCache,
+    head: Head<'_, E>,
     b: &Buffers,
     (token, position): (usize, usize),
     kv_head: usize,
@@ -572,6 +651,6 @@ unsafe fn place<E: Element>(
         if let Some(norm) = &layer.v_norm {
             norm.apply_in_place(isa, v, scratch);
         }
-        put(isa, kv.head::<E>(layer.index, kv_head), position, k, v);
+        put(isa, head, position, k, v);
     }
 }

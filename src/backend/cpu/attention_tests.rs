@@ -54,6 +54,8 @@ fn case<E: Element>(kv_type: KvType, dim: usize, len: usize) -> Case {
 
 const PLAIN: Scores = Scores {
     window: usize::MAX,
+    ahead: 0,
+    len: usize::MAX,
     cap: None,
     sinks: None,
 };
@@ -251,7 +253,12 @@ fn caps_and_sinks() {
     for window in [9, usize::MAX] {
         for cap in [Some(0.7), None] {
             for sinks in [Some(&sinks[..]), None] {
-                let scores = Scores { window, cap, sinks };
+                let scores = Scores {
+                    window,
+                    cap,
+                    sinks,
+                    ..PLAIN
+                };
                 check_scores::<f32>(KvType::F32, 32, 4, 280, scores);
             }
         }

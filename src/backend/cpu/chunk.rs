@@ -10,7 +10,7 @@ pub(super) use super::pass::Places;
 use super::pass::{Pass, Rows, Tokens, Up};
 use super::pool::{PoolTurn, Work};
 use super::profile::Marks;
-use super::token::{Buffers, embed, rope_tables};
+use super::token::{Buffers, embed, embed_text, rope_tables};
 use super::weights::{CpuWeights, Sizes};
 use crate::error::Result;
 
@@ -118,7 +118,7 @@ impl<'a> Chunk<'a> {
         Chunk { tokens, rows }
     }
 
-    fn pass<'p, 't>(&'p self, turn: &'p PoolTurn<'t>) -> Pass<'p, 't> {
+    pub fn pass<'p, 't>(&'p self, turn: &'p PoolTurn<'t>) -> Pass<'p, 't> {
         Pass {
             tokens: &self.rows,
             turn,
@@ -134,13 +134,19 @@ impl<'a> Chunk<'a> {
         let work = Work::even(self.tokens.len(), each);
         self.pass(turn).phase(work, |me, range| {
             for t in range {
-                let (kv, position) = self.rows.places.at(t);
+                let (position, context) = self.rows.places.position(t);
+                let place = (self.tokens[t], position);
                 // SAFETY: each token is one thread's.
                 unsafe {
                     let x = b.x.part(t * weights.hidden, weights.hidden);
-                    embed(weights, (self.tokens[t], position), x, &mut me.row);
+                    match self.rows.places {
+                        Places::Texts(texts) => {
+                            embed_text(weights, place, texts.kind(t), x, &mut me.row);
+                        }
+                        _ => embed(weights, place, x, &mut me.row),
+                    }
                     let tables = b.rope.part(t * b.sizes.rope, b.sizes.rope);
-                    rope_tables(weights, kv.context(), position, tables);
+                    rope_tables(weights, context, position, tables);
                 }
             }
         })?;

@@ -153,6 +153,7 @@ pub(super) fn runs(tokens: &Tokens) -> (usize, usize) {
     match tokens.places {
         Places::Run(..) => (1, tokens.count),
         Places::Each(_) => (tokens.count, 1),
+        Places::Texts(_) => unreachable!("mixers that need a session were refused"),
     }
 }
 

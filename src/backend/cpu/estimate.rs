@@ -40,6 +40,14 @@ pub(super) fn estimate(
         + network.n_vocab.div_ceil(32) * size_of::<u32>()
         // The tokens of the context, which session and runner both hold.
         + options.context.saturating_mul(2 * size_of::<u32>());
+    if network.encoder.is_some() {
+        // It has no sessions.
+        return Ok(Estimate {
+            weights_bytes: weights_bytes(network),
+            model_workspace_bytes: model as u64,
+            ..Estimate::default()
+        });
+    }
     Ok(Estimate {
         weights_bytes: weights_bytes(network),
         kv_bytes_per_token: kv.bytes_per_token(),
@@ -66,6 +74,15 @@ fn weights_bytes(network: &Network) -> u64 {
         floats += norm(&inputs.norm);
     }
     floats += network.head.bias.as_ref().map_or(0, |b| b.row_len());
+    if let Some(encoder) = &network.encoder {
+        mapped += encoder.token_types.as_ref().map_or(0, |t| t.byte_len());
+        floats += encoder.embedding_norm.as_ref().map_or(0, norm);
+    }
+    for dense in network.readout.layers() {
+        mapped += dense.linear.weight.byte_len();
+        floats += dense.linear.bias.as_ref().map_or(0, |b| b.row_len());
+        floats += dense.norm.as_ref().map_or(0, norm);
+    }
     for block in &network.blocks {
         floats += block.norms().map(norm).sum::<usize>();
         let biases = block.linears().into_iter().filter_map(|m| m.bias.as_ref());

@@ -276,6 +276,8 @@ impl LatentLayer {
                 position,
                 scores: Scores {
                     window: usize::MAX,
+                    ahead: 0,
+                    len: usize::MAX,
                     cap: None,
                     sinks: None,
                 },

@@ -150,6 +150,8 @@ pub(super) struct Layer {
     pub residual_scale: f32,
     pub input: Option<Box<InputLayer>>,
     pub output_scale: f32,
+    pub mixer_sum_norm: Option<NormWeights>,
+    pub feed_forward_sum_norm: Option<NormWeights>,
 }
 
 /// What a block makes of an input of its own.
@@ -276,6 +278,8 @@ impl Layer {
                 None => None,
             },
             output_scale: block.output_scale,
+            mixer_sum_norm: NormWeights::find(&block.mixer_sum_norm)?,
+            feed_forward_sum_norm: NormWeights::find(&block.feed_forward_sum_norm)?,
         })
     }
 
@@ -286,6 +290,8 @@ impl Layer {
             &self.mixer_post_norm,
             &self.feed_forward_norm,
             &self.feed_forward_post_norm,
+            &self.mixer_sum_norm,
+            &self.feed_forward_sum_norm,
         ];
         let norms = norms.into_iter().flatten().map(NormWeights::floats);
         let mixer = match &self.mixer {

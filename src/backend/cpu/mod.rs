@@ -9,6 +9,7 @@
 //! | `short_conv` | a gated short convolution as a block's mixer |
 //! | `forward`, `profile` | the decode step of one token, and its time by kind of work |
 //! | `chunk`, `prefill`, `batch` | many tokens at once, of one session or several |
+//! | `embedder`, `texts` | vectors and scores of whole texts, without sessions |
 //! | `token` | what is done to single tokens in all forward passes |
 //! | `estimate` | what a network would take |
 //! | `matmul` | products of weights and activations |
@@ -27,6 +28,7 @@ mod delta_net;
 mod device;
 mod driver;
 mod elementwise;
+mod embedder;
 mod estimate;
 mod experts;
 mod forward;
@@ -47,6 +49,7 @@ mod runner;
 mod short_conv;
 mod simd;
 mod state;
+mod texts;
 mod token;
 mod turn;
 mod verify;

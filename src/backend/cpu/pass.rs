@@ -16,6 +16,7 @@ use super::matmul::{Activations, Encodings, Isa, Matrix, View};
 use super::pages::Span;
 use super::pool::{PoolTurn, Work};
 use super::profile::{Marks, product_bytes};
+use super::texts::Texts;
 use super::token::{Buffers, finish_logits};
 use super::weights::{CpuWeights, ThreadSpace};
 use crate::backend::Work as Kind;
@@ -31,6 +32,8 @@ pub(super) enum Places<'a> {
     Run(&'a KvCache, usize),
     /// Each in a session of its own, at a position.
     Each(&'a [(&'a KvCache, usize)]),
+    /// In whole texts, without sessions.
+    Texts(&'a Texts),
 }
 
 impl<'a> Places<'a> {
@@ -39,6 +42,18 @@ impl<'a> Places<'a> {
         match *self {
             Places::Run(kv, position) => (kv, position + token),
             Places::Each(places) => places[token],
+            Places::Texts(_) => unreachable!("mixers that need a session were refused"),
+        }
+    }
+
+    /// The position of a token, and the context that its rotations are for.
+    pub fn position(&self, token: usize) -> (usize, usize) {
+        match self {
+            Places::Texts(texts) => (texts.position(token), texts.max_tokens()),
+            _ => {
+                let (kv, position) = self.at(token);
+                (position, kv.context())
+            }
         }
     }
 }
@@ -151,6 +166,9 @@ impl Pass<'_, '_> {
                 both.1.run(&held, mixer_norm, mixer_post)?;
             }
         }
+        if let Some(norm) = &layer.mixer_sum_norm {
+            self.norm_residual(norm)?;
+        }
         match &layer.feed_forward {
             FeedForwardLayer::Dense(dense) => {
                 if !layer.parallel {
@@ -183,6 +201,9 @@ impl Pass<'_, '_> {
                 self.marks.end(Kind::Down, || experts.bytes_per_token().1);
             }
             FeedForwardLayer::None => {}
+        }
+        if let Some(norm) = &layer.feed_forward_sum_norm {
+            self.norm_residual(norm)?;
         }
         if let Some(input) = &layer.input {
             self.add_input(input)?;
@@ -263,6 +284,22 @@ impl Pass<'_, '_> {
         let bytes = || product_bytes([&input.gate, &input.projection]);
         self.marks.end(Kind::Down, bytes);
         Ok(())
+    }
+
+    /// Norms the residual stream.
+    pub fn norm_residual(&self, norm: &NormWeights) -> Result<()> {
+        let (tokens, b) = (self.tokens, &self.tokens.buffers);
+        let hidden = b.sizes.hidden;
+        let work = Work::even(tokens.count, 50 + hidden as u64 / 4);
+        self.phase(work, move |me, range| {
+            for t in range {
+                // SAFETY: each token is one thread's. The weights' instruction set is the processor's.
+                unsafe {
+                    let x = b.x.part(t * hidden, hidden);
+                    norm.apply_in_place(tokens.isa(), x, &mut me.row);
+                }
+            }
+        })
     }
 
     /// Scales the residual stream.

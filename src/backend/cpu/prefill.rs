@@ -5,6 +5,7 @@ use super::chunk::{Chunk, ChunkSpace, Places, chunk_bytes};
 use super::experts::ExpertChunkSpace;
 use super::forward::step;
 use super::kv::{KvCache, MAX_CHUNK};
+use super::pool::PoolTurn;
 use super::weights::{CpuWeights, Sizes};
 use crate::error::{Result, fail};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -107,9 +108,24 @@ fn run_chunk(
     interrupt: &AtomicBool,
 ) -> Result<()> {
     let chunk = Chunk::new(weights, space, tokens, Places::Run(kv, position));
-    let mut turn = weights.pool.turn(interrupt)?;
-    let (mut since, mut others) = (Instant::now(), Duration::ZERO);
+    let turn = weights.pool.turn(interrupt)?;
     chunk.embed(&turn)?;
+    let turn = run_layers(weights, &chunk, turn, position, interrupt)?;
+    match out {
+        Some(out) => chunk.last_logits(&turn, out),
+        None => Ok(()),
+    }
+}
+
+/// The layers of a chunk that begins at a position. The turn may be another one afterwards.
+pub(super) fn run_layers<'t>(
+    weights: &'t CpuWeights,
+    chunk: &Chunk<'_>,
+    mut turn: PoolTurn<'t>,
+    position: usize,
+    interrupt: &AtomicBool,
+) -> Result<PoolTurn<'t>> {
+    let (mut since, mut others) = (Instant::now(), Duration::ZERO);
     for index in 0..weights.layers.len() {
         if interrupt.load(Relaxed) {
             fail!(
@@ -127,8 +143,5 @@ fn run_chunk(
         }
         chunk.run_layer(&turn, index)?;
     }
-    match out {
-        Some(out) => chunk.last_logits(&turn, out),
-        None => Ok(()),
-    }
+    Ok(turn)
 }

@@ -33,8 +33,12 @@ pub struct Rows<'a> {
 /// Which scores count, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Scores<'a> {
-    /// Positions that a position sees, itself included: at least 1.
+    /// Positions that a position sees before it, itself included: at least 1.
     pub window: usize,
+    /// Positions that it sees behind it, of which there may be less: 0 in causal attention.
+    pub ahead: usize,
+    /// Positions that there are, where some are seen that lie ahead.
+    pub len: usize,
     /// Soft cap.
     pub cap: Option<f32>,
     /// A logit per query head of the group that takes its share of the softmax without a value.
@@ -45,6 +49,11 @@ impl Scores<'_> {
     /// The first position that `position` sees.
     pub fn first(&self, position: usize) -> usize {
         (position + 1).saturating_sub(self.window)
+    }
+
+    /// The position behind the last one that `position` sees.
+    pub fn end(&self, position: usize) -> usize {
+        (position + 1).saturating_add(self.ahead).min(self.len)
     }
 }
 
@@ -68,7 +77,7 @@ impl Rows<'_> {
         let position = self.position + row / self.group;
         let start = segment * SEGMENT;
         let first = self.scores.first(position).saturating_sub(start);
-        let end = (position + 1).saturating_sub(start).min(SEGMENT);
+        let end = self.scores.end(position).saturating_sub(start).min(SEGMENT);
         first.min(end)..end
     }
 
@@ -80,7 +89,8 @@ impl Rows<'_> {
 
     /// Segments that some row sees.
     pub fn segments(&self) -> RangeInclusive<usize> {
-        self.first_segment(0)..=(self.position + self.tokens - 1) / SEGMENT
+        let end = self.scores.end(self.position + self.tokens - 1);
+        self.first_segment(0)..=(end - 1) / SEGMENT
     }
 
     /// The sink of a row.

@@ -1,11 +1,12 @@
 //! A gated short convolution as a block's mixer. Channels do not see each other, so threads have
 //! channels of their own, and walk through the tokens in order.
 
+use super::convolution::runs;
 use super::kv::KvCache;
 use super::layer::{NormWeights, Product, find_floats, floats, product, union};
 use super::matmul::Isa;
 use super::pages::Span;
-use super::pass::{Pass, Places, Post, Rows, Tokens};
+use super::pass::{Pass, Post, Rows, Tokens};
 use super::pool::Work;
 use super::profile::product_bytes;
 use crate::backend::Work as Kind;
@@ -78,10 +79,7 @@ impl ShortConvLayer {
         pass.products(products, [b, rows(buffers.k, kv), rows(buffers.v, kv)])?;
         pass.marks.end(Kind::Qkv, || product_bytes(products));
         let blocks = self.channels.div_ceil(CHANNELS);
-        let (runs, each) = match tokens.places {
-            Places::Run(..) => (1, tokens.count),
-            Places::Each(_) => (tokens.count, 1),
-        };
+        let (runs, each) = runs(tokens);
         let cost = (each * CHANNELS * self.width / 4) as u64;
         pass.phase(Work::even(runs * blocks, cost), |_, tasks| {
             for task in tasks {

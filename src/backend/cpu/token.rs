@@ -39,6 +39,29 @@ pub(super) fn embed(
     }
 }
 
+/// The same for an encoder's token of a kind.
+pub(super) fn embed_text(
+    weights: &CpuWeights,
+    place: (u32, usize),
+    kind: usize,
+    x: &mut [f32],
+    scratch: &mut [f32],
+) {
+    embed(weights, place, x, scratch);
+    let Some(encoder) = &weights.encoder else {
+        return;
+    };
+    if let Some(kinds) = &encoder.token_types {
+        let row = &mut scratch[..x.len()];
+        kinds.row(kind.min(kinds.rows() - 1), row);
+        add(x, row, None);
+    }
+    if let Some(norm) = &encoder.embedding_norm {
+        // SAFETY: the weights' instruction set is the processor's.
+        unsafe { norm.apply_in_place(weights.isa, x, scratch) };
+    }
+}
+
 /// Writes the tables of all ropes for a position of a session with that context.
 pub(super) fn rope_tables(
     weights: &CpuWeights,

@@ -3,6 +3,7 @@
 use super::attention::AttentionScratch;
 use super::batch::{BatchSpace, submit};
 use super::chunk::ChunkSpace;
+use super::embedder::{CpuEmbedder, EncoderWeights, ReadoutWeights};
 use super::experts::ExpertSizes;
 use super::fixed::FixedStates;
 use super::forward::DecodeSpace;
@@ -13,9 +14,13 @@ use super::matmul::{Encodings, Isa, Matrix, Scratch};
 use super::pass::product_cost;
 use super::pool::{Pool, PoolOptions, useful_threads};
 use super::runner::CpuRunner;
+use super::texts::TextSizes;
 use super::turn::Turns;
 use crate::backend::row::{discard, take_apart};
-use crate::backend::{KvType, MAX_DRAFTS, Row, RowResult, Runner, RunnerOptions, Weights, When};
+use crate::backend::{
+    Embedder, EmbedderOptions, KvType, MAX_DRAFTS, Row, RowResult, Runner, RunnerOptions, Weights,
+    When,
+};
 use crate::error::{Result, fail, try_vec};
 use crate::model::{
     Attention, Block, FeedForward, KvShape, LatentAttention, Mamba2, Mixer, Network, Rope,
@@ -43,6 +48,10 @@ pub struct CpuWeights {
     pub(super) head: Product,
     pub(super) logit_scale: f32,
     pub(super) logit_cap: Option<f32>,
+    /// What an encoder has beside the layers; `None` for a decoder.
+    pub(super) encoder: Option<EncoderWeights>,
+    pub(super) readout: ReadoutWeights,
+    pub(super) text_sizes: TextSizes,
     /// The different rotary embeddings of the layers, mostly one.
     pub(super) ropes: Vec<Rope>,
     pub(super) sizes: Sizes,
@@ -90,6 +99,8 @@ pub(super) struct Sizes {
     pub heads: LatentSizes,
     /// Longest row of queries by way of which others come.
     pub q_rank: usize,
+    /// Longest row that a layer behind the pooling reads or makes.
+    pub readout: usize,
     pub encodings: Encodings,
     pub experts: ExpertSizes,
 }
@@ -98,7 +109,8 @@ impl Sizes {
     /// Longest row that a product reads.
     pub fn cols(&self) -> usize {
         let n_ff = self.n_ff.max(self.experts.n_ff);
-        self.hidden.max(self.q).max(n_ff).max(self.heads.cols)
+        let longest = self.hidden.max(self.q).max(n_ff).max(self.heads.cols);
+        longest.max(self.readout)
     }
 
     /// Longest row that a norm takes.
@@ -247,6 +259,11 @@ impl Sizes {
             let encodings = Encodings::for_type(inputs.projection.weight.ty);
             s.encodings = s.encodings.union(encodings);
         }
+        for dense in network.readout.layers() {
+            let weight = &dense.linear.weight;
+            s.readout = s.readout.max(weight.rows()).max(weight.row_len());
+            s.encodings = s.encodings.union(Encodings::for_type(weight.ty));
+        }
         s.rope = ropes(network).into_iter().map(table_len).sum();
         s
     }
@@ -343,6 +360,12 @@ impl CpuWeights {
             head,
             logit_scale: network.logit_scale,
             logit_cap: network.logit_cap,
+            encoder: match &network.encoder {
+                Some(encoder) => Some(EncoderWeights::new(encoder, isa)?),
+                None => None,
+            },
+            readout: ReadoutWeights::new(&network.readout, isa)?,
+            text_sizes: TextSizes::of(network),
             ropes,
             sizes,
             pool,
@@ -394,7 +417,17 @@ pub(super) fn check_kv_type(kv_type: KvType) -> Result<()> {
 }
 
 impl Weights for CpuWeights {
+    fn create_embedder(self: Arc<Self>, options: &EmbedderOptions) -> Result<Box<dyn Embedder>> {
+        Ok(Box::new(CpuEmbedder::new(self, options)?))
+    }
+
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>> {
+        if self.encoder.is_some() {
+            fail!(
+                Unsupported,
+                "the model is an encoder, which has no next token: it makes vectors of texts, but no sessions"
+            );
+        }
         check_kv_type(options.kv_type)?;
         let shape = self.kv_shape(options.kv_type)?;
         let fixed = FixedStates::new(&self.fixed_layers, self.n_vocab, options.marks())?;
@@ -408,11 +441,20 @@ impl Weights for CpuWeights {
     fn resident_bytes(&self) -> u64 {
         let layers = self.layers.iter().map(Layer::floats).sum::<usize>();
         let inputs = self.inputs.as_ref().map_or(0, |i| i.norm.floats());
+        let norm = self
+            .encoder
+            .as_ref()
+            .and_then(|e| e.embedding_norm.as_ref());
+        let norm = norm.map_or(0, NormWeights::floats);
+        let inputs = inputs + norm + self.readout.floats();
         ((layers + inputs + self.final_norm.floats()) * size_of::<f32>()) as u64
     }
 
     fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
-        self.kv_shape(kv_type).map_or(0, |s| s.bytes_per_token())
+        match self.encoder {
+            Some(_) => 0,
+            None => self.kv_shape(kv_type).map_or(0, |s| s.bytes_per_token()),
+        }
     }
 
     fn kv_bytes(&self, options: &RunnerOptions) -> u64 {

@@ -361,6 +361,13 @@ impl Plan {
         if network.blocks.is_empty() {
             fail!(InvalidModel, "the network has no layers");
         }
+        if network.encoder.is_some() {
+            fail!(
+                Unsupported,
+                "architecture {}: encoders are not supported on a GPU; they are on a CPU",
+                network.architecture
+            );
+        }
         let table = |weight: &Tensor| Linear {
             weight: weight.clone(),
             bias: None,

@@ -331,6 +331,26 @@ const FAMILIES: &[Family] = &[
         ..LLAMA
     },
     Family {
+        model_types: &["gemma3_text"],
+        classes: &["Gemma3TextModel"],
+        architecture: "gemma-embedding",
+        activations: GELU_TANH,
+        parts: &[ATTENTION, HEAD_NORMS, GEMMA_NORMS, GATED],
+        layout: Layout::ShiftedNorms,
+        // Published configs name little more than the sizes.
+        defaults: || {
+            json!({"rms_norm_eps": 1e-6, "head_dim": 256, "query_pre_attn_scalar": 256,
+                "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208,
+                "max_position_embeddings": 131_072, "default_rope_theta": 1e6,
+                "rope_local_base_freq": 1e4, "sliding_window": 4096,
+                "hidden_activation": "gelu_pytorch_tanh"})
+        },
+        tied: true,
+        bias_flags: &["attention_bias"],
+        keys: keys::gemma_embedding,
+        ..LLAMA
+    },
+    Family {
         model_types: &["gemma4_text", "gemma4"],
         classes: &["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"],
         architecture: "gemma4",

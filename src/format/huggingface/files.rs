@@ -81,6 +81,20 @@ impl Folder {
         self.path.join(name).is_file()
     }
 
+    /// A folder in this one.
+    pub(super) fn inner(&self, name: &str) -> Folder {
+        Folder {
+            path: self.path.join(name),
+            weights: None,
+            opened: RefCell::default(),
+        }
+    }
+
+    /// Takes over what another one has opened.
+    pub(super) fn adopt(&self, other: &Folder) {
+        self.opened.borrow_mut().extend(other.opened());
+    }
+
     /// The content of a file of this folder. Errors name it.
     pub(super) fn read(&self, name: &str) -> Result<Vec<u8>> {
         self.whole(name).map_err(|e| within(&self.display(name), e))
@@ -263,7 +277,7 @@ impl<'de> Deserialize<'de> for WeightMap {
 }
 
 /// A shard must lie in the folder itself: its name is a file name and nothing else.
-fn check_name(shard: &str) -> Result<()> {
+pub(super) fn check_name(shard: &str) -> Result<()> {
     let mut parts = Path::new(shard).components();
     let plain = matches!(parts.next(), Some(Component::Normal(name)) if name == shard)
         && parts.next().is_none()

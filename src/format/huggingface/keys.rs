@@ -243,6 +243,12 @@ impl<'a> Keys<'a> {
         self.values.insert(key, value.into());
     }
 
+    /// Whether a key of the architecture is set.
+    pub(super) fn has(&self, key: &str) -> bool {
+        let key = format!("{}.{key}", self.architecture);
+        self.values.contains_key(&key)
+    }
+
     /// `Unsupported` if a flag is set.
     pub(super) fn refuse(&self, key: &str) -> Result<()> {
         if self.config.flag(key)? {
@@ -410,8 +416,24 @@ pub(super) fn gemma2(k: &mut Keys) -> Result<()> {
     k.windows(|layer| layer.is_multiple_of(2))
 }
 
+/// Embedding Gemma, whose attention is not causal.
+pub(super) fn gemma_embedding(k: &mut Keys) -> Result<()> {
+    if !k.config.flag("use_bidirectional_attention")? {
+        fail!(
+            Unsupported,
+            "config.json: architectures is a model without a head, but use_bidirectional_attention is not true"
+        );
+    }
+    k.set("attention.causal", false);
+    gemma3_windows(k)
+}
+
 pub(super) fn gemma3(k: &mut Keys) -> Result<()> {
     k.refuse("use_bidirectional_attention")?;
+    gemma3_windows(k)
+}
+
+fn gemma3_windows(k: &mut Keys) -> Result<()> {
     k.copy("final_logit_softcapping", "final_logit_softcapping")?;
     k.attention_scale()?;
     let every = match k.config.find_size("sliding_window_pattern")? {

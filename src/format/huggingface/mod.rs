@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `files` | which files there are, and what may be read |
 //! | `families`, `further` | the families: names, layout, defaults |
+//! | `encoders`, `sentences` | encoders; what sentence-transformers has beside a model |
 //! | `json`, `keys`, `rope` | `config.json`, and the metadata that it becomes |
 //! | `tensors`, `experts` | the tensors by their new names |
 //! | `vocabulary`, `presplit` | `tokenizer.json` as metadata, for files that are written |
@@ -13,6 +14,7 @@
 //! | `stored`, `rows`, `fp8`, `mxfp4` | their bytes: as they are, in another order, from other types |
 
 mod delta_net;
+mod encoders;
 mod experts;
 mod falcon_h1;
 mod families;
@@ -31,6 +33,7 @@ mod presplit;
 mod relatives;
 mod rope;
 mod rows;
+mod sentences;
 mod stored;
 mod template;
 mod tensors;
@@ -75,10 +78,21 @@ pub(super) fn open(folder: &Folder, access: Access) -> Result<ModelFile> {
     let text = folder.read(CONFIG)?;
     let mut config = Config::parse(&text).map_err(|e| within(&folder.display(CONFIG), e))?;
     let in_folder = |e| within(&folder.display(""), e);
-    let family = Family::of(&mut config).map_err(in_folder)?;
-    let (stored, file_bytes) = folder.tensors(access)?;
-    let mut file = describe(family, &config, stored).map_err(in_folder)?;
-    file.file_bytes = file_bytes;
+    let encoder = encoders::Encoder::of(&config).map_err(in_folder)?;
+    let mut file = match encoder {
+        Some(encoder) => {
+            let (stored, file_bytes) = folder.tensors(access)?;
+            let file = encoder.describe(&config, stored).map_err(in_folder)?;
+            ModelFile { file_bytes, ..file }
+        }
+        None => {
+            let family = Family::of(&mut config).map_err(in_folder)?;
+            let (stored, file_bytes) = folder.tensors(access)?;
+            let file = describe(family, &config, stored).map_err(in_folder)?;
+            ModelFile { file_bytes, ..file }
+        }
+    };
+    sentences::add(folder, access, &mut file)?;
     let name = Value::String(folder.name());
     file.metadata.insert("general.name".to_owned(), name);
     file.metadata.extend(template::find(folder)?);
@@ -97,11 +111,19 @@ pub(super) fn open(folder: &Folder, access: Access) -> Result<ModelFile> {
 /// See [`ModelFile::from_folder`].
 pub(super) fn from_parts(config: &[u8], weights: Input) -> Result<ModelFile> {
     let mut config = Config::parse(config).map_err(|e| within(CONFIG, e))?;
-    let family = Family::of(&mut config)?;
+    let encoder = encoders::Encoder::of(&config)?;
+    let family = match encoder {
+        Some(_) => None,
+        None => Some(Family::of(&mut config)?),
+    };
     let file_bytes = weights.len() as u64;
     let tensors = files::open_input(&Arc::new(weights), Path::new(files::WEIGHTS));
     let stored = tensors.map_err(|e| within(files::WEIGHTS, e))?;
-    let file = describe(family, &config, stored)?;
+    let file = match (encoder, family) {
+        (Some(encoder), _) => encoder.describe(&config, stored)?,
+        (None, Some(family)) => describe(family, &config, stored)?,
+        (None, None) => unreachable!("one of both was found"),
+    };
     Ok(ModelFile { file_bytes, ..file })
 }
 

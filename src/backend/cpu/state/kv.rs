@@ -294,9 +294,11 @@ impl KvCache {
         let part = &self.shape.parts[layer];
         assert!(head < part.n_kv_heads && size_of::<E>() == element_bytes(self.shape.kv_type));
         Head {
-            segments: &self.segments[part.group].pages,
-            offset: part.offset + head * (part.keys_bytes + part.values_bytes),
-            keys_bytes: part.keys_bytes,
+            place: Place::Segments {
+                segments: &self.segments[part.group].pages,
+                offset: part.offset + head * (part.keys_bytes + part.values_bytes),
+                keys_bytes: part.keys_bytes,
+            },
             head_dim: part.head_dim,
             context: self.context,
             element: PhantomData,
@@ -304,14 +306,25 @@ impl KvCache {
     }
 }
 
+/// Where the keys and values of a head lie.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    /// In a cache.
+    Segments {
+        /// Memory of the segments that there is room for; the others take their places in turn.
+        segments: &'a [Arc<Pages>],
+        /// Where the head begins in a segment.
+        offset: usize,
+        keys_bytes: usize,
+    },
+    /// Segment behind segment, in memory for a text alone.
+    Flat { keys: *mut u8, values: *mut u8 },
+}
+
 /// The keys and values of one KV head of one layer.
 #[derive(Clone, Copy)]
 pub struct Head<'a, E> {
-    /// Memory of the segments that there is room for; the others take their places in turn.
-    segments: &'a [Arc<Pages>],
-    /// Where the head begins in a segment.
-    offset: usize,
-    keys_bytes: usize,
+    place: Place<'a>,
     /// Elements of a key and of a value.
     pub head_dim: usize,
     context: usize,
@@ -319,32 +332,63 @@ pub struct Head<'a, E> {
 }
 
 impl<E: Element> Head<'_, E> {
+    /// A head of a text of its own. `keys` has `head_dim` and `values` [`value_stride`](Self::value_stride)
+    /// elements for each of `len` positions, rounded up to whole tiles.
+    pub fn flat(keys: *mut E, values: *mut E, head_dim: usize, len: usize) -> Self {
+        Head {
+            place: Place::Flat {
+                keys: keys.cast(),
+                values: values.cast(),
+            },
+            head_dim,
+            context: len,
+            element: PhantomData,
+        }
+    }
+
     /// Elements from one value to the next.
     pub fn value_stride(&self) -> usize {
         self.head_dim.next_multiple_of(LANES)
     }
 
+    /// Where the keys and the values of a segment begin.
     #[inline(always)]
-    fn segment(&self, segment: usize) -> *mut u8 {
+    fn segment(&self, segment: usize) -> (*mut u8, *mut u8) {
         debug_assert!(segment * SEGMENT < self.context);
-        let place = if segment < self.segments.len() {
-            segment
-        } else {
-            segment % self.segments.len()
-        };
-        self.segments[place].base().wrapping_add(self.offset)
+        match self.place {
+            Place::Segments {
+                segments,
+                offset,
+                keys_bytes,
+            } => {
+                let place = if segment < segments.len() {
+                    segment
+                } else {
+                    segment % segments.len()
+                };
+                let keys = segments[place].base().wrapping_add(offset);
+                (keys, keys.wrapping_add(keys_bytes))
+            }
+            Place::Flat { keys, values } => {
+                let before = segment * SEGMENT * size_of::<E>();
+                (
+                    keys.wrapping_add(before * self.head_dim),
+                    values.wrapping_add(before * self.value_stride()),
+                )
+            }
+        }
     }
 
     /// The keys of a segment, `[SEGMENT / 16][head_dim][16]`.
     #[inline(always)]
     pub fn keys(&self, segment: usize) -> *mut E {
-        self.segment(segment).cast()
+        self.segment(segment).0.cast()
     }
 
     /// The values of a segment, `[SEGMENT][value_stride]`; elements from `head_dim` on are zero.
     #[inline(always)]
     pub fn values(&self, segment: usize) -> *mut E {
-        self.segment(segment).wrapping_add(self.keys_bytes).cast()
+        self.segment(segment).1.cast()
     }
 
     /// Writes the key and value of a position.

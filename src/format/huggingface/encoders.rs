@@ -1,0 +1,365 @@
+//! Encoders: their tensors by GGUF's names, and what their configs say.
+
+use super::json::{Config, wrong};
+use super::keys::Keys;
+use super::rope;
+use super::stored::{Stored, small};
+use super::tensors::insert;
+use crate::error::{Error, Result, Status, fail};
+use crate::format::{Array, ModelFile, Tensor, Value};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A family of encoders.
+pub(super) struct Encoder {
+    /// `model_type` in the config.
+    model_types: &'static [&'static str],
+    /// What the names of its classes begin with.
+    classes: &'static [&'static str],
+    /// `general.architecture` in GGUF.
+    architecture: &'static str,
+    /// What stands before the number of a layer.
+    layers: &'static str,
+    /// Parts of a layer: those of the folder, and those of GGUF.
+    parts: &'static [(&'static str, &'static str)],
+    activations: &'static [&'static str],
+    rope: bool,
+    /// Whether positions are counted from the one behind `pad_token_id` on.
+    shifted: bool,
+}
+
+const BERT_PARTS: &[(&str, &str)] = &[
+    ("attention.self.query", "attn_q"),
+    ("attention.self.key", "attn_k"),
+    ("attention.self.value", "attn_v"),
+    ("attention.output.dense", "attn_output"),
+    ("attention.output.LayerNorm", "attn_output_norm"),
+    ("intermediate.dense", "ffn_up"),
+    ("output.dense", "ffn_down"),
+    ("output.LayerNorm", "layer_output_norm"),
+];
+
+const FAMILIES: &[Encoder] = &[
+    Encoder {
+        model_types: &["bert"],
+        classes: &["Bert"],
+        architecture: "bert",
+        layers: "encoder.layer.",
+        parts: BERT_PARTS,
+        activations: &["gelu"],
+        rope: false,
+        shifted: false,
+    },
+    Encoder {
+        model_types: &["roberta", "xlm-roberta", "camembert"],
+        classes: &["Roberta", "XLMRoberta", "Camembert"],
+        architecture: "bert",
+        layers: "encoder.layer.",
+        parts: BERT_PARTS,
+        activations: &["gelu"],
+        rope: false,
+        shifted: true,
+    },
+    Encoder {
+        model_types: &["nomic_bert"],
+        classes: &["NomicBert"],
+        architecture: "nomic-bert",
+        layers: "encoder.layers.",
+        parts: &[
+            ("attn.Wqkv", "attn_qkv"),
+            ("attn.out_proj", "attn_output"),
+            ("norm1", "attn_output_norm"),
+            ("mlp.fc11", "ffn_up"),
+            ("mlp.fc12", "ffn_gate"),
+            ("mlp.fc2", "ffn_down"),
+            ("norm2", "layer_output_norm"),
+        ],
+        activations: &["silu", "swiglu"],
+        rope: true,
+        shifted: false,
+    },
+    Encoder {
+        model_types: &["jina_embeddings_v3"],
+        classes: &["JinaEmbeddingsV3"],
+        architecture: "jina-bert-v3",
+        layers: "encoder.layers.",
+        parts: &[
+            ("mixer.Wqkv", "attn_qkv"),
+            ("mixer.out_proj", "attn_output"),
+            ("norm1", "attn_output_norm"),
+            ("mlp.fc1", "ffn_up"),
+            ("mlp.fc2", "ffn_down"),
+            ("norm2", "layer_output_norm"),
+        ],
+        activations: &["gelu"],
+        rope: true,
+        shifted: false,
+    },
+    Encoder {
+        model_types: &["modernbert"],
+        classes: &["ModernBert"],
+        architecture: "modern-bert",
+        layers: "layers.",
+        parts: &[
+            ("attn_norm", "attn_norm"),
+            ("attn.Wqkv", "attn_qkv"),
+            ("attn.Wo", "attn_output"),
+            ("mlp_norm", "ffn_norm"),
+            ("mlp.Wi", "ffn_up"),
+            ("mlp.Wo", "ffn_down"),
+        ],
+        activations: &["gelu"],
+        rope: true,
+        shifted: false,
+    },
+];
+
+/// Names outside of layers.
+const TOP: &[(&str, &str)] = &[
+    ("embeddings.word_embeddings", "token_embd"),
+    ("embeddings.tok_embeddings", "token_embd"),
+    ("embeddings.position_embeddings", "position_embd"),
+    ("embeddings.token_type_embeddings", "token_types"),
+    ("embeddings.LayerNorm", "token_embd_norm"),
+    ("embeddings.norm", "token_embd_norm"),
+    ("emb_ln", "token_embd_norm"),
+    ("final_norm", "output_norm"),
+];
+/// Those of classification heads.
+const HEAD: &[(&str, &str)] = &[
+    ("pooler.dense", "cls"),
+    ("classifier.dense", "cls"),
+    ("head.dense", "cls"),
+    ("head.norm", "cls.norm"),
+    ("classifier.out_proj", "cls.output"),
+    ("classifier", "cls.output"),
+];
+const PREFIXES: [&str; 4] = ["bert.", "roberta.", "model.", "new."];
+/// What vectors and scores do without: heads that guess words, and constants.
+const UNUSED: [&str; 5] = ["cls.", "lm_head.", "head.", "decoder.", "pooler."];
+
+impl Encoder {
+    /// The family of a config, if it is one of encoders.
+    pub(super) fn of(config: &Config) -> Result<Option<&'static Encoder>> {
+        let Some(model_type) = config.find_str("model_type")? else {
+            return Ok(None);
+        };
+        let family = FAMILIES
+            .iter()
+            .find(|f| f.model_types.contains(&model_type));
+        let Some(family) = family else {
+            return Ok(None);
+        };
+        if let Some(class) = config
+            .find_array("architectures")?
+            .and_then(|all| all.first())
+        {
+            let known = |class: &str| family.classes.iter().any(|start| class.starts_with(start));
+            if !class.as_str().is_some_and(known) {
+                return Err(wrong("architectures", class, "a class of that model_type"));
+            }
+        }
+        Ok(Some(family))
+    }
+
+    /// What a GGUF file of the same model would hold.
+    pub(super) fn describe(
+        &self,
+        config: &Config,
+        stored: HashMap<String, Stored>,
+    ) -> Result<ModelFile> {
+        let n_layers = config.size(&["num_hidden_layers", "n_layer"])?;
+        if n_layers > stored.len() as u64 {
+            fail!(
+                InvalidModel,
+                "config.json: num_hidden_layers is {n_layers}, but there are only {} tensors",
+                stored.len()
+            );
+        }
+        let mut keys = Keys::common(config, self.architecture)?;
+        self.keys(&mut keys, config)?;
+        let shift = self.shift(config)?;
+        if let Some(shift) = shift {
+            let all = config.size(&["max_position_embeddings"])?;
+            let left = all.saturating_sub(shift as u64);
+            if left == 0 {
+                let problem = "a number above that of pad_token_id";
+                return Err(wrong("max_position_embeddings", &all.into(), problem));
+            }
+            keys.set("context_length", left);
+        }
+        let tensors = self.tensors(config, &stored, n_layers, shift)?;
+        let key_names = keys.names();
+        Ok(ModelFile {
+            metadata: keys.values,
+            tensors,
+            file_bytes: 0,
+            text_files: None,
+            key_names,
+            files: Vec::new(),
+        })
+    }
+
+    /// Rows of the position embedding that no position has.
+    fn shift(&self, config: &Config) -> Result<Option<usize>> {
+        if !self.shifted {
+            return Ok(None);
+        }
+        let padding = match config.find("pad_token_id") {
+            None => 1,
+            Some(id) => match id.as_u64().filter(|id| *id < 1 << 20) {
+                Some(id) => id,
+                None => return Err(wrong("pad_token_id", id, "a token id")),
+            },
+        };
+        Ok(Some(padding as usize + 1))
+    }
+
+    fn keys(&self, keys: &mut Keys, config: &Config) -> Result<()> {
+        for key in ["hidden_act", "hidden_activation", "activation_function"] {
+            if let Some(name) = config.find_str(key)?
+                && !self.activations.contains(&name)
+            {
+                fail!(
+                    Unsupported,
+                    "config.json: {key} is {name:?}; models of this family run with {}",
+                    self.activations.join(", ")
+                );
+            }
+        }
+        if let Some(kind) = config.find_str("position_embedding_type")?
+            && kind != "absolute"
+            && kind != "rotary"
+        {
+            fail!(
+                Unsupported,
+                "config.json: position_embedding_type is {kind:?}; only absolute positions and rotations are supported"
+            );
+        }
+        keys.refuse("is_decoder")?;
+        keys.refuse("add_cross_attention")?;
+        keys.set("attention.causal", false);
+        match config.find_f32("norm_eps")? {
+            Some(eps) => keys.set("attention.layer_norm_epsilon", eps),
+            None if !keys.has("attention.layer_norm_epsilon") => {
+                keys.set("attention.layer_norm_epsilon", 1e-12f32);
+            }
+            None => {}
+        }
+        if self.rope {
+            rope::describe(keys)?;
+            for (own, key) in [
+                ("rotary_emb_base", "rope.freq_base"),
+                ("global_rope_theta", "rope.freq_base"),
+                ("local_rope_theta", "rope.freq_base_swa"),
+            ] {
+                if config.find("rope_parameters").is_none()
+                    && let Some(base) = config.find_f32(own)?
+                {
+                    keys.set(key, base);
+                }
+            }
+        }
+        if self.architecture == "modern-bert" {
+            keys.set(
+                "attention.sliding_window",
+                config.size(&["local_attention"])?,
+            );
+            let every = config.find_size("global_attn_every_n_layers")?.unwrap_or(3);
+            let windowed = keys.windowed(|layer| !layer.is_multiple_of(every))?;
+            let pattern = Value::Array(Array::Bool(windowed));
+            keys.set("attention.sliding_window_pattern", pattern);
+            if config.find_str("classifier_pooling")? == Some("mean") {
+                keys.set("score_pooling_type", 1u32);
+            }
+        }
+        Ok(())
+    }
+
+    /// All tensors by their names in GGUF.
+    fn tensors(
+        &self,
+        config: &Config,
+        stored: &HashMap<String, Stored>,
+        n_layers: u64,
+        shift: Option<usize>,
+    ) -> Result<HashMap<Arc<str>, Tensor>> {
+        let classes = config.find_array("architectures")?;
+        let class = classes.and_then(|all| all.first()).and_then(|c| c.as_str());
+        let scores = class.is_some_and(|class| class.ends_with("ForSequenceClassification"));
+        let mut tensors = HashMap::new();
+        let mut names: Vec<&String> = stored.keys().collect();
+        names.sort_unstable();
+        for full in names {
+            let mut name = full.as_str();
+            for prefix in PREFIXES {
+                name = name.strip_prefix(prefix).unwrap_or(name);
+            }
+            if name.ends_with("position_ids") || name.ends_with("rotary_emb.inv_freq") {
+                continue;
+            }
+            // Names of old files.
+            let name = name.replace("LayerNorm.gamma", "LayerNorm.weight");
+            let name = name.replace("LayerNorm.beta", "LayerNorm.bias");
+            let (stem, end) = name.rsplit_once('.').unwrap_or((&name, ""));
+            let find = |list: &[(&str, &'static str)]| {
+                let found = list.iter().find(|(known, _)| *known == stem);
+                found.map(|(_, gguf)| *gguf)
+            };
+            let gguf = match find(TOP) {
+                Some(top) => top.to_owned(),
+                None => match self.layer_part(stem) {
+                    Some((layer, part)) if layer < n_layers => format!("blk.{layer}.{part}"),
+                    Some((layer, _)) => fail!(
+                        InvalidModel,
+                        "tensor {full} is of layer {layer}, but num_hidden_layers is {n_layers}"
+                    ),
+                    None => match find(HEAD) {
+                        Some(head) if scores => head.to_owned(),
+                        _ if UNUSED.iter().any(|start| name.starts_with(start)) => continue,
+                        _ => fail!(
+                            Unsupported,
+                            "tensor {full} is not known in models of {}",
+                            self.model_types[0]
+                        ),
+                    },
+                },
+            };
+            let tensor = tensor(&stored[full], shift.filter(|_| gguf == "position_embd"))?;
+            insert(&mut tensors, format!("{gguf}.{end}"), tensor)?;
+        }
+        Ok(tensors)
+    }
+
+    /// Layer and part, by its name in GGUF.
+    fn layer_part(&self, stem: &str) -> Option<(u64, &'static str)> {
+        let (layer, part) = stem.strip_prefix(self.layers)?.split_once('.')?;
+        let number = layer.parse().ok();
+        let layer = number.filter(|n: &u64| n.to_string() == layer)?;
+        let part = self.parts.iter().find(|(known, _)| *known == part)?.1;
+        Some((layer, part))
+    }
+}
+
+/// A tensor, without its first rows if that is asked for.
+fn tensor(stored: &Stored, shift: Option<usize>) -> Result<Tensor> {
+    let dims = stored.dims()?;
+    if dims.len() == 1 {
+        return small(&stored.name, dims, &stored.values()?);
+    }
+    let tensor = stored.tensor()?;
+    let Some(shift) = shift else {
+        return Ok(tensor);
+    };
+    if shift >= tensor.rows() {
+        return Err(Error::new(
+            Status::ShapeMismatch,
+            format!(
+                "tensor {} has {} rows; the model needs more than {shift}",
+                stored.name,
+                tensor.rows()
+            ),
+        ));
+    }
+    Ok(tensor.row_range(shift..tensor.rows()))
+}

@@ -1,0 +1,232 @@
+"""Writes one folder per entry of MODELS beside this file: a tiny encoder with random weights as Hugging Face transformers saves
+it (config.json, model.safetensors with float16 elements), the same model as model.gguf (as llama.cpp's converter would write
+it, without a tokenizer), and hidden.bin, what transformers computes in float32 for texts of random tokens. Of DECODERS, whose
+folders are in ../families, it writes hidden.bin alone. Usage: make.py [name...]. Needs gguf, safetensors, torch, transformers.
+
+Two have tokenizers, and pairs.bin: f32 scores of DOCUMENTS for QUERY. qwen3_reranker is a folder alone.
+
+hidden.bin, little endian: u32 n_texts, u32 width, u32 n_scores; then for each text u32 n_tokens, n_tokens x u32 token ids,
+n_tokens x width x f32 hidden states after the final norm, n_scores x f32 scores."""
+import json
+import shutil
+import struct
+import sys
+import zlib
+from pathlib import Path
+
+import gguf
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+LENGTHS = [1, 17, 40, 5]
+QUERY = "a bad cab"
+DOCUMENTS = ["dead beef", "a cab, a fad!", "ace"]
+# As the model card of Qwen3-Reranker has them.
+BEFORE = ('<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. '
+          'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n')
+BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+INSTRUCT = "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n<Query>: {}\n<Document>: {}"
+BASE = dict(vocab_size=96, hidden_size=48, intermediate_size=40, num_hidden_layers=2, num_attention_heads=3,
+            max_position_embeddings=64)
+FULL_AND_LOCAL = dict(full_attention=dict(rope_type="default", rope_theta=1000000.0),
+                      sliding_attention=dict(rope_type="default", rope_theta=10000.0))
+t = transformers
+# name: (configuration, class, changes of BASE, architecture in GGUF)
+MODELS = {
+    "bert": (t.BertConfig, t.BertModel, dict(type_vocab_size=2), "bert"),
+    "bert_scores": (t.BertConfig, t.BertForSequenceClassification, dict(type_vocab_size=2, num_labels=3), "bert"),
+    "xlm_roberta_scores": (t.XLMRobertaConfig, t.XLMRobertaForSequenceClassification,
+                           dict(type_vocab_size=1, num_labels=1, max_position_embeddings=66, pad_token_id=1), "bert"),
+    "nomic_bert": (t.NomicBertConfig, t.NomicBertModel, dict(), "nomic-bert"),
+    "modernbert_scores": (t.ModernBertConfig, t.ModernBertForSequenceClassification,
+                          dict(num_hidden_layers=5, global_attn_every_n_layers=3, local_attention=10, num_labels=2, pad_token_id=0,
+                               cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2, classifier_pooling="mean"), "modern-bert"),
+    "embedding_gemma": (t.Gemma3TextConfig, t.Gemma3TextModel,
+                        dict(num_key_value_heads=1, head_dim=20, sliding_window=12, use_bidirectional_attention=True, num_hidden_layers=3,
+                             query_pre_attn_scalar=20, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                             rope_parameters=FULL_AND_LOCAL), "gemma-embedding"),
+    "jina_v3": (t.JinaEmbeddingsV3Config, t.JinaEmbeddingsV3Model, dict(pad_token_id=1), "jina-bert-v3"),
+}
+DECODERS = ["qwen3", "gemma2", "mistral"]
+BERT = {"attention.self.query": "attn_q", "attention.self.key": "attn_k", "attention.self.value": "attn_v",
+        "attention.output.dense": "attn_output", "attention.output.LayerNorm": "attn_output_norm", "intermediate.dense": "ffn_up",
+        "output.dense": "ffn_down", "output.LayerNorm": "layer_output_norm", "attn.Wqkv": "attn_qkv", "attn.out_proj": "attn_output",
+        "mixer.Wqkv": "attn_qkv", "mixer.out_proj": "attn_output", "norm1": "attn_output_norm", "norm2": "layer_output_norm",
+        "mlp.fc11": "ffn_up", "mlp.fc12": "ffn_gate", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "attn_norm": "attn_norm",
+        "attn.Wo": "attn_output", "mlp_norm": "ffn_norm", "mlp.Wi": "ffn_up", "mlp.Wo": "ffn_down"}
+GEMMA = {"input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+         "post_feedforward_layernorm": "post_ffw_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+         "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+         "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+TOP = {"embeddings.word_embeddings": "token_embd", "embeddings.tok_embeddings": "token_embd", "embed_tokens": "token_embd",
+       "embeddings.position_embeddings": "position_embd", "embeddings.token_type_embeddings": "token_types",
+       "embeddings.LayerNorm": "token_embd_norm", "embeddings.norm": "token_embd_norm", "emb_ln": "token_embd_norm",
+       "final_norm": "output_norm", "norm": "output_norm", "pooler.dense": "cls", "classifier.dense": "cls", "head.dense": "cls",
+       "head.norm": "cls.norm", "classifier.out_proj": "cls.output", "classifier": "cls.output"}
+
+
+def gguf_name(name, scores):
+    for prefix in ("bert.", "roberta.", "model."):
+        name = name.removeprefix(prefix)
+    stem, end = name.rsplit(".", 1)
+    for start in ("encoder.layer.", "encoder.layers.", "layers."):
+        if stem.startswith(start):
+            layer, part = stem.removeprefix(start).split(".", 1)
+            return f"blk.{layer}.{(BERT | GEMMA)[part]}.{end}"
+    if stem == "pooler.dense" and not scores:
+        return None
+    return f"{TOP[stem]}.{end}"
+
+
+def write_gguf(folder, config, arch, scores):
+    w = gguf.GGUFWriter(folder / "model.gguf", arch)
+    shift = 2 if config.model_type == "xlm-roberta" else 0
+    w.add_vocab_size(config.vocab_size)
+    w.add_context_length(config.max_position_embeddings - shift)
+    w.add_embedding_length(config.hidden_size)
+    w.add_block_count(config.num_hidden_layers)
+    w.add_feed_forward_length(config.intermediate_size)
+    w.add_head_count(config.num_attention_heads)
+    w.add_causal_attention(False)
+    if scores:
+        w.add_pooling_type(gguf.PoolingType.RANK)
+    else:
+        w.add_pooling_type(gguf.PoolingType.MEAN)
+    if arch == "gemma-embedding":
+        w.add_head_count_kv(config.num_key_value_heads)
+        w.add_key_length(config.head_dim)
+        w.add_value_length(config.head_dim)
+        w.add_layer_norm_rms_eps(config.rms_norm_eps)
+        w.add_sliding_window(12)
+        w.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    else:
+        w.add_layer_norm_eps(config.norm_eps if arch == "modern-bert" else config.layer_norm_eps)
+    rope = getattr(config, "rope_parameters", None)
+    if rope:
+        w.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+        if "sliding_attention" in rope:
+            w.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    if arch == "modern-bert":
+        w.add_sliding_window(config.local_attention)
+        w.add_sliding_window_pattern(config.global_attn_every_n_layers)
+        w.add_uint32("modern-bert.score_pooling_type", 1)
+    for name, x in load_file(folder / "model.safetensors").items():
+        name = gguf_name(name, scores)
+        if name is None:
+            continue
+        if name == "position_embd.weight":
+            x = x[shift:]
+        if arch == "gemma-embedding" and name.endswith("norm.weight"):
+            x = x.astype(np.float32) + 1
+        w.add_tensor(name, x.astype(np.float32) if x.ndim == 1 else x)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def write_hidden(folder, body, scorer, vocab_size, seed):
+    random = np.random.default_rng(seed)
+    texts = [random.integers(3, vocab_size, n).tolist() for n in LENGTHS]
+    out, n_scores = b"", 0
+    for tokens in texts:
+        with torch.no_grad():
+            hidden = body(torch.tensor([tokens])).last_hidden_state[0].numpy()
+            scores = scorer(torch.tensor([tokens])).logits[0].numpy() if scorer else np.zeros(0)
+        n_scores = len(scores)
+        out += struct.pack(f"<I{len(tokens)}I", len(tokens), *tokens)
+        out += hidden.astype("<f4").tobytes() + scores.astype("<f4").tobytes()
+    (folder / "hidden.bin").write_bytes(struct.pack("<III", len(texts), hidden.shape[1], n_scores) + out)
+    print(f"{folder.name}: hidden states up to {abs(hidden).max():.2f}, scores {scores}")
+
+
+def word_pieces(folder):
+    letters = [c for c in "abcdef"]
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", ",", "!", *letters, *("##" + c for c in letters), "ca", "##ad", "dea"]
+    own = tokenizers.Tokenizer(tokenizers.models.WordPiece({text: i for i, text in enumerate(tokens)}, unk_token="[UNK]"))
+    own.normalizer = tokenizers.normalizers.BertNormalizer()
+    own.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    own.decoder = tokenizers.decoders.WordPiece()
+    own.add_special_tokens(tokens[:4])
+    own.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    own.save(str(folder / "tokenizer.json"))
+    return own
+
+
+def reranker(folder, seed):
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    merges = [("y", "e"), ("ye", "s"), ("n", "o")]
+    tokens = [*alphabet, *(a + b for a, b in merges)]
+    own = tokenizers.Tokenizer(tokenizers.models.BPE({text: i for i, text in enumerate(tokens)}, merges))
+    own.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder = tokenizers.decoders.ByteLevel()
+    own.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    own.save(str(folder / "tokenizer.json"))
+    config = t.Qwen3Config(vocab_size=own.get_vocab_size(), hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+                           num_key_value_heads=1, head_dim=16, max_position_embeddings=1024, tie_word_embeddings=True)
+    torch.manual_seed(seed)
+    model = t.Qwen3ForCausalLM._from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            p.normal_(1.0 if "norm" in key else 0.0, 0.3)
+            p.copy_(p.half().float())
+    model.half().save_pretrained(folder)
+    # Rotations became half precision, too.
+    model = t.Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    ids = [own.encode(BEFORE).ids + own.encode(INSTRUCT.format(QUERY, text), add_special_tokens=False).ids + own.encode(BEHIND).ids
+           for text in DOCUMENTS]
+    answers = [own.token_to_id("no"), own.token_to_id("yes")]
+    with torch.no_grad():
+        logits = [model(torch.tensor([text])).logits[0, -1, answers] for text in ids]
+    scores = torch.stack(logits).softmax(-1)[:, 1].numpy()
+    (folder / "pairs.bin").write_bytes(scores.astype("<f4").tobytes())
+    print(f"{folder.name}: scores {scores}")
+
+
+torch.set_num_threads(1)
+here = Path(__file__).parent
+chosen = sys.argv[1:] or [*MODELS, *DECODERS, "qwen3_reranker"]
+for name in chosen:
+    folder = here / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    seed = zlib.crc32(name.encode())
+    torch.manual_seed(seed)
+    if name == "qwen3_reranker":
+        reranker(folder, seed)
+        continue
+    if name in DECODERS:
+        model = t.AutoModelForCausalLM.from_pretrained(here.parent / "families" / name, dtype=torch.float32,
+                                                       attn_implementation="eager").eval()
+        write_hidden(folder, model.model, None, 96, seed)
+        continue
+    config_class, model_class, changes, arch = MODELS[name]
+    model = model_class._from_config(config_class(**BASE | changes), dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            norm = "norm" in key.lower() or "emb_ln" in key
+            center = 1.0 if norm and key.endswith("weight") and arch != "gemma-embedding" else 0.0
+            p.normal_(center, 0.3 if p.ndim > 1 else 0.2)
+            p.copy_(p.half().float())
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({key: x.astype(np.float16) for key, x in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    for extra in folder.glob("generation_config.json"):
+        extra.unlink()
+    # What was read back is what the file says.
+    model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    scores = "ForSequence" in model_class.__name__
+    write_gguf(folder, config_class.from_pretrained(folder), arch, scores)
+    write_hidden(folder, model.base_model if scores else model, model if scores else None, 96, seed)
+    if name == "bert_scores":
+        own = word_pieces(folder)
+        pairs = [own.encode(QUERY, text) for text in DOCUMENTS]
+        with torch.no_grad():
+            scores = [model(torch.tensor([p.ids]), token_type_ids=torch.tensor([p.type_ids])).logits[0].numpy() for p in pairs]
+        (folder / "pairs.bin").write_bytes(np.concatenate(scores).astype("<f4").tobytes())
+print(f"transformers {t.__version__}, torch {torch.__version__}")

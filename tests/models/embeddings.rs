@@ -1,0 +1,435 @@
+//! Vectors and scores of texts on the CPU: against Hugging Face transformers, by the tiny models of
+//! `data/embeddings/make.py`, and against themselves however the texts are put together.
+
+use crate::common::edit::Edited;
+use crate::common::families::open;
+use crate::common::{TempDir, repository_file};
+use emberlm::Status;
+use emberlm::backend::{DeviceKind, LoadOptions};
+use emberlm::engine::embedder::{Embedder, EmbedderOptions, Product};
+use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::model::Pooling;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Transformers computes in single precision, too.
+const TOLERANCE: f32 = 1e-3;
+const ENCODERS: [&str; 7] = [
+    "bert",
+    "bert_scores",
+    "embedding_gemma",
+    "jina_v3",
+    "modernbert_scores",
+    "nomic_bert",
+    "xlm_roberta_scores",
+];
+const DECODERS: [&str; 3] = ["gemma2", "mistral", "qwen3"];
+
+/// A text of the data, and what transformers makes of it.
+struct Text {
+    tokens: Vec<u32>,
+    /// A row of each token.
+    hidden: Vec<f32>,
+    scores: Vec<f32>,
+}
+
+struct Expected {
+    width: usize,
+    texts: Vec<Text>,
+}
+
+impl Expected {
+    fn read(name: &str) -> Expected {
+        let path = repository_file(&format!("tests/data/embeddings/{name}/hidden.bin"));
+        let bytes = std::fs::read(path).unwrap();
+        let mut words = bytes
+            .chunks_exact(4)
+            .map(|b| u32::from_le_bytes(b.try_into().unwrap()));
+        let mut next = || words.next().unwrap();
+        let (n, width, n_scores) = (next(), next() as usize, next() as usize);
+        let texts = (0..n).map(|_| {
+            let len = next() as usize;
+            let tokens = (0..len).map(|_| next()).collect();
+            let hidden = (0..len * width).map(|_| f32::from_bits(next())).collect();
+            let scores = (0..n_scores).map(|_| f32::from_bits(next())).collect();
+            Text {
+                tokens,
+                hidden,
+                scores,
+            }
+        });
+        let texts: Vec<Text> = texts.collect();
+        assert!(!texts.is_empty());
+        Expected { width, texts }
+    }
+
+    /// The tokens of all texts, and how many each has.
+    fn all(&self) -> (Vec<u32>, Vec<usize>) {
+        let tokens = self.texts.iter().flat_map(|t| t.tokens.clone()).collect();
+        (tokens, self.texts.iter().map(|t| t.tokens.len()).collect())
+    }
+}
+
+fn load(path: &Path, threads: usize) -> Arc<Model> {
+    let cpu = (0..device::count().unwrap())
+        .find(|i| device::info(*i).unwrap().kind == DeviceKind::Cpu)
+        .unwrap();
+    let options = LoadOptions {
+        threads,
+        ..LoadOptions::default()
+    };
+    let model = Model::load(path, cpu, &options, &mut |_| Ok(()));
+    Arc::new(model.unwrap_or_else(|e| panic!("{}: {e}", path.display())))
+}
+
+/// The forms that a model is there in.
+fn paths(name: &str) -> Vec<PathBuf> {
+    let folder = match DECODERS.contains(&name) {
+        true => repository_file(&format!("tests/data/families/{name}")),
+        false => repository_file(&format!("tests/data/embeddings/{name}")),
+    };
+    vec![folder.join("model.gguf"), folder]
+}
+
+fn embedder(model: &Arc<Model>, options: &EmbedderOptions) -> Embedder {
+    Embedder::create(model.clone(), options.clone()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn vectors(pooling: Pooling, normalize: bool) -> EmbedderOptions {
+    EmbedderOptions {
+        product: Some(Product::Vectors(pooling)),
+        normalize: Some(normalize),
+        ..EmbedderOptions::default()
+    }
+}
+
+fn scores() -> EmbedderOptions {
+    EmbedderOptions {
+        product: Some(Product::Scores),
+        ..EmbedderOptions::default()
+    }
+}
+
+fn run(embedder: &mut Embedder, (tokens, counts): &(Vec<u32>, Vec<usize>)) -> Vec<f32> {
+    let texts = embedder.given(tokens, counts).unwrap();
+    let out = embedder.run(&texts).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(out.len(), embedder.result_len(&texts).unwrap());
+    out
+}
+
+fn check(what: &str, ours: &[f32], theirs: &[f32]) {
+    assert_eq!(ours.len(), theirs.len(), "{what}");
+    let differences = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs());
+    let largest = differences.fold(0.0, f32::max);
+    assert!(largest < TOLERANCE, "{what}: {largest}");
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn every_model_agrees_with_transformers() {
+    for name in ENCODERS.into_iter().chain(DECODERS) {
+        let expected = Expected::read(name);
+        let texts = expected.all();
+        for path in paths(name) {
+            let what = path.display().to_string();
+            let model = load(&path, 2);
+            let ours = run(
+                &mut embedder(&model, &vectors(Pooling::None, false)),
+                &texts,
+            );
+            let theirs: Vec<f32> = expected
+                .texts
+                .iter()
+                .flat_map(|t| t.hidden.clone())
+                .collect();
+            check(&what, &ours, &theirs);
+            for pooling in [Pooling::Mean, Pooling::First, Pooling::Last] {
+                let ours = run(&mut embedder(&model, &vectors(pooling, false)), &texts);
+                let theirs: Vec<f32> = expected
+                    .texts
+                    .iter()
+                    .flat_map(|t| pooled(pooling, &t.hidden, expected.width))
+                    .collect();
+                check(&format!("{what}, {pooling:?}"), &ours, &theirs);
+            }
+            if !expected.texts[0].scores.is_empty() {
+                let ours = run(&mut embedder(&model, &scores()), &texts);
+                let theirs: Vec<f32> = expected
+                    .texts
+                    .iter()
+                    .flat_map(|t| t.scores.clone())
+                    .collect();
+                check(&format!("{what}, scores"), &ours, &theirs);
+            }
+        }
+    }
+}
+
+fn pooled(pooling: Pooling, hidden: &[f32], width: usize) -> Vec<f32> {
+    let rows: Vec<&[f32]> = hidden.chunks(width).collect();
+    match pooling {
+        Pooling::First => rows[0].to_vec(),
+        Pooling::Last | Pooling::None => rows[rows.len() - 1].to_vec(),
+        Pooling::Mean => (0..width)
+            .map(|i| rows.iter().map(|row| row[i]).sum::<f32>() / rows.len() as f32)
+            .collect(),
+    }
+}
+
+#[test]
+fn neighbours_threads_and_batches_do_not_change_a_bit() {
+    for name in [
+        "bert_scores",
+        "modernbert_scores",
+        "embedding_gemma",
+        "gemma2",
+    ] {
+        let expected = Expected::read(name);
+        let texts = expected.all();
+        let path = &paths(name)[0];
+        let options = vectors(Pooling::Mean, true);
+        let reference = bits(&run(&mut embedder(&load(path, 1), &options), &texts));
+        for threads in [2, 3] {
+            let model = load(path, threads);
+            for batch_tokens in [40, 48, 512] {
+                let options = EmbedderOptions {
+                    max_tokens: 40,
+                    batch_tokens,
+                    ..options.clone()
+                };
+                let mut embedder = embedder(&model, &options);
+                let together = run(&mut embedder, &texts);
+                assert_eq!(bits(&together), reference, "{name}, {batch_tokens}");
+                let alone = expected.texts.iter().flat_map(|text| {
+                    run(
+                        &mut embedder,
+                        &(text.tokens.clone(), vec![text.tokens.len()]),
+                    )
+                });
+                let alone: Vec<f32> = alone.collect();
+                assert_eq!(
+                    bits(&alone),
+                    reference,
+                    "{name}, {batch_tokens}, one by one"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn embedders_of_one_model_work_at_once() {
+    let expected = Expected::read("bert");
+    let model = load(&paths("bert")[0], 2);
+    let texts = expected.all();
+    let reference = bits(&run(
+        &mut embedder(&model, &EmbedderOptions::default()),
+        &texts,
+    ));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut embedder = embedder(&model, &EmbedderOptions::default());
+                for _ in 0..20 {
+                    assert_eq!(bits(&run(&mut embedder, &texts)), reference);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn vectors_are_normalized_after_they_are_cut() {
+    let expected = Expected::read("bert");
+    let model = load(&paths("bert")[0], 2);
+    let texts = expected.all();
+    let whole = run(
+        &mut embedder(&model, &vectors(Pooling::Mean, false)),
+        &texts,
+    );
+    let options = EmbedderOptions {
+        dimension: 10,
+        ..vectors(Pooling::Mean, true)
+    };
+    let cut = run(&mut embedder(&model, &options), &texts);
+    for (whole, cut) in whole.chunks(expected.width).zip(cut.chunks(10)) {
+        let length = whole[..10].iter().map(|x| x * x).sum::<f32>().sqrt();
+        let theirs: Vec<f32> = whole[..10].iter().map(|x| x / length).collect();
+        check("cut", cut, &theirs);
+    }
+}
+
+#[test]
+fn what_files_say_is_the_default() {
+    for (name, product) in [
+        ("bert", Product::Vectors(Pooling::Mean)),
+        ("bert_scores", Product::Scores),
+        ("qwen3", Product::Vectors(Pooling::Last)),
+    ] {
+        let model = load(&paths(name)[0], 1);
+        let embedder = embedder(&model, &EmbedderOptions::default());
+        assert_eq!(embedder.details().product, product, "{name}");
+        let normalized = product != Product::Scores;
+        assert_eq!(embedder.details().normalized, normalized, "{name}");
+    }
+}
+
+#[test]
+fn encoders_have_no_sessions() {
+    for name in ENCODERS {
+        let model = load(&paths(name)[1], 1);
+        let e = Session::create(model, &SessionOptions::default())
+            .err()
+            .unwrap();
+        assert_eq!(e.status, Status::Unsupported, "{name}: {e}");
+        assert!(e.message.contains("encoder"), "{name}: {e}");
+    }
+}
+
+#[test]
+fn bad_input_is_named() {
+    let model = load(&paths("bert")[0], 1);
+    let create = |options: EmbedderOptions| Embedder::create(model.clone(), options).err().unwrap();
+    let e = create(EmbedderOptions {
+        max_tokens: 65,
+        ..EmbedderOptions::default()
+    });
+    assert!(e.message.contains("max_tokens is 65"), "{e}");
+    let e = create(EmbedderOptions {
+        dimension: 49,
+        ..EmbedderOptions::default()
+    });
+    assert!(e.message.contains("dimension is 49"), "{e}");
+    let e = create(EmbedderOptions {
+        max_tokens: 20,
+        batch_tokens: 19,
+        ..EmbedderOptions::default()
+    });
+    assert!(e.message.contains("batch_tokens is 19"), "{e}");
+    let e = create(scores());
+    assert_eq!(e.status, Status::Unsupported, "{e}");
+
+    let mut embedder = embedder(&model, &EmbedderOptions::default());
+    let run = |embedder: &mut Embedder, tokens: &[u32], counts: &[usize]| {
+        let texts = embedder.given(tokens, counts)?;
+        embedder.run(&texts)
+    };
+    let e = run(&mut embedder, &[5, 6], &[2, 0]).unwrap_err();
+    assert_eq!((e.status, e.index), (Status::NoTokens, Some(1)), "{e}");
+    let e = run(&mut embedder, &[5; 65], &[65]).unwrap_err();
+    assert_eq!((e.status, e.index), (Status::ContextFull, Some(0)), "{e}");
+    let e = run(&mut embedder, &[5, 6, 96], &[1, 2]).unwrap_err();
+    assert_eq!((e.status, e.index), (Status::InvalidToken, Some(1)), "{e}");
+    let e = run(&mut embedder, &[5, 6, 7], &[1, 1]).unwrap_err();
+    assert_eq!(e.status, Status::InvalidArgument, "{e}");
+    let e = embedder.pairs("a", &["b"]).err().unwrap();
+    assert_eq!(e.status, Status::InvalidArgument, "{e}");
+    embedder.interrupts().ask();
+    let e = run(&mut embedder, &[5], &[1]).unwrap_err();
+    assert_eq!(e.status, Status::Interrupted, "{e}");
+    assert_eq!(run(&mut embedder, &[5], &[1]).unwrap().len(), 48);
+    assert!(run(&mut embedder, &[], &[]).unwrap().is_empty());
+
+    let recurrent = load(&repository_file("tests/data/families/lfm2"), 1);
+    let e = Embedder::create(recurrent, EmbedderOptions::default())
+        .err()
+        .unwrap();
+    assert_eq!(e.status, Status::Unsupported, "{e}");
+    assert!(e.message.contains("a short convolution"), "{e}");
+}
+
+/// A trained model, of another publisher. `data/embeddings/make_minilm.py` says where it is.
+#[test]
+#[ignore = "set EMBERLM_MINILM to the folder of all-MiniLM-L6-v2"]
+fn minilm_agrees_with_sentence_transformers() {
+    let folder = std::env::var_os("EMBERLM_MINILM").expect("EMBERLM_MINILM is not set");
+    let data = |name: &str| repository_file(&format!("tests/data/embeddings/{name}"));
+    let texts = std::fs::read_to_string(data("minilm.txt")).unwrap();
+    let texts: Vec<&str> = texts.lines().collect();
+    let theirs = std::fs::read(data("minilm.bin")).unwrap();
+    let theirs: Vec<f32> = theirs
+        .chunks_exact(4)
+        .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+        .collect();
+    let model = load(Path::new(&folder), 2);
+    let mut embedder = embedder(&model, &EmbedderOptions::default());
+    assert_eq!(embedder.details().max_tokens, 256);
+    let tokens = embedder.tokenized(&texts).unwrap();
+    let ours = embedder.run(&tokens).unwrap();
+    assert_eq!((texts.len(), ours.len()), (50, theirs.len()));
+    for ((a, b), text) in ours.chunks(384).zip(theirs.chunks(384)).zip(&texts) {
+        let cosine: f32 = a.iter().zip(b).map(|(a, b)| a * b).sum();
+        assert!(cosine > 0.9999, "{text}: {cosine}");
+    }
+}
+
+/// Files of decoders may say that their attention is not causal.
+#[test]
+fn a_decoder_without_causal_attention_is_an_encoder() {
+    let dir = TempDir::new("encoder");
+    let mut edited = Edited::of(&open("llama_plain"));
+    edited.set("llama.attention.causal", false);
+    let path = dir.file("model.gguf", &edited.bytes());
+    let model = load(&path, 2);
+    let session = Session::create(model.clone(), &SessionOptions::default());
+    assert_eq!(session.err().unwrap().status, Status::Unsupported);
+    let hidden = |tokens: &[u32]| {
+        let mut embedder = embedder(&model, &vectors(Pooling::First, false));
+        run(&mut embedder, &(tokens.to_vec(), vec![tokens.len()]))
+    };
+    // The first position sees the last one.
+    assert_ne!(hidden(&[5, 6, 7]), hidden(&[5, 6, 8]));
+}
+
+/// Of `data/embeddings/make.py`.
+const QUERY: &str = "a bad cab";
+const DOCUMENTS: [&str; 3] = ["dead beef", "a cab, a fad!", "ace"];
+
+#[test]
+fn pairs_are_scored_as_models_were_trained() {
+    for name in ["bert_scores", "qwen3_reranker"] {
+        let folder = repository_file(&format!("tests/data/embeddings/{name}"));
+        let theirs = std::fs::read(folder.join("pairs.bin")).unwrap();
+        let theirs: Vec<f32> = theirs
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+            .collect();
+        let model = load(&folder, 2);
+        let mut scorer = embedder(&model, &scores());
+        let pairs = scorer.pairs(QUERY, &DOCUMENTS).unwrap();
+        check(name, &scorer.run(&pairs).unwrap(), &theirs);
+        // One document at a time.
+        for (document, theirs) in DOCUMENTS.iter().zip(theirs.chunks(theirs.len() / 3)) {
+            let pair = scorer.pairs(QUERY, &[document]).unwrap();
+            check(name, &scorer.run(&pair).unwrap(), theirs);
+        }
+    }
+}
+
+#[test]
+fn long_texts_are_cut_where_that_is_asked_for() {
+    let model = load(&repository_file("tests/data/embeddings/bert_scores"), 2);
+    let of = |truncate| EmbedderOptions {
+        max_tokens: 6,
+        truncate,
+        ..scores()
+    };
+    let long = "a b c d e f a b";
+    let mut strict = embedder(&model, &of(false));
+    let texts = strict.tokenized(&["a", long]).unwrap();
+    let e = strict.run(&texts).unwrap_err();
+    assert_eq!((e.status, e.index), (Status::ContextFull, Some(1)), "{e}");
+    let mut cut = embedder(&model, &of(true));
+    let ours = cut.tokenized(&[long]).unwrap();
+    let theirs = cut.tokenized(&["a b c d"]).unwrap();
+    assert_eq!(cut.run(&ours).unwrap(), cut.run(&theirs).unwrap());
+    // Of a pair, the document.
+    let ours = cut.pairs("a", &[long]).unwrap();
+    let theirs = cut.pairs("a", &["a b"]).unwrap();
+    assert_eq!(cut.run(&ours).unwrap(), cut.run(&theirs).unwrap());
+    let e = cut.pairs("a b c d e f", &["a"]).and_then(|t| cut.run(&t));
+    assert_eq!(e.unwrap_err().status, Status::ContextFull);
+}
