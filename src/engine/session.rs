@@ -501,19 +501,19 @@ impl Session {
     /// The start of every call but those that return what is ahead: refuses while a decode is started, looks
     /// whether mapped files are still there, and drops what is ahead.
     pub(super) fn begin(&mut self) -> Result<()> {
+        self.check_started()?;
+        self.drop_ahead();
+        Ok(())
+    }
+
+    /// Refuses while a decode or a generation is started, and looks whether mapped files are still there.
+    pub(super) fn check_started(&self) -> Result<()> {
         if self.generation.is_some() {
             fail!(
                 DecodePending,
                 "a generation was started and not ended by ember_generate_finish"
             );
         }
-        self.check_started()?;
-        self.drop_ahead();
-        Ok(())
-    }
-
-    /// Refuses while a decode is started, and looks whether mapped files are still there.
-    pub(super) fn check_started(&self) -> Result<()> {
         match self.started {
             Started::Nothing => {}
             Started::Decodes { .. } | Started::Batch => fail!(
