@@ -179,7 +179,9 @@ static uint32_t *tokenize(size_t *count)
     return tokens;
 }
 
-/* Brings the context to the conversation, reading only what is new of it. */
+/* Brings the context to the conversation, reading only what is new of it. Where the template leaves a part of the last
+ * answer out, the session goes back to the end of the last prompt. A model with recurrent layers has a copy of its
+ * state there, so that it, too, reads no more than the answer and the new question. */
 static ember_status read_conversation(void)
 {
     uint32_t *tokens;

@@ -87,6 +87,10 @@ impl Fingerprint {
                 }
                 self.float(a.scale);
                 self.rope(&a.rope);
+                if let Some(temperature) = &a.temperature {
+                    self.float(temperature.scale);
+                    self.float(temperature.length);
+                }
                 return;
             }
             // Its tensors say everything.
@@ -166,9 +170,17 @@ pub(super) fn network(network: &Network) -> Result<u64> {
             f.float(scale);
         }
     }
+    if let Some(streams) = &network.streams {
+        let linears = streams.begin.iter().chain(&streams.end);
+        linears.into_iter().try_for_each(|l| f.linear(l))?;
+    }
     for block in &network.blocks {
         f.mixer(&block.mixer);
-        f.tensors(block.mixer.vectors())?;
+        f.tensors(block.vectors())?;
+        if let Some(streams) = &block.streams {
+            f.number(streams.active as u64);
+            f.float(streams.cutoff.unwrap_or(f32::NEG_INFINITY));
+        }
         block.norms().try_for_each(|n| f.norm(n))?;
         block.linears().into_iter().try_for_each(|l| f.linear(l))?;
         if let FeedForward::Experts(e) = &block.feed_forward {

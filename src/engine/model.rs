@@ -493,7 +493,7 @@ fn parameters(network: &Network) -> u64 {
         vector(&l.weight) + bias
     };
     let block = |b: &Block| {
-        let others = b.mixer.vectors().map(vector).sum::<u64>();
+        let others = b.vectors().map(vector).sum::<u64>();
         let matrices = b.linears().into_iter().map(matrix).sum::<u64>();
         b.norms().map(norm).sum::<u64>() + matrices + others
     };
@@ -506,6 +506,12 @@ fn parameters(network: &Network) -> u64 {
     vector(embedding)
         + network.positions.as_ref().map_or(0, vector)
         + network.blocks.iter().map(block).sum::<u64>()
+        + network
+            .streams
+            .iter()
+            .flat_map(|s| s.begin.iter().chain(&s.end))
+            .map(matrix)
+            .sum::<u64>()
         + norm(&network.final_norm)
         + network
             .encoder

@@ -1,3 +1,5 @@
+#[path = "hybrid_tests.rs"]
+mod hybrid;
 #[path = "queue_tests.rs"]
 mod queue;
 

@@ -197,6 +197,7 @@ impl<'a> Decoder<'a> {
             positions: None,
             per_layer: None,
             encoder: self.encoder(&blocks)?,
+            streams: None,
             blocks,
             final_norm: final_norm()?,
             head,
@@ -515,6 +516,7 @@ pub(super) fn bare_block(mixer: impl Into<Mixer>, feed_forward: FeedForward) -> 
         parallel: false,
         residual_scale: 1.0,
         per_layer: None,
+        streams: None,
         output_scale: 1.0,
         mixer_sum_norm: None,
         feed_forward_sum_norm: None,
@@ -537,7 +539,7 @@ fn head_dim(source: &Source, hidden: usize, n_heads: usize) -> Result<usize> {
         let problem = format!("gives heads of {head_dim} elements; at most {MAX_HEAD_DIM} work");
         return Err(source.invalid(key, &problem));
     }
-    let latent = source.architecture() == "deepseek2";
+    let latent = matches!(source.architecture(), "deepseek2" | "mistral4");
     if let Some(value_dim) = source.find_size(VALUE_LENGTH)?
         && value_dim != head_dim
         && !latent

@@ -1,11 +1,13 @@
-//! `deepseek2`: DeepSeek V2 and V3, Kimi K2, GLM 4.7 Flash. What layers keep of a position is one
+//! `deepseek2` and `mistral4`: DeepSeek V2 and V3, Kimi K2, GLM 4.7 Flash, Mistral Small 4. What layers keep of a position is one
 //! latent vector; keys and values of all heads are products of it.
 
 use super::decoder::Decoder;
 use super::experts::{Defaults, Mixture, shared_count_ff, softmax};
+use super::mistral3::temperature;
 use super::rope::{self, Ramp};
 use super::{
     Activation, Block, LatentAttention, Linear, Mixer, Network, Norm, NormKind, Rope, RopePairing,
+    Temperature,
 };
 use crate::error::{Result, fail};
 use crate::format::ModelFile;
@@ -14,7 +16,15 @@ use crate::format::ModelFile;
 const EPS: f32 = 1e-6;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
-    let mut d = Decoder::read_uneven(file, "deepseek2", NormKind::Rms)?;
+    network(file, "deepseek2")
+}
+
+pub(super) fn mistral4(file: &ModelFile) -> Result<Network> {
+    network(file, "mistral4")
+}
+
+fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
+    let mut d = Decoder::read_uneven(file, architecture, NormKind::Rms)?;
     d.leave_out_predictors()?;
     let shape = Shape::read(&d)?;
     let experts = Defaults {
@@ -38,6 +48,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
             parallel: false,
             residual_scale: 1.0,
             per_layer: None,
+            streams: None,
             output_scale: 1.0,
             mixer_sum_norm: None,
             feed_forward_sum_norm: None,
@@ -53,6 +64,7 @@ struct Shape {
     value_dim: usize,
     rope: Rope,
     scale: f32,
+    temperature: Option<Temperature>,
 }
 
 impl Shape {
@@ -99,6 +111,7 @@ impl Shape {
             value_dim,
             rope,
             scale: scale as f32,
+            temperature: temperature(d)?,
         })
     }
 
@@ -149,6 +162,7 @@ impl Shape {
             output: plain("attn_output", n_heads * self.value_dim, hidden)?,
             rope: self.rope.clone(),
             scale: self.scale,
+            temperature: self.temperature,
         })
     }
 }

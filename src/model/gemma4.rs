@@ -203,7 +203,7 @@ impl Layers {
 }
 
 /// What layers add of the token itself, if the model has that.
-fn per_layer(d: &Decoder) -> Result<Option<PerLayerInputs>> {
+pub(super) fn per_layer(d: &Decoder) -> Result<Option<PerLayerInputs>> {
     const LENGTH: &str = "embedding_length_per_layer_input";
     let (source, hidden) = (&d.source, d.hidden);
     if source.find::<u64>(LENGTH)?.unwrap_or(0) == 0 {

@@ -16,6 +16,7 @@ mod experts;
 mod falcon;
 mod falcon_h1;
 mod gemma;
+mod gemma3n;
 mod gemma4;
 mod glm4;
 mod glm4moe;
@@ -54,9 +55,9 @@ mod unused;
 
 pub use network::{
     Activation, Attention, Block, Conv, DeltaNet, DeltaSteps, ExpertGroups, Experts, FeedForward,
-    FixedShape, KvShape, LatentAttention, LayerInput, Linear, LongRope, Mamba2, Mixer, MixerState,
-    Mlp, Network, Norm, NormKind, PerLayerInputs, Rope, RopePairing, Scoring, SharedExpert,
-    ShortConv, SideBySide, Temperature,
+    FixedShape, KvShape, LatentAttention, LayerInput, LayerStreams, Linear, LongRope, MAX_STREAMS,
+    Mamba2, Mixer, MixerState, Mlp, Network, Norm, NormKind, PerLayerInputs, Rope, RopePairing,
+    Scoring, SharedExpert, ShortConv, SideBySide, Streams, Temperature,
 };
 
 pub use readout::{Dense, DenseActivation, Encoder, Pooling, Readout, Scores};
@@ -87,6 +88,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("gemma2", gemma::gemma2),
     ("gemma3", gemma::gemma3),
     ("gemma-embedding", gemma::embedding),
+    ("gemma3n", gemma3n::describe),
     ("gemma4", gemma4::describe),
     ("glm4", glm4::describe),
     ("glm4moe", glm4moe::describe),
@@ -105,6 +107,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("minimax-m2", minimax_m2::describe),
     ("mistral3", mistral3::describe),
     ("modern-bert", bert::modern_bert),
+    ("mistral4", deepseek2::mistral4),
     ("nemotron", nemotron::describe),
     ("nemotron_h", nemotron_h::describe),
     ("nemotron_h_moe", nemotron_h::experts),

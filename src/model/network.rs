@@ -24,6 +24,8 @@ pub struct Network {
     pub positions: Option<Tensor>,
     /// What each layer gets of the token itself, beside the residual stream.
     pub per_layer: Option<PerLayerInputs>,
+    /// Several residual streams in place of one, if the network has those.
+    pub streams: Option<Streams>,
     /// The layers, first to last.
     pub blocks: Vec<Block>,
     /// Norm before the head.
@@ -66,6 +68,9 @@ pub struct Block {
     pub residual_scale: f32,
     /// What it makes of an input of its own, if the network has those.
     pub per_layer: Option<Box<LayerInput>>,
+    /// Its part in several residual streams, if the network has those. It is sequential then, has a gate,
+    /// scales nothing, and adds what it makes of its own input to all streams but the first.
+    pub streams: Option<Box<LayerStreams>>,
     /// Factor on the residual stream after the block. Finite.
     pub output_scale: f32,
     /// Norm of the residual stream after the mixer's output was added; the stream is that norm's result
@@ -73,6 +78,70 @@ pub struct Block {
     pub mixer_sum_norm: Option<Norm>,
     /// The same after the feed-forward part.
     pub feed_forward_sum_norm: Option<Norm>,
+}
+
+/// Most residual streams.
+pub const MAX_STREAMS: usize = 16;
+
+/// Several residual streams in place of one (AltUp, arXiv:2301.13310). The first begins as the scaled
+/// embedding `x` of a token, the others as `begin[i](x)`, made as large as `x`. After the last layer, each
+/// but the first becomes `end[i](s)`, made as large as the first, and the mean of all is the residual
+/// stream. Rows are made as large as another by a factor that gives them the same mean square; their own
+/// counts as 1e-5 at least.
+#[derive(Clone, Debug)]
+pub struct Streams {
+    /// How many, from 2 to [`MAX_STREAMS`].
+    pub count: usize,
+    /// `hidden` x `hidden` each, one less than streams.
+    pub begin: Vec<Linear>,
+    /// As `begin`.
+    pub end: Vec<Linear>,
+}
+
+/// A layer's part in several residual streams `s[i]`. With `m(x) = tanh(router(norm(x)) / hidden)`, a number
+/// for each stream, and `a` the active one:
+/// - `p[i] = s[i] + sum over j of (predict m(s[a]))[i][j] * s[j]`;
+/// - `x = p[a]`; with `y` the normed input of attention, `x = (x + post(attention(y)) + y +
+///   norm(right(left(y)))) / sqrt(2)`, and then the feed-forward part adds to `x` as ever;
+/// - `s[i] = p[i] + (x - p[a]) * (1 + (correct m(x))[i])`;
+/// - `output_scale * s[a]` is what the layer's own input is a factor on.
+#[derive(Clone, Debug)]
+pub struct LayerStreams {
+    /// Streams of the network.
+    pub count: usize,
+    /// The one that is evaluated.
+    pub active: usize,
+    /// Before the router.
+    pub router_norm: Norm,
+    /// `[count][hidden]`, F32, F16 or BF16, as the others.
+    pub router: Tensor,
+    /// `[count][count][count]`, the last one of `m`.
+    pub predict: Tensor,
+    /// `[count][count]`, likewise.
+    pub correct: Tensor,
+    /// `hidden` elements.
+    pub output_scale: Tensor,
+    /// The thin matrices around attention: `rank` x `hidden`,
+    pub left: Linear,
+    /// and `hidden` x `rank`,
+    pub right: Linear,
+    /// and the norm behind them.
+    pub thin_norm: Norm,
+    /// Gates of the feed-forward part count by as much as they are above their mean and so many standard
+    /// deviations, and not at all below.
+    pub cutoff: Option<f32>,
+}
+
+impl LayerStreams {
+    /// Its small tensors that are no norms.
+    pub fn vectors(&self) -> [&Tensor; 4] {
+        [
+            &self.router,
+            &self.predict,
+            &self.correct,
+            &self.output_scale,
+        ]
+    }
 }
 
 /// Inputs of the layers beside the residual stream. With `x` the scaled embedding of a token, those of
@@ -422,6 +491,8 @@ pub struct LatentAttention {
     pub rope: Rope,
     /// Factor on the scores. Finite and positive.
     pub scale: f32,
+    /// Factor on the queries that grows with their position.
+    pub temperature: Option<Temperature>,
 }
 
 impl LatentAttention {
@@ -913,6 +984,9 @@ impl Block {
         if let Some(input) = &self.per_layer {
             all.extend([&input.gate, &input.projection]);
         }
+        if let Some(streams) = &self.streams {
+            all.extend([&streams.left, &streams.right]);
+        }
         all
     }
 
@@ -928,7 +1002,15 @@ impl Block {
         ];
         let input = self.per_layer.iter().filter_map(|i| i.post_norm.as_ref());
         let own = own.into_iter().flatten();
-        own.chain(self.mixer.norms()).chain(input)
+        let streams = self.streams.iter();
+        let streams = streams.flat_map(|s| [&s.router_norm, &s.thin_norm]);
+        own.chain(self.mixer.norms()).chain(input).chain(streams)
+    }
+
+    /// Its small tensors that are neither norms nor biases of matrices.
+    pub fn vectors(&self) -> impl Iterator<Item = &Tensor> {
+        let streams = self.streams.iter().flat_map(|s| s.vectors());
+        self.mixer.vectors().chain(streams)
     }
 }
 
@@ -952,7 +1034,7 @@ impl Network {
                 FeedForward::Experts(experts) => experts.selection_bias.as_ref(),
                 FeedForward::Dense(_) | FeedForward::None => None,
             };
-            block.mixer.vectors().map(Some).chain([selection])
+            block.vectors().map(Some).chain([selection])
         });
         let top = [Some(&self.embedding), self.positions.as_ref()];
         let inputs = self.per_layer.iter().flat_map(|inputs| {
@@ -964,7 +1046,12 @@ impl Network {
                 inputs.norm.bias.as_ref(),
             ]
         });
-        let top = top.into_iter().chain(inputs);
+        let of_streams = self
+            .streams
+            .iter()
+            .flat_map(|s| s.begin.iter().chain(&s.end));
+        let of_streams = of_streams.map(|linear| Some(&linear.weight));
+        let top = top.into_iter().chain(inputs).chain(of_streams);
         let all = norms.chain(linears).chain(others).chain(top).flatten();
         let encoder = self.encoder.iter().flat_map(|encoder| encoder.tensors());
         all.chain(encoder).chain(self.readout.tensors())

@@ -247,7 +247,9 @@ fn scaling(source: &Source, context_length: usize) -> Result<Scaling> {
                     yarn_factor(factor, multiplier)
                 }
                 // A tenth of it, and the factor is the scores'.
-                Some(_) if source.architecture() == "deepseek2" => yarn_factor(factor, 1.0),
+                Some(_) if matches!(source.architecture(), "deepseek2" | "mistral4") => {
+                    yarn_factor(factor, 1.0)
+                }
                 // Converters disagree on what the number means.
                 Some(multiplier) => fail!(
                     Unsupported,

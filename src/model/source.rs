@@ -263,7 +263,7 @@ impl<'a> Source<'a> {
     }
 
     /// A tensor of this shape whose elements are not quantized.
-    fn numbers(&self, name: &str, dims: &[usize]) -> Result<Tensor> {
+    pub(super) fn numbers(&self, name: &str, dims: &[usize]) -> Result<Tensor> {
         let tensor = self.file.tensor(name)?;
         check_shape(tensor, dims)?;
         if !tensor.ty.is_float() {

@@ -40,6 +40,7 @@ pub const FAMILIES: &[&str] = &[
     "gemma",
     "gemma2",
     "gemma3",
+    "gemma3n",
     "gemma4",
     "gemma4_e",
     "glm",
@@ -61,6 +62,7 @@ pub const FAMILIES: &[&str] = &[
     "minimax_m2",
     "ministral3",
     "mistral",
+    "mistral4",
     "mixtral",
     "nemotron",
     "nemotron_h",
@@ -87,7 +89,7 @@ pub const FAMILIES: &[&str] = &[
 ];
 
 /// Those of them that run on a CPU only.
-pub const CPU_ONLY: &[&str] = &["falcon_h1", "falcon_h1_normed"];
+pub const CPU_ONLY: &[&str] = &["falcon_h1", "falcon_h1_normed", "gemma3n", "mistral4"];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context.
@@ -96,6 +98,7 @@ pub const WINDOWED: &[&str] = &[
     "exaone4",
     "gemma2",
     "gemma3",
+    "gemma3n",
     "gemma4",
     "gemma4_e",
     "gpt_oss",

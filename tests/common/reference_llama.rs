@@ -5,8 +5,8 @@ use super::reference_experts::experts;
 use super::reference_recurrent::{delta_net, mamba2, short_conv};
 use emberlm::format::Tensor;
 use emberlm::model::{
-    Activation, Attention, Block, FeedForward, LatentAttention, Linear, Mixer, Mlp, Network, Norm,
-    NormKind, Rope, RopePairing,
+    Activation, Attention, Block, FeedForward, LatentAttention, LayerStreams, Linear, Mixer, Mlp,
+    Network, Norm, NormKind, Rope, RopePairing, Streams,
 };
 use emberlm::quant::dequantize_row;
 
@@ -45,11 +45,34 @@ pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
         }
         all
     });
+    let mut streams = network.streams.as_ref().map(|s| begun(s, &x));
     // Keys and values of the layers so far.
     let mut kept = Vec::new();
     for (layer, b) in network.blocks.iter().enumerate() {
         let scale = f64::from(b.residual_scale);
-        if b.parallel {
+        if let (Some(layer), Some(streams)) = (&b.streams, &mut streams) {
+            let predicted = predicted(layer, streams);
+            x = predicted[layer.active].clone();
+            let y = norm(b.mixer_norm.as_ref(), &x);
+            let thin = linear(&layer.right, &linear(&layer.left, &y));
+            let attended = attention_part(b, &y, &mut kept);
+            add(&mut x, &attended, 1.0);
+            add(&mut x, &y, 1.0);
+            add(&mut x, &norm(Some(&layer.thin_norm), &thin), 1.0);
+            x.iter_mut().flatten().for_each(|v| *v /= 2f64.sqrt());
+            let FeedForward::Dense(mlp) = &b.feed_forward else {
+                panic!("experts beside residual streams");
+            };
+            let input = norm(b.feed_forward_norm.as_ref(), &x);
+            let fed = sparse(mlp, layer.cutoff, &input);
+            add(&mut x, &norm(b.feed_forward_post_norm.as_ref(), &fed), 1.0);
+            *streams = corrected(layer, predicted, &x);
+            let scales = vector(&layer.output_scale);
+            x = streams[layer.active].clone();
+            for row in &mut x {
+                row.iter_mut().zip(&scales).for_each(|(v, s)| *v *= s);
+            }
+        } else if b.parallel {
             let input = norm(b.mixer_norm.as_ref(), &x);
             let other = b.feed_forward_norm.as_ref().map(|n| norm(Some(n), &x));
             let y = attention_part(b, &input, &mut kept);
@@ -71,17 +94,110 @@ pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
                 }
             }
             let y = norm(input.post_norm.as_ref(), &linear(&input.projection, &gate));
-            add(&mut x, &y, 1.0);
+            match &mut streams {
+                None => add(&mut x, &y, 1.0),
+                Some(streams) => streams[1..].iter_mut().for_each(|s| add(s, &y, 1.0)),
+            }
         }
         x.iter_mut()
             .flatten()
             .for_each(|v| *v *= f64::from(b.output_scale));
+    }
+    if let (Some(all), Some(streams)) = (&network.streams, &streams) {
+        x = streams[0].clone();
+        for (matrix, stream) in all.end.iter().zip(&streams[1..]) {
+            let y = as_large(linear(matrix, stream), &streams[0]);
+            add(&mut x, &y, 1.0);
+        }
+        x.iter_mut().flatten().for_each(|v| *v /= all.count as f64);
     }
     let mut logits = linear(&network.head, &norm(Some(&network.final_norm), &x));
     for logit in logits.iter_mut().flatten() {
         *logit = capped(*logit * f64::from(network.logit_scale), network.logit_cap);
     }
     logits
+}
+
+fn mean_square(x: &[f64]) -> f64 {
+    x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64
+}
+
+fn as_large(mut x: Rows, other: &Rows) -> Rows {
+    for (x, other) in x.iter_mut().zip(other) {
+        let factor = (mean_square(other) / mean_square(x).max(1e-5)).sqrt();
+        x.iter_mut().for_each(|v| *v *= factor);
+    }
+    x
+}
+
+fn begun(streams: &Streams, x: &Rows) -> Vec<Rows> {
+    let others = streams.begin.iter().map(|m| as_large(linear(m, x), x));
+    std::iter::once(x.clone()).chain(others).collect()
+}
+
+/// How much each stream counts for each row.
+fn modalities(layer: &LayerStreams, x: &Rows) -> Rows {
+    let router = Linear {
+        weight: layer.router.clone(),
+        bias: None,
+    };
+    let mut all = linear(&router, &norm(Some(&layer.router_norm), x));
+    for v in all.iter_mut().flatten() {
+        *v = (*v / x[0].len() as f64).tanh();
+    }
+    all
+}
+
+fn predicted(layer: &LayerStreams, streams: &[Rows]) -> Vec<Rows> {
+    let (n, coefficients) = (layer.count, vector(&layer.predict));
+    let modalities = modalities(layer, &streams[layer.active]);
+    let mut out = streams.to_vec();
+    for (t, m) in modalities.iter().enumerate() {
+        for (i, out) in out.iter_mut().enumerate() {
+            for (j, stream) in streams.iter().enumerate() {
+                let row = &coefficients[(i * n + j) * n..][..n];
+                let c: f64 = row.iter().zip(m).map(|(c, m)| c * m).sum();
+                out[t]
+                    .iter_mut()
+                    .zip(&stream[t])
+                    .for_each(|(o, s)| *o += c * s);
+            }
+        }
+    }
+    out
+}
+
+fn corrected(layer: &LayerStreams, mut predicted: Vec<Rows>, x: &Rows) -> Vec<Rows> {
+    let (n, coefficients) = (layer.count, vector(&layer.correct));
+    let modalities = modalities(layer, x);
+    let active = predicted[layer.active].clone();
+    for (i, stream) in predicted.iter_mut().enumerate() {
+        for (t, m) in modalities.iter().enumerate() {
+            let row = &coefficients[i * n..][..n];
+            let c: f64 = 1.0 + row.iter().zip(m).map(|(c, m)| c * m).sum::<f64>();
+            for (e, s) in stream[t].iter_mut().enumerate() {
+                *s += c * (x[t][e] - active[t][e]);
+            }
+        }
+    }
+    predicted
+}
+
+/// A feed-forward part of whose gates only the largest count.
+fn sparse(mlp: &Mlp, cutoff: Option<f32>, x: &Rows) -> Rows {
+    let Some(cutoff) = cutoff else {
+        return feed_forward(mlp, x);
+    };
+    let mut gates = linear(mlp.gate.as_ref().unwrap(), x);
+    for (gate, up) in gates.iter_mut().zip(linear(&mlp.up, x)) {
+        let mean = gate.iter().sum::<f64>() / gate.len() as f64;
+        let variance = gate.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / gate.len() as f64;
+        let least = mean + variance.sqrt() * f64::from(cutoff);
+        for (g, up) in gate.iter_mut().zip(up) {
+            *g = activated(mlp.activation, (*g - least).max(0.0)) * up;
+        }
+    }
+    linear(&mlp.down, &gates)
 }
 
 fn attention_part(block: &Block, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
@@ -343,6 +459,8 @@ fn latent_attention(a: &LatentAttention, x: &Rows) -> Rows {
     }
     let (k, v) = (vector(&a.to_latent.weight), vector(&a.from_latent.weight));
     let mixed = q.iter().enumerate().map(|(position, q)| {
+        let factor = a.temperature.map_or(1.0, |t| f64::from(t.factor(position)));
+        let q: Vec<f64> = q.iter().map(|q| q * factor).collect();
         let mut out = Vec::new();
         for (h, q) in q.chunks(a.plain_dim + a.rotated()).enumerate() {
             let (plain, s) = q.split_at(a.plain_dim);

@@ -28,6 +28,7 @@ pub(super) struct ChunkSpace {
     rope: Pages,
     steps: Pages,
     held: Pages,
+    streams: Pages,
     inputs: Pages,
     latents: Pages,
     heads: Activations,
@@ -50,6 +51,7 @@ impl ChunkSpace {
             rope: pages(s.rope)?,
             steps: pages(s.steps)?,
             held: pages(s.held)?,
+            streams: pages(s.streams)?,
             inputs: pages(s.inputs)?,
             latents: pages(s.latents)?,
             heads: s.heads.inputs(tokens)?,
@@ -103,6 +105,7 @@ impl<'a> Chunk<'a> {
                 rope: space.rope.span(),
                 steps: space.steps.span(),
                 held: space.held.span(),
+                streams: space.streams.span(),
                 inputs: space.inputs.span(),
                 sizes: &weights.sizes,
             },
@@ -150,7 +153,8 @@ impl<'a> Chunk<'a> {
                 }
             }
         })?;
-        self.pass(turn).inputs(self.tokens)
+        self.pass(turn).inputs(self.tokens)?;
+        self.pass(turn).begin_streams()
     }
 
     /// Runs a layer.
@@ -170,16 +174,21 @@ impl<'a> Chunk<'a> {
             width: hidden,
             stride: hidden,
         };
+        let skipped = (self.rows.count - 1) * last.buffers.sizes.streams;
+        last.buffers.x = from.span;
+        last.buffers.streams = last.buffers.streams.from(skipped);
         let pass = Pass {
             tokens: &last,
             ..self.pass(turn)
         };
+        pass.end_streams()?;
         pass.head(from, Span::new(out))
     }
 
     /// Runs the head of every token: `n_vocab` logits each.
     pub fn all_logits(&self, turn: &PoolTurn, out: Span) -> Result<()> {
         let pass = self.pass(turn);
+        pass.end_streams()?;
         pass.head(pass.residual(), out)
     }
 }

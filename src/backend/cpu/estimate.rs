@@ -86,7 +86,7 @@ fn weights_bytes(network: &Network) -> u64 {
     for block in &network.blocks {
         floats += block.norms().map(norm).sum::<usize>();
         let biases = block.linears().into_iter().filter_map(|m| m.bias.as_ref());
-        let vectors = biases.chain(block.mixer.vectors());
+        let vectors = biases.chain(block.vectors());
         floats += vectors.map(|b| b.row_len() * b.rows()).sum::<usize>();
         if let Some(a) = block.mixer.as_attention()
             && a.value_norm.is_some()

@@ -29,6 +29,7 @@ pub(super) struct DecodeSpace {
     rope: Vec<f32>,
     steps: Vec<f32>,
     held: Vec<f32>,
+    streams: Vec<f32>,
     inputs: Vec<f32>,
     latents: Vec<f32>,
     heads: Activations,
@@ -52,6 +53,7 @@ impl DecodeSpace {
             rope: floats(sizes.rope)?,
             steps: floats(sizes.steps)?,
             held: floats(sizes.held)?,
+            streams: floats(sizes.streams)?,
             inputs: floats(sizes.inputs)?,
             latents: floats(sizes.latents)?,
             heads: sizes.heads.inputs(1)?,
@@ -147,6 +149,7 @@ pub(super) fn step(
             rope: Span::new(&mut space.rope),
             steps: Span::new(&mut space.steps),
             held: Span::new(&mut space.held),
+            streams: Span::new(&mut space.streams),
             inputs: Span::new(&mut space.inputs),
             sizes: &weights.sizes,
         },
@@ -167,12 +170,14 @@ pub(super) fn step(
         held: false,
     };
     pass.inputs(&[token])?;
+    pass.begin_streams()?;
     for layer in &weights.layers {
         if interrupt.load(Relaxed) {
             fail!(Interrupted, "interrupted at position {position}");
         }
         pass.block(layer)?;
     }
+    pass.end_streams()?;
     if let Some(logits) = logits {
         pass.head(pass.residual(), Span::new(logits))?;
     }

@@ -3,7 +3,7 @@
 //! into the space of latent vectors before they meet the keys, and what heads gather leaves it.
 
 use super::attention::attend;
-use super::elementwise::rotate;
+use super::elementwise::{rotate, scale_by};
 use super::kv::{Half, put};
 use super::layer::{NormWeights, Product, product, table_len, union};
 use super::matmul::{Activations, Encodings, Isa, View};
@@ -15,7 +15,7 @@ use super::rows::{ROWS, Rows, Scores};
 use super::weights::ThreadSpace;
 use crate::backend::{KvType, Work as Kind};
 use crate::error::Result;
-use crate::model::{LatentAttention, Rope};
+use crate::model::{LatentAttention, Rope, Temperature};
 use std::ops::Range;
 
 /// The weights of a layer's latent attention.
@@ -39,6 +39,7 @@ pub(super) struct LatentLayer {
     /// Where the rotary table is in a position's tables.
     at: Range<usize>,
     scale: f32,
+    temperature: Option<Temperature>,
 }
 
 /// Memory of the heads of all tokens.
@@ -85,6 +86,7 @@ impl LatentLayer {
             at: start..start + table_len(&a.rope),
             rope: a.rope.clone(),
             scale: a.scale,
+            temperature: a.temperature,
         })
     }
 
@@ -178,6 +180,7 @@ impl LatentLayer {
                 }
             }
             let q = b.q.part(t * s.q, self.n_heads * (plain + self.rotated));
+            scale_by(q, self.temperature.map_or(1.0, |t| t.factor(position)));
             let out = tokens
                 .latents
                 .rows

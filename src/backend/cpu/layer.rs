@@ -10,6 +10,7 @@ use super::latent_layer::LatentLayer;
 use super::mamba2::Mamba2Layer;
 use super::matmul::{Encodings, Isa, Matrix};
 use super::short_conv::ShortConvLayer;
+use super::streams::StreamLayer;
 use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
 use crate::model::{
@@ -149,6 +150,7 @@ pub(super) struct Layer {
     pub parallel: bool,
     pub residual_scale: f32,
     pub input: Option<Box<InputLayer>>,
+    pub streams: Option<Box<StreamLayer>>,
     pub output_scale: f32,
     pub mixer_sum_norm: Option<NormWeights>,
     pub feed_forward_sum_norm: Option<NormWeights>,
@@ -277,6 +279,10 @@ impl Layer {
                 Some(input) => Some(Box::new(InputLayer::new(index, input, isa)?)),
                 None => None,
             },
+            streams: match &block.streams {
+                Some(streams) => Some(Box::new(StreamLayer::new(streams, isa)?)),
+                None => None,
+            },
             output_scale: block.output_scale,
             mixer_sum_norm: NormWeights::find(&block.mixer_sum_norm)?,
             feed_forward_sum_norm: NormWeights::find(&block.feed_forward_sum_norm)?,
@@ -308,7 +314,8 @@ impl Layer {
             FeedForwardLayer::None => 0,
         };
         let input = self.input.as_ref().map_or(0, |input| input.floats());
-        norms.sum::<usize>() + mixer + feed_forward + input
+        let streams = self.streams.as_ref().map_or(0, |streams| streams.floats());
+        norms.sum::<usize>() + mixer + feed_forward + input + streams
     }
 }
 
@@ -329,7 +336,7 @@ pub(super) struct DenseLayer {
     pub gate: Option<Product>,
     pub up: Product,
     pub down: Product,
-    activation: Activation,
+    pub activation: Activation,
 }
 
 impl DenseLayer {

@@ -49,6 +49,7 @@ mod runner;
 mod short_conv;
 mod simd;
 mod state;
+mod streams;
 mod texts;
 mod token;
 mod turn;

@@ -150,6 +150,9 @@ impl Pass<'_, '_> {
         if beside {
             self.hold()?;
         }
+        if let Some(streams) = &layer.streams {
+            streams.predict(self, mixer_norm)?;
+        }
         match &layer.mixer {
             MixerLayer::Attention(attention) => attention.run(self, mixer_norm, mixer_post)?,
             MixerLayer::Latent(latent) => latent.run(self, mixer_norm, mixer_post)?,
@@ -169,10 +172,15 @@ impl Pass<'_, '_> {
         if let Some(norm) = &layer.mixer_sum_norm {
             self.norm_residual(norm)?;
         }
+        if let Some(streams) = &layer.streams {
+            streams.join(self)?;
+        }
         match &layer.feed_forward {
             FeedForwardLayer::Dense(dense) => {
-                if !layer.parallel {
-                    self.inner(norm, dense)?;
+                match layer.streams.as_ref().and_then(|s| s.cutoff) {
+                    Some(cutoff) => self.inner_sparse(norm, dense, cutoff)?,
+                    None if !layer.parallel => self.inner(norm, dense)?,
+                    None => {}
                 }
                 let b = &self.tokens.buffers;
                 let inner = Rows {
@@ -205,8 +213,16 @@ impl Pass<'_, '_> {
         if let Some(norm) = &layer.feed_forward_sum_norm {
             self.norm_residual(norm)?;
         }
-        if let Some(input) = &layer.input {
-            self.add_input(input)?;
+        match (&layer.streams, &layer.input) {
+            (Some(streams), input) => {
+                streams.correct(self)?;
+                if let Some(input) = input {
+                    self.add_input(input, true)?;
+                    streams.spread(self)?;
+                }
+            }
+            (None, Some(input)) => self.add_input(input, false)?,
+            (None, None) => {}
         }
         if layer.output_scale != 1.0 {
             self.scale_residual(layer.output_scale)?;
@@ -234,7 +250,12 @@ impl Pass<'_, '_> {
         self.phase(work, move |me, range| {
             for t in range {
                 let (embedding, scratch) = me.row.split_at_mut(width);
-                inputs.embedding.row(ids[t] as usize, embedding);
+                // A table may end before the vocabulary does.
+                let row = match (ids[t] as usize) < inputs.embedding.rows() {
+                    true => ids[t] as usize,
+                    false => 0,
+                };
+                inputs.embedding.row(row, embedding);
                 // SAFETY: each token is one thread's.
                 let all = unsafe { b.inputs.part(t * width, width) };
                 add_bias(all, projection.bias.as_deref());
@@ -252,8 +273,8 @@ impl Pass<'_, '_> {
         Ok(())
     }
 
-    /// Adds what a block makes of its own input.
-    fn add_input(&self, input: &InputLayer) -> Result<()> {
+    /// Adds what a block makes of its own input, or leaves it `alone` as the residual stream.
+    fn add_input(&self, input: &InputLayer, alone: bool) -> Result<()> {
         let (tokens, b) = (self.tokens, &self.tokens.buffers);
         let (len, stride, width) = (input.gate.matrix.rows(), b.sizes.n_ff, b.sizes.inputs);
         let gate = Rows {
@@ -273,6 +294,9 @@ impl Pass<'_, '_> {
                     add_bias(gate, input.gate.bias.as_deref());
                     let own = &*b.inputs.part(t * width + input.index * len, len);
                     gelu_tanh_mul(tokens.isa(), gate, Some(own));
+                    if alone {
+                        b.x.part(t * b.sizes.hidden, b.sizes.hidden).fill(0.0);
+                    }
                 }
             }
         })?;
@@ -552,7 +576,7 @@ impl Pass<'_, '_> {
 }
 
 /// Some rows of a product.
-fn row_view(product: &Product, rows: Range<usize>, isa: Isa) -> View<'_> {
+pub(super) fn row_view(product: &Product, rows: Range<usize>, isa: Isa) -> View<'_> {
     let tensor = &product.tensor;
     let row_bytes = tensor.row_bytes();
     let bytes = &tensor.bytes()[rows.start * row_bytes..rows.end * row_bytes];

@@ -18,6 +18,8 @@ pub(super) struct Buffers<'a> {
     pub rope: Span<'a>,
     /// What the residual stream was before the first of two parts that read the same.
     pub held: Span<'a>,
+    /// All residual streams of each token, where there are several.
+    pub streams: Span<'a>,
     /// Inputs of all blocks beside the residual stream.
     pub inputs: Span<'a>,
     pub sizes: &'a Sizes,

@@ -14,6 +14,7 @@ use super::matmul::{Encodings, Isa, Matrix, Scratch};
 use super::pass::product_cost;
 use super::pool::{Pool, PoolOptions, useful_threads};
 use super::runner::CpuRunner;
+use super::streams::StreamWeights;
 use super::texts::TextSizes;
 use super::turn::Turns;
 use crate::backend::row::{discard, take_apart};
@@ -39,6 +40,7 @@ pub struct CpuWeights {
     pub(super) positions: Option<Matrix>,
     /// What the layers get beside the residual stream.
     pub(super) inputs: Option<InputWeights>,
+    pub(super) streams: Option<StreamWeights>,
     pub(super) layers: Vec<Layer>,
     /// What each of them keeps of a position.
     pub(super) kv_layers: Vec<KvShape>,
@@ -89,6 +91,8 @@ pub(super) struct Sizes {
     pub recurrent: usize,
     /// Floats of all rope tables of a position.
     pub rope: usize,
+    /// Floats of a token's residual streams, where there are several.
+    pub streams: usize,
     /// Floats of a token's residual stream that are kept for a second reader.
     pub held: usize,
     /// Floats of the inputs of all blocks of a token, and of one of them.
@@ -122,7 +126,7 @@ impl Sizes {
 
     /// Floats of a token beside the rows that all networks have.
     pub fn beside(&self) -> usize {
-        self.steps + self.rope + self.held + self.inputs + self.latents
+        self.steps + self.rope + self.held + self.streams + self.inputs + self.latents
     }
 }
 
@@ -252,6 +256,16 @@ impl Sizes {
                 s.encodings = s.encodings.union(Encodings::for_type(matrix.weight.ty));
             }
         }
+        if let Some(streams) = &network.streams {
+            s.streams = streams.count.saturating_mul(s.hidden);
+            s.held = s.hidden;
+            for linear in streams.begin.iter().chain(&streams.end) {
+                s.encodings = s.encodings.union(Encodings::for_type(linear.weight.ty));
+            }
+            let ranks = network.blocks.iter().filter_map(|b| b.streams.as_ref());
+            let ranks = ranks.map(|layer| layer.left.weight.rows());
+            s.n_ff = ranks.fold(s.n_ff, usize::max);
+        }
         if let Some(inputs) = &network.per_layer {
             s.inputs = inputs.projection.weight.rows();
             s.input = inputs.norm.weight.row_len();
@@ -273,8 +287,11 @@ impl Sizes {
 pub(super) fn matrix_bytes(network: &Network) -> usize {
     let blocks = network.blocks.iter().flat_map(Block::linears);
     let inputs = network.per_layer.iter().map(|inputs| &inputs.projection);
+    let streams = network.streams.iter();
+    let streams = streams.flat_map(|s| s.begin.iter().chain(&s.end));
     blocks
         .chain(inputs)
+        .chain(streams)
         .chain([&network.head])
         .map(|m| m.weight.byte_len())
         .sum()
@@ -351,6 +368,10 @@ impl CpuWeights {
             positions: positions.map(|p| Matrix::new(p.clone(), isa)),
             inputs: match &network.per_layer {
                 Some(inputs) => Some(InputWeights::new(inputs, isa)?),
+                None => None,
+            },
+            streams: match &network.streams {
+                Some(streams) => Some(StreamWeights::new(streams, isa)?),
                 None => None,
             },
             layers,

@@ -37,6 +37,14 @@ impl Jobs {
         mixer: &Mixer,
         state: MixerState,
     ) -> Result<MixerPlan> {
+        if let Mixer::Latent(latent) = mixer
+            && latent.temperature.is_some()
+        {
+            fail!(
+                Unsupported,
+                "layer {layer}: latent attention whose queries grow with their position is not supported on a GPU; it is on a CPU"
+            );
+        }
         match (mixer, state) {
             (Mixer::Attention(attention), MixerState::Kv(kv)) => {
                 let plan = self.attention(layer, attention, kv)?;

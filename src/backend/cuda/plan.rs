@@ -199,6 +199,12 @@ impl Jobs {
     }
 
     fn layer(&mut self, index: usize, block: &Block, context_length: usize) -> Result<LayerPlan> {
+        if block.streams.is_some() {
+            fail!(
+                Unsupported,
+                "layer {index}: several residual streams are not supported on a GPU; they are on a CPU"
+            );
+        }
         let state = block.mixer.state(context_length);
         let mixer_norm = self.find_norm(&block.mixer_norm)?;
         let feed_forward_norm = match &block.feed_forward_norm {

@@ -131,7 +131,7 @@ static NEMOTRON_H_EXPERTS: Family = Family {
     keys: nemotron_h::experts,
     ..NEMOTRON_H
 };
-const LATENT: Parts = &[
+pub(super) const LATENT: Parts = &[
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.q_a_proj", "attn_q_a"),
     ("self_attn.q_a_layernorm", "attn_q_a_norm"),
@@ -141,11 +141,17 @@ const LATENT: Parts = &[
     ("self_attn.kv_b_proj", "attn_kv_b"),
     ("self_attn.o_proj", "attn_output"),
 ];
-const GEMMA_NORMS: Parts = &[
+pub(super) const GEMMA_NORMS: Parts = &[
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
+pub(super) const GEMMA_INPUTS: Parts = &[
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
 ];
 
 const LFM2: Parts = &[
@@ -360,12 +366,8 @@ const FAMILIES: &[Family] = &[
             HEAD_NORMS,
             GEMMA_NORMS,
             GATED,
-            &[
-                ("layer_scalar", "layer_output_scale.weight"),
-                ("per_layer_input_gate", "inp_gate"),
-                ("per_layer_projection", "proj"),
-                ("post_per_layer_input_norm", "post_norm"),
-            ],
+            GEMMA_INPUTS,
+            &[("layer_scalar", "layer_output_scale.weight")],
         ],
         layout: Layout::Same,
         defaults: || {

@@ -2,12 +2,12 @@
 //! leave out.
 
 use super::families::{
-    ATTENTION, Family, GATED, GATED_FUSED, GELU_TANH, HEAD_NORMS, LLAMA, Layout, PLAIN, PRE_NORMS,
-    QWEN_EXPERTS, SHARED_EXPERTS, SIGMOID_ROUTER,
+    ATTENTION, Family, GATED, GATED_FUSED, GELU_TANH, GEMMA_INPUTS, GEMMA_NORMS, HEAD_NORMS,
+    LATENT, LLAMA, Layout, PLAIN, PRE_NORMS, QWEN_EXPERTS, SHARED_EXPERTS, SIGMOID_ROUTER,
 };
 use super::json::Config;
 use super::keys::{self, Keys, experts, qwen_experts};
-use super::{falcon_h1, relatives};
+use super::{falcon_h1, gemma3n, latent, relatives};
 use crate::error::{Result, fail};
 use serde_json::json;
 
@@ -27,6 +27,56 @@ pub(super) const FURTHER: &[Family] = &[
         tied: true,
         bias_flags: &["attention_bias"],
         keys: |k| k.refuse("use_bidirectional_attention"),
+        ..LLAMA
+    },
+    Family {
+        model_types: &["gemma3n_text", "gemma3n"],
+        classes: &["Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"],
+        architecture: "gemma3n",
+        activations: GELU_TANH,
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            GEMMA_NORMS,
+            GATED,
+            GEMMA_INPUTS,
+            &[
+                ("altup.correct_output_scale", "altup_correct_scale.weight"),
+                ("altup.correction_coefs", "altup_correct_coef"),
+                ("altup.prediction_coefs", "altup_predict_coef"),
+                ("altup.modality_router", "altup_router"),
+                ("altup.router_norm", "altup_router_norm"),
+                ("laurel.linear_left", "laurel_l"),
+                ("laurel.linear_right", "laurel_r"),
+                ("laurel.post_laurel_norm", "laurel_post_norm"),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-6, "head_dim": 256, "num_attention_heads": 8,
+                "num_key_value_heads": 2, "vocab_size": 262_400, "sliding_window": 512,
+                "max_position_embeddings": 32_768, "default_rope_theta": 1e6,
+                "rope_local_base_freq": 1e4, "altup_num_inputs": 4, "num_kv_shared_layers": 15,
+                "hidden_size_per_layer_input": 256, "final_logit_softcapping": 30.0,
+                "hidden_activation": "gelu_pytorch_tanh"})
+        },
+        tied: true,
+        bias_flags: &["attention_bias"],
+        keys: gemma3n::keys,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["mistral4"],
+        classes: &["Mistral4ForCausalLM"],
+        architecture: "mistral4",
+        parts: &[LATENT, PRE_NORMS, GATED, SHARED_EXPERTS, SIGMOID_ROUTER],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-6, "norm_topk_prob": true, "n_shared_experts": 1,
+                "routed_scaling_factor": 1.0})
+        },
+        bias_flags: &[],
+        keys: latent::mistral4,
         ..LLAMA
     },
     Family {

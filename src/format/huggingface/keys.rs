@@ -214,11 +214,23 @@ impl<'a> Keys<'a> {
             keys.set("attention.key_length", head_dim);
             keys.set("attention.value_length", head_dim);
         }
-        let n_ff = match config.find_size("intermediate_size")? {
-            None => config.find_size("n_inner")?,
-            found => found,
-        };
-        keys.set("feed_forward_length", n_ff.unwrap_or(4 * hidden));
+        match config.find("intermediate_size").and_then(|v| v.as_array()) {
+            Some(widths) if architecture == "gemma3n" => {
+                let width = |v: &serde_json::Value| match v.as_i64() {
+                    Some(v) => Ok(v),
+                    None => Err(wrong("intermediate_size", v, "a list of sizes")),
+                };
+                let widths = widths.iter().map(width).collect::<Result<_>>()?;
+                keys.set("feed_forward_length", Value::Array(Array::I64(widths)));
+            }
+            _ => {
+                let n_ff = match config.find_size("intermediate_size")? {
+                    None => config.find_size("n_inner")?,
+                    found => found,
+                };
+                keys.set("feed_forward_length", n_ff.unwrap_or(4 * hidden));
+            }
+        }
         if let Some(eps) = config.find_f32("rms_norm_eps")? {
             keys.set("attention.layer_norm_rms_epsilon", eps);
         }

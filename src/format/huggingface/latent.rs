@@ -31,6 +31,28 @@ pub(super) fn keys(k: &mut Keys) -> Result<()> {
     experts(k)
 }
 
+/// Of Mistral 4, whose queries grow with their position.
+pub(super) fn mistral4(k: &mut Keys) -> Result<()> {
+    k.refuse("attention_bias")?;
+    keys(k)?;
+    if k.config.find_size("n_group")?.unwrap_or(1) > 1 {
+        fail!(
+            Unsupported,
+            "config.json: n_group is above 1, which is not supported in models of mistral4"
+        );
+    }
+    let rope = match k.config.nested("rope_parameters")? {
+        None => k.config.nested("rope_scaling")?,
+        found => found,
+    };
+    if let Some(rope) = rope
+        && let Some(beta) = rope.find_f32("llama_4_scaling_beta")?
+    {
+        k.set("attention.temperature_scale", beta);
+    }
+    Ok(())
+}
+
 /// What YaRN asks of the scores, a tenth of which GGUF has.
 fn multiplier(k: &mut Keys) -> Result<()> {
     let rope = match k.config.nested("rope_parameters")? {
@@ -59,7 +81,8 @@ fn experts(k: &mut Keys) -> Result<()> {
             "config.json: moe_layer_freq is {every}; only 1 is supported"
         );
     }
-    let softmax = k.config.find_str("model_type")? == Some("deepseek_v2");
+    let model_type = k.config.find_str("model_type")?;
+    let softmax = k.architecture == "mistral4" || model_type == Some("deepseek_v2");
     let scoring = match k.config.find_str("scoring_func")? {
         Some("softmax") => 1u64,
         Some("sigmoid") => 2,
@@ -93,7 +116,7 @@ fn experts(k: &mut Keys) -> Result<()> {
     let scale = k.config.find_f32("routed_scaling_factor")?.unwrap_or(1.0);
     k.set("expert_weights_scale", scale);
     // Those of the second version are not divided by their sum, whatever a config says.
-    let normalize = k.config.flag("norm_topk_prob")? && !softmax;
+    let normalize = k.config.flag("norm_topk_prob")? && model_type != Some("deepseek_v2");
     k.set("expert_weights_norm", normalize);
     k.set("leading_dense_block_count", dense_layers(k)?);
     Ok(())

@@ -21,6 +21,7 @@ mod families;
 mod files;
 mod fp8;
 mod further;
+mod gemma3n;
 mod gemma4;
 mod json;
 mod keys;

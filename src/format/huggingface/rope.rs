@@ -110,6 +110,10 @@ impl Rope<'_> {
                 "config.json: head_dim is {head_dim}; at most {MAX_HEAD_DIM} work"
             );
         }
+        // A head's share of its rotated part, which is all that is asked for.
+        if self.config.find("kv_lora_rank").is_some() {
+            return Ok(head_dim);
+        }
         let (key, share) = match self.find(KEY)? {
             None => (OLD_KEY, self.find(OLD_KEY)?),
             found => (KEY, found),

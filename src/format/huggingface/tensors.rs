@@ -3,6 +3,7 @@
 use super::experts::Experts;
 use super::families::{Family, Layout};
 use super::further::falcon_kv_heads;
+use super::gemma3n::StreamMatrices;
 use super::json::Config;
 use super::rows::{Order, Reordered, transposed};
 use super::stored::{Stored, small};
@@ -180,6 +181,7 @@ impl<'a> Folder<'a> {
     pub(super) fn tensors(&self) -> Result<HashMap<Arc<str>, Tensor>> {
         let mut tensors = HashMap::new();
         let mut experts = Experts::default();
+        let mut streams = StreamMatrices::default();
         let mut names: Vec<&String> = self.stored.keys().collect();
         names.sort_unstable();
         for full in names {
@@ -204,6 +206,12 @@ impl<'a> Folder<'a> {
                     let tensor = self.tensor(stored, &name)?;
                     insert(&mut tensors, name, tensor)?;
                 }
+                continue;
+            }
+            if self.family.architecture == "gemma3n"
+                && end == "weight"
+                && streams.add(stem, || self.matrix(stored))?
+            {
                 continue;
             }
             let Some((layer, part)) = layer_and_part(stem) else {
@@ -245,6 +253,7 @@ impl<'a> Folder<'a> {
             }
         }
         experts.stack(&mut tensors)?;
+        streams.stack(&mut tensors)?;
         if self.family.architecture == "falcon-h1" && self.tied {
             // Head and embedding have other factors.
             let embedding = self
@@ -515,7 +524,9 @@ impl<'a> Folder<'a> {
                     let alike = from == example || !is_feed_forward(part);
                     let own = match self.family.architecture {
                         // Layers that read another's keys and values, and values that are keys.
-                        "gemma4" => ["attn_k", "attn_v"].iter().any(|kv| part.starts_with(kv)),
+                        "gemma3n" | "gemma4" => {
+                            ["attn_k", "attn_v"].iter().any(|kv| part.starts_with(kv))
+                        }
                         // Layers with different mixers; what each needs is checked with the network.
                         "lfm2" | "lfm2moe" | "qwen3next" | "qwen35" | "qwen35moe"
                         | "granitehybrid" => is_mixer(part),

@@ -167,6 +167,19 @@ FAMILIES = {
                                                               rope_parameters=dict(**YARN, mscale=1.0, mscale_all_dim=1.0))),
     "glm4_moe_lite": ("glm4_moe_lite", "deepseek2", LATENT | dict(num_hidden_layers=3, n_routed_experts=6, n_shared_experts=1,
                                                                   routed_scaling_factor=1.8, n_group=1, topk_group=1)),
+    "mistral4": ("mistral4", "mistral4", LATENT | dict(num_hidden_layers=3, n_routed_experts=6, n_shared_experts=1, n_group=1, topk_group=1,
+                                                       routed_scaling_factor=1.4, norm_topk_prob=True,
+                                                       rope_parameters=dict(**(YARN | dict(original_max_position_embeddings=8)), mscale=1.0,
+                                                                            mscale_all_dim=1.0, llama_4_scaling_beta=0.3))),
+    # Several residual streams, gates that are mostly 0, and layers that read keys and values of earlier ones.
+    "gemma3n": ("gemma3n_text", "gemma3n", dict(num_hidden_layers=7, hidden_size=32, head_dim=12, num_attention_heads=4,
+                                                num_key_value_heads=2, intermediate_size=[20, 24, 20, 20, 20, 20, 28],
+                                                layer_types=GEMMA4_LAYERS + GEMMA4_LAYERS[:2] + GEMMA4_LAYERS[:1],
+                                                sliding_window=6, hidden_size_per_layer_input=10, vocab_size_per_layer_input=96,
+                                                num_kv_shared_layers=3, altup_num_inputs=3, altup_active_idx=1, laurel_rank=5,
+                                                activation_sparsity_pattern=[0.6, 0.95, 0.0, 0.3, 0.0, 0.0, 0.0],
+                                                final_logit_softcapping=3.0,
+                                                rope_parameters=dict(sliding_attention=FLOAT, full_attention=dict(rope_type="default", rope_theta=1000000.0)))),
     # Keys of layers without a window are their values.
     "gemma4": ("gemma4_text", "gemma4", dict(num_hidden_layers=4, hidden_size=40, head_dim=12, global_head_dim=20,
                                              num_key_value_heads=3, num_global_key_value_heads=1, attention_k_eq_v=True,
@@ -201,7 +214,9 @@ INTERLEAVED = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "ar
 
 
 def random_model(config):
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    # Not all are in the list of those with a head.
+    kind = transformers.Mistral4ForCausalLM._from_config if config.model_type == "mistral4" else transformers.AutoModelForCausalLM.from_config
+    model = kind(config, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
             norm = re.search(r"norm|ln_", name) and name.endswith("weight")
@@ -211,6 +226,8 @@ def random_model(config):
                 p.normal_(0.0, 2.0)
             if name.endswith(("conv1d.weight", "conv1d.bias")):
                 p.normal_(0.0, 0.6)
+            if "modality_router" in name:
+                p.normal_(0.0, 4.0)  # what it reads is divided by the width
             if name.endswith("A_log"):
                 p.normal_(-1.5, 1.0)
             if name.endswith("gate_up_proj_bias"):
@@ -300,6 +317,13 @@ def gguf_tensors(config, architecture, saved):
             yield f"blk.{layer}.attn_k_b.weight", heads[:, :config.qk_nope_head_dim].swapaxes(1, 2)
             yield f"blk.{layer}.attn_v_b.weight", heads[:, config.qk_nope_head_dim:]
             continue
+        stream = re.search(r"altup_(unembed_)?projections\.(\d+)$", stem)
+        if stream:
+            yield f"altup_{'unembd_' if stream[1] else ''}proj.weight:{int(stream[2]):03}", x
+            continue
+        if end == "correct_output_scale":
+            yield f"blk.{stem.split('.')[2]}.altup_correct_scale.weight", x
+            continue
         if end in ("sinks", "layer_scalar"):
             stem, end = name, "weight"
         if end in ("e_score_correction_bias", "expert_bias"):
@@ -308,6 +332,11 @@ def gguf_tensors(config, architecture, saved):
         if stem.endswith("act_fn"):
             continue
         part = re.match(r"(.*mlp\.experts)\.(gate_up|down)_proj(_bias)?$", name)
+        if part and architecture == "mistral4":
+            gate, up = np.split(x, 2, axis=1) if part[2] == "gate_up" else (None, None)
+            for piece, x in dict(gate=gate, up=up).items() if part[2] == "gate_up" else [("down", x)]:
+                yield f"{names.get_name(f'{part[1]}.{piece}_proj')}.weight", x
+            continue
         if part:
             end = "bias" if part[3] else "weight"
             x = x if part[3] else x.swapaxes(1, 2)
@@ -495,7 +524,7 @@ def write_metadata(w, architecture, config):
         w.add_head_count_kv([c["num_key_value_heads"] if t == "full_attention" else 0 for t in c["layer_types"]])
     elif architecture in ("falcon", "starcoder"):
         w.add_head_count_kv(kv_heads(config))
-    elif "num_key_value_heads" in c and architecture not in ("gemma4", "deepseek2"):
+    elif "num_key_value_heads" in c and architecture not in ("gemma4", "deepseek2", "mistral4"):
         w.add_head_count_kv(c["num_key_value_heads"])
     if "rms_norm_eps" in c:
         w.add_layer_norm_rms_eps(c["rms_norm_eps"])
@@ -503,14 +532,14 @@ def write_metadata(w, architecture, config):
         if key in c and architecture not in ("lfm2", "lfm2moe"):
             w.add_layer_norm_eps(c[key])
     head_dim = c.get("head_dim") or hidden // heads
-    if c.get("head_dim") and architecture not in ("gemma4", "deepseek2"):
+    if c.get("head_dim") and architecture not in ("gemma4", "deepseek2", "mistral4"):
         w.add_key_length(head_dim)
         w.add_value_length(head_dim)
     if rope:
         # A fixed alpha makes the base another one.
         alpha = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))
         w.add_rope_freq_base(rope["rope_theta"] * alpha)
-        if architecture not in ("gemma4", "deepseek2"):
+        if architecture not in ("gemma4", "deepseek2", "mistral4"):
             w.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if "sliding_attention" in ropes:
         w.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
@@ -536,6 +565,8 @@ def write_metadata(w, architecture, config):
         w.add_sliding_window(c["sliding_window"])
     if architecture == "olmo2" and c.get("layer_types"):
         w.add_sliding_window_pattern([t == "sliding_attention" for t in c["layer_types"]])
+    if architecture == "gemma3n":
+        write_gemma3n(w, c)
     if architecture == "gemma2":
         w.add_attn_logit_softcapping(c["attn_logit_softcapping"])
         w.add_final_logit_softcapping(c["final_logit_softcapping"])
@@ -569,7 +600,9 @@ def write_metadata(w, architecture, config):
         write_delta_net(w, c)
     if architecture == "gemma4":
         write_gemma4(w, config, rope)
-    if architecture == "deepseek2":
+    if architecture == "mistral4":
+        w.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if architecture in ("deepseek2", "mistral4"):
         write_deepseek2(w, c, rope)
     if architecture in ("qwen3moe", "gpt-oss", "ernie4_5-moe", "glm4moe", "hunyuan-moe", "minimax-m2", "qwen3next", "qwen35moe", "lfm2moe",
                         "qwen2moe", "dots1"):
@@ -655,17 +688,29 @@ def write_deepseek2(w, c, rope):
     w.add_key_length_mla(c["qk_nope_head_dim"] + c["qk_rope_head_dim"])
     w.add_value_length_mla(c["v_head_dim"])
     w.add_rope_dimension_count(c["qk_rope_head_dim"])
-    w.add_leading_dense_block_count(c.get("first_k_dense_replace") or c["mlp_layer_types"].count("dense"))
+    dense = c.get("first_k_dense_replace")
+    w.add_leading_dense_block_count(c["mlp_layer_types"].count("dense") if dense is None else dense)
     w.add_expert_feed_forward_length(c["moe_intermediate_size"])
     w.add_expert_shared_count(c["n_shared_experts"])
     w.add_expert_weights_scale(c["routed_scaling_factor"])
     w.add_expert_weights_norm(c.get("norm_topk_prob", False))
     w.add_expert_group_count(c["n_group"])
     w.add_expert_group_used_count(c["topk_group"])
-    sigmoid = c["model_type"] != "deepseek_v2"
+    sigmoid = c["model_type"] not in ("deepseek_v2", "mistral4")
     w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX)
     if rope.get("mscale_all_dim"):
         w.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+
+
+def write_gemma3n(w, c):
+    w.add_sliding_window_pattern([t == "sliding_attention" for t in c["layer_types"]])
+    w.add_shared_kv_layers(c["num_kv_shared_layers"])
+    w.add_embedding_length_per_layer_input(c["hidden_size_per_layer_input"])
+    w.add_altup_num_inputs(c["altup_num_inputs"])
+    w.add_altup_active_idx(c["altup_active_idx"])
+    w.add_final_logit_softcapping(c["final_logit_softcapping"])
+    shares = torch.tensor(c["activation_sparsity_pattern"], dtype=torch.float64)
+    w.add_activation_sparsity_scale(torch.distributions.normal.Normal(0, 1).icdf(shares).tolist())
 
 
 def write_gemma4(w, config, rope):
