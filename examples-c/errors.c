@@ -39,8 +39,8 @@ int main(int argc, char **argv)
            ember_model_load("\xff\xfe", 2, NULL, &none, &err));
     expect("a file that is not there", EMBER_FILE_NOT_FOUND,
            ember_model_load("no such file", 12, NULL, &none, &err));
-    expect("a directory", EMBER_NOT_A_FILE, ember_model_load(".", 1, NULL, &none, &err));
-    expect("a program instead of a model", EMBER_NOT_GGUF,
+    expect("a directory", EMBER_UNKNOWN_FORMAT, ember_model_load(".", 1, NULL, &none, &err));
+    expect("a program instead of a model", EMBER_UNKNOWN_FORMAT,
            ember_model_load(argv[0], strlen(argv[0]), NULL, &none, &err));
     memset(&options, 0, sizeof options);
     expect("options without their size", EMBER_INVALID_ARGUMENT,

@@ -155,7 +155,7 @@ enum ember_status_code
      */
     EMBER_FILE_NOT_FOUND = 9,
     /**
-     * The path names a directory or something else that is no regular file.
+     * The path names something that is no regular file; where a model is loaded, neither that nor a folder.
      */
     EMBER_NOT_A_FILE = 10,
     /**
@@ -167,9 +167,9 @@ enum ember_status_code
      */
     EMBER_IO = 12,
     /**
-     * The file is not a GGUF file of a known version.
+     * The file is not a GGUF file of a known version, or the folder has no model.
      */
-    EMBER_NOT_GGUF = 13,
+    EMBER_UNKNOWN_FORMAT = 13,
     /**
      * The file ends before something that it announces.
      */
@@ -2336,7 +2336,7 @@ uint32_t ember_supported(uint32_t capability);
  *
  * Errors: `EMBER_INVALID_UTF8`, `EMBER_INVALID_ARGUMENT` (empty path, NUL inside it, an option's
  * value); `EMBER_NO_DEVICE`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`,
- * `EMBER_IO`; `EMBER_NOT_GGUF`, `EMBER_FILE_TRUNCATED`, `EMBER_FILE_CORRUPT`; `EMBER_UNSUPPORTED`,
+ * `EMBER_IO`; `EMBER_UNKNOWN_FORMAT`, `EMBER_FILE_TRUNCATED`, `EMBER_FILE_CORRUPT`; `EMBER_UNSUPPORTED`,
  * `EMBER_MISSING_KEY`, `EMBER_MISSING_TENSOR`, `EMBER_SHAPE_MISMATCH`, `EMBER_INVALID_MODEL`;
  * `EMBER_OUT_OF_MEMORY`; `EMBER_DEVICE_ERROR`, `EMBER_DEVICE_LOST`; `EMBER_CANCELLED`. The message names
  * the key, tensor or byte offset. A file that gets shorter while it is read is

@@ -35,14 +35,14 @@ pub enum Status {
     Interrupted = 8,
     /// The file does not exist.
     FileNotFound = 9,
-    /// The path names a directory or something else that is no regular file.
+    /// The path names something that is no regular file; where a model is loaded, neither that nor a folder.
     NotAFile = 10,
     /// The file has no bytes.
     FileEmpty = 11,
     /// The operating system could not open, read or map the file.
     Io = 12,
-    /// The file is not a GGUF file of a known version.
-    NotGguf = 13,
+    /// The file is not a GGUF file of a known version, or the folder has no model.
+    UnknownFormat = 13,
     /// The file ends before something that it announces.
     FileTruncated = 14,
     /// The file contradicts itself or the format.

@@ -147,7 +147,7 @@ fn every_flipped_byte_of_the_header_gives_a_network_or_an_error() {
     load(&bytes).unwrap();
     let possible = [
         Status::Ok,
-        Status::NotGguf,
+        Status::UnknownFormat,
         Status::FileTruncated,
         Status::FileCorrupt,
         Status::Unsupported,
@@ -193,7 +193,7 @@ fn paths_that_are_no_files_have_their_own_status() {
     let cases = [
         (dir.path().join("absent.gguf"), Status::FileNotFound),
         (file.join("below.gguf"), Status::FileNotFound),
-        (dir.path().to_owned(), Status::NotAFile),
+        (dir.path().to_owned(), Status::UnknownFormat),
         (empty, Status::FileEmpty),
         (file, Status::FileTruncated),
         ("nul\0inside.gguf".into(), Status::InvalidArgument),
@@ -233,22 +233,22 @@ fn other_formats_and_versions_are_named() {
         bytes
     };
     let cases = [
-        (with(0, b"GGML"), Status::NotGguf, "GGUF"),
-        (with(0, b"PK\x03\x04"), Status::NotGguf, "ZIP"),
-        (with(0, b"<htm"), Status::NotGguf, "web page"),
+        (with(0, b"GGML"), Status::UnknownFormat, "GGUF"),
+        (with(0, b"PK\x03\x04"), Status::UnknownFormat, "ZIP"),
+        (with(0, b"<htm"), Status::UnknownFormat, "web page"),
         (
             b"version https://git-lfs.github.com/spec/v1\n".to_vec(),
-            Status::NotGguf,
+            Status::UnknownFormat,
             "Git LFS",
         ),
         (
             b"\x40\0\0\0\0\0\0\0{\"a\":1}".to_vec(),
-            Status::NotGguf,
+            Status::UnknownFormat,
             "safetensors",
         ),
-        (with(4, &[0]), Status::NotGguf, "version 0"),
-        (with(4, &[1]), Status::NotGguf, "version 1"),
-        (with(4, &[4]), Status::NotGguf, "version 4"),
+        (with(4, &[0]), Status::UnknownFormat, "version 0"),
+        (with(4, &[1]), Status::UnknownFormat, "version 1"),
+        (with(4, &[4]), Status::UnknownFormat, "version 4"),
         (with(4, &[0, 0, 0, 3]), Status::Unsupported, "big-endian"),
     ];
     for (bytes, status, message) in cases {

@@ -99,7 +99,7 @@ void test_model(Fixture &f) {
     f.model.resume();
     expect_error(EMBER_INVALID_TOKEN, "a token that is none", [&] { f.model.token_text(4000000000u); });
     expect_error(EMBER_FILE_NOT_FOUND, "no file", [] { emberlm::Model::load("no such file"); });
-    expect_error(EMBER_NOT_A_FILE, "a folder", [] { emberlm::Model::load("/"); });
+    expect_error(EMBER_UNKNOWN_FORMAT, "a folder", [] { emberlm::Model::load("/"); });
     expect_error(EMBER_INVALID_UTF8, "bytes that are no text", [&] { f.model.tokenize("\xff\xfe"); });
 }
 
@@ -131,7 +131,7 @@ void test_sources(Fixture &f) {
         expect(tell(model) == f.reference["greedy_text"], "from shared bytes");
     }
     expect(weak.expired(), "the bytes go with the model");
-    expect_error(EMBER_NOT_GGUF, "shared bytes that are no model", [] {
+    expect_error(EMBER_UNKNOWN_FORMAT, "shared bytes that are no model", [] {
         emberlm::Model::from_shared(std::make_shared<std::vector<unsigned char>>(1000, static_cast<unsigned char>('x')));
     });
     float last = -1;

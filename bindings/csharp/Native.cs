@@ -701,7 +701,7 @@ namespace EmberLM
         NotAFile = 10,
         FileEmpty = 11,
         IO = 12,
-        NotGguf = 13,
+        UnknownFormat = 13,
         FileTruncated = 14,
         FileCorrupt = 15,
         Unsupported = 16,

@@ -20,7 +20,7 @@ const (
 	StatusNotAFile        Status = C.EMBER_NOT_A_FILE
 	StatusFileEmpty       Status = C.EMBER_FILE_EMPTY
 	StatusIO              Status = C.EMBER_IO
-	StatusNotGGUF         Status = C.EMBER_NOT_GGUF
+	StatusUnknownFormat   Status = C.EMBER_UNKNOWN_FORMAT
 	StatusFileTruncated   Status = C.EMBER_FILE_TRUNCATED
 	StatusFileCorrupt     Status = C.EMBER_FILE_CORRUPT
 	StatusUnsupported     Status = C.EMBER_UNSUPPORTED

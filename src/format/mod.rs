@@ -105,7 +105,7 @@ impl ModelFile {
     /// mapping.
     ///
     /// Errors: `FileNotFound` (also for a missing part), `NotAFile`, `FileEmpty` and `Io`;
-    /// `NotGguf` for other formats and versions; `FileTruncated` if the file ends early;
+    /// `UnknownFormat` for other formats and versions, and for folders without a model; `FileTruncated` if the file ends early;
     /// `FileCorrupt` if it contradicts itself; `Unsupported` for big-endian files and for tensor
     /// types that the library does not know; `OutOfMemory`. Messages name the path and the key,
     /// tensor or byte offset.

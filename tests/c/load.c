@@ -57,14 +57,14 @@ static void paths(const char *path) {
     SAYS("byte 5");
     STATUS(try_load("no such file.gguf", 17), EMBER_FILE_NOT_FOUND);
     SAYS("no such file.gguf");
-    STATUS(try_load(".", 1), EMBER_NOT_A_FILE);
+    STATUS(try_load(".", 1), EMBER_UNKNOWN_FORMAT);
 
     sprintf(name, "emberlm-test-%p.gguf", (void *)name);
     write_file(name, "", 0);
     STATUS(try_load(name, strlen(name)), EMBER_FILE_EMPTY);
     SAYS(name);
     write_file(name, "no model at all, only text", 26);
-    STATUS(try_load(name, strlen(name)), EMBER_NOT_GGUF);
+    STATUS(try_load(name, strlen(name)), EMBER_UNKNOWN_FORMAT);
     f = fopen(path, "rb");
     CHECK(f != NULL && fread(head, 1, 64, f) == 64);
     fclose(f);

@@ -588,7 +588,7 @@ fn tensors_that_do_not_fit() {
 fn folders_with_files_missing() {
     let dir = TempDir::new("missing");
     let open = || ModelFile::open(dir.path()).unwrap_err();
-    assert_error(&open(), Status::NotAFile, &["config.json"]);
+    assert_error(&open(), Status::UnknownFormat, &["config.json"]);
     let folder = Folder::family("qwen3");
     dir.file("config.json", &folder.config_bytes());
     assert_error(&open(), Status::FileNotFound, &["model.safetensors"]);
@@ -693,7 +693,7 @@ fn links_are_followed_and_pipes_are_not_waited_for() {
     std::os::unix::fs::symlink("/dev/zero", dir.path().join("config.json")).unwrap();
     assert_eq!(
         ModelFile::open(dir.path()).unwrap_err().status,
-        Status::NotAFile
+        Status::UnknownFormat
     );
 }
 

@@ -106,7 +106,7 @@ internal static class Test
         using (var own = Model.Load(data))
         using (var session = new Session(own))
             Equal(session.Generate(prompt, new GenerateOptions { Limit = 40 }).Text, reference["greedy_text"], "from memory");
-        Fails(Status.NotGguf, () => Model.Load(new byte[1000]), "no model");
+        Fails(Status.UnknownFormat, () => Model.Load(new byte[1000]), "no model");
         float last = -1;
         Model.Load(path, new ModelOptions { Progress = f => { last = f; return true; } }).Dispose();
         Equal(last, 1f, "progress");

@@ -83,7 +83,7 @@ test('tokens', async () => {
 test('errors', async () => {
   await fails(ember.Model.load('no such file'), 'EMBER_FILE_NOT_FOUND');
   await fails(ember.Model.load(MODEL, { device: 1000 }), 'EMBER_NO_DEVICE');
-  await fails(ember.Model.fromBuffer(Buffer.alloc(1000)), 'EMBER_NOT_GGUF');
+  await fails(ember.Model.fromBuffer(Buffer.alloc(1000)), 'EMBER_UNKNOWN_FORMAT');
   fails(() => model.metadata('no.such.key'), 'EMBER_MISSING_KEY');
   fails(() => model.session({ sampling: { topP: 2 } }), 'EMBER_INVALID_ARGUMENT');
   const session = model.session();

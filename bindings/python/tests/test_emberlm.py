@@ -102,7 +102,7 @@ class Models(Case):
 
     def test_errors(self) -> None:
         self.assert_status(Status.FILE_NOT_FOUND, emberlm.Model, "no such file")
-        self.assert_status(Status.NOT_A_FILE, emberlm.Model, "/")
+        self.assert_status(Status.UNKNOWN_FORMAT, emberlm.Model, "/")
         self.assert_status(Status.NO_DEVICE, emberlm.Model, MODEL, device=1000)
         self.assert_status(Status.MISSING_KEY, self.model.metadata, "no.such.key")
         self.assert_status(Status.INVALID_TOKEN, self.model.token_bytes, 4000000000)
@@ -115,7 +115,7 @@ class Models(Case):
         for model in (emberlm.Model.from_bytes(data), emberlm.Model.from_bytes(bytearray(data)), emberlm.Model.from_file(io.BytesIO(data))):
             with model, model.session() as session:
                 self.assertEqual(session.generate(self.prompt, limit=40).text, REFERENCE["greedy_text"])
-        self.assert_status(Status.NOT_GGUF, emberlm.Model.from_bytes, b"x" * 1000)
+        self.assert_status(Status.UNKNOWN_FORMAT, emberlm.Model.from_bytes, b"x" * 1000)
 
         class Broken(io.BytesIO):
             def read(self, *_: object) -> bytes:

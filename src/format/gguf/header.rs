@@ -60,7 +60,7 @@ pub(super) fn parse(input: &Input) -> Result<Header> {
             version.swap_bytes()
         ),
         version => fail!(
-            NotGguf,
+            UnknownFormat,
             "GGUF version {version} at byte 4; versions 2 and 3 are read"
         ),
     }
@@ -109,7 +109,7 @@ fn check_magic(bytes: &[u8]) -> Result<()> {
         ""
     };
     fail!(
-        NotGguf,
+        UnknownFormat,
         "the file does not start with the letters GGUF{looks_like}"
     )
 }

@@ -71,7 +71,7 @@ pub struct TextFiles {
 pub(super) fn open(folder: &Folder, access: Access) -> Result<ModelFile> {
     if !folder.has(CONFIG) {
         fail!(
-            NotAFile,
+            UnknownFormat,
             "{}: is a directory without {CONFIG}, or a file beside none",
             folder.display("")
         );
