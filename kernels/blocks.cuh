@@ -226,7 +226,13 @@ template <> struct Codec<Q3_K> {
 // Types whose 4-bit values index a table. Word t of a group: elements 4t.. in the low 16 bits, lowest
 // nibble first, elements 16 + 4t.. in the high 16.
 struct TableNl { static __device__ __forceinline__ uint32_t get(uint32_t s) { return sixteen_values(make_uint4(0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u), s); } };
-struct TableFp4 { static __device__ __forceinline__ uint32_t get(uint32_t s) { return sixteen_values(make_uint4(0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu), s); } };
+// Its upper half is the lower one's negative. Where a nibble's highest bit is set, a byte that is not negative gives zeros.
+struct TableFp4 {
+    static __device__ __forceinline__ uint32_t get(uint32_t s) {
+        const uint32_t positive = permuted(0x03020100u, 0x0c080604u, s), negative = permuted(0x03020100u, 0x0c080604u, s ^ 0x8888);
+        return positive | ((0x80808080u - negative) ^ 0x80808080u);
+    }
+};
 template <class Table> __device__ __forceinline__ void table_values(uint4 q, uint32_t* w) {
     w[0] = Table::get(q.x); w[1] = Table::get(q.y); w[2] = Table::get(q.z); w[3] = Table::get(q.w);
     w[4] = Table::get(q.x >> 16); w[5] = Table::get(q.y >> 16); w[6] = Table::get(q.z >> 16); w[7] = Table::get(q.w >> 16);

@@ -2,286 +2,160 @@
 //
 // Pair p of a batch is row p / n_used and the (p % n_used)-th of its experts in ascending order. For
 // many rows, pairs are sorted by expert into slots, so that products take an expert's rows together.
-#include "blocks.cuh"
-
-// As in src/backend/cuda/experts.rs.
-constexpr uint32_t MAX_EXPERTS = 1024;
-
-enum Scoring : uint32_t { SOFTMAX = 0, SIGMOID = 1, SOFTMAX_OF_CHOSEN = 2 };
-enum SharedExpert : uint32_t { NO_SHARED = 0, SHARED = 1, SHARED_WITH_SCORE = 2 };
-
-struct RouteArgs {
-    const float* scores;          // [rows][score_stride]: of all experts, then of the shared one
-    const float* selection_bias;  // [n_experts], added while choosing, or NULL
-    uint32_t* chosen;             // [rows][n_used], ascending
-    float* weights;               // [rows][n_used + 1], the shared expert's last
-    uint32_t score_stride;
-    uint32_t n_experts;           // at most MAX_EXPERTS
-    uint32_t n_used;
-    uint32_t scoring;
-    uint32_t shared;
-    uint32_t normalize;
-    float weight_scale;
-    uint8_t n_groups;             // groups of consecutive experts, at most 32; 0: none
-    uint8_t used_groups;          // those that experts are chosen from
-    uint8_t group_best;           // best experts that count for a group: 1 or 2
-    uint8_t padding;
-};
-static_assert(sizeof(RouteArgs) == 64, "as in args.rs");
-
-// What a warp needs to choose experts.
-struct RouteMemory {
-    float scores[MAX_EXPERTS + 1];
-    float keys[MAX_EXPERTS];
-};
-
-// Chooses the experts of a row, by a warp.
-__device__ __forceinline__ void route_row(const RouteArgs& a, uint32_t row, RouteMemory& memory) {
-    const uint32_t lane = threadIdx.x & 31, n = a.n_experts;
-    float* const scores = memory.scores;
-    float* const keys = memory.keys;
-    // Past the first cache, for other multiprocessors may have written them just now.
-    for (uint32_t i = lane; i < a.score_stride; i += 32) scores[i] = __ldcg(a.scores + (uint64_t)row * a.score_stride + i);
-    __syncwarp();
-    float largest = -INFINITY;
-    bool broken = false;
-    for (uint32_t i = lane; i < n; i += 32) {
-        largest = fmaxf(largest, scores[i]);
-        broken |= isnan(scores[i]);
-    }
-    largest = warp_max(largest);
-    broken = __any_sync(~0u, broken);
-    // Where all but infinite scores have no share, 1 for each of those.
-    auto power = [&](float score) { return score == largest ? 1.0f : expf(score - largest); };
-    float all = 1.0f;
-    if (a.scoring == SOFTMAX) {
-        all = 0.0f;
-        for (uint32_t i = lane; i < n; i += 32) all += power(scores[i]);
-        all = warp_sum(all);
-    }
-    // The weight before it is divided by those of the others chosen.
-    auto weight = [&](float score) {
-        return a.scoring == SIGMOID ? 1.0f / (1.0f + expf(-score)) : power(score) / all;
-    };
-    for (uint32_t i = lane; i < n; i += 32) {
-        // The weights rise with the scores, so without a bias the scores do for choosing.
-        float key = scores[i];
-        if (a.selection_bias) key = (a.scoring == SOFTMAX_OF_CHOSEN ? key : weight(key)) + a.selection_bias[i];
-        else if (a.group_best > 1) key = weight(key);
-        keys[i] = isnan(key) ? -INFINITY : key;
-    }
-    if (a.n_groups) {
-        // A lane has a group.
-        const uint32_t each = n / a.n_groups;
-        float first = -INFINITY, second = -INFINITY;
-        __syncwarp();
-        if (lane < a.n_groups)
-            for (uint32_t i = lane * each; i < (lane + 1) * each; i++) {
-                const float key = keys[i];
-                if (key > first) { second = first; first = key; }
-                else if (key > second) second = key;
-            }
-        const float own = a.group_best > 1 ? first + second : first;
-        uint32_t better = 0;
-        for (uint32_t other = 0; other < a.n_groups; other++) {
-            const float number = __shfl_sync(~0u, own, other);
-            better += number > own || (number == own && other < lane);
-        }
-        if (lane < a.n_groups && better >= a.used_groups)
-            for (uint32_t i = lane * each; i < (lane + 1) * each; i++) keys[i] = -INFINITY;
-        __syncwarp();
-    }
-    // The largest key, of equal ones the smaller index; then it is no number any more.
-    for (uint32_t j = 0; j < a.n_used; j++) {
-        float best = -INFINITY;
-        uint32_t at = ~0u;
-        for (uint32_t i = lane; i < n; i += 32) {
-            float key = keys[i];
-            if (key > best || (key == best && i < at)) { best = key; at = i; }
-        }
-#pragma unroll
-        for (int o = 16; o; o >>= 1) {
-            float key = __shfl_xor_sync(~0u, best, o);
-            uint32_t i = __shfl_xor_sync(~0u, at, o);
-            if (key > best || (key == best && i < at)) { best = key; at = i; }
-        }
-        if (at % 32 == lane) keys[at] = NAN;
-    }
-    float sum = 1.0f;
-    if (a.normalize || a.scoring == SOFTMAX_OF_CHOSEN) {
-        sum = 0.0f;
-        for (uint32_t i = lane; i < n; i += 32)
-            if (isnan(keys[i])) sum += weight(scores[i]);
-        sum = warp_sum(sum);
-        if (sum == 0.0f) sum = 1.0f;  // weights that are all zero stay so
-    }
-    const float factor = a.weight_scale / sum;
-    uint32_t* chosen = a.chosen + (uint64_t)row * a.n_used;
-    float* weights = a.weights + (uint64_t)row * (a.n_used + 1);
-    uint32_t before = 0;
-    for (uint32_t first = 0; first < n; first += 32) {
-        const uint32_t i = first + lane;
-        const bool taken = i < n && isnan(keys[i]);
-        const uint32_t mask = __ballot_sync(~0u, taken);
-        if (taken) {
-            const uint32_t to = before + __popc(mask & ((1u << lane) - 1));
-            chosen[to] = i;
-            weights[to] = broken ? NAN : weight(scores[i]) * factor;
-        }
-        before += __popc(mask);
-    }
-    if (lane == 0) weights[a.n_used] = a.shared == SHARED_WITH_SCORE ? 1.0f / (1.0f + expf(-scores[n])) : 1.0f;
-}
+#include "norm.cuh"
+#include "quantize.cuh"
+#include "route.cuh"
 
 // Grid (rows), a warp each.
 extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ RouteArgs a) {
-    __shared__ RouteMemory memory;
+    STATIC_SHARED(RouteMemory, memory);
     release_dependents();
     wait_for_producers();
-    route_row(a, blockIdx.x, memory);
+    choose_experts(a, blockIdx.x, memory);
+    write_choice(a, blockIdx.x, memory);
 }
 
-// Rows of one type of a router.
-struct RouterPart {
-    const uint8_t* matrix;  // records
-    const float* bias;      // [rows] or NULL
-    uint32_t type;
-    uint32_t rows;
-};
-
-struct StepRouteArgs {
-    RouteArgs route;
-    RouterPart parts[2];  // one below the other
-    const float* x;       // [rows][groups * 32]
-    uint32_t* tickets;    // [rows], zeros before and after
-    uint32_t groups;
-    uint32_t n_parts;
-};
-static_assert(sizeof(StepRouteArgs) == 136, "as in args.rs");
-
-constexpr int ROUTE_WARPS = 8;
-
-// The product of a router's row with a row of input, by a warp, in the order of additions of matvec.cuh.
-__device__ __forceinline__ float score(const RouterPart& p, uint32_t r, const float* x, uint32_t groups) {
-    const uint32_t lane = threadIdx.x & 31;
-    float total = 0.0f;
-    for_type(p.type, [&]<uint32_t T>() {
-        const Slices c = slices_of(T, groups);
-        for (uint32_t s = 0; s < c.count; s++) {
-            const uint32_t n = s + 1 == c.count ? c.last : c.full;
-            float sum = 0.0f;
-            if (lane < n) {
-                float w[32];
-                group_values<T>(p.matrix + slice_offset(T, c, s, p.rows) + (uint64_t)r * record_bytes(T, n), lane, n, w);
-                const float4* from = (const float4*)x + ((uint64_t)s * c.full + lane) * 8;
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    const float4 v = from[j];
-                    sum = __fmaf_rn(w[4 * j], v.x, sum);
-                    sum = __fmaf_rn(w[4 * j + 1], v.y, sum);
-                    sum = __fmaf_rn(w[4 * j + 2], v.z, sum);
-                    sum = __fmaf_rn(w[4 * j + 3], v.w, sum);
-                }
-            }
-            sum = warp_sum(sum);
-            total = s == 0 ? sum : __fadd_rn(total, sum);
-        }
-    });
-    return p.bias ? __fadd_rn(total, p.bias[r]) : total;
-}
-
-// Scores and experts of a step's few rows. Grid (score_stride / ROUTE_WARPS rounded up, rows): a warp
-// takes a score, and the block that is last chooses.
-extern "C" __global__ void __launch_bounds__(ROUTE_WARPS * 32) step_route(const __grid_constant__ StepRouteArgs a) {
-    __shared__ RouteMemory memory;
-    __shared__ bool is_last;
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.y;
-    release_dependents();
-    wait_for_producers();
-    uint32_t r = blockIdx.x * ROUTE_WARPS + warp;
-    const uint32_t to = r;
-    const bool second = a.n_parts > 1 && r >= a.parts[0].rows;
-    if (second) r -= a.parts[0].rows;
-    if (to < a.route.score_stride) {
-        const float s = score(a.parts[second], r, a.x + (uint64_t)row * a.groups * 32, a.groups);
-        if (lane == 0) ((float*)a.route.scores)[(uint64_t)row * a.route.score_stride + to] = s;
-    }
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicAdd(a.tickets + row, 1) == gridDim.x - 1;
-    __syncthreads();
-    if (!is_last) return;
-    if (threadIdx.x == 0) a.tickets[row] = 0;
-    __threadfence();
-    if (warp == 0) route_row(a.route, row, memory);
-}
-
-struct ScoreArgs {
-    const uint8_t* matrix;  // records of the router
-    const float* bias;      // [matrix_rows] or NULL
-    const float* x;         // [rows][groups * 32]
-    float* out;             // [rows][out_stride]
-    uint32_t type;
+// The router's product, in f32. A row is cut into parts of PART elements: each lane adds the products of every 32nd
+// four of them in ascending order, the lanes are added in a butterfly, then the parts in ascending order, then the bias. So a
+// prompt goes where its tokens go one by one.
+struct RouterArgs {
+    const float* matrix;  // [matrix_rows][width]
+    const float* bias;    // [matrix_rows] or NULL
+    const float* x;       // [rows][width]
+    NormArgs norm;        // router_row: of the row; weight NULL: none
+    float* out;           // [rows][matrix_rows]
+    int8_t* q8;           // router_row: the input as int8 for the experts, too
+    float* q8_scale;      // [width / 32]
+    uint32_t width;       // a multiple of 32
     uint32_t matrix_rows;
-    uint32_t groups;
     uint32_t rows;
-    uint32_t out_stride;
+    uint32_t per_block;   // rows that a block takes: of the matrix (router_row), or of the input
+    float inverse_len;
     uint32_t padding;
 };
-static_assert(sizeof(ScoreArgs) == 56, "as in args.rs");
+static_assert(sizeof(RouterArgs) == 96, "as in args.rs");
 
-constexpr int SCORE_ROWS = 4, SCORE_WARPS = 8;
+constexpr uint32_t PART = 1024;
 
-// The router's product for many rows, in f32 and in the order of additions of matvec.cuh, so that a
-// prompt goes where its tokens go one by one. Grid (rows / SCORE_ROWS rounded up): a block keeps a slice
-// of its rows in shared memory, a warp takes a row of the matrix at a time. Shared memory beside that:
-// SCORE_ROWS * matrix_rows floats.
-extern "C" __global__ void __launch_bounds__(SCORE_WARPS * 32) expert_scores(const __grid_constant__ ScoreArgs a) {
-    constexpr uint32_t STRIDE = 36;  // of groups, off the banks' period
-    __shared__ __align__(16) float x[SCORE_ROWS][32 * STRIDE];
-    extern __shared__ float sums[];
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row0 = blockIdx.x * SCORE_ROWS;
+// A lane's share of a part of a row.
+struct PartOfRow {
+    float4 v[PART / 128];
+    __device__ __forceinline__ void load(const float* row, uint32_t part, uint32_t width) {
+#pragma unroll
+        for (uint32_t i = 0; i < PART / 128; i++) {
+            const uint32_t at = part * PART + i * 128 + (threadIdx.x & 31) * 4;
+            v[i] = at < width ? *(const float4*)(row + at) : make_float4(0, 0, 0, 0);
+        }
+    }
+    __device__ __forceinline__ float times(const PartOfRow& x) const {
+        float sum = 0.0f;
+#pragma unroll
+        for (uint32_t i = 0; i < PART / 128; i++) {
+            sum = __fmaf_rn(v[i].x, x.v[i].x, sum);
+            sum = __fmaf_rn(v[i].y, x.v[i].y, sum);
+            sum = __fmaf_rn(v[i].z, x.v[i].z, sum);
+            sum = __fmaf_rn(v[i].w, x.v[i].w, sum);
+        }
+        return sum;
+    }
+};
+
+constexpr uint32_t ROUTER_WARPS = 16, SCORE_WARPS = 8, SCORES_AT_ONCE = 2;
+
+// Four elements of router_row's input, from `at` on. The last block, which may have least to do, rounds them, too. Whole warps call it.
+__device__ __forceinline__ void keep(const RouterArgs& a, float* x, uint32_t at, const float (&r)[4]) {
+    if (at < a.width) *(float4*)(x + at) = make_float4(r[0], r[1], r[2], r[3]);
+    if (blockIdx.x + 1 < gridDim.x) return;
+    const PackedValues p = pack_q8(r);
+    if (at >= a.width) return;
+    *(uint32_t*)(a.q8 + at) = p.q;
+    if (at % 32 == 0) a.q8_scale[at / 32] = p.scale;
+}
+
+// Scores of one row, whose norm each block makes for itself; as many threads as a norm of its own has. A warp takes a part of
+// a row of the matrix at a time. Shared memory: the row, and the sums of the parts.
+extern "C" __global__ void __launch_bounds__(ROUTER_WARPS * 32) router_row(const __grid_constant__ RouterArgs a) {
+    DYNAMIC_SHARED(shared);
+    struct Static { float scratch[32]; };
+    STATIC_SHARED(Static, m);
+    float *const x = (float*)shared, *const sums = x + a.width;
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const uint32_t first = blockIdx.x * a.per_block, rows = min(a.per_block, a.matrix_rows - first);
+    const uint32_t parts = (a.width + PART - 1) / PART, items = rows * parts;
+    PartOfRow w;
+    auto load = [&](uint32_t item) { w.load(a.matrix + (uint64_t)(first + item / parts) * a.width, item % parts, a.width); };
+    if (warp < items) load(warp);
+    if (a.norm.weight) {
+        NormRow norm;
+        norm.load_weights(a.norm, a.width);
+        wait_for_producers();
+        norm.load(a.x, a.width);
+        norm.sum(a.norm, a.width, a.inverse_len, m.scratch);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (norm.place(i) - lane * 4 >= a.width) break;
+            float r[4];
+            norm.values(a.norm, i, a.width, r);
+            keep(a, x, norm.place(i), r);
+        }
+    } else {
+        wait_for_producers();
+        for (uint32_t i = threadIdx.x * 4; i - lane * 4 < a.width; i += ROUTER_WARPS * 128) {
+            const float4 v = i < a.width ? __ldcg((const float4*)(a.x + i)) : make_float4(0, 0, 0, 0);
+            const float r[4] = {v.x, v.y, v.z, v.w};
+            keep(a, x, i, r);
+        }
+    }
+    release_dependents();
+    __syncthreads();
+    for (uint32_t item = warp; item < items; item += ROUTER_WARPS) {
+        if (item != warp) load(item);
+        PartOfRow its;
+        its.load(x, item % parts, a.width);
+        const float sum = warp_sum(w.times(its));
+        if (lane == 0) sums[item] = sum;
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < rows; i += ROUTER_WARPS * 32) {
+        float v = sums[i * parts];
+        for (uint32_t p = 1; p < parts; p++) v = __fadd_rn(v, sums[i * parts + p]);
+        a.out[first + i] = a.bias ? __fadd_rn(v, a.bias[first + i]) : v;
+    }
+}
+
+// Scores of rows. Grid (matrix_rows / (SCORE_WARPS * SCORES_AT_ONCE), rows / per_block, both rounded up): a warp keeps parts
+// of SCORES_AT_ONCE rows of the matrix for all rows of the block. Shared memory: a float for each of a block's scores.
+extern "C" __global__ void __launch_bounds__(SCORE_WARPS * 32) router_rows(const __grid_constant__ RouterArgs a) {
+    DYNAMIC_SHARED(shared);
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const uint32_t first = (blockIdx.x * SCORE_WARPS + warp) * SCORES_AT_ONCE, row0 = blockIdx.y * a.per_block;
+    const uint32_t rows = min(a.per_block, a.rows - row0), parts = (a.width + PART - 1) / PART;
+    // Of this warp alone.
+    float* const sums = (float*)shared + warp * SCORES_AT_ONCE * a.per_block;
     release_dependents();
     wait_for_producers();
-    for_type(a.type, [&]<uint32_t T>() {
-        const Slices c = slices_of(T, a.groups);
-        for (uint32_t s = 0; s < c.count; s++) {
-            const uint32_t n = s + 1 == c.count ? c.last : c.full;
-            __syncthreads();
-            for (uint32_t i = threadIdx.x; i < SCORE_ROWS * n * 8; i += blockDim.x) {
-                const uint32_t b = i / (n * 8), g = i % (n * 8) / 8, j = i % 8;
-                const uint64_t row = min(row0 + b, a.rows - 1);
-                *(float4*)&x[b][g * STRIDE + 4 * j] = ((const float4*)a.x)[(row * a.groups + s * c.full + g) * 8 + j];
-            }
-            __syncthreads();
-            for (uint32_t r = warp; r < a.matrix_rows; r += SCORE_WARPS) {
-                float sum[SCORE_ROWS] = {};
-                if (lane < n) {
-                    float w[32];
-                    group_values<T>(a.matrix + slice_offset(T, c, s, a.matrix_rows) + (uint64_t)r * record_bytes(T, n), lane, n, w);
+    if (first >= a.matrix_rows) return;
+    for (uint32_t part = 0; part < parts; part++) {
+        PartOfRow w[SCORES_AT_ONCE];
 #pragma unroll
-                    for (int b = 0; b < SCORE_ROWS; b++)
+        for (uint32_t i = 0; i < SCORES_AT_ONCE; i++) w[i].load(a.matrix + (uint64_t)min(first + i, a.matrix_rows - 1) * a.width, part, a.width);
+        for (uint32_t b = 0; b < rows; b++) {
+            PartOfRow x;
+            x.load(a.x + (uint64_t)(row0 + b) * a.width, part, a.width);
 #pragma unroll
-                        for (int j = 0; j < 8; j++) {
-                            float4 v = *(const float4*)&x[b][lane * STRIDE + 4 * j];
-                            sum[b] = __fmaf_rn(w[4 * j], v.x, sum[b]);
-                            sum[b] = __fmaf_rn(w[4 * j + 1], v.y, sum[b]);
-                            sum[b] = __fmaf_rn(w[4 * j + 2], v.z, sum[b]);
-                            sum[b] = __fmaf_rn(w[4 * j + 3], v.w, sum[b]);
-                        }
-                }
-#pragma unroll
-                for (int b = 0; b < SCORE_ROWS; b++) {
-                    const float total = warp_sum(sum[b]);
-                    if (lane == 0) sums[b * a.matrix_rows + r] = s == 0 ? total : __fadd_rn(sums[b * a.matrix_rows + r], total);
-                }
+            for (uint32_t i = 0; i < SCORES_AT_ONCE; i++) {
+                const float sum = warp_sum(w[i].times(x));
+                float* const to = sums + i * a.per_block + b;
+                if (lane == 0) *to = part == 0 ? sum : __fadd_rn(*to, sum);
             }
         }
-    });
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < SCORE_ROWS * a.matrix_rows; i += blockDim.x) {
-        const uint32_t row = row0 + i / a.matrix_rows, r = i % a.matrix_rows;
-        if (row < a.rows) a.out[(uint64_t)row * a.out_stride + r] = a.bias ? __fadd_rn(sums[i], a.bias[r]) : sums[i];
+    }
+    __syncwarp();
+    for (uint32_t i = lane; i < rows * SCORES_AT_ONCE; i += 32) {
+        const uint32_t b = i / SCORES_AT_ONCE, r = first + i % SCORES_AT_ONCE;
+        if (r >= a.matrix_rows) continue;
+        const float v = sums[i % SCORES_AT_ONCE * a.per_block + b];
+        a.out[(uint64_t)(row0 + b) * a.matrix_rows + r] = a.bias ? __fadd_rn(v, a.bias[r]) : v;
     }
 }
 
@@ -324,7 +198,8 @@ __device__ __forceinline__ uint32_t sum_before(uint32_t v, uint32_t* scratch, ui
 
 // Grid (n_experts): a block finds the pairs of its expert and how many there are of those before.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS) expert_sort(const __grid_constant__ SortArgs a) {
-    __shared__ uint32_t scratch[32];
+    struct Static { uint32_t scratch[32]; };
+    STATIC_SHARED(Static, m);
     release_dependents();
     wait_for_producers();
     const uint32_t expert = blockIdx.x, each = (a.n_pairs + SORT_THREADS - 1) / SORT_THREADS;
@@ -336,8 +211,8 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS) expert_sort(const __g
         mine += e == expert;
     }
     uint32_t start, total;
-    sum_before(less, scratch, start);
-    uint32_t slot = start + sum_before(mine, scratch, total);
+    sum_before(less, m.scratch, start);
+    uint32_t slot = start + sum_before(mine, m.scratch, total);
     if (threadIdx.x == 0) {
         a.starts[expert] = start;
         if (expert + 1 == a.n_experts) a.starts[a.n_experts] = a.n_pairs;
@@ -352,18 +227,88 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS) expert_sort(const __g
 // One block of 1024: the tiles of tile_rows slots that each expert takes.
 extern "C" __global__ void __launch_bounds__(1024) expert_tiles(const __grid_constant__ SortArgs a) {
     static_assert(MAX_EXPERTS == 1024, "an expert a thread");
-    __shared__ uint32_t scratch[32];
+    struct Static { uint32_t scratch[32]; };
+    STATIC_SHARED(Static, m);
     release_dependents();
     wait_for_producers();
     const uint32_t expert = threadIdx.x;
     uint32_t tiles = 0, total;
     if (expert < a.n_experts) tiles = (a.starts[expert + 1] - a.starts[expert] + a.tile_rows - 1) / a.tile_rows;
-    const uint32_t first = sum_before(tiles, scratch, total);
+    const uint32_t first = sum_before(tiles, m.scratch, total);
     if (expert < a.n_experts) {
         a.tiles[expert] = first;
         for (uint32_t i = 0; i < tiles; i++) a.tile_experts[first + i] = expert;
     }
     if (expert == 0) a.tiles[a.n_experts] = total;
+}
+
+struct RoutePairsArgs {
+    RouteArgs route;
+    PairTile* tiles;
+    uint32_t* n_tiles;
+    uint32_t rows;
+    uint32_t padding;
+};
+static_assert(sizeof(RoutePairsArgs) == 88, "as in args.rs");
+
+constexpr uint32_t PAIR_WARPS = 16, MOST_PAIRS = 2048;
+
+// The experts of a step's rows, and their pairs dealt out to tiles of one expert each: one block, a warp for a row at a
+// time. Pairs of one expert are in no order. Shared memory: a RouteMemory for each warp.
+extern "C" __global__ void __launch_bounds__(PAIR_WARPS * 32) route_pairs(const __grid_constant__ RoutePairsArgs a) {
+    DYNAMIC_SHARED(shared);
+    struct Static { uint32_t counts[MAX_EXPERTS], scratch[32]; };
+    STATIC_SHARED(Static, m);
+    const uint32_t warp = threadIdx.x >> 5, n = a.route.n_experts, n_pairs = a.rows * a.route.n_used;
+    RouteMemory& memory = ((RouteMemory*)shared)[warp];
+    constexpr uint32_t THREADS = PAIR_WARPS * 32, EACH = MAX_EXPERTS / THREADS, MINE = MOST_PAIRS / THREADS;
+    for (uint32_t i = threadIdx.x; i < n; i += THREADS) m.counts[i] = 0;
+    release_dependents();
+    wait_for_producers();
+    for (uint32_t row = warp; row < a.rows; row += PAIR_WARPS) {
+        choose_experts(a.route, row, memory);
+        write_choice(a.route, row, memory);
+        __syncwarp();
+    }
+    __syncthreads();
+    uint32_t rank[MINE], expert[MINE];
+#pragma unroll
+    for (uint32_t i = 0; i < MINE; i++) {
+        const uint32_t pair = i * THREADS + threadIdx.x;
+        if (pair >= n_pairs) break;
+        expert[i] = a.route.chosen[pair];
+        rank[i] = atomicAdd(m.counts + expert[i], 1u);
+    }
+    __syncthreads();
+    // A thread has experts that are neighbours.
+    uint32_t tiles = 0, total;
+#pragma unroll
+    for (uint32_t i = 0; i < EACH; i++) {
+        const uint32_t e = threadIdx.x * EACH + i;
+        tiles += e < n ? (m.counts[e] + PAIRS_AT_ONCE - 1) / PAIRS_AT_ONCE : 0;
+    }
+    uint32_t tile = sum_before(tiles, m.scratch, total);
+    if (threadIdx.x == 0) *a.n_tiles = total;
+#pragma unroll
+    for (uint32_t i = 0; i < EACH; i++) {
+        const uint32_t e = threadIdx.x * EACH + i;
+        if (e >= n) break;
+        uint32_t left = m.counts[e];
+        m.counts[e] = tile;
+        for (; left > 0; tile++) {
+            a.tiles[tile].expert = e;
+            const uint32_t its = min(left, PAIRS_AT_ONCE);
+            a.tiles[tile].n = its;
+            left -= its;
+                    }
+    }
+    __syncthreads();
+#pragma unroll
+    for (uint32_t i = 0; i < MINE; i++) {
+        const uint32_t pair = i * THREADS + threadIdx.x;
+        if (pair >= n_pairs) break;
+        a.tiles[m.counts[expert[i]] + rank[i] / PAIRS_AT_ONCE].pairs[rank[i] % PAIRS_AT_ONCE] = pair;
+    }
 }
 
 struct CombineArgs {

@@ -57,6 +57,23 @@ __device__ __forceinline__ uint4 load_once(const void* p) {
     return v;
 }
 
+// The largest number of a warp.
+__device__ __forceinline__ uint32_t warp_largest(uint32_t v) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(~0u, v);
+#else
+#pragma unroll
+    for (int o = 16; o; o >>= 1) v = max(v, __shfl_xor_sync(~0u, v, o));
+    return v;
+#endif
+}
+// As __byte_perm, but that bit 3 of an index asks for eight copies of the byte's highest bit.
+__device__ __forceinline__ uint32_t permuted(uint32_t low, uint32_t high, uint32_t indices) {
+    uint32_t v;
+    asm("prmt.b32 %0,%1,%2,%3;" : "=r"(v) : "r"(low), "r"(high), "r"(indices));
+    return v;
+}
+
 // c + the sum of the products of four unsigned bytes and four signed ones.
 __device__ __forceinline__ int dot_unsigned(uint32_t a, int b, int c) {
     asm("dp4a.u32.s32 %0,%1,%2,%0;" : "+r"(c) : "r"(a), "r"(b));

@@ -14,7 +14,7 @@ const STRUCTURES: [&str; 4] = [
 ];
 
 /// Constants of both sides: file and name on the host, file and name on the device.
-const CONSTANTS: [[&str; 4]; 17] = [
+const CONSTANTS: [[&str; 4]; 21] = [
     ["attention.rs", "KV_TILE", "common.cuh", "KV_TILE"],
     ["attention.rs", "MAX_PARTS", "attend.cuh", "MAX_PARTS"],
     ["attention.rs", "MAX_HEAD_DIM", "rope.cu", "LONGEST"],
@@ -31,9 +31,38 @@ const CONSTANTS: [[&str; 4]; 17] = [
         "PRODUCT_ROWS",
     ],
     ["args.rs", "MAX_SEGMENTS", "matvec.cuh", "MAX_SEGMENTS"],
-    ["experts.rs", "MAX_EXPERTS", "experts.cu", "MAX_EXPERTS"],
-    ["experts.rs", "SCORE_ROWS", "experts.cu", "SCORE_ROWS"],
-    ["experts.rs", "ROUTE_WARPS", "experts.cu", "ROUTE_WARPS"],
+    ["experts.rs", "MAX_EXPERTS", "route.cuh", "MAX_EXPERTS"],
+    ["experts.rs", "MAX_USED", "route.cuh", "MAX_USED"],
+    [
+        "experts/launch.rs",
+        "SCORE_WARPS",
+        "experts.cu",
+        "SCORE_WARPS",
+    ],
+    [
+        "experts/launch.rs",
+        "SCORES_AT_ONCE",
+        "experts.cu",
+        "SCORES_AT_ONCE",
+    ],
+    [
+        "experts/products.rs",
+        "PAIRS_AT_ONCE",
+        "route.cuh",
+        "PAIRS_AT_ONCE",
+    ],
+    [
+        "experts/products.rs",
+        "PAIR_WARPS",
+        "experts.cu",
+        "PAIR_WARPS",
+    ],
+    [
+        "experts/products.rs",
+        "MOST_PAIRS",
+        "experts.cu",
+        "MOST_PAIRS",
+    ],
     ["experts.rs", "TILE_ROWS", "matmul.cuh", "TILE_ROWS"],
     ["kernels.rs", "WARPS", "matvec.cuh", "WARPS"],
     ["recurrent.rs", "CONV_ROWS", "recurrent.cu", "CONV_ROWS"],

@@ -116,6 +116,10 @@ template <class T> inline T __shfl_sync(uint32_t, T v, int lane) {
 template <class T> inline T __shfl_xor_sync(uint32_t all, T v, int mask) {
     return __shfl_sync(all, v, (int)emulator::thread->lane ^ mask);
 }
+template <class T> inline T __shfl_up_sync(uint32_t all, T v, int below) {
+    const int lane = (int)emulator::thread->lane;
+    return __shfl_sync(all, v, lane >= below ? lane - below : lane);
+}
 inline bool __any_sync(uint32_t, bool v) {
     const uint32_t word = v;
     const emulator::Words* words = emulator::exchange(&word, 1);
@@ -123,5 +127,14 @@ inline bool __any_sync(uint32_t, bool v) {
         if (words[i][0]) return true;
     return false;
 }
+
+inline uint32_t __ballot_sync(uint32_t, bool v) {
+    const uint32_t word = v;
+    const emulator::Words* words = emulator::exchange(&word, 1);
+    uint32_t mask = 0;
+    for (int i = 0; i < 32; i++) mask |= words[i][0] << i;
+    return mask;
+}
+inline int __popc(uint32_t v) { return __builtin_popcount(v); }
 
 #include "instructions.h"

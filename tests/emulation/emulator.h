@@ -46,7 +46,7 @@ struct Block {
     std::vector<Thread> threads;
 };
 // Shared memory of a block: what the kernel declares, and what the launch adds to it.
-constexpr uint32_t STATIC_BYTES = 8192, SHARED_BYTES = 232448;
+constexpr uint32_t STATIC_BYTES = 16384, SHARED_BYTES = 232448;
 
 // The thread that runs, and its grid.
 extern Thread* thread;

@@ -12,9 +12,21 @@ inline uint32_t cluster_rank() { return blockIdx.x % (uint32_t)emulator::thread-
 template <int N> inline int kept() { return N; }
 inline uint32_t kept(uint32_t n) { return n; }
 inline uint4 load_once(const void* p) { return *(const uint4*)p; }
+inline uint32_t permuted(uint32_t low, uint32_t high, uint32_t indices) {
+    uint32_t v = __byte_perm(low, high, indices);
+    for (int i = 0; i < 4; i++)
+        if (indices >> 4 * i & 8) v = (v & ~(0xffu << 8 * i)) | (v >> (8 * i + 7) & 1 ? 0xffu : 0u) << 8 * i;
+    return v;
+}
 inline int dot_unsigned(uint32_t a, int b, int c) {
     for (int i = 0; i < 32; i += 8) c += (int)(uint8_t)(a >> i) * (int)(int8_t)(b >> i);
     return c;
+}
+
+inline uint32_t warp_largest(uint32_t v) {
+    const emulator::Words* all = emulator::exchange(&v, 1);
+    for (int i = 0; i < 32; i++) v = v > all[i][0] ? v : all[i][0];
+    return v;
 }
 
 // bulk.cuh

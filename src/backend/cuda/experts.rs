@@ -1,17 +1,20 @@
 //! Mixtures of experts: their place in the plan, and the launches of their kernels.
 
+mod launch;
 mod places;
+mod products;
 
-pub use places::{Choice, ChunkExperts, Sorted, StepExperts};
+pub use launch::{ExpertInner, ExpertInput, ExpertPairs};
+pub use places::{Choice, ChunkExperts, PairTiles, Sorted, StepExperts};
+pub use products::PAIRS_AT_ONCE;
+pub use products::{DownSum, OneRow, PairInput};
 
 use super::args;
-use super::driver::Stream;
-use super::kernels::Kernels;
-use super::matrix::{Inputs, Matrix, tiled_bytes};
+use super::matrix::{Matrix, tiled_bytes};
 use super::plan::{Jobs, MlpPlan, activation};
 use super::record::RecordType;
 use crate::error::{Result, fail};
-use crate::model::{Experts, Scoring};
+use crate::model::{Experts, Linear, Scoring};
 
 /// Most experts of a layer, as `MAX_EXPERTS` of experts.cu.
 const MAX_EXPERTS: usize = 1024;
@@ -20,16 +23,39 @@ const MAX_GROUPS: usize = 32;
 /// Most experts that a token goes through: a chunk's pairs must fit a grid.
 const MAX_USED: usize = 31;
 /// Rows of a tile of the products of many rows, as `Tile` of matmul_experts.cu.
-const TILE_ROWS: u32 = 128;
-/// Input rows that a block of the router's product takes, as `SCORE_ROWS` of experts.cu.
-const SCORE_ROWS: u32 = 4;
-/// Warps of a block that scores a step's rows, as `ROUTE_WARPS` of experts.cu.
-const ROUTE_WARPS: u32 = 8;
+pub const TILE_ROWS: u32 = 128;
+/// Rows of an expert up to which a prompt's products read records: 64 were faster so, 128 slower (benches/cuda.md).
+const FEW_ROWS: u32 = 96;
 /// Longest input that every block of a step's last product makes for itself.
 const OWN_INPUT_BYTES: usize = 16 * 1024;
 /// Bytes of weights in f16 that are there at a time while a prompt is evaluated, if an expert is no
 /// larger.
 const WEIGHT_BYTES: u64 = 256 << 20;
+
+/// Scores of experts: of all of them, then of the shared one if it has any. In f32 whatever the file's types.
+#[derive(Clone, Copy, Debug)]
+pub struct Router {
+    /// f32, `[rows][width]`.
+    pub address: u64,
+    /// f32, one per row; 0 if there is none.
+    pub bias: u64,
+    /// Scores.
+    pub rows: u32,
+    /// Elements of a row, a multiple of 32; those beyond the network's width are zeros.
+    pub width: u32,
+}
+
+impl Router {
+    /// Bytes of the rows.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.rows) * u64::from(self.width) * 4
+    }
+
+    /// Groups of 32 elements of an input.
+    pub fn groups(&self) -> u32 {
+        self.width / 32
+    }
+}
 
 /// A mixture of experts on the device.
 #[derive(Clone, Debug)]
@@ -38,8 +64,8 @@ pub struct ExpertsPlan {
     pub n_experts: u32,
     /// Experts that each token goes through.
     pub n_used: u32,
-    /// Rows of scores: of the experts, then of the shared one if it has any.
-    pub router: Matrix,
+    /// What chooses them.
+    pub router: Router,
     /// f32, one per expert; 0 if there is none.
     pub selection_bias: u64,
     /// `Scoring` of experts.cu.
@@ -91,7 +117,7 @@ impl Jobs {
         Ok(ExpertsPlan {
             n_experts: e.n_experts as u32,
             n_used: e.n_used as u32,
-            router: self.fuse(&scores)?,
+            router: self.router(&scores)?,
             selection_bias: self.tensor(e.selection_bias.as_ref())?,
             scoring: match e.scoring {
                 Scoring::Softmax => 0,
@@ -115,13 +141,24 @@ impl Jobs {
             },
         })
     }
+
+    /// Rows of scores, one below the other.
+    fn router(&mut self, parts: &[&Linear]) -> Result<Router> {
+        let width = parts[0].weight.row_len().next_multiple_of(32);
+        let rows: usize = parts.iter().map(|p| p.weight.rows()).sum();
+        Ok(Router {
+            address: self.rows(parts.iter().map(|p| &p.weight), width),
+            bias: self.biases(parts)?,
+            rows: rows as u32,
+            width: width as u32,
+        })
+    }
 }
 
 impl ExpertsPlan {
-    /// The matrices that every token is multiplied with.
+    /// The matrices that every token is multiplied with, but for the router.
     pub fn common_matrices(&self) -> impl Iterator<Item = &Matrix> {
-        let shared = self.shared.iter().flat_map(|s| [&s.up, &s.down]);
-        std::iter::once(&self.router).chain(shared)
+        self.shared.iter().flat_map(|s| [&s.up, &s.down])
     }
 
     /// The matrices that read the layer's input: gate and up, or up.
@@ -179,298 +216,26 @@ impl ExpertsPlan {
         bytes.max().unwrap_or(0) <= OWN_INPUT_BYTES
     }
 
-    /// Tiles that so many pairs take at most, in a part of the experts.
-    pub fn most_tiles(&self, pairs: u32, experts: u32) -> u32 {
-        pairs / TILE_ROWS + experts.min(pairs)
+    /// Whether a chunk of so many pairs reads quantized records as they are: where experts have few rows each, to bring
+    /// all of their weights to f16 takes longer than the products. Both ways have the same bits.
+    pub fn reads_records(&self, pairs: u32) -> bool {
+        pairs <= self.n_experts * FEW_ROWS
+    }
+
+    /// Tiles of `rows` slots that so many pairs take at most, in a part of the experts.
+    pub fn most_tiles(&self, pairs: u32, experts: u32, rows: u32) -> u32 {
+        pairs / rows + experts.min(pairs)
     }
 }
 
-/// What a step's product with experts reads.
-#[derive(Clone, Copy)]
-pub enum ExpertInput {
-    /// Rows of input in the forms that the matrices need, each for so many
-    /// consecutive pairs.
-    Rows(Inputs, u32),
-    /// The activation of a pair's inner values.
-    Inner(ExpertInner),
-}
-
-/// The values of pairs whose activation is an input.
-#[derive(Clone, Copy)]
-pub struct ExpertInner {
-    /// f32, `[pairs][stride]`: gates, then ups, or ups alone.
-    pub address: u64,
-    /// Floats from one pair's to the next: twice `len` with gates.
-    pub stride: u32,
-    /// Inner width of an expert.
-    pub len: u32,
-    /// Of gate and up, or of up.
-    pub activation: args::Activation,
-}
-
-/// The pairs of a step's product with experts.
-pub struct ExpertPairs {
-    /// The input.
-    pub input: ExpertInput,
-    /// u32, `[pairs]`.
-    pub chosen: u64,
-    /// u32, `[pairs]`: the pairs sorted by expert, or 0.
-    pub order: u64,
-    /// Pairs.
-    pub pairs: u32,
-    /// f32, `[pairs][out_stride]`.
-    pub out: u64,
-    /// Floats from one pair's output to the next.
-    pub out_stride: u32,
-}
-
-impl Kernels {
-    /// Makes the kernels for experts known.
-    pub(super) fn find_experts(&mut self) -> Result<()> {
-        let shared = self.context().properties().shared_bytes;
-        for name in [
-            "route",
-            "step_route",
-            "expert_sort",
-            "expert_tiles",
-            "expert_combine",
-        ] {
-            self.find("experts", name, 0)?;
-        }
-        let beside_rows = SCORE_ROWS as usize * 32 * 36 * 4;
-        self.find("experts", "expert_scores", shared - beside_rows)?;
-        self.find("matmul_experts", "matmul_experts", self.matmul_shared())?;
-        for ty in RecordType::ALL {
-            let name = format!("matvec_experts_{}", ty.name());
-            self.find(&matvec_module(ty), &name, shared)?;
-        }
-        Ok(())
-    }
-
-    /// Chooses the experts of `rows` rows by their scores.
-    ///
-    /// # Safety
-    /// As [`Stream::launch`].
-    pub unsafe fn route(&self, stream: &Stream, args: &args::Route, rows: u32) -> Result<()> {
-        // SAFETY: the caller's word.
-        unsafe { self.launch(stream, "route", (rows, 1, 1), 32, 0, args) }
-    }
-
-    /// Scores and experts of a step's `rows` rows of f32 input at `x`. The tickets, one a row, are
-    /// zeros, and left so.
-    ///
-    /// # Safety
-    /// As [`Stream::launch`].
-    pub unsafe fn step_route(
-        &self,
-        stream: &Stream,
-        router: &Matrix,
-        route: &args::Route,
-        x: u64,
-        tickets: u64,
-        rows: u32,
-    ) -> Result<()> {
-        let mut args = args::StepRoute {
-            route: *route,
-            x,
-            tickets,
-            groups: router.groups,
-            n_parts: router.segments.len() as u32,
-            ..Default::default()
-        };
-        for (part, s) in args.parts.iter_mut().zip(&router.segments) {
-            *part = args::RouterPart {
-                matrix: s.address,
-                bias: router.segment_bias(s),
-                ty: s.ty.number(),
-                rows: s.rows,
-            };
-        }
-        let grid = (router.rows.div_ceil(ROUTE_WARPS), rows, 1);
-        // SAFETY: the caller's word.
-        unsafe { self.launch(stream, "step_route", grid, ROUTE_WARPS * 32, 0, &args) }
-    }
-
-    /// Scores of `rows` rows of f32 input at `x`, `[rows][router.rows]`.
-    ///
-    /// # Safety
-    /// As [`Stream::launch`].
-    pub unsafe fn expert_scores(
-        &self,
-        stream: &Stream,
-        router: &Matrix,
-        x: u64,
-        out: u64,
-        rows: u32,
-    ) -> Result<()> {
-        for s in &router.segments {
-            let at = u64::from(s.out_offset) * 4;
-            let args = args::Score {
-                matrix: s.address,
-                bias: router.segment_bias(s),
-                x,
-                out: out + at,
-                ty: s.ty.number(),
-                matrix_rows: s.rows,
-                groups: router.groups,
-                rows,
-                out_stride: router.rows,
-                padding: 0,
-            };
-            let shared = (SCORE_ROWS * s.rows * 4) as usize;
-            let grid = (rows.div_ceil(SCORE_ROWS), 1, 1);
-            // SAFETY: the caller's word.
-            unsafe { self.launch(stream, "expert_scores", grid, 256, shared, &args)? };
-        }
-        Ok(())
-    }
-
-    /// Sorts pairs by expert.
-    ///
-    /// # Safety
-    /// As [`Stream::launch`].
-    pub unsafe fn expert_sort(&self, stream: &Stream, args: &args::Sort) -> Result<()> {
-        let grid = (args.n_experts, 1, 1);
-        // SAFETY: the caller's word.
-        unsafe { self.launch(stream, "expert_sort", grid, 256, 0, args) }
-    }
-
-    /// Deals tiles out to sorted pairs.
-    ///
-    /// # Safety
-    /// As [`Stream::launch`].
-    pub unsafe fn expert_tiles(&self, stream: &Stream, args: &args::Sort) -> Result<()> {
-        // SAFETY: the caller's word.
-        unsafe { self.launch(stream, "expert_tiles", (1, 1, 1), 1024, 0, args) }
-    }
-
-    /// Products of pairs with one or two matrices of the experts that they chose. The second one's
-    /// outputs are behind the first one's.
-    ///
-    /// # Safety
-    /// As [`Stream::launch`]; the inputs must be in the forms that the matrices' types need.
-    pub unsafe fn expert_matvec(
-        &self,
-        stream: &Stream,
-        n_experts: u32,
-        matrices: &[&Matrix],
-        to: &ExpertPairs,
-    ) -> Result<()> {
-        // Parts that one kernel can do together: of one type.
-        let mut offset = 0;
-        let mut parts = Vec::new();
-        for m in matrices {
-            for s in &m.segments {
-                parts.push((s, m.bias, offset));
-            }
-            offset += m.rows / n_experts;
-        }
-        while let Some(&(first, ..)) = parts.first() {
-            let ty = first.ty;
-            let (mine, rest): (Vec<_>, Vec<_>) = parts.into_iter().partition(|(s, ..)| s.ty == ty);
-            parts = rest;
-            let groups = matrices[0].groups;
-            let slices = first.slices(groups);
-            let mut args = args::ExpertMatvec {
-                chosen: to.chosen,
-                order: to.order,
-                out: to.out,
-                n_segments: mine.len() as u32,
-                groups,
-                out_stride: to.out_stride,
-                pairs_per_input: 1,
-                n_experts,
-                ..Default::default()
-            };
-            let mut own_input = 0;
-            match to.input {
-                ExpertInput::Rows(inputs, pairs_per_input) => {
-                    args.q8 = inputs.q8;
-                    args.q8_scale = inputs.q8_scale;
-                    args.f32 = inputs.f32;
-                    args.pairs_per_input = pairs_per_input;
-                }
-                ExpertInput::Inner(inner) => {
-                    args.inner = inner.address;
-                    args.inner_stride = inner.stride;
-                    args.activation = inner.activation;
-                    args.len = inner.len;
-                    own_input = own_input_bytes(ty, groups);
-                }
-            }
-            // Two blocks a multiprocessor, shared by the pairs and segments.
-            let blocks = (2 * self.multiprocessors()).div_ceil(to.pairs * mine.len() as u32);
-            let (mut first_block, mut most_rows) = (0, 1);
-            for (segment, (s, bias, out_offset)) in args.segments.iter_mut().zip(&mine) {
-                let each = s.rows / n_experts;
-                let blocks = blocks.clamp(1, each);
-                *segment = args::Segment {
-                    matrix: s.address,
-                    bias: *bias,
-                    ty: s.ty.number(),
-                    rows: s.rows,
-                    first_block,
-                    blocks,
-                    out_offset: *out_offset,
-                    padding: 0,
-                };
-                first_block += blocks;
-                most_rows = most_rows.max(each.div_ceil(blocks));
-            }
-            let limit = self.context().properties().shared_bytes.min(96 * 1024) - own_input;
-            let per_row = slices as usize * 4;
-            args.chunk_rows = most_rows.min((limit / per_row).max(1) as u32);
-            let shared = own_input + args.chunk_rows as usize * per_row;
-            let name = format!("matvec_experts_{}", ty.name());
-            let grid = (first_block, to.pairs, 1);
-            // SAFETY: the caller's word.
-            unsafe { self.launch(stream, &name, grid, 512, shared, &args)? };
-        }
-        Ok(())
-    }
-
-    /// Products of the slots of some experts; `tiles` is how many they have at most.
-    ///
-    /// # Safety
-    /// As [`Stream::launch`].
-    pub unsafe fn expert_matmul(
-        &self,
-        stream: &Stream,
-        args: &args::ExpertMatmul,
-        tiles: u32,
-    ) -> Result<()> {
-        let grid = (tiles, args.n.div_ceil(128), 1);
-        // SAFETY: the caller's word.
-        unsafe {
-            self.launch(
-                stream,
-                "matmul_experts",
-                grid,
-                256,
-                self.matmul_shared(),
-                args,
-            )
-        }
-    }
-
-    /// Sums of what the experts of `rows` rows gave.
-    ///
-    /// # Safety
-    /// As [`Stream::launch`].
-    pub unsafe fn expert_combine(
-        &self,
-        stream: &Stream,
-        args: &args::Combine,
-        rows: u32,
-    ) -> Result<()> {
-        let grid = (args.len.div_ceil(128), rows, 1);
-        // SAFETY: the caller's word.
-        unsafe { self.launch(stream, "expert_combine", grid, 128, 0, args) }
-    }
-}
-
-/// The arguments that sort pairs, but for those that deal tiles out to them.
-pub fn sort_args(e: &ExpertsPlan, choice: &Choice, sorted: &Sorted, pairs: u32) -> args::Sort {
+/// The arguments that sort pairs, and deal tiles of `tile_rows` slots out to them.
+pub fn sort_args(
+    e: &ExpertsPlan,
+    choice: &Choice,
+    sorted: &Sorted,
+    pairs: u32,
+    tile_rows: u32,
+) -> args::Sort {
     args::Sort {
         chosen: choice.chosen,
         starts: sorted.starts,
@@ -478,8 +243,10 @@ pub fn sort_args(e: &ExpertsPlan, choice: &Choice, sorted: &Sorted, pairs: u32) 
         pairs: sorted.pairs,
         n_pairs: pairs,
         n_experts: e.n_experts,
-        tile_rows: TILE_ROWS,
-        ..Default::default()
+        tiles: sorted.tiles,
+        tile_experts: sorted.tile_experts,
+        tile_rows,
+        padding: 0,
     }
 }
 
@@ -512,10 +279,4 @@ pub fn route_args(e: &ExpertsPlan, choice: &Choice) -> args::Route {
 fn own_input_bytes(ty: RecordType, groups: u32) -> usize {
     let group = if ty.is_float() { 128 } else { 36 };
     (groups as usize * group).next_multiple_of(128)
-}
-
-/// The kernel file of a type's products.
-fn matvec_module(ty: RecordType) -> String {
-    let file = if ty.is_float() { "k" } else { ty.row().file };
-    format!("matvec_experts_{file}")
 }

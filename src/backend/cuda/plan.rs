@@ -123,11 +123,20 @@ pub struct VectorJob {
     pub values: Vec<f32>,
 }
 
+/// Rows of a tensor that go to an offset of the allocation as f32.
+pub struct RowsJob {
+    pub offset: u64,
+    pub tensor: Tensor,
+    /// Elements of a row there; those that the tensor lacks are zeros.
+    pub width: usize,
+}
+
 /// What is to be uploaded.
 #[derive(Default)]
 pub struct Jobs {
     pub matrices: Vec<MatrixJob>,
     pub vectors: Vec<VectorJob>,
+    pub rows: Vec<RowsJob>,
     /// What the layers so far keep of fixed size.
     pub(super) fixed: FixedPlan,
     base: u64,
@@ -147,6 +156,28 @@ impl Jobs {
         let offset = self.reserve(values.len() as u64 * 4);
         self.vectors.push(VectorJob { offset, values });
         self.base + offset
+    }
+
+    /// The address of copies of tensors' rows in f32, `width` elements each, one below the other.
+    pub(super) fn rows<'t>(
+        &mut self,
+        tensors: impl Iterator<Item = &'t Tensor>,
+        width: usize,
+    ) -> u64 {
+        let tensors: Vec<&Tensor> = tensors.collect();
+        let row_bytes = width as u64 * 4;
+        let all: usize = tensors.iter().map(|t| t.rows()).sum();
+        let first = self.reserve(all as u64 * row_bytes);
+        let mut offset = first;
+        for tensor in tensors {
+            self.rows.push(RowsJob {
+                offset,
+                tensor: tensor.clone(),
+                width,
+            });
+            offset += tensor.rows() as u64 * row_bytes;
+        }
+        self.base + first
     }
 
     /// The address of a copy of a vector; 0 if there is none.
@@ -278,17 +309,23 @@ impl Jobs {
             fused.segments.push(segment);
             rest = after;
         }
-        if parts.iter().any(|p| p.bias.is_some()) {
-            let mut bias = Vec::new();
-            for part in parts {
-                match &part.bias {
-                    Some(b) => bias.extend(floats(b)?),
-                    None => bias.resize(bias.len() + part.weight.rows(), 0.0),
-                }
-            }
-            fused.bias = self.vector(bias);
-        }
+        fused.bias = self.biases(parts)?;
         Ok(fused)
+    }
+
+    /// The address of the parts' biases, zeros where one has none; 0 if none has.
+    pub(super) fn biases(&mut self, parts: &[&Linear]) -> Result<u64> {
+        if parts.iter().all(|p| p.bias.is_none()) {
+            return Ok(0);
+        }
+        let mut bias = Vec::new();
+        for part in parts {
+            match &part.bias {
+                Some(b) => bias.extend(floats(b)?),
+                None => bias.resize(bias.len() + part.weight.rows(), 0.0),
+            }
+        }
+        Ok(self.vector(bias))
     }
 }
 

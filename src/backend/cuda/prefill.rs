@@ -283,7 +283,7 @@ impl Operations for ChunkOperations<'_> {
         match input {
             MlpInput::Residual(norm) => self.input(norm, mlp.up.groups, 0)?,
             // It is where all are.
-            MlpInput::OfExperts => {}
+            MlpInput::OfExperts(_) => {}
         }
         self.mlp(mlp)?;
         Ok(Written)
@@ -318,7 +318,7 @@ impl Operations for ChunkOperations<'_> {
         self.choose_experts(norm, experts)
     }
 
-    fn experts_up(&self, experts: &ExpertsPlan) -> Result<()> {
+    fn experts_up(&self, _: Option<args::Norm>, experts: &ExpertsPlan) -> Result<()> {
         self.gates_and_ups(experts)
     }
 
@@ -326,7 +326,7 @@ impl Operations for ChunkOperations<'_> {
         self.expert_outputs(experts)
     }
 
-    fn combine(&self, experts: &ExpertsPlan, sum: &ExpertSum) -> Result<()> {
+    fn combine(&self, _: Option<args::Norm>, experts: &ExpertsPlan, sum: &ExpertSum) -> Result<()> {
         self.sum_experts(experts, sum)
     }
 }

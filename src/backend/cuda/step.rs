@@ -77,8 +77,7 @@ impl StepPlaces {
     }
 }
 
-/// Tickets of steps of `rows` sessions, u32 each, with which the blocks of a kernel count: those that attend
-/// for each head of each session, and those that score experts for each session.
+/// Tickets of steps of `rows` sessions, u32 each, with which the blocks that attend count, for each head of each session.
 fn n_tickets(plan: &Plan, rows: u32) -> u32 {
     rows * plan.most(|a| a.n_heads)
 }
@@ -352,16 +351,25 @@ impl Operations for StepOperations<'_> {
         self.choose_experts(norm, experts)
     }
 
-    fn experts_up(&self, experts: &ExpertsPlan) -> Result<()> {
-        self.gates_and_ups(experts)
+    fn experts_up(&self, norm: Option<args::Norm>, experts: &ExpertsPlan) -> Result<()> {
+        self.gates_and_ups(norm, experts)
     }
 
     fn experts_down(&self, experts: &ExpertsPlan) -> Result<()> {
         self.expert_outputs(experts)
     }
 
-    fn combine(&self, experts: &ExpertsPlan, sum: &ExpertSum) -> Result<()> {
-        self.sum_experts(experts, sum)
+    fn joins(&self, norm: Option<args::Norm>, experts: &ExpertsPlan) -> bool {
+        self.one_row(norm, experts).is_some()
+    }
+
+    fn combine(
+        &self,
+        norm: Option<args::Norm>,
+        experts: &ExpertsPlan,
+        sum: &ExpertSum,
+    ) -> Result<()> {
+        self.sum_experts(norm, experts, sum)
     }
 
     fn mark(&self, work: Work, bytes: u64) -> Result<()> {

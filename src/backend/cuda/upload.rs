@@ -5,10 +5,11 @@
 use super::driver::{Buffer, Event, Pinned, Range, Stream};
 use super::kernels::Kernels;
 use super::matrix::repack_args;
-use super::plan::{Jobs, MatrixJob};
+use super::plan::{Jobs, MatrixJob, RowsJob};
 use super::record;
 use crate::backend::Progress;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_vec};
+use crate::quant::dequantize_row;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -36,6 +37,9 @@ pub fn upload(
 ) -> Result<()> {
     for vector in &jobs.vectors {
         memory.write(vector.offset as usize, &vector.values)?;
+    }
+    for job in &jobs.rows {
+        memory.write(job.offset as usize, &plain_rows(job)?)?;
     }
     let mut pieces = Vec::new();
     let mut total = 0u64;
@@ -94,6 +98,19 @@ pub fn upload(
         Some(e) => Err(e),
         None => Ok(()),
     }
+}
+
+/// The values of a tensor's rows, each as wide as they are wanted.
+fn plain_rows(job: &RowsJob) -> Result<Vec<f32>> {
+    let (tensor, len) = (&job.tensor, job.tensor.row_len());
+    let mut raw = try_vec(tensor.byte_len(), 0u8, &tensor.name)?;
+    tensor.read_rows(0, &mut raw)?;
+    let mut values = try_vec(tensor.rows() * job.width, 0.0, &tensor.name)?;
+    let rows = raw.chunks_exact(tensor.row_bytes());
+    for (from, to) in rows.zip(values.chunks_exact_mut(job.width)) {
+        dequantize_row(tensor.ty, from, &mut to[..len]);
+    }
+    Ok(values)
 }
 
 /// The codebooks on the device, where a tensor needs one.

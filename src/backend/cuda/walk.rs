@@ -61,8 +61,8 @@ impl AllRows {
 pub(super) enum MlpInput {
     /// The residual stream, or the norm of it.
     Residual(Option<args::Norm>),
-    /// What [`Operations::route`] has left for the experts.
-    OfExperts,
+    /// What the experts read: the residual stream or the norm of it, which [`Operations::route`] may have left.
+    OfExperts(Option<args::Norm>),
 }
 
 /// How the outputs of a part are added: `to = out_scale * (base + scale * norm(outputs))`.
@@ -131,13 +131,24 @@ pub(super) trait Operations {
     fn route(&self, norm: Option<args::Norm>, experts: &ExpertsPlan) -> Result<()>;
 
     /// The gates and ups of the chosen experts, or ups alone.
-    fn experts_up(&self, experts: &ExpertsPlan) -> Result<()>;
+    fn experts_up(&self, norm: Option<args::Norm>, experts: &ExpertsPlan) -> Result<()>;
 
     /// From there their activations and outputs.
     fn experts_down(&self, experts: &ExpertsPlan) -> Result<()>;
 
+    /// Whether [`Operations::combine`] does what [`Operations::experts_down`] is for.
+    fn joins(&self, norm: Option<args::Norm>, experts: &ExpertsPlan) -> bool {
+        let _ = (norm, experts);
+        false
+    }
+
     /// Sums the outputs of the chosen experts and those of the shared one by their weights.
-    fn combine(&self, experts: &ExpertsPlan, sum: &ExpertSum) -> Result<()>;
+    fn combine(
+        &self,
+        norm: Option<args::Norm>,
+        experts: &ExpertsPlan,
+        sum: &ExpertSum,
+    ) -> Result<()>;
 
     /// Notes the end of `work`, which has read `bytes` of weights or cache.
     fn mark(&self, work: Work, bytes: u64) -> Result<()> {
@@ -239,13 +250,17 @@ fn walk_experts<O: Operations>(
 ) -> Result<()> {
     let first = experts.first_matrices();
     ops.route(norm, experts)?;
-    ops.experts_up(experts)?;
+    ops.experts_up(norm, experts)?;
     let bytes = experts.router.bytes() + experts.used_bytes(&first);
     ops.mark(Work::GateUp, bytes)?;
-    ops.experts_down(experts)?;
-    ops.mark(Work::Down, experts.used_bytes(&[&experts.down]))?;
+    let joins = ops.joins(norm, experts);
+    let last = experts.used_bytes(&[&experts.down]);
+    if !joins {
+        ops.experts_down(experts)?;
+        ops.mark(Work::Down, last)?;
+    }
     if let Some(shared) = &experts.shared {
-        let input = ops.inner(MlpInput::OfExperts, shared)?;
+        let input = ops.inner(MlpInput::OfExperts(norm), shared)?;
         ops.product(&shared.down, &input, Rows::SharedExpert, None)?;
         ops.mark(Work::Down, shared.down.bytes())?;
     }
@@ -256,17 +271,20 @@ fn walk_experts<O: Operations>(
     };
     if addition.is_plain() {
         // The sum adds.
-        ops.combine(experts, &sum)?;
+        ops.combine(norm, experts, &sum)?;
     } else {
         let alone = ExpertSum {
             base: None,
             to: Rows::Wide,
             ..sum
         };
-        ops.combine(experts, &alone)?;
+        ops.combine(norm, experts, &alone)?;
         ops.add(addition)?;
     }
-    ops.mark(Work::Norm, 0)
+    match joins {
+        true => ops.mark(Work::Down, last),
+        false => ops.mark(Work::Norm, 0),
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The structures of the kernels for experts.
 
-use super::{Activation, Segment};
+use super::{Activation, Norm, Segment};
 
 /// `RouteArgs`.
 #[repr(C)]
@@ -23,41 +23,22 @@ pub struct Route {
     pub padding: u8,
 }
 
-/// `RouterPart`.
+/// `RouterArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct RouterPart {
-    pub matrix: u64,
-    pub bias: u64,
-    pub ty: u32,
-    pub rows: u32,
-}
-
-/// `StepRouteArgs`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct StepRoute {
-    pub route: Route,
-    pub parts: [RouterPart; 2],
-    pub x: u64,
-    pub tickets: u64,
-    pub groups: u32,
-    pub n_parts: u32,
-}
-
-/// `ScoreArgs`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Score {
+pub struct Router {
     pub matrix: u64,
     pub bias: u64,
     pub x: u64,
+    pub norm: Norm,
     pub out: u64,
-    pub ty: u32,
+    pub q8: u64,
+    pub q8_scale: u64,
+    pub width: u32,
     pub matrix_rows: u32,
-    pub groups: u32,
     pub rows: u32,
-    pub out_stride: u32,
+    pub per_block: u32,
+    pub inverse_len: f32,
     pub padding: u32,
 }
 
@@ -74,6 +55,104 @@ pub struct Sort {
     pub n_pairs: u32,
     pub n_experts: u32,
     pub tile_rows: u32,
+    pub padding: u32,
+}
+
+/// `RoutePairsArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RoutePairs {
+    pub route: Route,
+    pub tiles: u64,
+    pub n_tiles: u64,
+    pub rows: u32,
+    pub padding: u32,
+}
+
+/// `ExpertSlices`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExpertSlices {
+    pub all_rows: u32,
+    pub count: u32,
+    pub full: u32,
+    pub last: u32,
+    pub full_bytes: u32,
+    pub last_bytes: u32,
+}
+
+/// `ExpertShare`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExpertShare {
+    pub each: u32,
+    pub more: u32,
+}
+
+/// `ExpertsUpArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExpertsUp {
+    pub route: Route,
+    pub matrices: [u64; 2],
+    pub biases: [u64; 2],
+    pub q8: u64,
+    pub q8_scale: u64,
+    pub out: u64,
+    pub slices: ExpertSlices,
+    pub gated: u32,
+    pub groups: u32,
+    pub rows: u32,
+    pub blocks: u32,
+    pub share: ExpertShare,
+    pub ring_bytes: u32,
+    pub activation: Activation,
+}
+
+/// `ExpertsDownArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExpertsDown {
+    pub matrix: u64,
+    pub bias: u64,
+    pub chosen: u64,
+    pub weights: u64,
+    pub x: u64,
+    pub shared: u64,
+    pub base: u64,
+    pub out: u64,
+    pub slices: ExpertSlices,
+    pub n_experts: u32,
+    pub n_used: u32,
+    pub groups: u32,
+    pub rows: u32,
+    pub share: ExpertShare,
+    pub ring_bytes: u32,
+    pub scale: f32,
+}
+
+/// `ExpertsRowsArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExpertsRows {
+    pub matrices: [u64; 2],
+    pub biases: [u64; 2],
+    pub tiles: u64,
+    pub n_tiles: u64,
+    pub q8: u64,
+    pub q8_scale: u64,
+    pub x: u64,
+    pub out: u64,
+    pub slices: ExpertSlices,
+    pub gated: u32,
+    pub activates: u32,
+    pub groups: u32,
+    pub rows: u32,
+    pub n_experts: u32,
+    pub pairs_per_input: u32,
+    pub chunk_rows: u32,
+    pub ring_bytes: u32,
+    pub activation: Activation,
     pub padding: u32,
 }
 
@@ -120,6 +199,8 @@ pub struct ExpertMatmul {
     pub n: u32,
     pub k: u32,
     pub out_stride: u32,
+    pub n_experts: u32,
+    pub padding: u32,
 }
 
 /// `CombineArgs`.
@@ -143,10 +224,14 @@ pub struct Combine {
 // The kernels assert the same sizes of their twins.
 const _: () = {
     assert!(size_of::<Route>() == 64);
-    assert!(size_of::<StepRoute>() == 136);
-    assert!(size_of::<Score>() == 56);
+    assert!(size_of::<Router>() == 96);
+    assert!(size_of::<RoutePairs>() == 88);
+    assert!(size_of::<ExpertSlices>() == 24);
+    assert!(size_of::<ExpertsUp>() == 184);
+    assert!(size_of::<ExpertsDown>() == 120);
+    assert!(size_of::<ExpertsRows>() == 152);
     assert!(size_of::<Sort>() == 64);
     assert!(size_of::<ExpertMatvec>() == 184);
-    assert!(size_of::<ExpertMatmul>() == 96);
+    assert!(size_of::<ExpertMatmul>() == 104);
     assert!(size_of::<Combine>() == 72);
 };

@@ -3,6 +3,7 @@
 use super::super::arena::Arena;
 use super::super::matrix::{Inputs, tiled_bytes};
 use super::super::plan::Plan;
+use super::{PAIRS_AT_ONCE, TILE_ROWS};
 
 /// What the router decides.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +25,19 @@ pub struct Sorted {
     pub slots: u64,
     /// u32, `[pairs]`.
     pub pairs: u64,
+    /// u32, `[n_experts + 1]`: the first tile of each expert, and the end.
+    pub tiles: u64,
+    /// u32, one per tile.
+    pub tile_experts: u64,
+}
+
+/// Pairs of a step of several sessions, in tiles of one expert each.
+#[derive(Clone, Copy, Debug)]
+pub struct PairTiles {
+    /// `PairTile` of route.cuh, one per tile.
+    pub tiles: u64,
+    /// u32: how many there are.
+    pub count: u64,
 }
 
 /// Where the experts of a step have their memory. All of it is 0 in a network without experts.
@@ -33,6 +47,8 @@ pub struct StepExperts {
     pub inputs: Inputs,
     /// Where there are enough sessions.
     pub sorted: Sorted,
+    /// Where several share weights.
+    pub tiles: PairTiles,
     /// f32, `[pairs][inner_width]`: gates and ups, or ups.
     pub inner: u64,
     /// f32, `[pairs][hidden]`: outputs.
@@ -48,7 +64,7 @@ pub struct StepExperts {
 pub struct ChunkExperts {
     /// f32, `[pairs][inner_width]`: gates and ups, or ups; then `[pairs][hidden]`: outputs, which take their place.
     pub inner: u64,
-    /// f32, `[rows][router groups * 32]`: the router's input.
+    /// f32, `[rows][router width]`: the router's input.
     pub input: u64,
     /// f16, tiled: the input of the last products.
     pub f16: u64,
@@ -56,10 +72,6 @@ pub struct ChunkExperts {
     pub f16_scale: u64,
     /// The pairs of all tokens.
     pub sorted: Sorted,
-    /// u32, `[n_experts + 1]`: the first tile of each expert, and the end.
-    pub tiles: u64,
-    /// u32, one per tile.
-    pub tile_experts: u64,
     /// The experts of each token.
     pub choice: Choice,
     /// f32, `[rows][hidden]`: outputs of the shared expert.
@@ -82,6 +94,8 @@ impl Sorted {
             starts: arena.array::<u32>(s.experts),
             slots: arena.array::<u32>(s.pairs),
             pairs: arena.array::<u32>(s.pairs),
+            tiles: arena.array::<u32>(s.experts),
+            tile_experts: arena.array::<u32>(s.tiles),
         }
     }
 }
@@ -89,10 +103,14 @@ impl Sorted {
 impl StepExperts {
     /// For steps of `rows` sessions.
     pub fn place(arena: &mut Arena, plan: &Plan, rows: u32) -> StepExperts {
-        let s = Extents::of(plan, rows);
+        let s = Extents::of(plan, rows, PAIRS_AT_ONCE);
         StepExperts {
             inputs: Inputs::place(arena, s.inner_groups),
             sorted: Sorted::place(arena, &s),
+            tiles: PairTiles {
+                tiles: arena.array::<[u32; 8]>(s.tiles),
+                count: arena.array::<u32>(1),
+            },
             inner: arena.array::<f32>(s.inner),
             out: arena.array::<f32>(s.out),
             choice: Choice::place(arena, &s),
@@ -104,15 +122,13 @@ impl StepExperts {
 impl ChunkExperts {
     /// For chunks of `rows` tokens.
     pub fn place(arena: &mut Arena, plan: &Plan, rows: u32) -> ChunkExperts {
-        let s = Extents::of(plan, rows);
+        let s = Extents::of(plan, rows, TILE_ROWS);
         ChunkExperts {
             inner: arena.array::<f32>(s.inner.max(s.out)),
             input: arena.array::<f32>(s.input),
             f16: arena.take(s.f16_bytes),
             f16_scale: arena.array::<f32>(s.pairs),
             sorted: Sorted::place(arena, &s),
-            tiles: arena.array::<u32>(s.experts),
-            tile_experts: arena.array::<u32>(s.tiles),
             choice: Choice::place(arena, &s),
             shared: arena.array::<f32>(s.shared),
         }
@@ -137,7 +153,8 @@ struct Extents {
 }
 
 impl Extents {
-    fn of(plan: &Plan, rows: u32) -> Extents {
+    /// For so many rows, whose pairs are dealt out in tiles of `tile_rows`.
+    fn of(plan: &Plan, rows: u32, tile_rows: u32) -> Extents {
         let mut s = Extents::default();
         let n = u64::from(rows);
         for e in plan.experts() {
@@ -150,14 +167,14 @@ impl Extents {
             if e.shared.is_some() {
                 most(&mut s.shared, n * u64::from(plan.hidden));
             }
-            most(&mut s.input, n * u64::from(e.router.groups) * 32);
+            most(&mut s.input, n * u64::from(e.router.width));
             most(&mut s.f16_bytes, tiled_bytes(pairs as u32, e.down.groups));
             most(&mut s.pairs, pairs);
             most(&mut s.inner_groups, pairs * u64::from(e.down.groups));
             most(&mut s.experts, u64::from(e.n_experts) + 1);
             most(
                 &mut s.tiles,
-                u64::from(e.most_tiles(pairs as u32, e.n_experts)),
+                u64::from(e.most_tiles(pairs as u32, e.n_experts, tile_rows)),
             );
         }
         s

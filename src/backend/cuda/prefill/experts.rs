@@ -2,7 +2,7 @@
 
 use super::super::args;
 use super::super::evaluation::ExpertOutputs;
-use super::super::experts::{ExpertsPlan, route_args, sort_args};
+use super::super::experts::{ExpertsPlan, TILE_ROWS, route_args, sort_args};
 use super::super::matrix::Matrix;
 use super::super::walk::ExpertSum;
 use super::ChunkOperations;
@@ -17,17 +17,13 @@ impl ChunkOperations<'_> {
     /// expert.
     pub(super) fn choose_experts(&self, norm: Option<args::Norm>, e: &ExpertsPlan) -> Result<()> {
         let mine = &self.at().experts;
-        self.input(norm, e.router.groups, mine.input)?;
+        self.input(norm, e.router.groups(), mine.input)?;
         let (choice, rows) = (&mine.choice, self.rows);
-        let sort = args::Sort {
-            tiles: mine.tiles,
-            tile_experts: mine.tile_experts,
-            ..sort_args(e, choice, &mine.sorted, self.pairs(e))
-        };
+        let sort = sort_args(e, choice, &mine.sorted, self.pairs(e), TILE_ROWS);
         let (kernels, stream) = (self.eval.kernels, self.eval.stream);
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
         unsafe {
-            kernels.expert_scores(stream, &e.router, mine.input, choice.scores, rows)?;
+            kernels.router_rows(stream, &e.router, mine.input, choice.scores, rows)?;
             kernels.route(stream, &route_args(e, choice), rows)?;
             kernels.expert_sort(stream, &sort)?;
             kernels.expert_tiles(stream, &sort)
@@ -93,14 +89,35 @@ impl ChunkOperations<'_> {
         unsafe { self.eval.combine(&at.rows, &outputs, e, sum, self.rows) }
     }
 
-    /// Products of all slots with their experts' part of `matrix`, some experts at a time. `args`
+    /// Products of all slots with their experts' part of `matrix`, which may be brought to f16 first, some experts at a time. `args`
     /// says where inputs and outputs are, all in the *workspace*.
     fn grouped(&self, e: &ExpertsPlan, matrix: &Matrix, args: &args::ExpertMatmul) -> Result<()> {
         let (at, each) = (self.at(), matrix.rows / e.n_experts);
         let starts = at.experts.sorted.starts;
         let at_once = e.experts_at_once(matrix);
         let (kernels, stream) = (self.eval.kernels, self.eval.stream);
+        let all = args::ExpertMatmul {
+            starts,
+            tiles: at.experts.sorted.tiles,
+            tile_experts: at.experts.sorted.tile_experts,
+            bias: matrix.bias,
+            end_expert: e.n_experts,
+            n: each,
+            k: matrix.groups * 32,
+            n_experts: e.n_experts,
+            ..*args
+        };
         for s in &matrix.segments {
+            if !s.ty.is_float() && e.reads_records(self.pairs(e)) {
+                let matmul = args::ExpertMatmul {
+                    w: s.address,
+                    ..all
+                };
+                let tiles = e.most_tiles(self.pairs(e), e.n_experts, TILE_ROWS);
+                // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+                unsafe { kernels.expert_matmul_records(stream, s.ty, &matmul, tiles)? };
+                continue;
+            }
             for first in (0..e.n_experts).step_by(at_once as usize) {
                 let experts = at_once.min(e.n_experts - first);
                 let unpack = args::Unpack {
@@ -116,18 +133,12 @@ impl ChunkOperations<'_> {
                     ..Default::default()
                 };
                 let matmul = args::ExpertMatmul {
-                    starts,
-                    tiles: at.experts.tiles,
-                    tile_experts: at.experts.tile_experts,
                     w: at.weights,
-                    bias: matrix.bias,
                     first_expert: first,
                     end_expert: first + experts,
-                    n: each,
-                    k: matrix.groups * 32,
-                    ..*args
+                    ..all
                 };
-                let tiles = e.most_tiles(self.pairs(e), experts);
+                let tiles = e.most_tiles(self.pairs(e), experts, TILE_ROWS);
                 // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
                 unsafe {
                     kernels.unpack(stream, &unpack)?;

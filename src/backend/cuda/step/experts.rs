@@ -1,9 +1,14 @@
 //! The experts of a step: each session's token goes its own ways, all in one graph.
+//!
+//! There are three ways to do them. One session's products choose the experts, make their input and add up for themselves.
+//! Those of several take the pairs of an expert together. Where neither kernel takes the matrices, a block reads the rows of one
+//! pair's expert.
 
 use super::super::args;
 use super::super::evaluation::ExpertOutputs;
 use super::super::experts::{
-    ExpertInner, ExpertInput, ExpertPairs, ExpertsPlan, route_args, sort_args,
+    DownSum, ExpertInner, ExpertInput, ExpertPairs, ExpertsPlan, OneRow, PAIRS_AT_ONCE, PairInput,
+    route_args, sort_args,
 };
 use super::super::matrix::Forms;
 use super::super::walk::{ExpertSum, Operations};
@@ -11,13 +16,29 @@ use super::StepOperations;
 use crate::backend::Work;
 use crate::error::Result;
 
-/// From so many sessions on, their pairs are sorted, so that weights which several of them need come
+/// From so many sessions on, pairs of a block's own are sorted, so that weights which several of them need come
 /// from memory once.
 const SORT_FROM: u32 = 4;
 
 impl StepOperations<'_> {
     fn pairs(&self, e: &ExpertsPlan) -> u32 {
         self.batch * e.n_used
+    }
+
+    /// The row of a single session, if the kernels for one take these experts.
+    pub(super) fn one_row(&self, norm: Option<args::Norm>, e: &ExpertsPlan) -> Option<OneRow> {
+        let row = OneRow {
+            x: self.buffers.at().rows.residual.address,
+            norm,
+            len: self.eval.plan.hidden,
+        };
+        let takes = self.batch == 1 && self.eval.kernels.takes_one_row(e, &row);
+        takes.then_some(row)
+    }
+
+    /// Whether the kernels that take the pairs of an expert together take these.
+    fn takes_pairs(&self, e: &ExpertsPlan) -> bool {
+        self.batch > 1 && self.eval.kernels.takes_pairs(e, self.pairs(e))
     }
 
     fn sorts(&self) -> bool {
@@ -27,25 +48,40 @@ impl StepOperations<'_> {
     /// The input of the router, the experts and the shared one, and the experts of each row.
     pub(super) fn choose_experts(&self, norm: Option<args::Norm>, e: &ExpertsPlan) -> Result<()> {
         let at = self.buffers.at();
+        let (kernels, stream) = (self.eval.kernels, self.eval.stream);
+        let choice = &at.experts.choice;
+        if let Some(row) = self.one_row(norm, e) {
+            // The shared expert may need it in other forms.
+            if let Some(shared) = &e.shared
+                && !self.fuses_mlp(norm, shared)
+            {
+                self.input(norm, e.router.groups(), shared.up.forms())?;
+                self.mark(Work::Norm, 0)?;
+            }
+            let (router, scores) = (&e.router, choice.scores);
+            // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+            return unsafe { kernels.router_row(stream, router, &row, scores, at.inputs) };
+        }
         let shared = e.shared.as_ref().map(|s| &s.up);
         let mut readers = e.first_matrices().into_iter().chain(shared);
         let forms = Forms {
             q8: readers.any(|m| m.forms().q8),
-            // The router reads f32 whatever its type.
+            // The router reads f32.
             f32: true,
         };
-        self.input(norm, e.router.groups, forms)?;
+        self.input(norm, e.router.groups(), forms)?;
         self.mark(Work::Norm, 0)?;
-        let mine = &at.experts;
-        let route = route_args(e, &mine.choice);
-        let (x, tickets) = (at.inputs.f32, self.buffers.tickets());
-        let (kernels, stream) = (self.eval.kernels, self.eval.stream);
-        // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises; tickets are zeros
-        // between any two kernels.
+        let route = route_args(e, choice);
+        // SAFETY: as above.
         unsafe {
-            kernels.step_route(stream, &e.router, &route, x, tickets, self.batch)?;
+            kernels.router_rows(stream, &e.router, at.inputs.f32, choice.scores, self.batch)?;
+            if self.takes_pairs(e) {
+                return kernels.route_pairs(stream, &route, &at.experts.tiles, self.batch);
+            }
+            kernels.route(stream, &route, self.batch)?;
             if self.sorts() {
-                let sort = sort_args(e, &mine.choice, &mine.sorted, self.pairs(e));
+                let sorted = &at.experts.sorted;
+                let sort = sort_args(e, choice, sorted, self.pairs(e), PAIRS_AT_ONCE);
                 kernels.expert_sort(stream, &sort)?;
             }
         }
@@ -65,18 +101,58 @@ impl StepOperations<'_> {
         }
     }
 
-    pub(super) fn gates_and_ups(&self, e: &ExpertsPlan) -> Result<()> {
+    pub(super) fn gates_and_ups(&self, norm: Option<args::Norm>, e: &ExpertsPlan) -> Result<()> {
         let at = self.buffers.at();
-        let input = ExpertInput::Rows(at.inputs, e.n_used);
-        let to = self.to_pairs(e, input, at.experts.inner, e.inner_width());
+        let mine = &at.experts;
         let (kernels, stream) = (self.eval.kernels, self.eval.stream);
-        // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises; the input is there
-        // in the forms that `choose_experts` has asked for.
-        unsafe { kernels.expert_matvec(stream, e.n_experts, &e.first_matrices(), &to) }
+        if self.one_row(norm, e).is_some() {
+            let route = route_args(e, &mine.choice);
+            // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises;
+            // `choose_experts` has written the input as int8.
+            return unsafe { kernels.experts_up(stream, e, &route, at.inputs, mine.inner) };
+        }
+        let first = e.first_matrices();
+        if self.takes_pairs(e) {
+            let input = PairInput::Rows(at.inputs, e.n_used);
+            let activation = Some(e.activation);
+            // SAFETY: as above; `choose_experts` has dealt the pairs out.
+            return unsafe {
+                kernels.experts_rows(
+                    stream,
+                    e.n_experts,
+                    &first,
+                    activation,
+                    &mine.tiles,
+                    input,
+                    mine.inner,
+                )
+            };
+        }
+        let input = ExpertInput::Rows(at.inputs, e.n_used);
+        let to = self.to_pairs(e, input, mine.inner, e.inner_width());
+        // SAFETY: as above; the input is there in the forms that `choose_experts` has asked for.
+        unsafe { kernels.expert_matvec(stream, e.n_experts, &first, &to) }
     }
 
     pub(super) fn expert_outputs(&self, e: &ExpertsPlan) -> Result<()> {
         let mine = &self.buffers.at().experts;
+        let (kernels, stream) = (self.eval.kernels, self.eval.stream);
+        if self.takes_pairs(e) {
+            let input = PairInput::Inner(mine.inner);
+            // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises;
+            // `choose_experts` has dealt the pairs out.
+            return unsafe {
+                kernels.experts_rows(
+                    stream,
+                    e.n_experts,
+                    &[&e.down],
+                    None,
+                    &mine.tiles,
+                    input,
+                    mine.out,
+                )
+            };
+        }
         let input = if e.own_inputs() {
             ExpertInput::Inner(ExpertInner {
                 address: mine.inner,
@@ -90,7 +166,6 @@ impl StepOperations<'_> {
             ExpertInput::Rows(mine.inputs, 1)
         };
         let to = self.to_pairs(e, input, mine.out, self.eval.plan.hidden);
-        let (kernels, stream) = (self.eval.kernels, self.eval.stream);
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises; the input is there
         // in the forms that the matrix reads.
         unsafe { kernels.expert_matvec(stream, e.n_experts, &[&e.down], &to) }
@@ -117,8 +192,28 @@ impl StepOperations<'_> {
         unsafe { kernels.produce(stream, &inner, self.pairs(e)) }
     }
 
-    pub(super) fn sum_experts(&self, e: &ExpertsPlan, sum: &ExpertSum) -> Result<()> {
+    pub(super) fn sum_experts(
+        &self,
+        norm: Option<args::Norm>,
+        e: &ExpertsPlan,
+        sum: &ExpertSum,
+    ) -> Result<()> {
         let at = self.buffers.at();
+        if self.one_row(norm, e).is_some() {
+            let route = route_args(e, &at.experts.choice);
+            let down = DownSum {
+                shared: match e.shared {
+                    Some(_) => at.rows.shared_expert.address,
+                    None => 0,
+                },
+                base: sum.base.map_or(0, |base| at.rows.of(base).address),
+                scale: sum.scale,
+                out: at.rows.of(sum.to).address,
+            };
+            let (kernels, stream) = (self.eval.kernels, self.eval.stream);
+            // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+            return unsafe { kernels.experts_down(stream, e, &route, at.experts.inner, &down) };
+        }
         let outputs = ExpertOutputs {
             x: at.experts.out,
             slots: 0,

@@ -20,7 +20,12 @@ impl StepOperations<'_> {
                 }
                 self.normed(norm, &mlp.up, at.rows.wide)?;
             }
-            MlpInput::OfExperts => self.matvec(&mlp.up, at.rows.wide, 0)?,
+            MlpInput::OfExperts(norm) => {
+                if let Some(inner) = self.fused_mlp(norm, mlp)? {
+                    return Ok(inner);
+                }
+                self.matvec(&mlp.up, at.rows.wide, 0)?;
+            }
         }
         self.mark(Work::GateUp, mlp.up.bytes())?;
         self.activate(mlp)?;
@@ -31,17 +36,12 @@ impl StepOperations<'_> {
     /// The same by one kernel, if there is one and another for the last product that reads what it
     /// writes.
     fn fused_mlp(&self, norm: Option<args::Norm>, mlp: &MlpPlan) -> Result<Option<RowInput>> {
-        let at = self.buffers.at();
-        let finish = match mlp.gated {
-            true => Finish::Gate(mlp.activation),
-            false => Finish::Activate(mlp.activation),
-        };
-        let kernels = self.eval.kernels;
-        let fused = self.fuses(&mlp.up, norm, finish.halves())
-            && kernels.makes_input(&mlp.down, false, mlp.n_ff, 1);
-        if !fused {
+        if !self.fuses_mlp(norm, mlp) {
             return Ok(None);
         }
+        let at = self.buffers.at();
+        let finish = finish(mlp);
+        let kernels = self.eval.kernels;
         let product = Product {
             matrix: &mlp.up,
             input: RowInput::Row {
@@ -58,6 +58,13 @@ impl StepOperations<'_> {
             x: at.inputs.f32,
             norm: None,
         }))
+    }
+
+    /// Whether that does a feed-forward part.
+    pub(super) fn fuses_mlp(&self, norm: Option<args::Norm>, mlp: &MlpPlan) -> bool {
+        let kernels = self.eval.kernels;
+        self.fuses(&mlp.up, norm, finish(mlp).halves())
+            && kernels.makes_input(&mlp.down, false, mlp.n_ff, 1)
     }
 
     /// Whether one kernel makes the input of a product from the residual stream, and does the product.
@@ -258,5 +265,13 @@ impl StepOperations<'_> {
                 self.batch,
             )
         }
+    }
+}
+
+/// What is written of a feed-forward part's first product.
+fn finish(mlp: &MlpPlan) -> Finish {
+    match mlp.gated {
+        true => Finish::Gate(mlp.activation),
+        false => Finish::Activate(mlp.activation),
     }
 }

@@ -1,6 +1,7 @@
 //! The order of operations, written down by operations that do nothing else.
 
 use super::*;
+use crate::backend::cuda::experts::Router;
 use crate::backend::cuda::matrix::MatrixSegment;
 use crate::backend::cuda::record::RecordType;
 use crate::error::Error;
@@ -13,15 +14,16 @@ struct Recorder {
     lines: RefCell<Vec<String>>,
     /// The operation that fails, by its number.
     fails: Option<usize>,
+    /// Whether the last product of experts comes with their sum.
+    joins: bool,
 }
 
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 7] = [
     "qkv",
     "output",
     "up",
     "down",
     "gate",
-    "router",
     "shared up",
     "shared down",
 ];
@@ -98,7 +100,7 @@ impl Operations for Recorder {
     fn inner(&self, input: MlpInput, mlp: &MlpPlan) -> Result<&'static str> {
         let input = match input {
             MlpInput::Residual(norm) => normed(norm, "Residual"),
-            MlpInput::OfExperts => "routed".into(),
+            MlpInput::OfExperts(norm) => format!("routed {}", normed(norm, "Residual")),
         };
         self.line(format!("inner = {} * {input}", name(&mlp.up)))?;
         Ok("inner")
@@ -134,7 +136,7 @@ impl Operations for Recorder {
         self.line(format!("routed = {}", normed(norm, "Residual")))
     }
 
-    fn experts_up(&self, e: &ExpertsPlan) -> Result<()> {
+    fn experts_up(&self, _: Option<args::Norm>, e: &ExpertsPlan) -> Result<()> {
         let first: Vec<_> = e.first_matrices().into_iter().map(name).collect();
         self.line(format!("experts' {}", first.join(" and ")))
     }
@@ -143,11 +145,19 @@ impl Operations for Recorder {
         self.line(format!("experts' {}", name(&e.down)))
     }
 
-    fn combine(&self, _: &ExpertsPlan, sum: &ExpertSum) -> Result<()> {
+    fn joins(&self, _: Option<args::Norm>, _: &ExpertsPlan) -> bool {
+        self.joins
+    }
+
+    fn combine(&self, _: Option<args::Norm>, e: &ExpertsPlan, sum: &ExpertSum) -> Result<()> {
         let (to, scale) = (sum.to, sum.scale);
+        let what = match self.joins {
+            true => format!("sum of {}", name(&e.down)),
+            false => "sum".into(),
+        };
         self.line(match sum.base {
-            Some(base) => format!("{to:?} = {base:?} + {scale} * sum"),
-            None => format!("{to:?} = sum"),
+            Some(base) => format!("{to:?} = {base:?} + {scale} * {what}"),
+            None => format!("{to:?} = {what}"),
         })
     }
 
@@ -206,7 +216,12 @@ fn experts(shared: bool) -> FeedForwardPlan {
     FeedForwardPlan::Experts(Box::new(ExpertsPlan {
         n_experts: 4,
         n_used: 2,
-        router: matrix("router"),
+        router: Router {
+            address: 0,
+            bias: 0,
+            rows: 4,
+            width: 32,
+        },
         selection_bias: 0,
         scoring: 0,
         groups: [0; 3],
@@ -324,7 +339,7 @@ fn experts_are_chosen_multiplied_and_summed() {
         "routed = norm2(Residual)",
         "experts' gate and up",
         // The router, and half of the experts' gates and ups.
-        "[gate_up 1000]",
+        "[gate_up 912]",
         "experts' down",
         "[down 200]",
         "Residual = Residual + 0.5 * sum",
@@ -344,11 +359,35 @@ fn a_shared_expert_reads_what_the_others_read() {
         "routed = norm2(Residual)",
         "experts' gate and up",
         "experts' down",
-        "inner = shared up * routed",
+        "inner = shared up * routed norm2(Residual)",
         "SharedExpert = shared down * inner",
         "Residual = Branch + 1 * sum",
     ];
     assert_eq!(operations(&block)[3..], want);
+}
+
+#[test]
+fn the_last_product_of_experts_may_come_with_their_sum() {
+    let block = LayerPlan {
+        feed_forward: experts(true),
+        ..block()
+    };
+    let recorder = Recorder {
+        joins: true,
+        ..Recorder::default()
+    };
+    walk(&recorder, 3, &block).unwrap();
+    let want = [
+        "routed = norm2(Residual)",
+        "experts' gate and up",
+        "[gate_up 912]",
+        "inner = shared up * routed norm2(Residual)",
+        "SharedExpert = shared down * inner",
+        "[down 700]",
+        "Residual = Residual + 1 * sum of down",
+        "[down 200]",
+    ];
+    assert_eq!(recorder.lines.into_inner()[5..], want);
 }
 
 #[test]
