@@ -21,8 +21,12 @@ fn main() -> io::Result<()> {
         else {
             continue;
         };
+        // Those of most folders are packed.
+        let Ok(weights) = fs::read(folder.join("model.safetensors")) else {
+            continue;
+        };
         input.push(0);
-        input.extend(fs::read(folder.join("model.safetensors"))?);
+        input.extend(weights);
         if input.len() <= MAX_BYTES {
             fs::write(dir.join(name), input)?;
         }

@@ -107,7 +107,7 @@ pub fn write_index(dir: &Path, weight_map: Map<String, Value>) {
 
 /// A folder of `data/families`.
 pub fn family_path(name: &str) -> PathBuf {
-    repository_file("tests/data/families").join(name)
+    repository_file(&format!("tests/data/families/{name}"))
 }
 
 /// The names of all folders of `data/families`.

@@ -7,6 +7,7 @@ pub mod expected;
 pub mod families;
 pub mod folder;
 pub mod hamlet;
+mod packed;
 pub mod quantize;
 pub mod reference_experts;
 pub mod reference_llama;
@@ -26,7 +27,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub fn repository_file(path: &str) -> PathBuf {
     let root = std::env::var_os("EMBERLM_REPOSITORY");
     let root = root.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    root.join(path)
+    packed::unpacked(&root, path).unwrap_or_else(|| root.join(path))
 }
 
 /// A new directory for files of this test, removed when the value is dropped.

@@ -1,7 +1,8 @@
 """Writes one folder per entry of FAMILIES beside this file: a tiny model with random weights as Hugging Face transformers
 saves it (config.json, model.safetensors with float16 elements), the same model as model.gguf (as llama.cpp's converter
 would write it, without a tokenizer), and logits.bin, what transformers computes in float32 at every position of random
-tokens. Usage: make.py [name...]. Needs gguf, safetensors, torch, transformers. To add a family, add to FAMILIES.
+tokens. Usage: make.py [name...]. Needs gguf, safetensors, torch, transformers. To add a family, add to FAMILIES,
+and run ../pack.py on its folder afterwards.
 
 Every number that has an influence is set so that it has one: windows are shorter than the text, soft caps bite, norms and
 biases are random, heads are odd in number or together wider than the model, contexts are beyond those before scaling.

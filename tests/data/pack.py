@@ -1,0 +1,39 @@
+"""Packs the weights of the tiny models, so that the repository stays small:
+
+    python3 tests/data/pack.py [FOLDER ...]       (default: every folder of families/ and embeddings/ but those in KEPT)
+
+A folder's `model.gguf` and `model.safetensors` hold the same numbers. `weights.xz` is the xz of both, one behind the other, behind the
+length of the first (8 bytes, little-endian); it takes little more than one of them. tests/common/packed.rs unpacks it.
+"""
+
+from __future__ import annotations
+
+import lzma
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+# Read without tests/common: by C tests, by fuzz targets and by tests inside the library.
+KEPT = {"mistral", "qwen2", "lfm2", "qwen3_5", "granite_hybrid", "nemotron_h", "falcon_h1"}
+
+
+def pack(folder: Path) -> None:
+    files = [folder / "model.gguf", folder / "model.safetensors"]
+    if not all(file.exists() for file in files):
+        return
+    first, second = (file.read_bytes() for file in files)
+    data = len(first).to_bytes(8, "little") + first + second
+    (folder / "weights.xz").write_bytes(lzma.compress(data, check=lzma.CHECK_CRC32, preset=9))
+    for file in files:
+        file.unlink()
+
+
+def main() -> None:
+    given = [Path(name) for name in sys.argv[1:]]
+    every = [f for part in ("families", "embeddings") for f in (HERE / part).iterdir() if f.is_dir()]
+    for folder in given or [f for f in every if f.parent.name != "families" or f.name not in KEPT]:
+        pack(folder)
+
+
+if __name__ == "__main__":
+    main()
