@@ -152,10 +152,10 @@ test:
 test-all: test-rust test-driver test-emulation test-c test-examples valgrind test-memory test-calls test-sanitizers
 
 # Slow tests look whether EMBERLM_SLOW_TESTS is set. Tests that are marked `ignore` need the original models, which lie beside a
-# developer's checkout.
+# developer's checkout, or in the folder that EMBERLM_MINILM names.
 SLOW := 1
 test-rust: $(KERNELS)
-	$(if $(SLOW),EMBERLM_SLOW_TESTS=1 )$(RUST_TESTS) $(if $(wildcard ../shared/models/hamlet),-- --include-ignored)
+	$(if $(SLOW),EMBERLM_SLOW_TESTS=1 )$(RUST_TESTS) $(if $(wildcard ../shared/models/hamlet),-- --include-ignored $(if $(EMBERLM_MINILM),,--skip minilm_agrees))
 
 # The host's side of the GPU backend (memory that is mapped and shared, states, eviction, graphs), with a driver that stands in
 # for the real one. First the proof that a planted defect is seen.

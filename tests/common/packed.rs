@@ -30,7 +30,9 @@ pub fn unpacked(root: &Path, path: &str) -> Option<PathBuf> {
         false => std::env::temp_dir(),
     };
     let base = base.join("emberlm-unpacked");
-    let place = base.join(format!("{part}-{name}-{:016x}", hash.finish()));
+    // Its name stays, because models without a name of their own are called by it.
+    let outer = base.join(format!("{part}-{:016x}", hash.finish()));
+    let place = outer.join(name);
     if !place.is_dir() {
         static MADE: AtomicUsize = AtomicUsize::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
@@ -40,6 +42,7 @@ pub fn unpacked(root: &Path, path: &str) -> Option<PathBuf> {
         for file in files.iter().filter(|f| !f.ends_with("weights.xz")) {
             fs::copy(file, new.join(file.file_name().unwrap())).unwrap();
         }
+        fs::create_dir_all(&outer).unwrap();
         // Another program may have been faster.
         if fs::rename(&new, &place).is_err() {
             fs::remove_dir_all(&new).unwrap();

@@ -38,7 +38,11 @@ pub fn tests(tests: &mut Tests) {
         ));
     }
     // Those whose positions go on beyond the context that they were made for.
-    for name in WINDOWED.iter().copied().filter(|n| *n != "gpt_oss") {
+    let on_gpus = WINDOWED
+        .iter()
+        .copied()
+        .filter(|name| !CPU_ONLY.contains(name));
+    for name in on_gpus.filter(|n| *n != "gpt_oss") {
         tests.push((
             format!("families::{name}_beyond_the_ring"),
             Box::new(move || beyond_the_ring(name)),

@@ -5,7 +5,6 @@ mod common;
 
 mod dequantize;
 mod embeddings;
-mod estimate;
 mod families;
 mod families_bad;
 mod format;

@@ -1,8 +1,10 @@
 //! Estimates against the memory that is resident afterwards. One test alone in this process,
 //! because it measures the whole process.
 
-use crate::common::TempDir;
-use crate::common::tiny::Tiny;
+mod common;
+
+use common::TempDir;
+use common::tiny::Tiny;
 use emberlm::backend::{DeviceKind, LoadOptions};
 use emberlm::engine::{Model, Session, SessionOptions, device};
 use emberlm::quant::TensorType;
