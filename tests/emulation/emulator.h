@@ -45,8 +45,8 @@ struct Block {
     std::vector<Warp> warps;
     std::vector<Thread> threads;
 };
-// Shared memory of a block: what the kernel declares, and what the launch adds to it.
-constexpr uint32_t STATIC_BYTES = 16384, SHARED_BYTES = 232448;
+// Shared memory of a block: room for what the kernel declares, and behind it what the launch adds.
+constexpr uint32_t STATIC_BYTES = 16384, SHARED_BYTES = STATIC_BYTES + 232448;
 
 // The thread that runs, and its grid.
 extern Thread* thread;
