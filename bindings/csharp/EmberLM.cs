@@ -1243,7 +1243,7 @@ namespace EmberLM
     {
         private readonly EmbedderHandle handle;
 
-        public Embedder(Model model, EmbedderOptions? options = null)
+        public Embedder(Model model, EmbedderOptions options = null)
         {
             var o = options ?? new EmbedderOptions();
             var err = Call.Error();

@@ -295,8 +295,8 @@ fn run(
     (out, written): (&mut [f32], &Out<usize>),
 ) -> Result<()> {
     let needed = embedder.result_len(texts)?;
-    written.set(needed);
     if needed > out.len() {
+        written.set(needed);
         fail!(
             BufferTooSmall,
             "out has room for {}, but {needed} are needed",
@@ -307,6 +307,7 @@ fn run(
     // What was computed with memory of the reserve is freed; nothing of it is kept.
     memory::check()?;
     out[..needed].copy_from_slice(&result);
+    written.set(needed);
     Ok(())
 }
 
