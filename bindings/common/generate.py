@@ -263,7 +263,7 @@ def node_type(h: Header, v: Var, argument: bool) -> str:
         base = "int32_t"
     if not v.stars:
         return base
-    single = v.name in ("count", "len", "is_end", "kept", "evaluated", "chosen", "position", "fraction", "err") or (v.base, v.name) == ("int64_t", "handle")
+    single = v.name in ("count", "len", "is_end", "kept", "evaluated", "chosen", "position", "fraction", "written", "err") or (v.base, v.name) == ("int64_t", "handle")
     if not v.const and single:
         return f"_Out_ {base} *"
     if not v.const and v.base in h.structs:

@@ -279,7 +279,8 @@ static void child(uint64_t seed, long n_calls, long only, bool show, bool with_l
     if (only >= 0) return;
     /* A run that is long enough calls everything, and everything works once. */
     for (size_t f = 0; f < FUNCTIONS.size() && n_calls >= 20000; f++)
-        if (!p.counts[f][EMBER_OK]) failed("%s never succeeded", FUNCTIONS[f].name);
+        /* No model here scores pairs: its errors are tested, tests/models/embeddings.rs has the rest. */
+        if (!p.counts[f][EMBER_OK] && strcmp(FUNCTIONS[f].name, "ember_rerank")) failed("%s never succeeded", FUNCTIONS[f].name);
 }
 
 /* --- the parent --- */
