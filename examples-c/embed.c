@@ -26,7 +26,7 @@ static size_t read_lines(ember_text *lines)
     size_t count = 0;
     while (count < MOST && fgets(line, sizeof line, stdin)) {
         size_t len = strcspn(line, "\r\n");
-        char *copy = len ? malloc(len) : NULL;
+        char *copy = len ? (char *)malloc(len) : NULL;
         if (!copy) continue;
         memcpy(copy, line, len);
         lines[count].text = copy;
@@ -71,7 +71,7 @@ int main(int argc, char **argv)
     count = read_lines(lines);
     lines[count].text = argc > 2 ? argv[2] : "When does the last boat go?";
     lines[count].len = strlen(lines[count].text);
-    vectors = malloc((count + 1) * details.dimension * sizeof *vectors);
+    vectors = (float *)malloc((count + 1) * details.dimension * sizeof *vectors);
     if (!vectors) goto end;
     if (ember_embed(embedder, lines, count + 1, vectors, (count + 1) * details.dimension, &written, &err) != EMBER_OK) {
         fail("embed", &err);

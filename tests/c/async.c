@@ -337,7 +337,7 @@ static void pulled(const ember_model *model, size_t limit, const char *stop, int
         token = token_to_write();
         OK(ember_event_clear(event, &err));
         /* At first without room: the piece stays. */
-        status = ember_generate_next(b, wait ? 0 : EMBER_NEXT_NO_WAIT, NULL, 0, &len, &token, &err);
+        status = ember_generate_next(b, wait ? 0u : (uint32_t)EMBER_NEXT_NO_WAIT, NULL, 0, &len, &token, &err);
         if (status == EMBER_PENDING) {
             CHECK(!wait && token.id == 0x55555555);
             wait_for(event);
