@@ -50,11 +50,11 @@ else
   NM_DEFINED   := nm -D --defined-only
   SYMBOL_MARK  :=
 # A crate that this library uses has C functions of its own, which the shared library made by rustc
-# would export, too: so it is linked anew, from the static one.
+# would export, too: so it is linked anew, from the static one. Names that are not exported are left out: they are a megabyte.
 define LINK_SHARED
 @printf '{ global: ember_*; local: *; };\n' > $(LIB_OUT)/emberlm.map
 $(CC) -shared -o $(LIB_OUT)/$(SHARED) -Wl,--whole-archive $(LIB_OUT)/libemberlm.a -Wl,--no-whole-archive \
-    -Wl,--version-script=$(LIB_OUT)/emberlm.map -Wl,--gc-sections -Wl,--strip-debug -Wl,-z,relro,-z,now \
+    -Wl,--version-script=$(LIB_OUT)/emberlm.map -Wl,--gc-sections -Wl,--strip-all -Wl,-z,relro,-z,now \
     -Wl,-soname,$(SHARED_ABI) $(LIBS_PRIVATE)
 endef
 endif
