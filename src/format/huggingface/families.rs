@@ -323,14 +323,7 @@ const FAMILIES: &[Family] = &[
         activations: GELU_TANH,
         parts: &[ATTENTION, HEAD_NORMS, GEMMA_NORMS, GATED],
         layout: Layout::ShiftedNorms,
-        // Published configs name little more than the sizes.
-        defaults: || {
-            json!({"rms_norm_eps": 1e-6, "head_dim": 256, "query_pre_attn_scalar": 256,
-                "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208,
-                "max_position_embeddings": 131_072, "default_rope_theta": 1e6,
-                "rope_local_base_freq": 1e4, "sliding_window": 4096,
-                "hidden_activation": "gelu_pytorch_tanh"})
-        },
+        defaults: gemma3_defaults,
         tied: true,
         bias_flags: &["attention_bias"],
         keys: keys::gemma3,
@@ -343,14 +336,7 @@ const FAMILIES: &[Family] = &[
         activations: GELU_TANH,
         parts: &[ATTENTION, HEAD_NORMS, GEMMA_NORMS, GATED],
         layout: Layout::ShiftedNorms,
-        // Published configs name little more than the sizes.
-        defaults: || {
-            json!({"rms_norm_eps": 1e-6, "head_dim": 256, "query_pre_attn_scalar": 256,
-                "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208,
-                "max_position_embeddings": 131_072, "default_rope_theta": 1e6,
-                "rope_local_base_freq": 1e4, "sliding_window": 4096,
-                "hidden_activation": "gelu_pytorch_tanh"})
-        },
+        defaults: gemma3_defaults,
         tied: true,
         bias_flags: &["attention_bias"],
         keys: keys::gemma_embedding,
@@ -990,4 +976,13 @@ impl Family {
         let mut all = self.parts.iter().copied().flatten();
         all.find(|(name, _)| *name == stem).map(|(_, part)| *part)
     }
+}
+
+/// Of Gemma 3: published configs name little more than the sizes.
+fn gemma3_defaults() -> Value {
+    json!({"rms_norm_eps": 1e-6, "head_dim": 256, "query_pre_attn_scalar": 256,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208,
+        "max_position_embeddings": 131_072, "default_rope_theta": 1e6,
+        "rope_local_base_freq": 1e4, "sliding_window": 4096,
+        "hidden_activation": "gelu_pytorch_tanh"})
 }
