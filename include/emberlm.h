@@ -1186,6 +1186,19 @@ typedef struct ember_model_options {
      * 0.
      */
     uint32_t reserved;
+    /**
+     * Bytes of a GPU's memory that the library may allocate for the model: its weights, and the memory of prefill and of batches
+     * that its sessions share. 0 for no limit. A load that does not fit, and a call that would need more, return
+     * `EMBER_OUT_OF_MEMORY`, and everything stays as it was. What the driver takes for itself is not counted. CPUs ignore it.
+     */
+    uint64_t memory_limit;
+    /**
+     * Bytes of the device's memory that all sessions of the model may take together: KV caches, states, and what each session
+     * works in. 0 for no limit. What would take more, such as `ember_session_create`, `ember_session_fork` and on a GPU also
+     * calls that append tokens, returns `EMBER_OUT_OF_MEMORY`; no session loses anything. On a GPU, KV caches grow with the
+     * tokens in pages of 2 MiB; on a CPU, a session counts in whole from its beginning.
+     */
+    uint64_t session_memory_limit;
 } ember_model_options;
 
 /**
@@ -1262,6 +1275,14 @@ typedef struct ember_model_details {
      * 0.
      */
     uint32_t reserved;
+    /**
+     * Bytes of a GPU's memory that are allocated for the model now, as `ember_model_options.memory_limit` counts them; 0 on a CPU.
+     */
+    uint64_t memory_bytes;
+    /**
+     * Bytes of the device's memory that its sessions have now, as `ember_model_options.session_memory_limit` counts them.
+     */
+    uint64_t session_memory_bytes;
 } ember_model_details;
 
 /**

@@ -197,6 +197,8 @@ struct ModelOptions {
     /// Hears how far the load is, from 0 to 1; false ends it with EMBER_CANCELLED.
     std::function<bool(float fraction)> progress = nullptr;
     void *cuda_context = nullptr;
+    std::uint64_t memory_limit = 0;         ///< bytes of a GPU's memory for the model; 0: no limit
+    std::uint64_t session_memory_limit = 0; ///< bytes of the device's memory for all its sessions; 0: no limit
 };
 
 /// A sequence that no repetition goes beyond: a text, or tokens.
@@ -302,6 +304,8 @@ struct CModelOptions {
         c.threads = options.threads;
         c.weights = options.weights;
         c.files = options.files;
+        c.memory_limit = options.memory_limit;
+        c.session_memory_limit = options.session_memory_limit;
         if (options.cuda_context != nullptr) {
             cuda.kind = EMBER_CHAIN_CUDA_MODEL;
             cuda.context = options.cuda_context;

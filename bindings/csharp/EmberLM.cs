@@ -237,6 +237,12 @@ namespace EmberLM
         public Weights Weights;
         public Files Files;
 
+        /// <summary>Bytes of a GPU's memory for the model; 0 for no limit.</summary>
+        public ulong MemoryLimit;
+
+        /// <summary>Bytes of the device's memory for all its sessions; 0 for no limit.</summary>
+        public ulong SessionMemoryLimit;
+
         /// <summary>Hears how far the load is, from 0 to 1; false ends it with Status.Cancelled.</summary>
         public Func<float, bool> Progress;
 
@@ -245,6 +251,7 @@ namespace EmberLM
             return new ember_model_options
             {
                 struct_size = Call.SizeOf<ember_model_options>(), device = (uint)Device, threads = (uint)Threads, weights = (uint)Weights, files = (uint)Files,
+                memory_limit = MemoryLimit, session_memory_limit = SessionMemoryLimit,
                 progress = Progress != null ? Callback.ProgressPointer : IntPtr.Zero, user = user,
             };
         }

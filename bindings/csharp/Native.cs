@@ -73,6 +73,8 @@ namespace EmberLM.Native
         public UIntPtr cpu_count;
         public int thread_priority;
         public uint reserved;
+        public ulong memory_limit;
+        public ulong session_memory_limit;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -95,6 +97,8 @@ namespace EmberLM.Native
         [MarshalAs(UnmanagedType.ByValArray, SizeConst = 128)] public byte[] name;
         public uint max_batch;
         public uint reserved;
+        public ulong memory_bytes;
+        public ulong session_memory_bytes;
     }
 
     [StructLayout(LayoutKind.Sequential)]

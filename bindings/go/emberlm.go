@@ -244,6 +244,8 @@ type ModelOptions struct {
 	Threads  int // 0: one per physical core
 	Weights  Weights
 	Files    Files
+	// Bytes of a GPU's memory for the model, and of the device's for all its sessions; 0: no limit.
+	MemoryLimit, SessionMemoryLimit uint64
 	Progress func(fraction float32) error // hears how far the load is; an error ends it
 }
 
@@ -255,6 +257,7 @@ func (o *ModelOptions) c(a *arena, user C.uintptr_t) *C.ember_model_options {
 	}
 	c.device, c.threads = C.uint32_t(o.Device), C.uint32_t(o.Threads)
 	c.weights, c.files = C.uint32_t(o.Weights), C.uint32_t(o.Files)
+	c.memory_limit, c.session_memory_limit = C.uint64_t(o.MemoryLimit), C.uint64_t(o.SessionMemoryLimit)
 	if o.Progress != nil {
 		c.progress = C.ember_progress_fn(C.emberlm_go_progress)
 		C.emberlm_go_set_user(&c.user, user)

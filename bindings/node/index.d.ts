@@ -12,6 +12,8 @@ export type Tokens = readonly number[] | Uint32Array;
 export interface Message { role: string; content: string; [key: string]: unknown }
 export interface ModelOptions {
   device?: number; threads?: number; weights?: number; files?: number;
+  /** Bytes of a GPU's memory for the model, and of the device's for all its sessions; 0 for no limit. */
+  memoryLimit?: number; sessionMemoryLimit?: number;
   /** Hears how far the load is, from 0 to 1; false ends it. */
   progress?: (fraction: number) => boolean | void;
 }

@@ -151,7 +151,10 @@ function sampling(s = {}) {
   });
 }
 
-const modelOptions = (o = {}) => sized('ember_model_options', { device: o.device || 0, threads: o.threads || 0, weights: o.weights || 0, files: o.files || 0 });
+const modelOptions = (o = {}) => sized('ember_model_options', {
+  device: o.device || 0, threads: o.threads || 0, weights: o.weights || 0, files: o.files || 0,
+  memory_limit: o.memoryLimit || 0, session_memory_limit: o.sessionMemoryLimit || 0,
+});
 // Options of GPUs behind others, if there are any: the bytes of a struct.
 const cudaSession = (priority) => {
   if (!priority) return null;

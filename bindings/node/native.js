@@ -186,6 +186,8 @@ structs.ember_model_options = koffi.struct('ember_model_options', {
   cpu_count: 'size_t',
   thread_priority: 'int32_t',
   reserved: 'uint32_t',
+  memory_limit: 'uint64_t',
+  session_memory_limit: 'uint64_t',
 });
 structs.ember_model_details = koffi.struct('ember_model_details', {
   struct_size: 'uint32_t',
@@ -205,6 +207,8 @@ structs.ember_model_details = koffi.struct('ember_model_details', {
   name: koffi.array('char', 128),
   max_batch: 'uint32_t',
   reserved: 'uint32_t',
+  memory_bytes: 'uint64_t',
+  session_memory_bytes: 'uint64_t',
 });
 structs.ember_model_source = koffi.struct('ember_model_source', {
   struct_size: 'uint32_t',

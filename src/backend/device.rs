@@ -55,6 +55,20 @@ pub struct LoadOptions {
     pub weights: WeightType,
     /// How a CPU reaches the files. A GPU has its own memory, to which they are read.
     pub access: Access,
+    /// Bytes of memory of a GPU that the model may take for its weights and what its sessions share; 0
+    /// for no limit.
+    pub memory_limit: u64,
+    /// Bytes of the device's memory that its sessions may take together; 0 for no limit.
+    pub session_memory_limit: u64,
+}
+
+/// Memory of the device that is taken now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// For the weights and what sessions share, in memory of a GPU. 0 on a CPU.
+    pub model: u64,
+    /// For the sessions.
+    pub sessions: u64,
 }
 
 /// What a model and one session of it would take, in bytes of the device's memory.

@@ -13,7 +13,9 @@ mod profile;
 pub(crate) mod row;
 pub mod state;
 
-pub use device::{Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, Placement, Progress};
+pub use device::{
+    Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, Placement, Progress, Taken,
+};
 pub use embedder::{Embedder, EmbedderOptions, Output, TextTokens};
 pub use profile::{Profile, ProfileEntry, Work};
 pub use row::{MAX_BATCH, MAX_DRAFTS, Outcome, Row, RowError, RowResult, Want, When};
@@ -80,6 +82,11 @@ pub trait Weights: Send + Sync {
 
     /// Bytes of memory that the weights hold beyond the mapped file (on a GPU, device memory).
     fn resident_bytes(&self) -> u64;
+
+    /// Memory that is taken now, where a limit could be set.
+    fn taken(&self) -> Taken {
+        Taken::default()
+    }
 
     /// What each layer keeps of a position.
     fn kv_layers(&self) -> &[KvShape];

@@ -107,6 +107,15 @@ pub struct ember_model_options {
     pub thread_priority: i32,
     /// 0.
     pub reserved: u32,
+    /// Bytes of a GPU's memory that the library may allocate for the model: its weights, and the memory of prefill and of batches
+    /// that its sessions share. 0 for no limit. A load that does not fit, and a call that would need more, return
+    /// `EMBER_OUT_OF_MEMORY`, and everything stays as it was. What the driver takes for itself is not counted. CPUs ignore it.
+    pub memory_limit: u64,
+    /// Bytes of the device's memory that all sessions of the model may take together: KV caches, states, and what each session
+    /// works in. 0 for no limit. What would take more, such as `ember_session_create`, `ember_session_fork` and on a GPU also
+    /// calls that append tokens, returns `EMBER_OUT_OF_MEMORY`; no session loses anything. On a GPU, KV caches grow with the
+    /// tokens in pages of 2 MiB; on a CPU, a session counts in whole from its beginning.
+    pub session_memory_limit: u64,
 }
 
 /// Flags of `ember_model_options`, to be or-ed.
@@ -118,7 +127,7 @@ pub enum ember_model_flags {
     EMBER_MODEL_NEVER_WAIT = 1,
 }
 
-// SAFETY: `repr(C)`; four u32, three pointers, two u32, two words and two numbers of 4 bytes have no padding; zero is a value of each
+// SAFETY: `repr(C)`; four u32, three pointers, two u32, two words, two numbers of 4 bytes and two u64 have no padding; zero is a value of each
 // (no function, a NULL pointer); the size comes first. `progress` is the caller's own pointer.
 unsafe impl Sized32 for ember_model_options {
     const NAME: &'static str = "ember_model_options";
@@ -166,6 +175,8 @@ impl ember_model_options {
             never_wait: self.flags & never_wait != 0,
             threads: self.threads as usize,
             cuda_context: cuda.map_or(0, |cuda| cuda.context.addr()),
+            memory_limit: self.memory_limit,
+            session_memory_limit: self.session_memory_limit,
         })
     }
 }
@@ -221,9 +232,13 @@ pub struct ember_model_details {
     pub max_batch: u32,
     /// 0.
     pub reserved: u32,
+    /// Bytes of a GPU's memory that are allocated for the model now, as `ember_model_options.memory_limit` counts them; 0 on a CPU.
+    pub memory_bytes: u64,
+    /// Bytes of the device's memory that its sessions have now, as `ember_model_options.session_memory_limit` counts them.
+    pub session_memory_bytes: u64,
 }
 
-// SAFETY: `repr(C)`; 8 * 4 + 4 * 8 + 192 + 2 * 4 bytes without padding; numbers only; the size comes first.
+// SAFETY: `repr(C)`; 8 * 4 + 4 * 8 + 192 + 2 * 4 + 2 * 8 bytes without padding; numbers only; the size comes first.
 unsafe impl Sized32 for ember_model_details {
     const NAME: &'static str = "ember_model_details";
 }
@@ -341,6 +356,9 @@ fn describe(model: &Model) -> ember_model_details {
     copy_text(&from.quantization, &mut d.quantization);
     copy_text(&from.name, &mut d.name);
     d.max_batch = count(MAX_BATCH);
+    let taken = model.weights().taken();
+    d.memory_bytes = taken.model;
+    d.session_memory_bytes = taken.sessions;
     d
 }
 

@@ -20,6 +20,7 @@
 //! Rust programs that use this crate bring an allocator of their own; without the feature nothing
 //! here does anything.
 
+mod account;
 #[cfg_attr(not(feature = "c-library"), allow(dead_code))]
 mod allocator;
 mod buddy;
@@ -27,6 +28,7 @@ mod pages;
 mod reserve;
 mod room;
 
+pub use account::{Account, Charge};
 pub use pages::{MODEL, Pages};
 pub use room::{Entered, Room};
 

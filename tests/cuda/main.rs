@@ -15,6 +15,7 @@ mod kernels_norm;
 mod kernels_recurrent;
 mod kernels_sample;
 mod kernels_weights;
+mod limits;
 mod model;
 mod networks;
 mod sampling;
@@ -47,6 +48,7 @@ fn main() {
     experts::tests(&mut tests);
     sampling::tests(&mut tests);
     states::tests(&mut tests);
+    limits::tests(&mut tests);
     families::tests(&mut tests);
     faults::tests(&mut tests);
     files::tests(&mut tests);

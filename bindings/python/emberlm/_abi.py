@@ -293,6 +293,8 @@ class ember_model_options(Structure):
         ("cpu_count", c_size_t),
         ("thread_priority", c_int32),
         ("reserved", c_uint32),
+        ("memory_limit", c_uint64),
+        ("session_memory_limit", c_uint64),
     ]
 
 
@@ -315,6 +317,8 @@ class ember_model_details(Structure):
         ("name", c_char * 128),
         ("max_batch", c_uint32),
         ("reserved", c_uint32),
+        ("memory_bytes", c_uint64),
+        ("session_memory_bytes", c_uint64),
     ]
 
 

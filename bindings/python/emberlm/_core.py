@@ -248,9 +248,10 @@ class Speculation:
     accepted: int
 
 
-def _model_options(device: int, threads: int, weights: int, files: int) -> Any:
+def _model_options(device: int, threads: int, weights: int, files: int, memory_limit: int = 0, session_memory_limit: int = 0) -> Any:
     c = sized(_abi.ember_model_options)
     c.device, c.threads, c.weights, c.files = device, threads, weights, files
+    c.memory_limit, c.session_memory_limit = memory_limit, session_memory_limit
     return c
 
 
@@ -384,11 +385,12 @@ class Model(_Handle):
 
     def __init__(
         self, path: Path, *, device: int = 0, threads: int = 0, weights: int = _abi.Weights.KEEP, files: int = _abi.Files.MAPPED,
-        progress: Callable[[float], bool | None] | None = None,
+        progress: Callable[[float], bool | None] | None = None, memory_limit: int = 0, session_memory_limit: int = 0,
     ) -> None:  # fmt: skip
-        """`progress` hears how far the load is, from 0 to 1; False ends it with Status.CANCELLED."""
+        """`progress` hears how far the load is, from 0 to 1; False ends it with Status.CANCELLED. The limits are bytes: of a GPU's
+        memory for the model, and of the device's for all its sessions."""
         encoded = _encode(path)
-        options = _model_options(device, threads, weights, files)
+        options = _model_options(device, threads, weights, files, memory_limit, session_memory_limit)
         self._load(progress, options, lib.ember_model_load, encoded, len(encoded))
 
     def _load(self, progress: Callable[[float], bool | None] | None, options: Any, function: Any, *arguments: Any,

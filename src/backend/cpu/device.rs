@@ -10,6 +10,7 @@ use crate::backend::{
     Weights,
 };
 use crate::error::{Result, fail};
+use crate::memory::Account;
 use crate::model::Network;
 use std::sync::Arc;
 
@@ -66,10 +67,12 @@ impl Backend for CpuBackend {
             placement: options.placement,
             never_wait: options.never_wait,
         };
+        let sessions = Account::new(options.session_memory_limit, "session_memory_limit");
         Ok(CpuWeights::load_with(
             Isa::detect(),
             network,
             pool,
+            sessions,
             progress,
         )?)
     }

@@ -35,11 +35,6 @@ pub(super) fn estimate(
         .saturating_add(batch_bytes(&s, threads, network.n_vocab));
     let fixed_len = fixed_layers(network).fold(0, usize::saturating_add);
     let fixed = FixedStates::bytes_for(fixed_len, network.n_vocab, options.marks());
-    let session = network.n_vocab * size_of::<f32>()
-        + sampling::Scratch::bytes_for(network.n_vocab)
-        + network.n_vocab.div_ceil(32) * size_of::<u32>()
-        // The tokens of the context, which session and runner both hold.
-        + options.context.saturating_mul(2 * size_of::<u32>());
     if network.encoder.is_some() {
         // It has no sessions.
         return Ok(Estimate {
@@ -53,8 +48,18 @@ pub(super) fn estimate(
         kv_bytes_per_token: kv.bytes_per_token(),
         kv_bytes: kv.bytes(options.context).saturating_add(fixed),
         model_workspace_bytes: model as u64,
-        session_workspace_bytes: session as u64,
+        session_workspace_bytes: session_bytes(network.n_vocab, options.context) as u64,
     })
+}
+
+/// What a session has beside its KV cache.
+pub(super) fn session_bytes(n_vocab: usize, context: usize) -> usize {
+    // Logits, what a choice needs, a mask.
+    let choice = n_vocab * size_of::<f32>()
+        + sampling::Scratch::bytes_for(n_vocab)
+        + n_vocab.div_ceil(32) * size_of::<u32>();
+    // The tokens of the context, which session and runner both hold.
+    choice.saturating_add(context.saturating_mul(2 * size_of::<u32>()))
 }
 
 /// Matrices as they lie in the file, small vectors as `f32`.

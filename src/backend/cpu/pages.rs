@@ -1,8 +1,10 @@
 //! Memory that becomes resident as it is used.
 
 use crate::error::{Result, fail};
+use crate::memory::{Account, Charge};
 use memmap2::{MmapMut, MmapOptions};
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 /// Zeroed pages straight from the system, reserved but not touched. (The allocator does the same
 /// for big blocks, unless it reuses one that it kept: then it touches all of it.)
@@ -11,6 +13,8 @@ pub struct Pages {
     bytes: usize,
     /// What `base` points to; an empty range cannot be mapped.
     _memory: Option<MmapMut>,
+    /// Of an account, if it is charged to one.
+    _charge: Option<Charge>,
 }
 
 // SAFETY: the memory is owned, and `Pages` itself never accesses it.
@@ -27,6 +31,7 @@ impl Pages {
                 base,
                 bytes,
                 _memory: None,
+                _charge: None,
             });
         }
         if bytes > isize::MAX as usize {
@@ -37,12 +42,22 @@ impl Pages {
                 base: memory.as_mut_ptr(),
                 bytes,
                 _memory: Some(memory),
+                _charge: None,
             }),
             Err(e) => fail!(
                 OutOfMemory,
                 "{what}: {bytes} bytes could not be reserved: {e}"
             ),
         }
+    }
+
+    /// The same, charged to an account.
+    pub fn charged(account: &Arc<Account>, bytes: usize, what: &str) -> Result<Pages> {
+        let charge = account.charge(bytes, what)?;
+        Ok(Pages {
+            _charge: Some(charge),
+            ..Pages::new(bytes, what)?
+        })
     }
 
     /// Reserves `len` floats.

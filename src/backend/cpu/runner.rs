@@ -1,6 +1,7 @@
 //! A session on the CPU: its state, and the work that is done with it.
 
 use super::driver::{Driver, Job};
+use super::estimate::session_bytes;
 use super::forward::decode;
 use super::kv::{KvCache, MAX_CHUNK};
 use super::prefill::prefill;
@@ -16,6 +17,7 @@ use crate::engine::sampling::{
     Input, LogprobBoxes, Logprobs, Sampling, Scratch, TokenRules, choose,
 };
 use crate::error::{Result, fail, try_vec};
+use crate::memory::Charge;
 use crate::threads::Thread;
 use crate::threads::event::Event;
 use std::any::Any;
@@ -73,6 +75,8 @@ pub(super) struct Core {
     pub started: Vec<u32>,
     /// Positions evaluated by now, for other threads.
     progress: Arc<AtomicUsize>,
+    /// For its memory beside the cache.
+    _charge: Charge,
 }
 
 impl Core {
@@ -320,6 +324,8 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl CpuRunner {
     /// A session with an empty cache. Errors: `OutOfMemory`.
     pub(super) fn new(weights: Arc<CpuWeights>, kv: KvCache) -> Result<CpuRunner> {
+        let bytes = session_bytes(weights.n_vocab, kv.context());
+        let charge = weights.sessions.charge(bytes, "memory of a session")?;
         let logits = try_vec(weights.n_vocab, 0.0, "logits")?;
         let scratch = Scratch::new(weights.n_vocab)?;
         let logprob_boxes = LogprobBoxes::new();
@@ -340,6 +346,7 @@ impl CpuRunner {
             logprob_boxes: logprob_boxes.clone(),
             started: Vec::new(),
             progress: progress.clone(),
+            _charge: charge,
         };
         Ok(CpuRunner {
             weights,

@@ -19,10 +19,11 @@ use super::texts::TextSizes;
 use super::turn::Turns;
 use crate::backend::row::{discard, take_apart};
 use crate::backend::{
-    Embedder, EmbedderOptions, KvType, MAX_DRAFTS, Row, RowResult, Runner, RunnerOptions, Weights,
-    When,
+    Embedder, EmbedderOptions, KvType, MAX_DRAFTS, Row, RowResult, Runner, RunnerOptions, Taken,
+    Weights, When,
 };
 use crate::error::{Result, fail, try_vec};
+use crate::memory::Account;
 use crate::model::{
     Attention, Block, FeedForward, KvShape, LatentAttention, Mamba2, Mixer, Network, Rope,
 };
@@ -71,6 +72,8 @@ pub struct CpuWeights {
     /// Memory of a batch. Used by the holder of the pool's turn.
     pub(super) batch: Mutex<Option<BatchSpace>>,
     pub(super) threads: ThreadSpaces,
+    /// Memory of the sessions.
+    pub(super) sessions: Arc<Account>,
 }
 
 /// Largest extents over all layers.
@@ -319,14 +322,16 @@ impl CpuWeights {
         threads: usize,
         progress: &mut dyn FnMut(f32) -> Result<()>,
     ) -> Result<Arc<CpuWeights>> {
-        CpuWeights::load_with(isa, network, PoolOptions::of(threads), progress)
+        let sessions = Account::unlimited();
+        CpuWeights::load_with(isa, network, PoolOptions::of(threads), sessions, progress)
     }
 
-    /// The same, with a pool that is made as it says.
+    /// The same, with a pool that is made as it says, and an account for the memory of sessions.
     pub fn load_with(
         isa: Isa,
         network: &Network,
         pool: PoolOptions,
+        sessions: Arc<Account>,
         progress: &mut dyn FnMut(f32) -> Result<()>,
     ) -> Result<Arc<CpuWeights>> {
         let isa = if Isa::available().contains(&isa) {
@@ -401,6 +406,7 @@ impl CpuWeights {
             matrix_bytes,
             batch: Mutex::new(None),
             threads: ThreadSpaces(spaces),
+            sessions,
         });
         progress(1.0)?;
         Ok(weights)
@@ -451,8 +457,9 @@ impl Weights for CpuWeights {
         }
         check_kv_type(options.kv_type)?;
         let shape = self.kv_shape(options.kv_type)?;
-        let fixed = FixedStates::new(&self.fixed_layers, self.n_vocab, options.marks())?;
-        let kv = KvCache::with_fixed(shape, options.context, fixed)?;
+        let (marks, account) = (options.marks(), &self.sessions);
+        let fixed = FixedStates::new(&self.fixed_layers, self.n_vocab, marks, account)?;
+        let kv = KvCache::with_fixed(shape, options.context, fixed, account)?;
         let mut decode = self.decode[0].lock().unwrap_or_else(|e| e.into_inner());
         decode.reserve(&self, options.context)?;
         drop(decode);
@@ -487,6 +494,13 @@ impl Weights for CpuWeights {
 
     fn fixed_len(&self) -> usize {
         self.fixed_layers.iter().sum()
+    }
+
+    fn taken(&self) -> Taken {
+        Taken {
+            sessions: self.sessions.taken(),
+            ..Taken::default()
+        }
     }
 
     fn kv_layers(&self) -> &[KvShape] {

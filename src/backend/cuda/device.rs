@@ -18,6 +18,9 @@ use std::sync::{Arc, OnceLock};
 /// Oldest architecture that the kernels are compiled for.
 const OLDEST: (i32, i32) = (7, 5);
 
+/// Memory of weights and caches is taken in units of as many bytes, by all devices in use.
+const PAGE_BYTES: u64 = 2 << 20;
+
 /// NVIDIA GPUs. Where there is no driver, one device that is not usable tells why.
 pub struct CudaBackend;
 
@@ -101,7 +104,7 @@ impl Backend for CudaBackend {
         // Where there is no GPU to ask, that of an H200.
         let multiprocessors = driver::properties(index).map_or(132, |p| p.multiprocessors);
         Ok(Estimate {
-            weights_bytes: plan.bytes,
+            weights_bytes: plan.bytes.next_multiple_of(PAGE_BYTES),
             kv_bytes_per_token: kv.bytes_per_token(),
             kv_bytes: kv.all_bytes(runner.context).saturating_add(
                 plan.fixed

@@ -6,6 +6,7 @@
 //! events, and own the context.
 
 use crate::error::{Error, Result, Status, fail};
+use crate::memory::{Account, Charge};
 use cudarc::driver::sys;
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -178,15 +179,16 @@ pub fn properties(index: usize) -> Result<Properties> {
 }
 
 /// A device's context. The primary one, which the host program may use as well; every call makes it
-/// current for its own duration only.
+/// current for its own duration only. Device memory that is allocated with it is charged to its account.
 pub struct Context {
     raw: sys::CUcontext,
     device: sys::CUdevice,
     properties: Properties,
     pid: u32,
     /// The message of the error after which nothing works any more.
-    lost: OnceLock<String>,
+    lost: Arc<OnceLock<String>>,
     programmatic: bool,
+    account: Arc<Account>,
 }
 
 // SAFETY: a CUcontext may be used from any thread that makes it current.
@@ -226,10 +228,34 @@ impl Context {
             raw,
             device,
             pid: std::process::id(),
-            lost: OnceLock::new(),
+            lost: Arc::default(),
+            account: Account::unlimited(),
             programmatic: properties.capability.0 >= 9 && properties.driver >= PROGRAMMATIC_GRAPHS,
             properties,
         }))
+    }
+
+    /// The same context with another account.
+    pub fn charging(&self, account: Arc<Account>) -> Result<Arc<Context>> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the driver is initialized; the place is valid; `Drop` releases what is retained. Of a
+        // host's context, the primary one is retained as well, so that dropping is the same for both.
+        let code = unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, self.device) };
+        self.check(code, "opening the device")?;
+        Ok(Arc::new(Context {
+            raw: self.raw,
+            device: self.device,
+            properties: self.properties.clone(),
+            pid: self.pid,
+            lost: self.lost.clone(),
+            programmatic: self.programmatic,
+            account,
+        }))
+    }
+
+    /// What device memory is charged to.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
     }
 
     /// A context that the host made on device `index`; `raw` is its `CUcontext`, which must stay
@@ -397,6 +423,7 @@ pub struct Buffer {
     context: Arc<Context>,
     address: u64,
     bytes: usize,
+    _charge: Charge,
 }
 
 impl Buffer {
@@ -406,6 +433,7 @@ impl Buffer {
         if context.fails_now() {
             return Err(context.out_of_memory(bytes, what));
         }
+        let charge = context.account.charge(bytes.max(1), what)?;
         let mut address = 0;
         // SAFETY: the context is current and the place valid.
         let code = unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(1)) };
@@ -414,6 +442,7 @@ impl Buffer {
             context: context.clone(),
             address,
             bytes,
+            _charge: charge,
         })
     }
 

@@ -266,7 +266,7 @@ impl Runner for CudaRunner {
 
     fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()> {
         let core = self.core()?;
-        let device = core.weights.context().clone();
+        let device = core.weights.sessions().clone();
         let _current = device.enter()?;
         // The last step is collected, but its kernels may not have ended.
         core.stream.synchronize()?;

@@ -13,9 +13,10 @@ use super::upload::upload;
 use crate::backend::row::{Parts, RowWork, discard, take_apart};
 use crate::backend::{
     KvType, LoadOptions, MAX_BATCH, Progress, Row, RowError, RowResult, Runner, RunnerOptions,
-    Want, Weights, When,
+    Taken, Want, Weights, When,
 };
 use crate::error::{Result, fail};
+use crate::memory::Account;
 use crate::model::{KvShape, Network};
 use arrayvec::ArrayVec;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,6 +25,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 /// Weights, kernels and the shared workspace of a model on one device.
 pub struct CudaWeights {
     kernels: Kernels,
+    /// For what sessions allocate.
+    sessions: Arc<Context>,
     plan: Plan,
     kv_layers: Vec<KvShape>,
     /// Where the weights are.
@@ -97,12 +100,27 @@ impl CudaWeights {
             0 => Context::new(index)?,
             raw => Context::shared(index, raw)?,
         };
-        CudaWeights::load_into(&context, network, progress)
+        let account = Account::new(options.memory_limit, "memory_limit");
+        let of_model = context.charging(account)?;
+        let account = Account::new(options.session_memory_limit, "session_memory_limit");
+        let of_sessions = context.charging(account)?;
+        CudaWeights::load_charging(&of_model, of_sessions, network, progress)
     }
 
     /// The same with an opened device.
     pub fn load_into(
         context: &Arc<Context>,
+        network: &Network,
+        progress: &mut Progress<'_>,
+    ) -> Result<Arc<CudaWeights>> {
+        let sessions = context.charging(Account::unlimited())?;
+        CudaWeights::load_charging(context, sessions, network, progress)
+    }
+
+    /// The same, with the device as sessions use it.
+    fn load_charging(
+        context: &Arc<Context>,
+        sessions: Arc<Context>,
         network: &Network,
         progress: &mut Progress<'_>,
     ) -> Result<Arc<CudaWeights>> {
@@ -112,10 +130,18 @@ impl CudaWeights {
         let mut memory = Range::reserve(context, bytes, bytes)?;
         memory.grow(bytes, "weights")?;
         let (plan, jobs) = Plan::new(network, memory.address())?;
-        let prefill = PrefillBuffers::new(context, &plan)?;
+        // Memory of the upload goes back before that of prefills is taken; a limit that has no room for
+        // that is not to show at the end.
+        let account = context.account();
+        drop(account.charge(
+            PrefillBuffers::bytes(&plan) as usize,
+            "memory of the prefill",
+        )?);
         upload(&kernels, &jobs, &memory, progress)?;
+        let prefill = PrefillBuffers::new(context, &plan)?;
         Ok(Arc::new(CudaWeights {
             kernels,
+            sessions,
             kv_layers: plan.kv(KvType::F16)?.shapes().to_vec(),
             plan,
             residency: RwLock::new(Residency::new(memory)),
@@ -135,6 +161,11 @@ impl CudaWeights {
     /// The context that everything lives in.
     pub fn context(&self) -> &Arc<Context> {
         self.kernels.context()
+    }
+
+    /// The same context, with the account of the sessions.
+    pub fn sessions(&self) -> &Arc<Context> {
+        &self.sessions
     }
 
     /// What is where.
@@ -270,6 +301,13 @@ impl Weights for CudaWeights {
 
     fn resident_bytes(&self) -> u64 {
         self.plan.bytes
+    }
+
+    fn taken(&self) -> Taken {
+        Taken {
+            model: self.context().account().taken(),
+            sessions: self.sessions.account().taken(),
+        }
     }
 
     fn kv_layers(&self) -> &[KvShape] {

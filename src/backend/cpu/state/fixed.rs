@@ -7,6 +7,8 @@ use super::super::pages::Pages;
 use crate::backend::marks::{MarkPlan, Marks};
 use crate::backend::state::{StateSink, StateSource};
 use crate::error::{Result, fail, try_vec};
+use crate::memory::Account;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Floats that go to a stream at a time.
@@ -26,6 +28,8 @@ pub struct FixedStates {
     moving: AtomicBool,
     /// Of each copy the state, then logits.
     copies: Vec<Pages>,
+    /// Whose memory it is.
+    account: Arc<Account>,
 }
 
 fn copy(from: *const f32, to: *mut f32, len: usize) {
@@ -36,14 +40,19 @@ fn copy(from: *const f32, to: *mut f32, len: usize) {
 
 impl FixedStates {
     /// Reserves the states of layers of so many floats, all zero. Errors: `OutOfMemory`.
-    pub fn new(layers: &[usize], n_vocab: usize, marks: MarkPlan) -> Result<FixedStates> {
+    pub fn new(
+        layers: &[usize],
+        n_vocab: usize,
+        marks: MarkPlan,
+        account: &Arc<Account>,
+    ) -> Result<FixedStates> {
         let mut offsets = try_vec(layers.len(), 0usize, "places of states")?;
         let mut len = 0usize;
         for (offset, floats) in offsets.iter_mut().zip(layers) {
             *offset = len;
             len = len.saturating_add(*floats);
         }
-        FixedStates::with_marks(offsets, len, n_vocab, Marks::new(marks)?)
+        FixedStates::with_marks(offsets, len, n_vocab, Marks::new(marks)?, account)
     }
 
     /// All zero, with these marks. Errors: `OutOfMemory`.
@@ -52,27 +61,33 @@ impl FixedStates {
         len: usize,
         n_vocab: usize,
         marks: Marks,
+        account: &Arc<Account>,
     ) -> Result<FixedStates> {
         let what = "the state of recurrent layers";
         let slots = match len {
             0 => 0,
             _ => marks.plan().slots,
         };
+        let floats = |len: usize| {
+            let bytes = len.saturating_mul(size_of::<f32>());
+            Pages::charged(account, bytes, what)
+        };
         let mut copies = Vec::new();
         if copies.try_reserve_exact(slots).is_err() {
             fail!(OutOfMemory, "{what}: {slots} marks");
         }
         for _ in 0..slots {
-            copies.push(Pages::floats(len.saturating_add(n_vocab), what)?);
+            copies.push(floats(len.saturating_add(n_vocab))?);
         }
         Ok(FixedStates {
             offsets,
             len,
             n_vocab,
-            live: (len > 0).then(|| Pages::floats(len, what)).transpose()?,
+            live: (len > 0).then(|| floats(len)).transpose()?,
             marks,
             moving: AtomicBool::new(false),
             copies,
+            account: account.clone(),
         })
     }
 
@@ -93,7 +108,7 @@ impl FixedStates {
         let mut offsets = try_vec(self.offsets.len(), 0usize, "places of states")?;
         offsets.copy_from_slice(&self.offsets);
         let marks = self.marks.try_clone()?;
-        let other = FixedStates::with_marks(offsets, self.len, self.n_vocab, marks)?;
+        let other = FixedStates::with_marks(offsets, self.len, self.n_vocab, marks, &self.account)?;
         if let (Some(from), Some(to)) = (&self.live, &other.live) {
             copy(from.base().cast(), to.base().cast(), self.len);
         }

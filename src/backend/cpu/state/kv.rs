@@ -11,6 +11,7 @@ use super::plan::{Group, element_bytes};
 use crate::backend::KvType;
 use crate::backend::state::{WindowState, keeps};
 use crate::error::{Result, fail};
+use crate::memory::Account;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -84,11 +85,13 @@ struct Segments {
     /// Bytes of each.
     bytes: usize,
     window: Option<usize>,
+    /// Whose memory it is.
+    account: Arc<Account>,
 }
 
 impl Segments {
     /// Reserves the segments of a group for `context` positions.
-    fn new(group: &Group, context: usize) -> Result<Segments> {
+    fn new(group: &Group, context: usize, account: &Arc<Account>) -> Result<Segments> {
         let what = format!("KV cache for {context} positions");
         // Layers that keep nothing of single positions take nothing.
         let there = |b: &usize| *b > 0 || (group.segment_bytes == 0 && context > 0);
@@ -101,7 +104,7 @@ impl Segments {
         // What is beyond all memory shows here, not after many segments.
         drop(Pages::new(total, &what)?);
         let bytes = group.segment_bytes;
-        let reserve = |_| Pages::new(bytes, &what).map(Arc::new);
+        let reserve = |_| Pages::charged(account, bytes, &what).map(Arc::new);
         let pages = (0..group.segments(context))
             .map(reserve)
             .collect::<Result<_>>()?;
@@ -109,6 +112,7 @@ impl Segments {
             pages,
             bytes,
             window: group.window,
+            account: account.clone(),
         })
     }
 
@@ -122,7 +126,8 @@ impl Segments {
         if Arc::get_mut(&mut self.pages[place]).is_some() {
             return Ok(());
         }
-        let own = Pages::new(self.bytes, "a shared part of the KV cache")?;
+        let what = "a shared part of the KV cache";
+        let own = Pages::charged(&self.account, self.bytes, what)?;
         if keep {
             // SAFETY: both have as many bytes and are different mappings. Nobody writes a shared
             // segment, and the other is new.
@@ -159,6 +164,7 @@ impl Segments {
             pages: self.pages.clone(),
             bytes: self.bytes,
             window: self.window,
+            account: self.account.clone(),
         };
         for place in 0..other.pages.len() {
             // Those of a ring are all written again soon.
@@ -188,13 +194,22 @@ impl KvCache {
     /// Reserves a cache for `context` positions. Errors: `OutOfMemory`.
     #[cfg(test)]
     pub fn new(shape: Shape, context: usize) -> Result<KvCache> {
-        let fixed = FixedStates::new(&[], 0, crate::backend::marks::MarkPlan::new(0, context))?;
-        KvCache::with_fixed(shape, context, fixed)
+        let (marks, account) = (
+            crate::backend::marks::MarkPlan::new(0, context),
+            Account::unlimited(),
+        );
+        let fixed = FixedStates::new(&[], 0, marks, &account)?;
+        KvCache::with_fixed(shape, context, fixed, &account)
     }
 
     /// The same, with layers that keep a state of fixed size.
-    pub fn with_fixed(shape: Shape, context: usize, fixed: FixedStates) -> Result<KvCache> {
-        let reserve = |group| Segments::new(group, context);
+    pub fn with_fixed(
+        shape: Shape,
+        context: usize,
+        fixed: FixedStates,
+        account: &Arc<Account>,
+    ) -> Result<KvCache> {
+        let reserve = |group| Segments::new(group, context, account);
         let segments = shape.groups.iter().map(reserve).collect::<Result<_>>()?;
         Ok(KvCache {
             windows: shape.windows(),

@@ -5,6 +5,7 @@
 
 use super::{Context, Stream, sys};
 use crate::error::Result;
+use crate::memory::Charge;
 use std::sync::Arc;
 
 /// Physical memory on the device, of which ranges show all at an address of their own.
@@ -12,6 +13,7 @@ struct Page {
     context: Arc<Context>,
     handle: sys::CUmemGenericAllocationHandle,
     bytes: usize,
+    _charge: Charge,
 }
 
 impl Page {
@@ -20,6 +22,7 @@ impl Page {
         if context.fails_now() {
             return Err(context.out_of_memory(wanted, what));
         }
+        let charge = context.account().charge(bytes, what)?;
         let mut handle = 0;
         let prop = properties(context);
         // SAFETY: the caller has made the context current; the place is valid.
@@ -29,6 +32,7 @@ impl Page {
             context: context.clone(),
             handle,
             bytes,
+            _charge: charge,
         })
     }
 }

@@ -87,7 +87,7 @@ const TABLE: usize = size_of::<args::Session>().next_multiple_of(256);
 impl Core {
     /// An empty session with everything reserved that a step needs.
     pub fn new(weights: Arc<CudaWeights>, options: &RunnerOptions) -> Result<Core> {
-        let device = weights.context().clone();
+        let device = weights.sessions().clone();
         let _current = device.enter()?;
         let plan = weights.plan().kv(options.kv_type)?;
         let n_vocab = weights.plan().n_vocab as usize;
@@ -107,7 +107,7 @@ impl Core {
 
     /// A session on a state, without graphs.
     fn on(weights: Arc<CudaWeights>, state: State, stream_priority: i32) -> Result<Core> {
-        let device = weights.context().clone();
+        let device = weights.sessions().clone();
         let buffers = StepBuffers::new(&device, weights.plan(), 1)?;
         let results = Pinned::new(&device, RESULT_SLOTS as usize * 8, "results")?;
         let n_vocab = weights.plan().n_vocab as usize;
@@ -466,7 +466,7 @@ impl Core {
 
     /// A session with the same state and logits.
     pub fn fork(&self) -> Result<Core> {
-        let device = self.weights.context().clone();
+        let device = self.weights.sessions().clone();
         let _current = device.enter()?;
         let state = self.state.fork(&device, self.len, &self.stream)?;
         // Its graphs are captured when they are first needed: that takes longer than all the rest.
