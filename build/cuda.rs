@@ -94,7 +94,7 @@ const FLAGS: [&str; 7] = [
     "-std=c++20",
     "--expt-relaxed-constexpr",
     "-fatbin",
-    "-Xfatbin=-compress-all",
+    "--compress-mode=size",
     "-Werror",
     "all-warnings",
 ];
