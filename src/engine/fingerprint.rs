@@ -3,7 +3,7 @@
 
 use crate::error::{Result, try_vec};
 use crate::format::Tensor;
-use crate::model::{FeedForward, Linear, Mamba2, Mixer, Network, Norm, Rope};
+use crate::model::{Linear, Mamba2, Mixer, Network, Norm, Rope};
 use crate::text::Tokenizer;
 use twox_hash::XxHash3_64;
 
@@ -183,7 +183,7 @@ pub(super) fn network(network: &Network) -> Result<u64> {
         }
         block.norms().try_for_each(|n| f.norm(n))?;
         block.linears().into_iter().try_for_each(|l| f.linear(l))?;
-        if let FeedForward::Experts(e) = &block.feed_forward {
+        if let Some(e) = block.feed_forward.experts() {
             f.number(e.n_used as u64);
             f.float(e.weight_scale);
         }

@@ -184,6 +184,13 @@ pub(super) fn converted(source: &Tensor, ty: TensorType) -> Result<Tensor> {
     multiplied(source, vec![1.0], ty)
 }
 
+impl Tensor {
+    /// The tensor times a number, in F32.
+    pub fn scaled(&self, factor: f32) -> Result<Tensor> {
+        multiplied(self, vec![factor], TensorType::F32)
+    }
+}
+
 /// The same times numbers, each for the same number of rows.
 pub(super) fn multiplied(source: &Tensor, factors: Vec<f32>, ty: TensorType) -> Result<Tensor> {
     let Some(encode) = encoder(ty) else {

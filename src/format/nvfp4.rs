@@ -9,7 +9,8 @@ use crate::quant::TensorType;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Multiplies the NVFP4 tensors that have scales with these: `{name}.weight` with `{name}.scale`.
+/// Multiplies the NVFP4 tensors that have scales with these, which are no tensors any more: `{name}.weight` with
+/// `{name}.scale`.
 ///
 /// Errors: `ShapeMismatch`, `InvalidModel`, and those of reading the scales.
 pub(super) fn apply_scales(tensors: &mut HashMap<Arc<str>, Tensor>) -> Result<()> {
@@ -17,10 +18,13 @@ pub(super) fn apply_scales(tensors: &mut HashMap<Arc<str>, Tensor>) -> Result<()
     let mut done = Vec::new();
     for tensor in tensors.values().filter(|t| t.ty == TensorType::NVFP4) {
         if let Some(scale) = scale_of(&tensor.name).and_then(|name| tensors.get(&name[..])) {
-            done.push(scaled(tensor, scale)?);
+            done.push((Arc::clone(&scale.name), scaled(tensor, scale)?));
         }
     }
-    tensors.extend(done.into_iter().map(|t| (Arc::clone(&t.name), t)));
+    for (scale, tensor) in done {
+        tensors.remove(&scale);
+        tensors.insert(Arc::clone(&tensor.name), tensor);
+    }
     Ok(())
 }
 

@@ -68,6 +68,8 @@ pub(super) struct Mixture {
     weight_scale: f32,
     activation: Activation,
     gated: bool,
+    /// Whether gate and up of an expert are in one matrix.
+    fused: bool,
     shared_ff: Option<usize>,
 }
 
@@ -83,6 +85,10 @@ const SHARED_COUNT: &str = "expert_shared_count";
 const DENSE: &str = "leading_dense_block_count";
 const STEP: &str = "interleave_moe_layer_step";
 
+/// Of a layer's experts.
+pub(super) const SCALES: &str = "ffn_down_exps.scale";
+/// Gate and up in one.
+const FUSED: &str = "ffn_gate_up_exps";
 /// In the layers of a model that has it in any.
 const SELECTION_BIAS: &str = "exp_probs_b.bias";
 
@@ -158,7 +164,7 @@ impl Mixture {
             Some(_) => source.positive(SCALE)?,
         };
         let normalize = source.find("expert_weights_norm")?;
-        source.product(COUNT, n_experts, defaults.n_ff)?;
+        source.product(COUNT, n_experts, 2 * defaults.n_ff)?;
         let first = source.find::<u64>(DENSE)?.unwrap_or(0);
         if first > d.n_layers as u64 {
             let problem = format!("is {first}, but there are {} layers", d.n_layers);
@@ -177,6 +183,7 @@ impl Mixture {
             weight_scale,
             activation: defaults.activation,
             gated: defaults.gated,
+            fused: defaults.gated && d.has_part(&format!("{FUSED}.weight")),
             shared_ff: defaults.shared_ff,
         })
     }
@@ -194,8 +201,14 @@ impl Mixture {
         }
     }
 
-    /// The experts of a layer.
+    /// The experts of a layer as its feed-forward part.
     pub(super) fn layer(&self, d: &Decoder, layer: usize) -> Result<FeedForward> {
+        let experts = self.experts(d, layer)?;
+        Ok(FeedForward::Experts(Box::new(experts)))
+    }
+
+    /// The experts of a layer.
+    pub(super) fn experts(&self, d: &Decoder, layer: usize) -> Result<Experts> {
         let (source, hidden) = (&d.source, d.hidden);
         let (n_experts, n_ff) = (self.n_experts, self.n_ff);
         let name = |part: &str| format!("blk.{layer}.{part}");
@@ -226,7 +239,24 @@ impl Mixture {
                 },
             }),
         };
-        Ok(FeedForward::Experts(Box::new(Experts {
+        let (gate, up) = match self.fused {
+            true => {
+                let both = stack(FUSED, hidden, 2 * n_ff)?;
+                if let Some(bias) = &both.bias {
+                    fail!(
+                        Unsupported,
+                        "tensor {}: biases of fused experts are not supported",
+                        bias.name
+                    );
+                }
+                (Some(both.clone()), both)
+            }
+            false => (
+                if_gated(&|| stack("ffn_gate_exps", hidden, n_ff))?,
+                stack("ffn_up_exps", hidden, n_ff)?,
+            ),
+        };
+        Ok(Experts {
             n_experts,
             n_used: self.n_used,
             router: source.linear(&name("ffn_gate_inp"), hidden, n_experts)?,
@@ -238,11 +268,14 @@ impl Mixture {
             groups: self.groups,
             normalize: self.normalize,
             weight_scale: self.weight_scale,
-            gate: if_gated(&|| stack("ffn_gate_exps", hidden, n_ff))?,
-            up: stack("ffn_up_exps", hidden, n_ff)?,
+            expert_scales: source.find_vector(&name(SCALES), n_experts)?,
+            n_ff,
+            gate,
+            up,
+            fused: self.fused,
             down: stack("ffn_down_exps", n_ff, hidden)?,
             activation: self.activation,
             shared,
-        })))
+        })
     }
 }

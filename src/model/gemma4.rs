@@ -4,16 +4,28 @@
 //! and each layer adds something of the token itself.
 
 use super::decoder::{Decoder, Windows, bare_block};
+use super::experts::{self, Defaults, Mixture};
 use super::{
-    Activation, Attention, Block, FeedForward, LayerInput, Linear, Mlp, Network, NormKind,
-    PerLayerInputs, Rope, RopePairing,
+    Activation, Attention, Block, DenseAndExperts, Experts, FeedForward, LayerInput, Linear, Mlp,
+    Network, Norm, NormKind, PerLayerInputs, Rope, RopePairing,
 };
 use crate::error::{Result, fail};
 use crate::format::{ModelFile, Tensor};
+use crate::quant::TensorType;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     let d = Decoder::read_uneven(file, "gemma4", NormKind::Rms)?;
-    d.refuse_experts()?;
+    let mixture = match d.source.find::<u64>("expert_count")? {
+        None | Some(0) => None,
+        Some(_) => {
+            let softmax = experts::softmax(&d)?;
+            let defaults = Defaults {
+                activation: Activation::GeluTanh,
+                ..softmax
+            };
+            Some(Mixture::new(&d, defaults)?)
+        }
+    };
     let layers = Layers::read(&d)?;
     let per_layer = per_layer(&d)?;
     let n_pl = per_layer
@@ -29,6 +41,17 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
             up: d.source.linear(&name("ffn_up"), hidden, n_ff)?,
             down: d.source.linear(&name("ffn_down"), n_ff, hidden)?,
             activation: Activation::GeluTanh,
+        };
+        let feed_forward = match &mixture {
+            Some(mixture) => FeedForward::Both(Box::new(DenseAndExperts {
+                mlp,
+                mlp_post_norm: norm_of(&d, &name("post_ffw_norm_1.weight"))?,
+                router_norm: router_norm(&d, &name("ffn_gate_inp.scale"))?,
+                experts_norm: norm_of(&d, &name("pre_ffw_norm_2.weight"))?,
+                experts: experts_of(&d, mixture, i)?,
+                experts_post_norm: norm_of(&d, &name("post_ffw_norm_2.weight"))?,
+            })),
+            None => FeedForward::Dense(Box::new(mlp)),
         };
         Ok(Block {
             mixer_norm: d.norm(i, "attn_norm")?,
@@ -48,12 +71,44 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
                 true => number(&d.source.vector(&name(OUTPUT_SCALE), 1)?)?,
                 false => 1.0,
             },
-            ..bare_block(attention, FeedForward::Dense(Box::new(mlp)))
+            ..bare_block(attention, feed_forward)
         })
     })?;
     network.embedding_scale = (d.hidden as f64).sqrt() as f32;
     network.per_layer = per_layer;
     Ok(network)
+}
+
+/// The experts of a layer, each of which has a factor.
+fn experts_of(d: &Decoder, mixture: &Mixture, layer: usize) -> Result<Experts> {
+    let experts = mixture.experts(d, layer)?;
+    // NVFP4 files have the factors in the scales of the weights, which may have become Q8_0 by that.
+    let scaled = matches!(experts.down.weight.ty, TensorType::NVFP4 | TensorType::Q8_0);
+    if experts.expert_scales.is_none() && !scaled {
+        let name = format!("blk.{layer}.{}", experts::SCALES);
+        d.source.vector(&name, experts.n_experts)?;
+    }
+    Ok(experts)
+}
+
+/// Of what a router reads, which is divided by the root of its width.
+fn router_norm(d: &Decoder, name: &str) -> Result<Norm> {
+    let norm = norm_of(d, name)?;
+    let factor = 1.0 / (d.hidden as f64).sqrt();
+    Ok(Norm {
+        weight: norm.weight.scaled(factor as f32)?,
+        ..norm
+    })
+}
+
+/// A norm of the residual stream whose weight is the tensor `name`.
+fn norm_of(d: &Decoder, name: &str) -> Result<Norm> {
+    Ok(Norm {
+        kind: NormKind::Rms,
+        weight: d.source.vector(name, d.hidden)?,
+        bias: None,
+        eps: d.eps,
+    })
 }
 
 const OUTPUT_SCALE: &str = "layer_output_scale.weight";

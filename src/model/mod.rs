@@ -54,10 +54,10 @@ mod starcoder2;
 mod unused;
 
 pub use network::{
-    Activation, Attention, Block, Conv, DeltaNet, DeltaSteps, ExpertGroups, Experts, FeedForward,
-    FixedShape, KvShape, LatentAttention, LayerInput, LayerStreams, Linear, LongRope, MAX_STREAMS,
-    Mamba2, Mixer, MixerState, Mlp, Network, Norm, NormKind, PerLayerInputs, Rope, RopePairing,
-    Scoring, SharedExpert, ShortConv, SideBySide, Streams, Temperature,
+    Activation, Attention, Block, Conv, DeltaNet, DeltaSteps, DenseAndExperts, ExpertGroups,
+    Experts, FeedForward, FixedShape, KvShape, LatentAttention, LayerInput, LayerStreams, Linear,
+    LongRope, MAX_STREAMS, Mamba2, Mixer, MixerState, Mlp, Network, Norm, NormKind, PerLayerInputs,
+    Rope, RopePairing, Scoring, SharedExpert, ShortConv, SideBySide, Streams, Temperature,
 };
 
 pub use readout::{Dense, DenseActivation, Encoder, Pooling, Readout, Scores};

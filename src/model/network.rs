@@ -854,8 +854,29 @@ pub enum FeedForward {
     Dense(Box<Mlp>),
     /// A mixture of experts.
     Experts(Box<Experts>),
+    /// Both side by side.
+    Both(Box<DenseAndExperts>),
     /// Nothing: the block ends with its mixer. It is sequential, without a norm of this part.
     None,
+}
+
+/// A feed-forward for all tokens beside a mixture of experts. With `x` the residual stream, the block's
+/// `feed_forward(norm(x))` is `mlp_post_norm(mlp(norm(x))) + experts_post_norm(experts(experts_norm(x)))`, and
+/// the router reads `router_norm(x)`. The block is sequential.
+#[derive(Clone, Debug)]
+pub struct DenseAndExperts {
+    /// For all tokens.
+    pub mlp: Mlp,
+    /// Of its output.
+    pub mlp_post_norm: Norm,
+    /// Of what the router reads.
+    pub router_norm: Norm,
+    /// Of what the experts read.
+    pub experts_norm: Norm,
+    /// Without a shared expert.
+    pub experts: Experts,
+    /// Of their output.
+    pub experts_post_norm: Norm,
 }
 
 /// `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate.
@@ -891,11 +912,18 @@ pub struct Experts {
     pub normalize: bool,
     /// Factor on the weights. Finite and positive.
     pub weight_scale: f32,
+    /// One more factor on the weight of each expert; `n_experts` elements.
+    pub expert_scales: Option<Tensor>,
+    /// Inner width of an expert.
+    pub n_ff: usize,
     /// `[n_experts][n_ff][hidden]`: the experts' rows one below the other (a matrix of
     /// `n_experts * n_ff` rows); the bias, if there is one, likewise.
     pub up: Linear,
     /// As `up`; without one, it is `up` that is activated.
     pub gate: Option<Linear>,
+    /// Whether `up` and `gate` are both the whole of one matrix, `[n_experts][2 * n_ff][hidden]`, with the
+    /// gate of each expert above its up. There are no biases then.
+    pub fused: bool,
     /// `[n_experts][hidden][n_ff]`, likewise.
     pub down: Linear,
     /// Applied to the gate, or to `up` where there is none.
@@ -971,13 +999,10 @@ impl Block {
         let mut all = self.mixer.linears();
         match &self.feed_forward {
             FeedForward::Dense(m) => all.extend(m.linears()),
-            FeedForward::Experts(e) => {
-                all.extend([&e.router, &e.up, &e.down]);
-                all.extend(&e.gate);
-                if let Some(shared) = &e.shared {
-                    all.extend(shared.mlp.linears());
-                    all.extend(&shared.gate);
-                }
+            FeedForward::Experts(e) => all.extend(e.linears()),
+            FeedForward::Both(both) => {
+                all.extend(both.mlp.linears());
+                all.extend(both.experts.linears());
             }
             FeedForward::None => {}
         }
@@ -1004,13 +1029,61 @@ impl Block {
         let own = own.into_iter().flatten();
         let streams = self.streams.iter();
         let streams = streams.flat_map(|s| [&s.router_norm, &s.thin_norm]);
-        own.chain(self.mixer.norms()).chain(input).chain(streams)
+        let beside = match &self.feed_forward {
+            FeedForward::Both(both) => both.norms().into(),
+            _ => None,
+        };
+        let beside = beside.into_iter().flatten();
+        own.chain(self.mixer.norms())
+            .chain(input)
+            .chain(streams)
+            .chain(beside)
     }
 
     /// Its small tensors that are neither norms nor biases of matrices.
     pub fn vectors(&self) -> impl Iterator<Item = &Tensor> {
         let streams = self.streams.iter().flat_map(|s| s.vectors());
-        self.mixer.vectors().chain(streams)
+        let experts = self.feed_forward.experts();
+        let experts = experts.into_iter().flat_map(Experts::vectors);
+        self.mixer.vectors().chain(streams).chain(experts)
+    }
+}
+
+impl FeedForward {
+    /// The mixture of experts that it has.
+    pub fn experts(&self) -> Option<&Experts> {
+        match self {
+            FeedForward::Experts(experts) => Some(experts),
+            FeedForward::Both(both) => Some(&both.experts),
+            FeedForward::Dense(_) | FeedForward::None => None,
+        }
+    }
+}
+
+impl Experts {
+    /// Its matrices.
+    pub fn linears(&self) -> impl Iterator<Item = &Linear> {
+        let gate = self.gate.iter().filter(|_| !self.fused);
+        let shared = self.shared.iter();
+        let shared = shared.flat_map(|s| s.mlp.linears().chain(&s.gate));
+        let all = [&self.router, &self.up, &self.down].into_iter();
+        all.chain(gate).chain(shared)
+    }
+
+    /// Its small tensors that are no biases of matrices.
+    fn vectors(&self) -> impl Iterator<Item = &Tensor> {
+        self.selection_bias.iter().chain(&self.expert_scales)
+    }
+}
+
+impl DenseAndExperts {
+    fn norms(&self) -> [&Norm; 4] {
+        [
+            &self.mlp_post_norm,
+            &self.router_norm,
+            &self.experts_norm,
+            &self.experts_post_norm,
+        ]
     }
 }
 
@@ -1029,13 +1102,7 @@ impl Network {
         let linears = blocks().flat_map(Block::linears).chain([&self.head]);
         let norms = norms.flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]);
         let linears = linears.flat_map(|linear| [Some(&linear.weight), linear.bias.as_ref()]);
-        let others = blocks().flat_map(|block| {
-            let selection = match &block.feed_forward {
-                FeedForward::Experts(experts) => experts.selection_bias.as_ref(),
-                FeedForward::Dense(_) | FeedForward::None => None,
-            };
-            block.vectors().map(Some).chain([selection])
-        });
+        let others = blocks().flat_map(Block::vectors).map(Some);
         let top = [Some(&self.embedding), self.positions.as_ref()];
         let inputs = self.per_layer.iter().flat_map(|inputs| {
             [

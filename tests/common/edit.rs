@@ -41,6 +41,28 @@ impl Edited {
         }
     }
 
+    /// Puts gate and up of experts into one matrix, each expert's gate above its up.
+    pub fn fuse_experts(&mut self) -> &mut Edited {
+        let gates: Vec<String> = self.tensors.keys().cloned().collect();
+        for name in gates.iter().filter(|n| n.ends_with("ffn_gate_exps.weight")) {
+            let gate = self.tensors.remove(name).unwrap();
+            let up = self.tensors.remove(&name.replace("gate", "up")).unwrap();
+            let [columns, n_ff, count] = gate.dims[..] else {
+                panic!("{name} has shape {:?}", gate.dims);
+            };
+            let each = gate.bytes.len() / count;
+            let pairs = gate.bytes.chunks(each).zip(up.bytes.chunks(each));
+            let fused = EditedTensor {
+                ty: gate.ty,
+                dims: vec![columns, 2 * n_ff, count],
+                bytes: pairs.flat_map(|(gate, up)| [gate, up].concat()).collect(),
+            };
+            let name = name.replace("gate_exps", "gate_up_exps");
+            self.tensors.insert(name, fused);
+        }
+        self
+    }
+
     /// Sets a value of the metadata.
     pub fn set(&mut self, key: &str, value: impl Into<Value>) -> &mut Edited {
         self.metadata.insert(key.to_owned(), value.into());

@@ -43,6 +43,7 @@ pub const FAMILIES: &[&str] = &[
     "gemma3n",
     "gemma4",
     "gemma4_e",
+    "gemma4_moe",
     "glm",
     "glm4",
     "glm4_moe",
@@ -89,7 +90,13 @@ pub const FAMILIES: &[&str] = &[
 ];
 
 /// Those of them that run on a CPU only.
-pub const CPU_ONLY: &[&str] = &["falcon_h1", "falcon_h1_normed", "gemma3n", "mistral4"];
+pub const CPU_ONLY: &[&str] = &[
+    "falcon_h1",
+    "falcon_h1_normed",
+    "gemma3n",
+    "gemma4_moe",
+    "mistral4",
+];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context.
@@ -101,6 +108,7 @@ pub const WINDOWED: &[&str] = &[
     "gemma3n",
     "gemma4",
     "gemma4_e",
+    "gemma4_moe",
     "gpt_oss",
     "mistral",
     "olmo3",

@@ -1,14 +1,21 @@
 //! The oracle's mixture of experts: every expert evaluated for every token, in double precision, and
 //! then those counted that the token chose.
 
-use super::reference_llama::{Rows, feed_forward, inner, linear, vector};
+use super::reference_llama::{Rows, activated, feed_forward, inner, linear, vector};
 use emberlm::model::{ExpertGroups, Experts, Scoring};
 
 /// What a mixture makes of its inputs.
 pub fn experts(e: &Experts, x: &Rows) -> Rows {
-    let scores = linear(&e.router, x);
-    let inner = inner(e.activation, e.gate.as_ref(), &e.up, x);
-    let n_ff = e.up.weight.rows() / e.n_experts;
+    experts_by(e, &linear(&e.router, x), x)
+}
+
+/// The same by the router's scores.
+pub fn experts_by(e: &Experts, scores: &Rows, x: &Rows) -> Rows {
+    let n_ff = e.n_ff;
+    let inner = match e.fused {
+        false => inner(e.activation, e.gate.as_ref(), &e.up, x),
+        true => fused_inner(e, x),
+    };
     let hidden = e.router.weight.row_len();
     let mut out = vec![vec![0.0; hidden]; x.len()];
     let shares: Vec<_> = scores.iter().map(|s| weights(e, s)).collect();
@@ -38,6 +45,21 @@ pub fn experts(e: &Experts, x: &Rows) -> Rows {
         }
     }
     out
+}
+
+/// The inner values of all experts, whose gates lie above their ups in one matrix.
+fn fused_inner(e: &Experts, x: &Rows) -> Rows {
+    let row = |both: Vec<f64>| -> Vec<f64> {
+        let of_expert = |both: &[f64]| -> Vec<f64> {
+            let (gate, up) = both.split_at(e.n_ff);
+            let pairs = gate.iter().zip(up);
+            pairs
+                .map(|(g, u)| activated(e.activation, *g) * u)
+                .collect()
+        };
+        both.chunks(2 * e.n_ff).flat_map(of_expert).collect()
+    };
+    linear(&e.up, x).into_iter().map(row).collect()
 }
 
 /// The weight of every expert, zero for those that are not chosen.
@@ -73,7 +95,8 @@ pub fn weights(e: &Experts, scores: &[f64]) -> Vec<f64> {
     };
     let mut out = vec![0.0; all.len()];
     for (&i, value) in chosen.iter().zip(values) {
-        out[i] = value / sum * f64::from(e.weight_scale);
+        let own = e.expert_scales.as_ref().map_or(1.0, |s| vector(s)[i]);
+        out[i] = value / sum * f64::from(e.weight_scale) * own;
     }
     out
 }

@@ -1,7 +1,7 @@
 //! The oracle of the numeric tests: a network evaluated the plain, slow way, from the exact values
 //! of its weights, all arithmetic in double precision, the KV cache unrounded.
 
-use super::reference_experts::experts;
+use super::reference_experts::{experts, experts_by};
 use super::reference_recurrent::{delta_net, mamba2, short_conv};
 use emberlm::format::Tensor;
 use emberlm::model::{
@@ -76,13 +76,13 @@ pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
             let input = norm(b.mixer_norm.as_ref(), &x);
             let other = b.feed_forward_norm.as_ref().map(|n| norm(Some(n), &x));
             let y = attention_part(b, &input, &mut kept);
-            let z = feed_forward_part(b, other.as_ref().unwrap_or(&input));
+            let z = feed_forward_part(b, other.as_ref().unwrap_or(&input), &x);
             add(&mut x, &y, scale);
             add(&mut x, &z, scale);
         } else {
             let y = attention_part(b, &norm(b.mixer_norm.as_ref(), &x), &mut kept);
             add(&mut x, &y, scale);
-            let y = feed_forward_part(b, &norm(b.feed_forward_norm.as_ref(), &x));
+            let y = feed_forward_part(b, &norm(b.feed_forward_norm.as_ref(), &x), &x);
             add(&mut x, &y, scale);
         }
         if let (Some(input), Some(all)) = (&b.per_layer, &inputs) {
@@ -216,10 +216,19 @@ fn attention_part(block: &Block, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows
     norm(block.mixer_post_norm.as_ref(), &y)
 }
 
-fn feed_forward_part(block: &Block, x: &Rows) -> Rows {
+/// Of the normed residual stream `x`, and of the stream itself.
+fn feed_forward_part(block: &Block, x: &Rows, stream: &Rows) -> Rows {
     let y = match &block.feed_forward {
         FeedForward::Dense(mlp) => feed_forward(mlp, x),
         FeedForward::Experts(e) => experts(e, x),
+        FeedForward::Both(both) => {
+            let mut y = norm(Some(&both.mlp_post_norm), &feed_forward(&both.mlp, x));
+            let [router, input] = [&both.router_norm, &both.experts_norm];
+            let scores = linear(&both.experts.router, &norm(Some(router), stream));
+            let z = experts_by(&both.experts, &scores, &norm(Some(input), stream));
+            add(&mut y, &norm(Some(&both.experts_post_norm), &z), 1.0);
+            y
+        }
         FeedForward::None => x.iter().map(|row| vec![0.0; row.len()]).collect(),
     };
     norm(block.feed_forward_post_norm.as_ref(), &y)
@@ -552,7 +561,7 @@ fn erf(x: f64) -> f64 {
     std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
 }
 
-fn activated(activation: Activation, x: f64) -> f64 {
+pub fn activated(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::Gelu => x * (1.0 + erf(x / std::f64::consts::SQRT_2)) / 2.0,

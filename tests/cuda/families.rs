@@ -6,6 +6,7 @@
 //! the largest logit is the bound, and 0.15 with q8_0 caches, whose values have 8 bits.
 
 use crate::common::convert::converted;
+use crate::common::edit::Edited;
 use crate::common::expected::Expected;
 use crate::common::families::{CPU_ONLY, FAMILIES, WINDOWED};
 use crate::common::repository_file;
@@ -37,6 +38,10 @@ pub fn tests(tests: &mut Tests) {
             Box::new(move || forks_go_their_own_way(name)),
         ));
     }
+    tests.push((
+        "families::fused_experts".into(),
+        Box::new(gates_and_ups_of_experts_may_be_one_matrix),
+    ));
     // Those whose positions go on beyond the context that they were made for.
     let on_gpus = WINDOWED
         .iter()
@@ -58,6 +63,23 @@ fn network(name: &str) -> Network {
         file = converted(&file, TensorType::F16);
     }
     Network::from_file(&file).unwrap()
+}
+
+fn gates_and_ups_of_experts_may_be_one_matrix() {
+    let tokens: Vec<u32> = (0..30).map(|i| i * 7 % 96).collect();
+    for name in ["qwen3moe", "deepseek_v3"] {
+        let path = repository_file(&format!("tests/data/families/{name}/model.gguf"));
+        let apart = ModelFile::open(&path).unwrap();
+        let all = |file: &ModelFile| -> Vec<f32> {
+            let network = Network::from_file(file).unwrap();
+            let mut runner = runner(&gpu(&network), 64, KvType::F16);
+            let mut all = in_pieces(&mut runner, &tokens[..29], 13, network.n_vocab);
+            all.extend(in_pieces(&mut runner, &tokens[29..], 1, network.n_vocab));
+            all
+        };
+        let fused = Edited::of(&apart).fuse_experts().open();
+        assert!(all(&apart) == all(&fused), "{name}");
+    }
 }
 
 /// Logits after all of `tokens`, taken in by pieces of `piece`.

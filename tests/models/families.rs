@@ -3,6 +3,7 @@
 
 use crate::common::TempDir;
 use crate::common::convert::converted;
+use crate::common::edit::Edited;
 use crate::common::expected::Expected;
 use crate::common::families::{FAMILIES, WINDOWED, open_family, with_context};
 use crate::common::tiny::Random;
@@ -102,6 +103,25 @@ fn compare_network(name: &str, network: &Network, file: &str, context: usize) {
 fn every_family_agrees_with_transformers() {
     for &name in FAMILIES {
         compare(name, "logits", 64);
+    }
+}
+
+#[test]
+fn gates_and_ups_of_experts_may_be_one_matrix() {
+    for name in ["qwen3moe", "deepseek_v3"] {
+        let all = |file: &ModelFile| -> Vec<Vec<u32>> {
+            let network = Network::from_file(file).unwrap();
+            let mut runner = runner(&load(&network, 2), 64, KvType::F32);
+            let step = |piece: &[u32]| {
+                runner.extend(piece, &NEVER).unwrap();
+                bits(&logits(&mut *runner, network.n_vocab))
+            };
+            tokens(30, network.n_vocab).chunks(7).map(step).collect()
+        };
+        let apart = open_family(name);
+        let fused = Edited::of(&apart).fuse_experts().open();
+        assert!(fused.tensors.contains_key("blk.1.ffn_gate_up_exps.weight"));
+        assert!(all(&apart) == all(&fused), "{name}");
     }
 }
 

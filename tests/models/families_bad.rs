@@ -305,7 +305,7 @@ fn contradictions_are_refused_by_key() {
             14u32.into(),
             InvalidModel,
         ),
-        ("gemma4", "expert_count", 4u32.into(), Unsupported),
+        ("gemma4_moe", "expert_used_count", 8u32.into(), InvalidModel),
         (
             "gemma4_e",
             "attention.shared_kv_layers",

@@ -2,6 +2,7 @@
 //! `f32`.
 
 use super::attention_layer::AttentionLayer;
+use super::both::BothLayer;
 use super::delta_net::DeltaNetLayer;
 use super::elementwise::{add_bias, gelu_mul, gelu_tanh_mul, layer_norm, relu_squared_mul};
 use super::elementwise::{rms_norm, silu_alone, silu_mul, swiglu_clamped, xielu};
@@ -270,6 +271,9 @@ impl Layer {
                 FeedForward::Experts(experts) => {
                     FeedForwardLayer::Experts(Box::new(ExpertLayer::new(experts, isa)?))
                 }
+                FeedForward::Both(both) => {
+                    FeedForwardLayer::Both(Box::new(BothLayer::new(both, isa)?))
+                }
                 FeedForward::None => FeedForwardLayer::None,
             },
             feed_forward_post_norm: NormWeights::find(&block.feed_forward_post_norm)?,
@@ -309,8 +313,9 @@ impl Layer {
             MixerLayer::SideBySide(both) => both.0.floats() + both.1.floats(),
         };
         let feed_forward = match &self.feed_forward {
-            FeedForwardLayer::Dense(dense) => dense.products().map(Product::bias_len).sum(),
+            FeedForwardLayer::Dense(dense) => dense.floats(),
             FeedForwardLayer::Experts(experts) => experts.vector_len(),
+            FeedForwardLayer::Both(both) => both.floats(),
             FeedForwardLayer::None => 0,
         };
         let input = self.input.as_ref().map_or(0, |input| input.floats());
@@ -328,6 +333,7 @@ pub(super) fn table_len(rope: &Rope) -> usize {
 pub(super) enum FeedForwardLayer {
     Dense(Box<DenseLayer>),
     Experts(Box<ExpertLayer>),
+    Both(Box<BothLayer>),
     None,
 }
 
@@ -340,7 +346,7 @@ pub(super) struct DenseLayer {
 }
 
 impl DenseLayer {
-    fn new(mlp: &Mlp, isa: Isa) -> Result<DenseLayer> {
+    pub fn new(mlp: &Mlp, isa: Isa) -> Result<DenseLayer> {
         check_activation(mlp.activation, mlp.gate.is_some())?;
         let gate = mlp.gate.as_ref().map(|gate| product(gate, isa));
         Ok(DenseLayer {
@@ -361,9 +367,10 @@ impl DenseLayer {
         union(self.inner())
     }
 
-    /// All of them.
-    fn products(&self) -> impl Iterator<Item = &Product> {
-        self.inner().chain([&self.down])
+    /// Floats of its biases.
+    pub fn floats(&self) -> usize {
+        let products = self.inner().chain([&self.down]);
+        products.map(Product::bias_len).sum()
     }
 
     /// The first of them, whose result the activation replaces.

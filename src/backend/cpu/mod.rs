@@ -22,6 +22,7 @@
 mod attention;
 mod attention_layer;
 mod batch;
+mod both;
 mod chunk;
 mod convolution;
 mod delta_net;

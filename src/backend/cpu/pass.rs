@@ -204,10 +204,12 @@ impl Pass<'_, '_> {
                 let from = reader.input();
                 self.encode(norm, from, experts.input_encodings)?;
                 self.marks.end_norm(norm);
-                self.tokens.experts.run(self, experts)?;
+                self.tokens.experts.score(self, experts)?;
+                self.tokens.experts.run_scored(self, experts)?;
                 self.add_outputs(post)?;
                 self.marks.end(Kind::Down, || experts.bytes_per_token().1);
             }
+            FeedForwardLayer::Both(both) => both.run(self, norm, post)?,
             FeedForwardLayer::None => {}
         }
         if let Some(norm) = &layer.feed_forward_sum_norm {
@@ -359,7 +361,7 @@ impl Pass<'_, '_> {
     }
 
     /// Keeps what the residual stream is.
-    fn hold(&self) -> Result<()> {
+    pub fn hold(&self) -> Result<()> {
         let (tokens, b) = (self.tokens, &self.tokens.buffers);
         let hidden = b.sizes.hidden;
         let work = Work::even(tokens.count, 20 + hidden as u64 / 8);
@@ -370,6 +372,19 @@ impl Pass<'_, '_> {
                     let x = &*b.x.part(t * hidden, hidden);
                     b.held.part(t * hidden, hidden).copy_from_slice(x);
                 }
+            }
+        })
+    }
+
+    /// Makes the residual stream zero.
+    pub fn clear_residual(&self) -> Result<()> {
+        let (tokens, b) = (self.tokens, &self.tokens.buffers);
+        let hidden = b.sizes.hidden;
+        let work = Work::even(tokens.count, 20 + hidden as u64 / 8);
+        self.phase(work, move |_, range| {
+            for t in range {
+                // SAFETY: each token is one thread's.
+                unsafe { b.x.part(t * hidden, hidden).fill(0.0) };
             }
         })
     }
@@ -500,7 +515,7 @@ impl Pass<'_, '_> {
     }
 
     /// The first products of a feed-forward, activated, in `gate`.
-    fn inner(&self, norm: Option<&NormWeights>, dense: &DenseLayer) -> Result<()> {
+    pub fn inner(&self, norm: Option<&NormWeights>, dense: &DenseLayer) -> Result<()> {
         self.encode(norm, self.residual(), dense.input_encodings())?;
         self.marks.end_norm(norm);
         let (tokens, b) = (self.tokens, &self.tokens.buffers);

@@ -248,11 +248,14 @@ impl Sizes {
                     s.include_mamba2(&both.mamba);
                 }
             }
-            if block.parallel && matches!(block.feed_forward, FeedForward::Experts(_)) {
-                s.held = s.hidden;
-            }
-            if let FeedForward::Dense(mlp) = &block.feed_forward {
-                s.n_ff = s.n_ff.max(mlp.up.weight.rows());
+            match &block.feed_forward {
+                FeedForward::Dense(mlp) => s.n_ff = s.n_ff.max(mlp.up.weight.rows()),
+                FeedForward::Experts(_) if block.parallel => s.held = s.hidden,
+                FeedForward::Both(both) => {
+                    s.n_ff = s.n_ff.max(both.mlp.up.weight.rows());
+                    s.held = s.hidden;
+                }
+                FeedForward::Experts(_) | FeedForward::None => {}
             }
             s.experts.include(block);
             for matrix in block.linears() {

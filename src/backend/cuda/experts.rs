@@ -112,8 +112,26 @@ impl Jobs {
                 groups.n_groups
             );
         }
+        if let Some(scales) = &e.expert_scales {
+            fail!(
+                Unsupported,
+                "tensor {}: factors of experts are not supported on a GPU; they are on a CPU",
+                scales.name
+            );
+        }
         let mut scores = vec![&e.router];
         scores.extend(e.shared.as_ref().and_then(|s| s.gate.as_ref()));
+        let (gate, up) = match e.fused {
+            false => {
+                let gate = e.gate.as_ref().map(|g| self.fuse(&[g])).transpose()?;
+                (gate, self.fuse(&[&e.up])?)
+            }
+            true => {
+                let gate = self.fuse(&part_of_each(e, 0).iter().collect::<Vec<_>>())?;
+                let up = part_of_each(e, e.n_ff);
+                (Some(gate), self.fuse(&up.iter().collect::<Vec<_>>())?)
+            }
+        };
         Ok(ExpertsPlan {
             n_experts: e.n_experts as u32,
             n_used: e.n_used as u32,
@@ -130,10 +148,10 @@ impl Jobs {
             },
             normalize: e.normalize,
             weight_scale: e.weight_scale,
-            gate: e.gate.as_ref().map(|g| self.fuse(&[g])).transpose()?,
-            up: self.fuse(&[&e.up])?,
+            gate,
+            up,
             down: self.fuse(&[&e.down])?,
-            n_ff: (e.up.weight.rows() / e.n_experts) as u32,
+            n_ff: e.n_ff as u32,
             activation: activation(e.activation),
             shared: match &e.shared {
                 Some(shared) => Some(self.mlp(&shared.mlp)?),
@@ -153,6 +171,16 @@ impl Jobs {
             width: width as u32,
         })
     }
+}
+
+/// Of each expert's rows of a fused matrix `n_ff`, from `first` on.
+fn part_of_each(e: &Experts, first: usize) -> Vec<Linear> {
+    let starts = (0..e.n_experts).map(|expert| 2 * e.n_ff * expert + first);
+    let part = |row: usize| Linear {
+        weight: e.up.weight.row_range(row..row + e.n_ff),
+        bias: None,
+    };
+    starts.map(part).collect()
 }
 
 impl ExpertsPlan {

@@ -252,6 +252,10 @@ impl Jobs {
                 FeedForward::Experts(experts) => {
                     FeedForwardPlan::Experts(Box::new(self.experts(experts)?))
                 }
+                FeedForward::Both(_) => fail!(
+                    Unsupported,
+                    "layer {index}: experts beside a feed-forward part are not supported on a GPU; they are on a CPU"
+                ),
                 FeedForward::None => FeedForwardPlan::None,
             },
             feed_forward_post_norm: self.find_norm(&block.feed_forward_post_norm)?,

@@ -1,7 +1,7 @@
 //! What one decoded token reads from memory.
 
 use emberlm::format::ModelFile;
-use emberlm::model::{FeedForward, Linear, Network};
+use emberlm::model::{Linear, Network};
 use std::path::Path;
 
 /// Facts about a model file that rates are computed with.
@@ -45,10 +45,11 @@ fn weight_bytes(network: &Network) -> u64 {
         .map(|block| {
             let norms: usize = block.norms().map(|n| n.weight.bytes().len()).sum();
             let all: u64 = block.linears().into_iter().map(linear).sum();
-            let idle = match &block.feed_forward {
-                FeedForward::Dense(_) | FeedForward::None => 0,
-                FeedForward::Experts(e) => {
-                    let matrices = e.gate.iter().chain([&e.up, &e.down]);
+            let idle = match block.feed_forward.experts() {
+                None => 0,
+                Some(e) => {
+                    let gate = e.gate.iter().filter(|_| !e.fused);
+                    let matrices = gate.chain([&e.up, &e.down]);
                     let experts: u64 = matrices.map(linear).sum();
                     experts / e.n_experts as u64 * (e.n_experts - e.n_used) as u64
                 }

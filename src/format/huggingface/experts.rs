@@ -84,6 +84,8 @@ impl Experts {
         match part {
             "down_proj" => put("ffn_down_exps", source)?,
             "up_proj" => put("ffn_up_exps", source)?,
+            // As its GGUF files have them.
+            "gate_up_proj" if folder.architecture() == "gemma4" => put("ffn_gate_up_exps", source)?,
             "gate_up_proj" => {
                 let [gate, up] = halves(folder, stored, &source.dims)?;
                 put(

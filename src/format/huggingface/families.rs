@@ -353,7 +353,15 @@ const FAMILIES: &[Family] = &[
             GEMMA_NORMS,
             GATED,
             GEMMA_INPUTS,
-            &[("layer_scalar", "layer_output_scale.weight")],
+            &[
+                ("layer_scalar", "layer_output_scale.weight"),
+                ("router.proj", "ffn_gate_inp"),
+                ("router.scale", "ffn_gate_inp.scale"),
+                ("router.per_expert_scale", "ffn_down_exps.scale"),
+                ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+                ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+                ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+            ],
         ],
         layout: Layout::Same,
         defaults: || {

@@ -13,10 +13,11 @@ const MAX_HEAD_DIM: u64 = 1 << 16;
 
 pub(super) fn keys(k: &mut Keys) -> Result<()> {
     if k.config.flag("enable_moe_block")? {
-        fail!(
-            Unsupported,
-            "config.json: enable_moe_block is true; experts are not supported in models of gemma4"
-        );
+        let count = k.config.size(&["num_experts"])?;
+        k.set("expert_count", count);
+        k.set("expert_used_count", k.config.size(&["top_k_experts"])?);
+        let width = k.config.size(&["moe_intermediate_size"])?;
+        k.set("expert_feed_forward_length", width);
     }
     if let Some(kind) = k.config.find_str("use_bidirectional_attention")?
         && kind != "vision"

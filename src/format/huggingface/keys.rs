@@ -84,6 +84,7 @@ const NAMES: &[(&str, &[&str])] = &[
             "experts_per_token",
             "moe_k",
             "moe_topk",
+            "top_k_experts",
         ],
     ),
     (

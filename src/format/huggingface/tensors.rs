@@ -232,7 +232,7 @@ impl<'a> Folder<'a> {
                 for (part, tensor) in parts {
                     insert(&mut tensors, format!("blk.{layer}.{part}"), tensor)?;
                 }
-            } else if let Some((_, part)) = part.split_once(".experts.") {
+            } else if let Some(part) = of_experts(part) {
                 if !experts.add(self, layer, part, end, stored, &mut tensors)? {
                     return Err(self.unknown(full));
                 }
@@ -660,6 +660,12 @@ pub(super) fn without_prefixes(mut name: &str) -> &str {
         name = rest;
     }
     name
+}
+
+/// The part of experts that a part of a layer is.
+fn of_experts(part: &str) -> Option<&str> {
+    let inside = || part.split_once(".experts.").map(|(_, part)| part);
+    part.strip_prefix("experts.").or_else(inside)
 }
 
 /// `layers.{layer}.{part}` taken apart.

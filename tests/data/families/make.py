@@ -192,6 +192,12 @@ FAMILIES = {
                                                hidden_size_per_layer_input=10, vocab_size_per_layer_input=96,
                                                num_kv_shared_layers=2, use_double_wide_mlp=True,
                                                final_logit_softcapping=3.0, rope_parameters=GEMMA4_ROPE)),
+    # A feed-forward part and experts side by side.
+    "gemma4_moe": ("gemma4_text", "gemma4", dict(num_hidden_layers=4, hidden_size=40, head_dim=12, global_head_dim=20, intermediate_size=28,
+                                                 num_key_value_heads=3, num_global_key_value_heads=1, attention_k_eq_v=True,
+                                                 layer_types=GEMMA4_LAYERS, sliding_window=6, hidden_size_per_layer_input=0,
+                                                 enable_moe_block=True, num_experts=7, top_k_experts=3, moe_intermediate_size=12,
+                                                 final_logit_softcapping=3.0, rope_parameters=GEMMA4_ROPE)),
     "hunyuan": ("hunyuan_v1_dense", "hunyuan-dense", dict(head_dim=20, hidden_size=40, tie_word_embeddings=True,
                                                           rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, alpha=40.0,
                                                                                factor=1.0))),
@@ -229,6 +235,10 @@ def random_model(config):
                 p.normal_(0.0, 0.6)
             if "modality_router" in name:
                 p.normal_(0.0, 4.0)  # what it reads is divided by the width
+            if name.endswith(("router.scale", "per_expert_scale")):
+                p.normal_(1.0, 0.4)
+            if config.model_type == "gemma4_text" and name.endswith("router.proj.weight"):
+                p.normal_(0.0, 1.5)  # what it reads is divided by the root of the width
             if name.endswith("A_log"):
                 p.normal_(-1.5, 1.0)
             if name.endswith("gate_up_proj_bias"):
@@ -327,6 +337,12 @@ def gguf_tensors(config, architecture, saved):
             continue
         if end in ("sinks", "layer_scalar"):
             stem, end = name, "weight"
+        of_layer = re.match(r"model\.layers\.(\d+)\.(router\.scale|router\.per_expert_scale|experts\.gate_up_proj|experts\.down_proj)$", name)
+        if of_layer and architecture == "gemma4":
+            parts = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale",
+                     "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight"}
+            yield f"blk.{of_layer[1]}.{parts[of_layer[2]]}", x
+            continue
         if end in ("e_score_correction_bias", "expert_bias"):
             stem, end = name if end == "expert_bias" else name.removesuffix("_bias"), "bias"
             x = x.reshape(-1)
@@ -582,7 +598,7 @@ def write_metadata(w, architecture, config):
     experts = not architecture.startswith("nemotron_h") and next((c[key] for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") if c.get(key)), None)
     if experts:
         w.add_expert_count(experts)
-        w.add_expert_used_count(c.get("num_experts_per_tok") or c.get("moe_k") or c["moe_topk"])
+        w.add_expert_used_count(c.get("num_experts_per_tok") or c.get("moe_k") or c.get("moe_topk") or c["top_k_experts"])
     write_relatives(w, architecture, c, rope)
     if architecture == "lfm2moe":
         w.add_leading_dense_block_count(c["num_dense_layers"])
@@ -722,6 +738,8 @@ def write_gemma4(w, config, rope):
     w.add_final_logit_softcapping(config.final_logit_softcapping)
     w.add_shared_kv_layers(config.num_kv_shared_layers)
     w.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input or 0)
+    if config.enable_moe_block:
+        w.add_expert_feed_forward_length(config.moe_intermediate_size)
     w.add_sliding_window_pattern(windowed)
     w.add_key_length(whole)
     w.add_value_length(whole)

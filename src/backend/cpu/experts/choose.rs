@@ -12,6 +12,8 @@ pub(in super::super) struct Routing {
     pub groups: Option<ExpertGroups>,
     pub normalize: bool,
     pub weight_scale: f32,
+    /// One more factor on the weight of each expert.
+    pub expert_scales: Option<Vec<f32>>,
 }
 
 fn sigmoid(score: f32) -> f64 {
@@ -85,7 +87,9 @@ impl Routing {
             *to = if broken {
                 f32::NAN
             } else {
-                (chosen(*id) * factor) as f32
+                let scales = self.expert_scales.as_ref();
+                let own = scales.map_or(1.0, |scales| f64::from(scales[*id as usize]));
+                (chosen(*id) * factor * own) as f32
             };
         }
     }
@@ -156,6 +160,7 @@ mod tests {
             groups: None,
             normalize: false,
             weight_scale: 1.0,
+            expert_scales: None,
         }
     }
 

@@ -113,14 +113,13 @@ struct Run<'l> {
 }
 
 impl ExpertChunk<'_> {
-    /// Writes the layer's output of all tokens to `y`, rows of `layer.hidden`; the pass has encoded
-    /// the normed input.
+    /// Writes the layer's output of all tokens to `y`, rows of `layer.hidden`, by their scores; the pass has
+    /// encoded the normed input.
     pub fn run(&self, pass: &Pass, layer: &ExpertLayer) -> Result<()> {
         let (n, y) = (pass.tokens.count, pass.tokens.buffers.y);
         assert!(n <= self.max_tokens);
         let pairs = n * layer.routing.n_used;
         let input = pass.tokens.input;
-        self.score(pass, layer)?;
         self.choose(pass, layer)?;
         // SAFETY: no phase runs, so nobody else uses the lists; later phases only read them.
         unsafe { self.sort(layer, n) };
@@ -155,7 +154,7 @@ impl ExpertChunk<'_> {
     }
 
     /// Scores of all tokens.
-    fn score(&self, pass: &Pass, layer: &ExpertLayer) -> Result<()> {
+    pub fn score(&self, pass: &Pass, layer: &ExpertLayer) -> Result<()> {
         let (n, stride, input) = (pass.tokens.count, layer.n_scores(), pass.tokens.input);
         let mut products = arrayvec::ArrayVec::<&Product, 2>::new();
         products.extend(layer.scorers());

@@ -109,9 +109,8 @@ impl<'a> Chosen<'a> {
 }
 
 impl ExpertBuffers<'_> {
-    /// Writes the layer's output to `y`; the pass has encoded the normed input.
+    /// Writes the layer's output to `y`, by the scores; the pass has encoded the normed input.
     pub fn run(&self, pass: &Pass, layer: &ExpertLayer) -> Result<()> {
-        self.score(pass, layer)?;
         let chosen = self.choose(layer, pass.tokens.isa());
         self.inner(pass, chosen)?;
         pass.marks.end(Kind::GateUp, || layer.bytes_per_token().0);
@@ -131,7 +130,7 @@ impl ExpertBuffers<'_> {
     }
 
     /// Scores of the router and the shared expert.
-    fn score(&self, pass: &Pass, layer: &ExpertLayer) -> Result<()> {
+    pub fn score(&self, pass: &Pass, layer: &ExpertLayer) -> Result<()> {
         let mut products = ArrayVec::<&Product, 2>::new();
         products.extend(layer.scorers());
         let input = pass.tokens.input;

@@ -18,7 +18,7 @@ use super::layer::{Product, activate, check_activation, floats, product};
 use super::matmul::{Encodings, Isa, View};
 use super::pass::Pass;
 use crate::error::Result;
-use crate::model::{Activation, Block, Experts, FeedForward, Linear, SharedExpert};
+use crate::model::{Activation, Block, Experts, Linear, SharedExpert};
 use std::ops::Range;
 
 /// Memory of a mixture, for one token or for many.
@@ -29,8 +29,16 @@ pub(super) enum Mixture<'a> {
 }
 
 impl Mixture<'_> {
-    /// Writes the layer's output of all tokens to `y`; the pass has encoded the normed input.
-    pub fn run(&self, pass: &Pass, layer: &ExpertLayer) -> Result<()> {
+    /// Scores of all tokens; the pass has encoded what the router reads.
+    pub fn score(&self, pass: &Pass, layer: &ExpertLayer) -> Result<()> {
+        match self {
+            Mixture::One(buffers) => buffers.score(pass, layer),
+            Mixture::Many(chunk) => chunk.score(pass, layer),
+        }
+    }
+
+    /// Writes the layer's output of all tokens to `y`, by their scores; the pass has encoded the normed input.
+    pub fn run_scored(&self, pass: &Pass, layer: &ExpertLayer) -> Result<()> {
         match self {
             Mixture::One(buffers) => buffers.run(pass, layer),
             Mixture::Many(chunk) => chunk.run(pass, layer),
@@ -66,6 +74,8 @@ pub(super) struct Products {
     pub down: Product,
     /// Inner width of one of them.
     pub n_ff: usize,
+    /// Whether the first and `up` are one matrix, with the rows of each one's first above those of its up.
+    fused: bool,
     pub activation: Activation,
 }
 
@@ -84,6 +94,7 @@ impl ExpertLayer {
         let hidden = experts.router.weight.row_len();
         let mut inputs = vec![&experts.router, &experts.up];
         inputs.extend(&experts.gate);
+        let scales = experts.expert_scales.as_ref();
         if let Some(shared) = &experts.shared {
             inputs.extend(shared.mlp.gate.iter().chain([&shared.mlp.up]));
             inputs.extend(&shared.gate);
@@ -99,12 +110,15 @@ impl ExpertLayer {
                 groups: experts.groups,
                 normalize: experts.normalize,
                 weight_scale: experts.weight_scale,
+                expert_scales: scales
+                    .map(|s| floats(s, "factors of experts"))
+                    .transpose()?,
             },
             router: product(&experts.router, isa)?,
             experts: Products::new(
                 [&experts.up, &experts.down],
                 experts.gate.as_ref(),
-                experts.n_experts,
+                (experts.n_ff, experts.fused),
                 experts.activation,
                 isa,
             )?,
@@ -142,6 +156,9 @@ impl ExpertLayer {
         let bytes = |p: &Product| p.tensor.bytes().len();
         let used = |p: &Product| bytes(p) / self.routing.n_experts * self.routing.n_used;
         let mut gate_up: usize = self.experts.inputs().map(used).sum();
+        if self.experts.fused {
+            gate_up /= 2;
+        }
         gate_up += self.scorers().map(bytes).sum::<usize>();
         let mut down = used(&self.experts.down);
         if let Some(shared) = &self.shared {
@@ -161,7 +178,9 @@ impl ExpertLayer {
         products.extend(shared.and_then(|s| s.gate.as_ref()));
         let biases = products.iter().filter_map(|p| p.bias.as_ref());
         let selection = self.routing.selection_bias.as_ref();
-        biases.map(Vec::len).sum::<usize>() + selection.map_or(0, Vec::len)
+        let scales = self.routing.expert_scales.as_ref();
+        let vectors = selection.into_iter().chain(scales);
+        biases.chain(vectors).map(Vec::len).sum()
     }
 }
 
@@ -173,7 +192,7 @@ impl Shared {
             products: Products::new(
                 [&mlp.up, &mlp.down],
                 mlp.gate.as_ref(),
-                1,
+                (mlp.up.weight.rows(), false),
                 mlp.activation,
                 isa,
             )?,
@@ -183,16 +202,15 @@ impl Shared {
 }
 
 impl Products {
-    /// Those of so many feed-forwards.
+    /// Those of feed-forwards of this inner width, whose gate and up may be fused.
     fn new(
         [up, down]: [&Linear; 2],
         gate: Option<&Linear>,
-        count: usize,
+        (n_ff, fused): (usize, bool),
         activation: Activation,
         isa: Isa,
     ) -> Result<Products> {
         check_activation(activation, gate.is_some())?;
-        let n_ff = up.weight.rows() / count;
         let (first, up) = match gate {
             None => (up, None),
             Some(gate) => (gate, Some(up)),
@@ -202,6 +220,7 @@ impl Products {
             up: up.map(|up| product(up, isa)).transpose()?,
             down: product(down, isa)?,
             n_ff,
+            fused,
             activation,
         })
     }
@@ -230,25 +249,31 @@ enum Which {
 }
 
 impl<'a> Expert<'a> {
-    /// One of the expert's matrices, and its rows. Only those with a gate have [`Which::Up`].
+    /// The matrix that one of the expert's is in, and its first row there. Only those with a gate have [`Which::Up`].
     fn product(&self, which: Which) -> Option<(&'a Product, usize)> {
         let p = self.products;
-        let experts = p.first.matrix.rows() / p.n_ff;
+        let each = if p.fused { 2 * p.n_ff } else { p.n_ff };
+        let experts = p.first.matrix.rows() / each;
         match which {
-            Which::First => Some((&p.first, p.n_ff)),
-            Which::Up => p.up.as_ref().map(|up| (up, p.n_ff)),
-            Which::Down => Some((&p.down, p.down.matrix.rows() / experts)),
+            Which::First => Some((&p.first, self.index * each)),
+            Which::Up => {
+                let first = self.index * each + (each - p.n_ff);
+                p.up.as_ref().map(|up| (up, first))
+            }
+            Which::Down => {
+                let each = p.down.matrix.rows() / experts;
+                Some((&p.down, self.index * each))
+            }
         }
     }
 
     /// Some rows of one of the expert's matrices, as a matrix.
     fn rows(&self, which: Which, rows: Range<usize>) -> View<'a> {
-        let Some((product, each)) = self.product(which) else {
+        let Some((product, first)) = self.product(which) else {
             unreachable!("asked for where there is a gate");
         };
         let tensor = &product.tensor;
         let bytes = tensor.row_bytes();
-        let first = self.index * each;
         let bytes = &tensor.bytes()[(first + rows.start) * bytes..(first + rows.end) * bytes];
         match View::new(tensor.ty, rows.len(), tensor.row_len(), bytes, self.isa) {
             Some(view) => view,
@@ -258,8 +283,7 @@ impl<'a> Expert<'a> {
 
     /// The bias of some rows.
     fn bias(&self, which: Which, rows: Range<usize>) -> Option<&'a [f32]> {
-        let (product, each) = self.product(which)?;
-        let first = self.index * each;
+        let (product, first) = self.product(which)?;
         let bias = product.bias.as_ref()?;
         Some(&bias[first + rows.start..first + rows.end])
     }
@@ -315,10 +339,10 @@ pub(super) struct ExpertSizes {
 impl ExpertSizes {
     /// Takes a block's mixture in, if it has one.
     pub fn include(&mut self, block: &Block) {
-        let FeedForward::Experts(e) = &block.feed_forward else {
+        let Some(e) = block.feed_forward.experts() else {
             return;
         };
-        let n_ff = e.up.weight.rows() / e.n_experts;
+        let n_ff = e.n_ff;
         let shared_ff = e.shared.as_ref().map_or(0, |s| s.mlp.up.weight.rows());
         self.scores = self.scores.max(e.n_experts + 1);
         self.n_experts = self.n_experts.max(e.n_experts);
