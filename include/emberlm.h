@@ -1740,7 +1740,7 @@ typedef struct ember_speculation_options {
      */
     uint32_t source;
     /**
-     * The most drafts in a step, up to 31; 0 means 16.
+     * The most drafts in a step, up to 31 on a CPU and 15 on a GPU; 0 means 16, or 15 on a GPU.
      */
     uint32_t max_drafts;
     /**
@@ -3032,9 +3032,9 @@ ember_status ember_session_set_grammar(struct ember_session *session,
  * way. Started decodes and batches return them as well, but make no drafts themselves. Forks draft as their origin
  * does; a restored session does not.
  *
- * Drafts are verified on the CPU, for models without recurrent layers.
+ * On a GPU, drafts take memory of their own (16 rows of logits, and of what lies between the layers of a step), which is reserved here.
  *
- * Errors: `EMBER_UNSUPPORTED` if the session's model is on a GPU or has recurrent layers; `EMBER_INVALID_ARGUMENT` names
+ * Errors: `EMBER_UNSUPPORTED` if the session's model has recurrent layers; `EMBER_INVALID_ARGUMENT` names
  * the field, or the token in which the vocabulary of `draft_model` differs; for `EMBER_DRAFTS_MODEL` those of
  * `ember_session_create`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the session
  * drafts as before.

@@ -1,5 +1,5 @@
 // Norm and rotary embedding of queries and keys, and the append to the KV cache, where the attention
-// kernel does not do that itself: in a prefill, and for q8_0 caches.
+// kernel does not do that itself: in a prefill, for q8_0 caches, and where drafts are verified, of keys and values alone.
 //
 // A row of input belongs to a session and a position. In a decode step row i is session i at its
 // current position; in a prefill all rows are of one session, at consecutive positions.
@@ -92,7 +92,8 @@ extern "C" __global__ void __launch_bounds__(32 * HEADS) rope_append(const __gri
         sincosf(__fmul_rn((float)position, inv_freq[i]), sines + i, cosines + i);
     __syncthreads();
     const uint32_t heads = a.n_heads + (a.shares ? 0 : 2 * a.layout.n_kv_heads);  // queries, then keys, then values
-    for (uint32_t part = blockIdx.x * HEADS + threadIdx.x / 32; part < heads; part += gridDim.x * HEADS) {
+    const uint32_t first = a.q_f32 || a.q_f16 ? 0 : a.n_heads;
+    for (uint32_t part = first + blockIdx.x * HEADS + threadIdx.x / 32; part < heads; part += gridDim.x * HEADS) {
         one_head(a, s, row, position, part, lines[threadIdx.x / 32], sines, cosines);
         __syncwarp();
     }

@@ -14,7 +14,7 @@ const STRUCTURES: [&str; 4] = [
 ];
 
 /// Constants of both sides: file and name on the host, file and name on the device.
-const CONSTANTS: [[&str; 4]; 21] = [
+const CONSTANTS: [[&str; 4]; 22] = [
     ["attention.rs", "KV_TILE", "common.cuh", "KV_TILE"],
     ["attention.rs", "MAX_PARTS", "attend.cuh", "MAX_PARTS"],
     ["attention.rs", "MAX_HEAD_DIM", "rope.cu", "LONGEST"],
@@ -31,6 +31,12 @@ const CONSTANTS: [[&str; 4]; 21] = [
         "PRODUCT_ROWS",
     ],
     ["args.rs", "MAX_SEGMENTS", "matvec.cuh", "MAX_SEGMENTS"],
+    [
+        "runner/drafts.rs",
+        "ASKED_TOKENS",
+        "drafts.cu",
+        "ASKED_TOKENS",
+    ],
     ["experts.rs", "MAX_EXPERTS", "route.cuh", "MAX_EXPERTS"],
     ["experts.rs", "MAX_USED", "route.cuh", "MAX_USED"],
     [

@@ -219,6 +219,14 @@ pub trait Runner: Send {
         None
     }
 
+    /// Reserves what rows of up to so many drafts need, so that these allocate nothing.
+    ///
+    /// Errors: `OutOfMemory`; those of the device.
+    fn reserve_drafts(&mut self, drafts: usize) -> Result<()> {
+        let _ = drafts;
+        Ok(())
+    }
+
     /// What is said about single tokens, from the next choice on. Errors: `OutOfMemory`, with the
     /// rules as before.
     fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()>;

@@ -47,8 +47,7 @@ pub enum Want {
     /// One token, and more as far as drafts are right. The last `drafts` of the row's tokens, 1 to
     /// [`MAX_DRAFTS`], are guesses. The outcomes are the choice behind the tokens before them and, while the last
     /// choice is the next draft, the choice behind that draft. Each is what a row of one choice would have chosen
-    /// there. Of the drafts, the state keeps those that were chosen, and the logits that the last choice
-    /// was made by.
+    /// there. Of the drafts, the state keeps those that were chosen. The logits that the last choice was made by may be lost.
     Verified {
         /// How many of the tokens are drafts.
         drafts: usize,

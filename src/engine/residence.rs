@@ -114,6 +114,9 @@ impl Session {
         let mut runner = weights.create_runner(&self.options)?;
         runner.set_rules(self.rules.clone())?;
         runner.set_event(self.event.clone());
+        if let Some(speculation) = &self.speculation {
+            runner.reserve_drafts(speculation.most())?;
+        }
         let mut stream = evicted.stream.bytes();
         runner.load(&evicted.info, &evicted.tokens, &mut stream)?;
         crate::memory::check()?;

@@ -28,7 +28,7 @@ pub struct ember_speculation_options {
     pub struct_size: u32,
     /// A value of `enum ember_draft_source`.
     pub source: u32,
-    /// The most drafts in a step, up to 31; 0 means 16.
+    /// The most drafts in a step, up to 31 on a CPU and 15 on a GPU; 0 means 16, or 15 on a GPU.
     pub max_drafts: u32,
     /// 0 chooses the number of drafts in each step, from none to `max_drafts`, by how many were right so far and
     /// by how long steps have taken. 1 verifies `max_drafts` whenever the source has as many.
@@ -84,9 +84,9 @@ unsafe impl Sized32 for ember_speculation_details {
 /// way. Started decodes and batches return them as well, but make no drafts themselves. Forks draft as their origin
 /// does; a restored session does not.
 ///
-/// Drafts are verified on the CPU, for models without recurrent layers.
+/// On a GPU, drafts take memory of their own (16 rows of logits, and of what lies between the layers of a step), which is reserved here.
 ///
-/// Errors: `EMBER_UNSUPPORTED` if the session's model is on a GPU or has recurrent layers; `EMBER_INVALID_ARGUMENT` names
+/// Errors: `EMBER_UNSUPPORTED` if the session's model has recurrent layers; `EMBER_INVALID_ARGUMENT` names
 /// the field, or the token in which the vocabulary of `draft_model` differs; for `EMBER_DRAFTS_MODEL` those of
 /// `ember_session_create`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the session
 /// drafts as before.

@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod convert;
+pub mod drafts;
 pub mod edit;
 pub mod expected;
 pub mod families;

@@ -1,15 +1,14 @@
 //! Drafts that are verified: sessions with and without them give the same tokens, the same log-probabilities and the same
 //! logits, whatever the source guesses.
 
+use crate::common::drafts::*;
 use crate::common::families::WINDOWED;
 use crate::common::states::{random_life_of, session, session_with};
-use crate::common::tiny::Random;
 use crate::common::{TempDir, repository_file};
+use emberlm::Status;
 use emberlm::backend::{DeviceKind, LoadOptions};
-use emberlm::engine::sampling::Sampling;
-use emberlm::engine::speculate::{DraftContext, DraftOptions, DraftSource, ModelDrafts};
-use emberlm::engine::{Model, Session, device};
-use emberlm::{Result, Status};
+use emberlm::engine::speculate::DraftOptions;
+use emberlm::engine::{Model, device};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -33,67 +32,11 @@ fn family(name: &str) -> Arc<Model> {
     )))
 }
 
-const ALWAYS: DraftOptions = DraftOptions {
-    most: 6,
-    always: true,
-};
-
-/// What the model itself would choose, each token spoiled with a probability.
-struct Spoiled {
-    drafts: ModelDrafts,
-    /// Of 100.
-    wrong: u64,
-    random: Random,
-    n_vocab: u32,
-}
-
-impl Spoiled {
-    fn source(target: &Session, wrong: u64) -> Box<dyn DraftSource> {
-        Box::new(Spoiled {
-            drafts: ModelDrafts::new(target, target.model()).unwrap(),
-            wrong,
-            random: Random::new(wrong, "spoiled"),
-            n_vocab: target.model().details().n_vocab as u32,
-        })
-    }
-}
-
-impl DraftSource for Spoiled {
-    fn look(&mut self, context: &DraftContext<'_>) -> Result<Option<usize>> {
-        self.drafts.look(context)
-    }
-
-    fn draft(&mut self, context: &DraftContext<'_>, drafts: &mut [u32]) -> Result<usize> {
-        let count = self.drafts.draft(context, drafts)?;
-        for draft in &mut drafts[..count] {
-            if self.random.bits() % 100 < self.wrong {
-                *draft = (*draft + 1) % self.n_vocab;
-            }
-        }
-        Ok(count)
-    }
-
-    fn fork(&mut self, fork: &Session) -> Result<Box<dyn DraftSource>> {
-        Ok(Spoiled::source(fork, self.wrong))
-    }
-}
-
 #[test]
 fn random_lives_are_the_same_with_drafts() {
     let model = hamlet();
     for (seed, wrong) in [(0, 0), (1, 20), (2, 50), (3, 100), (4, 20), (5, 20)] {
-        random_life_of(&model, seed, 60, true, &mut |session| {
-            let source = Spoiled::source(session, wrong);
-            session.set_draft_source(source, &ALWAYS).unwrap();
-        });
-        random_life_of(&model, 10 + seed, 60, true, &mut |session| {
-            session.set_ngram_drafts(1, &ALWAYS).unwrap();
-        });
-        random_life_of(&model, 20 + seed, 60, true, &mut |session| {
-            session
-                .set_ngram_drafts(0, &DraftOptions::default())
-                .unwrap();
-        });
+        lives(&model, seed, wrong, true);
     }
 }
 
@@ -128,77 +71,10 @@ fn rings_that_went_round_are_the_same_with_drafts() {
     }
 }
 
-/// A token, and the bits of the log-probabilities of it and of the most probable ones.
-type Decoded = (u32, Option<Vec<(u32, u32)>>);
-
-/// Tokens and log-probabilities of `count` decodes.
-fn decoded(session: &mut Session, count: usize) -> Vec<Decoded> {
-    let decode = |_| {
-        let token = session.decode().unwrap();
-        let logprobs = session.logprobs().map(|l| {
-            let all = std::iter::once((token, l.chosen)).chain(l.top.iter().copied());
-            all.map(|(token, p)| (token, p.to_bits())).collect()
-        });
-        (token, logprobs)
-    };
-    (0..count).map(decode).collect()
-}
-
 #[test]
 fn long_texts_are_the_same_greedy_and_sampled() {
     let model = hamlet();
-    let count = if std::env::var_os("EMBERLM_SLOW_TESTS").is_some() {
-        10_000
-    } else {
-        1_000
-    };
-    let sampled = Sampling {
-        temperature: 0.9,
-        top_p: 0.95,
-        seed: 7,
-        ..Sampling::GREEDY
-    };
-    let penalized = Sampling {
-        repeat_penalty: 1.1,
-        logprobs: 3,
-        ..sampled
-    };
-    for sampling in [Sampling::GREEDY, sampled, penalized] {
-        let (mut plain, mut ngrams, mut spoiled) =
-            (session(&model), session(&model), session(&model));
-        ngrams.set_ngram_drafts(0, &ALWAYS).unwrap();
-        let source = Spoiled::source(&spoiled, 20);
-        spoiled.set_draft_source(source, &ALWAYS).unwrap();
-        let mut left = count;
-        while left > 0 {
-            let now = left.min(900);
-            let all = [&mut plain, &mut ngrams, &mut spoiled].map(|s| {
-                s.set_sampling(
-                    Sampling {
-                        seed: left as u64,
-                        ..sampling
-                    },
-                    None,
-                )
-                .unwrap();
-                s.rewind(0).unwrap();
-                s.prefill(&[1, 20, 30, 40]).unwrap();
-                decoded(s, now)
-            });
-            assert!(all[0] == all[1] && all[0] == all[2], "{sampling:?}");
-            left -= now;
-        }
-        let stats = spoiled.speculation().unwrap().stats;
-        assert!(
-            stats.accepted > 0 && stats.accepted < stats.drafted,
-            "{stats:?}"
-        );
-        if sampling.temperature == 0.0 {
-            // A greedy text comes round to itself.
-            let stats = ngrams.speculation().unwrap().stats;
-            assert!(10 * stats.accepted > 5 * stats.drafted, "{stats:?}");
-        }
-    }
+    long_texts(&|| session(&model), long_count());
 }
 
 #[test]

@@ -437,7 +437,7 @@ fn attention_is_right(heads: usize, kv_heads: usize, dim: usize, q8: bool, varia
         for fma in [false, true] {
             with_stream(|stream| unsafe {
                 match fma {
-                    false => kernels().attend(stream, &attend, 1).unwrap(),
+                    false => kernels().attend(stream, &attend, 1, false).unwrap(),
                     true => kernels().attend_fma(stream, &attend, 1).unwrap(),
                 }
             });

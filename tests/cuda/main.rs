@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod drafts;
 mod experts;
 mod families;
 mod faults;
@@ -50,6 +51,7 @@ fn main() {
     states::tests(&mut tests);
     limits::tests(&mut tests);
     families::tests(&mut tests);
+    drafts::tests(&mut tests);
     faults::tests(&mut tests);
     files::tests(&mut tests);
     let trials = tests

@@ -49,12 +49,14 @@ typedef struct { u64 embedding[2], positions[2], sessions, tokens, out; u32 grou
 typedef struct { u64 a[10]; u64 rotation[7]; u64 norms[9]; Layout layout; u64 scores[2]; u32 numbers[6], shares, prefill, first_row, value_dim; } Attend;
 typedef struct { u64 a[4]; u64 rotation[7]; u64 norms[9]; Layout layout; float q_scale; u32 stride, n_heads, prefill, first_row, value_head, shares, padding; } Rope;
 typedef struct { u64 a[4]; u64 rotation[7]; u64 norm[3]; Layout layout; float q_scale; u32 numbers[5], prefill, padding; } Latent;
+typedef struct { u64 session, rows, results, asked; } Drafts;
 typedef struct { u64 sessions, logits, group_value, group_id; u32 n_vocab, advance, choose, adjust; } Sample;
 typedef struct { u64 a[10], state_offset, matrix_offset; u32 in_stride, channels, width, numbers[15], count, tiled, gated, padding; } Recurrent;
 typedef struct { u64 a[5], state_offset; u32 in_stride, channels, width, prefill, count, padding; } ShortConv;
 /* The numbers that src/backend/cuda/args.rs asserts, so that a field that comes there is missed here at compile time. */
 _Static_assert(sizeof(Session) == 208 && sizeof(Layout) == 40 && sizeof(Embed) == 64, "see args.rs");
 _Static_assert(sizeof(Attend) == 304 && sizeof(Rope) == 232 && sizeof(Sample) == 48, "see args.rs");
+_Static_assert(sizeof(Drafts) == 32, "see args.rs");
 _Static_assert(sizeof(Latent) == 184, "see args/latent.rs");
 _Static_assert(sizeof(Recurrent) == 184 && sizeof(ShortConv) == 72, "see args/recurrent.rs");
 
@@ -168,6 +170,34 @@ static void end_step(const Evaluation *e, const Sample *a, u32 batch) {
         }
     }
 }
+/* What begins and ends a step whose rows are positions of one session. */
+static void draft_rows(const Drafts *d) {
+    Session *s = (Session *)d->session, *rows = (Session *)d->rows;
+    const u32 *asked = (const u32 *)d->asked;
+    u32 i;
+    for (i = 0; i < asked[0]; i++) {
+        u64 kept[] = {rows[i].results, rows[i].adjusted, rows[i].counts, rows[i].lengths, rows[i].mask};
+        rows[i] = *s;
+        rows[i].results = kept[0], rows[i].adjusted = kept[1], rows[i].counts = kept[2], rows[i].lengths = kept[3], rows[i].mask = kept[4];
+        rows[i].position += i;
+        rows[i].sequence += i;
+        rows[i].token = asked[2 + i];
+        ((u32 *)s->history)[rows[i].position] = asked[2 + i];
+    }
+}
+static void accept_drafts(const Drafts *d) {
+    Session *s = (Session *)d->session;
+    const u32 *asked = (const u32 *)d->asked;
+    u32 i, right = 1;
+    for (i = 0; i < asked[1] && right; i++) {
+        u64 result = ((u64 *)d->results)[s->sequence % s->slots];
+        ((u64 *)s->results)[s->sequence % s->slots] = result;
+        right = i + 1 < asked[1] && (u32)result == asked[3 + i];
+        s->token = (u32)result;
+        s->position++;
+        s->sequence++;
+    }
+}
 static int starts(const char *n, const char *p) { return strncmp(n, p, strlen(p)) == 0; }
 static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *args) {
     u32 r;
@@ -183,7 +213,8 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
         }
     } else if (!strcmp(f->name, "rope_append")) {
         const Rope *a = args;
-        if (!a->first_row) e->layers[e->n++] = a->layout;
+        /* Without queries, attention follows. */
+        if (!a->first_row && (a->a[2] || a->a[3])) e->layers[e->n++] = a->layout;
         for (r = 0; r < gy && !a->shares; r++) {
             Session *s = ((Session **)a->a[0])[a->prefill ? 0 : r];
             u32 at = a->first_row + r;
@@ -206,6 +237,8 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
         const ShortConv *a = args;
         Fixed x = {a->state_offset, 0, a->channels, a->width, 0};
         recur(e, x, a->a[0], a->prefill, a->count, gy);
+    } else if (!strcmp(f->name, "draft_rows") || !strcmp(f->name, "accept_drafts")) {
+        for (r = 0; r < gx; r++) (f->name[0] == 'd' ? draft_rows : accept_drafts)((*(const Drafts ***)args)[r]);
     } else if (!strcmp(f->name, "finish") || !strcmp(f->name, "draw")) {
         end_step(e, args, f->name[0] == 'f' ? gx : gy);
     }

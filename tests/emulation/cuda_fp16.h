@@ -99,6 +99,7 @@ inline uint32_t atomicAdd(uint32_t* p, uint32_t v) {
     return before;
 }
 inline void __threadfence() {}
+inline void __threadfence_system() {}
 inline void __nanosleep(uint32_t) { emulator::yield(); }
 inline long long clock64() { return 0; }
 

@@ -70,6 +70,23 @@ pub struct Session {
 // SAFETY: numbers without padding: 11 * 8 + 6 * 4 bytes, and settings of 4 * 8 + 16 * 4.
 unsafe impl Pod for Session {}
 
+/// `Drafts`: what a session has for the rows of a step that verifies drafts.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Drafts {
+    pub session: u64,
+    pub rows: u64,
+    pub results: u64,
+    pub asked: u64,
+}
+
+/// `DraftsArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DraftRows {
+    pub drafts: u64,
+}
+
 /// `LogprobEntry`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -486,6 +503,8 @@ const _: () = {
     assert!(size_of::<Settings>() == 96);
     assert!(size_of::<Session>() == 208);
     assert!(size_of::<LogprobEntry>() == 536);
+    assert!(size_of::<Drafts>() == 32);
+    assert!(size_of::<DraftRows>() == 8);
     assert!(size_of::<KvLayout>() == 40);
     assert!(size_of::<Repack>() == 88);
     assert!(size_of::<Unpack>() == 64);

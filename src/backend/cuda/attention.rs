@@ -102,9 +102,13 @@ impl Kernels {
     /// # Safety
     /// As [`Stream::launch`]; the cache must be backed up to the rows' positions.
     pub unsafe fn rope_append(&self, stream: &Stream, args: &args::Rope, rows: u32) -> Result<()> {
-        let heads = match args.shares {
-            0 => args.n_heads + 2 * args.layout.n_kv_heads,
+        let queries = match args.q_f32 | args.q_f16 {
+            0 => 0,
             _ => args.n_heads,
+        };
+        let heads = match args.shares {
+            0 => queries + 2 * args.layout.n_kv_heads,
+            _ => queries,
         };
         // Where rows fill the device, a block takes all heads of one, whose angles are the same.
         let parts = if rows >= 2 * self.multiprocessors() {
@@ -118,11 +122,18 @@ impl Kernels {
     }
 
     /// Norms and rotates queries and keys, appends keys and values to the cache, and attends, for one
-    /// position of each of `batch` sessions. The tickets must be zeros, and are left so.
+    /// position of each of `batch` sessions. With `share_caches`, some of these are positions of one cache, and all
+    /// are appended before any attends. The tickets must be zeros, and are left so.
     ///
     /// # Safety
     /// As [`Stream::launch`].
-    pub unsafe fn attend(&self, stream: &Stream, args: &args::Attend, batch: u32) -> Result<()> {
+    pub unsafe fn attend(
+        &self,
+        stream: &Stream,
+        args: &args::Attend,
+        batch: u32,
+        share_caches: bool,
+    ) -> Result<()> {
         let dim = args.layout.head_dim;
         if dim > LONGEST_SHORT {
             // SAFETY: the caller's word.
@@ -137,6 +148,11 @@ impl Kernels {
             return unsafe { self.attend_fma(stream, args, batch) };
         };
         let mut args = in_tiles(args);
+        if share_caches && args.shares == 0 {
+            // SAFETY: the caller's word.
+            unsafe { self.rope_append(stream, &rope_of(&args), batch)? };
+            args.shares = 1;
+        }
         let heads = args.layout.n_kv_heads * args.head_parts;
         let few = heads <= FEW_BLOCKS && dim as usize >= WIDE_HEAD_SIZES[0];
         // Blocks share the chunks of long contexts: two a multiprocessor, or one of twice as many warps.

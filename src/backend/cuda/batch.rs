@@ -116,6 +116,7 @@ impl Batch {
             advance: !masked,
             choose: true,
             stages,
+            drafts: false,
         };
         self.launch(weights, n, ending)?;
         self.collect(members, prepared)

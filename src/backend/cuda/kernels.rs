@@ -86,6 +86,8 @@ impl Kernels {
             ("sample", "penalize", 0),
             ("sample", "best", 0),
             ("sample", "finish", 0),
+            ("drafts", "draft_rows", 0),
+            ("drafts", "accept_drafts", 0),
             ("draw", "draw", 0),
             ("draw", "logprobs", 0),
         ];

@@ -2,8 +2,10 @@
 
 mod background;
 pub mod core;
+mod drafts;
 mod steps;
 
+pub use drafts::MAX_ROWS;
 pub use steps::{Chosen, Prepared, Steps};
 
 use self::background::Background;
@@ -13,8 +15,8 @@ use super::step::Timeline;
 use super::weights::{Busy, CudaWeights};
 use crate::backend::row::RowWork;
 use crate::backend::{
-    KvType, Mark, Outcome, Profile, Runner, RunnerOptions, StateInfo, StateSink, StateSource, Want,
-    When,
+    KvType, Mark, MaskSource, Outcome, Profile, Runner, RunnerOptions, StateInfo, StateSink,
+    StateSource, Want, When,
 };
 use crate::engine::sampling::{LogprobBoxes, Logprobs, Sampling, TokenRules};
 use crate::error::{Result, Status, fail};
@@ -43,6 +45,8 @@ enum Work {
     Ready(Box<Core>, Ready),
     /// Steps.
     Steps(Box<Core>, Steps, Busy),
+    /// A step that verifies drafts.
+    Drafts(Box<Core>, Busy),
     /// A prompt, by another thread.
     Prompt(Background),
     /// Within a call; afterwards, only if a bug has ended it.
@@ -89,7 +93,10 @@ impl CudaRunner {
     /// The core, which nobody changes meanwhile, unless a prompt is under way.
     fn settled(&self) -> Option<&Core> {
         match &self.work {
-            Work::Nothing(core) | Work::Ready(core, _) | Work::Steps(core, ..) => Some(core),
+            Work::Nothing(core)
+            | Work::Ready(core, _)
+            | Work::Steps(core, ..)
+            | Work::Drafts(core, _) => Some(core),
             Work::Prompt(_) | Work::Broken => None,
         }
     }
@@ -134,7 +141,17 @@ impl CudaRunner {
                 let core = self.take()?;
                 self.work = Work::Ready(core, Ready::Logits);
             }
-            Want::Verified { .. } => fail!(Unsupported, "a GPU cannot verify drafts yet"),
+            Want::Verified { drafts, sampling } => {
+                let core = self.core()?;
+                core.notifies = when == When::Background;
+                let mask = row.mask.take().map(|m| m as &mut MaskSource<'_>);
+                core.verify(row.tokens, drafts, &sampling, mask, row.interrupt)?;
+                let mut core = self.take()?;
+                if when == When::Background {
+                    core.end_drafts_by(row.interrupt);
+                }
+                self.work = Work::Drafts(core, busy);
+            }
             Want::Choices { count, sampling } => {
                 let core = self.core()?;
                 core.notifies = when == When::Background;
@@ -174,6 +191,16 @@ impl CudaRunner {
                 let work = match steps.is_empty() {
                     true => Work::Nothing(core),
                     false => Work::Steps(core, steps, busy),
+                };
+                (work, outcome)
+            }
+            Work::Drafts(mut core, busy) => {
+                let polled = core.poll_drafts(wait);
+                let outcome =
+                    polled.map(|chosen| chosen.map(|chosen| Outcome::Token(self.returned(chosen))));
+                let work = match core.has_drafts() {
+                    false => Work::Nothing(core),
+                    true => Work::Drafts(core, busy),
                 };
                 (work, outcome)
             }
@@ -287,6 +314,10 @@ impl Runner for CudaRunner {
                 core.forget(mark.position());
             }
         }
+    }
+
+    fn reserve_drafts(&mut self, drafts: usize) -> Result<()> {
+        self.core()?.reserve_drafts(drafts + 1)
     }
 
     fn save(&mut self, sink: &mut dyn StateSink) -> Result<()> {

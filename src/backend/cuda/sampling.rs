@@ -243,7 +243,7 @@ impl SamplingState {
 
     /// Whether the kernels read the mask where the host writes it: a copy of its own takes longer than
     /// what few loads over the bus add.
-    fn reads_host_mask(&self) -> bool {
+    pub fn reads_host_mask(&self) -> bool {
         self.n_vocab <= 1 << 15
     }
 

@@ -1,4 +1,4 @@
-//! The kernels of a step, in order: for one position of each of a few sessions.
+//! The kernels of a step, in order: for one position of each of a few sessions, or for several of a session that verifies drafts.
 
 mod experts;
 mod products;
@@ -101,6 +101,8 @@ pub struct Ending {
     pub choose: bool,
     /// How.
     pub stages: Stages,
+    /// Some rows are positions of one session, which verifies drafts.
+    pub drafts: bool,
 }
 
 impl StepBuffers {
@@ -147,7 +149,8 @@ impl StepBuffers {
     /// be for the plan of `eval`.
     pub unsafe fn enqueue(&self, eval: &Evaluation, batch: u32, ending: Ending) -> Result<()> {
         // SAFETY: the promises are the caller's.
-        let step = unsafe { self.operations(eval, batch, None)? };
+        let mut step = unsafe { self.operations(eval, batch, None)? };
+        step.share_caches = ending.drafts;
         step.run(ending)
     }
 
@@ -167,6 +170,7 @@ impl StepBuffers {
             advance: true,
             choose: true,
             stages,
+            drafts: false,
         })
     }
 
@@ -186,6 +190,7 @@ impl StepBuffers {
             buffers: self,
             eval: *eval,
             batch,
+            share_caches: false,
             timeline,
         })
     }
@@ -199,6 +204,8 @@ pub(super) struct StepOperations<'a> {
     pub buffers: &'a StepBuffers,
     pub eval: Evaluation<'a>,
     pub batch: u32,
+    /// Rows may be positions of one cache.
+    pub share_caches: bool,
     timeline: Option<&'a Timeline>,
 }
 

@@ -7,7 +7,7 @@ use super::kernels::Kernels;
 use super::plan::Plan;
 use super::prefill::PrefillBuffers;
 use super::residency::{HostCopy, Residency};
-use super::runner::CudaRunner;
+use super::runner::{CudaRunner, MAX_ROWS};
 use super::state::Staging;
 use super::upload::upload;
 use crate::backend::row::{Parts, RowWork, discard, take_apart};
@@ -331,6 +331,13 @@ impl Weights for CudaWeights {
 
     fn fixed_len(&self) -> usize {
         self.plan.fixed.floats()
+    }
+
+    fn max_drafts(&self) -> usize {
+        match self.plan.fixed.floats() {
+            0 => MAX_ROWS - 1,
+            _ => 0,
+        }
     }
 
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {

@@ -38,7 +38,8 @@ Measurement:
                      weights, too (default none)
   --speculate LIST   decodes with drafts at the first depth, e.g. 0,0.8,ngram,draft.gguf (default none):
                      of a source that is right with that probability, of the context itself, or of
-                     a model with the same vocabulary
+                     a model with the same vocabulary; 0.8:4 verifies 4 drafts in every step, without
+                     it the library chooses how many
   --busy N           busy threads of the host beside all this (default 0)
   --gen N            tokens decoded per measurement (default 64)
   --reps N           repetitions; median, least and greatest are shown (default 3)
@@ -159,8 +160,8 @@ pub struct Args {
 /// A source of drafts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Drafts {
-    /// One that is right with a probability.
-    Right(f64),
+    /// One that is right with a probability, and how many drafts of it every step verifies, if that is fixed.
+    Right(f64, Option<usize>),
     /// The context.
     Ngram,
     /// A model.
@@ -170,7 +171,8 @@ pub enum Drafts {
 impl std::fmt::Display for Drafts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Drafts::Right(right) => write!(f, "{right}"),
+            Drafts::Right(right, None) => write!(f, "{right}"),
+            Drafts::Right(right, Some(count)) => write!(f, "{right}:{count}"),
             Drafts::Ngram => f.write_str("ngram"),
             Drafts::Model(path) => path.display().fmt(f),
         }
@@ -178,8 +180,14 @@ impl std::fmt::Display for Drafts {
 }
 
 fn drafts(word: &str) -> Drafts {
-    match word.parse::<f64>() {
-        Ok(right) if (0.0..=1.0).contains(&right) => Drafts::Right(right),
+    let (right, count) = match word.split_once(':') {
+        Some((right, count)) => (right, count.parse().ok()),
+        None => (word, None),
+    };
+    match right.parse::<f64>() {
+        Ok(right) if (0.0..=1.0).contains(&right) && word.contains(':') == count.is_some() => {
+            Drafts::Right(right, count)
+        }
         _ if word == "ngram" => Drafts::Ngram,
         _ => Drafts::Model(PathBuf::from(word)),
     }

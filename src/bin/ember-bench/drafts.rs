@@ -17,6 +17,8 @@ pub struct Drafted {
     pub plain: Samples,
     /// Rate with drafts.
     pub tokens_per_s: Samples,
+    /// Milliseconds of a step with drafts, of the runs in which every step had some.
+    pub step_ms: Option<f64>,
     /// What the drafts came to in the last repetition.
     pub stats: SpeculationStats,
 }
@@ -73,6 +75,7 @@ pub fn measure(
             Ok(())
         })?));
     }
+    let mut step_ms = None;
     let rate = |session: &mut Session| -> emberlm::Result<f64> {
         session.rewind(depth)?;
         let start = Instant::now();
@@ -89,11 +92,15 @@ pub fn measure(
     for rep in 0..reps {
         plain.push(rate(session)?);
         match drafts {
-            Drafts::Right(right) => {
+            Drafts::Right(right, count) => {
                 let source = Known {
                     tokens: known.clone(),
                     right: *right,
                     random: Random::new(rep as u64),
+                };
+                let options = DraftOptions {
+                    most: count.unwrap_or(0),
+                    always: count.is_some(),
                 };
                 session.set_draft_source(Box::new(source), &options)?;
             }
@@ -114,6 +121,12 @@ pub fn measure(
                 drafted: s.stats.drafted - before.drafted,
                 accepted: s.stats.accepted - before.accepted,
             };
+            // Each step has a token that no draft stands for.
+            if generate as u64 <= stats.steps + stats.accepted
+                && let Some(rate) = with.last()
+            {
+                step_ms = Some(generate as f64 / rate * 1e3 / stats.steps as f64);
+            }
         }
         session.clear_drafts()?;
     }
@@ -121,6 +134,7 @@ pub fn measure(
         source: drafts.to_string(),
         plain: Samples::new(plain),
         tokens_per_s: Samples::new(with),
+        step_ms,
         stats,
     })
 }

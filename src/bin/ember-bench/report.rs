@@ -154,15 +154,17 @@ impl Report<'_> {
         }
         for d in &m.drafted {
             let s = d.stats;
+            let each = d.step_ms.map(|ms| format!(" of {ms:.3} ms"));
             line(format!(
-                "drafts     {:>6} right   {:>34} tokens/s, {:.2} times {}; {} of {} right in {} steps",
+                "drafts     {:>6} right   {:>34} tokens/s, {:.2} times {}; {} of {} right in {} steps{}",
                 d.source,
                 spread(&d.tokens_per_s, 1),
                 d.tokens_per_s.median() / d.plain.median(),
                 spread(&d.plain, 1),
                 s.accepted,
                 s.drafted,
-                s.steps
+                s.steps,
+                each.unwrap_or_default()
             ));
         }
         for b in &m.batch {
@@ -244,6 +246,7 @@ impl Report<'_> {
                 "steps": d.stats.steps,
                 "drafted": d.stats.drafted,
                 "accepted": d.stats.accepted,
+                "step_ms": d.step_ms,
             })
         });
         let batch = m

@@ -16,12 +16,17 @@ const FIRST_PAUSE: u32 = 32;
 const LONGEST_PAUSE: u32 = 1024;
 /// Drafts of such a trial.
 const TRIAL: usize = 2;
+/// Times that a number of drafts is tried to see what it costs, and what it must promise for that, as a factor of the best rate.
+const LOOKS: u8 = 2;
+const PROMISE: f32 = 1.02;
 
 /// Chooses how many drafts to verify.
 #[derive(Clone)]
 pub struct Depth {
     /// Seconds of a step with so many drafts; 0 if unknown.
     step: [f32; MAX_DRAFTS + 1],
+    /// How often that was measured, up to [`LOOKS`].
+    looks: [u8; MAX_DRAFTS + 1],
     /// Seconds that a draft takes to make.
     drafting: f32,
     classes: [Class; CLASSES],
@@ -45,6 +50,7 @@ impl Depth {
     pub fn new() -> Depth {
         Depth {
             step: [0.0; MAX_DRAFTS + 1],
+            looks: [0; MAX_DRAFTS + 1],
             drafting: 0.0,
             classes: [Class {
                 right: 0.6,
@@ -81,14 +87,26 @@ impl Depth {
         let index = class.min(CLASSES - 1);
         let right = self.classes[index].right;
         let (mut best, mut rate) = (0, 1.0 / self.step[0]);
+        // The best of those that were hardly tried, if more drafts cost no more than fewer.
+        let (mut hopeful, mut hope) = (0, 0.0);
         let (mut tokens, mut chance) = (1.0, 1.0);
+        let mut least = self.step[0];
         for count in 1..=most {
             chance *= right;
             tokens += chance;
-            let seconds = self.cost(count) + self.drafting * count as f32;
-            if tokens / seconds > rate {
-                (best, rate) = (count, tokens / seconds);
+            least = self.step[count].max(least);
+            let drafting = self.drafting * count as f32;
+            let known = tokens / (self.cost(count) + drafting);
+            if known > rate {
+                (best, rate) = (count, known);
             }
+            let hoped = tokens / (least + drafting);
+            if self.looks[count] < LOOKS && hoped > hope {
+                (hopeful, hope) = (count, hoped);
+            }
+        }
+        if best > 0 && hope > PROMISE * rate {
+            best = hopeful;
         }
         let class = &mut self.classes[index];
         if best > 0 {
@@ -124,6 +142,7 @@ impl Depth {
     /// A step with so many drafts took so long.
     pub fn step_took(&mut self, count: usize, time: Duration) {
         average(&mut self.step[count], time.as_secs_f32());
+        self.looks[count] = LOOKS.min(self.looks[count] + 1);
     }
 
     /// Making so many drafts took so long.
@@ -145,10 +164,12 @@ impl Depth {
     }
 }
 
-/// An average of the last times that forgets what is longer than usual: the machine may have been busy.
+/// An average of the last times that forgets what is longer than usual: the machine may have been busy, and the first step of
+/// its kind makes ready what it needs.
 fn average(average: &mut f32, seconds: f32) {
     *average = match *average {
         0.0 => seconds,
+        a if seconds < 0.7 * a => seconds,
         a if seconds < a => a + 0.3 * (seconds - a),
         a => a + NEW * (seconds.min(2.0 * a) - a),
     };

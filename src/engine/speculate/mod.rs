@@ -7,6 +7,7 @@ mod depth;
 mod model;
 mod ngram;
 
+use super::residence::Residence;
 use super::sampling::Sampling;
 use super::session::submit;
 use super::{Model, Session};
@@ -113,6 +114,8 @@ pub(super) struct Speculation {
     class: usize,
     /// Whether the token that was polled last was a draft.
     drafted_last: bool,
+    /// Drafts of a step whose first token is not polled yet, and when it began, where that says what a step takes.
+    timed: Option<(usize, Instant)>,
 }
 
 impl Speculation {
@@ -126,6 +129,7 @@ impl Speculation {
             accepted: 0,
             class: 0,
             drafted_last: false,
+            timed: None,
         }
     }
 
@@ -135,6 +139,11 @@ impl Speculation {
             depth: self.depth.clone(),
             ..Speculation::new(self.source.fork(fork)?, self.options)
         })
+    }
+
+    /// Drafts of a step at most.
+    pub(super) fn most(&self) -> usize {
+        self.options.most
     }
 
     /// Up to `most` drafts of what follows a context, and their class.
@@ -172,6 +181,11 @@ impl Speculation {
 
     /// An outcome of the runner was polled; the next one of the step, if there is one, was chosen already.
     fn polled(&mut self, token: Option<u32>) {
+        if let Some((count, begun)) = self.timed.take()
+            && token.is_some()
+        {
+            self.depth.step_took(count, begun.elapsed());
+        }
         self.drafted_last = false;
         match self.verified.get(self.accepted) {
             Some(next) if token == Some(*next) => {
@@ -206,6 +220,10 @@ impl Session {
     ) -> Result<()> {
         self.begin()?;
         let options = self.check_drafts(options)?;
+        // A state that is not on the device gets it when it comes back.
+        if let Residence::Device(runner) = &mut self.residence {
+            runner.reserve_drafts(options.most)?;
+        }
         memory::check()?;
         self.speculation = Some(Box::new(Speculation::new(source, options)));
         Ok(())
@@ -263,7 +281,7 @@ impl Session {
             );
         }
         if able == 0 {
-            fail!(Unsupported, "the model's device cannot verify drafts yet");
+            fail!(Unsupported, "the model's device cannot verify drafts");
         }
         let most = match options.most {
             0 => able.min(16),
@@ -279,6 +297,9 @@ impl Session {
     /// Gives a fork the same source of drafts.
     pub(super) fn share_drafts(&mut self, fork: &mut Session) -> Result<()> {
         if let Some(speculation) = &mut self.speculation {
+            fork.residence
+                .runner()?
+                .reserve_drafts(speculation.options.most)?;
             fork.speculation = Some(Box::new(speculation.fork(fork)?));
             memory::check()?;
         }
@@ -317,9 +338,15 @@ impl Session {
         self.check_ahead()?;
         let token = self.poll_token(true);
         if token.is_err() {
-            self.residence.roll_back_to(self.tokens.len());
+            self.leave_last();
         }
         token
+    }
+
+    /// Forgets what the runner has evaluated from the last token on, which is one that was chosen: without drafts the next call
+    /// would evaluate it, in the way that is that call's.
+    fn leave_last(&mut self) {
+        self.residence.roll_back_to(self.tokens.len() - 1);
     }
 
     /// What a decode checks whose token is ahead; where the state is then.
@@ -341,7 +368,7 @@ impl Session {
             }
         }
         if dropped {
-            self.residence.roll_back_to(self.tokens.len());
+            self.leave_last();
         }
     }
 
@@ -376,9 +403,9 @@ impl Session {
         };
         count = self.possible(&drafts[..count])?;
         self.drop_stale_position()?;
-        // A step that first has other tokens to evaluate says nothing about what drafts cost.
-        let typical = self.tokens.len() - self.residence.runner()?.len() <= 1;
-        let begun = Instant::now();
+        // A step that first has other tokens to evaluate, or none, says nothing about what drafts cost.
+        let typical = self.tokens.len() - self.residence.runner()?.len() == 1;
+        speculation.timed = typical.then(|| (count, Instant::now()));
         match count {
             0 => {
                 self.choose(1, When::Now)?;
@@ -387,9 +414,6 @@ impl Session {
                 self.submit_drafts(&drafts[..count])?;
                 speculation.submitted(&drafts[..count], class);
             }
-        }
-        if typical {
-            speculation.depth.step_took(count, begun.elapsed());
         }
         Ok(())
     }

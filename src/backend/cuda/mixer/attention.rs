@@ -258,7 +258,10 @@ impl StepOperations<'_> {
         }
         // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, likewise; tickets are
         // zeros between any two kernels.
-        unsafe { e.kernels.attend(e.stream, &attend, self.batch)? };
+        unsafe {
+            e.kernels
+                .attend(e.stream, &attend, self.batch, self.share_caches)?
+        };
         let row = 2 * u64::from(layout.n_kv_heads) * u64::from(layout.row_bytes);
         let seen = self.positions().min(u64::from(layout.window));
         self.mark(Work::Attention, seen * row)

@@ -1,5 +1,6 @@
 //! What a session has on the device: its state, memory, and a graph per kind of step.
 
+use super::drafts::DraftSpace;
 use super::steps::Prepared;
 use crate::backend::cuda::args;
 use crate::backend::cuda::driver::{Buffer, Graph, Pinned, Stream};
@@ -31,6 +32,7 @@ pub const EVALUATE: Ending = Ending {
         draw: false,
         logprobs: false,
     },
+    drafts: false,
 };
 
 /// A session on the device. Nothing is under way between two calls of its functions but steps that
@@ -39,6 +41,8 @@ pub struct Core {
     // Dropped in this order: what the device may still use goes last.
     /// One per kind of step, captured when it is first needed.
     graphs: Vec<(Ending, Graph)>,
+    /// What drafts need, once it is reserved.
+    pub(super) drafts: Option<Box<DraftSpace>>,
     /// What it runs.
     pub weights: Arc<CudaWeights>,
     /// Memory of a step.
@@ -100,6 +104,7 @@ impl Core {
                 advance,
                 choose,
                 stages: greedy,
+                drafts: false,
             })?;
         }
         Ok(core)
@@ -113,22 +118,11 @@ impl Core {
         let n_vocab = weights.plan().n_vocab as usize;
         let slots = RESULT_SLOTS as usize;
         let sampling = SamplingState::new(&device, n_vocab, state.context(), slots)?;
-        let [kv, kv_ring] = state.addresses();
-        let mut on_device = args::Session {
-            kv,
-            kv_ring,
-            fixed: state.fixed.address(),
-            context: state.context() as u32,
-            results: results.address(),
-            result_slots: RESULT_SLOTS,
-            ..Default::default()
-        };
-        sampling.enter(&mut on_device);
         let session = Buffer::new(&device, TABLE + size_of::<u64>(), "session")?;
-        session.write(0, &[on_device])?;
         session.write(TABLE, &[session.address()])?;
-        Ok(Core {
+        let core = Core {
             graphs: Vec::new(),
+            drafts: None,
             stream: Arc::new(Stream::new(&device, stream_priority.saturating_neg())?),
             weights,
             buffers,
@@ -149,7 +143,25 @@ impl Core {
             progress: Arc::default(),
             event: None,
             notifies: false,
-        })
+        };
+        core.session.write(0, &[core.device_session()])?;
+        Ok(core)
+    }
+
+    /// The device-side state of an empty session.
+    pub(super) fn device_session(&self) -> args::Session {
+        let [kv, kv_ring] = self.state.addresses();
+        let mut session = args::Session {
+            kv,
+            kv_ring,
+            fixed: self.state.fixed.address(),
+            context: self.state.context() as u32,
+            results: self.results.address(),
+            result_slots: RESULT_SLOTS,
+            ..Default::default()
+        };
+        self.sampling.enter(&mut session);
+        session
     }
 
     /// Positions in the state.
@@ -238,7 +250,7 @@ impl Core {
     }
 
     /// Brings the device's position to the host's.
-    fn set_position(&mut self, stream: &Stream, position: usize) -> Result<()> {
+    pub(super) fn set_position(&mut self, stream: &Stream, position: usize) -> Result<()> {
         let position = position as u32;
         if self.mirror.position != Some(position) {
             self.mirror.position = None;
@@ -257,7 +269,7 @@ impl Core {
         Ok(())
     }
 
-    fn set_sampling(&mut self, stream: &Stream, settings: args::Settings) -> Result<()> {
+    pub(super) fn set_sampling(&mut self, stream: &Stream, settings: args::Settings) -> Result<()> {
         if self.mirror.settings != Some(settings) {
             self.mirror.settings = None;
             let at = self.session.address() + offset_of!(args::Session, settings) as u64;

@@ -66,6 +66,7 @@ impl Core {
             advance,
             choose: true,
             stages,
+            drafts: false,
         };
         self.launch(kind(prepared.appends))?;
         self.has_logits &= !prepared.appends;
@@ -87,7 +88,7 @@ impl Core {
 
     /// Has whoever waits for the session's event poll when a step is done. Without it, they poll when they have waited for
     /// long enough.
-    fn notify(&self, stream: &Stream) {
+    pub(super) fn notify(&self, stream: &Stream) {
         if let Some(event) = self.event.as_ref().filter(|_| self.notifies) {
             let _ = stream.set_when_done(event);
         }
@@ -120,6 +121,7 @@ impl Core {
                 advance: false,
                 choose: true,
                 stages: prepared.stages,
+                drafts: false,
             })
         });
         if let Err(e) = launched {
@@ -174,54 +176,63 @@ impl Steps {
         }
         let device = core.weights.context().clone();
         let _current = device.enter()?;
-        let Some(value) = self.await_result(core, wait)? else {
+        let (number, interrupt) = (self.oldest(core), self.interrupt.as_ref());
+        let Some(value) = core.await_result(number, &self.stream, interrupt, wait)? else {
             return Ok(None);
         };
-        let token = value as u32;
-        let outcome = (value >> 32) as u8;
-        if outcome != 0 {
-            // The device has gone on, and so have the steps behind this one.
-            self.stream.synchronize()?;
-        }
-        let settings = core.mirror.settings;
-        match outcome {
-            0 => {}
-            1 => fail!(Numeric, "the logit of token {token} is not a number"),
-            2 => fail!(Numeric, "the logit of token {token} is infinite"),
-            _ if settings.is_some_and(|s| s.masked != 0 || s.bias != 0) => {
-                fail!(Numeric, "every logit that may be chosen is minus infinity")
+        let chosen = match core.chosen(number, value) {
+            Ok(chosen) => chosen,
+            Err(e) => {
+                // The device has gone on, and so have the steps behind this one.
+                self.stream.synchronize()?;
+                return Err(e);
             }
-            _ => fail!(Numeric, "every logit is minus infinity"),
-        }
-        let reported = settings.is_some_and(|s| s.logprobs > 0);
-        let slot = self.oldest_slot(core);
-        let logprobs = reported.then(|| core.logprob_boxes.fill(core.sampling.logprobs(slot)));
+        };
         self.in_flight -= 1;
         core.set_len(core.len() + usize::from(self.appends));
         self.appends = true;
         if self.in_flight == 0 {
             core.mirror.position = Some(core.len() as u32);
-            core.mirror.token = Some(token);
+            core.mirror.token = Some(chosen.token);
             core.has_logits = true;
             core.settle(false)?;
         }
-        Ok(Some(Chosen { token, logprobs }))
+        Ok(Some(chosen))
     }
 
-    fn await_result(&self, core: &Core, wait: bool) -> Result<Option<u64>> {
+    /// The number of the oldest step.
+    fn oldest(&self, core: &Core) -> u32 {
+        core.started.wrapping_sub(self.in_flight - 1)
+    }
+}
+
+/// Where a step leaves its result.
+fn slot(number: u32) -> usize {
+    (number.wrapping_sub(1) % RESULT_SLOTS) as usize
+}
+
+impl Core {
+    /// The result of the step of a number, which runs on `stream`, or `None` while it is not there.
+    pub(super) fn await_result(
+        &self,
+        number: u32,
+        stream: &Stream,
+        interrupt: Option<&Arc<AtomicBool>>,
+        wait: bool,
+    ) -> Result<Option<u64>> {
         let mut turns = 0u32;
         loop {
-            if let Some(value) = self.result(core) {
+            if let Some(value) = self.result(number) {
                 return Ok(Some(value));
             }
-            if let Some(interrupt) = &self.interrupt
+            if let Some(interrupt) = interrupt
                 && interrupt.load(Ordering::Relaxed)
             {
-                self.stream.synchronize()?;
+                stream.synchronize()?;
                 fail!(Interrupted, "interrupted while deciding on a token");
             }
             // Errors show in the stream only; asking it costs more than a look at the ring.
-            if turns.is_multiple_of(256) && self.stream.is_idle()? && self.result(core).is_none() {
+            if turns.is_multiple_of(256) && stream.is_idle()? && self.result(number).is_none() {
                 fail!(Internal, "a step ended without a result");
             }
             if !wait {
@@ -236,23 +247,31 @@ impl Steps {
         }
     }
 
-    /// The number of the oldest step.
-    fn oldest(&self, core: &Core) -> u32 {
-        core.started.wrapping_sub(self.in_flight - 1)
-    }
-
-    /// Where it leaves its result.
-    fn oldest_slot(&self, core: &Core) -> usize {
-        (self.oldest(core).wrapping_sub(1) % RESULT_SLOTS) as usize
-    }
-
-    /// The result of the oldest step, if it is there.
-    fn result(&self, core: &Core) -> Option<u64> {
-        let number = self.oldest(core);
-        let ring = core.results().pointer().cast::<u64>();
+    /// The result of the step of a number, if it is there.
+    pub(super) fn result(&self, number: u32) -> Option<u64> {
+        let ring = self.results().pointer().cast::<u64>();
         // SAFETY: the ring has this entry, 8-byte aligned; the device writes entries as whole words.
-        let entry = unsafe { AtomicU64::from_ptr(ring.add(self.oldest_slot(core))) };
+        let entry = unsafe { AtomicU64::from_ptr(ring.add(slot(number))) };
         let value = entry.load(Ordering::Acquire);
         ((value >> 40) as u32 == number & 0xff_ffff).then_some(value)
+    }
+
+    /// The token of a step's result, or why it has none.
+    pub(super) fn chosen(&self, number: u32, value: u64) -> Result<Chosen> {
+        let token = value as u32;
+        let settings = self.mirror.settings;
+        match (value >> 32) as u8 {
+            0 => {}
+            1 => fail!(Numeric, "the logit of token {token} is not a number"),
+            2 => fail!(Numeric, "the logit of token {token} is infinite"),
+            _ if settings.is_some_and(|s| s.masked != 0 || s.bias != 0) => {
+                fail!(Numeric, "every logit that may be chosen is minus infinity")
+            }
+            _ => fail!(Numeric, "every logit is minus infinity"),
+        }
+        let reported = settings.is_some_and(|s| s.logprobs > 0);
+        let entry = || self.sampling.logprobs(slot(number));
+        let logprobs = reported.then(|| self.logprob_boxes.fill(entry()));
+        Ok(Chosen { token, logprobs })
     }
 }

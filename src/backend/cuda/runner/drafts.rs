@@ -1,0 +1,518 @@
+//! Drafts of a session: a step in which a token and the drafts behind it are rows.
+//!
+//! On the device each row is a session of its own, which shares the caches and the history of the one that it belongs to
+//! (`kernels/drafts.cu`). So every kernel of a step does for a row what it does for a session of a batch, and a row has the bits of
+//! the step that it saves. Two kernels around these ready the rows, and count the choices that are the next row's token.
+
+use super::core::{Core, EVALUATE, RESULT_SLOTS};
+use super::steps::{Chosen, Request};
+use crate::backend::MaskSource;
+use crate::backend::cuda::arena::{Arena, Placed};
+use crate::backend::cuda::args;
+use crate::backend::cuda::driver::{Buffer, Graph, Pinned, Stream};
+use crate::backend::cuda::evaluation::Evaluation;
+use crate::backend::cuda::kernels::Kernels;
+use crate::backend::cuda::sampling::Stages;
+use crate::backend::cuda::step::{Ending, StepBuffers};
+use crate::backend::fill_mask;
+use crate::engine::sampling::Sampling;
+use crate::error::{Error, Result, fail};
+use crate::panics::catch;
+use arrayvec::ArrayVec;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Rows of a step that verifies drafts: the known token, and drafts.
+pub const MAX_ROWS: usize = 16;
+/// Words of `asked` before its tokens, as `ASKED_TOKENS` of drafts.cu.
+const ASKED_TOKENS: usize = 2;
+
+/// What a session has on the device for its drafts.
+pub struct DraftSpace {
+    // Dropped in this order: what the device may still use goes last.
+    /// By number of rows and kind of step, captured when they are first needed.
+    graphs: Vec<(usize, Ending, Graph)>,
+    buffers: StepBuffers,
+    memory: Placed<Buffer, Places>,
+    /// What the rows are told, and a mask of each behind that.
+    pinned: Pinned,
+    /// Rows that there is room for.
+    most: usize,
+    n_vocab: usize,
+    /// The step under way.
+    flight: Option<Flight>,
+    /// What was chosen and not polled yet.
+    outcomes: ArrayVec<Result<Chosen>, { MAX_ROWS + 1 }>,
+}
+
+/// Addresses of the parts of the device's memory.
+#[derive(Clone, Copy)]
+struct Places {
+    drafts: u64,
+    /// A table of the address of `drafts`.
+    drafts_table: u64,
+    rows: u64,
+    /// Of the addresses of `rows`.
+    rows_table: u64,
+    results: u64,
+    /// Of each row, `n_vocab` elements.
+    adjusted: u64,
+    counts: u64,
+    lengths: u64,
+    masks: u64,
+}
+
+impl Places {
+    fn place(arena: &mut Arena, rows: usize, n_vocab: usize) -> Places {
+        let n = rows as u64;
+        let tokens = n * n_vocab as u64;
+        Places {
+            drafts: arena.array::<args::Drafts>(1),
+            drafts_table: arena.array::<u64>(1),
+            rows: arena.array::<args::Session>(n),
+            rows_table: arena.array::<u64>(n),
+            results: arena.array::<u64>(u64::from(RESULT_SLOTS)),
+            adjusted: arena.array::<f32>(tokens),
+            counts: arena.array::<u32>(tokens),
+            lengths: arena.array::<u32>(tokens),
+            masks: arena.array::<u32>(n * mask_words(n_vocab) as u64),
+        }
+    }
+}
+
+fn mask_words(n_vocab: usize) -> usize {
+    n_vocab.div_ceil(32)
+}
+
+/// Bytes in front of the masks.
+fn asked_bytes(rows: usize) -> usize {
+    ((ASKED_TOKENS + rows) * 4).next_multiple_of(256)
+}
+
+/// A step that was launched and not collected.
+struct Flight {
+    stream: Arc<Stream>,
+    /// The tokens of its rows.
+    tokens: ArrayVec<u32, MAX_ROWS>,
+    /// Rows whose choices count, and why not that of the next one.
+    counted: usize,
+    behind: Option<Error>,
+    /// Ends it early.
+    interrupt: Option<Arc<AtomicBool>>,
+}
+
+impl DraftSpace {
+    fn new(core: &Core, rows: usize) -> Result<DraftSpace> {
+        let context = core.weights.sessions();
+        let n_vocab = core.weights.plan().n_vocab as usize;
+        let what = "memory of drafts";
+        let memory = Placed::new(
+            |arena| Places::place(arena, rows, n_vocab),
+            |bytes| Buffer::new(context, bytes, what),
+        )?;
+        let at = *memory.at();
+        let offset = |address: u64| (address - memory.memory().address()) as usize;
+        // Counts and lengths are zeros between any two steps.
+        for part in [at.counts, at.lengths] {
+            memory.memory().clear(offset(part), rows * n_vocab * 4)?;
+        }
+        let pinned_bytes = asked_bytes(rows) + rows * mask_words(n_vocab) * 4;
+        let pinned = Pinned::new(context, pinned_bytes, what)?;
+        let masks = match core.sampling.reads_host_mask() {
+            true => pinned.address() + asked_bytes(rows) as u64,
+            false => at.masks,
+        };
+        let mut addresses = ArrayVec::<u64, MAX_ROWS>::new();
+        for row in 0..rows as u64 {
+            let tokens = row * n_vocab as u64 * 4;
+            let mut session = core.device_session();
+            session.results = at.results;
+            session.adjusted = at.adjusted + tokens;
+            session.counts = at.counts + tokens;
+            session.lengths = at.lengths + tokens;
+            session.mask = masks + row * mask_words(n_vocab) as u64 * 4;
+            let address = at.rows + row * size_of::<args::Session>() as u64;
+            memory.memory().write(offset(address), &[session])?;
+            addresses.push(address);
+        }
+        memory.memory().write(offset(at.rows_table), &addresses)?;
+        let drafts = args::Drafts {
+            session: core.address(),
+            rows: at.rows,
+            results: at.results,
+            asked: pinned.address(),
+        };
+        memory.memory().write(offset(at.drafts), &[drafts])?;
+        memory
+            .memory()
+            .write(offset(at.drafts_table), &[at.drafts])?;
+        Ok(DraftSpace {
+            graphs: Vec::new(),
+            buffers: StepBuffers::new(context, core.weights.plan(), rows as u32)?,
+            memory,
+            pinned,
+            most: rows,
+            n_vocab,
+            flight: None,
+            outcomes: ArrayVec::new(),
+        })
+    }
+
+    /// Tells the rows their tokens. Nothing is under way.
+    fn ask(&mut self, tokens: &[u32]) {
+        let n = tokens.len() as u32;
+        for (i, word) in [n, n].iter().chain(tokens).enumerate() {
+            self.write_asked(i, *word);
+        }
+    }
+
+    fn write_asked(&mut self, index: usize, word: u32) {
+        assert!(
+            index < ASKED_TOKENS + self.most,
+            "within what rows are told"
+        );
+        // SAFETY: pinned memory of so many words; the kernels read it as whole words.
+        unsafe {
+            self.pinned
+                .pointer()
+                .cast::<u32>()
+                .add(index)
+                .write_volatile(word)
+        };
+    }
+
+    /// Asks for the mask of a row, and enqueues its copy.
+    ///
+    /// # Safety
+    /// The memory must live until the work is done. No earlier copy of this row's mask may be under way.
+    unsafe fn take_mask(
+        &mut self,
+        row: usize,
+        is_read_here: bool,
+        stream: &Stream,
+        source: &mut MaskSource<'_>,
+    ) -> Result<()> {
+        let words = mask_words(self.n_vocab);
+        let from = asked_bytes(self.most) + row * words * 4;
+        let pointer = self.pinned.pointer().wrapping_add(from);
+        // SAFETY: pinned memory of so many words, which only this function and the copies that it enqueues use.
+        let host = unsafe { std::slice::from_raw_parts_mut(pointer.cast::<u32>(), words) };
+        // A panic would leave the device at work on what the caller holds to be idle.
+        catch(|| fill_mask(source, self.n_vocab, host))?;
+        if is_read_here {
+            return Ok(());
+        }
+        let to = self.memory.at().masks + (row * words * 4) as u64;
+        // SAFETY: both ranges are of this size, and live until the work is done, as the caller promises.
+        unsafe { stream.copy_in(to, pointer, words * 4) }
+    }
+}
+
+impl Kernels {
+    /// Readies the rows of `count` sessions with drafts, or hands over what they have chosen.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    unsafe fn drafts(&self, stream: &Stream, table: u64, count: u32, accept: bool) -> Result<()> {
+        let args = args::DraftRows { drafts: table };
+        let (name, threads) = match accept {
+            false => ("draft_rows", 256),
+            true => ("accept_drafts", 32),
+        };
+        // SAFETY: the caller's word.
+        unsafe { self.launch(stream, name, (count, 1, 1), threads, 0, &args) }
+    }
+}
+
+impl Core {
+    /// Reserves what a step of so many rows needs.
+    pub fn reserve_drafts(&mut self, rows: usize) -> Result<()> {
+        if rows > MAX_ROWS {
+            fail!(Internal, "{rows} rows of drafts");
+        }
+        if self.drafts.as_ref().is_some_and(|space| space.most >= rows) {
+            return Ok(());
+        }
+        let device = self.weights.sessions().clone();
+        let _current = device.enter()?;
+        self.stream.synchronize()?;
+        self.drafts = Some(Box::new(DraftSpace::new(self, rows)?));
+        Ok(())
+    }
+
+    /// Whether there is something to poll.
+    pub fn has_drafts(&self) -> bool {
+        let space = self.drafts.as_ref();
+        space.is_some_and(|space| space.flight.is_some() || !space.outcomes.is_empty())
+    }
+
+    /// Lets an interrupt end the step under way.
+    pub fn end_drafts_by(&mut self, interrupt: &Arc<AtomicBool>) {
+        if let Some(flight) = self.drafts.as_mut().and_then(|space| space.flight.as_mut()) {
+            flight.interrupt = Some(interrupt.clone());
+        }
+    }
+
+    fn space(&mut self) -> Result<&mut DraftSpace> {
+        match &mut self.drafts {
+            Some(space) => Ok(space),
+            None => fail!(Internal, "no memory for drafts"),
+        }
+    }
+
+    /// Starts to evaluate `tokens`, of which the last `drafts` are guesses, and to choose as [`Want::Verified`] says.
+    ///
+    /// [`Want::Verified`]: crate::backend::Want::Verified
+    pub fn verify(
+        &mut self,
+        tokens: &[u32],
+        drafts: usize,
+        sampling: &Sampling,
+        mut mask: Option<&mut MaskSource<'_>>,
+        interrupt: &AtomicBool,
+    ) -> Result<()> {
+        self.reserve_drafts(drafts + 1)?;
+        let known = tokens.len() - drafts;
+        if known > 0 {
+            let (first, rows) = tokens.split_at(known - 1);
+            if !first.is_empty() {
+                self.extend(first, interrupt, false)?;
+            }
+            return self.begin_drafts(rows, sampling, mask, interrupt);
+        }
+        // The first choice is by the logits at hand.
+        let request = Request {
+            token: None,
+            count: 1,
+            sampling,
+            interrupt,
+        };
+        let mut steps = match &mut mask {
+            Some(mask) => self.begin_masked(&request, &mut **mask)?,
+            None => self.begin(&request)?,
+        };
+        let Some(chosen) = steps.poll(self, true)? else {
+            fail!(Internal, "no token after a wait for it");
+        };
+        let is_right = chosen.token == tokens[0];
+        self.space()?.outcomes.push(Ok(chosen));
+        if is_right && let Err(e) = self.begin_drafts(tokens, sampling, mask, interrupt) {
+            self.space()?.outcomes.push(Err(e));
+        }
+        Ok(())
+    }
+
+    /// Launches the step whose rows have these tokens.
+    fn begin_drafts(
+        &mut self,
+        tokens: &[u32],
+        sampling: &Sampling,
+        mask: Option<&mut MaskSource<'_>>,
+        interrupt: &AtomicBool,
+    ) -> Result<()> {
+        let device = self.weights.context().clone();
+        let _current = device.enter()?;
+        let (stream, n) = (self.stream.clone(), tokens.len());
+        if interrupt.load(Ordering::Relaxed) {
+            fail!(Interrupted, "interrupted before the step");
+        }
+        self.state.prepare(self.len(), self.len() + n, &stream)?;
+        self.set_position(&stream, self.len())?;
+        let settings = self.sampling.settings(sampling, mask.is_some());
+        self.set_sampling(&stream, settings)?;
+        self.space()?.ask(tokens);
+        let ending = Ending {
+            advance: true,
+            choose: true,
+            stages: Stages::of(&settings),
+            drafts: true,
+        };
+        let mut flight = Flight {
+            stream: stream.clone(),
+            tokens: tokens.iter().copied().collect(),
+            counted: n,
+            behind: None,
+            interrupt: None,
+        };
+        // Whatever comes, the device has gone on.
+        self.has_logits = false;
+        let launched = match mask {
+            None => self.launch_drafts(n, ending),
+            Some(mask) => self.launch_masked_drafts(n, ending, mask, &mut flight),
+        };
+        if let Err(e) = launched {
+            let _ = stream.synchronize();
+            self.lose_track();
+            return Err(e);
+        }
+        self.mirror.position = None;
+        self.mirror.token = None;
+        self.notify(&stream);
+        self.space()?.flight = Some(flight);
+        Ok(())
+    }
+
+    /// The same with masks, which are made while the device evaluates the tokens.
+    fn launch_masked_drafts(
+        &mut self,
+        n: usize,
+        ending: Ending,
+        mask: &mut MaskSource<'_>,
+        flight: &mut Flight,
+    ) -> Result<()> {
+        let evaluate = Ending {
+            drafts: true,
+            ..EVALUATE
+        };
+        self.launch_drafts(n, evaluate)?;
+        let (stream, is_read_here) = (self.stream.clone(), self.sampling.reads_host_mask());
+        for row in 0..n {
+            // SAFETY: `Drop` waits for the stream. The last masked step has ended, and its copies with it.
+            let taken = unsafe { self.space()?.take_mask(row, is_read_here, &stream, mask) };
+            match taken {
+                Ok(()) => {}
+                Err(e) if row == 0 => return Err(e),
+                Err(e) => {
+                    // It counts if all choices before it are right.
+                    (flight.counted, flight.behind) = (row, Some(e));
+                    break;
+                }
+            }
+        }
+        // The kernel that reads it comes with the next launch.
+        self.space()?.write_asked(1, flight.counted as u32);
+        self.launch_drafts(
+            n,
+            Ending {
+                advance: false,
+                ..ending
+            },
+        )
+    }
+
+    fn launch_drafts(&mut self, n: usize, ending: Ending) -> Result<()> {
+        let (stream, weights) = (self.stream.clone(), self.weights.clone());
+        let same = |(rows, kind, _): &(usize, Ending, Graph)| (*rows, *kind) == (n, ending);
+        let space = self.space()?;
+        let at = match space.graphs.iter().position(same) {
+            Some(at) => at,
+            None => {
+                let graph = self.capture_drafts(n, ending)?;
+                let space = self.space()?;
+                space.graphs.push((n, ending, graph));
+                space.graphs.len() - 1
+            }
+        };
+        let graph = &self.space()?.graphs[at].2;
+        // SAFETY: as in `capture_drafts`; `Drop` waits for the stream.
+        let launch = || unsafe { stream.launch_graph(graph) };
+        weights.gate().step(&stream, launch)
+    }
+
+    fn capture_drafts(&mut self, n: usize, ending: Ending) -> Result<Graph> {
+        let stream = self.stream.clone();
+        let Some(space) = &self.drafts else {
+            fail!(Internal, "no memory for drafts");
+        };
+        let at = space.memory.at();
+        let eval = Evaluation {
+            sessions: at.rows_table,
+            ..self.evaluation(&stream)
+        };
+        stream.capture(|| {
+            // SAFETY: *weights*: this structure holds an `Arc` of them. *sessions* and *workspace*: the graph lives in
+            // this structure beside them, its stream keeps launches apart, and the cache is prepared before each.
+            unsafe {
+                if ending.advance {
+                    eval.kernels.drafts(&stream, at.drafts_table, 1, false)?;
+                }
+                space.buffers.enqueue(&eval, n as u32, ending)?;
+                if ending.choose {
+                    eval.kernels.drafts(&stream, at.drafts_table, 1, true)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The next choice of the step under way, or `None` while it is not there. After an error nothing of the step is left.
+    pub fn poll_drafts(&mut self, wait: bool) -> Result<Option<Chosen>> {
+        let space = self.space()?;
+        if space.outcomes.is_empty() {
+            let Some(flight) = space.flight.take() else {
+                fail!(NothingPending, "no step was started");
+            };
+            match self.collect_drafts(&flight, wait) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.space()?.flight = Some(flight);
+                    return Ok(None);
+                }
+                Err(e) => {
+                    self.space()?.outcomes.clear();
+                    self.lose_track();
+                    return Err(e);
+                }
+            }
+        }
+        match self.space()?.outcomes.pop_at(0) {
+            Some(outcome) => outcome.map(Some),
+            None => fail!(Internal, "a step of drafts without a choice"),
+        }
+    }
+
+    /// Takes the results of a step, if they are there.
+    fn collect_drafts(&mut self, flight: &Flight, wait: bool) -> Result<bool> {
+        let device = self.weights.context().clone();
+        let _current = device.enter()?;
+        let first = self.started.wrapping_add(1);
+        match self.await_result(first, &flight.stream, flight.interrupt.as_ref(), wait) {
+            Ok(None) => Ok(false),
+            Ok(Some(value)) => self.take_results(flight, value).map(|()| true),
+            Err(e) => {
+                // The step may have ended all the same: the next one's number is behind its results.
+                if let Some(value) = self.result(first) {
+                    let before = self.len();
+                    self.take_results(flight, value)?;
+                    self.set_len(before);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// Takes the results of a step whose first one is this; the others came before it.
+    fn take_results(&mut self, flight: &Flight, first: u64) -> Result<()> {
+        let before = self.len();
+        for row in 0..flight.counted {
+            let number = self.started.wrapping_add(1);
+            let value = match row {
+                0 => Some(first),
+                _ => self.result(number),
+            };
+            let Some(value) = value else {
+                fail!(Internal, "a step of drafts without a result");
+            };
+            self.started = number;
+            let chosen = self.chosen(number, value);
+            let token = chosen.as_ref().ok().map(|chosen| chosen.token);
+            self.space()?.outcomes.push(chosen);
+            let Some(token) = token else {
+                // The device has gone on.
+                flight.stream.synchronize()?;
+                self.lose_track();
+                return Ok(());
+            };
+            self.set_len(before + row + 1);
+            self.mirror.position = Some(self.len() as u32);
+            self.mirror.token = Some(token);
+            if flight.tokens.get(row + 1) != Some(&token) {
+                return Ok(());
+            }
+        }
+        if let Some(e) = &flight.behind {
+            self.space()?.outcomes.push(Err(e.clone()));
+        }
+        Ok(())
+    }
+}

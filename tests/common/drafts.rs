@@ -1,0 +1,146 @@
+//! Sessions with drafts beside sessions without: the same tokens, log-probabilities and logits, whatever a source guesses. On any
+//! device.
+
+use super::states::random_life_of;
+use super::tiny::Random;
+use emberlm::Result;
+use emberlm::engine::sampling::Sampling;
+use emberlm::engine::speculate::{DraftContext, DraftOptions, DraftSource, ModelDrafts};
+use emberlm::engine::{Model, Session};
+use std::sync::Arc;
+
+/// As many drafts as the source has, up to six.
+pub const ALWAYS: DraftOptions = DraftOptions {
+    most: 6,
+    always: true,
+};
+
+/// What the model itself would choose, each token spoiled with a probability.
+pub struct Spoiled {
+    drafts: ModelDrafts,
+    /// Of 100.
+    wrong: u64,
+    random: Random,
+    n_vocab: u32,
+}
+
+impl Spoiled {
+    pub fn source(target: &Session, wrong: u64) -> Box<dyn DraftSource> {
+        Box::new(Spoiled {
+            drafts: ModelDrafts::new(target, target.model()).unwrap(),
+            wrong,
+            random: Random::new(wrong, "spoiled"),
+            n_vocab: target.model().details().n_vocab as u32,
+        })
+    }
+}
+
+impl DraftSource for Spoiled {
+    fn look(&mut self, context: &DraftContext<'_>) -> Result<Option<usize>> {
+        self.drafts.look(context)
+    }
+
+    fn draft(&mut self, context: &DraftContext<'_>, drafts: &mut [u32]) -> Result<usize> {
+        let count = self.drafts.draft(context, drafts)?;
+        for draft in &mut drafts[..count] {
+            if self.random.bits() % 100 < self.wrong {
+                *draft = (*draft + 1) % self.n_vocab;
+            }
+        }
+        Ok(count)
+    }
+
+    fn fork(&mut self, fork: &Session) -> Result<Box<dyn DraftSource>> {
+        Ok(Spoiled::source(fork, self.wrong))
+    }
+}
+
+/// Random lives with drafts, right and wrong ones, and of the context.
+pub fn lives(model: &Arc<Model>, seed: u64, wrong: u64, has_grammar: bool) {
+    random_life_of(model, seed, 60, has_grammar, &mut |session| {
+        let source = Spoiled::source(session, wrong);
+        session.set_draft_source(source, &ALWAYS).unwrap();
+    });
+    random_life_of(model, 100 + seed, 60, has_grammar, &mut |session| {
+        session.set_ngram_drafts(1, &ALWAYS).unwrap();
+    });
+    random_life_of(model, 200 + seed, 60, has_grammar, &mut |session| {
+        session
+            .set_ngram_drafts(0, &DraftOptions::default())
+            .unwrap();
+    });
+}
+
+/// A token, and the bits of the log-probabilities of it and of the most probable ones.
+pub type Decoded = (u32, Option<Vec<(u32, u32)>>);
+
+/// Tokens and log-probabilities of `count` decodes.
+pub fn decoded(session: &mut Session, count: usize) -> Vec<Decoded> {
+    let decode = |_| {
+        let token = session.decode().unwrap();
+        let logprobs = session.logprobs().map(|l| {
+            let all = std::iter::once((token, l.chosen)).chain(l.top.iter().copied());
+            all.map(|(token, p)| (token, p.to_bits())).collect()
+        });
+        (token, logprobs)
+    };
+    (0..count).map(decode).collect()
+}
+
+/// Texts of `count` tokens, greedy and sampled, by a model that was trained on text, in sessions that `create` makes.
+pub fn long_texts(create: &dyn Fn() -> Session, count: usize) {
+    let sampled = Sampling {
+        temperature: 0.9,
+        top_p: 0.95,
+        seed: 7,
+        ..Sampling::GREEDY
+    };
+    let penalized = Sampling {
+        repeat_penalty: 1.1,
+        logprobs: 3,
+        ..sampled
+    };
+    for sampling in [Sampling::GREEDY, sampled, penalized] {
+        let (mut plain, mut ngrams, mut spoiled) = (create(), create(), create());
+        ngrams.set_ngram_drafts(0, &ALWAYS).unwrap();
+        let source = Spoiled::source(&spoiled, 20);
+        spoiled.set_draft_source(source, &ALWAYS).unwrap();
+        let mut left = count;
+        while left > 0 {
+            let now = left.min(900);
+            let all = [&mut plain, &mut ngrams, &mut spoiled].map(|s| {
+                s.set_sampling(
+                    Sampling {
+                        seed: left as u64,
+                        ..sampling
+                    },
+                    None,
+                )
+                .unwrap();
+                s.rewind(0).unwrap();
+                s.prefill(&[1, 20, 30, 40]).unwrap();
+                decoded(s, now)
+            });
+            assert!(all[0] == all[1] && all[0] == all[2], "{sampling:?}");
+            left -= now;
+        }
+        let stats = spoiled.speculation().unwrap().stats;
+        assert!(
+            stats.accepted > 0 && stats.accepted < stats.drafted,
+            "{stats:?}"
+        );
+        if sampling.temperature == 0.0 {
+            // A greedy text comes round to itself.
+            let stats = ngrams.speculation().unwrap().stats;
+            assert!(10 * stats.accepted > 5 * stats.drafted, "{stats:?}");
+        }
+    }
+}
+
+/// Tokens of such texts.
+pub fn long_count() -> usize {
+    match std::env::var_os("EMBERLM_SLOW_TESTS") {
+        Some(_) => 10_000,
+        None => 1_000,
+    }
+}

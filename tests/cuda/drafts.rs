@@ -1,0 +1,144 @@
+//! Drafts that are verified on a GPU: sessions with and without them give the same tokens and log-probabilities.
+
+use crate::common::drafts::*;
+use crate::common::families::{CPU_ONLY, WINDOWED, with_context};
+use crate::common::repository_file;
+use crate::common::states::{random_life_of, session, session_with};
+use crate::gpu::*;
+use emberlm::Status;
+use emberlm::backend::{DeviceKind, KvType, LoadOptions};
+use emberlm::engine::speculate::DraftOptions;
+use emberlm::engine::{Model, device};
+use std::path::Path;
+use std::sync::Arc;
+
+pub fn tests(tests: &mut Tests) {
+    tests.push(("drafts::random_lives".into(), Box::new(random_lives)));
+    tests.push(("drafts::families".into(), Box::new(families)));
+    tests.push(("drafts::rings".into(), Box::new(rings)));
+    tests.push(("drafts::long_texts".into(), Box::new(all_long_texts)));
+    tests.push(("drafts::options".into(), Box::new(options)));
+    tests.push(("drafts::interrupts".into(), Box::new(interrupts)));
+}
+
+fn load(path: &Path) -> Arc<Model> {
+    let is_gpu = |i: &usize| device::info(*i).unwrap().kind == DeviceKind::Cuda;
+    let index = (0..device::count().unwrap()).find(is_gpu).unwrap();
+    let options = LoadOptions::default();
+    Arc::new(Model::load(path, index, &options, &mut |_| Ok(())).unwrap())
+}
+
+fn hamlet() -> Arc<Model> {
+    load(&repository_file("models/hamlet-7m-Q4_K_M.gguf"))
+}
+
+fn family(name: &str) -> Arc<Model> {
+    load(&repository_file(&format!(
+        "tests/data/families/{name}/model.gguf"
+    )))
+}
+
+fn random_lives() {
+    let model = hamlet();
+    for (seed, wrong) in [(0, 0), (1, 20), (2, 50), (3, 100)] {
+        lives(&model, seed, wrong, true);
+    }
+}
+
+fn families() {
+    let others = [
+        "deepseek_v2",
+        "gemma4",
+        "gemma4_e",
+        "mixtral",
+        "qwen3moe",
+        "gpt_oss",
+        "phi2",
+    ];
+    let names = WINDOWED.iter().chain(&others);
+    let mut seen = 0;
+    for (seed, name) in names.filter(|name| !CPU_ONLY.contains(name)).enumerate() {
+        let model = family(name);
+        random_life_of(&model, seed as u64, 40, false, &mut |session| {
+            let source = Spoiled::source(session, 30);
+            session.set_draft_source(source, &ALWAYS).unwrap();
+        });
+        random_life_of(&model, seed as u64, 40, false, &mut |session| {
+            session.set_ngram_drafts(1, &ALWAYS).unwrap();
+        });
+        seen += 1;
+    }
+    assert!(seen >= 8, "{seen} families");
+}
+
+fn rings() {
+    let dir = crate::common::TempDir::new("gpu-draft-rings");
+    for &name in WINDOWED.iter().filter(|name| !CPU_ONLY.contains(name)) {
+        let path = dir.file("model.gguf", &with_context(name, 4096).bytes());
+        let model = load(&path);
+        random_life_of(&model, 9, 60, false, &mut |session| {
+            let source = Spoiled::source(session, 30);
+            session.set_draft_source(source, &ALWAYS).unwrap();
+        });
+    }
+}
+
+fn all_long_texts() {
+    let model = hamlet();
+    for kv_type in [KvType::F16, KvType::Q8_0] {
+        long_texts(&|| session_with(&model, kv_type), long_count());
+    }
+}
+
+fn options() {
+    let model = hamlet();
+    let mut s = session(&model);
+    let more = DraftOptions {
+        most: 16,
+        ..Default::default()
+    };
+    let e = s.set_ngram_drafts(0, &more).unwrap_err();
+    assert_eq!(e.status, Status::InvalidArgument);
+    assert!(e.message.contains("up to 15"), "{e}");
+    let most = DraftOptions {
+        most: 15,
+        always: true,
+    };
+    // As many rows as there can be, up to the end of the context.
+    let mut plain = session(&model);
+    let source = Spoiled::source(&s, 3);
+    s.set_draft_source(source, &most).unwrap();
+    for session in [&mut plain, &mut s] {
+        session.prefill(&[1, 20, 30]).unwrap();
+    }
+    let rest = s.context() - s.position();
+    assert!(decoded(&mut s, rest) == decoded(&mut plain, rest));
+    assert_eq!(s.decode().unwrap_err().status, Status::ContextFull);
+    let stats = s.speculation().unwrap().stats;
+    assert!(stats.drafted > 10 * stats.steps, "{stats:?}");
+    let e = session(&family("lfm2"))
+        .set_ngram_drafts(0, &ALWAYS)
+        .unwrap_err();
+    assert_eq!(e.status, Status::Unsupported);
+    assert!(e.message.contains("recurrent"), "{e}");
+}
+
+fn interrupts() {
+    let model = hamlet();
+    let (mut plain, mut s) = (session(&model), session(&model));
+    s.set_model_drafts(&model, &ALWAYS).unwrap();
+    for session in [&mut plain, &mut s] {
+        session.prefill(&[1, 20, 30]).unwrap();
+    }
+    for round in 0..30 {
+        if round % 3 == 1 {
+            s.interrupts().ask();
+            assert_eq!(s.decode().unwrap_err().status, Status::Interrupted);
+        }
+        assert_eq!(
+            s.decode().unwrap(),
+            plain.decode().unwrap(),
+            "round {round}"
+        );
+    }
+}

@@ -1,0 +1,160 @@
+// A step whose rows are positions of one session: its rows are readied, their keys and values appended before any attends, and the
+// choices of those handed over that are what came next. Each row has the bits of the step that it saves.
+#include "cuda_fp16.h"
+// One block runs at a time here.
+#define __shared__ static
+using std::isnan;
+#include "attention.cu"
+#include "drafts.cu"
+#include "rope.cu"
+#include "model.h"
+#include <cstdio>
+
+constexpr uint32_t ROWS = 5, RING = 16;
+
+int failures = 0;
+void check(bool right, const char* what, uint32_t row) {
+    if (right) return;
+    printf("row %u: %s\n", row, what);
+    failures++;
+}
+void run(uint32_t blocks, uint32_t threads, const std::function<void()>& kernel) {
+    const std::string wrong = emulator::run(blocks, threads, (uint32_t)numbers(), kernel);
+    check(wrong.empty(), wrong.c_str(), 0);
+}
+
+// A session at a position, and its rows.
+struct Case {
+    Session session{}, rows[ROWS]{};
+    uint64_t results[RING] = {}, chosen[RING] = {};
+    uint32_t history[400] = {}, asked[ASKED_TOKENS + ROWS];
+    Drafts drafts{&session, rows, (uint64_t)chosen, asked};
+    const Drafts* table[1] = {&drafts};
+
+    explicit Case(uint32_t position) {
+        session.position = position;
+        session.token = 77;
+        session.sequence = RING - 2;
+        session.result_slots = RING;
+        session.context = 400;
+        session.results = (uint64_t)results;
+        session.history = (uint64_t)history;
+        session.settings.temperature = 0.5f;
+        session.settings.masked = 1;
+        for (Session& row : rows) {
+            row = session;
+            row.results = (uint64_t)chosen;
+            row.settings = Settings{};
+        }
+        asked[0] = asked[1] = ROWS;
+        for (uint32_t i = 0; i < ROWS; i++) asked[ASKED_TOKENS + i] = 100 + i;
+    }
+    DraftsArgs args() const { return {table}; }
+};
+
+void readied_and_handed_over() {
+    for (uint32_t right = 0; right < 2 * ROWS; right++) {
+        // So many choices are the next row's token, of which so many count.
+        const uint32_t counted = right < ROWS ? ROWS : right - ROWS + 1, accepted = right < ROWS ? right : counted - 1;
+        Case c(30);
+        run(1, 256, [&] { draft_rows(c.args()); });
+        for (uint32_t i = 0; i < ROWS; i++) {
+            const Session& row = c.rows[i];
+            check(row.position == 30 + i && row.token == 100 + i && row.sequence == RING - 2 + i, "not where it belongs", i);
+            check(c.history[30 + i] == 100 + i && row.settings.temperature == 0.5f && row.settings.masked == 1, "not the session's", i);
+            // What the kernels that choose leave.
+            const uint32_t token = i < right ? 101 + i : 3;
+            const uint64_t result = (uint64_t)((row.sequence + 1) << 8 | CHOSEN) << 32 | token;
+            c.chosen[row.sequence % RING] = result;
+            c.rows[i].token = token;
+        }
+        c.asked[1] = counted;
+        run(1, 32, [&] { accept_drafts(c.args()); });
+        check(c.session.position == 30 + accepted + 1 && c.session.sequence == RING - 2 + accepted + 1, "another number of rows", accepted);
+        check(c.session.token == c.rows[accepted].token, "another token", accepted);
+        for (uint32_t i = 0; i < ROWS; i++) {
+            const uint32_t slot = (RING - 2 + i) % RING;
+            check(c.results[slot] == (i <= accepted ? c.chosen[slot] : 0), "another result", i);
+        }
+    }
+    // A choice that has failed is the last one, whatever its number.
+    Case c(30);
+    run(1, 256, [&] { draft_rows(c.args()); });
+    for (uint32_t i = 0; i < ROWS; i++) c.chosen[c.rows[i].sequence % RING] = (uint64_t)((c.rows[i].sequence + 1) << 8 | (i == 1 ? INFINITE : CHOSEN)) << 32 | (101 + i);
+    run(1, 32, [&] { accept_drafts(c.args()); });
+    check(c.session.position == 32, "positions behind a choice that has failed", 1);
+}
+
+// Attention of a network's first layer: rows together beside one step after the other.
+void attended(const Network& network, uint32_t position) {
+    Model apart(network), together(network);
+    const Network& n = apart.n;
+    const uint32_t width = n.n_heads * n.head_dim, stride = width + 2 * n.n_kv_heads * n.head_dim;
+    const float* qkv = random_floats((size_t)ROWS * stride, 1.0f);
+    // The same cache, with room for all rows.
+    const uint64_t bytes = (position + ROWS + KV_TILE) / KV_TILE * apart.kv.tile_bytes;
+    uint8_t* caches[2];
+    for (int i = 0; i < 2; i++) caches[i] = (uint8_t*)allocate<__half>(bytes / 2);
+    for (size_t i = 0; i < bytes / 2; i++) ((__half*)caches[0])[i] = (__half)(random_float() * 0.3f);
+    memcpy(caches[1], caches[0], bytes);
+    AttendArgs a{};
+    a.parts = apart.parts;
+    a.tickets = apart.tickets;
+    a.rotation.inv_freq = apart.inv_freq;
+    a.rotation.magnitude = 1.0f;
+    a.rotation.n_pairs = n.head_dim / 2;
+    a.layout = apart.kv;
+    a.scores.scale = 1.44269504f / sqrtf((float)n.head_dim);
+    a.qkv_stride = stride;
+    a.n_heads = n.n_heads;
+    a.n_chunks = MAX_CHUNKS;
+    a.head_parts = a.join = 1;
+    a.value_head = n.n_heads + n.n_kv_heads;
+    a.value_dim = n.head_dim;
+    auto attend = [&](const Session* session, uint32_t row, uint32_t shares) {
+        std::vector<float> out(width, NAN);
+        AttendArgs of = a;
+        const Session* sessions[1] = {session};
+        of.sessions = sessions;
+        of.qkv = qkv + (size_t)row * stride;
+        of.f32 = out.data();
+        of.shares = shares;
+        run(n.n_kv_heads, 128, [&] { n.head_dim > 64 ? attend_tiles<128, 3, 4>(of) : attend_tiles<64, 3, 4>(of); });
+        return out;
+    };
+    std::vector<std::vector<float>> alone;
+    apart.session.kv = (uint64_t)caches[0];
+    for (uint32_t row = 0; row < ROWS; row++) {
+        apart.session.position = position + row;
+        alone.push_back(attend(&apart.session, row, 0));
+    }
+    Session rows[ROWS];
+    const Session* sessions[ROWS];
+    for (uint32_t row = 0; row < ROWS; row++) {
+        rows[row] = together.session;
+        rows[row].kv = (uint64_t)caches[1];
+        rows[row].position = position + row;
+        sessions[row] = &rows[row];
+    }
+    RopeArgs r{};
+    r.sessions = sessions;
+    r.qkv = qkv;
+    r.rotation = a.rotation;
+    r.layout = a.layout;
+    r.qkv_stride = stride;
+    r.n_heads = n.n_heads;
+    r.value_head = a.value_head;
+    for (r.first_row = 0; r.first_row < ROWS; r.first_row++) run(1, 256, [&] { rope_append(r); });
+    check(memcmp(caches[0], caches[1], bytes) == 0, "other keys and values", 0);
+    for (uint32_t row = 0; row < ROWS; row++) check(attend(sessions[row], row, 1) == alone[row], "other bits than the step", row);
+}
+
+int main() {
+    numbers.seed(1);
+    readied_and_handed_over();
+    // Within a tile and across its end; in one chunk and in two.
+    for (uint32_t position : {3u, 61u, 126u, 200u}) attended(NETWORKS[0], position);
+    attended(NETWORKS[4], 254);
+    printf("%d failures\n", failures);
+    return failures > 0;
+}
