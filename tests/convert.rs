@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::folder::{Folder, family_path};
+use common::folder::{Folder, Stored, family_path};
 use common::{TempDir, repository_file};
 use emberlm::format::ModelFile;
 use emberlm::model::Network;
 use emberlm::quant::TensorType;
+use emberlm::text::{EncodeOptions, Tokenizer};
 use serde_json::{Value as Json, json};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -221,8 +222,8 @@ fn tokenizers_without_a_name_in_gguf_are_refused() {
     );
     let said = change(&|t| t["normalizer"] = json!({"type": "Lowercase"}));
     assert!(said.contains("Lowercase"), "{said}");
-    let said = change(&|t| t["model"]["type"] = json!("WordPiece"));
-    assert!(said.contains("WordPiece"), "{said}");
+    let said = change(&|t| t["model"]["type"] = json!("WordLevel"));
+    assert!(said.contains("WordLevel"), "{said}");
     let said = change(&|t| t["model"]["merges"] = json!([["a", "c"]]));
     assert!(said.contains("merge 0"), "{said}");
     let said = change(&|t| t["added_tokens"][0]["id"] = json!(96));
@@ -262,4 +263,105 @@ fn wrong_command_lines() {
     }
     let help = run(&[Path::new("--help")]);
     assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("--type"));
+}
+
+/// The tokenizer of this name in `data/tokenizers.jsonl`, and the texts there that have no added token in them.
+fn small_tokenizer(name: &str) -> (Json, Vec<String>) {
+    let lines = include_str!("data/tokenizers.jsonl").lines();
+    let mut cases = lines.map(|line| serde_json::from_str::<Json>(line).unwrap());
+    let case = cases.find(|case| case["name"] == name).unwrap();
+    let added = ["<s>", "</s>", "<|end|>", "<mask>", "tag", "<tool>"];
+    let texts = case["cases"].as_array().unwrap().iter();
+    let texts = texts.map(|triple| triple[0].as_str().unwrap().to_owned());
+    let texts = texts.filter(|text| !added.iter().any(|token| text.contains(token)));
+    (case["tokenizer"].clone(), texts.collect())
+}
+
+/// Writes a model with that tokenizer to a folder, and says where its GGUF file is to be.
+fn wide_folder(dir: &TempDir, tokenizer: &Json, config: &Json) -> std::path::PathBuf {
+    const VOCABULARY: usize = 320;
+    let mut folder = Folder::family("qwen2");
+    let width = folder.config["hidden_size"].as_u64().unwrap() as usize;
+    let embedding = Stored::f32(&[VOCABULARY, width], &vec![0.5; VOCABULARY * width]);
+    folder.set("vocab_size", json!(VOCABULARY));
+    let name = "model.embed_tokens.weight";
+    folder.tensors.insert(name.into(), embedding);
+    folder.write(dir);
+    dir.file("tokenizer.json", tokenizer.to_string().as_bytes());
+    dir.file("tokenizer_config.json", config.to_string().as_bytes());
+    dir.path().join("out.gguf")
+}
+
+/// Converts a model with that tokenizer; both ways of it must cut these texts alike.
+fn cuts_alike(tokenizer: &Json, config: &Json, texts: &[String]) -> ModelFile {
+    let dir = TempDir::new("convert-pieces");
+    let output = wide_folder(&dir, tokenizer, config);
+    convert(dir.path(), &output, &[]);
+    let file = ModelFile::open(&output).unwrap();
+    let ours = Tokenizer::from_file(&file).unwrap();
+    let theirs = Tokenizer::from_file(&ModelFile::open(dir.path()).unwrap()).unwrap();
+    let options = EncodeOptions {
+        add_special: true,
+        parse_special: true,
+    };
+    for text in texts {
+        let ids = |tokenizer: &Tokenizer| {
+            let mut ids = Vec::new();
+            tokenizer.encode(text, options, &mut ids).unwrap();
+            ids
+        };
+        assert_eq!(ids(&ours), ids(&theirs), "{text:?}");
+    }
+    file
+}
+
+#[test]
+fn wordpieces_become_metadata() {
+    let (mut tokenizer, texts) = small_tokenizer("bert");
+    assert!(texts.len() > 10);
+    let config = json!({"cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"});
+    for lowercase in [true, false] {
+        tokenizer["normalizer"]["lowercase"] = json!(lowercase);
+        let file = cuts_alike(&tokenizer, &config, &texts);
+        assert_eq!(file.str("tokenizer.ggml.model").unwrap(), "bert");
+        let tokens = file.strings("tokenizer.ggml.tokens").unwrap();
+        assert!(
+            tokens.iter().any(|t| t == "\u{2581}walk") || tokens.iter().any(|t| t == "\u{2581}w")
+        );
+        assert!(!tokens.iter().any(|t| t.starts_with("##") && t.len() > 2));
+        for key in ["cls", "seperator", "mask", "unknown"] {
+            file.u32(&format!("tokenizer.ggml.{key}_token_id")).unwrap();
+        }
+    }
+    tokenizer["model"]["continuing_subword_prefix"] = json!("@@");
+    let dir = TempDir::new("convert-pieces-bad");
+    let output = wide_folder(&dir, &tokenizer, &config);
+    let said = refused(dir.path(), &output, &[]);
+    assert!(said.contains("continuing_subword_prefix"), "{said}");
+}
+
+#[test]
+fn unigrams_become_metadata() {
+    let (mut tokenizer, texts) = small_tokenizer("unigram");
+    assert!(texts.len() > 10);
+    let runs = json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "});
+    // Without texts whose other white space only a map of characters would make spaces, and those that begin with
+    // what spells a space: GGUF files mean one more before it.
+    let plain = |text: &&String| {
+        !text.contains(['\t', '\n', '\u{a0}', '\u{3000}', '\u{2581}']) && **text == text.trim()
+    };
+    let texts: Vec<String> = texts.iter().filter(plain).cloned().collect();
+    assert!(texts.len() > 5);
+    for normalizer in [Json::Null, runs] {
+        tokenizer["normalizer"] = normalizer;
+        let file = cuts_alike(&tokenizer, &json!({}), &texts);
+        assert_eq!(file.str("tokenizer.ggml.model").unwrap(), "t5");
+        assert!(file.bool("tokenizer.ggml.add_bos_token").unwrap());
+        assert!(file.bool("tokenizer.ggml.add_eos_token").unwrap());
+    }
+    tokenizer["normalizer"] = json!({"type": "NFKC"});
+    let dir = TempDir::new("convert-unigram-bad");
+    let output = wide_folder(&dir, &tokenizer, &json!({}));
+    let said = refused(dir.path(), &output, &[]);
+    assert!(said.contains("NFKC"), "{said}");
 }

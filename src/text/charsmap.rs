@@ -120,3 +120,37 @@ impl Charsmap {
             .transpose()
     }
 }
+
+/// The bytes that a base64 text stands for.
+pub(crate) fn base64(text: &str) -> Option<Vec<u8>> {
+    let text = text.trim_end_matches('=');
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 2);
+    let mut bits = 0u32;
+    for (index, c) in text.bytes().enumerate() {
+        let value = match c {
+            b'A'..=b'Z' => c - b'A',
+            b'a'..=b'z' => c - b'a' + 26,
+            b'0'..=b'9' => c - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = bits << 6 | u32::from(value);
+        // Each character but the first of four completes a byte.
+        if index % 4 > 0 {
+            bytes.push((bits >> (6 - 2 * (index % 4))) as u8);
+        }
+    }
+    (text.len() % 4 != 1).then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn base64() {
+        assert_eq!(super::base64("AQIDBA==").unwrap(), [1, 2, 3, 4]);
+        assert_eq!(super::base64("/+8=").unwrap(), [0xFF, 0xEF]);
+        assert!(super::base64("").unwrap().is_empty());
+        assert!(super::base64("A").is_none() && super::base64("A*==").is_none());
+    }
+}

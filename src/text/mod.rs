@@ -34,6 +34,7 @@ mod unigram;
 mod vocabulary;
 mod wordpiece;
 
+pub(crate) use charsmap::base64;
 pub use chat::{ChatOptions, ChatTemplates};
 pub use jinja::{Environment, Origin, Rendered, render};
 pub use keys::Metadata;

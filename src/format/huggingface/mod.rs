@@ -30,6 +30,7 @@ mod mamba2;
 mod mxfp4;
 mod nemotron_h;
 mod packed;
+mod pieces;
 mod presplit;
 mod relatives;
 mod rope;

@@ -126,6 +126,6 @@ pub(super) fn adds_space(tokenizer: &Tokenizer) -> Result<bool> {
 }
 
 /// A step as an error shows it.
-fn short(step: &Json) -> String {
+pub(super) fn short(step: &Json) -> String {
     step.to_string().chars().take(300).collect()
 }

@@ -1,7 +1,8 @@
-//! `tokenizer.json` as GGUF metadata, for files that other programs read: byte-level BPE (`gpt2`)
-//! and BPE over text with bytes as a fallback (`llama`).
+//! `tokenizer.json` as GGUF metadata, for files that other programs read: byte-level BPE (`gpt2`),
+//! BPE over text with bytes as a fallback (`llama`), and what `pieces` has.
 
 use super::json::object;
+use super::pieces;
 use super::presplit;
 use super::{TextFiles, within};
 use crate::error::{Error, Result, Status, fail};
@@ -11,7 +12,7 @@ use serde_json::{Map, Value as Json};
 use std::collections::{HashMap, HashSet};
 
 /// Kinds of tokens, as GGUF numbers them.
-mod kind {
+pub(super) mod kind {
     pub const NORMAL: i64 = 1;
     pub const UNKNOWN: i64 = 2;
     pub const CONTROL: i64 = 3;
@@ -21,13 +22,13 @@ mod kind {
 }
 
 /// What sentencepiece writes for a space.
-const SPACE: char = '\u{2581}';
+pub(super) const SPACE: char = '\u{2581}';
 /// The score of a token that no merge ends with; lower than any rank.
 const UNMERGED: f32 = -1e6;
 /// The largest vocabulary that is taken seriously.
 const MAX_VOCAB: u64 = 1 << 24;
 
-type Metadata = Vec<(String, Value)>;
+pub(super) type Metadata = Vec<(String, Value)>;
 
 /// `tokenizer.json`, as far as it matters here.
 #[derive(Deserialize)]
@@ -42,7 +43,7 @@ pub(super) struct Tokenizer {
     post_processor: Json,
     #[serde(default)]
     decoder: Json,
-    model: Model,
+    pub model: Model,
 }
 
 #[derive(Deserialize)]
@@ -54,9 +55,12 @@ struct Added {
 }
 
 #[derive(Deserialize)]
-struct Model {
+pub(super) struct Model {
+    /// The oldest files name no type.
     #[serde(default)]
-    vocab: HashMap<String, u32>,
+    r#type: Option<String>,
+    #[serde(default)]
+    pub vocab: Vocabulary,
     #[serde(default)]
     merges: Vec<Merge>,
     #[serde(default)]
@@ -64,6 +68,44 @@ struct Model {
     #[serde(default)]
     ignore_merges: bool,
     unk_token: Option<String>,
+    unk_id: Option<usize>,
+    pub continuing_subword_prefix: Option<String>,
+    pub max_input_chars_per_word: Option<u64>,
+}
+
+/// Tokens with their ids, or in the order of their ids with scores.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(super) enum Vocabulary {
+    Ids(HashMap<String, u32>),
+    Scores(Vec<(String, f64)>),
+}
+
+impl Default for Vocabulary {
+    fn default() -> Vocabulary {
+        Vocabulary::Ids(HashMap::new())
+    }
+}
+
+impl Vocabulary {
+    fn entries(&self) -> Box<dyn Iterator<Item = (&str, u32)> + '_> {
+        match self {
+            Vocabulary::Ids(ids) => Box::new(ids.iter().map(|(text, id)| (text.as_str(), *id))),
+            Vocabulary::Scores(all) => {
+                let texts = all.iter().map(|(text, _)| text.as_str());
+                Box::new(texts.zip(0u32..))
+            }
+        }
+    }
+
+    /// The scores by id; none where there are no scores.
+    pub fn scores(&self) -> impl Iterator<Item = f64> {
+        let scores = match self {
+            Vocabulary::Ids(_) => &[][..],
+            Vocabulary::Scores(all) => all,
+        };
+        scores.iter().map(|(_, score)| *score)
+    }
 }
 
 /// Two pieces that become one; older files have a space between them.
@@ -95,7 +137,11 @@ impl ModelFile {
         };
         if let Some(files) = &self.text_files {
             let n_vocab = self.get(&format!("{architecture}.vocab_size"))?;
-            return describe(files, n_vocab);
+            let mut metadata = describe(files, n_vocab)?;
+            if let Some(types) = self.tensors.get("token_types.weight") {
+                metadata.push(key("token_type_count", types.rows() as u64));
+            }
+            return Ok(metadata);
         }
         match self.metadata.contains_key("tokenizer.ggml.model") {
             true => Ok(Vec::new()),
@@ -104,7 +150,7 @@ impl ModelFile {
     }
 }
 
-fn key(name: &str, value: impl Into<Value>) -> (String, Value) {
+pub(super) fn key(name: &str, value: impl Into<Value>) -> (String, Value) {
     (format!("tokenizer.ggml.{name}"), value.into())
 }
 
@@ -118,11 +164,12 @@ fn describe(files: &TextFiles, n_vocab: u64) -> Result<Metadata> {
         );
     }
     let tokenizer = parse(&files.tokenizer).map_err(in_file)?;
-    let tokens = tokens(&tokenizer, n_vocab as usize).map_err(in_file)?;
-    let mut metadata = if tokenizer.is_byte_level() {
-        byte_level(&tokenizer, &tokens)
-    } else {
-        with_fallback(&tokenizer, &tokens)
+    let mut tokens = tokens(&tokenizer, n_vocab as usize).map_err(in_file)?;
+    let mut metadata = match tokenizer.kind() {
+        Kind::Unigram => pieces::unigram(&tokenizer, &tokens),
+        Kind::WordPiece => pieces::wordpiece(&tokenizer, &mut tokens),
+        Kind::Bpe if tokenizer.is_byte_level() => byte_level(&tokenizer, &tokens),
+        Kind::Bpe => with_fallback(&tokenizer, &tokens),
     }
     .map_err(in_file)?;
     let ids: HashMap<&str, u64> = tokens
@@ -137,34 +184,58 @@ fn describe(files: &TextFiles, n_vocab: u64) -> Result<Metadata> {
     Ok(metadata)
 }
 
-/// Reads the file. `Unsupported` for other models than BPE.
+/// Kinds of models.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Bpe,
+    Unigram,
+    WordPiece,
+}
+
+/// Reads the file. `Unsupported` for other models than those of [`Kind`].
 fn parse(text: &[u8]) -> Result<Tokenizer> {
     #[derive(Deserialize)]
-    struct Kind {
-        model: KindOfModel,
+    struct OfModel {
+        model: OfType,
     }
     #[derive(Deserialize)]
-    struct KindOfModel {
+    struct OfType {
         r#type: Option<String>,
     }
     let invalid = |e: serde_json::Error| {
         Error::new(Status::FileCorrupt, format!("is no valid tokenizer: {e}"))
     };
-    let kind: Kind = serde_json::from_slice(text).map_err(invalid)?;
-    // The oldest files name no type.
-    if let Some(kind) = kind.model.r#type
-        && kind != "BPE"
+    let of: OfModel = serde_json::from_slice(text).map_err(invalid)?;
+    if let Some(kind) = of.model.r#type
+        && !["BPE", "Unigram", "WordPiece"].contains(&kind.as_str())
     {
         let kind: String = kind.chars().take(100).collect();
         fail!(
             Unsupported,
-            "model.type is {kind:?}; only BPE can be converted"
+            "model.type is {kind:?}; BPE, Unigram and WordPiece can be converted"
         );
     }
     serde_json::from_slice(text).map_err(invalid)
 }
 
 impl Tokenizer {
+    fn kind(&self) -> Kind {
+        match (self.model.r#type.as_deref(), &self.model.vocab) {
+            (Some("Unigram"), _) | (None, Vocabulary::Scores(_)) => Kind::Unigram,
+            (Some("WordPiece"), _) => Kind::WordPiece,
+            _ => Kind::Bpe,
+        }
+    }
+
+    /// The token of unknown text.
+    fn unknown(&self) -> Option<&str> {
+        let by_id = || match &self.model.vocab {
+            Vocabulary::Scores(all) => Some(all.get(self.model.unk_id?)?.0.as_str()),
+            Vocabulary::Ids(_) => None,
+        };
+        self.model.unk_token.as_deref().or_else(by_id)
+    }
+
     fn is_byte_level(&self) -> bool {
         presplit::steps(&self.pre_tokenizer).any(|step| step["type"] == "ByteLevel")
             || self.decoder["type"] == "ByteLevel"
@@ -172,9 +243,9 @@ impl Tokenizer {
 }
 
 /// All tokens by id.
-struct Tokens {
-    texts: Vec<String>,
-    kinds: Vec<i64>,
+pub(super) struct Tokens {
+    pub texts: Vec<String>,
+    pub kinds: Vec<i64>,
 }
 
 fn tokens(tokenizer: &Tokenizer, n_vocab: usize) -> Result<Tokens> {
@@ -196,20 +267,19 @@ fn tokens(tokenizer: &Tokenizer, n_vocab: usize) -> Result<Tokens> {
             "token {id} ({text:?}) is not in the vocabulary of {n_vocab} that config.json has"
         ),
     };
-    for (text, id) in &tokenizer.model.vocab {
-        let kind = match text.as_str() {
-            text if Some(text) == tokenizer.model.unk_token.as_deref() => kind::UNKNOWN,
+    let unknown = tokenizer.unknown();
+    for (text, id) in tokenizer.model.vocab.entries() {
+        let kind = match text {
+            text if Some(text) == unknown => kind::UNKNOWN,
             text if tokenizer.model.byte_fallback && is_byte(text) => kind::BYTE,
             _ => kind::NORMAL,
         };
-        put(*id, text, kind, false)?;
+        put(id, text, kind, false)?;
     }
-    let unknown = tokenizer.model.unk_token.as_deref();
+    let keeps_unknown = tokenizer.model.byte_fallback || tokenizer.kind() != Kind::Bpe;
     for added in &tokenizer.added_tokens {
         let kind = match &added.content {
-            text if Some(text.as_str()) == unknown && tokenizer.model.byte_fallback => {
-                kind::UNKNOWN
-            }
+            text if Some(text.as_str()) == unknown && keeps_unknown => kind::UNKNOWN,
             text if added.special || looks_special(text) => kind::CONTROL,
             _ => kind::USER_DEFINED,
         };
@@ -333,13 +403,34 @@ fn special_tokens(
         ("eos", "eos"),
         ("unk", "unknown"),
         ("pad", "padding"),
+        ("cls", "cls"),
+        // As GGUF spells it.
+        ("sep", "seperator"),
+        ("mask", "mask"),
     ];
+    let kind = tokenizer.kind();
+    let (begins, ends) = around(&tokenizer.post_processor);
+    // What Unigram's texts begin and end with, by whatever name.
+    let around = |text: Option<&str>| match kind {
+        Kind::Unigram => ids.get(text?).copied(),
+        Kind::Bpe | Kind::WordPiece => None,
+    };
+    let id = |role: &str| match role {
+        "bos" => around(begins).or_else(|| find(role)),
+        "eos" => around(ends).or_else(|| find(role)),
+        "unk" if kind != Kind::Bpe => find(role).or_else(|| ids.get(tokenizer.unknown()?).copied()),
+        "cls" | "sep" | "mask" if kind == Kind::Bpe => None,
+        _ => find(role),
+    };
     for (role, name) in roles {
-        if let Some(id) = find(role) {
+        if let Some(id) = id(role) {
             metadata.push(key(&format!("{name}_token_id"), id));
         }
     }
-    let (bos, eos) = (find("bos"), find("eos"));
+    let (bos, eos) = match kind {
+        Kind::WordPiece => (id("cls"), id("sep")),
+        Kind::Bpe | Kind::Unigram => (id("bos"), id("eos")),
+    };
     // Other tokens that end an answer.
     if let Some(Json::Array(ends)) = generation.get("eos_token_id") {
         let ends = ends.iter().filter_map(Json::as_u64);
@@ -348,7 +439,6 @@ fn special_tokens(
             metadata.push(key(&format!("{name}_token_id"), id));
         }
     }
-    let (begins, ends) = around(&tokenizer.post_processor);
     for (name, token, text) in [("bos", bos, begins), ("eos", eos, ends)] {
         let asked = match (text, own.get(&format!("add_{name}_token"))) {
             (Some(text), _) => token.is_some() && ids.get(text).copied() == token,
@@ -362,8 +452,14 @@ fn special_tokens(
 
 /// The tokens that the post-processor puts before and behind a text.
 fn around(post_processor: &Json) -> (Option<&str>, Option<&str>) {
-    let template = presplit::parts(post_processor, "processors")
-        .find(|step| step["type"] == "TemplateProcessing");
+    let steps = || presplit::parts(post_processor, "processors");
+    // Pairs of a text and an id.
+    let kinds = ["BertProcessing", "RobertaProcessing"];
+    if let Some(pairs) = steps().find(|step| kinds.iter().any(|kind| step["type"] == *kind)) {
+        let token = |name: &str| pairs[name][0].as_str();
+        return (token("cls"), token("sep"));
+    }
+    let template = steps().find(|step| step["type"] == "TemplateProcessing");
     let single = template.and_then(|t| t["single"].as_array());
     let Some(single) = single else {
         return (None, None);
