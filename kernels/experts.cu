@@ -249,7 +249,7 @@ struct RoutePairsArgs {
     uint32_t rows;
     uint32_t padding;
 };
-static_assert(sizeof(RoutePairsArgs) == 88, "as in args.rs");
+static_assert(sizeof(RoutePairsArgs) == 96, "as in args.rs");
 
 constexpr uint32_t PAIR_WARPS = 16, MOST_PAIRS = 2048;
 

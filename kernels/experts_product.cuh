@@ -55,7 +55,7 @@ struct ExpertsUpArgs {
     uint32_t ring_bytes;         // of all warps
     Activation activation;
 };
-static_assert(sizeof(ExpertsUpArgs) == 184, "as in args.rs");
+static_assert(sizeof(ExpertsUpArgs) == 192, "as in args.rs");
 
 struct ExpertsDownArgs {
     const uint8_t* matrix;

@@ -234,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant
 // its multiple. out = out_scale * (base + scale * norm(x)).
 struct AddBranchArgs {
     const float* x;     // [rows][x_stride]
-    const float* base;  // [rows][stride]
+    const float* base;  // [rows][stride]; NULL: zeros
     float* out;         // [rows][stride]; may be `base`
     NormArgs norm;      // weight NULL: none
     float scale;
@@ -251,16 +251,16 @@ __device__ __forceinline__ void add_row(const AddBranchArgs& a, float* scratch) 
     NormRow norm;
     if (a.norm.weight) norm.load_weights(a.norm, a.len);
     wait_for_producers();
-    const float* base = a.base + (uint64_t)blockIdx.x * a.stride;
+    const float* base = a.base ? a.base + (uint64_t)blockIdx.x * a.stride : nullptr;
     float* out = a.out + (uint64_t)blockIdx.x * a.stride;
     norm.load(a.x + (uint64_t)blockIdx.x * a.x_stride, a.len);
-    float4 b = norm.place(0) < a.len ? *(const float4*)(base + norm.place(0)) : make_float4(0, 0, 0, 0);
+    float4 b = base && norm.place(0) < a.len ? *(const float4*)(base + norm.place(0)) : make_float4(0, 0, 0, 0);
     if (a.norm.weight) norm.sum(a.norm, a.len, 1.0f / (float)a.len, scratch);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint32_t at = norm.place(i);
         if (at >= a.len) break;
-        if (i > 0) b = *(const float4*)(base + at);
+        if (i > 0 && base) b = *(const float4*)(base + at);
         float r[4] = {norm.v[i].x, norm.v[i].y, norm.v[i].z, norm.v[i].w};
         if (a.norm.weight) norm.values(a.norm, i, a.len, r);
         *(float4*)(out + at) = make_float4(__fmul_rn(a.out_scale, __fmaf_rn(a.scale, r[0], b.x)), __fmul_rn(a.out_scale, __fmaf_rn(a.scale, r[1], b.y)),
@@ -283,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(1024) add_branch(const __grid_const
     if (a.norm.weight) sums = norm_sums(a.norm, x, a.len, scratch);
     for (uint32_t i = threadIdx.x; i < a.len; i += blockDim.x) {
         float v = a.norm.weight ? normed(a.norm, i, x[i], sums) : x[i];
-        a.out[at + i] = __fmul_rn(a.out_scale, __fmaf_rn(a.scale, v, a.base[at + i]));
+        a.out[at + i] = __fmul_rn(a.out_scale, __fmaf_rn(a.scale, v, a.base ? a.base[at + i] : 0.0f));
     }
 }
 

@@ -11,6 +11,7 @@ enum SharedExpert : uint32_t { NO_SHARED = 0, SHARED = 1, SHARED_WITH_SCORE = 2 
 struct RouteArgs {
     const float* scores;          // [rows][score_stride]: of all experts, then of the shared one
     const float* selection_bias;  // [n_experts], added while choosing, or NULL
+    const float* expert_scales;   // [n_experts], factors on the weights, or NULL
     uint32_t* chosen;             // [rows][n_used], ascending
     float* weights;               // [rows][n_used + 1], the shared expert's last
     uint32_t score_stride;
@@ -25,7 +26,7 @@ struct RouteArgs {
     uint8_t group_best;           // best experts that count for a group: 1 or 2
     uint8_t padding;
 };
-static_assert(sizeof(RouteArgs) == 64, "as in args.rs");
+static_assert(sizeof(RouteArgs) == 72, "as in args.rs");
 
 // Pairs of one expert that share its weights, in a step of several rows. Pair p is row p / n_used and the (p % n_used)-th
 // of its experts.
@@ -178,7 +179,8 @@ __device__ __forceinline__ void write_choice(const RouteArgs& a, uint32_t row, c
     float* weights = a.weights + (uint64_t)row * (a.n_used + 1);
     if (mine) {
         a.chosen[(uint64_t)row * a.n_used + lane] = expert;
-        weights[lane] = broken ? NAN : own * (a.weight_scale / sum);
+        const float scale = a.expert_scales ? a.expert_scales[expert] : 1.0f;
+        weights[lane] = broken ? NAN : own * (a.weight_scale / sum) * scale;
     }
     if (lane == 0) weights[a.n_used] = a.shared == SHARED_WITH_SCORE ? 1.0f / (1.0f + expf(-memory.scores[a.n_experts])) : 1.0f;
 }

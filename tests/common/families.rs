@@ -90,13 +90,7 @@ pub const FAMILIES: &[&str] = &[
 ];
 
 /// Those of them that run on a CPU only.
-pub const CPU_ONLY: &[&str] = &[
-    "falcon_h1",
-    "falcon_h1_normed",
-    "gemma3n",
-    "gemma4_moe",
-    "mistral4",
-];
+pub const CPU_ONLY: &[&str] = &["falcon_h1", "falcon_h1_normed", "gemma3n", "mistral4"];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context.

@@ -29,14 +29,14 @@ const Mixture MIXTURES[] = {
     {"softmax", Q4_K, 512, 256, 40, 8, 0, 9, SCORE_SOFTMAX, true, false, false, false, true, true},
     {"several slices, biases", MXFP4, 1088, 1056, 5, 3, 0, 5, SCORE_SOFTMAX_OF_CHOSEN, true, true, false, true, true, false},
     {"sigmoid, groups, no gates", Q8_0, 128, 96, 144, 5, 8, 6, SCORE_SIGMOID, false, false, true, true, true, true},
-    {"no norm", Q6_K, 256, 256, 300, 2, 0, 3, SCORE_SOFTMAX, true, false, true, false, false, true},
+    {"no norm, factors of experts", Q6_K, 256, 256, 300, 2, 0, 3, SCORE_SOFTMAX, true, false, true, false, false, true},
 };
 
 struct ExpertLayer {
     const Mixture& m;
     const uint32_t n_scores;
     const uint8_t *gate, *up, *down;
-    const float *router, *router_bias = NULL, *gate_bias = NULL, *up_bias = NULL, *down_bias = NULL, *selection = NULL, *shared = NULL, *x;
+    const float *router, *router_bias = NULL, *gate_bias = NULL, *up_bias = NULL, *down_bias = NULL, *selection = NULL, *scales = NULL, *shared = NULL, *x;
     NormArgs norm{};
     Activation activation{};
     // What each row's input and experts are.
@@ -57,6 +57,7 @@ struct ExpertLayer {
             down_bias = random_floats(outer, 0.1f);
         }
         if (m.selection_bias) selection = random_floats(m.n_experts, 0.5f);
+        if (!m.normed) scales = random_floats(m.n_experts, 0.3f, 1.0f);
         if (m.shared) shared = random_floats(m.hidden, 1.0f);
         if (m.normed) norm = {random_floats(m.hidden, 0.2f, 1.0f), NULL, 1e-5f, 0};
         activation.kind = m.gated ? SILU : RELU_SQUARED;
@@ -67,6 +68,7 @@ struct ExpertLayer {
         RouteArgs a{};
         a.scores = from;
         a.selection_bias = selection;
+        a.expert_scales = scales;
         a.chosen = to;
         a.weights = its_weights;
         a.score_stride = n_scores;
@@ -159,7 +161,8 @@ struct ExpertLayer {
         if (!m.normalize && m.scoring != SCORE_SOFTMAX_OF_CHOSEN) sum = 1.0;
         for (uint32_t j = 0; j < m.n_used; j++) {
             check(chosen[r * m.n_used + j] == order[j], m.name, "another expert is chosen");
-            check(fabs(weights[r * (m.n_used + 1) + j] - 1.5 * weight[order[j]] / sum) < 1e-5, m.name, "a weight is off");
+            const double want = 1.5 * weight[order[j]] / sum * (scales ? scales[order[j]] : 1.0);
+            check(fabs(weights[r * (m.n_used + 1) + j] - want) < 1e-5, m.name, "a weight is off");
         }
     }
 

@@ -50,12 +50,12 @@ impl Evaluation<'_> {
     /// *weights*, *workspace*, of which `at` and `addition` name parts.
     pub(super) unsafe fn add(&self, at: &AllRows, addition: &Addition, count: u32) -> Result<()> {
         let add = args::AddBranch {
-            x: at.wide.address,
-            base: at.of(addition.base).address,
+            x: at.of(addition.from).address,
+            base: addition.base.map_or(0, |base| at.of(base).address),
             out: at.of(addition.to).address,
             ..self
                 .plan
-                .add_branch(at.wide.stride, addition.norm, addition.scale)
+                .add_branch(at.of(addition.from).stride, addition.norm, addition.scale)
         };
         let add = args::AddBranch {
             out_scale: addition.out_scale,

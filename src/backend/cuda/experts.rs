@@ -66,8 +66,12 @@ pub struct ExpertsPlan {
     pub n_used: u32,
     /// What chooses them.
     pub router: Router,
+    /// Norm of what it reads, if that is not what the experts read.
+    pub router_norm: Option<args::Norm>,
     /// f32, one per expert; 0 if there is none.
     pub selection_bias: u64,
+    /// f32, factors on the weights of experts, likewise.
+    pub expert_scales: u64,
     /// `Scoring` of experts.cu.
     pub scoring: u32,
     /// Groups of experts, groups that are used, and experts that count for one; zeros without groups.
@@ -112,13 +116,6 @@ impl Jobs {
                 groups.n_groups
             );
         }
-        if let Some(scales) = &e.expert_scales {
-            fail!(
-                Unsupported,
-                "tensor {}: factors of experts are not supported on a GPU; they are on a CPU",
-                scales.name
-            );
-        }
         let mut scores = vec![&e.router];
         scores.extend(e.shared.as_ref().and_then(|s| s.gate.as_ref()));
         let (gate, up) = match e.fused {
@@ -136,7 +133,9 @@ impl Jobs {
             n_experts: e.n_experts as u32,
             n_used: e.n_used as u32,
             router: self.router(&scores)?,
+            router_norm: None,
             selection_bias: self.tensor(e.selection_bias.as_ref())?,
+            expert_scales: self.tensor(e.expert_scales.as_ref())?,
             scoring: match e.scoring {
                 Scoring::Softmax => 0,
                 Scoring::Sigmoid => 1,
@@ -283,6 +282,7 @@ pub fn route_args(e: &ExpertsPlan, choice: &Choice) -> args::Route {
     args::Route {
         scores: choice.scores,
         selection_bias: e.selection_bias,
+        expert_scales: e.expert_scales,
         chosen: choice.chosen,
         weights: choice.weights,
         score_stride: e.router.rows,

@@ -73,8 +73,21 @@ pub enum FeedForwardPlan {
     Dense(MlpPlan),
     /// A mixture of experts.
     Experts(Box<ExpertsPlan>),
+    /// Both side by side.
+    Both(Box<BothPlan>),
     /// Nothing.
     None,
+}
+
+/// A feed-forward part for all tokens and a mixture of experts.
+#[derive(Clone, Debug)]
+pub struct BothPlan {
+    pub mlp: MlpPlan,
+    pub mlp_post_norm: args::Norm,
+    pub experts_norm: args::Norm,
+    /// With a norm of what its router reads.
+    pub experts: ExpertsPlan,
+    pub experts_post_norm: args::Norm,
 }
 
 /// A feed-forward part on the device.
@@ -252,10 +265,16 @@ impl Jobs {
                 FeedForward::Experts(experts) => {
                     FeedForwardPlan::Experts(Box::new(self.experts(experts)?))
                 }
-                FeedForward::Both(_) => fail!(
-                    Unsupported,
-                    "layer {index}: experts beside a feed-forward part are not supported on a GPU; they are on a CPU"
-                ),
+                FeedForward::Both(both) => FeedForwardPlan::Both(Box::new(BothPlan {
+                    mlp: self.mlp(&both.mlp)?,
+                    mlp_post_norm: self.norm(&both.mlp_post_norm)?,
+                    experts_norm: self.norm(&both.experts_norm)?,
+                    experts: ExpertsPlan {
+                        router_norm: Some(self.norm(&both.router_norm)?),
+                        ..self.experts(&both.experts)?
+                    },
+                    experts_post_norm: self.norm(&both.experts_post_norm)?,
+                })),
                 FeedForward::None => FeedForwardPlan::None,
             },
             feed_forward_post_norm: self.find_norm(&block.feed_forward_post_norm)?,
@@ -472,6 +491,10 @@ impl Plan {
             match &l.feed_forward {
                 FeedForwardPlan::Dense(mlp) => matrices.extend([&mlp.up, &mlp.down]),
                 FeedForwardPlan::Experts(experts) => matrices.extend(experts.common_matrices()),
+                FeedForwardPlan::Both(both) => {
+                    matrices.extend([&both.mlp.up, &both.mlp.down]);
+                    matrices.extend(both.experts.common_matrices());
+                }
                 FeedForwardPlan::None => {}
             }
             if let Some(input) = &l.input {
@@ -497,6 +520,7 @@ impl Plan {
         self.layers.iter().filter_map(|l| match &l.feed_forward {
             FeedForwardPlan::Dense(_) | FeedForwardPlan::None => None,
             FeedForwardPlan::Experts(experts) => Some(&**experts),
+            FeedForwardPlan::Both(both) => Some(&both.experts),
         })
     }
 
@@ -540,9 +564,10 @@ impl Plan {
         })
     }
 
-    /// Whether a layer's mixer and feed-forward part read the same residual stream.
-    pub fn is_parallel(&self) -> bool {
-        self.layers.iter().any(|l| l.parallel)
+    /// Whether sums come together beside the residual stream.
+    pub fn has_branch(&self) -> bool {
+        let mut layers = self.layers.iter();
+        layers.any(|l| l.parallel || matches!(l.feed_forward, FeedForwardPlan::Both(_)))
     }
 
     /// The KV caches with elements of this type.

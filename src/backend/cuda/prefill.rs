@@ -56,7 +56,7 @@ impl ChunkPlaces {
             .max();
         let tokens = arena.array::<u32>(n);
         let residual = arena.array::<f32>(h);
-        let branch = arena.array::<f32>(if plan.is_parallel() { h } else { 0 });
+        let branch = arena.array::<f32>(if plan.has_branch() { h } else { 0 });
         let x = arena.take(tiled_bytes(CHUNK as u32, plan.widest_input()));
         let x_scale = arena.array::<f32>(n);
         let largest = arena.array::<f32>(n);

@@ -45,7 +45,7 @@ impl StepPlaces {
         let (h_stride, wide_stride) = (plan.embedding.groups * 32, plan.widest_row());
         let h = n * u64::from(h_stride);
         let residual = arena.array::<f32>(h);
-        let branch = arena.array::<f32>(if plan.is_parallel() { h } else { 0 });
+        let branch = arena.array::<f32>(if plan.has_branch() { h } else { 0 });
         let inputs = Inputs::place(arena, n * u64::from(plan.widest_input()));
         let wide = arena.array::<f32>(n * u64::from(wide_stride));
         let attention = StepAttention::place(arena, plan, rows, multiprocessors);

@@ -8,7 +8,7 @@ use super::args;
 use super::experts::ExpertsPlan;
 use super::matrix::Matrix;
 use super::mixer::{AttentionPlan, LatentPlan, MixerPlan, RecurrentPlan};
-use super::plan::{FeedForwardPlan, LayerInputPlan, LayerPlan, MlpPlan};
+use super::plan::{BothPlan, FeedForwardPlan, LayerInputPlan, LayerPlan, MlpPlan};
 use crate::backend::Work;
 use crate::error::Result;
 
@@ -65,12 +65,14 @@ pub(super) enum MlpInput {
     OfExperts(Option<args::Norm>),
 }
 
-/// How the outputs of a part are added: `to = out_scale * (base + scale * norm(outputs))`.
+/// How the outputs of a part are added: `to = out_scale * (base + scale * norm(from))`, with zeros where there is no
+/// base.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Addition {
+    pub from: Rows,
     pub norm: Option<args::Norm>,
     pub scale: f32,
-    pub base: Rows,
+    pub base: Option<Rows>,
     pub to: Rows,
     pub out_scale: f32,
 }
@@ -124,7 +126,7 @@ pub(super) trait Operations {
         residual: Option<Rows>,
     ) -> Result<()>;
 
-    /// Adds `Wide`.
+    /// Adds rows.
     fn add(&self, addition: &Addition) -> Result<()>;
 
     /// Writes `norm(Residual)` as experts read it, and chooses each token's experts.
@@ -167,16 +169,18 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
     let out_scale = |is_last| if is_last { block.output_scale } else { 1.0 };
     let is_fed = !matches!(block.feed_forward, FeedForwardPlan::None);
     let mixed = Addition {
+        from: Rows::Wide,
         norm: block.mixer_post_norm,
         scale: block.residual_scale,
-        base: Rows::Residual,
+        base: Some(Rows::Residual),
         to: between,
         out_scale: out_scale(!is_fed && block.input.is_none()),
     };
     let fed = Addition {
+        from: Rows::Wide,
         norm: block.feed_forward_post_norm,
         scale: block.residual_scale,
-        base: between,
+        base: Some(between),
         to: Rows::Residual,
         out_scale: out_scale(block.input.is_none()),
     };
@@ -210,15 +214,17 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
             ops.mark(Work::Down, mlp.down.bytes())?;
         }
         FeedForwardPlan::Experts(experts) => walk_experts(ops, norm, experts, &fed)?,
+        FeedForwardPlan::Both(both) => walk_both(ops, norm, both, &fed)?,
         FeedForwardPlan::None => {}
     }
     let Some(own) = &block.input else {
         return Ok(());
     };
     let added = Addition {
+        from: Rows::Wide,
         norm: own.post_norm,
         scale: 1.0,
-        base: Rows::Residual,
+        base: Some(Rows::Residual),
         to: Rows::Residual,
         out_scale: block.output_scale,
     };
@@ -236,10 +242,37 @@ fn output<O: Operations>(
 ) -> Result<()> {
     if addition.is_plain() && addition.scale == 1.0 {
         // The product adds.
-        return ops.product(matrix, input, addition.to, Some(addition.base));
+        return ops.product(matrix, input, addition.to, addition.base);
     }
     ops.product(matrix, input, Rows::Wide, None)?;
     ops.add(addition)
+}
+
+/// The sum of both parts, each of which has a norm, comes together in `Branch`.
+fn walk_both<O: Operations>(
+    ops: &O,
+    norm: Option<args::Norm>,
+    both: &BothPlan,
+    addition: &Addition,
+) -> Result<()> {
+    let own = |norm: args::Norm, base: Option<Rows>| Addition {
+        from: Rows::Wide,
+        norm: Some(norm),
+        scale: 1.0,
+        base,
+        to: Rows::Branch,
+        out_scale: 1.0,
+    };
+    let input = ops.inner(MlpInput::Residual(norm), &both.mlp)?;
+    output(ops, &both.mlp.down, &input, &own(both.mlp_post_norm, None))?;
+    ops.mark(Work::Down, both.mlp.down.bytes())?;
+    let sum = own(both.experts_post_norm, Some(Rows::Branch));
+    walk_experts(ops, Some(both.experts_norm), &both.experts, &sum)?;
+    ops.add(&Addition {
+        from: Rows::Branch,
+        ..*addition
+    })?;
+    ops.mark(Work::Norm, 0)
 }
 
 fn walk_experts<O: Operations>(
@@ -266,7 +299,7 @@ fn walk_experts<O: Operations>(
     }
     let sum = ExpertSum {
         scale: addition.scale,
-        base: Some(addition.base),
+        base: addition.base,
         to: addition.to,
     };
     if addition.is_plain() {

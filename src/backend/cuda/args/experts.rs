@@ -8,6 +8,7 @@ use super::{Activation, Norm, Segment};
 pub struct Route {
     pub scores: u64,
     pub selection_bias: u64,
+    pub expert_scales: u64,
     pub chosen: u64,
     pub weights: u64,
     pub score_stride: u32,
@@ -223,11 +224,11 @@ pub struct Combine {
 
 // The kernels assert the same sizes of their twins.
 const _: () = {
-    assert!(size_of::<Route>() == 64);
+    assert!(size_of::<Route>() == 72);
     assert!(size_of::<Router>() == 96);
-    assert!(size_of::<RoutePairs>() == 88);
+    assert!(size_of::<RoutePairs>() == 96);
     assert!(size_of::<ExpertSlices>() == 24);
-    assert!(size_of::<ExpertsUp>() == 184);
+    assert!(size_of::<ExpertsUp>() == 192);
     assert!(size_of::<ExpertsDown>() == 120);
     assert!(size_of::<ExpertsRows>() == 152);
     assert!(size_of::<Sort>() == 64);

@@ -17,13 +17,17 @@ impl ChunkOperations<'_> {
     /// expert.
     pub(super) fn choose_experts(&self, norm: Option<args::Norm>, e: &ExpertsPlan) -> Result<()> {
         let mine = &self.at().experts;
-        self.input(norm, e.router.groups(), mine.input)?;
+        let groups = e.router.groups();
+        self.input(e.router_norm.or(norm), groups, mine.input)?;
         let (choice, rows) = (&mine.choice, self.rows);
         let sort = sort_args(e, choice, &mine.sorted, self.pairs(e), TILE_ROWS);
         let (kernels, stream) = (self.eval.kernels, self.eval.stream);
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
         unsafe {
             kernels.router_rows(stream, &e.router, mine.input, choice.scores, rows)?;
+            if e.router_norm.is_some() {
+                self.input(norm, groups, 0)?;
+            }
             kernels.route(stream, &route_args(e, choice), rows)?;
             kernels.expert_sort(stream, &sort)?;
             kernels.expert_tiles(stream, &sort)

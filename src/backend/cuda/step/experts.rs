@@ -50,6 +50,16 @@ impl StepOperations<'_> {
         let at = self.buffers.at();
         let (kernels, stream) = (self.eval.kernels, self.eval.stream);
         let choice = &at.experts.choice;
+        if let (Some(own), Some(row)) = (e.router_norm, self.one_row(norm, e)) {
+            let row = OneRow {
+                norm: Some(own),
+                ..row
+            };
+            // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+            unsafe { kernels.router_row(stream, &e.router, &row, choice.scores, at.inputs)? };
+            self.mark(Work::GateUp, 0)?;
+            return self.input(norm, e.router.groups(), e.up.forms());
+        }
         if let Some(row) = self.one_row(norm, e) {
             // The shared expert may need it in other forms.
             if let Some(shared) = &e.shared
@@ -69,12 +79,23 @@ impl StepOperations<'_> {
             // The router reads f32.
             f32: true,
         };
-        self.input(norm, e.router.groups(), forms)?;
+        if let Some(own) = e.router_norm {
+            let only = Forms {
+                q8: false,
+                f32: true,
+            };
+            self.input(Some(own), e.router.groups(), only)?;
+        } else {
+            self.input(norm, e.router.groups(), forms)?;
+        }
         self.mark(Work::Norm, 0)?;
         let route = route_args(e, choice);
         // SAFETY: as above.
         unsafe {
             kernels.router_rows(stream, &e.router, at.inputs.f32, choice.scores, self.batch)?;
+            if e.router_norm.is_some() {
+                self.input(norm, e.router.groups(), forms)?;
+            }
             if self.takes_pairs(e) {
                 return kernels.route_pairs(stream, &route, &at.experts.tiles, self.batch);
             }

@@ -118,9 +118,10 @@ impl Operations for Recorder {
     }
 
     fn add(&self, a: &Addition) -> Result<()> {
-        let (to, base, scale) = (a.to, a.base, a.scale);
-        let branch = normed(a.norm, "Wide");
-        let sum = format!("{base:?} + {scale} * {branch}");
+        let (to, scale) = (a.to, a.scale);
+        let branch = normed(a.norm, &format!("{:?}", a.from));
+        let base = a.base.map_or("0".to_owned(), |base| format!("{base:?}"));
+        let sum = format!("{base} + {scale} * {branch}");
         self.line(match a.out_scale {
             1.0 => format!("{to:?} = {sum}"),
             out => format!("{to:?} = {out} * ({sum})"),
@@ -213,7 +214,11 @@ fn block() -> LayerPlan {
 
 /// Four experts, of which a token goes through two.
 fn experts(shared: bool) -> FeedForwardPlan {
-    FeedForwardPlan::Experts(Box::new(ExpertsPlan {
+    FeedForwardPlan::Experts(Box::new(experts_plan(shared)))
+}
+
+fn experts_plan(shared: bool) -> ExpertsPlan {
+    ExpertsPlan {
         n_experts: 4,
         n_used: 2,
         router: Router {
@@ -222,7 +227,9 @@ fn experts(shared: bool) -> FeedForwardPlan {
             rows: 4,
             width: 32,
         },
+        router_norm: None,
         selection_bias: 0,
+        expert_scales: 0,
         scoring: 0,
         groups: [0; 3],
         normalize: false,
@@ -233,7 +240,7 @@ fn experts(shared: bool) -> FeedForwardPlan {
         n_ff: 1,
         activation: args::Activation::default(),
         shared: shared.then(|| mlp("shared up", "shared down")),
-    }))
+    }
 }
 
 fn recorded(block: &LayerPlan) -> Vec<String> {
@@ -388,6 +395,35 @@ fn the_last_product_of_experts_may_come_with_their_sum() {
         "[down 200]",
     ];
     assert_eq!(recorder.lines.into_inner()[5..], want);
+}
+
+#[test]
+fn a_feed_forward_part_and_experts_add_up_beside_the_residual_stream() {
+    let norm_of = |number| norm(number).unwrap_or_default();
+    let block = LayerPlan {
+        feed_forward: FeedForwardPlan::Both(Box::new(BothPlan {
+            mlp: mlp("up", "down"),
+            mlp_post_norm: norm_of(7),
+            experts_norm: norm_of(8),
+            experts: experts_plan(false),
+            experts_post_norm: norm_of(9),
+        })),
+        feed_forward_post_norm: norm(6),
+        output_scale: 0.25,
+        ..block()
+    };
+    let want = [
+        "inner = up * norm2(Residual)",
+        "Wide = down * inner",
+        "Branch = 0 + 1 * norm7(Wide)",
+        "routed = norm8(Residual)",
+        "experts' gate and up",
+        "experts' down",
+        "Wide = sum",
+        "Branch = Branch + 1 * norm9(Wide)",
+        "Residual = 0.25 * (Residual + 1 * norm6(Branch))",
+    ];
+    assert_eq!(operations(&block)[3..], want);
 }
 
 #[test]
