@@ -18,7 +18,7 @@ use emberlm::backend::cuda::weights::CudaWeights;
 use emberlm::backend::{KvType, Runner, Weights};
 use emberlm::engine::sampling::Sampling;
 use emberlm::format::ModelFile;
-use emberlm::model::{Block, FeedForward, Network};
+use emberlm::model::{Block, Network};
 use emberlm::quant::TensorType;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -133,7 +133,7 @@ fn without_astray<'a>(
     want: &'a [Vec<f32>],
     bound: f32,
 ) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
-    let has_experts = |b: &Block| matches!(b.feed_forward, FeedForward::Experts(_));
+    let has_experts = |b: &Block| b.feed_forward.experts().is_some();
     let pairs = got.iter().zip(want);
     let mut pairs: Vec<(&'a Vec<f32>, &'a Vec<f32>)> = pairs.collect();
     if network.blocks.iter().any(has_experts) {
