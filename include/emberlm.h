@@ -751,6 +751,27 @@ typedef uint32_t ember_embedder_flags;
 #endif // __cplusplus
 
 /**
+ * Flags of `ember_session_set_adapters`, to be or-ed.
+ */
+enum ember_adapters_flags
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Keep keys, values and logits of the context as they are, instead of evaluating it again.
+     */
+    EMBER_ADAPTERS_KEEP = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_adapters_flags ember_adapters_flags;
+#else
+typedef uint32_t ember_adapters_flags;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Values of `ember_embedder_options.normalize`.
  */
 enum ember_normalize
@@ -994,6 +1015,13 @@ typedef enum ember_generate_end ember_generate_end;
 typedef uint32_t ember_generate_end;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
+
+/**
+ * A LoRA adapter, loaded for one model. Immutable, so any number of sessions and threads may use it at once.
+ * It stays in memory until `ember_adapter_free` and until no session uses it any more, in any order. It
+ * keeps its model alive.
+ */
+typedef struct ember_adapter ember_adapter;
 
 /**
  * Makes vectors or scores of texts: for search, clustering, classification and reranking. It has no context: each text is
@@ -1622,6 +1650,25 @@ typedef struct ember_save_options {
 typedef int32_t (*ember_write_fn)(void *user, const void *bytes, size_t count);
 
 /**
+ * An adapter that a session uses.
+ */
+typedef struct ember_adapter_use {
+    /**
+     * The adapter.
+     */
+    const struct ember_adapter *adapter;
+    /**
+     * Factor on what the adapter adds, beside those of its file: 1 for the adapter as it was trained. Finite; 0 adds
+     * nothing.
+     */
+    float scale;
+    /**
+     * Must be 0.
+     */
+    uint32_t reserved;
+} ember_adapter_use;
+
+/**
  * How to restore a session. Zero in every field but `struct_size` means the default.
  */
 typedef struct ember_restore_options {
@@ -1647,6 +1694,15 @@ typedef struct ember_restore_options {
      * As in `ember_session_options`.
      */
     const void *next;
+    /**
+     * The adapters that the session was saved with, as they were given to `ember_session_set_adapters`; may be NULL if
+     * there are none.
+     */
+    const struct ember_adapter_use *adapters;
+    /**
+     * Number of `adapters`.
+     */
+    size_t adapter_count;
 } ember_restore_options;
 
 /**
@@ -1706,6 +1762,22 @@ typedef struct ember_state_details {
      * The name of the model; may be empty.
      */
     char model_name[128];
+    /**
+     * Number of adapters that the session used.
+     */
+    uint32_t adapter_count;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * Fingerprints of these, as in `ember_adapter_details`.
+     */
+    uint64_t adapter_fingerprints[16];
+    /**
+     * Their scales.
+     */
+    float adapter_scales[16];
 } ember_state_details;
 
 /**
@@ -2184,6 +2256,46 @@ typedef struct ember_text {
      */
     size_t len;
 } ember_text;
+
+/**
+ * Facts about an adapter. The caller sets `struct_size`, `ember_adapter_info` the rest. Text is UTF-8, ended
+ * by a NUL, shortened to fit.
+ */
+typedef struct ember_adapter_details {
+    /**
+     * `sizeof(ember_adapter_details)`, set by the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * The largest rank of its pairs of matrices.
+     */
+    uint32_t rank;
+    /**
+     * Tensors in its file.
+     */
+    uint64_t tensor_count;
+    /**
+     * Numbers in these.
+     */
+    uint64_t parameter_count;
+    /**
+     * Bytes of the file with the tensors.
+     */
+    uint64_t file_bytes;
+    /**
+     * Bytes of memory that it takes.
+     */
+    uint64_t bytes;
+    /**
+     * A hash of what it adds to which tensors. It is the same for an adapter that was converted between the two
+     * forms of files without loss.
+     */
+    uint64_t fingerprint;
+    /**
+     * What its file or folder is called; may be empty.
+     */
+    char name[128];
+} ember_adapter_details;
 
 /**
  * Which chat template to use, and what for. Zero in every field but `struct_size` means the
@@ -2890,7 +3002,8 @@ ember_status ember_session_save_to(struct ember_session *session,
  * Errors: `EMBER_INVALID_UTF8` in `path`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`,
  * `EMBER_IO`;
  * `EMBER_NOT_STATE` if the file is not a saved session; `EMBER_STATE_VERSION` if its format is one of
- * a later library; `EMBER_STATE_FOREIGN` if it is of another model or tokenizer;
+ * a later library; `EMBER_STATE_FOREIGN` if it is of another model or tokenizer, or was saved with other
+ * adapters than those of `options`;
  * `EMBER_FILE_TRUNCATED` if its end is missing; `EMBER_STATE_CHECKSUM` if its bytes have changed;
  * `EMBER_FILE_CORRUPT` if it contradicts itself; `EMBER_INVALID_ARGUMENT` if `context` is less than
  * the saved tokens; `EMBER_UNSUPPORTED` for a KV type that the device does not support;
@@ -3416,6 +3529,65 @@ ember_status ember_embedder_interrupt(struct ember_embedder *embedder);
  * Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY`, and the embedder lives on.
  */
 ember_status ember_embedder_free(struct ember_embedder *embedder);
+
+/**
+ * Loads a LoRA adapter for a model. `path` names a folder as the PEFT library writes it
+ * (`adapter_config.json` and `adapter_model.safetensors`; the path of one of the two works, too) or a GGUF file of
+ * an adapter (`general.type` is `adapter`). Ranks and alphas by pattern and rsLoRA are supported; any matrix of attention,
+ * recurrent layers, feed-forward parts without experts, and the head can have a part in it. The adapter is read
+ * into memory, and its file is not needed any longer. The new handle is written to `out` and has to be freed with
+ * `ember_adapter_free`. Any thread may call it.
+ *
+ * Errors: `EMBER_INVALID_UTF8` in `path`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`, `EMBER_IO`;
+ * `EMBER_UNKNOWN_FORMAT` for what is no adapter; `EMBER_FILE_TRUNCATED`, `EMBER_FILE_CORRUPT`, `EMBER_MISSING_KEY`;
+ * `EMBER_INVALID_MODEL` for an adapter of another architecture, a rank of 0 and numbers that are not finite;
+ * `EMBER_MISSING_TENSOR` for half a pair and for tensors that the model does not have; `EMBER_SHAPE_MISMATCH`;
+ * `EMBER_UNSUPPORTED` for other kinds than LoRA, DoRA, matrices that cannot have adapters, whole tensors in place of the
+ * model's, encoders, and models on a GPU; `EMBER_OUT_OF_MEMORY`. Messages name the tensor or the key.
+ */
+ember_status ember_adapter_load(const struct ember_model *model,
+                                const char *path,
+                                size_t path_len,
+                                struct ember_adapter **out,
+                                struct ember_error *err);
+
+/**
+ * Writes facts about an adapter to `out`, whose `struct_size` the caller has set. Any thread may call it.
+ */
+ember_status ember_adapter_info(const struct ember_adapter *adapter,
+                                struct ember_adapter_details *out,
+                                struct ember_error *err);
+
+/**
+ * Frees an adapter: the handle becomes invalid at once. Sessions that use it go on with it, and its memory is freed when
+ * none does any more. NULL is allowed and does nothing. Any thread may call it.
+ *
+ * Errors: `EMBER_INVALID_HANDLE`.
+ */
+ember_status ember_adapter_free(struct ember_adapter *adapter);
+
+/**
+ * Has a session use `count` adapters, at most 16, in place of those that it used before; 0 uses none, and `adapters` may be
+ * NULL then. All of them must have been loaded for the session's model. What they add is summed in the order of the list.
+ *
+ * The call itself evaluates nothing. The next call that needs the context evaluates all of it again with the new
+ * adapters, unless `flags` has `EMBER_ADAPTERS_KEEP`: then the session goes on from keys, values and logits as they are,
+ * and only what is evaluated later is read with the new adapters. Nothing is evaluated again if adapters and scales are the
+ * same as before.
+ *
+ * Sessions with different adapters can be in one batch, and the bits of a session's results do not depend on the others.
+ * Forks use the same adapters. A saved session names its adapters by fingerprint, and `ember_session_restore` demands the
+ * same.
+ *
+ * Errors: `EMBER_INVALID_HANDLE` and `EMBER_INVALID_ARGUMENT` name the adapter and set `index` of `err`: for those of another
+ * model and for scales that are not finite; `EMBER_INVALID_ARGUMENT` for unknown flags and for more than 16 adapters;
+ * `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. The session is as it was then.
+ */
+ember_status ember_session_set_adapters(struct ember_session *session,
+                                        const struct ember_adapter_use *adapters,
+                                        size_t count,
+                                        uint32_t flags,
+                                        struct ember_error *err);
 
 /**
  * Writes a conversation as the text that the model was trained on, by its chat template. `json`

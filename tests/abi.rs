@@ -136,6 +136,8 @@ fn structs_have_the_headers_sizes() {
         ember_model_source { struct_size, flags, size, bytes, release, read, user }
         ember_logit_bias { token, bias }
         ember_text { text, len }
+        ember_adapter_details { struct_size, rank, tensor_count, parameter_count, file_bytes, bytes, fingerprint, name }
+        ember_adapter_use { adapter, scale, reserved }
         ember_embedder_options { struct_size, flags, pooling, normalize, dimension, max_tokens, batch_tokens, reserved, instruction, instruction_len }
         ember_embedder_details { struct_size, pooling, dimension, normalized, max_tokens, batch_tokens, bytes }
         ember_dry_breaker { text, text_len, tokens, token_count }
@@ -144,8 +146,8 @@ fn structs_have_the_headers_sizes() {
         ember_session_details { struct_size, vocab_size, context, position, kv_bytes }
         ember_token { struct_size, id, flags, status, logprob, reserved }
         ember_save_options { struct_size, kind }
-        ember_restore_options { struct_size, context, kv_type, mark_interval, next }
-        ember_state_details { struct_size, version, kind, kv_type, context, position, file_bytes, model_fingerprint, tokenizer_fingerprint, architecture, model_name }
+        ember_restore_options { struct_size, context, kv_type, mark_interval, next, adapters, adapter_count }
+        ember_state_details { struct_size, version, kind, kv_type, context, position, file_bytes, model_fingerprint, tokenizer_fingerprint, architecture, model_name, adapter_count, reserved, adapter_fingerprints, adapter_scales }
         ember_grammar_options { struct_size, json_spacing, interrupt }
         ember_speculation_options { struct_size, source, max_drafts, always, min_match, reserved, draft_model }
         ember_speculation_details { struct_size, source, max_drafts, depth, steps, drafted, accepted }

@@ -4,6 +4,8 @@ mod common;
 
 use common::folder::{Folder, Stored, family_path};
 use common::{TempDir, repository_file};
+use emberlm::backend::{KvType, LoadOptions};
+use emberlm::engine::{Adapter, Model, Session, SessionOptions, WantedAdapter, device};
 use emberlm::format::ModelFile;
 use emberlm::model::Network;
 use emberlm::quant::TensorType;
@@ -37,6 +39,111 @@ fn refused(input: &Path, output: &Path, options: &[&str]) -> String {
 
 fn hamlet() -> std::path::PathBuf {
     repository_file("models/hamlet-7m-Q4_K_M.gguf")
+}
+
+/// The logits behind some tokens, with an adapter that is added while it runs or was merged.
+fn adapted_logits(model: &Path, adapter: Option<(&Path, f32)>) -> Vec<f32> {
+    let cpu = (0..device::count().unwrap()).find(|&i| !device::info(i).unwrap().isa.is_empty());
+    let options = LoadOptions {
+        threads: 2,
+        ..Default::default()
+    };
+    let model = Model::load(model, cpu.unwrap(), &options, &mut |_| Ok(())).unwrap();
+    let model = std::sync::Arc::new(model);
+    let options = SessionOptions {
+        context: 24,
+        kv_type: KvType::F32,
+        ..Default::default()
+    };
+    let mut session = Session::create(model.clone(), &options).unwrap();
+    if let Some((path, scale)) = adapter {
+        let adapter = Adapter::load(model.clone(), path).unwrap();
+        let wanted = WantedAdapter {
+            adapter: &adapter,
+            scale,
+        };
+        session.set_adapters(&[wanted], false).unwrap();
+    }
+    session.prefill(&[3, 14, 15, 9, 26, 5, 35, 8]).unwrap();
+    let mut logits = vec![0.0; model.details().n_vocab];
+    session.logits(&mut logits).unwrap();
+    logits
+}
+
+#[test]
+fn a_merged_model_answers_as_with_the_adapter() {
+    let dir = TempDir::new("convert-merge");
+    let output = dir.path().join("out.gguf");
+    for (family, name, factor) in [
+        ("mistral", "mistral", 1.0),
+        ("mistral", "mistral_small/adapter.gguf", -0.5),
+        ("qwen2", "qwen2", 1.0),
+        ("phi3", "phi3", 1.0),
+        ("gpt2", "gpt2", 1.0),
+        ("gpt_neox", "gpt_neox", 2.0),
+        ("falcon_new", "falcon_new", 1.0),
+    ] {
+        let adapter = repository_file(&format!("tests/data/adapters/{name}"));
+        for input in [family_path(family).join("model.gguf"), family_path(family)] {
+            let merge = format!("{}={factor}", adapter.display());
+            let options = ["--merge", &merge, "--type", "f32", "--force"];
+            convert(&input, &output, &options);
+            let beside = adapted_logits(&input, Some((&adapter, factor)));
+            let merged = adapted_logits(&output, None);
+            let pairs = beside.iter().zip(&merged);
+            let largest = pairs.fold(0f32, |most, (a, b)| most.max((a - b).abs()));
+            assert!(largest < 1e-3, "{name}: {largest}");
+            assert!(beside != adapted_logits(&input, None), "{name}");
+        }
+    }
+    // Quantized matrices stay quantized, and stay close.
+    let adapter = repository_file("tests/data/adapters/hamlet.gguf");
+    convert(
+        &hamlet(),
+        &output,
+        &["--merge", adapter.to_str().unwrap(), "--force"],
+    );
+    let (before, after) = (
+        ModelFile::open(&hamlet()).unwrap(),
+        ModelFile::open(&output).unwrap(),
+    );
+    let name = "blk.0.attn_q.weight";
+    let (before, after) = (before.tensor(name).unwrap(), after.tensor(name).unwrap());
+    assert_eq!((before.ty, &before.dims), (after.ty, &after.dims));
+    assert!(before.bytes() != after.bytes());
+    let beside = adapted_logits(&hamlet(), Some((&adapter, 1.0)));
+    let merged = adapted_logits(&output, None);
+    let plain = adapted_logits(&hamlet(), None);
+    let distance = |a: &[f32], b: &[f32]| {
+        let squares = a.iter().zip(b).map(|(a, b)| (a - b) * (a - b));
+        squares.sum::<f32>().sqrt()
+    };
+    let (error, change) = (distance(&beside, &merged), distance(&beside, &plain));
+    assert!(error < change / 5.0, "{error} of {change}");
+}
+
+#[test]
+fn what_cannot_be_merged_is_refused() {
+    let dir = TempDir::new("convert-merge-bad");
+    let output = dir.path().join("out.gguf");
+    let path = |name: &str| repository_file(&format!("tests/data/adapters/{name}"));
+    let mistral = family_path("mistral");
+    for (adapter, part) in [
+        (path("qwen2"), "make"),
+        (path("hamlet.gguf"), "blk."),
+        (path("none"), "none"),
+        (hamlet(), "general.type"),
+    ] {
+        let message = refused(&mistral, &output, &["--merge", adapter.to_str().unwrap()]);
+        assert!(message.contains(part), "{message}");
+        assert!(!output.exists());
+    }
+    let program = env!("CARGO_BIN_EXE_ember-convert");
+    let ran = Command::new(program)
+        .args(["a", "b.gguf", "--merge", "c=d"])
+        .output()
+        .unwrap();
+    assert_eq!(ran.status.code(), Some(2));
 }
 
 #[test]

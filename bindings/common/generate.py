@@ -79,7 +79,7 @@ def enum_members(values: dict[str, int]) -> dict[str, int]:
     alone = {
         "EMBER_CHAIN_CUDA_": "EMBER_CHAIN_", "EMBER_TEXT_STREAM_SKIP_SPECIAL": "EMBER_TEXT_STREAM_",
         "EMBER_NEXT_NO_WAIT": "EMBER_NEXT_", "EMBER_MODEL_NEVER_WAIT": "EMBER_MODEL_",
-        "EMBER_EMBEDDER_TRUNCATE": "EMBER_EMBEDDER_",
+        "EMBER_EMBEDDER_TRUNCATE": "EMBER_EMBEDDER_", "EMBER_ADAPTERS_KEEP": "EMBER_ADAPTERS_",
     }  # fmt: skip
     prefix = alone.get(prefix, prefix[: prefix.rindex("_") + 1])
     return {key.removeprefix(prefix): value for key, value in values.items()}
@@ -170,7 +170,7 @@ CSHARP = {
 }  # fmt: skip
 CSHARP_HANDLES = {
     "ember_model": "ModelHandle", "ember_session": "SessionHandle", "ember_text_stream": "TextStreamHandle",
-    "ember_event": "EventHandle", "ember_load": "LoadHandle", "ember_embedder": "EmbedderHandle",
+    "ember_event": "EventHandle", "ember_load": "LoadHandle", "ember_embedder": "EmbedderHandle", "ember_adapter": "AdapterHandle",
 }  # fmt: skip
 CSHARP_WORDS = {"event", "out", "params", "ref", "in", "base", "string", "object"}
 
@@ -180,7 +180,7 @@ def csharp_name(name: str) -> str:
 
 
 def csharp_argument(h: Header, function: str, v: Var) -> str:
-    arrays = v.name in ("tokens", "logprobs", "texts", "counts", "documents", "scores") or v.base == "ember_token" and v.name == "tokens" or (v.base, v.name) == ("float", "out")
+    arrays = v.name in ("tokens", "adapters", "logprobs", "texts", "counts", "documents", "scores") or v.base == "ember_token" and v.name == "tokens" or (v.base, v.name) == ("float", "out")
     if v.base in h.callbacks:
         kind = v.base
     elif v.base in h.handles:
@@ -207,7 +207,7 @@ def csharp_argument(h: Header, function: str, v: Var) -> str:
 
 def csharp_field(v: Var) -> str:
     if v.length:
-        return f"[MarshalAs(UnmanagedType.ByValArray, SizeConst = {v.length})] public byte[] {csharp_name(v.name)};"
+        return f"[MarshalAs(UnmanagedType.ByValArray, SizeConst = {v.length})] public {'byte' if v.base == 'char' else CSHARP[v.base]}[] {csharp_name(v.name)};"
     kind = "IntPtr" if v.stars or v.base not in CSHARP else CSHARP[v.base]
     return f"public {kind} {csharp_name(v.name)};"
 
@@ -254,7 +254,7 @@ def node_type(h: Header, v: Var, argument: bool) -> str:
         return kind if argument else f"'{kind}'"
     if not argument:
         if v.length:
-            return f"koffi.array('char', {v.length})"
+            return f"koffi.array('{v.base}', {v.length})"
         if v.stars:
             return f"'{'void' if v.base == 'char' else v.base} *'"
         return f"'{'int32_t' if v.base == 'ember_status' else v.base}'"

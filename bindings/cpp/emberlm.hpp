@@ -240,12 +240,21 @@ struct SessionOptions {
     Sampling sampling = {};
 };
 
+class Adapter;
+
+/// An adapter that a session uses, and how much it counts. The adapter must live until the call has returned.
+struct AdapterUse {
+    const Adapter *adapter = nullptr;
+    float scale = 1;
+};
+
 /// How to restore a session; 0 keeps what was saved.
 struct RestoreOptions {
     std::uint32_t context = 0;
     ember_kv_type kv_type = EMBER_KV_DEFAULT;
     std::int32_t stream_priority = 0;
     std::uint32_t mark_interval = 0;
+    std::vector<AdapterUse> adapters = {}; ///< those that it was saved with
 };
 
 /// What to generate, and when to end.
@@ -391,15 +400,20 @@ struct CSessionOptions {
     }
 };
 
+inline std::vector<ember_adapter_use> c_adapters(const std::vector<AdapterUse> &uses);
+
 struct CRestoreOptions {
     CudaSession cuda;
+    std::vector<ember_adapter_use> adapters;
     ember_restore_options c = sized<ember_restore_options>();
 
-    explicit CRestoreOptions(const RestoreOptions &options) noexcept : cuda(options.stream_priority) {
+    explicit CRestoreOptions(const RestoreOptions &options) : cuda(options.stream_priority), adapters(c_adapters(options.adapters)) {
         c.context = options.context;
         c.kv_type = options.kv_type;
         c.mark_interval = options.mark_interval;
         c.next = cuda.next();
+        c.adapters = adapters.data();
+        c.adapter_count = adapters.size();
     }
     CRestoreOptions(const CRestoreOptions &) = delete;
     CRestoreOptions &operator=(const CRestoreOptions &) = delete;
@@ -1026,6 +1040,12 @@ public:
         ember_error err;
         detail::check(ember_session_erase(get(), from, count, &err), err);
     }
+    /// Uses these adapters from now on, in place of those before; what was read is evaluated again unless `keep`.
+    void set_adapters(const std::vector<AdapterUse> &adapters, bool keep = false) {
+        const auto c = detail::c_adapters(adapters);
+        ember_error err;
+        detail::check(ember_session_set_adapters(get(), c.data(), c.size(), keep ? EMBER_ADAPTERS_KEEP : 0, &err), err);
+    }
     /// Another session with the same context.
     Session fork() {
         ember_error err;
@@ -1197,6 +1217,39 @@ private:
 
     Handle handle_;
 };
+
+/// A LoRA adapter of a model. Any number of sessions and threads may use it at once.
+class Adapter {
+public:
+    /// From a folder as PEFT writes it, or a GGUF file.
+    Adapter(const Model &model, std::string_view path) {
+        ember_error err;
+        ember_adapter *raw = nullptr;
+        detail::check(ember_adapter_load(model.get(), path.data(), path.size(), &raw, &err), err);
+        handle_ = Handle(raw);
+    }
+
+    ember_adapter *get() const noexcept { return handle_.get(); }
+    /// Frees it now. Sessions that use it go on with it.
+    void close() { handle_.close(); }
+
+    ember_adapter_details info() const {
+        auto out = detail::sized<ember_adapter_details>();
+        ember_error err;
+        detail::check(ember_adapter_info(get(), &out, &err), err);
+        return out;
+    }
+
+private:
+    using Handle = detail::Handle<ember_adapter, ember_adapter_free>;
+    Handle handle_;
+};
+
+inline std::vector<ember_adapter_use> detail::c_adapters(const std::vector<AdapterUse> &uses) {
+    std::vector<ember_adapter_use> c;
+    for (const AdapterUse &use : uses) c.push_back(ember_adapter_use{use.adapter ? use.adapter->get() : nullptr, use.scale, 0});
+    return c;
+}
 
 /// How to make an embedder. The fields are those of ember_embedder_options.
 struct EmbedderOptions {

@@ -249,6 +249,33 @@ void test_chat_and_json(Fixture &f) {
     expect_error(EMBER_GRAMMAR, "a schema that is none", [&] { json.set_json_schema("{\"type\": 5}"); });
 }
 
+void test_adapters(Fixture &f, const std::string &state) {
+    const std::string model = f.path, path = model.substr(0, model.rfind('/') + 1) + "../tests/data/adapters/hamlet.gguf";
+    emberlm::Adapter adapter(f.model, path);
+    const ember_adapter_details info = adapter.info();
+    expect(info.rank == 2 && info.tensor_count == 8 && std::string(info.name) == "hamlet, disturbed", "facts about an adapter");
+    emberlm::Session plain(f.model), session(f.model);
+    session.set_adapters({{&adapter, 1.0f}});
+    for (emberlm::Session *s : {&plain, &session}) s->prefill(f.prompt);
+    expect(plain.logits() != session.logits(), "an adapter changes logits");
+    session.save(state);
+    expect(emberlm::state_info(state).adapter_fingerprints[0] == info.fingerprint, "a saved session names its adapter");
+    expect_error(EMBER_STATE_FOREIGN, "restored without its adapter", [&] { emberlm::Session::restore(f.model, state); });
+    emberlm::RestoreOptions options;
+    options.adapters = {{&adapter, 1.0f}};
+    emberlm::Session restored = emberlm::Session::restore(f.model, state, options);
+    expect(restored.logits() == session.logits(), "restored with its adapter");
+    std::remove(state.c_str());
+    adapter.close();
+    const auto before = session.logits();
+    expect_error(EMBER_INVALID_HANDLE, "a freed adapter", [&] { session.set_adapters({{&adapter, 1.0f}}); });
+    session.set_adapters({}, true);
+    expect(session.logits() == before, "what is kept");
+    restored.set_adapters({});
+    expect(restored.logits() == plain.logits(), "no adapters any more");
+    expect_error(EMBER_FILE_NOT_FOUND, "no adapter", [&] { emberlm::Adapter(f.model, path + ".none"); });
+}
+
 void test_embedder(Fixture &f) {
     emberlm::EmbedderOptions options;
     options.pooling = EMBER_POOLING_MEAN;
@@ -501,6 +528,7 @@ int main(int argc, char **argv) {
         test_answers(f);
         test_chat_and_json(f);
         test_streams(f);
+        test_adapters(f, std::string(argv[0]) + ".adapted");
         test_embedder(f);
         test_started(f);
         test_states(f, std::string(argv[0]) + ".state");

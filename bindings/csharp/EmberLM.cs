@@ -10,6 +10,7 @@
 using System;
 using System.Collections.Generic;
 using System.IO;
+using System.Linq;
 using System.Runtime.ExceptionServices;
 using System.Runtime.InteropServices;
 using System.Text;
@@ -151,6 +152,7 @@ namespace EmberLM
             {
                 Kind = (StateKind)d.kind, KvType = (KvType)d.kv_type, Context = (int)d.context, Position = (int)d.position, FileBytes = d.file_bytes,
                 Architecture = Utf8.FromNul(d.architecture), ModelName = Utf8.FromNul(d.model_name),
+                Adapters = d.adapter_fingerprints.Take((int)d.adapter_count).ToArray(),
             };
         }
 
@@ -227,6 +229,9 @@ namespace EmberLM
         public ulong FileBytes { get; internal set; }
         public string Architecture { get; internal set; }
         public string ModelName { get; internal set; }
+
+        /// <summary>Fingerprints of its adapters.</summary>
+        public ulong[] Adapters { get; internal set; }
     }
 
     /// <summary>How to load a model.</summary>
@@ -347,10 +352,15 @@ namespace EmberLM
         public int StreamPriority;
         public int MarkInterval;
 
+        /// <summary>Those that the session was saved with.</summary>
+        public AdapterUse[] Adapters = new AdapterUse[0];
+
         internal ember_restore_options Make(Memory memory)
         {
+            var uses = memory.Structs(new List<ember_adapter_use>(AdapterUse.All(Adapters)), out var count);
             return new ember_restore_options
             {
+                adapters = uses, adapter_count = count,
                 struct_size = Call.SizeOf<ember_restore_options>(), context = (uint)Context, kv_type = (uint)KvType,
                 mark_interval = (uint)MarkInterval, next = SessionOptions.Chain(memory, StreamPriority),
             };
@@ -1184,6 +1194,15 @@ namespace EmberLM
         public void Erase(int from, int count) => Do(err => Functions.ember_session_erase(Handle, (UIntPtr)from, (UIntPtr)count, err));
 
         /// <summary>Another session with the same context.</summary>
+        /// <summary>Uses these adapters from now on, in place of those before. What was read is evaluated again, unless keep.</summary>
+        public void SetAdapters(AdapterUse[] adapters, bool keep = false)
+        {
+            var uses = AdapterUse.All(adapters);
+            var flags = keep ? (uint)AdaptersFlags.Keep : 0;
+            Do(err => Functions.ember_session_set_adapters(Handle, uses, (UIntPtr)uses.Length, flags, err));
+            GC.KeepAlive(adapters);
+        }
+
         public Session Fork()
         {
             IntPtr raw = IntPtr.Zero;
@@ -1232,6 +1251,62 @@ namespace EmberLM
                 }
             }
             return entries;
+        }
+    }
+
+    /// <summary>A LoRA adapter of a model. Any number of sessions and threads may use it at once.</summary>
+    public sealed class Adapter : IDisposable
+    {
+        internal readonly AdapterHandle Handle;
+
+        /// <summary>From a folder as PEFT writes it, or a GGUF file.</summary>
+        public Adapter(Model model, string path)
+        {
+            var err = Call.Error();
+            IntPtr raw = IntPtr.Zero;
+            var bytes = Utf8.Bytes(path);
+            Call.Check(Functions.ember_adapter_load(model.Handle, bytes, Call.Length(bytes), ref raw, err), err);
+            Handle = new AdapterHandle(raw);
+        }
+
+        /// <summary>Frees it. Sessions that use it go on with it.</summary>
+        public void Dispose() => Handle.Dispose();
+
+        private ember_adapter_details Details()
+        {
+            var err = Call.Error();
+            var d = new ember_adapter_details { struct_size = Call.SizeOf<ember_adapter_details>() };
+            Call.Check(Functions.ember_adapter_info(Handle, ref d, err), err);
+            return d;
+        }
+
+        /// <summary>The largest rank of its pairs of matrices.</summary>
+        public int Rank => (int)Details().rank;
+
+        /// <summary>What tells it from others, as in StateInfo.</summary>
+        public ulong Fingerprint => Details().fingerprint;
+
+        public string Name => Utf8.FromNul(Details().name);
+    }
+
+    /// <summary>An adapter that a session uses, and how much it counts.</summary>
+    public struct AdapterUse
+    {
+        public Adapter Adapter;
+        public float Scale;
+
+        public AdapterUse(Adapter adapter, float scale = 1)
+        {
+            Adapter = adapter;
+            Scale = scale;
+        }
+
+        internal static ember_adapter_use[] All(AdapterUse[] uses)
+        {
+            return (uses ?? new AdapterUse[0]).Select(use => new ember_adapter_use
+            {
+                adapter = use.Adapter == null ? IntPtr.Zero : use.Adapter.Handle.DangerousGetHandle(), scale = use.Scale,
+            }).ToArray();
         }
     }
 
@@ -1431,6 +1506,13 @@ namespace EmberLM.Native
         internal LoadHandle(IntPtr raw) : base(IntPtr.Zero, true) { SetHandle(raw); }
         public override bool IsInvalid => handle == IntPtr.Zero;
         protected override bool ReleaseHandle() => Functions.ember_load_free(handle) == (int)Status.Ok;
+    }
+
+    internal sealed class AdapterHandle : SafeHandle
+    {
+        internal AdapterHandle(IntPtr raw) : base(IntPtr.Zero, true) { SetHandle(raw); }
+        public override bool IsInvalid => handle == IntPtr.Zero;
+        protected override bool ReleaseHandle() => Functions.ember_adapter_free(handle) == (int)Status.Ok;
     }
 
     internal sealed class EmbedderHandle : SafeHandle

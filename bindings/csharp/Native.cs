@@ -199,6 +199,14 @@ namespace EmberLM.Native
     }
 
     [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_adapter_use
+    {
+        public IntPtr adapter;
+        public float scale;
+        public uint reserved;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
     internal struct ember_restore_options
     {
         public uint struct_size;
@@ -206,6 +214,8 @@ namespace EmberLM.Native
         public uint kv_type;
         public uint mark_interval;
         public IntPtr next;
+        public IntPtr adapters;
+        public UIntPtr adapter_count;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -222,6 +232,10 @@ namespace EmberLM.Native
         public ulong tokenizer_fingerprint;
         [MarshalAs(UnmanagedType.ByValArray, SizeConst = 64)] public byte[] architecture;
         [MarshalAs(UnmanagedType.ByValArray, SizeConst = 128)] public byte[] model_name;
+        public uint adapter_count;
+        public uint reserved;
+        [MarshalAs(UnmanagedType.ByValArray, SizeConst = 16)] public ulong[] adapter_fingerprints;
+        [MarshalAs(UnmanagedType.ByValArray, SizeConst = 16)] public float[] adapter_scales;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -387,6 +401,19 @@ namespace EmberLM.Native
     {
         public IntPtr text;
         public UIntPtr len;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_adapter_details
+    {
+        public uint struct_size;
+        public uint rank;
+        public ulong tensor_count;
+        public ulong parameter_count;
+        public ulong file_bytes;
+        public ulong bytes;
+        public ulong fingerprint;
+        [MarshalAs(UnmanagedType.ByValArray, SizeConst = 128)] public byte[] name;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -680,6 +707,18 @@ namespace EmberLM.Native
         internal static extern int ember_embedder_free(IntPtr embedder);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_adapter_load(ModelHandle model, byte[] path, UIntPtr path_len, ref IntPtr @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_adapter_info(AdapterHandle adapter, ref ember_adapter_details @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_adapter_free(IntPtr adapter);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_session_set_adapters(SessionHandle session, ember_adapter_use[] adapters, UIntPtr count, uint flags, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern int ember_chat_format(ModelHandle model, byte[] json, UIntPtr json_len, ref ember_chat_options options, [In, Out] byte[] text, UIntPtr capacity, ref UIntPtr len, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
@@ -854,6 +893,12 @@ namespace EmberLM
     internal enum EmbedderFlags
     {
         Truncate = 1,
+    }
+
+    /// <summary>enum ember_adapters_flags</summary>
+    internal enum AdaptersFlags
+    {
+        Keep = 1,
     }
 
     /// <summary>enum ember_normalize</summary>

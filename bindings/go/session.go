@@ -122,6 +122,8 @@ type RestoreOptions struct {
 	KVType         KVType
 	StreamPriority int
 	MarkInterval   int
+	// Those that it was saved with.
+	Adapters []AdapterUse
 }
 
 func (o RestoreOptions) c(a *arena) *C.ember_restore_options {
@@ -129,7 +131,89 @@ func (o RestoreOptions) c(a *arena) *C.ember_restore_options {
 	c.struct_size = C.sizeof_ember_restore_options
 	c.context, c.kv_type, c.mark_interval = C.uint32_t(o.Context), C.uint32_t(o.KVType), C.uint32_t(o.MarkInterval)
 	c.next = cudaSession(a, o.StreamPriority)
+	c.adapters, c.adapter_count = cAdapters(a, o.Adapters)
 	return c
+}
+
+// Adapter is a LoRA adapter of a model. Any number of sessions and goroutines may use it at once.
+type Adapter struct{ handle }
+
+// AdapterUse is an adapter that a session uses, and how much it counts: 1 for as much as it was trained to.
+type AdapterUse struct {
+	Adapter *Adapter
+	Scale   float32
+}
+
+// AdapterInfo are facts about an adapter.
+type AdapterInfo struct {
+	Rank, Tensors                             int
+	Parameters, FileBytes, Bytes, Fingerprint uint64
+	Name                                      string
+}
+
+func cAdapters(a *arena, uses []AdapterUse) (*C.ember_adapter_use, C.size_t) {
+	if len(uses) == 0 {
+		return nil, 0
+	}
+	c := (*C.ember_adapter_use)(a.alloc(C.sizeof_ember_adapter_use * uintptr(len(uses))))
+	all := unsafe.Slice(c, len(uses))
+	for i, use := range uses {
+		// A number that looks like no address: see the handles of the library.
+		*(*C.uintptr_t)(unsafe.Pointer(&all[i].adapter)) = use.Adapter.get()
+		all[i].scale = C.float(use.Scale)
+	}
+	return c, C.size_t(len(uses))
+}
+
+// LoadAdapter loads a LoRA adapter for the model: a folder as PEFT writes it, or a GGUF file.
+func (m *Model) LoadAdapter(path string) (*Adapter, error) {
+	defer runtime.KeepAlive(m)
+	var a arena
+	defer a.free()
+	name, length := a.text(path)
+	var raw C.uintptr_t
+	var err C.ember_error
+	if e := check(C.go_ember_adapter_load(m.get(), name, length, &raw, &err), &err); e != nil {
+		return nil, e
+	}
+	t := &Adapter{}
+	t.raw.Store(uintptr(raw))
+	runtime.SetFinalizer(t, func(t *Adapter) { _ = t.Close() })
+	return t, nil
+}
+
+// Close frees the adapter. Sessions that use it go on with it.
+func (t *Adapter) Close() error {
+	return t.close(func(raw C.uintptr_t) C.ember_status { return C.go_ember_adapter_free(raw) })
+}
+
+// Info gives facts about the adapter.
+func (t *Adapter) Info() (AdapterInfo, error) {
+	defer runtime.KeepAlive(t)
+	var err C.ember_error
+	var d C.ember_adapter_details
+	d.struct_size = C.sizeof_ember_adapter_details
+	if e := check(C.go_ember_adapter_info(t.get(), &d, &err), &err); e != nil {
+		return AdapterInfo{}, e
+	}
+	return AdapterInfo{int(d.rank), int(d.tensor_count), uint64(d.parameter_count), uint64(d.file_bytes), uint64(d.bytes),
+		uint64(d.fingerprint), C.GoString(&d.name[0])}, nil
+}
+
+// SetAdapters has the session use these adapters from now on, in place of those before. What it has read is evaluated again,
+// unless keep.
+func (s *Session) SetAdapters(adapters []AdapterUse, keep bool) error {
+	defer runtime.KeepAlive(adapters)
+	var a arena
+	defer a.free()
+	uses, count := cAdapters(&a, adapters)
+	flags := C.uint32_t(0)
+	if keep {
+		flags = C.EMBER_ADAPTERS_KEEP
+	}
+	return s.call(func(raw C.uintptr_t, err *C.ember_error) C.ember_status {
+		return C.go_ember_session_set_adapters(raw, uses, count, flags, err)
+	})
 }
 
 // Estimate is memory that a model and a session of it would take.
@@ -162,6 +246,8 @@ type StateInfo struct {
 	Context, Position                                  int
 	FileBytes, ModelFingerprint, VocabularyFingerprint uint64
 	Architecture, ModelName                            string
+	// Fingerprints of its adapters.
+	Adapters []uint64
 }
 
 // ReadStateInfo reads the beginning of the file of a saved session.
@@ -175,8 +261,12 @@ func ReadStateInfo(path string) (StateInfo, error) {
 	if e := check(C.ember_session_state_info(name, length, &d, &err), &err); e != nil {
 		return StateInfo{}, e
 	}
+	var adapters []uint64
+	for _, fingerprint := range d.adapter_fingerprints[:d.adapter_count] {
+		adapters = append(adapters, uint64(fingerprint))
+	}
 	return StateInfo{uint32(d.version), StateKind(d.kind), KVType(d.kv_type), int(d.context), int(d.position), uint64(d.file_bytes),
-		uint64(d.model_fingerprint), uint64(d.tokenizer_fingerprint), C.GoString(&d.architecture[0]), C.GoString(&d.model_name[0])}, nil
+		uint64(d.model_fingerprint), uint64(d.tokenizer_fingerprint), C.GoString(&d.architecture[0]), C.GoString(&d.model_name[0]), adapters}, nil
 }
 
 // Session is one conversation: a context of tokens. One goroutine at a time may use it.

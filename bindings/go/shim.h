@@ -382,6 +382,26 @@ static inline ember_status go_ember_embedder_free(uintptr_t embedder)
     return ember_embedder_free((struct ember_embedder *)embedder);
 }
 
+static inline ember_status go_ember_adapter_load(uintptr_t model, const char *path, size_t path_len, uintptr_t *out, struct ember_error *err)
+{
+    return ember_adapter_load((struct ember_model *)model, path, path_len, (struct ember_adapter **)out, err);
+}
+
+static inline ember_status go_ember_adapter_info(uintptr_t adapter, struct ember_adapter_details *out, struct ember_error *err)
+{
+    return ember_adapter_info((struct ember_adapter *)adapter, out, err);
+}
+
+static inline ember_status go_ember_adapter_free(uintptr_t adapter)
+{
+    return ember_adapter_free((struct ember_adapter *)adapter);
+}
+
+static inline ember_status go_ember_session_set_adapters(uintptr_t session, const struct ember_adapter_use *adapters, size_t count, uint32_t flags, struct ember_error *err)
+{
+    return ember_session_set_adapters((struct ember_session *)session, adapters, count, flags, err);
+}
+
 static inline ember_status go_ember_chat_format(uintptr_t model, const char *json, size_t json_len, const struct ember_chat_options *options, char *text, size_t capacity, size_t *len, struct ember_error *err)
 {
     return ember_chat_format((struct ember_model *)model, json, json_len, options, text, capacity, len, err);

@@ -23,8 +23,14 @@ export interface Sampling {
   dryAllowedLength?: number; dryWindow?: number; dryNoBreakers?: boolean; logprobs?: number; logitBias?: Record<number, number>;
   banned?: Tokens; allowed?: Tokens; dryBreakers?: (string | Tokens)[];
 }
-export interface RestoreOptions { context?: number; kvType?: number; streamPriority?: number; markInterval?: number }
-export interface SessionOptions extends RestoreOptions { sampling?: Sampling }
+/** An adapter that a session uses, and how much it counts. */
+export type AdapterUse = Adapter | { adapter: Adapter; scale: number };
+interface PlaceOptions { context?: number; kvType?: number; streamPriority?: number; markInterval?: number }
+export interface RestoreOptions extends PlaceOptions {
+  /** Those that the session was saved with. */
+  adapters?: AdapterUse[];
+}
+export interface SessionOptions extends PlaceOptions { sampling?: Sampling }
 /** Variables of the template, and which template to use. */
 export interface ChatOptions { template?: string; templateName?: string; now?: number; [variable: string]: unknown }
 export interface TokenizeOptions { continue?: boolean; special?: boolean }
@@ -64,6 +70,8 @@ export class Model extends Handle {
   session(options?: SessionOptions): Session;
   restore(path: string, options?: RestoreOptions): Promise<Session>;
   restoreFromBuffer(bytes: Uint8Array, options?: RestoreOptions): Promise<Session>;
+  /** Loads a LoRA adapter: a folder as PEFT writes it, or a GGUF file. */
+  adapter(path: string): Promise<Adapter>;
   embedder(options?: EmbedderOptions): Embedder;
   textStream(options?: { stops?: string[]; skipSpecial?: boolean }): TextStream;
   evict(): Promise<void>;
@@ -128,6 +136,8 @@ export class Session extends Handle {
   speculation(): { source: number; maxDrafts: number; depth: number; steps: number; drafted: number; accepted: number };
   rewind(position: number): void;
   erase(from: number, count: number): Promise<void>;
+  /** Uses these adapters from now on. What was read is evaluated again, unless keep. */
+  setAdapters(adapters: AdapterUse[], options?: { keep?: boolean }): void;
   fork(): Session;
   interrupt(): void;
   clearInterrupt(): void;
@@ -144,6 +154,12 @@ export class TextStream extends Handle {
   push(tokens: Tokens): string;
   finish(): string;
   readonly stopped: boolean;
+}
+
+/** A LoRA adapter of a model, for any number of sessions. */
+export class Adapter extends Handle {
+  private constructor();
+  info(): Facts;
 }
 
 export interface EmbedderOptions {

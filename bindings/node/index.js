@@ -165,7 +165,14 @@ const cudaSession = (priority) => {
 const sessionOptions = (o = {}) => sized('ember_session_options', {
   context: o.context || 0, kv_type: o.kvType || 0, mark_interval: o.markInterval || 0, sampling: [sampling(o.sampling)], next: cudaSession(o.streamPriority),
 });
-const restoreOptions = (o = {}) => sized('ember_restore_options', { context: o.context || 0, kv_type: o.kvType || 0, mark_interval: o.markInterval || 0, next: cudaSession(o.streamPriority) });
+// Adapters, or an adapter and its scale in an object.
+const adapterUses = (uses = []) => uses.map((use) => (use instanceof Adapter ? { adapter: use._raw, scale: 1, reserved: 0 } : { adapter: use.adapter._raw, scale: use.scale, reserved: 0 }));
+const restoreOptions = (o = {}) => {
+  const adapters = adapterUses(o.adapters);
+  return sized('ember_restore_options', {
+    context: o.context || 0, kv_type: o.kvType || 0, mark_interval: o.markInterval || 0, next: cudaSession(o.streamPriority), adapters, adapter_count: adapters.length,
+  });
+};
 const stopList = (stops) => stops.map((stop) => ({ text: utf8(stop), len: Buffer.byteLength(stop) }));
 const tokenizeFlags = (o = {}) => (o.continue ? constants.EMBER_TOKENIZE_CONTINUE : 0) | (o.special ? constants.EMBER_TOKENIZE_SPECIAL : 0);
 
@@ -347,6 +354,13 @@ class Model extends Handle {
     const flags = options.skipSpecial ? constants.EMBER_TEXT_STREAM_SKIP_SPECIAL : 0;
     call(lib.ember_text_stream_create, this._raw, sized('ember_text_stream_options', { flags, stops: stopList(stops), stop_count: stops.length }), out);
     return new TextStream(out[0]);
+  }
+  /** Loads a LoRA adapter for this model: a folder as PEFT writes it, or a GGUF file. */
+  async adapter(name) {
+    const out = [null];
+    const bytes = utf8(name);
+    await callAsync(lib.ember_adapter_load, this._raw, bytes, bytes.length, out);
+    return new Adapter(out[0]);
   }
   /** Makes vectors or scores of texts. */
   embedder({ truncate = false, instruction = '', ...fields } = {}) {
@@ -541,6 +555,11 @@ class Session extends Handle {
   async erase(from, count) {
     await callAsync(lib.ember_session_erase, this._raw, from, count);
   }
+  /** Uses these adapters from now on, in place of those before. What was read is evaluated again, unless keep. */
+  setAdapters(adapters, { keep = false } = {}) {
+    const uses = adapterUses(adapters);
+    call(lib.ember_session_set_adapters, this._raw, uses, uses.length, keep ? constants.EMBER_ADAPTERS_KEEP : 0);
+  }
   fork() {
     const out = [0];
     call(lib.ember_session_fork, this._raw, out);
@@ -623,6 +642,15 @@ class TextStream extends Handle {
 }
 
 const textList = (texts) => texts.map((text) => ({ text: utf8(text), len: Buffer.byteLength(text) }));
+
+class Adapter extends Handle {
+  constructor(raw) {
+    super(raw, lib.ember_adapter_free);
+  }
+  info() {
+    return facts('ember_adapter_details', (out) => call(lib.ember_adapter_info, this._raw, out));
+  }
+}
 
 class Embedder extends Handle {
   constructor(raw) {

@@ -110,6 +110,8 @@ const constants = Object.freeze({
   EMBER_TEXT_STREAM_SKIP_SPECIAL: 1,
   // enum ember_embedder_flags
   EMBER_EMBEDDER_TRUNCATE: 1,
+  // enum ember_adapters_flags
+  EMBER_ADAPTERS_KEEP: 1,
   // enum ember_normalize
   EMBER_NORMALIZE_DEFAULT: 0,
   EMBER_NORMALIZE_ON: 1,
@@ -283,12 +285,19 @@ structs.ember_save_options = koffi.struct('ember_save_options', {
   struct_size: 'uint32_t',
   kind: 'uint32_t',
 });
+structs.ember_adapter_use = koffi.struct('ember_adapter_use', {
+  adapter: 'uintptr_t',
+  scale: 'float',
+  reserved: 'uint32_t',
+});
 structs.ember_restore_options = koffi.struct('ember_restore_options', {
   struct_size: 'uint32_t',
   context: 'uint32_t',
   kv_type: 'uint32_t',
   mark_interval: 'uint32_t',
   next: 'void *',
+  adapters: 'ember_adapter_use *',
+  adapter_count: 'size_t',
 });
 structs.ember_state_details = koffi.struct('ember_state_details', {
   struct_size: 'uint32_t',
@@ -302,6 +311,10 @@ structs.ember_state_details = koffi.struct('ember_state_details', {
   tokenizer_fingerprint: 'uint64_t',
   architecture: koffi.array('char', 64),
   model_name: koffi.array('char', 128),
+  adapter_count: 'uint32_t',
+  reserved: 'uint32_t',
+  adapter_fingerprints: koffi.array('uint64_t', 16),
+  adapter_scales: koffi.array('float', 16),
 });
 structs.ember_grammar_options = koffi.struct('ember_grammar_options', {
   struct_size: 'uint32_t',
@@ -423,6 +436,16 @@ structs.ember_text = koffi.struct('ember_text', {
   text: 'void *',
   len: 'size_t',
 });
+structs.ember_adapter_details = koffi.struct('ember_adapter_details', {
+  struct_size: 'uint32_t',
+  rank: 'uint32_t',
+  tensor_count: 'uint64_t',
+  parameter_count: 'uint64_t',
+  file_bytes: 'uint64_t',
+  bytes: 'uint64_t',
+  fingerprint: 'uint64_t',
+  name: koffi.array('char', 128),
+});
 structs.ember_chat_options = koffi.struct('ember_chat_options', {
   struct_size: 'uint32_t',
   reserved: 'uint32_t',
@@ -535,6 +558,10 @@ function open(path) {
     ember_rerank: library.func('ember_rerank', 'int32_t', ['uintptr_t', 'void *', 'size_t', 'ember_text *', 'size_t', 'float *', 'size_t', '_Out_ size_t *', '_Out_ ember_error *']),
     ember_embedder_interrupt: library.func('ember_embedder_interrupt', 'int32_t', ['uintptr_t']),
     ember_embedder_free: library.func('ember_embedder_free', 'int32_t', ['uintptr_t']),
+    ember_adapter_load: library.func('ember_adapter_load', 'int32_t', ['uintptr_t', 'void *', 'size_t', '_Out_ uintptr_t *', '_Out_ ember_error *']),
+    ember_adapter_info: library.func('ember_adapter_info', 'int32_t', ['uintptr_t', '_Inout_ ember_adapter_details *', '_Out_ ember_error *']),
+    ember_adapter_free: library.func('ember_adapter_free', 'int32_t', ['uintptr_t']),
+    ember_session_set_adapters: library.func('ember_session_set_adapters', 'int32_t', ['uintptr_t', 'ember_adapter_use *', 'size_t', 'uint32_t', '_Out_ ember_error *']),
     ember_chat_format: library.func('ember_chat_format', 'int32_t', ['uintptr_t', 'void *', 'size_t', 'ember_chat_options *', 'void *', 'size_t', '_Out_ size_t *', '_Out_ ember_error *']),
     ember_chat_tokenize: library.func('ember_chat_tokenize', 'int32_t', ['uintptr_t', 'void *', 'size_t', 'ember_chat_options *', 'uint32_t *', 'size_t', '_Out_ size_t *', '_Out_ ember_error *']),
   };

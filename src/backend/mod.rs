@@ -23,7 +23,7 @@ pub use state::{Mark, StateInfo, StateSink, StateSource};
 
 use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
 use crate::error::{Result, fail};
-use crate::model::KvShape;
+use crate::model::{AdapterSet, KvShape};
 use crate::threads::Thread;
 use crate::threads::event::Event;
 use marks::MarkPlan;
@@ -63,6 +63,9 @@ impl RunnerOptions {
         MarkPlan::new(self.mark_interval, self.context)
     }
 }
+
+/// What devices say that have no adapters.
+const NO_ADAPTERS: &str = "adapters are not supported on this device; they are on a CPU";
 
 /// A network's weights on a device. Shared by all its runners.
 pub trait Weights: Send + Sync {
@@ -108,6 +111,11 @@ pub trait Weights: Send + Sync {
     fn kv_bytes(&self, options: &RunnerOptions) -> u64 {
         self.kv_bytes_per_token(options.kv_type)
             .saturating_mul(options.context as u64)
+    }
+
+    /// `Unsupported` where the device cannot add adapters to products.
+    fn check_adapters(&self) -> Result<()> {
+        fail!(Unsupported, "{NO_ADAPTERS}")
     }
 
     /// The most drafts of a row, up to [`MAX_DRAFTS`]; 0 where the device or the network cannot verify any.
@@ -230,6 +238,16 @@ pub trait Runner: Send {
     /// What is said about single tokens, from the next choice on. Errors: `OutOfMemory`, with the
     /// rules as before.
     fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()>;
+
+    /// What is added to products, from the next work on; none adds nothing. What was evaluated stays.
+    ///
+    /// Errors: `Unsupported` by devices that cannot; `OutOfMemory`. The adapters are as before then.
+    fn set_adapters(&mut self, adapters: Option<Arc<AdapterSet>>) -> Result<()> {
+        match adapters {
+            None => Ok(()),
+            Some(_) => fail!(Unsupported, "{NO_ADAPTERS}"),
+        }
+    }
 
     /// Marks the end of the state, to come back to it.
     fn mark(&mut self) -> Mark {

@@ -1,5 +1,6 @@
 //! The life of a session: tokens seen, what is cached, what is pending. Knows no backend.
 
+mod adapter;
 mod background;
 pub(crate) mod batch;
 pub mod breakers;
@@ -21,6 +22,9 @@ pub mod speculate;
 pub mod state;
 mod sync;
 
+pub use adapter::{
+    Adapter, MAX_ADAPTERS, Wanted as WantedAdapter, check_count as check_adapter_count,
+};
 pub use embedder::{Embedder, EmbedderDetails, EmbedderOptions};
 pub use generate::{End, GenerateOptions, Generated, Piece};
 pub use interrupt::Interrupts;

@@ -9,7 +9,7 @@ use crate::format::{Access, MappedFiles, ModelFile, ModelSource, Tensor, Value};
 use crate::grammar::GrammarVocabulary;
 use crate::log::log;
 use crate::memory::{self, Room};
-use crate::model::{Block, Linear, Network, Norm, Pooling};
+use crate::model::{Adaptable, Block, Linear, Network, Norm, Pooling};
 use crate::text::{ChatTemplates, Tokenizer};
 use std::collections::HashSet;
 use std::path::Path;
@@ -64,6 +64,8 @@ pub struct Model {
     files: MappedFiles,
     background: Background,
     readout: ReadoutFacts,
+    /// Where adapters find its matrices; none for encoders.
+    adaptable: Option<Adaptable>,
 }
 
 /// What the file says about vectors and scores of texts.
@@ -174,6 +176,10 @@ impl Model {
             fingerprint::network(&network)?,
             fingerprint::tokenizer(tokenizer.as_ref().ok()),
         ];
+        let adaptable = match network.encoder {
+            Some(_) => None,
+            None => Some(Adaptable::of(&file, &network)?),
+        };
         let made = reached;
         let weights = device
             .backend
@@ -219,6 +225,7 @@ impl Model {
                 false => MappedFiles::default(),
             },
             background: Background::new(options.placement),
+            adaptable,
         })
     }
 
@@ -276,6 +283,7 @@ impl Model {
             files: MappedFiles::default(),
             background: Background::default(),
             readout: ReadoutFacts::default(),
+            adaptable: None,
         }
     }
 
@@ -297,6 +305,11 @@ impl Model {
     /// What the file says about vectors and scores of texts.
     pub(super) fn readout(&self) -> &ReadoutFacts {
         &self.readout
+    }
+
+    /// Where adapters find its matrices.
+    pub(super) fn adaptable(&self) -> Option<&Adaptable> {
+        self.adaptable.as_ref()
     }
 
     /// Gives the device's memory of the weights back and keeps them in host memory. The model and its

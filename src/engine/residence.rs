@@ -113,6 +113,7 @@ impl Session {
         let weights = self.model.weights().clone();
         let mut runner = weights.create_runner(&self.options)?;
         runner.set_rules(self.rules.clone())?;
+        runner.set_adapters(self.adapters.clone())?;
         runner.set_event(self.event.clone());
         if let Some(speculation) = &self.speculation {
             runner.reserve_drafts(speculation.most())?;

@@ -18,6 +18,7 @@ use crate::backend::{
 use crate::error::{Error, Result, Status, fail};
 use crate::log::log;
 use crate::memory;
+use crate::model::AdapterSet;
 use crate::threads::event::Event;
 use std::sync::Arc;
 
@@ -88,6 +89,8 @@ pub struct Session {
     pub(super) options: RunnerOptions,
     pub(super) sampling: Sampling,
     pub(super) rules: Option<Arc<TokenRules>>,
+    /// What is added to the model's products.
+    pub(super) adapters: Option<Arc<AdapterSet>>,
     /// The grammar of the answers, if there is one.
     pub(super) constraint: Option<Box<Constraint>>,
     /// What guesses tokens ahead, if anything does.
@@ -136,6 +139,7 @@ impl Session {
             options,
             sampling: Sampling::default(),
             rules: None,
+            adapters: None,
             constraint: None,
             speculation: None,
             started: Started::Nothing,
@@ -458,6 +462,7 @@ impl Session {
         other.tokens.extend_from_slice(&self.tokens);
         other.sampling = self.sampling;
         other.rules = self.rules.clone();
+        other.adapters = self.adapters.clone();
         if let Some(constraint) = &self.constraint {
             other.constraint = Some(Box::new(constraint.duplicate(self.context())?));
         }

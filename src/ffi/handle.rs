@@ -38,6 +38,7 @@ pub(super) enum Kind {
     Event = 9,
     Load = 11,
     Embedder = 13,
+    Adapter = 15,
 }
 
 impl Kind {
@@ -49,6 +50,7 @@ impl Kind {
             Kind::Event => "event",
             Kind::Load => "load",
             Kind::Embedder => "embedder",
+            Kind::Adapter => "adapter",
         }
     }
 }

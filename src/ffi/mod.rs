@@ -66,8 +66,11 @@ mod generate;
 
 mod embedder;
 
+mod adapter;
+
 mod chat;
 
+pub use adapter::*;
 pub use batch::*;
 pub use chain::{ember_chain_kind, ember_cuda_model_options, ember_cuda_session_options};
 pub use chat::*;

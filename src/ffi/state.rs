@@ -1,11 +1,12 @@
 //! Sessions that are saved, restored, and moved off their device.
 
+use super::adapter::{Used, ember_adapter_use};
 use super::boundary::{Out, OutStruct, Sized32, call, read_struct, text};
 use super::error::{copy_text, ember_error, ember_status};
 use super::model::{checked_path, ember_model, model};
 use super::session::{ember_session, insert, kv_type, stream_priority, with_session};
-use crate::engine::Session;
 use crate::engine::state::{Kind, RestoreOptions, inspect};
+use crate::engine::{Session, WantedAdapter};
 use crate::error::{Result, fail};
 use std::ffi::{c_char, c_void};
 
@@ -50,17 +51,32 @@ pub struct ember_restore_options {
     pub mark_interval: u32,
     /// As in `ember_session_options`.
     pub next: *const c_void,
+    /// The adapters that the session was saved with, as they were given to `ember_session_set_adapters`; may be NULL if
+    /// there are none.
+    pub adapters: *const ember_adapter_use,
+    /// Number of `adapters`.
+    pub adapter_count: usize,
 }
 
-// SAFETY: `repr(C)`; four u32 and a word have no padding; zero is a value of each; the size comes first.
+// SAFETY: `repr(C)`; four u32 and three words have no padding; zero is a value of each; the size comes first.
 unsafe impl Sized32 for ember_restore_options {
     const NAME: &'static str = "ember_restore_options";
 }
 
 impl ember_restore_options {
     /// # Safety
+    /// `adapters` is as the header demands.
+    unsafe fn used(&self) -> Result<Used> {
+        // SAFETY: the caller's promise.
+        unsafe { Used::read(self.adapters, self.adapter_count) }
+    }
+
+    /// # Safety
     /// `next` is as the header demands.
-    unsafe fn for_engine(&self) -> Result<RestoreOptions> {
+    unsafe fn for_engine<'a>(
+        &self,
+        adapters: &'a [WantedAdapter<'a>],
+    ) -> Result<RestoreOptions<'a>> {
         Ok(RestoreOptions {
             context: self.context as usize,
             kv_type: match self.kv_type {
@@ -70,6 +86,7 @@ impl ember_restore_options {
             // SAFETY: the caller's promise.
             stream_priority: unsafe { stream_priority(self.next, Self::NAME) }?,
             mark_interval: self.mark_interval as usize,
+            adapters,
         })
     }
 }
@@ -101,9 +118,17 @@ pub struct ember_state_details {
     pub architecture: [c_char; 64],
     /// The name of the model; may be empty.
     pub model_name: [c_char; 128],
+    /// Number of adapters that the session used.
+    pub adapter_count: u32,
+    /// 0.
+    pub reserved: u32,
+    /// Fingerprints of these, as in `ember_adapter_details`.
+    pub adapter_fingerprints: [u64; 16],
+    /// Their scales.
+    pub adapter_scales: [f32; 16],
 }
 
-// SAFETY: `repr(C)`; 4 * 4 + 5 * 8 + 192 bytes without padding; numbers only; the size comes first.
+// SAFETY: `repr(C)`; 4 * 4 + 5 * 8 + 192 + 2 * 4 + 16 * 8 + 16 * 4 bytes without padding; numbers only; the size comes first.
 unsafe impl Sized32 for ember_state_details {
     const NAME: &'static str = "ember_state_details";
 }
@@ -213,7 +238,8 @@ pub unsafe extern "C" fn ember_session_save_to(
 /// Errors: `EMBER_INVALID_UTF8` in `path`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`,
 /// `EMBER_IO`;
 /// `EMBER_NOT_STATE` if the file is not a saved session; `EMBER_STATE_VERSION` if its format is one of
-/// a later library; `EMBER_STATE_FOREIGN` if it is of another model or tokenizer;
+/// a later library; `EMBER_STATE_FOREIGN` if it is of another model or tokenizer, or was saved with other
+/// adapters than those of `options`;
 /// `EMBER_FILE_TRUNCATED` if its end is missing; `EMBER_STATE_CHECKSUM` if its bytes have changed;
 /// `EMBER_FILE_CORRUPT` if it contradicts itself; `EMBER_INVALID_ARGUMENT` if `context` is less than
 /// the saved tokens; `EMBER_UNSUPPORTED` for a KV type that the device does not support;
@@ -240,7 +266,10 @@ pub unsafe extern "C" fn ember_session_restore(
         };
         let path = checked_path(path)?;
         // SAFETY: `options` is as the header demands.
-        let options = unsafe { options.for_engine() }?;
+        let used = unsafe { options.used() }?;
+        let wanted = used.wanted();
+        // SAFETY: as above.
+        let options = unsafe { options.for_engine(&wanted) }?;
         let session = Session::restore(model, path, &options)?;
         out.set(insert(session)?);
         Ok(())
@@ -278,7 +307,10 @@ pub unsafe extern "C" fn ember_session_restore_from(
             }
         };
         // SAFETY: `options` is as the header demands.
-        let options = unsafe { options.for_engine() }?;
+        let used = unsafe { options.used() }?;
+        let wanted = used.wanted();
+        // SAFETY: as above.
+        let options = unsafe { options.for_engine(&wanted) }?;
         let session = Session::restore_from(model, &mut read, &options)?;
         out.set(insert(session)?);
         Ok(())
@@ -312,6 +344,11 @@ pub unsafe extern "C" fn ember_session_state_info(
         [d.model_fingerprint, d.tokenizer_fingerprint] = from.fingerprints;
         copy_text(&from.architecture, &mut d.architecture);
         copy_text(&from.name, &mut d.model_name);
+        d.adapter_count = from.adapters.len() as u32;
+        let places = d.adapter_fingerprints.iter_mut().zip(&mut d.adapter_scales);
+        for ((fingerprint, scale), (to_fingerprint, to_scale)) in from.adapters.iter().zip(places) {
+            (*to_fingerprint, *to_scale) = (*fingerprint, *scale);
+        }
         out.set(&d);
         Ok(())
     };

@@ -1,5 +1,6 @@
 //! Tensors in another type than the file's, and which type each is to have.
 
+use super::adapter::AdapterPair;
 use super::made::MakeRows;
 use super::{ModelFile, Tensor};
 use crate::error::{Error, Result, Status, fail, try_vec};
@@ -209,6 +210,40 @@ pub(super) fn multiplied(source: &Tensor, factors: Vec<f32>, ty: TensorType) -> 
         limit,
     };
     Tensor::made(Arc::clone(&source.name), ty, source.dims.clone(), rows)
+}
+
+/// Rows of a matrix with a pair of an adapter added, in single precision.
+pub(super) struct Sum {
+    pub base: Tensor,
+    pub pair: AdapterPair,
+    /// On what the pair says itself.
+    pub factor: f32,
+}
+
+impl MakeRows for Sum {
+    fn make(&self, first: usize, out: &mut [u8]) -> Result<()> {
+        let (base, pair) = (&self.base, &self.pair);
+        let row_len = base.row_len();
+        let mut raw = try_vec(base.row_bytes(), 0u8, &base.name)?;
+        let mut row = try_vec(row_len, 0f32, &base.name)?;
+        let mut sum = try_vec(row_len, 0f64, &base.name)?;
+        for (r, out) in out.chunks_exact_mut(4 * row_len).enumerate() {
+            base.read_rows(first + r, &mut raw)?;
+            dequantize_row(base.ty, &raw, &mut row);
+            let b = &pair.b[(first + r) * pair.rank..][..pair.rank];
+            sum.fill(0.0);
+            for (a, b) in pair.a.chunks_exact(row_len).zip(b) {
+                for (sum, a) in sum.iter_mut().zip(a) {
+                    *sum += f64::from(*a) * f64::from(*b);
+                }
+            }
+            let scale = f64::from(self.factor) * f64::from(pair.scale);
+            for ((out, x), sum) in out.as_chunks_mut().0.iter_mut().zip(&row).zip(&sum) {
+                *out = ((f64::from(*x) + scale * sum) as f32).to_le_bytes();
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Rows of a tensor in another type.

@@ -5,6 +5,7 @@
 //! ([`Access`]). Every number in the header is distrusted: counts and sizes are checked against the
 //! file before anything is allocated, and the tensors must tile the file.
 
+pub mod adapter;
 mod convert;
 mod file;
 mod gguf;
@@ -23,7 +24,7 @@ pub use huggingface::TextFiles;
 pub use input::{Access, Lent, ReadAt};
 pub use made::read_rows;
 pub use strings::Strings;
-pub use tensor::Tensor;
+pub use tensor::{Tensor, TensorId};
 pub use value::{Array, FromValue, Value};
 
 use crate::error::{Error, Result, Status, fail};

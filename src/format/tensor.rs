@@ -35,6 +35,10 @@ pub struct Tensor {
     pub(super) range: Range<usize>,
 }
 
+/// Tells the bytes of a tensor from those of others: see [`Tensor::id`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorId(usize, usize);
+
 /// Where the bytes of a tensor are.
 #[derive(Clone)]
 pub(super) enum Data {
@@ -214,6 +218,29 @@ impl Tensor {
         let mut elements = try_vec(self.row_len() * self.rows(), 0.0, &self.name)?;
         widen(&bytes, &mut elements);
         Ok(Some(elements))
+    }
+
+    /// What tells these bytes from those of all other tensors, as long as a clone of this one lives.
+    pub fn id(&self) -> TensorId {
+        let data = match &self.data {
+            Data::Input(input) => Arc::as_ptr(input).addr(),
+            Data::Made(made) => Arc::as_ptr(made).addr(),
+        };
+        TensorId(data, self.range.start)
+    }
+
+    /// The row of `whole` that is the first one of this tensor, if this one is rows of that.
+    pub fn first_row_in(&self, whole: &Tensor) -> Option<usize> {
+        let TensorId(data, start) = self.id();
+        let TensorId(whole_data, whole_start) = whole.id();
+        let end = self.range.end <= whole.range.end;
+        if data != whole_data || start < whole_start || !end {
+            return None;
+        }
+        let alike = self.ty == whole.ty && self.row_len() == whole.row_len();
+        let offset = start - whole_start;
+        let row_bytes = whole.row_bytes();
+        (alike && offset.is_multiple_of(row_bytes)).then(|| offset / row_bytes)
     }
 
     /// Whether both are the same bytes of the same file, as an embedding and a head tied to it are.

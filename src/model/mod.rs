@@ -3,6 +3,7 @@
 //! One small file per family maps the names in a file to this description. Backends read it and
 //! never ask for a family's name. All shapes are checked here, so a backend may rely on them.
 
+mod adapter;
 mod apertus;
 mod arcee;
 mod bert;
@@ -53,6 +54,7 @@ mod stablelm;
 mod starcoder2;
 mod unused;
 
+pub use adapter::{Adaptable, Adapter, AdapterSet, AdapterUse, LowRank};
 pub use network::{
     Activation, Attention, Block, Conv, DeltaNet, DeltaSteps, DenseAndExperts, ExpertGroups,
     Experts, FeedForward, FixedShape, KvShape, LatentAttention, LayerInput, LayerStreams, Linear,

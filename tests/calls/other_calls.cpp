@@ -565,6 +565,56 @@ void free_stream(World &w) {
     }
 }
 
+/* --- adapters --- */
+
+void load_adapter(World &w) {
+    if (w.adapters.size() > 4) return;
+    auto m = w.model();
+    static const char *const FILES[] = {"hamlet.gguf", "mistral_small/adapter.gguf", "mistral", "qwen2", "none", ""};
+    size_t slash = run.hamlet.rfind('/');
+    string path = run.hamlet.substr(0, slash == string::npos ? 0 : slash + 1) + "../tests/data/adapters/" + FILES[w.random.below(6)];
+    if (w.random.chance(5)) path = w.random.of(run.bad_paths);
+    std::shared_ptr<Buffer<ember_adapter *>> out;
+    auto *place = w.out(out);
+    if (w.call("ember_adapter_load", path, {}, [&](ember_error *e) { return ember_adapter_load(m.handle, path.data(), path.size(), place, e); }) ==
+        EMBER_OK)
+        w.adapters.push_back(*out->data());
+}
+
+void adapter_info(World &w) {
+    auto *a = w.adapter();
+    Buffer<ember_adapter_details> d(1);
+    memset(d.data(), 0, sizeof(ember_adapter_details));
+    d.data()->struct_size = w.size_of<ember_adapter_details>();
+    w.call("ember_adapter_info", "", {}, [&](ember_error *err) { return ember_adapter_info(a, d.data(), err); });
+    if (!d.guards_whole()) failed("ember_adapter_info writes beside its struct");
+}
+
+void set_adapters(World &w) {
+    auto s = w.session();
+    std::vector<ember_adapter_use> uses(w.random.chance(5) ? w.random.below(40) : w.random.below(3));
+    for (auto &use : uses) {
+        use.adapter = w.adapter();
+        use.scale = w.random.chance(10) ? NAN : float(w.random.below(5)) * 0.5f - 1;
+        use.reserved = w.random.chance(3);
+    }
+    uint32_t flags = uint32_t(w.random.below(w.random.chance(5) ? 4 : 2));
+    w.call("ember_session_set_adapters", to_string(uses.size()) + ", " + to_string(flags), {}, [&](ember_error *e) {
+        return ember_session_set_adapters(s.handle, uses.data(), uses.size(), flags, e);
+    });
+}
+
+void free_adapter(World &w) {
+    bool own = w.adapters.size() > 1;
+    size_t i = own ? w.random.below(w.adapters.size()) : 0;
+    ember_adapter *a = own ? w.adapters[i] : w.bad_handle<ember_adapter>(w.any_model_handle());
+    if (!own && !a) w.must_fail = false;
+    if (w.call("ember_adapter_free", "", {EMBER_OK}, [&](ember_error *) { return ember_adapter_free(a); }, false) == EMBER_OK && own) {
+        w.freed.push_back(uintptr_t(a));
+        w.adapters.erase(w.adapters.begin() + long(i));
+    }
+}
+
 /* --- vectors of texts --- */
 
 void create_embedder(World &w) {

@@ -133,6 +133,11 @@ World::ModelArgument World::model() {
     return {m->handle, m};
 }
 
+ember_adapter *World::adapter() {
+    if (adapters.empty() || random.chance(6)) return bad_handle<ember_adapter>(any_session_handle());
+    return random.of(adapters);
+}
+
 ember_embedder *World::embedder() {
     if (embedders.empty() || random.chance(6)) return bad_handle<ember_embedder>(any_session_handle());
     return random.of(embedders);
@@ -300,6 +305,8 @@ void World::free_all() {
         if (ember_event_free(e)) failed("an event cannot be freed");
     for (auto *l : loads)
         if (ember_load_free(l)) failed("a load cannot be freed");
+    for (auto *a : adapters)
+        if (ember_adapter_free(a)) failed("an adapter cannot be freed");
     for (auto *e : embedders)
         if (ember_embedder_free(e)) failed("an embedder cannot be freed");
     for (auto &m : models)

@@ -145,6 +145,7 @@ class World {
     std::vector<ember_event *> events;
     std::vector<ember_load *> loads;
     std::vector<ember_embedder *> embedders;
+    std::vector<ember_adapter *> adapters;
     std::vector<uint64_t> freed;
     /* Paths of saved sessions, and the bytes of one. */
     std::vector<std::string> states;
@@ -236,6 +237,7 @@ class World {
     ModelArgument model();
     ember_text_stream *stream();
     ember_embedder *embedder();
+    ember_adapter *adapter();
     uint64_t any_model_handle() { return models.empty() ? 0 : reinterpret_cast<uintptr_t>(models[0]->handle); }
     uint64_t any_session_handle() { return sessions.empty() ? 0 : reinterpret_cast<uintptr_t>(sessions[0]->handle); }
     std::vector<uint32_t> tokens(size_t n, const std::shared_ptr<Model> &model, bool *all_known);

@@ -1005,6 +1005,51 @@ static ember_status call_event_free(ember_error *e) {
 static ember_status call_set_event(ember_error *e) { return ember_session_set_event(session, event, e); }
 static ember_status call_session_model(ember_error *e) { return ember_session_model(session, &second_model, e); }
 static uint64_t result_session_model(void) { return goes_on(session, works(second_model)); }
+/* --- adapters ----------------------------------------------------------------------------------- */
+
+static ember_adapter *adapter;
+static const char ADAPTER[] = "tests/data/adapters/hamlet.gguf";
+static const char ADAPTER_FOLDER[] = "tests/data/adapters/mistral";
+
+static ember_status load_adapter(ember_error *e) { return ember_adapter_load(model, ADAPTER, sizeof ADAPTER - 1, &adapter, e); }
+static ember_status load_adapter_folder(ember_error *e) {
+    return ember_adapter_load(model, ADAPTER_FOLDER, sizeof ADAPTER_FOLDER - 1, &adapter, e);
+}
+static void prepare_adapter(void) { load_adapter(NULL); }
+static void clean_adapter(void) {
+    ember_adapter_free(adapter);
+    adapter = NULL;
+}
+static uint64_t look_adapter(void) {
+    ember_adapter_details d = {0};
+    d.struct_size = sizeof d;
+    ember_adapter_info(adapter, &d, NULL);
+    return digest(0, &d, sizeof d);
+}
+static ember_status call_adapter_info(ember_error *e) {
+    ember_adapter_details d = {0};
+    d.struct_size = sizeof d;
+    return ember_adapter_info(adapter, &d, e);
+}
+static ember_status call_adapter_free(ember_error *e) {
+    (void)e;
+    ember_status s = ember_adapter_free(adapter);
+    adapter = NULL;
+    return s;
+}
+static void session_and_adapter(void) {
+    prompted();
+    prepare_adapter();
+}
+static ember_status call_set_adapters(ember_error *e) {
+    ember_adapter_use use = {adapter, 1, 0};
+    return ember_session_set_adapters(session, &use, 1, 0, e);
+}
+static void clean_session_and_adapter(void) {
+    clean_session();
+    clean_adapter();
+}
+
 /* --- vectors of texts ------------------------------------------------------------------------- */
 
 static ember_embedder *embedder;
@@ -1216,6 +1261,11 @@ const memory_case CASES[] = {
     {"ember_session_model", "a session's", prompted, call_session_model, look_session, result_session_model, clean_session_and_model, 0, 0, 0},
     {"ember_decode_batch_start", "first of a model", prepare_first_batch, call_batch_start, look_several, result_batch_started, clean_several_and_model, 0, 0, 0},
     {"ember_decode_batch_start", "grammar and sampling", prepare_several_mixed, call_batch_start, look_several, result_batch_started, clean_several, 0, 0, 0},
+    {"ember_adapter_load", "a file", NULL, load_adapter, NULL, look_adapter, clean_adapter, 0, 0, 0},
+    {"ember_adapter_load", "a folder of another model", NULL, load_adapter_folder, NULL, NULL, clean_adapter, EMBER_SHAPE_MISMATCH, 0, 0},
+    {"ember_adapter_info", "an adapter's", prepare_adapter, call_adapter_info, NULL, look_adapter, clean_adapter, 0, 0, 1},
+    {"ember_adapter_free", "an adapter", prepare_adapter, call_adapter_free, NULL, NULL, clean_adapter, 0, 0, 1},
+    {"ember_session_set_adapters", "one", session_and_adapter, call_set_adapters, look_session, result_session, clean_session_and_adapter, 0, 0, 0},
     {"ember_embedder_create", "means", NULL, create_embedder, NULL, look_embedder, clean_embedder, 0, 0, 0},
     {"ember_embedder_info", "an embedder's", prepare_embedder, call_embedder_info, NULL, look_embedder, clean_embedder, 0, 0, 0},
     {"ember_embed", "two texts", prepare_embedder, call_embed, look_embedder, result_vectors, clean_embedder, 0, 0, 0},

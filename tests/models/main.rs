@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod adapters;
 mod dequantize;
 mod embeddings;
 mod families;

@@ -211,6 +211,28 @@ internal static class Test
             Fails(Status.InvalidArgument, () => session.Draft(DraftSource.Ngram, null, 99), "too many drafts");
             Fails(Status.Grammar, () => session.SetJsonSchema("{\"type\": 5}"), "schema");
         }
+        var adapterPath = Path.Combine(Path.GetDirectoryName(path), "../tests/data/adapters/hamlet.gguf");
+        using (var adapter = new Adapter(model, adapterPath))
+        using (var adapted = new Session(model))
+        {
+            Equal(adapter.Rank, 2, "an adapter's rank");
+            Equal(adapter.Name, "hamlet, disturbed", "an adapter's name");
+            var uses = new[] { new AdapterUse(adapter) };
+            adapted.SetAdapters(uses);
+            adapted.Prefill(prompt);
+            var state = new MemoryStream();
+            adapted.Save(state);
+            state.Position = 0;
+            Fails(Status.StateForeign, () => Session.Restore(model, state), "restored without its adapter");
+            state.Position = 0;
+            using (var restored = Session.Restore(model, state, new RestoreOptions { Adapters = uses }))
+            {
+                Equal(restored.Decode(), adapted.Decode(), "restored with its adapter");
+                restored.SetAdapters(new AdapterUse[0]);
+            }
+            adapted.SetAdapters(new AdapterUse[0], true);
+        }
+
         using (var embedder = new Embedder(model, new EmbedderOptions { Pooling = Pooling.Mean }))
         {
             var both = embedder.Embed("Once upon a time", "the king");

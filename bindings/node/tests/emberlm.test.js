@@ -190,6 +190,19 @@ test('chat, grammars, text streams', async () => {
   assert.throws(() => session.draft(C.EMBER_DRAFTS_NGRAM, { maxDrafts: 99 }), /max_drafts/);
   await fails(session.setJsonSchema({ type: 5 }), 'EMBER_GRAMMAR');
   session.close();
+  const adapter = await model.adapter(path.join(path.dirname(MODEL), '../tests/data/adapters/hamlet.gguf'));
+  assert.deepEqual([adapter.info().rank, adapter.info().name], [2, 'hamlet, disturbed']);
+  const adapted = model.session();
+  adapted.setAdapters([{ adapter, scale: 1 }]);
+  await adapted.prefill(model.tokenize('Once upon a time,'));
+  const adaptedState = await adapted.saveToBuffer();
+  await fails(model.restoreFromBuffer(adaptedState), 'EMBER_STATE_FOREIGN');
+  const restoredAdapted = await model.restoreFromBuffer(adaptedState, { adapters: [adapter] });
+  assert.equal(await restoredAdapted.decode(), await adapted.decode());
+  adapter.close();
+  assert.throws(() => adapted.setAdapters([adapter]));
+  adapted.setAdapters([], { keep: true });
+
   const embedder = model.embedder({ pooling: C.EMBER_POOLING_MEAN });
   const both = await embedder.embed(['Once upon a time', 'the king']);
   assert.deepEqual(both.map((vector) => vector.length), [embedder.info().dimension, embedder.info().dimension]);

@@ -27,6 +27,7 @@ from ._abi import (
     Weights,
 )
 from ._core import (
+    Adapter,
     DryBreaker,
     Embedder,
     Event,
@@ -57,7 +58,7 @@ from ._library import EmberError, VersionError
 __version__ = "0.1.0"
 
 __all__ = [
-    "NO_TOKEN", "Capability", "DeviceKind", "DraftSource", "DryBreaker", "Embedder", "EmberError", "Event", "Files", "GenerateEnd", "Generated",
+    "NO_TOKEN", "Adapter", "Capability", "DeviceKind", "DraftSource", "DryBreaker", "Embedder", "EmberError", "Event", "Files", "GenerateEnd", "Generated",
     "GrammarKind", "Interrupt", "JsonSpacing", "KvType", "Load", "LogLevel", "Logprobs", "Message", "Model", "Normalize", "Pooling", "Sampling", "Session", "Speculation",
     "StateKind", "Status", "TextStream", "Token", "VersionError", "Weights", "conversation", "decode_batch", "decode_batch_start", "decode_each",
     "devices", "estimate", "set_log", "state_info", "supported", "version",

@@ -32,7 +32,8 @@ def _facts(struct: Any) -> dict[str, Any]:
     """The fields of a struct that the library has written."""
     names = [f[0] for f in struct._fields_ if f[0] != "struct_size" and not f[0].startswith("reserved")]
     values = {name: getattr(struct, name) for name in names}
-    return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
+    plain = {name: list(value) if isinstance(value, ctypes.Array) else value for name, value in values.items()}
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in plain.items()}
 
 
 class _Guard:
@@ -526,16 +527,16 @@ class Model(_Handle):
         return Session(self, raw.value or 0)
 
     def restore(self, path: Path, *, context: int = 0, kv_type: int = _abi.KvType.DEFAULT, stream_priority: int = 0,
-                mark_interval: int = 0) -> Session:  # fmt: skip
-        """A session from a file that Session.save has written."""
+                mark_interval: int = 0, adapters: Adapters = ()) -> Session:  # fmt: skip
+        """A session from a file that Session.save has written, with the adapters that it was saved with."""
         encoded = _encode(path)
-        options = _restore_options(context, kv_type, stream_priority, mark_interval)
+        options = _restore_options(context, kv_type, stream_priority, mark_interval, adapters)
         raw = ctypes.c_void_p()
         call(lib.ember_session_restore, self._raw, encoded, len(encoded), ctypes.byref(options), ctypes.byref(raw))
         return Session(self, raw.value or 0)
 
     def restore_from(self, file: BinaryIO, *, context: int = 0, kv_type: int = _abi.KvType.DEFAULT, stream_priority: int = 0,
-                mark_interval: int = 0) -> Session:  # fmt: skip
+                mark_interval: int = 0, adapters: Adapters = ()) -> Session:  # fmt: skip
         """A session from an open binary file. Nothing is read beyond the end of the saved session."""
         guard = _Guard()
 
@@ -548,7 +549,7 @@ class Model(_Handle):
 
             return guard(copy)
 
-        options = _restore_options(context, kv_type, stream_priority, mark_interval)
+        options = _restore_options(context, kv_type, stream_priority, mark_interval, adapters)
         raw = ctypes.c_void_p()
         guard.call(lib.ember_session_restore_from, self._raw, _abi.ember_read_fn(read), None, ctypes.byref(options), ctypes.byref(raw))
         return Session(self, raw.value or 0)
@@ -561,6 +562,13 @@ class Model(_Handle):
         raw = ctypes.c_void_p()
         call(lib.ember_text_stream_create, self._raw, ctypes.byref(options), ctypes.byref(raw))
         return TextStream(raw.value or 0)
+
+    def adapter(self, path: Path) -> Adapter:
+        """Loads a LoRA adapter for this model: a folder as PEFT writes it, or a GGUF file."""
+        encoded = _encode(path)
+        raw = ctypes.c_void_p()
+        call(lib.ember_adapter_load, self._raw, encoded, len(encoded), ctypes.byref(raw))
+        return Adapter(raw.value or 0)
 
     def embedder(self, *, pooling: int = 0, normalize: int = 0, dimension: int = 0, max_tokens: int = 0, batch_tokens: int = 0,
                  truncate: bool = False, instruction: str = "") -> Embedder:  # fmt: skip
@@ -582,8 +590,10 @@ class Model(_Handle):
         call(lib.ember_model_resume, self._raw)
 
 
-def _restore_options(context: int, kv_type: int, stream_priority: int, mark_interval: int) -> Any:
+def _restore_options(context: int, kv_type: int, stream_priority: int, mark_interval: int, adapters: Adapters) -> Any:
     c = sized(_abi.ember_restore_options)
+    uses = _uses(adapters)
+    c.adapters, c.adapter_count = uses, len(uses)
     c.context, c.kv_type, c.mark_interval = context, kv_type, mark_interval
     _chain(c, stream_priority)
     return c
@@ -819,6 +829,12 @@ class Session(_Handle):
         """Takes tokens out of the middle of the context."""
         call(lib.ember_session_erase, self._raw, start, count)
 
+    def set_adapters(self, adapters: Adapters, *, keep: bool = False) -> None:
+        """Uses these adapters from now on, in place of those before: adapters, or pairs of an adapter and its scale. What was read
+        is evaluated again, unless keep."""
+        uses = _uses(adapters)
+        call(lib.ember_session_set_adapters, self._raw, uses, len(uses), _abi.AdaptersFlags.KEEP if keep else 0)
+
     def fork(self) -> Session:
         """Another session with the same context."""
         raw = ctypes.c_void_p()
@@ -924,6 +940,29 @@ class TextStream(_Handle):
     def stopped(self) -> bool:
         """Whether a stop string was met."""
         return self.info()["stopped"] != 0
+
+
+class Adapter(_Handle):
+    """A LoRA adapter of a model, for any number of sessions. Made by Model.adapter."""
+
+    def __init__(self, raw: int) -> None:
+        self._own(raw, lib.ember_adapter_free)
+
+    def __enter__(self) -> Adapter:
+        return self
+
+    def info(self) -> dict[str, Any]:
+        out = sized(_abi.ember_adapter_details)
+        call(lib.ember_adapter_info, self._raw, ctypes.byref(out))
+        return _facts(out)
+
+
+Adapters = Sequence["Adapter | tuple[Adapter, float]"]
+
+
+def _uses(adapters: Adapters) -> Any:
+    pairs = [(use, 1.0) if isinstance(use, Adapter) else use for use in adapters]
+    return (_abi.ember_adapter_use * len(pairs))(*((adapter._raw, scale, 0) for adapter, scale in pairs))
 
 
 def _texts(texts: Sequence[str]) -> Any:

@@ -218,6 +218,30 @@ class Answers(Case):
             session.set_grammar(GrammarKind.NONE)
             self.assertTrue(self.assert_status(Status.GRAMMAR, session.set_json_schema, {"type": 5}).message)
 
+    def test_adapters(self) -> None:
+        path = os.path.join(os.path.dirname(MODEL), "../tests/data/adapters/hamlet.gguf")
+        with self.model.adapter(path) as adapter, self.model.session() as plain, self.model.session() as session:
+            info = adapter.info()
+            self.assertEqual((info["rank"], info["tensor_count"], info["name"]), (2, 8, "hamlet, disturbed"))
+            session.set_adapters([(adapter, 1.0)])
+            for one in (plain, session):
+                one.prefill(self.prompt)
+            adapted = list(session.logits())
+            self.assertNotEqual(adapted, list(plain.logits()))
+            memory = io.BytesIO()
+            session.save_to(memory)
+            memory.seek(0)
+            self.assert_status(Status.STATE_FOREIGN, self.model.restore_from, memory)
+            memory.seek(0)
+            with self.model.restore_from(memory, adapters=[adapter]) as restored:
+                self.assertEqual(list(restored.logits()), adapted)
+                restored.set_adapters([])
+                self.assertEqual(list(restored.logits()), list(plain.logits()))
+            adapter.close()
+            session.set_adapters([], keep=True)
+            self.assertEqual(list(session.logits()), adapted)
+        self.assert_status(Status.FILE_NOT_FOUND, self.model.adapter, path + ".none")
+
     def test_embedder(self) -> None:
         with self.model.embedder(pooling=emberlm.Pooling.MEAN) as embedder:
             both = embedder.embed(["Once upon a time", "the king"])

@@ -1,5 +1,6 @@
 //! Rows of work: decode steps of several sessions in one pass over the weights, others one by one.
 
+use super::adapters::Sets;
 use super::chunk::{Chunk, ChunkSpace, Places, chunk_bytes};
 use super::kv::KvCache;
 use super::pages::Pages;
@@ -10,6 +11,7 @@ use crate::backend::row::{Parts, RowWork};
 use crate::backend::{MAX_BATCH, RowError, RowResult, Want, When};
 use crate::engine::sampling::Sampling;
 use crate::error::{Error, Result, Status, fail};
+use crate::model::AdapterSet;
 use arrayvec::ArrayVec;
 use std::cell::UnsafeCell;
 use std::sync::MutexGuard;
@@ -194,16 +196,21 @@ fn evaluate(
 ) -> RowResult<()> {
     let mut tokens = ArrayVec::<u32, MAX_BATCH>::new();
     let mut places = ArrayVec::<(&KvCache, usize), MAX_BATCH>::new();
+    let mut sets = ArrayVec::<Option<&AdapterSet>, MAX_BATCH>::new();
     for (core, step) in cores.iter().zip(steps) {
         if let Some(token) = step.token {
             tokens.push(token);
             places.push((&core.kv, core.len));
+            sets.push(core.adapters.as_deref());
         }
     }
     if tokens.is_empty() {
         return Ok(());
     }
-    let chunk = Chunk::new(weights, &mut space.chunk, &tokens, Places::Each(&places));
+    let place = Places::Each(&places);
+    let any = sets.iter().any(Option::is_some);
+    let sets = any.then_some(Sets::Each(&sets));
+    let chunk = Chunk::new(weights, &mut space.chunk, &tokens, place, sets)?;
     chunk.embed(turn)?;
     for index in 0..weights.layers.len() {
         if let Some(i) = interrupted(interrupts) {

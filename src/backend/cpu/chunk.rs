@@ -2,6 +2,7 @@
 //! unpacked once for all its tokens. They are a run of one session's (see [`super::prefill`]) or
 //! one each of several sessions' (see [`super::batch`]).
 
+use super::adapters::{AdapterSpace, Sets};
 use super::experts::{ExpertChunkSpace, Mixture};
 use super::latent_layer::Latents;
 use super::matmul::{Activations, Matrix};
@@ -34,6 +35,8 @@ pub(super) struct ChunkSpace {
     heads: Activations,
     input: Activations,
     experts: ExpertChunkSpace,
+    /// Made by the first chunk with adapters.
+    adapters: Option<AdapterSpace>,
 }
 
 impl ChunkSpace {
@@ -57,6 +60,7 @@ impl ChunkSpace {
             heads: s.heads.inputs(tokens)?,
             input: Activations::new(tokens, s.cols(), s.encodings)?,
             experts: ExpertChunkSpace::new(&s.experts, weights.pool.threads(), tokens)?,
+            adapters: None,
         })
     }
 
@@ -82,19 +86,32 @@ pub(super) struct Chunk<'a> {
 }
 
 impl<'a> Chunk<'a> {
-    /// A chunk of at most as many tokens as the memory is for.
+    /// A chunk of at most as many tokens as the memory is for. Errors: `OutOfMemory` for what the first chunk
+    /// with adapters takes.
     pub fn new(
         weights: &'a CpuWeights,
         space: &'a mut ChunkSpace,
         tokens: &'a [u32],
         places: Places<'a>,
-    ) -> Chunk<'a> {
+        sets: Option<Sets<'a>>,
+    ) -> Result<Chunk<'a>> {
         assert!(!tokens.is_empty() && tokens.len() <= space.tokens());
+        let most = space.tokens();
+        let adapters = match sets {
+            Some(sets) => Some(AdapterSpace::reserve(
+                &mut space.adapters,
+                weights,
+                most,
+                sets,
+            )?),
+            None => None,
+        };
         let (q, up) = (space.q.span(), space.up.span());
         let rows = Tokens {
             weights,
             count: tokens.len(),
             places,
+            adapters,
             buffers: Buffers {
                 x: space.x.span(),
                 q,
@@ -118,7 +135,7 @@ impl<'a> Chunk<'a> {
             },
             partials: None,
         };
-        Chunk { tokens, rows }
+        Ok(Chunk { tokens, rows })
     }
 
     pub fn pass<'p, 't>(&'p self, turn: &'p PoolTurn<'t>) -> Pass<'p, 't> {

@@ -96,6 +96,51 @@ simd_kernel! {
     pub fn layer_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) = layer_norm_generic
 }
 
+/// `y[i] += scale * thin[k] * b[k * stride + i]`, for the rows `k` of `b` in ascending order, each rounded
+/// once; `scale * thin[k]` is rounded first.
+#[inline(always)]
+unsafe fn add_low_rank_generic<L: Lanes>(
+    y: &mut [f32],
+    thin: &[f32],
+    scale: f32,
+    b: &[f32],
+    stride: usize,
+) {
+    let n = y.len();
+    let Some(last) = thin.len().checked_sub(1) else {
+        return;
+    };
+    assert!(last * stride + n <= b.len());
+    let (whole, rest) = (n / LANES * LANES, n % LANES);
+    // SAFETY: all offsets were checked above; the features are the caller's promise.
+    unsafe {
+        let at = |k: usize, i: usize| b.as_ptr().add(k * stride + i);
+        for i in (0..whole).step_by(LANES) {
+            let out = y.as_mut_ptr().add(i);
+            let mut sum = L::load(out);
+            for (k, t) in thin.iter().enumerate() {
+                sum = L::splat(scale * t).fma(L::load(at(k, i)), sum);
+            }
+            sum.store(out);
+        }
+        if rest > 0 {
+            let out = y.as_mut_ptr().add(whole);
+            let mut sum = L::load_first(out, rest);
+            for (k, t) in thin.iter().enumerate() {
+                sum = L::splat(scale * t).fma(L::load_first(at(k, whole), rest), sum);
+            }
+            sum.store_first(out, rest);
+        }
+    }
+}
+simd_kernel! {
+    /// Adds a product with a thin matrix, whose rows are `stride` apart, to one row.
+    ///
+    /// # Safety
+    /// The processor has `isa`.
+    pub fn add_low_rank(y: &mut [f32], thin: &[f32], scale: f32, b: &[f32], stride: usize) = add_low_rank_generic
+}
+
 /// `x / (1 + exp(-x))`
 #[inline(always)]
 unsafe fn silu<L: Lanes>(x: L) -> L {

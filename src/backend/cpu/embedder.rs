@@ -211,7 +211,8 @@ impl Embedder for CpuEmbedder {
             &mut self.space,
             self.texts.tokens(),
             Places::Texts(&self.texts),
-        );
+            None,
+        )?;
         let mut turn = weights.pool.turn(interrupt)?;
         chunk.embed(&turn)?;
         turn = run_layers(&weights, &chunk, turn, 0, interrupt)?;

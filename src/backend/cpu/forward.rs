@@ -1,5 +1,6 @@
 //! A decode step: the forward pass of one token, and the logits that follow it.
 
+use super::adapters::{AdapterSpace, Sets};
 use super::attention_layer::partials_len;
 use super::experts::{ExpertSpace, Mixture};
 use super::kv::KvCache;
@@ -12,6 +13,7 @@ use super::token::{Buffers, embed, rope_tables};
 use super::weights::{CpuWeights, Sizes};
 use crate::backend::Work;
 use crate::error::{Result, fail, try_vec};
+use crate::model::AdapterSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Memory of a decode step, one token wide.
@@ -37,6 +39,8 @@ pub(super) struct DecodeSpace {
     experts: ExpertSpace,
     /// Attention's results per segment, if several threads may take part.
     partials: Pages,
+    /// Made by the first session with adapters.
+    adapters: Option<AdapterSpace>,
 }
 
 impl DecodeSpace {
@@ -60,6 +64,7 @@ impl DecodeSpace {
             input: Activations::new(1, sizes.cols(), sizes.encodings)?,
             experts: ExpertSpace::new(&sizes.experts)?,
             partials: Pages::new(0, "")?,
+            adapters: None,
         })
     }
 
@@ -91,6 +96,14 @@ pub(super) fn partials_bytes(sizes: &Sizes, threads: usize, context: usize) -> u
     }
 }
 
+/// What a pass reads of a session.
+#[derive(Clone, Copy)]
+pub(super) struct Context<'a> {
+    pub kv: &'a KvCache,
+    /// What it adds to products.
+    pub adapters: Option<&'a AdapterSet>,
+}
+
 /// Appends `token` at `position` and writes the logits that follow it. `clock` hears how long each
 /// kind of work took, but for the choice of a token.
 ///
@@ -98,16 +111,15 @@ pub(super) fn partials_bytes(sizes: &Sizes, threads: usize, context: usize) -> u
 /// as they were.
 pub(super) fn decode(
     weights: &CpuWeights,
-    kv: &KvCache,
-    position: usize,
-    token: u32,
+    context: Context<'_>,
+    (position, token): (usize, u32),
     logits: &mut [f32],
     clock: Option<&Clock>,
     interrupt: &AtomicBool,
 ) -> Result<()> {
     step(
         weights,
-        kv,
+        context,
         (position, token),
         Some(logits),
         clock,
@@ -118,7 +130,7 @@ pub(super) fn decode(
 /// A decode step, with the logits that follow it if they are wanted.
 pub(super) fn step(
     weights: &CpuWeights,
-    kv: &KvCache,
+    Context { kv, adapters }: Context<'_>,
     (position, token): (usize, u32),
     logits: Option<&mut [f32]>,
     clock: Option<&Clock>,
@@ -135,10 +147,20 @@ pub(super) fn step(
     if let Some(clock) = clock {
         clock.end(Work::Embed, embedding_bytes(weights));
     }
+    let adapters = match adapters {
+        Some(set) => Some(AdapterSpace::reserve(
+            &mut space.adapters,
+            weights,
+            1,
+            Sets::One(set),
+        )?),
+        None => None,
+    };
     let tokens = Tokens {
         weights,
         count: 1,
         places: Places::Run(kv, position),
+        adapters,
         buffers: Buffers {
             x: Span::new(&mut space.x),
             q: Span::new(&mut space.q),

@@ -19,6 +19,7 @@
 //! | `device`, `host` | the CPU in the list of devices, what the system says about it |
 //! | `pool`, `phase`, `turn`, `pages` | threads, how they share work, whose turn it is; memory |
 
+mod adapters;
 mod attention;
 mod attention_layer;
 mod batch;

@@ -5,6 +5,7 @@
 //! is worth sharing. Between phases it alone computes. The bits of a result depend neither on the
 //! threads nor on how many tokens go together.
 
+use super::adapters::Adapters;
 use super::elementwise::{add_bias, add_scaled, gelu_tanh_mul, scale_by};
 use super::experts::Mixture;
 use super::kv::KvCache;
@@ -65,6 +66,8 @@ pub(super) struct Tokens<'a> {
     /// How many.
     pub count: usize,
     pub places: Places<'a>,
+    /// What the sessions add to products.
+    pub adapters: Option<Adapters<'a>>,
     pub buffers: Buffers<'a>,
     /// Encoded inputs of the present product.
     pub input: &'a Activations,
@@ -90,6 +93,24 @@ impl Tokens<'_> {
     /// The instruction set.
     pub fn isa(&self) -> Isa {
         self.weights.isa
+    }
+
+    /// Adds what the adapters of a token's session have to rows of the product at an index among those of
+    /// [`narrow`](Pass::narrow).
+    ///
+    /// # Safety
+    /// In a phase after `narrow`; `y` gives rows that are this thread's.
+    pub unsafe fn widen<'y>(
+        &self,
+        token: usize,
+        product: (usize, &Product),
+        rows: Range<usize>,
+        y: impl FnOnce() -> &'y mut [f32],
+    ) {
+        if let Some(adapters) = &self.adapters {
+            // SAFETY: the caller's promise; the weights' instruction set is the processor's.
+            unsafe { adapters.widen(self.isa(), token, product, rows, y()) }
+        }
     }
 }
 
@@ -448,21 +469,37 @@ impl Pass<'_, '_> {
                         row = norm.apply(isa, row, &mut me.row);
                     }
                     tokens.input.set_row(isa, t, row, enc);
+                    if let Some(adapters) = &tokens.adapters {
+                        adapters.keep(isa, t, row);
+                    }
                 }
             }
         })
     }
 
+    /// Readies what the sessions' adapters add to these products of the encoded input.
+    fn narrow(&self, products: &[&Product]) -> Result<()> {
+        match &self.tokens.adapters {
+            Some(adapters) => adapters.narrow(self, products),
+            None => Ok(()),
+        }
+    }
+
     /// The products of the encoded input, `outs[i]` becomes that of `products[i]`, without biases.
     pub fn products<const N: usize>(&self, products: [&Product; N], outs: [Rows; N]) -> Result<()> {
         let tokens = self.tokens;
+        self.narrow(&products)?;
         self.rows(products, move |me, i, rows| {
             let (out, stride) = (outs[i].span.base(), outs[i].stride);
             let matrix = &products[i].matrix;
             // SAFETY: each thread has rows of its own, of all tokens; the input is complete.
             unsafe {
                 let n = 0..tokens.count;
-                matrix.mul(tokens.input, n, rows, out, stride, &mut me.unpacked);
+                matrix.mul(tokens.input, n, rows.clone(), out, stride, &mut me.unpacked);
+                for t in 0..tokens.count {
+                    let y = || outs[i].span.part(t * stride + rows.start, rows.len());
+                    tokens.widen(t, (i, products[i]), rows.clone(), y);
+                }
             }
         })
     }
@@ -472,6 +509,7 @@ impl Pass<'_, '_> {
         self.encode(None, from, product.matrix.encodings())?;
         let (tokens, b) = (self.tokens, &self.tokens.buffers);
         let (n, hidden) = (tokens.count, b.sizes.hidden);
+        self.narrow(&[product])?;
         self.rows([product], move |me, _, rows| {
             // SAFETY: each thread has rows of its own, of all tokens; the input is complete.
             unsafe {
@@ -482,6 +520,7 @@ impl Pass<'_, '_> {
                 for t in 0..n {
                     let at = t * hidden + rows.start;
                     let (x, y) = (b.x.part(at, rows.len()), b.y.part(at, rows.len()));
+                    tokens.widen(t, (0, product), rows.clone(), || &mut *y);
                     match post.norm {
                         None => add_scaled(x, y, bias, post.scale),
                         Some(_) => add_bias(y, bias),
@@ -526,6 +565,10 @@ impl Pass<'_, '_> {
             (Up::Blocks(_), Some(_)) => QUANTUM,
             _ => usize::MAX,
         };
+        match &dense.gate {
+            Some(gate) => self.narrow(&[gate, &dense.up])?,
+            None => self.narrow(&[&dense.up])?,
+        }
         // Both have the same shape.
         let total = quanta(dense.first());
         let bytes: usize = dense.inner().map(Product::bytes).sum();
@@ -558,7 +601,12 @@ impl Pass<'_, '_> {
                     for t in 0..n {
                         let gate = b.gate.part(t * stride + rows.start, rows.len());
                         let up = || up.part(at + t * each, rows.len());
+                        tokens.widen(t, (0, dense.first()), rows.clone(), || &mut *gate);
                         let up = dense.gate.is_some().then(up);
+                        let up = up.map(|up| {
+                            tokens.widen(t, (1, &dense.up), rows.clone(), || &mut *up);
+                            up
+                        });
                         dense.activate(isa, rows.clone(), gate, up);
                     }
                 }
@@ -574,6 +622,7 @@ impl Pass<'_, '_> {
         let (tokens, weights) = (self.tokens, self.tokens.weights);
         let (head, n_vocab) = (&weights.head, weights.n_vocab);
         self.encode(Some(&weights.final_norm), from, head.matrix.encodings())?;
+        self.narrow(&[head])?;
         self.rows([head], move |me, _, rows| {
             // SAFETY: each thread has rows of its own, of all tokens; the input is complete.
             unsafe {
@@ -583,6 +632,7 @@ impl Pass<'_, '_> {
                 matrix.mul(tokens.input, 0..n, rows.clone(), base, n_vocab, unpacked);
                 for t in 0..n {
                     let part = out.part(t * n_vocab + rows.start, rows.len());
+                    tokens.widen(t, (0, head), rows.clone(), || &mut *part);
                     finish_logits(weights, rows.clone(), part);
                 }
             }

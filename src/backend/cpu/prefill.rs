@@ -1,10 +1,11 @@
 //! The forward pass of many tokens of a session, in chunks. A session gives up the pool between
 //! layers if others wait for it, and has smaller chunks then.
 
+use super::adapters::Sets;
 use super::chunk::{Chunk, ChunkSpace, Places, chunk_bytes};
 use super::experts::ExpertChunkSpace;
-use super::forward::step;
-use super::kv::{KvCache, MAX_CHUNK};
+use super::forward::{Context, step};
+use super::kv::MAX_CHUNK;
 use super::pool::PoolTurn;
 use super::weights::{CpuWeights, Sizes};
 use crate::error::{Result, fail};
@@ -44,14 +45,14 @@ pub(super) fn prefill_bytes(s: &Sizes, threads: usize, matrix_bytes: usize) -> u
 /// chunk's memory, `Internal`. Then the logits are as they were.
 pub(super) fn prefill(
     weights: &CpuWeights,
-    kv: &KvCache,
+    context: Context<'_>,
     position: usize,
     tokens: &[u32],
     mut out: Option<&mut [f32]>,
     interrupt: &AtomicBool,
 ) -> Result<()> {
     if tokens.len() <= STEPS && weights.prefill_turns.users() > 0 {
-        return run_steps(weights, kv, position, tokens, out, interrupt);
+        return run_steps(weights, context, position, tokens, out, interrupt);
     }
     let mut rest = tokens;
     let mut position = position;
@@ -73,7 +74,7 @@ pub(super) fn prefill(
             [] => out.take(),
             _ => None,
         };
-        run_chunk(weights, kv, position, chunk, space, last, interrupt)?;
+        run_chunk(weights, context, position, chunk, space, last, interrupt)?;
         position += chunk.len();
         rest = later;
     }
@@ -83,7 +84,7 @@ pub(super) fn prefill(
 /// Tokens one by one, and the logits that follow the last one.
 fn run_steps(
     weights: &CpuWeights,
-    kv: &KvCache,
+    context: Context<'_>,
     position: usize,
     tokens: &[u32],
     mut out: Option<&mut [f32]>,
@@ -92,7 +93,14 @@ fn run_steps(
     let last = tokens.len() - 1;
     for (i, token) in tokens.iter().enumerate() {
         let logits = if i == last { out.take() } else { None };
-        step(weights, kv, (position + i, *token), logits, None, interrupt)?;
+        step(
+            weights,
+            context,
+            (position + i, *token),
+            logits,
+            None,
+            interrupt,
+        )?;
     }
     Ok(())
 }
@@ -100,14 +108,16 @@ fn run_steps(
 /// One chunk, and the logits if it is the last one.
 fn run_chunk(
     weights: &CpuWeights,
-    kv: &KvCache,
+    context: Context<'_>,
     position: usize,
     tokens: &[u32],
     space: &mut ChunkSpace,
     out: Option<&mut [f32]>,
     interrupt: &AtomicBool,
 ) -> Result<()> {
-    let chunk = Chunk::new(weights, space, tokens, Places::Run(kv, position));
+    let place = Places::Run(context.kv, position);
+    let sets = context.adapters.map(Sets::One);
+    let chunk = Chunk::new(weights, space, tokens, place, sets)?;
     let turn = weights.pool.turn(interrupt)?;
     chunk.embed(&turn)?;
     let turn = run_layers(weights, &chunk, turn, position, interrupt)?;

@@ -2,7 +2,7 @@
 
 use super::driver::{Driver, Job};
 use super::estimate::session_bytes;
-use super::forward::decode;
+use super::forward::{Context, decode};
 use super::kv::{KvCache, MAX_CHUNK};
 use super::prefill::prefill;
 use super::profile::Clock;
@@ -18,6 +18,7 @@ use crate::engine::sampling::{
 };
 use crate::error::{Result, fail, try_vec};
 use crate::memory::Charge;
+use crate::model::AdapterSet;
 use crate::threads::Thread;
 use crate::threads::event::Event;
 use std::any::Any;
@@ -67,6 +68,8 @@ pub(super) struct Core {
     /// The tokens in the cache.
     history: Vec<u32>,
     rules: Option<Arc<TokenRules>>,
+    /// What is added to products.
+    pub adapters: Option<Arc<AdapterSet>>,
     /// The tokens that the next choice may take, a bit each, if it is masked.
     mask: Vec<u32>,
     scratch: Scratch,
@@ -85,9 +88,20 @@ impl Core {
         let end = self.check(tokens)?;
         self.kv.prepare(self.len, end)?;
         let (weights, kv, logits) = (&*self.weights, &mut self.kv, &mut self.logits);
+        let adapters = self.adapters.as_deref();
         let done = match tokens {
             [] => fail!(NoTokens, "no tokens to append"),
-            [token] => decode(weights, kv, self.len, *token, logits, None, interrupt),
+            [token] => {
+                let context = Context { kv, adapters };
+                decode(
+                    weights,
+                    context,
+                    (self.len, *token),
+                    logits,
+                    None,
+                    interrupt,
+                )
+            }
             _ => {
                 let mut position = self.len;
                 let mut rest = tokens;
@@ -97,7 +111,8 @@ impl Core {
                     let (piece, behind) = rest.split_at(piece);
                     rest = behind;
                     let out = rest.is_empty().then_some(&mut logits[..]);
-                    result = prefill(weights, kv, position, piece, out, interrupt);
+                    let context = Context { kv, adapters };
+                    result = prefill(weights, context, position, piece, out, interrupt);
                     position += piece.len();
                     if result.is_ok() && !rest.is_empty() {
                         kv.fixed.mark(position, None);
@@ -341,6 +356,7 @@ impl CpuRunner {
             has_logits: false,
             history,
             rules: None,
+            adapters: None,
             mask,
             scratch,
             logprob_boxes: logprob_boxes.clone(),
@@ -547,6 +563,11 @@ impl Runner for CpuRunner {
         Ok(())
     }
 
+    fn set_adapters(&mut self, adapters: Option<Arc<AdapterSet>>) -> Result<()> {
+        self.idle_core()?.adapters = adapters;
+        Ok(())
+    }
+
     fn mark_before(&self, position: usize) -> Mark {
         let core = lock(&self.core);
         Mark::at(core.kv.reachable(position.min(core.len)))
@@ -586,6 +607,7 @@ impl Runner for CpuRunner {
         theirs.has_logits = core.has_logits;
         theirs.logits.copy_from_slice(&core.logits);
         theirs.rules = core.rules.clone();
+        theirs.adapters = core.adapters.clone();
         drop(theirs);
         Ok(Box::new(other))
     }
@@ -601,11 +623,14 @@ impl Runner for CpuRunner {
         let core = &mut *core;
         let clock = Clock::start();
         let logits = &mut core.logits;
+        let context = Context {
+            kv: &core.kv,
+            adapters: core.adapters.as_deref(),
+        };
         let done = decode(
             &core.weights,
-            &core.kv,
-            core.len,
-            token,
+            context,
+            (core.len, token),
             logits,
             Some(&clock),
             interrupt,

@@ -1,6 +1,7 @@
 //! Drafts: tokens that were guessed are evaluated together, and the choices behind them made one by one, as long as they
 //! are the guessed ones.
 
+use super::adapters::Sets;
 use super::batch::BatchSpace;
 use super::chunk::{Chunk, Places};
 use super::runner::{Core, Done};
@@ -69,7 +70,8 @@ impl Core {
             none => none.insert(BatchSpace::new(&weights)?),
         };
         let place = Places::Run(&self.kv, self.len);
-        let chunk = Chunk::new(&weights, &mut space.chunk, together, place);
+        let sets = self.adapters.as_deref().map(Sets::One);
+        let chunk = Chunk::new(&weights, &mut space.chunk, together, place, sets)?;
         chunk.embed(&turn)?;
         for index in 0..weights.layers.len() {
             if interrupt.load(Relaxed) {

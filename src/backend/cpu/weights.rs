@@ -469,6 +469,10 @@ impl Weights for CpuWeights {
         Ok(Box::new(CpuRunner::new(self, kv)?))
     }
 
+    fn check_adapters(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn resident_bytes(&self) -> u64 {
         let layers = self.layers.iter().map(Layer::floats).sum::<usize>();
         let inputs = self.inputs.as_ref().map_or(0, |i| i.norm.floats());

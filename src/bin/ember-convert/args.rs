@@ -22,6 +22,10 @@ model.safetensors or its index with shards, tokenizer.json, the chat template.
                          all matrices become this type
                  Rows that are no whole blocks of a type get the next larger one that fits. Norms,
                  biases, routers and learned positions stay as they are.
+  --merge ADAPTER[=FACTOR]
+                 add a LoRA adapter (a folder as the PEFT library writes it, or a GGUF file), multiplied
+                 by FACTOR (default 1), to the matrices that it is for; may be repeated. The result needs
+                 no adapter. Matrices that are quantized are quantized again.
   --threads N    threads that convert (default: all that the machine runs at once)
   --force        replace OUTPUT if it is there; never the input
   -h, --help     this text
@@ -46,6 +50,8 @@ pub struct Args {
     pub input: PathBuf,
     pub output: PathBuf,
     pub weights: WeightType,
+    /// Adapters to add, with their factors.
+    pub merges: Vec<(PathBuf, f32)>,
     /// At least 1.
     pub threads: usize,
     pub force: bool,
@@ -54,6 +60,7 @@ pub struct Args {
 /// Reads the command line without the program's name.
 pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Command, String> {
     let mut parser = lexopt::Parser::from_args(args);
+    let mut merges = Vec::new();
     let (mut paths, mut weights, mut force) = (Vec::new(), WeightType::Keep, false);
     let mut threads = std::thread::available_parallelism().map_or(1, usize::from);
     let text = |e: lexopt::Error| e.to_string();
@@ -79,6 +86,10 @@ pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Comma
                     }
                 };
             }
+            Long("merge") => {
+                let value = parser.value().map_err(text)?;
+                merges.push(merge(value)?);
+            }
             Long("threads") => {
                 threads = parser.value().map_err(text)?.parse().map_err(text)?;
                 if !(1..=1024).contains(&threads) {
@@ -94,6 +105,7 @@ pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Comma
             input,
             output,
             weights,
+            merges,
             threads,
             force,
         })),
@@ -101,5 +113,16 @@ pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Comma
             "an input and an output are needed, not {} paths; see --help",
             paths.len()
         )),
+    }
+}
+
+/// An adapter and its factor.
+fn merge(value: std::ffi::OsString) -> Result<(PathBuf, f32), String> {
+    let Some((path, factor)) = value.to_str().and_then(|v| v.rsplit_once('=')) else {
+        return Ok((value.into(), 1.0));
+    };
+    match factor.parse::<f32>() {
+        Ok(factor) if factor.is_finite() => Ok((path.into(), factor)),
+        _ => Err(format!("--merge {path}: the factor is {factor:?}")),
     }
 }

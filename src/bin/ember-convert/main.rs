@@ -3,8 +3,9 @@
 mod args;
 
 use args::{Args, Command};
+use emberlm::format::adapter::{AdapterFile, BaseShape};
 use emberlm::format::writer::{TensorEntry, Writer};
-use emberlm::format::{Access, ModelFile, Tensor, Value, read_rows};
+use emberlm::format::{Access, ModelFile, Tensor, Value, WeightType, read_rows};
 use emberlm::model::Network;
 use std::collections::HashMap;
 use std::io::{self, BufWriter, Write};
@@ -49,9 +50,7 @@ fn print(text: &str) -> Result<(), String> {
 
 fn run(args: &Args) -> Result<(), String> {
     check_output(args)?;
-    let file = ModelFile::open_with(&args.input, Access::Read)
-        .and_then(|file| file.with_weights(args.weights))
-        .map_err(|e| e.message)?;
+    let file = open(args).map_err(|e| e.message)?;
     // A file that would not load is not written either.
     Network::from_file(&file).map_err(|e| e.message)?;
     let metadata = metadata(&file, args)?;
@@ -74,6 +73,18 @@ fn run(args: &Args) -> Result<(), String> {
         writer.tensors().len()
     );
     Ok(())
+}
+
+/// The model as it is to be written.
+fn open(args: &Args) -> emberlm::Result<ModelFile> {
+    let file = ModelFile::open_with(&args.input, Access::Read)?;
+    let shape = BaseShape::of(&file)?;
+    let mut adapters = Vec::new();
+    for (path, factor) in &args.merges {
+        adapters.push((AdapterFile::open(path, &shape)?, *factor));
+    }
+    let keep = args.weights == WeightType::Keep;
+    file.merged(&adapters, keep)?.with_weights(args.weights)
 }
 
 /// The output must not be the input, and not be there already unless that is wanted.

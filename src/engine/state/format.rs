@@ -7,9 +7,9 @@
 //! and the length). So each byte of a file is under a checksum, and all lengths follow from the
 //! header.
 
-use super::super::Model;
 use super::super::grammar::SavedGrammar;
 use super::super::sampling::{Breakers, Dry, Sampling, TokenRules};
+use super::super::{MAX_ADAPTERS, Model};
 use super::input::Input;
 use crate::backend::state::WindowState;
 use crate::backend::{KvType, StateInfo};
@@ -19,8 +19,9 @@ use twox_hash::XxHash3_64;
 
 /// What every saved session begins with.
 const MAGIC: [u8; 8] = *b"EMBERSES";
-/// The version that is written. Older ones are read.
-const VERSION: u32 = 1;
+/// The versions that are written, without adapters and with. Older ones are read.
+const VERSIONS: [u32; 2] = [1, 2];
+const VERSION: u32 = VERSIONS[1];
 /// Bytes of the header.
 pub(super) const HEADER_BYTES: usize = 96;
 /// Bytes of a part, at most.
@@ -98,8 +99,14 @@ impl Header {
             kv_type: KvType::F16,
             len: 0,
             context,
-            version: VERSION,
+            version: VERSIONS[0],
         }
+    }
+
+    /// The same of a session with adapters, if it has any.
+    pub fn with_adapters(mut self, any: bool) -> Header {
+        self.version = VERSIONS[usize::from(any)];
+        self
     }
 
     /// Bytes of the whole file.
@@ -155,10 +162,10 @@ impl Header {
             at: MAGIC.len(),
         };
         let version = from.u32()?;
-        if version != VERSION {
+        if !VERSIONS.contains(&version) {
             fail!(
                 StateVersion,
-                "the session was saved in version {version} of the format; this library reads {VERSION}"
+                "the session was saved in version {version} of the format; this library reads up to {VERSION}"
             );
         }
         let sum = u64::from_le_bytes(*bytes.last_chunk().unwrap_or(&[0; 8]));
@@ -290,6 +297,8 @@ pub struct StateDetails {
     pub architecture: String,
     /// The model's name; may be empty.
     pub name: String,
+    /// Fingerprints and scales of its adapters.
+    pub adapters: Vec<(u64, f32)>,
 }
 
 impl StateDetails {
@@ -304,6 +313,7 @@ impl StateDetails {
             fingerprints: header.fingerprints,
             architecture: settings.architecture.clone(),
             name: settings.name.clone(),
+            adapters: settings.adapters.clone(),
         }
     }
 }
@@ -342,6 +352,8 @@ pub(super) struct Settings {
     pub sampling: Sampling,
     pub rules: Option<SavedRules>,
     pub grammar: Option<SavedGrammar>,
+    /// Fingerprints and scales.
+    pub adapters: Vec<(u64, f32)>,
     pub architecture: String,
     pub name: String,
 }
@@ -381,6 +393,13 @@ impl Settings {
         out.u32(u32::from(self.grammar.is_some()));
         if let Some(grammar) = &self.grammar {
             out.grammar(grammar);
+        }
+        if !self.adapters.is_empty() {
+            out.u64(self.adapters.len() as u64);
+        }
+        for (fingerprint, scale) in &self.adapters {
+            out.u64(*fingerprint);
+            out.f32(*scale);
         }
         out.0
     }
@@ -590,11 +609,22 @@ impl<'a> Decoder<'a> {
             true => Some(self.grammar(header.n_tokens)?),
             false => None,
         };
+        let mut adapters = Vec::new();
+        if header.version == VERSIONS[1] {
+            let n = self.count(12)?;
+            if !(1..=MAX_ADAPTERS).contains(&n) {
+                fail!(FileCorrupt, "the saved session has {n} adapters");
+            }
+            for _ in 0..n {
+                adapters.push((self.u64()?, self.f32()?));
+            }
+        }
         Ok(Settings {
             info: Some(info),
             sampling,
             rules,
             grammar,
+            adapters,
             architecture,
             name,
         })

@@ -21,7 +21,7 @@ use self::convert::Converter;
 use self::format::{Header, SavedRules, Section, Settings};
 use self::input::Input;
 use self::output::Output;
-use super::{Model, Session};
+use super::{Model, Session, WantedAdapter, adapter};
 use crate::backend::state::{StateLayout, WindowState};
 use crate::backend::{KvType, RunnerOptions, StateInfo, StateSink, StateSource, When};
 use crate::engine::session::check_mark_interval;
@@ -30,8 +30,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// How a session is restored.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RestoreOptions {
+#[derive(Clone, Copy, Default)]
+pub struct RestoreOptions<'a> {
     /// The most tokens the session can hold; 0 means as many as the saved one.
     pub context: usize,
     /// Element type of the KV cache; none means that of the saved one, or half precision where the
@@ -41,6 +41,8 @@ pub struct RestoreOptions {
     pub stream_priority: i32,
     /// As in [`super::SessionOptions`].
     pub mark_interval: usize,
+    /// The adapters that the session was saved with, in the same order and with the same scales.
+    pub adapters: &'a [WantedAdapter<'a>],
 }
 
 impl Session {
@@ -69,7 +71,8 @@ impl Session {
         }
         let mut writer = Writer {
             model: self.model.clone(),
-            header: Header::new(&self.model, kind, self.options.context, self.tokens.len()),
+            header: Header::new(&self.model, kind, self.options.context, self.tokens.len())
+                .with_adapters(self.adapters.is_some()),
             settings: self.settings(),
             tokens: &self.tokens,
             parts: output::Parts::new(output)?,
@@ -93,6 +96,7 @@ impl Session {
             sampling: self.sampling,
             rules: self.rules.as_deref().map(SavedRules::of),
             grammar: self.constraint.as_ref().map(|c| c.saved()),
+            adapters: self.saved_adapters(),
             architecture: self.model.details().architecture.clone(),
             name: self.model.details().name.clone(),
         }
@@ -104,7 +108,11 @@ impl Session {
     /// `StateChecksum`, `FileCorrupt`, by what is wrong with the file; `InvalidArgument` for a
     /// context that is too short; those of [`Session::create`] and, if only tokens were saved, of
     /// `prefill`.
-    pub fn restore(model: Arc<Model>, path: &Path, options: &RestoreOptions) -> Result<Session> {
+    pub fn restore(
+        model: Arc<Model>,
+        path: &Path,
+        options: &RestoreOptions<'_>,
+    ) -> Result<Session> {
         Session::read_state(model, Input::open(path)?, options)
     }
 
@@ -112,7 +120,7 @@ impl Session {
     pub fn restore_from(
         model: Arc<Model>,
         read: &mut ReadFn<'_>,
-        options: &RestoreOptions,
+        options: &RestoreOptions<'_>,
     ) -> Result<Session> {
         Session::read_state(model, Input::callback(read), options)
     }
@@ -120,7 +128,7 @@ impl Session {
     fn read_state(
         model: Arc<Model>,
         mut input: Input<'_>,
-        options: &RestoreOptions,
+        options: &RestoreOptions<'_>,
     ) -> Result<Session> {
         let header = Header::read(&mut input)?;
         header.check_model(&model)?;
@@ -133,11 +141,17 @@ impl Session {
         let layout = StateLayout::new(weights.kv_layers(), &info, n_vocab)?;
         let layout = layout.with_fixed(weights.fixed_len());
         header.check_stream(&info, layout.bytes())?;
+        let adapters = adapter::set_of(&model, options.adapters)?;
+        adapter::check_saved(&settings.adapters, &adapter::saved(adapters.as_deref()))?;
         let tokens = header.read_tokens(&mut input)?;
         model.check_tokens(&tokens)?;
         let mut session = Session::for_saved(model.clone(), &header, options)?;
         session.tokens.extend_from_slice(&tokens);
         session.set_sampling_of(settings)?;
+        if adapters.is_some() {
+            session.residence.runner()?.set_adapters(adapters.clone())?;
+            session.adapters = adapters;
+        }
         match header.kind {
             Kind::Tokens if tokens.is_empty() => {}
             Kind::Tokens => {
@@ -166,7 +180,11 @@ impl Session {
     }
 
     /// An empty session that can take over a saved one.
-    fn for_saved(model: Arc<Model>, header: &Header, options: &RestoreOptions) -> Result<Session> {
+    fn for_saved(
+        model: Arc<Model>,
+        header: &Header,
+        options: &RestoreOptions<'_>,
+    ) -> Result<Session> {
         let context = match options.context {
             0 => header.context,
             context => context,

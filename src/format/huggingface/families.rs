@@ -955,6 +955,12 @@ impl Family {
         Ok(family)
     }
 
+    /// All families whose models have an architecture.
+    pub(super) fn of_architecture(name: &str) -> impl Iterator<Item = &'static Family> {
+        let all = FAMILIES.iter().chain(FURTHER).chain([&NEMOTRON_H_EXPERTS]);
+        all.filter(move |family| family.architecture == name)
+    }
+
     fn check_activation(&self, config: &Config) -> Result<()> {
         const KEYS: [&str; 4] = [
             "hidden_activation",

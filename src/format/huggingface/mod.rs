@@ -11,8 +11,10 @@
 //! | `tensors`, `experts` | the tensors by their new names |
 //! | `vocabulary`, `presplit` | `tokenizer.json` as metadata, for files that are written |
 //! | `template` | chat templates |
+//! | `adapter` | LoRA adapters as the PEFT library writes them |
 //! | `stored`, `rows`, `fp8`, `mxfp4` | their bytes: as they are, in another order, from other types |
 
+mod adapter;
 mod delta_net;
 mod encoders;
 mod experts;
@@ -41,6 +43,7 @@ mod template;
 mod tensors;
 mod vocabulary;
 
+pub(super) use adapter::open_peft;
 pub(super) use files::Folder;
 
 use super::input::{Access, Input};

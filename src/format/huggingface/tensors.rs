@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// Names outside of layers: those of the folder without what may stand before them, and GGUF's.
-const TOP: &[(&str, &str)] = &[
+pub(super) const TOP: &[(&str, &str)] = &[
     ("embed_tokens_per_layer", "per_layer_token_embd"),
     ("per_layer_model_projection", "per_layer_model_proj"),
     ("per_layer_projection_norm", "per_layer_proj_norm"),

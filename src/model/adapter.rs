@@ -1,0 +1,247 @@
+//! LoRA adapters, checked against the network that they are for.
+
+use super::network::{Block, FeedForward, Linear, Mixer, Network};
+use crate::error::{Result, fail, try_vec};
+use crate::format::adapter::{AdapterFile, AdapterPair, BaseShape, MAX_RANK};
+use crate::format::{ModelFile, Tensor, TensorId};
+use std::collections::HashMap;
+use std::hash::Hasher;
+use std::path::Path;
+use std::sync::Arc;
+use twox_hash::XxHash3_64;
+
+/// What an adapter adds to a product `y = W x`: `y += scale * B (A x)`.
+pub struct LowRank {
+    /// Rows of `A`, columns of `B`; at least 1.
+    pub rank: usize,
+    /// Elements of `x`.
+    pub inputs: usize,
+    /// Elements of `y`.
+    pub outputs: usize,
+    /// Finite.
+    pub scale: f32,
+    /// `[rank][inputs]`, in the bytes of a file: 32-bit floats, little endian.
+    pub a: Vec<u8>,
+    /// `B` transposed, `[rank][outputs]`.
+    pub b: Vec<f32>,
+}
+
+/// An adapter of a network.
+pub struct Adapter {
+    /// What the file calls it; may be empty.
+    pub name: String,
+    /// By the matrix that each is added to.
+    pub pairs: HashMap<TensorId, LowRank>,
+    /// The largest rank.
+    pub max_rank: usize,
+    /// Tensors of the file.
+    pub n_tensors: usize,
+    /// Numbers in them.
+    pub n_parameters: u64,
+    /// Bytes of the file with the tensors.
+    pub file_bytes: u64,
+    /// Bytes of the pairs in memory.
+    pub bytes: u64,
+    /// Of what it adds to which tensors, whatever the form of its file.
+    pub fingerprint: u64,
+}
+
+/// Where a network's matrices are in its file, as far as adapters can be added to them. Kept beside a
+/// loaded network.
+pub struct Adaptable {
+    shape: BaseShape,
+    /// By tensor of the file.
+    targets: HashMap<String, Target>,
+}
+
+/// A tensor of a model file.
+struct Target {
+    inputs: usize,
+    outputs: usize,
+    /// The matrices that its rows are, none where no adapter can be added.
+    parts: Vec<Part>,
+}
+
+/// A matrix of the network, as rows of a tensor.
+struct Part {
+    id: TensorId,
+    first: usize,
+    rows: usize,
+}
+
+/// The matrices of a block that adapters can be added to.
+fn linears(block: &Block) -> Vec<&Linear> {
+    // Thin matrices beside attention and several streams have ways of their own.
+    if block.streams.is_some() {
+        return Vec::new();
+    }
+    let mut all = match &block.mixer {
+        Mixer::Latent(_) => Vec::new(),
+        mixer => mixer.linears(),
+    };
+    if let FeedForward::Dense(mlp) = &block.feed_forward {
+        all.extend(mlp.linears());
+    }
+    all
+}
+
+impl Adaptable {
+    /// Of a network and the file that it was made from.
+    pub fn of(file: &ModelFile, network: &Network) -> Result<Adaptable> {
+        let mut by_name = HashMap::<&str, Vec<&Linear>>::new();
+        for linear in network.blocks.iter().flat_map(linears) {
+            by_name.entry(&linear.weight.name).or_default().push(linear);
+        }
+        let mut targets = HashMap::new();
+        for (key, tensor) in &file.tensors {
+            if tensor.dims.len() < 2 {
+                continue;
+            }
+            let mut parts = Vec::<Part>::new();
+            for linear in by_name.get(&*tensor.name).into_iter().flatten() {
+                if let Some(first) = linear.weight.first_row_in(tensor)
+                    && !parts.iter().any(|part| part.id == linear.weight.id())
+                {
+                    parts.push(part(&linear.weight, first));
+                }
+            }
+            parts.sort_unstable_by_key(|part| part.first);
+            let target = Target {
+                inputs: tensor.row_len(),
+                outputs: tensor.rows(),
+                parts,
+            };
+            targets.insert(key.to_string(), target);
+        }
+        // The head goes by this name, also where it is the embedding.
+        let head = &network.head.weight;
+        let target = Target {
+            inputs: head.row_len(),
+            outputs: head.rows(),
+            parts: vec![part(head, 0)],
+        };
+        targets.insert("output.weight".to_owned(), target);
+        Ok(Adaptable {
+            shape: BaseShape::of(file)?,
+            targets,
+        })
+    }
+
+    /// Reads an adapter of this network.
+    ///
+    /// Errors: those of [`AdapterFile::open`]; `MissingTensor` for pairs of tensors that the network does not
+    /// have; `Unsupported` for those that cannot have any; `ShapeMismatch`. Messages name the tensor.
+    pub fn read(&self, path: &Path) -> Result<Adapter> {
+        let file = AdapterFile::open(path, &self.shape)?;
+        let within = |e: crate::Error| {
+            crate::Error::new(e.status, format!("{}: {}", path.display(), e.message))
+        };
+        self.check(&file).map_err(within)
+    }
+
+    fn check(&self, file: &AdapterFile) -> Result<Adapter> {
+        let mut adapter = Adapter {
+            name: file.name.clone(),
+            pairs: HashMap::new(),
+            max_rank: 0,
+            n_tensors: 2 * file.pairs.len(),
+            n_parameters: 0,
+            file_bytes: file.file_bytes,
+            bytes: 0,
+            fingerprint: fingerprint(&file.pairs),
+        };
+        for pair in &file.pairs {
+            let name = &pair.names[0];
+            let Some(target) = self.targets.get(&pair.target) else {
+                fail!(
+                    MissingTensor,
+                    "tensor {name} is for {}, which the model does not have",
+                    pair.target
+                );
+            };
+            if [pair.inputs, pair.outputs] != [target.inputs, target.outputs] {
+                return Err(pair.misfit(target.inputs, target.outputs));
+            }
+            let covered: usize = target.parts.iter().map(|part| part.rows).sum();
+            if covered != target.outputs {
+                fail!(
+                    Unsupported,
+                    "tensor {name}: adapters of {} are not supported",
+                    pair.target
+                );
+            }
+            debug_assert!(pair.rank <= MAX_RANK);
+            adapter.max_rank = adapter.max_rank.max(pair.rank);
+            adapter.n_parameters += (pair.a.len() + pair.b.len()) as u64;
+            for part in &target.parts {
+                let low = LowRank::of(pair, part)?;
+                adapter.bytes += (low.a.len() + 4 * low.b.len()) as u64;
+                adapter.pairs.insert(part.id, low);
+            }
+        }
+        Ok(adapter)
+    }
+}
+
+/// Tells what the pairs add from what others do.
+fn fingerprint(pairs: &[AdapterPair]) -> u64 {
+    let mut hash = XxHash3_64::with_seed(0);
+    for pair in pairs {
+        hash.write(pair.target.as_bytes());
+        for number in [pair.rank, pair.inputs, pair.outputs] {
+            hash.write(&(number as u64).to_le_bytes());
+        }
+        hash.write(&pair.scale.to_le_bytes());
+        for x in pair.a.iter().chain(&pair.b) {
+            hash.write(&x.to_le_bytes());
+        }
+    }
+    hash.finish()
+}
+
+fn part(weight: &Tensor, first: usize) -> Part {
+    Part {
+        id: weight.id(),
+        first,
+        rows: weight.rows(),
+    }
+}
+
+impl LowRank {
+    /// Some rows of a pair.
+    fn of(pair: &AdapterPair, part: &Part) -> Result<LowRank> {
+        let mut a = try_vec(4 * pair.a.len(), 0u8, "an adapter")?;
+        for (to, x) in a.as_chunks_mut().0.iter_mut().zip(&pair.a) {
+            *to = x.to_le_bytes();
+        }
+        let mut b = try_vec(pair.rank * part.rows, 0f32, "an adapter")?;
+        for (row, from) in pair.b.chunks_exact(pair.rank).skip(part.first).enumerate() {
+            if row == part.rows {
+                break;
+            }
+            for (k, x) in from.iter().enumerate() {
+                b[k * part.rows + row] = *x;
+            }
+        }
+        Ok(LowRank {
+            rank: pair.rank,
+            inputs: pair.inputs,
+            outputs: part.rows,
+            scale: pair.scale,
+            a,
+            b,
+        })
+    }
+}
+
+/// An adapter, and how much it counts.
+#[derive(Clone)]
+pub struct AdapterUse {
+    /// The adapter.
+    pub adapter: Arc<Adapter>,
+    /// Factor on what it adds. Finite.
+    pub scale: f32,
+}
+
+/// Adapters that are added one after another.
+pub type AdapterSet = Vec<AdapterUse>;
