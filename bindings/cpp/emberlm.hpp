@@ -1044,7 +1044,7 @@ public:
     void set_adapters(const std::vector<AdapterUse> &adapters, bool keep = false) {
         const auto c = detail::c_adapters(adapters);
         ember_error err;
-        detail::check(ember_session_set_adapters(get(), c.data(), c.size(), keep ? EMBER_ADAPTERS_KEEP : 0, &err), err);
+        detail::check(ember_session_set_adapters(get(), c.data(), c.size(), keep ? std::uint32_t(EMBER_ADAPTERS_KEEP) : 0, &err), err);
     }
     /// Another session with the same context.
     Session fork() {

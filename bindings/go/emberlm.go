@@ -240,13 +240,13 @@ func (h *handle) close(free func(C.uintptr_t) C.ember_status) error {
 
 // ModelOptions say how to load a model; the zero value is the default.
 type ModelOptions struct {
-	Device   int // index among Devices
-	Threads  int // 0: one per physical core
-	Weights  Weights
-	Files    Files
+	Device  int // index among Devices
+	Threads int // 0: one per physical core
+	Weights Weights
+	Files   Files
 	// Bytes of a GPU's memory for the model, and of the device's for all its sessions; 0: no limit.
 	MemoryLimit, SessionMemoryLimit uint64
-	Progress func(fraction float32) error // hears how far the load is; an error ends it
+	Progress                        func(fraction float32) error // hears how far the load is; an error ends it
 }
 
 func (o *ModelOptions) c(a *arena, user C.uintptr_t) *C.ember_model_options {

@@ -1,7 +1,9 @@
 //! LoRA adapters of a loaded model, and the sessions that use them.
 
+use super::model::room_for;
 use super::{Model, Session, residence::Residence};
 use crate::error::{Error, Result, Status, fail};
+use crate::format::ModelSource;
 use crate::log::log;
 use crate::model::{self, AdapterSet, AdapterUse};
 use std::path::Path;
@@ -30,6 +32,8 @@ impl Adapter {
                 model.details().architecture
             );
         };
+        let room = room_for(&ModelSource::Path(path))?;
+        let _in_room = room.enter();
         let data = adaptable.read(path)?;
         log!(
             Info,

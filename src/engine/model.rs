@@ -402,7 +402,7 @@ impl Model {
 }
 
 /// Room for what is read of a model's files beside its weights, and made of it, such as a tokenizer.
-fn room_for(source: &ModelSource<'_>) -> Result<Room> {
+pub(super) fn room_for(source: &ModelSource<'_>) -> Result<Room> {
     const LEAST: u64 = 16 << 20;
     /// Of a GGUF file, whose metadata are as much of it as they like.
     const MOST: u64 = 256 << 20;

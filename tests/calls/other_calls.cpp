@@ -1,6 +1,8 @@
 /* Calls with devices, models, texts and streams. */
 #include "calls.h"
 
+#include <limits>
+
 using std::string;
 using std::to_string;
 
@@ -595,7 +597,7 @@ void set_adapters(World &w) {
     std::vector<ember_adapter_use> uses(w.random.chance(5) ? w.random.below(40) : w.random.below(3));
     for (auto &use : uses) {
         use.adapter = w.adapter();
-        use.scale = w.random.chance(10) ? NAN : float(w.random.below(5)) * 0.5f - 1;
+        use.scale = w.random.chance(10) ? std::numeric_limits<float>::quiet_NaN() : float(w.random.below(5)) * 0.5f - 1;
         use.reserved = w.random.chance(3);
     }
     uint32_t flags = uint32_t(w.random.below(w.random.chance(5) ? 4 : 2));

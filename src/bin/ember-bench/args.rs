@@ -46,6 +46,9 @@ Measurement:
   --kv f16|f32|q8_0  type of the KV cache (default f16; f32 is for CPUs, q8_0 for GPUs)
   --queue N          decode with N tokens started at a time, too (ember_decode_start_n): what the way
                      to the program and back costs between two tokens falls away
+  --adapters N       decode with random LoRA adapters for all matrices of attention and feed-forward, too:
+                     one at every depth, and N different ones in batches
+  --adapter-rank R   their rank (default 16)
   --grammar json     decode under a JSON schema, too: an endless list of texts (needs a model with a
                      tokenizer)
   --sampling NAME    how tokens are chosen: greedy (default); chat: temperature 0.7, top-k 40, top-p
@@ -145,6 +148,9 @@ pub struct Args {
     pub kv: Kv,
     /// Decodes that are started at a time, where that is measured, too.
     pub queue: Option<usize>,
+    /// Different adapters in batches, 0 for none, and their rank.
+    pub adapters: usize,
+    pub adapter_rank: usize,
     /// Decode under a grammar, too.
     pub grammar: bool,
     /// How tokens are chosen, and its name.
@@ -236,6 +242,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut reps = 3;
     let mut kv = Kv::F16;
     let mut queue = None;
+    let (mut adapters, mut adapter_rank) = (0, 16);
     let mut grammar = false;
     let mut sampling = ("greedy".to_owned(), Sampling::GREEDY);
     let mut profile = false;
@@ -282,6 +289,8 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
                 }
             }
             Long("queue") => queue = Some(number(&mut parser, "--queue", 1, 1 << 20)?),
+            Long("adapters") => adapters = number(&mut parser, "--adapters", 1, 1024)?,
+            Long("adapter-rank") => adapter_rank = number(&mut parser, "--adapter-rank", 1, 1024)?,
             Long("grammar") => match parser.value()?.string()?.as_str() {
                 "json" => grammar = true,
                 other => return Err(format!("--grammar is json, not {other:?}").into()),
@@ -348,6 +357,8 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         reps,
         kv,
         queue,
+        adapters,
+        adapter_rank,
         grammar,
         sampling,
         profile,

@@ -1,5 +1,6 @@
 //! `ember-bench`: how fast a model loads, reads and writes on this machine. `--help` says more.
 
+mod adapters;
 mod args;
 mod bandwidth;
 mod beside;

@@ -1,5 +1,6 @@
 //! Runs a model and takes times.
 
+use crate::adapters;
 use crate::args::{Args, Kv, Lengths};
 use crate::beside::{BusyHost, beside_prefill, sessions_rate};
 use crate::drafts::{self, Drafted};
@@ -7,7 +8,7 @@ use crate::random::Random;
 use crate::states::{self, States};
 use crate::stats::Samples;
 use emberlm::backend::{DeviceInfo, DeviceKind, KvType, LoadOptions, Profile, RunnerOptions};
-use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::engine::{Adapter, Model, Session, SessionOptions, WantedAdapter, device};
 use emberlm::grammar::{GrammarKind, GrammarOptions};
 use std::path::Path;
 use std::sync::Arc;
@@ -61,6 +62,8 @@ pub struct Batch {
     pub sessions: usize,
     /// Tokens of all sessions together.
     pub tokens_per_s: Samples,
+    /// The same with adapters, if that was asked for.
+    pub adapted: Option<Samples>,
 }
 
 /// One depth.
@@ -73,6 +76,8 @@ pub struct Decode {
     pub tokens_per_s: Samples,
     /// Rate of decodes that are started so many at a time, if that was asked for.
     pub queued: Option<(usize, Samples)>,
+    /// Rate with an adapter, if that was asked for.
+    pub adapted: Option<Samples>,
     /// Rate under a grammar, if that was asked for.
     pub grammar: Option<Samples>,
     /// Where the time of one token goes, if that was asked for.
@@ -145,6 +150,8 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
     let mut session = session(&model, context, kv_type, args)?;
     let tokens = random_tokens(context, model.details().n_vocab);
 
+    let adapters = adapters::random(&model, path, args.adapters, args.adapter_rank)?;
+
     let mut prefill = Vec::new();
     for tokens_in_prompt in prompts {
         say(&format!("prompt of {tokens_in_prompt} tokens"));
@@ -162,6 +169,15 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             tokens_per_s: decode_rate(&mut session, &tokens[..depth.max(1)], args)?,
             queued: match args.queue {
                 Some(n) => Some((n, queued_rate(&mut session, depth.max(1), n, args)?)),
+                None => None,
+            },
+            adapted: match adapters.first() {
+                Some(adapter) => {
+                    session.set_adapters(&[whole(adapter)], false)?;
+                    let rate = decode_rate(&mut session, &tokens[..depth.max(1)], args)?;
+                    session.set_adapters(&[], false)?;
+                    Some(rate)
+                }
                 None => None,
             },
             grammar: match args.grammar {
@@ -192,7 +208,11 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
         say(&format!("decode of {sessions} sessions"));
         batch.push(Batch {
             sessions,
-            tokens_per_s: batch_rate(&model, sessions, kv_type, &tokens, args)?,
+            tokens_per_s: batch_rate(&model, sessions, kv_type, &tokens, &[], args)?,
+            adapted: match &adapters[..] {
+                [] => None,
+                all => Some(batch_rate(&model, sessions, kv_type, &tokens, all, args)?),
+            },
         });
     }
     // Sessions with one token in their context.
@@ -212,6 +232,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
         on_threads.push(Batch {
             sessions: count,
             tokens_per_s: sessions_rate(&mut sessions, args.generate, args.reps)?,
+            adapted: None,
         });
     }
     let mut beside = None;
@@ -276,6 +297,14 @@ fn session(
             ..SessionOptions::default()
         },
     )
+}
+
+/// An adapter as it is.
+fn whole(adapter: &Adapter) -> WantedAdapter<'_> {
+    WantedAdapter {
+        adapter,
+        scale: 1.0,
+    }
 }
 
 /// The lengths that leave `extra` positions of the context. One that the caller named and that
@@ -399,11 +428,15 @@ fn batch_rate(
     count: usize,
     kv_type: KvType,
     tokens: &[u32],
+    adapters: &[Adapter],
     args: &Args,
 ) -> emberlm::Result<Samples> {
     let mut sessions = Vec::new();
     for i in 0..count {
         let mut session = session(model, args.generate + 2, kv_type, args)?;
+        if !adapters.is_empty() {
+            session.set_adapters(&[whole(&adapters[i % adapters.len()])], false)?;
+        }
         session.prefill(&[tokens[i % tokens.len()]])?;
         sessions.push(session);
     }

@@ -26,7 +26,7 @@ impl Random {
     }
 
     /// Uniform in -1..1.
-    fn signed(&mut self) -> f32 {
+    pub fn signed(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 

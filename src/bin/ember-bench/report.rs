@@ -130,6 +130,14 @@ impl Report<'_> {
                     spread(rate, 1)
                 ));
             }
+            if let Some(rate) = &d.adapted {
+                let more = d.tokens_per_s.median() / rate.median() - 1.0;
+                line(format!(
+                    "  with an adapter     {:>34} tokens/s {:>+7.1} % time",
+                    spread(rate, 1),
+                    more * 100.0
+                ));
+            }
             if let Some(rate) = &d.grammar {
                 let more = d.tokens_per_s.median() / rate.median() - 1.0;
                 line(format!(
@@ -173,6 +181,15 @@ impl Report<'_> {
                 b.sessions,
                 spread(&b.tokens_per_s, 1)
             ));
+            if let Some(rate) = &b.adapted {
+                let more = b.tokens_per_s.median() / rate.median() - 1.0;
+                line(format!(
+                    "  with {:>4} adapters  {:>34} tokens/s {:>+7.1} % time",
+                    self.args.adapters,
+                    spread(rate, 1),
+                    more * 100.0
+                ));
+            }
         }
         for s in &m.sessions {
             line(format!(
@@ -234,6 +251,7 @@ impl Report<'_> {
                 "queued": d.queued.as_ref().map(|(at_once, rate)| {
                     json!({ "at_once": at_once, "tokens_per_s": samples(rate) })
                 }),
+                "adapter_tokens_per_s": d.adapted.as_ref().map(samples),
                 "grammar_tokens_per_s": d.grammar.as_ref().map(samples),
                 "profile": d.profile.as_ref().map(profile),
             })

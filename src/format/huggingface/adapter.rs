@@ -112,10 +112,8 @@ fn pairs(
     }
     // Two spellings of one module.
     pairs.sort_unstable_by(|a, b| a.target.cmp(&b.target));
-    if let Some([a, b]) = pairs
-        .array_windows::<2>()
-        .find(|[a, b]| a.target == b.target)
-    {
+    let mut neighbours = pairs.iter().zip(pairs.iter().skip(1));
+    if let Some((a, b)) = neighbours.find(|(a, b)| a.target == b.target) {
         fail!(
             FileCorrupt,
             "tensors {} and {} are for the same matrix",
@@ -241,8 +239,8 @@ impl Module {
 struct Scales {
     rank: usize,
     alpha: f32,
-    ranks: Vec<(Regex, usize)>,
-    alphas: Vec<(Regex, f32)>,
+    ranks: Vec<(Pattern, usize)>,
+    alphas: Vec<(Pattern, f32)>,
     /// Divided by the square root of the rank, not by the rank.
     root: bool,
 }
@@ -350,7 +348,7 @@ fn patterns<T>(
     config: &Config,
     key: &str,
     read: impl Fn(&str, &Value) -> Result<T>,
-) -> Result<Vec<(Regex, T)>> {
+) -> Result<Vec<(Pattern, T)>> {
     let all = match config.find(key) {
         None => return Ok(Vec::new()),
         Some(Value::Object(all)) if all.len() <= MAX_PATTERNS => all,
@@ -362,10 +360,9 @@ fn patterns<T>(
     let mut patterns = Vec::new();
     for (pattern, value) in all {
         let value = read(&format!("{key}: {pattern}"), value)?;
-        // As PEFT itself looks for it.
-        match Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")) {
-            Ok(regex) => patterns.push((regex, value)),
-            Err(_) => fail!(
+        match Pattern::new(pattern) {
+            Some(pattern) => patterns.push((pattern, value)),
+            None => fail!(
                 Unsupported,
                 "{key}: {pattern:?} is no pattern that is supported"
             ),
@@ -375,17 +372,51 @@ fn patterns<T>(
 }
 
 /// The value of the first pattern that a module matches.
-fn find<T: Copy>(patterns: &[(Regex, T)], module: &str) -> Result<Option<T>> {
-    for (regex, value) in patterns {
-        match regex.is_match(module) {
-            Ok(true) => return Ok(Some(*value)),
-            Ok(false) => {}
-            Err(_) => fail!(
-                Unsupported,
-                "{CONFIG}: the pattern {:?} takes too long",
-                regex.as_str()
-            ),
+fn find<T: Copy>(patterns: &[(Pattern, T)], module: &str) -> Result<Option<T>> {
+    for (pattern, value) in patterns {
+        if pattern.matches(module)? {
+            return Ok(Some(*value));
         }
     }
     Ok(None)
+}
+
+/// The end of a module's name, from the beginning or behind a dot on: a regular expression, as PEFT looks for it.
+enum Pattern {
+    /// Where a dot is any character, and all others are themselves: mostly a name.
+    Plain(String),
+    Regex(Box<Regex>),
+}
+
+impl Pattern {
+    fn new(pattern: &str) -> Option<Pattern> {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'.';
+        if !pattern.is_empty() && pattern.bytes().all(plain) {
+            return Some(Pattern::Plain(pattern.to_owned()));
+        }
+        let regex = Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")).ok()?;
+        Some(Pattern::Regex(Box::new(regex)))
+    }
+
+    fn matches(&self, module: &str) -> Result<bool> {
+        match self {
+            Pattern::Plain(name) => {
+                let module = module.as_bytes();
+                let Some(start) = module.len().checked_sub(name.len()) else {
+                    return Ok(false);
+                };
+                let same = |(m, n): (&u8, u8)| n == b'.' || *m == n;
+                let end = module[start..].iter().zip(name.bytes()).all(same);
+                Ok(end && (start == 0 || module[start - 1] == b'.'))
+            }
+            Pattern::Regex(regex) => match regex.is_match(module) {
+                Ok(found) => Ok(found),
+                Err(_) => fail!(
+                    Unsupported,
+                    "{CONFIG}: the pattern {:?} takes too long",
+                    regex.as_str()
+                ),
+            },
+        }
+    }
 }

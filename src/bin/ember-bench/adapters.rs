@@ -1,0 +1,71 @@
+//! Random LoRA adapters, for decodes with them.
+
+use crate::random::Random;
+use emberlm::engine::{Adapter, Model};
+use emberlm::format::writer::Writer;
+use emberlm::format::{Access, ModelFile};
+use emberlm::quant::TensorType;
+use emberlm::{Error, Status};
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The parts of a layer that get a pair.
+const PARTS: [&str; 8] = [
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_qkv",
+    "attn_output",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+];
+
+/// So many adapters of a rank for the model that was loaded from a path, with pairs for all matrices of
+/// attention and feed-forward parts.
+pub fn random(
+    model: &Arc<Model>,
+    path: &Path,
+    count: usize,
+    rank: usize,
+) -> emberlm::Result<Vec<Adapter>> {
+    let file = ModelFile::open_with(path, Access::Read)?;
+    let mut writer = Writer::new();
+    writer.set("general.type", "adapter");
+    writer.set("general.architecture", file.str("general.architecture")?);
+    writer.set("adapter.type", "lora");
+    writer.set("adapter.lora.alpha", rank as f32);
+    let mut names: Vec<&str> = file.tensors.keys().map(|name| &**name).collect();
+    names.sort_unstable();
+    for name in names {
+        let part = name.strip_prefix("blk.").and_then(|r| r.split_once('.'));
+        let part = part.and_then(|(_, part)| part.strip_suffix(".weight"));
+        if part.is_some_and(|part| PARTS.contains(&part)) {
+            let tensor = &file.tensors[name];
+            let (inputs, outputs) = (tensor.row_len(), tensor.rows());
+            writer.tensor(&format!("{name}.lora_a"), TensorType::F32, &[inputs, rank])?;
+            writer.tensor(&format!("{name}.lora_b"), TensorType::F32, &[rank, outputs])?;
+        }
+    }
+    let failed = |e: std::io::Error| Error::new(Status::Io, format!("an adapter: {e}"));
+    let mut adapters = Vec::new();
+    for seed in 0..count {
+        let mut random = Random::new(seed as u64);
+        let out = tempfile::Builder::new().suffix(".gguf").tempfile();
+        let out = out.map_err(failed)?;
+        let mut buffered = BufWriter::new(out.as_file());
+        writer.write(&mut buffered, |entry, out| {
+            for _ in 0..entry.size / 4 {
+                // As small as what training leaves.
+                let x = 0.01 * random.signed();
+                out.write_all(&x.to_le_bytes())?;
+            }
+            Ok(())
+        })?;
+        buffered.flush().map_err(failed)?;
+        drop(buffered);
+        adapters.push(Adapter::load(model.clone(), out.path())?);
+    }
+    Ok(adapters)
+}
