@@ -3142,8 +3142,9 @@ ember_status ember_session_set_grammar(struct ember_session *session,
  *
  * `ember_decode` and `ember_generate` draft. `ember_decode` still returns one token; the ones that a step has chosen
  * beyond it are returned by the following calls at once, and are dropped by a call that changes the session in another
- * way. Started decodes and batches return them as well, but make no drafts themselves. Forks draft as their origin
- * does; a restored session does not.
+ * way. Started decodes draft from the context (`EMBER_DRAFTS_NGRAM`) where no grammar is set; they ask no draft model, for they never
+ * wait. Batches return tokens that are ahead, but make no drafts themselves. Forks draft as their origin does; a restored
+ * session does not.
  *
  * On a GPU, drafts take memory of their own (16 rows of logits, and of what lies between the layers of a step), which is reserved here.
  *

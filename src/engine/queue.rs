@@ -66,7 +66,7 @@ impl Session {
         let running = match self.follow_grammar()? {
             // Collected from the grammar.
             Some(_) => 0,
-            None => self.choose(count, When::Background)?,
+            None => self.submit_choices(count, When::Background)?,
         };
         self.started = Started::decodes(running, count - running);
         if running == 0 {
@@ -120,7 +120,7 @@ impl Session {
                     self.started = Started::decodes(0, later - 1);
                     return self.append(token).map(Some);
                 }
-                running = self.choose(later, When::Background)?;
+                running = self.submit_choices(later, When::Background)?;
             }
             later -= running;
             self.started = Started::decodes(running, later);
@@ -129,6 +129,10 @@ impl Session {
             Ok(None) => Ok(None),
             Ok(Some(token)) => {
                 self.started = Started::decodes(running - 1, later);
+                if self.is_ahead() && self.started != Started::Nothing {
+                    // The next one is there as well.
+                    self.notify();
+                }
                 self.append(token).map(Some)
             }
             Err(e) => {
@@ -244,17 +248,19 @@ impl Session {
             }
         };
         let was_ahead = self.is_ahead();
+        let is_prefill = matches!(self.started, Started::Prefill { .. });
         self.started = Started::Nothing;
-        let Ok(runner) = self.residence.runner() else {
+        if self.residence.runner().is_err() {
             return;
-        };
+        }
         // What is ahead is a part of what a step has chosen: all of that is dropped.
         while running > 0 && !was_ahead {
             self.interrupts.stop_work();
-            match runner.poll(true) {
-                Ok(Some(_)) => running -= 1,
-                _ => running = 0,
-            }
+            let polled = match is_prefill {
+                true => self.wait().is_ok(),
+                false => self.poll_token(true).is_ok(),
+            };
+            running = if polled { running - 1 } else { 0 };
         }
         self.drop_ahead();
         self.interrupts.end_work_stop();

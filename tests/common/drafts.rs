@@ -36,6 +36,11 @@ impl Spoiled {
 }
 
 impl DraftSource for Spoiled {
+    /// So that started decodes ask it, too.
+    fn is_quick(&self) -> bool {
+        true
+    }
+
     fn look(&mut self, context: &DraftContext<'_>) -> Result<Option<usize>> {
         self.drafts.look(context)
     }
@@ -69,6 +74,72 @@ pub fn lives(model: &Arc<Model>, seed: u64, wrong: u64, has_grammar: bool) {
             .set_ngram_drafts(0, &DraftOptions::default())
             .unwrap();
     });
+}
+
+/// Started decodes that are dropped on the way, by a session with drafts and one without.
+pub fn dropped(create: &dyn Fn() -> Session) {
+    let (mut plain, mut drafting) = (create(), create());
+    let source = Spoiled::source(&drafting, 15);
+    drafting.set_draft_source(source, &ALWAYS).unwrap();
+    let mut random = Random::new(5, "dropped");
+    for session in [&mut plain, &mut drafting] {
+        session.prefill(&[1, 20, 30, 40]).unwrap();
+    }
+    for round in 0..60 {
+        let position = plain.position();
+        let (started, polled) = (1 + random.bits() as usize % 12, random.bits() as usize % 12);
+        let back = random.bits() as usize % 3;
+        let all = [&mut plain, &mut drafting].map(|session| {
+            let mut tokens = Vec::new();
+            session.decode_start(started).unwrap();
+            while tokens.len() < polled.min(started) {
+                tokens.extend(session.decode_poll().unwrap());
+            }
+            session
+                .rewind(session.position() - back.min(tokens.len()))
+                .unwrap();
+            tokens.push(session.decode().unwrap());
+            tokens
+        });
+        assert_eq!(all[0], all[1], "round {round} from {position} on");
+        if position > 900 {
+            plain.rewind(40).unwrap();
+            drafting.rewind(40).unwrap();
+        }
+    }
+    let stats = drafting.speculation().unwrap().stats;
+    assert!(
+        stats.accepted > 100 && stats.drafted > stats.accepted,
+        "{stats:?}"
+    );
+}
+
+/// Stories with the drafts of a smaller model that was trained on the same text, greedy and sampled.
+pub fn of_a_trained_model(create: &dyn Fn() -> Session, drafts: &Arc<Model>) {
+    for temperature in [0.0, 0.7] {
+        let (mut plain, mut drafting) = (create(), create());
+        drafting.set_model_drafts(drafts, &ALWAYS).unwrap();
+        let all = [&mut plain, &mut drafting].map(|session| {
+            let sampling = Sampling {
+                temperature,
+                seed: 3,
+                ..Sampling::GREEDY
+            };
+            session.set_sampling(sampling, None).unwrap();
+            let mut tokens = vec![0];
+            let text = "Once upon a time, Mira the baker lived in Oakvale.";
+            let tokenizer = session.model().tokenizer().unwrap();
+            tokenizer
+                .encode(text, Default::default(), &mut tokens)
+                .unwrap();
+            session.prefill(&tokens).unwrap();
+            decoded(session, 400)
+        });
+        assert!(all[0] == all[1], "temperature {temperature}");
+        let stats = drafting.speculation().unwrap().stats;
+        println!("temperature {temperature}: {stats:?}");
+        assert!(10 * stats.accepted > 4 * stats.drafted, "{stats:?}");
+    }
 }
 
 /// A token, and the bits of the log-probabilities of it and of the most probable ones.

@@ -78,6 +78,21 @@ fn long_texts_are_the_same_greedy_and_sampled() {
 }
 
 #[test]
+fn started_decodes_that_are_dropped_change_nothing() {
+    let model = hamlet();
+    dropped(&|| session(&model));
+}
+
+#[test]
+fn a_trained_draft_model_is_mostly_right() {
+    let (model, drafts) = (
+        hamlet(),
+        load(&repository_file("models/hamlet-draft-0.5m-Q8_0.gguf")),
+    );
+    of_a_trained_model(&|| session(&model), &drafts);
+}
+
+#[test]
 fn drafts_evaluate_several_tokens_together() {
     let model = hamlet();
     let mut s = session(&model);

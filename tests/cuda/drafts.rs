@@ -17,7 +17,9 @@ pub fn tests(tests: &mut Tests) {
     tests.push(("drafts::families".into(), Box::new(families)));
     tests.push(("drafts::rings".into(), Box::new(rings)));
     tests.push(("drafts::long_texts".into(), Box::new(all_long_texts)));
+    tests.push(("drafts::trained".into(), Box::new(trained)));
     tests.push(("drafts::options".into(), Box::new(options)));
+    tests.push(("drafts::dropped".into(), Box::new(dropped_decodes)));
     tests.push(("drafts::interrupts".into(), Box::new(interrupts)));
 }
 
@@ -88,6 +90,17 @@ fn all_long_texts() {
     for kv_type in [KvType::F16, KvType::Q8_0] {
         long_texts(&|| session_with(&model, kv_type), long_count());
     }
+}
+
+fn dropped_decodes() {
+    let model = hamlet();
+    dropped(&|| session(&model));
+}
+
+fn trained() {
+    let model = hamlet();
+    let drafts = load(&repository_file("models/hamlet-draft-0.5m-Q8_0.gguf"));
+    of_a_trained_model(&|| session(&model), &drafts);
 }
 
 fn options() {

@@ -2,20 +2,20 @@
 
 use super::runner::{Core, Done, lock};
 use crate::backend::Want;
-use crate::error::{Error, Result, Status, fail};
+use crate::error::{Result, fail};
 use crate::panics::catch;
 use crate::threads::event::Event;
 use crate::threads::{self, Placement, Thread};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// A thread that does one job after another, and sleeps in between.
 pub(super) struct Driver {
     mail: Arc<Mail>,
     thread: Option<Thread>,
-    /// The interrupt flag of the job whose outcomes were not all collected yet, and how many those are.
-    in_flight: Option<(Arc<AtomicBool>, usize)>,
+    /// The interrupt flag of the job whose outcomes were not all collected yet.
+    in_flight: Option<Arc<AtomicBool>>,
 }
 
 /// What goes to and from the thread.
@@ -30,6 +30,8 @@ struct Slot {
     request: Option<Request>,
     /// With room for those of the running job.
     results: VecDeque<Result<Done>>,
+    /// Whether the last of them was made.
+    ended: bool,
     /// Set with each of them.
     event: Option<Arc<Event>>,
     quit: bool,
@@ -64,6 +66,7 @@ impl Driver {
             slot: Mutex::new(Slot {
                 request: None,
                 results: VecDeque::new(),
+                ended: true,
                 event: None,
                 quit: false,
             }),
@@ -96,6 +99,7 @@ impl Driver {
         let count = job.count();
         let mut slot = lock(&self.mail.slot);
         slot.results.clear();
+        slot.ended = false;
         if slot.results.try_reserve(count).is_err() {
             fail!(OutOfMemory, "room for {count} outcomes");
         }
@@ -107,7 +111,7 @@ impl Driver {
         });
         drop(slot);
         self.mail.changed.notify_all();
-        self.in_flight = Some((interrupt.clone(), count));
+        self.in_flight = Some(interrupt.clone());
         Ok(())
     }
 
@@ -128,12 +132,8 @@ impl Driver {
         loop {
             if let Some(result) = slot.results.pop_front() {
                 self.mail.made.fetch_sub(1, Ordering::SeqCst);
-                let left = self.in_flight.as_mut().map_or(0, |(_, left)| {
-                    *left -= 1;
-                    *left
-                });
                 // The thread stops after an error.
-                if left == 0 || result.is_err() {
+                if slot.ended && slot.results.is_empty() || result.is_err() {
                     self.in_flight = None;
                 }
                 return result.map(Some);
@@ -173,13 +173,20 @@ impl Mail {
         let sampling = match job.want {
             Want::Logits => {
                 let result = catch(|| with_started(core, |core, t| core.extend(t, &interrupt)));
-                self.post(result.map(|()| Done::Logits));
+                self.post(result.map(|()| Done::Logits), true);
                 return;
             }
             Want::Choices { sampling, .. } => sampling,
-            Want::Verified { .. } => {
-                let refused = Error::new(Status::Internal, "drafts are verified at once");
-                self.post(Err(refused));
+            Want::Verified { drafts, sampling } => {
+                let mut outcomes = VecDeque::new();
+                let verify = |core: &mut Core, tokens: &[u32]| {
+                    core.verify(tokens, drafts, &sampling, None, &interrupt, &mut outcomes)
+                };
+                if let Err(e) = catch(|| with_started(core, verify)) {
+                    outcomes.clear();
+                    outcomes.push_back(Err(e));
+                }
+                self.post_all(outcomes);
                 return;
             }
         };
@@ -200,17 +207,37 @@ impl Mail {
             };
             last = result.as_ref().ok().map(|chosen| chosen.token);
             let failed = result.is_err();
-            self.post(result.map(Done::Token));
+            self.post(result.map(Done::Token), failed || i + 1 == count);
             if failed {
                 break;
             }
         }
     }
 
-    fn post(&self, result: Result<Done>) {
-        let mut slot = lock(&self.slot);
-        slot.results.push_back(result);
-        self.made.fetch_add(1, Ordering::SeqCst);
+    /// Hands over a result, and says whether it is the last one.
+    fn post(&self, result: Result<Done>, is_last: bool) {
+        let slot = lock(&self.slot);
+        self.hand_over(slot, [result], is_last);
+    }
+
+    /// Hands over all results of a job.
+    fn post_all(&self, results: VecDeque<Result<Done>>) {
+        let slot = lock(&self.slot);
+        self.hand_over(slot, results, true);
+    }
+
+    fn hand_over(
+        &self,
+        mut slot: MutexGuard<'_, Slot>,
+        results: impl IntoIterator<Item = Result<Done>>,
+        is_last: bool,
+    ) {
+        for result in results {
+            // There is room for it.
+            slot.results.push_back(result);
+            self.made.fetch_add(1, Ordering::SeqCst);
+        }
+        slot.ended = is_last;
         let event = slot.event.clone();
         drop(slot);
         self.changed.notify_all();
@@ -236,7 +263,7 @@ fn interrupted<T>(done: usize, count: usize) -> Result<T> {
 impl Driver {
     /// Has the thread end soon, and the job with it. Dropping the thread waits for that.
     pub fn retire(&mut self) -> Option<Thread> {
-        if let Some((interrupt, _)) = self.in_flight.take() {
+        if let Some(interrupt) = self.in_flight.take() {
             interrupt.store(true, Ordering::Relaxed);
         }
         lock(&self.mail.slot).quit = true;

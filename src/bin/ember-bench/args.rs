@@ -40,6 +40,7 @@ Measurement:
                      of a source that is right with that probability, of the context itself, or of
                      a model with the same vocabulary; 0.8:4 verifies 4 drafts in every step, without
                      it the library chooses how many
+  --tasks PATH       with --speculate: also answers the questions of a file as tests/data/hamlet_tasks.jsonl
   --busy N           busy threads of the host beside all this (default 0)
   --gen N            tokens decoded per measurement (default 64)
   --reps N           repetitions; median, least and greatest are shown (default 3)
@@ -136,6 +137,8 @@ pub struct Args {
     pub beside_prefill: Option<usize>,
     /// Tokens of a session that is saved, restored, forked and evicted.
     pub states: Option<usize>,
+    /// Questions to answer with drafts.
+    pub tasks: Option<PathBuf>,
     /// Sources of drafts.
     pub speculate: Vec<Drafts>,
     /// Busy threads beside.
@@ -234,6 +237,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut states = None;
     let mut busy = 0;
     let mut speculate = Vec::new();
+    let mut tasks = None;
     let mut depth = Lengths {
         list: vec![0, 512, 4096],
         explicit: false,
@@ -276,6 +280,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
             Long("speculate") => {
                 speculate = parser.value()?.string()?.split(',').map(drafts).collect();
             }
+            Long("tasks") => tasks = Some(PathBuf::from(parser.value()?)),
             Long("busy") => busy = number(&mut parser, "--busy", 0, 1024)?,
             Long("depth") => depth = lengths(&mut parser, "--depth", 0)?,
             Long("gen") => generate = number(&mut parser, "--gen", 1, 1 << 20)?,
@@ -352,6 +357,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         beside_prefill,
         states,
         busy,
+        tasks,
         speculate,
         generate,
         reps,

@@ -6,6 +6,11 @@ use crate::stats::Samples;
 use emberlm::backend::LoadOptions;
 use emberlm::engine::speculate::{DraftContext, DraftOptions, DraftSource, SpeculationStats};
 use emberlm::engine::{Model, Session};
+use emberlm::text::EncodeOptions;
+use emberlm::{Error, Status};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -31,6 +36,10 @@ struct Known {
 }
 
 impl DraftSource for Known {
+    fn is_quick(&self) -> bool {
+        true
+    }
+
     fn look(&mut self, context: &DraftContext<'_>) -> emberlm::Result<Option<usize>> {
         Ok((context.tokens.len() < self.tokens.len()).then_some(0))
     }
@@ -67,14 +76,7 @@ pub fn measure(
     reps: usize,
 ) -> emberlm::Result<Drafted> {
     let depth = session.position();
-    let device = session.model().details().device;
-    let mut model = None;
-    if let Drafts::Model(path) = drafts {
-        let options = LoadOptions::default();
-        model = Some(Arc::new(Model::load(path, device, &options, &mut |_| {
-            Ok(())
-        })?));
-    }
+    let model = model(session, drafts)?;
     let mut step_ms = None;
     let rate = |session: &mut Session| -> emberlm::Result<f64> {
         session.rewind(depth)?;
@@ -86,31 +88,11 @@ pub fn measure(
     };
     rate(session)?;
     let known = Arc::new(session.tokens().to_vec());
-    let options = DraftOptions::default();
     let (mut plain, mut with) = (Vec::new(), Vec::new());
     let mut stats = SpeculationStats::default();
     for rep in 0..reps {
         plain.push(rate(session)?);
-        match drafts {
-            Drafts::Right(right, count) => {
-                let source = Known {
-                    tokens: known.clone(),
-                    right: *right,
-                    random: Random::new(rep as u64),
-                };
-                let options = DraftOptions {
-                    most: count.unwrap_or(0),
-                    always: count.is_some(),
-                };
-                session.set_draft_source(Box::new(source), &options)?;
-            }
-            Drafts::Ngram => session.set_ngram_drafts(0, &options)?,
-            Drafts::Model(_) => {
-                if let Some(model) = &model {
-                    session.set_model_drafts(model, &options)?;
-                }
-            }
-        }
+        set(session, drafts, model.as_ref(), &known, rep)?;
         // The first run finds out what steps cost.
         rate(session)?;
         let before = session.speculation().map_or(stats, |s| s.stats);
@@ -137,4 +119,139 @@ pub fn measure(
         step_ms,
         stats,
     })
+}
+
+/// The draft model, if that is the source.
+fn model(session: &Session, drafts: &Drafts) -> emberlm::Result<Option<Arc<Model>>> {
+    let Drafts::Model(path) = drafts else {
+        return Ok(None);
+    };
+    let (device, options) = (session.model().details().device, LoadOptions::default());
+    let model = Model::load(path, device, &options, &mut |_| Ok(()))?;
+    Ok(Some(Arc::new(model)))
+}
+
+/// Lets decodes verify drafts of a source. `known` is what comes, for one that knows it.
+fn set(
+    session: &mut Session,
+    drafts: &Drafts,
+    model: Option<&Arc<Model>>,
+    known: &Arc<Vec<u32>>,
+    rep: usize,
+) -> emberlm::Result<()> {
+    let options = DraftOptions::default();
+    match (drafts, model) {
+        (Drafts::Right(right, count), _) => {
+            let source = Known {
+                tokens: known.clone(),
+                right: *right,
+                random: Random::new(rep as u64),
+            };
+            let options = DraftOptions {
+                most: count.unwrap_or(0),
+                always: count.is_some(),
+            };
+            session.set_draft_source(Box::new(source), &options)
+        }
+        (Drafts::Model(_), Some(model)) => session.set_model_drafts(model, &options),
+        _ => session.set_ngram_drafts(0, &options),
+    }
+}
+
+/// The most tokens of an answer.
+const LONGEST_ANSWER: usize = 100;
+
+/// Rates of the decodes that answer the questions of a file, by their kind, with drafts and without. None for a source that would
+/// have to know the answers.
+pub fn measure_tasks(
+    session: &mut Session,
+    drafts: &Drafts,
+    path: &Path,
+    reps: usize,
+) -> emberlm::Result<Vec<Drafted>> {
+    if matches!(drafts, Drafts::Right(..)) {
+        return Ok(Vec::new());
+    }
+    let mut kinds = BTreeMap::<String, Vec<Vec<u32>>>::new();
+    for (kind, prompt) in questions(path)? {
+        let mut tokens = Vec::new();
+        let options = EncodeOptions {
+            add_special: true,
+            parse_special: true,
+        };
+        let tokenizer = session.model().tokenizer()?;
+        tokenizer.encode(&prompt, options, &mut tokens)?;
+        kinds.entry(kind).or_default().push(tokens);
+    }
+    let (model, known) = (model(session, drafts)?, Arc::default());
+    let mut all = Vec::new();
+    for (kind, prompts) in kinds {
+        let (mut plain, mut with) = (Vec::new(), Vec::new());
+        let mut stats = SpeculationStats::default();
+        for rep in 0..reps {
+            plain.push(answers(session, &prompts)?);
+            set(session, drafts, model.as_ref(), &known, rep)?;
+            with.push(answers(session, &prompts)?);
+            if let Some(s) = session.speculation() {
+                stats = s.stats;
+            }
+            session.clear_drafts()?;
+        }
+        all.push(Drafted {
+            source: format!("{drafts} {kind}"),
+            plain: Samples::new(plain),
+            tokens_per_s: Samples::new(with),
+            step_ms: None,
+            stats,
+        });
+    }
+    session.rewind(0)?;
+    Ok(all)
+}
+
+/// Tokens a second of the decodes that answer.
+fn answers(session: &mut Session, prompts: &[Vec<u32>]) -> emberlm::Result<f64> {
+    let (mut seconds, mut tokens) = (0.0, 0);
+    let model = session.model().clone();
+    for prompt in prompts {
+        session.rewind(0)?;
+        session.prefill(prompt)?;
+        let start = Instant::now();
+        for _ in 0..LONGEST_ANSWER {
+            tokens += 1;
+            if model.tokenizer()?.is_end(session.decode()?) {
+                break;
+            }
+        }
+        seconds += start.elapsed().as_secs_f64();
+    }
+    Ok(f64::from(tokens) / seconds)
+}
+
+/// The kinds of a file's questions, and their prompts.
+fn questions(path: &Path) -> emberlm::Result<Vec<(String, String)>> {
+    let wrong = |message: String| {
+        Error::new(
+            Status::InvalidArgument,
+            format!("{}: {message}", path.display()),
+        )
+    };
+    let text = std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))?;
+    let question = |line: &str| {
+        let fields: Value = serde_json::from_str(line).map_err(|e| wrong(e.to_string()))?;
+        let text = |key: &str| {
+            let text = fields[key].as_str();
+            text.ok_or_else(|| wrong(format!("a line without {key:?}")))
+        };
+        let system = match text("system")? {
+            "" => String::new(),
+            facts => format!("<|system|>\n{facts}<|end|>\n"),
+        };
+        let prompt = format!(
+            "{system}<|user|>\n{}<|end|>\n<|assistant|>\n",
+            text("user")?
+        );
+        Ok((text("kind")?.to_owned(), prompt))
+    };
+    text.lines().map(question).collect()
 }

@@ -202,6 +202,14 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             args.generate,
             args.reps,
         )?);
+        if let Some(path) = &args.tasks {
+            drafted.extend(drafts::measure_tasks(
+                &mut session,
+                source,
+                path,
+                args.reps,
+            )?);
+        }
     }
     let mut batch = Vec::new();
     for &sessions in &args.batch {

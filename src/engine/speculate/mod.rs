@@ -36,6 +36,11 @@ pub trait DraftSource: Send {
         SourceKind::Other
     }
 
+    /// Whether its guesses take no time worth mentioning, so that started decodes, which never wait, may ask for them.
+    fn is_quick(&self) -> bool {
+        false
+    }
+
     /// Looks whether it has a guess of what follows a context, and how good such guesses are: a class below
     /// [`DRAFT_CLASSES`], whose guesses are counted together.
     ///
@@ -85,6 +90,9 @@ pub struct SpeculationInfo {
     /// What they have come to.
     pub stats: SpeculationStats,
 }
+
+/// Decodes that are started at once where no drafts are verified, before there may be some.
+const STARTED_AT_ONCE: usize = 8;
 
 /// Classes of drafts.
 pub const DRAFT_CLASSES: usize = CLASSES;
@@ -374,23 +382,44 @@ impl Session {
 
     /// Chooses the next token, with drafts if there is a source of them; what they bring beyond it is ahead then.
     pub(super) fn choose_next(&mut self) -> Result<u32> {
-        let submitted = match self.speculation.take() {
-            None => self.choose(1, When::Now).map(|_| ()),
-            Some(mut speculation) => {
-                let submitted = self.submit_with(&mut speculation);
-                self.speculation = Some(speculation);
-                submitted
-            }
-        };
-        submitted?;
+        self.submit_choices(1, When::Now)?;
         match self.poll_token(true)? {
             Some(token) => Ok(token),
             None => fail!(Internal, "no token after a wait for it"),
         }
     }
 
-    /// Submits the choice of a token, with drafts of what follows it if that is worth it.
-    fn submit_with(&mut self, speculation: &mut Speculation) -> Result<()> {
+    /// Submits the choice of up to `count` tokens, or of one with drafts of what follows it if that is worth it, and returns how
+    /// many it is.
+    pub(super) fn submit_choices(&mut self, count: usize, when: When) -> Result<usize> {
+        match self.speculation.take() {
+            None => self.choose(count, when),
+            Some(mut speculation) => {
+                let submitted = self.submit_with(&mut speculation, count, when);
+                self.speculation = Some(speculation);
+                submitted
+            }
+        }
+    }
+
+    fn submit_with(
+        &mut self,
+        speculation: &mut Speculation,
+        most: usize,
+        when: When,
+    ) -> Result<usize> {
+        self.drop_stale_position()?;
+        let unevaluated = self.tokens.len() - self.residence.runner()?.len();
+        if when == When::Background {
+            // The masks of several choices are made within a call that waits for the device.
+            if self.constraint.is_some() || !speculation.source.is_quick() {
+                return self.choose(most, when);
+            }
+            // So is a choice by logits at hand.
+            if unevaluated == 0 {
+                return self.choose(1, when);
+            }
+        }
         let context = DraftContext {
             tokens: &self.tokens,
             sampling: &self.sampling,
@@ -402,24 +431,19 @@ impl Session {
             room => speculation.drafts(&context, room, &mut drafts)?,
         };
         count = self.possible(&drafts[..count])?;
-        self.drop_stale_position()?;
         // A step that first has other tokens to evaluate, or none, says nothing about what drafts cost.
-        let typical = self.tokens.len() - self.residence.runner()?.len() == 1;
+        let typical = unevaluated == 1;
         speculation.timed = typical.then(|| (count, Instant::now()));
-        match count {
-            0 => {
-                self.choose(1, When::Now)?;
-            }
-            _ => {
-                self.submit_drafts(&drafts[..count])?;
-                speculation.submitted(&drafts[..count], class);
-            }
+        if count == 0 {
+            return self.choose(most.min(STARTED_AT_ONCE), when);
         }
-        Ok(())
+        self.submit_drafts(&drafts[..count], when)?;
+        speculation.submitted(&drafts[..count], class);
+        Ok(1)
     }
 
     /// Submits drafts of what follows the context.
-    fn submit_drafts(&mut self, drafts: &[u32]) -> Result<()> {
+    fn submit_drafts(&mut self, drafts: &[u32], when: When) -> Result<()> {
         let mut ahead = match &self.constraint {
             Some(constraint) => Some(constraint.matcher_ahead()?),
             None => None,
@@ -450,7 +474,7 @@ impl Session {
             mask: mask.as_mut().map(|m| m as &mut MaskSource),
             interrupt: self.interrupts.work(),
         };
-        let submitted = submit(&**self.model.weights(), row, When::Now);
+        let submitted = submit(&**self.model.weights(), row, when);
         self.tokens.truncate(before);
         submitted
     }

@@ -100,6 +100,10 @@ impl DraftSource for NgramDrafts {
         SourceKind::Ngram
     }
 
+    fn is_quick(&self) -> bool {
+        true
+    }
+
     /// The longest match, and of several the last; its class is how long it is.
     fn look(&mut self, context: &DraftContext<'_>) -> Result<Option<usize>> {
         self.follow(context.tokens);
