@@ -7,11 +7,11 @@ mod common;
 
 use common::tiny_experts::{PLAIN, Variant};
 use common::work::{Driven, Step};
-use common::{hamlet, tiny_experts};
+use common::{hamlet, repository_file, tiny_experts};
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::{Outcome, Row, RunnerOptions, Want, Weights, When};
 use emberlm::engine::sampling::{Dry, Sampling};
-use emberlm::model::Network;
+use emberlm::model::{Adaptable, AdapterSet, AdapterUse, Network};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -43,7 +43,7 @@ fn prompt(len: usize, network: &Network) -> Vec<u32> {
 }
 
 /// Batched steps, after the first one of a model.
-fn batches_allocate_nothing(network: &Network) {
+fn batches_allocate_nothing(network: &Network, adapters: Option<&Arc<AdapterSet>>) {
     for threads in [1, 3] {
         let weights: Arc<dyn Weights> =
             CpuWeights::load(network, threads, &mut |_| Ok(())).unwrap();
@@ -55,6 +55,9 @@ fn batches_allocate_nothing(network: &Network) {
             .map(|i| {
                 let mut runner = Driven::new(&weights, &options).unwrap();
                 let prompt = prompt(1 + 9 * i, network);
+                // Some have adapters, where there are any.
+                let own = adapters.filter(|_| i % 3 > 0).cloned();
+                runner.set_adapters(own).unwrap();
                 runner.extend(&prompt, &Arc::default()).unwrap();
                 runner
             })
@@ -106,12 +109,22 @@ fn decoding_allocates_nothing() {
         Network::from_file(&hamlet::q4_k_m()).unwrap(),
         tiny_experts::network(&experts),
     ] {
-        batches_allocate_nothing(&network);
-        steps_allocate_nothing(&network);
+        batches_allocate_nothing(&network, None);
+        steps_allocate_nothing(&network, None);
     }
+    let file = hamlet::q4_k_m();
+    let network = Network::from_file(&file).unwrap();
+    let adapter = Adaptable::of(&file, &network).unwrap();
+    let adapter = adapter.read(&repository_file("tests/data/adapters/hamlet.gguf"));
+    let set = Arc::new(vec![AdapterUse {
+        adapter: Arc::new(adapter.unwrap()),
+        scale: 0.5,
+    }]);
+    batches_allocate_nothing(&network, Some(&set));
+    steps_allocate_nothing(&network, Some(&set));
 }
 
-fn steps_allocate_nothing(network: &Network) {
+fn steps_allocate_nothing(network: &Network, adapters: Option<&Arc<AdapterSet>>) {
     // Three threads and two KV heads, so that attention is split by segments, too.
     for threads in [1, 2, 3] {
         let weights: Arc<dyn Weights> =
@@ -121,6 +134,7 @@ fn steps_allocate_nothing(network: &Network) {
             ..Default::default()
         };
         let mut runner = Driven::new(&weights, &options).unwrap();
+        runner.set_adapters(adapters.cloned()).unwrap();
         let interrupt = Arc::new(AtomicBool::new(false));
         let prompt = prompt(250, network);
         for sampling in [
