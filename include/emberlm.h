@@ -1211,9 +1211,9 @@ typedef struct ember_model_options {
      */
     int32_t thread_priority;
     /**
-     * 0.
+     * With `log_callback`, the level up to which it is called, a value of `enum ember_log_level`; without, 0.
      */
-    uint32_t reserved;
+    int32_t log_level;
     /**
      * Bytes of a GPU's memory that the library may allocate for the model: its weights, and the memory of prefill and of batches
      * that its sessions share. 0 for no limit. A load that does not fit, and a call that would need more, return
@@ -1227,6 +1227,15 @@ typedef struct ember_model_options {
      * tokens in pages of 2 MiB; on a CPU, a session counts in whole from its beginning.
      */
     uint64_t session_memory_limit;
+    /**
+     * NULL, or what receives the log messages about this model and its sessions, in place of the function that
+     * `ember_set_log_callback` has set. It may be called until the model and the last of its sessions are freed.
+     */
+    ember_log_fn log_callback;
+    /**
+     * Handed to `log_callback`; may be NULL.
+     */
+    void *log_user;
 } ember_model_options;
 
 /**
@@ -2417,7 +2426,7 @@ const char *ember_status_name(ember_status status);
 
 /**
  * Sets the function that receives log messages up to `level` (`EMBER_LOG_ERROR` is the lowest), for the whole
- * process. NULL turns logging off, which is the initial state. The library writes log messages nowhere else. `user`
+ * process but the models that have a `log_callback` of their own. NULL turns logging off, which is the initial state. The library writes log messages nowhere else. `user`
  * is passed to the callback and may be NULL. When this function returns, the previous callback is not running and
  * will not run again, so do not hold a lock that the callback takes. Any thread may call it.
  *

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// How much a message matters. Smaller is more important.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,6 +22,29 @@ pub enum Level {
 
 /// Receives messages, from any thread, several at a time.
 pub type Sink = Box<dyn Fn(Level, &str) + Send + Sync>;
+
+/// Where the messages about one model go, in place of the sink for all.
+#[derive(Clone)]
+pub struct ModelLog {
+    level: Level,
+    sink: Arc<Sink>,
+}
+
+impl ModelLog {
+    /// Messages up to `level` go to `sink`.
+    pub fn new(level: Level, sink: Sink) -> ModelLog {
+        ModelLog {
+            level,
+            sink: Arc::new(sink),
+        }
+    }
+}
+
+impl fmt::Debug for ModelLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ModelLog({:?})", self.level)
+    }
+}
 
 static LEVEL: AtomicU8 = AtomicU8::new(0);
 static SINK: RwLock<Option<Sink>> = RwLock::new(None);
@@ -55,20 +78,36 @@ pub fn write(level: Level, message: fmt::Arguments<'_>) {
     let text = message.to_string();
     let sink = SINK.read().unwrap_or_else(PoisonError::into_inner);
     if let Some(sink) = &*sink {
-        struct Leave;
-        impl Drop for Leave {
-            fn drop(&mut self) {
-                INSIDE.set(false);
-            }
-        }
-        INSIDE.set(true);
-        let _leave = Leave;
-        sink(level, &text);
+        give(sink, level, &text);
     }
 }
 
-/// `log!(Info, "...")`.
+/// Sends one message about a model, to its own log if it has one.
+pub fn write_of(log: Option<&ModelLog>, level: Level, message: fmt::Arguments<'_>) {
+    match log {
+        None => write(level, message),
+        Some(log) if level > log.level || inside() => {}
+        Some(log) => give(&log.sink, level, &message.to_string()),
+    }
+}
+
+fn give(sink: &Sink, level: Level, text: &str) {
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            INSIDE.set(false);
+        }
+    }
+    INSIDE.set(true);
+    let _leave = Leave;
+    sink(level, text);
+}
+
+/// `log!(Info, "...")`, or of a model `log!(of: its_log, Info, "...")`.
 macro_rules! log {
+    (of: $log:expr, $level:ident, $($arg:tt)*) => {
+        $crate::log::write_of($log, $crate::log::Level::$level, format_args!($($arg)*))
+    };
     ($level:ident, $($arg:tt)*) => {
         $crate::log::write($crate::log::Level::$level, format_args!($($arg)*))
     };

@@ -72,9 +72,11 @@ namespace EmberLM.Native
         public IntPtr cpus;
         public UIntPtr cpu_count;
         public int thread_priority;
-        public uint reserved;
+        public int log_level;
         public ulong memory_limit;
         public ulong session_memory_limit;
+        public IntPtr log_callback;
+        public IntPtr log_user;
     }
 
     [StructLayout(LayoutKind.Sequential)]

@@ -187,9 +187,11 @@ structs.ember_model_options = koffi.struct('ember_model_options', {
   cpus: 'uint32_t *',
   cpu_count: 'size_t',
   thread_priority: 'int32_t',
-  reserved: 'uint32_t',
+  log_level: 'int32_t',
   memory_limit: 'uint64_t',
   session_memory_limit: 'uint64_t',
+  log_callback: koffi.pointer('ember_log_fn'),
+  log_user: 'void *',
 });
 structs.ember_model_details = koffi.struct('ember_model_details', {
   struct_size: 'uint32_t',

@@ -3,6 +3,7 @@
 use super::{KvType, RunnerOptions, Weights};
 use crate::error::{Result, fail};
 use crate::format::{Access, WeightType};
+use crate::log::ModelLog;
 use crate::model::Network;
 pub use crate::threads::Placement;
 use std::sync::Arc;
@@ -40,7 +41,7 @@ pub struct DeviceInfo {
 }
 
 /// Settings of a load.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
     /// Threads of the pool; 0 means one per physical core. Ignored by GPUs.
     pub threads: usize,
@@ -60,6 +61,8 @@ pub struct LoadOptions {
     pub memory_limit: u64,
     /// Bytes of the device's memory that its sessions may take together; 0 for no limit.
     pub session_memory_limit: u64,
+    /// Where messages about the model go, if not where all go.
+    pub log: Option<ModelLog>,
 }
 
 /// Memory of the device that is taken now.

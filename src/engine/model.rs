@@ -7,7 +7,7 @@ use crate::backend::{DeviceKind, Estimate, KvType, LoadOptions, Progress, Weight
 use crate::error::{Error, Result, Status, fail};
 use crate::format::{Access, MappedFiles, ModelFile, ModelSource, Tensor, Value};
 use crate::grammar::GrammarVocabulary;
-use crate::log::log;
+use crate::log::{ModelLog, log};
 use crate::memory::{self, Room};
 use crate::model::{Adaptable, Block, Linear, Network, Norm, Pooling};
 use crate::text::{ChatTemplates, Tokenizer};
@@ -66,6 +66,7 @@ pub struct Model {
     readout: ReadoutFacts,
     /// Where adapters find its matrices; none for encoders.
     adaptable: Option<Adaptable>,
+    log: Option<ModelLog>,
 }
 
 /// What the file says about vectors and scores of texts.
@@ -104,6 +105,7 @@ impl Model {
         progress: &mut Progress<'_>,
     ) -> Result<Model> {
         check_options(options)?;
+        let log = options.log.as_ref();
         let room = room_for(source)?;
         let _in_room = room.enter();
         let device = device::get(device_index)?;
@@ -150,7 +152,7 @@ impl Model {
             return Err(e.clone());
         }
         if let Err(e) = &tokenizer {
-            log!(Warn, "{source}: no text calls: {}", e.message);
+            log!(of: log, Warn, "{source}: no text calls: {}", e.message);
         }
         // Whatever is wrong with the file's, what was asked for is what this model cannot do.
         let tokenizer = tokenizer.map_err(|e| Error::new(Status::Unsupported, e.message));
@@ -198,6 +200,7 @@ impl Model {
             details.resident_bytes += file.made_bytes() + copied;
         }
         log!(
+            of: log,
             Info,
             "loaded {source}: {} {}, {} parameters, on {}",
             details.architecture,
@@ -213,6 +216,7 @@ impl Model {
             details,
             metadata: Metadata::new(std::mem::take(&mut file.metadata)),
             fingerprints,
+            log: options.log.clone(),
             readout: ReadoutFacts {
                 encoder: network.encoder.is_some(),
                 pooling: network.readout.pooling,
@@ -284,7 +288,13 @@ impl Model {
             background: Background::default(),
             readout: ReadoutFacts::default(),
             adaptable: None,
+            log: None,
         }
+    }
+
+    /// Where messages about it go, if not where all go.
+    pub(super) fn log(&self) -> Option<&ModelLog> {
+        self.log.as_ref()
     }
 
     /// Facts about the model.

@@ -116,6 +116,7 @@ impl Session {
         let runner_options = options.for_runner(model.details().context_length)?;
         let runner = model.weights().clone().create_runner(&runner_options)?;
         log!(
+            of: model.log(),
             Debug,
             "session created: context {}, KV {:?}",
             runner_options.context,

@@ -2,8 +2,8 @@
 
 use super::boundary::{call, call_always};
 use super::error::{ember_error, ember_status};
-use crate::error::fail;
-use crate::log::{self, Level};
+use crate::error::{Result, fail};
+use crate::log::{self, Level, ModelLog};
 use crate::memory;
 use std::ffi::{c_char, c_void};
 
@@ -36,8 +36,58 @@ unsafe impl Send for User {}
 // SAFETY: as above.
 unsafe impl Sync for User {}
 
+/// The level of this number, which the caller's field `name` has.
+fn level_of(level: i32, name: &str) -> Result<Level> {
+    match level {
+        1 => Ok(Level::Error),
+        2 => Ok(Level::Warn),
+        3 => Ok(Level::Info),
+        4 => Ok(Level::Debug),
+        n => fail!(InvalidArgument, "{name} is {n}, but must be from 1 to 4"),
+    }
+}
+
+/// A sink that calls `callback`.
+///
+/// # Safety
+/// The callback can be called with `user` while the sink is there, as the header demands.
+unsafe fn sink(callback: ember_log_fn, user: User) -> Option<log::Sink> {
+    let callback = callback?;
+    Some(Box::new(move |level: Level, message: &str| {
+        let user = &user;
+        // SAFETY: the caller's promise.
+        unsafe {
+            callback(user.0, level as i32, message.as_ptr().cast(), message.len());
+        }
+    }))
+}
+
+/// Where a model's messages go, by the fields of its options. `InvalidArgument` for a level that is none.
+///
+/// # Safety
+/// The callback can be called with `user` until the model and its sessions are freed.
+pub(super) unsafe fn model_log(
+    callback: ember_log_fn,
+    user: *mut c_void,
+    level: i32,
+) -> Result<Option<ModelLog>> {
+    if callback.is_none() {
+        return match level {
+            0 => Ok(None),
+            n => fail!(
+                InvalidArgument,
+                "log_level is {n}, but there is no log_callback"
+            ),
+        };
+    }
+    let level = level_of(level, "log_level")?;
+    // SAFETY: the caller's promise.
+    let sink = unsafe { sink(callback, User(user)) };
+    Ok(sink.map(|sink| ModelLog::new(level, sink)))
+}
+
 /// Sets the function that receives log messages up to `level` (`EMBER_LOG_ERROR` is the lowest), for the whole
-/// process. NULL turns logging off, which is the initial state. The library writes log messages nowhere else. `user`
+/// process but the models that have a `log_callback` of their own. NULL turns logging off, which is the initial state. The library writes log messages nowhere else. `user`
 /// is passed to the callback and may be NULL. When this function returns, the previous callback is not running and
 /// will not run again, so do not hold a lock that the callback takes. Any thread may call it.
 ///
@@ -51,24 +101,13 @@ pub unsafe extern "C" fn ember_set_log_callback(
 ) -> ember_status {
     let user = User(user);
     let work = || {
-        let level = match level {
-            1 => Level::Error,
-            2 => Level::Warn,
-            3 => Level::Info,
-            4 => Level::Debug,
-            _ if callback.is_none() => Level::Error,
-            n => fail!(InvalidArgument, "level is {n}, but must be from 1 to 4"),
+        let level = match callback {
+            Some(_) => level_of(level, "level")?,
+            None => Level::Error,
         };
-        let sink: Option<log::Sink> = callback.map(|callback| {
-            Box::new(move |level: Level, message: &str| {
-                let user = &user;
-                // SAFETY: the caller of `ember_set_log_callback` promises that the callback can be
-                // called with `user` until it is replaced.
-                unsafe {
-                    callback(user.0, level as i32, message.as_ptr().cast(), message.len());
-                }
-            }) as log::Sink
-        });
+        // SAFETY: the caller of `ember_set_log_callback` promises that the callback can be called with `user` until it is
+        // replaced.
+        let sink = unsafe { sink(callback, user) };
         memory::check()?;
         if !log::set_sink(level, sink) {
             fail!(Busy, "the log callback cannot replace itself");

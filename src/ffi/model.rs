@@ -7,6 +7,7 @@ use super::chain::{ember_cuda_model_options, read_chain};
 use super::error::{copy_text, ember_error, ember_status};
 use super::forked;
 use super::handle::{Kind, Table};
+use super::log::{ember_log_fn, model_log};
 use crate::backend::{LoadOptions, MAX_BATCH, Placement};
 use crate::engine::Model;
 use crate::error::{Error, Result, Status, fail};
@@ -105,8 +106,8 @@ pub struct ember_model_options {
     /// Priority of the library's threads beside the thread that loads the model: less than 0 gives way to others, more than 0
     /// goes first where the system allows it. On Linux, steps of nice values; on Windows, from -2 to 2.
     pub thread_priority: i32,
-    /// 0.
-    pub reserved: u32,
+    /// With `log_callback`, the level up to which it is called, a value of `enum ember_log_level`; without, 0.
+    pub log_level: i32,
     /// Bytes of a GPU's memory that the library may allocate for the model: its weights, and the memory of prefill and of batches
     /// that its sessions share. 0 for no limit. A load that does not fit, and a call that would need more, return
     /// `EMBER_OUT_OF_MEMORY`, and everything stays as it was. What the driver takes for itself is not counted. CPUs ignore it.
@@ -116,6 +117,11 @@ pub struct ember_model_options {
     /// calls that append tokens, returns `EMBER_OUT_OF_MEMORY`; no session loses anything. On a GPU, KV caches grow with the
     /// tokens in pages of 2 MiB; on a CPU, a session counts in whole from its beginning.
     pub session_memory_limit: u64,
+    /// NULL, or what receives the log messages about this model and its sessions, in place of the function that
+    /// `ember_set_log_callback` has set. It may be called until the model and the last of its sessions are freed.
+    pub log_callback: ember_log_fn,
+    /// Handed to `log_callback`; may be NULL.
+    pub log_user: *mut c_void,
 }
 
 /// Flags of `ember_model_options`, to be or-ed.
@@ -127,7 +133,7 @@ pub enum ember_model_flags {
     EMBER_MODEL_NEVER_WAIT = 1,
 }
 
-// SAFETY: `repr(C)`; four u32, three pointers, two u32, two words, two numbers of 4 bytes and two u64 have no padding; zero is a value of each
+// SAFETY: `repr(C)`; four u32, three pointers, two u32, two words, two numbers of 4 bytes, two u64 and two pointers have no padding; zero is a value of each
 // (no function, a NULL pointer); the size comes first. `progress` is the caller's own pointer.
 unsafe impl Sized32 for ember_model_options {
     const NAME: &'static str = "ember_model_options";
@@ -137,7 +143,7 @@ impl ember_model_options {
     /// What the engine has to know. `InvalidArgument` for values that mean nothing.
     ///
     /// # Safety
-    /// `cpus` and `next` are as the header demands.
+    /// `cpus`, `next` and `log_callback` are as the header demands.
     pub(super) unsafe fn for_engine(&self) -> Result<LoadOptions> {
         let weights = match self.weights {
             0 => WeightType::Keep,
@@ -152,9 +158,8 @@ impl ember_model_options {
             1 => Access::Read,
             n => fail!(InvalidArgument, "files is {n}, which is no ember_files"),
         };
-        if self.reserved != 0 {
-            fail!(InvalidArgument, "reserved is not 0 in ember_model_options");
-        }
+        // SAFETY: the caller's promise.
+        let log = unsafe { model_log(self.log_callback, self.log_user, self.log_level) }?;
         // SAFETY: the caller's promise.
         let cuda = unsafe { read_chain::<ember_cuda_model_options>(self.next, Self::NAME) }?;
         let never_wait = ember_model_flags::EMBER_MODEL_NEVER_WAIT as u32;
@@ -177,6 +182,7 @@ impl ember_model_options {
             cuda_context: cuda.map_or(0, |cuda| cuda.context.addr()),
             memory_limit: self.memory_limit,
             session_memory_limit: self.session_memory_limit,
+            log,
         })
     }
 }

@@ -169,10 +169,6 @@ static void files(const char *path) {
     STATUS(ember_model_load(path, strlen(path), &o, &model, &err), EMBER_INVALID_ARGUMENT);
     SAYS("files is 77");
     o.files = EMBER_FILES_READ;
-    o.reserved = 1;
-    STATUS(ember_model_load(path, strlen(path), &o, &model, &err), EMBER_INVALID_ARGUMENT);
-    SAYS("reserved");
-    o.reserved = 0;
     OK(ember_model_load(path, strlen(path), &o, &model, &err));
     OK(ember_model_info(model, &read, &err));
     CHECK(read.file_bytes == mapped.file_bytes);
@@ -213,6 +209,13 @@ static void on_log(void *user, int32_t level, const char *message, size_t len) {
     CHECK(cpu_device() < 1000);
 }
 
+static void on_own_log(void *user, int32_t level, const char *message, size_t len) {
+    struct log *log = (struct log *)user;
+    CHECK(level >= EMBER_LOG_ERROR && level <= EMBER_LOG_DEBUG && len > 0);
+    log->messages++;
+    if (len > 6 && memcmp(message, "loaded", 6) == 0) log->named++;
+}
+
 static void logging(const char *path) {
     struct log log = {0, 0};
     STATUS(ember_set_log_callback(on_log, &log, 0, &err), EMBER_INVALID_ARGUMENT);
@@ -229,6 +232,37 @@ static void logging(const char *path) {
     CHECK(log.messages == 0);
 }
 
+/* A model's own log, beside that of the process. */
+static void logging_of_a_model(const char *path) {
+    struct log own = {0, 0}, other = {0, 0};
+    ember_model_options o = model_options();
+    ember_model *model = NULL;
+    o.device = cpu_device();
+    o.log_level = EMBER_LOG_INFO;
+    STATUS(ember_model_load(path, strlen(path), &o, &model, &err), EMBER_INVALID_ARGUMENT);
+    SAYS("log_level");
+    o.log_callback = on_own_log;
+    o.log_user = &own;
+    o.log_level = 5;
+    STATUS(ember_model_load(path, strlen(path), &o, &model, &err), EMBER_INVALID_ARGUMENT);
+    SAYS("log_level");
+    o.log_level = EMBER_LOG_DEBUG;
+    OK(ember_set_log_callback(on_log, &other, EMBER_LOG_DEBUG, &err));
+    OK(ember_model_load(path, strlen(path), &o, &model, &err));
+    CHECK(own.named == 1 && other.messages == 0);
+    {
+        ember_session *session = NULL;
+        int before = own.messages;
+        OK(ember_session_create(model, NULL, &session, &err));
+        CHECK(own.messages == before + 1 && other.messages == 0);
+        CHECK(ember_session_free(session) == EMBER_OK);
+    }
+    CHECK(ember_model_free(model) == EMBER_OK);
+    CHECK(ember_model_free(load(path)) == EMBER_OK);
+    CHECK(own.named == 1 && other.named == 1);
+    OK(ember_set_log_callback(NULL, NULL, 0, &err));
+}
+
 int main(int argc, char **argv) {
     ember_model *model;
     CHECK(argc == 2);
@@ -238,6 +272,7 @@ int main(int argc, char **argv) {
     converted(argv[1]);
     files(argv[1]);
     logging(argv[1]);
+    logging_of_a_model(argv[1]);
     model = load(argv[1]);
     details(model);
     works(model);

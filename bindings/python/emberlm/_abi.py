@@ -298,9 +298,11 @@ class ember_model_options(Structure):
         ("cpus", POINTER(c_uint32)),
         ("cpu_count", c_size_t),
         ("thread_priority", c_int32),
-        ("reserved", c_uint32),
+        ("log_level", c_int32),
         ("memory_limit", c_uint64),
         ("session_memory_limit", c_uint64),
+        ("log_callback", ember_log_fn),
+        ("log_user", c_void_p),
     ]
 
 

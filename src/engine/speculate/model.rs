@@ -102,7 +102,7 @@ impl DraftSource for ModelDrafts {
     fn draft(&mut self, context: &DraftContext<'_>, drafts: &mut [u32]) -> Result<usize> {
         match self.try_draft(context, drafts) {
             Err(e) if e.status != Status::Interrupted => {
-                log!(Debug, "no drafts: {}", e.message);
+                log!(of: self.session.model().log(), Debug, "no drafts: {}", e.message);
                 Ok(0)
             }
             result => result,
