@@ -241,6 +241,9 @@ impl Session {
         }
         // Within the capacity, so nothing is allocated.
         self.tokens.extend_from_slice(tokens);
+        if let Some(speculation) = &mut self.speculation {
+            speculation.prompted(self.tokens.len());
+        }
         Ok(())
     }
 

@@ -123,6 +123,20 @@ impl Depth {
         TRIAL.min(most)
     }
 
+    /// Seconds that the best number of up to `most` drafts of a class saves a token.
+    pub fn gain(&self, class: usize, most: usize) -> f32 {
+        let right = self.classes[class.min(CLASSES - 1)].right;
+        let (mut tokens, mut chance) = (1.0, 1.0);
+        let mut least = self.step[0];
+        for count in 1..=most {
+            chance *= right;
+            tokens += chance;
+            let seconds = self.cost(count) + self.drafting * count as f32;
+            least = least.min(seconds / tokens);
+        }
+        self.step[0] - least
+    }
+
     /// Seconds of a step with so many drafts: measured, or on the line through what was measured next to it.
     fn cost(&self, count: usize) -> f32 {
         if self.step[count] > 0.0 {
@@ -225,6 +239,29 @@ mod tests {
                 "{slow} where {best} can be had, right {right}, rows of {row}"
             );
         }
+    }
+
+    #[test]
+    fn what_drafts_gain_is_what_they_save_a_token() {
+        let mut depth = Depth::new();
+        for count in 0..=4 {
+            depth.step_took(count, Duration::from_secs_f32(1.0 + 0.25 * count as f32));
+            depth.came_to(1, 200, 0);
+        }
+        (0..1000).for_each(|_| depth.came_to(0, 4, 4));
+        // Five tokens in a step of two seconds, where one takes a second.
+        assert!(
+            (depth.gain(0, 4) - 0.6).abs() < 0.02,
+            "{}",
+            depth.gain(0, 4)
+        );
+        assert_eq!(depth.gain(1, 4), 0.0);
+        depth.drafting_took(4, Duration::from_secs_f32(2.0));
+        assert!(
+            (depth.gain(0, 4) - 0.2).abs() < 0.02,
+            "{}",
+            depth.gain(0, 4)
+        );
     }
 
     #[test]

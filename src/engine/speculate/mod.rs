@@ -41,6 +41,12 @@ pub trait DraftSource: Send {
         false
     }
 
+    /// Tokens of a context that it has yet to read before it can guess what follows.
+    fn lacks(&self, context: &DraftContext<'_>) -> usize {
+        let _ = context;
+        0
+    }
+
     /// Looks whether it has a guess of what follows a context, and how good such guesses are: a class below
     /// [`DRAFT_CLASSES`], whose guesses are counted together.
     ///
@@ -122,6 +128,9 @@ pub(super) struct Speculation {
     class: usize,
     /// Whether the token that was polled last was a draft.
     drafted_last: bool,
+    /// Seconds that its source took to read a token of a prompt, and where the present answer begins in the context.
+    reading: f32,
+    answer: usize,
     /// Drafts of a step whose first token is not polled yet, and when it began, where that says what a step takes.
     timed: Option<(usize, Instant)>,
 }
@@ -137,6 +146,8 @@ impl Speculation {
             accepted: 0,
             class: 0,
             drafted_last: false,
+            reading: 0.0,
+            answer: 0,
             timed: None,
         }
     }
@@ -165,6 +176,16 @@ impl Speculation {
             return Ok((0, 0));
         };
         let most = most.min(self.options.most);
+        let lacks = self.source.lacks(context);
+        // What one step may have brought is no prompt.
+        let reads = lacks > MAX_DRAFTS + 1;
+        if reads && !self.options.always {
+            // As much of the answer may come as there is.
+            let answer = context.tokens.len().saturating_sub(self.answer);
+            if self.depth.gain(class, most) * answer as f32 <= self.reading * lacks as f32 {
+                return Ok((self.depth.fix(0), class));
+            }
+        }
         let depth = match self.options.always {
             true => self.depth.fix(most),
             false => self.depth.choose(class, most),
@@ -174,8 +195,16 @@ impl Speculation {
         }
         let begun = Instant::now();
         let count = self.source.draft(context, &mut drafts[..depth])?.min(depth);
-        self.depth.drafting_took(count, begun.elapsed());
+        match reads {
+            true => self.reading = begun.elapsed().as_secs_f32() / lacks as f32,
+            false => self.depth.drafting_took(count, begun.elapsed()),
+        }
         Ok((count, class))
+    }
+
+    /// The context has a prompt up to a position, behind which an answer begins.
+    pub(super) fn prompted(&mut self, position: usize) {
+        self.answer = position;
     }
 
     /// A step was submitted.

@@ -94,6 +94,11 @@ impl DraftSource for ModelDrafts {
         SourceKind::Model
     }
 
+    fn lacks(&self, context: &DraftContext<'_>) -> usize {
+        let read = self.session.tokens().iter().zip(context.tokens);
+        context.tokens.len() - read.take_while(|(a, b)| a == b).count()
+    }
+
     fn look(&mut self, context: &DraftContext<'_>) -> Result<Option<usize>> {
         Ok((context.tokens.len() < self.session.context()).then_some(0))
     }
