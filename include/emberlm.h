@@ -1216,8 +1216,9 @@ typedef struct ember_model_options {
     int32_t log_level;
     /**
      * Bytes of a GPU's memory that the library may allocate for the model: its weights, and the memory of prefill and of batches
-     * that its sessions share. 0 for no limit. A load that does not fit, and a call that would need more, return
-     * `EMBER_OUT_OF_MEMORY`, and everything stays as it was. What the driver takes for itself is not counted. CPUs ignore it.
+     * that its sessions share. 0 for no limit. As many of the last layers as fit are on the GPU, the others on the CPU;
+     * `ember_model_estimate` says beforehand how many. A call that would need more returns `EMBER_OUT_OF_MEMORY`, and everything
+     * stays as it was. What the driver takes for itself is not counted. CPUs ignore it.
      */
     uint64_t memory_limit;
     /**
@@ -1309,9 +1310,9 @@ typedef struct ember_model_details {
      */
     uint32_t max_batch;
     /**
-     * 0.
+     * Layers on the device. The others, for which `ember_model_options.memory_limit` has no room, are on the CPU.
      */
-    uint32_t reserved;
+    uint32_t device_layer_count;
     /**
      * Bytes of a GPU's memory that are allocated for the model now, as `ember_model_options.memory_limit` counts them; 0 on a CPU.
      */
@@ -1921,6 +1922,26 @@ typedef struct ember_estimate {
      * What each session has beside its KV cache.
      */
     uint64_t session_workspace_bytes;
+    /**
+     * Layers on the device. The others, for which `ember_model_options.memory_limit` has no room, are on the CPU.
+     */
+    uint32_t device_layer_count;
+    /**
+     * 0.
+     */
+    uint32_t reserved2;
+    /**
+     * Weights of the layers on the CPU, if the device is a GPU, which the other figures do not count.
+     */
+    uint64_t host_weights_bytes;
+    /**
+     * What each session has in the CPU's memory for these layers: KV cache and workspace.
+     */
+    uint64_t host_session_bytes;
+    /**
+     * What the sessions share in the CPU's memory for these layers.
+     */
+    uint64_t host_workspace_bytes;
 } ember_estimate;
 
 /**

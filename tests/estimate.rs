@@ -50,7 +50,12 @@ fn what_is_resident_is_what_was_estimated() {
         context: 8,
         ..Default::default()
     };
-    let estimate = |session| Model::estimate(&path, cpu, &options, session).unwrap().0;
+    let estimate = |session| {
+        Model::estimate(&path, cpu, &options, session)
+            .unwrap()
+            .0
+            .device
+    };
     let (of_long, of_short) = (estimate(&long), estimate(&short));
     assert!(of_long.kv_bytes >= 3000 * of_long.kv_bytes_per_token);
     let n_short = 31;

@@ -79,6 +79,7 @@ fn batches_allocate_nothing(network: &Network, adapters: Option<&Arc<AdapterSet>
                     want: Want::Choices { count: 1, sampling },
                     mask: None,
                     interrupt: &never,
+                    residual: emberlm::backend::Residual::default(),
                 });
             }
             let mut step = || {

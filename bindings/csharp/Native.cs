@@ -98,7 +98,7 @@ namespace EmberLM.Native
         [MarshalAs(UnmanagedType.ByValArray, SizeConst = 32)] public byte[] quantization;
         [MarshalAs(UnmanagedType.ByValArray, SizeConst = 128)] public byte[] name;
         public uint max_batch;
-        public uint reserved;
+        public uint device_layer_count;
         public ulong memory_bytes;
         public ulong session_memory_bytes;
     }
@@ -284,6 +284,11 @@ namespace EmberLM.Native
         public ulong kv_bytes;
         public ulong model_workspace_bytes;
         public ulong session_workspace_bytes;
+        public uint device_layer_count;
+        public uint reserved2;
+        public ulong host_weights_bytes;
+        public ulong host_session_bytes;
+        public ulong host_workspace_bytes;
     }
 
     [StructLayout(LayoutKind.Sequential)]

@@ -210,7 +210,7 @@ structs.ember_model_details = koffi.struct('ember_model_details', {
   quantization: koffi.array('char', 32),
   name: koffi.array('char', 128),
   max_batch: 'uint32_t',
-  reserved: 'uint32_t',
+  device_layer_count: 'uint32_t',
   memory_bytes: 'uint64_t',
   session_memory_bytes: 'uint64_t',
 });
@@ -351,6 +351,11 @@ structs.ember_estimate = koffi.struct('ember_estimate', {
   kv_bytes: 'uint64_t',
   model_workspace_bytes: 'uint64_t',
   session_workspace_bytes: 'uint64_t',
+  device_layer_count: 'uint32_t',
+  reserved2: 'uint32_t',
+  host_weights_bytes: 'uint64_t',
+  host_session_bytes: 'uint64_t',
+  host_workspace_bytes: 'uint64_t',
 });
 structs.ember_profile_entry = koffi.struct('ember_profile_entry', {
   struct_size: 'uint32_t',

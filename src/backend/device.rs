@@ -63,6 +63,9 @@ pub struct LoadOptions {
     pub session_memory_limit: u64,
     /// Where messages about the model go, if not where all go.
     pub log: Option<ModelLog>,
+    /// For tests: where the first layers end that others run, in order, and the index of their device; 0 for none. The
+    /// others go to the model's own device.
+    pub cuts: Option<[(usize, usize); 2]>,
 }
 
 /// Memory of the device that is taken now.

@@ -7,8 +7,10 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
+mod driver;
 mod embedder;
 mod marks;
+pub mod parts;
 mod profile;
 pub(crate) mod row;
 pub mod state;
@@ -18,7 +20,7 @@ pub use device::{
 };
 pub use embedder::{Embedder, EmbedderOptions, Output, TextTokens};
 pub use profile::{Profile, ProfileEntry, Work};
-pub use row::{MAX_BATCH, MAX_DRAFTS, Outcome, Row, RowError, RowResult, Want, When};
+pub use row::{MAX_BATCH, MAX_DRAFTS, Outcome, Residual, Row, RowError, RowResult, Want, When};
 pub use state::{Mark, StateInfo, StateSink, StateSource};
 
 use crate::engine::sampling::{Logprobs, Sampling, TokenRules};

@@ -28,13 +28,61 @@ pub struct Row<'a> {
     pub mask: Option<&'a mut MaskSource<'a>>,
     /// Ends the work with `Interrupted` once it is set.
     pub interrupt: &'a Arc<AtomicBool>,
+    /// What weights that are a part of a network get from the part before, and leave to the one behind.
+    pub residual: Residual<'a>,
+}
+
+/// The residual stream of a row's tokens at the ends of a part of a network: as many floats of each as the
+/// network is wide.
+#[derive(Debug, Default)]
+pub struct Residual<'a> {
+    /// In front of the first layer, for a part that does not begin the network.
+    pub input: Option<&'a [f32]>,
+    /// Behind the last one, for a part that does not end it. Written if the work succeeds.
+    pub output: Option<&'a mut [f32]>,
+}
+
+impl<'a> Residual<'a> {
+    /// That of the first tokens, as many as have `floats` floats; the others' is left.
+    pub fn split(&mut self, floats: usize) -> Residual<'a> {
+        let input = self.input.map(|all| {
+            let (first, rest) = all.split_at(floats);
+            self.input = Some(rest);
+            first
+        });
+        let output = self.output.take().map(|all| {
+            let (first, rest) = all.split_at_mut(floats);
+            self.output = Some(rest);
+            first
+        });
+        Residual { input, output }
+    }
+
+    /// Checks that it is there where a part with these ends and so many floats of a token needs it, and nowhere else.
+    pub fn check(&self, (begins, ends): (bool, bool), tokens: usize, width: usize) -> Result<()> {
+        let wanted = |is_end: bool| (!is_end && tokens > 0).then_some(tokens * width);
+        let (input, output) = (
+            self.input.map(<[_]>::len),
+            self.output.as_ref().map(|o| o.len()),
+        );
+        if (input, output) != (wanted(begins), wanted(ends)) {
+            fail!(
+                Internal,
+                "a residual stream of {input:?} and {output:?} floats for {tokens} tokens"
+            );
+        }
+        Ok(())
+    }
 }
 
 /// What is wanted of a row.
 #[derive(Clone, Copy, Debug)]
 pub enum Want {
-    /// The logits of the last token, kept for [`Runner::logits`] and for a later choice.
+    /// The logits of the last token, kept for [`Runner::logits`] and for a later choice. Weights that do not end
+    /// their network have none.
     Logits,
+    /// That the tokens are in the state. More tokens follow before anything else is wanted.
+    Evaluated,
     /// `count` tokens, 1 to [`Runner::queue_limit`], chosen one after another: each but the last is
     /// appended before the next is chosen. The draw for a token has the position of that token as
     /// its index. A row with a mask has a count of 1.
@@ -77,6 +125,8 @@ pub enum When {
 pub enum Outcome {
     /// The logits are there.
     Logits,
+    /// The tokens are in the state.
+    Evaluated,
     /// The next of the chosen tokens.
     Token(u32),
 }
@@ -118,7 +168,9 @@ impl Row<'_> {
     /// Checks what every device takes for granted.
     pub fn check(&self) -> Result<()> {
         match self.want {
-            Want::Logits if self.tokens.is_empty() => fail!(NoTokens, "no tokens to append"),
+            Want::Logits | Want::Evaluated if self.tokens.is_empty() => {
+                fail!(NoTokens, "no tokens to append")
+            }
             Want::Choices { count, .. } => {
                 // The limit of a runner is its own to check: it may be another one by now.
                 if count == 0 || count > 1 && self.mask.is_some() {
@@ -136,7 +188,7 @@ impl Row<'_> {
                     fail!(Internal, "there are no logits to verify by");
                 }
             }
-            Want::Logits => {}
+            Want::Logits | Want::Evaluated => {}
         }
         Ok(())
     }
@@ -148,6 +200,7 @@ pub(super) struct RowWork<'a> {
     pub want: Want,
     pub mask: Option<&'a mut MaskSource<'a>>,
     pub interrupt: &'a Arc<AtomicBool>,
+    pub residual: Residual<'a>,
 }
 
 /// The runners of rows, and their work.
@@ -190,6 +243,7 @@ fn part<'a, 'r, R: 'static>(
         want: row.want,
         mask: row.mask.take(),
         interrupt: row.interrupt,
+        residual: std::mem::take(&mut row.residual),
     };
     Ok((runner, work))
 }

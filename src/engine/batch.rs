@@ -8,7 +8,7 @@ use super::sampling::Sampling;
 use super::session::{mask_source, try_copy};
 use super::{Interrupts, Session};
 use crate::backend::{
-    MAX_BATCH, Mark, MaskSource, Outcome, Row, RowResult, Runner, Want, Weights, When,
+    MAX_BATCH, Mark, MaskSource, Outcome, Residual, Row, RowResult, Runner, Want, Weights, When,
 };
 use crate::error::{Error, Result, Status, fail};
 use crate::panics::catch;
@@ -328,6 +328,7 @@ fn submit(
             want: Want::Choices { count: 1, sampling },
             mask: source.as_mut().map(|s| s as &mut MaskSource),
             interrupt,
+            residual: Residual::default(),
         });
     }
     weights.submit(&mut rows, When::Now)

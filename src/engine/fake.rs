@@ -268,6 +268,9 @@ impl FakeRunner {
             match want {
                 Want::Verified { .. } => fail!(Internal, "drafts are verified at once"),
                 Want::Logits => state.extend(&tokens, &interrupt).map(|()| Outcome::Logits),
+                Want::Evaluated => state
+                    .extend(&tokens, &interrupt)
+                    .map(|()| Outcome::Evaluated),
                 Want::Choices { sampling, .. } => state
                     .step(&tokens, &sampling, mask.as_deref(), &interrupt)
                     .map(Outcome::Token),

@@ -14,6 +14,7 @@ mod grammar;
 mod interrupt;
 mod metadata;
 pub mod model;
+mod placement;
 mod queue;
 mod residence;
 pub mod sampling;

@@ -1,9 +1,10 @@
 //! A model: a file's network resident on a device, and its text layer.
 
 use super::background::Background;
+use super::placement::{self, Place, PlacedEstimate};
 use super::{Metadata, SessionOptions, device, fingerprint};
 use crate::backend::cpu::{self, MAX_THREADS};
-use crate::backend::{DeviceKind, Estimate, KvType, LoadOptions, Progress, Weights};
+use crate::backend::{DeviceKind, KvType, LoadOptions, Progress, Weights};
 use crate::error::{Error, Result, Status, fail};
 use crate::format::{Access, MappedFiles, ModelFile, ModelSource, Tensor, Value};
 use crate::grammar::GrammarVocabulary;
@@ -46,6 +47,8 @@ pub struct Details {
     pub file_bytes: u64,
     /// Bytes of memory that the weights take beyond mapped files.
     pub resident_bytes: u64,
+    /// Layers on the device; the others are on the CPU.
+    pub device_layers: usize,
     /// Bytes of KV cache per position in half precision.
     pub kv_bytes_per_token: u64,
 }
@@ -119,19 +122,22 @@ impl Model {
             );
         }
         progress(0.0)?;
-        let in_host_memory = device_info.kind == DeviceKind::Cpu;
-        let access = match in_host_memory {
-            true => options.access,
+        let kind = device_info.kind;
+        let access = match kind {
+            DeviceKind::Cpu => options.access,
+            // Some of it may stay on the CPU.
+            _ if options.memory_limit > 0 || options.cuts.is_some() => options.access,
             // What is uploaded is read once.
-            false => Access::Read,
+            _ => Access::Read,
         };
         // In memory of the model's own, whatever is made of it.
         let copied = match source {
             ModelSource::Copied(bytes) => bytes.len() as u64,
             _ => 0,
         };
-        if in_host_memory {
-            check_memory(copied, device_info.memory_free)?;
+        let memory_free = cpu::host::memory().free;
+        if kind == DeviceKind::Cpu {
+            check_memory(copied, memory_free)?;
         }
         let mut file = ModelFile::open_source(source, access)?.with_weights(options.weights)?;
         let network = Network::from_file(&file)?;
@@ -139,6 +145,10 @@ impl Model {
         // Parts for images, for example.
         file.tensors
             .retain(|_, tensor| used.contains(&*tensor.name));
+        let places = placement::places(&network, device_index, options)?;
+        let on_host = tensors_on_host(&places, &network)?;
+        let in_host_memory = !on_host.is_empty();
+        let is_on_host = |tensor: &Tensor| on_host.contains(&*tensor.name);
         let tokenizer = Tokenizer::from_file(&file);
         let chat_templates = ChatTemplates::from_metadata(&file.metadata);
         // What memory ran out for must not be missing afterwards.
@@ -168,12 +178,12 @@ impl Model {
             reached = reached.max(MAKING_SHARE * done.clamp(0.0, 1.0));
             progress(reached)
         };
+        let made_bytes = file.made_bytes(is_on_host);
         if in_host_memory {
-            check_memory(file.made_bytes(), device_info.memory_free)?;
-            file.make(threads, &mut making)?;
-        } else {
-            file.make_converted(threads, &mut making)?;
+            check_memory(made_bytes, memory_free)?;
+            file.make_some(is_on_host, threads, &mut making)?;
         }
+        file.make_converted(threads, &mut making)?;
         let fingerprints = [
             fingerprint::network(&network)?,
             fingerprint::tokenizer(tokenizer.as_ref().ok()),
@@ -183,31 +193,35 @@ impl Model {
             None => Some(Adaptable::of(&file, &network)?),
         };
         let made = reached;
-        let weights = device
-            .backend
-            .load(device.index, &network, options, &mut |done| {
-                reached = reached.max(made + (1.0 - made) * done.clamp(0.0, 1.0));
-                if reached < 1.0 {
-                    progress(reached)
-                } else {
-                    Ok(())
-                }
-            })?;
+        let weights = placement::load(&places, kind, &network, options, &mut |done| {
+            reached = reached.max(made + (1.0 - made) * done.clamp(0.0, 1.0));
+            if reached < 1.0 {
+                progress(reached)
+            } else {
+                Ok(())
+            }
+        })?;
         progress(1.0)?;
         file.check_unchanged()?;
         let mut details = Details::new(&file, &network, weights.as_ref(), device_index);
+        details.device_layers = placement::device_layers(&places, kind);
         if in_host_memory {
-            details.resident_bytes += file.made_bytes() + copied;
+            details.resident_bytes += made_bytes + copied;
         }
         log!(
             of: log,
             Info,
-            "loaded {source}: {} {}, {} parameters, on {}",
+            "loaded {source}: {} {}, {} parameters, {} of {} layers on {}",
             details.architecture,
             details.quantization,
             details.n_parameters,
+            details.device_layers,
+            details.n_layers,
             device_info.name
         );
+        // Those that are on the CPU.
+        file.tensors
+            .retain(|_, tensor| on_host.contains(&*tensor.name));
         Ok(Model {
             weights,
             tokenizer,
@@ -243,7 +257,7 @@ impl Model {
         device_index: usize,
         options: &LoadOptions,
         session: &SessionOptions,
-    ) -> Result<(Estimate, usize)> {
+    ) -> Result<(PlacedEstimate, usize)> {
         check_options(options)?;
         session.sampling.check()?;
         let room = room_for(&ModelSource::Path(path))?;
@@ -253,9 +267,9 @@ impl Model {
         let file = ModelFile::open_with(path, Access::Read)?.with_weights(options.weights)?;
         let network = Network::from_file(&file)?;
         let runner = session.for_runner(network.context_length)?;
-        let estimate = device
-            .backend
-            .estimate(device.index, &network, options, &runner)?;
+        let kind = device.backend.device_info(device.index).kind;
+        let places = placement::places(&network, device_index, options)?;
+        let estimate = placement::estimate(&places, kind, &network, options, &runner)?;
         Ok((estimate, runner.context))
     }
 
@@ -274,6 +288,7 @@ impl Model {
             n_parameters: 0,
             file_bytes: 0,
             resident_bytes: 0,
+            device_layers: 1,
             kv_bytes_per_token: weights.kv_bytes_per_token(KvType::F16),
         };
         Model {
@@ -460,6 +475,16 @@ fn check_memory(bytes: u64, free: u64) -> Result<()> {
     Ok(())
 }
 
+/// The names of the tensors that are in places on the CPU.
+fn tensors_on_host(places: &[Place], network: &Network) -> Result<HashSet<Arc<str>>> {
+    let mut names = HashSet::new();
+    for place in places.iter().filter(|place| place.is_on_host()) {
+        let part = place.network(network)?;
+        names.extend(part.tensors().map(|tensor| tensor.name.clone()));
+    }
+    Ok(names)
+}
+
 /// `InvalidArgument` for values that no device takes.
 fn check_options(options: &LoadOptions) -> Result<()> {
     if options.threads > MAX_THREADS {
@@ -490,6 +515,7 @@ impl Details {
             n_parameters: parameters(network),
             file_bytes: file.file_bytes,
             resident_bytes: weights.resident_bytes(),
+            device_layers: network.blocks.len(),
             kv_bytes_per_token: weights.kv_bytes_per_token(KvType::F16),
         }
     }

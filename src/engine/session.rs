@@ -13,7 +13,7 @@ use super::sampling::{Logprobs, Sampling, TokenRules};
 use super::speculate::Speculation;
 use super::{Interrupts, Model};
 use crate::backend::{
-    KvType, MaskSource, Outcome, Profile, Row, Runner, RunnerOptions, Want, Weights, When,
+    KvType, MaskSource, Outcome, Profile, Residual, Row, Runner, RunnerOptions, Want, Weights, When,
 };
 use crate::error::{Error, Result, Status, fail};
 use crate::log::log;
@@ -283,6 +283,7 @@ impl Session {
             want: Want::Logits,
             mask: None,
             interrupt: self.interrupts.work(),
+            residual: Residual::default(),
         };
         submit(&**self.model.weights(), row, when)
     }
@@ -337,6 +338,7 @@ impl Session {
             },
             mask: mask.as_mut().map(|m| m as &mut MaskSource),
             interrupt: self.interrupts.work(),
+            residual: Residual::default(),
         };
         submit(&**self.model.weights(), row, when)?;
         Ok(count)
@@ -441,6 +443,7 @@ impl Session {
                 want: Want::Logits,
                 mask: None,
                 interrupt: self.interrupts.work(),
+                residual: Residual::default(),
             };
             submit(&**self.model.weights(), row, When::Now)?;
             fork.poll(true)?;
@@ -498,6 +501,7 @@ impl Session {
                 want: Want::Logits,
                 mask: None,
                 interrupt: self.interrupts.work(),
+                residual: Residual::default(),
             };
             submit(&**self.model.weights(), row, When::Now)?;
             self.wait()?;

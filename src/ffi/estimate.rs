@@ -31,9 +31,19 @@ pub struct ember_estimate {
     pub model_workspace_bytes: u64,
     /// What each session has beside its KV cache.
     pub session_workspace_bytes: u64,
+    /// Layers on the device. The others, for which `ember_model_options.memory_limit` has no room, are on the CPU.
+    pub device_layer_count: u32,
+    /// 0.
+    pub reserved2: u32,
+    /// Weights of the layers on the CPU, if the device is a GPU, which the other figures do not count.
+    pub host_weights_bytes: u64,
+    /// What each session has in the CPU's memory for these layers: KV cache and workspace.
+    pub host_session_bytes: u64,
+    /// What the sessions share in the CPU's memory for these layers.
+    pub host_workspace_bytes: u64,
 }
 
-// SAFETY: `repr(C)`; 4 * 4 + 5 * 8 bytes without padding; numbers only; the size comes first.
+// SAFETY: `repr(C)`; 4 * 4 + 5 * 8 + 2 * 4 + 3 * 8 bytes without padding; numbers only; the size comes first.
 unsafe impl Sized32 for ember_estimate {
     const NAME: &'static str = "ember_estimate";
 }
@@ -68,6 +78,7 @@ pub unsafe extern "C" fn ember_model_estimate(
         // SAFETY: both options are as the header demands.
         let (load, session) = unsafe { (model.for_engine()?, engine_options(&session)?) };
         let (from, context) = Model::estimate(path, device, &load, &session)?;
+        let (placed, from) = (from, from.device);
         let mut e = ember_estimate::zeroed();
         e.device = model.device;
         e.context = u32::try_from(context).unwrap_or(u32::MAX);
@@ -76,6 +87,11 @@ pub unsafe extern "C" fn ember_model_estimate(
         e.kv_bytes = from.kv_bytes;
         e.model_workspace_bytes = from.model_workspace_bytes;
         e.session_workspace_bytes = from.session_workspace_bytes;
+        e.device_layer_count = u32::try_from(placed.device_layers).unwrap_or(u32::MAX);
+        let host = placed.host;
+        e.host_weights_bytes = host.weights_bytes;
+        e.host_session_bytes = host.kv_bytes.saturating_add(host.session_workspace_bytes);
+        e.host_workspace_bytes = host.model_workspace_bytes;
         out.set(&e);
         Ok(())
     };

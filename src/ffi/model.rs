@@ -109,8 +109,9 @@ pub struct ember_model_options {
     /// With `log_callback`, the level up to which it is called, a value of `enum ember_log_level`; without, 0.
     pub log_level: i32,
     /// Bytes of a GPU's memory that the library may allocate for the model: its weights, and the memory of prefill and of batches
-    /// that its sessions share. 0 for no limit. A load that does not fit, and a call that would need more, return
-    /// `EMBER_OUT_OF_MEMORY`, and everything stays as it was. What the driver takes for itself is not counted. CPUs ignore it.
+    /// that its sessions share. 0 for no limit. As many of the last layers as fit are on the GPU, the others on the CPU;
+    /// `ember_model_estimate` says beforehand how many. A call that would need more returns `EMBER_OUT_OF_MEMORY`, and everything
+    /// stays as it was. What the driver takes for itself is not counted. CPUs ignore it.
     pub memory_limit: u64,
     /// Bytes of the device's memory that all sessions of the model may take together: KV caches, states, and what each session
     /// works in. 0 for no limit. What would take more, such as `ember_session_create`, `ember_session_fork` and on a GPU also
@@ -183,6 +184,7 @@ impl ember_model_options {
             memory_limit: self.memory_limit,
             session_memory_limit: self.session_memory_limit,
             log,
+            cuts: None,
         })
     }
 }
@@ -236,8 +238,8 @@ pub struct ember_model_details {
     pub name: [c_char; 128],
     /// The most sessions of an `ember_decode_batch`.
     pub max_batch: u32,
-    /// 0.
-    pub reserved: u32,
+    /// Layers on the device. The others, for which `ember_model_options.memory_limit` has no room, are on the CPU.
+    pub device_layer_count: u32,
     /// Bytes of a GPU's memory that are allocated for the model now, as `ember_model_options.memory_limit` counts them; 0 on a CPU.
     pub memory_bytes: u64,
     /// Bytes of the device's memory that its sessions have now, as `ember_model_options.session_memory_limit` counts them.
@@ -362,6 +364,7 @@ fn describe(model: &Model) -> ember_model_details {
     copy_text(&from.quantization, &mut d.quantization);
     copy_text(&from.name, &mut d.name);
     d.max_batch = count(MAX_BATCH);
+    d.device_layer_count = count(from.device_layers);
     let taken = model.weights().taken();
     d.memory_bytes = taken.model;
     d.session_memory_bytes = taken.sessions;

@@ -149,16 +149,17 @@ struct Job<'a> {
 impl ModelFile {
     /// Whether all tensors are in memory or mapped.
     pub fn is_ready(&self) -> bool {
-        self.to_make().is_empty()
+        self.to_make(|_| true).is_empty()
     }
 
-    /// Bytes of memory, beyond mapped files, of the tensors that are made.
-    pub fn made_bytes(&self) -> u64 {
+    /// Bytes of memory, beyond mapped files, of the tensors among some that are made.
+    pub fn made_bytes(&self, wanted: impl Fn(&Tensor) -> bool) -> u64 {
         let made = |tensor: &Tensor| match &tensor.data {
             Data::Made(made) => made.len as u64,
             Data::Input(_) => 0,
         };
-        self.tensors.values().map(made).sum()
+        let wanted = self.tensors.values().filter(|tensor| wanted(tensor));
+        wanted.map(made).sum()
     }
 
     /// Brings every tensor to memory whose bytes are not there nor mapped, on `threads` threads.
@@ -167,7 +168,17 @@ impl ModelFile {
     /// Errors: `OutOfMemory`, those of the files and of what the tensors are made of, and
     /// `progress`'s. Nothing is kept then.
     pub fn make(&self, threads: usize, progress: &mut dyn FnMut(f32) -> Result<()>) -> Result<()> {
-        make(self.to_make(), threads, progress)
+        make(self.to_make(|_| true), threads, progress)
+    }
+
+    /// The same for some tensors alone.
+    pub fn make_some(
+        &self,
+        wanted: impl Fn(&Tensor) -> bool,
+        threads: usize,
+        progress: &mut dyn FnMut(f32) -> Result<()>,
+    ) -> Result<()> {
+        make(self.to_make(wanted), threads, progress)
     }
 
     /// The same for those tensors alone whose bytes the files do not have. The others are still to be
@@ -177,16 +188,16 @@ impl ModelFile {
         threads: usize,
         progress: &mut dyn FnMut(f32) -> Result<()>,
     ) -> Result<()> {
-        let mut tensors = self.to_make();
+        let mut tensors = self.to_make(|_| true);
         tensors.retain(|(made, _)| !made.is_in_file());
         make(tensors, threads, progress)
     }
 
     /// The tensors to be made, each once, and their bytes per row.
-    fn to_make(&self) -> Vec<(Arc<Made>, usize)> {
+    fn to_make(&self, wanted: impl Fn(&Tensor) -> bool) -> Vec<(Arc<Made>, usize)> {
         let mut found: Vec<(Arc<Made>, usize)> = Vec::new();
         let mut seen = HashSet::new();
-        for tensor in self.tensors.values() {
+        for tensor in self.tensors.values().filter(|tensor| wanted(tensor)) {
             if let Data::Made(made) = &tensor.data
                 && made.bytes().is_none()
                 && seen.insert(Arc::as_ptr(made).addr())

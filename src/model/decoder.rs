@@ -204,6 +204,7 @@ impl<'a> Decoder<'a> {
             logit_scale: 1.0,
             logit_cap: source.find_positive("final_logit_softcapping")?,
             readout: super::readouts::read(source, hidden)?,
+            around: super::Surroundings::default(),
         })
     }
 

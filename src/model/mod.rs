@@ -37,6 +37,7 @@ mod nemotron_h;
 mod network;
 mod olmo2;
 mod olmoe;
+mod part;
 mod phi2;
 mod phi3;
 mod qwen2;
@@ -62,6 +63,7 @@ pub use network::{
     Rope, RopePairing, Scoring, SharedExpert, ShortConv, SideBySide, Streams, Temperature,
 };
 
+pub use part::Surroundings;
 pub use readout::{Dense, DenseActivation, Encoder, Pooling, Readout, Scores};
 
 use crate::error::{Result, fail};

@@ -1,5 +1,6 @@
 //! A network as data: what a backend needs to run it, whatever the family's name.
 
+use super::part::Surroundings;
 use super::readout::{Encoder, Readout};
 use crate::format::Tensor;
 use std::sync::Arc;
@@ -40,6 +41,8 @@ pub struct Network {
     pub encoder: Option<Box<Encoder>>,
     /// What vectors and scores of texts are made with.
     pub readout: Readout,
+    /// Of the layers of a part; all are its own otherwise.
+    pub around: Surroundings,
 }
 
 /// One layer.
@@ -1098,12 +1101,17 @@ impl Network {
     /// Every tensor that the network uses when it runs; some appear twice.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let blocks = || self.blocks.iter();
-        let norms = blocks().flat_map(Block::norms).chain([&self.final_norm]);
-        let linears = blocks().flat_map(Block::linears).chain([&self.head]);
+        let ends = self.ends();
+        let norms = blocks().flat_map(Block::norms);
+        let norms = norms.chain(ends.then_some(&self.final_norm));
+        let linears = blocks().flat_map(Block::linears);
+        let linears = linears.chain(ends.then_some(&self.head));
         let norms = norms.flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]);
         let linears = linears.flat_map(|linear| [Some(&linear.weight), linear.bias.as_ref()]);
         let others = blocks().flat_map(Block::vectors).map(Some);
+        let begins = self.begins();
         let top = [Some(&self.embedding), self.positions.as_ref()];
+        let top = top.map(|tensor| tensor.filter(|_| begins));
         let inputs = self.per_layer.iter().flat_map(|inputs| {
             [
                 Some(&inputs.embedding),

@@ -2,8 +2,8 @@
 
 use emberlm::Result;
 use emberlm::backend::{
-    KvType, MaskSource, Outcome, Profile, Row, RowResult, Runner, RunnerOptions, Want, Weights,
-    When,
+    KvType, MaskSource, Outcome, Profile, Residual, Row, RowResult, Runner, RunnerOptions, Want,
+    Weights, When,
 };
 use emberlm::engine::sampling::Sampling;
 use std::ops::{Deref, DerefMut};
@@ -67,6 +67,7 @@ impl Driven {
             want,
             mask: mask.map(|mask| mask as &mut MaskSource<'_>),
             interrupt,
+            residual: Residual::default(),
         };
         self.weights.submit(&mut [row], when).map_err(|e| e.error)
     }
@@ -204,6 +205,7 @@ pub fn step_batch_masked(
             want: step.want(1),
             mask,
             interrupt,
+            residual: Residual::default(),
         });
     }
     let submitted = weights.submit(&mut rows, When::Now);

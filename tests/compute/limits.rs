@@ -44,6 +44,7 @@ fn as_many_sessions_as_the_limit_has_room_for() {
         };
         let path = repository_file(name);
         let (estimate, _) = Model::estimate(&path, cpu(), &options(0), &session).unwrap();
+        let estimate = estimate.device;
         let each = estimate.kv_bytes + estimate.session_workspace_bytes;
         for (limit, room) in [(3 * each, 3), (3 * each + each - 1, 3), (3 * each - 1, 2)] {
             let model = load(name, limit);

@@ -11,5 +11,6 @@ mod limits;
 mod matmul;
 mod numerics;
 mod oracle;
+mod parts;
 mod rope;
 mod states;

@@ -19,6 +19,7 @@ mod kernels_weights;
 mod limits;
 mod model;
 mod networks;
+mod parts;
 mod sampling;
 mod states;
 
@@ -50,6 +51,7 @@ fn main() {
     sampling::tests(&mut tests);
     states::tests(&mut tests);
     limits::tests(&mut tests);
+    parts::tests(&mut tests);
     families::tests(&mut tests);
     drafts::tests(&mut tests);
     faults::tests(&mut tests);

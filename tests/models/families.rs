@@ -320,6 +320,7 @@ fn caches_hold_windows_and_estimates_know_it() {
         };
         let (estimate, _) =
             Model::estimate(&path, cpu(), &LoadOptions::default(), &session).unwrap();
+        let estimate = estimate.device;
         assert_eq!(estimate.kv_bytes, bytes(90_000), "{name}");
         assert_eq!(estimate.kv_bytes_per_token, per_token, "{name}");
     }

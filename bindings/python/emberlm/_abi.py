@@ -324,7 +324,7 @@ class ember_model_details(Structure):
         ("quantization", c_char * 32),
         ("name", c_char * 128),
         ("max_batch", c_uint32),
-        ("reserved", c_uint32),
+        ("device_layer_count", c_uint32),
         ("memory_bytes", c_uint64),
         ("session_memory_bytes", c_uint64),
     ]
@@ -510,6 +510,11 @@ class ember_estimate(Structure):
         ("kv_bytes", c_uint64),
         ("model_workspace_bytes", c_uint64),
         ("session_workspace_bytes", c_uint64),
+        ("device_layer_count", c_uint32),
+        ("reserved2", c_uint32),
+        ("host_weights_bytes", c_uint64),
+        ("host_session_bytes", c_uint64),
+        ("host_workspace_bytes", c_uint64),
     ]
 
 

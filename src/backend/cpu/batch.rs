@@ -10,7 +10,7 @@ use super::weights::{CpuWeights, Sizes};
 use crate::backend::row::{Parts, RowWork};
 use crate::backend::{MAX_BATCH, RowError, RowResult, Want, When};
 use crate::engine::sampling::Sampling;
-use crate::error::{Error, Result, Status, fail};
+use crate::error::{Error, Result, Status};
 use crate::model::AdapterSet;
 use arrayvec::ArrayVec;
 use std::cell::UnsafeCell;
@@ -26,7 +26,7 @@ pub(super) struct BatchSpace {
 
 impl BatchSpace {
     pub fn new(weights: &CpuWeights) -> Result<BatchSpace> {
-        let logits = MAX_BATCH.saturating_mul(weights.n_vocab);
+        let logits = MAX_BATCH.saturating_mul(weights.logits_len());
         Ok(BatchSpace {
             chunk: ChunkSpace::new(weights, MAX_BATCH)?,
             logits: Pages::floats(logits, "logits of a batch")?,
@@ -42,7 +42,7 @@ pub(super) fn batch_bytes(s: &Sizes, threads: usize, n_vocab: usize) -> usize {
 /// A session of a batch when its token is chosen.
 struct Choice<'a> {
     core: &'a mut Core,
-    step: &'a Step,
+    step: &'a Step<'a>,
     /// Where its new logits are, if it has evaluated a token.
     row: Option<usize>,
     chosen: Option<Result<Chosen>>,
@@ -56,7 +56,9 @@ impl Choice<'_> {
             core.logits
                 .copy_from_slice(&logits[row * n_vocab..(row + 1) * n_vocab]);
         }
-        self.chosen = Some(core.choose(&self.step.sampling, self.step.token, self.step.masked));
+        if let Some(sampling) = &self.step.sampling {
+            self.chosen = Some(core.choose(sampling, self.step.token, self.step.masked));
+        }
     }
 }
 
@@ -78,11 +80,21 @@ impl<T> Dealt<'_, T> {
     }
 }
 
-/// A step of a batch: one token to append at most, and one to choose.
-struct Step {
+/// A step of a batch: one token to append at most, and one to choose, unless none is wanted.
+struct Step<'a> {
     token: Option<u32>,
-    sampling: Sampling,
+    sampling: Option<Sampling>,
     masked: bool,
+    /// The residual stream of the token, for weights that do not begin their network.
+    input: Option<&'a [f32]>,
+}
+
+/// Whether a row is work for a batch.
+fn is_step(work: &RowWork) -> bool {
+    match work.want {
+        Want::Evaluated => work.tokens.len() == 1,
+        want => want.is_one_choice(),
+    }
 }
 
 /// Does the work of rows. After an error, some of them may be under way.
@@ -91,11 +103,11 @@ pub(super) fn submit(
     (mut runners, mut works): Parts<CpuRunner>,
     when: When,
 ) -> RowResult<()> {
-    let choices = works.iter().filter(|w| w.want.is_one_choice()).count();
+    let steps = works.iter().filter(|w| is_step(w)).count();
     let mut members = ArrayVec::<usize, MAX_BATCH>::new();
     for (i, (runner, work)) in runners.iter_mut().zip(&mut works).enumerate() {
         // A pass over the weights for one token has its own, shorter way.
-        if when == When::Now && choices > 1 && work.want.is_one_choice() {
+        if when == When::Now && steps > 1 && is_step(work) {
             members.push(i);
         } else {
             runner.submit(work, when).map_err(|e| RowError::of(i, e))?;
@@ -104,9 +116,9 @@ pub(super) fn submit(
     if members.is_empty() {
         return Ok(());
     }
-    let chosen = step_together(weights, &mut runners, &mut works, &members)?;
-    for (&i, chosen) in members.iter().zip(chosen) {
-        runners[i].keep(Ok(Done::Token(chosen)));
+    let done = step_together(weights, &mut runners, &mut works, &members)?;
+    for (&i, done) in members.iter().zip(done) {
+        runners[i].keep(Ok(done));
     }
     Ok(())
 }
@@ -117,40 +129,47 @@ fn step_together(
     runners: &mut [&mut CpuRunner],
     works: &mut [RowWork],
     members: &[usize],
-) -> RowResult<ArrayVec<Chosen, MAX_BATCH>> {
+) -> RowResult<ArrayVec<Done, MAX_BATCH>> {
     let mut cores = ArrayVec::<MutexGuard<Core>, MAX_BATCH>::new();
     let mut steps = ArrayVec::<Step, MAX_BATCH>::new();
     let mut interrupts = ArrayVec::<&AtomicBool, MAX_BATCH>::new();
+    let mut outputs = ArrayVec::<Option<&mut [f32]>, MAX_BATCH>::new();
     for &i in members {
         let work = &mut works[i];
         let mut prepare = || {
             let mut core = runners[i].idle_core()?;
-            let Want::Choices { sampling, .. } = work.want else {
-                fail!(Internal, "a step that chooses nothing");
+            let sampling = match work.want {
+                Want::Choices { sampling, .. } => Some(sampling),
+                _ => None,
             };
+            let mut residual = std::mem::take(&mut work.residual);
             let token = match work.tokens {
                 [] => None,
                 [first @ .., last] => {
                     if !first.is_empty() {
-                        core.extend(first, work.interrupt)?;
+                        let first_of = residual.split(first.len() * weights.hidden);
+                        core.extend(first, first_of, true, work.interrupt)?;
                     }
                     Some(*last)
                 }
             };
             core.prepare_token(token)?;
             let masked = core.prepare_mask(work.mask.take())?;
-            Ok((core, token, sampling, masked))
+            Ok((core, token, sampling, masked, residual))
         };
-        let (core, token, sampling, masked) = prepare().map_err(|e| RowError::of(i, e))?;
+        let (core, token, sampling, masked, residual) =
+            prepare().map_err(|e| RowError::of(i, e))?;
         cores.push(core);
         steps.push(Step {
             token,
             sampling,
             masked,
+            input: residual.input,
         });
+        outputs.push(residual.output);
         interrupts.push(work.interrupt);
     }
-    let chosen = choose_each(weights, &mut cores, &steps, &interrupts);
+    let chosen = choose_each(weights, &mut cores, &steps, &mut outputs, &interrupts);
     if chosen.is_err() {
         cores.iter_mut().for_each(|core| core.recover());
     }
@@ -165,8 +184,9 @@ fn choose_each(
     weights: &CpuWeights,
     cores: &mut [MutexGuard<Core>],
     steps: &[Step],
+    outputs: &mut [Option<&mut [f32]>],
     interrupts: &[&AtomicBool],
-) -> RowResult<ArrayVec<Chosen, MAX_BATCH>> {
+) -> RowResult<ArrayVec<Done, MAX_BATCH>> {
     let turn = weights
         .pool
         .turn_unless(|| interrupted(interrupts).is_some())
@@ -176,7 +196,7 @@ fn choose_each(
         Some(space) => space,
         none => none.insert(BatchSpace::new(weights)?),
     };
-    evaluate(weights, &turn, space, cores, steps, interrupts)?;
+    evaluate(weights, &turn, space, cores, (steps, outputs), interrupts)?;
     choose_all(&turn, space, cores, steps)
 }
 
@@ -191,7 +211,7 @@ fn evaluate(
     turn: &PoolTurn,
     space: &mut BatchSpace,
     cores: &[MutexGuard<Core>],
-    steps: &[Step],
+    (steps, outputs): (&[Step], &mut [Option<&mut [f32]>]),
     interrupts: &[&AtomicBool],
 ) -> RowResult<()> {
     let mut tokens = ArrayVec::<u32, MAX_BATCH>::new();
@@ -212,6 +232,12 @@ fn evaluate(
     let sets = any.then_some(Sets::Each(&sets));
     let chunk = Chunk::new(weights, &mut space.chunk, &tokens, place, sets)?;
     chunk.embed(turn)?;
+    let inputs = steps.iter().filter(|step| step.token.is_some());
+    for (row, step) in inputs.enumerate() {
+        if let Some(input) = step.input {
+            chunk.enter(row, input);
+        }
+    }
     for index in 0..weights.layers.len() {
         if let Some(i) = interrupted(interrupts) {
             let e = Error::new(Status::Interrupted, format!("interrupted at layer {index}"));
@@ -219,7 +245,19 @@ fn evaluate(
         }
         chunk.run_layer(turn, index)?;
     }
-    Ok(chunk.all_logits(turn, space.logits.span())?)
+    let with_token = steps
+        .iter()
+        .zip(outputs)
+        .filter(|(step, _)| step.token.is_some());
+    for (row, (_, output)) in with_token.enumerate() {
+        if let Some(output) = output {
+            chunk.leave(row, output);
+        }
+    }
+    match weights.ends.1 {
+        true => Ok(chunk.all_logits(turn, space.logits.span())?),
+        false => Ok(()),
+    }
 }
 
 /// Gives the sessions their logits and chooses their tokens. After an error, those that have
@@ -229,7 +267,7 @@ fn choose_all(
     space: &mut BatchSpace,
     cores: &mut [MutexGuard<Core>],
     steps: &[Step],
-) -> RowResult<ArrayVec<Chosen, MAX_BATCH>> {
+) -> RowResult<ArrayVec<Done, MAX_BATCH>> {
     let n_vocab = cores[0].logits.len();
     let logits = space.logits.span();
     let mut rows = 0..;
@@ -250,7 +288,7 @@ fn choose_all(
     // SAFETY: the batch's memory, which nobody writes until this returns.
     let logits = unsafe { std::slice::from_raw_parts(logits.base(), MAX_BATCH * n_vocab) };
     // To sort a logit takes some nanoseconds.
-    let work = Work::even(dealt.0.len(), 4 * n_vocab as u64);
+    let work = Work::even(dealt.0.len(), (4 * n_vocab as u64).max(1));
     turn.ranges(work, |_, range| {
         for i in range {
             // SAFETY: each choice is one thread's.
@@ -259,18 +297,27 @@ fn choose_all(
     })?;
     let mut all = ArrayVec::new();
     for (i, choice) in choices.iter_mut().enumerate() {
-        match choice.get_mut().chosen.take() {
-            Some(chosen) => all.push(chosen.map_err(|e| RowError::of(i, e))?),
-            None => {
+        let choice = choice.get_mut();
+        match (choice.chosen.take(), choice.step.sampling) {
+            (Some(chosen), _) => {
+                let chosen = chosen.map_err(|e| RowError::of(i, e))?;
+                all.push(Done::Token(chosen));
+            }
+            (None, None) => all.push(Done::Evaluated),
+            (None, Some(_)) => {
                 let e = Error::new(Status::Internal, "it has not chosen");
                 return Err(RowError::of(i, e));
             }
         }
     }
     for choice in choices {
-        let Choice { core, row, .. } = choice.into_inner();
-        if row.is_some() {
-            core.advance();
+        let Choice {
+            core, row, step, ..
+        } = choice.into_inner();
+        match (row, step.token, step.sampling) {
+            (None, ..) => {}
+            (Some(_), Some(token), None) => core.advance_by(token),
+            (Some(_), ..) => core.advance(),
         }
     }
     Ok(all)

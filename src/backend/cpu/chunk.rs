@@ -163,6 +163,8 @@ impl<'a> Chunk<'a> {
                         Places::Texts(texts) => {
                             embed_text(weights, place, texts.kind(t), x, &mut me.row);
                         }
+                        // Of another part, the residual stream comes.
+                        _ if !weights.ends.0 => {}
                         _ => embed(weights, place, x, &mut me.row),
                     }
                     let tables = b.rope.part(t * b.sizes.rope, b.sizes.rope);
@@ -172,6 +174,20 @@ impl<'a> Chunk<'a> {
         })?;
         self.pass(turn).inputs(self.tokens)?;
         self.pass(turn).begin_streams()
+    }
+
+    /// Takes the residual stream of the tokens from `first` on from elsewhere, in place of embeddings.
+    pub fn enter(&self, first: usize, rows: &[f32]) {
+        let at = first * self.rows.weights.hidden;
+        // SAFETY: no phase runs, so nobody else uses the residual stream.
+        unsafe { self.rows.buffers.x.part(at, rows.len()) }.copy_from_slice(rows);
+    }
+
+    /// Writes the residual stream of the tokens from `first` on.
+    pub fn leave(&self, first: usize, rows: &mut [f32]) {
+        let at = first * self.rows.weights.hidden;
+        // SAFETY: as in `enter`.
+        rows.copy_from_slice(unsafe { self.rows.buffers.x.part(at, rows.len()) });
     }
 
     /// Runs a layer.

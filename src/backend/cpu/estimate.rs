@@ -32,9 +32,9 @@ pub(super) fn estimate(
         .saturating_add(partials_bytes(&s, threads, options.context))
         .saturating_add(indices * thread)
         .saturating_add(prefill_bytes(&s, threads, matrix_bytes(network)))
-        .saturating_add(batch_bytes(&s, threads, network.n_vocab));
+        .saturating_add(batch_bytes(&s, threads, network.logits_len()));
     let fixed_len = fixed_layers(network).fold(0, usize::saturating_add);
-    let fixed = FixedStates::bytes_for(fixed_len, network.n_vocab, options.marks());
+    let fixed = FixedStates::bytes_for(fixed_len, network.logits_len(), options.marks());
     if network.encoder.is_some() {
         // It has no sessions.
         return Ok(Estimate {
@@ -48,7 +48,7 @@ pub(super) fn estimate(
         kv_bytes_per_token: kv.bytes_per_token(),
         kv_bytes: kv.bytes(options.context).saturating_add(fixed),
         model_workspace_bytes: model as u64,
-        session_workspace_bytes: session_bytes(network.n_vocab, options.context) as u64,
+        session_workspace_bytes: session_bytes(network.logits_len(), options.context) as u64,
     })
 }
 
@@ -65,20 +65,27 @@ pub(super) fn session_bytes(n_vocab: usize, context: usize) -> usize {
 /// Matrices as they lie in the file, small vectors as `f32`.
 fn weights_bytes(network: &Network) -> u64 {
     let mut mapped = matrix_bytes(network);
-    if !network.embedding.same_data(&network.head.weight) {
-        mapped += network.embedding.byte_len();
+    let tied = network.ends() && network.embedding.same_data(&network.head.weight);
+    if network.begins() {
+        mapped += if tied {
+            0
+        } else {
+            network.embedding.byte_len()
+        };
+        mapped += network.positions.as_ref().map_or(0, |p| p.byte_len());
     }
-    mapped += network.positions.as_ref().map_or(0, |p| p.byte_len());
     let norm = |norm: &Norm| {
         let bias = norm.bias.as_ref().map_or(0, |b| b.row_len());
         norm.weight.row_len() + bias
     };
-    let mut floats = norm(&network.final_norm);
+    let mut floats = match network.ends() {
+        true => norm(&network.final_norm) + network.head.bias.as_ref().map_or(0, |b| b.row_len()),
+        false => 0,
+    };
     if let Some(inputs) = &network.per_layer {
         mapped += inputs.embedding.byte_len();
         floats += norm(&inputs.norm);
     }
-    floats += network.head.bias.as_ref().map_or(0, |b| b.row_len());
     if let Some(encoder) = &network.encoder {
         mapped += encoder.token_types.as_ref().map_or(0, |t| t.byte_len());
         floats += encoder.embedding_norm.as_ref().map_or(0, norm);

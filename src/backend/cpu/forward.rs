@@ -11,7 +11,7 @@ use super::pass::{Pass, Places, Tokens, Up};
 use super::profile::{Clock, Marks, embedding_bytes, norm_bytes, product_bytes};
 use super::token::{Buffers, embed, rope_tables};
 use super::weights::{CpuWeights, Sizes};
-use crate::backend::Work;
+use crate::backend::{Residual, Work};
 use crate::error::{Result, fail, try_vec};
 use crate::model::AdapterSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -121,18 +121,19 @@ pub(super) fn decode(
         weights,
         context,
         (position, token),
-        Some(logits),
+        (Residual::default(), Some(logits)),
         clock,
         interrupt,
     )
 }
 
-/// A decode step, with the logits that follow it if they are wanted.
+/// A decode step, with the residual stream at its ends where that is another's, and the logits that follow it if they are
+/// wanted.
 pub(super) fn step(
     weights: &CpuWeights,
     Context { kv, adapters }: Context<'_>,
     (position, token): (usize, u32),
-    logits: Option<&mut [f32]>,
+    (residual, logits): (Residual<'_>, Option<&mut [f32]>),
     clock: Option<&Clock>,
     interrupt: &AtomicBool,
 ) -> Result<()> {
@@ -142,7 +143,10 @@ pub(super) fn step(
     let space = &weights.decode[turn.seat()];
     let mut space = space.lock().unwrap_or_else(|e| e.into_inner());
     let space = &mut *space;
-    embed(weights, (token, position), &mut space.x, &mut space.y);
+    match residual.input {
+        Some(input) => space.x.copy_from_slice(input),
+        None => embed(weights, (token, position), &mut space.x, &mut space.y),
+    }
     rope_tables(weights, kv.context(), position, &mut space.rope);
     if let Some(clock) = clock {
         clock.end(Work::Embed, embedding_bytes(weights));
@@ -200,6 +204,10 @@ pub(super) fn step(
         pass.block(layer)?;
     }
     pass.end_streams()?;
+    if let Some(output) = residual.output {
+        // SAFETY: no phase runs, so nobody else uses the residual stream.
+        output.copy_from_slice(unsafe { tokens.buffers.x.part(0, weights.hidden) });
+    }
     if let Some(logits) = logits {
         pass.head(pass.residual(), Span::new(logits))?;
     }

@@ -2,7 +2,7 @@
 
 use super::super::CpuWeights;
 use super::super::pool::{Hook, Moment};
-use crate::backend::{Mark, Outcome, Row, Runner, RunnerOptions, Want, Weights, When};
+use crate::backend::{Mark, Outcome, Residual, Row, Runner, RunnerOptions, Want, Weights, When};
 use crate::engine::sampling::Sampling;
 use crate::format::ModelFile;
 use crate::model::Network;
@@ -42,6 +42,7 @@ fn talk(weights: &CpuWeights, runner: &mut dyn Runner, n: usize) -> (Vec<u32>, V
             want,
             mask: None,
             interrupt: &interrupt,
+            residual: Residual::default(),
         };
         weights.submit(&mut [row], When::Now).unwrap();
         runner.poll(true).unwrap()

@@ -3,7 +3,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `weights`, `layer` | a network made ready, with its threads and scratch memory; its blocks |
-//! | `runner`, `driver` | a session: its cache and logits; the thread of its started steps |
+//! | `runner` | a session: its cache and logits |
 //! | `pass` | the walk through a block's parts, for one token and for many |
 //! | `attention_layer`, `experts` | attention as a block's mixer; mixtures of experts |
 //! | `short_conv` | a gated short convolution as a block's mixer |
@@ -28,7 +28,6 @@ mod chunk;
 mod convolution;
 mod delta_net;
 mod device;
-mod driver;
 mod elementwise;
 mod embedder;
 mod estimate;

@@ -8,6 +8,7 @@ use super::forward::{Context, step};
 use super::kv::MAX_CHUNK;
 use super::pool::PoolTurn;
 use super::weights::{CpuWeights, Sizes};
+use crate::backend::Residual;
 use crate::error::{Result, fail};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -39,7 +40,7 @@ pub(super) fn prefill_bytes(s: &Sizes, threads: usize, matrix_bytes: usize) -> u
 }
 
 /// Appends `tokens` from `position` on, and writes the logits that follow the last one, where that
-/// is wanted.
+/// is wanted. `residual` is theirs at the ends of the layers.
 ///
 /// Errors: `Interrupted` (the flag is looked at between layers), `OutOfMemory` for the first
 /// chunk's memory, `Internal`. Then the logits are as they were.
@@ -48,11 +49,18 @@ pub(super) fn prefill(
     context: Context<'_>,
     position: usize,
     tokens: &[u32],
-    mut out: Option<&mut [f32]>,
+    (mut residual, mut out): (Residual<'_>, Option<&mut [f32]>),
     interrupt: &AtomicBool,
 ) -> Result<()> {
     if tokens.len() <= STEPS && weights.prefill_turns.users() > 0 {
-        return run_steps(weights, context, position, tokens, out, interrupt);
+        return run_steps(
+            weights,
+            context,
+            position,
+            tokens,
+            (residual, out),
+            interrupt,
+        );
     }
     let mut rest = tokens;
     let mut position = position;
@@ -74,7 +82,8 @@ pub(super) fn prefill(
             [] => out.take(),
             _ => None,
         };
-        run_chunk(weights, context, position, chunk, space, last, interrupt)?;
+        let ends = (residual.split(n * weights.hidden), last);
+        run_chunk(weights, context, position, chunk, space, ends, interrupt)?;
         position += chunk.len();
         rest = later;
     }
@@ -87,17 +96,18 @@ fn run_steps(
     context: Context<'_>,
     position: usize,
     tokens: &[u32],
-    mut out: Option<&mut [f32]>,
+    (mut residual, mut out): (Residual<'_>, Option<&mut [f32]>),
     interrupt: &AtomicBool,
 ) -> Result<()> {
     let last = tokens.len() - 1;
     for (i, token) in tokens.iter().enumerate() {
         let logits = if i == last { out.take() } else { None };
+        let ends = (residual.split(weights.hidden), logits);
         step(
             weights,
             context,
             (position + i, *token),
-            logits,
+            ends,
             None,
             interrupt,
         )?;
@@ -112,7 +122,7 @@ fn run_chunk(
     position: usize,
     tokens: &[u32],
     space: &mut ChunkSpace,
-    out: Option<&mut [f32]>,
+    (residual, out): (Residual<'_>, Option<&mut [f32]>),
     interrupt: &AtomicBool,
 ) -> Result<()> {
     let place = Places::Run(context.kv, position);
@@ -120,7 +130,13 @@ fn run_chunk(
     let chunk = Chunk::new(weights, space, tokens, place, sets)?;
     let turn = weights.pool.turn(interrupt)?;
     chunk.embed(&turn)?;
+    if let Some(input) = residual.input {
+        chunk.enter(0, input);
+    }
     let turn = run_layers(weights, &chunk, turn, position, interrupt)?;
+    if let Some(output) = residual.output {
+        chunk.leave(0, output);
+    }
     match out {
         Some(out) => chunk.last_logits(&turn, out),
         None => Ok(()),

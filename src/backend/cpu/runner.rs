@@ -1,17 +1,17 @@
 //! A session on the CPU: its state, and the work that is done with it.
 
-use super::driver::{Driver, Job};
 use super::estimate::session_bytes;
-use super::forward::{Context, decode};
+use super::forward::{Context, decode, step};
 use super::kv::{KvCache, MAX_CHUNK};
 use super::prefill::prefill;
 use super::profile::Clock;
 use super::weights::CpuWeights;
+use crate::backend::driver::{Driven, Driver, Job};
 use crate::backend::row::RowWork;
 use crate::backend::state::StateLayout;
 use crate::backend::{
-    Mark, MaskSource, Outcome, Profile, Runner, StateInfo, StateSink, StateSource, Want, Weights,
-    When, Work, fill_mask,
+    Mark, MaskSource, Outcome, Profile, Residual, Runner, StateInfo, StateSink, StateSource, Want,
+    Weights, When, Work, fill_mask,
 };
 use crate::engine::sampling::{
     Input, LogprobBoxes, Logprobs, Sampling, Scratch, TokenRules, choose,
@@ -33,7 +33,7 @@ pub struct CpuRunner {
     /// Positions evaluated by now.
     progress: Arc<AtomicUsize>,
     /// Made by the first work in the background.
-    driver: Option<Driver>,
+    driver: Option<Driver<Core>>,
     /// Outcomes of work that the caller waited for, not yet collected.
     ready: VecDeque<Result<Done>>,
     /// Set by outcomes of work in the background.
@@ -47,6 +47,7 @@ pub struct CpuRunner {
 /// What work has come to.
 pub(super) enum Done {
     Logits,
+    Evaluated,
     Token(Chosen),
 }
 
@@ -83,8 +84,16 @@ pub(super) struct Core {
 }
 
 impl Core {
-    /// Appends `tokens` and evaluates them, one at least.
-    pub fn extend(&mut self, tokens: &[u32], interrupt: &AtomicBool) -> Result<()> {
+    /// Appends `tokens` and evaluates them, one at least, with the residual stream at the ends of the layers where that is
+    /// another's. There are logits afterwards if they are wanted and the layers end the network.
+    pub fn extend(
+        &mut self,
+        tokens: &[u32],
+        mut residual: Residual<'_>,
+        with_logits: bool,
+        interrupt: &AtomicBool,
+    ) -> Result<()> {
+        let with_logits = with_logits && self.weights.ends.1;
         let end = self.check(tokens)?;
         self.kv.prepare(self.len, end)?;
         let (weights, kv, logits) = (&*self.weights, &mut self.kv, &mut self.logits);
@@ -93,14 +102,8 @@ impl Core {
             [] => fail!(NoTokens, "no tokens to append"),
             [token] => {
                 let context = Context { kv, adapters };
-                decode(
-                    weights,
-                    context,
-                    (self.len, *token),
-                    logits,
-                    None,
-                    interrupt,
-                )
+                let ends = (residual, with_logits.then_some(&mut logits[..]));
+                step(weights, context, (self.len, *token), ends, None, interrupt)
             }
             _ => {
                 let mut position = self.len;
@@ -110,9 +113,10 @@ impl Core {
                     let piece = kv.fixed.piece(position, MAX_CHUNK).min(rest.len());
                     let (piece, behind) = rest.split_at(piece);
                     rest = behind;
-                    let out = rest.is_empty().then_some(&mut logits[..]);
                     let context = Context { kv, adapters };
-                    result = prefill(weights, context, position, piece, out, interrupt);
+                    let out = (with_logits && rest.is_empty()).then_some(&mut logits[..]);
+                    let ends = (residual.split(piece.len() * weights.hidden), out);
+                    result = prefill(weights, context, position, piece, ends, interrupt);
                     position += piece.len();
                     if result.is_ok() && !rest.is_empty() {
                         kv.fixed.mark(position, None);
@@ -127,6 +131,7 @@ impl Core {
         }
         done?;
         self.append(tokens);
+        self.has_logits = with_logits;
         self.mark(tokens.len() > 1);
         Ok(())
     }
@@ -205,6 +210,13 @@ impl Core {
         self.mark(false);
     }
 
+    /// Notes that a token is in the cache that nothing was chosen behind.
+    pub fn advance_by(&mut self, token: u32) {
+        self.append(&[token]);
+        self.has_logits = false;
+        self.mark(false);
+    }
+
     /// Readies the state for `token`, which is evaluated in a batch.
     pub fn prepare_token(&mut self, token: Option<u32>) -> Result<()> {
         match token {
@@ -221,14 +233,14 @@ impl Core {
     /// says whether there is one.
     pub fn step(
         &mut self,
-        tokens: &[u32],
+        (tokens, residual): (&[u32], Residual<'_>),
         sampling: &Sampling,
         interrupt: &AtomicBool,
         prepare: impl FnOnce(&mut Core) -> Result<bool>,
     ) -> Result<Chosen> {
         let before = self.len;
         if !tokens.is_empty() {
-            self.extend(tokens, interrupt)?;
+            self.extend(tokens, residual, true, interrupt)?;
         }
         if !self.has_logits {
             fail!(Internal, "a choice without logits");
@@ -331,6 +343,49 @@ impl Core {
     }
 }
 
+impl Driven for Core {
+    type Done = Done;
+
+    fn started(&mut self) -> &mut Vec<u32> {
+        &mut self.started
+    }
+
+    fn evaluate(&mut self, tokens: &[u32], interrupt: &Arc<AtomicBool>) -> Result<Done> {
+        self.extend(tokens, Residual::default(), true, interrupt)?;
+        Ok(Done::Logits)
+    }
+
+    fn choose_next(
+        &mut self,
+        tokens: &[u32],
+        sampling: &Sampling,
+        masked: bool,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<(Done, u32)> {
+        let row = (tokens, Residual::default());
+        let chosen = self.step(row, sampling, interrupt, |_| Ok(masked))?;
+        let token = chosen.token;
+        Ok((Done::Token(chosen), token))
+    }
+
+    fn verify_drafts(
+        &mut self,
+        tokens: (&[u32], usize),
+        sampling: &Sampling,
+        interrupt: &Arc<AtomicBool>,
+        outcomes: &mut VecDeque<Result<Done>>,
+    ) -> Result<()> {
+        self.verify(
+            tokens,
+            Residual::default(),
+            sampling,
+            None,
+            interrupt,
+            outcomes,
+        )
+    }
+}
+
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic on the way is an `Internal` error of that step; the state is as valid as before it.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -339,12 +394,13 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl CpuRunner {
     /// A session with an empty cache. Errors: `OutOfMemory`.
     pub(super) fn new(weights: Arc<CpuWeights>, kv: KvCache) -> Result<CpuRunner> {
-        let bytes = session_bytes(weights.n_vocab, kv.context());
+        let n_logits = weights.logits_len();
+        let bytes = session_bytes(n_logits, kv.context());
         let charge = weights.sessions.charge(bytes, "memory of a session")?;
-        let logits = try_vec(weights.n_vocab, 0.0, "logits")?;
-        let scratch = Scratch::new(weights.n_vocab)?;
+        let logits = try_vec(n_logits, 0.0, "logits")?;
+        let scratch = Scratch::new(n_logits)?;
         let logprob_boxes = LogprobBoxes::new();
-        let mask = try_vec(weights.n_vocab.div_ceil(32), 0u32, "mask of a choice")?;
+        let mask = try_vec(n_logits.div_ceil(32), 0u32, "mask of a choice")?;
         let mut history = try_vec(kv.context(), 0u32, "token history")?;
         history.clear();
         let progress = Arc::new(AtomicUsize::new(0));
@@ -386,7 +442,7 @@ impl CpuRunner {
 
     /// `DecodePending` while work that was started is not collected.
     fn check_idle(&self) -> Result<()> {
-        if self.driver.as_ref().is_some_and(Driver::is_busy) || !self.ready.is_empty() {
+        if self.driver.as_ref().is_some_and(|driver| driver.is_busy()) || !self.ready.is_empty() {
             fail!(DecodePending, "started work was not collected");
         }
         Ok(())
@@ -405,6 +461,9 @@ impl CpuRunner {
 
     /// Starts the work of a row in the background.
     fn start(&mut self, row: &mut RowWork<'_>) -> Result<()> {
+        if self.weights.ends != (true, true) {
+            fail!(Internal, "a part of a network works while its caller waits");
+        }
         let mut core = self.idle_core()?;
         let tokens = row.tokens;
         core.check(tokens)?;
@@ -433,11 +492,16 @@ impl CpuRunner {
     fn run(&mut self, row: &mut RowWork<'_>) -> Result<()> {
         self.check_idle()?;
         let mut core = lock(&self.core);
+        let residual = std::mem::take(&mut row.residual);
         let (count, sampling) = match row.want {
-            Want::Logits => {
-                core.extend(row.tokens, row.interrupt)?;
+            Want::Logits | Want::Evaluated => {
+                let with_logits = matches!(row.want, Want::Logits);
+                core.extend(row.tokens, residual, with_logits, row.interrupt)?;
                 drop(core);
-                self.keep(Ok(Done::Logits));
+                self.keep(Ok(match with_logits {
+                    true => Done::Logits,
+                    false => Done::Evaluated,
+                }));
                 return Ok(());
             }
             Want::Choices { count, sampling } => (count, sampling),
@@ -445,8 +509,8 @@ impl CpuRunner {
                 let mut outcomes = std::mem::take(&mut self.ready);
                 let mask = row.mask.take();
                 let done = core.verify(
-                    row.tokens,
-                    drafts,
+                    (row.tokens, drafts),
+                    residual,
                     &sampling,
                     mask,
                     row.interrupt,
@@ -458,7 +522,7 @@ impl CpuRunner {
             }
         };
         let mut mask = row.mask.take();
-        let first = core.step(row.tokens, &sampling, row.interrupt, |core| {
+        let first = core.step((row.tokens, residual), &sampling, row.interrupt, |core| {
             core.prepare_mask(mask.take())
         })?;
         let mut last = first.token;
@@ -466,7 +530,12 @@ impl CpuRunner {
         let mut all = std::mem::take(&mut self.ready);
         all.push_back(Ok(Done::Token(first)));
         for _ in 1..count {
-            let next = core.step(&[last], &sampling, row.interrupt, |_| Ok(false));
+            let next = core.step(
+                (&[last], Residual::default()),
+                &sampling,
+                row.interrupt,
+                |_| Ok(false),
+            );
             let failed = next.is_err();
             if let Ok(chosen) = &next {
                 last = chosen.token;
@@ -514,6 +583,7 @@ impl Runner for CpuRunner {
         };
         Ok(done.map(|done| match done {
             Done::Logits => Outcome::Logits,
+            Done::Evaluated => Outcome::Evaluated,
             Done::Token(chosen) => {
                 let last = std::mem::replace(&mut self.logprobs, chosen.logprobs);
                 self.logprob_boxes.put_back(last);
@@ -551,7 +621,7 @@ impl Runner for CpuRunner {
     }
 
     fn retire(&mut self) -> Option<Thread> {
-        self.driver.as_mut().and_then(Driver::retire)
+        self.driver.as_mut().and_then(|driver| driver.retire())
     }
 
     fn logprobs(&self) -> Option<&Logprobs> {

@@ -5,7 +5,7 @@ use super::adapters::Sets;
 use super::batch::BatchSpace;
 use super::chunk::{Chunk, Places};
 use super::runner::{Core, Done};
-use crate::backend::{MAX_BATCH, MAX_DRAFTS, MaskSource};
+use crate::backend::{MAX_BATCH, MAX_DRAFTS, MaskSource, Residual};
 use crate::engine::sampling::Sampling;
 use crate::error::{Result, fail};
 use std::collections::VecDeque;
@@ -24,8 +24,8 @@ impl Core {
     /// [`Want::Verified`]: crate::backend::Want::Verified
     pub fn verify(
         &mut self,
-        tokens: &[u32],
-        drafts: usize,
+        (tokens, drafts): (&[u32], usize),
+        residual: Residual<'_>,
         sampling: &Sampling,
         mut mask: Option<&mut MaskSource<'_>>,
         interrupt: &AtomicBool,
@@ -36,7 +36,14 @@ impl Core {
         }
         let before = self.len;
         let known = tokens.len() - drafts;
-        let first = self.verify_first(tokens, known, sampling, &mut mask, interrupt, outcomes);
+        let first = self.verify_first(
+            (tokens, known),
+            residual,
+            sampling,
+            &mut mask,
+            interrupt,
+            outcomes,
+        );
         if first.is_err() {
             if known > 0 {
                 self.has_logits = false;
@@ -48,8 +55,8 @@ impl Core {
 
     fn verify_first(
         &mut self,
-        tokens: &[u32],
-        known: usize,
+        (tokens, known): (&[u32], usize),
+        mut residual: Residual<'_>,
         sampling: &Sampling,
         mask: &mut Option<&mut MaskSource<'_>>,
         interrupt: &AtomicBool,
@@ -58,7 +65,8 @@ impl Core {
         // The last of the known tokens goes with the drafts.
         let (earlier, together) = tokens.split_at(known.saturating_sub(1));
         if !earlier.is_empty() {
-            self.extend(earlier, interrupt)?;
+            let earlier_of = residual.split(earlier.len() * self.weights.hidden);
+            self.extend(earlier, earlier_of, true, interrupt)?;
         }
         let end = self.check(together)?;
         self.kv.prepare(self.len, end)?;
@@ -73,6 +81,9 @@ impl Core {
         let sets = self.adapters.as_deref().map(Sets::One);
         let chunk = Chunk::new(&weights, &mut space.chunk, together, place, sets)?;
         chunk.embed(&turn)?;
+        if let Some(input) = residual.input {
+            chunk.enter(0, input);
+        }
         for index in 0..weights.layers.len() {
             if interrupt.load(Relaxed) {
                 fail!(
@@ -82,6 +93,9 @@ impl Core {
                 );
             }
             chunk.run_layer(&turn, index)?;
+        }
+        if !weights.ends.1 {
+            fail!(Internal, "drafts are verified where logits are");
         }
         let logits = space.logits.span();
         chunk.all_logits(&turn, logits)?;

@@ -19,8 +19,8 @@ use super::texts::TextSizes;
 use super::turn::Turns;
 use crate::backend::row::{discard, take_apart};
 use crate::backend::{
-    Embedder, EmbedderOptions, KvType, MAX_DRAFTS, Row, RowResult, Runner, RunnerOptions, Taken,
-    Weights, When,
+    Embedder, EmbedderOptions, KvType, MAX_DRAFTS, Row, RowError, RowResult, Runner, RunnerOptions,
+    Taken, Weights, When,
 };
 use crate::error::{Result, fail, try_vec};
 use crate::memory::Account;
@@ -33,6 +33,8 @@ use std::sync::{Arc, Mutex};
 /// A network on the CPU, with the threads that run it.
 pub struct CpuWeights {
     pub(super) isa: Isa,
+    /// Whether the layers begin the network, and whether they end it.
+    pub(super) ends: (bool, bool),
     pub(super) hidden: usize,
     pub(super) n_vocab: usize,
     pub(super) embedding: Matrix,
@@ -298,7 +300,7 @@ pub(super) fn matrix_bytes(network: &Network) -> usize {
     blocks
         .chain(inputs)
         .chain(streams)
-        .chain([&network.head])
+        .chain(network.ends().then_some(&network.head))
         .map(|m| m.weight.byte_len())
         .sum()
 }
@@ -369,6 +371,7 @@ impl CpuWeights {
         let matrix_bytes = matrix_bytes(network);
         let weights = Arc::new(CpuWeights {
             isa,
+            ends: (network.begins(), network.ends()),
             hidden: network.hidden,
             n_vocab: network.n_vocab,
             embedding: Matrix::new(network.embedding.clone(), isa),
@@ -413,6 +416,11 @@ impl CpuWeights {
         });
         progress(1.0)?;
         Ok(weights)
+    }
+
+    /// Elements of the logits: none where the layers do not end the network.
+    pub(super) fn logits_len(&self) -> usize {
+        if self.ends.1 { self.n_vocab } else { 0 }
     }
 
     pub(super) fn kv_shape(&self, kv_type: KvType) -> Result<Shape> {
@@ -461,7 +469,7 @@ impl Weights for CpuWeights {
         check_kv_type(options.kv_type)?;
         let shape = self.kv_shape(options.kv_type)?;
         let (marks, account) = (options.marks(), &self.sessions);
-        let fixed = FixedStates::new(&self.fixed_layers, self.n_vocab, marks, account)?;
+        let fixed = FixedStates::new(&self.fixed_layers, self.logits_len(), marks, account)?;
         let kv = KvCache::with_fixed(shape, options.context, fixed, account)?;
         let mut decode = self.decode[0].lock().unwrap_or_else(|e| e.into_inner());
         decode.reserve(&self, options.context)?;
@@ -495,7 +503,7 @@ impl Weights for CpuWeights {
     fn kv_bytes(&self, options: &RunnerOptions) -> u64 {
         let kv = self.kv_shape(options.kv_type);
         let kv = kv.map_or(0, |s| s.bytes(options.context));
-        let fixed = FixedStates::bytes_for(self.fixed_len(), self.n_vocab, options.marks());
+        let fixed = FixedStates::bytes_for(self.fixed_len(), self.logits_len(), options.marks());
         kv.saturating_add(fixed)
     }
 
@@ -528,6 +536,12 @@ impl Weights for CpuWeights {
 
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
         let parts = take_apart(rows, |runner: &mut CpuRunner| runner.takes_work(self))?;
+        for (i, work) in parts.1.iter().enumerate() {
+            let checked = work
+                .residual
+                .check(self.ends, work.tokens.len(), self.hidden);
+            checked.map_err(|e| RowError::of(i, e))?;
+        }
         submit(self, parts, when).inspect_err(|_| discard(rows))
     }
 }

@@ -4,6 +4,7 @@
 //! that is written before each launch. Sums run in the same order as for one session (matvec.cuh), so
 //! nobody's tokens depend on who else is there.
 
+use super::crossing;
 use super::driver::{Buffer, Graph, Stream};
 use super::evaluation::Evaluation;
 use super::runner::core::{Core, EVALUATE};
@@ -11,8 +12,9 @@ use super::runner::{Chosen, Prepared};
 use super::sampling::Stages;
 use super::state::KvPlan;
 use super::step::{Ending, StepBuffers};
+use super::walk::Span;
 use super::weights::CudaWeights;
-use crate::backend::{KvType, MAX_BATCH, MaskSource, RowError, RowResult};
+use crate::backend::{KvType, MAX_BATCH, MaskSource, Residual, RowError, RowResult};
 use crate::engine::sampling::Sampling;
 use crate::error::{Error, Result, Status};
 use arrayvec::ArrayVec;
@@ -35,12 +37,14 @@ pub struct Member<'c, 'm> {
     pub core: &'c mut Core,
     /// The token that it appends.
     pub token: u32,
-    /// How it chooses.
-    pub sampling: Sampling,
+    /// How it chooses. All members of a step choose, or none does.
+    pub sampling: Option<Sampling>,
     /// Masks the choice.
     pub mask: Option<&'m mut MaskSource<'m>>,
     /// Ends the step.
     pub interrupt: &'m AtomicBool,
+    /// Of a part of a network.
+    pub residual: Residual<'m>,
 }
 
 impl Batch {
@@ -63,7 +67,7 @@ impl Batch {
     }
 
     /// A step of 1 to [`MAX_BATCH`] sessions with caches of this type, and the tokens that they
-    /// choose. An error names the index of a member; others may have moved.
+    /// choose; none where they do not. An error names the index of a member; others may have moved.
     pub fn step(
         &mut self,
         weights: &CudaWeights,
@@ -82,7 +86,7 @@ impl Batch {
                 &self.stream,
                 Some(member.token),
                 1,
-                &member.sampling,
+                &member.sampling.unwrap_or(Sampling::GREEDY),
                 member.mask.is_some(),
                 member.interrupt,
             );
@@ -100,6 +104,13 @@ impl Batch {
                 size_of_val(&addresses[..]),
             )?
         };
+        self.enter(members)?;
+        if members.iter().all(|m| m.sampling.is_none()) {
+            self.launch(weights, n, EVALUATE)?;
+            members.iter_mut().for_each(|m| m.core.lose_track());
+            self.leave(members)?;
+            return Ok(ArrayVec::new());
+        }
         let masked = members.iter().any(|m| m.mask.is_some());
         if masked {
             self.launch(weights, n, EVALUATE)?;
@@ -120,6 +131,39 @@ impl Batch {
         };
         self.launch(weights, n, ending)?;
         self.collect(members, prepared)
+    }
+
+    /// Where the residual stream of a member is.
+    fn residual(&self, member: usize) -> Span {
+        let rows = self.buffers.at().rows.residual;
+        let before = member as u64 * u64::from(rows.stride) * 4;
+        Span {
+            address: rows.address + before,
+            ..rows
+        }
+    }
+
+    /// Puts the residual streams of a part's members where a step begins with them.
+    fn enter(&self, members: &[Member<'_, '_>]) -> Result<()> {
+        for (i, member) in members.iter().enumerate() {
+            if let Some(input) = member.residual.input {
+                // SAFETY: the batch's memory, whose steps follow each other on its stream.
+                unsafe { crossing::enter(&self.stream, input, input.len(), self.residual(i))? };
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the residual streams of a part's members from where a step has left them, when it is done.
+    fn leave(&self, members: &mut [Member<'_, '_>]) -> Result<()> {
+        for (i, member) in members.iter_mut().enumerate() {
+            if let Some(output) = member.residual.output.take() {
+                // SAFETY: as in `enter`.
+                unsafe { crossing::leave(&self.stream, self.residual(i), output.len(), output)? };
+            }
+        }
+        self.stream.synchronize()?;
+        members.iter_mut().try_for_each(|m| m.core.advanced())
     }
 
     fn take_masks(&self, members: &mut [Member<'_, '_>]) -> RowResult<()> {

@@ -108,10 +108,12 @@ impl Backend for CudaBackend {
             kv_bytes_per_token: kv.bytes_per_token(),
             kv_bytes: kv.all_bytes(runner.context).saturating_add(
                 plan.fixed
-                    .session_bytes(plan.n_vocab as usize, runner.marks()),
+                    .session_bytes(plan.logits_len() as usize, runner.marks()),
             ),
             model_workspace_bytes: PrefillBuffers::bytes(&plan)
-                + StepBuffers::bytes(&plan, MAX_BATCH as u32, multiprocessors),
+                + StepBuffers::bytes(&plan, MAX_BATCH as u32, multiprocessors)
+                // The table of a batch.
+                + 8 * MAX_BATCH as u64,
             session_workspace_bytes: StepBuffers::bytes(&plan, 1, multiprocessors)
                 + SamplingState::bytes(plan.n_vocab as usize, runner.context),
         })

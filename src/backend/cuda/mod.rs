@@ -4,6 +4,7 @@ pub mod arena;
 pub mod args;
 pub mod attention;
 pub mod batch;
+mod crossing;
 mod device;
 pub mod driver;
 pub mod evaluation;

@@ -104,8 +104,11 @@ pub struct MlpPlan {
 /// A network on the device, whose allocation begins at the address that the plan was made for.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// Whether the layers begin the network, and whether they end it.
+    pub ends: (bool, bool),
     pub hidden: u32,
     pub n_vocab: u32,
+    /// Without segments where the layers do not begin the network, as the head where they do not end it.
     pub embedding: Matrix,
     pub embedding_scale: f32,
     pub positions: Option<Matrix>,
@@ -438,10 +441,17 @@ impl Plan {
             weight: weight.clone(),
             bias: None,
         };
-        let embedding = jobs.fuse(&[&table(&network.embedding)])?;
+        let absent = Matrix {
+            groups: matrix::groups(network.hidden),
+            ..Matrix::default()
+        };
+        let embedding = match network.begins() {
+            true => jobs.fuse(&[&table(&network.embedding)])?,
+            false => absent.clone(),
+        };
         let positions = match &network.positions {
-            Some(positions) => Some(jobs.fuse(&[&table(positions)])?),
-            None => None,
+            Some(positions) if network.begins() => Some(jobs.fuse(&[&table(positions)])?),
+            _ => None,
         };
         let inputs = match &network.per_layer {
             Some(inputs) => Some(InputsPlan {
@@ -459,14 +469,18 @@ impl Plan {
         for (i, block) in network.blocks.iter().enumerate() {
             layers.push(jobs.layer(i, block, network.context_length)?);
         }
-        let final_norm = jobs.norm(&network.final_norm)?;
-        let head =
-            if network.head.weight.same_data(&network.embedding) && network.head.bias.is_none() {
-                embedding.clone()
-            } else {
-                jobs.fuse(&[&network.head])?
-            };
+        let final_norm = match network.ends() {
+            true => jobs.norm(&network.final_norm)?,
+            false => args::Norm::default(),
+        };
+        let tied = network.head.weight.same_data(&network.embedding) && network.head.bias.is_none();
+        let head = match network.ends() {
+            true if tied && network.begins() => embedding.clone(),
+            true => jobs.fuse(&[&network.head])?,
+            false => absent,
+        };
         let plan = Plan {
+            ends: (network.begins(), network.ends()),
             hidden: network.hidden as u32,
             n_vocab: network.n_vocab as u32,
             embedding,
@@ -482,6 +496,11 @@ impl Plan {
             bytes: jobs.bytes,
         };
         Ok((plan, jobs))
+    }
+
+    /// Elements of the logits: none where the layers do not end the network.
+    pub fn logits_len(&self) -> u32 {
+        if self.ends.1 { self.n_vocab } else { 0 }
     }
 
     /// Every matrix of the layers but those of experts.

@@ -9,6 +9,7 @@ mod products;
 
 use super::arena::{Arena, Placed};
 use super::args;
+use super::crossing;
 use super::driver::{Buffer, Context};
 use super::evaluation::Evaluation;
 use super::experts::{ChunkExperts, ExpertsPlan};
@@ -18,6 +19,7 @@ use super::mixer::{
 };
 use super::plan::{LayerInputPlan, MlpPlan, Plan};
 use super::walk::{Addition, AllRows, ExpertSum, MlpInput, Operations, Rows, Span, walk};
+use crate::backend::Residual;
 use crate::error::{Result, fail};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -128,7 +130,8 @@ impl PrefillBuffers {
 
     /// Enqueues the evaluation of `tokens`, at most [`CHUNK`] and at least one, from the position of
     /// the first session of the table on. The position on the device stays as it is. `pause` is called
-    /// between pieces of the work, and its error ends the evaluation.
+    /// between pieces of the work, and its error ends the evaluation. Where the residual stream goes elsewhere, the work is
+    /// awaited.
     ///
     /// # Safety
     /// *weights*, *sessions* and *workspace* of [`Evaluation`]; the workspace is this memory. It must
@@ -137,13 +140,19 @@ impl PrefillBuffers {
         &self,
         eval: &Evaluation,
         tokens: &[u32],
+        residual: Residual<'_>,
         pause: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
         // SAFETY: the promises are the caller's.
-        let mut chunk = unsafe { self.begin(eval, tokens)? };
+        let mut chunk = unsafe { self.begin(eval, tokens, residual.input)? };
         while chunk.layers_left() > 0 {
             // SAFETY: as above.
             unsafe { self.layer(eval, &mut chunk, pause)? };
+        }
+        if let Some(output) = residual.output {
+            let (from, width) = (self.memory.at().rows.residual, eval.plan.hidden as usize);
+            // SAFETY: the *workspace*, by the caller's promise, which the layers' work has written.
+            unsafe { crossing::leave(eval.stream, from, width, output)? };
         }
         Ok(())
     }
@@ -153,14 +162,22 @@ impl PrefillBuffers {
     ///
     /// # Safety
     /// As [`PrefillBuffers::enqueue`], until the work of the last layer is done.
-    pub unsafe fn begin(&self, eval: &Evaluation, tokens: &[u32]) -> Result<Chunk> {
+    pub unsafe fn begin(
+        &self,
+        eval: &Evaluation,
+        tokens: &[u32],
+        input: Option<&[f32]>,
+    ) -> Result<Chunk> {
         let count = tokens.len();
         if count == 0 || count > CHUNK {
             fail!(Internal, "a chunk of {count} tokens");
         }
         let rows = count as u32;
         let at = self.memory.at();
-        let embed = args::Embed {
+        if input.is_none() && !eval.plan.ends.0 {
+            fail!(Internal, "a chunk of a part without its residual stream");
+        }
+        let embed = || args::Embed {
             sessions: eval.sessions,
             tokens: at.tokens,
             out: at.rows.residual.address,
@@ -172,7 +189,13 @@ impl PrefillBuffers {
         unsafe {
             let from = tokens.as_ptr().cast();
             eval.stream.copy_in(at.tokens, from, size_of_val(tokens))?;
-            eval.kernels.embed(eval.stream, &embed, rows)?;
+            match input {
+                Some(input) => {
+                    let width = eval.plan.hidden as usize;
+                    crossing::enter(eval.stream, input, width, at.rows.residual)?;
+                }
+                None => eval.kernels.embed(eval.stream, &embed(), rows)?,
+            }
         }
         if let Some(inputs) = &eval.plan.inputs {
             let mut go_on = || Ok(());

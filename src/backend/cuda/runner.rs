@@ -9,14 +9,14 @@ pub use drafts::MAX_ROWS;
 pub use steps::{Chosen, Prepared, Steps};
 
 use self::background::Background;
-use self::core::Core;
+use self::core::{Core, Extension};
 use self::steps::Request;
 use super::step::Timeline;
 use super::weights::{Busy, CudaWeights};
 use crate::backend::row::RowWork;
 use crate::backend::{
-    KvType, Mark, MaskSource, Outcome, Profile, Runner, RunnerOptions, StateInfo, StateSink,
-    StateSource, Want, When,
+    KvType, Mark, MaskSource, Outcome, Profile, Residual, Runner, RunnerOptions, StateInfo,
+    StateSink, StateSource, Want, When,
 };
 use crate::engine::sampling::{LogprobBoxes, Logprobs, Sampling, TokenRules};
 use crate::error::{Result, Status, fail};
@@ -56,6 +56,7 @@ enum Work {
 /// An outcome.
 enum Ready {
     Logits,
+    Evaluated,
     Token(Chosen),
 }
 
@@ -122,11 +123,21 @@ impl CudaRunner {
         Ok(())
     }
 
+    /// Keeps that a token was evaluated in a batch, until it is polled.
+    pub fn keep_evaluated(&mut self) -> Result<()> {
+        let core = self.take()?;
+        self.work = Work::Ready(core, Ready::Evaluated);
+        Ok(())
+    }
+
     /// Does or starts the work of a row by itself.
     pub(super) fn submit(&mut self, row: &mut RowWork<'_>, when: When) -> Result<()> {
         let busy = Busy::new(&self.weights);
         match row.want {
-            Want::Logits if when == When::Background => {
+            Want::Logits | Want::Evaluated if when == When::Background => {
+                if self.weights.plan().ends != (true, true) {
+                    fail!(Internal, "a part of a network works while its caller waits");
+                }
                 let core = self.take()?;
                 match Background::start(core, row.tokens, row.interrupt, busy) {
                     Ok(background) => self.work = Work::Prompt(background),
@@ -136,10 +147,22 @@ impl CudaRunner {
                     }
                 }
             }
-            Want::Logits => {
-                self.core()?.extend(row.tokens, row.interrupt, false)?;
+            Want::Logits | Want::Evaluated => {
+                let with_logits = matches!(row.want, Want::Logits);
+                let residual = std::mem::take(&mut row.residual);
+                let extension = Extension {
+                    tokens: row.tokens,
+                    residual,
+                    with_logits,
+                    is_background: false,
+                };
+                self.core()?.extend(extension, row.interrupt)?;
                 let core = self.take()?;
-                self.work = Work::Ready(core, Ready::Logits);
+                let ready = match with_logits {
+                    true => Ready::Logits,
+                    false => Ready::Evaluated,
+                };
+                self.work = Work::Ready(core, ready);
             }
             Want::Verified { drafts, sampling } => {
                 let core = self.core()?;
@@ -155,7 +178,9 @@ impl CudaRunner {
             Want::Choices { count, sampling } => {
                 let core = self.core()?;
                 core.notifies = when == When::Background;
-                let token = core.all_but_last(row.tokens, row.interrupt)?;
+                let residual = &mut row.residual;
+                let token = core.all_but_last(row.tokens, residual, row.interrupt)?;
+                core.enter(residual.input)?;
                 let request = Request {
                     token,
                     count,
@@ -180,6 +205,9 @@ impl CudaRunner {
     fn advance(&mut self, work: Work, wait: bool) -> (Work, Result<Option<Outcome>>) {
         match work {
             Work::Ready(core, Ready::Logits) => (Work::Nothing(core), Ok(Some(Outcome::Logits))),
+            Work::Ready(core, Ready::Evaluated) => {
+                (Work::Nothing(core), Ok(Some(Outcome::Evaluated)))
+            }
             Work::Ready(core, Ready::Token(chosen)) => {
                 let token = self.returned(chosen);
                 (Work::Nothing(core), Ok(Some(Outcome::Token(token))))
@@ -230,13 +258,23 @@ impl CudaRunner {
 }
 
 impl Core {
-    /// Evaluates all tokens but the last, which a step appends.
-    pub fn all_but_last(&mut self, tokens: &[u32], interrupt: &AtomicBool) -> Result<Option<u32>> {
+    /// Evaluates all tokens but the last, which a step appends. What of the residual stream is left is that one's.
+    pub fn all_but_last(
+        &mut self,
+        tokens: &[u32],
+        residual: &mut Residual<'_>,
+        interrupt: &AtomicBool,
+    ) -> Result<Option<u32>> {
         let Some((&last, first)) = tokens.split_last() else {
             return Ok(None);
         };
         if !first.is_empty() {
-            self.extend(first, interrupt, false)?;
+            let width = self.weights.plan().hidden as usize;
+            let extension = Extension {
+                residual: residual.split(first.len() * width),
+                ..Extension::of(first)
+            };
+            self.extend(extension, interrupt)?;
         }
         Ok(Some(last))
     }

@@ -51,7 +51,7 @@ impl StepPlaces {
         let attention = StepAttention::place(arena, plan, rows, multiprocessors);
         let latent = StepLatent::place(arena, plan, rows);
         let recurrent = StepRecurrent::place(arena, plan, rows);
-        let logits = arena.array::<f32>(n * u64::from(plan.n_vocab));
+        let logits = arena.array::<f32>(n * u64::from(plan.logits_len()));
         let group_value = arena.array::<f32>(n * u64::from(GROUPS));
         let group_id = arena.array::<u32>(n * u64::from(GROUPS));
         let experts = StepExperts::place(arena, plan, rows);
@@ -226,19 +226,15 @@ impl StepOperations<'_> {
     fn evaluate(&self) -> Result<()> {
         let (e, at) = (&self.eval, self.buffers.at());
         let plan = e.plan;
-        let embed = args::Embed {
-            sessions: e.sessions,
-            out: at.rows.residual.address,
-            ..plan.embed()
-        };
-        // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises.
-        unsafe { e.kernels.embed(e.stream, &embed, self.batch)? };
-        let row_bytes = |m: &Matrix| m.bytes() / u64::from(m.rows);
-        let bytes = row_bytes(&plan.embedding) + plan.positions.as_ref().map_or(0, row_bytes);
-        self.mark(Work::Embed, bytes)?;
-        self.layer_inputs()?;
+        // Of another part, the residual stream is there.
+        if plan.ends.0 {
+            self.embed()?;
+        }
         for (i, layer) in plan.layers.iter().enumerate() {
             walk(self, i, layer)?;
+        }
+        if !plan.ends.1 {
+            return Ok(());
         }
         let logits = Span {
             address: at.logits,
@@ -259,6 +255,23 @@ impl StepOperations<'_> {
         // SAFETY: an address of the *workspace*, which `self` promises.
         unsafe { e.kernels.finish_logits(e.stream, &finish, self.batch)? };
         self.mark(Work::Head, 0)
+    }
+
+    /// What comes before the first layer.
+    fn embed(&self) -> Result<()> {
+        let (e, at) = (&self.eval, self.buffers.at());
+        let plan = e.plan;
+        let embed = args::Embed {
+            sessions: e.sessions,
+            out: at.rows.residual.address,
+            ..plan.embed()
+        };
+        // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises.
+        unsafe { e.kernels.embed(e.stream, &embed, self.batch)? };
+        let row_bytes = |m: &Matrix| m.bytes() / u64::from(m.rows);
+        let bytes = row_bytes(&plan.embedding) + plan.positions.as_ref().map_or(0, row_bytes);
+        self.mark(Work::Embed, bytes)?;
+        self.layer_inputs()
     }
 
     /// The inputs of layers, where they have their own.

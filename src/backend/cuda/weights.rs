@@ -238,8 +238,13 @@ impl CudaWeights {
             row: e.row.map(|member| rows[member]),
             error: e.error,
         })?;
-        for (&i, chosen) in rows.iter().zip(chosen) {
-            runners[i].keep(chosen).map_err(|e| RowError::of(i, e))?;
+        let mut chosen = chosen.into_iter();
+        for &i in rows {
+            let kept = match chosen.next() {
+                Some(chosen) => runners[i].keep(chosen),
+                None => runners[i].keep_evaluated(),
+            };
+            kept.map_err(|e| RowError::of(i, e))?;
         }
         Ok(())
     }
@@ -253,13 +258,16 @@ impl CudaWeights {
         let _resident = self.resident()?;
         // Steps with caches of one type go together; rows that choose again, or have more to do, go
         // alone.
-        let mut groups = ArrayVec::<(KvType, ArrayVec<usize, MAX_BATCH>), 3>::new();
+        let mut groups = ArrayVec::<((KvType, bool), ArrayVec<usize, MAX_BATCH>), 6>::new();
         for (i, work) in works.iter().enumerate() {
-            if when == When::Now && work.want.is_one_choice() && !work.tokens.is_empty() {
+            let chooses = work.want.is_one_choice() && !work.tokens.is_empty();
+            let evaluates = matches!(work.want, Want::Evaluated) && work.tokens.len() == 1;
+            if when == When::Now && (chooses || evaluates) {
                 let kv_type = runners[i].kv_type().map_err(|e| RowError::of(i, e))?;
-                match groups.iter_mut().find(|(t, _)| *t == kv_type) {
+                let kind = (kv_type, chooses);
+                match groups.iter_mut().find(|(k, _)| *k == kind) {
                     Some((_, group)) => group.push(i),
-                    None => groups.push((kv_type, [i].into_iter().collect())),
+                    None => groups.push((kind, [i].into_iter().collect())),
                 }
             }
         }
@@ -269,7 +277,7 @@ impl CudaWeights {
             let submitted = runners[i].submit(&mut works[i], when);
             submitted.map_err(|e| RowError::of(i, e))?;
         }
-        for (kv_type, group) in &groups {
+        for ((kv_type, _), group) in &groups {
             self.step_together(&mut runners, &mut works, group, *kv_type)?;
         }
         Ok(())
@@ -278,11 +286,13 @@ impl CudaWeights {
 
 /// A row of a batch.
 fn member<'c, 'm>(runner: &'c mut CudaRunner, work: &mut RowWork<'m>) -> Result<Member<'c, 'm>> {
-    let Want::Choices { sampling, .. } = work.want else {
-        fail!(Internal, "a step that chooses nothing");
+    let sampling = match work.want {
+        Want::Choices { sampling, .. } => Some(sampling),
+        _ => None,
     };
     let core = runner.core()?;
-    let Some(token) = core.all_but_last(work.tokens, work.interrupt)? else {
+    let residual = &mut work.residual;
+    let Some(token) = core.all_but_last(work.tokens, residual, work.interrupt)? else {
         fail!(Internal, "a step of a batch without a token");
     };
     Ok(Member {
@@ -291,6 +301,7 @@ fn member<'c, 'm>(runner: &'c mut CudaRunner, work: &mut RowWork<'m>) -> Result<
         sampling,
         mask: work.mask.take(),
         interrupt: work.interrupt,
+        residual: std::mem::take(&mut work.residual),
     })
 }
 
@@ -325,7 +336,7 @@ impl Weights for CudaWeights {
     fn kv_bytes(&self, options: &RunnerOptions) -> u64 {
         let kv = self.plan.kv(options.kv_type);
         let kv = kv.map_or(0, |kv| kv.all_bytes(options.context));
-        let n_vocab = self.plan.n_vocab as usize;
+        let n_vocab = self.plan.logits_len() as usize;
         kv.saturating_add(self.plan.fixed.session_bytes(n_vocab, options.marks()))
     }
 
@@ -335,6 +346,8 @@ impl Weights for CudaWeights {
 
     fn max_drafts(&self) -> usize {
         match self.plan.fixed.floats() {
+            // The rows of a part would need a residual stream each.
+            _ if self.plan.ends != (true, true) => 0,
             0 => MAX_ROWS - 1,
             _ => 0,
         }
@@ -347,6 +360,13 @@ impl Weights for CudaWeights {
             }
             runner.core().map(drop)
         })?;
+        for (i, work) in parts.1.iter().enumerate() {
+            let width = self.plan.hidden as usize;
+            let checked = work
+                .residual
+                .check(self.plan.ends, work.tokens.len(), width);
+            checked.map_err(|e| RowError::of(i, e))?;
+        }
         self.submit_parts(parts, when)
             .inspect_err(|_| discard(rows))
     }

@@ -28,6 +28,10 @@ Model:
 
 Measurement:
   --device N         index of the device (default 0, the best one)
+  --memory-limit N   MiB of a GPU's memory for the model (default no limit); the layers that do not fit are
+                     on the CPU
+  --devices A,B      the layers of the model on two devices, the first half on A, the others on B
+  --split layers     how --devices shares a model (the only way so far)
   --threads N        threads of the model (default: the library's choice, all physical cores)
   --prompt LIST      prompt lengths in tokens, e.g. 128,512,2048 (the default), or none
   --depth LIST       tokens in the context before decoding, e.g. 0,512,4096 (the default), or none
@@ -123,6 +127,10 @@ pub struct Args {
     pub write_only: bool,
     /// Index in the library's list of devices.
     pub device: usize,
+    /// The device of the first half of the layers, if it is another.
+    pub first_device: Option<usize>,
+    /// Bytes of a GPU's memory for the model; 0 for no limit.
+    pub memory_limit: u64,
     /// 0: the library's default.
     pub threads: u32,
     /// Prompt lengths.
@@ -226,6 +234,8 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut vocab = None;
     let mut write_only = false;
     let mut device = 0;
+    let mut first_device = None;
+    let mut memory_limit_mib = 0;
     let mut threads = 0;
     let mut prompt = Lengths {
         list: vec![128, 512, 2048],
@@ -269,6 +279,17 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
             Long("keep-model") => keep = Some(PathBuf::from(parser.value()?)),
             Long("write-only") => write_only = true,
             Long("device") => device = number(&mut parser, "--device", 0, 1 << 16)?,
+            Long("memory-limit") => {
+                memory_limit_mib = number(&mut parser, "--memory-limit", 1, 1 << 24)?;
+            }
+            Long("devices") => match lengths(&mut parser, "--devices", 0)?.list[..] {
+                [first, second] => (first_device, device) = (Some(first), second),
+                _ => return Err("--devices is a pair of numbers, such as 0,1".into()),
+            },
+            Long("split") => match parser.value()?.string()?.as_str() {
+                "layers" => {}
+                other => return Err(format!("--split is layers, not {other:?}").into()),
+            },
             Long("threads") => threads = number(&mut parser, "--threads", 1, 1024)? as u32,
             Long("prompt") => prompt = lengths(&mut parser, "--prompt", 1)?,
             Long("batch") => batch = lengths(&mut parser, "--batch", 1)?.list,
@@ -349,6 +370,8 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         vocab,
         write_only,
         device,
+        first_device,
+        memory_limit: (memory_limit_mib as u64) << 20,
         threads,
         prompt,
         depth,
@@ -485,6 +508,9 @@ mod tests {
             ("a.gguf --queue 0", "--queue"),
             ("a.gguf --speed", "--speed"),
             ("a.gguf --threads", "--threads"),
+            ("a.gguf --memory-limit 0", "--memory-limit"),
+            ("a.gguf --devices 0", "--devices"),
+            ("a.gguf --split tensor", "--split"),
         ] {
             let error = run(line).expect_err(line);
             assert!(error.contains(culprit), "{line}: {error}");

@@ -11,7 +11,7 @@ use super::residence::Residence;
 use super::sampling::Sampling;
 use super::session::submit;
 use super::{Model, Session};
-use crate::backend::{MAX_DRAFTS, Mark, MaskSource, Outcome, Row, Want, When};
+use crate::backend::{MAX_DRAFTS, Mark, MaskSource, Outcome, Residual, Row, Want, When};
 use crate::error::{Result, Status, fail};
 use crate::memory;
 use arrayvec::ArrayVec;
@@ -502,6 +502,7 @@ impl Session {
             },
             mask: mask.as_mut().map(|m| m as &mut MaskSource),
             interrupt: self.interrupts.work(),
+            residual: Residual::default(),
         };
         let submitted = submit(&**self.model.weights(), row, when);
         self.tokens.truncate(before);

@@ -1,6 +1,6 @@
 //! A prompt that is evaluated while the caller does something else.
 
-use super::core::Core;
+use super::core::{Core, Extension};
 use crate::backend::cuda::weights::Busy;
 use crate::error::{Error, Result, try_vec};
 use crate::panics::catch;
@@ -105,7 +105,11 @@ impl Desk {
         let result = catch(|| {
             let weights = core.weights.clone();
             let _resident = weights.resident()?;
-            core.extend(tokens, stop, true)
+            let extension = Extension {
+                is_background: true,
+                ..Extension::of(tokens)
+            };
+            core.extend(extension, stop)
         });
         let event = core.event.clone();
         self.slot().done = Some((core, result));

@@ -3,6 +3,7 @@
 use super::drafts::DraftSpace;
 use super::steps::Prepared;
 use crate::backend::cuda::args;
+use crate::backend::cuda::crossing;
 use crate::backend::cuda::driver::{Buffer, Graph, Pinned, Stream};
 use crate::backend::cuda::evaluation::Evaluation;
 use crate::backend::cuda::prefill::CHUNK;
@@ -11,7 +12,7 @@ use crate::backend::cuda::state::{FixedState, State};
 use crate::backend::cuda::step::{Ending, StepBuffers};
 use crate::backend::cuda::weights::CudaWeights;
 use crate::backend::state::{StateInfo, StateLayout};
-use crate::backend::{MaskSource, RunnerOptions, StateSink, StateSource};
+use crate::backend::{MaskSource, Residual, RunnerOptions, StateSink, StateSource};
 use crate::engine::sampling::{LogprobBoxes, Sampling};
 use crate::error::{Result, fail};
 use crate::threads::event::Event;
@@ -34,6 +35,30 @@ pub const EVALUATE: Ending = Ending {
     },
     drafts: false,
 };
+
+/// Tokens to append.
+pub struct Extension<'a> {
+    /// One at least.
+    pub tokens: &'a [u32],
+    /// Of a part of a network.
+    pub residual: Residual<'a>,
+    /// Whether the last one is evaluated as steps do it and leaves its logits, if the weights end their network.
+    pub with_logits: bool,
+    /// Whether nobody waits for it.
+    pub is_background: bool,
+}
+
+impl<'a> Extension<'a> {
+    /// Tokens for which somebody waits, of a whole network.
+    pub fn of(tokens: &'a [u32]) -> Extension<'a> {
+        Extension {
+            tokens,
+            residual: Residual::default(),
+            with_logits: true,
+            is_background: false,
+        }
+    }
+}
 
 /// A session on the device. Nothing is under way between two calls of its functions but steps that
 /// [`super::steps::Steps`] stands for.
@@ -94,12 +119,17 @@ impl Core {
         let device = weights.sessions().clone();
         let _current = device.enter()?;
         let plan = weights.plan().kv(options.kv_type)?;
-        let n_vocab = weights.plan().n_vocab as usize;
+        let n_vocab = weights.plan().logits_len() as usize;
         let fixed = FixedState::new(&device, &weights.plan().fixed, n_vocab, options.marks())?;
         let state = State::new(&device, plan, fixed, options.context)?;
+        let weights_ends = weights.plan().ends.1;
         let mut core = Core::on(weights, state, options.stream_priority)?;
         let greedy = Stages::default();
+        let ends = weights_ends;
         for (advance, choose) in [(true, true), (true, false), (false, true)] {
+            if choose && !ends {
+                continue;
+            }
             core.graph(Ending {
                 advance,
                 choose,
@@ -374,20 +404,17 @@ impl Core {
         Ok(())
     }
 
-    /// Appends `tokens`, one at least, and leaves the logits of the last one.
-    pub fn extend(
-        &mut self,
-        tokens: &[u32],
-        interrupt: &AtomicBool,
-        is_background: bool,
-    ) -> Result<()> {
+    /// Appends tokens.
+    pub fn extend(&mut self, extension: Extension<'_>, interrupt: &AtomicBool) -> Result<()> {
+        let tokens = extension.tokens;
+        let with_logits = extension.with_logits && self.weights.plan().ends.1;
         let device = self.weights.context().clone();
         let _current = device.enter()?;
         let had_logits = std::mem::replace(&mut self.has_logits, false);
-        match self.evaluate(tokens, interrupt, is_background) {
+        match self.evaluate(extension, interrupt) {
             Ok(()) => {
                 self.set_len(self.len + tokens.len());
-                self.has_logits = true;
+                self.has_logits = with_logits;
                 self.settle(tokens.len() > 1)
             }
             Err(e) => {
@@ -399,17 +426,51 @@ impl Core {
         }
     }
 
-    /// Evaluates all tokens but the last as matrix products, and the last as a decode step does, so
-    /// that its logits do not depend on how it came in.
-    fn evaluate(
-        &mut self,
-        tokens: &[u32],
-        interrupt: &AtomicBool,
-        is_background: bool,
-    ) -> Result<()> {
-        let Some((&last, first)) = tokens.split_last() else {
-            fail!(NoTokens, "nothing to evaluate");
+    /// Notes that a batch has evaluated a token behind the last one, without logits for the session.
+    pub fn advanced(&mut self) -> Result<()> {
+        self.set_len(self.len + 1);
+        self.has_logits = false;
+        self.mirror.position = Some(self.len as u32);
+        self.settle(false)
+    }
+
+    /// Puts the residual stream of a token where a step of a part begins with it.
+    pub fn enter(&mut self, input: Option<&[f32]>) -> Result<()> {
+        let Some(input) = input else {
+            return Ok(());
         };
+        let device = self.weights.context().clone();
+        let _current = device.enter()?;
+        let to = self.buffers.at().rows.residual;
+        // SAFETY: the memory of the session's steps, which follow each other on its stream.
+        unsafe { crossing::enter(&self.stream, input, input.len(), to) }
+    }
+
+    /// Takes the residual stream of a token from where a step of a part has left it. Waits for that.
+    fn leave(&mut self, output: Option<&mut [f32]>) -> Result<()> {
+        let from = self.buffers.at().rows.residual;
+        match output {
+            // SAFETY: as in `enter`.
+            Some(output) => unsafe { crossing::leave(&self.stream, from, output.len(), output) },
+            None => self.stream.synchronize(),
+        }
+    }
+
+    /// Evaluates all tokens but the last as matrix products, and the last as a decode step does, so
+    /// that its logits do not depend on how it came in. Where more follow, all are evaluated as products, unless it is one.
+    fn evaluate(&mut self, extension: Extension<'_>, interrupt: &AtomicBool) -> Result<()> {
+        let Extension {
+            tokens,
+            mut residual,
+            with_logits,
+            is_background,
+        } = extension;
+        let (first, last) = match tokens {
+            [] => fail!(NoTokens, "nothing to evaluate"),
+            [first @ .., last] if with_logits || first.is_empty() => (first, Some(*last)),
+            _ => (tokens, None),
+        };
+        let width = self.weights.plan().hidden as usize;
         let start = self.len;
         let stream = self.stream.clone();
         self.state.prepare(start, start + tokens.len(), &stream)?;
@@ -431,7 +492,8 @@ impl Core {
                 // has the session for itself. *workspace*: locked until the stream is idle.
                 let result = unsafe {
                     let workspace = workspace.get()?;
-                    workspace.enqueue(&eval, chunk, &mut || prompt.pause())
+                    let ends = residual.split(chunk.len() * width);
+                    workspace.enqueue(&eval, chunk, ends, &mut || prompt.pause())
                 };
                 // One chunk at a time, so that an interrupt is noticed soon, and the workspace is free
                 // for others only when the device is done with it.
@@ -451,11 +513,15 @@ impl Core {
                 tokens.len()
             );
         }
+        let Some(last) = last else {
+            return Ok(());
+        };
         self.set_position(&stream, start + first.len())?;
         self.set_token(&stream, last)?;
         self.mirror.position = None;
+        self.enter(residual.input)?;
         self.launch(EVALUATE)?;
-        self.stream.synchronize()?;
+        self.leave(residual.output)?;
         self.mirror.position = Some((start + tokens.len()) as u32);
         Ok(())
     }
@@ -467,7 +533,7 @@ impl Core {
         if !self.has_logits {
             fail!(Internal, "there are no logits");
         }
-        let n = out.len().min(self.weights.plan().n_vocab as usize);
+        let n = out.len().min(self.weights.plan().logits_len() as usize);
         // SAFETY: `out` is valid until the stream is idle, which is awaited; sizes as allocated.
         unsafe {
             self.stream
@@ -483,7 +549,7 @@ impl Core {
         let state = self.state.fork(&device, self.len, &self.stream)?;
         // Its graphs are captured when they are first needed: that takes longer than all the rest.
         let mut other = Core::on(self.weights.clone(), state, self.stream_priority)?;
-        let logits = self.weights.plan().n_vocab as usize * 4;
+        let logits = self.weights.plan().logits_len() as usize * 4;
         // SAFETY: both sides are allocated that far; the copies are awaited before anything can free
         // or change either.
         let copied = unsafe {

@@ -4,7 +4,7 @@
 //! (`kernels/drafts.cu`). So every kernel of a step does for a row what it does for a session of a batch, and a row has the bits of
 //! the step that it saves. Two kernels around these ready the rows, and count the choices that are the next row's token.
 
-use super::core::{Core, EVALUATE, RESULT_SLOTS};
+use super::core::{Core, EVALUATE, Extension, RESULT_SLOTS};
 use super::steps::{Chosen, Request};
 use crate::backend::MaskSource;
 use crate::backend::cuda::arena::{Arena, Placed};
@@ -276,7 +276,7 @@ impl Core {
         if known > 0 {
             let (first, rows) = tokens.split_at(known - 1);
             if !first.is_empty() {
-                self.extend(first, interrupt, false)?;
+                self.extend(Extension::of(first), interrupt)?;
             }
             return self.begin_drafts(rows, sampling, mask, interrupt);
         }

@@ -1,8 +1,8 @@
 //! The thread that does a session's work in the background.
 
-use super::runner::{Core, Done, lock};
-use crate::backend::Want;
-use crate::error::{Result, fail};
+use super::Want;
+use crate::engine::sampling::Sampling;
+use crate::error::{Error, Result, Status, fail};
 use crate::panics::catch;
 use crate::threads::event::Event;
 use crate::threads::{self, Placement, Thread};
@@ -10,26 +10,61 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 
+/// What a session's work is done with, by one thread at a time.
+pub(super) trait Driven: Send + 'static {
+    /// What work has come to.
+    type Done: Send;
+
+    /// The tokens of started work. Kept for its capacity.
+    fn started(&mut self) -> &mut Vec<u32>;
+
+    /// Appends tokens, for the logits of the last one.
+    fn evaluate(&mut self, tokens: &[u32], interrupt: &Arc<AtomicBool>) -> Result<Self::Done>;
+
+    /// Appends tokens and chooses the next one, by the mask that was made if it is `masked`.
+    fn choose_next(
+        &mut self,
+        tokens: &[u32],
+        sampling: &Sampling,
+        masked: bool,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<(Self::Done, u32)>;
+
+    /// Appends tokens, of which the last `drafts` are guesses, and chooses as [`Want::Verified`] says.
+    fn verify_drafts(
+        &mut self,
+        tokens: (&[u32], usize),
+        sampling: &Sampling,
+        interrupt: &Arc<AtomicBool>,
+        outcomes: &mut VecDeque<Result<Self::Done>>,
+    ) -> Result<()>;
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic on the way is an `Internal` error of that work; the state is as valid as before it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A thread that does one job after another, and sleeps in between.
-pub(super) struct Driver {
-    mail: Arc<Mail>,
+pub(super) struct Driver<C: Driven> {
+    mail: Arc<Mail<C>>,
     thread: Option<Thread>,
     /// The interrupt flag of the job whose outcomes were not all collected yet.
     in_flight: Option<Arc<AtomicBool>>,
 }
 
 /// What goes to and from the thread.
-struct Mail {
-    slot: Mutex<Slot>,
+struct Mail<C: Driven> {
+    slot: Mutex<Slot<C::Done>>,
     changed: Condvar,
     /// Results that lie in the slot.
     made: AtomicUsize,
 }
 
-struct Slot {
+struct Slot<D> {
     request: Option<Request>,
     /// With room for those of the running job.
-    results: VecDeque<Result<Done>>,
+    results: VecDeque<Result<D>>,
     /// Whether the last of them was made.
     ended: bool,
     /// Set with each of them.
@@ -48,7 +83,7 @@ impl Job {
     /// How many outcomes it has.
     fn count(&self) -> usize {
         match self.want {
-            Want::Logits => 1,
+            Want::Logits | Want::Evaluated => 1,
             Want::Choices { count, .. } => count,
             Want::Verified { drafts, .. } => drafts + 1,
         }
@@ -60,9 +95,9 @@ struct Request {
     interrupt: Arc<AtomicBool>,
 }
 
-impl Driver {
-    pub fn new(core: Arc<Mutex<Core>>, placement: &Placement) -> Result<Driver> {
-        let mail = Arc::new(Mail {
+impl<C: Driven> Driver<C> {
+    pub fn new(core: Arc<Mutex<C>>, placement: &Placement) -> Result<Driver<C>> {
+        let mail = Arc::new(Mail::<C> {
             slot: Mutex::new(Slot {
                 request: None,
                 results: VecDeque::new(),
@@ -75,8 +110,7 @@ impl Driver {
         });
         let theirs = mail.clone();
         let serve = move || theirs.serve(&core);
-        let thread =
-            threads::spawn_placed("ember-cpu-async", threads::STACK_BYTES, placement, serve)?;
+        let thread = threads::spawn_placed("ember-async", threads::STACK_BYTES, placement, serve)?;
         Ok(Driver {
             mail,
             thread: Some(thread),
@@ -116,7 +150,7 @@ impl Driver {
     }
 
     /// The next outcome. Called while there are some that were not collected.
-    pub fn poll(&mut self, wait: bool) -> Result<Option<Done>> {
+    pub fn poll(&mut self, wait: bool) -> Result<Option<C::Done>> {
         let mut slot = if wait {
             lock(&self.mail.slot)
         } else if self.mail.made.load(Ordering::SeqCst) == 0 {
@@ -150,8 +184,8 @@ impl Driver {
     }
 }
 
-impl Mail {
-    fn serve(&self, core: &Mutex<Core>) {
+impl<C: Driven> Mail<C> {
+    fn serve(&self, core: &Mutex<C>) {
         let mut slot = lock(&self.slot);
         while !slot.quit {
             if let Some(request) = slot.request.take() {
@@ -168,19 +202,24 @@ impl Mail {
     }
 
     /// Does a job until part of it fails.
-    fn run(&self, core: &Mutex<Core>, request: Request) {
+    fn run(&self, core: &Mutex<C>, request: Request) {
         let Request { job, interrupt } = request;
         let sampling = match job.want {
             Want::Logits => {
-                let result = catch(|| with_started(core, |core, t| core.extend(t, &interrupt)));
-                self.post(result.map(|()| Done::Logits), true);
+                let result = catch(|| with_started(core, |core, t| core.evaluate(t, &interrupt)));
+                self.post(result, true);
                 return;
             }
             Want::Choices { sampling, .. } => sampling,
+            Want::Evaluated => {
+                let refused = Error::new(Status::Internal, "such work is done at once");
+                self.post(Err(refused), true);
+                return;
+            }
             Want::Verified { drafts, sampling } => {
                 let mut outcomes = VecDeque::new();
-                let verify = |core: &mut Core, tokens: &[u32]| {
-                    core.verify(tokens, drafts, &sampling, None, &interrupt, &mut outcomes)
+                let verify = |core: &mut C, tokens: &[u32]| {
+                    core.verify_drafts((tokens, drafts), &sampling, &interrupt, &mut outcomes)
                 };
                 if let Err(e) = catch(|| with_started(core, verify)) {
                     outcomes.clear();
@@ -197,17 +236,17 @@ impl Mail {
             let result = if i > 0 && interrupt.load(Ordering::Relaxed) {
                 interrupted(i, count)
             } else {
-                let step = |core: &mut Core, tokens: &[u32]| {
-                    core.step(tokens, &sampling, &interrupt, |_| Ok(masked))
+                let step = |core: &mut C, tokens: &[u32]| {
+                    core.choose_next(tokens, &sampling, masked, &interrupt)
                 };
                 catch(|| match last {
                     None => with_started(core, step),
                     Some(token) => step(&mut lock(core), &[token]),
                 })
             };
-            last = result.as_ref().ok().map(|chosen| chosen.token);
+            last = result.as_ref().ok().map(|(_, token)| *token);
             let failed = result.is_err();
-            self.post(result.map(Done::Token), failed || i + 1 == count);
+            self.post(result.map(|(done, _)| done), failed || i + 1 == count);
             if failed {
                 break;
             }
@@ -215,21 +254,21 @@ impl Mail {
     }
 
     /// Hands over a result, and says whether it is the last one.
-    fn post(&self, result: Result<Done>, is_last: bool) {
+    fn post(&self, result: Result<C::Done>, is_last: bool) {
         let slot = lock(&self.slot);
         self.hand_over(slot, [result], is_last);
     }
 
     /// Hands over all results of a job.
-    fn post_all(&self, results: VecDeque<Result<Done>>) {
+    fn post_all(&self, results: VecDeque<Result<C::Done>>) {
         let slot = lock(&self.slot);
         self.hand_over(slot, results, true);
     }
 
     fn hand_over(
         &self,
-        mut slot: MutexGuard<'_, Slot>,
-        results: impl IntoIterator<Item = Result<Done>>,
+        mut slot: MutexGuard<'_, Slot<C::Done>>,
+        results: impl IntoIterator<Item = Result<C::Done>>,
         is_last: bool,
     ) {
         for result in results {
@@ -248,11 +287,11 @@ impl Mail {
 }
 
 /// Does something with the tokens of started work.
-fn with_started<T>(core: &Mutex<Core>, f: impl FnOnce(&mut Core, &[u32]) -> T) -> T {
+fn with_started<C: Driven, T>(core: &Mutex<C>, f: impl FnOnce(&mut C, &[u32]) -> T) -> T {
     let mut core = lock(core);
-    let tokens = std::mem::take(&mut core.started);
+    let tokens = std::mem::take(core.started());
     let result = f(&mut core, &tokens);
-    core.started = tokens;
+    *core.started() = tokens;
     result
 }
 
@@ -260,7 +299,7 @@ fn interrupted<T>(done: usize, count: usize) -> Result<T> {
     fail!(Interrupted, "interrupted after {done} of {count} choices")
 }
 
-impl Driver {
+impl<C: Driven> Driver<C> {
     /// Has the thread end soon, and the job with it. Dropping the thread waits for that.
     pub fn retire(&mut self) -> Option<Thread> {
         if let Some(interrupt) = self.in_flight.take() {
@@ -272,7 +311,7 @@ impl Driver {
     }
 }
 
-impl Drop for Driver {
+impl<C: Driven> Drop for Driver<C> {
     fn drop(&mut self) {
         drop(self.retire());
     }

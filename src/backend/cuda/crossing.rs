@@ -1,0 +1,68 @@
+//! The residual stream at the ends of a part of a network: rows of floats between host memory and the device.
+
+use super::driver::Stream;
+use super::walk::Span;
+use crate::error::{Result, try_vec};
+
+/// What is wrong where there is no memory.
+const WHAT: &str = "rows of the residual stream";
+
+/// Enqueues the copy of rows of `width` floats to `to`, with zeros behind each as far as the next one. They are read before this
+/// returns.
+///
+/// # Safety
+/// There is room for the rows at `to`, which no other work uses until the copy is done.
+pub(super) unsafe fn enter(stream: &Stream, rows: &[f32], width: usize, to: Span) -> Result<()> {
+    let stride = to.stride as usize;
+    let mut padded = Vec::new();
+    let rows = match stride == width {
+        true => rows,
+        false => {
+            padded = try_vec(rows.len() / width * stride, 0.0, WHAT)?;
+            for (to, from) in padded
+                .chunks_exact_mut(stride)
+                .zip(rows.chunks_exact(width))
+            {
+                to[..width].copy_from_slice(from);
+            }
+            &padded[..]
+        }
+    };
+    // SAFETY: the caller's promise; memory that is not pinned is read before the call returns.
+    let copied = unsafe { stream.copy_in(to.address, rows.as_ptr().cast(), size_of_val(rows)) };
+    drop(padded);
+    copied
+}
+
+/// Copies rows of `width` floats from `from`, and waits for that.
+///
+/// # Safety
+/// The rows at `from` are those of work that was enqueued before.
+pub(super) unsafe fn leave(
+    stream: &Stream,
+    from: Span,
+    width: usize,
+    rows: &mut [f32],
+) -> Result<()> {
+    let stride = from.stride as usize;
+    let mut padded = Vec::new();
+    let to = match stride == width {
+        true => &mut *rows,
+        false => {
+            padded = try_vec(rows.len() / width * stride, 0.0, WHAT)?;
+            &mut padded[..]
+        }
+    };
+    // SAFETY: the caller's promise; the memory stays until the copy is done, which is awaited.
+    unsafe { stream.copy_out(to.as_mut_ptr().cast(), from.address, size_of_val(to))? };
+    stream.synchronize()?;
+    if stride != width {
+        for (to, from) in rows
+            .chunks_exact_mut(width)
+            .zip(padded.chunks_exact(stride))
+        {
+            to.copy_from_slice(&from[..width]);
+        }
+    }
+    Ok(())
+}

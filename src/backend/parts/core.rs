@@ -1,0 +1,364 @@
+//! What a session's work is done with: tokens go through the parts, in pieces.
+
+use super::weights::{PartsWeights, Streams};
+use crate::backend::driver::Driven;
+use crate::backend::{Mark, MaskSource, Outcome, Residual, Row, Runner, Want, When};
+use crate::engine::sampling::{LogprobBoxes, Logprobs, Sampling};
+use crate::error::{Result, fail};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+/// Most tokens that go through the parts together.
+const PIECE: usize = 512;
+
+/// A session's state, and what evaluates it.
+pub(super) struct Core {
+    pub weights: Arc<PartsWeights>,
+    /// A runner of each part.
+    pub parts: Vec<Box<dyn Runner>>,
+    pub context: usize,
+    /// The residual stream of one token.
+    own: Streams,
+    /// Tokens of started work. Kept for its capacity.
+    pub started: Vec<u32>,
+    /// The tokens that a started choice may take, a bit each, if it is masked.
+    pub mask: Vec<u32>,
+    /// Positions evaluated by now, for other threads.
+    pub progress: Arc<AtomicUsize>,
+    /// Where log-probabilities go.
+    pub logprob_boxes: LogprobBoxes,
+}
+
+/// What work has come to.
+pub(super) enum Done {
+    Logits,
+    Evaluated,
+    Token(u32, Option<Box<Logprobs>>),
+}
+
+impl Core {
+    /// A session of runners of each part, with states of the same positions. Errors: `OutOfMemory`.
+    pub fn new(
+        weights: Arc<PartsWeights>,
+        parts: Vec<Box<dyn Runner>>,
+        context: usize,
+    ) -> Result<Core> {
+        let own = Streams::new(weights.hidden())?;
+        let words = weights.n_vocab().div_ceil(32);
+        let core = Core {
+            weights,
+            parts,
+            context,
+            own,
+            started: Vec::new(),
+            mask: crate::error::try_vec(words, 0u32, "mask of a choice")?,
+            progress: Arc::default(),
+            logprob_boxes: LogprobBoxes::new(),
+        };
+        core.progress.store(core.len(), Relaxed);
+        Ok(core)
+    }
+
+    /// Positions in the state.
+    pub fn len(&self) -> usize {
+        self.parts.iter().map(|part| part.len()).min().unwrap_or(0)
+    }
+
+    /// The part that has the logits.
+    pub fn last(&mut self) -> Result<&mut dyn Runner> {
+        match self.parts.last_mut() {
+            Some(last) => Ok(&mut **last),
+            None => fail!(Internal, "a network of no parts"),
+        }
+    }
+
+    /// The last mark with at most `position` positions that all parts can go back to.
+    pub fn mark_before(&self, position: usize) -> Mark {
+        let mut mark = Mark::at(position);
+        loop {
+            let marks = self
+                .parts
+                .iter()
+                .map(|part| part.mark_before(mark.position()));
+            match marks.min_by_key(|mark| mark.position()) {
+                Some(earlier) if earlier.position() < mark.position() => mark = earlier,
+                _ => return mark,
+            }
+        }
+    }
+
+    /// Goes back to the last mark that all parts have within the first `position` positions.
+    pub fn go_back(&mut self, position: usize) {
+        loop {
+            let mark = self.mark_before(position.min(self.len()));
+            for part in &mut self.parts {
+                part.rollback(mark);
+            }
+            // A part may find that it has to go further.
+            let len = self.len();
+            if self.parts.iter().all(|part| part.len() == len) {
+                break;
+            }
+        }
+        self.progress.store(self.len(), Relaxed);
+    }
+
+    /// Has all parts evaluate some tokens, as many as are evaluated together, or none, and the last one do what is wanted. Its
+    /// outcomes are to be polled.
+    fn piece(
+        &mut self,
+        tokens: &[u32],
+        want: Want,
+        mask: Option<&mut MaskSource<'_>>,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<()> {
+        let floats = tokens.len() * self.weights.hidden();
+        let mut borrowed = match tokens.len() {
+            0 | 1 => None,
+            n => Some(self.weights.streams(n)?),
+        };
+        let streams = match &mut borrowed {
+            Some(streams) => &mut **streams,
+            None => &mut self.own,
+        };
+        let of_earlier = match want {
+            Want::Evaluated => Want::Evaluated,
+            _ => Want::Logits,
+        };
+        let Some((last, earlier)) = self.parts.split_last_mut() else {
+            fail!(Internal, "a network of no parts");
+        };
+        let mut is_first = true;
+        let weights = self.weights.parts();
+        if !tokens.is_empty() {
+            for (part, weights) in earlier.iter_mut().zip(weights) {
+                let row = Row {
+                    runner: &mut **part,
+                    tokens,
+                    want: of_earlier,
+                    mask: None,
+                    interrupt,
+                    residual: Residual {
+                        input: (!is_first).then_some(&streams.before[..floats]),
+                        output: Some(&mut streams.behind[..floats]),
+                    },
+                };
+                let submitted = weights.submit(&mut [row], When::Now);
+                submitted.map_err(|e| e.error)?;
+                part.poll(true)?;
+                std::mem::swap(&mut streams.before, &mut streams.behind);
+                is_first = false;
+            }
+        }
+        let row = Row {
+            runner: &mut **last,
+            tokens,
+            want,
+            mask: mask.map(|mask| mask as &mut MaskSource<'_>),
+            interrupt,
+            residual: Residual {
+                input: (!is_first).then_some(&streams.before[..floats]),
+                output: None,
+            },
+        };
+        let weights = &weights[weights.len() - 1];
+        let submitted = weights.submit(&mut [row], When::Now);
+        submitted.map_err(|e| e.error)
+    }
+
+    /// Evaluates what comes before the last piece, which is left and has `least` tokens at least.
+    pub fn pieces<'t>(
+        &mut self,
+        tokens: &'t [u32],
+        least: usize,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<&'t [u32]> {
+        let mut rest = tokens;
+        while rest.len() > PIECE.max(least) {
+            let (first, behind) = rest.split_at(PIECE.min(rest.len() - least));
+            self.piece(first, Want::Evaluated, None, interrupt)?;
+            self.last()?.poll(true)?;
+            self.progress.store(self.len(), Relaxed);
+            rest = behind;
+        }
+        Ok(rest)
+    }
+
+    /// Does work and undoes it if it fails.
+    fn or_go_back<T>(&mut self, work: impl FnOnce(&mut Core) -> Result<T>) -> Result<T> {
+        let before = self.len();
+        let done = work(self);
+        match &done {
+            Ok(_) => self.progress.store(self.len(), Relaxed),
+            Err(_) => self.go_back(before),
+        }
+        done
+    }
+
+    /// Tells other threads how far the state is.
+    pub fn note_progress(&self) {
+        self.progress.store(self.len(), Relaxed);
+    }
+
+    /// Checks that so many tokens can be appended.
+    pub fn check(&self, tokens: &[u32]) -> Result<()> {
+        let len = self.len();
+        if tokens.len() > self.context - len.min(self.context) {
+            fail!(
+                ContextFull,
+                "{} tokens do not fit behind {len} of a context of {}",
+                tokens.len(),
+                self.context
+            );
+        }
+        Ok(())
+    }
+
+    /// Appends `tokens`, for the logits of the last one or for nothing else.
+    pub fn extend(
+        &mut self,
+        tokens: &[u32],
+        want: Want,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<Done> {
+        self.check(tokens)?;
+        self.or_go_back(|core| {
+            let rest = core.pieces(tokens, 1, interrupt)?;
+            core.piece(rest, want, None, interrupt)?;
+            core.last()?.poll(true)?;
+            Ok(match want {
+                Want::Evaluated => Done::Evaluated,
+                _ => Done::Logits,
+            })
+        })
+    }
+
+    /// Appends `tokens`, which may be none, and chooses the next one.
+    pub fn choose(
+        &mut self,
+        tokens: &[u32],
+        sampling: &Sampling,
+        mask: Option<&mut MaskSource<'_>>,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<(Done, u32)> {
+        self.check(tokens)?;
+        let want = Want::Choices {
+            count: 1,
+            sampling: *sampling,
+        };
+        self.or_go_back(|core| {
+            let (first, last) = tokens.split_at(tokens.len().saturating_sub(1));
+            // By itself, as in a batch: a GPU evaluates several tokens with other sums.
+            if !first.is_empty() {
+                let rest = core.pieces(first, 1, interrupt)?;
+                core.piece(rest, Want::Logits, None, interrupt)?;
+                core.last()?.poll(true)?;
+            }
+            core.piece(last, want, mask, interrupt)?;
+            core.chosen()
+        })
+    }
+
+    /// The next choice of the last part.
+    pub fn chosen(&mut self) -> Result<(Done, u32)> {
+        let boxes = self.logprob_boxes.clone();
+        let last = self.last()?;
+        let Some(Outcome::Token(token)) = last.poll(true)? else {
+            fail!(Internal, "a part that has not chosen");
+        };
+        let logprobs = last.logprobs().cloned().map(|l| boxes.fill(l));
+        Ok((Done::Token(token, logprobs), token))
+    }
+
+    /// Appends `tokens`, of which the last `drafts` are guesses, and chooses as `Want::Verified` says. `outcomes` gets a choice
+    /// at least, and at the end the error of one that has failed behind others.
+    pub fn verify(
+        &mut self,
+        (tokens, drafts): (&[u32], usize),
+        sampling: &Sampling,
+        mask: Option<&mut MaskSource<'_>>,
+        interrupt: &Arc<AtomicBool>,
+        outcomes: &mut VecDeque<Result<Done>>,
+    ) -> Result<()> {
+        self.check(tokens)?;
+        if outcomes.try_reserve(drafts + 1).is_err() {
+            fail!(OutOfMemory, "room for {} outcomes", drafts + 1);
+        }
+        let want = Want::Verified {
+            drafts,
+            sampling: *sampling,
+        };
+        let guesses = &tokens[tokens.len() - drafts..];
+        self.or_go_back(|core| {
+            let rest = core.pieces(tokens, drafts + 1, interrupt)?;
+            core.piece(rest, want, mask, interrupt)?;
+            for next in guesses.iter().map(Some).chain([None]) {
+                match core.chosen() {
+                    Ok((done, token)) => {
+                        outcomes.push_back(Ok(done));
+                        if next != Some(&token) {
+                            break;
+                        }
+                    }
+                    Err(e) if outcomes.is_empty() => return Err(e),
+                    Err(e) => {
+                        outcomes.push_back(Err(e));
+                        break;
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        // The last part has kept those that were right.
+        let kept = self.last()?.len();
+        self.go_back(kept);
+        Ok(())
+    }
+
+    /// The logits of the last position are at hand.
+    pub fn has_logits(&self) -> bool {
+        self.parts.last().is_some_and(|last| last.has_logits())
+    }
+}
+
+impl Driven for Core {
+    type Done = Done;
+
+    fn started(&mut self) -> &mut Vec<u32> {
+        &mut self.started
+    }
+
+    fn evaluate(&mut self, tokens: &[u32], interrupt: &Arc<AtomicBool>) -> Result<Done> {
+        self.extend(tokens, Want::Logits, interrupt)
+    }
+
+    fn choose_next(
+        &mut self,
+        tokens: &[u32],
+        sampling: &Sampling,
+        masked: bool,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<(Done, u32)> {
+        let words = std::mem::take(&mut self.mask);
+        let mut source = |to: &mut [u32]| {
+            let n = to.len().min(words.len());
+            to[..n].copy_from_slice(&words[..n]);
+            Ok(())
+        };
+        let mask = masked.then_some(&mut source as &mut MaskSource<'_>);
+        let chosen = self.choose(tokens, sampling, mask, interrupt);
+        self.mask = words;
+        chosen
+    }
+
+    fn verify_drafts(
+        &mut self,
+        tokens: (&[u32], usize),
+        sampling: &Sampling,
+        interrupt: &Arc<AtomicBool>,
+        outcomes: &mut VecDeque<Result<Done>>,
+    ) -> Result<()> {
+        self.verify(tokens, sampling, None, interrupt, outcomes)
+    }
+}

@@ -1,0 +1,18 @@
+//! A network in parts, one behind the other: weights made of weights, runners made of runners.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `weights` | the parts, and steps of several sessions together |
+//! | `runner` | a session: a runner of each part, and what is under way |
+//! | `core` | what its work is done with: tokens go through the parts in pieces |
+//! | `stream` | the stream of a state from those of the parts, and back |
+//!
+//! The residual stream goes from each part to the next in memory of the host. The last part has the logits and
+//! chooses. A state's stream is the one that a single device would write, so that it can be loaded with any cuts.
+
+mod core;
+mod runner;
+mod stream;
+mod weights;
+
+pub use weights::PartsWeights;

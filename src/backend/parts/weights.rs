@@ -1,0 +1,373 @@
+//! The parts of a network on their devices, and steps of several sessions through all of them.
+
+use super::core::{Core, Done};
+use super::runner::PartsRunner;
+use crate::backend::row::{Parts, RowWork, discard, take_apart};
+use crate::backend::{
+    Embedder, EmbedderOptions, KvType, MAX_BATCH, MaskSource, Residual, Row, RowError, RowResult,
+    Runner, RunnerOptions, Taken, Want, Weights, When,
+};
+use crate::error::{Result, fail, try_vec};
+use crate::model::{KvShape, Network};
+use crate::threads::Placement;
+use arrayvec::ArrayVec;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A network of which each part is somewhere.
+pub struct PartsWeights {
+    /// First to last; two at least.
+    parts: Vec<Arc<dyn Weights>>,
+    hidden: usize,
+    n_vocab: usize,
+    kv_layers: Vec<KvShape>,
+    /// Whether several tokens together give the bits that each gives alone, on all devices.
+    alike: bool,
+    /// Where threads run that do started work.
+    placement: Placement,
+    /// Memory for the residual streams of many tokens, while nobody uses it.
+    spare: Mutex<Vec<Streams>>,
+}
+
+/// Memory for the residual streams of some tokens.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    /// In front of a part.
+    pub before: Vec<f32>,
+    /// Behind it.
+    pub behind: Vec<f32>,
+}
+
+impl Streams {
+    /// So many floats each.
+    pub fn new(floats: usize) -> Result<Streams> {
+        let what = "the residual stream between parts";
+        Ok(Streams {
+            before: try_vec(floats, 0.0, what)?,
+            behind: try_vec(floats, 0.0, what)?,
+        })
+    }
+}
+
+/// Streams that go back when this is dropped.
+pub(super) struct Borrowed<'a> {
+    streams: Streams,
+    spare: &'a Mutex<Vec<Streams>>,
+}
+
+impl Deref for Borrowed<'_> {
+    type Target = Streams;
+    fn deref(&self) -> &Streams {
+        &self.streams
+    }
+}
+
+impl DerefMut for Borrowed<'_> {
+    fn deref_mut(&mut self) -> &mut Streams {
+        &mut self.streams
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Memory without a meaning between two uses.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        let mut spare = lock(self.spare);
+        if spare.try_reserve(1).is_ok() {
+            spare.push(std::mem::take(&mut self.streams));
+        }
+    }
+}
+
+impl PartsWeights {
+    /// Of the parts of a network, first to last. `alike` says whether all of their devices give the bits of single tokens
+    /// to several together; drafts are for such alone.
+    pub fn new(
+        network: &Network,
+        parts: Vec<Arc<dyn Weights>>,
+        alike: bool,
+        placement: Placement,
+    ) -> Arc<PartsWeights> {
+        let kv_layers = parts.iter().flat_map(|part| part.kv_layers()).copied();
+        Arc::new(PartsWeights {
+            hidden: network.hidden,
+            n_vocab: network.n_vocab,
+            kv_layers: kv_layers.collect(),
+            parts,
+            alike,
+            placement,
+            spare: Mutex::default(),
+        })
+    }
+
+    /// First to last.
+    pub(super) fn parts(&self) -> &[Arc<dyn Weights>] {
+        &self.parts
+    }
+
+    /// Width of the residual stream.
+    pub(super) fn hidden(&self) -> usize {
+        self.hidden
+    }
+
+    /// Number of logits.
+    pub(super) fn n_vocab(&self) -> usize {
+        self.n_vocab
+    }
+
+    /// Where threads run that do started work.
+    pub(super) fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Memory for the streams of some tokens. Errors: `OutOfMemory`.
+    pub(super) fn streams(&self, tokens: usize) -> Result<Borrowed<'_>> {
+        let floats = tokens * self.hidden;
+        let spare = lock(&self.spare).pop();
+        let streams = match spare.filter(|s| s.before.len() >= floats) {
+            Some(streams) => streams,
+            None => Streams::new(floats)?,
+        };
+        let spare = &self.spare;
+        Ok(Borrowed { streams, spare })
+    }
+
+    fn sum(&self, of: impl Fn(&dyn Weights) -> u64) -> u64 {
+        let parts = self.parts.iter().map(|part| of(&**part));
+        parts.fold(0, u64::saturating_add)
+    }
+
+    /// Does the work of rows. After an error, some of them may be under way.
+    fn submit_apart(
+        &self,
+        (mut runners, mut works): Parts<PartsRunner>,
+        when: When,
+    ) -> RowResult<()> {
+        let is_step = |work: &RowWork| when == When::Now && work.want.is_one_choice();
+        let steps = works.iter().filter(|work| is_step(work)).count();
+        let mut members = ArrayVec::<usize, MAX_BATCH>::new();
+        for (i, (runner, work)) in runners.iter_mut().zip(&mut works).enumerate() {
+            if steps > 1 && is_step(work) {
+                members.push(i);
+            } else {
+                runner.submit(work, when).map_err(|e| RowError::of(i, e))?;
+            }
+        }
+        if members.is_empty() {
+            return Ok(());
+        }
+        let done = self.step_together(&runners, &mut works, &members)?;
+        for (&i, done) in members.iter().zip(done) {
+            runners[i].keep(done);
+        }
+        Ok(())
+    }
+
+    /// Steps of several sessions, through each part together. After an error, all are where they were.
+    fn step_together(
+        &self,
+        runners: &[&mut PartsRunner],
+        works: &mut [RowWork<'_>],
+        members: &[usize],
+    ) -> RowResult<ArrayVec<Done, MAX_BATCH>> {
+        let mut cores = ArrayVec::<MutexGuard<Core>, MAX_BATCH>::new();
+        for &i in members {
+            cores.push(runners[i].idle_core().map_err(|e| RowError::of(i, e))?);
+        }
+        let before: ArrayVec<usize, MAX_BATCH> = cores.iter().map(|core| core.len()).collect();
+        let done = self.step_cores(&mut cores, works, members);
+        if done.is_err() {
+            for (core, before) in cores.iter_mut().zip(before) {
+                core.go_back(before);
+            }
+        }
+        done
+    }
+
+    fn step_cores(
+        &self,
+        cores: &mut [MutexGuard<Core>],
+        works: &mut [RowWork<'_>],
+        members: &[usize],
+    ) -> RowResult<ArrayVec<Done, MAX_BATCH>> {
+        // What comes before the last token of each, one after another.
+        for (core, &i) in cores.iter_mut().zip(members) {
+            let work = &works[i];
+            let mut evaluate = || {
+                core.check(work.tokens)?;
+                match work.tokens.split_last() {
+                    Some((_, first)) if !first.is_empty() => {
+                        core.extend(first, Want::Logits, work.interrupt).map(drop)
+                    }
+                    _ => Ok(()),
+                }
+            };
+            evaluate().map_err(|e| RowError::of(i, e))?;
+        }
+        let mut streams = self.streams(MAX_BATCH)?;
+        let width = self.hidden;
+        let (last, earlier) = match self.parts.split_last() {
+            Some((last, earlier)) => (last, earlier),
+            None => return Ok(ArrayVec::new()),
+        };
+        for (index, weights) in earlier.iter().enumerate() {
+            let streams = &mut *streams;
+            let mut rows = ArrayVec::<Row, MAX_BATCH>::new();
+            let mut rows_of = ArrayVec::<usize, MAX_BATCH>::new();
+            let places = streams
+                .before
+                .chunks(width)
+                .zip(streams.behind.chunks_mut(width));
+            let with_token = cores.iter_mut().zip(members);
+            let with_token = with_token.filter(|(_, i)| !works[**i].tokens.is_empty());
+            for ((core, &i), (input, output)) in with_token.zip(places) {
+                let work = &works[i];
+                rows_of.push(i);
+                rows.push(Row {
+                    runner: &mut *core.parts[index],
+                    tokens: &work.tokens[work.tokens.len() - 1..],
+                    want: Want::Evaluated,
+                    mask: None,
+                    interrupt: work.interrupt,
+                    residual: Residual {
+                        input: (index > 0).then_some(input),
+                        output: Some(output),
+                    },
+                });
+            }
+            let of = |e: RowError| RowError {
+                row: e.row.map(|row| rows_of[row]),
+                error: e.error,
+            };
+            if !rows.is_empty() {
+                weights.submit(&mut rows, When::Now).map_err(of)?;
+            }
+            for (row, &i) in rows.iter_mut().zip(&rows_of) {
+                row.runner.poll(true).map_err(|e| RowError::of(i, e))?;
+            }
+            drop(rows);
+            std::mem::swap(&mut streams.before, &mut streams.behind);
+        }
+        let mut rows = ArrayVec::<Row, MAX_BATCH>::new();
+        let mut inputs = streams.before.chunks(width);
+        let mut all = works.iter_mut().enumerate();
+        for (core, &i) in cores.iter_mut().zip(members) {
+            let Some((_, work)) = all.find(|(at, _)| *at == i) else {
+                continue;
+            };
+            let first = work.tokens.len().saturating_sub(1);
+            let input = match work.tokens {
+                [] => None,
+                _ => inputs.next(),
+            };
+            let Some(runner) = core.parts.last_mut() else {
+                continue;
+            };
+            rows.push(Row {
+                runner: &mut **runner,
+                tokens: &work.tokens[first..],
+                want: work.want,
+                mask: work.mask.take().map(|mask| mask as &mut MaskSource<'_>),
+                interrupt: work.interrupt,
+                residual: Residual {
+                    input,
+                    output: None,
+                },
+            });
+        }
+        let of = |e: RowError| RowError {
+            row: e.row.map(|row| members[row]),
+            error: e.error,
+        };
+        last.submit(&mut rows, When::Now).map_err(of)?;
+        drop(rows);
+        let mut done = ArrayVec::new();
+        let mut failed = Ok(());
+        for (core, &i) in cores.iter_mut().zip(members) {
+            match core.chosen() {
+                Ok((chosen, _)) => done.push(chosen),
+                Err(e) => failed = failed.and(Err(RowError::of(i, e))),
+            }
+            core.note_progress();
+        }
+        failed.map(|()| done)
+    }
+}
+
+impl Weights for PartsWeights {
+    fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>> {
+        let create = |part: &Arc<dyn Weights>| part.clone().create_runner(options);
+        let parts = self.parts.iter().map(create).collect::<Result<Vec<_>>>()?;
+        let core = Core::new(self, parts, options.context)?;
+        Ok(Box::new(PartsRunner::new(core)))
+    }
+
+    fn create_embedder(self: Arc<Self>, _options: &EmbedderOptions) -> Result<Box<dyn Embedder>> {
+        fail!(
+            Unsupported,
+            "vectors and scores of texts are not supported for a model in parts; they are where it is on a CPU as a whole"
+        )
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        self.sum(|part| part.resident_bytes())
+    }
+
+    fn taken(&self) -> Taken {
+        Taken {
+            model: self.sum(|part| part.taken().model),
+            sessions: self.sum(|part| part.taken().sessions),
+        }
+    }
+
+    fn kv_layers(&self) -> &[KvShape] {
+        &self.kv_layers
+    }
+
+    fn fixed_len(&self) -> usize {
+        self.parts.iter().map(|part| part.fixed_len()).sum()
+    }
+
+    fn takes_kv_type(&self, kv_type: KvType) -> bool {
+        self.parts.iter().all(|part| part.takes_kv_type(kv_type))
+    }
+
+    fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
+        self.sum(|part| part.kv_bytes_per_token(kv_type))
+    }
+
+    fn kv_bytes(&self, options: &RunnerOptions) -> u64 {
+        self.sum(|part| part.kv_bytes(options))
+    }
+
+    fn max_drafts(&self) -> usize {
+        let least = self.parts.iter().map(|part| part.max_drafts()).min();
+        least.filter(|_| self.alike).unwrap_or(0)
+    }
+
+    fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
+        let parts = take_apart(rows, |runner: &mut PartsRunner| runner.takes_work(self))?;
+        self.submit_apart(parts, when)
+            .inspect_err(|_| discard(rows))
+    }
+
+    fn evict(&self) -> Result<()> {
+        for (i, part) in self.parts.iter().enumerate() {
+            if let Err(e) = part.evict() {
+                // Whatever does not come back now does so with the next work.
+                self.parts[..i].iter().for_each(|part| {
+                    let _ = part.resume();
+                });
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
+    fn resume(&self) -> Result<()> {
+        self.parts.iter().try_for_each(|part| part.resume())
+    }
+}

@@ -1,0 +1,348 @@
+//! Networks in parts: between a GPU and the CPU, and between two GPUs, or twice the same one where there is no other.
+//!
+//! A GPU and the CPU round inputs of products in other ways, so logits of a network in parts lie between those of either
+//! device as a whole: within 3 % of the largest logit for the tiny families, within 0.3 for hamlet, which is quantized.
+
+use crate::common::states::*;
+use crate::common::{TempDir, repository_file};
+use crate::gpu::*;
+use emberlm::backend::{DeviceKind, LoadOptions};
+use emberlm::engine::state::{Kind, RestoreOptions};
+use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::{Result, Status};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Dense, with windows, parallel, recurrent, hybrid, with experts, with a width that is no multiple of 32.
+const FAMILIES: &[&str] = &[
+    "mistral",
+    "gemma3",
+    "cohere2",
+    "lfm2",
+    "qwen3_5",
+    "mixtral",
+    "gpt_oss",
+    "gpt2",
+    "nemotron_h_moe",
+    "deepseek_v2",
+];
+
+pub fn tests(tests: &mut Tests) {
+    for &name in FAMILIES {
+        tests.push((format!("parts::{name}"), Box::new(move || family(name))));
+    }
+    tests.push(("parts::hamlet".into(), Box::new(hamlet)));
+    // Not those with recurrent layers: a GPU evaluates positions behind a mark with other sums.
+    for name in ["gemma3", "mixtral"] {
+        let test = format!("parts::life::{name}");
+        tests.push((test, Box::new(move || life_of(name))));
+    }
+    for seed in 0..3 {
+        for (i, on_gpu) in [[false, true], [true, false], [true, true]]
+            .into_iter()
+            .enumerate()
+        {
+            for has_grammar in [false, true] {
+                let test = format!("parts::life::hamlet_{i}_{seed}_{has_grammar}");
+                let run = move || {
+                    let place = |on_gpu| if on_gpu { gpu() } else { cpu() };
+                    let [first, last] = on_gpu.map(place);
+                    life(&[(3, first)], last, seed, has_grammar);
+                };
+                tests.push((test, Box::new(run)));
+            }
+        }
+    }
+    tests.push(("parts::states".into(), Box::new(states)));
+    tests.push(("parts::two_gpus".into(), Box::new(two_gpus)));
+    tests.push(("parts::memory_limit".into(), Box::new(memory_limit)));
+    tests.push(("parts::out_of_memory".into(), Box::new(out_of_memory)));
+}
+
+/// The n-th usable device of a kind, or the last one.
+fn nth(kind: DeviceKind, n: usize) -> usize {
+    let is_there = |i: &usize| {
+        let info = device::info(*i).unwrap();
+        info.kind == kind && info.usable
+    };
+    let mut all = (0..device::count().unwrap()).filter(is_there);
+    let first = all.next().unwrap();
+    all.nth(n.wrapping_sub(1))
+        .filter(|_| n > 0)
+        .unwrap_or(first)
+}
+
+fn cpu() -> usize {
+    nth(DeviceKind::Cpu, 0)
+}
+
+fn gpu() -> usize {
+    nth(DeviceKind::Cuda, 0)
+}
+
+/// A model whose first layers go to other devices than the rest.
+fn load(path: &Path, cuts: &[(usize, usize)], device: usize) -> Arc<Model> {
+    let mut all = [(0, 0); 2];
+    all[..cuts.len()].copy_from_slice(cuts);
+    let options = LoadOptions {
+        cuts: (!cuts.is_empty()).then_some(all),
+        ..Default::default()
+    };
+    Arc::new(Model::load(path, device, &options, &mut |_| Ok(())).unwrap())
+}
+
+fn floats(bits: &[u32]) -> Vec<f32> {
+    bits.iter().map(|bits| f32::from_bits(*bits)).collect()
+}
+
+/// The largest difference, and the largest number of the second.
+fn apart(a: &[u32], b: &[u32]) -> (f32, f32) {
+    let (a, b) = (floats(a), floats(b));
+    assert_eq!(a.len(), b.len());
+    let difference = a
+        .iter()
+        .zip(&b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max);
+    assert!(a.iter().all(|x| x.is_finite()));
+    (difference, b.iter().fold(0.0, |most, x| x.abs().max(most)))
+}
+
+/// Logits behind a prompt, behind further tokens of it one by one, and behind a rewind and a fork.
+fn logits(model: &Arc<Model>) -> Vec<Vec<u32>> {
+    let n_vocab = model.details().n_vocab as u32;
+    let mut session = session(model);
+    let n = (session.context() * 2 / 3).min(700) as u32;
+    let text: Vec<u32> = (0..n).map(|i| i * 37 % n_vocab.min(500)).collect();
+    let (first, rest) = text.split_at(text.len() - 5);
+    let mut all = Vec::new();
+    session.prefill(first).unwrap();
+    all.push(bits(&mut session));
+    for token in rest {
+        session.prefill(&[*token]).unwrap();
+        all.push(bits(&mut session));
+    }
+    session.rewind(first.len() - 3).unwrap();
+    session.prefill(&text[first.len() - 3..]).unwrap();
+    all.push(bits(&mut session));
+    let mut fork = session.fork().unwrap();
+    for session in [&mut session, &mut fork] {
+        session.prefill(&[3, 4]).unwrap();
+        all.push(bits(session));
+    }
+    all
+}
+
+/// All ways to share a network between a GPU and the CPU that are tested: cuts, and the device of the last part.
+fn ways(path: &Path) -> Vec<(Vec<(usize, usize)>, usize)> {
+    let n = load(path, &[], cpu()).details().n_layers;
+    let mut ways = Vec::new();
+    for at in 1..n {
+        ways.push((vec![(at, cpu())], gpu()));
+        ways.push((vec![(at, gpu())], cpu()));
+    }
+    if n > 2 {
+        ways.push((vec![(1, cpu()), (n - 1, gpu())], cpu()));
+        ways.push((vec![(1, gpu()), (n - 1, cpu())], gpu()));
+    }
+    ways
+}
+
+fn compare(name: &str, path: &Path, bound: impl Fn(f32) -> f32) {
+    let whole = logits(&load(path, &[], cpu()));
+    let mut largest = 0f32;
+    for (cuts, device) in ways(path) {
+        let parts = logits(&load(path, &cuts, device));
+        for (i, (parts, whole)) in parts.iter().zip(&whole).enumerate() {
+            let (difference, size) = apart(parts, whole);
+            largest = largest.max(difference / size);
+            assert!(
+                difference < bound(size),
+                "{name}, {cuts:?} and {device}: {difference} of {size} in row {i}"
+            );
+        }
+    }
+    println!("{name}: largest difference {largest} of the largest logit");
+}
+
+fn family(name: &str) {
+    let path = repository_file(&format!("tests/data/families/{name}/model.gguf"));
+    compare(name, &path, |size| 0.03 * size);
+}
+
+fn hamlet_path() -> PathBuf {
+    repository_file("models/hamlet-7m-Q4_K_M.gguf")
+}
+
+fn hamlet() {
+    compare("hamlet", &hamlet_path(), |_| 0.3);
+}
+
+/// Saved, restored, forked, evicted and batched at random: with the same bits as without.
+fn life(cuts: &[(usize, usize)], device: usize, seed: u64, has_grammar: bool) {
+    random_life(&load(&hamlet_path(), cuts, device), seed, 50, has_grammar);
+}
+
+/// The same of a family.
+fn life_of(name: &str) {
+    let dir = TempDir::new("gpu-parts");
+    let bytes = crate::common::families::with_context(name, 4096).bytes();
+    let model = load(&dir.file("model.gguf", &bytes), &[(1, cpu())], gpu());
+    for seed in 0..3 {
+        random_life(&model, seed, 50, false);
+    }
+}
+
+/// A state goes from any placement to any other.
+fn states() {
+    let dir = TempDir::new("gpu-part-states");
+    for name in ["gemma3", "qwen3_5"] {
+        let bytes = crate::common::families::with_context(name, 4096).bytes();
+        let path = dir.file("model.gguf", &bytes);
+        let models = [
+            load(&path, &[], cpu()),
+            load(&path, &[], gpu()),
+            load(&path, &[(1, cpu())], gpu()),
+            load(&path, &[(1, gpu())], cpu()),
+        ];
+        let text: Vec<u32> = (0..900).map(|i| i * 11 % 60).collect();
+        for from in &models {
+            let mut there = session(from);
+            there.prefill(&text).unwrap();
+            let file = saved(&mut there, Kind::Everything);
+            for to in &models {
+                let mut here = restored(to, &file, &RestoreOptions::default()).unwrap();
+                assert!(bits(&mut here) == bits(&mut there), "{name}");
+                here.prefill(&[7, 8]).unwrap();
+                let mut alone = session(to);
+                alone.prefill(&text).unwrap();
+                alone.prefill(&[7, 8]).unwrap();
+                let (difference, size) = apart(&bits(&mut here), &bits(&mut alone));
+                assert!(difference < 0.03 * size, "{name}: {difference} of {size}");
+            }
+        }
+    }
+}
+
+/// Two GPUs: the bits of one.
+fn two_gpus() {
+    let (first, second) = (gpu(), nth(DeviceKind::Cuda, 1));
+    println!("devices {first} and {second}");
+    let greedy = |model: &Arc<Model>| {
+        let mut session = session(model);
+        let text: Vec<u32> = (0..300).map(|i| i * 37 % 500).collect();
+        session.prefill(&text).unwrap();
+        let mut said = bits(&mut session);
+        for _ in 0..40 {
+            said.push(session.decode().unwrap());
+        }
+        let mut fork = session.fork().unwrap();
+        let mut both = [&mut session, &mut fork];
+        let chosen = Session::decode_batch(&mut both).unwrap();
+        said.extend(chosen.into_iter().map(|token| token.unwrap()));
+        said
+    };
+    for (path, n) in [
+        (hamlet_path(), 6),
+        (repository_file("tests/data/families/mixtral/model.gguf"), 2),
+        (repository_file("tests/data/families/mistral/model.gguf"), 2),
+    ] {
+        let whole_model = load(&path, &[], first);
+        let layers = whole_model.details().n_layers;
+        assert!(layers >= n.min(2));
+        if layers < 2 {
+            panic!("{} cannot be cut", path.display());
+        }
+        let short = whole_model.details().context_length < 400;
+        let said = |model: &Arc<Model>| match short {
+            true => logits(model).concat(),
+            false => greedy(model),
+        };
+        let whole = said(&whole_model);
+        for at in 1..layers {
+            let model = load(&path, &[(at, first)], second);
+            assert!(said(&model) == whole, "{} at {at}", path.display());
+        }
+    }
+}
+
+/// What fits a limit goes to the GPU, the rest to the CPU, as the estimate says.
+fn memory_limit() {
+    let path = hamlet_path();
+    let session_options = SessionOptions {
+        context: 2000,
+        ..Default::default()
+    };
+    let of = |memory_limit| LoadOptions {
+        memory_limit,
+        ..Default::default()
+    };
+    let (whole, _) = Model::estimate(&path, gpu(), &of(0), &session_options).unwrap();
+    let most = whole.device.weights_bytes + whole.device.model_workspace_bytes;
+    let mut layers = Vec::new();
+    for share in (0..=20).rev() {
+        let limit = (most * share / 20).max(1);
+        let (estimate, _) = Model::estimate(&path, gpu(), &of(limit), &session_options).unwrap();
+        let model = Model::load(&path, gpu(), &of(limit), &mut |_| Ok(())).unwrap();
+        let model = Arc::new(model);
+        let details = model.details();
+        assert_eq!(details.device_layers, estimate.device_layers);
+        assert!(model.weights().taken().model <= limit);
+        assert_eq!(
+            details.device_layers == 0,
+            model.weights().taken().model == 0
+        );
+        if details.device_layers < details.n_layers {
+            assert!(estimate.host.weights_bytes > 0 && estimate.host.kv_bytes > 0);
+        }
+        let mut sessions: Vec<_> = (0..3)
+            .map(|_| Session::create(model.clone(), &session_options).unwrap())
+            .collect();
+        for session in &mut sessions {
+            session.prefill(&(0..600).collect::<Vec<_>>()).unwrap();
+        }
+        let mut all: Vec<&mut Session> = sessions.iter_mut().collect();
+        let tokens = Session::decode_batch(&mut all).unwrap();
+        assert!(tokens.into_iter().all(|token| token.is_ok()));
+        assert!(model.weights().taken().model <= limit);
+        layers.push(details.device_layers);
+    }
+    println!("layers on the GPU by twentieths of the whole: {layers:?}");
+    assert!(layers.is_sorted_by(|a, b| a >= b));
+    assert_eq!(layers[0], load(&path, &[], cpu()).details().n_layers);
+    assert_eq!(layers[20], 0);
+}
+
+/// Each allocation of the GPU's part fails in turn: all parts stay where they were.
+fn out_of_memory() {
+    let model = load(&hamlet_path(), &[(3, cpu())], gpu());
+    let context = context();
+    let text: Vec<u32> = (0..800).map(|i| i * 31 % 500).collect();
+    let work = |from: &mut Session| -> Result<Vec<u32>> {
+        let mut fork = from.fork()?;
+        fork.prefill(&text[400..])?;
+        let file = saved(&mut fork, Kind::Everything);
+        let mut other = restored(&model, &file, &RestoreOptions::default())?;
+        Ok(vec![fork.decode()?, other.decode()?])
+    };
+    let mut session = session(&model);
+    session.prefill(&text[..400]).unwrap();
+    let expected = work(&mut session).unwrap();
+    let mut failed = 0;
+    for n in 0.. {
+        context.fail_allocation(n);
+        let done = work(&mut session);
+        context.fail_allocation(-1);
+        assert_eq!(session.tokens(), &text[..400]);
+        match done {
+            Ok(tokens) => {
+                assert_eq!(tokens, expected);
+                break;
+            }
+            Err(e) => assert_eq!(e.status, Status::OutOfMemory, "{e:?}"),
+        }
+        failed += 1;
+        assert_eq!(work(&mut session).unwrap(), expected, "after failure {n}");
+    }
+    assert!(failed > 5, "{failed} allocations");
+}
