@@ -270,7 +270,11 @@ fn an_event_is_set_when_there_is_something_to_collect() {
     for s in &mut s {
         while s.decode_poll().unwrap().is_none() {}
     }
-    // One of the test's own and one of each session; work in the background has let go of its.
+    // One of the test's own and one of each session; work in the background lets go of its soon after it has set it.
+    let mut waits = 0..10_000;
+    while Arc::strong_count(&event) != 3 && waits.next().is_some() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
     assert_eq!(Arc::strong_count(&event), 3);
     for s in &mut s {
         s.set_event(None).unwrap();

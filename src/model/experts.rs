@@ -239,6 +239,7 @@ impl Mixture {
                 },
             }),
         };
+        let router = source.linear(&name("ffn_gate_inp"), hidden, n_experts)?;
         let (gate, up) = match self.fused {
             true => {
                 let both = stack(FUSED, hidden, 2 * n_ff)?;
@@ -259,7 +260,7 @@ impl Mixture {
         Ok(Experts {
             n_experts,
             n_used: self.n_used,
-            router: source.linear(&name("ffn_gate_inp"), hidden, n_experts)?,
+            router,
             scoring: self.scoring,
             selection_bias: match self.selection_bias {
                 true => Some(source.vector(&name(SELECTION_BIAS), n_experts)?),

@@ -279,8 +279,12 @@ fn row(tensor: &Tensor, index: usize) -> Vec<f64> {
 
 /// A tensor's elements, row by row.
 pub fn vector(tensor: &Tensor) -> Vec<f64> {
-    let mut out = vec![0.0; tensor.row_len() * tensor.rows()];
-    dequantize_row(tensor.ty, tensor.bytes(), &mut out);
+    // Plain ones may be computed from another tensor.
+    let out = tensor.to_f32().unwrap().unwrap_or_else(|| {
+        let mut out = vec![0.0; tensor.row_len() * tensor.rows()];
+        dequantize_row(tensor.ty, tensor.bytes(), &mut out);
+        out
+    });
     out.into_iter().map(f64::from).collect()
 }
 

@@ -35,15 +35,15 @@ impl Traffic {
 
 fn weight_bytes(network: &Network) -> u64 {
     let linear = |l: &Linear| {
-        let bias = l.bias.as_ref().map_or(0, |b| b.bytes().len());
-        (l.weight.bytes().len() + bias) as u64
+        let bias = l.bias.as_ref().map_or(0, |b| b.byte_len());
+        (l.weight.byte_len() + bias) as u64
     };
     let embedding_row = network.embedding.row_bytes() as u64;
     let blocks: u64 = network
         .blocks
         .iter()
         .map(|block| {
-            let norms: usize = block.norms().map(|n| n.weight.bytes().len()).sum();
+            let norms: usize = block.norms().map(|n| n.weight.byte_len()).sum();
             let all: u64 = block.linears().into_iter().map(linear).sum();
             let idle = match block.feed_forward.experts() {
                 None => 0,
@@ -57,7 +57,7 @@ fn weight_bytes(network: &Network) -> u64 {
             all - idle + norms as u64
         })
         .sum();
-    let last = network.final_norm.weight.bytes().len() as u64;
+    let last = network.final_norm.weight.byte_len() as u64;
     let inputs = network.per_layer.as_ref().map_or(0, |inputs| {
         linear(&inputs.projection) + inputs.embedding.row_bytes() as u64
     });
