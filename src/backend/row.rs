@@ -158,7 +158,7 @@ impl From<Error> for RowError {
 }
 
 /// Ends the work of rows of which some were submitted and another has failed.
-pub fn discard(rows: &mut [Row<'_>]) {
+fn discard(rows: &mut [Row<'_>]) {
     for row in rows {
         while let Ok(Some(_)) = row.runner.poll(true) {}
     }
@@ -209,23 +209,32 @@ pub(super) type Parts<'a, 'r, R> = (
     ArrayVec<RowWork<'r>, MAX_BATCH>,
 );
 
-/// Checks rows and takes them apart; their masks go to the works. `accepts` says why a runner can't
-/// take work now. After an error, what an earlier submission has started goes on.
-pub(super) fn take_apart<'a, 'r, R: 'static>(
-    rows: &'a mut [Row<'r>],
+/// Checks rows, takes them apart, and has `submit` do the work; their masks go to the works. `accepts` says why a
+/// runner can't take work now, `check` what is wrong with a work: after these errors, what an earlier submission
+/// has started goes on. After an error of `submit`, nothing does.
+///
+/// The parts stay in one place, because the stack has no room for copies of them.
+pub(super) fn submit_parts<'r, R: 'static>(
+    rows: &mut [Row<'r>],
     accepts: impl Fn(&mut R) -> Result<()>,
-) -> RowResult<Parts<'a, 'r, R>> {
+    check: impl Fn(&RowWork<'r>) -> Result<()>,
+    submit: impl FnOnce(&mut Parts<'_, 'r, R>) -> RowResult<()>,
+) -> RowResult<()> {
     if rows.len() > MAX_BATCH {
         let message = format!("{} rows in a batch", rows.len());
         return Err(Error::new(Status::Internal, message).into());
     }
-    let mut parts = (ArrayVec::new(), ArrayVec::new());
-    for (i, row) in rows.iter_mut().enumerate() {
-        let (runner, work) = part(row, &accepts).map_err(|e| RowError::of(i, e))?;
-        parts.0.push(runner);
-        parts.1.push(work);
-    }
-    Ok(parts)
+    let result = {
+        let mut parts: Parts<'_, 'r, R> = (ArrayVec::new(), ArrayVec::new());
+        for (i, row) in rows.iter_mut().enumerate() {
+            let (runner, work) = part(row, &accepts).map_err(|e| RowError::of(i, e))?;
+            check(&work).map_err(|e| RowError::of(i, e))?;
+            parts.0.push(runner);
+            parts.1.push(work);
+        }
+        submit(&mut parts)
+    };
+    result.inspect_err(|_| discard(rows))
 }
 
 fn part<'a, 'r, R: 'static>(

@@ -573,9 +573,9 @@ void free_stream(World &w) {
 void load_adapter(World &w) {
     if (w.adapters.size() > 4) return;
     auto m = w.model();
-    static const char *const FILES[] = {"hamlet.gguf", "mistral_small/adapter.gguf", "mistral", "qwen2", "none", ""};
+    static const char *const FILES[] = {"hamlet.gguf", "hamlet.gguf", "hamlet.gguf", "mistral_small/adapter.gguf", "mistral", "qwen2", "none", ""};
     size_t slash = run.hamlet.rfind('/');
-    string path = run.hamlet.substr(0, slash == string::npos ? 0 : slash + 1) + "../tests/data/adapters/" + FILES[w.random.below(6)];
+    string path = run.hamlet.substr(0, slash == string::npos ? 0 : slash + 1) + "../tests/data/adapters/" + FILES[w.random.below(8)];
     if (w.random.chance(5)) path = w.random.of(run.bad_paths);
     std::shared_ptr<Buffer<ember_adapter *>> out;
     auto *place = w.out(out);

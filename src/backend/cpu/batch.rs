@@ -100,12 +100,12 @@ fn is_step(work: &RowWork) -> bool {
 /// Does the work of rows. After an error, some of them may be under way.
 pub(super) fn submit(
     weights: &CpuWeights,
-    (mut runners, mut works): Parts<CpuRunner>,
+    (runners, works): &mut Parts<CpuRunner>,
     when: When,
 ) -> RowResult<()> {
     let steps = works.iter().filter(|w| is_step(w)).count();
     let mut members = ArrayVec::<usize, MAX_BATCH>::new();
-    for (i, (runner, work)) in runners.iter_mut().zip(&mut works).enumerate() {
+    for (i, (runner, work)) in runners.iter_mut().zip(works.iter_mut()).enumerate() {
         // A pass over the weights for one token has its own, shorter way.
         if when == When::Now && steps > 1 && is_step(work) {
             members.push(i);
@@ -116,7 +116,7 @@ pub(super) fn submit(
     if members.is_empty() {
         return Ok(());
     }
-    let done = step_together(weights, &mut runners, &mut works, &members)?;
+    let done = step_together(weights, runners, works, &members)?;
     for (&i, done) in members.iter().zip(done) {
         runners[i].keep(Ok(done));
     }

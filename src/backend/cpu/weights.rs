@@ -17,10 +17,10 @@ use super::runner::CpuRunner;
 use super::streams::StreamWeights;
 use super::texts::TextSizes;
 use super::turn::Turns;
-use crate::backend::row::{discard, take_apart};
+use crate::backend::row::submit_parts;
 use crate::backend::{
-    Embedder, EmbedderOptions, KvType, MAX_DRAFTS, Row, RowError, RowResult, Runner, RunnerOptions,
-    Taken, Weights, When,
+    Embedder, EmbedderOptions, KvType, MAX_DRAFTS, Row, RowResult, Runner, RunnerOptions, Taken,
+    Weights, When,
 };
 use crate::error::{Result, fail, try_vec};
 use crate::memory::Account;
@@ -535,13 +535,14 @@ impl Weights for CpuWeights {
     }
 
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
-        let parts = take_apart(rows, |runner: &mut CpuRunner| runner.takes_work(self))?;
-        for (i, work) in parts.1.iter().enumerate() {
-            let checked = work
-                .residual
-                .check(self.ends, work.tokens.len(), self.hidden);
-            checked.map_err(|e| RowError::of(i, e))?;
-        }
-        submit(self, parts, when).inspect_err(|_| discard(rows))
+        submit_parts(
+            rows,
+            |runner: &mut CpuRunner| runner.takes_work(self),
+            |work| {
+                let residual = &work.residual;
+                residual.check(self.ends, work.tokens.len(), self.hidden)
+            },
+            |parts| submit(self, parts, when),
+        )
     }
 }

@@ -10,7 +10,7 @@ use super::residency::{HostCopy, Residency};
 use super::runner::{CudaRunner, MAX_ROWS};
 use super::state::Staging;
 use super::upload::upload;
-use crate::backend::row::{Parts, RowWork, discard, take_apart};
+use crate::backend::row::{Parts, RowWork, submit_parts};
 use crate::backend::{
     KvType, LoadOptions, MAX_BATCH, Progress, Row, RowError, RowResult, Runner, RunnerOptions,
     Taken, Want, Weights, When,
@@ -250,11 +250,7 @@ impl CudaWeights {
     }
 
     /// Does the work of rows. After an error, some of them may be under way.
-    fn submit_parts(
-        &self,
-        (mut runners, mut works): Parts<CudaRunner>,
-        when: When,
-    ) -> RowResult<()> {
+    fn submit_apart(&self, (runners, works): &mut Parts<CudaRunner>, when: When) -> RowResult<()> {
         let _resident = self.resident()?;
         // Steps with caches of one type go together; rows that choose again, or have more to do, go
         // alone.
@@ -278,7 +274,7 @@ impl CudaWeights {
             submitted.map_err(|e| RowError::of(i, e))?;
         }
         for ((kv_type, _), group) in &groups {
-            self.step_together(&mut runners, &mut works, group, *kv_type)?;
+            self.step_together(runners, works, group, *kv_type)?;
         }
         Ok(())
     }
@@ -354,21 +350,19 @@ impl Weights for CudaWeights {
     }
 
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
-        let parts = take_apart(rows, |runner: &mut CudaRunner| {
+        let accepts = |runner: &mut CudaRunner| {
             if !std::ptr::eq(Arc::as_ptr(runner.weights()), self) {
                 fail!(Internal, "it has other weights");
             }
             runner.core().map(drop)
-        })?;
-        for (i, work) in parts.1.iter().enumerate() {
-            let width = self.plan.hidden as usize;
-            let checked = work
-                .residual
-                .check(self.plan.ends, work.tokens.len(), width);
-            checked.map_err(|e| RowError::of(i, e))?;
-        }
-        self.submit_parts(parts, when)
-            .inspect_err(|_| discard(rows))
+        };
+        let (ends, width) = (self.plan.ends, self.plan.hidden as usize);
+        submit_parts(
+            rows,
+            accepts,
+            |work| work.residual.check(ends, work.tokens.len(), width),
+            |parts| self.submit_apart(parts, when),
+        )
     }
 
     fn evict(&self) -> Result<()> {

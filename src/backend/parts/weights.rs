@@ -2,7 +2,7 @@
 
 use super::core::{Core, Done};
 use super::runner::PartsRunner;
-use crate::backend::row::{Parts, RowWork, discard, take_apart};
+use crate::backend::row::{Parts, RowWork, submit_parts};
 use crate::backend::{
     Embedder, EmbedderOptions, KvType, MAX_BATCH, MaskSource, Residual, Row, RowError, RowResult,
     Runner, RunnerOptions, Taken, Want, Weights, When,
@@ -141,15 +141,11 @@ impl PartsWeights {
     }
 
     /// Does the work of rows. After an error, some of them may be under way.
-    fn submit_apart(
-        &self,
-        (mut runners, mut works): Parts<PartsRunner>,
-        when: When,
-    ) -> RowResult<()> {
+    fn submit_apart(&self, (runners, works): &mut Parts<PartsRunner>, when: When) -> RowResult<()> {
         let is_step = |work: &RowWork| when == When::Now && work.want.is_one_choice();
         let steps = works.iter().filter(|work| is_step(work)).count();
         let mut members = ArrayVec::<usize, MAX_BATCH>::new();
-        for (i, (runner, work)) in runners.iter_mut().zip(&mut works).enumerate() {
+        for (i, (runner, work)) in runners.iter_mut().zip(works.iter_mut()).enumerate() {
             if steps > 1 && is_step(work) {
                 members.push(i);
             } else {
@@ -159,7 +155,7 @@ impl PartsWeights {
         if members.is_empty() {
             return Ok(());
         }
-        let done = self.step_together(&runners, &mut works, &members)?;
+        let done = self.step_together(runners, works, &members)?;
         for (&i, done) in members.iter().zip(done) {
             runners[i].keep(done);
         }
@@ -349,9 +345,12 @@ impl Weights for PartsWeights {
     }
 
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
-        let parts = take_apart(rows, |runner: &mut PartsRunner| runner.takes_work(self))?;
-        self.submit_apart(parts, when)
-            .inspect_err(|_| discard(rows))
+        submit_parts(
+            rows,
+            |runner: &mut PartsRunner| runner.takes_work(self),
+            |_| Ok(()),
+            |parts| self.submit_apart(parts, when),
+        )
     }
 
     fn evict(&self) -> Result<()> {
