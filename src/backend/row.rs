@@ -158,7 +158,7 @@ impl From<Error> for RowError {
 }
 
 /// Ends the work of rows of which some were submitted and another has failed.
-fn discard(rows: &mut [Row<'_>]) {
+pub(crate) fn discard(rows: &mut [Row<'_>]) {
     for row in rows {
         while let Ok(Some(_)) = row.runner.poll(true) {}
     }
