@@ -53,6 +53,27 @@ pub(super) struct Driver<C: Driven> {
     in_flight: Option<Arc<AtomicBool>>,
 }
 
+/// What a poll of a session is to return: the next of the outcomes that are there already, or of the work in the
+/// background; nothing if that is not done yet. After an error the others are dropped.
+pub(super) fn next_done<C: Driven>(
+    ready: &mut VecDeque<Result<C::Done>>,
+    driver: &mut Option<Driver<C>>,
+    wait: bool,
+) -> Result<Option<C::Done>> {
+    match ready.pop_front() {
+        Some(done) => {
+            if done.is_err() {
+                ready.clear();
+            }
+            done.map(Some)
+        }
+        None => match driver {
+            Some(driver) if driver.is_busy() => driver.poll(wait),
+            _ => fail!(NothingPending, "no work was started"),
+        },
+    }
+}
+
 /// What goes to and from the thread.
 struct Mail<C: Driven> {
     slot: Mutex<Slot<C::Done>>,

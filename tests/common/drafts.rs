@@ -3,10 +3,10 @@
 
 use super::states::random_life_of;
 use super::tiny::Random;
-use emberlm::Result;
 use emberlm::engine::sampling::Sampling;
 use emberlm::engine::speculate::{DraftContext, DraftOptions, DraftSource, ModelDrafts};
 use emberlm::engine::{Model, Session};
+use emberlm::{Result, Status};
 use std::sync::Arc;
 
 /// As many drafts as the source has, up to six.
@@ -213,5 +213,25 @@ pub fn long_count() -> usize {
     match std::env::var_os("EMBERLM_SLOW_TESTS") {
         Some(_) => 10_000,
         None => 1_000,
+    }
+}
+
+/// Interrupts decodes of `s`, which drafts by its own model: nothing is lost beside `plain`, which does not.
+pub fn interrupted(mut plain: Session, mut s: Session) {
+    let model = s.model().clone();
+    s.set_model_drafts(&model, &ALWAYS).unwrap();
+    for session in [&mut plain, &mut s] {
+        session.prefill(&[1, 20, 30]).unwrap();
+    }
+    for round in 0..30 {
+        if round % 3 == 1 {
+            s.interrupts().ask();
+            assert_eq!(s.decode().unwrap_err().status, Status::Interrupted);
+        }
+        assert_eq!(
+            s.decode().unwrap(),
+            plain.decode().unwrap(),
+            "round {round}"
+        );
     }
 }

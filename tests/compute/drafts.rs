@@ -143,20 +143,5 @@ fn what_cannot_be_drafted_for_is_said() {
 #[test]
 fn an_interrupt_ends_drafting_and_nothing_is_lost() {
     let model = hamlet();
-    let (mut plain, mut s) = (session(&model), session_with(&model, Default::default()));
-    s.set_model_drafts(&model, &ALWAYS).unwrap();
-    for session in [&mut plain, &mut s] {
-        session.prefill(&[1, 20, 30]).unwrap();
-    }
-    for round in 0..30 {
-        if round % 3 == 1 {
-            s.interrupts().ask();
-            assert_eq!(s.decode().unwrap_err().status, Status::Interrupted);
-        }
-        assert_eq!(
-            s.decode().unwrap(),
-            plain.decode().unwrap(),
-            "round {round}"
-        );
-    }
+    interrupted(session(&model), session_with(&model, Default::default()));
 }

@@ -138,20 +138,5 @@ fn options() {
 
 fn interrupts() {
     let model = hamlet();
-    let (mut plain, mut s) = (session(&model), session(&model));
-    s.set_model_drafts(&model, &ALWAYS).unwrap();
-    for session in [&mut plain, &mut s] {
-        session.prefill(&[1, 20, 30]).unwrap();
-    }
-    for round in 0..30 {
-        if round % 3 == 1 {
-            s.interrupts().ask();
-            assert_eq!(s.decode().unwrap_err().status, Status::Interrupted);
-        }
-        assert_eq!(
-            s.decode().unwrap(),
-            plain.decode().unwrap(),
-            "round {round}"
-        );
-    }
+    interrupted(session(&model), session(&model));
 }

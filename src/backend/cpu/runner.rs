@@ -6,7 +6,7 @@ use super::kv::{KvCache, MAX_CHUNK};
 use super::prefill::prefill;
 use super::profile::Clock;
 use super::weights::CpuWeights;
-use crate::backend::driver::{Driven, Driver, Job};
+use crate::backend::driver::{Driven, Driver, Job, next_done};
 use crate::backend::row::RowWork;
 use crate::backend::state::StateLayout;
 use crate::backend::{
@@ -569,18 +569,7 @@ impl Runner for CpuRunner {
     }
 
     fn poll(&mut self, wait: bool) -> Result<Option<Outcome>> {
-        let done = match self.ready.pop_front() {
-            Some(done) => {
-                if done.is_err() {
-                    self.ready.clear();
-                }
-                Some(done?)
-            }
-            None => match &mut self.driver {
-                Some(driver) if driver.is_busy() => driver.poll(wait)?,
-                _ => fail!(NothingPending, "no work was started"),
-            },
-        };
+        let done = next_done(&mut self.ready, &mut self.driver, wait)?;
         Ok(done.map(|done| match done {
             Done::Logits => Outcome::Logits,
             Done::Evaluated => Outcome::Evaluated,

@@ -3,7 +3,7 @@
 use super::core::{Core, Done};
 use super::stream;
 use super::weights::PartsWeights;
-use crate::backend::driver::{Driver, Job};
+use crate::backend::driver::{Driver, Job, next_done};
 use crate::backend::row::RowWork;
 use crate::backend::{
     Mark, Outcome, Runner, StateInfo, StateSink, StateSource, Want, When, fill_mask,
@@ -179,18 +179,7 @@ impl Runner for PartsRunner {
     }
 
     fn poll(&mut self, wait: bool) -> Result<Option<Outcome>> {
-        let done = match self.ready.pop_front() {
-            Some(done) => {
-                if done.is_err() {
-                    self.ready.clear();
-                }
-                Some(done?)
-            }
-            None => match &mut self.driver {
-                Some(driver) if driver.is_busy() => driver.poll(wait)?,
-                _ => fail!(NothingPending, "no work was started"),
-            },
-        };
+        let done = next_done(&mut self.ready, &mut self.driver, wait)?;
         Ok(done.map(|done| match done {
             Done::Logits => Outcome::Logits,
             Done::Evaluated => Outcome::Evaluated,
