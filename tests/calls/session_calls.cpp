@@ -642,8 +642,10 @@ void set_speculation(World &w) {
         o.max_drafts = uint32_t(w.random.below(w.random.chance(10) ? 40 : 12));
         o.always = uint32_t(w.random.below(w.random.chance(10) ? 3 : 2));
         if (o.source == EMBER_DRAFTS_NGRAM || w.random.chance(5)) o.min_match = uint32_t(w.random.below(w.random.chance(10) ? 40 : 4));
-        if (o.source == EMBER_DRAFTS_MODEL || w.random.chance(5))
+        if (o.source == EMBER_DRAFTS_MODEL)
             o.draft_model = w.random.chance(10) ? w.bad_handle<ember_model>(0) : w.model().handle;
+        else if (w.random.chance(5)) // refused, and not looked at; NULL is right here
+            o.draft_model = reinterpret_cast<ember_model *>(w.any_model_handle());
         if (w.random.chance(3)) o.reserved = 1;
     });
     w.call("ember_session_set_speculation", hex(s.handle) + ", " + to_string(options ? options->source : 0), {},
