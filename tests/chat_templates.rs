@@ -2,6 +2,9 @@
 //! transformers library (tests/data/chat/make_chat.py). Published templates lie in
 //! `../shared/templates`; a test per template, reported as ignored where the folder is missing.
 
+#[path = "common/xz.rs"]
+mod xz;
+
 use emberlm::Status;
 use emberlm::text::{Environment, render};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -12,13 +15,13 @@ use std::path::Path;
 /// 2024-07-26 15:04:05, which the reference was given as now.
 const NOW: i64 = 1_722_006_245;
 const FEATURES: &str = include_str!("data/chat/features.jsonl");
-const PUBLISHED: &str = include_str!("data/chat/published.jsonl");
+const PUBLISHED: &[u8] = include_bytes!("data/chat/published.jsonl.xz");
 const CONVERSATIONS: &str = include_str!("data/chat/conversations.jsonl");
 
 fn main() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/templates");
     let mut cases: Vec<(String, Vec<Value>)> = Vec::new();
-    for case in lines(PUBLISHED) {
+    for case in lines(&xz::text(PUBLISHED)) {
         let template = case["template"].as_str().unwrap().to_owned();
         match cases.last_mut() {
             Some((known, list)) if *known == template => list.push(case),

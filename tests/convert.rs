@@ -372,10 +372,12 @@ fn wrong_command_lines() {
     assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("--type"));
 }
 
-/// The tokenizer of this name in `data/tokenizers.jsonl`, and the texts there that have no added token in them.
+/// The tokenizer of this name in `data/tokenizers.jsonl.xz`, and the texts there that have no added token in them.
 fn small_tokenizer(name: &str) -> (Json, Vec<String>) {
-    let lines = include_str!("data/tokenizers.jsonl").lines();
-    let mut cases = lines.map(|line| serde_json::from_str::<Json>(line).unwrap());
+    let lines = common::xz::text(include_bytes!("data/tokenizers.jsonl.xz"));
+    let mut cases = lines
+        .lines()
+        .map(|line| serde_json::from_str::<Json>(line).unwrap());
     let case = cases.find(|case| case["name"] == name).unwrap();
     let added = ["<s>", "</s>", "<|end|>", "<mask>", "tag", "<tool>"];
     let texts = case["cases"].as_array().unwrap().iter();

@@ -19,6 +19,7 @@ pub mod threads;
 pub mod tiny;
 pub mod tiny_experts;
 pub mod work;
+pub mod xz;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};

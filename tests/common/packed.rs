@@ -1,5 +1,6 @@
 //! Folders of tiny models whose weights are packed (`data/pack.py`).
 
+use super::xz;
 use std::fs;
 use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
@@ -56,8 +57,7 @@ pub fn unpacked(root: &Path, path: &str) -> Option<PathBuf> {
 }
 
 fn unpack(packed: &[u8], to: &Path) {
-    let mut data = Vec::new();
-    lzma_rs::xz_decompress(&mut &packed[..], &mut data).unwrap();
+    let data = xz::unpacked(packed);
     let (length, data) = data.split_first_chunk::<8>().unwrap();
     let (gguf, safetensors) = data.split_at(u64::from_le_bytes(*length) as usize);
     fs::write(to.join("model.gguf"), gguf).unwrap();

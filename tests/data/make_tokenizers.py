@@ -1,10 +1,11 @@
-"""Makes tokenizers.jsonl: small tokenizers in the format of Hugging Face's tokenizers library, each with
+"""Makes tokenizers.jsonl.xz: small tokenizers in the format of Hugging Face's tokenizers library, each with
 texts, the ids that the library gives them, and the text that it makes of the ids.
 
     python make_tokenizers.py        # needs the package tokenizers, made with 0.23
 """
 
 import json
+import lzma
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors, trainers
@@ -166,7 +167,7 @@ def tokenizers():
     yield "words", train(models.WordLevel(unk_token="[UNK]"), words, None, pre.Whitespace(), None)
 
 
-with open(HERE / "tokenizers.jsonl", "w", encoding="utf-8") as out:
+with lzma.open(HERE / "tokenizers.jsonl.xz", "wt", encoding="utf-8") as out:
     for name, tokenizer in tokenizers():
         cases = []
         for text in TEXTS:

@@ -4,6 +4,10 @@
 
 A folder's `model.gguf` and `model.safetensors` hold the same numbers. `weights.xz` is the xz of both, one behind the other, behind the
 length of the first (8 bytes, little-endian); it takes little more than one of them. tests/common/packed.rs unpacks it.
+
+    python3 tests/data/pack.py FILE ...
+
+replaces files by their xz, which has their name and `.xz`. tests/common/xz.rs unpacks them.
 """
 
 from __future__ import annotations
@@ -28,11 +32,17 @@ def pack(folder: Path) -> None:
         file.unlink()
 
 
+def pack_file(file: Path) -> None:
+    packed = lzma.compress(file.read_bytes(), check=lzma.CHECK_CRC32, preset=9 | lzma.PRESET_EXTREME)
+    file.with_name(file.name + ".xz").write_bytes(packed)
+    file.unlink()
+
+
 def main() -> None:
     given = [Path(name) for name in sys.argv[1:]]
     every = [f for part in ("families", "embeddings") for f in (HERE / part).iterdir() if f.is_dir()]
     for folder in given or [f for f in every if f.parent.name != "families" or f.name not in KEPT]:
-        pack(folder)
+        pack(folder) if folder.is_dir() else pack_file(folder)
 
 
 if __name__ == "__main__":

@@ -4,3 +4,5 @@ mod chat_tokens;
 mod hostile_text;
 mod text;
 mod tokenizer_json;
+#[path = "../common/xz.rs"]
+mod xz;

@@ -1,6 +1,7 @@
 //! Tokenizers from `tokenizer.json`, against the ids and texts of the tokenizers library (see
 //! `data/make_tokenizers.py`), and files that are wrong.
 
+use crate::xz;
 use emberlm::Status;
 use emberlm::text::{DecodeOptions, EncodeOptions, TokenKind, Tokenizer};
 use serde_json::{Value, json};
@@ -11,8 +12,8 @@ const ALL: EncodeOptions = EncodeOptions {
 };
 
 fn cases() -> Vec<Value> {
-    let lines = include_str!("../data/tokenizers.jsonl").lines();
-    lines
+    xz::text(include_bytes!("../data/tokenizers.jsonl.xz"))
+        .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
 }

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Renders chat templates with the environment of the transformers library and stores the texts.
 
-    make_chat.py FOLDER    renders every *.jinja of FOLDER with every conversation into published.jsonl
+    make_chat.py FOLDER    renders every *.jinja of FOLDER with every conversation into published.jsonl.xz
                            (the templates are their publishers' and stay where they are)
     make_chat.py           renders the templates of features.py into features.jsonl
 
-Each line is {"template", "name", "document", "text" or "error"}; documents of published.jsonl are those
+Each line is {"template", "name", "document", "text" or "error"}; documents of published.jsonl.xz are those
 of conversations.jsonl, by name. Made with transformers 5.23.0 and Jinja2 3.1.6.
 """
 import datetime
 import json
+import lzma
 import pathlib
 import sys
 
@@ -42,7 +43,8 @@ def render(template, document):
 
 
 def write(name, lines):
-    with open(HERE / name, "w") as file:
+    opened = lzma.open if name.endswith(".xz") else open
+    with opened(HERE / name, "wt", encoding="utf-8") as file:
         for line in lines:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
@@ -60,7 +62,7 @@ def main():
         template = path.read_text()
         for name, document in documents.items():
             lines.append({"template": path.stem, "name": name, **render(template, document)})
-    write("published.jsonl", lines)
+    write("published.jsonl.xz", lines)
 
 
 main()
