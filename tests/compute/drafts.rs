@@ -3,12 +3,15 @@
 
 use crate::common::drafts::*;
 use crate::common::families::WINDOWED;
-use crate::common::states::{random_life_of, session, session_with};
+use crate::common::states::{random_life_of, restored, saved, session, session_with};
+use crate::common::tiny::Random;
 use crate::common::{TempDir, repository_file};
 use emberlm::Status;
 use emberlm::backend::{DeviceKind, LoadOptions};
+use emberlm::engine::sampling::Sampling;
 use emberlm::engine::speculate::DraftOptions;
-use emberlm::engine::{Model, device};
+use emberlm::engine::state::{Kind, RestoreOptions};
+use emberlm::engine::{Model, Session, device};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -75,6 +78,94 @@ fn rings_that_went_round_are_the_same_with_drafts() {
 fn long_texts_are_the_same_greedy_and_sampled() {
     let model = hamlet();
     long_texts(&|| session(&model), long_count());
+}
+
+/// Decodes `count` tokens with and without drafts, and returns how many drafts were right. Rewinds, forks, saves and
+/// restores interrupt the text.
+fn interrupted_text(
+    model: &Arc<Model>,
+    sampling: Sampling,
+    count: usize,
+    prepare: &dyn Fn(&mut Session),
+) -> u64 {
+    let mut random = Random::new(count as u64, "interrupted text");
+    let (mut plain, mut drafting) = (session(model), session(model));
+    for session in [&mut plain, &mut drafting] {
+        session.set_sampling(sampling, None).unwrap();
+        session.prefill(&[1, 20, 30, 40]).unwrap();
+    }
+    prepare(&mut drafting);
+    let (mut done, mut accepted) = (0, 0);
+    while done < count {
+        if plain.position() == plain.context() {
+            plain.rewind(1).unwrap();
+            drafting.rewind(1).unwrap();
+        }
+        let room = plain.context() - plain.position();
+        let now = (20 + random.bits() as usize % 60).min(room);
+        let before = drafting.speculation().unwrap().stats.accepted;
+        let all = [&mut plain, &mut drafting].map(|session| decoded(session, now));
+        assert!(all[0] == all[1], "{sampling:?}, after {done} tokens");
+        accepted += drafting.speculation().unwrap().stats.accepted - before;
+        done += now;
+        match random.bits() % 4 {
+            0 => {
+                let back = 1 + random.bits() as usize % 30;
+                let position = plain.position().saturating_sub(back).max(1);
+                plain.rewind(position).unwrap();
+                drafting.rewind(position).unwrap();
+            }
+            1 => drafting = drafting.fork().unwrap(),
+            2 => {
+                let bytes = saved(&mut drafting, Kind::Everything);
+                drafting = restored(model, &bytes, &RestoreOptions::default()).unwrap();
+                prepare(&mut drafting);
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(plain.tokens(), drafting.tokens());
+    accepted
+}
+
+#[test]
+fn interrupted_texts_are_the_same_with_every_source() {
+    let names = ["qwen3", "gemma3", "mixtral", "deepseek_v2", "phi3"];
+    let (hamlet, models) = (hamlet(), names.map(family));
+    let trained = load(&repository_file("models/hamlet-draft-0.5m-Q8_0.gguf"));
+    let sampled = Sampling {
+        temperature: 0.9,
+        top_p: 0.95,
+        seed: 11,
+        logprobs: 2,
+        ..Sampling::GREEDY
+    };
+    let ngrams = |session: &mut Session| session.set_ngram_drafts(1, &ALWAYS).unwrap();
+    let spoiled = |session: &mut Session| {
+        let source = Spoiled::source(session, 20);
+        session.set_draft_source(source, &ALWAYS).unwrap();
+    };
+    let of_model = |session: &mut Session| session.set_model_drafts(&trained, &ALWAYS).unwrap();
+    let own = |session: &mut Session| {
+        let model = session.model().clone();
+        session.set_model_drafts(&model, &ALWAYS).unwrap();
+    };
+    let count = match std::env::var_os("EMBERLM_SLOW_TESTS") {
+        Some(_) => 10_000,
+        None => 250,
+    };
+    for sampling in [Sampling::GREEDY, sampled] {
+        for source in [&ngrams as &dyn Fn(&mut Session), &spoiled, &of_model] {
+            assert!(interrupted_text(&hamlet, sampling, count, source) > 0);
+        }
+        for model in &models {
+            // A sampled text of random weights hardly repeats itself, so n-grams may be wrong throughout.
+            interrupted_text(model, sampling, count, &ngrams);
+            for source in [&spoiled as &dyn Fn(&mut Session), &own] {
+                assert!(interrupted_text(model, sampling, count, source) > 0);
+            }
+        }
+    }
 }
 
 #[test]
