@@ -242,7 +242,9 @@ fn rule_of(name: &str) -> Option<Rule> {
         "glm4" | "glm5" => whole(rule(&[Pattern(LLAMA3)])),
         "jais-2" => rule(&[Pattern(JAIS2)]),
         "minicpm5" => whole(rule(&[Pattern(r"\p{N}{1,3}"), Pattern(LLAMA3)])),
-        "qwen2" | "deepseek-r1-qwen" | "megrez" | "stablelm2" => nfc(rule(&[Pattern(QWEN2)])),
+        "qwen2" | "deepseek-r1-qwen" | "megrez" | "stablelm2" | "f2llmv2" => {
+            nfc(rule(&[Pattern(QWEN2)]))
+        }
         "hunyuan" | "solar-open" | "grok-2" | "kormo" => rule(&[Pattern(QWEN2)]),
         // Normalized by the model's own tokenizer.json, though not by llama.cpp.
         "qwen35" => nfc(rule(&[Pattern(QWEN35)])),
@@ -266,7 +268,7 @@ fn rule_of(name: &str) -> Option<Rule> {
             Pattern(CJK_WORDS),
             Pattern(DIGIT),
         ]),
-        "deepseek-v3" | "hunyuan-dense" | "joyai-llm" => rule(&[
+        "deepseek-v3" | "hunyuan-dense" | "joyai-llm" | "hy_v4" => rule(&[
             Pattern(r"\p{N}{1,3}"),
             Pattern(r"[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+"),
             Pattern(DEEPSEEK_V3_WORDS),
@@ -395,6 +397,8 @@ mod tests {
             ("modern-bert", "olmo"),
             ("jina-v5-nano", "llama-bpe"),
             ("talkie", "gpt-4o"),
+            ("hy_v4", "deepseek-v3"),
+            ("f2llmv2", "qwen2"),
         ] {
             assert_eq!(pieces(name, text), pieces(like, text), "{name}");
         }
