@@ -175,8 +175,8 @@ unsafe fn panel<L: Load>(job: &Job, rows: Rows, r: usize, n: usize) {
 unsafe fn blocks<L: Load, const T: usize>(job: &Job, rows: Rows, r: usize, n: usize, t: usize) {
     // SAFETY: rows and tokens are in range; the tokens' floats are padded to 16.
     unsafe {
-        let x = job.x.float_row(t).cast_const();
-        let x_stride = job.x.float_stride();
+        let (first, stride) = (job.x.float_row(t).cast_const(), job.x.float_stride());
+        let x: [*const f32; T] = std::array::from_fn(|i| first.wrapping_add(i * stride));
         let whole = job.cols / 16 * 16;
         for i in (0..n).step_by(ROWS) {
             // Rows that lack are the last one again.
@@ -186,11 +186,11 @@ unsafe fn blocks<L: Load, const T: usize>(job: &Job, rows: Rows, r: usize, n: us
             }
             let mut acc = [[[_mm256_setzero_ps(); 2]; ROWS]; T];
             for k in (0..whole).step_by(16) {
-                step::<L, T>(&w, x.add(k), x_stride, k, 16, &mut acc);
+                step::<L, T>(&w, &x, k, 16, &mut acc);
             }
             if whole < job.cols {
                 let left = job.cols - whole;
-                step::<L, T>(&w, x.add(whole), x_stride, whole, left, &mut acc);
+                step::<L, T>(&w, &x, whole, left, &mut acc);
             }
             for token in 0..T {
                 let out = job.out.add((t + token) * job.out_stride + r + i);
@@ -203,24 +203,25 @@ unsafe fn blocks<L: Load, const T: usize>(job: &Job, rows: Rows, r: usize, n: us
     }
 }
 
-/// Adds the products of the 16 elements from `k` on, of which `left` are there.
+/// Adds the products of the 16 elements from `k` on, of which `left` are there. Each token
+/// has a pointer: checked arithmetic here would cost builds with overflow checks a third of their speed.
 ///
 /// # Safety
 /// As of [`typed`].
 #[inline(always)]
 unsafe fn step<L: Load, const T: usize>(
     w: &[*const u8; ROWS],
-    x: *const f32,
-    x_stride: usize,
+    x: &[*const f32; T],
     k: usize,
     left: usize,
     acc: &mut [[[__m256; 2]; ROWS]; T],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
+        let at = k * L::BYTES;
         let mut weights = [[_mm256_setzero_ps(); 2]; ROWS];
         for i in 0..ROWS {
-            let p = w[i].add(k * L::BYTES);
+            let p = w[i].wrapping_add(at);
             weights[i] = if left >= 16 {
                 L::load(p)
             } else {
@@ -229,7 +230,7 @@ unsafe fn step<L: Load, const T: usize>(
         }
         for t in 0..T {
             for v in 0..2 {
-                let x = _mm256_loadu_ps(x.add(t * x_stride + 8 * v));
+                let x = _mm256_loadu_ps(x[t].wrapping_add(k + 8 * v));
                 for i in 0..ROWS {
                     acc[t][i][v] = _mm256_fmadd_ps(weights[i][v], x, acc[t][i][v]);
                 }

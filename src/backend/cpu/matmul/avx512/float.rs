@@ -154,8 +154,8 @@ unsafe fn panel<L: Load>(job: &Job, rows: Rows, r: usize, n: usize) {
 unsafe fn blocks<L: Load, const T: usize>(job: &Job, rows: Rows, r: usize, n: usize, t: usize) {
     // SAFETY: rows and tokens are in range; the tokens' floats are padded to 16.
     unsafe {
-        let x = job.x.float_row(t).cast_const();
-        let x_stride = job.x.float_stride();
+        let (first, stride) = (job.x.float_row(t).cast_const(), job.x.float_stride());
+        let x: [*const f32; T] = std::array::from_fn(|i| first.wrapping_add(i * stride));
         let whole = job.cols / 16 * 16;
         for i in (0..n).step_by(ROWS) {
             // Rows that lack are the last one again.
@@ -165,11 +165,11 @@ unsafe fn blocks<L: Load, const T: usize>(job: &Job, rows: Rows, r: usize, n: us
             }
             let mut acc = [[_mm512_setzero_ps(); ROWS]; T];
             for k in (0..whole).step_by(16) {
-                step::<L, T>(&w, x.add(k), x_stride, k, 0xffff, &mut acc);
+                step::<L, T>(&w, &x, k, 0xffff, &mut acc);
             }
             if whole < job.cols {
                 let mask = mask(job.cols - whole);
-                step::<L, T>(&w, x.add(whole), x_stride, whole, mask, &mut acc);
+                step::<L, T>(&w, &x, whole, mask, &mut acc);
             }
             for token in 0..T {
                 let out = job.out.add((t + token) * job.out_stride + r + i);
@@ -184,27 +184,28 @@ unsafe fn blocks<L: Load, const T: usize>(job: &Job, rows: Rows, r: usize, n: us
     }
 }
 
-/// Adds the products of the 16 elements from `k` on.
+/// Adds the products of the 16 elements from `k` on. Each token has a
+/// pointer: checked arithmetic here would cost builds with overflow checks a third of their speed.
 ///
 /// # Safety
 /// As of [`typed`].
 #[inline(always)]
 unsafe fn step<L: Load, const T: usize>(
     w: &[*const u8; ROWS],
-    x: *const f32,
-    x_stride: usize,
+    x: &[*const f32; T],
     k: usize,
     mask: __mmask16,
     acc: &mut [[__m512; ROWS]; T],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
+        let at = k * L::BYTES;
         let mut weights = [_mm512_setzero_ps(); ROWS];
         for i in 0..ROWS {
-            weights[i] = L::load(w[i].add(k * L::BYTES), mask);
+            weights[i] = L::load(w[i].wrapping_add(at), mask);
         }
         for t in 0..T {
-            let x = _mm512_loadu_ps(x.add(t * x_stride));
+            let x = _mm512_loadu_ps(x[t].wrapping_add(k));
             for i in 0..ROWS {
                 acc[t][i] = _mm512_fmadd_ps(weights[i], x, acc[t][i]);
             }
