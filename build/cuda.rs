@@ -1,8 +1,8 @@
 //! Compiles `kernels/*.cu` with nvcc, one compressed fat binary a file, for the feature `cuda`.
 //!
 //! `EMBERLM_CUDA_ARCHS` names the architectures, separated by commas: a number with an optional
-//! letter (`90a`) for machine code, `ptx80` for code that the driver compiles, `80:90` for the code of 8.0 as
-//! machine code of 9.0, with which tests run it there. The default is what a developer needs; release
+//! letter (`90a`, which `90` stands for, too) for machine code, `ptx80` for code that the driver compiles, `80:90` for
+//! the code of 8.0 as machine code of 9.0, with which tests run it there. The default is what a developer needs; release
 //! builds say `all`.
 //!
 //! What was compiled is kept in `target/kernels` (or `EMBERLM_KERNEL_CACHE`) under a hash of everything
@@ -35,10 +35,11 @@ pub fn compile() {
     let cache = cache_folder(&out);
     let archs = std::env::var("EMBERLM_CUDA_ARCHS").unwrap_or_default();
     let archs = match archs.as_str() {
-        "" => DEFAULT,
-        "all" => ALL,
-        other => other,
+        "" => DEFAULT.to_string(),
+        "all" => ALL.to_string(),
+        other => with_warpgroups(other),
     };
+    let archs = archs.as_str();
     let mut files: Vec<PathBuf> = std::fs::read_dir("kernels")
         .expect("the folder kernels/")
         .map(|entry| entry.expect("an entry of kernels/").path())
@@ -125,6 +126,30 @@ fn hash_sources(file: &Path, seen: &mut BTreeSet<PathBuf>, key: &mut DefaultHash
             hash_sources(&file.with_file_name(name), seen, key);
         }
     }
+}
+
+/// The architectures that the user named, checked for GPUs of capability 9.0. Kernels of warpgroup instructions, which
+/// these run, are empty unless compiled for `90a`: their results would be wrong without an error.
+fn with_warpgroups(archs: &str) -> String {
+    let archs: Vec<&str> = archs
+        .split(',')
+        .map(|arch| match arch.trim() {
+            "90" => "90a",
+            arch => arch,
+        })
+        .collect();
+    let runs_on_90 = |arch: &&str| {
+        let number = arch.strip_prefix("ptx").and_then(|n| n.parse().ok());
+        number.is_some_and(|n: u32| n <= 90)
+    };
+    if let Some(ptx) = archs.iter().find(|arch| runs_on_90(arch))
+        && !archs.contains(&"90a")
+    {
+        panic!(
+            "EMBERLM_CUDA_ARCHS: GPUs of capability 9.0 would run {ptx}, which lacks their kernels; add 90a"
+        );
+    }
+    archs.join(",")
 }
 
 fn compile_file(nvcc: &Path, archs: &str, file: &Path, to: &Path) {
