@@ -200,12 +200,12 @@ fn old_versions_stay_readable() {
     }
 }
 
-/// A file of `tests/data/states`. The larger one is packed by `data/pack.py`.
+/// A file of `tests/data/states`, or its xz (`data/pack.py`) where it was not written anew.
 fn stored_state(name: &str) -> Vec<u8> {
     let path = repository_file(&format!("tests/data/states/v1_{name}"));
-    match std::fs::read(path.with_extension("xz")) {
-        Ok(packed) => xz::unpacked(&packed),
-        Err(_) => std::fs::read(path).unwrap(),
+    match std::fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(_) => xz::unpacked(&std::fs::read(path.with_extension("xz")).unwrap()),
     }
 }
 
