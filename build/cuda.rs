@@ -34,12 +34,11 @@ pub fn compile() {
     let version = version.map_or(Vec::new(), |output| output.stdout);
     let cache = cache_folder(&out);
     let archs = std::env::var("EMBERLM_CUDA_ARCHS").unwrap_or_default();
-    let archs = match archs.as_str() {
-        "" => DEFAULT.to_string(),
-        "all" => ALL.to_string(),
-        other => with_warpgroups(other),
-    };
-    let archs = archs.as_str();
+    let archs = &with_warpgroups(match archs.as_str() {
+        "" => DEFAULT,
+        "all" => ALL,
+        other => other,
+    });
     let mut files: Vec<PathBuf> = std::fs::read_dir("kernels")
         .expect("the folder kernels/")
         .map(|entry| entry.expect("an entry of kernels/").path())
@@ -128,7 +127,7 @@ fn hash_sources(file: &Path, seen: &mut BTreeSet<PathBuf>, key: &mut DefaultHash
     }
 }
 
-/// The architectures that the user named, checked for GPUs of capability 9.0. Kernels of warpgroup instructions, which
+/// The architectures `archs`, checked for GPUs of capability 9.0. Kernels of warpgroup instructions, which
 /// these run, are empty unless compiled for `90a`: their results would be wrong without an error.
 fn with_warpgroups(archs: &str) -> String {
     let archs: Vec<&str> = archs

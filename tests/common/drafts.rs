@@ -208,11 +208,11 @@ pub fn long_texts(create: &dyn Fn() -> Session, count: usize) {
     }
 }
 
-/// Tokens of such texts.
-pub fn long_count() -> usize {
+/// Tokens of such texts: `quick` of them unless slow tests were asked for.
+pub fn long_count(quick: usize) -> usize {
     match std::env::var_os("EMBERLM_SLOW_TESTS") {
         Some(_) => 10_000,
-        None => 1_000,
+        None => quick,
     }
 }
 

@@ -77,7 +77,7 @@ fn rings_that_went_round_are_the_same_with_drafts() {
 #[test]
 fn long_texts_are_the_same_greedy_and_sampled() {
     let model = hamlet();
-    long_texts(&|| session(&model), long_count());
+    long_texts(&|| session(&model), long_count(1_000));
 }
 
 /// Decodes `count` tokens with and without drafts, and returns how many drafts were right. Rewinds, forks, saves and
@@ -150,10 +150,7 @@ fn interrupted_texts_are_the_same_with_every_source() {
         let model = session.model().clone();
         session.set_model_drafts(&model, &ALWAYS).unwrap();
     };
-    let count = match std::env::var_os("EMBERLM_SLOW_TESTS") {
-        Some(_) => 10_000,
-        None => 250,
-    };
+    let count = long_count(250);
     for sampling in [Sampling::GREEDY, sampled] {
         for source in [&ngrams as &dyn Fn(&mut Session), &spoiled, &of_model] {
             assert!(interrupted_text(&hamlet, sampling, count, source) > 0);

@@ -88,7 +88,7 @@ fn rings() {
 fn all_long_texts() {
     let model = hamlet();
     for kv_type in [KvType::F16, KvType::Q8_0] {
-        long_texts(&|| session_with(&model, kv_type), long_count());
+        long_texts(&|| session_with(&model, kv_type), long_count(1_000));
     }
 }
 
