@@ -2,6 +2,7 @@
  * `make test-memory` fails while a function of the header has none. */
 #define _GNU_SOURCE
 #include "cases.h"
+#include "inject.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,6 +80,10 @@ static uint64_t goes_on(ember_session *s, uint64_t so_far) {
     }
     return so_far;
 }
+
+/* A thread of the library that goes on behind a call may have asked for memory before the failures ended: what was started ends
+ * with that error then, and works when it is done anew. */
+static int ran_out(ember_status status) { return status == EMBER_OUT_OF_MEMORY && inject_refused() > 0; }
 
 static uint64_t look_session(void) { return position_of(session); }
 static uint64_t look_several(void) {
@@ -616,7 +621,12 @@ static ember_status wait_prefill(ember_error *e) {
     return status;
 }
 static uint64_t result_prefill_started(void) {
-    OK(wait_prefill(&err));
+    ember_status status = wait_prefill(&err);
+    if (ran_out(status)) {
+        OK(call_prefill_start(&err));
+        status = wait_prefill(&err);
+    }
+    OK(status);
     return goes_on(session, count);
 }
 static void prefill_started(void) {
@@ -638,14 +648,17 @@ static ember_status poll(ember_error *e) {
 static ember_status call_start(ember_error *e) { return ember_decode_start(session, e); }
 static ember_status call_start_n(ember_error *e) { return ember_decode_start_n(session, 3, e); }
 static uint64_t result_started(void) {
-    OK(poll(&err));
+    ember_status status = poll(&err);
+    OK(ran_out(status) ? call_decode(&err) : status);
     return result_token();
 }
 static uint64_t result_started_n(void) {
     uint64_t sum = 0;
-    int i;
+    int i, ended = 0;
     for (i = 0; i < 3; i++) {
-        OK(poll(&err));
+        ember_status status = ended ? EMBER_OUT_OF_MEMORY : poll(&err);
+        ended = ran_out(status);
+        OK(ended ? call_decode(&err) : status);
         sum = digest(sum, &token_is, sizeof token_is);
     }
     return goes_on(session, sum);
@@ -725,7 +738,7 @@ static uint64_t result_batch_started(void) {
         batch_is[i].struct_size = sizeof batch_is[i];
         do status = ember_decode_poll(several[i], &batch_is[i], &err);
         while (status == EMBER_PENDING);
-        OK(status);
+        OK(ran_out(status) ? ember_decode(several[i], &batch_is[i], &err) : status);
     }
     return result_several();
 }
@@ -906,7 +919,8 @@ static ember_status call_generate_next(ember_error *e) {
 static uint64_t result_generation(void) {
     uint64_t sum = digest(digest(0, &token_is, sizeof token_is), text, count);
     do {
-        OK(call_generate_next(&err));
+        ember_status status = call_generate_next(&err);
+        OK(ran_out(status) ? call_generate_next(&err) : status);
         sum = digest(digest(sum, &token_is, sizeof token_is), text, count);
     } while (token_is.id != EMBER_NO_TOKEN);
     generated.struct_size = sizeof generated;

@@ -15,11 +15,12 @@ extern void *__libc_realloc(void *, size_t);
 extern void *__libc_memalign(size_t, size_t);
 
 static atomic_int armed;
-static atomic_long requests, fails_at;
+static atomic_long requests, fails_at, refusals;
 static atomic_int goes_on;
 
 void inject_start(long n, enum inject_mode mode) {
     atomic_store(&requests, 0);
+    atomic_store(&refusals, 0);
     atomic_store(&fails_at, n);
     atomic_store(&goes_on, mode == INJECT_FROM_THEN_ON);
     atomic_store(&armed, 1);
@@ -35,8 +36,12 @@ static int fails(void) {
     if (!atomic_load(&armed)) return 0;
     n = atomic_fetch_add(&requests, 1) + 1;
     at = atomic_load(&fails_at);
-    return at && (n == at || (n > at && atomic_load(&goes_on)));
+    if (!at || (n != at && !(n > at && atomic_load(&goes_on)))) return 0;
+    atomic_fetch_add(&refusals, 1);
+    return 1;
 }
+
+long inject_refused(void) { return atomic_load(&refusals); }
 
 static void *refused(void) {
     errno = ENOMEM;

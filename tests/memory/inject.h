@@ -12,4 +12,7 @@ void inject_start(long n, enum inject_mode mode);
 /* Nothing fails any more. Returns how many requests there were. */
 long inject_stop(void);
 
+/* How many requests have failed since the last inject_start. */
+long inject_refused(void);
+
 #endif
