@@ -80,7 +80,7 @@ impl Used {
     /// `uses` is as the header demands.
     pub(super) unsafe fn read(uses: *const ember_adapter_use, count: usize) -> Result<Used> {
         check_adapter_count(count)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, `uses` is as the header demands.
         let uses = unsafe { slice(uses, count, "adapters") }?;
         let mut all = Vec::new();
         for (i, used) in uses.iter().enumerate() {

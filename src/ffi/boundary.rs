@@ -21,10 +21,10 @@ pub(super) unsafe fn call(
     work: impl FnOnce() -> Result<()>,
 ) -> ember_status {
     if memory::is_low() {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, `err` is NULL or points to an `ember_error` that nobody else uses now.
         return unsafe { store_text(err, Status::OutOfMemory, memory::IS_LOW) };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `err` is NULL or points to an `ember_error` that nobody else uses now.
     unsafe { call_always(err, work) }
 }
 
@@ -38,12 +38,12 @@ pub(super) unsafe fn call_always(
     work: impl FnOnce() -> Result<()>,
 ) -> ember_status {
     if !threads::has_variables() {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, `err` is NULL or points to an `ember_error` that nobody else uses now.
         return unsafe { store_text(err, Status::OutOfMemory, memory::NONE_TO_BEGIN) };
     }
     let _held = cancel::hold();
     let result = forked::enter().and_then(|_inside| panics::catch(work));
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `err` is NULL or points to an `ember_error` that nobody else uses now.
     unsafe { store(err, result) }
 }
 
@@ -78,7 +78,7 @@ impl<T> Out<T> {
     pub(super) unsafe fn optional(pointer: *mut T, name: &str) -> Result<Option<Out<T>>> {
         match pointer.is_null() {
             true => Ok(None),
-            // SAFETY: the caller's promise.
+            // SAFETY: by contract, the pointer is as `new` demands.
             false => unsafe { Out::new(pointer, name) }.map(Some),
         }
     }
@@ -153,7 +153,7 @@ pub(super) unsafe fn text<'a>(
     len: usize,
     name: &str,
 ) -> Result<&'a str> {
-    // SAFETY: the caller's promise; a `c_char` is a byte.
+    // SAFETY: by contract, the bytes are readable, and nobody changes them; a `c_char` is a byte.
     let bytes = unsafe { slice(pointer.cast::<u8>(), len, name) }?;
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text),
@@ -168,8 +168,8 @@ pub(super) unsafe fn text<'a>(
 /// A number of the caller's that asks a call to end when it is not 0.
 struct Flag(NonNull<u32>);
 
-// SAFETY: the number is only read, and atomically, which any thread may do while the caller's promise
-// to `interrupt` holds.
+// SAFETY: the number is only read, and atomically, which any thread may do while the contract of
+// `interrupt` holds.
 unsafe impl Send for Flag {}
 // SAFETY: as above.
 unsafe impl Sync for Flag {}
@@ -226,7 +226,7 @@ const SIZE_LIMIT: usize = 1 << 16;
 /// # Safety
 /// `pointer` is valid for reads of a `u32`.
 unsafe fn struct_size<T: Sized32>(pointer: NonNull<T>) -> Result<usize> {
-    // SAFETY: the caller's promise; aligned, because `T` starts with a `u32`.
+    // SAFETY: by contract, `pointer` is valid for reads of a `u32`; aligned, because `T` starts with a `u32`.
     let size = unsafe { pointer.cast::<u32>().read() } as usize;
     // A size in C is a multiple of the alignment, so no field is ever cut in two.
     if size < align_of::<T>() || !size.is_multiple_of(align_of::<T>()) || size > SIZE_LIMIT {
@@ -249,9 +249,10 @@ pub(super) unsafe fn read_struct<T: Sized32>(pointer: *const T) -> Result<T> {
         return Ok(T::zeroed());
     }
     let pointer = non_null(pointer, T::NAME)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `pointer` is valid for reads of as many bytes as its first field says,
+    // the first field among them.
     let size = unsafe { struct_size(pointer) }?;
-    // SAFETY: `size` bytes are readable by the caller's promise, padding included.
+    // SAFETY: `size` bytes are readable by contract, padding included.
     let bytes = unsafe { std::slice::from_raw_parts(pointer.as_ptr().cast::<u8>(), size) };
     let known = size.min(size_of::<T>());
     if let Some(i) = bytes[known..].iter().position(|&b| b != 0) {
@@ -283,7 +284,8 @@ impl<T: Sized32> OutStruct<T> {
     /// for the rest of the exported function.
     pub(super) unsafe fn new(pointer: *mut T) -> Result<OutStruct<T>> {
         let pointer = non_null(pointer, T::NAME)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, `pointer` is valid for as many bytes as its first field says, the
+        // first field among them.
         let size = unsafe { struct_size(pointer) }?;
         Ok(OutStruct { pointer, size })
     }
@@ -295,7 +297,7 @@ impl<T: Sized32> OutStruct<T> {
     pub(super) unsafe fn optional(pointer: *mut T) -> Result<Option<OutStruct<T>>> {
         match pointer.is_null() {
             true => Ok(None),
-            // SAFETY: the caller's promise.
+            // SAFETY: by contract, the pointer is as `new` demands.
             false => unsafe { OutStruct::new(pointer) }.map(Some),
         }
     }
@@ -327,7 +329,7 @@ impl<T: Sized32> OutStructs<T> {
     /// `pointer` is NULL or valid for reads and writes of `count` times as many bytes as its first field says, one at least, for
     /// the rest of the exported function.
     pub(super) unsafe fn new(pointer: *mut T, count: usize) -> Result<OutStructs<T>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, `pointer` is NULL or valid for at least one element.
         let first = unsafe { OutStruct::new(pointer) }?;
         Ok(OutStructs { first, count })
     }

@@ -115,7 +115,7 @@ pub(super) unsafe fn read_chain<T: Chained>(
         if found.is_some() {
             fail!(InvalidArgument, "next of {owner} has two {}", T::NAME);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, `next` is NULL or a chain of structs that are each as large as they say.
         let value = unsafe { read_struct(next.cast::<T>()) }?;
         next = value.next();
         found = Some(value);

@@ -56,7 +56,7 @@ impl ember_chat_options {
         let given = |pointer: *const c_char, len: usize, name: &str| match pointer.is_null() {
             true if len != 0 => fail!(NullPointer, "{name} is NULL in ember_chat_options"),
             true => Ok(None),
-            // SAFETY: the caller's promise.
+            // SAFETY: by contract, the pointers are NULL or valid for as many bytes as they are said to have.
             false => unsafe { text(pointer, len, name) }.map(Some),
         };
         let template = given(self.source, self.source_len, "source")?;
@@ -71,7 +71,7 @@ impl ember_chat_options {
             template,
             name,
             now: (self.now != 0).then_some(self.now),
-            // SAFETY: the caller's promise.
+            // SAFETY: by contract, the pointers are NULL or valid for as many bytes as they are said to have.
             interrupt: unsafe { interrupt(self.interrupt) }?,
         })
     }

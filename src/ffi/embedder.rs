@@ -215,7 +215,7 @@ unsafe fn options(options: &ember_embedder_options) -> Result<EmbedderOptions> {
             options.normalize
         ),
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `instruction` is as the header demands.
     let instruction = unsafe { text(options.instruction, options.instruction_len, "instruction") }?;
     Ok(EmbedderOptions {
         product,
@@ -316,14 +316,14 @@ fn run(
 /// # Safety
 /// They are as the header demands.
 unsafe fn texts<'a>(texts: *const ember_text, count: usize, name: &str) -> Result<Vec<&'a str>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, the arguments are as the header demands.
     let texts = unsafe { slice(texts, count, name) }?;
     let mut all = Vec::new();
     if all.try_reserve_exact(count).is_err() {
         fail!(OutOfMemory, "no memory for {count} texts");
     }
     for (i, text) in texts.iter().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the arguments are as the header demands.
         let text = unsafe { self::text(text.text, text.len, "a text") };
         all.push(text.map_err(|e| {
             let message = format!("text {i}: {}", e.message);

@@ -52,7 +52,7 @@ pub(super) unsafe fn store(err: *mut ember_error, result: Result<()>) -> ember_s
         Ok(()) => (Status::Ok, "", None),
         Err(e) => (e.status, e.message.as_str(), e.index),
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `err` is NULL or points to an `ember_error` that nobody else uses now.
     unsafe { store_parts(err, status, message, index) }
 }
 
@@ -65,7 +65,7 @@ pub(super) unsafe fn store_text(
     status: Status,
     message: &str,
 ) -> ember_status {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `err` is NULL or points to an `ember_error` that nobody else uses now.
     unsafe { store_parts(err, status, message, None) }
 }
 

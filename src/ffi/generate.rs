@@ -188,7 +188,7 @@ impl ember_generate_details {
 unsafe fn read_options<'a>(
     options: *const ember_generate_options,
 ) -> Result<(ember_generate_options, &'a [u32], Vec<&'a str>)> {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, the arguments are as the header demands.
     unsafe {
         let options = read_struct(options)?;
         let prompt = slice(options.prompt, options.prompt_count, "prompt")?;

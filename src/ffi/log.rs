@@ -55,7 +55,7 @@ unsafe fn sink(callback: ember_log_fn, user: User) -> Option<log::Sink> {
     let callback = callback?;
     Some(Box::new(move |level: Level, message: &str| {
         let user = &user;
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the callback can be called with `user` while the sink is there.
         unsafe {
             callback(user.0, level as i32, message.as_ptr().cast(), message.len());
         }
@@ -81,7 +81,7 @@ pub(super) unsafe fn model_log(
         };
     }
     let level = level_of(level, "log_level")?;
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, the callback can be called with `user` until the model and its sessions are freed.
     let sink = unsafe { sink(callback, User(user)) };
     Ok(sink.map(|sink| ModelLog::new(level, sink)))
 }

@@ -159,14 +159,14 @@ impl ember_model_options {
             1 => Access::Read,
             n => fail!(InvalidArgument, "files is {n}, which is no ember_files"),
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, `cpus`, `next` and `log_callback` are as the header demands.
         let log = unsafe { model_log(self.log_callback, self.log_user, self.log_level) }?;
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, `cpus`, `next` and `log_callback` are as the header demands.
         let cuda = unsafe { read_chain::<ember_cuda_model_options>(self.next, Self::NAME) }?;
         let never_wait = ember_model_flags::EMBER_MODEL_NEVER_WAIT as u32;
         check_flags(self.flags, never_wait)?;
         let mut placement = Placement::with_priority(self.thread_priority);
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, `cpus`, `next` and `log_callback` are as the header demands.
         let cpus = unsafe { slice(self.cpus, self.cpu_count, "cpus") }?;
         for (i, cpu) in cpus.iter().enumerate() {
             if !placement.allow(*cpu as usize) {
@@ -306,7 +306,7 @@ pub(super) unsafe fn load(
     source: &ModelSource<'_>,
     options: &ember_model_options,
 ) -> Result<*mut ember_model> {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `options` is as the header demands.
     let load_options = unsafe { options.for_engine() }?;
     let mut progress = |fraction: f32| {
         let Some(callback) = options.progress else {

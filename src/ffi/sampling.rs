@@ -170,7 +170,7 @@ impl ember_sampling_options {
     /// # Safety
     /// The arrays must be as the header demands.
     pub(super) unsafe fn rules(&self, model: &Model) -> Result<Option<Arc<TokenRules>>> {
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, the arrays are as the header demands.
         let (bias, banned, allowed, breakers) = unsafe {
             (
                 slice(self.logit_bias, self.logit_bias_count, "logit_bias")?,
@@ -188,7 +188,7 @@ impl ember_sampling_options {
         }
         let mut sequences = Vec::new();
         for (i, breaker) in breakers.iter().enumerate() {
-            // SAFETY: the caller's word.
+            // SAFETY: by contract, the arrays are as the header demands.
             unsafe { breaker.sequences(model, &mut sequences) }.map_err(|e| {
                 Error::new(
                     e.status,
@@ -225,7 +225,7 @@ impl ember_dry_breaker {
     /// # Safety
     /// The arrays must be as the header demands.
     unsafe fn sequences(&self, model: &Model, out: &mut Vec<Vec<u32>>) -> Result<()> {
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, the arrays are as the header demands.
         let (text, tokens) = unsafe {
             (
                 text(self.text, self.text_len, "text")?,

@@ -251,7 +251,7 @@ unsafe fn read_sampling(options: &ember_session_options) -> Result<Option<ember_
     if options.sampling.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's word.
+    // SAFETY: by contract, `options.sampling` is as the header demands.
     unsafe { read_struct(options.sampling) }.map(Some)
 }
 
@@ -260,7 +260,7 @@ unsafe fn read_sampling(options: &ember_session_options) -> Result<Option<ember_
 /// # Safety
 /// `next` must be as the header demands.
 pub(super) unsafe fn stream_priority(next: *const c_void, owner: &str) -> Result<i32> {
-    // SAFETY: the caller's word.
+    // SAFETY: by contract, `next` is as the header demands.
     let cuda = unsafe { read_chain::<ember_cuda_session_options>(next, owner) }?;
     Ok(cuda.map_or(0, |cuda| cuda.stream_priority))
 }
@@ -270,7 +270,7 @@ pub(super) unsafe fn stream_priority(next: *const c_void, owner: &str) -> Result
 /// # Safety
 /// `options.sampling` and `options.next` must be as the header demands.
 pub(super) unsafe fn engine_options(options: &ember_session_options) -> Result<SessionOptions> {
-    // SAFETY: the caller's word.
+    // SAFETY: by contract, `options.sampling` and `options.next` are as the header demands.
     let (sampling, stream_priority) = unsafe {
         (
             read_sampling(options)?,

@@ -226,7 +226,7 @@ unsafe fn load_source(
                 open: Mutex::new(true),
             });
             let reading = Reading(Arc::clone(&reader));
-            // SAFETY: the caller's word.
+            // SAFETY: by contract, the pointers of `source` and `options` are as the header demands.
             let model = unsafe { load(&ModelSource::Reader(reader), options) };
             drop(reading);
             model
@@ -234,10 +234,10 @@ unsafe fn load_source(
         (Some(bytes), None) => {
             let bytes = bytes.cast::<u8>();
             // Whatever happens later, the length is a possible one.
-            // SAFETY: the caller's word.
+            // SAFETY: by contract, the pointers of `source` and `options` are as the header demands.
             let all = unsafe { slice(bytes.as_ptr(), len, "bytes") }?;
             if !borrows {
-                // SAFETY: the caller's word.
+                // SAFETY: by contract, the pointers of `source` and `options` are as the header demands.
                 return unsafe { load(&ModelSource::Copied(all), options) };
             }
             let borrowed = Arc::new(Borrowed {
@@ -248,7 +248,7 @@ unsafe fn load_source(
                 taken: AtomicBool::new(false),
             });
             let lent = Arc::clone(&borrowed);
-            // SAFETY: the caller's word.
+            // SAFETY: by contract, the pointers of `source` and `options` are as the header demands.
             let model = unsafe { load(&ModelSource::Lent(lent), options) }?;
             borrowed.taken.store(true, Ordering::Relaxed);
             Ok(model)

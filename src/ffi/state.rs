@@ -67,7 +67,7 @@ impl ember_restore_options {
     /// # Safety
     /// `adapters` is as the header demands.
     unsafe fn used(&self) -> Result<Used> {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, `adapters` is as the header demands.
         unsafe { Used::read(self.adapters, self.adapter_count) }
     }
 
@@ -83,7 +83,7 @@ impl ember_restore_options {
                 0 => None,
                 number => Some(kv_type(number)?),
             },
-            // SAFETY: the caller's promise.
+            // SAFETY: by contract, `next` is as the header demands.
             stream_priority: unsafe { stream_priority(self.next, Self::NAME) }?,
             mark_interval: self.mark_interval as usize,
             adapters,

@@ -121,7 +121,7 @@ fn change<R>(
 pub(super) unsafe fn stop_strings<'a>(stops: &[ember_stop]) -> Result<Vec<&'a str>> {
     let mut strings = Vec::new();
     for (i, stop) in stops.iter().enumerate() {
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, the arguments are as the header demands.
         let string = unsafe { text(stop.text, stop.len, "a stop string") };
         strings.push(string.map_err(|e| {
             let message = format!("stop string {i}: {}", e.message);

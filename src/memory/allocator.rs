@@ -39,7 +39,7 @@ fn reserved(block: *mut u8) -> Option<NonNull<u8>> {
 unsafe impl<S: GlobalAlloc> GlobalAlloc for Allocator<S> {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, `layout` has a size.
         let block = unsafe { self.system.alloc(layout) };
         if block.is_null() {
             return self.rescue(layout);
@@ -49,7 +49,7 @@ unsafe impl<S: GlobalAlloc> GlobalAlloc for Allocator<S> {
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, `layout` has a size.
         let mut block = unsafe { self.system.alloc_zeroed(layout) };
         if block.is_null() {
             block = self.rescue(layout);
@@ -82,14 +82,14 @@ unsafe impl<S: GlobalAlloc> GlobalAlloc for Allocator<S> {
             }
             mark();
         }
-        // SAFETY: not too large by the caller's promise.
+        // SAFETY: not too large by contract.
         let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         if in_reserve && reserve::same_block(layout, wanted) {
             return block;
         }
         // From the reserve back to the system where that can be had again.
         let new = if in_reserve {
-            // SAFETY: `size` is not 0 by the caller's promise.
+            // SAFETY: `size` is not 0 by contract.
             unsafe { self.alloc(wanted) }
         } else {
             self.rescue(wanted)
@@ -121,12 +121,12 @@ mod tests {
         unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
             match self.0.load(Ordering::Relaxed) {
                 true => null_mut(),
-                // SAFETY: the caller's promise.
+                // SAFETY: by contract, `layout` has a size.
                 false => unsafe { System.alloc(layout) },
             }
         }
         unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-            // SAFETY: the caller's promise.
+            // SAFETY: by contract, `layout` has a size, and a block has come from here with it.
             unsafe { System.dealloc(block, layout) }
         }
     }

@@ -178,7 +178,7 @@ impl Region {
 /// `room` is NULL or in the list, and the reserve's lock is held.
 pub(super) unsafe fn take(room: *mut Region, size: usize) -> Option<NonNull<u8>> {
     let room = NonNull::new(room)?.as_ptr();
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `room` is NULL or in the list, and the reserve's lock is held.
     unsafe {
         let offset = (*room).buddies().take(size)?;
         (*room).out += 1;
@@ -191,7 +191,7 @@ pub(super) unsafe fn take(room: *mut Region, size: usize) -> Option<NonNull<u8>>
 /// # Safety
 /// `room` is in the list, the block was taken from it with this size, and the reserve's lock is held.
 pub(super) unsafe fn give_back(room: *mut Region, address: usize, size: usize) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `room` is in the list, the block came from it with this size, and the lock is held.
     unsafe {
         if let Some(offset) = (*room).offset(address) {
             (*room).buddies().give_back(offset, size);
@@ -236,7 +236,7 @@ pub(super) unsafe fn unlink(rooms: &mut *mut Region, room: *mut Region) {
 /// # Safety
 /// The region is in no list, no block of it is out, and nobody will use it again.
 pub(super) unsafe fn unmap(room: *mut Region) {
-    // SAFETY: read once, by the caller's promise; dropping the map, which lies on the stack now,
+    // SAFETY: by contract, this is the only read of it; dropping the map, which lies on the stack now,
     // unmaps the place that it was read from, which is not used any more.
     let map = unsafe { std::ptr::read(&raw const (*room).map) };
     drop(ManuallyDrop::into_inner(map));

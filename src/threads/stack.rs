@@ -21,7 +21,7 @@ pub(super) fn run<T>(
     /// # Safety
     /// `call` points to a `Call` of these types that nobody else uses.
     unsafe extern "C" fn run_call<T, W: FnOnce() -> Result<T>>(call: *mut c_void) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, `call` points to a `Call` of these types that nobody else uses.
         let call = unsafe { &mut *call.cast::<Call<T, W>>() };
         if let Some(work) = call.work.take() {
             // No panic goes beyond this stack.

@@ -112,7 +112,7 @@ impl<'a> Adapters<'a> {
     /// No other thread reads or writes this token's input.
     pub unsafe fn keep(&self, isa: Isa, token: usize, row: &[f32]) {
         if self.sets.of(token).is_some() {
-            // SAFETY: the caller's promise.
+            // SAFETY: by contract, no other thread uses this token's input.
             unsafe { self.input.set_row(isa, token, row, FLOAT) }
         }
     }
@@ -227,7 +227,7 @@ impl<'a> Adapters<'a> {
             return;
         };
         for (pair, scale, at) in Adapters::pairs(set, product) {
-            // SAFETY: the caller's promise.
+            // SAFETY: by contract, the processor has `isa`, `narrow` is complete, and nobody writes what it has made.
             unsafe {
                 let thin = &*self.thin.part(self.thin_at(token, index) + at, pair.rank);
                 let b = &pair.b[rows.start..];

@@ -113,7 +113,7 @@ unsafe fn score_rows<L: Lanes, E: Element, const R: usize, const T: usize>(
     tiles: Range<usize>,
     out: *mut f32,
 ) {
-    // SAFETY: tiles and rows are in range by the caller's promise.
+    // SAFETY: tiles and rows are in range by contract.
     unsafe {
         let mut queries = [std::ptr::null(); R];
         let mut outs = [std::ptr::null_mut(); R];
@@ -490,7 +490,7 @@ unsafe fn attend_segment_generic<L: Lanes, E: Element>(
     scratch: &mut AttentionScratch,
 ) {
     let (count, stride) = (rows.count(), head.value_stride());
-    // SAFETY: the sizes are checked in `segment_generic`; `out` is the caller's promise.
+    // SAFETY: `segment_generic` checks the sizes; by contract, `out` is valid for what is written.
     unsafe {
         segment_generic::<L, E>(
             rows,
@@ -526,7 +526,7 @@ unsafe fn join_segments_generic<L: Lanes>(
     out: *mut f32,
 ) {
     let width = head_dim.next_multiple_of(LANES);
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, what `attend` demands holds, and `out` has `partial_len` elements.
     unsafe {
         let (mut max, mut sum) = (*partials, *partials.add(1));
         let total = partials.add(LANES);

@@ -397,7 +397,7 @@ impl AttentionLayer {
     /// Nobody else uses this token's q, k and v, or its position of the cache.
     unsafe fn place_token(&self, tokens: &Tokens, t: usize, me: &mut ThreadSpace) {
         let (isa, b, row) = (tokens.isa(), &tokens.buffers, &mut me.row);
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, nobody else uses this token's q, k and v, or its position of the cache.
         unsafe {
             norm_all_heads(isa, self, b, t, 0, row);
             norm_all_heads(isa, self, b, t, 1, row);
@@ -463,8 +463,8 @@ impl AttentionLayer {
         let keys = texts.head(block.text, head, self.n_kv_heads, dim);
         for position in (block.first..end).step_by(each) {
             let token = texts.start_of(block.text) + position;
-            // SAFETY: the caller's promise. The output replaces the queries after the last of them was
-            // read.
+            // SAFETY: by contract, nobody else uses the group's part of q, or writes what it sees
+            // of the cache. The output replaces the queries after the last of them was read.
             unsafe {
                 let out = tokens
                     .buffers
@@ -500,8 +500,8 @@ impl AttentionLayer {
         let (kv, position) = tokens.places.at(range.start);
         let at = range.start * stride + head * group * dim;
         let scratch = &mut me.attention;
-        // SAFETY: the caller's promise. The output replaces the queries after the last of them was
-        // read.
+        // SAFETY: by contract, nobody else uses the group's part of q, or writes what it sees of
+        // the cache. The output replaces the queries after the last of them was read.
         unsafe {
             let out = tokens.buffers.q.base().add(at);
             let rows = Rows {
@@ -557,7 +557,7 @@ unsafe fn norm_all_heads(
         },
     };
     if let Some(HeadNorm::All(norm)) = norm {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the processor has `isa`, and nobody else uses this token's queries or keys.
         unsafe {
             let x = span.part(token * stride, product.matrix.rows());
             add_bias(x, product.bias.as_deref());
@@ -579,7 +579,7 @@ unsafe fn ready(
     scratch: &mut [f32],
 ) {
     let bias = product.bias.as_ref().map(|b| &b[first..first + x.len()]);
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, the processor has `isa`.
     unsafe {
         let of_head = match norm {
             None => {
@@ -628,7 +628,7 @@ unsafe fn place<E: Element>(
     let rope = layer.rope.as_ref().map_or(0..0, |rope| rope.at.clone());
     let factor = layer.temperature.map_or(1.0, |t| t.factor(position));
     let scale = layer.scale * factor;
-    // SAFETY: exclusive by the caller's promise, but for the table, which nobody writes.
+    // SAFETY: by contract, nobody else uses this token's queries and keys; nobody writes the table.
     unsafe {
         let table = b.rope.part(token * s.rope + rope.start, rope.len());
         for h in kv_head * layer.group()..(kv_head + 1) * layer.group() {

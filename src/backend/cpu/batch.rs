@@ -65,7 +65,7 @@ impl Choice<'_> {
 /// Elements of which each is used by one thread of a phase.
 struct Dealt<'a, T>(&'a [UnsafeCell<T>]);
 
-// SAFETY: only `get` gives access, and its caller vouches for exclusion.
+// SAFETY: only `get` gives access, and `get` demands that nobody else uses it.
 unsafe impl<T: Send> Sync for Dealt<'_, T> {}
 
 impl<T> Dealt<'_, T> {
@@ -75,7 +75,7 @@ impl<T> Dealt<'_, T> {
     /// Nobody else uses this one as long as the reference lives.
     #[allow(clippy::mut_from_ref)]
     unsafe fn get(&self, index: usize) -> &mut T {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, nobody else uses this one while the reference lives.
         unsafe { &mut *self.0[index].get() }
     }
 }

@@ -104,7 +104,7 @@ impl Convolution {
         let (kept, n) = (self.width - 1, range.len());
         let channels = first + range.start..first + range.end;
         let column = |i: usize| state.wrapping_add(i * self.channels + channels.start);
-        // SAFETY: the rows and the state have these channels; exclusive by the caller's promise.
+        // SAFETY: the rows and the state have these channels; by contract, nobody else uses them.
         unsafe {
             let row = |t: usize| {
                 let at = (run.start + t) * part.stride + range.start;
@@ -169,6 +169,6 @@ pub(super) unsafe fn head_state<'a>(
     len: usize,
 ) -> &'a mut [f32] {
     let at = conv.channels * (conv.width - 1) + head * len;
-    // SAFETY: the layer's state has that many floats; exclusive by the caller's promise.
+    // SAFETY: the layer's state has that many floats; by contract, nobody else uses them.
     unsafe { std::slice::from_raw_parts_mut(cache.fixed.of_layer(layer).add(at), len) }
 }

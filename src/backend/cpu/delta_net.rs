@@ -175,7 +175,7 @@ impl DeltaNetLayer {
         let scale = (1.0 / (key_dim as f64).sqrt()) as f32;
         let (keys, scratch) = me.row.split_at_mut(key_dim);
         let (queries, normed) = scratch.split_at_mut(key_dim);
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, nobody else uses the head's values, `z` and state, or writes queries, keys and steps.
         unsafe {
             let state = head_state(cache, (self.index, &self.conv), head, key_dim * value_dim);
             for t in run {

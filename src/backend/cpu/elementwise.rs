@@ -12,7 +12,7 @@ use crate::model::{Rope, RopePairing};
 unsafe fn sum_of<L: Lanes>(x: &[f32], padding: f32, f: impl Fn(L, L) -> L) -> f32 {
     let whole = x.len() / LANES;
     let rest = x.len() % LANES;
-    // SAFETY: all offsets are below the length; the features are the caller's promise.
+    // SAFETY: all offsets are below the length; by contract, the processor has the features.
     unsafe {
         let at = |i: usize| x.as_ptr().add(i * LANES);
         let mut sums = [L::splat(0.0); 4];
@@ -42,7 +42,7 @@ unsafe fn rms_norm_generic<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &
     let n = weight.len();
     assert!(x.len() == n && out.len() == n);
     let whole = n / LANES;
-    // SAFETY: all offsets are below n; the features are the caller's promise.
+    // SAFETY: all offsets are below n; by contract, the processor has the features.
     unsafe {
         let at = |i: usize| x.as_ptr().add(i * LANES);
         let square = sum_of::<L>(x, 0.0, |v, sum| v.fma(v, sum));
@@ -74,7 +74,7 @@ simd_kernel! {
 unsafe fn layer_norm_generic<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let n = weight.len();
     assert!(x.len() == n && out.len() == n);
-    // SAFETY: the features are the caller's promise.
+    // SAFETY: by contract, the processor has the features.
     let (mean, variance) = unsafe {
         let mean = sum_of::<L>(x, 0.0, |v, sum| sum.add(v)) / n as f32;
         let square = |v: L, sum: L| {
@@ -112,7 +112,7 @@ unsafe fn add_low_rank_generic<L: Lanes>(
     };
     assert!(last * stride + n <= b.len());
     let (whole, rest) = (n / LANES * LANES, n % LANES);
-    // SAFETY: all offsets were checked above; the features are the caller's promise.
+    // SAFETY: all offsets were checked above; by contract, the processor has the features.
     unsafe {
         let at = |k: usize, i: usize| b.as_ptr().add(k * stride + i);
         for i in (0..whole).step_by(LANES) {
@@ -144,7 +144,7 @@ simd_kernel! {
 /// `x / (1 + exp(-x))`
 #[inline(always)]
 unsafe fn silu<L: Lanes>(x: L) -> L {
-    // SAFETY: the features are the caller's promise.
+    // SAFETY: by contract, the processor has the features.
     unsafe {
         let e = L::splat(0.0).sub(x).exp();
         x.div(L::splat(1.0).add(e))
@@ -154,7 +154,7 @@ unsafe fn silu<L: Lanes>(x: L) -> L {
 /// `x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u))` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`
 #[inline(always)]
 unsafe fn gelu_tanh<L: Lanes>(x: L) -> L {
-    // SAFETY: the features are the caller's promise.
+    // SAFETY: by contract, the processor has the features.
     unsafe {
         // -2 sqrt(2 / pi)
         let cubic = x.mul(x).fma(L::splat(0.044_715), L::splat(1.0)).mul(x);
@@ -167,7 +167,7 @@ unsafe fn gelu_tanh<L: Lanes>(x: L) -> L {
 /// formula 7.1.26 of Abramowitz and Stegun.
 #[inline(always)]
 unsafe fn gelu<L: Lanes>(x: L) -> L {
-    // SAFETY: the features are the caller's promise.
+    // SAFETY: by contract, the processor has the features.
     unsafe {
         let zero = L::splat(0.0);
         // A NaN in the second operand survives.
@@ -189,7 +189,7 @@ unsafe fn map<L: Lanes>(x: &mut [f32], y: Option<&[f32]>, f: impl Fn(L) -> L) {
     assert!(y.is_none_or(|y| y.len() == x.len()));
     for i in (0..x.len()).step_by(LANES) {
         let n = (x.len() - i).min(LANES);
-        // SAFETY: all offsets are below the length; the features are the caller's promise.
+        // SAFETY: all offsets are below the length; by contract, the processor has the features.
         unsafe {
             let at = x.as_mut_ptr().add(i);
             let load = |p: *const f32| match n {
@@ -210,7 +210,7 @@ unsafe fn map<L: Lanes>(x: &mut [f32], y: Option<&[f32]>, f: impl Fn(L) -> L) {
 
 #[inline(always)]
 unsafe fn gelu_tanh_generic<L: Lanes>(x: &mut [f32], y: Option<&[f32]>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, the processor has `isa`.
     unsafe { map::<L>(x, y, |x| gelu_tanh(x)) }
 }
 simd_kernel! {
@@ -223,7 +223,7 @@ simd_kernel! {
 
 #[inline(always)]
 unsafe fn gelu_generic<L: Lanes>(x: &mut [f32], y: Option<&[f32]>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, the processor has `isa`.
     unsafe { map::<L>(x, y, |x| gelu(x)) }
 }
 simd_kernel! {
@@ -236,7 +236,7 @@ simd_kernel! {
 
 #[inline(always)]
 unsafe fn silu_generic<L: Lanes>(x: &mut [f32]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, the processor has `isa`.
     unsafe { map::<L>(x, None, |x| silu(x)) }
 }
 simd_kernel! {
@@ -250,7 +250,7 @@ simd_kernel! {
 /// `max(x, 0)^2`
 #[inline(always)]
 unsafe fn relu_squared_generic<L: Lanes>(x: &mut [f32], y: Option<&[f32]>) {
-    // SAFETY: the caller's promise. A NaN in the second operand survives.
+    // SAFETY: by contract, the processor has `isa`. A NaN in the second operand survives.
     unsafe {
         map::<L>(x, y, |x| {
             let positive = L::splat(0.0).max(x);
@@ -269,7 +269,7 @@ simd_kernel! {
 /// `alpha_p p^2 + alpha_n (exp(n) - 1 - n) + x / 2` of the positive part p and the negative part n of x.
 #[inline(always)]
 unsafe fn xielu_generic<L: Lanes>(x: &mut [f32], alpha_p: f32, alpha_n: f32) {
-    // SAFETY: the caller's promise. A NaN in the second operand survives.
+    // SAFETY: by contract, the processor has `isa`. A NaN in the second operand survives.
     unsafe {
         let (zero, one) = (L::splat(0.0), L::splat(1.0));
         let (alpha_p, alpha_n) = (L::splat(alpha_p), L::splat(alpha_n));
@@ -291,7 +291,7 @@ simd_kernel! {
 
 #[inline(always)]
 unsafe fn cap_generic<L: Lanes>(x: &mut [f32], cap: f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, the processor has `isa`.
     unsafe {
         let (cap, inverse) = (L::splat(cap), L::splat(1.0 / cap));
         map::<L>(x, None, |x| x.mul(inverse).tanh().mul(cap));
@@ -309,7 +309,7 @@ simd_kernel! {
 #[inline(always)]
 unsafe fn silu_mul_generic<L: Lanes>(gate: &mut [f32], up: &[f32]) {
     assert!(gate.len() == up.len());
-    // SAFETY: all offsets are below the length; the features are the caller's promise.
+    // SAFETY: all offsets are below the length; by contract, the processor has the features.
     unsafe {
         let mut i = 0;
         while i < gate.len() {
@@ -343,7 +343,7 @@ simd_kernel! {
 #[inline(always)]
 unsafe fn mul_sigmoid_generic<L: Lanes>(x: &mut [f32], gate: &[f32]) {
     assert!(x.len() == gate.len());
-    // SAFETY: all offsets are below the length; the features are the caller's promise.
+    // SAFETY: all offsets are below the length; by contract, the processor has the features.
     unsafe {
         let mut i = 0;
         while i < x.len() {
@@ -380,7 +380,7 @@ unsafe fn swiglu_clamped_generic<L: Lanes>(gate: &mut [f32], up: &[f32], alpha: 
             e[k] = -alpha * g[k];
             u[k] = above(below(up[i + k])) + 1.0;
         }
-        // SAFETY: arrays of whole vectors; the features are the caller's promise.
+        // SAFETY: arrays of whole vectors; by contract, the processor has the features.
         unsafe {
             let e = L::load(e.as_ptr()).exp();
             let y = L::load(g.as_ptr()).div(L::splat(1.0).add(e));

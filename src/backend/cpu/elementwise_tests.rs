@@ -88,11 +88,11 @@ fn gelus_and_caps_match_double_precision_on_every_length() {
     let silu = |x: f64| x / (1.0 + (-x).exp());
     let cap = |x: f64| 1.5 * (x / 1.5).tanh();
     unsafe fn capped(isa: Isa, x: &mut [f32], _: Option<&[f32]>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the processor has `isa`.
         unsafe { soft_cap(isa, x, 1.5) }
     }
     unsafe fn ungated(isa: Isa, x: &mut [f32], _: Option<&[f32]>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the processor has `isa`.
         unsafe { silu_alone(isa, x) }
     }
     let kernels: [Case; 4] = [

@@ -163,7 +163,7 @@ impl LatentLayer {
         let (kv, position) = tokens.places.at(t);
         let (rank, key_len, plain) = (self.rank, self.key_len(), self.plain_dim);
         let enc = self.to_latent.matrix.encodings();
-        // SAFETY: the caller's promise; the table is only read.
+        // SAFETY: by contract, nobody else uses what is this token's; the table is only read.
         unsafe {
             let table = b.rope.part(t * s.rope + self.at.start, self.at.len());
             let key = b.k.part(t * s.kv, key_len);
@@ -265,8 +265,8 @@ impl LatentLayer {
         let (kv, position) = tokens.places.at(t);
         let at = t * tokens.buffers.sizes.latents + heads.start * key_len;
         let enc = self.from_latent.matrix.encodings();
-        // SAFETY: the caller's promise. The output replaces the queries after the last of them was
-        // read.
+        // SAFETY: by contract, nobody else uses these heads of the token. The output replaces the
+        // queries after the last of them was read.
         unsafe {
             let queries = tokens.latents.rows.part(at, heads.len() * key_len);
             queries.iter_mut().for_each(|q| *q *= self.scale);

@@ -85,7 +85,7 @@ impl NormWeights {
     /// The processor has `isa`.
     pub unsafe fn apply<'o>(&self, isa: Isa, x: &[f32], out: &'o mut [f32]) -> &'o [f32] {
         let out = &mut out[..self.len()];
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the processor has `isa`.
         unsafe {
             match self.kind {
                 NormKind::Rms => rms_norm(isa, x, &self.weight, self.eps, out),
@@ -101,7 +101,7 @@ impl NormWeights {
     /// # Safety
     /// The processor has `isa`.
     pub unsafe fn apply_in_place(&self, isa: Isa, x: &mut [f32], scratch: &mut [f32]) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the processor has `isa`.
         x.copy_from_slice(unsafe { self.apply(isa, x, scratch) });
     }
 }
@@ -398,7 +398,7 @@ impl DenseLayer {
             bias(&self.up, up);
             &*up
         });
-        // SAFETY: the caller's promise; `new` has checked the activation.
+        // SAFETY: by contract, the processor has `isa`; `new` has checked the activation.
         unsafe { activate(self.activation, isa, first, up) }
     }
 }
@@ -419,7 +419,7 @@ pub(super) fn check_activation(activation: Activation, gated: bool) -> Result<()
 /// # Safety
 /// The processor has `isa`; [`check_activation`] has let the activation through.
 pub(super) unsafe fn activate(activation: Activation, isa: Isa, x: &mut [f32], up: Option<&[f32]>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, the processor has `isa`, and `check_activation` has let the activation through.
     unsafe {
         match (activation, up) {
             (Activation::Silu, Some(up)) => silu_mul(isa, x, up),

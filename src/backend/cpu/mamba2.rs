@@ -63,7 +63,7 @@ impl GatedNorm {
         let parts = self.weight.chunks_exact(self.part);
         for (x, weight) in x.chunks_exact_mut(self.part).zip(parts) {
             let out = &mut scratch[..self.part];
-            // SAFETY: the caller's promise.
+            // SAFETY: by contract, the processor has `isa`.
             unsafe { rms_norm(isa, x, weight, self.eps, out) };
             x.copy_from_slice(out);
         }
@@ -174,7 +174,7 @@ impl Mamba2Layer {
         let (s, n) = (buffers.sizes, self.state_dim);
         let (cache, _) = tokens.places.at(run.start);
         let of_group = head / self.group * n;
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, nobody else uses the head's `x` and state, or writes B, C and dt.
         unsafe {
             let place = (self.index, &self.conv);
             let state = head_state(cache, place, head, self.head_dim * n);
@@ -199,7 +199,7 @@ impl Mamba2Layer {
     /// The processor has `isa`.
     unsafe fn gate(&self, isa: Isa, x: &mut [f32], z: &mut [f32], scratch: &mut [f32]) {
         add_bias(z, self.z.bias.as_deref());
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the processor has `isa`.
         unsafe {
             match &self.norm {
                 Some(norm) if norm.before_gate => {

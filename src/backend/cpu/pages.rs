@@ -100,7 +100,7 @@ impl<T> Clone for Span<'_, T> {
 
 impl<T> Copy for Span<'_, T> {}
 
-// SAFETY: access is by `part`, whose caller vouches for exclusion.
+// SAFETY: access is by `part`, which demands that nobody else uses the part.
 unsafe impl<T: Send> Send for Span<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Span<'_, T> {}
@@ -138,7 +138,7 @@ impl<'a, T> Span<'a, T> {
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn part(&self, start: usize, len: usize) -> &'a mut [T] {
         assert!(start <= self.len && len <= self.len - start);
-        // SAFETY: in range; exclusive by the caller's promise.
+        // SAFETY: in range; by contract, nobody else uses the part.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(start), len) }
     }
 }

@@ -108,7 +108,8 @@ impl Tokens<'_> {
         y: impl FnOnce() -> &'y mut [f32],
     ) {
         if let Some(adapters) = &self.adapters {
-            // SAFETY: the caller's promise; the weights' instruction set is the processor's.
+            // SAFETY: by contract, `narrow` is complete, and `y` gives rows that are this thread's;
+            // the weights' instruction set is the processor's.
             unsafe { adapters.widen(self.isa(), token, product, rows, y()) }
         }
     }

@@ -45,7 +45,7 @@ impl Job {
         /// # Safety
         /// `closure` points to a living `F`.
         unsafe fn call<F: Fn(&Worker) + Sync>(closure: *const (), worker: &Worker) {
-            // SAFETY: the caller's promise.
+            // SAFETY: by contract, `closure` points to a living `F`.
             unsafe { (*closure.cast::<F>())(worker) }
         }
         Job {

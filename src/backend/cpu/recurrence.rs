@@ -13,7 +13,7 @@ unsafe fn update_and_dot<L: Lanes>(
 ) -> f32 {
     let n = s.len();
     assert!(x.len() == n && y.len() == n);
-    // SAFETY: all offsets are below the length; the features are the caller's promise.
+    // SAFETY: all offsets are below the length; by contract, the processor has the features.
     unsafe {
         let mut sums = [L::splat(0.0); 4];
         for i in 0..n / LANES {
@@ -44,7 +44,7 @@ unsafe fn delta_step_generic<L: Lanes>(
     gate: f32,
     beta: f32,
 ) {
-    // SAFETY: the features are the caller's promise.
+    // SAFETY: by contract, the processor has the features.
     unsafe {
         let gate = L::splat(gate);
         for (row, value) in state.chunks_exact_mut(k.len()).zip(values) {
@@ -74,7 +74,7 @@ unsafe fn scan_step_generic<L: Lanes>(
     dt: f32,
     skip: f32,
 ) {
-    // SAFETY: the features are the caller's promise.
+    // SAFETY: by contract, the processor has the features.
     unsafe {
         let gate = L::splat(gate);
         for (row, x) in state.chunks_exact_mut(b.len()).zip(x) {
@@ -96,7 +96,7 @@ simd_kernel! {
 #[inline(always)]
 unsafe fn unit_generic<L: Lanes>(x: &[f32], scale: f32, out: &mut [f32]) {
     out.copy_from_slice(x);
-    // SAFETY: the features are the caller's promise.
+    // SAFETY: by contract, the processor has the features.
     let square = unsafe { update_and_dot::<L>(out, x, x, |s, _| s) };
     let factor = scale / (square + 1e-6).sqrt();
     out.iter_mut().for_each(|x| *x *= factor);

@@ -129,7 +129,7 @@ impl ShortConvLayer {
         };
         let biases = [bias(&self.b), bias(&self.c), bias(&self.x)];
         // SAFETY: the buffers have the channels of all tokens of the run, the state has `kept`
-        // columns; exclusive by the caller's promise.
+        // columns; by contract, nobody else uses them.
         unsafe {
             let rows = |p: *mut f32| std::slice::from_raw_parts_mut(p, n);
             let read = |p: *const f32| std::slice::from_raw_parts(p, n);

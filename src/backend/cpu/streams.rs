@@ -99,7 +99,7 @@ impl StreamLayer {
     /// # Safety
     /// The processor has `isa`.
     unsafe fn modalities(&self, isa: Isa, x: &[f32], scratch: &mut [f32]) -> [f32; MAX_STREAMS] {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the processor has `isa`.
         let normed = unsafe { self.router_norm.apply(isa, x, scratch) };
         let mut out = [0.0; MAX_STREAMS];
         let rows = self.router.chunks_exact(x.len());

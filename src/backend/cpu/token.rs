@@ -90,7 +90,7 @@ pub(super) unsafe fn finish_logits(
     add_bias(logits, weights.head.bias.as_ref().map(|b| &b[rows]));
     scale_by(logits, weights.logit_scale);
     if let Some(cap) = weights.logit_cap {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the processor has the weights' instruction set.
         unsafe { soft_cap(weights.isa, logits, cap) };
     }
 }

@@ -151,7 +151,7 @@ pub(super) struct ThreadSpaces(Vec<Padded>);
 #[repr(align(128))]
 struct Padded(UnsafeCell<ThreadSpace>);
 
-// SAFETY: only `get` gives access, and its caller vouches for exclusion.
+// SAFETY: only `get` gives access, and `get` demands that nobody else uses it.
 unsafe impl Sync for ThreadSpaces {}
 
 impl ThreadSpaces {
@@ -162,7 +162,7 @@ impl ThreadSpaces {
     /// thread.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn get(&self, index: usize) -> &mut ThreadSpace {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, nobody else uses this one while the reference lives.
         unsafe { &mut *self.0[index].0.get() }
     }
 }

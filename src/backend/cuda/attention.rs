@@ -117,7 +117,7 @@ impl Kernels {
             heads.div_ceil(8)
         };
         let grid = (parts, rows, 1);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, the cache has memory up to the rows' positions, and all addresses are valid.
         unsafe { self.launch(stream, "rope_append", grid, 256, 0, args) }
     }
 
@@ -136,7 +136,7 @@ impl Kernels {
     ) -> Result<()> {
         let dim = args.layout.head_dim;
         if dim > LONGEST_SHORT {
-            // SAFETY: the caller's word.
+            // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
             return unsafe { self.attend_long(stream, args, batch) };
         }
         let padded = padded_head(dim);
@@ -144,12 +144,12 @@ impl Kernels {
         let tiles = self.tiles(padded);
         let tiles = tiles.filter(|_| args.layout.q8 == 0 && dim.is_multiple_of(4));
         let Some(tiles) = tiles else {
-            // SAFETY: the caller's word.
+            // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
             return unsafe { self.attend_fma(stream, args, batch) };
         };
         let mut args = in_tiles(args);
         if share_caches && args.shares == 0 {
-            // SAFETY: the caller's word.
+            // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
             unsafe { self.rope_append(stream, &rope_of(&args), batch)? };
             args.shares = 1;
         }
@@ -173,7 +173,7 @@ impl Kernels {
         let room = tiles.shared / (4 * part_stride(dim) as usize);
         args.n_chunks = args.n_chunks.min(room as u32);
         let grid = (heads, batch, blocks.clamp(1, args.n_chunks));
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
             self.launch(
                 stream,
@@ -201,7 +201,7 @@ impl Kernels {
         batch: u32,
     ) -> Result<()> {
         if args.layout.head_dim > LONGEST_SHORT {
-            // SAFETY: the caller's word.
+            // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
             return unsafe {
                 self.place(stream, args, batch)?;
                 self.attend_fma_long(stream, args, batch)
@@ -221,7 +221,7 @@ impl Kernels {
         };
         let heads = args.layout.n_kv_heads * args.head_parts;
         let grid = (args.n_chunks, heads, batch);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
             self.rope_append(stream, &rope, batch)?;
             let name = format!("attend_fma_{at_once}");
@@ -242,7 +242,7 @@ impl Kernels {
     ) -> Result<()> {
         let width = args.n_heads * args.value_dim;
         let grid = (width.next_multiple_of(32).div_ceil(128), batch, 1);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "attend_combine", grid, 128, 0, args) }
     }
 
@@ -259,14 +259,14 @@ impl Kernels {
         let wgmma = format!("flash_wgmma_{dim}");
         if self.has(&wgmma) && args.layout.q8 == 0 && args.layout.head_dim.is_multiple_of(8) {
             let grid = (args.n_heads, (args.rows - args.first_row).div_ceil(128), 1);
-            // SAFETY: the caller's word.
+            // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
             return unsafe {
                 self.launch(stream, &wgmma, grid, 384, flash_wgmma_shared(dim), args)
             };
         }
         let q8 = if args.layout.q8 != 0 { "q8_" } else { "" };
         let grid = ((args.rows - args.first_row).div_ceil(64), args.n_heads, 1);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
             self.launch(
                 stream,

@@ -28,7 +28,8 @@ pub(super) unsafe fn enter(stream: &Stream, rows: &[f32], width: usize, to: Span
             &padded[..]
         }
     };
-    // SAFETY: the caller's promise; memory that is not pinned is read before the call returns.
+    // SAFETY: by contract, `to` has room for the rows, and no other work uses it until the copy is
+    // done; memory that is not pinned is read before the call returns.
     let copied = unsafe { stream.copy_in(to.address, rows.as_ptr().cast(), size_of_val(rows)) };
     drop(padded);
     copied
@@ -53,7 +54,8 @@ pub(super) unsafe fn leave(
             &mut padded[..]
         }
     };
-    // SAFETY: the caller's promise; the memory stays until the copy is done, which is awaited.
+    // SAFETY: by contract, work that was enqueued before makes the rows at `from`; the memory stays
+    // until the copy is done, which is awaited.
     unsafe { stream.copy_out(to.as_mut_ptr().cast(), from.address, size_of_val(to))? };
     stream.synchronize()?;
     if stride != width {

@@ -61,7 +61,7 @@ impl Evaluation<'_> {
             out_scale: addition.out_scale,
             ..add
         };
-        // SAFETY: addresses of the *weights* and the *workspace*, by the caller's promise.
+        // SAFETY: by contract, addresses of the *weights* and the *workspace*.
         unsafe { self.kernels.add_branch(self.stream, &add, count) }
     }
 
@@ -95,7 +95,7 @@ impl Evaluation<'_> {
             out_stride: to.stride,
             padding: 0,
         };
-        // SAFETY: addresses of the *workspace*, by the caller's promise.
+        // SAFETY: by contract, addresses of the *workspace*.
         unsafe { self.kernels.expert_combine(self.stream, &combine, count) }
     }
 }

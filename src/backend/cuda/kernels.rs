@@ -204,7 +204,7 @@ impl Kernels {
             shared: shared as u32,
             programmatic: self.context.programmatic(),
         };
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { stream.launch(self.get(name)?, &launch, args) }
     }
 
@@ -215,7 +215,8 @@ impl Kernels {
     pub unsafe fn repack(&self, stream: &Stream, args: &args::Repack) -> Result<()> {
         let threads = u64::from(args.rows) * u64::from(args.groups);
         let grid = (threads.div_ceil(128) as u32, 1, 1);
-        // SAFETY: the caller's word. Not programmatic: the kernel does not wait.
+        // SAFETY: by contract, `raw` holds `args.rows` rows, and all addresses are valid. Not
+        // programmatic: the kernel does not wait.
         unsafe {
             let launch = Launch {
                 grid,
@@ -244,7 +245,7 @@ impl Kernels {
             0 => "unpack",
             _ => "unpack_f32",
         };
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, name, grid, 256, 0, args) }
     }
 
@@ -254,7 +255,7 @@ impl Kernels {
     /// As [`Stream::launch`].
     pub unsafe fn embed(&self, stream: &Stream, args: &args::Embed, count: u32) -> Result<()> {
         let grid = (args.groups.div_ceil(128), count, 1);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "embed", grid, 128, 0, args) }
     }
 
@@ -270,7 +271,7 @@ impl Kernels {
         count: u32,
     ) -> Result<()> {
         let grid = (layers, count, 1);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "layer_inputs", grid, 128, 0, args) }
     }
 
@@ -297,7 +298,7 @@ impl Kernels {
         } else {
             (width.div_ceil(1024), threads.min(256))
         };
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "produce", (parts, rows, 1), threads, 0, args) }
     }
 
@@ -326,7 +327,7 @@ impl Kernels {
                     finish: Finish::Plain { residual },
                     out,
                 };
-                // SAFETY: the caller's word.
+                // SAFETY: by contract, `input` holds the forms that the types need, and all addresses are valid.
                 unsafe { self.product_of(stream, &product, types, &mine)? };
                 continue;
             }
@@ -364,7 +365,7 @@ impl Kernels {
                     ..plan.args
                 };
                 let grid = (plan.grid, 1, 1);
-                // SAFETY: the caller's word.
+                // SAFETY: by contract, `input` holds the forms that the types need, and all addresses are valid.
                 unsafe { self.launch(stream, &name, grid, threads, plan.shared, &args)? };
                 done += n;
             }
@@ -417,11 +418,11 @@ impl Kernels {
     /// As [`Stream::launch`].
     pub unsafe fn matmul(&self, stream: &Stream, args: &args::Matmul) -> Result<()> {
         if self.wgmma {
-            // SAFETY: the caller's word.
+            // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
             return unsafe { self.launch_wgmma(stream, "wgmma", args, args) };
         }
         let grid = (args.m.div_ceil(128), args.n.div_ceil(128), 1);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "matmul", grid, 256, self.matmul_shared(), args) }
     }
 
@@ -444,7 +445,7 @@ impl Kernels {
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn matmul_gated(&self, stream: &Stream, args: &args::GatedMatmul) -> Result<()> {
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch_wgmma(stream, "gated", &args.product, args) }
     }
 
@@ -470,7 +471,7 @@ impl Kernels {
         };
         let grid = (2 * tiles(width).min(pairs), 1, 1);
         let name = format!("matmul_{kind}_{width}");
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, &name, grid, 384, WGMMA_SHARED, args) }
     }
 
@@ -491,7 +492,7 @@ impl Kernels {
             false => 1,
         };
         let threads = args.len.div_ceil(each).next_multiple_of(32).min(1024);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "add_branch", (rows, 1, 1), threads, 0, args) }
     }
 
@@ -507,7 +508,7 @@ impl Kernels {
     ) -> Result<()> {
         let longest = args.len[0].max(args.len[1]);
         let threads = longest.next_multiple_of(32).min(1024);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "norm_parts", (2, rows, 1), threads, 0, args) }
     }
 
@@ -522,7 +523,7 @@ impl Kernels {
         rows: u32,
     ) -> Result<()> {
         let parts = args.n_vocab.div_ceil(256).min(4 * self.multiprocessors);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "finish_logits", (parts, rows, 1), 256, 0, args) }
     }
 }

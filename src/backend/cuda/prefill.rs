@@ -143,7 +143,7 @@ impl PrefillBuffers {
         residual: Residual<'_>,
         pause: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
-        // SAFETY: the promises are the caller's.
+        // SAFETY: by contract, *weights*, *sessions* and *workspace* hold, and this memory is for the plan of `eval`.
         let mut chunk = unsafe { self.begin(eval, tokens, residual.input)? };
         while chunk.layers_left() > 0 {
             // SAFETY: as above.
@@ -151,7 +151,7 @@ impl PrefillBuffers {
         }
         if let Some(output) = residual.output {
             let (from, width) = (self.memory.at().rows.residual, eval.plan.hidden as usize);
-            // SAFETY: the *workspace*, by the caller's promise, which the layers' work has written.
+            // SAFETY: by contract, the *workspace* is valid, and the layers' work has written it.
             unsafe { crossing::leave(eval.stream, from, width, output)? };
         }
         Ok(())
@@ -214,7 +214,7 @@ impl PrefillBuffers {
                 ..eval.plan.layer_inputs(inputs)
             };
             let layers = eval.plan.layers.len() as u32;
-            // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, by the caller's promise.
+            // SAFETY: by contract, addresses of the *weights*, the *sessions* and the *workspace*.
             unsafe {
                 eval.kernels
                     .layer_inputs(eval.stream, &make, layers, rows)?

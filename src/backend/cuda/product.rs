@@ -145,7 +145,7 @@ impl Kernels {
     /// As [`Stream::launch`]; the input must be there in the form that the matrix's types need.
     pub unsafe fn product(&self, stream: &Stream, product: &Product) -> Result<()> {
         for (types, which) in product.matrix.kernel_groups() {
-            // SAFETY: the caller's word.
+            // SAFETY: by contract, the input has the form that the types need, and all addresses are valid.
             unsafe { self.product_of(stream, product, types, &which)? };
         }
         Ok(())
@@ -196,7 +196,7 @@ impl Kernels {
             0 => format!("product_{types}"),
             _ => format!("product_spread_{types}"),
         };
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, the input has the form that the types need, and all addresses are valid.
         unsafe {
             self.launch(
                 stream,

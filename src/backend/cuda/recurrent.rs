@@ -77,7 +77,7 @@ impl Kernels {
         };
         let shared = (2 * args.rows.div_ceil(blocks) * 4) as usize;
         let grid = (args.heads * blocks, batch, 1);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, &name, grid, STEP_THREADS / blocks, shared, args) }
     }
 
@@ -95,7 +95,7 @@ impl Kernels {
         let scan = (args.heads, args.rows.div_ceil(SCAN_ROWS), 1);
         let cols = kernel_cols(args.cols);
         let name = format!("recurrent_scan_{cols}");
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
             self.launch(stream, "recurrent_convolve", conv, 128, 0, args)?;
             if args.delta != 0 {
@@ -118,7 +118,7 @@ impl Kernels {
     ) -> Result<()> {
         let threads = args.group.next_multiple_of(32).min(1024);
         let grid = (args.len / args.group, rows, 1);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "gated_norm", grid, threads, 0, args) }
     }
 
@@ -137,7 +137,7 @@ impl Kernels {
             _ => args.count.div_ceil(CONV_ROWS),
         };
         let grid = (args.channels.div_ceil(128), rows, 1);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "short_conv", grid, 128, 0, args) }
     }
 }

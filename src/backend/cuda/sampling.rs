@@ -159,7 +159,7 @@ impl SamplingState {
         len: usize,
     ) -> Result<()> {
         self.rules.clone_from(&other.rules);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, both sessions' memory stays valid until the work is done.
         unsafe { stream.copy(self.history(), other.history(), len * 4) }
     }
 
@@ -304,7 +304,7 @@ impl Kernels {
             ..*args
         };
         let cluster = if self.has_clusters() { CLUSTER } else { 1 };
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
             if args.choose == 0 {
                 return self.launch(stream, "finish", (batch, 1, 1), GROUPS, 0, args);

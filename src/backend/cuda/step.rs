@@ -148,7 +148,7 @@ impl StepBuffers {
     /// *weights*, *sessions* and *workspace* of [`Evaluation`]; the workspace is this memory. It must
     /// be for the plan of `eval`.
     pub unsafe fn enqueue(&self, eval: &Evaluation, batch: u32, ending: Ending) -> Result<()> {
-        // SAFETY: the promises are the caller's.
+        // SAFETY: by contract, *weights*, *sessions* and *workspace* hold, and this memory is for the plan of `eval`.
         let mut step = unsafe { self.operations(eval, batch, None)? };
         step.share_caches = ending.drafts;
         step.run(ending)
@@ -164,7 +164,7 @@ impl StepBuffers {
         stages: Stages,
         timeline: &Timeline,
     ) -> Result<()> {
-        // SAFETY: the promises are the caller's.
+        // SAFETY: by contract, *weights*, *sessions* and *workspace* hold, and this memory is for the plan of `eval`.
         let step = unsafe { self.operations(eval, 1, Some(timeline))? };
         step.run(Ending {
             advance: true,

@@ -205,7 +205,7 @@ impl ExpertChunk<'_> {
     unsafe fn sort(&self, layer: &ExpertLayer, n: usize) {
         let used = layer.routing.n_used;
         let (n_experts, pairs) = (layer.routing.n_experts, n * used);
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, nobody else uses the lists.
         let (ids, starts, active, slots, tokens) = unsafe {
             (
                 &*self.ids.part(0, pairs),
@@ -251,7 +251,7 @@ impl ExpertChunk<'_> {
         next: &mut usize,
     ) -> Range<usize> {
         let n_experts = layer.routing.n_experts;
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, nobody writes the lists.
         let (starts, active) = unsafe {
             (
                 &*self.starts.part(0, n_experts + 1),
@@ -281,7 +281,7 @@ impl ExpertChunk<'_> {
         window: &Range<usize>,
         i: usize,
     ) -> Run<'l> {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, nobody writes the lists.
         let (e, starts) = unsafe {
             let e = self.active.part(i, 1)[0] as usize;
             (e, &*self.starts.part(e, 2))

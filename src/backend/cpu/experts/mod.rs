@@ -298,7 +298,8 @@ impl<'a> Expert<'a> {
             add_bias(up, self.bias(Which::Up, rows));
             &*up
         });
-        // SAFETY: the caller's promise; `Products::new` has checked the activation.
+        // SAFETY: by contract, the processor has the expert's instruction set; `Products::new` has
+        // checked the activation.
         unsafe { activate(self.products.activation, self.isa, first, up) }
     }
 

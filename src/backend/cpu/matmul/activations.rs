@@ -157,15 +157,14 @@ impl Activations {
         assert!(token < self.max_tokens && x.len() <= self.max_cols);
         if enc.float && self.encodings.float {
             let padded = x.len().next_multiple_of(16);
-            // SAFETY: the token's row, which is `float_stride >= padded` long and exclusive by the
-            // caller's promise.
+            // SAFETY: the token's row is `float_stride >= padded` long; by contract, nobody else uses it.
             let row = unsafe { std::slice::from_raw_parts_mut(self.float_row(token), padded) };
             row[..x.len()].copy_from_slice(x);
             // A weight of the padding is +0, so the products are -0.
             row[x.len()..].fill(-0.0);
         }
         if enc.q8 && self.encodings.q8 {
-            // SAFETY: the token's record is exclusive by the caller's promise, its parts hold
+            // SAFETY: by contract, nobody else uses the token's record, whose parts hold
             // `max_cols` elements.
             unsafe { self.encode(isa, token, x) }
         }
@@ -242,7 +241,7 @@ impl Activations {
     /// # Safety
     /// The token's record is exclusive.
     unsafe fn encode(&self, isa: Isa, token: usize, x: &[f32]) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, nobody else uses the token's record.
         let parts = unsafe { self.parts(token, x.len()) };
         match isa {
             // SAFETY: the caller of `set_row` names an instruction set of this processor.

@@ -199,7 +199,7 @@ impl Matrix {
         out_stride: usize,
         scratch: &mut Scratch,
     ) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: by contract, `out` is valid for those writes, and nobody else uses its elements or writes the tokens.
         unsafe { self.view().mul(x, tokens, rows, out, out_stride, scratch) }
     }
 
@@ -290,8 +290,8 @@ impl<'a> View<'a> {
             out_stride,
             scratch: scratch.buffer.ptr(),
         };
-        // SAFETY: the ranges were checked above, the rest is the caller's promise; the
-        // instruction set was checked when the matrix was made.
+        // SAFETY: the ranges were checked above, and the instruction set when the matrix was made; by
+        // contract, `out` is valid for those writes, and nobody else uses its elements or writes the tokens.
         unsafe {
             match self.isa {
                 #[cfg(target_arch = "x86_64")]

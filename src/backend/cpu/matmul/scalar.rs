@@ -11,7 +11,7 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 /// # Safety
 /// `job` was checked by [`super::View::mul`].
 pub(super) unsafe fn mul(job: &Job) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `View::mul` has checked `job`.
     unsafe { with_format!(job.ty, F => quantized::<F>(job), _ => float(job)) }
 }
 
@@ -76,7 +76,7 @@ unsafe fn quantized<F: Format>(job: &Job) {
                     *a = scaled[g].mul_add(minimums[g], *a);
                 }
             }
-            // SAFETY: the caller's promise for this token and row.
+            // SAFETY: by contract, `View::mul` has checked `job`, which has this token and row.
             unsafe { *job.out.add(t * job.out_stride + r) = tree(&mut acc[..F::LANES]) };
         }
     }
@@ -98,7 +98,7 @@ unsafe fn float(job: &Job) {
             for (k, (w, x)) in w.iter().zip(x).enumerate() {
                 acc[k % 16] = w.mul_add(*x, acc[k % 16]);
             }
-            // SAFETY: the caller's promise for this token and row.
+            // SAFETY: by contract, `View::mul` has checked `job`, which has this token and row.
             unsafe { *job.out.add(t * job.out_stride + r) = tree(&mut acc) };
         }
     }

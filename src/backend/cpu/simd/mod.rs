@@ -97,7 +97,7 @@ pub unsafe trait Lanes: Copy {
     #[inline(always)]
     unsafe fn load_first(p: *const f32, n: usize) -> Self {
         let mut v = [0f32; LANES];
-        // SAFETY: the caller vouches for n elements at p; n <= LANES.
+        // SAFETY: by contract, `p` has `n` elements, and `n` is at most `LANES`.
         unsafe {
             std::ptr::copy_nonoverlapping(p, v.as_mut_ptr(), n);
             Self::load(v.as_ptr())
@@ -108,7 +108,7 @@ pub unsafe trait Lanes: Copy {
     #[inline(always)]
     unsafe fn store_first(self, p: *mut f32, n: usize) {
         let mut v = [0f32; LANES];
-        // SAFETY: the caller vouches for n elements at p; n <= LANES.
+        // SAFETY: by contract, `p` has `n` elements, and `n` is at most `LANES`.
         unsafe {
             self.store(v.as_mut_ptr());
             std::ptr::copy_nonoverlapping(v.as_ptr(), p, n);
@@ -164,16 +164,16 @@ macro_rules! simd_kernel {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
             unsafe fn avx512 $(<$e: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
-                // SAFETY: the features are enabled here; the rest is the caller's promise.
+                // SAFETY: the features are enabled here; the function has the same contract.
                 unsafe { $generic::<simd::Avx512 $(, $e)?>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn avx2 $(<$e: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
-                // SAFETY: the features are enabled here; the rest is the caller's promise.
+                // SAFETY: the features are enabled here; the function has the same contract.
                 unsafe { $generic::<simd::Avx2 $(, $e)?>($($arg),*) }
             }
-            // SAFETY: the caller vouches for the processor having `isa`, and for the rest.
+            // SAFETY: by contract, the processor has `isa`, and what the function demands holds.
             unsafe {
                 match isa {
                     #[cfg(target_arch = "x86_64")]

@@ -42,78 +42,78 @@ unsafe fn narrow(x: float32x4_t) -> uint16x4_t {
     out
 }
 
-// SAFETY: NEON is part of every aarch64. In all methods, the caller vouches for the memory.
+// SAFETY: NEON is part of every aarch64. All methods that take a pointer demand `LANES` elements there.
 unsafe impl Lanes for Neon {
     const MANY: bool = false;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        // SAFETY: see the impl.
+        // SAFETY: by contract, the processor has the features.
         unsafe { Neon([vdupq_n_f32(x); 4]) }
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: see the impl.
+        // SAFETY: by contract, the processor has the features, and `p` has the elements.
         unsafe { each!(I => vld1q_f32(p.add(4 * I))) }
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> Self {
-        // SAFETY: see the impl.
+        // SAFETY: by contract, the processor has the features, and `p` has the elements.
         unsafe { each!(I => widen(vld1_u16(p.add(4 * I)))) }
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         for (i, v) in self.0.into_iter().enumerate() {
-            // SAFETY: see the impl.
+            // SAFETY: by contract, the processor has the features, and `p` has the elements.
             unsafe { vst1q_f32(p.add(4 * i), v) };
         }
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {
         for (i, v) in self.0.into_iter().enumerate() {
-            // SAFETY: see the impl.
+            // SAFETY: by contract, the processor has the features, and `p` has the elements.
             unsafe { vst1_u16(p.add(4 * i), narrow(v)) };
         }
     }
     #[inline(always)]
     unsafe fn add(self, o: Self) -> Self {
-        // SAFETY: see the impl.
+        // SAFETY: by contract, the processor has the features.
         unsafe { each!(I => vaddq_f32(self.0[I], o.0[I])) }
     }
     #[inline(always)]
     unsafe fn sub(self, o: Self) -> Self {
-        // SAFETY: see the impl.
+        // SAFETY: by contract, the processor has the features.
         unsafe { each!(I => vsubq_f32(self.0[I], o.0[I])) }
     }
     #[inline(always)]
     unsafe fn mul(self, o: Self) -> Self {
-        // SAFETY: see the impl.
+        // SAFETY: by contract, the processor has the features.
         unsafe { each!(I => vmulq_f32(self.0[I], o.0[I])) }
     }
     #[inline(always)]
     unsafe fn div(self, o: Self) -> Self {
-        // SAFETY: see the impl.
+        // SAFETY: by contract, the processor has the features.
         unsafe { each!(I => vdivq_f32(self.0[I], o.0[I])) }
     }
     #[inline(always)]
     unsafe fn fma(self, a: Self, b: Self) -> Self {
-        // SAFETY: see the impl.
+        // SAFETY: by contract, the processor has the features.
         unsafe { each!(I => vfmaq_f32(b.0[I], self.0[I], a.0[I])) }
     }
     #[inline(always)]
     unsafe fn max(self, o: Self) -> Self {
-        // SAFETY: see the impl.
+        // SAFETY: by contract, the processor has the features.
         unsafe { each!(I => vbslq_f32(vcgtq_f32(self.0[I], o.0[I]), self.0[I], o.0[I])) }
     }
     #[inline(always)]
     unsafe fn min(self, o: Self) -> Self {
-        // SAFETY: see the impl.
+        // SAFETY: by contract, the processor has the features.
         unsafe { each!(I => vbslq_f32(vcltq_f32(self.0[I], o.0[I]), self.0[I], o.0[I])) }
     }
     #[inline(always)]
     unsafe fn first(self, n: usize, o: Self) -> Self {
         const INDEX: [u32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
-        // SAFETY: see the impl; INDEX has 16 elements.
+        // SAFETY: by contract, the processor has the features; INDEX has 16 elements.
         unsafe {
             let n = vdupq_n_u32(n as u32);
             each!(I => vbslq_f32(vcltq_u32(vld1q_u32(INDEX.as_ptr().add(4 * I)), n), self.0[I], o.0[I]))
@@ -121,7 +121,7 @@ unsafe impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn exponent(self, bias: i32) -> Self {
-        // SAFETY: see the impl.
+        // SAFETY: by contract, the processor has the features.
         unsafe {
             let bias = vdupq_n_s32(bias);
             each!(I => vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(vreinterpretq_s32_f32(self.0[I]), bias))))

@@ -22,24 +22,24 @@ unsafe impl Lanes for Scalar {
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: the caller vouches for LANES elements.
+        // SAFETY: by contract, `p` has `LANES` elements.
         unsafe { Scalar(p.cast::<[f32; LANES]>().read_unaligned()) }
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> Self {
-        // SAFETY: the caller vouches for LANES elements.
+        // SAFETY: by contract, `p` has `LANES` elements.
         let bits = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
         Scalar(bits.map(|b| f16::from_bits(b).to_f32()))
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
-        // SAFETY: the caller vouches for LANES elements.
+        // SAFETY: by contract, `p` has `LANES` elements.
         unsafe { p.cast::<[f32; LANES]>().write_unaligned(self.0) }
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {
         let bits = self.0.map(|x| f16::from_f32(x).to_bits());
-        // SAFETY: the caller vouches for LANES elements.
+        // SAFETY: by contract, `p` has `LANES` elements.
         unsafe { p.cast::<[u16; LANES]>().write_unaligned(bits) }
     }
     #[inline(always)]

@@ -50,12 +50,12 @@ unsafe impl Element for Half {
     const ZERO: Self = Half(0);
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const Self) -> L {
-        // SAFETY: the caller's promise; `Half` is transparent.
+        // SAFETY: by contract, `p` has `LANES` elements, and the processor has the features; `Half` is transparent.
         unsafe { L::load_f16(p.cast()) }
     }
     #[inline(always)]
     unsafe fn store<L: Lanes>(x: L, p: *mut Self) {
-        // SAFETY: the caller's promise; `Half` is transparent.
+        // SAFETY: by contract, `p` has `LANES` elements, and the processor has the features; `Half` is transparent.
         unsafe { x.store_f16(p.cast()) }
     }
 }
@@ -65,12 +65,12 @@ unsafe impl Element for f32 {
     const ZERO: Self = 0.0;
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const Self) -> L {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, `p` has `LANES` elements, and the processor has the features.
         unsafe { L::load(p) }
     }
     #[inline(always)]
     unsafe fn store<L: Lanes>(x: L, p: *mut Self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, `p` has `LANES` elements, and the processor has the features.
         unsafe { x.store(p) }
     }
 }
@@ -420,8 +420,8 @@ impl<E: Element> Head<'_, E> {
         for d in (0..self.head_dim).step_by(LANES) {
             let n = (self.head_dim - d).min(LANES);
             let mut rounded = [E::ZERO; LANES];
-            // SAFETY: inside the rows and the blocks of an existing segment, exclusive by the
-            // caller's promise.
+            // SAFETY: inside the rows and the blocks of an existing segment; by contract, nobody else
+            // uses this position.
             unsafe {
                 let (k, v) = (key.as_ptr().add(d), value.as_ptr().add(d));
                 E::store(L::load_first(k, n), rounded.as_mut_ptr());
@@ -442,7 +442,7 @@ unsafe fn put_generic<L: Lanes, E: Element>(
     key: &[f32],
     value: &[f32],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, nobody else uses this position of this head, and the processor has the features.
     unsafe { head.put::<L>(position, key, value) }
 }
 simd_kernel! {

@@ -89,7 +89,7 @@ impl Kernels {
         rows: u32,
     ) -> Result<()> {
         let grid = ((args.n_heads + 1).div_ceil(8), rows, 1);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, the cache has memory up to the rows' positions, and all addresses are valid.
         unsafe { self.launch(stream, "latent_place", grid, 256, 0, args) }
     }
 
@@ -109,7 +109,7 @@ impl Kernels {
         let tiles = args.count.div_ceil(HEAD_ROWS);
         let grid = (args.rows.div_ceil(outputs), n_heads, tiles);
         let name = format!("head_product_{outputs}");
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, &name, grid, 128, HEAD_SHARED, args) }
     }
 
@@ -128,7 +128,7 @@ impl Kernels {
             q_scale: args.scores.scale,
             ..rope_of(args)
         };
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.rope_append(stream, &rope, batch) }
     }
 
@@ -142,7 +142,7 @@ impl Kernels {
         args: &args::Attend,
         batch: u32,
     ) -> Result<()> {
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
             self.place(stream, args, batch)?;
             self.attend_placed(stream, args, false, batch)
@@ -168,7 +168,7 @@ impl Kernels {
             true => &ATTEND_LATENT[1],
         };
         if !self.has(kernel.name) || !fits_tiles(&args.layout, args.value_dim) {
-            // SAFETY: the caller's word.
+            // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
             return unsafe { self.attend_fma_long(stream, args, batch) };
         }
         let head_parts = group.div_ceil(kernel.queries);
@@ -182,7 +182,7 @@ impl Kernels {
         };
         let blocks = self.multiprocessors() / (heads * batch);
         let grid = (heads, batch, blocks.clamp(1, n_chunks));
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
             self.launch(stream, kernel.name, grid, 256, kernel.shared, &args)?;
             if args.value_dim.is_multiple_of(128) {
@@ -213,7 +213,7 @@ impl Kernels {
         let heads = args.layout.n_kv_heads * args.head_parts;
         let grid = (args.n_chunks, heads, batch);
         let name = format!("attend_fma_long_{at_once}");
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
             self.launch(stream, &name, grid, 128, shared, &args)?;
             self.combine(stream, &args, batch)
@@ -235,7 +235,7 @@ impl Kernels {
         if self.has(kernel.name) && fits_tiles(&args.layout, args.value_dim) {
             let tiles = (args.rows - args.first_row).div_ceil(kernel.queries);
             let grid = (tiles, args.n_heads, 1);
-            // SAFETY: the caller's word.
+            // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
             return unsafe { self.launch(stream, kernel.name, grid, 256, kernel.shared, args) };
         }
         for first_row in (args.first_row..args.rows).step_by(FMA_ROWS as usize) {
@@ -255,7 +255,7 @@ impl Kernels {
                 ..Default::default()
             };
             let count = FMA_ROWS.min(args.rows - first_row);
-            // SAFETY: the caller's word.
+            // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
             unsafe { self.attend_fma_long(stream, &attend, count)? };
         }
         Ok(())

@@ -154,7 +154,7 @@ impl Stream {
             numAttrs: u32::from(launch.programmatic),
         };
         let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
-        // SAFETY: the driver copies the parameters before it returns; the rest is the caller's word.
+        // SAFETY: the driver copies the parameters before it returns; by contract, they are what the kernel expects.
         let code = unsafe {
             sys::cuLaunchKernelEx(&config, kernel.0, params.as_mut_ptr(), std::ptr::null_mut())
         };
@@ -166,7 +166,7 @@ impl Stream {
     /// # Safety
     /// The range must be device memory, valid until the work is done.
     pub unsafe fn fill32(&self, address: u64, value: u32, n: usize) -> Result<()> {
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, the range is device memory that stays valid until the work is done.
         let code = unsafe { sys::cuMemsetD32Async(address, value, n, self.raw) };
         self.context.check(code, "fill")
     }
@@ -177,7 +177,7 @@ impl Stream {
     /// # Safety
     /// Both ranges must be valid until the work is done.
     pub unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, both ranges stay valid until the work is done.
         let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw) };
         self.context.check(code, "copy to the device")
     }
@@ -187,7 +187,7 @@ impl Stream {
     /// # Safety
     /// Both ranges must be valid until the work is done.
     pub unsafe fn copy_out(&self, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, both ranges stay valid until the work is done.
         let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.raw) };
         self.context.check(code, "copy from the device")
     }
@@ -197,7 +197,7 @@ impl Stream {
     /// # Safety
     /// Both ranges must be valid until the work is done, and must not overlap.
     pub unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, both ranges stay valid until the work is done and do not overlap.
         let code = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw) };
         self.context.check(code, "copy on the device")
     }
@@ -221,7 +221,7 @@ impl Stream {
         /// # Safety
         /// `event` is a pointer that `Arc::into_raw` has given, which nobody else takes back.
         unsafe extern "C" fn set(event: *mut c_void) {
-            // SAFETY: the caller's promise.
+            // SAFETY: by contract, `Arc::into_raw` has given `event`, and nobody else takes it back.
             let event = unsafe { Arc::from_raw(event.cast_const().cast::<HostEvent>()) };
             event.set();
         }
@@ -281,7 +281,7 @@ impl Stream {
     /// # Safety
     /// Every address that the graph uses must be valid until the work is done.
     pub unsafe fn launch_graph(&self, graph: &Graph) -> Result<()> {
-        // SAFETY: both handles are alive; the rest is the caller's word.
+        // SAFETY: both handles are alive; by contract, the graph's addresses stay valid until the work is done.
         let code = unsafe { sys::cuGraphLaunch(graph.raw, self.raw) };
         self.context.check(code, "graph launch")
     }

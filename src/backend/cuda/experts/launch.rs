@@ -77,7 +77,7 @@ impl Kernels {
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn route(&self, stream: &Stream, args: &args::Route, rows: u32) -> Result<()> {
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "route", (rows, 1, 1), 32, 0, args) }
     }
 
@@ -109,7 +109,7 @@ impl Kernels {
         let scores = SCORE_WARPS * SCORES_AT_ONCE;
         let grid = (router.rows.div_ceil(scores), rows.div_ceil(per_block), 1);
         let shared = (scores * per_block * 4) as usize;
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "router_rows", grid, SCORE_WARPS * 32, shared, &args) }
     }
 
@@ -119,7 +119,7 @@ impl Kernels {
     /// As [`Stream::launch`].
     pub unsafe fn expert_sort(&self, stream: &Stream, args: &args::Sort) -> Result<()> {
         let grid = (args.n_experts, 1, 1);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "expert_sort", grid, 256, 0, args) }
     }
 
@@ -128,7 +128,7 @@ impl Kernels {
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn expert_tiles(&self, stream: &Stream, args: &args::Sort) -> Result<()> {
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "expert_tiles", (1, 1, 1), 1024, 0, args) }
     }
 
@@ -211,7 +211,7 @@ impl Kernels {
             let shared = own_input + args.chunk_rows as usize * per_row;
             let name = format!("matvec_experts_{}", ty.name());
             let grid = (first_block, to.pairs, 1);
-            // SAFETY: the caller's word.
+            // SAFETY: by contract, the inputs have the forms that the types need, and all addresses are valid.
             unsafe { self.launch(stream, &name, grid, 512, shared, &args)? };
         }
         Ok(())
@@ -236,7 +236,7 @@ impl Kernels {
     ) -> Result<()> {
         let name = format!("matmul_experts_{}", ty.name());
         let grid = (tiles, args.n.div_ceil(128), 1);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, &name, grid, 256, self.records_shared(), args) }
     }
 
@@ -251,7 +251,7 @@ impl Kernels {
         tiles: u32,
     ) -> Result<()> {
         let grid = (tiles, args.n.div_ceil(128), 1);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
             self.launch(
                 stream,
@@ -275,7 +275,7 @@ impl Kernels {
         rows: u32,
     ) -> Result<()> {
         let grid = (args.len.div_ceil(128), rows, 1);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "expert_combine", grid, 128, 0, args) }
     }
 }

@@ -216,7 +216,7 @@ impl Kernels {
         };
         let shared = (router.width + per_block * router.width.div_ceil(1024)) as usize * 4;
         let grid = (router.rows.div_ceil(per_block), 1, 1);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe {
             self.launch(
                 stream,
@@ -277,7 +277,7 @@ impl Kernels {
             out,
             ..args
         };
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.expert_product(stream, "up", ty, grid, shared, &args) }
     }
 
@@ -335,7 +335,7 @@ impl Kernels {
             scale: sum.scale,
             ..args
         };
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.expert_product(stream, "down", ty, grid, shared, &args) }
     }
 
@@ -377,7 +377,7 @@ impl Kernels {
             padding: 0,
         };
         let (threads, shared) = (PAIR_WARPS * 32, PAIR_WARPS as usize * ROUTE_BYTES);
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "route_pairs", (1, 1, 1), threads, shared, &args) }
     }
 
@@ -429,7 +429,7 @@ impl Kernels {
         let shared =
             cut.ring + at_once * (cut.groups as usize * INPUT_BYTES + cut.runs() * chunk_rows * 4);
         let grid = self.multiprocessors();
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `route_pairs` has dealt the pairs out, and all addresses are valid.
         unsafe { self.expert_product(stream, "rows", cut.ty(), grid, shared, &args) }
     }
 
@@ -446,7 +446,7 @@ impl Kernels {
     ) -> Result<()> {
         let name = format!("experts_{kind}_{}", ty.name());
         let threads = (WARPS * 32) as u32;
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, &name, (grid, 1, 1), threads, shared, args) }
     }
 }

@@ -219,7 +219,7 @@ impl Kernels {
             false => ("draft_rows", 256),
             true => ("accept_drafts", 32),
         };
-        // SAFETY: the caller's word.
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, name, (count, 1, 1), threads, 0, &args) }
     }
 }

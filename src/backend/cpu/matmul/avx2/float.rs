@@ -33,7 +33,7 @@ impl Load for F32 {
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> [__m256; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the processor has the features, and the elements are readable.
         unsafe { [_mm256_loadu_ps(p.cast()), _mm256_loadu_ps(p.add(32).cast())] }
     }
 }
@@ -43,7 +43,7 @@ impl Load for F16 {
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> [__m256; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the processor has the features, and the elements are readable.
         unsafe {
             [
                 _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
@@ -58,7 +58,7 @@ impl Load for BF16 {
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> [__m256; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the processor has the features, and the elements are readable.
         unsafe {
             let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
             let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(16).cast()));
@@ -77,7 +77,8 @@ impl Load for BF16 {
 #[inline(always)]
 unsafe fn load_some<L: Load>(p: *const u8, left: usize) -> [__m256; 2] {
     let mut buffer = [0u8; 64];
-    // SAFETY: the caller's promise; 16 elements of any type are at most 64 bytes.
+    // SAFETY: by contract, the processor has the features, and the elements are readable; 16
+    // elements of any type are at most 64 bytes.
     unsafe {
         std::ptr::copy_nonoverlapping(p, buffer.as_mut_ptr(), left.min(16) * L::BYTES);
         L::load(buffer.as_ptr())
@@ -89,7 +90,7 @@ unsafe fn load_some<L: Load>(p: *const u8, left: usize) -> [__m256; 2] {
 /// # Safety
 /// `job` was checked; [`super::available`].
 pub(super) unsafe fn mul(job: &Job) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `job` was checked, and the processor has the features.
     unsafe {
         match job.ty {
             TensorType::F16 => typed::<F16>(job),
@@ -216,7 +217,7 @@ unsafe fn step<L: Load, const T: usize>(
     left: usize,
     acc: &mut [[[__m256; 2]; ROWS]; T],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `job` was checked, and the processor has the features.
     unsafe {
         let at = k * L::BYTES;
         let mut weights = [[_mm256_setzero_ps(); 2]; ROWS];

@@ -83,7 +83,8 @@ unsafe fn chunk<F: Unpack, const T: usize>(
     c: usize,
     acc: &mut [[__m256; 2]; T],
 ) {
-    // SAFETY: the caller's promise; the parts of a token's record are aligned to 32 bytes.
+    // SAFETY: by contract, the processor has the features, and chunk `c` of the tokens is in range;
+    // the parts of a token's record are aligned to 32 bytes.
     unsafe {
         let l = job.x.layout();
         let codes = F::codes(p);

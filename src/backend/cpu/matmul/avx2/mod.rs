@@ -32,7 +32,7 @@ pub(super) fn available() -> bool {
 /// # Safety
 /// `job` was checked by [`super::View::mul`]; [`available`].
 pub(super) unsafe fn mul(job: &Job) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `View::mul` has checked `job`, and the processor has the features.
     unsafe {
         with_format!(job.ty, F => {
             // Moving signs costs a panel what it gains.

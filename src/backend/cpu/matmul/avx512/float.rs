@@ -32,7 +32,7 @@ impl Load for F32 {
 
     #[inline(always)]
     unsafe fn load(p: *const u8, mask: __mmask16) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the processor has the features, and the elements are readable.
         unsafe { _mm512_maskz_loadu_ps(mask, p.cast()) }
     }
 }
@@ -42,7 +42,7 @@ impl Load for F16 {
 
     #[inline(always)]
     unsafe fn load(p: *const u8, mask: __mmask16) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the processor has the features, and the elements are readable.
         unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, p.cast())) }
     }
 }
@@ -52,7 +52,7 @@ impl Load for BF16 {
 
     #[inline(always)]
     unsafe fn load(p: *const u8, mask: __mmask16) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the processor has the features, and the elements are readable.
         unsafe {
             let wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
@@ -65,7 +65,7 @@ impl Load for BF16 {
 /// # Safety
 /// `job` was checked; [`super::available`].
 pub(super) unsafe fn mul(job: &Job) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `job` was checked, and the processor has the features.
     unsafe {
         match job.ty {
             TensorType::F16 => typed::<F16>(job),
@@ -197,7 +197,7 @@ unsafe fn step<L: Load, const T: usize>(
     mask: __mmask16,
     acc: &mut [[__m512; ROWS]; T],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `job` was checked, and the processor has the features.
     unsafe {
         let at = k * L::BYTES;
         let mut weights = [_mm512_setzero_ps(); ROWS];

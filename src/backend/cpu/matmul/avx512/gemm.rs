@@ -228,6 +228,6 @@ unsafe fn accumulator<F: Unpack, const T: usize>(
 /// `p` is aligned and has them; see [`super::unpack`].
 #[inline(always)]
 unsafe fn pair(p: *const f32) -> [__m512; 2] {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `p` is aligned and has the elements, and the processor has the features.
     unsafe { [_mm512_load_ps(p), _mm512_load_ps(p.add(16))] }
 }

@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 /// # Safety
 /// `job` was checked; [`super::available`].
 pub(super) unsafe fn mul<F: Unpack>(job: &Job) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `job` was checked, and the processor has the features.
     unsafe {
         match job.tokens.len() {
             1 => tokens::<F, 1>(job),
@@ -96,7 +96,7 @@ unsafe fn chunk<F: Unpack, const T: usize>(
     c: usize,
     acc: &mut [[__m512; 2]; T],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, the processor has the features, and chunk `c` of the tokens is in range.
     unsafe {
         let l = job.x.layout();
         let codes = [F::codes(p[0]), F::codes(p[1])];

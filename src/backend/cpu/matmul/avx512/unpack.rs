@@ -582,7 +582,7 @@ unsafe fn widened(bytes: u64) -> __m256i {
 /// See the module.
 #[inline(always)]
 unsafe fn entries8(book: &[u64], at: __m256i) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, the processor has the features, and the elements are readable.
     unsafe { _mm512_i32gather_epi64::<8>(at, book.as_ptr().cast()) }
 }
 
@@ -592,7 +592,7 @@ unsafe fn entries8(book: &[u64], at: __m256i) -> __m512i {
 /// See the module.
 #[inline(always)]
 unsafe fn entries16(book: &[u32], at: __m512i) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, the processor has the features, and the elements are readable.
     unsafe { _mm512_i32gather_epi32::<4>(at, book.as_ptr().cast()) }
 }
 
@@ -658,7 +658,7 @@ unsafe fn threes_above(words: __m256i) -> __m256i {
 /// See the module.
 #[inline(always)]
 unsafe fn eighths(at: __m256i, lower: u8) -> __m512i {
-    // SAFETY: see the module; the caller's promise of [`entries8`].
+    // SAFETY: by contract, the processor has the features, and the entries are readable.
     unsafe {
         let shift = _mm512_mask_mov_epi64(_mm512_set1_epi8(121), lower, _mm512_set1_epi8(119));
         _mm512_add_epi8(entries8(&IQ1_GRID, at), shift)

@@ -32,7 +32,7 @@ impl Load for F32 {
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> float32x4_t {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the elements are readable.
         unsafe { vreinterpretq_f32_u8(vld1q_u8(p)) }
     }
 }
@@ -42,7 +42,7 @@ impl Load for F16 {
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> float32x4_t {
-        // SAFETY: the caller's promise; the instruction reads and writes registers alone.
+        // SAFETY: by contract, the elements are readable; the instruction reads and writes registers alone.
         unsafe {
             let half = vld1_u8(p);
             let single: float32x4_t;
@@ -62,7 +62,7 @@ impl Load for BF16 {
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> float32x4_t {
-        // SAFETY: the caller's promise.
+        // SAFETY: by contract, the elements are readable.
         unsafe {
             let half = vreinterpret_u16_u8(vld1_u8(p));
             vreinterpretq_f32_u32(vshll_n_u16::<16>(half))
@@ -75,7 +75,7 @@ impl Load for BF16 {
 /// # Safety
 /// `job` was checked.
 pub(super) unsafe fn mul(job: &Job) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `job` was checked.
     unsafe {
         match job.ty {
             TensorType::F16 => typed::<F16>(job),
@@ -159,7 +159,7 @@ unsafe fn step<L: Load, const T: usize>(
     x_stride: usize,
     acc: &mut [[[float32x4_t; 4]; ROWS]; T],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, the elements are readable.
     unsafe {
         for v in 0..4 {
             let weights = [

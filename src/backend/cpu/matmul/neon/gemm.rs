@@ -15,7 +15,7 @@ const TOKENS: usize = 6;
 /// `job` was checked; the processor has the extension.
 #[target_feature(enable = "neon,dotprod")]
 pub(super) unsafe fn mul_dotprod<F: Unpack>(job: &Job) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `job` was checked, and the processor has the extension.
     unsafe { mul::<F, true>(job) }
 }
 
@@ -25,7 +25,7 @@ pub(super) unsafe fn mul_dotprod<F: Unpack>(job: &Job) {
 /// `job` was checked.
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn mul_plain<F: Unpack>(job: &Job) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `job` was checked.
     unsafe { mul::<F, false>(job) }
 }
 

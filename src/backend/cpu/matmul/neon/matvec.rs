@@ -11,7 +11,7 @@ use std::arch::aarch64::*;
 /// `job` was checked; the processor has the extension.
 #[target_feature(enable = "neon,dotprod")]
 pub(super) unsafe fn mul_dotprod<F: Unpack>(job: &Job) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `job` was checked, and the processor has the extension.
     unsafe { mul::<F, true>(job) }
 }
 
@@ -21,7 +21,7 @@ pub(super) unsafe fn mul_dotprod<F: Unpack>(job: &Job) {
 /// `job` was checked.
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn mul_plain<F: Unpack>(job: &Job) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `job` was checked.
     unsafe { mul::<F, false>(job) }
 }
 
@@ -29,7 +29,7 @@ pub(super) unsafe fn mul_plain<F: Unpack>(job: &Job) {
 /// As of [`mul_dotprod`] or [`mul_plain`].
 #[inline(always)]
 unsafe fn mul<F: Unpack, const DOT: bool>(job: &Job) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, `job` was checked, and the processor has what `DOT` asks for.
     unsafe {
         match job.tokens.len() {
             1 => tokens::<F, DOT, 1>(job),
@@ -91,7 +91,7 @@ unsafe fn chunk<F: Unpack, const DOT: bool, const T: usize>(
     c: usize,
     acc: &mut [[float32x4_t; 4]; T],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, the processor has the features, and chunk `c` of the tokens is in range.
     unsafe {
         let l = job.x.layout();
         let (s, m) = scales::<F>(p);

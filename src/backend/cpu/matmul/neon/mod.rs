@@ -27,7 +27,7 @@ const MATVEC_TOKENS: usize = 4;
 pub(super) unsafe fn mul(job: &Job) {
     let few = job.tokens.len() <= MATVEC_TOKENS;
     let dotprod = std::arch::is_aarch64_feature_detected!("dotprod");
-    // SAFETY: the caller's promise; every AArch64 processor has NEON.
+    // SAFETY: by contract, `View::mul` has checked `job`; every AArch64 processor has NEON.
     unsafe {
         with_format!(job.ty, F => match (few, dotprod) {
             (true, true) => matvec::mul_dotprod::<F>(job),
@@ -45,7 +45,8 @@ pub(super) unsafe fn mul(job: &Job) {
 /// of the factors is never -128.
 #[inline(always)]
 unsafe fn dot<const DOT: bool>(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
-    // SAFETY: the caller's promise; the instruction reads and writes registers alone.
+    // SAFETY: by contract, the caller is compiled for the extension that the processor has; the
+    // instruction reads and writes registers alone.
     unsafe {
         if DOT {
             let mut acc = acc;

@@ -75,7 +75,7 @@ unsafe fn fifth_bits(p: *const u8) -> int8x16_t {
 /// See the module; the table has 16 entries.
 #[inline(always)]
 unsafe fn look_up(table: *const i8, codes: int8x16_t) -> int8x16_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: by contract, the table has 16 entries.
     unsafe { vqtbl1q_s8(vld1q_s8(table), vreinterpretq_u8_s8(codes)) }
 }
 
