@@ -116,7 +116,7 @@ help:
 	@echo "make gpu-bundle      GPU tests, library and ember-bench in $(TARGET_DIR)/gpu-bundle, for a machine with a GPU"
 	@echo "make nvcc            fetch the compiler of the GPU kernels into target/nvcc; done by itself where there is none"
 	@echo "                     (CPU_ONLY=1 with any target leaves the GPU kernels out)"
-	@echo "make fuzz            fuzz the GGUF reader, or FUZZ=safetensors, model, template, tokenizer, grammar or state (ARGS='-max_total_time=60')"
+	@echo "make fuzz            fuzz the GGUF reader, or FUZZ=safetensors, model, template, tokenizer, grammar, state or adapter (ARGS='-max_total_time=60')"
 	@echo "make fuzz-all        each of them for FUZZ_SECONDS=$(FUZZ_SECONDS)"
 	@echo "make fmt lint        rustfmt; clippy with warnings as errors"
 
@@ -450,13 +450,15 @@ nvcc:
 
 # The sanitizers are in every compiler, but behind a switch that only nightly ones have by default. A run begins with the inputs of
 # fuzz/seeds, which are committed, and those of fuzz/corpus, where it keeps what it finds.
-FUZZ_TARGETS := gguf safetensors model template tokenizer grammar state
+FUZZ_TARGETS := gguf safetensors model template tokenizer grammar state adapter
 FUZZ_SECONDS ?= 60
 FUZZ_DICT_gguf         := -dict=fuzz/gguf.dict
 FUZZ_DICT_safetensors  := -dict=fuzz/safetensors.dict
+FUZZ_DICT_adapter      := -dict=fuzz/adapter.dict
 FUZZ_MAX_gguf          := 8192
 FUZZ_MAX_safetensors   := 262144
 FUZZ_MAX_state         := 32768
+FUZZ_MAX_adapter       := 16384
 
 fuzz: $(CARGO_FUZZ)
 	@mkdir -p fuzz/corpus/$(FUZZ)
@@ -476,6 +478,7 @@ fuzz-inputs:
 	$(FUZZ_EXAMPLE) seeds fuzz/corpus/gguf
 	$(FUZZ_EXAMPLE) folders fuzz/corpus/safetensors
 	$(FUZZ_EXAMPLE) states fuzz/corpus/state
+	$(FUZZ_EXAMPLE) adapters fuzz/corpus/adapter
 
 # The smallest inputs of FUZZ's corpus that reach as much as all of it, up to $(SEED_BYTES) bytes each, become its seeds.
 SEED_BYTES ?= 2048
