@@ -77,6 +77,21 @@ impl Tensor {
         tensor
     }
 
+    /// A tensor in memory of its own, of 32-bit floats that fit the dimensions.
+    pub(crate) fn of_numbers(name: &str, dims: Vec<usize>, values: &[f32]) -> Result<Tensor> {
+        debug_assert_eq!(dims.iter().product::<usize>(), values.len());
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let input = Arc::new(Input::copy(&bytes)?);
+        let len = bytes.len();
+        Ok(Tensor::stored(
+            name.into(),
+            TensorType::F32,
+            dims,
+            &input,
+            0..len,
+        ))
+    }
+
     /// A tensor whose rows `source` makes. `InvalidModel` if the dimensions do not fit the type.
     pub(super) fn made(
         name: Arc<str>,

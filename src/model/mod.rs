@@ -79,6 +79,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("bert", bert::bert),
     ("chatglm", glm4::chatglm),
     ("cohere2", cohere2::describe),
+    ("cohere2moe", cohere2::experts),
     ("command-r", cohere2::command_r),
     ("deepseek2", deepseek2::describe),
     ("dots1", glm4moe::dots1),

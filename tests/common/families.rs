@@ -26,6 +26,8 @@ pub const FAMILIES: &[&str] = &[
     "arcee",
     "cohere",
     "cohere2",
+    "cohere2_moe",
+    "cohere2_moe_rms",
     "deepseek_v2",
     "deepseek_v3",
     "dots1",
@@ -96,6 +98,8 @@ pub const CPU_ONLY: &[&str] = &["falcon_h1", "falcon_h1_normed", "gemma3n", "mis
 /// the context.
 pub const WINDOWED: &[&str] = &[
     "cohere2",
+    "cohere2_moe",
+    "cohere2_moe_rms",
     "exaone4",
     "gemma2",
     "gemma3",

@@ -48,6 +48,7 @@ const FAMILIES: &[&str] = &[
     "mistral",
     "gemma3",
     "cohere2",
+    "cohere2_moe",
     "lfm2",
     "qwen3_5",
     "qwen3_next",

@@ -374,6 +374,38 @@ fn contradictions_are_refused_by_key() {
             InvalidModel,
         ),
         ("cohere", "logit_scale", 0f32.into(), InvalidModel),
+        ("cohere2_moe", "logit_scale", 0f32.into(), InvalidModel),
+        ("cohere2_moe", "expert_count", 0u32.into(), InvalidModel),
+        (
+            "cohere2_moe",
+            "expert_used_count",
+            6u32.into(),
+            InvalidModel,
+        ),
+        (
+            "cohere2_moe",
+            "leading_dense_block_count",
+            6u32.into(),
+            InvalidModel,
+        ),
+        (
+            "cohere2_moe",
+            "nextn_predict_layers",
+            5u32.into(),
+            InvalidModel,
+        ),
+        (
+            "cohere2_moe",
+            "attention.sliding_window",
+            0u32.into(),
+            InvalidModel,
+        ),
+        (
+            "cohere2_moe",
+            "attention.sliding_window_pattern",
+            4u32.into(),
+            MissingKey,
+        ),
         ("granite_moe", "logit_scale", 0f32.into(), InvalidModel),
         ("olmoe", "expert_used_count", 7u32.into(), InvalidModel),
         ("lfm2", "shortconv.l_cache", 0u32.into(), InvalidModel),
@@ -482,6 +514,11 @@ fn patterns_have_a_value_for_each_layer() {
     for (name, key, value) in [
         (
             "gemma2",
+            "attention.sliding_window_pattern",
+            Array::Bool(vec![true]),
+        ),
+        (
+            "cohere2_moe",
             "attention.sliding_window_pattern",
             Array::Bool(vec![true]),
         ),

@@ -789,6 +789,31 @@ fn keys_are_called_what_the_config_calls_them() {
         ("granite", "embedding_multiplier", json!(0.0)),
         ("cohere2", "logit_scale", json!(0.0)),
         ("cohere2", "layer_norm_eps", json!(-1.0)),
+        ("cohere2_moe", "num_experts", json!(1)),
+        ("cohere2_moe", "num_shared_experts", json!(-1)),
+        (
+            "cohere2_moe",
+            "shared_expert_combination_strategy",
+            json!("sum"),
+        ),
+        ("cohere2_moe", "expert_selection_fn", json!("entropy")),
+        ("cohere2_moe", "mlp_layer_types", json!(["dense"])),
+        (
+            "cohere2_moe",
+            "mlp_layer_types",
+            json!(["dense", "sparse", "dense", "sparse", "sparse"]),
+        ),
+        (
+            "cohere2_moe",
+            "mlp_layer_types",
+            json!(["dense", "moe", "sparse", "sparse", "sparse"]),
+        ),
+        (
+            "cohere2_moe",
+            "prefix_dense_sliding_window_pattern",
+            json!(2),
+        ),
+        ("cohere2_moe", "sliding_window", json!(0)),
         ("mixtral", "num_local_experts", json!(1_000_000_000)),
     ] {
         let mut folder = Folder::family(family);

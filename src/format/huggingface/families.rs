@@ -616,6 +616,29 @@ const FAMILIES: &[Family] = &[
         ..LLAMA
     },
     Family {
+        model_types: &["cohere2_moe"],
+        classes: &["Cohere2MoeForCausalLM"],
+        architecture: "cohere2moe",
+        parts: &[
+            ATTENTION,
+            &[
+                ("input_layernorm", "attn_norm"),
+                ("mlp.gate", "ffn_gate_inp"),
+            ],
+            GATED,
+            SHARED_EXPERTS,
+        ],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "head_dim": 128, "sliding_window": 4096,
+                "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": true})
+        },
+        tied: true,
+        bias_flags: &["attention_bias"],
+        keys: relatives::cohere2_moe,
+        ..LLAMA
+    },
+    Family {
         model_types: &["apertus"],
         classes: &["ApertusForCausalLM"],
         architecture: "apertus",

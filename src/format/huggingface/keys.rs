@@ -40,7 +40,14 @@ const NAMES: &[(&str, &[&str])] = &[
     ),
     ("attention.key_length", &["head_dim"]),
     ("attention.value_length", &["head_dim"]),
-    ("feed_forward_length", &["intermediate_size", "n_inner"]),
+    (
+        "feed_forward_length",
+        &[
+            "prefix_dense_intermediate_size",
+            "intermediate_size",
+            "n_inner",
+        ],
+    ),
     (
         "attention.layer_norm_rms_epsilon",
         &["rms_norm_eps", "norm_eps", "layer_norm_epsilon"],
@@ -89,7 +96,11 @@ const NAMES: &[(&str, &[&str])] = &[
     ),
     (
         "expert_shared_count",
-        &["n_shared_experts", "moe_num_shared_experts"],
+        &[
+            "n_shared_experts",
+            "moe_num_shared_experts",
+            "num_shared_experts",
+        ],
     ),
     ("expert_group_count", &["n_group"]),
     ("expert_group_used_count", &["topk_group"]),

@@ -1,6 +1,7 @@
 //! Keys of families that are much like others: their experts, windows, factors and activations.
 
 use super::families::Family;
+use super::json::wrong;
 use super::keys::{Keys, experts, window_everywhere};
 use super::stored::Stored;
 use super::tensors::{layer_and_part, without_prefixes};
@@ -103,6 +104,106 @@ pub(super) fn sigmoid_experts(k: &mut Keys) -> Result<()> {
     k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
     k.set("expert_gating_func", 2u32);
     Ok(())
+}
+
+pub(super) fn cohere2_moe(k: &mut Keys) -> Result<()> {
+    const COMBINATION: &str = "shared_expert_combination_strategy";
+    const CHOICE: &str = "expert_selection_fn";
+    const PREFIX: &str = "prefix_dense_sliding_window_pattern";
+    experts(k)?;
+    k.set("logit_scale", k.config.f32("logit_scale")?);
+    k.set("rope.scaling.type", "none");
+    let n_ff = k.copy_size("intermediate_size", "expert_feed_forward_length")?;
+    let dense_ff = k.config.find_size("prefix_dense_intermediate_size")?;
+    k.set("feed_forward_length", dense_ff.unwrap_or(n_ff));
+    let shared = k.count("num_shared_experts")?;
+    if shared > 0 {
+        if let Some(how) = k.config.find_str(COMBINATION)?
+            && how != "average"
+        {
+            fail!(
+                Unsupported,
+                "config.json: {COMBINATION} is {how:?}; only \"average\" is supported"
+            );
+        }
+        k.set("expert_shared_count", shared);
+        k.set(
+            "expert_shared_feed_forward_length",
+            n_ff.saturating_mul(shared),
+        );
+    }
+    let sigmoid = match k.config.find_str(CHOICE)?.unwrap_or("softmax") {
+        "sigmoid" => true,
+        // Over the chosen ones, whose sum is 1 so.
+        "softmax" => false,
+        other => fail!(
+            Unsupported,
+            "config.json: {CHOICE} is {other:?}; supported: sigmoid, softmax"
+        ),
+    };
+    k.set("expert_gating_func", if sigmoid { 2u32 } else { 3 });
+    let normalize = sigmoid && k.config.flag("norm_topk_prob")?;
+    k.set("expert_weights_norm", normalize);
+    let dense = leading_dense(k)?;
+    k.set("leading_dense_block_count", dense);
+    let prefix = k.config.find_size(PREFIX)?.unwrap_or(1);
+    let every = k.config.find_size("sliding_window_pattern")?.unwrap_or(4);
+    let windowed = k.windowed(|layer| match layer.checked_sub(dense) {
+        None => !(layer + 1).is_multiple_of(prefix),
+        Some(layer) => !(layer + 1).is_multiple_of(every),
+    })?;
+    if prefix != 1 && windowed[..dense as usize].contains(&false) {
+        fail!(
+            Unsupported,
+            "config.json: {PREFIX} is {prefix}; layers with neither experts nor a window are supported only where it is 1"
+        );
+    }
+    k.copy_size("sliding_window", "attention.sliding_window")?;
+    let pattern = Value::Array(Array::Bool(windowed));
+    k.set("attention.sliding_window_pattern", pattern);
+    Ok(())
+}
+
+/// Layers at the beginning that have no experts; all others must have them.
+fn leading_dense(k: &Keys) -> Result<u64> {
+    const TYPES: &str = "mlp_layer_types";
+    const FIRST: &str = "first_k_dense_replace";
+    let Some(types) = k.config.find_array(TYPES)? else {
+        let dense = k.count(FIRST)?;
+        if dense > k.n_layers {
+            let problem = format!(
+                "config.json: {FIRST} is {dense}, but there are {} layers",
+                k.n_layers
+            );
+            return Err(Error::new(Status::InvalidModel, problem));
+        }
+        return Ok(dense);
+    };
+    if types.len() as u64 != k.n_layers {
+        let problem = format!(
+            "config.json: {TYPES} has {} values, but num_hidden_layers is {}",
+            types.len(),
+            k.n_layers
+        );
+        return Err(Error::new(Status::InvalidModel, problem));
+    }
+    let mut sparse = Vec::new();
+    for ty in types {
+        sparse.push(match ty.as_str() {
+            Some("sparse") => true,
+            Some("dense") => false,
+            _ => return Err(wrong(TYPES, ty, "dense or sparse")),
+        });
+    }
+    let dense = sparse.iter().take_while(|sparse| !**sparse).count();
+    if let Some(layer) = sparse[dense..].iter().position(|sparse| !sparse) {
+        fail!(
+            Unsupported,
+            "config.json: {TYPES} has layer {} without experts behind one with them, which is not supported",
+            dense + layer
+        );
+    }
+    Ok(dense as u64)
 }
 
 pub(super) fn hunyuan_moe(k: &mut Keys) -> Result<()> {

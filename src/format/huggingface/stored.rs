@@ -199,14 +199,5 @@ impl Stored {
 
 /// A tensor of these elements, F32.
 pub(super) fn small(name: &str, dims: Vec<usize>, values: &[f32]) -> Result<Tensor> {
-    debug_assert_eq!(dims.iter().product::<usize>(), values.len());
-    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-    let input = Arc::new(Input::copy(&bytes)?);
-    Ok(Tensor::stored(
-        name.into(),
-        TensorType::F32,
-        dims,
-        &input,
-        0..bytes.len(),
-    ))
+    Tensor::of_numbers(name, dims, values)
 }

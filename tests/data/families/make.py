@@ -56,6 +56,9 @@ FALCON_H1 = dict(hidden_size=40, head_dim=20, num_attention_heads=4, num_key_val
                  key_multiplier=0.7, ssm_in_multiplier=1.2, ssm_out_multiplier=0.8, embedding_multiplier=1.6, lm_head_multiplier=0.4,
                  mlp_multipliers=[0.6, 1.7], ssm_multipliers=[1.1, 0.6, 1.4, 0.9, 0.75])
 
+COHERE_MOE = dict(hidden_size=24, head_dim=10, intermediate_size=8, num_experts=5, num_experts_per_tok=2, sliding_window=8,
+                  logit_scale=0.25)
+
 # name: (model_type of transformers, architecture in GGUF, changes of BASE)
 FAMILIES = {
     "qwen2": ("qwen2", "qwen2", dict(num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True)),
@@ -148,6 +151,11 @@ FAMILIES = {
     "glm4": ("glm4", "glm4", dict(head_dim=20, hidden_size=40, attention_bias=True,
                                   rope_parameters=dict(**FLOAT, partial_rotary_factor=0.6))),
     "cohere2": ("cohere2", "cohere2", dict(num_hidden_layers=5, sliding_window=8, logit_scale=0.25)),
+    # A layer without experts whose rotations are by the number of such layers and not by a window, and shared experts.
+    "cohere2_moe": ("cohere2_moe", "cohere2moe", COHERE_MOE | dict(num_hidden_layers=5, first_k_dense_replace=1, num_shared_experts=2,
+                                                                   expert_selection_fn="sigmoid", prefix_dense_intermediate_size=20)),
+    "cohere2_moe_rms": ("cohere2_moe", "cohere2moe", COHERE_MOE | dict(num_hidden_layers=2, rms_norm_eps=1e-5, sliding_window_pattern=2,
+                                                                       expert_selection_fn="softmax", norm_topk_prob=False)),
     "apertus": ("apertus", "apertus", dict(head_dim=20, rope_parameters=FLOAT)),
     "arcee": ("arcee", "arcee", dict(rope_parameters=FLOAT)),
     "ernie4_5": ("ernie4_5", "ernie4_5", dict(head_dim=20, use_bias=True, tie_word_embeddings=True)),
@@ -287,7 +295,9 @@ def interleaved(x, heads):
 
 def gguf_tensors(config, architecture, saved):
     """The saved tensors as (name, array) of a GGUF file, experts still apart."""
-    names = gguf.get_tensor_name_map(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture),
+    # One that the package does not know, by the names of another.
+    known = {"cohere2moe": "glm4moe"}.get(architecture, architecture)
+    names = gguf.get_tensor_name_map(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == known),
                                      config.num_hidden_layers)
     for name, x in saved.items():
         x = x.astype(np.float32)
@@ -517,7 +527,7 @@ def write_metadata(w, architecture, config):
     w.add_context_length(c.get("max_position_embeddings") or c["n_positions"])
     w.add_embedding_length(hidden)
     w.add_block_count(layers)
-    n_ff = c.get("ffn_hidden_size") or c.get("intermediate_size") or c.get("n_inner") or 4 * hidden
+    n_ff = c.get("ffn_hidden_size") or c.get("prefix_dense_intermediate_size") or c.get("intermediate_size") or c.get("n_inner") or 4 * hidden
     if c.get("block_auto_adjust_ff_dim"):
         multiple = c["block_multiple_of"]
         n_ff = -(-int(c["block_ffn_dim_multiplier"] * int(2 * n_ff / 3)) // multiple) * multiple
@@ -543,7 +553,7 @@ def write_metadata(w, architecture, config):
         w.add_head_count_kv(kv_heads(config))
     elif "num_key_value_heads" in c and architecture not in ("gemma4", "deepseek2", "mistral4"):
         w.add_head_count_kv(c["num_key_value_heads"])
-    if "rms_norm_eps" in c:
+    if c.get("rms_norm_eps"):
         w.add_layer_norm_rms_eps(c["rms_norm_eps"])
     for key in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
         if key in c and architecture not in ("lfm2", "lfm2moe"):
@@ -592,7 +602,7 @@ def write_metadata(w, architecture, config):
         w.add_embedding_scale(c["embedding_multiplier"])
         w.add_residual_scale(c["residual_multiplier"])
         w.add_logit_scale(c["logits_scaling"])
-    if architecture in ("cohere2", "command-r"):
+    if architecture in ("cohere2", "cohere2moe", "command-r"):
         w.add_logit_scale(c["logit_scale"])
         w.add_rope_scaling_type(gguf.RopeScalingType.NONE)
     experts = not architecture.startswith("nemotron_h") and next((c[key] for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") if c.get(key)), None)
@@ -622,7 +632,7 @@ def write_metadata(w, architecture, config):
     if architecture in ("deepseek2", "mistral4"):
         write_deepseek2(w, c, rope)
     if architecture in ("qwen3moe", "gpt-oss", "ernie4_5-moe", "glm4moe", "hunyuan-moe", "minimax-m2", "qwen3next", "qwen35moe", "lfm2moe",
-                        "qwen2moe", "dots1"):
+                        "qwen2moe", "dots1", "cohere2moe"):
         w.add_expert_feed_forward_length(c.get("moe_intermediate_size") or c["intermediate_size"])
 
 
@@ -642,6 +652,14 @@ def write_relatives(w, architecture, c, rope):
         w.add_expert_shared_feed_forward_length(c["intermediate_size"])
     if architecture == "minimax-m2":
         w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if architecture == "cohere2moe":
+        w.add_sliding_window_pattern([t == "sliding_attention" for t in c["layer_types"]])
+        w.add_leading_dense_block_count(c["mlp_layer_types"].count("dense"))
+        w.add_expert_weights_norm(c["norm_topk_prob"])
+        w.add_uint32(f"{w.arch}.expert_gating_func", dict(sigmoid=2, softmax=3)[c["expert_selection_fn"]])
+        if c["num_shared_experts"]:
+            w.add_expert_shared_count(c["num_shared_experts"])
+            w.add_expert_shared_feed_forward_length(c["num_shared_experts"] * c["intermediate_size"])
     if architecture == "qwen2moe":
         w.add_expert_shared_feed_forward_length(c["shared_expert_intermediate_size"])
     if architecture in ("glm4moe", "dots1"):
