@@ -70,18 +70,10 @@ impl<'a> Decoder<'a> {
         norm: NormKind,
         kv_heads: impl Fn(&Source<'a>, &str, usize) -> Result<Option<usize>>,
     ) -> Result<Decoder<'a>> {
-        const N_LAYERS: &str = "block_count";
         const HEADS: &str = "attention.head_count";
         const KV_HEADS: &str = "attention.head_count_kv";
         let source = Source::new(file, architecture);
-        let n_layers = source.size(N_LAYERS)?;
-        if n_layers > file.tensors.len() {
-            let problem = format!(
-                "is {n_layers}, but the file has only {} tensors",
-                file.tensors.len()
-            );
-            return Err(source.invalid(N_LAYERS, &problem));
-        }
+        let n_layers = n_layers(&source)?;
         let hidden = source.size("embedding_length")?;
         let n_heads = source.uniform_size(HEADS, n_layers)?;
         let n_kv_heads = kv_heads(&source, KV_HEADS, n_layers)?.unwrap_or(n_heads);
@@ -92,10 +84,7 @@ impl<'a> Decoder<'a> {
         let head_dim = head_dim(&source, hidden, n_heads)?;
         source.product(HEADS, n_heads, head_dim)?;
         let scale = source.find_positive("attention.scale")?;
-        let eps = source.positive(match norm {
-            NormKind::Rms => "attention.layer_norm_rms_epsilon",
-            NormKind::Layer => "attention.layer_norm_epsilon",
-        })?;
+        let eps = epsilon(&source, norm)?;
         Ok(Decoder {
             n_layers,
             hidden,
@@ -107,6 +96,28 @@ impl<'a> Decoder<'a> {
             norm,
             eps,
             causal: source.find("attention.causal")?.unwrap_or(true),
+            source,
+        })
+    }
+
+    /// The same of a family in which no layer attends.
+    pub(super) fn read_without_heads(
+        file: &'a ModelFile,
+        architecture: &'static str,
+        norm: NormKind,
+    ) -> Result<Decoder<'a>> {
+        let source = Source::new(file, architecture);
+        Ok(Decoder {
+            n_layers: n_layers(&source)?,
+            hidden: source.size("embedding_length")?,
+            n_heads: 1,
+            n_kv_heads: 1,
+            head_dim: 1,
+            context_length: source.size("context_length")?,
+            scale: 1.0,
+            norm,
+            eps: epsilon(&source, norm)?,
+            causal: true,
             source,
         })
     }
@@ -522,6 +533,24 @@ pub(super) fn bare_block(mixer: impl Into<Mixer>, feed_forward: FeedForward) -> 
         mixer_sum_norm: None,
         feed_forward_sum_norm: None,
     }
+}
+
+fn n_layers(source: &Source) -> Result<usize> {
+    const N_LAYERS: &str = "block_count";
+    let (n_layers, n_tensors) = (source.size(N_LAYERS)?, source.file.tensors.len());
+    if n_layers > n_tensors {
+        let problem = format!("is {n_layers}, but the file has only {n_tensors} tensors");
+        return Err(source.invalid(N_LAYERS, &problem));
+    }
+    Ok(n_layers)
+}
+
+/// What all norms add to the mean square or variance.
+fn epsilon(source: &Source, norm: NormKind) -> Result<f32> {
+    source.positive(match norm {
+        NormKind::Rms => "attention.layer_norm_rms_epsilon",
+        NormKind::Layer => "attention.layer_norm_epsilon",
+    })
 }
 
 fn head_dim(source: &Source, hidden: usize, n_heads: usize) -> Result<usize> {

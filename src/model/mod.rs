@@ -27,8 +27,10 @@ mod gptneox;
 mod granite;
 mod hunyuan;
 mod hybrid;
+mod jamba;
 mod lfm2;
 mod llama;
+mod mamba1;
 mod mamba2;
 mod minimax_m2;
 mod mistral3;
@@ -59,8 +61,9 @@ pub use adapter::{Adaptable, Adapter, AdapterSet, AdapterUse, LowRank};
 pub use network::{
     Activation, Attention, Block, Conv, DeltaNet, DeltaSteps, DenseAndExperts, ExpertGroups,
     Experts, FeedForward, FixedShape, KvShape, LatentAttention, LayerInput, LayerStreams, Linear,
-    LongRope, MAX_STREAMS, Mamba2, Mixer, MixerState, Mlp, Network, Norm, NormKind, PerLayerInputs,
-    Rope, RopePairing, Scoring, SharedExpert, ShortConv, SideBySide, Streams, Temperature,
+    LongRope, MAX_STREAMS, Mamba1, Mamba2, Mixer, MixerState, Mlp, Network, Norm, NormKind,
+    PerLayerInputs, Rope, RopePairing, Scoring, SharedExpert, ShortConv, SideBySide, Streams,
+    Temperature,
 };
 
 pub use part::Surroundings;
@@ -105,10 +108,12 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("granitemoe", granite::experts),
     ("hunyuan-dense", hunyuan::describe),
     ("hunyuan-moe", hunyuan::experts),
+    ("jamba", jamba::describe),
     ("jina-bert-v3", bert::jina_bert_v3),
     ("lfm2", lfm2::describe),
     ("lfm2moe", lfm2::experts),
     ("llama", llama::describe),
+    ("mamba", mamba1::describe),
     ("minimax-m2", minimax_m2::describe),
     ("mistral3", mistral3::describe),
     ("modern-bert", bert::modern_bert),

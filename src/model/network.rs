@@ -222,6 +222,8 @@ pub enum Mixer {
     ShortConv(Box<ShortConv>),
     /// A gated delta net.
     DeltaNet(Box<DeltaNet>),
+    /// Mamba, the first.
+    Mamba1(Box<Mamba1>),
     /// Mamba 2.
     Mamba2(Box<Mamba2>),
     /// Self-attention and Mamba 2 side by side: both read the same input, and their outputs are added.
@@ -332,6 +334,7 @@ impl Mixer {
             Mixer::Latent(_) => "latent attention",
             Mixer::ShortConv(_) => "a short convolution",
             Mixer::DeltaNet(_) => "a gated delta net",
+            Mixer::Mamba1(_) => "Mamba",
             Mixer::Mamba2(_) => "Mamba 2",
             Mixer::SideBySide(_) => "attention and Mamba 2 side by side",
         }
@@ -360,6 +363,7 @@ impl Mixer {
                 rows: m.value_dim,
                 columns: m.key_dim,
             }),
+            Mixer::Mamba1(m) => MixerState::Fixed(m.state()),
             Mixer::Mamba2(m) => MixerState::Fixed(m.state()),
             Mixer::SideBySide(both) => {
                 MixerState::Both(both.attention.state(context_length), both.mamba.state())
@@ -382,6 +386,7 @@ impl Mixer {
                 all.extend(m.steps.linears());
                 all
             }
+            Mixer::Mamba1(m) => vec![&m.x, &m.z, &m.short, &m.dt, &m.output],
             Mixer::Mamba2(m) => m.linears(),
             Mixer::SideBySide(both) => {
                 let mut all = both.attention.linears();
@@ -398,6 +403,7 @@ impl Mixer {
             Mixer::Latent(a) => [a.q_a_norm.as_ref(), a.kv_norm.as_ref(), None],
             Mixer::ShortConv(_) => [None; 3],
             Mixer::DeltaNet(m) => [Some(&m.norm), None, None],
+            Mixer::Mamba1(m) => [m.dt_norm.as_ref(), m.b_norm.as_ref(), m.c_norm.as_ref()],
             Mixer::Mamba2(m) => [m.norm.as_ref(), None, None],
             Mixer::SideBySide(both) => {
                 let a = &both.attention;
@@ -421,6 +427,7 @@ impl Mixer {
                 Some(&m.conv),
                 [Some(&m.decay), Some(&m.dt_bias), None, None],
             ),
+            Mixer::Mamba1(m) => (Some(&m.conv), [Some(&m.decay), Some(&m.skip), None, None]),
             Mixer::Mamba2(m) => (
                 Some(&m.conv),
                 [Some(&m.decay), Some(&m.dt_bias), Some(&m.skip), None],
@@ -446,7 +453,7 @@ impl Mixer {
             Mixer::Attention(a) => a.rope.as_ref(),
             Mixer::Latent(a) => Some(&a.rope),
             Mixer::SideBySide(both) => both.attention.rope.as_ref(),
-            Mixer::ShortConv(_) | Mixer::DeltaNet(_) | Mixer::Mamba2(_) => None,
+            Mixer::ShortConv(_) | Mixer::DeltaNet(_) | Mixer::Mamba1(_) | Mixer::Mamba2(_) => None,
         }
     }
 
@@ -590,6 +597,67 @@ pub struct DeltaNet {
     pub output: Linear,
 }
 
+/// Mamba, the first (arXiv:2312.00752). Of an input `y`: `x(y)` goes through the convolution and then SiLU,
+/// which makes `x`, and `short(x)` is a short form of time steps, then `B`, then `C`, each of which may have
+/// a norm. With `dt = softplus(dt(short form))`, a number per channel, the state of channel `c`, a number
+/// `S[n]` for each element of `B`, becomes `S[n] = exp(dt[c] * decay[c][n]) * S[n] + dt[c] * x[c] * B[n]`.
+/// The output is the product of `(S . C + skip[c] * x[c]) * silu(z(y)[c])` of all channels.
+///
+/// States are kept in blocks of [`CHANNELS`](Mamba1::CHANNELS) channels, as the matrix
+/// `[state_dim][CHANNELS]` of a head each. What the last block has beyond the channels stays zero.
+#[derive(Clone, Debug)]
+pub struct Mamba1 {
+    /// Elements of `B` and of `C`.
+    pub state_dim: usize,
+    /// Channels x `hidden`.
+    pub x: Linear,
+    /// As `x`; the gate.
+    pub z: Linear,
+    /// Over the channels.
+    pub conv: Conv,
+    /// `rank + 2 * state_dim` x channels, `rank` being the elements of a short form.
+    pub short: Linear,
+    /// Of the short form.
+    pub dt_norm: Option<Norm>,
+    /// Of `B`.
+    pub b_norm: Option<Norm>,
+    /// Of `C`.
+    pub c_norm: Option<Norm>,
+    /// Channels x `rank`.
+    pub dt: Linear,
+    /// `[channels][state_dim]`, numbers below 0, `-exp(A_log)`.
+    pub decay: Tensor,
+    /// A factor per channel, `D`.
+    pub skip: Tensor,
+    /// `hidden` x channels.
+    pub output: Linear,
+}
+
+impl Mamba1 {
+    /// Channels whose states lie together.
+    pub const CHANNELS: usize = 16;
+
+    /// Channels of the recurrence.
+    pub fn channels(&self) -> usize {
+        self.x.weight.rows()
+    }
+
+    /// Elements of a time step's short form.
+    pub fn rank(&self) -> usize {
+        self.dt.weight.row_len()
+    }
+
+    fn state(&self) -> FixedShape {
+        FixedShape {
+            conv_channels: self.conv.channels(),
+            conv_columns: self.conv.width() - 1,
+            n_heads: self.channels().div_ceil(Mamba1::CHANNELS),
+            rows: self.state_dim,
+            columns: Mamba1::CHANNELS,
+        }
+    }
+}
+
 /// Mamba 2. Head `h` uses `B` and `C` of group `h / (n_heads / n_groups)`.
 ///
 /// Of an input `y`: the concatenation of `x(y)`, `b(y)` and `c(y)`, in this order, goes through the
@@ -727,6 +795,12 @@ impl From<Attention> for Mixer {
 impl From<DeltaNet> for Mixer {
     fn from(net: DeltaNet) -> Mixer {
         Mixer::DeltaNet(Box::new(net))
+    }
+}
+
+impl From<Mamba1> for Mixer {
+    fn from(mamba: Mamba1) -> Mixer {
+        Mixer::Mamba1(Box::new(mamba))
     }
 }
 

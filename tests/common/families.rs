@@ -38,6 +38,7 @@ pub const FAMILIES: &[&str] = &[
     "falcon",
     "falcon_h1",
     "falcon_h1_normed",
+    "falcon_mamba",
     "falcon_new",
     "gemma",
     "gemma2",
@@ -60,8 +61,10 @@ pub const FAMILIES: &[&str] = &[
     "granite_moe",
     "hunyuan",
     "hunyuan_moe",
+    "jamba",
     "lfm2",
     "lfm2_moe",
+    "mamba",
     "minimax_m2",
     "ministral3",
     "mistral",
@@ -92,7 +95,15 @@ pub const FAMILIES: &[&str] = &[
 ];
 
 /// Those of them that run on a CPU only.
-pub const CPU_ONLY: &[&str] = &["falcon_h1", "falcon_h1_normed", "gemma3n", "mistral4"];
+pub const CPU_ONLY: &[&str] = &[
+    "falcon_h1",
+    "falcon_h1_normed",
+    "falcon_mamba",
+    "gemma3n",
+    "jamba",
+    "mamba",
+    "mistral4",
+];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context.

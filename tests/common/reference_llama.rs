@@ -2,7 +2,7 @@
 //! of its weights, all arithmetic in double precision, the KV cache unrounded.
 
 use super::reference_experts::{experts, experts_by};
-use super::reference_recurrent::{delta_net, mamba2, short_conv};
+use super::reference_recurrent::{delta_net, mamba1, mamba2, short_conv};
 use emberlm::format::Tensor;
 use emberlm::model::{
     Activation, Attention, Block, FeedForward, LatentAttention, LayerStreams, Linear, Mixer, Mlp,
@@ -206,6 +206,7 @@ fn attention_part(block: &Block, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows
         Mixer::Latent(a) => latent_attention(a, x),
         Mixer::ShortConv(m) => short_conv(m, x),
         Mixer::DeltaNet(m) => delta_net(m, x),
+        Mixer::Mamba1(m) => mamba1(m, x),
         Mixer::Mamba2(m) => mamba2(m, x),
         Mixer::SideBySide(both) => {
             let mut y = attention(&both.attention, x, kept);

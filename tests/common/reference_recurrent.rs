@@ -1,7 +1,7 @@
 //! The oracle's mixers with states of fixed size, position by position, in double precision.
 
 use super::reference_llama::{Rows, linear, norm_row, vector};
-use emberlm::model::{Conv, DeltaNet, DeltaSteps, Mamba2, ShortConv};
+use emberlm::model::{Conv, DeltaNet, DeltaSteps, Mamba1, Mamba2, Norm, ShortConv};
 
 /// A gated short convolution.
 pub fn short_conv(m: &ShortConv, x: &Rows) -> Rows {
@@ -65,6 +65,40 @@ fn delta_steps(m: &DeltaNet, x: &Rows) -> (Rows, Rows) {
             (half(0), half(group))
         }
     }
+}
+
+/// Mamba, the first.
+pub fn mamba1(m: &Mamba1, x: &Rows) -> Rows {
+    let inner = map(convolved(&m.conv, &linear(&m.x, x)), silu);
+    let z = map(linear(&m.z, x), silu);
+    let short = linear(&m.short, &inner);
+    let part = |from: usize, len: usize, norm: &Option<Norm>| -> Rows {
+        let row = |all: &Vec<f64>| match norm {
+            Some(norm) => norm_row(norm, &all[from..from + len]),
+            None => all[from..from + len].to_vec(),
+        };
+        short.iter().map(row).collect()
+    };
+    let (rank, states) = (m.rank(), m.state_dim);
+    let dt = map(linear(&m.dt, &part(0, rank, &m.dt_norm)), softplus);
+    let b = part(rank, states, &m.b_norm);
+    let c = part(rank + states, states, &m.c_norm);
+    let (decay, skip) = (vector(&m.decay), vector(&m.skip));
+    let mut state = vec![vec![0.0; states]; m.channels()];
+    let mut out = Vec::new();
+    for (p, x) in inner.iter().enumerate() {
+        let mut row = Vec::new();
+        for (channel, state) in state.iter_mut().enumerate() {
+            let (dt, x) = (dt[p][channel], x[channel]);
+            for (n, s) in state.iter_mut().enumerate() {
+                let gate = (dt * decay[channel * states + n]).exp();
+                *s = gate * *s + dt * x * b[p][n];
+            }
+            row.push(dot(state, &c[p]) + skip[channel] * x);
+        }
+        out.push(row);
+    }
+    linear(&m.output, &product(&out, &z))
 }
 
 /// Mamba 2.

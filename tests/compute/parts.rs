@@ -55,6 +55,8 @@ const FAMILIES: &[&str] = &[
     "mixtral",
     "gpt_oss",
     "falcon_h1",
+    "jamba",
+    "mamba",
     "gpt2",
 ];
 
@@ -170,7 +172,7 @@ fn sessions_in_parts_have_random_lives() {
 /// A state goes from any cuts to any others.
 #[test]
 fn states_are_of_no_cuts() {
-    for name in ["gemma3", "qwen3_next", "falcon_h1", "mistral"] {
+    for name in ["gemma3", "qwen3_next", "falcon_h1", "jamba", "mistral"] {
         let path = family(name);
         let mut all = cuts(&path);
         all.push(Vec::new());

@@ -339,7 +339,9 @@ fn sessions_rewind_as_far_as_they_like() {
         "gemma3",
         "gemma3n",
         "gemma4_e",
+        "jamba",
         "mistral",
+        "mamba",
         "lfm2",
     ] {
         let dir = TempDir::new("rewind");
@@ -400,6 +402,8 @@ fn recurrent_layers_are_evaluated_again_as_far_as_a_session_asks_for() {
         "lfm2",
         "qwen3_5",
         "granite_hybrid",
+        "jamba",
+        "mamba",
         "nemotron_h_moe",
     ] {
         let file = ModelFile::from_bytes(&with_context(name, 4096).bytes()).unwrap();

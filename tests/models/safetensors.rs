@@ -752,6 +752,9 @@ fn missing_tensors_are_called_what_the_folder_would_call_them() {
         ("gpt2", "transformer.ln_f.weight"),
         ("gpt2", "transformer.wte.weight"),
         ("mixtral", "lm_head.weight"),
+        ("mamba", "backbone.embeddings.weight"),
+        ("mamba", "backbone.norm_f.weight"),
+        ("jamba", "model.final_layernorm.weight"),
     ] {
         let mut folder = Folder::family(family);
         if name == "lm_head.weight" {
@@ -815,12 +818,30 @@ fn keys_are_called_what_the_config_calls_them() {
         ),
         ("cohere2_moe", "sliding_window", json!(0)),
         ("mixtral", "num_local_experts", json!(1_000_000_000)),
+        ("mamba", "hidden_size", json!(0)),
+        ("mamba", "layer_norm_epsilon", json!(0.0)),
+        ("mamba", "conv_kernel", json!(1)),
+        ("mamba", "state_size", json!(-16)),
+        ("mamba", "state_size", json!(1_000_000_000)),
+        ("mamba", "time_step_rank", json!("some")),
+        ("mamba", "hidden_act", json!("gelu")),
+        ("falcon_mamba", "mixer_rms_eps", json!(-1.0)),
+        ("jamba", "mamba_dt_rank", json!(0)),
+        ("jamba", "mamba_d_conv", json!(65)),
+        ("jamba", "attn_layer_offset", json!(3)),
+        ("jamba", "attn_layer_period", json!(0)),
+        ("jamba", "expert_layer_period", json!(1)),
+        ("jamba", "num_experts_per_tok", json!(4)),
+        ("jamba", "num_attention_heads", json!(5)),
+        ("jamba", "sliding_window", json!(128)),
     ] {
         let mut folder = Folder::family(family);
         let error = describe(folder.set(key, value.clone())).unwrap_err();
         let what = format!("{family}: {key} = {value}: {error}");
         assert!(error.message.contains(key), "{what}");
-        let prefixes = ["qwen3.", "gemma2.", "granite.", "cohere2.", "llama."];
+        let prefixes = [
+            "qwen3.", "gemma2.", "granite.", "cohere2.", "mamba.", "llama.",
+        ];
         assert!(
             !prefixes.iter().any(|p| error.message.contains(p)),
             "{what}"

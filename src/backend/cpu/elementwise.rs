@@ -143,7 +143,7 @@ simd_kernel! {
 
 /// `x / (1 + exp(-x))`
 #[inline(always)]
-unsafe fn silu<L: Lanes>(x: L) -> L {
+pub(super) unsafe fn silu<L: Lanes>(x: L) -> L {
     // SAFETY: by contract, the processor has the features.
     unsafe {
         let e = L::splat(0.0).sub(x).exp();

@@ -8,6 +8,7 @@ use super::elementwise::{add_bias, gelu_mul, gelu_tanh_mul, layer_norm, relu_squ
 use super::elementwise::{rms_norm, silu_alone, silu_mul, swiglu_clamped, xielu};
 use super::experts::ExpertLayer;
 use super::latent_layer::LatentLayer;
+use super::mamba1::Mamba1Layer;
 use super::mamba2::Mamba2Layer;
 use super::matmul::{Encodings, Isa, Matrix};
 use super::short_conv::ShortConvLayer;
@@ -219,6 +220,7 @@ pub(super) enum MixerLayer {
     Latent(Box<LatentLayer>),
     ShortConv(Box<ShortConvLayer>),
     DeltaNet(Box<DeltaNetLayer>),
+    Mamba1(Box<Mamba1Layer>),
     Mamba2(Box<Mamba2Layer>),
     /// Both read what the residual stream is before the layer.
     SideBySide(Box<(AttentionLayer, Mamba2Layer)>),
@@ -249,6 +251,9 @@ impl Layer {
                 }
                 Mixer::DeltaNet(net) => {
                     MixerLayer::DeltaNet(Box::new(DeltaNetLayer::new((index, net), isa)?))
+                }
+                Mixer::Mamba1(mamba) => {
+                    MixerLayer::Mamba1(Box::new(Mamba1Layer::new((index, mamba), isa)?))
                 }
                 Mixer::Mamba2(mamba) => {
                     MixerLayer::Mamba2(Box::new(Mamba2Layer::new((index, mamba), isa)?))
@@ -309,6 +314,7 @@ impl Layer {
             MixerLayer::Latent(latent) => latent.floats(),
             MixerLayer::ShortConv(conv) => conv.floats(),
             MixerLayer::DeltaNet(net) => net.floats(),
+            MixerLayer::Mamba1(mamba) => mamba.floats(),
             MixerLayer::Mamba2(mamba) => mamba.floats(),
             MixerLayer::SideBySide(both) => both.0.floats() + both.1.floats(),
         };

@@ -7,6 +7,7 @@
 //! | `pass` | the walk through a block's parts, for one token and for many |
 //! | `attention_layer`, `experts` | attention as a block's mixer; mixtures of experts |
 //! | `short_conv` | a gated short convolution as a block's mixer |
+//! | `mamba1`, `mamba2`, `delta_net` | recurrent mixers; `convolution` and `recurrence` are what they have in common |
 //! | `forward`, `profile` | the decode step of one token, and its time by kind of work |
 //! | `chunk`, `prefill`, `batch` | many tokens at once, of one session or several |
 //! | `embedder`, `texts` | vectors and scores of whole texts, without sessions |
@@ -36,6 +37,7 @@ mod forward;
 pub mod host;
 mod latent_layer;
 mod layer;
+mod mamba1;
 mod mamba2;
 pub mod matmul;
 mod pages;

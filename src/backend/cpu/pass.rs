@@ -180,6 +180,7 @@ impl Pass<'_, '_> {
             MixerLayer::Latent(latent) => latent.run(self, mixer_norm, mixer_post)?,
             MixerLayer::ShortConv(conv) => conv.run(self, mixer_norm, mixer_post)?,
             MixerLayer::DeltaNet(net) => net.run(self, mixer_norm, mixer_post)?,
+            MixerLayer::Mamba1(mamba) => mamba.run(self, mixer_norm, mixer_post)?,
             MixerLayer::Mamba2(mamba) => mamba.run(self, mixer_norm, mixer_post)?,
             MixerLayer::SideBySide(both) => {
                 self.hold()?;

@@ -25,7 +25,7 @@ use crate::backend::{
 use crate::error::{Result, fail, try_vec};
 use crate::memory::Account;
 use crate::model::{
-    Attention, Block, FeedForward, KvShape, LatentAttention, Mamba2, Mixer, Network, Rope,
+    Attention, Block, FeedForward, KvShape, LatentAttention, Mamba1, Mamba2, Mixer, Network, Rope,
 };
 use std::cell::UnsafeCell;
 use std::sync::{Arc, Mutex};
@@ -194,6 +194,14 @@ impl Sizes {
         self.partial = self.partial.max(partial);
     }
 
+    fn include_mamba1(&mut self, m: &Mamba1) {
+        let (channels, rank) = (m.channels(), m.rank());
+        self.q = self.q.max(channels).max(rank).max(m.state_dim);
+        self.kv = self.kv.max(channels);
+        self.n_ff = self.n_ff.max(channels);
+        self.steps = self.steps.max(m.short.weight.rows());
+    }
+
     fn include_mamba2(&mut self, m: &Mamba2) {
         let (inner, states) = (m.z.weight.rows(), m.b.weight.rows());
         self.q = self.q.max(states);
@@ -243,6 +251,7 @@ impl Sizes {
                     s.steps = s.steps.max(2 * m.n_value_heads);
                     s.recurrent = s.recurrent.max(2 * m.key_dim + m.value_dim);
                 }
+                Mixer::Mamba1(m) => s.include_mamba1(m),
                 Mixer::Mamba2(m) => s.include_mamba2(m),
                 Mixer::SideBySide(both) => {
                     s.held = s.hidden;

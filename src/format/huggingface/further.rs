@@ -7,7 +7,7 @@ use super::families::{
 };
 use super::json::Config;
 use super::keys::{self, Keys, experts, qwen_experts};
-use super::{falcon_h1, gemma3n, latent, relatives};
+use super::{falcon_h1, gemma3n, latent, mamba1, relatives};
 use crate::error::{Result, fail};
 use serde_json::json;
 
@@ -16,6 +16,14 @@ const GELU: &[&str] = &["gelu"];
 
 pub(super) const FURTHER: &[Family] = &[
     FALCON_H1,
+    JAMBA,
+    MAMBA,
+    Family {
+        model_types: &["falcon_mamba"],
+        classes: &["FalconMambaForCausalLM"],
+        keys: mamba1::falcon_mamba,
+        ..MAMBA
+    },
     Family {
         model_types: &["gemma"],
         classes: &["GemmaForCausalLM"],
@@ -341,6 +349,66 @@ const FALCON_H1: Family = Family {
     },
     bias_flags: &["mamba_conv_bias"],
     keys: falcon_h1::keys,
+    ..LLAMA
+};
+
+const JAMBA: Family = Family {
+    model_types: &["jamba"],
+    classes: &["JambaForCausalLM"],
+    architecture: "jamba",
+    parts: &[
+        ATTENTION,
+        &[
+            ("input_layernorm", "attn_norm"),
+            ("pre_ff_layernorm", "ffn_norm"),
+            ("feed_forward.gate_proj", "ffn_gate"),
+            ("feed_forward.up_proj", "ffn_up"),
+            ("feed_forward.down_proj", "ffn_down"),
+            ("feed_forward.router", "ffn_gate_inp"),
+            ("mamba.in_proj", "ssm_in"),
+            ("mamba.conv1d", "ssm_conv1d"),
+            ("mamba.x_proj", "ssm_x"),
+            ("mamba.dt_layernorm", "ssm_dt_norm"),
+            ("mamba.b_layernorm", "ssm_b_norm"),
+            ("mamba.c_layernorm", "ssm_c_norm"),
+            ("mamba.dt_proj", "ssm_dt"),
+            ("mamba.out_proj", "ssm_out"),
+        ],
+    ],
+    layout: Layout::Same,
+    rope: false,
+    defaults: || {
+        json!({"rms_norm_eps": 1e-6, "num_key_value_heads": 8, "num_experts": 16, "num_experts_per_tok": 2,
+            "expert_layer_period": 2, "expert_layer_offset": 1, "attn_layer_period": 8,
+            "attn_layer_offset": 4, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
+            "mamba_conv_bias": true, "max_position_embeddings": 262_144})
+    },
+    bias_flags: &["mamba_conv_bias", "mamba_proj_bias"],
+    keys: mamba1::jamba,
+    ..LLAMA
+};
+
+const MAMBA: Family = Family {
+    model_types: &["mamba"],
+    classes: &["MambaForCausalLM"],
+    architecture: "mamba",
+    parts: &[&[
+        ("norm", "attn_norm"),
+        ("mixer.in_proj", "ssm_in"),
+        ("mixer.conv1d", "ssm_conv1d"),
+        ("mixer.x_proj", "ssm_x"),
+        ("mixer.dt_proj", "ssm_dt"),
+        ("mixer.out_proj", "ssm_out"),
+    ]],
+    layout: Layout::Same,
+    rope: false,
+    defaults: || {
+        json!({"layer_norm_epsilon": 1e-5, "expand": 2, "conv_kernel": 4, "state_size": 16,
+            "use_conv_bias": true, "num_attention_heads": 1, "max_position_embeddings": 1 << 20})
+    },
+    tied: true,
+    bias_flags: &["use_conv_bias", "use_bias"],
+    keys: mamba1::mamba,
     ..LLAMA
 };
 

@@ -119,21 +119,39 @@ const NAMES: &[(&str, &[&str])] = &[
         &["moe_intermediate_size", "intermediate_size"],
     ),
     ("expert_weights_norm", &["norm_topk_prob"]),
+    ("ssm.dt_b_c_rms_epsilon", &["mixer_rms_eps"]),
     (
         "ssm.conv_kernel",
         &["linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"],
     ),
     (
         "ssm.inner_size",
-        &["linear_value_head_dim", "mamba_expand", "mamba_head_dim"],
+        &[
+            "linear_value_head_dim",
+            "mamba_expand",
+            "mamba_head_dim",
+            "intermediate_size",
+            "expand",
+        ],
     ),
     (
         "ssm.state_size",
-        &["linear_key_head_dim", "mamba_d_state", "ssm_state_size"],
+        &[
+            "linear_key_head_dim",
+            "mamba_d_state",
+            "ssm_state_size",
+            "state_size",
+        ],
     ),
     (
         "ssm.time_step_rank",
-        &["linear_num_value_heads", "mamba_n_heads", "mamba_num_heads"],
+        &[
+            "linear_num_value_heads",
+            "mamba_n_heads",
+            "mamba_num_heads",
+            "mamba_dt_rank",
+            "time_step_rank",
+        ],
     ),
     (
         "ssm.group_count",

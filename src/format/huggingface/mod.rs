@@ -28,6 +28,7 @@ mod gemma4;
 mod json;
 mod keys;
 mod latent;
+mod mamba1;
 mod mamba2;
 mod mxfp4;
 mod nemotron_h;

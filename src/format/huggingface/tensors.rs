@@ -7,7 +7,7 @@ use super::gemma3n::StreamMatrices;
 use super::json::Config;
 use super::rows::{Order, Reordered, transposed};
 use super::stored::{Stored, small};
-use super::{delta_net, falcon_h1, fp8, keys::Keys, latent, mamba2, relatives};
+use super::{delta_net, falcon_h1, fp8, keys::Keys, latent, mamba1, mamba2, relatives};
 use crate::error::{Result, fail};
 use crate::format::Tensor;
 use crate::quant::TensorType;
@@ -51,6 +51,7 @@ const BIASES: &[(&str, &[&str])] = &[
     ),
     ("conv_bias", &["conv.in_proj", "conv.conv", "conv.out_proj"]),
     ("mamba_conv_bias", &["mamba.conv1d"]),
+    ("mamba_proj_bias", &["mamba.in_proj", "mamba.out_proj"]),
     ("use_conv_bias", &["mixer.conv1d"]),
     (
         "mlp_bias",
@@ -74,6 +75,8 @@ const BIASES: &[(&str, &[&str])] = &[
             "mlp.gate_proj",
             "mlp.up_proj",
             "mlp.down_proj",
+            "mixer.in_proj",
+            "mixer.out_proj",
         ],
     ),
 ];
@@ -284,6 +287,9 @@ impl<'a> Folder<'a> {
         };
         match &self.delta_net {
             Some(net) => net.tensors(self, &full, stored),
+            None if matches!(self.architecture(), "mamba" | "jamba") => {
+                Ok(mamba1::tensor(&full, stored)?.map(|part| vec![part]))
+            }
             None if self.architecture().starts_with("granite")
                 || self.is_nemotron()
                 || self.architecture() == "falcon-h1" =>
@@ -457,6 +463,9 @@ impl<'a> Folder<'a> {
             ("gptneox", "output_norm") => "final_layer_norm",
             ("gptneox", "output") => "embed_out",
             ("phi2", "output_norm") => "final_layernorm",
+            ("mamba", "token_embd") => "embeddings",
+            ("mamba", "output_norm") => "norm_f",
+            ("jamba", "output_norm") => "final_layernorm",
             (_, "token_embd") if self.is_nemotron() => "embeddings",
             (_, "output_norm") if self.is_nemotron() => "norm_f",
             _ => TOP
@@ -529,7 +538,7 @@ impl<'a> Folder<'a> {
                         }
                         // Layers with different mixers; what each needs is checked with the network.
                         "lfm2" | "lfm2moe" | "qwen3next" | "qwen35" | "qwen35moe"
-                        | "granitehybrid" => is_mixer(part),
+                        | "granitehybrid" | "jamba" => is_mixer(part),
                         // Layers that are one part each.
                         "nemotron_h" | "nemotron_h_moe" => !part.starts_with("attn_norm."),
                         _ => false,

@@ -56,6 +56,9 @@ FALCON_H1 = dict(hidden_size=40, head_dim=20, num_attention_heads=4, num_key_val
                  key_multiplier=0.7, ssm_in_multiplier=1.2, ssm_out_multiplier=0.8, embedding_multiplier=1.6, lm_head_multiplier=0.4,
                  mlp_multipliers=[0.6, 1.7], ssm_multipliers=[1.1, 0.6, 1.4, 0.9, 0.75])
 
+# All that models without attention have.
+MAMBA_1 = dict(vocab_size=96, conv_kernel=4, layer_norm_epsilon=1e-5, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+
 COHERE_MOE = dict(hidden_size=24, head_dim=10, intermediate_size=8, num_experts=5, num_experts_per_tok=2, sliding_window=8,
                   logit_scale=0.25)
 
@@ -148,6 +151,14 @@ FAMILIES = {
                                                             moe_shared_expert_intermediate_size=20, routed_scaling_factor=1.7,
                                                             layers_block_type=["linear_attention", "moe", "full_attention", "moe",
                                                                                "linear_attention", "mlp"])),
+    # Channels that fill no whole blocks; the last one has norms inside, which have no weights.
+    "mamba": ("mamba", "mamba", MAMBA_1 | dict(num_hidden_layers=3, hidden_size=28, state_size=9, time_step_rank=3, use_bias=True)),
+    "falcon_mamba": ("falcon_mamba", "mamba", MAMBA_1 | dict(num_hidden_layers=2, hidden_size=20, state_size=16, time_step_rank=5,
+                                                             mixer_rms_eps=1e-5, tie_word_embeddings=False)),
+    # Attention in every third layer, experts in every second.
+    "jamba": ("jamba", "jamba", dict(num_hidden_layers=4, hidden_size=36, intermediate_size=12, num_experts=3, num_experts_per_tok=2,
+                                     attn_layer_period=3, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1,
+                                     mamba_d_state=5, mamba_d_conv=3, mamba_dt_rank=7, mamba_proj_bias=True)),
     "glm4": ("glm4", "glm4", dict(head_dim=20, hidden_size=40, attention_bias=True,
                                   rope_parameters=dict(**FLOAT, partial_rotary_factor=0.6))),
     "cohere2": ("cohere2", "cohere2", dict(num_hidden_layers=5, sliding_window=8, logit_scale=0.25)),
@@ -304,6 +315,9 @@ def gguf_tensors(config, architecture, saved):
         if architecture == "falcon-h1":
             yield from falcon_h1(config, name, x)
             continue
+        if architecture in ("mamba", "jamba") and re.search(r"\.(mixer|mamba)\.", name):
+            yield from mamba1(name, x)
+            continue
         if ".mamba." in name or ".shared_mlp." in name or ".block_sparse_moe." in name and architecture.startswith("granite"):
             yield from granite_hybrid(config, name, x)
             continue
@@ -377,6 +391,8 @@ def gguf_tensors(config, architecture, saved):
             if re.search("block_sparse_moe|feed_forward", stem):
                 stem = stem.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
             stem = re.sub(r"backbone\.layers\.(\d+)\.mixer", r"model.layers.\1.mlp", stem)
+            if architecture == "jamba":
+                stem = re.sub(r"^layers\.(\d+)\.feed_forward", r"model.layers.\1.mlp", stem)
             yield f"{names.get_name(stem)}.{end}:{int(expert[2]):03}", x
             continue
         mapped = names.get_name(stem)
@@ -485,6 +501,16 @@ def granite_hybrid(config, name, x):
         yield from mamba2(blk, part, x, getattr(config, "mamba_n_groups", 1))
 
 
+def mamba1(name, x):
+    """A tensor of Mamba, the first."""
+    layer, part = re.match(r".*layers\.(\d+)\.(?:mixer|mamba)\.(.*)$", name).groups()
+    part = re.sub("_layernorm", "_norm", re.sub("_proj", "", part))
+    if part == "A_log":
+        yield f"blk.{layer}.ssm_a", -np.exp(x.astype(np.float64)).astype(np.float32)
+    else:
+        yield f"blk.{layer}.ssm_{part.lower()}", x.squeeze(1) if part == "conv1d.weight" else x
+
+
 def mamba2(blk, part, x, n_groups):
     """A tensor of Mamba 2, or of a router beside it."""
     name, change = {
@@ -516,8 +542,11 @@ def merged(tensors):
 
 def write_metadata(w, architecture, config):
     c = config.to_dict()
-    # Nemotron-H has rope in its config alone.
-    ropes = c.get("rope_parameters") or {} if not architecture.startswith("nemotron_h") else {}
+    if architecture == "mamba":
+        write_mamba(w, c)
+        return
+    # Nemotron-H and Jamba have rope in their configs alone.
+    ropes = c.get("rope_parameters") or {} if not re.match("nemotron_h|jamba", architecture) else {}
     rope = ropes.get("full_attention", ropes)
     heads = c.get("num_attention_heads") or c["n_head"]
     hidden = c.get("hidden_size") or c["n_embd"]
@@ -547,6 +576,12 @@ def write_metadata(w, architecture, config):
         w.add_head_count_kv([config.num_key_value_heads if t == "full_attention" else 0 for t in config.layers_block_type])
         w.add_layer_norm_rms_eps(config.layer_norm_epsilon)
         write_nemotron_h(w, config)
+    elif architecture == "jamba":
+        w.add_head_count_kv([c["num_key_value_heads"] if t == "attention" else 0 for t in config.layers_block_type])
+        w.add_ssm_conv_kernel(c["mamba_d_conv"])
+        w.add_ssm_inner_size(c["mamba_expand"] * hidden)
+        w.add_ssm_state_size(c["mamba_d_state"])
+        w.add_ssm_time_step_rank(c["mamba_dt_rank"])
     elif architecture == "granitehybrid":
         w.add_head_count_kv([c["num_key_value_heads"] if t == "full_attention" else 0 for t in c["layer_types"]])
     elif architecture in ("falcon", "starcoder"):
@@ -683,6 +718,23 @@ def write_granite_hybrid(w, c):
         w.add_expert_shared_feed_forward_length(c["shared_intermediate_size"])
 
 
+def write_mamba(w, c):
+    w.add_tokenizer_model("no_vocab")
+    w.add_vocab_size(c["vocab_size"])
+    w.add_context_length(2**20)
+    w.add_embedding_length(c["hidden_size"])
+    w.add_feed_forward_length(0)
+    w.add_head_count(0)
+    w.add_block_count(c["num_hidden_layers"])
+    w.add_ssm_conv_kernel(c["conv_kernel"])
+    w.add_ssm_inner_size(c["intermediate_size"])
+    w.add_ssm_state_size(c["state_size"])
+    w.add_ssm_time_step_rank(c["time_step_rank"])
+    w.add_layer_norm_rms_eps(c["layer_norm_epsilon"])
+    if c["model_type"] == "falcon_mamba":
+        w.add_ssm_dt_b_c_rms(True)
+
+
 def write_nemotron_h(w, config):
     w.add_ssm_conv_kernel(config.conv_kernel)
     w.add_ssm_state_size(config.ssm_state_size)
@@ -812,7 +864,7 @@ def write_logits(path, model, seed, n_tokens):
 def make(out, name, model_type, architecture, changes):
     seed = zlib.crc32(name.encode())
     torch.manual_seed(seed)
-    config = transformers.AutoConfig.for_model(model_type, **copy.deepcopy(changes if model_type in ("gpt2", "gpt_bigcode") else BASE | changes))
+    config = transformers.AutoConfig.for_model(model_type, **copy.deepcopy(changes if model_type in ("gpt2", "gpt_bigcode", "mamba", "falcon_mamba") else BASE | changes))
     model = random_model(config)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
