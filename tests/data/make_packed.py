@@ -1,8 +1,9 @@
 """Writes packed.safetensors beside this file: one linear layer of 24 outputs and 64 inputs in each format that folders have
-weights of four and eight bits in, as `{format}.{part}`, and what they stand for as `{format}.expected` (F32, [24, 64]).
+weights of two to eight bits in, as `{format}.{part}`, and what they stand for as `{format}.expected` (F32, [24, 64]).
 
-Those of compressed-tensors are packed and unpacked by that package; AWQ is unpacked by its converter; GPTQ has a definition
-of one line: scales[g] * (code - zeros[g]), codes and zero points from the lowest bits of a word on.
+Those of compressed-tensors are packed and unpacked by that package; AWQ is unpacked by its converter; GPTQ and AWQ's gemv have
+a definition of one line: scales[g] * (code - zeros[g]), codes and zero points from the lowest bits of a word on, those of three
+bits across the borders of three words.
 Needs compressed-tensors, numpy, safetensors, torch."""
 from pathlib import Path
 
@@ -26,6 +27,12 @@ def put(name, expected, **parts):
 def words(codes, bits, axis):
     """Codes packed along an axis, the first in the lowest bits."""
     codes = np.moveaxis(codes.astype(np.uint32), axis, 0)
+    if bits == 3:
+        spread = np.concatenate([codes, np.zeros((-len(codes) % 32, *codes.shape[1:]), np.uint32)])
+        stream = (spread[:, None] >> np.arange(3, dtype=np.uint32).reshape(3, *[1] * (codes.ndim - 1)) & 1).reshape(-1, 32, *codes.shape[1:])
+        packed = sum(stream[:, i] << np.uint32(i) for i in range(32))
+        return torch.from_numpy(np.ascontiguousarray(np.moveaxis(packed.astype(np.uint32), 0, axis)).view(np.int32))
+    codes = np.concatenate([codes, np.zeros((-len(codes) % (32 // bits), *codes.shape[1:]), np.uint32)])
     codes = codes.reshape(-1, 32 // bits, *codes.shape[1:])
     packed = sum(codes[:, i] << np.uint32(bits * i) for i in range(32 // bits))
     return torch.from_numpy(np.ascontiguousarray(np.moveaxis(packed, 0, axis)).view(np.int32))
@@ -53,6 +60,17 @@ def awq(name, group, zero_point):
     wide = lambda x: x.float().repeat_interleave(group, 1)
     expected = (weight.float() - (wide(zero) if zero_point else 0)) * wide(scale)
     put(name, expected, qweight=qweight, scales=scales, **(dict(qzeros=qzeros) if zero_point else {}))
+
+
+def gemv(name, group, room):
+    """Groups of a row beside each other, with room for more."""
+    groups = IN // group
+    codes, zeros = rng.integers(0, 16, (OUT, IN)), rng.integers(0, 16, (OUT, groups))
+    scales = (rng.random((OUT, groups)) * 0.02 + 0.001).astype(np.float16)
+    wide = lambda x: np.repeat(x, group, 1)
+    expected = wide(scales).astype(np.float32) * (codes - wide(zeros))
+    pad = lambda x: np.concatenate([x, np.zeros((OUT, room - groups), x.dtype)], 1)
+    put(name, torch.from_numpy(expected.astype(np.float32)), qweight=words(codes, 4, 1), qzeros=words(pad(zeros), 4, 1), scales=torch.from_numpy(pad(scales)))
 
 
 def compressed(name, form, dtype, **args):
@@ -100,6 +118,13 @@ compressed("mxfp4", "mxfp4-pack-quantized", torch.float32, num_bits=4, type="flo
 # ModelOpt has the inverse of the factor, under another name.
 put("modelopt", tensors["nvfp4.expected"].clone(), weight=tensors["nvfp4.weight_packed"].clone(), weight_scale=tensors["nvfp4.weight_scale"].clone(),
     weight_scale_2=1 / tensors["nvfp4.weight_global_scale"][0], input_scale=torch.tensor(1.0))
+rng = np.random.default_rng(8)
+gptq("gptq_2", 2, 32, False, 1)
+gptq("gptq_2_symmetric", 2, 64, True, 1)
+gptq("gptq_3", 3, 32, False, 1)
+gptq("gptq_3_symmetric", 3, 32, True, 0)
+gptq("gptq_3_order", 3, 16, False, 1, order=True)
+gemv("awq_gemv", 32, 32)
 save_file(tensors, Path(__file__).parent / "packed.safetensors")
 for name in sorted({name.split(".")[0] for name in tensors}):
     print(name, {k.split(".", 1)[1]: (list(v.shape), str(v.dtype)) for k, v in tensors.items() if k.startswith(name + ".")})

@@ -1,4 +1,4 @@
-//! Folders with weights of four and eight bits in several tensors, against what the packages that write them
+//! Folders with weights of two to eight bits in several tensors, against what the packages that write them
 //! make of them (`data/make_packed.py`).
 
 use crate::common::folder::{Folder, Stored, elements, tensors};
@@ -18,7 +18,43 @@ const UP: &str = "model.layers.0.mlp.up_proj";
 
 /// A format, what the config says of it, the type that it becomes, and by how much that differs from it, as a
 /// share of the largest number.
-const FORMATS: [(&str, &str, TensorType, f32); 16] = [
+const FORMATS: [(&str, &str, TensorType, f32); 22] = [
+    (
+        "gptq_2",
+        r#"{"quant_method": "gptq", "bits": 2}"#,
+        TensorType::Q4_1,
+        6e-4,
+    ),
+    (
+        "gptq_2_symmetric",
+        r#"{"quant_method": "gptq", "bits": 2}"#,
+        TensorType::Q4_0,
+        0.0,
+    ),
+    (
+        "gptq_3",
+        r#"{"quant_method": "gptq", "bits": 3}"#,
+        TensorType::Q4_1,
+        6e-4,
+    ),
+    (
+        "gptq_3_symmetric",
+        r#"{"quant_method": "gptq", "bits": 3, "checkpoint_format": "gptq_v2"}"#,
+        TensorType::Q4_0,
+        0.0,
+    ),
+    (
+        "gptq_3_order",
+        r#"{"quant_method": "gptq", "bits": 3, "desc_act": true}"#,
+        TensorType::F16,
+        5e-4,
+    ),
+    (
+        "awq_gemv",
+        r#"{"quant_method": "awq", "bits": 4, "version": "gemv", "group_size": 32}"#,
+        TensorType::Q4_1,
+        6e-4,
+    ),
     (
         "gptq",
         r#"{"quant_method": "gptq", "bits": 4}"#,
@@ -347,7 +383,7 @@ fn numbers_that_cannot_be_are_named() {
 #[test]
 fn configs_that_say_otherwise_are_refused() {
     for (format, quantization, needed) in [
-        ("gptq", json!({"quant_method": "gptq", "bits": 3}), "3 bits"),
+        ("gptq", json!({"quant_method": "gptq", "bits": 5}), "5 bits"),
         (
             "gptq",
             json!({"quant_method": "gptq", "checkpoint_format": "marlin"}),
@@ -359,8 +395,18 @@ fn configs_that_say_otherwise_are_refused() {
         ("awq", json!({"quant_method": "awq", "bits": 8}), "8 bits"),
         (
             "awq",
+            json!({"quant_method": "awq", "version": "exllama"}),
+            "exllama",
+        ),
+        (
+            "awq_gemv",
             json!({"quant_method": "awq", "version": "gemv"}),
-            "gemv",
+            "group_size",
+        ),
+        (
+            "awq_gemv",
+            json!({"quant_method": "awq", "version": "gemv", "group_size": 24}),
+            "groups of 24 inputs",
         ),
         ("packed", json!({"quant_method": "hqq"}), "hqq"),
     ] {

@@ -1,4 +1,4 @@
-//! Integers of 4 or 8 bits with scales and zero points: `(code - zero) * scale`.
+//! Integers of 2, 3, 4 or 8 bits with scales and zero points: `(code - zero) * scale`.
 
 use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
@@ -31,6 +31,9 @@ enum Packed {
     Columns,
     /// A row of words for each input, a word for consecutive outputs, in an order of their own; likewise.
     Awq,
+    /// A row of words for each output; scales likewise, as many as there is room for in the zero points, which
+    /// are in words of consecutive groups.
+    AwqRows,
     /// Signed bytes, a row for each output.
     Bytes,
 }
@@ -39,6 +42,10 @@ impl Codes {
     pub(super) const AWQ: Codes = Codes {
         bits: 4,
         packed: Packed::Awq,
+    };
+    pub(super) const AWQ_ROWS: Codes = Codes {
+        bits: 4,
+        packed: Packed::AwqRows,
     };
     pub(super) const BYTES: Codes = Codes {
         bits: 8,
@@ -59,9 +66,22 @@ impl Codes {
         }
     }
 
-    /// Codes of a word.
-    pub fn per_word(self) -> usize {
-        32 / self.bits as usize
+    /// Words that hold whole codes together: three of codes of 3 bits, else one.
+    pub fn unit(self) -> usize {
+        match self.bits {
+            3 => 3,
+            _ => 1,
+        }
+    }
+
+    /// Codes of such words.
+    pub fn per_unit(self) -> usize {
+        32 * self.unit() / self.bits as usize
+    }
+
+    /// Words of so many codes.
+    fn words(self, codes: usize) -> usize {
+        codes.div_ceil(self.per_unit()).saturating_mul(self.unit())
     }
 
     /// The zero point of symmetric codes.
@@ -69,13 +89,17 @@ impl Codes {
         1 << (self.bits - 1)
     }
 
-    /// The code in place `i` of a word that has consecutive ones, or those of AWQ.
-    fn code(self, word: u32, i: usize) -> u8 {
+    /// The code in place `i` of words that have consecutive ones, or those of AWQ.
+    fn code(self, words: &[u32], i: usize) -> u8 {
         let at = match self.packed {
             Packed::Awq => AWQ_PLACES[i],
             _ => i,
         };
-        (word >> (at as u32 * self.bits)) as u8 & (u8::MAX >> (8 - self.bits))
+        let bit = at * self.bits as usize;
+        let (word, shift) = (bit / 32, bit % 32);
+        let next = words.get(word + 1).copied().unwrap_or(0);
+        let both = u64::from(words[word]) | u64::from(next) << 32;
+        (both >> shift) as u8 & (u8::MAX >> (8 - self.bits))
     }
 }
 
@@ -124,12 +148,11 @@ impl Integers {
         [outputs, inputs]: [usize; 2],
         less_one: bool,
     ) -> Result<Integers> {
-        let per_word = codes.per_word();
         let by_rows = matches!(codes.packed, Packed::Rows | Packed::Bytes);
         let needed = match codes.packed {
-            Packed::Rows => [outputs, inputs.div_ceil(per_word)],
-            Packed::Columns => [inputs / per_word, outputs],
-            Packed::Awq => [inputs, outputs / per_word],
+            Packed::Rows | Packed::AwqRows => [outputs, codes.words(inputs)],
+            Packed::Columns => [codes.words(inputs), outputs],
+            Packed::Awq => [inputs, outputs / codes.per_unit()],
             Packed::Bytes => [outputs, inputs],
         };
         let ty = match codes.packed {
@@ -158,21 +181,14 @@ impl Integers {
         }
         if let Some(zeros) = zeros {
             let needed = match by_rows {
-                true => [outputs.div_ceil(per_word), groups],
-                false => [groups, outputs.div_ceil(per_word)],
+                true => [codes.words(outputs), groups],
+                false => [groups, codes.words(outputs)],
             };
             if zeros.shape != needed {
                 return Err(zeros.misshapen(&format!("{needed:?}")));
             }
         }
-        if scales.plain_type().is_none() {
-            fail!(
-                Unsupported,
-                "tensor {} has type {}; it must be F16, BF16 or F32",
-                scales.name,
-                scales.ty
-            );
-        }
+        check_scale_type(scales)?;
         let integers = Integers {
             codes,
             words: words.clone(),
@@ -185,6 +201,52 @@ impl Integers {
             group_of: None,
         };
         Ok(integers)
+    }
+
+    /// The parts of a matrix that AWQ has packed along the inputs, in groups of so many.
+    pub fn awq_rows(
+        words: &Stored,
+        scales: &Stored,
+        zeros: &Stored,
+        group: usize,
+    ) -> Result<Integers> {
+        let codes = Codes::AWQ_ROWS;
+        let &[outputs, width] = &words.shape[..] else {
+            return Err(words.misshapen("a matrix"));
+        };
+        for stored in [words, zeros] {
+            stored.check_type("I32")?;
+        }
+        let inputs = width.saturating_mul(codes.per_unit());
+        if outputs == 0 || inputs == 0 || !inputs.is_multiple_of(group) {
+            let needed = format!("rows of groups of {group} inputs, 8 in a word");
+            return Err(words.misshapen(&needed));
+        }
+        let groups = inputs / group;
+        // There may be room for more groups than there are.
+        let room = match zeros.shape[..] {
+            [n, width] if n == outputs && width >= codes.words(groups) => width,
+            _ => {
+                let needed = format!("[{outputs}, {} or more]", codes.words(groups));
+                return Err(zeros.misshapen(&needed));
+            }
+        };
+        let room = room.saturating_mul(codes.per_unit());
+        if scales.shape != [outputs, room] {
+            return Err(scales.misshapen(&format!("[{outputs}, {room}]")));
+        }
+        check_scale_type(scales)?;
+        Ok(Integers {
+            codes,
+            words: words.clone(),
+            scales: scales.clone(),
+            zeros: Some(zeros.clone()),
+            less_one: false,
+            outputs,
+            inputs,
+            groups,
+            group_of: None,
+        })
     }
 
     /// With the group of each input, if there is such a list.
@@ -243,8 +305,8 @@ impl Integers {
             return Ok(Form::Symmetric);
         }
         Ok(match self.codes.bits {
-            4 => Form::Offset,
-            _ => Form::Half,
+            8 => Form::Half,
+            _ => Form::Offset,
         })
     }
 
@@ -255,31 +317,34 @@ impl Integers {
         };
         let mut words = try_vec(zeros.shape.iter().product(), 0u32, &zeros.name)?;
         zeros.read_words(0, &mut words)?;
-        // What pads the last word is none.
-        let (per_word, outputs) = (self.codes.per_word(), self.outputs);
-        let symmetric = |(at, word): (usize, &u32)| {
-            let first = match self.codes.packed {
-                Packed::Rows => at / self.groups,
-                _ => at % zeros.shape[1],
-            } * per_word;
-            let count = per_word.min(outputs - first);
-            (0..count).all(|i| self.zero(*word, i) == i32::from(self.codes.middle()))
+        let (per_unit, unit) = (self.codes.per_unit(), self.codes.unit());
+        let in_row = zeros.shape[1] / unit;
+        // What pads the last words is none.
+        let symmetric = |(at, words): (usize, &[u32])| {
+            let (first, of) = match self.codes.packed {
+                Packed::Rows => (at / self.groups, self.outputs),
+                Packed::AwqRows => (at % in_row, self.groups),
+                _ => (at % in_row, self.outputs),
+            };
+            let count = per_unit.min(of.saturating_sub(first * per_unit));
+            (0..count).all(|i| self.zero(words, i) == i32::from(self.codes.middle()))
         };
-        Ok(words.iter().enumerate().all(symmetric))
+        Ok(words.chunks_exact(unit).enumerate().all(symmetric))
     }
 
-    /// A zero point of a word.
-    fn zero(&self, word: u32, i: usize) -> i32 {
-        i32::from(self.codes.code(word, i)) + i32::from(self.less_one)
+    /// A zero point of some words.
+    fn zero(&self, words: &[u32], i: usize) -> i32 {
+        i32::from(self.codes.code(words, i)) + i32::from(self.less_one)
     }
 
     /// The tensor that they are together, in a form that holds them.
     pub fn joined(self, stem: &str, form: Form) -> Result<Stored> {
         let ty = match (form, self.codes.bits) {
-            (Form::Symmetric, 4) => TensorType::Q4_0,
-            (Form::Symmetric, _) => TensorType::Q8_0,
-            (Form::Offset, 4) => TensorType::Q4_1,
-            (Form::Offset | Form::Half, _) => TensorType::F16,
+            (Form::Symmetric, 8) => TensorType::Q8_0,
+            (Form::Symmetric, _) => TensorType::Q4_0,
+            (Form::Offset | Form::Half, 8) => TensorType::F16,
+            (Form::Offset, _) => TensorType::Q4_1,
+            (Form::Half, _) => TensorType::F16,
             (Form::Single, _) => TensorType::F32,
         };
         let name: Arc<str> = format!("{stem}.weight").into();
@@ -292,7 +357,8 @@ impl Integers {
 
     /// The codes of outputs `first..first + n`, `[n][inputs]`.
     fn read_codes(&self, first: usize, n: usize) -> Result<Vec<u8>> {
-        let (name, inputs, per_word) = (&self.words.name, self.inputs, self.codes.per_word());
+        let (name, inputs) = (&self.words.name, self.inputs);
+        let (per_unit, unit) = (self.codes.per_unit(), self.codes.unit());
         let mut codes = try_vec(n * inputs, 0u8, name)?;
         match self.codes.packed {
             Packed::Bytes => {
@@ -300,58 +366,68 @@ impl Integers {
                 // As the others: 128 stands for 0.
                 codes.iter_mut().for_each(|c| *c ^= 128);
             }
-            Packed::Rows => {
-                let row_words = inputs.div_ceil(per_word);
+            Packed::Rows | Packed::AwqRows => {
+                let row_words = self.codes.words(inputs);
                 let mut words = try_vec(n * row_words, 0u32, name)?;
                 self.words.read_words(first * row_words, &mut words)?;
                 let rows = codes.chunks_exact_mut(inputs);
                 for (codes, words) in rows.zip(words.chunks_exact(row_words)) {
-                    for (codes, word) in codes.chunks_mut(per_word).zip(words) {
+                    let units = words.chunks_exact(unit);
+                    for (codes, words) in codes.chunks_mut(per_unit).zip(units) {
                         for (i, code) in codes.iter_mut().enumerate() {
-                            *code = self.codes.code(*word, i);
+                            *code = self.codes.code(words, i);
                         }
                     }
                 }
             }
             Packed::Columns => {
-                let mut words = try_vec(n, 0u32, name)?;
-                for at in 0..inputs / per_word {
-                    self.words
-                        .read_words(at * self.outputs + first, &mut words)?;
-                    for (row, word) in words.iter().enumerate() {
-                        let codes = &mut codes[row * inputs + at * per_word..][..per_word];
+                let mut words = try_vec(n * unit, 0u32, name)?;
+                for at in 0..inputs / per_unit {
+                    // The words of a unit stand below each other.
+                    for (part, words) in words.chunks_exact_mut(n).enumerate() {
+                        let row = at * unit + part;
+                        self.words.read_words(row * self.outputs + first, words)?;
+                    }
+                    for row in 0..n {
+                        let mut own = [0; 3];
+                        for (part, own) in own[..unit].iter_mut().enumerate() {
+                            *own = words[part * n + row];
+                        }
+                        let codes = &mut codes[row * inputs + at * per_unit..][..per_unit];
                         for (i, code) in codes.iter_mut().enumerate() {
-                            *code = self.codes.code(*word, i);
+                            *code = self.codes.code(&own[..unit], i);
                         }
                     }
                 }
             }
-            Packed::Awq => self.across(&self.words, inputs, first, n, |input, row, word, i| {
-                codes[row * inputs + input] = self.codes.code(word, i);
+            Packed::Awq => self.across(&self.words, inputs, first, n, |input, row, words, i| {
+                codes[row * inputs + input] = self.codes.code(words, i);
             })?,
         }
         Ok(codes)
     }
 
     /// Visits what a matrix of words of consecutive outputs, with `rows` rows, has for outputs
-    /// `first..first + n`: the row, which of these outputs, the word, and the place in it.
+    /// `first..first + n`: the row, which of these outputs, the words, and the place in them.
     fn across(
         &self,
         matrix: &Stored,
         rows: usize,
         first: usize,
         n: usize,
-        mut visit: impl FnMut(usize, usize, u32, usize),
+        mut visit: impl FnMut(usize, usize, &[u32], usize),
     ) -> Result<()> {
-        let per_word = self.codes.per_word();
-        let width = self.outputs.div_ceil(per_word);
-        let from = first / per_word;
-        let mut words = try_vec((first + n).div_ceil(per_word) - from, 0u32, &matrix.name)?;
+        let (per_unit, unit) = (self.codes.per_unit(), self.codes.unit());
+        let width = self.codes.words(self.outputs);
+        let from = first / per_unit;
+        let units = (first + n).div_ceil(per_unit) - from;
+        let mut words = try_vec(units * unit, 0u32, &matrix.name)?;
         for at in 0..rows {
-            matrix.read_words(at * width + from, &mut words)?;
+            matrix.read_words(at * width + from * unit, &mut words)?;
             for row in 0..n {
                 let output = first + row;
-                visit(at, row, words[output / per_word - from], output % per_word);
+                let own = &words[(output / per_unit - from) * unit..][..unit];
+                visit(at, row, own, output % per_unit);
             }
         }
         Ok(())
@@ -374,7 +450,7 @@ impl Integers {
                 }
                 if let Some(zeros) = &self.zeros {
                     // Words of consecutive outputs stand below each other.
-                    let per_word = self.codes.per_word();
+                    let per_word = self.codes.per_unit();
                     let from = first / per_word;
                     let rows = (first + n).div_ceil(per_word) - from;
                     let mut words = try_vec(rows * groups, 0u32, &zeros.name)?;
@@ -382,8 +458,22 @@ impl Integers {
                     for (i, found) in found.iter_mut().enumerate() {
                         let (output, group) = (first + i / groups, i % groups);
                         let word = words[(output / per_word - from) * groups + group];
-                        found.1 = self.zero(word, output % per_word);
+                        found.1 = self.zero(&[word], output % per_word);
                     }
+                }
+            }
+            Packed::AwqRows => {
+                let room = self.scales.shape[1];
+                let scales = self.scales.range(first * room, n * room)?;
+                let per_word = self.codes.per_unit();
+                let mut words = try_vec(n * room / per_word, 0u32, &self.words.name)?;
+                if let Some(zeros) = &self.zeros {
+                    zeros.read_words(first * room / per_word, &mut words)?;
+                }
+                for (i, found) in found.iter_mut().enumerate() {
+                    let at = i / groups * room + i % groups;
+                    let word = &words[at / per_word..][..1];
+                    *found = (scales[at], self.zero(word, at % per_word));
                 }
             }
             Packed::Columns | Packed::Awq => {
@@ -394,14 +484,26 @@ impl Integers {
                     }
                 }
                 if let Some(zeros) = &self.zeros {
-                    self.across(zeros, groups, first, n, |group, row, word, i| {
-                        found[row * groups + group].1 = self.zero(word, i);
+                    self.across(zeros, groups, first, n, |group, row, words, i| {
+                        found[row * groups + group].1 = self.zero(words, i);
                     })?;
                 }
             }
         }
         Ok(found)
     }
+}
+
+fn check_scale_type(scales: &Stored) -> Result<()> {
+    if scales.plain_type().is_none() {
+        fail!(
+            Unsupported,
+            "tensor {} has type {}; it must be F16, BF16 or F32",
+            scales.name,
+            scales.ty
+        );
+    }
+    Ok(())
 }
 
 /// The rows of the tensor.
@@ -418,6 +520,7 @@ impl MakeRows for Rows {
         let codes = m.read_codes(first, n)?;
         let scales = m.read_scales(first, n)?;
         let group = m.inputs.div_ceil(m.groups);
+        let middle = m.codes.middle();
         let rows = codes
             .chunks_exact(m.inputs)
             .zip(scales.chunks_exact(m.groups));
@@ -425,7 +528,7 @@ impl MakeRows for Rows {
             if self.ty.block_len() == BLOCK {
                 let blocks = codes.as_chunks::<BLOCK>().0.iter().enumerate();
                 for ((b, codes), out) in blocks.zip(out.chunks_exact_mut(self.ty.block_bytes())) {
-                    encode(self.ty, codes, scales[b * BLOCK / group], out);
+                    encode(self.ty, codes, scales[b * BLOCK / group], middle, out);
                 }
                 continue;
             }
@@ -452,10 +555,17 @@ impl MakeRows for Rows {
     }
 }
 
-/// A block of Q4_0, Q4_1 or Q8_0.
-fn encode(ty: TensorType, codes: &[u8; BLOCK], (scale, zero): (f32, i32), out: &mut [u8]) {
+/// A block of Q4_0, Q4_1 or Q8_0; the zero point of those without offsets is `middle`.
+fn encode(
+    ty: TensorType,
+    codes: &[u8; BLOCK],
+    (scale, zero): (f32, i32),
+    middle: u8,
+    out: &mut [u8],
+) {
     out[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
-    let out = match ty {
+    // Q4_0 stands for 8 less.
+    let (more, out) = match ty {
         TensorType::Q8_0 => {
             for (out, code) in out[2..].iter_mut().zip(codes) {
                 *out = code ^ 128;
@@ -465,12 +575,12 @@ fn encode(ty: TensorType, codes: &[u8; BLOCK], (scale, zero): (f32, i32), out: &
         TensorType::Q4_1 => {
             let offset = f16::from_f32(-(zero as f32) * scale);
             out[2..4].copy_from_slice(&offset.to_le_bytes());
-            &mut out[4..]
+            (0, &mut out[4..])
         }
-        _ => &mut out[2..],
+        _ => (8 - middle, &mut out[2..]),
     };
     let (low, high) = codes.split_at(BLOCK / 2);
     for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
-        *out = low | high << 4;
+        *out = (low + more) | (high + more) << 4;
     }
 }

@@ -1,10 +1,10 @@
-//! Weights of four or eight bits that a folder has in several tensors: codes in words or bytes, scales
+//! Weights of two to eight bits that a folder has in several tensors: codes in words or bytes, scales
 //! beside them, and zero points. GPTQ and AWQ call them `X.qweight`, `X.scales`, `X.qzeros`; compressed-tensors
 //! calls them `X.weight_packed`, `X.weight_scale`, `X.weight_zero_point`; ModelOpt has `X.weight_scale` and
 //! `X.weight_scale_2` beside `X.weight`. Here they become one tensor `X.weight`, as a file without
 //! quantization would have it.
 //!
-//! Integers become Q4_0 or Q8_0 where they are symmetric, and Q4_1 where they have zero points: the same numbers
+//! Integers become Q4_0 (of two to four bits) or Q8_0 where they are symmetric, and Q4_1 where they have zero points: the same numbers
 //! but for the rounding of a scale or an offset to F16. Where the blocks of these types don't fit (a group
 //! that is no multiple of 32, groups that are not in order, scales that F16 has not), they become F16 or F32.
 
@@ -139,6 +139,8 @@ enum Method {
     Gptq { bits: u32, less_one: bool },
     /// Along the outputs, in an order of their own, four bits.
     Awq,
+    /// Along the inputs, four bits, with groups of so many; all of a row if `None`.
+    AwqRows { group: Option<usize> },
 }
 
 impl Method {
@@ -165,7 +167,7 @@ impl Method {
         };
         let known: &[u64] = match quantization.find_str("quant_method")? {
             Some("awq") => &[4],
-            _ => &[4, 8],
+            _ => &[2, 3, 4, 8],
         };
         if !known.contains(&bits) {
             fail!(
@@ -175,8 +177,27 @@ impl Method {
         }
         match quantization.find_str("quant_method")? {
             Some("awq") => {
-                only("version", &["gemm"])?;
-                Ok(Method::Awq)
+                const VERSION: &str = "version";
+                only(VERSION, &["gemm", "gemv"])?;
+                let version = quantization.find_str(VERSION)?.unwrap_or("gemm");
+                if version.to_lowercase() == "gemm" {
+                    return Ok(Method::Awq);
+                }
+                let key = ["group_size", "q_group_size"];
+                let key = key.into_iter().find(|key| quantization.find(key).is_some());
+                let Some(key) = key else {
+                    fail!(
+                        MissingKey,
+                        "config.json: key group_size is missing in quantization_config, which tensor {name} needs"
+                    );
+                };
+                let all = quantization.find(key).and_then(|v| v.as_i64()) == Some(-1);
+                Ok(Method::AwqRows {
+                    group: match all {
+                        true => None,
+                        false => Some(quantization.size(&[key])? as usize),
+                    },
+                })
             }
             Some("gptq") => {
                 const FORMAT: &str = "checkpoint_format";
@@ -199,18 +220,26 @@ impl Method {
         let (columns, layout, less_one) = match *self {
             Method::Awq => (false, Codes::AWQ, false),
             Method::Gptq { bits, less_one } => (true, Codes::columns(bits), less_one),
+            Method::AwqRows { group } => {
+                let row = codes
+                    .shape
+                    .last()
+                    .map_or(0, |width| width.saturating_mul(8));
+                let group = group.unwrap_or(row).max(1);
+                return Integers::awq_rows(codes, scales, parts.of(stem, "qzeros")?, group);
+            }
         };
-        let per_word = layout.per_word();
+        let per_unit = layout.per_unit();
         let &[rows, width] = &codes.shape[..] else {
             return Err(codes.misshapen("a matrix"));
         };
         let (inputs, outputs) = match columns {
-            true => (rows.saturating_mul(per_word), width),
-            false => (rows, width.saturating_mul(per_word)),
+            true => ((rows / layout.unit()).saturating_mul(per_unit), width),
+            false => (rows, width.saturating_mul(per_unit)),
         };
         let zeros = match self {
             Method::Gptq { .. } => Some(parts.of(stem, "qzeros")?),
-            Method::Awq => parts.find(stem, "qzeros"),
+            _ => parts.find(stem, "qzeros"),
         };
         Integers::new(layout, codes, scales, zeros, [outputs, inputs], less_one)?
             .with_groups(parts.find(stem, "g_idx"))
