@@ -28,6 +28,9 @@ use crate::format::{Array, Value};
 /// Punctuation marks and accents of Unicode 8, whose tables the tokenizers library has.
 pub(super) const PUNCTUATION: &str = r"[[\p{P}&&\p{Age=8.0}]!-/:-@\[-`{-~]";
 pub(super) const ACCENT: &str = r"[\p{Mn}&&\p{Age=8.0}]";
+/// How text is cut; says also which vocabularies that are called byte-level are none.
+const PRE: &str = "tokenizer.ggml.pre";
+const OF_CHARACTERS: [&str; 2] = ["granite-embed-multi-311m", "sarvam-moe"];
 /// Longest word that WordPiece cuts.
 const MAX_WORD: usize = 100;
 
@@ -39,9 +42,12 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<Tokenizer> {
     };
     let budget = &Budget::for_vocabulary(bytes);
     match string(metadata, "tokenizer.ggml.model")? {
-        Some("gpt2") => byte_level(metadata, budget),
+        Some("gpt2") => match string(metadata, PRE)? {
+            Some(pre) if OF_CHARACTERS.contains(&pre) => characters(metadata, budget, false),
+            _ => byte_level(metadata, budget),
+        },
         Some("llama") => sentencepiece(metadata, budget),
-        Some("gemma4") => gemma4(metadata, budget),
+        Some("gemma4") => characters(metadata, budget, true),
         Some("t5") => unigram(metadata, budget),
         Some("bert") => wordpiece(metadata, budget),
         Some(other) => {
@@ -269,7 +275,7 @@ fn specials(metadata: &Metadata, vocabulary: &Vocabulary) -> Result<Vec<Special>
 }
 
 fn byte_level(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
-    let rule = Rule::of(string(metadata, "tokenizer.ggml.pre")?.unwrap_or("default"))?;
+    let rule = Rule::of(string(metadata, PRE)?.unwrap_or("default"))?;
     let spelling = Spelling::Bytes(Box::new(Alphabet::new()));
     let vocabulary = vocabulary(metadata, &spelling)?;
     let merges = merges(metadata, &spelling, &vocabulary)?;
@@ -310,8 +316,8 @@ fn byte_level(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
     )
 }
 
-/// Gemma 4: merges of characters, with spaces spelled and bytes for what has no token.
-fn gemma4(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
+/// Merges of characters, as Gemma 4 has them: with spaces spelled and bytes for what has no token.
+fn characters(metadata: &Metadata, budget: &Budget, add_bos: bool) -> Result<Tokenizer> {
     let vocabulary = vocabulary(metadata, &Spelling::Spaces)?;
     let merges = merges(metadata, &Spelling::Spaces, &vocabulary)?;
     let units = Units::Characters(Some(vocabulary.byte_tokens()));
@@ -322,7 +328,7 @@ fn gemma4(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
     let ends = (
         EndToken {
             id: id(metadata, "bos", &vocabulary)?,
-            added: true,
+            added: add_bos,
         },
         EndToken {
             id: id(metadata, "eos", &vocabulary)?,

@@ -75,6 +75,10 @@ pub(crate) const QWEN2: &str = concat!(
     r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
     spaces!()
 );
+const UFAKZEKA: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
+    spaces!()
+);
 const QWEN35: &str = concat!(
     contraction!(),
     r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
@@ -146,6 +150,12 @@ const AFMOE_SCRIPTS: &str = concat!(
 );
 const BLOOM: &str = r" ?[^(\s|.,!?\u{2026}\u{3002}\u{FF0C}\u{3001}\u{964}\u{6D4}\u{60C})]+";
 const CJK_WORDS: &str = r"[\u{4E00}-\u{9FA5}\u{800}-\u{4E00}\u{AC00}-\u{D7FF}]+";
+const CHINESE_AND_KANA: &str = r"[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+";
+const SPARK_WORDS: &str = concat!(
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"##,
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+",
+    r"|[\r\n]|\s+(?!\S)|\s+"
+);
 const DEEPSEEK_V3_WORDS: &str = concat!(
     r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"##,
     r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*",
@@ -214,9 +224,8 @@ fn rule_of(name: &str) -> Option<Rule> {
             Pattern("[0-9]{3}"),
         ]),
         "gpt-2" | "gpt2" | "phi-2" | "gigachat" | "a.x-4.0" | "mellum" | "exaone4" | "jais"
-        | "trillion" | "granite-docling" | "jina-es" | "jina-de" | "jina-v2-es" | "jina-v2-de" => {
-            rule(&[Pattern(GPT2)])
-        }
+        | "trillion" | "granite-docling" | "jina-es" | "jina-de" | "jina-v1-en" | "jina-v2-es"
+        | "jina-v2-de" | "jina-v2-code" | "roberta-bpe" => rule(&[Pattern(GPT2)]),
         "mpt" | "olmo" | "modern-bert" => nfc(rule(&[Pattern(GPT2)])),
         "chameleon" => bos(rule(&[
             Pattern("<sentinel:[0-9]+>"),
@@ -245,12 +254,15 @@ fn rule_of(name: &str) -> Option<Rule> {
         "qwen2" | "deepseek-r1-qwen" | "megrez" | "stablelm2" | "f2llmv2" => {
             nfc(rule(&[Pattern(QWEN2)]))
         }
+        // Suffixes of Turkish stay at their apostrophes.
+        "ufakzeka" => rule(&[Pattern(UFAKZEKA)]),
         "hunyuan" | "solar-open" | "grok-2" | "kormo" => rule(&[Pattern(QWEN2)]),
         // Normalized by the model's own tokenizer.json, though not by llama.cpp.
         "qwen35" => nfc(rule(&[Pattern(QWEN35)])),
         "gpt-4o" | "o200k" | "llama4" | "kanana2" | "minimax-m2" | "talkie" => {
             rule(&[Pattern(O200K)])
         }
+        "granite-embed-multi-97m" => whole(rule(&[Pattern(O200K)])),
         "tekken" => bos(whole(rule(&[Pattern(TEKKEN)]))),
         "kimi-k2" => rule(&[Pattern(KIMI_K2)]),
         "deepseek-llm" => rule(&[
@@ -270,8 +282,14 @@ fn rule_of(name: &str) -> Option<Rule> {
         ]),
         "deepseek-v3" | "hunyuan-dense" | "joyai-llm" | "hy_v4" => rule(&[
             Pattern(r"\p{N}{1,3}"),
-            Pattern(r"[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+"),
+            Pattern(CHINESE_AND_KANA),
             Pattern(DEEPSEEK_V3_WORDS),
+        ]),
+        "spark2_5" => rule(&[
+            Pattern(r"\p{N}{1,3}"),
+            Pattern(CHINESE_AND_KANA),
+            Pattern(SPARK_WORDS),
+            Pattern(DIGIT),
         ]),
         "superbpe" => rule(&[Pattern(NUMBERS), Thousands(r"\d", false)]),
         "afmoe" => rule(&[
@@ -394,6 +412,10 @@ mod tests {
         let text = "Don't\tcut 12345 naïve  words\r\n  (or do): 日本語 ...";
         for (name, like) in [
             ("jina-v2-de", "gpt-2"),
+            ("jina-v1-en", "gpt-2"),
+            ("jina-v2-code", "gpt-2"),
+            ("roberta-bpe", "gpt-2"),
+            ("granite-embed-multi-97m", "gpt-4o"),
             ("modern-bert", "olmo"),
             ("jina-v5-nano", "llama-bpe"),
             ("talkie", "gpt-4o"),
@@ -427,12 +449,27 @@ mod tests {
                 "It's| |1|2|3|4|5|6|7| or| |1|2|3|4|5|6|x|,| |\u{BD}|1|2|3|4| and| |1|2|\n\n|  |日本語です|。| |하나|，|둘| ไทย|1|2| ABCdef's| |3|.|1|4|1|5|9| '|7|8|9|'",
             ),
             (
+                "spark2_5",
+                "It|'s| |1|2|3|4|5|6|7| or| |1|2|3|4|5|6|x|,| |\u{BD}|1|2|3|4| and| |1|2|\n|\n|  |日本語です|。| 하나|，|둘| ไทย|1|2| ABCdef|'s| |3|.|1|4|1|5|9| '|7|8|9|'",
+            ),
+            (
+                "ufakzeka",
+                "It|'s| |1|2|3|4|5|6|7| or| |1|2|3|4|5|6|x|,| |\u{BD}|1|2|3|4| and| |1|2|\n\n| | 日本語です|。| 하나|，둘| ไทย|1|2| ABCdef|'s| |3|.|1|4|1|5|9| '|7|8|9|'",
+            ),
+            (
+                "granite-embed-multi-97m",
+                "It's| |123|456|7| or| |123|456|x|,| |\u{BD}12|34| and| |12|\n\n| | 日本語です|。| 하나|，둘| ไทย|12| ABCdef's| |3|.|141|59| '|789|'",
+            ),
+            (
                 "laguna",
                 "It|'s| |1|2|3|4|5|6|7| or| |1|2|3|4|5|6|x|,| |\u{BD}|1|2|3|4| and| |1|2|\n\n| | 日本語です|。| 하나|，둘| ไทย|1|2| ABCdef|'s| |3|.|1|4|1|5|9| '|7|8|9|'",
             ),
         ] {
             assert_eq!(pieces(name, text).join("|"), expected, "{name}");
         }
+        let turkish = "Ankara'da İstanbul'un\r\n\r\n  .. 'tis";
+        let cut = "Ankara|'da| İstanbul|'un|\r\n\r\n| | ..| '|tis";
+        assert_eq!(pieces("ufakzeka", turkish).join("|"), cut);
         assert_eq!(pieces("superbpe", "1234").join("|"), "1|234");
         assert_eq!(pieces("afmoe", "x123456").join("|"), "x|123|456");
     }

@@ -5,6 +5,7 @@ use emberlm::backend::{DeviceKind, LoadOptions};
 use emberlm::engine::{Model, device};
 use emberlm::format::{ModelFile, Value};
 use emberlm::text::{DecodeOptions, EncodeOptions, TokenKind, Tokenizer};
+use std::collections::HashMap;
 use std::path::Path;
 
 const PLAIN: EncodeOptions = EncodeOptions {
@@ -158,7 +159,7 @@ fn threads_share_a_tokenizer() {
 fn every_known_pre_tokenizer_compiles_and_keeps_the_text() {
     let names = "default gpt-2 mpt olmo smollm starcoder refact command-r falcon llama-bpe dbrx glm4 jais-2 \
         minicpm5 qwen2 stablelm2 hunyuan qwen35 gpt-4o llama4 tekken kimi-k2 deepseek-llm deepseek-coder \
-        deepseek-v3 bloom viking bailingmoe seed-coder exaone-moe";
+        deepseek-v3 bloom viking bailingmoe seed-coder exaone-moe spark2_5 ufakzeka granite-embed-multi-97m roberta-bpe";
     let text = "Don't 'ſ  a\u{3000}\r\n\n12345 ½м中文 Grüße!!/\n XYz नमस्ते 🦙 (end.)  ";
     for name in names.split_whitespace() {
         let mut metadata = model().metadata;
@@ -167,6 +168,54 @@ fn every_known_pre_tokenizer_compiles_and_keeps_the_text() {
         let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
         let ids = encode(&tokenizer, text, PLAIN);
         assert_eq!(decode(&tokenizer, &ids), text.as_bytes(), "{name}");
+    }
+}
+
+/// Expected: Hugging Face's tokenizers 0.23 with these merges, `byte_fallback` and spaces spelled.
+#[test]
+fn vocabularies_of_characters_are_known_by_their_pre_tokenizers() {
+    let mut tokens: Vec<String> = ["<unk>", "<bos>", "<eos>"].map(String::from).into();
+    tokens.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
+    let words = ["▁", "a", "b", "n", "\n", "ab", "▁a", "▁ab", "\n\n", "na"];
+    tokens.extend(words.map(String::from));
+    let mut kinds = vec![6i64; tokens.len()];
+    kinds[0] = 2;
+    kinds[1..3].fill(3);
+    kinds[259..].fill(1);
+    let merges = ["a b", "▁ a", "▁ ab", "\n \n", "n a"].map(String::from);
+    for (model, pre, bos) in [
+        ("gpt2", "granite-embed-multi-311m", false),
+        ("gpt2", "sarvam-moe", false),
+        ("gemma4", "gemma4", true),
+    ] {
+        let metadata = HashMap::from([
+            ("tokenizer.ggml.model", model.to_owned().into()),
+            ("tokenizer.ggml.pre", pre.to_owned().into()),
+            ("tokenizer.ggml.tokens", tokens.clone().into()),
+            ("tokenizer.ggml.token_type", kinds.clone().into()),
+            ("tokenizer.ggml.merges", merges.to_vec().into()),
+            ("tokenizer.ggml.unknown_token_id", 0u32.into()),
+            ("tokenizer.ggml.bos_token_id", 1u32.into()),
+            ("tokenizer.ggml.eos_token_id", 2u32.into()),
+        ]);
+        let metadata: HashMap<String, Value> = metadata
+            .into_iter()
+            .map(|(key, value): (&str, Value)| (key.to_owned(), value))
+            .collect();
+        let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
+        assert_eq!(tokenizer.adds_bos(), bos, "{pre}");
+        let (first, second) = ("ab ab  na\n\n\nbéa", "  \n a\r\nab");
+        for (text, expected) in [
+            (
+                first,
+                &[264, 266, 259, 259, 268, 267, 263, 261, 198, 172, 260][..],
+            ),
+            (second, &[259, 259, 263, 265, 16, 263, 264]),
+        ] {
+            let ids = encode(&tokenizer, text, PLAIN);
+            assert_eq!(ids, expected, "{pre}");
+            assert_eq!(decode(&tokenizer, &ids), text.as_bytes(), "{pre}");
+        }
     }
 }
 
