@@ -1,10 +1,15 @@
-//! Encoders: `bert` (also RoBERTa, XLM-RoBERTa), `nomic-bert` and `jina-bert-v3`, whose blocks norm the
-//! residual stream itself, and `modern-bert`, whose blocks have their norms before the parts.
+//! Encoders: `bert` (also RoBERTa, XLM-RoBERTa), `nomic-bert`, `nomic-bert-moe`, `jina-bert-v2` and
+//! `jina-bert-v3`, whose blocks norm the residual stream itself, and `modern-bert` and `eurobert`, whose
+//! blocks have their norms before the parts.
 
 use super::decoder::{Decoder, bare_block};
-use super::{Activation, Block, Encoder, FeedForward, Network, NormKind, Rope, RopePairing};
+use super::experts::{Defaults, Mixture};
+use super::{
+    Activation, Attention, Block, Encoder, FeedForward, Network, NormKind, RopePairing, Scoring,
+};
 use crate::error::Result;
 use crate::format::{ModelFile, Value};
+use std::sync::Arc;
 
 /// How far a position sees in a layer with a window of so many positions around it: itself and those
 /// before it.
@@ -17,7 +22,11 @@ pub(super) fn bert(file: &ModelFile) -> Result<Network> {
     let positions = d
         .source
         .matrix("position_embd.weight", d.hidden, d.context_length)?;
-    let network = post_normed(&d, None, |i| d.plain(i, Activation::Gelu))?;
+    let network = post_normed(
+        &d,
+        |i| d.attention(i, None),
+        |i| d.plain(i, Activation::Gelu),
+    )?;
     Ok(Network {
         positions: Some(positions),
         ..network
@@ -28,13 +37,91 @@ pub(super) fn nomic_bert(file: &ModelFile) -> Result<Network> {
     let d = read(file, "nomic-bert")?;
     d.refuse_experts()?;
     let rope = d.rope(RopePairing::Halves)?;
-    post_normed(&d, Some(&rope), |i| d.gated(i, Activation::Silu))
+    post_normed(
+        &d,
+        |i| d.attention(i, Some(&rope)),
+        |i| d.gated(i, Activation::Silu),
+    )
+}
+
+/// Every n-th layer from the second on has experts without gates, whose weights are shares of all experts.
+pub(super) fn nomic_bert_experts(file: &ModelFile) -> Result<Network> {
+    const EVERY: &str = "moe_every_n_layers";
+    let d = read(file, "nomic-bert-moe")?;
+    let rope = d.rope(RopePairing::Halves)?;
+    let every = d.source.size(EVERY)?;
+    let defaults = Defaults {
+        scoring: Scoring::Softmax,
+        normalize: false,
+        activation: Activation::Gelu,
+        gated: false,
+        n_ff: d.n_ff()?,
+        shared_ff: None,
+    };
+    let mixture = Mixture::new(&d, defaults)?;
+    post_normed(
+        &d,
+        |i| d.attention(i, Some(&rope)),
+        |i| {
+            if i % every != 1 {
+                return d.plain(i, Activation::Gelu);
+            }
+            let mut experts = mixture.experts(&d, i)?;
+            // GGUF files of other converters are without it.
+            let bias = format!("blk.{i}.ffn_exps_sum.bias");
+            experts.sum_bias = d.source.find_vector(&bias, d.hidden)?;
+            Ok(FeedForward::Experts(Box::new(experts)))
+        },
+    )
+}
+
+pub(super) fn jina_bert_v2(file: &ModelFile) -> Result<Network> {
+    let d = read(file, "jina-bert-v2")?;
+    let slopes = slopes(d.n_heads);
+    let attention = |i| {
+        Ok(Attention {
+            slopes: Some(Arc::clone(&slopes)),
+            ..d.attention(i, None)?
+        })
+    };
+    // Older files have the gate apart.
+    let apart = d.has_part("ffn_gate.weight");
+    post_normed(&d, attention, |i| match apart {
+        true => d.gated(i, Activation::Gelu),
+        false => d.gated_fused(i, Activation::Gelu),
+    })
+}
+
+/// The usual slopes of so many heads: for a power of two `n`, `2^(-8 h / n)` with `h` from 1 on; what is
+/// above the largest power of two gets every other one of those of twice as many heads.
+fn slopes(n_heads: usize) -> Arc<[f32]> {
+    let whole = 1usize << n_heads.ilog2();
+    let slope = |h: usize, of: usize| (-8.0 * h as f64 / of as f64).exp2() as f32;
+    let first = (1..=whole).map(|h| slope(h, whole));
+    let others = (0..n_heads - whole).map(|i| slope(2 * i + 1, 2 * whole));
+    first.chain(others).collect()
 }
 
 pub(super) fn jina_bert_v3(file: &ModelFile) -> Result<Network> {
     let d = read(file, "jina-bert-v3")?;
     let rope = d.rope(RopePairing::Halves)?;
-    post_normed(&d, Some(&rope), |i| d.plain(i, Activation::Gelu))
+    post_normed(
+        &d,
+        |i| d.attention(i, Some(&rope)),
+        |i| d.plain(i, Activation::Gelu),
+    )
+}
+
+/// A Llama that sees everything.
+pub(super) fn eurobert(file: &ModelFile) -> Result<Network> {
+    let mut d = Decoder::read(file, "eurobert", NormKind::Rms)?;
+    d.causal = false;
+    d.refuse_experts()?;
+    let rope = d.rope(RopePairing::Halves)?;
+    d.network(|i| {
+        let attention = d.attention(i, Some(&rope))?;
+        d.pre_norm_block(i, attention, d.gated(i, Activation::Silu)?)
+    })
 }
 
 pub(super) fn modern_bert(file: &ModelFile) -> Result<Network> {
@@ -94,7 +181,7 @@ fn read<'a>(file: &'a ModelFile, architecture: &'static str) -> Result<Decoder<'
 /// Blocks without norms before their parts. The last norm of the last one is the network's final norm.
 fn post_normed(
     d: &Decoder,
-    rope: Option<&Rope>,
+    attention: impl Fn(usize) -> Result<Attention>,
     feed_forward: impl Fn(usize) -> Result<FeedForward>,
 ) -> Result<Network> {
     let last = d.n_layers - 1;
@@ -114,7 +201,7 @@ fn post_normed(
                     true => d.norm(i, "layer_output_norm")?,
                     false => None,
                 },
-                ..bare_block(d.attention(i, rope)?, feed_forward(i)?)
+                ..bare_block(attention(i)?, feed_forward(i)?)
             })
         },
     )?;

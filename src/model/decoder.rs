@@ -410,6 +410,7 @@ impl<'a> Decoder<'a> {
             score_cap: self.source.find_positive("attn_logit_softcapping")?,
             sinks: None,
             causal: self.causal,
+            slopes: None,
         })
     }
 

@@ -277,6 +277,7 @@ impl Mixture {
             down: stack("ffn_down_exps", n_ff, hidden)?,
             activation: self.activation,
             shared,
+            sum_bias: None,
         })
     }
 }

@@ -253,6 +253,7 @@ impl Layers {
             score_cap: source.find_positive("attn_logit_softcapping")?,
             sinks: None,
             causal: true,
+            slopes: None,
         })
     }
 }

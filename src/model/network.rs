@@ -862,6 +862,9 @@ pub struct Attention {
     pub sinks: Option<Tensor>,
     /// Whether a position sees none behind it. If not, it sees all, or those at most `window - 1` away.
     pub causal: bool,
+    /// A slope per query head: the score of two positions is less by their distance times that (ALiBi,
+    /// arXiv:2108.12409). Only of attention that is not causal.
+    pub slopes: Option<Arc<[f32]>>,
 }
 
 /// A factor on the queries of position `p`: `1 + scale * ln(1 + floor(p / length))`.
@@ -1007,6 +1010,8 @@ pub struct Experts {
     pub activation: Activation,
     /// An expert that every token goes through as well.
     pub shared: Option<SharedExpert>,
+    /// Added to the sum, whatever the weights. `hidden` elements.
+    pub sum_bias: Option<Tensor>,
 }
 
 /// Experts in groups of consecutive ones. A group counts as much as its best experts together, by the
@@ -1149,7 +1154,8 @@ impl Experts {
 
     /// Its small tensors that are no biases of matrices.
     fn vectors(&self) -> impl Iterator<Item = &Tensor> {
-        self.selection_bias.iter().chain(&self.expert_scales)
+        let choice = self.selection_bias.iter().chain(&self.expert_scales);
+        choice.chain(&self.sum_bias)
     }
 }
 

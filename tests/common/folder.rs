@@ -44,6 +44,16 @@ impl Folder {
         }
     }
 
+    /// One of `data/embeddings`.
+    pub fn encoder(name: &str) -> Folder {
+        let folder = repository_file(&format!("tests/data/embeddings/{name}"));
+        let read = |file: &str| std::fs::read(folder.join(file)).unwrap();
+        Folder {
+            config: serde_json::from_slice(&read("config.json")).unwrap(),
+            tensors: tensors(&read("model.safetensors")),
+        }
+    }
+
     /// Sets a value of the config.
     pub fn set(&mut self, key: &str, value: Value) -> &mut Folder {
         self.config.insert(key.into(), value);

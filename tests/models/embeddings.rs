@@ -1,26 +1,31 @@
 //! Vectors and scores of texts on the CPU: against Hugging Face transformers, by the tiny models of
 //! `data/embeddings/make.py`, and against themselves however the texts are put together.
 
-use crate::common::edit::Edited;
+use crate::common::edit::{Edited, EditedTensor};
 use crate::common::families::open;
+use crate::common::folder::{Folder, Stored};
 use crate::common::{TempDir, repository_file};
 use emberlm::Status;
 use emberlm::backend::{DeviceKind, LoadOptions};
 use emberlm::engine::embedder::{Embedder, EmbedderOptions, Product};
 use emberlm::engine::{Model, Session, SessionOptions, device};
-use emberlm::model::Pooling;
+use emberlm::format::{ModelFile, Value};
+use emberlm::model::{Network, Pooling};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Transformers computes in single precision, too.
 const TOLERANCE: f32 = 1e-3;
-const ENCODERS: [&str; 7] = [
+const ENCODERS: [&str; 10] = [
     "bert",
     "bert_scores",
     "embedding_gemma",
+    "eurobert",
+    "jina_v2",
     "jina_v3",
     "modernbert_scores",
     "nomic_bert",
+    "nomic_moe",
     "xlm_roberta_scores",
 ];
 const DECODERS: [&str; 3] = ["gemma2", "mistral", "qwen3"];
@@ -185,6 +190,9 @@ fn neighbours_threads_and_batches_do_not_change_a_bit() {
         "bert_scores",
         "modernbert_scores",
         "embedding_gemma",
+        "eurobert",
+        "jina_v2",
+        "nomic_moe",
         "gemma2",
     ] {
         let expected = Expected::read(name);
@@ -364,6 +372,191 @@ fn minilm_agrees_with_sentence_transformers() {
         let cosine: f32 = a.iter().zip(b).map(|(a, b)| a * b).sum();
         assert!(cosine > 0.9999, "{text}: {cosine}");
     }
+}
+
+/// Gate and up of a feed-forward part in a tensor each, as older files have them.
+#[test]
+fn a_gate_apart_makes_no_difference() {
+    let expected = Expected::read("jina_v2");
+    let mut edited = Edited::of(&ModelFile::open(&paths("jina_v2")[0]).unwrap());
+    for layer in 0..2 {
+        let name = |part: &str| format!("blk.{layer}.{part}.weight");
+        let both = edited.tensors.remove(&name("ffn_up")).unwrap();
+        let halves = both.bytes.chunks(both.bytes.len() / 2);
+        for (part, bytes) in ["ffn_gate", "ffn_up"].into_iter().zip(halves) {
+            let half = EditedTensor {
+                ty: both.ty,
+                dims: vec![both.dims[0], both.dims[1] / 2],
+                bytes: bytes.to_vec(),
+            };
+            edited.tensors.insert(name(part), half);
+        }
+    }
+    let dir = TempDir::new("gate");
+    let apart = load(&dir.file("model.gguf", &edited.bytes()), 2);
+    let together = load(&paths("jina_v2")[0], 2);
+    let hidden = |model: &Arc<Model>| {
+        let mut embedder = embedder(model, &vectors(Pooling::None, false));
+        bits(&run(&mut embedder, &expected.all()))
+    };
+    assert_eq!(hidden(&apart), hidden(&together));
+}
+
+/// Without the bias, as llama.cpp's converter writes it, a file is another model, and no error.
+#[test]
+fn the_bias_of_a_sum_of_experts_may_be_missing() {
+    let mut edited = Edited::of(&ModelFile::open(&paths("nomic_moe")[0]).unwrap());
+    let whole = Network::from_file(&edited.open()).unwrap();
+    assert!(
+        whole.blocks[1]
+            .feed_forward
+            .experts()
+            .unwrap()
+            .sum_bias
+            .is_some()
+    );
+    edited.tensors.remove("blk.1.ffn_exps_sum.bias").unwrap();
+    let less = Network::from_file(&edited.open()).unwrap();
+    assert!(
+        less.blocks[1]
+            .feed_forward
+            .experts()
+            .unwrap()
+            .sum_bias
+            .is_none()
+    );
+}
+
+#[test]
+fn what_is_wrong_with_an_encoder_is_named() {
+    for name in ["eurobert", "jina_v2", "nomic_moe"] {
+        let whole = Edited::of(&ModelFile::open(&paths(name)[0]).unwrap());
+        let refused = |edited: &Edited, status: Status, named: &str| {
+            let file = ModelFile::from_bytes(&edited.bytes()).unwrap();
+            let e = Network::from_file(&file).unwrap_err();
+            assert_eq!(e.status, status, "{name}: {named}: {e}");
+            assert!(e.message.contains(named), "{name}: {named}: {e}");
+        };
+        for (tensor, t) in &whole.tensors {
+            // What a file may do without.
+            let optional = [
+                "token_types.weight",
+                "token_embd_norm.bias",
+                "blk.1.ffn_exps_sum.bias",
+            ];
+            if !optional.contains(&tensor.as_str()) {
+                let mut edited = whole.clone();
+                edited.tensors.remove(tensor);
+                refused(&edited, Status::MissingTensor, tensor);
+            }
+            let mut edited = whole.clone();
+            let wrong = edited.tensors.get_mut(tensor).unwrap();
+            let last = t.dims.len() - 1;
+            wrong.dims[last] -= 1;
+            let rows: usize = wrong.dims[1..].iter().product();
+            let bytes = t.ty.row_bytes(wrong.dims[0]).unwrap() * rows;
+            wrong.bytes.truncate(bytes);
+            // Kinds of tokens may be of any number, but there must be one.
+            if tensor != "token_types.weight" {
+                refused(&edited, Status::ShapeMismatch, tensor);
+            }
+        }
+        let mut edited = whole.clone();
+        let norm = whole.tensors["blk.0.ffn_up.weight"].clone();
+        edited
+            .tensors
+            .insert("blk.0.attn_norm_2.weight".into(), norm);
+        refused(&edited, Status::Unsupported, "blk.0.attn_norm_2.weight");
+    }
+    let moe = Edited::of(&ModelFile::open(&paths("nomic_moe")[0]).unwrap());
+    for (key, value, status) in [
+        (
+            "moe_every_n_layers",
+            Value::from(0u32),
+            Status::InvalidModel,
+        ),
+        ("expert_used_count", 5u32.into(), Status::InvalidModel),
+        ("expert_gating_func", 9u32.into(), Status::Unsupported),
+    ] {
+        let key = format!("nomic-bert-moe.{key}");
+        let mut edited = moe.clone();
+        let e = Network::from_file(&edited.set(&key, value).open()).unwrap_err();
+        assert_eq!(e.status, status, "{e}");
+        assert!(e.message.contains(&key), "{e}");
+        if status == Status::InvalidModel {
+            edited.metadata.remove(&key);
+            let e = Network::from_file(&edited.open()).unwrap_err();
+            assert_eq!(e.status, Status::MissingKey, "{e}");
+            assert!(e.message.contains(&key), "{e}");
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_with_the_folder_of_an_encoder_is_named() {
+    use Status::{InvalidModel, MissingKey, ShapeMismatch, Unsupported};
+    let refused = |folder: &Folder, status: Status, named: &str| {
+        let network = folder.open().and_then(|file| Network::from_file(&file));
+        let e = network.err().unwrap_or_else(|| panic!("{named}"));
+        assert_eq!(e.status, status, "{named}: {e}");
+        assert!(e.message.contains(named), "{named}: {e}");
+    };
+    for (name, key, value, status) in [
+        ("jina_v2", "feed_forward_type", "reglu".into(), Unsupported),
+        ("jina_v2", "hidden_act", "relu".into(), Unsupported),
+        (
+            "jina_v2",
+            "position_embedding_type",
+            "relative".into(),
+            InvalidModel,
+        ),
+        (
+            "jina_v2",
+            "architectures",
+            ["BertModel"].into(),
+            InvalidModel,
+        ),
+        ("nomic_moe", "prenorm", true.into(), Unsupported),
+        (
+            "nomic_moe",
+            "rotary_emb_interleaved",
+            true.into(),
+            Unsupported,
+        ),
+        (
+            "nomic_moe",
+            "activation_function",
+            "swiglu".into(),
+            Unsupported,
+        ),
+        ("nomic_moe", "num_experts", 7.into(), ShapeMismatch),
+        ("nomic_moe", "moe_top_k", 5.into(), InvalidModel),
+        ("eurobert", "hidden_act", "gelu".into(), Unsupported),
+        ("eurobert", "num_key_value_heads", 2.into(), InvalidModel),
+    ] {
+        let mut folder = Folder::encoder(name);
+        // Of a plain BERT, the class is at fault.
+        let named = match key {
+            "position_embedding_type" => "architectures",
+            key => key,
+        };
+        refused(folder.set(key, value), status, named);
+    }
+    for key in ["num_experts", "moe_top_k"] {
+        let mut folder = Folder::encoder("nomic_moe");
+        folder.config.remove(key);
+        refused(&folder, MissingKey, key);
+    }
+    // As in jina-embeddings-v2-base-code, whose blocks differ.
+    let mut code = Folder::encoder("jina_v2");
+    let name = "encoder.layer.0.attention.self.layer_norm_q.weight";
+    code.tensors
+        .insert(name.into(), Stored::f32(&[48], &[1.0; 48]));
+    refused(&code, Unsupported, name);
+    let mut flat = Folder::encoder("nomic_moe");
+    let name = "encoder.layers.1.mlp.experts.mlp.w1";
+    flat.tensors.get_mut(name).unwrap().shape = vec![4 * 40 * 48];
+    refused(&flat, ShapeMismatch, name);
 }
 
 /// Files of decoders may say that their attention is not causal.

@@ -7,7 +7,8 @@
 //! # Canonical arithmetic
 //! For a row, and each segment of [`SEGMENT`] positions that it sees some of:
 //! - score of a position: `fma` over the elements in ascending order, from 0, of the query (already
-//!   times the scale); with a cap `c`, `c * tanh(score * (1 / c))`;
+//!   times the scale); with a slope `s` and a distance `d`, `fma(d, -s, score)`; with a cap `c`,
+//!   `c * tanh(score * (1 / c))`;
 //! - `m`: the largest score; `p = exp(score - m)`, 0 for positions that the row does not see;
 //! - `l`: the sum of `p` in 16 lanes (position modulo 16, ascending), then [`Lanes::sum`];
 //! - `o`: for each element, `fma(p, value, o)` over the positions in ascending order, from 0.
@@ -131,6 +132,28 @@ unsafe fn score_rows<L: Lanes, E: Element, const R: usize, const T: usize>(
             let k = keys.add(t * head_dim * LANES);
             scores::<L, E, R, 1>(queries, k, head_dim, outs.map(|o| o.add(t * LANES)));
             t += 1;
+        }
+    }
+}
+
+/// Makes the scores of some tiles less by their distances from `position` times `slope`.
+#[inline(always)]
+unsafe fn lean_scores<L: Lanes>(
+    scores: *mut f32,
+    tiles: Range<usize>,
+    (slope, position): (f32, f32),
+) {
+    const STEPS: [f32; LANES] = [
+        0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
+    ];
+    // SAFETY: `scores` holds the tiles.
+    unsafe {
+        let (steps, slope) = (L::load(STEPS.as_ptr()), L::splat(-slope));
+        for t in tiles {
+            let at = scores.add(t * LANES);
+            let ahead = steps.add(L::splat((t * LANES) as f32 - position));
+            let distance = ahead.max(L::splat(0.0).sub(ahead));
+            distance.fma(slope, L::load(at)).store(at);
         }
     }
 }
@@ -312,6 +335,9 @@ unsafe fn segment_generic<L: Lanes, E: Element>(
 
         for r in 0..count {
             let seen = rows.seen(r, segment);
+            if let Some(slope) = rows.slope(r, segment) {
+                lean_scores::<L>(score.add(r * SEGMENT), tiles.clone(), slope);
+            }
             if let Some(cap) = rows.scores.cap {
                 cap_scores::<L>(score.add(r * SEGMENT), tiles.clone(), cap);
             }

@@ -16,7 +16,7 @@ use super::texts::{TextBlock, Texts};
 use super::token::Buffers;
 use super::weights::ThreadSpace;
 use crate::backend::{KvType, Work as Kind};
-use crate::error::Result;
+use crate::error::{Result, try_vec};
 use crate::model::{Attention, Norm, Rope, RopePairing, Temperature};
 use std::ops::Range;
 
@@ -45,6 +45,7 @@ pub(super) struct AttentionLayer {
     window: Option<usize>,
     score_cap: Option<f32>,
     sinks: Option<Vec<f32>>,
+    slopes: Option<Vec<f32>>,
     gate: Option<Gate>,
     /// Whether a position sees none behind it.
     causal: bool,
@@ -135,6 +136,10 @@ impl AttentionLayer {
             window,
             score_cap: a.score_cap,
             sinks: find_floats(&a.sinks, "attention sinks")?,
+            slopes: match &a.slopes {
+                Some(slopes) => Some(copied(slopes)?),
+                None => None,
+            },
             gate,
             causal: a.causal,
         })
@@ -149,7 +154,8 @@ impl AttentionLayer {
         let biases = products.map(Product::bias_len).sum::<usize>();
         let values = self.v_norm.as_ref().map_or(0, NormWeights::floats);
         let gate = self.gate.as_ref().and_then(|gate| gate.bias.as_ref());
-        let others = [self.sinks.as_ref(), gate].into_iter().flatten();
+        let others = [self.sinks.as_ref(), gate, self.slopes.as_ref()];
+        let others = others.into_iter().flatten();
         norms + values + biases + others.map(Vec::len).sum::<usize>()
     }
 
@@ -166,7 +172,8 @@ impl AttentionLayer {
             ahead: 0,
             len: usize::MAX,
             cap: self.score_cap,
-            sinks: self.sinks.as_ref().map(|sinks| &sinks[group]),
+            sinks: self.sinks.as_ref().map(|sinks| &sinks[group.clone()]),
+            slopes: self.slopes.as_ref().map(|slopes| &slopes[group]),
         }
     }
 
@@ -521,6 +528,12 @@ impl AttentionLayer {
             }
         }
     }
+}
+
+fn copied(slopes: &[f32]) -> Result<Vec<f32>> {
+    let mut all = try_vec(slopes.len(), 0.0, "slopes")?;
+    all.copy_from_slice(slopes);
+    Ok(all)
 }
 
 /// Whether one token's attention is split by segments because there are fewer heads than threads or

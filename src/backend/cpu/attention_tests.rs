@@ -58,6 +58,7 @@ const PLAIN: Scores = Scores {
     len: usize::MAX,
     cap: None,
     sinks: None,
+    slopes: None,
 };
 
 /// One row in double precision: query head `h` of its group.
@@ -75,7 +76,9 @@ fn exact(case: &Case, query: &[f32], position: usize, scores: &Scores, h: usize)
     };
     let first = (position + 1).saturating_sub(scores.window);
     let sink = scores.sinks.map(|sinks| f64::from(sinks[h]));
-    let scores: Vec<f64> = (first..=position).map(|p| capped(dot(p))).collect();
+    let slope = scores.slopes.map_or(0.0, |slopes| f64::from(slopes[h]));
+    let score = |p: usize| capped(dot(p) - slope * (position - p) as f64);
+    let scores: Vec<f64> = (first..=position).map(score).collect();
     let max = scores.iter().copied().chain(sink).fold(f64::MIN, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
     let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - max).exp());
@@ -260,6 +263,24 @@ fn caps_and_sinks() {
                     ..PLAIN
                 };
                 check_scores::<f32>(KvType::F32, 32, 4, 280, scores);
+            }
+        }
+    }
+}
+
+#[test]
+fn slopes_make_what_is_far_count_less() {
+    let slopes = [0.5, 0.0, 0.003, 0.02];
+    for window in [9, usize::MAX] {
+        for cap in [Some(0.7), None] {
+            let scores = Scores {
+                window,
+                cap,
+                slopes: Some(&slopes),
+                ..PLAIN
+            };
+            for len in [1, 40, 280, 530] {
+                check_scores::<f32>(KvType::F32, 32, 4, len, scores);
             }
         }
     }

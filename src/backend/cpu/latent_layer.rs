@@ -283,6 +283,7 @@ impl LatentLayer {
                     len: usize::MAX,
                     cap: None,
                     sinks: None,
+                    slopes: None,
                 },
             };
             let scratch = &mut me.attention;

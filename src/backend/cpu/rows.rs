@@ -43,6 +43,8 @@ pub struct Scores<'a> {
     pub cap: Option<f32>,
     /// A logit per query head of the group that takes its share of the softmax without a value.
     pub sinks: Option<&'a [f32]>,
+    /// What a score is less by per position of distance, per query head of the group.
+    pub slopes: Option<&'a [f32]>,
 }
 
 impl Scores<'_> {
@@ -91,6 +93,16 @@ impl Rows<'_> {
     pub fn segments(&self) -> RangeInclusive<usize> {
         let end = self.scores.end(self.position + self.tokens - 1);
         self.first_segment(0)..=(end - 1) / SEGMENT
+    }
+
+    /// The slope of a row, and its position counted from the start of `segment`.
+    #[inline(always)]
+    pub fn slope(&self, row: usize, segment: usize) -> Option<(f32, f32)> {
+        let position = self.position + row / self.group;
+        let from = position as f32 - (segment * SEGMENT) as f32;
+        self.scores
+            .slopes
+            .map(|slopes| (slopes[row % self.group], from))
     }
 
     /// The sink of a row.

@@ -3,6 +3,7 @@
 use super::json::{Config, wrong};
 use super::keys::Keys;
 use super::rope;
+use super::rows::transposed;
 use super::stored::{Stored, small};
 use super::tensors::insert;
 use crate::error::{Error, Result, Status, fail};
@@ -18,6 +19,8 @@ pub(super) struct Encoder {
     classes: &'static [&'static str],
     /// `general.architecture` in GGUF.
     architecture: &'static str,
+    /// Which of the models with that type are of it, if not all that no other family has.
+    variant: Option<Variant>,
     /// What stands before the number of a layer.
     layers: &'static str,
     /// Parts of a layer: those of the folder, and those of GGUF.
@@ -27,6 +30,44 @@ pub(super) struct Encoder {
     /// Whether positions are counted from the one behind `pad_token_id` on.
     shifted: bool,
 }
+
+#[derive(Clone, Copy, PartialEq)]
+enum Variant {
+    /// Positions as slopes of attention's scores.
+    Slopes,
+    /// Layers with experts.
+    Experts,
+}
+
+impl Variant {
+    fn is(self, config: &Config) -> Result<bool> {
+        Ok(match self {
+            Variant::Slopes => config.find_str("position_embedding_type")? == Some("alibi"),
+            Variant::Experts => match config.find("moe_every_n_layers") {
+                None => false,
+                Some(every) => every.as_u64() != Some(0),
+            },
+        })
+    }
+}
+
+const NOMIC_PARTS: &[(&str, &str)] = &[
+    ("attn.Wqkv", "attn_qkv"),
+    ("attn.out_proj", "attn_output"),
+    ("norm1", "attn_output_norm"),
+    ("mlp.fc11", "ffn_up"),
+    ("mlp.fc12", "ffn_gate"),
+    ("mlp.fc1", "ffn_up"),
+    ("mlp.fc2", "ffn_down"),
+    ("mlp.router.layer", "ffn_gate_inp"),
+    ("norm2", "layer_output_norm"),
+];
+/// Of all experts of a layer: matrices one below the other, and what is added to their sum.
+const EXPERTS: [(&str, &str); 3] = [
+    ("mlp.experts.mlp.w1", "ffn_up_exps.weight"),
+    ("mlp.experts.mlp.w2", "ffn_down_exps.weight"),
+    ("mlp.experts.bias", "ffn_exps_sum.bias"),
+];
 
 const BERT_PARTS: &[(&str, &str)] = &[
     ("attention.self.query", "attn_q"),
@@ -39,11 +80,65 @@ const BERT_PARTS: &[(&str, &str)] = &[
     ("output.LayerNorm", "layer_output_norm"),
 ];
 
+/// Those with a variant before those of the same type without.
 const FAMILIES: &[Encoder] = &[
+    Encoder {
+        model_types: &["bert"],
+        classes: &["JinaBert"],
+        architecture: "jina-bert-v2",
+        variant: Some(Variant::Slopes),
+        layers: "encoder.layer.",
+        parts: &[
+            ("attention.self.query", "attn_q"),
+            ("attention.self.key", "attn_k"),
+            ("attention.self.value", "attn_v"),
+            ("attention.output.dense", "attn_output"),
+            ("attention.output.LayerNorm", "attn_output_norm"),
+            ("mlp.gated_layers", "ffn_up"),
+            ("mlp.wo", "ffn_down"),
+            ("mlp.layernorm", "layer_output_norm"),
+        ],
+        activations: &["gelu"],
+        rope: false,
+        shifted: false,
+    },
+    Encoder {
+        model_types: &["nomic_bert"],
+        classes: &["NomicBert"],
+        architecture: "nomic-bert-moe",
+        variant: Some(Variant::Experts),
+        layers: "encoder.layers.",
+        parts: NOMIC_PARTS,
+        activations: &["gelu"],
+        rope: true,
+        shifted: false,
+    },
+    Encoder {
+        model_types: &["eurobert"],
+        classes: &["EuroBert"],
+        architecture: "eurobert",
+        variant: None,
+        layers: "layers.",
+        parts: &[
+            ("input_layernorm", "attn_norm"),
+            ("self_attn.q_proj", "attn_q"),
+            ("self_attn.k_proj", "attn_k"),
+            ("self_attn.v_proj", "attn_v"),
+            ("self_attn.o_proj", "attn_output"),
+            ("post_attention_layernorm", "ffn_norm"),
+            ("mlp.gate_proj", "ffn_gate"),
+            ("mlp.up_proj", "ffn_up"),
+            ("mlp.down_proj", "ffn_down"),
+        ],
+        activations: &["silu"],
+        rope: true,
+        shifted: false,
+    },
     Encoder {
         model_types: &["bert"],
         classes: &["Bert"],
         architecture: "bert",
+        variant: None,
         layers: "encoder.layer.",
         parts: BERT_PARTS,
         activations: &["gelu"],
@@ -54,6 +149,7 @@ const FAMILIES: &[Encoder] = &[
         model_types: &["roberta", "xlm-roberta", "camembert"],
         classes: &["Roberta", "XLMRoberta", "Camembert"],
         architecture: "bert",
+        variant: None,
         layers: "encoder.layer.",
         parts: BERT_PARTS,
         activations: &["gelu"],
@@ -64,16 +160,9 @@ const FAMILIES: &[Encoder] = &[
         model_types: &["nomic_bert"],
         classes: &["NomicBert"],
         architecture: "nomic-bert",
+        variant: None,
         layers: "encoder.layers.",
-        parts: &[
-            ("attn.Wqkv", "attn_qkv"),
-            ("attn.out_proj", "attn_output"),
-            ("norm1", "attn_output_norm"),
-            ("mlp.fc11", "ffn_up"),
-            ("mlp.fc12", "ffn_gate"),
-            ("mlp.fc2", "ffn_down"),
-            ("norm2", "layer_output_norm"),
-        ],
+        parts: NOMIC_PARTS,
         activations: &["silu", "swiglu"],
         rope: true,
         shifted: false,
@@ -82,6 +171,7 @@ const FAMILIES: &[Encoder] = &[
         model_types: &["jina_embeddings_v3"],
         classes: &["JinaEmbeddingsV3"],
         architecture: "jina-bert-v3",
+        variant: None,
         layers: "encoder.layers.",
         parts: &[
             ("mixer.Wqkv", "attn_qkv"),
@@ -99,6 +189,7 @@ const FAMILIES: &[Encoder] = &[
         model_types: &["modernbert"],
         classes: &["ModernBert"],
         architecture: "modern-bert",
+        variant: None,
         layers: "layers.",
         parts: &[
             ("attn_norm", "attn_norm"),
@@ -124,6 +215,8 @@ const TOP: &[(&str, &str)] = &[
     ("embeddings.norm", "token_embd_norm"),
     ("emb_ln", "token_embd_norm"),
     ("final_norm", "output_norm"),
+    ("embed_tokens", "token_embd"),
+    ("norm", "output_norm"),
 ];
 /// Those of classification heads.
 const HEAD: &[(&str, &str)] = &[
@@ -144,10 +237,19 @@ impl Encoder {
         let Some(model_type) = config.find_str("model_type")? else {
             return Ok(None);
         };
-        let family = FAMILIES
-            .iter()
-            .find(|f| f.model_types.contains(&model_type));
-        let Some(family) = family else {
+        let mut found = None;
+        for family in FAMILIES {
+            let variant = match family.variant {
+                _ if !family.model_types.contains(&model_type) => false,
+                Some(variant) => variant.is(config)?,
+                None => true,
+            };
+            if variant {
+                found = Some(family);
+                break;
+            }
+        }
+        let Some(family) = found else {
             return Ok(None);
         };
         if let Some(class) = config
@@ -230,11 +332,29 @@ impl Encoder {
         if let Some(kind) = config.find_str("position_embedding_type")?
             && kind != "absolute"
             && kind != "rotary"
+            && self.variant != Some(Variant::Slopes)
         {
             fail!(
                 Unsupported,
                 "config.json: position_embedding_type is {kind:?}; only absolute positions and rotations are supported"
             );
+        }
+        if let Some(kind) = config.find_str("feed_forward_type")?
+            && kind != "geglu"
+            && self.variant == Some(Variant::Slopes)
+        {
+            fail!(
+                Unsupported,
+                "config.json: feed_forward_type is {kind:?}; models of this family run with geglu"
+            );
+        }
+        if self.variant == Some(Variant::Experts) {
+            keys.refuse("prenorm")?;
+            keys.refuse("rotary_emb_interleaved")?;
+            keys.refuse("use_rms_norm")?;
+            keys.set("moe_every_n_layers", config.size(&["moe_every_n_layers"])?);
+            keys.set("expert_count", config.size(&["num_experts"])?);
+            keys.set("expert_used_count", config.size(&["moe_top_k"])?);
         }
         keys.refuse("is_decoder")?;
         keys.refuse("add_cross_attention")?;
@@ -306,6 +426,15 @@ impl Encoder {
                 let found = list.iter().find(|(known, _)| *known == stem);
                 found.map(|(_, gguf)| *gguf)
             };
+            if self.variant == Some(Variant::Experts)
+                && let Some((layer, part)) = self.part_of(&name, &EXPERTS)
+                && layer < n_layers
+            {
+                let count = config.size(&["num_experts"])?;
+                let tensor = experts(&stored[full], part, count)?;
+                insert(&mut tensors, format!("blk.{layer}.{part}"), tensor)?;
+                continue;
+            }
             let gguf = match find(TOP) {
                 Some(top) => top.to_owned(),
                 None => match self.layer_part(stem) {
@@ -333,11 +462,36 @@ impl Encoder {
 
     /// Layer and part, by its name in GGUF.
     fn layer_part(&self, stem: &str) -> Option<(u64, &'static str)> {
+        self.part_of(stem, self.parts)
+    }
+
+    fn part_of(&self, stem: &str, parts: &[(&str, &'static str)]) -> Option<(u64, &'static str)> {
         let (layer, part) = stem.strip_prefix(self.layers)?.split_once('.')?;
         let number = layer.parse().ok();
         let layer = number.filter(|n: &u64| n.to_string() == layer)?;
-        let part = self.parts.iter().find(|(known, _)| *known == part)?.1;
+        let part = parts.iter().find(|(known, _)| *known == part)?.1;
         Some((layer, part))
+    }
+}
+
+/// What all experts of a layer have together. Both matrices have a row per inner element of each.
+fn experts(stored: &Stored, part: &str, count: u64) -> Result<Tensor> {
+    if part == "ffn_exps_sum.bias" {
+        return small(&stored.name, stored.dims()?, &stored.values()?);
+    }
+    let [rows, columns] = stored.shape[..] else {
+        return Err(stored.misshapen("a matrix"));
+    };
+    let count = usize::try_from(count).unwrap_or(usize::MAX);
+    if !rows.is_multiple_of(count) {
+        return Err(stored.misshapen(&format!(
+            "a number of rows that num_experts, {count}, divides"
+        )));
+    }
+    let apart = stored.reshaped(vec![count, rows / count, columns]);
+    match part {
+        "ffn_down_exps.weight" => transposed(&apart),
+        _ => apart.tensor(),
     }
 }
 

@@ -92,6 +92,7 @@ const NAMES: &[(&str, &[&str])] = &[
             "moe_k",
             "moe_topk",
             "top_k_experts",
+            "moe_top_k",
         ],
     ),
     (

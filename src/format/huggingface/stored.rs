@@ -49,6 +49,14 @@ impl Stored {
         }
     }
 
+    /// The same elements in another shape of as many.
+    pub(super) fn reshaped(&self, shape: Vec<usize>) -> Stored {
+        Stored {
+            shape,
+            ..self.clone()
+        }
+    }
+
     /// Whether it is several tensors of the file.
     pub(super) fn is_together(&self) -> bool {
         self.together.is_some()

@@ -3,6 +3,9 @@ it (config.json, model.safetensors with float16 elements), the same model as mod
 it, without a tokenizer), and hidden.bin, what transformers computes in float32 for texts of random tokens. Of DECODERS, whose
 folders are in ../families, it writes hidden.bin alone. Usage: make.py [name...]. Needs gguf, safetensors, torch, transformers.
 
+Of REMOTE, whose code is not in transformers, the reference is written out here, in torch: from what their publishers say and from
+their files' tensors (jina-embeddings-v2-base-en, nomic-embed-text-v2-moe).
+
 Two have tokenizers, and pairs.bin: f32 scores of DOCUMENTS for QUERY. qwen3_reranker is a folder alone.
 
 hidden.bin, little endian: u32 n_texts, u32 width, u32 n_scores; then for each text u32 n_tokens, n_tokens x u32 token ids,
@@ -48,7 +51,19 @@ MODELS = {
                         dict(num_key_value_heads=1, head_dim=20, sliding_window=12, use_bidirectional_attention=True, num_hidden_layers=3,
                              query_pre_attn_scalar=20, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
                              rope_parameters=FULL_AND_LOCAL), "gemma-embedding"),
+    "eurobert": (t.EuroBertConfig, t.EuroBertModel, dict(num_key_value_heads=1, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+                                                         mask_token_id=3), "eurobert"),
     "jina_v3": (t.JinaEmbeddingsV3Config, t.JinaEmbeddingsV3Model, dict(pad_token_id=1), "jina-bert-v3"),
+}
+# name: (config.json beside what all have, architecture in GGUF)
+REMOTE = {
+    "jina_v2": (dict(model_type="bert", architectures=["JinaBertForMaskedLM"], hidden_size=48, num_hidden_layers=2, num_attention_heads=3,
+                     intermediate_size=40, max_position_embeddings=64, type_vocab_size=2, hidden_act="gelu", layer_norm_eps=1e-12,
+                     position_embedding_type="alibi", feed_forward_type="geglu", emb_pooler="mean"), "jina-bert-v2"),
+    "nomic_moe": (dict(model_type="nomic_bert", architectures=["NomicBertModel"], n_embd=48, n_layer=3, n_head=3, n_inner=40,
+                       n_positions=64, type_vocab_size=1, activation_function="gelu", layer_norm_epsilon=1e-5, rotary_emb_base=10000,
+                       rotary_emb_fraction=1.0, rotary_emb_interleaved=False, prenorm=False, moe_every_n_layers=2, num_experts=4,
+                       moe_top_k=2, qkv_proj_bias=True, mlp_fc1_bias=True, mlp_fc2_bias=True), "nomic-bert-moe"),
 }
 DECODERS = ["qwen3", "gemma2", "mistral"]
 BERT = {"attention.self.query": "attn_q", "attention.self.key": "attn_k", "attention.self.value": "attn_v",
@@ -57,6 +72,7 @@ BERT = {"attention.self.query": "attn_q", "attention.self.key": "attn_k", "atten
         "mixer.Wqkv": "attn_qkv", "mixer.out_proj": "attn_output", "norm1": "attn_output_norm", "norm2": "layer_output_norm",
         "mlp.fc11": "ffn_up", "mlp.fc12": "ffn_gate", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "attn_norm": "attn_norm",
         "attn.Wo": "attn_output", "mlp_norm": "ffn_norm", "mlp.Wi": "ffn_up", "mlp.Wo": "ffn_down"}
+BERT |= {"mlp.gated_layers": "ffn_up", "mlp.wo": "ffn_down", "mlp.layernorm": "layer_output_norm", "mlp.router.layer": "ffn_gate_inp"}
 GEMMA = {"input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
          "post_feedforward_layernorm": "post_ffw_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
          "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
@@ -68,14 +84,17 @@ TOP = {"embeddings.word_embeddings": "token_embd", "embeddings.tok_embeddings": 
        "head.norm": "cls.norm", "classifier.out_proj": "cls.output", "classifier": "cls.output"}
 
 
-def gguf_name(name, scores):
+LLAMA = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+
+
+def gguf_name(name, scores, parts):
     for prefix in ("bert.", "roberta.", "model."):
         name = name.removeprefix(prefix)
     stem, end = name.rsplit(".", 1)
     for start in ("encoder.layer.", "encoder.layers.", "layers."):
         if stem.startswith(start):
             layer, part = stem.removeprefix(start).split(".", 1)
-            return f"blk.{layer}.{(BERT | GEMMA)[part]}.{end}"
+            return f"blk.{layer}.{parts[part]}.{end}"
     if stem == "pooler.dense" and not scores:
         return None
     return f"{TOP[stem]}.{end}"
@@ -102,6 +121,12 @@ def write_gguf(folder, config, arch, scores):
         w.add_layer_norm_rms_eps(config.rms_norm_eps)
         w.add_sliding_window(12)
         w.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    elif arch == "eurobert":
+        w.add_head_count_kv(config.num_key_value_heads)
+        w.add_key_length(config.head_dim)
+        w.add_value_length(config.head_dim)
+        w.add_layer_norm_rms_eps(config.rms_norm_eps)
+        w.add_rope_scaling_type(gguf.RopeScalingType.NONE)
     else:
         w.add_layer_norm_eps(config.norm_eps if arch == "modern-bert" else config.layer_norm_eps)
     rope = getattr(config, "rope_parameters", None)
@@ -114,7 +139,7 @@ def write_gguf(folder, config, arch, scores):
         w.add_sliding_window_pattern(config.global_attn_every_n_layers)
         w.add_uint32("modern-bert.score_pooling_type", 1)
     for name, x in load_file(folder / "model.safetensors").items():
-        name = gguf_name(name, scores)
+        name = gguf_name(name, scores, BERT | GEMMA | (LLAMA if arch == "eurobert" else {}))
         if name is None:
             continue
         if name == "position_embd.weight":
@@ -141,6 +166,154 @@ def write_hidden(folder, body, scorer, vocab_size, seed):
         out += hidden.astype("<f4").tobytes() + scores.astype("<f4").tobytes()
     (folder / "hidden.bin").write_bytes(struct.pack("<III", len(texts), hidden.shape[1], n_scores) + out)
     print(f"{folder.name}: hidden states up to {abs(hidden).max():.2f}, scores {scores}")
+
+
+class Remote:
+    """A model of REMOTE, for one text at a time."""
+
+    def __init__(self, config, tensors):
+        self.config, self.w = config, {name: torch.from_numpy(x).float() for name, x in tensors.items()}
+
+    def linear(self, name, x):
+        return torch.nn.functional.linear(x, self.w[name + ".weight"], self.w.get(name + ".bias"))
+
+    def norm(self, name, x):
+        eps = self.config.get("layer_norm_eps", self.config.get("layer_norm_epsilon"))
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], self.w[name + ".weight"], self.w[name + ".bias"], eps)
+
+    def attention(self, qkv, bias=0.0, rotate=lambda x: x):
+        q, k, v = (x.view(x.shape[0], -1, 16).transpose(0, 1) for x in qkv)
+        scores = rotate(q) @ rotate(k).transpose(1, 2) / 4 + bias
+        return (scores.softmax(-1) @ v).transpose(0, 1).reshape(q.shape[1], -1)
+
+    def __call__(self, tokens):
+        tokens = tokens[0]
+        x = self.w["embeddings.word_embeddings.weight"][tokens] + self.w["embeddings.token_type_embeddings.weight"][0]
+        run = self.jina if self.config["model_type"] == "bert" else self.nomic
+        return t.modeling_outputs.BaseModelOutput(last_hidden_state=run(x)[None])
+
+    def jina(self, x):
+        n, heads = x.shape[0], self.config["num_attention_heads"]
+        assert heads == 3
+        # Of two heads, and the first of those of four heads.
+        slopes = torch.tensor([2**-4, 2**-8, 2**-2])
+        distance = (torch.arange(n)[:, None] - torch.arange(n)[None]).abs()
+        x = self.norm("embeddings.LayerNorm", x)
+        for i in range(self.config["num_hidden_layers"]):
+            name = f"encoder.layer.{i}."
+            qkv = [self.linear(f"{name}attention.self.{part}", x) for part in ("query", "key", "value")]
+            y = self.attention(qkv, -slopes[:, None, None] * distance)
+            x = self.norm(f"{name}attention.output.LayerNorm", x + self.linear(f"{name}attention.output.dense", y))
+            gate, up = self.linear(f"{name}mlp.gated_layers", x).chunk(2, -1)
+            y = self.linear(f"{name}mlp.wo", torch.nn.functional.gelu(gate) * up)
+            x = self.norm(f"{name}mlp.layernorm", x + y)
+        return x
+
+    def nomic(self, x):
+        c = self.config
+        angles = torch.arange(x.shape[0])[:, None] * c["rotary_emb_base"] ** (-torch.arange(0, 16, 2) / 16)
+
+        def rotate(x):
+            (a, b), cos, sin = x.chunk(2, -1), angles.cos(), angles.sin()
+            return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+        x = self.norm("emb_ln", x)
+        for i in range(c["n_layer"]):
+            name = f"encoder.layers.{i}."
+            y = self.attention(self.linear(f"{name}attn.Wqkv", x).chunk(3, -1), rotate=rotate)
+            x = self.norm(f"{name}norm1", x + self.linear(f"{name}attn.out_proj", y))
+            if i % c["moe_every_n_layers"] == 1:
+                x = self.norm(f"{name}norm2", x + self.experts(f"{name}mlp.", x))
+            else:
+                y = torch.nn.functional.gelu(self.linear(f"{name}mlp.fc1", x))
+                x = self.norm(f"{name}norm2", x + self.linear(f"{name}mlp.fc2", y))
+        return x
+
+    def experts(self, name, x):
+        n, ff = self.config["num_experts"], self.config["n_inner"]
+        first, second = (self.w[f"{name}experts.mlp.{part}"].view(n, ff, -1) for part in ("w1", "w2"))
+        shares = self.linear(f"{name}router.layer", x).softmax(-1)
+        out = torch.zeros_like(x)
+        for t, row in enumerate(x):
+            for e in shares[t].topk(self.config["moe_top_k"]).indices:
+                out[t] += shares[t][e] * (torch.nn.functional.gelu(first[e] @ row) @ second[e])
+        return out + self.w[f"{name}experts.bias"]
+
+
+def remote_shapes(c):
+    """The tensors of a model of REMOTE."""
+    h, ff = c.get("hidden_size", c.get("n_embd")), c.get("intermediate_size", c.get("n_inner"))
+
+    def linear(name, rows, columns, bias=True):
+        return {f"{name}.weight": (rows, columns)} | ({f"{name}.bias": (rows,)} if bias else {})
+
+    def norm(name):
+        return {f"{name}.weight": (h,), f"{name}.bias": (h,)}
+
+    shapes = {"embeddings.word_embeddings.weight": (c["vocab_size"], h), "embeddings.token_type_embeddings.weight": (c["type_vocab_size"], h)}
+    if c["model_type"] == "bert":
+        shapes |= norm("embeddings.LayerNorm")
+        for i in range(c["num_hidden_layers"]):
+            n = f"encoder.layer.{i}."
+            for part in ("self.query", "self.key", "self.value", "output.dense"):
+                shapes |= linear(f"{n}attention.{part}", h, h)
+            shapes |= norm(f"{n}attention.output.LayerNorm") | norm(f"{n}mlp.layernorm")
+            shapes |= linear(f"{n}mlp.gated_layers", 2 * ff, h, False) | linear(f"{n}mlp.wo", h, ff)
+        return shapes
+    shapes |= norm("emb_ln")
+    for i in range(c["n_layer"]):
+        n, e = f"encoder.layers.{i}.", c["num_experts"]
+        shapes |= linear(f"{n}attn.Wqkv", 3 * h, h) | linear(f"{n}attn.out_proj", h, h) | norm(f"{n}norm1") | norm(f"{n}norm2")
+        if i % c["moe_every_n_layers"] == 1:
+            shapes |= {f"{n}mlp.experts.mlp.w1": (e * ff, h), f"{n}mlp.experts.mlp.w2": (e * ff, h), f"{n}mlp.experts.bias": (h,)}
+            shapes |= linear(f"{n}mlp.router.layer", e, h, False)
+        else:
+            shapes |= linear(f"{n}mlp.fc1", ff, h) | linear(f"{n}mlp.fc2", h, ff)
+    return shapes
+
+
+def remote(folder, config, arch, seed):
+    config = config | dict(vocab_size=96)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    random = np.random.default_rng(seed)
+    tensors = {}
+    for name, shape in remote_shapes(config).items():
+        center = 1.0 if ("norm" in name.lower() or "emb_ln" in name) and name.endswith("weight") else 0.0
+        tensors[name] = random.normal(center, 0.3 if len(shape) > 1 else 0.2, shape).astype(np.float16)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    w = gguf.GGUFWriter(folder / "model.gguf", arch)
+    w.add_vocab_size(config["vocab_size"])
+    w.add_context_length(64)
+    w.add_embedding_length(48)
+    w.add_block_count(config.get("num_hidden_layers", config.get("n_layer")))
+    w.add_feed_forward_length(40)
+    w.add_head_count(3)
+    w.add_causal_attention(False)
+    w.add_pooling_type(gguf.PoolingType.MEAN)
+    w.add_layer_norm_eps(config.get("layer_norm_eps", config.get("layer_norm_epsilon")))
+    if "n_head" in config:
+        w.add_rope_freq_base(config["rotary_emb_base"])
+        w.add_moe_every_n_layers(config["moe_every_n_layers"])
+        w.add_expert_count(config["num_experts"])
+        w.add_expert_used_count(config["moe_top_k"])
+    for full, x in tensors.items():
+        layer, _, part = full.partition(".mlp.experts.")
+        layer = layer.removeprefix("encoder.layers.")
+        if part == "bias":
+            # The converter leaves it out; this is where the library writes it.
+            w.add_tensor(f"blk.{layer}.ffn_exps_sum.bias", x.astype(np.float32))
+        elif part == "mlp.w1":
+            w.add_tensor(f"blk.{layer}.ffn_up_exps.weight", x.reshape(config["num_experts"], 40, 48))
+        elif part == "mlp.w2":
+            w.add_tensor(f"blk.{layer}.ffn_down_exps.weight", x.reshape(config["num_experts"], 40, 48).transpose(0, 2, 1).copy())
+        else:
+            name = gguf_name(full, False, BERT)
+            w.add_tensor(name, x.astype(np.float32) if x.ndim == 1 or name.startswith("token_types") else x)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    write_hidden(folder, Remote(config, tensors), None, 96, seed)
 
 
 def word_pieces(folder):
@@ -190,7 +363,7 @@ def reranker(folder, seed):
 
 torch.set_num_threads(1)
 here = Path(__file__).parent
-chosen = sys.argv[1:] or [*MODELS, *DECODERS, "qwen3_reranker"]
+chosen = sys.argv[1:] or [*MODELS, *REMOTE, *DECODERS, "qwen3_reranker"]
 for name in chosen:
     folder = here / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -199,6 +372,9 @@ for name in chosen:
     torch.manual_seed(seed)
     if name == "qwen3_reranker":
         reranker(folder, seed)
+        continue
+    if name in REMOTE:
+        remote(folder, *REMOTE[name], seed)
         continue
     if name in DECODERS:
         model = t.AutoModelForCausalLM.from_pretrained(here.parent / "families" / name, dtype=torch.float32,

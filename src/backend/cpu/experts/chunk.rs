@@ -405,7 +405,7 @@ impl ExpertChunk<'_> {
                 unsafe {
                     let y = y.part(t * hidden, hidden);
                     if window.start == 0 {
-                        y.fill(0.0);
+                        layer.begin_sum(0..hidden, y);
                     }
                     let ids = &*self.ids.part(t * used, used);
                     let slots = &*self.slots.part(t * used, used);

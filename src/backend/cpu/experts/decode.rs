@@ -235,7 +235,7 @@ impl ExpertBuffers<'_> {
 
     /// Some rows of the sum over the token's experts.
     fn output(&self, me: &mut ThreadSpace, chosen: Chosen, rows: Range<usize>, y: &mut [f32]) {
-        y.fill(0.0);
+        chosen.layer.begin_sum(rows.clone(), y);
         for i in 0..chosen.count() {
             let expert = chosen.part(i);
             let mut out = [0.0; BLOCK];

@@ -2,8 +2,8 @@
 //!
 //! A decode step reads the weights of the chosen experts alone. A chunk sorts its tokens by expert
 //! and multiplies each expert's tokens together. Both give the same bits: a token's result is the
-//! sum, from zero on, of `weight * (output + bias)` over its experts by ascending index, and then the
-//! shared expert's.
+//! sum, from zero or the layer's bias on, of `weight * (output + bias)` over its experts by ascending index,
+//! and then the shared expert's.
 
 mod choose;
 mod chunk;
@@ -14,7 +14,7 @@ pub(super) use chunk::{ExpertChunk, ExpertChunkSpace};
 pub(super) use decode::{ExpertBuffers, ExpertSpace};
 
 use super::elementwise::add_bias;
-use super::layer::{Product, activate, check_activation, floats, product};
+use super::layer::{Product, activate, check_activation, find_floats, floats, product};
 use super::matmul::{Encodings, Isa, View};
 use super::pass::Pass;
 use crate::error::Result;
@@ -53,6 +53,8 @@ pub(super) struct ExpertLayer {
     /// Of all experts, one below the other.
     pub experts: Products,
     pub shared: Option<Shared>,
+    /// What the sum begins with, if not zero.
+    pub sum_bias: Option<Vec<f32>>,
     pub hidden: usize,
     /// What the products of the layer's input read.
     pub input_encodings: Encodings,
@@ -127,9 +129,18 @@ impl ExpertLayer {
                 .as_ref()
                 .map(|s| Shared::new(s, isa))
                 .transpose()?,
+            sum_bias: find_floats(&experts.sum_bias, "a bias")?,
             hidden,
             input_encodings,
         })
+    }
+
+    /// Makes rows of the sum what it begins with.
+    fn begin_sum(&self, rows: Range<usize>, y: &mut [f32]) {
+        match &self.sum_bias {
+            None => y.fill(0.0),
+            Some(bias) => y.copy_from_slice(&bias[rows]),
+        }
     }
 
     /// The products whose rows are a token's scores, one below the other.
@@ -179,7 +190,7 @@ impl ExpertLayer {
         let biases = products.iter().filter_map(|p| p.bias.as_ref());
         let selection = self.routing.selection_bias.as_ref();
         let scales = self.routing.expert_scales.as_ref();
-        let vectors = selection.into_iter().chain(scales);
+        let vectors = selection.into_iter().chain(scales).chain(&self.sum_bias);
         biases.chain(vectors).map(Vec::len).sum()
     }
 }
