@@ -388,7 +388,7 @@ fn contradictions_are_refused_by_key() {
         ("jamba", "ssm.time_step_rank", u64::MAX.into(), InvalidModel),
         ("jamba", "expert_count", 0u32.into(), InvalidModel),
         ("jamba", "expert_used_count", 4u32.into(), InvalidModel),
-        ("jamba", "attention.head_count", 4u32.into(), InvalidModel),
+        ("jamba", "attention.head_count", 5u32.into(), InvalidModel),
         ("gpt_neox", "use_parallel_residual", 1u32.into(), MissingKey),
         (
             "dots1",

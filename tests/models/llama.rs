@@ -396,10 +396,10 @@ fn harmless_keys_change_nothing() {
 #[test]
 fn an_unknown_architecture_is_named_beside_the_known_ones() {
     let error = with(&Tiny::default(), |w| {
-        w.set("general.architecture", "mamba");
+        w.set("general.architecture", "rwkv7");
     });
     let error = error.unwrap_err();
     assert_eq!(error.status, Status::Unsupported);
-    assert!(error.message.contains("\"mamba\""), "{error}");
+    assert!(error.message.contains("\"rwkv7\""), "{error}");
     assert!(error.message.contains("llama"), "{error}");
 }
