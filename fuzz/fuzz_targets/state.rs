@@ -4,12 +4,12 @@
 //! behind them is reached, and unless its third bit is set, the file is made one of that model.
 #![no_main]
 
-use emberlm::backend::{DeviceKind, LoadOptions};
+mod models;
+
 use emberlm::engine::state::{Kind, RestoreOptions, inspect};
-use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::engine::{Model, Session, SessionOptions};
 use emberlm::{Result, Status};
 use libfuzzer_sys::fuzz_target;
-use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use twox_hash::XxHash3_64;
 
@@ -26,16 +26,7 @@ static MODELS: LazyLock<[(Arc<Model>, Vec<u8>); 2]> = LazyLock::new(|| {
         "models/hamlet-7m-Q4_K_M.gguf",
     ]
     .map(|path| {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
-        let is_cpu = |i: &usize| device::info(*i).is_ok_and(|d| d.kind == DeviceKind::Cpu);
-        let n = device::count().expect("devices");
-        let options = LoadOptions {
-            threads: 1,
-            ..Default::default()
-        };
-        let cpu = (0..n).find(is_cpu).expect("a CPU");
-        let model = Model::load(&path, cpu, &options, &mut |_| Ok(())).expect("a model");
-        let model = Arc::new(model);
+        let model = models::load(path);
         let mut session =
             Session::create(model.clone(), &SessionOptions::default()).expect("a session");
         let file = save(&mut session).expect("a saved session");
