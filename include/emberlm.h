@@ -1222,10 +1222,11 @@ typedef struct ember_model_options {
      */
     uint64_t memory_limit;
     /**
-     * Bytes of the device's memory that all sessions of the model may take together: KV caches, states, and what each session
-     * works in. 0 for no limit. What would take more, such as `ember_session_create`, `ember_session_fork` and on a GPU also
-     * calls that append tokens, returns `EMBER_OUT_OF_MEMORY`; no session loses anything. On a GPU, KV caches grow with the
-     * tokens in pages of 2 MiB; on a CPU, a session counts in whole from its beginning.
+     * Bytes of the device's memory that all sessions of the model may take together: KV caches, states, what each session
+     * works in, and adapters. 0 for no limit. What would take more, such as `ember_session_create`, `ember_session_fork`,
+     * `ember_adapter_load` and on a GPU also calls that append tokens, returns `EMBER_OUT_OF_MEMORY`; no session loses anything.
+     * On a GPU, KV caches grow with the tokens in pages of 2 MiB; on a CPU, a session counts in whole from its beginning. An
+     * adapter counts once, however many sessions use it, until it is freed and no session uses it any more.
      */
     uint64_t session_memory_limit;
     /**
@@ -1318,7 +1319,7 @@ typedef struct ember_model_details {
      */
     uint64_t memory_bytes;
     /**
-     * Bytes of the device's memory that its sessions have now, as `ember_model_options.session_memory_limit` counts them.
+     * Bytes of the device's memory that its sessions and adapters have now, as `ember_model_options.session_memory_limit` counts them.
      */
     uint64_t session_memory_bytes;
 } ember_model_details;
@@ -2313,7 +2314,7 @@ typedef struct ember_adapter_details {
      */
     uint64_t file_bytes;
     /**
-     * Bytes of memory that it takes.
+     * Bytes of memory that its numbers take, in the type of its file; `ember_model_options.session_memory_limit` counts them.
      */
     uint64_t bytes;
     /**
@@ -3565,16 +3566,17 @@ ember_status ember_embedder_free(struct ember_embedder *embedder);
  * Loads a LoRA adapter for a model. `path` names a folder as the PEFT library writes it
  * (`adapter_config.json` and `adapter_model.safetensors`; the path of one of the two works, too) or a GGUF file of
  * an adapter (`general.type` is `adapter`). Ranks and alphas by pattern and rsLoRA are supported; any matrix of attention,
- * recurrent layers, feed-forward parts without experts, and the head can have a part in it. The adapter is read
- * into memory, and its file is not needed any longer. The new handle is written to `out` and has to be freed with
- * `ember_adapter_free`. Any thread may call it.
+ * recurrent layers, feed-forward parts without experts, and the head can have a part in it. The adapter is read into memory, in
+ * F32, F16 or BF16 as its file has it (quantized ones become F32), and its file is not needed any longer. The new handle is
+ * written to `out` and has to be freed with `ember_adapter_free`. Any thread may call it.
  *
  * Errors: `EMBER_INVALID_UTF8` in `path`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`, `EMBER_IO`;
  * `EMBER_UNKNOWN_FORMAT` for what is no adapter; `EMBER_FILE_TRUNCATED`, `EMBER_FILE_CORRUPT`, `EMBER_MISSING_KEY`;
  * `EMBER_INVALID_MODEL` for an adapter of another architecture, a rank of 0 and numbers that are not finite;
  * `EMBER_MISSING_TENSOR` for half a pair and for tensors that the model does not have; `EMBER_SHAPE_MISMATCH`;
  * `EMBER_UNSUPPORTED` for other kinds than LoRA, DoRA, matrices that cannot have adapters, whole tensors in place of the
- * model's, encoders, and models on a GPU; `EMBER_OUT_OF_MEMORY`. Messages name the tensor or the key.
+ * model's, encoders, and models on a GPU; `EMBER_OUT_OF_MEMORY`, also where `ember_model_options.session_memory_limit` has no
+ * room for it. Messages name the tensor or the key.
  */
 ember_status ember_adapter_load(const struct ember_model *model,
                                 const char *path,

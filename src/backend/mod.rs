@@ -25,6 +25,7 @@ pub use state::{Mark, StateInfo, StateSink, StateSource};
 
 use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
 use crate::error::{Result, fail};
+use crate::memory::Account;
 use crate::model::{AdapterSet, KvShape};
 use crate::threads::Thread;
 use crate::threads::event::Event;
@@ -115,8 +116,9 @@ pub trait Weights: Send + Sync {
             .saturating_mul(options.context as u64)
     }
 
-    /// `Unsupported` where the device cannot add adapters to products.
-    fn check_adapters(&self) -> Result<()> {
+    /// What the memory of adapters is charged to: the account of sessions. `Unsupported` where the device cannot add
+    /// adapters to products.
+    fn adapter_account(&self) -> Result<&Arc<Account>> {
         fail!(Unsupported, "{NO_ADAPTERS}")
     }
 

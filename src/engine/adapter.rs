@@ -22,9 +22,10 @@ pub struct Adapter {
 impl Adapter {
     /// Loads an adapter of a model from a folder as PEFT writes it or from a GGUF file.
     ///
-    /// Errors: those of [`model::Adaptable::read`]; `Unsupported` for devices that cannot have adapters.
+    /// Errors: those of [`model::Adaptable::read`]; `Unsupported` for devices that cannot have adapters;
+    /// `OutOfMemory` also where the memory of sessions has a limit, which adapters count to.
     pub fn load(model: Arc<Model>, path: &Path) -> Result<Adapter> {
-        model.weights().check_adapters()?;
+        model.weights().adapter_account()?;
         let Some(adaptable) = model.adaptable() else {
             fail!(
                 Unsupported,
@@ -34,7 +35,9 @@ impl Adapter {
         };
         let room = room_for(&ModelSource::Path(path))?;
         let _in_room = room.enter();
-        let data = adaptable.read(path)?;
+        let mut data = adaptable.read(path)?;
+        let account = model.weights().adapter_account()?;
+        data.charge = Some(account.charge(data.bytes as usize, "an adapter")?);
         log!(
             Info,
             "loaded adapter {}: rank {}, {} tensors",

@@ -33,7 +33,7 @@ pub struct ember_adapter_details {
     pub parameter_count: u64,
     /// Bytes of the file with the tensors.
     pub file_bytes: u64,
-    /// Bytes of memory that it takes.
+    /// Bytes of memory that its numbers take, in the type of its file; `ember_model_options.session_memory_limit` counts them.
     pub bytes: u64,
     /// A hash of what it adds to which tensors. It is the same for an adapter that was converted between the two
     /// forms of files without loss.
@@ -111,16 +111,17 @@ impl Used {
 /// Loads a LoRA adapter for a model. `path` names a folder as the PEFT library writes it
 /// (`adapter_config.json` and `adapter_model.safetensors`; the path of one of the two works, too) or a GGUF file of
 /// an adapter (`general.type` is `adapter`). Ranks and alphas by pattern and rsLoRA are supported; any matrix of attention,
-/// recurrent layers, feed-forward parts without experts, and the head can have a part in it. The adapter is read
-/// into memory, and its file is not needed any longer. The new handle is written to `out` and has to be freed with
-/// `ember_adapter_free`. Any thread may call it.
+/// recurrent layers, feed-forward parts without experts, and the head can have a part in it. The adapter is read into memory, in
+/// F32, F16 or BF16 as its file has it (quantized ones become F32), and its file is not needed any longer. The new handle is
+/// written to `out` and has to be freed with `ember_adapter_free`. Any thread may call it.
 ///
 /// Errors: `EMBER_INVALID_UTF8` in `path`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`, `EMBER_IO`;
 /// `EMBER_UNKNOWN_FORMAT` for what is no adapter; `EMBER_FILE_TRUNCATED`, `EMBER_FILE_CORRUPT`, `EMBER_MISSING_KEY`;
 /// `EMBER_INVALID_MODEL` for an adapter of another architecture, a rank of 0 and numbers that are not finite;
 /// `EMBER_MISSING_TENSOR` for half a pair and for tensors that the model does not have; `EMBER_SHAPE_MISMATCH`;
 /// `EMBER_UNSUPPORTED` for other kinds than LoRA, DoRA, matrices that cannot have adapters, whole tensors in place of the
-/// model's, encoders, and models on a GPU; `EMBER_OUT_OF_MEMORY`. Messages name the tensor or the key.
+/// model's, encoders, and models on a GPU; `EMBER_OUT_OF_MEMORY`, also where `ember_model_options.session_memory_limit` has no
+/// room for it. Messages name the tensor or the key.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_adapter_load(
     model: *const ember_model,

@@ -113,10 +113,11 @@ pub struct ember_model_options {
     /// `ember_model_estimate` says beforehand how many. A call that would need more returns `EMBER_OUT_OF_MEMORY`, and everything
     /// stays as it was. What the driver takes for itself is not counted. CPUs ignore it.
     pub memory_limit: u64,
-    /// Bytes of the device's memory that all sessions of the model may take together: KV caches, states, and what each session
-    /// works in. 0 for no limit. What would take more, such as `ember_session_create`, `ember_session_fork` and on a GPU also
-    /// calls that append tokens, returns `EMBER_OUT_OF_MEMORY`; no session loses anything. On a GPU, KV caches grow with the
-    /// tokens in pages of 2 MiB; on a CPU, a session counts in whole from its beginning.
+    /// Bytes of the device's memory that all sessions of the model may take together: KV caches, states, what each session
+    /// works in, and adapters. 0 for no limit. What would take more, such as `ember_session_create`, `ember_session_fork`,
+    /// `ember_adapter_load` and on a GPU also calls that append tokens, returns `EMBER_OUT_OF_MEMORY`; no session loses anything.
+    /// On a GPU, KV caches grow with the tokens in pages of 2 MiB; on a CPU, a session counts in whole from its beginning. An
+    /// adapter counts once, however many sessions use it, until it is freed and no session uses it any more.
     pub session_memory_limit: u64,
     /// NULL, or what receives the log messages about this model and its sessions, in place of the function that
     /// `ember_set_log_callback` has set. It may be called until the model and the last of its sessions are freed.
@@ -242,7 +243,7 @@ pub struct ember_model_details {
     pub device_layer_count: u32,
     /// Bytes of a GPU's memory that are allocated for the model now, as `ember_model_options.memory_limit` counts them; 0 on a CPU.
     pub memory_bytes: u64,
-    /// Bytes of the device's memory that its sessions have now, as `ember_model_options.session_memory_limit` counts them.
+    /// Bytes of the device's memory that its sessions and adapters have now, as `ember_model_options.session_memory_limit` counts them.
     pub session_memory_bytes: u64,
 }
 

@@ -82,6 +82,9 @@ pub struct AdapterPair {
     pub outputs: usize,
     /// Factor on `B A`. Finite.
     pub scale: f32,
+    /// Types that `a` and `b` had in the file, single precision for quantized ones: their elements have exact
+    /// values of these.
+    pub types: [TensorType; 2],
     /// `[rank][inputs]`, finite.
     pub a: Vec<f32>,
     /// `[outputs][rank]`, finite, in GGUF's order of rows.
@@ -203,6 +206,10 @@ impl Halves {
                 "tensor {a_name}: its factor is {scale}, which is not finite"
             );
         }
+        let types = [a.ty, b.ty].map(|ty| match ty {
+            TensorType::F16 | TensorType::BF16 => ty,
+            _ => TensorType::F32,
+        });
         let (a, unordered) = (elements(&a, &a_name)?, elements(&b, &b_name)?);
         let mut b = try_vec(unordered.len(), 0.0, "an adapter")?;
         for (row, to) in b.chunks_exact_mut(rank).enumerate() {
@@ -215,6 +222,7 @@ impl Halves {
             inputs,
             outputs,
             scale,
+            types,
             a,
             b,
         })

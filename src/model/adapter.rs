@@ -4,6 +4,9 @@ use super::network::{Block, FeedForward, Linear, Mixer, Network};
 use crate::error::{Result, fail, try_vec};
 use crate::format::adapter::{AdapterFile, AdapterPair, BaseShape, MAX_RANK};
 use crate::format::{ModelFile, Tensor, TensorId};
+use crate::memory::Charge;
+use crate::quant::TensorType;
+use half::{bf16, f16};
 use std::collections::HashMap;
 use std::hash::Hasher;
 use std::path::Path;
@@ -20,10 +23,22 @@ pub struct LowRank {
     pub outputs: usize,
     /// Finite.
     pub scale: f32,
-    /// `[rank][inputs]`, in the bytes of a file: 32-bit floats, little endian.
+    /// `[rank][inputs]`, in the bytes of a file of that type, which is no quantized one.
     pub a: Vec<u8>,
+    /// The type of `a`.
+    pub a_type: TensorType,
     /// `B` transposed, `[rank][outputs]`.
-    pub b: Vec<f32>,
+    pub b: Floats,
+}
+
+/// Numbers of the type that a file has.
+pub enum Floats {
+    /// Single precision.
+    F32(Vec<f32>),
+    /// Half precision.
+    F16(Vec<f16>),
+    /// Bfloat16.
+    BF16(Vec<bf16>),
 }
 
 /// An adapter of a network.
@@ -42,6 +57,8 @@ pub struct Adapter {
     pub file_bytes: u64,
     /// Bytes of the pairs in memory.
     pub bytes: u64,
+    /// What they are charged to, as long as anybody has them.
+    pub charge: Option<Charge>,
     /// Of what it adds to which tensors, whatever the form of its file.
     pub fingerprint: u64,
 }
@@ -148,6 +165,7 @@ impl Adaptable {
             n_parameters: 0,
             file_bytes: file.file_bytes,
             bytes: 0,
+            charge: None,
             fingerprint: fingerprint(&file.pairs),
         };
         for pair in &file.pairs {
@@ -175,7 +193,10 @@ impl Adaptable {
             adapter.n_parameters += (pair.a.len() + pair.b.len()) as u64;
             for part in &target.parts {
                 let low = LowRank::of(pair, part)?;
-                adapter.bytes += (low.a.len() + 4 * low.b.len()) as u64;
+                adapter.bytes += low.bytes() as u64;
+                if adapter.pairs.try_reserve(1).is_err() {
+                    fail!(OutOfMemory, "an adapter of {} pairs", file.pairs.len());
+                }
                 adapter.pairs.insert(part.id, low);
             }
         }
@@ -210,28 +231,62 @@ fn part(weight: &Tensor, first: usize) -> Part {
 impl LowRank {
     /// Some rows of a pair.
     fn of(pair: &AdapterPair, part: &Part) -> Result<LowRank> {
-        let mut a = try_vec(4 * pair.a.len(), 0u8, "an adapter")?;
-        for (to, x) in a.as_chunks_mut().0.iter_mut().zip(&pair.a) {
-            *to = x.to_le_bytes();
-        }
-        let mut b = try_vec(pair.rank * part.rows, 0f32, "an adapter")?;
-        for (row, from) in pair.b.chunks_exact(pair.rank).skip(part.first).enumerate() {
-            if row == part.rows {
-                break;
-            }
-            for (k, x) in from.iter().enumerate() {
-                b[k * part.rows + row] = *x;
-            }
-        }
+        // What came from those types becomes the same again.
+        let [a_type, b_type] = pair.types;
+        let a = match a_type {
+            TensorType::F16 => bytes(pair, |x| f16::from_f32(x).to_le_bytes()),
+            TensorType::BF16 => bytes(pair, |x| bf16::from_f32(x).to_le_bytes()),
+            _ => bytes(pair, f32::to_le_bytes),
+        }?;
         Ok(LowRank {
             rank: pair.rank,
             inputs: pair.inputs,
             outputs: part.rows,
             scale: pair.scale,
             a,
-            b,
+            a_type,
+            b: match b_type {
+                TensorType::F16 => Floats::F16(transposed(pair, part, f16::from_f32)?),
+                TensorType::BF16 => Floats::BF16(transposed(pair, part, bf16::from_f32)?),
+                _ => Floats::F32(transposed(pair, part, |x| x)?),
+            },
         })
     }
+
+    /// Bytes in memory.
+    fn bytes(&self) -> usize {
+        self.a.len()
+            + match &self.b {
+                Floats::F32(b) => size_of_val(&b[..]),
+                Floats::F16(b) => size_of_val(&b[..]),
+                Floats::BF16(b) => size_of_val(&b[..]),
+            }
+    }
+}
+
+/// `A`, each element as so many bytes.
+fn bytes<const N: usize>(pair: &AdapterPair, of: impl Fn(f32) -> [u8; N]) -> Result<Vec<u8>> {
+    let mut a = try_vec(N * pair.a.len(), 0u8, "an adapter")?;
+    for (to, x) in a.as_chunks_mut().0.iter_mut().zip(&pair.a) {
+        *to = of(*x);
+    }
+    Ok(a)
+}
+
+/// Some rows of `B`, as columns.
+fn transposed<N: Copy + Default>(
+    pair: &AdapterPair,
+    part: &Part,
+    of: impl Fn(f32) -> N,
+) -> Result<Vec<N>> {
+    let mut b = try_vec(pair.rank * part.rows, N::default(), "an adapter")?;
+    let rows = pair.b.chunks_exact(pair.rank).skip(part.first);
+    for (row, from) in rows.take(part.rows).enumerate() {
+        for (k, x) in from.iter().enumerate() {
+            b[k * part.rows + row] = of(*x);
+        }
+    }
+    Ok(b)
 }
 
 /// An adapter, and how much it counts.

@@ -6,7 +6,7 @@ use crate::common::states::*;
 use emberlm::backend::{DeviceKind, LoadOptions};
 use emberlm::engine::sampling::Sampling;
 use emberlm::engine::state::{Kind, RestoreOptions};
-use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::engine::{Adapter, Model, Session, SessionOptions, WantedAdapter, device};
 use emberlm::{Result, Status};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -166,6 +166,53 @@ fn sessions_in_parts_have_random_lives() {
         for seed in 0..3 {
             random_life(&model, seed, 60, false);
         }
+    }
+}
+
+/// Adapters are added in each part, alone and in batches.
+#[test]
+fn adapters_go_through_the_parts() {
+    let path = repository_file("tests/data/adapters/hamlet.gguf");
+    let prompt: Vec<u32> = (0..70).map(|i| i * 37 % 500).collect();
+    let run = |cuts: &[usize]| {
+        let model = load(&hamlet(), cuts);
+        let adapter = Adapter::load(model.clone(), &path).unwrap();
+        let bytes = adapter.data().bytes;
+        assert!(model.weights().taken().sessions >= bytes);
+        let scaled = |scale| WantedAdapter {
+            adapter: &adapter,
+            scale,
+        };
+        let mut all = [&[][..], &[scaled(1.0)], &[scaled(-0.5), scaled(0.2)]].map(|list| {
+            let mut session = session(&model);
+            session.set_adapters(list, false).unwrap();
+            session.prefill(&prompt).unwrap();
+            session
+        });
+        let mut said = Vec::new();
+        for session in &mut all {
+            said.push(bits(session));
+        }
+        assert_ne!(said[0], said[1]);
+        assert_ne!(said[1], said[2]);
+        for _ in 0..5 {
+            let mut batch: Vec<&mut Session> = all.iter_mut().collect();
+            let chosen = Session::decode_batch(&mut batch).unwrap();
+            said.push(chosen.into_iter().map(|token| token.unwrap()).collect());
+        }
+        let mut fork = all[1].fork().unwrap();
+        fork.prefill(&[7]).unwrap();
+        said.push(bits(&mut fork));
+        fork.set_adapters(&[], false).unwrap();
+        said.push(bits(&mut fork));
+        all[1].evict().unwrap();
+        said.push(vec![all[1].decode().unwrap()]);
+        said.push(bits(&mut all[1]));
+        said
+    };
+    let whole = run(&[]);
+    for cuts in cuts(&hamlet()) {
+        assert_eq!(run(&cuts), whole, "cut at {cuts:?}");
     }
 }
 

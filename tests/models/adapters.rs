@@ -1,5 +1,6 @@
 //! LoRA adapters on the CPU: against peft, and what they do to sessions.
 
+use crate::common::edit::Edited;
 use crate::common::expected::Expected;
 use crate::common::folder::{Stored, family_path, safetensors, tensors};
 use crate::common::{TempDir, repository_file};
@@ -9,7 +10,10 @@ use emberlm::engine::state::{Kind, RestoreOptions};
 use emberlm::engine::{
     Adapter, MAX_ADAPTERS, Model, Session, SessionOptions, WantedAdapter, device,
 };
+use emberlm::format::ModelFile;
+use emberlm::quant::TensorType;
 use emberlm::{Result, Status};
+use half::{bf16, f16};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -335,6 +339,237 @@ fn ten_thousand_adapters_load_and_sixteen_go_together() {
     let mut one = with(&model, &[scaled(&all[9_999], 0.16)], &TOKENS);
     let (a, b) = (logits(&mut session), logits(&mut one));
     assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-4));
+}
+
+/// The tensors of a folder as this type, and its numbers rounded to what that and half precision have in common.
+fn typed(files: &Files, ty: &str) -> Files {
+    let tensors = files.tensors.iter().map(|(name, t)| {
+        assert_eq!(t.ty, "F16");
+        let halves = t.bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b));
+        let bytes = halves.flat_map(|x| {
+            // No smaller than what half precision has without loss.
+            let x = bf16::from_f32((x.to_f32() * 1024.0).round() / 1024.0);
+            match ty {
+                "F16" => f16::from_f32(x.to_f32()).to_le_bytes().to_vec(),
+                "BF16" => x.to_le_bytes().to_vec(),
+                _ => x.to_f32().to_le_bytes().to_vec(),
+            }
+        });
+        let stored = Stored {
+            ty: ty.to_owned(),
+            shape: t.shape.clone(),
+            bytes: bytes.collect(),
+        };
+        (name.clone(), stored)
+    });
+    Files {
+        config: files.config.clone(),
+        tensors: tensors.collect(),
+    }
+}
+
+/// Half the memory, and not another bit.
+#[test]
+fn adapters_stay_in_the_type_of_their_file() {
+    for (family, name) in [("mistral", "mistral"), ("phi3", "phi3")] {
+        let model = model(family);
+        let files = Files::of(name);
+        let [whole, half, brain] = ["F32", "F16", "BF16"].map(|ty| {
+            let adapter = typed(&files, ty).load(&model);
+            adapter.unwrap_or_else(|e| panic!("{name}, {ty}: {e}"))
+        });
+        // Matrices that are together in a file have what they share of a pair once each.
+        let bytes = whole.data().bytes;
+        assert!(bytes >= 4 * whole.data().n_parameters, "{name}");
+        let expected = bits(&mut with(&model, &[scaled(&whole, 0.7)], &TOKENS));
+        for adapter in [&half, &brain] {
+            assert_eq!(adapter.data().bytes, bytes / 2, "{name}");
+            assert_eq!(adapter.data().fingerprint, whole.data().fingerprint);
+            let mut session = with(&model, &[scaled(adapter, 0.7)], &TOKENS);
+            assert_eq!(bits(&mut session), expected, "{name}");
+        }
+        // Halves of one pair may differ, too.
+        let mut mixed = typed(&files, "F32");
+        let others = typed(&files, "BF16").tensors;
+        let b = others
+            .into_iter()
+            .filter(|(name, _)| name.contains("lora_B"));
+        mixed.tensors.extend(b);
+        let mixed = mixed.load(&model).unwrap();
+        assert!((bytes / 2..bytes).contains(&mixed.data().bytes));
+        let mut session = with(&model, &[scaled(&mixed, 0.7)], &TOKENS);
+        assert_eq!(bits(&mut session), expected, "{name}");
+    }
+}
+
+#[test]
+fn adapters_count_to_the_memory_of_sessions() {
+    let path = family_path("mistral").join("model.gguf");
+    let taken = |model: &Arc<Model>| model.weights().taken().sessions;
+    let model = load_model(&path);
+    let before = taken(&model);
+    let large = adapter(&model, "mistral");
+    let bytes = large.data().bytes;
+    assert_eq!(taken(&model), before + bytes);
+    let mut session = session(&model);
+    let own = taken(&model) - before - bytes;
+    // Once, whoever uses it, and as long as anybody does.
+    session
+        .set_adapters(&[scaled(&large, 1.0), scaled(&large, 0.5)], false)
+        .unwrap();
+    assert_eq!(taken(&model), before + bytes + own);
+    drop(large);
+    assert_eq!(taken(&model), before + bytes + own);
+    session.set_adapters(&[], false).unwrap();
+    assert_eq!(taken(&model), before + own);
+    drop(session);
+
+    let cpu = (0..device::count().unwrap()).find(|&i| !device::info(i).unwrap().isa.is_empty());
+    let options = LoadOptions {
+        threads: 2,
+        session_memory_limit: bytes + 7,
+        ..Default::default()
+    };
+    let model = Model::load(&path, cpu.unwrap(), &options, &mut |_| Ok(()));
+    let model = Arc::new(model.unwrap());
+    let first = adapter(&model, "mistral");
+    let e = Adapter::load(model.clone(), &adapter_path("mistral_small"));
+    let e = e.err().unwrap();
+    assert_eq!(e.status, Status::OutOfMemory, "{e}");
+    assert!(e.message.contains("session_memory_limit"), "{e}");
+    let e = Session::create(model.clone(), &SessionOptions::default());
+    assert_eq!(e.err().unwrap().status, Status::OutOfMemory);
+    assert_eq!(taken(&model), bytes);
+    drop(first);
+    assert_eq!(taken(&model), 0);
+    adapter(&model, "mistral");
+}
+
+#[test]
+fn threads_set_adapters_on_sessions_of_one_model() {
+    let model = model("mistral");
+    let (large, small) = (adapter(&model, "mistral"), adapter(&model, "mistral_small"));
+    let lists = [
+        vec![scaled(&large, 1.0)],
+        vec![scaled(&small, 1.0), scaled(&large, -0.5)],
+        vec![],
+    ];
+    let expected: Vec<Vec<u32>> = lists
+        .iter()
+        .map(|list| bits(&mut with(&model, list, &TOKENS)))
+        .collect();
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let (model, lists, expected) = (&model, &lists, &expected);
+            scope.spawn(move || {
+                let mut session = with(model, &[], &TOKENS);
+                for step in 0..60 {
+                    let i = (step * (thread + 1) + thread) % lists.len();
+                    session.set_adapters(&lists[i], false).unwrap();
+                    assert_eq!(
+                        bits(&mut session),
+                        expected[i],
+                        "thread {thread}, step {step}"
+                    );
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_named() {
+    type Change = fn(&mut Edited);
+    const A: &str = "blk.0.attn_q.weight.lora_a";
+    const B: &str = "blk.0.attn_q.weight.lora_b";
+    let cases: &[(Change, Status, &str)] = &[
+        (
+            |f| {
+                f.set("adapter.type", "loha");
+            },
+            Status::Unsupported,
+            "loha",
+        ),
+        (
+            |f| drop(f.metadata.remove("adapter.lora.alpha")),
+            Status::MissingKey,
+            "adapter.lora.alpha",
+        ),
+        (
+            |f| {
+                f.set("adapter.lora.alpha", f32::NAN);
+            },
+            Status::InvalidModel,
+            "not finite",
+        ),
+        (|f| drop(f.tensors.remove(A)), Status::MissingTensor, A),
+        (|f| drop(f.tensors.remove(B)), Status::MissingTensor, B),
+        (|f| f.tensors.clear(), Status::MissingTensor, "no tensors"),
+        (|f| put(f, A, f32::NAN), Status::InvalidModel, A),
+        (|f| put(f, B, f32::INFINITY), Status::InvalidModel, B),
+        (|f| put(f, B, f32::NEG_INFINITY), Status::InvalidModel, B),
+        (
+            |f| moved(f, "blk.0.attn_q", "blk.0.attn_norm"),
+            Status::MissingTensor,
+            "attn_norm",
+        ),
+        (
+            |f| moved(f, "blk.0.attn_q", "blk.9.attn_q"),
+            Status::MissingTensor,
+            "blk.9.attn_q",
+        ),
+        (
+            |f| moved(f, "blk.0.attn_q.weight", "token_embd.weight"),
+            Status::Unsupported,
+            "token_embd",
+        ),
+        (
+            |f| moved(f, "blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.alpha"),
+            Status::Unsupported,
+            "alpha",
+        ),
+    ];
+    let model = model("mistral");
+    let whole = ModelFile::open(&adapter_path("mistral_small/adapter.gguf")).unwrap();
+    for (i, (change, status, part)) in cases.iter().enumerate() {
+        let mut edited = Edited::of(&whole);
+        change(&mut edited);
+        let dir = TempDir::new("adapter-file");
+        let path = dir.file("adapter.gguf", &edited.bytes());
+        let e = Adapter::load(model.clone(), &path).err();
+        let e = e.unwrap_or_else(|| panic!("case {i}, {part}: it was loaded"));
+        assert_eq!(e.status, *status, "case {i}: {e}");
+        assert!(e.message.contains(part), "case {i}, {part}: {e}");
+    }
+    // A rank of 0, which writers of files refuse.
+    for (name, dim) in [(A, 1), (B, 0)] {
+        let mut bytes = Edited::of(&whole).bytes();
+        let at = bytes.windows(name.len()).position(|w| w == name.as_bytes());
+        let at = at.unwrap() + name.len() + 4 + 8 * dim;
+        assert_eq!(bytes[at..at + 8], 2u64.to_le_bytes(), "{name}");
+        bytes[at..at + 8].fill(0);
+        let dir = TempDir::new("adapter-file");
+        let e = Adapter::load(model.clone(), &dir.file("adapter.gguf", &bytes)).err();
+        let e = e.unwrap();
+        assert!(e.message.contains(name), "{e}");
+        assert!(e.message.contains('0'), "{e}");
+    }
+}
+
+/// Makes the second element of a tensor this.
+fn put(file: &mut Edited, name: &str, x: f32) {
+    let tensor = file.tensors.get_mut(name).unwrap();
+    match tensor.ty {
+        TensorType::F32 => tensor.bytes[4..8].copy_from_slice(&x.to_le_bytes()),
+        TensorType::F16 => tensor.bytes[2..4].copy_from_slice(&f16::from_f32(x).to_le_bytes()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn moved(file: &mut Edited, from: &str, to: &str) {
+    let all = std::mem::take(&mut file.tensors);
+    let moved = all.into_iter().map(|(name, t)| (name.replace(from, to), t));
+    file.tensors = moved.collect();
 }
 
 #[test]

@@ -12,8 +12,7 @@ use super::pass::Pass;
 use super::pool::Work;
 use super::weights::CpuWeights;
 use crate::error::Result;
-use crate::model::{AdapterSet, LowRank};
-use crate::quant::TensorType;
+use crate::model::{AdapterSet, Floats, LowRank};
 use std::ops::Range;
 
 /// The most products of one input.
@@ -181,7 +180,7 @@ impl<'a> Adapters<'a> {
         let (mut tasks, mut cost) = (0, 0);
         self.each(products, count, |thin| {
             tasks += 1;
-            cost += (thin.run.len() * thin.pair.a.len()) as u64 / 64;
+            cost += (thin.run.len() * thin.pair.rank * thin.pair.inputs) as u64 / 16;
         });
         if tasks == 0 {
             return Ok(());
@@ -194,7 +193,7 @@ impl<'a> Adapters<'a> {
                 if !task.next().is_some_and(|i| range.contains(&i)) {
                     return;
                 }
-                let view = View::new(TensorType::F32, pair.rank, pair.inputs, &pair.a, isa);
+                let view = View::new(pair.a_type, pair.rank, pair.inputs, &pair.a, isa);
                 let Some(view) = view else {
                     unreachable!("as many bytes as it has rows");
                 };
@@ -230,8 +229,12 @@ impl<'a> Adapters<'a> {
             // SAFETY: by contract, the processor has `isa`, `narrow` is complete, and nobody writes what it has made.
             unsafe {
                 let thin = &*self.thin.part(self.thin_at(token, index) + at, pair.rank);
-                let b = &pair.b[rows.start..];
-                add_low_rank(isa, y, thin, scale, b, pair.outputs);
+                let (first, stride) = (rows.start, pair.outputs);
+                match &pair.b {
+                    Floats::F32(b) => add_low_rank(isa, y, thin, scale, &b[first..], stride),
+                    Floats::F16(b) => add_low_rank(isa, y, thin, scale, &b[first..], stride),
+                    Floats::BF16(b) => add_low_rank(isa, y, thin, scale, &b[first..], stride),
+                }
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Each function handles one token's row and gives the same bits on every instruction set.
 
-use super::simd::{LANES, Lanes, simd_kernel};
+use super::simd::{LANES, Lanes, Number, simd_kernel};
 use crate::model::{Rope, RopePairing};
 
 /// The sum of `f(element, sum so far)` over all elements, in 64 partial sums, `i` taking the elements
@@ -99,11 +99,11 @@ simd_kernel! {
 /// `y[i] += scale * thin[k] * b[k * stride + i]`, for the rows `k` of `b` in ascending order, each rounded
 /// once; `scale * thin[k]` is rounded first.
 #[inline(always)]
-unsafe fn add_low_rank_generic<L: Lanes>(
+unsafe fn add_low_rank_generic<L: Lanes, N: Number>(
     y: &mut [f32],
     thin: &[f32],
     scale: f32,
-    b: &[f32],
+    b: &[N],
     stride: usize,
 ) {
     let n = y.len();
@@ -119,7 +119,7 @@ unsafe fn add_low_rank_generic<L: Lanes>(
             let out = y.as_mut_ptr().add(i);
             let mut sum = L::load(out);
             for (k, t) in thin.iter().enumerate() {
-                sum = L::splat(scale * t).fma(L::load(at(k, i)), sum);
+                sum = L::splat(scale * t).fma(N::load::<L>(at(k, i)), sum);
             }
             sum.store(out);
         }
@@ -127,7 +127,9 @@ unsafe fn add_low_rank_generic<L: Lanes>(
             let out = y.as_mut_ptr().add(whole);
             let mut sum = L::load_first(out, rest);
             for (k, t) in thin.iter().enumerate() {
-                sum = L::splat(scale * t).fma(L::load_first(at(k, whole), rest), sum);
+                let mut last = [N::default(); LANES];
+                std::ptr::copy_nonoverlapping(at(k, whole), last.as_mut_ptr(), rest);
+                sum = L::splat(scale * t).fma(N::load::<L>(last.as_ptr()), sum);
             }
             sum.store_first(out, rest);
         }
@@ -138,7 +140,7 @@ simd_kernel! {
     ///
     /// # Safety
     /// The processor has `isa`.
-    pub fn add_low_rank(y: &mut [f32], thin: &[f32], scale: f32, b: &[f32], stride: usize) = add_low_rank_generic
+    pub fn add_low_rank[N: Number](y: &mut [f32], thin: &[f32], scale: f32, b: &[N], stride: usize) = add_low_rank_generic
 }
 
 /// `x / (1 + exp(-x))`

@@ -486,8 +486,8 @@ impl Weights for CpuWeights {
         Ok(Box::new(CpuRunner::new(self, kv)?))
     }
 
-    fn check_adapters(&self) -> Result<()> {
-        Ok(())
+    fn adapter_account(&self) -> Result<&Arc<Account>> {
+        Ok(&self.sessions)
     }
 
     fn resident_bytes(&self) -> u64 {

@@ -5,6 +5,7 @@ use crate::backend::driver::Driven;
 use crate::backend::{Mark, MaskSource, Outcome, Residual, Row, Runner, Want, When};
 use crate::engine::sampling::{LogprobBoxes, Logprobs, Sampling};
 use crate::error::{Result, fail};
+use crate::model::AdapterSet;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -28,6 +29,8 @@ pub(super) struct Core {
     pub progress: Arc<AtomicUsize>,
     /// Where log-probabilities go.
     pub logprob_boxes: LogprobBoxes,
+    /// What all parts add to their products.
+    pub adapters: Option<Arc<AdapterSet>>,
 }
 
 /// What work has come to.
@@ -55,6 +58,7 @@ impl Core {
             mask: crate::error::try_vec(words, 0u32, "mask of a choice")?,
             progress: Arc::default(),
             logprob_boxes: LogprobBoxes::new(),
+            adapters: None,
         };
         core.progress.store(core.len(), Relaxed);
         Ok(core)
@@ -71,6 +75,21 @@ impl Core {
             Some(last) => Ok(&mut **last),
             None => fail!(Internal, "a network of no parts"),
         }
+    }
+
+    /// Has all parts add this to their products; after an error none does.
+    pub fn set_adapters(&mut self, adapters: Option<Arc<AdapterSet>>) -> Result<()> {
+        for i in 0..self.parts.len() {
+            if let Err(e) = self.parts[i].set_adapters(adapters.clone()) {
+                // Those before could take some, so they can take these.
+                for part in &mut self.parts[..i] {
+                    part.set_adapters(self.adapters.clone())?;
+                }
+                return Err(e);
+            }
+        }
+        self.adapters = adapters;
+        Ok(())
     }
 
     /// The last mark with at most `position` positions that all parts can go back to.

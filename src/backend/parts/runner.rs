@@ -10,6 +10,7 @@ use crate::backend::{
 };
 use crate::engine::sampling::{LogprobBoxes, Logprobs, TokenRules};
 use crate::error::{Result, fail};
+use crate::model::AdapterSet;
 use crate::threads::Thread;
 use crate::threads::event::Event;
 use std::any::Any;
@@ -223,6 +224,10 @@ impl Runner for PartsRunner {
         self.idle_core()?.last()?.set_rules(rules)
     }
 
+    fn set_adapters(&mut self, adapters: Option<Arc<AdapterSet>>) -> Result<()> {
+        self.idle_core()?.set_adapters(adapters)
+    }
+
     fn mark_before(&self, position: usize) -> Mark {
         let core = lock(&self.core);
         core.mark_before(position.min(core.len()))
@@ -255,7 +260,8 @@ impl Runner for PartsRunner {
         let mut core = self.idle_core()?;
         let parts = core.parts.iter_mut().map(|part| part.fork());
         let parts = parts.collect::<Result<Vec<_>>>()?;
-        let other = Core::new(core.weights.clone(), parts, core.context)?;
+        let mut other = Core::new(core.weights.clone(), parts, core.context)?;
+        other.adapters = core.adapters.clone();
         Ok(Box::new(PartsRunner::new(other)))
     }
 }

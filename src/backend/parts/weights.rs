@@ -8,6 +8,7 @@ use crate::backend::{
     Runner, RunnerOptions, Taken, Want, Weights, When,
 };
 use crate::error::{Result, fail, try_vec};
+use crate::memory::Account;
 use crate::model::{KvShape, Network};
 use crate::threads::Placement;
 use arrayvec::ArrayVec;
@@ -337,6 +338,15 @@ impl Weights for PartsWeights {
 
     fn kv_bytes(&self, options: &RunnerOptions) -> u64 {
         self.sum(|part| part.kv_bytes(options))
+    }
+
+    fn adapter_account(&self) -> Result<&Arc<Account>> {
+        // All parts must be able to, and the first one is charged: what `taken` says is the sum.
+        let mut accounts = self.parts.iter().map(|part| part.adapter_account());
+        match accounts.next() {
+            Some(first) => accounts.try_fold(first?, |first, other| other.map(|_| first)),
+            None => fail!(Internal, "a network of no parts"),
+        }
     }
 
     fn max_drafts(&self) -> usize {

@@ -6,6 +6,7 @@ use emberlm::format::writer::Writer;
 use emberlm::format::{Access, ModelFile};
 use emberlm::quant::TensorType;
 use emberlm::{Error, Status};
+use half::{bf16, f16};
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -22,13 +23,13 @@ const PARTS: [&str; 8] = [
     "ffn_down",
 ];
 
-/// So many adapters of a rank for the model that was loaded from a path, with pairs for all matrices of
+/// So many adapters of a rank, with numbers of a type, for the model that was loaded from a path, with pairs for all matrices of
 /// attention and feed-forward parts.
 pub fn random(
     model: &Arc<Model>,
     path: &Path,
     count: usize,
-    rank: usize,
+    (rank, ty): (usize, TensorType),
 ) -> emberlm::Result<Vec<Adapter>> {
     let file = ModelFile::open_with(path, Access::Read)?;
     let mut writer = Writer::new();
@@ -44,8 +45,8 @@ pub fn random(
         if part.is_some_and(|part| PARTS.contains(&part)) {
             let tensor = &file.tensors[name];
             let (inputs, outputs) = (tensor.row_len(), tensor.rows());
-            writer.tensor(&format!("{name}.lora_a"), TensorType::F32, &[inputs, rank])?;
-            writer.tensor(&format!("{name}.lora_b"), TensorType::F32, &[rank, outputs])?;
+            writer.tensor(&format!("{name}.lora_a"), ty, &[inputs, rank])?;
+            writer.tensor(&format!("{name}.lora_b"), ty, &[rank, outputs])?;
         }
     }
     let failed = |e: std::io::Error| Error::new(Status::Io, format!("an adapter: {e}"));
@@ -56,10 +57,14 @@ pub fn random(
         let out = out.map_err(failed)?;
         let mut buffered = BufWriter::new(out.as_file());
         writer.write(&mut buffered, |entry, out| {
-            for _ in 0..entry.size / 4 {
+            for _ in 0..entry.size / ty.block_bytes() as u64 {
                 // As small as what training leaves.
-                let x = 0.01 * random.signed();
-                out.write_all(&x.to_le_bytes())?;
+                let x: f32 = 0.01 * random.signed();
+                match ty {
+                    TensorType::F16 => out.write_all(&f16::from_f32(x).to_le_bytes())?,
+                    TensorType::BF16 => out.write_all(&bf16::from_f32(x).to_le_bytes())?,
+                    _ => out.write_all(&x.to_le_bytes())?,
+                }
             }
             Ok(())
         })?;

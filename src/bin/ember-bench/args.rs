@@ -2,6 +2,7 @@
 
 use crate::shapes::{self, Mix, Shape};
 use emberlm::engine::sampling::{Dry, Sampling};
+use emberlm::quant::TensorType;
 use lexopt::prelude::*;
 use std::path::PathBuf;
 
@@ -54,6 +55,7 @@ Measurement:
   --adapters N       decode with random LoRA adapters for all matrices of attention and feed-forward, too:
                      one at every depth, and N different ones in batches
   --adapter-rank R   their rank (default 16)
+  --adapter-type T   their numbers: f32 (default), f16 or bf16
   --grammar json     decode under a JSON schema, too: an endless list of texts (needs a model with a
                      tokenizer)
   --sampling NAME    how tokens are chosen: greedy (default); chat: temperature 0.7, top-k 40, top-p
@@ -162,6 +164,7 @@ pub struct Args {
     /// Different adapters in batches, 0 for none, and their rank.
     pub adapters: usize,
     pub adapter_rank: usize,
+    pub adapter_type: TensorType,
     /// Decode under a grammar, too.
     pub grammar: bool,
     /// How tokens are chosen, and its name.
@@ -257,6 +260,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut kv = Kv::F16;
     let mut queue = None;
     let (mut adapters, mut adapter_rank) = (0, 16);
+    let mut adapter_type = TensorType::F32;
     let mut grammar = false;
     let mut sampling = ("greedy".to_owned(), Sampling::GREEDY);
     let mut profile = false;
@@ -317,6 +321,14 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
             Long("queue") => queue = Some(number(&mut parser, "--queue", 1, 1 << 20)?),
             Long("adapters") => adapters = number(&mut parser, "--adapters", 1, 1024)?,
             Long("adapter-rank") => adapter_rank = number(&mut parser, "--adapter-rank", 1, 1024)?,
+            Long("adapter-type") => match parser.value()?.string()?.as_str() {
+                "f32" => adapter_type = TensorType::F32,
+                "f16" => adapter_type = TensorType::F16,
+                "bf16" => adapter_type = TensorType::BF16,
+                other => {
+                    return Err(format!("--adapter-type is f32, f16 or bf16, not {other:?}").into());
+                }
+            },
             Long("grammar") => match parser.value()?.string()?.as_str() {
                 "json" => grammar = true,
                 other => return Err(format!("--grammar is json, not {other:?}").into()),
@@ -388,6 +400,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         queue,
         adapters,
         adapter_rank,
+        adapter_type,
         grammar,
         sampling,
         profile,

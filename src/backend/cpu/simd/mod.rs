@@ -16,6 +16,39 @@ pub use scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2, Avx512};
 
+/// What lanes are loaded from.
+pub trait Number: Copy + Default {
+    /// Lanes of these numbers.
+    ///
+    /// # Safety
+    /// As of [`Lanes`].
+    unsafe fn load<L: Lanes>(p: *const Self) -> L;
+}
+
+impl Number for f32 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const f32) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { L::load(p) }
+    }
+}
+
+impl Number for half::f16 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const half::f16) -> L {
+        // SAFETY: the caller's promise; the type is its bits.
+        unsafe { L::load_f16(p.cast()) }
+    }
+}
+
+impl Number for half::bf16 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const half::bf16) -> L {
+        // SAFETY: the caller's promise; the type is its bits.
+        unsafe { L::load_bf16(p.cast()) }
+    }
+}
+
 /// Lanes of a [`Lanes`] value.
 pub const LANES: usize = 16;
 
@@ -34,6 +67,16 @@ pub unsafe trait Lanes: Copy {
     unsafe fn load(p: *const f32) -> Self;
     /// Lanes from memory in half precision (exact).
     unsafe fn load_f16(p: *const u16) -> Self;
+    /// Lanes from memory in bfloat16 (exact).
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self {
+        // SAFETY: the caller vouches for LANES elements, and the array has as many.
+        unsafe {
+            let bits = p.cast::<[u16; LANES]>().read_unaligned();
+            let wide = bits.map(|b| f32::from_bits(u32::from(b) << 16));
+            Self::load(wide.as_ptr())
+        }
+    }
     /// Lanes to memory.
     unsafe fn store(self, p: *mut f32);
     /// Lanes to memory, rounded to the nearest half, ties to even.
