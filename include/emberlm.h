@@ -1017,8 +1017,8 @@ typedef uint32_t ember_generate_end;
 #endif // __cplusplus
 
 /**
- * A LoRA adapter, loaded for one model. Immutable, so any number of sessions and threads may use it at once.
- * It stays in memory until `ember_adapter_free` and until no session uses it any more, in any order. It
+ * A LoRA adapter, loaded for one model. Immutable, so any number of sessions, embedders and threads may use it at once.
+ * It stays in memory until `ember_adapter_free` and until no session or embedder uses it any more, in any order. It
  * keeps its model alive.
  */
 typedef struct ember_adapter ember_adapter;
@@ -1226,7 +1226,7 @@ typedef struct ember_model_options {
      * works in, and adapters. 0 for no limit. What would take more, such as `ember_session_create`, `ember_session_fork`,
      * `ember_adapter_load` and on a GPU also calls that append tokens, returns `EMBER_OUT_OF_MEMORY`; no session loses anything.
      * On a GPU, KV caches grow with the tokens in pages of 2 MiB; on a CPU, a session counts in whole from its beginning. An
-     * adapter counts once, however many sessions use it, until it is freed and no session uses it any more.
+     * adapter counts once, however many sessions and embedders use it, until it is freed and none uses it any more.
      */
     uint64_t session_memory_limit;
     /**
@@ -1661,7 +1661,7 @@ typedef struct ember_save_options {
 typedef int32_t (*ember_write_fn)(void *user, const void *bytes, size_t count);
 
 /**
- * An adapter that a session uses.
+ * An adapter that a session or an embedder uses.
  */
 typedef struct ember_adapter_use {
     /**
@@ -2238,6 +2238,15 @@ typedef struct ember_embedder_options {
      * Bytes of `instruction`.
      */
     size_t instruction_len;
+    /**
+     * Adapters of the model, at most 16, which are added to its matrices as `ember_session_set_adapters` has them; may be
+     * NULL if there are none. The embedder uses them as long as it lives, also when their handles are freed.
+     */
+    const struct ember_adapter_use *adapters;
+    /**
+     * Number of `adapters`.
+     */
+    size_t adapter_count;
 } ember_embedder_options;
 
 /**
@@ -3471,8 +3480,9 @@ ember_status ember_generate_finish(struct ember_session *session,
  * call it.
  *
  * Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_INVALID_UTF8` in `instruction`; `EMBER_UNSUPPORTED` for a model on
- * a GPU, one with layers that it cannot be made for (recurrent layers, for example), and for scores of a model that has none;
- * `EMBER_FILE_TRUNCATED` and `EMBER_FILE_CORRUPT` if the model's file has changed; `EMBER_OUT_OF_MEMORY`.
+ * a GPU, one with layers that it cannot be made for (recurrent layers, for example), for scores of a model that has none, and for
+ * scores by "yes" and "no" with an adapter of the head; `EMBER_INVALID_HANDLE` and `EMBER_INVALID_ARGUMENT` for adapters are as of
+ * `ember_session_set_adapters`; `EMBER_FILE_TRUNCATED` and `EMBER_FILE_CORRUPT` if the model's file has changed; `EMBER_OUT_OF_MEMORY`.
  */
 ember_status ember_embedder_create(const struct ember_model *model,
                                    const struct ember_embedder_options *options,
@@ -3575,7 +3585,7 @@ ember_status ember_embedder_free(struct ember_embedder *embedder);
  * `EMBER_INVALID_MODEL` for an adapter of another architecture, a rank of 0 and numbers that are not finite;
  * `EMBER_MISSING_TENSOR` for half a pair and for tensors that the model does not have; `EMBER_SHAPE_MISMATCH`;
  * `EMBER_UNSUPPORTED` for other kinds than LoRA, DoRA, matrices that cannot have adapters, whole tensors in place of the
- * model's, encoders, and models on a GPU; `EMBER_OUT_OF_MEMORY`, also where `ember_model_options.session_memory_limit` has no
+ * model's, and models on a GPU; `EMBER_OUT_OF_MEMORY`, also where `ember_model_options.session_memory_limit` has no
  * room for it. Messages name the tensor or the key.
  */
 ember_status ember_adapter_load(const struct ember_model *model,
@@ -3592,7 +3602,7 @@ ember_status ember_adapter_info(const struct ember_adapter *adapter,
                                 struct ember_error *err);
 
 /**
- * Frees an adapter: the handle becomes invalid at once. Sessions that use it go on with it, and its memory is freed when
+ * Frees an adapter: the handle becomes invalid at once. Sessions and embedders that use it go on with it, and its memory is freed when
  * none does any more. NULL is allowed and does nothing. Any thread may call it.
  *
  * Errors: `EMBER_INVALID_HANDLE`.

@@ -138,7 +138,7 @@ fn structs_have_the_headers_sizes() {
         ember_text { text, len }
         ember_adapter_details { struct_size, rank, tensor_count, parameter_count, file_bytes, bytes, fingerprint, name }
         ember_adapter_use { adapter, scale, reserved }
-        ember_embedder_options { struct_size, flags, pooling, normalize, dimension, max_tokens, batch_tokens, reserved, instruction, instruction_len }
+        ember_embedder_options { struct_size, flags, pooling, normalize, dimension, max_tokens, batch_tokens, reserved, instruction, instruction_len, adapters, adapter_count }
         ember_embedder_details { struct_size, pooling, dimension, normalized, max_tokens, batch_tokens, bytes }
         ember_dry_breaker { text, text_len, tokens, token_count }
         ember_sampling_options { struct_size, top_k, temperature, top_p, min_p, typical_p, penalty_window, repeat_penalty, presence_penalty, frequency_penalty, dry_multiplier, dry_base, dry_allowed_length, dry_window, dry_no_breakers, logprobs, seed, logit_bias, logit_bias_count, banned, banned_count, allowed, allowed_count, dry_breakers, dry_breaker_count }

@@ -242,7 +242,7 @@ struct SessionOptions {
 
 class Adapter;
 
-/// An adapter that a session uses, and how much it counts. The adapter must live until the call has returned.
+/// An adapter that a session or an embedder uses, and how much it counts. The adapter must live until the call has returned.
 struct AdapterUse {
     const Adapter *adapter = nullptr;
     float scale = 1;
@@ -1257,6 +1257,7 @@ struct EmbedderOptions {
     std::uint32_t dimension = 0, max_tokens = 0, batch_tokens = 0;
     bool truncate = false;
     std::string instruction;
+    std::vector<AdapterUse> adapters;
 };
 
 /// Makes vectors or scores of texts. One thread at a time may use it.
@@ -1272,6 +1273,9 @@ public:
         c.batch_tokens = options.batch_tokens;
         c.instruction = options.instruction.data();
         c.instruction_len = options.instruction.size();
+        const auto adapters = detail::c_adapters(options.adapters);
+        c.adapters = adapters.data();
+        c.adapter_count = adapters.size();
         ember_error err;
         ember_embedder *raw = nullptr;
         detail::check(ember_embedder_create(model.get(), &c, &raw, &err), err);

@@ -301,6 +301,13 @@ void test_embedder(Fixture &f) {
         expect(error.status() == EMBER_INTERRUPTED, error.what());
     }
     embedder.close();
+    const std::string model = f.path, path = model.substr(0, model.rfind('/') + 1) + "../tests/data/adapters/hamlet.gguf";
+    emberlm::Adapter adapter(f.model, path);
+    options.adapters = {{&adapter, 1.0f}};
+    emberlm::Embedder adapted(f.model, options);
+    adapter.close();
+    expect(adapted.embed(texts) != both, "an adapter changes vectors");
+    expect_error(EMBER_INVALID_HANDLE, "an embedder with a freed adapter", [&] { emberlm::Embedder(f.model, options); });
 }
 
 void test_streams(Fixture &f) {

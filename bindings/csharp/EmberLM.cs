@@ -1318,6 +1318,7 @@ namespace EmberLM
         public uint Dimension, MaxTokens, BatchTokens;
         public bool Truncate;
         public string Instruction = "";
+        public AdapterUse[] Adapters = new AdapterUse[0];
     }
 
     /// <summary>Makes vectors or scores of texts. One thread at a time may use it.</summary>
@@ -1339,6 +1340,7 @@ namespace EmberLM
                     batch_tokens = o.BatchTokens,
                 };
                 c.instruction = memory.Text(o.Instruction, out c.instruction_len);
+                c.adapters = memory.Structs(new List<ember_adapter_use>(AdapterUse.All(o.Adapters)), out c.adapter_count);
                 Call.Check(Functions.ember_embedder_create(model.Handle, ref c, ref raw, err), err);
             }
             handle = new EmbedderHandle(raw);

@@ -389,6 +389,8 @@ namespace EmberLM.Native
         public uint reserved;
         public IntPtr instruction;
         public UIntPtr instruction_len;
+        public IntPtr adapters;
+        public UIntPtr adapter_count;
     }
 
     [StructLayout(LayoutKind.Sequential)]

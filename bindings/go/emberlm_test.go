@@ -290,14 +290,22 @@ func TestChatAndGrammar(t *testing.T) {
 	must(t, restored.SetAdapters(nil, false))
 	must(t, restored.Rewind(len(prompt)))
 	equal(t, get[uint32](t)(restored.Decode()), greedy[0])
+	withAdapter := get[*Embedder](t)(model.NewEmbedder(EmbedderOptions{Pooling: PoolingMean, Adapters: uses}))
 	must(t, adapter.Close())
 	fails(t, adapted.SetAdapters(uses, true), StatusInvalidHandle)
+	_, err = model.NewEmbedder(EmbedderOptions{Adapters: uses})
+	fails(t, err, StatusInvalidHandle)
 
 	embedder := get[*Embedder](t)(model.NewEmbedder(EmbedderOptions{Pooling: PoolingMean}))
 	info := get[EmbedderInfo](t)(embedder.Info())
 	both := get[[][]float32](t)(embedder.Embed("Once upon a time", "the king"))
 	equal(t, len(both), 2)
 	equal(t, len(both[0]), info.Dimension)
+	changed := get[[][]float32](t)(withAdapter.Embed("Once upon a time"))
+	if changed[0][0] == both[0][0] {
+		t.Fatal("an adapter changes nothing")
+	}
+	must(t, withAdapter.Close())
 	alone := get[[][]float32](t)(embedder.EmbedTokens(get[[]uint32](t)(model.Tokenize("the king", TokenizeOptions{}))))
 	equal(t, alone[0][0], both[1][0])
 	_, err = embedder.Rerank("a", "b")

@@ -949,6 +949,7 @@ type EmbedderOptions struct {
 	BatchTokens int
 	Truncate    bool
 	Instruction string
+	Adapters    []AdapterUse
 }
 
 // EmbedderInfo are facts about an embedder.
@@ -963,6 +964,7 @@ type EmbedderInfo struct {
 // NewEmbedder makes an embedder for the model.
 func (m *Model) NewEmbedder(options EmbedderOptions) (*Embedder, error) {
 	defer runtime.KeepAlive(m)
+	defer runtime.KeepAlive(options.Adapters)
 	var a arena
 	defer a.free()
 	o := (*C.ember_embedder_options)(a.alloc(C.sizeof_ember_embedder_options))
@@ -973,6 +975,7 @@ func (m *Model) NewEmbedder(options EmbedderOptions) (*Embedder, error) {
 	o.pooling, o.normalize, o.dimension = C.uint32_t(options.Pooling), C.uint32_t(options.Normalize), C.uint32_t(options.Dimension)
 	o.max_tokens, o.batch_tokens = C.uint32_t(options.MaxTokens), C.uint32_t(options.BatchTokens)
 	o.instruction, o.instruction_len = a.text(options.Instruction)
+	o.adapters, o.adapter_count = cAdapters(&a, options.Adapters)
 	var raw C.uintptr_t
 	var err C.ember_error
 	if e := check(C.go_ember_embedder_create(m.get(), o, &raw, &err), &err); e != nil {

@@ -23,7 +23,7 @@ export interface Sampling {
   dryAllowedLength?: number; dryWindow?: number; dryNoBreakers?: boolean; logprobs?: number; logitBias?: Record<number, number>;
   banned?: Tokens; allowed?: Tokens; dryBreakers?: (string | Tokens)[];
 }
-/** An adapter that a session uses, and how much it counts. */
+/** An adapter that a session or an embedder uses, and how much it counts. */
 export type AdapterUse = Adapter | { adapter: Adapter; scale: number };
 interface PlaceOptions { context?: number; kvType?: number; streamPriority?: number; markInterval?: number }
 export interface RestoreOptions extends PlaceOptions {
@@ -156,7 +156,7 @@ export class TextStream extends Handle {
   readonly stopped: boolean;
 }
 
-/** A LoRA adapter of a model, for any number of sessions. */
+/** A LoRA adapter of a model, for any number of sessions and embedders. */
 export class Adapter extends Handle {
   private constructor();
   info(): Facts;
@@ -170,6 +170,7 @@ export interface EmbedderOptions {
   batchTokens?: number;
   truncate?: boolean;
   instruction?: string;
+  adapters?: AdapterUse[];
 }
 
 /** Makes vectors or scores of texts. One call at a time. */

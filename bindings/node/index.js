@@ -363,10 +363,11 @@ class Model extends Handle {
     return new Adapter(out[0]);
   }
   /** Makes vectors or scores of texts. */
-  embedder({ truncate = false, instruction = '', ...fields } = {}) {
+  embedder({ truncate = false, instruction = '', adapters = [], ...fields } = {}) {
     const out = [null];
     const flags = truncate ? constants.EMBER_EMBEDDER_TRUNCATE : 0;
-    const options = { flags, instruction: utf8(instruction), instruction_len: Buffer.byteLength(instruction) };
+    const uses = adapterUses(adapters);
+    const options = { flags, instruction: utf8(instruction), instruction_len: Buffer.byteLength(instruction), adapters: uses, adapter_count: uses.length };
     for (const [key, value] of Object.entries(fields)) options[key.replace(/[A-Z]/g, (c) => `_${c.toLowerCase()}`)] = value;
     call(lib.ember_embedder_create, this._raw, sized('ember_embedder_options', options), out);
     return new Embedder(out[0]);

@@ -429,6 +429,8 @@ structs.ember_embedder_options = koffi.struct('ember_embedder_options', {
   reserved: 'uint32_t',
   instruction: 'void *',
   instruction_len: 'size_t',
+  adapters: 'ember_adapter_use *',
+  adapter_count: 'size_t',
 });
 structs.ember_embedder_details = koffi.struct('ember_embedder_details', {
   struct_size: 'uint32_t',

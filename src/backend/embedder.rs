@@ -1,11 +1,12 @@
 //! Vectors and scores of whole texts: what a device does without a session.
 
 use crate::error::Result;
-use crate::model::Pooling;
+use crate::model::{AdapterSet, Pooling};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// What an embedder is made with.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub struct EmbedderOptions {
     /// Tokens of the longest text.
     pub max_tokens: usize,
@@ -14,6 +15,8 @@ pub struct EmbedderOptions {
     /// Logits of the last position that become the score, that of the second against that of the
     /// first: ids of tokens, for models without a layer for it.
     pub judged_by: Option<[u32; 2]>,
+    /// What is added to products.
+    pub adapters: Option<Arc<AdapterSet>>,
 }
 
 /// What is made of the hidden states of a text.

@@ -1,4 +1,4 @@
-//! LoRA adapters of a loaded model, and the sessions that use them.
+//! LoRA adapters of a loaded model, and the sessions and embedders that use them.
 
 use super::model::room_for;
 use super::{Model, Session, residence::Residence};
@@ -9,10 +9,10 @@ use crate::model::{self, AdapterSet, AdapterUse};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The most adapters of a session.
+/// The most adapters of a session, or of an embedder.
 pub const MAX_ADAPTERS: usize = 16;
 
-/// An adapter, loaded for a model. Immutable; shared by the sessions that use it.
+/// An adapter, loaded for a model. Immutable; shared by the sessions and embedders that use it.
 pub struct Adapter {
     /// Kept, because pairs are found by where the model's matrices are.
     model: Arc<Model>,
@@ -62,7 +62,7 @@ impl Adapter {
     }
 }
 
-/// Adapters that a session is to use, with their scales.
+/// Adapters that a session or an embedder is to use, with their scales.
 #[derive(Clone, Copy)]
 pub struct Wanted<'a> {
     /// The adapter.
@@ -71,18 +71,18 @@ pub struct Wanted<'a> {
     pub scale: f32,
 }
 
-/// `InvalidArgument` for more adapters than a session can have.
+/// `InvalidArgument` for more adapters than can be used together.
 pub fn check_count(count: usize) -> Result<()> {
     if count > MAX_ADAPTERS {
         fail!(
             InvalidArgument,
-            "count is {count}; a session has at most {MAX_ADAPTERS} adapters"
+            "{count} adapters are too many; at most {MAX_ADAPTERS} are used together"
         );
     }
     Ok(())
 }
 
-/// The set that sessions of a model keep; none where nothing is added.
+/// The set that sessions and embedders of a model keep; none where nothing is added.
 ///
 /// Errors: `InvalidArgument` names the adapter by its index.
 pub(super) fn set_of(model: &Arc<Model>, wanted: &[Wanted<'_>]) -> Result<Option<Arc<AdapterSet>>> {

@@ -1,7 +1,7 @@
 //! Vectors and scores of texts: settings, tokens of texts and pairs, and what becomes of a device's
 //! results.
 
-use super::{Interrupts, Model};
+use super::{Interrupts, Model, WantedAdapter, adapter};
 use crate::backend::{EmbedderOptions as DeviceOptions, Output, TextTokens};
 use crate::budget::Budget;
 use crate::error::{Error, Result, Status, fail, try_vec};
@@ -31,8 +31,8 @@ pub enum Product {
 }
 
 /// What an embedder is made with.
-#[derive(Clone, Debug, Default)]
-pub struct EmbedderOptions {
+#[derive(Clone, Default)]
+pub struct EmbedderOptions<'a> {
     /// What is made; `None` as the file says.
     pub product: Option<Product>,
     /// Whether vectors get the length 1; `None` as the file says.
@@ -47,6 +47,8 @@ pub struct EmbedderOptions {
     pub truncate: bool,
     /// What a model judges documents by that answers in words; empty for the usual.
     pub instruction: String,
+    /// What it adds to the model's matrices, as long as it lives.
+    pub adapters: &'a [WantedAdapter<'a>],
 }
 
 /// Facts about an embedder.
@@ -116,9 +118,10 @@ impl Embedder {
     /// Reserves all memory that the device needs.
     ///
     /// Errors: `InvalidArgument` names the option; `Unsupported` names what the model or the device
-    /// lacks; `OutOfMemory`.
-    pub fn create(model: Arc<Model>, options: EmbedderOptions) -> Result<Embedder> {
+    /// lacks; `OutOfMemory`. Those about an adapter have its index.
+    pub fn create(model: Arc<Model>, options: EmbedderOptions<'_>) -> Result<Embedder> {
         model.check_files()?;
+        let adapters = adapter::set_of(&model, options.adapters)?;
         let facts = *model.readout();
         let product = options
             .product
@@ -153,6 +156,7 @@ impl Embedder {
             max_tokens,
             batch_tokens,
             judged_by,
+            adapters,
         })?;
         let output = match product {
             Product::Vectors(pooling) => Output::Vectors(pooling),

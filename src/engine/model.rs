@@ -188,10 +188,7 @@ impl Model {
             fingerprint::network(&network)?,
             fingerprint::tokenizer(tokenizer.as_ref().ok()),
         ];
-        let adaptable = match network.encoder {
-            Some(_) => None,
-            None => Some(Adaptable::of(&file, &network)?),
-        };
+        let adaptable = Adaptable::of(&file, &network)?;
         let made = reached;
         let weights = placement::load(&places, kind, &network, options, &mut |done| {
             reached = reached.max(made + (1.0 - made) * done.clamp(0.0, 1.0));
@@ -243,7 +240,7 @@ impl Model {
                 false => MappedFiles::default(),
             },
             background: Background::new(options.placement),
-            adaptable,
+            adaptable: Some(adaptable),
         })
     }
 

@@ -11,8 +11,8 @@ use std::ffi::c_char;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::Arc;
 
-/// A LoRA adapter, loaded for one model. Immutable, so any number of sessions and threads may use it at once.
-/// It stays in memory until `ember_adapter_free` and until no session uses it any more, in any order. It
+/// A LoRA adapter, loaded for one model. Immutable, so any number of sessions, embedders and threads may use it at once.
+/// It stays in memory until `ember_adapter_free` and until no session or embedder uses it any more, in any order. It
 /// keeps its model alive.
 pub struct ember_adapter {
     _opaque: [u8; 0],
@@ -47,7 +47,7 @@ unsafe impl Sized32 for ember_adapter_details {
     const NAME: &'static str = "ember_adapter_details";
 }
 
-/// An adapter that a session uses.
+/// An adapter that a session or an embedder uses.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ember_adapter_use {
@@ -120,7 +120,7 @@ impl Used {
 /// `EMBER_INVALID_MODEL` for an adapter of another architecture, a rank of 0 and numbers that are not finite;
 /// `EMBER_MISSING_TENSOR` for half a pair and for tensors that the model does not have; `EMBER_SHAPE_MISMATCH`;
 /// `EMBER_UNSUPPORTED` for other kinds than LoRA, DoRA, matrices that cannot have adapters, whole tensors in place of the
-/// model's, encoders, and models on a GPU; `EMBER_OUT_OF_MEMORY`, also where `ember_model_options.session_memory_limit` has no
+/// model's, and models on a GPU; `EMBER_OUT_OF_MEMORY`, also where `ember_model_options.session_memory_limit` has no
 /// room for it. Messages name the tensor or the key.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_adapter_load(
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn ember_adapter_info(
     unsafe { call_always(err, work) }
 }
 
-/// Frees an adapter: the handle becomes invalid at once. Sessions that use it go on with it, and its memory is freed when
+/// Frees an adapter: the handle becomes invalid at once. Sessions and embedders that use it go on with it, and its memory is freed when
 /// none does any more. NULL is allowed and does nothing. Any thread may call it.
 ///
 /// Errors: `EMBER_INVALID_HANDLE`.

@@ -1,5 +1,6 @@
 //! Vectors and scores of texts.
 
+use super::adapter::{Used, ember_adapter_use};
 use super::boundary::{
     Out, OutStruct, Sized32, call, call_always, check_flags, read_struct, slice, slice_mut, text,
 };
@@ -99,9 +100,14 @@ pub struct ember_embedder_options {
     pub instruction: *const c_char,
     /// Bytes of `instruction`.
     pub instruction_len: usize,
+    /// Adapters of the model, at most 16, which are added to its matrices as `ember_session_set_adapters` has them; may be
+    /// NULL if there are none. The embedder uses them as long as it lives, also when their handles are freed.
+    pub adapters: *const ember_adapter_use,
+    /// Number of `adapters`.
+    pub adapter_count: usize,
 }
 
-// SAFETY: `repr(C)`; 8 u32 and two words have no padding; numbers and the caller's pointer; the size
+// SAFETY: `repr(C)`; 8 u32 and four words have no padding; numbers and the caller's pointers; the size
 // comes first.
 unsafe impl Sized32 for ember_embedder_options {
     const NAME: &'static str = "ember_embedder_options";
@@ -180,11 +186,11 @@ fn pooling(product: Product) -> ember_pooling {
     }
 }
 
-/// Reads the caller's options.
+/// Reads the caller's options, but for adapters.
 ///
 /// # Safety
 /// `instruction` is as the header demands.
-unsafe fn options(options: &ember_embedder_options) -> Result<EmbedderOptions> {
+unsafe fn options(options: &ember_embedder_options) -> Result<EmbedderOptions<'static>> {
     use ember_pooling as P;
     let truncate = ember_embedder_flags::EMBER_EMBEDDER_TRUNCATE as u32;
     check_flags(options.flags, truncate)?;
@@ -225,6 +231,7 @@ unsafe fn options(options: &ember_embedder_options) -> Result<EmbedderOptions> {
         batch_tokens: options.batch_tokens as usize,
         truncate: options.flags & truncate != 0,
         instruction: instruction.to_owned(),
+        adapters: &[],
     })
 }
 
@@ -234,8 +241,9 @@ unsafe fn options(options: &ember_embedder_options) -> Result<EmbedderOptions> {
 /// call it.
 ///
 /// Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_INVALID_UTF8` in `instruction`; `EMBER_UNSUPPORTED` for a model on
-/// a GPU, one with layers that it cannot be made for (recurrent layers, for example), and for scores of a model that has none;
-/// `EMBER_FILE_TRUNCATED` and `EMBER_FILE_CORRUPT` if the model's file has changed; `EMBER_OUT_OF_MEMORY`.
+/// a GPU, one with layers that it cannot be made for (recurrent layers, for example), for scores of a model that has none, and for
+/// scores by "yes" and "no" with an adapter of the head; `EMBER_INVALID_HANDLE` and `EMBER_INVALID_ARGUMENT` for adapters are as of
+/// `ember_session_set_adapters`; `EMBER_FILE_TRUNCATED` and `EMBER_FILE_CORRUPT` if the model's file has changed; `EMBER_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_embedder_create(
     model: *const ember_model,
@@ -248,8 +256,19 @@ pub unsafe extern "C" fn ember_embedder_create(
         // SAFETY: `out` and `options` are as the header demands.
         let (out, options) = unsafe { (Out::new(out, "out")?, read_struct(options)?) };
         // SAFETY: as above.
-        let options = unsafe { self::options(&options) }?;
-        let embedder = Embedder::create(model, options)?;
+        let (settings, used) = unsafe {
+            (
+                self::options(&options)?,
+                Used::read(options.adapters, options.adapter_count)?,
+            )
+        };
+        let embedder = Embedder::create(
+            model,
+            EmbedderOptions {
+                adapters: &used.wanted(),
+                ..settings
+            },
+        )?;
         let cell = Cell {
             interrupts: embedder.interrupts().clone(),
             details: *embedder.details(),

@@ -130,14 +130,16 @@ impl Adaptable {
             };
             targets.insert(key.to_string(), target);
         }
-        // The head goes by this name, also where it is the embedding.
-        let head = &network.head.weight;
-        let target = Target {
-            inputs: head.row_len(),
-            outputs: head.rows(),
-            parts: vec![part(head, 0)],
-        };
-        targets.insert("output.weight".to_owned(), target);
+        // The head goes by this name, also where it is the embedding. Encoders have none.
+        if network.encoder.is_none() {
+            let head = &network.head.weight;
+            let target = Target {
+                inputs: head.row_len(),
+                outputs: head.rows(),
+                parts: vec![part(head, 0)],
+            };
+            targets.insert("output.weight".to_owned(), target);
+        }
         Ok(Adaptable {
             shape: BaseShape::of(file)?,
             targets,

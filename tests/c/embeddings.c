@@ -129,6 +129,76 @@ static ember_adapter *adapter_of(const ember_model *model) {
     return adapter;
 }
 
+static void embedders_with_adapters(const char *path, ember_model *model) {
+    enum { MANY = 10000 };
+    ember_adapter *adapter = adapter_of(model), *foreign;
+    ember_adapter_use *uses = (ember_adapter_use *)malloc(MANY * sizeof *uses);
+    ember_embedder *plain = embedder_of(model, 16), *adapted = NULL, *again = NULL;
+    ember_embedder_options o;
+    ember_embedder_details details, without;
+    ember_model *other = load(path);
+    const size_t width = width_of(plain);
+    float *a = (float *)malloc(width * sizeof *a), *b = (float *)malloc(width * sizeof *b);
+    const ember_text text = text_of("the king", 8);
+    size_t written, i;
+    CHECK(uses != NULL && a != NULL && b != NULL);
+    for (i = 0; i < MANY; i++) {
+        uses[i].adapter = adapter;
+        uses[i].scale = 0.5f;
+        uses[i].reserved = 0;
+    }
+    memset(&o, 0, sizeof o);
+    o.struct_size = sizeof o;
+    o.pooling = EMBER_POOLING_MEAN;
+    o.max_tokens = 16;
+    o.adapters = uses;
+
+    /* Lists that are refused make no embedder. */
+    o.adapter_count = MANY;
+    STATUS(ember_embedder_create(model, &o, &again, &err), EMBER_INVALID_ARGUMENT);
+    SAYS("10000");
+    o.adapter_count = 2;
+    o.adapters = NULL;
+    STATUS(ember_embedder_create(model, &o, &again, &err), EMBER_NULL_POINTER);
+    o.adapters = uses;
+    foreign = adapter_of(other);
+    uses[1].adapter = foreign;
+    STATUS(ember_embedder_create(model, &o, &again, &err), EMBER_INVALID_ARGUMENT);
+    CHECK(err.index == 1);
+    CHECK(ember_adapter_free(foreign) == EMBER_OK);
+    STATUS(ember_embedder_create(model, &o, &again, &err), EMBER_INVALID_HANDLE);
+    CHECK(err.index == 1);
+    uses[1] = uses[0];
+    uses[1].reserved = 1;
+    STATUS(ember_embedder_create(model, &o, &again, &err), EMBER_INVALID_ARGUMENT);
+    CHECK(err.index == 1);
+    uses[1] = uses[0];
+    CHECK(again == NULL);
+
+    /* It keeps what it was made with, and a program of an older header makes one without. */
+    OK(ember_embedder_create(model, &o, &adapted, &err));
+    o.struct_size = offsetof(ember_embedder_options, adapters);
+    OK(ember_embedder_create(model, &o, &again, &err));
+    details.struct_size = without.struct_size = sizeof details;
+    OK(ember_embedder_info(adapted, &details, &err));
+    OK(ember_embedder_info(again, &without, &err));
+    CHECK(details.bytes > without.bytes);
+    CHECK(ember_adapter_free(adapter) == EMBER_OK);
+    OK(ember_embed(plain, &text, 1, a, width, &written, &err));
+    OK(ember_embed(adapted, &text, 1, b, width, &written, &err));
+    CHECK(memcmp(a, b, width * sizeof *a) != 0);
+    OK(ember_embed(again, &text, 1, b, width, &written, &err));
+    CHECK(memcmp(a, b, width * sizeof *a) == 0);
+
+    CHECK(ember_embedder_free(plain) == EMBER_OK);
+    CHECK(ember_embedder_free(adapted) == EMBER_OK);
+    CHECK(ember_embedder_free(again) == EMBER_OK);
+    CHECK(ember_model_free(other) == EMBER_OK);
+    free(uses);
+    free(a);
+    free(b);
+}
+
 static void adapters(const char *path, ember_model *model) {
     enum { MANY = 10000, STEPS = 8 };
     static const uint32_t prompt[3] = {1, 2, 3};
@@ -203,6 +273,7 @@ int main(int argc, char **argv) {
     model = load(argv[1]);
     texts(model);
     adapters(argv[1], model);
+    embedders_with_adapters(argv[1], model);
     CHECK(ember_model_free(model) == EMBER_OK);
     return 0;
 }

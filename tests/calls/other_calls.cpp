@@ -593,14 +593,19 @@ void adapter_info(World &w) {
     if (!d.guards_whole()) failed("ember_adapter_info writes beside its struct");
 }
 
-void set_adapters(World &w) {
-    auto s = w.session();
+static std::vector<ember_adapter_use> random_adapters(World &w) {
     std::vector<ember_adapter_use> uses(w.random.chance(5) ? w.random.below(40) : w.random.below(3));
     for (auto &use : uses) {
         use.adapter = w.adapter();
         use.scale = w.random.chance(10) ? std::numeric_limits<float>::quiet_NaN() : float(w.random.below(5)) * 0.5f - 1;
         use.reserved = w.random.chance(3);
     }
+    return uses;
+}
+
+void set_adapters(World &w) {
+    auto s = w.session();
+    auto uses = random_adapters(w);
     uint32_t flags = uint32_t(w.random.below(w.random.chance(5) ? 4 : 2));
     w.call("ember_session_set_adapters", to_string(uses.size()) + ", " + to_string(flags), {}, [&](ember_error *e) {
         return ember_session_set_adapters(s.handle, uses.data(), uses.size(), flags, e);
@@ -624,6 +629,7 @@ void create_embedder(World &w) {
     if (w.embedders.size() > 3) return;
     auto m = w.model();
     ember_embedder_options o;
+    std::vector<ember_adapter_use> uses;
     auto *options = w.options<ember_embedder_options>(o, [&](ember_embedder_options &o) {
         o.flags = uint32_t(w.random.below(w.random.chance(5) ? 8 : 2));
         o.pooling = uint32_t(w.random.below(w.random.chance(5) ? 9 : 6));
@@ -632,6 +638,9 @@ void create_embedder(World &w) {
         if (w.random.chance(30)) o.max_tokens = uint32_t(w.random.below(100));
         if (w.random.chance(30)) o.batch_tokens = uint32_t(w.random.below(200));
         if (w.random.chance(5)) o.instruction = "\xff", o.instruction_len = 1;
+        if (w.random.chance(40)) uses = random_adapters(w);
+        o.adapters = uses.data();
+        o.adapter_count = uses.size();
     });
     std::shared_ptr<Buffer<ember_embedder *>> out;
     auto *place = w.out(out);

@@ -1,14 +1,16 @@
 """Writes adapters/<family>/, LoRA adapters of the tiny models of families/: random numbers, saved by the PEFT library, and
 logits.bin, the logits that transformers and peft compute with them for fixed random tokens, in the layout of make_families.py.
+Of EMBEDDERS, in place of logits.bin, hidden.bin, in the layout of embeddings/make.py: the hidden states and scores of whole texts.
 Of mistral_small, also adapter.gguf, the same adapter as llama.cpp's converter writes it; and hamlet.gguf, an adapter of the
 model in models/.
 
-Usage: make_adapters.py, from any folder. Needs gguf, peft, torch, transformers.
+Usage: make_adapters.py [name...], from any folder. Needs gguf, peft, torch, transformers.
 """
 import json
 import lzma
 import shutil
 import struct
+import sys
 import tempfile
 from pathlib import Path
 
@@ -31,11 +33,23 @@ CASES = {
     "gpt_neox": dict(r=2, lora_alpha=4, target_modules=["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]),
     "falcon_new": dict(r=2, lora_alpha=4, target_modules=["query_key_value", "dense_4h_to_h"]),
 }
+LAYER = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+# name: (folder of the model, its class, the adapter)
+EMBEDDERS = {
+    "bert": ("embeddings/bert", transformers.BertModel,
+             dict(r=2, lora_alpha=4, rank_pattern={"query": 3}, target_modules=["query", "key", "value", "dense"],
+                  exclude_modules=["pooler.dense"])),
+    "modernbert_scores": ("embeddings/modernbert_scores", transformers.ModernBertForSequenceClassification,
+                          dict(r=2, lora_alpha=4, layers_to_transform=[0, 1, 4], target_modules=["Wqkv", "Wo", "Wi"])),
+    "eurobert": ("embeddings/eurobert", transformers.EuroBertModel, dict(r=2, lora_alpha=3, target_modules=LAYER)),
+    "qwen3": ("families/qwen3", transformers.AutoModel, dict(r=2, lora_alpha=3, target_modules=LAYER)),
+}
+LENGTHS = [1, 17, 5]
 
 
-def folder_of(family, scratch):
-    """The family's folder, unpacked."""
-    source, folder = HERE / "families" / family, Path(scratch) / family
+def folder_of(source, scratch):
+    """A model's folder, unpacked."""
+    source, folder = HERE / source, Path(scratch) / Path(source).name
     shutil.copytree(source, folder)
     if (folder / "weights.xz").exists():
         data = lzma.decompress((folder / "weights.xz").read_bytes())
@@ -69,28 +83,62 @@ def write_gguf(path, tensors, alpha, heads):
     w.close()
 
 
+def adapted(model_class, folder, seed, config):
+    """The model with an adapter of random numbers."""
+    model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    torch.manual_seed(seed)
+    model = peft.get_peft_model(model.eval(), peft.LoraConfig(bias="none", **config)).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_" in name:
+                p.normal_(0.0, 0.3)
+                p.copy_(p.half().float())
+    return model
+
+
+def save(model, name, scratch, out):
+    """The adapter as PEFT saves it, in half precision. Returns its tensors."""
+    saved = Path(scratch) / "adapter"
+    model.save_pretrained(saved, save_embedding_layers=False)
+    tensors = load_file(saved / "adapter_model.safetensors")
+    out.mkdir(parents=True, exist_ok=True)
+    text = json.loads((saved / "adapter_config.json").read_text())
+    text["base_model_name_or_path"] = name
+    (out / "adapter_config.json").write_text(json.dumps(text, indent=1) + "\n")
+    save_file({name: x.half() for name, x in tensors.items()}, out / "adapter_model.safetensors", {"format": "pt"})
+    return tensors
+
+
+def write_embedder(name, seed):
+    source, model_class, config = EMBEDDERS[name]
+    out = HERE / "adapters" / f"{name}_embedder"
+    with tempfile.TemporaryDirectory() as scratch:
+        model = adapted(model_class, folder_of(source, scratch), seed, config)
+        tensors = save(model, name, scratch, out)
+    random = np.random.default_rng(seed)
+    texts = [random.integers(3, model.config.vocab_size, n).tolist() for n in LENGTHS]
+    scorer = model if "ForSequence" in model_class.__name__ else None
+    body = model.base_model.model.base_model if scorer else model
+    data, scores = b"", np.zeros(0)
+    for tokens in texts:
+        with torch.no_grad():
+            hidden = body(torch.tensor([tokens])).last_hidden_state[0].numpy()
+            if scorer:
+                scores = scorer(torch.tensor([tokens])).logits[0].numpy()
+        data += struct.pack(f"<I{len(tokens)}I", len(tokens), *tokens)
+        data += hidden.astype("<f4").tobytes() + scores.astype("<f4").tobytes()
+    (out / "hidden.bin").write_bytes(struct.pack("<III", len(texts), hidden.shape[1], len(scores)) + data)
+    print(f"{name}: {len(tensors)} tensors, hidden states up to {abs(hidden).max():.2f}, scores {scores}")
+
+
 def write(family, out, seed, config):
     with tempfile.TemporaryDirectory() as scratch:
-        folder = folder_of(family, scratch)
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-        torch.manual_seed(seed)
-        model = peft.get_peft_model(model.eval(), peft.LoraConfig(bias="none", **config)).eval()
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                if "lora_" in name:
-                    p.normal_(0.0, 0.3)
-                    p.copy_(p.half().float())
+        folder = folder_of(f"families/{family}", scratch)
+        model = adapted(transformers.AutoModelForCausalLM, folder, seed, config)
         tokens = np.random.default_rng(seed).integers(0, model.config.vocab_size, N_TOKENS).tolist()
         with torch.no_grad():
             logits = model(torch.tensor([tokens])).logits[0].numpy()
-        saved = Path(scratch) / "adapter"
-        model.save_pretrained(saved, save_embedding_layers=False)
-        tensors = load_file(saved / "adapter_model.safetensors")
-        out.mkdir(parents=True, exist_ok=True)
-        text = json.loads((saved / "adapter_config.json").read_text())
-        text["base_model_name_or_path"] = family
-        (out / "adapter_config.json").write_text(json.dumps(text, indent=1) + "\n")
-        save_file({name: x.half() for name, x in tensors.items()}, out / "adapter_model.safetensors", {"format": "pt"})
+        tensors = save(model, family, scratch, out)
     header = struct.pack(f"<II{N_TOKENS}I", *logits.shape, *tokens)
     (out / "logits.bin").write_bytes(header + logits.astype("<f4").tobytes())
     print(f"{family}: {len(tensors)} tensors, logits from {logits.min():.2f} to {logits.max():.2f}")
@@ -116,14 +164,22 @@ def write_hamlet(path, model):
     w.close()
 
 
+def write_small():
+    """The same numbers twice."""
+    small = dict(r=2, lora_alpha=3, target_modules=["q_proj", "k_proj", "v_proj"])
+    out = HERE / "adapters" / "mistral_small"
+    config, tensors = write("mistral", out, 99, small)
+    write_gguf(out / "adapter.gguf", tensors, 3.0,
+               {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads})
+
+
 torch.set_num_threads(1)
-write_hamlet(HERE / "adapters" / "hamlet.gguf", HERE.parents[1] / "models" / "hamlet-7m-Q4_K_M.gguf")
+made = {"hamlet": lambda: write_hamlet(HERE / "adapters" / "hamlet.gguf", HERE.parents[1] / "models" / "hamlet-7m-Q4_K_M.gguf")}
 for seed, (family, config) in enumerate(CASES.items()):
-    write(family, HERE / "adapters" / family, seed, config)
-# The same numbers twice.
-small = dict(r=2, lora_alpha=3, target_modules=["q_proj", "k_proj", "v_proj"])
-out = HERE / "adapters" / "mistral_small"
-config, tensors = write("mistral", out, 99, small)
-write_gguf(out / "adapter.gguf", tensors, 3.0,
-           {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads})
+    made[family] = lambda family=family, seed=seed, config=config: write(family, HERE / "adapters" / family, seed, config)
+made["mistral_small"] = write_small
+for seed, name in enumerate(EMBEDDERS):
+    made[f"{name}_embedder"] = lambda name=name, seed=seed: write_embedder(name, 200 + seed)
+for name in sys.argv[1:] or made:
+    made[name]()
 print(f"transformers {transformers.__version__}, peft {peft.__version__}, torch {torch.__version__}")

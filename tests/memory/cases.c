@@ -1079,9 +1079,28 @@ static ember_status create_embedder(ember_error *e) {
     return ember_embedder_create(model, &o, &embedder, e);
 }
 static void prepare_embedder(void) { create_embedder(NULL); }
+static ember_status create_adapted_embedder(ember_error *e) {
+    ember_adapter_use use = {adapter, 1, 0};
+    ember_embedder_options o = {0};
+    o.struct_size = sizeof o;
+    o.pooling = EMBER_POOLING_MEAN;
+    o.max_tokens = 64;
+    o.batch_tokens = 64;
+    o.adapters = &use;
+    o.adapter_count = 1;
+    return ember_embedder_create(model, &o, &embedder, e);
+}
+static void prepare_adapted_embedder(void) {
+    prepare_adapter();
+    create_adapted_embedder(NULL);
+}
 static void clean_embedder(void) {
     ember_embedder_free(embedder);
     embedder = NULL;
+}
+static void clean_adapted_embedder(void) {
+    clean_embedder();
+    clean_adapter();
 }
 static ember_status call_embedder_info(ember_error *e) {
     ember_embedder_details d = {0};
@@ -1281,8 +1300,10 @@ const memory_case CASES[] = {
     {"ember_adapter_free", "an adapter", prepare_adapter, call_adapter_free, NULL, NULL, clean_adapter, 0, 0, 1},
     {"ember_session_set_adapters", "one", session_and_adapter, call_set_adapters, look_session, result_session, clean_session_and_adapter, 0, 0, 0},
     {"ember_embedder_create", "means", NULL, create_embedder, NULL, look_embedder, clean_embedder, 0, 0, 0},
+    {"ember_embedder_create", "with an adapter", prepare_adapter, create_adapted_embedder, NULL, look_embedder, clean_adapted_embedder, 0, 0, 0},
     {"ember_embedder_info", "an embedder's", prepare_embedder, call_embedder_info, NULL, look_embedder, clean_embedder, 0, 0, 0},
     {"ember_embed", "two texts", prepare_embedder, call_embed, look_embedder, result_vectors, clean_embedder, 0, 0, 0},
+    {"ember_embed", "two texts, with an adapter", prepare_adapted_embedder, call_embed, look_embedder, result_vectors, clean_adapted_embedder, 0, 0, 0},
     {"ember_embed", "buffer too small", prepare_embedder, call_embed_small, look_embedder, NULL, clean_embedder, EMBER_BUFFER_TOO_SMALL, 0, 0},
     {"ember_embed_tokens", "two texts", prepare_embedder, call_embed_tokens, look_embedder, result_vectors, clean_embedder, 0, 0, 0},
     {"ember_rerank", "by vectors", prepare_embedder, call_rerank, look_embedder, NULL, clean_embedder, EMBER_INVALID_ARGUMENT, 0, 0},

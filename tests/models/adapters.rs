@@ -30,7 +30,7 @@ const CASES: [(&str, &str); 7] = [
     ("falcon_new", "falcon_new"),
 ];
 
-fn adapter_path(name: &str) -> PathBuf {
+pub fn adapter_path(name: &str) -> PathBuf {
     repository_file(&format!("tests/data/adapters/{name}"))
 }
 
@@ -48,7 +48,7 @@ fn model(family: &str) -> Arc<Model> {
     load_model(&family_path(family).join("model.gguf"))
 }
 
-fn adapter(model: &Arc<Model>, name: &str) -> Adapter {
+pub fn adapter(model: &Arc<Model>, name: &str) -> Adapter {
     let path = adapter_path(name);
     Adapter::load(model.clone(), &path).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
@@ -66,7 +66,7 @@ fn session_of(model: &Arc<Model>, context: usize) -> Session {
     Session::create(model.clone(), &options).unwrap()
 }
 
-fn scaled(adapter: &Adapter, scale: f32) -> WantedAdapter<'_> {
+pub fn scaled(adapter: &Adapter, scale: f32) -> WantedAdapter<'_> {
     WantedAdapter { adapter, scale }
 }
 
@@ -592,20 +592,20 @@ fn adapters_of_other_models_and_bad_scales_are_refused() {
         assert!(e.message.contains(part), "{e}");
     }
     assert_eq!(bits(&mut session), before);
-    // Encoders have no sessions.
+    // Encoders have other modules.
     let bert = load_model(&repository_file("tests/data/embeddings/bert"));
     let e = Adapter::load(bert, &adapter_path("mistral")).err().unwrap();
     assert_eq!(e.status, Status::Unsupported, "{e}");
 }
 
 /// A folder of an adapter in memory.
-struct Files {
-    config: Value,
-    tensors: BTreeMap<String, Stored>,
+pub struct Files {
+    pub config: Value,
+    pub tensors: BTreeMap<String, Stored>,
 }
 
 impl Files {
-    fn of(name: &str) -> Files {
+    pub fn of(name: &str) -> Files {
         let read = |file: &str| std::fs::read(adapter_path(name).join(file)).unwrap();
         Files {
             config: serde_json::from_slice(&read("adapter_config.json")).unwrap(),
@@ -613,7 +613,7 @@ impl Files {
         }
     }
 
-    fn load(&self, model: &Arc<Model>) -> Result<Adapter> {
+    pub fn load(&self, model: &Arc<Model>) -> Result<Adapter> {
         let dir = TempDir::new("adapter");
         dir.file("adapter_config.json", self.config.to_string().as_bytes());
         dir.file("adapter_model.safetensors", &safetensors(&self.tensors));

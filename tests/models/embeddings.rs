@@ -31,21 +31,26 @@ const ENCODERS: [&str; 10] = [
 const DECODERS: [&str; 3] = ["gemma2", "mistral", "qwen3"];
 
 /// A text of the data, and what transformers makes of it.
-struct Text {
-    tokens: Vec<u32>,
+pub struct Text {
+    pub tokens: Vec<u32>,
     /// A row of each token.
-    hidden: Vec<f32>,
-    scores: Vec<f32>,
+    pub hidden: Vec<f32>,
+    pub scores: Vec<f32>,
 }
 
-struct Expected {
-    width: usize,
-    texts: Vec<Text>,
+pub struct Expected {
+    pub width: usize,
+    pub texts: Vec<Text>,
 }
 
 impl Expected {
     fn read(name: &str) -> Expected {
-        let path = repository_file(&format!("tests/data/embeddings/{name}/hidden.bin"));
+        Expected::of(&format!("tests/data/embeddings/{name}"))
+    }
+
+    /// Of a folder.
+    pub fn of(folder: &str) -> Expected {
+        let path = repository_file(&format!("{folder}/hidden.bin"));
         let bytes = std::fs::read(path).unwrap();
         let mut words = bytes
             .chunks_exact(4)
@@ -69,13 +74,13 @@ impl Expected {
     }
 
     /// The tokens of all texts, and how many each has.
-    fn all(&self) -> (Vec<u32>, Vec<usize>) {
+    pub fn all(&self) -> (Vec<u32>, Vec<usize>) {
         let tokens = self.texts.iter().flat_map(|t| t.tokens.clone()).collect();
         (tokens, self.texts.iter().map(|t| t.tokens.len()).collect())
     }
 }
 
-fn load(path: &Path, threads: usize) -> Arc<Model> {
+pub fn load(path: &Path, threads: usize) -> Arc<Model> {
     let cpu = (0..device::count().unwrap())
         .find(|i| device::info(*i).unwrap().kind == DeviceKind::Cpu)
         .unwrap();
@@ -88,7 +93,7 @@ fn load(path: &Path, threads: usize) -> Arc<Model> {
 }
 
 /// The forms that a model is there in.
-fn paths(name: &str) -> Vec<PathBuf> {
+pub fn paths(name: &str) -> Vec<PathBuf> {
     let folder = match DECODERS.contains(&name) {
         true => repository_file(&format!("tests/data/families/{name}")),
         false => repository_file(&format!("tests/data/embeddings/{name}")),
@@ -96,11 +101,11 @@ fn paths(name: &str) -> Vec<PathBuf> {
     vec![folder.join("model.gguf"), folder]
 }
 
-fn embedder(model: &Arc<Model>, options: &EmbedderOptions) -> Embedder {
+pub fn embedder(model: &Arc<Model>, options: &EmbedderOptions<'_>) -> Embedder {
     Embedder::create(model.clone(), options.clone()).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn vectors(pooling: Pooling, normalize: bool) -> EmbedderOptions {
+pub fn vectors(pooling: Pooling, normalize: bool) -> EmbedderOptions<'static> {
     EmbedderOptions {
         product: Some(Product::Vectors(pooling)),
         normalize: Some(normalize),
@@ -108,28 +113,28 @@ fn vectors(pooling: Pooling, normalize: bool) -> EmbedderOptions {
     }
 }
 
-fn scores() -> EmbedderOptions {
+pub fn scores() -> EmbedderOptions<'static> {
     EmbedderOptions {
         product: Some(Product::Scores),
         ..EmbedderOptions::default()
     }
 }
 
-fn run(embedder: &mut Embedder, (tokens, counts): &(Vec<u32>, Vec<usize>)) -> Vec<f32> {
+pub fn run(embedder: &mut Embedder, (tokens, counts): &(Vec<u32>, Vec<usize>)) -> Vec<f32> {
     let texts = embedder.given(tokens, counts).unwrap();
     let out = embedder.run(&texts).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(out.len(), embedder.result_len(&texts).unwrap());
     out
 }
 
-fn check(what: &str, ours: &[f32], theirs: &[f32]) {
+pub fn check(what: &str, ours: &[f32], theirs: &[f32]) {
     assert_eq!(ours.len(), theirs.len(), "{what}");
     let differences = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs());
     let largest = differences.fold(0.0, f32::max);
     assert!(largest < TOLERANCE, "{what}: {largest}");
 }
 
-fn bits(x: &[f32]) -> Vec<u32> {
+pub fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
@@ -173,7 +178,7 @@ fn every_model_agrees_with_transformers() {
     }
 }
 
-fn pooled(pooling: Pooling, hidden: &[f32], width: usize) -> Vec<f32> {
+pub fn pooled(pooling: Pooling, hidden: &[f32], width: usize) -> Vec<f32> {
     let rows: Vec<&[f32]> = hidden.chunks(width).collect();
     match pooling {
         Pooling::First => rows[0].to_vec(),
@@ -300,7 +305,8 @@ fn encoders_have_no_sessions() {
 #[test]
 fn bad_input_is_named() {
     let model = load(&paths("bert")[0], 1);
-    let create = |options: EmbedderOptions| Embedder::create(model.clone(), options).err().unwrap();
+    let create =
+        |options: EmbedderOptions<'_>| Embedder::create(model.clone(), options).err().unwrap();
     let e = create(EmbedderOptions {
         max_tokens: 65,
         ..EmbedderOptions::default()

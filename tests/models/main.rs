@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod adapted_embeddings;
 mod adapters;
 mod dequantize;
 mod embeddings;

@@ -231,6 +231,11 @@ internal static class Test
                 restored.SetAdapters(new AdapterUse[0]);
             }
             adapted.SetAdapters(new AdapterUse[0], true);
+            using (var changed = new Embedder(model, new EmbedderOptions { Pooling = Pooling.Mean, Adapters = uses }))
+            using (var plain = new Embedder(model, new EmbedderOptions { Pooling = Pooling.Mean }))
+            {
+                Equal(changed.Embed("the king")[0].SequenceEqual(plain.Embed("the king")[0]), false, "an embedder with an adapter");
+            }
         }
 
         using (var embedder = new Embedder(model, new EmbedderOptions { Pooling = Pooling.Mean }))

@@ -199,14 +199,18 @@ test('chat, grammars, text streams', async () => {
   await fails(model.restoreFromBuffer(adaptedState), 'EMBER_STATE_FOREIGN');
   const restoredAdapted = await model.restoreFromBuffer(adaptedState, { adapters: [adapter] });
   assert.equal(await restoredAdapted.decode(), await adapted.decode());
+  const withAdapter = model.embedder({ pooling: C.EMBER_POOLING_MEAN, adapters: [adapter] });
   adapter.close();
   assert.throws(() => adapted.setAdapters([adapter]));
+  assert.throws(() => model.embedder({ adapters: [adapter] }));
   adapted.setAdapters([], { keep: true });
 
   const embedder = model.embedder({ pooling: C.EMBER_POOLING_MEAN });
   const both = await embedder.embed(['Once upon a time', 'the king']);
   assert.deepEqual(both.map((vector) => vector.length), [embedder.info().dimension, embedder.info().dimension]);
   assert.deepEqual((await embedder.embedTokens([model.tokenize('the king')]))[0], both[1]);
+  assert.notDeepEqual((await withAdapter.embed(['the king']))[0], both[1]);
+  withAdapter.close();
   await fails(embedder.rerank('a', ['b']), 'EMBER_INVALID_ARGUMENT');
   embedder.interrupt();
   await fails(embedder.embed(['a']), 'EMBER_INTERRUPTED');

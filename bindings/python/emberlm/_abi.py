@@ -615,6 +615,8 @@ class ember_embedder_options(Structure):
         ("reserved", c_uint32),
         ("instruction", c_char_p),
         ("instruction_len", c_size_t),
+        ("adapters", POINTER(ember_adapter_use)),
+        ("adapter_count", c_size_t),
     ]
 
 

@@ -571,13 +571,15 @@ class Model(_Handle):
         return Adapter(raw.value or 0)
 
     def embedder(self, *, pooling: int = 0, normalize: int = 0, dimension: int = 0, max_tokens: int = 0, batch_tokens: int = 0,
-                 truncate: bool = False, instruction: str = "") -> Embedder:  # fmt: skip
+                 truncate: bool = False, instruction: str = "", adapters: Adapters = ()) -> Embedder:  # fmt: skip
         """Makes vectors or scores of texts. Options: the fields of ember_embedder_options."""
         c = sized(_abi.ember_embedder_options)
         c.pooling, c.normalize, c.dimension = pooling, normalize, dimension
         c.max_tokens, c.batch_tokens = max_tokens, batch_tokens
         c.flags = _abi.EmbedderFlags.TRUNCATE if truncate else 0
         c.instruction, c.instruction_len = instruction.encode(), len(instruction.encode())
+        uses = _uses(adapters)
+        c.adapters, c.adapter_count = uses, len(uses)
         raw = ctypes.c_void_p()
         call(lib.ember_embedder_create, self._raw, ctypes.byref(c), ctypes.byref(raw))
         return Embedder(raw.value or 0)

@@ -254,6 +254,11 @@ class Answers(Case):
             self.assert_status(Status.INTERRUPTED, embedder.embed, ["the king"])
         with self.model.embedder(pooling=emberlm.Pooling.NONE) as embedder:
             self.assertEqual(len(embedder.embed(["the king"])), len(self.model.tokenize("the king")))
+        adapter = self.model.adapter(os.path.join(os.path.dirname(MODEL), "../tests/data/adapters/hamlet.gguf"))
+        with self.model.embedder(pooling=emberlm.Pooling.MEAN, adapters=[(adapter, 1.0)]) as embedder:
+            adapter.close()
+            self.assertNotEqual(embedder.embed(["the king"]), both[1:])
+        self.assert_status(Status.INVALID_HANDLE, lambda: self.model.embedder(adapters=[adapter]))
 
     def test_drafts(self) -> None:
         with self.model.session() as session:

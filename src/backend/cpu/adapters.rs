@@ -58,6 +58,12 @@ pub(super) struct AdapterSpace {
 }
 
 impl AdapterSpace {
+    /// Bytes that a pass of up to `tokens` takes.
+    pub fn bytes_for(weights: &CpuWeights, tokens: usize, sets: Sets<'_>) -> usize {
+        let thin = floats(tokens, ranks(sets)).saturating_mul(size_of::<f32>());
+        Activations::bytes_for(tokens, weights.sizes.cols(), FLOAT).saturating_add(thin)
+    }
+
     /// Readies the memory for a pass of up to `tokens`.
     pub fn reserve<'s>(
         space: &'s mut Option<AdapterSpace>,
@@ -65,13 +71,12 @@ impl AdapterSpace {
         tokens: usize,
         sets: Sets<'s>,
     ) -> Result<Adapters<'s>> {
-        let ranks = sets.ranks().next_multiple_of(16);
+        let ranks = ranks(sets);
         let fits = |s: &AdapterSpace| s.ranks >= ranks && s.input.max_tokens() >= tokens;
         if !space.as_ref().is_some_and(fits) {
-            let floats = tokens.saturating_mul(ranks).saturating_mul(TOGETHER);
             *space = Some(AdapterSpace {
                 input: Activations::new(tokens, weights.sizes.cols(), FLOAT)?,
-                thin: Pages::floats(floats, "adapter scratch")?,
+                thin: Pages::floats(floats(tokens, ranks), "adapter scratch")?,
                 ranks,
             });
         }
@@ -85,6 +90,16 @@ impl AdapterSpace {
             None => unreachable!("made above"),
         }
     }
+}
+
+/// The ranks that there is memory for, at least those of these.
+fn ranks(sets: Sets<'_>) -> usize {
+    sets.ranks().next_multiple_of(16)
+}
+
+/// Floats of all thin rows of a pass.
+fn floats(tokens: usize, ranks: usize) -> usize {
+    tokens.saturating_mul(ranks).saturating_mul(TOGETHER)
 }
 
 /// The adapters of a pass.

@@ -64,6 +64,15 @@ impl ChunkSpace {
         })
     }
 
+    /// Readies the memory for adapters. Errors: `OutOfMemory`.
+    pub fn reserve(&mut self, weights: &CpuWeights, sets: Option<Sets<'_>>) -> Result<()> {
+        let most = self.tokens();
+        if let Some(sets) = sets {
+            AdapterSpace::reserve(&mut self.adapters, weights, most, sets)?;
+        }
+        Ok(())
+    }
+
     /// Tokens in the largest chunk.
     pub fn tokens(&self) -> usize {
         self.input.max_tokens()

@@ -1,6 +1,7 @@
 //! Vectors and scores of texts on the CPU: the layers over whole texts (see [`super::texts`]), the
 //! final norm, pooling, and the layers behind it.
 
+use super::adapters::{AdapterSpace, Sets};
 use super::chunk::{Chunk, ChunkSpace, Places, chunk_bytes};
 use super::elementwise::{gelu_mul, soft_cap};
 use super::layer::{NormWeights, Product, product};
@@ -12,8 +13,8 @@ use super::prefill::run_layers;
 use super::texts::Texts;
 use super::weights::CpuWeights;
 use crate::backend::{Embedder, EmbedderOptions, Output, TextTokens};
-use crate::error::{Result, fail, try_vec};
-use crate::model::{self, DenseActivation, Encoder, Pooling, Readout};
+use crate::error::{Error, Result, Status, fail, try_vec};
+use crate::model::{self, AdapterSet, AdapterUse, DenseActivation, Encoder, Pooling, Readout};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -103,6 +104,7 @@ pub(super) struct CpuEmbedder {
     width: usize,
     /// Scores by two rows of the head, in place of the model's own.
     judge: Option<ScoreWeights>,
+    adapters: Option<Arc<AdapterSet>>,
     bytes: u64,
 }
 
@@ -116,20 +118,25 @@ impl CpuEmbedder {
         let most = texts.max_count().saturating_mul(width);
         let judge = match options.judged_by {
             None => None,
-            Some([no, yes]) => Some(judge(&weights, [yes, no])?),
+            Some([no, yes]) => Some(judge(&weights, [yes, no], options.adapters.as_deref())?),
         };
         let threads = weights.pool.threads();
         let bytes = chunk_bytes(&weights.sizes, threads, tokens)
             .saturating_add(Texts::bytes_for(weights.text_sizes, tokens))
             .saturating_add(most.saturating_mul(2 * size_of::<f32>()));
+        let sets = options.adapters.as_deref().map(Sets::One);
+        let of_adapters = sets.map_or(0, |sets| AdapterSpace::bytes_for(&weights, tokens, sets));
+        let mut space = ChunkSpace::new(&weights, tokens)?;
+        space.reserve(&weights, sets)?;
         Ok(CpuEmbedder {
-            space: ChunkSpace::new(&weights, tokens)?,
+            space,
             texts,
             pooled: try_vec(most, 0.0, "vectors of texts")?,
             next: try_vec(most, 0.0, "vectors of texts")?,
             width,
             judge,
-            bytes: bytes as u64,
+            adapters: options.adapters.clone(),
+            bytes: bytes.saturating_add(of_adapters) as u64,
             weights,
         })
     }
@@ -140,11 +147,21 @@ impl CpuEmbedder {
 }
 
 /// Scores by the rows of the head for two tokens.
-fn judge(weights: &CpuWeights, tokens: [u32; 2]) -> Result<ScoreWeights> {
+fn judge(
+    weights: &CpuWeights,
+    tokens: [u32; 2],
+    adapters: Option<&AdapterSet>,
+) -> Result<ScoreWeights> {
     if weights.encoder.is_some() {
         fail!(Unsupported, "an encoder has no logits to score texts by");
     }
     let head = &weights.head;
+    let id = head.tensor.id();
+    let of_head = |used: &AdapterUse| used.adapter.pairs.contains_key(&id);
+    if let Some(i) = adapters.and_then(|set| set.iter().position(of_head)) {
+        let message = "scores by the logits of two tokens do not go with an adapter of the head (output.weight)";
+        return Err(Error::new(Status::Unsupported, message).at(i));
+    }
     let row = |token: u32| {
         let at = token as usize..token as usize + 1;
         let linear = model::Linear {
@@ -211,7 +228,7 @@ impl Embedder for CpuEmbedder {
             &mut self.space,
             self.texts.tokens(),
             Places::Texts(&self.texts),
-            None,
+            self.adapters.as_deref().map(Sets::One),
         )?;
         let mut turn = weights.pool.turn(interrupt)?;
         chunk.embed(&turn)?;
@@ -324,6 +341,8 @@ impl Behind<'_, '_> {
     fn layer(&self, dense: &Dense, from: &mut [f32], to: &mut [f32]) -> Result<()> {
         let tokens = Tokens {
             count: self.count,
+            // They are for layers.
+            adapters: None,
             ..*self.pass.tokens
         };
         let pass = Pass {

@@ -1,6 +1,7 @@
 //! LoRA adapters as the PEFT library writes them: a folder with `adapter_config.json` and
 //! `adapter_model.safetensors`.
 
+use super::encoders::Encoder;
 use super::families::{Family, Layout};
 use super::files::{Folder, open_input};
 use super::json::Config;
@@ -164,6 +165,20 @@ impl Module {
             );
             Error::new(Status::Unsupported, message)
         };
+        let mut encoders = Encoder::of_architecture(&base.architecture).peekable();
+        if encoders.peek().is_some() {
+            return match encoders.find_map(|encoder| encoder.module(module)) {
+                Some(gguf) if gguf == "token_embd" => Err(of_embedding(module)),
+                Some(gguf) if !gguf.starts_with("blk.") => {
+                    Err(unknown("is no matrix that can have an adapter"))
+                }
+                Some(gguf) => Ok(Module {
+                    name: format!("{gguf}.weight"),
+                    order: Order::Same,
+                }),
+                None => Err(unknown("is not known")),
+            };
+        }
         if base.folds || families.is_empty() {
             return Err(unknown("cannot have an adapter from a folder"));
         }

@@ -264,6 +264,26 @@ impl Encoder {
         Ok(Some(family))
     }
 
+    /// The families of an architecture in GGUF.
+    pub(super) fn of_architecture(name: &str) -> impl Iterator<Item = &'static Encoder> {
+        FAMILIES
+            .iter()
+            .filter(move |family| family.architecture == name)
+    }
+
+    /// The name in GGUF of a module: a stem of tensors' names.
+    pub(super) fn module(&self, name: &str) -> Option<String> {
+        let name = without_prefixes(name);
+        let top = TOP.iter().chain(HEAD).find(|(known, _)| *known == name);
+        match top {
+            Some((_, gguf)) => Some((*gguf).to_owned()),
+            None => {
+                let (layer, part) = self.layer_part(name)?;
+                Some(format!("blk.{layer}.{part}"))
+            }
+        }
+    }
+
     /// What a GGUF file of the same model would hold.
     pub(super) fn describe(
         &self,
@@ -411,10 +431,7 @@ impl Encoder {
         let mut names: Vec<&String> = stored.keys().collect();
         names.sort_unstable();
         for full in names {
-            let mut name = full.as_str();
-            for prefix in PREFIXES {
-                name = name.strip_prefix(prefix).unwrap_or(name);
-            }
+            let name = without_prefixes(full);
             if name.ends_with("position_ids") || name.ends_with("rotary_emb.inv_freq") {
                 continue;
             }
@@ -472,6 +489,13 @@ impl Encoder {
         let part = parts.iter().find(|(known, _)| *known == part)?.1;
         Some((layer, part))
     }
+}
+
+fn without_prefixes(mut name: &str) -> &str {
+    for prefix in PREFIXES {
+        name = name.strip_prefix(prefix).unwrap_or(name);
+    }
+    name
 }
 
 /// What all experts of a layer have together. Both matrices have a row per inner element of each.
