@@ -1,6 +1,9 @@
 //! Writes the inputs that fuzzing of the target `safetensors` starts from, one of each folder with
 //! a tiny model: `cargo run --example folders DIR`.
 
+#[path = "../../tests/common/xz.rs"]
+mod xz;
+
 use std::path::Path;
 use std::{fs, io};
 
@@ -22,8 +25,9 @@ fn main() -> io::Result<()> {
             continue;
         };
         // Those of most folders are packed.
-        let Ok(weights) = fs::read(folder.join("model.safetensors")) else {
-            continue;
+        let weights = match fs::read(folder.join("weights.xz")) {
+            Ok(packed) => xz::weights(&packed).1,
+            Err(_) => fs::read(folder.join("model.safetensors"))?,
         };
         input.push(0);
         input.extend(weights);

@@ -8,6 +8,9 @@ use crate::model::{KvShape, Network};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+#[path = "../../tests/common/xz.rs"]
+mod xz;
+
 /// Weights that count the tokens that they evaluate.
 struct Counting {
     weights: Arc<CpuWeights>,
@@ -55,8 +58,9 @@ impl Weights for Counting {
 
 fn counting(family: &str) -> (Arc<Counting>, Arc<Model>) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = root.join(format!("tests/data/families/{family}/model.gguf"));
-    let network = Network::from_file(&ModelFile::open(&path).unwrap()).unwrap();
+    let packed = std::fs::read(root.join(format!("tests/data/families/{family}/weights.xz")));
+    let (gguf, _) = xz::weights(&packed.unwrap());
+    let network = Network::from_file(&ModelFile::from_bytes(&gguf).unwrap()).unwrap();
     assert!(
         CpuWeights::load(&network, 1, &mut |_| Ok(()))
             .unwrap()

@@ -57,9 +57,7 @@ pub fn unpacked(root: &Path, path: &str) -> Option<PathBuf> {
 }
 
 fn unpack(packed: &[u8], to: &Path) {
-    let data = xz::unpacked(packed);
-    let (length, data) = data.split_first_chunk::<8>().unwrap();
-    let (gguf, safetensors) = data.split_at(u64::from_le_bytes(*length) as usize);
+    let (gguf, safetensors) = xz::weights(packed);
     fs::write(to.join("model.gguf"), gguf).unwrap();
     fs::write(to.join("model.safetensors"), safetensors).unwrap();
 }
