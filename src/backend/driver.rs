@@ -53,6 +53,43 @@ pub(super) struct Driver<C: Driven> {
     in_flight: Option<Arc<AtomicBool>>,
 }
 
+/// `DecodePending` while work that was started is not collected.
+pub(super) fn check_idle<C: Driven>(
+    ready: &VecDeque<Result<C::Done>>,
+    driver: &Option<Driver<C>>,
+) -> Result<()> {
+    if driver.as_ref().is_some_and(Driver::is_busy) || !ready.is_empty() {
+        fail!(DecodePending, "started work was not collected");
+    }
+    Ok(())
+}
+
+/// Starts work of a session in the background: these tokens, which its core keeps, and what is wanted of them. The first
+/// work makes the driver.
+///
+/// Errors: `OutOfMemory`.
+pub(super) fn start_work<C: Driven>(
+    driver: &mut Option<Driver<C>>,
+    core: &Arc<Mutex<C>>,
+    (tokens, job): (&[u32], Job),
+    placement: &Placement,
+    (interrupt, event): (&Arc<AtomicBool>, Option<&Arc<Event>>),
+) -> Result<()> {
+    let mut guard = lock(core);
+    let started = guard.started();
+    started.clear();
+    if started.try_reserve(tokens.len()).is_err() {
+        fail!(OutOfMemory, "room for {} started tokens", tokens.len());
+    }
+    started.extend_from_slice(tokens);
+    drop(guard);
+    let driver = match driver {
+        Some(driver) => driver,
+        none => none.insert(Driver::new(core.clone(), placement)?),
+    };
+    driver.start(job, interrupt, event)
+}
+
 /// What a poll of a session is to return: the next of the outcomes that are there already, or of the work in the
 /// background; nothing if that is not done yet. After an error the others are dropped.
 pub(super) fn next_done<C: Driven>(

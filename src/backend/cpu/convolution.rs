@@ -3,10 +3,10 @@
 
 use super::elementwise::silu_alone;
 use super::kv::KvCache;
-use super::layer::{find_floats, floats};
+use super::layer::{Product, find_floats, floats};
 use super::matmul::Isa;
 use super::pages::Span;
-use super::pass::{Pass, Places, Tokens};
+use super::pass::{Pass, Places, Rows, Tokens};
 use super::pool::Work;
 use crate::error::{Result, try_vec};
 use crate::model::Conv;
@@ -32,6 +32,18 @@ pub(super) struct Channels<'a> {
     pub stride: usize,
     pub len: usize,
     pub bias: Option<&'a [f32]>,
+}
+
+impl<'a> Channels<'a> {
+    /// What a product makes: its rows, with its bias still to be added.
+    pub fn of(rows: Rows<'a>, product: &'a Product) -> Channels<'a> {
+        Channels {
+            span: rows.span,
+            stride: rows.stride,
+            len: rows.width,
+            bias: product.bias.as_deref(),
+        }
+    }
 }
 
 impl Convolution {

@@ -114,18 +114,13 @@ impl DeltaNetLayer {
         let b = &pass.tokens.buffers;
         pass.encode(norm, pass.input(), union(self.products()))?;
         pass.marks.end_norm(norm);
-        let rows = |span, product: &Product, stride| Rows {
-            span,
-            width: product.matrix.rows(),
-            stride,
-        };
-        let z = rows(b.gate, &self.z, b.sizes.n_ff);
-        let steps = |at| rows(b.steps.from(at), &self.steps[0], b.sizes.steps);
+        let z = Rows::of(b.gate, &self.z, b.sizes.n_ff);
+        let steps = |at| Rows::of(b.steps.from(at), &self.steps[0], b.sizes.steps);
         let (q, k) = (
-            rows(b.q, &self.q, b.sizes.q),
-            rows(b.k, &self.k, b.sizes.kv),
+            Rows::of(b.q, &self.q, b.sizes.q),
+            Rows::of(b.k, &self.k, b.sizes.kv),
         );
-        let v = rows(b.v, &self.v, b.sizes.kv);
+        let v = Rows::of(b.v, &self.v, b.sizes.kv);
         match &self.steps[..] {
             [both] => pass.products(
                 [&self.q, &self.k, &self.v, &self.z, both],
@@ -139,9 +134,9 @@ impl DeltaNetLayer {
         }
         pass.marks.end(Kind::Qkv, || product_bytes(self.products()));
         let parts = [
-            channels(q, &self.q),
-            channels(k, &self.k),
-            channels(v, &self.v),
+            Channels::of(q, &self.q),
+            Channels::of(k, &self.k),
+            Channels::of(v, &self.v),
         ];
         self.conv.run(pass, self.index, &parts)?;
         let tokens = pass.tokens;
@@ -195,14 +190,5 @@ impl DeltaNetLayer {
                 silu_mul(isa, z, self.norm.apply(isa, v, normed));
             }
         }
-    }
-}
-
-fn channels<'a>(rows: Rows<'a>, product: &'a Product) -> Channels<'a> {
-    Channels {
-        span: rows.span,
-        stride: rows.stride,
-        len: rows.width,
-        bias: product.bias.as_deref(),
     }
 }

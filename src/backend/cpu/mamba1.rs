@@ -87,22 +87,12 @@ impl Mamba1Layer {
         let products = [&self.x, &self.z];
         pass.encode(norm, pass.input(), union(products))?;
         pass.marks.end_norm(norm);
-        let rows = |span, product: &Product, stride| Rows {
-            span,
-            width: product.matrix.rows(),
-            stride,
-        };
-        let x = rows(buffers.v, &self.x, s.kv);
-        let z = rows(buffers.gate, &self.z, s.n_ff);
+        let x = Rows::of(buffers.v, &self.x, s.kv);
+        let z = Rows::of(buffers.gate, &self.z, s.n_ff);
         pass.products(products, [x, z])?;
-        let convolved = Channels {
-            span: x.span,
-            stride: x.stride,
-            len: x.width,
-            bias: self.x.bias.as_deref(),
-        };
-        self.conv.run(pass, self.index, &[convolved])?;
-        let short = rows(buffers.steps, &self.short, s.steps);
+        self.conv
+            .run(pass, self.index, &[Channels::of(x, &self.x)])?;
+        let short = Rows::of(buffers.steps, &self.short, s.steps);
         pass.encode(None, x, self.short.matrix.encodings())?;
         pass.products([&self.short], [short])?;
         self.norm(pass)?;
@@ -111,7 +101,7 @@ impl Mamba1Layer {
             ..short
         };
         pass.encode(self.norms[0].as_ref(), rank, self.dt.matrix.encodings())?;
-        pass.products([&self.dt], [rows(buffers.q, &self.dt, s.q)])?;
+        pass.products([&self.dt], [Rows::of(buffers.q, &self.dt, s.q)])?;
         let before = || product_bytes([&self.x, &self.z, &self.short, &self.dt]);
         pass.marks.end(Kind::Qkv, before);
         let (runs, each) = runs(tokens);

@@ -114,25 +114,15 @@ impl Mamba2Layer {
         let products = [&self.z, &self.x, &self.b, &self.c, &self.dt];
         pass.encode(norm, pass.input(), union(products))?;
         pass.marks.end_norm(norm);
-        let rows = |span, product: &Product, stride| Rows {
-            span,
-            width: product.matrix.rows(),
-            stride,
-        };
-        let z = rows(buffers.gate, &self.z, s.n_ff);
-        let x = rows(buffers.v, &self.x, s.kv);
-        let b = rows(buffers.k, &self.b, s.kv);
-        let c = rows(buffers.q, &self.c, s.q);
-        let dt = rows(buffers.steps, &self.dt, s.steps);
+        let z = Rows::of(buffers.gate, &self.z, s.n_ff);
+        let x = Rows::of(buffers.v, &self.x, s.kv);
+        let b = Rows::of(buffers.k, &self.b, s.kv);
+        let c = Rows::of(buffers.q, &self.c, s.q);
+        let dt = Rows::of(buffers.steps, &self.dt, s.steps);
         pass.products(products, [z, x, b, c, dt])?;
         pass.marks.end(Kind::Qkv, || product_bytes(products));
         let parts = [(x, &self.x), (b, &self.b), (c, &self.c)];
-        let parts = parts.map(|(rows, product)| Channels {
-            span: rows.span,
-            stride: rows.stride,
-            len: rows.width,
-            bias: product.bias.as_deref(),
-        });
+        let parts = parts.map(|(rows, product)| Channels::of(rows, product));
         self.conv.run(pass, self.index, &parts)?;
         let tokens = pass.tokens;
         let (runs, each) = runs(tokens);

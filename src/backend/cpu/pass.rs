@@ -123,6 +123,17 @@ pub(super) struct Rows<'a> {
     pub stride: usize,
 }
 
+impl<'a> Rows<'a> {
+    /// What a product makes of each token.
+    pub fn of(span: Span<'a>, product: &Product, stride: usize) -> Rows<'a> {
+        Rows {
+            span,
+            width: product.matrix.rows(),
+            stride,
+        }
+    }
+}
+
 /// What becomes of a part's output before it is added to the residual stream.
 #[derive(Clone, Copy)]
 pub(super) struct Post<'a> {

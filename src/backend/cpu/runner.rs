@@ -6,7 +6,7 @@ use super::kv::{KvCache, MAX_CHUNK};
 use super::prefill::prefill;
 use super::profile::Clock;
 use super::weights::CpuWeights;
-use crate::backend::driver::{Driven, Driver, Job, next_done};
+use crate::backend::driver::{Driven, Driver, Job, check_idle, next_done, start_work};
 use crate::backend::row::RowWork;
 use crate::backend::state::StateLayout;
 use crate::backend::{
@@ -442,10 +442,7 @@ impl CpuRunner {
 
     /// `DecodePending` while work that was started is not collected.
     fn check_idle(&self) -> Result<()> {
-        if self.driver.as_ref().is_some_and(|driver| driver.is_busy()) || !self.ready.is_empty() {
-            fail!(DecodePending, "started work was not collected");
-        }
-        Ok(())
+        check_idle(&self.ready, &self.driver)
     }
 
     /// The core, if nothing is under way.
@@ -468,24 +465,18 @@ impl CpuRunner {
         let tokens = row.tokens;
         core.check(tokens)?;
         let masked = core.prepare_mask(row.mask.take())?;
-        core.started.clear();
-        if core.started.try_reserve(tokens.len()).is_err() {
-            fail!(OutOfMemory, "room for {} started tokens", tokens.len());
-        }
-        core.started.extend_from_slice(tokens);
         drop(core);
         let job = Job {
             want: row.want,
             masked,
         };
-        let driver = match &mut self.driver {
-            Some(driver) => driver,
-            none => {
-                let placement = &self.weights.pool.options().placement;
-                none.insert(Driver::new(self.core.clone(), placement)?)
-            }
-        };
-        driver.start(job, row.interrupt, self.event.as_ref())
+        start_work(
+            &mut self.driver,
+            &self.core,
+            (tokens, job),
+            &self.weights.pool.options().placement,
+            (row.interrupt, self.event.as_ref()),
+        )
     }
 
     /// Does the work of a row in this thread.

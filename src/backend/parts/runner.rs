@@ -3,7 +3,7 @@
 use super::core::{Core, Done};
 use super::stream;
 use super::weights::PartsWeights;
-use crate::backend::driver::{Driver, Job, next_done};
+use crate::backend::driver::{Driver, Job, check_idle, next_done, start_work};
 use crate::backend::row::RowWork;
 use crate::backend::{
     Mark, Outcome, Runner, StateInfo, StateSink, StateSource, Want, When, fill_mask,
@@ -65,10 +65,7 @@ impl PartsRunner {
 
     /// `DecodePending` while work that was started is not collected.
     fn check_idle(&self) -> Result<()> {
-        if self.driver.as_ref().is_some_and(|driver| driver.is_busy()) || !self.ready.is_empty() {
-            fail!(DecodePending, "started work was not collected");
-        }
-        Ok(())
+        check_idle(&self.ready, &self.driver)
     }
 
     /// The core, if nothing is under way.
@@ -114,24 +111,18 @@ impl PartsRunner {
             }
             None => false,
         };
-        core.started.clear();
-        if core.started.try_reserve(row.tokens.len()).is_err() {
-            fail!(OutOfMemory, "room for {} started tokens", row.tokens.len());
-        }
-        core.started.extend_from_slice(row.tokens);
         drop(guard);
         let job = Job {
             want: row.want,
             masked,
         };
-        let driver = match &mut self.driver {
-            Some(driver) => driver,
-            none => {
-                let placement = self.weights.placement();
-                none.insert(Driver::new(self.core.clone(), placement)?)
-            }
-        };
-        driver.start(job, row.interrupt, self.event.as_ref())
+        start_work(
+            &mut self.driver,
+            &self.core,
+            (row.tokens, job),
+            self.weights.placement(),
+            (row.interrupt, self.event.as_ref()),
+        )
     }
 }
 
