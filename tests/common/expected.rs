@@ -1,6 +1,6 @@
 //! Logits that Hugging Face transformers computed, as the scripts in `data/` write them.
 
-use super::repository_file;
+use super::{repository_file, xz};
 
 /// A text and what comes after each of its tokens.
 pub struct Expected {
@@ -11,10 +11,14 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Reads `tests/data/{name}.bin`.
+    /// Reads `tests/data/{name}.bin`, or its xz.
     pub fn read(name: &str) -> Expected {
         let path = repository_file(&format!("tests/data/{name}.bin"));
-        let file = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let file = std::fs::read(&path).unwrap_or_else(|_| {
+            let path = path.with_extension("bin.xz");
+            let packed = std::fs::read(&path);
+            xz::unpacked(&packed.unwrap_or_else(|e| panic!("{}: {e}", path.display())))
+        });
         let (words, rest) = file.as_chunks();
         assert!(rest.is_empty());
         let words: Vec<u32> = words.iter().map(|b| u32::from_le_bytes(*b)).collect();

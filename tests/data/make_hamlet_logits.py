@@ -1,7 +1,7 @@
 """Writes the logits of Hugging Face transformers (float32 arithmetic) for a fixed text, at every position:
 hamlet_f16_logits.bin from the float16 weights of the model's folder, hamlet_q4_k_m_logits.bin from the dequantized weights
 of models/hamlet-7m-Q4_K_M.gguf. Usage: make_hamlet_logits.py HF_DIR, the folder `hf` of hamlet-7m. Needs gguf, torch,
-transformers.
+transformers. The repository has their xz (pack.py).
 
 Files, little endian: u32 n_tokens, u32 n_vocab, n_tokens x u32 token ids, n_tokens x n_vocab x f32 logits (row p: after
 token p). The text is a story of heldout.txt and an exchange of tasks.jsonl, each framed as in training."""

@@ -1,5 +1,5 @@
-"""Writes packed.safetensors beside this file: one linear layer of 24 outputs and 64 inputs in each format that folders have
-weights of two to eight bits in, as `{format}.{part}`, and what they stand for as `{format}.expected` (F32, [24, 64]).
+"""Writes packed.safetensors beside this file, to be packed by pack.py: one linear layer of 24 outputs and 64 inputs in each format
+that folders have weights of two to eight bits in, as `{format}.{part}`, and what they stand for as `{format}.expected` (F32, [24, 64]).
 
 Those of compressed-tensors are packed and unpacked by that package; AWQ is unpacked by its converter; GPTQ and AWQ's gemv have
 a definition of one line: scales[g] * (code - zeros[g]), codes and zero points from the lowest bits of a word on, those of three

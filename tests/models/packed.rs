@@ -4,6 +4,7 @@
 use crate::common::folder::{Folder, Stored, elements, tensors};
 use crate::common::repository_file;
 use crate::common::tiny::Random;
+use crate::common::xz;
 use emberlm::error::{Error, Status};
 use emberlm::format::ModelFile;
 use emberlm::model::Network;
@@ -122,7 +123,8 @@ const COMPRESSED: &str = r#"{"quant_method": "compressed-tensors"}"#;
 /// The parts of one of the formats.
 fn parts(format: &str) -> BTreeMap<String, Stored> {
     static ALL: LazyLock<BTreeMap<String, Stored>> = LazyLock::new(|| {
-        tensors(&std::fs::read(repository_file("tests/data/packed.safetensors")).unwrap())
+        let packed = std::fs::read(repository_file("tests/data/packed.safetensors.xz"));
+        tensors(&xz::unpacked(&packed.unwrap()))
     });
     ALL.iter()
         .filter_map(|(name, stored)| {
