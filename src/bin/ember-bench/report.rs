@@ -80,23 +80,31 @@ impl Report<'_> {
             m.first_token_ms.values()[0]
         ));
         let kv = self.measured.kv_bytes;
-        let weights = self.traffic.file_bytes + m.resident_bytes;
-        line(match self.peak_bytes {
-            Some(peak) => format!(
-                "memory     {} resident at most; weights {} and KV {} are {} ({:+.1} %)",
-                bytes(peak),
-                bytes(weights),
-                bytes(kv),
-                bytes(weights + kv),
-                (peak as f64 / (weights + kv) as f64 - 1.0) * 100.0
-            ),
-            None => format!(
-                "memory     not told by this system; weights {} and KV {} are {}",
-                bytes(weights),
-                bytes(kv),
-                bytes(weights + kv)
-            ),
-        });
+        let on_gpu = m.device.kind != DeviceKind::Cpu;
+        let weights = match on_gpu {
+            // The file is read once, in pieces.
+            true => m.resident_bytes,
+            // It is mapped.
+            false => self.traffic.file_bytes + m.resident_bytes,
+        };
+        let host = match self.peak_bytes {
+            Some(peak) => format!("{} resident at most", bytes(peak)),
+            None => "not told by this system".to_owned(),
+        };
+        let more = match self.peak_bytes {
+            Some(peak) if !on_gpu => {
+                let ratio = peak as f64 / (weights + kv) as f64;
+                format!(" ({:+.1} %)", (ratio - 1.0) * 100.0)
+            }
+            _ => String::new(),
+        };
+        line(format!(
+            "memory     {host}; weights {} and KV {} are {}{}{more}",
+            bytes(weights),
+            bytes(kv),
+            bytes(weights + kv),
+            if on_gpu { " on the GPU" } else { "" }
+        ));
         line(match self.bandwidth {
             Some(b) => format!(
                 "bandwidth  {} GB/s, {} threads reading {}",
