@@ -127,6 +127,12 @@ pub trait Weights: Send + Sync {
         0
     }
 
+    /// Whether rows of several runners may have drafts. They are dearest to the device within [`MAX_BATCH`] tokens of a pass:
+    /// one of each row, and the drafts of all.
+    fn drafts_in_batches(&self) -> bool {
+        false
+    }
+
     /// Gives the device's memory back and keeps the weights in host memory, where they are not
     /// anyway. Handles and sessions stay good; the next work brings the weights back.
     ///

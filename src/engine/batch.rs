@@ -5,17 +5,19 @@ use super::grammar::Constraint;
 use super::queue::Started;
 use super::residence::Residence;
 use super::sampling::Sampling;
-use super::session::{mask_source, try_copy};
+use super::speculate::{BatchDepth, Masks, Seat};
 use super::{Interrupts, Session};
 use crate::backend::{
-    MAX_BATCH, Mark, MaskSource, Outcome, Residual, Row, RowResult, Runner, Want, Weights, When,
+    MAX_BATCH, Mark, MaskSource, Outcome, Residual, Row, RowError, RowResult, Runner, Want,
+    Weights, When,
 };
-use crate::error::{Error, Result, Status, fail};
+use crate::error::{Error, Result, Status, fail, try_vec};
 use crate::panics::catch;
 use crate::threads::event::Event;
 use arrayvec::ArrayVec;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// The error of one session of a batch, which names it.
 pub(crate) fn at_index(index: usize, error: Error) -> Error {
@@ -56,12 +58,19 @@ impl Session {
                 Err(e) => each(i, session, Err(session.put_aside(e))),
             }
         }
+        let timing = guess(sessions, &mut choosing, false, &mut |i, session, e| {
+            each(i, session, Err(session.put_aside(e)));
+        });
         let mut chosen: [Option<Result<u32>>; MAX_BATCH] = [const { None }; MAX_BATCH];
+        let begun = Instant::now();
         choose_of(sessions, &choosing, &mut chosen[..choosing.len()]);
+        if let Some(timing) = timing {
+            timing.end(begun, chosen[..choosing.len()].iter().flatten());
+        }
         for ((i, _), result) in choosing.into_iter().zip(chosen) {
             let session = &mut *sessions[i];
             let token = result.unwrap_or_else(|| fail!(Internal, "it has not chosen"));
-            let appended = token.and_then(|token| session.append(token));
+            let appended = token.and_then(|token| session.chosen(token));
             let result = session.answered(appended);
             each(i, session, result);
         }
@@ -76,20 +85,30 @@ impl Session {
     pub fn decode_batch_start(sessions: &mut [&mut Session]) -> Result<()> {
         check(sessions)?;
         let model = sessions[0].model.clone();
-        let mut ready = ArrayVec::<(Option<Vec<u32>>, Mark), MAX_BATCH>::new();
+        let mut choosing = ArrayVec::<(usize, Mark), MAX_BATCH>::new();
         for (i, session) in sessions.iter_mut().enumerate() {
             let prepared = match session.is_ahead() {
                 // The token is with the runner.
-                true => session.check_ahead().map(|mark| (None, mark)),
-                false => session.prepare_choice().and_then(|(forced, mark)| {
-                    let tokens = match forced {
-                        Some(_) => None,
-                        None => Some(try_copy(&session.tokens)?),
-                    };
-                    Ok((tokens, mark))
+                true => session.check_ahead().map(|_| None),
+                false => session.prepare_choice().map(|(forced, mark)| match forced {
+                    Some(_) => None,
+                    None => Some(mark),
                 }),
             };
-            ready.push(prepared.map_err(|e| at_index(i, session.put_aside(e)))?);
+            let mark = prepared.map_err(|e| at_index(i, session.put_aside(e)))?;
+            choosing.extend(mark.map(|mark| (i, mark)));
+        }
+        let mut failed = Ok(());
+        let timing = guess(sessions, &mut choosing, true, &mut |i, session, e| {
+            failed = Err(at_index(i, session.put_aside(e)));
+        });
+        failed?;
+        let mut ready = ArrayVec::<Option<(Vec<u32>, Mark)>, MAX_BATCH>::new();
+        let mut wanted = choosing.iter().peekable();
+        for (i, session) in sessions.iter().enumerate() {
+            let mark = wanted.next_if(|(at, _)| *at == i);
+            let lent = mark.map(|(_, mark)| session.with_guesses().map(|tokens| (tokens, *mark)));
+            ready.push(lent.transpose().map_err(|e| at_index(i, e))?);
         }
         model.background().reserve()?;
         let mut all = ArrayVec::<(Lent, Arc<Desk>), MAX_BATCH>::new();
@@ -97,20 +116,20 @@ impl Session {
             sessions.iter().map(|_| Arc::default()).collect();
         // Nothing that is kept was made with memory of the reserve.
         crate::memory::check()?;
-        for ((session, (tokens, mark)), desk) in sessions.iter_mut().zip(ready).zip(desks) {
-            match tokens {
+        for ((session, lent), desk) in sessions.iter_mut().zip(ready).zip(desks) {
+            match lent {
                 // Collected from the runner, which is ahead, or from the grammar.
                 None => {
                     let running = usize::from(session.is_ahead());
                     session.started = Started::decodes(running, 1 - running);
                     session.notify();
                 }
-                Some(tokens) => all.push((session.lend(tokens, mark, desk.clone())?, desk)),
+                Some((tokens, mark)) => all.push((session.lend(tokens, mark, desk.clone())?, desk)),
             }
         }
         let weights = model.weights().clone();
         let n_vocab = model.details().n_vocab;
-        let task: Task = Box::new(move || work(&*weights, n_vocab, all));
+        let task: Task = Box::new(move || work(&*weights, n_vocab, all, timing));
         model.background().run(task);
         Ok(())
     }
@@ -150,6 +169,7 @@ impl Session {
         self.started = Started::Batch;
         Ok(Lent {
             runner,
+            drafts: self.guesses().len(),
             tokens,
             mark,
             sampling: self.sampling,
@@ -171,7 +191,27 @@ impl Session {
         self.started = Started::Nothing;
         self.residence = Residence::Device(lent.runner);
         self.constraint = lent.constraint;
-        self.append(result?).map(Some)
+        let token = self.chosen(result?)?;
+        Ok(Some(token))
+    }
+
+    /// Takes over the token that a batch has chosen, and what it says about drafts.
+    fn chosen(&mut self, token: u32) -> Result<u32> {
+        self.guesses_chosen(token);
+        self.append(token)
+    }
+
+    /// A copy of the context with what was guessed behind it.
+    fn with_guesses(&self) -> Result<Vec<u32>> {
+        let mut tokens = try_vec(
+            self.tokens.len() + self.guesses().len(),
+            0,
+            "tokens of a session",
+        )?;
+        tokens.clear();
+        tokens.extend_from_slice(&self.tokens);
+        tokens.extend_from_slice(self.guesses());
+        Ok(tokens)
     }
 }
 
@@ -198,6 +238,111 @@ pub(crate) fn check_count(count: usize) -> Result<()> {
     Ok(())
 }
 
+/// What the time of a pass says about passes.
+struct Timing {
+    of: Arc<Mutex<BatchDepth>>,
+    rows: usize,
+    /// Whether each session has evaluated one token beside its drafts.
+    typical: bool,
+}
+
+impl Timing {
+    /// The pass that has begun then has come to these.
+    fn end<'a>(&self, begun: Instant, mut results: impl Iterator<Item = &'a Result<u32>>) {
+        // One that was done again took longer.
+        if self.typical && results.all(Result::is_ok) {
+            depth_of(&self.of).took(self.rows, begun.elapsed());
+        }
+    }
+}
+
+fn depth_of(depth: &Mutex<BatchDepth>) -> MutexGuard<'_, BatchDepth> {
+    // It is as good as before, wherever a panic has left it.
+    depth.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes drafts for the sessions at these indices, where they have sources and the backend verifies them: as many as the
+/// batch is faster with. Those whose sources were interrupted, which `failed` hears of, choose no more.
+#[inline(never)]
+fn guess(
+    sessions: &mut [&mut Session],
+    choosing: &mut ArrayVec<(usize, Mark), MAX_BATCH>,
+    started: bool,
+    failed: &mut dyn FnMut(usize, &Session, Error),
+) -> Option<Timing> {
+    sessions.iter_mut().for_each(|s| s.forget_guesses());
+    let model = sessions[0].model.clone();
+    let drafting = sessions.iter().any(|s| s.speculation.is_some());
+    if !drafting || choosing.is_empty() || !model.weights().drafts_in_batches() {
+        return None;
+    }
+    let mut seats = ArrayVec::<Seat, MAX_BATCH>::new();
+    let mut readings = ArrayVec::<f32, MAX_BATCH>::new();
+    for (i, session) in sessions.iter_mut().enumerate() {
+        let at = choosing.iter().position(|(at, _)| *at == i);
+        let seat = session.seat(at.is_some(), started);
+        let (seat, reading) = seat.unwrap_or_else(|e| {
+            choosing.remove(at.unwrap_or(0));
+            failed(i, session, e);
+            Default::default()
+        });
+        seats.push(seat);
+        readings.push(reading);
+    }
+    let (mut rows, mut typical) = (0, true);
+    for (i, _) in &*choosing {
+        let len = sessions[*i].residence.runner().map_or(0, |r| r.len());
+        let lacks = sessions[*i].tokens.len() - len;
+        rows += lacks.min(1);
+        typical &= lacks == 1;
+    }
+    // Each has a row, and drafts have what is left.
+    let room = MAX_BATCH - choosing.len();
+    let shares = loop {
+        let shares = depth_of(model.batch_depth()).choose(&seats, rows, room);
+        let unpaid = (0..seats.len()).find(|i| {
+            let reads = shares.drafts[*i] > 0 && readings[*i] > 0.0 && !seats[*i].always;
+            reads && !sessions[*i].pays(readings[*i], shares.gain)
+        });
+        match unpaid {
+            Some(i) => seats[i] = Seat::default(),
+            None => break shares,
+        }
+    };
+    choosing.retain(|(i, _)| {
+        let guessed = sessions[*i].guess(shares.drafts[*i]);
+        let result = guessed.map_err(|e| failed(*i, sessions[*i], e));
+        result.is_ok()
+    });
+    let drafts = choosing.iter().map(|(i, _)| sessions[*i].guesses().len());
+    Some(Timing {
+        of: model.batch_depth().clone(),
+        rows: rows + drafts.sum::<usize>(),
+        typical,
+    })
+}
+
+/// Sessions whose contexts have guesses behind them, as long as this lives.
+struct WithGuesses<'a, 'm>(&'a mut [&'m mut Session]);
+
+impl<'a, 'm> WithGuesses<'a, 'm> {
+    fn new(sessions: &'a mut [&'m mut Session]) -> WithGuesses<'a, 'm> {
+        for session in &mut *sessions {
+            session.append_guesses();
+        }
+        WithGuesses(sessions)
+    }
+}
+
+impl Drop for WithGuesses<'_, '_> {
+    fn drop(&mut self) {
+        for session in &mut *self.0 {
+            let len = session.tokens.len() - session.guesses().len();
+            session.tokens.truncate(len);
+        }
+    }
+}
+
 /// Lets the sessions at these indices choose. Apart from its caller for the sake of the stack.
 #[inline(never)]
 fn choose_of(
@@ -206,17 +351,20 @@ fn choose_of(
     chosen: &mut [Option<Result<u32>>],
 ) {
     let model = sessions[0].model.clone();
+    let sessions = WithGuesses::new(sessions);
     let mut wanted = choosing.iter().peekable();
     let mut members = ArrayVec::<Member, MAX_BATCH>::new();
-    for (i, session) in sessions.iter_mut().enumerate() {
+    for (i, session) in sessions.0.iter_mut().enumerate() {
         let Some((_, mark)) = wanted.next_if(|(at, _)| *at == i) else {
             continue;
         };
         let session = &mut **session;
+        let drafts = session.guesses().len();
         match session.residence.runner() {
             Ok(runner) => members.push(Member {
                 runner,
                 tokens: &session.tokens,
+                drafts,
                 sampling: &session.sampling,
                 interrupt: session.interrupts.work(),
                 constraint: &mut session.constraint,
@@ -237,8 +385,9 @@ fn choose_of(
 /// A session of a batch, as the choice sees it.
 struct Member<'a> {
     runner: &'a mut dyn Runner,
-    /// The context.
+    /// The context, and drafts behind it.
     tokens: &'a [u32],
+    drafts: usize,
     sampling: &'a Sampling,
     interrupt: &'a Arc<AtomicBool>,
     constraint: &'a mut Option<Box<Constraint>>,
@@ -247,7 +396,7 @@ struct Member<'a> {
 }
 
 impl Member<'_> {
-    /// The outcome of its row.
+    /// The first outcome of its row. If drafts were right, the others stay with the runner.
     fn collect(&mut self, n_vocab: usize) -> Result<u32> {
         let token = match self.runner.poll(true) {
             Ok(Some(Outcome::Token(token))) if (token as usize) < n_vocab => Ok(token),
@@ -258,6 +407,7 @@ impl Member<'_> {
             Err(e) => Err(e),
         };
         if token.is_err() {
+            while let Ok(Some(_)) = self.runner.poll(true) {}
             self.go_back();
         }
         token
@@ -267,7 +417,8 @@ impl Member<'_> {
     fn go_back(&mut self) {
         self.runner.rollback(self.mark);
         let len = self.runner.len();
-        if len > 0 && len == self.tokens.len() && !self.runner.has_logits() {
+        let context = self.tokens.len() - self.drafts;
+        if len > 0 && len == context && !self.runner.has_logits() {
             let mark = self.runner.mark_before(len - 1);
             self.runner.rollback(mark);
         }
@@ -308,24 +459,40 @@ fn submit(
     members: &mut [Member<'_>],
     chosen: &[Option<Result<u32>>],
 ) -> RowResult<()> {
-    let mut sources = ArrayVec::<_, MAX_BATCH>::new();
+    let mut masks = ArrayVec::<_, MAX_BATCH>::new();
     let mut parts = ArrayVec::<_, MAX_BATCH>::new();
     for (member, chosen) in members.iter_mut().zip(chosen) {
         if chosen.is_some() {
             continue;
         }
-        sources.push(mask_source(member.constraint));
         let rest = &member.tokens[member.runner.len()..];
+        let (_, drafts) = rest.split_at(rest.len() - member.drafts);
+        let own = Masks::new(member.constraint, drafts);
+        masks.push(own.map_err(|e| RowError::of(parts.len(), e))?);
+        let want = match member.drafts {
+            0 => Want::Choices {
+                count: 1,
+                sampling: *member.sampling,
+            },
+            drafts => Want::Verified {
+                drafts,
+                sampling: *member.sampling,
+            },
+        };
         let runner: &mut dyn Runner = &mut *member.runner;
-        parts.push((runner, rest, member.sampling, member.interrupt));
+        parts.push((runner, rest, want, member.interrupt));
+    }
+    let mut sources = ArrayVec::<_, MAX_BATCH>::new();
+    for masks in &mut masks {
+        let source = masks.as_mut().map(|m| |words: &mut [u32]| m.next(words));
+        sources.push(source);
     }
     let mut rows = ArrayVec::<Row, MAX_BATCH>::new();
-    for ((runner, tokens, sampling, interrupt), source) in parts.into_iter().zip(&mut sources) {
-        let sampling = *sampling;
+    for ((runner, tokens, want, interrupt), source) in parts.into_iter().zip(&mut sources) {
         rows.push(Row {
             runner,
             tokens,
-            want: Want::Choices { count: 1, sampling },
+            want,
             mask: source.as_mut().map(|s| s as &mut MaskSource),
             interrupt,
             residual: Residual::default(),
@@ -337,8 +504,9 @@ fn submit(
 /// What a session lends to a batch in the background.
 struct Lent {
     runner: Box<dyn Runner>,
-    /// A copy of the context.
+    /// A copy of the context, and drafts behind it.
     tokens: Vec<u32>,
+    drafts: usize,
     mark: Mark,
     sampling: Sampling,
     constraint: Option<Box<Constraint>>,
@@ -370,13 +538,19 @@ impl Desk {
 }
 
 /// A batch, on the model's thread.
-fn work(weights: &dyn Weights, n_vocab: usize, mut all: ArrayVec<(Lent, Arc<Desk>), MAX_BATCH>) {
+fn work(
+    weights: &dyn Weights,
+    n_vocab: usize,
+    mut all: ArrayVec<(Lent, Arc<Desk>), MAX_BATCH>,
+    timing: Option<Timing>,
+) {
     let chosen = catch(|| {
         let mut members: ArrayVec<Member, MAX_BATCH> = all
             .iter_mut()
             .map(|(lent, _)| Member {
                 runner: &mut *lent.runner,
                 tokens: &lent.tokens,
+                drafts: lent.drafts,
                 sampling: &lent.sampling,
                 interrupt: lent.interrupts.work(),
                 constraint: &mut lent.constraint,
@@ -385,7 +559,11 @@ fn work(weights: &dyn Weights, n_vocab: usize, mut all: ArrayVec<(Lent, Arc<Desk
             .collect();
         let mut chosen: [Option<Result<u32>>; MAX_BATCH] = [const { None }; MAX_BATCH];
         let n = members.len();
+        let begun = Instant::now();
         choose(weights, n_vocab, &mut members, &mut chosen[..n]);
+        if let Some(timing) = &timing {
+            timing.end(begun, chosen[..n].iter().flatten());
+        }
         Ok(chosen.into_iter().flatten().collect::<Tokens>())
     });
     let chosen = chosen.unwrap_or_else(|e| all.iter().map(|_| Err(e.clone())).collect());

@@ -87,6 +87,10 @@ impl Weights for FakeWeights {
         crate::backend::MAX_DRAFTS
     }
 
+    fn drafts_in_batches(&self) -> bool {
+        true
+    }
+
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
         submit_all(rows, when).inspect_err(|_| discard(rows))
     }
@@ -236,6 +240,9 @@ impl FakeRunner {
         interrupt: &AtomicBool,
     ) -> Result<()> {
         let (known, drafts) = tokens.split_at(tokens.len() - drafts);
+        let knobs = self.state().knobs.clone();
+        // The state is not locked, and so is not lost.
+        assert!(!knobs.panic.swap(false, Ordering::Relaxed), "a bug");
         let mut state = self.state.lock().unwrap();
         let mut next = known.to_vec();
         for draft in drafts.iter().map(Some).chain([None]) {

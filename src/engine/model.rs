@@ -2,6 +2,7 @@
 
 use super::background::Background;
 use super::placement::{self, Place, PlacedEstimate};
+use super::speculate::BatchDepth;
 use super::{Metadata, SessionOptions, device, fingerprint};
 use crate::backend::cpu::{self, MAX_THREADS};
 use crate::backend::{DeviceKind, KvType, LoadOptions, Progress, Weights};
@@ -66,6 +67,8 @@ pub struct Model {
     fingerprints: [u64; 2],
     files: MappedFiles,
     background: Background,
+    /// How many drafts its batches verify.
+    batch_depth: Arc<Mutex<BatchDepth>>,
     readout: ReadoutFacts,
     /// Where adapters find its matrices; none for encoders.
     adaptable: Option<Adaptable>,
@@ -240,6 +243,7 @@ impl Model {
                 false => MappedFiles::default(),
             },
             background: Background::new(options.placement),
+            batch_depth: Arc::default(),
             adaptable: Some(adaptable),
         })
     }
@@ -298,6 +302,7 @@ impl Model {
             fingerprints: [1, 2],
             files: MappedFiles::default(),
             background: Background::default(),
+            batch_depth: Arc::default(),
             readout: ReadoutFacts::default(),
             adaptable: None,
             log: None,
@@ -358,6 +363,11 @@ impl Model {
     /// Errors: `FileTruncated` and `FileCorrupt`, naming the file.
     pub fn check_files(&self) -> Result<()> {
         self.files.check()
+    }
+
+    /// How many drafts its batches verify.
+    pub(super) fn batch_depth(&self) -> &Arc<Mutex<BatchDepth>> {
+        &self.batch_depth
     }
 
     /// What it does beside its callers.

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::engine::fake::{Knobs, N_VOCAB};
+use crate::engine::speculate::{DraftContext, DraftOptions, DraftSource};
+use crate::panics::catch;
 use crate::threads::event::Event;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -255,6 +257,144 @@ fn a_rewind_and_a_free_end_a_batch_in_the_background() {
     expected[1].decode().unwrap();
     for _ in 0..4 {
         assert_eq!(batch(&mut s).unwrap(), batch(&mut expected).unwrap());
+    }
+}
+
+/// Knows what comes, and spoils each token at a fourth position.
+struct Known(Vec<u32>);
+
+impl DraftSource for Known {
+    fn is_quick(&self) -> bool {
+        true
+    }
+
+    fn look(&mut self, context: &DraftContext<'_>) -> Result<Option<usize>> {
+        Ok(self.0.starts_with(context.tokens).then_some(0))
+    }
+
+    fn draft(&mut self, context: &DraftContext<'_>, drafts: &mut [u32]) -> Result<usize> {
+        let from = context.tokens.len();
+        let count = drafts.len().min(self.0.len() - from);
+        for (i, draft) in drafts[..count].iter_mut().enumerate() {
+            let is_wrong = (from + i).is_multiple_of(4);
+            *draft = (self.0[from + i] + u32::from(is_wrong)) % N_VOCAB as u32;
+        }
+        Ok(count)
+    }
+
+    fn fork(&mut self, _: &Session) -> Result<Box<dyn DraftSource>> {
+        Ok(Box::new(Known(self.0.clone())))
+    }
+}
+
+/// Gives all but the last of these sessions, which `several` has made, such a source.
+fn let_draft(sessions: &mut [Session]) {
+    let mut ahead = several(&Arc::default(), sessions.len());
+    for (session, ahead) in sessions.iter_mut().zip(&mut ahead).rev().skip(1) {
+        decode_all(ahead, 20);
+        let options = DraftOptions {
+            most: 3,
+            always: true,
+        };
+        let source = Box::new(Known(ahead.tokens().to_vec()));
+        session.set_draft_source(source, &options).unwrap();
+    }
+}
+
+#[test]
+fn drafts_of_a_batch_change_neither_tokens_nor_errors() {
+    for work in [results, started] {
+        for n in [1, 2, 5, 12] {
+            let knobs = Arc::<Knobs>::default();
+            let mut s = several(&knobs, n);
+            let mut expected = several(&Arc::default(), n);
+            let_draft(&mut s);
+            let goes_on = |s: &mut [Session], expected: &mut [Session]| {
+                for _ in 0..6 {
+                    let wanted: Vec<_> = expected.iter_mut().map(|s| s.decode()).collect();
+                    assert_eq!(work(s).unwrap(), wanted);
+                }
+            };
+            goes_on(&mut s, &mut expected);
+            knobs.nan.store(true, Ordering::Relaxed);
+            let mut failed = 0;
+            for (result, expected) in work(&mut s).unwrap().into_iter().zip(&mut expected) {
+                match result {
+                    // It was ahead.
+                    Ok(token) => assert_eq!(token, expected.decode().unwrap()),
+                    Err(e) => {
+                        assert_eq!(e.status, Status::Numeric);
+                        failed += 1;
+                    }
+                }
+            }
+            assert!(failed > 0);
+            knobs.nan.store(false, Ordering::Relaxed);
+            goes_on(&mut s, &mut expected);
+            for (s, expected) in s.iter().zip(&expected) {
+                assert_eq!(s.tokens(), expected.tokens());
+            }
+            for session in &s[..n - 1] {
+                let stats = session.speculation().unwrap().stats;
+                assert!(stats.accepted > 0 && stats.drafted > stats.accepted);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_late_failure_beside_drafts_ends_one_session_alone() {
+    for work in [results, started] {
+        let knobs = Arc::<Knobs>::default();
+        let mut s = several(&knobs, 4);
+        let mut expected = several(&Arc::default(), 4);
+        batch(&mut s).unwrap();
+        batch(&mut expected).unwrap();
+        let_draft(&mut s);
+        // The first one has verified drafts when the third is interrupted.
+        knobs.hold_after.store(2, Ordering::Relaxed);
+        let flag = s[2].interrupts().clone();
+        let waiter = knobs.clone();
+        let interrupter = std::thread::spawn(move || {
+            while !waiter.waiting.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            flag.ask();
+            waiter.hold.store(false, Ordering::Relaxed);
+        });
+        let found = work(&mut s).unwrap();
+        interrupter.join().unwrap();
+        for (i, found) in found.into_iter().enumerate() {
+            match i {
+                2 => assert_eq!(status(found), Status::Interrupted),
+                _ => assert_eq!(found, Ok(expected[i].decode().unwrap()), "{i}"),
+            }
+        }
+        for _ in 0..6 {
+            assert_eq!(batch(&mut s).unwrap(), batch(&mut expected).unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_panic_in_front_of_drafts_leaves_the_context_as_it_was() {
+    let alone: fn(&mut [Session]) -> Result<u32> = |s| s[0].decode();
+    let together: fn(&mut [Session]) -> Result<u32> = |s| Ok(batch(s)?[0]);
+    for work in [alone, together] {
+        let knobs = Arc::<Knobs>::default();
+        let mut s = several(&knobs, 2);
+        let mut expected = several(&Arc::default(), 2);
+        let_draft(&mut s);
+        let before = s[0].tokens().to_vec();
+        knobs.panic.store(true, Ordering::Relaxed);
+        assert_eq!(status(catch(|| work(&mut s))), Status::Internal);
+        assert!(!knobs.panic.load(Ordering::Relaxed));
+        assert_eq!(s[0].tokens(), before);
+        for _ in 0..6 {
+            assert_eq!(batch(&mut s).unwrap(), batch(&mut expected).unwrap());
+        }
+        // Its source is still there.
+        assert!(s[0].speculation().unwrap().stats.accepted > 0);
     }
 }
 

@@ -65,7 +65,7 @@ pub struct ember_speculation_details {
     pub steps: u64,
     /// Drafts that were verified.
     pub drafted: u64,
-    /// Drafts that were right. Each saved a step.
+    /// Drafts that were right. Each saved the session a step of its own.
     pub accepted: u64,
 }
 
@@ -82,8 +82,12 @@ unsafe impl Sized32 for ember_speculation_details {
 /// `ember_decode` and `ember_generate` draft. `ember_decode` still returns one token; the ones that a step has chosen
 /// beyond it are returned by the following calls at once, and are dropped by a call that changes the session in another
 /// way. Started decodes draft from the context (`EMBER_DRAFTS_NGRAM`) where no grammar is set; they ask no draft model, for they never
-/// wait. Batches return tokens that are ahead, but make no drafts themselves. Forks draft as their origin does; a restored
-/// session does not.
+/// wait. Forks draft as their origin does; a restored session does not.
+///
+/// On a CPU, batches draft, too: the drafts of all sessions share the pass, which has room for 32 tokens in all. Because a batch
+/// returns one token of each session, it saves a pass only where all of its sessions have a token that was chosen ahead; the number of
+/// drafts is chosen by that. Started batches draft from the context only. On a GPU, batches return tokens that are ahead, but
+/// make no drafts.
 ///
 /// On a GPU, drafts take memory of their own (16 rows of logits, and of what lies between the layers of a step), which is reserved here.
 ///

@@ -3,7 +3,7 @@
 
 use crate::common::drafts::*;
 use crate::common::families::WINDOWED;
-use crate::common::states::{random_life_of, restored, saved, session, session_with};
+use crate::common::states::{CONTEXT, random_life_of, restored, saved, session, session_with};
 use crate::common::tiny::Random;
 use crate::common::{TempDir, repository_file};
 use emberlm::Status;
@@ -12,6 +12,7 @@ use emberlm::engine::sampling::Sampling;
 use emberlm::engine::speculate::DraftOptions;
 use emberlm::engine::state::{Kind, RestoreOptions};
 use emberlm::engine::{Model, Session, device};
+use emberlm::grammar::{GrammarKind, GrammarOptions};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -232,4 +233,328 @@ fn what_cannot_be_drafted_for_is_said() {
 fn an_interrupt_ends_drafting_and_nothing_is_lost() {
     let model = hamlet();
     interrupted(session(&model), session_with(&model, Default::default()));
+}
+
+/// A token of each session, with the log-probabilities, of a batch that is done at once or started.
+/// Errors: those of the start, with nothing started.
+fn batch_step(
+    sessions: &mut [Session],
+    started: bool,
+) -> emberlm::Result<Vec<Result<Decoded, Status>>> {
+    let mut all: Vec<&mut Session> = sessions.iter_mut().collect();
+    let results: Vec<_> = match started {
+        false => Session::decode_batch(&mut all)
+            .unwrap()
+            .into_iter()
+            .collect(),
+        true => {
+            Session::decode_batch_start(&mut all)?;
+            let poll = |session: &mut &mut Session| {
+                loop {
+                    match session.decode_poll() {
+                        Ok(None) => std::thread::yield_now(),
+                        Ok(Some(token)) => return Ok(token),
+                        Err(e) => return Err(e),
+                    }
+                }
+            };
+            all.iter_mut().map(poll).collect()
+        }
+    };
+    let told = |(session, result): (&Session, emberlm::Result<u32>)| {
+        let token = result.map_err(|e| e.status)?;
+        let logprobs = session.logprobs().map(|l| {
+            let all = std::iter::once((token, l.chosen)).chain(l.top.iter().copied());
+            all.map(|(token, p)| (token, p.to_bits())).collect()
+        });
+        Ok((token, logprobs))
+    };
+    Ok(sessions.iter().zip(results).map(told).collect())
+}
+
+/// Sources of drafts and settings, by a session's place in its batch.
+fn draft_in_batch(i: usize, session: &mut Session) {
+    match i % 4 {
+        0 => {
+            let source = Spoiled::source(session, 10 * i as u64 % 100);
+            session.set_draft_source(source, &ALWAYS).unwrap();
+        }
+        1 => session.set_ngram_drafts(1, &ALWAYS).unwrap(),
+        2 => {
+            let model = session.model().clone();
+            session.set_model_drafts(&model, &ALWAYS).unwrap();
+        }
+        _ => {}
+    }
+}
+
+fn sampling_in_batch(i: usize) -> Sampling {
+    match i % 4 {
+        0 => Sampling::GREEDY,
+        1 => Sampling {
+            temperature: 0.9,
+            top_p: 0.95,
+            seed: 11 + i as u64,
+            logprobs: 2,
+            ..Sampling::GREEDY
+        },
+        2 => Sampling {
+            temperature: 0.8,
+            repeat_penalty: 1.1,
+            presence_penalty: 0.2,
+            seed: 5,
+            ..Sampling::GREEDY
+        },
+        _ => Sampling {
+            temperature: 0.3,
+            seed: 6,
+            logprobs: 3,
+            ..Sampling::GREEDY
+        },
+    }
+}
+
+/// Sessions of a batch, each beside one alone that drafts nothing.
+struct Pairs<'a> {
+    model: &'a Arc<Model>,
+    plain: Vec<Session>,
+    drafting: Vec<Session>,
+    random: Random,
+    /// Results that were errors.
+    failed: usize,
+}
+
+impl Pairs<'_> {
+    fn pick(&mut self, below: usize) -> usize {
+        self.random.bits() as usize % below
+    }
+
+    fn both(&mut self, at: usize, each: impl Fn(&mut Session)) {
+        each(&mut self.plain[at]);
+        each(&mut self.drafting[at]);
+    }
+
+    /// One batch, of which a session may have been interrupted, and be no further than before then.
+    fn step(&mut self, started: bool, interrupted: Option<usize>, what: &str) {
+        let results = match batch_step(&mut self.drafting, started) {
+            Ok(results) => results,
+            Err(e) => {
+                assert_eq!(
+                    (e.status, e.index),
+                    (Status::Interrupted, interrupted),
+                    "{what}"
+                );
+                self.failed += 1;
+                return;
+            }
+        };
+        for (i, result) in results.into_iter().enumerate() {
+            match result {
+                Err(status) if interrupted == Some(i) => {
+                    assert_eq!(status, Status::Interrupted, "{what}, session {i}");
+                    self.failed += 1;
+                }
+                result => {
+                    let alone = decoded(&mut self.plain[i], 1);
+                    assert_eq!(result.unwrap(), alone[0], "{what}, session {i}");
+                }
+            }
+            assert_eq!(self.plain[i].tokens(), self.drafting[i].tokens(), "{what}");
+        }
+    }
+
+    /// Something that is done to one of the sessions between two batches.
+    fn act(&mut self, has_grammar: bool, what: &str) {
+        let at = self.pick(self.plain.len());
+        match self.pick(11) {
+            0 => {
+                let back = self.pick(12);
+                let position = self.plain[at].position().saturating_sub(back).max(1);
+                self.both(at, |session| session.rewind(position).unwrap());
+            }
+            1 => self.drafting[at] = self.drafting[at].fork().unwrap(),
+            2 => {
+                // Its call fails, and those of the others do not.
+                self.drafting[at].interrupts().ask();
+                let failed = self.failed;
+                self.step(false, Some(at), what);
+                assert_eq!(self.failed, failed + 1, "{what}");
+            }
+            3 => {
+                // At some time of the pass, or behind it.
+                let interrupts = self.drafting[at].interrupts().clone();
+                let wait = std::time::Duration::from_micros(self.pick(2000) as u64);
+                let interrupter = std::thread::spawn(move || {
+                    std::thread::sleep(wait);
+                    interrupts.ask();
+                });
+                let started = self.pick(2) == 0;
+                self.step(started, Some(at), what);
+                interrupter.join().unwrap();
+                self.drafting[at].interrupts().clear();
+            }
+            4 => {
+                let bytes = saved(&mut self.drafting[at], Kind::Everything);
+                let options = RestoreOptions::default();
+                self.drafting[at] = restored(self.model, &bytes, &options).unwrap();
+                draft_in_batch(at, &mut self.drafting[at]);
+            }
+            5 => {
+                let count = 1 + self.pick(4);
+                let all = [&mut self.plain[at], &mut self.drafting[at]].map(|s| decoded(s, count));
+                assert_eq!(all[0], all[1], "{what}");
+            }
+            6 => {
+                let seed = self.pick(1000) as u64;
+                let sampling = Sampling {
+                    seed,
+                    ..sampling_in_batch(seed as usize)
+                };
+                self.both(at, |session| session.set_sampling(sampling, None).unwrap());
+            }
+            7 => {
+                // One takes back what has begun, before or behind its end.
+                let mut all: Vec<&mut Session> = self.drafting.iter_mut().collect();
+                Session::decode_batch_start(&mut all).unwrap();
+                for (i, (plain, session)) in self.plain.iter_mut().zip(all).enumerate() {
+                    if i == at {
+                        session.rewind(plain.position()).unwrap();
+                        continue;
+                    }
+                    let token = loop {
+                        match session.decode_poll().unwrap() {
+                            Some(token) => break token,
+                            None => std::thread::yield_now(),
+                        }
+                    };
+                    assert_eq!(token, plain.decode().unwrap(), "{what}, session {i}");
+                }
+            }
+            8 => self.both(at, |session| session.prefill(&[7, 8, 9]).unwrap()),
+            9 if has_grammar => {
+                self.both(at, |session| {
+                    let schema = r#"{"type":"object","properties":{"name":{"type":"string","maxLength":20},"role":{"enum":["baker","king"]}},"required":["name","role"]}"#;
+                    let options = GrammarOptions::default();
+                    let set = session.set_grammar(GrammarKind::JsonSchema, schema, &options);
+                    set.unwrap();
+                });
+            }
+            10 if has_grammar => self.both(at, |session| session.clear_grammar().unwrap()),
+            _ => {}
+        }
+    }
+}
+
+/// Batches of sessions with different sources and settings. Returns how many drafts were verified, and how many were right.
+fn batches(
+    model: &Arc<Model>,
+    (rounds, members): (usize, usize),
+    seed: u64,
+    has_grammar: bool,
+) -> (u64, u64) {
+    let created = || (0..members).map(|_| session(model)).collect();
+    let mut pairs = Pairs {
+        model,
+        plain: created(),
+        drafting: created(),
+        random: Random::new(seed, "batches"),
+        failed: 0,
+    };
+    for i in 0..members {
+        pairs.both(i, |session| {
+            session.set_sampling(sampling_in_batch(i), None).unwrap();
+            session.prefill(&[1, 20 + i as u32, 30, 40]).unwrap();
+        });
+        draft_in_batch(i, &mut pairs.drafting[i]);
+    }
+    let (mut drafted, mut accepted) = (0, 0);
+    for round in 0..rounds {
+        let what = format!("seed {seed}, round {round}");
+        pairs.act(has_grammar, &what);
+        for i in 0..members {
+            if pairs.plain[i].context() - pairs.plain[i].position() < 10 {
+                pairs.both(i, |session| session.rewind(2).unwrap());
+            }
+        }
+        let before = counts(&pairs.drafting);
+        let started = pairs.pick(2) == 0;
+        pairs.step(started, None, &what);
+        let after = counts(&pairs.drafting);
+        drafted += after.0 - before.0;
+        accepted += after.1 - before.1;
+        if round % 16 == 15 || round + 1 == rounds {
+            let n_vocab = model.details().n_vocab;
+            for i in 0..members {
+                let of = |session: &mut Session| {
+                    let mut out = vec![0.0f32; n_vocab];
+                    session.logits(&mut out).unwrap();
+                    out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                };
+                let all = [&mut pairs.plain[i], &mut pairs.drafting[i]].map(of);
+                assert!(all[0] == all[1], "{what}, session {i}: logits");
+            }
+        }
+    }
+    (drafted, accepted)
+}
+
+/// Drafts of sessions that were verified, and that were right.
+fn counts(sessions: &[Session]) -> (u64, u64) {
+    let stats = sessions.iter().filter_map(|s| s.speculation());
+    let stats = stats.map(|s| (s.stats.drafted, s.stats.accepted));
+    stats.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+}
+
+#[test]
+fn batches_are_the_same_with_every_source() {
+    let hamlet = hamlet();
+    for (members, rounds) in [(2, 150), (5, 100), (9, 60), (32, 30)] {
+        let (drafted, accepted) = batches(&hamlet, (rounds, members), members as u64, true);
+        println!("{members} sessions: {accepted} of {drafted}");
+        // A full batch has rows for drafts where other sessions are ahead.
+        assert!(accepted > 0 && drafted > accepted || members == 32);
+    }
+}
+
+#[test]
+fn batches_of_windows_experts_and_latents_are_the_same_with_drafts() {
+    let names = WINDOWED
+        .iter()
+        .chain(&["deepseek_v2", "glm4_moe_lite", "gemma4", "gemma4_e"])
+        .chain(&["qwen3", "phi3", "mixtral", "qwen3moe", "cohere2"]);
+    for (seed, name) in names.enumerate() {
+        let (drafted, accepted) = batches(&family(name), (60, 4), 50 + seed as u64, false);
+        assert!(accepted > 0 && drafted > accepted, "{name}");
+    }
+}
+
+#[test]
+fn batches_whose_rings_went_round_are_the_same_with_drafts() {
+    for &name in WINDOWED {
+        let dir = TempDir::new(&format!("batch-rings-{name}"));
+        let bytes = crate::common::families::with_context(name, 4096).bytes();
+        let model = load(&dir.file("model.gguf", &bytes));
+        let prompt: Vec<u32> = (0..CONTEXT as u32 - 60).map(|i| i % 50).collect();
+        let mut pairs: Vec<[Session; 2]> =
+            (0..3).map(|_| [session(&model), session(&model)]).collect();
+        for (i, [plain, drafting]) in pairs.iter_mut().enumerate() {
+            for session in [&mut *plain, &mut *drafting] {
+                session.set_sampling(sampling_in_batch(i), None).unwrap();
+                session.prefill(&prompt[i..]).unwrap();
+            }
+            draft_in_batch(2 * i, drafting);
+        }
+        for round in 0..45 {
+            let mut all: Vec<&mut Session> = pairs.iter_mut().map(|[_, s]| s).collect();
+            let chosen = Session::decode_batch(&mut all).unwrap();
+            for (i, ([plain, _], token)) in pairs.iter_mut().zip(chosen).enumerate() {
+                let expected = plain.decode().unwrap();
+                assert_eq!(
+                    token.unwrap(),
+                    expected,
+                    "{name}, round {round}, session {i}"
+                );
+            }
+        }
+    }
 }

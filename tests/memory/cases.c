@@ -104,6 +104,22 @@ static uint64_t result_several(void) {
     return sum;
 }
 
+/* The ids alone: a session that has gone back and does it again is not ahead any more. */
+static uint64_t result_several_ids(void) {
+    uint64_t sum = 0;
+    ember_token token;
+    int i, n;
+    for (i = 0; i < 4; i++) {
+        sum = digest(sum, &batch_is[i].id, sizeof batch_is[i].id);
+        for (n = 0; n < N_AFTER; n++) {
+            token.struct_size = sizeof token;
+            OK(ember_decode(several[i], &token, &err));
+            sum = digest(sum, &token.id, sizeof token.id);
+        }
+    }
+    return sum;
+}
+
 /* A model does what it is for. */
 static uint64_t works(ember_model *m) {
     ember_session *s;
@@ -439,13 +455,14 @@ static void prepare_set_sampling(void) {
     sample_all();
 }
 
-static ember_status call_drafts(uint32_t source, ember_error *e) {
+static ember_status drafts_of(ember_session *s, uint32_t source, ember_error *e) {
     ember_speculation_options o = {sizeof o};
     o.source = source;
     o.always = 1;
     o.draft_model = source == EMBER_DRAFTS_MODEL ? model : NULL;
-    return ember_session_set_speculation(session, &o, e);
+    return ember_session_set_speculation(s, &o, e);
 }
+static ember_status call_drafts(uint32_t source, ember_error *e) { return drafts_of(session, source, e); }
 static ember_status call_ngrams(ember_error *e) { return call_drafts(EMBER_DRAFTS_NGRAM, e); }
 static ember_status call_draft_model(ember_error *e) { return call_drafts(EMBER_DRAFTS_MODEL, e); }
 static ember_status call_no_drafts(ember_error *e) { return ember_session_set_speculation(session, NULL, e); }
@@ -700,6 +717,28 @@ static void prepare_several_mixed(void) {
     sample_all();
     OK(ember_session_set_sampling(several[2], &sampling, &err));
 }
+/* Two that draft, one of them by a grammar, beside two that do not. */
+static void prepare_several_drafting(void) {
+    prepare_several();
+    set_grammar(several[1], EMBER_GRAMMAR_REGEX, REGEX);
+    OK(drafts_of(several[1], EMBER_DRAFTS_MODEL, &err));
+    OK(drafts_of(several[2], EMBER_DRAFTS_MODEL, &err));
+}
+/* One is ahead. */
+static void begun_several_drafting(void) {
+    prepare_several_drafting();
+    goes_on(several[2], 0);
+}
+/* For drafts that are made at once: started batches ask only the context. */
+static void prepare_several_ngrams(void) {
+    int i;
+    prepare_several();
+    for (i = 0; i < 3; i++) {
+        OK(ember_prefill(several[i], PROMPT, 4, &err));
+        OK(ember_prefill(several[i], PROMPT, 4, &err));
+        OK(drafts_of(several[i], EMBER_DRAFTS_NGRAM, &err));
+    }
+}
 static void clean_several(void) {
     int i;
     for (i = 0; i < 4; i++) ember_session_free(several[i]);
@@ -731,7 +770,7 @@ static uint64_t look_batch(void) {
     return look_several();
 }
 static ember_status call_batch_start(ember_error *e) { return ember_decode_batch_start(several, 4, e); }
-static uint64_t result_batch_started(void) {
+static void collect_several(void) {
     ember_status status;
     int i;
     for (i = 0; i < 4; i++) {
@@ -740,7 +779,14 @@ static uint64_t result_batch_started(void) {
         while (status == EMBER_PENDING);
         OK(ran_out(status) ? ember_decode(several[i], &batch_is[i], &err) : status);
     }
+}
+static uint64_t result_batch_started(void) {
+    collect_several();
     return result_several();
+}
+static uint64_t result_drafts_started(void) {
+    collect_several();
+    return result_several_ids();
 }
 
 /* --- text ------------------------------------------------------------------------------------- */
@@ -1260,6 +1306,8 @@ const memory_case CASES[] = {
     {"ember_decode_batch", "first of a model", prepare_first_batch, call_batch, look_batch, result_several, clean_several_and_model, 0, 0, 0},
     {"ember_decode_batch", "later", prepare_several, call_batch, look_batch, result_several, clean_several, 0, 0, 0},
     {"ember_decode_batch", "grammar and sampling", prepare_several_mixed, call_batch, look_batch, result_several, clean_several, 0, 0, 0},
+    {"ember_decode_batch", "with drafts", prepare_several_drafting, call_batch, look_batch, result_several_ids, clean_several, 0, 0, 0},
+    {"ember_decode_batch", "later, with drafts", begun_several_drafting, call_batch, look_batch, result_several_ids, clean_several, 0, 0, 0},
     {"ember_tokenize", "short", NULL, call_tokenize, NULL, result_tokens, NULL, 0, 0, 0},
     {"ember_tokenize_with", "by default", NULL, call_tokenize_with, NULL, result_tokens, NULL, 0, 0, 0},
     {"ember_tokenize", "control tokens", NULL, call_tokenize_special, NULL, result_tokens, NULL, 0, 0, 0},
@@ -1294,6 +1342,7 @@ const memory_case CASES[] = {
     {"ember_session_model", "a session's", prompted, call_session_model, look_session, result_session_model, clean_session_and_model, 0, 0, 0},
     {"ember_decode_batch_start", "first of a model", prepare_first_batch, call_batch_start, look_several, result_batch_started, clean_several_and_model, 0, 0, 0},
     {"ember_decode_batch_start", "grammar and sampling", prepare_several_mixed, call_batch_start, look_several, result_batch_started, clean_several, 0, 0, 0},
+    {"ember_decode_batch_start", "with drafts", prepare_several_ngrams, call_batch_start, look_several, result_drafts_started, clean_several, 0, 0, 0},
     {"ember_adapter_load", "a file", NULL, load_adapter, NULL, look_adapter, clean_adapter, 0, 0, 0},
     {"ember_adapter_load", "a folder of another model", NULL, load_adapter_folder, NULL, NULL, clean_adapter, EMBER_SHAPE_MISMATCH, 0, 0},
     {"ember_adapter_info", "an adapter's", prepare_adapter, call_adapter_info, NULL, look_adapter, clean_adapter, 0, 0, 1},

@@ -1,19 +1,20 @@
-//! Rows of work: decode steps of several sessions in one pass over the weights, others one by one.
+//! Rows of work: decode steps of several sessions in one pass over the weights, with the drafts of each, others one by one.
 
 use super::adapters::Sets;
 use super::chunk::{Chunk, ChunkSpace, Places, chunk_bytes};
 use super::kv::KvCache;
 use super::pages::Pages;
 use super::pool::{PoolTurn, Work};
-use super::runner::{Chosen, Core, CpuRunner, Done};
+use super::runner::{Core, CpuRunner, Done};
 use super::weights::{CpuWeights, Sizes};
 use crate::backend::row::{Parts, RowWork};
-use crate::backend::{MAX_BATCH, RowError, RowResult, Want, When};
+use crate::backend::{MAX_BATCH, MaskSource, RowError, RowResult, Want, When};
 use crate::engine::sampling::Sampling;
-use crate::error::{Error, Result, Status};
+use crate::error::{Error, Result, Status, fail};
 use crate::model::AdapterSet;
 use arrayvec::ArrayVec;
 use std::cell::UnsafeCell;
+use std::collections::VecDeque;
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -39,25 +40,45 @@ pub(super) fn batch_bytes(s: &Sizes, threads: usize, n_vocab: usize) -> usize {
     chunk_bytes(s, threads, MAX_BATCH) + MAX_BATCH * n_vocab * size_of::<f32>()
 }
 
-/// A session of a batch when its token is chosen.
+/// The outcomes of a row, as its runner keeps them.
+type Outcomes = VecDeque<Result<Done>>;
+
+/// A session of a batch when its tokens are chosen.
 struct Choice<'a> {
     core: &'a mut Core,
     step: &'a Step<'a>,
-    /// Where its new logits are, if it has evaluated a token.
-    row: Option<usize>,
-    chosen: Option<Result<Chosen>>,
+    /// Where its new logits begin, in rows.
+    row: usize,
+    /// What it has come to, in memory that was reserved.
+    outcomes: Outcomes,
+    /// Why it has come to nothing.
+    failed: Option<Error>,
 }
 
 impl Choice<'_> {
-    fn choose(&mut self, logits: &[f32]) {
-        let core = &mut *self.core;
-        if let Some(row) = self.row {
-            let n_vocab = core.logits.len();
-            core.logits
-                .copy_from_slice(&logits[row * n_vocab..(row + 1) * n_vocab]);
+    /// Chooses by the logits of the whole batch. `mask` is asked for each choice behind drafts; other masks are the core's
+    /// already.
+    fn choose(&mut self, logits: &[f32], mask: &mut Option<&mut MaskSource<'_>>) {
+        let (core, step) = (&mut *self.core, self.step);
+        let n_vocab = core.logits.len();
+        let logits = &logits[self.row * n_vocab..][..step.tokens.len() * n_vocab];
+        let Some(sampling) = &step.sampling else {
+            core.logits.copy_from_slice(logits);
+            self.outcomes.push_back(Ok(Done::Evaluated));
+            return;
+        };
+        if step.drafts > 0 {
+            let tokens = (step.tokens, step.drafts);
+            let chosen = core.choose_behind(tokens, logits, sampling, mask, &mut self.outcomes);
+            self.failed = chosen.err();
+            return;
         }
-        if let Some(sampling) = &self.step.sampling {
-            self.chosen = Some(core.choose(sampling, self.step.token, self.step.masked));
+        if !step.tokens.is_empty() {
+            core.logits.copy_from_slice(logits);
+        }
+        match core.choose(sampling, step.tokens.first().copied(), step.masked) {
+            Ok(chosen) => self.outcomes.push_back(Ok(Done::Token(chosen))),
+            Err(e) => self.failed = Some(e),
         }
     }
 }
@@ -80,20 +101,26 @@ impl<T> Dealt<'_, T> {
     }
 }
 
-/// A step of a batch: one token to append at most, and one to choose, unless none is wanted.
+/// A step of a batch: one known token to append at most, drafts behind it, and tokens to choose, unless none is wanted.
 struct Step<'a> {
-    token: Option<u32>,
+    /// The known token, if there is one, and the drafts.
+    tokens: &'a [u32],
+    drafts: usize,
     sampling: Option<Sampling>,
+    /// The core has a mask. Never with drafts.
     masked: bool,
-    /// The residual stream of the token, for weights that do not begin their network.
+    /// The residual stream of the tokens, for weights that do not begin their network.
     input: Option<&'a [f32]>,
+    /// Positions before it.
+    before: usize,
 }
 
-/// Whether a row is work for a batch.
-fn is_step(work: &RowWork) -> bool {
+/// The rows of a pass that work takes, if it is work for a batch.
+fn rows_of(work: &RowWork) -> Option<usize> {
     match work.want {
-        Want::Evaluated => work.tokens.len() == 1,
-        want => want.is_one_choice(),
+        Want::Evaluated => (work.tokens.len() == 1).then_some(1),
+        Want::Verified { drafts, .. } => Some(work.tokens.len().min(drafts + 1)),
+        want => want.is_one_choice().then_some(1),
     }
 }
 
@@ -103,22 +130,30 @@ pub(super) fn submit(
     (runners, works): &mut Parts<CpuRunner>,
     when: When,
 ) -> RowResult<()> {
-    let steps = works.iter().filter(|w| is_step(w)).count();
+    let steps = works.iter().filter(|w| rows_of(w).is_some()).count();
+    // Whatever drafts do not take: each session has a row.
+    let mut spare = MAX_BATCH - steps;
     let mut members = ArrayVec::<usize, MAX_BATCH>::new();
     for (i, (runner, work)) in runners.iter_mut().zip(works.iter_mut()).enumerate() {
-        // A pass over the weights for one token has its own, shorter way.
-        if when == When::Now && steps > 1 && is_step(work) {
-            members.push(i);
-        } else {
-            runner.submit(work, when).map_err(|e| RowError::of(i, e))?;
+        // A pass over the weights for one session has its own, shorter way.
+        let rows = rows_of(work).filter(|rows| {
+            let fits = rows.saturating_sub(1) <= spare;
+            when == When::Now && steps > 1 && fits
+        });
+        match rows {
+            Some(rows) => {
+                spare -= rows.saturating_sub(1);
+                members.push(i);
+            }
+            None => runner.submit(work, when).map_err(|e| RowError::of(i, e))?,
         }
     }
     if members.is_empty() {
         return Ok(());
     }
-    let done = step_together(weights, runners, works, &members)?;
-    for (&i, done) in members.iter().zip(done) {
-        runners[i].keep(Ok(done));
+    let all = step_together(weights, runners, works, &members)?;
+    for (&i, outcomes) in members.iter().zip(all) {
+        runners[i].keep_all(outcomes);
     }
     Ok(())
 }
@@ -129,64 +164,98 @@ fn step_together(
     runners: &mut [&mut CpuRunner],
     works: &mut [RowWork],
     members: &[usize],
-) -> RowResult<ArrayVec<Done, MAX_BATCH>> {
+) -> RowResult<ArrayVec<Outcomes, MAX_BATCH>> {
+    let mut all = ArrayVec::<Outcomes, MAX_BATCH>::new();
+    for &i in members {
+        let outcomes = room_for(runners[i].take_outcomes(), &works[i]);
+        all.push(outcomes.map_err(|e| RowError::of(i, e))?);
+    }
     let mut cores = ArrayVec::<MutexGuard<Core>, MAX_BATCH>::new();
     let mut steps = ArrayVec::<Step, MAX_BATCH>::new();
     let mut interrupts = ArrayVec::<&AtomicBool, MAX_BATCH>::new();
     let mut outputs = ArrayVec::<Option<&mut [f32]>, MAX_BATCH>::new();
+    let mut masks = ArrayVec::<Option<&mut MaskSource>, MAX_BATCH>::new();
     for &i in members {
         let work = &mut works[i];
         let mut prepare = || {
             let mut core = runners[i].idle_core()?;
-            let sampling = match work.want {
-                Want::Choices { sampling, .. } => Some(sampling),
-                _ => None,
+            let (sampling, drafts) = match work.want {
+                Want::Choices { sampling, .. } => (Some(sampling), 0),
+                Want::Verified { drafts, sampling } => (Some(sampling), drafts),
+                _ => (None, 0),
             };
             let mut residual = std::mem::take(&mut work.residual);
-            let token = match work.tokens {
-                [] => None,
-                [first @ .., last] => {
-                    if !first.is_empty() {
-                        let first_of = residual.split(first.len() * weights.hidden);
-                        core.extend(first, first_of, true, work.interrupt)?;
-                    }
-                    Some(*last)
-                }
+            let known = work.tokens.len() - drafts;
+            let (earlier, tokens) = work.tokens.split_at(known.saturating_sub(1));
+            if !earlier.is_empty() {
+                let earlier_of = residual.split(earlier.len() * weights.hidden);
+                core.extend(earlier, earlier_of, true, work.interrupt)?;
+            }
+            core.prepare_tokens(tokens)?;
+            let mut mask = work.mask.take();
+            let masked = match drafts {
+                0 => core.prepare_mask(mask.take())?,
+                _ => false,
             };
-            core.prepare_token(token)?;
-            let masked = core.prepare_mask(work.mask.take())?;
-            Ok((core, token, sampling, masked, residual))
+            let step = Step {
+                tokens,
+                drafts,
+                sampling,
+                masked,
+                input: residual.input,
+                before: core.len,
+            };
+            Ok((core, step, residual.output, mask))
         };
-        let (core, token, sampling, masked, residual) =
-            prepare().map_err(|e| RowError::of(i, e))?;
+        let (core, step, output, mask) = prepare().map_err(|e| RowError::of(i, e))?;
         cores.push(core);
-        steps.push(Step {
-            token,
-            sampling,
-            masked,
-            input: residual.input,
-        });
-        outputs.push(residual.output);
+        steps.push(step);
+        outputs.push(output);
+        masks.push(mask);
         interrupts.push(work.interrupt);
     }
-    let chosen = choose_each(weights, &mut cores, &steps, &mut outputs, &interrupts);
+    let chosen = choose_each(
+        weights,
+        (&mut cores, &mut all),
+        &steps,
+        (&mut outputs, &mut masks),
+        &interrupts,
+    );
     if chosen.is_err() {
-        cores.iter_mut().for_each(|core| core.recover());
+        for (core, step) in cores.iter_mut().zip(&steps) {
+            match step.drafts {
+                0 => core.recover(),
+                drafts => core.forget(step.before, step.tokens.len() > drafts),
+            }
+        }
     }
-    chosen.map_err(|e| RowError {
+    let named = |e: RowError| RowError {
         row: e.row.map(|member| members[member]),
         error: e.error,
-    })
+    };
+    chosen.map(|()| all).map_err(named)
+}
+
+/// A row's outcomes, with room for all that it may have.
+fn room_for(mut outcomes: Outcomes, work: &RowWork) -> Result<Outcomes> {
+    let count = match work.want {
+        Want::Verified { drafts, .. } => drafts + 1,
+        _ => 1,
+    };
+    if outcomes.try_reserve(count).is_err() {
+        fail!(OutOfMemory, "room for {count} outcomes");
+    }
+    Ok(outcomes)
 }
 
 /// The choices of all, none of which has failed.
 fn choose_each(
     weights: &CpuWeights,
-    cores: &mut [MutexGuard<Core>],
+    (cores, all): (&mut [MutexGuard<Core>], &mut [Outcomes]),
     steps: &[Step],
-    outputs: &mut [Option<&mut [f32]>],
+    (outputs, masks): (&mut [Option<&mut [f32]>], &mut [Option<&mut MaskSource>]),
     interrupts: &[&AtomicBool],
-) -> RowResult<ArrayVec<Done, MAX_BATCH>> {
+) -> RowResult<()> {
     let turn = weights
         .pool
         .turn_unless(|| interrupted(interrupts).is_some())
@@ -197,7 +266,7 @@ fn choose_each(
         none => none.insert(BatchSpace::new(weights)?),
     };
     evaluate(weights, &turn, space, cores, (steps, outputs), interrupts)?;
-    choose_all(&turn, space, cores, steps)
+    choose_all(&turn, space, (cores, all), steps, masks)
 }
 
 /// The first session that is to stop.
@@ -218,9 +287,9 @@ fn evaluate(
     let mut places = ArrayVec::<(&KvCache, usize), MAX_BATCH>::new();
     let mut sets = ArrayVec::<Option<&AdapterSet>, MAX_BATCH>::new();
     for (core, step) in cores.iter().zip(steps) {
-        if let Some(token) = step.token {
-            tokens.push(token);
-            places.push((&core.kv, core.len));
+        for (i, token) in step.tokens.iter().enumerate() {
+            tokens.push(*token);
+            places.push((&core.kv, core.len + i));
             sets.push(core.adapters.as_deref());
         }
     }
@@ -232,8 +301,7 @@ fn evaluate(
     let sets = any.then_some(Sets::Each(&sets));
     let chunk = Chunk::new(weights, &mut space.chunk, &tokens, place, sets)?;
     chunk.embed(turn)?;
-    let inputs = steps.iter().filter(|step| step.token.is_some());
-    for (row, step) in inputs.enumerate() {
+    for (row, step) in first_rows(steps).zip(steps) {
         if let Some(input) = step.input {
             chunk.enter(row, input);
         }
@@ -245,11 +313,7 @@ fn evaluate(
         }
         chunk.run_layer(turn, index)?;
     }
-    let with_token = steps
-        .iter()
-        .zip(outputs)
-        .filter(|(step, _)| step.token.is_some());
-    for (row, (_, output)) in with_token.enumerate() {
+    for (row, output) in first_rows(steps).zip(outputs) {
         if let Some(output) = output {
             chunk.leave(row, output);
         }
@@ -260,65 +324,84 @@ fn evaluate(
     }
 }
 
-/// Gives the sessions their logits and chooses their tokens. After an error, those that have
-/// evaluated a token have forgotten it, and their logits.
+/// The first row of each step.
+fn first_rows(steps: &[Step]) -> impl Iterator<Item = usize> {
+    steps.iter().scan(0, |next, step| {
+        let first = *next;
+        *next += step.tokens.len();
+        Some(first)
+    })
+}
+
+/// Gives the sessions their logits and chooses their tokens, of which `all` has the outcomes then. After an error, those that
+/// have evaluated a token have forgotten it, and their logits.
 fn choose_all(
     turn: &PoolTurn,
     space: &mut BatchSpace,
-    cores: &mut [MutexGuard<Core>],
+    (cores, all): (&mut [MutexGuard<Core>], &mut [Outcomes]),
     steps: &[Step],
-) -> RowResult<ArrayVec<Done, MAX_BATCH>> {
+    masks: &mut [Option<&mut MaskSource>],
+) -> RowResult<()> {
     let n_vocab = cores[0].logits.len();
     let logits = space.logits.span();
-    let mut rows = 0..;
     let mut choices = ArrayVec::<UnsafeCell<Choice>, MAX_BATCH>::new();
-    for (core, step) in cores.iter_mut().zip(steps) {
-        let row = step.token.and_then(|_| rows.next());
-        if row.is_some() {
+    let rows = first_rows(steps);
+    for (((core, step), row), outcomes) in cores.iter_mut().zip(steps).zip(rows).zip(&mut *all) {
+        if step.tokens.len() > step.drafts {
             core.has_logits = false;
         }
         choices.push(UnsafeCell::new(Choice {
             core,
             step,
             row,
-            chosen: None,
+            outcomes: std::mem::take(outcomes),
+            failed: None,
         }));
     }
-    let dealt = Dealt(&choices);
     // SAFETY: the batch's memory, which nobody writes until this returns.
     let logits = unsafe { std::slice::from_raw_parts(logits.base(), MAX_BATCH * n_vocab) };
+    // What asks for masks on the way is done here: they are the caller's.
+    let asks: ArrayVec<bool, MAX_BATCH> = masks.iter().map(Option::is_some).collect();
+    for (choice, mask) in choices.iter_mut().zip(masks) {
+        if mask.is_some() {
+            choice.get_mut().choose(logits, mask);
+        }
+    }
+    let dealt = Dealt(&choices);
     // To sort a logit takes some nanoseconds.
     let work = Work::even(dealt.0.len(), (4 * n_vocab as u64).max(1));
-    turn.ranges(work, |_, range| {
-        for i in range {
+    let done = turn.ranges(work, |_, range| {
+        for i in range.filter(|i| !asks[*i]) {
             // SAFETY: each choice is one thread's.
-            unsafe { dealt.get(i) }.choose(logits);
+            unsafe { dealt.get(i) }.choose(logits, &mut None);
         }
-    })?;
-    let mut all = ArrayVec::new();
+    });
+    let mut failed = done.err().map(RowError::from);
     for (i, choice) in choices.iter_mut().enumerate() {
         let choice = choice.get_mut();
-        match (choice.chosen.take(), choice.step.sampling) {
-            (Some(chosen), _) => {
-                let chosen = chosen.map_err(|e| RowError::of(i, e))?;
-                all.push(Done::Token(chosen));
-            }
-            (None, None) => all.push(Done::Evaluated),
-            (None, Some(_)) => {
-                let e = Error::new(Status::Internal, "it has not chosen");
-                return Err(RowError::of(i, e));
-            }
+        let error = choice.failed.take().or_else(|| {
+            let nothing = || Error::new(Status::Internal, "it has not chosen");
+            choice.outcomes.is_empty().then(nothing)
+        });
+        if let Some(error) = error {
+            failed = failed.or(Some(RowError::of(i, error)));
         }
     }
-    for choice in choices {
-        let Choice {
-            core, row, step, ..
-        } = choice.into_inner();
-        match (row, step.token, step.sampling) {
-            (None, ..) => {}
-            (Some(_), Some(token), None) => core.advance_by(token),
-            (Some(_), ..) => core.advance(),
+    for (choice, outcomes) in choices.into_iter().zip(all) {
+        let choice = choice.into_inner();
+        *outcomes = choice.outcomes;
+        let (core, step) = (choice.core, choice.step);
+        match step.tokens {
+            [] => {}
+            _ if failed.is_some() => {}
+            // What was right is in the state.
+            _ if step.drafts > 0 => core.keep(core.len),
+            [token] if step.sampling.is_none() => core.advance_by(*token),
+            _ => core.advance(),
         }
     }
-    Ok(all)
+    match failed {
+        None => Ok(()),
+        Some(e) => Err(e),
+    }
 }

@@ -217,15 +217,15 @@ impl Core {
         self.mark(false);
     }
 
-    /// Readies the state for `token`, which is evaluated in a batch.
-    pub fn prepare_token(&mut self, token: Option<u32>) -> Result<()> {
-        match token {
-            Some(token) => {
-                let end = self.check(&[token])?;
+    /// Readies the state for `tokens`, which are evaluated in a batch.
+    pub fn prepare_tokens(&mut self, tokens: &[u32]) -> Result<()> {
+        match tokens {
+            [] if !self.has_logits => fail!(Internal, "a choice without logits"),
+            [] => Ok(()),
+            _ => {
+                let end = self.check(tokens)?;
                 self.kv.prepare(self.len, end)
             }
-            None if !self.has_logits => fail!(Internal, "a choice without logits"),
-            None => Ok(()),
         }
     }
 
@@ -451,8 +451,18 @@ impl CpuRunner {
         Ok(lock(&self.core))
     }
 
+    /// What it keeps outcomes in: nothing is left of earlier work, but the memory.
+    pub(super) fn take_outcomes(&mut self) -> VecDeque<Result<Done>> {
+        std::mem::take(&mut self.ready)
+    }
+
+    /// Keeps outcomes for `poll`.
+    pub(super) fn keep_all(&mut self, outcomes: VecDeque<Result<Done>>) {
+        self.ready = outcomes;
+    }
+
     /// Keeps an outcome for `poll`.
-    pub(super) fn keep(&mut self, done: Result<Done>) {
+    fn keep(&mut self, done: Result<Done>) {
         self.ready.push_back(done);
     }
 
@@ -669,7 +679,7 @@ impl Runner for CpuRunner {
         interrupt: &AtomicBool,
     ) -> Result<Profile> {
         let mut core = self.idle_core()?;
-        core.prepare_token(Some(token))?;
+        core.prepare_tokens(&[token])?;
         let core = &mut *core;
         let clock = Clock::start();
         let logits = &mut core.logits;

@@ -37,7 +37,7 @@ impl Core {
         let before = self.len;
         let known = tokens.len() - drafts;
         let first = self.verify_first(
-            (tokens, known),
+            (tokens, drafts),
             residual,
             sampling,
             &mut mask,
@@ -45,17 +45,22 @@ impl Core {
             outcomes,
         );
         if first.is_err() {
-            if known > 0 {
-                self.has_logits = false;
-            }
-            self.keep(before);
+            self.forget(before, known > 0);
         }
         first
     }
 
+    /// Goes back to `before` after a verification that came to nothing, and did away with the logits if it has `known` tokens.
+    pub fn forget(&mut self, before: usize, known: bool) {
+        if known {
+            self.has_logits = false;
+        }
+        self.keep(before);
+    }
+
     fn verify_first(
         &mut self,
-        (tokens, known): (&[u32], usize),
+        (tokens, drafts): (&[u32], usize),
         mut residual: Residual<'_>,
         sampling: &Sampling,
         mask: &mut Option<&mut MaskSource<'_>>,
@@ -63,6 +68,7 @@ impl Core {
         outcomes: &mut VecDeque<Result<Done>>,
     ) -> Result<()> {
         // The last of the known tokens goes with the drafts.
+        let known = tokens.len() - drafts;
         let (earlier, together) = tokens.split_at(known.saturating_sub(1));
         if !earlier.is_empty() {
             let earlier_of = residual.split(earlier.len() * self.weights.hidden);
@@ -104,14 +110,30 @@ impl Core {
         let logits = unsafe {
             std::slice::from_raw_parts(logits.base(), together.len() * self.logits.len())
         };
+        self.choose_behind((together, drafts), logits, sampling, mask, outcomes)?;
+        // Nothing is behind the tokens that were right.
+        self.keep(self.len);
+        Ok(())
+    }
+
+    /// Chooses behind a known token, or by the logits at hand if there is none, and behind `drafts` drafts as long as they are
+    /// right. `logits` has a row for each of the tokens. Those that are right are in the state then, whatever comes next; the
+    /// evaluated positions behind them are for the caller to forget.
+    ///
+    /// Errors: those of the first choice.
+    pub fn choose_behind(
+        &mut self,
+        (tokens, drafts): (&[u32], usize),
+        logits: &[f32],
+        sampling: &Sampling,
+        mask: &mut Option<&mut MaskSource<'_>>,
+        outcomes: &mut VecDeque<Result<Done>>,
+    ) -> Result<()> {
         let mut rows = logits.chunks_exact(self.logits.len());
-        let drafts = match known {
-            0 => together,
-            _ => {
-                self.take(together[0], rows.next());
-                &together[1..]
-            }
-        };
+        let (known, drafts) = tokens.split_at(tokens.len() - drafts);
+        for token in known {
+            self.take(*token, rows.next());
+        }
         for next in drafts.iter().map(Some).chain([None]) {
             let chosen = self.prepare_mask(mask.as_mut().map(|m| &mut **m as &mut MaskSource<'_>));
             let chosen = chosen.and_then(|masked| self.choose(sampling, None, masked));
@@ -130,8 +152,6 @@ impl Core {
             }
             self.take(token, rows.next());
         }
-        // Nothing is behind the tokens that were right.
-        self.keep(self.len);
         Ok(())
     }
 

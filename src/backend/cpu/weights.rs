@@ -543,6 +543,10 @@ impl Weights for CpuWeights {
         }
     }
 
+    fn drafts_in_batches(&self) -> bool {
+        self.max_drafts() > 0
+    }
+
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {
         submit_parts(
             rows,

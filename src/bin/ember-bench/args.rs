@@ -44,7 +44,7 @@ Measurement:
   --speculate LIST   decodes with drafts at the first depth, e.g. 0,0.8,ngram,draft.gguf (default none):
                      of a source that is right with that probability, of the context itself, or of
                      a model with the same vocabulary; 0.8:4 verifies 4 drafts in every step, without
-                     it the library chooses how many
+                     it the library chooses how many. With --batch, batches of sessions, too
   --tasks PATH       with --speculate: also answers the questions of a file as tests/data/hamlet_tasks.jsonl
   --busy N           busy threads of the host beside all this (default 0)
   --gen N            tokens decoded per measurement (default 64)

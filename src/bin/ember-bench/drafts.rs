@@ -18,10 +18,14 @@ use std::time::Instant;
 pub struct Drafted {
     /// The source, as it was asked for.
     pub source: String,
+    /// Sessions that decode together.
+    pub sessions: usize,
     /// Rate without drafts, measured between those with.
     pub plain: Samples,
     /// Rate with drafts.
     pub tokens_per_s: Samples,
+    /// The middle one of the ratios of both, each of measurements that were made one beside the other.
+    pub ratio: f64,
     /// Milliseconds of a step with drafts, of the runs in which every step had some.
     pub step_ms: Option<f64>,
     /// What the drafts came to in the last repetition.
@@ -114,11 +118,94 @@ pub fn measure(
     }
     Ok(Drafted {
         source: drafts.to_string(),
+        sessions: 1,
+        ratio: ratio(&with, &plain),
         plain: Samples::new(plain),
         tokens_per_s: Samples::new(with),
         step_ms,
         stats,
     })
+}
+
+/// The same of sessions that decode together, and of as many beside them that draft; the rates are those of all.
+pub fn measure_batch(
+    [plain, drafting]: &mut [Vec<Session>; 2],
+    drafts: &Drafts,
+    generate: usize,
+    reps: usize,
+) -> emberlm::Result<Drafted> {
+    let rate = |sessions: &mut [Session]| -> emberlm::Result<f64> {
+        let mut together: Vec<&mut Session> = sessions.iter_mut().collect();
+        let before = together.first().map_or(0, |s| s.position());
+        let start = Instant::now();
+        for _ in 0..generate {
+            let tokens = Session::decode_batch(&mut together)?;
+            tokens.into_iter().try_for_each(|token| token.map(drop))?;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        for session in &mut together {
+            session.rewind(before)?;
+        }
+        Ok((together.len() * generate) as f64 / seconds)
+    };
+    let model = match drafting.first() {
+        Some(session) => model(session, drafts)?,
+        None => None,
+    };
+    for (i, session) in drafting.iter_mut().enumerate() {
+        let depth = session.position();
+        (0..generate).try_for_each(|_| session.decode().map(drop))?;
+        let known = Arc::new(session.tokens().to_vec());
+        session.rewind(depth)?;
+        set(session, drafts, model.as_ref(), &known, i)?;
+    }
+    // The first runs find out what passes cost.
+    rate(plain)?;
+    rate(drafting)?;
+    let of_all = |sessions: &[Session]| {
+        let mut sum = SpeculationStats::default();
+        for info in sessions.iter().filter_map(|s| s.speculation()) {
+            sum.steps += info.stats.steps;
+            sum.drafted += info.stats.drafted;
+            sum.accepted += info.stats.accepted;
+        }
+        sum
+    };
+    let before = of_all(drafting);
+    let (mut without, mut with) = (Vec::new(), Vec::new());
+    for rep in 0..reps {
+        // The order changes, so that neither gains by it.
+        if rep % 2 == 0 {
+            without.push(rate(plain)?);
+        }
+        with.push(rate(drafting)?);
+        if rep % 2 == 1 {
+            without.push(rate(plain)?);
+        }
+    }
+    let after = of_all(drafting);
+    Ok(Drafted {
+        source: drafts.to_string(),
+        sessions: drafting.len(),
+        ratio: ratio(&with, &without),
+        plain: Samples::new(without),
+        tokens_per_s: Samples::new(with),
+        step_ms: None,
+        stats: SpeculationStats {
+            steps: after.steps - before.steps,
+            drafted: after.drafted - before.drafted,
+            accepted: after.accepted - before.accepted,
+        },
+    })
+}
+
+/// The middle one of the ratios of measurements that were made one beside the other.
+fn ratio(with: &[f64], without: &[f64]) -> f64 {
+    let ratios = with
+        .iter()
+        .zip(without)
+        .map(|(with, without)| with / without);
+    Samples::new(ratios.collect()).median()
 }
 
 /// The draft model, if that is the source.
@@ -199,6 +286,8 @@ pub fn measure_tasks(
         }
         all.push(Drafted {
             source: format!("{drafts} {kind}"),
+            sessions: 1,
+            ratio: ratio(&with, &plain),
             plain: Samples::new(plain),
             tokens_per_s: Samples::new(with),
             step_ms: None,

@@ -239,6 +239,24 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
                 all => Some(batch_rate(&model, sessions, kv_type, &tokens, all, args)?),
             },
         });
+        for source in &args.speculate {
+            say(&format!(
+                "decode of {sessions} sessions with drafts: {source}"
+            ));
+            let make = |i: usize| {
+                let mut session = self::session(&model, args.generate + 2, kv_type, args)?;
+                session.prefill(&[tokens[i % tokens.len()]])?;
+                Ok(session)
+            };
+            let made = || {
+                (0..sessions)
+                    .map(make)
+                    .collect::<emberlm::Result<Vec<Session>>>()
+            };
+            let mut made = [made()?, made()?];
+            let measured = drafts::measure_batch(&mut made, source, args.generate, args.reps)?;
+            drafted.push(measured);
+        }
     }
     // Sessions with one token in their context.
     let made = |count: usize| -> emberlm::Result<Vec<Session>> {

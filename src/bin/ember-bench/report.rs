@@ -171,11 +171,15 @@ impl Report<'_> {
         for d in &m.drafted {
             let s = d.stats;
             let each = d.step_ms.map(|ms| format!(" of {ms:.3} ms"));
+            let how = match d.sessions {
+                1 => "right".to_owned(),
+                n => format!("right, {n} together"),
+            };
             line(format!(
-                "drafts     {:>6} right   {:>34} tokens/s, {:.2} times {}; {} of {} right in {} steps{}",
+                "drafts     {:>6} {how:<19} {:>22} tokens/s, {:.3} times {}; {} of {} right in {} steps{}",
                 d.source,
                 spread(&d.tokens_per_s, 1),
-                d.tokens_per_s.median() / d.plain.median(),
+                d.ratio,
                 spread(&d.plain, 1),
                 s.accepted,
                 s.drafted,
@@ -267,8 +271,10 @@ impl Report<'_> {
         let drafted = m.drafted.iter().map(|d| {
             json!({
                 "source": d.source,
+                "sessions": d.sessions,
                 "tokens_per_s": samples(&d.tokens_per_s),
                 "without_tokens_per_s": samples(&d.plain),
+                "ratio": d.ratio,
                 "steps": d.stats.steps,
                 "drafted": d.stats.drafted,
                 "accepted": d.stats.accepted,

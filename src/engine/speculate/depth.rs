@@ -1,7 +1,7 @@
 //! How many drafts to verify: what a step with so many rows takes on this very device, and how many of them are right, are
 //! measured on the way.
 
-use crate::backend::MAX_DRAFTS;
+use crate::backend::MAX_BATCH;
 use std::time::Duration;
 
 /// Kinds of drafts that are counted apart.
@@ -12,21 +12,73 @@ const NEW: f32 = 0.05;
 /// What each draft adds to a step, in steps, before that was measured.
 const GUESSED_COST: f32 = 0.15;
 /// Steps without drafts before one of a class that was not worth it is tried again, at first and at most.
-const FIRST_PAUSE: u32 = 32;
-const LONGEST_PAUSE: u32 = 1024;
+pub(super) const FIRST_PAUSE: u32 = 32;
+pub(super) const LONGEST_PAUSE: u32 = 1024;
 /// Drafts of such a trial.
-const TRIAL: usize = 2;
+pub(super) const TRIAL: usize = 2;
 /// Times that a number of drafts is tried to see what it costs, and what it must promise for that, as a factor of the best rate.
 const LOOKS: u8 = 2;
-const PROMISE: f32 = 1.02;
+pub(super) const PROMISE: f32 = 1.02;
+
+/// What steps take, by a size of theirs: drafts of a session's, or rows of a batch.
+#[derive(Clone)]
+pub struct StepTimes {
+    /// Seconds; 0 if unknown.
+    seconds: [f32; MAX_BATCH + 1],
+    /// How often that was measured, up to [`LOOKS`].
+    looks: [u8; MAX_BATCH + 1],
+}
+
+impl Default for StepTimes {
+    fn default() -> StepTimes {
+        StepTimes {
+            seconds: [0.0; MAX_BATCH + 1],
+            looks: [0; MAX_BATCH + 1],
+        }
+    }
+}
+
+impl StepTimes {
+    /// Seconds of a step of this size, as far as some were measured; 0 if none.
+    pub fn known(&self, size: usize) -> f32 {
+        self.seconds[size]
+    }
+
+    /// Whether a step of this size was hardly tried.
+    pub fn is_new(&self, size: usize) -> bool {
+        self.looks[size] < LOOKS
+    }
+
+    /// Seconds of a step of this size, where those of a smaller one, `least`, are known: measured, or on the line through what
+    /// was measured next to it.
+    pub fn cost(&self, least: usize, size: usize) -> f32 {
+        let s = &self.seconds;
+        if s[size] > 0.0 {
+            return s[size];
+        }
+        let known = |n: &usize| s[*n] > 0.0;
+        let below = (least..size).rev().find(known).unwrap_or(least);
+        let above = (size + 1..=MAX_BATCH).find(known);
+        let slope = match above {
+            Some(above) => (s[above] - s[below]) / (above - below) as f32,
+            None if below == least => GUESSED_COST * s[least],
+            None => (s[below] - s[least]) / (below - least) as f32,
+        };
+        s[below] + slope.max(0.0) * (size - below) as f32
+    }
+
+    /// A step of this size took so long.
+    pub fn took(&mut self, size: usize, time: Duration) {
+        average(&mut self.seconds[size], time.as_secs_f32());
+        self.looks[size] = LOOKS.min(self.looks[size] + 1);
+    }
+}
 
 /// Chooses how many drafts to verify.
 #[derive(Clone)]
 pub struct Depth {
-    /// Seconds of a step with so many drafts; 0 if unknown.
-    step: [f32; MAX_DRAFTS + 1],
-    /// How often that was measured, up to [`LOOKS`].
-    looks: [u8; MAX_DRAFTS + 1],
+    /// By drafts.
+    times: StepTimes,
     /// Seconds that a draft takes to make.
     drafting: f32,
     classes: [Class; CLASSES],
@@ -49,8 +101,7 @@ struct Class {
 impl Depth {
     pub fn new() -> Depth {
         Depth {
-            step: [0.0; MAX_DRAFTS + 1],
-            looks: [0; MAX_DRAFTS + 1],
+            times: StepTimes::default(),
             drafting: 0.0,
             classes: [Class {
                 right: 0.6,
@@ -81,27 +132,27 @@ impl Depth {
 
     fn best(&mut self, class: usize, most: usize) -> usize {
         // What drafts are compared with comes first.
-        if self.step[0] == 0.0 {
+        if self.times.known(0) == 0.0 {
             return 0;
         }
         let index = class.min(CLASSES - 1);
         let right = self.classes[index].right;
-        let (mut best, mut rate) = (0, 1.0 / self.step[0]);
+        let (mut best, mut rate) = (0, 1.0 / self.times.known(0));
         // The best of those that were hardly tried, if more drafts cost no more than fewer.
         let (mut hopeful, mut hope) = (0, 0.0);
         let (mut tokens, mut chance) = (1.0, 1.0);
-        let mut least = self.step[0];
+        let mut least = self.times.known(0);
         for count in 1..=most {
             chance *= right;
             tokens += chance;
-            least = self.step[count].max(least);
+            least = self.times.known(count).max(least);
             let drafting = self.drafting * count as f32;
-            let known = tokens / (self.cost(count) + drafting);
+            let known = tokens / (self.times.cost(0, count) + drafting);
             if known > rate {
                 (best, rate) = (count, known);
             }
             let hoped = tokens / (least + drafting);
-            if self.looks[count] < LOOKS && hoped > hope {
+            if self.times.is_new(count) && hoped > hope {
                 (hopeful, hope) = (count, hoped);
             }
         }
@@ -127,36 +178,29 @@ impl Depth {
     pub fn gain(&self, class: usize, most: usize) -> f32 {
         let right = self.classes[class.min(CLASSES - 1)].right;
         let (mut tokens, mut chance) = (1.0, 1.0);
-        let mut least = self.step[0];
+        let mut least = self.times.known(0);
         for count in 1..=most {
             chance *= right;
             tokens += chance;
-            let seconds = self.cost(count) + self.drafting * count as f32;
+            let seconds = self.times.cost(0, count) + self.drafting * count as f32;
             least = least.min(seconds / tokens);
         }
-        self.step[0] - least
-    }
-
-    /// Seconds of a step with so many drafts: measured, or on the line through what was measured next to it.
-    fn cost(&self, count: usize) -> f32 {
-        if self.step[count] > 0.0 {
-            return self.step[count];
-        }
-        let known = |n: &usize| self.step[*n] > 0.0;
-        let below = (0..count).rev().find(known).unwrap_or(0);
-        let above = (count + 1..=MAX_DRAFTS).find(known);
-        let slope = match (below, above) {
-            (_, Some(above)) => (self.step[above] - self.step[below]) / (above - below) as f32,
-            (0, None) => GUESSED_COST * self.step[0],
-            (_, None) => (self.step[below] - self.step[0]) / below as f32,
-        };
-        self.step[below] + slope.max(0.0) * (count - below) as f32
+        self.times.known(0) - least
     }
 
     /// A step with so many drafts took so long.
     pub fn step_took(&mut self, count: usize, time: Duration) {
-        average(&mut self.step[count], time.as_secs_f32());
-        self.looks[count] = LOOKS.min(self.looks[count] + 1);
+        self.times.took(count, time);
+    }
+
+    /// Share of drafts of a class that are right, of those behind right ones.
+    pub fn right(&self, class: usize) -> f32 {
+        self.classes[class.min(CLASSES - 1)].right
+    }
+
+    /// Seconds that a draft takes to make.
+    pub fn drafting(&self) -> f32 {
+        self.drafting
     }
 
     /// Making so many drafts took so long.

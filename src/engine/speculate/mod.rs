@@ -6,13 +6,16 @@
 mod depth;
 mod model;
 mod ngram;
+mod together;
 
+use super::grammar::Constraint;
 use super::residence::Residence;
 use super::sampling::Sampling;
 use super::session::submit;
 use super::{Model, Session};
 use crate::backend::{MAX_DRAFTS, Mark, MaskSource, Outcome, Residual, Row, Want, When};
 use crate::error::{Result, Status, fail};
+use crate::grammar::Matcher;
 use crate::memory;
 use arrayvec::ArrayVec;
 use depth::{CLASSES, Depth};
@@ -20,6 +23,7 @@ pub use model::ModelDrafts;
 pub use ngram::NgramDrafts;
 use std::sync::Arc;
 use std::time::Instant;
+pub(super) use together::{BatchDepth, Seat};
 
 /// What a source of drafts may look at.
 pub struct DraftContext<'a> {
@@ -100,6 +104,9 @@ pub struct SpeculationInfo {
 /// Decodes that are started at once where no drafts are verified, before there may be some.
 const STARTED_AT_ONCE: usize = 8;
 
+/// Tokens that one step may have brought: more than that, which a source has not read, are a prompt.
+const MOST_OF_STEP: usize = MAX_DRAFTS + 1;
+
 /// Classes of drafts.
 pub const DRAFT_CLASSES: usize = CLASSES;
 
@@ -120,6 +127,9 @@ pub(super) struct Speculation {
     depth: Depth,
     stats: SpeculationStats,
     options: DraftOptions,
+    /// Drafts that a batch is to verify, and their class.
+    guessed: ArrayVec<u32, MAX_DRAFTS>,
+    guessed_class: usize,
     /// The drafts of the last step, until its outcomes were all polled.
     verified: ArrayVec<u32, MAX_DRAFTS>,
     /// Of them, those that were polled as chosen.
@@ -142,6 +152,8 @@ impl Speculation {
             depth: Depth::new(),
             stats: SpeculationStats::default(),
             options,
+            guessed: ArrayVec::new(),
+            guessed_class: 0,
             verified: ArrayVec::new(),
             accepted: 0,
             class: 0,
@@ -177,11 +189,10 @@ impl Speculation {
         };
         let most = most.min(self.options.most);
         let lacks = self.source.lacks(context);
-        // What one step may have brought is no prompt.
-        let reads = lacks > MAX_DRAFTS + 1;
+        let reads = lacks > MOST_OF_STEP;
         if reads && !self.options.always {
             // As much of the answer may come as there is.
-            let answer = context.tokens.len().saturating_sub(self.answer);
+            let answer = self.answer_of(context.tokens);
             if self.depth.gain(class, most) * answer as f32 <= self.reading * lacks as f32 {
                 return Ok((self.depth.fix(0), class));
             }
@@ -193,13 +204,60 @@ impl Speculation {
         if depth == 0 {
             return Ok((0, class));
         }
+        Ok((self.ask(context, &mut drafts[..depth])?, class))
+    }
+
+    /// Asks the source, which has looked at the context, for drafts, and measures it.
+    fn ask(&mut self, context: &DraftContext<'_>, drafts: &mut [u32]) -> Result<usize> {
+        let lacks = self.source.lacks(context);
         let begun = Instant::now();
-        let count = self.source.draft(context, &mut drafts[..depth])?.min(depth);
-        match reads {
+        let count = self.source.draft(context, drafts)?.min(drafts.len());
+        match lacks > MOST_OF_STEP {
             true => self.reading = begun.elapsed().as_secs_f32() / lacks as f32,
             false => self.depth.drafting_took(count, begun.elapsed()),
         }
-        Ok((count, class))
+        Ok(count)
+    }
+
+    /// What it can bring to a batch whose call chooses behind a context that has room for so many drafts, and seconds of
+    /// reading that come before its first draft, in which a prompt's tokens are read that it has not seen.
+    fn seat(&mut self, context: &DraftContext<'_>, room: usize) -> Result<(Seat, f32)> {
+        let most = self.options.most.min(room);
+        if most == 0 {
+            return Ok((Seat::default(), 0.0));
+        }
+        let Some(class) = self.source.look(context)? else {
+            return Ok((Seat::default(), 0.0));
+        };
+        self.guessed_class = class;
+        let lacks = self.source.lacks(context);
+        let reading = match lacks > MOST_OF_STEP {
+            true => self.reading * lacks as f32,
+            false => 0.0,
+        };
+        let right = self.depth.right(class);
+        let seat = Seat {
+            most,
+            always: self.options.always,
+            ahead: 0,
+            first: right,
+            right,
+            drafting: self.depth.drafting(),
+        };
+        Ok((seat, reading))
+    }
+
+    /// Drafts of the last step that may still turn out to be chosen, the next token included.
+    fn left(&self) -> usize {
+        match self.accepted {
+            0 => 0,
+            n => self.verified.len() + 1 - n,
+        }
+    }
+
+    /// Tokens of the present answer.
+    fn answer_of(&self, tokens: &[u32]) -> usize {
+        tokens.len().saturating_sub(self.answer)
     }
 
     /// The context has a prompt up to a position, behind which an answer begins.
@@ -421,13 +479,10 @@ impl Session {
     /// Submits the choice of up to `count` tokens, or of one with drafts of what follows it if that is worth it, and returns how
     /// many it is.
     pub(super) fn submit_choices(&mut self, count: usize, when: When) -> Result<usize> {
-        match self.speculation.take() {
-            None => self.choose(count, when),
-            Some(mut speculation) => {
-                let submitted = self.submit_with(&mut speculation, count, when);
-                self.speculation = Some(speculation);
-                submitted
-            }
+        let mut taken = Taken::new(self);
+        match &mut taken.speculation {
+            None => taken.session.choose(count, when),
+            Some(speculation) => taken.session.submit_with(speculation, count, when),
         }
     }
 
@@ -471,31 +526,115 @@ impl Session {
         Ok(1)
     }
 
+    /// Takes back what was guessed for a batch.
+    pub(super) fn forget_guesses(&mut self) {
+        if let Some(speculation) = &mut self.speculation {
+            speculation.guessed.clear();
+        }
+    }
+
+    /// The session's seat in a batch that is `started` or done at once, and seconds that its source reads before it guesses.
+    /// `chooses` says that the call needs a pass for its token.
+    ///
+    /// Errors: `Interrupted`.
+    pub(super) fn seat(&mut self, chooses: bool, started: bool) -> Result<(Seat, f32)> {
+        let Some(speculation) = &mut self.speculation else {
+            return Ok((Seat::default(), 0.0));
+        };
+        if !chooses {
+            let right = speculation.depth.right(speculation.class);
+            // A call that is done at once has returned its token already.
+            let (ahead, first) = match started {
+                true => (speculation.left().saturating_sub(1), right),
+                false => (speculation.left(), 1.0),
+            };
+            let seat = Seat {
+                ahead,
+                first,
+                right,
+                ..Seat::default()
+            };
+            return Ok((seat, 0.0));
+        }
+        // Nothing that is started waits for a source.
+        if started && !speculation.source.is_quick() {
+            return Ok((Seat::default(), 0.0));
+        }
+        let context = DraftContext {
+            tokens: &self.tokens,
+            sampling: &self.sampling,
+        };
+        // Behind the drafts there is a position for the token that is chosen after them.
+        speculation.seat(&context, self.options.context - self.tokens.len() - 1)
+    }
+
+    /// Whether the answer is so long that drafts are worth reading a prompt for that takes so many seconds, if they save
+    /// `gain` a token.
+    pub(super) fn pays(&self, reading: f32, gain: f32) -> bool {
+        let answer = (self.speculation.as_ref()).map_or(0, |s| s.answer_of(&self.tokens));
+        // As much of it may come as there is.
+        gain * answer as f32 > reading
+    }
+
+    /// Guesses up to `count` tokens for a batch, which come to [`guesses`](Session::guesses): as many as can be verified.
+    ///
+    /// Errors: `Interrupted`; those of the grammar.
+    pub(super) fn guess(&mut self, count: usize) -> Result<()> {
+        let Some(speculation) = &mut self.speculation else {
+            return Ok(());
+        };
+        speculation.depth.fix(count);
+        if count == 0 {
+            return Ok(());
+        }
+        let context = DraftContext {
+            tokens: &self.tokens,
+            sampling: &self.sampling,
+        };
+        let mut drafts = [0; MAX_DRAFTS];
+        let count = speculation.ask(&context, &mut drafts[..count])?;
+        let count = self.possible(&drafts[..count])?;
+        if let Some(speculation) = &mut self.speculation {
+            speculation.guessed = drafts[..count].iter().copied().collect();
+        }
+        Ok(())
+    }
+
+    /// What was guessed for a batch.
+    pub(super) fn guesses(&self) -> &[u32] {
+        self.speculation.as_ref().map_or(&[], |s| &s.guessed)
+    }
+
+    /// Puts what was guessed for a batch behind the context, for the time of its pass.
+    pub(super) fn append_guesses(&mut self) {
+        if let Some(speculation) = &self.speculation {
+            // Within the capacity, so nothing is allocated.
+            self.tokens.extend_from_slice(&speculation.guessed);
+        }
+    }
+
+    /// A batch has verified the guesses, and chosen a token.
+    pub(super) fn guesses_chosen(&mut self, token: u32) {
+        if let Some(speculation) = &mut self.speculation {
+            let guessed = std::mem::take(&mut speculation.guessed);
+            speculation.timed = None;
+            if !guessed.is_empty() {
+                speculation.submitted(&guessed, speculation.guessed_class);
+            }
+            speculation.polled(Some(token));
+        }
+    }
+
     /// Submits drafts of what follows the context.
     fn submit_drafts(&mut self, drafts: &[u32], when: When) -> Result<()> {
-        let mut ahead = match &self.constraint {
-            Some(constraint) => Some(constraint.matcher_ahead()?),
-            None => None,
-        };
-        // The mask of a choice behind drafts is asked for when they were all chosen.
-        let mut passed = 0;
-        let mut mask = ahead.as_mut().map(|matcher| {
-            move |words: &mut [u32]| {
-                if passed > 0 {
-                    matcher.accept(drafts[passed - 1])?;
-                }
-                passed += 1;
-                matcher.mask(words)
-            }
-        });
-        let before = self.tokens.len();
-        // Within the capacity, so nothing is allocated.
-        self.tokens.extend_from_slice(drafts);
+        let mut masks = Masks::new(&mut self.constraint, drafts)?;
+        let mut mask = masks.as_mut().map(|m| |words: &mut [u32]| m.next(words));
         let runner = self.residence.runner()?;
         let evaluated = runner.len();
+        let tokens = Behind::new(&mut self.tokens, drafts);
         let row = Row {
             runner,
-            tokens: &self.tokens[evaluated..],
+            tokens: &tokens.tokens[evaluated..],
             want: Want::Verified {
                 drafts: drafts.len(),
                 sampling: self.sampling,
@@ -504,9 +643,7 @@ impl Session {
             interrupt: self.interrupts.work(),
             residual: Residual::default(),
         };
-        let submitted = submit(&**self.model.weights(), row, when);
-        self.tokens.truncate(before);
-        submitted
+        submit(&**self.model.weights(), row, when)
     }
 
     /// How many of the drafts can be verified: those that the grammar allows, up to one behind which it leaves no choice,
@@ -529,6 +666,99 @@ impl Session {
             }
         }
         Ok(drafts.len())
+    }
+}
+
+/// A session and its source of drafts, which it has again when this is dropped.
+struct Taken<'a> {
+    session: &'a mut Session,
+    speculation: Option<Box<Speculation>>,
+}
+
+impl<'a> Taken<'a> {
+    fn new(session: &'a mut Session) -> Taken<'a> {
+        let speculation = session.speculation.take();
+        Taken {
+            session,
+            speculation,
+        }
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.session.speculation = self.speculation.take();
+    }
+}
+
+/// A context with drafts behind it, which are gone when this is dropped.
+struct Behind<'a> {
+    tokens: &'a mut Vec<u32>,
+    before: usize,
+}
+
+impl<'a> Behind<'a> {
+    fn new(tokens: &'a mut Vec<u32>, drafts: &[u32]) -> Behind<'a> {
+        let before = tokens.len();
+        // Within the capacity, so nothing is allocated.
+        tokens.extend_from_slice(drafts);
+        Behind { tokens, before }
+    }
+}
+
+impl Drop for Behind<'_> {
+    fn drop(&mut self) {
+        self.tokens.truncate(self.before);
+    }
+}
+
+/// The masks of a row's choices.
+pub(super) enum Masks<'a> {
+    /// Of its only one.
+    One(&'a mut Constraint),
+    /// Behind drafts: each is asked for when the drafts before it were all chosen.
+    Ahead {
+        matcher: Box<Matcher>,
+        drafts: &'a [u32],
+        passed: usize,
+    },
+}
+
+impl<'a> Masks<'a> {
+    /// Of the choices by a grammar behind the context, and behind drafts that it allows.
+    pub fn new(
+        constraint: &'a mut Option<Box<Constraint>>,
+        drafts: &'a [u32],
+    ) -> Result<Option<Masks<'a>>> {
+        let Some(constraint) = constraint else {
+            return Ok(None);
+        };
+        Ok(Some(match drafts {
+            [] => Masks::One(constraint),
+            _ => Masks::Ahead {
+                matcher: Box::new(constraint.matcher_ahead()?),
+                drafts,
+                passed: 0,
+            },
+        }))
+    }
+
+    /// Writes the next one.
+    pub fn next(&mut self, words: &mut [u32]) -> Result<()> {
+        match self {
+            Masks::One(constraint) => constraint.mask(words),
+            Masks::Ahead {
+                matcher,
+                drafts,
+                passed,
+            } => {
+                if *passed > 0 {
+                    matcher.accept(drafts[*passed - 1])?;
+                }
+                *passed += 1;
+                matcher.mask(words)
+            }
+        }
     }
 }
 
