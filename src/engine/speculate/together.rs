@@ -131,6 +131,11 @@ impl BatchDepth {
         if best == 0 {
             let able = seats.iter().all(|s| s.most.max(s.ahead) > 0);
             best = if able { self.trial().min(deepest) } else { 0 };
+            // Those that are right may be worth it only where there are many.
+            let brings = |depth: usize| promise(seats, &at(depth)).0;
+            if best > 0 && brings(deepest) > 2.0 * brings(best) {
+                best = deepest;
+            }
         } else {
             (self.rest, self.pause) = (0, FIRST_PAUSE);
         }
@@ -164,6 +169,7 @@ impl BatchDepth {
 mod tests {
     use super::*;
     use crate::engine::speculate::depth::Depth;
+    use std::cell::RefCell;
 
     fn draws() -> impl FnMut() -> f32 {
         let mut random = 1u32;
@@ -269,6 +275,21 @@ mod tests {
         ] {
             let slow = slowdown(right, |n| 1.0 + row * n as f32, false, 6000);
             assert!(slow < wanted, "{slow} of {right:?} with rows of {row}");
+        }
+    }
+
+    #[test]
+    fn drafts_of_a_batch_whose_first_passes_were_slow_are_tried_again() {
+        for busy in [false, true] {
+            // The first pass of its size makes memory resident. A few drafts are not worth it, many are.
+            let seen = RefCell::new([false; MAX_BATCH + 1]);
+            let cost = |n: usize| match std::mem::replace(&mut seen.borrow_mut()[n], true) {
+                _ if n <= 2 => 1.0,
+                true => 2.8 + 0.1 * n as f32,
+                false => 20.0,
+            };
+            let slow = slowdown(&[1.0, 0.99], cost, busy, 6000);
+            assert!(slow < 0.6, "{slow}, busy: {busy}");
         }
     }
 
