@@ -3182,13 +3182,13 @@ ember_status ember_session_set_grammar(struct ember_session *session,
  *
  * `ember_decode` and `ember_generate` draft. `ember_decode` still returns one token; the ones that a step has chosen
  * beyond it are returned by the following calls at once, and are dropped by a call that changes the session in another
- * way. Started decodes draft from the context (`EMBER_DRAFTS_NGRAM`) where no grammar is set; they ask no draft model, for they never
- * wait. Forks draft as their origin does; a restored session does not.
+ * way. Started decodes draft where no grammar is set; they never wait, so a draft model is asked on a thread of the session's model, and
+ * where that is on a GPU, or a part of it, they draft from the context only. Forks draft as their origin does; a restored session does not.
  *
  * On a CPU, batches draft, too: the drafts of all sessions share the pass, which has room for 32 tokens in all. Because a batch
  * returns one token of each session, it saves a pass only where all of its sessions have a token that was chosen ahead; the number of
- * drafts is chosen by that. Started batches draft from the context only. On a GPU, batches return tokens that are ahead, but
- * make no drafts.
+ * drafts is chosen by that. Started batches ask no draft model for a session with a grammar. On a GPU, batches return tokens
+ * that are ahead, but make no drafts.
  *
  * On a GPU, drafts take memory of their own (16 rows of logits, and of what lies between the layers of a step), which is reserved here.
  *

@@ -5,8 +5,8 @@ use super::grammar::Constraint;
 use super::queue::Started;
 use super::residence::Residence;
 use super::sampling::Sampling;
-use super::speculate::{BatchDepth, Masks, Seat};
-use super::{Interrupts, Session};
+use super::speculate::{Ask, BatchDepth, Masks, Seat};
+use super::{Interrupts, Model, Session};
 use crate::backend::{
     MAX_BATCH, Mark, MaskSource, Outcome, Residual, Row, RowError, RowResult, Runner, Want,
     Weights, When,
@@ -65,7 +65,9 @@ impl Session {
         let begun = Instant::now();
         choose_of(sessions, &choosing, &mut chosen[..choosing.len()]);
         if let Some(timing) = timing {
-            timing.end(begun, chosen[..choosing.len()].iter().flatten());
+            let drafts = choosing.iter().map(|(i, _)| sessions[*i].guesses().len());
+            let chosen = chosen[..choosing.len()].iter().flatten();
+            timing.end(begun, drafts.sum(), chosen);
         }
         for ((i, _), result) in choosing.into_iter().zip(chosen) {
             let session = &mut *sessions[i];
@@ -124,13 +126,32 @@ impl Session {
                     session.started = Started::decodes(running, 1 - running);
                     session.notify();
                 }
-                Some((tokens, mark)) => all.push((session.lend(tokens, mark, desk.clone())?, desk)),
+                Some((tokens, mark)) => {
+                    let ask = session.deferred();
+                    all.push((session.lend(tokens, mark, desk.clone(), ask)?, desk));
+                }
             }
         }
-        let weights = model.weights().clone();
-        let n_vocab = model.details().n_vocab;
-        let task: Task = Box::new(move || work(&*weights, n_vocab, all, timing));
-        model.background().run(task);
+        start(&model, all, timing);
+        Ok(())
+    }
+
+    /// Starts a decode with drafts that the source is asked for in the background, as a batch of one.
+    ///
+    /// Errors: `OutOfMemory`, with nothing started.
+    ///
+    /// Apart from its caller for the sake of the stack: that calls draft models, too.
+    #[inline(never)]
+    pub(super) fn start_alone(&mut self, ask: Ask) -> Result<()> {
+        let model = self.model.clone();
+        let tokens = self.with_room(ask.most)?;
+        let mark = self.residence.runner()?.mark();
+        model.background().reserve()?;
+        let mut all = ArrayVec::<(Lent, Arc<Desk>), MAX_BATCH>::new();
+        let desk = Arc::<Desk>::default();
+        crate::memory::check()?;
+        all.push((self.lend(tokens, mark, desk.clone(), Some(ask))?, desk));
+        start(&model, all, None);
         Ok(())
     }
 
@@ -155,7 +176,13 @@ impl Session {
     }
 
     /// Lends the work in the background what it needs.
-    fn lend(&mut self, tokens: Vec<u32>, mark: Mark, desk: Arc<Desk>) -> Result<Lent> {
+    fn lend(
+        &mut self,
+        tokens: Vec<u32>,
+        mark: Mark,
+        desk: Arc<Desk>,
+        ask: Option<Ask>,
+    ) -> Result<Lent> {
         let logprobs = self.residence.logprobs().cloned();
         let lent = Residence::Lent(logprobs.map(Box::new));
         let runner = match std::mem::replace(&mut self.residence, lent) {
@@ -166,10 +193,11 @@ impl Session {
             }
         };
         self.lent_to = Some(desk);
-        self.started = Started::Batch;
+        self.started = Started::Batch { later: 0 };
         Ok(Lent {
             runner,
             drafts: self.guesses().len(),
+            ask,
             tokens,
             mark,
             sampling: self.sampling,
@@ -187,11 +215,25 @@ impl Session {
         let Some((lent, result)) = desk.take(wait) else {
             return Ok(None);
         };
+        let later = match self.started {
+            Started::Batch { later } => later,
+            _ => 0,
+        };
         self.lent_to = None;
         self.started = Started::Nothing;
         self.residence = Residence::Device(lent.runner);
         self.constraint = lent.constraint;
-        let token = self.chosen(result?)?;
+        if let Some(ask) = &lent.ask {
+            let drafts = &lent.tokens[lent.tokens.len() - lent.drafts..];
+            self.was_asked(ask, drafts);
+        }
+        let token = result.inspect_err(|_| self.forget_guesses())?;
+        let token = self.chosen(token)?;
+        self.started = Started::decodes(0, later);
+        if self.is_ahead() && later > 0 {
+            // The next one is there as well.
+            self.notify();
+        }
         Ok(Some(token))
     }
 
@@ -201,18 +243,29 @@ impl Session {
         self.append(token)
     }
 
-    /// A copy of the context with what was guessed behind it.
+    /// A copy of the context with what was guessed behind it, and room for what will be.
     fn with_guesses(&self) -> Result<Vec<u32>> {
-        let mut tokens = try_vec(
-            self.tokens.len() + self.guesses().len(),
-            0,
-            "tokens of a session",
-        )?;
-        tokens.clear();
-        tokens.extend_from_slice(&self.tokens);
+        let room = self.deferred().map_or(0, |ask| ask.most);
+        let mut tokens = self.with_room(self.guesses().len() + room)?;
         tokens.extend_from_slice(self.guesses());
         Ok(tokens)
     }
+
+    /// A copy of the context with room for so many tokens behind it.
+    fn with_room(&self, room: usize) -> Result<Vec<u32>> {
+        let mut tokens = try_vec(self.tokens.len() + room, 0, "tokens of a session")?;
+        tokens.clear();
+        tokens.extend_from_slice(&self.tokens);
+        Ok(tokens)
+    }
+}
+
+/// Gives a batch to the model's thread, which has room for it.
+fn start(model: &Model, all: ArrayVec<(Lent, Arc<Desk>), MAX_BATCH>, timing: Option<Timing>) {
+    let weights = model.weights().clone();
+    let n_vocab = model.details().n_vocab;
+    let task: Task = Box::new(move || work(&*weights, n_vocab, all, timing));
+    model.background().run(task);
 }
 
 /// `InvalidArgument` unless these can be a batch.
@@ -241,17 +294,23 @@ pub(crate) fn check_count(count: usize) -> Result<()> {
 /// What the time of a pass says about passes.
 struct Timing {
     of: Arc<Mutex<BatchDepth>>,
+    /// Without the drafts.
     rows: usize,
     /// Whether each session has evaluated one token beside its drafts.
     typical: bool,
 }
 
 impl Timing {
-    /// The pass that has begun then has come to these.
-    fn end<'a>(&self, begun: Instant, mut results: impl Iterator<Item = &'a Result<u32>>) {
+    /// The pass that has begun then, with so many drafts, has come to these.
+    fn end<'a>(
+        &self,
+        begun: Instant,
+        drafts: usize,
+        mut results: impl Iterator<Item = &'a Result<u32>>,
+    ) {
         // One that was done again took longer.
         if self.typical && results.all(Result::is_ok) {
-            depth_of(&self.of).took(self.rows, begun.elapsed());
+            depth_of(&self.of).took(self.rows + drafts, begun.elapsed());
         }
     }
 }
@@ -310,14 +369,13 @@ fn guess(
         }
     };
     choosing.retain(|(i, _)| {
-        let guessed = sessions[*i].guess(shares.drafts[*i]);
+        let guessed = sessions[*i].guess(shares.drafts[*i], started);
         let result = guessed.map_err(|e| failed(*i, sessions[*i], e));
         result.is_ok()
     });
-    let drafts = choosing.iter().map(|(i, _)| sessions[*i].guesses().len());
     Some(Timing {
         of: model.batch_depth().clone(),
-        rows: rows + drafts.sum::<usize>(),
+        rows,
         typical,
     })
 }
@@ -507,11 +565,25 @@ struct Lent {
     /// A copy of the context, and drafts behind it.
     tokens: Vec<u32>,
     drafts: usize,
+    /// What puts more of them there.
+    ask: Option<Ask>,
     mark: Mark,
     sampling: Sampling,
     constraint: Option<Box<Constraint>>,
     interrupts: Arc<Interrupts>,
     event: Option<Arc<Event>>,
+}
+
+impl Lent {
+    /// Asks for drafts.
+    ///
+    /// Errors: `Interrupted`.
+    fn guess(&mut self) -> Result<()> {
+        if let Some(ask) = &mut self.ask {
+            self.drafts += ask.ask(&mut self.tokens, &self.sampling)?;
+        }
+        Ok(())
+    }
 }
 
 /// Where a session gets back what it has lent, with what has come of it.
@@ -545,6 +617,11 @@ fn work(
     timing: Option<Timing>,
 ) {
     let chosen = catch(|| {
+        let mut chosen: [Option<Result<u32>>; MAX_BATCH] = [const { None }; MAX_BATCH];
+        for ((lent, _), chosen) in all.iter_mut().zip(&mut chosen) {
+            *chosen = catch(|| lent.guess()).err().map(Err);
+        }
+        let drafts = all.iter().map(|(lent, _)| lent.drafts).sum();
         let mut members: ArrayVec<Member, MAX_BATCH> = all
             .iter_mut()
             .map(|(lent, _)| Member {
@@ -557,12 +634,11 @@ fn work(
                 mark: lent.mark,
             })
             .collect();
-        let mut chosen: [Option<Result<u32>>; MAX_BATCH] = [const { None }; MAX_BATCH];
         let n = members.len();
         let begun = Instant::now();
         choose(weights, n_vocab, &mut members, &mut chosen[..n]);
         if let Some(timing) = &timing {
-            timing.end(begun, chosen[..n].iter().flatten());
+            timing.end(begun, drafts, chosen[..n].iter().flatten());
         }
         Ok(chosen.into_iter().flatten().collect::<Tokens>())
     });

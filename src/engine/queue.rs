@@ -19,8 +19,11 @@ pub(super) enum Started {
         /// Choices that it gets when those were collected, because it takes no more at a time.
         later: usize,
     },
-    /// One decode, in a batch.
-    Batch,
+    /// One decode, in a batch, and decodes of the session alone behind it.
+    Batch {
+        /// How many.
+        later: usize,
+    },
     /// A prefill behind the first `before` tokens.
     Prefill {
         /// Tokens of the context.
@@ -68,11 +71,19 @@ impl Session {
             Some(_) => 0,
             None => self.submit_choices(count, When::Background)?,
         };
-        self.started = Started::decodes(running, count - running);
+        self.started = self.submitted(running, count - running);
         if running == 0 {
             self.notify();
         }
         Ok(())
+    }
+
+    /// What is started when choices were submitted.
+    fn submitted(&self, running: usize, later: usize) -> Started {
+        match self.lent_to {
+            Some(_) => Started::Batch { later },
+            None => Started::decodes(running, later),
+        }
     }
 
     /// The next token of the started decodes, or `None` while it is not there. Never blocks.
@@ -96,7 +107,7 @@ impl Session {
         self.no_generation()?;
         let result = match self.started {
             Started::Decodes { running, later } => self.collect(running, later, wait),
-            Started::Batch => {
+            Started::Batch { .. } => {
                 let result = self.poll_batch(wait);
                 return self.answered(result);
             }
@@ -123,7 +134,10 @@ impl Session {
                 running = self.submit_choices(later, When::Background)?;
             }
             later -= running;
-            self.started = Started::decodes(running, later);
+            self.started = self.submitted(running, later);
+            if self.lent_to.is_some() {
+                return self.poll_batch(wait);
+            }
         }
         match self.poll_token(wait) {
             Ok(None) => Ok(None),
@@ -233,7 +247,7 @@ impl Session {
         let mut running = match self.started {
             Started::Nothing => return,
             Started::Decodes { running, .. } => running,
-            Started::Batch => {
+            Started::Batch { .. } => {
                 self.interrupts.stop_work();
                 let before = self.tokens.len();
                 // Whatever it has come to is not wanted.

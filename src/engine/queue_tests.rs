@@ -5,8 +5,9 @@ use crate::engine::fake::{Knobs, N_VOCAB};
 use crate::engine::speculate::{DraftContext, DraftOptions, DraftSource};
 use crate::panics::catch;
 use crate::threads::event::Event;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::ThreadId;
 
 fn prompted(knobs: &Arc<Knobs>, sampling: Sampling, prompt: &[u32]) -> Session {
     let mut s = session_with(knobs, sampling);
@@ -261,34 +262,40 @@ fn a_rewind_and_a_free_end_a_batch_in_the_background() {
 }
 
 /// Knows what comes, and spoils each token at a fourth position.
-struct Known(Vec<u32>);
+struct Known {
+    tokens: Vec<u32>,
+    is_quick: bool,
+}
 
 impl DraftSource for Known {
     fn is_quick(&self) -> bool {
-        true
+        self.is_quick
     }
 
     fn look(&mut self, context: &DraftContext<'_>) -> Result<Option<usize>> {
-        Ok(self.0.starts_with(context.tokens).then_some(0))
+        Ok(self.tokens.starts_with(context.tokens).then_some(0))
     }
 
     fn draft(&mut self, context: &DraftContext<'_>, drafts: &mut [u32]) -> Result<usize> {
         let from = context.tokens.len();
-        let count = drafts.len().min(self.0.len() - from);
+        let count = drafts.len().min(self.tokens.len() - from);
         for (i, draft) in drafts[..count].iter_mut().enumerate() {
             let is_wrong = (from + i).is_multiple_of(4);
-            *draft = (self.0[from + i] + u32::from(is_wrong)) % N_VOCAB as u32;
+            *draft = (self.tokens[from + i] + u32::from(is_wrong)) % N_VOCAB as u32;
         }
         Ok(count)
     }
 
     fn fork(&mut self, _: &Session) -> Result<Box<dyn DraftSource>> {
-        Ok(Box::new(Known(self.0.clone())))
+        Ok(Box::new(Known {
+            tokens: self.tokens.clone(),
+            is_quick: self.is_quick,
+        }))
     }
 }
 
 /// Gives all but the last of these sessions, which `several` has made, such a source.
-fn let_draft(sessions: &mut [Session]) {
+fn let_draft(sessions: &mut [Session], is_quick: bool) {
     let mut ahead = several(&Arc::default(), sessions.len());
     for (session, ahead) in sessions.iter_mut().zip(&mut ahead).rev().skip(1) {
         decode_all(ahead, 20);
@@ -296,7 +303,10 @@ fn let_draft(sessions: &mut [Session]) {
             most: 3,
             always: true,
         };
-        let source = Box::new(Known(ahead.tokens().to_vec()));
+        let source = Box::new(Known {
+            tokens: ahead.tokens().to_vec(),
+            is_quick,
+        });
         session.set_draft_source(source, &options).unwrap();
     }
 }
@@ -304,11 +314,11 @@ fn let_draft(sessions: &mut [Session]) {
 #[test]
 fn drafts_of_a_batch_change_neither_tokens_nor_errors() {
     for work in [results, started] {
-        for n in [1, 2, 5, 12] {
+        for (n, is_quick) in [(1, true), (2, false), (5, true), (5, false), (12, true)] {
             let knobs = Arc::<Knobs>::default();
             let mut s = several(&knobs, n);
             let mut expected = several(&Arc::default(), n);
-            let_draft(&mut s);
+            let_draft(&mut s, is_quick);
             let goes_on = |s: &mut [Session], expected: &mut [Session]| {
                 for _ in 0..6 {
                     let wanted: Vec<_> = expected.iter_mut().map(|s| s.decode()).collect();
@@ -350,7 +360,7 @@ fn a_late_failure_beside_drafts_ends_one_session_alone() {
         let mut expected = several(&Arc::default(), 4);
         batch(&mut s).unwrap();
         batch(&mut expected).unwrap();
-        let_draft(&mut s);
+        let_draft(&mut s, true);
         // The first one has verified drafts when the third is interrupted.
         knobs.hold_after.store(2, Ordering::Relaxed);
         let flag = s[2].interrupts().clone();
@@ -384,7 +394,7 @@ fn a_panic_in_front_of_drafts_leaves_the_context_as_it_was() {
         let knobs = Arc::<Knobs>::default();
         let mut s = several(&knobs, 2);
         let mut expected = several(&Arc::default(), 2);
-        let_draft(&mut s);
+        let_draft(&mut s, true);
         let before = s[0].tokens().to_vec();
         knobs.panic.store(true, Ordering::Relaxed);
         assert_eq!(status(catch(|| work(&mut s))), Status::Internal);
@@ -395,6 +405,114 @@ fn a_panic_in_front_of_drafts_leaves_the_context_as_it_was() {
         }
         // Its source is still there.
         assert!(s[0].speculation().unwrap().stats.accepted > 0);
+    }
+}
+
+#[test]
+fn started_decodes_ask_a_source_that_takes_its_time() {
+    let knobs = Arc::<Knobs>::default();
+    let mut s = several(&knobs, 2);
+    let mut expected = several(&Arc::default(), 2);
+    let_draft(&mut s, false);
+    let event = Arc::new(Event::new().unwrap());
+    s[0].set_event(Some(event)).unwrap();
+    for count in [1, 3, 1, 4, 2] {
+        s[0].decode_start(count).unwrap();
+        for _ in 0..count {
+            assert_eq!(status(s[0].decode()), Status::DecodePending);
+            let wanted = expected[0].decode().unwrap();
+            assert_eq!(wait(&mut s[0]).unwrap(), wanted);
+        }
+        assert_eq!(status(s[0].decode_poll()), Status::NothingPending);
+    }
+    let stats = s[0].speculation().unwrap().stats;
+    assert!(
+        stats.accepted > 0 && stats.drafted > stats.accepted,
+        "{stats:?}"
+    );
+    // Those that fail, and those that are taken back.
+    knobs.nan.store(true, Ordering::Relaxed);
+    s[0].decode_start(4).unwrap();
+    let mut result = wait(&mut s[0]);
+    while let Ok(token) = result {
+        // It was ahead.
+        assert_eq!(token, expected[0].decode().unwrap());
+        result = wait(&mut s[0]);
+    }
+    assert_eq!(status(result), Status::Numeric);
+    assert_eq!(status(s[0].decode_poll()), Status::NothingPending);
+    knobs.nan.store(false, Ordering::Relaxed);
+    s[0].decode_start(3).unwrap();
+    let len = s[0].position();
+    s[0].rewind(len).unwrap();
+    s[0].decode_start(3).unwrap();
+    s[0].interrupts().ask();
+    let mut result = wait(&mut s[0]);
+    while let Ok(token) = result {
+        assert_eq!(token, expected[0].decode().unwrap());
+        result = wait(&mut s[0]);
+    }
+    assert_eq!(status(result), Status::Interrupted);
+    assert_eq!(decode_all(&mut s[0], 3), decode_all(&mut expected[0], 3));
+    assert_eq!(s[0].tokens(), expected[0].tokens());
+}
+
+/// Guesses until its session is stopped. Says which thread it ends on.
+struct Endless {
+    _model: Arc<Model>,
+    interrupts: Arc<Interrupts>,
+    begun: Arc<AtomicBool>,
+    ended: Arc<Mutex<Option<ThreadId>>>,
+}
+
+impl DraftSource for Endless {
+    fn look(&mut self, _: &DraftContext<'_>) -> Result<Option<usize>> {
+        Ok(Some(0))
+    }
+
+    fn draft(&mut self, _: &DraftContext<'_>, _: &mut [u32]) -> Result<usize> {
+        self.begun.store(true, Ordering::SeqCst);
+        while !self.interrupts.work().load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        fail!(Interrupted, "stopped")
+    }
+
+    fn fork(&mut self, _: &Session) -> Result<Box<dyn DraftSource>> {
+        fail!(Unsupported, "no forks")
+    }
+}
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        *self.ended.lock().unwrap() = Some(std::thread::current().id());
+    }
+}
+
+#[test]
+fn a_source_that_is_asked_ends_with_its_session_and_on_no_thread_of_the_model() {
+    for _ in 0..20 {
+        let mut s = several(&Arc::default(), 1).pop().unwrap();
+        s.decode().unwrap();
+        let (begun, ended) = (Arc::<AtomicBool>::default(), Arc::<Mutex<_>>::default());
+        let source = Endless {
+            _model: s.model().clone(),
+            interrupts: s.interrupts().clone(),
+            begun: begun.clone(),
+            ended: ended.clone(),
+        };
+        let options = DraftOptions {
+            most: 3,
+            always: true,
+        };
+        s.set_draft_source(Box::new(source), &options).unwrap();
+        s.decode_start(2).unwrap();
+        while !begun.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        // With it goes the last reference to the model, whose thread is waited for.
+        drop(s);
+        assert_eq!(*ended.lock().unwrap(), Some(std::thread::current().id()));
     }
 }
 

@@ -529,7 +529,7 @@ impl Session {
         }
         match self.started {
             Started::Nothing => {}
-            Started::Decodes { .. } | Started::Batch => fail!(
+            Started::Decodes { .. } | Started::Batch { .. } => fail!(
                 DecodePending,
                 "a decode was started and not collected by ember_decode_poll"
             ),
@@ -615,7 +615,7 @@ impl Drop for Session {
         if self.started != Started::Nothing {
             self.interrupts.stop_work();
         }
-        if self.started == Started::Batch {
+        if matches!(self.started, Started::Batch { .. }) {
             // The runner goes with the batch.
             return;
         }

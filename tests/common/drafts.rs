@@ -22,11 +22,23 @@ pub struct Spoiled {
     wrong: u64,
     random: Random,
     n_vocab: u32,
+    is_quick: bool,
 }
 
 impl Spoiled {
+    /// One that started decodes ask at once.
     pub fn source(target: &Session, wrong: u64) -> Box<dyn DraftSource> {
+        Spoiled::boxed(target, wrong, true)
+    }
+
+    /// One that started decodes ask in the background.
+    pub fn slow(target: &Session, wrong: u64) -> Box<dyn DraftSource> {
+        Spoiled::boxed(target, wrong, false)
+    }
+
+    fn boxed(target: &Session, wrong: u64, is_quick: bool) -> Box<dyn DraftSource> {
         Box::new(Spoiled {
+            is_quick,
             drafts: ModelDrafts::new(target, target.model()).unwrap(),
             wrong,
             random: Random::new(wrong, "spoiled"),
@@ -36,9 +48,8 @@ impl Spoiled {
 }
 
 impl DraftSource for Spoiled {
-    /// So that started decodes ask it, too.
     fn is_quick(&self) -> bool {
-        true
+        self.is_quick
     }
 
     fn look(&mut self, context: &DraftContext<'_>) -> Result<Option<usize>> {
@@ -56,7 +67,7 @@ impl DraftSource for Spoiled {
     }
 
     fn fork(&mut self, fork: &Session) -> Result<Box<dyn DraftSource>> {
-        Ok(Spoiled::source(fork, self.wrong))
+        Ok(Spoiled::boxed(fork, self.wrong, self.is_quick))
     }
 }
 
@@ -64,6 +75,10 @@ impl DraftSource for Spoiled {
 pub fn lives(model: &Arc<Model>, seed: u64, wrong: u64, has_grammar: bool) {
     random_life_of(model, seed, 60, has_grammar, &mut |session| {
         let source = Spoiled::source(session, wrong);
+        session.set_draft_source(source, &ALWAYS).unwrap();
+    });
+    random_life_of(model, 300 + seed, 60, has_grammar, &mut |session| {
+        let source = Spoiled::slow(session, wrong);
         session.set_draft_source(source, &ALWAYS).unwrap();
     });
     random_life_of(model, 100 + seed, 60, has_grammar, &mut |session| {
@@ -76,10 +91,10 @@ pub fn lives(model: &Arc<Model>, seed: u64, wrong: u64, has_grammar: bool) {
     });
 }
 
-/// Started decodes that are dropped on the way, by a session with drafts and one without.
-pub fn dropped(create: &dyn Fn() -> Session) {
+/// Started decodes that are dropped on the way, by a session with drafts of a source and one without.
+pub fn dropped(create: &dyn Fn() -> Session, source: fn(&Session, u64) -> Box<dyn DraftSource>) {
     let (mut plain, mut drafting) = (create(), create());
-    let source = Spoiled::source(&drafting, 15);
+    let source = source(&drafting, 15);
     drafting.set_draft_source(source, &ALWAYS).unwrap();
     let mut random = Random::new(5, "dropped");
     for session in [&mut plain, &mut drafting] {

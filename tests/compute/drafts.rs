@@ -169,7 +169,8 @@ fn interrupted_texts_are_the_same_with_every_source() {
 #[test]
 fn started_decodes_that_are_dropped_change_nothing() {
     let model = hamlet();
-    dropped(&|| session(&model));
+    dropped(&|| session(&model), Spoiled::source);
+    dropped(&|| session(&model), Spoiled::slow);
 }
 
 #[test]

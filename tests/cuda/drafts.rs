@@ -94,7 +94,7 @@ fn all_long_texts() {
 
 fn dropped_decodes() {
     let model = hamlet();
-    dropped(&|| session(&model));
+    dropped(&|| session(&model), Spoiled::source);
 }
 
 fn trained() {

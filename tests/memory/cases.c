@@ -680,6 +680,24 @@ static uint64_t result_started_n(void) {
     }
     return goes_on(session, sum);
 }
+/* The ids alone, for drafts that were not made again are no drafts. */
+static uint64_t result_started_ids(void) {
+    uint64_t sum = 0;
+    int i, ended = 0;
+    for (i = 0; i < 6; i++) {
+        ember_status status = ended || i >= 3 ? EMBER_OUT_OF_MEMORY : poll(&err);
+        ended = status == EMBER_OUT_OF_MEMORY;
+        OK(ended ? call_decode(&err) : status);
+        sum = digest(sum, &token_is.id, sizeof token_is.id);
+    }
+    return sum;
+}
+/* The next decode has drafts of a model, which are made in the background if it is started. */
+static void begun_then_drafts(void) {
+    prompted();
+    goes_on(session, 0);
+    OK(call_draft_model(&err));
+}
 /* A poll that fails has ended the decode, which is started anew then. */
 static ember_status call_poll(ember_error *e) {
     ember_status status = ember_decode_start(session, NULL);
@@ -729,7 +747,16 @@ static void begun_several_drafting(void) {
     prepare_several_drafting();
     goes_on(several[2], 0);
 }
-/* For drafts that are made at once: started batches ask only the context. */
+/* Drafts that a batch in the background makes. */
+static void begun_several_models(void) {
+    int i;
+    prepare_several();
+    for (i = 0; i < 4; i++) {
+        goes_on(several[i], 0);
+        if (i != 1) OK(drafts_of(several[i], EMBER_DRAFTS_MODEL, &err));
+    }
+}
+/* Drafts that are made before a batch is started. */
 static void prepare_several_ngrams(void) {
     int i;
     prepare_several();
@@ -1300,6 +1327,7 @@ const memory_case CASES[] = {
     {"ember_decode_start", "grammar", prompted_grammar, call_start, look_session, result_started, clean_session, 0, 0, 0},
     {"ember_decode_start_n", "three", prompted, call_start_n, look_session, result_started_n, clean_session, 0, 0, 0},
     {"ember_decode_start_n", "three by a grammar", prompted_grammar, call_start_n, look_session, result_started_n, clean_session, 0, 0, 0},
+    {"ember_decode_start_n", "three with drafts of a model", begun_then_drafts, call_start_n, look_session, result_started_ids, clean_session, 0, 0, 0},
     {"ember_decode_poll", "plain", started, call_poll, look_session, result_token, clean_session, 0, 0, 0},
     {"ember_decode_poll", "grammar", started_grammar, call_poll, look_session, result_token, clean_session, 0, 0, 0},
     {"ember_decode_poll", "all of sampling", started_sampling, call_poll, look_session, result_token, clean_session, 0, 0, 0},
@@ -1343,6 +1371,7 @@ const memory_case CASES[] = {
     {"ember_decode_batch_start", "first of a model", prepare_first_batch, call_batch_start, look_several, result_batch_started, clean_several_and_model, 0, 0, 0},
     {"ember_decode_batch_start", "grammar and sampling", prepare_several_mixed, call_batch_start, look_several, result_batch_started, clean_several, 0, 0, 0},
     {"ember_decode_batch_start", "with drafts", prepare_several_ngrams, call_batch_start, look_several, result_drafts_started, clean_several, 0, 0, 0},
+    {"ember_decode_batch_start", "with drafts of a model", begun_several_models, call_batch_start, look_several, result_drafts_started, clean_several, 0, 0, 0},
     {"ember_adapter_load", "a file", NULL, load_adapter, NULL, look_adapter, clean_adapter, 0, 0, 0},
     {"ember_adapter_load", "a folder of another model", NULL, load_adapter_folder, NULL, NULL, clean_adapter, EMBER_SHAPE_MISMATCH, 0, 0},
     {"ember_adapter_info", "an adapter's", prepare_adapter, call_adapter_info, NULL, look_adapter, clean_adapter, 0, 0, 1},

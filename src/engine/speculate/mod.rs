@@ -6,6 +6,7 @@
 mod depth;
 mod model;
 mod ngram;
+mod source;
 mod together;
 
 use super::grammar::Constraint;
@@ -21,6 +22,7 @@ use arrayvec::ArrayVec;
 use depth::{CLASSES, Depth};
 pub use model::ModelDrafts;
 pub use ngram::NgramDrafts;
+use source::{Asked, SharedSource, Source};
 use std::sync::Arc;
 use std::time::Instant;
 pub(super) use together::{BatchDepth, Seat};
@@ -123,13 +125,15 @@ pub struct SpeculationStats {
 
 /// A session's source of drafts, and what its drafts have been worth.
 pub(super) struct Speculation {
-    source: Box<dyn DraftSource>,
+    source: Source,
     depth: Depth,
     stats: SpeculationStats,
     options: DraftOptions,
     /// Drafts that a batch is to verify, and their class.
     guessed: ArrayVec<u32, MAX_DRAFTS>,
     guessed_class: usize,
+    /// Drafts that a batch in the background asks for.
+    deferred: usize,
     /// The drafts of the last step, until its outcomes were all polled.
     verified: ArrayVec<u32, MAX_DRAFTS>,
     /// Of them, those that were polled as chosen.
@@ -148,12 +152,13 @@ pub(super) struct Speculation {
 impl Speculation {
     fn new(source: Box<dyn DraftSource>, options: DraftOptions) -> Speculation {
         Speculation {
-            source,
+            source: Source::new(source),
             depth: Depth::new(),
             stats: SpeculationStats::default(),
             options,
             guessed: ArrayVec::new(),
             guessed_class: 0,
+            deferred: 0,
             verified: ArrayVec::new(),
             accepted: 0,
             class: 0,
@@ -177,13 +182,11 @@ impl Speculation {
         self.options.most
     }
 
-    /// Up to `most` drafts of what follows a context, and their class.
-    fn drafts(
-        &mut self,
-        context: &DraftContext<'_>,
-        most: usize,
-        drafts: &mut [u32; MAX_DRAFTS],
-    ) -> Result<(usize, usize)> {
+    /// How many drafts of what follows a context to ask for, up to `most`, and their class.
+    fn choose(&mut self, context: &DraftContext<'_>, most: usize) -> Result<(usize, usize)> {
+        if most == 0 {
+            return Ok((0, 0));
+        }
         let Some(class) = self.source.look(context)? else {
             return Ok((0, 0));
         };
@@ -201,22 +204,22 @@ impl Speculation {
             true => self.depth.fix(most),
             false => self.depth.choose(class, most),
         };
-        if depth == 0 {
-            return Ok((0, class));
-        }
-        Ok((self.ask(context, &mut drafts[..depth])?, class))
+        Ok((depth, class))
     }
 
     /// Asks the source, which has looked at the context, for drafts, and measures it.
     fn ask(&mut self, context: &DraftContext<'_>, drafts: &mut [u32]) -> Result<usize> {
-        let lacks = self.source.lacks(context);
-        let begun = Instant::now();
-        let count = self.source.draft(context, drafts)?.min(drafts.len());
-        match lacks > MOST_OF_STEP {
-            true => self.reading = begun.elapsed().as_secs_f32() / lacks as f32,
-            false => self.depth.drafting_took(count, begun.elapsed()),
+        let asked = self.source.ask(context, drafts)?;
+        self.was_asked(&asked);
+        Ok(asked.count)
+    }
+
+    /// The source was asked.
+    fn was_asked(&mut self, asked: &Asked) {
+        match asked.lacked > MOST_OF_STEP {
+            true => self.reading = asked.took.as_secs_f32() / asked.lacked as f32,
+            false => self.depth.drafting_took(asked.count, asked.took),
         }
-        Ok(count)
     }
 
     /// What it can bring to a batch whose call chooses behind a context that has room for so many drafts, and seconds of
@@ -494,9 +497,12 @@ impl Session {
     ) -> Result<usize> {
         self.drop_stale_position()?;
         let unevaluated = self.tokens.len() - self.residence.runner()?.len();
+        // A source that takes its time is asked in the background, too.
+        let lends = when == When::Background && !speculation.source.is_quick();
         if when == When::Background {
             // The masks of several choices are made within a call that waits for the device.
-            if self.constraint.is_some() || !speculation.source.is_quick() {
+            let able = !lends || self.model.weights().drafts_in_batches();
+            if self.constraint.is_some() || !able {
                 return self.choose(most, when);
             }
             // So is a choice by logits at hand.
@@ -508,15 +514,21 @@ impl Session {
             tokens: &self.tokens,
             sampling: &self.sampling,
         };
-        let mut drafts = [0; MAX_DRAFTS];
         // Behind the drafts there is a position for the token that is chosen after them.
-        let (mut count, class) = match self.context() - self.tokens.len() - 1 {
-            0 => (0, 0),
-            room => speculation.drafts(&context, room, &mut drafts)?,
-        };
-        count = self.possible(&drafts[..count])?;
+        let room = self.context() - self.tokens.len() - 1;
+        let (mut count, class) = speculation.choose(&context, room)?;
         // A step that first has other tokens to evaluate, or none, says nothing about what drafts cost.
         let typical = unevaluated == 1;
+        if lends && count > 0 {
+            (speculation.timed, speculation.guessed_class) = (None, class);
+            let ask = Ask::new(speculation, count, typical);
+            return self.start_alone(ask).map(|()| 1);
+        }
+        let mut drafts = [0; MAX_DRAFTS];
+        if count > 0 {
+            count = speculation.ask(&context, &mut drafts[..count])?;
+            count = self.possible(&drafts[..count])?;
+        }
         speculation.timed = typical.then(|| (count, Instant::now()));
         if count == 0 {
             return self.choose(most.min(STARTED_AT_ONCE), when);
@@ -530,6 +542,7 @@ impl Session {
     pub(super) fn forget_guesses(&mut self) {
         if let Some(speculation) = &mut self.speculation {
             speculation.guessed.clear();
+            (speculation.deferred, speculation.timed) = (0, None);
         }
     }
 
@@ -556,8 +569,8 @@ impl Session {
             };
             return Ok((seat, 0.0));
         }
-        // Nothing that is started waits for a source.
-        if started && !speculation.source.is_quick() {
+        // The drafts of a grammar are looked at before the batch is started, and nothing that is started waits for a source.
+        if started && !speculation.source.is_quick() && self.constraint.is_some() {
             return Ok((Seat::default(), 0.0));
         }
         let context = DraftContext {
@@ -576,15 +589,20 @@ impl Session {
         gain * answer as f32 > reading
     }
 
-    /// Guesses up to `count` tokens for a batch, which come to [`guesses`](Session::guesses): as many as can be verified.
+    /// Guesses up to `count` tokens for a batch, which come to [`guesses`](Session::guesses): as many as can be verified. Where
+    /// that takes time and the batch is `started`, it is left to the batch.
     ///
     /// Errors: `Interrupted`; those of the grammar.
-    pub(super) fn guess(&mut self, count: usize) -> Result<()> {
+    pub(super) fn guess(&mut self, count: usize, started: bool) -> Result<()> {
         let Some(speculation) = &mut self.speculation else {
             return Ok(());
         };
         speculation.depth.fix(count);
         if count == 0 {
+            return Ok(());
+        }
+        if started && !speculation.source.is_quick() {
+            speculation.deferred = count;
             return Ok(());
         }
         let context = DraftContext {
@@ -605,6 +623,22 @@ impl Session {
         self.speculation.as_ref().map_or(&[], |s| &s.guessed)
     }
 
+    /// What a batch in the background asks the source for.
+    pub(super) fn deferred(&self) -> Option<Ask> {
+        let speculation = self.speculation.as_ref()?;
+        let count = speculation.deferred;
+        (count > 0).then(|| Ask::new(speculation, count, false))
+    }
+
+    /// Work in the background has asked the source, and verified these drafts.
+    pub(super) fn was_asked(&mut self, ask: &Ask, drafts: &[u32]) {
+        if let (Some(speculation), Some(asked)) = (&mut self.speculation, &ask.asked) {
+            speculation.was_asked(asked);
+            speculation.guessed = drafts.iter().copied().collect();
+            speculation.timed = ask.begun.map(|begun| (drafts.len(), begun + asked.took));
+        }
+    }
+
     /// Puts what was guessed for a batch behind the context, for the time of its pass.
     pub(super) fn append_guesses(&mut self) {
         if let Some(speculation) = &self.speculation {
@@ -617,7 +651,6 @@ impl Session {
     pub(super) fn guesses_chosen(&mut self, token: u32) {
         if let Some(speculation) = &mut self.speculation {
             let guessed = std::mem::take(&mut speculation.guessed);
-            speculation.timed = None;
             if !guessed.is_empty() {
                 speculation.submitted(&guessed, speculation.guessed_class);
             }
@@ -666,6 +699,39 @@ impl Session {
             }
         }
         Ok(drafts.len())
+    }
+}
+
+/// What work in the background asks a source for.
+pub(super) struct Ask {
+    source: SharedSource,
+    pub most: usize,
+    /// When the work was started, if that says what a step takes.
+    begun: Option<Instant>,
+    asked: Option<Asked>,
+}
+
+impl Ask {
+    fn new(speculation: &Speculation, most: usize, typical: bool) -> Ask {
+        Ask {
+            source: speculation.source.shared(),
+            most,
+            begun: typical.then(Instant::now),
+            asked: None,
+        }
+    }
+
+    /// Puts drafts behind `tokens`, within their capacity, and returns how many.
+    ///
+    /// Errors: `Interrupted`.
+    pub fn ask(&mut self, tokens: &mut Vec<u32>, sampling: &Sampling) -> Result<usize> {
+        let mut drafts = [0; MAX_DRAFTS];
+        let most = self.most.min(tokens.capacity() - tokens.len());
+        let context = DraftContext { tokens, sampling };
+        let asked = self.source.ask(&context, &mut drafts[..most])?;
+        tokens.extend_from_slice(&drafts[..asked.count]);
+        self.asked = Some(asked);
+        Ok(asked.count)
     }
 }
 
