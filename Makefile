@@ -170,13 +170,15 @@ test-driver: $(KERNELS)
 	ln -sf libcuda.so.1 $(DRIVER)/libcuda.so; \
 	if STAND_IN_DEFECT=1 LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) states::forks >/dev/null 2>&1; then \
 	    echo "a planted defect of the driver was not seen"; exit 1; fi; \
-	for filter in states:: files:: drafts:: limits:: model::rewind model::queued model::out_of_memory model::memory model::batches; do \
+	for filter in states:: files:: drafts:: limits:: model::rewind model::queued model::out_of_memory model::memory model::batches \
+	        adapters::memory adapters::out_of_memory adapters::batches adapters::others adapters::drafts \
+	        adapters::kept parts::adapters_out_of_memory; do \
 	    LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) $$filter --skip states::across_devices --skip drafts::long_texts --skip drafts::trained; done
 
 # Kernels run on the CPU, under schedules that no GPU would choose.
 EMULATION_FLAGS := -O2 -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-sign-compare -Wno-pass-failed \
                    -fno-strict-aliasing -ffp-contract=off -U_FORTIFY_SOURCE -Itests/emulation -Ikernels
-EMULATIONS := $(addprefix $(C_OUT)/emulation/,product batch long experts drafts)
+EMULATIONS := $(addprefix $(C_OUT)/emulation/,product batch adapters long experts drafts)
 
 $(C_OUT)/emulation/%: tests/emulation/%.cpp $(wildcard tests/emulation/* kernels/*.cu*)
 	@mkdir -p $(@D)

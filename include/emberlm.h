@@ -2323,7 +2323,8 @@ typedef struct ember_adapter_details {
      */
     uint64_t file_bytes;
     /**
-     * Bytes of memory that its numbers take, in the type of its file; `ember_model_options.session_memory_limit` counts them.
+     * Bytes of memory that its numbers take, in the type of its file; `ember_model_options.session_memory_limit` counts them,
+     * on a GPU with some padding.
      */
     uint64_t bytes;
     /**
@@ -3580,17 +3581,17 @@ ember_status ember_embedder_free(struct ember_embedder *embedder);
  * Loads a LoRA adapter for a model. `path` names a folder as the PEFT library writes it
  * (`adapter_config.json` and `adapter_model.safetensors`; the path of one of the two works, too) or a GGUF file of
  * an adapter (`general.type` is `adapter`). Ranks and alphas by pattern and rsLoRA are supported; any matrix of attention,
- * recurrent layers, feed-forward parts without experts, and the head can have a part in it. The adapter is read into memory, in
- * F32, F16 or BF16 as its file has it (quantized ones become F32), and its file is not needed any longer. The new handle is
- * written to `out` and has to be freed with `ember_adapter_free`. Any thread may call it.
+ * recurrent layers, feed-forward parts without experts, and the head can have a part in it. The adapter is read into memory of
+ * the model's device, in F32, F16 or BF16 as its file has it (quantized ones become F32), and its file is not needed any
+ * longer. The new handle is written to `out` and has to be freed with `ember_adapter_free`. Any thread may call it.
  *
  * Errors: `EMBER_INVALID_UTF8` in `path`; `EMBER_FILE_NOT_FOUND`, `EMBER_NOT_A_FILE`, `EMBER_FILE_EMPTY`, `EMBER_IO`;
  * `EMBER_UNKNOWN_FORMAT` for what is no adapter; `EMBER_FILE_TRUNCATED`, `EMBER_FILE_CORRUPT`, `EMBER_MISSING_KEY`;
  * `EMBER_INVALID_MODEL` for an adapter of another architecture, a rank of 0 and numbers that are not finite;
  * `EMBER_MISSING_TENSOR` for half a pair and for tensors that the model does not have; `EMBER_SHAPE_MISMATCH`;
- * `EMBER_UNSUPPORTED` for other kinds than LoRA, DoRA, matrices that cannot have adapters, whole tensors in place of the
- * model's, and models on a GPU; `EMBER_OUT_OF_MEMORY`, also where `ember_model_options.session_memory_limit` has no
- * room for it. Messages name the tensor or the key.
+ * `EMBER_UNSUPPORTED` for other kinds than LoRA, DoRA, matrices that cannot have adapters, and whole tensors in place of the
+ * model's; `EMBER_OUT_OF_MEMORY`, also where `ember_model_options.session_memory_limit` has no room for it; on a GPU also
+ * `EMBER_DEVICE_LOST` and `EMBER_DEVICE_ERROR`. Messages name the tensor or the key.
  */
 ember_status ember_adapter_load(const struct ember_model *model,
                                 const char *path,
@@ -3628,7 +3629,8 @@ ember_status ember_adapter_free(struct ember_adapter *adapter);
  *
  * Errors: `EMBER_INVALID_HANDLE` and `EMBER_INVALID_ARGUMENT` name the adapter and set `index` of `err`: for those of another
  * model and for scales that are not finite; `EMBER_INVALID_ARGUMENT` for unknown flags and for more than 16 adapters;
- * `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. The session is as it was then.
+ * `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`; on a GPU also `EMBER_DEVICE_LOST` and `EMBER_DEVICE_ERROR`. The
+ * session is as it was then.
  */
 ember_status ember_session_set_adapters(struct ember_session *session,
                                         const struct ember_adapter_use *adapters,

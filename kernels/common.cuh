@@ -43,6 +43,10 @@ struct Session {
     uint64_t counts;       // address of a number per token: how often it is in the window; zeros between steps
     uint64_t lengths;      // the same of the length of a repetition that it would go on with
     uint64_t mask;         // address of a bit per token
+    uint64_t adapters;     // address of the pairs of its adapters (adapters.cuh), or NULL
+    uint64_t thin;         // address of [rows][thin_stride] floats between their thin matrices; zeros behind ranks
+    uint32_t adapter_uses; // pairs of a linear layer
+    uint32_t thin_stride;
     uint32_t position;     // positions in the cache
     uint32_t token;        // the token that the next step appends
     uint32_t sequence;     // steps finished; entry sequence % result_slots of the rings comes next
@@ -51,7 +55,7 @@ struct Session {
     uint32_t padding;
     Settings settings;
 };
-static_assert(sizeof(Session) == 208, "as in args.rs");
+static_assert(sizeof(Session) == 232, "as in args.rs");
 
 // Positions of a tile of the KV cache.
 constexpr uint32_t KV_TILE = 64;

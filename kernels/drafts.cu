@@ -35,6 +35,10 @@ extern "C" __global__ void __launch_bounds__(256) draft_rows(const __grid_consta
         row.position = position;
         row.token = token;
         row.sequence = s.sequence + threadIdx.x;
+        row.adapters = s.adapters;
+        row.thin = s.thin;
+        row.adapter_uses = s.adapter_uses;
+        row.thin_stride = s.thin_stride;
         ((uint32_t*)s.history)[position] = token;
     }
     constexpr uint32_t WORDS = sizeof(Settings) / 4;

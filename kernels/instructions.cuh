@@ -57,6 +57,18 @@ __device__ __forceinline__ uint4 load_once(const void* p) {
     return v;
 }
 
+// Asks for what is at an address to be brought into the L2 cache.
+__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+// A word that another block may write meanwhile, and how it does.
+__device__ __forceinline__ uint64_t load_shared_word(const uint64_t* p) {
+    uint64_t v;
+    asm volatile("ld.relaxed.gpu.global.u64 %0,[%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void store_shared_word(uint64_t* p, uint64_t v) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0],%1;" ::"l"(p), "l"(v) : "memory");
+}
+
 // The largest number of a warp.
 __device__ __forceinline__ uint32_t warp_largest(uint32_t v) {
 #if __CUDA_ARCH__ >= 800

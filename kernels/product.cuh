@@ -10,6 +10,7 @@
 // where two blocks of one shared a multiprocessor while another had none, it would take twice as long.
 #pragma once
 #include "activation.cuh"
+#include "adapters.cuh"
 #include "input.cuh"
 #include "matvec.cuh"
 #include "mma.cuh"
@@ -59,6 +60,13 @@ struct ProductArgs {
     Activation activation;
 };
 static_assert(sizeof(ProductArgs) == 352, "as in args.rs");
+
+// A product that adapters may add to.
+struct AdaptedProductArgs {
+    ProductArgs product;
+    Adapted adapted;
+};
+static_assert(sizeof(AdaptedProductArgs) == 544, "as in args.rs");
 
 #if __CUDA_ARCH__ >= 900
 
@@ -134,8 +142,142 @@ __device__ __forceinline__ void bring_rounded(const ProductArgs& a, const Input&
     if (fours > 0) bulk_copy(shared_address(input.scales()), a.q8_scale, fours * 16, bar);
 }
 
-template <uint32_t T, bool SPREAD> __device__ __forceinline__ void product_rows(const ProductArgs& a, const Part& part, float* scratch, uint32_t bar, uint8_t* shared) {
+// What adapters add to a product of one row, in the block that has its input in shared memory. The parts of A x are shared by
+// the warps of all blocks, which hand them over in global memory.
+struct Adapting {
+    static constexpr uint32_t KEPT = 16;
+    static constexpr uint32_t PATIENCE = 64;
+
+    const Adapted& d;
+    const AdapterPair* pairs;  // in shared memory if they are few
+    float* thin;
+    uint32_t groups;
+
+    // A part of a row of A x.
+    struct Piece {
+        const uint8_t* a;
+        uint32_t type, part;
+        uint64_t* word;
+    };
+    __device__ __forceinline__ bool find(const AdapterPair* all, uint32_t number, Piece& piece) const {
+        uint32_t which, k;
+        if (!find_task(all, d.n_linears * d.uses, number / NARROW_PARTS, which, k)) return false;
+        piece = piece_of(all[which], k, number % NARROW_PARTS);
+        return true;
+    }
+    __device__ __forceinline__ Piece piece_of(const AdapterPair& pair, uint32_t k, uint32_t part) const {
+        return {number_at(pair.a, (uint64_t)k * groups * 32, pair.a_type), pair.a_type, part, d.words + (pair.at + k) * NARROW_PARTS + part};
+    }
+    __device__ __forceinline__ uint32_t first_piece() const { return blockIdx.x + gridDim.x * (threadIdx.x >> 5); }
+
+    // Before the input is there: keeps the pairs, and asks for what the block will need of A and B.
+    template <class Share> __device__ __forceinline__ void prepare(AdapterPair* kept, const Part& p, const Share& share, uint32_t gate) const {
+        const uint32_t n_pairs = d.n_linears * d.uses, lane = threadIdx.x & 31;
+        if (pairs != d.pairs)
+            for (uint32_t i = threadIdx.x; i < n_pairs * (uint32_t)(sizeof(AdapterPair) / 4); i += WARPS * 32)
+                ((uint32_t*)kept)[i] = ((const uint32_t*)d.pairs)[i];
+        for (uint32_t i = threadIdx.x; i < d.n_linears * d.ranks; i += WARPS * 32) thin[i] = 0.0f;
+        Piece piece;
+        if (find(d.pairs, first_piece(), piece))
+            for (uint32_t chunk = piece.part * 32 + lane; chunk < groups * 4; chunk += NARROW_THREADS)
+                prefetch_l2(number_at(piece.a, chunk * 8, piece.type));
+        for (uint32_t i = threadIdx.x; i < share.rows << gate; i += WARPS * 32) {
+            const uint32_t half = i >= share.rows ? 1 : 0;
+            uint32_t linear;
+            const uint32_t row = adapted_row(d.pieces, p.out_offset + half * p.rows + share.place(i - half * share.rows), linear);
+            for (uint32_t u = 0; u < d.uses; u++) {
+                const AdapterPair& pair = d.pairs[linear * d.uses + u];
+                if (pair.rank > 0) prefetch_l2(number_at(pair.b, (uint64_t)row * pair.ranks(), pair.b_type));
+            }
+        }
+    }
+    // A warp's sum.
+    __device__ __forceinline__ float sum(const Piece& piece, const Input& input) const {
+        float sum = 0.0f;
+#pragma unroll 4
+        for (uint32_t chunk = piece.part * 32 + (threadIdx.x & 31); chunk < groups * 4; chunk += NARROW_THREADS) {
+            float w[8], x[8];
+            eight_numbers(piece.a, chunk * 8, piece.type, w);
+            eight_bytes(*(const uint2*)(input.at + chunk * 8), x);
+            sum = add_eight(w, x, input.scales()[chunk / 4], sum);
+        }
+        return warp_sum(sum);
+    }
+    __device__ __forceinline__ static uint64_t word_of(float v) { return 1ull << 32 | __float_as_uint(v); }
+
+    // A warp's pieces, when the input is there.
+    __device__ __forceinline__ void narrow(const Input& input) const {
+        Piece piece;
+        for (uint32_t number = first_piece(); find(pairs, number, piece); number += gridDim.x * WARPS) {
+            const float v = sum(piece, input);
+            if ((threadIdx.x & 31) == 0) store_shared_word(piece.word, word_of(v));
+        }
+    }
+    // Brings a warp's part of A x to shared memory. Blocks whose pieces do not come need not have begun, and may wait for this one
+    // to end: so what is missing for long the warp works out itself.
+    __device__ __forceinline__ void await(const Input& input) const {
+        const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = d.n_linears * d.ranks;
+        for (uint32_t base = warp * 2; base < n; base += WARPS * 2) {
+            const uint32_t at = base + lane / NARROW_PARTS, part = lane % NARROW_PARTS;
+            const AdapterPair* mine = NULL;
+            if (at < n) {
+                const AdapterPair* pair = pairs + at / d.ranks * d.uses;
+                for (uint32_t u = 0; u < d.uses; u++, pair++)
+                    if (at >= pair->at && at < pair->at + pair->rank) mine = pair;
+            }
+            uint64_t v = word_of(0.0f);
+            Piece piece = {};
+            if (mine) {
+                piece = piece_of(*mine, at - mine->at, part);
+                v = load_shared_word(piece.word);
+            }
+            for (uint32_t turn = 0;; turn++) {
+                const uint32_t missing = __ballot_sync(~0u, v >> 32 == 0);
+                if (!missing) break;
+                if (turn < PATIENCE) {
+                    if (v >> 32 == 0) v = load_shared_word(piece.word);
+                    continue;
+                }
+                const int whose = __ffs(missing) - 1;
+                Piece other = {};
+                other.a = (const uint8_t*)__shfl_sync(~0u, (unsigned long long)piece.a, whose);
+                other.type = __shfl_sync(~0u, piece.type, whose);
+                other.part = __shfl_sync(~0u, piece.part, whose);
+                const float made = sum(other, input);
+                if (lane == whose) v = word_of(made);
+            }
+            const float whole = sum_of_parts(__uint_as_float((uint32_t)v));
+            if (mine && part == 0) thin[at] = whole;
+        }
+    }
+    // Adds to the sum of row `place` of the product's output, when all of A x is there.
+    __device__ __forceinline__ float add(uint32_t place, float v) const {
+        uint32_t linear;
+        const uint32_t row = adapted_row(d.pieces, place, linear);
+        auto load = [&](uint32_t at, float (&t)[8]) {
+            const float4 lo = *(const float4*)(thin + at), hi = *(const float4*)(thin + at + 4);
+            t[0] = lo.x; t[1] = lo.y; t[2] = lo.z; t[3] = lo.w;
+            t[4] = hi.x; t[5] = hi.y; t[6] = hi.z; t[7] = hi.w;
+        };
+        return add_adapters(pairs + linear * d.uses, d.uses, row, load, v);
+    }
+};
+
+// What a block has in shared memory of fixed size.
+template <bool ADAPTED> struct ProductStatic {
+    float scratch[32];
+    uint64_t bar;
+};
+template <> struct ProductStatic<true> {
+    float scratch[32];
+    uint64_t bar;
+    AdapterPair pairs[Adapting::KEPT];
+};
+
+template <uint32_t T, bool SPREAD, bool ADAPTED> __device__ __forceinline__ void product_rows(const ProductArgs& a, const Adapted* adapted, const Part& part, ProductStatic<ADAPTED>& m, uint8_t* shared) {
     constexpr uint32_t CR = stage_rows<T>(), STAGES = stages<T>(), STAGE = CR * record_bytes(T, 32);
+    float* scratch = m.scratch;
+    const uint32_t bar = shared_address(&m.bar);
     const Part p = part;
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, gate = a.finish == GATE ? 1 : 0;
     const WarpShare<CR, SPREAD> share(p, gate);
@@ -176,6 +318,13 @@ template <uint32_t T, bool SPREAD> __device__ __forceinline__ void product_rows(
 #pragma unroll 1
         for (uint32_t i = 0; i < stages; i++) bring_in();
     };
+    auto adapting = [&] {
+        if constexpr (ADAPTED) {
+            const Adapted& d = *adapted;
+            return Adapting{d, d.n_linears * d.uses <= Adapting::KEPT ? m.pairs : d.pairs, (float*)(shared + d.thin_at), a.groups};
+        }
+    };
+    if constexpr (ADAPTED) adapting().prepare(m.pairs, p, share, gate);
     // What is asked for first comes first, and the next block of a product begins when the one before has ended: so the input
     // goes before the weights. Only attention leaves time for some.
     constexpr uint32_t EARLY = 1;
@@ -204,6 +353,7 @@ template <uint32_t T, bool SPREAD> __device__ __forceinline__ void product_rows(
     __syncthreads();
 
     release_dependents();
+    if constexpr (ADAPTED) adapting().narrow(input);
     uint32_t left = share.count, run = share.run, row = share.row, loaded = ~0u, n_groups = 0;
     LaneInput x;
     const uint32_t u = butterfly_row<CR>(lane);
@@ -244,6 +394,7 @@ template <uint32_t T, bool SPREAD> __device__ __forceinline__ void product_rows(
             if (to) to += share.STEP;
         }
     }
+    if constexpr (ADAPTED) adapting().await(input);
     __syncthreads();
     auto sum = [&](uint32_t half, uint32_t i) {
         float v = sums[half * rows + i];
@@ -251,46 +402,59 @@ template <uint32_t T, bool SPREAD> __device__ __forceinline__ void product_rows(
         for (uint32_t t = 1; t < p.n_slices; t++) v = __fadd_rn(v, sums[((t << gate) + half) * rows + i]);
         return p.bias ? __fadd_rn(v, p.bias[half * p.rows + share.place(i)]) : v;
     };
+    auto with_adapters = [&](uint32_t half, uint32_t i, float v) {
+        if constexpr (ADAPTED) return adapting().add(p.out_offset + half * p.rows + share.place(i), v);
+        return v;
+    };
     for (uint32_t i = threadIdx.x; i < rows; i += WARPS * 32) {
         float v = sum(0, i);
-        if (a.finish == GATE) v = gated(a.activation, v, sum(1, i));
-        else if (a.finish != PLAIN) v = activated(a.activation, v);
         const uint32_t row = share.place(i);
-        if (a.residual) {
-            const float r = i < WARPS * 32 ? residual : __ldcg(residuals + row);
-            v = a.finish == WEIGH ? __fmul_rn(v, r) : __fadd_rn(v, r);
+        const float r = !a.residual ? 0.0f : i < WARPS * 32 ? residual : __ldcg(residuals + row);
+        if (a.finish == PLAIN) {
+            if (a.residual) v = __fadd_rn(v, r);
+            v = with_adapters(0, i, v);
+        } else {
+            v = with_adapters(0, i, v);
+            v = a.finish == GATE ? gated(a.activation, v, with_adapters(1, i, sum(1, i))) : activated(a.activation, v);
+            if (a.finish == WEIGH) v = __fmul_rn(v, r);
         }
         a.out[p.out_offset + row] = v;
     }
 }
 
 // Grid: the blocks of the parts; 512 threads, as many as a norm of its own has.
-template <uint32_t TYPES, bool SPREAD = false> __device__ __forceinline__ void product_body(const ProductArgs& a) {
+template <uint32_t TYPES, bool SPREAD = false, bool ADAPTED = false> __device__ __forceinline__ void product_body(const ProductArgs& a, const Adapted* adapted = NULL) {
     DYNAMIC_SHARED(shared);
-    struct Static { float scratch[32]; uint64_t bar; };
-    STATIC_SHARED(Static, m);
+    STATIC_SHARED(ProductStatic<ADAPTED>, m);
     if (threadIdx.x == 0) {
         barrier_init(shared_address(&m.bar), 1);
         fence_shared();
     }
     const Part& p = part_of(a.parts, a.n_parts);
     for_type(p.type, [&]<uint32_t T>() {
-        if constexpr (!is_float(T) && (TYPES >> T & 1)) product_rows<T, SPREAD>(a, p, m.scratch, shared_address(&m.bar), shared);
+        if constexpr (!is_float(T) && (TYPES >> T & 1)) product_rows<T, SPREAD, ADAPTED>(a, adapted, p, m, shared);
     });
 }
 
 #endif
 
-// Kernel names: product_<types>, and product_spread_<types> for parts that are spread.
+// Kernel names: product_<types>, product_spread_<types> for parts that are spread, and the same with adapted_ before the types.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define PRODUCT_ONE(name, ...)                                                                            \
+#define PRODUCT_ONE(name, types, spread)                                                                   \
     extern "C" __global__ void __launch_bounds__(WARPS * 32) name(const __grid_constant__ ProductArgs a) { \
-        product_body<__VA_ARGS__>(a);                                                                     \
+        product_body<types, spread, false>(a, NULL);                                                       \
     }
-#define PRODUCT(name, types)                   \
-    PRODUCT_ONE(product_##name, (types), false) \
-    PRODUCT_ONE(product_spread_##name, (types), true)
+#define PRODUCT_ADAPTED(name, types, spread)                                                                      \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32) name(const __grid_constant__ AdaptedProductArgs a) { \
+        product_body<types, spread, true>(a.product, &a.adapted);                                                 \
+    }
+#define PRODUCT(name, types)                                 \
+    PRODUCT_ONE(product_##name, (types), false)              \
+    PRODUCT_ONE(product_spread_##name, (types), true)        \
+    PRODUCT_ADAPTED(product_adapted_##name, (types), false)  \
+    PRODUCT_ADAPTED(product_spread_adapted_##name, (types), true)
 #else
 #define PRODUCT_ONE(name, ...)
+#define PRODUCT_ADAPTED(name, ...)
 #define PRODUCT(name, types)
 #endif

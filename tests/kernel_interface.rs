@@ -6,15 +6,23 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The Rust side of the structures.
-const STRUCTURES: [&str; 4] = [
+const STRUCTURES: [&str; 5] = [
     "src/backend/cuda/args.rs",
+    "src/backend/cuda/args/adapters.rs",
     "src/backend/cuda/args/experts.rs",
     "src/backend/cuda/args/latent.rs",
     "src/backend/cuda/args/recurrent.rs",
 ];
 
 /// Constants of both sides: file and name on the host, file and name on the device.
-const CONSTANTS: [[&str; 4]; 22] = [
+const CONSTANTS: [[&str; 4]; 24] = [
+    ["adapters.rs", "PARTS", "adapters.cuh", "NARROW_PARTS"],
+    [
+        "args/adapters.rs",
+        "MAX_LINEARS",
+        "adapters.cuh",
+        "MAX_LINEARS",
+    ],
     ["attention.rs", "KV_TILE", "common.cuh", "KV_TILE"],
     ["attention.rs", "MAX_PARTS", "attend.cuh", "MAX_PARTS"],
     ["attention.rs", "MAX_HEAD_DIM", "rope.cu", "LONGEST"],
@@ -92,7 +100,7 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// The text without `//` comments and without attributes.
+/// The text without `//` comments, without attributes and without methods of one line.
 fn code(text: &str) -> String {
     let line = |line: &str| {
         line.split("//")
@@ -102,8 +110,9 @@ fn code(text: &str) -> String {
             .to_owned()
     };
     let lines = text.lines().map(line);
+    let is_method = |l: &String| l.starts_with("__device__") && l.ends_with('}');
     lines
-        .filter(|l| !l.starts_with("#["))
+        .filter(|l| !l.starts_with("#[") && !is_method(l))
         .collect::<Vec<_>>()
         .join("\n")
 }
@@ -129,6 +138,7 @@ type Field = (String, Kind, usize);
 fn count(text: &str) -> usize {
     text.trim().parse().unwrap_or_else(|_| match text.trim() {
         "MAX_SEGMENTS" => constant(&root().join("src/backend/cuda/args.rs"), "MAX_SEGMENTS"),
+        "MAX_LINEARS" => constant(&root().join("kernels/adapters.cuh"), "MAX_LINEARS"),
         "MAX_LOGPROBS" => constant(&root().join("kernels/sample.cuh"), "MAX_LOGPROBS"),
         other => panic!("an array of {other}"),
     })
@@ -234,7 +244,7 @@ fn plain_fields(body: &str) -> Option<Vec<Field>> {
 }
 
 fn count_of(text: &str) -> Option<usize> {
-    let known = ["MAX_SEGMENTS", "MAX_LOGPROBS"].contains(&text);
+    let known = ["MAX_SEGMENTS", "MAX_LOGPROBS", "MAX_LINEARS"].contains(&text);
     (known || text.parse::<usize>().is_ok()).then(|| count(text))
 }
 
@@ -342,4 +352,7 @@ fn differences_are_seen() {
     let norms = ("n".to_owned(), Kind::Structure("NormArgs".to_owned()), 2);
     assert_eq!(fields("NormArgs n[2];"), [norms]);
     assert_eq!(fields("uint64_t a, b;"), [wide("a"), wide("b")]);
+    let method = "__device__ uint32_t twice() const { return 2 * b; }";
+    let with_method = format!("const float* a; uint32_t b;\n{method}");
+    assert_eq!(fields(&with_method), both);
 }

@@ -25,8 +25,7 @@ pub use state::{Mark, StateInfo, StateSink, StateSource};
 
 use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
 use crate::error::{Result, fail};
-use crate::memory::Account;
-use crate::model::{AdapterSet, KvShape};
+use crate::model::{Adapter, AdapterSet, KvShape};
 use crate::threads::Thread;
 use crate::threads::event::Event;
 use marks::MarkPlan;
@@ -68,7 +67,7 @@ impl RunnerOptions {
 }
 
 /// What devices say that have no adapters.
-const NO_ADAPTERS: &str = "adapters are not supported on this device; they are on a CPU";
+const NO_ADAPTERS: &str = "adapters are not supported on this device";
 
 /// A network's weights on a device. Shared by all its runners.
 pub trait Weights: Send + Sync {
@@ -116,10 +115,17 @@ pub trait Weights: Send + Sync {
             .saturating_mul(options.context as u64)
     }
 
-    /// What the memory of adapters is charged to: the account of sessions. `Unsupported` where the device cannot add
-    /// adapters to products.
-    fn adapter_account(&self) -> Result<&Arc<Account>> {
+    /// `Unsupported` where the device cannot add adapters to products.
+    fn check_adapters(&self) -> Result<()> {
         fail!(Unsupported, "{NO_ADAPTERS}")
+    }
+
+    /// Readies an adapter for the runners of these weights; its memory is charged to that of sessions, as long as anybody has it.
+    ///
+    /// Errors: those of [`Weights::check_adapters`]; `OutOfMemory`; those of the device. The adapter is of no use then.
+    fn take_adapter(&self, adapter: &mut Adapter) -> Result<()> {
+        let _ = adapter;
+        self.check_adapters()
     }
 
     /// The most drafts of a row, up to [`MAX_DRAFTS`]; 0 where the device or the network cannot verify any.
@@ -248,6 +254,15 @@ pub trait Runner: Send {
     /// What is said about single tokens, from the next choice on. Errors: `OutOfMemory`, with the
     /// rules as before.
     fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()>;
+
+    /// Readies the memory that [`Runner::set_adapters`] with the same adapters needs, so that it allocates nothing; none gives
+    /// that back.
+    ///
+    /// Errors: `OutOfMemory`; those of the device.
+    fn reserve_adapters(&mut self, adapters: Option<&Arc<AdapterSet>>) -> Result<()> {
+        let _ = adapters;
+        Ok(())
+    }
 
     /// What is added to products, from the next work on; none adds nothing. What was evaluated stays.
     ///

@@ -25,7 +25,7 @@ impl Adapter {
     /// Errors: those of [`model::Adaptable::read`]; `Unsupported` for devices that cannot have adapters;
     /// `OutOfMemory` also where the memory of sessions has a limit, which adapters count to.
     pub fn load(model: Arc<Model>, path: &Path) -> Result<Adapter> {
-        model.weights().adapter_account()?;
+        model.weights().check_adapters()?;
         let Some(adaptable) = model.adaptable() else {
             fail!(
                 Unsupported,
@@ -36,8 +36,7 @@ impl Adapter {
         let room = room_for(&ModelSource::Path(path))?;
         let _in_room = room.enter();
         let mut data = adaptable.read(path)?;
-        let account = model.weights().adapter_account()?;
-        data.charge = Some(account.charge(data.bytes as usize, "an adapter")?);
+        model.weights().take_adapter(&mut data)?;
         log!(
             Info,
             "loaded adapter {}: rank {}, {} tensors",

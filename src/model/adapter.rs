@@ -7,6 +7,7 @@ use crate::format::{ModelFile, Tensor, TensorId};
 use crate::memory::Charge;
 use crate::quant::TensorType;
 use half::{bf16, f16};
+use std::any::Any;
 use std::collections::HashMap;
 use std::hash::Hasher;
 use std::path::Path;
@@ -57,8 +58,10 @@ pub struct Adapter {
     pub file_bytes: u64,
     /// Bytes of the pairs in memory.
     pub bytes: u64,
-    /// What they are charged to, as long as anybody has them.
-    pub charge: Option<Charge>,
+    /// What those in host memory are charged to, as long as anybody has them.
+    pub charges: Vec<Charge>,
+    /// What devices have of it. The pairs that are there have no numbers here.
+    pub device: Vec<Box<dyn Any + Send + Sync>>,
     /// Of what it adds to which tensors, whatever the form of its file.
     pub fingerprint: u64,
 }
@@ -100,6 +103,12 @@ fn linears(block: &Block) -> Vec<&Linear> {
         all.extend(mlp.linears());
     }
     all
+}
+
+/// The linear layers of a network that adapters can be added to.
+pub fn adaptable_linears(network: &Network) -> impl Iterator<Item = &Linear> {
+    let head = network.ends().then_some(&network.head);
+    network.blocks.iter().flat_map(linears).chain(head)
 }
 
 impl Adaptable {
@@ -167,7 +176,8 @@ impl Adaptable {
             n_parameters: 0,
             file_bytes: file.file_bytes,
             bytes: 0,
-            charge: None,
+            charges: Vec::new(),
+            device: Vec::new(),
             fingerprint: fingerprint(&file.pairs),
         };
         for pair in &file.pairs {
@@ -256,7 +266,7 @@ impl LowRank {
     }
 
     /// Bytes in memory.
-    fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.a.len()
             + match &self.b {
                 Floats::F32(b) => size_of_val(&b[..]),

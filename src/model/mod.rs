@@ -57,7 +57,7 @@ mod stablelm;
 mod starcoder2;
 mod unused;
 
-pub use adapter::{Adaptable, Adapter, AdapterSet, AdapterUse, Floats, LowRank};
+pub use adapter::{Adaptable, Adapter, AdapterSet, AdapterUse, Floats, LowRank, adaptable_linears};
 pub use network::{
     Activation, Attention, Block, Conv, DeltaNet, DeltaSteps, DenseAndExperts, ExpertGroups,
     Experts, FeedForward, FixedShape, KvShape, LatentAttention, LayerInput, LayerStreams, Linear,

@@ -1,6 +1,7 @@
 //! What several integration tests share. Each uses a part of it.
 #![allow(dead_code)]
 
+pub mod adapters;
 pub mod convert;
 pub mod drafts;
 pub mod edit;

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod adapters;
 mod drafts;
 mod experts;
 mod families;
@@ -54,6 +55,7 @@ fn main() {
     parts::tests(&mut tests);
     families::tests(&mut tests);
     drafts::tests(&mut tests);
+    adapters::tests(&mut tests);
     faults::tests(&mut tests);
     files::tests(&mut tests);
     let trials = tests

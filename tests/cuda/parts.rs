@@ -3,12 +3,14 @@
 //! A GPU and the CPU round inputs of products in other ways, so logits of a network in parts lie between those of either
 //! device as a whole: within 3 % of the largest logit for the tiny families, within 0.3 for hamlet, which is quantized.
 
+use crate::common::adapters::random_adapter;
 use crate::common::states::*;
 use crate::common::{TempDir, repository_file};
 use crate::gpu::*;
 use emberlm::backend::{DeviceKind, LoadOptions};
 use emberlm::engine::state::{Kind, RestoreOptions};
-use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::engine::{Adapter, Model, Session, SessionOptions, WantedAdapter, device};
+use emberlm::quant::TensorType;
 use emberlm::{Result, Status};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -55,6 +57,9 @@ pub fn tests(tests: &mut Tests) {
     }
     tests.push(("parts::states".into(), Box::new(states)));
     tests.push(("parts::two_gpus".into(), Box::new(two_gpus)));
+    tests.push(("parts::adapters".into(), Box::new(adapters)));
+    let test = "parts::adapters_out_of_memory";
+    tests.push((test.into(), Box::new(adapters_out_of_memory)));
     tests.push(("parts::memory_limit".into(), Box::new(memory_limit)));
     tests.push(("parts::out_of_memory".into(), Box::new(out_of_memory)));
 }
@@ -110,8 +115,11 @@ fn apart(a: &[u32], b: &[u32]) -> (f32, f32) {
 
 /// Logits behind a prompt, behind further tokens of it one by one, and behind a rewind and a fork.
 fn logits(model: &Arc<Model>) -> Vec<Vec<u32>> {
-    let n_vocab = model.details().n_vocab as u32;
-    let mut session = session(model);
+    logits_of(session(model))
+}
+
+fn logits_of(mut session: Session) -> Vec<Vec<u32>> {
+    let n_vocab = session.model().details().n_vocab as u32;
     let n = (session.context() * 2 / 3).min(700) as u32;
     let text: Vec<u32> = (0..n).map(|i| i * 37 % n_vocab.min(500)).collect();
     let (first, rest) = text.split_at(text.len() - 5);
@@ -263,6 +271,115 @@ fn two_gpus() {
             let model = load(&path, &[(at, first)], second);
             assert!(said(&model) == whole, "{} at {at}", path.display());
         }
+    }
+}
+
+fn scaled(adapter: &Adapter, scale: f32) -> WantedAdapter<'_> {
+    WantedAdapter { adapter, scale }
+}
+
+/// Each part adds what adapters have for it: as the CPU does as a whole, and of two GPUs with the bits of one.
+fn adapters() {
+    let path = hamlet_path();
+    let with_adapters = |cuts: &[(usize, usize)], device| {
+        let model = load(&path, cuts, device);
+        let before = model.weights().taken().sessions;
+        let [first, second] = [(1, 16, TensorType::F16), (2, 5, TensorType::F32)]
+            .map(|which| random_adapter(&model, &path, which, 0.05));
+        let wanted = [scaled(&first, 1.0), scaled(&second, -0.5)];
+        let make = |wanted| {
+            let mut session = session(&model);
+            session.set_adapters(wanted, false).unwrap();
+            session
+        };
+        // Sessions with different ones do not see each other.
+        let sessions = || [&wanted[..], &[], &wanted[1..]].map(make);
+        let prompt: Vec<u32> = (0..70).map(|i| i * 37 % 500).collect();
+        let [mut alone, mut together] = [sessions(), sessions()];
+        for session in alone.iter_mut().chain(&mut together) {
+            session.prefill(&prompt).unwrap();
+        }
+        for _ in 0..5 {
+            let one_by_one = alone.each_mut().map(|session| session.decode().unwrap());
+            let mut all: Vec<&mut Session> = together.iter_mut().collect();
+            let chosen = Session::decode_batch(&mut all).unwrap();
+            let chosen: Vec<u32> = chosen.into_iter().map(|token| token.unwrap()).collect();
+            assert_eq!(chosen, one_by_one, "{cuts:?}");
+        }
+        let bits_of = |session: &mut Session| bits(session);
+        let [a, b] = [&mut alone, &mut together].map(|all| all.each_mut().map(bits_of));
+        assert!(a == b, "{cuts:?}");
+        drop((alone, together));
+        let all = logits_of(make(&wanted[..]));
+        drop((first, second));
+        assert_eq!(model.weights().taken().sessions, before, "{cuts:?}");
+        all
+    };
+    let without = logits(&load(&path, &[], cpu()));
+    let whole = with_adapters(&[], cpu());
+    // Of the largest logit.
+    let relative = |a: &[u32], b: &[u32]| {
+        let (difference, size) = apart(a, b);
+        difference / size
+    };
+    let moved = relative(&without[0], &whole[0]);
+    let mut largest = 0f32;
+    for (cuts, device) in ways(&path) {
+        let parts = with_adapters(&cuts, device);
+        for (parts, whole) in parts.iter().zip(&whole) {
+            largest = largest.max(relative(parts, whole));
+        }
+    }
+    println!("largest difference {largest}, and {moved} without adapters");
+    assert!(largest < 4e-2 * moved.max(1.0) && largest < moved / 4.0);
+    let (first, second) = (gpu(), nth(DeviceKind::Cuda, 1));
+    let whole = with_adapters(&[], first);
+    for at in [1, 3] {
+        assert!(with_adapters(&[(at, first)], second) == whole, "at {at}");
+    }
+}
+
+/// Each allocation for an adapter fails in turn: no part keeps anything of it. Nothing is evaluated.
+fn adapters_out_of_memory() {
+    let path = hamlet_path();
+    let context = context();
+    for (first, on_gpu) in [(gpu(), 2), (cpu(), 1)] {
+        let model = load(&path, &[(3, first)], gpu());
+        let taken = || model.weights().taken().sessions;
+        let each = |what: &str, least, run: &mut dyn FnMut() -> Result<()>| {
+            let before = taken();
+            let mut n = 0;
+            loop {
+                context.fail_allocation(n);
+                let done = run();
+                context.fail_allocation(-1);
+                match done {
+                    Ok(()) => break,
+                    Err(e) => assert_eq!(e.status, Status::OutOfMemory, "{what}: {e}"),
+                }
+                assert_eq!(taken(), before, "{what}: allocation {n}");
+                n += 1;
+            }
+            assert!(n >= least, "{what}: {n} allocations");
+        };
+        let file = repository_file("tests/data/adapters/hamlet.gguf");
+        let mut load = || Adapter::load(model.clone(), &file).map(drop);
+        each("load", on_gpu, &mut load);
+        let [small, large] = [(1, 4, TensorType::F32), (2, 40, TensorType::F16)]
+            .map(|which| random_adapter(&model, &path, which, 0.02));
+        let mut session = session(&model);
+        let own = taken();
+        let mut set = |adapter| session.set_adapters(&[scaled(adapter, 1.0)], false);
+        each("set", 2 * on_gpu, &mut || set(&small));
+        each("set another", 2 * on_gpu, &mut || set(&large));
+        let most = taken();
+        // There is room for the smaller one.
+        each("set the first again", 0, &mut || set(&small));
+        assert_eq!(taken(), most);
+        session.set_adapters(&[], false).unwrap();
+        assert_eq!(taken(), own);
+        drop((session, small, large));
+        assert_eq!(taken(), 0);
     }
 }
 

@@ -1,6 +1,7 @@
 /* A driver that stands in for libcuda where there is no GPU, so that the host's side of the CUDA backend runs: memory that is
  * mapped and shared page by page, copies, graphs, streams. It computes no network. Attention writes keys and values that are a
- * hash of the token and of what the cache holds before it, and the logits are a hash of all that a position sees. So a page that is
+ * hash of the token, of the session's adapters and of what the cache holds before it, and the logits are a hash of all that a
+ * position sees. So a page that is
  * shared when it should not be, a row that a saved state lacks or a position that is wrong changes the tokens; an address
  * outside of what is allocated and mapped ends the process. All work is done at once, in the call that enqueues it. */
 #define _GNU_SOURCE
@@ -38,7 +39,8 @@ typedef struct {
     u32 row_bytes, n_kv_heads, head_dim, q8, ring, window;
 } Layout;
 typedef struct {
-    u64 kv, kv_ring, fixed, results, logprobs, draw_offset, history, adjusted, counts, lengths, mask;
+    u64 kv, kv_ring, fixed, results, logprobs, draw_offset, history, adjusted, counts, lengths, mask, adapters, thin;
+    u32 adapter_uses, thin_stride;
     u32 position, token, sequence, slots, context, padding;
     u64 seed, bias, single, breakers;
     float temperature;
@@ -53,12 +55,19 @@ typedef struct { u64 session, rows, results, asked; } Drafts;
 typedef struct { u64 sessions, logits, group_value, group_id; u32 n_vocab, advance, choose, adjust; } Sample;
 typedef struct { u64 a[10], state_offset, matrix_offset; u32 in_stride, channels, width, numbers[15], count, tiled, gated, padding; } Recurrent;
 typedef struct { u64 a[5], state_offset; u32 in_stride, channels, width, prefill, count, padding; } ShortConv;
+typedef struct { u64 a, b; u32 rank, at, a_type, b_type; float scale; u32 padding; } Pair;
+typedef struct { u32 end, linear, first, run, step; } Piece;
+typedef struct { u64 sessions, a[6]; u32 out_stride, groups, first_row, rows, outputs, first_linear, n_linears, padding; Piece pieces[8]; } Adapt;
+typedef struct { u64 pairs, words; u32 uses, ranks, n_linears, thin_at; Piece pieces[8]; } Adapted;
+typedef struct { u64 a[40]; u32 n_parts, groups, numbers[6]; Adapted adapted; } AdaptedProduct;
 /* The numbers that src/backend/cuda/args.rs asserts, so that a field that comes there is missed here at compile time. */
-_Static_assert(sizeof(Session) == 208 && sizeof(Layout) == 40 && sizeof(Embed) == 64, "see args.rs");
+_Static_assert(sizeof(Session) == 232 && sizeof(Layout) == 40 && sizeof(Embed) == 64, "see args.rs");
 _Static_assert(sizeof(Attend) == 304 && sizeof(Rope) == 232 && sizeof(Sample) == 48, "see args.rs");
 _Static_assert(sizeof(Drafts) == 32, "see args.rs");
 _Static_assert(sizeof(Latent) == 184, "see args/latent.rs");
 _Static_assert(sizeof(Recurrent) == 184 && sizeof(ShortConv) == 72, "see args/recurrent.rs");
+_Static_assert(sizeof(Pair) == 40 && sizeof(Piece) == 20 && sizeof(Adapt) == 248 && sizeof(Adapted) == 192, "see args/adapters.rs");
+_Static_assert(sizeof(AdaptedProduct) == 544, "see args.rs");
 
 /* --- work ---------------------------------------------------------------------------------------- */
 
@@ -66,8 +75,8 @@ typedef struct { char name[64]; } Function;
 typedef struct { u32 gx, gy, gz, bx, by, bz, shared; void *stream; void *attrs; u32 n; } Config;
 /* What the kernels of an evaluation know of each other. */
 typedef struct { u64 ring, matrix; u32 channels, width; int has_matrix; } Fixed;
-typedef struct { const u32 *tokens; Layout layers[256]; Fixed fixed[256]; int n, n_fixed; } Evaluation;
-typedef struct { Function *function; u32 gx, gy; unsigned char args[512]; } Node;
+typedef struct { const u32 *tokens; Layout layers[256]; Fixed fixed[256]; int n, n_fixed; u64 added[64]; } Evaluation;
+typedef struct { Function *function; u32 gx, gy; unsigned char args[sizeof(AdaptedProduct)]; } Node;
 typedef struct { Node *nodes; int n, room; } Graph;
 typedef struct { Evaluation evaluation; Graph *capture; } Stream;
 
@@ -89,16 +98,64 @@ static unsigned char *row(const Layout *l, const Session *s, int value, u32 head
            ((u64)head * 64 + position % 64) * l->row_bytes;
 }
 /* Keys and values of a position. */
-static void append(const Layout *l, const Session *s, u32 token, u32 position) {
+static void append(const Layout *l, const Session *s, u32 token, u32 position, u64 added) {
     u64 h = mix(mix(token, position), l->layer_offset);
     u32 head, i;
     int value;
+    if (added) h = mix(h, added);
     if (position) h = hash(h, row(l, s, 1, 0, position - 1), l->row_bytes);
     for (value = 0; value < 2; value++)
         for (head = 0; head < l->n_kv_heads; head++) {
             unsigned char *to = row(l, s, value, head, position);
             u32 len = l->q8 ? (l->head_dim + 31) / 32 * 32 + (l->head_dim + 31) / 32 * 2 : l->head_dim * 2;
             for (i = 0; i < l->row_bytes; i++) to[i] = i < len ? (h = mix(h, i), h & 0x3b) : 0;
+        }
+}
+/* What a row's products so far have from adapters: a hash of their numbers, whichever kernels read them. */
+static u64 add(const Pair *pairs, u32 uses, u32 n_linears, u32 groups, const Piece *pieces) {
+    u64 all = 0;
+    u32 i, end;
+    for (i = 0; i < n_linears * uses; i++) {
+        const Pair *p = &pairs[i];
+        const u64 a_bytes = p->a_type ? 2 : 4, b_row = (p->rank + 7) / 8 * 8 * (p->b_type ? 2 : 4);
+        const Piece *piece;
+        u64 h;
+        u32 scale;
+        if (!p->rank) continue;
+        memcpy(&scale, &p->scale, 4);
+        h = hash(mix(mix(scale, p->rank), i / uses), (void *)p->a, p->rank * (u64)groups * 32 * a_bytes);
+        for (piece = pieces, end = 0; piece < pieces + 8 && piece->end > end; end = piece++->end) {
+            u32 last = piece->end - end - 1;
+            if (piece->linear != i / uses) continue;
+            last = piece->first + (last < piece->run ? last : last / piece->run * piece->step + last % piece->run);
+            h = hash(hash(h, (void *)(p->b + piece->first * b_row), b_row), (void *)(p->b + last * b_row), b_row);
+        }
+        all += h;
+    }
+    return all;
+}
+static void narrow(Evaluation *e, const Adapt *a, int of_one) {
+    u32 r, i;
+    for (r = 0; r < a->rows; r++) {
+        const Session *s = ((Session **)a->sessions)[of_one ? 0 : r];
+        const Pair *pairs = (Pair *)s->adapters + a->first_linear * s->adapter_uses;
+        if (!s->adapters) continue;
+        if (!a->first_row && (r == 0 || !of_one)) e->added[r] += add(pairs, s->adapter_uses, a->n_linears, a->groups, a->pieces);
+        for (i = 0; i < a->n_linears * s->adapter_uses; i++)
+            if (pairs[i].rank) ((float *)s->thin)[(u64)r * s->thin_stride + pairs[i].at + pairs[i].rank - 1] = 0;
+    }
+}
+static void product(Evaluation *e, const AdaptedProduct *p) {
+    const Adapted *a = &p->adapted;
+    const Pair *pairs = (Pair *)a->pairs;
+    u32 i;
+    e->added[0] += add(pairs, a->uses, a->n_linears, p->groups, a->pieces);
+    for (i = 0; i < a->n_linears * a->uses; i++)
+        if (pairs[i].rank) {
+            u64 *word = (u64 *)a->words + (pairs[i].at + pairs[i].rank - 1) * 16 + 15;
+            /* A word of a step that is not cleared before it would be taken for one of this step. */
+            if (*word) abort();
+            *word = 1ull << 32;
         }
 }
 /* The state of a layer with one of fixed size: each position follows from the one before. */
@@ -120,8 +177,8 @@ static void recur(Evaluation *e, Fixed f, u64 sessions, u32 prefill, u32 count, 
         else advance(&f, s, s->token, s->position);
     }
 }
-static u64 seen(const Evaluation *e, const Session *s) {
-    u64 h = mix(s->token, s->position);
+static u64 seen(const Evaluation *e, const Session *s, u64 added) {
+    u64 h = mix(s->token, s->position + added);
     int layer, value;
     /* A layer that shares another's is seen as often as it attends. */
     for (layer = 0; layer < e->n; layer++) {
@@ -146,7 +203,7 @@ static void end_step(const Evaluation *e, const Sample *a, u32 batch) {
         Session *s = ((Session **)a->sessions)[r];
         float *logits = (float *)a->logits + (u64)r * a->n_vocab;
         if (a->advance) {
-            u64 h = seen(e, s);
+            u64 h = seen(e, s, e->added[r]);
             for (j = 0; j < a->n_vocab; j++) logits[j] = (mix(h, j) >> 40) * 1e-6f;
             ((u32 *)s->history)[s->position++] = s->token;
         }
@@ -198,18 +255,25 @@ static void accept_drafts(const Drafts *d) {
         s->sequence++;
     }
 }
+typedef struct { u64 at, n; u32 value, padding; } Fill;
+static Function fill_function = {"fill"};
+static void run_fill(const Fill *f) {
+    u64 i;
+    for (i = 0; i < f->n; i++) ((u32 *)f->at)[i] = f->value;
+}
 static int starts(const char *n, const char *p) { return strncmp(n, p, strlen(p)) == 0; }
 static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *args) {
     u32 r;
     if (!strcmp(f->name, "embed")) {
         e->tokens = (const u32 *)((const Embed *)args)->tokens;
         e->n = e->n_fixed = 0;
+        memset(e->added, 0, sizeof e->added);
     } else if (starts(f->name, "attend_tiles") || starts(f->name, "attend_wide")) {
         const Attend *a = args;
         e->layers[e->n++] = a->layout;
         for (r = 0; r < gy && !a->shares; r++) {
             Session *s = ((Session **)a->a[0])[r];
-            append(&a->layout, s, s->token, s->position);
+            append(&a->layout, s, s->token, s->position, e->added[r]);
         }
     } else if (!strcmp(f->name, "rope_append")) {
         const Rope *a = args;
@@ -218,16 +282,16 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
         for (r = 0; r < gy && !a->shares; r++) {
             Session *s = ((Session **)a->a[0])[a->prefill ? 0 : r];
             u32 at = a->first_row + r;
-            if (a->prefill) append(&a->layout, s, e->tokens[at], s->position + at);
-            else append(&a->layout, s, s->token, s->position);
+            if (a->prefill) append(&a->layout, s, e->tokens[at], s->position + at, e->added[0]);
+            else append(&a->layout, s, s->token, s->position, e->added[r]);
         }
     } else if (!strcmp(f->name, "latent_place")) {
         const Latent *a = args;
         e->layers[e->n++] = a->layout;
         for (r = 0; r < gy; r++) {
             Session *s = ((Session **)a->a[0])[a->prefill ? 0 : r];
-            if (a->prefill) append(&a->layout, s, e->tokens[r], s->position + r);
-            else append(&a->layout, s, s->token, s->position);
+            if (a->prefill) append(&a->layout, s, e->tokens[r], s->position + r, e->added[0]);
+            else append(&a->layout, s, s->token, s->position, e->added[r]);
         }
     } else if (starts(f->name, "recurrent_step_") || starts(f->name, "recurrent_scan_")) {
         const Recurrent *a = args;
@@ -237,6 +301,12 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
         const ShortConv *a = args;
         Fixed x = {a->state_offset, 0, a->channels, a->width, 0};
         recur(e, x, a->a[0], a->prefill, a->count, gy);
+    } else if (f == &fill_function) {
+        run_fill(args);
+    } else if (!strcmp(f->name, "narrow") || !strcmp(f->name, "narrow_8")) {
+        narrow(e, args, !strcmp(f->name, "narrow_8"));
+    } else if (starts(f->name, "product_adapted_") || starts(f->name, "product_spread_adapted_")) {
+        product(e, args);
     } else if (!strcmp(f->name, "draft_rows") || !strcmp(f->name, "accept_drafts")) {
         for (r = 0; r < gx; r++) (f->name[0] == 'd' ? draft_rows : accept_drafts)((*(const Drafts ***)args)[r]);
     } else if (!strcmp(f->name, "finish") || !strcmp(f->name, "draw")) {
@@ -281,18 +351,21 @@ R cuGraphLaunch(Graph *g, Stream *s) {
     for (i = 0; i < g->n; i++) run(&e, g->nodes[i].function, g->nodes[i].gx, g->nodes[i].gy, g->nodes[i].args);
     return 0;
 }
+static Node *new_node(Graph *g, Function *f) {
+    if (g->n == g->room) g->nodes = realloc(g->nodes, sizeof(Node) * (g->room = g->room * 2 + 64));
+    g->nodes[g->n].function = f;
+    return &g->nodes[g->n++];
+}
 R cuLaunchKernelEx(const Config *c, Function *f, void **params, void **extra) {
     Stream *s = c->stream;
     LOCKED;
     (void)extra;
     if (s->capture) {
-        Graph *g = s->capture;
-        if (g->n == g->room) g->nodes = realloc(g->nodes, sizeof(Node) * (g->room = g->room * 2 + 64));
-        g->nodes[g->n].function = f;
-        g->nodes[g->n].gx = c->gx;
-        g->nodes[g->n].gy = c->gy;
-        /* Longer than any structure, and on the stack of the caller, which is deeper than that. */
-        memcpy(g->nodes[g->n++].args, params[0], 352);
+        Node *node = new_node(s->capture, f);
+        node->gx = c->gx;
+        node->gy = c->gy;
+        /* As long as any structure that is read here, and on the stack of the caller, which is deeper than that. */
+        memcpy(node->args, params[0], sizeof node->args);
     } else {
         run(&s->evaluation, f, c->gx, c->gy, params[0]);
     }
@@ -432,10 +505,10 @@ R cuMemcpyDtoDAsync_v2(u64 to, u64 a, size_t n, void *s) {
     return 0;
 }
 R cuMemsetD32Async(u64 a, u32 v, size_t n, void *s) {
-    size_t i;
+    const Fill fill = {a, n, v, 0};
     LOCKED;
-    (void)s;
-    for (i = 0; i < n; i++) ((u32 *)a)[i] = v;
+    if (s && ((Stream *)s)->capture) memcpy(new_node(((Stream *)s)->capture, &fill_function)->args, &fill, sizeof fill);
+    else run_fill(&fill);
     return 0;
 }
 R cuMemsetD8_v2(u64 a, unsigned char v, size_t n) { LOCKED; memset((void *)a, v, n); return 0; }

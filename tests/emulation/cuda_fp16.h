@@ -52,6 +52,7 @@ inline __half __float2half_ru(float v) {
     const __half h = (__half)v;
     return (float)h < v ? same_bits<__half>((uint16_t)(same_bits<uint16_t>(h) + 1)) : h;
 }
+inline float2 __half22float2(__half2 v) { return {(float)v.x, (float)v.y}; }
 inline __half2 __floats2half2_rn(float x, float y) { return {(__half)x, (__half)y}; }
 inline __half __ushort_as_half(unsigned short v) { return same_bits<__half>(v); }
 
@@ -111,8 +112,11 @@ inline void* __cvta_shared_to_generic(uint32_t address) { return emulator::threa
 inline void __syncthreads() { emulator::meet(emulator::thread->block->meetings[0], emulator::block.x); }
 inline void __syncwarp() { emulator::meet(emulator::thread->warp->meeting, 32); }
 template <class T> inline T __shfl_sync(uint32_t, T v, int lane) {
-    const uint32_t word = same_bits<uint32_t>(v);
-    return same_bits<T>(emulator::exchange(&word, 1)[lane & 31][0]);
+    static_assert(sizeof(T) % 4 == 0);
+    uint32_t words[sizeof(T) / 4];
+    memcpy(words, &v, sizeof v);
+    memcpy(&v, emulator::exchange(words, sizeof(T) / 4)[lane & 31], sizeof v);
+    return v;
 }
 template <class T> inline T __shfl_xor_sync(uint32_t all, T v, int mask) {
     return __shfl_sync(all, v, (int)emulator::thread->lane ^ mask);
@@ -137,5 +141,6 @@ inline uint32_t __ballot_sync(uint32_t, bool v) {
     return mask;
 }
 inline int __popc(uint32_t v) { return __builtin_popcount(v); }
+inline int __ffs(uint32_t v) { return __builtin_ffs((int)v); }
 
 #include "instructions.h"

@@ -23,6 +23,12 @@ inline int dot_unsigned(uint32_t a, int b, int c) {
     return c;
 }
 
+inline void prefetch_l2(const void*) {}
+inline uint64_t load_shared_word(const uint64_t* p) { return *(const volatile uint64_t*)p; }
+inline void store_shared_word(uint64_t* p, uint64_t v) {
+    *(volatile uint64_t*)p = v;
+    emulator::progress++;
+}
 inline uint32_t warp_largest(uint32_t v) {
     const emulator::Words* all = emulator::exchange(&v, 1);
     for (int i = 0; i < 32; i++) v = v > all[i][0] ? v : all[i][0];

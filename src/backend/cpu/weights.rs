@@ -23,11 +23,14 @@ use crate::backend::{
     Weights, When,
 };
 use crate::error::{Result, fail, try_vec};
+use crate::format::TensorId;
 use crate::memory::Account;
 use crate::model::{
-    Attention, Block, FeedForward, KvShape, LatentAttention, Mamba1, Mamba2, Mixer, Network, Rope,
+    Adapter, Attention, Block, FeedForward, KvShape, LatentAttention, Mamba1, Mamba2, Mixer,
+    Network, Rope, adaptable_linears,
 };
 use std::cell::UnsafeCell;
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 /// A network on the CPU, with the threads that run it.
@@ -45,9 +48,11 @@ pub struct CpuWeights {
     pub(super) inputs: Option<InputWeights>,
     pub(super) streams: Option<StreamWeights>,
     pub(super) layers: Vec<Layer>,
-    /// What each of them keeps of a position.
+    /// The linear layers that adapters can be added to.
+    linears: HashSet<TensorId>,
+    /// What each layer keeps of a position.
     pub(super) kv_layers: Vec<KvShape>,
-    /// Floats of fixed size that each of them keeps.
+    /// Floats of fixed size that each layer keeps.
     pub(super) fixed_layers: Vec<usize>,
     pub(super) final_norm: NormWeights,
     pub(super) head: Product,
@@ -395,6 +400,7 @@ impl CpuWeights {
                 None => None,
             },
             layers,
+            linears: adaptable_linears(network).map(|l| l.weight.id()).collect(),
             kv_layers: kv_layers(network).collect(),
             fixed_layers: fixed_layers(network).collect(),
             final_norm: NormWeights::new(&network.final_norm)?,
@@ -486,8 +492,20 @@ impl Weights for CpuWeights {
         Ok(Box::new(CpuRunner::new(self, kv)?))
     }
 
-    fn adapter_account(&self) -> Result<&Arc<Account>> {
-        Ok(&self.sessions)
+    fn check_adapters(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn take_adapter(&self, adapter: &mut Adapter) -> Result<()> {
+        // The others are for parts of the network that are elsewhere.
+        let mine = adapter
+            .pairs
+            .iter()
+            .filter(|(id, _)| self.linears.contains(id));
+        let bytes = mine.map(|(_, pair)| pair.bytes()).sum();
+        let charge = self.sessions.charge(bytes, "an adapter")?;
+        adapter.charges.push(charge);
+        Ok(())
     }
 
     fn resident_bytes(&self) -> u64 {

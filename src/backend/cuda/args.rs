@@ -6,10 +6,12 @@
     reason = "fields are described where the kernels declare them"
 )]
 
+mod adapters;
 mod experts;
 mod latent;
 mod recurrent;
 
+pub use adapters::*;
 pub use experts::*;
 pub use latent::*;
 pub use recurrent::*;
@@ -58,6 +60,10 @@ pub struct Session {
     pub counts: u64,
     pub lengths: u64,
     pub mask: u64,
+    pub adapters: u64,
+    pub thin: u64,
+    pub adapter_uses: u32,
+    pub thin_stride: u32,
     pub position: u32,
     pub token: u32,
     pub sequence: u32,
@@ -67,7 +73,7 @@ pub struct Session {
     pub settings: Settings,
 }
 
-// SAFETY: numbers without padding: 11 * 8 + 6 * 4 bytes, and settings of 4 * 8 + 16 * 4.
+// SAFETY: numbers without padding: 13 * 8 + 8 * 4 bytes, and settings of 4 * 8 + 16 * 4.
 unsafe impl Pod for Session {}
 
 /// `Drafts`: what a session has for the rows of a step that verifies drafts.
@@ -366,6 +372,14 @@ pub struct Product {
     pub activation: Activation,
 }
 
+/// `AdaptedProductArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AdaptedProduct {
+    pub product: Product,
+    pub adapted: Adapted,
+}
+
 /// `MatmulArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -501,7 +515,7 @@ pub struct Sample {
 // The kernels assert the same sizes of their twins, and tests/driver/cuda.c does of those that it reads.
 const _: () = {
     assert!(size_of::<Settings>() == 96);
-    assert!(size_of::<Session>() == 208);
+    assert!(size_of::<Session>() == 232);
     assert!(size_of::<LogprobEntry>() == 536);
     assert!(size_of::<Drafts>() == 32);
     assert!(size_of::<DraftRows>() == 8);
@@ -518,6 +532,7 @@ const _: () = {
     assert!(size_of::<Segment>() == 40);
     assert!(size_of::<Matvec>() == 232);
     assert!(size_of::<Product>() == 352);
+    assert!(size_of::<AdaptedProduct>() == 544);
     assert!(size_of::<Matmul>() == 64);
     assert!(size_of::<GatedMatmul>() == 72);
     assert!(size_of::<Rotation>() == 56);

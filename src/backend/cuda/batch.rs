@@ -4,10 +4,11 @@
 //! that is written before each launch. Sums run in the same order as for one session (matvec.cuh), so
 //! nobody's tokens depend on who else is there.
 
+use super::adapters::Adapters;
 use super::crossing;
 use super::driver::{Buffer, Graph, Stream};
 use super::evaluation::Evaluation;
-use super::runner::core::{Core, EVALUATE};
+use super::runner::core::{Core, EVALUATE, Kind};
 use super::runner::{Chosen, Prepared};
 use super::sampling::Stages;
 use super::state::KvPlan;
@@ -24,7 +25,7 @@ use std::sync::atomic::AtomicBool;
 /// What batches with one type of KV cache need.
 pub struct Batch {
     /// By number of sessions and kind of step, captured when they are first needed.
-    graphs: Vec<(usize, Ending, Graph)>,
+    graphs: Vec<(usize, Kind, Graph)>,
     buffers: StepBuffers,
     table: Buffer,
     stream: Arc<Stream>,
@@ -79,6 +80,7 @@ impl Batch {
             return Err(Error::new(Status::Internal, message).into());
         }
         let _current = weights.context().enter()?;
+        let adapted = members.iter().any(|m| m.core.has_adapters());
         let mut stages = Stages::default();
         let mut prepared = ArrayVec::<Prepared, MAX_BATCH>::new();
         for (i, member) in members.iter_mut().enumerate() {
@@ -106,14 +108,14 @@ impl Batch {
         };
         self.enter(members)?;
         if members.iter().all(|m| m.sampling.is_none()) {
-            self.launch(weights, n, EVALUATE)?;
+            self.launch(weights, n, (EVALUATE, adapted))?;
             members.iter_mut().for_each(|m| m.core.lose_track());
             self.leave(members)?;
             return Ok(ArrayVec::new());
         }
         let masked = members.iter().any(|m| m.mask.is_some());
         if masked {
-            self.launch(weights, n, EVALUATE)?;
+            self.launch(weights, n, (EVALUATE, adapted))?;
             // Whatever the sources do, the device has gone on.
             members.iter_mut().for_each(|m| m.core.lose_track());
             let taken = self.take_masks(members);
@@ -129,7 +131,7 @@ impl Batch {
             stages,
             drafts: false,
         };
-        self.launch(weights, n, ending)?;
+        self.launch(weights, n, (ending, adapted))?;
         self.collect(members, prepared)
     }
 
@@ -205,8 +207,9 @@ impl Batch {
     }
 
     /// Launches a step of the `n` sessions in the table.
-    fn launch(&mut self, weights: &CudaWeights, n: usize, ending: Ending) -> Result<()> {
-        let same = |(m, kind, _): &(usize, Ending, Graph)| (*m, *kind) == (n, ending);
+    fn launch(&mut self, weights: &CudaWeights, n: usize, kind: Kind) -> Result<()> {
+        let same = |(m, k, _): &(usize, Kind, Graph)| (*m, *k) == (n, kind);
+        let (ending, adapted) = kind;
         let at = match self.graphs.iter().position(same) {
             Some(at) => at,
             None => {
@@ -216,6 +219,10 @@ impl Batch {
                     kv: &self.kv,
                     stream: &self.stream,
                     sessions: self.table.address(),
+                    adapters: match adapted {
+                        true => Adapters::Any,
+                        false => Adapters::None,
+                    },
                 };
                 let graph = self.stream.capture(|| {
                     // SAFETY: *weights*: they outlive the batch, which is theirs. *sessions*: those of
@@ -223,7 +230,7 @@ impl Batch {
                     // the graph lives beside it, and steps of a batch follow each other on its stream.
                     unsafe { self.buffers.enqueue(&eval, n as u32, ending) }
                 })?;
-                self.graphs.push((n, ending, graph));
+                self.graphs.push((n, kind, graph));
                 self.graphs.len() - 1
             }
         };

@@ -453,6 +453,11 @@ impl Buffer {
         Ok(buffer)
     }
 
+    /// Where it was allocated.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
     /// The address on the device.
     pub fn address(&self) -> u64 {
         self.address

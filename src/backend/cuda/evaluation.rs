@@ -1,9 +1,11 @@
 //! What it takes to evaluate tokens, but for memory between the kernels.
 
+use super::adapters::Adapters;
 use super::args;
 use super::driver::Stream;
 use super::experts::ExpertsPlan;
 use super::kernels::Kernels;
+use super::matrix::Matrix;
 use super::plan::Plan;
 use super::state::KvPlan;
 use super::walk::{Addition, AllRows, ExpertSum};
@@ -30,6 +32,15 @@ pub struct Evaluation<'a> {
     pub stream: &'a Stream,
     /// The address of a table of addresses of [`args::Session`]s.
     pub sessions: u64,
+    /// What may be added to products.
+    pub adapters: Adapters,
+}
+
+impl Evaluation<'_> {
+    /// Whether adapters may add to the products of a matrix.
+    pub(super) fn adapts(&self, matrix: &Matrix) -> bool {
+        !matches!(self.adapters, Adapters::None) && matrix.adapted.is_some()
+    }
 }
 
 /// The outputs of a layer's experts.

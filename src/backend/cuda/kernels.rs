@@ -86,6 +86,10 @@ impl Kernels {
             ("sample", "penalize", 0),
             ("sample", "best", 0),
             ("sample", "finish", 0),
+            ("adapters", "narrow", 0),
+            ("adapters", "narrow_8", 0),
+            ("adapters", "widen", 0),
+            ("adapters", "widen_8", 0),
             ("drafts", "draft_rows", 0),
             ("drafts", "accept_drafts", 0),
             ("draw", "draw", 0),
@@ -326,6 +330,7 @@ impl Kernels {
                     input: RowInput::Rounded(*input),
                     finish: Finish::Plain { residual },
                     out,
+                    adapted: None,
                 };
                 // SAFETY: by contract, `input` holds the forms that the types need, and all addresses are valid.
                 unsafe { self.product_of(stream, &product, types, &mine)? };

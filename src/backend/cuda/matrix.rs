@@ -1,9 +1,11 @@
 //! Matrices on the device: records of repacked weights (`kernels/blocks.cuh` has the layout).
 
+use super::adapters::Adapted;
 use super::arena::Arena;
 use super::args;
 use super::record::{Grid, RecordType};
 use crate::quant::TensorType;
+use std::sync::Arc;
 
 /// The two types that one kernel takes together.
 pub const PAIR: &str = "Q4_K_Q6_K";
@@ -41,6 +43,8 @@ pub struct Matrix {
     pub segments: Vec<MatrixSegment>,
     /// f32, one per row; 0 if there is none.
     pub bias: u64,
+    /// What adapters add to it, if they can.
+    pub adapted: Option<Arc<Adapted>>,
 }
 
 impl Matrix {

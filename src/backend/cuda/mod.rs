@@ -1,5 +1,6 @@
 //! The CUDA backend: everything of a step runs on an NVIDIA GPU, through the driver alone.
 
+mod adapters;
 pub mod arena;
 pub mod args;
 pub mod attention;

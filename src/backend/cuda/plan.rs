@@ -2,6 +2,7 @@
 
 #![expect(missing_docs, reason = "fields are named as those of the network")]
 
+use super::adapters::{AdaptedLinear, Linears, Piece};
 use super::args;
 use super::experts::ExpertsPlan;
 use super::matrix::{self, Matrix, MatrixSegment};
@@ -14,7 +15,7 @@ use crate::error::{Result, fail};
 use crate::format::Tensor;
 use crate::model::{
     Activation, Block, FeedForward, KvShape, Linear, Mlp, Network, Norm, NormKind, Rope,
-    RopePairing,
+    RopePairing, adaptable_linears,
 };
 use std::sync::Arc;
 
@@ -120,6 +121,8 @@ pub struct Plan {
     pub logit_cap: Option<f32>,
     /// What layers keep of fixed size.
     pub fixed: Arc<FixedPlan>,
+    /// The linear layers that adapters can be added to.
+    pub linears: Vec<AdaptedLinear>,
     /// Bytes of the whole allocation.
     pub bytes: u64,
 }
@@ -155,6 +158,7 @@ pub struct Jobs {
     pub rows: Vec<RowsJob>,
     /// What the layers so far keep of fixed size.
     pub(super) fixed: FixedPlan,
+    linears: Linears,
     base: u64,
     bytes: u64,
 }
@@ -298,6 +302,16 @@ impl Jobs {
 
     /// Matrices with the same input, one above the other; neighbours of one type share a segment.
     pub fn fuse(&mut self, parts: &[&Linear]) -> Result<Matrix> {
+        let pieces: Vec<Piece<'_>> = parts.iter().map(|linear| Piece::whole(linear)).collect();
+        self.fuse_pieces(parts, &pieces)
+    }
+
+    /// The same of parts that are these pieces of linear layers.
+    pub(super) fn fuse_pieces(
+        &mut self,
+        parts: &[&Linear],
+        pieces: &[Piece<'_>],
+    ) -> Result<Matrix> {
         let row_len = parts[0].weight.row_len();
         let mut fused = Matrix {
             groups: matrix::groups(row_len),
@@ -336,6 +350,7 @@ impl Jobs {
             rest = after;
         }
         fused.bias = self.biases(parts)?;
+        fused.adapted = self.linears.find(pieces);
         Ok(fused)
     }
 
@@ -425,6 +440,7 @@ impl Plan {
     pub fn new(network: &Network, base: u64) -> Result<(Plan, Jobs)> {
         let mut jobs = Jobs {
             base,
+            linears: Linears::of(adaptable_linears(network)),
             ..Jobs::default()
         };
         if network.blocks.is_empty() {
@@ -493,6 +509,7 @@ impl Plan {
             logit_scale: network.logit_scale,
             logit_cap: network.logit_cap,
             fixed: Arc::new(std::mem::take(&mut jobs.fixed)),
+            linears: std::mem::take(&mut jobs.linears.found),
             bytes: jobs.bytes,
         };
         Ok((plan, jobs))

@@ -1,5 +1,6 @@
 //! Launches of products of one row (`kernels/product.cuh`): the decode step of one session.
 
+use super::adapters::OneSession;
 use super::args;
 use super::driver::Stream;
 use super::kernels::{Kernels, WARPS, kernel_file};
@@ -65,6 +66,8 @@ pub struct Product<'a> {
     pub finish: Finish,
     /// Address of the output.
     pub out: u64,
+    /// What adapters have for it, where [`Kernels::adds_adapters`].
+    pub adapted: Option<args::Adapted>,
 }
 
 /// A launch.
@@ -72,6 +75,15 @@ struct ProductPlan {
     args: args::Product,
     grid: u32,
     shared: usize,
+    /// Of `shared`, what is used.
+    used: usize,
+}
+
+impl ProductPlan {
+    /// Where `A x` of adapters can begin.
+    fn thin_at(&self) -> usize {
+        self.used.next_multiple_of(16)
+    }
 }
 
 /// Rows of a stage, and stages of a warp's ring, as `stage_rows` and `stages` of product.cuh.
@@ -110,12 +122,20 @@ impl Kernels {
         }
         let most = properties.shared_bytes - STATIC_SHARED;
         for ty in RecordType::ALL.into_iter().filter(|ty| !ty.is_float()) {
-            for kind in ["product", "product_spread"] {
+            for kind in [
+                "product",
+                "product_spread",
+                "product_adapted",
+                "product_spread_adapted",
+            ] {
                 let name = format!("{kind}_{}", ty.name());
                 self.find(&kernel_file("product", ty), &name, most)?;
             }
         }
-        self.find("product_k", &format!("product_{PAIR}"), most)
+        for kind in ["product", "product_adapted"] {
+            self.find("product_k", &format!("{kind}_{PAIR}"), most)?;
+        }
+        Ok(())
     }
 
     /// Whether [`Kernels::product`] takes this matrix, with an input of its own making where `len` is its
@@ -137,6 +157,22 @@ impl Kernels {
         halves: u32,
     ) -> bool {
         self.has(&format!("product_{types}")) && self.plan_product(matrix, which, halves).is_some()
+    }
+
+    /// Whether it adds what a session's adapters have for this matrix.
+    pub(super) fn adds_adapters(&self, matrix: &Matrix, session: &OneSession) -> bool {
+        let groups = matrix.kernel_groups();
+        let [(types, which)] = &groups[..] else {
+            return false;
+        };
+        let most = self.context().properties().shared_bytes - STATIC_SHARED;
+        // Also with the halves of a gate.
+        let plans = [1, 2].map(|halves| self.plan_product(matrix, which, halves));
+        self.takes_product(matrix, types, which, 1)
+            && session.thin_bytes(matrix).is_some_and(|bytes| {
+                let mut plans = plans.iter().flatten();
+                plans.all(|plan| plan.thin_at() + bytes <= most)
+            })
     }
 
     /// Enqueues a product.
@@ -192,20 +228,30 @@ impl Kernels {
                 (3, activation)
             }
         };
-        let name = match plan.args.parts[0].spread {
-            0 => format!("product_{types}"),
-            _ => format!("product_spread_{types}"),
+        let kind = match (plan.args.parts[0].spread, &product.adapted) {
+            (0, None) => "product",
+            (_, None) => "product_spread",
+            (0, Some(_)) => "product_adapted",
+            (_, Some(_)) => "product_spread_adapted",
         };
+        let name = format!("{kind}_{types}");
+        let grid = (plan.grid, 1, 1);
+        let threads = (WARPS * 32) as u32;
         // SAFETY: by contract, the input has the form that the types need, and all addresses are valid.
         unsafe {
-            self.launch(
-                stream,
-                &name,
-                (plan.grid, 1, 1),
-                (WARPS * 32) as u32,
-                plan.shared,
-                &args,
-            )
+            match product.adapted {
+                None => self.launch(stream, &name, grid, threads, plan.shared, &args),
+                Some(mut adapted) => {
+                    adapted.thin_at = plan.thin_at() as u32;
+                    let thin = (adapted.n_linears * adapted.ranks) as usize * 4;
+                    let shared = plan.shared.max(plan.thin_at() + thin);
+                    let args = args::AdaptedProduct {
+                        product: args,
+                        adapted,
+                    };
+                    self.launch(stream, &name, grid, threads, shared, &args)
+                }
+            }
         }
     }
 
@@ -264,8 +310,14 @@ impl Kernels {
         let bytes: u64 = segments.iter().map(|s| s.bytes).sum();
         let shares = SHARING_BYTES.contains(&(bytes / u64::from(grid)));
         let least = if shares { 0 } else { most / 2 + 512 };
-        let shared = (ring + matrix.groups as usize * INPUT_BYTES + sums).max(least);
-        (shared <= most).then_some(ProductPlan { args, grid, shared })
+        let used = ring + matrix.groups as usize * INPUT_BYTES + sums;
+        let shared = used.max(least);
+        (shared <= most).then_some(ProductPlan {
+            args,
+            grid,
+            shared,
+            used,
+        })
     }
 }
 

@@ -20,6 +20,7 @@ use crate::backend::{
 };
 use crate::engine::sampling::{LogprobBoxes, Logprobs, Sampling, TokenRules};
 use crate::error::{Result, Status, fail};
+use crate::model::AdapterSet;
 use crate::threads::event::Event;
 use std::any::Any;
 use std::sync::Arc;
@@ -336,6 +337,18 @@ impl Runner for CudaRunner {
         // The last step is collected, but its kernels may not have ended.
         core.stream.synchronize()?;
         core.sampling.set_rules(&device, rules.as_deref())
+    }
+
+    fn reserve_adapters(&mut self, adapters: Option<&Arc<AdapterSet>>) -> Result<()> {
+        self.core()?.reserve_adapters(adapters)
+    }
+
+    fn set_adapters(&mut self, adapters: Option<Arc<AdapterSet>>) -> Result<()> {
+        let core = self.core()?;
+        core.set_adapters(adapters)?;
+        // A step that needs one that is not there captures it.
+        let _ = core.capture_graphs();
+        Ok(())
     }
 
     fn mark_before(&self, position: usize) -> Mark {

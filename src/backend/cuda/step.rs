@@ -4,6 +4,7 @@ mod experts;
 mod products;
 mod timeline;
 
+use super::adapters::Adapters;
 use super::arena::{Arena, Placed};
 use super::args;
 use super::driver::{Buffer, Context};
@@ -226,6 +227,10 @@ impl StepOperations<'_> {
     fn evaluate(&self) -> Result<()> {
         let (e, at) = (&self.eval, self.buffers.at());
         let plan = e.plan;
+        if let Adapters::One(one) = &e.adapters {
+            // SAFETY: of the *sessions*, which `self` promises.
+            unsafe { one.clear(e.stream)? };
+        }
         // Of another part, the residual stream is there.
         if plan.ends.0 {
             self.embed()?;

@@ -1,5 +1,6 @@
 //! A network resident on a GPU.
 
+use super::adapters::DeviceAdapter;
 use super::batch::{Batch, Member};
 use super::driver::{Context, Range};
 use super::gate::Gate;
@@ -17,7 +18,7 @@ use crate::backend::{
 };
 use crate::error::{Result, fail};
 use crate::memory::Account;
-use crate::model::{KvShape, Network};
+use crate::model::{Adapter, KvShape, Network};
 use arrayvec::ArrayVec;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
@@ -338,6 +339,16 @@ impl Weights for CudaWeights {
 
     fn fixed_len(&self) -> usize {
         self.plan.fixed.floats()
+    }
+
+    fn check_adapters(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn take_adapter(&self, adapter: &mut Adapter) -> Result<()> {
+        let taken = DeviceAdapter::take(&self.sessions, &self.plan, adapter)?;
+        adapter.device.push(Box::new(taken));
+        Ok(())
     }
 
     fn max_drafts(&self) -> usize {

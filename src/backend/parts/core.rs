@@ -79,9 +79,20 @@ impl Core {
 
     /// Has all parts add this to their products; after an error none does.
     pub fn set_adapters(&mut self, adapters: Option<Arc<AdapterSet>>) -> Result<()> {
+        // What can fail for want of memory comes before anything changes.
+        let mut parts = self.parts.iter_mut();
+        let reserved = parts.try_for_each(|part| part.reserve_adapters(adapters.as_ref()));
+        if reserved.is_err() {
+            for part in &mut self.parts {
+                part.reserve_adapters(None)?;
+            }
+            return reserved;
+        }
         for i in 0..self.parts.len() {
             if let Err(e) = self.parts[i].set_adapters(adapters.clone()) {
-                // Those before could take some, so they can take these.
+                for part in &mut self.parts[i..] {
+                    part.reserve_adapters(None)?;
+                }
                 for part in &mut self.parts[..i] {
                     part.set_adapters(self.adapters.clone())?;
                 }

@@ -8,8 +8,7 @@ use crate::backend::{
     Runner, RunnerOptions, Taken, Want, Weights, When,
 };
 use crate::error::{Result, fail, try_vec};
-use crate::memory::Account;
-use crate::model::{KvShape, Network};
+use crate::model::{Adapter, KvShape, Network};
 use crate::threads::Placement;
 use arrayvec::ArrayVec;
 use std::ops::{Deref, DerefMut};
@@ -340,13 +339,13 @@ impl Weights for PartsWeights {
         self.sum(|part| part.kv_bytes(options))
     }
 
-    fn adapter_account(&self) -> Result<&Arc<Account>> {
-        // All parts must be able to, and the first one is charged: what `taken` says is the sum.
-        let mut accounts = self.parts.iter().map(|part| part.adapter_account());
-        match accounts.next() {
-            Some(first) => accounts.try_fold(first?, |first, other| other.map(|_| first)),
-            None => fail!(Internal, "a network of no parts"),
-        }
+    fn check_adapters(&self) -> Result<()> {
+        self.parts.iter().try_for_each(|part| part.check_adapters())
+    }
+
+    fn take_adapter(&self, adapter: &mut Adapter) -> Result<()> {
+        let mut parts = self.parts.iter();
+        parts.try_for_each(|part| part.take_adapter(adapter))
     }
 
     fn max_drafts(&self) -> usize {

@@ -2,6 +2,7 @@
 
 use super::recurrent::rows;
 use crate::backend::Work;
+use crate::backend::cuda::adapters::Piece;
 use crate::backend::cuda::arena::Arena;
 use crate::backend::cuda::args;
 use crate::backend::cuda::attention::{
@@ -119,7 +120,17 @@ impl Jobs {
                 parts.extend(keys_and_values);
                 let gate = parts.iter().map(|p| p.weight.rows()).sum::<usize>();
                 parts.extend(&gates);
-                (self.fuse(&parts)?, gate as u32)
+                let half = |first| Piece {
+                    linear: &a.q,
+                    rows: a.n_heads * a.head_dim,
+                    first,
+                    run: a.head_dim,
+                    step: 2 * a.head_dim,
+                };
+                let mut pieces = vec![half(0)];
+                pieces.extend(keys_and_values.iter().map(|l| Piece::whole(l)));
+                pieces.push(half(a.head_dim));
+                (self.fuse_pieces(&parts, &pieces)?, gate as u32)
             }
         };
         let value_head = match keys_are_values {

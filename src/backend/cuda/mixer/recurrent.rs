@@ -2,6 +2,7 @@
 //! memory, and their kernels in a step and in a chunk.
 
 use crate::backend::Work;
+use crate::backend::cuda::adapters::Piece;
 use crate::backend::cuda::arena::Arena;
 use crate::backend::cuda::args;
 use crate::backend::cuda::matrix::Matrix;
@@ -111,6 +112,17 @@ impl Jobs {
             }
         };
         let mut parts = vec![&m.q, &m.k, &m.v, &m.z];
+        let mut pieces: Vec<Piece<'_>> = parts.iter().map(|l| Piece::whole(l)).collect();
+        match &m.steps {
+            DeltaSteps::Apart { b, a } => pieces.extend([b, a].map(Piece::whole)),
+            DeltaSteps::Together(both) => pieces.extend([0, group].map(|first| Piece {
+                linear: both,
+                rows: m.n_value_heads,
+                first,
+                run: group,
+                step: 2 * group,
+            })),
+        }
         parts.extend(&steps);
         let (keys, values) = (m.q.weight.rows() as u32, m.z.weight.rows() as u32);
         let norm = self.norm(&m.norm)?;
@@ -137,7 +149,7 @@ impl Jobs {
             ..recurrence
         };
         Ok(RecurrentPlan {
-            input: self.fuse(&parts)?,
+            input: self.fuse_pieces(&parts, &pieces)?,
             kind: Kind::Recurrence {
                 args: Box::new(args),
                 norm: args::GatedNorm {

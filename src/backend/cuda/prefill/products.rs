@@ -1,6 +1,7 @@
 //! The products of a chunk, with the making of their inputs.
 
 use super::ChunkOperations;
+use crate::backend::cuda::adapters::{AdaptedInput, AdaptedRows};
 use crate::backend::cuda::args;
 use crate::backend::cuda::matrix::Matrix;
 use crate::backend::cuda::plan::MlpPlan;
@@ -21,7 +22,7 @@ impl ChunkOperations<'_> {
             activation: mlp.activation,
             ..Default::default()
         };
-        if e.kernels.gates(mlp) {
+        if e.kernels.gates(mlp) && !e.adapts(&mlp.up) {
             self.pause()?;
             self.unpack(&mlp.up, Some(mlp.n_ff))?;
             let gated = args::GatedMatmul {
@@ -73,7 +74,7 @@ impl ChunkOperations<'_> {
         unsafe { e.kernels.produce(e.stream, &produce, self.rows) }
     }
 
-    /// `out = matrix * input + residual`, of the input that is there; without residual where that is 0.
+    /// `out = matrix * input + residual`, of the input that is there, with what adapters add; without residual where that is 0.
     pub(in crate::backend::cuda) fn matmul(
         &self,
         matrix: &Matrix,
@@ -85,7 +86,19 @@ impl ChunkOperations<'_> {
         let product = self.unpacked_product(matrix, out, residual);
         let e = &self.eval;
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
-        unsafe { e.kernels.matmul(e.stream, &product) }
+        unsafe { e.kernels.matmul(e.stream, &product)? };
+        let (x, x_scale) = (self.at().x, self.at().x_scale);
+        let rows = AdaptedRows {
+            sessions: e.sessions,
+            input: AdaptedInput::Chunk { x, x_scale },
+            out,
+            rows: self.rows,
+        };
+        match rows.adaptation(matrix).filter(|_| e.adapts(matrix)) {
+            // SAFETY: addresses of the *sessions* and the *workspace*, which `self` promises.
+            Some(adaptation) => unsafe { e.kernels.adapt(e.stream, adaptation) },
+            None => Ok(()),
+        }
     }
 
     /// A matrix in f16, at `weights`. With `half` rows in each of two parts, these lie by turns, as

@@ -2,6 +2,7 @@
 
 use super::drafts::DraftSpace;
 use super::steps::Prepared;
+use crate::backend::cuda::adapters::{Adapters, SessionAdapters};
 use crate::backend::cuda::args;
 use crate::backend::cuda::crossing;
 use crate::backend::cuda::driver::{Buffer, Graph, Pinned, Stream};
@@ -15,6 +16,7 @@ use crate::backend::state::{StateInfo, StateLayout};
 use crate::backend::{MaskSource, Residual, RunnerOptions, StateSink, StateSource};
 use crate::engine::sampling::{LogprobBoxes, Sampling};
 use crate::error::{Result, fail};
+use crate::model::AdapterSet;
 use crate::threads::event::Event;
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -35,6 +37,9 @@ pub const EVALUATE: Ending = Ending {
     },
     drafts: false,
 };
+
+/// A kind of step, and whether sessions that are part of it have adapters.
+pub type Kind = (Ending, bool);
 
 /// Tokens to append.
 pub struct Extension<'a> {
@@ -65,7 +70,7 @@ impl<'a> Extension<'a> {
 pub struct Core {
     // Dropped in this order: what the device may still use goes last.
     /// One per kind of step, captured when it is first needed.
-    graphs: Vec<(Ending, Graph)>,
+    graphs: Vec<(Kind, Graph)>,
     /// What drafts need, once it is reserved.
     pub(super) drafts: Option<Box<DraftSpace>>,
     /// What it runs.
@@ -74,6 +79,10 @@ pub struct Core {
     pub buffers: StepBuffers,
     /// The device-side state, and behind it a table with its address.
     session: Buffer,
+    /// What it adds to products.
+    adapters: Option<SessionAdapters>,
+    /// What it is about to add, made by [`Core::reserve_adapters`].
+    coming_adapters: Option<SessionAdapters>,
     /// Memory of choices.
     pub sampling: SamplingState,
     /// Where its choices' log-probabilities go.
@@ -122,22 +131,28 @@ impl Core {
         let n_vocab = weights.plan().logits_len() as usize;
         let fixed = FixedState::new(&device, &weights.plan().fixed, n_vocab, options.marks())?;
         let state = State::new(&device, plan, fixed, options.context)?;
-        let weights_ends = weights.plan().ends.1;
         let mut core = Core::on(weights, state, options.stream_priority)?;
-        let greedy = Stages::default();
-        let ends = weights_ends;
+        core.capture_graphs()?;
+        Ok(core)
+    }
+
+    /// Captures the graphs of the most frequent steps.
+    pub fn capture_graphs(&mut self) -> Result<()> {
+        let device = self.weights.sessions().clone();
+        let _current = device.enter()?;
+        let ends = self.weights.plan().ends.1;
         for (advance, choose) in [(true, true), (true, false), (false, true)] {
             if choose && !ends {
                 continue;
             }
-            core.graph(Ending {
+            self.graph(Ending {
                 advance,
                 choose,
-                stages: greedy,
+                stages: Stages::default(),
                 drafts: false,
             })?;
         }
-        Ok(core)
+        Ok(())
     }
 
     /// A session on a state, without graphs.
@@ -157,6 +172,8 @@ impl Core {
             weights,
             buffers,
             session,
+            adapters: None,
+            coming_adapters: None,
             sampling,
             logprob_boxes: LogprobBoxes::new(),
             results,
@@ -191,7 +208,66 @@ impl Core {
             ..Default::default()
         };
         self.sampling.enter(&mut session);
+        if let Some(adapters) = &self.adapters {
+            adapters.enter(&mut session);
+        }
         session
+    }
+
+    /// Whether it adds something to products.
+    pub fn has_adapters(&self) -> bool {
+        self.adapters.is_some()
+    }
+
+    /// Readies memory for adapters that [`Core::set_adapters`] is to add; none gives it back.
+    pub fn reserve_adapters(&mut self, set: Option<&Arc<AdapterSet>>) -> Result<()> {
+        self.coming_adapters = None;
+        let Some(set) = set else {
+            return Ok(());
+        };
+        if !self.adapters.as_ref().is_some_and(|a| a.holds(set)) {
+            let (device, plan) = (self.weights.sessions(), self.weights.plan());
+            let _current = device.enter()?;
+            self.coming_adapters = Some(SessionAdapters::new(device, plan, set.clone())?);
+        }
+        Ok(())
+    }
+
+    /// Adds this to products from now on. Nothing is under way.
+    pub fn set_adapters(&mut self, set: Option<Arc<AdapterSet>>) -> Result<()> {
+        let weights = self.weights.clone();
+        let (device, plan) = (weights.sessions(), weights.plan());
+        let _current = device.enter()?;
+        // The last step is collected, but its kernels may not have ended.
+        self.stream.synchronize()?;
+        let coming = self.coming_adapters.take();
+        let adapters = match (set, &mut self.adapters) {
+            (Some(set), Some(adapters)) if adapters.holds(&set) => {
+                return adapters.change(plan, set);
+            }
+            (Some(set), _) => match coming.filter(|coming| Arc::ptr_eq(&coming.set, &set)) {
+                Some(coming) => Some(coming),
+                None => Some(SessionAdapters::new(device, plan, set)?),
+            },
+            (None, _) => None,
+        };
+        let mut session = args::Session::default();
+        if let Some(adapters) = &adapters {
+            adapters.enter(&mut session);
+        }
+        let addresses = [session.adapters, session.thin];
+        self.session
+            .write(offset_of!(args::Session, adapters), &addresses)?;
+        let numbers = [session.adapter_uses, session.thin_stride];
+        self.session
+            .write(offset_of!(args::Session, adapter_uses), &numbers)?;
+        self.adapters = adapters;
+        // They have the addresses of those before.
+        self.graphs.retain(|((_, adapted), _)| !adapted);
+        if let Some(drafts) = &mut self.drafts {
+            drafts.forget_adapters();
+        }
+        Ok(())
     }
 
     /// Positions in the state.
@@ -248,16 +324,21 @@ impl Core {
             kv: self.state.plan(),
             stream,
             sessions: self.table(),
+            adapters: match &self.adapters {
+                Some(adapters) => Adapters::One(adapters.alone()),
+                None => Adapters::None,
+            },
         }
     }
 
     /// The graph of a kind of step.
     fn graph(&mut self, kind: Ending) -> Result<&Graph> {
-        let at = match self.graphs.iter().position(|(k, _)| *k == kind) {
+        let adapted = (kind, self.adapters.is_some());
+        let at = match self.graphs.iter().position(|(k, _)| *k == adapted) {
             Some(at) => at,
             None => {
                 let graph = self.capture(kind)?;
-                self.graphs.push((kind, graph));
+                self.graphs.push((adapted, graph));
                 self.graphs.len() - 1
             }
         };
@@ -563,6 +644,9 @@ impl Core {
         };
         let idle = self.stream.synchronize();
         copied.and(idle)?;
+        if let Some(adapters) = &self.adapters {
+            other.set_adapters(Some(adapters.set.clone()))?;
+        }
         other.set_len(self.len);
         other.has_logits = self.has_logits;
         Ok(other)

@@ -4,7 +4,7 @@
 //! (`kernels/drafts.cu`). So every kernel of a step does for a row what it does for a session of a batch, and a row has the bits of
 //! the step that it saves. Two kernels around these ready the rows, and count the choices that are the next row's token.
 
-use super::core::{Core, EVALUATE, Extension, RESULT_SLOTS};
+use super::core::{Core, EVALUATE, Extension, Kind, RESULT_SLOTS};
 use super::steps::{Chosen, Request};
 use crate::backend::MaskSource;
 use crate::backend::cuda::arena::{Arena, Placed};
@@ -31,7 +31,7 @@ const ASKED_TOKENS: usize = 2;
 pub struct DraftSpace {
     // Dropped in this order: what the device may still use goes last.
     /// By number of rows and kind of step, captured when they are first needed.
-    graphs: Vec<(usize, Ending, Graph)>,
+    graphs: Vec<(usize, Kind, Graph)>,
     buffers: StepBuffers,
     memory: Placed<Buffer, Places>,
     /// What the rows are told, and a mask of each behind that.
@@ -156,6 +156,11 @@ impl DraftSpace {
             flight: None,
             outcomes: ArrayVec::new(),
         })
+    }
+
+    /// The session's adapters are elsewhere now.
+    pub fn forget_adapters(&mut self) {
+        self.graphs.retain(|(_, (_, adapted), _)| !adapted);
     }
 
     /// Tells the rows their tokens. Nothing is under way.
@@ -392,14 +397,15 @@ impl Core {
 
     fn launch_drafts(&mut self, n: usize, ending: Ending) -> Result<()> {
         let (stream, weights) = (self.stream.clone(), self.weights.clone());
-        let same = |(rows, kind, _): &(usize, Ending, Graph)| (*rows, *kind) == (n, ending);
+        let kind = (ending, self.has_adapters());
+        let same = |(rows, k, _): &(usize, Kind, Graph)| (*rows, *k) == (n, kind);
         let space = self.space()?;
         let at = match space.graphs.iter().position(same) {
             Some(at) => at,
             None => {
                 let graph = self.capture_drafts(n, ending)?;
                 let space = self.space()?;
-                space.graphs.push((n, ending, graph));
+                space.graphs.push((n, kind, graph));
                 space.graphs.len() - 1
             }
         };

@@ -2,6 +2,7 @@
 
 use super::StepOperations;
 use crate::backend::Work;
+use crate::backend::cuda::adapters::{AdaptedInput, AdaptedRows, Adapters};
 use crate::backend::cuda::args;
 use crate::backend::cuda::matrix::{Forms, Matrix};
 use crate::backend::cuda::plan::{LayerInputPlan, MlpPlan};
@@ -50,6 +51,7 @@ impl StepOperations<'_> {
             },
             finish,
             out: at.inputs.f32,
+            adapted: self.adapted(&mlp.up),
         };
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
         unsafe { kernels.product(self.eval.stream, &product)? };
@@ -64,6 +66,7 @@ impl StepOperations<'_> {
     pub(super) fn fuses_mlp(&self, norm: Option<args::Norm>, mlp: &MlpPlan) -> bool {
         let kernels = self.eval.kernels;
         self.fuses(&mlp.up, norm, finish(mlp).halves())
+            && self.adds_adapters(&mlp.down)
             && kernels.makes_input(&mlp.down, false, mlp.n_ff, 1)
     }
 
@@ -71,7 +74,9 @@ impl StepOperations<'_> {
     fn fuses(&self, matrix: &Matrix, norm: Option<args::Norm>, halves: u32) -> bool {
         let len = self.eval.plan.hidden;
         let kernels = self.eval.kernels;
-        self.batch == 1 && kernels.makes_input(matrix, norm.is_some(), len, halves)
+        self.batch == 1
+            && self.adds_adapters(matrix)
+            && kernels.makes_input(matrix, norm.is_some(), len, halves)
     }
 
     /// `out = matrix * norm(residual stream)`.
@@ -109,6 +114,7 @@ impl StepOperations<'_> {
             input: *input,
             finish: Finish::Plain { residual },
             out: out.address,
+            adapted: self.adapted(matrix),
         };
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises. Only `fuses`
         // lets an input be a row, so there is one.
@@ -188,6 +194,7 @@ impl StepOperations<'_> {
             },
             finish: Finish::Weigh(own.activation, weighted.gate),
             out: at.inputs.f32,
+            adapted: self.adapted(&own.gate),
         };
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
         unsafe { kernels.product(self.eval.stream, &product)? };
@@ -223,7 +230,10 @@ impl StepOperations<'_> {
     ) -> Result<RowInput> {
         let x = rows.address;
         let (e, at) = (&self.eval, self.buffers.at());
-        if self.batch == 1 && e.kernels.makes_input(matrix, norm.is_some(), len, 1) {
+        if self.batch == 1
+            && self.adds_adapters(matrix)
+            && e.kernels.makes_input(matrix, norm.is_some(), len, 1)
+        {
             return Ok(RowInput::Row { x, norm });
         }
         let inputs = at.inputs.only(matrix.forms());
@@ -250,20 +260,65 @@ impl StepOperations<'_> {
         Ok(RowInput::Rounded(at.inputs))
     }
 
-    /// `out = matrix * input + residual`, of the input that is there; without residual where that is 0.
+    /// Whether a kernel that does a product of one row adds what adapters have for it, if there may be some.
+    fn adds_adapters(&self, matrix: &Matrix) -> bool {
+        match &self.eval.adapters {
+            _ if matrix.adapted.is_none() => true,
+            Adapters::None => true,
+            Adapters::One(one) => self.eval.kernels.adds_adapters(matrix, one),
+            Adapters::Any => false,
+        }
+    }
+
+    /// What it then adds.
+    fn adapted(&self, matrix: &Matrix) -> Option<args::Adapted> {
+        match &self.eval.adapters {
+            Adapters::One(one) => one.adapted(matrix),
+            Adapters::None | Adapters::Any => None,
+        }
+    }
+
+    /// `out = matrix * input + residual`, of the input that is there, with what adapters add; without residual where that is 0.
     fn matvec(&self, matrix: &Matrix, out: Span, residual: u64) -> Result<()> {
-        let e = &self.eval;
-        // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+        let (e, inputs) = (&self.eval, self.buffers.at().inputs);
+        let adapts = e.adapts(matrix);
+        if adapts && self.batch == 1 && self.adds_adapters(matrix) {
+            let product = Product {
+                matrix,
+                input: RowInput::Rounded(inputs),
+                finish: Finish::Plain { residual },
+                out: out.address,
+                adapted: self.adapted(matrix),
+            };
+            // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+            return unsafe { e.kernels.product(e.stream, &product) };
+        }
+        let rows = AdaptedRows {
+            sessions: e.sessions,
+            input: AdaptedInput::Step(inputs.only(matrix.forms())),
+            out,
+            rows: self.batch,
+        };
+        let adaptation = rows.adaptation(matrix).filter(|_| adapts);
+        // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises.
         unsafe {
+            // While this is worked out, the product asks for its weights.
+            if let Some(adaptation) = &adaptation {
+                e.kernels.narrow(e.stream, adaptation)?;
+            }
             e.kernels.matvec(
                 e.stream,
                 matrix,
-                &self.buffers.at().inputs,
+                &inputs,
                 out.address,
                 out.stride,
                 residual,
                 self.batch,
-            )
+            )?;
+            match &adaptation {
+                Some(adaptation) => e.kernels.widen(e.stream, adaptation),
+                None => Ok(()),
+            }
         }
     }
 }

@@ -1,0 +1,587 @@
+//! What sessions add to products (`kernels/adapters.cu`): pairs of thin matrices of their adapters.
+//!
+//! An adapter is on the device once for a model. What a session uses is a table there, to which its device-side state
+//! points, so that captured graphs serve any adapters. Steps whose sessions have none are captured without.
+
+use super::args::{self, AdapterPiece, MAX_LINEARS};
+use super::driver::{Buffer, Context, Stream};
+use super::kernels::Kernels;
+use super::matrix::{Inputs, Matrix};
+use super::plan::Plan;
+use super::walk::Span;
+use crate::error::{Result, fail, try_vec};
+use crate::format::TensorId;
+use crate::model::{Adapter, AdapterSet, Floats, Linear, LowRank};
+use crate::quant::TensorType;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Rows of `A x` that there is room for.
+const THIN_ROWS: usize = 512;
+/// Input rows that a block takes of one session.
+const ROWS_AT_ONCE: u32 = 8;
+const THREADS: u32 = 128;
+/// As `NARROW_THREADS` of adapters.cuh.
+const NARROW_THREADS: u32 = 512;
+/// Parts of a row of `A`, as `NARROW_PARTS` of adapters.cuh.
+const PARTS: u64 = 16;
+/// The most ranks, of all linear layers of a product, for which it adds itself what adapters have: beyond, its blocks would
+/// wait too long.
+const MOST_RANKS: usize = 256;
+/// Rows of `B` have a multiple of so many elements.
+const RANKS: usize = 8;
+/// Blocks that share the rows of the pairs of an input row.
+const NARROW_BLOCKS: u32 = 64;
+/// Numbers of pairs begin at a multiple of this.
+const ALIGNMENT: usize = 256;
+
+/// A linear layer of a network that adapters can be added to.
+#[derive(Clone, Copy, Debug)]
+pub struct AdaptedLinear {
+    /// Its matrix in the file.
+    pub id: TensorId,
+    /// Its place among those of its fused matrix.
+    place: u32,
+}
+
+/// What of a fused matrix's output belongs to which linear layer.
+#[derive(Clone, Debug, Default)]
+pub struct Adapted {
+    /// The first of its layers among those of the network; the others follow it.
+    first: u32,
+    n_linears: u32,
+    pieces: [AdapterPiece; MAX_LINEARS],
+}
+
+/// Rows of a fused matrix that are rows of a linear layer: `run` at a time from row `first` on, the next ones `step` further.
+#[derive(Clone, Copy)]
+pub struct Piece<'a> {
+    /// The layer.
+    pub linear: &'a Linear,
+    /// How many.
+    pub rows: usize,
+    /// The first of them in the layer.
+    pub first: usize,
+    /// How many lie behind each other there.
+    pub run: usize,
+    /// From the first of those to the first of the next.
+    pub step: usize,
+}
+
+impl<'a> Piece<'a> {
+    /// All rows of a layer.
+    pub fn whole(linear: &'a Linear) -> Piece<'a> {
+        let rows = linear.weight.rows();
+        Piece {
+            linear,
+            rows,
+            first: 0,
+            run: rows,
+            step: rows,
+        }
+    }
+}
+
+/// The linear layers of a network that adapters can be added to, as they are found.
+#[derive(Default)]
+pub struct Linears {
+    /// Rows of those that there are.
+    rows: HashMap<TensorId, usize>,
+    /// Those of the matrices so far.
+    pub found: Vec<AdaptedLinear>,
+}
+
+impl Linears {
+    /// Of these layers.
+    pub fn of<'a>(linears: impl Iterator<Item = &'a Linear>) -> Linears {
+        Linears {
+            rows: linears.map(|l| (l.weight.id(), l.weight.rows())).collect(),
+            found: Vec::new(),
+        }
+    }
+
+    /// What adapters can be added to of a matrix of these pieces.
+    pub fn find(&mut self, pieces: &[Piece<'_>]) -> Option<Arc<Adapted>> {
+        let is_linear = |p: &Piece<'_>| {
+            let rows = self.rows.get(&p.linear.weight.id());
+            rows == Some(&p.linear.weight.rows())
+        };
+        if !pieces.iter().all(is_linear) || pieces.len() > MAX_LINEARS {
+            return None;
+        }
+        let mut adapted = Adapted {
+            first: self.found.len() as u32,
+            ..Adapted::default()
+        };
+        let mut end = 0;
+        for (to, piece) in adapted.pieces.iter_mut().zip(pieces) {
+            let id = piece.linear.weight.id();
+            let mine = &self.found[adapted.first as usize..];
+            let linear = match mine.iter().position(|l| l.id == id) {
+                Some(place) => place as u32,
+                None => {
+                    let place = mine.len() as u32;
+                    self.found.push(AdaptedLinear { id, place });
+                    place
+                }
+            };
+            end += piece.rows as u32;
+            *to = AdapterPiece {
+                end,
+                linear,
+                first: piece.first as u32,
+                run: piece.run as u32,
+                step: piece.step as u32,
+            };
+        }
+        adapted.n_linears = self.found.len() as u32 - adapted.first;
+        Some(Arc::new(adapted))
+    }
+}
+
+/// A pair on the device.
+#[derive(Clone, Copy)]
+struct DevicePair {
+    a: u64,
+    b: u64,
+    a_type: u32,
+    b_type: u32,
+    rank: u32,
+    scale: f32,
+}
+
+/// An adapter on a device, as far as the network or its part there has linear layers for it.
+pub struct DeviceAdapter {
+    pairs: HashMap<TensorId, DevicePair>,
+    max_rank: usize,
+    numbers: Buffer,
+}
+
+fn type_number(ty: TensorType) -> u32 {
+    match ty {
+        TensorType::F16 => 1,
+        TensorType::BF16 => 2,
+        _ => 0,
+    }
+}
+
+/// Elements of a row of `B` on the device.
+fn ranks(rank: usize) -> usize {
+    rank.next_multiple_of(RANKS)
+}
+
+/// `B` as it is on the device, its rows one after the other, and the number of its type.
+fn b_of(pair: &LowRank) -> Result<(u32, Vec<u8>)> {
+    fn rows<T: Copy, const N: usize>(
+        pair: &LowRank,
+        columns: &[T],
+        bytes: impl Fn(T) -> [u8; N],
+    ) -> Result<Vec<u8>> {
+        let row = ranks(pair.rank) * N;
+        let mut all = try_vec(pair.outputs * row, 0u8, "an adapter")?;
+        for (k, column) in columns.chunks_exact(pair.outputs).enumerate() {
+            for (to, x) in all.chunks_exact_mut(row).zip(column) {
+                to[k * N..][..N].copy_from_slice(&bytes(*x));
+            }
+        }
+        Ok(all)
+    }
+    Ok(match &pair.b {
+        Floats::F32(b) => (0, rows(pair, b, |x| x.to_le_bytes())?),
+        Floats::F16(b) => (1, rows(pair, b, |x| x.to_le_bytes())?),
+        Floats::BF16(b) => (2, rows(pair, b, |x| x.to_le_bytes())?),
+    })
+}
+
+/// Bytes of a row of `A` on the device, whose products read whole groups, and of all of `B`.
+fn device_bytes(pair: &LowRank) -> (usize, usize) {
+    let element = pair.a.len() / (pair.rank * pair.inputs);
+    let of_b = match &pair.b {
+        Floats::F32(_) => 4,
+        Floats::F16(_) | Floats::BF16(_) => 2,
+    };
+    let row = pair.inputs.next_multiple_of(32) * element;
+    (row, pair.outputs * ranks(pair.rank) * of_b)
+}
+
+impl DeviceAdapter {
+    /// Brings the pairs of an adapter that the plan has linear layers for to the device, and frees what was read of them.
+    ///
+    /// Errors: `Unsupported` for pairs of a whole network's matrices that it has no linear layers for; `OutOfMemory`; those of the
+    /// device. The adapter is as it was then.
+    pub fn take(
+        context: &Arc<Context>,
+        plan: &Plan,
+        adapter: &mut Adapter,
+    ) -> Result<DeviceAdapter> {
+        let what = "an adapter";
+        let _current = context.enter()?;
+        let mine: Vec<TensorId> = (plan.linears.iter().map(|l| l.id))
+            .filter(|id| adapter.pairs.contains_key(id))
+            .collect();
+        if plan.ends == (true, true) && mine.len() < adapter.pairs.len() {
+            fail!(
+                Unsupported,
+                "the adapter is for matrices that cannot have adapters on a GPU; they can on a CPU"
+            );
+        }
+        let mut bytes = 0;
+        for id in &mine {
+            let pair = &adapter.pairs[id];
+            let (row, b) = device_bytes(pair);
+            for part in [row * pair.rank, b] {
+                bytes += part.next_multiple_of(ALIGNMENT);
+            }
+        }
+        let numbers = Buffer::new(context, bytes, what)?;
+        let mut pairs = HashMap::new();
+        let mut at = 0;
+        for id in &mine {
+            let pair = &adapter.pairs[id];
+            let (row, length) = (device_bytes(pair).0, pair.a.len() / pair.rank);
+            let a = numbers.address() + at as u64;
+            if row == length {
+                numbers.write(at, &pair.a)?;
+            } else {
+                let mut padded = try_vec(row * pair.rank, 0u8, what)?;
+                let rows = padded.chunks_exact_mut(row);
+                for (to, from) in rows.zip(pair.a.chunks_exact(length)) {
+                    to[..length].copy_from_slice(from);
+                }
+                numbers.write(at, &padded)?;
+            }
+            at += (row * pair.rank).next_multiple_of(ALIGNMENT);
+            let (b_type, b) = b_of(pair)?;
+            numbers.write(at, &b)?;
+            let device = DevicePair {
+                a,
+                b: numbers.address() + at as u64,
+                a_type: type_number(pair.a_type),
+                b_type,
+                rank: pair.rank as u32,
+                scale: pair.scale,
+            };
+            at += b.len().next_multiple_of(ALIGNMENT);
+            pairs.insert(*id, device);
+        }
+        for id in &mine {
+            if let Some(pair) = adapter.pairs.get_mut(id) {
+                (pair.a, pair.b) = (Vec::new(), Floats::F32(Vec::new()));
+            }
+        }
+        Ok(DeviceAdapter {
+            pairs,
+            max_rank: adapter.max_rank,
+            numbers,
+        })
+    }
+
+    /// What weights whose sessions have this context took of an adapter: each part of a network has its own.
+    fn of<'a>(adapter: &'a Adapter, sessions: &Arc<Context>) -> Result<&'a DeviceAdapter> {
+        let mut all = adapter.device.iter();
+        let is_it = |d: &&DeviceAdapter| Arc::ptr_eq(d.numbers.context(), sessions);
+        match all.find_map(|d| d.downcast_ref::<DeviceAdapter>().filter(is_it)) {
+            Some(device) => Ok(device),
+            None => fail!(Internal, "an adapter that was not taken to the device"),
+        }
+    }
+}
+
+/// The adapters of a session.
+pub struct SessionAdapters {
+    /// Kept, with what is on the device of them.
+    pub set: Arc<AdapterSet>,
+    room: Room,
+    /// Of each linear layer of the network.
+    pairs: Buffer,
+    /// `A x` of rows.
+    thin: Buffer,
+    thin_stride: usize,
+    /// `A x` of products that add themselves what adapters have for them, if some do.
+    words: Option<Buffer>,
+    /// What goes to `pairs`.
+    table: Vec<args::AdapterPair>,
+}
+
+/// What the memory of a session's adapters is for: pairs of a linear layer, and ranks of these together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Room {
+    uses: usize,
+    ranks: usize,
+}
+
+impl Room {
+    /// Enough for these, and for others that are about as many.
+    fn of(set: &AdapterSet) -> Room {
+        let all: usize = set.iter().map(|u| ranks(u.adapter.max_rank)).sum();
+        Room {
+            uses: set.len().next_power_of_two(),
+            ranks: all.next_power_of_two().max(16),
+        }
+    }
+
+    fn holds(&self, other: Room) -> bool {
+        self.uses >= other.uses && self.ranks >= other.ranks
+    }
+}
+
+impl SessionAdapters {
+    /// What a session needs that uses these.
+    pub fn new(
+        context: &Arc<Context>,
+        plan: &Plan,
+        set: Arc<AdapterSet>,
+    ) -> Result<SessionAdapters> {
+        let what = "the adapters of a session";
+        let room = Room::of(&set);
+        let n = plan.linears.len();
+        let pair = size_of::<args::AdapterPair>();
+        let most = plan.linears.iter().map(|l| l.place + 1).max().unwrap_or(1);
+        let thin_stride = most as usize * room.ranks;
+        let mut adapters = SessionAdapters {
+            room,
+            pairs: Buffer::new(context, n * room.uses * pair, what)?,
+            thin: Buffer::new(context, THIN_ROWS * thin_stride * 4, what)?,
+            thin_stride,
+            words: match room.ranks <= MOST_RANKS {
+                true => Some(Buffer::new(
+                    context,
+                    n * room.ranks * PARTS as usize * 8,
+                    what,
+                )?),
+                false => None,
+            },
+            table: try_vec(n * room.uses, args::AdapterPair::default(), what)?,
+            set: set.clone(),
+        };
+        adapters.thin.clear(0, adapters.thin.bytes())?;
+        adapters.write(plan, &set)?;
+        Ok(adapters)
+    }
+
+    /// Whether there is room for others.
+    pub fn holds(&self, set: &AdapterSet) -> bool {
+        self.room.holds(Room::of(set))
+    }
+
+    /// Takes others, for which there is room. Nothing that reads these is under way, and nothing is allocated.
+    pub fn change(&mut self, plan: &Plan, set: Arc<AdapterSet>) -> Result<()> {
+        self.write(plan, &set)?;
+        self.set = set;
+        Ok(())
+    }
+
+    fn write(&mut self, plan: &Plan, set: &AdapterSet) -> Result<()> {
+        let room = self.room;
+        self.table.fill(args::AdapterPair::default());
+        let mut before = 0;
+        for (i, used) in set.iter().enumerate() {
+            let device = DeviceAdapter::of(&used.adapter, self.pairs.context())?;
+            let tables = self.table.chunks_exact_mut(room.uses);
+            for (linear, pairs) in plan.linears.iter().zip(tables) {
+                let Some(pair) = device.pairs.get(&linear.id) else {
+                    continue;
+                };
+                pairs[i] = args::AdapterPair {
+                    a: pair.a,
+                    b: pair.b,
+                    rank: pair.rank,
+                    at: linear.place * room.ranks as u32 + before,
+                    a_type: pair.a_type,
+                    b_type: pair.b_type,
+                    scale: used.scale * pair.scale,
+                    padding: 0,
+                };
+            }
+            before += ranks(device.max_rank) as u32;
+        }
+        // What is behind the ranks of one set may be ranks of another.
+        self.thin.clear(0, self.thin.bytes())?;
+        self.pairs.write(0, &self.table)
+    }
+
+    /// Tells the device-side state.
+    pub fn enter(&self, session: &mut args::Session) {
+        session.adapters = self.pairs.address();
+        session.thin = self.thin.address();
+        session.adapter_uses = self.room.uses as u32;
+        session.thin_stride = self.thin_stride as u32;
+    }
+
+    /// For products of the session alone.
+    pub fn alone(&self) -> OneSession {
+        OneSession {
+            pairs: self.pairs.address(),
+            words: self.words.as_ref().map_or(0, Buffer::address),
+            n_words: self.words.as_ref().map_or(0, Buffer::bytes) as u32 / 8,
+            room: self.room,
+        }
+    }
+}
+
+/// The adapters of the only session of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct OneSession {
+    pairs: u64,
+    words: u64,
+    n_words: u32,
+    room: Room,
+}
+
+/// Of which sessions products may have adapters.
+#[derive(Clone, Copy, Debug)]
+pub enum Adapters {
+    /// None.
+    None,
+    /// Of the only one.
+    One(OneSession),
+    /// Any.
+    Any,
+}
+
+impl OneSession {
+    /// Bytes that a block needs of a product's `A x`; none if there is too much of it.
+    pub fn thin_bytes(&self, matrix: &Matrix) -> Option<usize> {
+        let n_linears = matrix.adapted.as_ref().map_or(0, |a| a.n_linears as usize);
+        let ranks = n_linears * self.room.ranks;
+        (ranks <= MOST_RANKS).then_some(ranks * 4)
+    }
+
+    /// What a product adds itself. The words are zeros when its step begins ([`OneSession::clear`]), and no other of the step
+    /// uses those of the product.
+    pub fn adapted(&self, matrix: &Matrix) -> Option<args::Adapted> {
+        let adapted = matrix.adapted.as_ref()?;
+        let (uses, ranks) = (self.room.uses as u32, self.room.ranks as u32);
+        let pair = size_of::<args::AdapterPair>() as u64;
+        Some(args::Adapted {
+            pairs: self.pairs + u64::from(adapted.first * uses) * pair,
+            words: self.words + u64::from(adapted.first * ranks) * PARTS * 8,
+            uses,
+            ranks,
+            n_linears: adapted.n_linears,
+            thin_at: 0,
+            pieces: adapted.pieces,
+        })
+    }
+
+    /// Enqueues what a step begins with whose products add what adapters have.
+    ///
+    /// # Safety
+    /// The adapters must be those of a session, and live until the work is done.
+    pub unsafe fn clear(&self, stream: &Stream) -> Result<()> {
+        if self.n_words == 0 {
+            return Ok(());
+        }
+        // SAFETY: by contract, the words of a session's adapters, as many as there are.
+        unsafe { stream.fill32(self.words, 0, 2 * self.n_words as usize) }
+    }
+}
+
+/// The rows of a product that adapters add to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AdaptedRows {
+    /// The address of a table of sessions.
+    pub sessions: u64,
+    /// Where the input is, in the forms that were written.
+    pub input: AdaptedInput,
+    /// The product.
+    pub out: Span,
+    /// How many.
+    pub rows: u32,
+}
+
+/// The input of a product that adapters add to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum AdaptedInput {
+    /// A row of each of several sessions.
+    Step(Inputs),
+    /// Rows of one session: f16, tiled, and f32.
+    Chunk { x: u64, x_scale: u64 },
+}
+
+/// What is launched for the rows of a product.
+pub(super) struct Adaptation {
+    args: args::Adapt,
+    /// Of one session.
+    is_chunk: bool,
+    rows: u32,
+}
+
+impl AdaptedRows {
+    /// What is launched; none for matrices that adapters cannot be added to.
+    pub fn adaptation(&self, matrix: &Matrix) -> Option<Adaptation> {
+        let adapted = matrix.adapted.as_ref()?;
+        let mut args = args::Adapt {
+            sessions: self.sessions,
+            out: self.out.address,
+            out_stride: self.out.stride,
+            groups: matrix.groups,
+            rows: self.rows.min(THIN_ROWS as u32),
+            outputs: matrix.rows,
+            first_linear: adapted.first,
+            n_linears: adapted.n_linears,
+            pieces: adapted.pieces,
+            ..Default::default()
+        };
+        match self.input {
+            AdaptedInput::Step(inputs) => {
+                (args.q8, args.q8_scale) = (inputs.q8, inputs.q8_scale);
+                // One form is enough.
+                args.f32 = if inputs.q8 == 0 { inputs.f32 } else { 0 };
+            }
+            AdaptedInput::Chunk { x, x_scale } => (args.f16, args.f16_scale) = (x, x_scale),
+        }
+        Some(Adaptation {
+            args,
+            is_chunk: matches!(self.input, AdaptedInput::Chunk { .. }),
+            rows: self.rows,
+        })
+    }
+}
+
+impl Kernels {
+    /// Works `A x` out, from the input of a product.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub(super) unsafe fn narrow(&self, stream: &Stream, of: &Adaptation) -> Result<()> {
+        let (name, rows) = match of.is_chunk {
+            false => ("narrow", of.args.rows),
+            true => ("narrow_8", of.args.rows.div_ceil(ROWS_AT_ONCE)),
+        };
+        let grid = (NARROW_BLOCKS, rows, 1);
+        // SAFETY: by contract, all addresses are valid.
+        unsafe { self.launch(stream, name, grid, NARROW_THREADS, 0, &of.args) }
+    }
+
+    /// Adds `B (A x)` to the product.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub(super) unsafe fn widen(&self, stream: &Stream, of: &Adaptation) -> Result<()> {
+        let (name, rows) = match of.is_chunk {
+            false => ("widen", of.args.rows),
+            true => ("widen_8", of.args.rows.div_ceil(ROWS_AT_ONCE)),
+        };
+        let grid = (of.args.outputs.div_ceil(THREADS), rows, 1);
+        // SAFETY: by contract, all addresses are valid.
+        unsafe { self.launch(stream, name, grid, THREADS, 0, &of.args) }
+    }
+
+    /// Does both for a chunk, as many rows at a time as there is room for.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub(super) unsafe fn adapt(&self, stream: &Stream, mut of: Adaptation) -> Result<()> {
+        while of.args.first_row < of.rows {
+            of.args.rows = (of.rows - of.args.first_row).min(THIN_ROWS as u32);
+            // SAFETY: by contract, all addresses are valid.
+            unsafe {
+                self.narrow(stream, &of)?;
+                self.widen(stream, &of)?;
+            }
+            of.args.first_row += of.args.rows;
+        }
+        Ok(())
+    }
+}

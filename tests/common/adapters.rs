@@ -1,0 +1,76 @@
+//! Random LoRA adapters of whatever a model's file has.
+
+use super::TempDir;
+use super::tiny::Random;
+use emberlm::engine::{Adapter, Model};
+use emberlm::format::ModelFile;
+use emberlm::format::writer::Writer;
+use emberlm::quant::TensorType;
+use half::{bf16, f16};
+use std::path::Path;
+use std::sync::Arc;
+
+/// An adapter of the model of a file, of a rank and type, with pairs for every matrix that can have one. `size` is that of the
+/// numbers of `B`.
+pub fn random_adapter(
+    model: &Arc<Model>,
+    path: &Path,
+    (seed, rank, ty): (u64, usize, TensorType),
+    size: f32,
+) -> Adapter {
+    let file = ModelFile::open(path).unwrap();
+    let mut names: Vec<&str> = (file.tensors.iter())
+        .filter(|(name, t)| t.dims.len() == 2 && name.starts_with("blk.") && t.rows() > 1)
+        .map(|(name, _)| &**name)
+        .collect();
+    names.sort_unstable();
+    names.push("output.weight");
+    let dir = TempDir::new("random-adapter");
+    loop {
+        let mut writer = Writer::new();
+        writer.set("general.type", "adapter");
+        writer.set(
+            "general.architecture",
+            file.str("general.architecture").unwrap(),
+        );
+        writer.set("adapter.type", "lora");
+        writer.set("adapter.lora.alpha", rank as f32);
+        for name in &names {
+            let tensor = match file.tensors.get(*name) {
+                Some(tensor) => tensor,
+                None => &file.tensors["token_embd.weight"],
+            };
+            let (inputs, outputs) = (tensor.row_len(), tensor.rows());
+            let [a, b] = ["a", "b"].map(|half| format!("{name}.lora_{half}"));
+            writer.tensor(&a, ty, &[inputs, rank]).unwrap();
+            writer.tensor(&b, ty, &[rank, outputs]).unwrap();
+        }
+        let mut random = Random::new(seed, "adapter");
+        let mut bytes = Vec::new();
+        let written = writer.write(&mut bytes, |entry, out| {
+            let scale = match entry.name.ends_with("_b") {
+                true => size,
+                false => 0.2,
+            };
+            for _ in 0..entry.size / ty.block_bytes() as u64 {
+                let x = scale * random.signed_unit();
+                match ty {
+                    TensorType::F16 => out.write_all(&f16::from_f32(x).to_le_bytes())?,
+                    TensorType::BF16 => out.write_all(&bf16::from_f32(x).to_le_bytes())?,
+                    _ => out.write_all(&x.to_le_bytes())?,
+                }
+            }
+            Ok(())
+        });
+        written.unwrap();
+        match Adapter::load(model.clone(), &dir.file("adapter.gguf", &bytes)) {
+            Ok(adapter) => return adapter,
+            // Some matrices cannot have one; the message says which.
+            Err(e) => {
+                let before = names.len();
+                names.retain(|name| !e.message.contains(&format!("{name}.lora_a")));
+                assert!(names.len() < before && names.len() > 2, "{e}");
+            }
+        }
+    }
+}
