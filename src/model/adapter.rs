@@ -42,6 +42,25 @@ pub enum Floats {
     BF16(Vec<bf16>),
 }
 
+impl Floats {
+    /// Their type.
+    pub fn ty(&self) -> TensorType {
+        match self {
+            Floats::F32(_) => TensorType::F32,
+            Floats::F16(_) => TensorType::F16,
+            Floats::BF16(_) => TensorType::BF16,
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Floats::F32(all) => all.len(),
+            Floats::F16(all) => all.len(),
+            Floats::BF16(all) => all.len(),
+        }
+    }
+}
+
 /// An adapter of a network.
 pub struct Adapter {
     /// What the file calls it; may be empty.
@@ -267,12 +286,7 @@ impl LowRank {
 
     /// Bytes in memory.
     pub fn bytes(&self) -> usize {
-        self.a.len()
-            + match &self.b {
-                Floats::F32(b) => size_of_val(&b[..]),
-                Floats::F16(b) => size_of_val(&b[..]),
-                Floats::BF16(b) => size_of_val(&b[..]),
-            }
+        self.a.len() + self.b.len() * self.b.ty().block_bytes()
     }
 }
 

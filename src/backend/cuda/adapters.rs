@@ -5,6 +5,7 @@
 
 use super::args::{self, AdapterPiece, MAX_LINEARS};
 use super::driver::{Buffer, Context, Stream};
+use super::evaluation::Evaluation;
 use super::kernels::Kernels;
 use super::matrix::{Inputs, Matrix};
 use super::plan::Plan;
@@ -157,6 +158,7 @@ pub struct DeviceAdapter {
     numbers: Buffer,
 }
 
+/// As `AdapterType` of adapters.cuh.
 fn type_number(ty: TensorType) -> u32 {
     match ty {
         TensorType::F16 => 1,
@@ -170,8 +172,8 @@ fn ranks(rank: usize) -> usize {
     rank.next_multiple_of(RANKS)
 }
 
-/// `B` as it is on the device, its rows one after the other, and the number of its type.
-fn b_of(pair: &LowRank) -> Result<(u32, Vec<u8>)> {
+/// `B` as it is on the device, its rows one after the other.
+fn b_of(pair: &LowRank) -> Result<Vec<u8>> {
     fn rows<T: Copy, const N: usize>(
         pair: &LowRank,
         columns: &[T],
@@ -186,22 +188,18 @@ fn b_of(pair: &LowRank) -> Result<(u32, Vec<u8>)> {
         }
         Ok(all)
     }
-    Ok(match &pair.b {
-        Floats::F32(b) => (0, rows(pair, b, |x| x.to_le_bytes())?),
-        Floats::F16(b) => (1, rows(pair, b, |x| x.to_le_bytes())?),
-        Floats::BF16(b) => (2, rows(pair, b, |x| x.to_le_bytes())?),
-    })
+    match &pair.b {
+        Floats::F32(b) => rows(pair, b, |x| x.to_le_bytes()),
+        Floats::F16(b) => rows(pair, b, |x| x.to_le_bytes()),
+        Floats::BF16(b) => rows(pair, b, |x| x.to_le_bytes()),
+    }
 }
 
 /// Bytes of a row of `A` on the device, whose products read whole groups, and of all of `B`.
 fn device_bytes(pair: &LowRank) -> (usize, usize) {
-    let element = pair.a.len() / (pair.rank * pair.inputs);
-    let of_b = match &pair.b {
-        Floats::F32(_) => 4,
-        Floats::F16(_) | Floats::BF16(_) => 2,
-    };
-    let row = pair.inputs.next_multiple_of(32) * element;
-    (row, pair.outputs * ranks(pair.rank) * of_b)
+    let row = pair.inputs.next_multiple_of(32) * pair.a_type.block_bytes();
+    let b = pair.outputs * ranks(pair.rank) * pair.b.ty().block_bytes();
+    (row, b)
 }
 
 impl DeviceAdapter {
@@ -251,13 +249,13 @@ impl DeviceAdapter {
                 numbers.write(at, &padded)?;
             }
             at += (row * pair.rank).next_multiple_of(ALIGNMENT);
-            let (b_type, b) = b_of(pair)?;
+            let b = b_of(pair)?;
             numbers.write(at, &b)?;
             let device = DevicePair {
                 a,
                 b: numbers.address() + at as u64,
                 a_type: type_number(pair.a_type),
-                b_type,
+                b_type: type_number(pair.b.ty()),
                 rank: pair.rank as u32,
                 scale: pair.scale,
             };
@@ -477,20 +475,7 @@ impl OneSession {
     }
 }
 
-/// The rows of a product that adapters add to.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AdaptedRows {
-    /// The address of a table of sessions.
-    pub sessions: u64,
-    /// Where the input is, in the forms that were written.
-    pub input: AdaptedInput,
-    /// The product.
-    pub out: Span,
-    /// How many.
-    pub rows: u32,
-}
-
-/// The input of a product that adapters add to.
+/// The input of a product that adapters add to, in the forms that were written.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AdaptedInput {
     /// A row of each of several sessions.
@@ -499,7 +484,7 @@ pub(super) enum AdaptedInput {
     Chunk { x: u64, x_scale: u64 },
 }
 
-/// What is launched for the rows of a product.
+/// What is launched for the rows of a product that adapters add to.
 pub(super) struct Adaptation {
     args: args::Adapt,
     /// Of one session.
@@ -507,34 +492,47 @@ pub(super) struct Adaptation {
     rows: u32,
 }
 
-impl AdaptedRows {
-    /// What is launched; none for matrices that adapters cannot be added to.
-    pub fn adaptation(&self, matrix: &Matrix) -> Option<Adaptation> {
+impl Evaluation<'_> {
+    /// What is launched for `rows` rows of a product; none where adapters add nothing.
+    pub(super) fn adaptation(
+        &self,
+        matrix: &Matrix,
+        input: AdaptedInput,
+        out: Span,
+        rows: u32,
+    ) -> Option<Adaptation> {
+        if matches!(self.adapters, Adapters::None) {
+            return None;
+        }
         let adapted = matrix.adapted.as_ref()?;
         let mut args = args::Adapt {
             sessions: self.sessions,
-            out: self.out.address,
-            out_stride: self.out.stride,
+            out: out.address,
+            out_stride: out.stride,
             groups: matrix.groups,
-            rows: self.rows.min(THIN_ROWS as u32),
+            rows: rows.min(THIN_ROWS as u32),
             outputs: matrix.rows,
             first_linear: adapted.first,
             n_linears: adapted.n_linears,
             pieces: adapted.pieces,
             ..Default::default()
         };
-        match self.input {
+        let is_chunk = match input {
             AdaptedInput::Step(inputs) => {
                 (args.q8, args.q8_scale) = (inputs.q8, inputs.q8_scale);
                 // One form is enough.
                 args.f32 = if inputs.q8 == 0 { inputs.f32 } else { 0 };
+                false
             }
-            AdaptedInput::Chunk { x, x_scale } => (args.f16, args.f16_scale) = (x, x_scale),
-        }
+            AdaptedInput::Chunk { x, x_scale } => {
+                (args.f16, args.f16_scale) = (x, x_scale);
+                true
+            }
+        };
         Some(Adaptation {
             args,
-            is_chunk: matches!(self.input, AdaptedInput::Chunk { .. }),
-            rows: self.rows,
+            is_chunk,
+            rows,
         })
     }
 }

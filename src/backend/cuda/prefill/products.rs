@@ -1,7 +1,7 @@
 //! The products of a chunk, with the making of their inputs.
 
 use super::ChunkOperations;
-use crate::backend::cuda::adapters::{AdaptedInput, AdaptedRows};
+use crate::backend::cuda::adapters::AdaptedInput;
 use crate::backend::cuda::args;
 use crate::backend::cuda::matrix::Matrix;
 use crate::backend::cuda::plan::MlpPlan;
@@ -88,13 +88,7 @@ impl ChunkOperations<'_> {
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
         unsafe { e.kernels.matmul(e.stream, &product)? };
         let (x, x_scale) = (self.at().x, self.at().x_scale);
-        let rows = AdaptedRows {
-            sessions: e.sessions,
-            input: AdaptedInput::Chunk { x, x_scale },
-            out,
-            rows: self.rows,
-        };
-        match rows.adaptation(matrix).filter(|_| e.adapts(matrix)) {
+        match e.adaptation(matrix, AdaptedInput::Chunk { x, x_scale }, out, self.rows) {
             // SAFETY: addresses of the *sessions* and the *workspace*, which `self` promises.
             Some(adaptation) => unsafe { e.kernels.adapt(e.stream, adaptation) },
             None => Ok(()),

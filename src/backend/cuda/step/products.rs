@@ -2,7 +2,7 @@
 
 use super::StepOperations;
 use crate::backend::Work;
-use crate::backend::cuda::adapters::{AdaptedInput, AdaptedRows, Adapters};
+use crate::backend::cuda::adapters::{AdaptedInput, Adapters};
 use crate::backend::cuda::args;
 use crate::backend::cuda::matrix::{Forms, Matrix};
 use crate::backend::cuda::plan::{LayerInputPlan, MlpPlan};
@@ -281,8 +281,7 @@ impl StepOperations<'_> {
     /// `out = matrix * input + residual`, of the input that is there, with what adapters add; without residual where that is 0.
     fn matvec(&self, matrix: &Matrix, out: Span, residual: u64) -> Result<()> {
         let (e, inputs) = (&self.eval, self.buffers.at().inputs);
-        let adapts = e.adapts(matrix);
-        if adapts && self.batch == 1 && self.adds_adapters(matrix) {
+        if e.adapts(matrix) && self.batch == 1 && self.adds_adapters(matrix) {
             let product = Product {
                 matrix,
                 input: RowInput::Rounded(inputs),
@@ -293,13 +292,8 @@ impl StepOperations<'_> {
             // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
             return unsafe { e.kernels.product(e.stream, &product) };
         }
-        let rows = AdaptedRows {
-            sessions: e.sessions,
-            input: AdaptedInput::Step(inputs.only(matrix.forms())),
-            out,
-            rows: self.batch,
-        };
-        let adaptation = rows.adaptation(matrix).filter(|_| adapts);
+        let input = AdaptedInput::Step(inputs.only(matrix.forms()));
+        let adaptation = e.adaptation(matrix, input, out, self.batch);
         // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises.
         unsafe {
             // While this is worked out, the product asks for its weights.
