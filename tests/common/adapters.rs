@@ -1,14 +1,35 @@
-//! Random LoRA adapters of whatever a model's file has.
+//! Sessions with LoRA adapters, and random adapters of whatever a model's file has.
 
 use super::TempDir;
 use super::tiny::Random;
-use emberlm::engine::{Adapter, Model};
+use emberlm::engine::{Adapter, Model, Session, WantedAdapter};
 use emberlm::format::ModelFile;
 use emberlm::format::writer::Writer;
 use emberlm::quant::TensorType;
 use half::{bf16, f16};
 use std::path::Path;
 use std::sync::Arc;
+
+pub fn scaled(adapter: &Adapter, scale: f32) -> WantedAdapter<'_> {
+    WantedAdapter { adapter, scale }
+}
+
+/// An empty session with these adapters and these tokens.
+pub fn adapted(mut session: Session, adapters: &[WantedAdapter<'_>], tokens: &[u32]) -> Session {
+    session.set_adapters(adapters, false).unwrap();
+    session.prefill(tokens).unwrap();
+    session
+}
+
+pub fn logits(session: &mut Session) -> Vec<f32> {
+    let mut out = vec![0.0; session.model().details().n_vocab];
+    session.logits(&mut out).unwrap();
+    out
+}
+
+pub fn decode(session: &mut Session, count: usize) -> Vec<u32> {
+    (0..count).map(|_| session.decode().unwrap()).collect()
+}
 
 /// An adapter of the model of a file, of a rank and type, with pairs for every matrix that can have one. `size` is that of the
 /// numbers of `B`.

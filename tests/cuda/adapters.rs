@@ -1,16 +1,16 @@
 //! LoRA adapters on a GPU: against peft, against the CPU, and that sessions with different ones do not see each other.
 
-use crate::common::adapters::random_adapter;
+use crate::common::adapters::{adapted, decode, logits, random_adapter, scaled};
 use crate::common::expected::Expected;
 use crate::common::families::{CPU_ONLY, FAMILIES};
 use crate::common::repository_file;
 use crate::common::states::{bits, restored, saved, session, session_with};
-use crate::gpu::{Tests, context};
+use crate::gpu::{Tests, context, load_on};
 use emberlm::Status;
 use emberlm::backend::{DeviceKind, KvType, LoadOptions};
 use emberlm::engine::speculate::DraftOptions;
 use emberlm::engine::state::{Kind, RestoreOptions};
-use emberlm::engine::{Adapter, Model, Session, WantedAdapter, device};
+use emberlm::engine::{Adapter, Model, Session, WantedAdapter};
 use emberlm::format::ModelFile;
 use emberlm::quant::TensorType;
 use std::path::{Path, PathBuf};
@@ -45,35 +45,12 @@ fn hamlet_path() -> PathBuf {
     repository_file("models/hamlet-7m-Q4_K_M.gguf")
 }
 
-fn load_on(path: &Path, kind: DeviceKind, options: &LoadOptions) -> Arc<Model> {
-    let is_it = |i: &usize| device::info(*i).unwrap().kind == kind;
-    let index = (0..device::count().unwrap()).find(is_it).unwrap();
-    Arc::new(Model::load(path, index, options, &mut |_| Ok(())).unwrap())
-}
-
 fn load(path: &Path) -> Arc<Model> {
     load_on(path, DeviceKind::Cuda, &LoadOptions::default())
 }
 
-fn scaled(adapter: &Adapter, scale: f32) -> WantedAdapter<'_> {
-    WantedAdapter { adapter, scale }
-}
-
 fn with(model: &Arc<Model>, adapters: &[WantedAdapter<'_>], tokens: &[u32]) -> Session {
-    let mut session = session(model);
-    session.set_adapters(adapters, false).unwrap();
-    session.prefill(tokens).unwrap();
-    session
-}
-
-fn logits(session: &mut Session) -> Vec<f32> {
-    let mut out = vec![0.0; session.model().details().n_vocab];
-    session.logits(&mut out).unwrap();
-    out
-}
-
-fn decode(session: &mut Session, count: usize) -> Vec<u32> {
-    (0..count).map(|_| session.decode().unwrap()).collect()
+    adapted(session(model), adapters, tokens)
 }
 
 /// Of the largest logit.

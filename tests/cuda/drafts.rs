@@ -7,8 +7,8 @@ use crate::common::states::{random_life_of, session, session_with};
 use crate::gpu::*;
 use emberlm::Status;
 use emberlm::backend::{DeviceKind, KvType, LoadOptions};
+use emberlm::engine::Model;
 use emberlm::engine::speculate::DraftOptions;
-use emberlm::engine::{Model, device};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,10 +24,7 @@ pub fn tests(tests: &mut Tests) {
 }
 
 fn load(path: &Path) -> Arc<Model> {
-    let is_gpu = |i: &usize| device::info(*i).unwrap().kind == DeviceKind::Cuda;
-    let index = (0..device::count().unwrap()).find(is_gpu).unwrap();
-    let options = LoadOptions::default();
-    Arc::new(Model::load(path, index, &options, &mut |_| Ok(())).unwrap())
+    load_on(path, DeviceKind::Cuda, &LoadOptions::default())
 }
 
 fn hamlet() -> Arc<Model> {

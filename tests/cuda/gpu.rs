@@ -5,8 +5,11 @@ use crate::common::tiny::Random;
 use emberlm::backend::cuda::driver::{self, Buffer, Context, Pod, Stream};
 use emberlm::backend::cuda::kernels::Kernels;
 use emberlm::backend::cuda::matrix;
+use emberlm::backend::{DeviceKind, LoadOptions};
+use emberlm::engine::{Model, device};
 use emberlm::quant::codebook::IQ1M;
 use emberlm::quant::{Codebook, TensorType};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 /// A test: its name and what it does.
@@ -19,6 +22,13 @@ pub fn missing() -> Option<String> {
         Ok(_) => None,
         Err(e) => Some(e.message),
     }
+}
+
+/// A model on the first device of a kind.
+pub fn load_on(path: &Path, kind: DeviceKind, options: &LoadOptions) -> Arc<Model> {
+    let is_it = |i: &usize| device::info(*i).unwrap().kind == kind;
+    let index = (0..device::count().unwrap()).find(is_it).unwrap();
+    Arc::new(Model::load(path, index, options, &mut |_| Ok(())).unwrap())
 }
 
 /// The kernels on the first GPU, loaded once.

@@ -3,13 +3,13 @@
 //! A GPU and the CPU round inputs of products in other ways, so logits of a network in parts lie between those of either
 //! device as a whole: within 3 % of the largest logit for the tiny families, within 0.3 for hamlet, which is quantized.
 
-use crate::common::adapters::random_adapter;
+use crate::common::adapters::{random_adapter, scaled};
 use crate::common::states::*;
 use crate::common::{TempDir, repository_file};
 use crate::gpu::*;
 use emberlm::backend::{DeviceKind, LoadOptions};
 use emberlm::engine::state::{Kind, RestoreOptions};
-use emberlm::engine::{Adapter, Model, Session, SessionOptions, WantedAdapter, device};
+use emberlm::engine::{Adapter, Model, Session, SessionOptions, device};
 use emberlm::quant::TensorType;
 use emberlm::{Result, Status};
 use std::path::{Path, PathBuf};
@@ -272,10 +272,6 @@ fn two_gpus() {
             assert!(said(&model) == whole, "{} at {at}", path.display());
         }
     }
-}
-
-fn scaled(adapter: &Adapter, scale: f32) -> WantedAdapter<'_> {
-    WantedAdapter { adapter, scale }
 }
 
 /// Each part adds what adapters have for it: as the CPU does as a whole, and of two GPUs with the bits of one.

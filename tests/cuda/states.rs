@@ -8,7 +8,7 @@ use crate::gpu::*;
 use emberlm::Status;
 use emberlm::backend::{DeviceKind, KvType, LoadOptions, RunnerOptions};
 use emberlm::engine::state::{Kind, RestoreOptions};
-use emberlm::engine::{Model, Session, device};
+use emberlm::engine::{Model, Session};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -30,10 +30,7 @@ pub fn tests(tests: &mut Tests) {
 }
 
 fn load(path: &Path, kind: DeviceKind) -> Arc<Model> {
-    let of_kind = |i: &usize| device::info(*i).unwrap().kind == kind;
-    let index = (0..device::count().unwrap()).find(of_kind).unwrap();
-    let options = LoadOptions::default();
-    Arc::new(Model::load(path, index, &options, &mut |_| Ok(())).unwrap())
+    load_on(path, kind, &LoadOptions::default())
 }
 
 fn hamlet(kind: DeviceKind) -> Arc<Model> {

@@ -1,11 +1,12 @@
 //! Vectors and scores of texts with LoRA adapters: against peft, and against models that the adapters were merged into.
 
-use crate::adapters::{Files, adapter, adapter_path, scaled};
+use crate::adapters::{Files, adapter, adapter_path};
+use crate::common::adapters::scaled;
 use crate::common::edit::{Edited, EditedTensor};
 use crate::common::folder::Stored;
 use crate::common::{TempDir, repository_file};
 use crate::embeddings::{
-    Expected, bits, check, embedder, load, paths, pooled, run, scores, vectors,
+    Expected, agrees, bits, check, embedder, load, paths, run, scores, vectors,
 };
 use emberlm::Status;
 use emberlm::engine::embedder::{Embedder, EmbedderOptions};
@@ -62,42 +63,18 @@ fn vectors_and_scores_are_those_of_peft() {
     for name in CASES {
         let expected = Expected::of(&format!("tests/data/adapters/{}", of_embedder(name)));
         let texts = expected.all();
-        let theirs: Vec<f32> = expected
-            .texts
-            .iter()
-            .flat_map(|t| t.hidden.clone())
-            .collect();
         for path in paths(name) {
             let what = path.display().to_string();
             let model = load(&path, 2);
             let adapter = adapter(&model, &of_embedder(name));
             let list = [scaled(&adapter, 1.0)];
+            agrees(&what, &model, &expected, &texts, &list);
+            // They do something.
             let every = vectors(Pooling::None, false);
             let ours = run(&mut embedder(&model, &with(every.clone(), &list)), &texts);
-            check(&what, &ours, &theirs);
-            // They do something.
             let plain = run(&mut embedder(&model, &every), &texts);
             let differences = plain.iter().zip(&ours).map(|(a, b)| (a - b).abs());
             assert!(differences.fold(0.0, f32::max) > 0.1, "{what}");
-            for pooling in [Pooling::Mean, Pooling::First, Pooling::Last] {
-                let options = with(vectors(pooling, false), &list);
-                let ours = run(&mut embedder(&model, &options), &texts);
-                let theirs: Vec<f32> = expected
-                    .texts
-                    .iter()
-                    .flat_map(|t| pooled(pooling, &t.hidden, expected.width))
-                    .collect();
-                check(&format!("{what}, {pooling:?}"), &ours, &theirs);
-            }
-            if !expected.texts[0].scores.is_empty() {
-                let ours = run(&mut embedder(&model, &with(scores(), &list)), &texts);
-                let theirs: Vec<f32> = expected
-                    .texts
-                    .iter()
-                    .flat_map(|t| t.scores.clone())
-                    .collect();
-                check(&format!("{what}, scores"), &ours, &theirs);
-            }
         }
     }
 }

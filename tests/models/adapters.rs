@@ -1,8 +1,10 @@
 //! LoRA adapters on the CPU: against peft, and what they do to sessions.
 
+use crate::common::adapters::{adapted, decode, logits, scaled};
 use crate::common::edit::Edited;
 use crate::common::expected::Expected;
 use crate::common::folder::{Stored, family_path, safetensors, tensors};
+use crate::common::states::bits;
 use crate::common::{TempDir, repository_file};
 use emberlm::backend::{KvType, LoadOptions};
 use emberlm::engine::speculate::DraftOptions;
@@ -66,30 +68,9 @@ fn session_of(model: &Arc<Model>, context: usize) -> Session {
     Session::create(model.clone(), &options).unwrap()
 }
 
-pub fn scaled(adapter: &Adapter, scale: f32) -> WantedAdapter<'_> {
-    WantedAdapter { adapter, scale }
-}
-
 /// A session with these adapters that has read the tokens.
 fn with(model: &Arc<Model>, adapters: &[WantedAdapter<'_>], tokens: &[u32]) -> Session {
-    let mut session = session(model);
-    session.set_adapters(adapters, false).unwrap();
-    session.prefill(tokens).unwrap();
-    session
-}
-
-fn logits(session: &mut Session) -> Vec<f32> {
-    let mut out = vec![0.0; session.model().details().n_vocab];
-    session.logits(&mut out).unwrap();
-    out
-}
-
-fn bits(session: &mut Session) -> Vec<u32> {
-    logits(session).iter().map(|x| x.to_bits()).collect()
-}
-
-fn decode(session: &mut Session, count: usize) -> Vec<u32> {
-    (0..count).map(|_| session.decode().unwrap()).collect()
+    adapted(session(model), adapters, tokens)
 }
 
 const TOKENS: [u32; 9] = [3, 14, 15, 9, 26, 5, 35, 8, 9];

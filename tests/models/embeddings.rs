@@ -8,7 +8,7 @@ use crate::common::{TempDir, repository_file};
 use emberlm::Status;
 use emberlm::backend::{DeviceKind, LoadOptions};
 use emberlm::engine::embedder::{Embedder, EmbedderOptions, Product};
-use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::engine::{Model, Session, SessionOptions, WantedAdapter, device};
 use emberlm::format::{ModelFile, Value};
 use emberlm::model::{Network, Pooling};
 use std::path::{Path, PathBuf};
@@ -138,6 +138,38 @@ pub fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
+/// Whether embedders of a model with these adapters have the hidden states, the vectors and, if there are any, the scores that are
+/// expected of all texts.
+pub fn agrees(
+    what: &str,
+    model: &Arc<Model>,
+    expected: &Expected,
+    texts: &(Vec<u32>, Vec<usize>),
+    adapters: &[WantedAdapter<'_>],
+) {
+    let run_with = |options: EmbedderOptions<'_>| {
+        let options = EmbedderOptions {
+            adapters,
+            ..options
+        };
+        run(&mut embedder(model, &options), texts)
+    };
+    let of_all = |of: &dyn Fn(&Text) -> Vec<f32>| -> Vec<f32> {
+        expected.texts.iter().flat_map(of).collect()
+    };
+    let ours = run_with(vectors(Pooling::None, false));
+    check(what, &ours, &of_all(&|t| t.hidden.clone()));
+    for pooling in [Pooling::Mean, Pooling::First, Pooling::Last] {
+        let ours = run_with(vectors(pooling, false));
+        let theirs = of_all(&|t| pooled(pooling, &t.hidden, expected.width));
+        check(&format!("{what}, {pooling:?}"), &ours, &theirs);
+    }
+    if !expected.texts[0].scores.is_empty() {
+        let theirs = of_all(&|t| t.scores.clone());
+        check(&format!("{what}, scores"), &run_with(scores()), &theirs);
+    }
+}
+
 #[test]
 fn every_model_agrees_with_transformers() {
     for name in ENCODERS.into_iter().chain(DECODERS) {
@@ -146,34 +178,7 @@ fn every_model_agrees_with_transformers() {
         for path in paths(name) {
             let what = path.display().to_string();
             let model = load(&path, 2);
-            let ours = run(
-                &mut embedder(&model, &vectors(Pooling::None, false)),
-                &texts,
-            );
-            let theirs: Vec<f32> = expected
-                .texts
-                .iter()
-                .flat_map(|t| t.hidden.clone())
-                .collect();
-            check(&what, &ours, &theirs);
-            for pooling in [Pooling::Mean, Pooling::First, Pooling::Last] {
-                let ours = run(&mut embedder(&model, &vectors(pooling, false)), &texts);
-                let theirs: Vec<f32> = expected
-                    .texts
-                    .iter()
-                    .flat_map(|t| pooled(pooling, &t.hidden, expected.width))
-                    .collect();
-                check(&format!("{what}, {pooling:?}"), &ours, &theirs);
-            }
-            if !expected.texts[0].scores.is_empty() {
-                let ours = run(&mut embedder(&model, &scores()), &texts);
-                let theirs: Vec<f32> = expected
-                    .texts
-                    .iter()
-                    .flat_map(|t| t.scores.clone())
-                    .collect();
-                check(&format!("{what}, scores"), &ours, &theirs);
-            }
+            agrees(&what, &model, &expected, &texts, &[]);
         }
     }
 }
