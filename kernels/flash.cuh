@@ -1,6 +1,7 @@
 // What the kernels for attention of a prefill share.
 #pragma once
 #include "mma.cuh"
+#include "powers.cuh"
 #include "scores.cuh"
 
 struct FlashArgs {
@@ -19,14 +20,3 @@ static_assert(sizeof(FlashArgs) == 96, "as in args.rs");
 // Whether position `p` is hidden from position `mine`: outside its window, or later, where the
 // difference wraps around.
 __device__ __forceinline__ bool hidden(const KvLayout& l, uint32_t mine, uint32_t p) { return mine - p >= l.window; }
-
-// 2^x; results below the smallest normal number are zeros.
-__device__ __forceinline__ float power_of_2(float x) {
-#if defined(EMULATED)
-    return exp2f(x);
-#else
-    float y;
-    asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
-    return y;
-#endif
-}

@@ -7,7 +7,7 @@
 struct LatentArgs {
     const Session* const* sessions;
     const float* kv;        // [rows][kv_stride]: the latent vector, then the part of a key that is rotated
-    const float* q;         // [rows][q_stride]: of each head the plain part, then the rotated one
+    float* q;               // [rows][q_stride]: of each head the plain part, which gets the position's factor, then the rotated one
     __half* q16;            // [rows][n_heads * head_dim]: rotated parts are written behind the `rank` other elements
     Rotation rotation;      // of all of a rotated part
     NormArgs norm;          // of the latent vector; weight NULL: none
@@ -52,12 +52,16 @@ extern "C" __global__ void __launch_bounds__(32 * PARTS) latent_place(const __gr
     const uint32_t position = s->position + (a.prefill ? row : 0);
     const float* inv_freq = frequencies(a.rotation, s);
     if (part < a.n_heads) {
-        const float* from = a.q + (uint64_t)row * a.q_stride + (uint64_t)part * (a.plain + 2 * a.rotation.n_pairs) + a.plain;
+        float* plain = a.q + (uint64_t)row * a.q_stride + (uint64_t)part * (a.plain + 2 * a.rotation.n_pairs);
+        const float* from = plain + a.plain;
+        const float factor = query_factor(a.rotation, position), q_scale = __fmul_rn(a.q_scale, factor);
+        if (factor != 1.0f)
+            for (uint32_t i = lane; i < a.plain; i += 32) plain[i] = __fmul_rn(plain[i], factor);
         __half* to = a.q16 + ((uint64_t)row * a.n_heads + part) * a.layout.head_dim + a.rank;
         for (uint32_t i = lane; i < a.rotation.n_pairs; i += 32) {
             const Pair p = rotated(a.rotation, inv_freq, position, from, i);
-            to[p.at[0]] = __float2half_rn(__fmul_rn(p.v[0], a.q_scale));
-            to[p.at[1]] = __float2half_rn(__fmul_rn(p.v[1], a.q_scale));
+            to[p.at[0]] = __float2half_rn(__fmul_rn(p.v[0], q_scale));
+            to[p.at[1]] = __float2half_rn(__fmul_rn(p.v[1], q_scale));
         }
     } else if (part == a.n_heads) {
         const float* from = a.kv + (uint64_t)row * a.kv_stride;

@@ -187,6 +187,22 @@ extern "C" __global__ void __launch_bounds__(128) recurrent_convolve(const __gri
         for (uint32_t back = min(w, a.count); back > 0; back--) ring[(s->position + a.count - back) % w] = in[(uint64_t)(a.count - back) * a.in_stride];
 }
 
+// The convolution of one token of each session, where other kernels go on with it. Grid (channels / 128 rounded up, batch), 128 threads.
+extern "C" __global__ void __launch_bounds__(128) recurrent_convolve_step(const __grid_constant__ RecurrentArgs a) {
+    release_dependents();
+    const uint32_t channel = blockIdx.x * 128 + threadIdx.x, w = a.width;
+    if (channel >= a.channels) return;
+    // What is the last step's is there.
+    const Session* s = a.sessions[blockIdx.y];
+    const uint32_t position = s->position;
+    float* ring = ring_of(a, s);
+    const float before = convolved_before(a, ring, position, channel), weight = a.conv_weight[(uint64_t)channel * w + w - 1];
+    wait_for_producers();
+    const float x = a.input[(uint64_t)blockIdx.y * a.in_stride + channel];
+    a.convolved[(uint64_t)blockIdx.y * a.channels + channel] = silu(__fmaf_rn(x, weight, before));
+    ring[(uint64_t)channel * w + position % w] = x;
+}
+
 // Queries and keys of a chunk get their lengths. Grid (2 * heads / per_key, rows), 32 threads.
 extern "C" __global__ void __launch_bounds__(32) recurrent_lengths(const __grid_constant__ RecurrentArgs a) {
     release_dependents();

@@ -15,7 +15,7 @@ const STRUCTURES: [&str; 5] = [
 ];
 
 /// Constants of both sides: file and name on the host, file and name on the device.
-const CONSTANTS: [[&str; 4]; 24] = [
+const CONSTANTS: [[&str; 4]; 27] = [
     ["adapters.rs", "PARTS", "adapters.cuh", "NARROW_PARTS"],
     [
         "args/adapters.rs",
@@ -89,6 +89,19 @@ const CONSTANTS: [[&str; 4]; 24] = [
         "recurrent.cu",
         "STEP_THREADS",
     ],
+    [
+        "recurrent.rs",
+        "STEP_CHANNELS",
+        "selective.cu",
+        "STEP_CHANNELS",
+    ],
+    [
+        "recurrent.rs",
+        "SCAN_CHANNELS",
+        "selective.cu",
+        "SCAN_CHANNELS",
+    ],
+    ["recurrent.rs", "MAX_STATES", "selective.cu", "MAX_STATES"],
     ["sampling.rs", "GROUPS", "sample.cuh", "GROUPS"],
 ];
 

@@ -95,15 +95,7 @@ pub const FAMILIES: &[&str] = &[
 ];
 
 /// Those of them that run on a CPU only.
-pub const CPU_ONLY: &[&str] = &[
-    "falcon_h1",
-    "falcon_h1_normed",
-    "falcon_mamba",
-    "gemma3n",
-    "jamba",
-    "mamba",
-    "mistral4",
-];
+pub const CPU_ONLY: &[&str] = &["gemma3n"];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context.

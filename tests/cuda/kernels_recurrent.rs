@@ -18,6 +18,12 @@ pub fn tests(tests: &mut Tests) {
         );
         tests.push((name, Box::new(move || is_right(case))));
     }
+    for case in SELECTIVE {
+        let (channels, state_dim) = (case.channels, case.state_dim);
+        let normed = if case.normed { "_normed" } else { "" };
+        let name = format!("recurrent::selective_{channels}x{state_dim}{normed}");
+        tests.push((name, Box::new(move || selective(case))));
+    }
     tests.push(("recurrent::short_conv".into(), Box::new(short_conv)));
     tests.push(("recurrent::gated_norm".into(), Box::new(gated_norm)));
 }
@@ -354,6 +360,205 @@ fn is_right(case: Case) {
     let fixed: Vec<f32> = download(&device.fixed, OFFSET / 4 + ring + matrices);
     let state = &fixed[OFFSET / 4 + ring..];
     let error = relative_error(state, &reference.states);
+    assert!(error < 2e-5, "state: {error}");
+    assert!(
+        fixed[..OFFSET / 4].iter().all(|x| *x == 0.0),
+        "memory before"
+    );
+}
+
+/// A layer of the first Mamba.
+#[derive(Clone, Copy)]
+struct Selective {
+    channels: usize,
+    state_dim: usize,
+    width: usize,
+    normed: bool,
+}
+
+const SELECTIVE: [Selective; 5] = [
+    selective_case(56, 9, 4, false),
+    selective_case(150, 16, 4, true),
+    selective_case(8192, 16, 4, true),
+    selective_case(72, 5, 3, true),
+    selective_case(33, 64, 2, false),
+];
+
+const fn selective_case(
+    channels: usize,
+    state_dim: usize,
+    width: usize,
+    normed: bool,
+) -> Selective {
+    Selective {
+        channels,
+        state_dim,
+        width,
+        normed,
+    }
+}
+
+/// Channels whose states lie together.
+const BLOCK: usize = 16;
+
+impl Selective {
+    /// Where a number of a channel lies in the state.
+    fn place(&self, channel: usize, n: usize) -> usize {
+        (channel / BLOCK * self.state_dim + n) * BLOCK + channel % BLOCK
+    }
+    fn stride(&self) -> usize {
+        2 * self.channels + 3
+    }
+    fn part_stride(&self) -> usize {
+        2 * self.state_dim + 1
+    }
+}
+
+/// Weights of a layer, and the state of one session in f64.
+struct SelectiveReference {
+    case: Selective,
+    conv: Vec<f32>,
+    bias: Vec<f32>,
+    rate: Vec<f32>,
+    skip: Vec<f32>,
+    norms: [Vec<f32>; 2],
+    past: Vec<Vec<f32>>,
+    states: Vec<f64>,
+}
+
+impl SelectiveReference {
+    fn token(&mut self, input: &[f32], parts: &[f32], steps: &[f32]) -> Vec<f64> {
+        let c = self.case;
+        self.past.push(input[..c.channels].to_vec());
+        let mut both: Vec<Vec<f64>> = parts[..2 * c.state_dim]
+            .chunks(c.state_dim)
+            .map(|part| part.iter().map(|v| f64::from(*v)).collect())
+            .collect();
+        for (part, norm) in both.iter_mut().zip(&self.norms).filter(|_| c.normed) {
+            let square = part.iter().map(|v| v * v).sum::<f64>() / c.state_dim as f64;
+            let scale = 1.0 / (square + f64::from(EPS)).sqrt();
+            let weighted = part.iter_mut().zip(norm);
+            weighted.for_each(|(v, w)| *v *= scale * f64::from(*w));
+        }
+        let out = |channel: usize| {
+            let recent = self.past.iter().rev().take(c.width).enumerate();
+            let sum: f64 = recent
+                .map(|(back, x)| {
+                    let weight = self.conv[channel * c.width + c.width - 1 - back];
+                    f64::from(weight) * f64::from(x[channel])
+                })
+                .sum();
+            let x = silu(sum + f64::from(self.bias[channel]));
+            let dt = f64::from(steps[channel]).exp().ln_1p();
+            let mut sum = f64::from(self.skip[channel]) * x;
+            for (n, (b, c)) in both[0].iter().zip(&both[1]).enumerate() {
+                let place = self.case.place(channel, n);
+                let s = &mut self.states[place];
+                *s = (dt * f64::from(self.rate[place])).exp2() * *s + dt * x * b;
+                sum += *s * c;
+            }
+            sum * silu(f64::from(input[c.channels + channel]))
+        };
+        (0..c.channels).map(out).collect()
+    }
+}
+
+/// Tokens one by one, in batches and in chunks.
+fn selective(case: Selective) {
+    let mut random = Random::new(6, "selective");
+    let blocks = case.channels.div_ceil(BLOCK);
+    let states = blocks * case.state_dim * BLOCK;
+    let rate = random_floats(&mut random, states);
+    let mut reference = SelectiveReference {
+        case,
+        conv: random_floats(&mut random, case.channels * case.width),
+        bias: random_floats(&mut random, case.channels),
+        rate: rate.iter().map(|r| -0.1 - r.abs()).collect(),
+        skip: random_floats(&mut random, case.channels),
+        norms: [(); 2].map(|()| random_floats(&mut random, case.state_dim)),
+        past: Vec::new(),
+        states: vec![0.0; states],
+    };
+    let ring = case.channels * case.width;
+    let device = device(ring + states);
+    let r = &reference;
+    let vectors = [&r.conv, &r.bias, &r.rate, &r.skip, &r.norms[0], &r.norms[1]].map(|v| upload(v));
+    let [conv, bias, rate, skip, b_norm, c_norm] = vectors.each_ref().map(Buffer::address);
+    let convolution = args::Recurrent {
+        sessions: device.table.address(),
+        conv_weight: conv,
+        conv_bias: bias,
+        state_offset: OFFSET as u64,
+        in_stride: case.stride() as u32,
+        channels: case.channels as u32,
+        width: case.width as u32,
+        ..Default::default()
+    };
+    let scan = args::Selective {
+        sessions: device.table.address(),
+        rate,
+        skip,
+        norms: [b_norm, c_norm].map(|weight| match case.normed {
+            true => args::Norm {
+                weight,
+                eps: EPS,
+                ..Default::default()
+            },
+            false => args::Norm::default(),
+        }),
+        matrix_offset: (OFFSET + ring * 4) as u64,
+        in_stride: case.stride() as u32,
+        part_stride: case.part_stride() as u32,
+        channels: case.channels as u32,
+        state_dim: case.state_dim as u32,
+        ..Default::default()
+    };
+    let mut position = 0;
+    for count in [1usize, 1, 37, 1, 2, 64, 1, 1, 1, 100] {
+        set_position(&device, position);
+        let input = random_floats(&mut random, count * case.stride());
+        let parts = random_floats(&mut random, count * case.part_stride());
+        let steps = random_floats(&mut random, count * case.channels);
+        let want: Vec<f64> = (0..count)
+            .flat_map(|t| {
+                let input = &input[t * case.stride()..];
+                let parts = &parts[t * case.part_stride()..];
+                reference.token(input, parts, &steps[t * case.channels..])
+            })
+            .collect();
+        let (input, parts, steps) = (upload(&input), upload(&parts), upload(&steps));
+        let convolved = poisoned(count * case.channels * 4);
+        let conv = args::Recurrent {
+            input: input.address(),
+            convolved: convolved.address(),
+            count: count as u32,
+            ..convolution
+        };
+        // The result takes the place of the steps.
+        let scan = args::Selective {
+            input: input.address(),
+            convolved: convolved.address(),
+            parts: parts.address(),
+            steps: steps.address(),
+            out: steps.address(),
+            count: count as u32,
+            ..scan
+        };
+        with_stream(|stream| unsafe {
+            let batch = (count == 1).then_some(1);
+            kernels().convolve(stream, &conv, batch).unwrap();
+            match count {
+                1 => kernels().selective_step(stream, &scan, 1).unwrap(),
+                _ => kernels().selective_chunk(stream, &scan).unwrap(),
+            }
+        });
+        let got: Vec<f32> = download(&steps, count * case.channels);
+        let error = relative_error(&got, &want);
+        assert!(error < 2e-5, "{count} tokens at {position}: {error}");
+        position += count as u32;
+    }
+    let fixed: Vec<f32> = download(&device.fixed, OFFSET / 4 + ring + states);
+    let error = relative_error(&fixed[OFFSET / 4 + ring..], &reference.states);
     assert!(error < 2e-5, "state: {error}");
     assert!(
         fixed[..OFFSET / 4].iter().all(|x| *x == 0.0),

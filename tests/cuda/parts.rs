@@ -27,6 +27,10 @@ const FAMILIES: &[&str] = &[
     "gpt2",
     "nemotron_h_moe",
     "deepseek_v2",
+    "mistral4",
+    "falcon_h1",
+    "mamba",
+    "jamba",
 ];
 
 pub fn tests(tests: &mut Tests) {

@@ -108,7 +108,14 @@ fn marks() {
     const EVERY: usize = 50;
     let never = Arc::default();
     let dir = crate::common::TempDir::new("gpu-marks");
-    for name in ["lfm2", "qwen3_5", "nemotron_h_moe"] {
+    for name in [
+        "lfm2",
+        "qwen3_5",
+        "nemotron_h_moe",
+        "falcon_h1",
+        "mamba",
+        "jamba",
+    ] {
         let bytes = crate::common::families::with_context(name, 4096).bytes();
         let model = load(&dir.file("model.gguf", &bytes), DeviceKind::Cuda);
         let options = RunnerOptions {
@@ -156,7 +163,14 @@ fn fixed_across_devices() {
 
 fn fixed_states(kinds: &[DeviceKind]) {
     let dir = crate::common::TempDir::new("gpu-fixed");
-    for name in ["lfm2", "qwen3_5", "qwen3_next"] {
+    for name in [
+        "lfm2",
+        "qwen3_5",
+        "qwen3_next",
+        "falcon_h1",
+        "mamba",
+        "jamba",
+    ] {
         let bytes = crate::common::families::with_context(name, 4096).bytes();
         let path = dir.file("model.gguf", &bytes);
         let models: Vec<_> = kinds.iter().map(|kind| load(&path, *kind)).collect();

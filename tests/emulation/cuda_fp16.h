@@ -12,6 +12,7 @@
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 #define __CUDA_ARCH__ 900
@@ -63,6 +64,7 @@ inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float v) { return expf(v); }
+inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
 inline int __float2int_rn(float v) { return (int)nearbyintf(v); }
 template <class A, class B> inline auto min(A a, B b) {
     using C = std::common_type_t<A, B>;

@@ -3,12 +3,15 @@
 
 mod attention;
 mod latent;
+mod mamba1;
 mod recurrent;
 
 pub use attention::AttentionPlan;
 pub(super) use attention::{ChunkAttention, StepAttention};
 pub use latent::LatentPlan;
 pub(super) use latent::{ChunkLatent, StepLatent};
+pub use mamba1::Mamba1Plan;
+pub(super) use mamba1::{ChunkMamba1, StepMamba1};
 pub use recurrent::RecurrentPlan;
 pub(super) use recurrent::{ChunkRecurrent, StepRecurrent};
 
@@ -24,8 +27,21 @@ pub enum MixerPlan {
     Attention(Box<AttentionPlan>),
     /// Self-attention to latent vectors.
     Latent(Box<LatentPlan>),
-    /// What keeps a state of fixed size.
+    /// What keeps a state of fixed size, but for the first Mamba.
     Recurrent(Box<RecurrentPlan>),
+    /// The first Mamba.
+    Mamba1(Box<Mamba1Plan>),
+    /// Self-attention, and what keeps a state of fixed size: both read the same input, and their outputs are added.
+    SideBySide(Box<SideBySidePlan>),
+}
+
+/// Two mixers of a layer on the device.
+#[derive(Clone, Debug)]
+pub struct SideBySidePlan {
+    /// Whose output is added first.
+    pub attention: AttentionPlan,
+    /// The other one.
+    pub recurrent: RecurrentPlan,
 }
 
 impl Jobs {
@@ -37,14 +53,6 @@ impl Jobs {
         mixer: &Mixer,
         state: MixerState,
     ) -> Result<MixerPlan> {
-        if let Mixer::Latent(latent) = mixer
-            && latent.temperature.is_some()
-        {
-            fail!(
-                Unsupported,
-                "layer {layer}: latent attention whose queries grow with their position is not supported on a GPU; it is on a CPU"
-            );
-        }
         match (mixer, state) {
             (Mixer::Attention(attention), MixerState::Kv(kv)) => {
                 let plan = self.attention(layer, attention, kv)?;
@@ -60,14 +68,20 @@ impl Jobs {
             (Mixer::Mamba2(mamba), MixerState::Fixed(shape)) => Ok(MixerPlan::Recurrent(Box::new(
                 self.mamba2(layer, mamba, shape)?,
             ))),
+            (Mixer::Mamba1(mamba), MixerState::Fixed(shape)) => Ok(MixerPlan::Mamba1(Box::new(
+                self.mamba1(layer, mamba, shape)?,
+            ))),
+            (Mixer::SideBySide(both), MixerState::Both(kv, shape)) => {
+                let plan = SideBySidePlan {
+                    attention: self.attention(layer, &both.attention, kv)?,
+                    recurrent: self.mamba2(layer, &both.mamba, shape)?,
+                };
+                Ok(MixerPlan::SideBySide(Box::new(plan)))
+            }
             (Mixer::ShortConv(conv), MixerState::Fixed(shape)) => Ok(MixerPlan::Recurrent(
                 Box::new(self.short_conv(layer, conv, shape)?),
             )),
-            (other, _) => fail!(
-                Unsupported,
-                "layer {layer} is {}, which is not supported on a GPU; it is on a CPU",
-                other.name()
-            ),
+            (other, state) => fail!(Internal, "layer {layer} is {} with {state:?}", other.name()),
         }
     }
 }
@@ -79,14 +93,20 @@ impl MixerPlan {
             MixerPlan::Attention(attention) => vec![&attention.qkv, &attention.output],
             MixerPlan::Latent(latent) => latent.matrices().collect(),
             MixerPlan::Recurrent(recurrent) => vec![&recurrent.input, &recurrent.output],
+            MixerPlan::Mamba1(mamba) => mamba.matrices().into(),
+            MixerPlan::SideBySide(both) => {
+                let (a, r) = (&both.attention, &both.recurrent);
+                vec![&a.qkv, &a.output, &r.input, &r.output]
+            }
         }
     }
 
-    /// Self-attention, where that is what it is.
+    /// Self-attention, where it is that or has that.
     pub fn as_attention(&self) -> Option<&AttentionPlan> {
         match self {
             MixerPlan::Attention(attention) => Some(attention),
-            MixerPlan::Latent(_) | MixerPlan::Recurrent(_) => None,
+            MixerPlan::SideBySide(both) => Some(&both.attention),
+            MixerPlan::Latent(_) | MixerPlan::Recurrent(_) | MixerPlan::Mamba1(_) => None,
         }
     }
 
@@ -95,7 +115,8 @@ impl MixerPlan {
         match self {
             MixerPlan::Attention(attention) => attention.kv,
             MixerPlan::Latent(latent) => latent.kv,
-            MixerPlan::Recurrent(_) => KvShape::NONE,
+            MixerPlan::SideBySide(both) => both.attention.kv,
+            MixerPlan::Recurrent(_) | MixerPlan::Mamba1(_) => KvShape::NONE,
         }
     }
 }

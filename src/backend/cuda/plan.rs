@@ -6,7 +6,7 @@ use super::adapters::{AdaptedLinear, Linears, Piece};
 use super::args;
 use super::experts::ExpertsPlan;
 use super::matrix::{self, Matrix, MatrixSegment};
-use super::mixer::{AttentionPlan, LatentPlan, MixerPlan, RecurrentPlan};
+use super::mixer::{AttentionPlan, LatentPlan, Mamba1Plan, MixerPlan, RecurrentPlan};
 use super::record::RecordType;
 use super::state::{FixedPlan, KvPlan};
 use super::walk::AllRows;
@@ -14,8 +14,8 @@ use crate::backend::KvType;
 use crate::error::{Result, fail};
 use crate::format::Tensor;
 use crate::model::{
-    Activation, Block, FeedForward, KvShape, Linear, Mlp, Network, Norm, NormKind, Rope,
-    RopePairing, adaptable_linears,
+    Activation, Block, FeedForward, KvShape, Linear, Mixer, Mlp, Network, Norm, NormKind, Rope,
+    RopePairing, Temperature, adaptable_linears,
 };
 use std::sync::Arc;
 
@@ -221,9 +221,18 @@ impl Jobs {
         norm.as_ref().map(|norm| self.norm(norm)).transpose()
     }
 
-    pub(super) fn rotation(&mut self, rope: Option<&Rope>) -> args::Rotation {
+    pub(super) fn rotation(
+        &mut self,
+        rope: Option<&Rope>,
+        temperature: Option<Temperature>,
+    ) -> args::Rotation {
+        let rotation = args::Rotation {
+            temperature: temperature.map_or(0.0, |t| t.scale),
+            temperature_length: temperature.map_or(0.0, |t| t.length),
+            ..Default::default()
+        };
         let Some(rope) = rope else {
-            return args::Rotation::default();
+            return rotation;
         };
         let long = rope.long.as_ref();
         args::Rotation {
@@ -233,7 +242,7 @@ impl Jobs {
             n_pairs: rope.inv_freq.len() as u32,
             interleaved: u32::from(rope.pairing == RopePairing::Interleaved),
             long_above: long.map_or(0, |long| u32::try_from(long.above).unwrap_or(u32::MAX)),
-            ..Default::default()
+            ..rotation
         }
     }
 
@@ -254,6 +263,15 @@ impl Jobs {
             fail!(
                 Unsupported,
                 "layer {index}: several residual streams are not supported on a GPU; they are on a CPU"
+            );
+        }
+        if let Mixer::SideBySide(_) = block.mixer
+            && (block.parallel || block.mixer_post_norm.is_some())
+        {
+            fail!(
+                Unsupported,
+                "layer {index}: {} in a parallel block or with a norm of their sum is not supported on a GPU; it is on a CPU",
+                block.mixer.name()
             );
         }
         let state = block.mixer.state(context_length);
@@ -370,7 +388,7 @@ impl Jobs {
     }
 }
 
-fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
+pub(super) fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
     match tensor.to_f32()? {
         Some(values) => Ok(values),
         None => fail!(
@@ -588,22 +606,35 @@ impl Plan {
     pub fn latent(&self) -> impl Iterator<Item = &LatentPlan> {
         self.layers.iter().filter_map(|l| match &l.mixer {
             MixerPlan::Latent(latent) => Some(&**latent),
-            MixerPlan::Attention(_) | MixerPlan::Recurrent(_) => None,
+            _ => None,
         })
     }
 
-    /// The layers' recurrences and convolutions.
+    /// The layers' recurrences and convolutions, but for those of the first Mamba.
     pub fn recurrent(&self) -> impl Iterator<Item = &RecurrentPlan> {
         self.layers.iter().filter_map(|l| match &l.mixer {
-            MixerPlan::Attention(_) | MixerPlan::Latent(_) => None,
             MixerPlan::Recurrent(recurrent) => Some(&**recurrent),
+            MixerPlan::SideBySide(both) => Some(&both.recurrent),
+            _ => None,
+        })
+    }
+
+    /// The layers that are the first Mamba.
+    pub fn mamba1(&self) -> impl Iterator<Item = &Mamba1Plan> {
+        self.layers.iter().filter_map(|l| match &l.mixer {
+            MixerPlan::Mamba1(mamba) => Some(&**mamba),
+            _ => None,
         })
     }
 
     /// Whether sums come together beside the residual stream.
     pub fn has_branch(&self) -> bool {
         let mut layers = self.layers.iter();
-        layers.any(|l| l.parallel || matches!(l.feed_forward, FeedForwardPlan::Both(_)))
+        layers.any(|l| {
+            l.parallel
+                || matches!(l.feed_forward, FeedForwardPlan::Both(_))
+                || matches!(l.mixer, MixerPlan::SideBySide(_))
+        })
     }
 
     /// The KV caches with elements of this type.

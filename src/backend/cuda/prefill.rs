@@ -15,7 +15,8 @@ use super::evaluation::Evaluation;
 use super::experts::{ChunkExperts, ExpertsPlan};
 use super::matrix::{Matrix, tiled_bytes};
 use super::mixer::{
-    AttentionPlan, ChunkAttention, ChunkLatent, ChunkRecurrent, LatentPlan, RecurrentPlan,
+    AttentionPlan, ChunkAttention, ChunkLatent, ChunkMamba1, ChunkRecurrent, LatentPlan,
+    Mamba1Plan, RecurrentPlan,
 };
 use super::plan::{LayerInputPlan, MlpPlan, Plan};
 use super::walk::{Addition, AllRows, ExpertSum, MlpInput, Operations, Rows, Span, walk};
@@ -41,6 +42,7 @@ pub(super) struct ChunkPlaces {
     pub attention: ChunkAttention,
     pub latent: ChunkLatent,
     pub recurrent: ChunkRecurrent,
+    pub mamba1: ChunkMamba1,
     /// f16, tiled: the matrix of a product, or that of some experts.
     weights: u64,
     experts: ChunkExperts,
@@ -66,6 +68,7 @@ impl ChunkPlaces {
         let attention = ChunkAttention::place(arena, plan, CHUNK as u32);
         let latent = ChunkLatent::place(arena, plan, CHUNK as u32);
         let recurrent = ChunkRecurrent::place(arena, plan, CHUNK as u32);
+        let mamba1 = ChunkMamba1::place(arena, plan, CHUNK as u32);
         let weights = arena.take(weights.unwrap_or(0));
         let experts = ChunkExperts::place(arena, plan, CHUNK as u32);
         let inputs = arena.array::<f32>(n * u64::from(plan.inputs_len()));
@@ -85,6 +88,7 @@ impl ChunkPlaces {
             attention,
             latent,
             recurrent,
+            mamba1,
             weights,
             experts,
         }
@@ -299,6 +303,11 @@ impl Operations for ChunkOperations<'_> {
 
     fn recur(&self, recurrent: &RecurrentPlan) -> Result<Written> {
         self.recurrence(recurrent)?;
+        Ok(Written)
+    }
+
+    fn recur_mamba1(&self, mamba: &Mamba1Plan) -> Result<Written> {
+        self.mamba1(mamba)?;
         Ok(Written)
     }
 

@@ -21,6 +21,12 @@ const CONV_ROWS: u32 = 32;
 const SCAN_ROWS: u32 = 32;
 /// Tokens that it fetches at a time, as `SCAN_TOKENS` of recurrent.cu.
 const SCAN_TOKENS: u32 = 16;
+/// Channels of the first Mamba that a block has in a step, as `STEP_CHANNELS` of selective.cu.
+const STEP_CHANNELS: u32 = 64;
+/// And in a scan, as `SCAN_CHANNELS` of selective.cu.
+const SCAN_CHANNELS: u32 = 32;
+/// Numbers of a channel at most, as `MAX_STATES` of selective.cu.
+pub const MAX_STATES: u32 = 64;
 /// Numbers of columns that the kernels are made for; others take the next larger one.
 const COLS: [u32; 2] = [128, 256];
 
@@ -38,11 +44,15 @@ impl Kernels {
     pub(super) fn find_recurrent(&mut self) -> Result<()> {
         for name in [
             "recurrent_convolve",
+            "recurrent_convolve_step",
             "recurrent_lengths",
             "gated_norm",
             "short_conv",
         ] {
             self.find("recurrent", name, 0)?;
+        }
+        for name in ["selective_step", "selective_scan_16", "selective_scan_64"] {
+            self.find("selective", name, 0)?;
         }
         for cols in COLS {
             let step = (2 * MAX_ROWS * 4) as usize;
@@ -104,6 +114,55 @@ impl Kernels {
             let shared = scan_shared(cols);
             self.launch(stream, &name, scan, 4 * SCAN_ROWS, shared, args)
         }
+    }
+
+    /// The convolutions of one token of each of `batch` sessions, or of the `args.count` tokens of a chunk.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn convolve(
+        &self,
+        stream: &Stream,
+        args: &args::Recurrent,
+        batch: Option<u32>,
+    ) -> Result<()> {
+        let (name, rows) = match batch {
+            Some(batch) => ("recurrent_convolve_step", batch),
+            None => ("recurrent_convolve", args.count.div_ceil(CONV_ROWS)),
+        };
+        let grid = (args.channels.div_ceil(128), rows, 1);
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, name, grid, 128, 0, args) }
+    }
+
+    /// One token of each of `batch` sessions: state and gated outputs. The bits of a session's outputs do not depend on
+    /// the others.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn selective_step(
+        &self,
+        stream: &Stream,
+        args: &args::Selective,
+        batch: u32,
+    ) -> Result<()> {
+        let grid = (args.channels.div_ceil(STEP_CHANNELS), batch, 1);
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, "selective_step", grid, 2 * STEP_CHANNELS, 0, args) }
+    }
+
+    /// The `args.count` tokens of a chunk: state and gated outputs.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn selective_chunk(&self, stream: &Stream, args: &args::Selective) -> Result<()> {
+        let name = match args.state_dim {
+            ..=16 => "selective_scan_16",
+            _ => "selective_scan_64",
+        };
+        let grid = (args.channels.div_ceil(SCAN_CHANNELS), 1, 1);
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, name, grid, 4 * SCAN_CHANNELS, 0, args) }
     }
 
     /// Norms of groups of `rows` rows, and their gates.

@@ -12,7 +12,8 @@ use super::evaluation::Evaluation;
 use super::experts::{ExpertsPlan, StepExperts};
 use super::matrix::{Inputs, Matrix};
 use super::mixer::{
-    AttentionPlan, LatentPlan, RecurrentPlan, StepAttention, StepLatent, StepRecurrent,
+    AttentionPlan, LatentPlan, Mamba1Plan, RecurrentPlan, StepAttention, StepLatent, StepMamba1,
+    StepRecurrent,
 };
 use super::plan::{LayerInputPlan, MlpPlan, Plan};
 use super::product::RowInput;
@@ -32,6 +33,7 @@ pub(super) struct StepPlaces {
     pub attention: StepAttention,
     pub latent: StepLatent,
     pub recurrent: StepRecurrent,
+    pub mamba1: StepMamba1,
     /// f32, `[rows][n_vocab]`.
     logits: u64,
     /// f32 and u32, `[rows][GROUPS]`: the best of each group of tokens.
@@ -52,6 +54,7 @@ impl StepPlaces {
         let attention = StepAttention::place(arena, plan, rows, multiprocessors);
         let latent = StepLatent::place(arena, plan, rows);
         let recurrent = StepRecurrent::place(arena, plan, rows);
+        let mamba1 = StepMamba1::place(arena, plan, rows);
         let logits = arena.array::<f32>(n * u64::from(plan.logits_len()));
         let group_value = arena.array::<f32>(n * u64::from(GROUPS));
         let group_id = arena.array::<u32>(n * u64::from(GROUPS));
@@ -70,6 +73,7 @@ impl StepPlaces {
             attention,
             latent,
             recurrent,
+            mamba1,
             logits,
             group_value,
             group_id,
@@ -339,6 +343,10 @@ impl Operations for StepOperations<'_> {
 
     fn recur(&self, recurrent: &RecurrentPlan) -> Result<RowInput> {
         self.recurrence(recurrent)
+    }
+
+    fn recur_mamba1(&self, mamba: &Mamba1Plan) -> Result<RowInput> {
+        self.mamba1(mamba)
     }
 
     fn inner(&self, input: MlpInput, mlp: &MlpPlan) -> Result<RowInput> {

@@ -7,7 +7,7 @@
 use super::args;
 use super::experts::ExpertsPlan;
 use super::matrix::Matrix;
-use super::mixer::{AttentionPlan, LatentPlan, MixerPlan, RecurrentPlan};
+use super::mixer::{AttentionPlan, LatentPlan, Mamba1Plan, MixerPlan, RecurrentPlan};
 use super::plan::{BothPlan, FeedForwardPlan, LayerInputPlan, LayerPlan, MlpPlan};
 use crate::backend::Work;
 use crate::error::Result;
@@ -111,6 +111,9 @@ pub(super) trait Operations {
     /// Changes the state of a recurrence by what is in `Wide`.
     fn recur(&self, recurrent: &RecurrentPlan) -> Result<Self::Input>;
 
+    /// The same of the first Mamba.
+    fn recur_mamba1(&self, mamba: &Mamba1Plan) -> Result<Self::Input>;
+
     /// The inner values of a feed-forward part: its activation.
     fn inner(&self, input: MlpInput, mlp: &MlpPlan) -> Result<Self::Input>;
 
@@ -203,6 +206,35 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
             ops.mark(Work::Qkv, recurrent.input.bytes())?;
             let input = ops.recur(recurrent)?;
             output(ops, &recurrent.output, &input, &mixed)?;
+            ops.mark(Work::Output, recurrent.output.bytes())?;
+        }
+        MixerPlan::Mamba1(mamba) => {
+            ops.project(block.mixer_norm, &mamba.input)?;
+            let input = ops.recur_mamba1(mamba)?;
+            output(ops, &mamba.output, &input, &mixed)?;
+            ops.mark(Work::Output, mamba.output.bytes())?;
+        }
+        MixerPlan::SideBySide(both) => {
+            let (attention, recurrent) = (&both.attention, &both.recurrent);
+            // The residual stream stays as it is until both have read it.
+            let first = Addition {
+                to: Rows::Branch,
+                out_scale: 1.0,
+                ..mixed
+            };
+            let second = Addition {
+                base: Some(Rows::Branch),
+                ..mixed
+            };
+            ops.project(block.mixer_norm, &attention.qkv)?;
+            ops.mark(Work::Qkv, attention.qkv.bytes())?;
+            let input = ops.attend(index, attention)?;
+            output(ops, &attention.output, &input, &first)?;
+            ops.mark(Work::Output, attention.output.bytes())?;
+            ops.project(block.mixer_norm, &recurrent.input)?;
+            ops.mark(Work::Qkv, recurrent.input.bytes())?;
+            let input = ops.recur(recurrent)?;
+            output(ops, &recurrent.output, &input, &second)?;
             ops.mark(Work::Output, recurrent.output.bytes())?;
         }
     }

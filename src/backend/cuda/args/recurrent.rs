@@ -1,5 +1,7 @@
 //! The structures of the kernels of mixers with a state of fixed size.
 
+use super::Norm;
+
 /// `RecurrentArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -73,9 +75,32 @@ pub struct ShortConv {
     pub padding: u32,
 }
 
+/// `SelectiveArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Selective {
+    pub sessions: u64,
+    pub input: u64,
+    pub convolved: u64,
+    pub parts: u64,
+    pub steps: u64,
+    pub out: u64,
+    pub rate: u64,
+    pub skip: u64,
+    pub norms: [Norm; 2],
+    pub matrix_offset: u64,
+    pub in_stride: u32,
+    pub part_stride: u32,
+    pub channels: u32,
+    pub state_dim: u32,
+    pub count: u32,
+    pub padding: u32,
+}
+
 // The kernels assert the same sizes of their twins.
 const _: () = {
     assert!(size_of::<Recurrent>() == 184);
     assert!(size_of::<GatedNorm>() == 48);
     assert!(size_of::<ShortConv>() == 72);
+    assert!(size_of::<Selective>() == 144);
 };

@@ -80,7 +80,7 @@ impl Jobs {
                 to[i] = self.norm(norm)?;
             }
         }
-        let mut rotation = self.rotation(a.rope.as_ref());
+        let mut rotation = self.rotation(a.rope.as_ref(), a.temperature);
         if a.norm_after_rope {
             // A rotation leaves a head's mean square alone: what comes after it are the weights.
             rotation.magnitude = 1.0;
@@ -90,10 +90,6 @@ impl Jobs {
                     norm.weight = self.vector(vec![1.0; a.head_dim]);
                 }
             }
-        }
-        if let Some(temperature) = a.temperature {
-            rotation.temperature = temperature.scale;
-            rotation.temperature_length = temperature.length;
         }
         // The kernels' softmax works in powers of two.
         let (scale, cap) = match a.score_cap {

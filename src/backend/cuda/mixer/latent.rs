@@ -76,7 +76,7 @@ impl Jobs {
             to_latent: self.fuse(&[&a.to_latent])?,
             from_latent: self.fuse(&[&a.from_latent])?,
             norm,
-            rotation: self.rotation(Some(&a.rope)),
+            rotation: self.rotation(Some(&a.rope), a.temperature),
             scale: a.scale * LOG2_E,
             n_heads: a.n_heads as u32,
             rank: a.rank as u32,

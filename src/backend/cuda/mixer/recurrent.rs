@@ -56,7 +56,7 @@ enum InStep {
 }
 
 impl Jobs {
-    fn check_conv(layer: usize, conv: &Conv) -> Result<()> {
+    pub(super) fn check_conv(layer: usize, conv: &Conv) -> Result<()> {
         if conv.width() > MAX_WIDTH as usize {
             fail!(
                 Unsupported,
@@ -78,7 +78,7 @@ impl Jobs {
         Ok(())
     }
 
-    fn recurrence(&mut self, conv: &Conv, state: FixedLayer) -> Result<args::Recurrent> {
+    pub(super) fn recurrence(&mut self, conv: &Conv, state: FixedLayer) -> Result<args::Recurrent> {
         Ok(args::Recurrent {
             conv_weight: self.tensor(Some(&conv.weight))?,
             conv_bias: self.tensor(conv.bias.as_ref())?,
@@ -263,6 +263,18 @@ pub(super) fn rows(linear: &Linear, rows: Range<usize>) -> Linear {
 }
 
 impl RecurrentPlan {
+    /// A convolution with these matrices, for tests of what goes around it.
+    #[cfg(test)]
+    pub fn of(input: Matrix, output: Matrix) -> RecurrentPlan {
+        RecurrentPlan {
+            input,
+            kind: Kind::Convolution(args::ShortConv::default()),
+            len: 0,
+            state_bytes: 0,
+            output,
+        }
+    }
+
     /// Channels of a convolution whose result a chunk keeps.
     fn convolved(&self) -> u32 {
         match &self.kind {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::backend::cuda::experts::Router;
 use crate::backend::cuda::matrix::MatrixSegment;
+use crate::backend::cuda::mixer::SideBySidePlan;
 use crate::backend::cuda::record::RecordType;
 use crate::error::Error;
 use crate::model::KvShape;
@@ -95,6 +96,11 @@ impl Operations for Recorder {
     fn recur(&self, _: &RecurrentPlan) -> Result<&'static str> {
         self.line("recur".into())?;
         Ok("recurred")
+    }
+
+    fn recur_mamba1(&self, _: &Mamba1Plan) -> Result<&'static str> {
+        self.line("recur by channels".into())?;
+        Ok("recurred by channels")
     }
 
     fn inner(&self, input: MlpInput, mlp: &MlpPlan) -> Result<&'static str> {
@@ -283,6 +289,32 @@ fn a_parallel_block_keeps_the_stream_until_both_parts_have_read_it() {
         "Branch = Residual + output * attended",
         "inner = up * norm2(Residual)",
         "Residual = Branch + down * inner",
+    ];
+    assert_eq!(operations(&block), want);
+}
+
+#[test]
+fn mixers_side_by_side_read_the_same_stream() {
+    let MixerPlan::Attention(attention) = block().mixer else {
+        unreachable!()
+    };
+    let both = SideBySidePlan {
+        attention: *attention,
+        recurrent: RecurrentPlan::of(matrix("gate"), matrix("shared down")),
+    };
+    let block = LayerPlan {
+        mixer: MixerPlan::SideBySide(Box::new(both)),
+        ..block()
+    };
+    let want = [
+        "Wide = qkv * norm1(Residual)",
+        "attend in layer 3",
+        "Branch = Residual + output * attended",
+        "Wide = gate * norm1(Residual)",
+        "recur",
+        "Residual = Branch + shared down * recurred",
+        "inner = up * norm2(Residual)",
+        "Residual = Residual + down * inner",
     ];
     assert_eq!(operations(&block), want);
 }
