@@ -2,11 +2,13 @@
 
 mod gemma4;
 mod latent;
+mod mamba;
 
 use emberlm::format::Value;
 use emberlm::quant::TensorType;
 pub use gemma4::Gemma4;
 pub use latent::Latent;
+pub use mamba::Mamba;
 
 /// Dimensions of a decoder of the llama kind.
 #[derive(Debug)]
@@ -83,6 +85,8 @@ pub enum Hybrid {
     Gemma4(&'static Gemma4),
     /// Latent attention in all layers.
     Latent(&'static Latent),
+    /// The first Mamba in all layers.
+    Mamba(&'static Mamba),
 }
 
 /// A mixture of experts, and what else its family has that others don't.
@@ -336,6 +340,7 @@ pub const SHAPES: &[Shape] = &[
     },
     gemma4::E4B,
     latent::DEEPSEEK_V2_LITE,
+    mamba::FALCON_MAMBA_7B,
 ];
 
 const QWEN_3_5: Hybrid = Hybrid::DeltaNet {
@@ -479,6 +484,7 @@ impl Shape {
         match &self.hybrid {
             Some(Hybrid::Gemma4(gemma)) => gemma.keys(self),
             Some(Hybrid::Latent(latent)) => latent.keys(self),
+            Some(Hybrid::Mamba(mamba)) => mamba.keys(),
             _ => Vec::new(),
         }
     }
@@ -489,6 +495,7 @@ impl Shape {
             (Some(experts), _) => experts.architecture,
             (None, Some(Hybrid::Gemma4(_))) => "gemma4",
             (None, Some(Hybrid::Latent(_))) => "deepseek2",
+            (None, Some(Hybrid::Mamba(_))) => "mamba",
             (None, Some(Hybrid::DeltaNet { .. })) => "qwen35",
             (None, Some(Hybrid::ShortConv { .. })) => "lfm2",
             (None, Some(Hybrid::Mamba2 { .. })) => "granitehybrid",
@@ -500,6 +507,7 @@ impl Shape {
     pub fn attends(&self, layer: usize) -> bool {
         match &self.hybrid {
             None | Some(Hybrid::Gemma4(_) | Hybrid::Latent(_)) => true,
+            Some(Hybrid::Mamba(_)) => false,
             Some(Hybrid::DeltaNet { .. }) => (layer + 1).is_multiple_of(4),
             Some(Hybrid::ShortConv { attending, .. } | Hybrid::Mamba2 { attending, .. }) => {
                 attending.contains(&layer)
@@ -517,6 +525,7 @@ impl Shape {
         match &self.hybrid {
             Some(Hybrid::Gemma4(gemma)) => return gemma.tensors(self, mix),
             Some(Hybrid::Latent(latent)) => return latent.tensors(self, mix),
+            Some(Hybrid::Mamba(mamba)) => return mamba.tensors(self, mix),
             _ => {}
         }
         let mut plans = Vec::new();
@@ -707,7 +716,7 @@ impl Shape {
                     numbers(name("ssm_conv1d.weight"), conv, Fill::Weights);
                     numbers(name("ssm_conv1d.bias"), vec![channels], Fill::Bias);
                 }
-                None | Some(Hybrid::Gemma4(_) | Hybrid::Latent(_)) => {}
+                None | Some(Hybrid::Gemma4(_) | Hybrid::Latent(_) | Hybrid::Mamba(_)) => {}
             }
         }
         if let Some(e) = gpt_oss {
@@ -798,6 +807,7 @@ mod tests {
         assert_eq!(parameters("lfm2-2.6b") / 100_000_000, 25);
         assert_eq!(parameters("granite-4-micro") / 100_000_000, 31);
         assert_eq!(parameters("deepseek-v2-lite") / 100_000_000, 157);
+        assert_eq!(parameters("falcon-mamba-7b") / 100_000_000, 72);
         // Of which 2.8 billion are the embeddings of layers.
         assert_eq!(parameters("gemma-4-e4b") / 100_000_000, 74);
     }

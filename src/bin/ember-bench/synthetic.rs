@@ -93,7 +93,7 @@ fn metadata(shape: &Shape, vocabulary: Vec<(String, Value)>) -> Vec<(String, Val
     keys.retain(|(key, _)| own.iter().all(|(k, _)| k != key));
     keys.extend(own);
     match &shape.hybrid {
-        None | Some(Hybrid::Gemma4(_) | Hybrid::Latent(_)) => {}
+        None | Some(Hybrid::Gemma4(_) | Hybrid::Latent(_) | Hybrid::Mamba(_)) => {}
         Some(Hybrid::DeltaNet {
             key_heads,
             value_heads,
