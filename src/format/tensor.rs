@@ -92,6 +92,24 @@ impl Tensor {
         ))
     }
 
+    /// The same rows in memory, in another order: row `i` is row `source(i)` of this tensor. Of a tensor of one
+    /// dimension, the elements take the rows' place; it is not quantized then.
+    ///
+    /// Errors: `OutOfMemory`, and those of [`read_rows`](Self::read_rows).
+    pub(crate) fn reordered(&self, source: impl Fn(usize) -> usize) -> Result<Tensor> {
+        let all = self.byte_len();
+        let mut bytes = try_vec(all, 0u8, &self.name)?;
+        self.read_rows(0, &mut bytes)?;
+        let rows = self.dims.last().copied().unwrap_or(1);
+        let mut out = try_vec(all, 0u8, &self.name)?;
+        for (row, out) in out.chunks_exact_mut(all / rows).enumerate() {
+            out.copy_from_slice(&bytes[source(row) * out.len()..][..out.len()]);
+        }
+        let input = Arc::new(Input::copy(&out)?);
+        let (name, dims) = (Arc::clone(&self.name), self.dims.clone());
+        Ok(Tensor::stored(name, self.ty, dims, &input, 0..all))
+    }
+
     /// A tensor whose rows `source` makes. `InvalidModel` if the dimensions do not fit the type.
     pub(super) fn made(
         name: Arc<str>,

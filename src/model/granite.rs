@@ -1,5 +1,6 @@
 //! `granite`, `granitemoe` and `granitehybrid`: Granite 3 and 4, with factors on embedding, scores,
-//! residual stream and logits. Layers of the last one are Mamba 2 or attention.
+//! residual stream and logits. Layers of the last one are Mamba 2 or attention, as are those of Bamba, whose files
+//! are of that architecture and have no factors.
 
 use super::decoder::Decoder;
 use super::experts::{Defaults, Mixture, shared_ff, softmax};
@@ -38,12 +39,38 @@ pub(super) fn hybrid(file: &ModelFile) -> Result<Network> {
     };
     let mixer = |i: usize| match &sizes {
         Some(sizes) if !attends[i] => Ok(sizes.layer(&d, i)?.into()),
-        _ => Ok(d.attention(i, rope.as_ref())?.into()),
+        _ => attention(&d, i, rope.as_ref()),
     };
     network(&d, mixer, |i| match &experts {
         Some(experts) => experts.layer(&d, i),
         None => d.gated(i, Activation::Silu),
     })
+}
+
+/// Attention of a hybrid. Files have the elements that rope rotates, if those are all of a head, as neighbours.
+/// If it rotates a part, as in Bamba, neighbours in files are still those of whole heads, so that the elements
+/// have to take their places first.
+fn attention(d: &Decoder, layer: usize, rope: Option<&Rope>) -> Result<Mixer> {
+    let mut attention = d.attention(layer, rope)?;
+    let head_dim = attention.head_dim;
+    if let Some(rope) = &mut attention.rope
+        && 2 * rope.inv_freq.len() < head_dim
+        && head_dim.is_multiple_of(2)
+    {
+        rope.pairing = RopePairing::Halves;
+        let half = head_dim / 2;
+        let place = |row: usize| {
+            let (first, i) = (row - row % head_dim, row % head_dim);
+            first + i % half * 2 + i / half
+        };
+        for linear in [&mut attention.q, &mut attention.k] {
+            linear.weight = linear.weight.reordered(place)?;
+            if let Some(bias) = &linear.bias {
+                linear.bias = Some(bias.reordered(place)?);
+            }
+        }
+    }
+    Ok(attention.into())
 }
 
 fn defaults(d: &Decoder) -> Result<Defaults> {
@@ -75,9 +102,13 @@ fn network(
             ..d.pre_norm_block(i, mixer(i)?, feed_forward(i)?)?
         })
     })?;
+    let logit_scale = match d.source.architecture() {
+        "granitehybrid" => scale("logit_scale")?,
+        _ => d.source.positive("logit_scale")?,
+    };
     Ok(Network {
         embedding_scale: scale("embedding_scale")?,
-        logit_scale: 1.0 / d.source.positive("logit_scale")?,
+        logit_scale: 1.0 / logit_scale,
         ..network
     })
 }

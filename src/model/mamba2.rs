@@ -1,14 +1,28 @@
-//! Mamba 2 in files: its hyperparameters and tensors, whose names all families share.
+//! Mamba 2 in files: its hyperparameters and tensors, whose names all families share; and `mamba2`, the family with
+//! nothing else.
 
-use super::decoder::Decoder;
+use super::decoder::{Decoder, bare_block};
 use super::hybrid::conv_width;
-use super::{Linear, Mamba2, Norm, NormKind};
+use super::{Block, FeedForward, Linear, Mamba2, Network, Norm, NormKind};
 use crate::error::Result;
+use crate::format::ModelFile;
 
 const INNER: &str = "ssm.inner_size";
 const STATE: &str = "ssm.state_size";
 const HEADS: &str = "ssm.time_step_rank";
 const GROUPS: &str = "ssm.group_count";
+
+/// `mamba2`: Mamba 2 and Codestral Mamba. Their files say that there are no heads.
+pub(super) fn describe(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read_without_heads(file, "mamba2", NormKind::Rms)?;
+    let sizes = Sizes::read(&d)?;
+    d.network(|i| {
+        Ok(Block {
+            mixer_norm: d.norm(i, "attn_norm")?,
+            ..bare_block(sizes.layer(&d, i)?, FeedForward::None)
+        })
+    })
+}
 
 /// Sizes of all layers.
 pub(super) struct Sizes {

@@ -116,6 +116,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("lfm2moe", lfm2::experts),
     ("llama", llama::describe),
     ("mamba", mamba1::describe),
+    ("mamba2", mamba2::describe),
     ("minimax-m2", minimax_m2::describe),
     ("mistral3", mistral3::describe),
     ("modern-bert", bert::modern_bert),
@@ -148,7 +149,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
 
 impl Network {
     /// Describes the network in `file`, checking every key, shape and type that it uses. Reads no
-    /// tensor but the small `rope_freqs.weight`.
+    /// tensor but the small `rope_freqs.weight`, and queries and keys of Bamba.
     ///
     /// Errors: `Unsupported` names an unknown architecture or feature, or a tensor that the network
     /// does not use; `MissingKey`, `MissingTensor`, `ShapeMismatch` and `InvalidModel` name the key or tensor.

@@ -24,6 +24,7 @@ pub fn open(name: &str) -> ModelFile {
 pub const FAMILIES: &[&str] = &[
     "apertus",
     "arcee",
+    "bamba",
     "cohere",
     "cohere2",
     "cohere2_moe",
@@ -65,6 +66,7 @@ pub const FAMILIES: &[&str] = &[
     "lfm2",
     "lfm2_moe",
     "mamba",
+    "mamba2",
     "minimax_m2",
     "ministral3",
     "mistral",

@@ -57,6 +57,8 @@ const FAMILIES: &[&str] = &[
     "falcon_h1",
     "jamba",
     "mamba",
+    "mamba2",
+    "bamba",
     "gpt2",
 ];
 

@@ -30,6 +30,7 @@ const FAMILIES: &[&str] = &[
     "mistral4",
     "falcon_h1",
     "mamba",
+    "mamba2",
     "jamba",
 ];
 

@@ -342,6 +342,7 @@ fn sessions_rewind_as_far_as_they_like() {
         "jamba",
         "mistral",
         "mamba",
+        "mamba2",
         "lfm2",
     ] {
         let dir = TempDir::new("rewind");
@@ -404,6 +405,8 @@ fn recurrent_layers_are_evaluated_again_as_far_as_a_session_asks_for() {
         "granite_hybrid",
         "jamba",
         "mamba",
+        "mamba2",
+        "bamba",
         "nemotron_h_moe",
     ] {
         let file = ModelFile::from_bytes(&with_context(name, 4096).bytes()).unwrap();

@@ -7,7 +7,7 @@ use super::families::{
 };
 use super::json::Config;
 use super::keys::{self, Keys, experts, qwen_experts};
-use super::{falcon_h1, gemma3n, latent, mamba1, relatives};
+use super::{falcon_h1, gemma3n, latent, mamba1, mamba2, relatives};
 use crate::error::{Result, fail};
 use serde_json::json;
 
@@ -18,6 +18,8 @@ pub(super) const FURTHER: &[Family] = &[
     FALCON_H1,
     JAMBA,
     MAMBA,
+    MAMBA_2,
+    BAMBA,
     Family {
         model_types: &["falcon_mamba"],
         classes: &["FalconMambaForCausalLM"],
@@ -409,6 +411,55 @@ const MAMBA: Family = Family {
     tied: true,
     bias_flags: &["use_conv_bias", "use_bias"],
     keys: mamba1::mamba,
+    ..LLAMA
+};
+
+const MAMBA_2: Family = Family {
+    model_types: &["mamba2"],
+    classes: &["Mamba2ForCausalLM"],
+    architecture: "mamba2",
+    parts: &[&[
+        ("norm", "attn_norm"),
+        ("mixer.in_proj", "ssm_in"),
+        ("mixer.conv1d", "ssm_conv1d"),
+        ("mixer.out_proj", "ssm_out"),
+    ]],
+    layout: Layout::Same,
+    rope: false,
+    defaults: || {
+        json!({"layer_norm_epsilon": 1e-5, "expand": 2, "conv_kernel": 4, "state_size": 128, "n_groups": 8,
+            "num_heads": 128, "head_dim": 64, "use_conv_bias": true, "num_attention_heads": 1,
+            "max_position_embeddings": 1 << 20})
+    },
+    bias_flags: &["use_conv_bias", "use_bias"],
+    keys: mamba2::mamba2,
+    ..LLAMA
+};
+
+const BAMBA: Family = Family {
+    model_types: &["bamba"],
+    classes: &["BambaForCausalLM"],
+    architecture: "granitehybrid",
+    parts: &[
+        ATTENTION,
+        &[
+            ("input_layernorm", "attn_norm"),
+            ("pre_ff_layernorm", "ffn_norm"),
+            ("feed_forward.gate_proj", "ffn_gate"),
+            ("feed_forward.up_proj", "ffn_up"),
+            ("feed_forward.down_proj", "ffn_down"),
+            ("mamba.in_proj", "ssm_in"),
+            ("mamba.conv1d", "ssm_conv1d"),
+            ("mamba.out_proj", "ssm_out"),
+        ],
+    ],
+    defaults: || {
+        json!({"rms_norm_eps": 1e-5, "mamba_expand": 2, "mamba_n_heads": 128, "mamba_n_groups": 1,
+            "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_conv_bias": true,
+            "partial_rotary_factor": 0.5, "max_position_embeddings": 262_144})
+    },
+    bias_flags: &["attention_bias", "mamba_conv_bias"],
+    keys: mamba2::bamba,
     ..LLAMA
 };
 

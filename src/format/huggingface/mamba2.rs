@@ -1,4 +1,4 @@
-//! Layers of Mamba 2, as folders of Granite 4 have them beside layers that attend.
+//! Layers of Mamba 2, as folders of Granite 4 and Bamba have them beside layers that attend, and those of Mamba 2 alone.
 
 use super::json::wrong;
 use super::keys::{Keys, experts, granite};
@@ -25,6 +25,57 @@ pub(super) fn granite_hybrid(k: &mut Keys) -> Result<()> {
         }
     }
     let recurrent = recurrent(k)?;
+    hybrid(k, &recurrent)
+}
+
+/// Sets the keys of Bamba.
+pub(super) fn bamba(k: &mut Keys) -> Result<()> {
+    const ATTENDING: &str = "attn_layer_indices";
+    k.refuse("mlp_bias")?;
+    k.set("rope.scaling.finetuned", true);
+    let mut recurrent = vec![true; k.n_layers as usize];
+    for layer in k.config.find_array(ATTENDING)?.into_iter().flatten() {
+        let index = layer.as_u64().and_then(|i| usize::try_from(i).ok());
+        match index.and_then(|i| recurrent.get_mut(i)) {
+            Some(recurrent) => *recurrent = false,
+            None => return Err(wrong(ATTENDING, layer, "the number of a layer")),
+        }
+    }
+    hybrid(k, &recurrent)
+}
+
+/// Sets the keys of Mamba 2 alone.
+pub(super) fn mamba2(k: &mut Keys) -> Result<()> {
+    refuse_limits(k)?;
+    let size = |key: &str| k.config.size(&[key]);
+    let inner = size("num_heads")?.saturating_mul(size("head_dim")?);
+    let of_config = size("expand")?.saturating_mul(size("hidden_size")?);
+    if inner != of_config {
+        let problem = format!(
+            "config.json: num_heads times head_dim is {inner}, but expand times hidden_size is {of_config}"
+        );
+        return Err(Error::new(Status::InvalidModel, problem));
+    }
+    let pairs = [
+        ("ssm.conv_kernel", size("conv_kernel")?),
+        ("ssm.state_size", size("state_size")?),
+        ("ssm.group_count", size("n_groups")?),
+        ("ssm.time_step_rank", size("num_heads")?),
+        ("ssm.inner_size", inner),
+        // As GGUF files have them.
+        ("attention.head_count", 0),
+        ("feed_forward_length", 0),
+    ];
+    let eps = k.config.f32("layer_norm_epsilon")?;
+    for (key, value) in pairs {
+        k.set(key, value);
+    }
+    k.set("attention.layer_norm_rms_epsilon", eps);
+    Ok(())
+}
+
+/// Sets the keys of layers that attend, and of those that don't.
+fn hybrid(k: &mut Keys, recurrent: &[bool]) -> Result<()> {
     let n_kv_heads = match k.config.find_size("num_key_value_heads")? {
         Some(n) => n,
         None => k.config.size(&["num_attention_heads"])?,
@@ -101,8 +152,12 @@ fn sizes(k: &mut Keys) -> Result<()> {
 
 /// Refuses what no backend does.
 pub(super) fn refuse_others(k: &Keys) -> Result<()> {
-    const LIMIT: &str = "time_step_limit";
     k.refuse("mamba_proj_bias")?;
+    refuse_limits(k)
+}
+
+fn refuse_limits(k: &Keys) -> Result<()> {
+    const LIMIT: &str = "time_step_limit";
     match k.config.find(LIMIT) {
         Some(limit) if !is_no_limit(limit) => fail!(
             Unsupported,

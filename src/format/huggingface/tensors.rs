@@ -292,7 +292,7 @@ impl<'a> Folder<'a> {
             }
             None if self.architecture().starts_with("granite")
                 || self.is_nemotron()
-                || self.architecture() == "falcon-h1" =>
+                || matches!(self.architecture(), "falcon-h1" | "mamba2") =>
             {
                 mamba2::tensors(self, self.keys, &full, stored)
             }
@@ -463,8 +463,9 @@ impl<'a> Folder<'a> {
             ("gptneox", "output_norm") => "final_layer_norm",
             ("gptneox", "output") => "embed_out",
             ("phi2", "output_norm") => "final_layernorm",
-            ("mamba", "token_embd") => "embeddings",
-            ("mamba", "output_norm") => "norm_f",
+            ("mamba" | "mamba2", "token_embd") => "embeddings",
+            ("mamba" | "mamba2", "output_norm") => "norm_f",
+            (_, "output_norm") if self.family.model_types == ["bamba"] => "final_layernorm",
             ("jamba", "output_norm") => "final_layernorm",
             (_, "token_embd") if self.is_nemotron() => "embeddings",
             (_, "output_norm") if self.is_nemotron() => "norm_f",

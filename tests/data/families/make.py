@@ -56,6 +56,10 @@ FALCON_H1 = dict(hidden_size=40, head_dim=20, num_attention_heads=4, num_key_val
                  key_multiplier=0.7, ssm_in_multiplier=1.2, ssm_out_multiplier=0.8, embedding_multiplier=1.6, lm_head_multiplier=0.4,
                  mlp_multipliers=[0.6, 1.7], ssm_multipliers=[1.1, 0.6, 1.4, 0.9, 0.75])
 
+# Half of a head is rotated.
+BAMBA = dict(num_hidden_layers=3, hidden_size=32, num_attention_heads=2, num_key_value_heads=1, intermediate_size=28, mamba_n_heads=8,
+             mamba_n_groups=2, mamba_d_state=12, mamba_d_head=8, mamba_d_conv=4, mamba_expand=2, attn_layer_indices=[1])
+
 # All that models without attention have.
 MAMBA_1 = dict(vocab_size=96, conv_kernel=4, layer_norm_epsilon=1e-5, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 
@@ -155,6 +159,9 @@ FAMILIES = {
     "mamba": ("mamba", "mamba", MAMBA_1 | dict(num_hidden_layers=3, hidden_size=28, state_size=9, time_step_rank=3, use_bias=True)),
     "falcon_mamba": ("falcon_mamba", "mamba", MAMBA_1 | dict(num_hidden_layers=2, hidden_size=20, state_size=16, time_step_rank=5,
                                                              mixer_rms_eps=1e-5, tie_word_embeddings=False)),
+    "mamba2": ("mamba2", "mamba2", MAMBA_1 | dict(num_hidden_layers=2, hidden_size=20, state_size=12, num_heads=5, head_dim=8, n_groups=1,
+                                                  expand=2, use_bias=True, tie_word_embeddings=True)),
+    "bamba": ("bamba", "granitehybrid", BAMBA),
     # Attention in every third layer, experts in every second.
     "jamba": ("jamba", "jamba", dict(num_hidden_layers=4, hidden_size=36, intermediate_size=12, num_experts=3, num_experts_per_tok=2,
                                      attn_layer_period=3, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1,
@@ -314,6 +321,10 @@ def gguf_tensors(config, architecture, saved):
         x = x.astype(np.float32)
         if architecture == "falcon-h1":
             yield from falcon_h1(config, name, x)
+            continue
+        if architecture == "mamba2" and ".mixer." in name:
+            layer, part = re.match(r".*layers\.(\d+)\.mixer\.(.*)$", name).groups()
+            yield from mamba2(f"blk.{layer}.", part, x, config.n_groups)
             continue
         if architecture in ("mamba", "jamba") and re.search(r"\.(mixer|mamba)\.", name):
             yield from mamba1(name, x)
@@ -484,7 +495,7 @@ def falcon_h1(config, name, x):
 def granite_hybrid(config, name, x):
     """A tensor of Mamba 2 or of a feed-forward part as (name, array) of a GGUF file."""
     _, layer, part = re.match(r"(.*)\.layers\.(\d+)\.(?:mamba|shared_mlp|block_sparse_moe)\.(.*)$", name).groups()
-    blk, shared = f"blk.{layer}.", "_shexp" if config.num_local_experts else ""
+    blk, shared = f"blk.{layer}.", "_shexp" if getattr(config, "num_local_experts", 0) else ""
     if part == "input_linear.weight" and "shared_mlp" in name:
         gate, up = np.split(x, 2)
         yield f"{blk}ffn_gate{shared}.weight", gate
@@ -515,6 +526,8 @@ def mamba2(blk, part, x, n_groups):
     """A tensor of Mamba 2, or of a router beside it."""
     name, change = {
         "in_proj.weight": ("ssm_in.weight", lambda x: x),
+        "in_proj.bias": ("ssm_in.bias", lambda x: x),
+        "out_proj.bias": ("ssm_out.bias", lambda x: x),
         "conv1d.weight": ("ssm_conv1d.weight", lambda x: x.squeeze(1) if x.ndim == 3 else x),
         "conv1d.bias": ("ssm_conv1d.bias", lambda x: x),
         "A_log": ("ssm_a", lambda x: -np.exp(x.astype(np.float64)).astype(np.float32).reshape(-1, 1)),
@@ -545,6 +558,9 @@ def write_metadata(w, architecture, config):
     if architecture == "mamba":
         write_mamba(w, c)
         return
+    if architecture == "mamba2":
+        write_mamba2(w, c)
+        return
     # Nemotron-H and Jamba have rope in their configs alone.
     ropes = c.get("rope_parameters") or {} if not re.match("nemotron_h|jamba", architecture) else {}
     rope = ropes.get("full_attention", ropes)
@@ -560,7 +576,7 @@ def write_metadata(w, architecture, config):
     if c.get("block_auto_adjust_ff_dim"):
         multiple = c["block_multiple_of"]
         n_ff = -(-int(c["block_ffn_dim_multiplier"] * int(2 * n_ff / 3)) // multiple) * multiple
-    if architecture == "granitehybrid" and not c["num_local_experts"]:
+    if architecture == "granitehybrid" and c.get("num_local_experts") == 0:
         n_ff = c["shared_intermediate_size"]
     if architecture.startswith("nemotron_h"):
         widths = dict(mlp=n_ff, moe=config.moe_intermediate_size)
@@ -583,7 +599,7 @@ def write_metadata(w, architecture, config):
         w.add_ssm_state_size(c["mamba_d_state"])
         w.add_ssm_time_step_rank(c["mamba_dt_rank"])
     elif architecture == "granitehybrid":
-        w.add_head_count_kv([c["num_key_value_heads"] if t == "full_attention" else 0 for t in c["layer_types"]])
+        w.add_head_count_kv([c["num_key_value_heads"] if t == "full_attention" else 0 for t in config.layers_block_type])
     elif architecture in ("falcon", "starcoder"):
         w.add_head_count_kv(kv_heads(config))
     elif "num_key_value_heads" in c and architecture not in ("gemma4", "deepseek2", "mistral4"):
@@ -632,7 +648,7 @@ def write_metadata(w, architecture, config):
     if architecture == "gemma2":
         w.add_attn_logit_softcapping(c["attn_logit_softcapping"])
         w.add_final_logit_softcapping(c["final_logit_softcapping"])
-    if architecture in ("granite", "granitemoe", "granitehybrid"):
+    if architecture in ("granite", "granitemoe", "granitehybrid") and c["model_type"] != "bamba":
         w.add_attention_scale(c["attention_multiplier"])
         w.add_embedding_scale(c["embedding_multiplier"])
         w.add_residual_scale(c["residual_multiplier"])
@@ -713,8 +729,8 @@ def write_granite_hybrid(w, c):
     w.add_ssm_group_count(c["mamba_n_groups"])
     w.add_ssm_time_step_rank(c["mamba_n_heads"])
     w.add_ssm_inner_size(c["mamba_expand"] * c["hidden_size"])
-    w.add_rope_scaling_finetuned(c["position_embedding_type"] == "rope")
-    if c["num_local_experts"]:
+    w.add_rope_scaling_finetuned(c.get("position_embedding_type", "rope") == "rope")
+    if c.get("num_local_experts"):
         w.add_expert_shared_feed_forward_length(c["shared_intermediate_size"])
 
 
@@ -733,6 +749,23 @@ def write_mamba(w, c):
     w.add_layer_norm_rms_eps(c["layer_norm_epsilon"])
     if c["model_type"] == "falcon_mamba":
         w.add_ssm_dt_b_c_rms(True)
+
+
+def write_mamba2(w, c):
+    inner = c["num_heads"] * c["head_dim"]
+    w.add_tokenizer_model("no_vocab")
+    w.add_vocab_size(c["vocab_size"])
+    w.add_context_length(2**20)
+    w.add_embedding_length(c["hidden_size"])
+    w.add_feed_forward_length(0)
+    w.add_head_count(0)
+    w.add_block_count(c["num_hidden_layers"])
+    w.add_ssm_conv_kernel(c["conv_kernel"])
+    w.add_ssm_inner_size(inner)
+    w.add_ssm_state_size(c["state_size"])
+    w.add_ssm_time_step_rank(c["num_heads"])
+    w.add_ssm_group_count(c["n_groups"])
+    w.add_layer_norm_rms_eps(c["layer_norm_epsilon"])
 
 
 def write_nemotron_h(w, config):
@@ -864,7 +897,7 @@ def write_logits(path, model, seed, n_tokens):
 def make(out, name, model_type, architecture, changes):
     seed = zlib.crc32(name.encode())
     torch.manual_seed(seed)
-    config = transformers.AutoConfig.for_model(model_type, **copy.deepcopy(changes if model_type in ("gpt2", "gpt_bigcode", "mamba", "falcon_mamba") else BASE | changes))
+    config = transformers.AutoConfig.for_model(model_type, **copy.deepcopy(changes if model_type in ("gpt2", "gpt_bigcode", "mamba", "falcon_mamba", "mamba2") else BASE | changes))
     model = random_model(config)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
