@@ -1163,7 +1163,7 @@ typedef struct ember_model_options {
      */
     uint32_t struct_size;
     /**
-     * Index of the device, as `ember_device_info` counts them; 0 is the best one.
+     * Index of the device, as `ember_device_info` counts them; 0 is the best one. Not used where `devices` has any.
      */
     uint32_t device;
     /**
@@ -1218,7 +1218,8 @@ typedef struct ember_model_options {
      * Bytes of a GPU's memory that the library may allocate for the model: its weights, and the memory of prefill and of batches
      * that its sessions share. 0 for no limit. As many of the last layers as fit are on the GPU, the others on the CPU;
      * `ember_model_estimate` says beforehand how many. A call that would need more returns `EMBER_OUT_OF_MEMORY`, and everything
-     * stays as it was. What the driver takes for itself is not counted. CPUs ignore it.
+     * stays as it was. What the driver takes for itself is not counted. CPUs ignore it. With several GPUs in `devices`, the limit is
+     * one for each of them.
      */
     uint64_t memory_limit;
     /**
@@ -1226,7 +1227,8 @@ typedef struct ember_model_options {
      * works in, and adapters. 0 for no limit. What would take more, such as `ember_session_create`, `ember_session_fork`,
      * `ember_adapter_load` and on a GPU also calls that append tokens, returns `EMBER_OUT_OF_MEMORY`; no session loses anything.
      * On a GPU, KV caches grow with the tokens in pages of 2 MiB; on a CPU, a session counts in whole from its beginning. An
-     * adapter counts once, however many sessions and embedders use it, until it is freed and none uses it any more.
+     * adapter counts once, however many sessions and embedders use it, until it is freed and none uses it any more. With several
+     * GPUs in `devices`, the limit is one for each of them.
      */
     uint64_t session_memory_limit;
     /**
@@ -1238,6 +1240,23 @@ typedef struct ember_model_options {
      * Handed to `log_callback`; may be NULL.
      */
     void *log_user;
+    /**
+     * Indices of the devices that share the model's layers, 1 to 16, or NULL for `device` alone. The first device has the first
+     * layers, the last one the head. The devices work one after another on a token, and at the same time on different sessions and
+     * on different pieces of a long prompt.
+     */
+    const uint32_t *devices;
+    /**
+     * Number of `devices`.
+     */
+    size_t device_count;
+    /**
+     * NULL, or the number of layers on each of `devices`. One number may be 0: that device gets the layers that the others leave.
+     * NULL and zeros alone share the layers among GPUs in proportion to their memory, so that the same devices always get the
+     * same layers; where `memory_limit` does not allow that, each GPU gets as many as it has room for, from the last one on, and
+     * the CPU the first layers.
+     */
+    const uint32_t *device_layers;
 } ember_model_options;
 
 /**
@@ -1250,7 +1269,7 @@ typedef struct ember_model_details {
      */
     uint32_t struct_size;
     /**
-     * Index of the device that holds the weights.
+     * Index of the device that holds the weights; where several do, of that with the head.
      */
     uint32_t device;
     /**
@@ -1311,18 +1330,58 @@ typedef struct ember_model_details {
      */
     uint32_t max_batch;
     /**
-     * Layers on the device. The others, for which `ember_model_options.memory_limit` has no room, are on the CPU.
+     * Layers on GPUs, of which the others are on the CPU; all layers of a model for CPUs.
      */
     uint32_t device_layer_count;
     /**
-     * Bytes of a GPU's memory that are allocated for the model now, as `ember_model_options.memory_limit` counts them; 0 on a CPU.
+     * Bytes of GPU memory that are allocated for the model now, as `ember_model_options.memory_limit` counts them, on all GPUs
+     * together; 0 on a CPU.
      */
     uint64_t memory_bytes;
     /**
-     * Bytes of the device's memory that its sessions and adapters have now, as `ember_model_options.session_memory_limit` counts them.
+     * Bytes of the devices' memory that its sessions and adapters have now, as `ember_model_options.session_memory_limit` counts them.
      */
     uint64_t session_memory_bytes;
+    /**
+     * Number of parts that the layers are in, each on one device, for `ember_model_part_info`; 1 for a model on one device.
+     */
+    uint32_t part_count;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } ember_model_details;
+
+/**
+ * Layers of a model that are on one device. The caller sets `struct_size`, `ember_model_part_info` the rest.
+ */
+typedef struct ember_part_details {
+    /**
+     * `sizeof(ember_part_details)`, set by the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * Index of the device.
+     */
+    uint32_t device;
+    /**
+     * The first of the layers, counted from 0. The part with layer 0 has the embedding, that with the last layer the head.
+     */
+    uint32_t first_layer;
+    /**
+     * Number of layers.
+     */
+    uint32_t layer_count;
+    /**
+     * Bytes of the device's memory that are allocated for the part now, as `ember_model_options.memory_limit` counts them; 0 on a CPU.
+     */
+    uint64_t memory_bytes;
+    /**
+     * Bytes of the device's memory that sessions and adapters have for the part now, as `ember_model_options.session_memory_limit`
+     * counts them.
+     */
+    uint64_t session_memory_bytes;
+} ember_part_details;
 
 /**
  * Called when the library no longer needs borrowed bytes: once for each load that succeeded, on the thread that
@@ -1882,8 +1941,8 @@ typedef struct ember_speculation_details {
 } ember_speculation_details;
 
 /**
- * Memory that a model and a session of it would take on the device. The caller sets `struct_size`,
- * `ember_model_estimate` the rest.
+ * Memory that a model and a session of it would take on the device, or on all GPUs that share the model together. The caller sets
+ * `struct_size`, `ember_model_estimate` and `ember_model_estimate_part` the rest.
  */
 typedef struct ember_estimate {
     /**
@@ -1891,7 +1950,7 @@ typedef struct ember_estimate {
      */
     uint32_t struct_size;
     /**
-     * Index of the device that the figures are for.
+     * Index of the device that the figures are for; where GPUs share the model, of the one with the head.
      */
     uint32_t device;
     /**
@@ -1899,9 +1958,9 @@ typedef struct ember_estimate {
      */
     uint32_t context;
     /**
-     * 0.
+     * Number of parts that the layers would be in, each on one device, for `ember_model_estimate_part`.
      */
-    uint32_t reserved;
+    uint32_t part_count;
     /**
      * Weights. On a CPU with `EMBER_FILES_MAPPED` almost all of it is the mapped file, whose pages the
      * system can drop and read again.
@@ -1924,15 +1983,15 @@ typedef struct ember_estimate {
      */
     uint64_t session_workspace_bytes;
     /**
-     * Layers on the device. The others, for which `ember_model_options.memory_limit` has no room, are on the CPU.
+     * Layers on GPUs, of which the others are on the CPU; all layers of a model for CPUs. Of a part, its layers.
      */
     uint32_t device_layer_count;
     /**
-     * 0.
+     * The first layer of a part; otherwise 0.
      */
-    uint32_t reserved2;
+    uint32_t first_layer;
     /**
-     * Weights of the layers on the CPU, if the device is a GPU, which the other figures do not count.
+     * Weights of the layers on the CPU, if others are on a GPU, which the other figures do not count. 0 for a part.
      */
     uint64_t host_weights_bytes;
     /**
@@ -2529,6 +2588,17 @@ ember_status ember_model_load(const char *path,
 ember_status ember_model_info(const struct ember_model *model,
                               struct ember_model_details *out,
                               struct ember_error *err);
+
+/**
+ * Writes where some of a model's layers are to `out`, whose `struct_size` the caller has set. `index` counts the parts from 0, in
+ * the order of the layers; `ember_model_details.part_count` says how many there are. Any thread may call it.
+ *
+ * Errors: `EMBER_INVALID_ARGUMENT` if there is no such part.
+ */
+ember_status ember_model_part_info(const struct ember_model *model,
+                                   size_t index,
+                                   struct ember_part_details *out,
+                                   struct ember_error *err);
 
 /**
  * Frees a model: the handle becomes invalid at once, and the memory is freed when the last session of the model is
@@ -3225,6 +3295,20 @@ ember_status ember_model_estimate(const char *path,
                                   const struct ember_session_options *session_options,
                                   struct ember_estimate *out,
                                   struct ember_error *err);
+
+/**
+ * As `ember_model_estimate`, but for the layers of one part alone, on its device. `index` counts the parts from 0, in the order of
+ * the layers; `ember_estimate.part_count` says how many there are.
+ *
+ * Errors: those of `ember_model_estimate`; `EMBER_INVALID_ARGUMENT` if there is no such part.
+ */
+ember_status ember_model_estimate_part(const char *path,
+                                       size_t path_len,
+                                       const struct ember_model_options *model_options,
+                                       const struct ember_session_options *session_options,
+                                       size_t index,
+                                       struct ember_estimate *out,
+                                       struct ember_error *err);
 
 /**
  * Evaluates the last token of the context again, more slowly than a decode does, and writes how long each kind of

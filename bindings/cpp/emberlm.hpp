@@ -199,6 +199,8 @@ struct ModelOptions {
     void *cuda_context = nullptr;
     std::uint64_t memory_limit = 0;         ///< bytes of a GPU's memory for the model; 0: no limit
     std::uint64_t session_memory_limit = 0; ///< bytes of the device's memory for all its sessions; 0: no limit
+    std::vector<std::uint32_t> devices = {}; ///< devices that share the layers; none: `device` alone
+    std::vector<std::uint32_t> device_layers = {}; ///< layers on each of them; none: by the GPUs' memory
 };
 
 /// A sequence that no repetition goes beyond: a text, or tokens.
@@ -315,6 +317,11 @@ struct CModelOptions {
         c.files = options.files;
         c.memory_limit = options.memory_limit;
         c.session_memory_limit = options.session_memory_limit;
+        if (!options.device_layers.empty() && options.device_layers.size() != options.devices.size())
+            throw std::invalid_argument("device_layers needs a number for each of devices");
+        c.devices = options.devices.data();
+        c.device_count = options.devices.size();
+        c.device_layers = options.device_layers.empty() ? nullptr : options.device_layers.data();
         if (options.cuda_context != nullptr) {
             cuda.kind = EMBER_CHAIN_CUDA_MODEL;
             cuda.context = options.cuda_context;
@@ -485,6 +492,18 @@ inline ember_estimate estimate(std::string_view path, const ModelOptions &model 
     return out;
 }
 
+/// The same for each part of a model that several devices share, the first layers first.
+inline std::vector<ember_estimate> estimate_parts(std::string_view path, const ModelOptions &model = {}, const SessionOptions &session = {}) {
+    detail::CModelOptions m(model);
+    detail::CSessionOptions s(session);
+    std::vector<ember_estimate> parts(estimate(path, model, session).part_count, detail::sized<ember_estimate>());
+    for (std::size_t i = 0; i < parts.size(); i++) {
+        ember_error err;
+        detail::check(ember_model_estimate_part(path.data(), path.size(), &m.c, &s.c, i, &parts[i], &err), err);
+    }
+    return parts;
+}
+
 /// What the file of a saved session is.
 inline ember_state_details state_info(std::string_view path) {
     detail::require_abi();
@@ -607,6 +626,16 @@ public:
         ember_error err;
         detail::check(ember_model_info(get(), &out, &err), err);
         return out;
+    }
+
+    /// Where its layers are, the first ones first.
+    std::vector<ember_part_details> parts() const {
+        std::vector<ember_part_details> parts(info().part_count, detail::sized<ember_part_details>());
+        for (std::size_t i = 0; i < parts.size(); i++) {
+            ember_error err;
+            detail::check(ember_model_part_info(get(), i, &parts[i], &err), err);
+        }
+        return parts;
     }
 
     /// The value of a metadata key as text.

@@ -127,17 +127,29 @@ namespace EmberLM
             var err = Call.Error();
             using (var memory = new Memory())
             {
-                var m = (model ?? new ModelOptions()).Make(IntPtr.Zero);
+                var m = (model ?? new ModelOptions()).Make(memory, IntPtr.Zero);
                 m.progress = IntPtr.Zero;
                 var s = (session ?? new SessionOptions()).Make(memory);
                 var d = new ember_estimate { struct_size = Call.SizeOf<ember_estimate>() };
                 var bytes = Utf8.Bytes(path);
                 Call.Check(Functions.ember_model_estimate(bytes, Call.Length(bytes), ref m, ref s, ref d, err), err);
-                return new Estimate
-                {
-                    Context = (int)d.context, WeightsBytes = d.weights_bytes, KvBytesPerToken = d.kv_bytes_per_token, KvBytes = d.kv_bytes,
-                    ModelWorkspaceBytes = d.model_workspace_bytes, SessionWorkspaceBytes = d.session_workspace_bytes,
-                };
+                return new Estimate(d);
+            }
+        }
+
+        /// <summary>The same for one part of a model that several devices share; the first layers are part 0.</summary>
+        public static Estimate EstimatePart(string path, int part, ModelOptions model = null, SessionOptions session = null)
+        {
+            var err = Call.Error();
+            using (var memory = new Memory())
+            {
+                var m = (model ?? new ModelOptions()).Make(memory, IntPtr.Zero);
+                m.progress = IntPtr.Zero;
+                var s = (session ?? new SessionOptions()).Make(memory);
+                var d = new ember_estimate { struct_size = Call.SizeOf<ember_estimate>() };
+                var bytes = Utf8.Bytes(path);
+                Call.Check(Functions.ember_model_estimate_part(bytes, Call.Length(bytes), ref m, ref s, (UIntPtr)part, ref d, err), err);
+                return new Estimate(d);
             }
         }
 
@@ -212,6 +224,17 @@ namespace EmberLM
 
     public sealed class Estimate
     {
+        internal Estimate(ember_estimate d)
+        {
+            Device = (int)d.device; Parts = (int)d.part_count; FirstLayer = (int)d.first_layer; Layers = (int)d.device_layer_count;
+            Context = (int)d.context; WeightsBytes = d.weights_bytes; KvBytesPerToken = d.kv_bytes_per_token; KvBytes = d.kv_bytes;
+            ModelWorkspaceBytes = d.model_workspace_bytes; SessionWorkspaceBytes = d.session_workspace_bytes;
+        }
+
+        public int Device { get; internal set; }
+        public int Parts { get; internal set; }
+        public int FirstLayer { get; internal set; }
+        public int Layers { get; internal set; }
         public int Context { get; internal set; }
         public ulong WeightsBytes { get; internal set; }
         public ulong KvBytesPerToken { get; internal set; }
@@ -248,15 +271,25 @@ namespace EmberLM
         /// <summary>Bytes of the device's memory for all its sessions; 0 for no limit.</summary>
         public ulong SessionMemoryLimit;
 
+        /// <summary>Devices that share the layers; none for Device alone.</summary>
+        public uint[] Devices;
+
+        /// <summary>Layers on each of Devices; none for shares by the GPUs' memory.</summary>
+        public uint[] DeviceLayers;
+
         /// <summary>Hears how far the load is, from 0 to 1; false ends it with Status.Cancelled.</summary>
         public Func<float, bool> Progress;
 
-        internal ember_model_options Make(IntPtr user)
+        internal ember_model_options Make(Memory memory, IntPtr user)
         {
+            var devices = memory.Tokens(Devices, out var deviceCount);
+            if (DeviceLayers != null && DeviceLayers.Length > 0 && DeviceLayers.Length != Devices?.Length)
+                throw new ArgumentException("DeviceLayers needs a number for each of Devices");
             return new ember_model_options
             {
                 struct_size = Call.SizeOf<ember_model_options>(), device = (uint)Device, threads = (uint)Threads, weights = (uint)Weights, files = (uint)Files,
                 memory_limit = MemoryLimit, session_memory_limit = SessionMemoryLimit,
+                devices = devices, device_count = deviceCount, device_layers = memory.Tokens(DeviceLayers, out _),
                 progress = Progress != null ? Callback.ProgressPointer : IntPtr.Zero, user = user,
             };
         }
@@ -454,6 +487,16 @@ namespace EmberLM
         }
     }
 
+    /// <summary>Layers of a model that are on one device.</summary>
+    public sealed class Part
+    {
+        public int Device { get; internal set; }
+        public int FirstLayer { get; internal set; }
+        public int Layers { get; internal set; }
+        public ulong MemoryBytes { get; internal set; }
+        public ulong SessionMemoryBytes { get; internal set; }
+    }
+
     public sealed class ModelInfo
     {
         public int Device { get; internal set; }
@@ -580,15 +623,18 @@ namespace EmberLM
         public Load(string path, ModelOptions options = null, Event ready = null)
         {
             Call.RequireLibrary();
-            var c = (options ?? new ModelOptions()).Make(IntPtr.Zero);
-            c.progress = IntPtr.Zero;
             var bytes = Utf8.Bytes(path);
             IntPtr raw = IntPtr.Zero;
-            Event.With(ready, other =>
+            using (var memory = new Memory())
             {
-                var err = Call.Error();
-                Call.Check(Functions.ember_model_load_start(bytes, Call.Length(bytes), ref c, other, ref raw, err), err);
-            });
+                var c = (options ?? new ModelOptions()).Make(memory, IntPtr.Zero);
+                c.progress = IntPtr.Zero;
+                Event.With(ready, other =>
+                {
+                    var err = Call.Error();
+                    Call.Check(Functions.ember_model_load_start(bytes, Call.Length(bytes), ref c, other, ref raw, err), err);
+                });
+            }
             handle = new LoadHandle(raw);
         }
 
@@ -659,11 +705,14 @@ namespace EmberLM
             Call.RequireLibrary();
             var callback = new Callback { Progress = options.Progress, Stream = stream };
             IntPtr raw = IntPtr.Zero;
-            callback.Run((user, err) =>
+            using (var memory = new Memory())
             {
-                var o = options.Make(user);
-                return call(ref o, user, ref raw, err);
-            });
+                callback.Run((user, err) =>
+                {
+                    var o = options.Make(memory, user);
+                    return call(ref o, user, ref raw, err);
+                });
+            }
             return new Model(raw);
         }
 
@@ -684,6 +733,26 @@ namespace EmberLM
                     Quantization = Utf8.FromNul(d.quantization), Name = Utf8.FromNul(d.name),
                 };
             }
+        }
+
+        /// <summary>Where its layers are, the first ones first.</summary>
+        public List<Part> Parts()
+        {
+            var err = Call.Error();
+            var d = new ember_model_details { struct_size = Call.SizeOf<ember_model_details>() };
+            Call.Check(Functions.ember_model_info(Handle, ref d, err), err);
+            var parts = new List<Part>();
+            for (uint i = 0; i < d.part_count; i++)
+            {
+                var p = new ember_part_details { struct_size = Call.SizeOf<ember_part_details>() };
+                Call.Check(Functions.ember_model_part_info(Handle, (UIntPtr)i, ref p, err), err);
+                parts.Add(new Part
+                {
+                    Device = (int)p.device, FirstLayer = (int)p.first_layer, Layers = (int)p.layer_count,
+                    MemoryBytes = p.memory_bytes, SessionMemoryBytes = p.session_memory_bytes,
+                });
+            }
+            return parts;
         }
 
         /// <summary>The value of a metadata key as text.</summary>

@@ -77,6 +77,9 @@ namespace EmberLM.Native
         public ulong session_memory_limit;
         public IntPtr log_callback;
         public IntPtr log_user;
+        public IntPtr devices;
+        public UIntPtr device_count;
+        public IntPtr device_layers;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -99,6 +102,19 @@ namespace EmberLM.Native
         [MarshalAs(UnmanagedType.ByValArray, SizeConst = 128)] public byte[] name;
         public uint max_batch;
         public uint device_layer_count;
+        public ulong memory_bytes;
+        public ulong session_memory_bytes;
+        public uint part_count;
+        public uint reserved;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
+    internal struct ember_part_details
+    {
+        public uint struct_size;
+        public uint device;
+        public uint first_layer;
+        public uint layer_count;
         public ulong memory_bytes;
         public ulong session_memory_bytes;
     }
@@ -278,14 +294,14 @@ namespace EmberLM.Native
         public uint struct_size;
         public uint device;
         public uint context;
-        public uint reserved;
+        public uint part_count;
         public ulong weights_bytes;
         public ulong kv_bytes_per_token;
         public ulong kv_bytes;
         public ulong model_workspace_bytes;
         public ulong session_workspace_bytes;
         public uint device_layer_count;
-        public uint reserved2;
+        public uint first_layer;
         public ulong host_weights_bytes;
         public ulong host_session_bytes;
         public ulong host_workspace_bytes;
@@ -494,6 +510,9 @@ namespace EmberLM.Native
         internal static extern int ember_model_info(ModelHandle model, ref ember_model_details @out, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_model_part_info(ModelHandle model, UIntPtr index, ref ember_part_details @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern int ember_model_free(IntPtr model);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
@@ -642,6 +661,9 @@ namespace EmberLM.Native
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern int ember_model_estimate(byte[] path, UIntPtr path_len, ref ember_model_options model_options, ref ember_session_options session_options, ref ember_estimate @out, [In, Out] byte[] err);
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        internal static extern int ember_model_estimate_part(byte[] path, UIntPtr path_len, ref ember_model_options model_options, ref ember_session_options session_options, UIntPtr index, ref ember_estimate @out, [In, Out] byte[] err);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         internal static extern int ember_session_profile(SessionHandle session, IntPtr entries, UIntPtr capacity, ref UIntPtr count, [In, Out] byte[] err);

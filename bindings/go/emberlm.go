@@ -246,7 +246,9 @@ type ModelOptions struct {
 	Files   Files
 	// Bytes of a GPU's memory for the model, and of the device's for all its sessions; 0: no limit.
 	MemoryLimit, SessionMemoryLimit uint64
-	Progress                        func(fraction float32) error // hears how far the load is; an error ends it
+	// Devices that share the layers, none for Device alone, and the layers on each, none for shares by the GPUs' memory.
+	Devices, DeviceLayers []uint32
+	Progress              func(fraction float32) error // hears how far the load is; an error ends it
 }
 
 func (o *ModelOptions) c(a *arena, user C.uintptr_t) *C.ember_model_options {
@@ -258,6 +260,13 @@ func (o *ModelOptions) c(a *arena, user C.uintptr_t) *C.ember_model_options {
 	c.device, c.threads = C.uint32_t(o.Device), C.uint32_t(o.Threads)
 	c.weights, c.files = C.uint32_t(o.Weights), C.uint32_t(o.Files)
 	c.memory_limit, c.session_memory_limit = C.uint64_t(o.MemoryLimit), C.uint64_t(o.SessionMemoryLimit)
+	c.devices, c.device_count = a.tokens(o.Devices)
+	if len(o.DeviceLayers) > 0 {
+		// A number for each device; those that are missing are 0.
+		layers := make([]uint32, len(o.Devices))
+		copy(layers, o.DeviceLayers)
+		c.device_layers, _ = a.tokens(layers)
+	}
 	if o.Progress != nil {
 		c.progress = C.ember_progress_fn(C.emberlm_go_progress)
 		C.emberlm_go_set_user(&c.user, user)
@@ -339,6 +348,33 @@ func (m *Model) Info() (ModelInfo, error) {
 	return ModelInfo{int(d.device), int(d.vocab_size), int(d.context_length), int(d.layer_count), int(d.hidden), int(d.metadata_count), d.has_tokenizer != 0,
 		uint64(d.parameter_count), uint64(d.file_bytes), uint64(d.resident_bytes), uint64(d.kv_bytes_per_token),
 		C.GoString(&d.architecture[0]), C.GoString(&d.quantization[0]), C.GoString(&d.name[0])}, nil
+}
+
+// Part is some of a model's layers, which are on one device.
+type Part struct {
+	Device, FirstLayer, Layers      int
+	MemoryBytes, SessionMemoryBytes uint64
+}
+
+// Parts tells where the layers are, the first ones first.
+func (m *Model) Parts() ([]Part, error) {
+	defer runtime.KeepAlive(m)
+	var err C.ember_error
+	var d C.ember_model_details
+	d.struct_size = C.sizeof_ember_model_details
+	if e := check(C.go_ember_model_info(m.get(), &d, &err), &err); e != nil {
+		return nil, e
+	}
+	parts := make([]Part, d.part_count)
+	for i := range parts {
+		var p C.ember_part_details
+		p.struct_size = C.sizeof_ember_part_details
+		if e := check(C.go_ember_model_part_info(m.get(), C.size_t(i), &p, &err), &err); e != nil {
+			return nil, e
+		}
+		parts[i] = Part{int(p.device), int(p.first_layer), int(p.layer_count), uint64(p.memory_bytes), uint64(p.session_memory_bytes)}
+	}
+	return parts, nil
 }
 
 // Metadata gives the value of a metadata key as text.

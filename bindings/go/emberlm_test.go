@@ -134,6 +134,13 @@ func TestModel(t *testing.T) {
 	_, err := model.TokenizeContext(ctx, words, TokenizeOptions{})
 	equal(t, err, context.Canceled)
 	equal(t, get[Estimate](t)(EstimateModel(modelPath, nil, SessionOptions{})).Context, 2048)
+	equal(t, len(get[[]Part](t)(model.Parts())), 1)
+	cpu := uint32(len(get[[]Device](t)(Devices())) - 1)
+	shared := &ModelOptions{Devices: []uint32{cpu, cpu}, DeviceLayers: []uint32{2}}
+	equal(t, get[Estimate](t)(EstimateModelPart(modelPath, shared, SessionOptions{}, 1)).FirstLayer, 2)
+	inParts := get[*Model](t)(Load(modelPath, shared))
+	equal(t, get[[]Part](t)(inParts.Parts())[1].FirstLayer, 2)
+	must(t, inParts.Close())
 	must(t, model.Evict())
 	must(t, model.Resume())
 

@@ -216,9 +216,9 @@ func (s *Session) SetAdapters(adapters []AdapterUse, keep bool) error {
 	})
 }
 
-// Estimate is memory that a model and a session of it would take.
+// Estimate is memory that a model, or a part of it, and a session would take.
 type Estimate struct {
-	Device, Context                                                                    int
+	Device, Context, Parts, FirstLayer, Layers                                         int
 	WeightsBytes, KVBytesPerToken, KVBytes, ModelWorkspaceBytes, SessionWorkspaceBytes uint64
 }
 
@@ -234,8 +234,27 @@ func EstimateModel(path string, model *ModelOptions, session SessionOptions) (Es
 	if e := check(C.ember_model_estimate(name, length, options, session.c(&a), &d, &err), &err); e != nil {
 		return Estimate{}, e
 	}
-	return Estimate{int(d.device), int(d.context), uint64(d.weights_bytes), uint64(d.kv_bytes_per_token), uint64(d.kv_bytes),
-		uint64(d.model_workspace_bytes), uint64(d.session_workspace_bytes)}, nil
+	return estimateOf(&d), nil
+}
+
+func estimateOf(d *C.ember_estimate) Estimate {
+	return Estimate{int(d.device), int(d.context), int(d.part_count), int(d.first_layer), int(d.device_layer_count),
+		uint64(d.weights_bytes), uint64(d.kv_bytes_per_token), uint64(d.kv_bytes), uint64(d.model_workspace_bytes), uint64(d.session_workspace_bytes)}
+}
+
+// EstimateModelPart is EstimateModel for one part of a model that several devices share: the first layers are part 0.
+func EstimateModelPart(path string, model *ModelOptions, session SessionOptions, part int) (Estimate, error) {
+	var a arena
+	defer a.free()
+	var err C.ember_error
+	var d C.ember_estimate
+	d.struct_size = C.sizeof_ember_estimate
+	name, length := a.text(path)
+	options := model.c(&a, 0)
+	if e := check(C.ember_model_estimate_part(name, length, options, session.c(&a), C.size_t(part), &d, &err), &err); e != nil {
+		return Estimate{}, e
+	}
+	return estimateOf(&d), nil
 }
 
 // StateInfo is what the file of a saved session is.

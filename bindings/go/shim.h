@@ -22,6 +22,11 @@ static inline ember_status go_ember_model_info(uintptr_t model, struct ember_mod
     return ember_model_info((struct ember_model *)model, out, err);
 }
 
+static inline ember_status go_ember_model_part_info(uintptr_t model, size_t index, struct ember_part_details *out, struct ember_error *err)
+{
+    return ember_model_part_info((struct ember_model *)model, index, out, err);
+}
+
 static inline ember_status go_ember_model_free(uintptr_t model)
 {
     return ember_model_free((struct ember_model *)model);

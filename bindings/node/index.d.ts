@@ -14,6 +14,8 @@ export interface ModelOptions {
   device?: number; threads?: number; weights?: number; files?: number;
   /** Bytes of a GPU's memory for the model, and of the device's for all its sessions; 0 for no limit. */
   memoryLimit?: number; sessionMemoryLimit?: number;
+  /** Devices that share the layers, and the layers on each; without numbers, by the GPUs' memory. */
+  devices?: number[]; deviceLayers?: number[];
   /** Hears how far the load is, from 0 to 1; false ends it. */
   progress?: (fraction: number) => boolean | void;
 }
@@ -56,6 +58,8 @@ export class Model extends Handle {
   static load(path: string, options?: ModelOptions): Promise<Model>;
   static fromBuffer(bytes: Uint8Array, options?: ModelOptions): Promise<Model>;
   info(): Facts;
+  /** Where its layers are, the first ones first. */
+  parts(): Facts[];
   metadata(key: string): string;
   metadataKeys(): string[];
   tokenize(text: string, options?: TokenizeOptions): number[];
@@ -189,6 +193,7 @@ export function decodeEach(sessions: Session[]): Promise<Token[]>;
 export function startDecodeBatch(sessions: Session[]): void;
 export function devices(): Facts[];
 export function estimate(path: string, model?: ModelOptions, session?: SessionOptions): Facts;
+export function estimateParts(path: string, model?: ModelOptions, session?: SessionOptions): Facts[];
 export function stateInfo(path: string): Facts;
 export function supported(capability: number): boolean;
 export function version(): string;

@@ -151,10 +151,16 @@ function sampling(s = {}) {
   });
 }
 
-const modelOptions = (o = {}) => sized('ember_model_options', {
-  device: o.device || 0, threads: o.threads || 0, weights: o.weights || 0, files: o.files || 0,
-  memory_limit: o.memoryLimit || 0, session_memory_limit: o.sessionMemoryLimit || 0,
-});
+const modelOptions = (o = {}) => {
+  const devices = o.devices || [];
+  // A number for each device; those that are missing are 0.
+  const layers = o.deviceLayers && devices.map((_, i) => o.deviceLayers[i] || 0);
+  return sized('ember_model_options', {
+    device: o.device || 0, threads: o.threads || 0, weights: o.weights || 0, files: o.files || 0,
+    memory_limit: o.memoryLimit || 0, session_memory_limit: o.sessionMemoryLimit || 0,
+    devices: ids(devices), device_count: devices.length, device_layers: layers ? ids(layers) : null,
+  });
+};
 // Options of GPUs behind others, if there are any: the bytes of a struct.
 const cudaSession = (priority) => {
   if (!priority) return null;
@@ -258,6 +264,9 @@ class Model extends Handle {
 
   info() {
     return facts('ember_model_details', (out) => call(lib.ember_model_info, this._raw, out));
+  }
+  parts() {
+    return Array.from({ length: this.info().part_count }, (_, i) => facts('ember_part_details', (out) => call(lib.ember_model_part_info, this._raw, i, out)));
   }
   metadata(key) {
     const name = utf8(key);
@@ -710,9 +719,15 @@ function estimate(name, model, session) {
   const bytes = utf8(name);
   return facts('ember_estimate', (out) => call(lib.ember_model_estimate, bytes, bytes.length, modelOptions(model), sessionOptions(session), out));
 }
+/** The same for each part of a model that several devices share, the first layers first. */
+function estimateParts(name, model, session) {
+  const bytes = utf8(name);
+  const part = (_, i) => facts('ember_estimate', (out) => call(lib.ember_model_estimate_part, bytes, bytes.length, modelOptions(model), sessionOptions(session), i, out));
+  return Array.from({ length: estimate(name, model, session).part_count }, part);
+}
 function stateInfo(name) {
   const bytes = utf8(name);
   return facts('ember_state_details', (out) => call(lib.ember_session_state_info, bytes, bytes.length, out));
 }
 
-module.exports = { Model, EmberError, Event, Load, constants, conversation, decodeBatch, decodeEach, startDecodeBatch, devices, estimate, requireAbi, stateInfo, supported, version };
+module.exports = { Model, EmberError, Event, Load, constants, conversation, decodeBatch, decodeEach, startDecodeBatch, devices, estimate, estimateParts, requireAbi, stateInfo, supported, version };

@@ -6,6 +6,7 @@ use crate::format::{Access, WeightType};
 use crate::log::ModelLog;
 use crate::model::Network;
 pub use crate::threads::Placement;
+use arrayvec::ArrayVec;
 use std::sync::Arc;
 
 /// What kind of processor a device is.
@@ -63,9 +64,22 @@ pub struct LoadOptions {
     pub session_memory_limit: u64,
     /// Where messages about the model go, if not where all go.
     pub log: Option<ModelLog>,
-    /// For tests: where the first layers end that others run, in order, and the index of their device; 0 for none. The
-    /// others go to the model's own device.
-    pub cuts: Option<[(usize, usize); 2]>,
+    /// The devices that share the layers, the first layers' first. The last one has the head and is the model's device. None
+    /// for the model's device alone.
+    pub split: ArrayVec<Share, MAX_SPLIT>,
+}
+
+/// The most devices that share a model.
+pub const MAX_SPLIT: usize = 16;
+
+/// A device that runs some layers of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Its index in the list of devices.
+    pub device: usize,
+    /// How many layers. 0 in one share stands for those that the others leave; 0 in all, for numbers that the placement
+    /// chooses.
+    pub layers: usize,
 }
 
 /// Memory of the device that is taken now.

@@ -16,7 +16,8 @@ pub(crate) mod row;
 pub mod state;
 
 pub use device::{
-    Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, Placement, Progress, Taken,
+    Backend, DeviceInfo, DeviceKind, Estimate, LoadOptions, MAX_SPLIT, Placement, Progress, Share,
+    Taken,
 };
 pub use embedder::{Embedder, EmbedderOptions, Output, TextTokens};
 pub use profile::{Profile, ProfileEntry, Work};
@@ -24,12 +25,13 @@ pub use row::{MAX_BATCH, MAX_DRAFTS, Outcome, Residual, Row, RowError, RowResult
 pub use state::{Mark, StateInfo, StateSink, StateSource};
 
 use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
-use crate::error::{Result, fail};
+use crate::error::{Result, fail, try_vec};
 use crate::model::{Adapter, AdapterSet, KvShape};
 use crate::threads::Thread;
 use crate::threads::event::Event;
 use marks::MarkPlan;
 use std::any::Any;
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -66,6 +68,14 @@ impl RunnerOptions {
     }
 }
 
+/// Floats in memory of the host.
+pub type HostFloats = Box<dyn DerefMut<Target = [f32]> + Send>;
+
+/// So many zeros on the heap. Errors: `OutOfMemory`, which says what they were for.
+pub(crate) fn heap_floats(floats: usize, what: &str) -> Result<HostFloats> {
+    Ok(Box::new(try_vec(floats, 0.0f32, what)?))
+}
+
 /// What devices say that have no adapters.
 const NO_ADAPTERS: &str = "adapters are not supported on this device";
 
@@ -73,6 +83,15 @@ const NO_ADAPTERS: &str = "adapters are not supported on this device";
 pub trait Weights: Send + Sync {
     /// Makes a runner with an empty state and everything reserved that a step needs.
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>>;
+
+    /// So many zeros in memory of the host that this device copies from and to the fastest, if there is any such memory: for the
+    /// residual streams of rows of several tokens.
+    ///
+    /// Errors: `OutOfMemory`; those of the device.
+    fn host_floats(&self, floats: usize) -> Result<Option<HostFloats>> {
+        let _ = floats;
+        Ok(None)
+    }
 
     /// Makes an embedder, with all memory reserved that it needs.
     ///
@@ -91,6 +110,12 @@ pub trait Weights: Send + Sync {
     /// Memory that is taken now, where a limit could be set.
     fn taken(&self) -> Taken {
         Taken::default()
+    }
+
+    /// The same of a part of a network in parts.
+    fn taken_by(&self, part: usize) -> Taken {
+        let _ = part;
+        self.taken()
     }
 
     /// What each layer keeps of a position.

@@ -31,4 +31,5 @@ pub use generate::{End, GenerateOptions, Generated, Piece};
 pub use interrupt::Interrupts;
 pub use metadata::Metadata;
 pub use model::{Details, Model};
+pub use placement::{PartDetails, PlacedEstimate};
 pub use session::{Session, SessionOptions};

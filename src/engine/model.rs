@@ -1,7 +1,7 @@
 //! A model: a file's network resident on a device, and its text layer.
 
 use super::background::Background;
-use super::placement::{self, Place, PlacedEstimate};
+use super::placement::{self, PartDetails, PlacedEstimate, Places};
 use super::speculate::BatchDepth;
 use super::{Metadata, SessionOptions, device, fingerprint};
 use crate::backend::cpu::{self, MAX_THREADS};
@@ -48,8 +48,10 @@ pub struct Details {
     pub file_bytes: u64,
     /// Bytes of memory that the weights take beyond mapped files.
     pub resident_bytes: u64,
-    /// Layers on the device; the others are on the CPU.
+    /// Layers on GPUs, of which the others are on the CPU; all of a model for CPUs.
     pub device_layers: usize,
+    /// What is where, the first layers first.
+    pub parts: Vec<PartDetails>,
     /// Bytes of KV cache per position in half precision.
     pub kv_bytes_per_token: u64,
 }
@@ -114,22 +116,26 @@ impl Model {
         let log = options.log.as_ref();
         let room = room_for(source)?;
         let _in_room = room.enter();
-        let device = device::get(device_index)?;
-        let device_info = device.backend.device_info(device.index);
-        if !device_info.usable {
-            fail!(
-                NoDevice,
-                "device {device_index} ({}) cannot be used: {}",
-                device_info.name,
-                device_info.reason
-            );
+        let device_index = placement::main_device(device_index, options);
+        let shares = options.split.iter().map(|share| share.device);
+        for index in shares.chain([device_index]) {
+            let info = device::info(index)?;
+            if !info.usable {
+                fail!(
+                    NoDevice,
+                    "device {index} ({}) cannot be used: {}",
+                    info.name,
+                    info.reason
+                );
+            }
         }
+        let device_info = device::info(device_index)?;
         progress(0.0)?;
         let kind = device_info.kind;
         let access = match kind {
             DeviceKind::Cpu => options.access,
             // Some of it may stay on the CPU.
-            _ if options.memory_limit > 0 || options.cuts.is_some() => options.access,
+            _ if options.memory_limit > 0 || !options.split.is_empty() => options.access,
             // What is uploaded is read once.
             _ => Access::Read,
         };
@@ -193,7 +199,7 @@ impl Model {
         ];
         let adaptable = Adaptable::of(&file, &network)?;
         let made = reached;
-        let weights = placement::load(&places, kind, &network, options, &mut |done| {
+        let weights = placement::load(&places, &network, options, &mut |done| {
             reached = reached.max(made + (1.0 - made) * done.clamp(0.0, 1.0));
             if reached < 1.0 {
                 progress(reached)
@@ -204,7 +210,8 @@ impl Model {
         progress(1.0)?;
         file.check_unchanged()?;
         let mut details = Details::new(&file, &network, weights.as_ref(), device_index);
-        details.device_layers = placement::device_layers(&places, kind);
+        details.device_layers = places.device_layers();
+        details.parts = places.parts();
         if in_host_memory {
             details.resident_bytes += made_bytes + copied;
         }
@@ -263,14 +270,14 @@ impl Model {
         session.sampling.check()?;
         let room = room_for(&ModelSource::Path(path))?;
         let _in_room = room.enter();
-        let device = device::get(device_index)?;
+        let device_index = placement::main_device(device_index, options);
+        device::get(device_index)?;
         // Of any device: its data are not touched.
         let file = ModelFile::open_with(path, Access::Read)?.with_weights(options.weights)?;
         let network = Network::from_file(&file)?;
         let runner = session.for_runner(network.context_length)?;
-        let kind = device.backend.device_info(device.index).kind;
         let places = placement::places(&network, device_index, options)?;
-        let estimate = placement::estimate(&places, kind, &network, options, &runner)?;
+        let estimate = placement::estimate(&places, &network, options, &runner)?;
         Ok((estimate, runner.context))
     }
 
@@ -290,6 +297,7 @@ impl Model {
             file_bytes: 0,
             resident_bytes: 0,
             device_layers: 1,
+            parts: Vec::new(),
             kv_bytes_per_token: weights.kv_bytes_per_token(KvType::F16),
         };
         Model {
@@ -483,9 +491,9 @@ fn check_memory(bytes: u64, free: u64) -> Result<()> {
 }
 
 /// The names of the tensors that are in places on the CPU.
-fn tensors_on_host(places: &[Place], network: &Network) -> Result<HashSet<Arc<str>>> {
+fn tensors_on_host(places: &Places, network: &Network) -> Result<HashSet<Arc<str>>> {
     let mut names = HashSet::new();
-    for place in places.iter().filter(|place| place.is_on_host()) {
+    for place in places.on_host() {
         let part = place.network(network)?;
         names.extend(part.tensors().map(|tensor| tensor.name.clone()));
     }
@@ -499,6 +507,12 @@ fn check_options(options: &LoadOptions) -> Result<()> {
             InvalidArgument,
             "threads is {}, but must be at most {MAX_THREADS}",
             options.threads
+        );
+    }
+    if options.cuda_context != 0 && !options.split.is_empty() {
+        fail!(
+            InvalidArgument,
+            "a CUcontext belongs to one GPU, and a model that several devices share has none"
         );
     }
     Ok(())
@@ -523,6 +537,7 @@ impl Details {
             file_bytes: file.file_bytes,
             resident_bytes: weights.resident_bytes(),
             device_layers: network.blocks.len(),
+            parts: Vec::new(),
             kv_bytes_per_token: weights.kv_bytes_per_token(KvType::F16),
         }
     }

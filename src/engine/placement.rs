@@ -2,17 +2,26 @@
 //!
 //! A model whose limit of GPU memory is too small for all of it has its last layers, with the head, on the GPU, and the
 //! others, with the embedding, which is looked up and not multiplied, on the CPU.
+//!
+//! Several devices share the layers in their order, the last with the head. Each has as many as it was told to have, or
+//! GPUs have so many that the bytes of their weights are in proportion to their memory. Where the limit of their memory does
+//! not allow that, each has as many as it has room for, from the last one on, and the CPU those that are left.
 
 use super::device::{self, Device};
-use crate::backend::parts::PartsWeights;
-use crate::backend::{DeviceKind, Estimate, LoadOptions, Progress, RunnerOptions, Weights};
+use crate::backend::parts::{Devices, PartsWeights};
+use crate::backend::{
+    DeviceKind, Estimate, LoadOptions, MAX_SPLIT, Progress, RunnerOptions, Share, Weights,
+};
 use crate::error::{Result, fail};
-use crate::model::Network;
+use crate::model::{Block, Network};
+use arrayvec::ArrayVec;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Some layers of a network on a device.
 pub(super) struct Place {
+    /// Of the device.
+    index: usize,
     device: Device,
     kind: DeviceKind,
     layers: Range<usize>,
@@ -23,6 +32,7 @@ impl Place {
         let device = device::get(index)?;
         let kind = device.backend.device_info(device.index).kind;
         Ok(Place {
+            index,
             device,
             kind,
             layers,
@@ -42,17 +52,48 @@ impl Place {
         }
     }
 
-    /// The options for them, of those for the whole model on a device of a kind.
-    fn options(&self, options: &LoadOptions, kind: DeviceKind) -> LoadOptions {
-        match self.kind == kind {
-            true => options.clone(),
-            // They are about a GPU.
-            false => LoadOptions {
+    /// The options for them, of those for the whole model, which may be for a GPU.
+    fn options(&self, options: &LoadOptions, for_gpu: bool) -> LoadOptions {
+        match self.is_on_host() && for_gpu {
+            false => options.clone(),
+            // They are about the GPU.
+            true => LoadOptions {
                 cuda_context: 0,
                 session_memory_limit: 0,
                 ..options.clone()
             },
         }
+    }
+}
+
+/// Where all layers of a model go.
+pub(super) struct Places {
+    /// The first layers' first.
+    list: Vec<Place>,
+    /// A GPU was to have some, so that limits of memory are about GPUs.
+    for_gpu: bool,
+}
+
+impl Places {
+    /// What the CPU has.
+    pub fn on_host(&self) -> impl Iterator<Item = &Place> {
+        self.list.iter().filter(|place| place.is_on_host())
+    }
+
+    /// What is where.
+    pub fn parts(&self) -> Vec<PartDetails> {
+        self.list.iter().map(PartDetails::of).collect()
+    }
+
+    /// Whether a place is on the device that the model is for, or on one of these.
+    fn is_on_device(&self, place: &Place) -> bool {
+        !(self.for_gpu && place.is_on_host())
+    }
+
+    /// Layers on GPUs; all of a model for CPUs.
+    pub fn device_layers(&self) -> usize {
+        let there = self.list.iter().filter(|place| self.is_on_device(place));
+        there.map(|place| place.layers.len()).sum()
     }
 }
 
@@ -67,48 +108,214 @@ fn cpu() -> Result<usize> {
     fail!(NoDevice, "there is no CPU in the list of devices")
 }
 
-/// Where the layers of a model go that is loaded onto a device.
+/// The index of the device that has a model's head: the one that was named, or the last one that shares the model.
+pub(super) fn main_device(device_index: usize, options: &LoadOptions) -> usize {
+    let last = options.split.last();
+    last.map_or(device_index, |share| share.device)
+}
+
+/// Where the layers of a model go that is loaded onto a device, or onto those that share it.
 ///
-/// Errors: `Unsupported` for what the device cannot run; `OutOfMemory`.
+/// Errors: `Unsupported` for what a device cannot run, and for layers that cannot be apart; `InvalidArgument` for numbers of
+/// layers that the model does not have; `OutOfMemory`.
 pub(super) fn places(
     network: &Network,
     device_index: usize,
     options: &LoadOptions,
-) -> Result<Vec<Place>> {
-    let n = network.blocks.len();
-    if let Some(cuts) = &options.cuts {
-        let mut places = Vec::new();
-        let mut first = 0;
-        for &(end, index) in cuts.iter().filter(|(end, _)| *end > 0) {
-            places.push(Place::new(index, first..end)?);
-            first = end;
+) -> Result<Places> {
+    let split = &options.split;
+    let list = match split[..] {
+        [] => limited(network, &[device_index], options),
+        [_] if split[0].layers == 0 => limited(network, &[split[0].device], options),
+        _ if split.iter().any(|share| share.layers > 0) => named(network.blocks.len(), split),
+        _ => {
+            let devices: ArrayVec<usize, MAX_SPLIT> = split.iter().map(|s| s.device).collect();
+            balanced(network, &devices, options)
         }
-        places.push(Place::new(device_index, first..n)?);
-        return Ok(places);
+    }?;
+    let is_limited = options.memory_limit > 0 || options.session_memory_limit > 0;
+    for (i, place) in list.iter().enumerate() {
+        if is_limited && !place.is_on_host() && list[..i].iter().any(|p| p.index == place.index) {
+            fail!(
+                InvalidArgument,
+                "device {} has two parts of the model, of which each would have a limit of memory of its own",
+                place.index
+            );
+        }
     }
-    let whole = Place::new(device_index, 0..n)?;
-    if whole.is_on_host() || options.memory_limit == 0 {
-        return Ok(vec![whole]);
+    let main = device::info(main_device(device_index, options))?;
+    let any_on_gpu = list.iter().any(|place| !place.is_on_host());
+    Ok(Places {
+        list,
+        for_gpu: any_on_gpu || main.kind != DeviceKind::Cpu,
+    })
+}
+
+/// As many layers for each device as its share names.
+fn named(n: usize, split: &[Share]) -> Result<Vec<Place>> {
+    let named = split
+        .iter()
+        .fold(0usize, |sum, share| sum.saturating_add(share.layers));
+    let open = split.iter().filter(|share| share.layers == 0).count();
+    if open > 1 {
+        fail!(
+            InvalidArgument,
+            "the numbers of layers leave {open} devices without one; at most one can have those that are left"
+        );
     }
-    let takes = |from: usize| {
-        let place = Place::new(device_index, from..n)?;
-        let estimate = estimate_place(&place, network, options, &RunnerOptions::default())?;
-        Ok(estimate.weights_bytes + estimate.model_workspace_bytes)
-    };
+    if named > n || named < n && open == 0 {
+        fail!(
+            InvalidArgument,
+            "the numbers of layers add up to {named}, but the model has {n}"
+        );
+    }
+    let mut places = Vec::new();
+    let mut first = 0;
+    for share in split {
+        let layers = match share.layers {
+            0 => n - named,
+            layers => layers,
+        };
+        if layers > 0 {
+            places.push(Place::new(share.device, first..first + layers)?);
+        }
+        first += layers;
+    }
+    Ok(places)
+}
+
+/// From the last device on, as many layers for each as `memory_limit` has room for. Those that are left go to the CPU.
+fn limited(network: &Network, devices: &[usize], options: &LoadOptions) -> Result<Vec<Place>> {
+    let mut places = Vec::new();
+    let mut end = network.blocks.len();
+    for &device in devices.iter().rev() {
+        let first = match end {
+            0 => break,
+            end => first_with_room(network, device, end, options)?,
+        };
+        if first < end {
+            places.push(Place::new(device, first..end)?);
+        }
+        end = first;
+    }
+    if end > 0 {
+        places.push(Place::new(cpu()?, 0..end)?);
+    }
+    places.reverse();
+    Ok(places)
+}
+
+/// The first of the layers up to `end` that a device has room for together; `end` where it has none for the last one.
+fn first_with_room(
+    network: &Network,
+    device: usize,
+    end: usize,
+    options: &LoadOptions,
+) -> Result<usize> {
+    if options.memory_limit == 0 || Place::new(device, 0..end)?.is_on_host() {
+        return Ok(0);
+    }
     // Fewer layers take less; those that cannot be parts alone stay with those before them.
-    let first = first_that_fits(n, options.memory_limit, |from| {
-        let from = (from..n).find(|at| *at == 0 || network.can_be_cut(*at));
-        from.map(takes).transpose()
-    })?;
-    let first = (first..n).find(|at| *at == 0 || network.can_be_cut(*at));
-    match first {
-        Some(0) => Ok(vec![whole]),
-        Some(first) => Ok(vec![
-            Place::new(cpu()?, 0..first)?,
-            Place::new(device_index, first..n)?,
-        ]),
-        None => Ok(vec![Place::new(cpu()?, 0..n)?]),
+    let cut = |from: usize| (from..end).find(|at| *at == 0 || network.can_be_cut(*at));
+    let takes = |from: usize| {
+        let Some(from) = cut(from) else {
+            return Ok(None);
+        };
+        let place = Place::new(device, from..end)?;
+        let estimate = estimate_place(&place, network, options, &RunnerOptions::default())?;
+        Ok(Some(
+            estimate.weights_bytes + estimate.model_workspace_bytes,
+        ))
+    };
+    let first = first_that_fits(end, options.memory_limit, takes)?;
+    Ok(cut(first).unwrap_or(end))
+}
+
+/// Layers for each of some GPUs in proportion to their memory, or as many as it has room for.
+fn balanced(network: &Network, devices: &[usize], options: &LoadOptions) -> Result<Vec<Place>> {
+    let mut memory = ArrayVec::<u64, MAX_SPLIT>::new();
+    for &index in devices {
+        let device = device::get(index)?;
+        let info = device.backend.device_info(device.index);
+        if info.kind == DeviceKind::Cpu {
+            fail!(
+                InvalidArgument,
+                "device {index} is a CPU, which shares a model only where the numbers of layers are named"
+            );
+        }
+        memory.push(info.memory_total.max(1));
     }
+    let bytes: Vec<u64> = network.blocks.iter().map(block_bytes).collect();
+    let [embedding, head] = [&network.embedding, &network.head.weight];
+    let ends = [embedding, head].map(|tensor| tensor.byte_len() as u64);
+    let cuts = proportional_cuts(&bytes, ends, &memory, |at| network.can_be_cut(at));
+    let mut places = Vec::new();
+    for (&device, layers) in devices.iter().zip(cuts) {
+        if !layers.is_empty() {
+            places.push(Place::new(device, layers)?);
+        }
+    }
+    if options.memory_limit > 0 {
+        for place in &places {
+            let e = estimate_place(place, network, options, &RunnerOptions::default())?;
+            if e.weights_bytes + e.model_workspace_bytes > options.memory_limit {
+                return limited(network, devices, options);
+            }
+        }
+    }
+    Ok(places)
+}
+
+/// The bytes of a block's matrices.
+fn block_bytes(block: &Block) -> u64 {
+    let linears = block.linears().into_iter();
+    linears.map(|linear| linear.weight.byte_len() as u64).sum()
+}
+
+/// Shares layers of so many bytes, with what is in front of the first one and behind the last, among devices in proportion to their
+/// memory: so that the largest quotient of a device's bytes and its memory is the least that can be had. There are cuts only
+/// where `can_be_cut` says so; a device for which there is none gets no layers.
+fn proportional_cuts(
+    bytes: &[u64],
+    ends: [u64; 2],
+    memory: &[u64],
+    can_be_cut: impl Fn(usize) -> bool,
+) -> Vec<Range<usize>> {
+    let n = bytes.len();
+    let mut sums = vec![0];
+    for (i, layer) in bytes.iter().enumerate() {
+        let front = if i == 0 { ends[0] } else { 0 };
+        let behind = if i + 1 == n { ends[1] } else { 0 };
+        sums.push(sums[i] + front + layer + behind);
+    }
+    let may_end = |at: usize| at == 0 || at == n || can_be_cut(at);
+    // The least largest quotient of the first devices with the first layers, and where the last of these devices begins.
+    let mut least = vec![f64::INFINITY; n + 1];
+    least[0] = 0.0;
+    let mut begins = Vec::new();
+    for memory in memory {
+        let mut next = vec![f64::INFINITY; n + 1];
+        let mut from = vec![0; n + 1];
+        for end in (0..=n).filter(|at| may_end(*at)) {
+            for first in (0..=end).filter(|at| may_end(*at)) {
+                let own = (sums[end] - sums[first]) as f64 / *memory as f64;
+                let largest = least[first].max(own);
+                if largest < next[end] {
+                    (next[end], from[end]) = (largest, first);
+                }
+            }
+        }
+        least = next;
+        begins.push(from);
+    }
+    let mut cuts = Vec::new();
+    let mut end = n;
+    for from in begins.iter().rev() {
+        cuts.push(from[end]..end);
+        end = from[end];
+    }
+    cuts.reverse();
+    cuts
 }
 
 /// The first of `n` layers from which on all fit a limit; `n` where none do. `takes` says how many bytes those from a layer
@@ -143,30 +350,55 @@ fn estimate_place(
         .estimate(device.index, &network, options, runner)
 }
 
-/// What a model and a session of it would take.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct PlacedEstimate {
-    /// On the device.
-    pub device: Estimate,
-    /// On the CPU, where the device is a GPU.
-    pub host: Estimate,
-    /// Layers on the device.
-    pub device_layers: usize,
+/// Layers of a model that are on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartDetails {
+    /// Index of the device.
+    pub device: usize,
+    /// The first of the layers.
+    pub first_layer: usize,
+    /// How many they are.
+    pub layers: usize,
 }
 
-/// What a model in these places and a session of it would take, on a device of a kind.
+impl PartDetails {
+    fn of(place: &Place) -> PartDetails {
+        PartDetails {
+            device: place.index,
+            first_layer: place.layers.start,
+            layers: place.layers.len(),
+        }
+    }
+}
+
+/// What a model and a session of it would take.
+#[derive(Clone, Debug, Default)]
+pub struct PlacedEstimate {
+    /// On all GPUs, or on the CPU for a model that is for no GPU.
+    pub device: Estimate,
+    /// On the CPU, for a model that is for a GPU.
+    pub host: Estimate,
+    /// Layers that `device` is about.
+    pub device_layers: usize,
+    /// Each part of the model, the first layers' first.
+    pub parts: Vec<(PartDetails, Estimate)>,
+}
+
+/// What a model in these places and a session of it would take.
 pub(super) fn estimate(
-    places: &[Place],
-    kind: DeviceKind,
+    places: &Places,
     network: &Network,
     options: &LoadOptions,
     runner: &RunnerOptions,
 ) -> Result<PlacedEstimate> {
-    let mut all = PlacedEstimate::default();
-    for place in places {
-        let options = place.options(options, kind);
+    let mut all = PlacedEstimate {
+        device_layers: places.device_layers(),
+        ..Default::default()
+    };
+    for place in &places.list {
+        let options = place.options(options, places.for_gpu);
         let e = estimate_place(place, network, &options, runner)?;
-        let sum = match place.kind == kind {
+        let sum = match places.is_on_device(place) {
             true => &mut all.device,
             false => &mut all.host,
         };
@@ -175,33 +407,26 @@ pub(super) fn estimate(
         sum.kv_bytes = sum.kv_bytes.saturating_add(e.kv_bytes);
         sum.model_workspace_bytes += e.model_workspace_bytes;
         sum.session_workspace_bytes += e.session_workspace_bytes;
+        all.parts.push((PartDetails::of(place), e));
     }
-    all.device_layers = device_layers(places, kind);
     Ok(all)
 }
 
-/// Layers on devices of a kind.
-pub(super) fn device_layers(places: &[Place], kind: DeviceKind) -> usize {
-    let there = places.iter().filter(|place| place.kind == kind);
-    there.map(|place| place.layers.len()).sum()
-}
-
-/// Brings a network to its places, the last of which is on a device of a kind.
+/// Brings a network to its places.
 pub(super) fn load(
-    places: &[Place],
-    kind: DeviceKind,
+    places: &Places,
     network: &Network,
     options: &LoadOptions,
     progress: &mut Progress<'_>,
 ) -> Result<Arc<dyn Weights>> {
     let mut parts = Vec::new();
-    for place in places {
+    for place in &places.list {
         let layers = network.blocks.len().max(1) as f32;
         let (before, share) = (
             place.layers.start as f32 / layers,
             place.layers.len() as f32 / layers,
         );
-        let options = place.options(options, kind);
+        let options = place.options(options, places.for_gpu);
         parts.push(place.device.backend.load(
             place.device.index,
             &place.network(network)?,
@@ -212,17 +437,84 @@ pub(super) fn load(
     match parts.len() {
         1 => Ok(parts.remove(0)),
         _ => {
-            // A GPU evaluates many tokens with other sums than one.
-            let alike = places.iter().all(Place::is_on_host);
-            let weights = PartsWeights::new(network, parts, alike, options.placement);
-            Ok(weights)
+            let on_host = places.on_host().count();
+            let devices = match on_host {
+                0 => Devices::Gpus,
+                n if n == parts.len() => Devices::Cpus,
+                _ => Devices::Both,
+            };
+            Ok(PartsWeights::new(
+                network,
+                parts,
+                devices,
+                options.placement,
+            ))
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::first_that_fits;
+    use super::{Share, first_that_fits, named, proportional_cuts};
+    use crate::error::Status;
+
+    #[test]
+    fn layers_are_shared_in_proportion_to_memory() {
+        let cut =
+            |layers: &[u64], memory: &[u64]| proportional_cuts(layers, [0, 0], memory, |_| true);
+        assert_eq!(cut(&[10; 8], &[1, 1]), [0..4, 4..8]);
+        assert_eq!(cut(&[10; 8], &[3, 1]), [0..6, 6..8]);
+        assert_eq!(cut(&[10; 7], &[1, 1, 1]).len(), 3);
+        // A head as large as four layers.
+        let with_head = proportional_cuts(&[10; 8], [0, 40], &[1, 1], |_| true);
+        assert_eq!(with_head, [0..6, 6..8]);
+        // More devices than layers: some get none.
+        let few = cut(&[10], &[1, 1, 1]);
+        assert_eq!(few.iter().map(ExactSizeIterator::len).sum::<usize>(), 1);
+        // Only one place to cut at, and none.
+        let once = proportional_cuts(&[10; 8], [0, 0], &[1, 1], |at| at == 1);
+        assert_eq!(once, [0..1, 1..8]);
+        let never = proportional_cuts(&[10; 8], [0, 0], &[1, 1], |_| false);
+        assert_eq!(never.iter().filter(|range| range.len() == 8).count(), 1);
+        // Every layer is somewhere, in order.
+        for (layers, memory) in [
+            (32, vec![24, 8, 80]),
+            (5, vec![7, 7, 7, 7]),
+            (3, vec![1, 1000]),
+        ] {
+            let cuts = cut(&vec![7; layers], &memory);
+            let mut at = 0;
+            for range in &cuts {
+                assert_eq!(range.start, at);
+                at = range.end;
+            }
+            assert_eq!((cuts.len(), at), (memory.len(), layers));
+        }
+    }
+
+    #[test]
+    fn numbers_of_layers_have_to_add_up() {
+        let split = |layers: &[usize]| {
+            let shares: Vec<_> = layers
+                .iter()
+                .map(|&layers| Share { device: 0, layers })
+                .collect();
+            let places = named(8, &shares);
+            places.map(|places| places.iter().map(|p| p.layers.clone()).collect::<Vec<_>>())
+        };
+        assert_eq!(split(&[3, 5]).unwrap(), [0..3, 3..8]);
+        assert_eq!(split(&[3, 0, 1]).unwrap(), [0..3, 3..7, 7..8]);
+        assert_eq!(split(&[3, 5, 0]).unwrap(), [0..3, 3..8]);
+        for wrong in [&[3, 4][..], &[3, 6], &[9, 0], &[0, 0, 3], &[usize::MAX, 2]] {
+            let e = split(wrong).unwrap_err();
+            assert_eq!(
+                e.status,
+                Status::InvalidArgument,
+                "{wrong:?}: {}",
+                e.message
+            );
+        }
+    }
 
     #[test]
     fn as_many_layers_as_fit_go_to_the_device() {

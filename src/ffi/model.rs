@@ -8,10 +8,11 @@ use super::error::{copy_text, ember_error, ember_status};
 use super::forked;
 use super::handle::{Kind, Table};
 use super::log::{ember_log_fn, model_log};
-use crate::backend::{LoadOptions, MAX_BATCH, Placement};
+use crate::backend::{LoadOptions, MAX_BATCH, MAX_SPLIT, Placement, Share};
 use crate::engine::Model;
 use crate::error::{Error, Result, Status, fail};
 use crate::format::{Access, ModelSource, WeightType};
+use arrayvec::ArrayVec;
 use std::ffi::{c_char, c_void};
 use std::path::Path;
 use std::ptr::without_provenance_mut;
@@ -80,7 +81,7 @@ pub enum ember_files {
 pub struct ember_model_options {
     /// `sizeof(ember_model_options)`.
     pub struct_size: u32,
-    /// Index of the device, as `ember_device_info` counts them; 0 is the best one.
+    /// Index of the device, as `ember_device_info` counts them; 0 is the best one. Not used where `devices` has any.
     pub device: u32,
     /// Threads that work on the CPU, at most 1024; 0 means one per physical core. All sessions of
     /// the model share them. They sleep when there is nothing to do and end with the model. Threads of
@@ -111,19 +112,32 @@ pub struct ember_model_options {
     /// Bytes of a GPU's memory that the library may allocate for the model: its weights, and the memory of prefill and of batches
     /// that its sessions share. 0 for no limit. As many of the last layers as fit are on the GPU, the others on the CPU;
     /// `ember_model_estimate` says beforehand how many. A call that would need more returns `EMBER_OUT_OF_MEMORY`, and everything
-    /// stays as it was. What the driver takes for itself is not counted. CPUs ignore it.
+    /// stays as it was. What the driver takes for itself is not counted. CPUs ignore it. With several GPUs in `devices`, the limit is
+    /// one for each of them.
     pub memory_limit: u64,
     /// Bytes of the device's memory that all sessions of the model may take together: KV caches, states, what each session
     /// works in, and adapters. 0 for no limit. What would take more, such as `ember_session_create`, `ember_session_fork`,
     /// `ember_adapter_load` and on a GPU also calls that append tokens, returns `EMBER_OUT_OF_MEMORY`; no session loses anything.
     /// On a GPU, KV caches grow with the tokens in pages of 2 MiB; on a CPU, a session counts in whole from its beginning. An
-    /// adapter counts once, however many sessions and embedders use it, until it is freed and none uses it any more.
+    /// adapter counts once, however many sessions and embedders use it, until it is freed and none uses it any more. With several
+    /// GPUs in `devices`, the limit is one for each of them.
     pub session_memory_limit: u64,
     /// NULL, or what receives the log messages about this model and its sessions, in place of the function that
     /// `ember_set_log_callback` has set. It may be called until the model and the last of its sessions are freed.
     pub log_callback: ember_log_fn,
     /// Handed to `log_callback`; may be NULL.
     pub log_user: *mut c_void,
+    /// Indices of the devices that share the model's layers, 1 to 16, or NULL for `device` alone. The first device has the first
+    /// layers, the last one the head. The devices work one after another on a token, and at the same time on different sessions and
+    /// on different pieces of a long prompt.
+    pub devices: *const u32,
+    /// Number of `devices`.
+    pub device_count: usize,
+    /// NULL, or the number of layers on each of `devices`. One number may be 0: that device gets the layers that the others leave.
+    /// NULL and zeros alone share the layers among GPUs in proportion to their memory, so that the same devices always get the
+    /// same layers; where `memory_limit` does not allow that, each GPU gets as many as it has room for, from the last one on, and
+    /// the CPU the first layers.
+    pub device_layers: *const u32,
 }
 
 /// Flags of `ember_model_options`, to be or-ed.
@@ -135,7 +149,7 @@ pub enum ember_model_flags {
     EMBER_MODEL_NEVER_WAIT = 1,
 }
 
-// SAFETY: `repr(C)`; four u32, three pointers, two u32, two words, two numbers of 4 bytes, two u64 and two pointers have no padding; zero is a value of each
+// SAFETY: `repr(C)`; four u32, three pointers, two u32, two words, two numbers of 4 bytes, two u64 and five words have no padding; zero is a value of each
 // (no function, a NULL pointer); the size comes first. `progress` is the caller's own pointer.
 unsafe impl Sized32 for ember_model_options {
     const NAME: &'static str = "ember_model_options";
@@ -145,7 +159,7 @@ impl ember_model_options {
     /// What the engine has to know. `InvalidArgument` for values that mean nothing.
     ///
     /// # Safety
-    /// `cpus`, `next` and `log_callback` are as the header demands.
+    /// `cpus`, `devices`, `device_layers`, `next` and `log_callback` are as the header demands.
     pub(super) unsafe fn for_engine(&self) -> Result<LoadOptions> {
         let weights = match self.weights {
             0 => WeightType::Keep,
@@ -175,6 +189,8 @@ impl ember_model_options {
                 return Err(Error::new(Status::InvalidArgument, message).at(i));
             }
         }
+        // SAFETY: by contract, `devices` and `device_layers` are as the header demands.
+        let split = unsafe { self.split() }?;
         Ok(LoadOptions {
             weights,
             access,
@@ -185,8 +201,38 @@ impl ember_model_options {
             memory_limit: self.memory_limit,
             session_memory_limit: self.session_memory_limit,
             log,
-            cuts: None,
+            split,
         })
+    }
+
+    /// The devices that share the model.
+    ///
+    /// # Safety
+    /// `devices` and `device_layers` are as the header demands.
+    unsafe fn split(&self) -> Result<ArrayVec<Share, MAX_SPLIT>> {
+        // SAFETY: by contract, they are as the header demands.
+        let devices = unsafe { slice(self.devices, self.device_count, "devices") }?;
+        if devices.len() > MAX_SPLIT {
+            fail!(
+                InvalidArgument,
+                "device_count is {}, but at most {MAX_SPLIT} devices can share a model",
+                devices.len()
+            );
+        }
+        let layers = match self.device_layers.is_null() {
+            true => &[],
+            // SAFETY: by contract, there are as many as `devices`.
+            false => unsafe { slice(self.device_layers, devices.len(), "device_layers") }?,
+        };
+        if devices.is_empty() && !self.device_layers.is_null() {
+            fail!(InvalidArgument, "device_layers without devices");
+        }
+        let layers = layers.iter().chain(std::iter::repeat(&0));
+        let shares = devices.iter().zip(layers).map(|(device, layers)| Share {
+            device: *device as usize,
+            layers: *layers as usize,
+        });
+        Ok(shares.collect())
     }
 }
 
@@ -208,7 +254,7 @@ pub(super) fn checked_path(path: &str) -> Result<&Path> {
 pub struct ember_model_details {
     /// `sizeof(ember_model_details)`, set by the caller.
     pub struct_size: u32,
-    /// Index of the device that holds the weights.
+    /// Index of the device that holds the weights; where several do, of that with the head.
     pub device: u32,
     /// Number of token ids: 0 to `vocab_size - 1`. Also the number of logits.
     pub vocab_size: u32,
@@ -239,15 +285,20 @@ pub struct ember_model_details {
     pub name: [c_char; 128],
     /// The most sessions of an `ember_decode_batch`.
     pub max_batch: u32,
-    /// Layers on the device. The others, for which `ember_model_options.memory_limit` has no room, are on the CPU.
+    /// Layers on GPUs, of which the others are on the CPU; all layers of a model for CPUs.
     pub device_layer_count: u32,
-    /// Bytes of a GPU's memory that are allocated for the model now, as `ember_model_options.memory_limit` counts them; 0 on a CPU.
+    /// Bytes of GPU memory that are allocated for the model now, as `ember_model_options.memory_limit` counts them, on all GPUs
+    /// together; 0 on a CPU.
     pub memory_bytes: u64,
-    /// Bytes of the device's memory that its sessions and adapters have now, as `ember_model_options.session_memory_limit` counts them.
+    /// Bytes of the devices' memory that its sessions and adapters have now, as `ember_model_options.session_memory_limit` counts them.
     pub session_memory_bytes: u64,
+    /// Number of parts that the layers are in, each on one device, for `ember_model_part_info`; 1 for a model on one device.
+    pub part_count: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
-// SAFETY: `repr(C)`; 8 * 4 + 4 * 8 + 192 + 2 * 4 + 2 * 8 bytes without padding; numbers only; the size comes first.
+// SAFETY: `repr(C)`; 8 * 4 + 4 * 8 + 192 + 2 * 4 + 2 * 8 + 2 * 4 bytes without padding; numbers only; the size comes first.
 unsafe impl Sized32 for ember_model_details {
     const NAME: &'static str = "ember_model_details";
 }
@@ -346,6 +397,68 @@ pub unsafe extern "C" fn ember_model_info(
     unsafe { call(err, work) }
 }
 
+/// Layers of a model that are on one device. The caller sets `struct_size`, `ember_model_part_info` the rest.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ember_part_details {
+    /// `sizeof(ember_part_details)`, set by the caller.
+    pub struct_size: u32,
+    /// Index of the device.
+    pub device: u32,
+    /// The first of the layers, counted from 0. The part with layer 0 has the embedding, that with the last layer the head.
+    pub first_layer: u32,
+    /// Number of layers.
+    pub layer_count: u32,
+    /// Bytes of the device's memory that are allocated for the part now, as `ember_model_options.memory_limit` counts them; 0 on a CPU.
+    pub memory_bytes: u64,
+    /// Bytes of the device's memory that sessions and adapters have for the part now, as `ember_model_options.session_memory_limit`
+    /// counts them.
+    pub session_memory_bytes: u64,
+}
+
+// SAFETY: `repr(C)`; 4 * 4 + 2 * 8 bytes without padding; numbers only; the size comes first.
+unsafe impl Sized32 for ember_part_details {
+    const NAME: &'static str = "ember_part_details";
+}
+
+/// Writes where some of a model's layers are to `out`, whose `struct_size` the caller has set. `index` counts the parts from 0, in
+/// the order of the layers; `ember_model_details.part_count` says how many there are. Any thread may call it.
+///
+/// Errors: `EMBER_INVALID_ARGUMENT` if there is no such part.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ember_model_part_info(
+    model: *const ember_model,
+    index: usize,
+    out: *mut ember_part_details,
+    err: *mut ember_error,
+) -> ember_status {
+    let work = || {
+        let model = self::model(model)?;
+        // SAFETY: `out` is as the header demands.
+        let out = unsafe { OutStruct::new(out) }?;
+        let parts = &model.details().parts;
+        let Some(part) = parts.get(index) else {
+            fail!(
+                InvalidArgument,
+                "part {index} does not exist; the model has {}, counted from 0",
+                parts.len()
+            );
+        };
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let taken = model.weights().taken_by(index);
+        let mut d = ember_part_details::zeroed();
+        d.device = count(part.device);
+        d.first_layer = count(part.first_layer);
+        d.layer_count = count(part.layers);
+        d.memory_bytes = taken.model;
+        d.session_memory_bytes = taken.sessions;
+        out.set(&d);
+        Ok(())
+    };
+    // SAFETY: `err` is as the header demands.
+    unsafe { call(err, work) }
+}
+
 fn describe(model: &Model) -> ember_model_details {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let from = model.details();
@@ -369,6 +482,7 @@ fn describe(model: &Model) -> ember_model_details {
     let taken = model.weights().taken();
     d.memory_bytes = taken.model;
     d.session_memory_bytes = taken.sessions;
+    d.part_count = count(from.parts.len());
     d
 }
 

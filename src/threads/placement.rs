@@ -32,8 +32,8 @@ impl Placement {
         true
     }
 
-    /// Makes the running thread one of these.
-    pub(super) fn apply(&self) {
+    /// Makes the running thread, which is the library's, one of these.
+    pub(crate) fn apply(&self) {
         if self.priority != 0 {
             system::set_priority(self.priority);
         }

@@ -215,7 +215,7 @@ static void estimates(const ember_model *model, const char *path) {
     session_details.struct_size = sizeof session_details;
     OK(ember_session_info(session, &session_details, &err));
     CHECK(ember_session_free(session) == EMBER_OK);
-    CHECK(e.struct_size == sizeof e && e.device == m.device && e.context == 100 && e.reserved == 0);
+    CHECK(e.struct_size == sizeof e && e.device == m.device && e.context == 100 && e.part_count == 1 && e.first_layer == 0);
     CHECK(e.kv_bytes_per_token == details.kv_bytes_per_token);
     CHECK(e.kv_bytes >= session_details.kv_bytes);
     CHECK(e.weights_bytes <= details.file_bytes + details.resident_bytes);

@@ -65,6 +65,7 @@ void free_load(World &w);
 void load_model(World &w);
 void load_model_from(World &w);
 void model_info(World &w);
+void model_part_info(World &w);
 void metadata(World &w);
 void metadata_key(World &w);
 void tokenizer_info(World &w);

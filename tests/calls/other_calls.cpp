@@ -80,6 +80,10 @@ static const ember_cuda_model_options CUDA = {sizeof CUDA, EMBER_CHAIN_CUDA_MODE
 /* The last one does not exist. */
 static const uint32_t CPUS[] = {0, 1, 1024};
 
+// The first device alone, one layer each.
+static const uint32_t DEVICES[17] = {};
+static const uint32_t LAYERS[17] = {0, 1, 1, 7};
+
 static const ember_model_options *model_options(World &w, ember_model_options &o, bool *converts) {
     bool wild = w.random.chance(15);
     auto *options = w.options<ember_model_options>(o, [&](ember_model_options &o) {
@@ -95,6 +99,10 @@ static const ember_model_options *model_options(World &w, ember_model_options &o
         if (w.random.chance(20)) o.flags = wild ? uint32_t(w.random.below(4)) : uint32_t(EMBER_MODEL_NEVER_WAIT);
         if (w.random.chance(20)) o.thread_priority = wild ? int32_t(w.random.next()) : -int32_t(w.random.below(3));
         if (w.random.chance(20)) o.cpus = CPUS, o.cpu_count = wild ? 3 : 2;
+        if (w.random.chance(15)) {
+            o.devices = DEVICES, o.device_count = 1 + w.random.below(wild ? 17 : 3);
+            if (!wild || w.random.chance(70)) o.device_layers = LAYERS;
+        }
     });
     *converts = options && o.weights;
     return options;
@@ -359,6 +367,17 @@ void model_info(World &w) {
     if (!d.guards_whole()) failed("ember_model_info writes beside its struct");
 }
 
+void model_part_info(World &w) {
+    auto m = w.model();
+    Buffer<ember_part_details> d(1);
+    memset(d.data(), 0, sizeof(ember_part_details));
+    d.data()->struct_size = w.size_of<ember_part_details>();
+    size_t index = w.random.chance(80) ? 0 : size_t(w.random.below(w.random.chance(50) ? 4 : UINT64_MAX));
+    Statuses wanted = w.commons ? Statuses{} : index ? Statuses{EMBER_OK, EMBER_INVALID_ARGUMENT} : Statuses{EMBER_OK};
+    w.call("ember_model_part_info", to_string(index), wanted, [&](ember_error *e) { return ember_model_part_info(m.handle, index, d.data(), e); });
+    if (!d.guards_whole()) failed("ember_model_part_info writes beside its struct");
+}
+
 void free_model(World &w) {
     size_t i = 0;
     ember_model *handle;
@@ -390,10 +409,17 @@ void estimate(World &w) {
     Buffer<ember_estimate> d(1);
     memset(d.data(), 0, sizeof(ember_estimate));
     d.data()->struct_size = w.size_of<ember_estimate>();
-    w.call("ember_model_estimate", path, {}, [&](ember_error *e) {
-        return ember_model_estimate(path.data(), path.size(), options, session_options, d.data(), e);
-    });
-    if (!d.guards_whole()) failed("ember_model_estimate writes beside its struct");
+    if (w.random.chance(50)) {
+        w.call("ember_model_estimate", path, {}, [&](ember_error *e) {
+            return ember_model_estimate(path.data(), path.size(), options, session_options, d.data(), e);
+        });
+    } else {
+        size_t part = size_t(w.random.below(w.random.chance(90) ? 3 : UINT64_MAX));
+        w.call("ember_model_estimate_part", path, {}, [&](ember_error *e) {
+            return ember_model_estimate_part(path.data(), path.size(), options, session_options, part, d.data(), e);
+        });
+    }
+    if (!d.guards_whole()) failed("an estimate writes beside its struct");
 }
 
 void evict_model(World &w) {

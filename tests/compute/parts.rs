@@ -3,7 +3,7 @@
 
 use crate::common::repository_file;
 use crate::common::states::*;
-use emberlm::backend::{DeviceKind, LoadOptions};
+use emberlm::backend::{DeviceKind, LoadOptions, Share};
 use emberlm::engine::sampling::Sampling;
 use emberlm::engine::state::{Kind, RestoreOptions};
 use emberlm::engine::{Adapter, Model, Session, SessionOptions, WantedAdapter, device};
@@ -17,13 +17,21 @@ fn cpu() -> usize {
 }
 
 fn try_load(path: &Path, cuts: &[usize]) -> Result<Arc<Model>> {
-    let mut all = [(0, 0); 2];
-    for (place, cut) in all.iter_mut().zip(cuts) {
-        *place = (*cut, cpu());
-    }
+    let mut first = 0;
+    let cut = |end: &usize| {
+        let layers = *end - first;
+        first = *end;
+        layers
+    };
+    // The last part has all layers that are left.
+    let layers: Vec<usize> = cuts.iter().map(cut).chain([0]).collect();
+    let share = |layers| Share {
+        device: cpu(),
+        layers,
+    };
     let options = LoadOptions {
         threads: 2,
-        cuts: (!cuts.is_empty()).then_some(all),
+        split: layers.into_iter().map(share).collect(),
         ..Default::default()
     };
     Ok(Arc::new(Model::load(path, cpu(), &options, &mut |_| {

@@ -7,7 +7,7 @@ use crate::common::adapters::{random_adapter, scaled};
 use crate::common::states::*;
 use crate::common::{TempDir, repository_file};
 use crate::gpu::*;
-use emberlm::backend::{DeviceKind, LoadOptions};
+use emberlm::backend::{DeviceKind, LoadOptions, Share};
 use emberlm::engine::state::{Kind, RestoreOptions};
 use emberlm::engine::{Adapter, Model, Session, SessionOptions, device};
 use emberlm::quant::TensorType;
@@ -62,6 +62,7 @@ pub fn tests(tests: &mut Tests) {
     }
     tests.push(("parts::states".into(), Box::new(states)));
     tests.push(("parts::two_gpus".into(), Box::new(two_gpus)));
+    tests.push(("parts::shared_by_gpus".into(), Box::new(shared_by_gpus)));
     tests.push(("parts::adapters".into(), Box::new(adapters)));
     let test = "parts::adapters_out_of_memory";
     tests.push((test.into(), Box::new(adapters_out_of_memory)));
@@ -92,10 +93,16 @@ fn gpu() -> usize {
 
 /// A model whose first layers go to other devices than the rest.
 fn load(path: &Path, cuts: &[(usize, usize)], device: usize) -> Arc<Model> {
-    let mut all = [(0, 0); 2];
-    all[..cuts.len()].copy_from_slice(cuts);
+    let mut first = 0;
+    let cut = |&(end, device): &(usize, usize)| {
+        let layers = end - first;
+        first = end;
+        Share { device, layers }
+    };
+    // The last part has all layers that are left.
+    let last = Share { device, layers: 0 };
     let options = LoadOptions {
-        cuts: (!cuts.is_empty()).then_some(all),
+        split: cuts.iter().map(cut).chain([last]).collect(),
         ..Default::default()
     };
     Arc::new(Model::load(path, device, &options, &mut |_| Ok(())).unwrap())
@@ -275,6 +282,92 @@ fn two_gpus() {
         for at in 1..layers {
             let model = load(&path, &[(at, first)], second);
             assert!(said(&model) == whole, "{} at {at}", path.display());
+        }
+    }
+}
+
+/// GPUs share a model by themselves: in proportion to their memory, within limits, and with the CPU where these are too small. What
+/// it says does not change, with prompts of many pieces, of which several are under way, either.
+fn shared_by_gpus() {
+    let (first, second) = (gpu(), nth(DeviceKind::Cuda, 1));
+    let path = hamlet_path();
+    let options = |memory_limit| LoadOptions {
+        split: [first, second]
+            .map(|device| Share { device, layers: 0 })
+            .into_iter()
+            .collect(),
+        memory_limit,
+        ..Default::default()
+    };
+    let session_options = SessionOptions {
+        context: 2000,
+        ..Default::default()
+    };
+    let prompt: Vec<u32> = (0..1900).map(|i| i * 37 % 500).collect();
+    let say = |model: &Arc<Model>| {
+        let create = || Session::create(model.clone(), &session_options).unwrap();
+        let mut sessions = [create(), create()];
+        // Both at once, one of them in the background.
+        sessions[1].prefill_start(&prompt).unwrap();
+        sessions[0].prefill(&prompt).unwrap();
+        while !sessions[1].prefill_poll().unwrap().0 {
+            std::thread::yield_now();
+        }
+        let mut said = Vec::new();
+        for session in &mut sessions {
+            said.push(bits(session));
+            said.push((0..30).map(|_| session.decode().unwrap()).collect());
+        }
+        said
+    };
+    let load = |memory_limit| {
+        let (estimate, _) = Model::estimate(&path, 0, &options(memory_limit), &session_options)?;
+        let model = Arc::new(Model::load(&path, 0, &options(memory_limit), &mut |_| {
+            Ok(())
+        })?);
+        let parts = &model.details().parts;
+        assert_eq!(parts.len(), estimate.parts.len());
+        for (i, (part, (estimated, bytes))) in parts.iter().zip(&estimate.parts).enumerate() {
+            assert_eq!(part, estimated);
+            let taken = model.weights().taken_by(i).model;
+            if device::info(part.device).unwrap().kind == DeviceKind::Cuda && memory_limit > 0 {
+                assert!(taken <= memory_limit, "{taken} of {memory_limit}");
+                assert!(taken >= bytes.weights_bytes);
+            }
+        }
+        emberlm::Result::Ok(model)
+    };
+    let whole_model = self::load(&path, &[], first);
+    let whole = say(&whole_model);
+    let model = load(0).unwrap();
+    let layers: Vec<_> = model.details().parts.iter().map(|p| p.layers).collect();
+    println!("layers on GPUs {first} and {second}: {layers:?}");
+    assert_eq!(layers.len(), 2);
+    assert_eq!(layers.iter().sum::<usize>(), model.details().n_layers);
+    assert!(say(&model) == whole, "shared by {first} and {second}");
+    let (one, _) =
+        Model::estimate(&path, first, &LoadOptions::default(), &session_options).unwrap();
+    let (weights, workspace) = (one.device.weights_bytes, one.device.model_workspace_bytes);
+    if first == second {
+        let e = load(weights + workspace).map(drop).unwrap_err();
+        assert_eq!(e.status, Status::InvalidArgument);
+        return;
+    }
+    for (limit, n_parts) in [
+        (weights + workspace, 2),
+        (weights * 2 / 3 + workspace, 2),
+        (weights * 2 / 5 + workspace, 3),
+    ] {
+        let model = load(limit).unwrap();
+        let parts = model.details().parts.clone();
+        println!("{weights} and {workspace} bytes, {limit} on each GPU: {parts:?}");
+        assert_eq!(parts.len(), n_parts);
+        if n_parts == 2 {
+            assert!(say(&model) == whole);
+        } else {
+            assert_eq!(parts[0].device, cpu());
+            assert!(model.details().device_layers < model.details().n_layers);
+            say(&model);
         }
     }
 }

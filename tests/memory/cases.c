@@ -294,6 +294,31 @@ static ember_status call_model_free(ember_error *e) {
     (void)e;
     return ember_model_free(second_model);
 }
+static ember_model_options in_parts(void) {
+    static const uint32_t devices[2], layers[2] = {1, 0};
+    ember_model_options o = {0};
+    o.struct_size = sizeof o;
+    o.devices = devices;
+    o.device_count = 2;
+    o.device_layers = layers;
+    o.threads = 2;
+    return o;
+}
+static ember_status call_estimate_part(ember_error *e) {
+    ember_model_options o = in_parts();
+    estimate.struct_size = sizeof estimate;
+    return ember_model_estimate_part(path, strlen(path), &o, NULL, 1, &estimate, e);
+}
+static ember_status call_load_parts(ember_error *e) {
+    ember_model_options o = in_parts();
+    return ember_model_load(path, strlen(path), &o, &second_model, e);
+}
+static ember_part_details part_is;
+static ember_status call_part_info(ember_error *e) {
+    part_is.struct_size = sizeof part_is;
+    return ember_model_part_info(model, 0, &part_is, e);
+}
+static uint64_t result_part_info(void) { return digest(0, &part_is, sizeof part_is); }
 static ember_status call_model_info(ember_error *e) {
     model_is.struct_size = sizeof model_is;
     return ember_model_info(model, &model_is, e);
@@ -630,6 +655,18 @@ static void prepare_first_prefill(void) {
     load_second();
     OK(ember_session_create(second_model, NULL, &session, &err));
 }
+/* A prompt of several pieces, which go through the parts one behind the other. */
+static uint32_t pieces[1200];
+static void prepare_pieces(void) {
+    uint32_t i;
+    ember_session_options o = {0};
+    for (i = 0; i < 1200; i++) pieces[i] = (7 * i + 3) % N_VOCAB;
+    OK(call_load_parts(&err));
+    o.struct_size = sizeof o;
+    o.context = 1500;
+    OK(ember_session_create(second_model, &o, &session, &err));
+}
+static ember_status call_prefill_pieces(ember_error *e) { return ember_prefill(session, pieces, 1200, e); }
 static ember_status call_prefill_start(ember_error *e) { return ember_prefill_start(session, long_prompt, 400, e); }
 static ember_status wait_prefill(ember_error *e) {
     ember_status status;
@@ -1240,6 +1277,7 @@ const memory_case CASES[] = {
     {"ember_device_info", "first of the process", NULL, call_device_info, NULL, result_device, NULL, 0, 1, 0},
     {"ember_device_info", "later", NULL, call_device_info, NULL, result_device, NULL, 0, 0, 0},
     {"ember_model_load", "GGUF", NULL, call_load, NULL, result_load, clean_load, 0, 0, 0},
+    {"ember_model_load", "in parts", NULL, call_load_parts, NULL, result_load, clean_load, 0, 0, 0},
     {"ember_model_load", "folder", prepare_folder, call_load_folder, NULL, result_load, clean_folder, 0, 0, 0},
     {"ember_model_load", "folder, to Q8_0", prepare_folder, call_load_quantized, NULL, result_load, clean_folder, 0, 0, 0},
     {"ember_model_load", "no such file", NULL, call_load_missing, NULL, NULL, NULL, EMBER_FILE_NOT_FOUND, 0, 0},
@@ -1249,6 +1287,8 @@ const memory_case CASES[] = {
     {"ember_model_load_from", "by a callback", read_model, call_load_read, NULL, result_load, clean_load, 0, 0, 0},
     {"ember_model_estimate", "GGUF", NULL, call_estimate, NULL, result_estimate, NULL, 0, 0, 0},
     {"ember_model_estimate", "folder", prepare_folder, call_estimate_folder, NULL, result_estimate, clean_folder, 0, 0, 0},
+    {"ember_model_estimate_part", "GGUF", NULL, call_estimate_part, NULL, result_estimate, NULL, 0, 0, 0},
+    {"ember_model_part_info", "a model's", NULL, call_part_info, NULL, result_part_info, NULL, 0, 0, 0},
     {"ember_model_info", "a model's", NULL, call_model_info, NULL, result_model_info, NULL, 0, 0, 0},
     {"ember_model_metadata", "a number", NULL, call_metadata, NULL, result_text, NULL, 0, 0, 0},
     {"ember_model_metadata", "a string", NULL, call_metadata_string, NULL, result_text, NULL, 0, 0, 0},
@@ -1312,6 +1352,7 @@ const memory_case CASES[] = {
     {"ember_prefill_start", "long", prepare_long, call_prefill_start, look_session, result_prefill_started, clean_session, 0, 0, 0},
     {"ember_prefill_poll", "long", prefill_started, wait_prefill, NULL, result_session, clean_session, 0, 0, 0},
     {"ember_prefill", "short", create, call_prefill, look_session, result_session, clean_session, 0, 0, 0},
+    {"ember_prefill", "pieces through parts", prepare_pieces, call_prefill_pieces, look_session, result_session, clean_session_and_model, 0, 0, 0},
     {"ember_prefill", "long", prepare_long, call_prefill_long, look_session, result_session, clean_session, 0, 0, 0},
     {"ember_prefill", "first of a model", prepare_first_prefill, call_prefill_long, look_session, result_session, clean_session_and_model, 0, 0, 0},
     {"ember_prefill", "grammar", begun_grammar, call_prefill, look_session, result_session, clean_session, 0, 0, 0},

@@ -57,6 +57,13 @@ test('versions, devices, facts', async () => {
   assert.equal(ember.devices().filter((d) => d.kind === C.EMBER_DEVICE_CPU && d.usable === 1).length, 1);
   assert.equal(ember.supported(C.EMBER_CAN_GGUF), true);
   assert.equal(ember.estimate(MODEL).context, 2048);
+  assert.equal(model.parts().length, 1);
+  const cpu = ember.devices().length - 1;
+  const shared = { devices: [cpu, cpu], deviceLayers: [2, 0] };
+  assert.equal(ember.estimateParts(MODEL, shared)[1].first_layer, 2);
+  const inParts = await ember.Model.load(MODEL, shared);
+  assert.equal(inParts.parts()[1].first_layer, 2);
+  inParts.close();
   assert.equal(model.info().vocab_size, 1424);
   assert.equal(model.metadata('general.architecture'), 'llama');
   assert.equal(model.metadataKeys().length, model.info().metadata_count);

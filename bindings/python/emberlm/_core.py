@@ -249,10 +249,19 @@ class Speculation:
     accepted: int
 
 
-def _model_options(device: int, threads: int, weights: int, files: int, memory_limit: int = 0, session_memory_limit: int = 0) -> Any:
+def _model_options(
+    device: int, threads: int, weights: int, files: int, memory_limit: int = 0, session_memory_limit: int = 0,
+    devices: Sequence[int] = (), device_layers: Sequence[int] = (),
+) -> Any:  # fmt: skip
     c = sized(_abi.ember_model_options)
     c.device, c.threads, c.weights, c.files = device, threads, weights, files
     c.memory_limit, c.session_memory_limit = memory_limit, session_memory_limit
+    if devices:
+        c.devices, c.device_count = _tokens(devices), len(devices)
+    if device_layers:
+        if len(device_layers) != len(devices):
+            raise ValueError("device_layers needs a number for each of devices")
+        c.device_layers = _tokens(device_layers)
     return c
 
 
@@ -274,13 +283,20 @@ def _session_options(context: int, kv_type: int, stream_priority: int, mark_inte
     return c
 
 
-def estimate(path: Path, *, device: int = 0, weights: int = 0, files: int = 0, context: int = 0, kv_type: int = 0) -> dict[str, int]:
-    """Bytes of memory that a model and a session of it would take."""
+def estimate(
+    path: Path, *, device: int = 0, weights: int = 0, files: int = 0, context: int = 0, kv_type: int = 0, memory_limit: int = 0,
+    devices: Sequence[int] = (), device_layers: Sequence[int] = (), part: int | None = None,
+) -> dict[str, int]:  # fmt: skip
+    """Bytes of memory that a model and a session of it would take, or one part of a model that several devices share."""
     encoded = _encode(path)
     out = sized(_abi.ember_estimate)
-    model = _model_options(device, 0, weights, files)
+    model = _model_options(device, 0, weights, files, memory_limit, 0, devices, device_layers)
     session = _session_options(context, kv_type, 0, 0, None)
-    call(lib.ember_model_estimate, encoded, len(encoded), ctypes.byref(model), ctypes.byref(session), ctypes.byref(out))
+    options = (encoded, len(encoded), ctypes.byref(model), ctypes.byref(session))
+    if part is None:
+        call(lib.ember_model_estimate, *options, ctypes.byref(out))
+    else:
+        call(lib.ember_model_estimate_part, *options, part, ctypes.byref(out))
     return _facts(out)
 
 
@@ -387,11 +403,13 @@ class Model(_Handle):
     def __init__(
         self, path: Path, *, device: int = 0, threads: int = 0, weights: int = _abi.Weights.KEEP, files: int = _abi.Files.MAPPED,
         progress: Callable[[float], bool | None] | None = None, memory_limit: int = 0, session_memory_limit: int = 0,
+        devices: Sequence[int] = (), device_layers: Sequence[int] = (),
     ) -> None:  # fmt: skip
         """`progress` hears how far the load is, from 0 to 1; False ends it with Status.CANCELLED. The limits are bytes: of a GPU's
-        memory for the model, and of the device's for all its sessions."""
+        memory for the model, and of the device's for all its sessions. `devices` share the layers, `device_layers` on each, or by
+        the GPUs' memory."""
         encoded = _encode(path)
-        options = _model_options(device, threads, weights, files, memory_limit, session_memory_limit)
+        options = _model_options(device, threads, weights, files, memory_limit, session_memory_limit, devices, device_layers)
         self._load(progress, options, lib.ember_model_load, encoded, len(encoded))
 
     def _load(self, progress: Callable[[float], bool | None] | None, options: Any, function: Any, *arguments: Any,
@@ -462,6 +480,15 @@ class Model(_Handle):
         out = sized(_abi.ember_model_details)
         call(lib.ember_model_info, self._raw, ctypes.byref(out))
         return _facts(out)
+
+    def parts(self) -> list[dict[str, int]]:
+        """Where its layers are, the first ones first: ember_part_details."""
+        parts = []
+        for index in range(self.info()["part_count"]):
+            out = sized(_abi.ember_part_details)
+            call(lib.ember_model_part_info, self._raw, index, ctypes.byref(out))
+            parts.append(_facts(out))
+        return parts
 
     def metadata(self, key: str) -> str:
         """The value of a metadata key as text."""

@@ -85,6 +85,12 @@ class Models(Case):
         self.assertEqual(len(self.model.end_tokens()), self.model.tokenizer_info()["end_token_count"])
         self.assertTrue(all(map(self.model.is_end, self.model.end_tokens())))
         self.assertEqual(emberlm.estimate(MODEL)["context"], 2048)
+        self.assertEqual(len(self.model.parts()), 1)
+        cpu = len(emberlm.devices()) - 1
+        shared = {"devices": [cpu, cpu], "device_layers": [2, 0]}
+        self.assertEqual(emberlm.estimate(MODEL, part=1, **shared)["first_layer"], 2)
+        with emberlm.Model(MODEL, **shared) as model:
+            self.assertEqual(model.parts()[1]["first_layer"], 2)
         self.model.evict()
         self.model.resume()
 

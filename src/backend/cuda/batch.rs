@@ -149,7 +149,8 @@ impl Batch {
     fn enter(&self, members: &[Member<'_, '_>]) -> Result<()> {
         for (i, member) in members.iter().enumerate() {
             if let Some(input) = member.residual.input {
-                // SAFETY: the batch's memory, whose steps follow each other on its stream.
+                // SAFETY: the batch's memory, whose steps follow each other on its stream; rows of one token alone are in no
+                // pinned memory (`Weights::host_floats`).
                 unsafe { crossing::enter(&self.stream, input, input.len(), self.residual(i))? };
             }
         }

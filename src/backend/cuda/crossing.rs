@@ -8,10 +8,10 @@ use crate::error::{Result, try_vec};
 const WHAT: &str = "rows of the residual stream";
 
 /// Enqueues the copy of rows of `width` floats to `to`, with zeros behind each as far as the next one. They are read before this
-/// returns.
+/// returns, or, if they are in pinned memory, before the stream is idle.
 ///
 /// # Safety
-/// There is room for the rows at `to`, which no other work uses until the copy is done.
+/// There is room for the rows at `to`, which no other work uses until the copy is done. Pinned rows stay as they are until then.
 pub(super) unsafe fn enter(stream: &Stream, rows: &[f32], width: usize, to: Span) -> Result<()> {
     let stride = to.stride as usize;
     let mut padded = Vec::new();
@@ -28,8 +28,8 @@ pub(super) unsafe fn enter(stream: &Stream, rows: &[f32], width: usize, to: Span
             &padded[..]
         }
     };
-    // SAFETY: by contract, `to` has room for the rows, and no other work uses it until the copy is
-    // done; memory that is not pinned is read before the call returns.
+    // SAFETY: by contract, `to` has room for the rows, no other work uses it until the copy is done, and pinned memory
+    // stays as it is until then; other memory is read before the call returns.
     let copied = unsafe { stream.copy_in(to.address, rows.as_ptr().cast(), size_of_val(rows)) };
     drop(padded);
     copied

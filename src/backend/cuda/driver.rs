@@ -10,6 +10,7 @@ use crate::memory::{Account, Charge};
 use cudarc::driver::sys;
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, OnceLock};
 
 /// The oldest driver that has every function used here, as `cuDriverGetVersion` counts.
@@ -618,6 +619,31 @@ impl Drop for Pinned {
             // SAFETY: allocated in `new`, freed once, after the owner has waited for its streams.
             unsafe { sys::cuMemFreeHost(self.pointer.cast()) };
         }
+    }
+}
+
+/// Floats in page-locked host memory, which only one side uses at a time: the device does so within calls that wait for it.
+pub struct PinnedFloats(Pinned);
+
+impl PinnedFloats {
+    /// So many zeros; `what` goes into the error.
+    pub fn new(context: &Arc<Context>, floats: usize, what: &str) -> Result<PinnedFloats> {
+        Ok(PinnedFloats(Pinned::new(context, floats * 4, what)?))
+    }
+}
+
+impl Deref for PinnedFloats {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        // SAFETY: that many floats, which begin at a page, and are zeros at least; a borrow of this structure is one of them.
+        unsafe { std::slice::from_raw_parts(self.0.pointer().cast(), self.0.bytes() / 4) }
+    }
+}
+
+impl DerefMut for PinnedFloats {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as in `deref`.
+        unsafe { std::slice::from_raw_parts_mut(self.0.pointer().cast(), self.0.bytes() / 4) }
     }
 }
 

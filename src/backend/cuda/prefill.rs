@@ -139,7 +139,7 @@ impl PrefillBuffers {
     ///
     /// # Safety
     /// *weights*, *sessions* and *workspace* of [`Evaluation`]; the workspace is this memory. It must
-    /// be for the plan of `eval`.
+    /// be for the plan of `eval`. The caller waits for the stream before the residual stream goes, also after an error.
     pub unsafe fn enqueue(
         &self,
         eval: &Evaluation,
@@ -188,7 +188,7 @@ impl PrefillBuffers {
             ..eval.plan.embed()
         };
         // SAFETY: `tokens` is read before the call returns, as it is not pinned, and there is room for a
-        // chunk; the addresses are of the *weights*, the *sessions* and the *workspace*, by the caller's
+        // chunk; the residual stream stays as it is until the stream is idle, for which the caller waits; the addresses are of the *weights*, the *sessions* and the *workspace*, by the caller's
         // promise.
         unsafe {
             let from = tokens.as_ptr().cast();

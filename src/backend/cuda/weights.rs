@@ -2,7 +2,7 @@
 
 use super::adapters::DeviceAdapter;
 use super::batch::{Batch, Member};
-use super::driver::{Context, Range};
+use super::driver::{Context, PinnedFloats, Range};
 use super::gate::Gate;
 use super::kernels::Kernels;
 use super::plan::Plan;
@@ -13,8 +13,8 @@ use super::state::Staging;
 use super::upload::upload;
 use crate::backend::row::{Parts, RowWork, submit_parts};
 use crate::backend::{
-    KvType, LoadOptions, MAX_BATCH, Progress, Row, RowError, RowResult, Runner, RunnerOptions,
-    Taken, Want, Weights, When,
+    HostFloats, KvType, LoadOptions, MAX_BATCH, Progress, Row, RowError, RowResult, Runner,
+    RunnerOptions, Taken, Want, Weights, When,
 };
 use crate::error::{Result, fail};
 use crate::memory::Account;
@@ -305,6 +305,12 @@ fn member<'c, 'm>(runner: &'c mut CudaRunner, work: &mut RowWork<'m>) -> Result<
 impl Weights for CudaWeights {
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>> {
         Ok(Box::new(CudaRunner::new(self, options)?))
+    }
+
+    fn host_floats(&self, floats: usize) -> Result<Option<HostFloats>> {
+        let what = "memory of the residual stream";
+        let floats = PinnedFloats::new(self.context(), floats, what)?;
+        Ok(Some(Box::new(floats)))
     }
 
     fn resident_bytes(&self) -> u64 {

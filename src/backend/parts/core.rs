@@ -1,5 +1,6 @@
 //! What a session's work is done with: tokens go through the parts, in pieces.
 
+use super::pipeline;
 use super::weights::{PartsWeights, Streams};
 use crate::backend::driver::Driven;
 use crate::backend::{Mark, MaskSource, Outcome, Residual, Row, Runner, Want, When};
@@ -9,9 +10,6 @@ use crate::model::AdapterSet;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-
-/// Most tokens that go through the parts together.
-const PIECE: usize = 512;
 
 /// A session's state, and what evaluates it.
 pub(super) struct Core {
@@ -134,8 +132,7 @@ impl Core {
         self.progress.store(self.len(), Relaxed);
     }
 
-    /// Has all parts evaluate some tokens, as many as are evaluated together, or none, and the last one do what is wanted. Its
-    /// outcomes are to be polled.
+    /// Has all parts evaluate a token, some drafts or none, and the last one do what is wanted. Its outcomes are to be polled.
     fn piece(
         &mut self,
         tokens: &[u32],
@@ -146,7 +143,7 @@ impl Core {
         let floats = tokens.len() * self.weights.hidden();
         let mut borrowed = match tokens.len() {
             0 | 1 => None,
-            n => Some(self.weights.streams(n)?),
+            _ => Some(self.weights.streams()?),
         };
         let streams = match &mut borrowed {
             Some(streams) => &mut **streams,
@@ -197,22 +194,17 @@ impl Core {
         submitted.map_err(|e| e.error)
     }
 
-    /// Evaluates what comes before the last piece, which is left and has `least` tokens at least.
-    pub fn pieces<'t>(
-        &mut self,
-        tokens: &'t [u32],
-        least: usize,
-        interrupt: &Arc<AtomicBool>,
-    ) -> Result<&'t [u32]> {
-        let mut rest = tokens;
-        while rest.len() > PIECE.max(least) {
-            let (first, behind) = rest.split_at(PIECE.min(rest.len() - least));
-            self.piece(first, Want::Evaluated, None, interrupt)?;
-            self.last()?.poll(true)?;
-            self.progress.store(self.len(), Relaxed);
-            rest = behind;
+    /// Has all parts evaluate tokens, for the logits of the last one or for nothing else.
+    fn evaluate(&mut self, tokens: &[u32], want: Want, interrupt: &Arc<AtomicBool>) -> Result<()> {
+        match tokens {
+            [] => fail!(NoTokens, "nothing to evaluate"),
+            [_] => {
+                self.piece(tokens, want, None, interrupt)?;
+                self.last()?.poll(true)?;
+                Ok(())
+            }
+            _ => pipeline::evaluate(self, tokens, want, interrupt),
         }
-        Ok(rest)
     }
 
     /// Does work and undoes it if it fails.
@@ -254,9 +246,7 @@ impl Core {
     ) -> Result<Done> {
         self.check(tokens)?;
         self.or_go_back(|core| {
-            let rest = core.pieces(tokens, 1, interrupt)?;
-            core.piece(rest, want, None, interrupt)?;
-            core.last()?.poll(true)?;
+            core.evaluate(tokens, want, interrupt)?;
             Ok(match want {
                 Want::Evaluated => Done::Evaluated,
                 _ => Done::Logits,
@@ -281,9 +271,7 @@ impl Core {
             let (first, last) = tokens.split_at(tokens.len().saturating_sub(1));
             // By itself, as in a batch: a GPU evaluates several tokens with other sums.
             if !first.is_empty() {
-                let rest = core.pieces(first, 1, interrupt)?;
-                core.piece(rest, Want::Logits, None, interrupt)?;
-                core.last()?.poll(true)?;
+                core.evaluate(first, Want::Logits, interrupt)?;
             }
             core.piece(last, want, mask, interrupt)?;
             core.chosen()
@@ -321,7 +309,10 @@ impl Core {
         };
         let guesses = &tokens[tokens.len() - drafts..];
         self.or_go_back(|core| {
-            let rest = core.pieces(tokens, drafts + 1, interrupt)?;
+            let (before, rest) = tokens.split_at(tokens.len() - tokens.len().min(drafts + 1));
+            if !before.is_empty() {
+                core.evaluate(before, Want::Evaluated, interrupt)?;
+            }
             core.piece(rest, want, mask, interrupt)?;
             for next in guesses.iter().map(Some).chain([None]) {
                 match core.chosen() {

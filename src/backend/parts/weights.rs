@@ -1,11 +1,12 @@
 //! The parts of a network on their devices, and steps of several sessions through all of them.
 
 use super::core::{Core, Done};
+use super::pipeline::{PIECE, Slots};
 use super::runner::PartsRunner;
 use crate::backend::row::{Parts, RowWork, submit_parts};
 use crate::backend::{
-    Embedder, EmbedderOptions, KvType, MAX_BATCH, MaskSource, Residual, Row, RowError, RowResult,
-    Runner, RunnerOptions, Taken, Want, Weights, When,
+    Embedder, EmbedderOptions, KvType, MAX_BATCH, MAX_DRAFTS, MaskSource, Residual, Row, RowError,
+    RowResult, Runner, RunnerOptions, Taken, Want, Weights, When,
 };
 use crate::error::{Result, fail, try_vec};
 use crate::model::{Adapter, KvShape, Network};
@@ -21,12 +22,24 @@ pub struct PartsWeights {
     hidden: usize,
     n_vocab: usize,
     kv_layers: Vec<KvShape>,
-    /// Whether several tokens together give the bits that each gives alone, on all devices.
-    alike: bool,
+    devices: Devices,
     /// Where threads run that do started work.
     placement: Placement,
-    /// Memory for the residual streams of many tokens, while nobody uses it.
+    /// Memory for the residual streams of a batch, while nobody uses it.
     spare: Mutex<Vec<Streams>>,
+    /// Memory for the residual streams of prompts, likewise.
+    spare_slots: Mutex<Vec<Slots>>,
+}
+
+/// What kinds of devices have the parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Devices {
+    /// Several tokens together give the bits that each gives alone, so that drafts can be verified.
+    Cpus,
+    /// Long pieces of prompts are faster than short ones.
+    Gpus,
+    /// Some of either kind.
+    Both,
 }
 
 /// Memory for the residual streams of some tokens.
@@ -49,22 +62,47 @@ impl Streams {
     }
 }
 
-/// Streams that go back when this is dropped.
-pub(super) struct Borrowed<'a> {
-    streams: Streams,
-    spare: &'a Mutex<Vec<Streams>>,
+/// Memory that goes back when this is dropped.
+pub(super) struct Borrowed<'a, T: Default> {
+    memory: T,
+    spare: &'a Mutex<Vec<T>>,
 }
 
-impl Deref for Borrowed<'_> {
-    type Target = Streams;
-    fn deref(&self) -> &Streams {
-        &self.streams
+impl<'a, T: Default> Borrowed<'a, T> {
+    /// Memory that nobody uses, if it `fits`, or that is made.
+    fn of(
+        spare: &'a Mutex<Vec<T>>,
+        fits: impl FnOnce(&T) -> bool,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<Borrowed<'a, T>> {
+        let left = lock(spare).pop();
+        let memory = match left.filter(fits) {
+            Some(memory) => memory,
+            None => make()?,
+        };
+        Ok(Borrowed { memory, spare })
     }
 }
 
-impl DerefMut for Borrowed<'_> {
-    fn deref_mut(&mut self) -> &mut Streams {
-        &mut self.streams
+impl<T: Default> Deref for Borrowed<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.memory
+    }
+}
+
+impl<T: Default> DerefMut for Borrowed<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.memory
+    }
+}
+
+impl<T: Default> Drop for Borrowed<'_, T> {
+    fn drop(&mut self) {
+        let mut spare = lock(self.spare);
+        if spare.try_reserve(1).is_ok() {
+            spare.push(std::mem::take(&mut self.memory));
+        }
     }
 }
 
@@ -73,22 +111,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Drop for Borrowed<'_> {
-    fn drop(&mut self) {
-        let mut spare = lock(self.spare);
-        if spare.try_reserve(1).is_ok() {
-            spare.push(std::mem::take(&mut self.streams));
-        }
-    }
-}
-
 impl PartsWeights {
-    /// Of the parts of a network, first to last. `alike` says whether all of their devices give the bits of single tokens
-    /// to several together; drafts are for such alone.
+    /// Of the parts of a network, first to last.
     pub fn new(
         network: &Network,
         parts: Vec<Arc<dyn Weights>>,
-        alike: bool,
+        devices: Devices,
         placement: Placement,
     ) -> Arc<PartsWeights> {
         let kv_layers = parts.iter().flat_map(|part| part.kv_layers()).copied();
@@ -97,15 +125,24 @@ impl PartsWeights {
             n_vocab: network.n_vocab,
             kv_layers: kv_layers.collect(),
             parts,
-            alike,
+            devices,
             placement,
             spare: Mutex::default(),
+            spare_slots: Mutex::default(),
         })
     }
 
     /// First to last.
     pub(super) fn parts(&self) -> &[Arc<dyn Weights>] {
         &self.parts
+    }
+
+    /// Tokens of a piece of a prompt of so many. Short ones keep more parts at work.
+    pub(super) fn piece(&self, tokens: usize) -> usize {
+        match self.devices {
+            Devices::Gpus => (tokens / 4).next_multiple_of(PIECE).clamp(PIECE, 4 * PIECE),
+            _ => PIECE,
+        }
     }
 
     /// Width of the residual stream.
@@ -123,16 +160,19 @@ impl PartsWeights {
         &self.placement
     }
 
-    /// Memory for the streams of some tokens. Errors: `OutOfMemory`.
-    pub(super) fn streams(&self, tokens: usize) -> Result<Borrowed<'_>> {
-        let floats = tokens * self.hidden;
-        let spare = lock(&self.spare).pop();
-        let streams = match spare.filter(|s| s.before.len() >= floats) {
-            Some(streams) => streams,
-            None => Streams::new(floats)?,
-        };
-        let spare = &self.spare;
-        Ok(Borrowed { streams, spare })
+    /// Memory for the streams of a batch. Errors: `OutOfMemory`.
+    pub(super) fn streams(&self) -> Result<Borrowed<'_, Streams>> {
+        let make = || Streams::new(MAX_BATCH.max(MAX_DRAFTS + 1) * self.hidden);
+        Borrowed::of(&self.spare, |_| true, make)
+    }
+
+    /// Memory for the streams of pieces of so many tokens. Errors: `OutOfMemory`.
+    pub(super) fn slots(&self, tokens: usize) -> Result<Borrowed<'_, Slots>> {
+        let fits = |slots: &Slots| slots.have_room(tokens * self.hidden);
+        // That of short prompts is made for those behind, too.
+        let tokens = tokens.next_power_of_two();
+        let make = || Slots::new(&self.parts, tokens * self.hidden);
+        Borrowed::of(&self.spare_slots, fits, make)
     }
 
     fn sum(&self, of: impl Fn(&dyn Weights) -> u64) -> u64 {
@@ -203,7 +243,7 @@ impl PartsWeights {
             };
             evaluate().map_err(|e| RowError::of(i, e))?;
         }
-        let mut streams = self.streams(MAX_BATCH)?;
+        let mut streams = self.streams()?;
         let width = self.hidden;
         let (last, earlier) = match self.parts.split_last() {
             Some((last, earlier)) => (last, earlier),
@@ -319,6 +359,11 @@ impl Weights for PartsWeights {
         }
     }
 
+    fn taken_by(&self, part: usize) -> Taken {
+        let part = self.parts.get(part);
+        part.map_or_else(Taken::default, |part| part.taken())
+    }
+
     fn kv_layers(&self) -> &[KvShape] {
         &self.kv_layers
     }
@@ -350,7 +395,7 @@ impl Weights for PartsWeights {
 
     fn max_drafts(&self) -> usize {
         let least = self.parts.iter().map(|part| part.max_drafts()).min();
-        least.filter(|_| self.alike).unwrap_or(0)
+        least.filter(|_| self.devices == Devices::Cpus).unwrap_or(0)
     }
 
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {

@@ -1,6 +1,8 @@
 //! The command line.
 
 use crate::shapes::{self, Mix, Shape};
+use arrayvec::ArrayVec;
+use emberlm::backend::{MAX_SPLIT, Share};
 use emberlm::engine::sampling::{Dry, Sampling};
 use emberlm::quant::TensorType;
 use lexopt::prelude::*;
@@ -31,7 +33,8 @@ Measurement:
   --device N         index of the device (default 0, the best one)
   --memory-limit N   MiB of a GPU's memory for the model (default no limit); the layers that do not fit are
                      on the CPU
-  --devices A,B      the layers of the model on two devices, the first half on A, the others on B
+  --devices LIST     devices that share the layers of the model, the first layers' first, e.g. 0,1
+  --layers LIST      layers on each of --devices, 0 for those that are left (default: by the GPUs' memory)
   --split layers     how --devices shares a model (the only way so far)
   --threads N        threads of the model (default: the library's choice, all physical cores)
   --prompt LIST      prompt lengths in tokens, e.g. 128,512,2048 (the default), or none
@@ -129,8 +132,8 @@ pub struct Args {
     pub write_only: bool,
     /// Index in the library's list of devices.
     pub device: usize,
-    /// The device of the first half of the layers, if it is another.
-    pub first_device: Option<usize>,
+    /// The devices that share the layers, if several do.
+    pub split: ArrayVec<Share, MAX_SPLIT>,
     /// Bytes of a GPU's memory for the model; 0 for no limit.
     pub memory_limit: u64,
     /// 0: the library's default.
@@ -237,7 +240,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut vocab = None;
     let mut write_only = false;
     let mut device = 0;
-    let mut first_device = None;
+    let (mut devices, mut layers) = (Vec::new(), Vec::new());
     let mut memory_limit_mib = 0;
     let mut threads = 0;
     let mut prompt = Lengths {
@@ -286,10 +289,8 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
             Long("memory-limit") => {
                 memory_limit_mib = number(&mut parser, "--memory-limit", 1, 1 << 24)?;
             }
-            Long("devices") => match lengths(&mut parser, "--devices", 0)?.list[..] {
-                [first, second] => (first_device, device) = (Some(first), second),
-                _ => return Err("--devices is a pair of numbers, such as 0,1".into()),
-            },
+            Long("devices") => devices = lengths(&mut parser, "--devices", 0)?.list,
+            Long("layers") => layers = lengths(&mut parser, "--layers", 0)?.list,
             Long("split") => match parser.value()?.string()?.as_str() {
                 "layers" => {}
                 other => return Err(format!("--split is layers, not {other:?}").into()),
@@ -377,12 +378,22 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     if write_only && keep.is_none() {
         return Err("--write-only needs --keep-model PATH".into());
     }
+    if devices.len() > MAX_SPLIT {
+        return Err(format!("--devices has more than {MAX_SPLIT} numbers").into());
+    }
+    if !layers.is_empty() && layers.len() != devices.len() {
+        return Err("--layers needs a number for each of --devices".into());
+    }
+    let layers = layers.into_iter().chain(std::iter::repeat(0));
+    let shares = devices.iter().zip(layers);
     Ok(Command::Run(Box::new(Args {
         source,
         vocab,
         write_only,
-        device,
-        first_device,
+        device: devices.last().copied().unwrap_or(device),
+        split: shares
+            .map(|(&device, layers)| Share { device, layers })
+            .collect(),
         memory_limit: (memory_limit_mib as u64) << 20,
         threads,
         prompt,
@@ -522,7 +533,9 @@ mod tests {
             ("a.gguf --speed", "--speed"),
             ("a.gguf --threads", "--threads"),
             ("a.gguf --memory-limit 0", "--memory-limit"),
-            ("a.gguf --devices 0", "--devices"),
+            ("a.gguf --devices 0,x", "--devices"),
+            ("a.gguf --devices 0,1 --layers 3", "--layers"),
+            ("a.gguf --layers 3", "--layers"),
             ("a.gguf --split tensor", "--split"),
         ] {
             let error = run(line).expect_err(line);

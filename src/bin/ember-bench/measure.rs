@@ -9,9 +9,7 @@ use crate::states::{self, States};
 use crate::stats::Samples;
 use emberlm::backend::{DeviceInfo, DeviceKind, KvType, LoadOptions, Profile, RunnerOptions};
 use emberlm::engine::{Adapter, Model, Session, SessionOptions, WantedAdapter, device};
-use emberlm::format::ModelFile;
 use emberlm::grammar::{GrammarKind, GrammarOptions};
-use emberlm::model::Network;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -99,14 +97,6 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
         Kv::F32 => KvType::F32,
         Kv::Q8_0 => KvType::Q8_0,
     };
-    let cuts = match args.first_device {
-        Some(first) => {
-            let file = ModelFile::open(path)?;
-            let n_layers = Network::from_file(&file)?.blocks.len();
-            Some([(n_layers / 2, first), (0, 0)])
-        }
-        None => None,
-    };
     let load = |context: usize| -> emberlm::Result<(Arc<Model>, f64, f64)> {
         let start = Instant::now();
         let model = Arc::new(Model::load(
@@ -115,7 +105,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             &LoadOptions {
                 threads: args.threads as usize,
                 memory_limit: args.memory_limit,
-                cuts,
+                split: args.split.clone(),
                 ..Default::default()
             },
             &mut |_| Ok(()),

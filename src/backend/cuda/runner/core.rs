@@ -499,6 +499,8 @@ impl Core {
                 self.settle(tokens.len() > 1)
             }
             Err(e) => {
+                // It may read the residual stream of the caller's.
+                let _ = self.stream.synchronize();
                 // The logits are still those of the last position unless the last launch ran.
                 self.has_logits = had_logits && self.mirror.position.is_some();
                 self.forget(self.len);
@@ -523,7 +525,8 @@ impl Core {
         let device = self.weights.context().clone();
         let _current = device.enter()?;
         let to = self.buffers.at().rows.residual;
-        // SAFETY: the memory of the session's steps, which follow each other on its stream.
+        // SAFETY: the memory of the session's steps, which follow each other on its stream. Rows of one token alone, as a
+        // batch has and a choice, are in no pinned memory (`Weights::host_floats`); those of others are awaited by `extend`.
         unsafe { crossing::enter(&self.stream, input, input.len(), to) }
     }
 
