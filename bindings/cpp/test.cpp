@@ -98,14 +98,15 @@ void test_model(Fixture &f) {
     const auto whole = f.model.parts();
     expect(whole.size() == 1 && whole[0].layer_count == f.model.info().layer_count, "a model on one device");
     emberlm::ModelOptions shared;
-    const std::uint32_t cpu = static_cast<std::uint32_t>(emberlm::devices().size()) - 1;
+    std::uint32_t cpu = 0;
+    while (emberlm::devices()[cpu].kind != EMBER_DEVICE_CPU) cpu++;
     shared.devices = {cpu, cpu};
     shared.device_layers = {2, 0};
     const auto estimates = emberlm::estimate_parts(f.path, shared);
-    const auto parts = emberlm::Model(f.path, shared).parts();
+    const auto parts = emberlm::Model::load(f.path, shared).parts();
     expect(parts.size() == 2 && parts[1].first_layer == 2 && estimates.size() == 2 && estimates[1].first_layer == 2, "parts");
     shared.device_layers = {1000, 0};
-    expect_error(EMBER_INVALID_ARGUMENT, "more layers than there are", [&] { emberlm::Model model(f.path, shared); });
+    expect_error(EMBER_INVALID_ARGUMENT, "more layers than there are", [&] { emberlm::Model::load(f.path, shared); });
     f.model.evict();
     f.model.resume();
     expect_error(EMBER_INVALID_TOKEN, "a token that is none", [&] { f.model.token_text(4000000000u); });

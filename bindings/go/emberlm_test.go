@@ -135,7 +135,10 @@ func TestModel(t *testing.T) {
 	equal(t, err, context.Canceled)
 	equal(t, get[Estimate](t)(EstimateModel(modelPath, nil, SessionOptions{})).Context, 2048)
 	equal(t, len(get[[]Part](t)(model.Parts())), 1)
-	cpu := uint32(len(get[[]Device](t)(Devices())) - 1)
+	cpu := uint32(0)
+	for get[[]Device](t)(Devices())[cpu].Kind != DeviceCPU {
+		cpu++
+	}
 	shared := &ModelOptions{Devices: []uint32{cpu, cpu}, DeviceLayers: []uint32{2}}
 	equal(t, get[Estimate](t)(EstimateModelPart(modelPath, shared, SessionOptions{}, 1)).FirstLayer, 2)
 	inParts := get[*Model](t)(Load(modelPath, shared))

@@ -656,17 +656,17 @@ static void prepare_first_prefill(void) {
     OK(ember_session_create(second_model, NULL, &session, &err));
 }
 /* A prompt of several pieces, which go through the parts one behind the other. */
-static uint32_t pieces[1200];
+static uint32_t many_tokens[1200];
 static void prepare_pieces(void) {
     uint32_t i;
     ember_session_options o = {0};
-    for (i = 0; i < 1200; i++) pieces[i] = (7 * i + 3) % N_VOCAB;
+    for (i = 0; i < 1200; i++) many_tokens[i] = (7 * i + 3) % N_VOCAB;
     OK(call_load_parts(&err));
     o.struct_size = sizeof o;
     o.context = 1500;
     OK(ember_session_create(second_model, &o, &session, &err));
 }
-static ember_status call_prefill_pieces(ember_error *e) { return ember_prefill(session, pieces, 1200, e); }
+static ember_status call_prefill_pieces(ember_error *e) { return ember_prefill(session, many_tokens, 1200, e); }
 static ember_status call_prefill_start(ember_error *e) { return ember_prefill_start(session, long_prompt, 400, e); }
 static ember_status wait_prefill(ember_error *e) {
     ember_status status;

@@ -75,7 +75,7 @@ internal static class Test
         Equal(Library.Supported(Capability.Gguf), true, "capability");
         Equal(Library.Estimate(path).Context, 2048, "estimate");
         Equal(model.Parts().Count, 1, "parts of a model on one device");
-        uint cpu = (uint)Library.Devices().Count - 1;
+        uint cpu = (uint)Library.Devices().FindIndex(d => d.Kind == DeviceKind.CPU);
         var shared = new ModelOptions { Devices = new[] { cpu, cpu }, DeviceLayers = new[] { 2u, 0u } };
         Equal(Library.EstimatePart(path, 1, shared).FirstLayer, 2, "estimate of a part");
         using (var inParts = Model.Load(path, shared)) Equal(inParts.Parts()[1].FirstLayer, 2, "parts");

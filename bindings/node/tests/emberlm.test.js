@@ -58,7 +58,7 @@ test('versions, devices, facts', async () => {
   assert.equal(ember.supported(C.EMBER_CAN_GGUF), true);
   assert.equal(ember.estimate(MODEL).context, 2048);
   assert.equal(model.parts().length, 1);
-  const cpu = ember.devices().length - 1;
+  const cpu = ember.devices().findIndex((d) => d.kind === C.EMBER_DEVICE_CPU);
   const shared = { devices: [cpu, cpu], deviceLayers: [2, 0] };
   assert.equal(ember.estimateParts(MODEL, shared)[1].first_layer, 2);
   const inParts = await ember.Model.load(MODEL, shared);

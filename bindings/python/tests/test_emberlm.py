@@ -86,7 +86,7 @@ class Models(Case):
         self.assertTrue(all(map(self.model.is_end, self.model.end_tokens())))
         self.assertEqual(emberlm.estimate(MODEL)["context"], 2048)
         self.assertEqual(len(self.model.parts()), 1)
-        cpu = len(emberlm.devices()) - 1
+        cpu = [device["kind"] for device in emberlm.devices()].index(emberlm.DeviceKind.CPU)
         shared = {"devices": [cpu, cpu], "device_layers": [2, 0]}
         self.assertEqual(emberlm.estimate(MODEL, part=1, **shared)["first_layer"], 2)
         with emberlm.Model(MODEL, **shared) as model:
