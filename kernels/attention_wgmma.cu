@@ -1,5 +1,5 @@
-// Attention of a prefill, as attention_prefill.cu does it, by the warpgroup products of sm_90a: tiles of
-// 128 queries against tiles of 128 positions of an f16 cache. Other devices have empty kernels.
+// Attention of a prefill and within whole texts, as flash_tiles.cuh does it, by the warpgroup products of
+// sm_90a: tiles of 128 queries against tiles of 128 positions of an f16 cache. Other devices have empty kernels.
 //
 // Two warpgroups have 64 queries each, one fetches keys and values. A warpgroup's products with the
 // next keys and the last values run one after the other, and its softmax beside the second; the two
@@ -53,7 +53,8 @@ __device__ __forceinline__ void fetch_whole(uint32_t to, uint32_t hd, const uint
 __device__ __forceinline__ void await_turn(uint32_t group) { asm volatile("bar.sync %0,256;" ::"r"(group + 1) : "memory"); }
 __device__ __forceinline__ void end_turn(uint32_t group) { asm volatile("bar.arrive %0,256;" ::"r"(2 - group) : "memory"); }
 
-template <int HD> __device__ __forceinline__ void flash_body(const FlashArgs& a) {
+// `place()` says where the block is, when what was enqueued before is done.
+template <int HD, bool TEXTS, class Where> __device__ __forceinline__ void flash_body(const FlashArgs& a, Where place) {
     using S = Shared<HD>;
     extern __shared__ uint8_t shared[];
     __shared__ __align__(8) uint64_t keys_full[STAGES], values_full[STAGES], keys_empty[STAGES], values_empty[STAGES];
@@ -69,17 +70,14 @@ template <int HD> __device__ __forceinline__ void flash_body(const FlashArgs& a)
     __syncthreads();
     release_dependents();
     wait_for_producers();
-    const Session* session = a.sessions[0];
-    const uint32_t hd = a.layout.head_dim, head = blockIdx.x, kv_head = head / (a.n_heads / a.layout.n_kv_heads);
-    // The last tiles have the most work, so they start first.
-    const uint32_t q0 = a.first_row + (gridDim.y - 1 - blockIdx.y) * QUERIES, before = session->position;
-    const uint32_t length = before + min(a.rows, q0 + QUERIES);
-    const uint32_t first = first_seen(a.layout, before + q0 + 1) / POSITIONS, tiles = (length + POSITIONS - 1) / POSITIONS;
+    const FlashPlace f = place();
+    const uint32_t hd = a.layout.head_dim, head = f.head, q0 = f.q0, before = f.before, length = f.end;
+    const uint32_t first = f.first / POSITIONS, tiles = (length + POSITIONS - 1) / POSITIONS;
     if (group == 2) {
         give_registers<56>();
         const uint32_t stored = a.layout.row_bytes;
-        const uint8_t* cache = kv_base(a.layout, session) + (uint64_t)kv_head * KV_TILE * stored;
-        const uint64_t plane = kv_plane(a.layout);
+        const uint8_t* cache = f.cache;
+        const uint64_t plane = f.plane;
         for (uint32_t t = first; t < tiles; t++) {
             const uint32_t n = t - first, stage = n % STAGES, to = base + S::STAGES_AT + stage * 2 * S::KEYS;
             auto kv_tile = [&](uint32_t tile) { return cache + (a.layout.ring ? tile % a.layout.ring : tile) * a.layout.tile_bytes; };
@@ -104,7 +102,7 @@ template <int HD> __device__ __forceinline__ void flash_body(const FlashArgs& a)
     take_registers<224>();
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3, row0 = q0 + group * 64;
     const uint32_t queries = base + S::QUERIES_AT + group * S::QUERY;
-    fetch<HD>(queries, 64, hd, a.q, [&](uint32_t r) { return row0 + r < a.rows ? a.q + ((uint64_t)(row0 + r) * a.n_heads + head) * hd : nullptr; });
+    fetch<HD>(queries, 64, hd, f.q, [&](uint32_t r) { return row0 + r < f.rows ? f.q + ((uint64_t)(row0 + r) * a.n_heads + head) * hd : nullptr; });
     copies_commit();
     copies_wait<0>();
     fence_shared();
@@ -142,16 +140,25 @@ template <int HD> __device__ __forceinline__ void flash_body(const FlashArgs& a)
     };
     // Scores of tile `t` become weights, as f32; `keep` is what is left of those before.
     auto soften = [&](uint32_t t) {
+        auto position = [&](int i) { return t * POSITIONS + i / 4 * 8 + (lane & 3) * 2 + (i & 1); };
+        if constexpr (TEXTS) {
+            if (f.slope != 0.0f) {
+#pragma unroll
+                for (int i = 0; i < 64; i++) score[i] = leaned(f, mine + (i & 2) * 4, position(i), score[i]);
+            }
+        }
         if (a.scores.cap != 0.0f) {
 #pragma unroll
             for (int i = 0; i < 64; i++) score[i] = capped(a.scores.cap, score[i]);
         }
         // Whether some row of the warpgroup does not see all of the tile.
-        if (t * POSITIONS + POSITIONS - 1 > before + row0 || before + row0 + 63 - t * POSITIONS >= a.layout.window) {
+        const bool partly = TEXTS ? t * POSITIONS + POSITIONS > min(f.rows, row0 + f.ahead) || row0 + 63 >= t * POSITIONS + a.layout.window
+                                  : t * POSITIONS + POSITIONS - 1 > before + row0 || before + row0 + 63 - t * POSITIONS >= a.layout.window;
+        if (partly) {
 #pragma unroll
             for (int i = 0; i < 64; i++) {
-                const uint32_t p = t * POSITIONS + i / 4 * 8 + (lane & 3) * 2 + (i & 1);
-                if (hidden(a.layout, mine + (i & 2) * 4, p)) score[i] = -INFINITY;
+                const uint32_t m = mine + (i & 2) * 4;
+                if (TEXTS ? hidden_in_text(a.layout, f, m, position(i)) : hidden(a.layout, m, position(i))) score[i] = -INFINITY;
             }
         }
 #pragma unroll
@@ -218,10 +225,10 @@ template <int HD> __device__ __forceinline__ void flash_body(const FlashArgs& a)
         float total = sum[h] + __shfl_xor_sync(~0u, sum[h], 1);
         total += __shfl_xor_sync(~0u, total, 2);
         const uint32_t row = row0 + warp * 16 + h * 8 + lane / 4;
-        if (row >= a.rows) continue;
+        if (row >= f.rows) continue;
         total = with_sink(a.scores, head, top[h], total);
         const float inverse = 1.0f / total;
-        float* to = a.out + ((uint64_t)row * a.n_heads + head) * hd;
+        float* to = f.out + ((uint64_t)row * a.n_heads + head) * hd;
 #pragma unroll
         for (int j = 0; j < HD / 8; j++) {
             const uint32_t d = j * 8 + (lane & 3) * 2;
@@ -229,12 +236,20 @@ template <int HD> __device__ __forceinline__ void flash_body(const FlashArgs& a)
         }
     }
 }
-#define FLASH(hd)                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(384, 1) flash_wgmma_##hd(const __grid_constant__ FlashArgs a) {    \
-        flash_body<hd>(a);                                                                                          \
+#define FLASH(hd)                                                                                                           \
+    extern "C" __global__ void __launch_bounds__(384, 1) flash_wgmma_##hd(const __grid_constant__ FlashArgs a) {            \
+        /* The last tiles have the most work, so they start first. */                                                       \
+        flash_body<hd, false>(a, [&] {                                                                                      \
+            return place_in_session(a, blockIdx.x, a.first_row + (gridDim.y - 1 - blockIdx.y) * QUERIES, QUERIES);          \
+        });                                                                                                                 \
+    }                                                                                                                       \
+    extern "C" __global__ void __launch_bounds__(384, 1) flash_texts_wgmma_##hd(const __grid_constant__ TextFlashArgs a) {  \
+        flash_body<hd, true>(a.flash, [&] { return place_in_text(a, blockIdx.x, a.tiles[blockIdx.y], QUERIES); });          \
     }
 #else
-#define FLASH(hd) extern "C" __global__ void flash_wgmma_##hd(const __grid_constant__ FlashArgs) {}
+#define FLASH(hd)                                                                       \
+    extern "C" __global__ void flash_wgmma_##hd(const __grid_constant__ FlashArgs) {}   \
+    extern "C" __global__ void flash_texts_wgmma_##hd(const __grid_constant__ TextFlashArgs) {}
 #endif
 // Grid (n_heads, query tiles), 384 threads. For heads of up to so many elements, a multiple of 8.
 FLASH(64)

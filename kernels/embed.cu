@@ -1,5 +1,5 @@
 // Token embedding: one row of the embedding matrix, decoded to f32, scaled, and where positions are
-// learned, with one row of their matrix added. And what layers get of a token beside it.
+// learned or tokens have kinds, with one row of their matrices added. And what layers get of a token beside it.
 #include "blocks.cuh"
 #include "norm.cuh"
 
@@ -10,13 +10,16 @@ struct Table {
 struct EmbedArgs {
     Table embedding;
     Table positions;                 // matrix NULL: none
+    Table kinds;                     // likewise
     const Session* const* sessions;  // row i is the token and position of session i, or, where there are
-    const uint32_t* tokens;          // these tokens, the i-th, at the i-th position from session 0's on
+    const uint32_t* tokens;          // these tokens, the i-th, at the i-th position from session 0's on,
+    const uint32_t* text_positions;  // or at the i-th of these, if they are not NULL
+    const uint32_t* text_kinds;      // [count], where there are kinds
     float* out;                      // [count][groups * 32]
     uint32_t groups;
     float scale;
 };
-static_assert(sizeof(EmbedArgs) == 64, "as in args.rs");
+static_assert(sizeof(EmbedArgs) == 96, "as in args.rs");
 
 // Grid (groups / 128 rounded up, count); one thread a group.
 extern "C" __global__ void __launch_bounds__(128) embed(const __grid_constant__ EmbedArgs a) {
@@ -27,10 +30,11 @@ extern "C" __global__ void __launch_bounds__(128) embed(const __grid_constant__ 
     const Session* s = a.sessions[a.tokens ? 0 : i];
     uint32_t row = a.tokens ? a.tokens[i] : s->token;
     float sum[32];
-    for (int part = 0; part < 2; part++) {
-        const Table& table = part ? a.positions : a.embedding;
-        if (!table.matrix) break;
-        if (part) row = s->position + (a.tokens ? i : 0);
+    for (int part = 0; part < 3; part++) {
+        const Table& table = part == 0 ? a.embedding : part == 1 ? a.positions : a.kinds;
+        if (!table.matrix) continue;
+        if (part == 1) row = a.text_positions ? a.text_positions[i] : s->position + (a.tokens ? i : 0);
+        if (part == 2) row = a.text_kinds[i];
         if (row >= table.rows) row = 0;  // the host checks tokens and positions; nothing is read out of bounds
         for_type(table.type, [&]<uint32_t T>() {
             Slices c = slices_of(T, a.groups);

@@ -3,6 +3,7 @@
 #include "mma.cuh"
 #include "powers.cuh"
 #include "scores.cuh"
+#include "texts.cuh"
 
 struct FlashArgs {
     const Session* const* sessions;  // one
@@ -16,6 +17,62 @@ struct FlashArgs {
     uint32_t value_dim;              // elements of a value, at most head_dim
 };
 static_assert(sizeof(FlashArgs) == 96, "as in args.rs");
+
+// The same of whole texts. Of `flash`, `sessions`, `first_row` and `rows` are not used.
+struct TextFlashArgs {
+    FlashArgs flash;
+    const TextTile* tiles;  // one for each block of a head
+    const uint8_t* kv;      // keys and values of `kv_rows` rows
+    const float* slopes;    // [n_heads]: scores are less by their distance times that, in powers of two; or NULL
+    uint32_t kv_rows;
+    uint32_t ahead;         // position p sees p - window + 1 to p + ahead - 1
+};
+static_assert(sizeof(TextFlashArgs) == 128, "as in args/texts.rs");
+
+// What a block attends with and to.
+struct FlashPlace {
+    const __half* q;       // of query 0
+    float* out;            // likewise
+    const uint8_t* cache;  // the KV head's keys at position 0
+    uint64_t plane;        // bytes from keys to values
+    uint32_t head;         // of queries
+    uint32_t q0;           // the first query of the block
+    uint32_t rows;         // the end of the queries
+    uint32_t before;       // the position of query 0
+    uint32_t first;        // the first position that one of them sees
+    uint32_t end;          // the one behind the last
+    float slope;           // of texts
+    uint32_t ahead;        // likewise
+};
+
+// Of `count` queries of a session.
+__device__ __forceinline__ FlashPlace place_in_session(const FlashArgs& a, uint32_t head, uint32_t q0, uint32_t count) {
+    const Session* s = a.sessions[0];
+    const uint32_t before = s->position, kv_head = head / (a.n_heads / a.layout.n_kv_heads);
+    const uint8_t* cache = kv_base(a.layout, s) + (uint64_t)kv_head * KV_TILE * a.layout.row_bytes;
+    return {a.q, a.out, cache, kv_plane(a.layout), head, q0, a.rows, before, first_seen(a.layout, before + q0 + 1), before + min(a.rows, q0 + count),
+            0.0f, 1};
+}
+// Of up to `count` queries of a text.
+__device__ __forceinline__ FlashPlace place_in_text(const TextFlashArgs& t, uint32_t head, const TextTile& tile, uint32_t count) {
+    const FlashArgs& a = t.flash;
+    const uint32_t kv_head = head / (a.n_heads / a.layout.n_kv_heads);
+    const uint64_t start = (uint64_t)tile.start * a.n_heads;
+    const uint8_t* cache = t.kv + ((uint64_t)kv_head * t.kv_rows + tile.start) * a.layout.row_bytes;
+    return {a.q + start * a.layout.head_dim, a.out + start * a.value_dim, cache, text_plane(a.layout, t.kv_rows), head, tile.first, tile.len, 0,
+            first_seen(a.layout, tile.first + 1), min(tile.len, min(tile.len, tile.first + count) - 1 + t.ahead),
+            t.slopes ? t.slopes[head] : 0.0f, t.ahead};
+}
+
+// Whether position `p` of a text is hidden from its position `mine`: further before than the window, further ahead, or behind the
+// end. Differences wrap around.
+__device__ __forceinline__ bool hidden_in_text(const KvLayout& l, const FlashPlace& f, uint32_t mine, uint32_t p) {
+    return (mine - p >= l.window && p - mine >= f.ahead) || p >= f.rows;
+}
+// A score, less by its distance.
+__device__ __forceinline__ float leaned(const FlashPlace& f, uint32_t mine, uint32_t p, float score) {
+    return __fmaf_rn(fabsf((float)((int)mine - (int)p)), -f.slope, score);
+}
 
 // Whether position `p` is hidden from position `mine`: outside its window, or later, where the
 // difference wraps around.

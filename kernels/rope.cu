@@ -2,14 +2,17 @@
 // kernel does not do that itself: in a prefill, for q8_0 caches, and where drafts are verified, of keys and values alone.
 //
 // A row of input belongs to a session and a position. In a decode step row i is session i at its
-// current position; in a prefill all rows are of one session, at consecutive positions.
+// current position; in a prefill all rows are of one session, at consecutive positions. Rows of whole
+// texts say their positions (texts.cuh).
 #include "rope.cuh"
+#include "texts.cuh"
 
 struct RopeArgs {
     const Session* const* sessions;
     const float* qkv;       // [rows][qkv_stride]: query heads, key heads, value heads
     float* q_f32;           // [rows][n_heads * head_dim] or NULL
     __half* q_f16;          // the same, times q_scale, or NULL
+    const uint32_t* positions;  // of rows of texts, or NULL
     Rotation rotation;
     NormArgs q_norm;        // of each head, before the rotation; weight NULL: none
     NormArgs k_norm;
@@ -22,9 +25,9 @@ struct RopeArgs {
     uint32_t first_row;
     uint32_t value_head;    // the head of `qkv` that values begin with
     uint32_t shares;        // there are queries alone, and nothing is appended
-    uint32_t padding;
+    uint32_t text_rows;     // rows of texts that there are keys and values for, at the session's cache
 };
-static_assert(sizeof(RopeArgs) == 232, "as in args.rs");
+static_assert(sizeof(RopeArgs) == 240, "as in args.rs");
 
 constexpr uint32_t HEADS = 8;  // of a block, one a warp
 constexpr uint32_t LONGEST = 512;  // elements of a head
@@ -73,7 +76,7 @@ __device__ __forceinline__ void one_head(const RopeArgs& a, const Session* s, ui
         return;
     }
     const uint32_t head = (part - a.n_heads) % a.layout.n_kv_heads;
-    uint8_t* to = kv_row(a.layout, s, is_v, head, position);
+    uint8_t* to = a.positions ? text_row(a.layout, (uint8_t*)s->kv, a.text_rows, is_v, head, row) : kv_row(a.layout, s, is_v, head, position);
     store_head(a.layout, to, line, fours);
 }
 
@@ -85,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(32 * HEADS) rope_append(const __gri
     wait_for_producers();
     const uint32_t row = a.first_row + blockIdx.y;
     const Session* s = a.sessions[a.prefill ? 0 : row];
-    const uint32_t position = s->position + (a.prefill ? row : 0);
+    const uint32_t position = a.positions ? a.positions[row] : s->position + (a.prefill ? row : 0);
     const Rotation& r = a.rotation;
     const float* inv_freq = frequencies(r, s);
     for (uint32_t i = threadIdx.x; i < r.n_pairs; i += blockDim.x)

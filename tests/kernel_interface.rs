@@ -6,16 +6,17 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The Rust side of the structures.
-const STRUCTURES: [&str; 5] = [
+const STRUCTURES: [&str; 6] = [
     "src/backend/cuda/args.rs",
     "src/backend/cuda/args/adapters.rs",
     "src/backend/cuda/args/experts.rs",
     "src/backend/cuda/args/latent.rs",
     "src/backend/cuda/args/recurrent.rs",
+    "src/backend/cuda/args/texts.rs",
 ];
 
 /// Constants of both sides: file and name on the host, file and name on the device.
-const CONSTANTS: [[&str; 4]; 27] = [
+const CONSTANTS: [[&str; 4]; 29] = [
     ["adapters.rs", "PARTS", "adapters.cuh", "NARROW_PARTS"],
     [
         "args/adapters.rs",
@@ -103,6 +104,18 @@ const CONSTANTS: [[&str; 4]; 27] = [
     ],
     ["recurrent.rs", "MAX_STATES", "selective.cu", "MAX_STATES"],
     ["sampling.rs", "GROUPS", "sample.cuh", "GROUPS"],
+    [
+        "embedder/launch.rs",
+        "DENSE_OUTPUTS",
+        "texts.cu",
+        "DENSE_OUTPUTS",
+    ],
+    [
+        "embedder/launch.rs",
+        "DENSE_TEXTS",
+        "texts.cu",
+        "DENSE_TEXTS",
+    ],
 ];
 
 fn root() -> PathBuf {

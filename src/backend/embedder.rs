@@ -1,9 +1,46 @@
 //! Vectors and scores of whole texts: what a device does without a session.
 
-use crate::error::Result;
-use crate::model::{AdapterSet, Pooling};
+use crate::error::{Result, fail};
+use crate::model::{AdapterSet, Mixer, Network, Pooling};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+
+/// What a network has that is not there without a session, if it has that.
+pub(super) fn without_texts(network: &Network) -> Option<&'static str> {
+    network.blocks.iter().find_map(|block| match &block.mixer {
+        Mixer::Attention(a) if a.shares.is_none() => None,
+        Mixer::Attention(_) => Some("layers that read the keys and values of others"),
+        mixer => Some(mixer.name()),
+    })
+}
+
+/// `Unsupported` for networks that have no vectors of texts, by [`without_texts`].
+pub(super) fn check_texts(without: Option<&'static str>) -> Result<()> {
+    match without {
+        None => Ok(()),
+        Some(what) => fail!(
+            Unsupported,
+            "vectors of texts are not supported for models with {what}"
+        ),
+    }
+}
+
+/// What [`Weights::create_runner`](super::Weights::create_runner) says of an encoder.
+pub(super) const NO_SESSIONS: &str = "the model is an encoder, which has no next token: it makes vectors of texts, but no sessions";
+
+/// What embedders say that are to score by logits which there are not,
+pub(super) const NO_JUDGE: &str = "an encoder has no logits to score texts by";
+/// or whose rows adapters change,
+pub(super) const ADAPTED_JUDGE: &str = "scores by the logits of two tokens do not go with an adapter of the head (output.weight)";
+/// or that have nothing to score by.
+pub(super) const NO_SCORES: &str = "the model has no layer that scores texts";
+
+/// The probability of the first of some logits.
+pub(super) fn share_of_first(logits: &[f32]) -> f32 {
+    let first = f64::from(logits.first().copied().unwrap_or(0.0));
+    let all = logits.iter().map(|x| (f64::from(*x) - first).exp());
+    (1.0 / all.sum::<f64>()) as f32
+}
 
 /// What an embedder is made with.
 #[derive(Clone)]

@@ -104,6 +104,11 @@ pub trait Weights: Send + Sync {
         )
     }
 
+    /// Tokens of texts that an embedder evaluates together, where nobody says how many.
+    fn embedder_tokens(&self) -> usize {
+        512
+    }
+
     /// Bytes of memory that the weights hold beyond the mapped file (on a GPU, device memory).
     fn resident_bytes(&self) -> u64;
 

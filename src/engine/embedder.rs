@@ -12,8 +12,6 @@ use std::sync::Arc;
 
 /// Tokens of a text at most, if neither the options nor the file say so.
 const DEFAULT_MAX_TOKENS: usize = super::model::DEFAULT_CONTEXT;
-/// Tokens that are evaluated together, unless a text is longer.
-const DEFAULT_BATCH_TOKENS: usize = 512;
 /// What a model that was trained for it is asked to judge, unless the options say so.
 const INSTRUCTION: &str =
     "Given a web search query, retrieve relevant passages that answer the query";
@@ -141,7 +139,7 @@ impl Embedder {
             n => n,
         };
         let batch_tokens = match options.batch_tokens {
-            0 => DEFAULT_BATCH_TOKENS.max(max_tokens),
+            0 => model.weights().embedder_tokens().max(max_tokens),
             n if n < max_tokens => fail!(
                 InvalidArgument,
                 "batch_tokens is {n}, less than the {max_tokens} tokens of a text"

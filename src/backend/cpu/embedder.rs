@@ -12,6 +12,7 @@ use super::pool::PoolTurn;
 use super::prefill::run_layers;
 use super::texts::Texts;
 use super::weights::CpuWeights;
+use crate::backend::embedder::{ADAPTED_JUDGE, NO_JUDGE, NO_SCORES, share_of_first};
 use crate::backend::{Embedder, EmbedderOptions, Output, TextTokens};
 use crate::error::{Error, Result, Status, fail, try_vec};
 use crate::model::{self, AdapterSet, AdapterUse, DenseActivation, Encoder, Pooling, Readout};
@@ -153,14 +154,13 @@ fn judge(
     adapters: Option<&AdapterSet>,
 ) -> Result<ScoreWeights> {
     if weights.encoder.is_some() {
-        fail!(Unsupported, "an encoder has no logits to score texts by");
+        fail!(Unsupported, "{NO_JUDGE}");
     }
     let head = &weights.head;
     let id = head.tensor.id();
     let of_head = |used: &AdapterUse| used.adapter.pairs.contains_key(&id);
     if let Some(i) = adapters.and_then(|set| set.iter().position(of_head)) {
-        let message = "scores by the logits of two tokens do not go with an adapter of the head (output.weight)";
-        return Err(Error::new(Status::Unsupported, message).at(i));
+        return Err(Error::new(Status::Unsupported, ADAPTED_JUDGE).at(i));
     }
     let row = |token: u32| {
         let at = token as usize..token as usize + 1;
@@ -240,7 +240,7 @@ impl Embedder for CpuEmbedder {
             Output::Vectors(pooling) => (None, pooling, &weights.readout.projections),
             Output::Scores => match self.judge.as_ref().or(weights.readout.scores.as_ref()) {
                 Some(scores) => (Some(scores), scores.pooling, &scores.layers),
-                None => fail!(Unsupported, "the model has no layer that scores texts"),
+                None => fail!(Unsupported, "{NO_SCORES}"),
             },
         };
         if pooling == Pooling::None {
@@ -300,13 +300,6 @@ fn out_pair(out: &mut [f32], text: usize, index: usize, logit: f32) {
         0 => logit,
         _ => share_of_first(&[out[text], logit]),
     };
-}
-
-/// The probability of the first.
-fn share_of_first(logits: &[f32]) -> f32 {
-    let first = f64::from(logits.first().copied().unwrap_or(0.0));
-    let all = logits.iter().map(|x| (f64::from(*x) - first).exp());
-    (1.0 / all.sum::<f64>()) as f32
 }
 
 /// Pools the hidden states of a text.

@@ -8,6 +8,7 @@ use super::kv::Head;
 use super::pages::Pages;
 use super::rows::ROWS;
 use super::simd::LANES;
+use crate::backend::embedder::{check_texts, without_texts};
 use crate::error::{Result, fail};
 use crate::model::{Mixer, Network};
 
@@ -70,27 +71,16 @@ pub(super) struct TextSizes {
 impl TextSizes {
     pub fn of(network: &Network) -> TextSizes {
         let (keys, values) = kv_widths(network);
-        let unsupported = network.blocks.iter().find_map(|block| match &block.mixer {
-            Mixer::Attention(a) if a.shares.is_none() => None,
-            Mixer::Attention(_) => Some("layers that read the keys and values of others"),
-            mixer => Some(mixer.name()),
-        });
         TextSizes {
             keys,
             values,
-            unsupported,
+            unsupported: without_texts(network),
         }
     }
 
     /// `Unsupported` for networks that have no vectors of texts here.
     pub fn check(&self) -> Result<()> {
-        if let Some(what) = self.unsupported {
-            fail!(
-                Unsupported,
-                "vectors of texts are not supported for models with {what}"
-            );
-        }
-        Ok(())
+        check_texts(self.unsupported)
     }
 }
 

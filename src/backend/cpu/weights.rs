@@ -17,6 +17,7 @@ use super::runner::CpuRunner;
 use super::streams::StreamWeights;
 use super::texts::TextSizes;
 use super::turn::Turns;
+use crate::backend::embedder::NO_SESSIONS;
 use crate::backend::row::submit_parts;
 use crate::backend::{
     Embedder, EmbedderOptions, KvType, MAX_DRAFTS, Row, RowResult, Runner, RunnerOptions, Taken,
@@ -476,10 +477,7 @@ impl Weights for CpuWeights {
 
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>> {
         if self.encoder.is_some() {
-            fail!(
-                Unsupported,
-                "the model is an encoder, which has no next token: it makes vectors of texts, but no sessions"
-            );
+            fail!(Unsupported, "{NO_SESSIONS}");
         }
         check_kv_type(options.kv_type)?;
         let shape = self.kv_shape(options.kv_type)?;

@@ -285,6 +285,16 @@ impl DeviceAdapter {
     }
 }
 
+/// The first of some adapters that adds to a matrix.
+pub fn first_that_adapts(plan: &Plan, matrix: &Matrix, set: &AdapterSet) -> Option<usize> {
+    let adapted = matrix.adapted.as_ref()?;
+    let linears = &plan.linears[adapted.first as usize..][..adapted.n_linears as usize];
+    set.iter().position(|used| {
+        let pairs = &used.adapter.pairs;
+        linears.iter().any(|linear| pairs.contains_key(&linear.id))
+    })
+}
+
 /// The adapters of a session.
 pub struct SessionAdapters {
     /// Kept, with what is on the device of them.
@@ -355,6 +365,12 @@ impl SessionAdapters {
         adapters.thin.clear(0, adapters.thin.bytes())?;
         adapters.write(plan, &set)?;
         Ok(adapters)
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(&self) -> usize {
+        let words = self.words.as_ref().map_or(0, Buffer::bytes);
+        self.pairs.bytes() + self.thin.bytes() + words
     }
 
     /// Whether there is room for others.

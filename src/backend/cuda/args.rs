@@ -10,11 +10,13 @@ mod adapters;
 mod experts;
 mod latent;
 mod recurrent;
+mod texts;
 
 pub use adapters::*;
 pub use experts::*;
 pub use latent::*;
 pub use recurrent::*;
+pub use texts::*;
 
 use super::driver::Pod;
 use crate::engine::sampling::MAX_LOGPROBS;
@@ -178,8 +180,11 @@ pub struct Table {
 pub struct Embed {
     pub embedding: Table,
     pub positions: Table,
+    pub kinds: Table,
     pub sessions: u64,
     pub tokens: u64,
+    pub text_positions: u64,
+    pub text_kinds: u64,
     pub out: u64,
     pub groups: u32,
     pub scale: f32,
@@ -436,6 +441,7 @@ pub struct Rope {
     pub qkv: u64,
     pub q_f32: u64,
     pub q_f16: u64,
+    pub positions: u64,
     pub rotation: Rotation,
     pub q_norm: Norm,
     pub k_norm: Norm,
@@ -448,7 +454,7 @@ pub struct Rope {
     pub first_row: u32,
     pub value_head: u32,
     pub shares: u32,
-    pub padding: u32,
+    pub text_rows: u32,
 }
 
 /// `AttendArgs`.
@@ -522,7 +528,7 @@ const _: () = {
     assert!(size_of::<KvLayout>() == 40);
     assert!(size_of::<Repack>() == 88);
     assert!(size_of::<Unpack>() == 64);
-    assert!(size_of::<Embed>() == 64);
+    assert!(size_of::<Embed>() == 96);
     assert!(size_of::<LayerInputs>() == 88);
     assert!(size_of::<Norm>() == 24);
     assert!(size_of::<Produce>() == 136);
@@ -537,7 +543,7 @@ const _: () = {
     assert!(size_of::<GatedMatmul>() == 72);
     assert!(size_of::<Rotation>() == 56);
     assert!(size_of::<Scores>() == 16);
-    assert!(size_of::<Rope>() == 232);
+    assert!(size_of::<Rope>() == 240);
     assert!(size_of::<Attend>() == 304);
     assert!(size_of::<Flash>() == 96);
     assert!(size_of::<Sample>() == 48);

@@ -314,19 +314,19 @@ fn in_tiles(args: &args::Attend) -> args::Attend {
 }
 
 /// Size of heads that a kernel's tiles are made for.
-fn padded_head(dim: u32) -> usize {
+pub(super) fn padded_head(dim: u32) -> usize {
     (dim as usize)
         .next_power_of_two()
         .clamp(64, LONGEST_SHORT as usize)
 }
 
 /// Shared memory of the same for sm_90a: 128 queries, two stages of 128 keys and values, room to align.
-fn flash_wgmma_shared(dim: usize) -> usize {
+pub(super) fn flash_wgmma_shared(dim: usize) -> usize {
     5 * 128 * dim * 2 + 1024
 }
 
 /// Shared memory of the prefill's attention: two stages of keys and values.
-fn flash_shared(dim: usize) -> usize {
+pub(super) fn flash_shared(dim: usize) -> usize {
     let rows = if dim <= 128 { 64 } else { 32 };
     4 * rows * dim * 2
 }

@@ -103,6 +103,13 @@ impl Backend for CudaBackend {
         let kv = plan.kv(runner.kv_type)?;
         // Where there is no GPU to ask, that of an H200.
         let multiprocessors = driver::properties(index).map_or(132, |p| p.multiprocessors);
+        if !plan.prefills() {
+            // It has no sessions.
+            return Ok(Estimate {
+                weights_bytes: plan.bytes.next_multiple_of(PAGE_BYTES),
+                ..Estimate::default()
+            });
+        }
         Ok(Estimate {
             weights_bytes: plan.bytes.next_multiple_of(PAGE_BYTES),
             kv_bytes_per_token: kv.bytes_per_token(),

@@ -8,6 +8,7 @@ pub mod batch;
 mod crossing;
 mod device;
 pub mod driver;
+pub mod embedder;
 pub mod evaluation;
 pub mod experts;
 mod gate;

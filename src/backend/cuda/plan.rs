@@ -4,12 +4,14 @@
 
 use super::adapters::{AdaptedLinear, Linears, Piece};
 use super::args;
+use super::embedder::{EncoderPlan, ReadoutPlan};
 use super::experts::ExpertsPlan;
 use super::matrix::{self, Matrix, MatrixSegment};
 use super::mixer::{AttentionPlan, LatentPlan, Mamba1Plan, MixerPlan, RecurrentPlan};
 use super::record::RecordType;
 use super::state::{FixedPlan, KvPlan};
 use super::walk::AllRows;
+use crate::backend::embedder::without_texts;
 use crate::backend::KvType;
 use crate::error::{Result, fail};
 use crate::format::Tensor;
@@ -39,6 +41,9 @@ pub struct LayerPlan {
     pub input: Option<LayerInputPlan>,
     /// Factor on the residual stream after the layer.
     pub output_scale: f32,
+    /// Of the residual stream, after the mixer and after the feed-forward part.
+    pub mixer_sum_norm: Option<args::Norm>,
+    pub feed_forward_sum_norm: Option<args::Norm>,
 }
 
 /// What a layer makes of its own input on the device.
@@ -119,6 +124,12 @@ pub struct Plan {
     pub head: Matrix,
     pub logit_scale: f32,
     pub logit_cap: Option<f32>,
+    /// What an encoder has beside; none of a decoder.
+    pub encoder: Option<EncoderPlan>,
+    /// What follows the final norm where vectors or scores of texts are wanted.
+    pub readout: ReadoutPlan,
+    /// What of the network has no vectors of texts.
+    pub without_texts: Option<&'static str>,
     /// What layers keep of fixed size.
     pub fixed: Arc<FixedPlan>,
     /// The linear layers that adapters can be added to.
@@ -217,7 +228,7 @@ impl Jobs {
         })
     }
 
-    fn find_norm(&mut self, norm: &Option<Norm>) -> Result<Option<args::Norm>> {
+    pub(super) fn find_norm(&mut self, norm: &Option<Norm>) -> Result<Option<args::Norm>> {
         norm.as_ref().map(|norm| self.norm(norm)).transpose()
     }
 
@@ -315,6 +326,8 @@ impl Jobs {
                 None => None,
             },
             output_scale: block.output_scale,
+            mixer_sum_norm: self.find_norm(&block.mixer_sum_norm)?,
+            feed_forward_sum_norm: self.find_norm(&block.feed_forward_sum_norm)?,
         })
     }
 
@@ -464,13 +477,6 @@ impl Plan {
         if network.blocks.is_empty() {
             fail!(InvalidModel, "the network has no layers");
         }
-        if network.encoder.is_some() {
-            fail!(
-                Unsupported,
-                "architecture {}: encoders are not supported on a GPU; they are on a CPU",
-                network.architecture
-            );
-        }
         let table = |weight: &Tensor| Linear {
             weight: weight.clone(),
             bias: None,
@@ -526,11 +532,25 @@ impl Plan {
             head,
             logit_scale: network.logit_scale,
             logit_cap: network.logit_cap,
+            encoder: match &network.encoder {
+                Some(encoder) => Some(jobs.encoder(encoder)?),
+                None => None,
+            },
+            readout: match network.ends() {
+                true => jobs.readout(&network.readout)?,
+                false => ReadoutPlan::default(),
+            },
+            without_texts: without_texts(network),
             fixed: Arc::new(std::mem::take(&mut jobs.fixed)),
             linears: std::mem::take(&mut jobs.linears.found),
             bytes: jobs.bytes,
         };
         Ok((plan, jobs))
+    }
+
+    /// Whether sessions read prompts: an encoder has none.
+    pub fn prefills(&self) -> bool {
+        self.encoder.is_none()
     }
 
     /// Elements of the logits: none where the layers do not end the network.
@@ -648,6 +668,10 @@ impl Plan {
         args::Embed {
             embedding: table(&self.embedding),
             positions: self.positions.as_ref().map(table).unwrap_or_default(),
+            kinds: match &self.encoder {
+                Some(encoder) => encoder.token_types.as_ref().map(table).unwrap_or_default(),
+                None => args::Table::default(),
+            },
             groups: self.embedding.groups,
             scale: self.embedding_scale,
             ..Default::default()

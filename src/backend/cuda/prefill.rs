@@ -1,4 +1,4 @@
-//! Evaluating many positions of one session at once.
+//! Evaluating many positions of one session at once, or of whole texts (`super::embedder`).
 //!
 //! Weights of a matrix are brought to plain f16 in a scratch buffer, then multiplied on tensor cores
 //! with f16 inputs that carry one power-of-two scale per row; sums are f32. The workspace belongs to
@@ -10,6 +10,7 @@ mod products;
 use super::arena::{Arena, Placed};
 use super::args;
 use super::crossing;
+use super::embedder::TextPlaces;
 use super::driver::{Buffer, Context};
 use super::evaluation::Evaluation;
 use super::experts::{ChunkExperts, ExpertsPlan};
@@ -32,7 +33,7 @@ pub const CHUNK: usize = 2048;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChunkPlaces {
     /// u32, `[rows]`.
-    tokens: u64,
+    pub tokens: u64,
     pub rows: AllRows,
     /// The input of a product: f16, tiled, and f32 `[rows]`.
     x: u64,
@@ -49,8 +50,9 @@ pub(super) struct ChunkPlaces {
 }
 
 impl ChunkPlaces {
-    fn place(arena: &mut Arena, plan: &Plan) -> ChunkPlaces {
-        let n = CHUNK as u64;
+    /// For chunks of `rows` tokens.
+    pub fn place(arena: &mut Arena, plan: &Plan, rows: u32) -> ChunkPlaces {
+        let n = u64::from(rows);
         let (h_stride, wide_stride) = (plan.embedding.groups * 32, plan.widest_row());
         let h = n * u64::from(h_stride);
         let weights = plan
@@ -61,16 +63,16 @@ impl ChunkPlaces {
         let tokens = arena.array::<u32>(n);
         let residual = arena.array::<f32>(h);
         let branch = arena.array::<f32>(if plan.has_branch() { h } else { 0 });
-        let x = arena.take(tiled_bytes(CHUNK as u32, plan.widest_input()));
+        let x = arena.take(tiled_bytes(rows, plan.widest_input()));
         let x_scale = arena.array::<f32>(n);
         let largest = arena.array::<f32>(n);
         let wide = arena.array::<f32>(n * u64::from(wide_stride));
-        let attention = ChunkAttention::place(arena, plan, CHUNK as u32);
-        let latent = ChunkLatent::place(arena, plan, CHUNK as u32);
-        let recurrent = ChunkRecurrent::place(arena, plan, CHUNK as u32);
-        let mamba1 = ChunkMamba1::place(arena, plan, CHUNK as u32);
+        let attention = ChunkAttention::place(arena, plan, rows);
+        let latent = ChunkLatent::place(arena, plan, rows);
+        let recurrent = ChunkRecurrent::place(arena, plan, rows);
+        let mamba1 = ChunkMamba1::place(arena, plan, rows);
         let weights = arena.take(weights.unwrap_or(0));
-        let experts = ChunkExperts::place(arena, plan, CHUNK as u32);
+        let experts = ChunkExperts::place(arena, plan, rows);
         let inputs = arena.array::<f32>(n * u64::from(plan.inputs_len()));
         let span = |address, stride| Span { address, stride };
         ChunkPlaces {
@@ -120,13 +122,13 @@ impl Chunk {
 impl PrefillBuffers {
     /// Bytes that a prefill of this network works in.
     pub fn bytes(plan: &Plan) -> u64 {
-        Arena::count(|arena| ChunkPlaces::place(arena, plan))
+        Arena::count(|arena| ChunkPlaces::place(arena, plan, CHUNK as u32))
     }
 
     /// Memory for prefills.
     pub fn new(context: &Arc<Context>, plan: &Plan) -> Result<PrefillBuffers> {
         let memory = Placed::new(
-            |arena| ChunkPlaces::place(arena, plan),
+            |arena| ChunkPlaces::place(arena, plan, CHUNK as u32),
             |bytes| Buffer::new(context, bytes, "memory of the prefill"),
         )?;
         Ok(PrefillBuffers { memory })
@@ -201,29 +203,15 @@ impl PrefillBuffers {
                 None => eval.kernels.embed(eval.stream, &embed(), rows)?,
             }
         }
-        if let Some(inputs) = &eval.plan.inputs {
-            let mut go_on = || Ok(());
-            let ops = ChunkOperations {
-                buffers: self,
-                eval: *eval,
-                rows,
-                pause: RefCell::new(&mut go_on),
-            };
-            ops.input(None, inputs.projection.groups, 0)?;
-            ops.matmul(&inputs.projection, at.rows.inputs, 0)?;
-            let make = args::LayerInputs {
-                sessions: eval.sessions,
-                tokens: at.tokens,
-                x: at.rows.inputs.address,
-                ..eval.plan.layer_inputs(inputs)
-            };
-            let layers = eval.plan.layers.len() as u32;
-            // SAFETY: by contract, addresses of the *weights*, the *sessions* and the *workspace*.
-            unsafe {
-                eval.kernels
-                    .layer_inputs(eval.stream, &make, layers, rows)?
-            };
-        }
+        let mut go_on = || Ok(());
+        let ops = ChunkOperations {
+            places: at,
+            eval: *eval,
+            rows,
+            texts: None,
+            pause: RefCell::new(&mut go_on),
+        };
+        ops.layer_inputs()?;
         Ok(Chunk {
             rows,
             next: 0,
@@ -246,9 +234,10 @@ impl PrefillBuffers {
             fail!(Internal, "a chunk has no layer {}", chunk.next);
         };
         let ops = ChunkOperations {
-            buffers: self,
+            places: self.memory.at(),
             eval: *eval,
             rows: chunk.rows,
+            texts: None,
             pause: RefCell::new(pause),
         };
         walk(&ops, chunk.next, layer)?;
@@ -259,14 +248,17 @@ impl PrefillBuffers {
 
 /// The operations of a chunk, one row per token.
 ///
-/// They promise what [`Evaluation`] asks for: only [`PrefillBuffers::layer`] makes them, whose callers
+/// They promise what [`Evaluation`] asks for: only [`PrefillBuffers`] and `CudaEmbedder` make them, whose callers
 /// promise it.
 pub(super) struct ChunkOperations<'a> {
-    buffers: &'a PrefillBuffers,
+    /// The *workspace*.
+    pub places: &'a ChunkPlaces,
     pub eval: Evaluation<'a>,
     pub rows: u32,
+    /// Where texts are, if the rows are not of a session.
+    pub texts: Option<&'a TextPlaces>,
     /// Called between pieces of the work.
-    pause: RefCell<&'a mut dyn FnMut() -> Result<()>>,
+    pub pause: RefCell<&'a mut dyn FnMut() -> Result<()>>,
 }
 
 impl ChunkOperations<'_> {
@@ -276,7 +268,29 @@ impl ChunkOperations<'_> {
     }
 
     pub fn at(&self) -> &ChunkPlaces {
-        self.buffers.memory.at()
+        self.places
+    }
+
+    /// The inputs of layers for tokens whose embeddings are the residual stream, where layers have their own.
+    pub fn layer_inputs(&self) -> Result<()> {
+        let (e, at) = (&self.eval, self.at());
+        let Some(inputs) = &e.plan.inputs else {
+            return Ok(());
+        };
+        self.input(None, inputs.projection.groups, 0)?;
+        self.matmul(&inputs.projection, at.rows.inputs, 0)?;
+        let make = args::LayerInputs {
+            sessions: e.sessions,
+            tokens: at.tokens,
+            x: at.rows.inputs.address,
+            ..e.plan.layer_inputs(inputs)
+        };
+        let layers = e.plan.layers.len() as u32;
+        // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises.
+        unsafe {
+            e.kernels
+                .layer_inputs(e.stream, &make, layers, self.rows)
+        }
     }
 }
 
@@ -292,7 +306,10 @@ impl Operations for ChunkOperations<'_> {
     }
 
     fn attend(&self, layer: usize, attention: &AttentionPlan) -> Result<Written> {
-        self.attention(layer, attention)?;
+        match self.texts {
+            None => self.attention(layer, attention)?,
+            Some(texts) => self.attention_in_texts(texts, attention)?,
+        }
         Ok(Written)
     }
 

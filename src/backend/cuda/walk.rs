@@ -78,6 +78,18 @@ pub(super) struct Addition {
 }
 
 impl Addition {
+    /// The residual stream's norm in place of it.
+    pub fn norm_of_residual(norm: Option<args::Norm>) -> Addition {
+        Addition {
+            from: Rows::Residual,
+            norm,
+            scale: 1.0,
+            base: None,
+            to: Rows::Residual,
+            out_scale: 1.0,
+        }
+    }
+
     /// Whether the outputs are added as they are.
     fn is_plain(&self) -> bool {
         self.norm.is_none() && self.out_scale == 1.0
@@ -238,6 +250,7 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
             ops.mark(Work::Output, recurrent.output.bytes())?;
         }
     }
+    norm_residual(ops, block.mixer_sum_norm)?;
     let norm = block.feed_forward_norm;
     match &block.feed_forward {
         FeedForwardPlan::Dense(mlp) => {
@@ -249,6 +262,7 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
         FeedForwardPlan::Both(both) => walk_both(ops, norm, both, &fed)?,
         FeedForwardPlan::None => {}
     }
+    norm_residual(ops, block.feed_forward_sum_norm)?;
     let Some(own) = &block.input else {
         return Ok(());
     };
@@ -263,6 +277,15 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
     let input = ops.own_input(index, own)?;
     output(ops, &own.projection, &input, &added)?;
     ops.mark(Work::Down, own.gate.bytes() + own.projection.bytes())
+}
+
+/// Norms the residual stream.
+fn norm_residual<O: Operations>(ops: &O, norm: Option<args::Norm>) -> Result<()> {
+    if norm.is_none() {
+        return Ok(());
+    }
+    ops.add(&Addition::norm_of_residual(norm))?;
+    ops.mark(Work::Norm, 0)
 }
 
 /// The last product of a part, which is added so.

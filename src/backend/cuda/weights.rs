@@ -3,6 +3,7 @@
 use super::adapters::DeviceAdapter;
 use super::batch::{Batch, Member};
 use super::driver::{Context, PinnedFloats, Range};
+use super::embedder::{CudaEmbedder, usual_rows};
 use super::gate::Gate;
 use super::kernels::Kernels;
 use super::plan::Plan;
@@ -11,10 +12,11 @@ use super::residency::{HostCopy, Residency};
 use super::runner::{CudaRunner, MAX_ROWS};
 use super::state::Staging;
 use super::upload::upload;
+use crate::backend::embedder::NO_SESSIONS;
 use crate::backend::row::{Parts, RowWork, submit_parts};
 use crate::backend::{
-    HostFloats, KvType, LoadOptions, MAX_BATCH, Progress, Row, RowError, RowResult, Runner,
-    RunnerOptions, Taken, Want, Weights, When,
+    Embedder, EmbedderOptions, HostFloats, KvType, LoadOptions, MAX_BATCH, Progress, Row, RowError,
+    RowResult, Runner, RunnerOptions, Taken, Want, Weights, When,
 };
 use crate::error::{Result, fail};
 use crate::memory::Account;
@@ -134,12 +136,14 @@ impl CudaWeights {
         // Memory of the upload goes back before that of prefills is taken; a limit that has no room for
         // that is not to show at the end.
         let account = context.account();
-        drop(account.charge(
-            PrefillBuffers::bytes(&plan) as usize,
-            "memory of the prefill",
-        )?);
+        let prefills = plan.prefills();
+        let prefill_bytes = if prefills { PrefillBuffers::bytes(&plan) } else { 0 };
+        drop(account.charge(prefill_bytes as usize, "memory of the prefill")?);
         upload(&kernels, &jobs, &memory, progress)?;
-        let prefill = PrefillBuffers::new(context, &plan)?;
+        let prefill = match prefills {
+            true => Some(PrefillBuffers::new(context, &plan)?),
+            false => None,
+        };
         Ok(Arc::new(CudaWeights {
             kernels,
             sessions,
@@ -147,7 +151,7 @@ impl CudaWeights {
             plan,
             residency: RwLock::new(Residency::new(memory)),
             busy: AtomicUsize::new(0),
-            prefill: Mutex::new(Some(prefill)),
+            prefill: Mutex::new(prefill),
             batches: Mutex::new(Vec::new()),
             staging: Mutex::new(None),
             gate: Gate::new(),
@@ -304,6 +308,9 @@ fn member<'c, 'm>(runner: &'c mut CudaRunner, work: &mut RowWork<'m>) -> Result<
 
 impl Weights for CudaWeights {
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>> {
+        if self.plan.encoder.is_some() {
+            fail!(Unsupported, "{NO_SESSIONS}");
+        }
         Ok(Box::new(CudaRunner::new(self, options)?))
     }
 
@@ -311,6 +318,14 @@ impl Weights for CudaWeights {
         let what = "memory of the residual stream";
         let floats = PinnedFloats::new(self.context(), floats, what)?;
         Ok(Some(Box::new(floats)))
+    }
+
+    fn create_embedder(self: Arc<Self>, options: &EmbedderOptions) -> Result<Box<dyn Embedder>> {
+        Ok(Box::new(CudaEmbedder::new(self, options)?))
+    }
+
+    fn embedder_tokens(&self) -> usize {
+        usual_rows(&self.plan)
     }
 
     fn resident_bytes(&self) -> u64 {
@@ -333,6 +348,9 @@ impl Weights for CudaWeights {
     }
 
     fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
+        if self.plan.encoder.is_some() {
+            return 0;
+        }
         self.plan.kv(kv_type).map_or(0, |kv| kv.bytes_per_token())
     }
 
@@ -412,7 +430,9 @@ impl Weights for CudaWeights {
             .unwrap_or_else(PoisonError::into_inner);
         residency.come_back(self.context())?;
         // What a prompt needs is there again, too, before a call is promised that it can do its work.
-        drop(self.prefill()?);
+        if self.plan.prefills() {
+            drop(self.prefill()?);
+        }
         Ok(())
     }
 }

@@ -47,6 +47,10 @@ pub struct AttentionPlan {
     pub scores: args::Scores,
     /// What it keeps.
     pub kv: KvShape,
+    /// Whether a position sees none behind it.
+    pub causal: bool,
+    /// f32, `[n_heads]`: how much less scores are with each position of distance, as the softmax reads them; 0: none are.
+    pub slopes: u64,
     /// From the heads' outputs to the residual stream.
     pub output: Matrix,
 }
@@ -159,6 +163,15 @@ impl Jobs {
                 cap,
             },
             kv,
+            causal: a.causal,
+            slopes: match &a.slopes {
+                // A cap comes behind them.
+                Some(slopes) => {
+                    let unit = a.score_cap.map_or(LOG2_E, |cap| 1.0 / cap);
+                    self.vector(slopes.iter().map(|slope| slope * unit).collect())
+                }
+                None => 0,
+            },
             output: self.fuse(&[&a.output])?,
         })
     }
@@ -166,7 +179,7 @@ impl Jobs {
 
 impl AttentionPlan {
     /// Whether heads are longer than most kernels take.
-    fn is_long(&self) -> bool {
+    pub(in crate::backend::cuda) fn is_long(&self) -> bool {
         self.head_dim > LONGEST_SHORT
     }
 
@@ -279,9 +292,9 @@ impl StepOperations<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::cuda) struct ChunkAttention {
     /// f16, `[rows][n_heads * head_dim]`: queries.
-    q: u64,
+    pub q: u64,
     /// f32, `[rows][n_heads * head_dim]`: outputs.
-    attended: u64,
+    pub attended: u64,
     /// Of long heads: f32, `[FMA_ROWS][n_heads][part_stride]`.
     parts: u64,
 }
@@ -368,6 +381,12 @@ impl ChunkOperations<'_> {
                 }
             }
         }
+        self.attended(attention)
+    }
+
+    /// The input of the output product, from what heads have attended to.
+    pub(in crate::backend::cuda) fn attended(&self, attention: &AttentionPlan) -> Result<()> {
+        let (at, qkv) = (&self.at().attention, self.at().rows.wide);
         let heads = attention.n_heads * attention.head_dim;
         self.produce(args::Produce {
             x: at.attended,

@@ -205,6 +205,8 @@ fn block() -> LayerPlan {
                 head_dim: 1,
                 window: None,
             },
+            causal: true,
+            slopes: 0,
             output: matrix("output"),
         })),
         mixer_post_norm: None,
@@ -215,6 +217,8 @@ fn block() -> LayerPlan {
         residual_scale: 1.0,
         input: None,
         output_scale: 1.0,
+        mixer_sum_norm: None,
+        feed_forward_sum_norm: None,
     }
 }
 
