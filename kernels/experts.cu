@@ -316,6 +316,7 @@ struct CombineArgs {
     const uint32_t* slots;  // slot of each pair, or NULL where x has pairs
     const float* weights;   // [rows][n_used + 1]
     const float* shared;    // [rows][x_stride]: outputs of the shared expert, or NULL
+    const float* bias;      // [len], added to the sum, or NULL
     const float* base;      // [rows][out_stride], or NULL
     float* out;             // [rows][out_stride] = base + scale * sum; may be `base`
     float scale;
@@ -325,7 +326,7 @@ struct CombineArgs {
     uint32_t out_stride;
     uint32_t padding;
 };
-static_assert(sizeof(CombineArgs) == 72, "as in args.rs");
+static_assert(sizeof(CombineArgs) == 80, "as in args.rs");
 
 // Weighted sums over each row's experts, in ascending order, then the shared one. Grid (len / 128
 // rounded up, rows).
@@ -342,6 +343,7 @@ extern "C" __global__ void __launch_bounds__(128) expert_combine(const __grid_co
         sum = __fmaf_rn(weights[j], a.x[at * a.x_stride + i], sum);
     }
     if (a.shared) sum = __fmaf_rn(weights[a.n_used], a.shared[(uint64_t)row * a.x_stride + i], sum);
+    if (a.bias) sum = __fadd_rn(sum, a.bias[i]);
     const uint64_t to = (uint64_t)row * a.out_stride + i;
     a.out[to] = a.base ? __fmaf_rn(a.scale, sum, a.base[to]) : sum;
 }

@@ -26,12 +26,14 @@ pub(super) fn check_texts(without: Option<&'static str>) -> Result<()> {
 }
 
 /// What [`Weights::create_runner`](super::Weights::create_runner) says of an encoder.
-pub(super) const NO_SESSIONS: &str = "the model is an encoder, which has no next token: it makes vectors of texts, but no sessions";
+pub(super) const NO_SESSIONS: &str =
+    "the model is an encoder, which has no next token: it makes vectors of texts, but no sessions";
 
 /// What embedders say that are to score by logits which there are not,
 pub(super) const NO_JUDGE: &str = "an encoder has no logits to score texts by";
 /// or whose rows adapters change,
-pub(super) const ADAPTED_JUDGE: &str = "scores by the logits of two tokens do not go with an adapter of the head (output.weight)";
+pub(super) const ADAPTED_JUDGE: &str =
+    "scores by the logits of two tokens do not go with an adapter of the head (output.weight)";
 /// or that have nothing to score by.
 pub(super) const NO_SCORES: &str = "the model has no layer that scores texts";
 

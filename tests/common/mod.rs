@@ -5,6 +5,7 @@ pub mod adapters;
 pub mod convert;
 pub mod drafts;
 pub mod edit;
+pub mod embeddings;
 pub mod expected;
 pub mod families;
 pub mod folder;

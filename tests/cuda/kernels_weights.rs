@@ -189,12 +189,12 @@ fn repack_is_exact(ty: TensorType) {
                     ty: RecordType::of(ty).number(),
                     rows: rows as u32,
                 },
-                positions: args::Table::default(),
                 sessions: table.address(),
                 tokens: device_tokens.address(),
                 out: out.address(),
                 groups: t.matrix.groups,
                 scale: 1.0,
+                ..Default::default()
             };
             with_stream(|stream| unsafe { kernels().embed(stream, &embed, 3).unwrap() });
             let plain: Vec<f32> = download(&out, 3 * width);
@@ -210,6 +210,34 @@ fn repack_is_exact(ty: TensorType) {
                 tokens: 0,
                 ..with_positions
             };
+            // Of whole texts, whose positions and kinds are said.
+            let listed = upload(&[0u32, 2, 1]);
+            let of_texts = args::Embed {
+                kinds: embed.embedding,
+                text_positions: listed.address(),
+                text_kinds: listed.address() + 4,
+                ..with_positions
+            };
+            let kinds_alone = args::Embed {
+                positions: args::Table::default(),
+                ..of_texts
+            };
+            for (embed, has_positions) in [(of_texts, true), (kinds_alone, false)] {
+                with_stream(|stream| unsafe { kernels().embed(stream, &embed, 2).unwrap() });
+                let got: Vec<f32> = download(&out, 2 * width);
+                let inside = |row: usize| if row < rows { row } else { 0 };
+                for (n, (position, kind)) in [(0, 2), (2, 1)].into_iter().enumerate() {
+                    for i in 0..row_len {
+                        let at = |row: usize| t.values[inside(row) * row_len + i];
+                        let mut want = 0.5 * at(tokens[n] as usize);
+                        if has_positions {
+                            want += at(position);
+                        }
+                        want += at(kind);
+                        assert_eq!(got[n * width + i], want, "{} {rows} {n} {i}", ty.name());
+                    }
+                }
+            }
             let value = |row: usize, i: usize| {
                 if i < row_len {
                     t.values[row * row_len + i]

@@ -6,6 +6,7 @@ mod common;
 
 mod adapters;
 mod drafts;
+mod embed;
 mod experts;
 mod families;
 mod faults;
@@ -55,6 +56,7 @@ fn main() {
     parts::tests(&mut tests);
     families::tests(&mut tests);
     drafts::tests(&mut tests);
+    embed::tests(&mut tests);
     adapters::tests(&mut tests);
     faults::tests(&mut tests);
     files::tests(&mut tests);

@@ -47,9 +47,13 @@ typedef struct {
     u32 numbers[13];
     u32 n_logprobs, masked;
 } Session;
-typedef struct { u64 embedding[2], positions[2], sessions, tokens, out; u32 groups; float scale; } Embed;
+typedef struct { u64 embedding[2], positions[2], kinds[2], sessions, tokens, text_positions, text_kinds, out; u32 groups; float scale; } Embed;
 typedef struct { u64 a[10]; u64 rotation[7]; u64 norms[9]; Layout layout; u64 scores[2]; u32 numbers[6], shares, prefill, first_row, value_dim; } Attend;
-typedef struct { u64 a[4]; u64 rotation[7]; u64 norms[9]; Layout layout; float q_scale; u32 stride, n_heads, prefill, first_row, value_head, shares, padding; } Rope;
+typedef struct { u64 a[4], positions; u64 rotation[7]; u64 norms[9]; Layout layout; float q_scale; u32 stride, n_heads, prefill, first_row, value_head, shares, text_rows; } Rope;
+typedef struct { u32 start, len, first, padding; } TextTile;
+typedef struct { u64 sessions, q, out; Layout layout; u64 scores[2]; u32 first_row, rows, n_heads, value_dim; u64 tiles, kv, slopes; u32 kv_rows, ahead; } TextFlash;
+typedef struct { u64 x, texts, out; u32 x_stride, out_stride, len, pooling; } Pool;
+typedef struct { u64 w, bias, x, out; u32 x_stride, out_stride, inputs, outputs, count, activation; } Dense;
 typedef struct { u64 a[4]; u64 rotation[7]; u64 norm[3]; Layout layout; float q_scale; u32 numbers[5], prefill, padding; } Latent;
 typedef struct { u64 session, rows, results, asked; } Drafts;
 typedef struct { u64 sessions, logits, group_value, group_id; u32 n_vocab, advance, choose, adjust; } Sample;
@@ -61,9 +65,10 @@ typedef struct { u64 sessions, a[6]; u32 out_stride, groups, first_row, rows, ou
 typedef struct { u64 pairs, words; u32 uses, ranks, n_linears, thin_at; Piece pieces[8]; } Adapted;
 typedef struct { u64 a[40]; u32 n_parts, groups, numbers[6]; Adapted adapted; } AdaptedProduct;
 /* The numbers that src/backend/cuda/args.rs asserts, so that a field that comes there is missed here at compile time. */
-_Static_assert(sizeof(Session) == 232 && sizeof(Layout) == 40 && sizeof(Embed) == 64, "see args.rs");
-_Static_assert(sizeof(Attend) == 304 && sizeof(Rope) == 232 && sizeof(Sample) == 48, "see args.rs");
+_Static_assert(sizeof(Session) == 232 && sizeof(Layout) == 40 && sizeof(Embed) == 96, "see args.rs");
+_Static_assert(sizeof(Attend) == 304 && sizeof(Rope) == 240 && sizeof(Sample) == 48, "see args.rs");
 _Static_assert(sizeof(Drafts) == 32, "see args.rs");
+_Static_assert(sizeof(TextTile) == 16 && sizeof(TextFlash) == 128 && sizeof(Pool) == 40 && sizeof(Dense) == 56, "see args/texts.rs");
 _Static_assert(sizeof(Latent) == 184, "see args/latent.rs");
 _Static_assert(sizeof(Recurrent) == 184 && sizeof(ShortConv) == 72, "see args/recurrent.rs");
 _Static_assert(sizeof(Pair) == 40 && sizeof(Piece) == 20 && sizeof(Adapt) == 248 && sizeof(Adapted) == 192, "see args/adapters.rs");
@@ -75,7 +80,7 @@ typedef struct { char name[64]; } Function;
 typedef struct { u32 gx, gy, gz, bx, by, bz, shared; void *stream; void *attrs; u32 n; } Config;
 /* What the kernels of an evaluation know of each other. */
 typedef struct { u64 ring, matrix; u32 channels, width; int has_matrix; } Fixed;
-typedef struct { const u32 *tokens; Layout layers[256]; Fixed fixed[256]; int n, n_fixed; u64 added[64]; } Evaluation;
+typedef struct { const u32 *tokens, *positions, *kinds; Layout layers[256]; Fixed fixed[256]; int n, n_fixed; u64 added[64]; } Evaluation;
 typedef struct { Function *function; u32 gx, gy; unsigned char args[sizeof(AdaptedProduct)]; } Node;
 typedef struct { Node *nodes; int n, room; } Graph;
 typedef struct { Evaluation evaluation; Graph *capture; } Stream;
@@ -255,6 +260,46 @@ static void accept_drafts(const Drafts *d) {
         s->sequence++;
     }
 }
+/* Rows of whole texts: the ends of what a row has of keys and values. */
+static void place_texts(Evaluation *e, const Rope *a, u32 rows) {
+    const Session *s = *(Session **)a->a[0];
+    u32 r, line;
+    for (r = 0; r < rows; r++) {
+        if (e->positions[r] > r || e->kinds[r] > 1) abort();
+        for (line = 0; line < 2 * a->layout.n_kv_heads; line++) {
+            unsigned char *row = (unsigned char *)s->kv + ((u64)line * a->text_rows + r) * a->layout.row_bytes;
+            row[0] = row[a->layout.row_bytes - 1] = (unsigned char)e->tokens[r];
+        }
+    }
+}
+static void attend_in_texts(const TextFlash *a, u32 tiles) {
+    u32 i;
+    for (i = 0; i < tiles; i++) {
+        const TextTile *t = (TextTile *)a->tiles + i;
+        const u64 last = (u64)(t->start + t->len) * a->n_heads;
+        if (!t->len || t->first >= t->len || t->start + t->len > a->kv_rows) abort();
+        ((float *)a->out)[last * a->value_dim - 1] = ((uint16_t *)a->q)[last * a->layout.head_dim - 1];
+    }
+}
+/* Vectors follow from the tokens of a text. */
+static void pool_texts(const Evaluation *e, const Pool *a, u32 texts) {
+    u32 t, i;
+    for (t = 0; t < texts; t++) {
+        const u32 *span = (u32 *)a->texts + 2 * t;
+        float *out = (float *)a->out + (u64)t * a->out_stride;
+        u64 h = mix(hash(a->pooling, e->tokens + span[0], span[1] * 4ull), e->added[0]);
+        h = hash(h, e->positions + span[0], span[1] * 4ull);
+        for (i = 0; i < a->len; i++) out[i] = ((mix(h, i) >> 40) + 1) * 1e-6f;
+    }
+}
+static void dense_texts(const Dense *a) {
+    u32 t, i;
+    for (t = 0; t < a->count; t++) {
+        u64 h = hash(a->activation, (float *)a->x + (u64)t * a->x_stride, a->inputs * 4ull);
+        h = mix(h, ((u32 *)a->w)[(u64)a->inputs * a->outputs - 1]);
+        for (i = 0; i < a->outputs; i++) ((float *)a->out)[(u64)t * a->out_stride + i] = (mix(h, i) >> 40) * 1e-6f;
+    }
+}
 typedef struct { u64 at, n; u32 value, padding; } Fill;
 static Function fill_function = {"fill"};
 static void run_fill(const Fill *f) {
@@ -266,6 +311,8 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
     u32 r;
     if (!strcmp(f->name, "embed")) {
         e->tokens = (const u32 *)((const Embed *)args)->tokens;
+        e->positions = (const u32 *)((const Embed *)args)->text_positions;
+        e->kinds = (const u32 *)((const Embed *)args)->text_kinds;
         e->n = e->n_fixed = 0;
         memset(e->added, 0, sizeof e->added);
     } else if (starts(f->name, "attend_tiles") || starts(f->name, "attend_wide")) {
@@ -275,6 +322,14 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
             Session *s = ((Session **)a->a[0])[r];
             append(&a->layout, s, s->token, s->position, e->added[r]);
         }
+    } else if (!strcmp(f->name, "rope_append") && ((const Rope *)args)->positions) {
+        place_texts(e, args, gy);
+    } else if (starts(f->name, "flash_texts")) {
+        attend_in_texts(args, starts(f->name, "flash_texts_wgmma") ? gy : gx);
+    } else if (!strcmp(f->name, "pool_texts")) {
+        pool_texts(e, args, gy);
+    } else if (!strcmp(f->name, "dense_texts")) {
+        dense_texts(args);
     } else if (!strcmp(f->name, "rope_append")) {
         const Rope *a = args;
         /* Without queries, attention follows. */

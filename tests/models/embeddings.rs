@@ -2,6 +2,10 @@
 //! `data/embeddings/make.py`, and against themselves however the texts are put together.
 
 use crate::common::edit::{Edited, EditedTensor};
+pub use crate::common::embeddings::{
+    DECODERS, DOCUMENTS, ENCODERS, Expected, QUERY, Text, bits, embedder, paths, pooled, run,
+    scores, vectors,
+};
 use crate::common::families::open;
 use crate::common::folder::{Folder, Stored};
 use crate::common::{TempDir, repository_file};
@@ -11,74 +15,11 @@ use emberlm::engine::embedder::{Embedder, EmbedderOptions, Product};
 use emberlm::engine::{Model, Session, SessionOptions, WantedAdapter, device};
 use emberlm::format::{ModelFile, Value};
 use emberlm::model::{Network, Pooling};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Transformers computes in single precision, too.
 const TOLERANCE: f32 = 1e-3;
-const ENCODERS: [&str; 10] = [
-    "bert",
-    "bert_scores",
-    "embedding_gemma",
-    "eurobert",
-    "jina_v2",
-    "jina_v3",
-    "modernbert_scores",
-    "nomic_bert",
-    "nomic_moe",
-    "xlm_roberta_scores",
-];
-const DECODERS: [&str; 3] = ["gemma2", "mistral", "qwen3"];
-
-/// A text of the data, and what transformers makes of it.
-pub struct Text {
-    pub tokens: Vec<u32>,
-    /// A row of each token.
-    pub hidden: Vec<f32>,
-    pub scores: Vec<f32>,
-}
-
-pub struct Expected {
-    pub width: usize,
-    pub texts: Vec<Text>,
-}
-
-impl Expected {
-    fn read(name: &str) -> Expected {
-        Expected::of(&format!("tests/data/embeddings/{name}"))
-    }
-
-    /// Of a folder.
-    pub fn of(folder: &str) -> Expected {
-        let path = repository_file(&format!("{folder}/hidden.bin"));
-        let bytes = std::fs::read(path).unwrap();
-        let mut words = bytes
-            .chunks_exact(4)
-            .map(|b| u32::from_le_bytes(b.try_into().unwrap()));
-        let mut next = || words.next().unwrap();
-        let (n, width, n_scores) = (next(), next() as usize, next() as usize);
-        let texts = (0..n).map(|_| {
-            let len = next() as usize;
-            let tokens = (0..len).map(|_| next()).collect();
-            let hidden = (0..len * width).map(|_| f32::from_bits(next())).collect();
-            let scores = (0..n_scores).map(|_| f32::from_bits(next())).collect();
-            Text {
-                tokens,
-                hidden,
-                scores,
-            }
-        });
-        let texts: Vec<Text> = texts.collect();
-        assert!(!texts.is_empty());
-        Expected { width, texts }
-    }
-
-    /// The tokens of all texts, and how many each has.
-    pub fn all(&self) -> (Vec<u32>, Vec<usize>) {
-        let tokens = self.texts.iter().flat_map(|t| t.tokens.clone()).collect();
-        (tokens, self.texts.iter().map(|t| t.tokens.len()).collect())
-    }
-}
 
 pub fn load(path: &Path, threads: usize) -> Arc<Model> {
     let cpu = (0..device::count().unwrap())
@@ -92,50 +33,11 @@ pub fn load(path: &Path, threads: usize) -> Arc<Model> {
     Arc::new(model.unwrap_or_else(|e| panic!("{}: {e}", path.display())))
 }
 
-/// The forms that a model is there in.
-pub fn paths(name: &str) -> Vec<PathBuf> {
-    let folder = match DECODERS.contains(&name) {
-        true => repository_file(&format!("tests/data/families/{name}")),
-        false => repository_file(&format!("tests/data/embeddings/{name}")),
-    };
-    vec![folder.join("model.gguf"), folder]
-}
-
-pub fn embedder(model: &Arc<Model>, options: &EmbedderOptions<'_>) -> Embedder {
-    Embedder::create(model.clone(), options.clone()).unwrap_or_else(|e| panic!("{e}"))
-}
-
-pub fn vectors(pooling: Pooling, normalize: bool) -> EmbedderOptions<'static> {
-    EmbedderOptions {
-        product: Some(Product::Vectors(pooling)),
-        normalize: Some(normalize),
-        ..EmbedderOptions::default()
-    }
-}
-
-pub fn scores() -> EmbedderOptions<'static> {
-    EmbedderOptions {
-        product: Some(Product::Scores),
-        ..EmbedderOptions::default()
-    }
-}
-
-pub fn run(embedder: &mut Embedder, (tokens, counts): &(Vec<u32>, Vec<usize>)) -> Vec<f32> {
-    let texts = embedder.given(tokens, counts).unwrap();
-    let out = embedder.run(&texts).unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(out.len(), embedder.result_len(&texts).unwrap());
-    out
-}
-
 pub fn check(what: &str, ours: &[f32], theirs: &[f32]) {
     assert_eq!(ours.len(), theirs.len(), "{what}");
     let differences = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs());
     let largest = differences.fold(0.0, f32::max);
     assert!(largest < TOLERANCE, "{what}: {largest}");
-}
-
-pub fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
 }
 
 /// Whether embedders of a model with these adapters have the hidden states, the vectors and, if there are any, the scores that are
@@ -180,17 +82,6 @@ fn every_model_agrees_with_transformers() {
             let model = load(&path, 2);
             agrees(&what, &model, &expected, &texts, &[]);
         }
-    }
-}
-
-pub fn pooled(pooling: Pooling, hidden: &[f32], width: usize) -> Vec<f32> {
-    let rows: Vec<&[f32]> = hidden.chunks(width).collect();
-    match pooling {
-        Pooling::First => rows[0].to_vec(),
-        Pooling::Last | Pooling::None => rows[rows.len() - 1].to_vec(),
-        Pooling::Mean => (0..width)
-            .map(|i| rows.iter().map(|row| row[i]).sum::<f32>() / rows.len() as f32)
-            .collect(),
     }
 }
 
@@ -587,10 +478,6 @@ fn a_decoder_without_causal_attention_is_an_encoder() {
     // The first position sees the last one.
     assert_ne!(hidden(&[5, 6, 7]), hidden(&[5, 6, 8]));
 }
-
-/// Of `data/embeddings/make.py`.
-const QUERY: &str = "a bad cab";
-const DOCUMENTS: [&str; 3] = ["dead beef", "a cab, a fad!", "ace"];
 
 #[test]
 fn pairs_are_scored_as_models_were_trained() {

@@ -21,9 +21,7 @@ use super::prefill::{ChunkOperations, ChunkPlaces};
 use super::state::KvPlan;
 use super::walk::{Addition, Span, walk};
 use super::weights::CudaWeights;
-use crate::backend::embedder::{
-    ADAPTED_JUDGE, NO_JUDGE, NO_SCORES, check_texts, share_of_first,
-};
+use crate::backend::embedder::{ADAPTED_JUDGE, NO_JUDGE, NO_SCORES, check_texts, share_of_first};
 use crate::backend::state::row_bytes;
 use crate::backend::{Embedder, EmbedderOptions, KvType, Output, TextTokens};
 use crate::error::{Error, Result, Status, fail, try_vec};
@@ -435,7 +433,11 @@ impl CudaEmbedder {
     }
 
     /// Enqueues the evaluation of the texts of the pack, up to the residual stream behind the last layer.
-    fn enqueue(&self, eval: &Evaluation<'_>, pause: &mut dyn FnMut() -> Result<()>) -> Result<TextPlaces> {
+    fn enqueue(
+        &self,
+        eval: &Evaluation<'_>,
+        pause: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<TextPlaces> {
         let (places, pack) = (self.memory.at(), &self.pack);
         let (chunk, rows) = (&places.chunk, pack.tokens.len() as u32);
         let lists = [
@@ -538,7 +540,8 @@ impl CudaEmbedder {
                 if route.beside {
                     out.address += i as u64 * 4;
                 }
-                eval.kernels.dense_texts(stream, dense, (from, out), count)?;
+                eval.kernels
+                    .dense_texts(stream, dense, (from, out), count)?;
                 if !route.beside {
                     (from, to) = (to, from);
                 }

@@ -97,6 +97,7 @@ impl Evaluation<'_> {
                 Some(_) => at.shared_expert.address,
                 None => 0,
             },
+            bias: e.sum_bias,
             base: sum.base.map_or(0, |base| at.of(base).address),
             out: to.address,
             scale: sum.scale,

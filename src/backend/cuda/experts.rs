@@ -92,6 +92,8 @@ pub struct ExpertsPlan {
     pub activation: args::Activation,
     /// The expert for all tokens.
     pub shared: Option<MlpPlan>,
+    /// f32, added to the sum of the experts' outputs; 0 if there is none.
+    pub sum_bias: u64,
 }
 
 impl Jobs {
@@ -156,6 +158,7 @@ impl Jobs {
                 Some(shared) => Some(self.mlp(&shared.mlp)?),
                 None => None,
             },
+            sum_bias: self.tensor(e.sum_bias.as_ref())?,
         })
     }
 

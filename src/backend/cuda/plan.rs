@@ -11,8 +11,8 @@ use super::mixer::{AttentionPlan, LatentPlan, Mamba1Plan, MixerPlan, RecurrentPl
 use super::record::RecordType;
 use super::state::{FixedPlan, KvPlan};
 use super::walk::AllRows;
-use crate::backend::embedder::without_texts;
 use crate::backend::KvType;
+use crate::backend::embedder::without_texts;
 use crate::error::{Result, fail};
 use crate::format::Tensor;
 use crate::model::{

@@ -10,8 +10,8 @@ mod products;
 use super::arena::{Arena, Placed};
 use super::args;
 use super::crossing;
-use super::embedder::TextPlaces;
 use super::driver::{Buffer, Context};
+use super::embedder::TextPlaces;
 use super::evaluation::Evaluation;
 use super::experts::{ChunkExperts, ExpertsPlan};
 use super::matrix::{Matrix, tiled_bytes};
@@ -287,10 +287,7 @@ impl ChunkOperations<'_> {
         };
         let layers = e.plan.layers.len() as u32;
         // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises.
-        unsafe {
-            e.kernels
-                .layer_inputs(e.stream, &make, layers, self.rows)
-        }
+        unsafe { e.kernels.layer_inputs(e.stream, &make, layers, self.rows) }
     }
 }
 

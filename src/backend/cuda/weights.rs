@@ -137,7 +137,11 @@ impl CudaWeights {
         // that is not to show at the end.
         let account = context.account();
         let prefills = plan.prefills();
-        let prefill_bytes = if prefills { PrefillBuffers::bytes(&plan) } else { 0 };
+        let prefill_bytes = if prefills {
+            PrefillBuffers::bytes(&plan)
+        } else {
+            0
+        };
         drop(account.charge(prefill_bytes as usize, "memory of the prefill")?);
         upload(&kernels, &jobs, &memory, progress)?;
         let prefill = match prefills {

@@ -19,7 +19,7 @@ Model:
   --shape NAME       random weights of a known shape instead of a file: llama-3.2-1b,
                      llama-3.1-8b, qwen2.5-1.5b, qwen3-4b, qwen3-30b-a3b, gpt-oss-20b,
                      qwen3.5-4b, qwen3.5-9b, qwen3.5-35b-a3b, lfm2-2.6b,
-                     granite-4-micro, hamlet
+                     granite-4-micro, qwen3-embedding-0.6b, hamlet
   --quant MIX        how they are quantized (default q4_k_m): q4_k_m and q5_k_m are llama.cpp's
                      mixes (half of attn_v and ffn_down, and the output, in Q6_K); f32, f16, bf16
                      and q8_0 are that type throughout; q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k,
@@ -44,6 +44,9 @@ Measurement:
   --beside-prefill N decodes while another session reads prompts of N tokens (default none)
   --states N         saves, restores, forks and evicts a session of N tokens; on a GPU, evicts the
                      weights, too (default none)
+  --embed LIST       makes vectors of texts of so many tokens, 131072 tokens a call, e.g. 64,512,2048 (default
+                     none); alone, prompts and decodes are not measured unless they are asked for
+  --embed-batch N    tokens of texts that are evaluated together (default: the library's choice)
   --speculate LIST   decodes with drafts at the first depth, e.g. 0,0.8,ngram,draft.gguf (default none):
                      of a source that is right with that probability, of the context itself, or of
                      a model with the same vocabulary; 0.8:4 verifies 4 drafts in every step, without
@@ -78,7 +81,7 @@ line must fit. GB are 10^9 bytes. A decode at depth d starts with d tokens in th
 one) and times N forward passes; a prompt of n tokens times one call with n tokens.
 
 Approximations of the shapes: those without experts are written as architecture llama, without rope
-scaling, and all without a tokenizer. qwen2.5-1.5b has its biases; qwen3-4b lacks the norms of q and
+scaling, and all without a tokenizer. qwen2.5-1.5b has its biases; qwen3 lacks the norms of q and
 k, a few microseconds per token. With mxfp4, only experts have that type; the rest is Q8_0. The
 weights are random, which changes no operation but the text. Of experts, GB/s counts those in use.
 
@@ -150,6 +153,10 @@ pub struct Args {
     pub beside_prefill: Option<usize>,
     /// Tokens of a session that is saved, restored, forked and evicted.
     pub states: Option<usize>,
+    /// Tokens of texts that vectors are made of.
+    pub embed: Vec<usize>,
+    /// Tokens of texts that are evaluated together; 0: the library's default.
+    pub embed_batch: usize,
     /// Questions to answer with drafts.
     pub tasks: Option<PathBuf>,
     /// Sources of drafts.
@@ -202,6 +209,22 @@ impl std::fmt::Display for Drafts {
     }
 }
 
+impl Args {
+    /// Whether something is measured of sessions.
+    pub fn has_sessions(&self) -> bool {
+        let lists = [
+            &self.prompt.list,
+            &self.depth.list,
+            &self.batch,
+            &self.sessions,
+        ];
+        let others = [self.beside_prefill, self.states];
+        self.embed.is_empty()
+            || lists.iter().any(|list| !list.is_empty())
+            || others.iter().any(Option::is_some)
+    }
+}
+
 fn drafts(word: &str) -> Drafts {
     let (right, count) = match word.split_once(':') {
         Some((right, count)) => (right, count.parse().ok()),
@@ -251,6 +274,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut sessions = Vec::new();
     let mut beside_prefill = None;
     let mut states = None;
+    let (mut embed, mut embed_batch) = (Vec::new(), 0);
     let mut busy = 0;
     let mut speculate = Vec::new();
     let mut tasks = None;
@@ -303,6 +327,10 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
                 beside_prefill = Some(number(&mut parser, "--beside-prefill", 1, 1 << 20)?);
             }
             Long("states") => states = Some(number(&mut parser, "--states", 1, 1 << 20)?),
+            Long("embed") => embed = lengths(&mut parser, "--embed", 1)?.list,
+            Long("embed-batch") => {
+                embed_batch = number(&mut parser, "--embed-batch", 1, 1 << 20)?;
+            }
             Long("speculate") => {
                 speculate = parser.value()?.string()?.split(',').map(drafts).collect();
             }
@@ -351,6 +379,13 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
             Long("json") => json = Some(PathBuf::from(parser.value()?)),
             Value(path) if file.is_none() => file = Some(PathBuf::from(path)),
             other => return Err(other.unexpected()),
+        }
+    }
+    if !embed.is_empty() {
+        for lengths in [&mut prompt, &mut depth] {
+            if !lengths.explicit {
+                lengths.list.clear();
+            }
         }
     }
     let source = match (file, shape) {
@@ -402,6 +437,8 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         sessions,
         beside_prefill,
         states,
+        embed,
+        embed_batch,
         busy,
         tasks,
         speculate,

@@ -5,6 +5,7 @@ mod args;
 mod bandwidth;
 mod beside;
 mod drafts;
+mod embed;
 mod measure;
 mod memory;
 mod random;

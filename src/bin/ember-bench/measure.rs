@@ -4,6 +4,7 @@ use crate::adapters;
 use crate::args::{Args, Kv, Lengths};
 use crate::beside::{BusyHost, beside_prefill, sessions_rate};
 use crate::drafts::{self, Drafted};
+use crate::embed::{self, Embedded};
 use crate::random::Random;
 use crate::states::{self, States};
 use crate::stats::Samples;
@@ -38,6 +39,8 @@ pub struct Measured {
     pub beside_prefill: Option<(Samples, Samples)>,
     /// A session that is saved, restored, forked and evicted, if that was asked for.
     pub states: Option<States>,
+    /// Vectors of texts.
+    pub embedded: Vec<Embedded>,
     /// Lengths that the context does not hold.
     pub left_out: Vec<String>,
     /// Bytes of KV cache per position.
@@ -111,9 +114,11 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             &mut |_| Ok(()),
         )?);
         let loaded = start.elapsed();
-        let mut session = session(&model, context, kv_type, args)?;
-        session.prefill(&[0])?;
-        session.decode()?;
+        if args.has_sessions() {
+            let mut session = session(&model, context, kv_type, args)?;
+            session.prefill(&[0])?;
+            session.decode()?;
+        }
         let first = start.elapsed();
         Ok((model, loaded.as_secs_f64() * 1e3, first.as_secs_f64() * 1e3))
     };
@@ -130,6 +135,38 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
         model = Some(loaded);
     }
     let model = model.expect("at least one repetition");
+
+    let mut embedded = Vec::new();
+    for &tokens in &args.embed {
+        say(&format!("texts of {tokens} tokens"));
+        let texts = embed::measure(&model, tokens, args.embed_batch, args.reps)?;
+        embedded.push(texts);
+    }
+    let threads = match args.threads {
+        0 => device.cores as usize,
+        n => n as usize,
+    };
+    let alone = |embedded| Measured {
+        threads,
+        load_ms: Samples::new(load_ms.clone()),
+        first_token_ms: Samples::new(first_token_ms.clone()),
+        prefill: Vec::new(),
+        decode: Vec::new(),
+        drafted: Vec::new(),
+        batch: Vec::new(),
+        sessions: Vec::new(),
+        beside_prefill: None,
+        states: None,
+        embedded,
+        left_out: Vec::new(),
+        kv_bytes_per_token: model.weights().kv_bytes_per_token(kv_type),
+        kv_bytes: 0,
+        resident_bytes: model.details().resident_bytes,
+        device: device.clone(),
+    };
+    if !args.has_sessions() {
+        return Ok(alone(embedded));
+    }
 
     let trained = model.details().context_length;
     let mut left_out = Vec::new();
@@ -288,14 +325,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
         session.prefill(&random_tokens(n, model.details().n_vocab))?;
         of_states = Some(states::measure(&mut session, kv_type, args.reps, on_gpu)?);
     }
-    let threads = match args.threads {
-        0 => device.cores as usize,
-        n => n as usize,
-    };
     Ok(Measured {
-        threads,
-        load_ms: Samples::new(load_ms),
-        first_token_ms: Samples::new(first_token_ms),
         prefill,
         decode,
         drafted,
@@ -304,14 +334,12 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
         beside_prefill: beside,
         states: of_states,
         left_out,
-        kv_bytes_per_token: model.weights().kv_bytes_per_token(kv_type),
         kv_bytes: model.weights().kv_bytes(&RunnerOptions {
             context,
             kv_type,
             ..RunnerOptions::default()
         }),
-        resident_bytes: model.details().resident_bytes,
-        device,
+        ..alone(embedded)
     })
 }
 
@@ -365,7 +393,7 @@ fn fitting(
     Ok(fit)
 }
 
-fn random_tokens(count: usize, n_vocab: usize) -> Vec<u32> {
+pub fn random_tokens(count: usize, n_vocab: usize) -> Vec<u32> {
     let mut random = Random::new(1);
     let mut token = || (random.bits() % n_vocab as u64) as u32;
     (0..count).map(|_| token()).collect()

@@ -238,6 +238,16 @@ impl Report<'_> {
                 }
             }
         }
+        for e in &m.embedded {
+            line(format!(
+                "vectors    {:>6} tokens  {:>34} tokens/s; {} texts, {} tokens at a time, {}",
+                e.tokens,
+                spread(&e.tokens_per_s, 1),
+                e.texts,
+                e.batch_tokens,
+                bytes(e.bytes)
+            ));
+        }
         for what in &m.left_out {
             line(format!(
                 "left out   {what}: the model's context is too short"
@@ -309,6 +319,15 @@ impl Report<'_> {
                 "weights": s.weights.as_ref().map(moves),
             })
         });
+        let embedded = m.embedded.iter().map(|e| {
+            json!({
+                "tokens": e.tokens,
+                "texts": e.texts,
+                "batch_tokens": e.batch_tokens,
+                "bytes": e.bytes,
+                "tokens_per_s": samples(&e.tokens_per_s),
+            })
+        });
         let bandwidth = self.bandwidth.map(|b| {
             json!({
                 "gb_per_s": samples(&b.gb_per_s),
@@ -339,6 +358,7 @@ impl Report<'_> {
             "sessions": sessions.collect::<Vec<_>>(),
             "beside_prefill": beside,
             "states": states,
+            "embed": embedded.collect::<Vec<_>>(),
             "busy_threads": self.args.busy,
             "left_out": m.left_out,
         })

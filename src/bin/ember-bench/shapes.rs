@@ -192,6 +192,23 @@ pub const SHAPES: &[Shape] = &[
         hybrid: None,
     },
     Shape {
+        name: "qwen3-embedding-0.6b",
+        hidden: 1024,
+        n_layers: 28,
+        n_heads: 16,
+        n_kv_heads: 8,
+        head_dim: 128,
+        n_ff: 3072,
+        n_vocab: 151_669,
+        tied: true,
+        qkv_bias: false,
+        rope_theta: 1e6,
+        norm_eps: 1e-6,
+        context: 32_768,
+        experts: None,
+        hybrid: None,
+    },
+    Shape {
         name: "qwen3-30b-a3b",
         hidden: 2048,
         n_layers: 48,
@@ -790,13 +807,17 @@ mod tests {
             .sum()
     }
 
-    /// The published counts (qwen3-4b's without the 2 * 36 * 128 weights of its q and k norms).
+    /// The published counts (of qwen3, without the weights of its norms of q and k).
     #[test]
     fn parameter_counts() {
         assert_eq!(parameters("llama-3.2-1b"), 1_235_814_400);
         assert_eq!(parameters("llama-3.1-8b"), 8_030_261_248);
         assert_eq!(parameters("qwen2.5-1.5b"), 1_543_714_304);
         assert_eq!(parameters("qwen3-4b"), 4_022_468_096 - 2 * 36 * 128);
+        assert_eq!(
+            parameters("qwen3-embedding-0.6b"),
+            595_776_512 - 2 * 28 * 128
+        );
         assert_eq!(parameters("hamlet"), 6_660_352);
         assert_eq!(parameters("qwen3-30b-a3b"), 30_532_122_624);
         assert_eq!(parameters("gpt-oss-20b"), 20_914_757_184);

@@ -212,6 +212,7 @@ pub struct Combine {
     pub slots: u64,
     pub weights: u64,
     pub shared: u64,
+    pub bias: u64,
     pub base: u64,
     pub out: u64,
     pub scale: f32,
@@ -234,5 +235,5 @@ const _: () = {
     assert!(size_of::<Sort>() == 64);
     assert!(size_of::<ExpertMatvec>() == 184);
     assert!(size_of::<ExpertMatmul>() == 104);
-    assert!(size_of::<Combine>() == 72);
+    assert!(size_of::<Combine>() == 80);
 };

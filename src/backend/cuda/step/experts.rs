@@ -32,7 +32,7 @@ impl StepOperations<'_> {
             norm,
             len: self.eval.plan.hidden,
         };
-        let takes = self.batch == 1 && self.eval.kernels.takes_one_row(e, &row);
+        let takes = self.batch == 1 && e.sum_bias == 0 && self.eval.kernels.takes_one_row(e, &row);
         takes.then_some(row)
     }
 

@@ -250,6 +250,7 @@ fn experts_plan(shared: bool) -> ExpertsPlan {
         n_ff: 1,
         activation: args::Activation::default(),
         shared: shared.then(|| mlp("shared up", "shared down")),
+        sum_bias: 0,
     }
 }
 
@@ -279,6 +280,25 @@ fn a_sequential_block_adds_one_part_after_the_other() {
         "[down 400]",
     ];
     assert_eq!(recorded(&block()), want);
+}
+
+#[test]
+fn norms_of_the_stream_come_behind_both_parts() {
+    let block = LayerPlan {
+        mixer_sum_norm: norm(7),
+        feed_forward_sum_norm: norm(8),
+        ..block()
+    };
+    let want = [
+        "Wide = qkv * norm1(Residual)",
+        "attend in layer 3",
+        "Residual = Residual + output * attended",
+        "Residual = 0 + 1 * norm7(Residual)",
+        "inner = up * norm2(Residual)",
+        "Residual = Residual + down * inner",
+        "Residual = 0 + 1 * norm8(Residual)",
+    ];
+    assert_eq!(operations(&block), want);
 }
 
 #[test]
