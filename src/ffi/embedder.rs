@@ -90,8 +90,8 @@ pub struct ember_embedder_options {
     /// The most tokens of one text, up to the model's `context_length`; 0 means what the model's files say, else
     /// `context_length`, but at most 4096.
     pub max_tokens: u32,
-    /// The most tokens of several texts that are evaluated together; 0 means 512, or `max_tokens` if that is more. The results
-    /// do not depend on it.
+    /// The most tokens of several texts that are evaluated together; 0 means 512 on a CPU, 2048 to 16384 on a GPU (fewer for larger
+    /// models), or `max_tokens` if that is more. The results do not depend on it. A GPU takes up to 65535.
     pub batch_tokens: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -240,9 +240,10 @@ unsafe fn options(options: &ember_embedder_options) -> Result<EmbedderOptions<'s
 /// reserved here. The new handle is written to `out` and has to be freed with `ember_embedder_free`. Any thread may
 /// call it.
 ///
-/// Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_INVALID_UTF8` in `instruction`; `EMBER_UNSUPPORTED` for a model on
-/// a GPU, one with layers that it cannot be made for (recurrent layers, for example), for scores of a model that has none, and for
-/// scores by "yes" and "no" with an adapter of the head; `EMBER_INVALID_HANDLE` and `EMBER_INVALID_ARGUMENT` for adapters are as of
+/// Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_INVALID_UTF8` in `instruction`; `EMBER_UNSUPPORTED` for a model
+/// with layers that it cannot be made for (recurrent layers, for example; on a GPU, heads of more than 256 elements), for one whose layers
+/// are on several devices, for more `batch_tokens` than the device takes, for scores of a model that has none, and for scores by "yes"
+/// and "no" with an adapter of the head; `EMBER_INVALID_HANDLE` and `EMBER_INVALID_ARGUMENT` for adapters are as of
 /// `ember_session_set_adapters`; `EMBER_FILE_TRUNCATED` and `EMBER_FILE_CORRUPT` if the model's file has changed; `EMBER_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ember_embedder_create(

@@ -116,11 +116,11 @@ pub struct ember_model_options {
     /// one for each of them.
     pub memory_limit: u64,
     /// Bytes of the device's memory that all sessions of the model may take together: KV caches, states, what each session
-    /// works in, and adapters. 0 for no limit. What would take more, such as `ember_session_create`, `ember_session_fork`,
-    /// `ember_adapter_load` and on a GPU also calls that append tokens, returns `EMBER_OUT_OF_MEMORY`; no session loses anything.
-    /// On a GPU, KV caches grow with the tokens in pages of 2 MiB; on a CPU, a session counts in whole from its beginning. An
-    /// adapter counts once, however many sessions and embedders use it, until it is freed and none uses it any more. With several
-    /// GPUs in `devices`, the limit is one for each of them.
+    /// works in, adapters, and on a GPU embedders. 0 for no limit. What would take more, such as `ember_session_create`,
+    /// `ember_session_fork`, `ember_adapter_load` and on a GPU also `ember_embedder_create` and calls that append tokens, returns
+    /// `EMBER_OUT_OF_MEMORY`; no session loses anything. On a GPU, KV caches grow with the tokens in pages of 2 MiB; on a CPU, a
+    /// session counts in whole from its beginning. An adapter counts once, however many sessions and embedders use it, until it is
+    /// freed and none uses it any more. With several GPUs in `devices`, the limit is one for each of them.
     pub session_memory_limit: u64,
     /// NULL, or what receives the log messages about this model and its sessions, in place of the function that
     /// `ember_set_log_callback` has set. It may be called until the model and the last of its sessions are freed.
