@@ -228,6 +228,14 @@ template <int HD, bool TEXTS, class Where> __device__ __forceinline__ void flash
         if (row >= f.rows) continue;
         total = with_sink(a.scores, head, top[h], total);
         const float inverse = 1.0f / total;
+        if constexpr (TEXTS) {
+            if (f.f16) {
+#pragma unroll
+                for (int j = 0; j < HD / 8; j++)
+                    if (j * 8 < hd) store_f16(a, f, row, j * 8 + (lane & 3) * 2, acc[j * 4 + h * 2] * inverse, acc[j * 4 + h * 2 + 1] * inverse);
+                continue;
+            }
+        }
         float* to = f.out + ((uint64_t)row * a.n_heads + head) * hd;
 #pragma unroll
         for (int j = 0; j < HD / 8; j++) {

@@ -151,6 +151,14 @@ template <int HD, bool Q8, bool TEXTS> __device__ __forceinline__ void flash_til
         uint32_t row = q0 + warp * 16 + h * 8 + (lane >> 2);
         if (row >= f.rows) continue;
         total = with_sink(a.scores, head, top[h], total);
+        if constexpr (TEXTS) {
+            if (f.f16) {
+#pragma unroll
+                for (int j = 0; j < HD / 8; j++)
+                    if (j * 8 < hd) store_f16(a, f, row, j * 8 + (lane & 3) * 2, acc[j][h * 2] / total, acc[j][h * 2 + 1] / total);
+                continue;
+            }
+        }
         float* to = f.out + ((uint64_t)row * a.n_heads + head) * hd;
 #pragma unroll
         for (int j = 0; j < HD / 8; j++)

@@ -16,7 +16,7 @@ const STRUCTURES: [&str; 6] = [
 ];
 
 /// Constants of both sides: file and name on the host, file and name on the device.
-const CONSTANTS: [[&str; 4]; 29] = [
+const CONSTANTS: [[&str; 4]; 30] = [
     ["adapters.rs", "PARTS", "adapters.cuh", "NARROW_PARTS"],
     [
         "args/adapters.rs",
@@ -104,6 +104,7 @@ const CONSTANTS: [[&str; 4]; 29] = [
     ],
     ["recurrent.rs", "MAX_STATES", "selective.cu", "MAX_STATES"],
     ["sampling.rs", "GROUPS", "sample.cuh", "GROUPS"],
+    ["embedder.rs", "TILE_K", "matmul.cuh", "TILE_K"],
     [
         "embedder/launch.rs",
         "DENSE_OUTPUTS",

@@ -51,7 +51,7 @@ typedef struct { u64 embedding[2], positions[2], kinds[2], sessions, tokens, tex
 typedef struct { u64 a[10]; u64 rotation[7]; u64 norms[9]; Layout layout; u64 scores[2]; u32 numbers[6], shares, prefill, first_row, value_dim; } Attend;
 typedef struct { u64 a[4], positions; u64 rotation[7]; u64 norms[9]; Layout layout; float q_scale; u32 stride, n_heads, prefill, first_row, value_head, shares, text_rows; } Rope;
 typedef struct { u32 start, len, first, padding; } TextTile;
-typedef struct { u64 sessions, q, out; Layout layout; u64 scores[2]; u32 first_row, rows, n_heads, value_dim; u64 tiles, kv, slopes; u32 kv_rows, ahead; } TextFlash;
+typedef struct { u64 sessions, q, out; Layout layout; u64 scores[2]; u32 first_row, rows, n_heads, value_dim; u64 tiles, kv, slopes, f16, f16_scale; u32 kv_rows, ahead; } TextFlash;
 typedef struct { u64 x, texts, out; u32 x_stride, out_stride, len, pooling; } Pool;
 typedef struct { u64 w, bias, x, out; u32 x_stride, out_stride, inputs, outputs, count, activation; } Dense;
 typedef struct { u64 a[4]; u64 rotation[7]; u64 norm[3]; Layout layout; float q_scale; u32 numbers[5], prefill, padding; } Latent;
@@ -68,7 +68,7 @@ typedef struct { u64 a[40]; u32 n_parts, groups, numbers[6]; Adapted adapted; } 
 _Static_assert(sizeof(Session) == 232 && sizeof(Layout) == 40 && sizeof(Embed) == 96, "see args.rs");
 _Static_assert(sizeof(Attend) == 304 && sizeof(Rope) == 240 && sizeof(Sample) == 48, "see args.rs");
 _Static_assert(sizeof(Drafts) == 32, "see args.rs");
-_Static_assert(sizeof(TextTile) == 16 && sizeof(TextFlash) == 128 && sizeof(Pool) == 40 && sizeof(Dense) == 56, "see args/texts.rs");
+_Static_assert(sizeof(TextTile) == 16 && sizeof(TextFlash) == 144 && sizeof(Pool) == 40 && sizeof(Dense) == 56, "see args/texts.rs");
 _Static_assert(sizeof(Latent) == 184, "see args/latent.rs");
 _Static_assert(sizeof(Recurrent) == 184 && sizeof(ShortConv) == 72, "see args/recurrent.rs");
 _Static_assert(sizeof(Pair) == 40 && sizeof(Piece) == 20 && sizeof(Adapt) == 248 && sizeof(Adapted) == 192, "see args/adapters.rs");
@@ -278,7 +278,14 @@ static void attend_in_texts(const TextFlash *a, u32 tiles) {
         const TextTile *t = (TextTile *)a->tiles + i;
         const u64 last = (u64)(t->start + t->len) * a->n_heads;
         if (!t->len || t->first >= t->len || t->start + t->len > a->kv_rows) abort();
-        ((float *)a->out)[last * a->value_dim - 1] = ((uint16_t *)a->q)[last * a->layout.head_dim - 1];
+        if (a->f16) {
+            /* The last row's tile of 128 rows, and its scale. */
+            const u64 tile = (t->start + t->len - 1) / 128 + 1;
+            ((float *)a->f16_scale)[t->start + t->len - 1] = ((uint16_t *)a->q)[last * a->layout.head_dim - 1];
+            ((uint16_t *)a->f16)[tile * 128 * a->n_heads * a->layout.head_dim - 1] = 1;
+        } else {
+            ((float *)a->out)[last * a->value_dim - 1] = ((uint16_t *)a->q)[last * a->layout.head_dim - 1];
+        }
     }
 }
 /* Vectors follow from the tokens of a text. */

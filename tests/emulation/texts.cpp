@@ -67,6 +67,7 @@ struct Texts {
     }
     __half* row(bool value, uint32_t r) const { return (__half*)text_row(layout, (uint8_t*)kv, rows, value, 0, r); }
 
+    // Also as tiles of halves, where these are whole.
     void attend(const std::function<void(const TextFlashArgs&)>& kernel) {
         std::vector<TextTile> tiles;
         for (size_t t = 0; t < starts.size(); t++)
@@ -87,6 +88,22 @@ struct Texts {
         a.ahead = way.causal ? 1 : way.window;
         const std::string wrong = emulator::run((uint32_t)tiles.size(), 128, (uint32_t)numbers(), [&] { kernel(a); });
         check(way.name, 0, wrong, 0.0);
+        const uint32_t width = HEADS_OF * way.head_dim;
+        if (width % TILE_K != 0) return;
+        __half* halves = allocate<__half>((rows + 127) / 128 * 128 * width);
+        std::vector<float> scale(rows, NAN);
+        a.f16 = halves;
+        a.f16_scale = scale.data();
+        check("tiles", 0, emulator::run((uint32_t)tiles.size(), 128, (uint32_t)numbers(), [&] { kernel(a); }), 0.0);
+        for (size_t t = 0; t < starts.size(); t++)
+            for (uint32_t r = 0; r < lens[t]; r++) {
+                bool right = scale[starts[t] + r] == 1.0f;
+                for (uint32_t i = 0; i < way.head_dim; i++) {
+                    const __half* piece = (const __half*)((const uint8_t*)halves + tiled(starts[t] + r, i & ~7u, width / TILE_K));
+                    right &= (float)piece[i % 8] == (float)(__half)attended(t, r)[i];
+                }
+                check("halves", t * 1000 + r, right ? "" : "differ", 0.0);
+            }
     }
     const float* attended(uint32_t t, uint32_t r) const { return out.data() + (size_t)(starts[t] + r) * HEADS_OF * way.head_dim; }
 

@@ -40,6 +40,8 @@ const ROWS_OF_A_TEXT: u32 = 8;
 /// Bytes of a workspace that is not asked for, and the rows that it has at least and at most.
 const USUAL_BYTES: u64 = 256 << 20;
 const USUAL_ROWS: [u64; 2] = [2048, 16384];
+/// Elements of a row of a tile of products, as of matmul.cuh.
+const TILE_K: u32 = 64;
 /// Elements of a row begin at multiples of this.
 const ROW_UNIT: u32 = 4;
 /// Where the table of sessions is behind the one that stands for the texts.
@@ -126,6 +128,12 @@ impl ChunkOperations<'_> {
         let (at, qkv) = (&self.at().attention, self.at().rows.wide);
         let layout = layout_of(attention);
         let [q_norm, k_norm] = attention.head_norms;
+        // Attention writes the input of the output's product itself, where nothing comes between and tiles are whole.
+        let width = attention.n_heads * attention.head_dim;
+        let direct = attention.gate == 0
+            && attention.head_dim.is_multiple_of(8)
+            && width.is_multiple_of(TILE_K)
+            && attention.output.groups * 32 == width;
         let rope = args::Rope {
             sessions: e.sessions,
             qkv: qkv.address,
@@ -159,6 +167,8 @@ impl ChunkOperations<'_> {
             tiles: texts.tile_list,
             kv: texts.kv,
             slopes: attention.slopes,
+            f16: if direct { self.at().x } else { 0 },
+            f16_scale: self.at().x_scale,
             kv_rows: texts.kv_rows,
             ahead: match attention.causal {
                 true => 1,
@@ -173,7 +183,10 @@ impl ChunkOperations<'_> {
             e.kernels.rope_append(e.stream, &rope, self.rows)?;
             e.kernels.flash_texts(e.stream, &flash, texts.tiles)?;
         }
-        self.attended(attention)
+        match direct {
+            true => Ok(()),
+            false => self.attended(attention),
+        }
     }
 }
 

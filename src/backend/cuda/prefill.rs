@@ -36,8 +36,8 @@ pub(super) struct ChunkPlaces {
     pub tokens: u64,
     pub rows: AllRows,
     /// The input of a product: f16, tiled, and f32 `[rows]`.
-    x: u64,
-    x_scale: u64,
+    pub x: u64,
+    pub x_scale: u64,
     /// f32, `[rows]`: of each row of a feed-forward part's inner values.
     largest: u64,
     pub attention: ChunkAttention,

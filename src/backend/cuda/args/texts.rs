@@ -20,6 +20,8 @@ pub struct TextFlash {
     pub tiles: u64,
     pub kv: u64,
     pub slopes: u64,
+    pub f16: u64,
+    pub f16_scale: u64,
     pub kv_rows: u32,
     pub ahead: u32,
 }
@@ -82,7 +84,7 @@ pub struct Dense {
 // As the kernels assert of their twins.
 const _: () = {
     assert!(size_of::<TextTile>() == 16);
-    assert!(size_of::<TextFlash>() == 128);
+    assert!(size_of::<TextFlash>() == 144);
     assert!(size_of::<TextSpan>() == 8);
     assert!(size_of::<Pool>() == 40);
     assert!(size_of::<Dense>() == 56);
