@@ -1224,11 +1224,11 @@ typedef struct ember_model_options {
     uint64_t memory_limit;
     /**
      * Bytes of the device's memory that all sessions of the model may take together: KV caches, states, what each session
-     * works in, and adapters. 0 for no limit. What would take more, such as `ember_session_create`, `ember_session_fork`,
-     * `ember_adapter_load` and on a GPU also calls that append tokens, returns `EMBER_OUT_OF_MEMORY`; no session loses anything.
-     * On a GPU, KV caches grow with the tokens in pages of 2 MiB; on a CPU, a session counts in whole from its beginning. An
-     * adapter counts once, however many sessions and embedders use it, until it is freed and none uses it any more. With several
-     * GPUs in `devices`, the limit is one for each of them.
+     * works in, adapters, and on a GPU embedders. 0 for no limit. What would take more, such as `ember_session_create`,
+     * `ember_session_fork`, `ember_adapter_load` and on a GPU also `ember_embedder_create` and calls that append tokens, returns
+     * `EMBER_OUT_OF_MEMORY`; no session loses anything. On a GPU, KV caches grow with the tokens in pages of 2 MiB; on a CPU, a
+     * session counts in whole from its beginning. An adapter counts once, however many sessions and embedders use it, until it is
+     * freed and none uses it any more. With several GPUs in `devices`, the limit is one for each of them.
      */
     uint64_t session_memory_limit;
     /**
@@ -2280,8 +2280,8 @@ typedef struct ember_embedder_options {
      */
     uint32_t max_tokens;
     /**
-     * The most tokens of several texts that are evaluated together; 0 means 512, or `max_tokens` if that is more. The results
-     * do not depend on it.
+     * The most tokens of several texts that are evaluated together; 0 means 512 on a CPU, 2048 to 16384 on a GPU (fewer for larger
+     * models), or `max_tokens` if that is more. The results do not depend on it. A GPU takes up to 65535.
      */
     uint32_t batch_tokens;
     /**
@@ -3568,9 +3568,10 @@ ember_status ember_generate_finish(struct ember_session *session,
  * reserved here. The new handle is written to `out` and has to be freed with `ember_embedder_free`. Any thread may
  * call it.
  *
- * Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_INVALID_UTF8` in `instruction`; `EMBER_UNSUPPORTED` for a model on
- * a GPU, one with layers that it cannot be made for (recurrent layers, for example), for scores of a model that has none, and for
- * scores by "yes" and "no" with an adapter of the head; `EMBER_INVALID_HANDLE` and `EMBER_INVALID_ARGUMENT` for adapters are as of
+ * Errors: `EMBER_INVALID_ARGUMENT` names the option; `EMBER_INVALID_UTF8` in `instruction`; `EMBER_UNSUPPORTED` for a model
+ * with layers that it cannot be made for (recurrent layers, for example; on a GPU, heads of more than 256 elements), for one whose layers
+ * are on several devices, for more `batch_tokens` than the device takes, for scores of a model that has none, and for scores by "yes"
+ * and "no" with an adapter of the head; `EMBER_INVALID_HANDLE` and `EMBER_INVALID_ARGUMENT` for adapters are as of
  * `ember_session_set_adapters`; `EMBER_FILE_TRUNCATED` and `EMBER_FILE_CORRUPT` if the model's file has changed; `EMBER_OUT_OF_MEMORY`.
  */
 ember_status ember_embedder_create(const struct ember_model *model,
