@@ -113,22 +113,25 @@ __device__ __forceinline__ float sum_of_parts(float v) {
     return v;
 }
 
+// Adds to `v` what a row of B and A x have for it.
+template <class Thin> __device__ __forceinline__ float add_adapter(const uint8_t* b, uint32_t type, uint32_t rank, uint32_t at, float scale, Thin thin, float v) {
+    float sum = 0.0f;
+#pragma unroll 2
+    for (uint32_t k = 0; k < rank; k += 8) {
+        float w[8], t[8];
+        eight_numbers(b, k, type, w);
+        thin(at + k, t);
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum = __fmaf_rn(w[j], t[j], sum);
+    }
+    return __fmaf_rn(scale, sum, v);
+}
 // Adds to `v` what pairs have for row `row` of their layer, of the thin row's part of that layer.
 template <class Thin> __device__ __forceinline__ float add_adapters(const AdapterPair* pairs, uint32_t uses, uint32_t row, Thin thin, float v) {
     for (uint32_t u = 0; u < uses; u++) {
         const AdapterPair pair = pairs[u];
         if (pair.rank == 0) continue;
-        const uint64_t first = (uint64_t)row * pair.ranks();
-        float sum = 0.0f;
-#pragma unroll 2
-        for (uint32_t k = 0; k < pair.rank; k += 8) {
-            float b[8], t[8];
-            eight_numbers(pair.b, first + k, pair.b_type, b);
-            thin(pair.at + k, t);
-#pragma unroll
-            for (int j = 0; j < 8; j++) sum = __fmaf_rn(b[j], t[j], sum);
-        }
-        v = __fmaf_rn(pair.scale, sum, v);
+        v = add_adapter(number_at(pair.b, (uint64_t)row * pair.ranks(), pair.b_type), pair.b_type, pair.rank, pair.at, pair.scale, thin, v);
     }
     return v;
 }
@@ -136,11 +139,13 @@ template <class Thin> __device__ __forceinline__ float add_adapters(const Adapte
 // What the adapters of one session have for a product of one row.
 struct Adapted {
     const AdapterPair* pairs;  // of its linear layers, `uses` each
-    uint64_t* words;           // [n_linears][ranks][NARROW_PARTS] parts of A x: a float and, above it, 1 once it is there
+    uint64_t* words;           // [n_linears][ranks][NARROW_PARTS] parts of A x: a float and, above it, `tag` once it is there
     uint32_t uses;
     uint32_t ranks;
     uint32_t n_linears;
-    uint32_t thin_at;          // in a block's shared memory: [n_linears][ranks] of A x
+    uint32_t thin_at;          // of a block's shared memory, from where on it is for adapters (`Adapting`)
+    uint32_t tag;              // that no other product of the step has
+    uint32_t padding;
     AdapterPiece pieces[MAX_LINEARS];
 };
-static_assert(sizeof(Adapted) == 192, "as in args.rs");
+static_assert(sizeof(Adapted) == 200, "as in args.rs");

@@ -66,7 +66,7 @@ struct AdaptedProductArgs {
     ProductArgs product;
     Adapted adapted;
 };
-static_assert(sizeof(AdaptedProductArgs) == 544, "as in args.rs");
+static_assert(sizeof(AdaptedProductArgs) == 552, "as in args.rs");
 
 #if __CUDA_ARCH__ >= 900
 
@@ -144,122 +144,215 @@ __device__ __forceinline__ void bring_rounded(const ProductArgs& a, const Input&
 
 // What adapters add to a product of one row, in the block that has its input in shared memory. The parts of A x are shared by
 // the warps of all blocks, which hand them over in global memory.
+//
+// What does not depend on the input is asked for before it is there: parts of A in front of the weights, rows of B behind the
+// first of them, both into shared memory.
 struct Adapting {
-    static constexpr uint32_t KEPT = 16;
     static constexpr uint32_t PATIENCE = 64;
+    static constexpr uint32_t AT_ONCE = 4;  // rounds of two slots that a warp waits for together
+    static constexpr uint32_t KEPT_B = 32;  // bytes of a row of B
 
     const Adapted& d;
-    const AdapterPair* pairs;  // in shared memory if they are few
-    float* thin;
+    uint8_t* room;   // in shared memory: A x, parts of A, rows of B
     uint32_t groups;
 
-    // A part of a row of A x.
-    struct Piece {
-        const uint8_t* a;
-        uint32_t type, part;
-        uint64_t* word;
+    // What a pair adds to a row: where its row of B is, and the rest.
+    struct Use {
+        const uint8_t* b;
+        uint32_t rank, at, type;
+        float scale;
+        uint64_t padding;
     };
-    __device__ __forceinline__ bool find(const AdapterPair* all, uint32_t number, Piece& piece) const {
-        uint32_t which, k;
-        if (!find_task(all, d.n_linears * d.uses, number / NARROW_PARTS, which, k)) return false;
-        piece = piece_of(all[which], k, number % NARROW_PARTS);
-        return true;
+    static_assert(sizeof(Use) == 32);
+
+    __device__ __forceinline__ uint32_t slots() const { return d.n_linears * d.ranks; }
+    __device__ __forceinline__ float* thin() const { return (float*)room; }
+    // Of a part of A, chunks of eight numbers that a lane has at most.
+    __device__ __forceinline__ uint32_t lane_chunks() const { return (groups * 4 + NARROW_THREADS - 1) / NARROW_THREADS; }
+    __device__ __forceinline__ uint8_t* kept_a() const { return room + (slots() * 4 + 15) / 16 * 16; }
+    __device__ __forceinline__ uint8_t* kept_b() const {
+        const uint32_t first = min((uint32_t)WARPS, (slots() * NARROW_PARTS + gridDim.x - 1) / gridDim.x);
+        return kept_a() + first * lane_chunks() * 512;
     }
-    __device__ __forceinline__ Piece piece_of(const AdapterPair& pair, uint32_t k, uint32_t part) const {
-        return {number_at(pair.a, (uint64_t)k * groups * 32, pair.a_type), pair.a_type, part, d.words + (pair.at + k) * NARROW_PARTS + part};
+
+    // What a lane knows of a pair that may have the row of A of a slot.
+    struct Candidate {
+        const uint8_t* a;
+        uint32_t rank, at, type;
+    };
+    __device__ __forceinline__ Candidate candidate(uint32_t slot, uint32_t base = 0) const {
+        const uint32_t u = base + (threadIdx.x & 31);
+        Candidate c = {};
+        if (slot < slots() && u < d.uses) {
+            const AdapterPair& pair = d.pairs[small_quotient(slot, d.ranks) * d.uses + u];
+            c = {pair.a, pair.rank, pair.at, pair.a_type};
+        }
+        return c;
+    }
+    // A row of A, or NULL where no pair has that slot.
+    struct Row {
+        const uint8_t* a;
+        uint32_t type;
+    };
+    __device__ __forceinline__ Row find(uint32_t slot, Candidate c) const {
+        for (uint32_t base = 32;; base += 32) {
+            const uint32_t found = __ballot_sync(~0u, slot - c.at < c.rank);
+            if (found) {
+                const int whose = __ffs(found) - 1;
+                const uint32_t k = slot - __shfl_sync(~0u, c.at, whose), type = __shfl_sync(~0u, c.type, whose);
+                const uint8_t* a = (const uint8_t*)__shfl_sync(~0u, (unsigned long long)c.a, whose);
+                return {number_at(a, (uint64_t)k * groups * 32, type), type};
+            }
+            if (base >= d.uses) return {};
+            c = candidate(slot, base);
+        }
     }
     __device__ __forceinline__ uint32_t first_piece() const { return blockIdx.x + gridDim.x * (threadIdx.x >> 5); }
 
-    // Before the input is there: keeps the pairs, and asks for what the block will need of A and B.
-    template <class Share> __device__ __forceinline__ void prepare(AdapterPair* kept, const Part& p, const Share& share, uint32_t gate) const {
-        const uint32_t n_pairs = d.n_linears * d.uses, lane = threadIdx.x & 31;
-        if (pairs != d.pairs)
-            for (uint32_t i = threadIdx.x; i < n_pairs * (uint32_t)(sizeof(AdapterPair) / 4); i += WARPS * 32)
-                ((uint32_t*)kept)[i] = ((const uint32_t*)d.pairs)[i];
-        for (uint32_t i = threadIdx.x; i < d.n_linears * d.ranks; i += WARPS * 32) thin[i] = 0.0f;
-        Piece piece;
-        if (find(d.pairs, first_piece(), piece))
-            for (uint32_t chunk = piece.part * 32 + lane; chunk < groups * 4; chunk += NARROW_THREADS)
-                prefetch_l2(number_at(piece.a, chunk * 8, piece.type));
+    // A warp's first piece.
+    struct First {
+        Row row;
+        bool is_kept;
+    };
+    // Asks for it.
+    __device__ __forceinline__ First bring_a() const {
+        First first = {};
+        const uint32_t number = first_piece(), lane = threadIdx.x & 31;
+        if (number < slots() * NARROW_PARTS) {
+            first.row = find(number / NARROW_PARTS, candidate(number / NARROW_PARTS));
+            first.is_kept = first.row.a && first.row.type != ADAPTER_F32;
+            if (first.is_kept) {
+                uint32_t to = shared_address(kept_a()) + ((threadIdx.x >> 5) * lane_chunks() * 32 + lane) * 16;
+                for (uint32_t chunk = number % NARROW_PARTS * 32 + lane; chunk < groups * 4; chunk += NARROW_THREADS, to += 512)
+                    copy16(to, first.row.a + chunk * 16, true);
+            }
+        }
+        copies_commit();
+        return first;
+    }
+    // Asks for the rows of B of the block's rows of the output, and for the next product's pairs, which lie behind these. The
+    // copies are of the group that is committed next.
+    template <class Share> __device__ __forceinline__ void bring_b(const Part& p, const Share& share, uint32_t gate) const {
+        if (blockIdx.x == 0 && threadIdx.x < 2) prefetch_l2((const uint8_t*)(d.pairs + d.n_linears * d.uses) + threadIdx.x * 128);
         for (uint32_t i = threadIdx.x; i < share.rows << gate; i += WARPS * 32) {
             const uint32_t half = i >= share.rows ? 1 : 0;
             uint32_t linear;
             const uint32_t row = adapted_row(d.pieces, p.out_offset + half * p.rows + share.place(i - half * share.rows), linear);
             for (uint32_t u = 0; u < d.uses; u++) {
-                const AdapterPair& pair = d.pairs[linear * d.uses + u];
-                if (pair.rank > 0) prefetch_l2(number_at(pair.b, (uint64_t)row * pair.ranks(), pair.b_type));
+                const Use use = use_of(d.pairs[linear * d.uses + u], row);
+                if (u == 0 && i < WARPS * 32) {
+                    Use* kept = (Use*)(kept_b() + i * (KEPT_B + sizeof(Use)));
+                    *kept = use;
+                    const uint32_t bytes = ((use.rank + 7) & ~7u) * (use.type == ADAPTER_F32 ? 4 : 2);
+                    if (bytes > 0 && bytes <= KEPT_B) {
+                        kept->b = (const uint8_t*)(kept + 1);
+                        const uint32_t to = shared_address(kept + 1);
+                        copy16(to, use.b, true);
+                        if (bytes > 16) copy16(to + 16, use.b + 16, true);
+                        continue;
+                    }
+                }
+                if (use.rank > 0) prefetch_l2(use.b);
             }
         }
     }
-    // A warp's sum.
-    __device__ __forceinline__ float sum(const Piece& piece, const Input& input) const {
+    __device__ __forceinline__ static Use use_of(const AdapterPair& pair, uint32_t row) {
+        return {number_at(pair.b, (uint64_t)row * pair.ranks(), pair.b_type), pair.rank, pair.at, pair.b_type, pair.scale, 0};
+    }
+    // A warp's sum of a part of a row of A, which may be in shared memory.
+    __device__ __forceinline__ float sum(const Row& row, uint32_t part, bool is_kept, const Input& input) const {
+        if (!row.a) return 0.0f;
+        const uint32_t lane = threadIdx.x & 31, first = part * 32 + lane;
+        const uint8_t* from = number_at(row.a, first * 8, row.type);
+        uint32_t step = NARROW_THREADS * (row.type == ADAPTER_F32 ? 32 : 16);
+        if (is_kept) {
+            from = kept_a() + ((threadIdx.x >> 5) * lane_chunks() * 32 + lane) * 16;
+            step = 512;
+        }
         float sum = 0.0f;
-#pragma unroll 4
-        for (uint32_t chunk = piece.part * 32 + (threadIdx.x & 31); chunk < groups * 4; chunk += NARROW_THREADS) {
+#pragma unroll 1
+        for (uint32_t chunk = first; chunk < groups * 4; chunk += NARROW_THREADS, from += step) {
             float w[8], x[8];
-            eight_numbers(piece.a, chunk * 8, piece.type, w);
+            eight_numbers(from, 0, row.type, w);
             eight_bytes(*(const uint2*)(input.at + chunk * 8), x);
             sum = add_eight(w, x, input.scales()[chunk / 4], sum);
         }
         return warp_sum(sum);
     }
-    __device__ __forceinline__ static uint64_t word_of(float v) { return 1ull << 32 | __float_as_uint(v); }
+    __device__ __forceinline__ uint64_t word_of(float v) const { return (uint64_t)d.tag << 32 | __float_as_uint(v); }
+    __device__ __forceinline__ bool is_there(uint64_t word) const { return (uint32_t)(word >> 32) == d.tag; }
+    __device__ __forceinline__ void hand_over(uint32_t number, float v) const {
+        if ((threadIdx.x & 31) == 0) store_shared_word(d.words + number, word_of(v));
+    }
 
     // A warp's pieces, when the input is there.
-    __device__ __forceinline__ void narrow(const Input& input) const {
-        Piece piece;
-        for (uint32_t number = first_piece(); find(pairs, number, piece); number += gridDim.x * WARPS) {
-            const float v = sum(piece, input);
-            if ((threadIdx.x & 31) == 0) store_shared_word(piece.word, word_of(v));
+    __device__ __forceinline__ void narrow(const First& first, const Input& input) const {
+        Row row = first.row;
+        bool is_kept = first.is_kept;
+        for (uint32_t number = first_piece(); number < slots() * NARROW_PARTS;) {
+            hand_over(number, sum(row, number % NARROW_PARTS, is_kept, input));
+            number += gridDim.x * WARPS;
+            if (number >= slots() * NARROW_PARTS) break;
+            row = find(number / NARROW_PARTS, candidate(number / NARROW_PARTS));
+            is_kept = false;
         }
     }
-    // Brings a warp's part of A x to shared memory. Blocks whose pieces do not come need not have begun, and may wait for this one
-    // to end: so what is missing for long the warp works out itself.
-    __device__ __forceinline__ void await(const Input& input) const {
-        const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = d.n_linears * d.ranks;
-        for (uint32_t base = warp * 2; base < n; base += WARPS * 2) {
-            const uint32_t at = base + lane / NARROW_PARTS, part = lane % NARROW_PARTS;
-            const AdapterPair* mine = NULL;
-            if (at < n) {
-                const AdapterPair* pair = pairs + at / d.ranks * d.uses;
-                for (uint32_t u = 0; u < d.uses; u++, pair++)
-                    if (at >= pair->at && at < pair->at + pair->rank) mine = pair;
-            }
-            uint64_t v = word_of(0.0f);
-            Piece piece = {};
-            if (mine) {
-                piece = piece_of(*mine, at - mine->at, part);
-                v = load_shared_word(piece.word);
-            }
+    // Brings A x to shared memory, by the warps that come first. Blocks whose pieces do not come need not have begun, and may
+    // wait for this one to end: so what is missing for long the warp works out itself.
+    __device__ __forceinline__ void await(uint32_t& next, const Input& input) const {
+        const uint32_t lane = threadIdx.x & 31, n = slots() * NARROW_PARTS;
+        for (;;) {
+            const uint32_t first = __shfl_sync(~0u, lane == 0 ? atomicAdd(&next, AT_ONCE * 32) : 0, 0);
+            if (first >= n) break;
+            uint64_t v[AT_ONCE];
+            auto load = [&](uint32_t i) {
+                const uint32_t number = first + i * 32 + lane;
+                v[i] = number < n ? load_shared_word(d.words + number) : word_of(0.0f);
+            };
+#pragma unroll
+            for (uint32_t i = 0; i < AT_ONCE; i++) load(i);
             for (uint32_t turn = 0;; turn++) {
-                const uint32_t missing = __ballot_sync(~0u, v >> 32 == 0);
-                if (!missing) break;
-                if (turn < PATIENCE) {
-                    if (v >> 32 == 0) v = load_shared_word(piece.word);
-                    continue;
-                }
-                const int whose = __ffs(missing) - 1;
-                Piece other = {};
-                other.a = (const uint8_t*)__shfl_sync(~0u, (unsigned long long)piece.a, whose);
-                other.type = __shfl_sync(~0u, piece.type, whose);
-                other.part = __shfl_sync(~0u, piece.part, whose);
-                const float made = sum(other, input);
-                if (lane == whose) v = word_of(made);
+                uint32_t missing = n;
+#pragma unroll
+                for (uint32_t i = 0; i < AT_ONCE; i++)
+                    if (!is_there(v[i])) {
+                        missing = first + i * 32 + lane;
+                        load(i);
+                    }
+                const uint32_t wait = __ballot_sync(~0u, missing < n);
+                if (!wait) break;
+                if (turn < PATIENCE) continue;
+                const uint32_t number = __shfl_sync(~0u, missing, __ffs(wait) - 1);
+                const Row row = find(number / NARROW_PARTS, candidate(number / NARROW_PARTS));
+                hand_over(number, sum(row, number % NARROW_PARTS, false, input));
             }
-            const float whole = sum_of_parts(__uint_as_float((uint32_t)v));
-            if (mine && part == 0) thin[at] = whole;
+#pragma unroll
+            for (uint32_t i = 0; i < AT_ONCE; i++) {
+                const float whole = sum_of_parts(__uint_as_float((uint32_t)v[i]));
+                const uint32_t number = first + i * 32 + lane;
+                if (number % NARROW_PARTS == 0 && number < n) thin()[number / NARROW_PARTS] = whole;
+            }
         }
     }
-    // Adds to the sum of row `place` of the product's output, when all of A x is there.
-    __device__ __forceinline__ float add(uint32_t place, float v) const {
-        uint32_t linear;
-        const uint32_t row = adapted_row(d.pieces, place, linear);
-        auto load = [&](uint32_t at, float (&t)[8]) {
-            const float4 lo = *(const float4*)(thin + at), hi = *(const float4*)(thin + at + 4);
-            t[0] = lo.x; t[1] = lo.y; t[2] = lo.z; t[3] = lo.w;
-            t[4] = hi.x; t[5] = hi.y; t[6] = hi.z; t[7] = hi.w;
-        };
-        return add_adapters(pairs + linear * d.uses, d.uses, row, load, v);
+    // Adds to the sum of item `i` of the block, row `place` of the product's output, when all of A x is there.
+    __device__ __forceinline__ float add(uint32_t i, uint32_t place, float v) const {
+        for (uint32_t u = 0; u < d.uses; u++) {
+            Use use;
+            if (u == 0 && i < WARPS * 32) use = *(const Use*)(kept_b() + i * (KEPT_B + sizeof(Use)));
+            else {
+                uint32_t linear;
+                const uint32_t row = adapted_row(d.pieces, place, linear);
+                use = use_of(d.pairs[linear * d.uses + u], row);
+            }
+            if (use.rank == 0) continue;
+            auto load = [&](uint32_t at, float (&t)[8]) {
+                const float4 lo = *(const float4*)(thin() + at), hi = *(const float4*)(thin() + at + 4);
+                t[0] = lo.x; t[1] = lo.y; t[2] = lo.z; t[3] = lo.w;
+                t[4] = hi.x; t[5] = hi.y; t[6] = hi.z; t[7] = hi.w;
+            };
+            v = add_adapter(use.b, use.type, use.rank, use.at, use.scale, load, v);
+        }
+        return v;
     }
 };
 
@@ -271,7 +364,7 @@ template <bool ADAPTED> struct ProductStatic {
 template <> struct ProductStatic<true> {
     float scratch[32];
     uint64_t bar;
-    AdapterPair pairs[Adapting::KEPT];
+    uint32_t next;  // of A x that a warp waits for
 };
 
 template <uint32_t T, bool SPREAD, bool ADAPTED> __device__ __forceinline__ void product_rows(const ProductArgs& a, const Adapted* adapted, const Part& part, ProductStatic<ADAPTED>& m, uint8_t* shared) {
@@ -321,10 +414,12 @@ template <uint32_t T, bool SPREAD, bool ADAPTED> __device__ __forceinline__ void
     auto adapting = [&] {
         if constexpr (ADAPTED) {
             const Adapted& d = *adapted;
-            return Adapting{d, d.n_linears * d.uses <= Adapting::KEPT ? m.pairs : d.pairs, (float*)(shared + d.thin_at), a.groups};
+            return Adapting{d, shared + d.thin_at, a.groups};
         }
     };
-    if constexpr (ADAPTED) adapting().prepare(m.pairs, p, share, gate);
+    // Parts of A go before the weights.
+    Adapting::First first = {};
+    if constexpr (ADAPTED) first = adapting().bring_a();
     // What is asked for first comes first, and the next block of a product begins when the one before has ended: so the input
     // goes before the weights. Only attention leaves time for some.
     constexpr uint32_t EARLY = 1;
@@ -353,7 +448,11 @@ template <uint32_t T, bool SPREAD, bool ADAPTED> __device__ __forceinline__ void
     __syncthreads();
 
     release_dependents();
-    if constexpr (ADAPTED) adapting().narrow(input);
+    if constexpr (ADAPTED) {
+        copies_wait<STAGES>();
+        adapting().narrow(first, input);
+        adapting().bring_b(p, share, gate);
+    }
     uint32_t left = share.count, run = share.run, row = share.row, loaded = ~0u, n_groups = 0;
     LaneInput x;
     const uint32_t u = butterfly_row<CR>(lane);
@@ -394,7 +493,11 @@ template <uint32_t T, bool SPREAD, bool ADAPTED> __device__ __forceinline__ void
             if (to) to += share.STEP;
         }
     }
-    if constexpr (ADAPTED) adapting().await(input);
+    if constexpr (ADAPTED) {
+        adapting().await(m.next, input);
+        copies_commit();
+        copies_wait<0>();
+    }
     __syncthreads();
     auto sum = [&](uint32_t half, uint32_t i) {
         float v = sums[half * rows + i];
@@ -402,20 +505,28 @@ template <uint32_t T, bool SPREAD, bool ADAPTED> __device__ __forceinline__ void
         for (uint32_t t = 1; t < p.n_slices; t++) v = __fadd_rn(v, sums[((t << gate) + half) * rows + i]);
         return p.bias ? __fadd_rn(v, p.bias[half * p.rows + share.place(i)]) : v;
     };
-    auto with_adapters = [&](uint32_t half, uint32_t i, float v) {
-        if constexpr (ADAPTED) return adapting().add(p.out_offset + half * p.rows + share.place(i), v);
-        return v;
+    if constexpr (ADAPTED) {
+        // The sums with their addends take the place of those of the first slice; each is read and written by the same thread.
+        for (uint32_t i = threadIdx.x; i < rows << gate; i += WARPS * 32) {
+            const uint32_t half = i >= rows ? 1 : 0, row = i - half * rows;
+            float v = sum(half, row);
+            if (a.finish == PLAIN && a.residual) v = __fadd_rn(v, row < WARPS * 32 ? residual : __ldcg(residuals + share.place(row)));
+            sums[i] = adapting().add(i, p.out_offset + half * p.rows + share.place(row), v);
+        }
+        if (gate) __syncthreads();
+    }
+    auto whole = [&](uint32_t half, uint32_t i) {
+        if constexpr (ADAPTED) return sums[half * rows + i];
+        return sum(half, i);
     };
     for (uint32_t i = threadIdx.x; i < rows; i += WARPS * 32) {
-        float v = sum(0, i);
+        float v = whole(0, i);
         const uint32_t row = share.place(i);
         const float r = !a.residual ? 0.0f : i < WARPS * 32 ? residual : __ldcg(residuals + row);
         if (a.finish == PLAIN) {
-            if (a.residual) v = __fadd_rn(v, r);
-            v = with_adapters(0, i, v);
+            if (!ADAPTED && a.residual) v = __fadd_rn(v, r);
         } else {
-            v = with_adapters(0, i, v);
-            v = a.finish == GATE ? gated(a.activation, v, with_adapters(1, i, sum(1, i))) : activated(a.activation, v);
+            v = a.finish == GATE ? gated(a.activation, v, whole(1, i)) : activated(a.activation, v);
             if (a.finish == WEIGH) v = __fmul_rn(v, r);
         }
         a.out[p.out_offset + row] = v;
@@ -429,6 +540,7 @@ template <uint32_t TYPES, bool SPREAD = false, bool ADAPTED = false> __device__ 
     if (threadIdx.x == 0) {
         barrier_init(shared_address(&m.bar), 1);
         fence_shared();
+        if constexpr (ADAPTED) m.next = 0;
     }
     const Part& p = part_of(a.parts, a.n_parts);
     for_type(p.type, [&]<uint32_t T>() {
@@ -444,9 +556,9 @@ template <uint32_t TYPES, bool SPREAD = false, bool ADAPTED = false> __device__ 
     extern "C" __global__ void __launch_bounds__(WARPS * 32) name(const __grid_constant__ ProductArgs a) { \
         product_body<types, spread, false>(a, NULL);                                                       \
     }
-#define PRODUCT_ADAPTED(name, types, spread)                                                                      \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32) name(const __grid_constant__ AdaptedProductArgs a) { \
-        product_body<types, spread, true>(a.product, &a.adapted);                                                 \
+#define PRODUCT_ADAPTED(name, types, spread)                                                                         \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) name(const __grid_constant__ AdaptedProductArgs a) { \
+        product_body<types, spread, true>(a.product, &a.adapted);                                                    \
     }
 #define PRODUCT(name, types)                                 \
     PRODUCT_ONE(product_##name, (types), false)              \

@@ -230,6 +230,7 @@ template <uint32_t T, bool SPREAD> void compare_products(uint32_t finish, uint32
     const uint32_t most_rows = SPREAD ? (rows / GROUP + BLOCKS - 1) / BLOCKS * GROUP : (rows + BLOCKS - 1) / BLOCKS;
     Adapted d{};
     std::vector<uint64_t> words(n_linears * adapters.ranks * NARROW_PARTS);
+    d.tag = 7;
     d.pairs = adapters.pairs;
     d.words = words.data();
     d.uses = uses;
@@ -242,7 +243,8 @@ template <uint32_t T, bool SPREAD> void compare_products(uint32_t finish, uint32
     const auto compare = [&](const char* what, const std::function<void()>& launch) {
         std::vector<float> out(wanted.size(), NAN);
         a.out = out.data();
-        std::fill(words.begin(), words.end(), 0);
+        // Of the product before.
+        std::fill(words.begin(), words.end(), 6ull << 32 | 0x3f800000);
         launch();
         check(same(out, wanted), what);
     };

@@ -25,7 +25,9 @@ const THREADS: u32 = 128;
 /// As `NARROW_THREADS` of adapters.cuh.
 const NARROW_THREADS: u32 = 512;
 /// Parts of a row of `A`, as `NARROW_PARTS` of adapters.cuh.
-const PARTS: u64 = 16;
+const PARTS: usize = 16;
+/// Behind the pairs of a product, these bytes are asked for, too: they are those of the next one, as a rule.
+const PAIRS_BEHIND: usize = 256;
 /// The most ranks, of all linear layers of a product, for which it adds itself what adapters have: beyond, its blocks would
 /// wait too long.
 const MOST_RANKS: usize = 256;
@@ -305,7 +307,7 @@ pub struct SessionAdapters {
     /// `A x` of rows.
     thin: Buffer,
     thin_stride: usize,
-    /// `A x` of products that add themselves what adapters have for them, if some do.
+    /// `A x` of the products that add themselves what adapters have for them, one after the other, if some do.
     words: Option<Buffer>,
     /// What goes to `pairs`.
     table: Vec<args::AdapterPair>,
@@ -348,13 +350,13 @@ impl SessionAdapters {
         let thin_stride = most as usize * room.ranks;
         let mut adapters = SessionAdapters {
             room,
-            pairs: Buffer::new(context, n * room.uses * pair, what)?,
+            pairs: Buffer::new(context, n * room.uses * pair + PAIRS_BEHIND, what)?,
             thin: Buffer::new(context, THIN_ROWS * thin_stride * 4, what)?,
             thin_stride,
             words: match room.ranks <= MOST_RANKS {
                 true => Some(Buffer::new(
                     context,
-                    n * room.ranks * PARTS as usize * 8,
+                    thin_stride * PARTS * 8,
                     what,
                 )?),
                 false => None,
@@ -454,26 +456,27 @@ pub enum Adapters {
 }
 
 impl OneSession {
-    /// Bytes that a block needs of a product's `A x`; none if there is too much of it.
-    pub fn thin_bytes(&self, matrix: &Matrix) -> Option<usize> {
+    /// Ranks that a product has room for, of all its linear layers; none if there are too many.
+    pub fn ranks(&self, matrix: &Matrix) -> Option<usize> {
         let n_linears = matrix.adapted.as_ref().map_or(0, |a| a.n_linears as usize);
-        let ranks = n_linears * self.room.ranks;
-        (ranks <= MOST_RANKS).then_some(ranks * 4)
+        Some(n_linears * self.room.ranks).filter(|&ranks| ranks <= MOST_RANKS)
     }
 
-    /// What a product adds itself. The words are zeros when its step begins ([`OneSession::clear`]), and no other of the step
-    /// uses those of the product.
+    /// What a product adds itself. The words are zeros when its step begins ([`OneSession::clear`]); all products of the step use
+    /// them, so that they stay in the L2 cache, and none begins before the one before it has ended.
     pub fn adapted(&self, matrix: &Matrix) -> Option<args::Adapted> {
         let adapted = matrix.adapted.as_ref()?;
         let (uses, ranks) = (self.room.uses as u32, self.room.ranks as u32);
         let pair = size_of::<args::AdapterPair>() as u64;
         Some(args::Adapted {
             pairs: self.pairs + u64::from(adapted.first * uses) * pair,
-            words: self.words + u64::from(adapted.first * ranks) * PARTS * 8,
+            words: self.words,
             uses,
             ranks,
             n_linears: adapted.n_linears,
             thin_at: 0,
+            tag: adapted.first + 1,
+            padding: 0,
             pieces: adapted.pieces,
         })
     }

@@ -538,7 +538,7 @@ const _: () = {
     assert!(size_of::<Segment>() == 40);
     assert!(size_of::<Matvec>() == 232);
     assert!(size_of::<Product>() == 352);
-    assert!(size_of::<AdaptedProduct>() == 544);
+    assert!(size_of::<AdaptedProduct>() == 552);
     assert!(size_of::<Matmul>() == 64);
     assert!(size_of::<GatedMatmul>() == 72);
     assert!(size_of::<Rotation>() == 56);

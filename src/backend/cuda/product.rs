@@ -12,6 +12,10 @@ use crate::error::{Result, fail};
 const STATIC_SHARED: usize = 1024;
 /// Bytes of a group of the input in shared memory.
 const INPUT_BYTES: usize = 36;
+/// As of adapters.cuh.
+const NARROW_PARTS: usize = 16;
+/// Bytes that a block keeps of a row of `B`, with what is to be known of it.
+const KEPT_OF_ROW: usize = 64;
 /// Widest row that a norm takes: what the registers of a block hold.
 const WIDEST_NORM: u32 = 16 * 512;
 
@@ -77,12 +81,22 @@ struct ProductPlan {
     shared: usize,
     /// Of `shared`, what is used.
     used: usize,
+    /// Of a block, both halves counted.
+    most_rows: usize,
 }
 
 impl ProductPlan {
-    /// Where `A x` of adapters can begin.
+    /// Where what a block has for adapters can begin.
     fn thin_at(&self) -> usize {
         self.used.next_multiple_of(16)
+    }
+
+    /// How much that is, as `Adapting` lays it out: `A x`, first parts of `A`, rows of `B`.
+    fn adapted_bytes(&self, ranks: usize) -> usize {
+        let parts = (ranks * NARROW_PARTS).div_ceil(self.grid as usize);
+        let part = (self.args.groups as usize * 4).div_ceil(NARROW_PARTS * 32) * 512;
+        let rows = self.most_rows.min(WARPS * 32);
+        (ranks * 4).next_multiple_of(16) + parts.min(WARPS) * part + rows * KEPT_OF_ROW
     }
 }
 
@@ -169,9 +183,9 @@ impl Kernels {
         // Also with the halves of a gate.
         let plans = [1, 2].map(|halves| self.plan_product(matrix, which, halves));
         self.takes_product(matrix, types, which, 1)
-            && session.thin_bytes(matrix).is_some_and(|bytes| {
+            && session.ranks(matrix).is_some_and(|ranks| {
                 let mut plans = plans.iter().flatten();
-                plans.all(|plan| plan.thin_at() + bytes <= most)
+                plans.all(|plan| plan.thin_at() + plan.adapted_bytes(ranks) <= most)
             })
     }
 
@@ -243,8 +257,8 @@ impl Kernels {
                 None => self.launch(stream, &name, grid, threads, plan.shared, &args),
                 Some(mut adapted) => {
                     adapted.thin_at = plan.thin_at() as u32;
-                    let thin = (adapted.n_linears * adapted.ranks) as usize * 4;
-                    let shared = plan.shared.max(plan.thin_at() + thin);
+                    let bytes = plan.adapted_bytes((adapted.n_linears * adapted.ranks) as usize);
+                    let shared = plan.shared.max(plan.thin_at() + bytes);
                     let args = args::AdaptedProduct {
                         product: args,
                         adapted,
@@ -264,7 +278,7 @@ impl Kernels {
             groups: matrix.groups,
             ..Default::default()
         };
-        let (mut grid, mut sums, mut ring) = (0, 0, 0);
+        let (mut grid, mut sums, mut ring, mut most_rows) = (0, 0, 0, 0);
         // What blocks share: rows, or groups of rows that are spread.
         let unit = match segments[..] {
             [s] => {
@@ -299,8 +313,9 @@ impl Kernels {
                 spread: if unit > 1 { blocks } else { 0 },
             };
             grid += blocks;
-            let most_rows = units.div_ceil(blocks) * unit;
-            sums = sums.max((n_slices * halves * most_rows) as usize * 4);
+            let its_rows = (units.div_ceil(blocks) * unit * halves) as usize;
+            sums = sums.max(n_slices as usize * its_rows * 4);
+            most_rows = most_rows.max(its_rows);
             ring = ring.max(ring_bytes(s.ty));
         }
         args.ring_bytes = ring as u32;
@@ -317,6 +332,7 @@ impl Kernels {
             grid,
             shared,
             used,
+            most_rows,
         })
     }
 }

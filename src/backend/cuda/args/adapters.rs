@@ -38,6 +38,8 @@ pub struct Adapted {
     pub ranks: u32,
     pub n_linears: u32,
     pub thin_at: u32,
+    pub tag: u32,
+    pub padding: u32,
     pub pieces: [AdapterPiece; MAX_LINEARS],
 }
 
@@ -66,6 +68,6 @@ pub struct Adapt {
 const _: () = {
     assert!(size_of::<AdapterPair>() == 40);
     assert!(size_of::<AdapterPiece>() == 20);
-    assert!(size_of::<Adapted>() == 192);
+    assert!(size_of::<Adapted>() == 200);
     assert!(size_of::<Adapt>() == 248);
 };
