@@ -1,7 +1,10 @@
 //! Mixtures of experts: their hyperparameters and tensors, whose names all families share.
 
 use super::decoder::Decoder;
-use super::{Activation, ExpertGroups, Experts, FeedForward, Linear, Mlp, Scoring, SharedExpert};
+use super::{
+    Activation, ExpertGroups, Experts, FeedForward, LatentExperts, Linear, Mlp, Scoring,
+    SharedExpert,
+};
 use crate::error::{Result, fail};
 
 /// What a family's experts are unless the file says otherwise.
@@ -207,8 +210,47 @@ impl Mixture {
         Ok(FeedForward::Experts(Box::new(experts)))
     }
 
+    /// The experts of a layer that work in a space of `latent` elements, beside the shared one.
+    pub(super) fn latent_layer(
+        &self,
+        d: &Decoder,
+        layer: usize,
+        latent: usize,
+    ) -> Result<FeedForward> {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let mut experts = self.experts_of(d, layer, latent)?;
+        let Some(SharedExpert { mlp, gate: None }) = experts.shared.take() else {
+            fail!(
+                Unsupported,
+                "layer {layer}: experts of another width than the network's without a shared expert ({}), or with a gate of it, are not supported",
+                d.source.key_name(SHARED_WIDTH)
+            );
+        };
+        let enter = d
+            .source
+            .linear(&name("ffn_latent_down"), d.hidden, latent)?;
+        if let Some(bias) = &enter.bias {
+            fail!(
+                Unsupported,
+                "tensor {}: a bias in front of experts is not supported",
+                bias.name
+            );
+        }
+        Ok(FeedForward::Latent(Box::new(LatentExperts {
+            enter,
+            experts,
+            leave: d.source.linear(&name("ffn_latent_up"), latent, d.hidden)?,
+            mlp,
+        })))
+    }
+
     /// The experts of a layer.
     pub(super) fn experts(&self, d: &Decoder, layer: usize) -> Result<Experts> {
+        self.experts_of(d, layer, d.hidden)
+    }
+
+    /// The same of experts whose inputs and outputs have so many elements.
+    fn experts_of(&self, d: &Decoder, layer: usize, width: usize) -> Result<Experts> {
         let (source, hidden) = (&d.source, d.hidden);
         let (n_experts, n_ff) = (self.n_experts, self.n_ff);
         let name = |part: &str| format!("blk.{layer}.{part}");
@@ -242,7 +284,7 @@ impl Mixture {
         let router = source.linear(&name("ffn_gate_inp"), hidden, n_experts)?;
         let (gate, up) = match self.fused {
             true => {
-                let both = stack(FUSED, hidden, 2 * n_ff)?;
+                let both = stack(FUSED, width, 2 * n_ff)?;
                 if let Some(bias) = &both.bias {
                     fail!(
                         Unsupported,
@@ -253,8 +295,8 @@ impl Mixture {
                 (Some(both.clone()), both)
             }
             false => (
-                if_gated(&|| stack("ffn_gate_exps", hidden, n_ff))?,
-                stack("ffn_up_exps", hidden, n_ff)?,
+                if_gated(&|| stack("ffn_gate_exps", width, n_ff))?,
+                stack("ffn_up_exps", width, n_ff)?,
             ),
         };
         Ok(Experts {
@@ -274,7 +316,7 @@ impl Mixture {
             gate,
             up,
             fused: self.fused,
-            down: stack("ffn_down_exps", n_ff, hidden)?,
+            down: stack("ffn_down_exps", n_ff, width)?,
             activation: self.activation,
             shared,
             sum_bias: None,

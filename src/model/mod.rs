@@ -60,10 +60,10 @@ mod unused;
 pub use adapter::{Adaptable, Adapter, AdapterSet, AdapterUse, Floats, LowRank, adaptable_linears};
 pub use network::{
     Activation, Attention, Block, Conv, DeltaNet, DeltaSteps, DenseAndExperts, ExpertGroups,
-    Experts, FeedForward, FixedShape, KvShape, LatentAttention, LayerInput, LayerStreams, Linear,
-    LongRope, MAX_STREAMS, Mamba1, Mamba2, Mixer, MixerState, Mlp, Network, Norm, NormKind,
-    PerLayerInputs, Rope, RopePairing, Scoring, SharedExpert, ShortConv, SideBySide, Streams,
-    Temperature,
+    Experts, FeedForward, FixedShape, KvShape, LatentAttention, LatentExperts, LayerInput,
+    LayerStreams, Linear, LongRope, MAX_STREAMS, Mamba1, Mamba2, Mixer, MixerState, Mlp, Network,
+    Norm, NormKind, PerLayerInputs, Rope, RopePairing, Scoring, SharedExpert, ShortConv,
+    SideBySide, Streams, Temperature,
 };
 
 pub use part::Surroundings;

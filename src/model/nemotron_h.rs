@@ -31,13 +31,6 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
 /// The one whose feed-forward parts, or some of them, are experts without gates.
 pub(super) fn experts(file: &ModelFile) -> Result<Network> {
     let d = Decoder::read_with(file, "nemotron_h_moe", NormKind::Rms, kv_heads)?;
-    if d.source.find::<u64>(LATENT)?.unwrap_or(0) > 0 {
-        fail!(
-            Unsupported,
-            "{} is there; experts of another width than the network's are not supported",
-            d.source.key_name(LATENT)
-        );
-    }
     let defaults = Defaults {
         scoring: Scoring::Sigmoid,
         activation: Activation::ReluSquared,
@@ -46,10 +39,24 @@ pub(super) fn experts(file: &ModelFile) -> Result<Network> {
         ..softmax(&d)?
     };
     let experts = Mixture::new(&d, defaults)?;
-    network(d, Some(experts))
+    let latent = match d.source.find::<u64>(LATENT)? {
+        None | Some(0) => None,
+        Some(_) => Some(d.source.size(LATENT)?),
+    };
+    if let Some(latent) = latent
+        && latent > d.hidden
+    {
+        let problem = format!(
+            "is {latent}, more than the width of the network, {}",
+            d.hidden
+        );
+        return Err(d.source.invalid(LATENT, &problem));
+    }
+    network(d, Some((experts, latent)))
 }
 
-fn network(mut d: Decoder, experts: Option<Mixture>) -> Result<Network> {
+/// With experts, there may be another width than the network's for their inputs and outputs.
+fn network(mut d: Decoder, experts: Option<(Mixture, Option<usize>)>) -> Result<Network> {
     let mut kinds = kinds(&d)?;
     d.leave_out_predictors()?;
     let widths = per_layer(&d.source, N_FF, kinds.len())?;
@@ -81,7 +88,10 @@ fn network(mut d: Decoder, experts: Option<Mixture>) -> Result<Network> {
         Ok(Block {
             feed_forward_norm: d.norm(next, "attn_norm")?,
             feed_forward: match (&experts, &widths) {
-                (Some(experts), _) if routed => experts.layer(&d, next)?,
+                (Some((experts, None)), _) if routed => experts.layer(&d, next)?,
+                (Some((experts, Some(latent))), _) if routed => {
+                    experts.latent_layer(&d, next, *latent)?
+                }
                 (_, None) => d.plain(next, Activation::ReluSquared)?,
                 (_, Some(widths)) => {
                     let n_ff = d.source.check_size(N_FF, widths[next])?;

@@ -936,6 +936,8 @@ pub enum FeedForward {
     Experts(Box<Experts>),
     /// Both side by side.
     Both(Box<DenseAndExperts>),
+    /// Experts of another width than the network's, beside one for all tokens.
+    Latent(Box<LatentExperts>),
     /// Nothing: the block ends with its mixer. It is sequential, without a norm of this part.
     None,
 }
@@ -957,6 +959,20 @@ pub struct DenseAndExperts {
     pub experts: Experts,
     /// Of their output.
     pub experts_post_norm: Norm,
+}
+
+/// A mixture of experts that work in a space of its own, beside a feed-forward for all tokens: `mlp(x) +
+/// leave(experts(enter(x)))`, where the router reads `x`. The block is sequential, without a norm behind this part.
+#[derive(Clone, Debug)]
+pub struct LatentExperts {
+    /// `latent` x `hidden`, without a bias; `latent` is at most `hidden`.
+    pub enter: Linear,
+    /// Without a shared expert. Inputs and outputs have `latent` elements, but those of the router `hidden`.
+    pub experts: Experts,
+    /// `hidden` x `latent`.
+    pub leave: Linear,
+    /// For all tokens.
+    pub mlp: Mlp,
 }
 
 /// `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate.
@@ -1086,6 +1102,11 @@ impl Block {
                 all.extend(both.mlp.linears());
                 all.extend(both.experts.linears());
             }
+            FeedForward::Latent(latent) => {
+                all.extend([&latent.enter, &latent.leave]);
+                all.extend(latent.mlp.linears());
+                all.extend(latent.experts.linears());
+            }
             FeedForward::None => {}
         }
         if let Some(input) = &self.per_layer {
@@ -1137,6 +1158,7 @@ impl FeedForward {
         match self {
             FeedForward::Experts(experts) => Some(experts),
             FeedForward::Both(both) => Some(&both.experts),
+            FeedForward::Latent(latent) => Some(&latent.experts),
             FeedForward::Dense(_) | FeedForward::None => None,
         }
     }

@@ -74,6 +74,7 @@ pub const FAMILIES: &[&str] = &[
     "mixtral",
     "nemotron",
     "nemotron_h",
+    "nemotron_h_latent",
     "nemotron_h_moe",
     "olmo2",
     "olmo3",
@@ -97,7 +98,7 @@ pub const FAMILIES: &[&str] = &[
 ];
 
 /// Those of them that run on a CPU only.
-pub const CPU_ONLY: &[&str] = &["gemma3n"];
+pub const CPU_ONLY: &[&str] = &["gemma3n", "nemotron_h_latent"];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context.

@@ -230,6 +230,13 @@ fn feed_forward_part(block: &Block, x: &Rows, stream: &Rows) -> Rows {
             add(&mut y, &norm(Some(&both.experts_post_norm), &z), 1.0);
             y
         }
+        FeedForward::Latent(latent) => {
+            let mut y = feed_forward(&latent.mlp, x);
+            let scores = linear(&latent.experts.router, x);
+            let z = experts_by(&latent.experts, &scores, &linear(&latent.enter, x));
+            add(&mut y, &linear(&latent.leave, &z), 1.0);
+            y
+        }
         FeedForward::None => x.iter().map(|row| vec![0.0; row.len()]).collect(),
     };
     norm(block.feed_forward_post_norm.as_ref(), &y)

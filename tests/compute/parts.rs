@@ -67,6 +67,7 @@ const FAMILIES: &[&str] = &[
     "mamba",
     "mamba2",
     "bamba",
+    "nemotron_h_latent",
     "gpt2",
 ];
 

@@ -513,10 +513,10 @@ fn contradictions_are_refused_by_key() {
             InvalidModel,
         ),
         (
-            "nemotron_h_moe",
+            "nemotron_h_latent",
             "moe_latent_size",
-            16u32.into(),
-            Unsupported,
+            29u32.into(),
+            InvalidModel,
         ),
         (
             "nemotron_h_moe",

@@ -7,6 +7,7 @@ use super::delta_net::DeltaNetLayer;
 use super::elementwise::{add_bias, gelu_mul, gelu_tanh_mul, layer_norm, relu_squared_mul};
 use super::elementwise::{rms_norm, silu_alone, silu_mul, swiglu_clamped, xielu};
 use super::experts::ExpertLayer;
+use super::latent_experts::LatentExpertLayer;
 use super::latent_layer::LatentLayer;
 use super::mamba1::Mamba1Layer;
 use super::mamba2::Mamba2Layer;
@@ -279,6 +280,9 @@ impl Layer {
                 FeedForward::Both(both) => {
                     FeedForwardLayer::Both(Box::new(BothLayer::new(both, isa)?))
                 }
+                FeedForward::Latent(latent) => {
+                    FeedForwardLayer::Latent(Box::new(LatentExpertLayer::new(latent, isa)?))
+                }
                 FeedForward::None => FeedForwardLayer::None,
             },
             feed_forward_post_norm: NormWeights::find(&block.feed_forward_post_norm)?,
@@ -322,6 +326,7 @@ impl Layer {
             FeedForwardLayer::Dense(dense) => dense.floats(),
             FeedForwardLayer::Experts(experts) => experts.vector_len(),
             FeedForwardLayer::Both(both) => both.floats(),
+            FeedForwardLayer::Latent(latent) => latent.floats(),
             FeedForwardLayer::None => 0,
         };
         let input = self.input.as_ref().map_or(0, |input| input.floats());
@@ -340,6 +345,7 @@ pub(super) enum FeedForwardLayer {
     Dense(Box<DenseLayer>),
     Experts(Box<ExpertLayer>),
     Both(Box<BothLayer>),
+    Latent(Box<LatentExpertLayer>),
     None,
 }
 

@@ -35,6 +35,7 @@ mod estimate;
 mod experts;
 mod forward;
 pub mod host;
+mod latent_experts;
 mod latent_layer;
 mod layer;
 mod mamba1;

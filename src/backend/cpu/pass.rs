@@ -244,6 +244,7 @@ impl Pass<'_, '_> {
                 self.marks.end(Kind::Down, || experts.bytes_per_token().1);
             }
             FeedForwardLayer::Both(both) => both.run(self, norm, post)?,
+            FeedForwardLayer::Latent(latent) => latent.run(self, norm, post)?,
             FeedForwardLayer::None => {}
         }
         if let Some(norm) = &layer.feed_forward_sum_norm {

@@ -272,6 +272,10 @@ impl Sizes {
                     s.n_ff = s.n_ff.max(both.mlp.up.weight.rows());
                     s.held = s.hidden;
                 }
+                FeedForward::Latent(latent) => {
+                    s.n_ff = s.n_ff.max(latent.mlp.up.weight.rows());
+                    s.kv = s.kv.max(latent.enter.weight.rows());
+                }
                 FeedForward::Experts(_) | FeedForward::None => {}
             }
             s.experts.include(block);

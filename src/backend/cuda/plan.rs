@@ -311,6 +311,10 @@ impl Jobs {
                     },
                     experts_post_norm: self.norm(&both.experts_post_norm)?,
                 })),
+                FeedForward::Latent(_) => fail!(
+                    Unsupported,
+                    "layer {index}: experts of another width than the network's are not supported on a GPU; they are on a CPU"
+                ),
                 FeedForward::None => FeedForwardPlan::None,
             },
             feed_forward_post_norm: self.find_norm(&block.feed_forward_post_norm)?,

@@ -155,6 +155,14 @@ FAMILIES = {
                                                             moe_shared_expert_intermediate_size=20, routed_scaling_factor=1.7,
                                                             layers_block_type=["linear_attention", "moe", "full_attention", "moe",
                                                                                "linear_attention", "mlp"])),
+    # Experts in a space of their own.
+    "nemotron_h_latent": ("nemotron_h", "nemotron_h_moe", dict(hidden_size=28, num_attention_heads=2, num_key_value_heads=1, head_dim=12,
+                                                               intermediate_size=28, mamba_num_heads=4, mamba_head_dim=6, n_groups=2,
+                                                               ssm_state_size=8, conv_kernel=4, time_step_min=1e-9, n_routed_experts=5,
+                                                               num_experts_per_tok=2, n_group=1, topk_group=1, moe_intermediate_size=12,
+                                                               moe_latent_size=20, moe_shared_expert_intermediate_size=18,
+                                                               routed_scaling_factor=1.7,
+                                                               layers_block_type=["linear_attention", "moe", "full_attention", "moe", "linear_attention"])),
     # Channels that fill no whole blocks; the last one has norms inside, which have no weights.
     "mamba": ("mamba", "mamba", MAMBA_1 | dict(num_hidden_layers=3, hidden_size=28, state_size=9, time_step_rank=3, use_bias=True)),
     "falcon_mamba": ("falcon_mamba", "mamba", MAMBA_1 | dict(num_hidden_layers=2, hidden_size=20, state_size=16, time_step_rank=5,
@@ -785,6 +793,8 @@ def write_nemotron_h(w, config):
     w.add_expert_weights_scale(config.routed_scaling_factor)
     w.add_expert_group_count(config.n_group)
     w.add_expert_group_used_count(config.topk_group)
+    if config.moe_latent_size:
+        w.add_moe_latent_size(config.moe_latent_size)
 
 
 def write_delta_net(w, c):

@@ -55,6 +55,7 @@ pub(super) struct ExpertLayer {
     pub shared: Option<Shared>,
     /// What the sum begins with, if not zero.
     pub sum_bias: Option<Vec<f32>>,
+    /// Elements of an expert's input and output.
     pub hidden: usize,
     /// What the products of the layer's input read.
     pub input_encodings: Encodings,
@@ -93,7 +94,7 @@ impl ExpertLayer {
     /// Takes a mixture over; reads only the small tensors.
     pub fn new(experts: &Experts, isa: Isa) -> Result<ExpertLayer> {
         let bias = experts.selection_bias.as_ref();
-        let hidden = experts.router.weight.row_len();
+        let hidden = experts.down.weight.rows() / experts.n_experts;
         let mut inputs = vec![&experts.router, &experts.up];
         inputs.extend(&experts.gate);
         let scales = experts.expert_scales.as_ref();
