@@ -32,18 +32,23 @@ static_assert(sizeof(RopeArgs) == 240, "as in args.rs");
 constexpr uint32_t HEADS = 8;  // of a block, one a warp
 constexpr uint32_t LONGEST = 512;  // elements of a head
 
-// One head of a row, by a warp.
+// Where a head of a row is: of queries, then of keys, then of values.
+__device__ __forceinline__ const float* head_of(const RopeArgs& a, uint32_t row, uint32_t part) {
+    const uint32_t before_values = a.n_heads + a.layout.n_kv_heads;
+    const uint32_t head = part >= before_values ? part - before_values + a.value_head : part;
+    return a.qkv + (uint64_t)row * a.qkv_stride + (uint64_t)head * a.layout.head_dim;
+}
+
+// One head of a row, by a warp; `there`: it is in `line` already. `fours`: four elements at a time lie at multiples of their size.
 __device__ __forceinline__ void one_head(const RopeArgs& a, const Session* s, uint32_t row, uint32_t position, uint32_t part,
-                                         float* line, const float* sines, const float* cosines) {
+                                         bool there, bool fours, float* line, const float* sines, const float* cosines) {
     const uint32_t hd = a.layout.head_dim, lane = threadIdx.x & 31;
     const Rotation& r = a.rotation;
     const bool is_q = part < a.n_heads, is_v = part >= a.n_heads + a.layout.n_kv_heads;
-    const float* from = a.qkv + (uint64_t)row * a.qkv_stride + (uint64_t)(is_v ? part - a.n_heads - a.layout.n_kv_heads + a.value_head : part) * hd;
-    // Whether four elements at a time lie at multiples of their size.
-    const bool fours = hd % 4 == 0 && a.qkv_stride % 4 == 0;
-    if (fours)
+    const float* from = head_of(a, row, part);
+    if (!there && fours)
         for (uint32_t i = lane * 4; i < hd; i += 128) *(float4*)(line + i) = *(const float4*)(from + i);
-    else
+    else if (!there)
         for (uint32_t i = lane; i < hd; i += 32) line[i] = from[i];
     __syncwarp();
     const NormArgs& norm = is_q ? a.q_norm : is_v ? a.v_norm : a.k_norm;
@@ -86,7 +91,17 @@ extern "C" __global__ void __launch_bounds__(32 * HEADS) rope_append(const __gri
     __shared__ float sines[LONGEST / 2], cosines[LONGEST / 2];
     release_dependents();
     wait_for_producers();
-    const uint32_t row = a.first_row + blockIdx.y;
+    const uint32_t row = a.first_row + blockIdx.y, hd = a.layout.head_dim, lane = threadIdx.x & 31, step = gridDim.x * HEADS;
+    const uint32_t heads = a.n_heads + (a.shares ? 0 : 2 * a.layout.n_kv_heads);
+    uint32_t part = (a.q_f32 || a.q_f16 ? 0 : a.n_heads) + blockIdx.x * HEADS + threadIdx.x / 32;
+    // Of short heads, the next one is on its way while the one before it is worked on, and the first while the angles are.
+    const bool fours = hd % 4 == 0 && a.qkv_stride % 4 == 0, ahead = fours && hd <= 128;
+    float* line = lines[threadIdx.x / 32];
+    float4 next;
+    auto ask = [&](uint32_t which) {
+        if (ahead && which < heads && lane * 4 < hd) next = *(const float4*)(head_of(a, row, which) + lane * 4);
+    };
+    ask(part);
     const Session* s = a.sessions[a.prefill ? 0 : row];
     const uint32_t position = a.positions ? a.positions[row] : s->position + (a.prefill ? row : 0);
     const Rotation& r = a.rotation;
@@ -94,10 +109,10 @@ extern "C" __global__ void __launch_bounds__(32 * HEADS) rope_append(const __gri
     for (uint32_t i = threadIdx.x; i < r.n_pairs; i += blockDim.x)
         sincosf(__fmul_rn((float)position, inv_freq[i]), sines + i, cosines + i);
     __syncthreads();
-    const uint32_t heads = a.n_heads + (a.shares ? 0 : 2 * a.layout.n_kv_heads);  // queries, then keys, then values
-    const uint32_t first = a.q_f32 || a.q_f16 ? 0 : a.n_heads;
-    for (uint32_t part = first + blockIdx.x * HEADS + threadIdx.x / 32; part < heads; part += gridDim.x * HEADS) {
-        one_head(a, s, row, position, part, lines[threadIdx.x / 32], sines, cosines);
+    for (; part < heads; part += step) {
+        if (ahead && lane * 4 < hd) *(float4*)(line + lane * 4) = next;
+        ask(part + step);
+        one_head(a, s, row, position, part, ahead, fours, line, sines, cosines);
         __syncwarp();
     }
 }

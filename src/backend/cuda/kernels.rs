@@ -289,9 +289,10 @@ impl Kernels {
         let width = args.groups * 32;
         let threads = width.div_ceil(4).next_multiple_of(32);
         let (parts, threads) = if args.f16 != 0 {
-            // Sixteen elements a thread stay in registers.
+            // Sixteen elements a thread stay in registers. Short rows have small blocks, of which a multiprocessor holds many: it
+            // takes that many bytes on their way.
             let threads = width.div_ceil(16).next_multiple_of(32);
-            (1, threads.clamp(256, PRODUCE_THREADS))
+            (1, threads.clamp(64, PRODUCE_THREADS))
         } else if whole_row {
             // Rows of a decode step fit half a block's registers, which leaves room beside it.
             let most = if width <= 16 * 512 {
