@@ -163,8 +163,31 @@ extern "C" __global__ void OF_A_HEAD recurrent_step_shared_128(const __grid_cons
 extern "C" __global__ void OF_A_HEAD recurrent_step_shared_256(const __grid_constant__ RecurrentArgs a) { recurrent_token<16, STEP_BLOCKS>(a); }
 #endif
 
-// Rows of a chunk that a block of the convolution handles.
-constexpr uint32_t CONV_ROWS = 32;
+// Rows of a chunk that a block of the convolution handles, and those that a thread asks for at a time.
+constexpr uint32_t CONV_ROWS = 32, CONV_AHEAD = 8;
+
+// A channel's rows of a chunk from `first` up to `end`, of a convolution over W positions; `input` gives those before.
+template <uint32_t W, class Input> __device__ __forceinline__ void convolve_rows(const RecurrentArgs& a, uint32_t channel, uint32_t first, uint32_t end, float bias, Input input) {
+    const float *weight = a.conv_weight + (uint64_t)channel * W, *in = a.input + channel;
+    float weights[W], x[W - 1 + CONV_AHEAD];
+#pragma unroll
+    for (uint32_t i = 0; i < W; i++) weights[i] = weight[i];
+#pragma unroll
+    for (uint32_t i = 0; i < W - 1; i++) x[i] = input(first, W - 1 - i);
+    for (uint32_t row = first; row < end; row += CONV_AHEAD) {
+#pragma unroll
+        for (uint32_t i = 0; i < CONV_AHEAD; i++) x[W - 1 + i] = row + i < end ? in[(uint64_t)(row + i) * a.in_stride] : 0.0f;
+#pragma unroll
+        for (uint32_t i = 0; i < CONV_AHEAD; i++) {
+            float sum = bias;
+#pragma unroll
+            for (uint32_t j = 0; j < W; j++) sum = __fmaf_rn(x[i + j], weights[j], sum);
+            if (row + i < end) a.convolved[(uint64_t)(row + i) * a.channels + channel] = silu(sum);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < W - 1; i++) x[i] = x[CONV_AHEAD + i];
+    }
+}
 
 // The convolution of a chunk. Grid (channels / 128 rounded up, rows / CONV_ROWS rounded up), 128 threads.
 extern "C" __global__ void __launch_bounds__(128) recurrent_convolve(const __grid_constant__ RecurrentArgs a) {
@@ -177,10 +200,14 @@ extern "C" __global__ void __launch_bounds__(128) recurrent_convolve(const __gri
     const float *weight = a.conv_weight + (uint64_t)channel * w, *in = a.input + channel;
     const float bias = a.conv_bias ? a.conv_bias[channel] : 0.0f;
     auto input = [&](uint32_t row, uint32_t back) { return back <= row ? in[(uint64_t)(row - back) * a.in_stride] : ring[(s->position + row + (back + w - 1) / w * w - back) % w]; };
-    for (uint32_t row = first; row < end; row++) {
-        float sum = bias;
-        for (uint32_t i = 1; i <= w; i++) sum = __fmaf_rn(input(row, w - i), weight[i - 1], sum);
-        a.convolved[(uint64_t)row * a.channels + channel] = silu(sum);
+    if (w == 4) {
+        convolve_rows<4>(a, channel, first, end, bias, input);
+    } else {
+        for (uint32_t row = first; row < end; row++) {
+            float sum = bias;
+            for (uint32_t i = 1; i <= w; i++) sum = __fmaf_rn(input(row, w - i), weight[i - 1], sum);
+            a.convolved[(uint64_t)row * a.channels + channel] = silu(sum);
+        }
     }
     // Nobody else reads this channel's ring before the chunk.
     if (first == 0)

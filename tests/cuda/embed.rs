@@ -2,8 +2,8 @@
 //! together.
 //!
 //! What is rounded to f16 are keys, values, queries, weights of the softmax and the inputs of products, so hidden states are off by
-//! some 2^-11 of their size, and layers add to that: a hundredth is the bound of all elements together. A norm of a short row, or scores
-//! that are nearly equal, may bring single ones further.
+//! some 2^-11 of their size, and layers add to that: half a hundredth is the bound of all elements together, and twice that for the tiny
+//! ModernBERT, in whose layers numbers are larger. A norm of a short row may bring single ones further.
 
 use crate::common::adapters::{random_adapter, scaled};
 use crate::common::edit::Edited;
@@ -25,8 +25,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-const BOUND: f32 = 1e-2;
-const MOST: f32 = 8e-2;
+const BOUND: f32 = 5e-3;
+const MOST: f32 = 6e-2;
 
 pub fn tests(tests: &mut Tests) {
     for name in ENCODERS.into_iter().chain(DECODERS) {
@@ -108,7 +108,11 @@ fn apart(ours: &[f32], theirs: &[f32]) -> (f32, f32) {
 fn check(what: &str, ours: &[f32], theirs: &[f32]) {
     let (all, most) = apart(ours, theirs);
     println!("{what}: {all:.1e}, most {most:.1e}");
-    assert!(all < BOUND && most < MOST, "{what}: {all}, most {most}");
+    let bound = match what.contains("modernbert") {
+        true => 2.0 * BOUND,
+        false => BOUND,
+    };
+    assert!(all < bound && most < MOST, "{what}: {all}, most {most}");
 }
 
 fn agrees_with_transformers(name: &str) {
@@ -256,7 +260,7 @@ fn adapters_are_as_on_a_cpu(name: &str) {
     });
     let (moved, off) = (apart(&gpu.0, &gpu.1).0, apart(&gpu.0, &cpu.0).0);
     println!("{name}: {off:.1e}, and {moved:.1e} without");
-    assert!(off < 1.5 * BOUND * moved.max(1.0), "{name}: {off}");
+    assert!(off < BOUND, "{name}: {off}");
     assert!(moved > 4.0 * off, "{name}: {moved} without");
 }
 
@@ -329,7 +333,7 @@ fn hamlet() {
         {
             let cosine: f32 = a.iter().zip(b).map(|(a, b)| a * b).sum();
             println!("{pooling:?}, text {i}: {cosine}");
-            assert!(cosine > 0.995, "{pooling:?}, text {i}: {cosine}");
+            assert!(cosine > 0.9995, "{pooling:?}, text {i}: {cosine}");
         }
         assert_eq!(bits(&one_by_one(&mut ours, &texts)), bits(&got));
     }

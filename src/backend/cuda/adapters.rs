@@ -354,11 +354,7 @@ impl SessionAdapters {
             thin: Buffer::new(context, THIN_ROWS * thin_stride * 4, what)?,
             thin_stride,
             words: match room.ranks <= MOST_RANKS {
-                true => Some(Buffer::new(
-                    context,
-                    thin_stride * PARTS * 8,
-                    what,
-                )?),
+                true => Some(Buffer::new(context, thin_stride * PARTS * 8, what)?),
                 false => None,
             },
             table: try_vec(n * room.uses, args::AdapterPair::default(), what)?,
