@@ -16,7 +16,7 @@ pub fn experts_by(e: &Experts, scores: &Rows, x: &Rows) -> Rows {
         false => inner(e.activation, e.gate.as_ref(), &e.up, x),
         true => fused_inner(e, x),
     };
-    let hidden = e.router.weight.row_len();
+    let hidden = e.down.weight.rows() / e.n_experts;
     let mut out = vec![vec![0.0; hidden]; x.len()];
     let shares: Vec<_> = scores.iter().map(|s| weights(e, s)).collect();
     for expert in 0..e.n_experts {
