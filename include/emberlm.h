@@ -655,6 +655,34 @@ typedef uint32_t ember_files;
 #endif // __cplusplus
 
 /**
+ * Values of `ember_model_options.split`: how several devices share a model.
+ */
+enum ember_split
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Each device has some of the layers. They work one after another on a token.
+     */
+    EMBER_SPLIT_LAYERS = 0,
+    /**
+     * Each device has a share of every layer, and all work on every token at the same time, so that one session is faster than on
+     * one device. Only for GPUs that reach each other's memory, for models whose layers are attention and dense feed-forward
+     * parts, and without adapters, drafts and profiles. `device_layers` is NULL. Each GPU takes `memory_limit` at most, and no
+     * layer goes to the CPU. Work of one session, or of one batch, is under way at a time.
+     */
+    EMBER_SPLIT_TENSORS = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum ember_split ember_split;
+#else
+typedef uint32_t ember_split;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Flags of `ember_tokenize`, to be or-ed. With none of them, the text is the start of a context,
  * and nothing in it has a special meaning.
  */
@@ -1257,6 +1285,14 @@ typedef struct ember_model_options {
      * the CPU the first layers.
      */
     const uint32_t *device_layers;
+    /**
+     * A value of `enum ember_split`: how `devices` share the model.
+     */
+    uint32_t split;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } ember_model_options;
 
 /**

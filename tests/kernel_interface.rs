@@ -6,17 +6,25 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The Rust side of the structures.
-const STRUCTURES: [&str; 6] = [
+const STRUCTURES: [&str; 7] = [
     "src/backend/cuda/args.rs",
     "src/backend/cuda/args/adapters.rs",
     "src/backend/cuda/args/experts.rs",
     "src/backend/cuda/args/latent.rs",
+    "src/backend/cuda/args/ranks.rs",
     "src/backend/cuda/args/recurrent.rs",
     "src/backend/cuda/args/texts.rs",
 ];
 
 /// Constants of both sides: file and name on the host, file and name on the device.
-const CONSTANTS: [[&str; 4]; 30] = [
+const CONSTANTS: [[&str; 4]; 32] = [
+    ["args/ranks.rs", "MAX_RANKS", "ranks.cu", "MAX_RANKS"],
+    [
+        "args/ranks.rs",
+        "MAX_SUM_BLOCKS",
+        "ranks.cu",
+        "MAX_SUM_BLOCKS",
+    ],
     ["adapters.rs", "PARTS", "adapters.cuh", "NARROW_PARTS"],
     [
         "args/adapters.rs",
@@ -165,6 +173,7 @@ type Field = (String, Kind, usize);
 fn count(text: &str) -> usize {
     text.trim().parse().unwrap_or_else(|_| match text.trim() {
         "MAX_SEGMENTS" => constant(&root().join("src/backend/cuda/args.rs"), "MAX_SEGMENTS"),
+        "MAX_RANKS" => constant(&root().join("kernels/ranks.cu"), "MAX_RANKS"),
         "MAX_LINEARS" => constant(&root().join("kernels/adapters.cuh"), "MAX_LINEARS"),
         "MAX_LOGPROBS" => constant(&root().join("kernels/sample.cuh"), "MAX_LOGPROBS"),
         other => panic!("an array of {other}"),
@@ -271,7 +280,7 @@ fn plain_fields(body: &str) -> Option<Vec<Field>> {
 }
 
 fn count_of(text: &str) -> Option<usize> {
-    let known = ["MAX_SEGMENTS", "MAX_LOGPROBS", "MAX_LINEARS"].contains(&text);
+    let known = ["MAX_SEGMENTS", "MAX_LOGPROBS", "MAX_LINEARS", "MAX_RANKS"].contains(&text);
     (known || text.parse::<usize>().is_ok()).then(|| count(text))
 }
 

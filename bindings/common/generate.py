@@ -329,7 +329,7 @@ GO_ENUMS = {
     "ember_kv_type": ("KVType", "KV"), "ember_state_kind": ("StateKind", "State"), "ember_grammar_kind": ("GrammarKind", "Grammar"),
     "ember_draft_source": ("DraftSource", "Drafts"),
     "ember_pooling": ("Pooling", "Pooling"), "ember_normalize": ("Normalize", "Normalize"),
-    "ember_json_spacing": ("JSONSpacing", "JSON"), "ember_weights": ("Weights", "Weights"), "ember_files": ("Files", "Files"),
+    "ember_json_spacing": ("JSONSpacing", "JSON"), "ember_weights": ("Weights", "Weights"), "ember_files": ("Files", "Files"), "ember_split": ("Split", "Split"),
     "ember_generate_end": ("GenerateEnd", "End"),
 }  # fmt: skip
 

@@ -201,6 +201,7 @@ struct ModelOptions {
     std::uint64_t session_memory_limit = 0; ///< bytes of the device's memory for all its sessions; 0: no limit
     std::vector<std::uint32_t> devices = {}; ///< devices that share the layers; none: `device` alone
     std::vector<std::uint32_t> device_layers = {}; ///< layers on each of them; none: by the GPUs' memory
+    ember_split split = EMBER_SPLIT_LAYERS;        ///< how they share the model
 };
 
 /// A sequence that no repetition goes beyond: a text, or tokens.
@@ -321,6 +322,7 @@ struct CModelOptions {
             throw std::invalid_argument("device_layers needs a number for each of devices");
         c.devices = options.devices.data();
         c.device_count = options.devices.size();
+        c.split = options.split;
         c.device_layers = options.device_layers.empty() ? nullptr : options.device_layers.data();
         if (options.cuda_context != nullptr) {
             cuda.kind = EMBER_CHAIN_CUDA_MODEL;

@@ -277,6 +277,9 @@ namespace EmberLM
         /// <summary>Layers on each of Devices; none for shares by the GPUs' memory.</summary>
         public uint[] DeviceLayers;
 
+        /// <summary>How Devices share the model.</summary>
+        public Split Split;
+
         /// <summary>Hears how far the load is, from 0 to 1; false ends it with Status.Cancelled.</summary>
         public Func<float, bool> Progress;
 
@@ -290,6 +293,7 @@ namespace EmberLM
                 struct_size = Call.SizeOf<ember_model_options>(), device = (uint)Device, threads = (uint)Threads, weights = (uint)Weights, files = (uint)Files,
                 memory_limit = MemoryLimit, session_memory_limit = SessionMemoryLimit,
                 devices = devices, device_count = deviceCount, device_layers = memory.Tokens(DeviceLayers, out _),
+                split = (uint)Split,
                 progress = Progress != null ? Callback.ProgressPointer : IntPtr.Zero, user = user,
             };
         }

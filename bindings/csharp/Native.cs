@@ -80,6 +80,8 @@ namespace EmberLM.Native
         public IntPtr devices;
         public UIntPtr device_count;
         public IntPtr device_layers;
+        public uint split;
+        public uint reserved;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -898,6 +900,13 @@ namespace EmberLM
     {
         Mapped = 0,
         Read = 1,
+    }
+
+    /// <summary>enum ember_split</summary>
+    public enum Split
+    {
+        Layers = 0,
+        Tensors = 1,
     }
 
     /// <summary>enum ember_tokenize_flags</summary>

@@ -182,6 +182,15 @@ const (
 	FilesRead   Files = C.EMBER_FILES_READ
 )
 
+// Split has the values of enum ember_split.
+type Split uint32
+
+// Values of Split.
+const (
+	SplitLayers  Split = C.EMBER_SPLIT_LAYERS
+	SplitTensors Split = C.EMBER_SPLIT_TENSORS
+)
+
 // GenerateEnd has the values of enum ember_generate_end.
 type GenerateEnd uint32
 

@@ -16,6 +16,8 @@ export interface ModelOptions {
   memoryLimit?: number; sessionMemoryLimit?: number;
   /** Devices that share the layers, and the layers on each; without numbers, by the GPUs' memory. */
   devices?: number[]; deviceLayers?: number[];
+  /** EMBER_SPLIT_TENSORS: they share each layer. */
+  split?: number;
   /** Hears how far the load is, from 0 to 1; false ends it. */
   progress?: (fraction: number) => boolean | void;
 }

@@ -100,6 +100,9 @@ const constants = Object.freeze({
   // enum ember_files
   EMBER_FILES_MAPPED: 0,
   EMBER_FILES_READ: 1,
+  // enum ember_split
+  EMBER_SPLIT_LAYERS: 0,
+  EMBER_SPLIT_TENSORS: 1,
   // enum ember_tokenize_flags
   EMBER_TOKENIZE_CONTINUE: 1,
   EMBER_TOKENIZE_SPECIAL: 2,
@@ -195,6 +198,8 @@ structs.ember_model_options = koffi.struct('ember_model_options', {
   devices: 'uint32_t *',
   device_count: 'size_t',
   device_layers: 'uint32_t *',
+  split: 'uint32_t',
+  reserved: 'uint32_t',
 });
 structs.ember_model_details = koffi.struct('ember_model_details', {
   struct_size: 'uint32_t',

@@ -1,10 +1,10 @@
 //! What the engine knows of a device: a description, and how to bring a network onto it.
 
-use super::{KvType, RunnerOptions, Weights};
+use super::{KvType, Ranks, RunnerOptions, Weights};
 use crate::error::{Result, fail};
 use crate::format::{Access, WeightType};
 use crate::log::ModelLog;
-use crate::model::Network;
+use crate::model::{Network, Rank};
 pub use crate::threads::Placement;
 use arrayvec::ArrayVec;
 use std::sync::Arc;
@@ -67,6 +67,8 @@ pub struct LoadOptions {
     /// The devices that share the layers, the first layers' first. The last one has the head and is the model's device. None
     /// for the model's device alone.
     pub split: ArrayVec<Share, MAX_SPLIT>,
+    /// These have a share of every layer, in place of some layers.
+    pub by_tensors: bool,
 }
 
 /// The most devices that share a model.
@@ -110,6 +112,9 @@ pub struct Estimate {
 /// Told the done share of a load, 0 to 1. An error (`Cancelled`) stops the load and is passed on.
 pub type Progress<'a> = dyn FnMut(f32) -> Result<()> + 'a;
 
+/// What devices say that cannot share layers.
+const NO_RANKS: &str = "a model can be split by tensors among GPUs only";
+
 /// A family of devices that run networks in the same way.
 pub trait Backend: Sync {
     /// Number of devices, usable or not. The same for the life of the process. A backend that
@@ -139,6 +144,31 @@ pub trait Backend: Sync {
             Unsupported,
             "this device cannot estimate what a model takes"
         )
+    }
+
+    /// The same of a rank of a network of which each device has a share of every layer.
+    fn estimate_rank(
+        &self,
+        index: usize,
+        network: &Network,
+        rank: Rank,
+        options: (&LoadOptions, &RunnerOptions),
+    ) -> Result<Estimate> {
+        let _ = (index, network, rank, options);
+        fail!(Unsupported, "{NO_RANKS}")
+    }
+
+    /// Brings a network onto several devices of the backend, each of which has a share of every layer: rank 0, with all logits, onto
+    /// the first one.
+    fn load_ranks(
+        &self,
+        indices: &[usize],
+        network: &Network,
+        options: &LoadOptions,
+        progress: &mut Progress<'_>,
+    ) -> Result<(Vec<Arc<dyn Weights>>, Arc<dyn Ranks>)> {
+        let _ = (indices, network, options, progress);
+        fail!(Unsupported, "{NO_RANKS}")
     }
 
     /// Brings a network onto a device that said it is usable.

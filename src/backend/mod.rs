@@ -68,6 +68,16 @@ impl RunnerOptions {
     }
 }
 
+/// What the ranks of a network have together, each of which has a share of every layer. They work at the same time, so one piece
+/// of work of one group is under way in the process at most.
+pub trait Ranks: Send + Sync {
+    /// Begins work that all ranks do. `DeviceLost` after one did not come.
+    fn begin(&self) -> Result<()>;
+
+    /// `DeviceLost` if a rank did not do its work in time.
+    fn check(&self) -> Result<()>;
+}
+
 /// Floats in memory of the host.
 pub type HostFloats = Box<dyn DerefMut<Target = [f32]> + Send>;
 
@@ -271,6 +281,28 @@ pub trait Runner: Send {
     /// waits.
     fn retire(&mut self) -> Option<Thread> {
         None
+    }
+
+    /// Reserves what so many more tokens need, so that appending them allocates nothing.
+    ///
+    /// Errors: `OutOfMemory`; those of the device.
+    fn reserve_tokens(&mut self, tokens: usize) -> Result<()> {
+        let _ = tokens;
+        Ok(())
+    }
+
+    /// Begins to append a token, of a network of which others have shares of every layer, and waits for nothing.
+    /// [`followed`](Self::followed) comes next.
+    fn follow(&mut self, token: u32) -> Result<()> {
+        let _ = token;
+        fail!(Internal, "a runner that has no ranks beside it")
+    }
+
+    /// Whether all others have begun to append the token, too. If so it counts as appended, and with `has_logits` its logits
+    /// are at hand.
+    fn followed(&mut self, is_there: bool, has_logits: bool) -> Result<()> {
+        let _ = (is_there, has_logits);
+        Ok(())
     }
 
     /// Reserves what rows of up to so many drafts need, so that these allocate nothing.

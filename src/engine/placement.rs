@@ -13,7 +13,7 @@ use crate::backend::{
     DeviceKind, Estimate, LoadOptions, MAX_SPLIT, Progress, RunnerOptions, Share, Weights,
 };
 use crate::error::{Result, fail};
-use crate::model::{Block, Network};
+use crate::model::{Block, Network, Rank};
 use arrayvec::ArrayVec;
 use std::ops::Range;
 use std::sync::Arc;
@@ -72,6 +72,8 @@ pub(super) struct Places {
     list: Vec<Place>,
     /// A GPU was to have some, so that limits of memory are about GPUs.
     for_gpu: bool,
+    /// Each place has a share of all layers, in place of some layers.
+    by_tensors: bool,
 }
 
 impl Places {
@@ -92,6 +94,9 @@ impl Places {
 
     /// Layers on GPUs; all of a model for CPUs.
     pub fn device_layers(&self) -> usize {
+        if self.by_tensors {
+            return self.list.first().map_or(0, |place| place.layers.len());
+        }
         let there = self.list.iter().filter(|place| self.is_on_device(place));
         there.map(|place| place.layers.len()).sum()
     }
@@ -108,10 +113,14 @@ fn cpu() -> Result<usize> {
     fail!(NoDevice, "there is no CPU in the list of devices")
 }
 
-/// The index of the device that has a model's head: the one that was named, or the last one that shares the model.
+/// The index of the device that has a model's logits: the one that was named, or of those that share the layers the last one, of those
+/// that share each layer the first one.
 pub(super) fn main_device(device_index: usize, options: &LoadOptions) -> usize {
-    let last = options.split.last();
-    last.map_or(device_index, |share| share.device)
+    let share = match options.by_tensors {
+        true => options.split.first(),
+        false => options.split.last(),
+    };
+    share.map_or(device_index, |share| share.device)
 }
 
 /// Where the layers of a model go that is loaded onto a device, or onto those that share it.
@@ -124,6 +133,9 @@ pub(super) fn places(
     options: &LoadOptions,
 ) -> Result<Places> {
     let split = &options.split;
+    if options.by_tensors && split.len() > 1 {
+        return ranks(network, split);
+    }
     let list = match split[..] {
         [] => limited(network, &[device_index], options),
         [_] if split[0].layers == 0 => limited(network, &[split[0].device], options),
@@ -148,6 +160,41 @@ pub(super) fn places(
     Ok(Places {
         list,
         for_gpu: any_on_gpu || main.kind != DeviceKind::Cpu,
+        by_tensors: false,
+    })
+}
+
+/// A share of all layers for each of some GPUs.
+fn ranks(network: &Network, split: &[Share]) -> Result<Places> {
+    let mut list: Vec<Place> = Vec::new();
+    for share in split {
+        if share.layers > 0 {
+            fail!(
+                InvalidArgument,
+                "numbers of layers are for a split by layers; split by tensors, each device has a share of all layers"
+            );
+        }
+        if list.iter().any(|place| place.index == share.device) {
+            fail!(
+                InvalidArgument,
+                "device {} is named twice; split by tensors, each device has one share",
+                share.device
+            );
+        }
+        let place = Place::new(share.device, 0..network.blocks.len())?;
+        if place.is_on_host() {
+            fail!(
+                Unsupported,
+                "device {} is a CPU; a model can be split by tensors among GPUs only",
+                share.device
+            );
+        }
+        list.push(place);
+    }
+    Ok(Places {
+        list,
+        for_gpu: true,
+        by_tensors: true,
     })
 }
 
@@ -395,9 +442,19 @@ pub(super) fn estimate(
         device_layers: places.device_layers(),
         ..Default::default()
     };
-    for place in &places.list {
+    for (index, place) in places.list.iter().enumerate() {
         let options = place.options(options, places.for_gpu);
-        let e = estimate_place(place, network, &options, runner)?;
+        let rank = Rank {
+            index,
+            count: places.list.len(),
+        };
+        let (device, both) = (place.device, (&options, runner));
+        let e = match places.by_tensors {
+            true => device
+                .backend
+                .estimate_rank(device.index, network, rank, both)?,
+            false => estimate_place(place, network, &options, runner)?,
+        };
         let sum = match places.is_on_device(place) {
             true => &mut all.device,
             false => &mut all.host,
@@ -419,6 +476,19 @@ pub(super) fn load(
     options: &LoadOptions,
     progress: &mut Progress<'_>,
 ) -> Result<Arc<dyn Weights>> {
+    if places.by_tensors
+        && let Some(first) = places.list.first()
+    {
+        let backend = first.device.backend;
+        let indices: Vec<usize> = places.list.iter().map(|p| p.device.index).collect();
+        let (parts, ranks) = backend.load_ranks(&indices, network, options, progress)?;
+        return Ok(PartsWeights::of_ranks(
+            network,
+            parts,
+            ranks,
+            options.placement,
+        ));
+    }
     let mut parts = Vec::new();
     for place in &places.list {
         let layers = network.blocks.len().max(1) as f32;

@@ -75,6 +75,19 @@ pub enum ember_files {
     EMBER_FILES_READ = 1,
 }
 
+/// Values of `ember_model_options.split`: how several devices share a model.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ember_split {
+    /// Each device has some of the layers. They work one after another on a token.
+    EMBER_SPLIT_LAYERS = 0,
+    /// Each device has a share of every layer, and all work on every token at the same time, so that one session is faster than on
+    /// one device. Only for GPUs that reach each other's memory, for models whose layers are attention and dense feed-forward
+    /// parts, and without adapters, drafts and profiles. `device_layers` is NULL. Each GPU takes `memory_limit` at most, and no
+    /// layer goes to the CPU. Work of one session, or of one batch, is under way at a time.
+    EMBER_SPLIT_TENSORS = 1,
+}
+
 /// How to load a model. Zero in every field but `struct_size` means the default.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -138,6 +151,10 @@ pub struct ember_model_options {
     /// same layers; where `memory_limit` does not allow that, each GPU gets as many as it has room for, from the last one on, and
     /// the CPU the first layers.
     pub device_layers: *const u32,
+    /// A value of `enum ember_split`: how `devices` share the model.
+    pub split: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// Flags of `ember_model_options`, to be or-ed.
@@ -149,7 +166,7 @@ pub enum ember_model_flags {
     EMBER_MODEL_NEVER_WAIT = 1,
 }
 
-// SAFETY: `repr(C)`; four u32, three pointers, two u32, two words, two numbers of 4 bytes, two u64 and five words have no padding; zero is a value of each
+// SAFETY: `repr(C)`; four u32, three pointers, two u32, two words, two numbers of 4 bytes, two u64, five words and two u32 have no padding; zero is a value of each
 // (no function, a NULL pointer); the size comes first. `progress` is the caller's own pointer.
 unsafe impl Sized32 for ember_model_options {
     const NAME: &'static str = "ember_model_options";
@@ -190,7 +207,12 @@ impl ember_model_options {
             }
         }
         // SAFETY: by contract, `devices` and `device_layers` are as the header demands.
-        let split = unsafe { self.split() }?;
+        let split = unsafe { self.shares() }?;
+        let by_tensors = match self.split {
+            0 => false,
+            1 => true,
+            n => fail!(InvalidArgument, "split is {n}, which is no ember_split"),
+        };
         Ok(LoadOptions {
             weights,
             access,
@@ -202,6 +224,7 @@ impl ember_model_options {
             session_memory_limit: self.session_memory_limit,
             log,
             split,
+            by_tensors,
         })
     }
 
@@ -209,7 +232,7 @@ impl ember_model_options {
     ///
     /// # Safety
     /// `devices` and `device_layers` are as the header demands.
-    unsafe fn split(&self) -> Result<ArrayVec<Share, MAX_SPLIT>> {
+    unsafe fn shares(&self) -> Result<ArrayVec<Share, MAX_SPLIT>> {
         // SAFETY: by contract, they are as the header demands.
         let devices = unsafe { slice(self.devices, self.device_count, "devices") }?;
         if devices.len() > MAX_SPLIT {

@@ -2,7 +2,7 @@
 
 use super::file::OpenFile;
 use super::input::Input;
-use super::made::{Made, MakeRows, Source};
+use super::made::{CHUNK_BYTES, Made, MakeRows, Source};
 use crate::error::{Result, fail, try_vec};
 use crate::quant::TensorType;
 use std::fmt;
@@ -33,6 +33,38 @@ pub struct Tensor {
     pub(super) data: Data,
     /// The tensor's bytes among those of `data`.
     pub(super) range: Range<usize>,
+}
+
+/// Makes the rows of some columns of a tensor.
+struct Columns {
+    whole: Tensor,
+    /// Those of a row.
+    bytes: Range<usize>,
+}
+
+impl MakeRows for Columns {
+    fn make(&self, first: usize, out: &mut [u8]) -> Result<()> {
+        let row_bytes = self.whole.row_bytes();
+        // Whole rows of the file are read, some at a time.
+        let at_once = (CHUNK_BYTES / row_bytes.max(1)).max(1);
+        let rows = out.chunks_mut(at_once * self.bytes.len());
+        let mut raw = Vec::new();
+        for (i, rows) in rows.enumerate() {
+            let n = rows.len() / self.bytes.len();
+            if raw.len() < n * row_bytes {
+                raw = try_vec(n * row_bytes, 0u8, &self.whole.name)?;
+            }
+            let raw = &mut raw[..n * row_bytes];
+            self.whole.read_rows(first + i * at_once, raw)?;
+            for (to, from) in rows
+                .chunks_exact_mut(self.bytes.len())
+                .zip(raw.chunks_exact(row_bytes))
+            {
+                to.copy_from_slice(&from[self.bytes.clone()]);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Tells the bytes of a tensor from those of others: see [`Tensor::id`].
@@ -206,6 +238,29 @@ impl Tensor {
             range: start..start + rows.len() * self.row_bytes(),
             ..self.clone()
         }
+    }
+
+    /// Some columns, whole blocks of them, as a tensor of the same name, whose bytes are copied when they are read. `InvalidModel`
+    /// where they are none, not all there, or no whole blocks.
+    pub fn columns(whole: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+        let block = whole.ty.block_len();
+        let fits = columns.start < columns.end && columns.end <= whole.row_len();
+        if !fits || !columns.start.is_multiple_of(block) || !columns.end.is_multiple_of(block) {
+            fail!(
+                InvalidModel,
+                "tensor {}: columns {columns:?} of {} in blocks of {block}",
+                whole.name,
+                whole.row_len()
+            );
+        }
+        let mut dims = whole.dims.clone();
+        dims[0] = columns.len();
+        let bytes = |columns: usize| columns / block * whole.ty.block_bytes();
+        let source = Columns {
+            whole: whole.clone(),
+            bytes: bytes(columns.start)..bytes(columns.end),
+        };
+        Tensor::made(whole.name.clone(), whole.ty, dims, source)
     }
 
     /// Some elements of a tensor of one row that is not quantized, likewise.

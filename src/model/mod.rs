@@ -47,6 +47,7 @@ mod qwen2moe;
 mod qwen3;
 mod qwen3moe;
 mod qwen3next;
+mod rank;
 mod readout;
 mod readouts;
 mod rope;
@@ -67,6 +68,7 @@ pub use network::{
 };
 
 pub use part::Surroundings;
+pub use rank::Rank;
 pub use readout::{Dense, DenseActivation, Encoder, Pooling, Readout, Scores};
 
 use crate::error::{Result, fail};

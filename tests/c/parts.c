@@ -134,6 +134,18 @@ static void bad_shares(const char *path, uint32_t layer_count) {
     o.next = &cuda;
     STATUS(try_load(path, &o), EMBER_INVALID_ARGUMENT);
     SAYS("CUcontext");
+    /* Only GPUs share each layer. */
+    o = shared(2);
+    layers[0] = layers[1] = 0;
+    o.split = 2;
+    STATUS(try_load(path, &o), EMBER_INVALID_ARGUMENT);
+    SAYS("ember_split");
+    o.split = EMBER_SPLIT_TENSORS;
+    STATUS(try_load(path, &o), EMBER_UNSUPPORTED);
+    SAYS("CPU");
+    layers[0] = 1;
+    STATUS(try_load(path, &o), EMBER_INVALID_ARGUMENT);
+    SAYS("layers");
     /* `device` is not used. */
     o = shared(2);
     o.device = 1000;

@@ -102,6 +102,7 @@ static const ember_model_options *model_options(World &w, ember_model_options &o
         if (w.random.chance(15)) {
             o.devices = DEVICES, o.device_count = 1 + w.random.below(wild ? 17 : 3);
             if (!wild || w.random.chance(70)) o.device_layers = LAYERS;
+            if (wild && w.random.chance(20)) o.split = uint32_t(w.random.below(3));
         }
     });
     *converts = options && o.weights;

@@ -22,6 +22,7 @@ mod limits;
 mod model;
 mod networks;
 mod parts;
+mod ranks;
 mod sampling;
 mod states;
 
@@ -54,12 +55,19 @@ fn main() {
     states::tests(&mut tests);
     limits::tests(&mut tests);
     parts::tests(&mut tests);
+    ranks::tests(&mut tests);
     families::tests(&mut tests);
     drafts::tests(&mut tests);
     embed::tests(&mut tests);
     adapters::tests(&mut tests);
     faults::tests(&mut tests);
     files::tests(&mut tests);
+    let alone = missing.is_none() && ranks::gpus().len() < 2;
+    if alone {
+        let ranks = tests.iter().filter(|(name, _)| name.starts_with("ranks::"));
+        ranks.for_each(|(name, _)| eprintln!("ignored, as there is one GPU: {name}"));
+        arguments.skip.push("ranks::".into());
+    }
     let trials = tests
         .into_iter()
         .map(|(name, run)| {

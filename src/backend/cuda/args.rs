@@ -9,12 +9,14 @@
 mod adapters;
 mod experts;
 mod latent;
+mod ranks;
 mod recurrent;
 mod texts;
 
 pub use adapters::*;
 pub use experts::*;
 pub use latent::*;
+pub use ranks::*;
 pub use recurrent::*;
 pub use texts::*;
 

@@ -224,6 +224,7 @@ impl Batch {
                         true => Adapters::Any,
                         false => Adapters::None,
                     },
+                    link: weights.link(),
                 };
                 let graph = self.stream.capture(|| {
                     // SAFETY: *weights*: they outlive the batch, which is theirs. *sessions*: those of
@@ -235,6 +236,11 @@ impl Batch {
                 self.graphs.len() - 1
             }
         };
+        if ending.advance
+            && let Some(link) = weights.link()
+        {
+            link.launch(&self.stream)?;
+        }
         let graph = &self.graphs[at].2;
         // SAFETY: as above; the results are awaited by the caller.
         let launch = || unsafe { self.stream.launch_graph(graph) };

@@ -3,16 +3,17 @@
 use super::driver::{self, Context};
 use super::plan::Plan;
 use super::prefill::PrefillBuffers;
+use super::ranks::Link;
 use super::sampling::SamplingState;
 use super::state::KvPlan;
 use super::step::StepBuffers;
 use super::weights::CudaWeights;
 use crate::backend::{
-    Backend, DeviceInfo, DeviceKind, Estimate, KvType, LoadOptions, MAX_BATCH, Progress,
+    Backend, DeviceInfo, DeviceKind, Estimate, KvType, LoadOptions, MAX_BATCH, Progress, Ranks,
     RunnerOptions, Weights,
 };
 use crate::error::Result;
-use crate::model::Network;
+use crate::model::{Network, Rank};
 use std::sync::{Arc, OnceLock};
 
 /// Oldest architecture that the kernels are compiled for.
@@ -117,6 +118,7 @@ impl Backend for CudaBackend {
                 plan.fixed
                     .session_bytes(plan.logits_len() as usize, runner.marks()),
             ),
+            // Memory by which ranks meet is counted by `estimate_rank`.
             model_workspace_bytes: PrefillBuffers::bytes(&plan)
                 + StepBuffers::bytes(&plan, MAX_BATCH as u32, multiprocessors)
                 // The table of a batch.
@@ -134,5 +136,30 @@ impl Backend for CudaBackend {
         progress: &mut Progress<'_>,
     ) -> Result<Arc<dyn Weights>> {
         Ok(CudaWeights::load(index, network, options, progress)?)
+    }
+
+    fn estimate_rank(
+        &self,
+        index: usize,
+        network: &Network,
+        rank: Rank,
+        (load, runner): (&LoadOptions, &RunnerOptions),
+    ) -> Result<Estimate> {
+        let mut estimate = self.estimate(index, &network.rank(rank)?, load, runner)?;
+        let (hidden, n_vocab) = (network.hidden as u32, network.n_vocab as u32);
+        estimate.model_workspace_bytes += Link::bytes(rank, hidden, n_vocab);
+        Ok(estimate)
+    }
+
+    fn load_ranks(
+        &self,
+        indices: &[usize],
+        network: &Network,
+        options: &LoadOptions,
+        progress: &mut Progress<'_>,
+    ) -> Result<(Vec<Arc<dyn Weights>>, Arc<dyn Ranks>)> {
+        let (ranks, group) = CudaWeights::load_ranks(indices, network, options, progress)?;
+        let ranks = ranks.into_iter().map(|weights| weights as Arc<dyn Weights>);
+        Ok((ranks.collect(), group))
     }
 }

@@ -374,6 +374,30 @@ impl Context {
         Ok((free as u64, total as u64))
     }
 
+    /// Lets kernels of this context use memory of another device's, which stays so.
+    ///
+    /// Errors: `Unsupported` where the devices have no way to each other.
+    pub fn reach(&self, other: &Context) -> Result<()> {
+        let _current = self.enter()?;
+        let mut can = 0;
+        // SAFETY: the driver is initialized; the place is valid.
+        let code = unsafe { sys::cuDeviceCanAccessPeer(&mut can, self.device, other.device) };
+        self.check(code, "asking for the way to another GPU")?;
+        if can == 0 {
+            fail!(
+                Unsupported,
+                "GPU {} cannot reach the memory of GPU {}, as a model needs that is split by tensors; by layers, it can be split",
+                self.device,
+                other.device
+            );
+        }
+        // SAFETY: the context is current, and the other one is retained as long as `other` lives. What is enabled stays so.
+        match unsafe { sys::cuCtxEnablePeerAccess(other.raw, 0) } {
+            sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            code => self.check(code, "the way to another GPU"),
+        }
+    }
+
     /// Blocks until all work of the context is done; reports its errors.
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.enter()?;

@@ -27,7 +27,7 @@ use crate::backend::{Embedder, EmbedderOptions, KvType, Output, TextTokens};
 use crate::error::{Error, Result, Status, fail, try_vec};
 use crate::model::Pooling;
 use launch::Tiles;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -492,6 +492,7 @@ impl CudaEmbedder {
             eval: *eval,
             rows,
             texts: Some(&texts),
+            met: Cell::new(0),
             pause: RefCell::new(pause),
         };
         ops.layer_inputs()?;
@@ -608,6 +609,7 @@ impl Embedder for CudaEmbedder {
                 Some(adapters) => Adapters::One(adapters.alone()),
                 None => Adapters::None,
             },
+            link: None,
         };
         let (width, rows) = match route.pooling {
             Pooling::None => (weights.plan().hidden, self.pack.tokens.len()),

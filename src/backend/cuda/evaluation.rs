@@ -7,9 +7,11 @@ use super::experts::ExpertsPlan;
 use super::kernels::Kernels;
 use super::matrix::Matrix;
 use super::plan::Plan;
+use super::ranks::Link;
 use super::state::KvPlan;
-use super::walk::{Addition, AllRows, ExpertSum};
+use super::walk::{Addition, AllRows, ExpertSum, Rows};
 use crate::error::Result;
+use std::cell::Cell;
 
 /// A network, the sessions whose tokens it evaluates, and where the work is enqueued.
 ///
@@ -34,6 +36,8 @@ pub struct Evaluation<'a> {
     pub sessions: u64,
     /// What may be added to products.
     pub adapters: Adapters,
+    /// Where other ranks have shares of the same layers.
+    pub link: Option<&'a Link>,
 }
 
 impl Evaluation<'_> {
@@ -55,6 +59,41 @@ pub(super) struct ExpertOutputs {
 }
 
 impl Evaluation<'_> {
+    /// Begins a launch, before anything else of it is enqueued. Not while a graph is captured.
+    pub(super) fn begin(&self) -> Result<()> {
+        match self.link {
+            Some(link) => link.launch(self.stream),
+            None => Ok(()),
+        }
+    }
+
+    /// [`Operations::sum_ranks`](super::walk::Operations::sum_ranks) for `count` rows. `met` counts the meetings of the launch.
+    ///
+    /// # Safety
+    /// *workspace*, of which `at` and the rows name parts; all ranks enqueue the same.
+    pub(super) unsafe fn sum_ranks(
+        &self,
+        at: &AllRows,
+        (from, base, to): (Rows, Option<Rows>, Rows),
+        count: u32,
+        met: &Cell<u32>,
+    ) -> Result<()> {
+        let Some(link) = self.link else {
+            return Ok(());
+        };
+        let spans = (at.of(from), base.map(|base| at.of(base)), at.of(to));
+        let with = (self.kernels, self.stream);
+        // SAFETY: by contract, addresses of the *workspace*.
+        unsafe {
+            link.sum(
+                with,
+                met.replace(met.get() + 1),
+                spans,
+                (count, self.plan.hidden),
+            )
+        }
+    }
+
     /// [`Operations::add`](super::walk::Operations::add) for `count` rows.
     ///
     /// # Safety

@@ -90,6 +90,8 @@ impl Kernels {
             ("adapters", "narrow_8", 0),
             ("adapters", "widen", 0),
             ("adapters", "widen_8", 0),
+            ("ranks", "rank_sum", 0),
+            ("ranks", "rank_logits", 0),
             ("drafts", "draft_rows", 0),
             ("drafts", "accept_drafts", 0),
             ("draw", "draw", 0),
@@ -501,6 +503,36 @@ impl Kernels {
         let threads = args.len.div_ceil(each).next_multiple_of(32).min(1024);
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "add_branch", (rows, 1, 1), threads, 0, args) }
+    }
+
+    /// Adds up what all ranks have.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn rank_sum(
+        &self,
+        stream: &Stream,
+        args: &args::RankSum,
+        blocks: u32,
+        threads: u32,
+    ) -> Result<()> {
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, "rank_sum", (blocks, 1, 1), threads, 0, args) }
+    }
+
+    /// Ends a launch of all ranks, and brings their logits together.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn rank_logits(
+        &self,
+        stream: &Stream,
+        args: &args::RankLogits,
+        blocks: u32,
+        threads: u32,
+    ) -> Result<()> {
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, "rank_logits", (blocks, 1, 1), threads, 0, args) }
     }
 
     /// Norms of parts of `rows` rows, in place.

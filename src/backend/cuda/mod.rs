@@ -19,6 +19,7 @@ pub mod mixer;
 pub mod plan;
 pub mod prefill;
 mod product;
+pub mod ranks;
 pub mod record;
 mod recurrent;
 mod residency;

@@ -23,7 +23,7 @@ use super::plan::{LayerInputPlan, MlpPlan, Plan};
 use super::walk::{Addition, AllRows, ExpertSum, MlpInput, Operations, Rows, Span, walk};
 use crate::backend::Residual;
 use crate::error::{Result, fail};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 /// Most positions evaluated at a time.
@@ -110,6 +110,8 @@ pub struct Chunk {
     /// The layer that comes next.
     next: usize,
     n_layers: usize,
+    /// Meetings with other ranks so far.
+    met: u32,
 }
 
 impl Chunk {
@@ -155,6 +157,10 @@ impl PrefillBuffers {
             // SAFETY: as above.
             unsafe { self.layer(eval, &mut chunk, pause)? };
         }
+        if let Some(link) = eval.link {
+            // SAFETY: by contract, all ranks do the same.
+            unsafe { link.end((eval.kernels, eval.stream), chunk.met, 0, 0)? };
+        }
         if let Some(output) = residual.output {
             let (from, width) = (self.memory.at().rows.residual, eval.plan.hidden as usize);
             // SAFETY: by contract, the *workspace* is valid, and the layers' work has written it.
@@ -180,6 +186,7 @@ impl PrefillBuffers {
         }
         let rows = count as u32;
         let at = self.memory.at();
+        eval.begin()?;
         if input.is_none() && !eval.plan.ends.0 {
             fail!(Internal, "a chunk of a part without its residual stream");
         }
@@ -209,12 +216,14 @@ impl PrefillBuffers {
             eval: *eval,
             rows,
             texts: None,
+            met: Cell::new(0),
             pause: RefCell::new(&mut go_on),
         };
         ops.layer_inputs()?;
         Ok(Chunk {
             rows,
             next: 0,
+            met: 0,
             n_layers: eval.plan.layers.len(),
         })
     }
@@ -238,10 +247,12 @@ impl PrefillBuffers {
             eval: *eval,
             rows: chunk.rows,
             texts: None,
+            met: Cell::new(chunk.met),
             pause: RefCell::new(pause),
         };
         walk(&ops, chunk.next, layer)?;
         chunk.next += 1;
+        chunk.met = ops.met.get();
         Ok(())
     }
 }
@@ -257,6 +268,8 @@ pub(super) struct ChunkOperations<'a> {
     pub rows: u32,
     /// Where texts are, if the rows are not of a session.
     pub texts: Option<&'a TextPlaces>,
+    /// Meetings with other ranks so far.
+    pub met: Cell<u32>,
     /// Called between pieces of the work.
     pub pause: RefCell<&'a mut dyn FnMut() -> Result<()>>,
 }
@@ -353,6 +366,19 @@ impl Operations for ChunkOperations<'_> {
         let rows = &self.at().rows;
         let residual = residual.map_or(0, |residual| rows.of(residual).address);
         self.matmul(matrix, rows.of(to), residual)
+    }
+
+    fn is_rank(&self) -> bool {
+        self.eval.link.is_some()
+    }
+
+    fn sum_ranks(&self, from: Rows, base: Option<Rows>, to: Rows) -> Result<()> {
+        let rows = &self.at().rows;
+        // SAFETY: *workspace*, which `self` promises, as that all ranks do the same.
+        unsafe {
+            self.eval
+                .sum_ranks(rows, (from, base, to), self.rows, &self.met)
+        }
     }
 
     fn add(&self, addition: &Addition) -> Result<()> {

@@ -367,6 +367,18 @@ impl Runner for CudaRunner {
         }
     }
 
+    fn reserve_tokens(&mut self, tokens: usize) -> Result<()> {
+        self.core()?.reserve_tokens(tokens)
+    }
+
+    fn follow(&mut self, token: u32) -> Result<()> {
+        self.core()?.follow(token)
+    }
+
+    fn followed(&mut self, is_there: bool, has_logits: bool) -> Result<()> {
+        self.core()?.followed(is_there, has_logits)
+    }
+
     fn reserve_drafts(&mut self, drafts: usize) -> Result<()> {
         self.core()?.reserve_drafts(drafts + 1)
     }

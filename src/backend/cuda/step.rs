@@ -21,6 +21,7 @@ use super::sampling::{GROUPS, Stages};
 use super::walk::{Addition, AllRows, ExpertSum, MlpInput, Operations, Rows, Span, walk};
 use crate::backend::Work;
 use crate::error::{Result, fail};
+use std::cell::Cell;
 use std::sync::Arc;
 pub use timeline::Timeline;
 
@@ -196,6 +197,7 @@ impl StepBuffers {
             eval: *eval,
             batch,
             share_caches: false,
+            met: Cell::new(0),
             timeline,
         })
     }
@@ -211,6 +213,8 @@ pub(super) struct StepOperations<'a> {
     pub batch: u32,
     /// Rows may be positions of one cache.
     pub share_caches: bool,
+    /// Meetings with other ranks so far.
+    met: Cell<u32>,
     timeline: Option<&'a Timeline>,
 }
 
@@ -246,11 +250,19 @@ impl StepOperations<'_> {
             return Ok(());
         }
         let logits = Span {
-            address: at.logits,
+            address: e.link.map_or(at.logits, |link| link.logits(at.logits)),
             stride: plan.n_vocab,
         };
         self.normed(Some(plan.final_norm), &plan.head, logits)?;
         self.mark(Work::Head, plan.head.bytes())?;
+        if let Some(link) = e.link {
+            let with = (e.kernels, e.stream);
+            // SAFETY: an address of the *workspace*, which `self` promises, as that all ranks do the same.
+            unsafe { link.end(with, self.met.get(), at.logits, self.batch)? };
+            if link.rank.index > 0 {
+                return Ok(());
+            }
+        }
         if plan.logit_scale == 1.0 && plan.logit_cap.is_none() {
             return Ok(());
         }
@@ -372,6 +384,19 @@ impl Operations for StepOperations<'_> {
         let rows = &self.buffers.at().rows;
         let residual = residual.map_or(0, |residual| rows.of(residual).address);
         self.product_of(matrix, input, rows.of(to), residual)
+    }
+
+    fn is_rank(&self) -> bool {
+        self.eval.link.is_some()
+    }
+
+    fn sum_ranks(&self, from: Rows, base: Option<Rows>, to: Rows) -> Result<()> {
+        let rows = &self.buffers.at().rows;
+        // SAFETY: *workspace*, which `self` promises, as that all ranks do the same.
+        unsafe {
+            self.eval
+                .sum_ranks(rows, (from, base, to), self.batch, &self.met)
+        }
     }
 
     fn add(&self, addition: &Addition) -> Result<()> {

@@ -141,6 +141,17 @@ pub(super) trait Operations {
         residual: Option<Rows>,
     ) -> Result<()>;
 
+    /// Whether other ranks have shares of the same layers, so that what a part's last product makes is a share of a sum.
+    fn is_rank(&self) -> bool {
+        false
+    }
+
+    /// `to = base + from`, with what `from` is on all ranks together.
+    fn sum_ranks(&self, from: Rows, base: Option<Rows>, to: Rows) -> Result<()> {
+        let _ = (from, base, to);
+        Ok(())
+    }
+
     /// Adds rows.
     fn add(&self, addition: &Addition) -> Result<()>;
 
@@ -295,12 +306,23 @@ fn output<O: Operations>(
     input: &O::Input,
     addition: &Addition,
 ) -> Result<()> {
-    if addition.is_plain() && addition.scale == 1.0 {
+    let adds = addition.is_plain() && addition.scale == 1.0;
+    match (adds, ops.is_rank()) {
         // The product adds.
-        return ops.product(matrix, input, addition.to, addition.base);
+        (true, false) => ops.product(matrix, input, addition.to, addition.base),
+        // The sum does.
+        (true, true) => {
+            ops.product(matrix, input, Rows::Wide, None)?;
+            ops.sum_ranks(Rows::Wide, addition.base, addition.to)
+        }
+        (false, is_rank) => {
+            ops.product(matrix, input, Rows::Wide, None)?;
+            if is_rank {
+                ops.sum_ranks(Rows::Wide, None, Rows::Wide)?;
+            }
+            ops.add(addition)
+        }
     }
-    ops.product(matrix, input, Rows::Wide, None)?;
-    ops.add(addition)
 }
 
 /// The sum of both parts, each of which has a norm, comes together in `Branch`.

@@ -1,6 +1,7 @@
 //! A network resident on a GPU.
 
 use super::adapters::DeviceAdapter;
+use super::args::MAX_RANKS;
 use super::batch::{Batch, Member};
 use super::driver::{Context, PinnedFloats, Range};
 use super::embedder::{CudaEmbedder, usual_rows};
@@ -8,6 +9,7 @@ use super::gate::Gate;
 use super::kernels::Kernels;
 use super::plan::Plan;
 use super::prefill::PrefillBuffers;
+use super::ranks::{Group, Link};
 use super::residency::{HostCopy, Residency};
 use super::runner::{CudaRunner, MAX_ROWS};
 use super::state::Staging;
@@ -20,7 +22,7 @@ use crate::backend::{
 };
 use crate::error::{Result, fail};
 use crate::memory::Account;
-use crate::model::{Adapter, KvShape, Network};
+use crate::model::{Adapter, KvShape, Network, Rank};
 use arrayvec::ArrayVec;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
@@ -28,6 +30,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 /// Weights, kernels and the shared workspace of a model on one device.
 pub struct CudaWeights {
     kernels: Kernels,
+    /// Where other ranks have shares of the same layers.
+    link: Option<Link>,
     /// For what sessions allocate.
     sessions: Arc<Context>,
     plan: Plan,
@@ -107,7 +111,59 @@ impl CudaWeights {
         let of_model = context.charging(account)?;
         let account = Account::new(options.session_memory_limit, "session_memory_limit");
         let of_sessions = context.charging(account)?;
-        CudaWeights::load_charging(&of_model, of_sessions, network, progress)
+        CudaWeights::load_charging(&of_model, of_sessions, network, progress).map(Arc::new)
+    }
+
+    /// Brings a network onto several devices, each of which has a share of every layer.
+    ///
+    /// Errors: as for [`CudaWeights::load`]; `Unsupported` also for networks that cannot be shared so, and for devices that cannot
+    /// reach each other's memory.
+    pub fn load_ranks(
+        indices: &[usize],
+        network: &Network,
+        options: &LoadOptions,
+        progress: &mut Progress<'_>,
+    ) -> Result<(Vec<Arc<CudaWeights>>, Arc<Group>)> {
+        let count = indices.len();
+        if count > MAX_RANKS {
+            fail!(
+                Unsupported,
+                "at most {MAX_RANKS} GPUs can share a model by tensors, not {count}"
+            );
+        }
+        let mut ranks = Vec::new();
+        let mut links = Vec::new();
+        let mut group = None;
+        for (i, &device) in indices.iter().enumerate() {
+            let rank = Rank { index: i, count };
+            let share = network.rank(rank)?;
+            let context = Context::new(device)?;
+            let account = Account::new(options.memory_limit, "memory_limit");
+            let of_model = context.charging(account)?;
+            let account = Account::new(options.session_memory_limit, "session_memory_limit");
+            let of_sessions = context.charging(account)?;
+            let group = match &group {
+                Some(group) => group,
+                None => group.insert(Group::new(&of_model)?),
+            };
+            let (before, part) = (i as f32 / count as f32, 1.0 / count as f32);
+            let mut progress = |done: f32| progress(before + part * done.clamp(0.0, 1.0));
+            let weights =
+                CudaWeights::load_charging(&of_model, of_sessions, &share, &mut progress)?;
+            ranks.push(weights);
+            let first = network.first_logit(rank) as u32;
+            let logits = first..first + share.head.weight.rows() as u32;
+            let widths = (network.hidden as u32, network.n_vocab as u32);
+            links.push(Link::new(&of_model, group, rank, widths, logits)?);
+        }
+        let Some(group) = group else {
+            fail!(Internal, "a group of no GPUs");
+        };
+        Link::connect(&mut links)?;
+        for (weights, link) in ranks.iter_mut().zip(links) {
+            weights.link = Some(link);
+        }
+        Ok((ranks.into_iter().map(Arc::new).collect(), group))
     }
 
     /// The same with an opened device.
@@ -117,7 +173,7 @@ impl CudaWeights {
         progress: &mut Progress<'_>,
     ) -> Result<Arc<CudaWeights>> {
         let sessions = context.charging(Account::unlimited())?;
-        CudaWeights::load_charging(context, sessions, network, progress)
+        CudaWeights::load_charging(context, sessions, network, progress).map(Arc::new)
     }
 
     /// The same, with the device as sessions use it.
@@ -126,7 +182,7 @@ impl CudaWeights {
         sessions: Arc<Context>,
         network: &Network,
         progress: &mut Progress<'_>,
-    ) -> Result<Arc<CudaWeights>> {
+    ) -> Result<CudaWeights> {
         let bytes = Plan::new(network, 0)?.0.bytes as usize;
         let kernels = Kernels::load(context)?;
         // The addresses are in graphs, so they stay when the memory goes for a while.
@@ -148,8 +204,9 @@ impl CudaWeights {
             true => Some(PrefillBuffers::new(context, &plan)?),
             false => None,
         };
-        Ok(Arc::new(CudaWeights {
+        Ok(CudaWeights {
             kernels,
+            link: None,
             sessions,
             kv_layers: plan.kv(KvType::F16)?.shapes().to_vec(),
             plan,
@@ -159,7 +216,12 @@ impl CudaWeights {
             batches: Mutex::new(Vec::new()),
             staging: Mutex::new(None),
             gate: Gate::new(),
-        }))
+        })
+    }
+
+    /// Where other ranks have shares of the same layers.
+    pub fn link(&self) -> Option<&Link> {
+        self.link.as_ref()
     }
 
     /// The kernels.
@@ -315,6 +377,13 @@ impl Weights for CudaWeights {
         if self.plan.encoder.is_some() {
             fail!(Unsupported, "{NO_SESSIONS}");
         }
+        if self.link.is_some() {
+            // What fails when work has begun leaves other ranks waiting.
+            let mut batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
+            if !batches.iter().any(|b| b.serves(options.kv_type)) {
+                batches.push(Batch::new(&self, options.kv_type)?);
+            }
+        }
         Ok(Box::new(CudaRunner::new(self, options)?))
     }
 
@@ -370,6 +439,12 @@ impl Weights for CudaWeights {
     }
 
     fn check_adapters(&self) -> Result<()> {
+        if self.link.is_some() {
+            fail!(
+                Unsupported,
+                "adapters are not supported for a model that is split by tensors; split by layers, they are"
+            );
+        }
         Ok(())
     }
 
@@ -382,7 +457,7 @@ impl Weights for CudaWeights {
     fn max_drafts(&self) -> usize {
         match self.plan.fixed.floats() {
             // The rows of a part would need a residual stream each.
-            _ if self.plan.ends != (true, true) => 0,
+            _ if self.plan.ends != (true, true) || self.link.is_some() => 0,
             0 => MAX_ROWS - 1,
             _ => 0,
         }

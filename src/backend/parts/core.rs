@@ -1,9 +1,9 @@
 //! What a session's work is done with: tokens go through the parts, in pieces.
 
-use super::pipeline;
 use super::weights::{PartsWeights, Streams};
+use super::{pipeline, ranks};
 use crate::backend::driver::Driven;
-use crate::backend::{Mark, MaskSource, Outcome, Residual, Row, Runner, Want, When};
+use crate::backend::{KvType, Mark, MaskSource, Outcome, Residual, Row, Runner, Want, When};
 use crate::engine::sampling::{LogprobBoxes, Logprobs, Sampling};
 use crate::error::{Result, fail};
 use crate::model::AdapterSet;
@@ -27,6 +27,8 @@ pub(super) struct Core {
     pub progress: Arc<AtomicUsize>,
     /// Where log-probabilities go.
     pub logprob_boxes: LogprobBoxes,
+    /// Element type of the caches.
+    pub kv_type: KvType,
     /// What all parts add to their products.
     pub adapters: Option<Arc<AdapterSet>>,
 }
@@ -43,7 +45,7 @@ impl Core {
     pub fn new(
         weights: Arc<PartsWeights>,
         parts: Vec<Box<dyn Runner>>,
-        context: usize,
+        (context, kv_type): (usize, KvType),
     ) -> Result<Core> {
         let own = Streams::new(weights.hidden())?;
         let words = weights.n_vocab().div_ceil(32);
@@ -51,6 +53,7 @@ impl Core {
             weights,
             parts,
             context,
+            kv_type,
             own,
             started: Vec::new(),
             mask: crate::error::try_vec(words, 0u32, "mask of a choice")?,
@@ -67,10 +70,11 @@ impl Core {
         self.parts.iter().map(|part| part.len()).min().unwrap_or(0)
     }
 
-    /// The part that has the logits.
-    pub fn last(&mut self) -> Result<&mut dyn Runner> {
-        match self.parts.last_mut() {
-            Some(last) => Ok(&mut **last),
+    /// The part that has the logits and chooses.
+    pub fn speaker(&mut self) -> Result<&mut dyn Runner> {
+        let index = self.weights.speaker();
+        match self.parts.get_mut(index) {
+            Some(part) => Ok(&mut **part),
             None => fail!(Internal, "a network of no parts"),
         }
     }
@@ -196,11 +200,15 @@ impl Core {
 
     /// Has all parts evaluate tokens, for the logits of the last one or for nothing else.
     fn evaluate(&mut self, tokens: &[u32], want: Want, interrupt: &Arc<AtomicBool>) -> Result<()> {
+        let weights = self.weights.clone();
+        if let Some(ranks) = weights.ranks() {
+            return ranks::evaluate(self, ranks, (tokens, want), interrupt);
+        }
         match tokens {
             [] => fail!(NoTokens, "nothing to evaluate"),
             [_] => {
                 self.piece(tokens, want, None, interrupt)?;
-                self.last()?.poll(true)?;
+                self.speaker()?.poll(true)?;
                 Ok(())
             }
             _ => pipeline::evaluate(self, tokens, want, interrupt),
@@ -273,6 +281,10 @@ impl Core {
             if !first.is_empty() {
                 core.evaluate(first, Want::Logits, interrupt)?;
             }
+            let weights = core.weights.clone();
+            if let Some(ranks) = weights.ranks() {
+                return ranks::choose(core, ranks, (last, want), mask, interrupt);
+            }
             core.piece(last, want, mask, interrupt)?;
             core.chosen()
         })
@@ -281,11 +293,11 @@ impl Core {
     /// The next choice of the last part.
     pub fn chosen(&mut self) -> Result<(Done, u32)> {
         let boxes = self.logprob_boxes.clone();
-        let last = self.last()?;
-        let Some(Outcome::Token(token)) = last.poll(true)? else {
+        let speaker = self.speaker()?;
+        let Some(Outcome::Token(token)) = speaker.poll(true)? else {
             fail!(Internal, "a part that has not chosen");
         };
-        let logprobs = last.logprobs().cloned().map(|l| boxes.fill(l));
+        let logprobs = speaker.logprobs().cloned().map(|l| boxes.fill(l));
         Ok((Done::Token(token, logprobs), token))
     }
 
@@ -332,14 +344,15 @@ impl Core {
             Ok(())
         })?;
         // The last part has kept those that were right.
-        let kept = self.last()?.len();
+        let kept = self.speaker()?.len();
         self.go_back(kept);
         Ok(())
     }
 
     /// The logits of the last position are at hand.
     pub fn has_logits(&self) -> bool {
-        self.parts.last().is_some_and(|last| last.has_logits())
+        let speaker = self.parts.get(self.weights.speaker());
+        speaker.is_some_and(|part| part.has_logits())
     }
 }
 

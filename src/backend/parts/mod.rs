@@ -6,6 +6,7 @@
 //! | `runner` | a session: a runner of each part, and what is under way |
 //! | `core` | what its work is done with |
 //! | `pipeline` | prompts: pieces go through the parts, of which several are at work |
+//! | `ranks` | parts that are not one behind the other: each has a share of every layer |
 //! | `stream` | the stream of a state from those of the parts, and back |
 //!
 //! The residual stream goes from each part to the next in memory of the host. The last part has the logits and
@@ -13,6 +14,7 @@
 
 mod core;
 mod pipeline;
+mod ranks;
 mod runner;
 mod stream;
 mod weights;

@@ -1,8 +1,8 @@
 //! A session of a network in parts, and what is under way with it.
 
 use super::core::{Core, Done};
-use super::stream;
 use super::weights::PartsWeights;
+use super::{ranks, stream};
 use crate::backend::driver::{Driver, Job, check_idle, next_done, start_work};
 use crate::backend::row::RowWork;
 use crate::backend::{
@@ -196,7 +196,7 @@ impl Runner for PartsRunner {
     }
 
     fn logits(&mut self, out: &mut [f32]) -> Result<()> {
-        self.idle_core()?.last()?.logits(out)
+        self.idle_core()?.speaker()?.logits(out)
     }
 
     fn logprobs(&self) -> Option<&Logprobs> {
@@ -212,7 +212,7 @@ impl Runner for PartsRunner {
     }
 
     fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()> {
-        self.idle_core()?.last()?.set_rules(rules)
+        self.idle_core()?.speaker()?.set_rules(rules)
     }
 
     fn set_adapters(&mut self, adapters: Option<Arc<AdapterSet>>) -> Result<()> {
@@ -229,7 +229,11 @@ impl Runner for PartsRunner {
     }
 
     fn save(&mut self, sink: &mut dyn StateSink) -> Result<()> {
-        stream::save(&mut *self.idle_core()?, sink)
+        let mut core = self.idle_core()?;
+        match self.weights.ranks() {
+            Some(_) => ranks::save(&mut core, sink),
+            None => stream::save(&mut core, sink),
+        }
     }
 
     fn load(
@@ -239,7 +243,10 @@ impl Runner for PartsRunner {
         source: &mut dyn StateSource,
     ) -> Result<()> {
         let mut core = self.idle_core()?;
-        let loaded = stream::load(&mut core, info, tokens, source);
+        let loaded = match self.weights.ranks() {
+            Some(_) => ranks::load(&mut core, info, tokens, source),
+            None => stream::load(&mut core, info, tokens, source),
+        };
         if loaded.is_err() {
             core.go_back(0);
         }
@@ -251,7 +258,7 @@ impl Runner for PartsRunner {
         let mut core = self.idle_core()?;
         let parts = core.parts.iter_mut().map(|part| part.fork());
         let parts = parts.collect::<Result<Vec<_>>>()?;
-        let mut other = Core::new(core.weights.clone(), parts, core.context)?;
+        let mut other = Core::new(core.weights.clone(), parts, (core.context, core.kv_type))?;
         other.adapters = core.adapters.clone();
         Ok(Box::new(PartsRunner::new(other)))
     }

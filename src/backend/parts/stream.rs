@@ -8,8 +8,8 @@ use crate::error::{Result, fail};
 use crate::memory::Pages;
 
 /// The stream of a part.
-struct Stored {
-    info: StateInfo,
+pub(super) struct Stored {
+    pub info: StateInfo,
     memory: Pages,
     /// Bytes that were written, or read.
     at: usize,
@@ -17,7 +17,7 @@ struct Stored {
 
 impl Stored {
     /// Room for the stream of a state of a part.
-    fn new(weights: &dyn Weights, info: StateInfo, n_vocab: usize) -> Result<Stored> {
+    pub fn new(weights: &dyn Weights, info: StateInfo, n_vocab: usize) -> Result<Stored> {
         let layout = StateLayout::new(weights.kv_layers(), &info, n_vocab)?;
         let bytes = layout.with_fixed(weights.fixed_len()).bytes();
         let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
@@ -30,7 +30,7 @@ impl Stored {
     }
 
     /// The next bytes.
-    fn next(&mut self, bytes: usize) -> Result<&mut [u8]> {
+    pub fn next(&mut self, bytes: usize) -> Result<&mut [u8]> {
         let from = self.at;
         self.at += bytes;
         match self.memory.bytes_mut().get_mut(from..self.at) {
@@ -43,11 +43,36 @@ impl Stored {
     }
 }
 
+impl Stored {
+    /// Those before the next ones.
+    pub fn bytes(&self) -> &[u8] {
+        &self.memory.bytes()[..self.at]
+    }
+}
+
 /// Takes the stream of a part in.
-struct Sink<'a> {
+pub(super) struct Sink<'a> {
     weights: &'a dyn Weights,
     n_vocab: usize,
     stored: Option<Stored>,
+}
+
+impl<'a> Sink<'a> {
+    pub fn new(weights: &'a dyn Weights, n_vocab: usize) -> Sink<'a> {
+        Sink {
+            weights,
+            n_vocab,
+            stored: None,
+        }
+    }
+
+    /// What it has taken, from the beginning on.
+    pub fn stored(self) -> Result<Stored> {
+        match self.stored {
+            Some(stored) => Ok(Stored { at: 0, ..stored }),
+            None => fail!(Internal, "a saved state without a beginning"),
+        }
+    }
 }
 
 impl StateSink for Sink<'_> {
@@ -113,19 +138,9 @@ pub(super) fn save(core: &mut Core, sink: &mut dyn StateSink) -> Result<()> {
     let n_vocab = weights.n_vocab();
     let mut stored = Vec::new();
     for (part, weights) in core.parts.iter_mut().zip(weights.parts()) {
-        let mut sink = Sink {
-            weights: &**weights,
-            n_vocab,
-            stored: None,
-        };
+        let mut sink = Sink::new(&**weights, n_vocab);
         part.save(&mut sink)?;
-        match sink.stored {
-            Some(mut of_part) => {
-                of_part.at = 0;
-                stored.push(of_part);
-            }
-            None => fail!(Internal, "a saved state without a beginning"),
-        }
+        stored.push(sink.stored()?);
     }
     let info = whole(&stored, &*weights)?;
     sink.begin(&info)?;
@@ -210,7 +225,7 @@ pub(super) fn load(
         source.read(of_part.next(bytes)?)?;
     }
     for (part, of_part) in core.parts.iter_mut().zip(&stored) {
-        let mut bytes = &of_part.memory.bytes()[..of_part.at];
+        let mut bytes = of_part.bytes();
         part.load(&of_part.info, tokens, &mut bytes)?;
     }
     Ok(())

@@ -2,13 +2,15 @@
 
 use super::core::{Core, Done};
 use super::pipeline::{PIECE, Slots};
+use super::ranks;
 use super::runner::PartsRunner;
 use crate::backend::row::{Parts, RowWork, submit_parts};
 use crate::backend::{
-    Embedder, EmbedderOptions, KvType, MAX_BATCH, MAX_DRAFTS, MaskSource, Residual, Row, RowError,
-    RowResult, Runner, RunnerOptions, Taken, Want, Weights, When,
+    Embedder, EmbedderOptions, KvType, MAX_BATCH, MAX_DRAFTS, MaskSource, Ranks, Residual, Row,
+    RowError, RowResult, Runner, RunnerOptions, Taken, Want, Weights, When,
 };
 use crate::error::{Result, fail, try_vec};
+use crate::memory;
 use crate::model::{Adapter, KvShape, Network};
 use crate::threads::Placement;
 use arrayvec::ArrayVec;
@@ -23,6 +25,8 @@ pub struct PartsWeights {
     n_vocab: usize,
     kv_layers: Vec<KvShape>,
     devices: Devices,
+    /// Where parts are not one behind the other but have shares of the same layers.
+    ranks: Option<Arc<dyn Ranks>>,
     /// Where threads run that do started work.
     placement: Placement,
     /// Memory for the residual streams of a batch, while nobody uses it.
@@ -126,10 +130,49 @@ impl PartsWeights {
             kv_layers: kv_layers.collect(),
             parts,
             devices,
+            ranks: None,
             placement,
             spare: Mutex::default(),
             spare_slots: Mutex::default(),
         })
+    }
+
+    /// Of parts that each have a share of every layer; the first one has the logits.
+    pub fn of_ranks(
+        network: &Network,
+        parts: Vec<Arc<dyn Weights>>,
+        ranks: Arc<dyn Ranks>,
+        placement: Placement,
+    ) -> Arc<PartsWeights> {
+        let kv_layers = network.blocks.iter().map(|block| {
+            let state = block.mixer.state(network.context_length);
+            state.kv()
+        });
+        let kv_layers: Vec<KvShape> = kv_layers.collect();
+        Arc::new(PartsWeights {
+            hidden: network.hidden,
+            n_vocab: network.n_vocab,
+            kv_layers,
+            parts,
+            devices: Devices::Gpus,
+            ranks: Some(ranks),
+            placement,
+            spare: Mutex::default(),
+            spare_slots: Mutex::default(),
+        })
+    }
+
+    /// What the parts have together, if each has a share of every layer.
+    pub(super) fn ranks(&self) -> Option<&dyn Ranks> {
+        self.ranks.as_deref()
+    }
+
+    /// The part that has the logits.
+    pub(super) fn speaker(&self) -> usize {
+        match self.ranks {
+            Some(_) => 0,
+            None => self.parts.len() - 1,
+        }
     }
 
     /// First to last.
@@ -243,6 +286,9 @@ impl PartsWeights {
             };
             evaluate().map_err(|e| RowError::of(i, e))?;
         }
+        if let Some(ranks) = &self.ranks {
+            return self.step_ranks(&**ranks, cores, works, members);
+        }
         let mut streams = self.streams()?;
         let width = self.hidden;
         let (last, earlier) = match self.parts.split_last() {
@@ -333,11 +379,82 @@ impl PartsWeights {
     }
 }
 
+impl PartsWeights {
+    /// The steps of sessions whose earlier tokens are evaluated, through all ranks: those with a token and caches of one type
+    /// together.
+    fn step_ranks(
+        &self,
+        ranks: &dyn Ranks,
+        cores: &mut [MutexGuard<Core>],
+        works: &mut [RowWork<'_>],
+        members: &[usize],
+    ) -> RowResult<ArrayVec<Done, MAX_BATCH>> {
+        let mut done: ArrayVec<Option<Done>, MAX_BATCH> = members.iter().map(|_| None).collect();
+        let mut of_members = ArrayVec::<(usize, &mut Core, &mut RowWork<'_>), MAX_BATCH>::new();
+        let works = works.iter_mut().enumerate();
+        let works = works.filter(|(i, _)| members.contains(i));
+        for ((at, core), (_, work)) in cores.iter_mut().enumerate().zip(works) {
+            of_members.push((at, &mut **core, work));
+        }
+        while let Some((_, first, _)) = of_members.first() {
+            let kv_type = first.kv_type;
+            let mut together = ArrayVec::<_, MAX_BATCH>::new();
+            let mut others = ArrayVec::<_, MAX_BATCH>::new();
+            for member in of_members.drain(..) {
+                match member.1.kv_type == kv_type {
+                    true => together.push(member),
+                    false => others.push(member),
+                }
+            }
+            of_members = others;
+            let with_token = together
+                .iter()
+                .filter(|(_, _, work)| !work.tokens.is_empty());
+            if together.len() > 1 && with_token.count() == together.len() {
+                let mut places = ArrayVec::<usize, MAX_BATCH>::new();
+                let (mut cores, mut works) = (Vec::new(), Vec::new());
+                for (at, core, work) in &mut together {
+                    places.push(*at);
+                    cores.push(&mut **core);
+                    works.push(&mut **work);
+                }
+                memory::check()?;
+                let stepped = ranks::step(self, ranks, &mut cores, &mut works);
+                stepped.map_err(|e| RowError {
+                    row: e.row.map(|row| members[places[row]]),
+                    error: e.error,
+                })?;
+                let mut failed = Ok(());
+                for (at, core) in places.into_iter().zip(cores) {
+                    match core.chosen() {
+                        Ok((chosen, _)) => done[at] = Some(chosen),
+                        Err(e) => failed = failed.and(Err(RowError::of(members[at], e))),
+                    }
+                    core.note_progress();
+                }
+                failed?;
+                continue;
+            }
+            for (at, core, work) in &mut together {
+                let Want::Choices { sampling, .. } = work.want else {
+                    continue;
+                };
+                let first = work.tokens.len().saturating_sub(1);
+                let mask = work.mask.take().map(|mask| mask as &mut MaskSource<'_>);
+                let chosen = core.choose(&work.tokens[first..], &sampling, mask, work.interrupt);
+                let (chosen, _) = chosen.map_err(|e| RowError::of(members[*at], e))?;
+                done[*at] = Some(chosen);
+            }
+        }
+        Ok(done.into_iter().flatten().collect())
+    }
+}
+
 impl Weights for PartsWeights {
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>> {
         let create = |part: &Arc<dyn Weights>| part.clone().create_runner(options);
         let parts = self.parts.iter().map(create).collect::<Result<Vec<_>>>()?;
-        let core = Core::new(self, parts, options.context)?;
+        let core = Core::new(self, parts, (options.context, options.kv_type))?;
         Ok(Box::new(PartsRunner::new(core)))
     }
 

@@ -17,7 +17,7 @@ Usage: ember-bench [options] MODEL.gguf
 
 Model:
   --shape NAME       random weights of a known shape instead of a file: llama-3.2-1b,
-                     llama-3.1-8b, qwen2.5-1.5b, qwen3-4b, qwen3-30b-a3b, gpt-oss-20b,
+                     llama-3.1-8b, llama-3.1-70b, qwen2.5-1.5b, qwen3-4b, qwen3-30b-a3b, gpt-oss-20b,
                      qwen3.5-4b, qwen3.5-9b, qwen3.5-35b-a3b, lfm2-2.6b,
                      granite-4-micro, qwen3-embedding-0.6b, hamlet
   --quant MIX        how they are quantized (default q4_k_m): q4_k_m and q5_k_m are llama.cpp's
@@ -35,7 +35,7 @@ Measurement:
                      on the CPU
   --devices LIST     devices that share the layers of the model, the first layers' first, e.g. 0,1
   --layers LIST      layers on each of --devices, 0 for those that are left (default: by the GPUs' memory)
-  --split layers     how --devices shares a model (the only way so far)
+  --split HOW        how --devices share a model: layers (default) or tensors
   --threads N        threads of the model (default: the library's choice, all physical cores)
   --prompt LIST      prompt lengths in tokens, e.g. 128,512,2048 (the default), or none
   --depth LIST       tokens in the context before decoding, e.g. 0,512,4096 (the default), or none
@@ -135,6 +135,8 @@ pub struct Args {
     pub write_only: bool,
     /// Index in the library's list of devices.
     pub device: usize,
+    /// They have shares of every layer.
+    pub by_tensors: bool,
     /// The devices that share the layers, if several do.
     pub split: ArrayVec<Share, MAX_SPLIT>,
     /// Bytes of a GPU's memory for the model; 0 for no limit.
@@ -263,6 +265,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut vocab = None;
     let mut write_only = false;
     let mut device = 0;
+    let mut by_tensors = false;
     let (mut devices, mut layers) = (Vec::new(), Vec::new());
     let mut memory_limit_mib = 0;
     let mut threads = 0;
@@ -316,8 +319,11 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
             Long("devices") => devices = lengths(&mut parser, "--devices", 0)?.list,
             Long("layers") => layers = lengths(&mut parser, "--layers", 0)?.list,
             Long("split") => match parser.value()?.string()?.as_str() {
-                "layers" => {}
-                other => return Err(format!("--split is layers, not {other:?}").into()),
+                "layers" => by_tensors = false,
+                "tensors" => by_tensors = true,
+                other => {
+                    return Err(format!("--split is layers or tensors, not {other:?}").into());
+                }
             },
             Long("threads") => threads = number(&mut parser, "--threads", 1, 1024)? as u32,
             Long("prompt") => prompt = lengths(&mut parser, "--prompt", 1)?,
@@ -425,7 +431,13 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         source,
         vocab,
         write_only,
-        device: devices.last().copied().unwrap_or(device),
+        device: match by_tensors {
+            true => devices.first(),
+            false => devices.last(),
+        }
+        .copied()
+        .unwrap_or(device),
+        by_tensors,
         split: shares
             .map(|(&device, layers)| Share { device, layers })
             .collect(),
@@ -573,7 +585,7 @@ mod tests {
             ("a.gguf --devices 0,x", "--devices"),
             ("a.gguf --devices 0,1 --layers 3", "--layers"),
             ("a.gguf --layers 3", "--layers"),
-            ("a.gguf --split tensor", "--split"),
+            ("a.gguf --split rows", "--split"),
         ] {
             let error = run(line).expect_err(line);
             assert!(error.contains(culprit), "{line}: {error}");

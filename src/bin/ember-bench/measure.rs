@@ -109,6 +109,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
                 threads: args.threads as usize,
                 memory_limit: args.memory_limit,
                 split: args.split.clone(),
+                by_tensors: args.by_tensors,
                 ..Default::default()
             },
             &mut |_| Ok(()),

@@ -158,6 +158,23 @@ pub const SHAPES: &[Shape] = &[
         hybrid: None,
     },
     Shape {
+        name: "llama-3.1-70b",
+        hidden: 8192,
+        n_layers: 80,
+        n_heads: 64,
+        n_kv_heads: 8,
+        head_dim: 128,
+        n_ff: 28_672,
+        n_vocab: 128_256,
+        tied: false,
+        qkv_bias: false,
+        rope_theta: 5e5,
+        norm_eps: 1e-5,
+        context: 131_072,
+        experts: None,
+        hybrid: None,
+    },
+    Shape {
         name: "qwen2.5-1.5b",
         hidden: 1536,
         n_layers: 28,
@@ -812,6 +829,7 @@ mod tests {
     fn parameter_counts() {
         assert_eq!(parameters("llama-3.2-1b"), 1_235_814_400);
         assert_eq!(parameters("llama-3.1-8b"), 8_030_261_248);
+        assert_eq!(parameters("llama-3.1-70b"), 70_553_706_496);
         assert_eq!(parameters("qwen2.5-1.5b"), 1_543_714_304);
         assert_eq!(parameters("qwen3-4b"), 4_022_468_096 - 2 * 36 * 128);
         assert_eq!(

@@ -328,6 +328,7 @@ impl Core {
                 Some(adapters) => Adapters::One(adapters.alone()),
                 None => Adapters::None,
             },
+            link: self.weights.link(),
         }
     }
 
@@ -348,6 +349,9 @@ impl Core {
     /// Launches a step of a kind.
     pub fn launch(&mut self, kind: Ending) -> Result<()> {
         let (stream, weights) = (self.stream.clone(), self.weights.clone());
+        if kind.advance {
+            self.evaluation(&stream).begin()?;
+        }
         let graph = self.graph(kind)?;
         // SAFETY: as in `capture`; `Drop` waits for the stream.
         weights
@@ -507,6 +511,48 @@ impl Core {
                 Err(e)
             }
         }
+    }
+
+    /// Launches a step that appends a token and chooses nothing, as all ranks of a group do. Nobody waits for it.
+    pub fn follow(&mut self, token: u32) -> Result<()> {
+        let weights = self.weights.clone();
+        let _resident = weights.resident()?;
+        let device = weights.context().clone();
+        let _current = device.enter()?;
+        let stream = self.stream.clone();
+        // Once others have begun, nothing but the device ends it.
+        let interrupt = AtomicBool::new(false);
+        self.prepare(
+            &stream,
+            Some(token),
+            1,
+            &Sampling::GREEDY,
+            false,
+            &interrupt,
+        )?;
+        let launched = self.launch(EVALUATE);
+        self.lose_track();
+        launched
+    }
+
+    /// Notes whether all ranks have launched it.
+    pub fn followed(&mut self, is_there: bool, has_logits: bool) -> Result<()> {
+        let device = self.weights.context().clone();
+        let _current = device.enter()?;
+        if !is_there {
+            return self.stream.synchronize();
+        }
+        self.advanced()?;
+        self.has_logits = has_logits;
+        Ok(())
+    }
+
+    /// Backs the caches for so many more positions.
+    pub fn reserve_tokens(&mut self, tokens: usize) -> Result<()> {
+        let device = self.weights.context().clone();
+        let _current = device.enter()?;
+        let stream = self.stream.clone();
+        self.state.prepare(self.len, self.len + tokens, &stream)
     }
 
     /// Notes that a batch has evaluated a token behind the last one, without logits for the session.

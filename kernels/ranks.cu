@@ -1,0 +1,217 @@
+// Sums over GPUs that share the layers of a network: each adds what all have, in the order of their ranks, so that all have the same
+// bits. A block stores its piece into the memory of every peer, raises a flag there, and waits for theirs.
+#include "common.cuh"
+#include "instructions.cuh"
+
+// Most GPUs of a group, and most blocks of a sum.
+constexpr uint32_t MAX_RANKS = 8;
+constexpr uint32_t MAX_SUM_BLOCKS = 128;
+
+// What all kernels need that meet.
+struct MeetingArgs {
+    uint64_t flags[MAX_RANKS];  // of each rank: [2][MAX_RANKS][MAX_SUM_BLOCKS + 1] u64 in its memory
+    const uint64_t* launch;     // the number of this launch, the same on all ranks, below 2^48
+    uint32_t* failed;           // a peer did not come
+    uint64_t patience;          // ns to wait for it
+    uint32_t rank;
+    uint32_t n_ranks;
+    uint32_t index;             // of the meeting in the launch
+    uint32_t padding;
+};
+
+struct RankSumArgs {
+    MeetingArgs meeting;
+    uint64_t inboxes[MAX_RANKS];  // of each rank: [2][n_ranks][capacity] f32 in its memory
+    uint64_t tagged[MAX_RANKS];   // of each rank: [2][n_ranks][tagged_capacity] pairs of an f32 and a tag
+    const float* x;               // [rows][x_stride]: what this rank has
+    const float* base;            // [rows][stride], or NULL: what is added to the sum
+    float* out;                   // [rows][stride]; may be `x` or `base`
+    uint64_t capacity;
+    uint32_t tagged_capacity;     // a multiple of 4
+    uint32_t rows;
+    uint32_t len;
+    uint32_t x_stride;
+    uint32_t stride;
+    uint32_t padding;
+};
+static_assert(sizeof(MeetingArgs) == 104, "as in args/ranks.rs");
+static_assert(sizeof(RankSumArgs) == 288, "as in args/ranks.rs");
+
+struct RankLogitsArgs {
+    MeetingArgs meeting;
+    const float* inbox;  // [rows][n_vocab]: logits of the other ranks, in the memory of rank 0
+    float* logits;       // [rows][n_vocab], of rank 0
+    uint32_t rows;       // 0: nothing but the meeting
+    uint32_t n_vocab;
+    uint32_t first;      // logits that are this rank's own
+    uint32_t end;
+};
+static_assert(sizeof(RankLogitsArgs) == 136, "as in args/ranks.rs");
+
+__device__ __forceinline__ uint64_t flag_at(const MeetingArgs& m, uint32_t at, uint32_t from, uint32_t block) {
+    return m.flags[at] + (((uint64_t)(m.index & 1) * MAX_RANKS + from) * (MAX_SUM_BLOCKS + 1) + block) * 8;
+}
+
+__device__ __forceinline__ uint64_t now_ns() {
+    uint64_t ns;
+    asm volatile("mov.u64 %0,%%globaltimer;" : "=l"(ns));
+    return ns;
+}
+
+// Nobody waits for ever, and behind a meeting that failed nobody waits at all.
+struct Patience {
+    uint64_t since = 0;
+    uint32_t turn = 0;
+
+    __device__ __forceinline__ bool goes_on(const MeetingArgs& m, uint32_t peer) {
+        if (++turn % 64) return true;
+        if (*(volatile uint32_t*)m.failed) return false;
+        if (!since) since = now_ns();
+        if (now_ns() - since <= m.patience) return true;
+        *(volatile uint32_t*)m.failed = 1 + peer;
+        return false;
+    }
+};
+
+// Says to all peers that what this block has stored for them is there, and waits until they say so of theirs. Threads of the block
+// meet before and behind.
+__device__ __forceinline__ void meet(const MeetingArgs& m, uint32_t block) {
+    __syncthreads();
+    const uint32_t peer = threadIdx.x;
+    if (peer < m.n_ranks && peer != m.rank) {
+        // A peer may be ahead already.
+        const uint64_t wanted = *(volatile const uint64_t*)m.launch << 16 | (m.index + 1);
+        asm volatile("fence.acq_rel.sys;" ::: "memory");
+        asm volatile("st.release.sys.global.u64 [%0],%1;" ::"l"(flag_at(m, peer, m.rank, block)), "l"(wanted) : "memory");
+        const uint64_t mine = flag_at(m, m.rank, peer, block);
+        Patience patience;
+        uint64_t flag;
+        do asm volatile("ld.acquire.sys.global.u64 %0,[%1];" : "=l"(flag) : "l"(mine) : "memory");
+        while (flag < wanted && patience.goes_on(m, peer));
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ float* inbox_of(const RankSumArgs& a, uint32_t at, uint32_t from) {
+    const MeetingArgs& m = a.meeting;
+    return (float*)a.inboxes[at] + ((uint64_t)(m.index & 1) * m.n_ranks + from) * a.capacity;
+}
+
+__device__ __forceinline__ float4 plus(float4 a, float4 b) {
+    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
+}
+__device__ __forceinline__ float plus(float a, float b) { return __fadd_rn(a, b); }
+__device__ __forceinline__ void clear(float4& v) { v = make_float4(0, 0, 0, 0); }
+__device__ __forceinline__ void clear(float& v) { v = 0; }
+
+// Each block has a piece of all elements, in units of T. U units a thread are under way at once.
+template <typename T, int U> __device__ __forceinline__ void sum_pieces(const RankSumArgs& a) {
+    constexpr uint32_t EACH = sizeof(T) / 4;
+    const MeetingArgs& m = a.meeting;
+    const uint32_t len = a.len / EACH, all = a.rows * len, piece = (all + gridDim.x - 1) / gridDim.x;
+    const uint32_t first = piece * blockIdx.x, end = min(first + piece, all);
+    const auto mine = [&](uint32_t i) { return (const T*)(a.x + (uint64_t)(i / len) * a.x_stride + i % len * EACH); };
+    for (uint32_t i = first + threadIdx.x; i < end; i += U * blockDim.x) {
+        T v[U];
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (i + u * blockDim.x < end) v[u] = __ldcg(mine(i + u * blockDim.x));
+        for (uint32_t peer = 0; peer < m.n_ranks; peer++) {
+            if (peer == m.rank) continue;
+            T* to = (T*)inbox_of(a, peer, m.rank);
+#pragma unroll
+            for (int u = 0; u < U; u++)
+                if (i + u * blockDim.x < end) to[i + u * blockDim.x] = v[u];
+        }
+    }
+    meet(m, blockIdx.x);
+    for (uint32_t i = first + threadIdx.x; i < end; i += U * blockDim.x) {
+        T sum[U], base[U];
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            const uint32_t at = i + u * blockDim.x;
+            if (a.base && at < end) base[u] = *(const T*)(a.base + (uint64_t)(at / len) * a.stride + at % len * EACH);
+        }
+        for (uint32_t rank = 0; rank < m.n_ranks; rank++) {
+            const T* inbox = (const T*)inbox_of(a, m.rank, rank);
+#pragma unroll
+            for (int u = 0; u < U; u++) {
+                const uint32_t at = i + u * blockDim.x;
+                if (at >= end) continue;
+                // Written by others meanwhile: not from a cache that does not know.
+                const T v = __ldcv(rank == m.rank ? mine(at) : inbox + at);
+                sum[u] = rank == 0 ? v : plus(sum[u], v);
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            const uint32_t at = i + u * blockDim.x;
+            if (at >= end) continue;
+            if (a.base) sum[u] = plus(base[u], sum[u]);
+            *(T*)(a.out + (uint64_t)(at / len) * a.stride + at % len * EACH) = sum[u];
+        }
+    }
+}
+
+// One row, whose elements go with a tag each that says which meeting they are of, so that they need no flag behind them. All of the
+// row goes so each time, so what lies in the inbox is of the meeting before the last at the oldest.
+__device__ __forceinline__ void sum_tagged(const RankSumArgs& a) {
+    const MeetingArgs& m = a.meeting;
+    const uint32_t i = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    if (i >= a.len) return;
+    const uint64_t launch = *(volatile const uint64_t*)m.launch;
+    const uint32_t tag = ((uint32_t)(launch >> 16) * 4 + (uint32_t)(launch & 3)) * 1024 + m.index + 1;
+    const float4 v = __ldcg((const float4*)(a.x + i));
+    const auto at = [&](uint32_t rank, uint32_t from) {
+        return a.tagged[rank] + (((uint64_t)(m.index & 1) * m.n_ranks + from) * a.tagged_capacity + i) * 8;
+    };
+    for (uint32_t peer = 0; peer < m.n_ranks; peer++) {
+        if (peer == m.rank) continue;
+        const uint64_t to = at(peer, m.rank);
+        asm volatile("st.volatile.global.v4.u32 [%0],{%1,%2,%3,%2};" ::"l"(to), "r"(__float_as_uint(v.x)), "r"(tag), "r"(__float_as_uint(v.y)) : "memory");
+        asm volatile("st.volatile.global.v4.u32 [%0],{%1,%2,%3,%2};" ::"l"(to + 16), "r"(__float_as_uint(v.z)), "r"(tag), "r"(__float_as_uint(v.w)) : "memory");
+    }
+    const float4 base = a.base ? *(const float4*)(a.base + i) : make_float4(0, 0, 0, 0);
+    float4 sum = v;
+    for (uint32_t rank = 0; rank < m.n_ranks; rank++) {
+        float4 theirs = v;
+        if (rank != m.rank) {
+            Patience patience;
+            const uint64_t from = at(m.rank, rank);
+            uint4 p, q;
+            do {
+                asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(p.x), "=r"(p.y), "=r"(p.z), "=r"(p.w) : "l"(from) : "memory");
+                asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "l"(from + 16) : "memory");
+            } while ((p.y != tag || p.w != tag || q.y != tag || q.w != tag) && patience.goes_on(m, rank));
+            theirs = make_float4(__uint_as_float(p.x), __uint_as_float(p.z), __uint_as_float(q.x), __uint_as_float(q.z));
+        }
+        sum = rank == 0 ? theirs : plus(sum, theirs);
+    }
+    *(float4*)(a.out + i) = a.base ? plus(base, sum) : sum;
+}
+
+// Grid: up to MAX_SUM_BLOCKS blocks, as many on all ranks; for one row of a multiple of four elements, a thread for each four.
+extern "C" __global__ void __launch_bounds__(512) rank_sum(const __grid_constant__ RankSumArgs a) {
+    release_dependents();
+    wait_for_producers();
+    const bool fours = a.len % 4 == 0 && a.x_stride % 4 == 0 && a.stride % 4 == 0;
+    if (a.rows == 1 && fours) sum_tagged(a);
+    else if (fours) sum_pieces<float4, 4>(a);
+    else sum_pieces<float, 1>(a);
+}
+
+// The end of a launch: all ranks meet, and rank 0 takes the logits that the others have stored into its inbox by now. Grid: up to
+// MAX_SUM_BLOCKS blocks, as many on all ranks.
+extern "C" __global__ void __launch_bounds__(512) rank_logits(const __grid_constant__ RankLogitsArgs a) {
+    release_dependents();
+    wait_for_producers();
+    meet(a.meeting, blockIdx.x);
+    if (a.meeting.rank != 0) return;
+    const uint64_t others = a.n_vocab - (a.end - a.first), all = others * a.rows;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < all; i += (uint64_t)gridDim.x * blockDim.x) {
+        const uint64_t row = i / others;
+        uint64_t column = i % others;
+        if (column >= a.first) column += a.end - a.first;
+        a.logits[row * a.n_vocab + column] = __ldcv(a.inbox + row * a.n_vocab + column);
+    }
+}

@@ -1,0 +1,303 @@
+//! GPUs that share the layers of a network: memory by which they meet, and the kernels that do it (kernels/ranks.cu).
+//!
+//! Twice a layer, each adds up what all have. The kernels of all ranks have to run at the same time for that. So the host launches the
+//! same work on all of them, one piece of work at a time ([`Group::begin`]), and all pieces end with a meeting: what comes behind may
+//! use the same memory again.
+
+use super::args::{self, MAX_RANKS, MAX_SUM_BLOCKS, Meeting};
+use super::driver::{Buffer, Context, Pinned, Stream};
+use super::kernels::Kernels;
+use super::walk::Span;
+use crate::backend::{MAX_BATCH, Ranks};
+use crate::error::{Result, fail};
+use crate::model::Rank;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Most tokens of a prompt that are evaluated together.
+pub const RANK_CHUNK: usize = 1024;
+
+/// How long a GPU waits for another one, in nanoseconds.
+static PATIENCE: AtomicU64 = AtomicU64::new(10_000_000_000);
+
+/// Has GPUs of groups that are made from now on wait so long for each other, for tests.
+#[cfg(feature = "test-hooks")]
+pub fn set_patience(ns: u64) {
+    PATIENCE.store(ns, Ordering::Relaxed);
+}
+
+/// Threads of a block of a sum.
+const THREADS: u32 = 512;
+/// Threads of a block of a sum of one row.
+const ROW_THREADS: u32 = 64;
+
+/// What the ranks of a network have together.
+pub struct Group {
+    /// u32 for the device: a rank that waited for another one in vain says so.
+    failed: Pinned,
+    /// Work that was begun.
+    works: AtomicU64,
+    patience: u64,
+}
+
+impl Group {
+    /// Of ranks of which this is the first one's device.
+    pub fn new(context: &Arc<Context>) -> Result<Arc<Group>> {
+        Ok(Arc::new(Group {
+            failed: Pinned::new(context, 64, "memory of a group")?,
+            works: AtomicU64::new(0),
+            patience: PATIENCE.load(Ordering::Relaxed),
+        }))
+    }
+
+    /// The rank that did not come, if one did not.
+    fn missing(&self) -> Option<u32> {
+        // SAFETY: the memory has a word there, which the devices write as a whole.
+        let failed = unsafe { AtomicU32::from_ptr(self.failed.pointer().cast()) };
+        failed.load(Ordering::Acquire).checked_sub(1)
+    }
+}
+
+impl Ranks for Group {
+    fn begin(&self) -> Result<()> {
+        self.check()?;
+        self.works.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        if let Some(rank) = self.missing() {
+            fail!(
+                DeviceLost,
+                "part {rank} of a model that is split by tensors did not do its work within {} ms; the model has to be loaded again",
+                self.patience / 1_000_000
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Memory of a rank by which it meets the others.
+pub struct Link {
+    group: Arc<Group>,
+    /// Which one it is.
+    pub rank: Rank,
+    memory: Buffer,
+    /// The last work, and launches of it.
+    launches: Mutex<(u64, u64)>,
+    places: Places,
+    n_vocab: u32,
+    logits: std::ops::Range<u32>,
+    /// Of all ranks, once they are connected.
+    peers: Peers,
+}
+
+/// Addresses in the memory of all ranks.
+#[derive(Clone, Copy, Debug, Default)]
+struct Peers {
+    flags: [u64; MAX_RANKS],
+    tagged: [u64; MAX_RANKS],
+    inboxes: [u64; MAX_RANKS],
+    /// Of rank 0.
+    logits: u64,
+}
+
+/// Where everything is in the memory of a rank, in bytes.
+struct Places {
+    /// The number of the launch, behind the flags.
+    launch: u64,
+    /// Rows of one token that others store, with tags.
+    tagged: u64,
+    /// What others store of several tokens.
+    inbox: u64,
+    /// Logits that others make, on rank 0.
+    logits: u64,
+    bytes: u64,
+    /// Floats of a row with tags, and of what a rank stores of several tokens.
+    capacities: (u32, u64),
+}
+
+impl Places {
+    fn of(rank: Rank, hidden: u32, n_vocab: u32) -> Places {
+        let count = rank.count as u64;
+        let row = hidden.next_multiple_of(64);
+        let rows = (RANK_CHUNK as u64 * u64::from(hidden)).next_multiple_of(64);
+        let flags = 2 * MAX_RANKS as u64 * u64::from(MAX_SUM_BLOCKS + 1) * 8;
+        let launch = flags.next_multiple_of(256);
+        let tagged = launch + 256;
+        let inbox = tagged + 2 * count * u64::from(row) * 8;
+        let logits = inbox + 2 * count * rows * 4;
+        let of_rank_0 = if rank.index == 0 { 1 } else { 0 };
+        Places {
+            launch,
+            tagged,
+            inbox,
+            logits,
+            bytes: logits + of_rank_0 * MAX_BATCH as u64 * u64::from(n_vocab) * 4,
+            capacities: (row, rows),
+        }
+    }
+}
+
+impl Link {
+    /// Bytes of the memory of a rank.
+    pub fn bytes(rank: Rank, hidden: u32, n_vocab: u32) -> u64 {
+        Places::of(rank, hidden, n_vocab).bytes
+    }
+
+    /// Memory for a rank on its device, which is to be connected with the others.
+    pub fn new(
+        context: &Arc<Context>,
+        group: &Arc<Group>,
+        rank: Rank,
+        (hidden, n_vocab): (u32, u32),
+        logits: std::ops::Range<u32>,
+    ) -> Result<Link> {
+        let places = Places::of(rank, hidden, n_vocab);
+        let bytes = places.bytes as usize;
+        let memory = Buffer::new(context, bytes, "memory by which GPUs meet")?;
+        memory.clear(0, places.inbox as usize)?;
+        Ok(Link {
+            group: group.clone(),
+            rank,
+            memory,
+            launches: Mutex::new((0, 0)),
+            places,
+            n_vocab,
+            logits,
+            peers: Peers::default(),
+        })
+    }
+
+    /// Lets all ranks of a group reach each other's memory.
+    ///
+    /// Errors: `Unsupported` where two of the devices cannot.
+    pub fn connect(links: &mut [Link]) -> Result<()> {
+        let mut peers = Peers::default();
+        for (i, link) in links.iter().enumerate() {
+            peers.flags[i] = link.memory.address();
+            peers.tagged[i] = link.memory.address() + link.places.tagged;
+            peers.inboxes[i] = link.memory.address() + link.places.inbox;
+            if i == 0 {
+                peers.logits = link.memory.address() + link.places.logits;
+            }
+            for other in links.iter().filter(|other| other.rank != link.rank) {
+                link.memory.context().reach(other.memory.context())?;
+            }
+        }
+        links.iter_mut().for_each(|link| link.peers = peers);
+        Ok(())
+    }
+
+    /// Where the logits that this rank makes go, as rows of all logits, of which `own` are the ones of the step.
+    pub fn logits(&self, own: u64) -> u64 {
+        let rows = if self.rank.index == 0 {
+            own
+        } else {
+            self.peers.logits
+        };
+        rows + u64::from(self.logits.start) * 4
+    }
+
+    fn launch_address(&self) -> u64 {
+        self.memory.address() + self.places.launch
+    }
+
+    /// Enqueues what has to be in front of work that meets. All ranks number their launches alike.
+    pub fn launch(&self, stream: &Stream) -> Result<()> {
+        let work = self.group.works.load(Ordering::Relaxed);
+        let mut launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
+        if launches.0 != work {
+            *launches = (work, 0);
+        }
+        launches.1 += 1;
+        // Many prompts of a work are some hundred pieces.
+        let number = work << 16 | launches.1;
+        let from = std::ptr::from_ref(&number).cast();
+        // SAFETY: a word of memory of this structure, which lives as long as the weights do; the source is read before this
+        // returns, as it is not pinned.
+        unsafe { stream.copy_in(self.launch_address(), from, 8) }
+    }
+
+    fn meeting(&self, index: u32) -> Meeting {
+        Meeting {
+            flags: self.peers.flags,
+            launch: self.launch_address(),
+            failed: self.group.failed.address(),
+            patience: self.group.patience,
+            rank: self.rank.index as u32,
+            n_ranks: self.rank.count as u32,
+            index,
+            padding: 0,
+        }
+    }
+
+    /// Enqueues `to = base + sum of from over all ranks`, for `rows` rows of `len` floats: the meeting `index` of the launch.
+    ///
+    /// # Safety
+    /// The rows are of a workspace that is valid and that no other work uses, and all ranks enqueue the same.
+    pub(super) unsafe fn sum(
+        &self,
+        (kernels, stream): (&Kernels, &Stream),
+        index: u32,
+        (from, base, to): (Span, Option<Span>, Span),
+        (rows, len): (u32, u32),
+    ) -> Result<()> {
+        let (tagged_capacity, capacity) = self.places.capacities;
+        if u64::from(rows) * u64::from(len) > capacity {
+            fail!(Internal, "{rows} rows of {len} floats in a sum over GPUs");
+        }
+        let sum = args::RankSum {
+            meeting: self.meeting(index),
+            inboxes: self.peers.inboxes,
+            tagged: self.peers.tagged,
+            x: from.address,
+            base: base.map_or(0, |base| base.address),
+            out: to.address,
+            capacity,
+            tagged_capacity,
+            padding: 0,
+            rows,
+            len,
+            x_stride: from.stride,
+            stride: to.stride,
+        };
+        // Short rows are spread over many small blocks.
+        let fours = u64::from(rows) * u64::from(len).div_ceil(4);
+        let threads = match rows {
+            1 => ROW_THREADS.max(len.div_ceil(4 * MAX_SUM_BLOCKS).next_multiple_of(32)),
+            _ => THREADS,
+        };
+        let blocks = fours
+            .div_ceil(u64::from(threads))
+            .clamp(1, MAX_SUM_BLOCKS.into());
+        // SAFETY: by contract, addresses of the workspace; the others are of memory of all ranks, which the group keeps.
+        unsafe { kernels.rank_sum(stream, &sum, blocks as u32, threads) }
+    }
+
+    /// Enqueues the last meeting of a launch, with `rows` rows of logits, or none.
+    ///
+    /// # Safety
+    /// As for [`Link::sum`].
+    pub unsafe fn end(
+        &self,
+        (kernels, stream): (&Kernels, &Stream),
+        index: u32,
+        logits: u64,
+        rows: u32,
+    ) -> Result<()> {
+        let end = args::RankLogits {
+            meeting: self.meeting(index),
+            inbox: self.peers.logits,
+            logits,
+            rows,
+            n_vocab: self.n_vocab,
+            first: self.logits.start,
+            end: self.logits.end,
+        };
+        let others = u64::from(self.n_vocab) * u64::from(rows);
+        let blocks = others.div_ceil(u64::from(THREADS) * 8).clamp(1, 64);
+        // SAFETY: as in `sum`.
+        unsafe { kernels.rank_logits(stream, &end, blocks as u32, THREADS) }
+    }
+}

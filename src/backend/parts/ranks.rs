@@ -1,0 +1,393 @@
+//! Parts that have a share of every layer, and work at the same time: ranks. The first one has the logits and chooses.
+//!
+//! All of them have to begin a piece of work, or none: those that have begun wait for the others on their devices. So what can fail
+//! comes first, and what interrupts is asked for between pieces alone.
+
+use super::core::{Core, Done};
+use super::stream::{Sink, Stored};
+use super::weights::PartsWeights;
+use crate::backend::row::RowWork;
+use crate::backend::state::StateLayout;
+use crate::backend::{
+    MAX_BATCH, MaskSource, Ranks, Residual, Row, RowError, RowResult, Runner, StateInfo, StateSink,
+    StateSource, Want, Weights, When,
+};
+use crate::error::{Error, Result, fail};
+use crate::model::KvShape;
+use crate::{memory, panics, threads};
+use arrayvec::ArrayVec;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Tokens of a prompt that all ranks evaluate together.
+const PIECE: usize = 1024;
+
+/// The right to work. Work of two groups that share devices would wait for each other.
+struct Turn<'a> {
+    ranks: &'a dyn Ranks,
+    _lock: MutexGuard<'static, ()>,
+}
+
+impl<'a> Turn<'a> {
+    /// Begins work of all ranks.
+    fn begin(ranks: &'a dyn Ranks) -> Result<Turn<'a>> {
+        static TURN: Mutex<()> = Mutex::new(());
+        let lock = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        ranks.begin()?;
+        Ok(Turn { ranks, _lock: lock })
+    }
+
+    /// What the work has come to, or that a rank did not come.
+    fn end<T>(self, done: Result<T>) -> Result<T> {
+        self.ranks.check()?;
+        done
+    }
+}
+
+/// Has each rank do something at the same time: the first one does `first` on this thread, each of the others `work`, which gets its
+/// number, on a thread of its own. The first error is the result.
+///
+/// Errors: `OutOfMemory` if a thread is missing, before anything has begun.
+fn all_ranks(
+    weights: &PartsWeights,
+    count: usize,
+    work: &(dyn Fn(usize) -> Result<()> + Sync),
+    first: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    const WAIT: u32 = 0;
+    const GO: u32 = 1;
+    const STOP: u32 = 2;
+    let (signal, next) = (AtomicU32::new(WAIT), AtomicU32::new(1));
+    let failed: Mutex<Option<Error>> = Mutex::new(None);
+    let note = |done: Result<()>| {
+        if let Err(e) = done {
+            let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+            failed.get_or_insert(e);
+        }
+    };
+    let other = || {
+        weights.placement().apply();
+        let rank = next.fetch_add(1, Ordering::Relaxed) as usize;
+        loop {
+            match signal.load(Ordering::Acquire) {
+                WAIT => std::hint::spin_loop(),
+                GO => break,
+                _ => return,
+            }
+        }
+        note(panics::catch(|| {
+            work(rank)?;
+            memory::check()
+        }));
+    };
+    let started = threads::beside("ember-rank", count - 1, &other, |started| {
+        let all = started == count - 1;
+        signal.store(if all { GO } else { STOP }, Ordering::Release);
+        if all {
+            note(panics::catch(first));
+        }
+        all
+    });
+    if !started {
+        fail!(OutOfMemory, "threads for {count} GPUs");
+    }
+    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(e) => Err(e),
+        None => Ok(()),
+    }
+}
+
+/// Has all ranks evaluate tokens, for the logits of the last one or for nothing else.
+pub(super) fn evaluate(
+    core: &mut Core,
+    ranks: &dyn Ranks,
+    (tokens, want): (&[u32], Want),
+    interrupt: &AtomicBool,
+) -> Result<()> {
+    let mut rest = tokens;
+    while !rest.is_empty() {
+        if interrupt.load(Ordering::Relaxed) {
+            fail!(
+                Interrupted,
+                "interrupted while evaluating {} tokens",
+                tokens.len()
+            );
+        }
+        // The last token is never alone, unless it is the only one.
+        let piece = match rest.len() {
+            n if n > PIECE => PIECE.min(n - 1),
+            n => n,
+        };
+        let (piece, behind) = rest.split_at(piece);
+        rest = behind;
+        let want = match rest.is_empty() {
+            true => want,
+            false => Want::Evaluated,
+        };
+        evaluate_piece(core, ranks, piece, want)?;
+        core.note_progress();
+    }
+    Ok(())
+}
+
+fn evaluate_piece(core: &mut Core, ranks: &dyn Ranks, tokens: &[u32], want: Want) -> Result<()> {
+    let weights = core.weights.clone();
+    let mut parts = core.parts.iter_mut();
+    parts.try_for_each(|part| part.reserve_tokens(tokens.len()))?;
+    let parts: Vec<Mutex<&mut Box<dyn Runner>>> = core.parts.iter_mut().map(Mutex::new).collect();
+    memory::check()?;
+    let never = Arc::new(AtomicBool::new(false));
+    let work = |rank: usize| {
+        let mut runner = parts[rank].lock().unwrap_or_else(PoisonError::into_inner);
+        let row = Row {
+            runner: &mut ***runner,
+            tokens,
+            want,
+            mask: None::<&mut MaskSource<'_>>,
+            interrupt: &never,
+            residual: Residual::default(),
+        };
+        let submitted = weights.parts()[rank].submit(&mut [row], When::Now);
+        submitted.map_err(|e| e.error)?;
+        runner.poll(true).map(drop)
+    };
+    let turn = Turn::begin(ranks)?;
+    let done = all_ranks(&weights, parts.len(), &work, || work(0));
+    turn.end(done)
+}
+
+/// Has all ranks append a token, if there is one, and the first one make a choice.
+pub(super) fn choose(
+    core: &mut Core,
+    ranks: &dyn Ranks,
+    (tokens, want): (&[u32], Want),
+    mask: Option<&mut MaskSource<'_>>,
+    interrupt: &Arc<AtomicBool>,
+) -> Result<(Done, u32)> {
+    if interrupt.load(Ordering::Relaxed) {
+        fail!(Interrupted, "interrupted before the step");
+    }
+    let mut parts = core.parts.iter_mut();
+    parts.try_for_each(|part| part.reserve_tokens(tokens.len()))?;
+    let turn = Turn::begin(ranks)?;
+    let chosen = follow_and_choose(core, (tokens, want), mask, interrupt);
+    // The choice waits for the ranks, and they for each other.
+    let chosen = chosen.and_then(|()| core.chosen());
+    turn.end(chosen)
+}
+
+fn follow_and_choose(
+    core: &mut Core,
+    (tokens, want): (&[u32], Want),
+    mask: Option<&mut MaskSource<'_>>,
+    interrupt: &Arc<AtomicBool>,
+) -> Result<()> {
+    if let [token] = tokens {
+        let mut begun = Ok(());
+        let mut count = 0;
+        for part in &mut core.parts {
+            begun = part.follow(*token);
+            if begun.is_err() {
+                break;
+            }
+            count += 1;
+        }
+        let is_there = begun.is_ok();
+        for (i, part) in core.parts[..count].iter_mut().enumerate() {
+            let noted = part.followed(is_there, i == 0);
+            begun = begun.and(noted);
+        }
+        begun?;
+    }
+    let weights = core.weights.clone();
+    let row = Row {
+        runner: core.speaker()?,
+        tokens: &[],
+        want,
+        mask: mask.map(|mask| mask as &mut MaskSource<'_>),
+        interrupt,
+        residual: Residual::default(),
+    };
+    let submitted = weights.parts()[0].submit(&mut [row], When::Now);
+    submitted.map_err(|e| e.error)
+}
+
+/// A step of several sessions with caches of one type, each with a token: all ranks evaluate the tokens, and the first one chooses. What
+/// each has chosen is to be polled.
+pub(super) fn step(
+    weights: &PartsWeights,
+    ranks: &dyn Ranks,
+    cores: &mut [&mut Core],
+    works: &mut [&mut RowWork<'_>],
+) -> RowResult<()> {
+    for (i, (core, work)) in cores.iter_mut().zip(works.iter()).enumerate() {
+        let mut parts = core.parts.iter_mut();
+        let reserved = parts.try_for_each(|part| part.reserve_tokens(1));
+        reserved.map_err(|e| RowError::of(i, e))?;
+        if work.interrupt.load(Ordering::Relaxed) {
+            let message = "interrupted before the step";
+            let e = Error::new(crate::Status::Interrupted, message);
+            return Err(RowError::of(i, e));
+        }
+    }
+    let n = weights.parts().len();
+    let never = Arc::new(AtomicBool::new(false));
+    // The tokens, and by rank the runners, of which the first rank's stay on this thread with the masks.
+    let mut tokens = Vec::new();
+    let mut first = ArrayVec::<Row, MAX_BATCH>::new();
+    let mut others: Vec<Vec<&mut Box<dyn Runner>>> = (1..n).map(|_| Vec::new()).collect();
+    for (core, work) in cores.iter_mut().zip(works.iter_mut()) {
+        let token = &work.tokens[work.tokens.len() - 1..];
+        tokens.push(token);
+        let mut parts = core.parts.iter_mut();
+        if let Some(part) = parts.next() {
+            first.push(Row {
+                runner: &mut **part,
+                tokens: token,
+                want: work.want,
+                mask: work.mask.take().map(|mask| mask as &mut MaskSource<'_>),
+                interrupt: &never,
+                residual: Residual::default(),
+            });
+        }
+        for (part, others) in parts.zip(&mut others) {
+            others.push(part);
+        }
+    }
+    let others: Vec<_> = others.into_iter().map(Mutex::new).collect();
+    memory::check()?;
+    let follow = |rank: usize| {
+        let mut runners = others[rank - 1]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut rows = ArrayVec::<Row, MAX_BATCH>::new();
+        for (runner, &tokens) in runners.iter_mut().zip(&tokens) {
+            rows.push(Row {
+                runner: &mut ***runner,
+                tokens,
+                want: Want::Evaluated,
+                mask: None,
+                interrupt: &never,
+                residual: Residual::default(),
+            });
+        }
+        let submitted = weights.parts()[rank].submit(&mut rows, When::Now);
+        submitted.map_err(|e| e.error)?;
+        let mut rows = rows.iter_mut();
+        rows.try_for_each(|row| row.runner.poll(true).map(drop))
+    };
+    let mut stepped = Ok(());
+    let turn = Turn::begin(ranks)?;
+    let done = all_ranks(weights, n, &follow, || {
+        stepped = weights.parts()[0].submit(&mut first, When::Now);
+        stepped.clone().map_err(|e| e.error)
+    });
+    turn.end(done.clone())?;
+    stepped?;
+    Ok(done?)
+}
+
+/// Bytes of a plane of a rank's layer.
+fn plane_bytes(
+    weights: &PartsWeights,
+    rank: usize,
+    info: &StateInfo,
+    layer: usize,
+) -> Result<usize> {
+    let of_rank = weights.parts()[rank].kv_layers();
+    Ok(StateLayout::new(of_rank, info, weights.n_vocab())?.plane_bytes(layer))
+}
+
+/// How many ranks have the same heads of keys in a layer.
+fn alike(weights: &PartsWeights, layer: usize) -> usize {
+    let heads = |layers: &[KvShape]| layers.get(layer).map_or(0, |shape| shape.n_kv_heads);
+    let all: usize = weights
+        .parts()
+        .iter()
+        .map(|part| heads(part.kv_layers()))
+        .sum();
+    (all / heads(weights.kv_layers()).max(1)).max(1)
+}
+
+/// Writes the state to a stream, the one that a single device writes: of each plane, the heads of all ranks.
+pub(super) fn save(core: &mut Core, sink: &mut dyn StateSink) -> Result<()> {
+    let weights = core.weights.clone();
+    let n_vocab = weights.n_vocab();
+    let mut stored = Vec::new();
+    for (part, weights) in core.parts.iter_mut().zip(weights.parts()) {
+        let mut sink = Sink::new(&**weights, n_vocab);
+        part.save(&mut sink)?;
+        stored.push(sink.stored()?);
+    }
+    let Some(first) = stored.first_mut() else {
+        fail!(Internal, "a network of no ranks");
+    };
+    let info = first.info.clone();
+    sink.begin(&info)?;
+    let layout = StateLayout::new(weights.kv_layers(), &info, n_vocab)?;
+    sink.write(first.next(layout.logits_bytes())?)?;
+    // Of the others, they are nothing.
+    for (other, weights) in stored.iter_mut().zip(weights.parts()).skip(1) {
+        let info = other.info.clone();
+        let of_rank = StateLayout::new(weights.kv_layers(), &info, n_vocab)?;
+        other.next(of_rank.logits_bytes())?;
+    }
+    for windowed in [false, true] {
+        for plane in layout.planes(windowed) {
+            let mut written = 0;
+            for (rank, of_rank) in stored.iter_mut().enumerate() {
+                let bytes = of_rank.next(plane_bytes(&weights, rank, &info, plane.layer)?)?;
+                // Several ranks may have the same heads, one behind the other.
+                if rank.is_multiple_of(alike(&weights, plane.layer)) {
+                    sink.write(bytes)?;
+                    written += bytes.len();
+                }
+            }
+            if written != layout.plane_bytes(plane.layer) {
+                fail!(Internal, "{written} bytes of {plane:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes the state over from a stream, in place of the empty one that the ranks have.
+pub(super) fn load(
+    core: &mut Core,
+    info: &StateInfo,
+    tokens: &[u32],
+    source: &mut dyn StateSource,
+) -> Result<()> {
+    let weights = core.weights.clone();
+    let n_vocab = weights.n_vocab();
+    let layout = StateLayout::new(weights.kv_layers(), info, n_vocab)?;
+    let mut stored = Vec::new();
+    for (i, weights) in weights.parts().iter().enumerate() {
+        let of_rank = StateInfo {
+            has_logits: info.has_logits && i == 0,
+            ..info.clone()
+        };
+        stored.push(Stored::new(&**weights, of_rank, n_vocab)?);
+    }
+    if let Some(first) = stored.first_mut() {
+        source.read(first.next(layout.logits_bytes())?)?;
+    }
+    for windowed in [false, true] {
+        for plane in layout.planes(windowed) {
+            for first in (0..stored.len()).step_by(alike(&weights, plane.layer)) {
+                let n = plane_bytes(&weights, first, info, plane.layer)?;
+                let (before, behind) = stored.split_at_mut(first + 1);
+                let bytes = before[first].next(n)?;
+                source.read(bytes)?;
+                for other in &mut behind[..alike(&weights, plane.layer) - 1] {
+                    other.next(n)?.copy_from_slice(bytes);
+                }
+            }
+        }
+    }
+    for (part, of_rank) in core.parts.iter_mut().zip(&stored) {
+        let mut bytes = of_rank.bytes();
+        part.load(&of_rank.info, tokens, &mut bytes)?;
+    }
+    Ok(())
+}

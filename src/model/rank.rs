@@ -1,0 +1,214 @@
+//! A share of each layer of a network, as a network of its own: what a device runs where others run the rest of the same layers.
+//!
+//! Attention is shared by heads, a feed-forward part by its inner elements. Each rank has rows of the matrices that read the
+//! residual stream, and columns of those that add to it, so that the sum of what all ranks have is what the whole network adds.
+
+use super::{Attention, Block, FeedForward, Linear, Mixer, Mlp, Network, Norm};
+use crate::error::{Result, fail};
+use crate::format::Tensor;
+use std::ops::Range;
+
+/// One of the networks that share the layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rank {
+    /// Counted from 0.
+    pub index: usize,
+    /// How many there are.
+    pub count: usize,
+}
+
+impl Rank {
+    /// The share of `n` units, in order: all ranks have the same, or the first ones one more.
+    fn share(self, n: usize) -> Range<usize> {
+        let start = |index: usize| index * (n / self.count) + index.min(n % self.count);
+        start(self.index)..start(self.index + 1)
+    }
+}
+
+impl Network {
+    /// The share of a rank: part of each layer, and as many rows of the head. All ranks have the embedding and the norms; rank 0
+    /// has the biases of what is added to the residual stream.
+    ///
+    /// Errors: `Unsupported` names what cannot be shared.
+    pub fn rank(&self, rank: Rank) -> Result<Network> {
+        let whole = [
+            (self.encoder.is_some(), "encoders"),
+            (self.streams.is_some(), "several residual streams"),
+            (self.per_layer.is_some(), "inputs of layers"),
+        ];
+        if let Some((_, what)) = whole.iter().find(|(has, _)| *has) {
+            fail!(
+                Unsupported,
+                "architecture {}: {what} cannot be split by tensors",
+                self.architecture
+            );
+        }
+        let mut share = self.clone();
+        for (i, block) in share.blocks.iter_mut().enumerate() {
+            let result = block_share(block, rank);
+            result.map_err(|what| self.cannot(&format!("layer {i}: {what}")))?;
+        }
+        let rows = rank.share(self.n_vocab);
+        if rows.is_empty() {
+            return Err(self.cannot("its vocabulary is too small"));
+        }
+        share.head = rows_of(&self.head, rows);
+        Ok(share)
+    }
+
+    /// The first logit of a rank's head.
+    pub fn first_logit(&self, rank: Rank) -> usize {
+        rank.share(self.n_vocab).start
+    }
+
+    fn cannot(&self, what: &str) -> crate::Error {
+        let message = format!(
+            "architecture {}: {what}; the model cannot be split by tensors among so many devices",
+            self.architecture
+        );
+        crate::Error::new(crate::Status::Unsupported, message)
+    }
+}
+
+/// What is wrong with a layer.
+type Share<T> = std::result::Result<T, String>;
+
+fn block_share(block: &mut Block, rank: Rank) -> Share<()> {
+    match &mut block.mixer {
+        Mixer::Attention(attention) => attention_share(attention, rank)?,
+        _ => return Err("only attention is split by tensors so far".into()),
+    }
+    match &mut block.feed_forward {
+        FeedForward::Dense(mlp) => mlp_share(mlp, rank),
+        FeedForward::None => Ok(()),
+        _ => Err("experts are not split by tensors so far".into()),
+    }
+}
+
+fn attention_share(attention: &mut Attention, rank: Rank) -> Share<()> {
+    let of_each_head = |norm: &Option<Norm>| {
+        let is_of_head = |norm: &Norm| norm.weight.row_len() == attention.head_dim;
+        norm.as_ref().is_none_or(is_of_head)
+    };
+    if !of_each_head(&attention.q_norm) || !of_each_head(&attention.k_norm) {
+        return Err("a norm over all heads together needs all of them".into());
+    }
+    if attention.slopes.is_some() {
+        return Err("slopes of heads are not split by tensors so far".into());
+    }
+    let per_kv = attention.n_heads / attention.n_kv_heads;
+    let head_dim = attention.head_dim;
+    let block = attention.output.weight.ty.block_len();
+    let (kv_heads, heads) = match heads_of(attention, rank, block) {
+        Some(heads) => heads,
+        None => {
+            return Err(format!(
+                "{} heads of keys with {per_kv} of queries each cannot be shared by {} devices",
+                attention.n_kv_heads, rank.count
+            ));
+        }
+    };
+    let of = |heads: &Range<usize>, each: usize| heads.start * each..heads.end * each;
+    let q_rows = if attention.gated {
+        2 * head_dim
+    } else {
+        head_dim
+    };
+    attention.q = rows_of(&attention.q, of(&heads, q_rows));
+    attention.k = rows_of(&attention.k, of(&kv_heads, head_dim));
+    attention.v = rows_of(&attention.v, of(&kv_heads, head_dim));
+    attention.output = columns_of(&attention.output, of(&heads, head_dim), rank)?;
+    let sinks = attention.sinks.as_ref();
+    attention.sinks = sinks.map(|sinks| sinks.elements(heads.clone()));
+    attention.n_heads = heads.len();
+    attention.n_kv_heads = kv_heads.len();
+    Ok(())
+}
+
+/// The heads of keys of a rank, and those of queries, whose columns are whole blocks.
+fn heads_of(
+    attention: &Attention,
+    rank: Rank,
+    block: usize,
+) -> Option<(Range<usize>, Range<usize>)> {
+    let (n_kv, head_dim) = (attention.n_kv_heads, attention.head_dim);
+    let per_kv = attention.n_heads / n_kv;
+    if n_kv < rank.count {
+        // Several ranks have the same keys.
+        let each = rank.count / n_kv;
+        let heads = per_kv / each;
+        let fits = n_kv * each == rank.count && heads * each == per_kv;
+        let kv = rank.index / each;
+        let first = kv * per_kv + rank.index % each * heads;
+        let fits = fits && (heads * head_dim).is_multiple_of(block);
+        return (fits && heads > 0).then(|| (kv..kv + 1, first..first + heads));
+    }
+    // Heads go together that share keys, and as many as whole blocks want.
+    let fits =
+        |kv: &usize| (kv * per_kv * head_dim).is_multiple_of(block) && n_kv.is_multiple_of(*kv);
+    let unit = (1..=n_kv).find(fits)?;
+    let units = rank.share(n_kv / unit);
+    let kv = units.start * unit..units.end * unit;
+    let heads = kv.start * per_kv..kv.end * per_kv;
+    (!units.is_empty()).then_some((kv, heads))
+}
+
+fn mlp_share(mlp: &mut Mlp, rank: Rank) -> Share<()> {
+    let block = mlp.down.weight.ty.block_len();
+    let n_ff = mlp.down.weight.row_len();
+    // Kernels like whole groups of rows.
+    let unit = [256, 128, 64, 32, block]
+        .into_iter()
+        .find(|unit| n_ff.is_multiple_of(unit * rank.count) && unit.is_multiple_of(block))
+        .unwrap_or(block);
+    let units = rank.share(n_ff / unit);
+    if units.is_empty() {
+        return Err(format!(
+            "{n_ff} inner elements in blocks of {block} cannot be shared by {} devices",
+            rank.count
+        ));
+    }
+    let inner = units.start * unit..units.end * unit;
+    mlp.gate = mlp.gate.as_ref().map(|gate| rows_of(gate, inner.clone()));
+    mlp.up = rows_of(&mlp.up, inner.clone());
+    mlp.down = columns_of(&mlp.down, inner, rank)?;
+    Ok(())
+}
+
+fn rows_of(linear: &Linear, rows: Range<usize>) -> Linear {
+    let bias = linear.bias.as_ref();
+    Linear {
+        bias: bias.map(|bias| bias.elements(rows.clone())),
+        weight: linear.weight.row_range(rows),
+    }
+}
+
+fn columns_of(linear: &Linear, columns: Range<usize>, rank: Rank) -> Share<Linear> {
+    let weight = Tensor::columns(&linear.weight, columns);
+    Ok(Linear {
+        weight: weight.map_err(|e| e.message)?,
+        bias: linear.bias.clone().filter(|_| rank.index == 0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_in_order_and_alike() {
+        for (n, count) in [(8, 2), (7, 3), (2, 4), (128_256, 2), (1, 1)] {
+            let shares: Vec<_> = (0..count)
+                .map(|index| Rank { index, count }.share(n))
+                .collect();
+            let mut at = 0;
+            for share in &shares {
+                assert_eq!(share.start, at);
+                at = share.end;
+            }
+            assert_eq!(at, n);
+            let lens = shares.iter().map(ExactSizeIterator::len);
+            assert!(lens.clone().max().unwrap() - lens.min().unwrap() <= 1);
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Networks of which each of two GPUs has a share of every layer. They need two GPUs.
+//!
+//! What is added to the residual stream comes from two sums in place of one, so logits differ from those of one GPU as other roundings
+//! do: by less than 1 % of the largest for the tiny families.
+
+use crate::common::states::*;
+use crate::common::{TempDir, repository_file};
+use crate::gpu::*;
+use emberlm::backend::cuda::ranks::set_patience;
+use emberlm::backend::{DeviceKind, LoadOptions, Share};
+use emberlm::engine::state::{Kind, RestoreOptions};
+use emberlm::engine::{Adapter, Model, Session, SessionOptions, device};
+use emberlm::{Result, Status};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// With norms behind parts, with windows, parallel, with biases and learned positions, with scales, with norms of heads, with gated
+/// attention, without gates.
+const FAMILIES: &[&str] = &[
+    "mistral",
+    "gemma2",
+    "gemma3",
+    "cohere2",
+    "qwen2",
+    "qwen3",
+    "gpt2",
+    "granite",
+    "phi2",
+    "exaone4",
+    "seed_oss",
+    "starcoder2",
+    "arcee",
+    "apertus",
+];
+
+/// Those that cannot be split so, and a word of the reason.
+const REFUSED: &[(&str, &str)] = &[
+    ("mixtral", "experts"),
+    ("gpt_oss", "experts"),
+    ("mamba", "attention"),
+    ("lfm2", "attention"),
+    ("deepseek_v2", "attention"),
+    ("olmo2", "norm over all heads"),
+    ("gemma4_e", "inputs of layers"),
+];
+
+pub fn tests(tests: &mut Tests) {
+    for &name in FAMILIES {
+        tests.push((format!("ranks::{name}"), Box::new(move || family(name))));
+    }
+    for name in ["mistral", "gemma2", "qwen2"] {
+        let test = format!("ranks::life::{name}");
+        tests.push((test, Box::new(move || life(name))));
+    }
+    tests.push(("ranks::states".into(), Box::new(states)));
+    tests.push(("ranks::refused".into(), Box::new(refused)));
+    tests.push(("ranks::memory".into(), Box::new(memory)));
+    tests.push(("ranks::threads".into(), Box::new(threads)));
+    tests.push(("ranks::absent".into(), Box::new(absent)));
+}
+
+/// The usable GPUs.
+pub fn gpus() -> Vec<usize> {
+    let is_there = |i: &usize| {
+        let info = device::info(*i).unwrap();
+        info.kind == DeviceKind::Cuda && info.usable
+    };
+    (0..device::count().unwrap()).filter(is_there).collect()
+}
+
+fn options(memory_limit: u64) -> LoadOptions {
+    let shares = gpus().into_iter().take(2);
+    LoadOptions {
+        split: shares.map(|device| Share { device, layers: 0 }).collect(),
+        by_tensors: true,
+        memory_limit,
+        ..Default::default()
+    }
+}
+
+fn load_with(path: &Path, options: &LoadOptions) -> Result<Arc<Model>> {
+    Ok(Arc::new(Model::load(path, 0, options, &mut |_| Ok(()))?))
+}
+
+fn load(path: &Path) -> Arc<Model> {
+    load_with(path, &options(0)).unwrap()
+}
+
+fn path_of(name: &str) -> PathBuf {
+    repository_file(&format!("tests/data/families/{name}/model.gguf"))
+}
+
+/// Logits behind a prompt, behind further tokens of it one by one, behind a rewind, in a fork and in a batch with it.
+fn logits(model: &Arc<Model>) -> Vec<Vec<f32>> {
+    let n_vocab = model.details().n_vocab as u32;
+    let mut session = session(model);
+    let n = (session.context() * 2 / 3).min(700) as u32;
+    let text: Vec<u32> = (0..n).map(|i| i * 37 % n_vocab.min(500)).collect();
+    let (first, rest) = text.split_at(text.len() - 5);
+    let floats = |session: &mut Session| {
+        let bits = bits(session);
+        bits.into_iter().map(f32::from_bits).collect::<Vec<f32>>()
+    };
+    let mut all = Vec::new();
+    session.prefill(first).unwrap();
+    all.push(floats(&mut session));
+    for token in rest {
+        session.prefill(&[*token]).unwrap();
+        all.push(floats(&mut session));
+    }
+    session.rewind(first.len() - 3).unwrap();
+    session.prefill(&text[first.len() - 3..]).unwrap();
+    all.push(floats(&mut session));
+    let mut fork = session.fork().unwrap();
+    for session in [&mut session, &mut fork] {
+        session.prefill(&[3, 4]).unwrap();
+        all.push(floats(session));
+    }
+    all
+}
+
+fn family(name: &str) {
+    let path = path_of(name);
+    let one = logits(&load_on(&path, DeviceKind::Cuda, &LoadOptions::default()));
+    let two_model = load(&path);
+    assert_eq!(two_model.details().parts.len(), 2);
+    let two = logits(&two_model);
+    assert!(two == logits(&load(&path)), "{name}: not the same again");
+    let mut largest = 0f32;
+    for (i, (two, one)) in two.iter().zip(&one).enumerate() {
+        assert_eq!(two.len(), one.len());
+        let size = one.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let differences = two.iter().zip(one).map(|(a, b)| (a - b).abs());
+        assert!(two.iter().all(|x| x.is_finite()), "{name}, row {i}");
+        largest = largest.max(differences.fold(0.0, f32::max) / size);
+        assert!(
+            largest < 0.01,
+            "{name}: {largest} of the largest in row {i}"
+        );
+    }
+    println!("{name}: largest difference {largest:e} of the largest logit");
+}
+
+fn long(name: &str, dir: &TempDir) -> PathBuf {
+    let bytes = crate::common::families::with_context(name, 4096).bytes();
+    dir.file(&format!("{name}.gguf"), &bytes)
+}
+
+/// Saved, restored, forked, evicted and batched at random: with the same bits as without.
+fn life(name: &str) {
+    let dir = TempDir::new("gpu-ranks");
+    let model = load(&long(name, &dir));
+    for seed in 0..3 {
+        random_life(&model, seed, 50, false);
+    }
+}
+
+/// A state goes from one GPU to two, and back.
+fn states() {
+    let dir = TempDir::new("gpu-rank-states");
+    let path = long("gemma3", &dir);
+    let one = load_on(&path, DeviceKind::Cuda, &LoadOptions::default());
+    let models = [one, load(&path)];
+    let text: Vec<u32> = (0..1500).map(|i| i * 11 % 60).collect();
+    for from in &models {
+        let mut there = session(from);
+        there.prefill(&text).unwrap();
+        let file = saved(&mut there, Kind::Everything);
+        for to in &models {
+            let mut here = restored(to, &file, &RestoreOptions::default()).unwrap();
+            assert!(bits(&mut here) == bits(&mut there));
+            here.prefill(&[7, 8]).unwrap();
+            for _ in 0..10 {
+                here.decode().unwrap();
+            }
+        }
+    }
+}
+
+fn refused() {
+    for (name, why) in REFUSED {
+        let e = load_with(&path_of(name), &options(0))
+            .map(drop)
+            .unwrap_err();
+        assert_eq!(e.status, Status::Unsupported, "{name}: {}", e.message);
+        assert!(e.message.contains(why), "{name}: {}", e.message);
+        assert!(
+            e.message.contains("split by tensors"),
+            "{name}: {}",
+            e.message
+        );
+    }
+    let path = path_of("mistral");
+    let first = gpus()[0];
+    let cpu = (0..device::count().unwrap())
+        .find(|i| device::info(*i).unwrap().kind == DeviceKind::Cpu)
+        .unwrap();
+    let with = |shares: [(usize, usize); 2]| LoadOptions {
+        split: shares
+            .into_iter()
+            .map(|(device, layers)| Share { device, layers })
+            .collect(),
+        ..options(0)
+    };
+    for (shares, status) in [
+        ([(first, 0), (first, 0)], Status::InvalidArgument),
+        ([(first, 1), (gpus()[1], 0)], Status::InvalidArgument),
+        ([(first, 0), (cpu, 0)], Status::Unsupported),
+        ([(first, 0), (1000, 0)], Status::NoDevice),
+    ] {
+        let e = load_with(&path, &with(shares)).map(drop).unwrap_err();
+        assert_eq!(e.status, status, "{shares:?}: {}", e.message);
+    }
+    let model = load(&path);
+    let e = Adapter::load(model, Path::new("none"))
+        .map(drop)
+        .unwrap_err();
+    assert_eq!(e.status, Status::Unsupported, "{}", e.message);
+}
+
+/// Limits are of each GPU, and as the estimate says.
+fn memory() {
+    let path = repository_file("tests/data/families/llama_plain.gguf");
+    let sessions = SessionOptions::default();
+    let (estimate, _) = Model::estimate(&path, 0, &options(0), &sessions).unwrap();
+    assert_eq!(estimate.parts.len(), 2);
+    let of = |i: usize| {
+        let e = estimate.parts[i].1;
+        e.weights_bytes + e.model_workspace_bytes
+    };
+    let most = of(0).max(of(1));
+    // Loading needs some memory beside, which goes back.
+    let model = load_with(&path, &options(most + (128 << 20))).unwrap();
+    let mut session = Session::create(model.clone(), &sessions).unwrap();
+    session.prefill(&[1, 2, 3]).unwrap();
+    session.decode().unwrap();
+    for i in 0..2 {
+        let taken = model.weights().taken_by(i).model;
+        assert!(taken <= of(i), "{taken} of {} for rank {i}", of(i));
+    }
+    drop(session);
+    drop(model);
+    for share in [1, 20, 50] {
+        let e = load_with(&path, &options(most * share / 100))
+            .map(drop)
+            .unwrap_err();
+        assert_eq!(e.status, Status::OutOfMemory, "{share}: {}", e.message);
+    }
+}
+
+/// Sessions on threads of their own, of two models on the same GPUs: their work takes turns, and says what it says alone.
+fn threads() {
+    let dir = TempDir::new("gpu-rank-threads");
+    let path = long("mistral", &dir);
+    let models = [load(&path), load(&path)];
+    let say = |model: &Arc<Model>, seed: u32| {
+        let mut session = session(model);
+        let text: Vec<u32> = (0..600).map(|i| (i * 7 + seed) % 60).collect();
+        session.prefill(&text).unwrap();
+        (0..60)
+            .map(|_| session.decode().unwrap())
+            .collect::<Vec<u32>>()
+    };
+    let alone: Vec<_> = (0..4).map(|seed| say(&models[0], seed)).collect();
+    std::thread::scope(|scope| {
+        for (i, alone) in alone.iter().enumerate() {
+            let (models, say) = (&models, &say);
+            scope.spawn(move || assert!(say(&models[i % 2], i as u32) == *alone, "thread {i}"));
+        }
+    });
+}
+
+/// A GPU that does not come in time is an error of a model that is lost, and of no other.
+fn absent() {
+    let path = path_of("mistral");
+    // Less than a sum takes.
+    set_patience(1);
+    let model = load(&path);
+    set_patience(10_000_000_000);
+    let mut session = session(&model);
+    let mut failed = None;
+    for _ in 0..50 {
+        if let Err(e) = session.prefill(&[1, 2, 3]) {
+            failed = Some(e);
+            break;
+        }
+    }
+    let e = failed.expect("a wait that was too long");
+    assert_eq!(e.status, Status::DeviceLost, "{}", e.message);
+    assert!(e.message.contains("split by tensors"), "{}", e.message);
+    let e = session.decode().unwrap_err();
+    assert_eq!(e.status, Status::DeviceLost, "{}", e.message);
+    drop(session);
+    let e = Session::create(model.clone(), &SessionOptions::default())
+        .and_then(|mut session| session.prefill(&[1]))
+        .unwrap_err();
+    assert_eq!(e.status, Status::DeviceLost, "{}", e.message);
+    drop(model);
+    let mut session = crate::common::states::session(&load(&path));
+    session.prefill(&[1, 2, 3]).unwrap();
+    session.decode().unwrap();
+}
