@@ -134,14 +134,21 @@ fn heads_of(
     let (n_kv, head_dim) = (attention.n_kv_heads, attention.head_dim);
     let per_kv = attention.n_heads / n_kv;
     if n_kv < rank.count {
-        // Several ranks have the same keys.
+        // Several ranks have the same keys, and of their queries some each.
         let each = rank.count / n_kv;
-        let heads = per_kv / each;
-        let fits = n_kv * each == rank.count && heads * each == per_kv;
+        let among = Rank {
+            index: rank.index % each,
+            count: each,
+        };
+        let unit = (1..=per_kv).find(|heads| {
+            (heads * head_dim).is_multiple_of(block) && per_kv.is_multiple_of(*heads)
+        })?;
+        let units = among.share(per_kv / unit);
         let kv = rank.index / each;
-        let first = kv * per_kv + rank.index % each * heads;
-        let fits = fits && (heads * head_dim).is_multiple_of(block);
-        return (fits && heads > 0).then(|| (kv..kv + 1, first..first + heads));
+        let first = kv * per_kv;
+        let heads = first + units.start * unit..first + units.end * unit;
+        let fits = n_kv * each == rank.count && !units.is_empty();
+        return fits.then_some((kv..kv + 1, heads));
     }
     // Heads go together that share keys, and as many as whole blocks want.
     let fits =

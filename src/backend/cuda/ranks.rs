@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Most tokens of a prompt that are evaluated together.
-pub const RANK_CHUNK: usize = 1024;
+pub const RANK_CHUNK: usize = 2048;
 
 /// How long a GPU waits for another one, in nanoseconds.
 static PATIENCE: AtomicU64 = AtomicU64::new(10_000_000_000);
