@@ -1,6 +1,6 @@
 //! What the engine knows of a device: a description, and how to bring a network onto it.
 
-use super::{KvType, Ranks, RunnerOptions, Weights};
+use super::{KvType, RankedWeights, RunnerOptions, Weights};
 use crate::error::{Result, fail};
 use crate::format::{Access, WeightType};
 use crate::log::ModelLog;
@@ -166,7 +166,7 @@ pub trait Backend: Sync {
         network: &Network,
         options: &LoadOptions,
         progress: &mut Progress<'_>,
-    ) -> Result<(Vec<Arc<dyn Weights>>, Arc<dyn Ranks>)> {
+    ) -> Result<RankedWeights> {
         let _ = (indices, network, options, progress);
         fail!(Unsupported, "{NO_RANKS}")
     }

@@ -78,6 +78,9 @@ pub trait Ranks: Send + Sync {
     fn check(&self) -> Result<()>;
 }
 
+/// The weights of each rank, and what the ranks have together.
+pub type RankedWeights = (Vec<Arc<dyn Weights>>, Arc<dyn Ranks>);
+
 /// Floats in memory of the host.
 pub type HostFloats = Box<dyn DerefMut<Target = [f32]> + Send>;
 

@@ -9,8 +9,8 @@ use super::state::KvPlan;
 use super::step::StepBuffers;
 use super::weights::CudaWeights;
 use crate::backend::{
-    Backend, DeviceInfo, DeviceKind, Estimate, KvType, LoadOptions, MAX_BATCH, Progress, Ranks,
-    RunnerOptions, Weights,
+    Backend, DeviceInfo, DeviceKind, Estimate, KvType, LoadOptions, MAX_BATCH, Progress,
+    RankedWeights, RunnerOptions, Weights,
 };
 use crate::error::Result;
 use crate::model::{Network, Rank};
@@ -157,7 +157,7 @@ impl Backend for CudaBackend {
         network: &Network,
         options: &LoadOptions,
         progress: &mut Progress<'_>,
-    ) -> Result<(Vec<Arc<dyn Weights>>, Arc<dyn Ranks>)> {
+    ) -> Result<RankedWeights> {
         let (ranks, group) = CudaWeights::load_ranks(indices, network, options, progress)?;
         let ranks = ranks.into_iter().map(|weights| weights as Arc<dyn Weights>);
         Ok((ranks.collect(), group))

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Tokens of a prompt that all ranks evaluate together.
-const PIECE: usize = 1024;
+const PIECE: usize = 2048;
 
 /// The right to work. Work of two groups that share devices would wait for each other.
 struct Turn<'a> {
