@@ -62,7 +62,7 @@ typedef struct { u64 a[5], state_offset; u32 in_stride, channels, width, prefill
 typedef struct { u64 a, b; u32 rank, at, a_type, b_type; float scale; u32 padding; } Pair;
 typedef struct { u32 end, linear, first, run, step; } Piece;
 typedef struct { u64 sessions, a[6]; u32 out_stride, groups, first_row, rows, outputs, first_linear, n_linears, padding; Piece pieces[8]; } Adapt;
-typedef struct { u64 pairs, words; u32 uses, ranks, n_linears, thin_at; Piece pieces[8]; } Adapted;
+typedef struct { u64 pairs, words; u32 uses, ranks, n_linears, thin_at, tag, padding; Piece pieces[8]; } Adapted;
 typedef struct { u64 a[40]; u32 n_parts, groups, numbers[6]; Adapted adapted; } AdaptedProduct;
 /* The numbers that src/backend/cuda/args.rs asserts, so that a field that comes there is missed here at compile time. */
 _Static_assert(sizeof(Session) == 232 && sizeof(Layout) == 40 && sizeof(Embed) == 96, "see args.rs");
@@ -71,8 +71,8 @@ _Static_assert(sizeof(Drafts) == 32, "see args.rs");
 _Static_assert(sizeof(TextTile) == 16 && sizeof(TextFlash) == 144 && sizeof(Pool) == 40 && sizeof(Dense) == 56, "see args/texts.rs");
 _Static_assert(sizeof(Latent) == 184, "see args/latent.rs");
 _Static_assert(sizeof(Recurrent) == 184 && sizeof(ShortConv) == 72, "see args/recurrent.rs");
-_Static_assert(sizeof(Pair) == 40 && sizeof(Piece) == 20 && sizeof(Adapt) == 248 && sizeof(Adapted) == 192, "see args/adapters.rs");
-_Static_assert(sizeof(AdaptedProduct) == 544, "see args.rs");
+_Static_assert(sizeof(Pair) == 40 && sizeof(Piece) == 20 && sizeof(Adapt) == 248 && sizeof(Adapted) == 200, "see args/adapters.rs");
+_Static_assert(sizeof(AdaptedProduct) == 552, "see args.rs");
 
 /* --- work ---------------------------------------------------------------------------------------- */
 
@@ -159,8 +159,8 @@ static void product(Evaluation *e, const AdaptedProduct *p) {
         if (pairs[i].rank) {
             u64 *word = (u64 *)a->words + (pairs[i].at + pairs[i].rank - 1) * 16 + 15;
             /* A word of a step that is not cleared before it would be taken for one of this step. */
-            if (*word) abort();
-            *word = 1ull << 32;
+            if (*word >> 32 == a->tag) abort();
+            *word = (u64)a->tag << 32;
         }
 }
 /* The state of a layer with one of fixed size: each position follows from the one before. */
