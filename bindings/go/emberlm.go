@@ -248,7 +248,7 @@ type ModelOptions struct {
 	MemoryLimit, SessionMemoryLimit uint64
 	// Devices that share the layers, none for Device alone, and the layers on each, none for shares by the GPUs' memory.
 	Devices, DeviceLayers []uint32
-	Split                 Split // how they share the model
+	Split                 Split                        // how they share the model
 	Progress              func(fraction float32) error // hears how far the load is; an error ends it
 }
 
