@@ -398,6 +398,7 @@ impl<'a> Decoder<'a> {
             v,
             gated: false,
             output: self.source.linear(&output, q_len, self.hidden)?,
+            output_norm: None,
             q_norm: None,
             k_norm: None,
             norm_after_rope: false,
@@ -462,6 +463,7 @@ impl<'a> Decoder<'a> {
             gate: Some(source.linear(&name("ffn_gate"), hidden, n_ff)?),
             up: source.linear(&name("ffn_up"), hidden, n_ff)?,
             down: source.linear(&name("ffn_down"), n_ff, hidden)?,
+            inner_norm: None,
             activation,
         })))
     }
@@ -476,6 +478,7 @@ impl<'a> Decoder<'a> {
             gate: Some(gate),
             up,
             down: source.linear(&name("ffn_down"), n_ff, hidden)?,
+            inner_norm: None,
             activation,
         })))
     }
@@ -498,6 +501,7 @@ impl<'a> Decoder<'a> {
             gate: None,
             up: source.linear(&name("ffn_up"), hidden, n_ff)?,
             down: source.linear(&name("ffn_down"), n_ff, hidden)?,
+            inner_norm: None,
             activation,
         })))
     }

@@ -273,6 +273,7 @@ impl Mixture {
                     gate: if_gated(&|| source.linear(&name("ffn_gate_shexp"), hidden, shared_ff))?,
                     up: source.linear(&name("ffn_up_shexp"), hidden, shared_ff)?,
                     down: source.linear(&name("ffn_down_shexp"), shared_ff, hidden)?,
+                    inner_norm: None,
                     activation: self.activation,
                 },
                 gate: match d.has_part("ffn_gate_inp_shexp.weight") {

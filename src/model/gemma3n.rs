@@ -51,6 +51,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
             gate: Some(source.linear(&name("ffn_gate"), hidden, n_ff[i])?),
             up: source.linear(&name("ffn_up"), hidden, n_ff[i])?,
             down: source.linear(&name("ffn_down"), n_ff[i], hidden)?,
+            inner_norm: None,
             activation: Activation::GeluTanh,
         };
         let norm = |part: &str| source.norm(&name(part), hidden, NormKind::Rms, d.eps);

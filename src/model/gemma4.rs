@@ -40,6 +40,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
             gate: Some(d.source.linear(&name("ffn_gate"), hidden, n_ff)?),
             up: d.source.linear(&name("ffn_up"), hidden, n_ff)?,
             down: d.source.linear(&name("ffn_down"), n_ff, hidden)?,
+            inner_norm: None,
             activation: Activation::GeluTanh,
         };
         let feed_forward = match &mixture {
@@ -235,6 +236,7 @@ impl Layers {
             v,
             gated: false,
             output: source.linear(&name(layer, "attn_output"), q_len, hidden)?,
+            output_norm: None,
             q_norm: d.norm_of(layer, "attn_q_norm", *head_dim)?,
             k_norm: match shares {
                 None => d.norm_of(layer, "attn_k_norm", *head_dim)?,

@@ -7,6 +7,7 @@ mod adapter;
 mod apertus;
 mod arcee;
 mod bert;
+mod bitnet;
 mod cohere2;
 mod decoder;
 mod deepseek2;
@@ -82,6 +83,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("apertus", apertus::describe),
     ("arcee", arcee::describe),
     ("bert", bert::bert),
+    ("bitnet", bitnet::describe),
     ("chatglm", glm4::chatglm),
     ("cohere2", cohere2::describe),
     ("cohere2moe", cohere2::experts),

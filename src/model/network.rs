@@ -398,23 +398,26 @@ impl Mixer {
 
     /// Its norms.
     pub fn norms(&self) -> impl Iterator<Item = &Norm> {
-        let norms: [Option<&Norm>; 3] = match self {
-            Mixer::Attention(a) => [a.q_norm.as_ref(), a.k_norm.as_ref(), None],
-            Mixer::Latent(a) => [a.q_a_norm.as_ref(), a.kv_norm.as_ref(), None],
-            Mixer::ShortConv(_) => [None; 3],
-            Mixer::DeltaNet(m) => [Some(&m.norm), None, None],
-            Mixer::Mamba1(m) => [m.dt_norm.as_ref(), m.b_norm.as_ref(), m.c_norm.as_ref()],
-            Mixer::Mamba2(m) => [m.norm.as_ref(), None, None],
-            Mixer::SideBySide(both) => {
-                let a = &both.attention;
-                [
-                    a.q_norm.as_ref(),
-                    a.k_norm.as_ref(),
-                    both.mamba.norm.as_ref(),
-                ]
-            }
+        let (attention, others): (_, [Option<&Norm>; 3]) = match self {
+            Mixer::Attention(a) => (Some(&**a), [None; 3]),
+            Mixer::Latent(a) => (None, [a.q_a_norm.as_ref(), a.kv_norm.as_ref(), None]),
+            Mixer::ShortConv(_) => (None, [None; 3]),
+            Mixer::DeltaNet(m) => (None, [Some(&m.norm), None, None]),
+            Mixer::Mamba1(m) => (
+                None,
+                [m.dt_norm.as_ref(), m.b_norm.as_ref(), m.c_norm.as_ref()],
+            ),
+            Mixer::Mamba2(m) => (None, [m.norm.as_ref(), None, None]),
+            Mixer::SideBySide(both) => (
+                Some(&both.attention),
+                [both.mamba.norm.as_ref(), None, None],
+            ),
         };
-        norms.into_iter().flatten()
+        let of_attention = attention
+            .into_iter()
+            .flat_map(|a| [&a.q_norm, &a.k_norm, &a.output_norm])
+            .flatten();
+        of_attention.chain(others.into_iter().flatten())
     }
 
     /// Its vectors that are neither norms nor biases of matrices, and its convolution.
@@ -836,6 +839,8 @@ pub struct Attention {
     pub gated: bool,
     /// `hidden` x `n_heads * head_dim`.
     pub output: Linear,
+    /// Norm of the heads' results, all together, before `output`.
+    pub output_norm: Option<Norm>,
     /// Norm of the queries before rope: over each head if its weight has `head_dim` elements, over
     /// all heads together if it has `n_heads * head_dim`.
     pub q_norm: Option<Norm>,
@@ -975,7 +980,7 @@ pub struct LatentExperts {
     pub mlp: Mlp,
 }
 
-/// `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate.
+/// `down(norm(activation(gate(x)) * up(x)))`, or `down(norm(activation(up(x))))` without a gate.
 #[derive(Clone, Debug)]
 pub struct Mlp {
     /// `n_ff` x `hidden`.
@@ -984,6 +989,8 @@ pub struct Mlp {
     pub up: Linear,
     /// `hidden` x `n_ff`.
     pub down: Linear,
+    /// Of what `down` reads. Only of a feed-forward part that is a block's alone.
+    pub inner_norm: Option<Norm>,
     /// Applied to the gate, or to `up` where there is none.
     pub activation: Activation,
 }
@@ -1132,14 +1139,16 @@ impl Block {
         let own = own.into_iter().flatten();
         let streams = self.streams.iter();
         let streams = streams.flat_map(|s| [&s.router_norm, &s.thin_norm]);
-        let beside = match &self.feed_forward {
-            FeedForward::Both(both) => both.norms().into(),
-            _ => None,
+        let (inner, beside) = match &self.feed_forward {
+            FeedForward::Dense(mlp) => (mlp.inner_norm.as_ref(), None),
+            FeedForward::Both(both) => (None, Some(both.norms())),
+            _ => (None, None),
         };
         let beside = beside.into_iter().flatten();
         own.chain(self.mixer.norms())
             .chain(input)
             .chain(streams)
+            .chain(inner)
             .chain(beside)
     }
 

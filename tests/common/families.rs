@@ -25,6 +25,7 @@ pub const FAMILIES: &[&str] = &[
     "apertus",
     "arcee",
     "bamba",
+    "bitnet",
     "cohere",
     "cohere2",
     "cohere2_moe",
@@ -98,7 +99,7 @@ pub const FAMILIES: &[&str] = &[
 ];
 
 /// Those of them that run on a CPU only.
-pub const CPU_ONLY: &[&str] = &["gemma3n", "nemotron_h_latent"];
+pub const CPU_ONLY: &[&str] = &["bitnet", "gemma3n", "nemotron_h_latent"];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context.

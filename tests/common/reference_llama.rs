@@ -460,7 +460,7 @@ fn attention(a: &Attention, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
             *x /= 1.0 + (-gate).exp();
         }
     }
-    linear(&a.output, &mixed)
+    linear(&a.output, &norm(a.output_norm.as_ref(), &mixed))
 }
 
 /// With keys and values of every head, as the definition has them.
@@ -530,10 +530,8 @@ fn rotate(rope: &Rope, context: usize, position: usize, head: &mut [f64]) {
 }
 
 pub fn feed_forward(mlp: &Mlp, x: &Rows) -> Rows {
-    linear(
-        &mlp.down,
-        &inner(mlp.activation, mlp.gate.as_ref(), &mlp.up, x),
-    )
+    let inner = inner(mlp.activation, mlp.gate.as_ref(), &mlp.up, x);
+    linear(&mlp.down, &norm(mlp.inner_norm.as_ref(), &inner))
 }
 
 /// The input of a feed-forward part's last product.

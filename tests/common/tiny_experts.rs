@@ -187,6 +187,7 @@ pub fn network_with(v: &Variant, layers: usize, hidden: usize) -> Network {
                 };
                 SharedExpert {
                     mlp: Mlp {
+                        inner_norm: None,
                         gate: Some(linear("ffn_gate_shexp")),
                         up: linear("ffn_up_shexp"),
                         down: linear("ffn_down_shexp"),

@@ -4,7 +4,8 @@ that folders have weights of two to eight bits in, as `{format}.{part}`, and wha
 Those of compressed-tensors are packed and unpacked by that package; AWQ is unpacked by its converter; GPTQ and AWQ's gemv have
 a definition of one line: scales[g] * (code - zeros[g]), codes and zero points from the lowest bits of a word on, those of three
 bits across the borders of three words.
-Needs compressed-tensors, numpy, safetensors, torch."""
+Ternary weights are packed, unpacked and rounded by transformers (run with TORCHDYNAMO_DISABLE=1).
+Needs compressed-tensors, numpy, safetensors, torch, transformers."""
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import save_file
+from transformers.integrations.bitnet import WeightQuant, pack_weights, unpack_weights
 
 OUT, IN = 24, 64
 rng = np.random.default_rng(7)
@@ -100,6 +102,15 @@ def compressed(name, form, dtype, **args):
     put(name, compressor.decompress(wide, scheme)["weight"], **state)
 
 
+def bitnet(name, scale, apply):
+    """Ternary codes, packed by transformers."""
+    codes = torch.from_numpy(rng.integers(-1, 2, (OUT, IN)))
+    scale = torch.tensor([scale])
+    packed = pack_weights(codes.clone())
+    assert (unpack_weights(packed, torch.float32) == codes).all()
+    put(name, apply(codes.float(), scale), weight=packed, weight_scale=scale)
+
+
 gptq("gptq", 4, 32, False, 1)
 gptq("gptq_symmetric", 4, 64, True, 1)
 gptq("gptq_v2", 4, 32, False, 0)
@@ -125,6 +136,12 @@ gptq("gptq_3", 3, 32, False, 1)
 gptq("gptq_3_symmetric", 3, 32, True, 0)
 gptq("gptq_3_order", 3, 16, False, 1, order=True)
 gemv("awq_gemv", 32, 32)
+rng = np.random.default_rng(9)
+bitnet("bitnet_divided", 0.0131, lambda codes, scale: codes / scale)
+bitnet("bitnet_multiplied", 37.0, lambda codes, scale: codes * scale)
+bitnet("bitnet_tiny", 3e6, lambda codes, scale: codes / scale)
+weight = torch.from_numpy(rng.normal(0, 0.05, (OUT, IN)).astype(np.float32)).bfloat16().float()
+put("bitnet_online", WeightQuant.apply(weight), weight=weight.bfloat16())
 save_file(tensors, Path(__file__).parent / "packed.safetensors")
 for name in sorted({name.split(".")[0] for name in tensors}):
     print(name, {k.split(".", 1)[1]: (list(v.shape), str(v.dtype)) for k, v in tensors.items() if k.startswith(name + ".")})

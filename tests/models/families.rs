@@ -131,26 +131,32 @@ fn short_contexts_have_their_own_frequencies() {
     compare("phi3", "short", 32);
 }
 
-/// Logits of the last token, `tokens` given in chunks.
-fn last(weights: &Arc<CpuWeights>, tokens: &[u32], chunk: usize, kv_type: KvType) -> Vec<u32> {
+/// Logits, so many, of the last token, `tokens` given in chunks.
+fn last(
+    (weights, n_vocab): (&Arc<CpuWeights>, usize),
+    tokens: &[u32],
+    chunk: usize,
+    kv_type: KvType,
+) -> Vec<u32> {
     let mut runner = runner(weights, 64, kv_type);
     for chunk in tokens.chunks(chunk) {
         runner.extend(chunk, &NEVER).unwrap();
     }
-    bits(&logits(&mut *runner, 96))
+    bits(&logits(&mut *runner, n_vocab))
 }
 
 #[test]
 fn chunks_threads_and_instruction_sets_do_not_change_a_bit() {
     for &name in FAMILIES {
         let network = describe(name);
-        let tokens = tokens(45, network.n_vocab);
+        let n_vocab = network.n_vocab;
+        let tokens = tokens(45, n_vocab);
         for kv_type in [KvType::F32, KvType::F16] {
-            let reference = last(&load(&network, 1), &tokens, 1, kv_type);
+            let reference = last((&load(&network, 1), n_vocab), &tokens, 1, kv_type);
             for (threads, chunks) in [(1, [2, 45]), (2, [1, 44]), (3, [7, 45])] {
                 let weights = load(&network, threads);
                 for chunk in chunks {
-                    let ours = last(&weights, &tokens, chunk, kv_type);
+                    let ours = last((&weights, n_vocab), &tokens, chunk, kv_type);
                     assert_eq!(
                         ours, reference,
                         "{name}: {threads} threads, chunks of {chunk}"
@@ -160,7 +166,7 @@ fn chunks_threads_and_instruction_sets_do_not_change_a_bit() {
             for isa in Isa::available() {
                 let weights = CpuWeights::load_for(isa, &network, 2, &mut |_| Ok(())).unwrap();
                 for chunk in [1, 45] {
-                    let ours = last(&weights, &tokens, chunk, kv_type);
+                    let ours = last((&weights, n_vocab), &tokens, chunk, kv_type);
                     assert_eq!(ours, reference, "{name}: {isa:?}, chunks of {chunk}");
                 }
             }
@@ -195,7 +201,7 @@ fn batches_and_forks_do_not_change_a_bit() {
             let mut runner = runner;
             assert_eq!(
                 bits(&logits(&mut *runner, network.n_vocab)),
-                last(&weights, text, 64, KvType::F32),
+                last((&weights, network.n_vocab), text, 64, KvType::F32),
                 "{name}"
             );
         }

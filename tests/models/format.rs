@@ -1,5 +1,6 @@
 //! Good model files: everything that the writer writes is read back.
 
+use crate::common::quantize::quantize_row;
 use crate::common::tiny::Tiny;
 use crate::common::{TempDir, repository_file};
 use emberlm::Status;
@@ -264,6 +265,70 @@ fn nvfp4_tensors_are_multiplied_with_their_scales() {
             error.message.contains("tensor blk.0.ffn_up_exps.scale"),
             "{error}"
         );
+    }
+}
+
+/// Ternary blocks take a matrix's scale into their own, other types become F32.
+#[test]
+fn matrices_of_bitnet_are_multiplied_with_their_scales() {
+    for (ty, expected) in [
+        (TensorType::TQ1_0, TensorType::TQ1_0),
+        (TensorType::TQ2_0, TensorType::TQ2_0),
+        (TensorType::F16, TensorType::F32),
+    ] {
+        let open = |architecture: &str, scale: &[f32]| {
+            let row: Vec<f32> = (0..256).map(|i| (i * i % 3) as f32 - 1.0).collect();
+            let mut writer = Writer::new();
+            writer.set("general.architecture", architecture);
+            writer.tensor("blk.0.attn_q.weight", ty, &[256, 2]).unwrap();
+            let dims = [scale.len()];
+            writer
+                .tensor("blk.0.attn_q.scale", TensorType::F32, &dims)
+                .unwrap();
+            let mut bytes = Vec::new();
+            let both = quantize_row(ty, &row).repeat(2);
+            writer
+                .write(&mut bytes, |tensor, out| match tensor.ty {
+                    TensorType::F32 => scale
+                        .iter()
+                        .try_for_each(|s| out.write_all(&s.to_le_bytes())),
+                    _ => out.write_all(&both),
+                })
+                .unwrap();
+            let mut numbers = vec![0.0; 512];
+            dequantize_row(ty, &both, &mut numbers);
+            (numbers, ModelFile::from_bytes(&bytes))
+        };
+        for scale in [1.0, 0.75, -0.0123] {
+            let (numbers, file) = open("bitnet", &[scale]);
+            let file = file.unwrap();
+            file.make(2, &mut |_| Ok(())).unwrap();
+            let tensor = file.tensor("blk.0.attn_q.weight").unwrap();
+            assert_eq!(tensor.ty, if scale == 1.0 { ty } else { expected });
+            assert_eq!(file.tensors.len(), 1);
+            let mut values = vec![0.0; 512];
+            dequantize_row(tensor.ty, tensor.bytes(), &mut values);
+            for (number, value) in numbers.iter().zip(values) {
+                let off = (number * scale - value).abs();
+                assert!(off <= scale.abs() / 2048.0, "{number} {value}");
+            }
+        }
+        for (scale, status) in [
+            (&[1.0, 2.0][..], Status::ShapeMismatch),
+            (&[f32::NAN], Status::InvalidModel),
+        ] {
+            let error = open("bitnet", scale).1.err().unwrap();
+            assert_eq!(error.status, status, "{error}");
+            assert!(error.message.contains("blk.0.attn_q.scale"), "{error}");
+        }
+        if ty == expected {
+            let file = open("bitnet", &[1e9]).1.unwrap();
+            let error = file.make(1, &mut |_| Ok(())).unwrap_err();
+            assert_eq!(error.status, Status::InvalidModel, "{error}");
+            assert!(error.message.contains("blk.0.attn_q.weight"), "{error}");
+        }
+        // Of others it is a tensor as any.
+        assert_eq!(open("llama", &[0.5]).1.unwrap().tensors.len(), 2);
     }
 }
 

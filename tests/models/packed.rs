@@ -19,7 +19,31 @@ const UP: &str = "model.layers.0.mlp.up_proj";
 
 /// A format, what the config says of it, the type that it becomes, and by how much that differs from it, as a
 /// share of the largest number.
-const FORMATS: [(&str, &str, TensorType, f32); 22] = [
+const FORMATS: [(&str, &str, TensorType, f32); 26] = [
+    (
+        "bitnet_divided",
+        r#"{"quant_method": "bitnet"}"#,
+        TensorType::Q8_0,
+        5e-4,
+    ),
+    (
+        "bitnet_multiplied",
+        r#"{"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}"#,
+        TensorType::Q8_0,
+        0.0,
+    ),
+    (
+        "bitnet_tiny",
+        r#"{"quant_method": "bitnet", "linear_class": "bitlinear"}"#,
+        TensorType::F32,
+        1e-6,
+    ),
+    (
+        "bitnet_online",
+        r#"{"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}"#,
+        TensorType::Q8_0,
+        5e-4,
+    ),
     (
         "gptq_2",
         r#"{"quant_method": "gptq", "bits": 2}"#,
@@ -303,6 +327,8 @@ fn parts_that_do_not_fit_are_named() {
         ("nvfp4", "weight_global_scale"),
         ("modelopt", "weight_scale"),
         ("mxfp4", "weight_scale"),
+        ("bitnet_divided", "weight_scale"),
+        ("bitnet_multiplied", "weight_scale"),
     ];
     for (format, part) in missing {
         let part = format!("{UP}.{part}");
@@ -367,6 +393,17 @@ fn numbers_that_cannot_be_are_named() {
         assert_eq!(e.status, Status::InvalidModel, "{e}");
         assert!(e.message.contains(&factor), "{e}");
     }
+    for number in [0.0, f32::NAN] {
+        let scale = format!("{UP}.weight_scale");
+        for format in ["bitnet_divided", "bitnet_multiplied"] {
+            let e = error_of(format, |folder| {
+                let one = Stored::f32(&[1], &[number]);
+                folder.tensors.insert(scale.clone(), one);
+            });
+            assert_eq!(e.status, Status::InvalidModel, "{e}");
+            assert!(e.message.contains(&scale), "{e}");
+        }
+    }
     for (format, part, at, byte) in [
         ("gptq", "g_idx", 4, 2),
         ("gptq", "g_idx", 7, 255),
@@ -386,6 +423,16 @@ fn numbers_that_cannot_be_are_named() {
 fn configs_that_say_otherwise_are_refused() {
     for (format, quantization, needed) in [
         ("gptq", json!({"quant_method": "gptq", "bits": 5}), "5 bits"),
+        (
+            "bitnet_divided",
+            json!({"quant_method": "bitnet", "linear_class": "linear"}),
+            "linear_class",
+        ),
+        (
+            "bitnet_divided",
+            json!({"quant_method": "bitnet", "use_rms_norm": true}),
+            "use_rms_norm",
+        ),
         (
             "gptq",
             json!({"quant_method": "gptq", "checkpoint_format": "marlin"}),
@@ -484,4 +531,74 @@ fn parts_at_random_are_errors_or_tensors() {
         made > 100 && refused > 100,
         "{made} made, {refused} refused"
     );
+}
+
+/// A matrix whose rows are blocks of ternary numbers, packed and not.
+#[test]
+fn ternary_rows_of_whole_blocks_stay_ternary() {
+    const WIDE: usize = 512;
+    const TALL: usize = 8;
+    let down = "model.layers.0.mlp.down_proj";
+    let code = |row: usize, column: usize| (row * 7 + column * column + column / 5) % 3;
+    let scale = 0.375;
+    let expected: Vec<f32> = (0..TALL * WIDE)
+        .map(|i| (code(i / WIDE, i % WIDE) as f32 - 1.0) * scale)
+        .collect();
+    let mut packed = Vec::new();
+    for row in 0..TALL / 4 {
+        for column in 0..WIDE {
+            let byte = (0..4).map(|n| code(row + n * TALL / 4, column) << (2 * n));
+            packed.push(byte.sum::<usize>() as u8);
+        }
+    }
+    let mode = |mode: &str| json!({"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": mode});
+    let open = |quantization: &Value, weight: Stored, scale: Option<f32>| {
+        let mut folder = folder(false, &quantization.to_string());
+        folder.set("hidden_size", json!(TALL));
+        folder.set("intermediate_size", json!(WIDE));
+        folder.tensors.insert(format!("{down}.weight"), weight);
+        if let Some(scale) = scale {
+            let scale = Stored::f32(&[1], &[scale]);
+            folder.tensors.insert(format!("{down}.weight_scale"), scale);
+        }
+        folder.open().map(|file| {
+            let made = file.make(2, &mut |_| Ok(()));
+            (file.tensor("blk.0.ffn_down.weight").unwrap().clone(), made)
+        })
+    };
+    let bytes = |bytes: Vec<u8>| Stored {
+        ty: "U8".into(),
+        shape: vec![TALL / 4, WIDE],
+        bytes,
+    };
+    let offline = mode("offline");
+    let (tensor, made) = open(&offline, bytes(packed.clone()), Some(scale)).unwrap();
+    made.unwrap();
+    assert_eq!(tensor.ty, TensorType::TQ2_0);
+    assert_eq!(elements(&tensor), expected);
+    // Numbers beside a scale are multiplied with it.
+    let plain = Stored::f32(&[TALL, WIDE], &expected);
+    let (tensor, made) = open(&offline, plain.clone(), Some(2.0)).unwrap();
+    made.unwrap();
+    assert_eq!(tensor.ty, TensorType::F32);
+    let doubled: Vec<f32> = expected.iter().map(|x| x * 2.0).collect();
+    assert_eq!(elements(&tensor), doubled);
+    // The mean magnitude takes the place of the scale.
+    let (tensor, made) = open(&mode("online"), plain, None).unwrap();
+    made.unwrap();
+    assert_eq!(tensor.ty, TensorType::TQ2_0);
+    let mean = expected.iter().map(|x| x.abs()).sum::<f32>() / expected.len() as f32;
+    let rounded: Vec<f32> = expected.iter().map(|x| x / scale * mean).collect();
+    assert_close("online", &elements(&tensor), &rounded, 5e-4);
+    // What is no element, and numbers that have no mean.
+    packed[WIDE + 3] = 0b1100_0000;
+    let (_, made) = open(&offline, bytes(packed), Some(scale)).unwrap();
+    let e = made.unwrap_err();
+    assert_eq!(e.status, Status::InvalidModel, "{e}");
+    assert!(e.message.contains(down), "{e}");
+    let endless = Stored::f32(&[TALL, WIDE], &vec![f32::INFINITY; TALL * WIDE]);
+    let (_, made) = open(&mode("online"), endless, None).unwrap();
+    let e = made.unwrap_err();
+    assert_eq!(e.status, Status::InvalidModel, "{e}");
+    assert!(e.message.contains(down), "{e}");
 }

@@ -833,6 +833,8 @@ fn keys_are_called_what_the_config_calls_them() {
         ("mamba2", "num_heads", json!(4)),
         ("mamba2", "conv_kernel", json!(1)),
         ("mamba2", "time_step_limit", json!([0.0, 0.1])),
+        ("bitnet", "hidden_act", json!("gelu")),
+        ("bitnet", "num_key_value_heads", json!(2)),
         ("bamba", "attn_layer_indices", json!([3])),
         ("bamba", "attn_layer_indices", json!(["first"])),
         ("bamba", "mamba_n_heads", json!(7)),

@@ -34,6 +34,7 @@ pub(super) struct AttentionLayer {
     /// Of keys and values; none where they are another layer's.
     kv: Option<[Product; 2]>,
     output: Product,
+    output_norm: Option<NormWeights>,
     q_norm: Option<HeadNorm>,
     k_norm: Option<HeadNorm>,
     v_norm: Option<NormWeights>,
@@ -123,6 +124,7 @@ impl AttentionLayer {
                 Some(_) => None,
             },
             output: product(&a.output, isa)?,
+            output_norm: NormWeights::find(&a.output_norm)?,
             q_norm: HeadNorm::find(&a.q_norm, a.head_dim)?,
             k_norm: HeadNorm::find(&a.k_norm, a.head_dim)?,
             v_norm: match a.value_norm {
@@ -152,11 +154,12 @@ impl AttentionLayer {
         let products = [&self.q, &self.output].into_iter();
         let products = products.chain(self.kv.iter().flatten());
         let biases = products.map(Product::bias_len).sum::<usize>();
-        let values = self.v_norm.as_ref().map_or(0, NormWeights::floats);
+        let others = [&self.v_norm, &self.output_norm].into_iter().flatten();
+        let norms = norms + others.map(NormWeights::floats).sum::<usize>();
         let gate = self.gate.as_ref().and_then(|gate| gate.bias.as_ref());
         let others = [self.sinks.as_ref(), gate, self.slopes.as_ref()];
         let others = others.into_iter().flatten();
-        norms + values + biases + others.map(Vec::len).sum::<usize>()
+        norms + biases + others.map(Vec::len).sum::<usize>()
     }
 
     /// Query heads per KV head.
@@ -224,7 +227,8 @@ impl AttentionLayer {
             width: self.n_heads * self.head_dim,
             ..q
         };
-        pass.add_product(q, &self.output, post)?;
+        let norm = self.output_norm.as_ref();
+        pass.add_normed_product(norm, q, &self.output, post)?;
         let output = || product_bytes([&self.output]);
         pass.marks.end(Kind::Output, output);
         Ok(())

@@ -354,6 +354,8 @@ pub(super) struct DenseLayer {
     pub gate: Option<Product>,
     pub up: Product,
     pub down: Product,
+    /// Of what `down` reads.
+    pub inner_norm: Option<NormWeights>,
     pub activation: Activation,
 }
 
@@ -365,6 +367,7 @@ impl DenseLayer {
             gate: gate.transpose()?,
             up: product(&mlp.up, isa)?,
             down: product(&mlp.down, isa)?,
+            inner_norm: NormWeights::find(&mlp.inner_norm)?,
             activation: mlp.activation,
         })
     }
@@ -379,10 +382,11 @@ impl DenseLayer {
         union(self.inner())
     }
 
-    /// Floats of its biases.
+    /// Floats of its biases and its norm.
     pub fn floats(&self) -> usize {
         let products = self.inner().chain([&self.down]);
-        products.map(Product::bias_len).sum()
+        let biases = products.map(Product::bias_len).sum::<usize>();
+        biases + self.inner_norm.as_ref().map_or(0, NormWeights::floats)
     }
 
     /// The first of them, whose result the activation replaces.

@@ -222,7 +222,8 @@ impl Pass<'_, '_> {
                     width: dense.up.matrix.rows(),
                     stride: b.sizes.n_ff,
                 };
-                self.add_product(inner, &dense.down, post)?;
+                let norm = dense.inner_norm.as_ref();
+                self.add_normed_product(norm, inner, &dense.down, post)?;
                 let down = || product_bytes([&dense.down]);
                 self.marks.end(Kind::Down, down);
             }
@@ -520,7 +521,18 @@ impl Pass<'_, '_> {
 
     /// The product of some rows and its bias, added to the residual stream.
     pub fn add_product(&self, from: Rows, product: &Product, post: Post) -> Result<()> {
-        self.encode(None, from, product.matrix.encodings())?;
+        self.add_normed_product(None, from, product, post)
+    }
+
+    /// The same of the norm of the rows, if there is one.
+    pub fn add_normed_product(
+        &self,
+        norm: Option<&NormWeights>,
+        from: Rows,
+        product: &Product,
+        post: Post,
+    ) -> Result<()> {
+        self.encode(norm, from, product.matrix.encodings())?;
         let (tokens, b) = (self.tokens, &self.tokens.buffers);
         let (n, hidden) = (tokens.count, b.sizes.hidden);
         self.narrow(&[product])?;

@@ -114,6 +114,8 @@ pub(super) struct Sizes {
     pub heads: LatentSizes,
     /// Longest row of queries by way of which others come.
     pub q_rank: usize,
+    /// Longest inner row of a feed-forward part that has a norm.
+    pub inner: usize,
     /// Longest row that a layer behind the pooling reads or makes.
     pub readout: usize,
     pub encodings: Encodings,
@@ -132,7 +134,8 @@ impl Sizes {
     pub fn normed(&self) -> usize {
         let inputs = self.inputs + self.input;
         let longest = self.hidden.max(self.q).max(self.kv);
-        longest.max(inputs).max(self.q_rank).max(self.recurrent)
+        let longest = longest.max(inputs).max(self.inner);
+        longest.max(self.q_rank).max(self.recurrent)
     }
 
     /// Floats of a token beside the rows that all networks have.
@@ -266,7 +269,13 @@ impl Sizes {
                 }
             }
             match &block.feed_forward {
-                FeedForward::Dense(mlp) => s.n_ff = s.n_ff.max(mlp.up.weight.rows()),
+                FeedForward::Dense(mlp) => {
+                    let n_ff = mlp.up.weight.rows();
+                    s.n_ff = s.n_ff.max(n_ff);
+                    if mlp.inner_norm.is_some() {
+                        s.inner = s.inner.max(n_ff);
+                    }
+                }
                 FeedForward::Experts(_) if block.parallel => s.held = s.hidden,
                 FeedForward::Both(both) => {
                     s.n_ff = s.n_ff.max(both.mlp.up.weight.rows());

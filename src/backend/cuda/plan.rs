@@ -285,6 +285,23 @@ impl Jobs {
                 block.mixer.name()
             );
         }
+        let output_norm = block.mixer.as_attention().map(|a| &a.output_norm);
+        if let Some(Some(norm)) = output_norm {
+            fail!(
+                Unsupported,
+                "tensor {}: a norm before the product of attention's output is not supported on a GPU; it is on a CPU",
+                norm.weight.name
+            );
+        }
+        if let FeedForward::Dense(mlp) = &block.feed_forward
+            && let Some(norm) = &mlp.inner_norm
+        {
+            fail!(
+                Unsupported,
+                "tensor {}: a norm before the last product of a feed-forward part is not supported on a GPU; it is on a CPU",
+                norm.weight.name
+            );
+        }
         let state = block.mixer.state(context_length);
         let mixer_norm = self.find_norm(&block.mixer_norm)?;
         let feed_forward_norm = match &block.feed_forward_norm {

@@ -108,6 +108,6 @@ fn join(parts: Vec<Part>) -> Result<ModelFile> {
             }
         }
     }
-    super::nvfp4::apply_scales(&mut file.tensors)?;
+    super::scales::apply(&mut file)?;
     Ok(file)
 }

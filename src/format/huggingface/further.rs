@@ -11,10 +11,36 @@ use super::{falcon_h1, gemma3n, latent, mamba1, mamba2, relatives};
 use crate::error::{Result, fail};
 use serde_json::json;
 
+const BITNET: Family = Family {
+    model_types: &["bitnet"],
+    classes: &["BitNetForCausalLM"],
+    architecture: "bitnet",
+    activations: &["relu2", "silu"],
+    parts: &[
+        ATTENTION,
+        PRE_NORMS,
+        GATED,
+        &[
+            ("self_attn.attn_sub_norm", "attn_sub_norm"),
+            ("mlp.ffn_sub_norm", "ffn_sub_norm"),
+        ],
+    ],
+    layout: Layout::Same,
+    defaults: || json!({"rms_norm_eps": 1e-5, "hidden_act": "relu2", "default_rope_theta": 5e5}),
+    bias_flags: &["attention_bias"],
+    keys: |k| {
+        let activation = k.config.find_str("hidden_act")?.unwrap_or("relu2");
+        k.set("hidden_activation", activation);
+        Ok(())
+    },
+    ..LLAMA
+};
+
 /// `gelu` with the error function.
 const GELU: &[&str] = &["gelu"];
 
 pub(super) const FURTHER: &[Family] = &[
+    BITNET,
     FALCON_H1,
     JAMBA,
     MAMBA,

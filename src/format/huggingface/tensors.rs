@@ -643,6 +643,7 @@ fn block_size(quantization: Option<&Config>) -> Result<[usize; 2]> {
         "gptq",
         "awq",
         "modelopt",
+        "bitnet",
     ];
     if !known.contains(&method) {
         fail!(

@@ -104,6 +104,8 @@ FAMILIES = {
                                             ffn_hidden_size=60)),
     "starcoder": ("gpt_bigcode", "starcoder", dict(vocab_size=96, n_embd=48, n_layer=2, n_head=3, n_positions=64, bos_token_id=1,
                                                    eos_token_id=2)),
+    # Weights are what they are: only a quantization_config makes them ternary.
+    "bitnet": ("bitnet", "bitnet", dict(vocab_size=60, hidden_size=24, intermediate_size=20, attention_bias=True, tie_word_embeddings=True, hidden_act="relu2")),
     "cohere": ("cohere", "command-r", dict(logit_scale=0.25)),
     "nemotron": ("nemotron", "nemotron", dict(head_dim=20, hidden_size=40, hidden_act="relu2",
                                               rope_parameters=dict(**FLOAT, partial_rotary_factor=0.5))),
@@ -377,6 +379,10 @@ def gguf_tensors(config, architecture, saved):
             continue
         if end == "correct_output_scale":
             yield f"blk.{stem.split('.')[2]}.altup_correct_scale.weight", x
+            continue
+        sub_norm = re.match(r"model\.layers\.(\d+)\..*\.(attn|ffn)_sub_norm$", stem)
+        if sub_norm:
+            yield f"blk.{sub_norm[1]}.{sub_norm[2]}_sub_norm.weight", x
             continue
         if end in ("sinks", "layer_scalar"):
             stem, end = name, "weight"
@@ -661,6 +667,8 @@ def write_metadata(w, architecture, config):
         w.add_embedding_scale(c["embedding_multiplier"])
         w.add_residual_scale(c["residual_multiplier"])
         w.add_logit_scale(c["logits_scaling"])
+    if architecture == "bitnet":
+        w.add_string("bitnet.hidden_activation", c["hidden_act"])
     if architecture in ("cohere2", "cohere2moe", "command-r"):
         w.add_logit_scale(c["logit_scale"])
         w.add_rope_scaling_type(gguf.RopeScalingType.NONE)

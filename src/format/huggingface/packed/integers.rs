@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Elements of a block of the types that integers become.
 const BLOCK: usize = 32;
 /// Scales that F16 holds with all its bits, and times 15.
-const F16_SCALES: std::ops::RangeInclusive<f32> = 6.103_515_6e-5..=4_096.0;
+pub(super) const F16_SCALES: std::ops::RangeInclusive<f32> = 6.103_515_6e-5..=4_096.0;
 /// Where the codes of eight outputs are in a word, from the lowest bits on, if they have an order.
 const AWQ_PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 

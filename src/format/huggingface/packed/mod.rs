@@ -1,7 +1,7 @@
 //! Weights of two to eight bits that a folder has in several tensors: codes in words or bytes, scales
 //! beside them, and zero points. GPTQ and AWQ call them `X.qweight`, `X.scales`, `X.qzeros`; compressed-tensors
 //! calls them `X.weight_packed`, `X.weight_scale`, `X.weight_zero_point`; ModelOpt has `X.weight_scale` and
-//! `X.weight_scale_2` beside `X.weight`. Here they become one tensor `X.weight`, as a file without
+//! `X.weight_scale_2` beside `X.weight`, BitNet `X.weight_scale` beside bytes of four elements each. Here they become one tensor `X.weight`, as a file without
 //! quantization would have it.
 //!
 //! Integers become Q4_0 (of two to four bits) or Q8_0 where they are symmetric, and Q4_1 where they have zero points: the same numbers
@@ -10,6 +10,7 @@
 
 mod floats;
 mod integers;
+mod ternary;
 
 use super::json::{Config, wrong};
 use super::stored::Stored;
@@ -17,6 +18,7 @@ use crate::error::{Result, fail};
 use floats::{MXFP4, NVFP4};
 use integers::{Codes, Form, Integers};
 use std::collections::HashMap;
+use ternary::Ternary;
 
 /// Replaces the tensors that are parts of others by what they are together.
 ///
@@ -28,6 +30,7 @@ pub(super) fn join(config: &Config, stored: &mut HashMap<String, Stored>) -> Res
     };
     let mut names: Vec<String> = stored.keys().cloned().collect();
     names.sort_unstable();
+    let ternary = Ternary::find(quantization.as_ref())?;
     let mut integers = Vec::new();
     for name in names {
         let parts = Parts {
@@ -52,6 +55,12 @@ pub(super) fn join(config: &Config, stored: &mut HashMap<String, Stored>) -> Res
             };
             replace(stored, stem, joined);
         } else if let Some(stem) = name.strip_suffix(".weight") {
+            if let Some(ternary) = &ternary {
+                if let Some(joined) = ternary.join(&parts, stem)? {
+                    replace(stored, stem, joined);
+                }
+                continue;
+            }
             match parts.own().ty {
                 "I8" => integers.push((stem.to_owned(), bytes(&parts, stem)?)),
                 "U8" if parts.find(stem, "weight_scale_2").is_some() => {
