@@ -44,6 +44,7 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<Tokenizer> {
     match string(metadata, "tokenizer.ggml.model")? {
         Some("gpt2") => match string(metadata, PRE)? {
             Some(pre) if OF_CHARACTERS.contains(&pre) => characters(metadata, budget, false),
+            Some("whitespace") => words_of_characters(metadata, budget),
             _ => byte_level(metadata, budget),
         },
         Some("llama") => sentencepiece(metadata, budget),
@@ -69,6 +70,8 @@ enum Spelling {
     Spaces,
     /// `\u{2581}` begins a word.
     Words,
+    /// As they are.
+    Plain,
 }
 
 /// The id of a kind of special token, from its key.
@@ -132,6 +135,7 @@ fn vocabulary(metadata: &Metadata, spelling: &Spelling) -> Result<Vocabulary> {
                 buffer.extend_from_slice(text.as_bytes());
             }
             _ if kind.is_control() => buffer.extend_from_slice(text.as_bytes()),
+            Spelling::Plain => buffer.extend_from_slice(text.as_bytes()),
             Spelling::Spaces => {
                 buffer.extend_from_slice(text.replace(SPACE, " ").as_bytes());
             }
@@ -336,6 +340,38 @@ fn characters(metadata: &Metadata, budget: &Budget, add_bos: bool) -> Result<Tok
         },
     );
     spelled_spaces((metadata, budget), vocabulary, model, settings, ends)
+}
+
+/// Merges of characters within words, between which white space is left out.
+fn words_of_characters(metadata: &Metadata, budget: &Budget) -> Result<Tokenizer> {
+    let vocabulary = vocabulary(metadata, &Spelling::Plain)?;
+    let merges = merges(metadata, &Spelling::Plain, &vocabulary)?;
+    let bpe = Bpe::new(merges, Units::Characters(None), false, vocabulary.len())?;
+    let bpe = bpe.with_unknown(id(metadata, "unknown", &vocabulary)?, false);
+    let mut normalizer = Normalizer::default();
+    if boolean(metadata, "tokenizer.ggml.normalizer.lowercase")?.unwrap_or(false) {
+        normalizer.steps.push(Step::Lowercase);
+    }
+    let pretokenizer = PreTokenizer {
+        cutters: vec![Cutter::Split {
+            pattern: Pattern::Character(CharSet::new(r"\s")),
+            behavior: Behavior::Removed,
+            invert: false,
+        }],
+    };
+    let end = |name| {
+        let id = id(metadata, name, &vocabulary)?;
+        Ok::<_, crate::Error>(EndToken { id, added: false })
+    };
+    let ends = (end("bos")?, end("eos")?);
+    finish(
+        (metadata, budget),
+        vocabulary,
+        Model::Bpe(bpe),
+        normalizer,
+        pretokenizer,
+        ends,
+    )
 }
 
 /// A tokenizer whose tokens spell spaces.

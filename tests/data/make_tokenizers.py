@@ -119,6 +119,8 @@ def tokenizers():
     )
     unknown = models.BPE(unk_token="<unk>", fuse_unk=False)
     yield "characters", train(unknown, bpe(special=["<unk>"]), None, pre.Whitespace(), None)
+    unknown = models.BPE(unk_token="<unk>", fuse_unk=False)
+    yield "whitespace", train(unknown, bpe(special=["<unk>"]), normalizers.Lowercase(), pre.WhitespaceSplit(), None)
     fused = models.BPE(unk_token="<unk>", fuse_unk=True)
     yield "metaspace_first", train(
         fused, bpe(special=["<unk>"]), None, pre.Metaspace(prepend_scheme="first"), META(prepend_scheme="first")

@@ -219,6 +219,78 @@ fn vocabularies_of_characters_are_known_by_their_pre_tokenizers() {
     }
 }
 
+/// Expected: Hugging Face's tokenizers, with the tokenizer that the keys of a file say here.
+#[test]
+fn words_of_characters_are_those_of_their_own_tokenizer() {
+    let lines = crate::xz::text(include_bytes!("../data/tokenizers.jsonl.xz"));
+    let lines = lines.split('\n').filter(|line| !line.is_empty());
+    let mut lines = lines.map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let line = lines.find(|line| line["name"] == "whitespace").unwrap();
+    let model = &line["tokenizer"]["model"];
+    let mut tokens: Vec<(u64, String)> = model["vocab"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .map(|(token, id)| (id.as_u64().unwrap(), token.clone()))
+        .collect();
+    tokens.sort();
+    let tokens: Vec<String> = tokens.into_iter().map(|(_, token)| token).collect();
+    let merge = |pair: &serde_json::Value| {
+        let [left, right] = [0, 1].map(|i| pair[i].as_str().unwrap().to_owned());
+        format!("{left} {right}")
+    };
+    let merges: Vec<String> = model["merges"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(merge)
+        .collect();
+    let mut kinds = vec![1i64; tokens.len()];
+    kinds[0] = 2;
+    let metadata: HashMap<String, Value> = [
+        ("tokenizer.ggml.model", "gpt2".to_owned().into()),
+        ("tokenizer.ggml.pre", "whitespace".to_owned().into()),
+        ("tokenizer.ggml.tokens", tokens.into()),
+        ("tokenizer.ggml.token_type", kinds.into()),
+        ("tokenizer.ggml.merges", merges.into()),
+        ("tokenizer.ggml.unknown_token_id", 0u32.into()),
+        ("tokenizer.ggml.normalizer.lowercase", true.into()),
+    ]
+    .into_iter()
+    .map(|(key, value): (&str, Value)| (key.to_owned(), value))
+    .collect();
+    let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
+    let mut compared = 0;
+    for case in line["cases"].as_array().unwrap() {
+        let text = case[0].as_str().unwrap();
+        let expected = case[1].as_array().unwrap();
+        let expected: Vec<u32> = expected
+            .iter()
+            .map(|id| id.as_u64().unwrap() as u32)
+            .collect();
+        // Tokens that were added behind the trained ones.
+        if expected
+            .iter()
+            .any(|id| *id as usize >= tokenizer.n_vocab())
+        {
+            continue;
+        }
+        assert_eq!(encode(&tokenizer, text, PLAIN), expected, "{text:?}");
+        compared += 1;
+    }
+    assert!(compared > 10);
+    // Without the key, capitals stay what they are: none is a token here.
+    let mut cased = metadata;
+    cased.remove("tokenizer.ggml.normalizer.lowercase");
+    let cased = Tokenizer::from_metadata(&cased).unwrap();
+    let (large, small) = ("WELL", "well");
+    assert_eq!(
+        encode(&cased, small, PLAIN),
+        encode(&tokenizer, large, PLAIN)
+    );
+    assert_eq!(encode(&cased, large, PLAIN), [0; 4]);
+}
+
 #[test]
 fn a_model_without_a_tokenizer_says_that_it_is_unsupported() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
