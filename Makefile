@@ -173,7 +173,8 @@ test-driver: $(KERNELS)
 	for filter in states:: files:: drafts:: limits:: model::rewind model::queued model::out_of_memory model::memory model::batches \
 	        adapters::memory adapters::out_of_memory adapters::batches adapters::others adapters::drafts \
 	        adapters::kept parts::adapters_out_of_memory embed::hamlet_packs embed::input embed::out_of_memory embed::limits \
-	        embed::evict embed::interrupt embed::together; do \
+	        embed::evict embed::interrupt embed::together host_experts::life host_experts::states host_experts::together \
+	        host_experts::interrupt host_experts::limits host_experts::placed host_experts::out_of_memory; do \
 	    LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) $$filter --skip states::across_devices --skip drafts::long_texts --skip drafts::trained; done
 
 # Kernels run on the CPU, under schedules that no GPU would choose.

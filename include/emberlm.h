@@ -1290,9 +1290,12 @@ typedef struct ember_model_options {
      */
     uint32_t split;
     /**
-     * 0.
+     * For a model on a GPU, the number of layers whose experts stay on the CPU, which evaluates them between the GPU's work on the
+     * rest of the layers; counted from the first layer with experts, `UINT32_MAX` for all. Where `memory_limit` has no room for
+     * all other experts, those of more layers stay on the CPU, and layers go to the CPU as a whole only where that is not enough.
+     * Only for models on one GPU. CPUs, and models without experts, ignore it.
      */
-    uint32_t reserved;
+    uint32_t cpu_expert_layers;
 } ember_model_options;
 
 /**
@@ -1383,9 +1386,9 @@ typedef struct ember_model_details {
      */
     uint32_t part_count;
     /**
-     * 0.
+     * Layers on a GPU whose experts are on the CPU.
      */
-    uint32_t reserved;
+    uint32_t cpu_expert_layer_count;
 } ember_model_details;
 
 /**
@@ -2027,7 +2030,7 @@ typedef struct ember_estimate {
      */
     uint32_t first_layer;
     /**
-     * Weights of the layers on the CPU, if others are on a GPU, which the other figures do not count. 0 for a part.
+     * Weights of the layers and experts on the CPU, if others are on a GPU, which the other figures do not count. 0 for a part.
      */
     uint64_t host_weights_bytes;
     /**
@@ -2038,6 +2041,14 @@ typedef struct ember_estimate {
      * What the sessions share in the CPU's memory for these layers.
      */
     uint64_t host_workspace_bytes;
+    /**
+     * Layers on a GPU whose experts would be on the CPU, which the three figures before count, too. 0 for a part.
+     */
+    uint32_t cpu_expert_layer_count;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } ember_estimate;
 
 /**

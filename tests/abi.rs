@@ -131,8 +131,8 @@ fn structs_have_the_headers_sizes() {
     same! {
         ember_error { code, index, message }
         ember_device { struct_size, kind, usable, cores, memory_total, memory_free, name, driver, isa, reason }
-        ember_model_options { struct_size, device, threads, weights, progress, user, next, files, flags, cpus, cpu_count, thread_priority, log_level, memory_limit, session_memory_limit, log_callback, log_user, devices, device_count, device_layers, split, reserved }
-        ember_model_details { struct_size, device, vocab_size, context_length, layer_count, hidden, has_tokenizer, metadata_count, parameter_count, file_bytes, resident_bytes, kv_bytes_per_token, architecture, quantization, name, max_batch, device_layer_count, memory_bytes, session_memory_bytes, part_count, reserved }
+        ember_model_options { struct_size, device, threads, weights, progress, user, next, files, flags, cpus, cpu_count, thread_priority, log_level, memory_limit, session_memory_limit, log_callback, log_user, devices, device_count, device_layers, split, cpu_expert_layers }
+        ember_model_details { struct_size, device, vocab_size, context_length, layer_count, hidden, has_tokenizer, metadata_count, parameter_count, file_bytes, resident_bytes, kv_bytes_per_token, architecture, quantization, name, max_batch, device_layer_count, memory_bytes, session_memory_bytes, part_count, cpu_expert_layer_count }
         ember_part_details { struct_size, device, first_layer, layer_count, memory_bytes, session_memory_bytes }
         ember_model_source { struct_size, flags, size, bytes, release, read, user }
         ember_logit_bias { token, bias }
@@ -152,7 +152,7 @@ fn structs_have_the_headers_sizes() {
         ember_grammar_options { struct_size, json_spacing, interrupt }
         ember_speculation_options { struct_size, source, max_drafts, always, min_match, reserved, draft_model }
         ember_speculation_details { struct_size, source, max_drafts, depth, steps, drafted, accepted }
-        ember_estimate { struct_size, device, context, part_count, weights_bytes, kv_bytes_per_token, kv_bytes, model_workspace_bytes, session_workspace_bytes, device_layer_count, first_layer, host_weights_bytes, host_session_bytes, host_workspace_bytes }
+        ember_estimate { struct_size, device, context, part_count, weights_bytes, kv_bytes_per_token, kv_bytes, model_workspace_bytes, session_workspace_bytes, device_layer_count, first_layer, host_weights_bytes, host_session_bytes, host_workspace_bytes, cpu_expert_layer_count, reserved }
         ember_profile_entry { struct_size, calls, microseconds, bytes, name }
         ember_tokenize_options { struct_size, flags, interrupt }
         ember_tokenizer_details { struct_size, token_count, bos, eos, unknown, padding, adds_bos, adds_eos, end_token_count, reserved }

@@ -202,6 +202,7 @@ struct ModelOptions {
     std::vector<std::uint32_t> devices = {}; ///< devices that share the layers; none: `device` alone
     std::vector<std::uint32_t> device_layers = {}; ///< layers on each of them; none: by the GPUs' memory
     ember_split split = EMBER_SPLIT_LAYERS;        ///< how they share the model
+    std::uint32_t cpu_expert_layers = 0; ///< layers of a model on a GPU whose experts stay on the CPU; UINT32_MAX: all
 };
 
 /// A sequence that no repetition goes beyond: a text, or tokens.
@@ -323,6 +324,7 @@ struct CModelOptions {
         c.devices = options.devices.data();
         c.device_count = options.devices.size();
         c.split = options.split;
+        c.cpu_expert_layers = options.cpu_expert_layers;
         c.device_layers = options.device_layers.empty() ? nullptr : options.device_layers.data();
         if (options.cuda_context != nullptr) {
             cuda.kind = EMBER_CHAIN_CUDA_MODEL;

@@ -229,6 +229,7 @@ namespace EmberLM
             Device = (int)d.device; Parts = (int)d.part_count; FirstLayer = (int)d.first_layer; Layers = (int)d.device_layer_count;
             Context = (int)d.context; WeightsBytes = d.weights_bytes; KvBytesPerToken = d.kv_bytes_per_token; KvBytes = d.kv_bytes;
             ModelWorkspaceBytes = d.model_workspace_bytes; SessionWorkspaceBytes = d.session_workspace_bytes;
+            CpuExpertLayers = (int)d.cpu_expert_layer_count;
         }
 
         public int Device { get; internal set; }
@@ -241,6 +242,7 @@ namespace EmberLM
         public ulong KvBytes { get; internal set; }
         public ulong ModelWorkspaceBytes { get; internal set; }
         public ulong SessionWorkspaceBytes { get; internal set; }
+        public int CpuExpertLayers { get; internal set; }
     }
 
     public sealed class StateInfo
@@ -280,6 +282,9 @@ namespace EmberLM
         /// <summary>How Devices share the model.</summary>
         public Split Split;
 
+        /// <summary>Layers of a model on a GPU whose experts stay on the CPU; int.MaxValue for all.</summary>
+        public int CpuExpertLayers;
+
         /// <summary>Hears how far the load is, from 0 to 1; false ends it with Status.Cancelled.</summary>
         public Func<float, bool> Progress;
 
@@ -293,7 +298,7 @@ namespace EmberLM
                 struct_size = Call.SizeOf<ember_model_options>(), device = (uint)Device, threads = (uint)Threads, weights = (uint)Weights, files = (uint)Files,
                 memory_limit = MemoryLimit, session_memory_limit = SessionMemoryLimit,
                 devices = devices, device_count = deviceCount, device_layers = memory.Tokens(DeviceLayers, out _),
-                split = (uint)Split,
+                split = (uint)Split, cpu_expert_layers = (uint)CpuExpertLayers,
                 progress = Progress != null ? Callback.ProgressPointer : IntPtr.Zero, user = user,
             };
         }

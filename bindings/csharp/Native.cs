@@ -81,7 +81,7 @@ namespace EmberLM.Native
         public UIntPtr device_count;
         public IntPtr device_layers;
         public uint split;
-        public uint reserved;
+        public uint cpu_expert_layers;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -107,7 +107,7 @@ namespace EmberLM.Native
         public ulong memory_bytes;
         public ulong session_memory_bytes;
         public uint part_count;
-        public uint reserved;
+        public uint cpu_expert_layer_count;
     }
 
     [StructLayout(LayoutKind.Sequential)]
@@ -307,6 +307,8 @@ namespace EmberLM.Native
         public ulong host_weights_bytes;
         public ulong host_session_bytes;
         public ulong host_workspace_bytes;
+        public uint cpu_expert_layer_count;
+        public uint reserved;
     }
 
     [StructLayout(LayoutKind.Sequential)]

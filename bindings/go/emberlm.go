@@ -249,6 +249,7 @@ type ModelOptions struct {
 	// Devices that share the layers, none for Device alone, and the layers on each, none for shares by the GPUs' memory.
 	Devices, DeviceLayers []uint32
 	Split                 Split                        // how they share the model
+	CPUExpertLayers       int                          // layers of a model on a GPU whose experts stay on the CPU; math.MaxUint32 for all
 	Progress              func(fraction float32) error // hears how far the load is; an error ends it
 }
 
@@ -262,7 +263,7 @@ func (o *ModelOptions) c(a *arena, user C.uintptr_t) *C.ember_model_options {
 	c.weights, c.files = C.uint32_t(o.Weights), C.uint32_t(o.Files)
 	c.memory_limit, c.session_memory_limit = C.uint64_t(o.MemoryLimit), C.uint64_t(o.SessionMemoryLimit)
 	c.devices, c.device_count = a.tokens(o.Devices)
-	c.split = C.uint32_t(o.Split)
+	c.split, c.cpu_expert_layers = C.uint32_t(o.Split), C.uint32_t(o.CPUExpertLayers)
 	if len(o.DeviceLayers) > 0 {
 		// A number for each device; those that are missing are 0.
 		layers := make([]uint32, len(o.Devices))

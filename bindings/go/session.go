@@ -218,7 +218,7 @@ func (s *Session) SetAdapters(adapters []AdapterUse, keep bool) error {
 
 // Estimate is memory that a model, or a part of it, and a session would take.
 type Estimate struct {
-	Device, Context, Parts, FirstLayer, Layers                                         int
+	Device, Context, Parts, FirstLayer, Layers, CPUExpertLayers                        int
 	WeightsBytes, KVBytesPerToken, KVBytes, ModelWorkspaceBytes, SessionWorkspaceBytes uint64
 }
 
@@ -238,7 +238,7 @@ func EstimateModel(path string, model *ModelOptions, session SessionOptions) (Es
 }
 
 func estimateOf(d *C.ember_estimate) Estimate {
-	return Estimate{int(d.device), int(d.context), int(d.part_count), int(d.first_layer), int(d.device_layer_count),
+	return Estimate{int(d.device), int(d.context), int(d.part_count), int(d.first_layer), int(d.device_layer_count), int(d.cpu_expert_layer_count),
 		uint64(d.weights_bytes), uint64(d.kv_bytes_per_token), uint64(d.kv_bytes), uint64(d.model_workspace_bytes), uint64(d.session_workspace_bytes)}
 }
 

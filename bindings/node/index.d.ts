@@ -18,6 +18,8 @@ export interface ModelOptions {
   devices?: number[]; deviceLayers?: number[];
   /** EMBER_SPLIT_TENSORS: they share each layer. */
   split?: number;
+  /** Layers of a model on a GPU whose experts stay on the CPU; 0xffffffff for all. */
+  cpuExpertLayers?: number;
   /** Hears how far the load is, from 0 to 1; false ends it. */
   progress?: (fraction: number) => boolean | void;
 }

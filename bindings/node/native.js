@@ -199,7 +199,7 @@ structs.ember_model_options = koffi.struct('ember_model_options', {
   device_count: 'size_t',
   device_layers: 'uint32_t *',
   split: 'uint32_t',
-  reserved: 'uint32_t',
+  cpu_expert_layers: 'uint32_t',
 });
 structs.ember_model_details = koffi.struct('ember_model_details', {
   struct_size: 'uint32_t',
@@ -222,7 +222,7 @@ structs.ember_model_details = koffi.struct('ember_model_details', {
   memory_bytes: 'uint64_t',
   session_memory_bytes: 'uint64_t',
   part_count: 'uint32_t',
-  reserved: 'uint32_t',
+  cpu_expert_layer_count: 'uint32_t',
 });
 structs.ember_part_details = koffi.struct('ember_part_details', {
   struct_size: 'uint32_t',
@@ -374,6 +374,8 @@ structs.ember_estimate = koffi.struct('ember_estimate', {
   host_weights_bytes: 'uint64_t',
   host_session_bytes: 'uint64_t',
   host_workspace_bytes: 'uint64_t',
+  cpu_expert_layer_count: 'uint32_t',
+  reserved: 'uint32_t',
 });
 structs.ember_profile_entry = koffi.struct('ember_profile_entry', {
   struct_size: 'uint32_t',

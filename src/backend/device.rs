@@ -1,6 +1,6 @@
 //! What the engine knows of a device: a description, and how to bring a network onto it.
 
-use super::{KvType, RankedWeights, RunnerOptions, Weights};
+use super::{HostPart, KvType, RankedWeights, RunnerOptions, Weights};
 use crate::error::{Result, fail};
 use crate::format::{Access, WeightType};
 use crate::log::ModelLog;
@@ -69,6 +69,11 @@ pub struct LoadOptions {
     pub split: ArrayVec<Share, MAX_SPLIT>,
     /// These have a share of every layer, in place of some layers.
     pub by_tensors: bool,
+    /// Layers of a model for a GPU whose experts the CPU has and evaluates, counted from the first one that has experts; as many as there
+    /// are if this is more. Where `memory_limit` leaves room for fewer experts, the CPU has those of more layers.
+    pub host_experts: usize,
+    /// What a GPU has evaluated by the host, for a network with such layers.
+    pub host_part: Option<HostPart>,
 }
 
 /// The most devices that share a model.

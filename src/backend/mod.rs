@@ -81,6 +81,26 @@ pub trait Ranks: Send + Sync {
 /// The weights of each rank, and what the ranks have together.
 pub type RankedWeights = (Vec<Arc<dyn Weights>>, Arc<dyn Ranks>);
 
+/// Parts of layers that the host evaluates for another device ([`crate::model::Network::experts_apart`]).
+pub trait HostLayers: Send + Sync {
+    /// Readies what [`HostLayers::run`] works in for up to so many rows. Errors: `OutOfMemory`.
+    fn reserve(&self, rows: usize) -> Result<()>;
+
+    /// Evaluates a layer: each of the rows of the residual stream, `stride` floats apart, becomes that behind it. The bits of a row
+    /// do not depend on the others. Waits for others that run here. Errors: `OutOfMemory`, `Internal`; the rows are anything then.
+    fn run(&self, layer: usize, rows: &mut [f32], stride: usize) -> Result<()>;
+}
+
+/// [`HostLayers`] among the options of a load.
+#[derive(Clone)]
+pub struct HostPart(pub Arc<dyn HostLayers>);
+
+impl std::fmt::Debug for HostPart {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("HostPart")
+    }
+}
+
 /// Floats in memory of the host.
 pub type HostFloats = Box<dyn DerefMut<Target = [f32]> + Send>;
 
@@ -104,6 +124,11 @@ pub trait Weights: Send + Sync {
     fn host_floats(&self, floats: usize) -> Result<Option<HostFloats>> {
         let _ = floats;
         Ok(None)
+    }
+
+    /// What another device has evaluated here, if this one is the host.
+    fn host_layers(self: Arc<Self>) -> Option<HostPart> {
+        None
     }
 
     /// Makes an embedder, with all memory reserved that it needs.

@@ -50,6 +50,8 @@ pub struct Details {
     pub resident_bytes: u64,
     /// Layers on GPUs, of which the others are on the CPU; all of a model for CPUs.
     pub device_layers: usize,
+    /// Layers on a GPU whose experts are on the CPU.
+    pub host_experts: usize,
     /// What is where, the first layers first.
     pub parts: Vec<PartDetails>,
     /// Bytes of KV cache per position in half precision.
@@ -135,7 +137,12 @@ impl Model {
         let access = match kind {
             DeviceKind::Cpu => options.access,
             // Some of it may stay on the CPU.
-            _ if options.memory_limit > 0 || !options.split.is_empty() => options.access,
+            _ if options.memory_limit > 0
+                || options.host_experts > 0
+                || !options.split.is_empty() =>
+            {
+                options.access
+            }
             // What is uploaded is read once.
             _ => Access::Read,
         };
@@ -212,6 +219,7 @@ impl Model {
         let mut details = Details::new(&file, &network, weights.as_ref(), device_index);
         details.device_layers = places.device_layers();
         details.parts = places.parts();
+        details.host_experts = places.host_experts();
         if in_host_memory {
             details.resident_bytes += made_bytes + copied;
         }
@@ -297,6 +305,7 @@ impl Model {
             file_bytes: 0,
             resident_bytes: 0,
             device_layers: 1,
+            host_experts: 0,
             parts: Vec::new(),
             kv_bytes_per_token: weights.kv_bytes_per_token(KvType::F16),
         };
@@ -493,8 +502,7 @@ fn check_memory(bytes: u64, free: u64) -> Result<()> {
 /// The names of the tensors that are in places on the CPU.
 fn tensors_on_host(places: &Places, network: &Network) -> Result<HashSet<Arc<str>>> {
     let mut names = HashSet::new();
-    for place in places.on_host() {
-        let part = place.network(network)?;
+    for part in places.networks_on_host(network)? {
         names.extend(part.tensors().map(|tensor| tensor.name.clone()));
     }
     Ok(names)
@@ -537,6 +545,7 @@ impl Details {
             file_bytes: file.file_bytes,
             resident_bytes: weights.resident_bytes(),
             device_layers: network.blocks.len(),
+            host_experts: 0,
             parts: Vec::new(),
             kv_bytes_per_token: weights.kv_bytes_per_token(KvType::F16),
         }

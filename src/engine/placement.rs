@@ -1,7 +1,8 @@
 //! Which device runs which layers of a model.
 //!
 //! A model whose limit of GPU memory is too small for all of it has its last layers, with the head, on the GPU, and the
-//! others, with the embedding, which is looked up and not multiplied, on the CPU.
+//! others, with the embedding, which is looked up and not multiplied, on the CPU. With mixtures of experts, the GPU keeps all layers
+//! as long as there is room for them without experts, and the CPU has the experts of the first layers: a token needs few of their bytes.
 //!
 //! Several devices share the layers in their order, the last with the head. Each has as many as it was told to have, or
 //! GPUs have so many that the bytes of their weights are in proportion to their memory. Where the limit of their memory does
@@ -56,13 +57,17 @@ impl Place {
     fn options(&self, options: &LoadOptions, for_gpu: bool) -> LoadOptions {
         match self.is_on_host() && for_gpu {
             false => options.clone(),
-            // They are about the GPU.
-            true => LoadOptions {
-                cuda_context: 0,
-                session_memory_limit: 0,
-                ..options.clone()
-            },
+            true => for_host(options),
         }
+    }
+}
+
+/// Options of a model for a GPU, for what the CPU has of it.
+fn for_host(options: &LoadOptions) -> LoadOptions {
+    LoadOptions {
+        cuda_context: 0,
+        session_memory_limit: 0,
+        ..options.clone()
     }
 }
 
@@ -74,12 +79,26 @@ pub(super) struct Places {
     for_gpu: bool,
     /// Each place has a share of all layers, in place of some layers.
     by_tensors: bool,
+    /// Layers of the one GPU whose experts are on the CPU.
+    host_experts: usize,
 }
 
 impl Places {
-    /// What the CPU has.
-    pub fn on_host(&self) -> impl Iterator<Item = &Place> {
-        self.list.iter().filter(|place| place.is_on_host())
+    /// Layers on a GPU whose experts are on the CPU.
+    pub fn host_experts(&self) -> usize {
+        self.host_experts
+    }
+
+    /// The networks of what the CPU has.
+    pub fn networks_on_host(&self, network: &Network) -> Result<Vec<Network>> {
+        let mut networks = Vec::new();
+        for place in self.list.iter().filter(|place| place.is_on_host()) {
+            networks.push(place.network(network)?);
+        }
+        if self.host_experts > 0 {
+            networks.push(network.experts_apart(self.host_experts).1);
+        }
+        Ok(networks)
     }
 
     /// What is where.
@@ -134,7 +153,18 @@ pub(super) fn places(
 ) -> Result<Places> {
     let split = &options.split;
     if options.by_tensors && split.len() > 1 {
+        if options.host_experts > 0 {
+            fail!(Unsupported, "{ONE_GPU}");
+        }
         return ranks(network, split);
+    }
+    let one = match split[..] {
+        [] => Some(device_index),
+        [share] => Some(share.device),
+        _ => None,
+    };
+    if let Some(places) = with_host_experts(network, one, options)? {
+        return Ok(places);
     }
     let list = match split[..] {
         [] => limited(network, &[device_index], options),
@@ -161,7 +191,58 @@ pub(super) fn places(
         list,
         for_gpu: any_on_gpu || main.kind != DeviceKind::Cpu,
         by_tensors: false,
+        host_experts: 0,
     })
+}
+
+/// What is wrong with experts on the CPU of models that several devices share.
+const ONE_GPU: &str = "experts stay on the CPU only beside one GPU that has the rest of the model";
+
+/// A model on one GPU whose experts of some layers are on the CPU: as many as were asked for, and as many more as the limit of the
+/// GPU's memory demands. None where no experts have to be there, or where even then the GPU has no room for all layers.
+fn with_host_experts(
+    network: &Network,
+    device: Option<usize>,
+    options: &LoadOptions,
+) -> Result<Option<Places>> {
+    let separable = network.separable_experts();
+    let wanted = options.host_experts.min(separable);
+    let Some(device) = device else {
+        match wanted {
+            0 => return Ok(None),
+            _ => fail!(Unsupported, "{ONE_GPU}"),
+        }
+    };
+    let place = Place::new(device, 0..network.blocks.len())?;
+    if place.is_on_host() || separable == 0 || wanted == 0 && options.memory_limit == 0 {
+        return Ok(None);
+    }
+    let takes = |count: usize| {
+        let rest = network.experts_apart(count).0;
+        let (backend, index) = (place.device.backend, place.device.index);
+        let e = backend.estimate(index, &rest, options, &RunnerOptions::default())?;
+        Ok(Some(e.weights_bytes + e.model_workspace_bytes))
+    };
+    let host_experts = match options.memory_limit {
+        0 => wanted,
+        limit => {
+            let more = |more: usize| takes(wanted + more);
+            // One more than there are, where it does not fit.
+            match first_that_fits(separable - wanted + 1, limit, |n| match n {
+                n if wanted + n > separable => Ok(Some(0)),
+                n => more(n),
+            })? {
+                n if wanted + n > separable => return Ok(None),
+                n => wanted + n,
+            }
+        }
+    };
+    Ok((host_experts > 0).then(|| Places {
+        list: vec![place],
+        for_gpu: true,
+        by_tensors: false,
+        host_experts,
+    }))
 }
 
 /// A share of all layers for each of some GPUs.
@@ -195,6 +276,7 @@ fn ranks(network: &Network, split: &[Share]) -> Result<Places> {
         list,
         for_gpu: true,
         by_tensors: true,
+        host_experts: 0,
     })
 }
 
@@ -427,6 +509,8 @@ pub struct PlacedEstimate {
     pub host: Estimate,
     /// Layers that `device` is about.
     pub device_layers: usize,
+    /// Of these, layers whose experts are on the CPU.
+    pub host_experts: usize,
     /// Each part of the model, the first layers' first.
     pub parts: Vec<(PartDetails, Estimate)>,
 }
@@ -440,8 +524,20 @@ pub(super) fn estimate(
 ) -> Result<PlacedEstimate> {
     let mut all = PlacedEstimate {
         device_layers: places.device_layers(),
+        host_experts: places.host_experts,
         ..Default::default()
     };
+    let mut network = network;
+    let rest;
+    if places.host_experts > 0 {
+        let (without, experts) = network.experts_apart(places.host_experts);
+        let (cpu, options) = (device::get(cpu()?)?, for_host(options));
+        all.host = cpu
+            .backend
+            .estimate(cpu.index, &experts, &options, runner)?;
+        rest = without;
+        network = &rest;
+    }
     for (index, place) in places.list.iter().enumerate() {
         let options = place.options(options, places.for_gpu);
         let rank = Rank {
@@ -489,6 +585,28 @@ pub(super) fn load(
             options.placement,
         ));
     }
+    if places.host_experts > 0
+        && let [place] = &places.list[..]
+    {
+        let (rest, experts) = network.experts_apart(places.host_experts);
+        let cpu = device::get(cpu()?)?;
+        let share = experts.blocks.len() as f32 / network.blocks.len().max(1) as f32 * 0.5;
+        let host = cpu
+            .backend
+            .load(cpu.index, &experts, &for_host(options), &mut |done| {
+                progress(share * done.clamp(0.0, 1.0))
+            })?;
+        let options = LoadOptions {
+            host_part: host.host_layers(),
+            ..options.clone()
+        };
+        let device = place.device;
+        return device
+            .backend
+            .load(device.index, &rest, &options, &mut |done| {
+                progress(share + (1.0 - share) * done.clamp(0.0, 1.0))
+            });
+    }
     let mut parts = Vec::new();
     for place in &places.list {
         let layers = network.blocks.len().max(1) as f32;
@@ -507,7 +625,7 @@ pub(super) fn load(
     match parts.len() {
         1 => Ok(parts.remove(0)),
         _ => {
-            let on_host = places.on_host().count();
+            let on_host = places.list.iter().filter(|p| p.is_on_host()).count();
             let devices = match on_host {
                 0 => Devices::Gpus,
                 n if n == parts.len() => Devices::Cpus,

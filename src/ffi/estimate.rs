@@ -37,15 +37,19 @@ pub struct ember_estimate {
     pub device_layer_count: u32,
     /// The first layer of a part; otherwise 0.
     pub first_layer: u32,
-    /// Weights of the layers on the CPU, if others are on a GPU, which the other figures do not count. 0 for a part.
+    /// Weights of the layers and experts on the CPU, if others are on a GPU, which the other figures do not count. 0 for a part.
     pub host_weights_bytes: u64,
     /// What each session has in the CPU's memory for these layers: KV cache and workspace.
     pub host_session_bytes: u64,
     /// What the sessions share in the CPU's memory for these layers.
     pub host_workspace_bytes: u64,
+    /// Layers on a GPU whose experts would be on the CPU, which the three figures before count, too. 0 for a part.
+    pub cpu_expert_layer_count: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
-// SAFETY: `repr(C)`; 4 * 4 + 5 * 8 + 2 * 4 + 3 * 8 bytes without padding; numbers only; the size comes first.
+// SAFETY: `repr(C)`; 4 * 4 + 5 * 8 + 2 * 4 + 3 * 8 + 2 * 4 bytes without padding; numbers only; the size comes first.
 unsafe impl Sized32 for ember_estimate {
     const NAME: &'static str = "ember_estimate";
 }
@@ -73,6 +77,7 @@ pub unsafe extern "C" fn ember_model_estimate(
             unsafe { estimate(path, path_len, (model_options, session_options))? };
         e.fill(&placed.device);
         e.device_layer_count = u32::try_from(placed.device_layers).unwrap_or(u32::MAX);
+        e.cpu_expert_layer_count = u32::try_from(placed.host_experts).unwrap_or(u32::MAX);
         let host = placed.host;
         e.host_weights_bytes = host.weights_bytes;
         e.host_session_bytes = host.kv_bytes.saturating_add(host.session_workspace_bytes);

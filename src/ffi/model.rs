@@ -153,8 +153,11 @@ pub struct ember_model_options {
     pub device_layers: *const u32,
     /// A value of `enum ember_split`: how `devices` share the model.
     pub split: u32,
-    /// 0.
-    pub reserved: u32,
+    /// For a model on a GPU, the number of layers whose experts stay on the CPU, which evaluates them between the GPU's work on the
+    /// rest of the layers; counted from the first layer with experts, `UINT32_MAX` for all. Where `memory_limit` has no room for
+    /// all other experts, those of more layers stay on the CPU, and layers go to the CPU as a whole only where that is not enough.
+    /// Only for models on one GPU. CPUs, and models without experts, ignore it.
+    pub cpu_expert_layers: u32,
 }
 
 /// Flags of `ember_model_options`, to be or-ed.
@@ -225,6 +228,8 @@ impl ember_model_options {
             log,
             split,
             by_tensors,
+            host_experts: self.cpu_expert_layers as usize,
+            host_part: None,
         })
     }
 
@@ -317,8 +322,8 @@ pub struct ember_model_details {
     pub session_memory_bytes: u64,
     /// Number of parts that the layers are in, each on one device, for `ember_model_part_info`; 1 for a model on one device.
     pub part_count: u32,
-    /// 0.
-    pub reserved: u32,
+    /// Layers on a GPU whose experts are on the CPU.
+    pub cpu_expert_layer_count: u32,
 }
 
 // SAFETY: `repr(C)`; 8 * 4 + 4 * 8 + 192 + 2 * 4 + 2 * 8 + 2 * 4 bytes without padding; numbers only; the size comes first.
@@ -506,6 +511,7 @@ fn describe(model: &Model) -> ember_model_details {
     d.memory_bytes = taken.model;
     d.session_memory_bytes = taken.sessions;
     d.part_count = count(from.parts.len());
+    d.cpu_expert_layer_count = count(from.host_experts);
     d
 }
 

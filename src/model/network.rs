@@ -228,6 +228,8 @@ pub enum Mixer {
     Mamba2(Box<Mamba2>),
     /// Self-attention and Mamba 2 side by side: both read the same input, and their outputs are added.
     SideBySide(Box<SideBySide>),
+    /// Another device has it ([`Network::experts_apart`]).
+    Elsewhere,
 }
 
 /// Two mixers of a layer.
@@ -337,6 +339,7 @@ impl Mixer {
             Mixer::Mamba1(_) => "Mamba",
             Mixer::Mamba2(_) => "Mamba 2",
             Mixer::SideBySide(_) => "attention and Mamba 2 side by side",
+            Mixer::Elsewhere => "a mixer on another device",
         }
     }
 
@@ -368,6 +371,7 @@ impl Mixer {
             Mixer::SideBySide(both) => {
                 MixerState::Both(both.attention.state(context_length), both.mamba.state())
             }
+            Mixer::Elsewhere => MixerState::Fixed(FixedShape::default()),
         }
     }
 
@@ -393,6 +397,7 @@ impl Mixer {
                 all.extend(both.mamba.linears());
                 all
             }
+            Mixer::Elsewhere => Vec::new(),
         }
     }
 
@@ -401,7 +406,7 @@ impl Mixer {
         let (attention, others): (_, [Option<&Norm>; 3]) = match self {
             Mixer::Attention(a) => (Some(&**a), [None; 3]),
             Mixer::Latent(a) => (None, [a.q_a_norm.as_ref(), a.kv_norm.as_ref(), None]),
-            Mixer::ShortConv(_) => (None, [None; 3]),
+            Mixer::ShortConv(_) | Mixer::Elsewhere => (None, [None; 3]),
             Mixer::DeltaNet(m) => (None, [Some(&m.norm), None, None]),
             Mixer::Mamba1(m) => (
                 None,
@@ -424,7 +429,7 @@ impl Mixer {
     pub fn vectors(&self) -> impl Iterator<Item = &Tensor> {
         let (conv, others) = match self {
             Mixer::Attention(a) => (None, [a.sinks.as_ref(), None, None, None]),
-            Mixer::Latent(_) => (None, [None; 4]),
+            Mixer::Latent(_) | Mixer::Elsewhere => (None, [None; 4]),
             Mixer::ShortConv(m) => (Some(&m.conv), [None; 4]),
             Mixer::DeltaNet(m) => (
                 Some(&m.conv),
@@ -456,7 +461,11 @@ impl Mixer {
             Mixer::Attention(a) => a.rope.as_ref(),
             Mixer::Latent(a) => Some(&a.rope),
             Mixer::SideBySide(both) => both.attention.rope.as_ref(),
-            Mixer::ShortConv(_) | Mixer::DeltaNet(_) | Mixer::Mamba1(_) | Mixer::Mamba2(_) => None,
+            Mixer::ShortConv(_)
+            | Mixer::DeltaNet(_)
+            | Mixer::Mamba1(_)
+            | Mixer::Mamba2(_)
+            | Mixer::Elsewhere => None,
         }
     }
 
@@ -943,6 +952,9 @@ pub enum FeedForward {
     Both(Box<DenseAndExperts>),
     /// Experts of another width than the network's, beside one for all tokens.
     Latent(Box<LatentExperts>),
+    /// The host evaluates it, as the layer of this number of another network ([`Network::experts_apart`]): from the residual
+    /// stream after the mixer to the one after the block.
+    OnHost(usize),
     /// Nothing: the block ends with its mixer. It is sequential, without a norm of this part.
     None,
 }
@@ -1114,7 +1126,7 @@ impl Block {
                 all.extend(latent.mlp.linears());
                 all.extend(latent.experts.linears());
             }
-            FeedForward::None => {}
+            FeedForward::OnHost(_) | FeedForward::None => {}
         }
         if let Some(input) = &self.per_layer {
             all.extend([&input.gate, &input.projection]);
@@ -1168,7 +1180,7 @@ impl FeedForward {
             FeedForward::Experts(experts) => Some(experts),
             FeedForward::Both(both) => Some(&both.experts),
             FeedForward::Latent(latent) => Some(&latent.experts),
-            FeedForward::Dense(_) | FeedForward::None => None,
+            FeedForward::Dense(_) | FeedForward::OnHost(_) | FeedForward::None => None,
         }
     }
 }

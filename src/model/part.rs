@@ -1,6 +1,6 @@
 //! Some layers of a network, as a network of its own: what a device runs where others run the rest.
 
-use super::{Mixer, Network};
+use super::{Block, FeedForward, Mixer, Network};
 use crate::error::{Result, fail};
 use std::ops::Range;
 
@@ -14,7 +14,63 @@ pub struct Surroundings {
     pub behind: usize,
 }
 
+impl Block {
+    /// Whether its experts can be evaluated elsewhere: nothing but the residual stream goes there and comes back.
+    fn has_separable_experts(&self) -> bool {
+        let alone = !self.parallel && self.streams.is_none() && self.per_layer.is_none();
+        alone && self.feed_forward.experts().is_some()
+    }
+}
+
 impl Network {
+    /// Layers of which the host can evaluate the experts for another device.
+    pub fn separable_experts(&self) -> usize {
+        let blocks = self.blocks.iter();
+        blocks.filter(|block| block.has_separable_experts()).count()
+    }
+
+    /// The network without the feed-forward parts of the first `count` layers whose experts can be apart, and a network of these
+    /// parts alone.
+    pub fn experts_apart(&self, count: usize) -> (Network, Network) {
+        let (mut rest, mut apart) = (self.clone(), self.clone());
+        apart.blocks.clear();
+        for block in &mut rest.blocks {
+            if apart.blocks.len() == count {
+                break;
+            }
+            if !block.has_separable_experts() {
+                continue;
+            }
+            let index = apart.blocks.len();
+            let feed_forward =
+                std::mem::replace(&mut block.feed_forward, FeedForward::OnHost(index));
+            apart.blocks.push(Block {
+                mixer: Mixer::Elsewhere,
+                mixer_norm: None,
+                mixer_post_norm: None,
+                mixer_sum_norm: None,
+                feed_forward_norm: block.feed_forward_norm.take(),
+                feed_forward,
+                feed_forward_post_norm: block.feed_forward_post_norm.take(),
+                feed_forward_sum_norm: block.feed_forward_sum_norm.take(),
+                ..block.clone()
+            });
+            block.output_scale = 1.0;
+        }
+        // Neither embeddings nor logits.
+        apart.around = Surroundings {
+            before: 1,
+            behind: 1,
+        };
+        (rest, apart)
+    }
+
+    /// Whether it is of parts of layers that another device has evaluated ([`Network::experts_apart`]).
+    pub fn is_apart(&self) -> bool {
+        let mut mixers = self.blocks.iter().map(|block| &block.mixer);
+        mixers.all(|mixer| matches!(mixer, Mixer::Elsewhere))
+    }
+
     /// Whether it has the first layer.
     pub fn begins(&self) -> bool {
         self.around.before == 0

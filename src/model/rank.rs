@@ -80,7 +80,7 @@ fn block_share(block: &mut Block, rank: Rank) -> Share<()> {
     }
     match &mut block.feed_forward {
         FeedForward::Dense(mlp) => mlp_share(mlp, rank),
-        FeedForward::None => Ok(()),
+        FeedForward::OnHost(_) | FeedForward::None => Ok(()),
         _ => Err("experts are not split by tensors so far".into()),
     }
 }

@@ -165,7 +165,7 @@ int main(int argc, char **argv) {
     model = load(argv[1]);
     d.struct_size = sizeof d;
     OK(ember_model_info(model, &d, &err));
-    CHECK(d.part_count == 1 && d.reserved == 0);
+    CHECK(d.part_count == 1 && d.cpu_expert_layer_count == 0);
     CHECK(ember_model_free(model) == EMBER_OK);
     same_tokens(argv[1], d.layer_count);
     bad_shares(argv[1], d.layer_count);

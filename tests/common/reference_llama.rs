@@ -82,8 +82,7 @@ pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
         } else {
             let y = attention_part(b, &norm(b.mixer_norm.as_ref(), &x), &mut kept);
             add(&mut x, &y, scale);
-            let y = feed_forward_part(b, &norm(b.feed_forward_norm.as_ref(), &x), &x);
-            add(&mut x, &y, scale);
+            add_feed_forward(b, &mut x);
         }
         if let (Some(input), Some(all)) = (&b.per_layer, &inputs) {
             let mut gate = linear(&input.gate, &x);
@@ -213,6 +212,7 @@ fn attention_part(block: &Block, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows
             add(&mut y, &mamba2(&both.mamba, x), 1.0);
             y
         }
+        Mixer::Elsewhere => unreachable!("the oracle has whole networks"),
     };
     norm(block.mixer_post_norm.as_ref(), &y)
 }
@@ -238,8 +238,15 @@ fn feed_forward_part(block: &Block, x: &Rows, stream: &Rows) -> Rows {
             y
         }
         FeedForward::None => x.iter().map(|row| vec![0.0; row.len()]).collect(),
+        FeedForward::OnHost(_) => unreachable!("the oracle has whole networks"),
     };
     norm(block.feed_forward_post_norm.as_ref(), &y)
+}
+
+/// Adds the feed-forward part of a sequential block to the residual stream.
+pub fn add_feed_forward(block: &Block, x: &mut Rows) {
+    let y = feed_forward_part(block, &norm(block.feed_forward_norm.as_ref(), x), x);
+    add(x, &y, f64::from(block.residual_scale));
 }
 
 fn capped(x: f64, cap: Option<f32>) -> f64 {

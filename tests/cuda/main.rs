@@ -12,6 +12,7 @@ mod families;
 mod faults;
 mod files;
 mod gpu;
+mod host_experts;
 mod kernels_attention;
 mod kernels_matmul;
 mod kernels_norm;
@@ -56,6 +57,7 @@ fn main() {
     limits::tests(&mut tests);
     parts::tests(&mut tests);
     ranks::tests(&mut tests);
+    host_experts::tests(&mut tests);
     families::tests(&mut tests);
     drafts::tests(&mut tests);
     embed::tests(&mut tests);

@@ -81,7 +81,8 @@ typedef struct { u32 gx, gy, gz, bx, by, bz, shared; void *stream; void *attrs; 
 /* What the kernels of an evaluation know of each other. */
 typedef struct { u64 ring, matrix; u32 channels, width; int has_matrix; } Fixed;
 typedef struct { const u32 *tokens, *positions, *kinds; Layout layers[256]; Fixed fixed[256]; int n, n_fixed; u64 added[64]; } Evaluation;
-typedef struct { Function *function; u32 gx, gy; unsigned char args[sizeof(AdaptedProduct)]; } Node;
+/* A kernel, or without one a function of the host. */
+typedef struct { Function *function; u32 gx, gy; void (*call)(void *); void *user; unsigned char args[sizeof(AdaptedProduct)]; } Node;
 typedef struct { Node *nodes; int n, room; } Graph;
 typedef struct { Evaluation evaluation; Graph *capture; } Stream;
 
@@ -390,7 +391,6 @@ R cuStreamCreateWithPriority(void **s, u32 f, int p) { (void)f, (void)p; *s = ca
 R cuStreamDestroy_v2(void *s) { LOCKED; free(s); return 0; }
 R cuStreamSynchronize(void *s) { LOCKED; (void)s; return 0; }
 R cuStreamQuery(void *s) { LOCKED; (void)s; return 0; }
-R cuLaunchHostFunc(void *s, void (*f)(void *), void *user) { (void)s; f(user); return 0; }
 R cuCtxSynchronize(void) { LOCKED; return 0; }
 R cuStreamBeginCapture_v2(Stream *s, int m) { (void)m; s->capture = calloc(1, sizeof(Graph)); return 0; }
 R cuStreamEndCapture(Stream *s, void **g) { *g = s->capture; s->capture = NULL; return 0; }
@@ -410,13 +410,27 @@ R cuGraphLaunch(Graph *g, Stream *s) {
     int i;
     LOCKED;
     (void)s;
-    for (i = 0; i < g->n; i++) run(&e, g->nodes[i].function, g->nodes[i].gx, g->nodes[i].gy, g->nodes[i].args);
+    for (i = 0; i < g->n; i++) {
+        const Node *node = &g->nodes[i];
+        if (node->function) run(&e, node->function, node->gx, node->gy, node->args);
+        else node->call(node->user);
+    }
     return 0;
 }
 static Node *new_node(Graph *g, Function *f) {
     if (g->n == g->room) g->nodes = realloc(g->nodes, sizeof(Node) * (g->room = g->room * 2 + 64));
     g->nodes[g->n].function = f;
     return &g->nodes[g->n++];
+}
+R cuLaunchHostFunc(Stream *s, void (*f)(void *), void *user) {
+    if (s->capture) {
+        Node *node = new_node(s->capture, NULL);
+        node->call = f;
+        node->user = user;
+    } else {
+        f(user);
+    }
+    return 0;
 }
 R cuLaunchKernelEx(const Config *c, Function *f, void **params, void **extra) {
     Stream *s = c->stream;

@@ -314,7 +314,7 @@ class ember_model_options(Structure):
         ("device_count", c_size_t),
         ("device_layers", POINTER(c_uint32)),
         ("split", c_uint32),
-        ("reserved", c_uint32),
+        ("cpu_expert_layers", c_uint32),
     ]
 
 
@@ -340,7 +340,7 @@ class ember_model_details(Structure):
         ("memory_bytes", c_uint64),
         ("session_memory_bytes", c_uint64),
         ("part_count", c_uint32),
-        ("reserved", c_uint32),
+        ("cpu_expert_layer_count", c_uint32),
     ]
 
 
@@ -540,6 +540,8 @@ class ember_estimate(Structure):
         ("host_weights_bytes", c_uint64),
         ("host_session_bytes", c_uint64),
         ("host_workspace_bytes", c_uint64),
+        ("cpu_expert_layer_count", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 

@@ -388,6 +388,7 @@ impl AttentionLayer {
                 })
             }
             Places::Texts(texts) => self.attend_texts(pass, texts),
+            Places::Unknown => unreachable!("mixers are elsewhere"),
             Places::Each(places) => {
                 let costs = places.iter().map(|(_, position)| self.cost(*position));
                 let each = costs.sum::<u64>() / n as u64;

@@ -165,7 +165,9 @@ pub(super) fn runs(tokens: &Tokens) -> (usize, usize) {
     match tokens.places {
         Places::Run(..) => (1, tokens.count),
         Places::Each(_) => (tokens.count, 1),
-        Places::Texts(_) => unreachable!("mixers that need a session were refused"),
+        Places::Texts(_) | Places::Unknown => {
+            unreachable!("mixers that need a session were refused")
+        }
     }
 }
 

@@ -66,6 +66,7 @@ impl Backend for CpuBackend {
             threads: threads(options)?,
             placement: options.placement,
             never_wait: options.never_wait,
+            for_device: network.is_apart(),
         };
         let sessions = Account::new(options.session_memory_limit, "session_memory_limit");
         Ok(CpuWeights::load_with(

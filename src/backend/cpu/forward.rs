@@ -5,6 +5,7 @@ use super::attention_layer::partials_len;
 use super::experts::{ExpertSpace, Mixture};
 use super::kv::KvCache;
 use super::latent_layer::Latents;
+use super::layer::Layer;
 use super::matmul::Activations;
 use super::pages::{Pages, Span};
 use super::pass::{Pass, Places, Tokens, Up};
@@ -76,6 +77,55 @@ impl DecodeSpace {
             + input
             + s.heads.bytes_for(1)
             + ExpertSpace::bytes_for(&s.experts)
+    }
+
+    /// One token on its way through the layers, in memory of a seat. Errors: `OutOfMemory` for what the first token with adapters
+    /// takes.
+    fn tokens<'a>(
+        &'a mut self,
+        weights: &'a CpuWeights,
+        places: Places<'a>,
+        adapters: Option<&'a AdapterSet>,
+        seat: usize,
+    ) -> Result<Tokens<'a>> {
+        let adapters = match adapters {
+            Some(set) => Some(AdapterSpace::reserve(
+                &mut self.adapters,
+                weights,
+                1,
+                Sets::One(set),
+            )?),
+            None => None,
+        };
+        Ok(Tokens {
+            weights,
+            count: 1,
+            places,
+            adapters,
+            buffers: Buffers {
+                x: Span::new(&mut self.x),
+                q: Span::new(&mut self.q),
+                k: Span::new(&mut self.k),
+                v: Span::new(&mut self.v),
+                y: Span::new(&mut self.y),
+                gate: Span::new(&mut self.gate),
+                rope: Span::new(&mut self.rope),
+                steps: Span::new(&mut self.steps),
+                held: Span::new(&mut self.held),
+                streams: Span::new(&mut self.streams),
+                inputs: Span::new(&mut self.inputs),
+                sizes: &weights.sizes,
+            },
+            input: &self.input,
+            up: Up::One(Span::new(&mut self.up)),
+            experts: Mixture::One(self.experts.buffers()),
+            latents: Latents {
+                rows: Span::new(&mut self.latents),
+                inputs: &self.heads,
+            },
+            // A session that runs alone does not share heads.
+            partials: (seat == 0).then(|| self.partials.span()),
+        })
     }
 
     /// Provides for sessions of up to `context` positions, on several threads.
@@ -151,44 +201,8 @@ pub(super) fn step(
     if let Some(clock) = clock {
         clock.end(Work::Embed, embedding_bytes(weights));
     }
-    let adapters = match adapters {
-        Some(set) => Some(AdapterSpace::reserve(
-            &mut space.adapters,
-            weights,
-            1,
-            Sets::One(set),
-        )?),
-        None => None,
-    };
-    let tokens = Tokens {
-        weights,
-        count: 1,
-        places: Places::Run(kv, position),
-        adapters,
-        buffers: Buffers {
-            x: Span::new(&mut space.x),
-            q: Span::new(&mut space.q),
-            k: Span::new(&mut space.k),
-            v: Span::new(&mut space.v),
-            y: Span::new(&mut space.y),
-            gate: Span::new(&mut space.gate),
-            rope: Span::new(&mut space.rope),
-            steps: Span::new(&mut space.steps),
-            held: Span::new(&mut space.held),
-            streams: Span::new(&mut space.streams),
-            inputs: Span::new(&mut space.inputs),
-            sizes: &weights.sizes,
-        },
-        input: &space.input,
-        up: Up::One(Span::new(&mut space.up)),
-        experts: Mixture::One(space.experts.buffers()),
-        latents: Latents {
-            rows: Span::new(&mut space.latents),
-            inputs: &space.heads,
-        },
-        // A session that runs alone does not share heads.
-        partials: (turn.seat() == 0).then(|| space.partials.span()),
-    };
+    let place = Places::Run(kv, position);
+    let tokens = space.tokens(weights, place, adapters, turn.seat())?;
     let pass = Pass {
         tokens: &tokens,
         turn: &turn,
@@ -215,6 +229,34 @@ pub(super) fn step(
         let bytes = product_bytes([&weights.head]) + norm_bytes([&weights.final_norm]);
         clock.end(Work::Head, bytes);
     }
+    Ok(())
+}
+
+/// Brings a token's residual stream through a layer that has its mixer elsewhere.
+///
+/// Errors: `Interrupted` before it begins, `Internal`.
+pub(super) fn run_layer(
+    weights: &CpuWeights,
+    layer: &Layer,
+    row: &mut [f32],
+    interrupt: &AtomicBool,
+) -> Result<()> {
+    let turn = weights
+        .pool
+        .turn_or_alone(weights.useful_threads, interrupt)?;
+    let space = &weights.decode[turn.seat()];
+    let mut space = space.lock().unwrap_or_else(|e| e.into_inner());
+    space.x.copy_from_slice(row);
+    let tokens = space.tokens(weights, Places::Unknown, None, turn.seat())?;
+    let pass = Pass {
+        tokens: &tokens,
+        turn: &turn,
+        marks: Marks(None),
+        held: false,
+    };
+    pass.block(layer)?;
+    // SAFETY: no phase runs, so nobody else uses the residual stream.
+    row.copy_from_slice(unsafe { tokens.buffers.x.part(0, weights.hidden) });
     Ok(())
 }
 

@@ -225,6 +225,8 @@ pub(super) enum MixerLayer {
     Mamba2(Box<Mamba2Layer>),
     /// Both read what the residual stream is before the layer.
     SideBySide(Box<(AttentionLayer, Mamba2Layer)>),
+    /// Another device has it.
+    Elsewhere,
 }
 
 impl Layer {
@@ -267,6 +269,7 @@ impl Layer {
                         Mamba2Layer::new((index, &both.mamba), isa)?,
                     )))
                 }
+                Mixer::Elsewhere => MixerLayer::Elsewhere,
             },
             mixer_post_norm: NormWeights::find(&block.mixer_post_norm)?,
             feed_forward_norm: NormWeights::find(&block.feed_forward_norm)?,
@@ -282,6 +285,12 @@ impl Layer {
                 }
                 FeedForward::Latent(latent) => {
                     FeedForwardLayer::Latent(Box::new(LatentExpertLayer::new(latent, isa)?))
+                }
+                FeedForward::OnHost(_) => {
+                    fail!(
+                        Internal,
+                        "layer {index}: a part for the host within its own network"
+                    )
                 }
                 FeedForward::None => FeedForwardLayer::None,
             },
@@ -321,6 +330,7 @@ impl Layer {
             MixerLayer::Mamba1(mamba) => mamba.floats(),
             MixerLayer::Mamba2(mamba) => mamba.floats(),
             MixerLayer::SideBySide(both) => both.0.floats() + both.1.floats(),
+            MixerLayer::Elsewhere => 0,
         };
         let feed_forward = match &self.feed_forward {
             FeedForwardLayer::Dense(dense) => dense.floats(),

@@ -12,6 +12,7 @@
 //! | `chunk`, `prefill`, `batch` | many tokens at once, of one session or several |
 //! | `embedder`, `texts` | vectors and scores of whole texts, without sessions |
 //! | `token` | what is done to single tokens in all forward passes |
+//! | `host_layers` | parts of layers for another device |
 //! | `estimate` | what a network would take |
 //! | `matmul` | products of weights and activations |
 //! | `attention`, `rows` | attention, and what it computes together |
@@ -35,6 +36,7 @@ mod estimate;
 mod experts;
 mod forward;
 pub mod host;
+mod host_layers;
 mod latent_experts;
 mod latent_layer;
 mod layer;

@@ -35,6 +35,8 @@ pub(super) enum Places<'a> {
     Each(&'a [(&'a KvCache, usize)]),
     /// In whole texts, without sessions.
     Texts(&'a Texts),
+    /// Somewhere that the layers do not know: they have no mixers.
+    Unknown,
 }
 
 impl<'a> Places<'a> {
@@ -44,6 +46,7 @@ impl<'a> Places<'a> {
             Places::Run(kv, position) => (kv, position + token),
             Places::Each(places) => places[token],
             Places::Texts(_) => unreachable!("mixers that need a session were refused"),
+            Places::Unknown => unreachable!("mixers are elsewhere"),
         }
     }
 
@@ -202,6 +205,7 @@ impl Pass<'_, '_> {
                 };
                 both.1.run(&held, mixer_norm, mixer_post)?;
             }
+            MixerLayer::Elsewhere => {}
         }
         if let Some(norm) = &layer.mixer_sum_norm {
             self.norm_residual(norm)?;

@@ -33,6 +33,9 @@ const SEATS: usize = 15;
 /// How long a thread spins before it sleeps, where every thread has a core of its own.
 const SPIN: Duration = Duration::from_micros(40);
 
+/// The same where another device sends the work, which does its own part between two layers.
+const DEVICE_SPIN: Duration = Duration::from_micros(300);
+
 /// Looks at the clock once per this many spins.
 const SPINS_PER_LOOK: u32 = 64;
 
@@ -163,6 +166,8 @@ pub struct PoolOptions {
     pub placement: Placement,
     /// Threads of the host run phases alone, and wait for nobody's turn where they can do without it.
     pub never_wait: bool,
+    /// Another device sends the work, layer by layer.
+    pub for_device: bool,
 }
 
 impl PoolOptions {
@@ -236,10 +241,10 @@ impl Pool {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let shared = Arc::new(Shared {
             threads,
-            spin: if threads <= cores {
-                SPIN
-            } else {
-                Duration::ZERO
+            spin: match threads <= cores {
+                true if options.for_device => DEVICE_SPIN,
+                true => SPIN,
+                false => Duration::ZERO,
             },
             board: Board::new(threads),
             helpers: (1..threads).map(|_| Padded::default()).collect(),

@@ -25,7 +25,7 @@ const STEPS: usize = 16;
 const WEIGHTS_SHARE: usize = 40;
 
 /// Tokens in the largest chunk, for matrices of that many bytes.
-fn chunk_tokens(s: &Sizes, matrix_bytes: usize) -> usize {
+pub(super) fn chunk_tokens(s: &Sizes, matrix_bytes: usize) -> usize {
     let encoded = s.cols() * (4 * usize::from(s.encodings.float) + 2 * usize::from(s.encodings.q8));
     let floats = s.hidden + s.q.max(s.hidden) + 2 * s.kv + s.n_ff + s.rope;
     let experts = ExpertChunkSpace::bytes_for(&s.experts, 1, 1);

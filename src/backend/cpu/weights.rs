@@ -20,8 +20,8 @@ use super::turn::Turns;
 use crate::backend::embedder::NO_SESSIONS;
 use crate::backend::row::submit_parts;
 use crate::backend::{
-    Embedder, EmbedderOptions, KvType, MAX_DRAFTS, Row, RowResult, Runner, RunnerOptions, Taken,
-    Weights, When,
+    Embedder, EmbedderOptions, HostPart, KvType, MAX_DRAFTS, Row, RowResult, Runner, RunnerOptions,
+    Taken, Weights, When,
 };
 use crate::error::{Result, fail, try_vec};
 use crate::format::TensorId;
@@ -267,6 +267,7 @@ impl Sizes {
                     s.include_attention(&both.attention);
                     s.include_mamba2(&both.mamba);
                 }
+                Mixer::Elsewhere => {}
             }
             match &block.feed_forward {
                 FeedForward::Dense(mlp) => {
@@ -285,7 +286,7 @@ impl Sizes {
                     s.n_ff = s.n_ff.max(latent.mlp.up.weight.rows());
                     s.kv = s.kv.max(latent.enter.weight.rows());
                 }
-                FeedForward::Experts(_) | FeedForward::None => {}
+                FeedForward::Experts(_) | FeedForward::OnHost(_) | FeedForward::None => {}
             }
             s.experts.include(block);
             for matrix in block.linears() {
@@ -486,6 +487,10 @@ pub(super) fn check_kv_type(kv_type: KvType) -> Result<()> {
 impl Weights for CpuWeights {
     fn create_embedder(self: Arc<Self>, options: &EmbedderOptions) -> Result<Box<dyn Embedder>> {
         Ok(Box::new(CpuEmbedder::new(self, options)?))
+    }
+
+    fn host_layers(self: Arc<Self>) -> Option<HostPart> {
+        Some(HostPart(self))
     }
 
     fn create_runner(self: Arc<Self>, options: &RunnerOptions) -> Result<Box<dyn Runner>> {

@@ -55,7 +55,7 @@ impl Batch {
         let _current = context.enter()?;
         Ok(Batch {
             graphs: Vec::new(),
-            buffers: StepBuffers::new(context, weights.plan(), MAX_BATCH as u32)?,
+            buffers: StepBuffers::new(context, weights.network(), MAX_BATCH as u32)?,
             table: Buffer::new(context, MAX_BATCH * 8, "batch")?,
             stream: Arc::new(Stream::new(context, 0)?),
             kv: weights.plan().kv(kv_type)?,
@@ -203,6 +203,10 @@ impl Batch {
                 }
                 Err(e) => result = result.and(Err(RowError::of(i, e))),
             }
+        }
+        if result.is_err() {
+            // What the host could not evaluate is not a number.
+            self.buffers.check_host()?;
         }
         result.map(|()| chosen)
     }

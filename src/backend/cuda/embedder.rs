@@ -492,6 +492,7 @@ impl CudaEmbedder {
             eval: *eval,
             rows,
             texts: Some(&texts),
+            host: None,
             met: Cell::new(0),
             pause: RefCell::new(pause),
         };

@@ -12,6 +12,7 @@ pub mod embedder;
 pub mod evaluation;
 pub mod experts;
 mod gate;
+pub mod host_layers;
 pub mod kernels;
 pub mod matrix;
 mod matvec_batch;

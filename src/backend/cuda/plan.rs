@@ -81,6 +81,8 @@ pub enum FeedForwardPlan {
     Experts(Box<ExpertsPlan>),
     /// Both side by side.
     Both(Box<BothPlan>),
+    /// The host evaluates it, as the layer of this number.
+    OnHost(usize),
     /// Nothing.
     None,
 }
@@ -330,8 +332,9 @@ impl Jobs {
                 })),
                 FeedForward::Latent(_) => fail!(
                     Unsupported,
-                    "layer {index}: experts of another width than the network's are not supported on a GPU; they are on a CPU"
+                    "layer {index}: experts of another width than the network's are not supported on a GPU; they are on the CPU, also beside a GPU (cpu_expert_layers)"
                 ),
+                FeedForward::OnHost(layer) => FeedForwardPlan::OnHost(*layer),
                 FeedForward::None => FeedForwardPlan::None,
             },
             feed_forward_post_norm: self.find_norm(&block.feed_forward_post_norm)?,
@@ -590,7 +593,7 @@ impl Plan {
                     matrices.extend([&both.mlp.up, &both.mlp.down]);
                     matrices.extend(both.experts.common_matrices());
                 }
-                FeedForwardPlan::None => {}
+                FeedForwardPlan::OnHost(_) | FeedForwardPlan::None => {}
             }
             if let Some(input) = &l.input {
                 matrices.extend([&input.gate, &input.projection]);
@@ -613,7 +616,7 @@ impl Plan {
     /// The layers' mixtures of experts.
     pub fn experts(&self) -> impl Iterator<Item = &ExpertsPlan> {
         self.layers.iter().filter_map(|l| match &l.feed_forward {
-            FeedForwardPlan::Dense(_) | FeedForwardPlan::None => None,
+            FeedForwardPlan::Dense(_) | FeedForwardPlan::OnHost(_) | FeedForwardPlan::None => None,
             FeedForwardPlan::Experts(experts) => Some(&**experts),
             FeedForwardPlan::Both(both) => Some(&both.experts),
         })

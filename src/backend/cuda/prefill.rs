@@ -14,6 +14,7 @@ use super::driver::{Buffer, Context};
 use super::embedder::TextPlaces;
 use super::evaluation::Evaluation;
 use super::experts::{ChunkExperts, ExpertsPlan};
+use super::host_layers::{HOST_CHUNK, HostRows};
 use super::matrix::{Matrix, tiled_bytes};
 use super::mixer::{
     AttentionPlan, ChunkAttention, ChunkLatent, ChunkMamba1, ChunkRecurrent, LatentPlan,
@@ -21,10 +22,11 @@ use super::mixer::{
 };
 use super::plan::{LayerInputPlan, MlpPlan, Plan};
 use super::walk::{Addition, AllRows, ExpertSum, MlpInput, Operations, Rows, Span, walk};
-use crate::backend::Residual;
+use crate::backend::{HostPart, Residual};
 use crate::error::{Result, fail};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Most positions evaluated at a time.
 pub const CHUNK: usize = 2048;
@@ -100,6 +102,8 @@ impl ChunkPlaces {
 /// Memory of a prefill.
 pub struct PrefillBuffers {
     memory: Placed<Buffer, ChunkPlaces>,
+    /// Where rows cross to the host, if it evaluates parts of layers.
+    host: Option<HostRows>,
 }
 
 /// A chunk whose first layers are enqueued. What it has evaluated so far is in the memory of the
@@ -128,12 +132,31 @@ impl PrefillBuffers {
     }
 
     /// Memory for prefills.
-    pub fn new(context: &Arc<Context>, plan: &Plan) -> Result<PrefillBuffers> {
+    pub fn new(
+        context: &Arc<Context>,
+        (plan, host): (&Plan, Option<&HostPart>),
+    ) -> Result<PrefillBuffers> {
         let memory = Placed::new(
             |arena| ChunkPlaces::place(arena, plan, CHUNK as u32),
             |bytes| Buffer::new(context, bytes, "memory of the prefill"),
         )?;
-        Ok(PrefillBuffers { memory })
+        let rows = (HOST_CHUNK as u32, plan.embedding.groups * 32);
+        let host = host.map(|host| HostRows::new(context, &host.0, rows));
+        Ok(PrefillBuffers {
+            memory,
+            host: host.transpose()?,
+        })
+    }
+
+    /// Enqueues and awaits chunks by `work`, which `interrupt` ends while the host evaluates a part of a layer, as an error there does.
+    pub fn until(&self, interrupt: &AtomicBool, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        match &self.host {
+            Some(host) => {
+                let done = host.until(interrupt, work);
+                host.check().and(done)
+            }
+            None => work(),
+        }
     }
 
     /// Enqueues the evaluation of `tokens`, at most [`CHUNK`] and at least one, from the position of
@@ -216,6 +239,7 @@ impl PrefillBuffers {
             eval: *eval,
             rows,
             texts: None,
+            host: self.host.as_ref(),
             met: Cell::new(0),
             pause: RefCell::new(&mut go_on),
         };
@@ -247,6 +271,7 @@ impl PrefillBuffers {
             eval: *eval,
             rows: chunk.rows,
             texts: None,
+            host: self.host.as_ref(),
             met: Cell::new(chunk.met),
             pause: RefCell::new(pause),
         };
@@ -270,6 +295,8 @@ pub(super) struct ChunkOperations<'a> {
     pub texts: Option<&'a TextPlaces>,
     /// Meetings with other ranks so far.
     pub met: Cell<u32>,
+    /// Where rows cross to the host.
+    pub host: Option<&'a HostRows>,
     /// Called between pieces of the work.
     pub pause: RefCell<&'a mut dyn FnMut() -> Result<()>>,
 }
@@ -396,6 +423,19 @@ impl Operations for ChunkOperations<'_> {
 
     fn experts_down(&self, experts: &ExpertsPlan) -> Result<()> {
         self.expert_outputs(experts)
+    }
+
+    fn on_host(&self, layer: usize) -> Result<()> {
+        match self.host {
+            // SAFETY: *workspace*, which `self` promises.
+            Some(host) => unsafe {
+                host.enqueue(&self.eval, layer, self.at().rows.residual, self.rows)
+            },
+            None => fail!(
+                Internal,
+                "a layer of the host's without memory for its rows"
+            ),
+        }
     }
 
     fn combine(&self, _: Option<args::Norm>, experts: &ExpertsPlan, sum: &ExpertSum) -> Result<()> {

@@ -10,6 +10,7 @@ use super::args;
 use super::driver::{Buffer, Context};
 use super::evaluation::Evaluation;
 use super::experts::{ExpertsPlan, StepExperts};
+use super::host_layers::HostRows;
 use super::matrix::{Inputs, Matrix};
 use super::mixer::{
     AttentionPlan, LatentPlan, Mamba1Plan, RecurrentPlan, StepAttention, StepLatent, StepMamba1,
@@ -19,7 +20,7 @@ use super::plan::{LayerInputPlan, MlpPlan, Plan};
 use super::product::RowInput;
 use super::sampling::{GROUPS, Stages};
 use super::walk::{Addition, AllRows, ExpertSum, MlpInput, Operations, Rows, Span, walk};
-use crate::backend::Work;
+use crate::backend::{HostPart, Work};
 use crate::error::{Result, fail};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -93,6 +94,8 @@ pub struct StepBuffers {
     memory: Placed<Buffer, StepPlaces>,
     /// Zeros between any two kernels.
     tickets: Buffer,
+    /// Where rows cross to the host, if it evaluates parts of layers.
+    host: Option<HostRows>,
     /// Sessions that there is room for.
     most: u32,
     n_vocab: u32,
@@ -119,11 +122,18 @@ impl StepBuffers {
     }
 
     /// Memory for `rows` sessions at a time.
-    pub fn new(context: &Arc<Context>, plan: &Plan, rows: u32) -> Result<StepBuffers> {
+    pub fn new(
+        context: &Arc<Context>,
+        (plan, host): (&Plan, Option<&HostPart>),
+        rows: u32,
+    ) -> Result<StepBuffers> {
         let multiprocessors = context.properties().multiprocessors;
         let what = "memory of a decode step";
         let tickets = vec![0u32; n_tickets(plan, rows) as usize];
+        let stride = plan.embedding.groups * 32;
+        let host = host.map(|host| HostRows::new(context, &host.0, (rows, stride)));
         Ok(StepBuffers {
+            host: host.transpose()?,
             memory: Placed::new(
                 |arena| StepPlaces::place(arena, plan, rows, multiprocessors),
                 |bytes| Buffer::new(context, bytes, what),
@@ -137,6 +147,11 @@ impl StepBuffers {
     /// Where the logits of input row `row` are, `n_vocab` floats.
     pub fn logits(&self, row: u32) -> u64 {
         self.at().logits + u64::from(row) * u64::from(self.n_vocab) * 4
+    }
+
+    /// What has gone wrong on the host in steps that are done.
+    pub fn check_host(&self) -> Result<()> {
+        self.host.as_ref().map_or(Ok(()), HostRows::check)
     }
 
     pub(super) fn at(&self) -> &StepPlaces {
@@ -428,6 +443,18 @@ impl Operations for StepOperations<'_> {
         sum: &ExpertSum,
     ) -> Result<()> {
         self.sum_experts(norm, experts, sum)
+    }
+
+    fn on_host(&self, layer: usize) -> Result<()> {
+        let residual = self.buffers.at().rows.residual;
+        match &self.buffers.host {
+            // SAFETY: *workspace*, which `self` promises.
+            Some(host) => unsafe { host.enqueue(&self.eval, layer, residual, self.batch) },
+            None => fail!(
+                Internal,
+                "a layer of the host's without memory for its rows"
+            ),
+        }
     }
 
     fn mark(&self, work: Work, bytes: u64) -> Result<()> {

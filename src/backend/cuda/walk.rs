@@ -178,6 +178,9 @@ pub(super) trait Operations {
         sum: &ExpertSum,
     ) -> Result<()>;
 
+    /// Has the host bring the residual stream behind its layer of this number.
+    fn on_host(&self, layer: usize) -> Result<()>;
+
     /// Notes the end of `work`, which has read `bytes` of weights or cache.
     fn mark(&self, work: Work, bytes: u64) -> Result<()> {
         let _ = (work, bytes);
@@ -271,6 +274,10 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
         }
         FeedForwardPlan::Experts(experts) => walk_experts(ops, norm, experts, &fed)?,
         FeedForwardPlan::Both(both) => walk_both(ops, norm, both, &fed)?,
+        FeedForwardPlan::OnHost(layer) => {
+            ops.on_host(*layer)?;
+            ops.mark(Work::Down, 0)?;
+        }
         FeedForwardPlan::None => {}
     }
     norm_residual(ops, block.feed_forward_sum_norm)?;

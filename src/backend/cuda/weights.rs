@@ -6,9 +6,10 @@ use super::batch::{Batch, Member};
 use super::driver::{Context, PinnedFloats, Range};
 use super::embedder::{CudaEmbedder, usual_rows};
 use super::gate::Gate;
+use super::host_layers::HOST_CHUNK;
 use super::kernels::Kernels;
 use super::plan::Plan;
-use super::prefill::PrefillBuffers;
+use super::prefill::{CHUNK, PrefillBuffers};
 use super::ranks::{Group, Link};
 use super::residency::{HostCopy, Residency};
 use super::runner::{CudaRunner, MAX_ROWS};
@@ -17,8 +18,8 @@ use super::upload::upload;
 use crate::backend::embedder::NO_SESSIONS;
 use crate::backend::row::{Parts, RowWork, submit_parts};
 use crate::backend::{
-    Embedder, EmbedderOptions, HostFloats, KvType, LoadOptions, MAX_BATCH, Progress, Row, RowError,
-    RowResult, Runner, RunnerOptions, Taken, Want, Weights, When,
+    Embedder, EmbedderOptions, HostFloats, HostPart, KvType, LoadOptions, MAX_BATCH, Progress, Row,
+    RowError, RowResult, Runner, RunnerOptions, Taken, Want, Weights, When,
 };
 use crate::error::{Result, fail};
 use crate::memory::Account;
@@ -32,6 +33,8 @@ pub struct CudaWeights {
     kernels: Kernels,
     /// Where other ranks have shares of the same layers.
     link: Option<Link>,
+    /// What the host evaluates of layers.
+    host: Option<HostPart>,
     /// For what sessions allocate.
     sessions: Arc<Context>,
     plan: Plan,
@@ -111,7 +114,8 @@ impl CudaWeights {
         let of_model = context.charging(account)?;
         let account = Account::new(options.session_memory_limit, "session_memory_limit");
         let of_sessions = context.charging(account)?;
-        CudaWeights::load_charging(&of_model, of_sessions, network, progress).map(Arc::new)
+        let sessions = (of_sessions, options.host_part.clone());
+        CudaWeights::load_charging(&of_model, sessions, network, progress).map(Arc::new)
     }
 
     /// Brings a network onto several devices, each of which has a share of every layer.
@@ -149,7 +153,7 @@ impl CudaWeights {
             let (before, part) = (i as f32 / count as f32, 1.0 / count as f32);
             let mut progress = |done: f32| progress(before + part * done.clamp(0.0, 1.0));
             let weights =
-                CudaWeights::load_charging(&of_model, of_sessions, &share, &mut progress)?;
+                CudaWeights::load_charging(&of_model, (of_sessions, None), &share, &mut progress)?;
             ranks.push(weights);
             let first = network.first_logit(rank) as u32;
             let logits = first..first + share.head.weight.rows() as u32;
@@ -173,13 +177,13 @@ impl CudaWeights {
         progress: &mut Progress<'_>,
     ) -> Result<Arc<CudaWeights>> {
         let sessions = context.charging(Account::unlimited())?;
-        CudaWeights::load_charging(context, sessions, network, progress).map(Arc::new)
+        CudaWeights::load_charging(context, (sessions, None), network, progress).map(Arc::new)
     }
 
     /// The same, with the device as sessions use it.
     fn load_charging(
         context: &Arc<Context>,
-        sessions: Arc<Context>,
+        (sessions, host): (Arc<Context>, Option<HostPart>),
         network: &Network,
         progress: &mut Progress<'_>,
     ) -> Result<CudaWeights> {
@@ -201,12 +205,13 @@ impl CudaWeights {
         drop(account.charge(prefill_bytes as usize, "memory of the prefill")?);
         upload(&kernels, &jobs, &memory, progress)?;
         let prefill = match prefills {
-            true => Some(PrefillBuffers::new(context, &plan)?),
+            true => Some(PrefillBuffers::new(context, (&plan, host.as_ref()))?),
             false => None,
         };
         Ok(CudaWeights {
             kernels,
             link: None,
+            host,
             sessions,
             kv_layers: plan.kv(KvType::F16)?.shapes().to_vec(),
             plan,
@@ -244,6 +249,19 @@ impl CudaWeights {
         &self.plan
     }
 
+    /// What is where, and what the host evaluates of it.
+    pub fn network(&self) -> (&Plan, Option<&HostPart>) {
+        (&self.plan, self.host.as_ref())
+    }
+
+    /// Most tokens of a prompt that are evaluated together.
+    pub fn chunk(&self) -> usize {
+        match self.host {
+            Some(_) => HOST_CHUNK,
+            None => CHUNK,
+        }
+    }
+
     /// How prompts and decodes share the device.
     pub fn gate(&self) -> &Gate {
         &self.gate
@@ -252,7 +270,7 @@ impl CudaWeights {
     /// The prefill's workspace, for one chunk at a time.
     pub fn prefill(&self) -> Result<Workspace<'_, PrefillBuffers>> {
         Workspace::lock(&self.prefill, || {
-            PrefillBuffers::new(self.context(), &self.plan)
+            PrefillBuffers::new(self.context(), self.network())
         })
     }
 
@@ -394,6 +412,12 @@ impl Weights for CudaWeights {
     }
 
     fn create_embedder(self: Arc<Self>, options: &EmbedderOptions) -> Result<Box<dyn Embedder>> {
+        if self.host.is_some() {
+            fail!(
+                Unsupported,
+                "vectors and scores of texts are not supported with experts on the CPU"
+            );
+        }
         Ok(Box::new(CudaEmbedder::new(self, options)?))
     }
 

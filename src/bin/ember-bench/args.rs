@@ -33,6 +33,7 @@ Measurement:
   --device N         index of the device (default 0, the best one)
   --memory-limit N   MiB of a GPU's memory for the model (default no limit); the layers that do not fit are
                      on the CPU
+  --cpu-experts N    layers of a model on a GPU whose experts the CPU has and evaluates, or all (default 0)
   --devices LIST     devices that share the layers of the model, the first layers' first, e.g. 0,1
   --layers LIST      layers on each of --devices, 0 for those that are left (default: by the GPUs' memory)
   --split HOW        how --devices share a model: layers (default) or tensors
@@ -141,6 +142,8 @@ pub struct Args {
     pub split: ArrayVec<Share, MAX_SPLIT>,
     /// Bytes of a GPU's memory for the model; 0 for no limit.
     pub memory_limit: u64,
+    /// Layers whose experts stay on the CPU.
+    pub cpu_experts: usize,
     /// 0: the library's default.
     pub threads: u32,
     /// Prompt lengths.
@@ -268,6 +271,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut by_tensors = false;
     let (mut devices, mut layers) = (Vec::new(), Vec::new());
     let mut memory_limit_mib = 0;
+    let mut cpu_experts = 0;
     let mut threads = 0;
     let mut prompt = Lengths {
         list: vec![128, 512, 2048],
@@ -315,6 +319,19 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
             Long("device") => device = number(&mut parser, "--device", 0, 1 << 16)?,
             Long("memory-limit") => {
                 memory_limit_mib = number(&mut parser, "--memory-limit", 1, 1 << 24)?;
+            }
+            Long("cpu-experts") => {
+                cpu_experts = match parser.value()?.string()?.as_str() {
+                    "all" => usize::MAX,
+                    n => match n.parse() {
+                        Ok(n) => n,
+                        Err(_) => {
+                            return Err(
+                                format!("--cpu-experts is a number or all, not {n:?}").into()
+                            );
+                        }
+                    },
+                };
             }
             Long("devices") => devices = lengths(&mut parser, "--devices", 0)?.list,
             Long("layers") => layers = lengths(&mut parser, "--layers", 0)?.list,
@@ -442,6 +459,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
             .map(|(&device, layers)| Share { device, layers })
             .collect(),
         memory_limit: (memory_limit_mib as u64) << 20,
+        cpu_experts,
         threads,
         prompt,
         depth,
@@ -586,6 +604,7 @@ mod tests {
             ("a.gguf --devices 0,1 --layers 3", "--layers"),
             ("a.gguf --layers 3", "--layers"),
             ("a.gguf --split rows", "--split"),
+            ("a.gguf --cpu-experts some", "--cpu-experts"),
         ] {
             let error = run(line).expect_err(line);
             assert!(error.contains(culprit), "{line}: {error}");

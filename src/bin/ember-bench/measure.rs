@@ -108,6 +108,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
             &LoadOptions {
                 threads: args.threads as usize,
                 memory_limit: args.memory_limit,
+                host_experts: args.cpu_experts,
                 split: args.split.clone(),
                 by_tensors: args.by_tensors,
                 ..Default::default()

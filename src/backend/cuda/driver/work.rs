@@ -235,6 +235,20 @@ impl Stream {
         self.context.check(code, "cuLaunchHostFunc")
     }
 
+    /// Enqueues a call of a function of the host's, which must not use the device. Work behind it waits for its end.
+    ///
+    /// # Safety
+    /// `function` may be called with `data` until the work is done, on a thread of the driver.
+    pub unsafe fn call(
+        &self,
+        function: unsafe extern "C" fn(*mut c_void),
+        data: *mut c_void,
+    ) -> Result<()> {
+        // SAFETY: the handle is alive; by contract, the function may be called with `data`.
+        let code = unsafe { sys::cuLaunchHostFunc(self.raw, Some(function), data) };
+        self.context.check(code, "cuLaunchHostFunc")
+    }
+
     /// Whether all work is done; reports its errors.
     pub fn is_idle(&self) -> Result<bool> {
         // SAFETY: the handle is alive.

@@ -7,7 +7,6 @@ use crate::backend::cuda::args;
 use crate::backend::cuda::crossing;
 use crate::backend::cuda::driver::{Buffer, Graph, Pinned, Stream};
 use crate::backend::cuda::evaluation::Evaluation;
-use crate::backend::cuda::prefill::CHUNK;
 use crate::backend::cuda::sampling::{SamplingState, Stages};
 use crate::backend::cuda::state::{FixedState, State};
 use crate::backend::cuda::step::{Ending, StepBuffers};
@@ -158,7 +157,7 @@ impl Core {
     /// A session on a state, without graphs.
     fn on(weights: Arc<CudaWeights>, state: State, stream_priority: i32) -> Result<Core> {
         let device = weights.sessions().clone();
-        let buffers = StepBuffers::new(&device, weights.plan(), 1)?;
+        let buffers = StepBuffers::new(&device, weights.network(), 1)?;
         let results = Pinned::new(&device, RESULT_SLOTS as usize * 8, "results")?;
         let n_vocab = weights.plan().n_vocab as usize;
         let slots = RESULT_SLOTS as usize;
@@ -612,22 +611,23 @@ impl Core {
             let mut prompt = weights.gate().prompt(&stream, interrupt, is_background)?;
             let (mut at, mut rest) = (start, first);
             while !rest.is_empty() {
-                let piece = self.state.fixed.piece(at, CHUNK).min(rest.len());
+                let piece = self.state.fixed.piece(at, weights.chunk()).min(rest.len());
                 let (chunk, behind) = rest.split_at(piece);
                 rest = behind;
                 self.set_position(&stream, at)?;
                 let mut workspace = weights.prefill()?;
                 let eval = self.evaluation(&self.stream);
-                // SAFETY: *weights*: held by an `Arc`. *sessions*: the cache is prepared, and this call
-                // has the session for itself. *workspace*: locked until the stream is idle.
-                let result = unsafe {
-                    let workspace = workspace.get()?;
-                    let ends = residual.split(chunk.len() * width);
-                    workspace.enqueue(&eval, chunk, ends, &mut || prompt.pause())
-                };
-                // One chunk at a time, so that an interrupt is noticed soon, and the workspace is free
-                // for others only when the device is done with it.
-                result.and(self.stream.synchronize())?;
+                let buffers = workspace.get()?;
+                let ends = residual.split(chunk.len() * width);
+                buffers.until(interrupt, || {
+                    // SAFETY: *weights*: held by an `Arc`. *sessions*: the cache is prepared, and this call
+                    // has the session for itself. *workspace*: locked until the stream is idle.
+                    let result =
+                        unsafe { buffers.enqueue(&eval, chunk, ends, &mut || prompt.pause()) };
+                    // One chunk at a time, so that an interrupt is noticed soon, and the workspace is free
+                    // for others only when the device is done with it.
+                    result.and(self.stream.synchronize())
+                })?;
                 drop(workspace);
                 at += chunk.len();
                 if at < start + first.len() {
@@ -652,6 +652,7 @@ impl Core {
         self.enter(residual.input)?;
         self.launch(EVALUATE)?;
         self.leave(residual.output)?;
+        self.buffers.check_host()?;
         self.mirror.position = Some((start + tokens.len()) as u32);
         Ok(())
     }

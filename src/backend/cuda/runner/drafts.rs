@@ -148,7 +148,7 @@ impl DraftSpace {
             .write(offset(at.drafts_table), &[at.drafts])?;
         Ok(DraftSpace {
             graphs: Vec::new(),
-            buffers: StepBuffers::new(context, core.weights.plan(), rows as u32)?,
+            buffers: StepBuffers::new(context, core.weights.network(), rows as u32)?,
             memory,
             pinned,
             most: rows,

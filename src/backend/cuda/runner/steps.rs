@@ -260,6 +260,10 @@ impl Core {
     pub(super) fn chosen(&self, number: u32, value: u64) -> Result<Chosen> {
         let token = value as u32;
         let settings = self.mirror.settings;
+        if (value >> 32) as u8 != 0 {
+            // What the host could not evaluate is not a number.
+            self.buffers.check_host()?;
+        }
         match (value >> 32) as u8 {
             0 => {}
             1 => fail!(Numeric, "the logit of token {token} is not a number"),

@@ -103,6 +103,10 @@ impl Operations for Recorder {
         Ok("recurred by channels")
     }
 
+    fn on_host(&self, layer: usize) -> Result<()> {
+        self.line(format!("Residual = layer {layer} of the host"))
+    }
+
     fn inner(&self, input: MlpInput, mlp: &MlpPlan) -> Result<&'static str> {
         let input = match input {
             MlpInput::Residual(norm) => normed(norm, "Residual"),

@@ -1,0 +1,193 @@
+//! Parts of layers that the host evaluates: rows of the residual stream go to its memory, and come back changed.
+//!
+//! The device stores the rows into pinned memory, the driver calls a function of ours in the order of the stream, and the device
+//! fetches the rows. Graphs have these calls in them like kernels. Such a function cannot fail, so what goes wrong is kept for
+//! whoever waits for the work, and the rows become NaN, of which no token can be chosen.
+
+use super::args;
+use super::driver::{Context, Pinned};
+use super::evaluation::Evaluation;
+use super::walk::Span;
+use crate::backend::HostLayers;
+use crate::error::{Error, Result, Status, fail};
+use crate::panics;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Most rows of a prompt that go to the host together. The host evaluates them layer by layer, and nothing interrupts a layer.
+pub const HOST_CHUNK: usize = 512;
+
+/// Pinned memory of a workspace, by which rows cross.
+pub struct HostRows {
+    /// What the calls of captured graphs point to. Each is alone in its vector, so that it stays where it is.
+    calls: Mutex<Vec<Vec<Call>>>,
+    layers: Arc<dyn HostLayers>,
+    memory: Arc<Pinned>,
+    /// Rows that there is room for.
+    most: u32,
+    stride: u32,
+    state: Arc<State>,
+}
+
+/// What has become of calls.
+#[derive(Default)]
+struct State {
+    /// The first error since one was taken.
+    failed: Mutex<Option<Error>>,
+    /// Ends calls early, while it is not null.
+    interrupt: AtomicPtr<AtomicBool>,
+}
+
+impl State {
+    fn failed(&self) -> MutexGuard<'_, Option<Error>> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_interrupted(&self) -> bool {
+        let interrupt = self.interrupt.load(Ordering::Acquire);
+        // SAFETY: `HostRows::until` has set it, and takes it back when no call is under way any more, before the flag goes.
+        !interrupt.is_null() && unsafe { (*interrupt).load(Ordering::Relaxed) }
+    }
+}
+
+/// A call that the driver makes.
+struct Call {
+    layers: Arc<dyn HostLayers>,
+    memory: Arc<Pinned>,
+    state: Arc<State>,
+    layer: usize,
+    rows: u32,
+    stride: u32,
+}
+
+impl Call {
+    fn run(&self) {
+        let floats = self.rows as usize * self.stride as usize;
+        // SAFETY: the memory has that many floats, of which those of the device's kernels are done that the stream has in front of
+        // the call, and those behind it have not begun.
+        let rows = unsafe { std::slice::from_raw_parts_mut(self.memory.pointer().cast(), floats) };
+        let done = match self.state.is_interrupted() {
+            true => Err(Error::new(
+                Status::Interrupted,
+                "interrupted while the CPU evaluated experts",
+            )),
+            false => panics::catch(|| self.layers.run(self.layer, rows, self.stride as usize)),
+        };
+        if let Err(e) = done {
+            rows.fill(f32::NAN);
+            self.state.failed().get_or_insert(e);
+        }
+    }
+}
+
+/// # Safety
+/// `data` points to a `Call` that lives.
+unsafe extern "C" fn run(data: *mut c_void) {
+    // SAFETY: by contract.
+    unsafe { (*data.cast_const().cast::<Call>()).run() }
+}
+
+impl HostRows {
+    /// Memory for `most` rows of the network's width.
+    pub fn new(
+        context: &Arc<Context>,
+        layers: &Arc<dyn HostLayers>,
+        (most, stride): (u32, u32),
+    ) -> Result<HostRows> {
+        let bytes = most as usize * stride as usize * 4;
+        layers.reserve(most as usize)?;
+        Ok(HostRows {
+            calls: Mutex::default(),
+            layers: layers.clone(),
+            memory: Arc::new(Pinned::new(context, bytes, "rows for the host")?),
+            most,
+            stride,
+            state: Arc::default(),
+        })
+    }
+
+    /// Enqueues that the host brings `count` rows of the residual stream behind a layer.
+    ///
+    /// # Safety
+    /// *workspace*, of which `residual` is a part and this memory another.
+    pub(super) unsafe fn enqueue(
+        &self,
+        eval: &Evaluation,
+        layer: usize,
+        residual: Span,
+        count: u32,
+    ) -> Result<()> {
+        if count > self.most || residual.stride != self.stride {
+            fail!(
+                Internal,
+                "{count} rows for the host, with memory for {}",
+                self.most
+            );
+        }
+        let there = args::AddBranch {
+            x: residual.address,
+            out: self.memory.address(),
+            ..eval.plan.add_branch(residual.stride, None, 1.0)
+        };
+        let back = args::AddBranch {
+            x: self.memory.address(),
+            out: residual.address,
+            ..there
+        };
+        // SAFETY: by contract, addresses of the *workspace*; the call lives as long as this structure.
+        unsafe {
+            eval.kernels.add_branch(eval.stream, &there, count)?;
+            eval.stream.call(run, self.call(layer, count)?)?;
+            eval.kernels.add_branch(eval.stream, &back, count)
+        }
+    }
+
+    /// What the driver is to be told for a call.
+    fn call(&self, layer: usize, rows: u32) -> Result<*mut c_void> {
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = calls
+            .iter()
+            .flatten()
+            .find(|c| (c.layer, c.rows) == (layer, rows));
+        if let Some(call) = known {
+            return Ok(std::ptr::from_ref(call).cast_mut().cast());
+        }
+        let mut call = Vec::new();
+        if call.try_reserve_exact(1).is_err() || calls.try_reserve(1).is_err() {
+            fail!(OutOfMemory, "calls of the host");
+        }
+        call.push(Call {
+            layers: self.layers.clone(),
+            memory: self.memory.clone(),
+            state: self.state.clone(),
+            layer,
+            rows,
+            stride: self.stride,
+        });
+        let pointer = std::ptr::from_ref(&call[0]).cast_mut().cast();
+        calls.push(call);
+        Ok(pointer)
+    }
+
+    /// Has calls that `work` enqueues and awaits end early when `interrupt` is set.
+    pub fn until<T>(&self, interrupt: &AtomicBool, work: impl FnOnce() -> T) -> T {
+        struct Until<'a>(&'a State);
+        impl Drop for Until<'_> {
+            fn drop(&mut self) {
+                self.0
+                    .interrupt
+                    .store(std::ptr::null_mut(), Ordering::Release);
+            }
+        }
+        let interrupt = std::ptr::from_ref(interrupt).cast_mut();
+        self.state.interrupt.store(interrupt, Ordering::Release);
+        let _until = Until(&self.state);
+        work()
+    }
+
+    /// What has gone wrong since this was asked for the last time.
+    pub fn check(&self) -> Result<()> {
+        self.state.failed().take().map_or(Ok(()), Err)
+    }
+}
