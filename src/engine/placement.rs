@@ -160,7 +160,7 @@ pub(super) fn places(
     }
     let one = match split[..] {
         [] => Some(device_index),
-        [share] => Some(share.device),
+        [share] if share.layers == 0 => Some(share.device),
         _ => None,
     };
     if let Some(places) = with_host_experts(network, one, options)? {

@@ -137,18 +137,21 @@ impl Depth {
         }
         let index = class.min(CLASSES - 1);
         let right = self.classes[index].right;
-        let (mut best, mut rate) = (0, 1.0 / self.times.known(0));
+        let base = self.times.known(0);
+        let (mut best, mut rate) = (0, 1.0 / base);
         // The best of those that were hardly tried, if more drafts cost no more than fewer.
         let (mut hopeful, mut hope) = (0, 0.0);
         let (mut tokens, mut chance) = (1.0, 1.0);
-        let mut least = self.times.known(0);
+        let mut least = base;
         for count in 1..=most {
             chance *= right;
             tokens += chance;
             least = self.times.known(count).max(least);
             let drafting = self.drafting * count as f32;
-            let known = tokens / (self.times.cost(0, count) + drafting);
-            if known > rate {
+            // What was measured when the machine had less to do is no reason for drafts.
+            let cost = self.times.cost(0, count).max(base);
+            let known = tokens / (cost + drafting);
+            if known > rate.max(PROMISE / base) {
                 (best, rate) = (count, known);
             }
             let hoped = tokens / (least + drafting);
@@ -178,14 +181,16 @@ impl Depth {
     pub fn gain(&self, class: usize, most: usize) -> f32 {
         let right = self.classes[class.min(CLASSES - 1)].right;
         let (mut tokens, mut chance) = (1.0, 1.0);
-        let mut least = self.times.known(0);
+        let base = self.times.known(0);
+        let mut least = base;
         for count in 1..=most {
             chance *= right;
             tokens += chance;
-            let seconds = self.times.cost(0, count) + self.drafting * count as f32;
+            let cost = self.times.cost(0, count).max(base);
+            let seconds = cost + self.drafting * count as f32;
             least = least.min(seconds / tokens);
         }
-        self.times.known(0) - least
+        base - least
     }
 
     /// A step with so many drafts took so long.
@@ -238,41 +243,54 @@ mod tests {
     use super::*;
 
     /// Time of `tokens` tokens, with drafts that are right with a probability and steps that take what `cost` says, over that
-    /// of as many steps without drafts.
-    fn slowdown(right: f32, cost: impl Fn(usize) -> f32, tokens: usize) -> f32 {
+    /// of as many steps without drafts. Steps take twice that now and then if the machine is `busy`.
+    fn slowdown(right: f32, cost: impl Fn(usize) -> f32, busy: bool, tokens: usize) -> f32 {
         let mut depth = Depth::new();
         let mut random = 1u32;
         let mut draw = || {
             random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (random >> 8) as f32 / (1 << 24) as f32
         };
-        let (mut time, mut made) = (0.0, 0);
+        let (mut time, mut without, mut made) = (0.0, 0.0, 0);
         while made < tokens {
+            let load = if busy && made / 100 % 2 == 1 {
+                2.0
+            } else {
+                1.0
+            };
             let count = depth.choose(0, 16);
             // Times are noisy.
-            let took = cost(count) * (1.0 + 0.1 * draw());
+            let took = load * cost(count) * (1.0 + 0.1 * draw());
             time += took;
             depth.step_took(count, Duration::from_secs_f32(took / 1e3));
             let accepted = (0..count).take_while(|_| draw() < right).count();
             depth.came_to(0, count, accepted);
             made += accepted + 1;
+            without += (accepted + 1) as f32 * load * 1.05 * cost(0);
         }
-        time / (made as f32 * 1.05 * cost(0))
+        time / without
     }
 
     #[test]
     fn drafts_that_are_never_right_cost_at_most_two_hundredths() {
         // Rows that cost a quarter of a step each, as much as steps, and next to nothing.
         for row in [0.25, 1.0, 0.02] {
-            let slow = slowdown(0.0, |n| 1.0 + row * n as f32, 4000);
-            assert!(slow < 1.02, "{slow} with rows of {row}");
+            for right in [0.0, 0.05] {
+                for busy in [false, true] {
+                    let slow = slowdown(right, |n| 1.0 + row * n as f32, busy, 6000);
+                    assert!(
+                        slow < 1.02,
+                        "{slow} with rows of {row}, right {right}, busy: {busy}"
+                    );
+                }
+            }
         }
     }
 
     #[test]
     fn drafts_that_are_mostly_right_gain_what_the_best_depth_gains() {
         for (right, row) in [(0.8, 0.05), (0.9, 0.1), (0.5, 0.05), (0.3, 0.3)] {
-            let slow = slowdown(right, |n| 1.0 + row * n as f32, 4000);
+            let slow = slowdown(right, |n| 1.0 + row * n as f32, false, 4000);
             let fixed = |n: usize| {
                 let tokens = (1.0 - f32::powi(right, n as i32 + 1)) / (1.0 - right);
                 (1.0 + row * n as f32) / tokens
