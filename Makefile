@@ -212,7 +212,11 @@ $(MEMORY_TEST)-opened: tests/memory/opened/opened.c tests/memory/inject.c tests/
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -g -std=gnu11 -Wall -Wextra -Werror -Iinclude tests/memory/opened/opened.c tests/memory/inject.c -o $@ -ldl -lpthread
 
-ifneq ($(shell getconf GNU_LIBC_VERSION 2>/dev/null),)
+ifneq ($(PROFILE),release)
+test-memory test-memory-all:
+	@echo "$@ tests the library's own allocator (feature c-library), which the library of PROFILE=$(PROFILE) does not have." >&2
+	@echo "Run \`make $@\` without PROFILE; it builds the release library." >&2; exit 1
+else ifneq ($(shell getconf GNU_LIBC_VERSION 2>/dev/null),)
 test-memory: lib $(MEMORY_TEST) $(MEMORY_TEST)-opened check-cases
 	$(MEMORY_TEST) $(MODEL) --defects
 	$(MEMORY_TEST)-opened $(LIB_OUT)/$(SHARED)
@@ -220,12 +224,17 @@ test-memory: lib $(MEMORY_TEST) $(MEMORY_TEST)-opened check-cases
 
 test-memory-all: lib $(MEMORY_TEST) check-cases
 	$(MEMORY_TEST) $(MODEL)
+else
+test-memory test-memory-all:
+	@echo "SKIPPED $@: it needs glibc"
+endif
 
 # Each function on a stack of 64 KB.
+ifneq ($(shell getconf GNU_LIBC_VERSION 2>/dev/null),)
 test-stack: lib $(MEMORY_TEST) check-cases
 	$(MEMORY_TEST) $(MODEL) --calls
 else
-test-memory test-memory-all test-stack:
+test-stack:
 	@echo "SKIPPED $@: it needs glibc"
 endif
 
