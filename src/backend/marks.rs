@@ -100,6 +100,11 @@ impl Marks {
         self.at = len;
     }
 
+    /// Positions that are in the state, unless steps have begun to change it.
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
     /// Whether the state is that of the first `len` positions, unless steps have begun to change it.
     pub fn is_at(&self, len: usize) -> bool {
         self.at == len

@@ -120,6 +120,24 @@ pub const WINDOWED: &[&str] = &[
     "starcoder2",
 ];
 
+/// Some of those with recurrent layers: of each kind of mixer, alone, beside attention and with experts.
+pub const RECURRENT: &[&str] = &[
+    "bamba",
+    "falcon_h1",
+    "falcon_mamba",
+    "granite_hybrid",
+    "granite_hybrid_moe",
+    "jamba",
+    "lfm2",
+    "lfm2_moe",
+    "mamba",
+    "mamba2",
+    "nemotron_h",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+];
+
 /// Opens the GGUF file of a family.
 pub fn open_family(name: &str) -> ModelFile {
     let path = repository_file(&format!("tests/data/families/{name}/model.gguf"));

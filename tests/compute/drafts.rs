@@ -2,13 +2,14 @@
 //! logits, whatever the source guesses.
 
 use crate::common::drafts::*;
-use crate::common::families::WINDOWED;
+use crate::common::families::{RECURRENT, WINDOWED};
 use crate::common::states::{CONTEXT, random_life_of, restored, saved, session, session_with};
 use crate::common::tiny::Random;
 use crate::common::{TempDir, repository_file};
 use emberlm::Status;
-use emberlm::backend::{DeviceKind, LoadOptions};
+use emberlm::backend::{DeviceKind, KvType, LoadOptions, Residual, Row, RunnerOptions, Want, When};
 use emberlm::engine::sampling::Sampling;
+use emberlm::engine::session::MIN_MARK_INTERVAL;
 use emberlm::engine::speculate::DraftOptions;
 use emberlm::engine::state::{Kind, RestoreOptions};
 use emberlm::engine::{Model, Session, device};
@@ -59,6 +60,70 @@ fn windows_experts_and_latents_are_the_same_with_drafts() {
         random_life_of(&model, seed as u64, 60, false, &mut |session| {
             session.set_ngram_drafts(1, &ALWAYS).unwrap();
         });
+    }
+}
+
+#[test]
+fn recurrent_layers_are_the_same_with_drafts() {
+    for (seed, name) in RECURRENT.iter().enumerate() {
+        let model = family(name);
+        for (wrong, seed) in [(30, seed as u64), (60, 50 + seed as u64)] {
+            random_life_of(&model, seed, 60, false, &mut |session| {
+                let source = Spoiled::source(session, wrong);
+                session.set_draft_source(source, &ALWAYS).unwrap();
+            });
+        }
+        random_life_of(&model, 100 + seed as u64, 60, false, &mut |session| {
+            session.set_ngram_drafts(1, &ALWAYS).unwrap();
+        });
+    }
+}
+
+/// A session that asks for marks of recurrent layers has them within drafts that were right, too.
+#[test]
+fn marks_are_as_close_with_drafts() {
+    let dir = TempDir::new("draft-marks");
+    let bytes = crate::common::families::with_context("qwen3_5", 200).bytes();
+    let model = load(&dir.file("model.gguf", &bytes));
+    let mut plain = session(&model);
+    plain.prefill(&[1, 20, 30, 40]).unwrap();
+    decoded(&mut plain, 150);
+    let text = plain.tokens().to_vec();
+    let options = RunnerOptions {
+        context: 200,
+        kv_type: KvType::F16,
+        stream_priority: 0,
+        mark_interval: MIN_MARK_INTERVAL,
+    };
+    let mut runner = model.weights().clone().create_runner(&options).unwrap();
+    let interrupt = Default::default();
+    let mut submit = |tokens: &[u32], want: Want| {
+        let row = Row {
+            runner: &mut *runner,
+            tokens,
+            want,
+            mask: None,
+            interrupt: &interrupt,
+            residual: Residual::default(),
+        };
+        model.weights().submit(&mut [row], When::Now).unwrap();
+        while runner.poll(true).unwrap().is_some() {}
+        let marks = (0..runner.len()).map(|p| p - runner.mark_before(p).position());
+        let farthest = marks.max().unwrap();
+        assert!(
+            farthest < MIN_MARK_INTERVAL,
+            "{farthest} of {}",
+            runner.len()
+        );
+        runner.len()
+    };
+    let (mut len, drafts) = (submit(&text[..4], Want::Logits), 6);
+    while len + drafts < text.len() {
+        let sampling = Sampling::GREEDY;
+        let want = Want::Verified { drafts, sampling };
+        let before = len;
+        len = submit(&text[before..=before + drafts], want);
+        assert_eq!(len, before + drafts + 1);
     }
 }
 
@@ -132,7 +197,9 @@ fn interrupted_text(
 #[test]
 fn interrupted_texts_are_the_same_with_every_source() {
     let names = ["qwen3", "gemma3", "mixtral", "deepseek_v2", "phi3"];
-    let (hamlet, models) = (hamlet(), names.map(family));
+    let recurrent = ["qwen3_5", "lfm2", "granite_hybrid", "mamba"];
+    let models: Vec<_> = names.into_iter().chain(recurrent).map(family).collect();
+    let hamlet = hamlet();
     let trained = load(&repository_file("models/hamlet-draft-0.5m-Q8_0.gguf"));
     let sampled = Sampling {
         temperature: 0.9,
@@ -222,12 +289,6 @@ fn what_cannot_be_drafted_for_is_said() {
     assert_eq!(e.status, Status::InvalidArgument);
     assert!(e.message.contains("draft_model has"), "{e}");
     assert!(s.speculation().is_none());
-    let recurrent = family("lfm2");
-    let e = session(&recurrent)
-        .set_ngram_drafts(0, &ALWAYS)
-        .unwrap_err();
-    assert_eq!(e.status, Status::Unsupported);
-    assert!(e.message.contains("recurrent"), "{e}");
 }
 
 #[test]
@@ -522,7 +583,8 @@ fn batches_of_windows_experts_and_latents_are_the_same_with_drafts() {
     let names = WINDOWED
         .iter()
         .chain(&["deepseek_v2", "glm4_moe_lite", "gemma4", "gemma4_e"])
-        .chain(&["qwen3", "phi3", "mixtral", "qwen3moe", "cohere2"]);
+        .chain(&["qwen3", "phi3", "mixtral", "qwen3moe", "cohere2"])
+        .chain(RECURRENT);
     for (seed, name) in names.enumerate() {
         let (drafted, accepted) = batches(&family(name), (60, 4), 50 + seed as u64, false);
         assert!(accepted > 0 && drafted > accepted, "{name}");

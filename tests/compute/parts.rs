@@ -285,6 +285,12 @@ fn drafts_go_through_the_parts() {
     assert_eq!(run(&[3], false), whole);
     assert_eq!(run(&[3], true), whole);
     assert_eq!(run(&[1, 4], true), whole);
+    let mut recurrent = session(&load(&family("lfm2"), &[2]));
+    let e = recurrent
+        .set_ngram_drafts(1, &DraftOptions::default())
+        .unwrap_err();
+    assert_eq!(e.status, Status::Unsupported);
+    assert!(e.message.contains("recurrent"), "{e}");
 }
 
 #[test]

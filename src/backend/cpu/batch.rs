@@ -265,7 +265,17 @@ fn choose_each(
         Some(space) => space,
         none => none.insert(BatchSpace::new(weights)?),
     };
+    for (row, (core, step)) in cores.iter_mut().zip(steps).enumerate() {
+        if step.drafts > 0 {
+            let parted = core.kv.fixed.part_rows(step.tokens.len());
+            parted.map_err(|e| RowError::of(row, e))?;
+        }
+    }
     evaluate(weights, &turn, space, cores, (steps, outputs), interrupts)?;
+    for (core, step) in cores.iter_mut().zip(steps) {
+        let before = core.len;
+        core.kv.fixed.rows_done(before, step.tokens.len());
+    }
     choose_all(&turn, space, (cores, all), steps, masks)
 }
 

@@ -2,14 +2,17 @@
 //! of [`super::short_conv`] has gates on both sides instead.)
 
 use super::elementwise::silu_alone;
+use super::fixed::FixedStates;
 use super::kv::KvCache;
 use super::layer::{Product, find_floats, floats};
 use super::matmul::Isa;
 use super::pages::Span;
 use super::pass::{Pass, Places, Rows, Tokens};
 use super::pool::Work;
+use crate::backend::MAX_BATCH;
 use crate::error::{Result, try_vec};
 use crate::model::Conv;
+use arrayvec::ArrayVec;
 use std::ops::Range;
 
 /// Channels that a thread takes at a time.
@@ -77,9 +80,9 @@ impl Convolution {
         let tokens = pass.tokens;
         let blocks_of = |part: &Channels| part.len.div_ceil(CHANNELS);
         let blocks: usize = parts.iter().map(blocks_of).sum();
-        let (runs, each) = runs(tokens);
-        let cost = (each * CHANNELS * (self.width + 8) / 8) as u64;
-        pass.phase(Work::even(runs * blocks, cost), |_, tasks| {
+        let runs = Runs::of(tokens);
+        let cost = (runs.longest() * CHANNELS * (self.width + 8) / 8) as u64;
+        pass.phase(Work::even(runs.len() * blocks, cost), |_, tasks| {
             for task in tasks {
                 let (run, mut block) = (task / blocks, task % blocks);
                 let mut first = 0;
@@ -87,11 +90,11 @@ impl Convolution {
                     if block < blocks_of(part) {
                         let start = block * CHANNELS;
                         let range = start..(start + CHANNELS).min(part.len);
-                        let (cache, _) = tokens.places.at(run * each);
-                        let state = cache.fixed.of_layer(layer);
-                        let run = run * each..(run + 1) * each;
+                        let run = runs.range(run);
+                        let (cache, _) = tokens.places.at(run.start);
+                        let states = (&cache.fixed, layer);
                         // SAFETY: each channel of a session is one thread's.
-                        unsafe { self.convolve(tokens.isa(), part, (first, range), run, state) };
+                        unsafe { self.convolve(tokens.isa(), part, (first, range), run, states) };
                         break;
                     }
                     block -= blocks_of(part);
@@ -104,18 +107,20 @@ impl Convolution {
     /// Some channels of a part that begins at channel `first`, of consecutive tokens of a session.
     ///
     /// # Safety
-    /// The processor has `isa`. Nobody else uses these channels of the tokens, or of `state`.
+    /// The processor has `isa`. Nobody else uses these channels of the tokens, or of the layer's states.
     unsafe fn convolve(
         &self,
         isa: Isa,
         part: &Channels,
         (first, range): (usize, Range<usize>),
         run: Range<usize>,
-        state: *mut f32,
+        (states, layer): (&FixedStates, usize),
     ) {
         let (kept, n) = (self.width - 1, range.len());
         let channels = first + range.start..first + range.end;
-        let column = |i: usize| state.wrapping_add(i * self.channels + channels.start);
+        let place = |i: usize| i * self.channels + channels.start;
+        let (before, last) = states.of_row(layer, 0);
+        let apart = states.is_apart();
         // SAFETY: the rows and the state have these channels; by contract, nobody else uses them.
         unsafe {
             let row = |t: usize| {
@@ -130,7 +135,7 @@ impl Convolution {
             }
             // What position `i` holds, counted from the oldest one that is kept.
             let past = |i: usize| match i.checked_sub(kept) {
-                None => std::slice::from_raw_parts(column(i), n),
+                None => std::slice::from_raw_parts(before.add(place(i)), n),
                 Some(token) => &*row(token),
             };
             let mut next = [[0f32; CHANNELS]; MAX_KEPT];
@@ -139,6 +144,13 @@ impl Convolution {
             }
             // From the last one on: a result takes the place of what only later ones need.
             for t in (0..run.len()).rev() {
+                if apart {
+                    let (_, state) = states.of_row(layer, t);
+                    for i in 0..kept {
+                        let column = state.add(place(i));
+                        std::ptr::copy_nonoverlapping(past(t + 1 + i).as_ptr(), column, n);
+                    }
+                }
                 let mut sums = [0f32; CHANNELS];
                 let sums = &mut sums[..n];
                 if let Some(bias) = &self.bias {
@@ -153,36 +165,77 @@ impl Convolution {
                 silu_alone(isa, sums);
                 row(t).copy_from_slice(sums);
             }
-            for (i, next) in next[..kept].iter().enumerate() {
-                std::ptr::copy_nonoverlapping(next.as_ptr(), column(i), n);
+            if !apart {
+                for (i, next) in next[..kept].iter().enumerate() {
+                    std::ptr::copy_nonoverlapping(next.as_ptr(), last.add(place(i)), n);
+                }
             }
         }
     }
 }
 
-/// How many runs of consecutive tokens of a session there are, and of how many tokens each.
-pub(super) fn runs(tokens: &Tokens) -> (usize, usize) {
-    match tokens.places {
-        Places::Run(..) => (1, tokens.count),
-        Places::Each(_) => (tokens.count, 1),
-        Places::Texts(_) | Places::Unknown => {
-            unreachable!("mixers that need a session were refused")
+/// Runs of consecutive tokens of a session each.
+pub(super) struct Runs {
+    /// Where each begins, and the end of the last one.
+    borders: ArrayVec<usize, { MAX_BATCH + 1 }>,
+}
+
+impl Runs {
+    /// Those of a pass.
+    pub fn of(tokens: &Tokens) -> Runs {
+        let mut borders = ArrayVec::new();
+        borders.push(0);
+        match tokens.places {
+            Places::Run(..) => {}
+            Places::Each(places) => {
+                let starts =
+                    (1..tokens.count).filter(|t| !std::ptr::eq(places[*t - 1].0, places[*t].0));
+                borders.extend(starts);
+            }
+            Places::Texts(_) | Places::Unknown => {
+                unreachable!("mixers that need a session were refused")
+            }
         }
+        borders.push(tokens.count);
+        Runs { borders }
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.borders.len() - 1
+    }
+
+    /// The tokens of one.
+    pub fn range(&self, run: usize) -> Range<usize> {
+        self.borders[run]..self.borders[run + 1]
+    }
+
+    /// Tokens of the longest one.
+    pub fn longest(&self) -> usize {
+        let lens = self.borders.windows(2).map(|b| b[1] - b[0]);
+        lens.max().unwrap_or(0)
     }
 }
 
-/// The matrix of a head in a layer's state, behind what the convolution keeps.
+/// The matrix of a head in a layer's state, behind what the convolution keeps, as row `t` of a run finds it and is to leave it.
 ///
 /// # Safety
-/// Nobody else uses it as long as it lives.
+/// Nobody else uses it, in any row's state, as long as it lives; earlier rows of the run have left theirs.
 #[allow(clippy::mut_from_ref)]
 pub(super) unsafe fn head_state<'a>(
     cache: &'a KvCache,
     (layer, conv): (usize, &Convolution),
+    t: usize,
     head: usize,
     len: usize,
 ) -> &'a mut [f32] {
     let at = conv.channels * (conv.width - 1) + head * len;
-    // SAFETY: the layer's state has that many floats; by contract, nobody else uses them.
-    unsafe { std::slice::from_raw_parts_mut(cache.fixed.of_layer(layer).add(at), len) }
+    let (from, to) = cache.fixed.of_row(layer, t);
+    // SAFETY: the layer's states have that many floats; by contract, nobody else uses them. Two states are different mappings.
+    unsafe {
+        if !std::ptr::eq(from, to) {
+            std::ptr::copy_nonoverlapping(from.add(at), to.add(at), len);
+        }
+        std::slice::from_raw_parts_mut(to.add(at), len)
+    }
 }

@@ -1,7 +1,7 @@
 //! A gated delta net as a block's mixer: products, a convolution, and then the recurrence, in which
 //! each head is one thread's, token by token.
 
-use super::convolution::{Channels, Convolution, head_state, runs};
+use super::convolution::{Channels, Convolution, Runs, head_state};
 use super::elementwise::{add_bias, silu_mul};
 use super::layer::{NormWeights, Product, floats, product, union};
 use super::matmul::Isa;
@@ -140,14 +140,14 @@ impl DeltaNetLayer {
         ];
         self.conv.run(pass, self.index, &parts)?;
         let tokens = pass.tokens;
-        let (runs, each) = runs(tokens);
-        let cost = (each * self.key_dim * self.value_dim / 12) as u64 + 200;
+        let runs = Runs::of(tokens);
+        let cost = (runs.longest() * self.key_dim * self.value_dim / 12) as u64 + 200;
         let heads = self.n_value_heads;
-        pass.phase(Work::even(runs * heads, cost), |me, tasks| {
+        pass.phase(Work::even(runs.len() * heads, cost), |me, tasks| {
             for task in tasks {
                 let (run, head) = (task / heads, task % heads);
                 // SAFETY: each head of a session is one thread's; queries and keys are only read.
-                unsafe { self.head(tokens, head, run * each..(run + 1) * each, me) };
+                unsafe { self.head(tokens, head, runs.range(run), me) };
             }
         })?;
         let state = || (heads * self.key_dim * self.value_dim * size_of::<f32>()) as u64;
@@ -172,8 +172,9 @@ impl DeltaNetLayer {
         let (queries, normed) = scratch.split_at_mut(key_dim);
         // SAFETY: by contract, nobody else uses the head's values, `z` and state, or writes queries, keys and steps.
         unsafe {
-            let state = head_state(cache, (self.index, &self.conv), head, key_dim * value_dim);
-            for t in run {
+            let (place, len) = ((self.index, &self.conv), key_dim * value_dim);
+            for t in run.clone() {
+                let state = head_state(cache, place, t - run.start, head, len);
                 let q = &*b.q.part(t * s.q + of.key * key_dim, key_dim);
                 let k = &*b.k.part(t * s.kv + of.key * key_dim, key_dim);
                 let v = b.v.part(t * s.kv + first, value_dim);

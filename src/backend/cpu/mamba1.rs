@@ -1,7 +1,7 @@
 //! Mamba, the first, as a block's mixer: products, a convolution, products of its result, and the
 //! recurrence, in which a block of channels is one thread's.
 
-use super::convolution::{Channels, Convolution, head_state, runs};
+use super::convolution::{Channels, Convolution, Runs, head_state};
 use super::elementwise::add_bias;
 use super::layer::{NormWeights, Product, floats, product, union};
 use super::matmul::Isa;
@@ -104,14 +104,14 @@ impl Mamba1Layer {
         pass.products([&self.dt], [Rows::of(buffers.q, &self.dt, s.q)])?;
         let before = || product_bytes([&self.x, &self.z, &self.short, &self.dt]);
         pass.marks.end(Kind::Qkv, before);
-        let (runs, each) = runs(tokens);
+        let runs = Runs::of(tokens);
         let blocks = self.channels.div_ceil(BLOCK);
-        let cost = (each * (self.state_dim * 8 + 60)) as u64;
-        pass.phase(Work::even(runs * blocks, cost), |_, tasks| {
+        let cost = (runs.longest() * (self.state_dim * 8 + 60)) as u64;
+        pass.phase(Work::even(runs.len() * blocks, cost), |_, tasks| {
             for task in tasks {
                 let (run, block) = (task / blocks, task % blocks);
                 // SAFETY: each block of a session is one thread's; B and C are only read.
-                unsafe { self.block(tokens, block, run * each..(run + 1) * each) };
+                unsafe { self.block(tokens, block, runs.range(run)) };
             }
         })?;
         let state = || (self.decay.len() * size_of::<f32>()) as u64;
@@ -166,8 +166,8 @@ impl Mamba1Layer {
         // SAFETY: the caller's promise. The weights' instruction set is the processor's.
         unsafe {
             let place = (self.index, &self.conv);
-            let state = head_state(cache, place, block, states);
-            for t in run {
+            for t in run.clone() {
+                let state = head_state(cache, place, t - run.start, block, states);
                 let at = t * s.steps + self.rank;
                 let b = &*buffers.steps.part(at, self.state_dim);
                 let c = &*buffers.steps.part(at + self.state_dim, self.state_dim);

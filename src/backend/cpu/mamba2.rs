@@ -1,7 +1,7 @@
 //! Mamba 2 as a block's mixer: products, a convolution, the recurrence, in which each head is one
 //! thread's, and a gated norm.
 
-use super::convolution::{Channels, Convolution, head_state, runs};
+use super::convolution::{Channels, Convolution, Runs, head_state};
 use super::elementwise::{add_bias, rms_norm, silu_mul};
 use super::layer::{NormWeights, Product, floats, product, union};
 use super::matmul::Isa;
@@ -125,14 +125,14 @@ impl Mamba2Layer {
         let parts = parts.map(|(rows, product)| Channels::of(rows, product));
         self.conv.run(pass, self.index, &parts)?;
         let tokens = pass.tokens;
-        let (runs, each) = runs(tokens);
+        let runs = Runs::of(tokens);
         let (heads, len) = (self.n_heads, self.head_dim * self.state_dim);
-        let cost = (each * len / 16) as u64 + 100;
-        pass.phase(Work::even(runs * heads, cost), |_, tasks| {
+        let cost = (runs.longest() * len / 16) as u64 + 100;
+        pass.phase(Work::even(runs.len() * heads, cost), |_, tasks| {
             for task in tasks {
                 let (run, head) = (task / heads, task % heads);
                 // SAFETY: each head of a session is one thread's; B, C and dt are only read.
-                unsafe { self.head(tokens, head, run * each..(run + 1) * each) };
+                unsafe { self.head(tokens, head, runs.range(run)) };
             }
         })?;
         let width = self.z.matrix.rows();
@@ -167,8 +167,8 @@ impl Mamba2Layer {
         // SAFETY: by contract, nobody else uses the head's `x` and state, or writes B, C and dt.
         unsafe {
             let place = (self.index, &self.conv);
-            let state = head_state(cache, place, head, self.head_dim * n);
-            for t in run {
+            for t in run.clone() {
+                let state = head_state(cache, place, t - run.start, head, self.head_dim * n);
                 let b = &*buffers.k.part(t * s.kv + of_group, n);
                 let c = &*buffers.q.part(t * s.q + of_group, n);
                 let x = buffers

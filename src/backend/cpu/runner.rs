@@ -137,7 +137,7 @@ impl Core {
     }
 
     /// Marks the state, with its logits, if that is `due` or the last mark is far.
-    fn mark(&mut self, due: bool) {
+    pub(super) fn mark(&mut self, due: bool) {
         if due || self.kv.fixed.is_due(self.len) {
             let logits = self.has_logits.then_some(&self.logits[..]);
             self.kv.fixed.mark(self.len, logits);
@@ -616,6 +616,10 @@ impl Runner for CpuRunner {
 
     fn logprobs(&self) -> Option<&Logprobs> {
         self.logprobs.as_deref()
+    }
+
+    fn reserve_drafts(&mut self, drafts: usize) -> Result<()> {
+        self.idle_core()?.kv.fixed.reserve_rows(drafts + 1)
     }
 
     fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()> {

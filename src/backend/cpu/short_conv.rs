@@ -1,7 +1,7 @@
 //! A gated short convolution as a block's mixer. Channels do not see each other, so threads have
 //! channels of their own, and walk through the tokens in order.
 
-use super::convolution::runs;
+use super::convolution::Runs;
 use super::kv::KvCache;
 use super::layer::{NormWeights, Product, find_floats, floats, product, union};
 use super::matmul::Isa;
@@ -79,15 +79,16 @@ impl ShortConvLayer {
         pass.products(products, [b, rows(buffers.k, kv), rows(buffers.v, kv)])?;
         pass.marks.end(Kind::Qkv, || product_bytes(products));
         let blocks = self.channels.div_ceil(CHANNELS);
-        let (runs, each) = runs(tokens);
-        let cost = (each * CHANNELS * self.width / 4) as u64;
-        pass.phase(Work::even(runs * blocks, cost), |_, tasks| {
+        let runs = Runs::of(tokens);
+        let cost = (runs.longest() * CHANNELS * self.width / 4) as u64;
+        pass.phase(Work::even(runs.len() * blocks, cost), |_, tasks| {
             for task in tasks {
                 let (run, first) = (task / blocks, task % blocks * CHANNELS);
                 let channels = first..(first + CHANNELS).min(self.channels);
-                let (cache, _) = tokens.places.at(run * each);
+                let run = runs.range(run);
+                let (cache, _) = tokens.places.at(run.start);
                 // SAFETY: each channel of a session is one thread's.
-                unsafe { self.convolve(tokens, cache, run * each..(run + 1) * each, channels) };
+                unsafe { self.convolve(tokens, cache, run, channels) };
             }
         })?;
         let state = || (self.channels * (self.width - 1) * size_of::<f32>()) as u64;
@@ -101,7 +102,7 @@ impl ShortConvLayer {
     /// The gated convolution of some channels of consecutive tokens of a session, in place of `b`.
     ///
     /// # Safety
-    /// Nobody else uses these channels of the tokens, or of the layer's state.
+    /// Nobody else uses these channels of the tokens, or of the layer's states.
     unsafe fn convolve(
         &self,
         tokens: &Tokens,
@@ -112,15 +113,15 @@ impl ShortConvLayer {
         let (buffers, n) = (&tokens.buffers, channels.len());
         let (q, kv) = (buffers.sizes.q, buffers.sizes.kv);
         let kept = self.width - 1;
-        let state = cache.fixed.of_layer(self.index);
-        let column = |i: usize| state.wrapping_add(i * self.channels + channels.start);
+        let place = |i: usize| i * self.channels + channels.start;
+        let (before, last) = cache.fixed.of_row(self.index, 0);
         let row = |span: Span<'_>, stride: usize, token: usize| {
             let at = (run.start + token) * stride + channels.start;
             span.base().wrapping_add(at)
         };
         // What position `i` holds, counted from the oldest one that is kept.
         let past = |i: usize| match i.checked_sub(kept) {
-            None => column(i).cast_const(),
+            None => before.wrapping_add(place(i)),
             Some(token) => row(buffers.v, kv, token).cast_const(),
         };
         let bias = |product: &'_ Product| {
@@ -128,7 +129,7 @@ impl ShortConvLayer {
             bias.map(|b| b[channels.clone()].as_ptr())
         };
         let biases = [bias(&self.b), bias(&self.c), bias(&self.x)];
-        // SAFETY: the buffers have the channels of all tokens of the run, the state has `kept`
+        // SAFETY: the buffers have the channels of all tokens of the run, the states have `kept`
         // columns; by contract, nobody else uses them.
         unsafe {
             let rows = |p: *mut f32| std::slice::from_raw_parts_mut(p, n);
@@ -158,9 +159,18 @@ impl ShortConvLayer {
                 }
                 b.iter_mut().zip(&*c).for_each(|(b, c)| *b *= c);
             }
+            if cache.fixed.is_apart() {
+                for t in 0..run.len() {
+                    let (_, state) = cache.fixed.of_row(self.index, t);
+                    for i in 0..kept {
+                        std::ptr::copy_nonoverlapping(past(t + 1 + i), state.add(place(i)), n);
+                    }
+                }
+                return;
+            }
             // A column comes from a later one, or from a token.
             for i in 0..kept {
-                std::ptr::copy_nonoverlapping(past(run.len() + i), column(i), n);
+                std::ptr::copy_nonoverlapping(past(run.len() + i), last.add(place(i)), n);
             }
         }
     }

@@ -83,6 +83,7 @@ impl Core {
             Some(space) => space,
             none => none.insert(BatchSpace::new(&weights)?),
         };
+        self.kv.fixed.part_rows(together.len())?;
         let place = Places::Run(&self.kv, self.len);
         let sets = self.adapters.as_deref().map(Sets::One);
         let chunk = Chunk::new(&weights, &mut space.chunk, together, place, sets)?;
@@ -110,6 +111,7 @@ impl Core {
         let logits = unsafe {
             std::slice::from_raw_parts(logits.base(), together.len() * self.logits.len())
         };
+        self.kv.fixed.rows_done(self.len, together.len());
         self.choose_behind((together, drafts), logits, sampling, mask, outcomes)?;
         // Nothing is behind the tokens that were right.
         self.keep(self.len);
@@ -157,9 +159,11 @@ impl Core {
 
     /// Notes that a token that was evaluated is part of the state, with its logits.
     fn take(&mut self, token: u32, logits: Option<&[f32]>) {
+        self.kv.fixed.take_row(self.len + 1);
         self.append(&[token]);
         if let Some(logits) = logits {
             self.logits.copy_from_slice(logits);
         }
+        self.mark(false);
     }
 }

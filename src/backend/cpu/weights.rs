@@ -569,16 +569,12 @@ impl Weights for CpuWeights {
         check_kv_type(kv_type).is_ok()
     }
 
-    /// None with layers that keep a state of fixed size: the way back from a wrong draft would be a copy of it.
     fn max_drafts(&self) -> usize {
-        match self.fixed_len() {
-            0 => MAX_DRAFTS,
-            _ => 0,
-        }
+        MAX_DRAFTS
     }
 
     fn drafts_in_batches(&self) -> bool {
-        self.max_drafts() > 0
+        true
     }
 
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {

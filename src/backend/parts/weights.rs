@@ -511,7 +511,10 @@ impl Weights for PartsWeights {
     }
 
     fn max_drafts(&self) -> usize {
+        // Of a state of fixed size, only the part that chooses knows how many rows to keep.
+        let recurs = self.parts.iter().any(|part| part.fixed_len() > 0);
         let least = self.parts.iter().map(|part| part.max_drafts()).min();
+        let least = least.filter(|_| !recurs);
         least.filter(|_| self.devices == Devices::Cpus).unwrap_or(0)
     }
 

@@ -375,7 +375,7 @@ impl Session {
         if able == 0 && weights.fixed_len() > 0 {
             fail!(
                 Unsupported,
-                "models with recurrent layers cannot verify drafts yet"
+                "the model's device cannot verify drafts of a model with recurrent layers"
             );
         }
         if able == 0 {

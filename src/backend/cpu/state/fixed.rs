@@ -1,7 +1,8 @@
 //! What layers keep of fixed size, whatever the number of positions: the last inputs of
 //! convolutions, the matrices of recurrences.
 //!
-//! A step overwrites it, so a way back needs a copy: see [`crate::backend::marks`].
+//! A step overwrites it, so a way back needs a copy: see [`crate::backend::marks`]. Rows of drafts leave it as it is: each
+//! has a state of its own, until it is known how many of them stay.
 
 use super::super::pages::Pages;
 use crate::backend::marks::{MarkPlan, Marks};
@@ -10,6 +11,8 @@ use crate::error::{Result, fail, try_vec};
 use crate::memory::Account;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+const WHAT: &str = "the state of recurrent layers";
 
 /// Floats that go to a stream at a time.
 const PIECE: usize = 1 << 14;
@@ -28,8 +31,19 @@ pub struct FixedStates {
     moving: AtomicBool,
     /// Of each copy the state, then logits.
     copies: Vec<Pages>,
+    /// States of rows that were evaluated apart, and of what was there before them.
+    rows: Vec<RowState>,
+    /// Whether rows are evaluated apart now.
+    apart: bool,
     /// Whose memory it is.
     account: Arc<Account>,
+}
+
+/// The state behind a row.
+struct RowState {
+    /// Positions in it, where it holds any state.
+    position: Option<usize>,
+    state: Pages,
 }
 
 fn copy(from: *const f32, to: *mut f32, len: usize) {
@@ -63,18 +77,17 @@ impl FixedStates {
         marks: Marks,
         account: &Arc<Account>,
     ) -> Result<FixedStates> {
-        let what = "the state of recurrent layers";
         let slots = match len {
             0 => 0,
             _ => marks.plan().slots,
         };
         let floats = |len: usize| {
             let bytes = len.saturating_mul(size_of::<f32>());
-            Pages::charged(account, bytes, what)
+            Pages::charged(account, bytes, WHAT)
         };
         let mut copies = Vec::new();
         if copies.try_reserve_exact(slots).is_err() {
-            fail!(OutOfMemory, "{what}: {slots} marks");
+            fail!(OutOfMemory, "{WHAT}: {slots} marks");
         }
         for _ in 0..slots {
             copies.push(floats(len.saturating_add(n_vocab))?);
@@ -87,6 +100,8 @@ impl FixedStates {
             marks,
             moving: AtomicBool::new(false),
             copies,
+            rows: Vec::new(),
+            apart: false,
             account: account.clone(),
         })
     }
@@ -120,13 +135,79 @@ impl FixedStates {
         Ok(other)
     }
 
-    /// The state of a layer, which the caller is about to change.
-    pub fn of_layer(&self, layer: usize) -> *mut f32 {
-        self.moving.store(true, Relaxed);
-        match &self.live {
-            Some(live) => live.base().cast::<f32>().wrapping_add(self.offsets[layer]),
-            None => std::ptr::null_mut(),
+    /// Where row `t` of a session's pass finds the state of a layer, and where it leaves that: at the same place, unless rows
+    /// are evaluated apart.
+    pub fn of_row(&self, layer: usize, t: usize) -> (*const f32, *mut f32) {
+        let Some(live) = &self.live else {
+            return (std::ptr::null(), std::ptr::null_mut());
+        };
+        let part = |state: &Pages| state.base().cast::<f32>().wrapping_add(self.offsets[layer]);
+        if self.apart {
+            let before = t.checked_sub(1).map_or(live, |t| &self.rows[t].state);
+            return (part(before), part(&self.rows[t].state));
         }
+        // Threads that find it set leave its cache line to the others.
+        if !self.is_moving() {
+            self.moving.store(true, Relaxed);
+        }
+        (part(live), part(live))
+    }
+
+    /// Whether rows are evaluated apart.
+    pub fn is_apart(&self) -> bool {
+        self.apart
+    }
+
+    /// Reserves states of so many rows. Errors: `OutOfMemory`.
+    pub fn reserve_rows(&mut self, count: usize) -> Result<()> {
+        let more = count.saturating_sub(self.rows.len());
+        if self.live.is_none() || more == 0 {
+            return Ok(());
+        }
+        if self.rows.try_reserve_exact(more).is_err() {
+            fail!(OutOfMemory, "{WHAT}: {count} rows");
+        }
+        let bytes = self.len.saturating_mul(size_of::<f32>());
+        for _ in 0..more {
+            self.rows.push(RowState {
+                position: None,
+                state: Pages::charged(&self.account, bytes, WHAT)?,
+            });
+        }
+        Ok(())
+    }
+
+    /// Has the next pass evaluate `count` rows apart. Errors: `OutOfMemory`.
+    pub fn part_rows(&mut self, count: usize) -> Result<()> {
+        self.reserve_rows(count)?;
+        self.apart = self.live.is_some();
+        self.rows.iter_mut().for_each(|row| row.position = None);
+        Ok(())
+    }
+
+    /// Notes that the rows behind `len` positions, the state's, were evaluated, `count` of them, if they were so apart.
+    pub fn rows_done(&mut self, len: usize, count: usize) {
+        if self.apart {
+            for (t, row) in self.rows[..count].iter_mut().enumerate() {
+                row.position = Some(len + t + 1);
+            }
+        }
+        self.apart = false;
+    }
+
+    /// Makes the state that of `len` positions, if it is a row's. That of before takes the row's place.
+    pub fn take_row(&mut self, len: usize) {
+        let row = self.rows.iter_mut().find(|r| r.position == Some(len));
+        if let (Some(row), Some(live)) = (row, &mut self.live) {
+            std::mem::swap(live, &mut row.state);
+            row.position = Some(self.marks.at());
+            self.settle(len);
+        }
+    }
+
+    /// Has passes change the state itself.
+    pub fn join_rows(&mut self) {
+        self.apart = false;
     }
 
     /// Notes that the state is that of `len` positions.
@@ -135,15 +216,17 @@ impl FixedStates {
         *self.moving.get_mut() = false;
     }
 
-    /// Positions of the marks.
+    /// Positions that there is a state of beside the present one.
     pub fn marks(&self) -> impl Iterator<Item = usize> + '_ {
-        self.marks.copies().iter().map(|mark| mark.position)
+        let rows = self.rows.iter().filter_map(|row| row.position);
+        let copies = self.marks.copies().iter();
+        copies.map(|mark| mark.position).chain(rows)
     }
 
     /// Whether the state of the first `len` positions is there.
     pub fn keeps(&self, len: usize) -> bool {
         let live = self.marks.is_at(len) && !self.is_moving();
-        self.live.is_none() || len == 0 || live || self.marks.find(len).is_some()
+        self.live.is_none() || len == 0 || live || self.marks().any(|p| p == len)
     }
 
     /// Whether a step has begun to change the state, and not come to its end.
@@ -182,13 +265,21 @@ impl FixedStates {
     /// their logits are there, too; then they are written.
     pub fn go_back(&mut self, len: usize, logits: &mut [f32]) -> bool {
         self.marks.forget_behind(len);
-        let Some(live) = &self.live else {
+        self.apart = false;
+        for row in &mut self.rows {
+            row.position = row.position.filter(|position| *position <= len);
+        }
+        let Some(live) = &mut self.live else {
             return false;
         };
         if self.marks.is_at(len) && !self.moving.load(Relaxed) {
             return false;
         }
         let Some(mark) = self.marks.find(len) else {
+            if let Some(row) = self.rows.iter_mut().find(|r| r.position == Some(len)) {
+                std::mem::swap(live, &mut row.state);
+                row.position = None;
+            }
             return false;
         };
         let from = &self.copies[mark.slot];
@@ -204,6 +295,8 @@ impl FixedStates {
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.marks.clear();
+        self.apart = false;
+        self.rows.iter_mut().for_each(|row| row.position = None);
         if let Some(live) = &self.live {
             // SAFETY: so many floats; the caller has the states for itself.
             unsafe { std::ptr::write_bytes(live.base().cast::<f32>(), 0, self.len) };

@@ -241,6 +241,7 @@ impl KvCache {
     /// Errors: `OutOfMemory` for the copy of a part that is shared with a fork. Then no position
     /// has changed.
     pub fn prepare(&mut self, len: usize, end: usize) -> Result<()> {
+        self.fixed.join_rows();
         for segments in &mut self.segments {
             segments.prepare(len, end)?;
         }
