@@ -3309,8 +3309,9 @@ ember_status ember_session_set_grammar(struct ember_session *session,
  * that are ahead, but make no drafts.
  *
  * On a GPU, drafts take memory of their own (16 rows of logits, and of what lies between the layers of a step), which is reserved here.
+ * So do those of a model with recurrent layers on a CPU: a state of these layers for each draft of a step, and one more.
  *
- * Errors: `EMBER_UNSUPPORTED` if the session's model has recurrent layers; `EMBER_INVALID_ARGUMENT` names
+ * Errors: `EMBER_UNSUPPORTED` if the session's model has recurrent layers and is on a GPU, or in parts; `EMBER_INVALID_ARGUMENT` names
  * the field, or the token in which the vocabulary of `draft_model` differs; for `EMBER_DRAFTS_MODEL` those of
  * `ember_session_create`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the session
  * drafts as before.
