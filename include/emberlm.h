@@ -231,7 +231,7 @@ enum ember_status_code
      */
     EMBER_NO_DEVICE = 28,
     /**
-     * The device failed for good; every later call on it fails in the same way.
+     * The device failed permanently; every later call on it fails in the same way.
      */
     EMBER_DEVICE_LOST = 29,
     /**
@@ -243,7 +243,7 @@ enum ember_status_code
      */
     EMBER_DEVICE_ERROR = 31,
     /**
-     * A bug in the library was caught at its border; the message says where. A session that this
+     * A bug in the library was caught before it could reach the caller; the message says where. A session that this
      * happened to answers every later call in the same way and can only be freed.
      */
     EMBER_INTERNAL = 32,
@@ -303,7 +303,7 @@ enum ember_log_level
      */
     EMBER_LOG_WARN = 2,
     /**
-     * Models and sessions come and go.
+     * Models are loaded, sessions are created, and both are freed.
      */
     EMBER_LOG_INFO = 3,
     /**
@@ -345,7 +345,7 @@ typedef uint32_t ember_device_kind;
 #endif // __cplusplus
 
 /**
- * What `ember_supported` can be asked for. Later versions may have more.
+ * Capabilities that `ember_supported` knows. Later versions may have more.
  */
 enum ember_capability
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -621,7 +621,7 @@ typedef uint32_t ember_weights;
 #endif // __cplusplus
 
 /**
- * Values of `ember_model_options.files`: how a CPU reaches the weights. A GPU always reads them, once,
+ * Values of `ember_model_options.files`: how the CPU accesses the weights. For a GPU, they are always read, once,
  * to its own memory, and needs the files no longer when the model is loaded.
  */
 enum ember_files
@@ -670,7 +670,7 @@ enum ember_split
      * Each device has a share of every layer, and all work on every token at the same time, so that one session is faster than on
      * one device. Only for GPUs that reach each other's memory, for models whose layers are attention and dense feed-forward
      * parts, and without adapters, drafts and profiles. `device_layers` is NULL. Each GPU takes `memory_limit` at most, and no
-     * layer goes to the CPU. Work of one session, or of one batch, is under way at a time.
+     * layer goes to the CPU. Only one session or one batch is processed at a time.
      */
     EMBER_SPLIT_TENSORS = 1,
 };
@@ -829,7 +829,7 @@ typedef uint32_t ember_normalize;
 #endif // __cplusplus
 
 /**
- * What an embedder makes of the hidden states of a text, which has one for each token: values of
+ * How an embedder combines the hidden states of a text, of which there is one for each token: values of
  * `ember_embedder_options.pooling`.
  */
 enum ember_pooling
@@ -884,7 +884,7 @@ enum ember_generate_flags
      */
     EMBER_GENERATE_SHOW_SPECIAL = 1,
     /**
-     * Go on behind tokens that end an answer.
+     * Continue after tokens that end an answer.
      */
     EMBER_GENERATE_IGNORE_END = 2,
     /**
@@ -969,7 +969,7 @@ enum ember_token_flags
      */
     EMBER_TOKEN_HAS_LOGPROB = 4,
     /**
-     * The token was a draft that was right (`ember_session_set_speculation`).
+     * The token was an accepted draft (`ember_session_set_speculation`).
      */
     EMBER_TOKEN_DRAFTED = 8,
 };
@@ -1012,7 +1012,7 @@ enum ember_generate_end
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * The most tokens that were asked for are there.
+     * The requested number of tokens was reached.
      */
     EMBER_END_LIMIT = 1,
     /**
@@ -1024,11 +1024,11 @@ enum ember_generate_end
      */
     EMBER_END_STOP = 3,
     /**
-     * The callback returned something else than 0, or `ember_generate_finish` came before any other reason.
+     * The callback returned a value other than 0, or `ember_generate_finish` came before any other reason.
      */
     EMBER_END_CALLBACK = 4,
     /**
-     * `ember_session_interrupt`. What was made before is in the context.
+     * `ember_session_interrupt`. The tokens generated before it are in the context.
      */
     EMBER_END_INTERRUPTED = 5,
     /**
@@ -1052,14 +1052,14 @@ typedef uint32_t ember_generate_end;
 typedef struct ember_adapter ember_adapter;
 
 /**
- * Makes vectors or scores of texts: for search, clustering, classification and reranking. It has no context: each text is
+ * Computes vectors or scores of texts, for search, clustering, classification and reranking. It has no context: each text is
  * evaluated by itself. One thread at a time may use it; a call from a second thread meanwhile returns `EMBER_BUSY`
- * and changes nothing. To embed on several threads at once, make an embedder for each. It keeps its model alive.
+ * and changes nothing. To embed on several threads at once, create an embedder for each. It keeps its model alive.
  */
 typedef struct ember_embedder ember_embedder;
 
 /**
- * Something that an event loop can wait for: set when a call of `ember_decode_poll`, `ember_prefill_poll`, `ember_generate_next`
+ * An event that an event loop can wait for. It is set when a call of `ember_decode_poll`, `ember_prefill_poll`, `ember_generate_next`
  * or `ember_load_poll` may find something new. Any number of sessions and loads may have the same one. All functions that take one
  * may be called by any thread at any time.
  */
@@ -1116,13 +1116,13 @@ typedef struct ember_error {
      */
     ember_status code;
     /**
-     * Index of the element at fault, counted from 0, if the function takes several: a token of a prompt, a session
+     * Index of the invalid element, counted from 0, if the function takes several: a token of a prompt, a session
      * of a batch, a stop string, or an entry of a list in an option struct, which the message names. Otherwise
      * `EMBER_NO_INDEX`.
      */
     uint32_t index;
     /**
-     * A sentence that names the thing at fault: UTF-8, always ended by a NUL, shortened to fit.
+     * A message that names the cause: UTF-8, always terminated by a NUL, shortened to fit.
      */
     char message[1016];
 } ember_error;
@@ -1157,7 +1157,7 @@ typedef struct ember_device {
      */
     uint64_t memory_free;
     /**
-     * The name that its maker gave it.
+     * Name of the device, as its vendor gives it.
      */
     char name[128];
     /**
@@ -1209,7 +1209,7 @@ typedef struct ember_model_options {
      */
     ember_progress_fn progress;
     /**
-     * Handed to `progress`; may be NULL.
+     * Passed to `progress`; may be NULL.
      */
     void *user;
     /**
@@ -1265,7 +1265,7 @@ typedef struct ember_model_options {
      */
     ember_log_fn log_callback;
     /**
-     * Handed to `log_callback`; may be NULL.
+     * Passed to `log_callback`; may be NULL.
      */
     void *log_user;
     /**
@@ -1723,7 +1723,7 @@ typedef struct ember_token {
      */
     uint32_t flags;
     /**
-     * In a batch, what this session has come to; else `EMBER_OK`.
+     * In a batch, the status of this session; otherwise `EMBER_OK`.
      */
     ember_status status;
     /**
@@ -1890,7 +1890,7 @@ typedef struct ember_state_details {
 } ember_state_details;
 
 /**
- * How to make a grammar. Zero in every field but `struct_size` means the default.
+ * How to compile a grammar. Zero in every field but `struct_size` means the default.
  */
 typedef struct ember_grammar_options {
     /**
@@ -1945,7 +1945,7 @@ typedef struct ember_speculation_options {
 } ember_speculation_options;
 
 /**
- * What a session's drafts have come to since `ember_session_set_speculation`. The caller sets `struct_size`,
+ * Counts of a session's drafts since `ember_session_set_speculation`. The caller sets `struct_size`,
  * `ember_session_speculation_info` the rest.
  */
 typedef struct ember_speculation_details {
@@ -1962,7 +1962,7 @@ typedef struct ember_speculation_details {
      */
     uint32_t max_drafts;
     /**
-     * Drafts that the last step was to verify, 0 if drafts were not worth it.
+     * Number of drafts chosen for the last step; 0 if drafting was not worthwhile.
      */
     uint32_t depth;
     /**
@@ -1974,7 +1974,7 @@ typedef struct ember_speculation_details {
      */
     uint64_t drafted;
     /**
-     * Drafts that were right. Each saved the session a step of its own.
+     * Drafts that were accepted. Each saved the session one step.
      */
     uint64_t accepted;
 } ember_speculation_details;
@@ -2164,7 +2164,7 @@ typedef struct ember_stop {
 } ember_stop;
 
 /**
- * How to make a text stream. Zero in every field but `struct_size` means the default.
+ * How to create a text stream. Zero in every field but `struct_size` means the default.
  */
 typedef struct ember_text_stream_options {
     /**
@@ -2186,7 +2186,7 @@ typedef struct ember_text_stream_options {
 } ember_text_stream_options;
 
 /**
- * How far a text stream is. The caller sets `struct_size`, `ember_text_stream_info` the rest.
+ * The progress of a text stream. The caller sets `struct_size`, `ember_text_stream_info` the rest.
  */
 typedef struct ember_text_stream_details {
     /**
@@ -2242,7 +2242,7 @@ typedef struct ember_generate_options {
      */
     size_t prompt_count;
     /**
-     * The most tokens to make; 0 means as many as the context has room for.
+     * The most tokens to generate; 0 means as many as the context has room for.
      */
     size_t limit;
     /**
@@ -2258,7 +2258,7 @@ typedef struct ember_generate_options {
      */
     ember_piece_fn piece;
     /**
-     * Handed to `piece`; may be NULL.
+     * Passed to `piece`; may be NULL.
      */
     void *user;
 } ember_generate_options;
@@ -2288,7 +2288,7 @@ typedef struct ember_generate_details {
      */
     uint64_t position;
     /**
-     * Number of tokens that were made.
+     * Number of tokens that were generated.
      */
     uint64_t token_count;
     /**
@@ -2298,7 +2298,7 @@ typedef struct ember_generate_details {
 } ember_generate_details;
 
 /**
- * How to make an embedder. Zero in every field but `struct_size` means the default.
+ * How to create an embedder. Zero in every field but `struct_size` means the default.
  */
 typedef struct ember_embedder_options {
     /**
@@ -2515,7 +2515,7 @@ typedef struct ember_cuda_model_options {
 } ember_cuda_model_options;
 
 /**
- * How to make a session on an NVIDIA GPU. Zero in every field but `struct_size` and `kind` means the default. A CPU ignores it.
+ * How to create a session on an NVIDIA GPU. Zero in every field but `struct_size` and `kind` means the default. A CPU ignores it.
  */
 typedef struct ember_cuda_session_options {
     /**
@@ -3512,7 +3512,7 @@ ember_status ember_text_stream_push(struct ember_text_stream *stream,
 
 /**
  * Ends the text: writes what was held back, with U+FFFD for a character that stayed incomplete.
- * The stream is as new then and may be used for another text. `text`, `capacity` and `len` are
+ * The stream is then empty and may be used for another text. `text`, `capacity` and `len` are
  * those of `ember_text_stream_push`.
  *
  * Errors: `EMBER_BUFFER_TOO_SMALL`, and the text was not ended; `EMBER_BUSY`.
@@ -3636,7 +3636,7 @@ ember_status ember_embedder_info(const struct ember_embedder *embedder,
                                  struct ember_error *err);
 
 /**
- * Makes vectors of `count` texts. Each is tokenized as `ember_tokenize` does it without flags, with the tokens that the model
+ * Computes the vectors of `count` texts. Each is tokenized as `ember_tokenize` does it without flags, with the tokens that the model
  * expects at the beginning and end of a text. `out` receives the vectors one behind the other, `dimension` floats each
  * (see `ember_embedder_info`); without pooling, a vector for each token. `written` receives their number of floats, also
  * when `capacity`, the room in `out` in floats, is too small for them: `EMBER_BUFFER_TOO_SMALL`, with nothing written to
@@ -3704,7 +3704,7 @@ ember_status ember_rerank(struct ember_embedder *embedder,
 ember_status ember_embedder_interrupt(struct ember_embedder *embedder);
 
 /**
- * Makes the handle invalid and frees the embedder. NULL is allowed and does nothing.
+ * Frees an embedder; the handle becomes invalid. NULL is allowed and does nothing.
  *
  * Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY`, and the embedder lives on.
  */
@@ -3748,7 +3748,7 @@ ember_status ember_adapter_info(const struct ember_adapter *adapter,
 ember_status ember_adapter_free(struct ember_adapter *adapter);
 
 /**
- * Has a session use `count` adapters, at most 16, in place of those that it used before; 0 uses none, and `adapters` may be
+ * Sets the `count` adapters, at most 16, that a session uses, in place of the previous ones; 0 uses none, and `adapters` may be
  * NULL then. All of them must have been loaded for the session's model. What they add is summed in the order of the list.
  *
  * The call itself evaluates nothing. The next call that needs the context evaluates all of it again with the new
@@ -3811,7 +3811,7 @@ ember_status ember_chat_format(const struct ember_model *model,
  * arguments are those of `ember_chat_format`, and `tokens`, `capacity` and `count` those of
  * `ember_tokenize`.
  *
- * What the caller passed is text and can forge nothing: control tokens such as `<|im_end|>` are
+ * The caller's strings are always text and cannot forge control tokens: tokens such as `<|im_end|>` are
  * recognized only where the template itself wrote every character of them, whatever it did to the
  * caller's strings before it wrote them; a `role` counts as the template's if it is a plain word
  * without `_`, but in no token that ends something.

@@ -14,7 +14,7 @@ pub enum Level {
     Error = 1,
     /// Something works less well than it could.
     Warn = 2,
-    /// Models and sessions come and go.
+    /// Models are loaded, sessions are created, and both are freed.
     Info = 3,
     /// Details for a bug report.
     Debug = 4,

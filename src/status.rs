@@ -73,13 +73,13 @@ pub enum Status {
     DecodePending = 27,
     /// There is no such device, or it cannot be used; the message says why.
     NoDevice = 28,
-    /// The device failed for good; every later call on it fails in the same way.
+    /// The device failed permanently; every later call on it fails in the same way.
     DeviceLost = 29,
     /// The model produced a value that is not a number.
     Numeric = 30,
     /// The device or its driver refused an operation.
     DeviceError = 31,
-    /// A bug in the library was caught at its border; the message says where. A session that this
+    /// A bug in the library was caught before it could reach the caller; the message says where. A session that this
     /// happened to answers every later call in the same way and can only be freed.
     Internal = 32,
     /// The process was forked from one that had loaded a model or was in a call; the library works

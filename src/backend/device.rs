@@ -27,7 +27,7 @@ pub struct DeviceInfo {
     pub usable: bool,
     /// Why it cannot be used, or what limits it; empty if there is nothing to say.
     pub reason: String,
-    /// The name that its maker gave it.
+    /// Name of the device, as its vendor gives it.
     pub name: String,
     /// Version of the driver; empty for a CPU.
     pub driver: String,

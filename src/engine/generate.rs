@@ -18,7 +18,7 @@ pub struct GenerateOptions<'a> {
     pub stops: &'a [&'a str],
     /// Write the names of control tokens.
     pub show_special: bool,
-    /// Go on behind tokens that end an answer.
+    /// Continue after tokens that end an answer.
     pub ignore_end: bool,
     /// The text is one of its own, and not the rest of the prompt's: leave out a space that the tokenizer puts
     /// before every text.

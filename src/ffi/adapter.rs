@@ -187,7 +187,7 @@ pub unsafe extern "C" fn ember_adapter_free(adapter: *mut ember_adapter) -> embe
     unsafe { call_always(null_mut(), work) }
 }
 
-/// Has a session use `count` adapters, at most 16, in place of those that it used before; 0 uses none, and `adapters` may be
+/// Sets the `count` adapters, at most 16, that a session uses, in place of the previous ones; 0 uses none, and `adapters` may be
 /// NULL then. All of them must have been loaded for the session's model. What they add is summed in the order of the list.
 ///
 /// The call itself evaluates nothing. The next call that needs the context evaluates all of it again with the new

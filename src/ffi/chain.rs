@@ -35,7 +35,7 @@ unsafe impl Sized32 for ember_cuda_model_options {
     const NAME: &'static str = "ember_cuda_model_options";
 }
 
-/// How to make a session on an NVIDIA GPU. Zero in every field but `struct_size` and `kind` means the default. A CPU ignores it.
+/// How to create a session on an NVIDIA GPU. Zero in every field but `struct_size` and `kind` means the default. A CPU ignores it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ember_cuda_session_options {

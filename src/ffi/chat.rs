@@ -135,7 +135,7 @@ pub unsafe extern "C" fn ember_chat_format(
 /// arguments are those of `ember_chat_format`, and `tokens`, `capacity` and `count` those of
 /// `ember_tokenize`.
 ///
-/// What the caller passed is text and can forge nothing: control tokens such as `<|im_end|>` are
+/// The caller's strings are always text and cannot forge control tokens: tokens such as `<|im_end|>` are
 /// recognized only where the template itself wrote every character of them, whatever it did to the
 /// caller's strings before it wrote them; a `role` counts as the template's if it is a plain word
 /// without `_`, but in no token that ends something.

@@ -33,7 +33,7 @@ pub struct ember_device {
     pub memory_total: u64,
     /// Bytes of memory that are free now; 0 if unknown.
     pub memory_free: u64,
-    /// The name that its maker gave it.
+    /// Name of the device, as its vendor gives it.
     pub name: [c_char; 128],
     /// Version of the driver; empty for a CPU.
     pub driver: [c_char; 32],

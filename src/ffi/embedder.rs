@@ -16,14 +16,14 @@ use std::ffi::c_char;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-/// Makes vectors or scores of texts: for search, clustering, classification and reranking. It has no context: each text is
+/// Computes vectors or scores of texts, for search, clustering, classification and reranking. It has no context: each text is
 /// evaluated by itself. One thread at a time may use it; a call from a second thread meanwhile returns `EMBER_BUSY`
-/// and changes nothing. To embed on several threads at once, make an embedder for each. It keeps its model alive.
+/// and changes nothing. To embed on several threads at once, create an embedder for each. It keeps its model alive.
 pub struct ember_embedder {
     _opaque: [u8; 0],
 }
 
-/// What an embedder makes of the hidden states of a text, which has one for each token: values of
+/// How an embedder combines the hidden states of a text, of which there is one for each token: values of
 /// `ember_embedder_options.pooling`.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
@@ -73,7 +73,7 @@ pub struct ember_text {
     pub len: usize,
 }
 
-/// How to make an embedder. Zero in every field but `struct_size` means the default.
+/// How to create an embedder. Zero in every field but `struct_size` means the default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ember_embedder_options {
@@ -353,7 +353,7 @@ unsafe fn texts<'a>(texts: *const ember_text, count: usize, name: &str) -> Resul
     Ok(all)
 }
 
-/// Makes vectors of `count` texts. Each is tokenized as `ember_tokenize` does it without flags, with the tokens that the model
+/// Computes the vectors of `count` texts. Each is tokenized as `ember_tokenize` does it without flags, with the tokens that the model
 /// expects at the beginning and end of a text. `out` receives the vectors one behind the other, `dimension` floats each
 /// (see `ember_embedder_info`); without pooling, a vector for each token. `written` receives their number of floats, also
 /// when `capacity`, the room in `out` in floats, is too small for them: `EMBER_BUFFER_TOO_SMALL`, with nothing written to
@@ -483,7 +483,7 @@ pub unsafe extern "C" fn ember_embedder_interrupt(embedder: *mut ember_embedder)
     unsafe { call_always(null_mut(), work) }
 }
 
-/// Makes the handle invalid and frees the embedder. NULL is allowed and does nothing.
+/// Frees an embedder; the handle becomes invalid. NULL is allowed and does nothing.
 ///
 /// Errors: `EMBER_INVALID_HANDLE`; `EMBER_BUSY`, and the embedder lives on.
 #[unsafe(no_mangle)]

@@ -16,11 +16,11 @@ pub type ember_status = i32;
 pub struct ember_error {
     /// The status that the function returned.
     pub code: ember_status,
-    /// Index of the element at fault, counted from 0, if the function takes several: a token of a prompt, a session
+    /// Index of the invalid element, counted from 0, if the function takes several: a token of a prompt, a session
     /// of a batch, a stop string, or an entry of a list in an option struct, which the message names. Otherwise
     /// `EMBER_NO_INDEX`.
     pub index: u32,
-    /// A sentence that names the thing at fault: UTF-8, always ended by a NUL, shortened to fit.
+    /// A message that names the cause: UTF-8, always terminated by a NUL, shortened to fit.
     pub message: [c_char; 1016],
 }
 

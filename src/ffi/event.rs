@@ -9,7 +9,7 @@ use crate::threads::event::Event;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::Arc;
 
-/// Something that an event loop can wait for: set when a call of `ember_decode_poll`, `ember_prefill_poll`, `ember_generate_next`
+/// An event that an event loop can wait for. It is set when a call of `ember_decode_poll`, `ember_prefill_poll`, `ember_generate_next`
 /// or `ember_load_poll` may find something new. Any number of sessions and loads may have the same one. All functions that take one
 /// may be called by any thread at any time.
 pub struct ember_event {

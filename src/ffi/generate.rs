@@ -18,7 +18,7 @@ use std::ffi::{c_char, c_void};
 pub enum ember_generate_flags {
     /// Spell the names of control tokens in the text instead of leaving them out.
     EMBER_GENERATE_SHOW_SPECIAL = 1,
-    /// Go on behind tokens that end an answer.
+    /// Continue after tokens that end an answer.
     EMBER_GENERATE_IGNORE_END = 2,
     /// The output is a separate text, such as an answer in a chat, not a continuation of the prompt: leave out the
     /// space that SentencePiece tokenizers put before every text.
@@ -29,15 +29,15 @@ pub enum ember_generate_flags {
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ember_generate_end {
-    /// The most tokens that were asked for are there.
+    /// The requested number of tokens was reached.
     EMBER_END_LIMIT = 1,
     /// The last token ends an answer (`ember_token_is_end`). It is in the context; the callback did not get it.
     EMBER_END_TOKEN = 2,
     /// A stop string is complete. Its tokens are in the context, nothing of it is in the text.
     EMBER_END_STOP = 3,
-    /// The callback returned something else than 0, or `ember_generate_finish` came before any other reason.
+    /// The callback returned a value other than 0, or `ember_generate_finish` came before any other reason.
     EMBER_END_CALLBACK = 4,
-    /// `ember_session_interrupt`. What was made before is in the context.
+    /// `ember_session_interrupt`. The tokens generated before it are in the context.
     EMBER_END_INTERRUPTED = 5,
     /// The context has no room for another token.
     EMBER_END_CONTEXT_FULL = 6,
@@ -65,7 +65,7 @@ pub struct ember_generate_options {
     pub prompt: *const u32,
     /// Number of tokens in `prompt`.
     pub prompt_count: usize,
-    /// The most tokens to make; 0 means as many as the context has room for.
+    /// The most tokens to generate; 0 means as many as the context has room for.
     pub limit: usize,
     /// Strings at which the text ends, at most 256.
     pub stops: *const ember_stop,
@@ -73,7 +73,7 @@ pub struct ember_generate_options {
     pub stop_count: usize,
     /// Receives the text; may be NULL.
     pub piece: ember_piece_fn,
-    /// Handed to `piece`; may be NULL.
+    /// Passed to `piece`; may be NULL.
     pub user: *mut c_void,
 }
 
@@ -97,7 +97,7 @@ pub struct ember_generate_details {
     pub token: u32,
     /// Where the tokens begin in the context: `ember_session_tokens` from here on writes them all.
     pub position: u64,
-    /// Number of tokens that were made.
+    /// Number of tokens that were generated.
     pub token_count: u64,
     /// Bytes of text that the callback got, or would have got.
     pub text_bytes: u64,

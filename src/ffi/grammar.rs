@@ -38,7 +38,7 @@ pub enum ember_json_spacing {
     EMBER_JSON_FREE = 2,
 }
 
-/// How to make a grammar. Zero in every field but `struct_size` means the default.
+/// How to compile a grammar. Zero in every field but `struct_size` means the default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ember_grammar_options {

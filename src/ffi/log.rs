@@ -15,7 +15,7 @@ pub enum ember_log_level {
     EMBER_LOG_ERROR = 1,
     /// Something works less well than it could.
     EMBER_LOG_WARN = 2,
-    /// Models and sessions come and go.
+    /// Models are loaded, sessions are created, and both are freed.
     EMBER_LOG_INFO = 3,
     /// Details for a bug report.
     EMBER_LOG_DEBUG = 4,

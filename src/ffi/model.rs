@@ -56,7 +56,7 @@ pub enum ember_weights {
     EMBER_WEIGHTS_Q4_K_M = 4,
 }
 
-/// Values of `ember_model_options.files`: how a CPU reaches the weights. A GPU always reads them, once,
+/// Values of `ember_model_options.files`: how the CPU accesses the weights. For a GPU, they are always read, once,
 /// to its own memory, and needs the files no longer when the model is loaded.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ pub enum ember_split {
     /// Each device has a share of every layer, and all work on every token at the same time, so that one session is faster than on
     /// one device. Only for GPUs that reach each other's memory, for models whose layers are attention and dense feed-forward
     /// parts, and without adapters, drafts and profiles. `device_layers` is NULL. Each GPU takes `memory_limit` at most, and no
-    /// layer goes to the CPU. Work of one session, or of one batch, is under way at a time.
+    /// layer goes to the CPU. Only one session or one batch is processed at a time.
     EMBER_SPLIT_TENSORS = 1,
 }
 
@@ -104,7 +104,7 @@ pub struct ember_model_options {
     pub weights: u32,
     /// Called while loading; may be NULL.
     pub progress: ember_progress_fn,
-    /// Handed to `progress`; may be NULL.
+    /// Passed to `progress`; may be NULL.
     pub user: *mut c_void,
     /// NULL, or options of single devices: an `ember_cuda_model_options`.
     pub next: *const c_void,
@@ -138,7 +138,7 @@ pub struct ember_model_options {
     /// NULL, or what receives the log messages about this model and its sessions, in place of the function that
     /// `ember_set_log_callback` has set. It may be called until the model and the last of its sessions are freed.
     pub log_callback: ember_log_fn,
-    /// Handed to `log_callback`; may be NULL.
+    /// Passed to `log_callback`; may be NULL.
     pub log_user: *mut c_void,
     /// Indices of the devices that share the model's layers, 1 to 16, or NULL for `device` alone. The first device has the first
     /// layers, the last one the head. The devices work one after another on a token, and at the same time on different sessions and

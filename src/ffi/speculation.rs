@@ -48,7 +48,7 @@ unsafe impl Sized32 for ember_speculation_options {
     const NAME: &'static str = "ember_speculation_options";
 }
 
-/// What a session's drafts have come to since `ember_session_set_speculation`. The caller sets `struct_size`,
+/// Counts of a session's drafts since `ember_session_set_speculation`. The caller sets `struct_size`,
 /// `ember_session_speculation_info` the rest.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -59,13 +59,13 @@ pub struct ember_speculation_details {
     pub source: u32,
     /// The most drafts in a step.
     pub max_drafts: u32,
-    /// Drafts that the last step was to verify, 0 if drafts were not worth it.
+    /// Number of drafts chosen for the last step; 0 if drafting was not worthwhile.
     pub depth: u32,
     /// Steps in which drafts were verified.
     pub steps: u64,
     /// Drafts that were verified.
     pub drafted: u64,
-    /// Drafts that were right. Each saved the session a step of its own.
+    /// Drafts that were accepted. Each saved the session one step.
     pub accepted: u64,
 }
 

@@ -3,7 +3,7 @@
 use crate::backend::{DeviceKind, KvType};
 use crate::engine::device::{is_compiled, takes_kv_type};
 
-/// What `ember_supported` can be asked for. Later versions may have more.
+/// Capabilities that `ember_supported` knows. Later versions may have more.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 pub enum ember_capability {

@@ -40,7 +40,7 @@ pub struct ember_stop {
     pub len: usize,
 }
 
-/// How to make a text stream. Zero in every field but `struct_size` means the default.
+/// How to create a text stream. Zero in every field but `struct_size` means the default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ember_text_stream_options {
@@ -60,7 +60,7 @@ unsafe impl Sized32 for ember_text_stream_options {
     const NAME: &'static str = "ember_text_stream_options";
 }
 
-/// How far a text stream is. The caller sets `struct_size`, `ember_text_stream_info` the rest.
+/// The progress of a text stream. The caller sets `struct_size`, `ember_text_stream_info` the rest.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ember_text_stream_details {
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn ember_text_stream_push(
 }
 
 /// Ends the text: writes what was held back, with U+FFFD for a character that stayed incomplete.
-/// The stream is as new then and may be used for another text. `text`, `capacity` and `len` are
+/// The stream is then empty and may be used for another text. `text`, `capacity` and `len` are
 /// those of `ember_text_stream_push`.
 ///
 /// Errors: `EMBER_BUFFER_TOO_SMALL`, and the text was not ended; `EMBER_BUSY`.

@@ -16,7 +16,7 @@ pub enum ember_token_flags {
     EMBER_TOKEN_FORCED = 2,
     /// `logprob` is set.
     EMBER_TOKEN_HAS_LOGPROB = 4,
-    /// The token was a draft that was right (`ember_session_set_speculation`).
+    /// The token was an accepted draft (`ember_session_set_speculation`).
     EMBER_TOKEN_DRAFTED = 8,
 }
 
@@ -30,7 +30,7 @@ pub struct ember_token {
     pub id: u32,
     /// Values of `enum ember_token_flags`.
     pub flags: u32,
-    /// In a batch, what this session has come to; else `EMBER_OK`.
+    /// In a batch, the status of this session; otherwise `EMBER_OK`.
     pub status: ember_status,
     /// The natural logarithm of the token's probability in the model's own distribution, before sampling settings change it, if
     /// `ember_sampling_options.logprobs` is not 0. `ember_session_logprobs` has those of other tokens.
