@@ -158,7 +158,8 @@ test-rust: $(KERNELS)
 	$(if $(SLOW),EMBERLM_SLOW_TESTS=1 )$(RUST_TESTS) $(if $(wildcard ../shared/models/hamlet),-- --include-ignored $(if $(EMBERLM_MINILM),,--skip minilm_agrees))
 
 # The host's side of the GPU backend (memory that is mapped and shared, states, eviction, graphs), with a driver that stands in
-# for the real one. It computes no products, so tests of what a model chooses are left out. First the proof that a planted defect is seen.
+# for the real one. It computes no products, so tests of what a model chooses are left out. It knows the kernels of kernels/ by name, so that
+# one that the host asks for and that is not there fails. First the proofs that planted defects are seen.
 DRIVER := $(C_OUT)/driver
 CUDA_TESTS := $(CARGO) test --features tools,bench,test-hooks --test cuda --
 
@@ -168,6 +169,11 @@ test-driver: $(KERNELS)
 	set -e; mkdir -p $(DRIVER); \
 	$(CC) -O2 -shared -fPIC -Wall -Wextra tests/driver/cuda.c -o $(DRIVER)/libcuda.so.1 -lpthread; \
 	ln -sf libcuda.so.1 $(DRIVER)/libcuda.so; \
+	bash tests/driver/kernels $(DRIVER)/kernels; \
+	grep -v '^rope_append$$' $(DRIVER)/kernels > $(DRIVER)/kernels.defect; \
+	if STAND_IN_KERNELS=$(DRIVER)/kernels.defect LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) states::forks >/dev/null 2>&1; then \
+	    echo "a kernel that is not there was not missed"; exit 1; fi; \
+	export STAND_IN_KERNELS=$(DRIVER)/kernels; \
 	if STAND_IN_DEFECT=1 LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) states::forks >/dev/null 2>&1; then \
 	    echo "a planted defect of the driver was not seen"; exit 1; fi; \
 	for filter in states:: files:: drafts:: limits:: model::rewind model::queued model::out_of_memory model::memory model::batches \
