@@ -103,6 +103,7 @@ help:
 	@echo "make test-stack      every function on a stack of 64 KB"
 	@echo "make check-platforms the library compiles for Windows, macOS and Android"
 	@echo "make test-windows    C tests and examples with the library for Windows, in Wine"
+	@echo "make test-macos      archives for macOS: their exports, what they need, programs that link with them; nothing runs"
 	@echo "make test-bindings   the bindings for other languages, each where its tools are installed"
 	@echo "make bindings        generate the lowest layer of the bindings anew; make python-wheel builds a wheel with the library in it"
 	@echo "make install         header, libraries, emberlm.pc (PREFIX, LIBDIR, INCLUDEDIR, DESTDIR); make uninstall"
@@ -368,11 +369,12 @@ $(C_OUT)/EmberLMConfig.cmake: packaging/EmberLMConfig.cmake.in packaging/EmberLM
 
 # Archives for machines without Rust: this machine's platform, or all that can be built here. zig links for older and other systems.
 DIST           ?= $(abspath $(TARGET_DIR))/dist
-DIST_PLATFORMS := linux-x86_64 linux-aarch64 windows-x86_64
+DIST_MACOS     := macos-x86_64 macos-aarch64
+DIST_PLATFORMS := linux-x86_64 linux-aarch64 windows-x86_64 $(DIST_MACOS)
 ZIG_VERSION    := 0.17.1
 ZIG            ?= env PYTHONPATH=$(abspath $(TARGET_DIR))/zig $(PYTHON) -m ziglang
 
-.PHONY: dist dist-all test-dist
+.PHONY: dist dist-all test-dist test-macos
 $(TARGET_DIR)/zig/ziglang:
 	$(PYTHON) -m pip install --quiet --root-user-action=ignore --disable-pip-version-check --no-deps --target $(TARGET_DIR)/zig ziglang==$(ZIG_VERSION)
 
@@ -387,6 +389,12 @@ dist-all: lib $(TARGET_DIR)/zig/ziglang
 # The archive of this machine's platform, as its receiver uses it.
 test-dist: dist
 	bash packaging/test $(DIST)/emberlm-$(VERSION)-linux-$$(uname -m).tar.gz $(MODEL)
+
+# The archives for macOS as far as they can be checked without one: what they export and need, and that programs link with them.
+test-macos: $(TARGET_DIR)/zig/ziglang
+	ZIG="$(ZIG)" bash packaging/dist $(DIST)/macos $(DIST_MACOS)
+	@$(DECLARED) > $(DIST)/macos/declared
+	ZIG="$(ZIG)" bash packaging/test-macos $(DIST)/macos $(DIST)/macos/declared
 
 $(CARGO_FUZZ):
 	$(CARGO) install cargo-fuzz --version =$(CARGO_FUZZ_VERSION) --locked \
