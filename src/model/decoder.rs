@@ -397,6 +397,7 @@ impl<'a> Decoder<'a> {
             k,
             v,
             gated: false,
+            gate: None,
             output: self.source.linear(&output, q_len, self.hidden)?,
             output_norm: None,
             q_norm: None,

@@ -1,19 +1,17 @@
 //! `exaone4`: EXAONE 4, with norms after both parts and of q and k per head. Where some layers have a
-//! window, the others have no rotary embedding.
+//! window, the others have no rotary embedding. `exaone-moe`: K-EXAONE, with norms before both parts instead, and experts
+//! that are chosen by sigmoids and a bias in all layers but the first ones.
 
 use super::decoder::{Decoder, Windows, bare_block};
-use super::{Activation, Block, Network, NormKind, RopePairing};
+use super::experts::{Defaults, Mixture, shared_count_ff, softmax};
+use super::{Activation, Block, Network, NormKind, RopePairing, Scoring};
 use crate::error::Result;
 use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     let d = Decoder::read(file, "exaone4", NormKind::Rms)?;
     let rope = d.rope(RopePairing::Halves)?;
-    // Files of models without a window may say 0.
-    let windows = match d.source.find::<u64>("attention.sliding_window")? {
-        Some(0) => vec![None; d.n_layers],
-        _ => d.windows(Windows::ButEvery(4))?,
-    };
+    let windows = windows(&d)?;
     let hybrid = windows.iter().any(Option::is_some);
     d.network(|i| {
         let rotated = !hybrid || windows[i].is_some();
@@ -25,4 +23,32 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
             ..bare_block(attention, d.gated(i, Activation::Silu)?)
         })
     })
+}
+
+pub(super) fn experts(file: &ModelFile) -> Result<Network> {
+    let mut d = Decoder::read(file, "exaone-moe", NormKind::Rms)?;
+    d.leave_out_predictors()?;
+    let rope = d.rope(RopePairing::Halves)?;
+    let windows = windows(&d)?;
+    let hybrid = windows.iter().any(Option::is_some);
+    let experts = Defaults {
+        scoring: Scoring::Sigmoid,
+        shared_ff: shared_count_ff(&d)?,
+        ..softmax(&d)?
+    };
+    let experts = Mixture::new(&d, experts)?;
+    d.network(|i| {
+        let rotated = !hybrid || windows[i].is_some();
+        let mut attention = d.normed_attention(i, rotated.then_some(&rope), true)?;
+        attention.window = windows[i];
+        d.pre_norm_block(i, attention, experts.or_gated(&d, i)?)
+    })
+}
+
+/// Files of models without a window may say 0.
+fn windows(d: &Decoder) -> Result<Vec<Option<usize>>> {
+    match d.source.find::<u64>("attention.sliding_window")? {
+        Some(0) => Ok(vec![None; d.n_layers]),
+        _ => d.windows(Windows::ButEvery(4)),
+    }
 }

@@ -235,6 +235,7 @@ impl Layers {
             k,
             v,
             gated: false,
+            gate: None,
             output: source.linear(&name(layer, "attn_output"), q_len, hidden)?,
             output_norm: None,
             q_norm: d.norm_of(layer, "attn_q_norm", *head_dim)?,

@@ -1,5 +1,5 @@
-//! `glm4moe` and `dots1`: GLM 4.5 to 4.7, with rope on a part of each head, and dots.llm1. Experts are
-//! chosen by sigmoids and a bias in all layers but the first ones.
+//! `glm4moe`, `dots1` and `bailingmoe2`: GLM 4.5 to 4.7, with rope on a part of each head, Solar Open, dots.llm1, and
+//! Ling 2. Experts are chosen by sigmoids and a bias in all layers but the first ones.
 
 use super::decoder::{Decoder, bare_block};
 use super::experts::{Defaults, Mixture, shared_count_ff, softmax};
@@ -13,6 +13,11 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
 
 pub(super) fn dots1(file: &ModelFile) -> Result<Network> {
     network(file, "dots1", "ffn_norm")
+}
+
+/// Queries, keys and values are in one matrix.
+pub(super) fn bailingmoe2(file: &ModelFile) -> Result<Network> {
+    network(file, "bailingmoe2", "ffn_norm")
 }
 
 /// `norm` is that before the feed-forward part.

@@ -1,6 +1,6 @@
 //! `granite`, `granitemoe` and `granitehybrid`: Granite 3 and 4, with factors on embedding, scores,
 //! residual stream and logits. Layers of the last one are Mamba 2 or attention, as are those of Bamba, whose files
-//! are of that architecture and have no factors.
+//! are of that architecture and have no factors. `minicpm`: MiniCPM 1 to 4, of the same form as the first.
 
 use super::decoder::Decoder;
 use super::experts::{Defaults, Mixture, shared_ff, softmax};
@@ -15,6 +15,14 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     d.refuse_experts()?;
     let rope = rope(&d)?;
     let mixer = |i| Ok(d.attention(i, rope.as_ref())?.into());
+    network(&d, mixer, |i| d.gated(i, Activation::Silu))
+}
+
+pub(super) fn minicpm(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read(file, "minicpm", NormKind::Rms)?;
+    d.refuse_experts()?;
+    let rope = d.rope(RopePairing::Interleaved)?;
+    let mixer = |i| Ok(d.attention(i, Some(&rope))?.into());
     network(&d, mixer, |i| d.gated(i, Activation::Silu))
 }
 
@@ -94,8 +102,16 @@ fn network(
     mixer: impl Fn(usize) -> Result<Mixer>,
     feed_forward: impl Fn(usize) -> Result<FeedForward>,
 ) -> Result<Network> {
-    let scale = |key: &str| Ok(d.source.find_positive(key)?.unwrap_or(1.0));
-    let residual_scale = scale("residual_scale")?;
+    // The first files of MiniCPM have no factors; all of those models have the same.
+    let (residual, embedding) = match d.source.architecture() {
+        "minicpm" => (1.4 / (d.n_layers as f32).sqrt(), 12.0),
+        _ => (1.0, 1.0),
+    };
+    let scale = |key: &str, usual: f32| {
+        let found = d.source.find_positive(key)?;
+        Ok::<_, crate::Error>(found.unwrap_or(usual))
+    };
+    let residual_scale = scale("residual_scale", residual)?;
     let network = d.network(|i| {
         Ok(Block {
             residual_scale,
@@ -103,11 +119,12 @@ fn network(
         })
     })?;
     let logit_scale = match d.source.architecture() {
-        "granitehybrid" => scale("logit_scale")?,
+        "granitehybrid" => scale("logit_scale", 1.0)?,
+        "minicpm" => scale("logit_scale", d.hidden as f32 / 256.0)?,
         _ => d.source.positive("logit_scale")?,
     };
     Ok(Network {
-        embedding_scale: scale("embedding_scale")?,
+        embedding_scale: scale("embedding_scale", embedding)?,
         logit_scale: 1.0 / logit_scale,
         ..network
     })

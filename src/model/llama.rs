@@ -1,9 +1,10 @@
-//! `llama`: Llama 2 to 3.2, Mistral, Mixtral, TinyLlama, SmolLM2 and others of their shape.
+//! `llama`: Llama 2 to 3.2, Mistral, Mixtral, TinyLlama, SmolLM2 and others of their shape. `internlm2`, `xverse` and
+//! `baichuan` are the same without experts and windows.
 
 use super::decoder::{Decoder, Windows};
 use super::experts::{Mixture, softmax};
 use super::{Activation, Network, NormKind, RopePairing};
-use crate::error::Result;
+use crate::error::{Result, fail};
 use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
@@ -19,5 +20,36 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
             None => d.gated(i, Activation::Silu)?,
         };
         d.pre_norm_block(i, attention, feed_forward)
+    })
+}
+
+pub(super) fn internlm2(file: &ModelFile) -> Result<Network> {
+    dense(&Decoder::read(file, "internlm2", NormKind::Rms)?)
+}
+
+pub(super) fn xverse(file: &ModelFile) -> Result<Network> {
+    dense(&Decoder::read(file, "xverse", NormKind::Rms)?)
+}
+
+/// Those of 13B parameters have no rope, but scores that fall with the distance. Only the number of layers
+/// tells them from the others.
+pub(super) fn baichuan(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read(file, "baichuan", NormKind::Rms)?;
+    if d.n_layers == 40 {
+        fail!(
+            Unsupported,
+            "{} is 40: models of this architecture with scores that fall with the distance are not supported",
+            d.source.key_name("block_count")
+        );
+    }
+    dense(&d)
+}
+
+fn dense(d: &Decoder) -> Result<Network> {
+    d.refuse_experts()?;
+    let rope = d.rope(RopePairing::Interleaved)?;
+    d.network(|i| {
+        let attention = d.attention(i, Some(&rope))?;
+        d.pre_norm_block(i, attention, d.gated(i, Activation::Silu)?)
     })
 }

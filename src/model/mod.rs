@@ -4,6 +4,7 @@
 //! never ask for a family's name. All shapes are checked here, so a backend may rely on them.
 
 mod adapter;
+mod afmoe;
 mod apertus;
 mod arcee;
 mod bert;
@@ -80,8 +81,11 @@ type Describe = fn(&ModelFile) -> Result<Network>;
 
 /// The families, by `general.architecture`. A new one is a file here and a line in this table.
 const ARCHITECTURES: &[(&str, Describe)] = &[
+    ("afmoe", afmoe::describe),
     ("apertus", apertus::describe),
     ("arcee", arcee::describe),
+    ("baichuan", llama::baichuan),
+    ("bailingmoe2", glm4moe::bailingmoe2),
     ("bert", bert::bert),
     ("bitnet", bitnet::describe),
     ("chatglm", glm4::chatglm),
@@ -95,6 +99,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("eurobert", bert::eurobert),
     ("exaone", exaone::describe),
     ("exaone4", exaone4::describe),
+    ("exaone-moe", exaone4::experts),
     ("falcon", falcon::describe),
     ("falcon-h1", falcon_h1::describe),
     ("gemma", gemma::gemma),
@@ -113,6 +118,8 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("granitemoe", granite::experts),
     ("hunyuan-dense", hunyuan::describe),
     ("hunyuan-moe", hunyuan::experts),
+    ("internlm2", llama::internlm2),
+    ("jais2", nemotron::jais2),
     ("jamba", jamba::describe),
     ("jina-bert-v2", bert::jina_bert_v2),
     ("jina-bert-v3", bert::jina_bert_v3),
@@ -121,6 +128,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("llama", llama::describe),
     ("mamba", mamba1::describe),
     ("mamba2", mamba2::describe),
+    ("minicpm", granite::minicpm),
     ("minimax-m2", minimax_m2::describe),
     ("mistral3", mistral3::describe),
     ("modern-bert", bert::modern_bert),
@@ -132,6 +140,8 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("nomic-bert-moe", bert::nomic_bert_experts),
     ("olmo2", olmo2::describe),
     ("olmoe", olmoe::describe),
+    ("orion", stablelm::orion),
+    ("pangu-embedded", qwen2::pangu),
     ("phi2", phi2::describe),
     ("phi3", phi3::describe),
     ("qwen2", qwen2::describe),
@@ -149,6 +159,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("stablelm", stablelm::describe),
     ("starcoder", gpt2::starcoder),
     ("starcoder2", starcoder2::describe),
+    ("xverse", llama::xverse),
 ];
 
 impl Network {

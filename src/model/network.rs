@@ -739,10 +739,12 @@ impl Attention {
     }
 
     fn linears(&self) -> Vec<&Linear> {
-        match self.shares {
+        let mut all = match self.shares {
             Some(_) => vec![&self.q, &self.output],
             None => vec![&self.q, &self.k, &self.v, &self.output],
-        }
+        };
+        all.extend(&self.gate);
+        all
     }
 }
 
@@ -846,6 +848,8 @@ pub struct Attention {
     /// Whether `q` has, of each head, the rows of the query and then as many of a gate, by whose sigmoid
     /// the head's result is multiplied.
     pub gated: bool,
+    /// The gates where they are apart, as many rows as queries. Not if `gated`.
+    pub gate: Option<Linear>,
     /// `hidden` x `n_heads * head_dim`.
     pub output: Linear,
     /// Norm of the heads' results, all together, before `output`.

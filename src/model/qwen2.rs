@@ -1,4 +1,4 @@
-//! `qwen2`: Qwen 2 and 2.5, with biases on q, k and v.
+//! `qwen2`: Qwen 2 and 2.5, with biases on q, k and v. `pangu-embedded`: openPangu, with one more on the output.
 
 use super::decoder::{Decoder, Windows};
 use super::{Activation, Network, NormKind, RopePairing};
@@ -13,6 +13,10 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
 /// that rope is the usual one.
 pub(super) fn vision(file: &ModelFile) -> Result<Network> {
     network(file, "qwen2vl")
+}
+
+pub(super) fn pangu(file: &ModelFile) -> Result<Network> {
+    network(file, "pangu-embedded")
 }
 
 fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {

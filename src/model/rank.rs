@@ -93,6 +93,9 @@ fn attention_share(attention: &mut Attention, rank: Rank) -> Share<()> {
     if !of_each_head(&attention.q_norm) || !of_each_head(&attention.k_norm) {
         return Err("a norm over all heads together needs all of them".into());
     }
+    if attention.output_norm.is_some() {
+        return Err("a norm over the results of all heads needs all of them".into());
+    }
     if attention.slopes.is_some() {
         return Err("slopes of heads are not split by tensors so far".into());
     }
@@ -117,6 +120,10 @@ fn attention_share(attention: &mut Attention, rank: Rank) -> Share<()> {
     attention.q = rows_of(&attention.q, of(&heads, q_rows));
     attention.k = rows_of(&attention.k, of(&kv_heads, head_dim));
     attention.v = rows_of(&attention.v, of(&kv_heads, head_dim));
+    attention.gate = attention
+        .gate
+        .as_ref()
+        .map(|gate| rows_of(gate, of(&heads, head_dim)));
     attention.output = columns_of(&attention.output, of(&heads, head_dim), rank)?;
     let sinks = attention.sinks.as_ref();
     attention.sinks = sinks.map(|sinks| sinks.elements(heads.clone()));

@@ -1,5 +1,5 @@
 //! `stablelm`: StableLM 3B and StableLM 2, with Layer norms and rope on a part of each head. In some,
-//! attention and feed-forward part read the same normed input.
+//! attention and feed-forward part read the same normed input. `orion`: Orion 14B, the same with rope on whole heads.
 
 use super::decoder::{Decoder, bare_block};
 use super::{Activation, Block, Network, NormKind, RopePairing};
@@ -7,7 +7,15 @@ use crate::error::{Result, fail};
 use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
-    let d = Decoder::read(file, "stablelm", NormKind::Layer)?;
+    network(file, "stablelm")
+}
+
+pub(super) fn orion(file: &ModelFile) -> Result<Network> {
+    network(file, "orion")
+}
+
+fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
+    let d = Decoder::read(file, architecture, NormKind::Layer)?;
     if d.has_part("attn_q_norm.weight") || d.has_part("attn_k_norm.weight") {
         fail!(
             Unsupported,

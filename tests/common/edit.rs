@@ -63,6 +63,49 @@ impl Edited {
         self
     }
 
+    /// Gives it another architecture, with the keys of the one that it had.
+    pub fn rename(&mut self, architecture: &str) -> &mut Edited {
+        let old = match &self.metadata["general.architecture"] {
+            Value::String(old) => format!("{old}."),
+            other => panic!("{other:?}"),
+        };
+        self.metadata = std::mem::take(&mut self.metadata)
+            .into_iter()
+            .map(|(key, value)| match key.strip_prefix(&old) {
+                Some(rest) => (format!("{architecture}.{rest}"), value),
+                None => (key, value),
+            })
+            .collect();
+        self.set("general.architecture", architecture)
+    }
+
+    /// Calls a part of all layers by another name.
+    pub fn rename_tensors(&mut self, old: &str, new: &str) {
+        self.tensors = std::mem::take(&mut self.tensors)
+            .into_iter()
+            .map(|(name, tensor)| (name.replace(old, new), tensor))
+            .collect();
+    }
+
+    /// Puts parts of each layer that has them one below the other.
+    pub fn join(&mut self, parts: &[String], joined: &str) {
+        let layers = self
+            .tensors
+            .keys()
+            .filter_map(|name| name.strip_suffix(&parts[0]));
+        let layers: Vec<String> = layers.map(str::to_owned).collect();
+        for layer in layers {
+            let take = |part: &String| self.tensors.remove(&format!("{layer}{part}")).unwrap();
+            let found: Vec<EditedTensor> = parts.iter().map(take).collect();
+            let mut all = found[0].clone();
+            for part in &found[1..] {
+                *all.dims.last_mut().unwrap() += part.dims.last().unwrap();
+                all.bytes.extend(&part.bytes);
+            }
+            self.tensors.insert(format!("{layer}{joined}"), all);
+        }
+    }
+
     /// Sets a value of the metadata.
     pub fn set(&mut self, key: &str, value: impl Into<Value>) -> &mut Edited {
         self.metadata.insert(key.to_owned(), value.into());

@@ -22,6 +22,7 @@ pub fn open(name: &str) -> ModelFile {
 
 /// The families of `data/families/make.py`: folders `tests/data/families/{name}`.
 pub const FAMILIES: &[&str] = &[
+    "afmoe",
     "apertus",
     "arcee",
     "bamba",
@@ -37,6 +38,7 @@ pub const FAMILIES: &[&str] = &[
     "ernie4_5_moe",
     "exaone",
     "exaone4",
+    "exaone_moe",
     "falcon",
     "falcon_h1",
     "falcon_h1_normed",
@@ -102,7 +104,7 @@ pub const FAMILIES: &[&str] = &[
 pub const CPU_ONLY: &[&str] = &["bitnet", "gemma3n", "nemotron_h_latent"];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
-/// the context.
+/// the context, with the 96 tokens that texts of tests have.
 pub const WINDOWED: &[&str] = &[
     "cohere2",
     "cohere2_moe",

@@ -423,7 +423,10 @@ fn attention(a: &Attention, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
     };
     kept.push((k.clone(), v.clone()));
     let mut q = linear(&a.q, x);
-    let gates = a.gated.then(|| apart(&mut q, a.head_dim));
+    let gates = match &a.gate {
+        Some(gate) => Some(linear(gate, x)),
+        None => a.gated.then(|| apart(&mut q, a.head_dim)),
+    };
     ready(a, &a.q_norm, &mut q);
     let sinks = a.sinks.as_ref().map(vector);
     for (position, q) in q.iter_mut().enumerate() {

@@ -5,7 +5,8 @@ use crate::common::TempDir;
 use crate::common::convert::converted;
 use crate::common::edit::Edited;
 use crate::common::expected::Expected;
-use crate::common::families::{FAMILIES, WINDOWED, open_family, with_context};
+use crate::common::families::{self, FAMILIES, WINDOWED, open_family, with_context};
+use crate::common::folder::{Folder, Stored};
 use crate::common::tiny::Random;
 use crate::common::work::{Driven, Step, step_batch};
 use emberlm::Status;
@@ -13,9 +14,10 @@ use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::cpu::matmul::Isa;
 use emberlm::backend::{DeviceKind, KvType, LoadOptions, Runner, RunnerOptions, Weights};
 use emberlm::engine::{Model, Session, SessionOptions, device};
-use emberlm::format::ModelFile;
+use emberlm::format::{ModelFile, WeightType};
 use emberlm::model::Network;
 use emberlm::quant::TensorType;
+use serde_json::json;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, LazyLock};
 
@@ -79,10 +81,15 @@ fn compare(name: &str, file: &str, context: usize) {
 }
 
 fn compare_network(name: &str, network: &Network, file: &str, context: usize) {
+    compare_with(name, network, &format!("families/{name}/{file}"), context);
+}
+
+/// The same with that file of `data/`.
+fn compare_with(name: &str, network: &Network, file: &str, context: usize) {
     let mut matrices = network.blocks.iter().flat_map(|b| b.linears());
     let quantized = matrices.any(|m| m.weight.ty.block_len() > 1);
     let tolerance = if quantized { QUANTIZED } else { TOLERANCE };
-    let expected = Expected::read(&format!("families/{name}/{file}"));
+    let expected = Expected::read(file);
     let weights = load(network, 2);
     let mut runner = runner(&weights, context, KvType::F32);
     let mut largest = 0f32;
@@ -103,6 +110,134 @@ fn compare_network(name: &str, network: &Network, file: &str, context: usize) {
 fn every_family_agrees_with_transformers() {
     for &name in FAMILIES {
         compare(name, "logits", 64);
+    }
+}
+
+/// Architectures that differ from others in names alone: the model of a family by its other name has the logits of
+/// that family.
+#[test]
+fn relatives_by_other_names_agree_with_transformers() {
+    for (architecture, of) in [
+        ("internlm2", "llama_plain"),
+        ("xverse", "llama_yarn"),
+        ("baichuan", "llama_llama3"),
+        ("pangu-embedded", "qwen2"),
+        ("orion", "stablelm"),
+        ("jais2", "nemotron"),
+        ("minicpm", "granite"),
+        ("bailingmoe2", "glm4_moe"),
+    ] {
+        let (file, expected) = match of.starts_with("llama") {
+            true => (families::open(of), format!("families/{of}")),
+            false => (open_family(of), format!("families/{of}/logits")),
+        };
+        let mut edited = Edited::of(&converted(&file, TensorType::F32));
+        edited.rename(architecture);
+        if architecture == "bailingmoe2" {
+            edited.rename_tensors("post_attention_norm", "ffn_norm");
+            for end in ["weight", "bias"] {
+                edited.join(
+                    &["attn_q", "attn_k", "attn_v"].map(|part| format!("{part}.{end}")),
+                    &format!("attn_qkv.{end}"),
+                );
+            }
+        }
+        let network =
+            Network::from_file(&edited.open()).unwrap_or_else(|e| panic!("{architecture}: {e}"));
+        assert_eq!(network.architecture, architecture);
+        compare_with(architecture, &network, &expected, 256);
+    }
+}
+
+/// Folders that differ from others in names alone.
+#[test]
+fn folders_of_relatives_agree_with_transformers() {
+    let numbers = |folder: &mut Folder, name: &str, factor: f32, more: f32| {
+        let stored = &folder.tensors[name];
+        let halves = stored.bytes.as_chunks().0.iter();
+        let values: Vec<f32> = halves
+            .map(|b| half::f16::from_le_bytes(*b).to_f32() * factor + more)
+            .collect();
+        let scaled = Stored::f32(&stored.shape, &values);
+        folder.tensors.insert(name.to_owned(), scaled);
+    };
+    // Its scores have the usual factor.
+    let mut minicpm = Folder::family("granite");
+    minicpm.set("model_type", json!("minicpm"));
+    minicpm.set("architectures", json!(["MiniCPMForCausalLM"]));
+    for key in [
+        "attention_multiplier",
+        "embedding_multiplier",
+        "residual_multiplier",
+        "logits_scaling",
+    ] {
+        minicpm.config.remove(key);
+    }
+    minicpm.set("scale_emb", json!(12.0));
+    minicpm.set("scale_depth", json!(0.22 * 2f64.sqrt()));
+    minicpm.set("dim_model_base", json!(24));
+    for layer in 0..2 {
+        let name = format!("model.layers.{layer}.self_attn.q_proj.weight");
+        numbers(&mut minicpm, &name, 0.1 * 4.0, 0.0);
+    }
+    let mut bailing = Folder::family("glm4_moe");
+    bailing.set("model_type", json!("bailing_moe"));
+    bailing.set("architectures", json!(["BailingMoeV2ForCausalLM"]));
+    for (old, new) in [
+        ("n_routed_experts", "num_experts"),
+        ("n_shared_experts", "num_shared_experts"),
+    ] {
+        let value = bailing.config.remove(old).unwrap();
+        bailing.set(new, value);
+    }
+    bailing.set("score_function", json!("sigmoid"));
+    for layer in 0..3 {
+        for end in ["weight", "bias"] {
+            let parts =
+                ["q", "k", "v"].map(|p| format!("model.layers.{layer}.self_attn.{p}_proj.{end}"));
+            let parts = parts.map(|name| bailing.tensors.remove(&name).unwrap());
+            let mut all = parts[0].clone();
+            for part in &parts[1..] {
+                all.shape[0] += part.shape[0];
+                all.bytes.extend(&part.bytes);
+            }
+            let name = format!("model.layers.{layer}.attention.query_key_value.{end}");
+            bailing.tensors.insert(name, all);
+        }
+    }
+    bailing.tensors = std::mem::take(&mut bailing.tensors)
+        .into_iter()
+        .map(|(name, stored)| {
+            let name = name
+                .replace("embed_tokens", "word_embeddings")
+                .replace("self_attn.o_proj", "attention.dense")
+                .replace("self_attn.q_norm", "attention.query_layernorm")
+                .replace("self_attn.k_norm", "attention.key_layernorm")
+                .replace("e_score_correction_bias", "expert_bias");
+            (name, stored)
+        })
+        .collect();
+    // Its norms are stored as they are, not less 1.
+    let mut jais = Folder::family("nemotron");
+    jais.set("model_type", json!("jais2"));
+    jais.set("architectures", json!(["Jais2ForCausalLM"]));
+    let eps = jais.config.remove("norm_eps").unwrap();
+    jais.set("layer_norm_eps", eps);
+    let norms = jais.tensors.keys().filter(|n| n.ends_with("norm.weight"));
+    for name in norms.cloned().collect::<Vec<_>>() {
+        numbers(&mut jais, &name, 1.0, 1.0);
+    }
+    for (name, folder, of) in [
+        ("jais2", jais, "nemotron"),
+        ("minicpm", minicpm, "granite"),
+        ("bailingmoe2", bailing, "glm4_moe"),
+    ] {
+        let file = folder.open().unwrap_or_else(|e| panic!("{name}: {e}"));
+        let file = file.with_weights(WeightType::F32).unwrap();
+        file.make(1, &mut |_| Ok(())).unwrap();
+        let network = Network::from_file(&file).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(network.architecture, name);
+        compare_with(name, &network, &format!("families/{of}/logits"), 64);
     }
 }
 

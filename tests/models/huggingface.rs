@@ -235,6 +235,13 @@ fn configs_of_older_versions_mean_the_same() {
             let types = types.as_array().unwrap();
             let mut attends = (0..types.len()).filter(|i| types[*i] == "full_attention");
             match &*name {
+                "afmoe" => {
+                    folder.set("global_attn_every_n_layers", json!(2));
+                }
+                // Nothing else says it.
+                "exaone_moe" => {
+                    folder.set("layer_types", json!(types));
+                }
                 "lfm2" | "lfm2_moe" => {
                     folder.set("full_attn_idxs", json!(attends.collect::<Vec<_>>()));
                 }

@@ -48,6 +48,8 @@ pub(super) struct AttentionLayer {
     sinks: Option<Vec<f32>>,
     slopes: Option<Vec<f32>>,
     gate: Option<Gate>,
+    /// Gates whose rows are apart from those of the queries.
+    gate_apart: Option<Product>,
     /// Whether a position sees none behind it.
     causal: bool,
 }
@@ -143,6 +145,10 @@ impl AttentionLayer {
                 None => None,
             },
             gate,
+            gate_apart: match &a.gate {
+                Some(gate) => Some(product(gate, isa)?),
+                None => None,
+            },
             causal: a.causal,
         })
     }
@@ -151,7 +157,7 @@ impl AttentionLayer {
     pub fn floats(&self) -> usize {
         let norms = [&self.q_norm, &self.k_norm].into_iter().flatten();
         let norms = norms.map(|norm| norm.weights().floats()).sum::<usize>();
-        let products = [&self.q, &self.output].into_iter();
+        let products = [&self.q, &self.output].into_iter().chain(&self.gate_apart);
         let products = products.chain(self.kv.iter().flatten());
         let biases = products.map(Product::bias_len).sum::<usize>();
         let others = [&self.v_norm, &self.output_norm].into_iter().flatten();
@@ -189,7 +195,12 @@ impl AttentionLayer {
     /// Adds what the positions up to each token's say to it to the residual stream.
     pub fn run(&self, pass: &Pass, norm: Option<&NormWeights>, post: Post) -> Result<()> {
         let b = &pass.tokens.buffers;
-        let products = || std::iter::once(&self.q).chain(self.kv.iter().flatten());
+        let products = || {
+            let queries = std::iter::once(&self.q);
+            queries
+                .chain(self.kv.iter().flatten())
+                .chain(&self.gate_apart)
+        };
         pass.encode(norm, pass.input(), union(products()))?;
         pass.marks.end_norm(norm);
         let row = |span, width, stride| Row {
@@ -200,9 +211,14 @@ impl AttentionLayer {
         let (q, kv) = (self.q.matrix.rows(), self.n_kv_heads * self.head_dim);
         let q = row(b.q, q, b.sizes.q);
         let kv = [b.k, b.v].map(|span| row(span, kv, b.sizes.kv));
-        match &self.kv {
-            Some([k, v]) => pass.products([&self.q, k, v], [q, kv[0], kv[1]])?,
-            None => pass.products([&self.q], [q])?,
+        let gates = row(b.gate, self.n_heads * self.head_dim, b.sizes.n_ff);
+        match (&self.kv, &self.gate_apart) {
+            (Some([k, v]), None) => pass.products([&self.q, k, v], [q, kv[0], kv[1]])?,
+            (Some([k, v]), Some(gate)) => {
+                pass.products([&self.q, k, v, gate], [q, kv[0], kv[1], gates])?;
+            }
+            (None, None) => pass.products([&self.q], [q])?,
+            (None, Some(gate)) => pass.products([&self.q, gate], [q, gates])?,
         }
         if let Some(gate) = &self.gate {
             self.take_gate(pass, gate)?;
@@ -220,7 +236,7 @@ impl AttentionLayer {
             }
             _ => self.many(pass)?,
         }
-        if self.gate.is_some() {
+        if self.gate.is_some() || self.gate_apart.is_some() {
             self.apply_gate(pass)?;
         }
         let q = Row {
@@ -260,13 +276,18 @@ impl AttentionLayer {
     fn apply_gate(&self, pass: &Pass) -> Result<()> {
         let (b, isa) = (&pass.tokens.buffers, pass.tokens.isa());
         let n = self.n_heads * self.head_dim;
+        let bias = self
+            .gate_apart
+            .as_ref()
+            .and_then(|gate| gate.bias.as_deref());
         let work = Work::even(pass.tokens.count, 50 + n as u64);
         pass.phase(work, |_, range| {
             for t in range {
                 // SAFETY: each token is one thread's. The weights' instruction set is the processor's.
                 unsafe {
                     let out = b.q.part(t * b.sizes.q, n);
-                    let gates = &*b.gate.part(t * b.sizes.n_ff, n);
+                    let gates = b.gate.part(t * b.sizes.n_ff, n);
+                    add_bias(gates, bias);
                     mul_sigmoid(isa, out, gates);
                 }
             }

@@ -193,7 +193,7 @@ impl Sizes {
     fn include_attention(&mut self, a: &Attention) {
         let q = a.n_heads * a.head_dim;
         self.q = self.q.max(a.q.weight.rows());
-        if a.gated {
+        if a.gated || a.gate.is_some() {
             self.n_ff = self.n_ff.max(q);
         }
         self.kv = self.kv.max(a.n_kv_heads * a.head_dim);

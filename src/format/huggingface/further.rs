@@ -41,6 +41,132 @@ const GELU: &[&str] = &["gelu"];
 
 pub(super) const FURTHER: &[Family] = &[
     BITNET,
+    Family {
+        model_types: &["afmoe"],
+        classes: &["AfmoeForCausalLM"],
+        architecture: "afmoe",
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            &[
+                ("self_attn.gate_proj", "attn_gate"),
+                ("input_layernorm", "attn_norm"),
+                ("post_attention_layernorm", "post_attention_norm"),
+                ("pre_mlp_layernorm", "ffn_norm"),
+                ("post_mlp_layernorm", "post_ffw_norm"),
+                ("mlp.router.gate", "ffn_gate_inp"),
+                ("mlp.expert_bias", "exp_probs_b.bias"),
+            ],
+            GATED,
+            SHARED_EXPERTS,
+        ],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-5, "head_dim": 128, "num_dense_layers": 1, "num_experts": 64,
+                "num_experts_per_tok": 6, "num_shared_experts": 2, "route_scale": 1.0, "sliding_window": 1024})
+        },
+        bias_flags: &["attention_bias"],
+        keys: relatives::afmoe,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["exaone_moe"],
+        classes: &["ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"],
+        architecture: "exaone-moe",
+        parts: &[
+            ATTENTION,
+            HEAD_NORMS,
+            PRE_NORMS,
+            GATED,
+            SHARED_EXPERTS,
+            &[
+                ("mlp.gate", "ffn_gate_inp"),
+                ("mlp.e_score_correction_bias", "exp_probs_b.bias"),
+                ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-5, "num_shared_experts": 1, "n_group": 1, "topk_group": 1,
+                "routed_scaling_factor": 2.5, "norm_topk_prob": true, "first_k_dense_replace": 1})
+        },
+        bias_flags: &[],
+        keys: relatives::exaone_moe,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["internlm3"],
+        classes: &["InternLM3ForCausalLM"],
+        bias_flags: &["attention_bias", "mlp_bias"],
+        defaults: || json!({"rms_norm_eps": 1e-5}),
+        ..LLAMA
+    },
+    Family {
+        model_types: &["minicpm"],
+        classes: &["MiniCPMForCausalLM"],
+        architecture: "minicpm",
+        tied: true,
+        keys: relatives::minicpm,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["bailing_moe", "bailing_moe_v2"],
+        classes: &["BailingMoeV2ForCausalLM"],
+        architecture: "bailingmoe2",
+        parts: &[
+            &[
+                ("attention.query_key_value", "attn_qkv"),
+                ("attention.dense", "attn_output"),
+                ("attention.query_layernorm", "attn_q_norm"),
+                ("attention.key_layernorm", "attn_k_norm"),
+                ("mlp.gate", "ffn_gate_inp"),
+                ("mlp.gate.expert_bias", "exp_probs_b.bias"),
+            ],
+            PRE_NORMS,
+            GATED,
+            SHARED_EXPERTS,
+        ],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-6, "num_shared_experts": 1, "n_group": 1, "topk_group": 1,
+                "routed_scaling_factor": 1.0, "norm_topk_prob": true, "first_k_dense_replace": 0})
+        },
+        bias_flags: &[],
+        keys: relatives::bailing_moe2,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["solar_open"],
+        classes: &["SolarOpenForCausalLM"],
+        architecture: "glm4moe",
+        parts: &[
+            ATTENTION,
+            &[
+                ("input_layernorm", "attn_norm"),
+                ("post_attention_layernorm", "post_attention_norm"),
+            ],
+            SHARED_EXPERTS,
+            SIGMOID_ROUTER,
+        ],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-5, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+                "routed_scaling_factor": 1.0, "norm_topk_prob": true, "default_rope_theta": 1e6})
+        },
+        bias_flags: &["attention_bias"],
+        keys: relatives::glm4moe,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["jais2"],
+        classes: &["Jais2ForCausalLM"],
+        architecture: "jais2",
+        activations: &["relu2"],
+        parts: &[ATTENTION, PRE_NORMS, PLAIN],
+        layout: Layout::Same,
+        defaults: || json!({"layer_norm_eps": 1e-5, "hidden_act": "relu2", "default_rope_theta": 5e5}),
+        ..LLAMA
+    },
     FALCON_H1,
     JAMBA,
     MAMBA,

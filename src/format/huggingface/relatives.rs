@@ -106,6 +106,105 @@ pub(super) fn sigmoid_experts(k: &mut Keys) -> Result<()> {
     Ok(())
 }
 
+/// Experts that are chosen by sigmoids, beside shared ones.
+fn sigmoid_and_shared(k: &mut Keys, scale: &str) -> Result<()> {
+    experts(k)?;
+    k.copy_size("moe_intermediate_size", "expert_feed_forward_length")?;
+    k.set("expert_shared_count", k.count("num_shared_experts")?);
+    k.set("expert_weights_scale", k.config.f32(scale)?);
+    k.set("expert_gating_func", 2u32);
+    Ok(())
+}
+
+pub(super) fn afmoe(k: &mut Keys) -> Result<()> {
+    sigmoid_and_shared(k, "route_scale")?;
+    if k.config.find("route_norm") == Some(&false.into()) {
+        fail!(
+            Unsupported,
+            "config.json: route_norm is false, which is not supported"
+        );
+    }
+    for key in ["n_group", "num_expert_groups"] {
+        if k.count(key)? > 1 {
+            fail!(
+                Unsupported,
+                "config.json: {key} is above 1; groups of experts are not supported in models of this family"
+            );
+        }
+    }
+    k.set("expert_weights_norm", true);
+    k.set("leading_dense_block_count", k.count("num_dense_layers")?);
+    let hidden = k.config.size(&["hidden_size"])?;
+    let scale = match k.config.flag("mup_enabled")? {
+        true => (hidden as f64).sqrt() as f32,
+        false => 1.0,
+    };
+    k.set("embedding_scale", scale);
+    let every = k
+        .config
+        .find_size("global_attn_every_n_layers")?
+        .unwrap_or(4);
+    let windowed = k.windowed(|layer| !(layer + 1).is_multiple_of(every))?;
+    k.copy_size("sliding_window", "attention.sliding_window")?;
+    let pattern = Value::Array(Array::Bool(windowed));
+    k.set("attention.sliding_window_pattern", pattern);
+    Ok(())
+}
+
+pub(super) fn exaone_moe(k: &mut Keys) -> Result<()> {
+    sigmoid_and_shared(k, "routed_scaling_factor")?;
+    k.copy_size("n_group", "expert_group_count")?;
+    k.copy_size("topk_group", "expert_group_used_count")?;
+    k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
+    let dense = leading_dense(k)?;
+    k.set("leading_dense_block_count", dense);
+    exaone4(k)
+}
+
+/// Ling 2: as GLM 4.5, with other names.
+pub(super) fn bailing_moe2(k: &mut Keys) -> Result<()> {
+    const SCORES: &str = "score_function";
+    sigmoid_and_shared(k, "routed_scaling_factor")?;
+    if let Some(scores) = k.config.find_str(SCORES)?
+        && scores != "sigmoid"
+    {
+        fail!(
+            Unsupported,
+            "config.json: {SCORES} is {scores:?}; only \"sigmoid\" is supported"
+        );
+    }
+    for bias in ["use_bias", "use_qkv_bias"] {
+        k.refuse(bias)?;
+    }
+    k.copy_size("n_group", "expert_group_count")?;
+    k.copy_size("topk_group", "expert_group_used_count")?;
+    k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
+    k.set(
+        "leading_dense_block_count",
+        k.count("first_k_dense_replace")?,
+    );
+    Ok(())
+}
+
+/// Factors that follow from the number of layers and the width.
+pub(super) fn minicpm(k: &mut Keys) -> Result<()> {
+    let number = |key: &str, usual: f32| Ok::<_, Error>(k.config.find_f32(key)?.unwrap_or(usual));
+    let depth = number("scale_depth", 1.4)?;
+    let embedding = number("scale_emb", 12.0)?;
+    let base = k.config.find_size("dim_model_base")?.unwrap_or(256);
+    let hidden = k.config.size(&["hidden_size"])?;
+    k.set("residual_scale", depth / (k.n_layers as f32).sqrt());
+    k.set("embedding_scale", embedding);
+    k.set("logit_scale", hidden as f32 / base as f32);
+    if k.count("num_experts")? > 0 {
+        fail!(
+            Unsupported,
+            "config.json: num_experts is set; experts are not supported in models of this family"
+        );
+    }
+    Ok(())
+}
+
 pub(super) fn cohere2_moe(k: &mut Keys) -> Result<()> {
     const COMBINATION: &str = "shared_expert_combination_strategy";
     const CHOICE: &str = "expert_selection_fn";

@@ -458,7 +458,7 @@ impl<'a> Folder<'a> {
         let own = match (self.family.architecture, stem) {
             ("gpt2" | "starcoder", "token_embd") => "wte",
             ("gpt2" | "starcoder" | "falcon", "output_norm") => "ln_f",
-            ("falcon", "token_embd") => "word_embeddings",
+            ("falcon" | "bailingmoe2", "token_embd") => "word_embeddings",
             ("gptneox", "token_embd") => "embed_in",
             ("gptneox", "output_norm") => "final_layer_norm",
             ("gptneox", "output") => "embed_out",

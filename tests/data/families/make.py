@@ -202,6 +202,14 @@ FAMILIES = {
     "deepseek_v3": ("deepseek_v3", "deepseek2", LATENT | dict(num_hidden_layers=3, n_routed_experts=8, n_shared_experts=1, n_group=4, topk_group=2,
                                                               routed_scaling_factor=2.5, norm_topk_prob=True, num_mtp_layers=0,
                                                               rope_parameters=dict(**YARN, mscale=1.0, mscale_all_dim=1.0))),
+    # Layers without a window have no rope; embeddings have a factor.
+    "afmoe": ("afmoe", "afmoe", dict(vocab_size=40, hidden_size=16, head_dim=6, intermediate_size=14, moe_intermediate_size=8, num_hidden_layers=3,
+                                     num_experts=4, num_experts_per_tok=2, num_shared_experts=2, num_dense_layers=1, route_scale=1.7,
+                                     sliding_window=7, layer_types=GEMMA4_LAYERS[:3], mup_enabled=True)),
+    "exaone_moe": ("exaone_moe", "exaone-moe", dict(vocab_size=40, hidden_size=16, head_dim=6, num_attention_heads=3, intermediate_size=14, moe_intermediate_size=8,
+                                                    num_hidden_layers=3, num_experts=6, num_experts_per_tok=3, num_shared_experts=1,
+                                                    n_group=3, topk_group=2, routed_scaling_factor=1.6, first_k_dense_replace=1,
+                                                    sliding_window=7, layer_types=GEMMA4_LAYERS[:3])),
     "glm4_moe_lite": ("glm4_moe_lite", "deepseek2", LATENT | dict(num_hidden_layers=3, n_routed_experts=6, n_shared_experts=1,
                                                                   routed_scaling_factor=1.8, n_group=1, topk_group=1)),
     "mistral4": ("mistral4", "mistral4", LATENT | dict(num_hidden_layers=3, n_routed_experts=6, n_shared_experts=1, n_group=1, topk_group=1,
@@ -699,12 +707,12 @@ def write_metadata(w, architecture, config):
     if architecture in ("deepseek2", "mistral4"):
         write_deepseek2(w, c, rope)
     if architecture in ("qwen3moe", "gpt-oss", "ernie4_5-moe", "glm4moe", "hunyuan-moe", "minimax-m2", "qwen3next", "qwen35moe", "lfm2moe",
-                        "qwen2moe", "dots1", "cohere2moe"):
+                        "qwen2moe", "dots1", "cohere2moe", "afmoe", "exaone-moe"):
         w.add_expert_feed_forward_length(c.get("moe_intermediate_size") or c["intermediate_size"])
 
 
 def write_relatives(w, architecture, c, rope):
-    if architecture == "exaone4":
+    if architecture in ("exaone4", "exaone-moe", "afmoe"):
         w.add_sliding_window_pattern([t == "sliding_attention" for t in c["layer_types"]])
     if architecture in ("stablelm", "gptneox"):
         w.add_parallel_residual(c["use_parallel_residual"])
@@ -727,6 +735,15 @@ def write_relatives(w, architecture, c, rope):
         if c["num_shared_experts"]:
             w.add_expert_shared_count(c["num_shared_experts"])
             w.add_expert_shared_feed_forward_length(c["num_shared_experts"] * c["intermediate_size"])
+    if architecture in ("afmoe", "exaone-moe"):
+        w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        w.add_expert_shared_count(c["num_shared_experts"])
+        w.add_expert_weights_scale(c["route_scale" if architecture == "afmoe" else "routed_scaling_factor"])
+        w.add_expert_weights_norm(c.get("norm_topk_prob", True))
+        w.add_leading_dense_block_count(c["num_dense_layers"] if architecture == "afmoe" else c["mlp_layer_types"].count("dense"))
+    if architecture == "exaone-moe":
+        w.add_expert_group_count(c["n_group"])
+        w.add_expert_group_used_count(c["topk_group"])
     if architecture == "qwen2moe":
         w.add_expert_shared_feed_forward_length(c["shared_expert_intermediate_size"])
     if architecture in ("glm4moe", "dots1"):

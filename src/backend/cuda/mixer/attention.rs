@@ -110,7 +110,10 @@ impl Jobs {
             false => {
                 let mut parts = vec![&a.q];
                 parts.extend(keys_and_values);
-                (self.fuse(&parts)?, 0)
+                let rows = parts.iter().map(|p| p.weight.rows()).sum::<usize>();
+                parts.extend(&a.gate);
+                let gate = if a.gate.is_some() { rows as u32 } else { 0 };
+                (self.fuse(&parts)?, gate)
             }
             true => {
                 let of = |half| (0..a.n_heads).map(move |h| (2 * h + half) * a.head_dim);
