@@ -9,6 +9,7 @@
 //! not allow that, each has as many as it has room for, from the last one on, and the CPU those that are left.
 
 use super::device::{self, Device};
+use crate::backend::cpu::host;
 use crate::backend::parts::{Devices, PartsWeights};
 use crate::backend::{
     DeviceKind, Estimate, LoadOptions, MAX_SPLIT, Progress, RunnerOptions, Share, Weights,
@@ -59,6 +60,17 @@ impl Place {
             false => options.clone(),
             true => for_host(options),
         }
+    }
+}
+
+/// The same for experts, which the CPU evaluates when the driver calls it: its thread needs a core, too.
+fn for_host_experts(options: &LoadOptions) -> LoadOptions {
+    LoadOptions {
+        threads: match options.threads {
+            0 => host::physical_cores().saturating_sub(1).max(1),
+            threads => threads,
+        },
+        ..for_host(options)
     }
 }
 
@@ -217,24 +229,27 @@ fn with_host_experts(
     if place.is_on_host() || separable == 0 || wanted == 0 && options.memory_limit == 0 {
         return Ok(None);
     }
-    let takes = |count: usize| {
+    let fits = |count: usize, limit: u64| {
         let rest = network.experts_apart(count).0;
         let (backend, index) = (place.device.backend, place.device.index);
         let e = backend.estimate(index, &rest, options, &RunnerOptions::default())?;
-        Ok(Some(e.weights_bytes + e.model_workspace_bytes))
+        Result::Ok(e.weights_bytes + e.model_workspace_bytes <= limit)
     };
     let host_experts = match options.memory_limit {
         0 => wanted,
+        limit if fits(wanted, limit)? => wanted,
+        limit if !fits(separable, limit)? => return Ok(None),
         limit => {
-            let more = |more: usize| takes(wanted + more);
-            // One more than there are, where it does not fit.
-            match first_that_fits(separable - wanted + 1, limit, |n| match n {
-                n if wanted + n > separable => Ok(Some(0)),
-                n => more(n),
-            })? {
-                n if wanted + n > separable => return Ok(None),
-                n => wanted + n,
+            // The first one on the CPU takes memory of its own, each further one gives some back.
+            let (mut least, mut most) = (wanted, separable);
+            while least + 1 < most {
+                let middle = least.midpoint(most);
+                match fits(middle, limit)? {
+                    true => most = middle,
+                    false => least = middle,
+                }
             }
+            most
         }
     };
     Ok((host_experts > 0).then(|| Places {
@@ -531,7 +546,7 @@ pub(super) fn estimate(
     let rest;
     if places.host_experts > 0 {
         let (without, experts) = network.experts_apart(places.host_experts);
-        let (cpu, options) = (device::get(cpu()?)?, for_host(options));
+        let (cpu, options) = (device::get(cpu()?)?, for_host_experts(options));
         all.host = cpu
             .backend
             .estimate(cpu.index, &experts, &options, runner)?;
@@ -591,11 +606,12 @@ pub(super) fn load(
         let (rest, experts) = network.experts_apart(places.host_experts);
         let cpu = device::get(cpu()?)?;
         let share = experts.blocks.len() as f32 / network.blocks.len().max(1) as f32 * 0.5;
-        let host = cpu
-            .backend
-            .load(cpu.index, &experts, &for_host(options), &mut |done| {
-                progress(share * done.clamp(0.0, 1.0))
-            })?;
+        let host = cpu.backend.load(
+            cpu.index,
+            &experts,
+            &for_host_experts(options),
+            &mut |done| progress(share * done.clamp(0.0, 1.0)),
+        )?;
         let options = LoadOptions {
             host_part: host.host_layers(),
             ..options.clone()

@@ -216,6 +216,7 @@ impl<'a> Decoder<'a> {
             logit_cap: source.find_positive("final_logit_softcapping")?,
             readout: super::readouts::read(source, hidden)?,
             around: super::Surroundings::default(),
+            host: None,
         })
     }
 

@@ -43,6 +43,8 @@ pub struct Network {
     pub readout: Readout,
     /// Of the layers of a part; all are its own otherwise.
     pub around: Surroundings,
+    /// What the host evaluates of its layers ([`Network::experts_apart`]).
+    pub host: Option<Arc<Network>>,
 }
 
 /// One layer.

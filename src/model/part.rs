@@ -3,6 +3,7 @@
 use super::{Block, FeedForward, Mixer, Network};
 use crate::error::{Result, fail};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// How many layers of the whole network are around those of a part. None are around a whole network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,6 +63,7 @@ impl Network {
             before: 1,
             behind: 1,
         };
+        rest.host = (count > 0).then(|| Arc::new(apart.clone()));
         (rest, apart)
     }
 

@@ -41,6 +41,17 @@ pub fn tests(tests: &mut Tests) {
         let test = format!("host_experts::life::{name}");
         tests.push((test, Box::new(move || life(name))));
     }
+    for name in [
+        "mixtral",
+        "gpt_oss",
+        "qwen2_moe",
+        "deepseek_v3",
+        "gemma4_moe",
+        "qwen3_5_moe",
+    ] {
+        let test = format!("host_experts::prompts::{name}");
+        tests.push((test, Box::new(move || prompts(name))));
+    }
     tests.push(("host_experts::states".into(), Box::new(states)));
     tests.push(("host_experts::together".into(), Box::new(together)));
     tests.push(("host_experts::interrupt".into(), Box::new(interrupt)));
@@ -142,6 +153,41 @@ fn family(name: &str) {
         assert!(difference < bound, "{name}, {count}: {difference}");
         assert!(
             ours == logits(&load(&path, count)),
+            "{name}: not the same again"
+        );
+    }
+}
+
+/// Long pieces of a prompt stay on the GPU, and the weights of the CPU's layers come.
+fn prompts(name: &str) {
+    let dir = TempDir::new("gpu-host-expert-prompts");
+    let path = long(name, &dir);
+    let say = |kind, count| {
+        let model = load_on(&path, kind, &options(count));
+        let options = SessionOptions {
+            context: 4096,
+            ..Default::default()
+        };
+        let mut session = Session::create(model, &options).unwrap();
+        let mut all = Vec::new();
+        // Pieces of 600, 2048 and 99 tokens, and steps.
+        for n in [601, 2048 + 100, 1, 1] {
+            let at = session.position() as u32;
+            let text: Vec<u32> = (at..at + n).map(|i| i * 37 % 60).collect();
+            session.prefill(&text).unwrap();
+            all.push(floats(&mut session));
+        }
+        all
+    };
+    let whole = say(DeviceKind::Cpu, 0);
+    let bound = (1.5 * apart(&say(DeviceKind::Cuda, 0), &whole)).max(0.03);
+    for count in [1, usize::MAX] {
+        let ours = say(DeviceKind::Cuda, count);
+        let difference = apart(&ours, &whole);
+        println!("{name}, {count:x}: {difference:e} of the largest logit, {bound:e} at most");
+        assert!(difference < bound, "{name}, {count}: {difference}");
+        assert!(
+            ours == say(DeviceKind::Cuda, count),
             "{name}: not the same again"
         );
     }
@@ -273,41 +319,42 @@ fn limits() {
         memory_limit,
         ..Default::default()
     };
-    let (whole, _) = Model::estimate(&path, gpu(), &of(0), &sessions).unwrap();
-    let (least, _) = Model::estimate(&path, gpu(), &options(usize::MAX), &sessions).unwrap();
-    assert!(whole.host.weights_bytes == 0 && least.host.weights_bytes > 0);
+    let estimate =
+        |options: &LoadOptions| Model::estimate(&path, gpu(), options, &sessions).unwrap().0;
     let bytes = |e: &emberlm::engine::PlacedEstimate| {
         e.device.weights_bytes + e.device.model_workspace_bytes
     };
-    let mut counts = Vec::new();
+    let whole = estimate(&of(0));
+    let least = estimate(&options(usize::MAX));
+    assert!(whole.host.weights_bytes == 0 && least.host.weights_bytes > 0);
     let n = whole.device_layers;
-    for i in 0..=8 {
-        let limit = bytes(&whole) - (bytes(&whole) - bytes(&least)) * i / 8;
-        let (estimate, _) = Model::estimate(&path, gpu(), &of(limit), &sessions).unwrap();
-        assert_eq!(
-            (estimate.device_layers, estimate.parts.len()),
-            (n, 1),
-            "{i}"
-        );
-        assert!(bytes(&estimate) <= limit, "{i}");
+    let all: Vec<u64> = (0..=least.host_experts)
+        .map(|n| bytes(&estimate(&options(n))))
+        .collect();
+    println!("{all:?} bytes on the GPU");
+    for (i, &limit) in all.iter().enumerate() {
+        let placed = estimate(&of(limit));
+        let first = all.iter().position(|bytes| *bytes <= limit);
+        assert_eq!(Some(placed.host_experts), first, "{i}");
+        assert_eq!((placed.device_layers, placed.parts.len()), (n, 1), "{i}");
         // The upload needs some memory beside, which is more than this model.
-        let model = load(&path, estimate.host_experts);
+        let model = load(&path, placed.host_experts);
         let details = model.details();
-        assert_eq!(details.host_experts, estimate.host_experts, "{i}");
+        assert_eq!(details.host_experts, placed.host_experts, "{i}");
         assert_eq!((details.device_layers, details.parts.len()), (n, 1), "{i}");
         let mut session = session(&model);
-        session.prefill(&[1, 2, 3, 4]).unwrap();
+        session
+            .prefill(
+                &(0..300).map(|i| i % 60).collect::<Vec<_>>()[..session.context().min(300) - 1],
+            )
+            .unwrap();
         session.decode().unwrap();
         assert!(model.weights().taken().model <= limit, "{i}");
-        counts.push(details.host_experts);
     }
-    println!("layers with experts on the CPU: {counts:?}");
-    assert!(counts.is_sorted() && counts[0] == 0 && counts[8] > 0);
     // Less than that: layers go as a whole.
-    let limit = bytes(&least) * 3 / 4;
-    let (estimate, _) = Model::estimate(&path, gpu(), &of(limit), &sessions).unwrap();
-    assert!(estimate.device_layers < n);
-    assert_eq!(estimate.host_experts, 0);
+    let placed = estimate(&of(all.iter().min().unwrap() * 3 / 4));
+    assert!(placed.device_layers < n);
+    assert_eq!(placed.host_experts, 0);
     // With room for the upload, a limit decides where experts go, too.
     let limit = LoadOptions {
         memory_limit: bytes(&whole) + (64 << 20),

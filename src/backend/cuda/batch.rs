@@ -229,6 +229,7 @@ impl Batch {
                         false => Adapters::None,
                     },
                     link: weights.link(),
+                    guests: weights.guests(),
                 };
                 let graph = self.stream.capture(|| {
                     // SAFETY: *weights*: they outlive the batch, which is theirs. *sessions*: those of

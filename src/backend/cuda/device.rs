@@ -1,6 +1,7 @@
 //! The GPUs of this machine as the engine's device list shows them.
 
 use super::driver::{self, Context};
+use super::host_layers::Guests;
 use super::plan::Plan;
 use super::prefill::PrefillBuffers;
 use super::ranks::Link;
@@ -100,7 +101,7 @@ impl Backend for CudaBackend {
         _load: &LoadOptions,
         runner: &RunnerOptions,
     ) -> Result<Estimate> {
-        let (plan, _) = Plan::new(network, 0)?;
+        let (plan, jobs) = Plan::new(network, 0)?;
         let kv = plan.kv(runner.kv_type)?;
         // Where there is no GPU to ask, that of an H200.
         let multiprocessors = driver::properties(index).map_or(132, |p| p.multiprocessors);
@@ -120,6 +121,7 @@ impl Backend for CudaBackend {
             ),
             // Memory by which ranks meet is counted by `estimate_rank`.
             model_workspace_bytes: PrefillBuffers::bytes(&plan)
+                + Guests::bytes(&jobs.guests)
                 + StepBuffers::bytes(&plan, MAX_BATCH as u32, multiprocessors)
                 // The table of a batch.
                 + 8 * MAX_BATCH as u64,

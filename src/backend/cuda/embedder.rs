@@ -611,6 +611,7 @@ impl Embedder for CudaEmbedder {
                 None => Adapters::None,
             },
             link: None,
+            guests: None,
         };
         let (width, rows) = match route.pooling {
             Pooling::None => (weights.plan().hidden, self.pack.tokens.len()),

@@ -4,6 +4,7 @@ use super::adapters::Adapters;
 use super::args;
 use super::driver::Stream;
 use super::experts::ExpertsPlan;
+use super::host_layers::Guests;
 use super::kernels::Kernels;
 use super::matrix::Matrix;
 use super::plan::Plan;
@@ -38,6 +39,8 @@ pub struct Evaluation<'a> {
     pub adapters: Adapters,
     /// Where other ranks have shares of the same layers.
     pub link: Option<&'a Link>,
+    /// Layers of the host's that can come to the device.
+    pub guests: Option<&'a Guests>,
 }
 
 impl Evaluation<'_> {

@@ -3,10 +3,16 @@
 //! The device stores the rows into pinned memory, the driver calls a function of ours in the order of the stream, and the device
 //! fetches the rows. Graphs have these calls in them like kernels. Such a function cannot fail, so what goes wrong is kept for
 //! whoever waits for the work, and the rows become NaN, of which no token can be chosen.
+//!
+//! A long piece of a prompt takes the host longer than its weights take to the device. So it stays there, and the weights of one layer after the
+//! other come, as guests.
 
 use super::args;
 use super::driver::{Context, Pinned};
 use super::evaluation::Evaluation;
+use super::kernels::Kernels;
+use super::plan::Jobs;
+use super::upload::Uploader;
 use super::walk::Span;
 use crate::backend::HostLayers;
 use crate::error::{Error, Result, Status, fail};
@@ -28,6 +34,60 @@ pub struct HostRows {
     most: u32,
     stride: u32,
     state: Arc<State>,
+}
+
+/// Fewest rows of a piece of a prompt for which the weights come to the device, in place of the rows to the host.
+pub const GUEST_ROWS: u32 = 256;
+/// Most threads that bring them.
+const GUEST_THREADS: usize = 4;
+
+/// Layers of the host's whose weights visit the device, one at a time, all in the same place of the allocation of the weights.
+pub struct Guests {
+    jobs: Vec<Jobs>,
+    uploader: Uploader,
+}
+
+impl Guests {
+    fn threads(jobs: &[Jobs]) -> usize {
+        let bytes = |jobs: &Jobs| {
+            jobs.matrices
+                .iter()
+                .map(|job| job.tensor.byte_len() as u64)
+                .sum()
+        };
+        Uploader::threads(jobs.iter().map(bytes).max().unwrap_or(0), GUEST_THREADS)
+    }
+
+    /// Bytes on the device beside their place.
+    pub fn bytes(jobs: &[Jobs]) -> u64 {
+        match jobs {
+            [] => 0,
+            jobs => Uploader::bytes(jobs, Guests::threads(jobs)),
+        }
+    }
+
+    /// Of layers that are laid out so; none if there are none.
+    pub fn new(kernels: &Kernels, jobs: Vec<Jobs>) -> Result<Option<Guests>> {
+        if jobs.is_empty() {
+            return Ok(None);
+        }
+        let uploader = Uploader::new(kernels, &jobs, Guests::threads(&jobs))?;
+        Ok(Some(Guests { jobs, uploader }))
+    }
+
+    /// Brings a layer to its place, once all work of the stream is done.
+    ///
+    /// # Safety
+    /// *weights*; no other work than that of the stream of `eval` uses the guests' place.
+    pub unsafe fn bring(&self, eval: &Evaluation, layer: usize) -> Result<()> {
+        let Some(jobs) = self.jobs.get(layer) else {
+            fail!(Internal, "the host has no layer {layer}");
+        };
+        eval.stream.synchronize()?;
+        // SAFETY: by contract, the place is valid, and all work that uses it is done.
+        unsafe { self.uploader.vectors(eval.stream, jobs)? };
+        self.uploader.matrices(eval.kernels, jobs, &mut |_| Ok(()))
+    }
 }
 
 /// What has become of calls.

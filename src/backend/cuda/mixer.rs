@@ -33,6 +33,8 @@ pub enum MixerPlan {
     Mamba1(Box<Mamba1Plan>),
     /// Self-attention, and what keeps a state of fixed size: both read the same input, and their outputs are added.
     SideBySide(Box<SideBySidePlan>),
+    /// None: of a guest, which begins behind the mixer of a layer.
+    Elsewhere,
 }
 
 /// Two mixers of a layer on the device.
@@ -81,6 +83,7 @@ impl Jobs {
             (Mixer::ShortConv(conv), MixerState::Fixed(shape)) => Ok(MixerPlan::Recurrent(
                 Box::new(self.short_conv(layer, conv, shape)?),
             )),
+            (Mixer::Elsewhere, _) => Ok(MixerPlan::Elsewhere),
             (other, state) => fail!(Internal, "layer {layer} is {} with {state:?}", other.name()),
         }
     }
@@ -98,6 +101,7 @@ impl MixerPlan {
                 let (a, r) = (&both.attention, &both.recurrent);
                 vec![&a.qkv, &a.output, &r.input, &r.output]
             }
+            MixerPlan::Elsewhere => Vec::new(),
         }
     }
 
@@ -106,7 +110,10 @@ impl MixerPlan {
         match self {
             MixerPlan::Attention(attention) => Some(attention),
             MixerPlan::SideBySide(both) => Some(&both.attention),
-            MixerPlan::Latent(_) | MixerPlan::Recurrent(_) | MixerPlan::Mamba1(_) => None,
+            MixerPlan::Latent(_)
+            | MixerPlan::Recurrent(_)
+            | MixerPlan::Mamba1(_)
+            | MixerPlan::Elsewhere => None,
         }
     }
 
@@ -116,7 +123,7 @@ impl MixerPlan {
             MixerPlan::Attention(attention) => attention.kv,
             MixerPlan::Latent(latent) => latent.kv,
             MixerPlan::SideBySide(both) => both.attention.kv,
-            MixerPlan::Recurrent(_) | MixerPlan::Mamba1(_) => KvShape::NONE,
+            MixerPlan::Recurrent(_) | MixerPlan::Mamba1(_) | MixerPlan::Elsewhere => KvShape::NONE,
         }
     }
 }

@@ -13,7 +13,7 @@ use super::state::{FixedPlan, KvPlan};
 use super::walk::AllRows;
 use crate::backend::KvType;
 use crate::backend::embedder::without_texts;
-use crate::error::{Result, fail};
+use crate::error::{Result, Status, fail};
 use crate::format::Tensor;
 use crate::model::{
     Activation, Block, FeedForward, KvShape, Linear, Mixer, Mlp, Network, Norm, NormKind, Rope,
@@ -122,6 +122,9 @@ pub struct Plan {
     pub positions: Option<Matrix>,
     pub inputs: Option<InputsPlan>,
     pub layers: Vec<LayerPlan>,
+    /// Layers of the host's as they are when their weights visit the device, all in one place, one at a time: for long pieces of
+    /// prompts. None where the device cannot evaluate them.
+    pub guests: Vec<LayerPlan>,
     pub final_norm: args::Norm,
     pub head: Matrix,
     pub logit_scale: f32,
@@ -172,6 +175,8 @@ pub struct Jobs {
     /// What the layers so far keep of fixed size.
     pub(super) fixed: FixedPlan,
     linears: Linears,
+    /// Those of the guests.
+    pub guests: Vec<Jobs>,
     base: u64,
     bytes: u64,
 }
@@ -257,6 +262,37 @@ impl Jobs {
             long_above: long.map_or(0, |long| u32::try_from(long.above).unwrap_or(u32::MAX)),
             ..rotation
         }
+    }
+
+    /// Lays out the layers of the host's as guests, each in the same place.
+    fn guests(&mut self, network: &Network) -> Result<Vec<LayerPlan>> {
+        let Some(host) = &network.host else {
+            return Ok(Vec::new());
+        };
+        let base = self.base + self.reserve(0);
+        let (mut plans, mut guests, mut most) = (Vec::new(), Vec::new(), 0);
+        for (i, block) in host.blocks.iter().enumerate() {
+            let mut jobs = Jobs {
+                base,
+                ..Jobs::default()
+            };
+            match jobs.layer(i, block, host.context_length) {
+                Ok(plan) => plans.push(plan),
+                // They stay with the host.
+                Err(e) if e.status == Status::Unsupported => return Ok(Vec::new()),
+                Err(e) => return Err(e),
+            }
+            most = most.max(jobs.bytes);
+            guests.push(jobs);
+        }
+        self.reserve(most);
+        self.guests = guests;
+        Ok(plans)
+    }
+
+    /// The first address of what it lays out.
+    pub fn base(&self) -> u64 {
+        self.base
     }
 
     /// A dense feed-forward part.
@@ -533,6 +569,7 @@ impl Plan {
         for (i, block) in network.blocks.iter().enumerate() {
             layers.push(jobs.layer(i, block, network.context_length)?);
         }
+        let guests = jobs.guests(network)?;
         let final_norm = match network.ends() {
             true => jobs.norm(&network.final_norm)?,
             false => args::Norm::default(),
@@ -552,6 +589,7 @@ impl Plan {
             positions,
             inputs,
             layers,
+            guests,
             final_norm,
             head,
             logit_scale: network.logit_scale,
@@ -582,9 +620,14 @@ impl Plan {
         if self.ends.1 { self.n_vocab } else { 0 }
     }
 
+    /// The layers, and those that visit.
+    fn all_layers(&self) -> impl Iterator<Item = &LayerPlan> {
+        self.layers.iter().chain(&self.guests)
+    }
+
     /// Every matrix of the layers but those of experts.
     pub fn layer_matrices(&self) -> impl Iterator<Item = &Matrix> {
-        self.layers.iter().flat_map(|l| {
+        self.all_layers().flat_map(|l| {
             let mut matrices = l.mixer.matrices();
             match &l.feed_forward {
                 FeedForwardPlan::Dense(mlp) => matrices.extend([&mlp.up, &mlp.down]),
@@ -615,7 +658,7 @@ impl Plan {
 
     /// The layers' mixtures of experts.
     pub fn experts(&self) -> impl Iterator<Item = &ExpertsPlan> {
-        self.layers.iter().filter_map(|l| match &l.feed_forward {
+        self.all_layers().filter_map(|l| match &l.feed_forward {
             FeedForwardPlan::Dense(_) | FeedForwardPlan::OnHost(_) | FeedForwardPlan::None => None,
             FeedForwardPlan::Experts(experts) => Some(&**experts),
             FeedForwardPlan::Both(both) => Some(&both.experts),
@@ -673,7 +716,7 @@ impl Plan {
 
     /// Whether sums come together beside the residual stream.
     pub fn has_branch(&self) -> bool {
-        let mut layers = self.layers.iter();
+        let mut layers = self.all_layers();
         layers.any(|l| {
             l.parallel
                 || matches!(l.feed_forward, FeedForwardPlan::Both(_))

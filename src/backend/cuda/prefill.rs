@@ -14,7 +14,7 @@ use super::driver::{Buffer, Context};
 use super::embedder::TextPlaces;
 use super::evaluation::Evaluation;
 use super::experts::{ChunkExperts, ExpertsPlan};
-use super::host_layers::{HOST_CHUNK, HostRows};
+use super::host_layers::{GUEST_ROWS, HOST_CHUNK, HostRows};
 use super::matrix::{Matrix, tiled_bytes};
 use super::mixer::{
     AttentionPlan, ChunkAttention, ChunkLatent, ChunkMamba1, ChunkRecurrent, LatentPlan,
@@ -426,6 +426,15 @@ impl Operations for ChunkOperations<'_> {
     }
 
     fn on_host(&self, layer: usize) -> Result<()> {
+        let plan = self.eval.plan.guests.get(layer);
+        if let (Some(guests), Some(plan)) = (self.eval.guests, plan)
+            && self.rows >= GUEST_ROWS
+        {
+            self.pause()?;
+            // SAFETY: *weights*, which `self` promises; one chunk at a time has the *workspace*, and with it the guests' place.
+            unsafe { guests.bring(&self.eval, layer)? };
+            return walk(self, layer, plan);
+        }
         match self.host {
             // SAFETY: *workspace*, which `self` promises.
             Some(host) => unsafe {

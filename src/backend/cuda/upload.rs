@@ -41,62 +41,158 @@ pub fn upload(
     for job in &jobs.rows {
         memory.write(job.offset as usize, &plain_rows(job)?)?;
     }
-    let mut pieces = Vec::new();
-    let mut total = 0u64;
-    let mut longest_row = 0;
-    for job in &jobs.matrices {
-        let row_bytes = job.tensor.row_bytes();
-        longest_row = longest_row.max(row_bytes);
-        total += job.tensor.byte_len() as u64;
-        let step = (PIECE / row_bytes.max(1)).max(1);
-        for row in (0..job.tensor.rows()).step_by(step) {
-            let rows = step.min(job.tensor.rows() - row);
-            pieces.push(Piece { job, row, rows });
-        }
-    }
-    let slot_bytes = PIECE.max(longest_row);
-    let codebooks = codebooks(kernels, jobs)?;
-    let at = codebooks.as_ref().map_or(0, Buffer::address);
+    let total: usize = jobs.matrices.iter().map(|job| job.tensor.byte_len()).sum();
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = cores.min(THREADS).min((total >> 24) as usize + 1);
-    let next = AtomicUsize::new(0);
-    let done = AtomicU64::new(0);
-    let stop = AtomicBool::new(false);
-    let failure: Mutex<Option<Error>> = Mutex::new(None);
-    let running = AtomicUsize::new(threads);
-    let work = || {
-        let result = run(kernels, at, &pieces, slot_bytes, &next, &done, &stop);
-        if let Err(e) = result {
-            stop.store(true, Ordering::Relaxed);
-            failure
-                .lock()
-                .unwrap_or_else(|e| e.into_inner())
-                .get_or_insert(e);
+    let threads = Uploader::threads(total as u64, cores.min(THREADS));
+    let uploader = Uploader::new(kernels, std::slice::from_ref(jobs), threads)?;
+    uploader.matrices(kernels, jobs, progress)
+}
+
+/// What threads need that bring matrices to the device.
+pub struct Uploader {
+    threads: Vec<Mutex<Lane>>,
+    codebooks: Option<Buffer>,
+}
+
+/// What one of them has for itself.
+struct Lane {
+    stream: Stream,
+    slots: Vec<(Pinned, Buffer, Event)>,
+}
+
+impl Uploader {
+    /// Bytes of a slot for matrices of these jobs.
+    fn slot_bytes(jobs: &[Jobs]) -> usize {
+        let all = jobs.iter().flat_map(|jobs| &jobs.matrices);
+        let most = |job: &MatrixJob| {
+            let (row, whole) = (job.tensor.row_bytes(), job.tensor.byte_len());
+            whole.min(PIECE.max(row))
+        };
+        all.map(most).max().unwrap_or(0)
+    }
+
+    /// Threads that bring so many bytes.
+    pub fn threads(bytes: u64, most: usize) -> usize {
+        most.min((bytes >> 24) as usize + 1)
+    }
+
+    /// Bytes on the device of one for these jobs.
+    pub fn bytes(jobs: &[Jobs], threads: usize) -> u64 {
+        let codebooks = match jobs.iter().flat_map(|jobs| &jobs.matrices).any(with_grid) {
+            true => size_of_val(&record::codebooks()[..]),
+            false => 0,
+        };
+        (threads * SLOTS * Uploader::slot_bytes(jobs) + codebooks) as u64
+    }
+
+    /// For matrices of these jobs, by so many threads.
+    pub fn new(kernels: &Kernels, jobs: &[Jobs], threads: usize) -> Result<Uploader> {
+        let context = kernels.context();
+        let _current = context.enter()?;
+        let all = || jobs.iter().flat_map(|jobs| &jobs.matrices);
+        let slot_bytes = Uploader::slot_bytes(jobs);
+        let what = "staging memory";
+        let mut lanes = Vec::new();
+        for _ in 0..threads {
+            let mut slots = Vec::new();
+            for _ in 0..SLOTS {
+                slots.push((
+                    Pinned::new(context, slot_bytes, what)?,
+                    Buffer::new(context, slot_bytes, what)?,
+                    Event::new(context, false)?,
+                ));
+            }
+            let stream = Stream::new(context, 0)?;
+            lanes.push(Mutex::new(Lane { stream, slots }));
         }
-        running.fetch_sub(1, Ordering::Release);
-    };
-    let mut cancelled = Ok(());
-    crate::threads::beside("ember-upload", threads, &work, |started| {
-        running.fetch_sub(threads - started, Ordering::Release);
-        if started == 0 {
-            running.store(1, Ordering::Release);
-            work();
+        Ok(Uploader {
+            threads: lanes,
+            codebooks: codebooks(kernels, all())?,
+        })
+    }
+
+    /// Brings vectors and short rows to the device, in the order of a stream.
+    ///
+    /// # Safety
+    /// What the jobs lay out is memory that is valid until the work is done, and that no other work uses.
+    pub unsafe fn vectors(&self, stream: &Stream, jobs: &Jobs) -> Result<()> {
+        let write = |offset: u64, values: &[f32]| {
+            let from = values.as_ptr().cast();
+            // SAFETY: by contract; the values are read before this returns, as they are not pinned.
+            unsafe { stream.copy_in(jobs.base() + offset, from, size_of_val(values)) }
+        };
+        for vector in &jobs.vectors {
+            write(vector.offset, &vector.values)?;
         }
-        while running.load(Ordering::Acquire) > 0 {
-            std::thread::sleep(std::time::Duration::from_millis(2));
-            if cancelled.is_ok() {
-                let share = done.load(Ordering::Relaxed) as f64 / total.max(1) as f64;
-                cancelled = progress(share as f32);
-                if cancelled.is_err() {
-                    stop.store(true, Ordering::Relaxed);
-                }
+        for job in &jobs.rows {
+            write(job.offset, &plain_rows(job)?)?;
+        }
+        Ok(())
+    }
+
+    /// Brings the matrices to the device, and waits for that.
+    pub fn matrices(
+        &self,
+        kernels: &Kernels,
+        jobs: &Jobs,
+        progress: &mut Progress<'_>,
+    ) -> Result<()> {
+        let mut pieces = Vec::new();
+        let mut total = 0u64;
+        for job in &jobs.matrices {
+            let row_bytes = job.tensor.row_bytes();
+            total += job.tensor.byte_len() as u64;
+            let step = (PIECE / row_bytes.max(1)).max(1);
+            for row in (0..job.tensor.rows()).step_by(step) {
+                let rows = step.min(job.tensor.rows() - row);
+                pieces.push(Piece { job, row, rows });
             }
         }
-    });
-    cancelled?;
-    match failure.into_inner().unwrap_or_else(|e| e.into_inner()) {
-        Some(e) => Err(e),
-        None => Ok(()),
+        let at = self.codebooks.as_ref().map_or(0, Buffer::address);
+        let threads = self.threads.len();
+        let (next, lane) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let done = AtomicU64::new(0);
+        let stop = AtomicBool::new(false);
+        let failure: Mutex<Option<Error>> = Mutex::new(None);
+        let running = AtomicUsize::new(threads);
+        let work = || {
+            let lane = lane.fetch_add(1, Ordering::Relaxed) % threads;
+            let lane = self.threads[lane].lock();
+            let mut lane = lane.unwrap_or_else(|e| e.into_inner());
+            let result = run(kernels, at, &pieces, &mut lane, &next, &done, &stop);
+            drop(lane);
+            if let Err(e) = result {
+                stop.store(true, Ordering::Relaxed);
+                failure
+                    .lock()
+                    .unwrap_or_else(|e| e.into_inner())
+                    .get_or_insert(e);
+            }
+            running.fetch_sub(1, Ordering::Release);
+        };
+        let mut cancelled = Ok(());
+        crate::threads::beside("ember-upload", threads, &work, |started| {
+            running.fetch_sub(threads - started, Ordering::Release);
+            if started == 0 {
+                running.store(1, Ordering::Release);
+                work();
+            }
+            while running.load(Ordering::Acquire) > 0 {
+                std::thread::sleep(std::time::Duration::from_micros(500));
+                if cancelled.is_ok() {
+                    let share = done.load(Ordering::Relaxed) as f64 / total.max(1) as f64;
+                    cancelled = progress(share as f32);
+                    if cancelled.is_err() {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                }
+            }
+        });
+        cancelled?;
+        match failure.into_inner().unwrap_or_else(|e| e.into_inner()) {
+            Some(e) => Err(e),
+            None => Ok(()),
+        }
     }
 }
 
@@ -113,10 +209,16 @@ fn plain_rows(job: &RowsJob) -> Result<Vec<f32>> {
     Ok(values)
 }
 
+fn with_grid(job: &MatrixJob) -> bool {
+    record::Grid::of(job.tensor.ty) != record::Grid::default()
+}
+
 /// The codebooks on the device, where a tensor needs one.
-fn codebooks(kernels: &Kernels, jobs: &Jobs) -> Result<Option<Buffer>> {
-    let with_grid = |job: &MatrixJob| record::Grid::of(job.tensor.ty) != record::Grid::default();
-    if !jobs.matrices.iter().any(with_grid) {
+fn codebooks<'a>(
+    kernels: &Kernels,
+    mut jobs: impl Iterator<Item = &'a MatrixJob>,
+) -> Result<Option<Buffer>> {
+    if !jobs.any(with_grid) {
         return Ok(None);
     }
     let books = record::codebooks();
@@ -130,22 +232,13 @@ fn run(
     kernels: &Kernels,
     codebooks: u64,
     pieces: &[Piece<'_>],
-    slot_bytes: usize,
+    Lane { stream, slots }: &mut Lane,
     next: &AtomicUsize,
     done: &AtomicU64,
     stop: &AtomicBool,
 ) -> Result<()> {
     let context = kernels.context();
     let _current = context.enter()?;
-    let stream = Stream::new(context, 0)?;
-    let mut slots = Vec::new();
-    for _ in 0..SLOTS {
-        slots.push((
-            Pinned::new(context, slot_bytes, "staging memory")?,
-            Buffer::new(context, slot_bytes, "staging memory")?,
-            Event::new(context, false)?,
-        ));
-    }
     // Whatever happens, the device must be done with the slots before they are freed.
     let result = (|| {
         for turn in 0.. {
@@ -182,9 +275,9 @@ fn run(
             // within the weights' memory, and both outlive the synchronization below.
             unsafe {
                 stream.copy_in(device.address(), host.pointer(), bytes)?;
-                kernels.repack(&stream, &args)?;
+                kernels.repack(stream, &args)?;
             }
-            event.record(&stream)?;
+            event.record(stream)?;
             done.fetch_add(bytes as u64, Ordering::Relaxed);
         }
         Ok(())

@@ -263,6 +263,7 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
             output(ops, &recurrent.output, &input, &second)?;
             ops.mark(Work::Output, recurrent.output.bytes())?;
         }
+        MixerPlan::Elsewhere => {}
     }
     norm_residual(ops, block.mixer_sum_norm)?;
     let norm = block.feed_forward_norm;

@@ -6,7 +6,7 @@ use super::batch::{Batch, Member};
 use super::driver::{Context, PinnedFloats, Range};
 use super::embedder::{CudaEmbedder, usual_rows};
 use super::gate::Gate;
-use super::host_layers::HOST_CHUNK;
+use super::host_layers::{Guests, HOST_CHUNK};
 use super::kernels::Kernels;
 use super::plan::Plan;
 use super::prefill::{CHUNK, PrefillBuffers};
@@ -35,6 +35,8 @@ pub struct CudaWeights {
     link: Option<Link>,
     /// What the host evaluates of layers.
     host: Option<HostPart>,
+    /// Layers of it that can come to the device.
+    guests: Option<Guests>,
     /// For what sessions allocate.
     sessions: Arc<Context>,
     plan: Plan,
@@ -192,7 +194,7 @@ impl CudaWeights {
         // The addresses are in graphs, so they stay when the memory goes for a while.
         let mut memory = Range::reserve(context, bytes, bytes)?;
         memory.grow(bytes, "weights")?;
-        let (plan, jobs) = Plan::new(network, memory.address())?;
+        let (plan, mut jobs) = Plan::new(network, memory.address())?;
         // Memory of the upload goes back before that of prefills is taken; a limit that has no room for
         // that is not to show at the end.
         let account = context.account();
@@ -204,6 +206,7 @@ impl CudaWeights {
         };
         drop(account.charge(prefill_bytes as usize, "memory of the prefill")?);
         upload(&kernels, &jobs, &memory, progress)?;
+        let guests = Guests::new(&kernels, std::mem::take(&mut jobs.guests))?;
         let prefill = match prefills {
             true => Some(PrefillBuffers::new(context, (&plan, host.as_ref()))?),
             false => None,
@@ -212,6 +215,7 @@ impl CudaWeights {
             kernels,
             link: None,
             host,
+            guests,
             sessions,
             kv_layers: plan.kv(KvType::F16)?.shapes().to_vec(),
             plan,
@@ -254,11 +258,16 @@ impl CudaWeights {
         (&self.plan, self.host.as_ref())
     }
 
+    /// Layers of the host's that can come to the device.
+    pub fn guests(&self) -> Option<&Guests> {
+        self.guests.as_ref()
+    }
+
     /// Most tokens of a prompt that are evaluated together.
     pub fn chunk(&self) -> usize {
-        match self.host {
-            Some(_) => HOST_CHUNK,
-            None => CHUNK,
+        match (&self.host, &self.guests) {
+            (Some(_), None) => HOST_CHUNK,
+            _ => CHUNK,
         }
     }
 

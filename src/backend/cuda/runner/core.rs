@@ -328,6 +328,7 @@ impl Core {
                 None => Adapters::None,
             },
             link: self.weights.link(),
+            guests: self.weights.guests(),
         }
     }
 
