@@ -156,7 +156,8 @@ pub struct ember_model_options {
     /// For a model on a GPU, the number of layers whose experts stay on the CPU, which evaluates them between the GPU's work on the
     /// rest of the layers; counted from the first layer with experts, `UINT32_MAX` for all. Where `memory_limit` has no room for
     /// all other experts, those of more layers stay on the CPU, and layers go to the CPU as a whole only where that is not enough.
-    /// Only for models on one GPU. CPUs, and models without experts, ignore it.
+    /// Pieces of prompts of at least 256 tokens are evaluated on the GPU alone, which keeps room for the experts of one layer. If
+    /// `threads` is 0, one physical core is left to the driver. Only for models on one GPU. CPUs, and models without experts, ignore it.
     pub cpu_expert_layers: u32,
 }
 

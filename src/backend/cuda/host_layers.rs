@@ -144,7 +144,7 @@ impl Call {
 /// # Safety
 /// `data` points to a `Call` that lives.
 unsafe extern "C" fn run(data: *mut c_void) {
-    // SAFETY: by contract.
+    // SAFETY: by contract, `data` points to a `Call` that lives.
     unsafe { (*data.cast_const().cast::<Call>()).run() }
 }
 
