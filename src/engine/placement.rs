@@ -17,7 +17,7 @@ use crate::backend::{
 use crate::error::{Result, fail};
 use crate::model::{Block, Network, Rank};
 use arrayvec::ArrayVec;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 /// Some layers of a network on a device.
@@ -236,28 +236,41 @@ fn with_host_experts(
         Result::Ok(e.weights_bytes + e.model_workspace_bytes <= limit)
     };
     let host_experts = match options.memory_limit {
-        0 => wanted,
-        limit if fits(wanted, limit)? => wanted,
-        limit if !fits(separable, limit)? => return Ok(None),
-        limit => {
-            // The first one on the CPU takes memory of its own, each further one gives some back.
-            let (mut least, mut most) = (wanted, separable);
-            while least + 1 < most {
-                let middle = least.midpoint(most);
-                match fits(middle, limit)? {
-                    true => most = middle,
-                    false => least = middle,
-                }
-            }
-            most
-        }
+        0 => Some(wanted),
+        limit => fewest_that_fit(wanted..=separable, |count| fits(count, limit))?,
     };
-    Ok((host_experts > 0).then(|| Places {
+    let Some(host_experts) = host_experts.filter(|count| *count > 0) else {
+        return Ok(None);
+    };
+    Ok(Some(Places {
         list: vec![place],
         for_gpu: true,
         by_tensors: false,
         host_experts,
     }))
+}
+
+/// The fewest layers with experts on the CPU that leave the GPU few enough bytes, if any number does. The first one on the CPU takes
+/// memory of its own, and each further one gives some back.
+fn fewest_that_fit(
+    counts: RangeInclusive<usize>,
+    fits: impl Fn(usize) -> Result<bool>,
+) -> Result<Option<usize>> {
+    let (mut least, mut most) = (*counts.start(), *counts.end());
+    if fits(least)? {
+        return Ok(Some(least));
+    }
+    if !fits(most)? {
+        return Ok(None);
+    }
+    while least + 1 < most {
+        let middle = least.midpoint(most);
+        match fits(middle)? {
+            true => most = middle,
+            false => least = middle,
+        }
+    }
+    Ok(Some(most))
 }
 
 /// A share of all layers for each of some GPUs.
@@ -659,7 +672,7 @@ pub(super) fn load(
 
 #[cfg(test)]
 mod tests {
-    use super::{Share, first_that_fits, named, proportional_cuts};
+    use super::{Share, fewest_that_fit, first_that_fits, named, proportional_cuts};
     use crate::error::Status;
 
     #[test]
@@ -718,6 +731,22 @@ mod tests {
                 e.message
             );
         }
+    }
+
+    #[test]
+    fn as_few_experts_as_possible_stay_on_the_cpu() {
+        // Experts of a layer take 100, their place on the GPU 150, and the rest 1000.
+        let takes = |count: usize| 1000 + 100 * (20 - count) + if count > 0 { 150 } else { 0 };
+        let fewest = |counts, limit| fewest_that_fit(counts, |n| Ok(takes(n) <= limit)).unwrap();
+        for limit in 0..3200 {
+            for least in [0, 1, 7, 20] {
+                let first = (least..=20).find(|n| takes(*n) <= limit);
+                assert_eq!(fewest(least..=20, limit), first, "{limit} from {least}");
+            }
+        }
+        assert_eq!(fewest(0..=20, 3000), Some(0));
+        assert_eq!(fewest(0..=20, 2999), Some(2));
+        assert_eq!(fewest(0..=20, 1149), None);
     }
 
     #[test]
