@@ -329,7 +329,7 @@ valgrind: lib $(C_TESTS) $(C_OUT)/defects
 	    echo "valgrind on defect '$$defect': exit $$got, as it should"; \
 	done; \
 	for t in $(C_TESTS); do echo "C test $${t##*/} under valgrind"; \
-	    $(VALGRIND_RUN) $$t $(MODEL); done
+	    EMBERLM_SLOW_MACHINE=1 $(VALGRIND_RUN) $$t $(MODEL); done
 
 $(C_OUT)/defects: tests/valgrind/defects.c
 	@mkdir -p $(@D)
