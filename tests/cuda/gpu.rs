@@ -1,15 +1,18 @@
 //! What the tests of kernels share: a context, buffers, random data, poison.
 
+use crate::common::families::with_context;
 use crate::common::quantize::f16_offsets;
+use crate::common::states::{bits, session};
 use crate::common::tiny::Random;
+use crate::common::{TempDir, repository_file};
 use emberlm::backend::cuda::driver::{self, Buffer, Context, Pod, Stream};
 use emberlm::backend::cuda::kernels::Kernels;
 use emberlm::backend::cuda::matrix;
 use emberlm::backend::{DeviceKind, LoadOptions};
-use emberlm::engine::{Model, device};
+use emberlm::engine::{Model, Session, device};
 use emberlm::quant::codebook::IQ1M;
 use emberlm::quant::{Codebook, TensorType};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 /// A test: its name and what it does.
@@ -29,6 +32,76 @@ pub fn load_on(path: &Path, kind: DeviceKind, options: &LoadOptions) -> Arc<Mode
     let is_it = |i: &usize| device::info(*i).unwrap().kind == kind;
     let index = (0..device::count().unwrap()).find(is_it).unwrap();
     Arc::new(Model::load(path, index, options, &mut |_| Ok(())).unwrap())
+}
+
+/// The n-th usable device of a kind, or the last one.
+pub fn nth(kind: DeviceKind, n: usize) -> usize {
+    let is_there = |i: &usize| {
+        let info = device::info(*i).unwrap();
+        info.kind == kind && info.usable
+    };
+    let mut all = (0..device::count().unwrap()).filter(is_there);
+    let first = all.next().unwrap();
+    all.nth(n.wrapping_sub(1))
+        .filter(|_| n > 0)
+        .unwrap_or(first)
+}
+
+/// The file of a family's tiny model.
+pub fn path_of(name: &str) -> PathBuf {
+    repository_file(&format!("tests/data/families/{name}/model.gguf"))
+}
+
+/// The same with a context of 4096 positions.
+pub fn long_path_of(name: &str, dir: &TempDir) -> PathBuf {
+    let bytes = with_context(name, 4096).bytes();
+    dir.file(&format!("{name}.gguf"), &bytes)
+}
+
+/// The numbers that these are the bits of.
+pub fn floats(bits: &[u32]) -> Vec<f32> {
+    bits.iter().map(|bits| f32::from_bits(*bits)).collect()
+}
+
+/// The largest difference of finite numbers, and the largest number of the second.
+pub fn apart(a: &[u32], b: &[u32]) -> (f32, f32) {
+    let (a, b) = (floats(a), floats(b));
+    assert_eq!(a.len(), b.len());
+    let difference = a
+        .iter()
+        .zip(&b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max);
+    assert!(a.iter().all(|x| x.is_finite()));
+    (difference, b.iter().fold(0.0, |most, x| x.abs().max(most)))
+}
+
+/// Logits behind a prompt, behind further tokens of it one by one, and behind a rewind and a fork.
+pub fn logits(model: &Arc<Model>) -> Vec<Vec<u32>> {
+    logits_of(session(model))
+}
+
+pub fn logits_of(mut session: Session) -> Vec<Vec<u32>> {
+    let n_vocab = session.model().details().n_vocab as u32;
+    let n = (session.context() * 2 / 3).min(700) as u32;
+    let text: Vec<u32> = (0..n).map(|i| i * 37 % n_vocab.min(500)).collect();
+    let (first, rest) = text.split_at(text.len() - 5);
+    let mut all = Vec::new();
+    session.prefill(first).unwrap();
+    all.push(bits(&mut session));
+    for token in rest {
+        session.prefill(&[*token]).unwrap();
+        all.push(bits(&mut session));
+    }
+    session.rewind(first.len() - 3).unwrap();
+    session.prefill(&text[first.len() - 3..]).unwrap();
+    all.push(bits(&mut session));
+    let mut fork = session.fork().unwrap();
+    for session in [&mut session, &mut fork] {
+        session.prefill(&[3, 4]).unwrap();
+        all.push(bits(session));
+    }
+    all
 }
 
 /// The kernels on the first GPU, loaded once.

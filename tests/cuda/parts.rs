@@ -70,19 +70,6 @@ pub fn tests(tests: &mut Tests) {
     tests.push(("parts::out_of_memory".into(), Box::new(out_of_memory)));
 }
 
-/// The n-th usable device of a kind, or the last one.
-fn nth(kind: DeviceKind, n: usize) -> usize {
-    let is_there = |i: &usize| {
-        let info = device::info(*i).unwrap();
-        info.kind == kind && info.usable
-    };
-    let mut all = (0..device::count().unwrap()).filter(is_there);
-    let first = all.next().unwrap();
-    all.nth(n.wrapping_sub(1))
-        .filter(|_| n > 0)
-        .unwrap_or(first)
-}
-
 fn cpu() -> usize {
     nth(DeviceKind::Cpu, 0)
 }
@@ -106,51 +93,6 @@ fn load(path: &Path, cuts: &[(usize, usize)], device: usize) -> Arc<Model> {
         ..Default::default()
     };
     Arc::new(Model::load(path, device, &options, &mut |_| Ok(())).unwrap())
-}
-
-fn floats(bits: &[u32]) -> Vec<f32> {
-    bits.iter().map(|bits| f32::from_bits(*bits)).collect()
-}
-
-/// The largest difference, and the largest number of the second.
-fn apart(a: &[u32], b: &[u32]) -> (f32, f32) {
-    let (a, b) = (floats(a), floats(b));
-    assert_eq!(a.len(), b.len());
-    let difference = a
-        .iter()
-        .zip(&b)
-        .map(|(a, b)| (a - b).abs())
-        .fold(0.0, f32::max);
-    assert!(a.iter().all(|x| x.is_finite()));
-    (difference, b.iter().fold(0.0, |most, x| x.abs().max(most)))
-}
-
-/// Logits behind a prompt, behind further tokens of it one by one, and behind a rewind and a fork.
-fn logits(model: &Arc<Model>) -> Vec<Vec<u32>> {
-    logits_of(session(model))
-}
-
-fn logits_of(mut session: Session) -> Vec<Vec<u32>> {
-    let n_vocab = session.model().details().n_vocab as u32;
-    let n = (session.context() * 2 / 3).min(700) as u32;
-    let text: Vec<u32> = (0..n).map(|i| i * 37 % n_vocab.min(500)).collect();
-    let (first, rest) = text.split_at(text.len() - 5);
-    let mut all = Vec::new();
-    session.prefill(first).unwrap();
-    all.push(bits(&mut session));
-    for token in rest {
-        session.prefill(&[*token]).unwrap();
-        all.push(bits(&mut session));
-    }
-    session.rewind(first.len() - 3).unwrap();
-    session.prefill(&text[first.len() - 3..]).unwrap();
-    all.push(bits(&mut session));
-    let mut fork = session.fork().unwrap();
-    for session in [&mut session, &mut fork] {
-        session.prefill(&[3, 4]).unwrap();
-        all.push(bits(session));
-    }
-    all
 }
 
 /// All ways to share a network between a GPU and the CPU that are tested: cuts, and the device of the last part.
@@ -186,8 +128,7 @@ fn compare(name: &str, path: &Path, bound: impl Fn(f32) -> f32) {
 }
 
 fn family(name: &str) {
-    let path = repository_file(&format!("tests/data/families/{name}/model.gguf"));
-    compare(name, &path, |size| 0.03 * size);
+    compare(name, &path_of(name), |size| 0.03 * size);
 }
 
 fn hamlet_path() -> PathBuf {
@@ -206,8 +147,7 @@ fn life(cuts: &[(usize, usize)], device: usize, seed: u64, has_grammar: bool) {
 /// The same of a family.
 fn life_of(name: &str) {
     let dir = TempDir::new("gpu-parts");
-    let bytes = crate::common::families::with_context(name, 4096).bytes();
-    let model = load(&dir.file("model.gguf", &bytes), &[(1, cpu())], gpu());
+    let model = load(&long_path_of(name, &dir), &[(1, cpu())], gpu());
     for seed in 0..3 {
         random_life(&model, seed, 50, false);
     }
@@ -217,8 +157,7 @@ fn life_of(name: &str) {
 fn states() {
     let dir = TempDir::new("gpu-part-states");
     for name in ["gemma3", "qwen3_5"] {
-        let bytes = crate::common::families::with_context(name, 4096).bytes();
-        let path = dir.file("model.gguf", &bytes);
+        let path = long_path_of(name, &dir);
         let models = [
             load(&path, &[], cpu()),
             load(&path, &[], gpu()),

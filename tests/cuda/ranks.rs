@@ -11,7 +11,7 @@ use emberlm::backend::{DeviceKind, LoadOptions, Share};
 use emberlm::engine::state::{Kind, RestoreOptions};
 use emberlm::engine::{Adapter, Model, Session, SessionOptions, device};
 use emberlm::{Result, Status};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// With norms behind parts, with windows, parallel, with biases and learned positions, with scales, with norms of heads, with gated
@@ -86,39 +86,6 @@ fn load(path: &Path) -> Arc<Model> {
     load_with(path, &options(0)).unwrap()
 }
 
-fn path_of(name: &str) -> PathBuf {
-    repository_file(&format!("tests/data/families/{name}/model.gguf"))
-}
-
-/// Logits behind a prompt, behind further tokens of it one by one, behind a rewind, in a fork and in a batch with it.
-fn logits(model: &Arc<Model>) -> Vec<Vec<f32>> {
-    let n_vocab = model.details().n_vocab as u32;
-    let mut session = session(model);
-    let n = (session.context() * 2 / 3).min(700) as u32;
-    let text: Vec<u32> = (0..n).map(|i| i * 37 % n_vocab.min(500)).collect();
-    let (first, rest) = text.split_at(text.len() - 5);
-    let floats = |session: &mut Session| {
-        let bits = bits(session);
-        bits.into_iter().map(f32::from_bits).collect::<Vec<f32>>()
-    };
-    let mut all = Vec::new();
-    session.prefill(first).unwrap();
-    all.push(floats(&mut session));
-    for token in rest {
-        session.prefill(&[*token]).unwrap();
-        all.push(floats(&mut session));
-    }
-    session.rewind(first.len() - 3).unwrap();
-    session.prefill(&text[first.len() - 3..]).unwrap();
-    all.push(floats(&mut session));
-    let mut fork = session.fork().unwrap();
-    for session in [&mut session, &mut fork] {
-        session.prefill(&[3, 4]).unwrap();
-        all.push(floats(session));
-    }
-    all
-}
-
 fn family(name: &str) {
     let path = path_of(name);
     let one = logits(&load_on(&path, DeviceKind::Cuda, &LoadOptions::default()));
@@ -128,11 +95,8 @@ fn family(name: &str) {
     assert!(two == logits(&load(&path)), "{name}: not the same again");
     let mut largest = 0f32;
     for (i, (two, one)) in two.iter().zip(&one).enumerate() {
-        assert_eq!(two.len(), one.len());
-        let size = one.iter().fold(0f32, |most, x| most.max(x.abs()));
-        let differences = two.iter().zip(one).map(|(a, b)| (a - b).abs());
-        assert!(two.iter().all(|x| x.is_finite()), "{name}, row {i}");
-        largest = largest.max(differences.fold(0.0, f32::max) / size);
+        let (difference, size) = apart(two, one);
+        largest = largest.max(difference / size);
         assert!(
             largest < 0.01,
             "{name}: {largest} of the largest in row {i}"
@@ -141,15 +105,10 @@ fn family(name: &str) {
     println!("{name}: largest difference {largest:e} of the largest logit");
 }
 
-fn long(name: &str, dir: &TempDir) -> PathBuf {
-    let bytes = crate::common::families::with_context(name, 4096).bytes();
-    dir.file(&format!("{name}.gguf"), &bytes)
-}
-
 /// Saved, restored, forked, evicted and batched at random: with the same bits as without.
 fn life(name: &str) {
     let dir = TempDir::new("gpu-ranks");
-    let model = load(&long(name, &dir));
+    let model = load(&long_path_of(name, &dir));
     for seed in 0..3 {
         random_life(&model, seed, 50, false);
     }
@@ -158,7 +117,7 @@ fn life(name: &str) {
 /// A state goes from one GPU to two, and back.
 fn states() {
     let dir = TempDir::new("gpu-rank-states");
-    let path = long("gemma3", &dir);
+    let path = long_path_of("gemma3", &dir);
     let one = load_on(&path, DeviceKind::Cuda, &LoadOptions::default());
     let models = [one, load(&path)];
     let text: Vec<u32> = (0..900).map(|i| i * 11 % 60).collect();
@@ -251,7 +210,7 @@ fn memory() {
 /// Sessions on threads of their own, of two models on the same GPUs: their work takes turns, and says what it says alone.
 fn threads() {
     let dir = TempDir::new("gpu-rank-threads");
-    let path = long("mistral", &dir);
+    let path = long_path_of("mistral", &dir);
     let models = [load(&path), load(&path)];
     let say = |model: &Arc<Model>, seed: u32| {
         let mut session = session(model);
