@@ -102,10 +102,10 @@ impl Places {
     }
 
     /// The networks of what the CPU has.
-    pub fn networks_on_host(&self, network: &Network) -> Result<Vec<Network>> {
+    pub fn networks_on_host(&self, network: &Network) -> Result<Vec<Arc<Network>>> {
         let mut networks = Vec::new();
         for place in self.list.iter().filter(|place| place.is_on_host()) {
-            networks.push(place.network(network)?);
+            networks.push(Arc::new(place.network(network)?));
         }
         if self.host_experts > 0 {
             networks.push(network.experts_apart(self.host_experts).1);
@@ -256,21 +256,12 @@ fn fewest_that_fit(
     counts: RangeInclusive<usize>,
     fits: impl Fn(usize) -> Result<bool>,
 ) -> Result<Option<usize>> {
-    let (mut least, mut most) = (*counts.start(), *counts.end());
+    let (least, most) = counts.into_inner();
     if fits(least)? {
         return Ok(Some(least));
     }
-    if !fits(most)? {
-        return Ok(None);
-    }
-    while least + 1 < most {
-        let middle = least.midpoint(most);
-        match fits(middle)? {
-            true => most = middle,
-            false => least = middle,
-        }
-    }
-    Ok(Some(most))
+    let fewest = first_where(least + 1..most + 1, fits)?;
+    Ok((fewest <= most).then_some(fewest))
 }
 
 /// A share of all layers for each of some GPUs.
@@ -482,12 +473,17 @@ fn first_that_fits(
     limit: u64,
     takes: impl Fn(usize) -> Result<Option<u64>>,
 ) -> Result<usize> {
-    let (mut least, mut most) = (0, n);
+    first_where(0..n, |n| Ok(takes(n)?.is_none_or(|bytes| bytes <= limit)))
+}
+
+/// The first of some numbers for which something holds that then holds for all behind it; the end where there is none.
+fn first_where(numbers: Range<usize>, holds: impl Fn(usize) -> Result<bool>) -> Result<usize> {
+    let (mut least, mut most) = (numbers.start, numbers.end);
     while least < most {
         let middle = least.midpoint(most);
-        match takes(middle)? {
-            Some(bytes) if bytes > limit => least = middle + 1,
-            _ => most = middle,
+        match holds(middle)? {
+            true => most = middle,
+            false => least = middle + 1,
         }
     }
     Ok(least)

@@ -32,7 +32,7 @@ impl Network {
 
     /// The network without the feed-forward parts of the first `count` layers whose experts can be apart, and a network of these
     /// parts alone.
-    pub fn experts_apart(&self, count: usize) -> (Network, Network) {
+    pub fn experts_apart(&self, count: usize) -> (Network, Arc<Network>) {
         let (mut rest, mut apart) = (self.clone(), self.clone());
         apart.blocks.clear();
         for block in &mut rest.blocks {
@@ -63,7 +63,8 @@ impl Network {
             before: 1,
             behind: 1,
         };
-        rest.host = (count > 0).then(|| Arc::new(apart.clone()));
+        let apart = Arc::new(apart);
+        rest.host = (count > 0).then(|| apart.clone());
         (rest, apart)
     }
 

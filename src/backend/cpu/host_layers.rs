@@ -1,8 +1,8 @@
 //! Parts of layers that another device has evaluated here: rows of the residual stream come, and go on behind the part.
 
-use super::chunk::{Chunk, ChunkSpace, Places};
+use super::chunk::{Chunk, Places};
 use super::kv::MAX_CHUNK;
-use super::prefill::chunk_tokens;
+use super::prefill::chunk_space;
 use super::weights::CpuWeights;
 use crate::backend::HostLayers;
 use crate::error::{Result, fail};
@@ -11,20 +11,13 @@ use std::sync::atomic::AtomicBool;
 /// The ids of a chunk's tokens, which nothing without embeddings asks for.
 static NO_TOKENS: [u32; MAX_CHUNK] = [0; MAX_CHUNK];
 
-impl CpuWeights {
-    /// Tokens of a chunk of another device's rows.
-    fn host_chunk(&self) -> usize {
-        chunk_tokens(&self.sizes, self.matrix_bytes)
-    }
-}
-
 impl HostLayers for CpuWeights {
     fn reserve(&self, rows: usize) -> Result<()> {
         let mut space = self.prefill.lock().unwrap_or_else(|e| e.into_inner());
-        if rows > 1 && space.is_none() {
-            *space = Some(ChunkSpace::new(self, self.host_chunk())?);
+        match rows {
+            0 | 1 => Ok(()),
+            _ => chunk_space(self, &mut space).map(drop),
         }
-        Ok(())
     }
 
     fn run(&self, layer: usize, rows: &mut [f32], stride: usize) -> Result<()> {
@@ -40,10 +33,7 @@ impl HostLayers for CpuWeights {
         }
         let _turn = self.prefill_turns.take(&never)?;
         let mut space = self.prefill.lock().unwrap_or_else(|e| e.into_inner());
-        let space = match &mut *space {
-            Some(space) => space,
-            none => none.insert(ChunkSpace::new(self, self.host_chunk())?),
-        };
+        let space = chunk_space(self, &mut space)?;
         for rows in rows.chunks_mut(space.tokens() * stride) {
             let tokens = &NO_TOKENS[..rows.len().div_ceil(stride)];
             let chunk = Chunk::new(self, space, tokens, Places::Unknown, None)?;

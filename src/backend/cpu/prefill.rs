@@ -25,7 +25,7 @@ const STEPS: usize = 16;
 const WEIGHTS_SHARE: usize = 40;
 
 /// Tokens in the largest chunk, for matrices of that many bytes.
-pub(super) fn chunk_tokens(s: &Sizes, matrix_bytes: usize) -> usize {
+fn chunk_tokens(s: &Sizes, matrix_bytes: usize) -> usize {
     let encoded = s.cols() * (4 * usize::from(s.encodings.float) + 2 * usize::from(s.encodings.q8));
     let floats = s.hidden + s.q.max(s.hidden) + 2 * s.kv + s.n_ff + s.rope;
     let experts = ExpertChunkSpace::bytes_for(&s.experts, 1, 1);
@@ -37,6 +37,20 @@ pub(super) fn chunk_tokens(s: &Sizes, matrix_bytes: usize) -> usize {
 /// Bytes that prefill takes for matrices of that many bytes.
 pub(super) fn prefill_bytes(s: &Sizes, threads: usize, matrix_bytes: usize) -> usize {
     chunk_bytes(s, threads, chunk_tokens(s, matrix_bytes))
+}
+
+/// The memory of chunks, made if there is none. Errors: `OutOfMemory`.
+pub(super) fn chunk_space<'s>(
+    weights: &CpuWeights,
+    space: &'s mut Option<ChunkSpace>,
+) -> Result<&'s mut ChunkSpace> {
+    match space {
+        Some(space) => Ok(space),
+        none => {
+            let tokens = chunk_tokens(&weights.sizes, weights.matrix_bytes);
+            Ok(none.insert(ChunkSpace::new(weights, tokens)?))
+        }
+    }
 }
 
 /// Appends `tokens` from `position` on, and writes the logits that follow the last one, where that
@@ -67,13 +81,7 @@ pub(super) fn prefill(
     while !rest.is_empty() {
         let _turn = weights.prefill_turns.take(interrupt)?;
         let mut space = weights.prefill.lock().unwrap_or_else(|e| e.into_inner());
-        let space = match &mut *space {
-            Some(space) => space,
-            none => {
-                let tokens = chunk_tokens(&weights.sizes, weights.matrix_bytes);
-                none.insert(ChunkSpace::new(weights, tokens)?)
-            }
-        };
+        let space = chunk_space(weights, &mut space)?;
         let shared = weights.pool.is_used() || weights.prefill_turns.users() > 1;
         let largest = if shared { SHARED_CHUNK } else { MAX_CHUNK };
         let n = rest.len().min(space.tokens()).min(largest);

@@ -215,22 +215,22 @@ impl Batch {
     fn launch(&mut self, weights: &CudaWeights, n: usize, kind: Kind) -> Result<()> {
         let same = |(m, k, _): &(usize, Kind, Graph)| (*m, *k) == (n, kind);
         let (ending, adapted) = kind;
+        let eval = Evaluation {
+            kernels: weights.kernels(),
+            plan: weights.plan(),
+            kv: &self.kv,
+            stream: &self.stream,
+            sessions: self.table.address(),
+            adapters: match adapted {
+                true => Adapters::Any,
+                false => Adapters::None,
+            },
+            link: weights.link(),
+            guests: weights.guests(),
+        };
         let at = match self.graphs.iter().position(same) {
             Some(at) => at,
             None => {
-                let eval = Evaluation {
-                    kernels: weights.kernels(),
-                    plan: weights.plan(),
-                    kv: &self.kv,
-                    stream: &self.stream,
-                    sessions: self.table.address(),
-                    adapters: match adapted {
-                        true => Adapters::Any,
-                        false => Adapters::None,
-                    },
-                    link: weights.link(),
-                    guests: weights.guests(),
-                };
                 let graph = self.stream.capture(|| {
                     // SAFETY: *weights*: they outlive the batch, which is theirs. *sessions*: those of
                     // the table are borrowed until their results are there, and prepared. *workspace*:
@@ -241,10 +241,8 @@ impl Batch {
                 self.graphs.len() - 1
             }
         };
-        if ending.advance
-            && let Some(link) = weights.link()
-        {
-            link.launch(&self.stream)?;
+        if ending.advance {
+            eval.begin()?;
         }
         let graph = &self.graphs[at].2;
         // SAFETY: as above; the results are awaited by the caller.

@@ -28,12 +28,20 @@ pub const HOST_CHUNK: usize = 512;
 pub struct HostRows {
     /// What the calls of captured graphs point to. Each is alone in its vector, so that it stays where it is.
     calls: Mutex<Vec<Vec<Call>>>,
-    layers: Arc<dyn HostLayers>,
-    memory: Arc<Pinned>,
+    shared: Arc<Shared>,
     /// Rows that there is room for.
     most: u32,
+}
+
+/// What calls share.
+struct Shared {
+    layers: Arc<dyn HostLayers>,
+    memory: Pinned,
     stride: u32,
-    state: Arc<State>,
+    /// The first error since one was taken.
+    failed: Mutex<Option<Error>>,
+    /// Ends calls early, while it is not null.
+    interrupt: AtomicPtr<AtomicBool>,
 }
 
 /// Fewest rows of a piece of a prompt for which the weights come to the device, in place of the rows to the host.
@@ -90,16 +98,7 @@ impl Guests {
     }
 }
 
-/// What has become of calls.
-#[derive(Default)]
-struct State {
-    /// The first error since one was taken.
-    failed: Mutex<Option<Error>>,
-    /// Ends calls early, while it is not null.
-    interrupt: AtomicPtr<AtomicBool>,
-}
-
-impl State {
+impl Shared {
     fn failed(&self) -> MutexGuard<'_, Option<Error>> {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -113,30 +112,29 @@ impl State {
 
 /// A call that the driver makes.
 struct Call {
-    layers: Arc<dyn HostLayers>,
-    memory: Arc<Pinned>,
-    state: Arc<State>,
+    shared: Arc<Shared>,
     layer: usize,
     rows: u32,
-    stride: u32,
 }
 
 impl Call {
     fn run(&self) {
-        let floats = self.rows as usize * self.stride as usize;
+        let shared = &self.shared;
+        let stride = shared.stride as usize;
+        let (first, floats) = (shared.memory.pointer().cast(), self.rows as usize * stride);
         // SAFETY: the memory has that many floats, of which those of the device's kernels are done that the stream has in front of
         // the call, and those behind it have not begun.
-        let rows = unsafe { std::slice::from_raw_parts_mut(self.memory.pointer().cast(), floats) };
-        let done = match self.state.is_interrupted() {
+        let rows = unsafe { std::slice::from_raw_parts_mut(first, floats) };
+        let done = match shared.is_interrupted() {
             true => Err(Error::new(
                 Status::Interrupted,
                 "interrupted while the CPU evaluated experts",
             )),
-            false => panics::catch(|| self.layers.run(self.layer, rows, self.stride as usize)),
+            false => panics::catch(|| shared.layers.run(self.layer, rows, stride)),
         };
         if let Err(e) = done {
             rows.fill(f32::NAN);
-            self.state.failed().get_or_insert(e);
+            shared.failed().get_or_insert(e);
         }
     }
 }
@@ -159,11 +157,14 @@ impl HostRows {
         layers.reserve(most as usize)?;
         Ok(HostRows {
             calls: Mutex::default(),
-            layers: layers.clone(),
-            memory: Arc::new(Pinned::new(context, bytes, "rows for the host")?),
+            shared: Arc::new(Shared {
+                layers: layers.clone(),
+                memory: Pinned::new(context, bytes, "rows for the host")?,
+                stride,
+                failed: Mutex::default(),
+                interrupt: AtomicPtr::default(),
+            }),
             most,
-            stride,
-            state: Arc::default(),
         })
     }
 
@@ -178,7 +179,7 @@ impl HostRows {
         residual: Span,
         count: u32,
     ) -> Result<()> {
-        if count > self.most || residual.stride != self.stride {
+        if count > self.most || residual.stride != self.shared.stride {
             fail!(
                 Internal,
                 "{count} rows for the host, with memory for {}",
@@ -187,11 +188,11 @@ impl HostRows {
         }
         let there = args::AddBranch {
             x: residual.address,
-            out: self.memory.address(),
+            out: self.shared.memory.address(),
             ..eval.plan.add_branch(residual.stride, None, 1.0)
         };
         let back = args::AddBranch {
-            x: self.memory.address(),
+            x: self.shared.memory.address(),
             out: residual.address,
             ..there
         };
@@ -218,12 +219,9 @@ impl HostRows {
             fail!(OutOfMemory, "calls of the host");
         }
         call.push(Call {
-            layers: self.layers.clone(),
-            memory: self.memory.clone(),
-            state: self.state.clone(),
+            shared: self.shared.clone(),
             layer,
             rows,
-            stride: self.stride,
         });
         let pointer = std::ptr::from_ref(&call[0]).cast_mut().cast();
         calls.push(call);
@@ -232,7 +230,7 @@ impl HostRows {
 
     /// Has calls that `work` enqueues and awaits end early when `interrupt` is set.
     pub fn until<T>(&self, interrupt: &AtomicBool, work: impl FnOnce() -> T) -> T {
-        struct Until<'a>(&'a State);
+        struct Until<'a>(&'a Shared);
         impl Drop for Until<'_> {
             fn drop(&mut self) {
                 self.0
@@ -241,13 +239,13 @@ impl HostRows {
             }
         }
         let interrupt = std::ptr::from_ref(interrupt).cast_mut();
-        self.state.interrupt.store(interrupt, Ordering::Release);
-        let _until = Until(&self.state);
+        self.shared.interrupt.store(interrupt, Ordering::Release);
+        let _until = Until(&self.shared);
         work()
     }
 
     /// What has gone wrong since this was asked for the last time.
     pub fn check(&self) -> Result<()> {
-        self.state.failed().take().map_or(Ok(()), Err)
+        self.shared.failed().take().map_or(Ok(()), Err)
     }
 }

@@ -35,12 +35,7 @@ pub fn upload(
     memory: &Range,
     progress: &mut Progress<'_>,
 ) -> Result<()> {
-    for vector in &jobs.vectors {
-        memory.write(vector.offset as usize, &vector.values)?;
-    }
-    for job in &jobs.rows {
-        memory.write(job.offset as usize, &plain_rows(job)?)?;
-    }
+    vectors(jobs, |offset, values| memory.write(offset as usize, values))?;
     let total: usize = jobs.matrices.iter().map(|job| job.tensor.byte_len()).sum();
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = Uploader::threads(total as u64, cores.min(THREADS));
@@ -116,18 +111,12 @@ impl Uploader {
     /// # Safety
     /// What the jobs lay out is memory that is valid until the work is done, and that no other work uses.
     pub unsafe fn vectors(&self, stream: &Stream, jobs: &Jobs) -> Result<()> {
-        let write = |offset: u64, values: &[f32]| {
+        vectors(jobs, |offset, values| {
             let from = values.as_ptr().cast();
-            // SAFETY: by contract; the values are read before this returns, as they are not pinned.
+            // SAFETY: by contract, the memory is valid until the work is done; the values are read before this returns, as
+            // they are not pinned.
             unsafe { stream.copy_in(jobs.base() + offset, from, size_of_val(values)) }
-        };
-        for vector in &jobs.vectors {
-            write(vector.offset, &vector.values)?;
-        }
-        for job in &jobs.rows {
-            write(job.offset, &plain_rows(job)?)?;
-        }
-        Ok(())
+        })
     }
 
     /// Brings the matrices to the device, and waits for that.
@@ -194,6 +183,17 @@ impl Uploader {
             None => Ok(()),
         }
     }
+}
+
+/// Writes vectors and short rows to their offsets.
+fn vectors(jobs: &Jobs, mut write: impl FnMut(u64, &[f32]) -> Result<()>) -> Result<()> {
+    for vector in &jobs.vectors {
+        write(vector.offset, &vector.values)?;
+    }
+    for job in &jobs.rows {
+        write(job.offset, &plain_rows(job)?)?;
+    }
+    Ok(())
 }
 
 /// The values of a tensor's rows, each as wide as they are wanted.

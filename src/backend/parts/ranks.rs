@@ -4,7 +4,7 @@
 //! comes first, and what interrupts is asked for between pieces alone.
 
 use super::core::{Core, Done};
-use super::stream::{Sink, Stored};
+use super::stream::{self, Stored};
 use super::weights::PartsWeights;
 use crate::backend::row::RowWork;
 use crate::backend::state::StateLayout;
@@ -313,12 +313,7 @@ fn alike(weights: &PartsWeights, layer: usize) -> usize {
 pub(super) fn save(core: &mut Core, sink: &mut dyn StateSink) -> Result<()> {
     let weights = core.weights.clone();
     let n_vocab = weights.n_vocab();
-    let mut stored = Vec::new();
-    for (part, weights) in core.parts.iter_mut().zip(weights.parts()) {
-        let mut sink = Sink::new(&**weights, n_vocab);
-        part.save(&mut sink)?;
-        stored.push(sink.stored()?);
-    }
+    let mut stored = stream::stored(core)?;
     let Some(first) = stored.first_mut() else {
         fail!(Internal, "a network of no ranks");
     };
@@ -385,9 +380,5 @@ pub(super) fn load(
             }
         }
     }
-    for (part, of_rank) in core.parts.iter_mut().zip(&stored) {
-        let mut bytes = of_rank.bytes();
-        part.load(&of_rank.info, tokens, &mut bytes)?;
-    }
-    Ok(())
+    stream::restore(core, &stored, tokens)
 }

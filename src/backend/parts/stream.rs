@@ -51,7 +51,7 @@ impl Stored {
 }
 
 /// Takes the stream of a part in.
-pub(super) struct Sink<'a> {
+struct Sink<'a> {
     weights: &'a dyn Weights,
     n_vocab: usize,
     stored: Option<Stored>,
@@ -132,16 +132,32 @@ fn whole(stored: &[Stored], weights: &dyn Weights) -> Result<StateInfo> {
     })
 }
 
+/// The streams of all parts.
+pub(super) fn stored(core: &mut Core) -> Result<Vec<Stored>> {
+    let n_vocab = core.weights.n_vocab();
+    let parts = core.parts.iter_mut().zip(core.weights.parts());
+    let one = parts.map(|(part, weights)| {
+        let mut sink = Sink::new(&**weights, n_vocab);
+        part.save(&mut sink)?;
+        sink.stored()
+    });
+    one.collect()
+}
+
+/// Has all parts take their streams over.
+pub(super) fn restore(core: &mut Core, stored: &[Stored], tokens: &[u32]) -> Result<()> {
+    for (part, of_part) in core.parts.iter_mut().zip(stored) {
+        let mut bytes = of_part.bytes();
+        part.load(&of_part.info, tokens, &mut bytes)?;
+    }
+    Ok(())
+}
+
 /// Writes the state to a stream.
 pub(super) fn save(core: &mut Core, sink: &mut dyn StateSink) -> Result<()> {
     let weights = core.weights.clone();
     let n_vocab = weights.n_vocab();
-    let mut stored = Vec::new();
-    for (part, weights) in core.parts.iter_mut().zip(weights.parts()) {
-        let mut sink = Sink::new(&**weights, n_vocab);
-        part.save(&mut sink)?;
-        stored.push(sink.stored()?);
-    }
+    let mut stored = stored(core)?;
     let info = whole(&stored, &*weights)?;
     sink.begin(&info)?;
     let layers = weights.kv_layers();
@@ -224,9 +240,5 @@ pub(super) fn load(
         let bytes = layout.with_fixed(weights.fixed_len()).fixed_bytes();
         source.read(of_part.next(bytes)?)?;
     }
-    for (part, of_part) in core.parts.iter_mut().zip(&stored) {
-        let mut bytes = of_part.bytes();
-        part.load(&of_part.info, tokens, &mut bytes)?;
-    }
-    Ok(())
+    restore(core, &stored, tokens)
 }

@@ -124,17 +124,8 @@ impl PartsWeights {
         placement: Placement,
     ) -> Arc<PartsWeights> {
         let kv_layers = parts.iter().flat_map(|part| part.kv_layers()).copied();
-        Arc::new(PartsWeights {
-            hidden: network.hidden,
-            n_vocab: network.n_vocab,
-            kv_layers: kv_layers.collect(),
-            parts,
-            devices,
-            ranks: None,
-            placement,
-            spare: Mutex::default(),
-            spare_slots: Mutex::default(),
-        })
+        let kv_layers = kv_layers.collect();
+        PartsWeights::of(network, parts, (devices, None), kv_layers, placement)
     }
 
     /// Of parts that each have a share of every layer; the first one has the logits.
@@ -148,14 +139,24 @@ impl PartsWeights {
             let state = block.mixer.state(network.context_length);
             state.kv()
         });
-        let kv_layers: Vec<KvShape> = kv_layers.collect();
+        let (kv_layers, kind) = (kv_layers.collect(), (Devices::Gpus, Some(ranks)));
+        PartsWeights::of(network, parts, kind, kv_layers, placement)
+    }
+
+    fn of(
+        network: &Network,
+        parts: Vec<Arc<dyn Weights>>,
+        (devices, ranks): (Devices, Option<Arc<dyn Ranks>>),
+        kv_layers: Vec<KvShape>,
+        placement: Placement,
+    ) -> Arc<PartsWeights> {
         Arc::new(PartsWeights {
             hidden: network.hidden,
             n_vocab: network.n_vocab,
             kv_layers,
             parts,
-            devices: Devices::Gpus,
-            ranks: Some(ranks),
+            devices,
+            ranks,
             placement,
             spare: Mutex::default(),
             spare_slots: Mutex::default(),
