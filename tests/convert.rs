@@ -196,6 +196,43 @@ fn the_mix_of_q4_k_m_is_that_of_model_cards() {
     );
 }
 
+/// A file has the head that guesses further tokens, as its folder does.
+#[test]
+fn heads_of_folders_are_written() {
+    for (name, own) in [
+        ("qwen3_5", false),
+        ("qwen3_next", false),
+        ("glm4_moe", true),
+        ("deepseek_v3", false),
+    ] {
+        let dir = TempDir::new("convert-heads");
+        let folder = common::heads::folder(name, own);
+        folder.write(&dir);
+        let output = dir.path().join("out.gguf");
+        convert(dir.path(), &output, &[]);
+        let (_, of_folder) = common::heads::networks(folder.ready());
+        let (network, of_file) = common::heads::networks(ModelFile::open(&output).unwrap());
+        let n_layers = folder.config["num_hidden_layers"].as_u64().unwrap() as usize;
+        assert_eq!(network.blocks.len(), n_layers, "{name}");
+        let pairs: Vec<_> = of_folder.tensors().zip(of_file.tensors()).collect();
+        assert!(pairs.len() > 12, "{name}");
+        assert_eq!(
+            of_folder.tensors().count(),
+            of_file.tensors().count(),
+            "{name}"
+        );
+        for (from, to) in pairs {
+            assert_eq!(
+                (from.ty, &from.dims),
+                (to.ty, &to.dims),
+                "{name}: {}",
+                to.name
+            );
+            assert!(from.bytes() == to.bytes(), "{name}: {}", to.name);
+        }
+    }
+}
+
 #[test]
 fn folders_become_files() {
     let dir = TempDir::new("convert-folders");

@@ -78,7 +78,7 @@ def enum_members(values: dict[str, int]) -> dict[str, int]:
     prefix = os.path.commonprefix(list(values))
     alone = {
         "EMBER_CHAIN_CUDA_": "EMBER_CHAIN_", "EMBER_TEXT_STREAM_SKIP_SPECIAL": "EMBER_TEXT_STREAM_",
-        "EMBER_NEXT_NO_WAIT": "EMBER_NEXT_", "EMBER_MODEL_NEVER_WAIT": "EMBER_MODEL_",
+        "EMBER_NEXT_NO_WAIT": "EMBER_NEXT_",
         "EMBER_EMBEDDER_TRUNCATE": "EMBER_EMBEDDER_", "EMBER_ADAPTERS_KEEP": "EMBER_ADAPTERS_",
     }  # fmt: skip
     prefix = alone.get(prefix, prefix[: prefix.rindex("_") + 1])

@@ -203,6 +203,7 @@ struct ModelOptions {
     std::vector<std::uint32_t> device_layers = {}; ///< layers on each of them; none: by the GPUs' memory
     ember_split split = EMBER_SPLIT_LAYERS;        ///< how they share the model
     std::uint32_t cpu_expert_layers = 0; ///< layers of a model on a GPU whose experts stay on the CPU; UINT32_MAX: all
+    bool draft_heads = false; ///< the model's own heads are loaded, for Session::draft_by_heads
 };
 
 /// A sequence that no repetition goes beyond: a text, or tokens.
@@ -325,6 +326,7 @@ struct CModelOptions {
         c.device_count = options.devices.size();
         c.split = options.split;
         c.cpu_expert_layers = options.cpu_expert_layers;
+        c.flags = options.draft_heads ? std::uint32_t(EMBER_MODEL_DRAFT_HEADS) : 0;
         c.device_layers = options.device_layers.empty() ? nullptr : options.device_layers.data();
         if (options.cuda_context != nullptr) {
             cuda.kind = EMBER_CHAIN_CUDA_MODEL;
@@ -1049,6 +1051,13 @@ public:
         options.source = EMBER_DRAFTS_MODEL;
         options.max_drafts = max_drafts;
         options.draft_model = drafts.get();
+        set_speculation(&options);
+    }
+    /// The same with drafts of the model's own heads (ModelOptions::draft_heads).
+    void draft_by_heads(std::uint32_t max_drafts = 0) {
+        auto options = detail::sized<ember_speculation_options>();
+        options.source = EMBER_DRAFTS_HEADS;
+        options.max_drafts = max_drafts;
         set_speculation(&options);
     }
     void stop_drafting() { set_speculation(nullptr); }

@@ -285,6 +285,9 @@ namespace EmberLM
         /// <summary>Layers of a model on a GPU whose experts stay on the CPU; int.MaxValue for all.</summary>
         public int CpuExpertLayers;
 
+        /// <summary>Loads the model's own heads, for DraftSource.Heads.</summary>
+        public bool DraftHeads;
+
         /// <summary>Hears how far the load is, from 0 to 1; false ends it with Status.Cancelled.</summary>
         public Func<float, bool> Progress;
 
@@ -298,7 +301,7 @@ namespace EmberLM
                 struct_size = Call.SizeOf<ember_model_options>(), device = (uint)Device, threads = (uint)Threads, weights = (uint)Weights, files = (uint)Files,
                 memory_limit = MemoryLimit, session_memory_limit = SessionMemoryLimit,
                 devices = devices, device_count = deviceCount, device_layers = memory.Tokens(DeviceLayers, out _),
-                split = (uint)Split, cpu_expert_layers = (uint)CpuExpertLayers,
+                split = (uint)Split, cpu_expert_layers = (uint)CpuExpertLayers, flags = DraftHeads ? (uint)ModelFlags.DraftHeads : 0,
                 progress = Progress != null ? Callback.ProgressPointer : IntPtr.Zero, user = user,
             };
         }
@@ -1243,7 +1246,7 @@ namespace EmberLM
         }
 
         /// <summary>Verifies drafts of what comes next: faster, with the same tokens. DraftSource.Model takes a smaller model with the same
-        /// vocabulary, DraftSource.None ends drafting.</summary>
+        /// vocabulary, DraftSource.Heads the model's own heads (ModelOptions.DraftHeads), DraftSource.None ends drafting.</summary>
         public void Draft(DraftSource source = DraftSource.Ngram, Model model = null, int maxDrafts = 0)
         {
             var c = new ember_speculation_options

@@ -885,6 +885,7 @@ namespace EmberLM
         None = 0,
         Ngram = 1,
         Model = 2,
+        Heads = 3,
     }
 
     /// <summary>enum ember_weights</summary>
@@ -996,6 +997,7 @@ namespace EmberLM
     internal enum ModelFlags
     {
         NeverWait = 1,
+        DraftHeads = 2,
     }
 
     /// <summary>enum ember_generate_end</summary>

@@ -250,6 +250,7 @@ type ModelOptions struct {
 	Devices, DeviceLayers []uint32
 	Split                 Split                        // how they share the model
 	CPUExpertLayers       int                          // layers of a model on a GPU whose experts stay on the CPU; math.MaxUint32 for all
+	DraftHeads            bool                         // loads the model's own heads, for DraftsHeads
 	Progress              func(fraction float32) error // hears how far the load is; an error ends it
 }
 
@@ -264,6 +265,9 @@ func (o *ModelOptions) c(a *arena, user C.uintptr_t) *C.ember_model_options {
 	c.memory_limit, c.session_memory_limit = C.uint64_t(o.MemoryLimit), C.uint64_t(o.SessionMemoryLimit)
 	c.devices, c.device_count = a.tokens(o.Devices)
 	c.split, c.cpu_expert_layers = C.uint32_t(o.Split), C.uint32_t(o.CPUExpertLayers)
+	if o.DraftHeads {
+		c.flags = C.EMBER_MODEL_DRAFT_HEADS
+	}
 	if len(o.DeviceLayers) > 0 {
 		// A number for each device; those that are missing are 0.
 		layers := make([]uint32, len(o.Devices))

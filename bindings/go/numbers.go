@@ -126,6 +126,7 @@ const (
 	DraftsNone  DraftSource = C.EMBER_DRAFTS_NONE
 	DraftsNgram DraftSource = C.EMBER_DRAFTS_NGRAM
 	DraftsModel DraftSource = C.EMBER_DRAFTS_MODEL
+	DraftsHeads DraftSource = C.EMBER_DRAFTS_HEADS
 )
 
 // Pooling has the values of enum ember_pooling.

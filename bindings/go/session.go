@@ -769,7 +769,7 @@ type Speculation struct {
 }
 
 // Draft verifies drafts of what comes next: faster, with the same tokens. DraftsModel takes a smaller model with the same
-// vocabulary, DraftsNone ends drafting; maxDrafts 0 is the default.
+// vocabulary, DraftsHeads the model's own heads (ModelOptions.DraftHeads), DraftsNone ends drafting; maxDrafts 0 is the default.
 func (s *Session) Draft(source DraftSource, model *Model, maxDrafts int) error {
 	var a arena
 	defer a.free()

@@ -20,6 +20,8 @@ export interface ModelOptions {
   split?: number;
   /** Layers of a model on a GPU whose experts stay on the CPU; 0xffffffff for all. */
   cpuExpertLayers?: number;
+  /** Loads the model's own heads, for EMBER_DRAFTS_HEADS. */
+  draftHeads?: boolean;
   /** Hears how far the load is, from 0 to 1; false ends it. */
   progress?: (fraction: number) => boolean | void;
 }

@@ -91,6 +91,7 @@ const constants = Object.freeze({
   EMBER_DRAFTS_NONE: 0,
   EMBER_DRAFTS_NGRAM: 1,
   EMBER_DRAFTS_MODEL: 2,
+  EMBER_DRAFTS_HEADS: 3,
   // enum ember_weights
   EMBER_WEIGHTS_KEEP: 0,
   EMBER_WEIGHTS_Q8_0: 1,
@@ -142,6 +143,7 @@ const constants = Object.freeze({
   EMBER_TOKEN_DRAFTED: 8,
   // enum ember_model_flags
   EMBER_MODEL_NEVER_WAIT: 1,
+  EMBER_MODEL_DRAFT_HEADS: 2,
   // enum ember_generate_end
   EMBER_END_LIMIT: 1,
   EMBER_END_TOKEN: 2,

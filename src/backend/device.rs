@@ -72,6 +72,8 @@ pub struct LoadOptions {
     /// Layers of a model for a GPU whose experts the CPU has and evaluates, counted from the first one that has experts; as many as there
     /// are if this is more. Where `memory_limit` leaves room for fewer experts, the CPU has those of more layers.
     pub host_experts: usize,
+    /// Load the head that guesses further tokens, too, if the model has one.
+    pub draft_heads: bool,
     /// What a GPU has evaluated by the host, for a network with such layers.
     pub host_part: Option<HostPart>,
 }

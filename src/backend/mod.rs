@@ -9,6 +9,7 @@ pub mod cuda;
 mod device;
 mod driver;
 mod embedder;
+mod hidden;
 mod marks;
 pub mod parts;
 mod profile;
@@ -20,13 +21,14 @@ pub use device::{
     Taken,
 };
 pub use embedder::{Embedder, EmbedderOptions, Output, TextTokens};
+pub use hidden::HiddenStates;
 pub use profile::{Profile, ProfileEntry, Work};
 pub use row::{MAX_BATCH, MAX_DRAFTS, Outcome, Residual, Row, RowError, RowResult, Want, When};
 pub use state::{Mark, StateInfo, StateSink, StateSource};
 
 use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
 use crate::error::{Result, fail, try_vec};
-use crate::model::{Adapter, AdapterSet, KvShape};
+use crate::model::{Adapter, AdapterSet, KvShape, Network};
 use crate::threads::Thread;
 use crate::threads::event::Event;
 use marks::MarkPlan;
@@ -108,6 +110,9 @@ pub type HostFloats = Box<dyn DerefMut<Target = [f32]> + Send>;
 pub(crate) fn heap_floats(floats: usize, what: &str) -> Result<HostFloats> {
     Ok(Box::new(try_vec(floats, 0.0f32, what)?))
 }
+
+/// What devices say that run no heads that guess further tokens.
+const NO_PREDICTORS: &str = "drafts of a model's own heads are not supported on this device";
 
 /// What devices say that have no adapters.
 const NO_ADAPTERS: &str = "adapters are not supported on this device";
@@ -205,6 +210,23 @@ pub trait Weights: Send + Sync {
     /// one of each row, and the drafts of all.
     fn drafts_in_batches(&self) -> bool {
         false
+    }
+
+    /// Loads a head that guesses further tokens beside this network, whose it is (`Network::predictor`): its rows have hidden states of
+    /// this one, behind its final norm, as the residual stream in front of the first layer.
+    ///
+    /// Errors: `Unsupported` where the device cannot; `OutOfMemory`; those of the device.
+    fn load_predictor(&self, network: &Network) -> Result<Arc<dyn Weights>> {
+        let _ = network;
+        fail!(Unsupported, "{NO_PREDICTORS}")
+    }
+
+    /// Room for the hidden states of so many positions of a runner ([`Runner::keep_states`]).
+    ///
+    /// Errors: `Unsupported` where the device does not hand them out; `OutOfMemory`.
+    fn hidden_states(&self, rows: usize) -> Result<Arc<HiddenStates>> {
+        let _ = rows;
+        fail!(Unsupported, "{NO_PREDICTORS}")
     }
 
     /// Gives the device's memory back and keeps the weights in host memory, where they are not
@@ -339,6 +361,16 @@ pub trait Runner: Send {
     fn reserve_drafts(&mut self, drafts: usize) -> Result<()> {
         let _ = drafts;
         Ok(())
+    }
+
+    /// Where the hidden states of all positions go that are evaluated from now on; none keeps none.
+    ///
+    /// Errors: `Unsupported` where the device does not hand them out.
+    fn keep_states(&mut self, states: Option<Arc<HiddenStates>>) -> Result<()> {
+        match states {
+            None => Ok(()),
+            Some(_) => fail!(Unsupported, "{NO_PREDICTORS}"),
+        }
     }
 
     /// What is said about single tokens, from the next choice on. Errors: `OutOfMemory`, with the

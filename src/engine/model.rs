@@ -2,7 +2,7 @@
 
 use super::background::Background;
 use super::placement::{self, PartDetails, PlacedEstimate, Places};
-use super::speculate::BatchDepth;
+use super::speculate::{BatchDepth, Head};
 use super::{Metadata, SessionOptions, device, fingerprint};
 use crate::backend::cpu::{self, MAX_THREADS};
 use crate::backend::{DeviceKind, KvType, LoadOptions, Progress, Weights};
@@ -74,6 +74,8 @@ pub struct Model {
     /// How many drafts its batches verify.
     batch_depth: Arc<Mutex<BatchDepth>>,
     readout: ReadoutFacts,
+    /// Its head that guesses further tokens, or why there is none.
+    head: Result<Arc<Head>>,
     /// Where adapters find its matrices; none for encoders.
     adaptable: Option<Adaptable>,
     log: Option<ModelLog>,
@@ -156,13 +158,19 @@ impl Model {
             check_memory(copied, memory_free)?;
         }
         let mut file = ModelFile::open_source(source, access)?.with_weights(options.weights)?;
-        let network = Network::from_file(&file)?;
-        let used: HashSet<&str> = network.tensors().map(|t| &*t.name).collect();
+        file.has_predictor = options.draft_heads;
+        let mut network = Network::from_file(&file)?;
+        let predictor = network.take_predictor();
+        let all = || [Some(&network), predictor.as_deref()].into_iter().flatten();
+        let used: HashSet<&str> = all().flat_map(|n| n.tensors()).map(|t| &*t.name).collect();
         // Parts for images, for example.
         file.tensors
             .retain(|_, tensor| used.contains(&*tensor.name));
         let places = placement::places(&network, device_index, options)?;
-        let on_host = tensors_on_host(&places, &network)?;
+        let mut on_host = tensors_on_host(&places, &network)?;
+        if let Some(predictor) = predictor.as_deref().filter(|_| places.ends_on_host()) {
+            on_host.extend(predictor.tensors().map(|tensor| tensor.name.clone()));
+        }
         let in_host_memory = !on_host.is_empty();
         let is_on_host = |tensor: &Tensor| on_host.contains(&*tensor.name);
         let tokenizer = Tokenizer::from_file(&file);
@@ -214,12 +222,19 @@ impl Model {
                 Ok(())
             }
         })?;
+        let head = match &predictor {
+            Some(predictor) => Ok(Arc::new(Head::load(&network, predictor, &weights)?)),
+            None => Err(no_head(&file, options)),
+        };
         progress(1.0)?;
         file.check_unchanged()?;
         let mut details = Details::new(&file, &network, weights.as_ref(), device_index);
         details.device_layers = places.device_layers();
         details.parts = places.parts();
         details.host_experts = places.host_experts();
+        if let Ok(head) = &head {
+            details.resident_bytes += head.weights().resident_bytes();
+        }
         if in_host_memory {
             details.resident_bytes += made_bytes + copied;
         }
@@ -259,6 +274,7 @@ impl Model {
             },
             background: Background::new(options.placement),
             batch_depth: Arc::default(),
+            head,
             adaptable: Some(adaptable),
         })
     }
@@ -281,11 +297,16 @@ impl Model {
         let device_index = placement::main_device(device_index, options);
         device::get(device_index)?;
         // Of any device: its data are not touched.
-        let file = ModelFile::open_with(path, Access::Read)?.with_weights(options.weights)?;
-        let network = Network::from_file(&file)?;
+        let mut file = ModelFile::open_with(path, Access::Read)?.with_weights(options.weights)?;
+        file.has_predictor = options.draft_heads;
+        let mut network = Network::from_file(&file)?;
+        let predictor = network.take_predictor();
         let runner = session.for_runner(network.context_length)?;
         let places = placement::places(&network, device_index, options)?;
-        let estimate = placement::estimate(&places, &network, options, &runner)?;
+        let mut estimate = placement::estimate(&places, &network, options, &runner)?;
+        if let Some(predictor) = &predictor {
+            placement::add_head(&places, &network, predictor, options, &mut estimate)?;
+        }
         Ok((estimate, runner.context))
     }
 
@@ -321,6 +342,7 @@ impl Model {
             background: Background::default(),
             batch_depth: Arc::default(),
             readout: ReadoutFacts::default(),
+            head: Err(Error::new(Status::Unsupported, "no head")),
             adaptable: None,
             log: None,
         }
@@ -351,6 +373,11 @@ impl Model {
         &self.readout
     }
 
+    /// Its head that guesses further tokens, or `Unsupported` with the reason why it has none.
+    pub(super) fn head(&self) -> Result<&Arc<Head>> {
+        self.head.as_ref().map_err(Error::clone)
+    }
+
     /// Where adapters find its matrices.
     pub(super) fn adaptable(&self) -> Option<&Adaptable> {
         self.adaptable.as_ref()
@@ -363,6 +390,9 @@ impl Model {
     /// Errors: `Busy` while work of a session is under way; `OutOfMemory` for host memory; those of
     /// the device. The weights are where they were then.
     pub fn evict(&self) -> Result<()> {
+        if let Ok(head) = &self.head {
+            head.weights().evict()?;
+        }
         self.weights.evict()
     }
 
@@ -370,7 +400,11 @@ impl Model {
     ///
     /// Errors: `OutOfMemory`; those of the device. The weights are still evicted then.
     pub fn resume(&self) -> Result<()> {
-        self.weights.resume()
+        self.weights.resume()?;
+        match &self.head {
+            Ok(head) => head.weights().resume(),
+            Err(_) => Ok(()),
+        }
     }
 
     /// Whether the files that weights are mapped from are as they were: a call that goes on after an
@@ -497,6 +531,19 @@ fn check_memory(bytes: u64, free: u64) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Why a model has no head that guesses further tokens.
+fn no_head(file: &ModelFile, options: &LoadOptions) -> Error {
+    let architecture = file.str("general.architecture").unwrap_or_default();
+    let key = format!("{architecture}.nextn_predict_layers");
+    let has_some = matches!(file.find::<u64>(&key), Ok(Some(1..)));
+    let message = match (has_some, options.draft_heads) {
+        (false, _) => "the model has no heads that guess further tokens (multi-token prediction)".to_owned(),
+        (true, false) => "the model was loaded without its heads that guess further tokens; EMBER_MODEL_DRAFT_HEADS loads them".to_owned(),
+        (true, true) => format!("architecture {architecture}: heads that guess further tokens are not supported"),
+    };
+    Error::new(Status::Unsupported, message)
 }
 
 /// The names of the tensors that are in places on the CPU.

@@ -113,6 +113,11 @@ impl Places {
         Ok(networks)
     }
 
+    /// Whether the last layers and the head are on a CPU.
+    pub fn ends_on_host(&self) -> bool {
+        self.list.last().is_some_and(Place::is_on_host)
+    }
+
     /// What is where.
     pub fn parts(&self) -> Vec<PartDetails> {
         self.list.iter().map(PartDetails::of).collect()
@@ -587,6 +592,46 @@ pub(super) fn estimate(
         all.parts.push((PartDetails::of(place), e));
     }
     Ok(all)
+}
+
+/// Adds what the head of a network takes that guesses further tokens, beside the last layers.
+pub(super) fn add_head(
+    places: &Places,
+    network: &Network,
+    head: &Network,
+    options: &LoadOptions,
+    all: &mut PlacedEstimate,
+) -> Result<()> {
+    let (Some(place), Some((_, last))) = (places.list.last(), all.parts.last_mut()) else {
+        return Ok(());
+    };
+    let (device, options) = (place.device, place.options(options, places.for_gpu));
+    let runner = RunnerOptions::default();
+    let e = device
+        .backend
+        .estimate(device.index, head, &options, &runner)?;
+    let mut weights_bytes = e.weights_bytes;
+    let shared = [
+        (&head.embedding, &network.embedding),
+        (&head.head.weight, &network.head.weight),
+    ];
+    let tied = head.embedding.same_data(&head.head.weight);
+    for (_, theirs) in shared
+        .iter()
+        .take(if tied { 1 } else { 2 })
+        .filter(|(own, theirs)| own.same_data(theirs))
+    {
+        weights_bytes = weights_bytes.saturating_sub(theirs.byte_len() as u64);
+    }
+    let sum = match places.is_on_device(place) {
+        true => &mut all.device,
+        false => &mut all.host,
+    };
+    for sum in [sum, last] {
+        sum.weights_bytes += weights_bytes;
+        sum.model_workspace_bytes += e.model_workspace_bytes;
+    }
+    Ok(())
 }
 
 /// Brings a network to its places.

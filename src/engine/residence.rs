@@ -117,6 +117,7 @@ impl Session {
         runner.set_event(self.event.clone());
         if let Some(speculation) = &self.speculation {
             runner.reserve_drafts(speculation.most())?;
+            runner.keep_states(speculation.states())?;
         }
         let mut stream = evicted.stream.bytes();
         runner.load(&evicted.info, &evicted.tokens, &mut stream)?;

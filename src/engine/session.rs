@@ -432,24 +432,35 @@ impl Session {
         let mut fork = self.residence.runner()?.fork()?;
         fork.set_rules(self.rules.clone())?;
         fork.set_event(self.event.clone());
+        let states = self.speculation.as_ref().and_then(|s| s.states());
+        fork.keep_states(states.clone())?;
         let mark = fork.mark_before(from);
         fork.rollback(mark);
         let mut kept = try_copy(&self.tokens[fork.len()..from])?;
         kept.extend_from_slice(&rest);
-        if !kept.is_empty() {
-            let row = Row {
-                runner: &mut *fork,
-                tokens: &kept,
-                want: Want::Logits,
-                mask: None,
-                interrupt: self.interrupts.work(),
-                residual: Residual::default(),
-            };
-            submit(&**self.model.weights(), row, When::Now)?;
-            fork.poll(true)?;
+        let mut evaluate = || {
+            if !kept.is_empty() {
+                let row = Row {
+                    runner: &mut *fork,
+                    tokens: &kept,
+                    want: Want::Logits,
+                    mask: None,
+                    interrupt: self.interrupts.work(),
+                    residual: Residual::default(),
+                };
+                submit(&**self.model.weights(), row, When::Now)?;
+                fork.poll(true)?;
+            }
+            // Nothing that is kept was made with memory of the reserve.
+            memory::check()
+        };
+        if let Err(e) = evaluate() {
+            // Some may be the fork's.
+            if let Some(states) = states {
+                states.clear();
+            }
+            return Err(e);
         }
-        // Nothing that is kept was made with memory of the reserve.
-        crate::memory::check()?;
         self.residence = Residence::Device(fork);
         self.tokens.drain(from..from + count);
         if let Some(constraint) = &mut self.constraint {

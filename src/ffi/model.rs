@@ -168,6 +168,9 @@ pub enum ember_model_flags {
     /// What a call waits for is computed on the thread of the caller alone, so that a thread of the library which the system
     /// runs late holds nothing up. Started decodes, prompts and batches use all threads. Only for CPUs.
     EMBER_MODEL_NEVER_WAIT = 1,
+    /// The model's head for multi-token prediction (MTP) is loaded as well, for `EMBER_DRAFTS_HEADS`. Without this flag, heads are left
+    /// out. A model without heads loads as ever. Of several heads, the first one is loaded. The estimate of a model counts it.
+    EMBER_MODEL_DRAFT_HEADS = 2,
 }
 
 // SAFETY: `repr(C)`; four u32, three pointers, two u32, two words, two numbers of 4 bytes, two u64, five words and two u32 have no padding; zero is a value of each
@@ -200,7 +203,8 @@ impl ember_model_options {
         // SAFETY: by contract, `cpus`, `next` and `log_callback` are as the header demands.
         let cuda = unsafe { read_chain::<ember_cuda_model_options>(self.next, Self::NAME) }?;
         let never_wait = ember_model_flags::EMBER_MODEL_NEVER_WAIT as u32;
-        check_flags(self.flags, never_wait)?;
+        let draft_heads = ember_model_flags::EMBER_MODEL_DRAFT_HEADS as u32;
+        check_flags(self.flags, never_wait | draft_heads)?;
         let mut placement = Placement::with_priority(self.thread_priority);
         // SAFETY: by contract, `cpus`, `next` and `log_callback` are as the header demands.
         let cpus = unsafe { slice(self.cpus, self.cpu_count, "cpus") }?;
@@ -230,6 +234,7 @@ impl ember_model_options {
             split,
             by_tensors,
             host_experts: self.cpu_expert_layers as usize,
+            draft_heads: self.flags & draft_heads != 0,
             host_part: None,
         })
     }

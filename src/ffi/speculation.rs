@@ -18,6 +18,9 @@ pub enum ember_draft_source {
     EMBER_DRAFTS_NGRAM = 1,
     /// A smaller model with the same vocabulary, `draft_model`.
     EMBER_DRAFTS_MODEL = 2,
+    /// The model's own head for multi-token prediction (MTP), loaded by `EMBER_MODEL_DRAFT_HEADS`: one layer that reads the hidden
+    /// states of the model. CPUs only.
+    EMBER_DRAFTS_HEADS = 3,
 }
 
 /// How a session drafts. Zero in every field but `struct_size` means the default.
@@ -81,18 +84,21 @@ unsafe impl Sized32 for ember_speculation_details {
 ///
 /// `ember_decode` and `ember_generate` draft. `ember_decode` still returns one token; the ones that a step has chosen
 /// beyond it are returned by the following calls at once, and are dropped by a call that changes the session in another
-/// way. Started decodes draft where no grammar is set; they never wait, so a draft model is asked on a thread of the session's model, and
+/// way. Started decodes draft where no grammar is set; they never wait, so a draft model, or a head, is asked on a thread of the session's model, and
 /// where that is on a GPU, or a part of it, they draft from the context only. Forks draft as their origin does; a restored session does not.
 ///
 /// On a CPU, batches draft, too: the drafts of all sessions share the pass, which has room for 32 tokens in all. Because a batch
 /// returns one token of each session, it saves a pass only where all of its sessions have a token that was chosen ahead; the number of
-/// drafts is chosen by that. Started batches ask no draft model for a session with a grammar. On a GPU, batches return tokens
+/// drafts is chosen by that. Started batches ask no draft model, and no head, for a session with a grammar. On a GPU, batches return tokens
 /// that are ahead, but make no drafts.
 ///
 /// On a GPU, drafts take memory of their own (16 rows of logits, and of what lies between the layers of a step), which is reserved here.
-/// So do those of a model with recurrent layers on a CPU: a state of these layers for each draft of a step, and one more.
+/// So do those of a model with recurrent layers on a CPU: a state of these layers for each draft of a step, and one more. A head takes
+/// a KV cache of one layer, and room for the hidden states of as many positions as the context has, up to 4096. What follows a prompt longer
+/// than that, or one that was read before this call, is drafted from the last 4096 positions, or from those that follow.
 ///
-/// Errors: `EMBER_UNSUPPORTED` if the session's model has recurrent layers and is on a GPU, or in parts; `EMBER_INVALID_ARGUMENT` names
+/// Errors: `EMBER_UNSUPPORTED` if the session's model has recurrent layers and is on a GPU, or in parts, and for `EMBER_DRAFTS_HEADS` if
+/// the model has no heads, or they were not loaded; `EMBER_INVALID_ARGUMENT` names
 /// the field, or the token in which the vocabulary of `draft_model` differs; for `EMBER_DRAFTS_MODEL` those of
 /// `ember_session_create`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the session
 /// drafts as before.
@@ -111,6 +117,7 @@ pub unsafe extern "C" fn ember_session_set_speculation(
             1 => with_session(session, |session| {
                 session.set_ngram_drafts(given.min_match as usize, &options)
             }),
+            3 => with_session(session, |session| session.set_head_drafts(&options)),
             _ => {
                 let drafts = model(given.draft_model)?;
                 with_session(session, |session| {
@@ -124,7 +131,7 @@ pub unsafe extern "C" fn ember_session_set_speculation(
 }
 
 fn engine_options(given: &ember_speculation_options) -> Result<DraftOptions> {
-    if given.source > 2 {
+    if given.source > 3 {
         fail!(
             InvalidArgument,
             "source is {}, which is no ember_draft_source",

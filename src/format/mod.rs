@@ -85,6 +85,8 @@ pub struct ModelFile {
     key_names: HashMap<String, String>,
     /// All files, to see whether they change.
     files: Vec<Arc<OpenFile>>,
+    /// Whether its network is to be described with the head that guesses further tokens, if there is one.
+    pub has_predictor: bool,
 }
 
 impl ModelFile {

@@ -10,6 +10,7 @@ use super::{
 use crate::error::{Result, fail};
 use crate::format::{ModelFile, Strings, Value};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Largest head size that is taken seriously.
 pub(super) const MAX_HEAD_DIM: usize = 1 << 16;
@@ -33,6 +34,8 @@ pub(super) struct Decoder<'a> {
     pub eps: f32,
     /// Whether positions see none behind them.
     pub causal: bool,
+    /// Layers behind those that guess further tokens ahead, and are known to this family.
+    predictors: usize,
 }
 
 /// Which layers see a window only, where a file does not say so.
@@ -96,6 +99,7 @@ impl<'a> Decoder<'a> {
             norm,
             eps,
             causal: source.find("attention.causal")?.unwrap_or(true),
+            predictors: 0,
             source,
         })
     }
@@ -118,6 +122,7 @@ impl<'a> Decoder<'a> {
             norm,
             eps: epsilon(&source, norm)?,
             causal: true,
+            predictors: 0,
             source,
         })
     }
@@ -198,7 +203,7 @@ impl<'a> Decoder<'a> {
         for index in 0..n_blocks {
             blocks.push(block(index)?);
         }
-        Ok(Network {
+        let mut network = Network {
             architecture: source.architecture().to_owned(),
             hidden,
             n_vocab,
@@ -217,7 +222,14 @@ impl<'a> Decoder<'a> {
             readout: super::readouts::read(source, hidden)?,
             around: super::Surroundings::default(),
             host: None,
-        })
+            entry: None,
+            predictor: None,
+        };
+        if self.predictors > 0 && source.file.has_predictor {
+            let head = self.predictor(&network, n_blocks, block(n_blocks)?)?;
+            network.predictor = Some(Arc::new(head));
+        }
+        Ok(network)
     }
 
     /// What makes the network an encoder, if its attention is not causal.
@@ -448,6 +460,14 @@ impl<'a> Decoder<'a> {
             return Err(self.source.invalid(PREDICTORS, &problem));
         }
         self.n_layers -= predictors as usize;
+        Ok(())
+    }
+
+    /// Sets them apart: the first one is a head of the network, if the file was read with it.
+    pub(super) fn set_predictors_apart(&mut self) -> Result<()> {
+        let all = self.n_layers;
+        self.leave_out_predictors()?;
+        self.predictors = all - self.n_layers;
         Ok(())
     }
 

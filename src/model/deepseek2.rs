@@ -25,7 +25,7 @@ pub(super) fn mistral4(file: &ModelFile) -> Result<Network> {
 
 fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
     let mut d = Decoder::read_uneven(file, architecture, NormKind::Rms)?;
-    d.leave_out_predictors()?;
+    d.set_predictors_apart()?;
     let shape = Shape::read(&d)?;
     let experts = Defaults {
         normalize: false,

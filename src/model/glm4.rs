@@ -25,7 +25,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
             d.source.key(SECTIONS)
         );
     }
-    d.leave_out_predictors()?;
+    d.set_predictors_apart()?;
     let rope = d.rope(RopePairing::Interleaved)?;
     d.network(|i| {
         let attention = d.attention(i, Some(&rope))?;

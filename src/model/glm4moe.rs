@@ -23,7 +23,7 @@ pub(super) fn bailingmoe2(file: &ModelFile) -> Result<Network> {
 /// `norm` is that before the feed-forward part.
 fn network(file: &ModelFile, architecture: &'static str, norm: &str) -> Result<Network> {
     let mut d = Decoder::read(file, architecture, NormKind::Rms)?;
-    d.leave_out_predictors()?;
+    d.set_predictors_apart()?;
     let rope = d.rope(RopePairing::Halves)?;
     let experts = Defaults {
         scoring: Scoring::Sigmoid,

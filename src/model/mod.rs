@@ -44,6 +44,7 @@ mod olmoe;
 mod part;
 mod phi2;
 mod phi3;
+mod predictor;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
@@ -70,6 +71,7 @@ pub use network::{
 };
 
 pub use part::Surroundings;
+pub use predictor::Entry;
 pub use rank::Rank;
 pub use readout::{Dense, DenseActivation, Encoder, Pooling, Readout, Scores};
 

@@ -1,6 +1,7 @@
 //! A network as data: what a backend needs to run it, whatever the family's name.
 
 use super::part::Surroundings;
+use super::predictor::Entry;
 use super::readout::{Encoder, Readout};
 use crate::format::Tensor;
 use std::sync::Arc;
@@ -45,6 +46,10 @@ pub struct Network {
     pub around: Surroundings,
     /// What the host evaluates of its layers ([`Network::experts_apart`]).
     pub host: Option<Arc<Network>>,
+    /// What it begins with in place of embeddings, if it is a head that guesses further tokens.
+    pub entry: Option<Box<Entry>>,
+    /// Its own head of that kind, if the file has one and was read with it.
+    pub predictor: Option<Arc<Network>>,
 }
 
 /// One layer.
@@ -1238,9 +1243,20 @@ impl Network {
         let norms = norms.flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]);
         let linears = linears.flat_map(|linear| [Some(&linear.weight), linear.bias.as_ref()]);
         let others = blocks().flat_map(Block::vectors).map(Some);
-        let begins = self.begins();
+        let embeds = self.embeds();
         let top = [Some(&self.embedding), self.positions.as_ref()];
-        let top = top.map(|tensor| tensor.filter(|_| begins));
+        let top = top.map(|tensor| tensor.filter(|_| embeds));
+        let entry = self.entry.iter().flat_map(|entry| {
+            let [token_norm, state_norm] = entry.norms();
+            [
+                Some(&token_norm.weight),
+                token_norm.bias.as_ref(),
+                Some(&state_norm.weight),
+                state_norm.bias.as_ref(),
+                Some(&entry.projection.weight),
+                entry.projection.bias.as_ref(),
+            ]
+        });
         let inputs = self.per_layer.iter().flat_map(|inputs| {
             [
                 Some(&inputs.embedding),
@@ -1255,7 +1271,7 @@ impl Network {
             .iter()
             .flat_map(|s| s.begin.iter().chain(&s.end));
         let of_streams = of_streams.map(|linear| Some(&linear.weight));
-        let top = top.into_iter().chain(inputs).chain(of_streams);
+        let top = top.into_iter().chain(inputs).chain(of_streams).chain(entry);
         let all = norms.chain(linears).chain(others).chain(top).flatten();
         let encoder = self.encoder.iter().flat_map(|encoder| encoder.tensors());
         all.chain(encoder).chain(self.readout.tensors())

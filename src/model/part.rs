@@ -79,6 +79,11 @@ impl Network {
         self.around.before == 0
     }
 
+    /// Whether it looks up embeddings of tokens.
+    pub fn embeds(&self) -> bool {
+        self.begins() || self.entry.is_some()
+    }
+
     /// Whether it has the last layer, and what comes behind that.
     pub fn ends(&self) -> bool {
         self.around.behind == 0

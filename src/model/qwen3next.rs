@@ -32,7 +32,7 @@ pub(super) fn experts(file: &ModelFile) -> Result<Network> {
 
 fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
     let mut d = Decoder::read(file, architecture, NormKind::Rms)?;
-    d.leave_out_predictors()?;
+    d.set_predictors_apart()?;
     let rope = d.rope(RopePairing::Halves)?;
     let sizes = Sizes::read(&d)?;
     let recurrent = recurrent(&d)?;
@@ -54,7 +54,8 @@ fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
             Some(experts) => experts.layer(&d, i)?,
             None => d.gated(i, Activation::Silu)?,
         };
-        let mixer = match recurrent[i] {
+        // The head behind the layers attends.
+        let mixer = match recurrent.get(i).is_some_and(|is| *is) {
             true => sizes.delta_net(&d, i)?.into(),
             false => Mixer::from(attention(&d, i, &rope)?),
         };

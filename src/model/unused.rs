@@ -30,13 +30,17 @@ const OTHER_PARTS: [&str; 3] = ["v.", "mm.", "a."];
 
 /// `Unsupported` naming the first tensor that the network does not use, and may not leave out.
 pub(super) fn refuse(file: &ModelFile, network: &Network) -> Result<()> {
-    let used: HashSet<&str> = network.tensors().map(|t| &*t.name).collect();
+    let all = [Some(network), network.predictor.as_deref()];
+    let all = all.into_iter().flatten().flat_map(Network::tensors);
+    let used: HashSet<&str> = all.map(|t| &*t.name).collect();
     let count = |key: &str| -> Result<usize> {
         let key = format!("{}.{key}", network.architecture);
         Ok(file.find::<usize>(&key)?.unwrap_or(0))
     };
     let all_layers = count("block_count")?;
-    let further = all_layers.saturating_sub(count("nextn_predict_layers")?)..all_layers;
+    let heads = all_layers.saturating_sub(count("nextn_predict_layers")?)..all_layers;
+    // The first one is in use where it was asked for.
+    let further = heads.start + usize::from(network.predictor.is_some())..heads.end;
     let ignored = |name: &str| {
         CONSTANTS.iter().any(|end| name.ends_with(end))
             || OTHER_PARTS.iter().any(|start| name.starts_with(start))

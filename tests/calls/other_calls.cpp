@@ -96,7 +96,7 @@ static const ember_model_options *model_options(World &w, ember_model_options &o
         if (wild && w.random.chance(20)) o.next = &CUDA;
         if (w.random.chance(20)) o.log_callback = log_line, o.log_user = &run, o.log_level = int32_t(1 + w.random.below(4));
         if (wild && w.random.chance(20)) o.log_level = 5;
-        if (w.random.chance(20)) o.flags = wild ? uint32_t(w.random.below(4)) : uint32_t(EMBER_MODEL_NEVER_WAIT);
+        if (w.random.chance(20)) o.flags = wild ? uint32_t(w.random.below(8)) : uint32_t(w.random.below(4));
         if (w.random.chance(20)) o.thread_priority = wild ? int32_t(w.random.next()) : -int32_t(w.random.below(3));
         if (w.random.chance(20)) o.cpu_expert_layers = uint32_t(w.random.next());
         if (w.random.chance(20)) o.cpus = CPUS, o.cpu_count = wild ? 3 : 2;

@@ -644,7 +644,7 @@ void set_speculation(World &w) {
     auto s = w.session();
     ember_speculation_options o;
     auto *options = w.options<ember_speculation_options>(o, [&](ember_speculation_options &o) {
-        o.source = uint32_t(w.random.below(w.random.chance(10) ? 5 : 3));
+        o.source = uint32_t(w.random.below(w.random.chance(10) ? 6 : 4));
         o.max_drafts = uint32_t(w.random.below(w.random.chance(10) ? 40 : 12));
         o.always = uint32_t(w.random.below(w.random.chance(10) ? 3 : 2));
         if (o.source == EMBER_DRAFTS_NGRAM || w.random.chance(5)) o.min_match = uint32_t(w.random.below(w.random.chance(10) ? 40 : 4));

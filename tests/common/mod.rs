@@ -10,6 +10,7 @@ pub mod expected;
 pub mod families;
 pub mod folder;
 pub mod hamlet;
+pub mod heads;
 mod packed;
 pub mod quantize;
 pub mod reference_experts;

@@ -15,6 +15,12 @@ pub type Rows = Vec<Vec<f64>>;
 
 /// The logits after each of `tokens`, `n_vocab` per position, in a session of just that context.
 pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
+    let x = residual(network, embedded(network, tokens), tokens);
+    head(network, &x)
+}
+
+/// What the layers begin with.
+pub fn embedded(network: &Network, tokens: &[u32]) -> Rows {
     let mut x: Rows = tokens
         .iter()
         .map(|&t| row(&network.embedding, t as usize))
@@ -26,6 +32,11 @@ pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
         let positions = (0..x.len()).map(|p| row(positions, p)).collect();
         add(&mut x, &positions, 1.0);
     }
+    x
+}
+
+/// The residual stream behind the layers.
+pub fn residual(network: &Network, mut x: Rows, tokens: &[u32]) -> Rows {
     let inputs = network.per_layer.as_ref().map(|p| {
         let mut all = linear(&p.projection, &x);
         for (all, token) in all.iter_mut().zip(tokens) {
@@ -110,7 +121,12 @@ pub fn logits(network: &Network, tokens: &[u32]) -> Rows {
         }
         x.iter_mut().flatten().for_each(|v| *v /= all.count as f64);
     }
-    let mut logits = linear(&network.head, &norm(Some(&network.final_norm), &x));
+    x
+}
+
+/// The logits of that.
+pub fn head(network: &Network, x: &Rows) -> Rows {
+    let mut logits = linear(&network.head, &norm(Some(&network.final_norm), x));
     for logit in logits.iter_mut().flatten() {
         *logit = capped(*logit * f64::from(network.logit_scale), network.logit_cap);
     }

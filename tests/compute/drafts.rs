@@ -148,7 +148,7 @@ fn long_texts_are_the_same_greedy_and_sampled() {
 
 /// Decodes `count` tokens with and without drafts, and returns how many drafts were right. Rewinds, forks, saves and
 /// restores interrupt the text.
-fn interrupted_text(
+pub fn interrupted_text(
     model: &Arc<Model>,
     sampling: Sampling,
     count: usize,
@@ -346,7 +346,8 @@ fn draft_in_batch(i: usize, session: &mut Session) {
             let model = session.model().clone();
             session.set_model_drafts(&model, &ALWAYS).unwrap();
         }
-        _ => {}
+        // Of models that have them.
+        _ => drop(session.set_head_drafts(&ALWAYS)),
     }
 }
 
@@ -508,7 +509,7 @@ impl Pairs<'_> {
 }
 
 /// Batches of sessions with different sources and settings. Returns how many drafts were verified, and how many were right.
-fn batches(
+pub fn batches(
     model: &Arc<Model>,
     (rounds, members): (usize, usize),
     seed: u64,

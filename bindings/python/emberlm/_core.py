@@ -252,8 +252,10 @@ class Speculation:
 def _model_options(
     device: int, threads: int, weights: int, files: int, memory_limit: int = 0, session_memory_limit: int = 0,
     devices: Sequence[int] = (), device_layers: Sequence[int] = (), split: int = 0, cpu_expert_layers: int = 0,
+    draft_heads: bool = False,
 ) -> Any:  # fmt: skip
     c = sized(_abi.ember_model_options)
+    c.flags = _abi.ModelFlags.DRAFT_HEADS if draft_heads else 0
     c.device, c.threads, c.weights, c.files, c.split = device, threads, weights, files, split
     c.memory_limit, c.session_memory_limit, c.cpu_expert_layers = memory_limit, session_memory_limit, cpu_expert_layers
     if devices:
@@ -286,12 +288,13 @@ def _session_options(context: int, kv_type: int, stream_priority: int, mark_inte
 def estimate(
     path: Path, *, device: int = 0, weights: int = 0, files: int = 0, context: int = 0, kv_type: int = 0, memory_limit: int = 0,
     devices: Sequence[int] = (), device_layers: Sequence[int] = (), split: int = 0, cpu_expert_layers: int = 0,
-    part: int | None = None,
+    part: int | None = None, draft_heads: bool = False,
 ) -> dict[str, int]:  # fmt: skip
     """Bytes of memory that a model and a session of it would take, or one part of a model that several devices share."""
     encoded = _encode(path)
     out = sized(_abi.ember_estimate)
-    model = _model_options(device, 0, weights, files, memory_limit, 0, devices, device_layers, split, cpu_expert_layers)
+    shares = (devices, device_layers, split, cpu_expert_layers)
+    model = _model_options(device, 0, weights, files, memory_limit, 0, *shares, draft_heads)
     session = _session_options(context, kv_type, 0, 0, None)
     options = (encoded, len(encoded), ctypes.byref(model), ctypes.byref(session))
     if part is None:
@@ -405,15 +408,15 @@ class Model(_Handle):
         self, path: Path, *, device: int = 0, threads: int = 0, weights: int = _abi.Weights.KEEP, files: int = _abi.Files.MAPPED,
         progress: Callable[[float], bool | None] | None = None, memory_limit: int = 0, session_memory_limit: int = 0,
         devices: Sequence[int] = (), device_layers: Sequence[int] = (), split: int = _abi.Split.LAYERS,
-        cpu_expert_layers: int = 0,
+        cpu_expert_layers: int = 0, draft_heads: bool = False,
     ) -> None:  # fmt: skip
         """`progress` hears how far the load is, from 0 to 1; False ends it with Status.CANCELLED. The limits are bytes: of a GPU's
         memory for the model, and of the device's for all its sessions. `devices` share the layers, `device_layers` on each, or by
         the GPUs' memory; with Split.TENSORS, they share each layer. The experts of `cpu_expert_layers` of a model on a GPU stay on the
-        CPU; 0xffffffff for all."""
+        CPU; 0xffffffff for all. `draft_heads` loads the model's own heads for DraftSource.HEADS."""
         encoded = _encode(path)
         shares = (devices, device_layers, split, cpu_expert_layers)
-        options = _model_options(device, threads, weights, files, memory_limit, session_memory_limit, *shares)
+        options = _model_options(device, threads, weights, files, memory_limit, session_memory_limit, *shares, draft_heads)
         self._load(progress, options, lib.ember_model_load, encoded, len(encoded))
 
     def _load(self, progress: Callable[[float], bool | None] | None, options: Any, function: Any, *arguments: Any,
@@ -841,7 +844,7 @@ class Session(_Handle):
 
     def draft(self, source: int = _abi.DraftSource.NGRAM, model: Model | None = None, *, max_drafts: int = 0) -> None:
         """Verifies drafts of what comes next: faster, with the same tokens. DraftSource.MODEL takes a smaller model with the same
-        vocabulary, DraftSource.NONE ends drafting."""
+        vocabulary, DraftSource.HEADS the model's own heads (`draft_heads` of Model), DraftSource.NONE ends drafting."""
         options = sized(_abi.ember_speculation_options)
         options.source, options.max_drafts = source, max_drafts
         if model is not None:

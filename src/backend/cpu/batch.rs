@@ -316,6 +316,7 @@ fn evaluate(
             chunk.enter(row, input);
         }
     }
+    chunk.entered(turn)?;
     for index in 0..weights.layers.len() {
         if let Some(i) = interrupted(interrupts) {
             let e = Error::new(Status::Interrupted, format!("interrupted at layer {index}"));
@@ -326,6 +327,11 @@ fn evaluate(
     for (row, output) in first_rows(steps).zip(outputs) {
         if let Some(output) = output {
             chunk.leave(row, output);
+        }
+    }
+    for ((row, step), core) in first_rows(steps).zip(steps).zip(cores) {
+        if let Some(states) = &core.states {
+            chunk.keep(states, core.len, row, step.tokens.len());
         }
     }
     match weights.ends.1 {

@@ -13,6 +13,7 @@ use super::pool::{PoolTurn, Work};
 use super::profile::Marks;
 use super::token::{Buffers, embed, embed_text, rope_tables};
 use super::weights::{CpuWeights, Sizes};
+use crate::backend::HiddenStates;
 use crate::error::Result;
 
 /// Memory of a chunk. It becomes resident as far as chunks have tokens.
@@ -31,6 +32,7 @@ pub(super) struct ChunkSpace {
     held: Pages,
     streams: Pages,
     inputs: Pages,
+    entry: Pages,
     latents: Pages,
     heads: Activations,
     input: Activations,
@@ -56,6 +58,7 @@ impl ChunkSpace {
             held: pages(s.held)?,
             streams: pages(s.streams)?,
             inputs: pages(s.inputs)?,
+            entry: pages(s.entry)?,
             latents: pages(s.latents)?,
             heads: s.heads.inputs(tokens)?,
             input: Activations::new(tokens, s.cols(), s.encodings)?,
@@ -133,6 +136,7 @@ impl<'a> Chunk<'a> {
                 held: space.held.span(),
                 streams: space.streams.span(),
                 inputs: space.inputs.span(),
+                entry: space.entry.span(),
                 sizes: &weights.sizes,
             },
             input: &space.input,
@@ -190,6 +194,20 @@ impl<'a> Chunk<'a> {
         let at = first * self.rows.weights.hidden;
         // SAFETY: no phase runs, so nobody else uses the residual stream.
         unsafe { self.rows.buffers.x.part(at, rows.len()) }.copy_from_slice(rows);
+    }
+
+    /// Goes on from hidden states that are in the place of the residual stream, in a head that guesses further tokens.
+    pub fn entered(&self, turn: &PoolTurn) -> Result<()> {
+        self.pass(turn).enter(self.tokens)
+    }
+
+    /// Hands the residual stream of `count` tokens from `first` on out, which are positions from `position` on.
+    pub fn keep(&self, states: &HiddenStates, position: usize, first: usize, count: usize) {
+        let hidden = self.rows.weights.hidden;
+        // SAFETY: no phase runs, so nobody else uses the residual stream.
+        states.put(position, unsafe {
+            self.rows.buffers.x.part(first * hidden, count * hidden)
+        });
     }
 
     /// Writes the residual stream of the tokens from `first` on.

@@ -66,7 +66,7 @@ pub(super) fn session_bytes(n_vocab: usize, context: usize) -> usize {
 fn weights_bytes(network: &Network) -> u64 {
     let mut mapped = matrix_bytes(network);
     let tied = network.ends() && network.embedding.same_data(&network.head.weight);
-    if network.begins() {
+    if network.embeds() {
         mapped += if tied {
             0
         } else {
@@ -85,6 +85,10 @@ fn weights_bytes(network: &Network) -> u64 {
     if let Some(inputs) = &network.per_layer {
         mapped += inputs.embedding.byte_len();
         floats += norm(&inputs.norm);
+    }
+    if let Some(entry) = &network.entry {
+        floats += entry.norms().map(norm).iter().sum::<usize>();
+        floats += entry.projection.bias.as_ref().map_or(0, |b| b.row_len());
     }
     if let Some(encoder) = &network.encoder {
         mapped += encoder.token_types.as_ref().map_or(0, |t| t.byte_len());

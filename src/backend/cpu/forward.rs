@@ -12,7 +12,7 @@ use super::pass::{Pass, Places, Tokens, Up};
 use super::profile::{Clock, Marks, embedding_bytes, norm_bytes, product_bytes};
 use super::token::{Buffers, embed, rope_tables};
 use super::weights::{CpuWeights, Sizes};
-use crate::backend::{Residual, Work};
+use crate::backend::{HiddenStates, Residual, Work};
 use crate::error::{Result, fail, try_vec};
 use crate::model::AdapterSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -34,6 +34,7 @@ pub(super) struct DecodeSpace {
     held: Vec<f32>,
     streams: Vec<f32>,
     inputs: Vec<f32>,
+    entry: Vec<f32>,
     latents: Vec<f32>,
     heads: Activations,
     input: Activations,
@@ -60,6 +61,7 @@ impl DecodeSpace {
             held: floats(sizes.held)?,
             streams: floats(sizes.streams)?,
             inputs: floats(sizes.inputs)?,
+            entry: floats(sizes.entry)?,
             latents: floats(sizes.latents)?,
             heads: sizes.heads.inputs(1)?,
             input: Activations::new(1, sizes.cols(), sizes.encodings)?,
@@ -114,6 +116,7 @@ impl DecodeSpace {
                 held: Span::new(&mut self.held),
                 streams: Span::new(&mut self.streams),
                 inputs: Span::new(&mut self.inputs),
+                entry: Span::new(&mut self.entry),
                 sizes: &weights.sizes,
             },
             input: &self.input,
@@ -150,6 +153,8 @@ pub(super) fn partials_bytes(sizes: &Sizes, threads: usize, context: usize) -> u
 #[derive(Clone, Copy)]
 pub(super) struct Context<'a> {
     pub kv: &'a KvCache,
+    /// Where the hidden states of its positions go, if anywhere.
+    pub states: Option<&'a HiddenStates>,
     /// What it adds to products.
     pub adapters: Option<&'a AdapterSet>,
 }
@@ -181,12 +186,17 @@ pub(super) fn decode(
 /// wanted.
 pub(super) fn step(
     weights: &CpuWeights,
-    Context { kv, adapters }: Context<'_>,
+    context: Context<'_>,
     (position, token): (usize, u32),
     (residual, logits): (Residual<'_>, Option<&mut [f32]>),
     clock: Option<&Clock>,
     interrupt: &AtomicBool,
 ) -> Result<()> {
+    let Context {
+        kv,
+        adapters,
+        states,
+    } = context;
     let turn = weights
         .pool
         .turn_or_alone(weights.useful_threads, interrupt)?;
@@ -209,6 +219,7 @@ pub(super) fn step(
         marks: Marks(clock),
         held: false,
     };
+    pass.enter(&[token])?;
     pass.inputs(&[token])?;
     pass.begin_streams()?;
     for layer in &weights.layers {
@@ -218,6 +229,12 @@ pub(super) fn step(
         pass.block(layer)?;
     }
     pass.end_streams()?;
+    if let Some(states) = states {
+        // SAFETY: no phase runs, so nobody else uses the residual stream.
+        states.put(position, unsafe {
+            tokens.buffers.x.part(0, weights.hidden)
+        });
+    }
     if let Some(output) = residual.output {
         // SAFETY: no phase runs, so nobody else uses the residual stream.
         output.copy_from_slice(unsafe { tokens.buffers.x.part(0, weights.hidden) });

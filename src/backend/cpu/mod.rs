@@ -32,6 +32,7 @@ mod delta_net;
 mod device;
 mod elementwise;
 mod embedder;
+mod entry;
 mod estimate;
 mod experts;
 mod forward;

@@ -141,9 +141,13 @@ fn run_chunk(
     if let Some(input) = residual.input {
         chunk.enter(0, input);
     }
+    chunk.entered(&turn)?;
     let turn = run_layers(weights, &chunk, turn, position, interrupt)?;
     if let Some(output) = residual.output {
         chunk.leave(0, output);
+    }
+    if let Some(states) = context.states {
+        chunk.keep(states, position, 0, tokens.len());
     }
     match out {
         Some(out) => chunk.last_logits(&turn, out),

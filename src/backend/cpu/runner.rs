@@ -10,8 +10,8 @@ use crate::backend::driver::{Driven, Driver, Job, check_idle, next_done, start_w
 use crate::backend::row::RowWork;
 use crate::backend::state::StateLayout;
 use crate::backend::{
-    Mark, MaskSource, Outcome, Profile, Residual, Runner, StateInfo, StateSink, StateSource, Want,
-    Weights, When, Work, fill_mask,
+    HiddenStates, Mark, MaskSource, Outcome, Profile, Residual, Runner, StateInfo, StateSink,
+    StateSource, Want, Weights, When, Work, fill_mask,
 };
 use crate::engine::sampling::{
     Input, LogprobBoxes, Logprobs, Sampling, Scratch, TokenRules, choose,
@@ -71,6 +71,8 @@ pub(super) struct Core {
     rules: Option<Arc<TokenRules>>,
     /// What is added to products.
     pub adapters: Option<Arc<AdapterSet>>,
+    /// Where the hidden states of its positions go.
+    pub states: Option<Arc<HiddenStates>>,
     /// The tokens that the next choice may take, a bit each, if it is masked.
     mask: Vec<u32>,
     scratch: Scratch,
@@ -97,11 +99,15 @@ impl Core {
         let end = self.check(tokens)?;
         self.kv.prepare(self.len, end)?;
         let (weights, kv, logits) = (&*self.weights, &mut self.kv, &mut self.logits);
-        let adapters = self.adapters.as_deref();
+        let (adapters, states) = (self.adapters.as_deref(), self.states.as_deref());
         let done = match tokens {
             [] => fail!(NoTokens, "no tokens to append"),
             [token] => {
-                let context = Context { kv, adapters };
+                let context = Context {
+                    kv,
+                    adapters,
+                    states,
+                };
                 let ends = (residual, with_logits.then_some(&mut logits[..]));
                 step(weights, context, (self.len, *token), ends, None, interrupt)
             }
@@ -113,7 +119,11 @@ impl Core {
                     let piece = kv.fixed.piece(position, MAX_CHUNK).min(rest.len());
                     let (piece, behind) = rest.split_at(piece);
                     rest = behind;
-                    let context = Context { kv, adapters };
+                    let context = Context {
+                        kv,
+                        adapters,
+                        states,
+                    };
                     let out = (with_logits && rest.is_empty()).then_some(&mut logits[..]);
                     let ends = (residual.split(piece.len() * weights.hidden), out);
                     result = prefill(weights, context, position, piece, ends, interrupt);
@@ -413,6 +423,7 @@ impl CpuRunner {
             history,
             rules: None,
             adapters: None,
+            states: None,
             mask,
             scratch,
             logprob_boxes: logprob_boxes.clone(),
@@ -632,6 +643,11 @@ impl Runner for CpuRunner {
         Ok(())
     }
 
+    fn keep_states(&mut self, states: Option<Arc<HiddenStates>>) -> Result<()> {
+        self.idle_core()?.states = states;
+        Ok(())
+    }
+
     fn mark_before(&self, position: usize) -> Mark {
         let core = lock(&self.core);
         Mark::at(core.kv.reachable(position.min(core.len)))
@@ -690,6 +706,7 @@ impl Runner for CpuRunner {
         let context = Context {
             kv: &core.kv,
             adapters: core.adapters.as_deref(),
+            states: core.states.as_deref(),
         };
         let done = decode(
             &core.weights,

@@ -22,6 +22,8 @@ pub(super) struct Buffers<'a> {
     pub streams: Span<'a>,
     /// Inputs of all blocks beside the residual stream.
     pub inputs: Span<'a>,
+    /// Of a head that guesses further tokens: embeddings and hidden states of the tokens, `2 * hidden` of each.
+    pub entry: Span<'a>,
     pub sizes: &'a Sizes,
 }
 

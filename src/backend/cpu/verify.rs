@@ -91,6 +91,7 @@ impl Core {
         if let Some(input) = residual.input {
             chunk.enter(0, input);
         }
+        chunk.entered(&turn)?;
         for index in 0..weights.layers.len() {
             if interrupt.load(Relaxed) {
                 fail!(
@@ -100,6 +101,9 @@ impl Core {
                 );
             }
             chunk.run_layer(&turn, index)?;
+        }
+        if let Some(states) = &self.states {
+            chunk.keep(states, self.len, 0, together.len());
         }
         if !weights.ends.1 {
             fail!(Internal, "drafts are verified where logits are");

@@ -4,6 +4,7 @@ use super::attention::AttentionScratch;
 use super::batch::{BatchSpace, submit};
 use super::chunk::ChunkSpace;
 use super::embedder::{CpuEmbedder, EncoderWeights, ReadoutWeights};
+use super::entry::EntryWeights;
 use super::experts::ExpertSizes;
 use super::fixed::FixedStates;
 use super::forward::DecodeSpace;
@@ -20,8 +21,8 @@ use super::turn::Turns;
 use crate::backend::embedder::NO_SESSIONS;
 use crate::backend::row::submit_parts;
 use crate::backend::{
-    Embedder, EmbedderOptions, HostPart, KvType, MAX_DRAFTS, Row, RowResult, Runner, RunnerOptions,
-    Taken, Weights, When,
+    Embedder, EmbedderOptions, HiddenStates, HostPart, KvType, MAX_DRAFTS, Row, RowResult, Runner,
+    RunnerOptions, Taken, Weights, When,
 };
 use crate::error::{Result, fail, try_vec};
 use crate::format::TensorId;
@@ -48,6 +49,8 @@ pub struct CpuWeights {
     /// What the layers get beside the residual stream.
     pub(super) inputs: Option<InputWeights>,
     pub(super) streams: Option<StreamWeights>,
+    /// Of a head that guesses further tokens.
+    pub(super) entry: Option<EntryWeights>,
     pub(super) layers: Vec<Layer>,
     /// The linear layers that adapters can be added to.
     linears: HashSet<TensorId>,
@@ -66,7 +69,8 @@ pub struct CpuWeights {
     /// The different rotary embeddings of the layers, mostly one.
     pub(super) ropes: Vec<Rope>,
     pub(super) sizes: Sizes,
-    pub(super) pool: Pool,
+    /// That of the weights that it was loaded beside, where it is a head of theirs.
+    pub(super) pool: Arc<Pool>,
     /// Threads that a decode step makes good use of.
     pub(super) useful_threads: usize,
     /// Memory of decode steps: of the one that has the pool's turn, and of those that run alone, by
@@ -109,6 +113,8 @@ pub(super) struct Sizes {
     /// Floats of the inputs of all blocks of a token, and of one of them.
     pub inputs: usize,
     pub input: usize,
+    /// Floats of an embedding and a hidden state together, in a head that guesses further tokens.
+    pub entry: usize,
     /// Floats of the queries of latent attention of a token.
     pub latents: usize,
     pub heads: LatentSizes,
@@ -127,7 +133,7 @@ impl Sizes {
     pub fn cols(&self) -> usize {
         let n_ff = self.n_ff.max(self.experts.n_ff);
         let longest = self.hidden.max(self.q).max(n_ff).max(self.heads.cols);
-        longest.max(self.readout)
+        longest.max(self.readout).max(self.entry)
     }
 
     /// Longest row that a norm takes.
@@ -140,7 +146,8 @@ impl Sizes {
 
     /// Floats of a token beside the rows that all networks have.
     pub fn beside(&self) -> usize {
-        self.steps + self.rope + self.held + self.streams + self.inputs + self.latents
+        let entry = self.latents + self.entry;
+        self.steps + self.rope + self.held + self.streams + self.inputs + entry
     }
 }
 
@@ -310,6 +317,11 @@ impl Sizes {
             let encodings = Encodings::for_type(inputs.projection.weight.ty);
             s.encodings = s.encodings.union(encodings);
         }
+        if let Some(entry) = &network.entry {
+            s.entry = 2 * s.hidden;
+            let encodings = Encodings::for_type(entry.projection.weight.ty);
+            s.encodings = s.encodings.union(encodings);
+        }
         for dense in network.readout.layers() {
             let weight = &dense.linear.weight;
             s.readout = s.readout.max(weight.rows()).max(weight.row_len());
@@ -326,9 +338,11 @@ pub(super) fn matrix_bytes(network: &Network) -> usize {
     let inputs = network.per_layer.iter().map(|inputs| &inputs.projection);
     let streams = network.streams.iter();
     let streams = streams.flat_map(|s| s.begin.iter().chain(&s.end));
+    let entry = network.entry.iter().map(|entry| &entry.projection);
     blocks
         .chain(inputs)
         .chain(streams)
+        .chain(entry)
         .chain(network.ends().then_some(&network.head))
         .map(|m| m.weight.byte_len())
         .sum()
@@ -373,6 +387,18 @@ impl CpuWeights {
         } else {
             Isa::Scalar
         };
+        let pool = Arc::new(Pool::with(pool)?);
+        CpuWeights::load_in(isa, network, pool, sessions, progress)
+    }
+
+    /// The same in a pool that others have, too.
+    fn load_in(
+        isa: Isa,
+        network: &Network,
+        pool: Arc<Pool>,
+        sessions: Arc<Account>,
+        progress: &mut dyn FnMut(f32) -> Result<()>,
+    ) -> Result<Arc<CpuWeights>> {
         progress(0.0)?;
         let (mut layers, mut ropes) = (Vec::new(), Vec::new());
         for (i, block) in network.blocks.iter().enumerate() {
@@ -383,7 +409,6 @@ impl CpuWeights {
         let head = product(&network.head, isa)?;
         let sizes = Sizes::of(network);
         let positions = network.positions.as_ref();
-        let pool = Pool::with(pool)?;
         let mut spaces = Vec::new();
         for index in 0..pool.indices() {
             spaces.push(Padded(UnsafeCell::new(ThreadSpace {
@@ -412,6 +437,10 @@ impl CpuWeights {
             },
             streams: match &network.streams {
                 Some(streams) => Some(StreamWeights::new(streams, isa)?),
+                None => None,
+            },
+            entry: match &network.entry {
+                Some(entry) => Some(EntryWeights::new(entry, isa)?),
                 None => None,
             },
             layers,
@@ -532,7 +561,8 @@ impl Weights for CpuWeights {
             .as_ref()
             .and_then(|e| e.embedding_norm.as_ref());
         let norm = norm.map_or(0, NormWeights::floats);
-        let inputs = inputs + norm + self.readout.floats();
+        let entry = self.entry.as_ref().map_or(0, EntryWeights::floats);
+        let inputs = inputs + norm + self.readout.floats() + entry;
         ((layers + inputs + self.final_norm.floats()) * size_of::<f32>()) as u64
     }
 
@@ -571,6 +601,25 @@ impl Weights for CpuWeights {
 
     fn max_drafts(&self) -> usize {
         MAX_DRAFTS
+    }
+
+    fn load_predictor(&self, network: &Network) -> Result<Arc<dyn Weights>> {
+        let (pool, sessions) = (self.pool.clone(), self.sessions.clone());
+        let weights = CpuWeights::load_in(self.isa, network, pool, sessions, &mut |_| Ok(()))?;
+        Ok(weights)
+    }
+
+    fn hidden_states(&self, rows: usize) -> Result<Arc<HiddenStates>> {
+        let bytes = self
+            .hidden
+            .saturating_mul(rows)
+            .saturating_mul(size_of::<f32>());
+        let charge = self.sessions.charge(bytes, "hidden states")?;
+        Ok(Arc::new(HiddenStates::new(
+            self.hidden,
+            rows,
+            Some(charge),
+        )?))
     }
 
     fn drafts_in_batches(&self) -> bool {

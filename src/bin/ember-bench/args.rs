@@ -48,9 +48,9 @@ Measurement:
   --embed LIST       makes vectors of texts of so many tokens, 131072 tokens a call, e.g. 64,512,2048 (default
                      none); alone, prompts and decodes are not measured unless they are asked for
   --embed-batch N    tokens of texts that are evaluated together (default: the library's choice)
-  --speculate LIST   decodes with drafts at the first depth, e.g. 0,0.8,ngram,draft.gguf (default none):
-                     of a source that is right with that probability, of the context itself, or of
-                     a model with the same vocabulary; 0.8:4 verifies 4 drafts in every step, without
+  --speculate LIST   decodes with drafts at the first depth, e.g. 0,0.8,ngram,heads,draft.gguf (default none):
+                     of a source that is right with that probability, of the context itself, of the model's own
+                     heads, or of a model with the same vocabulary; 0.8:4 verifies 4 drafts in every step, without
                      it the library chooses how many. With --batch, batches of sessions, too
   --tasks PATH       with --speculate: also answers the questions of a file as tests/data/hamlet_tasks.jsonl
   --busy N           busy threads of the host beside all this (default 0)
@@ -199,6 +199,8 @@ pub enum Drafts {
     Right(f64, Option<usize>),
     /// The context.
     Ngram,
+    /// The model's own heads.
+    Heads,
     /// A model.
     Model(PathBuf),
 }
@@ -209,6 +211,7 @@ impl std::fmt::Display for Drafts {
             Drafts::Right(right, None) => write!(f, "{right}"),
             Drafts::Right(right, Some(count)) => write!(f, "{right}:{count}"),
             Drafts::Ngram => f.write_str("ngram"),
+            Drafts::Heads => f.write_str("heads"),
             Drafts::Model(path) => path.display().fmt(f),
         }
     }
@@ -240,6 +243,7 @@ fn drafts(word: &str) -> Drafts {
             Drafts::Right(right, count)
         }
         _ if word == "ngram" => Drafts::Ngram,
+        _ if word == "heads" => Drafts::Heads,
         _ => Drafts::Model(PathBuf::from(word)),
     }
 }

@@ -1,4 +1,5 @@
-//! Decodes with drafts: of a source that is right as often as one likes, of the context, or of a smaller model.
+//! Decodes with drafts: of a source that is right as often as one likes, of the context, of the model's own heads, or of a smaller
+//! model.
 
 use crate::args::Drafts;
 use crate::random::Random;
@@ -241,6 +242,7 @@ fn set(
             session.set_draft_source(Box::new(source), &options)
         }
         (Drafts::Model(_), Some(model)) => session.set_model_drafts(model, &options),
+        (Drafts::Heads, _) => session.set_head_drafts(&options),
         _ => session.set_ngram_drafts(0, &options),
     }
 }

@@ -1,7 +1,7 @@
 //! Runs a model and takes times.
 
 use crate::adapters;
-use crate::args::{Args, Kv, Lengths};
+use crate::args::{Args, Drafts, Kv, Lengths};
 use crate::beside::{BusyHost, beside_prefill, sessions_rate};
 use crate::drafts::{self, Drafted};
 use crate::embed::{self, Embedded};
@@ -111,6 +111,7 @@ pub fn run(args: &Args, path: &Path, say: &dyn Fn(&str)) -> emberlm::Result<Meas
                 host_experts: args.cpu_experts,
                 split: args.split.clone(),
                 by_tensors: args.by_tensors,
+                draft_heads: args.speculate.contains(&Drafts::Heads),
                 ..Default::default()
             },
             &mut |_| Ok(()),

@@ -4,6 +4,7 @@
 //! logits. Drafts change how long a decode takes, and nothing else.
 
 mod depth;
+mod heads;
 mod model;
 mod ngram;
 mod source;
@@ -14,12 +15,16 @@ use super::residence::Residence;
 use super::sampling::Sampling;
 use super::session::submit;
 use super::{Model, Session};
-use crate::backend::{MAX_DRAFTS, Mark, MaskSource, Outcome, Residual, Row, Want, When};
+use crate::backend::{
+    HiddenStates, MAX_DRAFTS, Mark, MaskSource, Outcome, Residual, Row, Want, When,
+};
 use crate::error::{Result, Status, fail};
 use crate::grammar::Matcher;
 use crate::memory;
 use arrayvec::ArrayVec;
 use depth::{CLASSES, Depth};
+pub(super) use heads::Head;
+pub use heads::HeadDrafts;
 pub use model::ModelDrafts;
 pub use ngram::NgramDrafts;
 use source::{Asked, SharedSource, Source};
@@ -31,6 +36,8 @@ pub(super) use together::{BatchDepth, Seat};
 pub struct DraftContext<'a> {
     /// The tokens of the context.
     pub tokens: &'a [u32],
+    /// How many of them the session has evaluated.
+    pub evaluated: usize,
     /// How the next ones are chosen.
     pub sampling: &'a Sampling,
 }
@@ -51,6 +58,11 @@ pub trait DraftSource: Send {
     fn lacks(&self, context: &DraftContext<'_>) -> usize {
         let _ = context;
         0
+    }
+
+    /// Where it wants the session to keep hidden states.
+    fn states(&self) -> Option<Arc<HiddenStates>> {
+        None
     }
 
     /// Looks whether it has a guess of what follows a context, and how good such guesses are: a class below
@@ -86,8 +98,10 @@ pub enum SourceKind {
     Ngram = 1,
     /// Another model.
     Model = 2,
+    /// The model's own heads.
+    Heads = 3,
     /// One of the caller's.
-    Other = 3,
+    Other = 4,
 }
 
 /// How a session drafts.
@@ -132,6 +146,8 @@ pub(super) struct Speculation {
     /// Drafts that a batch is to verify, and their class.
     guessed: ArrayVec<u32, MAX_DRAFTS>,
     guessed_class: usize,
+    /// Tokens that the runner had evaluated when it was looked for drafts of a batch.
+    evaluated: usize,
     /// Drafts that a batch in the background asks for.
     deferred: usize,
     /// The drafts of the last step, until its outcomes were all polled.
@@ -158,6 +174,7 @@ impl Speculation {
             options,
             guessed: ArrayVec::new(),
             guessed_class: 0,
+            evaluated: 0,
             deferred: 0,
             verified: ArrayVec::new(),
             accepted: 0,
@@ -180,6 +197,11 @@ impl Speculation {
     /// Drafts of a step at most.
     pub(super) fn most(&self) -> usize {
         self.options.most
+    }
+
+    /// Where the session is to keep hidden states.
+    pub(super) fn states(&self) -> Option<Arc<HiddenStates>> {
+        self.source.states()
     }
 
     /// How many drafts of what follows a context to ask for, up to `most`, and their class.
@@ -321,6 +343,8 @@ impl Session {
         // A state that is not on the device gets it when it comes back.
         if let Residence::Device(runner) = &mut self.residence {
             runner.reserve_drafts(options.most)?;
+            memory::check()?;
+            runner.keep_states(source.states())?;
         }
         memory::check()?;
         self.speculation = Some(Box::new(Speculation::new(source, options)));
@@ -349,11 +373,25 @@ impl Session {
         self.set_draft_source(Box::new(source), options)
     }
 
+    /// Lets decodes verify drafts of the model's own head for further tokens, which was loaded with it.
+    ///
+    /// Errors: those of [`set_draft_source`](Session::set_draft_source); `Unsupported` if the model has no head, or none was
+    /// loaded; `OutOfMemory`.
+    pub fn set_head_drafts(&mut self, options: &DraftOptions) -> Result<()> {
+        self.begin()?;
+        self.check_drafts(options)?;
+        let source = HeadDrafts::new(self)?;
+        self.set_draft_source(Box::new(source), options)
+    }
+
     /// Decodes token by token again.
     ///
     /// Errors: `DecodePending`.
     pub fn clear_drafts(&mut self) -> Result<()> {
         self.begin()?;
+        if let Residence::Device(runner) = &mut self.residence {
+            runner.keep_states(None)?;
+        }
         self.speculation = None;
         Ok(())
     }
@@ -398,7 +436,9 @@ impl Session {
             fork.residence
                 .runner()?
                 .reserve_drafts(speculation.options.most)?;
-            fork.speculation = Some(Box::new(speculation.fork(fork)?));
+            let theirs = speculation.fork(fork)?;
+            fork.residence.runner()?.keep_states(theirs.states())?;
+            fork.speculation = Some(Box::new(theirs));
             memory::check()?;
         }
         Ok(())
@@ -496,7 +536,8 @@ impl Session {
         when: When,
     ) -> Result<usize> {
         self.drop_stale_position()?;
-        let unevaluated = self.tokens.len() - self.residence.runner()?.len();
+        let evaluated = self.residence.runner()?.len();
+        let unevaluated = self.tokens.len() - evaluated;
         // A source that takes its time is asked in the background, too.
         let lends = when == When::Background && !speculation.source.is_quick();
         if when == When::Background {
@@ -512,8 +553,10 @@ impl Session {
         }
         let context = DraftContext {
             tokens: &self.tokens,
+            evaluated,
             sampling: &self.sampling,
         };
+        speculation.evaluated = evaluated;
         // Behind the drafts there is a position for the token that is chosen after them.
         let room = self.context() - self.tokens.len() - 1;
         let (mut count, class) = speculation.choose(&context, room)?;
@@ -573,8 +616,10 @@ impl Session {
         if started && !speculation.source.is_quick() && self.constraint.is_some() {
             return Ok((Seat::default(), 0.0));
         }
+        speculation.evaluated = self.residence.runner()?.len();
         let context = DraftContext {
             tokens: &self.tokens,
+            evaluated: speculation.evaluated,
             sampling: &self.sampling,
         };
         // Behind the drafts there is a position for the token that is chosen after them.
@@ -607,6 +652,7 @@ impl Session {
         }
         let context = DraftContext {
             tokens: &self.tokens,
+            evaluated: speculation.evaluated,
             sampling: &self.sampling,
         };
         let mut drafts = [0; MAX_DRAFTS];
@@ -706,6 +752,7 @@ impl Session {
 pub(super) struct Ask {
     source: SharedSource,
     pub most: usize,
+    evaluated: usize,
     /// When the work was started, if that says what a step takes.
     begun: Option<Instant>,
     asked: Option<Asked>,
@@ -716,6 +763,7 @@ impl Ask {
         Ask {
             source: speculation.source.shared(),
             most,
+            evaluated: speculation.evaluated,
             begun: typical.then(Instant::now),
             asked: None,
         }
@@ -727,7 +775,11 @@ impl Ask {
     pub fn ask(&mut self, tokens: &mut Vec<u32>, sampling: &Sampling) -> Result<usize> {
         let mut drafts = [0; MAX_DRAFTS];
         let most = self.most.min(tokens.capacity() - tokens.len());
-        let context = DraftContext { tokens, sampling };
+        let context = DraftContext {
+            tokens,
+            evaluated: self.evaluated,
+            sampling,
+        };
         let asked = self.source.ask(&context, &mut drafts[..most])?;
         tokens.extend_from_slice(&drafts[..asked.count]);
         self.asked = Some(asked);

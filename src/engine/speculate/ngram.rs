@@ -163,6 +163,7 @@ mod tests {
     fn drafts(source: &mut NgramDrafts, tokens: &[u32], count: usize) -> Option<(usize, Vec<u32>)> {
         let context = DraftContext {
             tokens,
+            evaluated: 0,
             sampling: &Sampling::default(),
         };
         let class = source.look(&context).unwrap()?;

@@ -1,6 +1,7 @@
 //! A session's source of drafts, which work in the background may ask.
 
 use super::{DraftContext, DraftSource, SourceKind};
+use crate::backend::HiddenStates;
 use crate::engine::Session;
 use crate::error::{Result, fail};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,6 +12,7 @@ pub struct Source {
     shared: SharedSource,
     kind: SourceKind,
     is_quick: bool,
+    states: Option<Arc<HiddenStates>>,
 }
 
 /// A source that belongs to somebody else. Work in the background has such a one: a source may own a model, which must not end
@@ -34,6 +36,7 @@ impl Source {
         Source {
             kind: source.kind(),
             is_quick: source.is_quick(),
+            states: source.states(),
             shared: SharedSource(Arc::new(Mutex::new(Some(source)))),
         }
     }
@@ -44,6 +47,10 @@ impl Source {
 
     pub fn is_quick(&self) -> bool {
         self.is_quick
+    }
+
+    pub fn states(&self) -> Option<Arc<HiddenStates>> {
+        self.states.clone()
     }
 
     /// For work in the background.

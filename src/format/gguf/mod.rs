@@ -91,6 +91,7 @@ fn join(parts: Vec<Part>) -> Result<ModelFile> {
         text_files: None,
         key_names: HashMap::new(),
         files: Vec::new(),
+        has_predictor: false,
     };
     let n_tensors = parts.iter().map(|part| part.tensors.len()).sum();
     if file.tensors.try_reserve(n_tensors).is_err() {

@@ -319,6 +319,7 @@ impl Encoder {
             text_files: None,
             key_names,
             files: Vec::new(),
+            has_predictor: false,
         })
     }
 

@@ -34,6 +34,7 @@ mod mxfp4;
 mod nemotron_h;
 mod packed;
 mod pieces;
+mod predictors;
 mod presplit;
 mod relatives;
 mod rope;
@@ -154,7 +155,11 @@ fn describe(
     };
     (family.keys)(&mut keys)?;
     relatives::activation(family, &mut keys, &stored)?;
-    let mut tensors = tensors::Folder::new(family, &keys, &stored)?.tensors()?;
+    let (mut tensors, heads) = tensors::Folder::new(family, &keys, &stored)?.tensors()?;
+    if heads > 0 {
+        keys.set("block_count", n_layers + heads);
+        keys.set("nextn_predict_layers", heads);
+    }
     for tensor in rope {
         tensors.insert(Arc::clone(&tensor.name), tensor);
     }
@@ -166,5 +171,6 @@ fn describe(
         text_files: None,
         key_names,
         files: Vec::new(),
+        has_predictor: false,
     })
 }

@@ -7,7 +7,7 @@ use super::gemma3n::StreamMatrices;
 use super::json::Config;
 use super::rows::{Order, Reordered, transposed};
 use super::stored::{Stored, small};
-use super::{delta_net, falcon_h1, fp8, keys::Keys, latent, mamba1, mamba2, relatives};
+use super::{delta_net, falcon_h1, fp8, keys::Keys, latent, mamba1, mamba2, predictors, relatives};
 use crate::error::{Result, fail};
 use crate::format::Tensor;
 use crate::quant::TensorType;
@@ -88,10 +88,8 @@ const PREFIXES: [&str; 5] = [
     "backbone.",
     "gpt_neox.",
 ];
-/// Parts of a model that are none of the text part: it sees, hears, or guesses ahead.
-const OTHER_PARTS: [&str; 8] = [
-    // Layers that guess further tokens ahead.
-    "mtp.",
+/// Parts of a model that are none of the text part: it sees or hears.
+const OTHER_PARTS: [&str; 7] = [
     "audio_tower.",
     "embed_audio.",
     "embed_vision.",
@@ -122,7 +120,7 @@ pub(super) struct Folder<'a> {
     keys: &'a Keys<'a>,
     stored: &'a HashMap<String, Stored>,
     n_layers: u64,
-    /// Layers after those, which are left out.
+    /// Layers after those, which guess further tokens.
     predictors: u64,
     /// Query heads, and elements of their part that is not rotated in latent attention.
     n_heads: usize,
@@ -180,11 +178,12 @@ impl<'a> Folder<'a> {
         })
     }
 
-    /// All tensors by their names in GGUF.
-    pub(super) fn tensors(&self) -> Result<HashMap<Arc<str>, Tensor>> {
+    /// All tensors by their names in GGUF, and how many heads there are among them that guess further tokens, behind the layers.
+    pub(super) fn tensors(&self) -> Result<(HashMap<Arc<str>, Tensor>, u64)> {
         let mut tensors = HashMap::new();
         let mut experts = Experts::default();
         let mut streams = StreamMatrices::default();
+        let mut heads = 0;
         let mut names: Vec<&String> = self.stored.keys().collect();
         names.sort_unstable();
         for full in names {
@@ -217,14 +216,29 @@ impl<'a> Folder<'a> {
             {
                 continue;
             }
-            let Some((layer, part)) = layer_and_part(stem) else {
+            let place = match predictors::of_qwen(stem, self.n_layers) {
+                Some(None) => continue,
+                Some(Some(_)) if self.delta_net.is_none() => continue,
+                Some(place) => place,
+                None => layer_and_part(stem),
+            };
+            let Some((layer, part)) = place else {
                 return Err(self.unknown(full));
             };
-            // Layers that guess further tokens ahead.
-            if (self.n_layers..self.n_layers + self.predictors).contains(&layer) {
+            let is_head = layer >= self.n_layers && layer < self.n_layers + self.heads();
+            if is_head {
+                heads = heads.max(layer + 1 - self.n_layers);
+            } else if (self.n_layers..self.n_layers + self.predictors).contains(&layer) {
+                // Heads that guess further tokens, of families that are supported without them.
                 continue;
             }
-            if layer >= self.n_layers {
+            if is_head && let Some(part) = predictors::part(part) {
+                let name = format!("blk.{layer}.nextn.{part}.{end}");
+                let tensor = self.tensor(stored, &name)?;
+                insert(&mut tensors, name, tensor)?;
+                continue;
+            }
+            if layer >= self.n_layers && !is_head {
                 fail!(
                     InvalidModel,
                     "tensor {full} is of layer {layer}, but num_hidden_layers is {}",
@@ -270,7 +284,17 @@ impl<'a> Folder<'a> {
             }
         }
         self.check_complete(&tensors)?;
-        Ok(tensors)
+        Ok((tensors, heads))
+    }
+
+    /// Heads behind the layers that the folder may have.
+    fn heads(&self) -> u64 {
+        match self.family.architecture {
+            // By their names alone.
+            _ if self.delta_net.is_some() => 1,
+            "deepseek2" | "glm4" | "glm4moe" => self.predictors,
+            _ => 0,
+        }
     }
 
     /// The tensors that a part of a layer is or holds, by their names behind that of the layer, in
