@@ -6,12 +6,12 @@
 
 mod common;
 
-use common::repository_file;
 use common::states::*;
 use common::tiny::Random;
-use emberlm::backend::{DeviceKind, LoadOptions};
+use common::{cpu, repository_file};
+use emberlm::backend::LoadOptions;
+use emberlm::engine::Model;
 use emberlm::engine::state::{Kind, RestoreOptions};
-use emberlm::engine::{Model, device};
 use emberlm::{Result, Status};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -43,13 +43,11 @@ unsafe impl GlobalAlloc for Watching {
 static ALLOCATOR: Watching = Watching;
 
 fn load(path: &Path) -> Arc<Model> {
-    let is_cpu = |i: &usize| device::info(*i).unwrap().kind == DeviceKind::Cpu;
-    let cpu = (0..device::count().unwrap()).find(is_cpu).unwrap();
     let options = LoadOptions {
         threads: 1,
         ..Default::default()
     };
-    Arc::new(Model::load(path, cpu, &options, &mut |_| Ok(())).unwrap())
+    Arc::new(Model::load(path, cpu(), &options, &mut |_| Ok(())).unwrap())
 }
 
 /// Restores `bytes`. Gives the error, if there is one, and the largest allocation.

@@ -160,7 +160,7 @@ impl Model {
         let mut file = ModelFile::open_source(source, access)?.with_weights(options.weights)?;
         file.has_predictor = options.draft_heads;
         let mut network = Network::from_file(&file)?;
-        let predictor = network.take_predictor();
+        let predictor = network.predictor.take();
         let all = || [Some(&network), predictor.as_deref()].into_iter().flatten();
         let used: HashSet<&str> = all().flat_map(|n| n.tensors()).map(|t| &*t.name).collect();
         // Parts for images, for example.
@@ -300,7 +300,7 @@ impl Model {
         let mut file = ModelFile::open_with(path, Access::Read)?.with_weights(options.weights)?;
         file.has_predictor = options.draft_heads;
         let mut network = Network::from_file(&file)?;
-        let predictor = network.take_predictor();
+        let predictor = network.predictor.take();
         let runner = session.for_runner(network.context_length)?;
         let places = placement::places(&network, device_index, options)?;
         let mut estimate = placement::estimate(&places, &network, options, &runner)?;

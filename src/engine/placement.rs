@@ -610,19 +610,16 @@ pub(super) fn add_head(
     let e = device
         .backend
         .estimate(device.index, head, &options, &runner)?;
-    let mut weights_bytes = e.weights_bytes;
-    let shared = [
-        (&head.embedding, &network.embedding),
-        (&head.head.weight, &network.head.weight),
-    ];
-    let tied = head.embedding.same_data(&head.head.weight);
-    for (_, theirs) in shared
-        .iter()
-        .take(if tied { 1 } else { 2 })
-        .filter(|(own, theirs)| own.same_data(theirs))
-    {
-        weights_bytes = weights_bytes.saturating_sub(theirs.byte_len() as u64);
+    let (embedding, output) = (&head.embedding, &head.head.weight);
+    let mut shared = 0;
+    if embedding.same_data(&network.embedding) {
+        shared += embedding.byte_len() as u64;
     }
+    // A tied matrix counts once.
+    if !output.same_data(embedding) && output.same_data(&network.head.weight) {
+        shared += output.byte_len() as u64;
+    }
+    let weights_bytes = e.weights_bytes.saturating_sub(shared);
     let sum = match places.is_on_device(place) {
         true => &mut all.device,
         false => &mut all.host,

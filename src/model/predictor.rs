@@ -10,7 +10,6 @@
 use super::decoder::Decoder;
 use super::{Block, Linear, Network, Norm, Surroundings};
 use crate::error::{Result, fail};
-use std::sync::Arc;
 
 /// What a head has in front of its layers.
 #[derive(Clone, Debug)]
@@ -81,12 +80,5 @@ impl Decoder<'_> {
             readout: Default::default(),
             ..network.clone()
         })
-    }
-}
-
-impl Network {
-    /// Takes the head away, if the file was read with it.
-    pub fn take_predictor(&mut self) -> Option<Arc<Network>> {
-        self.predictor.take()
     }
 }

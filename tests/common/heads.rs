@@ -148,7 +148,7 @@ pub fn folder(name: &str, own: bool) -> Folder {
 pub fn networks(mut file: ModelFile) -> (Network, Network) {
     file.has_predictor = true;
     let mut network = Network::from_file(&file).unwrap();
-    let head = network.take_predictor().unwrap();
+    let head = network.predictor.take().unwrap();
     (network, (*head).clone())
 }
 

@@ -24,6 +24,8 @@ pub mod tiny_experts;
 pub mod work;
 pub mod xz;
 
+use emberlm::backend::DeviceKind;
+use emberlm::engine::device;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -33,6 +35,12 @@ pub fn repository_file(path: &str) -> PathBuf {
     let root = std::env::var_os("EMBERLM_REPOSITORY");
     let root = root.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     packed::unpacked(&root, path).unwrap_or_else(|| root.join(path))
+}
+
+/// The number of the CPU among the devices.
+pub fn cpu() -> usize {
+    let is_cpu = |i: &usize| device::info(*i).unwrap().kind == DeviceKind::Cpu;
+    (0..device::count().unwrap()).find(is_cpu).unwrap()
 }
 
 /// A new directory for files of this test, removed when the value is dropped.

@@ -5,26 +5,33 @@ use crate::common::drafts::*;
 use crate::common::families::{RECURRENT, WINDOWED};
 use crate::common::states::{CONTEXT, random_life_of, restored, saved, session, session_with};
 use crate::common::tiny::Random;
-use crate::common::{TempDir, repository_file};
+use crate::common::{TempDir, cpu, repository_file};
 use emberlm::Status;
-use emberlm::backend::{DeviceKind, KvType, LoadOptions, Residual, Row, RunnerOptions, Want, When};
+use emberlm::backend::{KvType, LoadOptions, Residual, Row, RunnerOptions, Want, When};
 use emberlm::engine::sampling::Sampling;
 use emberlm::engine::session::MIN_MARK_INTERVAL;
 use emberlm::engine::speculate::DraftOptions;
 use emberlm::engine::state::{Kind, RestoreOptions};
-use emberlm::engine::{Model, Session, device};
+use emberlm::engine::{Model, Session};
 use emberlm::grammar::{GrammarKind, GrammarOptions};
 use std::path::Path;
 use std::sync::Arc;
 
+/// Texts that are not greedy.
+pub const SAMPLED: Sampling = Sampling {
+    temperature: 0.9,
+    top_p: 0.95,
+    seed: 11,
+    logprobs: 2,
+    ..Sampling::GREEDY
+};
+
 fn load(path: &Path) -> Arc<Model> {
-    let is_cpu = |i: &usize| device::info(*i).unwrap().kind == DeviceKind::Cpu;
-    let cpu = (0..device::count().unwrap()).find(is_cpu).unwrap();
     let options = LoadOptions {
         threads: 2,
         ..Default::default()
     };
-    Arc::new(Model::load(path, cpu, &options, &mut |_| Ok(())).unwrap())
+    Arc::new(Model::load(path, cpu(), &options, &mut |_| Ok(())).unwrap())
 }
 
 fn hamlet() -> Arc<Model> {
@@ -201,13 +208,6 @@ fn interrupted_texts_are_the_same_with_every_source() {
     let models: Vec<_> = names.into_iter().chain(recurrent).map(family).collect();
     let hamlet = hamlet();
     let trained = load(&repository_file("models/hamlet-draft-0.5m-Q8_0.gguf"));
-    let sampled = Sampling {
-        temperature: 0.9,
-        top_p: 0.95,
-        seed: 11,
-        logprobs: 2,
-        ..Sampling::GREEDY
-    };
     let ngrams = |session: &mut Session| session.set_ngram_drafts(1, &ALWAYS).unwrap();
     let spoiled = |session: &mut Session| {
         let source = Spoiled::source(session, 20);
@@ -219,7 +219,7 @@ fn interrupted_texts_are_the_same_with_every_source() {
         session.set_model_drafts(&model, &ALWAYS).unwrap();
     };
     let count = long_count(250);
-    for sampling in [Sampling::GREEDY, sampled] {
+    for sampling in [Sampling::GREEDY, SAMPLED] {
         for source in [&ngrams as &dyn Fn(&mut Session), &spoiled, &of_model] {
             assert!(interrupted_text(&hamlet, sampling, count, source) > 0);
         }
@@ -355,11 +355,8 @@ fn sampling_in_batch(i: usize) -> Sampling {
     match i % 4 {
         0 => Sampling::GREEDY,
         1 => Sampling {
-            temperature: 0.9,
-            top_p: 0.95,
-            seed: 11 + i as u64,
-            logprobs: 2,
-            ..Sampling::GREEDY
+            seed: SAMPLED.seed + i as u64,
+            ..SAMPLED
         },
         2 => Sampling {
             temperature: 0.8,

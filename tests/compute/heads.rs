@@ -1,20 +1,20 @@
 //! Heads that guess further tokens: their logits beside a reference in double precision, and sessions with their drafts beside
 //! sessions without.
 
-use crate::common::TempDir;
 use crate::common::drafts::{ALWAYS, decoded, dropped};
 use crate::common::heads::{self, WITH_HEADS};
 use crate::common::runs::on_cpu;
 use crate::common::states::{random_life_of, session};
 use crate::common::tiny::Random;
-use crate::drafts::{batches, interrupted_text};
+use crate::common::{TempDir, cpu};
+use crate::drafts::{SAMPLED, batches, interrupted_text};
 use emberlm::backend::{
-    DeviceKind, HiddenStates, KvType, LoadOptions, Outcome, Residual, Row, Runner, RunnerOptions,
-    Want, Weights, When,
+    HiddenStates, KvType, LoadOptions, Outcome, Residual, Row, Runner, RunnerOptions, Want,
+    Weights, When,
 };
 use emberlm::engine::sampling::Sampling;
 use emberlm::engine::speculate::{DraftContext, DraftOptions, DraftSource, HeadDrafts, SourceKind};
-use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::engine::{Model, Session, SessionOptions};
 use emberlm::format::ModelFile;
 use emberlm::{Error, Status};
 use std::path::Path;
@@ -28,14 +28,12 @@ const OPTIONS: RunnerOptions = RunnerOptions {
 };
 
 fn load_with(path: &Path, draft_heads: bool) -> Result<Arc<Model>, Error> {
-    let is_cpu = |i: &usize| device::info(*i).unwrap().kind == DeviceKind::Cpu;
-    let cpu = (0..device::count().unwrap()).find(is_cpu).unwrap();
     let options = LoadOptions {
         threads: 2,
         draft_heads,
         ..Default::default()
     };
-    Model::load(path, cpu, &options, &mut |_| Ok(())).map(Arc::new)
+    Model::load(path, cpu(), &options, &mut |_| Ok(())).map(Arc::new)
 }
 
 /// A model with its head, from a folder.
@@ -213,16 +211,9 @@ fn heads(session: &mut Session) {
 
 #[test]
 fn interrupted_texts_are_the_same_with_heads() {
-    let sampled = Sampling {
-        temperature: 0.9,
-        top_p: 0.95,
-        seed: 11,
-        logprobs: 2,
-        ..Sampling::GREEDY
-    };
     for name in WITH_HEADS {
         let model = model(name, true);
-        for sampling in [Sampling::GREEDY, sampled] {
+        for sampling in [Sampling::GREEDY, SAMPLED] {
             let accepted = interrupted_text(&model, sampling, 300, &heads);
             println!("{name}: {accepted} accepted");
             assert!(accepted > 0, "{name}, {sampling:?}");
@@ -444,9 +435,6 @@ fn bad_heads_are_named() {
 /// The estimate counts what the head has of its own.
 #[test]
 fn estimates_count_the_head() {
-    let cpu = (0..device::count().unwrap())
-        .find(|i| device::info(*i).unwrap().kind == DeviceKind::Cpu)
-        .unwrap();
     for (name, own) in [("glm4_moe", false), ("glm4_moe", true), ("qwen3_5", false)] {
         let dir = TempDir::new("heads-estimate");
         let folder = heads::folder(name, own);
@@ -458,7 +446,7 @@ fn estimates_count_the_head() {
                 ..Default::default()
             };
             let session = SessionOptions::default();
-            let (e, _) = Model::estimate(dir.path(), cpu, &options, &session).unwrap();
+            let (e, _) = Model::estimate(dir.path(), cpu(), &options, &session).unwrap();
             e.device
         };
         let (without, with) = (estimate(false), estimate(true));

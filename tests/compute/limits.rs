@@ -1,15 +1,10 @@
 //! Limits of memory, on the CPU. tests/cuda/limits.rs has those of a GPU.
 
-use crate::common::repository_file;
+use crate::common::{cpu, repository_file};
 use emberlm::Status;
-use emberlm::backend::{DeviceKind, LoadOptions};
-use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::backend::LoadOptions;
+use emberlm::engine::{Model, Session, SessionOptions};
 use std::sync::Arc;
-
-fn cpu() -> usize {
-    let is_cpu = |i: &usize| device::info(*i).unwrap().kind == DeviceKind::Cpu;
-    (0..device::count().unwrap()).find(is_cpu).unwrap()
-}
 
 fn options(session_memory_limit: u64) -> LoadOptions {
     LoadOptions {

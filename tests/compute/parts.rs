@@ -1,20 +1,15 @@
 //! Networks cut into parts of one device: the same as the whole, bit for bit, in whatever a session does.
 //! tests/cuda/parts.rs cuts between a GPU and the CPU.
 
-use crate::common::repository_file;
 use crate::common::states::*;
-use emberlm::backend::{DeviceKind, LoadOptions, Share};
+use crate::common::{cpu, repository_file};
+use emberlm::backend::{LoadOptions, Share};
 use emberlm::engine::sampling::Sampling;
 use emberlm::engine::state::{Kind, RestoreOptions};
-use emberlm::engine::{Adapter, Model, Session, SessionOptions, WantedAdapter, device};
+use emberlm::engine::{Adapter, Model, Session, SessionOptions, WantedAdapter};
 use emberlm::{Result, Status};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-fn cpu() -> usize {
-    let is_cpu = |i: &usize| device::info(*i).unwrap().kind == DeviceKind::Cpu;
-    (0..device::count().unwrap()).find(is_cpu).unwrap()
-}
 
 fn try_load(path: &Path, cuts: &[usize]) -> Result<Arc<Model>> {
     let mut first = 0;

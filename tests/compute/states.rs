@@ -3,11 +3,11 @@
 
 use crate::common::families::WINDOWED;
 use crate::common::states::*;
-use crate::common::{TempDir, repository_file, xz};
+use crate::common::{TempDir, cpu, repository_file, xz};
 use emberlm::Status;
-use emberlm::backend::{DeviceKind, KvType, LoadOptions};
+use emberlm::backend::{KvType, LoadOptions};
 use emberlm::engine::state::{Kind, RestoreOptions, inspect};
-use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::engine::{Model, Session, SessionOptions};
 use emberlm::grammar::GrammarKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,13 +18,11 @@ fn hamlet_path() -> PathBuf {
 
 /// A model on the CPU.
 fn load(path: &Path) -> Arc<Model> {
-    let is_cpu = |i: &usize| device::info(*i).unwrap().kind == DeviceKind::Cpu;
-    let cpu = (0..device::count().unwrap()).find(is_cpu).unwrap();
     let options = LoadOptions {
         threads: 2,
         ..Default::default()
     };
-    Arc::new(Model::load(path, cpu, &options, &mut |_| Ok(())).unwrap())
+    Arc::new(Model::load(path, cpu(), &options, &mut |_| Ok(())).unwrap())
 }
 
 fn hamlet() -> Arc<Model> {

@@ -1,27 +1,24 @@
 //! Sessions under a grammar.
 
-use crate::common::repository_file;
+use crate::common::{cpu, repository_file};
 use crate::random_schemas;
 use crate::support::{HAMLET, Random, Vocabulary};
 use emberlm::Status;
-use emberlm::backend::{DeviceKind, LoadOptions};
+use emberlm::backend::LoadOptions;
 use emberlm::engine::sampling::{Input, Sampling, Scratch, TokenRules, choose};
-use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::engine::{Model, Session, SessionOptions};
 use emberlm::grammar::{Grammar, GrammarKind, GrammarOptions};
 use emberlm::text::EncodeOptions;
 use serde_json::Value;
 use std::sync::{Arc, LazyLock};
 
 static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| {
-    let cpu = (0..device::count().unwrap())
-        .find(|i| device::info(*i).unwrap().kind == DeviceKind::Cpu)
-        .unwrap();
     let path = repository_file("models/hamlet-7m-Q4_K_M.gguf");
     let options = LoadOptions {
         threads: 1,
         ..Default::default()
     };
-    Arc::new(Model::load(&path, cpu, &options, &mut |_| Ok(())).unwrap())
+    Arc::new(Model::load(&path, cpu(), &options, &mut |_| Ok(())).unwrap())
 });
 
 const NPC: &str = r#"{"type": "object", "properties": {

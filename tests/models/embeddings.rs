@@ -8,11 +8,11 @@ pub use crate::common::embeddings::{
 };
 use crate::common::families::open;
 use crate::common::folder::{Folder, Stored};
-use crate::common::{TempDir, repository_file};
+use crate::common::{TempDir, cpu, repository_file};
 use emberlm::Status;
-use emberlm::backend::{DeviceKind, LoadOptions};
+use emberlm::backend::LoadOptions;
 use emberlm::engine::embedder::{Embedder, EmbedderOptions, Product};
-use emberlm::engine::{Model, Session, SessionOptions, WantedAdapter, device};
+use emberlm::engine::{Model, Session, SessionOptions, WantedAdapter};
 use emberlm::format::{ModelFile, Value};
 use emberlm::model::{Network, Pooling};
 use std::path::Path;
@@ -22,14 +22,11 @@ use std::sync::Arc;
 const TOLERANCE: f32 = 1e-3;
 
 pub fn load(path: &Path, threads: usize) -> Arc<Model> {
-    let cpu = (0..device::count().unwrap())
-        .find(|i| device::info(*i).unwrap().kind == DeviceKind::Cpu)
-        .unwrap();
     let options = LoadOptions {
         threads,
         ..LoadOptions::default()
     };
-    let model = Model::load(path, cpu, &options, &mut |_| Ok(()));
+    let model = Model::load(path, cpu(), &options, &mut |_| Ok(()));
     Arc::new(model.unwrap_or_else(|e| panic!("{}: {e}", path.display())))
 }
 

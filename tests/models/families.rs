@@ -1,7 +1,6 @@
 //! Every family on the CPU: against Hugging Face transformers, by the tiny models of
 //! `data/families/make.py`, and against itself however the work is cut.
 
-use crate::common::TempDir;
 use crate::common::convert::converted;
 use crate::common::edit::Edited;
 use crate::common::expected::Expected;
@@ -9,11 +8,12 @@ use crate::common::families::{self, FAMILIES, WINDOWED, open_family, with_contex
 use crate::common::folder::{Folder, Stored};
 use crate::common::tiny::Random;
 use crate::common::work::{Driven, Step, step_batch};
+use crate::common::{TempDir, cpu};
 use emberlm::Status;
 use emberlm::backend::cpu::CpuWeights;
 use emberlm::backend::cpu::matmul::Isa;
-use emberlm::backend::{DeviceKind, KvType, LoadOptions, Runner, RunnerOptions, Weights};
-use emberlm::engine::{Model, Session, SessionOptions, device};
+use emberlm::backend::{KvType, LoadOptions, Runner, RunnerOptions, Weights};
+use emberlm::engine::{Model, Session, SessionOptions};
 use emberlm::format::{ModelFile, WeightType};
 use emberlm::model::Network;
 use emberlm::quant::TensorType;
@@ -465,11 +465,6 @@ fn caches_hold_windows_and_estimates_know_it() {
         assert_eq!(estimate.kv_bytes, bytes(90_000), "{name}");
         assert_eq!(estimate.kv_bytes_per_token, per_token, "{name}");
     }
-}
-
-fn cpu() -> usize {
-    let is_cpu = |i: &usize| device::info(*i).unwrap().kind == DeviceKind::Cpu;
-    (0..device::count().unwrap()).find(is_cpu).unwrap()
 }
 
 #[test]

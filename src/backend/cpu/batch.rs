@@ -316,7 +316,7 @@ fn evaluate(
             chunk.enter(row, input);
         }
     }
-    chunk.entered(turn)?;
+    chunk.project_entry(turn)?;
     for index in 0..weights.layers.len() {
         if let Some(i) = interrupted(interrupts) {
             let e = Error::new(Status::Interrupted, format!("interrupted at layer {index}"));

@@ -197,8 +197,8 @@ impl<'a> Chunk<'a> {
     }
 
     /// Goes on from hidden states that are in the place of the residual stream, in a head that guesses further tokens.
-    pub fn entered(&self, turn: &PoolTurn) -> Result<()> {
-        self.pass(turn).enter(self.tokens)
+    pub fn project_entry(&self, turn: &PoolTurn) -> Result<()> {
+        self.pass(turn).project_entry(self.tokens)
     }
 
     /// Hands the residual stream of `count` tokens from `first` on out, which are positions from `position` on.

@@ -34,7 +34,7 @@ impl EntryWeights {
 
 impl Pass<'_, '_> {
     /// Makes the residual stream of these tokens and of the hidden states that are in its place.
-    pub fn enter(&self, ids: &[u32]) -> Result<()> {
+    pub fn project_entry(&self, ids: &[u32]) -> Result<()> {
         let (tokens, b) = (self.tokens, &self.tokens.buffers);
         let weights = tokens.weights;
         let Some(entry) = &weights.entry else {

@@ -219,7 +219,7 @@ pub(super) fn step(
         marks: Marks(clock),
         held: false,
     };
-    pass.enter(&[token])?;
+    pass.project_entry(&[token])?;
     pass.inputs(&[token])?;
     pass.begin_streams()?;
     for layer in &weights.layers {

@@ -141,7 +141,7 @@ fn run_chunk(
     if let Some(input) = residual.input {
         chunk.enter(0, input);
     }
-    chunk.entered(&turn)?;
+    chunk.project_entry(&turn)?;
     let turn = run_layers(weights, &chunk, turn, position, interrupt)?;
     if let Some(output) = residual.output {
         chunk.leave(0, output);

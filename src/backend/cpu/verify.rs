@@ -91,7 +91,7 @@ impl Core {
         if let Some(input) = residual.input {
             chunk.enter(0, input);
         }
-        chunk.entered(&turn)?;
+        chunk.project_entry(&turn)?;
         for index in 0..weights.layers.len() {
             if interrupt.load(Relaxed) {
                 fail!(
