@@ -133,7 +133,7 @@ static void placed(const char *path, const ember_model *model) {
     CHECK(err.index == 1);
     o.cpus = cpus;
     o.thread_priority = -2;
-    o.flags = 2;
+    o.flags = 0x8000;
     STATUS(ember_model_load(path, strlen(path), &o, &other, &err), EMBER_INVALID_ARGUMENT);
     SAYS("flags");
     o.flags = EMBER_MODEL_NEVER_WAIT;
