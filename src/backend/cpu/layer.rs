@@ -229,8 +229,81 @@ pub(super) enum MixerLayer {
     Elsewhere,
 }
 
+impl MixerLayer {
+    // Its own frame, as that of `FeedForwardLayer::new`: a host's thread may have a small stack.
+    #[inline(never)]
+    fn new(
+        (index, block): (usize, &Block),
+        context_length: usize,
+        ropes: &mut Vec<Rope>,
+        isa: Isa,
+    ) -> Result<MixerLayer> {
+        let window = block.mixer.state(context_length).kv().window;
+        Ok(match &block.mixer {
+            Mixer::Attention(attention) => MixerLayer::Attention(boxed(|| {
+                AttentionLayer::new((index, attention), window, ropes, isa)
+            })?),
+            Mixer::Latent(latent) => {
+                MixerLayer::Latent(boxed(|| LatentLayer::new((index, latent), ropes, isa))?)
+            }
+            Mixer::ShortConv(conv) => {
+                MixerLayer::ShortConv(boxed(|| ShortConvLayer::new((index, conv), isa))?)
+            }
+            Mixer::DeltaNet(net) => {
+                MixerLayer::DeltaNet(boxed(|| DeltaNetLayer::new((index, net), isa))?)
+            }
+            Mixer::Mamba1(mamba) => {
+                MixerLayer::Mamba1(boxed(|| Mamba1Layer::new((index, mamba), isa))?)
+            }
+            Mixer::Mamba2(mamba) => {
+                MixerLayer::Mamba2(boxed(|| Mamba2Layer::new((index, mamba), isa))?)
+            }
+            Mixer::SideBySide(both) => MixerLayer::SideBySide(boxed(|| {
+                let attention = (index, &both.attention);
+                Ok((
+                    AttentionLayer::new(attention, window, ropes, isa)?,
+                    Mamba2Layer::new((index, &both.mamba), isa)?,
+                ))
+            })?),
+            Mixer::Elsewhere => MixerLayer::Elsewhere,
+        })
+    }
+}
+
+impl FeedForwardLayer {
+    #[inline(never)]
+    fn new((index, block): (usize, &Block), isa: Isa) -> Result<FeedForwardLayer> {
+        Ok(match &block.feed_forward {
+            FeedForward::Dense(mlp) => {
+                FeedForwardLayer::Dense(boxed(|| DenseLayer::new(mlp, isa))?)
+            }
+            FeedForward::Experts(experts) => {
+                FeedForwardLayer::Experts(boxed(|| ExpertLayer::new(experts, isa))?)
+            }
+            FeedForward::Both(both) => FeedForwardLayer::Both(boxed(|| BothLayer::new(both, isa))?),
+            FeedForward::Latent(latent) => {
+                FeedForwardLayer::Latent(boxed(|| LatentExpertLayer::new(latent, isa))?)
+            }
+            FeedForward::OnHost(_) => {
+                fail!(
+                    Internal,
+                    "layer {index}: a part for the host within its own network"
+                )
+            }
+            FeedForward::None => FeedForwardLayer::None,
+        })
+    }
+}
+
+/// A part of a layer in memory of its own. One frame holds one part, so that the kinds of parts do not add up on a small stack.
+#[inline(never)]
+fn boxed<T>(make: impl FnOnce() -> Result<T>) -> Result<Box<T>> {
+    Ok(Box::new(make()?))
+}
+
 impl Layer {
     /// Takes a block over; reads only the small tensors. New ropes go to `ropes`.
+    #[inline(never)]
     pub fn new(
         (index, block): (usize, &Block),
         context_length: usize,
@@ -239,70 +312,19 @@ impl Layer {
     ) -> Result<Layer> {
         Ok(Layer {
             mixer_norm: NormWeights::find(&block.mixer_norm)?,
-            mixer: match &block.mixer {
-                Mixer::Attention(attention) => {
-                    let window = block.mixer.state(context_length).kv().window;
-                    let layer = AttentionLayer::new((index, attention), window, ropes, isa)?;
-                    MixerLayer::Attention(Box::new(layer))
-                }
-                Mixer::Latent(latent) => {
-                    let layer = LatentLayer::new((index, latent), ropes, isa)?;
-                    MixerLayer::Latent(Box::new(layer))
-                }
-                Mixer::ShortConv(conv) => {
-                    MixerLayer::ShortConv(Box::new(ShortConvLayer::new((index, conv), isa)?))
-                }
-                Mixer::DeltaNet(net) => {
-                    MixerLayer::DeltaNet(Box::new(DeltaNetLayer::new((index, net), isa)?))
-                }
-                Mixer::Mamba1(mamba) => {
-                    MixerLayer::Mamba1(Box::new(Mamba1Layer::new((index, mamba), isa)?))
-                }
-                Mixer::Mamba2(mamba) => {
-                    MixerLayer::Mamba2(Box::new(Mamba2Layer::new((index, mamba), isa)?))
-                }
-                Mixer::SideBySide(both) => {
-                    let window = block.mixer.state(context_length).kv().window;
-                    let attention = (index, &both.attention);
-                    MixerLayer::SideBySide(Box::new((
-                        AttentionLayer::new(attention, window, ropes, isa)?,
-                        Mamba2Layer::new((index, &both.mamba), isa)?,
-                    )))
-                }
-                Mixer::Elsewhere => MixerLayer::Elsewhere,
-            },
+            mixer: MixerLayer::new((index, block), context_length, ropes, isa)?,
             mixer_post_norm: NormWeights::find(&block.mixer_post_norm)?,
             feed_forward_norm: NormWeights::find(&block.feed_forward_norm)?,
-            feed_forward: match &block.feed_forward {
-                FeedForward::Dense(mlp) => {
-                    FeedForwardLayer::Dense(Box::new(DenseLayer::new(mlp, isa)?))
-                }
-                FeedForward::Experts(experts) => {
-                    FeedForwardLayer::Experts(Box::new(ExpertLayer::new(experts, isa)?))
-                }
-                FeedForward::Both(both) => {
-                    FeedForwardLayer::Both(Box::new(BothLayer::new(both, isa)?))
-                }
-                FeedForward::Latent(latent) => {
-                    FeedForwardLayer::Latent(Box::new(LatentExpertLayer::new(latent, isa)?))
-                }
-                FeedForward::OnHost(_) => {
-                    fail!(
-                        Internal,
-                        "layer {index}: a part for the host within its own network"
-                    )
-                }
-                FeedForward::None => FeedForwardLayer::None,
-            },
+            feed_forward: FeedForwardLayer::new((index, block), isa)?,
             feed_forward_post_norm: NormWeights::find(&block.feed_forward_post_norm)?,
             parallel: block.parallel,
             residual_scale: block.residual_scale,
             input: match &block.per_layer {
-                Some(input) => Some(Box::new(InputLayer::new(index, input, isa)?)),
+                Some(input) => Some(boxed(|| InputLayer::new(index, input, isa))?),
                 None => None,
             },
             streams: match &block.streams {
-                Some(streams) => Some(Box::new(StreamLayer::new(streams, isa)?)),
+                Some(streams) => Some(boxed(|| StreamLayer::new(streams, isa))?),
                 None => None,
             },
             output_scale: block.output_scale,
