@@ -159,8 +159,9 @@ test-rust: $(KERNELS)
 	$(if $(SLOW),EMBERLM_SLOW_TESTS=1 )$(RUST_TESTS) $(if $(wildcard ../shared/models/hamlet),-- --include-ignored $(if $(EMBERLM_MINILM),,--skip minilm_agrees))
 
 # The host's side of the GPU backend (memory that is mapped and shared, states, eviction, graphs), with a driver that stands in
-# for the real one. It computes no products, so tests of what a model chooses are left out. It knows the kernels of kernels/ by name, so that
-# one that the host asks for and that is not there fails. First the proofs that planted defects are seen.
+# for the real one, and a library that stands in for NCCL. They compute no products, so tests of what a model chooses are left out. The driver
+# knows the kernels of kernels/ by name, so that one that the host asks for and that is not there fails. First the proofs that planted defects
+# are seen. Last, two GPUs that cannot reach each other's memory, and those that can, and NCCL that is too old, lacks a function or is not there.
 DRIVER := $(C_OUT)/driver
 CUDA_TESTS := $(CARGO) test --features tools,bench,test-hooks --test cuda --
 
@@ -171,6 +172,8 @@ test-driver: $(KERNELS)
 	$(CC) -O2 -shared -fPIC -Wall -Wextra tests/driver/cuda.c -o $(DRIVER)/libcuda.so.1 -lpthread; \
 	ln -sf libcuda.so.1 $(DRIVER)/libcuda.so; \
 	bash tests/driver/kernels $(DRIVER)/kernels; \
+	for variant in '' -DOLD -DWITHOUT_ABORT; do mkdir -p $(DRIVER)/nccl$$variant; \
+	    $(CC) -O2 -shared -fPIC -Wall -Wextra $$variant tests/driver/nccl.c -o $(DRIVER)/nccl$$variant/libnccl.so.2 -lpthread; done; \
 	grep -v '^rope_append$$' $(DRIVER)/kernels > $(DRIVER)/kernels.defect; \
 	if STAND_IN_KERNELS=$(DRIVER)/kernels.defect LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) states::forks >/dev/null 2>&1; then \
 	    echo "a kernel that is not there was not missed"; exit 1; fi; \
@@ -182,7 +185,14 @@ test-driver: $(KERNELS)
 	        adapters::kept parts::adapters_out_of_memory embed::hamlet_packs embed::input embed::out_of_memory embed::limits \
 	        embed::evict embed::interrupt embed::together host_experts::life host_experts::states host_experts::together \
 	        host_experts::interrupt host_experts::limits host_experts::placed host_experts::out_of_memory; do \
-	    LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) $$filter --skip states::across_devices --skip drafts::long_texts --skip drafts::trained; done
+	    LD_LIBRARY_PATH=$(DRIVER) $(CUDA_TESTS) $$filter --skip states::across_devices --skip drafts::long_texts --skip drafts::trained; done; \
+	export STAND_IN_DEVICES=2; \
+	for peers in 0 1; do for filter in nccl:: ranks::life ranks::states ranks::memory ranks::threads; do \
+	    STAND_IN_PEERS=$$peers LD_LIBRARY_PATH=$(DRIVER):$(DRIVER)/nccl $(CUDA_TESTS) $$filter; done; done; \
+	missing() { EMBERLM_NCCL_MISSING="$$1" LD_LIBRARY_PATH=$(DRIVER):$(DRIVER)/$$2 $(CUDA_TESTS) nccl::missing; }; \
+	missing "of version 2.17, 2.18 is needed" nccl-DOLD; \
+	missing "has no function ncclCommAbort" nccl-DWITHOUT_ABORT; \
+	missing "could not be opened" none
 
 # Kernels run on the CPU, under schedules that no GPU would choose.
 EMULATION_FLAGS := -O2 -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-sign-compare -Wno-pass-failed \

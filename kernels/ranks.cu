@@ -1,5 +1,6 @@
 // Sums over GPUs that share the layers of a network: each adds what all have, in the order of their ranks, so that all have the same
-// bits. A block stores its piece into the memory of every peer, raises a flag there, and waits for theirs.
+// bits. A block stores its piece into the memory of every peer, raises a flag there, and waits for theirs. Where NCCL has gathered
+// what all have (rank_add), it lies in the memory of each.
 #include "common.cuh"
 #include "instructions.cuh"
 
@@ -213,5 +214,79 @@ extern "C" __global__ void __launch_bounds__(512) rank_logits(const __grid_const
         uint64_t column = i % others;
         if (column >= a.first) column += a.end - a.first;
         a.logits[row * a.n_vocab + column] = __ldcv(a.inbox + row * a.n_vocab + column);
+    }
+}
+
+struct RankPackArgs {
+    const float* x;  // [rows][x_stride]
+    float* out;      // [rows][out_stride]
+    uint32_t rows;
+    uint32_t len;
+    uint32_t x_stride;
+    uint32_t out_stride;
+};
+
+struct RankAddArgs {
+    const float* x;     // [n_ranks][rows][len]: what each rank has
+    const float* base;  // [rows][stride], or NULL: what is added to the sum
+    float* out;         // [rows][stride]; may be `base`
+    uint32_t n_ranks;
+    uint32_t rows;
+    uint32_t len;
+    uint32_t stride;
+};
+
+struct RankPlaceArgs {
+    const float* x;  // [n_ranks][rows][width]: logits of each rank, of which the first ranks may have one more than the others
+    float* logits;   // [rows][n_vocab]
+    uint32_t n_ranks;
+    uint32_t rows;
+    uint32_t width;
+    uint32_t n_vocab;
+};
+static_assert(sizeof(RankPackArgs) == 32, "as in args/ranks.rs");
+static_assert(sizeof(RankAddArgs) == 40, "as in args/ranks.rs");
+static_assert(sizeof(RankPlaceArgs) == 32, "as in args/ranks.rs");
+
+// Grid: blocks of 1024 elements, 256 threads; rows.
+extern "C" __global__ void __launch_bounds__(256) rank_pack(const __grid_constant__ RankPackArgs a) {
+    release_dependents();
+    wait_for_producers();
+    const float* x = a.x + (uint64_t)blockIdx.y * a.x_stride;
+    float* out = a.out + (uint64_t)blockIdx.y * a.out_stride;
+#pragma unroll
+    for (uint32_t u = 0; u < 4; u++) {
+        const uint32_t i = blockIdx.x * 1024 + u * 256 + threadIdx.x;
+        if (i < a.len) out[i] = x[i];
+    }
+}
+
+// Grid: blocks of four elements a thread; rows. It does not start before what is in front of it has ended.
+extern "C" __global__ void __launch_bounds__(256) rank_add(const __grid_constant__ RankAddArgs a) {
+    release_dependents();
+    const uint64_t all = (uint64_t)a.rows * a.len;
+    const float* x = a.x + (uint64_t)blockIdx.y * a.len;
+    const uint64_t row = (uint64_t)blockIdx.y * a.stride;
+#pragma unroll
+    for (uint32_t u = 0; u < 4; u++) {
+        const uint32_t i = (blockIdx.x * 4 + u) * blockDim.x + threadIdx.x;
+        if (i >= a.len) continue;
+        float sum = __ldcs(x + i);
+        for (uint32_t rank = 1; rank < a.n_ranks; rank++) sum = plus(sum, __ldcs(x + rank * all + i));
+        a.out[row + i] = a.base ? plus(a.base[row + i], sum) : sum;
+    }
+}
+
+// Grid: blocks of 1024 logits, 256 threads; rows; ranks. As rank_add.
+extern "C" __global__ void __launch_bounds__(256) rank_place(const __grid_constant__ RankPlaceArgs a) {
+    release_dependents();
+    const uint32_t rank = blockIdx.z, each = a.n_vocab / a.n_ranks, more = a.n_vocab % a.n_ranks;
+    const uint32_t first = rank * each + min(rank, more), len = each + (rank < more ? 1 : 0);
+    const float* x = a.x + ((uint64_t)rank * a.rows + blockIdx.y) * a.width;
+    float* logits = a.logits + (uint64_t)blockIdx.y * a.n_vocab + first;
+#pragma unroll
+    for (uint32_t u = 0; u < 4; u++) {
+        const uint32_t i = blockIdx.x * 1024 + u * 256 + threadIdx.x;
+        if (i < len) logits[i] = x[i];
     }
 }

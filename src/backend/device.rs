@@ -69,6 +69,8 @@ pub struct LoadOptions {
     pub split: ArrayVec<Share, MAX_SPLIT>,
     /// These have a share of every layer, in place of some layers.
     pub by_tensors: bool,
+    /// They meet by NCCL, also where they reach each other's memory.
+    pub nccl: bool,
     /// Layers of a model for a GPU whose experts the CPU has and evaluates, counted from the first one that has experts; as many as there
     /// are if this is more. Where `memory_limit` leaves room for fewer experts, the CPU has those of more layers.
     pub host_experts: usize,

@@ -76,6 +76,9 @@ pub trait Ranks: Send + Sync {
     /// Begins work that all ranks do. `DeviceLost` after one did not come.
     fn begin(&self) -> Result<()>;
 
+    /// Work that was begun is over, whatever has become of it.
+    fn end(&self) {}
+
     /// `DeviceLost` if a rank did not do its work in time.
     fn check(&self) -> Result<()>;
 }

@@ -21,6 +21,7 @@ mod kernels_sample;
 mod kernels_weights;
 mod limits;
 mod model;
+mod nccl;
 mod networks;
 mod parts;
 mod ranks;
@@ -57,6 +58,7 @@ fn main() {
     limits::tests(&mut tests);
     parts::tests(&mut tests);
     ranks::tests(&mut tests);
+    nccl::tests(&mut tests);
     host_experts::tests(&mut tests);
     families::tests(&mut tests);
     drafts::tests(&mut tests);
@@ -66,9 +68,11 @@ fn main() {
     files::tests(&mut tests);
     let alone = missing.is_none() && ranks::gpus().len() < 2;
     if alone {
-        let ranks = tests.iter().filter(|(name, _)| name.starts_with("ranks::"));
-        ranks.for_each(|(name, _)| eprintln!("ignored, as there is one GPU: {name}"));
-        arguments.skip.push("ranks::".into());
+        for group in ["ranks::", "nccl::"] {
+            let ranks = tests.iter().filter(|(name, _)| name.starts_with(group));
+            ranks.for_each(|(name, _)| eprintln!("ignored, as there is one GPU: {name}"));
+            arguments.skip.push(group.into());
+        }
     }
     let trials = tests
         .into_iter()

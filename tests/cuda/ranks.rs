@@ -68,7 +68,7 @@ pub fn gpus() -> Vec<usize> {
     (0..device::count().unwrap()).filter(is_there).collect()
 }
 
-fn options(memory_limit: u64) -> LoadOptions {
+pub fn options(memory_limit: u64) -> LoadOptions {
     let shares = gpus().into_iter().take(2);
     LoadOptions {
         split: shares.map(|device| Share { device, layers: 0 }).collect(),
@@ -78,11 +78,11 @@ fn options(memory_limit: u64) -> LoadOptions {
     }
 }
 
-fn load_with(path: &Path, options: &LoadOptions) -> Result<Arc<Model>> {
+pub fn load_with(path: &Path, options: &LoadOptions) -> Result<Arc<Model>> {
     Ok(Arc::new(Model::load(path, 0, options, &mut |_| Ok(()))?))
 }
 
-fn load(path: &Path) -> Arc<Model> {
+pub fn load(path: &Path) -> Arc<Model> {
     load_with(path, &options(0)).unwrap()
 }
 

@@ -405,17 +405,27 @@ R cuStreamQuery(void *s) { LOCKED; (void)s; return 0; }
 R cuCtxSynchronize(void) { LOCKED; return 0; }
 R cuStreamBeginCapture_v2(Stream *s, int m) { (void)m; s->capture = calloc(1, sizeof(Graph)); return 0; }
 R cuStreamEndCapture(Stream *s, void **g) { *g = s->capture; s->capture = NULL; return 0; }
+/* Told of functions of the host's that graphs are made with (1) and that go with them (-1). */
+void (*stand_in_graphs)(void (*call)(void *), void *user, int more);
+static void tell(const Graph *g, int more) {
+    int i;
+    for (i = 0; i < g->n && stand_in_graphs; i++)
+        if (!g->nodes[i].function) stand_in_graphs(g->nodes[i].call, g->nodes[i].user, more);
+}
 R cuGraphInstantiateWithFlags(void **e, Graph *g, u64 f) {
     Graph *copy = malloc(sizeof *copy);
     (void)f;
     *copy = *g;
     copy->nodes = malloc(sizeof(Node) * (g->n + 1));
     memcpy(copy->nodes, g->nodes, sizeof(Node) * g->n);
+    tell(copy, 1);
     *e = copy;
     return 0;
 }
+/* Whether a stream records what is enqueued. */
+int stand_in_captures(Stream *s) { return s->capture != NULL; }
 R cuGraphDestroy(Graph *g) { free(g->nodes); free(g); return 0; }
-R cuGraphExecDestroy(Graph *g) { return cuGraphDestroy(g); }
+R cuGraphExecDestroy(Graph *g) { tell(g, -1); return cuGraphDestroy(g); }
 R cuGraphLaunch(Graph *g, Stream *s) {
     static Evaluation e;
     int i;
@@ -463,8 +473,14 @@ R cuLaunchKernelEx(const Config *c, Function *f, void **params, void **extra) {
 
 R cuInit(u32 f) { (void)f; return 0; }
 R cuDriverGetVersion(int *v) { *v = 12090; return 0; }
-R cuDeviceGet(int *d, int i) { (void)i; *d = 0; return 0; }
-R cuDeviceGetCount(int *n) { *n = 1; return 0; }
+static int number(const char *variable, int otherwise) {
+    const char *text = getenv(variable);
+    return text ? atoi(text) : otherwise;
+}
+R cuDeviceGet(int *d, int i) { *d = i; return 0; }
+R cuDeviceGetCount(int *n) { *n = number("STAND_IN_DEVICES", 1); return 0; }
+R cuDeviceCanAccessPeer(int *can, int d, int other) { (void)d, (void)other; *can = number("STAND_IN_PEERS", 0); return 0; }
+R cuCtxEnablePeerAccess(void *c, u32 f) { (void)c, (void)f; return 0; }
 R cuDeviceGetName(char *n, int l, int d) { (void)d; strncpy(n, "stand-in", l); return 0; }
 R cuDeviceTotalMem_v2(size_t *b, int d) { (void)d; *b = TOTAL; return 0; }
 R cuDeviceGetAttribute(int *v, int a, int d) {

@@ -4,7 +4,7 @@ use super::driver::{self, Context};
 use super::host_layers::Guests;
 use super::plan::Plan;
 use super::prefill::PrefillBuffers;
-use super::ranks::Link;
+use super::ranks::{Cut, Link};
 use super::sampling::SamplingState;
 use super::state::KvPlan;
 use super::step::StepBuffers;
@@ -148,8 +148,7 @@ impl Backend for CudaBackend {
         (load, runner): (&LoadOptions, &RunnerOptions),
     ) -> Result<Estimate> {
         let mut estimate = self.estimate(index, &network.rank(rank)?, load, runner)?;
-        let (hidden, n_vocab) = (network.hidden as u32, network.n_vocab as u32);
-        estimate.model_workspace_bytes += Link::bytes(rank, hidden, n_vocab);
+        estimate.model_workspace_bytes += Link::bytes(&Cut::of(network, rank));
         Ok(estimate)
     }
 

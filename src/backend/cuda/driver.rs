@@ -336,7 +336,7 @@ impl Context {
     }
 
     /// For `Drop`: whether calls make sense, in this process, and the context if they do.
-    fn enter_to_free(&self) -> Option<Current<'_>> {
+    pub(super) fn enter_to_free(&self) -> Option<Current<'_>> {
         if !self.is_alive() {
             return None;
         }
@@ -374,23 +374,24 @@ impl Context {
         Ok((free as u64, total as u64))
     }
 
-    /// Lets kernels of this context use memory of another device's, which stays so.
-    ///
-    /// Errors: `Unsupported` where the devices have no way to each other.
-    pub fn reach(&self, other: &Context) -> Result<()> {
+    /// The driver's number of the device.
+    pub fn number(&self) -> i32 {
+        self.device
+    }
+
+    /// Whether kernels of this context can use memory of another device's.
+    pub fn can_reach(&self, other: &Context) -> Result<bool> {
         let _current = self.enter()?;
         let mut can = 0;
         // SAFETY: the driver is initialized; the place is valid.
         let code = unsafe { sys::cuDeviceCanAccessPeer(&mut can, self.device, other.device) };
         self.check(code, "asking for the way to another GPU")?;
-        if can == 0 {
-            fail!(
-                Unsupported,
-                "GPU {} cannot reach the memory of GPU {}, as a model needs that is split by tensors; by layers, it can be split",
-                self.device,
-                other.device
-            );
-        }
+        Ok(can != 0)
+    }
+
+    /// Lets kernels of this context use memory of another device's that it can reach; that stays so.
+    pub fn reach(&self, other: &Context) -> Result<()> {
+        let _current = self.enter()?;
         // SAFETY: the context is current, and the other one is retained as long as `other` lives. What is enabled stays so.
         match unsafe { sys::cuCtxEnablePeerAccess(other.raw, 0) } {
             sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),

@@ -8,7 +8,7 @@ use super::host_layers::Guests;
 use super::kernels::Kernels;
 use super::matrix::Matrix;
 use super::plan::Plan;
-use super::ranks::Link;
+use super::ranks::{Job, Link};
 use super::state::KvPlan;
 use super::walk::{Addition, AllRows, ExpertSum, Rows};
 use crate::error::Result;
@@ -84,17 +84,16 @@ impl Evaluation<'_> {
         let Some(link) = self.link else {
             return Ok(());
         };
-        let spans = (at.of(from), base.map(|base| at.of(base)), at.of(to));
+        let job = Job {
+            from: at.of(from),
+            base: base.map(|base| at.of(base)),
+            to: at.of(to),
+            rows: count,
+            len: self.plan.hidden,
+        };
         let with = (self.kernels, self.stream);
         // SAFETY: by contract, addresses of the *workspace*.
-        unsafe {
-            link.sum(
-                with,
-                met.replace(met.get() + 1),
-                spans,
-                (count, self.plan.hidden),
-            )
-        }
+        unsafe { link.sum(with, met.replace(met.get() + 1), &job) }
     }
 
     /// [`Operations::add`](super::walk::Operations::add) for `count` rows.

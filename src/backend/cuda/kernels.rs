@@ -92,6 +92,9 @@ impl Kernels {
             ("adapters", "widen_8", 0),
             ("ranks", "rank_sum", 0),
             ("ranks", "rank_logits", 0),
+            ("ranks", "rank_pack", 0),
+            ("ranks", "rank_add", 0),
+            ("ranks", "rank_place", 0),
             ("drafts", "draft_rows", 0),
             ("drafts", "accept_drafts", 0),
             ("draw", "draw", 0),
@@ -533,6 +536,59 @@ impl Kernels {
     ) -> Result<()> {
         // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
         unsafe { self.launch(stream, "rank_logits", (blocks, 1, 1), threads, 0, args) }
+    }
+
+    /// Puts rows where they are gathered from.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn rank_pack(&self, stream: &Stream, args: &args::RankPack) -> Result<()> {
+        let grid = (args.len.div_ceil(1024), args.rows, 1);
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, "rank_pack", grid, 256, 0, args) }
+    }
+
+    /// Adds up what was gathered of all ranks.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn rank_add(&self, stream: &Stream, args: &args::RankAdd) -> Result<()> {
+        // Short rows are spread over many small blocks.
+        let threads = if args.rows == 1 { 64 } else { 256 };
+        let grid = (args.len.div_ceil(4 * threads), args.rows, 1);
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch_behind(stream, "rank_add", (grid, threads), args) }
+    }
+
+    /// Puts logits that were gathered of all ranks into rows of all logits.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub unsafe fn rank_place(&self, stream: &Stream, args: &args::RankPlace) -> Result<()> {
+        let grid = (args.width.div_ceil(1024), args.rows, args.n_ranks);
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch_behind(stream, "rank_place", (grid, 256), args) }
+    }
+
+    /// Enqueues a kernel behind work that is not the library's, which does not say when the next may start.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    unsafe fn launch_behind<T: Copy>(
+        &self,
+        stream: &Stream,
+        name: &str,
+        (grid, block): ((u32, u32, u32), u32),
+        args: &T,
+    ) -> Result<()> {
+        let launch = Launch {
+            grid,
+            block,
+            shared: 0,
+            programmatic: false,
+        };
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { stream.launch(self.get(name)?, &launch, args) }
     }
 
     /// Norms of parts of `rows` rows, in place.

@@ -17,6 +17,7 @@ pub mod kernels;
 pub mod matrix;
 mod matvec_batch;
 pub mod mixer;
+pub mod nccl;
 pub mod plan;
 pub mod prefill;
 mod product;

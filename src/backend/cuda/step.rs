@@ -274,7 +274,7 @@ impl StepOperations<'_> {
             let with = (e.kernels, e.stream);
             // SAFETY: an address of the *workspace*, which `self` promises, as that all ranks do the same.
             unsafe { link.end(with, self.met.get(), at.logits, self.batch)? };
-            if link.rank.index > 0 {
+            if !link.chooses() {
                 return Ok(());
             }
         }

@@ -1,7 +1,6 @@
 //! A network resident on a GPU.
 
 use super::adapters::DeviceAdapter;
-use super::args::MAX_RANKS;
 use super::batch::{Batch, Member};
 use super::driver::{Context, PinnedFloats, Range};
 use super::embedder::{CudaEmbedder, usual_rows};
@@ -10,7 +9,7 @@ use super::host_layers::{Guests, HOST_CHUNK};
 use super::kernels::Kernels;
 use super::plan::Plan;
 use super::prefill::{CHUNK, PrefillBuffers};
-use super::ranks::{Group, Link};
+use super::ranks::{Cut, Link, Meeting};
 use super::residency::{HostCopy, Residency};
 use super::runner::{CudaRunner, MAX_ROWS};
 use super::state::Staging;
@@ -18,8 +17,8 @@ use super::upload::upload;
 use crate::backend::embedder::NO_SESSIONS;
 use crate::backend::row::{Parts, RowWork, submit_parts};
 use crate::backend::{
-    Embedder, EmbedderOptions, HostFloats, HostPart, KvType, LoadOptions, MAX_BATCH, Progress, Row,
-    RowError, RowResult, Runner, RunnerOptions, Taken, Want, Weights, When,
+    Embedder, EmbedderOptions, HostFloats, HostPart, KvType, LoadOptions, MAX_BATCH, Progress,
+    Ranks, Row, RowError, RowResult, Runner, RunnerOptions, Taken, Want, Weights, When,
 };
 use crate::error::{Result, fail};
 use crate::memory::Account;
@@ -30,9 +29,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 /// Weights, kernels and the shared workspace of a model on one device.
 pub struct CudaWeights {
-    kernels: Kernels,
+    // Dropped in this order: graphs before what they have captured work of.
+    /// One per type of KV cache, made when first needed.
+    batches: Mutex<Vec<Batch>>,
     /// Where other ranks have shares of the same layers.
     link: Option<Link>,
+    kernels: Kernels,
     /// What the host evaluates of layers.
     host: Option<HostPart>,
     /// Layers of it that can come to the device.
@@ -47,12 +49,13 @@ pub struct CudaWeights {
     busy: AtomicUsize,
     /// Given back while the weights are not on the device.
     prefill: Mutex<Option<PrefillBuffers>>,
-    /// One per type of KV cache, made when first needed.
-    batches: Mutex<Vec<Batch>>,
     /// For states that are saved or loaded, made when first needed.
     staging: Mutex<Option<Staging>>,
     gate: Gate,
 }
+
+/// The weights of each rank, and what the ranks have together.
+pub type LoadedRanks = (Vec<Arc<CudaWeights>>, Arc<dyn Ranks>);
 
 /// A workspace of the model, locked.
 pub struct Workspace<'a, T>(MutexGuard<'a, Option<T>>);
@@ -123,49 +126,34 @@ impl CudaWeights {
     /// Brings a network onto several devices, each of which has a share of every layer.
     ///
     /// Errors: as for [`CudaWeights::load`]; `Unsupported` also for networks that cannot be shared so, and for devices that cannot
-    /// reach each other's memory.
+    /// reach each other's memory where there is no NCCL.
     pub fn load_ranks(
         indices: &[usize],
         network: &Network,
         options: &LoadOptions,
         progress: &mut Progress<'_>,
-    ) -> Result<(Vec<Arc<CudaWeights>>, Arc<Group>)> {
+    ) -> Result<LoadedRanks> {
         let count = indices.len();
-        if count > MAX_RANKS {
-            fail!(
-                Unsupported,
-                "at most {MAX_RANKS} GPUs can share a model by tensors, not {count}"
-            );
-        }
-        let mut ranks = Vec::new();
-        let mut links = Vec::new();
-        let mut group = None;
-        for (i, &device) in indices.iter().enumerate() {
-            let rank = Rank { index: i, count };
-            let share = network.rank(rank)?;
-            let context = Context::new(device)?;
+        let ranks = (0..count).map(|index| Rank { index, count });
+        let cuts: Vec<Cut> = ranks.map(|rank| Cut::of(network, rank)).collect();
+        let mut contexts = Vec::new();
+        for &device in indices {
             let account = Account::new(options.memory_limit, "memory_limit");
-            let of_model = context.charging(account)?;
+            contexts.push(Context::new(device)?.charging(account)?);
+        }
+        let meeting = Meeting::of(&contexts, options.nccl)?;
+        let mut ranks = Vec::new();
+        for (i, of_model) in contexts.iter().enumerate() {
+            let share = network.rank(cuts[i].rank)?;
             let account = Account::new(options.session_memory_limit, "session_memory_limit");
-            let of_sessions = context.charging(account)?;
-            let group = match &group {
-                Some(group) => group,
-                None => group.insert(Group::new(&of_model)?),
-            };
+            let of_sessions = of_model.charging(account)?;
             let (before, part) = (i as f32 / count as f32, 1.0 / count as f32);
             let mut progress = |done: f32| progress(before + part * done.clamp(0.0, 1.0));
             let weights =
-                CudaWeights::load_charging(&of_model, (of_sessions, None), &share, &mut progress)?;
+                CudaWeights::load_charging(of_model, (of_sessions, None), &share, &mut progress)?;
             ranks.push(weights);
-            let first = network.first_logit(rank) as u32;
-            let logits = first..first + share.head.weight.rows() as u32;
-            let widths = (network.hidden as u32, network.n_vocab as u32);
-            links.push(Link::new(&of_model, group, rank, widths, logits)?);
         }
-        let Some(group) = group else {
-            fail!(Internal, "a group of no GPUs");
-        };
-        Link::connect(&mut links)?;
+        let (links, group) = Link::all(&contexts, &cuts, meeting)?;
         for (weights, link) in ranks.iter_mut().zip(links) {
             weights.link = Some(link);
         }

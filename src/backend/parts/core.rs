@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 /// A session's state, and what evaluates it.
 pub(super) struct Core {
-    pub weights: Arc<PartsWeights>,
-    /// A runner of each part.
+    /// A runner of each part. They go before the weights, with graphs that have captured work of all ranks.
     pub parts: Vec<Box<dyn Runner>>,
+    pub weights: Arc<PartsWeights>,
     pub context: usize,
     /// The residual stream of one token.
     own: Streams,

@@ -44,6 +44,12 @@ impl<'a> Turn<'a> {
     }
 }
 
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.ranks.end();
+    }
+}
+
 /// Has each rank do something at the same time: the first one does `first` on this thread, each of the others `work`, which gets its
 /// number, on a thread of its own. The first error is the result.
 ///

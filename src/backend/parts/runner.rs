@@ -20,12 +20,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A runner made of runners.
 pub(super) struct PartsRunner {
-    weights: Arc<PartsWeights>,
-    core: Arc<Mutex<Core>>,
-    /// Positions evaluated by now.
-    progress: Arc<AtomicUsize>,
+    // Dropped in this order: the core before the weights, as in it.
     /// Made by the first work in the background.
     driver: Option<Driver<Core>>,
+    core: Arc<Mutex<Core>>,
+    weights: Arc<PartsWeights>,
+    /// Positions evaluated by now.
+    progress: Arc<AtomicUsize>,
     /// Outcomes of work that the caller waited for, not yet collected.
     ready: VecDeque<Result<Done>>,
     /// Set by outcomes of work in the background.

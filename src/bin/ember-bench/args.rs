@@ -37,6 +37,7 @@ Measurement:
   --devices LIST     devices that share the layers of the model, the first layers' first, e.g. 0,1
   --layers LIST      layers on each of --devices, 0 for those that are left (default: by the GPUs' memory)
   --split HOW        how --devices share a model: layers (default) or tensors
+  --nccl             with --split tensors, by NCCL also where the GPUs reach each other's memory
   --threads N        threads of the model (default: the library's choice, all physical cores)
   --prompt LIST      prompt lengths in tokens, e.g. 128,512,2048 (the default), or none
   --depth LIST       tokens in the context before decoding, e.g. 0,512,4096 (the default), or none
@@ -138,6 +139,8 @@ pub struct Args {
     pub device: usize,
     /// They have shares of every layer.
     pub by_tensors: bool,
+    /// By NCCL.
+    pub nccl: bool,
     /// The devices that share the layers, if several do.
     pub split: ArrayVec<Share, MAX_SPLIT>,
     /// Bytes of a GPU's memory for the model; 0 for no limit.
@@ -273,6 +276,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     let mut write_only = false;
     let mut device = 0;
     let mut by_tensors = false;
+    let mut nccl = false;
     let (mut devices, mut layers) = (Vec::new(), Vec::new());
     let mut memory_limit_mib = 0;
     let mut cpu_experts = 0;
@@ -346,6 +350,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
                     return Err(format!("--split is layers or tensors, not {other:?}").into());
                 }
             },
+            Long("nccl") => nccl = true,
             Long("threads") => threads = number(&mut parser, "--threads", 1, 1024)? as u32,
             Long("prompt") => prompt = lengths(&mut parser, "--prompt", 1)?,
             Long("batch") => batch = lengths(&mut parser, "--batch", 1)?.list,
@@ -440,6 +445,9 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
     if write_only && keep.is_none() {
         return Err("--write-only needs --keep-model PATH".into());
     }
+    if nccl && (!by_tensors || devices.len() < 2) {
+        return Err("--nccl goes with --split tensors and several --devices".into());
+    }
     if devices.len() > MAX_SPLIT {
         return Err(format!("--devices has more than {MAX_SPLIT} numbers").into());
     }
@@ -459,6 +467,7 @@ fn parse_inner(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         .copied()
         .unwrap_or(device),
         by_tensors,
+        nccl,
         split: shares
             .map(|(&device, layers)| Share { device, layers })
             .collect(),
@@ -608,6 +617,8 @@ mod tests {
             ("a.gguf --devices 0,1 --layers 3", "--layers"),
             ("a.gguf --layers 3", "--layers"),
             ("a.gguf --split rows", "--split"),
+            ("a.gguf --devices 0,1 --nccl", "--nccl"),
+            ("a.gguf --split tensors --nccl", "--nccl"),
             ("a.gguf --cpu-experts some", "--cpu-experts"),
         ] {
             let error = run(line).expect_err(line);

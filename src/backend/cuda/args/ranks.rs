@@ -52,8 +52,48 @@ pub struct RankLogits {
     pub end: u32,
 }
 
+/// `RankPackArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RankPack {
+    pub x: u64,
+    pub out: u64,
+    pub rows: u32,
+    pub len: u32,
+    pub x_stride: u32,
+    pub out_stride: u32,
+}
+
+/// `RankAddArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RankAdd {
+    pub x: u64,
+    pub base: u64,
+    pub out: u64,
+    pub n_ranks: u32,
+    pub rows: u32,
+    pub len: u32,
+    pub stride: u32,
+}
+
+/// `RankPlaceArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RankPlace {
+    pub x: u64,
+    pub logits: u64,
+    pub n_ranks: u32,
+    pub rows: u32,
+    pub width: u32,
+    pub n_vocab: u32,
+}
+
 const _: () = {
     assert!(size_of::<Meeting>() == 104);
     assert!(size_of::<RankSum>() == 288);
     assert!(size_of::<RankLogits>() == 136);
+    assert!(size_of::<RankPack>() == 32);
+    assert!(size_of::<RankAdd>() == 40);
+    assert!(size_of::<RankPlace>() == 32);
 };

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::threads::event::Event as HostEvent;
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Loaded kernels of one file.
 pub struct Module {
@@ -104,6 +105,8 @@ pub struct Launch {
 pub struct Stream {
     context: Arc<Context>,
     raw: sys::CUstream,
+    /// Somebody else may still use it.
+    stays: AtomicBool,
 }
 
 // SAFETY: handles may be used from any thread while their context is current.
@@ -123,12 +126,23 @@ impl Stream {
         Ok(Stream {
             context: context.clone(),
             raw,
+            stays: AtomicBool::new(false),
         })
     }
 
     /// The context of the stream.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
+    }
+
+    /// The driver's handle (a `CUstream`), for libraries that enqueue work.
+    pub fn raw(&self) -> *mut c_void {
+        self.raw.cast()
+    }
+
+    /// Leaves the driver's handle as it is at the end: a library that has failed may still be about to use it.
+    pub fn stay(&self) {
+        self.stays.store(true, Ordering::Relaxed);
     }
 
     /// Enqueues a kernel whose only parameter is a structure.
@@ -303,6 +317,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        if self.stays.load(Ordering::Relaxed) {
+            return;
+        }
         if let Some(_current) = self.context.enter_to_free() {
             // SAFETY: made in `new`, destroyed once; work still queued runs on.
             unsafe { sys::cuStreamDestroy_v2(self.raw) };

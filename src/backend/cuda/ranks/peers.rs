@@ -1,30 +1,16 @@
-//! GPUs that share the layers of a network: memory by which they meet, and the kernels that do it (kernels/ranks.cu).
+//! Ranks that reach each other's memory: how they meet there.
 //!
-//! Twice a layer, each adds up what all have. The kernels of all ranks have to run at the same time for that. So the host launches the
-//! same work on all of them, one piece of work at a time ([`Group::begin`]), and all pieces end with a meeting: what comes behind may
-//! use the same memory again.
+//! The kernels of all ranks have to run at the same time. So the host launches the same work on all of them, one piece of work at a
+//! time ([`Group::begin`]), and all pieces end with a meeting: what comes behind may use the same memory again.
 
-use super::args::{self, MAX_RANKS, MAX_SUM_BLOCKS, Meeting};
-use super::driver::{Buffer, Context, Pinned, Stream};
-use super::kernels::Kernels;
-use super::walk::Span;
+use super::{Cut, Job, RANK_CHUNK, patience};
+use crate::backend::cuda::args::{self, MAX_RANKS, MAX_SUM_BLOCKS, Meeting};
+use crate::backend::cuda::driver::{Buffer, Context, Pinned, Stream};
+use crate::backend::cuda::kernels::Kernels;
 use crate::backend::{MAX_BATCH, Ranks};
 use crate::error::{Result, fail};
-use crate::model::Rank;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// Most tokens of a prompt that are evaluated together.
-pub const RANK_CHUNK: usize = 2048;
-
-/// How long a GPU waits for another one, in nanoseconds.
-static PATIENCE: AtomicU64 = AtomicU64::new(10_000_000_000);
-
-/// Has GPUs of groups that are made from now on wait so long for each other, for tests.
-#[cfg(feature = "test-hooks")]
-pub fn set_patience(ns: u64) {
-    PATIENCE.store(ns, Ordering::Relaxed);
-}
 
 /// Threads of a block of a sum.
 const THREADS: u32 = 512;
@@ -32,7 +18,7 @@ const THREADS: u32 = 512;
 const ROW_THREADS: u32 = 64;
 
 /// What the ranks of a network have together.
-pub struct Group {
+pub(super) struct Group {
     /// u32 for the device: a rank that waited for another one in vain says so.
     failed: Pinned,
     /// Work that was begun.
@@ -42,11 +28,11 @@ pub struct Group {
 
 impl Group {
     /// Of ranks of which this is the first one's device.
-    pub fn new(context: &Arc<Context>) -> Result<Arc<Group>> {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Group>> {
         Ok(Arc::new(Group {
             failed: Pinned::new(context, 64, "memory of a group")?,
             works: AtomicU64::new(0),
-            patience: PATIENCE.load(Ordering::Relaxed),
+            patience: patience().as_nanos() as u64,
         }))
     }
 
@@ -78,16 +64,13 @@ impl Ranks for Group {
 }
 
 /// Memory of a rank by which it meets the others.
-pub struct Link {
+pub(super) struct Peer {
     group: Arc<Group>,
-    /// Which one it is.
-    pub rank: Rank,
+    cut: Cut,
     memory: Buffer,
     /// The last work, and launches of it.
     launches: Mutex<(u64, u64)>,
     places: Places,
-    n_vocab: u32,
-    logits: std::ops::Range<u32>,
     /// Of all ranks, once they are connected.
     peers: Peers,
 }
@@ -118,7 +101,13 @@ struct Places {
 }
 
 impl Places {
-    fn of(rank: Rank, hidden: u32, n_vocab: u32) -> Places {
+    fn of(cut: &Cut) -> Places {
+        let Cut {
+            rank,
+            hidden,
+            n_vocab,
+            ..
+        } = *cut;
         let count = rank.count as u64;
         let row = hidden.next_multiple_of(64);
         let rows = (RANK_CHUNK as u64 * u64::from(hidden)).next_multiple_of(64);
@@ -139,32 +128,24 @@ impl Places {
     }
 }
 
-impl Link {
+impl Peer {
     /// Bytes of the memory of a rank.
-    pub fn bytes(rank: Rank, hidden: u32, n_vocab: u32) -> u64 {
-        Places::of(rank, hidden, n_vocab).bytes
+    pub(super) fn bytes(cut: &Cut) -> u64 {
+        Places::of(cut).bytes
     }
 
     /// Memory for a rank on its device, which is to be connected with the others.
-    pub fn new(
-        context: &Arc<Context>,
-        group: &Arc<Group>,
-        rank: Rank,
-        (hidden, n_vocab): (u32, u32),
-        logits: std::ops::Range<u32>,
-    ) -> Result<Link> {
-        let places = Places::of(rank, hidden, n_vocab);
+    pub(super) fn new(context: &Arc<Context>, group: &Arc<Group>, cut: &Cut) -> Result<Peer> {
+        let places = Places::of(cut);
         let bytes = places.bytes as usize;
         let memory = Buffer::new(context, bytes, "memory by which GPUs meet")?;
         memory.clear(0, places.inbox as usize)?;
-        Ok(Link {
+        Ok(Peer {
             group: group.clone(),
-            rank,
+            cut: cut.clone(),
             memory,
             launches: Mutex::new((0, 0)),
             places,
-            n_vocab,
-            logits,
             peers: Peers::default(),
         })
     }
@@ -172,7 +153,7 @@ impl Link {
     /// Lets all ranks of a group reach each other's memory.
     ///
     /// Errors: `Unsupported` where two of the devices cannot.
-    pub fn connect(links: &mut [Link]) -> Result<()> {
+    pub(super) fn connect(links: &mut [Peer]) -> Result<()> {
         let mut peers = Peers::default();
         for (i, link) in links.iter().enumerate() {
             peers.flags[i] = link.memory.address();
@@ -181,7 +162,7 @@ impl Link {
             if i == 0 {
                 peers.logits = link.memory.address() + link.places.logits;
             }
-            for other in links.iter().filter(|other| other.rank != link.rank) {
+            for other in links.iter().filter(|other| other.cut.rank != link.cut.rank) {
                 link.memory.context().reach(other.memory.context())?;
             }
         }
@@ -190,13 +171,13 @@ impl Link {
     }
 
     /// Where the logits that this rank makes go, as rows of all logits, of which `own` are the ones of the step.
-    pub fn logits(&self, own: u64) -> u64 {
-        let rows = if self.rank.index == 0 {
+    pub(super) fn logits(&self, own: u64) -> u64 {
+        let rows = if self.cut.rank.index == 0 {
             own
         } else {
             self.peers.logits
         };
-        rows + u64::from(self.logits.start) * 4
+        rows + u64::from(self.cut.logits.start) * 4
     }
 
     fn launch_address(&self) -> u64 {
@@ -204,7 +185,7 @@ impl Link {
     }
 
     /// Enqueues what has to be in front of work that meets. All ranks number their launches alike.
-    pub fn launch(&self, stream: &Stream) -> Result<()> {
+    pub(super) fn launch(&self, stream: &Stream) -> Result<()> {
         let work = self.group.works.load(Ordering::Relaxed);
         let mut launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
         if launches.0 != work {
@@ -225,24 +206,30 @@ impl Link {
             launch: self.launch_address(),
             failed: self.group.failed.address(),
             patience: self.group.patience,
-            rank: self.rank.index as u32,
-            n_ranks: self.rank.count as u32,
+            rank: self.cut.rank.index as u32,
+            n_ranks: self.cut.rank.count as u32,
             index,
             padding: 0,
         }
     }
 
-    /// Enqueues `to = base + sum of from over all ranks`, for `rows` rows of `len` floats: the meeting `index` of the launch.
+    /// [`super::Link::sum`], the meeting `index` of the launch.
     ///
     /// # Safety
-    /// The rows are of a workspace that is valid and that no other work uses, and all ranks enqueue the same.
+    /// As there.
     pub(super) unsafe fn sum(
         &self,
         (kernels, stream): (&Kernels, &Stream),
         index: u32,
-        (from, base, to): (Span, Option<Span>, Span),
-        (rows, len): (u32, u32),
+        job: &Job,
     ) -> Result<()> {
+        let Job {
+            from,
+            base,
+            to,
+            rows,
+            len,
+        } = *job;
         let (tagged_capacity, capacity) = self.places.capacities;
         if u64::from(rows) * u64::from(len) > capacity {
             fail!(Internal, "{rows} rows of {len} floats in a sum over GPUs");
@@ -278,8 +265,8 @@ impl Link {
     /// Enqueues the last meeting of a launch, with `rows` rows of logits, or none.
     ///
     /// # Safety
-    /// As for [`Link::sum`].
-    pub unsafe fn end(
+    /// As for [`Peer::sum`].
+    pub(super) unsafe fn end(
         &self,
         (kernels, stream): (&Kernels, &Stream),
         index: u32,
@@ -291,11 +278,11 @@ impl Link {
             inbox: self.peers.logits,
             logits,
             rows,
-            n_vocab: self.n_vocab,
-            first: self.logits.start,
-            end: self.logits.end,
+            n_vocab: self.cut.n_vocab,
+            first: self.cut.logits.start,
+            end: self.cut.logits.end,
         };
-        let others = u64::from(self.n_vocab) * u64::from(rows);
+        let others = u64::from(self.cut.n_vocab) * u64::from(rows);
         let blocks = others.div_ceil(u64::from(THREADS) * 8).clamp(1, 64);
         // SAFETY: as in `sum`.
         unsafe { kernels.rank_logits(stream, &end, blocks as u32, THREADS) }
