@@ -19,7 +19,7 @@ enum Source : uint32_t {
 
 struct ProduceArgs {
     const float* x;        // [rows][x_stride]
-    NormArgs norm;         // NORM
+    NormArgs norm;         // NORM; of the others the norm of what they make, or weight NULL: none
     int8_t* q8;            // [rows][groups * 32], or NULL
     float* q8_scale;       // [rows][groups]
     float* f32;            // [rows][groups * 32], or NULL
@@ -32,7 +32,7 @@ struct ProduceArgs {
     uint32_t len;          // elements; the rest up to groups * 32 is written as zeros
     uint32_t groups;
     uint32_t source;
-    float inverse_len;
+    float inverse_len;     // with a norm
     Activation activation; // GATED, ACTIVATED, WEIGHTED
     uint32_t gate_stride;
     uint32_t padding;
@@ -41,15 +41,19 @@ static_assert(sizeof(ProduceArgs) == 136, "as in args.rs");
 
 __device__ __forceinline__ float let_through(float gate, float v) { return __fdividef(v, 1.0f + __expf(-gate)); }
 
-__device__ __forceinline__ float value(const ProduceArgs& a, const float* x, uint32_t row, uint32_t i, NormSums sums) {
-    if (i >= a.len) return 0.0f;
-    float v = x[i];
-    if (a.source == NORM) return normed(a.norm, i, v, sums);
+// An element that a norm may be still to come for.
+__device__ __forceinline__ float made(const ProduceArgs& a, const float* x, uint32_t row, uint32_t i) {
+    const float v = x[i];
     if (a.source == GATED) return gated(a.activation, v, x[a.len + i]);
     if (a.source == ACTIVATED) return activated(a.activation, v);
     if (a.source == SIGMOID) return let_through(a.gate[(uint64_t)row * a.gate_stride + i], v);
     if (a.source == WEIGHTED) return __fmul_rn(activated(a.activation, v), a.gate[(uint64_t)row * a.gate_stride + i]);
     return v;
+}
+__device__ __forceinline__ float value(const ProduceArgs& a, const float* x, uint32_t row, uint32_t i, NormSums sums) {
+    if (i >= a.len) return 0.0f;
+    const float v = made(a, x, row, i);
+    return a.norm.weight ? normed(a.norm, i, v, sums) : v;
 }
 
 // Four values as int8 with one scale for the 8 lanes of a group.
@@ -135,7 +139,8 @@ __device__ __forceinline__ void f16_row(const ProduceArgs& a, uint32_t row, uint
             v[i] = make_float4(__fmul_rn(activated(a.activation, v[i].x), gate[at]), __fmul_rn(activated(a.activation, v[i].y), gate[at + 1]),
                                __fmul_rn(activated(a.activation, v[i].z), gate[at + 2]), __fmul_rn(activated(a.activation, v[i].w), gate[at + 3]));
         }
-    } else if (a.source == NORM) {
+    }
+    if (a.norm.weight) {
         NormSums sums = {0.0f, 1.0f};
         if (a.norm.layer) {
             float sum = 0.0f;
@@ -201,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant
     }
     wait_for_producers();
     NormSums sums = {0.0f, 1.0f};
-    if (a.source == NORM) sums = norm_sums(a.norm, x, a.len, scratch);
+    if (a.norm.weight) sums = norm_sums_of(a.norm, a.len, scratch, [&](uint32_t i) { return made(a, x, row, i); });
     float inverse = 1.0f;
     if (a.f16) {
         float largest = 0.0f;

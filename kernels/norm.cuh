@@ -20,21 +20,24 @@ __device__ __forceinline__ float normed(const NormArgs& a, uint32_t i, float x, 
     return a.bias ? __fadd_rn(v, a.bias[i]) : v;
 }
 
-// The sums of a row of `len` elements, the same in every thread of the block.
-__device__ __forceinline__ NormSums norm_sums(const NormArgs& a, const float* x, uint32_t len, float* scratch) {
+// The sums of a row of `len` elements, the same in every thread of the block; `x` makes one of them.
+template <typename X> __device__ __forceinline__ NormSums norm_sums_of(const NormArgs& a, uint32_t len, float* scratch, X x) {
     NormSums s = {0.0f, 0.0f};
     if (a.layer) {
         float sum = 0.0f;
-        for (uint32_t i = threadIdx.x; i < len; i += blockDim.x) sum += x[i];
+        for (uint32_t i = threadIdx.x; i < len; i += blockDim.x) sum += x(i);
         s.mean = block_sum(sum, scratch) / (float)len;
     }
     float sum = 0.0f;
     for (uint32_t i = threadIdx.x; i < len; i += blockDim.x) {
-        float v = __fsub_rn(x[i], s.mean);
+        float v = __fsub_rn(x(i), s.mean);
         sum = __fmaf_rn(v, v, sum);
     }
     s.scale = 1.0f / sqrtf(__fmaf_rn(block_sum(sum, scratch), 1.0f / (float)len, a.eps));
     return s;
+}
+__device__ __forceinline__ NormSums norm_sums(const NormArgs& a, const float* x, uint32_t len, float* scratch) {
+    return norm_sums_of(a, len, scratch, [&](uint32_t i) { return x[i]; });
 }
 
 // A norm of a row that fits the registers of a block, whose thread t holds elements

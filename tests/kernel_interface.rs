@@ -6,18 +6,19 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The Rust side of the structures.
-const STRUCTURES: [&str; 7] = [
+const STRUCTURES: [&str; 8] = [
     "src/backend/cuda/args.rs",
     "src/backend/cuda/args/adapters.rs",
     "src/backend/cuda/args/experts.rs",
     "src/backend/cuda/args/latent.rs",
     "src/backend/cuda/args/ranks.rs",
     "src/backend/cuda/args/recurrent.rs",
+    "src/backend/cuda/args/streams.rs",
     "src/backend/cuda/args/texts.rs",
 ];
 
 /// Constants of both sides: file and name on the host, file and name on the device.
-const CONSTANTS: [[&str; 4]; 32] = [
+const CONSTANTS: [[&str; 4]; 33] = [
     ["args/ranks.rs", "MAX_RANKS", "ranks.cu", "MAX_RANKS"],
     [
         "args/ranks.rs",
@@ -112,6 +113,12 @@ const CONSTANTS: [[&str; 4]; 32] = [
     ],
     ["recurrent.rs", "MAX_STATES", "selective.cu", "MAX_STATES"],
     ["sampling.rs", "GROUPS", "sample.cuh", "GROUPS"],
+    [
+        "../../model/network.rs",
+        "MAX_STREAMS",
+        "streams.cu",
+        "MAX_STREAMS",
+    ],
     ["embedder.rs", "TILE_K", "matmul.cuh", "TILE_K"],
     [
         "embedder/launch.rs",

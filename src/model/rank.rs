@@ -168,6 +168,9 @@ fn heads_of(
 }
 
 fn mlp_share(mlp: &mut Mlp, rank: Rank) -> Share<()> {
+    if mlp.inner_norm.is_some() {
+        return Err("a norm over all inner elements needs all of them".into());
+    }
     let block = mlp.down.weight.ty.block_len();
     let n_ff = mlp.down.weight.row_len();
     // Kernels like whole groups of rows.

@@ -101,7 +101,7 @@ pub const FAMILIES: &[&str] = &[
 ];
 
 /// Those of them that run on a CPU only.
-pub const CPU_ONLY: &[&str] = &["bitnet", "gemma3n", "nemotron_h_latent"];
+pub const CPU_ONLY: &[&str] = &[];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context, with the 96 tokens that texts of tests have.

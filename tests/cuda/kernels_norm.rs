@@ -92,11 +92,13 @@ enum Way {
     },
     /// Times the sigmoid of a gate, which is behind the values here.
     Sigmoid,
+    /// The norm of gated values.
+    NormOfGated,
 }
 
 fn produce_is_right() {
     let mut random = Random::new(9, "produce");
-    let mut ways = vec![Way::Copy, Way::Sigmoid];
+    let mut ways = vec![Way::Copy, Way::Sigmoid, Way::NormOfGated];
     for (layer, bias) in [(false, false), (false, true), (true, false), (true, true)] {
         ways.push(Way::Norm { layer, bias });
     }
@@ -145,6 +147,11 @@ fn produce_is_right() {
                         Way::Activation { activation, gated } => (0..len)
                             .map(|i| activated(activation, x[i], gated.then(|| x[len + i])))
                             .collect(),
+                        Way::NormOfGated => {
+                            let of = |i| activated(Activation::ReluSquared, x[i], Some(x[len + i]));
+                            let inner: Vec<f64> = (0..len).map(of).collect();
+                            norm(&inner, &weight, None, false, eps)
+                        }
                     }
                 })
                 .collect();
@@ -166,6 +173,11 @@ fn produce_is_right() {
                         eps,
                         layer: u32::from(layer),
                     },
+                    Way::NormOfGated => args::Norm {
+                        weight: dw.address(),
+                        eps,
+                        ..Default::default()
+                    },
                     _ => args::Norm::default(),
                 },
                 q8: q8.address(),
@@ -185,12 +197,13 @@ fn produce_is_right() {
                     Way::Copy => args::Source::Copy,
                     Way::Sigmoid => args::Source::Sigmoid,
                     Way::Norm { .. } => args::Source::Norm,
-                    Way::Activation { gated: true, .. } => args::Source::Gated,
+                    Way::NormOfGated | Way::Activation { gated: true, .. } => args::Source::Gated,
                     Way::Activation { .. } => args::Source::Activated,
                 } as u32,
                 inverse_len: 1.0 / len as f32,
                 activation: match way {
                     Way::Activation { activation, .. } => plan::activation(activation),
+                    Way::NormOfGated => plan::activation(Activation::ReluSquared),
                     _ => args::Activation::default(),
                 },
             };

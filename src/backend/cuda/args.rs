@@ -11,6 +11,7 @@ mod experts;
 mod latent;
 mod ranks;
 mod recurrent;
+mod streams;
 mod texts;
 
 pub use adapters::*;
@@ -18,6 +19,7 @@ pub use experts::*;
 pub use latent::*;
 pub use ranks::*;
 pub use recurrent::*;
+pub use streams::*;
 pub use texts::*;
 
 use super::driver::Pod;

@@ -497,9 +497,11 @@ impl CudaEmbedder {
             pause: RefCell::new(pause),
         };
         ops.layer_inputs()?;
+        ops.begin_streams()?;
         for (i, layer) in eval.plan.layers.iter().enumerate() {
             walk(&ops, i, layer)?;
         }
+        ops.end_streams()?;
         Ok(texts)
     }
 

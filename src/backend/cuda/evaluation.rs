@@ -53,7 +53,7 @@ impl Evaluation<'_> {
 /// The outputs of a layer's experts.
 #[derive(Clone, Copy)]
 pub(super) struct ExpertOutputs {
-    /// f32, `[pairs][hidden]`.
+    /// f32, `[pairs][width]`.
     pub x: u64,
     /// u32, `[pairs]`: the row of `x` that a pair has; 0 where that is its number.
     pub slots: u64,
@@ -143,8 +143,8 @@ impl Evaluation<'_> {
             out: to.address,
             scale: sum.scale,
             n_used: e.n_used,
-            len: self.plan.hidden,
-            x_stride: self.plan.hidden,
+            len: e.width(self.plan.hidden),
+            x_stride: e.width(self.plan.hidden),
             out_stride: to.stride,
             padding: 0,
         };

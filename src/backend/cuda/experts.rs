@@ -64,6 +64,8 @@ pub struct ExpertsPlan {
     pub n_experts: u32,
     /// Experts that each token goes through.
     pub n_used: u32,
+    /// Elements of their inputs and outputs, if these are not of the network's width. What they read is in `Wide` then.
+    pub own_width: Option<u32>,
     /// What chooses them.
     pub router: Router,
     /// Norm of what it reads, if that is not what the experts read.
@@ -134,6 +136,7 @@ impl Jobs {
         Ok(ExpertsPlan {
             n_experts: e.n_experts as u32,
             n_used: e.n_used as u32,
+            own_width: None,
             router: self.router(&scores)?,
             router_norm: None,
             selection_bias: self.tensor(e.selection_bias.as_ref())?,
@@ -189,6 +192,11 @@ impl ExpertsPlan {
     /// The matrices that every token is multiplied with, but for the router.
     pub fn common_matrices(&self) -> impl Iterator<Item = &Matrix> {
         self.shared.iter().flat_map(|s| [&s.up, &s.down])
+    }
+
+    /// Elements of an expert's output, in a network of that width.
+    pub fn width(&self, hidden: u32) -> u32 {
+        self.own_width.unwrap_or(hidden)
     }
 
     /// The matrices that read the layer's input: gate and up, or up.

@@ -95,6 +95,13 @@ impl Kernels {
             ("ranks", "rank_pack", 0),
             ("ranks", "rank_add", 0),
             ("ranks", "rank_place", 0),
+            ("streams", "streams_begin", 0),
+            ("streams", "streams_end", 0),
+            ("streams", "streams_predict", 0),
+            ("streams", "streams_around", 0),
+            ("streams", "streams_correct", 0),
+            ("streams", "streams_spread", 0),
+            ("streams", "sparse_gates", 0),
             ("drafts", "draft_rows", 0),
             ("drafts", "accept_drafts", 0),
             ("draw", "draw", 0),
@@ -290,7 +297,7 @@ impl Kernels {
     /// # Safety
     /// As [`Stream::launch`].
     pub unsafe fn produce(&self, stream: &Stream, args: &args::Produce, rows: u32) -> Result<()> {
-        let whole_row = args.source == args::Source::Norm as u32 || args.f16 != 0;
+        let whole_row = args.norm.weight != 0 || args.f16 != 0;
         let width = args.groups * 32;
         let threads = width.div_ceil(4).next_multiple_of(32);
         let (parts, threads) = if args.f16 != 0 {
@@ -448,6 +455,8 @@ impl Kernels {
         self.has_gated()
             && mlp.gated
             && mlp.activation.kind == 0
+            && mlp.cutoff.is_none()
+            && mlp.inner_norm.is_none()
             && mlp.up.bias == 0
             && mlp.n_ff.is_multiple_of(64)
     }

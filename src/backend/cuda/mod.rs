@@ -29,6 +29,7 @@ pub mod runner;
 pub mod sampling;
 pub mod state;
 pub mod step;
+mod streams;
 mod upload;
 mod walk;
 pub mod weights;

@@ -10,6 +10,7 @@ use super::matrix::{self, Matrix, MatrixSegment};
 use super::mixer::{AttentionPlan, LatentPlan, Mamba1Plan, MixerPlan, RecurrentPlan};
 use super::record::RecordType;
 use super::state::{FixedPlan, KvPlan};
+use super::streams::{StreamLayerPlan, StreamsPlan};
 use super::walk::AllRows;
 use crate::backend::KvType;
 use crate::backend::embedder::without_texts;
@@ -39,6 +40,8 @@ pub struct LayerPlan {
     pub residual_scale: f32,
     /// What it makes of its own input, if layers have those.
     pub input: Option<LayerInputPlan>,
+    /// Its part in several residual streams: it is sequential then.
+    pub streams: Option<Box<StreamLayerPlan>>,
     /// Factor on the residual stream after the layer.
     pub output_scale: f32,
     /// Of the residual stream, after the mixer and after the feed-forward part.
@@ -81,6 +84,8 @@ pub enum FeedForwardPlan {
     Experts(Box<ExpertsPlan>),
     /// Both side by side.
     Both(Box<BothPlan>),
+    /// The same, with experts of a width of their own.
+    Latent(Box<LatentExpertsPlan>),
     /// The host evaluates it, as the layer of this number.
     OnHost(usize),
     /// Nothing.
@@ -98,6 +103,18 @@ pub struct BothPlan {
     pub experts_post_norm: args::Norm,
 }
 
+/// A feed-forward part for all tokens, and a mixture of experts whose inputs and outputs are of another width.
+#[derive(Clone, Debug)]
+pub struct LatentExpertsPlan {
+    /// From the layer's input to that of the experts.
+    pub enter: Matrix,
+    /// Of a width of their own.
+    pub experts: ExpertsPlan,
+    /// From the sum of their outputs.
+    pub leave: Matrix,
+    pub mlp: MlpPlan,
+}
+
 /// A feed-forward part on the device.
 #[derive(Clone, Debug)]
 pub struct MlpPlan {
@@ -106,6 +123,10 @@ pub struct MlpPlan {
     pub gated: bool,
     pub n_ff: u32,
     pub activation: args::Activation,
+    /// From how many standard deviations above their mean gates count, if not all do as they are.
+    pub cutoff: Option<f32>,
+    /// Of what `down` reads.
+    pub inner_norm: Option<args::Norm>,
     pub down: Matrix,
 }
 
@@ -121,6 +142,8 @@ pub struct Plan {
     pub embedding_scale: f32,
     pub positions: Option<Matrix>,
     pub inputs: Option<InputsPlan>,
+    /// How several residual streams begin and end, if there are several.
+    pub streams: Option<StreamsPlan>,
     pub layers: Vec<LayerPlan>,
     /// Layers of the host's as they are when their weights visit the device, all in one place, one at a time: for long pieces of
     /// prompts. None where the device cannot evaluate them.
@@ -303,17 +326,13 @@ impl Jobs {
             gated: mlp.gate.is_some(),
             n_ff: mlp.up.weight.rows() as u32,
             activation: activation(mlp.activation),
+            cutoff: None,
+            inner_norm: self.find_norm(&mlp.inner_norm)?,
             down: self.fuse(&[&mlp.down])?,
         })
     }
 
     fn layer(&mut self, index: usize, block: &Block, context_length: usize) -> Result<LayerPlan> {
-        if block.streams.is_some() {
-            fail!(
-                Unsupported,
-                "layer {index}: several residual streams are not supported on a GPU; they are on a CPU"
-            );
-        }
         if let Mixer::SideBySide(_) = block.mixer
             && (block.parallel || block.mixer_post_norm.is_some())
         {
@@ -321,23 +340,6 @@ impl Jobs {
                 Unsupported,
                 "layer {index}: {} in a parallel block or with a norm of their sum is not supported on a GPU; it is on a CPU",
                 block.mixer.name()
-            );
-        }
-        let output_norm = block.mixer.as_attention().map(|a| &a.output_norm);
-        if let Some(Some(norm)) = output_norm {
-            fail!(
-                Unsupported,
-                "tensor {}: a norm before the product of attention's output is not supported on a GPU; it is on a CPU",
-                norm.weight.name
-            );
-        }
-        if let FeedForward::Dense(mlp) = &block.feed_forward
-            && let Some(norm) = &mlp.inner_norm
-        {
-            fail!(
-                Unsupported,
-                "tensor {}: a norm before the last product of a feed-forward part is not supported on a GPU; it is on a CPU",
-                norm.weight.name
             );
         }
         let state = block.mixer.state(context_length);
@@ -352,7 +354,10 @@ impl Jobs {
             mixer_post_norm: self.find_norm(&block.mixer_post_norm)?,
             feed_forward_norm,
             feed_forward: match &block.feed_forward {
-                FeedForward::Dense(mlp) => FeedForwardPlan::Dense(self.mlp(mlp)?),
+                FeedForward::Dense(mlp) => FeedForwardPlan::Dense(MlpPlan {
+                    cutoff: block.streams.as_ref().and_then(|streams| streams.cutoff),
+                    ..self.mlp(mlp)?
+                }),
                 FeedForward::Experts(experts) => {
                     FeedForwardPlan::Experts(Box::new(self.experts(experts)?))
                 }
@@ -366,10 +371,18 @@ impl Jobs {
                     },
                     experts_post_norm: self.norm(&both.experts_post_norm)?,
                 })),
-                FeedForward::Latent(_) => fail!(
-                    Unsupported,
-                    "layer {index}: experts of another width than the network's are not supported on a GPU; they are on the CPU, also beside a GPU (cpu_expert_layers)"
-                ),
+                FeedForward::Latent(latent) => {
+                    let enter = self.fuse(&[&latent.enter])?;
+                    FeedForwardPlan::Latent(Box::new(LatentExpertsPlan {
+                        experts: ExpertsPlan {
+                            own_width: Some(enter.rows),
+                            ..self.experts(&latent.experts)?
+                        },
+                        enter,
+                        leave: self.fuse(&[&latent.leave])?,
+                        mlp: self.mlp(&latent.mlp)?,
+                    }))
+                }
                 FeedForward::OnHost(layer) => FeedForwardPlan::OnHost(*layer),
                 FeedForward::None => FeedForwardPlan::None,
             },
@@ -383,6 +396,10 @@ impl Jobs {
                     projection: self.fuse(&[&input.projection])?,
                     post_norm: self.find_norm(&input.post_norm)?,
                 }),
+                None => None,
+            },
+            streams: match &block.streams {
+                Some(streams) => Some(Box::new(self.stream_layer(streams)?)),
                 None => None,
             },
             output_scale: block.output_scale,
@@ -492,6 +509,21 @@ impl LayerInputPlan {
 }
 
 impl MlpPlan {
+    /// The arguments that make the input of `down` from the output of `up`, but for its forms.
+    pub(super) fn inner(&self, rows: &AllRows) -> args::Produce {
+        args::Produce {
+            x: rows.wide.address,
+            x_stride: rows.wide.stride,
+            norm: self.inner_norm.unwrap_or_default(),
+            len: self.n_ff,
+            groups: self.down.groups,
+            source: self.source() as u32,
+            inverse_len: 1.0 / self.n_ff as f32,
+            activation: self.activation,
+            ..Default::default()
+        }
+    }
+
     /// How the input of `down` comes from the output of `up`.
     pub fn source(&self) -> args::Source {
         if self.gated {
@@ -565,6 +597,10 @@ impl Plan {
             }),
             None => None,
         };
+        let streams = match &network.streams {
+            Some(streams) => Some(jobs.streams(streams)?),
+            None => None,
+        };
         let mut layers = Vec::new();
         for (i, block) in network.blocks.iter().enumerate() {
             layers.push(jobs.layer(i, block, network.context_length)?);
@@ -588,6 +624,7 @@ impl Plan {
             embedding_scale: network.embedding_scale,
             positions,
             inputs,
+            streams,
             layers,
             guests,
             final_norm,
@@ -636,19 +673,37 @@ impl Plan {
                     matrices.extend([&both.mlp.up, &both.mlp.down]);
                     matrices.extend(both.experts.common_matrices());
                 }
+                FeedForwardPlan::Latent(latent) => {
+                    matrices.extend([&latent.enter, &latent.leave]);
+                    matrices.extend([&latent.mlp.up, &latent.mlp.down]);
+                }
                 FeedForwardPlan::OnHost(_) | FeedForwardPlan::None => {}
             }
             if let Some(input) = &l.input {
                 matrices.extend([&input.gate, &input.projection]);
             }
+            if let Some(streams) = &l.streams {
+                matrices.extend([&streams.left, &streams.right]);
+            }
             matrices
         })
     }
 
-    /// The same, and that of the inputs of layers.
+    /// The same, and those of the inputs of layers and of residual streams.
     pub fn inner_matrices(&self) -> impl Iterator<Item = &Matrix> {
         let inputs = self.inputs.iter().map(|inputs| &inputs.projection);
-        self.layer_matrices().chain(inputs)
+        let streams = self.streams.iter().flat_map(StreamsPlan::matrices);
+        self.layer_matrices().chain(inputs).chain(streams)
+    }
+
+    /// Elements of a row of the residual stream, a multiple of 32; those beyond the network's width count for nothing.
+    pub fn residual_stride(&self) -> u32 {
+        self.embedding.groups * 32
+    }
+
+    /// Residual streams beside which there is a row of one; 0 where it is the only one.
+    pub fn n_streams(&self) -> u32 {
+        self.streams.as_ref().map_or(0, |streams| streams.count)
     }
 
     /// Elements of the inputs of all layers; 0 without.
@@ -662,13 +717,17 @@ impl Plan {
             FeedForwardPlan::Dense(_) | FeedForwardPlan::OnHost(_) | FeedForwardPlan::None => None,
             FeedForwardPlan::Experts(experts) => Some(&**experts),
             FeedForwardPlan::Both(both) => Some(&both.experts),
+            FeedForwardPlan::Latent(latent) => Some(&latent.experts),
         })
     }
 
     /// Most groups of 32 that an input row of a product has.
     pub fn widest_input(&self) -> u32 {
+        // Experts of a width of their own have inputs of their own.
+        let firsts = self.experts().map(|e| &e.up);
         self.inner_matrices()
             .chain([&self.head])
+            .chain(firsts)
             .map(|m| m.groups)
             .max()
             .unwrap_or(1)
@@ -676,7 +735,10 @@ impl Plan {
 
     /// Elements of the widest f32 row between two kernels.
     pub fn widest_row(&self) -> u32 {
-        self.layer_matrices().map(|m| m.rows).max().unwrap_or(1)
+        // The products of all streams but the first are one behind the other.
+        let streams = self.n_streams().saturating_sub(1) * self.residual_stride();
+        let rows = self.layer_matrices().map(|m| m.rows);
+        rows.chain([streams]).max().unwrap_or(0).max(1)
     }
 
     /// The layers' attentions.
@@ -719,7 +781,11 @@ impl Plan {
         let mut layers = self.all_layers();
         layers.any(|l| {
             l.parallel
-                || matches!(l.feed_forward, FeedForwardPlan::Both(_))
+                || l.streams.is_some()
+                || matches!(
+                    l.feed_forward,
+                    FeedForwardPlan::Both(_) | FeedForwardPlan::Latent(_)
+                )
                 || matches!(l.mixer, MixerPlan::SideBySide(_))
         })
     }

@@ -21,6 +21,7 @@ use super::mixer::{
     Mamba1Plan, RecurrentPlan,
 };
 use super::plan::{LayerInputPlan, MlpPlan, Plan};
+use super::streams::{StreamLayerPlan, StreamWork};
 use super::walk::{Addition, AllRows, ExpertSum, MlpInput, Operations, Rows, Span, walk};
 use crate::backend::{HostPart, Residual};
 use crate::error::{Result, fail};
@@ -55,7 +56,7 @@ impl ChunkPlaces {
     /// For chunks of `rows` tokens.
     pub fn place(arena: &mut Arena, plan: &Plan, rows: u32) -> ChunkPlaces {
         let n = u64::from(rows);
-        let (h_stride, wide_stride) = (plan.embedding.groups * 32, plan.widest_row());
+        let (h_stride, wide_stride) = (plan.residual_stride(), plan.widest_row());
         let h = n * u64::from(h_stride);
         let weights = plan
             .inner_matrices()
@@ -76,6 +77,8 @@ impl ChunkPlaces {
         let weights = arena.take(weights.unwrap_or(0));
         let experts = ChunkExperts::place(arena, plan, rows);
         let inputs = arena.array::<f32>(n * u64::from(plan.inputs_len()));
+        let streams_stride = plan.n_streams() * h_stride;
+        let streams = arena.array::<f32>(n * u64::from(streams_stride));
         let span = |address, stride| Span { address, stride };
         ChunkPlaces {
             tokens,
@@ -85,6 +88,7 @@ impl ChunkPlaces {
                 wide: span(wide, wide_stride),
                 shared_expert: span(experts.shared, plan.hidden),
                 inputs: span(inputs, plan.inputs_len()),
+                streams: span(streams, streams_stride),
             },
             x,
             x_scale,
@@ -244,6 +248,7 @@ impl PrefillBuffers {
             pause: RefCell::new(&mut go_on),
         };
         ops.layer_inputs()?;
+        ops.begin_streams()?;
         Ok(Chunk {
             rows,
             next: 0,
@@ -373,6 +378,19 @@ impl Operations for ChunkOperations<'_> {
         }
         self.mlp(mlp)?;
         Ok(Written)
+    }
+
+    fn input_from(&self, rows: Rows, len: u32, matrix: &Matrix) -> Result<Written> {
+        self.input_of(self.at().rows.of(rows), len, matrix)?;
+        Ok(Written)
+    }
+
+    fn streams(&self, layer: &StreamLayerPlan, work: StreamWork) -> Result<()> {
+        // SAFETY: *weights*, *workspace*, which `self` promises.
+        unsafe {
+            self.eval
+                .layer_streams(&self.at().rows, layer, work, self.rows)
+        }
     }
 
     fn own_input(&self, layer: usize, own: &LayerInputPlan) -> Result<Written> {

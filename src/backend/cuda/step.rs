@@ -19,6 +19,7 @@ use super::mixer::{
 use super::plan::{LayerInputPlan, MlpPlan, Plan};
 use super::product::RowInput;
 use super::sampling::{GROUPS, Stages};
+use super::streams::{StreamLayerPlan, StreamWork};
 use super::walk::{Addition, AllRows, ExpertSum, MlpInput, Operations, Rows, Span, walk};
 use crate::backend::{HostPart, Work};
 use crate::error::{Result, fail};
@@ -47,7 +48,7 @@ pub(super) struct StepPlaces {
 impl StepPlaces {
     fn place(arena: &mut Arena, plan: &Plan, rows: u32, multiprocessors: u32) -> StepPlaces {
         let n = u64::from(rows);
-        let (h_stride, wide_stride) = (plan.embedding.groups * 32, plan.widest_row());
+        let (h_stride, wide_stride) = (plan.residual_stride(), plan.widest_row());
         let h = n * u64::from(h_stride);
         let residual = arena.array::<f32>(h);
         let branch = arena.array::<f32>(if plan.has_branch() { h } else { 0 });
@@ -62,6 +63,8 @@ impl StepPlaces {
         let group_id = arena.array::<u32>(n * u64::from(GROUPS));
         let experts = StepExperts::place(arena, plan, rows);
         let own_inputs = arena.array::<f32>(n * u64::from(plan.inputs_len()));
+        let streams_stride = plan.n_streams() * h_stride;
+        let streams = arena.array::<f32>(n * u64::from(streams_stride));
         let span = |address, stride| Span { address, stride };
         StepPlaces {
             rows: AllRows {
@@ -70,6 +73,7 @@ impl StepPlaces {
                 wide: span(wide, wide_stride),
                 shared_expert: span(experts.shared, plan.hidden),
                 inputs: span(own_inputs, plan.inputs_len()),
+                streams: span(streams, streams_stride),
             },
             inputs,
             attention,
@@ -264,6 +268,7 @@ impl StepOperations<'_> {
         if !plan.ends.1 {
             return Ok(());
         }
+        self.end_streams()?;
         let logits = Span {
             address: e.link.map_or(at.logits, |link| link.logits(at.logits)),
             stride: plan.n_vocab,
@@ -307,7 +312,8 @@ impl StepOperations<'_> {
         let row_bytes = |m: &Matrix| m.bytes() / u64::from(m.rows);
         let bytes = row_bytes(&plan.embedding) + plan.positions.as_ref().map_or(0, row_bytes);
         self.mark(Work::Embed, bytes)?;
-        self.layer_inputs()
+        self.layer_inputs()?;
+        self.begin_streams()
     }
 
     /// The inputs of layers, where they have their own.
@@ -360,8 +366,7 @@ impl Operations for StepOperations<'_> {
     }
 
     fn attend(&self, layer: usize, attention: &AttentionPlan) -> Result<RowInput> {
-        self.attention(layer, attention)?;
-        Ok(RowInput::Rounded(self.buffers.at().inputs))
+        self.attention(layer, attention)
     }
 
     fn attend_latent(&self, layer: usize, latent: &LatentPlan) -> Result<RowInput> {
@@ -378,6 +383,16 @@ impl Operations for StepOperations<'_> {
 
     fn inner(&self, input: MlpInput, mlp: &MlpPlan) -> Result<RowInput> {
         self.mlp(input, mlp)
+    }
+
+    fn input_from(&self, rows: Rows, len: u32, matrix: &Matrix) -> Result<RowInput> {
+        self.row_input(self.buffers.at().rows.of(rows), len, None, matrix)
+    }
+
+    fn streams(&self, layer: &StreamLayerPlan, work: StreamWork) -> Result<()> {
+        let rows = &self.buffers.at().rows;
+        // SAFETY: *weights*, *workspace*, which `self` promises.
+        unsafe { self.eval.layer_streams(rows, layer, work, self.batch) }
     }
 
     fn own_input(&self, layer: usize, own: &LayerInputPlan) -> Result<RowInput> {

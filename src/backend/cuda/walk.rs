@@ -8,9 +8,13 @@ use super::args;
 use super::experts::ExpertsPlan;
 use super::matrix::Matrix;
 use super::mixer::{AttentionPlan, LatentPlan, Mamba1Plan, MixerPlan, RecurrentPlan};
-use super::plan::{BothPlan, FeedForwardPlan, LayerInputPlan, LayerPlan, MlpPlan};
+use super::plan::{
+    BothPlan, FeedForwardPlan, LatentExpertsPlan, LayerInputPlan, LayerPlan, MlpPlan,
+};
+use super::streams::{StreamLayerPlan, StreamWork};
 use crate::backend::Work;
 use crate::error::Result;
+use std::f32::consts::FRAC_1_SQRT_2;
 
 /// Rows of f32 that one operation leaves for another, one row per token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +26,7 @@ pub(super) enum Rows {
     Branch,
     /// The outputs of the last product, as wide as the widest.
     Wide,
-    /// The outputs of a shared expert, as wide as the network.
+    /// The outputs of a shared expert, as wide as the network; or the sum of those of experts with a width of their own.
     SharedExpert,
 }
 
@@ -35,6 +39,8 @@ pub(super) struct AllRows {
     pub shared_expert: Span,
     /// Of the layers' own inputs, one behind the other.
     pub inputs: Span,
+    /// Of all residual streams, one behind the other, where there are several.
+    pub streams: Span,
 }
 
 /// Where rows are: the first one's address, and floats from one to the next.
@@ -42,6 +48,16 @@ pub(super) struct AllRows {
 pub(super) struct Span {
     pub address: u64,
     pub stride: u32,
+}
+
+impl Span {
+    /// What begins so many floats later in each row.
+    pub fn from(&self, floats: u32) -> Span {
+        Span {
+            address: self.address + u64::from(floats) * 4,
+            ..*self
+        }
+    }
 }
 
 impl AllRows {
@@ -129,6 +145,12 @@ pub(super) trait Operations {
     /// The inner values of a feed-forward part: its activation.
     fn inner(&self, input: MlpInput, mlp: &MlpPlan) -> Result<Self::Input>;
 
+    /// The first `len` floats of rows, as what `matrix` reads.
+    fn input_from(&self, rows: Rows, len: u32, matrix: &Matrix) -> Result<Self::Input>;
+
+    /// What becomes of several residual streams between products.
+    fn streams(&self, layer: &StreamLayerPlan, work: StreamWork) -> Result<()>;
+
     /// The activation of what the gate lets through of the layer's own input: `activation(gate * Residual) * own`.
     fn own_input(&self, layer: usize, own: &LayerInputPlan) -> Result<Self::Input>;
 
@@ -205,6 +227,15 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
         to: between,
         out_scale: out_scale(!is_fed && block.input.is_none()),
     };
+    // What goes around attention is there, with the residual stream in it.
+    let mixed = match &block.streams {
+        Some(_) => Addition {
+            base: Some(Rows::Branch),
+            out_scale: FRAC_1_SQRT_2,
+            ..mixed
+        },
+        None => mixed,
+    };
     let fed = Addition {
         from: Rows::Wide,
         norm: block.feed_forward_post_norm,
@@ -213,6 +244,14 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
         to: Rows::Residual,
         out_scale: out_scale(block.input.is_none()),
     };
+    if let Some(streams) = &block.streams {
+        ops.streams(streams, StreamWork::Predict)?;
+        ops.project(block.mixer_norm, &streams.left)?;
+        let input = ops.input_from(Rows::Wide, streams.left.rows, &streams.right)?;
+        ops.product(&streams.right, &input, Rows::Branch, None)?;
+        ops.streams(streams, StreamWork::Around(block.mixer_norm))?;
+        ops.mark(Work::Qkv, streams.left.bytes() + streams.right.bytes())?;
+    }
     match &block.mixer {
         MixerPlan::Attention(attention) => {
             ops.project(block.mixer_norm, &attention.qkv)?;
@@ -275,6 +314,7 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
         }
         FeedForwardPlan::Experts(experts) => walk_experts(ops, norm, experts, &fed)?,
         FeedForwardPlan::Both(both) => walk_both(ops, norm, both, &fed)?,
+        FeedForwardPlan::Latent(latent) => walk_latent(ops, norm, latent, &fed)?,
         FeedForwardPlan::OnHost(layer) => {
             ops.on_host(*layer)?;
             ops.mark(Work::Down, 0)?;
@@ -282,9 +322,19 @@ pub(super) fn walk<O: Operations>(ops: &O, index: usize, block: &LayerPlan) -> R
         FeedForwardPlan::None => {}
     }
     norm_residual(ops, block.feed_forward_sum_norm)?;
+    if let Some(streams) = &block.streams {
+        ops.streams(streams, StreamWork::Correct)?;
+        ops.mark(Work::Norm, 0)?;
+    }
     let Some(own) = &block.input else {
         return Ok(());
     };
+    if let Some(streams) = &block.streams {
+        let input = ops.own_input(index, own)?;
+        ops.product(&own.projection, &input, Rows::Wide, None)?;
+        ops.streams(streams, StreamWork::Spread(own.post_norm))?;
+        return ops.mark(Work::Down, own.gate.bytes() + own.projection.bytes());
+    }
     let added = Addition {
         from: Rows::Wide,
         norm: own.post_norm,
@@ -358,6 +408,46 @@ fn walk_both<O: Operations>(
         ..*addition
     })?;
     ops.mark(Work::Norm, 0)
+}
+
+/// What the experts make is added in `Branch`, for the other part still reads the residual stream.
+fn walk_latent<O: Operations>(
+    ops: &O,
+    norm: Option<args::Norm>,
+    latent: &LatentExpertsPlan,
+    addition: &Addition,
+) -> Result<()> {
+    let experts = &latent.experts;
+    let first = experts.first_matrices();
+    ops.route(norm, experts)?;
+    ops.project(norm, &latent.enter)?;
+    ops.experts_up(norm, experts)?;
+    let bytes = experts.router.bytes() + latent.enter.bytes() + experts.used_bytes(&first);
+    ops.mark(Work::GateUp, bytes)?;
+    ops.experts_down(experts)?;
+    ops.mark(Work::Down, experts.used_bytes(&[&experts.down]))?;
+    let sum = ExpertSum {
+        scale: 1.0,
+        base: None,
+        to: Rows::SharedExpert,
+    };
+    ops.combine(norm, experts, &sum)?;
+    let input = ops.input_from(Rows::SharedExpert, latent.enter.rows, &latent.leave)?;
+    let branch = Addition {
+        to: Rows::Branch,
+        out_scale: 1.0,
+        ..*addition
+    };
+    output(ops, &latent.leave, &input, &branch)?;
+    ops.mark(Work::Down, latent.leave.bytes())?;
+    let mlp = &latent.mlp;
+    let input = ops.inner(MlpInput::Residual(norm), mlp)?;
+    let rest = Addition {
+        base: Some(Rows::Branch),
+        ..*addition
+    };
+    output(ops, &mlp.down, &input, &rest)?;
+    ops.mark(Work::Down, mlp.down.bytes())
 }
 
 fn walk_experts<O: Operations>(

@@ -163,8 +163,9 @@ impl Extents {
             most(&mut s.scores, n * u64::from(e.router.rows));
             most(&mut s.weights, n * u64::from(e.n_used + 1));
             most(&mut s.inner, pairs * u64::from(e.inner_width()));
-            most(&mut s.out, pairs * u64::from(plan.hidden));
-            if e.shared.is_some() {
+            most(&mut s.out, pairs * u64::from(e.width(plan.hidden)));
+            // Or the sum of the experts alone.
+            if e.shared.is_some() || e.own_width.is_some() {
                 most(&mut s.shared, n * u64::from(plan.hidden));
             }
             most(&mut s.input, n * u64::from(e.router.width));

@@ -8,11 +8,12 @@ use crate::backend::cuda::args;
 use crate::backend::cuda::attention::{
     FMA_ROWS, LONGEST_SHORT, MAX_HEAD_DIM, MAX_PARTS, part_stride,
 };
-use crate::backend::cuda::matrix::Matrix;
+use crate::backend::cuda::matrix::{Forms, Matrix};
 use crate::backend::cuda::plan::{Jobs, Plan};
 use crate::backend::cuda::prefill::ChunkOperations;
+use crate::backend::cuda::product::RowInput;
 use crate::backend::cuda::step::StepOperations;
-use crate::backend::cuda::walk::Operations;
+use crate::backend::cuda::walk::{Operations, Span};
 use crate::error::{Result, fail};
 use crate::model::{Attention, KvShape, Linear};
 use std::f32::consts::LOG2_E;
@@ -51,7 +52,9 @@ pub struct AttentionPlan {
     pub causal: bool,
     /// f32, `[n_heads]`: how much less scores are with each position of distance, as the softmax reads them; 0: none are.
     pub slopes: u64,
-    /// From the heads' outputs to the residual stream.
+    /// Of the heads' outputs; none of most networks.
+    pub output_norm: Option<args::Norm>,
+    /// From there to the residual stream.
     pub output: Matrix,
 }
 
@@ -175,6 +178,7 @@ impl Jobs {
                 }
                 None => 0,
             },
+            output_norm: self.find_norm(&a.output_norm)?,
             output: self.fuse(&[&a.output])?,
         })
     }
@@ -240,10 +244,18 @@ impl StepOperations<'_> {
         &self,
         layer: usize,
         attention: &AttentionPlan,
-    ) -> Result<()> {
+    ) -> Result<RowInput> {
         let (e, b) = (&self.eval, self.buffers);
         let (at, qkv) = (&b.at().attention, b.at().rows.wide);
-        let inputs = b.at().inputs.only(attention.output.forms());
+        let forms = match attention.output_norm {
+            None => attention.output.forms(),
+            // What the norm reads.
+            Some(_) => Forms {
+                q8: false,
+                f32: true,
+            },
+        };
+        let inputs = b.at().inputs.only(forms);
         let [q_norm, k_norm] = attention.head_norms;
         let layout = e.kv.layers[attention.keys_of];
         let shares = u32::from(attention.keys_of != layer);
@@ -287,7 +299,17 @@ impl StepOperations<'_> {
         };
         let row = 2 * u64::from(layout.n_kv_heads) * u64::from(layout.row_bytes);
         let seen = self.positions().min(u64::from(layout.window));
-        self.mark(Work::Attention, seen * row)
+        self.mark(Work::Attention, seen * row)?;
+        let Some(norm) = attention.output_norm else {
+            return Ok(RowInput::Rounded(b.at().inputs));
+        };
+        let attended = Span {
+            address: inputs.f32,
+            stride: attention.output.groups * 32,
+        };
+        let len = attention.n_heads * attention.head_dim;
+        // Rows of norms may take the place of what they are of.
+        self.row_input(attended, len, Some(norm), &attention.output)
     }
 }
 
@@ -398,6 +420,8 @@ impl ChunkOperations<'_> {
             groups: attention.output.groups,
             gate: qkv.address + u64::from(attention.gate) * 4,
             gate_stride: qkv.stride,
+            norm: attention.output_norm.unwrap_or_default(),
+            inverse_len: 1.0 / heads as f32,
             source: match attention.gate {
                 0 => args::Source::Copy as u32,
                 _ => args::Source::Sigmoid as u32,

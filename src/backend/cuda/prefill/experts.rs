@@ -36,6 +36,9 @@ impl ChunkOperations<'_> {
 
     pub(super) fn gates_and_ups(&self, e: &ExpertsPlan) -> Result<()> {
         let at = self.at();
+        if let Some(width) = e.own_width {
+            self.input_of(at.rows.wide, width, &e.up)?;
+        }
         let first = args::ExpertMatmul {
             x: at.x,
             x_scale: at.x_scale,
@@ -76,7 +79,7 @@ impl ChunkOperations<'_> {
             x: mine.f16,
             x_scale: mine.f16_scale,
             out: mine.inner,
-            out_stride: self.eval.plan.hidden,
+            out_stride: e.width(self.eval.plan.hidden),
             ..Default::default()
         };
         self.grouped(e, &e.down, &down)

@@ -13,15 +13,7 @@ impl ChunkOperations<'_> {
     pub(super) fn mlp(&self, mlp: &MlpPlan) -> Result<()> {
         let (at, e) = (self.at(), &self.eval);
         let wide = at.rows.wide;
-        let mut produce = args::Produce {
-            x: wide.address,
-            x_stride: wide.stride,
-            len: mlp.n_ff,
-            groups: mlp.down.groups,
-            source: mlp.source() as u32,
-            activation: mlp.activation,
-            ..Default::default()
-        };
+        let mut produce = mlp.inner(&at.rows);
         if e.kernels.gates(mlp) && !e.adapts(&mlp.up) {
             self.pause()?;
             self.unpack(&mlp.up, Some(mlp.n_ff))?;
@@ -35,6 +27,8 @@ impl ChunkOperations<'_> {
             produce.largest = at.largest;
         } else {
             self.matmul(&mlp.up, wide, 0)?;
+            // SAFETY: *workspace*, which `self` promises.
+            unsafe { e.sparse_gates(&at.rows, mlp, self.rows)? };
         }
         self.produce(produce)
     }
@@ -57,6 +51,23 @@ impl ChunkOperations<'_> {
             clear: at.largest,
             source: source as u32,
             inverse_len: 1.0 / hidden as f32,
+            ..Default::default()
+        })
+    }
+
+    /// The same of the first `len` floats of rows that are anywhere.
+    pub(in crate::backend::cuda) fn input_of(
+        &self,
+        rows: Span,
+        len: u32,
+        matrix: &Matrix,
+    ) -> Result<()> {
+        self.produce(args::Produce {
+            x: rows.address,
+            x_stride: rows.stride,
+            len,
+            groups: matrix.groups,
+            source: args::Source::Copy as u32,
             ..Default::default()
         })
     }

@@ -32,13 +32,15 @@ impl StepOperations<'_> {
             norm,
             len: self.eval.plan.hidden,
         };
-        let takes = self.batch == 1 && e.sum_bias == 0 && self.eval.kernels.takes_one_row(e, &row);
+        // With inputs of their own, experts are those of a row among others.
+        let alone = self.batch == 1 && e.own_width.is_none();
+        let takes = alone && e.sum_bias == 0 && self.eval.kernels.takes_one_row(e, &row);
         takes.then_some(row)
     }
 
     /// Whether the kernels that take the pairs of an expert together take these.
     fn takes_pairs(&self, e: &ExpertsPlan) -> bool {
-        self.batch > 1 && self.eval.kernels.takes_pairs(e, self.pairs(e))
+        (self.batch > 1 || e.own_width.is_some()) && self.eval.kernels.takes_pairs(e, self.pairs(e))
     }
 
     fn sorts(&self) -> bool {
@@ -75,7 +77,7 @@ impl StepOperations<'_> {
         let shared = e.shared.as_ref().map(|s| &s.up);
         let mut readers = e.first_matrices().into_iter().chain(shared);
         let forms = Forms {
-            q8: readers.any(|m| m.forms().q8),
+            q8: e.own_width.is_none() && readers.any(|m| m.forms().q8),
             // The router reads f32.
             f32: true,
         };
@@ -133,6 +135,9 @@ impl StepOperations<'_> {
             return unsafe { kernels.experts_up(stream, e, &route, at.inputs, mine.inner) };
         }
         let first = e.first_matrices();
+        if let Some(width) = e.own_width {
+            self.rounded(at.rows.wide, width, None, &e.up)?;
+        }
         if self.takes_pairs(e) {
             let input = PairInput::Rows(at.inputs, e.n_used);
             let activation = Some(e.activation);
@@ -186,7 +191,7 @@ impl StepOperations<'_> {
             self.mark(Work::Norm, 0)?;
             ExpertInput::Rows(mine.inputs, 1)
         };
-        let to = self.to_pairs(e, input, mine.out, self.eval.plan.hidden);
+        let to = self.to_pairs(e, input, mine.out, e.width(self.eval.plan.hidden));
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises; the input is there
         // in the forms that the matrix reads.
         unsafe { kernels.expert_matvec(stream, e.n_experts, &[&e.down], &to) }

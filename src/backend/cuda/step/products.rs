@@ -29,6 +29,8 @@ impl StepOperations<'_> {
             }
         }
         self.mark(Work::GateUp, mlp.up.bytes())?;
+        // SAFETY: *workspace*, which `self` promises.
+        unsafe { self.eval.sparse_gates(&at.rows, mlp, self.batch)? };
         self.activate(mlp)?;
         self.mark(Work::Norm, 0)?;
         Ok(RowInput::Rounded(at.inputs))
@@ -58,16 +60,17 @@ impl StepOperations<'_> {
         self.mark(Work::GateUp, mlp.up.bytes())?;
         Ok(Some(RowInput::Row {
             x: at.inputs.f32,
-            norm: None,
+            norm: mlp.inner_norm,
         }))
     }
 
     /// Whether that does a feed-forward part.
     pub(super) fn fuses_mlp(&self, norm: Option<args::Norm>, mlp: &MlpPlan) -> bool {
         let kernels = self.eval.kernels;
-        self.fuses(&mlp.up, norm, finish(mlp).halves())
+        mlp.cutoff.is_none()
+            && self.fuses(&mlp.up, norm, finish(mlp).halves())
             && self.adds_adapters(&mlp.down)
-            && kernels.makes_input(&mlp.down, false, mlp.n_ff, 1)
+            && kernels.makes_input(&mlp.down, mlp.inner_norm.is_some(), mlp.n_ff, 1)
     }
 
     /// Whether one kernel makes the input of a product from the residual stream, and does the product.
@@ -80,7 +83,7 @@ impl StepOperations<'_> {
     }
 
     /// `out = matrix * norm(residual stream)`.
-    pub(super) fn normed(
+    pub(in crate::backend::cuda) fn normed(
         &self,
         norm: Option<args::Norm>,
         matrix: &Matrix,
@@ -154,16 +157,10 @@ impl StepOperations<'_> {
         let at = self.buffers.at();
         let inputs = at.inputs.only(mlp.down.forms());
         let produce = args::Produce {
-            x: at.rows.wide.address,
             q8: inputs.q8,
             q8_scale: inputs.q8_scale,
             f32: inputs.f32,
-            x_stride: at.rows.wide.stride,
-            len: mlp.n_ff,
-            groups: mlp.down.groups,
-            source: mlp.source() as u32,
-            activation: mlp.activation,
-            ..Default::default()
+            ..mlp.inner(&at.rows)
         };
         // SAFETY: addresses of the *workspace*, which `self` promises.
         unsafe {
@@ -236,13 +233,26 @@ impl StepOperations<'_> {
         {
             return Ok(RowInput::Row { x, norm });
         }
+        self.rounded(rows, len, norm, matrix)?;
+        Ok(RowInput::Rounded(at.inputs))
+    }
+
+    /// Rows of `len` floats, or their norm, in the forms that a matrix reads.
+    pub(super) fn rounded(
+        &self,
+        rows: Span,
+        len: u32,
+        norm: Option<args::Norm>,
+        matrix: &Matrix,
+    ) -> Result<()> {
+        let (e, at) = (&self.eval, self.buffers.at());
         let inputs = at.inputs.only(matrix.forms());
         let source = match norm {
             Some(_) => args::Source::Norm,
             None => args::Source::Copy,
         };
         let produce = args::Produce {
-            x,
+            x: rows.address,
             norm: norm.unwrap_or_default(),
             inverse_len: 1.0 / len as f32,
             q8: inputs.q8,
@@ -256,8 +266,7 @@ impl StepOperations<'_> {
         };
         // SAFETY: addresses of the *workspace*, which `self` promises.
         unsafe { e.kernels.produce(e.stream, &produce, self.batch)? };
-        self.mark(Work::Norm, 0)?;
-        Ok(RowInput::Rounded(at.inputs))
+        self.mark(Work::Norm, 0)
     }
 
     /// Whether a kernel that does a product of one row adds what adapters have for it, if there may be some.

@@ -138,6 +138,23 @@ impl Operations for Recorder {
         })
     }
 
+    fn input_from(&self, rows: Rows, len: u32, matrix: &Matrix) -> Result<&'static str> {
+        self.line(format!("{len} of {rows:?} for {}", name(matrix)))?;
+        Ok("rows")
+    }
+
+    fn streams(&self, layer: &StreamLayerPlan, work: StreamWork) -> Result<()> {
+        let what = match work {
+            StreamWork::Predict => "predicted: Residual".into(),
+            StreamWork::Around(norm) => {
+                format!("Branch = Residual + {} + thin", normed(norm, "Residual"))
+            }
+            StreamWork::Correct => "corrected by Residual".into(),
+            StreamWork::Spread(norm) => format!("+ {}", normed(norm, "Wide")),
+        };
+        self.line(format!("{} streams: {what}", layer.count))
+    }
+
     fn own_input(&self, layer: usize, own: &LayerInputPlan) -> Result<&'static str> {
         self.line(format!("own input of {layer} by {}", name(&own.gate)))?;
         Ok("let through")
@@ -183,6 +200,8 @@ fn mlp(up: &str, down: &str) -> MlpPlan {
         gated: true,
         n_ff: 1,
         activation: args::Activation::default(),
+        cutoff: None,
+        inner_norm: None,
         down: matrix(down),
     }
 }
@@ -211,6 +230,7 @@ fn block() -> LayerPlan {
             },
             causal: true,
             slopes: 0,
+            output_norm: None,
             output: matrix("output"),
         })),
         mixer_post_norm: None,
@@ -220,6 +240,7 @@ fn block() -> LayerPlan {
         parallel: false,
         residual_scale: 1.0,
         input: None,
+        streams: None,
         output_scale: 1.0,
         mixer_sum_norm: None,
         feed_forward_sum_norm: None,
@@ -235,6 +256,7 @@ fn experts_plan(shared: bool) -> ExpertsPlan {
     ExpertsPlan {
         n_experts: 4,
         n_used: 2,
+        own_width: None,
         router: Router {
             address: 0,
             bias: 0,
@@ -434,6 +456,34 @@ fn a_shared_expert_reads_what_the_others_read() {
 }
 
 #[test]
+fn experts_of_another_width_have_a_product_before_and_behind_them() {
+    let block = LayerPlan {
+        feed_forward: FeedForwardPlan::Latent(Box::new(LatentExpertsPlan {
+            enter: matrix("shared up"),
+            experts: ExpertsPlan {
+                own_width: Some(5),
+                ..experts_plan(false)
+            },
+            leave: matrix("shared down"),
+            mlp: mlp("up", "down"),
+        })),
+        ..block()
+    };
+    let want = [
+        "routed = norm2(Residual)",
+        "Wide = shared up * norm2(Residual)",
+        "experts' gate and up",
+        "experts' down",
+        "SharedExpert = sum",
+        "5 of SharedExpert for shared down",
+        "Branch = Residual + shared down * rows",
+        "inner = up * norm2(Residual)",
+        "Residual = Branch + down * inner",
+    ];
+    assert_eq!(operations(&block)[3..], want);
+}
+
+#[test]
 fn the_last_product_of_experts_may_come_with_their_sum() {
     let block = LayerPlan {
         feed_forward: experts(true),
@@ -537,6 +587,52 @@ fn what_is_added_last_scales_the_sum() {
         lines[lines.len() - 1],
         "Residual = 0.25 * (Residual + 1 * Wide)"
     );
+}
+
+#[test]
+fn several_streams_are_predicted_and_corrected_around_a_layer() {
+    let block = LayerPlan {
+        mixer_post_norm: norm(5),
+        feed_forward_post_norm: norm(6),
+        input: Some(LayerInputPlan {
+            gate: matrix("gate"),
+            activation: args::Activation::default(),
+            projection: matrix("output"),
+            post_norm: norm(7),
+        }),
+        streams: Some(Box::new(StreamLayerPlan {
+            count: 4,
+            active: 0,
+            router_norm: Default::default(),
+            router: 0,
+            predict: 0,
+            correct: 0,
+            scale: 0,
+            left: matrix("shared up"),
+            right: matrix("shared down"),
+            thin_norm: Default::default(),
+        })),
+        ..block()
+    };
+    let want = [
+        "4 streams: predicted: Residual",
+        "Wide = shared up * norm1(Residual)",
+        "5 of Wide for shared down",
+        "Branch = shared down * rows",
+        "4 streams: Branch = Residual + norm1(Residual) + thin",
+        "Wide = qkv * norm1(Residual)",
+        "attend in layer 3",
+        "Wide = output * attended",
+        "Residual = 0.70710677 * (Branch + 1 * norm5(Wide))",
+        "inner = up * norm2(Residual)",
+        "Wide = down * inner",
+        "Residual = Residual + 1 * norm6(Wide)",
+        "4 streams: corrected by Residual",
+        "own input of 3 by gate",
+        "Wide = output * let through",
+        "4 streams: + norm7(Wide)",
+    ];
+    assert_eq!(operations(&block), want);
 }
 
 #[test]
