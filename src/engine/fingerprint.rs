@@ -123,6 +123,15 @@ impl Fingerprint {
         if let Some(temperature) = &a.temperature {
             self.float(temperature.scale);
             self.float(temperature.length);
+            if temperature.offset > 0 {
+                self.number(temperature.offset as u64);
+            }
+        }
+        if let Some(chunk) = a.chunk {
+            self.number(chunk as u64);
+        }
+        if let Some(clip) = a.clip {
+            self.float(clip);
         }
         if let Some(eps) = a.value_norm {
             self.float(eps);

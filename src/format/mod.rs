@@ -21,6 +21,7 @@ pub mod writer;
 
 pub use convert::WeightType;
 pub use huggingface::TextFiles;
+pub(crate) use huggingface::keys_and_values;
 pub use input::{Access, Lent, ReadAt};
 pub use made::read_rows;
 pub use strings::Strings;

@@ -142,6 +142,16 @@ impl Tensor {
         Ok(Tensor::stored(name, self.ty, dims, &input, 0..all))
     }
 
+    /// The same with a copy of its bytes, for what the file's tensors are not made with.
+    pub(crate) fn in_memory(&self) -> Result<Tensor> {
+        let all = self.byte_len();
+        let mut bytes = try_vec(all, 0u8, &self.name)?;
+        self.read_rows(0, &mut bytes)?;
+        let input = Arc::new(Input::copy(&bytes)?);
+        let (name, dims) = (Arc::clone(&self.name), self.dims.clone());
+        Ok(Tensor::stored(name, self.ty, dims, &input, 0..all))
+    }
+
     /// A tensor whose rows `source` makes. `InvalidModel` if the dimensions do not fit the type.
     pub(super) fn made(
         name: Arc<str>,

@@ -422,6 +422,8 @@ impl<'a> Decoder<'a> {
             scale: self.scale,
             temperature: None,
             window: None,
+            chunk: None,
+            clip: self.source.find_positive("attention.clamp_kqv")?,
             score_cap: self.source.find_positive("attn_logit_softcapping")?,
             sinks: None,
             causal: self.causal,
@@ -596,7 +598,7 @@ fn head_dim(source: &Source, hidden: usize, n_heads: usize) -> Result<usize> {
         let problem = format!("gives heads of {head_dim} elements; at most {MAX_HEAD_DIM} work");
         return Err(source.invalid(key, &problem));
     }
-    let latent = matches!(source.architecture(), "deepseek2" | "mistral4");
+    let latent = matches!(source.architecture(), "deepseek2" | "mistral4" | "minicpm3");
     if let Some(value_dim) = source.find_size(VALUE_LENGTH)?
         && value_dim != head_dim
         && !latent

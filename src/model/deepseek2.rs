@@ -1,8 +1,9 @@
-//! `deepseek2` and `mistral4`: DeepSeek V2 and V3, Kimi K2, GLM 4.7 Flash, Mistral Small 4. What layers keep of a position is one
+//! `deepseek2`, `mistral4` and `minicpm3`: DeepSeek V2 and V3, Kimi K2, GLM 4.7 Flash, Mistral Small 4, MiniCPM 3. What layers keep of a position is one
 //! latent vector; keys and values of all heads are products of it.
 
 use super::decoder::Decoder;
 use super::experts::{Defaults, Mixture, shared_count_ff, softmax};
+use super::granite;
 use super::mistral3::temperature;
 use super::rope::{self, Ramp};
 use super::{
@@ -10,7 +11,7 @@ use super::{
     Temperature,
 };
 use crate::error::{Result, fail};
-use crate::format::ModelFile;
+use crate::format::{ModelFile, Tensor, keys_and_values};
 
 /// Of the norms of latent vectors, whatever that of the others is.
 const EPS: f32 = 1e-6;
@@ -21,6 +22,30 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
 
 pub(super) fn mistral4(file: &ModelFile) -> Result<Network> {
     network(file, "mistral4")
+}
+
+/// With the factors of MiniCPM, and halves of what is rotated apart.
+pub(super) fn minicpm3(file: &ModelFile) -> Result<Network> {
+    let d = Decoder::read_uneven(file, "minicpm3", NormKind::Rms)?;
+    d.refuse_experts()?;
+    let shape = Shape::read(&d)?;
+    let usual = granite::of_minicpm(&d);
+    let factor = |i: usize, key: &str| -> Result<f32> {
+        Ok(d.source.find_positive(key)?.unwrap_or(usual[i]))
+    };
+    let residual_scale = factor(0, "residual_scale")?;
+    let network = d.network(|i| {
+        let attention = Mixer::Latent(Box::new(shape.attention(&d, i)?));
+        Ok(Block {
+            residual_scale,
+            ..d.pre_norm_block(i, attention, d.gated(i, Activation::Silu)?)?
+        })
+    })?;
+    Ok(Network {
+        embedding_scale: factor(1, "embedding_scale")?,
+        logit_scale: 1.0 / factor(2, "logit_scale")?,
+        ..network
+    })
 }
 
 fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
@@ -72,19 +97,25 @@ impl Shape {
         const HEADS: &str = "attention.head_count";
         const RANK: &str = "attention.kv_lora_rank";
         const Q_RANK: &str = "attention.q_lora_rank";
-        const KEYS: &str = "attention.key_length_mla";
-        const VALUES: &str = "attention.value_length_mla";
         const ROTATED: &str = "rope.dimension_count";
         let source = &d.source;
-        if source.has("blk.0.attn_kv_b") {
+        let of_minicpm = source.architecture() == "minicpm3";
+        let [keys, values] = match of_minicpm {
+            true => ["attention.key_length", "attention.value_length"],
+            false => ["attention.key_length_mla", "attention.value_length_mla"],
+        };
+        if source.has("blk.0.attn_kv_b") && !of_minicpm {
             fail!(
                 Unsupported,
                 "tensor blk.0.attn_kv_b.weight: the file is of an older converter; newer ones write attn_k_b and attn_v_b"
             );
         }
         let (rank, rotated) = (source.size(RANK)?, source.size(ROTATED)?);
-        let (head_dim, value_dim) = (source.size(KEYS)?, source.size(VALUES)?);
-        for (key, size) in [(RANK, rank), (KEYS, head_dim), (VALUES, value_dim)] {
+        let (head_dim, value_dim) = match source.find_size(values)? {
+            None if of_minicpm => (source.size(keys)?, d.hidden / d.n_heads),
+            _ => (source.size(keys)?, source.size(values)?),
+        };
+        for (key, size) in [(RANK, rank), (keys, head_dim), (values, value_dim)] {
             if size > super::decoder::MAX_HEAD_DIM {
                 return Err(source.invalid(key, &format!("is {size}, which is beyond all heads")));
             }
@@ -101,7 +132,10 @@ impl Shape {
             None | Some(0) => None,
             Some(_) => Some(source.size(Q_RANK)?),
         };
-        let pairing = RopePairing::Interleaved;
+        let pairing = match of_minicpm {
+            true => RopePairing::Halves,
+            false => RopePairing::Interleaved,
+        };
         let rope = rope::from_source(source, rotated, d.context_length, pairing, Ramp::Rounded)?;
         let scale = 1.0 / (head_dim as f64).sqrt() * rope::latent_factor(source)?.powi(2);
         Ok(Shape {
@@ -147,6 +181,26 @@ impl Shape {
             ),
             None => (None, None, plain("attn_q", hidden, q_len)?),
         };
+        // Of MiniCPM, keys and values of each head are in one matrix.
+        let both = name("attn_kv_b");
+        let [to_latent, from_latent] = match source.architecture() == "minicpm3" {
+            true => {
+                let rows = n_heads * (self.plain_dim + self.value_dim);
+                let both = source.matrix(&format!("{both}.weight"), self.rank, rows)?;
+                let [keys, values] = keys_and_values(both, n_heads, self.plain_dim)?;
+                let apart = |weight: Tensor| -> Result<Linear> {
+                    Ok(Linear {
+                        weight: weight.in_memory()?,
+                        bias: None,
+                    })
+                };
+                [apart(keys)?, apart(values)?]
+            }
+            false => [
+                heads("attn_k_b", self.plain_dim, self.rank)?,
+                heads("attn_v_b", self.rank, self.value_dim)?,
+            ],
+        };
         Ok(LatentAttention {
             n_heads,
             rank: self.rank,
@@ -157,8 +211,8 @@ impl Shape {
             q,
             kv: plain("attn_kv_a_mqa", hidden, self.rank + rotated)?,
             kv_norm: Some(norm("attn_kv_a_norm", self.rank)?),
-            to_latent: heads("attn_k_b", self.plain_dim, self.rank)?,
-            from_latent: heads("attn_v_b", self.rank, self.value_dim)?,
+            to_latent,
+            from_latent,
             output: plain("attn_output", n_heads * self.value_dim, hidden)?,
             rope: self.rope.clone(),
             scale: self.scale,

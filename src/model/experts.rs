@@ -313,6 +313,7 @@ impl Mixture {
             normalize: self.normalize,
             weight_scale: self.weight_scale,
             expert_scales: source.find_vector(&name(SCALES), n_experts)?,
+            weighs_inputs: false,
             n_ff,
             gate,
             up,

@@ -249,6 +249,8 @@ impl Layers {
             n_kv_heads,
             head_dim: *head_dim,
             norm_after_rope: false,
+            chunk: None,
+            clip: None,
             rope: Some(rope.clone()),
             scale: source.find_positive("attention.scale")?.unwrap_or(1.0),
             temperature: None,

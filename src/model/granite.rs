@@ -97,15 +97,21 @@ fn rope(d: &Decoder) -> Result<Option<Rope>> {
     }
 }
 
+/// Factors of MiniCPM where a file has none: on what parts add, on the embedding, and what divides logits.
+pub(super) fn of_minicpm(d: &Decoder) -> [f32; 3] {
+    let layers = (d.n_layers as f32).sqrt();
+    [1.4 / layers, 12.0, d.hidden as f32 / 256.0]
+}
+
 fn network(
     d: &Decoder,
     mixer: impl Fn(usize) -> Result<Mixer>,
     feed_forward: impl Fn(usize) -> Result<FeedForward>,
 ) -> Result<Network> {
     // The first files of MiniCPM have no factors; all of those models have the same.
-    let (residual, embedding) = match d.source.architecture() {
-        "minicpm" => (1.4 / (d.n_layers as f32).sqrt(), 12.0),
-        _ => (1.0, 1.0),
+    let [residual, embedding, logits] = match d.source.architecture() {
+        "minicpm" => of_minicpm(d),
+        _ => [1.0; 3],
     };
     let scale = |key: &str, usual: f32| {
         let found = d.source.find_positive(key)?;
@@ -119,8 +125,7 @@ fn network(
         })
     })?;
     let logit_scale = match d.source.architecture() {
-        "granitehybrid" => scale("logit_scale", 1.0)?,
-        "minicpm" => scale("logit_scale", d.hidden as f32 / 256.0)?,
+        "granitehybrid" | "minicpm" => scale("logit_scale", logits)?,
         _ => d.source.positive("logit_scale")?,
     };
     Ok(Network {

@@ -40,5 +40,6 @@ pub(super) fn temperature(d: &Decoder) -> Result<Option<Temperature>> {
     Ok(Some(Temperature {
         scale: source.positive(SCALE)?,
         length: length.unwrap_or(d.context_length) as f32,
+        offset: 0,
     }))
 }

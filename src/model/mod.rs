@@ -32,6 +32,7 @@ mod hybrid;
 mod jamba;
 mod lfm2;
 mod llama;
+mod llama4;
 mod mamba1;
 mod mamba2;
 mod minimax_m2;
@@ -39,6 +40,7 @@ mod mistral3;
 mod nemotron;
 mod nemotron_h;
 mod network;
+mod olmo;
 mod olmo2;
 mod olmoe;
 mod part;
@@ -128,9 +130,11 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("lfm2", lfm2::describe),
     ("lfm2moe", lfm2::experts),
     ("llama", llama::describe),
+    ("llama4", llama4::describe),
     ("mamba", mamba1::describe),
     ("mamba2", mamba2::describe),
     ("minicpm", granite::minicpm),
+    ("minicpm3", deepseek2::minicpm3),
     ("minimax-m2", minimax_m2::describe),
     ("mistral3", mistral3::describe),
     ("modern-bert", bert::modern_bert),
@@ -140,6 +144,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("nemotron_h_moe", nemotron_h::experts),
     ("nomic-bert", bert::nomic_bert),
     ("nomic-bert-moe", bert::nomic_bert_experts),
+    ("olmo", olmo::describe),
     ("olmo2", olmo2::describe),
     ("olmoe", olmoe::describe),
     ("orion", stablelm::orion),
@@ -166,7 +171,8 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
 
 impl Network {
     /// Describes the network in `file`, checking every key, shape and type that it uses. Reads no
-    /// tensor but the small `rope_freqs.weight`, and queries and keys of Bamba.
+    /// tensor but the small `rope_freqs.weight`, queries and keys of Bamba, and what keys
+    /// and values of MiniCPM 3 come from.
     ///
     /// Errors: `Unsupported` names an unknown architecture or feature, or a tensor that the network
     /// does not use; `MissingKey`, `MissingTensor`, `ShapeMismatch` and `InvalidModel` name the key or tensor.

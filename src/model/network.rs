@@ -881,6 +881,10 @@ pub struct Attention {
     pub temperature: Option<Temperature>,
     /// Position p sees positions `p - window + 1` to p. At least 1.
     pub window: Option<usize>,
+    /// Of those, it sees the ones in its own chunk: positions from the last multiple of this one on. At least 1.
+    pub chunk: Option<usize>,
+    /// Queries, keys and values beyond this limit, or below its negative, become it: before norms. Finite and positive.
+    pub clip: Option<f32>,
     /// Soft cap `c` of the scaled scores: `c * tanh(score / c)`. Finite and positive.
     pub score_cap: Option<f32>,
     /// A logit per query head that joins its softmax and takes its share without a value.
@@ -892,19 +896,21 @@ pub struct Attention {
     pub slopes: Option<Arc<[f32]>>,
 }
 
-/// A factor on the queries of position `p`: `1 + scale * ln(1 + floor(p / length))`.
+/// A factor on the queries of position `p`: `1 + scale * ln(1 + floor((p + offset) / length))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Temperature {
     /// How fast it grows. Finite and positive.
     pub scale: f32,
     /// Positions of a step, at least 1. It is 1 in the first one.
     pub length: f32,
+    /// Added to the position.
+    pub offset: usize,
 }
 
 impl Temperature {
     /// The factor on the queries of a position.
     pub fn factor(&self, position: usize) -> f32 {
-        let steps = (position as f32 / self.length).floor();
+        let steps = ((position + self.offset) as f32 / self.length).floor();
         self.scale.mul_add((1.0 + steps).ln(), 1.0)
     }
 }
@@ -1040,6 +1046,8 @@ pub struct Experts {
     pub weight_scale: f32,
     /// One more factor on the weight of each expert; `n_experts` elements.
     pub expert_scales: Option<Tensor>,
+    /// Whether weights are factors on what experts read, and not on what they make. Their first products have no biases then.
+    pub weighs_inputs: bool,
     /// Inner width of an expert.
     pub n_ff: usize,
     /// `[n_experts][n_ff][hidden]`: the experts' rows one below the other (a matrix of

@@ -68,8 +68,10 @@ pub const FAMILIES: &[&str] = &[
     "jamba",
     "lfm2",
     "lfm2_moe",
+    "llama4",
     "mamba",
     "mamba2",
+    "minicpm3",
     "minimax_m2",
     "ministral3",
     "mistral",
@@ -79,6 +81,7 @@ pub const FAMILIES: &[&str] = &[
     "nemotron_h",
     "nemotron_h_latent",
     "nemotron_h_moe",
+    "olmo",
     "olmo2",
     "olmo3",
     "olmoe",
@@ -101,7 +104,7 @@ pub const FAMILIES: &[&str] = &[
 ];
 
 /// Those of them that run on a CPU only.
-pub const CPU_ONLY: &[&str] = &[];
+pub const CPU_ONLY: &[&str] = &["llama4", "olmo"];
 
 /// Those of them that have layers with a sliding window, and what else they have is no limit to
 /// the context, with the 96 tokens that texts of tests have.

@@ -12,23 +12,38 @@ pub fn experts(e: &Experts, x: &Rows) -> Rows {
 /// The same by the router's scores.
 pub fn experts_by(e: &Experts, scores: &Rows, x: &Rows) -> Rows {
     let n_ff = e.n_ff;
-    let inner = match e.fused {
+    let inner_of = |x: &Rows| match e.fused {
         false => inner(e.activation, e.gate.as_ref(), &e.up, x),
         true => fused_inner(e, x),
     };
+    let inner = inner_of(x);
     let hidden = e.down.weight.rows() / e.n_experts;
     let mut out = vec![vec![0.0; hidden]; x.len()];
     let shares: Vec<_> = scores.iter().map(|s| weights(e, s)).collect();
     for expert in 0..e.n_experts {
         // All experts' outputs for this expert's inner values; only its own rows are meant.
-        let mine: Rows = inner
+        let weighed: Rows = match e.weighs_inputs {
+            true => {
+                let rows = x.iter().zip(&shares);
+                let weigh = |(x, share): (&Vec<f64>, &Vec<f64>)| {
+                    x.iter().map(|v| v * share[expert]).collect()
+                };
+                inner_of(&rows.map(weigh).collect())
+            }
+            false => Rows::new(),
+        };
+        let mine: Rows = if e.weighs_inputs { &weighed } else { &inner }
             .iter()
             .map(|row| row[expert * n_ff..(expert + 1) * n_ff].to_vec())
             .collect();
         let y = linear(&e.down, &mine);
         for ((out, y), share) in out.iter_mut().zip(&y).zip(&shares) {
             for (out, y) in out.iter_mut().zip(&y[expert * hidden..]) {
-                *out += share[expert] * y;
+                *out += if e.weighs_inputs {
+                    *y
+                } else {
+                    share[expert] * y
+                };
             }
         }
     }

@@ -408,6 +408,14 @@ fn ready(a: &Attention, norm: &Option<Norm>, x: &mut Rows) {
     }
 }
 
+/// Brings queries, keys or values within their limit.
+fn clip(a: &Attention, x: &mut Rows) {
+    if let Some(limit) = a.clip.map(f64::from) {
+        let values = x.iter_mut().flatten();
+        values.for_each(|v| *v = v.clamp(-limit, limit));
+    }
+}
+
 /// Takes the second half of each head out.
 fn apart(q: &mut Rows, head_dim: usize) -> Rows {
     let half = |row: &Vec<f64>, from: usize| {
@@ -426,6 +434,8 @@ fn attention(a: &Attention, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
         Some(layer) => kept[layer].clone(),
         None => {
             let (mut k, mut v) = (linear(&a.k, x), linear(&a.v, x));
+            clip(a, &mut k);
+            clip(a, &mut v);
             ready(a, &a.k_norm, &mut k);
             if let Some(eps) = a.value_norm {
                 for head in v.iter_mut().flat_map(|v| v.chunks_mut(a.head_dim)) {
@@ -443,11 +453,12 @@ fn attention(a: &Attention, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
         Some(gate) => Some(linear(gate, x)),
         None => a.gated.then(|| apart(&mut q, a.head_dim)),
     };
+    clip(a, &mut q);
     ready(a, &a.q_norm, &mut q);
     let sinks = a.sinks.as_ref().map(vector);
     for (position, q) in q.iter_mut().enumerate() {
         if let Some(t) = a.temperature {
-            let steps = (position as f64 / f64::from(t.length)).floor();
+            let steps = ((position + t.offset) as f64 / f64::from(t.length)).floor();
             let factor = 1.0 + f64::from(t.scale) * (1.0 + steps).ln();
             q.iter_mut().for_each(|q| *q *= factor);
         }
@@ -456,6 +467,7 @@ fn attention(a: &Attention, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
     let mixed = (0..x.len()).map(|position| {
         let mut out = vec![0.0; a.n_heads * a.head_dim];
         let first = a.window.map_or(0, |w| (position + 1).saturating_sub(w));
+        let first = first.max(a.chunk.map_or(0, |chunk| position / chunk * chunk));
         for (h, out) in out.chunks_mut(a.head_dim).enumerate() {
             let kv = (h / group) * a.head_dim..(h / group + 1) * a.head_dim;
             let q = &q[position][h * a.head_dim..][..a.head_dim];

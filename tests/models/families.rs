@@ -264,6 +264,7 @@ fn gates_and_ups_of_experts_may_be_one_matrix() {
 fn short_contexts_have_their_own_frequencies() {
     compare("phi3", "short", 24);
     compare("phi3", "short", 32);
+    compare("minicpm3", "short", 24);
 }
 
 /// Logits, so many, of the last token, `tokens` given in chunks.
@@ -474,6 +475,7 @@ fn sessions_rewind_as_far_as_they_like() {
         "falcon_h1",
         "gemma3",
         "gemma3n",
+        "llama4",
         "gemma4_e",
         "jamba",
         "mistral",

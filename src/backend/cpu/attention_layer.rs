@@ -44,6 +44,8 @@ pub(super) struct AttentionLayer {
     temperature: Option<Temperature>,
     /// Shorter than the model's context, if there is one.
     window: Option<usize>,
+    chunk: Option<usize>,
+    clip: Option<f32>,
     score_cap: Option<f32>,
     sinks: Option<Vec<f32>>,
     slopes: Option<Vec<f32>>,
@@ -138,6 +140,8 @@ impl AttentionLayer {
             scale: a.scale,
             temperature: a.temperature,
             window,
+            chunk: a.chunk,
+            clip: a.clip,
             score_cap: a.score_cap,
             sinks: find_floats(&a.sinks, "attention sinks")?,
             slopes: match &a.slopes {
@@ -178,6 +182,7 @@ impl AttentionLayer {
         let group = kv_head * self.group()..(kv_head + 1) * self.group();
         Scores {
             window: self.window.unwrap_or(usize::MAX),
+            chunk: self.chunk.unwrap_or(usize::MAX),
             ahead: 0,
             len: usize::MAX,
             cap: self.score_cap,
@@ -296,7 +301,7 @@ impl AttentionLayer {
 
     /// Nanoseconds of a KV head's attention for one token at a position.
     fn cost(&self, position: usize) -> u64 {
-        let seen = (position + 1).min(self.window.unwrap_or(usize::MAX));
+        let seen = position + 1 - self.scores(0).first(position);
         (seen * self.head_dim * self.group()) as u64 / 8 + 100
     }
 
@@ -600,6 +605,7 @@ unsafe fn norm_all_heads(
         unsafe {
             let x = span.part(token * stride, product.matrix.rows());
             add_bias(x, product.bias.as_deref());
+            clip(layer, x);
             norm.apply_in_place(isa, x, scratch);
         }
     }
@@ -623,10 +629,12 @@ unsafe fn ready(
         let of_head = match norm {
             None => {
                 add_bias(x, bias);
+                clip(layer, x);
                 None
             }
             Some(HeadNorm::Each(norm)) => {
                 add_bias(x, bias);
+                clip(layer, x);
                 Some(norm)
             }
             // By `norm_all_heads`.
@@ -645,6 +653,13 @@ unsafe fn ready(
         if let Some(norm) = after {
             norm.apply_in_place(isa, x, scratch);
         }
+    }
+}
+
+/// Brings queries, keys or values within the layer's limit, if it has one. What is no number stays so.
+fn clip(layer: &AttentionLayer, x: &mut [f32]) {
+    if let Some(limit) = layer.clip {
+        x.iter_mut().for_each(|x| *x = x.clamp(-limit, limit));
     }
 }
 
@@ -687,6 +702,7 @@ unsafe fn place<E: Element>(
         ready(isa, layer, what, (first, &mut *k), table, scratch);
         let bias = of_values.bias.as_ref();
         add_bias(v, bias.map(|b| &b[first..first + dim]));
+        clip(layer, v);
         if let Some(norm) = &layer.v_norm {
             norm.apply_in_place(isa, v, scratch);
         }

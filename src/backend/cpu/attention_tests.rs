@@ -54,6 +54,7 @@ fn case<E: Element>(kv_type: KvType, dim: usize, len: usize) -> Case {
 
 const PLAIN: Scores = Scores {
     window: usize::MAX,
+    chunk: usize::MAX,
     ahead: 0,
     len: usize::MAX,
     cap: None,
@@ -74,7 +75,8 @@ fn exact(case: &Case, query: &[f32], position: usize, scores: &Scores, h: usize)
         Some(cap) => cap * (score / cap).tanh(),
         None => score,
     };
-    let first = (position + 1).saturating_sub(scores.window);
+    let begin = position / scores.chunk * scores.chunk;
+    let first = (position + 1).saturating_sub(scores.window).max(begin);
     let sink = scores.sinks.map(|sinks| f64::from(sinks[h]));
     let slope = scores.slopes.map_or(0.0, |slopes| f64::from(slopes[h]));
     let score = |p: usize| capped(dot(p) - slope * (position - p) as f64);
@@ -242,10 +244,16 @@ fn contexts_around_segments() {
 #[test]
 fn windows_of_every_length() {
     for window in [1, 2, 7, 15, 16, 17, 40, 255, 256, 257, 500] {
-        let scores = Scores { window, ..PLAIN };
-        for len in [40, 300, 520, 790] {
-            check_scores::<Half>(KvType::F16, 16, 3, len, scores);
-            check_scores::<f32>(KvType::F32, 20, 1, len, scores);
+        for chunk in [usize::MAX, 7, 256, 300] {
+            let scores = Scores {
+                window,
+                chunk,
+                ..PLAIN
+            };
+            for len in [40, 300, 520, 790] {
+                check_scores::<Half>(KvType::F16, 16, 3, len, scores);
+                check_scores::<f32>(KvType::F32, 20, 1, len, scores);
+            }
         }
     }
 }

@@ -279,6 +279,7 @@ impl LatentLayer {
                 position,
                 scores: Scores {
                     window: usize::MAX,
+                    chunk: usize::MAX,
                     ahead: 0,
                     len: usize::MAX,
                     cap: None,

@@ -35,6 +35,8 @@ pub struct Rows<'a> {
 pub struct Scores<'a> {
     /// Positions that a position sees before it, itself included: at least 1.
     pub window: usize,
+    /// Positions of a chunk, of which it sees its own alone.
+    pub chunk: usize,
     /// Positions that it sees behind it, of which there may be less: 0 in causal attention.
     pub ahead: usize,
     /// Positions that there are, where some are seen that lie ahead.
@@ -50,7 +52,8 @@ pub struct Scores<'a> {
 impl Scores<'_> {
     /// The first position that `position` sees.
     pub fn first(&self, position: usize) -> usize {
-        (position + 1).saturating_sub(self.window)
+        let begin = position - position % self.chunk;
+        (position + 1).saturating_sub(self.window).max(begin)
     }
 
     /// The position behind the last one that `position` sees.

@@ -120,6 +120,13 @@ impl Jobs {
                 groups.n_groups
             );
         }
+        if e.weighs_inputs {
+            fail!(
+                Unsupported,
+                "tensor {}: experts whose weights are factors on what they read are not supported on a GPU; they are on a CPU",
+                e.router.weight.name
+            );
+        }
         let mut scores = vec![&e.router];
         scores.extend(e.shared.as_ref().and_then(|s| s.gate.as_ref()));
         let (gate, up) = match e.fused {

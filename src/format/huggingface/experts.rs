@@ -73,7 +73,7 @@ impl Experts {
             return Ok(matches!(part, "gate_up_proj" | "down_proj"));
         } else if is_bias {
             return add_biases(folder, layer, part, stored, tensors);
-        } else if folder.experts_take_turns() {
+        } else if folder.experts_take_turns() || folder.architecture() == "llama4" {
             (part, transposed(stored)?)
         } else {
             (part, folder.matrix(stored)?)

@@ -42,6 +42,45 @@ const GELU: &[&str] = &["gelu"];
 pub(super) const FURTHER: &[Family] = &[
     BITNET,
     Family {
+        model_types: &["llama4_text", "llama4"],
+        classes: &["Llama4ForCausalLM", "Llama4ForConditionalGeneration"],
+        architecture: "llama4",
+        parts: &[
+            ATTENTION,
+            PRE_NORMS,
+            &[
+                ("feed_forward.gate_proj", "ffn_gate"),
+                ("feed_forward.up_proj", "ffn_up"),
+                ("feed_forward.down_proj", "ffn_down"),
+                ("feed_forward.router", "ffn_gate_inp"),
+                ("feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"),
+                ("feed_forward.shared_expert.up_proj", "ffn_up_shexp"),
+                ("feed_forward.shared_expert.down_proj", "ffn_down_shexp"),
+            ],
+        ],
+        layout: Layout::Same,
+        defaults: || {
+            json!({"rms_norm_eps": 1e-5, "head_dim": 128, "default_rope_theta": 5e5,
+                "intermediate_size": 8192, "intermediate_size_mlp": 16_384, "num_local_experts": 16,
+                "num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "use_qk_norm": true,
+                "attn_temperature_tuning": true, "floor_scale": 8192, "attn_scale": 0.1,
+                "no_rope_layer_interval": 4, "attention_chunk_size": 8192})
+        },
+        bias_flags: &["attention_bias"],
+        keys: relatives::llama4,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["olmo"],
+        classes: &["OlmoForCausalLM"],
+        architecture: "olmo",
+        parts: &[ATTENTION, GATED],
+        defaults: || json!({"layer_norm_eps": 1e-5}),
+        bias_flags: &["attention_bias"],
+        keys: clipping,
+        ..LLAMA
+    },
+    Family {
         model_types: &["afmoe"],
         classes: &["AfmoeForCausalLM"],
         architecture: "afmoe",
@@ -107,6 +146,18 @@ pub(super) const FURTHER: &[Family] = &[
         architecture: "minicpm",
         tied: true,
         keys: relatives::minicpm,
+        ..LLAMA
+    },
+    Family {
+        model_types: &["minicpm3"],
+        classes: &["MiniCPM3ForCausalLM"],
+        architecture: "minicpm3",
+        parts: &[LATENT, PRE_NORMS, GATED],
+        layout: Layout::Same,
+        defaults: || json!({"rms_norm_eps": 1e-5}),
+        tied: true,
+        bias_flags: &["attention_bias", "mlp_bias"],
+        keys: latent::minicpm3,
         ..LLAMA
     },
     Family {
@@ -273,7 +324,7 @@ pub(super) const FURTHER: &[Family] = &[
         defaults: || json!({"rms_norm_eps": 1e-5}),
         bias_flags: &["attention_bias"],
         keys: |k| {
-            refuse_clipping(k)?;
+            clipping(k)?;
             experts(k)?;
             k.set("expert_weights_norm", k.config.flag("norm_topk_prob")?);
             Ok(())
@@ -629,14 +680,12 @@ pub(super) fn rename(config: &mut Config) {
 }
 
 /// Refuses limits of queries, keys and values.
-fn refuse_clipping(k: &Keys) -> Result<()> {
-    match k.config.find("clip_qkv") {
-        None => Ok(()),
-        Some(limit) => fail!(
-            Unsupported,
-            "config.json: clip_qkv is {limit}, which is not supported"
-        ),
+/// The limit of queries, keys and values.
+fn clipping(k: &mut Keys) -> Result<()> {
+    if let Some(limit) = k.config.find_f32("clip_qkv")? {
+        k.set("attention.clamp_kqv", limit);
     }
+    Ok(())
 }
 
 fn falcon(k: &mut Keys) -> Result<()> {

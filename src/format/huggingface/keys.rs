@@ -346,6 +346,7 @@ impl<'a> Keys<'a> {
                 Ok(false)
             }
             Some(_) if self.architecture.starts_with("nemotron_h") => Ok(false),
+            Some("chunked_attention") if self.architecture == "llama4" => Ok(false),
             _ => Err(wrong(KEY, ty, "sliding_attention or full_attention")),
         });
         windowed.collect::<Result<_>>().map(Some)

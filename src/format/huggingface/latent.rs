@@ -2,10 +2,12 @@
 
 use super::json::wrong;
 use super::keys::Keys;
+use super::relatives;
 use super::rows::{Order, Reordered};
 use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
 use crate::format::made::MakeRows;
+use crate::quant::{TensorType, dequantize_row};
 
 pub(super) fn keys(k: &mut Keys) -> Result<()> {
     if k.config.find("rope_interleave") == Some(&false.into()) {
@@ -29,6 +31,23 @@ pub(super) fn keys(k: &mut Keys) -> Result<()> {
     k.set("rope.dimension_count", rotated);
     multiplier(k)?;
     experts(k)
+}
+
+/// Of MiniCPM 3, which has no experts, and factors of MiniCPM.
+pub(super) fn minicpm3(k: &mut Keys) -> Result<()> {
+    let size = |key: &str| k.config.size(&[key]);
+    let (rank, rotated) = (size("kv_lora_rank")?, size("qk_rope_head_dim")?);
+    let (plain, hidden) = (size("qk_nope_head_dim")?, size("hidden_size")?);
+    let value = k.config.find_size("v_head_dim")?;
+    let value = value.unwrap_or(hidden / size("num_attention_heads")?);
+    if let Some(q_rank) = k.config.find_size("q_lora_rank")? {
+        k.set("attention.q_lora_rank", q_rank);
+    }
+    k.set("attention.kv_lora_rank", rank);
+    k.set("attention.key_length", plain + rotated);
+    k.set("attention.value_length", value);
+    k.set("rope.dimension_count", rotated);
+    relatives::minicpm(k)
 }
 
 /// Of Mistral 4, whose queries grow with their position.
@@ -143,7 +162,7 @@ fn dense_layers(k: &Keys) -> Result<u64> {
 }
 
 /// Of each head, some rows of a matrix the other way round: row `r` of a head has an element of each
-/// of them.
+/// of them. What has blocks becomes f16.
 struct HeadsTransposed {
     source: Tensor,
     /// Rows of a head in the source, and those of them that are wanted, which come first.
@@ -154,16 +173,35 @@ struct HeadsTransposed {
 impl MakeRows for HeadsTransposed {
     fn make(&self, first: usize, out: &mut [u8]) -> Result<()> {
         let (row_bytes, columns) = (self.source.row_bytes(), self.source.row_len());
-        let size = row_bytes / columns;
+        let blocks = self.source.ty.block_len() != 1;
+        let size = if blocks { 2 } else { row_bytes / columns };
         let mut head = try_vec(self.wanted * row_bytes, 0u8, &self.source.name)?;
+        let plain_len = if blocks { self.wanted * columns * 2 } else { 0 };
+        let mut plain = try_vec(plain_len, 0u8, &self.source.name)?;
+        let mut values = try_vec(if blocks { columns } else { 0 }, 0f32, &self.source.name)?;
         let mut read = None;
         for (i, out) in out.chunks_exact_mut(self.wanted * size).enumerate() {
             let (h, column) = ((first + i) / columns, (first + i) % columns);
             if read != Some(h) {
                 self.source.read_rows(h * self.of, &mut head)?;
+                if blocks {
+                    for (row, out) in head
+                        .chunks_exact(row_bytes)
+                        .zip(plain.chunks_exact_mut(2 * columns))
+                    {
+                        dequantize_row(self.source.ty, row, &mut values);
+                        for (value, out) in values.iter().zip(out.chunks_exact_mut(2)) {
+                            out.copy_from_slice(&half::f16::from_f32(*value).to_le_bytes());
+                        }
+                    }
+                }
                 read = Some(h);
             }
-            for (row, out) in head.chunks_exact(row_bytes).zip(out.chunks_exact_mut(size)) {
+            let head = if blocks { &plain } else { &head };
+            for (row, out) in head
+                .chunks_exact(columns * size)
+                .zip(out.chunks_exact_mut(size))
+            {
                 out.copy_from_slice(&row[column * size..][..size]);
             }
         }
@@ -171,12 +209,12 @@ impl MakeRows for HeadsTransposed {
     }
 }
 
-/// `kv_b_proj`, of each head `plain` rows of keys and then those of values, as the two tensors that
-/// GGUF has of it.
-pub(super) fn split(source: Tensor, n_heads: usize, plain: usize) -> Result<[Tensor; 2]> {
+/// `kv_b_proj`, of each head `plain` rows of keys and then those of values, as the two tensors that most
+/// GGUF files have of it.
+pub(crate) fn keys_and_values(source: Tensor, n_heads: usize, plain: usize) -> Result<[Tensor; 2]> {
     let (rank, rows) = (source.row_len(), source.rows());
     let of = rows / n_heads.max(1);
-    if rows != of * n_heads || of <= plain || source.ty.block_len() != 1 {
+    if rows != of * n_heads || of <= plain {
         fail!(
             ShapeMismatch,
             "tensor {} has shape {:?}; the model needs keys of {plain} elements and values for {n_heads} heads",
@@ -185,6 +223,10 @@ pub(super) fn split(source: Tensor, n_heads: usize, plain: usize) -> Result<[Ten
         );
     }
     let (name, ty) = (source.name.clone(), source.ty);
+    let of_keys = match ty.block_len() {
+        1 => ty,
+        _ => TensorType::F16,
+    };
     let keys = HeadsTransposed {
         source: source.clone(),
         of,
@@ -200,7 +242,47 @@ pub(super) fn split(source: Tensor, n_heads: usize, plain: usize) -> Result<[Ten
         },
     };
     Ok([
-        Tensor::made(name.clone(), ty, vec![plain, rank, n_heads], keys)?,
+        Tensor::made(name.clone(), of_keys, vec![plain, rank, n_heads], keys)?,
         Tensor::made(name, ty, vec![rank, of - plain, n_heads], values)?,
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::input::Input;
+    use std::sync::Arc;
+
+    #[test]
+    fn keys_of_quantized_matrices_become_halves() {
+        // Two heads of three keys and two values each, of 32 elements.
+        let (rows, row_bytes) = (10, TensorType::Q8_0.row_bytes(32).unwrap());
+        let row = |row: usize| -> Vec<u8> {
+            let scale = half::f16::from_f32(0.01 * (row + 1) as f32);
+            let numbers = (0..32).map(|i| (7 * i + 31 * row) as u8);
+            scale.to_le_bytes().into_iter().chain(numbers).collect()
+        };
+        let bytes: Vec<u8> = (0..rows).flat_map(row).collect();
+        let input = Arc::new(Input::copy(&bytes).unwrap());
+        let (name, dims) = (Arc::from("kv_b"), vec![32, rows]);
+        let source = Tensor::stored(name, TensorType::Q8_0, dims, &input, 0..bytes.len());
+        let [keys, values] = keys_and_values(source.clone(), 2, 3).unwrap();
+        assert_eq!(
+            (keys.ty, &keys.dims[..]),
+            (TensorType::F16, &[3, 32, 2][..])
+        );
+        let found = keys.in_memory().unwrap().to_f32().unwrap().unwrap();
+        for (i, found) in found.iter().enumerate() {
+            let (head, column, key) = (i / 96, i / 3 % 32, i % 3);
+            let mut wanted = [0.0; 32];
+            let from = (5 * head + key) * row_bytes;
+            dequantize_row(source.ty, &bytes[from..from + row_bytes], &mut wanted);
+            assert_eq!(*found, half::f16::from_f32(wanted[column]).to_f32());
+        }
+        let wanted: Vec<u8> = [3, 4, 8, 9].into_iter().flat_map(row).collect();
+        assert_eq!(values.in_memory().unwrap().bytes(), wanted);
+        // Rows that are no whole heads.
+        let error = keys_and_values(source, 3, 3).unwrap_err();
+        assert!(error.message.contains("kv_b"), "{error}");
+    }
 }

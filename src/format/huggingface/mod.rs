@@ -47,6 +47,7 @@ mod vocabulary;
 
 pub(super) use adapter::open_peft;
 pub(super) use files::Folder;
+pub(crate) use latent::keys_and_values;
 
 use super::input::{Access, Input};
 use super::{ModelFile, Value};

@@ -205,6 +205,58 @@ pub(super) fn minicpm(k: &mut Keys) -> Result<()> {
     Ok(())
 }
 
+/// Which layers rotate and see chunks, and which have experts.
+pub(super) fn llama4(k: &mut Keys) -> Result<()> {
+    experts(k)?;
+    let n_ff = k.config.size(&["intermediate_size"])?;
+    k.set("expert_feed_forward_length", n_ff);
+    let n_ff = k.config.size(&["intermediate_size_mlp"])?;
+    k.set("feed_forward_length", n_ff);
+    let step = k.config.size(&["interleave_moe_layer_step"])?;
+    k.set("interleave_moe_layer_step", step);
+    let numbers = |key: &str| -> Result<Option<Vec<u64>>> {
+        let Some(values) = k.config.find_array(key)? else {
+            return Ok(None);
+        };
+        let number = |v: &serde_json::Value| v.as_u64().ok_or_else(|| wrong(key, v, "a number"));
+        values.iter().map(number).collect::<Result<_>>().map(Some)
+    };
+    if let Some(layers) = numbers("moe_layers")?
+        && !(0..k.n_layers)
+            .filter(|i| (i + 1).is_multiple_of(step))
+            .eq(layers)
+    {
+        fail!(
+            Unsupported,
+            "config.json: moe_layers are others than every {step}th layer, which is not supported"
+        );
+    }
+    let interval = k.config.size(&["no_rope_layer_interval"])?;
+    let rotates: Vec<bool> = match numbers("no_rope_layers")? {
+        Some(layers) if !layers.is_empty() => layers.iter().map(|rotates| *rotates != 0).collect(),
+        _ => (0..k.n_layers)
+            .map(|i| !(i + 1).is_multiple_of(interval))
+            .collect(),
+    };
+    // Layers that rotate see chunks, if there are such.
+    let context = k.config.size(&["max_position_embeddings"])?;
+    let chunk = k.config.find_size("attention_chunk_size")?;
+    k.set("attention.sliding_window", chunk.unwrap_or(context));
+    let pattern = Value::Array(Array::Bool(rotates));
+    k.set("attention.sliding_window_pattern", pattern);
+    k.set("attention.qk_norm", k.config.flag("use_qk_norm")?);
+    let scale = match k.config.flag("attn_temperature_tuning")? {
+        true => k.config.f32("attn_scale")?,
+        false => 0.0,
+    };
+    k.set("attention.temperature_scale", scale);
+    k.set(
+        "attention.temperature_length",
+        k.config.size(&["floor_scale"])?,
+    );
+    Ok(())
+}
+
 pub(super) fn cohere2_moe(k: &mut Keys) -> Result<()> {
     const COMBINATION: &str = "shared_expert_combination_strategy";
     const CHOICE: &str = "expert_selection_fn";

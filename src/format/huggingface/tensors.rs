@@ -253,8 +253,12 @@ impl<'a> Folder<'a> {
                 if !experts.add(self, layer, part, end, stored, &mut tensors)? {
                     return Err(self.unknown(full));
                 }
-            } else if self.family.part(part) == Some("attn_kv_b") && end == "weight" {
-                let both = latent::split(self.matrix(stored)?, self.n_heads, self.plain_dim)?;
+            } else if self.family.part(part) == Some("attn_kv_b")
+                && end == "weight"
+                && self.architecture() != "minicpm3"
+            {
+                let both =
+                    latent::keys_and_values(self.matrix(stored)?, self.n_heads, self.plain_dim)?;
                 for (part, tensor) in ["attn_k_b", "attn_v_b"].into_iter().zip(both) {
                     insert(&mut tensors, format!("blk.{layer}.{part}.weight"), tensor)?;
                 }
@@ -508,10 +512,13 @@ impl<'a> Folder<'a> {
     /// All layers must have what the first one has, and a model what all models have.
     fn check_complete(&self, tensors: &HashMap<Arc<str>, Tensor>) -> Result<()> {
         let norm = match self.family.architecture {
-            "lfm2" | "lfm2moe" => "token_embd_norm.weight",
-            _ => "output_norm.weight",
+            "lfm2" | "lfm2moe" => Some("token_embd_norm.weight"),
+            // Its norms have no weights.
+            "olmo" => None,
+            _ => Some("output_norm.weight"),
         };
-        let mut top = vec!["token_embd.weight", norm];
+        let mut top = vec!["token_embd.weight"];
+        top.extend(norm);
         if !self.tied {
             top.push("output.weight");
         }

@@ -252,6 +252,17 @@ FAMILIES = {
     "ministral3": ("ministral3", "mistral3", dict(head_dim=20, hidden_size=40,
                                                   rope_parameters=dict(**(YARN | dict(original_max_position_embeddings=8)), mscale=1.0,
                                                                        mscale_all_dim=1.0, llama_4_scaling_beta=0.3))),
+    # Chunks in layers that rotate; experts whose weights are factors on their inputs.
+    "llama4": ("llama4_text", "llama4", dict(vocab_size=40, hidden_size=16, head_dim=6, intermediate_size=6, intermediate_size_mlp=10,
+                                             num_hidden_layers=3, num_local_experts=3, num_experts_per_tok=2, interleave_moe_layer_step=2,
+                                             no_rope_layer_interval=2, attention_chunk_size=7, floor_scale=5, attn_scale=0.3,
+                                             tie_word_embeddings=False)),
+    "olmo": ("olmo", "olmo", dict(vocab_size=40, hidden_size=18, intermediate_size=14, clip_qkv=0.6)),
+    # Latent attention with factors, and halves of what is rotated apart.
+    "minicpm3": ("minicpm3", "minicpm3", dict(vocab_size=40, hidden_size=18, intermediate_size=14, num_key_value_heads=3, q_lora_rank=10,
+                                              kv_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6, scale_emb=3.0,
+                                              scale_depth=1.1, dim_model_base=12,
+                                              rope_parameters=dict(LONG, short_factor=[1.0, 1.3], long_factor=[1.0, 6.0]) | dict(partial_rotary_factor=1.0))),
     "seed_oss": ("seed_oss", "seed_oss", dict(head_dim=20, hidden_size=40, attention_bias=True, attention_out_bias=False)),
     "stablelm": ("stablelm", "stablelm", dict(num_attention_heads=6, num_key_value_heads=3, use_qkv_bias=True,
                                               rope_parameters=dict(**FLOAT, partial_rotary_factor=0.5))),
@@ -261,7 +272,7 @@ FAMILIES = {
 # Norms lack the 1 that is added to them, but for those of the recurrence.
 SHIFTED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 # Architectures in whose files rope rotates neighbours, though the saved model rotates halves.
-INTERLEAVED = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee", "mistral3")
+INTERLEAVED = ("llama", "olmo", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee", "mistral3")
 
 
 def random_model(config):
@@ -374,7 +385,7 @@ def gguf_tensors(config, architecture, saved):
             x = x.squeeze(1)
         if architecture == "gpt2" and re.search(r"c_attn.weight|c_proj.weight|c_fc.weight", name):
             x = x.T
-        if stem.endswith("kv_b_proj"):
+        if stem.endswith("kv_b_proj") and architecture != "minicpm3":
             # Of each head, keys and values; those of the keys the other way round.
             heads = x.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
             layer = stem.split(".")[2]
@@ -404,6 +415,13 @@ def gguf_tensors(config, architecture, saved):
             stem, end = name if end == "expert_bias" else name.removesuffix("_bias"), "bias"
             x = x.reshape(-1)
         if stem.endswith("act_fn"):
+            continue
+        part = re.match(r"(.*feed_forward\.experts)\.(gate_up|down)_proj$", name)
+        if part and architecture == "llama4":
+            x = x.swapaxes(1, 2)
+            pieces = dict(zip(("gate", "up"), np.split(x, 2, axis=1))) if part[2] == "gate_up" else dict(down=x)
+            for piece, x in pieces.items():
+                yield f"{names.get_name(f'{part[1]}.{piece}_proj')}.weight", x
             continue
         part = re.match(r"(.*mlp\.experts)\.(gate_up|down)_proj(_bias)?$", name)
         if part and architecture == "mistral4":
@@ -604,7 +622,7 @@ def write_metadata(w, architecture, config):
         widths = dict(mlp=n_ff, moe=config.moe_intermediate_size)
         w.add_feed_forward_length([widths.get(t, 0) for t in config.layers_block_type])
     elif not c.get("use_double_wide_mlp"):
-        w.add_feed_forward_length(n_ff)
+        w.add_feed_forward_length(c.get("intermediate_size_mlp") or n_ff)
     w.add_head_count(heads)
     if architecture in ("lfm2", "lfm2moe"):
         w.add_head_count_kv([0 if t == "conv" else c["num_key_value_heads"] for t in c["layer_types"]])
@@ -624,22 +642,25 @@ def write_metadata(w, architecture, config):
         w.add_head_count_kv([c["num_key_value_heads"] if t == "full_attention" else 0 for t in config.layers_block_type])
     elif architecture in ("falcon", "starcoder"):
         w.add_head_count_kv(kv_heads(config))
-    elif "num_key_value_heads" in c and architecture not in ("gemma4", "deepseek2", "mistral4"):
+    elif "num_key_value_heads" in c and architecture not in ("gemma4", "deepseek2", "mistral4", "minicpm3"):
         w.add_head_count_kv(c["num_key_value_heads"])
+    if architecture == "olmo":
+        w.add_layer_norm_eps(1e-5)
+        w.add_clamp_kqv(c["clip_qkv"])
     if c.get("rms_norm_eps"):
         w.add_layer_norm_rms_eps(c["rms_norm_eps"])
     for key in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
         if key in c and architecture not in ("lfm2", "lfm2moe"):
             w.add_layer_norm_eps(c[key])
     head_dim = c.get("head_dim") or hidden // heads
-    if c.get("head_dim") and architecture not in ("gemma4", "deepseek2", "mistral4"):
+    if c.get("head_dim") and architecture not in ("gemma4", "deepseek2", "mistral4", "minicpm3"):
         w.add_key_length(head_dim)
         w.add_value_length(head_dim)
     if rope:
         # A fixed alpha makes the base another one.
         alpha = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))
         w.add_rope_freq_base(rope["rope_theta"] * alpha)
-        if architecture not in ("gemma4", "deepseek2", "mistral4"):
+        if architecture not in ("gemma4", "deepseek2", "mistral4", "minicpm3"):
             w.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if "sliding_attention" in ropes:
         w.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
@@ -744,6 +765,23 @@ def write_relatives(w, architecture, c, rope):
     if architecture == "exaone-moe":
         w.add_expert_group_count(c["n_group"])
         w.add_expert_group_used_count(c["topk_group"])
+    if architecture == "minicpm3":
+        w.add_q_lora_rank(c["q_lora_rank"])
+        w.add_kv_lora_rank(c["kv_lora_rank"])
+        w.add_key_length(c["qk_nope_head_dim"] + c["qk_rope_head_dim"])
+        w.add_value_length(c["v_head_dim"])
+        w.add_rope_dimension_count(c["qk_rope_head_dim"])
+        w.add_embedding_scale(c["scale_emb"])
+        w.add_residual_scale(c["scale_depth"] / math.sqrt(c["num_hidden_layers"]))
+        w.add_logit_scale(c["hidden_size"] / c["dim_model_base"])
+    if architecture == "llama4":
+        w.add_expert_feed_forward_length(c["intermediate_size"])
+        w.add_interleave_moe_layer_step(c["interleave_moe_layer_step"])
+        w.add_sliding_window(c["attention_chunk_size"])
+        w.add_sliding_window_pattern([bool(rotates) for rotates in c["no_rope_layers"]])
+        w.add_bool("llama4.attention.qk_norm", c["use_qk_norm"])
+        w.add_attn_temperature_length(c["floor_scale"])
+        w.add_attn_temperature_scale(c["attn_scale"])
     if architecture == "qwen2moe":
         w.add_expert_shared_feed_forward_length(c["shared_expert_intermediate_size"])
     if architecture in ("glm4moe", "dots1"):

@@ -132,7 +132,8 @@ impl ExpertChunk<'_> {
             // SAFETY: as above.
             let run = |i: usize| unsafe { self.run_at(layer, &window, runs.start + i) };
             let slots = (runs.len(), window.len());
-            self.gate_up(pass, slots, run, self.input)?;
+            let factor = |slot: usize| self.input_factor(layer, window.start + slot);
+            self.gate_up(pass, slots, run, self.input, factor)?;
             let enc = layer.experts.down.matrix.encodings();
             self.encode(pass, window.len(), layer.experts.n_ff, enc)?;
             self.down(pass, slots, run, layer.hidden)?;
@@ -144,7 +145,7 @@ impl ExpertChunk<'_> {
                 expert,
                 tokens: 0..n,
             };
-            self.gate_up(pass, (1, n), run, input)?;
+            self.gate_up(pass, (1, n), run, input, |_| 1.0)?;
             let enc = shared.products.down.matrix.encodings();
             self.encode(pass, n, shared.products.n_ff, enc)?;
             self.down(pass, (1, n), run, layer.hidden)?;
@@ -311,13 +312,31 @@ impl ExpertChunk<'_> {
         })
     }
 
-    /// Gate and up (or up alone) of runs with so many slots together, activated, in `inner`.
+    /// What a slot's weight is to its expert's input. In a phase that only reads the lists.
+    fn input_factor(&self, layer: &ExpertLayer, slot: usize) -> f32 {
+        if !layer.weighs_inputs {
+            return 1.0;
+        }
+        let used = layer.routing.n_used;
+        let parts = used + usize::from(layer.shared.is_some());
+        // SAFETY: nobody writes the lists and the weights while gates and ups are worked out.
+        unsafe {
+            let token = self.tokens.part(slot, 1)[0] as usize;
+            let slots = &*self.slots.part(token * used, used);
+            let place = slots.iter().position(|s| *s as usize == slot);
+            let weights = &*self.weights.part(token * parts, used);
+            layer.factors(place.map_or(f32::NAN, |i| weights[i])).0
+        }
+    }
+
+    /// Gate and up (or up alone) of runs with so many slots together, activated, in `inner`, with a factor on what each slot reads.
     fn gate_up<'l>(
         &self,
         pass: &Pass,
         (n_runs, slots): (usize, usize),
         run: impl Fn(usize) -> Run<'l> + Sync,
         input: &Activations,
+        factor: impl Fn(usize) -> f32 + Sync,
     ) -> Result<()> {
         let p = run(0).expert.products;
         let (n_ff, blocks) = (p.n_ff, p.n_ff.div_ceil(BLOCK));
@@ -343,7 +362,7 @@ impl ExpertChunk<'_> {
                     for t in tokens {
                         let first = self.inner.part(t * n_ff + rows.start, n);
                         let up = gated.then(|| self.up.part(mine + t * BLOCK, n));
-                        expert.activate(rows.clone(), first, up);
+                        expert.activate(rows.clone(), factor(t), first, up);
                     }
                 }
             }
@@ -415,7 +434,7 @@ impl ExpertChunk<'_> {
                         if window.contains(&slot) {
                             let out = &*self.out.part((slot - window.start) * hidden, hidden);
                             let expert = layer.experts.expert(*id as usize, self.isa);
-                            expert.add_output(0..hidden, *weight, out, y);
+                            expert.add_output(0..hidden, layer.factors(*weight).1, out, y);
                         }
                     }
                 }

@@ -102,6 +102,14 @@ impl<'a> Chosen<'a> {
         part(self.layer, self.ids, i, self.isa)
     }
 
+    /// What the weight of the one in place `i` is to its input, and what to its output.
+    fn factors(&self, i: usize) -> (f32, f32) {
+        match i < self.ids.len() {
+            true => self.layer.factors(self.weights[i]),
+            false => (1.0, self.weights[i]),
+        }
+    }
+
     /// How many.
     fn count(&self) -> usize {
         parts(self.layer)
@@ -206,7 +214,7 @@ impl ExpertBuffers<'_> {
                             mul(Which::Up, up);
                             up
                         });
-                        expert.activate(rows, first, up);
+                        expert.activate(rows, chosen.factors(i).0, first, up);
                     }
                 }
                 first = last;
@@ -246,7 +254,7 @@ impl ExpertBuffers<'_> {
                 let (to, unpacked) = (out.as_mut_ptr(), &mut me.unpacked);
                 view.mul(self.input, i..i + 1, 0..rows.len(), to, 0, unpacked);
             }
-            expert.add_output(rows.clone(), chosen.weights[i], out, y);
+            expert.add_output(rows.clone(), chosen.factors(i).1, out, y);
         }
     }
 }

@@ -13,7 +13,7 @@ use choose::Routing;
 pub(super) use chunk::{ExpertChunk, ExpertChunkSpace};
 pub(super) use decode::{ExpertBuffers, ExpertSpace};
 
-use super::elementwise::add_bias;
+use super::elementwise::{add_bias, scale_by};
 use super::layer::{Product, activate, check_activation, find_floats, floats, product};
 use super::matmul::{Encodings, Isa, View};
 use super::pass::Pass;
@@ -53,6 +53,8 @@ pub(super) struct ExpertLayer {
     /// Of all experts, one below the other.
     pub experts: Products,
     pub shared: Option<Shared>,
+    /// Whether weights of the chosen are factors on what they read.
+    weighs_inputs: bool,
     /// What the sum begins with, if not zero.
     pub sum_bias: Option<Vec<f32>>,
     /// Elements of an expert's input and output.
@@ -130,6 +132,7 @@ impl ExpertLayer {
                 .as_ref()
                 .map(|s| Shared::new(s, isa))
                 .transpose()?,
+            weighs_inputs: experts.weighs_inputs,
             sum_bias: find_floats(&experts.sum_bias, "a bias")?,
             hidden,
             input_encodings,
@@ -153,6 +156,14 @@ impl ExpertLayer {
     /// Scores of a token: of the experts, then of the shared one.
     fn n_scores(&self) -> usize {
         self.scorers().map(|p| p.matrix.rows()).sum()
+    }
+
+    /// What a chosen expert's weight is to its input, and what to its output.
+    fn factors(&self, weight: f32) -> (f32, f32) {
+        match self.weighs_inputs {
+            true => (weight, 1.0),
+            false => (1.0, weight),
+        }
     }
 
     /// The shared expert's weight, by a token's scores.
@@ -300,11 +311,24 @@ impl<'a> Expert<'a> {
         Some(&bias[first + rows.start..first + rows.end])
     }
 
-    /// `first = activation(first + bias) * (up + bias)` for the rows `rows`.
+    /// `first = activation(first + bias) * (up + bias)` for the rows `rows`, where `input` is a factor on what both were products
+    /// of.
     ///
     /// # Safety
     /// The processor has the expert's instruction set.
-    unsafe fn activate(&self, rows: Range<usize>, first: &mut [f32], up: Option<&mut [f32]>) {
+    unsafe fn activate(
+        &self,
+        rows: Range<usize>,
+        input: f32,
+        first: &mut [f32],
+        mut up: Option<&mut [f32]>,
+    ) {
+        if input != 1.0 {
+            scale_by(first, input);
+            if let Some(up) = &mut up {
+                scale_by(up, input);
+            }
+        }
         add_bias(first, self.bias(Which::First, rows.clone()));
         let up = up.map(|up| {
             add_bias(up, self.bias(Which::Up, rows));

@@ -73,6 +73,18 @@ impl Jobs {
                 a.head_dim
             );
         }
+        let offset = a.temperature.is_some_and(|t| t.offset > 0);
+        let others = [
+            (a.chunk.is_some(), "attention within chunks"),
+            (a.clip.is_some(), "a limit of queries, keys and values"),
+            (offset, "a factor on the queries that begins with an offset"),
+        ];
+        if let Some((_, what)) = others.iter().find(|(is_there, _)| *is_there) {
+            fail!(
+                Unsupported,
+                "layer {layer}: {what} is not supported on a GPU; it is on a CPU"
+            );
+        }
         let mut head_norms = [args::Norm::default(); 2];
         let mut row_norms = head_norms;
         let shares = a.shares.is_some();
