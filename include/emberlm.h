@@ -573,7 +573,7 @@ enum ember_draft_source
     EMBER_DRAFTS_MODEL = 2,
     /**
      * The model's own head for multi-token prediction (MTP), loaded by `EMBER_MODEL_DRAFT_HEADS`: one layer that reads the hidden
-     * states of the model. CPUs only.
+     * states of the model. Not for a model that is split, by layers or by tensors.
      */
     EMBER_DRAFTS_HEADS = 3,
 };
@@ -1003,7 +1003,8 @@ enum ember_model_flags
     EMBER_MODEL_NEVER_WAIT = 1,
     /**
      * The model's head for multi-token prediction (MTP) is loaded as well, for `EMBER_DRAFTS_HEADS`. Without this flag, heads are left
-     * out. A model without heads loads as ever. Of several heads, the first one is loaded. The estimate of a model counts it.
+     * out. A model without heads loads as ever. Of several heads, the first one is loaded. The estimate of a model counts it, and
+     * what a session has for its drafts.
      */
     EMBER_MODEL_DRAFT_HEADS = 2,
 };

@@ -45,6 +45,7 @@ struct Session {
     uint64_t mask;         // address of a bit per token
     uint64_t adapters;     // address of the pairs of its adapters (adapters.cuh), or NULL
     uint64_t thin;         // address of [rows][thin_stride] floats between their thin matrices; zeros behind ranks
+    uint64_t states;       // address of a ring of hidden states, a row of floats a position (predictor.cu), or NULL
     uint32_t adapter_uses; // pairs of a linear layer
     uint32_t thin_stride;
     uint32_t position;     // positions in the cache
@@ -52,10 +53,10 @@ struct Session {
     uint32_t sequence;     // steps finished; entry sequence % result_slots of the rings comes next
     uint32_t result_slots;
     uint32_t context;      // positions that the session may hold
-    uint32_t padding;
+    uint32_t states_rows;  // rows of `states`: position p has row p % states_rows
     Settings settings;
 };
-static_assert(sizeof(Session) == 232, "as in args.rs");
+static_assert(sizeof(Session) == 240, "as in args.rs");
 
 // Positions of a tile of the KV cache.
 constexpr uint32_t KV_TILE = 64;

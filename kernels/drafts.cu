@@ -39,6 +39,8 @@ extern "C" __global__ void __launch_bounds__(256) draft_rows(const __grid_consta
         row.thin = s.thin;
         row.adapter_uses = s.adapter_uses;
         row.thin_stride = s.thin_stride;
+        row.states = s.states;
+        row.states_rows = s.states_rows;
         ((uint32_t*)s.history)[position] = token;
     }
     constexpr uint32_t WORDS = sizeof(Settings) / 4;

@@ -136,6 +136,35 @@ pub trait Backend: Sync {
     /// Whether a KV cache can have this element type on such devices.
     fn takes_kv_type(&self, kv_type: KvType) -> bool;
 
+    /// What [`Weights::load_predictor`] with the second network would take beside the first one, whose head it is, and then
+    /// [`Weights::create_runner`] with these options, beside a session of the first network's that keeps the hidden states of so many
+    /// positions. As [`Backend::estimate`] says.
+    fn estimate_predictor(
+        &self,
+        index: usize,
+        (network, head): (&Network, &Network),
+        states: usize,
+        (load, runner): (&LoadOptions, &RunnerOptions),
+    ) -> Result<Estimate> {
+        let e = self.estimate(index, head, load, runner)?;
+        let (embedding, output) = (&head.embedding, &head.head.weight);
+        let mut shared = 0;
+        if embedding.same_data(&network.embedding) {
+            shared += embedding.byte_len() as u64;
+        }
+        // A tied matrix counts once.
+        if !output.same_data(embedding) && output.same_data(&network.head.weight) {
+            shared += output.byte_len() as u64;
+        }
+        // The head keeps the state of its own last position.
+        let kept = (states as u64 + 1).saturating_mul(4 * network.hidden as u64);
+        Ok(Estimate {
+            weights_bytes: e.weights_bytes.saturating_sub(shared),
+            session_workspace_bytes: e.session_workspace_bytes.saturating_add(kept),
+            ..e
+        })
+    }
+
     /// What [`Backend::load`] and then [`Weights::create_runner`] with these options would take,
     /// from the network's shapes and types alone: no data is read, nothing is reserved. The device
     /// need not be usable.

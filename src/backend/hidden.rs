@@ -1,44 +1,81 @@
 //! Hidden states of a session's last positions, which heads that guess further tokens read.
 
-use crate::error::{Result, try_vec};
+use crate::error::{Result, fail, try_vec};
 use crate::memory::Charge;
+use std::any::Any;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The residual stream behind the last layer, of a run of positions: the last ones that a runner has evaluated, as many as there is room
-/// for. Those of positions that the runner has gone back from stay until others take their places.
+/// The residual stream behind the final norm, of a run of positions: the last ones that a runner has evaluated, as many as there is
+/// room for. They are in memory of the runner's device.
 pub struct HiddenStates {
     width: usize,
     rows: usize,
-    ring: Mutex<Ring>,
-    _charge: Option<Charge>,
+    run: Mutex<Run>,
+    memory: StateMemory,
 }
 
-/// Rows by their position, modulo how many there are.
-struct Ring {
-    floats: Vec<f32>,
+/// Where they are.
+enum StateMemory {
+    /// Rows by their position, modulo how many there are.
+    Host {
+        floats: Mutex<Vec<f32>>,
+        _charge: Option<Charge>,
+    },
+    /// As the device has them.
+    Device(Box<dyn DeviceStates>),
+}
+
+/// Hidden states in memory of a device that is not the host.
+pub trait DeviceStates: Send + Sync {
+    /// Itself, for its backend.
+    fn as_any(&self) -> &dyn Any;
+
+    /// Reads those of a position, which are there.
+    ///
+    /// Errors: those of the device.
+    fn read(&self, position: usize, out: &mut [f32]) -> Result<()>;
+
+    /// Becomes a copy of others of the same kind and size.
+    ///
+    /// Errors: those of the device; `Internal` for others.
+    fn copy(&self, other: &dyn DeviceStates) -> Result<()>;
+}
+
+/// The positions that are there.
+#[derive(Clone, Copy)]
+struct Run {
     start: usize,
     end: usize,
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Rows are written before the run says that they are there.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl HiddenStates {
-    /// Room for so many positions, of `width` floats each. Errors: `OutOfMemory`.
+    /// Room for so many positions, of `width` floats each, in host memory. Errors: `OutOfMemory`.
     pub fn new(width: usize, rows: usize, charge: Option<Charge>) -> Result<HiddenStates> {
         let floats = try_vec(width.saturating_mul(rows), 0.0, "hidden states")?;
-        Ok(HiddenStates {
-            width,
-            rows,
-            ring: Mutex::new(Ring {
-                floats,
-                start: 0,
-                end: 0,
-            }),
+        let memory = StateMemory::Host {
+            floats: Mutex::new(floats),
             _charge: charge,
-        })
+        };
+        Ok(HiddenStates::with(width, rows, memory))
     }
 
-    fn ring(&self) -> MutexGuard<'_, Ring> {
-        // Rows are written before the run says that they are there.
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The same in memory of a device.
+    pub fn on_device(width: usize, rows: usize, memory: Box<dyn DeviceStates>) -> HiddenStates {
+        HiddenStates::with(width, rows, StateMemory::Device(memory))
+    }
+
+    fn with(width: usize, rows: usize, memory: StateMemory) -> HiddenStates {
+        HiddenStates {
+            width,
+            rows,
+            run: Mutex::new(Run { start: 0, end: 0 }),
+            memory,
+        }
     }
 
     /// Floats of a position.
@@ -51,57 +88,98 @@ impl HiddenStates {
         self.rows
     }
 
-    /// Takes those of positions from `position` on, and forgets those of all further ones.
-    pub fn put(&self, position: usize, floats: &[f32]) {
-        let ring = &mut *self.ring();
-        let end = position + floats.len() / self.width;
-        if !(ring.start..=ring.end).contains(&position) {
-            ring.start = position;
+    /// Memory of a device.
+    pub fn device(&self) -> Option<&dyn DeviceStates> {
+        match &self.memory {
+            StateMemory::Host { .. } => None,
+            StateMemory::Device(memory) => Some(&**memory),
         }
-        ring.end = position;
-        for (at, row) in (position..end).zip(floats.chunks_exact(self.width)) {
-            let slot = at % self.rows * self.width;
-            ring.floats[slot..slot + self.width].copy_from_slice(row);
+    }
+
+    /// Takes those of `count` positions from `position` on in host memory, which `write` writes, each by its number among them, and
+    /// forgets those of all further ones.
+    pub fn put(&self, position: usize, count: usize, mut write: impl FnMut(usize, &mut [f32])) {
+        if let StateMemory::Host { floats, .. } = &self.memory {
+            let mut floats = lock(floats);
+            for i in count.saturating_sub(self.rows)..count {
+                let slot = (position + i) % self.rows * self.width;
+                write(i, &mut floats[slot..slot + self.width]);
+            }
         }
-        ring.start = ring.start.max(end.saturating_sub(self.rows));
-        ring.end = end;
+        self.evaluated(position, count);
+    }
+
+    /// Those of `count` positions from `position` on are there, and none of further ones.
+    pub fn evaluated(&self, position: usize, count: usize) {
+        let mut run = lock(&self.run);
+        if !(run.start..=run.end).contains(&position) {
+            run.start = position;
+        }
+        run.end = position + count;
+        run.start = run.start.max(run.end.saturating_sub(self.rows));
+    }
+
+    /// Forgets those of the positions from `len` on.
+    pub fn keep(&self, len: usize) {
+        let mut run = lock(&self.run);
+        run.end = run.end.min(len);
+        run.start = run.start.min(run.end);
     }
 
     /// The first position from which on all before `end` are there; none if that before `end` is not.
     pub fn first(&self, end: usize) -> Option<usize> {
-        let ring = self.ring();
-        (ring.start < end && end <= ring.end).then_some(ring.start)
+        let run = lock(&self.run);
+        (run.start < end && end <= run.end).then_some(run.start)
     }
 
-    /// Reads those of positions from `position` on, as many as there is room for in `out`. False if one is not there.
-    pub fn read(&self, position: usize, out: &mut [f32]) -> bool {
-        let ring = self.ring();
-        let end = position + out.len() / self.width;
-        if position < ring.start || end > ring.end {
-            return false;
+    /// Whether those of `count` positions from `position` on are there.
+    pub fn has(&self, position: usize, count: usize) -> bool {
+        let run = lock(&self.run);
+        run.start <= position && position + count <= run.end
+    }
+
+    /// Reads those of positions from `position` on, as many as there is room for in `out`.
+    ///
+    /// Errors: `Internal` if one is not there; those of the device.
+    pub fn read(&self, position: usize, out: &mut [f32]) -> Result<()> {
+        let count = out.len() / self.width;
+        if !self.has(position, count) {
+            fail!(
+                Internal,
+                "hidden states of {count} positions from {position} on are not there"
+            );
         }
-        for (at, row) in (position..end).zip(out.chunks_exact_mut(self.width)) {
-            let slot = at % self.rows * self.width;
-            row.copy_from_slice(&ring.floats[slot..slot + self.width]);
+        for (at, row) in (position..).zip(out.chunks_exact_mut(self.width)) {
+            match &self.memory {
+                StateMemory::Host { floats, .. } => {
+                    let slot = at % self.rows * self.width;
+                    row.copy_from_slice(&lock(floats)[slot..slot + self.width]);
+                }
+                StateMemory::Device(memory) => memory.read(at, row)?,
+            }
         }
-        true
+        Ok(())
     }
 
-    /// Forgets all.
-    pub fn clear(&self) {
-        let mut ring = self.ring();
-        (ring.start, ring.end) = (0, 0);
-    }
-
-    /// Becomes a copy of others of the same size.
-    pub fn copy(&self, other: &HiddenStates) {
+    /// Becomes a copy of others of the same device and size.
+    ///
+    /// Errors: `Internal` for others; those of the device. None are there then.
+    pub fn copy(&self, other: &HiddenStates) -> Result<()> {
         if std::ptr::eq(self, other) {
-            return;
+            return Ok(());
         }
-        let from = other.ring();
-        let mut to = self.ring();
-        to.floats.copy_from_slice(&from.floats);
-        (to.start, to.end) = (from.start, from.end);
+        self.keep(0);
+        match (&self.memory, &other.memory) {
+            (StateMemory::Host { floats: to, .. }, StateMemory::Host { floats: from, .. })
+                if self.rows == other.rows =>
+            {
+                lock(to).copy_from_slice(&lock(from));
+            }
+            (StateMemory::Device(to), StateMemory::Device(from)) => to.copy(&**from)?,
+            _ => fail!(Internal, "hidden states of another kind"),
+        }
+        *lock(&self.run) = *lock(&other.run);
+        Ok(())
     }
 }
 
@@ -109,9 +187,18 @@ impl HiddenStates {
 mod tests {
     use super::HiddenStates;
 
+    fn of(p: usize) -> [f32; 2] {
+        [p as f32, -(p as f32)]
+    }
+
     fn rows(first: usize, count: usize) -> Vec<f32> {
-        let of = |p: usize| [p as f32, -(p as f32)];
         (first..first + count).flat_map(of).collect()
+    }
+
+    fn put(states: &HiddenStates, position: usize, first: usize, count: usize) {
+        states.put(position, count, |i, row| {
+            row.copy_from_slice(&of(first + i))
+        });
     }
 
     #[test]
@@ -119,35 +206,39 @@ mod tests {
         let states = HiddenStates::new(2, 4, None).unwrap();
         let mut out = [0.0; 6];
         assert_eq!(states.first(0), None);
-        assert!(!states.read(0, &mut out));
-        states.put(0, &rows(0, 3));
+        assert!(states.read(0, &mut out).is_err());
+        put(&states, 0, 0, 3);
         assert_eq!(states.first(3), Some(0));
         assert_eq!(states.first(4), None);
-        assert!(states.read(0, &mut out));
+        states.read(0, &mut out).unwrap();
         assert_eq!(out[..], rows(0, 3));
         // More than there is room for.
-        states.put(3, &rows(3, 6));
+        put(&states, 3, 3, 6);
         assert_eq!(states.first(9), Some(5));
-        assert!(states.read(6, &mut out));
+        states.read(6, &mut out).unwrap();
         assert_eq!(out[..], rows(6, 3));
-        assert!(!states.read(4, &mut out));
+        assert!(states.read(4, &mut out).is_err());
         // Going back forgets what comes behind.
-        states.put(6, &rows(60, 1));
+        put(&states, 6, 60, 1);
         assert_eq!(states.first(7), Some(5));
         assert_eq!(states.first(8), None);
         let mut two = [0.0; 4];
-        assert!(states.read(5, &mut two));
+        states.read(5, &mut two).unwrap();
         assert_eq!(two, [5.0, -5.0, 60.0, -60.0]);
         // A gap begins another run.
-        states.put(9, &rows(9, 1));
+        put(&states, 9, 9, 1);
         assert_eq!(states.first(10), Some(9));
-        states.put(2, &rows(2, 1));
+        put(&states, 2, 2, 1);
         assert_eq!(states.first(3), Some(2));
         let copy = HiddenStates::new(2, 4, None).unwrap();
-        copy.copy(&states);
-        assert!(copy.read(2, &mut two[..2]));
+        copy.copy(&states).unwrap();
+        copy.read(2, &mut two[..2]).unwrap();
         assert_eq!(two[..2], [2.0, -2.0]);
-        copy.clear();
+        // What a session goes back from is gone.
+        put(&copy, 3, 3, 1);
+        copy.keep(3);
+        assert_eq!((copy.first(3), copy.first(4)), (Some(2), None));
+        copy.keep(0);
         assert_eq!(copy.first(3), None);
     }
 }

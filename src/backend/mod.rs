@@ -21,9 +21,12 @@ pub use device::{
     Taken,
 };
 pub use embedder::{Embedder, EmbedderOptions, Output, TextTokens};
-pub use hidden::HiddenStates;
+pub use hidden::{DeviceStates, HiddenStates};
 pub use profile::{Profile, ProfileEntry, Work};
-pub use row::{MAX_BATCH, MAX_DRAFTS, Outcome, Residual, Row, RowError, RowResult, Want, When};
+pub use row::{
+    MAX_BATCH, MAX_DRAFTS, Outcome, Residual, Row, RowError, RowResult, StatesFrom, TokenInput,
+    Want, When,
+};
 pub use state::{Mark, StateInfo, StateSink, StateSource};
 
 use crate::engine::sampling::{Logprobs, Sampling, TokenRules};
@@ -216,10 +219,10 @@ pub trait Weights: Send + Sync {
     }
 
     /// Loads a head that guesses further tokens beside this network, whose it is (`Network::predictor`): its rows have hidden states of
-    /// this one, behind its final norm, as the residual stream in front of the first layer.
+    /// this one beside their tokens ([`TokenInput::States`]).
     ///
     /// Errors: `Unsupported` where the device cannot; `OutOfMemory`; those of the device.
-    fn load_predictor(&self, network: &Network) -> Result<Arc<dyn Weights>> {
+    fn load_predictor(self: Arc<Self>, network: &Network) -> Result<Arc<dyn Weights>> {
         let _ = network;
         fail!(Unsupported, "{NO_PREDICTORS}")
     }
@@ -366,7 +369,8 @@ pub trait Runner: Send {
         Ok(())
     }
 
-    /// Where the hidden states of all positions go that are evaluated from now on; none keeps none.
+    /// Where the hidden states of all positions go that are evaluated from now on; none keeps none. States of positions that the
+    /// runner goes back from are forgotten.
     ///
     /// Errors: `Unsupported` where the device does not hand them out.
     fn keep_states(&mut self, states: Option<Arc<HiddenStates>>) -> Result<()> {
@@ -374,6 +378,12 @@ pub trait Runner: Send {
             None => Ok(()),
             Some(_) => fail!(Unsupported, "{NO_PREDICTORS}"),
         }
+    }
+
+    /// The draw for a token has its position plus this as its index, from the next choice on. Errors: those of the device.
+    fn set_draw_offset(&mut self, offset: usize) -> Result<()> {
+        let _ = offset;
+        Ok(())
     }
 
     /// What is said about single tokens, from the next choice on. Errors: `OutOfMemory`, with the

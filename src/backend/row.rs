@@ -1,8 +1,9 @@
 //! Rows of work: what a device is asked to do, for one session or for several together.
 
-use super::{MaskSource, Runner};
+use super::{HiddenStates, MaskSource, Runner};
 use crate::engine::sampling::Sampling;
 use crate::error::{Error, Result, Status, fail};
+use crate::model::Network;
 use arrayvec::ArrayVec;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -32,24 +33,91 @@ pub struct Row<'a> {
     pub residual: Residual<'a>,
 }
 
-/// The residual stream of a row's tokens at the ends of a part of a network: as many floats of each as the
-/// network is wide.
+/// What a row's tokens have at the ends of a part of a network.
 #[derive(Debug, Default)]
 pub struct Residual<'a> {
-    /// In front of the first layer, for a part that does not begin the network.
-    pub input: Option<&'a [f32]>,
-    /// Behind the last one, for a part that does not end it. Written if the work succeeds.
+    /// In front of the first layer.
+    pub input: TokenInput<'a>,
+    /// The residual stream behind the last layer, as many floats of a token as the network is wide, of a part that does not end its
+    /// network. Written if the work succeeds.
     pub output: Option<&'a mut [f32]>,
+}
+
+/// What there is in front of the first layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum TokenInput<'a> {
+    /// The tokens' embeddings.
+    #[default]
+    Embeddings,
+    /// The residual stream, of a part that does not begin its network: as many floats of a token as the network is wide.
+    Stream(&'a [f32]),
+    /// Hidden states beside the tokens' embeddings, of a head that guesses further tokens.
+    States(StatesFrom<'a>),
+}
+
+impl<'a> From<Option<&'a [f32]>> for TokenInput<'a> {
+    /// The residual stream, or tokens where there is none.
+    fn from(stream: Option<&'a [f32]>) -> TokenInput<'a> {
+        stream.map_or(TokenInput::Embeddings, TokenInput::Stream)
+    }
+}
+
+/// Hidden states of positions from one on, on the device of whoever reads them.
+#[derive(Clone, Copy)]
+pub struct StatesFrom<'a> {
+    /// Those of which they are.
+    pub states: &'a HiddenStates,
+    /// The first position.
+    pub position: usize,
+}
+
+impl std::fmt::Debug for StatesFrom<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "hidden states from position {}", self.position)
+    }
+}
+
+impl PartialEq for StatesFrom<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.states, other.states) && self.position == other.position
+    }
+}
+
+/// What a network begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Front {
+    /// Embeddings of tokens.
+    Embeddings,
+    /// The residual stream.
+    Stream,
+    /// Embeddings and hidden states.
+    States,
+}
+
+impl Front {
+    /// That of a network.
+    pub fn of(network: &Network) -> Front {
+        match (network.begins(), &network.entry) {
+            (_, Some(_)) => Front::States,
+            (true, None) => Front::Embeddings,
+            (false, None) => Front::Stream,
+        }
+    }
 }
 
 impl<'a> Residual<'a> {
     /// That of the first tokens, as many as have `floats` floats; the others' is left.
     pub fn split(&mut self, floats: usize) -> Residual<'a> {
-        let input = self.input.map(|all| {
-            let (first, rest) = all.split_at(floats);
-            self.input = Some(rest);
-            first
-        });
+        let input = self.input;
+        match &mut self.input {
+            TokenInput::Embeddings => {}
+            TokenInput::Stream(all) => *all = &all[floats..],
+            TokenInput::States(from) => from.position += floats / from.states.width(),
+        }
+        let input = match input {
+            TokenInput::Stream(all) => TokenInput::Stream(&all[..floats]),
+            other => other,
+        };
         let output = self.output.take().map(|all| {
             let (first, rest) = all.split_at_mut(floats);
             self.output = Some(rest);
@@ -58,17 +126,24 @@ impl<'a> Residual<'a> {
         Residual { input, output }
     }
 
-    /// Checks that it is there where a part with these ends and so many floats of a token needs it, and nowhere else.
-    pub fn check(&self, (begins, ends): (bool, bool), tokens: usize, width: usize) -> Result<()> {
-        let wanted = |is_end: bool| (!is_end && tokens > 0).then_some(tokens * width);
-        let (input, output) = (
-            self.input.map(<[_]>::len),
-            self.output.as_ref().map(|o| o.len()),
-        );
-        if (input, output) != (wanted(begins), wanted(ends)) {
+    /// Checks that it is there where a network with these ends and so many floats of a token needs it, and nowhere else.
+    pub fn check(&self, (front, ends): (Front, bool), tokens: usize, width: usize) -> Result<()> {
+        let floats = tokens * width;
+        let input = match (front, self.input) {
+            (Front::Embeddings, TokenInput::Embeddings) => true,
+            (Front::Stream, TokenInput::Stream(input)) => input.len() == floats,
+            (Front::States, TokenInput::States(from)) => {
+                from.states.width() == width && from.states.has(from.position, tokens)
+            }
+            (_, TokenInput::Embeddings) => tokens == 0,
+            _ => false,
+        };
+        let output = self.output.as_ref().map(|o| o.len());
+        if !input || output != (!ends && tokens > 0).then_some(floats) {
             fail!(
                 Internal,
-                "a residual stream of {input:?} and {output:?} floats for {tokens} tokens"
+                "{:?} and {output:?} floats of the residual stream for {tokens} tokens",
+                self.input
             );
         }
         Ok(())
@@ -85,7 +160,8 @@ pub enum Want {
     Evaluated,
     /// `count` tokens, 1 to [`Runner::queue_limit`], chosen one after another: each but the last is
     /// appended before the next is chosen. The draw for a token has the position of that token as
-    /// its index. A row with a mask has a count of 1.
+    /// its index. A row with a mask has a count of 1. A head that guesses further tokens goes on from its own hidden states, which it
+    /// must keep.
     Choices {
         /// How many tokens.
         count: usize,

@@ -2,7 +2,7 @@
 
 use super::background::Background;
 use super::placement::{self, PartDetails, PlacedEstimate, Places};
-use super::speculate::{BatchDepth, Head};
+use super::speculate::BatchDepth;
 use super::{Metadata, SessionOptions, device, fingerprint};
 use crate::backend::cpu::{self, MAX_THREADS};
 use crate::backend::{DeviceKind, KvType, LoadOptions, Progress, Weights};
@@ -75,7 +75,7 @@ pub struct Model {
     batch_depth: Arc<Mutex<BatchDepth>>,
     readout: ReadoutFacts,
     /// Its head that guesses further tokens, or why there is none.
-    head: Result<Arc<Head>>,
+    head: Result<Arc<dyn Weights>>,
     /// Where adapters find its matrices; none for encoders.
     adaptable: Option<Adaptable>,
     log: Option<ModelLog>,
@@ -223,7 +223,7 @@ impl Model {
             }
         })?;
         let head = match &predictor {
-            Some(predictor) => Ok(Arc::new(Head::load(&network, predictor, &weights)?)),
+            Some(predictor) => Ok(weights.clone().load_predictor(predictor)?),
             None => Err(no_head(&file, options)),
         };
         progress(1.0)?;
@@ -233,7 +233,7 @@ impl Model {
         details.parts = places.parts();
         details.host_experts = places.host_experts();
         if let Ok(head) = &head {
-            details.resident_bytes += head.weights().resident_bytes();
+            details.resident_bytes += head.resident_bytes();
         }
         if in_host_memory {
             details.resident_bytes += made_bytes + copied;
@@ -305,7 +305,8 @@ impl Model {
         let places = placement::places(&network, device_index, options)?;
         let mut estimate = placement::estimate(&places, &network, options, &runner)?;
         if let Some(predictor) = &predictor {
-            placement::add_head(&places, &network, predictor, options, &mut estimate)?;
+            let both = (options, &runner);
+            placement::add_head(&places, &network, predictor, both, &mut estimate)?;
         }
         Ok((estimate, runner.context))
     }
@@ -374,7 +375,7 @@ impl Model {
     }
 
     /// Its head that guesses further tokens, or `Unsupported` with the reason why it has none.
-    pub(super) fn head(&self) -> Result<&Arc<Head>> {
+    pub(super) fn head(&self) -> Result<&Arc<dyn Weights>> {
         self.head.as_ref().map_err(Error::clone)
     }
 
@@ -391,7 +392,7 @@ impl Model {
     /// the device. The weights are where they were then.
     pub fn evict(&self) -> Result<()> {
         if let Ok(head) = &self.head {
-            head.weights().evict()?;
+            head.evict()?;
         }
         self.weights.evict()
     }
@@ -402,7 +403,7 @@ impl Model {
     pub fn resume(&self) -> Result<()> {
         self.weights.resume()?;
         match &self.head {
-            Ok(head) => head.weights().resume(),
+            Ok(head) => head.resume(),
             Err(_) => Ok(()),
         }
     }

@@ -9,6 +9,7 @@
 //! not allow that, each has as many as it has room for, from the last one on, and the CPU those that are left.
 
 use super::device::{self, Device};
+use super::speculate::HeadDrafts;
 use crate::backend::cpu::host;
 use crate::backend::parts::{Devices, PartsWeights};
 use crate::backend::{
@@ -594,39 +595,35 @@ pub(super) fn estimate(
     Ok(all)
 }
 
-/// Adds what the head of a network takes that guesses further tokens, beside the last layers.
+/// Adds what the head of a network takes that guesses further tokens, beside the last layers, and a session's drafts of it.
 pub(super) fn add_head(
     places: &Places,
     network: &Network,
     head: &Network,
-    options: &LoadOptions,
+    (options, runner): (&LoadOptions, &RunnerOptions),
     all: &mut PlacedEstimate,
 ) -> Result<()> {
     let (Some(place), Some((_, last))) = (places.list.last(), all.parts.last_mut()) else {
         return Ok(());
     };
     let (device, options) = (place.device, place.options(options, places.for_gpu));
-    let runner = RunnerOptions::default();
-    let e = device
-        .backend
-        .estimate(device.index, head, &options, &runner)?;
-    let (embedding, output) = (&head.embedding, &head.head.weight);
-    let mut shared = 0;
-    if embedding.same_data(&network.embedding) {
-        shared += embedding.byte_len() as u64;
-    }
-    // A tied matrix counts once.
-    if !output.same_data(embedding) && output.same_data(&network.head.weight) {
-        shared += output.byte_len() as u64;
-    }
-    let weights_bytes = e.weights_bytes.saturating_sub(shared);
+    let (runner, states) = HeadDrafts::of_session(runner);
+    let e = device.backend.estimate_predictor(
+        device.index,
+        (network, head),
+        states,
+        (&options, &runner),
+    )?;
     let sum = match places.is_on_device(place) {
         true => &mut all.device,
         false => &mut all.host,
     };
     for sum in [sum, last] {
-        sum.weights_bytes += weights_bytes;
+        sum.weights_bytes += e.weights_bytes;
+        sum.kv_bytes_per_token += e.kv_bytes_per_token;
+        sum.kv_bytes = sum.kv_bytes.saturating_add(e.kv_bytes);
         sum.model_workspace_bytes += e.model_workspace_bytes;
+        sum.session_workspace_bytes += e.session_workspace_bytes;
     }
     Ok(())
 }

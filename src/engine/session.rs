@@ -457,7 +457,7 @@ impl Session {
         if let Err(e) = evaluate() {
             // Some may be the fork's.
             if let Some(states) = states {
-                states.clear();
+                states.keep(0);
             }
             return Err(e);
         }

@@ -171,7 +171,8 @@ pub enum ember_model_flags {
     /// runs late holds nothing up. Started decodes, prompts and batches use all threads. Only for CPUs.
     EMBER_MODEL_NEVER_WAIT = 1,
     /// The model's head for multi-token prediction (MTP) is loaded as well, for `EMBER_DRAFTS_HEADS`. Without this flag, heads are left
-    /// out. A model without heads loads as ever. Of several heads, the first one is loaded. The estimate of a model counts it.
+    /// out. A model without heads loads as ever. Of several heads, the first one is loaded. The estimate of a model counts it, and
+    /// what a session has for its drafts.
     EMBER_MODEL_DRAFT_HEADS = 2,
 }
 

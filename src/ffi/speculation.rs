@@ -19,7 +19,7 @@ pub enum ember_draft_source {
     /// A smaller model with the same vocabulary, `draft_model`.
     EMBER_DRAFTS_MODEL = 2,
     /// The model's own head for multi-token prediction (MTP), loaded by `EMBER_MODEL_DRAFT_HEADS`: one layer that reads the hidden
-    /// states of the model. CPUs only.
+    /// states of the model. Not for a model that is split, by layers or by tensors.
     EMBER_DRAFTS_HEADS = 3,
 }
 

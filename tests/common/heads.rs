@@ -1,12 +1,21 @@
 //! Models with a head that guesses further tokens: tiny random ones, whose heads are right now and then, as folders.
 
+use super::drafts::decoded;
 use super::folder::{Folder, Stored};
 use super::reference_llama::{self as reference, Rows};
 use super::tiny::Random;
+use emberlm::backend::{
+    HiddenStates, KvType, Outcome, Residual, Row, Runner, RunnerOptions, StatesFrom, TokenInput,
+    Want, Weights, When,
+};
+use emberlm::engine::sampling::Sampling;
+use emberlm::engine::speculate::{DraftContext, DraftOptions, DraftSource, HeadDrafts};
+use emberlm::engine::{Model, Session, SessionOptions};
 use emberlm::format::ModelFile;
 use emberlm::model::Network;
 use emberlm::quant::{TensorType, dequantize_row};
 use serde_json::json;
+use std::sync::{Arc, Mutex};
 
 /// Families of which folders have heads.
 pub const WITH_HEADS: [&str; 6] = [
@@ -187,4 +196,213 @@ pub fn logits(network: &Network, head: &Network, tokens: &[u32], further: &[u32]
         }
     }
     unreachable!()
+}
+
+/// A runner whose hidden states are kept.
+pub struct Kept {
+    pub weights: Arc<dyn Weights>,
+    pub runner: Box<dyn Runner>,
+    pub states: Arc<HiddenStates>,
+}
+
+impl Kept {
+    pub fn new(weights: Arc<dyn Weights>, options: &RunnerOptions) -> Kept {
+        let mut runner = weights.clone().create_runner(options).unwrap();
+        let states = weights.hidden_states(options.context).unwrap();
+        runner.keep_states(Some(states.clone())).unwrap();
+        Kept {
+            weights,
+            runner,
+            states,
+        }
+    }
+
+    pub fn submit(&mut self, tokens: &[u32], states: Option<(&HiddenStates, usize)>, want: Want) {
+        let row = Row {
+            runner: &mut *self.runner,
+            tokens,
+            want,
+            mask: None,
+            interrupt: &Default::default(),
+            residual: Residual {
+                input: states.map_or(TokenInput::Embeddings, |(states, position)| {
+                    TokenInput::States(StatesFrom { states, position })
+                }),
+                output: None,
+            },
+        };
+        self.weights.submit(&mut [row], When::Now).unwrap();
+        match want {
+            Want::Verified { .. } => while let Ok(Some(_)) = self.runner.poll(true) {},
+            _ => assert_eq!(self.runner.poll(true).unwrap(), Some(Outcome::Logits)),
+        }
+    }
+
+    pub fn state(&self, position: usize) -> Vec<f64> {
+        let mut row = vec![0.0; self.states.width()];
+        self.states.read(position, &mut row).unwrap();
+        row.iter().map(|v| f64::from(*v)).collect()
+    }
+
+    pub fn logits(&mut self, n_vocab: usize) -> Vec<f32> {
+        let mut logits = vec![f32::NAN; n_vocab];
+        self.runner.logits(&mut logits).unwrap();
+        logits
+    }
+}
+
+fn largest_difference(ours: &[f32], theirs: &[f64]) -> f64 {
+    let both = ours.iter().zip(theirs);
+    both.map(|(a, b)| (f64::from(*a) - b).abs())
+        .fold(0.0, f64::max)
+}
+
+/// Families with heads, and whether these have an embedding and an output matrix of their own.
+pub fn variants() -> impl Iterator<Item = (&'static str, bool)> {
+    let own = [("glm4_moe", true), ("deepseek_v3", true)];
+    WITH_HEADS.map(|name| (name, false)).into_iter().chain(own)
+}
+
+/// The logits of a head of a network that `load` brings to a device, beside a reference in double precision: read in pieces, and
+/// then from its own states.
+pub fn agrees(
+    name: &str,
+    own: bool,
+    options: &RunnerOptions,
+    bound: f64,
+    load: &dyn Fn(&Network) -> Arc<dyn Weights>,
+) {
+    let tokens = [5u32, 17, 33, 80, 2, 60, 61, 9, 9, 14, 70, 41];
+    let further = [3u32, 50];
+    {
+        let (network, head) = networks(folder(name, own).ready());
+        let expected = logits(&network, &head, &tokens, &further);
+        let n_vocab = network.n_vocab;
+        for pieces in [1, 5, 12] {
+            let mut target = Kept::new(load(&network), options);
+            for piece in tokens.chunks(pieces) {
+                target.submit(piece, None, Want::Logits);
+            }
+            let predictor = target.weights.clone().load_predictor(&head).unwrap();
+            let mut guesser = Kept::new(predictor, options);
+            let mut at = 0;
+            let mut largest = 0.0f64;
+            let mut ours = Vec::new();
+            for piece in tokens[1..].chunks(pieces) {
+                guesser.submit(piece, Some((&target.states, at)), Want::Logits);
+                at += piece.len();
+                ours = guesser.logits(n_vocab);
+                largest = largest.max(largest_difference(&ours, &expected[at - 1]));
+            }
+            assert_eq!(at, tokens.len() - 1);
+            for token in further {
+                let own = guesser.states.clone();
+                guesser.submit(&[token], Some((&own, at - 1)), Want::Logits);
+                ours = guesser.logits(n_vocab);
+                largest = largest.max(largest_difference(&ours, &expected[at]));
+                at += 1;
+            }
+            println!("{name}, pieces of {pieces}: largest difference {largest:.2e}");
+            assert!(largest < bound, "{name}, pieces of {pieces}: {largest}");
+            assert!(ours.iter().any(|v| v.abs() > 0.1));
+        }
+    }
+}
+
+/// A head's drafts, and what they were made behind.
+struct Recorded {
+    source: Box<dyn DraftSource>,
+    log: Arc<Mutex<Vec<[Vec<u32>; 2]>>>,
+}
+
+impl DraftSource for Recorded {
+    fn states(&self) -> Option<Arc<HiddenStates>> {
+        self.source.states()
+    }
+
+    fn look(&mut self, context: &DraftContext<'_>) -> emberlm::Result<Option<usize>> {
+        self.source.look(context)
+    }
+
+    fn draft(&mut self, context: &DraftContext<'_>, drafts: &mut [u32]) -> emberlm::Result<usize> {
+        let count = self.source.draft(context, drafts)?;
+        let made = [context.tokens.to_vec(), drafts[..count].to_vec()];
+        self.log.lock().unwrap().push(made);
+        Ok(count)
+    }
+
+    fn fork(&mut self, fork: &Session) -> emberlm::Result<Box<dyn DraftSource>> {
+        Ok(Box::new(Recorded {
+            source: self.source.fork(fork)?,
+            log: self.log.clone(),
+        }))
+    }
+}
+
+/// Through rewinds, forks, evictions and erased tokens, drafts of a model of [`folder`] are those of a head that has read the whole
+/// context, or as good but for `bound`.
+pub fn drafts_are_right(model: &Arc<Model>, name: &str, kv_type: KvType, bound: f64) {
+    {
+        let (network, head) = networks(folder(name, false).ready());
+        let options = SessionOptions {
+            context: 400,
+            kv_type,
+            ..Default::default()
+        };
+        let mut s = Session::create(model.clone(), &options).unwrap();
+        let log = Arc::<Mutex<Vec<[Vec<u32>; 2]>>>::default();
+        let source = Recorded {
+            source: Box::new(HeadDrafts::new(&s).unwrap()),
+            log: log.clone(),
+        };
+        let always = DraftOptions {
+            most: 3,
+            always: true,
+        };
+        s.set_draft_source(Box::new(source), &always).unwrap();
+        let mut compared = 0;
+        let mut random = Random::new(3, name);
+        let mut pick = |n: usize| random.bits() as usize % n;
+        let sampling = Sampling {
+            temperature: 1.0,
+            seed: 5,
+            ..Sampling::GREEDY
+        };
+        s.prefill(&[1, 20, 30, 40, 50]).unwrap();
+        for round in 0..40 {
+            // Drafts are compared where they are greedy; other texts have more to tell.
+            s.set_sampling(sampling, None).unwrap();
+            decoded(&mut s, 1 + pick(4));
+            s.set_sampling(Sampling::GREEDY, None).unwrap();
+            let before = log.lock().unwrap().len();
+            decoded(&mut s, 2);
+            log.lock().unwrap().drain(..before);
+            let made = std::mem::take(&mut *log.lock().unwrap());
+            for [tokens, drafts] in made {
+                let expected = logits(&network, &head, &tokens, &drafts[..drafts.len() - 1]);
+                compared += drafts.len();
+                for (i, draft) in drafts.iter().enumerate() {
+                    let logits = &expected[tokens.len() - 2 + i];
+                    let best = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let short = best - logits[*draft as usize];
+                    assert!(
+                        short < bound,
+                        "{name}, round {round}, draft {i}: {short} behind {} tokens",
+                        tokens.len()
+                    );
+                }
+            }
+            let position = s.position();
+            match pick(6) {
+                0 => s.rewind(position - pick(8).min(position - 2)).unwrap(),
+                1 => s = s.fork().unwrap(),
+                2 => s.evict().unwrap(),
+                3 if position > 20 => s.erase(position - 12, 5).unwrap(),
+                4 => s.prefill(&[7, 8, 9, 10 + pick(50) as u32]).unwrap(),
+                _ => {}
+            }
+        }
+        println!("{name}: {compared} drafts");
+        assert!(compared > 50, "{name}: {compared}");
+    }
 }

@@ -17,15 +17,6 @@ use emberlm::grammar::{GrammarKind, GrammarOptions};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Texts that are not greedy.
-pub const SAMPLED: Sampling = Sampling {
-    temperature: 0.9,
-    top_p: 0.95,
-    seed: 11,
-    logprobs: 2,
-    ..Sampling::GREEDY
-};
-
 fn load(path: &Path) -> Arc<Model> {
     let options = LoadOptions {
         threads: 2,
@@ -153,54 +144,6 @@ fn long_texts_are_the_same_greedy_and_sampled() {
     long_texts(&|| session(&model), long_count(1_000));
 }
 
-/// Decodes `count` tokens with and without drafts, and returns how many drafts were right. Rewinds, forks, saves and
-/// restores interrupt the text.
-pub fn interrupted_text(
-    model: &Arc<Model>,
-    sampling: Sampling,
-    count: usize,
-    prepare: &dyn Fn(&mut Session),
-) -> u64 {
-    let mut random = Random::new(count as u64, "interrupted text");
-    let (mut plain, mut drafting) = (session(model), session(model));
-    for session in [&mut plain, &mut drafting] {
-        session.set_sampling(sampling, None).unwrap();
-        session.prefill(&[1, 20, 30, 40]).unwrap();
-    }
-    prepare(&mut drafting);
-    let (mut done, mut accepted) = (0, 0);
-    while done < count {
-        if plain.position() == plain.context() {
-            plain.rewind(1).unwrap();
-            drafting.rewind(1).unwrap();
-        }
-        let room = plain.context() - plain.position();
-        let now = (20 + random.bits() as usize % 60).min(room);
-        let before = drafting.speculation().unwrap().stats.accepted;
-        let all = [&mut plain, &mut drafting].map(|session| decoded(session, now));
-        assert!(all[0] == all[1], "{sampling:?}, after {done} tokens");
-        accepted += drafting.speculation().unwrap().stats.accepted - before;
-        done += now;
-        match random.bits() % 4 {
-            0 => {
-                let back = 1 + random.bits() as usize % 30;
-                let position = plain.position().saturating_sub(back).max(1);
-                plain.rewind(position).unwrap();
-                drafting.rewind(position).unwrap();
-            }
-            1 => drafting = drafting.fork().unwrap(),
-            2 => {
-                let bytes = saved(&mut drafting, Kind::Everything);
-                drafting = restored(model, &bytes, &RestoreOptions::default()).unwrap();
-                prepare(&mut drafting);
-            }
-            _ => {}
-        }
-    }
-    assert_eq!(plain.tokens(), drafting.tokens());
-    accepted
-}
-
 #[test]
 fn interrupted_texts_are_the_same_with_every_source() {
     let names = ["qwen3", "gemma3", "mixtral", "deepseek_v2", "phi3"];
@@ -236,8 +179,8 @@ fn interrupted_texts_are_the_same_with_every_source() {
 #[test]
 fn started_decodes_that_are_dropped_change_nothing() {
     let model = hamlet();
-    dropped(&|| session(&model), Spoiled::source);
-    dropped(&|| session(&model), Spoiled::slow);
+    assert!(dropped(&|| session(&model), Spoiled::source) > 100);
+    assert!(dropped(&|| session(&model), Spoiled::slow) > 100);
 }
 
 #[test]

@@ -20,6 +20,7 @@ pub fn tests(tests: &mut Tests) {
     tests.push(("drafts::trained".into(), Box::new(trained)));
     tests.push(("drafts::options".into(), Box::new(options)));
     tests.push(("drafts::dropped".into(), Box::new(dropped_decodes)));
+    tests.push(("drafts::evict".into(), Box::new(evicted)));
     tests.push(("drafts::interrupts".into(), Box::new(interrupts)));
 }
 
@@ -91,7 +92,27 @@ fn all_long_texts() {
 
 fn dropped_decodes() {
     let model = hamlet();
-    dropped(&|| session(&model), Spoiled::source);
+    assert!(dropped(&|| session(&model), Spoiled::source) > 100);
+}
+
+/// Weights may go while tokens wait that were chosen already.
+fn evicted() {
+    let model = hamlet();
+    let (mut plain, mut drafting) = (session(&model), session(&model));
+    let source = Spoiled::source(&drafting, 0);
+    drafting.set_draft_source(source, &ALWAYS).unwrap();
+    for session in [&mut plain, &mut drafting] {
+        session.prefill(&[1, 20, 30, 40]).unwrap();
+    }
+    for round in 0..8 {
+        assert!(
+            decoded(&mut drafting, 10) == decoded(&mut plain, 10),
+            "round {round}"
+        );
+        model.evict().unwrap();
+    }
+    let stats = drafting.speculation().unwrap().stats;
+    assert!(stats.accepted > 40, "{stats:?}");
 }
 
 fn trained() {

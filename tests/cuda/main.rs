@@ -12,6 +12,7 @@ mod families;
 mod faults;
 mod files;
 mod gpu;
+mod heads;
 mod host_experts;
 mod kernels_attention;
 mod kernels_matmul;
@@ -62,6 +63,7 @@ fn main() {
     host_experts::tests(&mut tests);
     families::tests(&mut tests);
     drafts::tests(&mut tests);
+    heads::tests(&mut tests);
     embed::tests(&mut tests);
     adapters::tests(&mut tests);
     faults::tests(&mut tests);

@@ -39,9 +39,9 @@ typedef struct {
     u32 row_bytes, n_kv_heads, head_dim, q8, ring, window;
 } Layout;
 typedef struct {
-    u64 kv, kv_ring, fixed, results, logprobs, draw_offset, history, adjusted, counts, lengths, mask, adapters, thin;
+    u64 kv, kv_ring, fixed, results, logprobs, draw_offset, history, adjusted, counts, lengths, mask, adapters, thin, states;
     u32 adapter_uses, thin_stride;
-    u32 position, token, sequence, slots, context, padding;
+    u32 position, token, sequence, slots, context, states_rows;
     u64 seed, bias, single, breakers;
     float temperature;
     u32 numbers[13];
@@ -56,6 +56,8 @@ typedef struct { u64 x, texts, out; u32 x_stride, out_stride, len, pooling; } Po
 typedef struct { u64 w, bias, x, out; u32 x_stride, out_stride, inputs, outputs, count, activation; } Dense;
 typedef struct { u64 a[4]; u64 rotation[7]; u64 norm[3]; Layout layout; float q_scale; u32 numbers[5], prefill, padding; } Latent;
 typedef struct { u64 session, rows, results, asked; } Drafts;
+typedef struct { u64 sessions, x, norm[3]; u32 x_stride, len, chunk, padding; } Keep;
+typedef struct { u64 sessions, x, states, out, norms[6]; u32 x_stride, out_stride, len, states_rows, first, padding; } Enter;
 typedef struct { u64 sessions, logits, group_value, group_id; u32 n_vocab, advance, choose, adjust; } Sample;
 typedef struct { u64 a[10], state_offset, matrix_offset; u32 in_stride, channels, width, numbers[15], count, tiled, gated, padding; } Recurrent;
 typedef struct { u64 a[5], state_offset; u32 in_stride, channels, width, prefill, count, padding; } ShortConv;
@@ -65,9 +67,10 @@ typedef struct { u64 sessions, a[6]; u32 out_stride, groups, first_row, rows, ou
 typedef struct { u64 pairs, words; u32 uses, ranks, n_linears, thin_at, tag, padding; Piece pieces[8]; } Adapted;
 typedef struct { u64 a[40]; u32 n_parts, groups, numbers[6]; Adapted adapted; } AdaptedProduct;
 /* The numbers that src/backend/cuda/args.rs asserts, so that a field that comes there is missed here at compile time. */
-_Static_assert(sizeof(Session) == 232 && sizeof(Layout) == 40 && sizeof(Embed) == 96, "see args.rs");
+_Static_assert(sizeof(Session) == 240 && sizeof(Layout) == 40 && sizeof(Embed) == 96, "see args.rs");
 _Static_assert(sizeof(Attend) == 304 && sizeof(Rope) == 240 && sizeof(Sample) == 48, "see args.rs");
 _Static_assert(sizeof(Drafts) == 32, "see args.rs");
+_Static_assert(sizeof(Keep) == 56 && sizeof(Enter) == 104, "see args/predictor.rs");
 _Static_assert(sizeof(TextTile) == 16 && sizeof(TextFlash) == 144 && sizeof(Pool) == 40 && sizeof(Dense) == 56, "see args/texts.rs");
 _Static_assert(sizeof(Latent) == 184, "see args/latent.rs");
 _Static_assert(sizeof(Recurrent) == 184 && sizeof(ShortConv) == 72, "see args/recurrent.rs");
@@ -233,6 +236,34 @@ static void end_step(const Evaluation *e, const Sample *a, u32 batch) {
         }
     }
 }
+/* Hidden states of rows: their numbers are the position and a hash of what it sees. */
+static void keep_states(const Evaluation *e, const Keep *a, u32 rows) {
+    u32 r, i;
+    for (r = 0; r < rows; r++) {
+        Session s = *((Session **)a->sessions)[a->chunk ? 0 : r];
+        float *to;
+        u64 h;
+        if (!s.states || r + s.states_rows < a->chunk) continue;
+        if (a->chunk) s.position += r, s.token = e->tokens[r];
+        h = seen(e, &s, e->added[a->chunk ? 0 : r]);
+        to = (float *)s.states + (u64)(s.position % s.states_rows) * a->len;
+        for (i = 0; i < a->len; i++) to[i] = i ? (mix(h, i) >> 40) * 1e-6f : s.position;
+    }
+}
+/* What a head makes of its own state counts; those of a chunk are of positions that follow each other. */
+static void enter_head(Evaluation *e, const Enter *a, u32 rows) {
+    u32 r;
+    float last = 0;
+    for (r = 0; r < rows; r++) {
+        const Session *s = ((Session **)a->sessions)[a->states ? 0 : r];
+        const u32 n = a->states ? a->states_rows : s->states_rows, at = a->states ? a->first + r : s->position + n - 1;
+        const float *state = (float *)(a->states ? a->states : s->states) + (u64)(at % n) * a->len;
+        if (a->states && r && *state != last + 1) abort();
+        last = *state;
+        if (!a->states) e->added[r] += hash(1, state, a->len * 4ull);
+        ((float *)a->out)[(u64)r * a->out_stride + 2 * a->len - 1] = 0;
+    }
+}
 /* What begins and ends a step whose rows are positions of one session. */
 static void draft_rows(const Drafts *d) {
     Session *s = (Session *)d->session, *rows = (Session *)d->rows;
@@ -364,6 +395,10 @@ static void run(Evaluation *e, const Function *f, u32 gx, u32 gy, const void *ar
         const ShortConv *a = args;
         Fixed x = {a->state_offset, 0, a->channels, a->width, 0};
         recur(e, x, a->a[0], a->prefill, a->count, gy);
+    } else if (!strcmp(f->name, "keep_states")) {
+        keep_states(e, args, gx);
+    } else if (!strcmp(f->name, "enter_head")) {
+        enter_head(e, args, gy);
     } else if (f == &fill_function) {
         run_fill(args);
     } else if (!strcmp(f->name, "narrow") || !strcmp(f->name, "narrow_8")) {

@@ -8,7 +8,7 @@ use super::pool::{PoolTurn, Work};
 use super::runner::{Core, CpuRunner, Done};
 use super::weights::{CpuWeights, Sizes};
 use crate::backend::row::{Parts, RowWork};
-use crate::backend::{MAX_BATCH, MaskSource, RowError, RowResult, Want, When};
+use crate::backend::{MAX_BATCH, MaskSource, RowError, RowResult, TokenInput, Want, When};
 use crate::engine::sampling::Sampling;
 use crate::error::{Error, Result, Status, fail};
 use crate::model::AdapterSet;
@@ -109,8 +109,8 @@ struct Step<'a> {
     sampling: Option<Sampling>,
     /// The core has a mask. Never with drafts.
     masked: bool,
-    /// The residual stream of the tokens, for weights that do not begin their network.
-    input: Option<&'a [f32]>,
+    /// What the tokens have in place of embeddings, or beside them.
+    input: TokenInput<'a>,
     /// Positions before it.
     before: usize,
 }
@@ -312,9 +312,7 @@ fn evaluate(
     let chunk = Chunk::new(weights, &mut space.chunk, &tokens, place, sets)?;
     chunk.embed(turn)?;
     for (row, step) in first_rows(steps).zip(steps) {
-        if let Some(input) = step.input {
-            chunk.enter(row, input);
-        }
+        chunk.enter(row, step.tokens.len(), step.input)?;
     }
     chunk.project_entry(turn)?;
     for index in 0..weights.layers.len() {

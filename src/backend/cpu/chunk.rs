@@ -13,7 +13,8 @@ use super::pool::{PoolTurn, Work};
 use super::profile::Marks;
 use super::token::{Buffers, embed, embed_text, rope_tables};
 use super::weights::{CpuWeights, Sizes};
-use crate::backend::HiddenStates;
+use crate::backend::row::Front;
+use crate::backend::{HiddenStates, TokenInput};
 use crate::error::Result;
 
 /// Memory of a chunk. It becomes resident as far as chunks have tokens.
@@ -176,8 +177,8 @@ impl<'a> Chunk<'a> {
                         Places::Texts(texts) => {
                             embed_text(weights, place, texts.kind(t), x, &mut me.row);
                         }
-                        // Of another part, the residual stream comes.
-                        _ if !weights.ends.0 => {}
+                        // It comes from elsewhere.
+                        _ if weights.ends.0 != Front::Embeddings => {}
                         _ => embed(weights, place, x, &mut me.row),
                     }
                     let tables = b.rope.part(t * b.sizes.rope, b.sizes.rope);
@@ -189,11 +190,17 @@ impl<'a> Chunk<'a> {
         self.pass(turn).begin_streams()
     }
 
-    /// Takes the residual stream of the tokens from `first` on from elsewhere, in place of embeddings.
-    pub fn enter(&self, first: usize, rows: &[f32]) {
-        let at = first * self.rows.weights.hidden;
+    /// Takes what `count` tokens from `first` on have in place of embeddings, as the residual stream.
+    pub fn enter(&self, first: usize, count: usize, input: TokenInput<'_>) -> Result<()> {
+        let hidden = self.rows.weights.hidden;
         // SAFETY: no phase runs, so nobody else uses the residual stream.
-        unsafe { self.rows.buffers.x.part(at, rows.len()) }.copy_from_slice(rows);
+        let x = unsafe { self.rows.buffers.x.part(first * hidden, count * hidden) };
+        match input {
+            TokenInput::Embeddings => {}
+            TokenInput::Stream(rows) => x.copy_from_slice(rows),
+            TokenInput::States(from) => from.states.read(from.position, x)?,
+        }
+        Ok(())
     }
 
     /// Goes on from hidden states that are in the place of the residual stream, in a head that guesses further tokens.
@@ -201,12 +208,16 @@ impl<'a> Chunk<'a> {
         self.pass(turn).project_entry(self.tokens)
     }
 
-    /// Hands the residual stream of `count` tokens from `first` on out, which are positions from `position` on.
+    /// Hands the hidden states of `count` tokens from `first` on out, which are positions from `position` on.
     pub fn keep(&self, states: &HiddenStates, position: usize, first: usize, count: usize) {
-        let hidden = self.rows.weights.hidden;
-        // SAFETY: no phase runs, so nobody else uses the residual stream.
-        states.put(position, unsafe {
-            self.rows.buffers.x.part(first * hidden, count * hidden)
+        let (weights, x) = (self.rows.weights, self.rows.buffers.x);
+        states.put(position, count, |i, state| {
+            let at = (first + i) * weights.hidden;
+            // SAFETY: no phase runs, so nobody else uses the residual stream. The weights' instruction set is the processor's.
+            unsafe {
+                let x = x.part(at, weights.hidden);
+                weights.final_norm.apply(weights.isa, x, state);
+            }
         });
     }
 

@@ -12,7 +12,7 @@ use super::pass::{Pass, Places, Tokens, Up};
 use super::profile::{Clock, Marks, embedding_bytes, norm_bytes, product_bytes};
 use super::token::{Buffers, embed, rope_tables};
 use super::weights::{CpuWeights, Sizes};
-use crate::backend::{HiddenStates, Residual, Work};
+use crate::backend::{HiddenStates, Residual, TokenInput, Work};
 use crate::error::{Result, fail, try_vec};
 use crate::model::AdapterSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -204,8 +204,9 @@ pub(super) fn step(
     let mut space = space.lock().unwrap_or_else(|e| e.into_inner());
     let space = &mut *space;
     match residual.input {
-        Some(input) => space.x.copy_from_slice(input),
-        None => embed(weights, (token, position), &mut space.x, &mut space.y),
+        TokenInput::Embeddings => embed(weights, (token, position), &mut space.x, &mut space.y),
+        TokenInput::Stream(input) => space.x.copy_from_slice(input),
+        TokenInput::States(from) => from.states.read(from.position, &mut space.x)?,
     }
     rope_tables(weights, kv.context(), position, &mut space.rope);
     if let Some(clock) = clock {
@@ -230,9 +231,12 @@ pub(super) fn step(
     }
     pass.end_streams()?;
     if let Some(states) = states {
-        // SAFETY: no phase runs, so nobody else uses the residual stream.
-        states.put(position, unsafe {
-            tokens.buffers.x.part(0, weights.hidden)
+        states.put(position, 1, |_, state| {
+            // SAFETY: no phase runs, so nobody else uses the residual stream. The weights' instruction set is the processor's.
+            unsafe {
+                let x = tokens.buffers.x.part(0, weights.hidden);
+                weights.final_norm.apply(weights.isa, x, state);
+            }
         });
     }
     if let Some(output) = residual.output {

@@ -4,7 +4,7 @@ use super::chunk::{Chunk, Places};
 use super::kv::MAX_CHUNK;
 use super::prefill::chunk_space;
 use super::weights::CpuWeights;
-use crate::backend::HostLayers;
+use crate::backend::{HostLayers, TokenInput};
 use crate::error::{Result, fail};
 use std::sync::atomic::AtomicBool;
 
@@ -39,7 +39,7 @@ impl HostLayers for CpuWeights {
             let chunk = Chunk::new(self, space, tokens, Places::Unknown, None)?;
             let turn = self.pool.turn(&never)?;
             for (i, row) in rows.chunks(stride).enumerate() {
-                chunk.enter(i, &row[..width]);
+                chunk.enter(i, 1, TokenInput::Stream(&row[..width]))?;
             }
             chunk.pass(&turn).block(layer)?;
             for (i, row) in rows.chunks_mut(stride).enumerate() {

@@ -138,9 +138,7 @@ fn run_chunk(
     let chunk = Chunk::new(weights, space, tokens, place, sets)?;
     let turn = weights.pool.turn(interrupt)?;
     chunk.embed(&turn)?;
-    if let Some(input) = residual.input {
-        chunk.enter(0, input);
-    }
+    chunk.enter(0, tokens.len(), residual.input)?;
     chunk.project_entry(&turn)?;
     let turn = run_layers(weights, &chunk, turn, position, interrupt)?;
     if let Some(output) = residual.output {

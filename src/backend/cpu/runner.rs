@@ -7,11 +7,11 @@ use super::prefill::prefill;
 use super::profile::Clock;
 use super::weights::CpuWeights;
 use crate::backend::driver::{Driven, Driver, Job, check_idle, next_done, start_work};
-use crate::backend::row::RowWork;
+use crate::backend::row::{Front, RowWork};
 use crate::backend::state::StateLayout;
 use crate::backend::{
     HiddenStates, Mark, MaskSource, Outcome, Profile, Residual, Runner, StateInfo, StateSink,
-    StateSource, Want, Weights, When, Work, fill_mask,
+    StateSource, StatesFrom, TokenInput, Want, Weights, When, Work, fill_mask,
 };
 use crate::engine::sampling::{
     Input, LogprobBoxes, Logprobs, Sampling, Scratch, TokenRules, choose,
@@ -73,6 +73,8 @@ pub(super) struct Core {
     pub adapters: Option<Arc<AdapterSet>>,
     /// Where the hidden states of its positions go.
     pub states: Option<Arc<HiddenStates>>,
+    /// The index of a draw, less the position of its token.
+    draw_offset: usize,
     /// The tokens that the next choice may take, a bit each, if it is masked.
     mask: Vec<u32>,
     scratch: Scratch,
@@ -194,6 +196,9 @@ impl Core {
         } else if self.kv.fixed.go_back(kept, &mut self.logits) {
             self.has_logits = true;
         }
+        if let Some(states) = &self.states {
+            states.keep(kept);
+        }
         self.set_len(kept);
     }
 
@@ -288,7 +293,7 @@ impl Core {
             history: &self.history,
             rules: self.rules.as_deref(),
             mask: masked.then_some(&self.mask),
-            position: self.history.len() as u64,
+            position: (self.history.len() + self.draw_offset) as u64,
         };
         let token = choose(&input, &mut self.scratch, settings)?;
         let logprobs = match settings.logprobs {
@@ -424,6 +429,7 @@ impl CpuRunner {
             rules: None,
             adapters: None,
             states: None,
+            draw_offset: 0,
             mask,
             scratch,
             logprob_boxes: logprob_boxes.clone(),
@@ -479,7 +485,7 @@ impl CpuRunner {
 
     /// Starts the work of a row in the background.
     fn start(&mut self, row: &mut RowWork<'_>) -> Result<()> {
-        if self.weights.ends != (true, true) {
+        if self.weights.ends != (Front::Embeddings, true) {
             fail!(Internal, "a part of a network works while its caller waits");
         }
         let mut core = self.idle_core()?;
@@ -541,13 +547,19 @@ impl CpuRunner {
         // It is empty, but has its capacity.
         let mut all = std::mem::take(&mut self.ready);
         all.push_back(Ok(Done::Token(first)));
+        let own = core.states.clone().filter(|_| core.weights.entry.is_some());
         for _ in 1..count {
-            let next = core.step(
-                (&[last], Residual::default()),
-                &sampling,
-                row.interrupt,
-                |_| Ok(false),
-            );
+            let input = own.as_deref().map_or(TokenInput::Embeddings, |states| {
+                TokenInput::States(StatesFrom {
+                    states,
+                    position: core.len - 1,
+                })
+            });
+            let residual = Residual {
+                input,
+                output: None,
+            };
+            let next = core.step((&[last], residual), &sampling, row.interrupt, |_| Ok(false));
             let failed = next.is_err();
             if let Ok(chosen) = &next {
                 last = chosen.token;
@@ -631,6 +643,11 @@ impl Runner for CpuRunner {
 
     fn reserve_drafts(&mut self, drafts: usize) -> Result<()> {
         self.idle_core()?.kv.fixed.reserve_rows(drafts + 1)
+    }
+
+    fn set_draw_offset(&mut self, offset: usize) -> Result<()> {
+        self.idle_core()?.draw_offset = offset;
+        Ok(())
     }
 
     fn set_rules(&mut self, rules: Option<Arc<TokenRules>>) -> Result<()> {

@@ -88,9 +88,7 @@ impl Core {
         let sets = self.adapters.as_deref().map(Sets::One);
         let chunk = Chunk::new(&weights, &mut space.chunk, together, place, sets)?;
         chunk.embed(&turn)?;
-        if let Some(input) = residual.input {
-            chunk.enter(0, input);
-        }
+        chunk.enter(0, together.len(), residual.input)?;
         chunk.project_entry(&turn)?;
         for index in 0..weights.layers.len() {
             if interrupt.load(Relaxed) {

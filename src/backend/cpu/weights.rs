@@ -19,7 +19,7 @@ use super::streams::StreamWeights;
 use super::texts::TextSizes;
 use super::turn::Turns;
 use crate::backend::embedder::NO_SESSIONS;
-use crate::backend::row::submit_parts;
+use crate::backend::row::{Front, submit_parts};
 use crate::backend::{
     Embedder, EmbedderOptions, HiddenStates, HostPart, KvType, MAX_DRAFTS, Row, RowResult, Runner,
     RunnerOptions, Taken, Weights, When,
@@ -38,8 +38,8 @@ use std::sync::{Arc, Mutex};
 /// A network on the CPU, with the threads that run it.
 pub struct CpuWeights {
     pub(super) isa: Isa,
-    /// Whether the layers begin the network, and whether they end it.
-    pub(super) ends: (bool, bool),
+    /// What the layers begin with, and whether they end the network.
+    pub(super) ends: (Front, bool),
     pub(super) hidden: usize,
     pub(super) n_vocab: usize,
     pub(super) embedding: Matrix,
@@ -425,7 +425,7 @@ impl CpuWeights {
         let matrix_bytes = matrix_bytes(network);
         let weights = Arc::new(CpuWeights {
             isa,
-            ends: (network.begins(), network.ends()),
+            ends: (Front::of(network), network.ends()),
             hidden: network.hidden,
             n_vocab: network.n_vocab,
             embedding: Matrix::new(network.embedding.clone(), isa),
@@ -603,7 +603,7 @@ impl Weights for CpuWeights {
         MAX_DRAFTS
     }
 
-    fn load_predictor(&self, network: &Network) -> Result<Arc<dyn Weights>> {
+    fn load_predictor(self: Arc<Self>, network: &Network) -> Result<Arc<dyn Weights>> {
         let (pool, sessions) = (self.pool.clone(), self.sessions.clone());
         let weights = CpuWeights::load_in(self.isa, network, pool, sessions, &mut |_| Ok(()))?;
         Ok(weights)

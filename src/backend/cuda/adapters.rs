@@ -10,6 +10,7 @@ use super::kernels::Kernels;
 use super::matrix::{Inputs, Matrix};
 use super::plan::Plan;
 use super::walk::Span;
+use crate::backend::row::Front;
 use crate::error::{Result, fail, try_vec};
 use crate::format::TensorId;
 use crate::model::{Adapter, AdapterSet, Floats, Linear, LowRank};
@@ -219,7 +220,7 @@ impl DeviceAdapter {
         let mine: Vec<TensorId> = (plan.linears.iter().map(|l| l.id))
             .filter(|id| adapter.pairs.contains_key(id))
             .collect();
-        if plan.ends == (true, true) && mine.len() < adapter.pairs.len() {
+        if plan.ends == (Front::Embeddings, true) && mine.len() < adapter.pairs.len() {
             fail!(
                 Unsupported,
                 "the adapter is for matrices that cannot have adapters on a GPU; they can on a CPU"

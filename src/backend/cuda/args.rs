@@ -9,6 +9,7 @@
 mod adapters;
 mod experts;
 mod latent;
+mod predictor;
 mod ranks;
 mod recurrent;
 mod streams;
@@ -17,6 +18,7 @@ mod texts;
 pub use adapters::*;
 pub use experts::*;
 pub use latent::*;
+pub use predictor::*;
 pub use ranks::*;
 pub use recurrent::*;
 pub use streams::*;
@@ -68,6 +70,7 @@ pub struct Session {
     pub mask: u64,
     pub adapters: u64,
     pub thin: u64,
+    pub states: u64,
     pub adapter_uses: u32,
     pub thin_stride: u32,
     pub position: u32,
@@ -75,11 +78,11 @@ pub struct Session {
     pub sequence: u32,
     pub result_slots: u32,
     pub context: u32,
-    pub padding: u32,
+    pub states_rows: u32,
     pub settings: Settings,
 }
 
-// SAFETY: numbers without padding: 13 * 8 + 8 * 4 bytes, and settings of 4 * 8 + 16 * 4.
+// SAFETY: numbers without padding: 14 * 8 + 8 * 4 bytes, and settings of 4 * 8 + 16 * 4.
 unsafe impl Pod for Session {}
 
 /// `Drafts`: what a session has for the rows of a step that verifies drafts.
@@ -525,7 +528,7 @@ pub struct Sample {
 // The kernels assert the same sizes of their twins, and tests/driver/cuda.c does of those that it reads.
 const _: () = {
     assert!(size_of::<Settings>() == 96);
-    assert!(size_of::<Session>() == 232);
+    assert!(size_of::<Session>() == 240);
     assert!(size_of::<LogprobEntry>() == 536);
     assert!(size_of::<Drafts>() == 32);
     assert!(size_of::<DraftRows>() == 8);

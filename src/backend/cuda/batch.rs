@@ -15,7 +15,7 @@ use super::state::KvPlan;
 use super::step::{Ending, StepBuffers};
 use super::walk::Span;
 use super::weights::CudaWeights;
-use crate::backend::{KvType, MAX_BATCH, MaskSource, Residual, RowError, RowResult};
+use crate::backend::{KvType, MAX_BATCH, MaskSource, Residual, RowError, RowResult, TokenInput};
 use crate::engine::sampling::Sampling;
 use crate::error::{Error, Result, Status};
 use arrayvec::ArrayVec;
@@ -80,7 +80,12 @@ impl Batch {
             return Err(Error::new(Status::Internal, message).into());
         }
         let _current = weights.context().enter()?;
-        let adapted = members.iter().any(|m| m.core.has_adapters());
+        let kind = |ending| Kind {
+            ending,
+            adapted: members.iter().any(|m| m.core.has_adapters()),
+            keeps: members.iter().any(|m| m.core.keeps()),
+        };
+        let evaluate = kind(EVALUATE);
         let mut stages = Stages::default();
         let mut prepared = ArrayVec::<Prepared, MAX_BATCH>::new();
         for (i, member) in members.iter_mut().enumerate() {
@@ -108,14 +113,14 @@ impl Batch {
         };
         self.enter(members)?;
         if members.iter().all(|m| m.sampling.is_none()) {
-            self.launch(weights, n, (EVALUATE, adapted))?;
+            self.launch(weights, n, evaluate)?;
             members.iter_mut().for_each(|m| m.core.lose_track());
             self.leave(members)?;
             return Ok(ArrayVec::new());
         }
         let masked = members.iter().any(|m| m.mask.is_some());
         if masked {
-            self.launch(weights, n, (EVALUATE, adapted))?;
+            self.launch(weights, n, evaluate)?;
             // Whatever the sources do, the device has gone on.
             members.iter_mut().for_each(|m| m.core.lose_track());
             let taken = self.take_masks(members);
@@ -131,7 +136,7 @@ impl Batch {
             stages,
             drafts: false,
         };
-        self.launch(weights, n, (ending, adapted))?;
+        self.launch(weights, n, Kind { ending, ..evaluate })?;
         self.collect(members, prepared)
     }
 
@@ -148,7 +153,7 @@ impl Batch {
     /// Puts the residual streams of a part's members where a step begins with them.
     fn enter(&self, members: &[Member<'_, '_>]) -> Result<()> {
         for (i, member) in members.iter().enumerate() {
-            if let Some(input) = member.residual.input {
+            if let TokenInput::Stream(input) = member.residual.input {
                 // SAFETY: the batch's memory, whose steps follow each other on its stream; rows of one token alone are in no
                 // pinned memory (`Weights::host_floats`).
                 unsafe { crossing::enter(&self.stream, input, input.len(), self.residual(i))? };
@@ -214,7 +219,11 @@ impl Batch {
     /// Launches a step of the `n` sessions in the table.
     fn launch(&mut self, weights: &CudaWeights, n: usize, kind: Kind) -> Result<()> {
         let same = |(m, k, _): &(usize, Kind, Graph)| (*m, *k) == (n, kind);
-        let (ending, adapted) = kind;
+        let Kind {
+            ending,
+            adapted,
+            keeps,
+        } = kind;
         let eval = Evaluation {
             kernels: weights.kernels(),
             plan: weights.plan(),
@@ -226,6 +235,7 @@ impl Batch {
                 false => Adapters::None,
             },
             link: weights.link(),
+            keeps,
             guests: weights.guests(),
         };
         let at = match self.graphs.iter().position(same) {

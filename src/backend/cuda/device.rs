@@ -1,6 +1,7 @@
 //! The GPUs of this machine as the engine's device list shows them.
 
 use super::driver::{self, Context};
+use super::hidden::StateRing;
 use super::host_layers::Guests;
 use super::plan::Plan;
 use super::prefill::PrefillBuffers;
@@ -74,6 +75,42 @@ fn describe(index: usize) -> Result<DeviceInfo> {
     })
 }
 
+/// What a network would take, or the head of one.
+fn estimate_beside(
+    index: usize,
+    of: Option<&Plan>,
+    network: &Network,
+    runner: &RunnerOptions,
+) -> Result<Estimate> {
+    let (plan, jobs) = Plan::beside(of, network, 0)?;
+    let kv = plan.kv(runner.kv_type)?;
+    // Where there is no GPU to ask, that of an H200.
+    let multiprocessors = driver::properties(index).map_or(132, |p| p.multiprocessors);
+    if !plan.prefills() {
+        // It has no sessions.
+        return Ok(Estimate {
+            weights_bytes: plan.bytes.next_multiple_of(PAGE_BYTES),
+            ..Estimate::default()
+        });
+    }
+    Ok(Estimate {
+        weights_bytes: plan.bytes.next_multiple_of(PAGE_BYTES),
+        kv_bytes_per_token: kv.bytes_per_token(),
+        kv_bytes: kv.all_bytes(runner.context).saturating_add(
+            plan.fixed
+                .session_bytes(plan.logits_len() as usize, runner.marks()),
+        ),
+        // Memory by which ranks meet is counted by `estimate_rank`.
+        model_workspace_bytes: PrefillBuffers::bytes(&plan)
+                + Guests::bytes(&jobs.guests)
+                + StepBuffers::bytes(&plan, MAX_BATCH as u32, multiprocessors)
+                // The table of a batch.
+                + 8 * MAX_BATCH as u64,
+        session_workspace_bytes: StepBuffers::bytes(&plan, 1, multiprocessors)
+            + SamplingState::bytes(plan.n_vocab as usize, runner.context),
+    })
+}
+
 impl Backend for CudaBackend {
     fn device_count(&self) -> usize {
         // Without a device, one entry that says why.
@@ -101,32 +138,22 @@ impl Backend for CudaBackend {
         _load: &LoadOptions,
         runner: &RunnerOptions,
     ) -> Result<Estimate> {
-        let (plan, jobs) = Plan::new(network, 0)?;
-        let kv = plan.kv(runner.kv_type)?;
-        // Where there is no GPU to ask, that of an H200.
-        let multiprocessors = driver::properties(index).map_or(132, |p| p.multiprocessors);
-        if !plan.prefills() {
-            // It has no sessions.
-            return Ok(Estimate {
-                weights_bytes: plan.bytes.next_multiple_of(PAGE_BYTES),
-                ..Estimate::default()
-            });
-        }
+        estimate_beside(index, None, network, runner)
+    }
+
+    fn estimate_predictor(
+        &self,
+        index: usize,
+        (network, head): (&Network, &Network),
+        states: usize,
+        (_, runner): (&LoadOptions, &RunnerOptions),
+    ) -> Result<Estimate> {
+        let (of, _) = Plan::new(network, 0)?;
+        let e = estimate_beside(index, Some(&of), head, runner)?;
+        let kept = StateRing::bytes(network.hidden, states) + StateRing::bytes(network.hidden, 1);
         Ok(Estimate {
-            weights_bytes: plan.bytes.next_multiple_of(PAGE_BYTES),
-            kv_bytes_per_token: kv.bytes_per_token(),
-            kv_bytes: kv.all_bytes(runner.context).saturating_add(
-                plan.fixed
-                    .session_bytes(plan.logits_len() as usize, runner.marks()),
-            ),
-            // Memory by which ranks meet is counted by `estimate_rank`.
-            model_workspace_bytes: PrefillBuffers::bytes(&plan)
-                + Guests::bytes(&jobs.guests)
-                + StepBuffers::bytes(&plan, MAX_BATCH as u32, multiprocessors)
-                // The table of a batch.
-                + 8 * MAX_BATCH as u64,
-            session_workspace_bytes: StepBuffers::bytes(&plan, 1, multiprocessors)
-                + SamplingState::bytes(plan.n_vocab as usize, runner.context),
+            session_workspace_bytes: e.session_workspace_bytes.saturating_add(kept as u64),
+            ..e
         })
     }
 

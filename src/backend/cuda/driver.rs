@@ -212,6 +212,11 @@ impl Drop for Current<'_> {
 }
 
 impl Context {
+    /// Whether both are the same one of the driver's, whoever is charged for what is allocated there.
+    pub fn is(&self, other: &Context) -> bool {
+        self.raw == other.raw
+    }
+
     /// The primary context of device `index`.
     pub fn new(index: usize) -> Result<Arc<Context>> {
         let properties = properties(index)?;

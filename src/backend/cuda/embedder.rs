@@ -22,6 +22,7 @@ use super::state::KvPlan;
 use super::walk::{Addition, Span, walk};
 use super::weights::CudaWeights;
 use crate::backend::embedder::{ADAPTED_JUDGE, NO_JUDGE, NO_SCORES, check_texts, share_of_first};
+use crate::backend::row::Front;
 use crate::backend::state::row_bytes;
 use crate::backend::{Embedder, EmbedderOptions, KvType, Output, TextTokens};
 use crate::error::{Error, Result, Status, fail, try_vec};
@@ -314,7 +315,7 @@ impl CudaEmbedder {
     pub fn new(weights: Arc<CudaWeights>, options: &EmbedderOptions) -> Result<CudaEmbedder> {
         let plan = weights.plan();
         check_texts(plan.without_texts)?;
-        if plan.ends != (true, true) {
+        if plan.ends != (Front::Embeddings, true) {
             fail!(Internal, "an embedder of a part of a network");
         }
         if let Some(long) = plan.attention().find(|a| a.is_long()) {
@@ -613,6 +614,7 @@ impl Embedder for CudaEmbedder {
                 None => Adapters::None,
             },
             link: None,
+            keeps: false,
             guests: None,
         };
         let (width, rows) = match route.pooling {

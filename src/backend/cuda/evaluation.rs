@@ -39,6 +39,8 @@ pub struct Evaluation<'a> {
     pub adapters: Adapters,
     /// Where other ranks have shares of the same layers.
     pub link: Option<&'a Link>,
+    /// Whether hidden states go to the sessions' rings, of those that have one.
+    pub keeps: bool,
     /// Layers of the host's that can come to the device.
     pub guests: Option<&'a Guests>,
 }

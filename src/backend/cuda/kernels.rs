@@ -104,6 +104,8 @@ impl Kernels {
             ("streams", "sparse_gates", 0),
             ("drafts", "draft_rows", 0),
             ("drafts", "accept_drafts", 0),
+            ("predictor", "keep_states", 0),
+            ("predictor", "enter_head", 0),
             ("draw", "draw", 0),
             ("draw", "logprobs", 0),
         ];

@@ -8,19 +8,24 @@ use super::embedder::{EncoderPlan, ReadoutPlan};
 use super::experts::ExpertsPlan;
 use super::matrix::{self, Matrix, MatrixSegment};
 use super::mixer::{AttentionPlan, LatentPlan, Mamba1Plan, MixerPlan, RecurrentPlan};
+use super::prefill::CHUNK;
 use super::record::RecordType;
 use super::state::{FixedPlan, KvPlan};
 use super::streams::{StreamLayerPlan, StreamsPlan};
 use super::walk::AllRows;
 use crate::backend::KvType;
 use crate::backend::embedder::without_texts;
+use crate::backend::row::Front;
 use crate::error::{Result, Status, fail};
-use crate::format::Tensor;
+use crate::format::{Tensor, TensorId};
 use crate::model::{
     Activation, Block, FeedForward, KvShape, Linear, Mixer, Mlp, Network, Norm, NormKind, Rope,
     RopePairing, Temperature, adaptable_linears,
 };
 use std::sync::Arc;
+
+/// Positions that a head reads together.
+const HEAD_CHUNK: usize = 256;
 
 /// Where things begin in the allocation, in bytes. 16-byte loads and bulk copies need 16; whole
 /// lines are kinder to the cache.
@@ -130,14 +135,24 @@ pub struct MlpPlan {
     pub down: Matrix,
 }
 
+/// What a head that guesses further tokens has in front of its layers.
+#[derive(Clone, Debug)]
+pub struct EntryPlan {
+    /// Of the embedding of a token, and of the hidden state.
+    pub norms: [args::Norm; 2],
+    /// Of both, one behind the other.
+    pub projection: Matrix,
+}
+
 /// A network on the device, whose allocation begins at the address that the plan was made for.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Whether the layers begin the network, and whether they end it.
-    pub ends: (bool, bool),
+    /// What the layers begin with, and whether they end the network.
+    pub ends: (Front, bool),
+    pub entry: Option<EntryPlan>,
     pub hidden: u32,
     pub n_vocab: u32,
-    /// Without segments where the layers do not begin the network, as the head where they do not end it.
+    /// Without segments where the network does not embed tokens, as the head where the layers do not end it.
     pub embedding: Matrix,
     pub embedding_scale: f32,
     pub positions: Option<Matrix>,
@@ -162,6 +177,8 @@ pub struct Plan {
     pub fixed: Arc<FixedPlan>,
     /// The linear layers that adapters can be added to.
     pub linears: Vec<AdaptedLinear>,
+    /// What embedding and head are, which a head that guesses further tokens may share.
+    tables: [(TensorId, bool); 2],
     /// Bytes of the whole allocation.
     pub bytes: u64,
 }
@@ -561,6 +578,13 @@ impl Plan {
     ///
     /// Errors: `Unsupported` names what the kernels cannot do.
     pub fn new(network: &Network, base: u64) -> Result<(Plan, Jobs)> {
+        Plan::beside(None, network, base)
+    }
+
+    /// The same of a head that guesses further tokens of a network, with whose plan it shares embedding and head, where they are
+    /// the same.
+    pub fn beside(of: Option<&Plan>, network: &Network, base: u64) -> Result<(Plan, Jobs)> {
+        let shared = |linear: &Linear| of.and_then(|plan| plan.table(linear));
         let mut jobs = Jobs {
             base,
             linears: Linears::of(adaptable_linears(network)),
@@ -577,9 +601,21 @@ impl Plan {
             groups: matrix::groups(network.hidden),
             ..Matrix::default()
         };
-        let embedding = match network.begins() {
-            true => jobs.fuse(&[&table(&network.embedding)])?,
-            false => absent.clone(),
+        let own_embedding = table(&network.embedding);
+        let embedding = match (network.embeds(), shared(&own_embedding)) {
+            (true, Some(theirs)) => theirs,
+            (true, None) => jobs.fuse(&[&own_embedding])?,
+            (false, _) => absent.clone(),
+        };
+        let entry = match &network.entry {
+            Some(entry) => {
+                let [token_norm, state_norm] = entry.norms();
+                Some(EntryPlan {
+                    norms: [jobs.norm(token_norm)?, jobs.norm(state_norm)?],
+                    projection: jobs.fuse(&[&entry.projection])?,
+                })
+            }
+            None => None,
         };
         let positions = match &network.positions {
             Some(positions) if network.begins() => Some(jobs.fuse(&[&table(positions)])?),
@@ -611,13 +647,15 @@ impl Plan {
             false => args::Norm::default(),
         };
         let tied = network.head.weight.same_data(&network.embedding) && network.head.bias.is_none();
-        let head = match network.ends() {
-            true if tied && network.begins() => embedding.clone(),
-            true => jobs.fuse(&[&network.head])?,
-            false => absent,
+        let head = match (network.ends(), shared(&network.head)) {
+            (true, _) if tied && network.embeds() => embedding.clone(),
+            (true, Some(theirs)) => theirs,
+            (true, None) => jobs.fuse(&[&network.head])?,
+            (false, _) => absent,
         };
         let plan = Plan {
-            ends: (network.begins(), network.ends()),
+            ends: (Front::of(network), network.ends()),
+            entry,
             hidden: network.hidden as u32,
             n_vocab: network.n_vocab as u32,
             embedding,
@@ -642,9 +680,31 @@ impl Plan {
             without_texts: without_texts(network),
             fixed: Arc::new(std::mem::take(&mut jobs.fixed)),
             linears: std::mem::take(&mut jobs.linears.found),
+            tables: [own_embedding, network.head.clone()]
+                .map(|l| (l.weight.id(), l.bias.is_none())),
             bytes: jobs.bytes,
         };
         Ok((plan, jobs))
+    }
+
+    /// The embedding or the head, if that is what this is.
+    fn table(&self, linear: &Linear) -> Option<Matrix> {
+        let key = (linear.weight.id(), linear.bias.is_none());
+        let all = self.tables.iter().zip([&self.embedding, &self.head]);
+        let mut same =
+            all.filter(|((id, plain), m)| (*id, *plain) == key && *plain && !m.segments.is_empty());
+        same.next().map(|(_, matrix)| Matrix {
+            adapted: None,
+            ..matrix.clone()
+        })
+    }
+
+    /// Most positions of a prompt that are evaluated together. A head has few to read at a time.
+    pub fn chunk(&self) -> usize {
+        match &self.entry {
+            None => CHUNK,
+            Some(_) => HEAD_CHUNK,
+        }
     }
 
     /// Whether sessions read prompts: an encoder has none.
@@ -693,7 +753,9 @@ impl Plan {
     pub fn inner_matrices(&self) -> impl Iterator<Item = &Matrix> {
         let inputs = self.inputs.iter().map(|inputs| &inputs.projection);
         let streams = self.streams.iter().flat_map(StreamsPlan::matrices);
-        self.layer_matrices().chain(inputs).chain(streams)
+        let entry = self.entry.iter().map(|entry| &entry.projection);
+        let all = self.layer_matrices().chain(inputs);
+        all.chain(streams).chain(entry)
     }
 
     /// Elements of a row of the residual stream, a multiple of 32; those beyond the network's width count for nothing.
@@ -737,8 +799,10 @@ impl Plan {
     pub fn widest_row(&self) -> u32 {
         // The products of all streams but the first are one behind the other.
         let streams = self.n_streams().saturating_sub(1) * self.residual_stride();
+        // And so are an embedding and a hidden state.
+        let entry = self.entry.as_ref().map_or(0, |_| 2 * self.hidden);
         let rows = self.layer_matrices().map(|m| m.rows);
-        rows.chain([streams]).max().unwrap_or(0).max(1)
+        rows.chain([streams, entry]).max().unwrap_or(0).max(1)
     }
 
     /// The layers' attentions.

@@ -14,6 +14,7 @@ use super::driver::{Buffer, Context};
 use super::embedder::TextPlaces;
 use super::evaluation::Evaluation;
 use super::experts::{ChunkExperts, ExpertsPlan};
+use super::hidden::StateRing;
 use super::host_layers::{GUEST_ROWS, HOST_CHUNK, HostRows};
 use super::matrix::{Matrix, tiled_bytes};
 use super::mixer::{
@@ -21,9 +22,11 @@ use super::mixer::{
     Mamba1Plan, RecurrentPlan,
 };
 use super::plan::{LayerInputPlan, MlpPlan, Plan};
+use super::predictor::StateRows;
 use super::streams::{StreamLayerPlan, StreamWork};
 use super::walk::{Addition, AllRows, ExpertSum, MlpInput, Operations, Rows, Span, walk};
-use crate::backend::{HostPart, Residual};
+use crate::backend::row::Front;
+use crate::backend::{HostPart, Residual, TokenInput};
 use crate::error::{Result, fail};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -108,6 +111,8 @@ pub struct PrefillBuffers {
     memory: Placed<Buffer, ChunkPlaces>,
     /// Where rows cross to the host, if it evaluates parts of layers.
     host: Option<HostRows>,
+    /// Most rows of a chunk.
+    most: usize,
 }
 
 /// A chunk whose first layers are enqueued. What it has evaluated so far is in the memory of the
@@ -132,7 +137,7 @@ impl Chunk {
 impl PrefillBuffers {
     /// Bytes that a prefill of this network works in.
     pub fn bytes(plan: &Plan) -> u64 {
-        Arena::count(|arena| ChunkPlaces::place(arena, plan, CHUNK as u32))
+        Arena::count(|arena| ChunkPlaces::place(arena, plan, plan.chunk() as u32))
     }
 
     /// Memory for prefills.
@@ -141,7 +146,7 @@ impl PrefillBuffers {
         (plan, host): (&Plan, Option<&HostPart>),
     ) -> Result<PrefillBuffers> {
         let memory = Placed::new(
-            |arena| ChunkPlaces::place(arena, plan, CHUNK as u32),
+            |arena| ChunkPlaces::place(arena, plan, plan.chunk() as u32),
             |bytes| Buffer::new(context, bytes, "memory of the prefill"),
         )?;
         let rows = (HOST_CHUNK as u32, plan.embedding.groups * 32);
@@ -149,6 +154,7 @@ impl PrefillBuffers {
         Ok(PrefillBuffers {
             memory,
             host: host.transpose()?,
+            most: plan.chunk(),
         })
     }
 
@@ -163,7 +169,7 @@ impl PrefillBuffers {
         }
     }
 
-    /// Enqueues the evaluation of `tokens`, at most [`CHUNK`] and at least one, from the position of
+    /// Enqueues the evaluation of `tokens`, at most as many as there is room for and at least one, from the position of
     /// the first session of the table on. The position on the device stays as it is. `pause` is called
     /// between pieces of the work, and its error ends the evaluation. Where the residual stream goes elsewhere, the work is
     /// awaited.
@@ -184,6 +190,8 @@ impl PrefillBuffers {
             // SAFETY: as above.
             unsafe { self.layer(eval, &mut chunk, pause)? };
         }
+        // SAFETY: by contract, *weights*, *sessions* and *workspace* hold.
+        unsafe { eval.keep(self.memory.at().rows.residual, chunk.rows, true)? };
         if let Some(link) = eval.link {
             // SAFETY: by contract, all ranks do the same.
             unsafe { link.end((eval.kernels, eval.stream), chunk.met, 0, 0)? };
@@ -205,18 +213,27 @@ impl PrefillBuffers {
         &self,
         eval: &Evaluation,
         tokens: &[u32],
-        input: Option<&[f32]>,
+        input: TokenInput<'_>,
     ) -> Result<Chunk> {
         let count = tokens.len();
-        if count == 0 || count > CHUNK {
+        if count == 0 || count > self.most {
             fail!(Internal, "a chunk of {count} tokens");
         }
         let rows = count as u32;
         let at = self.memory.at();
         eval.begin()?;
-        if input.is_none() && !eval.plan.ends.0 {
-            fail!(Internal, "a chunk of a part without its residual stream");
-        }
+        let states = match (eval.plan.ends.0, input) {
+            (Front::Embeddings, TokenInput::Embeddings)
+            | (Front::Stream, TokenInput::Stream(_)) => None,
+            (Front::States, TokenInput::States(from)) => Some(StateRows {
+                place: StateRing::of(from.states, eval.stream.context())?.place(),
+                first: from.position,
+            }),
+            _ => fail!(
+                Internal,
+                "a chunk of a network that begins with something else"
+            ),
+        };
         let embed = || args::Embed {
             sessions: eval.sessions,
             tokens: at.tokens,
@@ -230,11 +247,11 @@ impl PrefillBuffers {
             let from = tokens.as_ptr().cast();
             eval.stream.copy_in(at.tokens, from, size_of_val(tokens))?;
             match input {
-                Some(input) => {
+                TokenInput::Stream(input) => {
                     let width = eval.plan.hidden as usize;
                     crossing::enter(eval.stream, input, width, at.rows.residual)?;
                 }
-                None => eval.kernels.embed(eval.stream, &embed(), rows)?,
+                _ => eval.kernels.embed(eval.stream, &embed(), rows)?,
             }
         }
         let mut go_on = || Ok(());
@@ -247,6 +264,9 @@ impl PrefillBuffers {
             met: Cell::new(0),
             pause: RefCell::new(&mut go_on),
         };
+        if let (Some(entry), Some(states)) = (&eval.plan.entry, states) {
+            ops.enter(entry, states)?;
+        }
         ops.layer_inputs()?;
         ops.begin_streams()?;
         Ok(Chunk {

@@ -13,10 +13,10 @@ use self::core::{Core, Extension};
 use self::steps::Request;
 use super::step::Timeline;
 use super::weights::{Busy, CudaWeights};
-use crate::backend::row::RowWork;
+use crate::backend::row::{Front, RowWork};
 use crate::backend::{
-    KvType, Mark, MaskSource, Outcome, Profile, Residual, Runner, RunnerOptions, StateInfo,
-    StateSink, StateSource, Want, When,
+    HiddenStates, KvType, Mark, MaskSource, Outcome, Profile, Residual, Runner, RunnerOptions,
+    StateInfo, StateSink, StateSource, Want, When,
 };
 use crate::engine::sampling::{LogprobBoxes, Logprobs, Sampling, TokenRules};
 use crate::error::{Result, Status, fail};
@@ -46,8 +46,8 @@ enum Work {
     Ready(Box<Core>, Ready),
     /// Steps.
     Steps(Box<Core>, Steps, Busy),
-    /// A step that verifies drafts.
-    Drafts(Box<Core>, Busy),
+    /// A step that verifies drafts, or what it has chosen, for which the weights are not needed any more.
+    Drafts(Box<Core>, Option<Busy>),
     /// A prompt, by another thread.
     Prompt(Background),
     /// Within a call; afterwards, only if a bug has ended it.
@@ -136,7 +136,7 @@ impl CudaRunner {
         let busy = Busy::new(&self.weights);
         match row.want {
             Want::Logits | Want::Evaluated if when == When::Background => {
-                if self.weights.plan().ends != (true, true) {
+                if self.weights.plan().ends != (Front::Embeddings, true) {
                     fail!(Internal, "a part of a network works while its caller waits");
                 }
                 let core = self.take()?;
@@ -174,14 +174,16 @@ impl CudaRunner {
                 if when == When::Background {
                     core.end_drafts_by(row.interrupt);
                 }
-                self.work = Work::Drafts(core, busy);
+                self.work = Work::Drafts(core, Some(busy));
             }
             Want::Choices { count, sampling } => {
                 let core = self.core()?;
                 core.notifies = when == When::Background;
                 let residual = &mut row.residual;
                 let token = core.all_but_last(row.tokens, residual, row.interrupt)?;
-                core.enter(residual.input)?;
+                if token.is_some() {
+                    core.enter(residual.input, core.len())?;
+                }
                 let request = Request {
                     token,
                     count,
@@ -229,7 +231,10 @@ impl CudaRunner {
                     polled.map(|chosen| chosen.map(|chosen| Outcome::Token(self.returned(chosen))));
                 let work = match core.has_drafts() {
                     false => Work::Nothing(core),
-                    true => Work::Drafts(core, busy),
+                    true => {
+                        let busy = busy.filter(|_| core.has_flight());
+                        Work::Drafts(core, busy)
+                    }
                 };
                 (work, outcome)
             }
@@ -273,6 +278,8 @@ impl Core {
             let width = self.weights.plan().hidden as usize;
             let extension = Extension {
                 residual: residual.split(first.len() * width),
+                // Of a head, nobody wants those in between.
+                with_logits: self.weights.plan().entry.is_none(),
                 ..Extension::of(first)
             };
             self.extend(extension, interrupt)?;
@@ -381,6 +388,18 @@ impl Runner for CudaRunner {
 
     fn reserve_drafts(&mut self, drafts: usize) -> Result<()> {
         self.core()?.reserve_drafts(drafts + 1)
+    }
+
+    fn keep_states(&mut self, states: Option<Arc<HiddenStates>>) -> Result<()> {
+        let core = self.core()?;
+        core.keep_states(states)?;
+        // A step that needs one that is not there captures it.
+        let _ = core.capture_graphs();
+        Ok(())
+    }
+
+    fn set_draw_offset(&mut self, offset: usize) -> Result<()> {
+        self.core()?.set_draw_offset(offset as u64)
     }
 
     fn save(&mut self, sink: &mut dyn StateSink) -> Result<()> {

@@ -21,6 +21,7 @@ use super::product::RowInput;
 use super::sampling::{GROUPS, Stages};
 use super::streams::{StreamLayerPlan, StreamWork};
 use super::walk::{Addition, AllRows, ExpertSum, MlpInput, Operations, Rows, Span, walk};
+use crate::backend::row::Front;
 use crate::backend::{HostPart, Work};
 use crate::error::{Result, fail};
 use std::cell::Cell;
@@ -259,8 +260,11 @@ impl StepOperations<'_> {
             unsafe { one.clear(e.stream)? };
         }
         // Of another part, the residual stream is there.
-        if plan.ends.0 {
+        if plan.ends.0 != Front::Stream {
             self.embed()?;
+        }
+        if let Some(entry) = &plan.entry {
+            self.enter(entry)?;
         }
         for (i, layer) in plan.layers.iter().enumerate() {
             walk(self, i, layer)?;
@@ -269,6 +273,8 @@ impl StepOperations<'_> {
             return Ok(());
         }
         self.end_streams()?;
+        // SAFETY: addresses of the *weights*, the *sessions* and the *workspace*, which `self` promises.
+        unsafe { e.keep(at.rows.residual, self.batch, false)? };
         let logits = Span {
             address: e.link.map_or(at.logits, |link| link.logits(at.logits)),
             stride: plan.n_vocab,

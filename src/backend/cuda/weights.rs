@@ -5,20 +5,22 @@ use super::batch::{Batch, Member};
 use super::driver::{Context, PinnedFloats, Range};
 use super::embedder::{CudaEmbedder, usual_rows};
 use super::gate::Gate;
+use super::hidden::StateRing;
 use super::host_layers::{Guests, HOST_CHUNK};
 use super::kernels::Kernels;
 use super::plan::Plan;
-use super::prefill::{CHUNK, PrefillBuffers};
+use super::prefill::PrefillBuffers;
 use super::ranks::{Cut, Link, Meeting};
 use super::residency::{HostCopy, Residency};
 use super::runner::{CudaRunner, MAX_ROWS};
 use super::state::Staging;
 use super::upload::upload;
 use crate::backend::embedder::NO_SESSIONS;
-use crate::backend::row::{Parts, RowWork, submit_parts};
+use crate::backend::row::{Front, Parts, RowWork, submit_parts};
 use crate::backend::{
-    Embedder, EmbedderOptions, HostFloats, HostPart, KvType, LoadOptions, MAX_BATCH, Progress,
-    Ranks, Row, RowError, RowResult, Runner, RunnerOptions, Taken, Want, Weights, When,
+    Embedder, EmbedderOptions, HiddenStates, HostFloats, HostPart, KvType, LoadOptions, MAX_BATCH,
+    NO_PREDICTORS, Progress, Ranks, Row, RowError, RowResult, Runner, RunnerOptions, Taken, Want,
+    Weights, When,
 };
 use crate::error::{Result, fail};
 use crate::memory::Account;
@@ -34,7 +36,9 @@ pub struct CudaWeights {
     batches: Mutex<Vec<Batch>>,
     /// Where other ranks have shares of the same layers.
     link: Option<Link>,
-    kernels: Kernels,
+    kernels: Arc<Kernels>,
+    /// The network whose head this is, with which it shares what is the same.
+    of: Option<Arc<CudaWeights>>,
     /// What the host evaluates of layers.
     host: Option<HostPart>,
     /// Layers of it that can come to the device.
@@ -89,15 +93,24 @@ pub struct Busy(Arc<CudaWeights>);
 impl Busy {
     /// Begins work.
     pub fn new(weights: &Arc<CudaWeights>) -> Busy {
-        weights.busy.fetch_add(1, Ordering::AcqRel);
+        for weights in weights.all() {
+            weights.busy.fetch_add(1, Ordering::AcqRel);
+        }
         Busy(weights.clone())
     }
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.busy.fetch_sub(1, Ordering::AcqRel);
+        for weights in self.0.all() {
+            weights.busy.fetch_sub(1, Ordering::AcqRel);
+        }
     }
+}
+
+/// Holds weights on the device, and those of which they share some.
+pub struct Resident<'a> {
+    _guards: ArrayVec<RwLockReadGuard<'a, Residency>, 2>,
 }
 
 impl CudaWeights {
@@ -173,16 +186,31 @@ impl CudaWeights {
     /// The same, with the device as sessions use it.
     fn load_charging(
         context: &Arc<Context>,
+        sessions_and_host: (Arc<Context>, Option<HostPart>),
+        network: &Network,
+        progress: &mut Progress<'_>,
+    ) -> Result<CudaWeights> {
+        // What is wrong with it is known without a device.
+        Plan::new(network, 0)?;
+        let kernels = Arc::new(Kernels::load(context)?);
+        CudaWeights::load_with(kernels, None, sessions_and_host, network, progress)
+    }
+
+    /// The same with kernels that are there, of a network or of the head of one.
+    fn load_with(
+        kernels: Arc<Kernels>,
+        of: Option<Arc<CudaWeights>>,
         (sessions, host): (Arc<Context>, Option<HostPart>),
         network: &Network,
         progress: &mut Progress<'_>,
     ) -> Result<CudaWeights> {
-        let bytes = Plan::new(network, 0)?.0.bytes as usize;
-        let kernels = Kernels::load(context)?;
+        let context = &kernels.context().clone();
+        let beside = of.as_ref().map(|of| &of.plan);
+        let bytes = Plan::beside(beside, network, 0)?.0.bytes as usize;
         // The addresses are in graphs, so they stay when the memory goes for a while.
         let mut memory = Range::reserve(context, bytes, bytes)?;
         memory.grow(bytes, "weights")?;
-        let (plan, mut jobs) = Plan::new(network, memory.address())?;
+        let (plan, mut jobs) = Plan::beside(beside, network, memory.address())?;
         // Memory of the upload goes back before that of prefills is taken; a limit that has no room for
         // that is not to show at the end.
         let account = context.account();
@@ -201,6 +229,7 @@ impl CudaWeights {
         };
         Ok(CudaWeights {
             kernels,
+            of,
             link: None,
             host,
             guests,
@@ -255,7 +284,7 @@ impl CudaWeights {
     pub fn chunk(&self) -> usize {
         match (&self.host, &self.guests) {
             (Some(_), None) => HOST_CHUNK,
-            _ => CHUNK,
+            _ => self.plan.chunk(),
         }
     }
 
@@ -281,8 +310,20 @@ impl CudaWeights {
         Workspace::lock(&self.staging, || Staging::new(self.context(), largest))
     }
 
+    /// These, and those of which they share some.
+    fn all(&self) -> impl Iterator<Item = &CudaWeights> {
+        [Some(self), self.of.as_deref()].into_iter().flatten()
+    }
+
     /// Holds the weights on the device, where they are brought first if they are not there.
-    pub fn resident(&self) -> Result<RwLockReadGuard<'_, Residency>> {
+    pub fn resident(&self) -> Result<Resident<'_>> {
+        let guards = self.all().map(CudaWeights::resident_alone);
+        Ok(Resident {
+            _guards: guards.collect::<Result<_>>()?,
+        })
+    }
+
+    fn resident_alone(&self) -> Result<RwLockReadGuard<'_, Residency>> {
         loop {
             let residency = self
                 .residency
@@ -344,7 +385,7 @@ impl CudaWeights {
         for (i, work) in works.iter().enumerate() {
             let chooses = work.want.is_one_choice() && !work.tokens.is_empty();
             let evaluates = matches!(work.want, Want::Evaluated) && work.tokens.len() == 1;
-            if when == When::Now && (chooses || evaluates) {
+            if when == When::Now && (chooses || evaluates) && self.of.is_none() {
                 let kv_type = runners[i].kv_type().map_err(|e| RowError::of(i, e))?;
                 let kind = (kv_type, chooses);
                 match groups.iter_mut().find(|(k, _)| *k == kind) {
@@ -478,10 +519,28 @@ impl Weights for CudaWeights {
     fn max_drafts(&self) -> usize {
         match self.plan.fixed.floats() {
             // The rows of a part would need a residual stream each.
-            _ if self.plan.ends != (true, true) || self.link.is_some() => 0,
+            _ if self.plan.ends != (Front::Embeddings, true) || self.link.is_some() => 0,
             0 => MAX_ROWS - 1,
             _ => 0,
         }
+    }
+
+    fn load_predictor(self: Arc<Self>, network: &Network) -> Result<Arc<dyn Weights>> {
+        if self.plan.ends != (Front::Embeddings, true) || self.link.is_some() {
+            fail!(Unsupported, "{NO_PREDICTORS}");
+        }
+        let (kernels, sessions) = (self.kernels.clone(), (self.sessions.clone(), None));
+        let of = Some(self);
+        let head = CudaWeights::load_with(kernels, of, sessions, network, &mut |_| Ok(()))?;
+        Ok(Arc::new(head))
+    }
+
+    fn hidden_states(&self, rows: usize) -> Result<Arc<HiddenStates>> {
+        if !self.plan.ends.1 || self.link.is_some() || self.plan.streams.is_some() {
+            fail!(Unsupported, "{NO_PREDICTORS}");
+        }
+        let width = self.plan.hidden as usize;
+        Ok(Arc::new(StateRing::states(&self.sessions, width, rows)?))
     }
 
     fn submit(&self, rows: &mut [Row<'_>], when: When) -> RowResult<()> {

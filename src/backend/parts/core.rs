@@ -171,7 +171,7 @@ impl Core {
                     mask: None,
                     interrupt,
                     residual: Residual {
-                        input: (!is_first).then_some(&streams.before[..floats]),
+                        input: (!is_first).then_some(&streams.before[..floats]).into(),
                         output: Some(&mut streams.behind[..floats]),
                     },
                 };
@@ -189,7 +189,7 @@ impl Core {
             mask: mask.map(|mask| mask as &mut MaskSource<'_>),
             interrupt,
             residual: Residual {
-                input: (!is_first).then_some(&streams.before[..floats]),
+                input: (!is_first).then_some(&streams.before[..floats]).into(),
                 output: None,
             },
         };

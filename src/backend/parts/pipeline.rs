@@ -143,7 +143,7 @@ impl Pipeline<'_> {
             mask: None::<&mut MaskSource<'_>>,
             interrupt: self.interrupt,
             residual: Residual {
-                input: input.as_ref().map(|input| &input[..floats]),
+                input: input.as_ref().map(|input| &input[..floats]).into(),
                 output: output.as_mut().map(|output| &mut output[..floats]),
             },
         };

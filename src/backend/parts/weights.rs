@@ -316,7 +316,7 @@ impl PartsWeights {
                     mask: None,
                     interrupt: work.interrupt,
                     residual: Residual {
-                        input: (index > 0).then_some(input),
+                        input: (index > 0).then_some(input).into(),
                         output: Some(output),
                     },
                 });
@@ -356,7 +356,7 @@ impl PartsWeights {
                 mask: work.mask.take().map(|mask| mask as &mut MaskSource<'_>),
                 interrupt: work.interrupt,
                 residual: Residual {
-                    input,
+                    input: input.into(),
                     output: None,
                 },
             });

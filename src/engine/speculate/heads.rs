@@ -8,14 +8,13 @@
 
 use super::{DraftContext, DraftSource, SourceKind};
 use crate::backend::{
-    HiddenStates, MAX_DRAFTS, Outcome, Residual, Row, Runner, RunnerOptions, Want, Weights, When,
+    HiddenStates, MAX_DRAFTS, Outcome, Residual, Row, Runner, RunnerOptions, StatesFrom,
+    TokenInput, Want, Weights, When,
 };
 use crate::engine::interrupt::Interrupts;
-use crate::engine::sampling::{Input, Scratch, choose};
 use crate::engine::{Model, Session};
 use crate::error::{Result, Status, fail, try_vec};
 use crate::log::log;
-use crate::model::{Network, Norm, NormKind};
 use std::sync::Arc;
 
 /// Positions whose states are kept until the head has read them.
@@ -23,72 +22,10 @@ const MAX_STATES: usize = 4096;
 /// Positions that the head reads at a time.
 const PIECE: usize = 256;
 
-/// A model's head on its device.
-pub(in crate::engine) struct Head {
-    weights: Arc<dyn Weights>,
-    /// What makes the hidden states of the model, and of the head, of their residual streams.
-    norms: [StateNorm; 2],
-}
-
-/// A root-mean-square norm of rows.
-struct StateNorm {
-    weight: Vec<f32>,
-    eps: f32,
-}
-
-impl StateNorm {
-    fn new(norm: &Norm) -> Result<StateNorm> {
-        match (norm.kind, &norm.bias, norm.weight.to_f32()?) {
-            (NormKind::Rms, None, Some(weight)) => Ok(StateNorm {
-                weight,
-                eps: norm.eps,
-            }),
-            _ => fail!(
-                Unsupported,
-                "tensor {}: a head that guesses further tokens behind such a norm",
-                norm.weight.name
-            ),
-        }
-    }
-
-    fn apply(&self, rows: &mut [f32]) {
-        for row in rows.chunks_exact_mut(self.weight.len()) {
-            let square: f64 = row.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
-            let mean = square / row.len() as f64;
-            let scale = (1.0 / (mean + f64::from(self.eps)).sqrt()) as f32;
-            for (x, weight) in row.iter_mut().zip(&self.weight) {
-                *x *= scale * weight;
-            }
-        }
-    }
-}
-
-impl Head {
-    /// The head `predictor` of a network, beside its weights.
-    pub fn load(
-        network: &Network,
-        predictor: &Network,
-        weights: &Arc<dyn Weights>,
-    ) -> Result<Head> {
-        Ok(Head {
-            norms: [
-                StateNorm::new(&network.final_norm)?,
-                StateNorm::new(&predictor.final_norm)?,
-            ],
-            weights: weights.load_predictor(predictor)?,
-        })
-    }
-
-    /// See [`Weights`].
-    pub fn weights(&self) -> &Arc<dyn Weights> {
-        &self.weights
-    }
-}
-
 /// A session's head, and what it has read.
 pub struct HeadDrafts {
     model: Arc<Model>,
-    head: Arc<Head>,
+    head: Arc<dyn Weights>,
     runner: Box<dyn Runner>,
     interrupts: Arc<Interrupts>,
     /// Those of the session.
@@ -101,10 +38,6 @@ pub struct HeadDrafts {
     base: usize,
     /// Positions that were made of the session's states.
     known: usize,
-    /// States on their way to the head.
-    rows: Vec<f32>,
-    logits: Vec<f32>,
-    scratch: Scratch,
     /// Tokens that a context can have.
     context: usize,
 }
@@ -115,29 +48,35 @@ impl HeadDrafts {
     /// Errors: `Unsupported` if its model has no head, or none was loaded; those of a runner of the head.
     pub fn new(target: &Session) -> Result<HeadDrafts> {
         let head = target.model().head()?;
-        let options = RunnerOptions {
-            // Drafts come behind what is known.
-            context: target.context() + MAX_DRAFTS,
-            mark_interval: 0,
-            ..target.options
-        };
-        let runner = head.weights.clone().create_runner(&options)?;
+        let (options, _) = HeadDrafts::of_session(&target.options);
+        let runner = head.clone().create_runner(&options)?;
         HeadDrafts::with(target, runner)
+    }
+
+    /// What a head's runner is made with for a session whose own is made with these options, and positions whose hidden states the
+    /// session keeps.
+    pub(in crate::engine) fn of_session(options: &RunnerOptions) -> (RunnerOptions, usize) {
+        let head = RunnerOptions {
+            // Drafts come behind what is known.
+            context: options.context.saturating_add(MAX_DRAFTS),
+            mark_interval: 0,
+            ..*options
+        };
+        (head, options.context.min(MAX_STATES))
     }
 
     /// The same with a runner of the head.
     fn with(target: &Session, mut runner: Box<dyn Runner>) -> Result<HeadDrafts> {
         let model = target.model().clone();
         let head = model.head()?.clone();
+        let (_, kept) = HeadDrafts::of_session(&target.options);
         let context = target.context();
-        let own = head.weights.hidden_states(1)?;
+        let own = head.hidden_states(1)?;
         runner.keep_states(Some(own.clone()))?;
-        let n_vocab = model.details().n_vocab;
-        let width = own.width();
         let mut read = try_vec(context + MAX_DRAFTS, 0, "tokens of a head")?;
         read.clear();
         Ok(HeadDrafts {
-            states: model.weights().hidden_states(context.min(MAX_STATES))?,
+            states: model.weights().hidden_states(kept)?,
             head,
             runner,
             interrupts: target.interrupts().clone(),
@@ -145,9 +84,6 @@ impl HeadDrafts {
             read,
             base: 0,
             known: 0,
-            rows: try_vec(PIECE.min(context) * width, 0.0, "hidden states")?,
-            logits: try_vec(n_vocab, 0.0, "logits")?,
-            scratch: Scratch::new(n_vocab)?,
             context,
             model,
         })
@@ -161,8 +97,14 @@ impl HeadDrafts {
         kept.min(self.known)
     }
 
-    fn evaluate(&mut self, tokens: &[u32], want: Want) -> Result<()> {
-        let floats = tokens.len() * self.own.width();
+    /// Reads tokens beside these states, the first of which is that of a position.
+    fn submit(
+        &mut self,
+        tokens: &[u32],
+        states: &HiddenStates,
+        position: usize,
+        want: Want,
+    ) -> Result<()> {
         let row = Row {
             runner: &mut *self.runner,
             tokens,
@@ -170,27 +112,22 @@ impl HeadDrafts {
             mask: None,
             interrupt: self.interrupts.work(),
             residual: Residual {
-                input: Some(&self.rows[..floats]),
+                input: TokenInput::States(StatesFrom { states, position }),
                 output: None,
             },
         };
-        let submitted = self.head.weights.submit(&mut [row], When::Now);
-        submitted.map_err(|e| e.error)?;
-        match self.runner.poll(true)? {
-            Some(Outcome::Logits | Outcome::Evaluated) => Ok(()),
-            other => fail!(Internal, "{other:?} of a head"),
-        }
+        let submitted = self.head.submit(&mut [row], When::Now);
+        submitted.map_err(|e| e.error)
     }
 
-    /// Reads a context up to its last token. False if there are no states for it.
+    /// Reads a context up to what it lacks for the next draft, which are some tokens at least. False if there are no states for it.
     fn catch_up(&mut self, tokens: &[u32]) -> Result<bool> {
         let end = tokens.len() - 1;
         let Some(first) = self.states.first(end) else {
             return Ok(false);
         };
-        let mut kept = self.kept(tokens);
-        // The logits are those of its last position.
-        kept = kept.min((end - 1).saturating_sub(self.base));
+        // Something is left to read, behind which is drafted.
+        let mut kept = self.kept(tokens).min((end - 1).saturating_sub(self.base));
         // As far as the runner can go back to.
         kept = self.runner.mark_before(kept).position();
         if kept == 0 || first > self.base + kept {
@@ -198,65 +135,61 @@ impl HeadDrafts {
         }
         let mark = self.runner.mark_before(kept);
         self.runner.rollback(mark);
+        // Draws are by position: those of the session are the same numbers. The first token of the context is none of the head's.
+        self.runner.set_draw_offset(self.base + 1)?;
         self.known = self.runner.len();
         self.read.clear();
         self.read.extend_from_slice(tokens);
-        let width = self.own.width();
-        let [norm, _] = &self.head.clone().norms;
-        let piece = self.rows.len() / width;
-        let mut position = self.base + self.known;
-        while position < end {
-            let count = piece.min(end - position);
-            let rows = &mut self.rows[..count * width];
-            if !self.states.read(position, rows) {
-                return Ok(false);
+        let states = self.states.clone();
+        loop {
+            let position = self.base + self.known;
+            if end - position <= PIECE {
+                return Ok(true);
             }
-            norm.apply(rows);
-            position += count;
-            let want = match position == end {
-                true => Want::Logits,
-                false => Want::Evaluated,
-            };
-            self.evaluate(&tokens[position - count + 1..=position], want)?;
-            self.known = self.runner.len();
+            let piece = &tokens[position + 1..=position + PIECE];
+            self.submit(piece, &states, position, Want::Evaluated)?;
+            match self.runner.poll(true)? {
+                Some(Outcome::Evaluated) => self.known = self.runner.len(),
+                other => fail!(Internal, "{other:?} of a head"),
+            }
         }
-        Ok(true)
     }
 
     fn try_draft(&mut self, context: &DraftContext<'_>, drafts: &mut [u32]) -> Result<usize> {
-        if !self.catch_up(context.tokens)? {
+        let tokens = context.tokens;
+        if !self.catch_up(tokens)? {
             return Ok(0);
         }
         let mut sampling = *context.sampling;
         sampling.logprobs = 0;
-        let width = self.own.width();
-        let count = drafts.len();
-        let known = context.tokens.len();
-        for (i, draft) in drafts.iter_mut().enumerate() {
-            self.runner.logits(&mut self.logits)?;
-            // Draws are by position: those of the session are the same numbers.
-            let input = Input {
-                logits: &self.logits,
-                history: &self.read,
-                rules: None,
-                mask: None,
-                position: self.read.len() as u64,
-            };
-            *draft = choose(&input, &mut self.scratch, &sampling)?;
-            if i + 1 == count {
-                break;
+        let (states, own) = (self.states.clone(), self.own.clone());
+        let mut done = 0;
+        while done < drafts.len() {
+            let count = (drafts.len() - done).min(self.runner.queue_limit());
+            let want = Want::Choices { count, sampling };
+            match done.checked_sub(1) {
+                None => {
+                    let position = self.base + self.known;
+                    self.submit(&tokens[position + 1..], &states, position, want)?;
+                }
+                // It goes on from its own states.
+                Some(last) => {
+                    let position = self.runner.len() - 1;
+                    self.submit(&drafts[last..done], &own, position, want)?;
+                }
             }
-            let last = self.runner.len() - 1;
-            if !self.own.read(last, &mut self.rows[..width]) {
-                fail!(Internal, "a head without its own state");
+            for draft in &mut drafts[done..done + count] {
+                *draft = match self.runner.poll(true)? {
+                    Some(Outcome::Token(token)) => token,
+                    other => fail!(Internal, "{other:?} of a head"),
+                };
             }
-            self.head.clone().norms[1].apply(&mut self.rows[..width]);
-            // Within the capacity, so nothing is allocated.
-            self.read.push(*draft);
-            self.evaluate(&[*draft], Want::Logits)?;
+            if done == 0 {
+                self.known = tokens.len() - 1 - self.base;
+            }
+            done += count;
         }
-        self.read.truncate(known);
-        Ok(count)
+        Ok(done)
     }
 }
 
@@ -275,11 +208,11 @@ impl DraftSource for HeadDrafts {
         end - first.max(self.base + self.kept(context.tokens)).min(end)
     }
 
-    /// Behind the last token of a context, whose own state is not there yet.
+    /// Behind the last token of a context, if there are states of all before it.
     fn look(&mut self, context: &DraftContext<'_>) -> Result<Option<usize>> {
         let len = context.tokens.len();
-        let able = context.evaluated + 1 == len && len < self.context;
-        Ok((able && self.states.first(context.evaluated).is_some()).then_some(0))
+        let able = (2..self.context).contains(&len);
+        Ok((able && self.states.first(len - 1).is_some()).then_some(0))
     }
 
     /// A head that fails has no drafts: only speed depends on it.
@@ -288,7 +221,6 @@ impl DraftSource for HeadDrafts {
             Err(e) => {
                 // What it has read is as far as its runner has come.
                 self.known = self.known.min(self.runner.len());
-                self.read.truncate(context.tokens.len());
                 if e.status == Status::Interrupted {
                     return Err(e);
                 }
@@ -301,7 +233,7 @@ impl DraftSource for HeadDrafts {
 
     fn fork(&mut self, fork: &Session) -> Result<Box<dyn DraftSource>> {
         let mut other = HeadDrafts::with(fork, self.runner.fork()?)?;
-        other.states.copy(&self.states);
+        other.states.copy(&self.states)?;
         // Within the capacity, so nothing is allocated.
         other.read.extend_from_slice(&self.read);
         (other.base, other.known) = (self.base, self.known);

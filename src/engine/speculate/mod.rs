@@ -23,7 +23,6 @@ use crate::grammar::Matcher;
 use crate::memory;
 use arrayvec::ArrayVec;
 use depth::{CLASSES, Depth};
-pub(super) use heads::Head;
 pub use heads::HeadDrafts;
 pub use model::ModelDrafts;
 pub use ngram::NgramDrafts;
@@ -36,8 +35,6 @@ pub(super) use together::{BatchDepth, Seat};
 pub struct DraftContext<'a> {
     /// The tokens of the context.
     pub tokens: &'a [u32],
-    /// How many of them the session has evaluated.
-    pub evaluated: usize,
     /// How the next ones are chosen.
     pub sampling: &'a Sampling,
 }
@@ -146,8 +143,6 @@ pub(super) struct Speculation {
     /// Drafts that a batch is to verify, and their class.
     guessed: ArrayVec<u32, MAX_DRAFTS>,
     guessed_class: usize,
-    /// Tokens that the runner had evaluated when it was looked for drafts of a batch.
-    evaluated: usize,
     /// Drafts that a batch in the background asks for.
     deferred: usize,
     /// The drafts of the last step, until its outcomes were all polled.
@@ -174,7 +169,6 @@ impl Speculation {
             options,
             guessed: ArrayVec::new(),
             guessed_class: 0,
-            evaluated: 0,
             deferred: 0,
             verified: ArrayVec::new(),
             accepted: 0,
@@ -553,10 +547,8 @@ impl Session {
         }
         let context = DraftContext {
             tokens: &self.tokens,
-            evaluated,
             sampling: &self.sampling,
         };
-        speculation.evaluated = evaluated;
         // Behind the drafts there is a position for the token that is chosen after them.
         let room = self.context() - self.tokens.len() - 1;
         let (mut count, class) = speculation.choose(&context, room)?;
@@ -616,10 +608,8 @@ impl Session {
         if started && !speculation.source.is_quick() && self.constraint.is_some() {
             return Ok((Seat::default(), 0.0));
         }
-        speculation.evaluated = self.residence.runner()?.len();
         let context = DraftContext {
             tokens: &self.tokens,
-            evaluated: speculation.evaluated,
             sampling: &self.sampling,
         };
         // Behind the drafts there is a position for the token that is chosen after them.
@@ -652,7 +642,6 @@ impl Session {
         }
         let context = DraftContext {
             tokens: &self.tokens,
-            evaluated: speculation.evaluated,
             sampling: &self.sampling,
         };
         let mut drafts = [0; MAX_DRAFTS];
@@ -752,7 +741,6 @@ impl Session {
 pub(super) struct Ask {
     source: SharedSource,
     pub most: usize,
-    evaluated: usize,
     /// When the work was started, if that says what a step takes.
     begun: Option<Instant>,
     asked: Option<Asked>,
@@ -763,7 +751,6 @@ impl Ask {
         Ask {
             source: speculation.source.shared(),
             most,
-            evaluated: speculation.evaluated,
             begun: typical.then(Instant::now),
             asked: None,
         }
@@ -775,11 +762,7 @@ impl Ask {
     pub fn ask(&mut self, tokens: &mut Vec<u32>, sampling: &Sampling) -> Result<usize> {
         let mut drafts = [0; MAX_DRAFTS];
         let most = self.most.min(tokens.capacity() - tokens.len());
-        let context = DraftContext {
-            tokens,
-            evaluated: self.evaluated,
-            sampling,
-        };
+        let context = DraftContext { tokens, sampling };
         let asked = self.source.ask(&context, &mut drafts[..most])?;
         tokens.extend_from_slice(&drafts[..asked.count]);
         self.asked = Some(asked);

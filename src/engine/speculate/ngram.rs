@@ -163,7 +163,6 @@ mod tests {
     fn drafts(source: &mut NgramDrafts, tokens: &[u32], count: usize) -> Option<(usize, Vec<u32>)> {
         let context = DraftContext {
             tokens,
-            evaluated: 0,
             sampling: &Sampling::default(),
         };
         let class = source.look(&context).unwrap()?;

@@ -7,12 +7,15 @@ use crate::backend::cuda::args;
 use crate::backend::cuda::crossing;
 use crate::backend::cuda::driver::{Buffer, Graph, Pinned, Stream};
 use crate::backend::cuda::evaluation::Evaluation;
+use crate::backend::cuda::hidden::StateRing;
 use crate::backend::cuda::sampling::{SamplingState, Stages};
 use crate::backend::cuda::state::{FixedState, State};
 use crate::backend::cuda::step::{Ending, StepBuffers};
 use crate::backend::cuda::weights::CudaWeights;
 use crate::backend::state::{StateInfo, StateLayout};
-use crate::backend::{MaskSource, Residual, RunnerOptions, StateSink, StateSource};
+use crate::backend::{
+    HiddenStates, MaskSource, Residual, RunnerOptions, StateSink, StateSource, TokenInput,
+};
 use crate::engine::sampling::{LogprobBoxes, Sampling};
 use crate::error::{Result, fail};
 use crate::model::AdapterSet;
@@ -37,8 +40,16 @@ pub const EVALUATE: Ending = Ending {
     drafts: false,
 };
 
-/// A kind of step, and whether sessions that are part of it have adapters.
-pub type Kind = (Ending, bool);
+/// A kind of step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// What it does besides evaluating.
+    pub ending: Ending,
+    /// Sessions that are part of it have adapters.
+    pub adapted: bool,
+    /// Some of them keep hidden states.
+    pub keeps: bool,
+}
 
 /// Tokens to append.
 pub struct Extension<'a> {
@@ -82,6 +93,10 @@ pub struct Core {
     adapters: Option<SessionAdapters>,
     /// What it is about to add, made by [`Core::reserve_adapters`].
     coming_adapters: Option<SessionAdapters>,
+    /// Where the hidden states of its positions go.
+    states: Option<Arc<HiddenStates>>,
+    /// The index of a draw, less the position of its token.
+    draw_offset: u64,
     /// Memory of choices.
     pub sampling: SamplingState,
     /// Where its choices' log-probabilities go.
@@ -173,6 +188,8 @@ impl Core {
             session,
             adapters: None,
             coming_adapters: None,
+            states: None,
+            draw_offset: 0,
             sampling,
             logprob_boxes: LogprobBoxes::new(),
             results,
@@ -262,10 +279,46 @@ impl Core {
             .write(offset_of!(args::Session, adapter_uses), &numbers)?;
         self.adapters = adapters;
         // They have the addresses of those before.
-        self.graphs.retain(|((_, adapted), _)| !adapted);
+        self.graphs.retain(|(kind, _)| !kind.adapted);
         if let Some(drafts) = &mut self.drafts {
             drafts.forget_adapters();
         }
+        Ok(())
+    }
+
+    /// Whether it keeps hidden states.
+    pub fn keeps(&self) -> bool {
+        self.states.is_some()
+    }
+
+    /// Keeps hidden states there from now on. Nothing is under way.
+    pub fn keep_states(&mut self, states: Option<Arc<HiddenStates>>) -> Result<()> {
+        let device = self.weights.sessions().clone();
+        let _current = device.enter()?;
+        let (address, rows) = match &states {
+            Some(states) => StateRing::of(states, &device)?.place(),
+            None => (0, 0),
+        };
+        // The last step is collected, but its kernels may not have ended.
+        self.stream.synchronize()?;
+        let session = &self.session;
+        session.write(offset_of!(args::Session, states), &[address])?;
+        session.write(offset_of!(args::Session, states_rows), &[rows])?;
+        self.states = states;
+        Ok(())
+    }
+
+    /// Adds this to the position of a token for the index of its draw. Nothing is under way.
+    pub fn set_draw_offset(&mut self, offset: u64) -> Result<()> {
+        if self.draw_offset == offset {
+            return Ok(());
+        }
+        let device = self.weights.sessions().clone();
+        let _current = device.enter()?;
+        self.stream.synchronize()?;
+        let at = offset_of!(args::Session, draw_offset);
+        self.session.write(at, &[offset])?;
+        self.draw_offset = offset;
         Ok(())
     }
 
@@ -279,8 +332,19 @@ impl Core {
         self.len == 0
     }
 
-    /// Notes how many positions are in the state.
+    /// Notes that positions were evaluated up to this one, or that those from it on are gone.
     pub fn set_len(&mut self, len: usize) {
+        if let Some(states) = &self.states {
+            match len.checked_sub(self.len) {
+                Some(count) => states.evaluated(self.len, count),
+                None => states.keep(len),
+            }
+        }
+        self.note_len(len);
+    }
+
+    /// Notes how many positions are in the state.
+    fn note_len(&mut self, len: usize) {
         self.len = len;
         self.progress.store(len, Ordering::Relaxed);
     }
@@ -328,18 +392,28 @@ impl Core {
                 None => Adapters::None,
             },
             link: self.weights.link(),
+            keeps: self.keeps(),
             guests: self.weights.guests(),
+        }
+    }
+
+    /// The kind of its steps with this ending.
+    pub(super) fn kind(&self, ending: Ending) -> Kind {
+        Kind {
+            ending,
+            adapted: self.has_adapters(),
+            keeps: self.keeps(),
         }
     }
 
     /// The graph of a kind of step.
     fn graph(&mut self, kind: Ending) -> Result<&Graph> {
-        let adapted = (kind, self.adapters.is_some());
-        let at = match self.graphs.iter().position(|(k, _)| *k == adapted) {
+        let kind = self.kind(kind);
+        let at = match self.graphs.iter().position(|(k, _)| *k == kind) {
             Some(at) => at,
             None => {
-                let graph = self.capture(kind)?;
-                self.graphs.push((adapted, graph));
+                let graph = self.capture(kind.ending)?;
+                self.graphs.push((kind, graph));
                 self.graphs.len() - 1
             }
         };
@@ -563,17 +637,26 @@ impl Core {
         self.settle(false)
     }
 
-    /// Puts the residual stream of a token where a step of a part begins with it.
-    pub fn enter(&mut self, input: Option<&[f32]>) -> Result<()> {
-        let Some(input) = input else {
-            return Ok(());
-        };
+    /// Puts what a token at a position has in place of an embedding, or beside it, where a step begins with it.
+    pub fn enter(&mut self, input: TokenInput<'_>, position: usize) -> Result<()> {
         let device = self.weights.context().clone();
         let _current = device.enter()?;
-        let to = self.buffers.at().rows.residual;
-        // SAFETY: the memory of the session's steps, which follow each other on its stream. Rows of one token alone, as a
-        // batch has and a choice, are in no pinned memory (`Weights::host_floats`); those of others are awaited by `extend`.
-        unsafe { crossing::enter(&self.stream, input, input.len(), to) }
+        match (input, &self.states) {
+            (TokenInput::Embeddings, _) => Ok(()),
+            (TokenInput::Stream(input), _) => {
+                let to = self.buffers.at().rows.residual;
+                // SAFETY: the memory of the session's steps, which follow each other on its stream. Rows of one token alone, as a
+                // batch has and a choice, are in no pinned memory (`Weights::host_floats`); those of others are awaited by `extend`.
+                unsafe { crossing::enter(&self.stream, input, input.len(), to) }
+            }
+            (TokenInput::States(from), Some(states)) => {
+                let own = StateRing::of(states, &device)?;
+                // SAFETY: whoever submits the row has their states until it is polled, and this structure has its own, which
+                // nobody uses but its steps.
+                unsafe { own.take(&from, position, &self.stream) }
+            }
+            (TokenInput::States(_), None) => fail!(Internal, "a head that keeps no hidden states"),
+        }
     }
 
     /// Takes the residual stream of a token from where a step of a part has left it. Waits for that.
@@ -595,9 +678,13 @@ impl Core {
             with_logits,
             is_background,
         } = extension;
+        // A step of a head is for the most part its product with the output matrix.
+        let is_head = self.weights.plan().entry.is_some();
         let (first, last) = match tokens {
             [] => fail!(NoTokens, "nothing to evaluate"),
-            [first @ .., last] if with_logits || first.is_empty() => (first, Some(*last)),
+            [first @ .., last] if with_logits || first.is_empty() && !is_head => {
+                (first, Some(*last))
+            }
             _ => (tokens, None),
         };
         let width = self.weights.plan().hidden as usize;
@@ -620,6 +707,10 @@ impl Core {
                 let eval = self.evaluation(&self.stream);
                 let buffers = workspace.get()?;
                 let ends = residual.split(chunk.len() * width);
+                if let Some(states) = &self.states {
+                    // Whatever comes of it, those are gone whose places it takes.
+                    states.evaluated(at, chunk.len());
+                }
                 buffers.until(interrupt, || {
                     // SAFETY: *weights*: held by an `Arc`. *sessions*: the cache is prepared, and this call
                     // has the session for itself. *workspace*: locked until the stream is idle.
@@ -650,7 +741,7 @@ impl Core {
         self.set_position(&stream, start + first.len())?;
         self.set_token(&stream, last)?;
         self.mirror.position = None;
-        self.enter(residual.input)?;
+        self.enter(residual.input, start + first.len())?;
         self.launch(EVALUATE)?;
         self.leave(residual.output)?;
         self.buffers.check_host()?;
@@ -759,7 +850,7 @@ impl Core {
         if info.len > 0 {
             self.state.fixed.load(info.len, &stream, source)?;
         }
-        self.set_len(info.len);
+        self.note_len(info.len);
         self.has_logits = info.has_logits;
         Ok(())
     }

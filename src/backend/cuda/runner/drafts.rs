@@ -160,7 +160,7 @@ impl DraftSpace {
 
     /// The session's adapters are elsewhere now.
     pub fn forget_adapters(&mut self) {
-        self.graphs.retain(|(_, (_, adapted), _)| !adapted);
+        self.graphs.retain(|(_, kind, _)| !kind.adapted);
     }
 
     /// Tells the rows their tokens. Nothing is under way.
@@ -249,6 +249,12 @@ impl Core {
     pub fn has_drafts(&self) -> bool {
         let space = self.drafts.as_ref();
         space.is_some_and(|space| space.flight.is_some() || !space.outcomes.is_empty())
+    }
+
+    /// Whether a step is under way.
+    pub fn has_flight(&self) -> bool {
+        let space = self.drafts.as_ref();
+        space.is_some_and(|space| space.flight.is_some())
     }
 
     /// Lets an interrupt end the step under way.
@@ -397,7 +403,7 @@ impl Core {
 
     fn launch_drafts(&mut self, n: usize, ending: Ending) -> Result<()> {
         let (stream, weights) = (self.stream.clone(), self.weights.clone());
-        let kind = (ending, self.has_adapters());
+        let kind = self.kind(ending);
         let same = |(rows, k, _): &(usize, Kind, Graph)| (*rows, *k) == (n, kind);
         let space = self.space()?;
         let at = match space.graphs.iter().position(same) {

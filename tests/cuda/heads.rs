@@ -1,0 +1,236 @@
+//! Heads that guess further tokens on a GPU: their logits beside a reference in double precision, and sessions with their drafts
+//! beside sessions without.
+
+use crate::common::TempDir;
+use crate::common::drafts::{ALWAYS, SAMPLED, decoded, dropped, interrupted_text};
+use crate::common::heads;
+use crate::common::states::{random_life_of, session};
+use crate::gpu::*;
+use crate::model::gpu;
+use emberlm::Status;
+use emberlm::backend::{DeviceKind, KvType, LoadOptions, RunnerOptions};
+use emberlm::engine::sampling::Sampling;
+use emberlm::engine::speculate::{DraftOptions, HeadDrafts, SourceKind};
+use emberlm::engine::{Model, Session, SessionOptions};
+use std::sync::Arc;
+
+/// Those of which a GPU verifies drafts.
+const VERIFIED: [&str; 3] = ["glm4", "glm4_moe", "deepseek_v3"];
+
+pub fn tests(tests: &mut Tests) {
+    for (name, own) in heads::variants() {
+        let of = if own { "_with_ends" } else { "" };
+        tests.push((
+            format!("heads::{name}{of}"),
+            Box::new(move || agrees(name, own)),
+        ));
+    }
+    for name in VERIFIED {
+        tests.push((
+            format!("heads::drafts_of_{name}"),
+            Box::new(move || heads::drafts_are_right(&model(name, false), name, KvType::F16, 0.05)),
+        ));
+    }
+    tests.push(("heads::lives".into(), Box::new(lives)));
+    tests.push(("heads::texts".into(), Box::new(texts)));
+    tests.push(("heads::batches".into(), Box::new(batches)));
+    tests.push(("heads::dropped".into(), Box::new(dropped_decodes)));
+    tests.push(("heads::late".into(), Box::new(late)));
+    tests.push(("heads::evict".into(), Box::new(evicted)));
+    tests.push(("heads::memory".into(), Box::new(memory)));
+    tests.push(("heads::refused".into(), Box::new(refused)));
+}
+
+fn load(name: &str, own: bool, draft_heads: bool) -> Arc<Model> {
+    let dir = TempDir::new(&format!("gpu-heads-{name}"));
+    heads::folder(name, own).write(&dir);
+    let options = LoadOptions {
+        draft_heads,
+        ..Default::default()
+    };
+    load_on(dir.path(), DeviceKind::Cuda, &options)
+}
+
+/// A model with its head.
+fn model(name: &str, own: bool) -> Arc<Model> {
+    load(name, own, true)
+}
+
+fn with_heads(session: &mut Session) {
+    session.set_head_drafts(&ALWAYS).unwrap();
+    assert_eq!(session.speculation().unwrap().source, SourceKind::Heads);
+}
+
+fn agrees(name: &str, own: bool) {
+    let options = RunnerOptions {
+        context: 128,
+        ..Default::default()
+    };
+    // Caches, and inputs of the products of pieces, are in half precision.
+    heads::agrees(name, own, &options, 0.03, &|network| gpu(network));
+}
+
+fn lives() {
+    for (seed, name) in VERIFIED.into_iter().enumerate() {
+        let model = model(name, seed == 1);
+        random_life_of(&model, seed as u64, 50, false, &mut with_heads);
+        random_life_of(&model, 50 + seed as u64, 50, false, &mut |session| {
+            session.set_head_drafts(&DraftOptions::default()).unwrap();
+        });
+    }
+}
+
+fn texts() {
+    for name in VERIFIED {
+        let model = model(name, true);
+        for sampling in [Sampling::GREEDY, SAMPLED] {
+            let accepted = interrupted_text(&model, sampling, 300, &with_heads);
+            println!(
+                "{name}, temperature {}: {accepted} accepted",
+                sampling.temperature
+            );
+            assert!(accepted > 0 || is_stand_in(), "{name}, {sampling:?}");
+        }
+    }
+}
+
+/// Whether the driver computes no network, so that no head is right but by chance.
+fn is_stand_in() -> bool {
+    std::env::var_os("STAND_IN_KERNELS").is_some()
+}
+
+/// Batches of sessions with heads and without.
+fn batches() {
+    let model = model("glm4_moe", false);
+    let create = |i: usize| {
+        let mut s = session(&model);
+        let sampling = [Sampling::GREEDY, SAMPLED][i % 2];
+        s.set_sampling(sampling, None).unwrap();
+        s.prefill(&[1, 20, 30 + i as u32]).unwrap();
+        s
+    };
+    let mut plain: Vec<Session> = (0..4).map(create).collect();
+    let mut drafting: Vec<Session> = (0..4).map(create).collect();
+    for i in [0, 1, 3] {
+        with_heads(&mut drafting[i]);
+    }
+    for round in 0..40 {
+        for (i, s) in plain.iter_mut().enumerate() {
+            // One alone now and then.
+            if round % 5 == 4 {
+                assert_eq!(
+                    s.decode().unwrap(),
+                    drafting[i].decode().unwrap(),
+                    "{round}"
+                );
+            }
+        }
+        let all = [&mut plain, &mut drafting].map(|sessions| -> Vec<u32> {
+            let mut all: Vec<&mut Session> = sessions.iter_mut().collect();
+            let tokens = Session::decode_batch(&mut all).unwrap();
+            tokens.into_iter().map(|token| token.unwrap()).collect()
+        });
+        assert_eq!(all[0], all[1], "round {round}");
+    }
+}
+
+fn dropped_decodes() {
+    let model = model("glm4_moe", false);
+    let accepted = dropped(&|| session(&model), |target, _| {
+        Box::new(HeadDrafts::new(target).unwrap())
+    });
+    assert!(accepted > 10 || is_stand_in(), "{accepted}");
+}
+
+/// A head that has not seen the beginning, because it came later or because the prompt was longer than what is kept.
+fn late() {
+    let model = model("glm4_moe", false);
+    let options = SessionOptions {
+        context: 6000,
+        ..Default::default()
+    };
+    let prompt: Vec<u32> = (0..4500).map(|i| i * 7 % 96).collect();
+    let mut all: Vec<Session> = (0..3)
+        .map(|_| Session::create(model.clone(), &options).unwrap())
+        .collect();
+    with_heads(&mut all[1]);
+    for session in &mut all {
+        session.prefill(&prompt).unwrap();
+    }
+    with_heads(&mut all[2]);
+    let expected = decoded(&mut all[0], 60);
+    for session in &mut all[1..] {
+        assert!(decoded(session, 60) == expected);
+        let stats = session.speculation().unwrap().stats;
+        assert!(stats.accepted > 0 || is_stand_in(), "{stats:?}");
+        session.clear_drafts().unwrap();
+    }
+}
+
+/// A head goes with its model and comes back with it.
+fn evicted() {
+    for own in [false, true] {
+        let model = model("deepseek_v3", own);
+        let (mut plain, mut drafting) = (session(&model), session(&model));
+        with_heads(&mut drafting);
+        for session in [&mut plain, &mut drafting] {
+            session.prefill(&[1, 20, 30, 40]).unwrap();
+        }
+        for round in 0..6 {
+            assert!(
+                decoded(&mut drafting, 11) == decoded(&mut plain, 11),
+                "{round}"
+            );
+            model.evict().unwrap();
+            if round % 2 == 1 {
+                drafting.evict().unwrap();
+            }
+        }
+    }
+}
+
+/// A head takes what the estimate says, and nothing twice that it shares with its model.
+fn memory() {
+    for (name, own) in [
+        ("glm4_moe", false),
+        ("glm4_moe", true),
+        ("deepseek_v3", false),
+    ] {
+        let dir = TempDir::new("gpu-heads-memory");
+        heads::folder(name, own).write(&dir);
+        let of = |draft_heads: bool| {
+            let options = LoadOptions {
+                draft_heads,
+                ..Default::default()
+            };
+            let model = load(name, own, draft_heads);
+            let (e, _) = Model::estimate(
+                dir.path(),
+                model.details().device,
+                &options,
+                &Default::default(),
+            )
+            .unwrap();
+            (model.details().resident_bytes, e.device)
+        };
+        let (without, with) = (of(false), of(true));
+        let resident = with.0 - without.0;
+        let estimated = with.1.weights_bytes - without.1.weights_bytes;
+        let page = 2 << 20;
+        assert_eq!(estimated, resident.next_multiple_of(page), "{name}");
+        assert!(with.1.model_workspace_bytes > without.1.model_workspace_bytes);
+        assert!(with.1.kv_bytes > without.1.kv_bytes);
+        assert!(with.1.session_workspace_bytes > without.1.session_workspace_bytes);
+    }
+}
+
+fn refused() {
+    let mut s = session(&load("glm4_moe", false, false));
+    let e = s.set_head_drafts(&ALWAYS).unwrap_err();
+    assert_eq!(e.status, Status::Unsupported);
+    assert!(e.message.contains("EMBER_MODEL_DRAFT_HEADS"), "{e}");
+    let mut s = session(&model("qwen3_5", false));
+    let e = s.set_head_drafts(&ALWAYS).unwrap_err();
+    assert_eq!(e.status, Status::Unsupported);
+    assert!(e.message.contains("recurrent"), "{e}");
+}
