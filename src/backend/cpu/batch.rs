@@ -151,9 +151,10 @@ pub(super) fn submit(
     if members.is_empty() {
         return Ok(());
     }
-    let all = step_together(weights, runners, works, &members)?;
-    for (&i, outcomes) in members.iter().zip(all) {
-        runners[i].keep_all(outcomes);
+    let mut all = ArrayVec::<Outcomes, MAX_BATCH>::new();
+    step_together(weights, runners, works, &members, &mut all)?;
+    for (&i, outcomes) in members.iter().zip(&mut all) {
+        runners[i].keep_all(std::mem::take(outcomes));
     }
     Ok(())
 }
@@ -164,8 +165,8 @@ fn step_together(
     runners: &mut [&mut CpuRunner],
     works: &mut [RowWork],
     members: &[usize],
-) -> RowResult<ArrayVec<Outcomes, MAX_BATCH>> {
-    let mut all = ArrayVec::<Outcomes, MAX_BATCH>::new();
+    all: &mut ArrayVec<Outcomes, MAX_BATCH>,
+) -> RowResult<()> {
     for &i in members {
         let outcomes = room_for(runners[i].take_outcomes(), &works[i]);
         all.push(outcomes.map_err(|e| RowError::of(i, e))?);
@@ -216,7 +217,7 @@ fn step_together(
     }
     let chosen = choose_each(
         weights,
-        (&mut cores, &mut all),
+        (&mut cores, all),
         &steps,
         (&mut outputs, &mut masks),
         &interrupts,
@@ -233,7 +234,7 @@ fn step_together(
         row: e.row.map(|member| members[member]),
         error: e.error,
     };
-    chosen.map(|()| all).map_err(named)
+    chosen.map_err(named)
 }
 
 /// A row's outcomes, with room for all that it may have.
