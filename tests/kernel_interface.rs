@@ -6,11 +6,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The Rust side of the structures.
-const STRUCTURES: [&str; 8] = [
+const STRUCTURES: [&str; 9] = [
     "src/backend/cuda/args.rs",
     "src/backend/cuda/args/adapters.rs",
     "src/backend/cuda/args/experts.rs",
     "src/backend/cuda/args/latent.rs",
+    "src/backend/cuda/args/predictor.rs",
     "src/backend/cuda/args/ranks.rs",
     "src/backend/cuda/args/recurrent.rs",
     "src/backend/cuda/args/streams.rs",
