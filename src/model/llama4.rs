@@ -6,7 +6,7 @@ use super::decoder::{Decoder, Windows};
 use super::experts::{Defaults, Mixture, softmax};
 use super::{FeedForward, Network, Norm, NormKind, RopePairing, Scoring, Temperature};
 use crate::error::Result;
-use crate::format::{ModelFile, Tensor};
+use crate::format::ModelFile;
 
 const CHUNK: &str = "attention.sliding_window";
 const NORMED: &str = "attention.qk_norm";
@@ -36,16 +36,7 @@ pub(super) fn describe(file: &ModelFile) -> Result<Network> {
         Some(normed) => normed,
         None => source.size("expert_count")? != WITHOUT_NORMS,
     };
-    let norm = Norm {
-        kind: NormKind::Rms,
-        weight: Tensor::of_numbers(
-            "a norm without weights",
-            vec![d.head_dim],
-            &vec![1.0; d.head_dim],
-        )?,
-        bias: None,
-        eps: d.eps,
-    };
+    let norm = Norm::plain(NormKind::Rms, "a norm without weights", d.head_dim, d.eps)?;
     let temperature = temperature(&d)?;
     d.network(|i| {
         let mut attention = d.attention(i, chunks[i].is_some().then_some(&rope))?;

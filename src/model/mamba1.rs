@@ -3,8 +3,8 @@
 use super::decoder::{Decoder, bare_block};
 use super::hybrid::conv_width;
 use super::{Block, FeedForward, Linear, Mamba1, Network, Norm, NormKind};
-use crate::error::{Result, try_vec};
-use crate::format::{ModelFile, Tensor};
+use crate::error::Result;
+use crate::format::ModelFile;
 
 const INNER: &str = "ssm.inner_size";
 const STATE: &str = "ssm.state_size";
@@ -81,7 +81,10 @@ impl Sizes {
         let norm = |part: &str, len: usize| -> Result<Option<Norm>> {
             Ok(match norms {
                 Norms::None => None,
-                Norms::Plain(eps) => Some(plain(&name(part), len, eps)?),
+                Norms::Plain(eps) => {
+                    let weight = format!("{}.weight", name(part));
+                    Some(Norm::plain(NormKind::Rms, &weight, len, eps)?)
+                }
                 Norms::Weighted => Some(source.norm(&name(part), len, NormKind::Rms, d.eps)?),
             })
         };
@@ -103,15 +106,4 @@ impl Sizes {
             output: source.linear(&name("ssm_out"), inner, hidden)?,
         })
     }
-}
-
-/// A norm without weights: they are all 1.
-fn plain(name: &str, len: usize, eps: f32) -> Result<Norm> {
-    let ones = try_vec(len, 1.0, "the weights of a norm")?;
-    Ok(Norm {
-        kind: NormKind::Rms,
-        weight: Tensor::of_numbers(&format!("{name}.weight"), vec![len], &ones)?,
-        bias: None,
-        eps,
-    })
 }

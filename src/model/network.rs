@@ -3,6 +3,7 @@
 use super::part::Surroundings;
 use super::predictor::Entry;
 use super::readout::{Encoder, Readout};
+use crate::error::{Result, try_vec};
 use crate::format::Tensor;
 use std::sync::Arc;
 
@@ -207,6 +208,19 @@ pub struct Norm {
     pub bias: Option<Tensor>,
     /// Added to the mean square or variance.
     pub eps: f32,
+}
+
+impl Norm {
+    /// A norm without weights, under this name: they are all 1. Errors: `OutOfMemory`.
+    pub(crate) fn plain(kind: NormKind, name: &str, len: usize, eps: f32) -> Result<Norm> {
+        let ones = try_vec(len, 1.0, "the weights of a norm")?;
+        Ok(Norm {
+            kind,
+            weight: Tensor::of_numbers(name, vec![len], &ones)?,
+            bias: None,
+            eps,
+        })
+    }
 }
 
 /// `y = W x + b`; `weight` has one row per output.

@@ -3,22 +3,13 @@
 use super::decoder::{Decoder, bare_block};
 use super::{Activation, Block, Network, Norm, NormKind, RopePairing};
 use crate::error::Result;
-use crate::format::{ModelFile, Tensor};
+use crate::format::ModelFile;
 
 pub(super) fn describe(file: &ModelFile) -> Result<Network> {
     let d = Decoder::read(file, "olmo", NormKind::Layer)?;
     d.refuse_experts()?;
     let rope = d.rope(RopePairing::Interleaved)?;
-    let norm = Norm {
-        kind: NormKind::Layer,
-        weight: Tensor::of_numbers(
-            "a norm without weights",
-            vec![d.hidden],
-            &vec![1.0; d.hidden],
-        )?,
-        bias: None,
-        eps: d.eps,
-    };
+    let norm = Norm::plain(NormKind::Layer, "a norm without weights", d.hidden, d.eps)?;
     let block = |i| {
         let attention = d.attention(i, Some(&rope))?;
         Ok(Block {

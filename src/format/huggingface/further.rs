@@ -679,7 +679,6 @@ pub(super) fn rename(config: &mut Config) {
     }
 }
 
-/// Refuses limits of queries, keys and values.
 /// The limit of queries, keys and values.
 fn clipping(k: &mut Keys) -> Result<()> {
     if let Some(limit) = k.config.find_f32("clip_qkv")? {
