@@ -4,7 +4,7 @@
 use crate::common::TempDir;
 use crate::common::states::*;
 use crate::gpu::*;
-use crate::ranks::{load, load_with, options};
+use crate::ranks::{load, load_with, on_threads, options};
 use emberlm::backend::cuda::driver::{Buffer, Context, Stream};
 use emberlm::backend::cuda::nccl::{Communicator, Id, Watch, library};
 use emberlm::backend::cuda::ranks::set_patience;
@@ -149,22 +149,7 @@ fn together() {
 fn threads() {
     let dir = TempDir::new("gpu-nccl-threads");
     let path = long_path_of("mistral", &dir);
-    let models = [load_nccl(&path), load(&path)];
-    let say = |model: &Arc<Model>, seed: u32| {
-        let mut session = session(model);
-        let text: Vec<u32> = (0..600).map(|i| (i * 7 + seed) % 60).collect();
-        session.prefill(&text).unwrap();
-        (0..40)
-            .map(|_| session.decode().unwrap())
-            .collect::<Vec<u32>>()
-    };
-    let alone: Vec<_> = (0..4).map(|seed| say(&models[0], seed)).collect();
-    std::thread::scope(|scope| {
-        for (i, alone) in alone.iter().enumerate() {
-            let (models, say) = (&models, &say);
-            scope.spawn(move || assert!(say(&models[i % 2], i as u32) == *alone, "thread {i}"));
-        }
-    });
+    on_threads(&[load_nccl(&path), load(&path)], 40);
 }
 
 /// What the library allocates itself is within the estimate.

@@ -211,19 +211,23 @@ fn memory() {
 fn threads() {
     let dir = TempDir::new("gpu-rank-threads");
     let path = long_path_of("mistral", &dir);
-    let models = [load(&path), load(&path)];
+    on_threads(&[load(&path), load(&path)], 60);
+}
+
+/// Sessions of two models of one file, on threads of their own: each chooses the `count` tokens that it chooses alone.
+pub fn on_threads(models: &[Arc<Model>; 2], count: usize) {
     let say = |model: &Arc<Model>, seed: u32| {
         let mut session = session(model);
         let text: Vec<u32> = (0..600).map(|i| (i * 7 + seed) % 60).collect();
         session.prefill(&text).unwrap();
-        (0..60)
+        (0..count)
             .map(|_| session.decode().unwrap())
             .collect::<Vec<u32>>()
     };
     let alone: Vec<_> = (0..4).map(|seed| say(&models[0], seed)).collect();
     std::thread::scope(|scope| {
         for (i, alone) in alone.iter().enumerate() {
-            let (models, say) = (&models, &say);
+            let say = &say;
             scope.spawn(move || assert!(say(&models[i % 2], i as u32) == *alone, "thread {i}"));
         }
     });
