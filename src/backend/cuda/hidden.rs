@@ -15,20 +15,24 @@ pub(super) struct StateRing {
 }
 
 impl StateRing {
+    /// Rows for so many positions, and for those of steps beyond the ones that were polled.
+    fn slots(rows: usize) -> usize {
+        rows.saturating_add(RESULT_SLOTS as usize)
+    }
+
     /// Bytes for so many positions.
     pub fn bytes(width: usize, rows: usize) -> usize {
-        let slots = rows.saturating_add(RESULT_SLOTS as usize);
+        let slots = StateRing::slots(rows);
         slots.saturating_mul(width).saturating_mul(4)
     }
 
-    /// Room for so many positions, and for those of steps beyond the ones that were polled.
+    /// Room for so many positions.
     pub fn states(context: &Arc<Context>, width: usize, rows: usize) -> Result<HiddenStates> {
-        let slots = rows.saturating_add(RESULT_SLOTS as usize);
         let buffer = Buffer::new(context, StateRing::bytes(width, rows), "hidden states")?;
         let ring = StateRing {
             buffer,
             width,
-            rows: slots,
+            rows: StateRing::slots(rows),
         };
         Ok(HiddenStates::on_device(width, rows, Box::new(ring)))
     }
@@ -37,7 +41,7 @@ impl StateRing {
     pub fn of<'a>(states: &'a HiddenStates, context: &Context) -> Result<&'a StateRing> {
         let ring = states.device().and_then(|d| d.as_any().downcast_ref());
         match ring {
-            Some(ring) if is_same(ring, context) => Ok(ring),
+            Some(ring @ StateRing { buffer, .. }) if buffer.context().is(context) => Ok(ring),
             _ => fail!(Internal, "hidden states of another device"),
         }
     }
@@ -71,11 +75,6 @@ impl StateRing {
         // SAFETY: rows of rings of one width, which the caller keeps; by contract, no other work uses the one that is written.
         unsafe { stream.copy(to, from, self.width * 4) }
     }
-}
-
-/// Whether a ring is in this context.
-fn is_same(ring: &StateRing, context: &Context) -> bool {
-    ring.buffer.context().is(context)
 }
 
 impl DeviceStates for StateRing {

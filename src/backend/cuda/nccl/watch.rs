@@ -1,6 +1,7 @@
 //! A thread that aborts communicators whose work does not end: what waits on a device for a rank waits for ever.
 
 use super::communicator::{Abort, Communicator, late};
+use crate::backend::Ranks;
 use crate::error::{Result, fail};
 use crate::threads::{self, STACK_BYTES, Thread};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -112,9 +113,10 @@ impl Watch {
             thread: Some(thread),
         })
     }
+}
 
-    /// Work begins, of which all ranks have a share. `DeviceLost` after some has failed.
-    pub fn begin(&self) -> Result<()> {
+impl Ranks for Watch {
+    fn begin(&self) -> Result<()> {
         self.check()?;
         let Some(deadline) = Instant::now().checked_add(self.shared.patience) else {
             fail!(Internal, "a deadline in no time");
@@ -127,13 +129,11 @@ impl Watch {
         Ok(())
     }
 
-    /// It has ended.
-    pub fn end(&self) {
+    fn end(&self) {
         self.shared.lock().deadline = None;
     }
 
-    /// `DeviceLost` if it did not end in time.
-    pub fn check(&self) -> Result<()> {
+    fn check(&self) -> Result<()> {
         self.shared.communicators.iter().try_for_each(|c| c.check())
     }
 }

@@ -21,20 +21,6 @@ const OF_CONNECTIONS: u32 = 6;
 /// What is said about work that does not end.
 const WORK: &str = "work of a model that is split by tensors, by NCCL";
 
-impl Ranks for Watch {
-    fn begin(&self) -> Result<()> {
-        Watch::begin(self)
-    }
-
-    fn end(&self) {
-        Watch::end(self);
-    }
-
-    fn check(&self) -> Result<()> {
-        Watch::check(self)
-    }
-}
-
 /// Where a rank gathers what all have.
 pub(super) struct Gathered {
     communicator: Arc<Communicator>,
