@@ -21,20 +21,30 @@ HERE = Path(__file__).resolve().parent
 KEPT = {"mistral", "qwen2"}
 
 
+# (lc, lp, pb) of LZMA: what a word of text, of two bytes and of four bytes compress best by.
+FORMS = [(3, 0, 2), (4, 0, 0), (0, 1, 1), (1, 1, 1), (0, 2, 2), (2, 2, 2)]
+
+
+def compress(data: bytes) -> bytes:
+    filters = [
+        {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": lc, "lp": lp, "pb": pb} for lc, lp, pb in FORMS
+    ]
+    return min((lzma.compress(data, check=lzma.CHECK_CRC32, filters=[one]) for one in filters), key=len)
+
+
 def pack(folder: Path) -> None:
     files = [folder / "model.gguf", folder / "model.safetensors"]
     if not all(file.exists() for file in files):
         return
     first, second = (file.read_bytes() for file in files)
     data = len(first).to_bytes(8, "little") + first + second
-    (folder / "weights.xz").write_bytes(lzma.compress(data, check=lzma.CHECK_CRC32, preset=9))
+    (folder / "weights.xz").write_bytes(compress(data))
     for file in files:
         file.unlink()
 
 
 def pack_file(file: Path) -> None:
-    packed = lzma.compress(file.read_bytes(), check=lzma.CHECK_CRC32, preset=9 | lzma.PRESET_EXTREME)
-    file.with_name(file.name + ".xz").write_bytes(packed)
+    file.with_name(file.name + ".xz").write_bytes(compress(file.read_bytes()))
     file.unlink()
 
 
