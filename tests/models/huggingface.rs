@@ -66,9 +66,8 @@ fn a_folder_is_found_by_any_of_its_files() {
     }
 }
 
-/// The logits that a model gives to the tokens of a test file: largest difference, and how often
-/// the best token is another.
-fn difference(folder: &str, weights: WeightType) -> emberlm::Result<(f32, usize)> {
+/// The logits behind each of these tokens.
+fn logits(folder: &Path, weights: WeightType, tokens: &[u32]) -> emberlm::Result<Vec<Vec<f32>>> {
     let cpu = (0..device::count().unwrap()).find(|&i| !device::info(i).unwrap().isa.is_empty());
     let options = LoadOptions {
         threads: 2,
@@ -77,7 +76,7 @@ fn difference(folder: &str, weights: WeightType) -> emberlm::Result<(f32, usize)
     };
     let mut reached = 0.0;
     let model = Model::load(
-        &family_path(folder),
+        folder,
         cpu.unwrap_or(device::count().unwrap() - 1),
         &options,
         &mut |done| {
@@ -86,21 +85,33 @@ fn difference(folder: &str, weights: WeightType) -> emberlm::Result<(f32, usize)
             Ok(())
         },
     )?;
-    let expected = Expected::read(&format!("families/{folder}/logits"));
+    let n_vocab = model.details().n_vocab;
     let options = SessionOptions {
         kv_type: KvType::F32,
         ..Default::default()
     };
     let mut session = Session::create(Arc::new(model), &options)?;
-    let mut logits = vec![0.0; expected.logits[0].len()];
-    let (mut most, mut wrong) = (0.0f32, 0);
-    let best = |x: &[f32]| (0..x.len()).max_by(|&a, &b| x[a].total_cmp(&x[b]));
-    for (token, expected) in expected.tokens.iter().zip(&expected.logits) {
+    let mut all = Vec::new();
+    for token in tokens {
+        let mut logits = vec![0.0; n_vocab];
         session.prefill(&[*token])?;
         session.logits(&mut logits)?;
+        all.push(logits);
+    }
+    Ok(all)
+}
+
+/// The logits that a model gives to the tokens of a test file: largest difference, and how often
+/// the best token is another.
+fn difference(folder: &str, weights: WeightType) -> emberlm::Result<(f32, usize)> {
+    let expected = Expected::read(&format!("families/{folder}/logits"));
+    let found = logits(&family_path(folder), weights, &expected.tokens)?;
+    let (mut most, mut wrong) = (0.0f32, 0);
+    let best = |x: &[f32]| (0..x.len()).max_by(|&a, &b| x[a].total_cmp(&x[b]));
+    for (logits, expected) in found.iter().zip(&expected.logits) {
         let pairs = logits.iter().zip(expected);
         most = pairs.fold(most, |most, (a, b)| most.max((a - b).abs()));
-        wrong += usize::from(best(&logits) != best(expected));
+        wrong += usize::from(best(logits) != best(expected));
     }
     Ok((most, wrong))
 }
@@ -334,6 +345,43 @@ fn a_single_file_may_have_names_without_the_models_prefix() {
     let mask = Stored::f32(&[1, 1, 2, 2], &[1.0, 0.0, 1.0, 1.0]);
     folder.tensors.insert("h.0.attn.bias".into(), mask);
     assert_same_tensors("gpt2", &folder.ready(), &plain.ready());
+}
+
+#[test]
+fn a_head_of_its_own_is_one_whatever_the_config_says() {
+    let plain = Folder::family("qwen3");
+    let mut tied = plain.clone();
+    tied.set("tie_word_embeddings", json!(true));
+    assert_same_tensors("qwen3", &tied.ready(), &plain.ready());
+    // A copy of the embedding is not kept twice.
+    let mut copied = tied.clone();
+    let embedding = copied.tensors["model.embed_tokens.weight"].clone();
+    copied.tensors.insert("lm_head.weight".into(), embedding);
+    tied.tensors.remove("lm_head.weight");
+    assert_same_tensors("qwen3", &copied.ready(), &tied.ready());
+    assert!(copied.ready().tensor("output.weight").is_err());
+    // It may be the last byte that differs.
+    let head = copied.tensors.get_mut("lm_head.weight").unwrap();
+    *head.bytes.last_mut().unwrap() ^= 1;
+    assert!(copied.ready().tensor("output.weight").is_ok());
+}
+
+#[test]
+fn a_head_without_weights_of_its_own_may_have_a_bias() {
+    let plain = Folder::family("phi2");
+    let mut copied = plain.clone();
+    let embedding = copied.tensors["model.embed_tokens.weight"].clone();
+    copied.tensors.insert("lm_head.weight".into(), embedding);
+    let mut tied = plain.clone();
+    tied.set("tie_word_embeddings", json!(true));
+    tied.tensors.remove("lm_head.weight");
+    let tokens = Expected::read("families/phi2/logits").tokens;
+    let [apart, tied] = [copied, tied].map(|folder| {
+        let dir = TempDir::new("head");
+        folder.write(&dir);
+        logits(dir.path(), WeightType::Keep, &tokens).unwrap()
+    });
+    assert_eq!(apart, tied);
 }
 
 /// The values of a tensor of F16.

@@ -92,6 +92,30 @@ impl Stored {
             .read_of(&self.name, self.range.start + offset, out)
     }
 
+    /// Whether the other has the same elements, stored in the same way.
+    pub(super) fn equals(&self, other: &Stored) -> Result<bool> {
+        let alike = (self.ty, &self.shape) == (other.ty, &other.shape);
+        if !alike || self.is_together() || other.is_together() {
+            return Ok(false);
+        }
+        let len = self.range.len();
+        let mut parts = [const { Vec::new() }; 2];
+        let mut offset = 0;
+        while offset < len {
+            // What differs mostly does so from the beginning.
+            let part = (len - offset).min(offset.clamp(1 << 10, 1 << 20));
+            for (part_of, bytes) in [self, other].into_iter().zip(&mut parts) {
+                *bytes = try_vec(part, 0u8, &part_of.name)?;
+                part_of.read(offset, bytes)?;
+            }
+            if parts[0] != parts[1] {
+                return Ok(false);
+            }
+            offset += part;
+        }
+        Ok(true)
+    }
+
     /// Fills `out` with the words from the `first` on, of a tensor of these.
     pub(super) fn read_words(&self, first: usize, out: &mut [u32]) -> Result<()> {
         let mut bytes = try_vec(4 * out.len(), 0u8, &self.name)?;

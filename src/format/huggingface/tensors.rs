@@ -139,6 +139,28 @@ pub(super) struct Folder<'a> {
     biases: Vec<(&'static str, &'static str)>,
 }
 
+/// Whether the head is the embedding. As with transformers, a head that is stored and differs from the embedding is one of its own,
+/// whatever the config says.
+fn is_tied(family: &Family, config: &Config, stored: &HashMap<String, Stored>) -> Result<bool> {
+    let find = |top: &str| {
+        let mut all = stored.iter().filter(|(name, _)| {
+            let stem = without_prefixes(name).strip_suffix(".weight");
+            TOP.iter()
+                .any(|(known, is)| *is == top && Some(*known) == stem)
+        });
+        all.next().map(|(_, stored)| stored)
+    };
+    let head = find("output");
+    let tied = match config.find("tie_word_embeddings") {
+        Some(_) => config.flag("tie_word_embeddings")?,
+        None => family.tied || head.is_none(),
+    };
+    match head {
+        Some(head) if tied => find("token_embd").map_or(Ok(true), |other| head.equals(other)),
+        _ => Ok(tied),
+    }
+}
+
 impl<'a> Folder<'a> {
     pub(super) fn new(
         family: &'static Family,
@@ -146,15 +168,7 @@ impl<'a> Folder<'a> {
         stored: &'a HashMap<String, Stored>,
     ) -> Result<Folder<'a>> {
         let config = keys.config;
-        let has_head = stored.keys().any(|name| {
-            ["lm_head.weight", "embed_out.weight"]
-                .iter()
-                .any(|end| name.ends_with(end))
-        });
-        let tied = match config.find("tie_word_embeddings") {
-            Some(_) => config.flag("tie_word_embeddings")?,
-            None => family.tied || !has_head,
-        };
+        let tied = is_tied(family, config, stored)?;
         let quantization = config.nested("quantization_config")?;
         let scales = stored.values().filter(|s| is_scale(&s.name));
         Ok(Folder {
@@ -203,7 +217,7 @@ impl<'a> Folder<'a> {
                 _ => (name, ""),
             };
             if let Some((_, top)) = TOP.iter().find(|(known, _)| *known == stem) {
-                if !(self.tied && *top == "output") {
+                if !(self.tied && *top == "output" && end == "weight") {
                     let name = format!("{top}.{end}");
                     let tensor = self.tensor(stored, &name)?;
                     insert(&mut tensors, name, tensor)?;
