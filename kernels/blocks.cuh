@@ -73,7 +73,8 @@ __host__ __device__ constexpr uint64_t matrix_bytes(uint32_t t, uint32_t groups,
     return slice_offset(t, c, c.count - 1, rows) + (uint64_t)rows * record_bytes(t, c.last);
 }
 
-// Loads from a record, which lies in shared memory or (read once) in global memory.
+// Loads from a record, which lies in shared memory or (read once) in global memory. A decoder asks for the same in the same order,
+// whatever the record holds.
 struct FromShared {
     static __device__ __forceinline__ uint4 v4(const void* p) { return *(const uint4*)p; }
     static __device__ __forceinline__ uint2 v2(const void* p) { return *(const uint2*)p; }
@@ -136,25 +137,25 @@ template <uint32_t T> struct Codec;
 
 template <> struct Codec<Q8_0> {
     static constexpr bool HALVES = false, MINS = false; static constexpr int OFFSET = 0;
-    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
-        uint4 a = L::v4(r + g * 16), b = L::v4(r + n * 16 + g * 16);
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o, L&& from = L()) {
+        uint4 a = from.v4(r + g * 16), b = from.v4(r + n * 16 + g * 16);
         o.w[0] = a.x; o.w[1] = a.y; o.w[2] = a.z; o.w[3] = a.w; o.w[4] = b.x; o.w[5] = b.y; o.w[6] = b.z; o.w[7] = b.w;
-        o.d[0] = o.d[1] = half_bits(L::u16(r + n * 32 + g * 2));
+        o.d[0] = o.d[1] = half_bits(from.u16(r + n * 32 + g * 2));
     }
 };
 template <uint32_t T> struct CodecLegacy {  // Q4_0, Q4_1, Q5_0, Q5_1: nibbles, [bits], scale, [minimum]
     static constexpr bool HALVES = false, MINS = T == Q4_1 || T == Q5_1, BITS = T == Q5_0 || T == Q5_1;
     static constexpr int OFFSET = T == Q4_0 ? 8 : T == Q5_0 ? 16 : 0;
-    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
-        nibbles(L::v4(r + g * 16), o.w);
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o, L&& from = L()) {
+        nibbles(from.v4(r + g * 16), o.w);
         const uint8_t* s = r + n * 16;
-        if (BITS) { add_bits(L::u32(s + g * 4), 4, o.w); s += n * 4; }
+        if (BITS) { add_bits(from.u32(s + g * 4), 4, o.w); s += n * 4; }
         if (MINS) {
-            uint32_t dm = L::u32(s + g * 4);
+            uint32_t dm = from.u32(s + g * 4);
             o.d[0] = o.d[1] = half_bits(dm & 0xffff);
             o.m[0] = o.m[1] = -half_bits(dm >> 16);
         } else {
-            o.d[0] = o.d[1] = half_bits(L::u16(s + g * 2));
+            o.d[0] = o.d[1] = half_bits(from.u16(s + g * 2));
         }
     }
 };
@@ -166,15 +167,15 @@ template <> struct Codec<Q5_1> : CodecLegacy<Q5_1> {};
 // Q4_K, Q5_K: per 256 elements 16 bytes: d, dmin (f16), then 12 bits a group, scale | minimum << 6.
 template <uint32_t T> struct CodecK45 {
     static constexpr bool HALVES = false, MINS = true; static constexpr int OFFSET = 0;
-    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
-        nibbles(L::v4(r + g * 16), o.w);
-        if (T == Q5_K) add_bits(L::u32(r + n * 18 + g * 4), 4, o.w);
-        scales<L>(r, g, n, o.d[0], o.m[0]);
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o, L&& from = L()) {
+        nibbles(from.v4(r + g * 16), o.w);
+        if (T == Q5_K) add_bits(from.u32(r + n * 18 + g * 4), 4, o.w);
+        scales(r, g, n, o.d[0], o.m[0], from);
         o.d[1] = o.d[0];
         o.m[1] = o.m[0];
     }
-    template <class L> static __device__ __forceinline__ void scales(const uint8_t* r, uint32_t g, uint32_t n, float& scale, float& minimum) {
-        uint4 m = L::v4(r + n * 16 + (g >> 3) * 16);
+    template <class L> static __device__ __forceinline__ void scales(const uint8_t* r, uint32_t g, uint32_t n, float& scale, float& minimum, L&& from = L()) {
+        uint4 m = from.v4(r + n * 16 + (g >> 3) * 16);
         uint32_t bit = (g & 7) * 12, word = bit >> 5;
         uint32_t lo = word == 0 ? m.y : word == 1 ? m.z : m.w, hi = word == 0 ? m.z : m.w;
         uint32_t sm = __funnelshift_r(lo, hi, bit & 31);
@@ -187,24 +188,24 @@ template <> struct Codec<Q5_K> : CodecK45<Q5_K> {};
 
 template <> struct Codec<Q6_K> {
     static constexpr bool HALVES = true, MINS = false; static constexpr int OFFSET = 32;
-    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
-        nibbles(L::v4(r + g * 16), o.w);
-        uint2 h = L::v2(r + n * 16 + g * 8);
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o, L&& from = L()) {
+        nibbles(from.v4(r + g * 16), o.w);
+        uint2 h = from.v2(r + n * 16 + g * 8);
 #pragma unroll
         for (int t = 0; t < 8; t++) o.w[t] |= two_bits(h, t) << 4;
-        uint32_t s = L::u16(r + n * 24 + g * 2);
-        float d = half_bits(L::u16(r + n * 26 + (g >> 3) * 2));
+        uint32_t s = from.u16(r + n * 24 + g * 2);
+        float d = half_bits(from.u16(r + n * 26 + (g >> 3) * 2));
         o.d[0] = __fmul_rn(d, small_signed(s & 0xff));
         o.d[1] = __fmul_rn(d, small_signed(s >> 8));
     }
 };
 template <> struct Codec<Q2_K> {
     static constexpr bool HALVES = true, MINS = true; static constexpr int OFFSET = 0;
-    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
-        uint2 q = L::v2(r + g * 8);
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o, L&& from = L()) {
+        uint2 q = from.v2(r + g * 8);
 #pragma unroll
         for (int t = 0; t < 8; t++) o.w[t] = two_bits(q, t);
-        uint32_t s = L::u16(r + n * 8 + g * 2), dm = L::u32(r + n * 10 + (g >> 3) * 4);
+        uint32_t s = from.u16(r + n * 8 + g * 2), dm = from.u32(r + n * 10 + (g >> 3) * 4);
         float d = half_bits(dm & 0xffff), m = half_bits(dm >> 16);
         o.d[0] = __fmul_rn(d, (float)(s & 15)); o.m[0] = __fmul_rn(m, (float)(s >> 4 & 15));
         o.d[1] = __fmul_rn(d, (float)(s >> 8 & 15)); o.m[1] = __fmul_rn(m, (float)(s >> 12));
@@ -212,13 +213,13 @@ template <> struct Codec<Q2_K> {
 };
 template <> struct Codec<Q3_K> {
     static constexpr bool HALVES = true, MINS = false; static constexpr int OFFSET = 4;
-    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
-        uint2 q = L::v2(r + g * 8);
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o, L&& from = L()) {
+        uint2 q = from.v2(r + g * 8);
 #pragma unroll
         for (int t = 0; t < 8; t++) o.w[t] = two_bits(q, t);
-        add_bits(L::u32(r + n * 8 + g * 4), 2, o.w);
-        uint32_t s = L::u16(r + n * 12 + g * 2);
-        float d = half_bits(L::u16(r + n * 14 + (g >> 3) * 2));
+        add_bits(from.u32(r + n * 8 + g * 4), 2, o.w);
+        uint32_t s = from.u16(r + n * 12 + g * 2);
+        float d = half_bits(from.u16(r + n * 14 + (g >> 3) * 2));
         o.d[0] = __fmul_rn(d, (float)(int8_t)(s & 0xff));
         o.d[1] = __fmul_rn(d, (float)(int8_t)(s >> 8));
     }
@@ -239,24 +240,24 @@ template <class Table> __device__ __forceinline__ void table_values(uint4 q, uin
 }
 template <> struct Codec<IQ4_NL> {
     static constexpr bool HALVES = false, MINS = false; static constexpr int OFFSET = 0;
-    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
-        table_values<TableNl>(L::v4(r + g * 16), o.w);
-        o.d[0] = o.d[1] = half_bits(L::u16(r + n * 16 + g * 2));
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o, L&& from = L()) {
+        table_values<TableNl>(from.v4(r + g * 16), o.w);
+        o.d[0] = o.d[1] = half_bits(from.u16(r + n * 16 + g * 2));
     }
 };
 template <> struct Codec<IQ4_XS> {
     static constexpr bool HALVES = false, MINS = false; static constexpr int OFFSET = 0;
-    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
-        table_values<TableNl>(L::v4(r + g * 16), o.w);
-        float d = half_bits(L::u16(r + n * 16 + (g >> 3) * 2));
-        o.d[0] = o.d[1] = __fmul_rn(d, (float)(int8_t)L::u8(r + n * 16 + n / 8 * 2 + g));
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o, L&& from = L()) {
+        table_values<TableNl>(from.v4(r + g * 16), o.w);
+        float d = half_bits(from.u16(r + n * 16 + (g >> 3) * 2));
+        o.d[0] = o.d[1] = __fmul_rn(d, (float)(int8_t)from.u8(r + n * 16 + n / 8 * 2 + g));
     }
 };
 template <> struct Codec<MXFP4> {
     static constexpr bool HALVES = false, MINS = false; static constexpr int OFFSET = 0;
-    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
-        table_values<TableFp4>(L::v4(r + g * 16), o.w);
-        uint32_t e = L::u8(r + n * 16 + g);  // half of 2^(e - 127): the table holds doubled values
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o, L&& from = L()) {
+        table_values<TableFp4>(from.v4(r + g * 16), o.w);
+        uint32_t e = from.u8(r + n * 16 + g);  // half of 2^(e - 127): the table holds doubled values
         o.d[0] = o.d[1] = __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
     }
 };
@@ -269,9 +270,9 @@ __device__ __forceinline__ float ue4m3_half(uint32_t x) {
 }
 template <> struct Codec<NVFP4> {
     static constexpr bool HALVES = true, MINS = false; static constexpr int OFFSET = 0;
-    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
-        table_values<TableFp4>(L::v4(r + g * 16), o.w);
-        const uint32_t s = L::u16(r + n * 16 + g * 2);
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o, L&& from = L()) {
+        table_values<TableFp4>(from.v4(r + g * 16), o.w);
+        const uint32_t s = from.u16(r + n * 16 + g * 2);
         o.d[0] = ue4m3_half(s & 0xff);
         o.d[1] = ue4m3_half(s >> 8);
     }
@@ -279,9 +280,9 @@ template <> struct Codec<NVFP4> {
 
 // Types with codebooks: numbers of 3 or 4 bits, a table of the values that they stand for, a scale (f32) for each 256
 // elements, and the small factor of each 16.
-template <class L> __device__ __forceinline__ void grid_scales(const uint8_t* scales, uint32_t g, uint32_t n, Group& o) {
-    const float d = __uint_as_float(L::u32(scales + (g >> 3) * 4));
-    const uint32_t s = L::u16(scales + n / 8 * 4 + g * 2);
+template <class L> __device__ __forceinline__ void grid_scales(const uint8_t* scales, uint32_t g, uint32_t n, Group& o, L&& from) {
+    const float d = __uint_as_float(from.u32(scales + (g >> 3) * 4));
+    const uint32_t s = from.u16(scales + n / 8 * 4 + g * 2);
     o.d[0] = __fmul_rn(d, small_float(s & 0xff));
     o.d[1] = __fmul_rn(d, small_float(s >> 8));
 }
@@ -291,27 +292,27 @@ __device__ __forceinline__ uint32_t eight_values(uint2 table, uint32_t numbers) 
 }
 template <> struct Codec<GRID3> {
     static constexpr bool HALVES = true, MINS = false; static constexpr int OFFSET = 0;
-    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
-        const uint2 q = L::v2(r + g * 8), table = L::v2(r + n * 12);
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o, L&& from = L()) {
+        const uint2 q = from.v2(r + g * 8), table = from.v2(r + n * 12);
 #pragma unroll
         for (int t = 0; t < 8; t++) o.w[t] = two_bits(q, t);
-        add_bits(L::u32(r + n * 8 + g * 4), 2, o.w);
+        add_bits(from.u32(r + n * 8 + g * 4), 2, o.w);
 #pragma unroll
         for (int t = 0; t < 8; t++) o.w[t] = eight_values(table, o.w[t]);
-        grid_scales<L>(r + n * 12 + 8, g, n, o);
+        grid_scales(r + n * 12 + 8, g, n, o, from);
     }
 };
 template <> struct Codec<GRID4> {
     static constexpr bool HALVES = true, MINS = false; static constexpr int OFFSET = 0;
-    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o) {
-        const uint4 q = L::v4(r + g * 16), table = L::v4(r + n * 16);
+    template <class L> static __device__ __forceinline__ void decode(const uint8_t* r, uint32_t g, uint32_t n, Group& o, L&& from = L()) {
+        const uint4 q = from.v4(r + g * 16), table = from.v4(r + n * 16);
         const uint32_t u[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
         for (int t = 0; t < 4; t++) {
             o.w[t] = sixteen_values(table, u[t]);
             o.w[4 + t] = sixteen_values(table, u[t] >> 16);
         }
-        grid_scales<L>(r + n * 16 + 16, g, n, o);
+        grid_scales(r + n * 16 + 16, g, n, o, from);
     }
 };
 

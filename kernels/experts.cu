@@ -2,6 +2,7 @@
 //
 // Pair p of a batch is row p / n_used and the (p % n_used)-th of its experts in ascending order. For
 // many rows, pairs are sorted by expert into slots, so that products take an expert's rows together.
+#include "expert_tiles.cuh"
 #include "norm.cuh"
 #include "quantize.cuh"
 #include "route.cuh"
@@ -165,10 +166,10 @@ struct SortArgs {
     uint32_t* slots;         // [n_pairs]: slot of a pair
     uint32_t* pairs;         // [n_pairs]: pair of a slot
     uint32_t* tiles;         // expert_tiles: [n_experts + 1], first tile of each expert, and the end
-    uint32_t* tile_experts;  // expert_tiles: expert of each tile
+    TilePlace* places;       // expert_tiles: of each tile
     uint32_t n_pairs;
     uint32_t n_experts;
-    uint32_t tile_rows;
+    uint32_t tile_rows;      // a multiple of 8
     uint32_t padding;
 };
 static_assert(sizeof(SortArgs) == 64, "as in args.rs");
@@ -224,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS) expert_sort(const __g
         }
 }
 
-// One block of 1024: the tiles of tile_rows slots that each expert takes.
+// One block of 1024: the tiles that each expert takes, as few as hold tile_rows slots at most, all but the last of one length.
 extern "C" __global__ void __launch_bounds__(1024) expert_tiles(const __grid_constant__ SortArgs a) {
     static_assert(MAX_EXPERTS == 1024, "an expert a thread");
     struct Static { uint32_t scratch[32]; };
@@ -232,13 +233,19 @@ extern "C" __global__ void __launch_bounds__(1024) expert_tiles(const __grid_con
     release_dependents();
     wait_for_producers();
     const uint32_t expert = threadIdx.x;
-    uint32_t tiles = 0, total;
-    if (expert < a.n_experts) tiles = (a.starts[expert + 1] - a.starts[expert] + a.tile_rows - 1) / a.tile_rows;
-    const uint32_t first = sum_before(tiles, m.scratch, total);
+    uint32_t begin = 0, slots = 0, each = 0, tiles = 0, total;
     if (expert < a.n_experts) {
-        a.tiles[expert] = first;
-        for (uint32_t i = 0; i < tiles; i++) a.tile_experts[first + i] = expert;
+        begin = a.starts[expert];
+        slots = a.starts[expert + 1] - begin;
     }
+    if (slots > 0) {
+        tiles = (slots + a.tile_rows - 1) / a.tile_rows;
+        each = ((slots + tiles - 1) / tiles + 7) / 8 * 8;
+        tiles = (slots + each - 1) / each;
+    }
+    const uint32_t first = sum_before(tiles, m.scratch, total);
+    if (expert < a.n_experts) a.tiles[expert] = first;
+    for (uint32_t i = 0; i < tiles; i++) a.places[first + i] = {expert, begin + i * each, min(each, slots - i * each), 0};
     if (expert == 0) a.tiles[a.n_experts] = total;
 }
 

@@ -2,6 +2,15 @@
 #pragma once
 #include "blocks.cuh"
 
+// Loads from a record whose parts are needed again soon.
+struct FromCached {
+    static __device__ __forceinline__ uint4 v4(const void* p) { return __ldg((const uint4*)p); }
+    static __device__ __forceinline__ uint2 v2(const void* p) { return __ldg((const uint2*)p); }
+    static __device__ __forceinline__ uint32_t u32(const void* p) { return __ldg((const uint32_t*)p); }
+    static __device__ __forceinline__ uint32_t u16(const void* p) { return __ldg((const uint16_t*)p); }
+    static __device__ __forceinline__ uint32_t u8(const void* p) { return __ldg((const uint8_t*)p); }
+};
+
 // The elements of a decoded group as f16, values beyond its range clamped to it.
 template <uint32_t T> __device__ __forceinline__ void to_halves(const Group& o, uint32_t (&u)[16]) {
     constexpr bool SIGNED = Codec<T>::OFFSET == 0;

@@ -1,9 +1,10 @@
 // Products of many rows with the matrices of their experts that have been brought to f16: those of float types, and all where
-// experts have many rows each.
+// experts have many rows each. sm_90a has experts_wgmma_f16 instead, and an empty one here.
 #include "matmul_experts.cuh"
 
 // Grid (as many tiles as there may be, n tiles). 256 threads.
 extern "C" __global__ void __launch_bounds__(Tile::THREADS, 2) matmul_experts(const __grid_constant__ ExpertMatmulArgs a) {
+#if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(128) uint8_t shared[];
     release_dependents();
     wait_for_producers();
@@ -31,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(Tile::THREADS, 2) matmul_experts(co
 #pragma unroll
         for (int i = 0; i < X_ROWS + W_ROWS; i++) {
             const bool valid = rows[i] != NO_ROW;
-            const uint8_t* from = (const uint8_t*)(i < X_ROWS ? a.x : a.w) + (valid ? tiled(rows[i], kt * Tile::K + c * 8, k_tiles) : 0);
+            const uint8_t* from = (const uint8_t*)(i < X_ROWS ? a.x : a.w[0]) + (valid ? tiled(rows[i], kt * Tile::K + c * 8, k_tiles) : 0);
             copy16(to + swizzled<PIECES>(i * ROW_STEP + r0, c), from, valid);
         }
         copies_commit();
@@ -41,4 +42,5 @@ extern "C" __global__ void __launch_bounds__(Tile::THREADS, 2) matmul_experts(co
     accumulate(acc, base, k_tiles, load);
 #pragma unroll
     for (int i = 0; i < 4; i++) store_slots(a, t, t.begin + wm * Tile::WARP_M + i * 16 + (lane >> 2), n0 + wn * Tile::WARP_N + (lane & 3) * 2, acc[i]);
+#endif
 }

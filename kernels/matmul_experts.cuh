@@ -6,28 +6,9 @@
 // slot its row has, so neither chunks nor other rows change it.
 #pragma once
 #include "bulk.cuh"
+#include "expert_tiles.cuh"
 #include "halves.cuh"
 #include "matmul_tile.cuh"
-
-struct ExpertMatmulArgs {
-    const __half* x;               // [inputs][k], tiled
-    const float* x_scale;          // [inputs]: a row's values are x * x_scale
-    const uint32_t* pairs;         // pair of each slot, whose input is pair / pairs_per_input; NULL: slots
-    const uint32_t* starts;        // [.. + 1]: first slot of each expert, and the end
-    const uint32_t* tiles;         // [.. + 1]: first tile of each expert, and the end
-    const uint32_t* tile_experts;  // expert of each tile
-    const void* w;                 // f16: [experts from first_expert on][n] rows of k, tiled; or the records of all experts
-    const float* bias;             // [all experts][n] or NULL
-    float* out;                    // [slots][out_stride]
-    uint32_t pairs_per_input;
-    uint32_t first_expert;
-    uint32_t end_expert;           // the tiles of these experts are done
-    uint32_t n, k;                 // k a multiple of 32
-    uint32_t out_stride;
-    uint32_t n_experts;
-    uint32_t padding;
-};
-static_assert(sizeof(ExpertMatmulArgs) == 104, "as in args.rs");
 
 // Rows that the threads load at a time, a piece each.
 constexpr int ROW_STEP = Tile::THREADS / Tile::PIECES;
@@ -38,9 +19,10 @@ constexpr uint32_t NO_ROW = ~0u;
 struct ExpertTile {
     uint32_t expert, begin, end;
     __device__ __forceinline__ ExpertTile(const ExpertMatmulArgs& a, uint32_t tile) {
-        expert = a.tile_experts[tile];
-        begin = a.starts[expert] + (tile - a.tiles[expert]) * Tile::M;
-        end = a.starts[expert + 1];
+        const TilePlace place = a.places[tile];
+        expert = place.expert;
+        begin = place.begin;
+        end = begin + place.rows;
     }
 };
 __device__ __forceinline__ uint32_t input_of(const ExpertMatmulArgs& a, uint32_t slot) { return a.pairs ? __ldg(a.pairs + slot) / a.pairs_per_input : slot; }
@@ -59,20 +41,11 @@ template <int J> __device__ __forceinline__ void store_slots(const ExpertMatmulA
                 const uint32_t n = n0 + j * 8 + e;
                 if (n >= a.n) continue;
                 float v = __fmul_rn(acc[j][h * 2 + e], scale);
-                if (a.bias) v = __fadd_rn(v, __ldg(a.bias + (uint64_t)t.expert * a.n + n));
+                if (a.bias[0]) v = __fadd_rn(v, __ldg(a.bias[0] + (uint64_t)t.expert * a.n + n));
                 a.out[(uint64_t)slot * a.out_stride + n] = v;
             }
     }
 }
-
-// Loads from a record whose parts are needed again soon.
-struct FromCached {
-    static __device__ __forceinline__ uint4 v4(const void* p) { return __ldg((const uint4*)p); }
-    static __device__ __forceinline__ uint2 v2(const void* p) { return __ldg((const uint2*)p); }
-    static __device__ __forceinline__ uint32_t u32(const void* p) { return __ldg((const uint32_t*)p); }
-    static __device__ __forceinline__ uint32_t u16(const void* p) { return __ldg((const uint16_t*)p); }
-    static __device__ __forceinline__ uint32_t u8(const void* p) { return __ldg((const uint8_t*)p); }
-};
 
 // Stages of the inputs, then two tiles of the matrix.
 constexpr int EXPERT_X_BYTES = Tile::M * Tile::K * 2, EXPERT_W_BYTES = Tile::N * Tile::K * 2;
@@ -99,7 +72,7 @@ template <uint32_t T> __device__ __forceinline__ void matmul_records(const Exper
     // The block's records lie together, slice by slice; they are asked for before they are needed.
     if (threadIdx.x < c.count) {
         const uint32_t s = threadIdx.x, record = record_bytes(T, s + 1 == c.count ? c.last : c.full);
-        bulk_prefetch((const uint8_t*)a.w + slice_offset(T, c, s, all_rows) + (uint64_t)(t.expert * a.n + n0) * record, min((uint32_t)Tile::N, a.n - n0) * record);
+        bulk_prefetch((const uint8_t*)a.w[0] + slice_offset(T, c, s, all_rows) + (uint64_t)(t.expert * a.n + n0) * record, min((uint32_t)Tile::N, a.n - n0) * record);
     }
 #endif
     uint32_t rows[X_ROWS];
@@ -123,7 +96,7 @@ template <uint32_t T> __device__ __forceinline__ void matmul_records(const Exper
         const uint32_t group = kt * 2 + (threadIdx.x & 1);
         if (group >= groups || !inside) return false;
         const uint32_t s = group / c.full, g = group - s * c.full, n = s + 1 == c.count ? c.last : c.full;
-        Codec<T>::template decode<FromCached>((const uint8_t*)a.w + slice_offset(T, c, s, all_rows) + (uint64_t)row * record_bytes(T, n), g, n, o);
+        Codec<T>::template decode<FromCached>((const uint8_t*)a.w[0] + slice_offset(T, c, s, all_rows) + (uint64_t)row * record_bytes(T, n), g, n, o);
         return true;
     };
     auto store_w = [&](uint32_t kt, const Group& o, bool there) {
@@ -176,8 +149,13 @@ template <uint32_t T> __device__ __forceinline__ void matmul_records(const Exper
     for (int i = 0; i < 4; i++) store_slots(a, t, t.begin + wm * Tile::WARP_M + i * 16 + (lane >> 2), n0 + wn * Tile::WARP_N + (lane & 3) * 2, acc[i]);
 }
 
-// Kernel names: matmul_experts_<type>.
+// Kernel names: matmul_experts_<type>. sm_90a has experts_wgmma_<type> instead, and empty ones here.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define MATMUL_EXPERTS(t) \
+    extern "C" __global__ void matmul_experts_##t(const __grid_constant__ ExpertMatmulArgs) {}
+#else
 #define MATMUL_EXPERTS(t)                                                                                                            \
     extern "C" __global__ void __launch_bounds__(Tile::THREADS, 2) matmul_experts_##t(const __grid_constant__ ExpertMatmulArgs a) { \
         matmul_records<t>(a);                                                                                                        \
     }
+#endif

@@ -19,7 +19,7 @@ const STRUCTURES: [&str; 9] = [
 ];
 
 /// Constants of both sides: file and name on the host, file and name on the device.
-const CONSTANTS: [[&str; 4]; 33] = [
+const CONSTANTS: [[&str; 4]; 34] = [
     ["args/ranks.rs", "MAX_RANKS", "ranks.cu", "MAX_RANKS"],
     [
         "args/ranks.rs",
@@ -89,6 +89,12 @@ const CONSTANTS: [[&str; 4]; 33] = [
         "MOST_PAIRS",
     ],
     ["experts.rs", "TILE_ROWS", "matmul.cuh", "TILE_ROWS"],
+    [
+        "experts.rs",
+        "EXPERT_SLOTS",
+        "experts_wgmma.cuh",
+        "EXPERT_SLOTS",
+    ],
     ["kernels.rs", "WARPS", "matvec.cuh", "WARPS"],
     ["recurrent.rs", "CONV_ROWS", "recurrent.cu", "CONV_ROWS"],
     ["recurrent.rs", "MAX_COLS", "recurrent.cuh", "MAX_COLS"],

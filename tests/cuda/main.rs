@@ -15,6 +15,7 @@ mod gpu;
 mod heads;
 mod host_experts;
 mod kernels_attention;
+mod kernels_experts;
 mod kernels_matmul;
 mod kernels_norm;
 mod kernels_recurrent;
@@ -48,6 +49,7 @@ fn main() {
     kernels_weights::tests(&mut tests);
     kernels_norm::tests(&mut tests);
     kernels_matmul::tests(&mut tests);
+    kernels_experts::tests(&mut tests);
     kernels_attention::tests(&mut tests);
     kernels_sample::tests(&mut tests);
     kernels_recurrent::tests(&mut tests);

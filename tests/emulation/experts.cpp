@@ -335,8 +335,40 @@ template <uint32_t T> void several(const ExpertLayer& l, const std::vector<std::
     for (uint32_t p = 0; p < n_pairs; p++) check(same(outer[p], out.data() + p * m.hidden), m.name, "other outputs of several");
 }
 
+// Pairs of a prompt sorted by expert, and dealt out in tiles: each pair in one, and as few as there can be.
+void tiles(uint32_t n_experts, uint32_t n_pairs, uint32_t tile_rows, uint32_t others_one_in) {
+    std::vector<uint32_t> chosen(n_pairs), starts(n_experts + 1), slots(n_pairs), pairs(n_pairs), first(n_experts + 1);
+    for (uint32_t& e : chosen) e = numbers() % others_one_in == 0 ? (uint32_t)(numbers() % n_experts) : n_experts / 2;
+    std::vector<TilePlace> places(n_pairs / tile_rows + n_experts);
+    SortArgs a{chosen.data(), starts.data(), slots.data(), pairs.data(), first.data(), places.data(), n_pairs, n_experts, tile_rows, 0};
+    run("tiles", "sort", n_experts, SORT_THREADS, [&] { expert_sort(a); });
+    run("tiles", "deal", 1, 1024, [&] { expert_tiles(a); });
+    uint32_t tile = 0;
+    std::vector<bool> seen(n_pairs);
+    for (uint32_t e = 0; e < n_experts; e++) {
+        check(first[e] == tile, "tiles", "first tile of an expert");
+        const uint32_t count = (starts[e + 1] - starts[e] + tile_rows - 1) / tile_rows;
+        for (uint32_t slot = starts[e], i = 0; i < count; i++, tile++) {
+            const TilePlace& p = places[tile];
+            check(p.expert == e && p.begin == slot && p.rows > 0 && p.rows <= tile_rows, "tiles", "place of a tile");
+            for (uint32_t r = 0; r < p.rows && slot < n_pairs; r++, slot++) {
+                check(chosen[pairs[slot]] == e && slots[pairs[slot]] == slot && !seen[pairs[slot]], "tiles", "pair of a slot");
+                seen[pairs[slot]] = true;
+            }
+            check(i + 1 < count || slot == starts[e + 1], "tiles", "end of an expert");
+        }
+    }
+    check(first[n_experts] == tile, "tiles", "how many there are");
+}
+
 int main() {
     numbers.seed(1);
+    for (uint32_t tile_rows : {128u, 192u}) {
+        tiles(5, 700, tile_rows, 2);
+        tiles(300, 2000, tile_rows, 1);
+        tiles(1, 1, tile_rows, 1);
+        tiles(3, 2048, tile_rows, 100);
+    }
     for (const Mixture& m : MIXTURES) {
         const ExpertLayer l(m);
         std::vector<std::vector<float>> inner, outer;

@@ -22,9 +22,10 @@ const MAX_EXPERTS: usize = 1024;
 const MAX_GROUPS: usize = 32;
 /// Most experts that a token goes through: a chunk's pairs must fit a grid.
 const MAX_USED: usize = 31;
-/// Rows of a tile of the products of many rows, as `Tile` of matmul_experts.cu.
-pub const TILE_ROWS: u32 = 128;
-/// Rows of an expert up to which a prompt's products read records: 64 were faster so, 128 slower (benches/cuda.md).
+/// Most slots of a tile of the products of many rows, as `Tile` of matmul_experts.cu, and where they go by warpgroups.
+const TILE_ROWS: u32 = 128;
+const EXPERT_SLOTS: u32 = 192;
+/// Rows of an expert up to which a prompt's products read records where they do not go by warpgroups: 64 were faster so, 128 slower (benches/cuda.md).
 const FEW_ROWS: u32 = 96;
 /// Longest input that every block of a step's last product makes for itself.
 const OWN_INPUT_BYTES: usize = 16 * 1024;
@@ -261,13 +262,14 @@ impl ExpertsPlan {
         bytes.max().unwrap_or(0) <= OWN_INPUT_BYTES
     }
 
-    /// Whether a chunk of so many pairs reads quantized records as they are: where experts have few rows each, to bring
-    /// all of their weights to f16 takes longer than the products. Both ways have the same bits.
+    /// Whether a chunk of so many pairs reads quantized records as they are where products do not go by warpgroups: where
+    /// experts have few rows each, to bring all of their weights to f16 takes longer than the products. Both ways have the
+    /// same bits.
     pub fn reads_records(&self, pairs: u32) -> bool {
         pairs <= self.n_experts * FEW_ROWS
     }
 
-    /// Tiles of `rows` slots that so many pairs take at most, in a part of the experts.
+    /// Tiles of up to `rows` slots that so many pairs take at most, in a part of the experts.
     pub fn most_tiles(&self, pairs: u32, experts: u32, rows: u32) -> u32 {
         pairs / rows + experts.min(pairs)
     }
@@ -289,7 +291,7 @@ pub fn sort_args(
         n_pairs: pairs,
         n_experts: e.n_experts,
         tiles: sorted.tiles,
-        tile_experts: sorted.tile_experts,
+        places: sorted.places,
         tile_rows,
         padding: 0,
     }

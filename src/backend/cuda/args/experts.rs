@@ -52,7 +52,7 @@ pub struct Sort {
     pub slots: u64,
     pub pairs: u64,
     pub tiles: u64,
-    pub tile_experts: u64,
+    pub places: u64,
     pub n_pairs: u32,
     pub n_experts: u32,
     pub tile_rows: u32,
@@ -188,11 +188,10 @@ pub struct ExpertMatmul {
     pub x: u64,
     pub x_scale: u64,
     pub pairs: u64,
-    pub starts: u64,
     pub tiles: u64,
-    pub tile_experts: u64,
-    pub w: u64,
-    pub bias: u64,
+    pub places: u64,
+    pub w: [u64; 2],
+    pub bias: [u64; 2],
     pub out: u64,
     pub pairs_per_input: u32,
     pub first_expert: u32,
@@ -201,6 +200,8 @@ pub struct ExpertMatmul {
     pub k: u32,
     pub out_stride: u32,
     pub n_experts: u32,
+    pub gated: u32,
+    pub activation: Activation,
     pub padding: u32,
 }
 
@@ -234,6 +235,6 @@ const _: () = {
     assert!(size_of::<ExpertsRows>() == 152);
     assert!(size_of::<Sort>() == 64);
     assert!(size_of::<ExpertMatvec>() == 184);
-    assert!(size_of::<ExpertMatmul>() == 104);
+    assert!(size_of::<ExpertMatmul>() == 128);
     assert!(size_of::<Combine>() == 80);
 };

@@ -5,12 +5,18 @@ use super::super::driver::Stream;
 use super::super::kernels::Kernels;
 use super::super::matrix::{Inputs, Matrix};
 use super::super::record::RecordType;
-use super::{Router, own_input_bytes};
+use super::{EXPERT_SLOTS, Router, TILE_ROWS, own_input_bytes};
 use crate::error::Result;
 
 /// Warps of a block of the router's product with rows, and rows of the router that each takes, as in experts.cu.
 const SCORE_WARPS: u32 = 8;
 const SCORES_AT_ONCE: u32 = 2;
+
+/// Shared memory of the products by warpgroups: five stages of 128 rows of the matrix and the slots of a tile, 64 elements each, and
+/// room to align them.
+const WGMMA_SHARED: usize = 5 * (128 + EXPERT_SLOTS as usize) * 64 * 2 + 1024;
+/// The one of matrices in f16.
+const WGMMA_HALVES: &str = "experts_wgmma_f16";
 
 /// What a step's product with experts reads.
 #[derive(Clone, Copy)]
@@ -59,11 +65,14 @@ impl Kernels {
             self.find("experts", name, 0)?;
         }
         self.find("experts", "router_rows", 48 * 1024)?;
-        self.find("matmul_experts", "matmul_experts", self.matmul_shared())?;
+        let (file, bytes, of_halves) = match self.has_wgmma() {
+            true => ("experts_wgmma", WGMMA_SHARED, WGMMA_HALVES),
+            false => ("matmul_experts", self.records_shared(), "matmul_experts"),
+        };
+        self.find(file, of_halves, bytes.max(self.matmul_shared()))?;
         for ty in RecordType::ALL.into_iter().filter(|ty| !ty.is_float()) {
-            let name = format!("matmul_experts_{}", ty.name());
-            let file = format!("matmul_experts_{}", ty.row().file);
-            self.find(&file, &name, self.records_shared())?;
+            let name = format!("{file}_{}", ty.name());
+            self.find(&format!("{file}_{}", ty.row().file), &name, bytes)?;
         }
         for ty in RecordType::ALL {
             let name = format!("matvec_experts_{}", ty.name());
@@ -222,8 +231,16 @@ impl Kernels {
         self.matmul_shared() / 2 + 2 * 128 * 64 * 2
     }
 
+    /// Most slots of a tile of the products of many rows.
+    pub fn expert_slots(&self) -> u32 {
+        match self.has_wgmma() {
+            true => EXPERT_SLOTS,
+            false => TILE_ROWS,
+        }
+    }
+
     /// Products of all slots with their experts' rows of a quantized matrix, whose records are at `args.w`; `tiles` is how
-    /// many tiles there are at most.
+    /// many tiles there are at most. By warpgroups, of two matrices as well.
     ///
     /// # Safety
     /// As [`Stream::launch`].
@@ -234,9 +251,14 @@ impl Kernels {
         args: &args::ExpertMatmul,
         tiles: u32,
     ) -> Result<()> {
+        if self.has_wgmma() {
+            let name = format!("experts_wgmma_{}", ty.name());
+            // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+            return unsafe { self.launch_expert_tiles(stream, &name, args, tiles) };
+        }
         let name = format!("matmul_experts_{}", ty.name());
         let grid = (tiles, args.n.div_ceil(128), 1);
-        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        // SAFETY: as above.
         unsafe { self.launch(stream, &name, grid, 256, self.records_shared(), args) }
     }
 
@@ -250,18 +272,31 @@ impl Kernels {
         args: &args::ExpertMatmul,
         tiles: u32,
     ) -> Result<()> {
-        let grid = (tiles, args.n.div_ceil(128), 1);
-        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
-        unsafe {
-            self.launch(
-                stream,
-                "matmul_experts",
-                grid,
-                256,
-                self.matmul_shared(),
-                args,
-            )
+        if self.has_wgmma() {
+            // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+            return unsafe { self.launch_expert_tiles(stream, WGMMA_HALVES, args, tiles) };
         }
+        let grid = (tiles, args.n.div_ceil(128), 1);
+        let shared = self.matmul_shared();
+        // SAFETY: as above.
+        unsafe { self.launch(stream, "matmul_experts", grid, 256, shared, args) }
+    }
+
+    /// Enqueues a kernel of experts_wgmma.cuh.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    unsafe fn launch_expert_tiles(
+        &self,
+        stream: &Stream,
+        name: &str,
+        args: &args::ExpertMatmul,
+        tiles: u32,
+    ) -> Result<()> {
+        let columns = (args.n << args.gated).div_ceil(128);
+        let grid = (self.multiprocessors().min(tiles * columns), 1, 1);
+        // SAFETY: by contract, `args` is what the kernel expects, and its addresses are valid.
+        unsafe { self.launch(stream, name, grid, 512, WGMMA_SHARED, args) }
     }
 
     /// Sums of what the experts of `rows` rows gave.

@@ -27,8 +27,8 @@ pub struct Sorted {
     pub pairs: u64,
     /// u32, `[n_experts + 1]`: the first tile of each expert, and the end.
     pub tiles: u64,
-    /// u32, one per tile.
-    pub tile_experts: u64,
+    /// `TilePlace` of expert_tiles.cuh, one per tile.
+    pub places: u64,
 }
 
 /// Pairs of a step of several sessions, in tiles of one expert each.
@@ -95,7 +95,7 @@ impl Sorted {
             slots: arena.array::<u32>(s.pairs),
             pairs: arena.array::<u32>(s.pairs),
             tiles: arena.array::<u32>(s.experts),
-            tile_experts: arena.array::<u32>(s.tiles),
+            places: arena.array::<[u32; 4]>(s.tiles),
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use super::super::args;
 use super::super::evaluation::ExpertOutputs;
-use super::super::experts::{ExpertsPlan, TILE_ROWS, route_args, sort_args};
+use super::super::experts::{ExpertsPlan, route_args, sort_args};
 use super::super::matrix::Matrix;
 use super::super::walk::ExpertSum;
 use super::ChunkOperations;
-use crate::error::Result;
+use crate::error::{Result, fail};
 
 impl ChunkOperations<'_> {
     fn pairs(&self, e: &ExpertsPlan) -> u32 {
@@ -20,8 +20,9 @@ impl ChunkOperations<'_> {
         let groups = e.router.groups();
         self.input(e.router_norm.or(norm), groups, mine.input)?;
         let (choice, rows) = (&mine.choice, self.rows);
-        let sort = sort_args(e, choice, &mine.sorted, self.pairs(e), TILE_ROWS);
         let (kernels, stream) = (self.eval.kernels, self.eval.stream);
+        let slots = kernels.expert_slots();
+        let sort = sort_args(e, choice, &mine.sorted, self.pairs(e), slots);
         // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
         unsafe {
             kernels.router_rows(stream, &e.router, mine.input, choice.scores, rows)?;
@@ -32,6 +33,19 @@ impl ChunkOperations<'_> {
             kernels.expert_sort(stream, &sort)?;
             kernels.expert_tiles(stream, &sort)
         }
+    }
+
+    /// Whether the first products are one, which lets the ups through their gates: by warpgroups, of records of one type, for
+    /// SiLU and its clamped form.
+    fn gates_within(&self, e: &ExpertsPlan) -> bool {
+        let ty = |m: &Matrix| m.segments.first().map(|s| s.ty);
+        let (Some(gate), up) = (&e.gate, ty(&e.up)) else {
+            return false;
+        };
+        self.eval.kernels.has_wgmma()
+            && matches!(e.activation.kind, 0 | 3)
+            && ty(gate) == up
+            && up.is_some_and(|ty| !ty.is_float())
     }
 
     pub(super) fn gates_and_ups(&self, e: &ExpertsPlan) -> Result<()> {
@@ -49,26 +63,37 @@ impl ChunkOperations<'_> {
             ..Default::default()
         };
         let Some(gate) = &e.gate else {
-            return self.grouped(e, &e.up, &first);
+            return self.grouped(e, &[&e.up], &first);
         };
+        if self.gates_within(e) {
+            let gated = args::ExpertMatmul {
+                out_stride: e.n_ff,
+                ..first
+            };
+            return self.grouped(e, &[gate, &e.up], &gated);
+        }
         let second = args::ExpertMatmul {
             out: first.out + u64::from(e.n_ff) * 4,
             ..first
         };
-        self.grouped(e, gate, &first)?;
-        self.grouped(e, &e.up, &second)
+        self.grouped(e, &[gate], &first)?;
+        self.grouped(e, &[&e.up], &second)
     }
 
     pub(super) fn expert_outputs(&self, e: &ExpertsPlan) -> Result<()> {
         let mine = &self.at().experts;
+        let (x_stride, source) = match self.gates_within(e) {
+            true => (e.n_ff, args::Source::Copy),
+            false => (e.inner_width(), e.source()),
+        };
         let inner = args::Produce {
             x: mine.inner,
             f16: mine.f16,
             f16_scale: mine.f16_scale,
-            x_stride: e.inner_width(),
+            x_stride,
             len: e.n_ff,
             groups: e.down.groups,
-            source: e.source() as u32,
+            source: source as u32,
             activation: e.activation,
             ..Default::default()
         };
@@ -79,10 +104,11 @@ impl ChunkOperations<'_> {
             x: mine.f16,
             x_scale: mine.f16_scale,
             out: mine.inner,
+            pairs_per_input: 1,
             out_stride: e.width(self.eval.plan.hidden),
             ..Default::default()
         };
-        self.grouped(e, &e.down, &down)
+        self.grouped(e, &[&e.down], &down)
     }
 
     pub(super) fn sum_experts(&self, e: &ExpertsPlan, sum: &ExpertSum) -> Result<()> {
@@ -96,61 +122,67 @@ impl ChunkOperations<'_> {
         unsafe { self.eval.combine(&at.rows, &outputs, e, sum, self.rows) }
     }
 
-    /// Products of all slots with their experts' part of `matrix`, which may be brought to f16 first, some experts at a time. `args`
-    /// says where inputs and outputs are, all in the *workspace*.
-    fn grouped(&self, e: &ExpertsPlan, matrix: &Matrix, args: &args::ExpertMatmul) -> Result<()> {
-        let (at, each) = (self.at(), matrix.rows / e.n_experts);
-        let starts = at.experts.sorted.starts;
-        let at_once = e.experts_at_once(matrix);
+    /// Products of all slots with their experts' part of a matrix, which may be brought to f16 first, some experts at a time; or with
+    /// the records of a gate and of what it lets through. `args` says where inputs and outputs are, all in the *workspace*.
+    fn grouped(
+        &self,
+        e: &ExpertsPlan,
+        matrices: &[&Matrix],
+        args: &args::ExpertMatmul,
+    ) -> Result<()> {
+        let (at, pairs) = (self.at(), self.pairs(e));
         let (kernels, stream) = (self.eval.kernels, self.eval.stream);
-        let all = args::ExpertMatmul {
-            starts,
+        let matrix = matrices[0];
+        let each = matrix.rows / e.n_experts;
+        let mut all = args::ExpertMatmul {
             tiles: at.experts.sorted.tiles,
-            tile_experts: at.experts.sorted.tile_experts,
-            bias: matrix.bias,
+            places: at.experts.sorted.places,
             end_expert: e.n_experts,
             n: each,
             k: matrix.groups * 32,
             n_experts: e.n_experts,
+            gated: matrices.len() as u32 - 1,
+            activation: e.activation,
             ..*args
         };
-        for s in &matrix.segments {
-            if !s.ty.is_float() && e.reads_records(self.pairs(e)) {
-                let matmul = args::ExpertMatmul {
-                    w: s.address,
-                    ..all
-                };
-                let tiles = e.most_tiles(self.pairs(e), e.n_experts, TILE_ROWS);
-                // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
-                unsafe { kernels.expert_matmul_records(stream, s.ty, &matmul, tiles)? };
-                continue;
-            }
-            for first in (0..e.n_experts).step_by(at_once as usize) {
-                let experts = at_once.min(e.n_experts - first);
-                let unpack = args::Unpack {
-                    matrix: s.address,
-                    out: at.weights,
-                    ty: s.ty.number(),
-                    groups: matrix.groups,
-                    matrix_rows: s.rows,
-                    first_row: first * each,
-                    rows: experts * each,
-                    expert_rows: each,
-                    starts,
-                    ..Default::default()
-                };
-                let matmul = args::ExpertMatmul {
-                    w: at.weights,
-                    first_expert: first,
-                    end_expert: first + experts,
-                    ..all
-                };
-                let tiles = e.most_tiles(self.pairs(e), experts, TILE_ROWS);
-                // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
-                unsafe {
-                    kernels.unpack(stream, &unpack)?;
-                    kernels.expert_matmul(stream, &matmul, tiles)?;
-                }
+        for (i, matrix) in matrices.iter().enumerate() {
+            let [segment] = &matrix.segments[..] else {
+                fail!(Internal, "experts of {} types", matrix.segments.len());
+            };
+            (all.w[i], all.bias[i]) = (segment.address, matrix.bias);
+        }
+        let (s, slots) = (&matrix.segments[0], kernels.expert_slots());
+        if !s.ty.is_float() && (kernels.has_wgmma() || e.reads_records(pairs)) {
+            let tiles = e.most_tiles(pairs, e.n_experts, slots);
+            // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+            return unsafe { kernels.expert_matmul_records(stream, s.ty, &all, tiles) };
+        }
+        let at_once = e.experts_at_once(matrix);
+        for first in (0..e.n_experts).step_by(at_once as usize) {
+            let experts = at_once.min(e.n_experts - first);
+            let unpack = args::Unpack {
+                matrix: s.address,
+                out: at.weights,
+                ty: s.ty.number(),
+                groups: matrix.groups,
+                matrix_rows: s.rows,
+                first_row: first * each,
+                rows: experts * each,
+                expert_rows: each,
+                starts: at.experts.sorted.starts,
+                ..Default::default()
+            };
+            let matmul = args::ExpertMatmul {
+                w: [at.weights, 0],
+                first_expert: first,
+                end_expert: first + experts,
+                ..all
+            };
+            let tiles = e.most_tiles(pairs, experts, slots);
+            // SAFETY: addresses of the *weights* and the *workspace*, which `self` promises.
+            unsafe {
+                kernels.unpack(stream, &unpack)?;
+                kernels.expert_matmul(stream, &matmul, tiles)?;
             }
         }
         Ok(())
