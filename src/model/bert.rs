@@ -1,4 +1,4 @@
-//! Encoders: `bert` (also RoBERTa, XLM-RoBERTa), `nomic-bert`, `nomic-bert-moe`, `jina-bert-v2` and
+//! Encoders: `bert` (also DistilBERT, RoBERTa, XLM-RoBERTa), `nomic-bert`, `nomic-bert-moe`, `jina-bert-v2` and
 //! `jina-bert-v3`, whose blocks norm the residual stream itself, and `modern-bert` and `eurobert`, whose
 //! blocks have their norms before the parts.
 

@@ -7,9 +7,10 @@ use emberlm::model::Pooling;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub const ENCODERS: [&str; 10] = [
+pub const ENCODERS: [&str; 11] = [
     "bert",
     "bert_scores",
+    "distilbert",
     "embedding_gemma",
     "eurobert",
     "jina_v2",

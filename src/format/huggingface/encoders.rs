@@ -80,6 +80,17 @@ const BERT_PARTS: &[(&str, &str)] = &[
     ("output.LayerNorm", "layer_output_norm"),
 ];
 
+const DISTILBERT_PARTS: &[(&str, &str)] = &[
+    ("attention.q_lin", "attn_q"),
+    ("attention.k_lin", "attn_k"),
+    ("attention.v_lin", "attn_v"),
+    ("attention.out_lin", "attn_output"),
+    ("sa_layer_norm", "attn_output_norm"),
+    ("ffn.lin1", "ffn_up"),
+    ("ffn.lin2", "ffn_down"),
+    ("output_layer_norm", "layer_output_norm"),
+];
+
 /// Those with a variant before those of the same type without.
 const FAMILIES: &[Encoder] = &[
     Encoder {
@@ -141,6 +152,17 @@ const FAMILIES: &[Encoder] = &[
         variant: None,
         layers: "encoder.layer.",
         parts: BERT_PARTS,
+        activations: &["gelu"],
+        rope: false,
+        shifted: false,
+    },
+    Encoder {
+        model_types: &["distilbert"],
+        classes: &["DistilBert"],
+        architecture: "bert",
+        variant: None,
+        layers: "transformer.layer.",
+        parts: DISTILBERT_PARTS,
         activations: &["gelu"],
         rope: false,
         shifted: false,
@@ -227,9 +249,9 @@ const HEAD: &[(&str, &str)] = &[
     ("classifier.out_proj", "cls.output"),
     ("classifier", "cls.output"),
 ];
-const PREFIXES: [&str; 4] = ["bert.", "roberta.", "model.", "new."];
+const PREFIXES: [&str; 5] = ["bert.", "distilbert.", "roberta.", "model.", "new."];
 /// What vectors and scores do without: heads that guess words, and constants.
-const UNUSED: [&str; 5] = ["cls.", "lm_head.", "head.", "decoder.", "pooler."];
+const UNUSED: [&str; 6] = ["cls.", "lm_head.", "head.", "decoder.", "pooler.", "vocab_"];
 
 impl Encoder {
     /// The family of a config, if it is one of encoders.
@@ -290,7 +312,7 @@ impl Encoder {
         config: &Config,
         stored: HashMap<String, Stored>,
     ) -> Result<ModelFile> {
-        let n_layers = config.size(&["num_hidden_layers", "n_layer"])?;
+        let n_layers = config.size(&["num_hidden_layers", "n_layer", "n_layers"])?;
         if n_layers > stored.len() as u64 {
             fail!(
                 InvalidModel,
@@ -339,7 +361,12 @@ impl Encoder {
     }
 
     fn keys(&self, keys: &mut Keys, config: &Config) -> Result<()> {
-        for key in ["hidden_act", "hidden_activation", "activation_function"] {
+        for key in [
+            "hidden_act",
+            "hidden_activation",
+            "activation_function",
+            "activation",
+        ] {
             if let Some(name) = config.find_str(key)?
                 && !self.activations.contains(&name)
             {

@@ -196,8 +196,8 @@ impl<'a> Keys<'a> {
 
     /// What most families have.
     pub(super) fn common(config: &'a Config, architecture: &'static str) -> Result<Keys<'a>> {
-        let hidden = config.size(&["hidden_size", "n_embd"])?;
-        let n_heads = config.size(&["num_attention_heads", "n_head"])?;
+        let hidden = config.size(&["hidden_size", "n_embd", "dim"])?;
+        let n_heads = config.size(&["num_attention_heads", "n_head", "n_heads"])?;
         // Of latent attention the part that is rotated.
         let head_dim = match config.find("kv_lora_rank") {
             Some(_) => Some(config.size(&["qk_rope_head_dim"])?),
@@ -217,7 +217,7 @@ impl<'a> Keys<'a> {
         let mut keys = Keys {
             config,
             architecture,
-            n_layers: config.size(&["num_hidden_layers", "n_layer"])?,
+            n_layers: config.size(&["num_hidden_layers", "n_layer", "n_layers"])?,
             head_dim: head_dim.unwrap_or(hidden / n_heads),
             values: HashMap::new(),
         };
@@ -255,11 +255,11 @@ impl<'a> Keys<'a> {
                 keys.set("feed_forward_length", Value::Array(Array::I64(widths)));
             }
             _ => {
-                let n_ff = match config.find_size("intermediate_size")? {
-                    None => config.find_size("n_inner")?,
-                    found => found,
-                };
-                keys.set("feed_forward_length", n_ff.unwrap_or(4 * hidden));
+                let mut n_ff = 4 * hidden;
+                for key in ["hidden_dim", "n_inner", "intermediate_size"] {
+                    n_ff = config.find_size(key)?.unwrap_or(n_ff);
+                }
+                keys.set("feed_forward_length", n_ff);
             }
         }
         if let Some(eps) = config.find_f32("rms_norm_eps")? {

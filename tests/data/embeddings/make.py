@@ -53,6 +53,8 @@ MODELS = {
                              rope_parameters=FULL_AND_LOCAL), "gemma-embedding"),
     "eurobert": (t.EuroBertConfig, t.EuroBertModel, dict(num_key_value_heads=1, pad_token_id=0, bos_token_id=1, eos_token_id=2,
                                                          mask_token_id=3), "eurobert"),
+    "distilbert": (t.DistilBertConfig, t.DistilBertModel, dict(vocab_size=60, dim=24, n_heads=2, n_layers=3, hidden_dim=20,
+                                                             max_position_embeddings=64), "bert"),
     "jina_v3": (t.JinaEmbeddingsV3Config, t.JinaEmbeddingsV3Model, dict(pad_token_id=1), "jina-bert-v3"),
 }
 # name: (config.json beside what all have, architecture in GGUF)
@@ -72,6 +74,8 @@ BERT = {"attention.self.query": "attn_q", "attention.self.key": "attn_k", "atten
         "mixer.Wqkv": "attn_qkv", "mixer.out_proj": "attn_output", "norm1": "attn_output_norm", "norm2": "layer_output_norm",
         "mlp.fc11": "ffn_up", "mlp.fc12": "ffn_gate", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "attn_norm": "attn_norm",
         "attn.Wo": "attn_output", "mlp_norm": "ffn_norm", "mlp.Wi": "ffn_up", "mlp.Wo": "ffn_down"}
+BERT |= {"attention.q_lin": "attn_q", "attention.k_lin": "attn_k", "attention.v_lin": "attn_v", "attention.out_lin": "attn_output",
+         "sa_layer_norm": "attn_output_norm", "ffn.lin1": "ffn_up", "ffn.lin2": "ffn_down", "output_layer_norm": "layer_output_norm"}
 BERT |= {"mlp.gated_layers": "ffn_up", "mlp.wo": "ffn_down", "mlp.layernorm": "layer_output_norm", "mlp.router.layer": "ffn_gate_inp"}
 GEMMA = {"input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
          "post_feedforward_layernorm": "post_ffw_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -91,7 +95,7 @@ def gguf_name(name, scores, parts):
     for prefix in ("bert.", "roberta.", "model."):
         name = name.removeprefix(prefix)
     stem, end = name.rsplit(".", 1)
-    for start in ("encoder.layer.", "encoder.layers.", "layers."):
+    for start in ("encoder.layer.", "encoder.layers.", "transformer.layer.", "layers."):
         if stem.startswith(start):
             layer, part = stem.removeprefix(start).split(".", 1)
             return f"blk.{layer}.{parts[part]}.{end}"
@@ -107,7 +111,7 @@ def write_gguf(folder, config, arch, scores):
     w.add_context_length(config.max_position_embeddings - shift)
     w.add_embedding_length(config.hidden_size)
     w.add_block_count(config.num_hidden_layers)
-    w.add_feed_forward_length(config.intermediate_size)
+    w.add_feed_forward_length(getattr(config, "intermediate_size", None) or config.hidden_dim)
     w.add_head_count(config.num_attention_heads)
     w.add_causal_attention(False)
     if scores:
@@ -128,7 +132,7 @@ def write_gguf(folder, config, arch, scores):
         w.add_layer_norm_rms_eps(config.rms_norm_eps)
         w.add_rope_scaling_type(gguf.RopeScalingType.NONE)
     else:
-        w.add_layer_norm_eps(config.norm_eps if arch == "modern-bert" else config.layer_norm_eps)
+        w.add_layer_norm_eps(config.norm_eps if arch == "modern-bert" else getattr(config, "layer_norm_eps", 1e-12))
     rope = getattr(config, "rope_parameters", None)
     if rope:
         w.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
@@ -382,7 +386,7 @@ for name in chosen:
         write_hidden(folder, model.model, None, 96, seed)
         continue
     config_class, model_class, changes, arch = MODELS[name]
-    model = model_class._from_config(config_class(**BASE | changes), dtype=torch.float32, attn_implementation="eager").eval()
+    model = model_class._from_config(config_class(**(changes if model_class is t.DistilBertModel else BASE | changes)), dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         for key, p in model.named_parameters():
             norm = "norm" in key.lower() or "emb_ln" in key
@@ -398,7 +402,7 @@ for name in chosen:
     model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     scores = "ForSequence" in model_class.__name__
     write_gguf(folder, config_class.from_pretrained(folder), arch, scores)
-    write_hidden(folder, model.base_model if scores else model, model if scores else None, 96, seed)
+    write_hidden(folder, model.base_model if scores else model, model if scores else None, model.config.vocab_size, seed)
     if name == "bert_scores":
         own = word_pieces(folder)
         pairs = [own.encode(QUERY, text) for text in DOCUMENTS]
