@@ -432,6 +432,8 @@ fn what_is_wrong_with_the_folder_of_an_encoder_is_named() {
         ("nomic_moe", "moe_top_k", 5.into(), InvalidModel),
         ("eurobert", "hidden_act", "gelu".into(), Unsupported),
         ("eurobert", "num_key_value_heads", 2.into(), InvalidModel),
+        ("distilbert", "activation", "relu".into(), Unsupported),
+        ("distilbert", "n_layers", 0.into(), InvalidModel),
     ] {
         let mut folder = Folder::encoder(name);
         // Of a plain BERT, the class is at fault.
@@ -440,6 +442,16 @@ fn what_is_wrong_with_the_folder_of_an_encoder_is_named() {
             key => key,
         };
         refused(folder.set(key, value), status, named);
+    }
+    let file = Folder::encoder("distilbert").open().unwrap();
+    for (key, own) in [
+        ("block_count", "n_layers"),
+        ("embedding_length", "dim"),
+        ("attention.head_count", "n_heads"),
+        ("feed_forward_length", "hidden_dim"),
+    ] {
+        let named = file.key_name(&format!("bert.{key}"));
+        assert_eq!(named, Some(format!("config.json: key {own}").as_str()));
     }
     for key in ["num_experts", "moe_top_k"] {
         let mut folder = Folder::encoder("nomic_moe");

@@ -1,7 +1,7 @@
 //! Encoders: their tensors by GGUF's names, and what their configs say.
 
 use super::json::{Config, wrong};
-use super::keys::Keys;
+use super::keys::{Keys, check_layers};
 use super::rope;
 use super::rows::transposed;
 use super::stored::{Stored, small};
@@ -313,13 +313,7 @@ impl Encoder {
         stored: HashMap<String, Stored>,
     ) -> Result<ModelFile> {
         let n_layers = config.size(&["num_hidden_layers", "n_layer", "n_layers"])?;
-        if n_layers > stored.len() as u64 {
-            fail!(
-                InvalidModel,
-                "config.json: num_hidden_layers is {n_layers}, but there are only {} tensors",
-                stored.len()
-            );
-        }
+        check_layers(n_layers, stored.len())?;
         let mut keys = Keys::common(config, self.architecture)?;
         self.keys(&mut keys, config)?;
         let shift = self.shift(config)?;

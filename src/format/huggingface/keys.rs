@@ -19,15 +19,18 @@ pub(super) struct Keys<'a> {
 const NAMES: &[(&str, &[&str])] = &[
     (
         "block_count",
-        &["num_hidden_layers", "n_layer", "num_layers"],
+        &["num_hidden_layers", "n_layer", "num_layers", "n_layers"],
     ),
     (
         "context_length",
         &["max_position_embeddings", "n_positions", "n_ctx"],
     ),
-    ("embedding_length", &["hidden_size", "n_embd"]),
+    ("embedding_length", &["hidden_size", "n_embd", "dim"]),
     ("vocab_size", &["vocab_size"]),
-    ("attention.head_count", &["num_attention_heads", "n_head"]),
+    (
+        "attention.head_count",
+        &["num_attention_heads", "n_head", "n_heads"],
+    ),
     (
         "attention.head_count_kv",
         &["num_key_value_heads", "num_kv_heads", "n_head_kv"],
@@ -46,6 +49,7 @@ const NAMES: &[(&str, &[&str])] = &[
             "prefix_dense_intermediate_size",
             "intermediate_size",
             "n_inner",
+            "hidden_dim",
         ],
     ),
     (
@@ -180,6 +184,17 @@ const NAMES: &[(&str, &[&str])] = &[
     ),
 ];
 
+/// `InvalidModel` if a model has more layers than its folder has tensors.
+pub(super) fn check_layers(n_layers: u64, n_tensors: usize) -> Result<()> {
+    if n_layers > n_tensors as u64 {
+        fail!(
+            InvalidModel,
+            "config.json: num_hidden_layers is {n_layers}, but there are only {n_tensors} tensors"
+        );
+    }
+    Ok(())
+}
+
 impl<'a> Keys<'a> {
     /// What messages call the keys of GGUF: the name that the config has, or the usual one.
     pub(super) fn names(&self) -> HashMap<String, String> {
@@ -255,10 +270,11 @@ impl<'a> Keys<'a> {
                 keys.set("feed_forward_length", Value::Array(Array::I64(widths)));
             }
             _ => {
-                let mut n_ff = 4 * hidden;
-                for key in ["hidden_dim", "n_inner", "intermediate_size"] {
-                    n_ff = config.find_size(key)?.unwrap_or(n_ff);
-                }
+                let names = ["intermediate_size", "n_inner", "hidden_dim"];
+                let n_ff = match names.iter().any(|name| config.find(name).is_some()) {
+                    true => config.size(&names)?,
+                    false => 4 * hidden,
+                };
                 keys.set("feed_forward_length", n_ff);
             }
         }

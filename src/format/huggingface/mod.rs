@@ -55,7 +55,7 @@ use crate::error::{Result, fail};
 use families::Family;
 use files::{CONFIG, TOKENIZER, within};
 use json::Config;
-use keys::Keys;
+use keys::{Keys, check_layers};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -141,13 +141,7 @@ fn describe(
     mut stored: HashMap<String, Stored>,
 ) -> Result<ModelFile> {
     let n_layers = config.size(&["num_hidden_layers", "n_layer"])?;
-    if n_layers > stored.len() as u64 {
-        fail!(
-            InvalidModel,
-            "config.json: num_hidden_layers is {n_layers}, but there are only {} tensors",
-            stored.len()
-        );
-    }
+    check_layers(n_layers, stored.len())?;
     packed::join(config, &mut stored)?;
     let mut keys = Keys::common(config, family.architecture)?;
     let rope = match family.rope {

@@ -98,20 +98,17 @@ impl Stored {
         if !alike || self.is_together() || other.is_together() {
             return Ok(false);
         }
+        const AT_ONCE: usize = 1 << 20;
         let len = self.range.len();
-        let mut parts = [const { Vec::new() }; 2];
-        let mut offset = 0;
-        while offset < len {
-            // What differs mostly does so from the beginning.
-            let part = (len - offset).min(offset.clamp(1 << 10, 1 << 20));
-            for (part_of, bytes) in [self, other].into_iter().zip(&mut parts) {
-                *bytes = try_vec(part, 0u8, &part_of.name)?;
-                part_of.read(offset, bytes)?;
-            }
-            if parts[0] != parts[1] {
+        let mut mine = try_vec(len.min(AT_ONCE), 0u8, &self.name)?;
+        let mut others = try_vec(len.min(AT_ONCE), 0u8, &other.name)?;
+        for offset in (0..len).step_by(AT_ONCE) {
+            let count = AT_ONCE.min(len - offset);
+            self.read(offset, &mut mine[..count])?;
+            other.read(offset, &mut others[..count])?;
+            if mine[..count] != others[..count] {
                 return Ok(false);
             }
-            offset += part;
         }
         Ok(true)
     }

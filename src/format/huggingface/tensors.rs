@@ -139,24 +139,27 @@ pub(super) struct Folder<'a> {
     biases: Vec<(&'static str, &'static str)>,
 }
 
+/// The matrix outside of layers that has this name in GGUF.
+fn find_top<'a>(stored: &'a HashMap<String, Stored>, gguf: &str) -> Option<&'a Stored> {
+    let is = |name: &str| {
+        let stem = without_prefixes(name).strip_suffix(".weight");
+        let found = TOP.iter().find(|(known, _)| Some(*known) == stem);
+        found.is_some_and(|(_, top)| *top == gguf)
+    };
+    let mut all = stored.iter().filter(|(name, _)| is(name));
+    all.next().map(|(_, stored)| stored)
+}
+
 /// Whether the head is the embedding. As with transformers, a head that is stored and differs from the embedding is one of its own,
 /// whatever the config says.
 fn is_tied(family: &Family, config: &Config, stored: &HashMap<String, Stored>) -> Result<bool> {
-    let find = |top: &str| {
-        let mut all = stored.iter().filter(|(name, _)| {
-            let stem = without_prefixes(name).strip_suffix(".weight");
-            TOP.iter()
-                .any(|(known, is)| *is == top && Some(*known) == stem)
-        });
-        all.next().map(|(_, stored)| stored)
-    };
-    let head = find("output");
+    let head = find_top(stored, "output");
     let tied = match config.find("tie_word_embeddings") {
         Some(_) => config.flag("tie_word_embeddings")?,
         None => family.tied || head.is_none(),
     };
-    match head {
-        Some(head) if tied => find("token_embd").map_or(Ok(true), |other| head.equals(other)),
+    match (head, find_top(stored, "token_embd")) {
+        (Some(head), Some(embedding)) if tied => head.equals(embedding),
         _ => Ok(tied),
     }
 }
@@ -291,11 +294,7 @@ impl<'a> Folder<'a> {
         streams.stack(&mut tensors)?;
         if self.family.architecture == "falcon-h1" && self.tied {
             // Head and embedding have other factors.
-            let embedding = self
-                .stored
-                .iter()
-                .find(|(name, _)| without_prefixes(name) == "embed_tokens.weight");
-            if let Some((_, stored)) = embedding {
+            if let Some(stored) = find_top(self.stored, "token_embd") {
                 let name = "output.weight".to_owned();
                 let tensor = self.tensor(stored, &name)?;
                 insert(&mut tensors, name, tensor)?;
