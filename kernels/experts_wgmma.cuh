@@ -87,18 +87,18 @@ struct AskAhead {
     KeptWords& kept;
     int at = 0;
     __device__ __forceinline__ uint4 v4(const void* p) {
-        const uint4 v = __ldg((const uint4*)p);
+        const uint4 v = FromCached::v4(p);
         keep(v.x), keep(v.y), keep(v.z), keep(v.w);
         return v;
     }
     __device__ __forceinline__ uint2 v2(const void* p) {
-        const uint2 v = __ldg((const uint2*)p);
+        const uint2 v = FromCached::v2(p);
         keep(v.x), keep(v.y);
         return v;
     }
-    __device__ __forceinline__ uint32_t u32(const void* p) { return keep(__ldg((const uint32_t*)p)); }
-    __device__ __forceinline__ uint32_t u16(const void* p) { return keep(__ldg((const uint16_t*)p)); }
-    __device__ __forceinline__ uint32_t u8(const void* p) { return keep(__ldg((const uint8_t*)p)); }
+    __device__ __forceinline__ uint32_t u32(const void* p) { return keep(FromCached::u32(p)); }
+    __device__ __forceinline__ uint32_t u16(const void* p) { return keep(FromCached::u16(p)); }
+    __device__ __forceinline__ uint32_t u8(const void* p) { return keep(FromCached::u8(p)); }
     __device__ __forceinline__ uint32_t keep(uint32_t v) { return kept.word[at++] = v; }
 };
 struct FromKept {
@@ -307,12 +307,6 @@ template <uint32_t T> __device__ __forceinline__ void experts_produce(const Expe
     }
 }
 
-// The smaller number; not a number if one of them is not.
-__device__ __forceinline__ float smaller(float a, float b) {
-    float v;
-    asm("min.NaN.f32 %0,%1,%2;" : "=f"(v) : "f"(a), "f"(b));
-    return v;
-}
 // What a gate lets through, for SILU and CLAMPED_SWIGLU, without a branch: `gated` of activation.cuh but for the division, which is
 // right to 2 units in the last place.
 struct Gate {
@@ -325,8 +319,8 @@ struct Gate {
         more = clamped ? 1.0f : 0.0f;
     }
     __device__ __forceinline__ float operator()(float gate, float up) const {
-        gate = smaller(gate, gate_limit);
-        up = largest_or_nan(smaller(up, limit), -limit);
+        gate = smallest_or_nan(gate, gate_limit);
+        up = largest_or_nan(smallest_or_nan(up, limit), -limit);
         return __fmul_rn(__fdividef(gate, 1.0f + exp2f(steepness * gate)), up + more);
     }
 };

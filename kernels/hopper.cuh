@@ -71,7 +71,7 @@ __device__ __forceinline__ void add_product(float (&d)[64], const uint32_t (&a)[
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" R60 "%60,%61,%62,%63},{%64,%65,%66,%67},%68,1,1,1,1;"
                  : F32(d, 0), F32(d, 32) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-// d[64 x N] += a[64 x 16] * b[N x 16], of which `d` has room for more.
+// d[64 x N] += a[64 x 16] * b[N x 16], of which `d` has room for more. N is what tiles of experts have.
 #define T2(i) "%" #i "0,%" #i "1"
 #define T4(i) T2(i) ",%" #i "2,%" #i "3"
 #define T6(i) T4(i) ",%" #i "4,%" #i "5"
@@ -83,24 +83,15 @@ __device__ __forceinline__ void add_product(float (&d)[64], const uint32_t (&a)[
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" registers "},%" #from ",%" #to ",1,1,1,0,0;" \
                      : __VA_ARGS__ : "l"(a), "l"(b));
 template <uint32_t N, int ROOM> __device__ __forceinline__ void add_columns(float (&d)[ROOM], uint64_t a, uint64_t b) {
-    static_assert(N % 8 == 0 && N / 2 <= ROOM);
-    COLUMNS(16, T8(), 8, 9, F8(d, 0))
+    static_assert(N > 0 && N % 24 == 0 && N <= 192 && N / 2 <= ROOM);
     COLUMNS(24, D() T2(1), 12, 13, F8(d, 0), F4(d, 8))
-    COLUMNS(32, D() T6(1), 16, 17, F8(d, 0), F8(d, 8))
     COLUMNS(48, D() D(1) T4(2), 24, 25, F8(d, 0), F8(d, 8), F8(d, 16))
-    COLUMNS(64, D() D(1) D(2) T2(3), 32, 33, F32(d, 0))
     COLUMNS(72, D() D(1) D(2) T6(3), 36, 37, F32(d, 0), F4(d, 32))
-    COLUMNS(80, D() D(1) D(2) T10(3), 40, 41, F32(d, 0), F8(d, 32))
     COLUMNS(96, D() D(1) D(2) D(3) T8(4), 48, 49, F32(d, 0), F8(d, 32), F8(d, 40))
-    COLUMNS(112, D() D(1) D(2) D(3) D(4) T6(5), 56, 57, F32(d, 0), F8(d, 32), F8(d, 40), F8(d, 48))
     COLUMNS(120, D() D(1) D(2) D(3) D(4) T10(5), 60, 61, F32(d, 0), F8(d, 32), F8(d, 40), F8(d, 48), F4(d, 56))
-    COLUMNS(128, D() D(1) D(2) D(3) D(4) D(5) T4(6), 64, 65, F32(d, 0), F32(d, 32))
     COLUMNS(144, D() D(1) D(2) D(3) D(4) D(5) D(6) T2(7), 72, 73, F32(d, 0), F32(d, 32), F8(d, 64))
-    COLUMNS(160, D() D(1) D(2) D(3) D(4) D(5) D(6) T10(7), 80, 81, F32(d, 0), F32(d, 32), F8(d, 64), F8(d, 72))
     COLUMNS(168, D() D(1) D(2) D(3) D(4) D(5) D(6) D(7) T4(8), 84, 85, F32(d, 0), F32(d, 32), F8(d, 64), F8(d, 72), F4(d, 80))
     COLUMNS(192, D() D(1) D(2) D(3) D(4) D(5) D(6) D(7) D(8) T6(9), 96, 97, F32(d, 0), F32(d, 32), F32(d, 64))
-    COLUMNS(224, D() D(1) D(2) D(3) D(4) D(5) D(6) D(7) D(8) D(9) D(10) T2(11), 112, 113, F32(d, 0), F32(d, 32), F32(d, 64), F8(d, 96), F8(d, 104))
-    COLUMNS(256, D() D(1) D(2) D(3) D(4) D(5) D(6) D(7) D(8) D(9) D(10) D(11) T8(12), 128, 129, F32(d, 0), F32(d, 32), F32(d, 64), F32(d, 96))
 }
 #undef T2
 #undef T4

@@ -104,3 +104,14 @@ __device__ __forceinline__ float largest_or_nan(float a, float b) {
     return a == a && b == b ? fmaxf(a, b) : NAN;
 #endif
 }
+
+// The smaller number; not a number if one of them is not.
+__device__ __forceinline__ float smallest_or_nan(float a, float b) {
+#if __CUDA_ARCH__ >= 800 && !defined(EMULATED)
+    float v;
+    asm("min.NaN.f32 %0,%1,%2;" : "=f"(v) : "f"(a), "f"(b));
+    return v;
+#else
+    return a == a && b == b ? fminf(a, b) : NAN;
+#endif
+}

@@ -7,7 +7,7 @@ use super::args;
 use super::driver::{Context, Kernel, Launch, Module, Stream};
 use super::matrix::{Inputs, Matrix, PAIR};
 use super::matvec_batch;
-use super::plan::MlpPlan;
+use super::plan::{MlpPlan, SILU};
 use super::product::{Finish, Product, RowInput};
 use super::record::RecordType;
 use crate::error::{Result, fail};
@@ -168,11 +168,12 @@ impl Kernels {
         stages * (128 + 128) * 64 * 2
     }
 
-    /// Whether the device can run a kernel.
+    /// Whether products of many rows go by warpgroups.
     pub(super) fn has_wgmma(&self) -> bool {
         self.wgmma
     }
 
+    /// Whether the device can run a kernel.
     pub(super) fn has(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
     }
@@ -456,7 +457,7 @@ impl Kernels {
     pub fn gates(&self, mlp: &MlpPlan) -> bool {
         self.has_gated()
             && mlp.gated
-            && mlp.activation.kind == 0
+            && mlp.activation.kind == SILU
             && mlp.cutoff.is_none()
             && mlp.inner_norm.is_none()
             && mlp.up.bias == 0

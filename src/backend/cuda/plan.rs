@@ -560,13 +560,17 @@ fn table(m: &Matrix) -> args::Table {
     }
 }
 
+/// Numbers of activations, as `ActivationKind` of activation.cuh.
+pub const SILU: u32 = 0;
+pub const CLAMPED_SWIGLU: u32 = 3;
+
 /// The kernels' number and constants of an activation.
 pub fn activation(activation: Activation) -> args::Activation {
     let (kind, alpha, limit) = match activation {
-        Activation::Silu => (0, 0.0, 0.0),
+        Activation::Silu => (SILU, 0.0, 0.0),
         Activation::GeluTanh => (1, 0.0, 0.0),
         Activation::Gelu => (2, 0.0, 0.0),
-        Activation::ClampedSwiglu { alpha, limit } => (3, alpha, limit),
+        Activation::ClampedSwiglu { alpha, limit } => (CLAMPED_SWIGLU, alpha, limit),
         Activation::ReluSquared => (4, 0.0, 0.0),
         Activation::Xielu { alpha_p, alpha_n } => (5, alpha_p, alpha_n),
     };

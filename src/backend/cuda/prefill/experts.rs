@@ -4,6 +4,7 @@ use super::super::args;
 use super::super::evaluation::ExpertOutputs;
 use super::super::experts::{ExpertsPlan, route_args, sort_args};
 use super::super::matrix::Matrix;
+use super::super::plan::{CLAMPED_SWIGLU, SILU};
 use super::super::walk::ExpertSum;
 use super::ChunkOperations;
 use crate::error::{Result, fail};
@@ -43,7 +44,7 @@ impl ChunkOperations<'_> {
             return false;
         };
         self.eval.kernels.has_wgmma()
-            && matches!(e.activation.kind, 0 | 3)
+            && matches!(e.activation.kind, SILU | CLAMPED_SWIGLU)
             && ty(gate) == up
             && up.is_some_and(|ty| !ty.is_float())
     }
