@@ -204,6 +204,7 @@ fn heads_of_folders_are_written() {
         ("qwen3_next", false),
         ("glm4_moe", true),
         ("deepseek_v3", false),
+        ("mimo", false),
     ] {
         let dir = TempDir::new("convert-heads");
         let folder = common::heads::folder(name, own);

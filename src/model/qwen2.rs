@@ -1,4 +1,4 @@
-//! `qwen2`: Qwen 2 and 2.5, with biases on q, k and v. `pangu-embedded`: openPangu, with one more on the output.
+//! `qwen2`: Qwen 2 and 2.5, with biases on q, k and v, and MiMo, which has a head for further tokens. `pangu-embedded`: openPangu, with one more on the output.
 
 use super::decoder::{Decoder, Windows};
 use super::{Activation, Network, NormKind, RopePairing};
@@ -20,12 +20,16 @@ pub(super) fn pangu(file: &ModelFile) -> Result<Network> {
 }
 
 fn network(file: &ModelFile, architecture: &'static str) -> Result<Network> {
-    let d = Decoder::read(file, architecture, NormKind::Rms)?;
+    let mut d = Decoder::read(file, architecture, NormKind::Rms)?;
+    if architecture == "qwen2" {
+        d.set_predictors_apart()?;
+    }
     let rope = d.rope(RopePairing::Halves)?;
     let windows = d.windows(Windows::Everywhere)?;
     d.network(|i| {
         let mut attention = d.attention(i, Some(&rope))?;
-        attention.window = windows[i];
+        // The head behind the layers sees all.
+        attention.window = windows.get(i).copied().flatten();
         d.pre_norm_block(i, attention, d.gated(i, Activation::Silu)?)
     })
 }

@@ -18,19 +18,20 @@ use serde_json::json;
 use std::sync::{Arc, Mutex};
 
 /// Families of which folders have heads.
-pub const WITH_HEADS: [&str; 6] = [
+pub const WITH_HEADS: [&str; 7] = [
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_next",
     "glm4",
     "glm4_moe",
     "deepseek_v3",
+    "mimo",
 ];
 
 /// How much less than otherwise layers add to the residual stream, so that the token decides what follows it, most of the time.
 const WEAK: f32 = 0.05;
 
-fn values(stored: &Stored) -> Vec<f32> {
+pub fn values(stored: &Stored) -> Vec<f32> {
     let mut values = vec![0.0; stored.shape.iter().product()];
     let ty = match &*stored.ty {
         "F16" => TensorType::F16,
@@ -49,7 +50,12 @@ fn scaled(stored: &Stored, factor: f32) -> Stored {
 /// A folder of `data/families` with a head, of which the layer is that of another layer, spoiled. A head of GLM's or DeepSeek's has an
 /// embedding and an output matrix of its own, if `own`.
 pub fn folder(name: &str, own: bool) -> Folder {
-    let mut folder = Folder::family(name);
+    let mimo = name == "mimo";
+    let mut folder = Folder::family(if mimo { "qwen2" } else { name });
+    if mimo {
+        folder.set("model_type", json!("mimo"));
+        folder.set("architectures", json!(["MiMoForCausalLM"]));
+    }
     let mut random = Random::new(7, name);
     let size = |key: &str| folder.config[key].as_u64().unwrap() as usize;
     let (hidden, n_layers) = (size("hidden_size"), size("num_hidden_layers"));
@@ -85,9 +91,10 @@ pub fn folder(name: &str, own: bool) -> Folder {
         Some((name.strip_prefix(&layer)?.to_owned(), stored.clone()))
     };
     let theirs: Vec<_> = folder.tensors.iter().filter_map(of_layer).collect();
-    let head = match qwen {
-        true => "mtp.layers.0.".to_owned(),
-        false => format!("model.layers.{n_layers}."),
+    let head = match name {
+        _ if qwen => "mtp.layers.0.".to_owned(),
+        "mimo" => "model.mtp_layers.0.".to_owned(),
+        _ => format!("model.layers.{n_layers}."),
     };
     for (part, stored) in theirs {
         let values: Vec<f32> = values(&stored)
@@ -100,8 +107,14 @@ pub fn folder(name: &str, own: bool) -> Folder {
     // The embedding as it is, and a bit of the hidden state.
     let mut projection = vec![0.0; 2 * hidden * hidden];
     for (i, row) in projection.chunks_exact_mut(2 * hidden).enumerate() {
-        row[i] = 1.0;
-        row[hidden..]
+        let (token, state) = row.split_at_mut(hidden);
+        // MiMo's takes the state first.
+        let (token, state) = match mimo {
+            true => (state, token),
+            false => (token, state),
+        };
+        token[i] = 1.0;
+        state
             .iter_mut()
             .for_each(|v| *v = 0.05 * random.signed_unit());
     }
@@ -113,15 +126,22 @@ pub fn folder(name: &str, own: bool) -> Folder {
             .collect()
     };
     let (token, state, last) = (norm(), norm(), norm());
-    let beside = match qwen {
-        true => [
+    let beside = match name {
+        _ if qwen => [
             "mtp.fc.weight",
             "mtp.pre_fc_norm_embedding.weight",
             "mtp.pre_fc_norm_hidden.weight",
             "mtp.norm.weight",
         ]
         .map(str::to_owned),
-        false => ["eh_proj", "enorm", "hnorm", "shared_head.norm"]
+        "mimo" => [
+            "input_proj",
+            "token_layernorm",
+            "hidden_layernorm",
+            "final_layernorm",
+        ]
+        .map(|part| format!("{head}{part}.weight")),
+        _ => ["eh_proj", "enorm", "hnorm", "shared_head.norm"]
             .map(|part| format!("{head}{part}.weight")),
     };
     let [p, t, s, l] = beside;
@@ -131,7 +151,7 @@ pub fn folder(name: &str, own: bool) -> Folder {
     for (name, values) in [(t, token), (s, state), (l, last)] {
         folder.tensors.insert(name, Stored::f32(&[hidden], &values));
     }
-    if own && !qwen {
+    if own && !qwen && !mimo {
         for (own, theirs) in [
             ("embed_tokens", "model.embed_tokens.weight"),
             ("shared_head.head", "lm_head.weight"),

@@ -5,6 +5,7 @@ use crate::common::drafts::{ALWAYS, SAMPLED, decoded, dropped, interrupted_text}
 use crate::common::heads::{self, Kept, WITH_HEADS};
 use crate::common::runs::on_cpu;
 use crate::common::states::{random_life_of, session};
+use crate::common::tiny::Random;
 use crate::common::{TempDir, cpu};
 use crate::drafts::batches;
 use emberlm::backend::{KvType, LoadOptions, Residual, Row, RunnerOptions, Want, When};
@@ -12,7 +13,9 @@ use emberlm::engine::sampling::Sampling;
 use emberlm::engine::speculate::{DraftOptions, HeadDrafts, SourceKind};
 use emberlm::engine::{Model, Session, SessionOptions};
 use emberlm::format::ModelFile;
+use emberlm::model::Network;
 use emberlm::{Error, Status};
+use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -47,6 +50,70 @@ fn heads_agree_with_the_reference() {
     for (name, own) in heads::variants() {
         heads::agrees(name, own, &OPTIONS, 1e-3, &|network| on_cpu(network, 2));
     }
+}
+
+/// MiMo's projection takes the hidden state first, as its folder has it.
+#[test]
+fn mimo_joins_the_state_and_the_token() {
+    let folder = heads::folder("mimo", false);
+    let (_, head) = heads::networks(folder.ready());
+    let random = |seed: u64| -> Vec<f64> {
+        let mut random = Random::new(seed, "mimo");
+        let unit = |_| f64::from(random.signed_unit());
+        (0..head.hidden).map(unit).collect()
+    };
+    let values = |part: &str| -> Vec<f64> {
+        let stored = &folder.tensors[&format!("model.mtp_layers.0.{part}.weight")];
+        heads::values(stored).into_iter().map(f64::from).collect()
+    };
+    let token = 17;
+    let state = random(1);
+    let normed = |x: &[f64], part: &str| -> Vec<f64> {
+        let squares: f64 = x.iter().map(|v| v * v).sum();
+        let eps = folder.config["rms_norm_eps"].as_f64().unwrap();
+        let factor = 1.0 / (squares / x.len() as f64 + eps).sqrt();
+        let both = x.iter().zip(values(part));
+        both.map(|(v, weight)| v * factor * weight).collect()
+    };
+    let embeddings = heads::values(&folder.tensors["model.embed_tokens.weight"]);
+    let row = &embeddings[token * head.hidden..(token + 1) * head.hidden];
+    let row: Vec<f64> = row.iter().map(|v| f64::from(*v)).collect();
+    let both = [
+        normed(&state, "hidden_layernorm"),
+        normed(&row, "token_layernorm"),
+    ]
+    .concat();
+    let projection = values("input_proj");
+    let entered = heads::entered(&head, &vec![state], &[token as u32]);
+    for (row, ours) in projection.chunks_exact(2 * head.hidden).zip(&entered[0]) {
+        let sum: f64 = row.iter().zip(&both).map(|(a, b)| a * b).sum();
+        assert!((sum - ours).abs() < 1e-6, "{sum} and {ours}");
+    }
+}
+
+/// Further heads are left out, and so are all where none is asked for.
+#[test]
+fn the_first_of_several_heads_is_used() {
+    let mut folder = heads::folder("mimo", false);
+    folder.set("num_nextn_predict_layers", json!(2));
+    let first: Vec<_> = folder
+        .tensors
+        .iter()
+        .filter_map(|(name, stored)| {
+            let part = name.strip_prefix("model.mtp_layers.0.")?;
+            Some((format!("model.mtp_layers.1.{part}"), stored.clone()))
+        })
+        .collect();
+    folder.tensors.extend(first);
+    let (network, head) = heads::networks(folder.ready());
+    let (_, of_one) = heads::networks(heads::folder("mimo", false).ready());
+    assert_eq!(network.blocks.len(), 2);
+    let names = |head: &Network| -> Vec<String> {
+        head.tensors()
+            .map(|tensor| tensor.name.to_string())
+            .collect()
+    };
+    assert_eq!(names(&head), names(&of_one));
 }
 
 /// Hidden states are the same however tokens come: in drafts, in batches and alone.
@@ -215,12 +282,17 @@ fn what_has_no_heads_says_so() {
 fn bad_heads_are_named() {
     let read = |file: &mut ModelFile, has_predictor: bool| {
         file.has_predictor = has_predictor;
-        emberlm::model::Network::from_file(file)
+        Network::from_file(file)
     };
-    for (name, head) in [("glm4_moe", "model.layers.3."), ("qwen3_5", "mtp.")] {
+    for (name, head) in [
+        ("glm4_moe", "model.layers.3."),
+        ("qwen3_5", "mtp."),
+        ("mimo", "model.mtp_layers.0."),
+    ] {
         let whole = heads::folder(name, false);
         let (projection, norm) = match name {
             "qwen3_5" => ("fc.weight", "pre_fc_norm_hidden.weight"),
+            "mimo" => ("input_proj.weight", "hidden_layernorm.weight"),
             _ => ("eh_proj.weight", "hnorm.weight"),
         };
         for missing in [projection, norm] {
@@ -251,7 +323,12 @@ fn bad_heads_are_named() {
 /// The estimate counts what the head has of its own.
 #[test]
 fn estimates_count_the_head() {
-    for (name, own) in [("glm4_moe", false), ("glm4_moe", true), ("qwen3_5", false)] {
+    for (name, own) in [
+        ("glm4_moe", false),
+        ("glm4_moe", true),
+        ("qwen3_5", false),
+        ("mimo", false),
+    ] {
         let dir = TempDir::new("heads-estimate");
         let folder = heads::folder(name, own);
         folder.write(&dir);
@@ -269,10 +346,11 @@ fn estimates_count_the_head() {
         // All that the folder has of it is in single precision.
         let n = folder.config["num_hidden_layers"].as_u64().unwrap();
         let head = format!("model.layers.{n}.");
-        let own = folder
-            .tensors
-            .iter()
-            .filter(|(name, _)| name.starts_with("mtp.") || name.starts_with(&head));
+        let own = folder.tensors.iter().filter(|(name, _)| {
+            ["mtp.", "model.mtp_layers.", &head]
+                .iter()
+                .any(|of| name.starts_with(of))
+        });
         let bytes: usize = own.map(|(_, stored)| stored.bytes.len()).sum();
         // A final norm, if the head shares the model's, is a copy.
         assert_eq!(

@@ -15,7 +15,7 @@ use emberlm::engine::{Model, Session, SessionOptions};
 use std::sync::Arc;
 
 /// Those of which a GPU verifies drafts.
-const VERIFIED: [&str; 3] = ["glm4", "glm4_moe", "deepseek_v3"];
+const VERIFIED: [&str; 4] = ["glm4", "glm4_moe", "deepseek_v3", "mimo"];
 
 pub fn tests(tests: &mut Tests) {
     for (name, own) in heads::variants() {

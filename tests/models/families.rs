@@ -227,7 +227,12 @@ fn folders_of_relatives_agree_with_transformers() {
     for name in norms.cloned().collect::<Vec<_>>() {
         numbers(&mut jais, &name, 1.0, 1.0);
     }
+    let mut mimo = Folder::family("qwen2");
+    mimo.set("model_type", json!("mimo"));
+    mimo.set("architectures", json!(["MiMoForCausalLM"]));
+    mimo.set("num_nextn_predict_layers", json!(1));
     for (name, folder, of) in [
+        ("qwen2", mimo, "qwen2"),
         ("jais2", jais, "nemotron"),
         ("minicpm", minicpm, "granite"),
         ("bailingmoe2", bailing, "glm4_moe"),

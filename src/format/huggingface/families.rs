@@ -240,6 +240,16 @@ const FAMILIES: &[Family] = &[
         keys: keys::window_where_asked,
         ..LLAMA
     },
+    // Qwen 2 with a head that guesses further tokens.
+    Family {
+        model_types: &["mimo"],
+        classes: &["MiMoForCausalLM"],
+        architecture: "qwen2",
+        layout: Layout::Same,
+        bias_flags: &[],
+        keys: keys::window_where_asked,
+        ..LLAMA
+    },
     Family {
         model_types: &["qwen3"],
         classes: &["Qwen3ForCausalLM"],

@@ -1,6 +1,8 @@
 //! Heads that guess further tokens (multi-token prediction), by the names that folders have for them. In GGUF they are layers behind
 //! the last one.
 
+use super::tensors::layer_and_part;
+
 /// Tensors that a head has beside its layer: their names in folders, and in GGUF behind `nextn.`.
 const PARTS: [(&str, &str); 6] = [
     ("eh_proj", "eh_proj"),
@@ -18,6 +20,13 @@ const OF_QWEN: [(&str, &str); 5] = [
     ("embed_tokens", "embed_tokens"),
     ("norm", "shared_head.norm"),
 ];
+/// The same in MiMo's folders, behind `mtp_layers.{head}.`.
+const OF_MIMO: [(&str, &str); 4] = [
+    ("input_proj", "eh_proj"),
+    ("token_layernorm", "enorm"),
+    ("hidden_layernorm", "hnorm"),
+    ("final_layernorm", "shared_head.norm"),
+];
 
 /// The part of a head in GGUF that a part of a layer is, if it is one.
 pub(super) fn part(part: &str) -> Option<&'static str> {
@@ -34,4 +43,12 @@ pub(super) fn of_qwen(name: &str, n_layers: u64) -> Option<Option<(u64, &str)>> 
         Some((_, part)) => Some((n_layers, part)),
         None => name.strip_prefix("layers.0.").map(|part| (n_layers, part)),
     })
+}
+
+/// A name that begins with `mtp_layers.`, as a part of a layer behind `n_layers`.
+pub(super) fn of_mimo(name: &str, n_layers: u64) -> Option<(u64, &str)> {
+    let (head, part) = layer_and_part(name.strip_prefix("mtp_")?)?;
+    let beside = OF_MIMO.iter().find(|(known, _)| *known == part);
+    let part = beside.map_or(part, |(_, part)| *part);
+    Some((n_layers.checked_add(head)?, part))
 }

@@ -4,6 +4,7 @@ use super::stored::Stored;
 use crate::error::{Result, fail, try_vec};
 use crate::format::Tensor;
 use crate::format::made::{CHUNK_BYTES, MakeRows};
+use std::sync::Arc;
 
 /// Which row of a tensor becomes which row of another.
 #[derive(Clone, Copy, Debug)]
@@ -136,6 +137,36 @@ impl MakeRows for Reordered {
         self.source.read_rows(lowest, &mut found)?;
         for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes)) {
             out.copy_from_slice(&found[(from(row) - lowest) * row_bytes..][..row_bytes]);
+        }
+        Ok(())
+    }
+}
+
+/// Rows of one tensor with the second half of each before the first.
+struct HalvesExchanged {
+    source: Tensor,
+}
+
+/// The matrix with the second half of its columns before the first.
+pub(super) fn halves_exchanged(source: Tensor) -> Result<Tensor> {
+    let columns = source.dims.first().copied().unwrap_or(0);
+    if !columns.is_multiple_of(2 * source.ty.block_len()) {
+        fail!(
+            ShapeMismatch,
+            "tensor {} has rows of {columns} elements; the model needs two halves of whole blocks",
+            source.name
+        );
+    }
+    let (name, ty, dims) = (Arc::clone(&source.name), source.ty, source.dims.clone());
+    Tensor::made(name, ty, dims, HalvesExchanged { source })
+}
+
+impl MakeRows for HalvesExchanged {
+    fn make(&self, first: usize, out: &mut [u8]) -> Result<()> {
+        let row_bytes = self.source.row_bytes();
+        self.source.read_rows(first, out)?;
+        for row in out.chunks_exact_mut(row_bytes) {
+            row.rotate_left(row_bytes / 2);
         }
         Ok(())
     }

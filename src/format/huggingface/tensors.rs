@@ -5,7 +5,7 @@ use super::families::{Family, Layout};
 use super::further::falcon_kv_heads;
 use super::gemma3n::StreamMatrices;
 use super::json::Config;
-use super::rows::{Order, Reordered, transposed};
+use super::rows::{Order, Reordered, halves_exchanged, transposed};
 use super::stored::{Stored, small};
 use super::{delta_net, falcon_h1, fp8, keys::Keys, latent, mamba1, mamba2, predictors, relatives};
 use crate::error::{Result, fail};
@@ -237,6 +237,9 @@ impl<'a> Folder<'a> {
                 Some(None) => continue,
                 Some(Some(_)) if self.delta_net.is_none() => continue,
                 Some(place) => place,
+                None if self.is_mimo() && stem.starts_with("mtp_layers.") => {
+                    predictors::of_mimo(stem, self.n_layers)
+                }
                 None => layer_and_part(stem),
             };
             let Some((layer, part)) = place else {
@@ -251,7 +254,11 @@ impl<'a> Folder<'a> {
             }
             if is_head && let Some(part) = predictors::part(part) {
                 let name = format!("blk.{layer}.nextn.{part}.{end}");
-                let tensor = self.tensor(stored, &name)?;
+                let tensor = match self.tensor(stored, &name)? {
+                    // It takes the hidden state first.
+                    tensor if self.is_mimo() && part == "eh_proj" => halves_exchanged(tensor)?,
+                    tensor => tensor,
+                };
                 insert(&mut tensors, name, tensor)?;
                 continue;
             }
@@ -310,6 +317,7 @@ impl<'a> Folder<'a> {
             // By their names alone.
             _ if self.delta_net.is_some() => 1,
             "deepseek2" | "glm4" | "glm4moe" => self.predictors,
+            _ if self.is_mimo() => self.predictors,
             _ => 0,
         }
     }
@@ -475,6 +483,10 @@ impl<'a> Folder<'a> {
 
     fn is_nemotron(&self) -> bool {
         self.architecture().starts_with("nemotron_h")
+    }
+
+    fn is_mimo(&self) -> bool {
+        self.family.model_types == ["mimo"]
     }
 
     /// Whether experts' matrices have a row per input, and those of gate and up take turns.
