@@ -568,7 +568,7 @@ enum ember_draft_source
      */
     EMBER_DRAFTS_NGRAM = 1,
     /**
-     * A smaller model with the same vocabulary, `draft_model`.
+     * A smaller model with the same vocabulary, or an EAGLE-3 head that was trained for the session's model: `draft_model`.
      */
     EMBER_DRAFTS_MODEL = 2,
     /**
@@ -1953,7 +1953,8 @@ typedef struct ember_speculation_options {
     uint32_t reserved;
     /**
      * For `EMBER_DRAFTS_MODEL`: the model; NULL otherwise. The session keeps it alive and has a session of it beside
-     * its own, with a context of the same length.
+     * its own, with a context of the same length. An EAGLE-3 head (a folder that `ember_model_load` has loaded onto the CPU) has no
+     * sessions: it reads the hidden states of the session's model, which must be on the CPU as a whole, and runs on its threads.
      */
     const struct ember_model *draft_model;
 } ember_speculation_options;
@@ -3325,11 +3326,13 @@ ember_status ember_session_set_grammar(struct ember_session *session,
  * On a GPU, drafts take memory of their own (16 rows of logits, and of what lies between the layers of a step), which is reserved here.
  * So do those of a model with recurrent layers on a CPU: a state of these layers for each draft of a step, and one more. A head takes
  * a KV cache of one layer, and room for the hidden states of as many positions as the context has, up to 4096. What follows a prompt longer
- * than that, or one that was read before this call, is drafted from the last 4096 positions, or from those that follow.
+ * than that, or one that was read before this call, is drafted from the last 4096 positions, or from those that follow. An EAGLE-3 head
+ * takes room for up to 2048 positions, three hidden states each.
  *
  * Errors: `EMBER_UNSUPPORTED` if the session's model has recurrent layers and is on a GPU, or in parts, and for `EMBER_DRAFTS_HEADS` if
- * the model has no heads, or they were not loaded; `EMBER_INVALID_ARGUMENT` names
- * the field, or the token in which the vocabulary of `draft_model` differs; for `EMBER_DRAFTS_MODEL` those of
+ * the model has no heads, or they were not loaded, and for an EAGLE-3 head if the session's model is not on the CPU;
+ * `EMBER_INVALID_ARGUMENT` names the field, the token in which the vocabulary of `draft_model` differs, or what makes it an EAGLE-3 head
+ * for another model; for `EMBER_DRAFTS_MODEL` those of
  * `ember_session_create`; `EMBER_BUSY`; `EMBER_DECODE_PENDING`; `EMBER_OUT_OF_MEMORY`. After each of them the session
  * drafts as before.
  */

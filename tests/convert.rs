@@ -234,6 +234,15 @@ fn heads_of_folders_are_written() {
     }
 }
 
+/// What is a head and no model is not written.
+#[test]
+fn heads_of_eagle_are_refused() {
+    let dir = TempDir::new("convert-eagle");
+    common::fused::published(common::fused::Form::SpecForge).write(&dir);
+    let message = refused(dir.path(), &dir.path().join("out.gguf"), &[]);
+    assert!(message.contains("EAGLE-3"), "{message}");
+}
+
 #[test]
 fn folders_become_files() {
     let dir = TempDir::new("convert-folders");

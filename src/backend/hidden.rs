@@ -5,11 +5,13 @@ use crate::memory::Charge;
 use std::any::Any;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The residual stream behind the final norm, of a run of positions: the last ones that a runner has evaluated, as many as there is
-/// room for. They are in memory of the runner's device.
+/// The residual stream of a run of positions: the last ones that a runner has evaluated, as many as there is room for. It is that behind the
+/// final norm, or what it is at some places between layers. The states are in memory of the runner's device.
 pub struct HiddenStates {
     width: usize,
     rows: usize,
+    /// The layers before which it is read, or how many layers there are for behind the last one; none for behind the final norm.
+    places: Vec<usize>,
     run: Mutex<Run>,
     memory: StateMemory,
 }
@@ -64,6 +66,21 @@ impl HiddenStates {
         Ok(HiddenStates::with(width, rows, memory))
     }
 
+    /// Of these places instead, of each of which a position has `hidden` floats, in their order. Errors: `OutOfMemory`.
+    pub fn of_places(
+        hidden: usize,
+        places: &[usize],
+        rows: usize,
+        charge: Option<Charge>,
+    ) -> Result<HiddenStates> {
+        let width = hidden.saturating_mul(places.len());
+        let mut states = HiddenStates::new(width, rows, charge)?;
+        let mut own = try_vec(places.len(), 0, "places of hidden states")?;
+        own.copy_from_slice(places);
+        states.places = own;
+        Ok(states)
+    }
+
     /// The same in memory of a device.
     pub fn on_device(width: usize, rows: usize, memory: Box<dyn DeviceStates>) -> HiddenStates {
         HiddenStates::with(width, rows, StateMemory::Device(memory))
@@ -73,6 +90,7 @@ impl HiddenStates {
         HiddenStates {
             width,
             rows,
+            places: Vec::new(),
             run: Mutex::new(Run { start: 0, end: 0 }),
             memory,
         }
@@ -81,6 +99,11 @@ impl HiddenStates {
     /// Floats of a position.
     pub fn width(&self) -> usize {
         self.width
+    }
+
+    /// The places that they are of; none for behind the final norm.
+    pub fn places(&self) -> &[usize] {
+        &self.places
     }
 
     /// Positions that there is room for.
@@ -93,6 +116,33 @@ impl HiddenStates {
         match &self.memory {
             StateMemory::Host { .. } => None,
             StateMemory::Device(memory) => Some(&**memory),
+        }
+    }
+
+    /// Forgets the states that those of `count` positions from `position` on take the place of, and those of all further ones.
+    pub fn make_room(&self, position: usize, count: usize) {
+        let mut run = lock(&self.run);
+        run.end = run.end.min(position);
+        let first = (position + count).saturating_sub(self.rows);
+        run.start = run.start.max(first).min(run.end);
+    }
+
+    /// Takes what the residual stream of `count` positions from `position` on is at a place, the i-th, in host memory, which `write`
+    /// writes, each by its number among them. There is room for them ([`make_room`](HiddenStates::make_room)), and they are there when all
+    /// places were taken and [`evaluated`](HiddenStates::evaluated) has said so.
+    pub fn put_place(
+        &self,
+        (position, count): (usize, usize),
+        place: usize,
+        mut write: impl FnMut(usize, &mut [f32]),
+    ) {
+        if let StateMemory::Host { floats, .. } = &self.memory {
+            let mut floats = lock(floats);
+            let hidden = self.width / self.places.len().max(1);
+            for i in count.saturating_sub(self.rows)..count {
+                let at = (position + i) % self.rows * self.width + place * hidden;
+                write(i, &mut floats[at..at + hidden]);
+            }
         }
     }
 

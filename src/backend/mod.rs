@@ -120,6 +120,9 @@ pub(crate) fn heap_floats(floats: usize, what: &str) -> Result<HostFloats> {
 /// What devices say that run no heads that guess further tokens.
 const NO_PREDICTORS: &str = "drafts of a model's own heads are not supported on this device";
 
+/// What devices say that hand out no hidden states between layers.
+pub(crate) const NO_PLACES: &str = "drafts of EAGLE-3 need a model that is on a CPU as a whole";
+
 /// What devices say that have no adapters.
 const NO_ADAPTERS: &str = "adapters are not supported on this device";
 
@@ -233,6 +236,14 @@ pub trait Weights: Send + Sync {
     fn hidden_states(&self, rows: usize) -> Result<Arc<HiddenStates>> {
         let _ = rows;
         fail!(Unsupported, "{NO_PREDICTORS}")
+    }
+
+    /// The same of what the residual stream is at these places: before the layer of that number, or behind the last one.
+    ///
+    /// Errors: as above.
+    fn states_at(&self, places: &[usize], rows: usize) -> Result<Arc<HiddenStates>> {
+        let _ = (places, rows);
+        fail!(Unsupported, "{NO_PLACES}")
     }
 
     /// Gives the device's memory back and keeps the weights in host memory, where they are not

@@ -106,13 +106,13 @@ impl Front {
 }
 
 impl<'a> Residual<'a> {
-    /// That of the first tokens, as many as have `floats` floats; the others' is left.
-    pub fn split(&mut self, floats: usize) -> Residual<'a> {
-        let input = self.input;
+    /// That of the first tokens, of which each has `width` floats; the others' is left.
+    pub fn split(&mut self, tokens: usize, width: usize) -> Residual<'a> {
+        let (input, floats) = (self.input, tokens * width);
         match &mut self.input {
             TokenInput::Embeddings => {}
             TokenInput::Stream(all) => *all = &all[floats..],
-            TokenInput::States(from) => from.position += floats / from.states.width(),
+            TokenInput::States(from) => from.position += tokens,
         }
         let input = match input {
             TokenInput::Stream(all) => TokenInput::Stream(&all[..floats]),
@@ -133,7 +133,9 @@ impl<'a> Residual<'a> {
             (Front::Embeddings, TokenInput::Embeddings) => true,
             (Front::Stream, TokenInput::Stream(input)) => input.len() == floats,
             (Front::States, TokenInput::States(from)) => {
-                from.states.width() == width && from.states.has(from.position, tokens)
+                // Those of several places are wider; whether it takes them, the network says.
+                let fits = from.states.width() == width || from.states.places().len() > 1;
+                fits && from.states.has(from.position, tokens)
             }
             (_, TokenInput::Embeddings) => tokens == 0,
             _ => false,

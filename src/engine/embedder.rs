@@ -118,6 +118,7 @@ impl Embedder {
     /// Errors: `InvalidArgument` names the option; `Unsupported` names what the model or the device
     /// lacks; `OutOfMemory`. Those about an adapter have its index.
     pub fn create(model: Arc<Model>, options: EmbedderOptions<'_>) -> Result<Embedder> {
+        model.check_alone()?;
         model.check_files()?;
         let adapters = adapter::set_of(&model, options.adapters)?;
         let facts = *model.readout();

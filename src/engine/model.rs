@@ -2,10 +2,10 @@
 
 use super::background::Background;
 use super::placement::{self, PartDetails, PlacedEstimate, Places};
-use super::speculate::BatchDepth;
+use super::speculate::{BatchDepth, Drafter};
 use super::{Metadata, SessionOptions, device, fingerprint};
 use crate::backend::cpu::{self, MAX_THREADS};
-use crate::backend::{DeviceKind, KvType, LoadOptions, Progress, Weights};
+use crate::backend::{DeviceKind, KvType, LoadOptions, NO_PLACES, Progress, Weights};
 use crate::error::{Error, Result, Status, fail};
 use crate::format::{Access, MappedFiles, ModelFile, ModelSource, Tensor, Value};
 use crate::grammar::GrammarVocabulary;
@@ -76,6 +76,10 @@ pub struct Model {
     readout: ReadoutFacts,
     /// Its head that guesses further tokens, or why there is none.
     head: Result<Arc<dyn Weights>>,
+    /// Set if it is itself a head for another model.
+    drafter: Option<Drafter>,
+    /// Its token embedding, if it is on the CPU as a whole.
+    embedding: Option<Tensor>,
     /// Where adapters find its matrices; none for encoders.
     adaptable: Option<Adaptable>,
     log: Option<ModelLog>,
@@ -160,6 +164,22 @@ impl Model {
         let mut file = ModelFile::open_source(source, access)?.with_weights(options.weights)?;
         file.has_predictor = options.draft_heads;
         let mut network = Network::from_file(&file)?;
+        let drafter = Drafter::of(&network);
+        let options = &match drafter {
+            // What drafts runs on the threads of another model.
+            Some(_) => LoadOptions {
+                threads: 1,
+                ..options.clone()
+            },
+            None => options.clone(),
+        };
+        let on_cpu = kind == DeviceKind::Cpu && options.split.is_empty();
+        if drafter.is_some() && !on_cpu {
+            fail!(
+                Unsupported,
+                "the model is a head of EAGLE-3, which drafts on a CPU only"
+            );
+        }
         let predictor = network.predictor.take();
         let all = || [Some(&network), predictor.as_deref()].into_iter().flatten();
         let used: HashSet<&str> = all().flat_map(|n| n.tensors()).map(|t| &*t.name).collect();
@@ -275,6 +295,8 @@ impl Model {
             background: Background::new(options.placement),
             batch_depth: Arc::default(),
             head,
+            drafter,
+            embedding: on_cpu.then(|| network.embedding.clone()),
             adaptable: Some(adaptable),
         })
     }
@@ -344,6 +366,8 @@ impl Model {
             batch_depth: Arc::default(),
             readout: ReadoutFacts::default(),
             head: Err(Error::new(Status::Unsupported, "no head")),
+            drafter: None,
+            embedding: None,
             adaptable: None,
             log: None,
         }
@@ -377,6 +401,30 @@ impl Model {
     /// Its head that guesses further tokens, or `Unsupported` with the reason why it has none.
     pub(super) fn head(&self) -> Result<&Arc<dyn Weights>> {
         self.head.as_ref().map_err(Error::clone)
+    }
+
+    /// What it drafts with, if it is a head for another model.
+    pub(super) fn drafter(&self) -> Option<&Drafter> {
+        self.drafter.as_ref()
+    }
+
+    /// `Unsupported` if it is a head for another model, which does nothing alone.
+    pub(super) fn check_alone(&self) -> Result<()> {
+        if self.drafter.is_some() {
+            fail!(
+                Unsupported,
+                "the model is a head of EAGLE-3: it drafts for the model that it was trained for, and has no sessions and no embedders"
+            );
+        }
+        Ok(())
+    }
+
+    /// Its token embedding. `Unsupported` if it is not on the CPU as a whole.
+    pub(super) fn embedding(&self) -> Result<&Tensor> {
+        match &self.embedding {
+            Some(embedding) => Ok(embedding),
+            None => fail!(Unsupported, "{NO_PLACES}"),
+        }
     }
 
     /// Where adapters find its matrices.
@@ -631,7 +679,12 @@ fn parameters(network: &Network) -> u64 {
     } else {
         matrix(&network.head)
     };
+    let entry = network.entry.iter().map(|entry| {
+        let norms = entry.norms().map(norm);
+        norms.iter().sum::<u64>() + matrix(&entry.projection)
+    });
     vector(embedding)
+        + entry.sum::<u64>()
         + network.positions.as_ref().map_or(0, vector)
         + network.blocks.iter().map(block).sum::<u64>()
         + network

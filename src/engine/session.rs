@@ -112,6 +112,7 @@ impl Session {
     /// Errors: `InvalidArgument` names the option; `OutOfMemory`; those of the backend.
     pub fn create(model: Arc<Model>, options: &SessionOptions) -> Result<Session> {
         options.sampling.check()?;
+        model.check_alone()?;
         model.check_files()?;
         let runner_options = options.for_runner(model.details().context_length)?;
         let runner = model.weights().clone().create_runner(&runner_options)?;

@@ -12,6 +12,7 @@ mod bitnet;
 mod cohere2;
 mod decoder;
 mod deepseek2;
+mod eagle3;
 mod ernie4_5;
 mod exaone;
 mod exaone4;
@@ -73,7 +74,7 @@ pub use network::{
 };
 
 pub use part::Surroundings;
-pub use predictor::Entry;
+pub use predictor::{Entry, Fusion};
 pub use rank::Rank;
 pub use readout::{Dense, DenseActivation, Encoder, Pooling, Readout, Scores};
 
@@ -98,6 +99,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("command-r", cohere2::command_r),
     ("deepseek2", deepseek2::describe),
     ("dots1", glm4moe::dots1),
+    ("eagle3", eagle3::describe),
     ("ernie4_5", ernie4_5::describe),
     ("ernie4_5-moe", ernie4_5::experts),
     ("eurobert", bert::eurobert),

@@ -10,6 +10,7 @@
 use super::decoder::Decoder;
 use super::{Block, Linear, Network, Norm, Surroundings};
 use crate::error::{Result, fail};
+use std::sync::Arc;
 
 /// What a head has in front of its layers.
 #[derive(Clone, Debug)]
@@ -18,8 +19,39 @@ pub struct Entry {
     pub token_norm: Norm,
     /// Of the hidden state.
     pub state_norm: Norm,
-    /// `hidden` x `2 * hidden`.
+    /// `hidden` x `2 * hidden`; of a head with a [`Fusion`], `hidden` x three times the width of the model.
     pub projection: Linear,
+    /// What is different in a head that reads several hidden states of each position.
+    pub fusion: Option<Fusion>,
+}
+
+/// A head of EAGLE-3 (arXiv:2503.01840), which comes in a file of its own. With `s` the residual stream of the model at three places
+/// and `t` the token of the next position, `h = projection(concat(s))`, and queries, keys and values of its one layer are made of
+/// `concat(token_norm(embedding[t]), state_norm(h))`. What the layer adds is added to `h`, or to `state_norm(h)`. The residual stream
+/// behind the layer is the `h` of the next position, if that is to be guessed, too.
+#[derive(Clone, Debug)]
+pub struct Fusion {
+    /// The places: before the layer of that number, behind the last one for as many as there are. If a file does not say so, they are
+    /// [`Fusion::places_in`].
+    pub places: Option<[usize; 3]>,
+    /// Whether the residual stream begins as `state_norm(h)`.
+    pub normed_stream: bool,
+    /// The tokens that it knows, by rows of its output matrix, ascending; all if there are none.
+    pub ids: Option<Arc<[u32]>>,
+    /// Whether it has an embedding of its own; if not, the network has another tensor in that place, and the model's is to take it.
+    pub own_embedding: bool,
+}
+
+impl Fusion {
+    /// The places in a model of so many layers; none if it has too few.
+    pub fn places_in(&self, n_layers: usize) -> Option<[usize; 3]> {
+        let usual = || Some([2, n_layers / 2, n_layers.checked_sub(3)?]);
+        let places = self.places.or_else(usual)?;
+        places
+            .iter()
+            .all(|place| *place <= n_layers)
+            .then_some(places)
+    }
 }
 
 impl Entry {
@@ -63,6 +95,7 @@ impl Decoder<'_> {
                 token_norm: norm("enorm")?,
                 state_norm: norm("hnorm")?,
                 projection: source.linear(&name("eh_proj"), 2 * hidden, hidden)?,
+                fusion: None,
             })),
             blocks: vec![block],
             final_norm: match own("shared_head_norm") {

@@ -362,8 +362,23 @@ impl DraftSource for Recorded {
 /// Through rewinds, forks, evictions and erased tokens, drafts of a model of [`folder`] are those of a head that has read the whole
 /// context, or as good but for `bound`.
 pub fn drafts_are_right(model: &Arc<Model>, name: &str, kv_type: KvType, bound: f64) {
+    let (network, head) = networks(folder(name, false).ready());
+    drafts_agree(
+        model,
+        (name, kv_type, bound),
+        &|session| Box::new(HeadDrafts::new(session).unwrap()),
+        &|tokens, further| logits(&network, &head, tokens, further),
+    );
+}
+
+/// The same of drafts of any head, given its logits behind all tokens of a context but the first, and behind `further` ones.
+pub fn drafts_agree(
+    model: &Arc<Model>,
+    (name, kv_type, bound): (&str, KvType, f64),
+    source: &dyn Fn(&Session) -> Box<dyn DraftSource>,
+    logits: &dyn Fn(&[u32], &[u32]) -> Rows,
+) {
     {
-        let (network, head) = networks(folder(name, false).ready());
         let options = SessionOptions {
             context: 400,
             kv_type,
@@ -372,7 +387,7 @@ pub fn drafts_are_right(model: &Arc<Model>, name: &str, kv_type: KvType, bound: 
         let mut s = Session::create(model.clone(), &options).unwrap();
         let log = Arc::<Mutex<Vec<[Vec<u32>; 2]>>>::default();
         let source = Recorded {
-            source: Box::new(HeadDrafts::new(&s).unwrap()),
+            source: source(&s),
             log: log.clone(),
         };
         let always = DraftOptions {
@@ -399,7 +414,7 @@ pub fn drafts_are_right(model: &Arc<Model>, name: &str, kv_type: KvType, bound: 
             log.lock().unwrap().drain(..before);
             let made = std::mem::take(&mut *log.lock().unwrap());
             for [tokens, drafts] in made {
-                let expected = logits(&network, &head, &tokens, &drafts[..drafts.len() - 1]);
+                let expected = logits(&tokens, &drafts[..drafts.len() - 1]);
                 compared += drafts.len();
                 for (i, draft) in drafts.iter().enumerate() {
                     let logits = &expected[tokens.len() - 2 + i];

@@ -9,6 +9,7 @@ pub mod embeddings;
 pub mod expected;
 pub mod families;
 pub mod folder;
+pub mod fused;
 pub mod hamlet;
 pub mod heads;
 mod packed;

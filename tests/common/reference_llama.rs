@@ -215,7 +215,8 @@ fn sparse(mlp: &Mlp, cutoff: Option<f32>, x: &Rows) -> Rows {
     linear(&mlp.down, &gates)
 }
 
-fn attention_part(block: &Block, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
+/// What a block's mixer makes of its normed input. Keys and values of layers go to `kept`.
+pub fn attention_part(block: &Block, x: &Rows, kept: &mut Vec<(Rows, Rows)>) -> Rows {
     let y = match &block.mixer {
         Mixer::Attention(a) => attention(a, x, kept),
         Mixer::Latent(a) => latent_attention(a, x),

@@ -322,6 +322,7 @@ struct Pairs<'a> {
     model: &'a Arc<Model>,
     plain: Vec<Session>,
     drafting: Vec<Session>,
+    prepare: &'a dyn Fn(usize, &mut Session),
     random: Random,
     /// Results that were errors.
     failed: usize,
@@ -400,7 +401,7 @@ impl Pairs<'_> {
                 let bytes = saved(&mut self.drafting[at], Kind::Everything);
                 let options = RestoreOptions::default();
                 self.drafting[at] = restored(self.model, &bytes, &options).unwrap();
-                draft_in_batch(at, &mut self.drafting[at]);
+                (self.prepare)(at, &mut self.drafting[at]);
             }
             5 => {
                 let count = 1 + self.pick(4);
@@ -451,15 +452,27 @@ impl Pairs<'_> {
 /// Batches of sessions with different sources and settings. Returns how many drafts were verified, and how many were right.
 pub fn batches(
     model: &Arc<Model>,
+    counts: (usize, usize),
+    seed: u64,
+    has_grammar: bool,
+) -> (u64, u64) {
+    batches_with(model, counts, seed, has_grammar, &draft_in_batch)
+}
+
+/// The same with sources of drafts that `prepare` gives the sessions, by their number.
+pub fn batches_with(
+    model: &Arc<Model>,
     (rounds, members): (usize, usize),
     seed: u64,
     has_grammar: bool,
+    prepare: &dyn Fn(usize, &mut Session),
 ) -> (u64, u64) {
     let created = || (0..members).map(|_| session(model)).collect();
     let mut pairs = Pairs {
         model,
         plain: created(),
         drafting: created(),
+        prepare,
         random: Random::new(seed, "batches"),
         failed: 0,
     };
@@ -468,7 +481,7 @@ pub fn batches(
             session.set_sampling(sampling_in_batch(i), None).unwrap();
             session.prefill(&[1, 20 + i as u32, 30, 40]).unwrap();
         });
-        draft_in_batch(i, &mut pairs.drafting[i]);
+        prepare(i, &mut pairs.drafting[i]);
     }
     let (mut drafted, mut accepted) = (0, 0);
     for round in 0..rounds {

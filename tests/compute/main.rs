@@ -7,6 +7,7 @@ mod cpu_forward;
 mod cpu_sessions;
 mod drafts;
 mod experts;
+mod fused;
 mod heads;
 mod host_layers;
 mod limits;

@@ -206,7 +206,8 @@ impl AttentionLayer {
                 .chain(self.kv.iter().flatten())
                 .chain(&self.gate_apart)
         };
-        pass.encode(norm, pass.input(), union(products()))?;
+        let input = pass.joined().unwrap_or_else(|| pass.input());
+        pass.encode(norm, input, union(products()))?;
         pass.marks.end_norm(norm);
         let row = |span, width, stride| Row {
             span,

@@ -8,7 +8,9 @@ use super::pool::{PoolTurn, Work};
 use super::runner::{Core, CpuRunner, Done};
 use super::weights::{CpuWeights, Sizes};
 use crate::backend::row::{Parts, RowWork};
-use crate::backend::{MAX_BATCH, MaskSource, RowError, RowResult, TokenInput, Want, When};
+use crate::backend::{
+    HiddenStates, MAX_BATCH, MaskSource, RowError, RowResult, TokenInput, Want, When,
+};
 use crate::engine::sampling::Sampling;
 use crate::error::{Error, Result, Status, fail};
 use crate::model::AdapterSet;
@@ -189,7 +191,7 @@ fn step_together(
             let known = work.tokens.len() - drafts;
             let (earlier, tokens) = work.tokens.split_at(known.saturating_sub(1));
             if !earlier.is_empty() {
-                let earlier_of = residual.split(earlier.len() * weights.hidden);
+                let earlier_of = residual.split(earlier.len(), weights.hidden);
                 core.extend(earlier, earlier_of, true, work.interrupt)?;
             }
             core.prepare_tokens(tokens)?;
@@ -312,14 +314,25 @@ fn evaluate(
     let sets = any.then_some(Sets::Each(&sets));
     let chunk = Chunk::new(weights, &mut space.chunk, &tokens, place, sets)?;
     chunk.embed(turn)?;
+    let mut fused = 0;
     for (row, step) in first_rows(steps).zip(steps) {
-        chunk.enter(row, step.tokens.len(), step.input)?;
+        if chunk.enter(row, step.tokens.len(), step.input)? {
+            fused += step.tokens.len();
+        }
     }
-    chunk.project_entry(turn)?;
+    if ![0, tokens.len()].contains(&fused) {
+        let e = Error::new(Status::Internal, "hidden states of several kinds");
+        return Err(e.into());
+    }
+    chunk.project_entry(turn, fused > 0)?;
+    let pass = chunk.pass(turn);
     for index in 0..weights.layers.len() {
         if let Some(i) = interrupted(interrupts) {
             let e = Error::new(Status::Interrupted, format!("interrupted at layer {index}"));
             return Err(RowError::of(i, e));
+        }
+        for (states, position, rows) in kept_states(cores, steps) {
+            pass.keep_before(index, states, position, rows);
         }
         chunk.run_layer(turn, index)?;
     }
@@ -328,15 +341,25 @@ fn evaluate(
             chunk.leave(row, output);
         }
     }
-    for ((row, step), core) in first_rows(steps).zip(steps).zip(cores) {
-        if let Some(states) = &core.states {
-            chunk.keep(states, core.len, row, step.tokens.len());
-        }
+    for (states, position, rows) in kept_states(cores, steps) {
+        pass.keep(states, position, rows);
     }
     match weights.ends.1 {
         true => Ok(chunk.all_logits(turn, space.logits.span())?),
         false => Ok(()),
     }
+}
+
+/// Where hidden states go, of the steps whose sessions keep them; their position there, and their rows: the first, and how many.
+fn kept_states<'a>(
+    cores: &'a [MutexGuard<Core>],
+    steps: &'a [Step],
+) -> impl Iterator<Item = (&'a HiddenStates, usize, (usize, usize))> {
+    let rows = first_rows(steps).zip(steps);
+    rows.zip(cores).filter_map(|((row, step), core)| {
+        let states = core.states.as_deref()?;
+        Some((states, core.len, (row, step.tokens.len())))
+    })
 }
 
 /// The first row of each step.

@@ -3,6 +3,7 @@
 //! one each of several sessions' (see [`super::batch`]).
 
 use super::adapters::{AdapterSpace, Sets};
+use super::entry::take_states;
 use super::experts::{ExpertChunkSpace, Mixture};
 use super::latent_layer::Latents;
 use super::matmul::{Activations, Matrix};
@@ -13,8 +14,8 @@ use super::pool::{PoolTurn, Work};
 use super::profile::Marks;
 use super::token::{Buffers, embed, embed_text, rope_tables};
 use super::weights::{CpuWeights, Sizes};
+use crate::backend::TokenInput;
 use crate::backend::row::Front;
-use crate::backend::{HiddenStates, TokenInput};
 use crate::error::Result;
 
 /// Memory of a chunk. It becomes resident as far as chunks have tokens.
@@ -191,34 +192,28 @@ impl<'a> Chunk<'a> {
     }
 
     /// Takes what `count` tokens from `first` on have in place of embeddings, as the residual stream.
-    pub fn enter(&self, first: usize, count: usize, input: TokenInput<'_>) -> Result<()> {
-        let hidden = self.rows.weights.hidden;
+    /// Says whether these are hidden states of several places.
+    pub fn enter(&self, first: usize, count: usize, input: TokenInput<'_>) -> Result<bool> {
+        let (weights, b) = (self.rows.weights, &self.rows.buffers);
+        let (hidden, stride) = (weights.hidden, b.sizes.entry);
         // SAFETY: no phase runs, so nobody else uses the residual stream.
-        let x = unsafe { self.rows.buffers.x.part(first * hidden, count * hidden) };
+        let x = unsafe { b.x.part(first * hidden, count * hidden) };
         match input {
             TokenInput::Embeddings => {}
             TokenInput::Stream(rows) => x.copy_from_slice(rows),
-            TokenInput::States(from) => from.states.read(from.position, x)?,
-        }
-        Ok(())
-    }
-
-    /// Goes on from hidden states that are in the place of the residual stream, in a head that guesses further tokens.
-    pub fn project_entry(&self, turn: &PoolTurn) -> Result<()> {
-        self.pass(turn).project_entry(self.tokens)
-    }
-
-    /// Hands the hidden states of `count` tokens from `first` on out, which are positions from `position` on.
-    pub fn keep(&self, states: &HiddenStates, position: usize, first: usize, count: usize) {
-        let (weights, x) = (self.rows.weights, self.rows.buffers.x);
-        states.put(position, count, |i, state| {
-            let at = (first + i) * weights.hidden;
-            // SAFETY: no phase runs, so nobody else uses the residual stream. The weights' instruction set is the processor's.
-            unsafe {
-                let x = x.part(at, weights.hidden);
-                weights.final_norm.apply(weights.isa, x, state);
+            TokenInput::States(from) => {
+                // SAFETY: likewise.
+                let entry = unsafe { b.entry.part(first * stride, count * stride) };
+                return take_states(weights, from, x, entry);
             }
-        });
+        }
+        Ok(false)
+    }
+
+    /// Goes on from hidden states that are in the place of the residual stream, in a head that guesses further tokens, or from those of
+    /// several places if they are `fused`.
+    pub fn project_entry(&self, turn: &PoolTurn, fused: bool) -> Result<()> {
+        self.pass(turn).project_entry(self.tokens, fused)
     }
 
     /// Writes the residual stream of the tokens from `first` on.

@@ -232,7 +232,7 @@ impl Embedder for CpuEmbedder {
         )?;
         let mut turn = weights.pool.turn(interrupt)?;
         chunk.embed(&turn)?;
-        turn = run_layers(&weights, &chunk, turn, 0, interrupt)?;
+        turn = run_layers(&weights, &chunk, turn, (0, 0, None), interrupt)?;
         let pass = chunk.pass(&turn);
         pass.norm_residual(&weights.final_norm)?;
         let (hidden, x) = (weights.hidden, pass.tokens.buffers.x);

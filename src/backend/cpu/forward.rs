@@ -2,6 +2,7 @@
 
 use super::adapters::{AdapterSpace, Sets};
 use super::attention_layer::partials_len;
+use super::entry::take_states;
 use super::experts::{ExpertSpace, Mixture};
 use super::kv::KvCache;
 use super::latent_layer::Latents;
@@ -203,10 +204,13 @@ pub(super) fn step(
     let space = &weights.decode[turn.seat()];
     let mut space = space.lock().unwrap_or_else(|e| e.into_inner());
     let space = &mut *space;
+    let mut fused = false;
     match residual.input {
         TokenInput::Embeddings => embed(weights, (token, position), &mut space.x, &mut space.y),
         TokenInput::Stream(input) => space.x.copy_from_slice(input),
-        TokenInput::States(from) => from.states.read(from.position, &mut space.x)?,
+        TokenInput::States(from) => {
+            fused = take_states(weights, from, &mut space.x, &mut space.entry)?;
+        }
     }
     rope_tables(weights, kv.context(), position, &mut space.rope);
     if let Some(clock) = clock {
@@ -220,24 +224,21 @@ pub(super) fn step(
         marks: Marks(clock),
         held: false,
     };
-    pass.project_entry(&[token])?;
+    pass.project_entry(&[token], fused)?;
     pass.inputs(&[token])?;
     pass.begin_streams()?;
-    for layer in &weights.layers {
+    for (index, layer) in weights.layers.iter().enumerate() {
         if interrupt.load(Relaxed) {
             fail!(Interrupted, "interrupted at position {position}");
+        }
+        if let Some(states) = states {
+            pass.keep_before(index, states, position, (0, 1));
         }
         pass.block(layer)?;
     }
     pass.end_streams()?;
     if let Some(states) = states {
-        states.put(position, 1, |_, state| {
-            // SAFETY: no phase runs, so nobody else uses the residual stream. The weights' instruction set is the processor's.
-            unsafe {
-                let x = tokens.buffers.x.part(0, weights.hidden);
-                weights.final_norm.apply(weights.isa, x, state);
-            }
-        });
+        pass.keep(states, position, (0, 1));
     }
     if let Some(output) = residual.output {
         // SAFETY: no phase runs, so nobody else uses the residual stream.

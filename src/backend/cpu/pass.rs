@@ -20,7 +20,7 @@ use super::profile::{Marks, product_bytes};
 use super::texts::Texts;
 use super::token::{Buffers, finish_logits};
 use super::weights::{CpuWeights, ThreadSpace};
-use crate::backend::Work as Kind;
+use crate::backend::{HiddenStates, Work as Kind};
 use crate::error::Result;
 use std::ops::Range;
 
@@ -381,6 +381,46 @@ impl Pass<'_, '_> {
         })
     }
 
+    /// Hands out what the residual stream of some tokens, the first and how many, is before a layer, if that is wanted. They are
+    /// positions from `position` on.
+    pub fn keep_before(
+        &self,
+        layer: usize,
+        states: &HiddenStates,
+        position: usize,
+        (first, count): (usize, usize),
+    ) {
+        let (b, hidden) = (&self.tokens.buffers, self.tokens.weights.hidden);
+        if layer == 0 && !states.places().is_empty() {
+            states.make_room(position, count);
+        }
+        for (i, place) in states.places().iter().enumerate() {
+            if *place == layer {
+                states.put_place((position, count), i, |t, state| {
+                    // SAFETY: no phase runs, so nobody else uses the residual stream.
+                    state.copy_from_slice(unsafe { b.x.part((first + t) * hidden, hidden) });
+                });
+            }
+        }
+    }
+
+    /// Hands the hidden states of some tokens out, the first and how many, whose layers have run. They are positions from `position` on.
+    pub fn keep(&self, states: &HiddenStates, position: usize, (first, count): (usize, usize)) {
+        let (weights, x) = (self.tokens.weights, self.tokens.buffers.x);
+        if !states.places().is_empty() {
+            self.keep_before(weights.layers.len(), states, position, (first, count));
+            return states.evaluated(position, count);
+        }
+        states.put(position, count, |i, state| {
+            let at = (first + i) * weights.hidden;
+            // SAFETY: no phase runs, so nobody else uses the residual stream. The weights' instruction set is the processor's.
+            unsafe {
+                let x = x.part(at, weights.hidden);
+                weights.final_norm.apply(weights.isa, x, state);
+            }
+        });
+    }
+
     /// The residual stream.
     pub fn residual(&self) -> Rows<'_> {
         let b = &self.tokens.buffers;
@@ -665,6 +705,30 @@ impl Pass<'_, '_> {
                     tokens.widen(t, (0, head), rows.clone(), || &mut *part);
                     finish_logits(weights, rows.clone(), part);
                 }
+            }
+        })?;
+        match &weights.ids {
+            Some(ids) => self.spread_logits(ids, out),
+            None => Ok(()),
+        }
+    }
+
+    /// Brings the logits of some tokens to their places among those of all. The others' are minus infinity.
+    fn spread_logits(&self, ids: &[u32], out: Span) -> Result<()> {
+        let (tokens, n_vocab) = (self.tokens, self.tokens.weights.n_vocab);
+        self.phase(Work::even(tokens.count, n_vocab as u64), move |_, range| {
+            for t in range {
+                // SAFETY: each token is one thread's.
+                let row = unsafe { out.part(t * n_vocab, n_vocab) };
+                let mut end = n_vocab;
+                // They ascend, so none is before the place that it comes from.
+                for (i, id) in ids.iter().map(|id| *id as usize).enumerate().rev() {
+                    let logit = row[i];
+                    row[id + 1..end].fill(f32::NEG_INFINITY);
+                    row[id] = logit;
+                    end = id;
+                }
+                row[..end].fill(f32::NEG_INFINITY);
             }
         })
     }

@@ -8,7 +8,7 @@ use super::forward::{Context, step};
 use super::kv::MAX_CHUNK;
 use super::pool::PoolTurn;
 use super::weights::{CpuWeights, Sizes};
-use crate::backend::Residual;
+use crate::backend::{HiddenStates, Residual};
 use crate::error::{Result, fail};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -90,7 +90,7 @@ pub(super) fn prefill(
             [] => out.take(),
             _ => None,
         };
-        let ends = (residual.split(n * weights.hidden), last);
+        let ends = (residual.split(n, weights.hidden), last);
         run_chunk(weights, context, position, chunk, space, ends, interrupt)?;
         position += chunk.len();
         rest = later;
@@ -110,7 +110,7 @@ fn run_steps(
     let last = tokens.len() - 1;
     for (i, token) in tokens.iter().enumerate() {
         let logits = if i == last { out.take() } else { None };
-        let ends = (residual.split(weights.hidden), logits);
+        let ends = (residual.split(1, weights.hidden), logits);
         step(
             weights,
             context,
@@ -138,14 +138,21 @@ fn run_chunk(
     let chunk = Chunk::new(weights, space, tokens, place, sets)?;
     let turn = weights.pool.turn(interrupt)?;
     chunk.embed(&turn)?;
-    chunk.enter(0, tokens.len(), residual.input)?;
-    chunk.project_entry(&turn)?;
-    let turn = run_layers(weights, &chunk, turn, position, interrupt)?;
+    let fused = chunk.enter(0, tokens.len(), residual.input)?;
+    chunk.project_entry(&turn, fused)?;
+    let states = context.states;
+    let turn = run_layers(
+        weights,
+        &chunk,
+        turn,
+        (position, tokens.len(), states),
+        interrupt,
+    )?;
     if let Some(output) = residual.output {
         chunk.leave(0, output);
     }
-    if let Some(states) = context.states {
-        chunk.keep(states, position, 0, tokens.len());
+    if let Some(states) = states {
+        chunk.pass(&turn).keep(states, position, (0, tokens.len()));
     }
     match out {
         Some(out) => chunk.last_logits(&turn, out),
@@ -153,12 +160,13 @@ fn run_chunk(
     }
 }
 
-/// The layers of a chunk that begins at a position. The turn may be another one afterwards.
+/// The layers of a chunk of so many tokens that begins at a position, whose hidden states go where they are wanted. The turn may be another
+/// one afterwards.
 pub(super) fn run_layers<'t>(
     weights: &'t CpuWeights,
     chunk: &Chunk<'_>,
     mut turn: PoolTurn<'t>,
-    position: usize,
+    (position, count, states): (usize, usize, Option<&HiddenStates>),
     interrupt: &AtomicBool,
 ) -> Result<PoolTurn<'t>> {
     let (mut since, mut others) = (Instant::now(), Duration::ZERO);
@@ -176,6 +184,11 @@ pub(super) fn run_layers<'t>(
             turn = weights.pool.turn(interrupt)?;
             since = Instant::now();
             others = since - given;
+        }
+        if let Some(states) = states {
+            chunk
+                .pass(&turn)
+                .keep_before(index, states, position, (0, count));
         }
         chunk.run_layer(&turn, index)?;
     }

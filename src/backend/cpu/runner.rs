@@ -127,7 +127,7 @@ impl Core {
                         states,
                     };
                     let out = (with_logits && rest.is_empty()).then_some(&mut logits[..]);
-                    let ends = (residual.split(piece.len() * weights.hidden), out);
+                    let ends = (residual.split(piece.len(), weights.hidden), out);
                     result = prefill(weights, context, position, piece, ends, interrupt);
                     position += piece.len();
                     if result.is_ok() && !rest.is_empty() {

@@ -71,7 +71,7 @@ impl Core {
         let known = tokens.len() - drafts;
         let (earlier, together) = tokens.split_at(known.saturating_sub(1));
         if !earlier.is_empty() {
-            let earlier_of = residual.split(earlier.len() * self.weights.hidden);
+            let earlier_of = residual.split(earlier.len(), self.weights.hidden);
             self.extend(earlier, earlier_of, true, interrupt)?;
         }
         let end = self.check(together)?;
@@ -88,8 +88,9 @@ impl Core {
         let sets = self.adapters.as_deref().map(Sets::One);
         let chunk = Chunk::new(&weights, &mut space.chunk, together, place, sets)?;
         chunk.embed(&turn)?;
-        chunk.enter(0, together.len(), residual.input)?;
-        chunk.project_entry(&turn)?;
+        let fused = chunk.enter(0, together.len(), residual.input)?;
+        chunk.project_entry(&turn, fused)?;
+        let (pass, all) = (chunk.pass(&turn), (0, together.len()));
         for index in 0..weights.layers.len() {
             if interrupt.load(Relaxed) {
                 fail!(
@@ -98,10 +99,13 @@ impl Core {
                     self.len
                 );
             }
+            if let Some(states) = &self.states {
+                pass.keep_before(index, states, self.len, all);
+            }
             chunk.run_layer(&turn, index)?;
         }
         if let Some(states) = &self.states {
-            chunk.keep(states, self.len, 0, together.len());
+            pass.keep(states, self.len, all);
         }
         if !weights.ends.1 {
             fail!(Internal, "drafts are verified where logits are");

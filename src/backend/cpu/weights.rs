@@ -51,6 +51,8 @@ pub struct CpuWeights {
     pub(super) streams: Option<StreamWeights>,
     /// Of a head that guesses further tokens.
     pub(super) entry: Option<EntryWeights>,
+    /// The tokens of the head's rows, where these are not all tokens.
+    pub(super) ids: Option<Arc<[u32]>>,
     pub(super) layers: Vec<Layer>,
     /// The linear layers that adapters can be added to.
     linears: HashSet<TensorId>,
@@ -318,7 +320,7 @@ impl Sizes {
             s.encodings = s.encodings.union(encodings);
         }
         if let Some(entry) = &network.entry {
-            s.entry = 2 * s.hidden;
+            s.entry = (2 * s.hidden).max(entry.projection.weight.row_len());
             let encodings = Encodings::for_type(entry.projection.weight.ty);
             s.encodings = s.encodings.union(encodings);
         }
@@ -443,6 +445,10 @@ impl CpuWeights {
                 Some(entry) => Some(EntryWeights::new(entry, isa)?),
                 None => None,
             },
+            ids: network
+                .entry
+                .as_ref()
+                .and_then(|entry| entry.fusion.as_ref()?.ids.clone()),
             layers,
             linears: adaptable_linears(network).map(|l| l.weight.id()).collect(),
             kv_layers: kv_layers(network).collect(),
@@ -620,6 +626,23 @@ impl Weights for CpuWeights {
             rows,
             Some(charge),
         )?))
+    }
+
+    fn states_at(&self, places: &[usize], rows: usize) -> Result<Arc<HiddenStates>> {
+        if self.streams.is_some() || places.iter().any(|place| *place > self.layers.len()) {
+            fail!(
+                Unsupported,
+                "the network's layers have no hidden states at {places:?}"
+            );
+        }
+        let floats = self
+            .hidden
+            .saturating_mul(places.len())
+            .saturating_mul(rows);
+        let bytes = floats.saturating_mul(size_of::<f32>());
+        let charge = Some(self.sessions.charge(bytes, "hidden states")?);
+        let states = HiddenStates::of_places(self.hidden, places, rows, charge)?;
+        Ok(Arc::new(states))
     }
 
     fn drafts_in_batches(&self) -> bool {

@@ -277,7 +277,7 @@ impl Core {
         if !first.is_empty() {
             let width = self.weights.plan().hidden as usize;
             let extension = Extension {
-                residual: residual.split(first.len() * width),
+                residual: residual.split(first.len(), width),
                 // Of a head, nobody wants those in between.
                 with_logits: self.weights.plan().entry.is_none(),
                 ..Extension::of(first)

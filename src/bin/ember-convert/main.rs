@@ -52,7 +52,12 @@ fn run(args: &Args) -> Result<(), String> {
     check_output(args)?;
     let file = open(args).map_err(|e| e.message)?;
     // A file that would not load is not written either.
-    Network::from_file(&file).map_err(|e| e.message)?;
+    let network = Network::from_file(&file).map_err(|e| e.message)?;
+    if network.entry.is_some() {
+        return Err(
+            "heads of EAGLE-3 are read from folders only; no GGUF file of one is written".into(),
+        );
+    }
     let metadata = metadata(&file, args)?;
     let mut writer = Writer::new();
     for (key, value) in metadata {

@@ -1,12 +1,12 @@
-//! Drafts of the model's own head for further tokens (multi-token prediction): one layer that reads the model's hidden state of
-//! a position and the token behind it.
+//! Drafts of heads that read a model's hidden states: of its own head for further tokens (multi-token prediction), or of one of EAGLE-3,
+//! which is a model of its own. A head is one layer that reads the hidden state of a position and the token behind it.
 //!
 //! The head has a runner of its own, whose positions are those of the context from some position on. It reads the states of
 //! what the session has evaluated when it is asked, up to the last token of the context; then it goes on from its own states.
 //! States that the session did not keep (it was given the source later, or a prompt was longer than there is room for) are
 //! not read: the head then begins behind them.
 
-use super::{DraftContext, DraftSource, SourceKind};
+use super::{DraftContext, DraftSource, SourceKind, fused};
 use crate::backend::{
     HiddenStates, MAX_DRAFTS, Outcome, Residual, Row, Runner, RunnerOptions, StatesFrom,
     TokenInput, Want, Weights, When,
@@ -17,15 +17,16 @@ use crate::error::{Result, Status, fail, try_vec};
 use crate::log::log;
 use std::sync::Arc;
 
-/// Positions whose states are kept until the head has read them.
+/// Positions whose states are kept until the head has read them, and of a head of EAGLE-3, for which they are three times as large.
 const MAX_STATES: usize = 4096;
+const MAX_FUSED_STATES: usize = 2048;
 /// Positions that the head reads at a time.
 const PIECE: usize = 256;
 
 /// A session's head, and what it has read.
 pub struct HeadDrafts {
     model: Arc<Model>,
-    head: Arc<dyn Weights>,
+    head: Head,
     runner: Box<dyn Runner>,
     interrupts: Arc<Interrupts>,
     /// Those of the session.
@@ -42,15 +43,38 @@ pub struct HeadDrafts {
     context: usize,
 }
 
+/// A head, and what it reads.
+#[derive(Clone)]
+pub(super) struct Head {
+    pub weights: Arc<dyn Weights>,
+    /// If it is one of EAGLE-3: the model that it is, and where it reads the session's model.
+    pub fused: Option<(Arc<Model>, [usize; 3])>,
+}
+
 impl HeadDrafts {
     /// For a session, whose interrupts end drafting, too.
     ///
     /// Errors: `Unsupported` if its model has no head, or none was loaded; those of a runner of the head.
     pub fn new(target: &Session) -> Result<HeadDrafts> {
-        let head = target.model().head()?;
+        let head = Head {
+            weights: target.model().head()?.clone(),
+            fused: None,
+        };
+        HeadDrafts::of(target, head)
+    }
+
+    /// The same with a head of EAGLE-3.
+    ///
+    /// Errors: `InvalidArgument` if it is not one for the session's model; `Unsupported` if that is not on a CPU; those of a runner of the
+    /// head.
+    pub fn fused(target: &Session, drafts: &Arc<Model>) -> Result<HeadDrafts> {
+        HeadDrafts::of(target, fused::head_for(target.model(), drafts)?)
+    }
+
+    fn of(target: &Session, head: Head) -> Result<HeadDrafts> {
         let (options, _) = HeadDrafts::of_session(&target.options);
-        let runner = head.clone().create_runner(&options)?;
-        HeadDrafts::with(target, runner)
+        let runner = head.weights.clone().create_runner(&options)?;
+        HeadDrafts::with(target, head, runner)
     }
 
     /// What a head's runner is made with for a session whose own is made with these options, and positions whose hidden states the
@@ -66,17 +90,28 @@ impl HeadDrafts {
     }
 
     /// The same with a runner of the head.
-    fn with(target: &Session, mut runner: Box<dyn Runner>) -> Result<HeadDrafts> {
+    fn with(target: &Session, head: Head, mut runner: Box<dyn Runner>) -> Result<HeadDrafts> {
         let model = target.model().clone();
-        let head = model.head()?.clone();
         let (_, kept) = HeadDrafts::of_session(&target.options);
         let context = target.context();
-        let own = head.hidden_states(1)?;
+        let (states, own) = match &head.fused {
+            None => (
+                model.weights().hidden_states(kept)?,
+                head.weights.hidden_states(1)?,
+            ),
+            // Its own are those behind its layer.
+            Some((_, places)) => (
+                model
+                    .weights()
+                    .states_at(places, kept.min(MAX_FUSED_STATES))?,
+                head.weights.states_at(&[1], 1)?,
+            ),
+        };
         runner.keep_states(Some(own.clone()))?;
         let mut read = try_vec(context + MAX_DRAFTS, 0, "tokens of a head")?;
         read.clear();
         Ok(HeadDrafts {
-            states: model.weights().hidden_states(kept)?,
+            states,
             head,
             runner,
             interrupts: target.interrupts().clone(),
@@ -116,7 +151,7 @@ impl HeadDrafts {
                 output: None,
             },
         };
-        let submitted = self.head.submit(&mut [row], When::Now);
+        let submitted = self.head.weights.submit(&mut [row], When::Now);
         submitted.map_err(|e| e.error)
     }
 
@@ -156,6 +191,9 @@ impl HeadDrafts {
     }
 
     fn try_draft(&mut self, context: &DraftContext<'_>, drafts: &mut [u32]) -> Result<usize> {
+        if let Some((drafts, _)) = &self.head.fused {
+            drafts.check_files()?;
+        }
         let tokens = context.tokens;
         if !self.catch_up(tokens)? {
             return Ok(0);
@@ -195,7 +233,10 @@ impl HeadDrafts {
 
 impl DraftSource for HeadDrafts {
     fn kind(&self) -> SourceKind {
-        SourceKind::Heads
+        match self.head.fused {
+            None => SourceKind::Heads,
+            Some(_) => SourceKind::Model,
+        }
     }
 
     fn states(&self) -> Option<Arc<HiddenStates>> {
@@ -232,7 +273,7 @@ impl DraftSource for HeadDrafts {
     }
 
     fn fork(&mut self, fork: &Session) -> Result<Box<dyn DraftSource>> {
-        let mut other = HeadDrafts::with(fork, self.runner.fork()?)?;
+        let mut other = HeadDrafts::with(fork, self.head.clone(), self.runner.fork()?)?;
         other.states.copy(&self.states)?;
         // Within the capacity, so nothing is allocated.
         other.read.extend_from_slice(&self.read);

@@ -4,6 +4,7 @@
 //! logits. Drafts change how long a decode takes, and nothing else.
 
 mod depth;
+mod fused;
 mod heads;
 mod model;
 mod ngram;
@@ -23,6 +24,7 @@ use crate::grammar::Matcher;
 use crate::memory;
 use arrayvec::ArrayVec;
 use depth::{CLASSES, Depth};
+pub(super) use fused::Drafter;
 pub use heads::HeadDrafts;
 pub use model::ModelDrafts;
 pub use ngram::NgramDrafts;
@@ -356,15 +358,18 @@ impl Session {
         self.set_draft_source(Box::new(source), options)
     }
 
-    /// Lets decodes verify drafts of another model with the same vocabulary.
+    /// Lets decodes verify drafts of another model with the same vocabulary, or of a head of EAGLE-3 for this one.
     ///
     /// Errors: those of [`set_draft_source`](Session::set_draft_source); `InvalidArgument` if the vocabulary is another
-    /// one; those of a session of the other model.
+    /// one, or the head is for another model; those of a session of the other model, or of [`HeadDrafts::fused`].
     pub fn set_model_drafts(&mut self, drafts: &Arc<Model>, options: &DraftOptions) -> Result<()> {
         self.begin()?;
         self.check_drafts(options)?;
-        let source = ModelDrafts::new(self, drafts)?;
-        self.set_draft_source(Box::new(source), options)
+        let source: Box<dyn DraftSource> = match drafts.drafter() {
+            Some(_) => Box::new(HeadDrafts::fused(self, drafts)?),
+            None => Box::new(ModelDrafts::new(self, drafts)?),
+        };
+        self.set_draft_source(source, options)
     }
 
     /// Lets decodes verify drafts of the model's own head for further tokens, which was loaded with it.

@@ -67,7 +67,7 @@ impl ModelDrafts {
 }
 
 /// `InvalidArgument` unless the models have the same tokens.
-fn check_vocabulary(target: &Model, drafts: &Model) -> Result<()> {
+pub(super) fn check_vocabulary(target: &Model, drafts: &Model) -> Result<()> {
     let [wanted, found] = [target, drafts].map(|m| m.details().n_vocab);
     if wanted != found {
         fail!(

@@ -203,6 +203,7 @@ impl Session {
                 header.n_tokens
             );
         }
+        model.check_alone()?;
         model.check_files()?;
         let weights = model.weights().clone();
         let kv_type = options.kv_type.unwrap_or({

@@ -11,11 +11,13 @@
 //! | `tensors`, `experts` | the tensors by their new names |
 //! | `vocabulary`, `presplit` | `tokenizer.json` as metadata, for files that are written |
 //! | `template` | chat templates |
+//! | `eagle3` | heads of EAGLE-3, which draft for a model in another folder |
 //! | `adapter` | LoRA adapters as the PEFT library writes them |
 //! | `stored`, `rows`, `fp8`, `mxfp4` | their bytes: as they are, in another order, from other types |
 
 mod adapter;
 mod delta_net;
+mod eagle3;
 mod encoders;
 mod experts;
 mod falcon_h1;
@@ -86,11 +88,20 @@ pub(super) fn open(folder: &Folder, access: Access) -> Result<ModelFile> {
     let text = folder.read(CONFIG)?;
     let mut config = Config::parse(&text).map_err(|e| within(&folder.display(CONFIG), e))?;
     let in_folder = |e| within(&folder.display(""), e);
-    let encoder = encoders::Encoder::of(&config).map_err(in_folder)?;
+    let is_head = eagle3::is_head(&config).map_err(in_folder)?;
+    let encoder = match is_head {
+        true => None,
+        false => encoders::Encoder::of(&config).map_err(in_folder)?,
+    };
     let mut file = match encoder {
         Some(encoder) => {
             let (stored, file_bytes) = folder.tensors(access)?;
             let file = encoder.describe(&config, stored).map_err(in_folder)?;
+            ModelFile { file_bytes, ..file }
+        }
+        None if is_head => {
+            let (stored, file_bytes) = folder.tensors(access)?;
+            let file = eagle3::describe(&config, &stored).map_err(in_folder)?;
             ModelFile { file_bytes, ..file }
         }
         None => {
@@ -119,10 +130,14 @@ pub(super) fn open(folder: &Folder, access: Access) -> Result<ModelFile> {
 /// See [`ModelFile::from_folder`].
 pub(super) fn from_parts(config: &[u8], weights: Input) -> Result<ModelFile> {
     let mut config = Config::parse(config).map_err(|e| within(CONFIG, e))?;
-    let encoder = encoders::Encoder::of(&config)?;
+    let is_head = eagle3::is_head(&config)?;
+    let encoder = match is_head {
+        true => None,
+        false => encoders::Encoder::of(&config)?,
+    };
     let family = match encoder {
-        Some(_) => None,
-        None => Some(Family::of(&mut config)?),
+        None if !is_head => Some(Family::of(&mut config)?),
+        _ => None,
     };
     let file_bytes = weights.len() as u64;
     let tensors = files::open_input(&Arc::new(weights), Path::new(files::WEIGHTS));
@@ -130,7 +145,7 @@ pub(super) fn from_parts(config: &[u8], weights: Input) -> Result<ModelFile> {
     let file = match (encoder, family) {
         (Some(encoder), _) => encoder.describe(&config, stored)?,
         (None, Some(family)) => describe(family, &config, stored)?,
-        (None, None) => unreachable!("one of both was found"),
+        (None, None) => eagle3::describe(&config, &stored)?,
     };
     Ok(ModelFile { file_bytes, ..file })
 }

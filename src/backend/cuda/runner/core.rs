@@ -706,7 +706,7 @@ impl Core {
                 let mut workspace = weights.prefill()?;
                 let eval = self.evaluation(&self.stream);
                 let buffers = workspace.get()?;
-                let ends = residual.split(chunk.len() * width);
+                let ends = residual.split(chunk.len(), width);
                 if let Some(states) = &self.states {
                     // Whatever comes of it, those are gone whose places it takes.
                     states.evaluated(at, chunk.len());
