@@ -109,7 +109,7 @@ help:
 	@echo "make install         header, libraries, emberlm.pc (PREFIX, LIBDIR, INCLUDEDIR, DESTDIR); make uninstall"
 	@echo "make dist            an archive of libraries, header, CMake and pkg-config files for this machine's platform in $(TARGET_DIR)/dist;"
 	@echo "                     dist-all: for $(DIST_PLATFORMS); test-dist uses the first as its receiver would"
-	@echo "make header          generate include/emberlm.h anew; make check-header compares only"
+	@echo "make header          generate include/emberlm.h and kernels/args_*.h anew; make check-header compares only"
 	@echo "make check-symbols   the shared library exports what the header declares and nothing else"
 	@echo "make check-names     the header has no names at file scope but ember_* and EMBER_*"
 	@echo "make bench           ember-bench on $(MODEL) (ARGS='--shape llama-3.2-1b --quant q4_k_m')"
@@ -199,7 +199,7 @@ EMULATION_FLAGS := -O2 -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-sign-c
                    -fno-strict-aliasing -ffp-contract=off -U_FORTIFY_SOURCE -Itests/emulation -Ikernels
 EMULATIONS := $(addprefix $(C_OUT)/emulation/,product batch adapters long experts drafts selective streams texts)
 
-$(C_OUT)/emulation/%: tests/emulation/%.cpp $(wildcard tests/emulation/* kernels/*.cu*)
+$(C_OUT)/emulation/%: tests/emulation/%.cpp $(wildcard tests/emulation/* kernels/*.cu* kernels/*.h)
 	@mkdir -p $(@D)
 	$(CXX) $(EMULATION_FLAGS) $< tests/emulation/emulator.cpp -o $@
 
@@ -425,12 +425,16 @@ header: $(CBINDGEN)
 	@mkdir -p $(C_OUT)
 	$(MAKE_HEADER)
 	cp $(C_OUT)/emberlm.h include/emberlm.h
+	bash build/args $(CBINDGEN) kernels
 
 check-header: $(CBINDGEN)
 	@mkdir -p $(C_OUT)
 	$(MAKE_HEADER)
 	diff -u include/emberlm.h $(C_OUT)/emberlm.h
-	@echo "include/emberlm.h is up to date"
+	rm -rf $(C_OUT)/args
+	bash build/args $(CBINDGEN) $(C_OUT)/args
+	diff -ru --exclude='*.cu*' --exclude=cbindgen.toml kernels $(C_OUT)/args
+	@echo "include/emberlm.h and kernels/args_*.h are up to date"
 
 # The header takes no names at file scope but ember_* and EMBER_*. First the proof that planted ones are seen.
 check-names:

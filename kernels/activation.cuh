@@ -1,14 +1,9 @@
 // Activation functions of feed-forward parts, as src/model/network.rs defines them.
 #pragma once
+#include "args_common.h"
 #include "common.cuh"
 
 enum ActivationKind : uint32_t { SILU = 0, GELU_TANH = 1, GELU = 2, CLAMPED_SWIGLU = 3, RELU_SQUARED = 4, XIELU = 5 };
-
-struct Activation {
-    uint32_t kind;
-    float alpha;  // CLAMPED_SWIGLU: steepness of the sigmoid; XIELU: factor above 0
-    float limit;  // and cap of both inputs; and below
-};
 
 // Comparisons that let a NaN through.
 __device__ __forceinline__ float at_most(float x, float limit) { return x > limit ? limit : x; }

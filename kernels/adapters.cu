@@ -1,27 +1,8 @@
 // What adapters add to products (adapters.cuh), by kernels of their own: `narrow` works A x out, `widen` adds the rest to the
 // product's output. Products of one row do it themselves where they can (product.cuh).
+#include "args_adapters.h"
 #include "adapters.cuh"
 #include "matmul.cuh"
-
-struct AdaptArgs {
-    const Session* const* sessions;
-    const int8_t* q8;       // [rows][groups * 32], or NULL
-    const float* q8_scale;  // [rows][groups]
-    const float* f32;       // [rows][groups * 32], or NULL
-    const __half* f16;      // tiled, or NULL: rows of the first session
-    const float* f16_scale; // [rows]
-    float* out;             // [rows][out_stride]
-    uint32_t out_stride;
-    uint32_t groups;
-    uint32_t first_row;     // of the inputs and outputs
-    uint32_t rows;
-    uint32_t outputs;
-    uint32_t first_linear;  // of the network
-    uint32_t n_linears;
-    uint32_t padding;
-    AdapterPiece pieces[MAX_LINEARS];
-};
-static_assert(sizeof(AdaptArgs) == 248, "as in args.rs");
 
 // Eight elements of an input row, and a factor on their products.
 __device__ __forceinline__ float input_eight(const AdaptArgs& a, uint32_t row, uint32_t chunk, float (&x)[8]) {
@@ -115,7 +96,7 @@ template <int ROWS> __device__ __forceinline__ void widen_rows(const AdaptArgs& 
             const AdapterPair& pair = pairs[u];
             if (pair.rank == 0) continue;
             changes = true;
-            prefetch_l2(number_at(pair.b, (uint64_t)row * pair.ranks(), pair.b_type));
+            prefetch_l2(number_at(pair.b, (uint64_t)row * ranks_of(pair), pair.b_type));
         }
     }
     wait_for_producers();

@@ -5,35 +5,18 @@
 // butterfly; a pair's ranks are added in ascending order, and pair after pair to the product, to which its residual was added
 // before.
 #pragma once
+#include "args_adapters.h"
 #include "common.cuh"
 
-// A pair for one linear layer.
-struct AdapterPair {
-    const uint8_t* a;  // [rank][groups * 32] of the input, zeros behind its length
-    const uint8_t* b;  // [outputs][rank, up to a multiple of 8], zeros behind its rank
-    uint32_t rank;     // 0: nothing is added
-    uint32_t at;       // where its part of a thin row begins, a multiple of 8
-    uint32_t a_type, b_type;
-    float scale;
-    uint32_t padding;
-    __device__ __forceinline__ uint32_t ranks() const { return (rank + 7) & ~7u; }
-};
-static_assert(sizeof(AdapterPair) == 40, "as in args.rs");
-
 enum AdapterType : uint32_t { ADAPTER_F32 = 0, ADAPTER_F16 = 1, ADAPTER_BF16 = 2 };
+
+// Numbers of a row of B.
+__device__ __forceinline__ uint32_t ranks_of(const AdapterPair& pair) { return (pair.rank + 7) & ~7u; }
 
 // The pairs of a linear layer of the network that a session has.
 __device__ __forceinline__ const AdapterPair* pairs_of(const Session& s, uint32_t linear) {
     return (const AdapterPair*)s.adapters + linear * s.adapter_uses;
 }
-
-constexpr uint32_t MAX_LINEARS = 8;
-
-// Rows of a product's output that belong to one of its linear layers, up to row `end`: `run` rows at a time from row `first` of the
-// layer on, the next ones `step` rows further.
-struct AdapterPiece {
-    uint32_t end, linear, first, run, step;
-};
 
 // The row of a linear layer that row `place` of a product's output is, and which layer that is.
 __device__ __forceinline__ uint32_t adapted_row(const AdapterPiece* pieces, uint32_t place, uint32_t& linear) {
@@ -131,21 +114,7 @@ template <class Thin> __device__ __forceinline__ float add_adapters(const Adapte
     for (uint32_t u = 0; u < uses; u++) {
         const AdapterPair pair = pairs[u];
         if (pair.rank == 0) continue;
-        v = add_adapter(number_at(pair.b, (uint64_t)row * pair.ranks(), pair.b_type), pair.b_type, pair.rank, pair.at, pair.scale, thin, v);
+        v = add_adapter(number_at(pair.b, (uint64_t)row * ranks_of(pair), pair.b_type), pair.b_type, pair.rank, pair.at, pair.scale, thin, v);
     }
     return v;
 }
-
-// What the adapters of one session have for a product of one row.
-struct Adapted {
-    const AdapterPair* pairs;  // of its linear layers, `uses` each
-    uint64_t* words;           // [n_linears][ranks][NARROW_PARTS] parts of A x: a float and, above it, `tag` once it is there
-    uint32_t uses;
-    uint32_t ranks;
-    uint32_t n_linears;
-    uint32_t thin_at;          // of a block's shared memory, from where on it is for adapters (`Adapting`)
-    uint32_t tag;              // that no other product of the step has
-    uint32_t padding;
-    AdapterPiece pieces[MAX_LINEARS];
-};
-static_assert(sizeof(Adapted) == 200, "as in args.rs");

@@ -1,5 +1,6 @@
 // What the attention kernels of the decode step have in common.
 #pragma once
+#include "args_common.h"
 #include "mma.cuh"
 #include "quantize.cuh"
 #include "rope.cuh"
@@ -9,37 +10,6 @@
 constexpr uint32_t MAX_PARTS = 120;
 // Floats from a part to the next, which begin at multiples of 16 bytes.
 __host__ __device__ constexpr uint32_t part_stride(uint32_t hd) { return (hd + 5) / 4 * 4; }
-
-struct AttendArgs {
-    const Session* const* sessions;
-    const float* q;        // fma kernels: [batch][n_heads * head_dim], rotated
-    const __half* q16;     // long heads: the same, times scores.scale
-    float* parts;          // [batch][n_heads][n_chunks][part_stride(value_dim)]: sum of values, largest score, weight
-    int8_t* q8;            // result: [batch][n_heads * value_dim] padded to groups of 32, or NULL
-    float* q8_scale;
-    float* f32;            // result: the same in f32, or NULL
-    // Tiles: norm, rotation and append are done here.
-    const float* qkv;      // [batch][qkv_stride]
-    const float* gate;     // [batch][qkv_stride]: the sigmoid of it multiplies the result; or NULL
-    uint32_t* tickets;     // [batch][n_kv_heads * head_parts] zeros: chunks done, of heads of whole groups
-    Rotation rotation;
-    NormArgs q_norm;       // of each head, before the rotation; weight NULL: none
-    NormArgs k_norm;
-    NormArgs v_norm;       // of each head's values
-    KvLayout layout;
-    Scores scores;
-    uint32_t qkv_stride;
-    uint32_t n_heads;
-    uint32_t n_chunks;     // parts that a context is cut into at most, up to MAX_PARTS
-    uint32_t head_parts;   // blocks that share a KV head's queries
-    uint32_t join;         // the last block of a KV head joins the chunks (heads of whole groups of 32)
-    uint32_t value_head;   // the head of `qkv` that values begin with
-    uint32_t shares;       // keys and values are in the cache already, also those of the current position
-    uint32_t prefill;      // long heads: rows are positions of session 0
-    uint32_t first_row;    // of those
-    uint32_t value_dim;    // elements of a value, at most head_dim
-};
-static_assert(sizeof(AttendArgs) == 304, "as in args.rs");
 
 // Element `e` of a row of the result, past its gate.
 __device__ __forceinline__ float let_through(const AttendArgs& a, uint32_t row, uint32_t e, float v) {

@@ -2,21 +2,8 @@
 //
 // Between these two kernels, a row is a session of its own for all kernels of a step: it has the caches, the history and the
 // settings of the session that it belongs to, a position and a token of its own, and memory of its own to choose by.
+#include "args_common.h"
 #include "sample.cuh"
-
-// What a session has for its rows.
-struct Drafts {
-    Session* session;
-    Session* rows;
-    uint64_t results;        // ring of the rows' results, of as many entries as the session's
-    const uint32_t* asked;   // in host memory: rows, choices that count at most, and the rows' tokens
-};
-static_assert(sizeof(Drafts) == 32, "as in args.rs");
-
-struct DraftsArgs {
-    const Drafts* const* drafts;  // of the sessions that have drafts
-};
-static_assert(sizeof(DraftsArgs) == 8, "as in args.rs");
 
 // Rows of a session at most, and entries of `asked` before its tokens.
 constexpr uint32_t MAX_DRAFT_ROWS = 32, ASKED_TOKENS = 2;

@@ -576,7 +576,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) logprobs(const _
     cluster_sync();
     wait_for_producers();
     const Session& session = *a.sessions[blockIdx.y];
-    const uint32_t wanted = min(session.settings.logprobs, min(a.n_vocab, (uint32_t)MAX_LOGPROBS));
+    const uint32_t wanted = min(session.settings.logprobs, min(a.n_vocab, (uint32_t)ENTRY_LOGPROBS));
     if (!wanted) return;
     View x = view_of(a.logits + (uint64_t)blockIdx.y * a.n_vocab, a.n_vocab, 0.0f);
     float best = -INFINITY;

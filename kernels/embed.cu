@@ -1,25 +1,8 @@
 // Token embedding: one row of the embedding matrix, decoded to f32, scaled, and where positions are
 // learned or tokens have kinds, with one row of their matrices added. And what layers get of a token beside it.
+#include "args_common.h"
 #include "blocks.cuh"
 #include "norm.cuh"
-
-struct Table {
-    const uint8_t* matrix;
-    uint32_t type, rows;
-};
-struct EmbedArgs {
-    Table embedding;
-    Table positions;                 // matrix NULL: none
-    Table kinds;                     // likewise
-    const Session* const* sessions;  // row i is the token and position of session i, or, where there are
-    const uint32_t* tokens;          // these tokens, the i-th, at the i-th position from session 0's on,
-    const uint32_t* text_positions;  // or at the i-th of these, if they are not NULL
-    const uint32_t* text_kinds;      // [count], where there are kinds
-    float* out;                      // [count][groups * 32]
-    uint32_t groups;
-    float scale;
-};
-static_assert(sizeof(EmbedArgs) == 96, "as in args.rs");
 
 // Grid (groups / 128 rounded up, count); one thread a group.
 extern "C" __global__ void __launch_bounds__(128) embed(const __grid_constant__ EmbedArgs a) {
@@ -50,23 +33,6 @@ extern "C" __global__ void __launch_bounds__(128) embed(const __grid_constant__ 
 #pragma unroll
     for (int j = 0; j < 8; j++) to[j] = make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
 }
-
-// With `x` the projections of the embedding, the inputs of the layers become, in place, `scale * (norm(projection_scale * x) +
-// embedding_scale * embedding[token])`, the norm being over the part of each layer.
-struct LayerInputsArgs {
-    Table embedding;                 // rows of all layers' parts, one behind the other
-    const Session* const* sessions;  // as of EmbedArgs
-    const uint32_t* tokens;
-    float* x;                        // [count][stride]
-    NormArgs norm;
-    uint32_t len;                    // elements of a layer's part
-    uint32_t stride;
-    uint32_t groups;                 // of a row of the embedding
-    float embedding_scale;
-    float projection_scale;
-    float scale;
-};
-static_assert(sizeof(LayerInputsArgs) == 88, "as in args.rs");
 
 // Grid (layers, count), 128 threads. A thread takes groups of the embedding.
 extern "C" __global__ void __launch_bounds__(128) layer_inputs(const __grid_constant__ LayerInputsArgs a) {

@@ -2,6 +2,7 @@
 //
 // Pair p of a batch is row p / n_used and the (p % n_used)-th of its experts in ascending order. For
 // many rows, pairs are sorted by expert into slots, so that products take an expert's rows together.
+#include "args_experts.h"
 #include "expert_tiles.cuh"
 #include "norm.cuh"
 #include "quantize.cuh"
@@ -19,23 +20,6 @@ extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ R
 // The router's product, in f32. A row is cut into parts of PART elements: each lane adds the products of every 32nd
 // four of them in ascending order, the lanes are added in a butterfly, then the parts in ascending order, then the bias. So a
 // prompt goes where its tokens go one by one.
-struct RouterArgs {
-    const float* matrix;  // [matrix_rows][width]
-    const float* bias;    // [matrix_rows] or NULL
-    const float* x;       // [rows][width]
-    NormArgs norm;        // router_row: of the row; weight NULL: none
-    float* out;           // [rows][matrix_rows]
-    int8_t* q8;           // router_row: the input as int8 for the experts, too
-    float* q8_scale;      // [width / 32]
-    uint32_t width;       // a multiple of 32
-    uint32_t matrix_rows;
-    uint32_t rows;
-    uint32_t per_block;   // rows that a block takes: of the matrix (router_row), or of the input
-    float inverse_len;
-    uint32_t padding;
-};
-static_assert(sizeof(RouterArgs) == 96, "as in args.rs");
-
 constexpr uint32_t PART = 1024;
 
 // A lane's share of a part of a row.
@@ -160,20 +144,6 @@ extern "C" __global__ void __launch_bounds__(SCORE_WARPS * 32) router_rows(const
     }
 }
 
-struct SortArgs {
-    const uint32_t* chosen;  // [n_pairs]: experts of the pairs
-    uint32_t* starts;        // [n_experts + 1]: first slot of each expert, and the end
-    uint32_t* slots;         // [n_pairs]: slot of a pair
-    uint32_t* pairs;         // [n_pairs]: pair of a slot
-    uint32_t* tiles;         // expert_tiles: [n_experts + 1], first tile of each expert, and the end
-    TilePlace* places;       // expert_tiles: of each tile
-    uint32_t n_pairs;
-    uint32_t n_experts;
-    uint32_t tile_rows;      // a multiple of 8
-    uint32_t padding;
-};
-static_assert(sizeof(SortArgs) == 64, "as in args.rs");
-
 constexpr uint32_t SORT_THREADS = 256;
 
 // Exclusive sum over the threads of a block of SORT_THREADS or 1024; `total` is that over all.
@@ -249,15 +219,6 @@ extern "C" __global__ void __launch_bounds__(1024) expert_tiles(const __grid_con
     if (expert == 0) a.tiles[a.n_experts] = total;
 }
 
-struct RoutePairsArgs {
-    RouteArgs route;
-    PairTile* tiles;
-    uint32_t* n_tiles;
-    uint32_t rows;
-    uint32_t padding;
-};
-static_assert(sizeof(RoutePairsArgs) == 96, "as in args.rs");
-
 constexpr uint32_t PAIR_WARPS = 16, MOST_PAIRS = 2048;
 
 // The experts of a step's rows, and their pairs dealt out to tiles of one expert each: one block, a warp for a row at a
@@ -317,23 +278,6 @@ extern "C" __global__ void __launch_bounds__(PAIR_WARPS * 32) route_pairs(const 
         a.tiles[m.counts[expert[i]] + rank[i] / PAIRS_AT_ONCE].pairs[rank[i] % PAIRS_AT_ONCE] = pair;
     }
 }
-
-struct CombineArgs {
-    const float* x;         // [pairs or slots][x_stride]: outputs of the experts
-    const uint32_t* slots;  // slot of each pair, or NULL where x has pairs
-    const float* weights;   // [rows][n_used + 1]
-    const float* shared;    // [rows][x_stride]: outputs of the shared expert, or NULL
-    const float* bias;      // [len], added to the sum, or NULL
-    const float* base;      // [rows][out_stride], or NULL
-    float* out;             // [rows][out_stride] = base + scale * sum; may be `base`
-    float scale;
-    uint32_t n_used;
-    uint32_t len;
-    uint32_t x_stride;
-    uint32_t out_stride;
-    uint32_t padding;
-};
-static_assert(sizeof(CombineArgs) == 80, "as in args.rs");
 
 // Weighted sums over each row's experts, in ascending order, then the shared one. Grid (len / 128
 // rounded up, rows).

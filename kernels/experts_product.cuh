@@ -8,20 +8,12 @@
 //
 // Each warp brings its weights through a ring in shared memory, as in product.cuh. The bits are those of matvec.cuh.
 #pragma once
+#include "args_experts.h"
 #include "activation.cuh"
 #include "input.cuh"
 #include "matvec.cuh"
 #include "mma.cuh"
 #include "route.cuh"
-
-// How the rows of a matrix of all experts are cut, as `slices_of`.
-struct ExpertSlices {
-    uint32_t all_rows;
-    uint32_t count;
-    uint32_t full, last;              // groups of a slice
-    uint32_t full_bytes, last_bytes;  // of a record
-};
-static_assert(sizeof(ExpertSlices) == 24, "as in args.rs");
 
 __device__ __forceinline__ uint32_t groups_of(const ExpertSlices& s, uint32_t slice) { return slice + 1 == s.count ? s.last : s.full; }
 __device__ __forceinline__ uint32_t record_of(const ExpertSlices& s, uint32_t slice) { return slice + 1 == s.count ? s.last_bytes : s.full_bytes; }
@@ -30,75 +22,8 @@ __device__ __forceinline__ const uint8_t* row_at(const ExpertSlices& s, const ui
     return matrix + (uint64_t)s.all_rows * slice * s.full_bytes + (uint64_t)row * record_of(s, slice);
 }
 
-// Rows that blocks share: `each` for each of them, one more for the first `more`.
-struct ExpertShare {
-    uint32_t each, more;
-};
-static_assert(sizeof(ExpertShare) == 8, "as in args.rs");
-
 __device__ __forceinline__ uint32_t rows_of(const ExpertShare& s, uint32_t block) { return s.each + (block < s.more ? 1 : 0); }
 __device__ __forceinline__ uint32_t first_of(const ExpertShare& s, uint32_t block) { return block * s.each + min(block, s.more); }
-
-struct ExpertsUpArgs {
-    RouteArgs route;
-    const uint8_t* matrices[2];  // gate, then up; or up alone
-    const float* biases[2];      // [n_experts * rows] or NULL
-    const int8_t* q8;            // [groups * 32]
-    const float* q8_scale;       // [groups]
-    float* out;                  // [n_used][rows]
-    ExpertSlices slices;
-    uint32_t gated;              // 1: both matrices
-    uint32_t groups;
-    uint32_t rows;               // of an expert
-    uint32_t blocks;             // for an expert
-    ExpertShare share;
-    uint32_t ring_bytes;         // of all warps
-    Activation activation;
-};
-static_assert(sizeof(ExpertsUpArgs) == 192, "as in args.rs");
-
-struct ExpertsDownArgs {
-    const uint8_t* matrix;
-    const float* bias;         // [n_experts * rows] or NULL
-    const uint32_t* chosen;    // [n_used]
-    const float* weights;      // [n_used + 1], the shared expert's last
-    const float* x;            // [n_used][groups * 32]
-    const float* shared;       // [rows]: outputs of the shared expert, or NULL
-    const float* base;         // [rows], or NULL
-    float* out;                // [rows] = base + scale * sum; may be `base`
-    ExpertSlices slices;
-    uint32_t n_experts;
-    uint32_t n_used;
-    uint32_t groups;           // of an expert's input
-    uint32_t rows;
-    ExpertShare share;
-    uint32_t ring_bytes;
-    float scale;
-};
-static_assert(sizeof(ExpertsDownArgs) == 120, "as in args.rs");
-
-struct ExpertsRowsArgs {
-    const uint8_t* matrices[2];  // gate, then up; or one alone
-    const float* biases[2];
-    const PairTile* tiles;
-    const uint32_t* n_tiles;
-    const int8_t* q8;            // [inputs][groups * 32], of which each is that of pairs_per_input pairs; or NULL:
-    const float* q8_scale;
-    const float* x;              // [pairs][groups * 32]
-    float* out;                  // [pairs][rows]
-    ExpertSlices slices;
-    uint32_t gated;              // 1: out = activation(first) * second
-    uint32_t activates;          // 1: out = activation(first)
-    uint32_t groups;
-    uint32_t rows;               // of an expert
-    uint32_t n_experts;
-    uint32_t pairs_per_input;
-    uint32_t chunk_rows;         // rows that a block sums at a time: bounds its shared memory
-    uint32_t ring_bytes;
-    Activation activation;
-    uint32_t padding;
-};
-static_assert(sizeof(ExpertsRowsArgs) == 152, "as in args.rs");
 
 // Rows of a stage of the ring, and its stages.
 template <uint32_t T> constexpr uint32_t expert_stage_rows() { return record_bytes(T, 32) <= 704 ? 4 : 2; }

@@ -1,36 +1,12 @@
 // What the kernels for attention of a prefill share.
 #pragma once
+#include "args_common.h"
+#include "args_texts.h"
 #include "matmul.cuh"
 #include "mma.cuh"
 #include "powers.cuh"
 #include "scores.cuh"
 #include "texts.cuh"
-
-struct FlashArgs {
-    const Session* const* sessions;  // one
-    const __half* q;                 // [rows][n_heads * head_dim], times scores.scale
-    float* out;                      // [rows][n_heads * value_dim]
-    KvLayout layout;
-    Scores scores;
-    uint32_t first_row;              // rows from here on are evaluated
-    uint32_t rows;
-    uint32_t n_heads;
-    uint32_t value_dim;              // elements of a value, at most head_dim
-};
-static_assert(sizeof(FlashArgs) == 96, "as in args.rs");
-
-// The same of whole texts. Of `flash`, `sessions`, `first_row` and `rows` are not used.
-struct TextFlashArgs {
-    FlashArgs flash;
-    const TextTile* tiles;  // one for each block of a head
-    const uint8_t* kv;      // keys and values of `kv_rows` rows
-    const float* slopes;    // [n_heads]: scores are less by their distance times that, in powers of two; or NULL
-    __half* f16;            // [rows][n_heads * head_dim], tiled, in place of `out`; or NULL. Whole tiles, heads of a multiple of 8
-    float* f16_scale;       // [rows] becomes ones
-    uint32_t kv_rows;
-    uint32_t ahead;         // position p sees p - window + 1 to p + ahead - 1
-};
-static_assert(sizeof(TextFlashArgs) == 144, "as in args/texts.rs");
 
 // What a block attends with and to.
 struct FlashPlace {

@@ -1,27 +1,9 @@
 // Latent attention, but for the attention itself: queries into the space of the latent vectors and what heads gather
 // out of it, by a matrix of each head; keys into the cache.
+#include "args_latent.h"
 #include "blocks.cuh"
 #include "mma.cuh"
 #include "rope.cuh"
-
-struct LatentArgs {
-    const Session* const* sessions;
-    const float* kv;        // [rows][kv_stride]: the latent vector, then the part of a key that is rotated
-    float* q;               // [rows][q_stride]: of each head the plain part, which gets the position's factor, then the rotated one
-    __half* q16;            // [rows][n_heads * head_dim]: rotated parts are written behind the `rank` other elements
-    Rotation rotation;      // of all of a rotated part
-    NormArgs norm;          // of the latent vector; weight NULL: none
-    KvLayout layout;
-    float q_scale;
-    uint32_t kv_stride;
-    uint32_t q_stride;
-    uint32_t n_heads;
-    uint32_t rank;
-    uint32_t plain;         // elements of a plain part
-    uint32_t prefill;       // rows are positions of session 0
-    uint32_t padding;
-};
-static_assert(sizeof(LatentArgs) == 184, "as in args/latent.rs");
 
 constexpr uint32_t PARTS = 8;          // of a block, one a warp
 constexpr uint32_t LONGEST_KEY = 768;
@@ -81,26 +63,6 @@ extern "C" __global__ void __launch_bounds__(32 * PARTS) latent_place(const __gr
         for (uint32_t v = 0; v < 2; v++) store_head(a.layout, kv_row(a.layout, s, v, 0, position), line, fours);
     }
 }
-
-struct HeadProductArgs {
-    const uint8_t* matrix;  // [n_heads][rows][groups * 32], one below the other
-    const float* x;         // [count][x_stride], head h's from h * x_head on
-    float* f32;             // [count][out_stride], head h's from h * out_head on; or NULL
-    __half* f16;            // the same, times scale; or NULL
-    uint32_t type;
-    uint32_t groups;
-    uint32_t matrix_rows;   // of all heads
-    uint32_t rows;          // outputs of a head
-    uint32_t count;
-    uint32_t len;           // elements of a head's input
-    uint32_t x_stride;
-    uint32_t x_head;
-    uint32_t out_stride;
-    uint32_t out_head;
-    float scale;
-    uint32_t padding;
-};
-static_assert(sizeof(HeadProductArgs) == 80, "as in args/latent.rs");
 
 constexpr uint32_t PRODUCT_ROWS = 64, PRODUCT_COLUMNS = 128;  // of inputs at a time
 

@@ -6,6 +6,7 @@
 // is what a bulk copy brings to shared memory for the tensor cores. Elements beyond the length of a
 // row are zeros; rows beyond the last may be anything.
 #pragma once
+#include "args_common.h"
 #include "common.cuh"
 
 // Stages of two tiles in shared memory: as many as it holds, up to three.
@@ -26,26 +27,6 @@ __host__ __device__ constexpr uint32_t tiles_of(uint32_t length, uint32_t tile) 
 __device__ __forceinline__ uint64_t tiled(uint32_t row, uint32_t k, uint32_t k_tiles) {
     return ((uint64_t)(row / TILE_ROWS) * k_tiles + k / TILE_K) * TILE_BYTES + swizzled<8>(row % TILE_ROWS, k / 8 % 8);
 }
-
-struct MatmulArgs {
-    const __half* x;        // [m][k], tiled
-    const float* x_scale;   // [m]: a row's values are x * x_scale
-    const __half* w;        // [n][k], tiled
-    const float* bias;      // [n] or NULL
-    const float* residual;  // [m][out_stride], added, or NULL; may be `out`
-    float* out;             // [m][out_stride]
-    uint32_t m, n, k;       // k a multiple of 32
-    uint32_t out_stride;
-};
-static_assert(sizeof(MatmulArgs) == 64, "as in args.rs");
-
-// A gate and what it lets through, of which GATED_ROWS rows each lie in `w` by turns, so that a thread has
-// both: out = silu(gate) * other.
-struct GatedMatmulArgs {
-    MatmulArgs product;  // n: rows of both; neither bias nor residual
-    float* largest;      // [m] grows to the largest of a row's absolute values
-};
-static_assert(sizeof(GatedMatmulArgs) == 72, "as in args.rs");
 
 // N pairs of neighbouring outputs of row `m`, at columns `n`, `n + 8`, ... (`n` even). All that is
 // added is loaded before the first one is stored, for the compiler cannot know that they differ.

@@ -9,40 +9,9 @@
 // groups of a slice are added over the lanes in a butterfly (distance 16, 8, 4, 2, 1), slices in
 // ascending order, then bias, then residual.
 #pragma once
+#include "args_common.h"
 #include "blocks.cuh"
 #include "bulk.cuh"
-
-struct Segment {
-    const uint8_t* matrix;
-    const float* bias;  // [rows] or NULL
-    uint32_t type;
-    uint32_t rows;
-    uint32_t first_block;  // of the grid; blocks of a segment share its rows evenly
-    uint32_t blocks;
-    uint32_t out_offset;   // where its first row lies in an output row
-    uint32_t padding;
-};
-static_assert(sizeof(Segment) == 40, "as in args.rs");
-
-constexpr int MAX_SEGMENTS = 4;
-
-struct MatvecArgs {
-    Segment segments[MAX_SEGMENTS];
-    const int8_t* q8;       // [batch][groups * 32]
-    const float* q8_scale;  // [batch][groups]
-    const float* f32;       // [batch][groups * 32], for segments of float types
-    float* out;             // [batch][out_stride]
-    const float* residual;  // [batch][out_stride], added to the result, or NULL; may be `out`
-    uint32_t n_segments;
-    uint32_t groups;
-    uint32_t out_stride;
-    uint32_t batch;         // input rows, at most the kernel's NB
-    uint32_t ring_bytes;    // of matvec_batch.cuh
-    uint32_t chunk_rows;    // rows that a block sums at a time: bounds its shared memory
-    uint32_t prefetch_bytes;  // per block
-    uint32_t padding;
-};
-static_assert(sizeof(MatvecArgs) == 232, "as in args.rs");
 
 constexpr int WARPS = 16;
 

@@ -2,31 +2,10 @@
 // all experts lie one below the other as one matrix, of which a block reads rows of the expert that its
 // pair chose. Sums are those of matvec.cuh.
 #pragma once
+#include "args_experts.h"
 #include "activation.cuh"
 #include "matvec.cuh"
 #include "quantize.cuh"
-
-struct ExpertMatvecArgs {
-    Segment segments[2];     // of all experts; blocks: that share one expert's rows
-    const uint32_t* chosen;  // [pairs]
-    const uint32_t* order;   // [pairs], or NULL: pairs sorted by expert, so that those of one meet in the cache
-    const int8_t* q8;        // [inputs][groups * 32]
-    const float* q8_scale;   // [inputs][groups]
-    const float* f32;        // [inputs][groups * 32], for segments of float types
-    float* out;              // [pairs][out_stride]
-    uint32_t n_segments;
-    uint32_t groups;
-    uint32_t out_stride;
-    uint32_t pairs_per_input;  // consecutive pairs that read the same input row
-    uint32_t n_experts;
-    uint32_t chunk_rows;       // rows that a block sums at a time: bounds its shared memory
-    const float* inner;        // NULL, or [pairs][inner_stride]: gates, then ups, or ups, whose activation is the input
-    uint32_t inner_stride;     // 2 * len with gates, len without
-    uint32_t len;
-    Activation activation;
-    uint32_t padding;
-};
-static_assert(sizeof(ExpertMatvecArgs) == 184, "as in args.rs");
 
 // Bytes of a block's own input.
 __host__ __device__ constexpr uint32_t input_bytes(uint32_t type, uint32_t groups) {

@@ -1,6 +1,7 @@
 // Producers of a matrix product's input: norm, activation or a plain copy, written in the forms that
 // the products read: int8 with a scale per 32 elements, f32, or f16 with one power-of-two scale per row.
 // And what some networks do with a product's output.
+#include "args_common.h"
 #include "activation.cuh"
 #include "matmul.cuh"
 #include "norm.cuh"
@@ -16,28 +17,6 @@ enum Source : uint32_t {
     SIGMOID = 4,    // x[i] * sigmoid(gate[i])
     WEIGHTED = 5,   // activation(x[i]) * gate[i]
 };
-
-struct ProduceArgs {
-    const float* x;        // [rows][x_stride]
-    NormArgs norm;         // NORM; of the others the norm of what they make, or weight NULL: none
-    int8_t* q8;            // [rows][groups * 32], or NULL
-    float* q8_scale;       // [rows][groups]
-    float* f32;            // [rows][groups * 32], or NULL
-    __half* f16;           // [rows][groups * 32], tiled, or NULL
-    float* f16_scale;      // [rows]: value = f16 * scale
-    const float* largest;  // [rows] largest of the absolute values, where they are known; or NULL
-    float* clear;          // [rows] becomes zeros, or NULL
-    const float* gate;     // SIGMOID, WEIGHTED: [rows][gate_stride]
-    uint32_t x_stride;
-    uint32_t len;          // elements; the rest up to groups * 32 is written as zeros
-    uint32_t groups;
-    uint32_t source;
-    float inverse_len;     // with a norm
-    Activation activation; // GATED, ACTIVATED, WEIGHTED
-    uint32_t gate_stride;
-    uint32_t padding;
-};
-static_assert(sizeof(ProduceArgs) == 136, "as in args.rs");
 
 __device__ __forceinline__ float let_through(float gate, float v) { return __fdividef(v, 1.0f + __expf(-gate)); }
 
@@ -235,22 +214,6 @@ extern "C" __global__ void __launch_bounds__(1024) produce(const __grid_constant
     }
 }
 
-// What a block adds to the residual stream where that is more than a product's output: its norm, or
-// its multiple. out = out_scale * (base + scale * norm(x)).
-struct AddBranchArgs {
-    const float* x;     // [rows][x_stride]
-    const float* base;  // [rows][stride]; NULL: zeros
-    float* out;         // [rows][stride]; may be `base`
-    NormArgs norm;      // weight NULL: none
-    float scale;
-    uint32_t len;
-    uint32_t x_stride;
-    uint32_t stride;
-    float out_scale;
-    uint32_t padding;
-};
-static_assert(sizeof(AddBranchArgs) == 72, "as in args.rs");
-
 // The same of a row that fits the block's registers: weights are loaded before the row is there.
 __device__ __forceinline__ void add_row(const AddBranchArgs& a, float* scratch) {
     NormRow norm;
@@ -292,17 +255,6 @@ extern "C" __global__ void __launch_bounds__(1024) add_branch(const __grid_const
     }
 }
 
-// Norms of parts of rows, in place: of all queries and of all keys of a position.
-struct NormPartsArgs {
-    float* x;  // [rows][stride]
-    NormArgs norms[2];
-    uint32_t first[2];  // where a part begins
-    uint32_t len[2];    // 0: none
-    uint32_t stride;
-    uint32_t padding;
-};
-static_assert(sizeof(NormPartsArgs) == 80, "as in args.rs");
-
 // Grid (2, rows), up to 1024 threads.
 extern "C" __global__ void __launch_bounds__(1024) norm_parts(const __grid_constant__ NormPartsArgs a) {
     STATIC_SHARED(Scratch, scratch);
@@ -315,16 +267,6 @@ extern "C" __global__ void __launch_bounds__(1024) norm_parts(const __grid_const
     const NormSums sums = norm_sums(norm, x, len, scratch);
     for (uint32_t i = threadIdx.x; i < len; i += blockDim.x) x[i] = normed(norm, i, x[i], sums);
 }
-
-// The network's last touch on the logits: out = cap * tanh(scale * x / cap), in place.
-struct LogitsArgs {
-    float* logits;  // [rows][n_vocab]
-    uint32_t n_vocab;
-    float scale;
-    float cap;      // 0: none
-    uint32_t padding;
-};
-static_assert(sizeof(LogitsArgs) == 24, "as in args.rs");
 
 // Grid (parts, rows), 256 threads.
 extern "C" __global__ void __launch_bounds__(256) finish_logits(const __grid_constant__ LogitsArgs a) {

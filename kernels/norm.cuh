@@ -1,14 +1,7 @@
 // Norms of a row: sums over a block, and the value of an element.
 #pragma once
+#include "args_common.h"
 #include "common.cuh"
-
-struct NormArgs {
-    const float* weight;
-    const float* bias;  // or NULL
-    float eps;
-    uint32_t layer;     // the mean is subtracted first
-};
-static_assert(sizeof(NormArgs) == 24, "as in args.rs");
 
 struct NormSums {
     float mean;   // 0 without `layer`

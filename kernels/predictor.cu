@@ -1,16 +1,6 @@
 // Heads that guess further tokens (src/model/predictor.rs): the hidden states that they read, and what they begin with.
+#include "args_predictor.h"
 #include "norm.cuh"
-
-struct KeepArgs {
-    const Session* const* sessions;  // row i is of session i, or, of a chunk, at the i-th position from session 0's on
-    const float* x;                  // [rows][x_stride]: the residual stream behind the last layer
-    NormArgs norm;                   // the network's last one
-    uint32_t x_stride;
-    uint32_t len;
-    uint32_t chunk;                  // rows of a chunk; 0 in a step
-    uint32_t padding;
-};
-static_assert(sizeof(KeepArgs) == 56, "as in args/predictor.rs");
 
 // Grid (rows), 256 threads: the norm of each row comes to its session's ring, if it has one.
 extern "C" __global__ void __launch_bounds__(256) keep_states(const __grid_constant__ KeepArgs a) {
@@ -27,22 +17,6 @@ extern "C" __global__ void __launch_bounds__(256) keep_states(const __grid_const
     const NormSums sums = norm_sums(a.norm, x, a.len, scratch);
     for (uint32_t e = threadIdx.x; e < a.len; e += blockDim.x) to[e] = normed(a.norm, e, x[e], sums);
 }
-
-struct EnterArgs {
-    const Session* const* sessions;
-    const float* x;       // [rows][x_stride]: embeddings of the rows' tokens
-    const float* states;  // a ring of hidden states, of which row i has that of row first + i; NULL: of the position before its own
-                          // in session i's ring
-    float* out;           // [rows][out_stride]: the norm of the embedding, and behind it that of the state
-    NormArgs norms[2];
-    uint32_t x_stride;
-    uint32_t out_stride;
-    uint32_t len;
-    uint32_t states_rows;
-    uint32_t first;
-    uint32_t padding;
-};
-static_assert(sizeof(EnterArgs) == 104, "as in args/predictor.rs");
 
 // Grid (2, rows), 256 threads: a block takes the embedding or the state.
 extern "C" __global__ void __launch_bounds__(256) enter_head(const __grid_constant__ EnterArgs a) {

@@ -9,33 +9,12 @@
 // Most blocks take more than half of a multiprocessor's shared memory, though they need less: kernels overlap, and
 // where two blocks of one shared a multiprocessor while another had none, it would take twice as long.
 #pragma once
+#include "args_common.h"
 #include "activation.cuh"
 #include "adapters.cuh"
 #include "input.cuh"
 #include "matvec.cuh"
 #include "mma.cuh"
-
-// Rows of one type of a product. A block has `each` of them, the first `more` blocks one more; with GATE,
-// all is said of half the rows.
-//
-// So memory is read in thousands of places at once, as far from each other as a share is long; where that
-// distance suits its channels badly, a fifth of its speed is lost. Of a large matrix, where that counts, blocks take
-// turns at groups of rows, of which `each` and `more` then tell the number, and a block's warps at the stages of a group,
-// so that the grid reads in one place. `spread` is the number of blocks, or 0.
-struct Part {
-    const uint8_t* matrix;
-    const float* bias;    // or NULL
-    uint32_t type;
-    uint32_t rows;
-    uint32_t first_block;
-    uint32_t each, more;
-    uint32_t out_offset;  // where its first row lies in the output
-    uint32_t n_slices;
-    uint32_t full, last;  // groups of a slice
-    uint32_t full_bytes, last_bytes;  // of a record
-    uint32_t spread;
-};
-static_assert(sizeof(Part) == 64, "as in args.rs");
 
 enum Finish : uint32_t {
     PLAIN = 0,
@@ -43,30 +22,6 @@ enum Finish : uint32_t {
     GATE = 2,      // out = activation(rows of the gate) * rows of the values, which follow those: one part
     WEIGH = 3,     // out = activation(product) * residual
 };
-
-struct ProductArgs {
-    Part parts[MAX_SEGMENTS];
-    const float* x;         // [groups * 32]; or NULL:
-    const int8_t* q8;       // the same as int8
-    const float* q8_scale;  // [groups]
-    NormArgs norm;          // of x; weight NULL: none
-    float* out;
-    const float* residual;  // added to the result, or NULL; may be `out`
-    uint32_t n_parts;
-    uint32_t groups;
-    uint32_t ring_bytes;    // of all warps
-    uint32_t finish;
-    float inverse_len;
-    Activation activation;
-};
-static_assert(sizeof(ProductArgs) == 352, "as in args.rs");
-
-// A product that adapters may add to.
-struct AdaptedProductArgs {
-    ProductArgs product;
-    Adapted adapted;
-};
-static_assert(sizeof(AdaptedProductArgs) == 552, "as in args.rs");
 
 #if __CUDA_ARCH__ >= 900
 
@@ -257,7 +212,7 @@ struct Adapting {
         }
     }
     __device__ __forceinline__ static Use use_of(const AdapterPair& pair, uint32_t row) {
-        return {number_at(pair.b, (uint64_t)row * pair.ranks(), pair.b_type), pair.rank, pair.at, pair.b_type, pair.scale, 0};
+        return {number_at(pair.b, (uint64_t)row * ranks_of(pair), pair.b_type), pair.rank, pair.at, pair.b_type, pair.scale, 0};
     }
     // A warp's sum of a part of a row of A, which may be in shared memory.
     __device__ __forceinline__ float sum(const Row& row, uint32_t part, bool is_kept, const Input& input) const {

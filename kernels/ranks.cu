@@ -1,53 +1,13 @@
 // Sums over GPUs that share the layers of a network: each adds what all have, in the order of their ranks, so that all have the same
 // bits. A block stores its piece into the memory of every peer, raises a flag there, and waits for theirs. Where NCCL has gathered
 // what all have (rank_add), it lies in the memory of each.
+#include "args_ranks.h"
 #include "common.cuh"
 #include "instructions.cuh"
 
 // Most GPUs of a group, and most blocks of a sum.
-constexpr uint32_t MAX_RANKS = 8;
-constexpr uint32_t MAX_SUM_BLOCKS = 128;
-
-// What all kernels need that meet.
-struct MeetingArgs {
-    uint64_t flags[MAX_RANKS];  // of each rank: [2][MAX_RANKS][MAX_SUM_BLOCKS + 1] u64 in its memory
-    const uint64_t* launch;     // the number of this launch, the same on all ranks, below 2^48
-    uint32_t* failed;           // a peer did not come
-    uint64_t patience;          // ns to wait for it
-    uint32_t rank;
-    uint32_t n_ranks;
-    uint32_t index;             // of the meeting in the launch
-    uint32_t padding;
-};
-
-struct RankSumArgs {
-    MeetingArgs meeting;
-    uint64_t inboxes[MAX_RANKS];  // of each rank: [2][n_ranks][capacity] f32 in its memory
-    uint64_t tagged[MAX_RANKS];   // of each rank: [2][n_ranks][tagged_capacity] pairs of an f32 and a tag
-    const float* x;               // [rows][x_stride]: what this rank has
-    const float* base;            // [rows][stride], or NULL: what is added to the sum
-    float* out;                   // [rows][stride]; may be `x` or `base`
-    uint64_t capacity;
-    uint32_t tagged_capacity;     // a multiple of 4
-    uint32_t rows;
-    uint32_t len;
-    uint32_t x_stride;
-    uint32_t stride;
-    uint32_t padding;
-};
 static_assert(sizeof(MeetingArgs) == 104, "as in args/ranks.rs");
 static_assert(sizeof(RankSumArgs) == 288, "as in args/ranks.rs");
-
-struct RankLogitsArgs {
-    MeetingArgs meeting;
-    const float* inbox;  // [rows][n_vocab]: logits of the other ranks, in the memory of rank 0
-    float* logits;       // [rows][n_vocab], of rank 0
-    uint32_t rows;       // 0: nothing but the meeting
-    uint32_t n_vocab;
-    uint32_t first;      // logits that are this rank's own
-    uint32_t end;
-};
-static_assert(sizeof(RankLogitsArgs) == 136, "as in args/ranks.rs");
 
 __device__ __forceinline__ uint64_t flag_at(const MeetingArgs& m, uint32_t at, uint32_t from, uint32_t block) {
     return m.flags[at] + (((uint64_t)(m.index & 1) * MAX_RANKS + from) * (MAX_SUM_BLOCKS + 1) + block) * 8;
@@ -217,33 +177,6 @@ extern "C" __global__ void __launch_bounds__(512) rank_logits(const __grid_const
     }
 }
 
-struct RankPackArgs {
-    const float* x;  // [rows][x_stride]
-    float* out;      // [rows][out_stride]
-    uint32_t rows;
-    uint32_t len;
-    uint32_t x_stride;
-    uint32_t out_stride;
-};
-
-struct RankAddArgs {
-    const float* x;     // [n_ranks][rows][len]: what each rank has
-    const float* base;  // [rows][stride], or NULL: what is added to the sum
-    float* out;         // [rows][stride]; may be `base`
-    uint32_t n_ranks;
-    uint32_t rows;
-    uint32_t len;
-    uint32_t stride;
-};
-
-struct RankPlaceArgs {
-    const float* x;  // [n_ranks][rows][width]: logits of each rank, of which the first ranks may have one more than the others
-    float* logits;   // [rows][n_vocab]
-    uint32_t n_ranks;
-    uint32_t rows;
-    uint32_t width;
-    uint32_t n_vocab;
-};
 static_assert(sizeof(RankPackArgs) == 32, "as in args/ranks.rs");
 static_assert(sizeof(RankAddArgs) == 40, "as in args/ranks.rs");
 static_assert(sizeof(RankPlaceArgs) == 32, "as in args/ranks.rs");

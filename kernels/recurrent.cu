@@ -3,6 +3,7 @@
 //
 // In a step, row i of input is session i at its current position. In a chunk all rows are of session 0, at
 // consecutive positions.
+#include "args_recurrent.h"
 #include "bulk.cuh"
 #include "mma.cuh"
 #include "recurrent.cuh"
@@ -331,20 +332,6 @@ template <int N> __device__ __forceinline__ void scan(const RecurrentArgs& a) {
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS) recurrent_scan_128(const __grid_constant__ RecurrentArgs a) { scan<8>(a); }
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS) recurrent_scan_256(const __grid_constant__ RecurrentArgs a) { scan<16>(a); }
 
-// The norm of groups of a row, and their gate, in place.
-struct GatedNormArgs {
-    float* x;             // [rows][len]
-    const float* gate;    // [rows][gate_stride]
-    const float* weight;  // [len], or of one group where all groups have the same; NULL: no norm
-    uint32_t len;
-    uint32_t group;       // elements of a group
-    uint32_t gate_stride;
-    uint32_t same;        // all groups have the same weights
-    uint32_t gate_first;  // the norm is of x * silu(gate); else the norm of x is multiplied by it
-    float eps;
-};
-static_assert(sizeof(GatedNormArgs) == 48, "as in args.rs");
-
 // Grid (len / group, rows), up to 1024 threads.
 extern "C" __global__ void __launch_bounds__(1024) gated_norm(const __grid_constant__ GatedNormArgs a) {
     STATIC_SHARED(Scratch, scratch);
@@ -367,23 +354,6 @@ extern "C" __global__ void __launch_bounds__(1024) gated_norm(const __grid_const
         x[i] = a.weight ? __fmul_rn(__fmul_rn(v, scale), weight[i]) : v;
     }
 }
-
-// out = c * convolution(b * x): of rows [b, c, x].
-struct ShortConvArgs {
-    const Session* const* sessions;
-    const float* input;   // [rows][in_stride]
-    float* out;           // [rows][channels]
-    const float* weight;  // [channels][width]
-    const float* bias;    // [channels] or NULL
-    uint64_t state_offset;
-    uint32_t in_stride;
-    uint32_t channels;
-    uint32_t width;
-    uint32_t prefill;     // rows are positions of session 0
-    uint32_t count;
-    uint32_t padding;
-};
-static_assert(sizeof(ShortConvArgs) == 72, "as in args.rs");
 
 // Grid (channels / 128 rounded up, sessions or rows / CONV_ROWS rounded up), 128 threads.
 extern "C" __global__ void __launch_bounds__(128) short_conv(const __grid_constant__ ShortConvArgs a) {

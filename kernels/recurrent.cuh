@@ -8,45 +8,8 @@
 // In memory, a layer's part of a session's fixed state is the ring of the convolution's inputs, [channels][width], of which
 // position p has entry p % width, and behind it S, [heads][rows][cols].
 #pragma once
+#include "args_recurrent.h"
 #include "common.cuh"
-
-struct RecurrentArgs {
-    const Session* const* sessions;
-    const float* input;        // [rows of input][in_stride]: channels of the convolution, gate, numbers per head
-    float* out;                // [rows of input][heads * rows]
-    float* convolved;          // chunks: [rows of input][channels]
-    const float* conv_weight;  // [channels][width], the current token's last
-    const float* conv_bias;    // [channels] or NULL
-    const float* rate;         // [heads], below zero: decay = exp(rate * step)
-    const float* step_bias;    // [heads]: step = softplus(in + bias), between the bounds
-    const float* skip;         // [heads] or NULL
-    const float* norm;         // [rows]: of a head's outputs before their gate, where that is done here; or NULL
-    uint64_t state_offset;     // bytes to the layer's part of a fixed state
-    uint64_t matrix_offset;    // and to S
-    uint32_t in_stride;
-    uint32_t channels;
-    uint32_t width;
-    uint32_t heads;
-    uint32_t per_key;          // heads that share q and k
-    uint32_t rows;
-    uint32_t cols;
-    uint32_t q_at;             // of the channels
-    uint32_t k_at;
-    uint32_t v_at;
-    uint32_t gate_at;          // of the input row
-    uint32_t step_at;
-    uint32_t beta_at;
-    uint32_t delta;            // delta rule: q and k have length 1, scale = sigmoid(in[beta_at]); else scale = step
-    float q_scale;
-    float eps;                 // of the norm
-    float least;               // of the step
-    float most;
-    uint32_t count;            // chunks: rows of input
-    uint32_t tiled;            // heads take the keys in turns; else `per_key` in succession use the same
-    uint32_t gated;            // a step without norm multiplies by silu(gate)
-    uint32_t padding;
-};
-static_assert(sizeof(RecurrentArgs) == 184, "as in args.rs");
 
 // The most columns of a state.
 constexpr uint32_t MAX_COLS = 256;

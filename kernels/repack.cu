@@ -1,26 +1,8 @@
 // Weights: from the blocks of a file to records (blocks.cuh), and from records to plain f16.
+#include "args_common.h"
 #include "blocks.cuh"
 #include "halves.cuh"
 #include "matmul.cuh"
-
-struct RepackArgs {
-    const uint8_t* raw;  // rows [first_row, first_row + rows) as in the file
-    uint8_t* matrix;     // the whole matrix's records
-    uint64_t raw_stride; // bytes per row in `raw`
-    const uint16_t* codebook;  // of the file's type, if that has one
-    uint32_t type;       // of the records
-    uint32_t file;       // type in the file, as GGUF numbers it
-    uint32_t block_bytes;  // of a block in the file
-    uint32_t row_len;    // elements per row in the file; less than groups * 32 for float types only
-    uint32_t groups;
-    uint32_t matrix_rows;
-    uint32_t first_row;  // of the matrix
-    uint32_t rows;
-    uint32_t values[4];  // what the numbers of a codebook stand for, as bytes
-    float factor;        // of a block's scale
-    uint32_t padding;
-};
-static_assert(sizeof(RepackArgs) == 88, "as in args.rs");
 
 // Element e (0..255) of a block of 256, as the unsigned number of the file's low bits.
 __device__ __forceinline__ uint32_t low2(const uint8_t* qs, uint32_t e) {
@@ -259,19 +241,6 @@ extern "C" __global__ void repack(const __grid_constant__ RepackArgs a) {
         }
     }
 }
-
-struct UnpackArgs {
-    const uint8_t* matrix;
-    void* out;         // f32 `[rows][groups * 32]`, or f16, tiled
-    uint32_t type, groups, matrix_rows, first_row, rows;
-    uint32_t to_f32;   // which of the two kernels is meant
-    uint32_t out_row;  // row of `out` that takes the first row
-    uint32_t expert_rows;    // rows of an expert, where
-    const uint32_t* starts;  // these are each expert's first slot, and the end: rows of experts without slots are left out
-    uint32_t spread;   // 0: rows of `out` follow each other; 1, 2: every other GATED_ROWS rows of `out` take them,
-    uint32_t padding;  // the even or the odd ones
-};
-static_assert(sizeof(UnpackArgs) == 64, "as in args.rs");
 
 // The place in `out` of row `r` of those that are unpacked.
 __device__ __forceinline__ uint32_t unpacked_row(const UnpackArgs& a, uint32_t r) {

@@ -4,30 +4,9 @@
 // A row of input belongs to a session and a position. In a decode step row i is session i at its
 // current position; in a prefill all rows are of one session, at consecutive positions. Rows of whole
 // texts say their positions (texts.cuh).
+#include "args_common.h"
 #include "rope.cuh"
 #include "texts.cuh"
-
-struct RopeArgs {
-    const Session* const* sessions;
-    const float* qkv;       // [rows][qkv_stride]: query heads, key heads, value heads
-    float* q_f32;           // [rows][n_heads * head_dim] or NULL
-    __half* q_f16;          // the same, times q_scale, or NULL
-    const uint32_t* positions;  // of rows of texts, or NULL
-    Rotation rotation;
-    NormArgs q_norm;        // of each head, before the rotation; weight NULL: none
-    NormArgs k_norm;
-    NormArgs v_norm;        // of each head's values
-    KvLayout layout;
-    float q_scale;
-    uint32_t qkv_stride;
-    uint32_t n_heads;
-    uint32_t prefill;       // rows are positions of session 0
-    uint32_t first_row;
-    uint32_t value_head;    // the head of `qkv` that values begin with
-    uint32_t shares;        // there are queries alone, and nothing is appended
-    uint32_t text_rows;     // rows of texts that there are keys and values for, at the session's cache
-};
-static_assert(sizeof(RopeArgs) == 240, "as in args.rs");
 
 constexpr uint32_t HEADS = 8;  // of a block, one a warp
 constexpr uint32_t LONGEST = 512;  // elements of a head

@@ -1,5 +1,6 @@
 // Which experts a row goes through, by its scores, and with which weights: by one warp.
 #pragma once
+#include "args_experts.h"
 #include "common.cuh"
 
 // As in src/backend/cuda/experts.rs.
@@ -7,26 +8,6 @@ constexpr uint32_t MAX_EXPERTS = 1024, MAX_USED = 31;
 
 enum Scoring : uint32_t { SCORE_SOFTMAX = 0, SCORE_SIGMOID = 1, SCORE_SOFTMAX_OF_CHOSEN = 2 };
 enum SharedExpert : uint32_t { NO_SHARED = 0, SHARED = 1, SHARED_WITH_SCORE = 2 };
-
-struct RouteArgs {
-    const float* scores;          // [rows][score_stride]: of all experts, then of the shared one
-    const float* selection_bias;  // [n_experts], added while choosing, or NULL
-    const float* expert_scales;   // [n_experts], factors on the weights, or NULL
-    uint32_t* chosen;             // [rows][n_used], ascending
-    float* weights;               // [rows][n_used + 1], the shared expert's last
-    uint32_t score_stride;
-    uint32_t n_experts;           // at most MAX_EXPERTS
-    uint32_t n_used;              // at most MAX_USED
-    uint32_t scoring;
-    uint32_t shared;
-    uint32_t normalize;
-    float weight_scale;
-    uint8_t n_groups;             // groups of consecutive experts, at most 32; 0: none
-    uint8_t used_groups;          // those that experts are chosen from
-    uint8_t group_best;           // best experts that count for a group: 1 or 2
-    uint8_t padding;
-};
-static_assert(sizeof(RouteArgs) == 72, "as in args.rs");
 
 // Pairs of one expert that share its weights, in a step of several rows. Pair p is row p / n_used and the (p % n_used)-th
 // of its experts.

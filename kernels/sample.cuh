@@ -3,38 +3,13 @@
 // depend on their order.
 #pragma once
 #include <cfloat>
+#include "args_common.h"
 #include "common.cuh"
-
-struct SampleArgs {
-    Session* const* sessions;
-    const float* logits;   // [batch][n_vocab]
-    float* group_value;    // [batch][GROUPS]: the largest logit of each group of tokens
-    uint32_t* group_id;
-    uint32_t n_vocab;
-    uint32_t advance;      // the step appended a token
-    uint32_t choose;       // a token is to be chosen
-    uint32_t adjust;       // a session may have its logits adjusted
-};
-static_assert(sizeof(SampleArgs) == 48, "as in args.rs");
 
 constexpr int GROUPS = 256;
 
 // What a result's second word says besides the number of the step.
 enum Outcome : uint32_t { CHOSEN = 0, NOT_A_NUMBER = 1, INFINITE = 2, ALL_MINUS_INFINITY = 3 };
-
-constexpr int MAX_LOGPROBS = 64;
-
-// An entry of the ring of log-probabilities.
-struct LogprobEntry {
-    uint64_t sum;    // of the weights of all tokens
-    float best;      // the largest logit
-    float chosen;    // the logit of the chosen token
-    uint32_t count;  // of the largest logits
-    uint32_t padding;
-    uint32_t ids[MAX_LOGPROBS];
-    float logits[MAX_LOGPROBS];
-};
-static_assert(sizeof(LogprobEntry) == 536, "as in args.rs");
 
 // Whether the session's choices are by other logits than the model's.
 __device__ __forceinline__ bool adjusts(const Settings& s) {

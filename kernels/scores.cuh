@@ -1,13 +1,7 @@
 // Scores on their way into the softmax, which works in powers of two: factor, soft cap, sinks.
 #pragma once
+#include "args_common.h"
 #include "common.cuh"
-
-struct Scores {
-    const float* sinks;  // [n_heads] logits without a value, or NULL
-    float scale;         // of queries: log2(e) times the attention's factor; without log2(e), over the cap, where there is one
-    float cap;           // soft cap, times log2(e), or 0
-};
-static_assert(sizeof(Scores) == 16, "as in args.rs");
 
 // cap * tanh(x), to an error of about cap * 2^-23.
 __device__ __forceinline__ float capped(float cap, float x) {

@@ -8,29 +8,10 @@
 //
 // In a step, row i of input is session i at its current position. In a chunk all rows are of session 0, at
 // consecutive positions.
+#include "args_recurrent.h"
 #include "norm.cuh"
 #include "powers.cuh"
 #include "recurrent.cuh"
-
-struct SelectiveArgs {
-    const Session* const* sessions;
-    const float* input;      // [rows of input][in_stride]: channels, gates
-    const float* convolved;  // [rows of input][channels]
-    const float* parts;      // [rows of input][part_stride]: B, C
-    const float* steps;      // [rows of input][channels]: dt before softplus
-    float* out;              // [rows of input][channels], which may be where the steps are
-    const float* rate;       // [blocks of CHANNELS][state_dim][CHANNELS], times log2(e)
-    const float* skip;       // [channels]
-    NormArgs norms[2];       // of B and of C; weight NULL: none
-    uint64_t matrix_offset;  // bytes to S in a fixed state
-    uint32_t in_stride;
-    uint32_t part_stride;
-    uint32_t channels;
-    uint32_t state_dim;
-    uint32_t count;          // chunks: rows of input
-    uint32_t padding;
-};
-static_assert(sizeof(SelectiveArgs) == 144, "as in args/recurrent.rs");
 
 // Channels whose numbers lie together, and the most numbers of a channel.
 constexpr uint32_t CHANNELS = 16, MAX_STATES = 64;

@@ -1,29 +1,12 @@
 // Several residual streams in place of one, as src/model/network.rs defines them: what becomes of a token's streams between
 // the products. A block takes the streams of a token. And gates that are mostly 0.
+#include "args_streams.h"
 #include "activation.cuh"
 #include "norm.cuh"
 
 constexpr uint32_t MAX_STREAMS = 16;
 // Least mean square of a row before it is made as large as another.
 constexpr float LEAST_SQUARE = 1e-5f;
-
-struct StreamsArgs {
-    float* streams;             // [rows][count][stride]
-    float* x;                   // [rows][stride]: the residual stream
-    float* y;                   // [rows][y_stride]: what products have left
-    NormArgs norm;              // weight NULL: none
-    NormArgs thin_norm;
-    const float* router;        // [count][len]
-    const float* coefficients;  // of predictions [count][count][count], of corrections [count][count]
-    const float* scale;         // [len]
-    uint32_t count;
-    uint32_t active;
-    uint32_t len;
-    uint32_t stride;
-    uint32_t y_stride;
-    uint32_t padding;
-};
-static_assert(sizeof(StreamsArgs) == 120, "as in args/streams.rs");
 
 struct Numbers {
     float scratch[32];  // of sums over a block
@@ -184,16 +167,6 @@ extern "C" __global__ void __launch_bounds__(1024) streams_spread(const __grid_c
         }
     }
 }
-
-// Gates, in place, by as much as they are so many standard deviations above their mean; 0 below.
-struct SparseGatesArgs {
-    float* x;  // [rows][stride]
-    uint32_t len;
-    uint32_t stride;
-    float cutoff;
-    uint32_t padding;
-};
-static_assert(sizeof(SparseGatesArgs) == 24, "as in args/streams.rs");
 
 // Grid (rows), up to 1024 threads.
 extern "C" __global__ void __launch_bounds__(1024) sparse_gates(const __grid_constant__ SparseGatesArgs a) {

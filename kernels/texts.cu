@@ -1,24 +1,9 @@
 // What becomes of the hidden states of whole texts: one vector each, and layers behind it.
+#include "args_texts.h"
 #include "activation.cuh"
 #include "texts.cuh"
 
-struct TextSpan {
-    uint32_t start;  // the text's first row
-    uint32_t len;    // its rows
-};
-
 enum PoolingKind : uint32_t { POOL_MEAN = 0, POOL_FIRST = 1, POOL_LAST = 2 };
-
-struct PoolArgs {
-    const float* x;         // [rows][x_stride]
-    const TextSpan* texts;
-    float* out;             // [texts][out_stride]
-    uint32_t x_stride;
-    uint32_t out_stride;
-    uint32_t len;           // elements of a row
-    uint32_t pooling;
-};
-static_assert(sizeof(PoolArgs) == 40, "as in args/texts.rs");
 
 // Grid (len / 128, texts), 128 threads. A mean is the sum of the rows in their order, divided by their number.
 extern "C" __global__ void __launch_bounds__(128) pool_texts(const __grid_constant__ PoolArgs a) {
@@ -40,21 +25,6 @@ extern "C" __global__ void __launch_bounds__(128) pool_texts(const __grid_consta
 }
 
 enum DenseKind : uint32_t { DENSE_PLAIN = 0, DENSE_TANH = 1, DENSE_GELU = 2 };
-
-// out = activation(w x + bias), all in f32.
-struct DenseArgs {
-    const float* w;     // [outputs][inputs]
-    const float* bias;  // [outputs] or NULL
-    const float* x;     // [count][x_stride]
-    float* out;         // [count][out_stride]
-    uint32_t x_stride;
-    uint32_t out_stride;
-    uint32_t inputs;
-    uint32_t outputs;
-    uint32_t count;
-    uint32_t activation;
-};
-static_assert(sizeof(DenseArgs) == 56, "as in args/texts.rs");
 
 constexpr uint32_t DENSE_TEXTS = 8;    // of a block
 constexpr uint32_t DENSE_OUTPUTS = 4;  // likewise, one a warp

@@ -3,16 +3,8 @@
 // There are keys and values of one layer at a time: for `rows` rows, first keys, then values,
 // `[kv head][row][row_bytes]`. Of their layout, `tile_bytes` is KV_TILE rows, and there is no ring.
 #pragma once
+#include "args_texts.h"
 #include "common.cuh"
-
-// Queries that a block attends with: those of a text from one on.
-struct TextTile {
-    uint32_t start;  // the text's first row
-    uint32_t len;    // its rows
-    uint32_t first;  // the first query, counted from `start`
-    uint32_t padding;
-};
-static_assert(sizeof(TextTile) == 16, "as in args/texts.rs");
 
 __device__ __forceinline__ uint64_t text_plane(const KvLayout& l, uint32_t rows) {
     return (uint64_t)l.n_kv_heads * rows * l.row_bytes;

@@ -1,39 +1,13 @@
-//! Host and device write the structures and constants that they share each in its own language. Here
-//! both texts are read, and must say the same. No GPU and no compiler of its kernels is needed.
+//! Kernels and host share structures, which are generated for the kernels from those of the host, and constants, which each
+//! writes in its own language. Here both texts are read, and must say the same. No GPU and no compiler of its kernels is needed.
 
 use emberlm::quant::TensorType;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The Rust side of the structures.
-const STRUCTURES: [&str; 9] = [
-    "src/backend/cuda/args.rs",
-    "src/backend/cuda/args/adapters.rs",
-    "src/backend/cuda/args/experts.rs",
-    "src/backend/cuda/args/latent.rs",
-    "src/backend/cuda/args/predictor.rs",
-    "src/backend/cuda/args/ranks.rs",
-    "src/backend/cuda/args/recurrent.rs",
-    "src/backend/cuda/args/streams.rs",
-    "src/backend/cuda/args/texts.rs",
-];
-
 /// Constants of both sides: file and name on the host, file and name on the device.
-const CONSTANTS: [[&str; 4]; 34] = [
-    ["args/ranks.rs", "MAX_RANKS", "ranks.cu", "MAX_RANKS"],
-    [
-        "args/ranks.rs",
-        "MAX_SUM_BLOCKS",
-        "ranks.cu",
-        "MAX_SUM_BLOCKS",
-    ],
+const CONSTANTS: [[&str; 4]; 30] = [
     ["adapters.rs", "PARTS", "adapters.cuh", "NARROW_PARTS"],
-    [
-        "args/adapters.rs",
-        "MAX_LINEARS",
-        "adapters.cuh",
-        "MAX_LINEARS",
-    ],
     ["attention.rs", "KV_TILE", "common.cuh", "KV_TILE"],
     ["attention.rs", "MAX_PARTS", "attend.cuh", "MAX_PARTS"],
     ["attention.rs", "MAX_HEAD_DIM", "rope.cu", "LONGEST"],
@@ -49,7 +23,6 @@ const CONSTANTS: [[&str; 4]; 34] = [
         "latent.cu",
         "PRODUCT_ROWS",
     ],
-    ["args.rs", "MAX_SEGMENTS", "matvec.cuh", "MAX_SEGMENTS"],
     [
         "runner/drafts.rs",
         "ASKED_TOKENS",
@@ -149,7 +122,30 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// The text without `//` comments, without attributes and without methods of one line.
+/// The files of a folder with this start and this end of their names, and what they contain.
+fn files(folder: &str, start: &str, end: &str) -> BTreeMap<String, String> {
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir(root().join(folder)).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        if name.starts_with(start) && name.ends_with(end) {
+            let text = read(&root().join(folder).join(&name));
+            files.insert(name, text);
+        }
+    }
+    files
+}
+
+/// The host's side of what is generated.
+fn host_files() -> BTreeMap<String, String> {
+    files("src/backend/cuda/args", "", ".rs")
+}
+
+/// What is generated of it.
+fn generated_files() -> BTreeMap<String, String> {
+    files("kernels", "args_", ".h")
+}
+
+/// The text without `//` comments and without attributes.
 fn code(text: &str) -> String {
     let line = |line: &str| {
         line.split("//")
@@ -159,143 +155,111 @@ fn code(text: &str) -> String {
             .to_owned()
     };
     let lines = text.lines().map(line);
-    let is_method = |l: &String| l.starts_with("__device__") && l.ends_with('}');
     lines
-        .filter(|l| !l.starts_with("#[") && !is_method(l))
+        .filter(|l| !l.starts_with("#["))
         .collect::<Vec<_>>()
         .join("\n")
 }
 
-/// What a field is for both sides.
-#[derive(Clone, Debug, PartialEq)]
-enum Kind {
-    /// An address, or a number of eight bytes.
-    Wide,
-    /// `uint32_t`.
-    Whole,
-    /// `uint8_t`.
-    Byte,
-    /// `float`.
-    Float,
-    /// A structure, by its name on the device.
-    Structure(String),
+/// A field: its name, its type as the kernels write it, and how many of it there are.
+type Field = (String, String, String);
+
+/// What the kernels call a type of the host; `names` has its structures.
+fn device_type(ty: &str, names: &BTreeMap<String, String>) -> String {
+    let inside = |start: &str| ty.strip_prefix(start)?.strip_suffix('>');
+    if let Some(inner) = inside("ConstPtr<") {
+        return match device_type(inner, names) {
+            pointer if pointer.ends_with('*') => format!("{pointer} const*"),
+            other => format!("const {other}*"),
+        };
+    }
+    if let Some(inner) = inside("Ptr<") {
+        return format!("{}*", device_type(inner, names));
+    }
+    let name = match ty {
+        "u64" => "uint64_t",
+        "u32" => "uint32_t",
+        "u16" => "uint16_t",
+        "u8" => "uint8_t",
+        "i8" => "int8_t",
+        "f32" => "float",
+        "Half" => "__half",
+        "c_void" => "void",
+        other => names.get(other).map_or(other, |name| name),
+    };
+    name.to_owned()
 }
 
-/// A field: its name, what it is, and how many of it there are.
-type Field = (String, Kind, usize);
-
-fn count(text: &str) -> usize {
-    text.trim().parse().unwrap_or_else(|_| match text.trim() {
-        "MAX_SEGMENTS" => constant(&root().join("src/backend/cuda/args.rs"), "MAX_SEGMENTS"),
-        "MAX_RANKS" => constant(&root().join("kernels/ranks.cu"), "MAX_RANKS"),
-        "MAX_LINEARS" => constant(&root().join("kernels/adapters.cuh"), "MAX_LINEARS"),
-        "MAX_LOGPROBS" => constant(&root().join("kernels/sample.cuh"), "MAX_LOGPROBS"),
-        other => panic!("an array of {other}"),
-    })
-}
-
-/// The structures of the host by the names of their twins, which the first word of each one's comment
-/// is.
-fn of_the_host() -> BTreeMap<String, Vec<Field>> {
-    let texts: Vec<String> = STRUCTURES.iter().map(|f| read(&root().join(f))).collect();
-    let all = texts.join("\n");
-    let parts: Vec<&str> = all.split("\npub struct ").collect();
-    let twin = |before: &str| {
-        let comment = before
-            .rfind("\n/// `")
-            .expect("a comment that names the twin");
-        let name = before[comment + 6..].split('`').next();
-        name.expect("a name").to_owned()
-    };
-    let name = |part: &str| part.split(' ').next().unwrap_or_default().to_owned();
-    let twins: BTreeMap<String, String> = parts
-        .windows(2)
-        .map(|pair| (name(pair[1]), twin(pair[0])))
-        .collect();
-    let field = |text: &str| -> Field {
-        let (name, ty) = text.split_once(':').expect("name: type");
-        let ty = ty.trim();
-        let (ty, n) = match ty.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
-            Some(array) => {
-                let (ty, n) = array.split_once(';').expect("[type; count]");
-                (ty.trim(), count(n))
-            }
-            None => (ty, 1),
-        };
-        let kind = match ty {
-            "u64" => Kind::Wide,
-            "u32" => Kind::Whole,
-            "u8" => Kind::Byte,
-            "f32" => Kind::Float,
-            other => Kind::Structure(twins[other].clone()),
-        };
-        let name = name.trim().trim_start_matches("pub ");
-        // The one name that is a word of the language.
-        let name = if name == "ty" { "type" } else { name };
-        (name.to_owned(), kind, n)
-    };
-    let mut structures = BTreeMap::new();
-    for part in &parts[1..] {
-        let body = part.split_once('{').expect("fields").1;
-        let body = code(body.split_once('}').expect("their end").0);
-        let fields = body.split(',').map(str::trim).filter(|f| !f.is_empty());
-        let before = structures.insert(twins[&name(part)].clone(), fields.map(field).collect());
-        assert!(before.is_none(), "two twins of {}", twins[&name(part)]);
+/// A structure of the host: its name, the name that its comment begins with, and the text of its fields.
+fn structures_of_the_host(text: &str) -> Vec<(String, String, String)> {
+    let parts: Vec<&str> = text.split("\npub struct ").collect();
+    let mut structures = Vec::new();
+    for pair in parts.windows(2) {
+        let (name, body) = pair[1].split_once(" {").expect("fields");
+        let comment = pair[0].rfind("\n\n").expect("a comment");
+        let twin = pair[0][comment..].trim().strip_prefix("/// `");
+        let twin = twin.unwrap_or_else(|| panic!("{name}: no comment that names the twin"));
+        let twin = twin.split('`').next().unwrap_or_default();
+        let body = code(body.split_once("\n}").expect("their end").0);
+        structures.push((name.to_owned(), twin.to_owned(), body));
     }
     structures
 }
 
-/// All structures of the kernels that consist of plain fields.
+/// All structures of the host by the names of their twins.
+fn of_the_host() -> BTreeMap<String, Vec<Field>> {
+    let mut all = Vec::new();
+    for text in host_files().values() {
+        all.extend(structures_of_the_host(text));
+    }
+    let names = all
+        .iter()
+        .map(|(name, twin, _)| (name.clone(), twin.clone()));
+    let names: BTreeMap<String, String> = names.collect();
+    let mut structures = BTreeMap::new();
+    for (_, twin, body) in all {
+        let fields = body.split(",\n").map(|f| f.trim().trim_end_matches(','));
+        let fields = fields.filter(|f| !f.is_empty()).map(|text| {
+            let (name, ty) = text.split_once(": ").expect("name: type");
+            let array = ty.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
+            let (ty, n) = array.and_then(|a| a.split_once("; ")).unwrap_or((ty, "1"));
+            let name = name.trim_start_matches("pub ");
+            // The one name that is a word of the language.
+            let name = if name == "ty" { "type" } else { name };
+            (name.to_owned(), device_type(ty, &names), n.to_owned())
+        });
+        let before = structures.insert(twin.clone(), fields.collect());
+        assert!(before.is_none(), "two twins of {twin}");
+    }
+    structures
+}
+
+/// All generated structures.
 fn of_the_device() -> BTreeMap<String, Vec<Field>> {
     let mut structures = BTreeMap::new();
-    for entry in std::fs::read_dir(root().join("kernels")).unwrap() {
-        let text = code(&read(&entry.unwrap().path()));
-        for part in text.split("\nstruct ").skip(1) {
+    for text in generated_files().values() {
+        for part in code(text).split("\nstruct ").skip(1) {
             let Some((name, body)) = part.split_once(" {") else {
                 continue;
             };
-            let body = body.split_once("\n};").map_or(body, |(body, _)| body);
-            if let Some(fields) = plain_fields(body) {
-                let before = structures.insert(name.trim().to_owned(), fields);
-                assert!(before.is_none(), "two structures {name}");
-            }
+            let body = body.split_once("\n};").expect("their end").0;
+            let before = structures.insert(name.to_owned(), plain_fields(body));
+            assert!(before.is_none(), "two structures {name}");
         }
     }
     structures
 }
 
-/// `const float* a; uint32_t b, c; Norm d[2];` as fields; `None` where there is more than that.
-fn plain_fields(body: &str) -> Option<Vec<Field>> {
-    if body.contains(['(', '=']) {
-        return None;
-    }
-    let mut fields = Vec::new();
-    for statement in body.split(';').map(str::trim).filter(|s| !s.is_empty()) {
-        let first = statement.split(',').next()?;
-        let end = first.rfind([' ', '*', '\n'])?;
-        let ty = statement[..=end].trim().trim_start_matches("const ").trim();
-        let kind = match ty {
-            _ if ty.ends_with('*') => Kind::Wide,
-            "uint64_t" => Kind::Wide,
-            "uint32_t" => Kind::Whole,
-            "uint8_t" => Kind::Byte,
-            "float" => Kind::Float,
-            other => Kind::Structure(other.to_owned()),
-        };
-        for name in statement[end + 1..].split(',').map(str::trim) {
-            let (name, n) = match name.split_once('[') {
-                Some((name, n)) => (name, count_of(n.trim_end_matches(']'))?),
-                None => (name, 1),
-            };
-            fields.push((name.to_owned(), kind.clone(), n));
-        }
-    }
-    Some(fields)
-}
-
-fn count_of(text: &str) -> Option<usize> {
-    let known = ["MAX_SEGMENTS", "MAX_LOGPROBS", "MAX_LINEARS", "MAX_RANKS"].contains(&text);
-    (known || text.parse::<usize>().is_ok()).then(|| count(text))
+/// `const float* a; uint32_t b; NormArgs d[2];` as fields.
+fn plain_fields(body: &str) -> Vec<Field> {
+    let statements = body.split(';').map(str::trim).filter(|s| !s.is_empty());
+    let field = |statement: &str| {
+        let (ty, name) = statement.rsplit_once(' ').expect("a type and a name");
+        let array = name.strip_suffix(']').and_then(|n| n.split_once('['));
+        let (name, n) = array.unwrap_or((name, "1"));
+        (name.to_owned(), ty.to_owned(), n.to_owned())
+    };
+    statements.map(field).collect()
 }
 
 /// The number that a name is given in a file of either language.
@@ -309,23 +273,65 @@ fn constant(path: &Path, name: &str) -> usize {
     });
     let at = at.unwrap_or_else(|| panic!("{}: no {name}", path.display()));
     let value = words[at..].iter().skip_while(|w| **w != "=").nth(1);
-    let value = value.and_then(|v| v.parse().ok());
+    let value = value.map(|v| v.replace('_', ""));
+    let value = value.and_then(|v| match v.strip_prefix("0x") {
+        Some(digits) => usize::from_str_radix(digits, 16).ok(),
+        None => v.parse().ok(),
+    });
     value.unwrap_or_else(|| panic!("{}: {name} is no number", path.display()))
 }
 
 #[test]
 fn structures_have_the_same_fields() {
     let (host, device) = (of_the_host(), of_the_device());
-    assert!(host.len() >= 30, "{} structures were found", host.len());
+    assert!(host.len() >= 67, "{} structures were found", host.len());
     for (name, fields) in &host {
         let twin = device.get(name);
-        let twin = twin.unwrap_or_else(|| panic!("the kernels have no structure {name}"));
-        assert_eq!(fields, twin, "{name}: host and device");
+        let twin = twin.unwrap_or_else(|| panic!("kernels/ has no structure {name}: make header"));
+        assert_eq!(fields, twin, "{name}: host and device: make header");
     }
-    // What a kernel takes by that name comes from the host.
-    for name in device.keys().filter(|name| name.ends_with("Args")) {
-        assert!(host.contains_key(name), "args.rs has no twin of {name}");
+    assert_eq!(host.len(), device.len(), "make header");
+}
+
+/// What kernels take is generated.
+#[test]
+fn no_structure_of_arguments_is_written_by_hand() {
+    let host = of_the_host();
+    let mut kernels = 0;
+    for (file, text) in files("kernels", "", "")
+        .iter()
+        .filter(|f| f.0.contains(".cu"))
+    {
+        let text = code(text);
+        for part in text.split("\nstruct ").skip(1) {
+            let name = part.split(' ').next().unwrap_or_default();
+            let by_hand = host.contains_key(name) || name.ends_with("Args");
+            assert!(!by_hand, "{file}: {name}");
+        }
+        for part in text.split("const __grid_constant__ ").skip(1) {
+            let name = part.split([' ', ')']).next().unwrap_or_default();
+            // `args` is a macro's.
+            let known = host.contains_key(name) || name == "args";
+            assert!(known, "{file}: args/ has no {name}");
+            kernels += 1;
+        }
     }
+    assert!(kernels >= 70, "{kernels} kernels were found");
+}
+
+#[test]
+fn generated_constants_have_the_same_values() {
+    let mut found = 0;
+    for (file, text) in host_files() {
+        let generated = format!("kernels/args_{}.h", file.trim_end_matches(".rs"));
+        for part in code(&text).split("\npub const ").skip(1) {
+            let name = part.split(':').next().unwrap_or_default();
+            let host = constant(&root().join("src/backend/cuda/args").join(&file), name);
+            assert_eq!(host, constant(&root().join(&generated), name), "{name}");
+            found += 1;
+        }
+    }
+    assert!(found >= 6, "{found} constants were found");
 }
 
 #[test]
@@ -338,8 +344,6 @@ fn constants_have_the_same_values() {
             "{name} of {file}, {kernel_name} of {kernel_file}"
         );
     }
-    let longest = constant(&root().join("kernels/sample.cuh"), "MAX_LOGPROBS");
-    assert_eq!(longest, emberlm::engine::sampling::MAX_LOGPROBS);
 }
 
 /// The table of element types: numbers are places in it.
@@ -392,17 +396,22 @@ fn types_of_files_have_the_same_numbers() {
 
 #[test]
 fn differences_are_seen() {
-    let fields = |text: &str| plain_fields(&code(text)).unwrap();
-    let wide = |name: &str| (name.to_owned(), Kind::Wide, 1);
-    let both = [wide("a"), ("b".to_owned(), Kind::Whole, 1)];
+    let fields = |text: &str| plain_fields(&code(text));
+    let field = |name: &str, ty: &str, n: &str| (name.to_owned(), ty.to_owned(), n.to_owned());
+    let both = [field("a", "const float*", "1"), field("b", "uint32_t", "1")];
     assert_eq!(fields("const float* a;  // [rows]\nuint32_t b;"), both);
     assert_ne!(fields("const float* a; float b;"), both);
+    assert_ne!(fields("float* a; uint32_t b;"), both);
     assert_ne!(fields("uint32_t b; const float* a;"), both);
     assert_ne!(fields("const float* a; uint32_t b[2];"), both);
-    let norms = ("n".to_owned(), Kind::Structure("NormArgs".to_owned()), 2);
-    assert_eq!(fields("NormArgs n[2];"), [norms]);
-    assert_eq!(fields("uint64_t a, b;"), [wide("a"), wide("b")]);
-    let method = "__device__ uint32_t twice() const { return 2 * b; }";
-    let with_method = format!("const float* a; uint32_t b;\n{method}");
-    assert_eq!(fields(&with_method), both);
+    assert_eq!(fields("NormArgs n[2];"), [field("n", "NormArgs", "2")]);
+    let names = BTreeMap::from([("Norm".to_owned(), "NormArgs".to_owned())]);
+    let types = [
+        "Ptr<f32>",
+        "ConstPtr<Ptr<Norm>>",
+        "ConstPtr<ConstPtr<Half>>",
+    ];
+    let on_device = types.map(|ty| device_type(ty, &names));
+    let expected = ["float*", "NormArgs* const*", "const __half* const*"];
+    assert_eq!(on_device, expected);
 }

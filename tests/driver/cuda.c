@@ -32,7 +32,7 @@ static void unlock(int *unused) { (void)unused; pthread_mutex_unlock(&mutex); }
 
 static u64 used;
 
-/* --- what the backend reads of structures (src/backend/cuda/args.rs) ---------------------------- */
+/* --- what the backend reads of structures (src/backend/cuda/args/) ------------------------------ */
 
 typedef struct {
     u64 tile_bytes, layer_offset;
@@ -66,16 +66,16 @@ typedef struct { u32 end, linear, first, run, step; } Piece;
 typedef struct { u64 sessions, a[6]; u32 out_stride, groups, first_row, rows, outputs, first_linear, n_linears, padding; Piece pieces[8]; } Adapt;
 typedef struct { u64 pairs, words; u32 uses, ranks, n_linears, thin_at, tag, padding; Piece pieces[8]; } Adapted;
 typedef struct { u64 a[40]; u32 n_parts, groups, numbers[6]; Adapted adapted; } AdaptedProduct;
-/* The numbers that src/backend/cuda/args.rs asserts, so that a field that comes there is missed here at compile time. */
-_Static_assert(sizeof(Session) == 240 && sizeof(Layout) == 40 && sizeof(Embed) == 96, "see args.rs");
-_Static_assert(sizeof(Attend) == 304 && sizeof(Rope) == 240 && sizeof(Sample) == 48, "see args.rs");
-_Static_assert(sizeof(Drafts) == 32, "see args.rs");
+/* The numbers that src/backend/cuda/args/ asserts, so that a field that comes there is missed here at compile time. */
+_Static_assert(sizeof(Session) == 240 && sizeof(Layout) == 40 && sizeof(Embed) == 96, "see args/common.rs");
+_Static_assert(sizeof(Attend) == 304 && sizeof(Rope) == 240 && sizeof(Sample) == 48, "see args/common.rs");
+_Static_assert(sizeof(Drafts) == 32, "see args/common.rs");
 _Static_assert(sizeof(Keep) == 56 && sizeof(Enter) == 104, "see args/predictor.rs");
 _Static_assert(sizeof(TextTile) == 16 && sizeof(TextFlash) == 144 && sizeof(Pool) == 40 && sizeof(Dense) == 56, "see args/texts.rs");
 _Static_assert(sizeof(Latent) == 184, "see args/latent.rs");
 _Static_assert(sizeof(Recurrent) == 184 && sizeof(ShortConv) == 72, "see args/recurrent.rs");
 _Static_assert(sizeof(Pair) == 40 && sizeof(Piece) == 20 && sizeof(Adapt) == 248 && sizeof(Adapted) == 200, "see args/adapters.rs");
-_Static_assert(sizeof(AdaptedProduct) == 552, "see args.rs");
+_Static_assert(sizeof(AdaptedProduct) == 552, "see args/adapters.rs");
 
 /* --- work ---------------------------------------------------------------------------------------- */
 

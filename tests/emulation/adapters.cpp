@@ -103,7 +103,7 @@ struct Adapters {
                 p.a_type = (l + u) % 3;
                 p.b_type = u % 3;
                 p.scale = 0.5f - (float)u * 0.375f;
-                const auto& m = of_pair.emplace(i, Matrices{Thin(rank, WIDTH, WIDTH, p.a_type), Thin(rows + 7, rank, p.ranks(), p.b_type)}).first->second;
+                const auto& m = of_pair.emplace(i, Matrices{Thin(rank, WIDTH, WIDTH, p.a_type), Thin(rows + 7, rank, ranks_of(p), p.b_type)}).first->second;
                 p.a = m.a.data;
                 p.b = m.b.data;
             }

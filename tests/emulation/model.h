@@ -7,7 +7,7 @@
 
 // The types that the networks have.
 constexpr uint32_t TYPES = 1u << Q8_0 | 1u << Q4_K | 1u << Q5_K | 1u << Q6_K | 1u << GRID3 | 1u << GRID4;
-constexpr uint32_t NO_WINDOW = 0x7fffffff, MAX_CHUNKS = 4, STEPS = 3;
+constexpr uint32_t MAX_CHUNKS = 4, STEPS = 3;
 
 struct Rows { uint32_t type, n; };
 struct Network {

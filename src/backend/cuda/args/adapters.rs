@@ -1,12 +1,20 @@
 //! What adapters add to products.
 
+use super::{ConstPtr, Half, Product, Ptr, Session};
+
 /// `AdapterPair`.
+///
+/// A pair for one linear layer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AdapterPair {
-    pub a: u64,
-    pub b: u64,
+    /// `[rank][groups * 32]` of the input, zeros behind its length.
+    pub a: ConstPtr<u8>,
+    /// `[outputs][rank, up to a multiple of 8]`, zeros behind its rank.
+    pub b: ConstPtr<u8>,
+    /// 0: nothing is added.
     pub rank: u32,
+    /// Where its part of a thin row begins, a multiple of 8.
     pub at: u32,
     pub a_type: u32,
     pub b_type: u32,
@@ -18,6 +26,9 @@ pub struct AdapterPair {
 pub const MAX_LINEARS: usize = 8;
 
 /// `AdapterPiece`.
+///
+/// Rows of a product's output that belong to one of its linear layers, up to row `end`: `run` rows at a time from row `first` of the
+/// layer on, the next ones `step` rows further.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AdapterPiece {
@@ -29,15 +40,21 @@ pub struct AdapterPiece {
 }
 
 /// `Adapted`.
+///
+/// What the adapters of one session have for a product of one row.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Adapted {
-    pub pairs: u64,
-    pub words: u64,
+    /// Of its linear layers, `uses` each.
+    pub pairs: ConstPtr<AdapterPair>,
+    /// `[n_linears][ranks][NARROW_PARTS]` parts of A x: a float and, above it, `tag` once it is there.
+    pub words: Ptr<u64>,
     pub uses: u32,
     pub ranks: u32,
     pub n_linears: u32,
+    /// Of a block's shared memory, from where on it is for adapters (`Adapting`).
     pub thin_at: u32,
+    /// That no other product of the step has.
     pub tag: u32,
     pub padding: u32,
     pub pieces: [AdapterPiece; MAX_LINEARS],
@@ -47,22 +64,40 @@ pub struct Adapted {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Adapt {
-    pub sessions: u64,
-    pub q8: u64,
-    pub q8_scale: u64,
-    pub f32: u64,
-    pub f16: u64,
-    pub f16_scale: u64,
-    pub out: u64,
+    pub sessions: ConstPtr<ConstPtr<Session>>,
+    /// `[rows][groups * 32]`, or NULL.
+    pub q8: ConstPtr<i8>,
+    /// `[rows][groups]`.
+    pub q8_scale: ConstPtr<f32>,
+    /// `[rows][groups * 32]`, or NULL.
+    pub f32: ConstPtr<f32>,
+    /// Tiled, or NULL: rows of the first session.
+    pub f16: ConstPtr<Half>,
+    /// `[rows]`.
+    pub f16_scale: ConstPtr<f32>,
+    /// `[rows][out_stride]`.
+    pub out: Ptr<f32>,
     pub out_stride: u32,
     pub groups: u32,
+    /// Of the inputs and outputs.
     pub first_row: u32,
     pub rows: u32,
     pub outputs: u32,
+    /// Of the network.
     pub first_linear: u32,
     pub n_linears: u32,
     pub padding: u32,
     pub pieces: [AdapterPiece; MAX_LINEARS],
+}
+
+/// `AdaptedProductArgs`.
+///
+/// A product that adapters may add to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AdaptedProduct {
+    pub product: Product,
+    pub adapted: Adapted,
 }
 
 const _: () = {
@@ -70,4 +105,5 @@ const _: () = {
     assert!(size_of::<AdapterPiece>() == 20);
     assert!(size_of::<Adapted>() == 200);
     assert!(size_of::<Adapt>() == 248);
+    assert!(size_of::<AdaptedProduct>() == 552);
 };

@@ -1,25 +1,42 @@
 //! The structures of the kernels for experts.
 
-use super::{Activation, Norm, Segment};
+use super::{Activation, ConstPtr, Half, Norm, Ptr, Segment};
+use std::ffi::c_void;
+
+/// `PairTile` of route.cuh.
+pub enum PairTile {}
+
+/// `TilePlace` of expert_tiles.cuh.
+pub enum TilePlace {}
 
 /// `RouteArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Route {
-    pub scores: u64,
-    pub selection_bias: u64,
-    pub expert_scales: u64,
-    pub chosen: u64,
-    pub weights: u64,
+    /// `[rows][score_stride]`: of all experts, then of the shared one.
+    pub scores: ConstPtr<f32>,
+    /// `[n_experts]`, added while choosing, or NULL.
+    pub selection_bias: ConstPtr<f32>,
+    /// `[n_experts]`, factors on the weights, or NULL.
+    pub expert_scales: ConstPtr<f32>,
+    /// `[rows][n_used]`, ascending.
+    pub chosen: Ptr<u32>,
+    /// `[rows][n_used + 1]`, the shared expert's last.
+    pub weights: Ptr<f32>,
     pub score_stride: u32,
+    /// At most MAX_EXPERTS.
     pub n_experts: u32,
+    /// At most MAX_USED.
     pub n_used: u32,
     pub scoring: u32,
     pub shared: u32,
     pub normalize: u32,
     pub weight_scale: f32,
+    /// Groups of consecutive experts, at most 32; 0: none.
     pub n_groups: u8,
+    /// Those that experts are chosen from.
     pub used_groups: u8,
+    /// Best experts that count for a group: 1 or 2.
     pub group_best: u8,
     pub padding: u8,
 }
@@ -28,16 +45,25 @@ pub struct Route {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Router {
-    pub matrix: u64,
-    pub bias: u64,
-    pub x: u64,
+    /// `[matrix_rows][width]`.
+    pub matrix: ConstPtr<f32>,
+    /// `[matrix_rows]` or NULL.
+    pub bias: ConstPtr<f32>,
+    /// `[rows][width]`.
+    pub x: ConstPtr<f32>,
+    /// router_row: of the row; weight NULL: none.
     pub norm: Norm,
-    pub out: u64,
-    pub q8: u64,
-    pub q8_scale: u64,
+    /// `[rows][matrix_rows]`.
+    pub out: Ptr<f32>,
+    /// router_row: the input as int8 for the experts, too.
+    pub q8: Ptr<i8>,
+    /// `[width / 32]`.
+    pub q8_scale: Ptr<f32>,
+    /// A multiple of 32.
     pub width: u32,
     pub matrix_rows: u32,
     pub rows: u32,
+    /// Rows that a block takes: of the matrix (router_row), or of the input.
     pub per_block: u32,
     pub inverse_len: f32,
     pub padding: u32,
@@ -47,14 +73,21 @@ pub struct Router {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sort {
-    pub chosen: u64,
-    pub starts: u64,
-    pub slots: u64,
-    pub pairs: u64,
-    pub tiles: u64,
-    pub places: u64,
+    /// `[n_pairs]`: experts of the pairs.
+    pub chosen: ConstPtr<u32>,
+    /// `[n_experts + 1]`: first slot of each expert, and the end.
+    pub starts: Ptr<u32>,
+    /// `[n_pairs]`: slot of a pair.
+    pub slots: Ptr<u32>,
+    /// `[n_pairs]`: pair of a slot.
+    pub pairs: Ptr<u32>,
+    /// expert_tiles: `[n_experts + 1]`, first tile of each expert, and the end.
+    pub tiles: Ptr<u32>,
+    /// expert_tiles: of each tile.
+    pub places: Ptr<TilePlace>,
     pub n_pairs: u32,
     pub n_experts: u32,
+    /// A multiple of 8.
     pub tile_rows: u32,
     pub padding: u32,
 }
@@ -64,25 +97,33 @@ pub struct Sort {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoutePairs {
     pub route: Route,
-    pub tiles: u64,
-    pub n_tiles: u64,
+    pub tiles: Ptr<PairTile>,
+    pub n_tiles: Ptr<u32>,
     pub rows: u32,
     pub padding: u32,
 }
 
 /// `ExpertSlices`.
+///
+/// How the rows of a matrix of all experts are cut, as `slices_of`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExpertSlices {
     pub all_rows: u32,
     pub count: u32,
+    /// Groups of a slice.
     pub full: u32,
+    /// Groups of a slice.
     pub last: u32,
+    /// Of a record.
     pub full_bytes: u32,
+    /// Of a record.
     pub last_bytes: u32,
 }
 
 /// `ExpertShare`.
+///
+/// Rows that blocks share: `each` for each of them, one more for the first `more`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExpertShare {
@@ -95,17 +136,26 @@ pub struct ExpertShare {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExpertsUp {
     pub route: Route,
-    pub matrices: [u64; 2],
-    pub biases: [u64; 2],
-    pub q8: u64,
-    pub q8_scale: u64,
-    pub out: u64,
+    /// Gate, then up; or up alone.
+    pub matrices: [ConstPtr<u8>; 2],
+    /// `[n_experts * rows]` or NULL.
+    pub biases: [ConstPtr<f32>; 2],
+    /// `[groups * 32]`.
+    pub q8: ConstPtr<i8>,
+    /// `[groups]`.
+    pub q8_scale: ConstPtr<f32>,
+    /// `[n_used][rows]`.
+    pub out: Ptr<f32>,
     pub slices: ExpertSlices,
+    /// 1: both matrices.
     pub gated: u32,
     pub groups: u32,
+    /// Of an expert.
     pub rows: u32,
+    /// For an expert.
     pub blocks: u32,
     pub share: ExpertShare,
+    /// Of all warps.
     pub ring_bytes: u32,
     pub activation: Activation,
 }
@@ -114,17 +164,25 @@ pub struct ExpertsUp {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExpertsDown {
-    pub matrix: u64,
-    pub bias: u64,
-    pub chosen: u64,
-    pub weights: u64,
-    pub x: u64,
-    pub shared: u64,
-    pub base: u64,
-    pub out: u64,
+    pub matrix: ConstPtr<u8>,
+    /// `[n_experts * rows]` or NULL.
+    pub bias: ConstPtr<f32>,
+    /// `[n_used]`.
+    pub chosen: ConstPtr<u32>,
+    /// `[n_used + 1]`, the shared expert's last.
+    pub weights: ConstPtr<f32>,
+    /// `[n_used][groups * 32]`.
+    pub x: ConstPtr<f32>,
+    /// `[rows]`: outputs of the shared expert, or NULL.
+    pub shared: ConstPtr<f32>,
+    /// `[rows]`, or NULL.
+    pub base: ConstPtr<f32>,
+    /// `[rows]` = base + scale * sum; may be `base`.
+    pub out: Ptr<f32>,
     pub slices: ExpertSlices,
     pub n_experts: u32,
     pub n_used: u32,
+    /// Of an expert's input.
     pub groups: u32,
     pub rows: u32,
     pub share: ExpertShare,
@@ -136,21 +194,29 @@ pub struct ExpertsDown {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExpertsRows {
-    pub matrices: [u64; 2],
-    pub biases: [u64; 2],
-    pub tiles: u64,
-    pub n_tiles: u64,
-    pub q8: u64,
-    pub q8_scale: u64,
-    pub x: u64,
-    pub out: u64,
+    /// Gate, then up; or one alone.
+    pub matrices: [ConstPtr<u8>; 2],
+    pub biases: [ConstPtr<f32>; 2],
+    pub tiles: ConstPtr<PairTile>,
+    pub n_tiles: ConstPtr<u32>,
+    /// `[inputs][groups * 32]`, of which each is that of pairs_per_input pairs; or NULL:
+    pub q8: ConstPtr<i8>,
+    pub q8_scale: ConstPtr<f32>,
+    /// `[pairs][groups * 32]`.
+    pub x: ConstPtr<f32>,
+    /// `[pairs][rows]`.
+    pub out: Ptr<f32>,
     pub slices: ExpertSlices,
+    /// 1: out = activation(first) * second.
     pub gated: u32,
+    /// 1: out = activation(first).
     pub activates: u32,
     pub groups: u32,
+    /// Of an expert.
     pub rows: u32,
     pub n_experts: u32,
     pub pairs_per_input: u32,
+    /// Rows that a block sums at a time: bounds its shared memory.
     pub chunk_rows: u32,
     pub ring_bytes: u32,
     pub activation: Activation,
@@ -161,20 +227,31 @@ pub struct ExpertsRows {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExpertMatvec {
+    /// Of all experts; blocks: that share one expert's rows.
     pub segments: [Segment; 2],
-    pub chosen: u64,
-    pub order: u64,
-    pub q8: u64,
-    pub q8_scale: u64,
-    pub f32: u64,
-    pub out: u64,
+    /// `[pairs]`.
+    pub chosen: ConstPtr<u32>,
+    /// `[pairs]`, or NULL: pairs sorted by expert, so that those of one meet in the cache.
+    pub order: ConstPtr<u32>,
+    /// `[inputs][groups * 32]`.
+    pub q8: ConstPtr<i8>,
+    /// `[inputs][groups]`.
+    pub q8_scale: ConstPtr<f32>,
+    /// `[inputs][groups * 32]`, for segments of float types.
+    pub f32: ConstPtr<f32>,
+    /// `[pairs][out_stride]`.
+    pub out: Ptr<f32>,
     pub n_segments: u32,
     pub groups: u32,
     pub out_stride: u32,
+    /// Consecutive pairs that read the same input row.
     pub pairs_per_input: u32,
     pub n_experts: u32,
+    /// Rows that a block sums at a time: bounds its shared memory.
     pub chunk_rows: u32,
-    pub inner: u64,
+    /// NULL, or `[pairs][inner_stride]`: gates, then ups, or ups, whose activation is the input.
+    pub inner: ConstPtr<f32>,
+    /// 2 * len with gates, len without.
     pub inner_stride: u32,
     pub len: u32,
     pub activation: Activation,
@@ -185,22 +262,35 @@ pub struct ExpertMatvec {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExpertMatmul {
-    pub x: u64,
-    pub x_scale: u64,
-    pub pairs: u64,
-    pub tiles: u64,
-    pub places: u64,
-    pub w: [u64; 2],
-    pub bias: [u64; 2],
-    pub out: u64,
+    /// `[inputs][k]`, tiled.
+    pub x: ConstPtr<Half>,
+    /// `[inputs]`: a row's values are x * x_scale.
+    pub x_scale: ConstPtr<f32>,
+    /// Pair of each slot, whose input is pair / pairs_per_input; NULL: slots.
+    pub pairs: ConstPtr<u32>,
+    /// `[.. + 1]`: first tile of each expert, and the end.
+    pub tiles: ConstPtr<u32>,
+    /// Of each tile.
+    pub places: ConstPtr<TilePlace>,
+    /// f16: `[experts from first_expert on][n]` rows of k, tiled; or the records of all experts.
+    pub w: [ConstPtr<c_void>; 2],
+    /// `[all experts][n]` or NULL.
+    pub bias: [ConstPtr<f32>; 2],
+    /// `[slots][out_stride]`.
+    pub out: Ptr<f32>,
     pub pairs_per_input: u32,
     pub first_expert: u32,
+    /// The tiles of these experts are done.
     pub end_expert: u32,
+    /// Rows of each matrix; k a multiple of 32.
     pub n: u32,
+    /// Rows of each matrix; k a multiple of 32.
     pub k: u32,
     pub out_stride: u32,
     pub n_experts: u32,
+    /// experts_wgmma.cuh: there are two matrices, of a gate and of what it lets through.
     pub gated: u32,
+    /// Of both: SILU or CLAMPED_SWIGLU.
     pub activation: Activation,
     pub padding: u32,
 }
@@ -209,13 +299,20 @@ pub struct ExpertMatmul {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Combine {
-    pub x: u64,
-    pub slots: u64,
-    pub weights: u64,
-    pub shared: u64,
-    pub bias: u64,
-    pub base: u64,
-    pub out: u64,
+    /// `[pairs or slots][x_stride]`: outputs of the experts.
+    pub x: ConstPtr<f32>,
+    /// Slot of each pair, or NULL where x has pairs.
+    pub slots: ConstPtr<u32>,
+    /// `[rows][n_used + 1]`.
+    pub weights: ConstPtr<f32>,
+    /// `[rows][x_stride]`: outputs of the shared expert, or NULL.
+    pub shared: ConstPtr<f32>,
+    /// `[len]`, added to the sum, or NULL.
+    pub bias: ConstPtr<f32>,
+    /// `[rows][out_stride]`, or NULL.
+    pub base: ConstPtr<f32>,
+    /// `[rows][out_stride]` = base + scale * sum; may be `base`.
+    pub out: Ptr<f32>,
     pub scale: f32,
     pub n_used: u32,
     pub len: u32,
@@ -224,7 +321,6 @@ pub struct Combine {
     pub padding: u32,
 }
 
-// The kernels assert the same sizes of their twins.
 const _: () = {
     assert!(size_of::<Route>() == 72);
     assert!(size_of::<Router>() == 96);

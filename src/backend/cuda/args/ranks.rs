@@ -1,5 +1,7 @@
 //! Sums over GPUs that share layers.
 
+use super::{ConstPtr, Ptr};
+
 /// Most GPUs of a group.
 pub const MAX_RANKS: usize = 8;
 
@@ -7,15 +9,22 @@ pub const MAX_RANKS: usize = 8;
 pub const MAX_SUM_BLOCKS: u32 = 128;
 
 /// `MeetingArgs`.
+///
+/// What all kernels need that meet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Meeting {
+    /// Of each rank: `[2][MAX_RANKS][MAX_SUM_BLOCKS + 1]` u64 in its memory.
     pub flags: [u64; MAX_RANKS],
-    pub launch: u64,
-    pub failed: u64,
+    /// The number of this launch, the same on all ranks, below 2^48.
+    pub launch: ConstPtr<u64>,
+    /// A peer did not come.
+    pub failed: Ptr<u32>,
+    /// How long to wait for it, in ns.
     pub patience: u64,
     pub rank: u32,
     pub n_ranks: u32,
+    /// Of the meeting in the launch.
     pub index: u32,
     pub padding: u32,
 }
@@ -25,12 +34,18 @@ pub struct Meeting {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RankSum {
     pub meeting: Meeting,
+    /// Of each rank: `[2][n_ranks][capacity]` f32 in its memory.
     pub inboxes: [u64; MAX_RANKS],
+    /// Of each rank: `[2][n_ranks][tagged_capacity]` pairs of an f32 and a tag.
     pub tagged: [u64; MAX_RANKS],
-    pub x: u64,
-    pub base: u64,
-    pub out: u64,
+    /// `[rows][x_stride]`: what this rank has.
+    pub x: ConstPtr<f32>,
+    /// `[rows][stride]`, or NULL: what is added to the sum.
+    pub base: ConstPtr<f32>,
+    /// `[rows][stride]`; may be `x` or `base`.
+    pub out: Ptr<f32>,
     pub capacity: u64,
+    /// A multiple of 4.
     pub tagged_capacity: u32,
     pub rows: u32,
     pub len: u32,
@@ -44,10 +59,14 @@ pub struct RankSum {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RankLogits {
     pub meeting: Meeting,
-    pub inbox: u64,
-    pub logits: u64,
+    /// `[rows][n_vocab]`: logits of the other ranks, in the memory of rank 0.
+    pub inbox: ConstPtr<f32>,
+    /// `[rows][n_vocab]`, of rank 0.
+    pub logits: Ptr<f32>,
+    /// 0: nothing but the meeting.
     pub rows: u32,
     pub n_vocab: u32,
+    /// Logits that are this rank's own.
     pub first: u32,
     pub end: u32,
 }
@@ -56,8 +75,10 @@ pub struct RankLogits {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RankPack {
-    pub x: u64,
-    pub out: u64,
+    /// `[rows][x_stride]`.
+    pub x: ConstPtr<f32>,
+    /// `[rows][out_stride]`.
+    pub out: Ptr<f32>,
     pub rows: u32,
     pub len: u32,
     pub x_stride: u32,
@@ -68,9 +89,12 @@ pub struct RankPack {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RankAdd {
-    pub x: u64,
-    pub base: u64,
-    pub out: u64,
+    /// `[n_ranks][rows][len]`: what each rank has.
+    pub x: ConstPtr<f32>,
+    /// `[rows][stride]`, or NULL: what is added to the sum.
+    pub base: ConstPtr<f32>,
+    /// `[rows][stride]`; may be `base`.
+    pub out: Ptr<f32>,
     pub n_ranks: u32,
     pub rows: u32,
     pub len: u32,
@@ -81,8 +105,10 @@ pub struct RankAdd {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RankPlace {
-    pub x: u64,
-    pub logits: u64,
+    /// `[n_ranks][rows][width]`: logits of each rank, of which the first ranks may have one more than the others.
+    pub x: ConstPtr<f32>,
+    /// `[rows][n_vocab]`.
+    pub logits: Ptr<f32>,
     pub n_ranks: u32,
     pub rows: u32,
     pub width: u32,

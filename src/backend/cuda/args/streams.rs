@@ -1,19 +1,26 @@
 //! The structures of the kernels of several residual streams.
 
-use super::Norm;
+use super::{ConstPtr, Norm, Ptr};
 
 /// `StreamsArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Streams {
-    pub streams: u64,
-    pub x: u64,
-    pub y: u64,
+    /// `[rows][count][stride]`.
+    pub streams: Ptr<f32>,
+    /// `[rows][stride]`: the residual stream.
+    pub x: Ptr<f32>,
+    /// `[rows][y_stride]`: what products have left.
+    pub y: Ptr<f32>,
+    /// Weight NULL: none.
     pub norm: Norm,
     pub thin_norm: Norm,
-    pub router: u64,
-    pub coefficients: u64,
-    pub scale: u64,
+    /// `[count][len]`.
+    pub router: ConstPtr<f32>,
+    /// Of predictions `[count][count][count]`, of corrections `[count][count]`.
+    pub coefficients: ConstPtr<f32>,
+    /// `[len]`.
+    pub scale: ConstPtr<f32>,
     pub count: u32,
     pub active: u32,
     pub len: u32,
@@ -23,10 +30,13 @@ pub struct Streams {
 }
 
 /// `SparseGatesArgs`.
+///
+/// Gates, in place, by as much as they are so many standard deviations above their mean; 0 below.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SparseGates {
-    pub x: u64,
+    /// `[rows][stride]`.
+    pub x: Ptr<f32>,
     pub len: u32,
     pub stride: u32,
     pub cutoff: f32,

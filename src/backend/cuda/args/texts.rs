@@ -1,28 +1,41 @@
 //! Whole texts without a session.
 
-use super::Flash;
+use super::{ConstPtr, Flash, Half, Ptr};
 
 /// `TextTile`.
+///
+/// Queries that a block attends with: those of a text from one on.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TextTile {
+    /// The text's first row.
     pub start: u32,
+    /// Its rows.
     pub len: u32,
+    /// The first query, counted from `start`.
     pub first: u32,
     pub padding: u32,
 }
 
 /// `TextFlashArgs`.
+///
+/// Attention of whole texts. Of `flash`, `sessions`, `first_row` and `rows` are not used.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TextFlash {
     pub flash: Flash,
-    pub tiles: u64,
-    pub kv: u64,
-    pub slopes: u64,
-    pub f16: u64,
-    pub f16_scale: u64,
+    /// One for each block of a head.
+    pub tiles: ConstPtr<TextTile>,
+    /// Keys and values of `kv_rows` rows.
+    pub kv: ConstPtr<u8>,
+    /// `[n_heads]`: scores are less by their distance times that, in powers of two; or NULL.
+    pub slopes: ConstPtr<f32>,
+    /// `[rows][n_heads * head_dim]`, tiled, in place of `out`; or NULL. Whole tiles, heads of a multiple of 8.
+    pub f16: Ptr<Half>,
+    /// `[rows]` becomes ones.
+    pub f16_scale: Ptr<f32>,
     pub kv_rows: u32,
+    /// Position p sees p - window + 1 to p + ahead - 1.
     pub ahead: u32,
 }
 
@@ -30,7 +43,9 @@ pub struct TextFlash {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TextSpan {
+    /// The text's first row.
     pub start: u32,
+    /// Its rows.
     pub len: u32,
 }
 
@@ -47,11 +62,14 @@ pub enum PoolingKind {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pool {
-    pub x: u64,
-    pub texts: u64,
-    pub out: u64,
+    /// `[rows][x_stride]`.
+    pub x: ConstPtr<f32>,
+    pub texts: ConstPtr<TextSpan>,
+    /// `[texts][out_stride]`.
+    pub out: Ptr<f32>,
     pub x_stride: u32,
     pub out_stride: u32,
+    /// Elements of a row.
     pub len: u32,
     pub pooling: u32,
 }
@@ -66,13 +84,19 @@ pub enum DenseKind {
 }
 
 /// `DenseArgs`.
+///
+/// out = activation(w x + bias), all in f32.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Dense {
-    pub w: u64,
-    pub bias: u64,
-    pub x: u64,
-    pub out: u64,
+    /// `[outputs][inputs]`.
+    pub w: ConstPtr<f32>,
+    /// `[outputs]` or NULL.
+    pub bias: ConstPtr<f32>,
+    /// `[count][x_stride]`.
+    pub x: ConstPtr<f32>,
+    /// `[count][out_stride]`.
+    pub out: Ptr<f32>,
     pub x_stride: u32,
     pub out_stride: u32,
     pub inputs: u32,
@@ -81,7 +105,6 @@ pub struct Dense {
     pub activation: u32,
 }
 
-// As the kernels assert of their twins.
 const _: () = {
     assert!(size_of::<TextTile>() == 16);
     assert!(size_of::<TextFlash>() == 144);
